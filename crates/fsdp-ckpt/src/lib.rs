@@ -1,0 +1,1 @@
+//! Checkpoint file formats: safetensors reading, writing and streaming export.

@@ -1,0 +1,2 @@
+//! The `fsdp` command.
+fn main() {}

@@ -1,0 +1,1 @@
+//! What communicators share: collective algorithms over links, counters, the conformance suite.

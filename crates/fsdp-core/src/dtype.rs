@@ -1,0 +1,63 @@
+//! Element types of buffers.
+//!
+//! Dtypes are run-time values: a schedule, a layout or a checkpoint names one, and a backend dispatches on
+//! it once per call. Only what training needs is here; file formats know more types of their own.
+
+use std::fmt;
+
+/// The type of the elements of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DType {
+    /// IEEE 754 single precision.
+    F32,
+    /// IEEE 754 double precision.
+    F64,
+    /// bfloat16: the upper half of an `F32`.
+    Bf16,
+    /// Unsigned 32-bit integers: token ids.
+    U32,
+    /// Signed 64-bit integers: the digits of exact sums.
+    I64,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub const fn size_bytes(self) -> usize {
+        match self {
+            DType::Bf16 => 2,
+            DType::F32 | DType::U32 => 4,
+            DType::F64 | DType::I64 => 8,
+        }
+    }
+
+    /// Whether the elements are floating-point numbers.
+    pub const fn is_float(self) -> bool {
+        matches!(self, DType::F32 | DType::F64 | DType::Bf16)
+    }
+
+    /// The dtype of the master copy (and optimizer state) of parameters computed in this dtype: `F64` for
+    /// `F64`, else `F32`.
+    pub const fn master(self) -> DType {
+        match self {
+            DType::F64 => DType::F64,
+            _ => DType::F32,
+        }
+    }
+
+    /// The name used in configuration files and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+            DType::Bf16 => "bf16",
+            DType::U32 => "u32",
+            DType::I64 => "i64",
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

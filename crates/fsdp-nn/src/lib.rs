@@ -1,0 +1,1 @@
+//! Compute: kernels, tape, layers, models, update rules and the host backend.

@@ -1,0 +1,1 @@
+//! Ranks as threads: in-process worlds, the simulated communicator, adversarial queues, faults.

@@ -1,0 +1,1 @@
+//! Data, configuration, trainer, metrics, oracle and verification.
