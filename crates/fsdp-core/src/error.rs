@@ -1,0 +1,121 @@
+//! Errors of the core and of the contracts behind it.
+
+use crate::comm::CommError;
+use crate::dtype::DType;
+use crate::memory::Category;
+
+/// What a correct caller can meet. (What only a bug in this workspace can cause is a panic that names the
+/// broken invariant.)
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The mesh does not fit the world.
+    #[error(
+        "{replicas} replicas do not divide a world of {world} ranks; choose mesh.replicate among its divisors"
+    )]
+    Mesh {
+        /// Asked-for size of the replicate axis.
+        replicas: usize,
+        /// Number of ranks.
+        world: usize,
+    },
+    /// The model description contradicts itself.
+    #[error("invalid model: {what}")]
+    Model {
+        /// What is wrong, naming module, block or parameter.
+        what: String,
+    },
+    /// A wrap policy names classes that the model does not have.
+    #[error("no module of class `{class}` to wrap; this model has {}", known.join(", "))]
+    WrapClass {
+        /// The unknown class.
+        class: String,
+        /// The classes that exist.
+        known: Vec<String>,
+    },
+    /// A wrap policy would split the uses of a tied parameter over units.
+    #[error(
+        "the tied parameter `{param}` (also `{alias}`) would be split over the units `{first}` and `{second}`; \
+         leave both uses in one unit (usually the root: do not wrap `{first}`)"
+    )]
+    TiedAcrossUnits {
+        /// First name of the parameter.
+        param: String,
+        /// Its other name.
+        alias: String,
+        /// The unit that owns the first name.
+        first: String,
+        /// The unit that owns the other name.
+        second: String,
+    },
+    /// A policy value that does not fit the mesh or the other policies.
+    #[error("{key} = {value}: {expected}")]
+    Policy {
+        /// The configuration key.
+        key: &'static str,
+        /// The rejected value.
+        value: String,
+        /// What is allowed, and the way out.
+        expected: String,
+    },
+    /// The checker rejected a schedule.
+    #[error("the schedule is unsafe: {0}")]
+    Schedule(#[from] crate::checker::Violation),
+    /// A unit was asked for a transition that its state does not have.
+    #[error("unit `{unit}` is {state}: {event} is not possible now")]
+    Transition {
+        /// The unit.
+        unit: String,
+        /// Its state.
+        state: &'static str,
+        /// The event that has no transition from it.
+        event: &'static str,
+    },
+    /// Storage was to be written while something else still reads it.
+    #[error("a buffer of {len} x {dtype} is written while {readers} other handle(s) read it")]
+    Shared {
+        /// Elements.
+        len: usize,
+        /// Their type.
+        dtype: DType,
+        /// How many other handles there are.
+        readers: usize,
+    },
+    /// A buffer was read after its contents were given up.
+    #[error("a buffer of {len} x {dtype} is read after it was released")]
+    Released {
+        /// Elements.
+        len: usize,
+        /// Their type.
+        dtype: DType,
+    },
+    /// The memory can not do what was asked.
+    #[error("memory ({category:?}): {what}")]
+    Memory {
+        /// What the buffer is for, where one is concerned.
+        category: Option<Category>,
+        /// What is wrong.
+        what: String,
+    },
+    /// A block used a parameter that is not unsharded, or not listed as one of its own.
+    #[error("block `{block}` uses parameter `{param}`, which {why}")]
+    Parameter {
+        /// The block.
+        block: String,
+        /// The parameter.
+        param: String,
+        /// Why it can not be had.
+        why: &'static str,
+    },
+    /// A collective failed.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// The model's code or the update rule failed.
+    #[error("block `{block}`: {source}")]
+    Program {
+        /// Where.
+        block: String,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}

@@ -1,0 +1,226 @@
+//! The layout: where every element of every parameter lies, on every rank.
+//!
+//! A unit is a short list of **segments**, one per (trainable or frozen, row length). A segment is one
+//! contiguous buffer of whole rows; its parameters follow each other, each seen as a matrix of rows of that
+//! length. Parameters of fewer than two dimensions ride in the unit's largest segment of their kind, padded
+//! to whole rows. Every rank owns `ceil(rows / S)` rows. Parameters start 16-byte aligned, by whole padding
+//! rows. Padding is zero and stays zero.
+//!
+//! The layout is a pure function of (parameters, units, S, dtype), so that any rank and any offline tool
+//! computes everybody's pieces without communication.
+
+use crate::dtype::DType;
+use crate::model::{ModelSpec, ParamId};
+use crate::update::Piece;
+use crate::wrap::Unit;
+
+/// Alignment of the start of every parameter in the parameter dtype.
+const ALIGNMENT_BYTES: usize = 16;
+/// Row length of a segment that holds only parameters without rows: few enough for little padding, a
+/// multiple of the alignment in every dtype.
+const ROWLESS_ROW_LEN: usize = 16;
+
+/// The place of a parameter in its segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Placement {
+    /// The parameter.
+    pub param: ParamId,
+    /// First element within the unsharded segment.
+    pub offset: usize,
+    /// Number of elements.
+    pub len: usize,
+    /// The parameter's own row length, 1 when it has fewer than two dimensions.
+    pub row_len: usize,
+}
+
+/// The part of a unit that is one buffer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Segment {
+    /// Whether its parameters are trained.
+    pub trainable: bool,
+    /// Elements of a row.
+    pub row_len: usize,
+    /// Rows that each rank owns; the unsharded segment has `S` times as many.
+    pub rows_per_rank: usize,
+    /// Size of the shard axis, S.
+    pub shards: usize,
+    /// The parameters, in the order of their offsets.
+    pub params: Vec<Placement>,
+}
+
+impl Segment {
+    /// Elements of a rank's shard.
+    pub fn shard_len(&self) -> usize {
+        self.rows_per_rank * self.row_len
+    }
+
+    /// Elements of the unsharded segment, padding included.
+    pub fn unsharded_len(&self) -> usize {
+        self.shard_len() * self.shards
+    }
+
+    /// What the shard of `shard` holds, in the order of offsets.
+    pub fn pieces(&self, shard: usize) -> Vec<Piece> {
+        let (start, len) = (shard * self.shard_len(), self.shard_len());
+        let overlaps = |place: &Placement| {
+            let from = place.offset.max(start);
+            let to = (place.offset + place.len).min(start + len);
+            (from < to).then(|| Piece {
+                param: place.param,
+                offset: from - start,
+                len: to - from,
+                param_offset: from - place.offset,
+                row_len: place.row_len,
+            })
+        };
+        self.params.iter().filter_map(overlaps).collect()
+    }
+
+    /// The ranges (offset, length) of the unsharded segment that belong to no parameter.
+    pub fn padding(&self) -> Vec<(usize, usize)> {
+        let mut gaps = Vec::new();
+        let mut at = 0;
+        for place in &self.params {
+            if place.offset > at {
+                gaps.push((at, place.offset - at));
+            }
+            at = place.offset + place.len;
+        }
+        if at < self.unsharded_len() {
+            gaps.push((at, self.unsharded_len() - at));
+        }
+        gaps
+    }
+}
+
+/// The segments of one unit.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct UnitLayout {
+    /// Name of the unit.
+    pub name: String,
+    /// Whether this is the root unit.
+    pub is_root: bool,
+    /// Trainable segments first, each group in the order of first use.
+    pub segments: Vec<Segment>,
+}
+
+impl UnitLayout {
+    /// Whether the unit gets gradients.
+    pub fn is_trainable(&self) -> bool {
+        self.segments.iter().any(|segment| segment.trainable)
+    }
+
+    /// The segments that get gradients.
+    pub fn trainable_segments(&self) -> impl Iterator<Item = &Segment> {
+        self.segments.iter().filter(|segment| segment.trainable)
+    }
+
+    /// Unsharded elements divided by the elements of parameters.
+    pub fn padding_factor(&self) -> f64 {
+        let unsharded: usize = self.segments.iter().map(Segment::unsharded_len).sum();
+        let params: usize = self.segments.iter().flat_map(|s| &s.params).map(|place| place.len).sum();
+        unsharded as f64 / params as f64
+    }
+}
+
+/// Where everything lies.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Layout {
+    /// Size of the shard axis, S.
+    pub shards: usize,
+    /// The units.
+    pub units: Vec<UnitLayout>,
+}
+
+impl Layout {
+    /// The layout of `units` over `shards` ranks; `param_dtype` decides the alignment.
+    ///
+    /// # Panics
+    /// When `shards` is zero.
+    pub fn new(spec: &ModelSpec, units: &[Unit], shards: usize, param_dtype: DType) -> Self {
+        assert!(shards > 0, "a shard axis has at least one rank");
+        let units = units
+            .iter()
+            .map(|unit| UnitLayout {
+                name: unit.name.clone(),
+                is_root: unit.is_root,
+                segments: segments(spec, &unit.params, shards, param_dtype),
+            })
+            .collect();
+        Self { shards, units }
+    }
+
+    /// The unit, segment and placement of a parameter.
+    pub fn find(&self, id: ParamId) -> Option<(usize, usize, Placement)> {
+        self.units.iter().enumerate().find_map(|(unit, layout)| {
+            layout.segments.iter().enumerate().find_map(|(index, segment)| {
+                segment.params.iter().find(|place| place.param == id).map(|place| (unit, index, *place))
+            })
+        })
+    }
+}
+
+fn segments(spec: &ModelSpec, params: &[ParamId], shards: usize, dtype: DType) -> Vec<Segment> {
+    [true, false]
+        .into_iter()
+        .flat_map(|trainable| {
+            let of_kind = params.iter().copied().filter(|&id| spec.param(id).trainable == trainable);
+            let (rows, rowless): (Vec<ParamId>, Vec<ParamId>) =
+                of_kind.partition(|&id| spec.param(id).row_len().is_some());
+            group_rows(spec, &rows, &rowless)
+                .into_iter()
+                .map(move |(row_len, params)| place(spec, trainable, row_len, &params, shards, dtype))
+        })
+        .collect()
+}
+
+/// Groups parameters by row length, in the order of first use, and puts those without rows into the largest
+/// group.
+fn group_rows(spec: &ModelSpec, rows: &[ParamId], rowless: &[ParamId]) -> Vec<(usize, Vec<ParamId>)> {
+    let mut groups: Vec<(usize, Vec<ParamId>)> = Vec::new();
+    for &id in rows {
+        let row_len = spec.param(id).row_len().expect("only parameters with rows are grouped by them");
+        match groups.iter_mut().find(|(len, _)| *len == row_len) {
+            Some((_, params)) => params.push(id),
+            None => groups.push((row_len, vec![id])),
+        }
+    }
+    if rowless.is_empty() {
+        return groups;
+    }
+    let elements = |params: &[ParamId]| params.iter().map(|&id| spec.param(id).len()).sum::<usize>();
+    // Of equally large groups the first one, so that the choice is unique.
+    let largest = (0..groups.len()).rev().max_by_key(|&index| elements(&groups[index].1));
+    match largest {
+        Some(index) => groups[index].1.extend(rowless),
+        None => groups.push((ROWLESS_ROW_LEN, rowless.to_vec())),
+    }
+    groups
+}
+
+fn place(
+    spec: &ModelSpec,
+    trainable: bool,
+    row_len: usize,
+    params: &[ParamId],
+    shards: usize,
+    dtype: DType,
+) -> Segment {
+    let mut row = 0;
+    let mut placements = Vec::with_capacity(params.len());
+    for &id in params {
+        while !(row * row_len * dtype.size_bytes()).is_multiple_of(ALIGNMENT_BYTES) {
+            row += 1;
+        }
+        let param = spec.param(id);
+        let own_row_len = param.row_len().unwrap_or(1);
+        placements.push(Placement {
+            param: id,
+            offset: row * row_len,
+            len: param.len(),
+            row_len: own_row_len,
+        });
+        row += param.len().div_ceil(row_len);
+    }
+    Segment { trainable, row_len, rows_per_rank: row.div_ceil(shards), shards, params: placements }
+}

@@ -1,0 +1,326 @@
+//! The memory contract: buffers of one device, work on its queues, and how much of it is in use.
+//!
+//! A [`Memory::Buffer`] is a handle: cloning it shares the same storage for reading, and storage that is
+//! shared can not be written. So a collective in flight holds clones of its inputs, and a write that would
+//! race with it fails instead.
+
+use std::fmt;
+
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::exact::ExactSum;
+use crate::rank::Queue;
+
+/// What a buffer is for; memory is predicted and counted by category.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Category {
+    /// This rank's rows of the parameters: the master copy, and its low-precision copy when the two differ.
+    ParameterShard,
+    /// Slots that hold whole units while they compute, and sub-shards kept after forward.
+    Unsharded,
+    /// Slots that hold whole unreduced gradients of units.
+    GradientSlot,
+    /// This rank's rows of the reduced gradients.
+    ShardedGradient,
+    /// Partial sums of gradients over micro-batches.
+    Accumulator,
+    /// State of the update rule.
+    OptimizerState,
+    /// What forward saves for backward, and tensors that travel between blocks.
+    Activation,
+    /// Temporaries within one block.
+    Workspace,
+    /// Small buffers for the reduction of scalars and statistics.
+    CommStaging,
+}
+
+impl Category {
+    /// All categories, in report order.
+    pub const ALL: [Category; 9] = [
+        Category::ParameterShard,
+        Category::Unsharded,
+        Category::GradientSlot,
+        Category::ShardedGradient,
+        Category::Accumulator,
+        Category::OptimizerState,
+        Category::Activation,
+        Category::Workspace,
+        Category::CommStaging,
+    ];
+
+    /// The name used in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Category::ParameterShard => "parameter shards",
+            Category::Unsharded => "unsharded slots",
+            Category::GradientSlot => "gradient slots",
+            Category::ShardedGradient => "sharded gradients",
+            Category::Accumulator => "accumulators",
+            Category::OptimizerState => "optimizer state",
+            Category::Activation => "activations",
+            Category::Workspace => "workspace",
+            Category::CommStaging => "communication staging",
+        }
+    }
+}
+
+impl fmt::Display for Category {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Bytes in use, by category, in the order of [`Category::ALL`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes allocated now.
+    pub live_bytes: [usize; 9],
+    /// The most bytes that were allocated at once, per category (peaks of different categories need not
+    /// coincide).
+    pub peak_bytes: [usize; 9],
+    /// The most bytes of all categories together that were allocated at once.
+    pub total_peak_bytes: usize,
+    /// How many times the backing allocator was asked for storage.
+    pub allocations: u64,
+}
+
+impl Usage {
+    /// Bytes of a category that are allocated now.
+    pub fn live(&self, category: Category) -> usize {
+        self.live_bytes[category as usize]
+    }
+
+    /// The highest number of bytes of a category.
+    pub fn peak(&self, category: Category) -> usize {
+        self.peak_bytes[category as usize]
+    }
+}
+
+/// Facts about a buffer handle.
+pub trait Buffer: Clone + Send + Sync + 'static {
+    /// Number of elements.
+    fn len(&self) -> usize;
+
+    /// Whether there are no elements.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Type of the elements.
+    fn dtype(&self) -> DType;
+
+    /// Whether this handle is the only one of its storage, so that it may be written.
+    fn is_exclusive(&self) -> bool;
+}
+
+/// A readable range of a buffer, in elements.
+#[derive(Debug)]
+pub struct Slice<'a, B> {
+    /// The buffer.
+    pub buffer: &'a B,
+    /// First element.
+    pub offset: usize,
+    /// Number of elements.
+    pub len: usize,
+}
+
+impl<B> Clone for Slice<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B> Copy for Slice<'_, B> {}
+
+impl<'a, B: Buffer> Slice<'a, B> {
+    /// The range `offset .. offset + len` of `buffer`.
+    ///
+    /// # Panics
+    /// When the range does not lie within the buffer.
+    pub fn new(buffer: &'a B, offset: usize, len: usize) -> Self {
+        assert!(
+            offset + len <= buffer.len(),
+            "range {offset}..{} of a buffer of {}",
+            offset + len,
+            buffer.len()
+        );
+        Self { buffer, offset, len }
+    }
+
+    /// The whole buffer.
+    pub fn whole(buffer: &'a B) -> Self {
+        Self { buffer, offset: 0, len: buffer.len() }
+    }
+}
+
+/// A writable range of a buffer, in elements.
+#[derive(Debug)]
+pub struct SliceMut<'a, B> {
+    /// The buffer.
+    pub buffer: &'a mut B,
+    /// First element.
+    pub offset: usize,
+    /// Number of elements.
+    pub len: usize,
+}
+
+impl<'a, B: Buffer> SliceMut<'a, B> {
+    /// The range `offset .. offset + len` of `buffer`.
+    ///
+    /// # Panics
+    /// When the range does not lie within the buffer.
+    pub fn new(buffer: &'a mut B, offset: usize, len: usize) -> Self {
+        assert!(
+            offset + len <= buffer.len(),
+            "range {offset}..{} of a buffer of {}",
+            offset + len,
+            buffer.len()
+        );
+        Self { buffer, offset, len }
+    }
+
+    /// The whole buffer.
+    pub fn whole(buffer: &'a mut B) -> Self {
+        let len = buffer.len();
+        Self { buffer, offset: 0, len }
+    }
+
+    /// The same range for a shorter time.
+    pub fn reborrow(&mut self) -> SliceMut<'_, B> {
+        SliceMut { buffer: self.buffer, offset: self.offset, len: self.len }
+    }
+
+    /// The same range, readable.
+    pub fn as_slice(&self) -> Slice<'_, B> {
+        Slice { buffer: self.buffer, offset: self.offset, len: self.len }
+    }
+}
+
+/// A readable range that keeps its buffer alive: what a block is handed as a parameter.
+#[derive(Clone, Debug)]
+pub struct View<B> {
+    /// A shared handle.
+    pub buffer: B,
+    /// First element.
+    pub offset: usize,
+    /// Number of elements.
+    pub len: usize,
+}
+
+impl<B: Buffer> View<B> {
+    /// The range as a borrowed slice.
+    pub fn slice(&self) -> Slice<'_, B> {
+        Slice::new(&self.buffer, self.offset, self.len)
+    }
+}
+
+/// Elements on the host, to be copied into a buffer.
+#[derive(Clone, Copy, Debug)]
+pub enum HostSlice<'a> {
+    /// Single precision.
+    F32(&'a [f32]),
+    /// Double precision.
+    F64(&'a [f64]),
+    /// Token ids.
+    U32(&'a [u32]),
+    /// Integers.
+    I64(&'a [i64]),
+}
+
+/// Room on the host for elements of a buffer.
+#[derive(Debug)]
+pub enum HostSliceMut<'a> {
+    /// Single precision.
+    F32(&'a mut [f32]),
+    /// Double precision.
+    F64(&'a mut [f64]),
+    /// Integers.
+    I64(&'a mut [i64]),
+}
+
+/// The memory of one rank's device.
+///
+/// Work is given to a [`Queue`] and may happen later, in queue order. Ranges are checked by [`Slice`];
+/// dtypes must be as each method says, anything else is [`Error::Memory`].
+pub trait Memory: Send + Sync + 'static {
+    /// A handle of device storage.
+    type Buffer: Buffer;
+    /// A point in a queue's work.
+    type Event: Clone + Send + 'static;
+
+    /// A new buffer with unspecified contents. It is counted in `category` until the last handle is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when the device is full.
+    fn allocate(&self, category: Category, dtype: DType, len: usize) -> Result<Self::Buffer, Error>;
+
+    /// Gives up the contents: they are unspecified (and may be poisoned) until written again. The buffer
+    /// stays counted; storage shared through [`Memory::alias`] is let go.
+    fn release(&self, queue: Queue, buffer: &mut Self::Buffer);
+
+    /// Makes `dst` a reader of `src`'s storage (same dtype and length) without copying, if this memory can:
+    /// returns whether it did. `dst` stays counted as itself.
+    fn alias(&self, dst: &mut Self::Buffer, src: &Self::Buffer) -> bool;
+
+    /// Sets every element to zero.
+    ///
+    /// # Errors
+    /// [`Error::Shared`] when the storage has other handles.
+    fn zero(&self, queue: Queue, dst: SliceMut<'_, Self::Buffer>) -> Result<(), Error>;
+
+    /// Copies elements; between float dtypes it converts, rounding to nearest even.
+    ///
+    /// # Errors
+    /// [`Error::Shared`] when `dst` has other handles; [`Error::Memory`] when lengths or kinds differ.
+    fn copy(
+        &self,
+        queue: Queue,
+        src: Slice<'_, Self::Buffer>,
+        dst: SliceMut<'_, Self::Buffer>,
+    ) -> Result<(), Error>;
+
+    /// `dst += src`, element by element, in one dtype (bf16: added in f32 and rounded; integers wrap).
+    ///
+    /// # Errors
+    /// [`Error::Shared`] when `dst` has other handles; [`Error::Memory`] when lengths or dtypes differ.
+    fn accumulate(
+        &self,
+        queue: Queue,
+        src: Slice<'_, Self::Buffer>,
+        dst: SliceMut<'_, Self::Buffer>,
+    ) -> Result<(), Error>;
+
+    /// Adds the squares of all elements to `sum`: rows of `row_len` elements are summed in `f64` in a fixed
+    /// order each, and the sums of rows exactly. `row_len` divides the length.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when the dtype is not a float.
+    fn square_sum(
+        &self,
+        queue: Queue,
+        src: Slice<'_, Self::Buffer>,
+        row_len: usize,
+        sum: &mut ExactSum,
+    ) -> Result<(), Error>;
+
+    /// Copies from the host, converting between float dtypes.
+    ///
+    /// # Errors
+    /// As [`Memory::copy`].
+    fn write(&self, queue: Queue, src: HostSlice<'_>, dst: SliceMut<'_, Self::Buffer>) -> Result<(), Error>;
+
+    /// Copies to the host after all earlier work of `queue`, converting between float dtypes; blocks.
+    ///
+    /// # Errors
+    /// As [`Memory::copy`].
+    fn read(&self, queue: Queue, src: Slice<'_, Self::Buffer>, dst: HostSliceMut<'_>) -> Result<(), Error>;
+
+    /// Marks the end of the work given to `queue` so far.
+    fn record(&self, queue: Queue) -> Self::Event;
+
+    /// Orders later work of `queue` behind `event`.
+    fn wait(&self, queue: Queue, event: &Self::Event);
+
+    /// What is in use, as counted by this memory itself.
+    fn usage(&self) -> Usage;
+}

@@ -1,0 +1,155 @@
+//! What a model tells the core about itself: parameters, the module tree and the list of blocks.
+//!
+//! A **block** is a fine, fixed piece of forward computation (an attention half, an MLP half); the list of
+//! blocks in execution order never depends on how parameters are wrapped into units. Modules only exist for
+//! wrap policies.
+
+use crate::error::Error;
+
+/// Index of a parameter in [`ModelSpec::params`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ParamId(pub usize);
+
+/// Index of a block in [`ModelSpec::blocks`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockId(pub usize);
+
+/// One parameter.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ParamSpec {
+    /// Fully qualified name, as in the Hugging Face checkpoint of the model.
+    pub fqn: String,
+    /// Further names of the same (tied) parameter.
+    pub aliases: Vec<String>,
+    /// Shape; a parameter of no dimensions is one element.
+    pub shape: Vec<usize>,
+    /// Whether the parameter gets gradients and updates.
+    pub trainable: bool,
+}
+
+impl ParamSpec {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether the parameter has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The length of a row when the parameter is seen as a matrix of rows (dim 0 counts the rows), or `None`
+    /// for parameters of fewer than two dimensions, which have no rows of their own.
+    pub fn row_len(&self) -> Option<usize> {
+        (self.shape.len() >= 2).then(|| self.shape[1..].iter().product())
+    }
+}
+
+/// One node of the module tree. Every module is listed after its parent; the first one is the root.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ModuleSpec {
+    /// Fully qualified name; empty for the root.
+    pub fqn: String,
+    /// Class name, by which wrap policies select (`LlamaDecoderLayer`).
+    pub class: String,
+    /// Index of the parent in [`ModelSpec::modules`]; `None` for the root only.
+    pub parent: Option<usize>,
+    /// The parameters that this module owns itself (not its children's).
+    pub params: Vec<ParamId>,
+}
+
+/// One block.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct BlockSpec {
+    /// Name for printed schedules (`layers.0.attention`).
+    pub name: String,
+    /// The parameters whose values the block reads.
+    pub params: Vec<ParamId>,
+    /// The repeated layer that the block belongs to, if any: blocks of one layer are consecutive, and
+    /// activation checkpointing recomputes whole layers.
+    pub layer: Option<usize>,
+}
+
+/// The whole model.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ModelSpec {
+    /// All parameters, each once.
+    pub params: Vec<ParamSpec>,
+    /// The module tree.
+    pub modules: Vec<ModuleSpec>,
+    /// The blocks in execution order; the last one computes the loss.
+    pub blocks: Vec<BlockSpec>,
+}
+
+impl ModelSpec {
+    /// The parameter of an id.
+    pub fn param(&self, id: ParamId) -> &ParamSpec {
+        &self.params[id.0]
+    }
+
+    /// The block of an id.
+    pub fn block(&self, id: BlockId) -> &BlockSpec {
+        &self.blocks[id.0]
+    }
+
+    /// Total number of elements of all parameters.
+    pub fn elements(&self) -> usize {
+        self.params.iter().map(ParamSpec::len).sum()
+    }
+
+    /// The first block that reads a trainable parameter; backward stops there.
+    pub fn first_trainable_block(&self) -> Option<BlockId> {
+        self.blocks
+            .iter()
+            .position(|block| block.params.iter().any(|&p| self.param(p).trainable))
+            .map(BlockId)
+    }
+
+    /// Checks what every other part relies on: at least one block, a tree of modules that own every
+    /// parameter exactly once, ids in range, names that are unique.
+    ///
+    /// # Errors
+    /// [`Error::Model`] that names the module, block or parameter.
+    pub fn validate(&self) -> Result<(), Error> {
+        let fail = |what: String| Err(Error::Model { what });
+        if self.blocks.is_empty() {
+            return fail("the model has no blocks".into());
+        }
+        let mut owners = vec![0usize; self.params.len()];
+        for (index, module) in self.modules.iter().enumerate() {
+            match module.parent {
+                None if index > 0 => return fail(format!("module {} is a second root", module.fqn)),
+                Some(parent) if parent >= index => {
+                    return fail(format!("module {} is listed before its parent", module.fqn));
+                }
+                _ => {}
+            }
+            for id in &module.params {
+                match owners.get_mut(id.0) {
+                    Some(count) => *count += 1,
+                    None => return fail(format!("module {} owns unknown parameter {}", module.fqn, id.0)),
+                }
+            }
+        }
+        let mut names = std::collections::BTreeSet::new();
+        for (param, owners) in self.params.iter().zip(owners) {
+            if owners != 1 {
+                return fail(format!("parameter {} is owned by {owners} modules, not one", param.fqn));
+            }
+            if param.is_empty() {
+                return fail(format!("parameter {} has no elements", param.fqn));
+            }
+            for name in std::iter::once(&param.fqn).chain(&param.aliases) {
+                if !names.insert(name) {
+                    return fail(format!("two parameters are called {name}"));
+                }
+            }
+        }
+        for block in &self.blocks {
+            if let Some(id) = block.params.iter().find(|id| id.0 >= self.params.len()) {
+                return fail(format!("block {} reads unknown parameter {}", block.name, id.0));
+            }
+        }
+        Ok(())
+    }
+}

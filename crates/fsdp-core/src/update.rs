@@ -1,0 +1,104 @@
+//! The update-rule contract: an optimizer over shards of segments.
+//!
+//! A rule sees one segment's shard at a time: the master parameters, the reduced gradient and its own state
+//! tensors, and the list of pieces (which elements of which parameter the shard holds). Statistics that
+//! span ranks are declared as phases: the engine lets the rule compute this rank's part of every phase,
+//! sums it over the shard axis, and hands the sums back.
+
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::memory::Memory;
+use crate::model::ParamId;
+
+/// A contiguous run of elements of one parameter inside a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Piece {
+    /// The parameter.
+    pub param: ParamId,
+    /// First element within the shard.
+    pub offset: usize,
+    /// Number of elements.
+    pub len: usize,
+    /// Index, within the parameter, of the first element.
+    pub param_offset: usize,
+    /// Row length of the parameter, 1 when it has fewer than two dimensions. Pieces are whole rows.
+    pub row_len: usize,
+}
+
+/// Values of one step, the same on every rank.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepScalars {
+    /// Number of the step, from 1.
+    pub step: u64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Factor from the sum of leaf gradients to the gradient of the mean loss.
+    pub gradient_scale: f64,
+    /// Clipping coefficient, at most 1, applied after `gradient_scale`.
+    pub clip: f64,
+}
+
+/// One state tensor of a segment's shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateTensor {
+    /// Name (`exp_avg`).
+    pub name: &'static str,
+    /// Elements on this rank.
+    pub len: usize,
+    /// Element type.
+    pub dtype: DType,
+}
+
+/// A segment's shard as an update rule sees it.
+#[derive(Debug)]
+pub struct SegmentShard<'a, B> {
+    /// Master parameters (exclusive).
+    pub params: &'a mut B,
+    /// The reduced gradient: a sum of leaves in the reduce dtype, not yet scaled.
+    pub gradient: &'a B,
+    /// State tensors, as [`UpdateRule::state`] declared them; zero before step 1.
+    pub state: &'a mut [B],
+    /// What the shard holds.
+    pub pieces: &'a [Piece],
+}
+
+/// An optimizer.
+pub trait UpdateRule<M: Memory>: Send {
+    /// The state tensors of a segment shard of `shard_len` elements of `dtype`, holding `pieces`.
+    fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor>;
+
+    /// For each phase of cross-rank statistics, how many `f64` are summed over the shard axis. Empty for
+    /// element-wise rules.
+    fn phases(&self) -> Vec<usize> {
+        Vec::new()
+    }
+
+    /// Adds this shard's part of the statistics of `phase` to `sums`, given the sums of earlier phases. May
+    /// advance state.
+    ///
+    /// # Errors
+    /// Those of the memory.
+    fn statistics(
+        &mut self,
+        _memory: &M,
+        _phase: usize,
+        _shard: &mut SegmentShard<'_, M::Buffer>,
+        _scalars: &StepScalars,
+        _earlier: &[Vec<f64>],
+        _sums: &mut [f64],
+    ) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Updates the shard's parameters and state.
+    ///
+    /// # Errors
+    /// Those of the memory.
+    fn update(
+        &mut self,
+        memory: &M,
+        shard: &mut SegmentShard<'_, M::Buffer>,
+        scalars: &StepScalars,
+        statistics: &[Vec<f64>],
+    ) -> Result<(), Error>;
+}

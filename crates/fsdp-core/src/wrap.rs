@@ -1,0 +1,136 @@
+//! Wrap policies: which parameters are gathered together.
+//!
+//! A unit is the set of parameters of one wrapped module that no wrapped module inside it owns; the root
+//! unit holds the rest. Selection is by class name, or Hugging Face's size-based recursion
+//! (`size_based_auto_wrap_policy`): from the leaves up, a module is wrapped when its parameters that are not
+//! yet wrapped number at least the minimum, and it is no list of modules.
+
+use std::collections::BTreeMap;
+
+use crate::error::Error;
+use crate::model::{ModelSpec, ParamId};
+
+/// How modules are selected.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum WrapPolicy {
+    /// Every module of one of these classes is a unit.
+    Classes(Vec<String>),
+    /// Every module with at least this many parameters that are not in a unit further inside.
+    MinParams(usize),
+}
+
+/// Index of a unit; the root unit, if it holds parameters, is unit 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct UnitId(pub usize);
+
+/// Parameters that are gathered together.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Unit {
+    /// FQN of the wrapped module; `(root)` for the root.
+    pub name: String,
+    /// Whether this is the root unit.
+    pub is_root: bool,
+    /// The parameters, in the order of the model.
+    pub params: Vec<ParamId>,
+}
+
+/// Cuts the model into units, the root first, the others in the order of modules.
+///
+/// # Errors
+/// [`Error::WrapClass`] for a class that no module has; [`Error::TiedAcrossUnits`] when the two uses of a
+/// tied parameter would belong to different units; [`Error::Model`].
+pub fn units(spec: &ModelSpec, policy: &WrapPolicy) -> Result<Vec<Unit>, Error> {
+    spec.validate()?;
+    let wrapped = match policy {
+        WrapPolicy::Classes(classes) => by_class(spec, classes)?,
+        WrapPolicy::MinParams(min) => by_size(spec, *min),
+    };
+    check_tied(spec, &wrapped)?;
+    let mut params: BTreeMap<usize, Vec<ParamId>> = BTreeMap::new();
+    for (index, module) in spec.modules.iter().enumerate() {
+        params.entry(owner(spec, &wrapped, index)).or_default().extend(&module.params);
+    }
+    Ok(params
+        .into_iter()
+        .filter(|(_, params)| !params.is_empty())
+        .map(|(index, mut params)| {
+            params.sort();
+            let name = unit_name(spec, index);
+            Unit { name, is_root: index == 0, params }
+        })
+        .collect())
+}
+
+fn unit_name(spec: &ModelSpec, module: usize) -> String {
+    if module == 0 { "(root)".into() } else { spec.modules[module].fqn.clone() }
+}
+
+/// The innermost wrapped module around a module, itself included; the root is always wrapped.
+fn owner(spec: &ModelSpec, wrapped: &[bool], module: usize) -> usize {
+    let mut at = module;
+    while !wrapped[at] {
+        at = spec.modules[at].parent.expect("the root module is always wrapped");
+    }
+    at
+}
+
+fn by_class(spec: &ModelSpec, classes: &[String]) -> Result<Vec<bool>, Error> {
+    for class in classes {
+        if !spec.modules.iter().any(|module| module.class == *class) {
+            let mut known: Vec<String> = spec.modules.iter().map(|module| module.class.clone()).collect();
+            known.sort();
+            known.dedup();
+            return Err(Error::WrapClass { class: class.clone(), known });
+        }
+    }
+    Ok(spec.modules.iter().map(|m| m.parent.is_none() || classes.contains(&m.class)).collect())
+}
+
+fn by_size(spec: &ModelSpec, min: usize) -> Vec<bool> {
+    let mut wrapped = vec![false; spec.modules.len()];
+    let mut unwrapped = vec![0usize; spec.modules.len()];
+    // Children are listed after their parents, so the reverse order meets children first.
+    for (index, module) in spec.modules.iter().enumerate().rev() {
+        unwrapped[index] += module.params.iter().map(|&id| spec.param(id).len()).sum::<usize>();
+        wrapped[index] =
+            index == 0 || (unwrapped[index] >= min && unwrapped[index] > 0 && module.class != "ModuleList");
+        if let (false, Some(parent)) = (wrapped[index], module.parent) {
+            unwrapped[parent] += unwrapped[index];
+        }
+    }
+    wrapped
+}
+
+/// A tied parameter belongs to the module of its first name; its aliases name the modules that use it too.
+fn check_tied(spec: &ModelSpec, wrapped: &[bool]) -> Result<(), Error> {
+    for (index, module) in spec.modules.iter().enumerate() {
+        for &id in &module.params {
+            let param = spec.param(id);
+            for alias in &param.aliases {
+                let (first, second) =
+                    (owner(spec, wrapped, index), owner(spec, wrapped, module_of(spec, alias)));
+                if first != second {
+                    return Err(Error::TiedAcrossUnits {
+                        param: param.fqn.clone(),
+                        alias: alias.clone(),
+                        first: unit_name(spec, first),
+                        second: unit_name(spec, second),
+                    });
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The innermost module whose FQN is a prefix of a parameter's.
+fn module_of(spec: &ModelSpec, fqn: &str) -> usize {
+    let mut best = 0;
+    for (index, module) in spec.modules.iter().enumerate() {
+        let inside = fqn.strip_prefix(&module.fqn).is_some_and(|rest| rest.starts_with('.'));
+        if inside && module.fqn.len() > spec.modules[best].fqn.len() {
+            best = index;
+        }
+    }
+    best
+}
