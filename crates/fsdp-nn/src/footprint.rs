@@ -6,9 +6,9 @@
 //! whole micro-batch are zero. The data of a step (tokens, targets, losses) is allocated before the first
 //! micro-batch and stays: see [`Footprints::data_bytes`].
 
-use fsdp_core::memory::{Category, Memory, Usage};
+use fsdp_core::memory::{Category, Usage};
 use fsdp_core::model::ModelSpec;
-use fsdp_core::program::{BlockFootprint, BlockFootprints, ForwardMode, Gradients, Params, Program};
+use fsdp_core::program::{BlockFootprint, BlockFootprints, ForwardMode, Program};
 use fsdp_core::{DType, Error};
 
 use crate::backend::Backend;
@@ -64,7 +64,9 @@ pub(crate) fn measure<M: Backend, A: Architecture + Clone>(
     let before = memory.usage().live(Category::Activation);
     program.set_batches(memory, 0, vec![batch(shape)])?;
     let data_bytes = memory.usage().live(Category::Activation) - before;
-    let mut params = Whole::new(memory, spec, Category::Unsharded, shape.dtype)?.params();
+    let mut values = Whole::new(memory, spec, Category::Unsharded, shape.dtype)?;
+    values.zero(memory)?;
+    let mut params = values.params();
     let gradients = Whole::new(memory, spec, Category::GradientSlot, shape.gradient_dtype)?;
     let mut gradients = gradients.into_gradients(spec);
     let mut blocks = vec![BlockFootprints::default(); spec.blocks.len()];

@@ -4,13 +4,17 @@ pub mod backend;
 pub mod error;
 pub mod footprint;
 pub mod hf;
+pub mod host;
 pub mod init;
 pub mod layer;
 pub mod model;
 pub mod random;
+pub mod shape;
 pub mod tape;
 
 pub use backend::Backend;
+pub use host::{HostBuffer, HostMemory, HostOptions, HostPool};
+pub use shape::{ShapeBuffer, ShapeMemory};
 
 #[cfg(test)]
 mod tests;

@@ -117,6 +117,31 @@ fn checkpointed_layers_keep_only_their_input() {
     assert!(blocks[1].record.activation_net > 3 * row_bytes);
 }
 
+/// The table in the documentation of the tape, in bytes.
+#[test]
+fn blocks_of_a_llama_keep_what_is_documented() {
+    let config = llama();
+    let model = Llama::new(&config).unwrap();
+    let blocks = footprints(&model, &model.description().spec, shape(DType::Bf16)).unwrap().blocks;
+    let (hidden, inner, heads) = (12, 10, 4);
+    let packed = (4 + 2 * 2) * 6;
+    let rows = 2 * 7;
+    let attention = rows * (2 * (packed + heads * 6) + 4 * (1 + heads));
+    let mlp = rows * (2 * 2 * inner + 4);
+    let output = rows * 2 * hidden;
+    let kept = [attention + output, mlp + output].map(|bytes| bytes as isize);
+    assert_eq!([blocks[1].record.activation_net, blocks[2].record.activation_net], kept);
+    // The output of the last block of a layer is not needed a second time.
+    let recomputed = [attention + output, mlp].map(|bytes| bytes as isize);
+    assert_eq!([blocks[1].recompute.activation_net, blocks[2].recompute.activation_net], recomputed);
+    // In backward a gradient takes the place of the activation it belongs to, in place all the way down.
+    assert_eq!(
+        [blocks[1].backward.activation_net, blocks[2].backward.activation_net],
+        kept.map(|bytes| -bytes)
+    );
+    assert_eq!(blocks[1].backward.activation_peak, 0);
+}
+
 #[test]
 fn a_parameter_that_is_not_unsharded_is_an_error() {
     let subject = Subject::new(small(), DType::F32);
