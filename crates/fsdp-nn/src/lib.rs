@@ -11,6 +11,7 @@ pub mod model;
 pub mod random;
 pub mod shape;
 pub mod tape;
+pub mod update;
 
 pub use backend::Backend;
 pub use host::{HostBuffer, HostMemory, HostOptions, HostPool};
