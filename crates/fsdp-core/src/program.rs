@@ -28,6 +28,8 @@ pub enum ForwardMode {
     Checkpoint,
     /// As `Record`, starting from the input that `Checkpoint` kept.
     Recompute,
+    /// Nothing: backward does not reach this block, but it is part of training (dropout is on).
+    Discard,
     /// Nothing: there is no backward, and dropout is off.
     Evaluate,
 }
@@ -166,6 +168,16 @@ pub struct BlockFootprint {
     pub total_peak: usize,
 }
 
+impl BlockFootprint {
+    /// Bytes left behind on top of `live`.
+    ///
+    /// # Panics
+    /// When the call would give up more than there is.
+    pub fn after(&self, live: usize) -> usize {
+        live.checked_add_signed(self.activation_net).expect("a block gives up only what forward kept")
+    }
+}
+
 /// The footprints of all calls that a schedule may make of one block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockFootprints {
@@ -175,6 +187,8 @@ pub struct BlockFootprints {
     pub checkpoint: BlockFootprint,
     /// Forward with [`ForwardMode::Recompute`].
     pub recompute: BlockFootprint,
+    /// Forward with [`ForwardMode::Discard`].
+    pub discard: BlockFootprint,
     /// Forward with [`ForwardMode::Evaluate`].
     pub evaluate: BlockFootprint,
     /// Backward (for the last block: forward and backward in one).
