@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use fsdp_core::Memory;
 use fsdp_core::Rank;
-use fsdp_core::comm::Comm;
+use fsdp_core::comm::{Comm, CommError};
 
 /// What a rank is given to start with.
 pub struct Seat<M: Memory> {
@@ -37,6 +37,10 @@ pub enum FailureReason<E> {
     Error(E),
     /// It panicked with this message.
     Panic(String),
+    /// It reported nothing itself: it never arrived in a collective, or gave one up.
+    Comm(CommError),
+    /// It could not be started.
+    Spawn(std::io::Error),
 }
 
 /// Starts the ranks of a world.
@@ -48,7 +52,7 @@ pub trait Launcher {
     ///
     /// # Errors
     /// [`LaunchFailure`] of the rank that failed first; no rank is left running.
-    fn launch<T: Send, E: Send + std::fmt::Display>(
+    fn launch<T: Send, E: Send + std::fmt::Debug + std::fmt::Display>(
         &self,
         world: usize,
         body: &(dyn Fn(Seat<Self::Memory>) -> Result<T, E> + Sync),

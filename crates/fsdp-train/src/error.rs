@@ -86,6 +86,14 @@ pub enum TrainError {
         /// Why.
         source: Box<TrainError>,
     },
+    /// A rank could not be started.
+    #[error("{rank} could not be started: {source}")]
+    Spawn {
+        /// The rank.
+        rank: Rank,
+        /// Why.
+        source: io::Error,
+    },
     /// A rank panicked: a bug.
     #[error("{rank} panicked: {message}")]
     RankPanicked {
@@ -111,6 +119,7 @@ impl TrainError {
             TrainError::Io { .. }
             | TrainError::NotFinite { .. }
             | TrainError::RankFailed { .. }
+            | TrainError::Spawn { .. }
             | TrainError::RankPanicked { .. } => false,
             _ => true,
         }
@@ -129,6 +138,10 @@ impl From<LaunchFailure<TrainError>> for TrainError {
         match failure.reason {
             FailureReason::Error(source) => TrainError::RankFailed { rank, source: Box::new(source) },
             FailureReason::Panic(message) => TrainError::RankPanicked { rank, message },
+            FailureReason::Comm(source) => {
+                TrainError::RankFailed { rank, source: Box::new(fsdp_core::Error::from(source).into()) }
+            }
+            FailureReason::Spawn(source) => TrainError::Spawn { rank, source },
         }
     }
 }
