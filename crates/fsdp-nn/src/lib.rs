@@ -2,6 +2,9 @@
 
 pub mod backend;
 pub mod error;
+pub mod footprint;
+pub mod hf;
+pub mod init;
 pub mod layer;
 pub mod model;
 pub mod random;

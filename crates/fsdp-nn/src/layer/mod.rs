@@ -5,14 +5,13 @@
 //! [`Describe`], which at the same time writes down modules, names, shapes and initialisation.
 
 mod describe;
-mod init;
 
 use std::sync::Arc;
 
 use fsdp_core::model::ParamId;
 
 pub use describe::{Describe, Description};
-pub use init::Init;
+pub use crate::init::Init;
 
 use crate::backend::{AttentionDims, Orientation};
 

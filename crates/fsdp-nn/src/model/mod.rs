@@ -7,6 +7,7 @@ mod gpt2;
 mod llama;
 mod mlp;
 mod program;
+pub mod unsharded;
 
 pub use architecture::Architecture;
 pub use batch::Batch;

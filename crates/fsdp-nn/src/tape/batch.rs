@@ -29,7 +29,7 @@ impl<B> MicroBatch<'_, B> {
 
     /// The keys of the dropout masks of one site, one per sample.
     pub fn dropout_keys(&self, site: u64) -> Vec<u64> {
-        let key = |&sample| crate::random::dropout_key(self.seed, self.step, sample, site);
+        let key = |&sample| crate::random::key(&[self.seed, self.step, sample, site]);
         self.samples.iter().map(key).collect()
     }
 }
