@@ -73,7 +73,6 @@ fn footprint<'a>(kind: &OpKind, blocks: &'a [BlockFootprints]) -> Option<&'a Blo
                 ForwardMode::Record => &block.record,
                 ForwardMode::Checkpoint => &block.checkpoint,
                 ForwardMode::Recompute => &block.recompute,
-                ForwardMode::Discard => &block.discard,
                 ForwardMode::Evaluate => &block.evaluate,
             }
         }

@@ -22,14 +22,12 @@ pub struct LossSum {
 /// What forward keeps for backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ForwardMode {
-    /// Everything that backward of this block needs.
+    /// Everything that backward of this block needs; nothing when no gradient passes through the block.
     Record,
     /// Only the input of the layer, at its first block; the layer is recomputed before its backward.
     Checkpoint,
     /// As `Record`, starting from the input that `Checkpoint` kept.
     Recompute,
-    /// Nothing: backward does not reach this block, but it is part of training (dropout is on).
-    Discard,
     /// Nothing: there is no backward, and dropout is off.
     Evaluate,
 }
@@ -187,8 +185,6 @@ pub struct BlockFootprints {
     pub checkpoint: BlockFootprint,
     /// Forward with [`ForwardMode::Recompute`].
     pub recompute: BlockFootprint,
-    /// Forward with [`ForwardMode::Discard`].
-    pub discard: BlockFootprint,
     /// Forward with [`ForwardMode::Evaluate`].
     pub evaluate: BlockFootprint,
     /// Backward (for the last block: forward and backward in one).

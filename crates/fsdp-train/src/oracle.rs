@@ -152,8 +152,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         self.program.begin(memory, index)?;
         for block in (0..last).map(BlockId) {
             params.enter(block);
-            let mode = if block.0 < first { ForwardMode::Discard } else { ForwardMode::Record };
-            self.program.forward(memory, block, mode, &params)?;
+            self.program.forward(memory, block, ForwardMode::Record, &params)?;
         }
         params.enter(BlockId(last));
         self.program.finish(memory, BlockId(last), &params, Some(&mut gradients))?;

@@ -81,11 +81,7 @@ pub(crate) fn describe(kind: &OpKind, spec: &ModelSpec, layout: &Layout) -> Stri
             format!("{name} {} -> slot {slot}{from}, for {pass}", unit_name(unit))
         }
         OpKind::Forward { block, mode } => {
-            let note = match mode {
-                ForwardMode::Checkpoint => " (checkpointed)",
-                ForwardMode::Discard => " (nothing kept)",
-                _ => "",
-            };
+            let note = if mode == ForwardMode::Checkpoint { " (checkpointed)" } else { "" };
             format!("{name} {}{note}", spec.block(block).name)
         }
         OpKind::Finish { block, .. } | OpKind::Backward { block } => {

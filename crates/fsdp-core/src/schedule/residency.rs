@@ -40,24 +40,20 @@ pub(super) struct Residency {
 /// The steps of one micro-batch.
 pub(super) fn training_steps(spec: &ModelSpec, layout: &Layout, checkpointing: Checkpointing) -> Vec<Step> {
     let last = spec.blocks.len() - 1;
-    let checkpointed =
-        |block: usize| checkpointing == Checkpointing::Full && spec.blocks[block].layer.is_some();
+    let first = spec.first_trainable_block().map_or(last, |block| block.0);
     let layer_start = |block: usize| {
         let layer = spec.blocks[block].layer;
         (0..=block).rev().take_while(|&b| spec.blocks[b].layer == layer).last().unwrap_or(block)
     };
-    let mut first = spec.first_trainable_block().map_or(last, |block| block.0);
-    if checkpointed(first) {
-        // A recomputed layer starts at the input that was kept, so backward goes through all of it.
-        first = layer_start(first);
-    }
+    // Nothing is kept of layers below the first trained parameter, so there is nothing to save there.
+    let checkpointed = |block: usize| {
+        let layer = spec.blocks[block].layer;
+        let reaches = || spec.blocks[first..].iter().any(|other| other.layer == layer);
+        checkpointing == Checkpointing::Full && layer.is_some() && reaches()
+    };
     let mut steps = Vec::new();
     for block in 0..last {
-        let mode = match block {
-            _ if block < first => ForwardMode::Discard,
-            _ if checkpointed(block) => ForwardMode::Checkpoint,
-            _ => ForwardMode::Record,
-        };
+        let mode = if checkpointed(block) { ForwardMode::Checkpoint } else { ForwardMode::Record };
         steps.push(step(spec, layout, OpKind::Forward { block: BlockId(block), mode }, block, false));
     }
     steps.push(step(spec, layout, OpKind::Finish { block: BlockId(last), backward: true }, last, true));
@@ -70,7 +66,7 @@ pub(super) fn training_steps(spec: &ModelSpec, layout: &Layout, checkpointing: C
                 let kind = OpKind::Forward { block: BlockId(inner), mode: ForwardMode::Recompute };
                 steps.push(step(spec, layout, kind, inner, false));
             }
-            for inner in (start..=block).rev() {
+            for inner in (start.max(first)..=block).rev() {
                 steps.push(step(spec, layout, OpKind::Backward { block: BlockId(inner) }, inner, true));
             }
             block = start;
