@@ -1,16 +1,16 @@
 //! The ledger: walks a schedule and says how much memory a rank needs, by category, to the byte.
 //!
 //! Buffers that the engine owns are allocated once and never again, so their categories are sums over the
-//! layout and the schedule's slots. Activations and workspace come and go with compute operations; their
-//! footprints per block come from running the model on a shape-only memory. The engine's memory counts
+//! layout and the schedule's slots. Activations and workspace come and go with the calls of a micro-batch
+//! (the same for all of them); their footprints come from running the model on a shape-only memory. The engine's memory counts
 //! independently of this, and must agree.
 
 use crate::dtype::DType;
 use crate::exact::ExactSum;
 use crate::layout::Layout;
 use crate::memory::{Category, Usage};
-use crate::program::{BlockFootprint, BlockFootprints, ForwardMode};
-use crate::schedule::{Accumulation, AccumulationOrder, OpKind, Policy, Reshard, Schedule, Slot};
+use crate::program::CallFootprint;
+use crate::schedule::{Accumulation, AccumulationOrder, Policy, Reshard, Schedule, Slot};
 use crate::tree;
 
 /// Words of the buffer in which a step's scalars are reduced: exact sums of loss and squared norm, the
@@ -28,10 +28,10 @@ pub struct LedgerInput<'a> {
     pub optimizer_bytes: &'a [usize],
     /// Elements of each phase of the update rule's statistics.
     pub statistics: &'a [usize],
-    /// Footprints of the blocks.
-    pub blocks: &'a [BlockFootprints],
-    /// Activation bytes that the program holds from one micro-batch's begin on (its data).
-    pub batch_bytes: usize,
+    /// Footprints of the calls of one micro-batch, in the order of [`Schedule::calls`].
+    pub calls: &'a [CallFootprint],
+    /// Activation bytes that the program holds all the time: the data of the step.
+    pub data_bytes: usize,
 }
 
 /// The memory that a rank needs to run a schedule: peaks per category and of all together.
@@ -43,43 +43,19 @@ pub fn predict(schedule: &Schedule, input: &LedgerInput<'_>) -> Usage {
         usage.peak_bytes[category as usize] = bytes;
     }
     let fixed: usize = usage.live_bytes.iter().sum();
-    let mut live = 0;
-    let (mut activation_peak, mut workspace_peak, mut total_peak) = (0, 0, 0);
-    for op in &schedule.ops {
-        if let OpKind::BeginMicroBatch { .. } = op.kind {
-            live = input.batch_bytes;
-        }
-        if let Some(footprint) = footprint(&op.kind, input.blocks) {
-            activation_peak = activation_peak.max(live + footprint.activation_peak);
-            workspace_peak = workspace_peak.max(footprint.workspace_peak);
-            total_peak = total_peak.max(live + footprint.total_peak);
-            live = footprint.after(live);
-        }
-        activation_peak = activation_peak.max(live);
-        total_peak = total_peak.max(live);
+    let mut live = input.data_bytes;
+    let (mut activation_peak, mut workspace_peak, mut total_peak) = (live, 0, live);
+    for call in input.calls {
+        activation_peak = activation_peak.max(live + call.activation_peak);
+        workspace_peak = workspace_peak.max(call.workspace_peak);
+        total_peak = total_peak.max(live + call.total_peak);
+        live = call.after(live);
     }
     usage.live_bytes[Category::Activation as usize] = live;
     usage.peak_bytes[Category::Activation as usize] = activation_peak;
     usage.peak_bytes[Category::Workspace as usize] = workspace_peak;
     usage.total_peak_bytes = fixed + total_peak;
     usage
-}
-
-fn footprint<'a>(kind: &OpKind, blocks: &'a [BlockFootprints]) -> Option<&'a BlockFootprint> {
-    Some(match *kind {
-        OpKind::Forward { block, mode } => {
-            let block = &blocks[block.0];
-            match mode {
-                ForwardMode::Record => &block.record,
-                ForwardMode::Checkpoint => &block.checkpoint,
-                ForwardMode::Recompute => &block.recompute,
-                ForwardMode::Evaluate => &block.evaluate,
-            }
-        }
-        OpKind::Finish { block, backward: false } => &blocks[block.0].evaluate,
-        OpKind::Finish { block, backward: true } | OpKind::Backward { block } => &blocks[block.0].backward,
-        _ => return None,
-    })
 }
 
 fn static_bytes(category: Category, schedule: &Schedule, input: &LedgerInput<'_>) -> usize {

@@ -155,7 +155,7 @@ impl<B: Buffer> Gradients<B> {
 
 /// Bytes that one call of a block allocates: what is left behind and what it needs on the way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BlockFootprint {
+pub struct CallFootprint {
     /// Change of live activation bytes over the call (negative in backward).
     pub activation_net: isize,
     /// Highest live activation bytes within the call, above those before it.
@@ -166,7 +166,7 @@ pub struct BlockFootprint {
     pub total_peak: usize,
 }
 
-impl BlockFootprint {
+impl CallFootprint {
     /// Bytes left behind on top of `live`.
     ///
     /// # Panics
@@ -174,21 +174,6 @@ impl BlockFootprint {
     pub fn after(&self, live: usize) -> usize {
         live.checked_add_signed(self.activation_net).expect("a block gives up only what forward kept")
     }
-}
-
-/// The footprints of all calls that a schedule may make of one block.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BlockFootprints {
-    /// Forward with [`ForwardMode::Record`].
-    pub record: BlockFootprint,
-    /// Forward with [`ForwardMode::Checkpoint`].
-    pub checkpoint: BlockFootprint,
-    /// Forward with [`ForwardMode::Recompute`].
-    pub recompute: BlockFootprint,
-    /// Forward with [`ForwardMode::Evaluate`].
-    pub evaluate: BlockFootprint,
-    /// Backward (for the last block: forward and backward in one).
-    pub backward: BlockFootprint,
 }
 
 /// A model on one rank.

@@ -42,7 +42,9 @@ pub enum TrainError {
     #[error("fsdp.frozen matches every parameter of the model: nothing is left to train")]
     NothingToTrain,
     /// Sequences are longer than the model's position table.
-    #[error("data.seq_len = {seq_len} is more than the model's {positions} positions; choose a shorter data.seq_len")]
+    #[error(
+        "data.seq_len = {seq_len} is more than the model's {positions} positions; choose a shorter data.seq_len"
+    )]
     SequenceTooLong {
         /// Tokens per sample.
         seq_len: usize,

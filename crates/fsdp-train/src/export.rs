@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use fsdp_ckpt::export::{ExportPlan, Receipt};
 use fsdp_ckpt::safetensors::{TensorSpec, TensorType};
+use fsdp_core::engine::Engine;
 use fsdp_core::memory::{HostSliceMut, Slice};
 use fsdp_core::model::ModelSpec;
 use fsdp_core::program::Program;
 use fsdp_core::{DType, Memory, Queue};
-use fsdp_core::engine::Engine;
 
 use crate::error::TrainError;
 
@@ -17,11 +17,7 @@ use crate::error::TrainError;
 ///
 /// # Errors
 /// [`TrainError::Checkpoint`].
-pub fn plan_export(
-    path: &std::path::Path,
-    spec: &ModelSpec,
-    dtype: DType,
-) -> Result<ExportPlan, TrainError> {
+pub fn plan_export(path: &std::path::Path, spec: &ModelSpec, dtype: DType) -> Result<ExportPlan, TrainError> {
     let dtype = match dtype {
         DType::F64 => TensorType::F64,
         DType::Bf16 => TensorType::Bf16,

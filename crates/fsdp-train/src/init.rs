@@ -5,7 +5,7 @@ use std::sync::Arc;
 use fsdp_ckpt::model_files::ModelReader;
 use fsdp_core::model::ModelSpec;
 use fsdp_core::update::Piece;
-use fsdp_nn::layer::Init;
+use fsdp_nn::Init;
 
 use crate::error::TrainError;
 
@@ -32,7 +32,7 @@ impl InitSource {
         let param = spec.param(piece.param);
         match self {
             InitSource::Random { seed, init } => {
-                fsdp_nn::init::fill(init[piece.param.0], *seed, &param.fqn, piece.param_offset, values);
+                init[piece.param.0].fill_f64(*seed, &param.fqn, piece.param_offset, values);
             }
             InitSource::Pretrained(reader) => {
                 let name = stored_name(reader, param);
@@ -52,7 +52,11 @@ impl InitSource {
         let expected = spec.params.iter().map(|param| (stored_name(reader, param), param.shape.as_slice()));
         let alias = |name: &str| {
             let is_buffer = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-            is_buffer || spec.params.iter().any(|param| param.fqn == name || param.aliases.iter().any(|a| a == name))
+            is_buffer
+                || spec
+                    .params
+                    .iter()
+                    .any(|param| param.fqn == name || param.aliases.iter().any(|a| a == name))
         };
         Ok(reader.check_names_except(expected, alias)?)
     }

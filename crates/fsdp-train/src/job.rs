@@ -6,18 +6,22 @@
 use std::sync::Arc;
 
 use fsdp_core::engine::Plan;
-use fsdp_core::layout::Layout;
+use fsdp_core::layout::{Layout, Segment};
+use fsdp_core::ledger::{self, LedgerInput};
+use fsdp_core::memory::Usage;
 use fsdp_core::model::ModelSpec;
 use fsdp_core::schedule::{Accumulation, AccumulationOrder, Checkpointing, Policy, Reshard};
+use fsdp_core::update::UpdateRule;
 use fsdp_core::wrap::{self, WrapPolicy};
-use fsdp_core::{Error, Mesh};
+use fsdp_core::{Error, Memory, Mesh, Rank};
+use fsdp_nn::footprint::{RunShape, footprints};
 use fsdp_nn::model::Architecture;
 
 use crate::config::{self, Resolved};
 use crate::error::TrainError;
 use crate::init::InitSource;
 use crate::lr::LrSchedule;
-use crate::rule::{self, optimizer_phases};
+use crate::rule::{self, TrainBackend, optimizer_phases};
 use crate::run_data::RunData;
 
 /// A run, ready to be started.
@@ -64,9 +68,38 @@ impl<A: Architecture + Clone> Job<A> {
     ) -> Result<Self, TrainError> {
         let plan = Arc::new(plan(&config, &architecture.description().spec, data.has_evaluation())?);
         init.check(&plan.spec)?;
-        let schedule =
-            LrSchedule::new(&config.train.lr_schedule, config.train.optimizer.lr().unwrap_or(0.0), config.train.steps);
+        let schedule = LrSchedule::new(
+            &config.train.lr_schedule,
+            config.train.optimizer.lr().unwrap_or(0.0),
+            config.train.steps,
+        );
         Ok(Self { config, architecture, plan, init, data, schedule })
+    }
+
+    /// The memory that a rank needs for a training step, by category, as the ledger predicts it.
+    ///
+    /// # Errors
+    /// Those of the model, run on shapes alone.
+    pub fn predict<M: TrainBackend>(&self, rank: Rank) -> Result<Usage, TrainError> {
+        let plan = &*self.plan;
+        let rule = M::rule(&self.config.train.optimizer, &plan.spec)?;
+        let shape = RunShape {
+            samples: self.config.train.micro_batch_size,
+            seq: self.config.data.seq_len,
+            dtype: plan.policy.param_dtype,
+            gradient_dtype: plan.policy.reduce_dtype,
+        };
+        let footprints = footprints(&self.architecture, &plan.spec, shape, &plan.step.calls())?;
+        let shard = plan.mesh.shard_of(rank);
+        let input = LedgerInput {
+            layout: &plan.layout,
+            policy: &plan.policy,
+            optimizer_bytes: &optimizer_bytes(plan, &*rule, shard),
+            statistics: &rule.phases(),
+            calls: &footprints.calls,
+            data_bytes: footprints.data_bytes * plan.step.rounds,
+        };
+        Ok(ledger::predict(&plan.step, &input))
     }
 
     /// The same job on another number of ranks; the mesh keeps its replicas where they still divide.
@@ -90,6 +123,16 @@ impl<A: Architecture + Clone> Job<A> {
         }
         Self::with_data(config, self.architecture.clone(), self.init.clone(), Arc::clone(&self.data))
     }
+}
+
+/// Bytes of optimizer state of each unit on the ranks of a shard index.
+fn optimizer_bytes<M: Memory>(plan: &Plan, rule: &dyn UpdateRule<M>, shard: usize) -> Vec<usize> {
+    let dtype = plan.policy.param_dtype.master();
+    let of_segment = |segment: &Segment| -> usize {
+        let tensors = rule.state(&segment.pieces(shard), segment.shard_len(), dtype);
+        tensors.iter().map(|tensor| tensor.len * tensor.dtype.size_bytes()).sum()
+    };
+    plan.layout.units.iter().map(|unit| unit.trainable_segments().map(of_segment).sum()).collect()
 }
 
 impl Resolved {

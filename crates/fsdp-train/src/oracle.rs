@@ -78,7 +78,8 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         let total = self.sum_of_leaves(count)?;
         let loss = self.program.take_loss(&*memory)?;
         let mut norm = ExactSum::default();
-        for (gradient, param) in total.iter().zip(self.params.iter().filter(|param| param.gradient.is_some())) {
+        for (gradient, param) in total.iter().zip(self.params.iter().filter(|param| param.gradient.is_some()))
+        {
             memory.square_sum(Queue::Compute, Slice::whole(gradient), param.piece.row_len, &mut norm)?;
         }
         let scale = if loss.count == 0 { 0.0 } else { 1.0 / loss.count as f64 };
@@ -106,13 +107,14 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
     /// Adds the leaves of all micro-batches.
     fn sum_of_leaves(&mut self, count: usize) -> Result<Leaf<M::Buffer>, TrainError> {
         let memory = Arc::clone(&self.memory);
-        let mut add = |left: Leaf<M::Buffer>, right: Leaf<M::Buffer>| -> Result<Leaf<M::Buffer>, TrainError> {
-            let mut left = left;
-            for (sum, part) in left.iter_mut().zip(&right) {
-                memory.accumulate(Queue::Compute, Slice::whole(part), SliceMut::whole(sum))?;
-            }
-            Ok(left)
-        };
+        let mut add =
+            |left: Leaf<M::Buffer>, right: Leaf<M::Buffer>| -> Result<Leaf<M::Buffer>, TrainError> {
+                let mut left = left;
+                for (sum, part) in left.iter_mut().zip(&right) {
+                    memory.accumulate(Queue::Compute, Slice::whole(part), SliceMut::whole(sum))?;
+                }
+                Ok(left)
+            };
         match self.job.plan.policy.accumulation_order {
             AccumulationOrder::Tree => {
                 let mut leaf = |index| self.leaf(index);
@@ -187,7 +189,9 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         let clip = input.grad_clip.map_or(1.0, |max| (max / (report.grad_norm + CLIP_EPSILON)).min(1.0));
         let scalars = StepScalars { step: input.step, lr: input.lr, gradient_scale: scale, clip };
         let memory = Arc::clone(&self.memory);
-        for (gradient, param) in total.into_iter().zip(self.params.iter_mut().filter(|p| p.gradient.is_some())) {
+        for (gradient, param) in
+            total.into_iter().zip(self.params.iter_mut().filter(|p| p.gradient.is_some()))
+        {
             param.gradient = Some(gradient);
         }
         let mut reduced: Vec<Vec<f64>> = Vec::new();

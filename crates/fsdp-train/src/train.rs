@@ -88,8 +88,7 @@ where
     let resolved = out_dir.join("resolved.toml");
     std::fs::write(&resolved, job.config.to_toml()).map_err(TrainError::io("write", &resolved))?;
     let metrics_path = out_dir.join("metrics.jsonl");
-    let metrics =
-        MetricsWriter::create(&metrics_path).map_err(TrainError::io("create", &metrics_path))?;
+    let metrics = MetricsWriter::create(&metrics_path).map_err(TrainError::io("create", &metrics_path))?;
     let model = out_dir.join("model");
     std::fs::create_dir_all(&model).map_err(TrainError::io("create", &model))?;
     let plan = plan_export(&model.join("model.safetensors"), &job.plan.spec, export_dtype(job))?;
@@ -170,9 +169,11 @@ impl<A: Architecture + Clone> Run<'_, A> {
         let config = &self.job.config;
         let tokens = (config.train.global_batch_size * config.data.seq_len) as u64;
         let tokens_per_s = tokens as f64 / elapsed.as_secs_f64();
-        let utilization = config.run.peak_tflops.zip(self.options.flops).map(|(peak, flops)| {
-            flops.utilization(tokens_per_s, self.job.plan.mesh.world(), peak)
-        });
+        let utilization = config
+            .run
+            .peak_tflops
+            .zip(self.options.flops)
+            .map(|(peak, flops)| flops.utilization(tokens_per_s, self.job.plan.mesh.world(), peak));
         let metrics = StepMetrics {
             step: step + 1,
             loss,
@@ -200,13 +201,7 @@ fn export_dtype<A>(job: &Job<A>) -> DType {
     job.plan.policy.param_dtype.master()
 }
 
-fn summary<A>(
-    job: &Job<A>,
-    log: Log,
-    ranks: Vec<RankResult>,
-    elapsed: Duration,
-    model: PathBuf,
-) -> Summary {
+fn summary<A>(job: &Job<A>, log: Log, ranks: Vec<RankResult>, elapsed: Duration, model: PathBuf) -> Summary {
     let records = &log.records;
     let mut speeds: Vec<f64> =
         records.iter().skip(usize::from(records.len() > 1)).map(|record| record.tokens_per_s).collect();
@@ -238,11 +233,8 @@ fn prepare(out_dir: &Path, overwrite: bool) -> Result<(), TrainError> {
     if is_filled {
         for name in ["metrics.jsonl", "resolved.toml", "model"] {
             let path = out_dir.join(name);
-            let removed = if path.is_dir() {
-                std::fs::remove_dir_all(&path)
-            } else {
-                std::fs::remove_file(&path)
-            };
+            let removed =
+                if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
             match removed {
                 Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
                     return Err(TrainError::io("remove", path)(source));

@@ -271,4 +271,14 @@ impl Schedule {
     pub fn op(&self, id: OpId) -> &Op {
         &self.ops[id.0]
     }
+
+    /// The calls of blocks in one micro-batch (they are the same in all), in program order.
+    pub fn calls(&self) -> Vec<OpKind> {
+        let micro_batch = self.sections.iter().find(|section| section.kind == SectionKind::MicroBatch(0));
+        let ops = micro_batch.map_or(&[][..], |section| &self.ops[section.start..section.end]);
+        let is_call = |kind: &OpKind| {
+            matches!(kind, OpKind::Forward { .. } | OpKind::Finish { .. } | OpKind::Backward { .. })
+        };
+        ops.iter().map(|op| op.kind).filter(is_call).collect()
+    }
 }

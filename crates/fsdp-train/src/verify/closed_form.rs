@@ -18,7 +18,10 @@ pub fn expected_traffic(plan: &Plan, statistics: &[usize]) -> Traffic {
     let first_trained = plan.spec.first_trainable_block().map_or(blocks.len(), |block| block.0);
     for (index, unit) in plan.layout.units.iter().enumerate() {
         let owned = |block: usize| {
-            blocks[block].params.iter().any(|&id| plan.layout.find(id).is_some_and(|(owner, ..)| owner == index))
+            blocks[block]
+                .params
+                .iter()
+                .any(|&id| plan.layout.find(id).is_some_and(|(owner, ..)| owner == index))
         };
         let elements: usize = unit.segments.iter().map(|segment| segment.unsharded_len()).sum();
         let bytes = elements * plan.policy.param_dtype.size_bytes();

@@ -12,15 +12,17 @@ use super::promise::Promise;
 use super::report::{Difference, MemoryLine, TrafficLine, WorldReport};
 use super::snapshot::{Kind, Pieces, Snapshot};
 use super::{RankRun, Reference};
+use crate::error::TrainError;
 use crate::job::Job;
+use crate::rule::TrainBackend;
 
 /// The report of one world size.
-pub(super) fn world<A: Architecture + Clone>(
+pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
     job: &Job<A>,
     reference: &Reference,
     ranks: &[RankRun],
     steps: u64,
-) -> WorldReport {
+) -> Result<WorldReport, TrainError> {
     let plan = &job.plan;
     let promise = Promise::of(plan, &job.config.train.optimizer);
     let spec = &plan.spec;
@@ -59,18 +61,22 @@ pub(super) fn world<A: Architecture + Clone>(
         }
         Promise::Bounds => failures.extend(out_of_bounds(job, reference, ranks)),
     }
-    let traffic = traffic_lines(job, ranks, steps);
+    let statistics = M::rule(&job.config.train.optimizer, spec)?.phases();
+    let traffic = traffic_lines(job, ranks, steps, &statistics);
     for line in &traffic {
         if (line.calls, line.bytes) != (line.expected_calls, line.expected_bytes) {
-            failures.push(format!("{}: {} calls of {} bytes, not {} of {}", line.collective, line.calls, line.bytes, line.expected_calls, line.expected_bytes));
+            failures.push(format!(
+                "{}: {} calls of {} bytes, not {} of {}",
+                line.collective, line.calls, line.bytes, line.expected_calls, line.expected_bytes
+            ));
         }
     }
-    let memory = memory_lines(job, ranks);
+    let memory = memory_lines::<M, A>(job, ranks)?;
     for line in memory.iter().filter(|line| line.predicted_bytes != line.counted_bytes) {
         let MemoryLine { category, predicted_bytes, counted_bytes } = line;
         failures.push(format!("{category}: {counted_bytes} bytes counted, {predicted_bytes} predicted"));
     }
-    WorldReport {
+    Ok(WorldReport {
         world: plan.mesh.world(),
         replicas: plan.mesh.replicas(),
         shards: plan.mesh.shards(),
@@ -84,7 +90,7 @@ pub(super) fn world<A: Architecture + Clone>(
         traffic,
         memory,
         failures,
-    }
+    })
 }
 
 /// The largest difference of values of a kind. Every element must be compared.
@@ -144,7 +150,8 @@ fn out_of_bounds<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun]) -> V
             let distance = (got - whole[element]).abs();
             if distance > bound || distance.is_nan() {
                 let fqn = &spec.param(piece.param).fqn;
-                failures.push(format!("gradient of {fqn}[{element}] is off by {distance:e}, bound {bound:e}"));
+                failures
+                    .push(format!("gradient of {fqn}[{element}] is off by {distance:e}, bound {bound:e}"));
                 break;
             }
         }
@@ -152,22 +159,25 @@ fn out_of_bounds<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun]) -> V
     failures
 }
 
-fn traffic_lines<A>(job: &Job<A>, ranks: &[RankRun], steps: u64) -> Vec<TrafficLine> {
+fn traffic_lines<A>(job: &Job<A>, ranks: &[RankRun], steps: u64, statistics: &[usize]) -> Vec<TrafficLine> {
     let mut got = Traffic::default();
     let mut want = Traffic::default();
     for run in ranks {
         got += run.traffic;
         for _ in 0..steps {
-            want += expected_traffic(&job.plan, &job.statistics);
+            want += expected_traffic(&job.plan, statistics);
         }
     }
     TrafficLine::of(got, want)
 }
 
-fn memory_lines<A: Architecture + Clone>(job: &Job<A>, ranks: &[RankRun]) -> Vec<MemoryLine> {
+fn memory_lines<M: TrainBackend, A: Architecture + Clone>(
+    job: &Job<A>,
+    ranks: &[RankRun],
+) -> Result<Vec<MemoryLine>, TrainError> {
     let mut lines: Vec<MemoryLine> = Vec::new();
     for (rank, run) in ranks.iter().enumerate() {
-        let predicted: Usage = job.predict(fsdp_core::Rank(rank));
+        let predicted: Usage = job.predict::<M>(fsdp_core::Rank(rank))?;
         let ours = MemoryLine::all(&predicted, &run.usage);
         if lines.is_empty() {
             lines = ours;
@@ -176,10 +186,12 @@ fn memory_lines<A: Architecture + Clone>(job: &Job<A>, ranks: &[RankRun]) -> Vec
         for (line, ours) in lines.iter_mut().zip(ours) {
             // Show the worst rank; one whose prediction fails is worse than any that fits.
             let fails = ours.predicted_bytes != ours.counted_bytes;
-            if fails || (line.predicted_bytes == line.counted_bytes && ours.counted_bytes > line.counted_bytes) {
+            if fails
+                || (line.predicted_bytes == line.counted_bytes && ours.counted_bytes > line.counted_bytes)
+            {
                 *line = ours;
             }
         }
     }
-    lines
+    Ok(lines)
 }

@@ -107,7 +107,7 @@ where
             let mut order = (options.order)(seat.rank);
             sharded(&job, seat, options.steps, &mut *order)
         })?;
-        report.worlds.push(compare::world(&job, &reference, &ranks, options.steps));
+        report.worlds.push(compare::world::<L::Memory, A>(&job, &reference, &ranks, options.steps)?);
     }
     Ok(report)
 }
