@@ -11,3 +11,6 @@ pub mod random;
 pub mod tape;
 
 pub use backend::Backend;
+
+#[cfg(test)]
+mod tests;

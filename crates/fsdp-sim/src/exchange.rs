@@ -39,10 +39,7 @@ pub(crate) struct Exchange<M: Memory> {
 impl<M: Memory> Exchange<M> {
     /// A collective of `size` ranks.
     pub(crate) fn new(size: usize) -> Self {
-        Self {
-            slots: Mutex::new((0..size).map(|_| None).collect()),
-            tree: Mutex::new(Arrivals::new(size)),
-        }
+        Self { slots: Mutex::new((0..size).map(|_| None).collect()), tree: Mutex::new(Arrivals::new(size)) }
     }
 
     /// Hands in the buffers of a rank.
@@ -230,9 +227,9 @@ fn share_or_copy<M: Memory>(memory: &M, from: &[M::Buffer], to: &mut [M::Buffer]
 }
 
 fn copy_all<M: Memory>(memory: &M, from: &[M::Buffer], to: &mut [M::Buffer]) -> Result<(), Error> {
-    from.iter().zip(to).try_for_each(|(src, dst)| {
-        memory.copy(Queue::Reduce, Slice::whole(src), SliceMut::whole(dst))
-    })
+    from.iter()
+        .zip(to)
+        .try_for_each(|(src, dst)| memory.copy(Queue::Reduce, Slice::whole(src), SliceMut::whole(dst)))
 }
 
 /// `outputs[i]` becomes part `index` of `sums[i]`.

@@ -38,7 +38,7 @@ pub struct WorldError<E: fmt::Debug + fmt::Display> {
     /// The rank that failed first.
     pub rank: Rank,
     /// What it reported.
-    pub cause: RankFailure<E>,
+    pub cause: Box<RankFailure<E>>,
     /// What every other rank reported that did not end well, in rank order.
     pub others: Vec<(Rank, RankFailure<E>)>,
 }

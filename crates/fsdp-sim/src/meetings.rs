@@ -60,7 +60,12 @@ struct Meeting {
 
 impl Meeting {
     fn missing(&self) -> Vec<Rank> {
-        self.members.iter().zip(&self.notes).filter(|(_, note)| note.is_none()).map(|(&rank, _)| rank).collect()
+        self.members
+            .iter()
+            .zip(&self.notes)
+            .filter(|(_, note)| note.is_none())
+            .map(|(&rank, _)| rank)
+            .collect()
     }
 }
 

@@ -191,5 +191,5 @@ fn report<T, E: fmt::Debug + fmt::Display>(
         return Ok(results);
     };
     let cause = failures.remove(&culprit).unwrap_or(RankFailure::Comm(error));
-    Err(WorldError { rank: culprit, cause, others: failures.into_iter().collect() })
+    Err(WorldError { rank: culprit, cause: Box::new(cause), others: failures.into_iter().collect() })
 }
