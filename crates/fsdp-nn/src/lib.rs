@@ -1,11 +1,11 @@
 //! Compute: kernels, tape, layers, models, update rules and the host backend.
 
 pub mod backend;
-pub mod error;
+mod error;
 pub mod footprint;
 pub mod hf;
 pub mod host;
-pub mod init;
+mod init;
 pub mod layer;
 pub mod model;
 pub mod random;
@@ -14,7 +14,9 @@ pub mod tape;
 pub mod update;
 
 pub use backend::Backend;
+pub use error::ModelError;
 pub use host::{HostBuffer, HostMemory, HostOptions, HostPool};
+pub use init::Init;
 pub use shape::{ShapeBuffer, ShapeMemory};
 
 #[cfg(test)]

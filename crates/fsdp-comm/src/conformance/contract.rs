@@ -1,0 +1,201 @@
+//! Checks of the contract around the results: arguments, fingerprints, counters, aborts, who owns what.
+
+use fsdp_core::comm::{Comm, CommError, Purpose};
+use fsdp_core::memory::Category;
+use fsdp_core::{DType, Error, Memory, Queue, Rank};
+
+use super::values::{empty, filled};
+use super::{Launcher, run_well};
+
+fn comm_error<T>(result: Result<T, Error>) -> CommError {
+    match result {
+        Err(Error::Comm(error)) => error,
+        Err(other) => panic!("expected an error of communication, got {other}"),
+        Ok(_) => panic!("expected an error of communication"),
+    }
+}
+
+/// Wrong lengths, dtypes, segment counts and shared outputs are refused before anything is sent, and the
+/// communicator still works.
+///
+/// # Panics
+/// When the check fails.
+pub fn arguments_are_checked(launcher: &impl Launcher, ranks: usize) {
+    run_well(launcher, ranks, &|mut member| {
+        let (memory, comm) = (&*member.memory, &mut member.comm);
+        let make = |dtype, lens: &[usize]| empty(memory, dtype, lens);
+        let mut gather =
+            |inputs, outputs| comm_error(comm.all_gather(memory, Purpose::Forward, None, inputs, outputs));
+        let error = gather(make(DType::F32, &[3, 3])?, make(DType::F32, &[3 * ranks, 3 * ranks + 1])?);
+        assert!(matches!(error, CommError::Length { segment: 1, .. }), "{error}");
+        let error = gather(make(DType::F32, &[3])?, make(DType::F32, &[3 * ranks, 3 * ranks])?);
+        assert!(matches!(error, CommError::Length { segment: 1, expected: 2, got: 1, .. }), "{error}");
+        let error = gather(make(DType::F64, &[3])?, make(DType::F32, &[3 * ranks])?);
+        assert!(matches!(error, CommError::Type { got: DType::F64, .. }), "{error}");
+        let outputs = make(DType::F32, &[3 * ranks])?;
+        let error = gather(make(DType::F32, &[3])?, outputs.clone());
+        assert!(matches!(error, CommError::Shared { segment: 0, .. }), "{error}");
+        drop(outputs);
+
+        let inputs = make(DType::F32, &[3 * ranks])?;
+        let outputs = make(DType::F32, &[3])?;
+        let started = comm.reduce_scatter(memory, Purpose::Gradient, None, inputs.clone(), outputs);
+        let error = comm_error(started);
+        assert!(matches!(error, CommError::Shared { segment: 0, .. }), "{error}");
+        assert_eq!(comm.traffic().bytes(), 0, "refused calls are not counted");
+        reduce(memory, comm, Purpose::Gradient, 4)
+    });
+}
+
+fn reduce<M: Memory>(memory: &M, comm: &mut Comm<M>, purpose: Purpose, len: usize) -> Result<(), Error> {
+    let buffers = filled(memory, DType::F32, comm.rank(), &[len], 1)?;
+    comm.all_reduce(memory, purpose, None, buffers)?.wait_on(memory, Queue::Reduce)?;
+    Ok(())
+}
+
+/// Calls and bytes are counted by the closed forms, on every rank.
+///
+/// # Panics
+/// When the check fails.
+pub fn traffic_matches_formulas(launcher: &impl Launcher, ranks: usize) {
+    run_well(launcher, ranks, &|mut member| {
+        let (memory, comm) = (&*member.memory, &mut member.comm);
+        let lens = [3, 10];
+        let full: Vec<usize> = lens.iter().map(|len| len * ranks).collect();
+        let (parts, whole) = (empty(memory, DType::Bf16, &lens)?, empty(memory, DType::Bf16, &full)?);
+        comm.all_gather(memory, Purpose::Forward, None, parts, whole)?.wait_on(memory, Queue::Compute)?;
+        let inputs = filled(memory, DType::F32, comm.rank(), &lens, ranks)?;
+        let outputs = empty(memory, DType::F32, &lens)?;
+        let pending = comm.reduce_scatter(memory, Purpose::Gradient, None, inputs, outputs)?;
+        pending.wait_on(memory, Queue::Compute)?;
+        reduce(memory, comm, Purpose::Gradient, 7 * ranks)?;
+        let (traffic, sent_to) = (comm.traffic(), ranks as u64 - 1);
+        assert_eq!((traffic.all_gathers, traffic.reduce_scatters, traffic.all_reduces), (1, 1, 1));
+        assert_eq!(traffic.all_gather_bytes, sent_to * 13 * 2);
+        assert_eq!(traffic.reduce_scatter_bytes, sent_to * 13 * 4);
+        assert_eq!(traffic.all_reduce_bytes, 2 * sent_to * 7 * 4);
+        Ok(())
+    });
+}
+
+/// Every rank gets its own buffers back: what it frees is counted as freed in its own memory.
+///
+/// # Panics
+/// When the check fails.
+pub fn buffers_come_back_to_their_rank(launcher: &impl Launcher, ranks: usize) {
+    run_well(launcher, ranks, &|mut member| {
+        let (memory, comm) = (&*member.memory, &mut member.comm);
+        let live = || memory.usage().live(Category::CommStaging);
+        let rank = comm.rank();
+        let inputs = filled(memory, DType::F64, rank, &[2, 3], ranks)?;
+        let outputs = empty(memory, DType::F64, &[2, 3])?;
+        let pending = comm.reduce_scatter(memory, Purpose::Gradient, None, inputs, outputs)?;
+        let reduced = pending.wait_on(memory, Queue::Compute)?;
+        assert_eq!(live(), 8 * (5 * ranks + 5), "a reduce-scatter keeps the buffers of this rank");
+        drop(reduced.inputs);
+        assert_eq!(live(), 8 * 5, "its inputs are this rank's");
+        let whole = empty(memory, DType::F64, &[2 * ranks, 3 * ranks])?;
+        let pending = comm.all_gather(memory, Purpose::Forward, None, reduced.outputs, whole)?;
+        let gathered = pending.wait_on(memory, Queue::Compute)?;
+        assert_eq!(live(), 8 * 5 * ranks, "an all-gather lets go of its inputs");
+        drop(gathered);
+        assert_eq!(live(), 0, "its outputs are this rank's");
+        let buffers = filled(memory, DType::F64, rank, &[4], 1)?;
+        let pending = comm.all_reduce(memory, Purpose::Scalars, None, buffers)?;
+        drop(pending.wait_on(memory, Queue::Compute)?);
+        assert_eq!(live(), 0, "an all-reduce gives back what it got");
+        Ok(())
+    });
+}
+
+/// Runs a world that has to fail on every rank, and looks at every error.
+fn run_badly<L: Launcher>(
+    launcher: &L,
+    ranks: usize,
+    body: &super::Body<'_, L::Memory>,
+    expected: impl Fn(&CommError) -> bool,
+) {
+    for (rank, result) in launcher.run(ranks, body).into_iter().enumerate() {
+        let error = comm_error(result);
+        assert!(expected(&error), "rank {rank} of {ranks}: {error}");
+    }
+}
+
+/// After one rank aborts, every pending and future collective fails on every rank and names it.
+///
+/// # Panics
+/// When the check fails.
+pub fn abort_reaches_every_rank(launcher: &impl Launcher, ranks: usize) {
+    let culprit = ranks - 1;
+    let body = |mut member: super::Member<_>| {
+        let (memory, comm) = (&*member.memory, &mut member.comm);
+        reduce(memory, comm, Purpose::Setup, 3)?;
+        if comm.rank() == culprit {
+            comm.abort("enough");
+        }
+        reduce(memory, &mut member.second, Purpose::Setup, 3)
+    };
+    run_badly(launcher, ranks, &body, |error| names(error, culprit));
+}
+
+/// A pending collective that is dropped without waiting ends the world, and the errors name who dropped it.
+///
+/// # Panics
+/// When the check fails.
+pub fn dropping_a_pending_aborts(launcher: &impl Launcher, ranks: usize) {
+    let body = |mut member: super::Member<_>| {
+        let (memory, comm) = (&*member.memory, &mut member.comm);
+        let buffers = filled(memory, DType::F32, comm.rank(), &[3], 1)?;
+        let pending = comm.all_reduce(memory, Purpose::Scalars, None, buffers)?;
+        if comm.rank() == 0 {
+            drop(pending);
+        } else {
+            pending.wait_on(memory, Queue::Reduce)?;
+        }
+        reduce(memory, comm, Purpose::Setup, 3)
+    };
+    run_badly(launcher, ranks, &body, |error| names(error, 0));
+}
+
+fn names(error: &CommError, culprit: usize) -> bool {
+    match error {
+        CommError::Aborted { rank, .. } | CommError::PeerFailed { rank, .. } => *rank == Rank(culprit),
+        _ => false,
+    }
+}
+
+/// Different lengths, purposes, kinds or sequence numbers on one rank are reported on every rank.
+///
+/// # Panics
+/// When the check fails.
+pub fn divergent_calls_are_reported(launcher: &impl Launcher, ranks: usize) {
+    if ranks == 1 {
+        return;
+    }
+    let culprit = ranks / 2;
+    for fault in 0..4 {
+        let body = |mut member: super::Member<_>| {
+            let (memory, comm) = (&*member.memory, &mut member.comm);
+            reduce(memory, comm, Purpose::Setup, 3)?;
+            match fault {
+                _ if comm.rank() != culprit => reduce(memory, comm, Purpose::Scalars, 4 * ranks),
+                0 => reduce(memory, comm, Purpose::Scalars, 4 * ranks + 1),
+                1 => reduce(memory, comm, Purpose::UpdateRule, 4 * ranks),
+                2 => {
+                    let (whole, part) = ([4 * ranks], [4]);
+                    let inputs = filled(memory, DType::F32, comm.rank(), &whole, 1)?;
+                    let outputs = empty(memory, DType::F32, &part)?;
+                    let pending = comm.reduce_scatter(memory, Purpose::Scalars, None, inputs, outputs)?;
+                    pending.wait_on(memory, Queue::Reduce).map(drop)
+                }
+                _ => comm.split(memory, 0).map(drop),
+            }
+        };
+        run_badly(launcher, ranks, &body, |error| match error {
+            CommError::Mismatch { rank, peer, got, expected } => {
+                (*rank == Rank(culprit) || *peer == Rank(culprit)) && got != expected
+            }
+            _ => false,
+        });
+    }
+}

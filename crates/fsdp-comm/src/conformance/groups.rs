@@ -1,0 +1,135 @@
+//! Checks of groups, and of many collectives at once.
+
+use fsdp_core::comm::{Comm, Completed, Pending, Purpose};
+use fsdp_core::{DType, Error, Memory, Mesh, Queue};
+
+use super::values::{assert_contents, empty, filled, sum, values};
+use super::{Launcher, run_well};
+
+const LEN: usize = 5;
+
+/// The ranks `members` (in world numbers) sum what they have by one reduce-scatter and one all-reduce.
+fn sum_in_group<M: Memory>(
+    memory: &M,
+    comm: &mut Comm<M>,
+    world_rank: usize,
+    members: &[usize],
+) -> Result<(), Error> {
+    assert_eq!(comm.size(), members.len(), "size of the group");
+    assert_eq!(members[comm.rank()], world_rank, "the order of ranks is kept");
+    assert_eq!(comm.world_rank().0, world_rank, "a rank keeps its name");
+    let inputs = filled(memory, DType::F32, world_rank, &[LEN], comm.size())?;
+    let outputs = empty(memory, DType::F32, &[LEN])?;
+    let pending = comm.reduce_scatter(memory, Purpose::Gradient, None, inputs, outputs)?;
+    let mut completed = pending.wait_on(memory, Queue::Reduce)?;
+    let expected = sum(DType::F32, members, 0, LEN * members.len());
+    let start = comm.rank() * LEN;
+    let part = completed.outputs.remove(0);
+    assert_contents(memory, &part, &expected[start..start + LEN], "reduce-scatter in a group")?;
+
+    let buffers = filled(memory, DType::I64, world_rank, &[LEN], 1)?;
+    let pending = comm.all_reduce(memory, Purpose::Scalars, None, buffers)?;
+    let summed = pending.wait_on(memory, Queue::Reduce)?.outputs.remove(0);
+    assert_contents(memory, &summed, &sum(DType::I64, members, 0, LEN), "all-reduce in a group")
+}
+
+/// The world splits into the rows (shards) and columns (replicas) of a mesh, and both work.
+///
+/// # Panics
+/// When the check fails.
+pub fn rows_and_columns_of_a_mesh(launcher: &impl Launcher, replicas: usize, shards: usize) {
+    let mesh = Mesh::new(replicas, shards).expect("the suite makes meshes with positive axes");
+    run_well(launcher, mesh.world(), &|mut member| {
+        let memory = &*member.memory;
+        let rank = member.comm.world_rank();
+        let (replica, shard) = (mesh.replica_of(rank), mesh.shard_of(rank));
+        let mut row = member.comm.split(memory, replica)?;
+        let mut column = member.comm.split(memory, shard)?;
+        let row_members: Vec<usize> = (0..shards).map(|other| replica * shards + other).collect();
+        let column_members: Vec<usize> = (0..replicas).map(|other| other * shards + shard).collect();
+        sum_in_group(memory, &mut row, rank.0, &row_members)?;
+        sum_in_group(memory, &mut column, rank.0, &column_members)
+    });
+}
+
+/// Groups split again, with colors that are neither dense nor ordered, while the world keeps working.
+///
+/// # Panics
+/// When the check fails.
+pub fn groups_of_groups(launcher: &impl Launcher, ranks: usize) {
+    run_well(launcher, ranks, &|mut member| {
+        let memory = &*member.memory;
+        let rank = member.comm.rank();
+        let mut parity = member.comm.split(memory, 17 - rank % 2)?;
+        let mut pairs = parity.split(memory, rank / 4)?;
+        let pair: Vec<usize> =
+            (0..ranks).filter(|other| other % 2 == rank % 2 && other / 4 == rank / 4).collect();
+        sum_in_group(memory, &mut pairs, rank, &pair)?;
+        let half: Vec<usize> = (rank % 2..ranks).step_by(2).collect();
+        sum_in_group(memory, &mut parity, rank, &half)?;
+        sum_in_group(memory, &mut member.comm, rank, &(0..ranks).collect::<Vec<_>>())
+    });
+}
+
+/// A gather on one communicator and a reduction on another, which every rank issues and waits for in an order
+/// of its own.
+///
+/// # Panics
+/// When the check fails.
+pub fn communicators_are_independent(launcher: &impl Launcher, ranks: usize) {
+    run_well(launcher, ranks, &|mut member| {
+        let memory = &*member.memory;
+        let rank = member.comm.rank();
+        for round in 0..8 {
+            let order = (rank * 5 + round * 3) % 4;
+            let (mut gather, mut reduce) = (None, None);
+            for step in 0..2 {
+                if (step == 0) == (order % 2 == 0) {
+                    gather = Some(start_gather(memory, &mut member.comm)?);
+                } else {
+                    let buffers = filled(memory, DType::F64, rank, &[LEN], 1)?;
+                    reduce = Some(member.second.all_reduce(memory, Purpose::Gradient, None, buffers)?);
+                }
+            }
+            let (gather, reduce) = (gather.expect("issued above"), reduce.expect("issued above"));
+            let wait = |pending: Pending<_>| pending.wait_on(memory, Queue::Compute);
+            let (gathered, reduced) = if order < 2 {
+                let gathered = wait(gather)?;
+                (gathered, wait(reduce)?)
+            } else {
+                let reduced = wait(reduce)?;
+                (wait(gather)?, reduced)
+            };
+            check_gather(memory, ranks, &gathered)?;
+            let all: Vec<usize> = (0..ranks).collect();
+            assert_contents(memory, &reduced.outputs[0], &sum(DType::F64, &all, 0, LEN), "all-reduce")?;
+        }
+        Ok(())
+    });
+}
+
+/// Several collectives in flight on one communicator, waited for in reverse.
+///
+/// # Panics
+/// When the check fails.
+pub fn many_in_flight(launcher: &impl Launcher, ranks: usize) {
+    run_well(launcher, ranks, &|mut member| {
+        let memory = &*member.memory;
+        let started: Result<Vec<_>, _> = (0..6).map(|_| start_gather(memory, &mut member.comm)).collect();
+        for pending in started?.into_iter().rev() {
+            check_gather(memory, ranks, &pending.wait_on(memory, Queue::Compute)?)?;
+        }
+        Ok(())
+    });
+}
+
+fn start_gather<M: Memory>(memory: &M, comm: &mut Comm<M>) -> Result<Pending<M>, Error> {
+    let inputs = filled(memory, DType::F32, comm.rank(), &[LEN], 1)?;
+    let outputs = empty(memory, DType::F32, &[LEN * comm.size()])?;
+    comm.all_gather(memory, Purpose::Forward, None, inputs, outputs)
+}
+
+fn check_gather<M: Memory>(memory: &M, ranks: usize, completed: &Completed<M::Buffer>) -> Result<(), Error> {
+    let expected: Vec<f64> = (0..ranks).flat_map(|rank| values(DType::F32, rank, 0, LEN)).collect();
+    assert_contents(memory, &completed.outputs[0], &expected, "all-gather")
+}

@@ -1,0 +1,80 @@
+//! Checks of results: every collective against the slow way.
+
+use fsdp_core::comm::Purpose;
+use fsdp_core::memory::Buffer;
+use fsdp_core::{DType, Queue};
+
+use super::values::{assert_contents, empty, filled, sum, values};
+use super::{Launcher, run_well};
+
+/// Every rank receives all inputs, in rank order; inputs are only read. `lens` are the elements per rank of
+/// each segment.
+///
+/// # Panics
+/// When the check fails, as all checks.
+pub fn all_gather(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[usize]) {
+    run_well(launcher, ranks, &|mut member| {
+        let memory = &*member.memory;
+        let inputs = filled(memory, dtype, member.comm.rank(), lens, 1)?;
+        let full: Vec<usize> = lens.iter().map(|len| len * ranks).collect();
+        let outputs = empty(memory, dtype, &full)?;
+        let pending = member.comm.all_gather(memory, Purpose::Forward, Some(1), inputs.clone(), outputs)?;
+        let completed = pending.wait_on(memory, Queue::Compute)?;
+        assert!(completed.inputs.is_empty(), "an all-gather gives no inputs back");
+        assert!(inputs.iter().all(Buffer::is_exclusive), "an all-gather lets go of its inputs");
+        assert_eq!(completed.outputs.len(), lens.len(), "one output per segment");
+        for (segment, (output, &len)) in completed.outputs.iter().zip(lens).enumerate() {
+            let expected: Vec<f64> = (0..ranks).flat_map(|rank| values(dtype, rank, segment, len)).collect();
+            assert_contents(memory, output, &expected, "all-gather")?;
+            let own = values(dtype, member.comm.rank(), segment, len);
+            assert_contents(memory, &inputs[segment], &own, "input of an all-gather")?;
+        }
+        Ok(())
+    });
+}
+
+/// Every rank receives its part of the sum by the tree; the inputs come back, writable.
+///
+/// # Panics
+/// When the check fails.
+pub fn reduce_scatter(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[usize]) {
+    let all: Vec<usize> = (0..ranks).collect();
+    run_well(launcher, ranks, &|mut member| {
+        let memory = &*member.memory;
+        let rank = member.comm.rank();
+        let inputs = filled(memory, dtype, rank, lens, ranks)?;
+        let outputs = empty(memory, dtype, lens)?;
+        let pending = member.comm.reduce_scatter(memory, Purpose::Gradient, Some(2), inputs, outputs)?;
+        let completed = pending.wait_on(memory, Queue::Compute)?;
+        assert_eq!(completed.outputs.len(), lens.len(), "one output per segment");
+        assert_eq!(completed.inputs.len(), lens.len(), "all inputs come back");
+        for (segment, (output, &len)) in completed.outputs.iter().zip(lens).enumerate() {
+            let expected = sum(dtype, &all, segment, len * ranks);
+            assert_contents(memory, output, &expected[rank * len..(rank + 1) * len], "reduce-scatter")?;
+            assert!(output.is_exclusive(), "an output belongs to its rank");
+            assert_eq!(completed.inputs[segment].len(), len * ranks, "inputs come back in order");
+            assert!(completed.inputs[segment].is_exclusive(), "an input belongs to its rank again");
+        }
+        Ok(())
+    });
+}
+
+/// Every rank receives the whole sum by the tree, in its own buffers.
+///
+/// # Panics
+/// When the check fails.
+pub fn all_reduce(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[usize]) {
+    let all: Vec<usize> = (0..ranks).collect();
+    run_well(launcher, ranks, &|mut member| {
+        let memory = &*member.memory;
+        let buffers = filled(memory, dtype, member.comm.rank(), lens, 1)?;
+        let pending = member.comm.all_reduce(memory, Purpose::Scalars, None, buffers)?;
+        let completed = pending.wait_on(memory, Queue::Compute)?;
+        assert_eq!(completed.outputs.len(), lens.len(), "one output per segment");
+        for (segment, (output, &len)) in completed.outputs.iter().zip(lens).enumerate() {
+            assert_contents(memory, output, &sum(dtype, &all, segment, len), "all-reduce")?;
+            assert!(output.is_exclusive(), "an output belongs to its rank");
+        }
+        Ok(())
+    });
+}

@@ -1,0 +1,92 @@
+//! Test data and the slow, obvious results to compare with.
+//!
+//! Values are kept as `f64` whatever the dtype: every float dtype and every integer used here fits exactly.
+
+use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut};
+use fsdp_core::{DType, Error, Memory, Queue, tree};
+
+use crate::bf16;
+
+/// `value` as the nearest of `dtype`, by way of `f32` for bf16.
+pub(super) fn round(dtype: DType, value: f64) -> f64 {
+    match dtype {
+        DType::F32 => f64::from(value as f32),
+        DType::Bf16 => f64::from(bf16::from_bits(bf16::to_bits(value as f32))),
+        DType::F64 | DType::U32 | DType::I64 => value,
+    }
+}
+
+/// Pseudo-random values, different for every rank and segment, of very different sizes, so that another order
+/// of addition gives other bits.
+pub(super) fn values(dtype: DType, rank: usize, segment: usize, len: usize) -> Vec<f64> {
+    let value = |index: usize| {
+        let mut bits = (rank as u64) << 40 | (segment as u64) << 32 | index as u64;
+        for factor in [0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb] {
+            bits = (bits ^ bits >> 29).wrapping_add(0x9e37_79b9_7f4a_7c15).wrapping_mul(factor);
+        }
+        let integer = (bits >> 40) as f64 - f64::from(1 << 23);
+        if dtype.is_float() { round(dtype, integer * 2f64.powi(-((bits % 23) as i32))) } else { integer }
+    };
+    (0..len).map(value).collect()
+}
+
+/// The sum over ranks, by the tree, of what [`values`] gives each of them.
+pub(super) fn sum(dtype: DType, ranks: &[usize], segment: usize, len: usize) -> Vec<f64> {
+    let mut leaf = |rank: usize| values(dtype, ranks[rank], segment, len);
+    let mut add =
+        |left: Vec<f64>, right: Vec<f64>| left.iter().zip(&right).map(|(a, b)| round(dtype, a + b)).collect();
+    tree::fold(0, ranks.len(), &mut leaf, &mut add)
+}
+
+/// A new buffer with these contents.
+pub(super) fn buffer<M: Memory>(memory: &M, dtype: DType, values: &[f64]) -> Result<M::Buffer, Error> {
+    let mut buffer = memory.allocate(Category::CommStaging, dtype, values.len())?;
+    let integers: Vec<i64>;
+    let host = if dtype == DType::I64 {
+        integers = values.iter().map(|&value| value as i64).collect();
+        HostSlice::I64(&integers)
+    } else {
+        HostSlice::F64(values)
+    };
+    memory.write(Queue::Compute, host, SliceMut::whole(&mut buffer))?;
+    Ok(buffer)
+}
+
+/// New buffers without defined contents.
+pub(super) fn empty<M: Memory>(memory: &M, dtype: DType, lens: &[usize]) -> Result<Vec<M::Buffer>, Error> {
+    lens.iter().map(|&len| memory.allocate(Category::CommStaging, dtype, len)).collect()
+}
+
+/// New buffers with what [`values`] gives this rank: one per length, each `times` as long.
+pub(super) fn filled<M: Memory>(
+    memory: &M,
+    dtype: DType,
+    rank: usize,
+    lens: &[usize],
+    times: usize,
+) -> Result<Vec<M::Buffer>, Error> {
+    let fill = |(segment, len)| buffer(memory, dtype, &values(dtype, rank, segment, len * times));
+    lens.iter().copied().enumerate().map(fill).collect()
+}
+
+/// Compares contents bit for bit.
+pub(super) fn assert_contents<M: Memory>(
+    memory: &M,
+    buffer: &M::Buffer,
+    expected: &[f64],
+    what: &str,
+) -> Result<(), Error> {
+    let mut got = vec![0.0; buffer.len()];
+    if buffer.dtype() == DType::I64 {
+        let mut integers = vec![0; buffer.len()];
+        memory.read(Queue::Compute, Slice::whole(buffer), HostSliceMut::I64(&mut integers))?;
+        got.iter_mut().zip(integers).for_each(|(out, value)| *out = value as f64);
+    } else {
+        memory.read(Queue::Compute, Slice::whole(buffer), HostSliceMut::F64(&mut got))?;
+    }
+    assert_eq!(got.len(), expected.len(), "{what}: length");
+    for (index, (got, expected)) in got.iter().zip(expected).enumerate() {
+        assert_eq!(got.to_bits(), expected.to_bits(), "{what}: element {index}: {got} != {expected}");
+    }
+    Ok(())
+}

@@ -1,0 +1,251 @@
+//! The buffers of one collective, and the moving of their elements.
+//!
+//! An all-gather is copied by the last rank to arrive, for all ranks. A reduction is folded on arrival: a rank
+//! whose sibling in the tree is already there adds the two and releases one of them at once, so that memory
+//! comes back early and the adding is spread over the ranks; whoever completes the root hands out the sum.
+//! No element is moved under a lock.
+//!
+//! Ranks may have devices with queues of their own: data of an all-gather is taken to be ready on the gather
+//! queue of its rank, all other data on the reduce queue, and events carry that order to the rank that moves.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use fsdp_core::comm::{CommError, Completed, Fingerprint};
+use fsdp_core::memory::{Buffer, Memory, Slice, SliceMut};
+use fsdp_core::tree::{Arrival, Arrivals};
+use fsdp_core::{Error, Queue, Rank};
+
+/// What one rank brings to an all-gather or a reduction, and finds afterwards.
+pub(crate) struct Slot<M: Memory> {
+    pub(crate) inputs: Vec<M::Buffer>,
+    pub(crate) outputs: Vec<M::Buffer>,
+    /// When its buffers may be used.
+    pub(crate) ready: M::Event,
+}
+
+/// A partial sum, in the buffers of one of its ranks.
+struct Partial<M: Memory> {
+    owner: usize,
+    buffers: Vec<M::Buffer>,
+    ready: M::Event,
+}
+
+/// One collective of a group.
+pub(crate) struct Exchange<M: Memory> {
+    slots: Mutex<Vec<Option<Slot<M>>>>,
+    tree: Mutex<Arrivals<Partial<M>>>,
+}
+
+impl<M: Memory> Exchange<M> {
+    /// A collective of `size` ranks.
+    pub(crate) fn new(size: usize) -> Self {
+        Self { slots: Mutex::new((0..size).map(|_| None).collect()), tree: Mutex::new(Arrivals::new(size)) }
+    }
+
+    /// Hands in the buffers of a rank.
+    pub(crate) fn deposit(&self, index: usize, slot: Slot<M>) {
+        assert!(self.slots()[index].replace(slot).is_none(), "a rank enters a collective once");
+    }
+
+    /// Takes back what belongs to a rank, once the collective is finished.
+    pub(crate) fn take(&self, index: usize) -> (Completed<M::Buffer>, M::Event) {
+        let slot = self.slots()[index].take().expect("a rank leaves a collective once");
+        (Completed { outputs: slot.outputs, inputs: slot.inputs }, slot.ready)
+    }
+
+    /// All ranks are there: fills all outputs of an all-gather. With `share`, one output is filled and the
+    /// others become its readers where the memory can do that.
+    pub(crate) fn gather(&self, memory: &M, group: Group<'_>, share: bool) -> Result<(), Error> {
+        self.with_all_slots(memory, Queue::Gather, |slots| {
+            let inputs: Vec<_> = slots.iter_mut().map(|slot| std::mem::take(&mut slot.inputs)).collect();
+            group.check_lengths(&inputs)?;
+            let (first, others) = slots.split_first_mut().expect("a group has a rank");
+            concatenate(memory, &inputs, &mut first.outputs)?;
+            for slot in others {
+                if share {
+                    share_or_copy(memory, &first.outputs, &mut slot.outputs)?;
+                } else {
+                    concatenate(memory, &inputs, &mut slot.outputs)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Adds the input of a rank to the tree, as far as its siblings are there; returns whether this completed
+    /// the sum, which is then where the collective wants it.
+    pub(crate) fn reduce(&self, memory: &M, group: Group<'_>, index: usize) -> Result<bool, Error> {
+        let (buffers, ready) = {
+            let mut slots = self.slots();
+            let slot = slots[index].as_mut().expect("the rank deposited its buffers before");
+            (std::mem::take(&mut slot.inputs), slot.ready.clone())
+        };
+        let mut partial = Partial { owner: index, buffers, ready };
+        let mut node = index;
+        loop {
+            let arrival = lock(&self.tree).arrive(node, partial);
+            match arrival {
+                Arrival::Kept => return Ok(false),
+                Arrival::Done(sum) => {
+                    self.hand_out(memory, group, sum)?;
+                    return Ok(true);
+                }
+                Arrival::Add { left, right, node: parent } => {
+                    partial = self.add(memory, group, left, right)?;
+                    node = parent;
+                }
+            }
+        }
+    }
+
+    /// `left + right` in the buffers of `left`; those of `right` go back to their rank.
+    fn add(
+        &self,
+        memory: &M,
+        group: Group<'_>,
+        mut left: Partial<M>,
+        mut right: Partial<M>,
+    ) -> Result<Partial<M>, Error> {
+        group.check_pair(&left.buffers, right.owner, &right.buffers)?;
+        memory.wait(Queue::Reduce, &left.ready);
+        memory.wait(Queue::Reduce, &right.ready);
+        for (dst, src) in left.buffers.iter_mut().zip(&right.buffers) {
+            memory.accumulate(Queue::Reduce, Slice::whole(src), SliceMut::whole(dst))?;
+        }
+        if group.scatters {
+            right.buffers.iter_mut().for_each(|buffer| memory.release(Queue::Reduce, buffer));
+        }
+        self.give_back(right.owner, right.buffers);
+        left.ready = memory.record(Queue::Reduce);
+        Ok(left)
+    }
+
+    /// Brings the sum of all ranks to all ranks: a part each, or the whole.
+    fn hand_out(&self, memory: &M, group: Group<'_>, mut sum: Partial<M>) -> Result<(), Error> {
+        memory.wait(Queue::Reduce, &sum.ready);
+        self.with_all_slots(memory, Queue::Reduce, |slots| {
+            for (index, slot) in slots.iter_mut().enumerate() {
+                if group.scatters {
+                    scatter(memory, &sum.buffers, index, &mut slot.outputs)?;
+                } else if index != sum.owner {
+                    copy_all(memory, &sum.buffers, &mut slot.inputs)?;
+                }
+            }
+            Ok(())
+        })?;
+        if group.scatters {
+            sum.buffers.iter_mut().for_each(|buffer| memory.release(Queue::Reduce, buffer));
+        }
+        self.give_back(sum.owner, sum.buffers);
+        if !group.scatters {
+            // An all-reduce works in place: what went in comes out.
+            for slot in self.slots().iter_mut().flatten() {
+                std::mem::swap(&mut slot.inputs, &mut slot.outputs);
+            }
+        }
+        Ok(())
+    }
+
+    fn give_back(&self, owner: usize, buffers: Vec<M::Buffer>) {
+        self.slots()[owner].as_mut().expect("slots are filled until the end").inputs = buffers;
+    }
+
+    /// Works on the buffers of all ranks outside the lock, after they are ready; they are ready again after it.
+    fn with_all_slots(
+        &self,
+        memory: &M,
+        queue: Queue,
+        work: impl FnOnce(&mut [Slot<M>]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut slots: Vec<Slot<M>> =
+            self.slots().iter_mut().map(|slot| slot.take().expect("all ranks have arrived")).collect();
+        slots.iter().for_each(|slot| memory.wait(queue, &slot.ready));
+        let result = work(&mut slots);
+        let done = memory.record(queue);
+        for (place, slot) in self.slots().iter_mut().zip(slots) {
+            *place = Some(Slot { ready: done.clone(), ..slot });
+        }
+        result
+    }
+
+    fn slots(&self) -> MutexGuard<'_, Vec<Option<Slot<M>>>> {
+        lock(&self.slots)
+    }
+}
+
+/// The facts about a call that errors need, and what becomes of its sum.
+#[derive(Clone, Copy)]
+pub(crate) struct Group<'a> {
+    pub(crate) members: &'a [Rank],
+    pub(crate) call: Fingerprint,
+    /// Whether a reduction ends in parts (and gives up its inputs) or in place.
+    pub(crate) scatters: bool,
+}
+
+impl Group<'_> {
+    /// Fingerprints compare the elements of all segments together; here each segment is compared.
+    fn check_lengths<B: Buffer>(&self, inputs: &[Vec<B>]) -> Result<(), Error> {
+        inputs.iter().enumerate().try_for_each(|(index, theirs)| self.check_pair(&inputs[0], index, theirs))
+    }
+
+    fn check_pair<B: Buffer>(&self, ours: &[B], index: usize, theirs: &[B]) -> Result<(), Error> {
+        let lengths = |buffers: &[B]| -> Vec<usize> { buffers.iter().map(Buffer::len).collect() };
+        let (ours, theirs) = (lengths(ours), lengths(theirs));
+        let segment = (0..ours.len().max(theirs.len())).find(|&i| ours.get(i) != theirs.get(i));
+        let Some(segment) = segment else { return Ok(()) };
+        let length = |lengths: &[usize]| lengths.get(segment).copied().unwrap_or(0);
+        let (expected, got) = (length(&ours), length(&theirs));
+        let rank = self.members[index];
+        Err(CommError::Length { rank, call: self.call, segment, expected, got }.into())
+    }
+}
+
+/// `outputs[i]` becomes the concatenation of all `inputs[..][i]`.
+fn concatenate<M: Memory>(
+    memory: &M,
+    inputs: &[Vec<M::Buffer>],
+    outputs: &mut [M::Buffer],
+) -> Result<(), Error> {
+    for (segment, output) in outputs.iter_mut().enumerate() {
+        let mut offset = 0;
+        for part in inputs.iter().map(|input| &input[segment]) {
+            let dst = SliceMut::new(output, offset, part.len());
+            memory.copy(Queue::Gather, Slice::whole(part), dst)?;
+            offset += part.len();
+        }
+    }
+    Ok(())
+}
+
+fn share_or_copy<M: Memory>(memory: &M, from: &[M::Buffer], to: &mut [M::Buffer]) -> Result<(), Error> {
+    for (src, dst) in from.iter().zip(to) {
+        if !memory.alias(dst, src) {
+            memory.copy(Queue::Gather, Slice::whole(src), SliceMut::whole(dst))?;
+        }
+    }
+    Ok(())
+}
+
+fn copy_all<M: Memory>(memory: &M, from: &[M::Buffer], to: &mut [M::Buffer]) -> Result<(), Error> {
+    from.iter()
+        .zip(to)
+        .try_for_each(|(src, dst)| memory.copy(Queue::Reduce, Slice::whole(src), SliceMut::whole(dst)))
+}
+
+/// `outputs[i]` becomes part `index` of `sums[i]`.
+fn scatter<M: Memory>(
+    memory: &M,
+    sums: &[M::Buffer],
+    index: usize,
+    outputs: &mut [M::Buffer],
+) -> Result<(), Error> {
+    sums.iter().zip(outputs).try_for_each(|(sum, output)| {
+        let src = Slice::new(sum, index * output.len(), output.len());
+        memory.copy(Queue::Reduce, src, SliceMut::whole(output))
+    })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What the lock protects is replaced as a whole; a rank that panicked has failed the world anyway.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
