@@ -8,7 +8,7 @@ use fsdp_core::program::GradientTarget;
 use fsdp_core::{DType, Queue};
 
 use super::golden::close;
-use super::harness::host;
+use super::harness::{Packed, host};
 use super::safetensors;
 use crate::backend::{AttentionDims, Backend, HeadDims, IGNORED_TARGET, LinearDims, Orientation};
 use crate::layer::Rope;
@@ -136,31 +136,6 @@ fn layer_norm_is_that_of_pytorch() {
         case.expect("dx", &dx);
         case.expect("dweight", &dweight);
     });
-}
-
-/// Packs rows of queries, keys and values, or takes a packed row apart.
-struct Packed {
-    dims: AttentionDims,
-}
-
-impl Packed {
-    fn widths(&self) -> [usize; 3] {
-        [self.dims.heads, self.dims.kv_heads, self.dims.kv_heads].map(|heads| heads * self.dims.head_dim)
-    }
-
-    fn pack(&self, parts: [&[f64]; 3]) -> Vec<f64> {
-        let row = |row: usize| {
-            let part = move |(part, width): (&[f64], usize)| part[row * width..][..width].to_vec();
-            parts.into_iter().zip(self.widths()).flat_map(part)
-        };
-        (0..self.dims.rows()).flat_map(row).collect()
-    }
-
-    fn part(&self, packed: &[f64], index: usize) -> Vec<f64> {
-        let widths = self.widths();
-        let start: usize = widths[..index].iter().sum();
-        packed.chunks(self.dims.packed()).flat_map(|row| row[start..][..widths[index]].to_vec()).collect()
-    }
 }
 
 #[test]
