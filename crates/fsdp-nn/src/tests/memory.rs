@@ -1,14 +1,14 @@
 //! Memory: what is predicted is what is counted, nothing is left behind, and no parameter is kept.
 
 use fsdp_core::memory::{HostSlice, Memory};
-use fsdp_core::model::ParamId;
-use fsdp_core::program::{CallFootprint, Program};
+use fsdp_core::model::{BlockId, ModelSpec, ParamId};
+use fsdp_core::program::{CallFootprint, ForwardMode, Program};
 use fsdp_core::{DType, Error};
 
 use super::harness::{Subject, batch, gpt2, hf_models, host, llama, small};
 use crate::HostMemory;
 use crate::footprint::{RunShape, footprints, measure};
-use crate::model::unsharded::{Pass, calls, run};
+use crate::model::unsharded::{Call, Pass, calls, run};
 use crate::model::{Architecture, Gpt2, Llama, freeze};
 
 const PASSES: [Pass; 3] = [Pass::Train, Pass::TrainRecomputing, Pass::Evaluate];
@@ -31,6 +31,22 @@ fn check<A: Architecture + Clone>(architecture: &A, frozen: &[&str]) {
             assert_eq!(predicted.data_bytes, 2 * 7 * 16);
         }
     }
+}
+
+/// The footprint of one call, in the first pass that makes it; nothing when none does.
+fn footprint(
+    model: &(impl Architecture + Clone),
+    spec: &ModelSpec,
+    dtype: DType,
+    call: Call,
+) -> CallFootprint {
+    for pass in PASSES {
+        let calls = calls(spec, pass);
+        if let Some(index) = calls.iter().position(|&other| other == call) {
+            return footprints(model, spec, shape(dtype), &calls).unwrap().calls[index];
+        }
+    }
+    CallFootprint::default()
 }
 
 #[test]
@@ -105,20 +121,54 @@ fn frozen_layers_keep_nothing() {
     let llama = Llama::new(&crate::model::LlamaConfig { tie_word_embeddings: false, ..llama() }).unwrap();
     let mut spec = llama.description().spec.clone();
     freeze(&mut spec, &["model.embed*".into(), "model.layers.0.*".into()]).unwrap();
-    let blocks = footprints(&llama, &spec, shape(DType::F32)).unwrap().blocks;
+    let of = |block, mode| footprint(&llama, &spec, DType::F32, Call::Forward(BlockId(block), mode));
     // The output of one block replaces that of the one before.
-    assert_eq!([blocks[1].record.activation_net, blocks[2].record.activation_net], [0, 0]);
-    assert_eq!(blocks[2].recompute, CallFootprint::default());
-    assert!(blocks[3].record.activation_net > 0);
+    assert_eq!(
+        [of(1, ForwardMode::Record).activation_net, of(2, ForwardMode::Record).activation_net],
+        [0, 0]
+    );
+    assert_eq!(of(2, ForwardMode::Recompute), CallFootprint::default());
+    assert!(of(3, ForwardMode::Record).activation_net > 0);
 }
 
 #[test]
 fn checkpointed_layers_keep_only_their_input() {
     let gpt2 = Gpt2::new(&gpt2()).unwrap();
-    let blocks = footprints(&gpt2, &gpt2.description().spec, shape(DType::F32)).unwrap().blocks;
+    let spec = &gpt2.description().spec;
+    let of = |block, mode| footprint(&gpt2, spec, DType::F32, Call::Forward(BlockId(block), mode));
     let row_bytes = 2 * 7 * 12 * 4;
-    assert_eq!([blocks[1].checkpoint.activation_net, blocks[2].checkpoint.activation_net], [row_bytes, 0]);
-    assert!(blocks[1].record.activation_net > 3 * row_bytes);
+    assert_eq!(
+        [of(1, ForwardMode::Checkpoint).activation_net, of(2, ForwardMode::Checkpoint).activation_net],
+        [row_bytes, 0]
+    );
+    assert!(of(1, ForwardMode::Record).activation_net > 3 * row_bytes);
+}
+
+/// The table in the documentation of the tape, in bytes.
+#[test]
+fn blocks_of_a_llama_keep_what_is_documented() {
+    let config = llama();
+    let model = Llama::new(&config).unwrap();
+    let spec = &model.description().spec;
+    let of = |block, mode| footprint(&model, spec, DType::Bf16, Call::Forward(BlockId(block), mode));
+    let back = |block| footprint(&model, spec, DType::Bf16, Call::Backward(BlockId(block)));
+    let (hidden, inner, heads) = (12, 10, 4);
+    let packed = (4 + 2 * 2) * 6;
+    let rows = 2 * 7;
+    let attention = rows * (2 * (packed + heads * 6) + 4 * (1 + heads));
+    let mlp = rows * (2 * 2 * inner + 4);
+    let output = rows * 2 * hidden;
+    let kept = [attention + output, mlp + output].map(|bytes| bytes as isize);
+    assert_eq!([of(1, ForwardMode::Record).activation_net, of(2, ForwardMode::Record).activation_net], kept);
+    // The output of the last block of a layer is not needed a second time.
+    let recomputed = [attention + output, mlp].map(|bytes| bytes as isize);
+    assert_eq!(
+        [of(1, ForwardMode::Recompute).activation_net, of(2, ForwardMode::Recompute).activation_net],
+        recomputed
+    );
+    // In backward a gradient takes the place of the activation it belongs to, in place all the way down.
+    assert_eq!([back(1).activation_net, back(2).activation_net], kept.map(|bytes| -bytes));
+    assert_eq!(back(1).activation_peak, 0);
 }
 
 #[test]
