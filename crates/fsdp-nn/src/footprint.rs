@@ -66,9 +66,9 @@ pub(crate) fn measure<M: Backend, A: Architecture + Clone>(
     let before = memory.usage().live(Category::Activation);
     program.set_batches(memory, 0, vec![batch(shape)])?;
     let data_bytes = memory.usage().live(Category::Activation) - before;
-    let mut values = Whole::new(memory, spec, Category::Unsharded, shape.dtype)?;
-    values.zero(memory)?;
-    let mut params = values.params();
+    let mut params = Whole::new(memory, spec, Category::Unsharded, shape.dtype)?;
+    params.zero(memory)?;
+    let mut params = params.params();
     let gradients = Whole::new(memory, spec, Category::GradientSlot, shape.gradient_dtype)?;
     let mut gradients = gradients.into_gradients(spec);
     program.begin(memory, 0)?;
