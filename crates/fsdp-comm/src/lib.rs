@@ -2,8 +2,27 @@
 //!
 //! - [`conformance`]: what every implementation of [`Communicator`](fsdp_core::comm::Communicator) must do,
 //!   as plain functions over a [`Launcher`](conformance::Launcher).
+//! - [`Link`]: messages between pairs of ranks; [`InMemoryLinks`] for tests.
+//! - [`algorithms`]: all-gather, reduce-scatter, all-reduce and broadcast of bytes over a link.
+//! - [`LinkComm`]: a communicator made of these, for any memory.
 #![forbid(unsafe_code)]
 
 pub mod conformance;
 
+mod link;
+
+mod in_memory;
+mod session;
+
+pub mod algorithms;
+mod sums;
+
+mod link_comm;
+mod staging;
+
 mod bf16;
+
+pub use in_memory::InMemoryLinks;
+pub use link::{Alarm, Link};
+pub use link_comm::LinkComm;
+pub use session::Session;

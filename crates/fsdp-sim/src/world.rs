@@ -36,12 +36,12 @@ pub struct WorldOptions {
 }
 
 impl WorldOptions {
-    /// `ranks` ranks on all cores of this machine, a time limit of a minute, nothing shared, no faults.
+    /// `ranks` ranks on all cores of this machine, a time limit of ten minutes, nothing shared, no faults.
     pub fn new(ranks: usize) -> Self {
         Self {
             ranks,
             cores: thread::available_parallelism().map_or(1, usize::from),
-            timeout: Duration::from_secs(60),
+            timeout: Duration::from_secs(600),
             share_unsharded: false,
             stack_bytes: 2 << 20,
             faults: Vec::new(),

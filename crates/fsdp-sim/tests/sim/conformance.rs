@@ -2,6 +2,7 @@
 
 use fsdp_comm::conformance;
 use fsdp_core::DType;
+use proptest::prelude::*;
 
 use crate::launcher::Simulated;
 
@@ -33,4 +34,23 @@ fn many_ranks_pass() {
     conformance::rows_and_columns_of_a_mesh(&launcher, 4, 32);
     conformance::communicators_are_independent(&launcher, 128);
     conformance::divergent_calls_are_reported(&launcher, 128);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn random_segments_pass(
+        ranks in 1usize..=12,
+        lens in prop::collection::vec(0usize..50, 0..4),
+        cores in 1usize..5,
+        share_unsharded: bool,
+    ) {
+        let launcher = Simulated { cores, share_unsharded, can_alias: true };
+        for dtype in [DType::F32, DType::Bf16] {
+            conformance::all_gather(&launcher, ranks, dtype, &lens);
+            conformance::reduce_scatter(&launcher, ranks, dtype, &lens);
+            conformance::all_reduce(&launcher, ranks, dtype, &lens);
+        }
+    }
 }

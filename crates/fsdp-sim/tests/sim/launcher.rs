@@ -34,7 +34,7 @@ impl Launcher for Simulated {
             let memory = Arc::new(PlainMemory::new(self.can_alias));
             let result = body(Member { memory, comm: context.comm(), second: context.comm() });
             let ends_well = result.is_ok();
-            *results[context.rank().0].lock().unwrap() = Some(result);
+            *results[context.rank().0].lock().expect("one rank writes it") = Some(result);
             if ends_well { Ok(()) } else { Err("see the results") }
         });
         if let Err(error) = ended {
@@ -43,6 +43,7 @@ impl Launcher for Simulated {
                 assert!(!matches!(cause, RankFailure::Panic(_)), "{rank}: {cause}");
             }
         }
-        results.into_iter().map(|result| result.into_inner().unwrap().unwrap()).collect()
+        let result = |result: Mutex<Option<_>>| result.into_inner().ok().flatten();
+        results.into_iter().map(|slot| result(slot).expect("every body has returned")).collect()
     }
 }
