@@ -1,1 +1,26 @@
 //! Checkpoint file formats: safetensors reading, writing and streaming export.
+//!
+//! | module | what |
+//! | --- | --- |
+//! | [`safetensors`] | the file format: header parser with limits, canonical layout, positioned reads |
+//! | [`model_files`] | a Hugging Face model, in one file or in several with an index, read by rows |
+//! | [`export`] | writing such a model: any number of writers put their rows in place, then one commit |
+//!
+//! Nothing here holds a whole tensor: reads and writes name rows, and conversions run in bounded chunks.
+//! Files are never memory-mapped (mapped reads hang or crash on network file systems). Positioned reads and
+//! writes come from the standard library's Unix extensions, so this crate builds on Unix only.
+//!
+//! **A row** is one index of the first dimension: a tensor of shape `[d0, d1, ..]` has `d0` rows of
+//! `d1 * ..` elements, and a 0-d tensor has one row of one element.
+#![forbid(unsafe_code)]
+
+mod error;
+pub mod export;
+pub mod model_files;
+pub mod safetensors;
+
+mod convert;
+mod file_io;
+mod unique_map;
+
+pub use error::{Error, FileAction, HeaderFault, NameDifferences, ShapeDifference};

@@ -1,5 +1,7 @@
-//! What communicators share: collective algorithms over links, and the conformance suite.
+//! What communicators share: how ranks are launched, collective algorithms over links, and the conformance
+//! suite.
 //!
+//! - [`launch`]: what a trainer asks of whoever starts its ranks.
 //! - [`conformance`]: what every implementation of [`Communicator`](fsdp_core::comm::Communicator) must do,
 //!   as plain functions over a [`Launcher`](conformance::Launcher).
 //! - [`Link`]: messages between pairs of ranks; [`InMemoryLinks`] for tests.
@@ -8,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod conformance;
+pub mod launch;
 
 mod link;
 

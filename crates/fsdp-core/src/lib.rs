@@ -4,13 +4,17 @@
 pub mod checker;
 pub mod comm;
 mod dtype;
+pub mod engine;
 mod error;
 mod exact;
 pub mod layout;
+pub mod ledger;
 pub mod memory;
 pub mod model;
 pub mod program;
 mod rank;
+pub mod schedule;
+pub mod state;
 pub mod tree;
 pub mod update;
 pub mod wrap;

@@ -22,7 +22,7 @@ pub struct LossSum {
 /// What forward keeps for backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ForwardMode {
-    /// Everything that backward of this block needs.
+    /// Everything that backward of this block needs; nothing when no gradient passes through the block.
     Record,
     /// Only the input of the layer, at its first block; the layer is recomputed before its backward.
     Checkpoint,
@@ -155,7 +155,7 @@ impl<B: Buffer> Gradients<B> {
 
 /// Bytes that one call of a block allocates: what is left behind and what it needs on the way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BlockFootprint {
+pub struct CallFootprint {
     /// Change of live activation bytes over the call (negative in backward).
     pub activation_net: isize,
     /// Highest live activation bytes within the call, above those before it.
@@ -166,19 +166,14 @@ pub struct BlockFootprint {
     pub total_peak: usize,
 }
 
-/// The footprints of all calls that a schedule may make of one block.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BlockFootprints {
-    /// Forward with [`ForwardMode::Record`].
-    pub record: BlockFootprint,
-    /// Forward with [`ForwardMode::Checkpoint`].
-    pub checkpoint: BlockFootprint,
-    /// Forward with [`ForwardMode::Recompute`].
-    pub recompute: BlockFootprint,
-    /// Forward with [`ForwardMode::Evaluate`].
-    pub evaluate: BlockFootprint,
-    /// Backward (for the last block: forward and backward in one).
-    pub backward: BlockFootprint,
+impl CallFootprint {
+    /// Bytes left behind on top of `live`.
+    ///
+    /// # Panics
+    /// When the call would give up more than there is.
+    pub fn after(&self, live: usize) -> usize {
+        live.checked_add_signed(self.activation_net).expect("a block gives up only what forward kept")
+    }
 }
 
 /// A model on one rank.

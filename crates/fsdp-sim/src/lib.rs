@@ -19,10 +19,12 @@ mod failure;
 mod meetings;
 
 mod fault;
+mod launch;
 mod order;
 
 pub use comm::SimComm;
 pub use failure::{RankFailure, WorldError};
 pub use fault::{Action, Fault};
+pub use launch::Threads;
 pub use order::SeededOrder;
 pub use world::{RankContext, World, WorldOptions};

@@ -3,6 +3,9 @@
 //! Host queues run in program order for speed. A seeded order instead takes any queue whose declared waits
 //! are met, so that a wait that the schedule forgot shows as wrong bits; the seed replays the run.
 
+use fsdp_core::engine::IssueOrder;
+use fsdp_core::schedule::OpId;
+
 /// A pseudo-random order, the same for the same seed on every machine.
 #[derive(Clone, Debug)]
 pub struct SeededOrder {
@@ -29,6 +32,12 @@ impl SeededOrder {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         // The high bits of the product spread evenly over the candidates, without the bias of a remainder.
         ((u128::from(mix(self.state)) * ready as u128) >> 64) as usize
+    }
+}
+
+impl IssueOrder for SeededOrder {
+    fn choose(&mut self, ready: &[OpId]) -> usize {
+        self.choose(ready.len())
     }
 }
 

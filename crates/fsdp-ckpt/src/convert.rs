@@ -1,0 +1,167 @@
+//! Conversions between floating-point values in memory and the float types of files.
+//!
+//! Widening (`BF16`, `F16`, `F32` to `f32` or `f64`) is exact. Narrowing rounds once, to nearest with ties to
+//! even, and a finite value that would become infinite is refused instead of written. Slices are converted
+//! whole; cutting them into bounded chunks is the caller's business.
+
+use half::{bf16, f16};
+
+use crate::safetensors::TensorType;
+
+/// Elements converted per chunk by readers and writers.
+pub(crate) const CHUNK_ELEMENTS: usize = 1 << 17;
+
+/// A finite value that would become infinite.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct OutOfRange {
+    /// Index in the converted slice.
+    pub(crate) index: usize,
+    pub(crate) value: f64,
+    pub(crate) target: TensorType,
+}
+
+/// `f32` or `f64`: what values are in memory.
+pub(crate) trait Real: bytemuck::Pod {
+    /// The file type of the same elements.
+    const NATIVE: TensorType;
+
+    /// Converts `out.len()` elements of a convertible `dtype`.
+    fn decode(dtype: TensorType, bytes: &[u8], out: &mut [Self]) -> Result<(), OutOfRange>;
+
+    /// Converts `values.len()` elements to a convertible `dtype`.
+    fn encode(dtype: TensorType, values: &[Self], out: &mut [u8]) -> Result<(), OutOfRange>;
+
+    /// Swaps the bytes of elements that were read in file order, where the machine is not little-endian.
+    fn from_file_order(values: &mut [Self]);
+}
+
+impl Real for f32 {
+    const NATIVE: TensorType = TensorType::F32;
+
+    fn decode(dtype: TensorType, bytes: &[u8], out: &mut [f32]) -> Result<(), OutOfRange> {
+        match dtype {
+            TensorType::F32 => decode_each(bytes, out, f32::from_le_bytes),
+            TensorType::Bf16 => decode_each(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+            TensorType::F16 => decode_each(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
+            TensorType::F64 => {
+                let wide = bytes.as_chunks().0.iter().map(|&b| f64::from_le_bytes(b));
+                check_range(wide, TensorType::F32)?;
+                decode_each(bytes, out, |b| f64::from_le_bytes(b) as f32);
+            }
+            _ => unreachable!("callers check `is_convertible`"),
+        }
+        Ok(())
+    }
+
+    fn encode(dtype: TensorType, values: &[f32], out: &mut [u8]) -> Result<(), OutOfRange> {
+        match dtype {
+            TensorType::F32 => encode_each(values, out, f32::to_le_bytes),
+            TensorType::F64 => encode_each(values, out, |v| f64::from(v).to_le_bytes()),
+            TensorType::Bf16 | TensorType::F16 => {
+                check_range(values.iter().map(|&v| f64::from(v)), dtype)?;
+                encode_halves(dtype, values, out, |v| v);
+            }
+            _ => unreachable!("callers check `is_convertible`"),
+        }
+        Ok(())
+    }
+
+    fn from_file_order(values: &mut [f32]) {
+        if cfg!(target_endian = "big") {
+            values.iter_mut().for_each(|v| *v = f32::from_bits(v.to_bits().swap_bytes()));
+        }
+    }
+}
+
+impl Real for f64 {
+    const NATIVE: TensorType = TensorType::F64;
+
+    fn decode(dtype: TensorType, bytes: &[u8], out: &mut [f64]) -> Result<(), OutOfRange> {
+        match dtype {
+            TensorType::F64 => decode_each(bytes, out, f64::from_le_bytes),
+            TensorType::F32 => decode_each(bytes, out, |b| f64::from(f32::from_le_bytes(b))),
+            TensorType::Bf16 => decode_each(bytes, out, |b| bf16::from_le_bytes(b).to_f64()),
+            TensorType::F16 => decode_each(bytes, out, |b| f16::from_le_bytes(b).to_f64()),
+            _ => unreachable!("callers check `is_convertible`"),
+        }
+        Ok(())
+    }
+
+    fn encode(dtype: TensorType, values: &[f64], out: &mut [u8]) -> Result<(), OutOfRange> {
+        if dtype != TensorType::F64 {
+            check_range(values.iter().copied(), dtype)?;
+        }
+        match dtype {
+            TensorType::F64 => encode_each(values, out, f64::to_le_bytes),
+            TensorType::F32 => encode_each(values, out, |v| (v as f32).to_le_bytes()),
+            TensorType::Bf16 | TensorType::F16 => encode_halves(dtype, values, out, round_to_odd),
+            _ => unreachable!("callers check `is_convertible`"),
+        }
+        Ok(())
+    }
+
+    fn from_file_order(values: &mut [f64]) {
+        if cfg!(target_endian = "big") {
+            values.iter_mut().for_each(|v| *v = f64::from_bits(v.to_bits().swap_bytes()));
+        }
+    }
+}
+
+fn decode_each<const N: usize, T>(bytes: &[u8], out: &mut [T], convert: impl Fn([u8; N]) -> T) {
+    let (elements, rest) = bytes.as_chunks::<N>();
+    assert!(rest.is_empty() && elements.len() == out.len(), "bytes and elements describe the same rows");
+    for (out, &element) in out.iter_mut().zip(elements) {
+        *out = convert(element);
+    }
+}
+
+fn encode_each<const N: usize, T: Copy>(values: &[T], out: &mut [u8], convert: impl Fn(T) -> [u8; N]) {
+    let (elements, rest) = out.as_chunks_mut::<N>();
+    assert!(rest.is_empty() && elements.len() == values.len(), "bytes and elements describe the same rows");
+    for (element, &value) in elements.iter_mut().zip(values) {
+        *element = convert(value);
+    }
+}
+
+fn encode_halves<T: Copy>(dtype: TensorType, values: &[T], out: &mut [u8], to_f32: impl Fn(T) -> f32) {
+    if dtype == TensorType::Bf16 {
+        encode_each(values, out, |v| bf16::from_f32(to_f32(v)).to_le_bytes());
+    } else {
+        encode_each(values, out, |v| f16::from_f32(to_f32(v)).to_le_bytes());
+    }
+}
+
+/// Rounds to `f32` so that rounding the result again, to half precision, equals rounding once: an inexact
+/// result gets an odd last bit, which can never be a tie of the second rounding.
+fn round_to_odd(value: f64) -> f32 {
+    let nearest = value as f32;
+    let exact = f64::from(nearest) == value || value.is_nan();
+    let bits = nearest.to_bits();
+    if exact || bits & 1 == 1 {
+        nearest
+    } else if f64::from(nearest).abs() > value.abs() {
+        f32::from_bits(bits - 1)
+    } else {
+        f32::from_bits(bits + 1)
+    }
+}
+
+/// Finds the first finite value that rounds to infinity in `target`.
+fn check_range(values: impl Iterator<Item = f64> + Clone, target: TensorType) -> Result<(), OutOfRange> {
+    // Half a unit in the last place above the largest finite value: a tie, which goes to the even infinity.
+    let limit = match target {
+        TensorType::F16 => 65520.0,
+        TensorType::Bf16 => f64::from(f32::from_bits(0x7f7f_8000)),
+        _ => f64::from(f32::MAX) + (103_f64).exp2(),
+    };
+    let is_outside = |value: f64| value.abs() >= limit && value.is_finite();
+    // The usual case is that none is: a loop without an exit, which vectorizes.
+    if !values.clone().fold(false, |any, value| any | is_outside(value)) {
+        return Ok(());
+    }
+    let (index, value) = values.enumerate().find(|&(_, value)| is_outside(value)).expect("one was found");
+    Err(OutOfRange { index, value, target })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,62 @@
+//! The differences between the tensors that were expected and those that are there.
+
+use std::fmt;
+
+/// How many items of one kind a message lists before it only counts.
+const LISTED_MAX: usize = 12;
+
+/// All differences between expected and present tensors; at least one list is not empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NameDifferences {
+    /// Expected tensors that are not there, in the order they were expected.
+    pub missing: Vec<String>,
+    /// Tensors that nobody expected, in name order.
+    pub extra: Vec<String>,
+    /// Tensors of another shape, in the order they were expected.
+    pub wrong_shape: Vec<ShapeDifference>,
+}
+
+/// One tensor whose shape is not the expected one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShapeDifference {
+    /// The tensor.
+    pub tensor: String,
+    /// The shape that was expected.
+    pub expected: Vec<usize>,
+    /// The shape in the file.
+    pub got: Vec<usize>,
+}
+
+impl NameDifferences {
+    /// Whether there is no difference.
+    pub fn is_empty(&self) -> bool {
+        self.missing.is_empty() && self.extra.is_empty() && self.wrong_shape.is_empty()
+    }
+}
+
+impl fmt::Display for NameDifferences {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut kinds = Vec::new();
+        list(&mut kinds, "missing", &self.missing, |name| format!("`{name}`"));
+        list(&mut kinds, "not expected", &self.extra, |name| format!("`{name}`"));
+        list(&mut kinds, "of the wrong shape", &self.wrong_shape, |difference| {
+            let ShapeDifference { tensor, expected, got } = difference;
+            format!("`{tensor}` (expected {expected:?}, got {got:?})")
+        });
+        f.write_str(&kinds.join("; "))?;
+        f.write_str("; check that config and weights belong together")
+    }
+}
+
+fn list<T>(kinds: &mut Vec<String>, kind: &str, items: &[T], show: impl Fn(&T) -> String) {
+    if items.is_empty() {
+        return;
+    }
+    let shown: Vec<String> = items.iter().take(LISTED_MAX).map(show).collect();
+    let rest = match items.len() - shown.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    kinds.push(format!("{} {kind}: {}{rest}", items.len(), shown.join(", ")));
+}

@@ -1,0 +1,241 @@
+//! Which tensor goes to which file at which offset: a pure function of names, types, shapes and limit.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use serde::Serialize;
+
+use crate::{
+    error::Error,
+    model_files::{INDEX_FILE, SINGLE_FILE},
+    safetensors::{Header, Metadata, TensorEntry, TensorSpec},
+};
+
+/// The layout of an export. Cheap to clone; writers in other threads work from clones.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportPlan {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Shared {
+    dir: PathBuf,
+    files: Vec<PlannedFile>,
+    index: Option<PlannedIndex>,
+    /// The file of each tensor, as an index in `files`.
+    file_of: BTreeMap<String, usize>,
+}
+
+/// One safetensors file of an export.
+#[derive(Debug, PartialEq, Eq)]
+pub struct PlannedFile {
+    pub(super) path: PathBuf,
+    pub(super) temporary: PathBuf,
+    pub(super) header: Header,
+    /// The bytes in front of the data.
+    pub(super) prefix: Vec<u8>,
+}
+
+/// The index of a sharded export.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct PlannedIndex {
+    pub(super) path: PathBuf,
+    pub(super) temporary: PathBuf,
+    pub(super) text: Vec<u8>,
+}
+
+impl PlannedFile {
+    /// The final path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The layout of the file.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    fn new(path: PathBuf, tensors: Vec<TensorSpec>, metadata: Metadata) -> Result<PlannedFile, Error> {
+        let Some(name) = path.file_name().map(|name| name.to_owned()) else {
+            return Err(Error::NoFileName { path });
+        };
+        let mut temporary = name;
+        temporary.push(".tmp");
+        let temporary = path.with_file_name(temporary);
+        match Header::layout(aligned(tensors), Some(metadata)) {
+            Ok((header, prefix)) => Ok(PlannedFile { path, temporary, header, prefix }),
+            Err(fault) => Err(Error::CannotLayOut { path, fault }),
+        }
+    }
+}
+
+impl ExportPlan {
+    /// Plans one file. Tensors keep the given order, except that wider element types come first so that every
+    /// tensor is aligned to its elements. `format: pt`, without which some readers refuse a file, is added to
+    /// the metadata unless a `format` is given.
+    ///
+    /// # Errors
+    /// [`Error::NoFileName`]; [`Error::CannotLayOut`] for repeated names, a tensor named `__metadata__`, or
+    /// sizes beyond what the format holds.
+    pub fn new(
+        path: impl Into<PathBuf>,
+        tensors: Vec<TensorSpec>,
+        metadata: Metadata,
+    ) -> Result<ExportPlan, Error> {
+        let file = PlannedFile::new(path.into(), tensors, with_format(metadata))?;
+        let dir = directory_of(&file.path);
+        let file_of = file.header.entries().iter().map(|entry| (entry.name().to_owned(), 0)).collect();
+        Ok(ExportPlan { shared: Arc::new(Shared { dir, files: vec![file], index: None, file_of }) })
+    }
+
+    /// Plans a model in a directory, in files of at most `shard_bytes_max` bytes of tensors each, cut and named
+    /// as Hugging Face does: `model.safetensors` if one file is enough, else `model-00001-of-00003.safetensors`
+    /// and so on with `model.safetensors.index.json`. A larger tensor gets a file of its own.
+    ///
+    /// # Errors
+    /// [`Error::CannotLayOut`], as for [`ExportPlan::new`].
+    pub fn sharded(
+        dir: impl Into<PathBuf>,
+        tensors: Vec<TensorSpec>,
+        metadata: Metadata,
+        shard_bytes_max: u64,
+    ) -> Result<ExportPlan, Error> {
+        let (dir, metadata) = (dir.into(), with_format(metadata));
+        // One layout of everything: refuses bad names and sizes, and says how large each tensor is.
+        let whole = Header::layout(tensors.clone(), None);
+        let (whole, _) = whole.map_err(|fault| Error::CannotLayOut { path: dir.join(SINGLE_FILE), fault })?;
+        let sizes: Vec<u64> = whole.entries().iter().map(TensorEntry::len_bytes).collect();
+        let shards = cut(&sizes, shard_bytes_max);
+        if shards.len() <= 1 {
+            return ExportPlan::new(dir.join(SINGLE_FILE), tensors, metadata);
+        }
+        let mut files = Vec::with_capacity(shards.len());
+        let mut file_of = BTreeMap::new();
+        for (number, shard) in shards.iter().enumerate() {
+            let path = dir.join(format!("model-{:05}-of-{:05}.safetensors", number + 1, shards.len()));
+            file_of.extend(shard.iter().map(|&tensor| (tensors[tensor].name.clone(), number)));
+            let tensors = shard.iter().map(|&tensor| tensors[tensor].clone()).collect();
+            files.push(PlannedFile::new(path, tensors, metadata.clone())?);
+        }
+        let index = Some(index_of(&dir, &whole, &files, &file_of));
+        Ok(ExportPlan { shared: Arc::new(Shared { dir, files, index, file_of }) })
+    }
+
+    /// The files in the order of their numbers.
+    pub fn files(&self) -> &[PlannedFile] {
+        &self.shared.files
+    }
+
+    /// Bytes of all tensors.
+    pub fn data_bytes(&self) -> u64 {
+        self.files().iter().map(|file| file.header.data_len()).sum()
+    }
+
+    /// The single file, or the index of a sharded model.
+    pub fn path(&self) -> &Path {
+        self.index().map_or_else(|| self.files()[0].path(), |index| &index.path)
+    }
+
+    /// The place of a tensor.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`].
+    pub fn entry(&self, name: &str) -> Result<&TensorEntry, Error> {
+        let (file, tensor) = self.locate(name)?;
+        Ok(&self.files()[file].header.entries()[tensor])
+    }
+
+    /// The indices of the file and, in it, of the tensor.
+    pub(super) fn locate(&self, name: &str) -> Result<(usize, usize), Error> {
+        let file = self.shared.file_of.get(name).copied();
+        let tensor = file.and_then(|file| Some((file, self.files()[file].header.position(name)?)));
+        tensor.ok_or_else(|| Error::UnknownTensor {
+            path: self.path().to_owned(),
+            tensor: name.to_owned(),
+            tensor_count: self.shared.file_of.len(),
+        })
+    }
+
+    pub(super) fn dir(&self) -> &Path {
+        &self.shared.dir
+    }
+
+    pub(super) fn index(&self) -> Option<&PlannedIndex> {
+        self.shared.index.as_ref()
+    }
+}
+
+/// Cuts tensors of these sizes into shards of at most `max` bytes, in order. A tensor above `max` becomes a
+/// shard of its own without closing the one that is being filled.
+fn cut(sizes: &[u64], max: u64) -> Vec<Vec<usize>> {
+    let mut shards = Vec::new();
+    let (mut current, mut filled) = (Vec::new(), 0);
+    for (tensor, &size) in sizes.iter().enumerate() {
+        if size > max {
+            shards.push(vec![tensor]);
+            continue;
+        }
+        if filled + size > max {
+            shards.push(std::mem::take(&mut current));
+            filled = 0;
+        }
+        current.push(tensor);
+        filled += size;
+    }
+    if !current.is_empty() {
+        shards.push(current);
+    }
+    shards
+}
+
+/// Wider elements first, else in the given order: with 8-aligned data every tensor is then aligned.
+fn aligned(mut tensors: Vec<TensorSpec>) -> Vec<TensorSpec> {
+    tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype.size_bytes()));
+    tensors
+}
+
+fn with_format(mut metadata: Metadata) -> Metadata {
+    metadata.entry("format".to_owned()).or_insert_with(|| "pt".to_owned());
+    metadata
+}
+
+fn directory_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+#[derive(Serialize)]
+struct IndexText<'a> {
+    metadata: IndexMetadata,
+    weight_map: BTreeMap<&'a str, String>,
+}
+
+#[derive(Serialize)]
+struct IndexMetadata {
+    total_size: u64,
+}
+
+fn index_of(
+    dir: &Path,
+    whole: &Header,
+    files: &[PlannedFile],
+    file_of: &BTreeMap<String, usize>,
+) -> PlannedIndex {
+    let file_name = |file: usize| {
+        let name = files[file].path.file_name().expect("planned files have names");
+        name.to_string_lossy().into_owned()
+    };
+    let weight_map = file_of.iter().map(|(tensor, &file)| (tensor.as_str(), file_name(file))).collect();
+    let text = IndexText { metadata: IndexMetadata { total_size: whole.data_len() }, weight_map };
+    let mut text = serde_json::to_vec_pretty(&text).expect("strings and integers always serialize");
+    text.push(b'\n');
+    PlannedIndex { path: dir.join(INDEX_FILE), temporary: dir.join(format!("{INDEX_FILE}.tmp")), text }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,77 @@
+//! Shards are cut and named as Hugging Face cuts and names them.
+
+use super::*;
+use crate::safetensors::TensorType;
+
+fn spec(name: &str, dtype: TensorType, shape: &[usize]) -> TensorSpec {
+    TensorSpec { name: name.to_owned(), dtype, shape: shape.to_owned() }
+}
+
+#[test]
+fn cuts_like_hugging_face() {
+    assert_eq!(cut(&[], 10), Vec::<Vec<usize>>::new());
+    assert_eq!(cut(&[4, 6, 1], 10), [vec![0, 1], vec![2]]);
+    // A tensor above the limit comes first and does not close the shard that is being filled.
+    assert_eq!(cut(&[3, 11, 3, 9], 10), [vec![1], vec![0, 2], vec![3]]);
+    assert_eq!(cut(&[0, 0, 10, 0], 10), [vec![0, 1, 2, 3]]);
+    assert_eq!(cut(&[1, 2], 0), [vec![0], vec![1]]);
+}
+
+#[test]
+fn one_shard_is_a_single_file_without_index() {
+    let plan =
+        ExportPlan::sharded("out", vec![spec("a", TensorType::F32, &[2])], Metadata::new(), 8).unwrap();
+    assert_eq!(plan.path(), Path::new("out/model.safetensors"));
+    assert!(plan.index().is_none());
+    let empty = ExportPlan::sharded("out", Vec::new(), Metadata::new(), 8).unwrap();
+    assert_eq!(empty.path(), Path::new("out/model.safetensors"));
+}
+
+#[test]
+fn wide_elements_come_first_so_that_all_are_aligned() {
+    let tensors = vec![
+        spec("byte", TensorType::U8, &[3]),
+        spec("half", TensorType::Bf16, &[5]),
+        spec("double", TensorType::F64, &[1]),
+        spec("other_half", TensorType::F16, &[1]),
+        spec("single", TensorType::F32, &[3]),
+    ];
+    let plan = ExportPlan::new("x", tensors, Metadata::new()).unwrap();
+    let header = plan.files()[0].header();
+    let names: Vec<&str> = header.entries().iter().map(TensorEntry::name).collect();
+    assert_eq!(names, ["double", "single", "half", "other_half", "byte"]);
+    for entry in header.entries() {
+        let start = header.data_start() + entry.data_range().start;
+        assert_eq!(start % entry.dtype().size_bytes() as u64, 0, "{}", entry.name());
+    }
+}
+
+#[test]
+fn files_say_format_pt_unless_told_otherwise() {
+    let plan = ExportPlan::new("x", Vec::new(), Metadata::new()).unwrap();
+    assert_eq!(plan.files()[0].header().metadata().unwrap()["format"], "pt");
+    let metadata = Metadata::from([("format".to_owned(), "np".to_owned())]);
+    let plan = ExportPlan::new("x", Vec::new(), metadata).unwrap();
+    assert_eq!(plan.files()[0].header().metadata().unwrap()["format"], "np");
+}
+
+#[test]
+fn rejects_a_path_without_file_name() {
+    for path in ["/", "..", ""] {
+        let error = ExportPlan::new(path, Vec::new(), Metadata::new()).unwrap_err();
+        assert!(matches!(error, Error::NoFileName { .. }), "{path}: {error}");
+    }
+}
+
+#[test]
+fn rejects_repeated_names_even_across_shards() {
+    let tensors = vec![spec("a", TensorType::U8, &[9]), spec("a", TensorType::U8, &[9])];
+    let error = ExportPlan::sharded("out", tensors, Metadata::new(), 10).unwrap_err();
+    assert!(matches!(error, Error::CannotLayOut { fault: crate::HeaderFault::DuplicateTensor { .. }, .. }));
+}
+
+#[test]
+fn plans_cross_threads() {
+    fn check<T: Clone + Send + Sync + 'static>() {}
+    check::<ExportPlan>();
+}

@@ -1,0 +1,160 @@
+//! One writer of an export: positioned writes of whole rows into the temporary files.
+
+use std::ops::Range;
+
+use super::{ExportPlan, Receipt};
+use crate::{
+    convert::{CHUNK_ELEMENTS, Real},
+    error::Error,
+    file_io::PathFile,
+    safetensors::TensorEntry,
+};
+
+/// Writes rows of the tensors of an export in place. Writers work at the same time, on different rows.
+#[derive(Debug)]
+pub struct ExportWriter {
+    plan: ExportPlan,
+    /// Files are opened when the first row of one of their tensors is written.
+    files: Vec<Option<PathFile>>,
+    receipt: Receipt,
+    buffer: Vec<u8>,
+}
+
+impl ExportPlan {
+    /// A writer for this thread. The [`Export`](super::Export) must exist by the first write.
+    pub fn writer(&self) -> ExportWriter {
+        ExportWriter {
+            plan: self.clone(),
+            files: self.files().iter().map(|_| None).collect(),
+            receipt: Receipt::new(self.clone()),
+            buffer: Vec::new(),
+        }
+    }
+}
+
+impl ExportWriter {
+    /// Writes whole rows, given as bytes in the tensor's file type, from `first_row` on.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`]; [`Error::BufferLength`] if `bytes` are not whole rows;
+    /// [`Error::RowsOutsideTensor`]; [`Error::Io`], also when the disk is full. After an error, give up the
+    /// export: drop or [`abort`](super::Export::abort) it.
+    pub fn write_rows(&mut self, name: &str, first_row: usize, bytes: &[u8]) -> Result<(), Error> {
+        let place = self.plan.locate(name)?;
+        let entry = &self.plan.files()[place.0].header.entries()[place.1];
+        let rows = self.rows(entry, place.0, first_row, "bytes", bytes.len() as u64, entry.row_bytes())?;
+        let offset = rows.start as u64 * entry.row_bytes();
+        self.write_at(place, offset, bytes)?;
+        self.receipt.note(place, rows);
+        Ok(())
+    }
+
+    /// Writes whole rows, converted to the tensor's file type: `F32` and `F64` exactly, `BF16` and `F16`
+    /// rounded to nearest.
+    ///
+    /// # Errors
+    /// Those of [`write_rows`](Self::write_rows); [`Error::NotConvertible`] for other file types;
+    /// [`Error::ValueOutOfRange`] if a finite value does not fit.
+    pub fn write_rows_f32(&mut self, name: &str, first_row: usize, values: &[f32]) -> Result<(), Error> {
+        self.write_rows_as(name, first_row, values)
+    }
+
+    /// Writes whole rows, converted to the tensor's file type: `F64` exactly, `F32`, `BF16` and `F16` rounded
+    /// once, to nearest.
+    ///
+    /// # Errors
+    /// Those of [`write_rows_f32`](Self::write_rows_f32).
+    pub fn write_rows_f64(&mut self, name: &str, first_row: usize, values: &[f64]) -> Result<(), Error> {
+        self.write_rows_as(name, first_row, values)
+    }
+
+    /// Makes everything written durable and says what it was.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn finish(self) -> Result<Receipt, Error> {
+        self.files.iter().flatten().try_for_each(PathFile::sync)?;
+        Ok(self.receipt)
+    }
+
+    fn write_rows_as<T: Real>(&mut self, name: &str, first_row: usize, values: &[T]) -> Result<(), Error> {
+        let plan = self.plan.clone();
+        let place = plan.locate(name)?;
+        let file = &plan.files()[place.0];
+        let entry = &file.header.entries()[place.1];
+        let dtype = entry.dtype();
+        if !dtype.is_convertible() {
+            return Err(Error::NotConvertible { path: file.path.clone(), tensor: name.to_owned(), dtype });
+        }
+        let rows = self.rows(entry, place.0, first_row, "elements", values.len() as u64, entry.row_len())?;
+        let mut offset = rows.start as u64 * entry.row_bytes();
+        if dtype == T::NATIVE && cfg!(target_endian = "little") {
+            self.write_at(place, offset, bytemuck::cast_slice(values))?;
+        } else {
+            for chunk in values.chunks(CHUNK_ELEMENTS) {
+                self.write_converted(place, entry, offset, chunk)?;
+                offset += (chunk.len() * dtype.size_bytes()) as u64;
+            }
+        }
+        self.receipt.note(place, rows);
+        Ok(())
+    }
+
+    fn write_converted<T: Real>(
+        &mut self,
+        place: (usize, usize),
+        entry: &TensorEntry,
+        offset: u64,
+        values: &[T],
+    ) -> Result<(), Error> {
+        let size_bytes = entry.dtype().size_bytes();
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.resize(values.len() * size_bytes, 0);
+        T::encode(entry.dtype(), values, &mut buffer).map_err(|found| Error::ValueOutOfRange {
+            path: self.plan.files()[place.0].path.clone(),
+            tensor: entry.name().to_owned(),
+            element: offset / size_bytes as u64 + found.index as u64,
+            value: found.value,
+            target: found.target,
+        })?;
+        self.write_at(place, offset, &buffer)?;
+        self.buffer = buffer;
+        Ok(())
+    }
+
+    /// The rows that `got` units from `first_row` on are, if they are whole rows of the tensor.
+    fn rows(
+        &self,
+        entry: &TensorEntry,
+        file: usize,
+        first_row: usize,
+        unit: &'static str,
+        got: u64,
+        row: u64,
+    ) -> Result<Range<usize>, Error> {
+        let (path, tensor) = (self.plan.files()[file].path.clone(), entry.name().to_owned());
+        let is_whole = if row == 0 { got == 0 } else { got.is_multiple_of(row) };
+        if !is_whole {
+            return Err(Error::BufferLength { path, tensor, unit, expected: row, got });
+        }
+        let end = first_row.saturating_add(got.checked_div(row).unwrap_or(0) as usize);
+        let (rows, row_count) = (first_row..end, entry.row_count());
+        if rows.end > row_count {
+            return Err(Error::RowsOutsideTensor { path, tensor, rows, row_count });
+        }
+        Ok(rows)
+    }
+
+    /// Writes bytes at an offset of a tensor; both are known to lie inside it.
+    fn write_at(&mut self, (file, tensor): (usize, usize), offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        let planned = &self.plan.files()[file];
+        let start = planned.header.data_start() + planned.header.entries()[tensor].data_range().start;
+        let open = match self.files[file].take() {
+            Some(open) => open,
+            None => PathFile::open_for_writing(&planned.temporary)?,
+        };
+        let written = open.write_all_at(bytes, start + offset);
+        self.files[file] = Some(open);
+        written
+    }
+}

@@ -1,0 +1,117 @@
+//! The weights of a Hugging Face model: one `model.safetensors`, or several files with an index.
+//!
+//! A [`ModelReader`] joins the files under one set of names and reads rows of any tensor as `f32` or `f64`.
+//! Opening reads headers only and settles every question of completeness: index and files name the same
+//! tensors, each in one file. What the names mean to a model (orientation, tied weights) is not known here.
+
+mod index;
+mod names;
+mod rows;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    error::{Error, FileAction},
+    file_io::failed,
+    safetensors::{SafetensorsReader, TensorEntry},
+};
+
+/// The file of a model that is not sharded.
+pub const SINGLE_FILE: &str = "model.safetensors";
+
+/// The index of a model that is.
+pub const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// Endings of files that look like weights, for the message that none could be read.
+const WEIGHT_ENDINGS: [&str; 5] = [".safetensors", ".bin", ".pth", ".pt", ".distcp"];
+
+/// An open model. Reads are positioned, so one reader serves any number of threads.
+#[derive(Debug)]
+pub struct ModelReader {
+    path: PathBuf,
+    files: Vec<SafetensorsReader>,
+    /// The file of each tensor, as an index in `files`.
+    file_of: BTreeMap<String, usize>,
+}
+
+impl ModelReader {
+    /// Opens a model directory, one safetensors file of any name, or an index (`*.json`).
+    ///
+    /// # Errors
+    /// [`Error::NoModel`] and [`Error::TwoModels`] for a directory; the errors of an index that does not fit
+    /// its files ([`Error::MissingFile`], [`Error::NotInFile`], [`Error::NotInIndex`], [`Error::InTwoFiles`],
+    /// [`Error::MalformedIndex`], [`Error::IndexEscapesDirectory`]); [`Error::Malformed`]; [`Error::Io`].
+    pub fn open(path: impl AsRef<Path>) -> Result<ModelReader, Error> {
+        let path = path.as_ref();
+        let file = if path.is_dir() { find_in(path)? } else { path.to_owned() };
+        if file.extension().is_some_and(|extension| extension == "json") {
+            index::open(file)
+        } else {
+            let reader = SafetensorsReader::open(&file)?;
+            let file_of = reader.names().map(|name| (name.to_owned(), 0)).collect();
+            Ok(ModelReader { path: file, files: vec![reader], file_of })
+        }
+    }
+
+    /// The single file or the index that was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The open files in the order of the index.
+    pub fn files(&self) -> &[SafetensorsReader] {
+        &self.files
+    }
+
+    /// The names of all tensors, sorted.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.file_of.keys().map(String::as_str)
+    }
+
+    /// The shape, dtype and size of a tensor.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`].
+    pub fn entry(&self, name: &str) -> Result<&TensorEntry, Error> {
+        self.locate(name)?.entry(name)
+    }
+
+    /// The file that holds a tensor.
+    fn locate(&self, name: &str) -> Result<&SafetensorsReader, Error> {
+        match self.file_of.get(name) {
+            Some(&file) => Ok(&self.files[file]),
+            None => Err(Error::UnknownTensor {
+                path: self.path.clone(),
+                tensor: name.to_owned(),
+                tensor_count: self.file_of.len(),
+            }),
+        }
+    }
+}
+
+/// The file or index of the model in a directory.
+fn find_in(dir: &Path) -> Result<PathBuf, Error> {
+    let (single, index) = (dir.join(SINGLE_FILE), dir.join(INDEX_FILE));
+    match (single.exists(), index.exists()) {
+        (true, true) => Err(Error::TwoModels { wanted: single, other: index }),
+        (true, false) => Ok(single),
+        (false, true) => Ok(index),
+        (false, false) => Err(Error::NoModel { dir: dir.to_owned(), found: weight_files(dir)? }),
+    }
+}
+
+fn weight_files(dir: &Path) -> Result<Vec<String>, Error> {
+    let mut found = Vec::new();
+    for file in fs::read_dir(dir).map_err(failed(FileAction::List, dir))? {
+        let name = file.map_err(failed(FileAction::List, dir))?.file_name().to_string_lossy().into_owned();
+        if WEIGHT_ENDINGS.iter().any(|ending| name.ends_with(ending)) {
+            found.push(name);
+        }
+    }
+    found.sort();
+    Ok(found)
+}

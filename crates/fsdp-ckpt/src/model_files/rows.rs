@@ -1,0 +1,83 @@
+//! Reading rows: as bytes, or converted to the floating-point type of the caller in bounded chunks.
+
+use std::ops::Range;
+
+use super::ModelReader;
+use crate::{
+    convert::{CHUNK_ELEMENTS, Real},
+    error::Error,
+    safetensors::{SafetensorsReader, TensorEntry},
+};
+
+impl ModelReader {
+    /// Fills `out` with the bytes of whole rows of a tensor, in the type of the file.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`], [`Error::RowsOutsideTensor`], [`Error::BufferLength`], [`Error::Io`].
+    pub fn read_rows(&self, name: &str, rows: Range<usize>, out: &mut [u8]) -> Result<(), Error> {
+        self.locate(name)?.read_rows(name, rows, out)
+    }
+
+    /// Fills `out` with the elements of whole rows of an `F32`, `BF16`, `F16` (exact) or `F64` tensor
+    /// (rounded to nearest).
+    ///
+    /// # Errors
+    /// Those of [`read_rows`](Self::read_rows); [`Error::NotConvertible`] for other types;
+    /// [`Error::ValueOutOfRange`] if a finite `F64` does not fit. After an error the content of `out` is
+    /// unspecified.
+    pub fn read_rows_f32(&self, name: &str, rows: Range<usize>, out: &mut [f32]) -> Result<(), Error> {
+        self.read_rows_as(name, rows, out)
+    }
+
+    /// Fills `out` with the elements of whole rows of an `F64`, `F32`, `BF16` or `F16` tensor, exactly.
+    ///
+    /// # Errors
+    /// Those of [`read_rows`](Self::read_rows); [`Error::NotConvertible`] for other types.
+    pub fn read_rows_f64(&self, name: &str, rows: Range<usize>, out: &mut [f64]) -> Result<(), Error> {
+        self.read_rows_as(name, rows, out)
+    }
+
+    fn read_rows_as<T: Real>(&self, name: &str, rows: Range<usize>, out: &mut [T]) -> Result<(), Error> {
+        let file = self.locate(name)?;
+        let entry = file.entry(name)?;
+        let (path, tensor) = (file.path().to_owned(), name.to_owned());
+        if !entry.dtype().is_convertible() {
+            return Err(Error::NotConvertible { path, tensor, dtype: entry.dtype() });
+        }
+        let bytes = file.rows_to_bytes(entry, &rows)?;
+        let (expected, got) = ((rows.end - rows.start) as u64 * entry.row_len(), out.len() as u64);
+        if expected != got {
+            return Err(Error::BufferLength { path, tensor, unit: "elements", expected, got });
+        }
+        if entry.dtype() == T::NATIVE {
+            file.read_bytes(entry, bytes.start, bytemuck::cast_slice_mut(out))?;
+            T::from_file_order(out);
+            return Ok(());
+        }
+        read_converted(file, entry, bytes.start, out)
+    }
+}
+
+fn read_converted<T: Real>(
+    file: &SafetensorsReader,
+    entry: &TensorEntry,
+    offset_bytes: u64,
+    out: &mut [T],
+) -> Result<(), Error> {
+    let size_bytes = entry.dtype().size_bytes();
+    let mut buffer = vec![0; out.len().min(CHUNK_ELEMENTS) * size_bytes];
+    let mut offset = offset_bytes;
+    for chunk in out.chunks_mut(CHUNK_ELEMENTS) {
+        let bytes = &mut buffer[..chunk.len() * size_bytes];
+        file.read_bytes(entry, offset, bytes)?;
+        T::decode(entry.dtype(), bytes, chunk).map_err(|found| Error::ValueOutOfRange {
+            path: file.path().to_owned(),
+            tensor: entry.name().to_owned(),
+            element: offset / size_bytes as u64 + found.index as u64,
+            value: found.value,
+            target: found.target,
+        })?;
+        offset += bytes.len() as u64;
+    }
+    Ok(())
+}

@@ -1,0 +1,274 @@
+//! The header of a safetensors file: read from bytes and verified, or laid out for a new file.
+//!
+//! Pure: bytes and lengths in, values out; files are the business of the reader and of the export.
+
+use std::{collections::BTreeMap, ops::Range};
+
+use super::{
+    TensorType,
+    header_json::{self, METADATA_KEY, RawEntry},
+};
+use crate::error::HeaderFault;
+
+/// The longest header that is read or written, in bytes: the limit of the reference implementation.
+pub const HEADER_LEN_MAX: u64 = 100_000_000;
+
+/// Bytes of the length in front of the header.
+pub(super) const LENGTH_BYTES: u64 = 8;
+
+/// The `__metadata__` of a file.
+pub type Metadata = BTreeMap<String, String>;
+
+/// A tensor to be written: its name, dtype and shape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Name, unique in the model.
+    pub name: String,
+    /// Element type in the file.
+    pub dtype: TensorType,
+    /// Dimensions, slowest first.
+    pub shape: Vec<usize>,
+}
+
+/// A tensor in a file: what it is and where its bytes lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorEntry {
+    spec: TensorSpec,
+    row_bytes: u64,
+    start: u64,
+    end: u64,
+}
+
+impl TensorEntry {
+    /// The name.
+    pub fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// The element type in the file.
+    pub fn dtype(&self) -> TensorType {
+        self.spec.dtype
+    }
+
+    /// The dimensions, slowest first.
+    pub fn shape(&self) -> &[usize] {
+        &self.spec.shape
+    }
+
+    /// The bytes of the tensor, counted from the end of the header.
+    pub fn data_range(&self) -> Range<u64> {
+        self.start..self.end
+    }
+
+    /// Bytes of the whole tensor.
+    pub fn len_bytes(&self) -> u64 {
+        self.end - self.start
+    }
+
+    /// Rows: the first dimension, or 1 for a 0-d tensor.
+    pub fn row_count(&self) -> usize {
+        self.spec.shape.first().copied().unwrap_or(1)
+    }
+
+    /// Bytes of one row.
+    pub fn row_bytes(&self) -> u64 {
+        self.row_bytes
+    }
+
+    /// Elements of one row.
+    pub fn row_len(&self) -> u64 {
+        self.row_bytes / self.spec.dtype.size_bytes() as u64
+    }
+
+    /// Places a tensor at `start`, with all its arithmetic checked.
+    fn place(spec: TensorSpec, start: u64) -> Result<TensorEntry, HeaderFault> {
+        let size_bytes = spec.dtype.size_bytes() as u64;
+        let row_bytes =
+            spec.shape.iter().skip(1).try_fold(size_bytes, |bytes, &d| bytes.checked_mul(d as u64));
+        let row_count = spec.shape.first().copied().unwrap_or(1) as u64;
+        let placed = row_bytes.and_then(|row| Some((row, start.checked_add(row.checked_mul(row_count)?)?)));
+        match placed {
+            Some((row_bytes, end)) => Ok(TensorEntry { spec, row_bytes, start, end }),
+            None => {
+                Err(HeaderFault::SizeOverflow { tensor: spec.name, dtype: spec.dtype, shape: spec.shape })
+            }
+        }
+    }
+}
+
+/// A verified header: its tensors account for every byte of the file after it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    entries: Vec<TensorEntry>,
+    by_name: BTreeMap<String, usize>,
+    metadata: Option<Metadata>,
+    data_start: u64,
+}
+
+impl Header {
+    /// The length of the header (without the eight bytes of the length itself) from the first bytes of a
+    /// file, checked against the limit and the length of the file.
+    ///
+    /// # Errors
+    /// [`HeaderFault::NoLength`], [`HeaderFault::HeaderTooLarge`], [`HeaderFault::HeaderTruncated`].
+    pub fn parse_length(prefix: &[u8], file_len: u64) -> Result<u64, HeaderFault> {
+        let bytes = prefix.first_chunk::<8>().filter(|_| file_len >= LENGTH_BYTES);
+        let len = u64::from_le_bytes(*bytes.ok_or(HeaderFault::NoLength { file_len })?);
+        if len > HEADER_LEN_MAX {
+            return Err(HeaderFault::HeaderTooLarge { len, limit: HEADER_LEN_MAX });
+        }
+        let available = file_len - LENGTH_BYTES;
+        if len > available {
+            return Err(HeaderFault::HeaderTruncated { len, available });
+        }
+        Ok(len)
+    }
+
+    /// Reads and verifies the text of a header (the bytes after the length) of a file of `file_len` bytes.
+    ///
+    /// # Errors
+    /// A [`HeaderFault`] that names the broken rule and the tensor.
+    pub fn parse(text: &[u8], file_len: u64) -> Result<Header, HeaderFault> {
+        let data_start = LENGTH_BYTES + text.len() as u64;
+        let data_len = file_len.checked_sub(data_start).ok_or(HeaderFault::HeaderTruncated {
+            len: text.len() as u64,
+            available: file_len.saturating_sub(LENGTH_BYTES),
+        })?;
+        let text = std::str::from_utf8(text)
+            .map_err(|error| HeaderFault::NotUtf8 { valid_up_to: error.valid_up_to() })?;
+        if !text.starts_with('{') {
+            return Err(HeaderFault::NotAnObject);
+        }
+        let mut raw = header_json::read(text)?;
+        // A stable sort by both offsets puts an empty tensor before the one that starts at the same byte.
+        raw.tensors.sort_by_key(|tensor| tensor.offsets);
+        let mut entries: Vec<TensorEntry> = Vec::with_capacity(raw.tensors.len());
+        for tensor in raw.tensors {
+            let entry = verify(tensor, entries.last(), data_len)?;
+            entries.push(entry);
+        }
+        let covered = entries.last().map_or(0, |last| last.end);
+        if covered != data_len {
+            return Err(HeaderFault::UncoveredTail { covered, data_len });
+        }
+        let by_name = index(&entries);
+        Ok(Header { entries, by_name, metadata: raw.metadata, data_start })
+    }
+
+    /// Lays out a new file: the tensors follow each other in the given order. Also returns the bytes of the
+    /// file up to its data: length and canonical JSON, padded with spaces so that the data is 8-aligned.
+    ///
+    /// # Errors
+    /// [`HeaderFault::DuplicateTensor`], [`HeaderFault::ReservedName`], [`HeaderFault::SizeOverflow`] or
+    /// [`HeaderFault::HeaderTooLarge`].
+    pub fn layout(
+        tensors: Vec<TensorSpec>,
+        metadata: Option<Metadata>,
+    ) -> Result<(Header, Vec<u8>), HeaderFault> {
+        let mut entries: Vec<TensorEntry> = Vec::with_capacity(tensors.len());
+        let mut by_name = BTreeMap::new();
+        for spec in tensors {
+            if spec.name == METADATA_KEY {
+                return Err(HeaderFault::ReservedName);
+            }
+            if by_name.insert(spec.name.clone(), entries.len()).is_some() {
+                return Err(HeaderFault::DuplicateTensor { tensor: spec.name });
+            }
+            let start = entries.last().map_or(0, |last| last.end);
+            entries.push(TensorEntry::place(spec, start)?);
+        }
+        let mut text = header_json::write(&entries, metadata.as_ref());
+        text.resize(text.len().next_multiple_of(8), b' ');
+        let len = text.len() as u64;
+        if len > HEADER_LEN_MAX {
+            return Err(HeaderFault::HeaderTooLarge { len, limit: HEADER_LEN_MAX });
+        }
+        let data_start = LENGTH_BYTES + len;
+        let header = Header { entries, by_name, metadata, data_start };
+        header.check_file_len()?;
+        Ok((header, [&len.to_le_bytes()[..], &text].concat()))
+    }
+
+    /// The tensors in the order of their bytes.
+    pub fn entries(&self) -> &[TensorEntry] {
+        &self.entries
+    }
+
+    /// The tensor of this name.
+    pub fn entry(&self, name: &str) -> Option<&TensorEntry> {
+        self.position(name).map(|position| &self.entries[position])
+    }
+
+    /// The index in [`Header::entries`] of the tensor of this name.
+    pub fn position(&self, name: &str) -> Option<usize> {
+        self.by_name.get(name).copied()
+    }
+
+    /// The `__metadata__`, if the file has one.
+    pub fn metadata(&self) -> Option<&Metadata> {
+        self.metadata.as_ref()
+    }
+
+    /// Where in the file the data begins.
+    pub fn data_start(&self) -> u64 {
+        self.data_start
+    }
+
+    /// Bytes of all tensors.
+    pub fn data_len(&self) -> u64 {
+        self.entries.last().map_or(0, |last| last.end)
+    }
+
+    /// Bytes of the whole file.
+    pub fn file_len(&self) -> u64 {
+        self.data_start + self.data_len()
+    }
+
+    /// Refuses data that fits in 64 bits by itself, but not behind its header.
+    fn check_file_len(&self) -> Result<(), HeaderFault> {
+        match (self.data_start.checked_add(self.data_len()), self.entries.last()) {
+            (None, Some(TensorEntry { spec: TensorSpec { name, dtype, shape }, .. })) => {
+                Err(HeaderFault::SizeOverflow { tensor: name.clone(), dtype: *dtype, shape: shape.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn index(entries: &[TensorEntry]) -> BTreeMap<String, usize> {
+    entries.iter().enumerate().map(|(position, entry)| (entry.spec.name.clone(), position)).collect()
+}
+
+/// Checks one entry against the tensor before it and the end of the file.
+fn verify(
+    tensor: RawEntry,
+    previous: Option<&TensorEntry>,
+    data_len: u64,
+) -> Result<TensorEntry, HeaderFault> {
+    let RawEntry { name: tensor, dtype, shape, offsets: [start, end] } = tensor;
+    if start > end {
+        return Err(HeaderFault::ReversedOffsets { tensor, start, end });
+    }
+    if end > data_len {
+        return Err(HeaderFault::OffsetsBeyondFile { tensor, end, data_len });
+    }
+    let expected = previous.map_or(0, |previous| previous.end);
+    match previous {
+        Some(previous) if start < expected => {
+            let (previous, previous_end) = (previous.spec.name.clone(), expected);
+            return Err(HeaderFault::Overlap { tensor, start, previous, previous_end });
+        }
+        _ if start > expected => return Err(HeaderFault::Hole { tensor, expected, start }),
+        _ => {}
+    }
+    let entry = TensorEntry::place(TensorSpec { name: tensor, dtype, shape }, start)?;
+    if entry.end != end {
+        let (expected, got) = (entry.len_bytes(), end - start);
+        let TensorSpec { name: tensor, dtype, shape } = entry.spec;
+        return Err(HeaderFault::WrongSize { tensor, dtype, shape, expected, got });
+    }
+    Ok(entry)
+}
+
+#[cfg(test)]
+mod tests;

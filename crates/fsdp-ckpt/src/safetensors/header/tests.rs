@@ -1,0 +1,305 @@
+//! Malformed headers are refused by name; laid-out headers read back as they were.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Parses a header text in front of `data_len` bytes.
+fn parse(text: &str, data_len: u64) -> Result<Header, HeaderFault> {
+    Header::parse(text.as_bytes(), 8 + text.len() as u64 + data_len)
+}
+
+fn fault(text: &str, data_len: u64) -> HeaderFault {
+    parse(text, data_len).expect_err("the header is malformed")
+}
+
+fn name(text: &str) -> String {
+    text.to_owned()
+}
+
+#[test]
+fn reads_a_header_in_any_order_with_empty_and_scalar_tensors() {
+    let text = r#"{"b":{"dtype":"I64","shape":[],"data_offsets":[4,12]},
+        "__metadata__":{"format":"pt"},
+        "e":{"shape":[0,3],"data_offsets":[4,4],"dtype":"F32"},
+        "a":{"dtype":"BF16","shape":[2,1],"data_offsets":[0,4]}}   "#;
+    let header = parse(text, 12).unwrap();
+    let names: Vec<&str> = header.entries().iter().map(TensorEntry::name).collect();
+    assert_eq!(names, ["a", "e", "b"]);
+    assert_eq!(header.metadata().unwrap()["format"], "pt");
+    let scalar = header.entry("b").unwrap();
+    assert_eq!((scalar.row_count(), scalar.row_bytes(), scalar.row_len()), (1, 8, 1));
+    assert_eq!(header.file_len(), 8 + text.len() as u64 + 12);
+}
+
+#[test]
+fn reads_a_file_without_tensors() {
+    assert_eq!(parse("{}", 0).unwrap().entries(), []);
+}
+
+#[test]
+fn rejects_a_file_without_header_length() {
+    assert_eq!(Header::parse_length(&[1, 0, 0], 3), Err(HeaderFault::NoLength { file_len: 3 }));
+}
+
+#[test]
+fn rejects_a_header_above_the_limit() {
+    let len = HEADER_LEN_MAX + 1;
+    let expected = HeaderFault::HeaderTooLarge { len, limit: HEADER_LEN_MAX };
+    assert_eq!(Header::parse_length(&len.to_le_bytes(), u64::MAX), Err(expected));
+    let expected = HeaderFault::HeaderTooLarge { len: u64::MAX, limit: HEADER_LEN_MAX };
+    assert_eq!(Header::parse_length(&[0xff; 8], 8), Err(expected));
+}
+
+#[test]
+fn rejects_a_header_beyond_the_file() {
+    let expected = HeaderFault::HeaderTruncated { len: 100, available: 20 };
+    assert_eq!(Header::parse_length(&100_u64.to_le_bytes(), 28), Err(expected));
+}
+
+#[test]
+fn rejects_what_is_not_an_object() {
+    assert_eq!(fault("[]", 0), HeaderFault::NotAnObject);
+    assert_eq!(fault(" {}", 0), HeaderFault::NotAnObject);
+    assert_eq!(fault("", 0), HeaderFault::NotAnObject);
+}
+
+#[test]
+fn rejects_bytes_that_are_not_utf8() {
+    assert_eq!(Header::parse(b"{\"\xff\"}", 13), Err(HeaderFault::NotUtf8 { valid_up_to: 2 }));
+}
+
+#[test]
+fn rejects_broken_json() {
+    for text in ["{", "{\"a\"", "{} x", "{}{}", "{\"a\":", "{,}", "{\u{0}}"] {
+        let found = fault(text, 0);
+        assert!(
+            matches!(found, HeaderFault::Json { .. } | HeaderFault::BadEntry { .. }),
+            "{text}: {found:?}"
+        );
+    }
+}
+
+#[test]
+fn rejects_deep_nesting() {
+    let text = format!("{{\"a\":{}{}}}", "[".repeat(100_000), "]".repeat(100_000));
+    assert!(matches!(fault(&text, 0), HeaderFault::BadEntry { tensor, .. } if tensor == "a"));
+}
+
+#[test]
+fn rejects_a_repeated_tensor() {
+    let entry = r#""a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}"#;
+    let found = fault(&format!("{{{entry},{entry}}}"), 1);
+    assert_eq!(found, HeaderFault::DuplicateTensor { tensor: name("a") });
+    // The same name, once escaped.
+    let escaped = entry.replace("\"a\"", "\"\\u0061\"");
+    let found = fault(&format!("{{{entry},{escaped}}}"), 1);
+    assert_eq!(found, HeaderFault::DuplicateTensor { tensor: name("a") });
+}
+
+#[test]
+fn rejects_repeated_metadata() {
+    let found = fault(r#"{"__metadata__":{},"__metadata__":{}}"#, 0);
+    assert_eq!(found, HeaderFault::DuplicateTensor { tensor: name("__metadata__") });
+    let found = fault(r#"{"__metadata__":{"k":"1","k":"2"}}"#, 0);
+    assert!(matches!(found, HeaderFault::BadMetadata { detail } if detail.contains("`k`")));
+}
+
+#[test]
+fn rejects_metadata_that_is_not_text() {
+    for value in ["{\"k\":1}", "{\"k\":{}}", "[]", "null"] {
+        let found = fault(&format!("{{\"__metadata__\":{value}}}"), 0);
+        assert!(matches!(found, HeaderFault::BadMetadata { .. }), "{value}: {found:?}");
+    }
+}
+
+#[test]
+fn rejects_a_repeated_field() {
+    let found = fault(r#"{"a":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#, 1);
+    assert_eq!(found, HeaderFault::DuplicateField { tensor: name("a"), field: name("dtype") });
+}
+
+#[test]
+fn rejects_an_unknown_field() {
+    let found = fault(r#"{"a":{"dtype":"U8","shape":[1],"strides":[1],"data_offsets":[0,1]}}"#, 1);
+    assert_eq!(found, HeaderFault::UnknownField { tensor: name("a"), field: name("strides") });
+}
+
+#[test]
+fn rejects_a_missing_field() {
+    for (field, text) in [
+        ("dtype", r#"{"a":{"shape":[1],"data_offsets":[0,1]}}"#),
+        ("shape", r#"{"a":{"dtype":"U8","data_offsets":[0,1]}}"#),
+        ("data_offsets", r#"{"a":{"dtype":"U8","shape":[1]}}"#),
+    ] {
+        assert_eq!(fault(text, 1), HeaderFault::MissingField { tensor: name("a"), field });
+    }
+}
+
+#[test]
+fn rejects_an_unknown_dtype() {
+    let found = fault(r#"{"a":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}"#, 1);
+    assert_eq!(found, HeaderFault::UnknownDtype { tensor: name("a"), dtype: name("F4") });
+    assert!(found.to_string().contains("`F4`; supported are BOOL, U8"), "{found}");
+}
+
+#[test]
+fn rejects_fields_of_the_wrong_type() {
+    let many = "1,".repeat(64) + "1";
+    for fields in [
+        r#""dtype":3,"shape":[1],"data_offsets":[0,1]"#,
+        r#""dtype":"U8","shape":1,"data_offsets":[0,1]"#,
+        r#""dtype":"U8","shape":[-1],"data_offsets":[0,1]"#,
+        r#""dtype":"U8","shape":[1.0],"data_offsets":[0,1]"#,
+        r#""dtype":"U8","shape":["1"],"data_offsets":[0,1]"#,
+        r#""dtype":"U8","shape":[NaN],"data_offsets":[0,1]"#,
+        r#""dtype":"U8","shape":[1],"data_offsets":[0]"#,
+        r#""dtype":"U8","shape":[1],"data_offsets":[0,1,2]"#,
+        r#""dtype":"U8","shape":[1],"data_offsets":[0,18446744073709551616]"#,
+        &format!(r#""dtype":"U8","shape":[{many}],"data_offsets":[0,1]"#),
+    ] {
+        let found = fault(&format!("{{\"a\":{{{fields}}}}}"), 1);
+        assert!(
+            matches!(&found, HeaderFault::BadEntry { tensor, .. } if tensor == "a"),
+            "{fields}: {found:?}"
+        );
+    }
+}
+
+#[test]
+fn rejects_reversed_offsets() {
+    let found = fault(r#"{"a":{"dtype":"U8","shape":[0],"data_offsets":[1,0]}}"#, 1);
+    assert_eq!(found, HeaderFault::ReversedOffsets { tensor: name("a"), start: 1, end: 0 });
+}
+
+#[test]
+fn rejects_a_truncated_file() {
+    let found = fault(r#"{"a":{"dtype":"U8","shape":[9],"data_offsets":[0,9]}}"#, 8);
+    assert_eq!(found, HeaderFault::OffsetsBeyondFile { tensor: name("a"), end: 9, data_len: 8 });
+}
+
+#[test]
+fn rejects_a_hole() {
+    let found = fault(r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}"#, 2);
+    assert_eq!(found, HeaderFault::Hole { tensor: name("a"), expected: 0, start: 1 });
+}
+
+#[test]
+fn rejects_an_overlap() {
+    let text = r#"{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},
+        "b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}"#;
+    let expected = HeaderFault::Overlap { tensor: name("b"), start: 2, previous: name("a"), previous_end: 3 };
+    assert_eq!(fault(text, 4), expected);
+    let shared = text.replace("[2,4]", "[0,3]").replace("[2]", "[3]");
+    assert!(matches!(fault(&shared, 3), HeaderFault::Overlap { .. }));
+}
+
+#[test]
+fn rejects_a_range_of_the_wrong_size() {
+    let found = fault(r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,7]}}"#, 7);
+    let shape = vec![2];
+    let expected =
+        HeaderFault::WrongSize { tensor: name("a"), dtype: TensorType::F32, shape, expected: 8, got: 7 };
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn rejects_a_size_that_overflows() {
+    for shape in ["[4294967296,4294967296]", "[0,4294967296,4294967296]", "[18446744073709551615]"] {
+        let text = format!(r#"{{"a":{{"dtype":"F64","shape":{shape},"data_offsets":[0,0]}}}}"#);
+        assert!(matches!(fault(&text, 0), HeaderFault::SizeOverflow { .. }), "{shape}");
+    }
+}
+
+#[test]
+fn rejects_bytes_after_the_last_tensor() {
+    let found = fault(r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#, 2);
+    assert_eq!(found, HeaderFault::UncoveredTail { covered: 1, data_len: 2 });
+    assert_eq!(fault("{}", 1), HeaderFault::UncoveredTail { covered: 0, data_len: 1 });
+}
+
+fn spec(name: &str, dtype: TensorType, shape: &[usize]) -> TensorSpec {
+    TensorSpec { name: name.to_owned(), dtype, shape: shape.to_owned() }
+}
+
+#[test]
+fn layout_rejects_names_and_sizes_that_the_format_cannot_hold() {
+    let layout = |tensors| Header::layout(tensors, None).map(|_| ()).unwrap_err();
+    let twice = vec![spec("a", TensorType::U8, &[1]), spec("a", TensorType::U8, &[2])];
+    assert_eq!(layout(twice), HeaderFault::DuplicateTensor { tensor: name("a") });
+    assert_eq!(layout(vec![spec("__metadata__", TensorType::U8, &[])]), HeaderFault::ReservedName);
+    let huge = |name| spec(name, TensorType::U8, &[usize::MAX / 2]);
+    assert!(matches!(layout(vec![huge("a"), huge("b"), huge("c")]), HeaderFault::SizeOverflow { .. }));
+    assert!(matches!(
+        layout(vec![spec("a", TensorType::U8, &[usize::MAX])]),
+        HeaderFault::SizeOverflow { .. }
+    ));
+}
+
+#[test]
+fn layout_bytes_are_canonical() {
+    let metadata = Metadata::from([(name("k"), name("v"))]);
+    let tensors = vec![spec("b", TensorType::F16, &[2, 3]), spec("a\"", TensorType::Bool, &[])];
+    let (header, bytes) = Header::layout(tensors, Some(metadata)).unwrap();
+    let text = concat!(
+        r#"{"__metadata__":{"k":"v"},"b":{"dtype":"F16","shape":[2,3],"data_offsets":[0,12]},"#,
+        r#""a\"":{"dtype":"BOOL","shape":[],"data_offsets":[12,13]}}"#
+    );
+    assert_eq!(std::str::from_utf8(&bytes[8..]).unwrap().trim_end_matches(' '), text);
+    assert_eq!(bytes.len() as u64, header.data_start());
+    assert_eq!(bytes.len() % 8, 0);
+}
+
+fn tensor_type() -> impl Strategy<Value = TensorType> {
+    proptest::sample::select(TensorType::ALL.to_vec())
+}
+
+fn specs() -> impl Strategy<Value = Vec<TensorSpec>> {
+    let tensor = (".{0,6}", tensor_type(), prop::collection::vec(0_usize..5, 0..4));
+    prop::collection::vec(tensor, 0..8).prop_map(|tensors| {
+        let numbered = tensors.into_iter().enumerate();
+        numbered
+            .map(|(number, (name, dtype, shape))| TensorSpec {
+                name: format!("{name}{number}"),
+                dtype,
+                shape,
+            })
+            .collect()
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_laid_out_header_reads_back(specs in specs(), metadata in prop::option::of(
+        prop::collection::btree_map(".{0,5}", ".{0,5}", 0..3))) {
+        let (header, bytes) = Header::layout(specs.clone(), metadata).unwrap();
+        let len = Header::parse_length(&bytes, header.file_len()).unwrap();
+        prop_assert_eq!(len as usize, bytes.len() - 8);
+        let parsed = Header::parse(&bytes[8..], header.file_len()).unwrap();
+        // Reading sorts by offsets, so empty tensors may trade places with each other only.
+        for (spec, entry) in specs.iter().zip(header.entries()) {
+            prop_assert_eq!(&entry.spec, spec);
+            prop_assert_eq!(parsed.entry(&spec.name), Some(entry));
+        }
+        prop_assert_eq!(parsed.metadata(), header.metadata());
+        prop_assert_eq!(parsed.entries().len(), specs.len());
+        prop_assert_eq!(parsed.data_len(), header.data_len());
+    }
+
+    #[test]
+    fn no_mutation_of_a_header_panics(specs in specs(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        let (header, mut bytes) = Header::layout(specs, None).unwrap();
+        let at = at.index(bytes.len());
+        bytes[at] = byte;
+        if let Ok(len) = Header::parse_length(&bytes, header.file_len())
+            && let Some(text) = bytes.get(8..8 + len as usize)
+        {
+            let _ = Header::parse(text, header.file_len());
+        }
+    }
+
+    #[test]
+    fn arbitrary_text_does_not_panic(text in "[{}\\[\\]\",:a0-9 ]{0,60}", data_len in 0_u64..20) {
+        let _ = parse(&text, data_len);
+    }
+}

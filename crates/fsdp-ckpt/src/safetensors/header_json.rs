@@ -1,0 +1,198 @@
+//! The JSON text of a header: read into raw entries, and written canonically.
+//!
+//! Reading goes entry by entry, so that a hostile header costs memory in proportion to its tensors and every
+//! fault names its tensor. serde's error type carries only text; the typed fault travels beside it in a slot
+//! that the visitors share.
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::{
+    Serialize, Serializer,
+    de::{Deserialize, DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor},
+    ser::SerializeMap,
+};
+
+use super::{Metadata, TensorEntry, TensorType};
+use crate::{error::HeaderFault, unique_map::UniqueMap};
+
+/// The key of the metadata among the names of tensors.
+pub(super) const METADATA_KEY: &str = "__metadata__";
+
+/// The most dimensions a tensor may have; NumPy and PyTorch stop at 64.
+const DIMENSIONS_MAX: usize = 64;
+
+/// What a header says, before any of it is compared with the file.
+#[derive(Default)]
+pub(super) struct RawHeader {
+    pub(super) tensors: Vec<RawEntry>,
+    pub(super) metadata: Option<Metadata>,
+}
+
+pub(super) struct RawEntry {
+    pub(super) name: String,
+    pub(super) dtype: TensorType,
+    pub(super) shape: Vec<usize>,
+    pub(super) offsets: [u64; 2],
+}
+
+/// Reads the text of a header.
+pub(super) fn read(text: &str) -> Result<RawHeader, HeaderFault> {
+    let mut fault = None;
+    let mut json = serde_json::Deserializer::from_str(text);
+    let raw = json.deserialize_map(HeaderVisitor { fault: &mut fault });
+    match raw.and_then(|raw| json.end().map(|()| raw)) {
+        Ok(raw) => Ok(raw),
+        Err(error) => Err(fault.unwrap_or(HeaderFault::Json { detail: error.to_string() })),
+    }
+}
+
+/// The canonical text of a header: metadata, then the tensors in the given order, no spaces.
+pub(super) fn write(tensors: &[TensorEntry], metadata: Option<&Metadata>) -> Vec<u8> {
+    serde_json::to_vec(&HeaderText { tensors, metadata }).expect("strings and integers always serialize")
+}
+
+/// Records the typed fault and returns the error that makes serde stop.
+fn refuse<E: serde::de::Error>(slot: &mut Option<HeaderFault>, fault: HeaderFault) -> E {
+    slot.get_or_insert(fault);
+    E::custom("refused")
+}
+
+struct HeaderVisitor<'a> {
+    fault: &'a mut Option<HeaderFault>,
+}
+
+impl<'de> Visitor<'de> for HeaderVisitor<'_> {
+    type Value = RawHeader;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
+        let mut raw = RawHeader::default();
+        let mut names = BTreeMap::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if names.insert(name.clone(), ()).is_some() {
+                return Err(refuse(self.fault, HeaderFault::DuplicateTensor { tensor: name }));
+            }
+            if name == METADATA_KEY {
+                let pairs = map.next_value::<UniqueMap<String>>().map_err(|error| {
+                    refuse::<A::Error>(self.fault, HeaderFault::BadMetadata { detail: error.to_string() })
+                })?;
+                raw.metadata = Some(pairs.0.into_iter().collect());
+            } else {
+                let seed = EntrySeed { tensor: name.clone(), fault: self.fault };
+                let entry = map.next_value_seed(seed).map_err(|error| {
+                    let detail = error.to_string();
+                    refuse::<A::Error>(self.fault, HeaderFault::BadEntry { tensor: name, detail })
+                })?;
+                raw.tensors.push(entry);
+            }
+        }
+        Ok(raw)
+    }
+}
+
+struct EntrySeed<'a> {
+    tensor: String,
+    fault: &'a mut Option<HeaderFault>,
+}
+
+impl<'de> DeserializeSeed<'de> for EntrySeed<'_> {
+    type Value = RawEntry;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<RawEntry, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for EntrySeed<'_> {
+    type Value = RawEntry;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with `dtype`, `shape` and `data_offsets`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawEntry, A::Error> {
+        let EntrySeed { tensor, fault } = self;
+        let (mut dtype, mut shape, mut offsets) = (None, None, None);
+        while let Some(field) = map.next_key::<String>()? {
+            let repeated = match field.as_str() {
+                "dtype" => dtype.replace(map.next_value::<String>()?).is_some(),
+                "shape" => shape.replace(map.next_value::<Dimensions>()?.0).is_some(),
+                "data_offsets" => offsets.replace(map.next_value::<[u64; 2]>()?).is_some(),
+                _ => return Err(refuse(fault, HeaderFault::UnknownField { tensor, field })),
+            };
+            if repeated {
+                return Err(refuse(fault, HeaderFault::DuplicateField { tensor, field }));
+            }
+        }
+        let missing = |field| HeaderFault::MissingField { tensor: tensor.clone(), field };
+        let dtype = dtype.ok_or_else(|| missing("dtype"));
+        let shape = shape.ok_or_else(|| missing("shape"));
+        let offsets = offsets.ok_or_else(|| missing("data_offsets"));
+        let entry = dtype.and_then(|dtype| {
+            let known = TensorType::from_name(&dtype);
+            let dtype = known.ok_or(HeaderFault::UnknownDtype { tensor: tensor.clone(), dtype })?;
+            Ok(RawEntry { name: tensor.clone(), dtype, shape: shape?, offsets: offsets? })
+        });
+        entry.map_err(|found| refuse(fault, found))
+    }
+}
+
+struct Dimensions(Vec<usize>);
+
+impl<'de> Deserialize<'de> for Dimensions {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(DimensionsVisitor)
+    }
+}
+
+struct DimensionsVisitor;
+
+impl<'de> Visitor<'de> for DimensionsVisitor {
+    type Value = Dimensions;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of dimensions")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Dimensions, A::Error> {
+        let mut dimensions = Vec::new();
+        while let Some(dimension) = seq.next_element()? {
+            if dimensions.len() == DIMENSIONS_MAX {
+                return Err(A::Error::custom(format_args!("more than {DIMENSIONS_MAX} dimensions")));
+            }
+            dimensions.push(dimension);
+        }
+        Ok(Dimensions(dimensions))
+    }
+}
+
+struct HeaderText<'a> {
+    tensors: &'a [TensorEntry],
+    metadata: Option<&'a Metadata>,
+}
+
+#[derive(Serialize)]
+struct EntryText<'a> {
+    dtype: &'static str,
+    shape: &'a [usize],
+    data_offsets: [u64; 2],
+}
+
+impl Serialize for HeaderText<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        if let Some(metadata) = self.metadata {
+            map.serialize_entry(METADATA_KEY, metadata)?;
+        }
+        for tensor in self.tensors {
+            let range = tensor.data_range();
+            let data_offsets = [range.start, range.end];
+            let text = EntryText { dtype: tensor.dtype().name(), shape: tensor.shape(), data_offsets };
+            map.serialize_entry(tensor.name(), &text)?;
+        }
+        map.end()
+    }
+}

@@ -1,0 +1,115 @@
+//! Reading one safetensors file: the header when it is opened, tensors by positioned reads.
+
+use std::{ops::Range, path::Path};
+
+use super::{Header, TensorEntry, header::LENGTH_BYTES};
+use crate::{error::Error, file_io::PathFile};
+
+/// An open safetensors file. Reads are positioned, so one reader serves any number of threads.
+#[derive(Debug)]
+pub struct SafetensorsReader {
+    file: PathFile,
+    header: Header,
+}
+
+impl SafetensorsReader {
+    /// Opens a file and verifies its header; no tensor is read.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it cannot be read, [`Error::Malformed`] if its header breaks a rule of the format.
+    pub fn open(path: impl AsRef<Path>) -> Result<SafetensorsReader, Error> {
+        let path = path.as_ref();
+        let (file, file_len) = PathFile::open(path)?;
+        let malformed = |fault| Error::Malformed { path: path.to_owned(), fault };
+        let mut prefix = vec![0; file_len.min(LENGTH_BYTES) as usize];
+        file.read_exact_at(&mut prefix, 0)?;
+        let len = Header::parse_length(&prefix, file_len).map_err(malformed)?;
+        let mut text = vec![0; len as usize];
+        file.read_exact_at(&mut text, LENGTH_BYTES)?;
+        let header = Header::parse(&text, file_len).map_err(malformed)?;
+        Ok(SafetensorsReader { file, header })
+    }
+
+    /// The path that the file was opened with.
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// The verified header.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// The names of the tensors in the order of their bytes.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.header.entries().iter().map(TensorEntry::name)
+    }
+
+    /// The tensor of this name.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`].
+    pub fn entry(&self, name: &str) -> Result<&TensorEntry, Error> {
+        self.header.entry(name).ok_or_else(|| Error::UnknownTensor {
+            path: self.path().to_owned(),
+            tensor: name.to_owned(),
+            tensor_count: self.header.entries().len(),
+        })
+    }
+
+    /// Fills `out` with the bytes of a tensor that begin `offset_bytes` into it.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`], [`Error::BytesOutsideTensor`], [`Error::Io`].
+    pub fn read_at(&self, name: &str, offset_bytes: u64, out: &mut [u8]) -> Result<(), Error> {
+        let entry = self.entry(name)?;
+        let end = offset_bytes.saturating_add(out.len() as u64);
+        if end > entry.len_bytes() {
+            return Err(Error::BytesOutsideTensor {
+                path: self.path().to_owned(),
+                tensor: name.to_owned(),
+                bytes: offset_bytes..end,
+                len_bytes: entry.len_bytes(),
+            });
+        }
+        self.read_bytes(entry, offset_bytes, out)
+    }
+
+    /// Fills `out` with the bytes of whole rows of a tensor; `out` has exactly their length.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`], [`Error::RowsOutsideTensor`], [`Error::BufferLength`], [`Error::Io`].
+    pub fn read_rows(&self, name: &str, rows: Range<usize>, out: &mut [u8]) -> Result<(), Error> {
+        let entry = self.entry(name)?;
+        let bytes = self.rows_to_bytes(entry, &rows)?;
+        let (expected, got) = (bytes.end - bytes.start, out.len() as u64);
+        if expected != got {
+            let (path, tensor) = (self.path().to_owned(), name.to_owned());
+            return Err(Error::BufferLength { path, tensor, unit: "bytes", expected, got });
+        }
+        self.read_bytes(entry, bytes.start, out)
+    }
+
+    /// The bytes of the given rows, relative to the tensor.
+    pub(crate) fn rows_to_bytes(
+        &self,
+        entry: &TensorEntry,
+        rows: &Range<usize>,
+    ) -> Result<Range<u64>, Error> {
+        if rows.start > rows.end || rows.end > entry.row_count() {
+            return Err(Error::RowsOutsideTensor {
+                path: self.path().to_owned(),
+                tensor: entry.name().to_owned(),
+                rows: rows.clone(),
+                row_count: entry.row_count(),
+            });
+        }
+        Ok(rows.start as u64 * entry.row_bytes()..rows.end as u64 * entry.row_bytes())
+    }
+
+    /// Reads bytes that are known to lie inside the tensor.
+    pub(crate) fn read_bytes(&self, entry: &TensorEntry, offset: u64, out: &mut [u8]) -> Result<(), Error> {
+        let start = self.header.data_start() + entry.data_range().start;
+        self.file.read_exact_at(out, start + offset)
+    }
+}

@@ -1,0 +1,39 @@
+//! A JSON object read as a list of pairs in which no key may repeat.
+//!
+//! JSON readers keep the last of two equal keys, and different readers may keep different ones: a repeated
+//! key lets one file mean two things, so it is refused.
+
+use std::{collections::BTreeSet, fmt, marker::PhantomData};
+
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+
+/// The pairs of a JSON object in the order of the text.
+pub(crate) struct UniqueMap<V>(pub(crate) Vec<(String, V)>);
+
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for UniqueMap<V> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(UniqueMapVisitor(PhantomData))
+    }
+}
+
+struct UniqueMapVisitor<V>(PhantomData<V>);
+
+impl<'de, V: Deserialize<'de>> Visitor<'de> for UniqueMapVisitor<V> {
+    type Value = UniqueMap<V>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<UniqueMap<V>, A::Error> {
+        let mut keys = BTreeSet::new();
+        let mut pairs = Vec::new();
+        while let Some(key) = map.next_key::<String>()? {
+            if !keys.insert(key.clone()) {
+                return Err(A::Error::custom(format_args!("the key `{key}` is given twice")));
+            }
+            pairs.push((key, map.next_value()?));
+        }
+        Ok(UniqueMap(pairs))
+    }
+}

@@ -1,0 +1,267 @@
+//! Every way an export can fail, and what is left of it: nothing under a final name, no temporary file.
+
+use std::{fs, os::unix::fs::symlink, path::Path};
+
+use fsdp_ckpt::{
+    Error, FileAction,
+    export::{ExportPlan, Receipt},
+    safetensors::{Metadata, SafetensorsReader, TensorType},
+};
+
+use crate::{names_in, spec};
+
+/// A plan of one file with a 4 x 2 `F32` tensor `w`.
+fn single(dir: &Path) -> ExportPlan {
+    let tensors = vec![spec("w", TensorType::F32, &[4, 2])];
+    ExportPlan::new(dir.join("model.safetensors"), tensors, Metadata::new()).unwrap()
+}
+
+/// A plan of two files, each with one 4 x 2 tensor, and an index.
+fn sharded(dir: &Path) -> ExportPlan {
+    let tensors = vec![spec("v", TensorType::F32, &[4, 2]), spec("w", TensorType::F32, &[4, 2])];
+    ExportPlan::sharded(dir, tensors, Metadata::new(), 32).unwrap()
+}
+
+fn write_all(plan: &ExportPlan, value: f32) -> Receipt {
+    let mut writer = plan.writer();
+    for file in plan.files() {
+        for entry in file.header().entries() {
+            writer.write_rows_f32(entry.name(), 0, &[value; 8]).unwrap();
+        }
+    }
+    writer.finish().unwrap()
+}
+
+#[test]
+fn nothing_has_a_final_name_before_the_commit() {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = sharded(dir.path());
+    let export = plan.create().unwrap();
+    let receipt = write_all(&plan, 1.0);
+    assert!(names_in(dir.path()).iter().all(|name| name.ends_with(".tmp")));
+    export.commit([receipt]).unwrap();
+    let expected = [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+    ];
+    assert_eq!(names_in(dir.path()), expected);
+}
+
+#[test]
+fn dropping_or_aborting_removes_everything() {
+    let dir = tempfile::tempdir().unwrap();
+    for plan in [single(dir.path()), sharded(dir.path())] {
+        let export = plan.create().unwrap();
+        let _receipt = write_all(&plan, 1.0);
+        drop(export);
+        assert_eq!(names_in(dir.path()), [""; 0]);
+        plan.create().unwrap().abort().unwrap();
+        assert_eq!(names_in(dir.path()), [""; 0]);
+    }
+}
+
+#[test]
+fn a_full_disk_is_an_error_that_says_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = single(dir.path());
+    let export = plan.create().unwrap();
+    let temporary = dir.path().join("model.safetensors.tmp");
+    fs::remove_file(&temporary).unwrap();
+    symlink("/dev/full", &temporary).unwrap();
+    let mut writer = plan.writer();
+    let error = writer.write_rows_f32("w", 0, &[1.0; 8]).unwrap_err();
+    assert!(matches!(error, Error::Io { action: FileAction::Write, .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("model.safetensors.tmp") && text.contains("free space"), "{text}");
+
+    // Not even a commit in spite of the error finishes the file. What lies at the temporary path is not what
+    // the export created, so it is left alone, and refused by the next export.
+    let error = export.commit([]).unwrap_err();
+    assert!(matches!(error, Error::RowsNotWritten { .. }), "{error}");
+    assert_eq!(names_in(dir.path()), ["model.safetensors.tmp"]);
+    let error = plan.create().unwrap_err();
+    assert!(matches!(error, Error::TemporaryFileTaken { in_use: false, .. }), "{error}");
+}
+
+#[test]
+fn rejects_a_temporary_file_that_was_exchanged_or_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = single(dir.path());
+    for exchange in [true, false] {
+        let export = plan.create().unwrap();
+        let receipt = write_all(&plan, 1.0);
+        let temporary = dir.path().join("model.safetensors.tmp");
+        if exchange {
+            let copy = fs::read(&temporary).unwrap();
+            fs::remove_file(&temporary).unwrap();
+            fs::write(&temporary, copy).unwrap();
+        } else {
+            fs::File::options().write(true).open(&temporary).unwrap().set_len(8).unwrap();
+        }
+        let error = export.commit([receipt]).unwrap_err();
+        assert!(matches!(error, Error::TemporaryFileTaken { .. }), "{error}");
+        assert!(!dir.path().join("model.safetensors").exists());
+    }
+}
+
+#[test]
+fn a_directory_that_is_missing_or_a_file_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("file"), b"").unwrap();
+    for parent in ["none", "file"] {
+        let error = single(&dir.path().join(parent)).create().unwrap_err();
+        assert!(matches!(error, Error::Io { action: FileAction::Create, .. }), "{error}");
+        assert!(error.to_string().contains("check"), "{error}");
+    }
+    assert_eq!(names_in(dir.path()), ["file"]);
+}
+
+#[test]
+fn a_failed_create_removes_what_it_had_created() {
+    let dir = tempfile::tempdir().unwrap();
+    let obstacle = "model-00002-of-00002.safetensors.tmp";
+    fs::create_dir(dir.path().join(obstacle)).unwrap();
+    let error = sharded(dir.path()).create().unwrap_err();
+    assert!(matches!(error, Error::TemporaryFileTaken { .. }), "{error}");
+    assert_eq!(names_in(dir.path()), [obstacle]);
+}
+
+#[test]
+fn a_failed_rename_removes_temporary_and_renamed_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let obstacle = "model-00002-of-00002.safetensors";
+    fs::create_dir(dir.path().join(obstacle)).unwrap();
+    let plan = sharded(dir.path());
+    let export = plan.create().unwrap();
+    let error = export.commit([write_all(&plan, 1.0)]).unwrap_err();
+    assert!(matches!(error, Error::Io { action: FileAction::Rename, .. }), "{error}");
+    assert_eq!(names_in(dir.path()), [obstacle]);
+}
+
+#[test]
+fn two_exports_to_one_path_do_not_mix() {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = single(dir.path());
+    let export = plan.create().unwrap();
+    let error = plan.create().unwrap_err();
+    assert!(matches!(error, Error::TemporaryFileTaken { in_use: true, .. }), "{error}");
+    export.commit([write_all(&plan, 1.0)]).unwrap();
+}
+
+#[test]
+fn a_leftover_is_overwritten_and_a_finished_file_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("model.safetensors.tmp"), vec![7; 5000]).unwrap();
+    let plan = single(dir.path());
+    for value in [1.0_f32, 2.0] {
+        let export = plan.create().unwrap();
+        export.commit([write_all(&plan, value)]).unwrap();
+        let file = SafetensorsReader::open(plan.path()).unwrap();
+        let mut out = [0; 4];
+        file.read_at("w", 28, &mut out).unwrap();
+        assert_eq!(f32::from_le_bytes(out), value);
+    }
+    assert_eq!(names_in(dir.path()), ["model.safetensors"]);
+}
+
+#[test]
+fn a_failed_export_leaves_the_old_file_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = single(dir.path());
+    let export = plan.create().unwrap();
+    export.commit([write_all(&plan, 1.0)]).unwrap();
+    let before = fs::read(plan.path()).unwrap();
+    plan.create().unwrap().commit([]).unwrap_err();
+    assert_eq!(fs::read(plan.path()).unwrap(), before);
+    assert_eq!(names_in(dir.path()), ["model.safetensors"]);
+}
+
+#[test]
+fn rejects_rows_that_nobody_or_two_wrote() {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = single(dir.path());
+    let commit = |parts: &[(usize, usize)]| {
+        let export = plan.create().unwrap();
+        let receipts: Vec<Receipt> = parts
+            .iter()
+            .map(|&(first, count)| {
+                let mut writer = plan.writer();
+                writer.write_rows_f32("w", first, &vec![1.0; count * 2]).unwrap();
+                writer.finish().unwrap()
+            })
+            .collect();
+        export.commit(receipts)
+    };
+    for (parts, missing) in
+        [(&[][..], 0..4), (&[(0, 3)][..], 3..4), (&[(1, 3)][..], 0..1), (&[(0, 1), (2, 2)][..], 1..2)]
+    {
+        let error = commit(parts).unwrap_err();
+        assert!(matches!(&error, Error::RowsNotWritten { rows, .. } if *rows == missing), "{error}");
+    }
+    for parts in [&[(0, 4), (1, 2)][..], &[(0, 3), (2, 2)][..], &[(0, 4), (0, 4)][..]] {
+        let error = commit(parts).unwrap_err();
+        assert!(matches!(error, Error::RowsWrittenTwice { .. }), "{error}");
+    }
+    assert_eq!(names_in(dir.path()), [""; 0]);
+    // Nobody needs to write nothing, and nobody is harmed by it.
+    commit(&[(2, 0), (0, 2), (2, 2), (4, 0)]).unwrap();
+}
+
+#[test]
+fn rejects_receipts_of_another_export() {
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (plan, other_plan) = (single(dir.path()), single(other.path()));
+    let (export, _other_export) = (plan.create().unwrap(), other_plan.create().unwrap());
+    let error = export.commit([write_all(&other_plan, 1.0)]).unwrap_err();
+    assert!(matches!(error, Error::ForeignReceipt { .. }), "{error}");
+}
+
+#[test]
+fn rejects_a_model_beside_one_of_the_other_kind() {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = single(dir.path());
+    let export = plan.create().unwrap();
+    export.commit([write_all(&plan, 1.0)]).unwrap();
+    assert!(matches!(sharded(dir.path()).create().unwrap_err(), Error::TwoModels { .. }));
+
+    let dir = tempfile::tempdir().unwrap();
+    let plan = sharded(dir.path());
+    let export = plan.create().unwrap();
+    export.commit([write_all(&plan, 1.0)]).unwrap();
+    assert!(matches!(single(dir.path()).create().unwrap_err(), Error::TwoModels { .. }));
+}
+
+#[test]
+fn rejects_writes_that_do_not_fit_the_plan() {
+    let dir = tempfile::tempdir().unwrap();
+    let tensors = vec![
+        spec("w", TensorType::F16, &[4, 2]),
+        spec("i", TensorType::I64, &[2]),
+        spec("none", TensorType::F32, &[3, 0]),
+    ];
+    let plan = ExportPlan::new(dir.path().join("m"), tensors, Metadata::new()).unwrap();
+    let _export = plan.create().unwrap();
+    let mut writer = plan.writer();
+    assert!(matches!(writer.write_rows("x", 0, &[]).unwrap_err(), Error::UnknownTensor { .. }));
+    let error = writer.write_rows("w", 0, &[0; 6]).unwrap_err();
+    assert!(matches!(error, Error::BufferLength { unit: "bytes", expected: 4, got: 6, .. }), "{error}");
+    let error = writer.write_rows_f32("w", 0, &[0.0; 3]).unwrap_err();
+    assert!(matches!(error, Error::BufferLength { unit: "elements", expected: 2, got: 3, .. }), "{error}");
+    let error = writer.write_rows_f64("w", 3, &[0.0; 4]).unwrap_err();
+    assert!(matches!(error, Error::RowsOutsideTensor { row_count: 4, .. }), "{error}");
+    let error = writer.write_rows("w", usize::MAX, &[0; 4]).unwrap_err();
+    assert!(matches!(error, Error::RowsOutsideTensor { .. }), "{error}");
+    let error = writer.write_rows("none", 0, &[0; 4]).unwrap_err();
+    assert!(matches!(error, Error::BufferLength { expected: 0, .. }), "{error}");
+    assert!(matches!(writer.write_rows_f32("i", 0, &[0.0; 2]).unwrap_err(), Error::NotConvertible { .. }));
+    let error = writer.write_rows_f32("w", 1, &[1.0, 2.0, 3.0, 7e4]).unwrap_err();
+    assert!(matches!(error, Error::ValueOutOfRange { element: 5, .. }), "{error}");
+}
+
+#[test]
+fn a_writer_without_an_export_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = single(dir.path()).writer().write_rows_f32("w", 0, &[0.0; 8]).unwrap_err();
+    assert!(matches!(error, Error::Io { action: FileAction::Open, .. }), "{error}");
+}

@@ -1,0 +1,44 @@
+//! Tests on real files: fixtures made by PyTorch and Hugging Face, and files in temporary directories.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+/// Files made by other tools read to their expected values.
+mod fixtures;
+
+/// Files and models that are damaged or do not fit: refused, naming what is wrong.
+mod refusals;
+
+/// What an export writes is what a reader reads, whoever writes it in whatever order.
+mod round_trip;
+
+/// Exports that fail leave nothing behind.
+mod failures;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use fsdp_ckpt::safetensors::{TensorSpec, TensorType};
+
+/// A file or directory of `tests/fixtures`.
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+fn spec(name: &str, dtype: TensorType, shape: &[usize]) -> TensorSpec {
+    TensorSpec { name: name.to_owned(), dtype, shape: shape.to_owned() }
+}
+
+/// The names in a directory, sorted.
+fn names_in(dir: &Path) -> Vec<String> {
+    let files = fs::read_dir(dir).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = files.collect();
+    names.sort();
+    names
+}
+
+/// A safetensors file from the text of its header and its data.
+fn write_raw(path: &Path, header: &str, data: &[u8]) {
+    let len = (header.len() as u64).to_le_bytes();
+    fs::write(path, [&len, header.as_bytes(), data].concat()).unwrap();
+}

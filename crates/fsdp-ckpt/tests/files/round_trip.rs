@@ -1,0 +1,166 @@
+//! Random models, dtypes and splits over writers.
+
+use std::{fs, thread};
+
+use fsdp_ckpt::{
+    export::ExportPlan,
+    model_files::ModelReader,
+    safetensors::{Metadata, SafetensorsReader, TensorSpec, TensorType},
+};
+use proptest::prelude::*;
+
+use crate::{names_in, spec};
+
+/// Bytes that differ from tensor to tensor and from place to place.
+fn content(tensor: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 31 + tensor * 101 + i / 251) as u8).collect()
+}
+
+fn models() -> impl Strategy<Value = Vec<TensorSpec>> {
+    let dtype = prop::sample::select(TensorType::ALL.to_vec());
+    let tensor = (dtype, prop::collection::vec(0_usize..6, 0..4));
+    prop::collection::vec(tensor, 0..7).prop_map(|tensors| {
+        let numbered = tensors.into_iter().enumerate();
+        numbered
+            .map(|(number, (dtype, shape))| spec(&format!("layer.{number}\u{e9}"), dtype, &shape))
+            .collect()
+    })
+}
+
+/// Writer `rank` of `ranks` writes its part of the rows of every tensor.
+fn write_part(
+    plan: &ExportPlan,
+    tensors: &[TensorSpec],
+    rank: usize,
+    ranks: usize,
+) -> fsdp_ckpt::export::Receipt {
+    let mut writer = plan.writer();
+    for (number, tensor) in tensors.iter().enumerate() {
+        let entry = plan.entry(&tensor.name).unwrap();
+        let content = content(number, entry.len_bytes() as usize);
+        let per_rank = entry.row_count().div_ceil(ranks);
+        let first = (rank * per_rank).min(entry.row_count());
+        let end = (first + per_rank).min(entry.row_count());
+        let row = entry.row_bytes() as usize;
+        writer.write_rows(&tensor.name, first, &content[first * row..end * row]).unwrap();
+    }
+    writer.finish().unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_writers_write_is_read_back(
+        tensors in models(),
+        ranks in 1_usize..5,
+        shard_bytes_max in prop::sample::select(vec![1_u64, 40, 200, u64::MAX]),
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let plan = ExportPlan::sharded(dir.path(), tensors.clone(), Metadata::new(), shard_bytes_max).unwrap();
+        let export = plan.create().unwrap();
+        let receipts: Vec<_> = thread::scope(|scope| {
+            let writers: Vec<_> = (0..ranks).map(|rank| {
+                let (plan, tensors) = (plan.clone(), &tensors);
+                scope.spawn(move || write_part(&plan, tensors, rank, ranks))
+            }).collect();
+            writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+        });
+        export.commit(receipts).unwrap();
+        prop_assert!(names_in(dir.path()).iter().all(|name| !name.ends_with(".tmp")));
+
+        let model = ModelReader::open(dir.path()).unwrap();
+        model.check_names(tensors.iter().map(|tensor| (&tensor.name, &tensor.shape))).unwrap();
+        for (number, tensor) in tensors.iter().enumerate() {
+            let entry = model.entry(&tensor.name).unwrap();
+            prop_assert_eq!(entry.dtype(), tensor.dtype);
+            let mut out = vec![0; entry.len_bytes() as usize];
+            model.read_rows(&tensor.name, 0..entry.row_count(), &mut out).unwrap();
+            prop_assert_eq!(out, content(number, entry.len_bytes() as usize));
+        }
+    }
+
+    #[test]
+    fn floats_survive_in_every_type_that_holds_them(
+        integers in prop::collection::vec(-256_i16..256, 1..200),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        // Integers up to 256 are exact in all four types.
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("floats.safetensors");
+        let types = [TensorType::F64, TensorType::F32, TensorType::Bf16, TensorType::F16];
+        let tensors = types.map(|dtype| spec(dtype.name(), dtype, &[integers.len()]));
+        let plan = ExportPlan::new(&path, tensors.to_vec(), Metadata::new()).unwrap();
+        let export = plan.create().unwrap();
+        let cut = cut.index(integers.len());
+        let single: Vec<f32> = integers.iter().map(|&i| f32::from(i)).collect();
+        let double: Vec<f64> = integers.iter().map(|&i| f64::from(i)).collect();
+        let mut writer = plan.writer();
+        for dtype in types {
+            writer.write_rows_f64(dtype.name(), cut, &double[cut..]).unwrap();
+            writer.write_rows_f32(dtype.name(), 0, &single[..cut]).unwrap();
+        }
+        export.commit([writer.finish().unwrap()]).unwrap();
+
+        let model = ModelReader::open(&path).unwrap();
+        for dtype in types {
+            let (mut s, mut d) = (vec![0.0; integers.len()], vec![0.0; integers.len()]);
+            model.read_rows_f32(dtype.name(), 0..integers.len(), &mut s).unwrap();
+            model.read_rows_f64(dtype.name(), 0..integers.len(), &mut d).unwrap();
+            prop_assert_eq!(&s, &single);
+            prop_assert_eq!(&d, &double);
+        }
+    }
+}
+
+#[test]
+fn conversion_in_chunks_equals_conversion_at_once() {
+    // Longer than one chunk, and not a multiple of it.
+    let values: Vec<f32> = (0..300_001).map(|i| (i as f32 - 150_000.0) * 0.37).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("long.safetensors");
+    let plan =
+        ExportPlan::new(&path, vec![spec("w", TensorType::Bf16, &[300_001])], Metadata::new()).unwrap();
+    let export = plan.create().unwrap();
+    let mut writer = plan.writer();
+    writer.write_rows_f32("w", 0, &values).unwrap();
+    export.commit([writer.finish().unwrap()]).unwrap();
+    let model = ModelReader::open(&path).unwrap();
+    let mut read = vec![0.0_f32; values.len()];
+    model.read_rows_f32("w", 0..values.len(), &mut read).unwrap();
+    for (&value, &read) in values.iter().zip(&read) {
+        assert_eq!(half::bf16::from_f32(value).to_f32(), read);
+    }
+}
+
+#[test]
+fn an_export_is_the_same_bytes_whoever_writes_it() {
+    let tensors = vec![spec("a", TensorType::F32, &[7, 3]), spec("b", TensorType::U8, &[5])];
+    let file = |ranks: usize| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.safetensors");
+        let plan = ExportPlan::new(&path, tensors.clone(), Metadata::new()).unwrap();
+        let export = plan.create().unwrap();
+        // The last rank first: order does not matter.
+        let receipts: Vec<_> =
+            (0..ranks).rev().map(|rank| write_part(&plan, &tensors, rank, ranks)).collect();
+        export.commit(receipts).unwrap();
+        fs::read(path).unwrap()
+    };
+    let alone = file(1);
+    assert!((2..9).all(|ranks| file(ranks) == alone));
+}
+
+#[test]
+fn bytes_of_a_tensor_can_be_read_from_anywhere() {
+    let tensors = vec![spec("a", TensorType::U16, &[3]), spec("b", TensorType::U8, &[9])];
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.safetensors");
+    let plan = ExportPlan::new(&path, tensors.clone(), Metadata::new()).unwrap();
+    let export = plan.create().unwrap();
+    export.commit([write_part(&plan, &tensors, 0, 1)]).unwrap();
+    let file = SafetensorsReader::open(&path).unwrap();
+    let mut out = [0; 4];
+    file.read_at("b", 5, &mut out).unwrap();
+    assert_eq!(out, content(1, 9)[5..]);
+}

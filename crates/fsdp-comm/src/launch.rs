@@ -1,0 +1,60 @@
+//! The launcher contract: how the ranks of a world are started.
+//!
+//! A trainer does not know whether its ranks are threads or processes, or what memory they have. It gives a
+//! launcher the code of one rank; the launcher runs it once per rank and hands each one its [`Seat`].
+
+use std::sync::Arc;
+
+use fsdp_core::Memory;
+use fsdp_core::Rank;
+use fsdp_core::comm::{Comm, CommError};
+
+/// What a rank is given to start with.
+pub struct Seat<M: Memory> {
+    /// The rank.
+    pub rank: Rank,
+    /// The memory of its device.
+    pub memory: Arc<M>,
+    /// A communicator of the whole world for all-gathers.
+    pub gathers: Comm<M>,
+    /// A communicator of the whole world for reductions.
+    pub reductions: Comm<M>,
+}
+
+/// Why a launch failed.
+#[derive(Debug)]
+pub struct LaunchFailure<E> {
+    /// The first rank that failed.
+    pub rank: Rank,
+    /// How.
+    pub reason: FailureReason<E>,
+}
+
+/// How a rank failed.
+#[derive(Debug)]
+pub enum FailureReason<E> {
+    /// It returned an error.
+    Error(E),
+    /// It panicked with this message.
+    Panic(String),
+    /// It reported nothing itself: it never arrived in a collective, or gave one up.
+    Comm(CommError),
+    /// It could not be started.
+    Spawn(std::io::Error),
+}
+
+/// Starts the ranks of a world.
+pub trait Launcher {
+    /// The memory of every rank.
+    type Memory: Memory;
+
+    /// Runs `body` on `world` ranks and returns their results in rank order.
+    ///
+    /// # Errors
+    /// [`LaunchFailure`] of the rank that failed first; no rank is left running.
+    fn launch<T: Send, E: Send + std::fmt::Debug + std::fmt::Display>(
+        &self,
+        world: usize,
+        body: &(dyn Fn(Seat<Self::Memory>) -> Result<T, E> + Sync),
+    ) -> Result<Vec<T>, LaunchFailure<E>>;
+}

@@ -1,0 +1,289 @@
+//! What each operation does.
+
+use super::Engine;
+use crate::comm::{Completed, Purpose};
+use crate::error::Error;
+use crate::memory::{Buffer, Memory, Slice, SliceMut, View};
+use crate::program::Program;
+use crate::rank::Queue;
+use crate::schedule::{OpId, OpKind, Schedule, Source};
+use crate::update::SegmentShard;
+
+impl<M: Memory, P: Program<M>> Engine<M, P> {
+    /// Issues one operation whose waits are met.
+    pub(super) fn execute(&mut self, schedule: &Schedule, slots: &[usize], id: OpId) -> Result<(), Error> {
+        let memory = std::sync::Arc::clone(&self.memory);
+        let memory = &*memory;
+        match schedule.op(id).kind {
+            OpKind::BeginStep => Ok(()),
+            OpKind::BeginMicroBatch { round } => self.program.begin(memory, round),
+            OpKind::AllGather { unit, slot, source, purpose } => {
+                self.all_gather(id, unit, slots[slot], source, purpose)
+            }
+            OpKind::Forward { block, mode } => {
+                self.params.enter(block);
+                self.program.forward(memory, block, mode, &self.params)
+            }
+            OpKind::Finish { block, backward } => {
+                self.params.enter(block);
+                let gradients = backward.then_some(&mut self.gradients);
+                self.program.finish(memory, block, &self.params, gradients)
+            }
+            OpKind::Backward { block } => {
+                self.params.enter(block);
+                self.program.backward(memory, block, &self.params, &mut self.gradients)
+            }
+            OpKind::KeepSubShard { unit } => self.keep_sub_shard(unit),
+            OpKind::Reshard { unit } => self.reshard(unit),
+            OpKind::OpenGradient { unit, slot, accumulate } => self.open_gradient(unit, slot, accumulate),
+            OpKind::CloseGradient { unit } => self.close_gradient(unit),
+            OpKind::FoldUnsharded { unit, last } => self.fold_unsharded(unit, last),
+            OpKind::ReduceScatter { unit } => self.reduce_scatter(id, unit),
+            OpKind::Fold { unit, last } => self.fold(unit, last),
+            OpKind::AllReduceReplicas { unit } => self.all_reduce_replicas(id, unit),
+            OpKind::SquareNorm { unit } => self.square_norm(unit),
+            OpKind::ReduceScalars => {
+                let loss = self.program.take_loss(memory)?;
+                let counts_norm = self.plan.mesh.replica_of(self.rank) == 0;
+                self.scalars.reduce(memory, &mut self.comms.world, &loss, counts_norm)
+            }
+            OpKind::Statistics { unit, phase } => self.statistics(unit, phase),
+            OpKind::ReduceStatistics { phase } => {
+                self.scalars.reduce_statistics(memory, &mut self.comms.reduce, phase)
+            }
+            OpKind::Update { unit } => self.update(unit),
+            OpKind::Cast { unit } => self.cast(unit),
+        }
+    }
+
+    /// Puts `queue` behind a collective in flight, and its buffers where they belong.
+    pub(super) fn settle(&mut self, schedule: &Schedule, id: OpId, queue: Queue) -> Result<(), Error> {
+        let Some(pending) = self.in_flight.remove(&id) else { return Ok(()) };
+        let Completed { outputs, inputs } = pending.wait_on(&*self.memory, queue)?;
+        match schedule.op(id).kind {
+            OpKind::AllGather { unit, .. } => self.arrived(unit, outputs)?,
+            OpKind::ReduceScatter { unit } => {
+                let name = &self.plan.layout.units[unit].name;
+                let slot = self.units[unit].gradient_state.arrive(name)?;
+                self.gradient_slots[slot] = Some(inputs);
+                self.units[unit].incoming = Some(outputs);
+            }
+            _ => self.units[unit_of(&schedule.op(id).kind)].total = Some(outputs),
+        }
+        self.events.insert(id, self.memory.record(queue));
+        Ok(())
+    }
+
+    fn all_gather(
+        &mut self,
+        id: OpId,
+        unit: usize,
+        slot: usize,
+        source: Source,
+        purpose: Purpose,
+    ) -> Result<(), Error> {
+        let buffers = &mut self.units[unit];
+        buffers.param_state.gather(&self.plan.layout.units[unit].name, slot)?;
+        let outputs = self.slots[slot].take().expect("the checker proved the slot free");
+        let (comm, inputs) = match (source, &mut self.comms.sub_gather) {
+            (Source::SubShard, Some(comm)) => (comm, &buffers.sub_shards),
+            _ if buffers.low.is_empty() => (&mut self.comms.gather, &buffers.master),
+            _ => (&mut self.comms.gather, &buffers.low),
+        };
+        let pending = comm.all_gather(&*self.memory, purpose, Some(unit), inputs.clone(), outputs)?;
+        self.in_flight.insert(id, pending);
+        Ok(())
+    }
+
+    /// Hands the unsharded unit to the program.
+    fn arrived(&mut self, unit: usize, buffers: Vec<M::Buffer>) -> Result<(), Error> {
+        let layout = &self.plan.layout.units[unit];
+        for (segment, buffer) in layout.segments.iter().zip(&buffers) {
+            for place in &segment.params {
+                let view = View { buffer: buffer.clone(), offset: place.offset, len: place.len };
+                self.params.insert(place.param, view);
+            }
+        }
+        self.units[unit].param_state.arrive(&layout.name, buffers)
+    }
+
+    fn keep_sub_shard(&mut self, unit: usize) -> Result<(), Error> {
+        let buffers = &mut self.units[unit];
+        let full = buffers.param_state.unsharded(&self.plan.layout.units[unit].name)?;
+        let part = self.comms.sub_gather.as_ref().map_or(0, |comm| comm.rank());
+        for (source, kept) in full.iter().zip(&mut buffers.sub_shards) {
+            let source = Slice::new(source, part * kept.len(), kept.len());
+            self.memory.copy(Queue::Compute, source, SliceMut::whole(kept))?;
+        }
+        Ok(())
+    }
+
+    fn reshard(&mut self, unit: usize) -> Result<(), Error> {
+        let layout = &self.plan.layout.units[unit];
+        for place in layout.segments.iter().flat_map(|segment| &segment.params) {
+            self.params.remove(place.param);
+        }
+        let (slot, mut buffers) = self.units[unit].param_state.reshard(&layout.name)?;
+        for buffer in &mut buffers {
+            if !buffer.is_exclusive() {
+                let (state, event) = ("still viewed by the program", "reshard");
+                return Err(Error::Transition { unit: layout.name.clone(), state, event });
+            }
+            self.memory.release(Queue::Compute, buffer);
+        }
+        self.slots[slot] = Some(buffers);
+        Ok(())
+    }
+
+    fn open_gradient(&mut self, unit: usize, slot: usize, accumulate: bool) -> Result<(), Error> {
+        let layout = &self.plan.layout.units[unit];
+        let state = &mut self.units[unit].gradient_state;
+        let buffers = if accumulate {
+            state.reopen(&layout.name)?
+        } else {
+            state.open(&layout.name, slot)?;
+            let mut buffers = self.gradient_slots[slot].take().expect("the checker proved the slot free");
+            for (segment, buffer) in layout.trainable_segments().zip(&mut buffers) {
+                for (offset, len) in segment.padding() {
+                    self.memory.zero(Queue::Compute, SliceMut::new(buffer, offset, len))?;
+                }
+            }
+            buffers
+        };
+        let params = layout.trainable_segments().enumerate().flat_map(|(index, segment)| {
+            segment.params.iter().map(move |place| (place.param, index, place.offset, place.len))
+        });
+        self.gradients.open(unit, buffers, params, accumulate);
+        Ok(())
+    }
+
+    fn close_gradient(&mut self, unit: usize) -> Result<(), Error> {
+        let name = &self.plan.layout.units[unit].name;
+        let Some(buffers) = self.gradients.close(&*self.memory, unit)? else {
+            let (state, event) = (self.units[unit].gradient_state.name(), "close gradient");
+            return Err(Error::Transition { unit: name.clone(), state, event });
+        };
+        self.units[unit].gradient_state.close(name, buffers)
+    }
+
+    fn fold_unsharded(&mut self, unit: usize, last: bool) -> Result<(), Error> {
+        let name = &self.plan.layout.units[unit].name;
+        let buffers = &mut self.units[unit];
+        let (slot, set) = buffers.gradient_state.fold(name)?;
+        buffers.unsharded_sums.push(&*self.memory, Queue::Compute, set)?;
+        if last {
+            let total = buffers.unsharded_sums.total(&*self.memory, Queue::Compute)?;
+            let total = total.expect("the total holds at least the last micro-batch");
+            return buffers.gradient_state.total(name, slot, total);
+        }
+        self.gradient_slots[slot] = buffers.unsharded_sums.free.pop();
+        Ok(())
+    }
+
+    fn reduce_scatter(&mut self, id: OpId, unit: usize) -> Result<(), Error> {
+        let buffers = &mut self.units[unit];
+        let inputs = buffers.gradient_state.reduce(&self.plan.layout.units[unit].name)?;
+        if let Some(total) = buffers.total.take() {
+            // The total of the step before is not needed any more.
+            buffers.sums.free.push(total);
+        }
+        let outputs = buffers.sums.free.pop().expect("there is an accumulator for every partial sum");
+        let comm = &mut self.comms.reduce;
+        let pending = comm.reduce_scatter(&*self.memory, Purpose::Gradient, Some(unit), inputs, outputs)?;
+        self.in_flight.insert(id, pending);
+        Ok(())
+    }
+
+    fn fold(&mut self, unit: usize, last: bool) -> Result<(), Error> {
+        let buffers = &mut self.units[unit];
+        let name = &self.plan.layout.units[unit].name;
+        let Some(set) = buffers.incoming.take() else {
+            let (state, event) = (buffers.gradient_state.name(), "fold");
+            return Err(Error::Transition { unit: name.clone(), state, event });
+        };
+        buffers.sums.push(&*self.memory, Queue::Reduce, set)?;
+        if last {
+            buffers.total = buffers.sums.total(&*self.memory, Queue::Reduce)?;
+        }
+        Ok(())
+    }
+
+    fn all_reduce_replicas(&mut self, id: OpId, unit: usize) -> Result<(), Error> {
+        let set = self.take_total(unit, "all-reduce")?;
+        let comm = self.comms.replicate.as_mut().expect("a mesh with replicas has their communicator");
+        let pending = comm.all_reduce(&*self.memory, Purpose::Gradient, Some(unit), set)?;
+        self.in_flight.insert(id, pending);
+        Ok(())
+    }
+
+    fn take_total(&mut self, unit: usize, event: &'static str) -> Result<Vec<M::Buffer>, Error> {
+        let unit_name = || self.plan.layout.units[unit].name.clone();
+        let state = self.units[unit].gradient_state.name();
+        self.units[unit].total.take().ok_or_else(|| Error::Transition { unit: unit_name(), state, event })
+    }
+
+    fn square_norm(&mut self, unit: usize) -> Result<(), Error> {
+        let total = self.take_total(unit, "measure the norm")?;
+        let buffers = &mut self.units[unit];
+        for (gradient, &segment) in total.iter().zip(&buffers.trainable) {
+            for piece in &buffers.pieces[segment] {
+                let slice = Slice::new(gradient, piece.offset, piece.len);
+                self.memory.square_sum(Queue::Compute, slice, piece.row_len, &mut self.scalars.norm)?;
+            }
+        }
+        buffers.total = Some(total);
+        Ok(())
+    }
+
+    fn statistics(&mut self, unit: usize, phase: usize) -> Result<(), Error> {
+        let Some(scalars) = self.scalars.for_update() else { return Ok(()) };
+        let total = self.take_total(unit, "gather statistics")?;
+        let buffers = &mut self.units[unit];
+        for (index, &segment) in buffers.trainable.iter().enumerate() {
+            let mut shard = SegmentShard {
+                params: &mut buffers.master[segment],
+                gradient: &total[index],
+                state: &mut buffers.state[index],
+                pieces: &buffers.pieces[segment],
+            };
+            let (earlier, sums) = (&self.scalars.reduced, &mut self.scalars.partial[phase]);
+            self.rule.statistics(&*self.memory, phase, &mut shard, &scalars, earlier, sums)?;
+        }
+        buffers.total = Some(total);
+        Ok(())
+    }
+
+    fn update(&mut self, unit: usize) -> Result<(), Error> {
+        self.units[unit].gradient_state.apply(&self.plan.layout.units[unit].name)?;
+        let Some(scalars) = self.scalars.for_update() else { return Ok(()) };
+        let total = self.take_total(unit, "update")?;
+        let buffers = &mut self.units[unit];
+        for (index, &segment) in buffers.trainable.iter().enumerate() {
+            let mut shard = SegmentShard {
+                params: &mut buffers.master[segment],
+                gradient: &total[index],
+                state: &mut buffers.state[index],
+                pieces: &buffers.pieces[segment],
+            };
+            self.rule.update(&*self.memory, &mut shard, &scalars, &self.scalars.reduced)?;
+        }
+        buffers.total = Some(total);
+        Ok(())
+    }
+
+    /// Refreshes the low-precision copies of a unit.
+    pub(super) fn cast(&mut self, unit: usize) -> Result<(), Error> {
+        let buffers = &mut self.units[unit];
+        for (master, low) in buffers.master.iter().zip(&mut buffers.low) {
+            self.memory.copy(Queue::Compute, Slice::whole(master), SliceMut::whole(low))?;
+        }
+        Ok(())
+    }
+}
+
+fn unit_of(kind: &OpKind) -> usize {
+    match *kind {
+        OpKind::AllReduceReplicas { unit } => unit,
+        _ => unreachable!("only all-gathers, reduce-scatters and all-reduces are in flight"),
+    }
+}

@@ -1,0 +1,133 @@
+//! In which order the host issues operations.
+//!
+//! Program order is right for asynchronous devices. On the host, where an operation runs when it is issued,
+//! another order tests the declared waits: any queue head whose waits are met may run, and only those.
+
+use std::collections::BTreeSet;
+
+use super::Engine;
+use crate::error::Error;
+use crate::memory::Memory;
+use crate::program::Program;
+use crate::rank::Queue;
+use crate::schedule::{OpId, OpKind, Schedule};
+
+/// Chooses which of the ready operations (at most one per queue, in program order) is issued next.
+pub trait IssueOrder: Send {
+    /// Index into `ready`, which is not empty.
+    fn choose(&mut self, ready: &[OpId]) -> usize;
+}
+
+/// Issues operations in the order of the schedule.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProgramOrder;
+
+impl IssueOrder for ProgramOrder {
+    fn choose(&mut self, _ready: &[OpId]) -> usize {
+        0
+    }
+}
+
+/// Sees every operation begin and end: traces, progress.
+pub trait Observer: Send {
+    /// The operation is about to run.
+    fn begin(&mut self, _op: OpId, _kind: &OpKind) {}
+
+    /// The operation was issued (on the host: it is complete, or its collective is in flight).
+    fn end(&mut self, _op: OpId, _kind: &OpKind) {}
+}
+
+impl Observer for () {}
+
+/// What is left to issue.
+struct Frontier<'a> {
+    schedule: &'a Schedule,
+    queues: [std::collections::VecDeque<OpId>; Queue::ALL.len()],
+    done: Vec<bool>,
+    /// Collectives that are not issued yet.
+    collectives: BTreeSet<OpId>,
+}
+
+impl<'a> Frontier<'a> {
+    fn new(schedule: &'a Schedule) -> Self {
+        let mut queues: [std::collections::VecDeque<OpId>; Queue::ALL.len()] = Default::default();
+        let mut collectives = BTreeSet::new();
+        for (index, op) in schedule.ops.iter().enumerate() {
+            queues[op.kind.queue() as usize].push_back(OpId(index));
+            if op.kind.is_collective() {
+                collectives.insert(OpId(index));
+            }
+        }
+        Self { schedule, queues, done: vec![false; schedule.ops.len()], collectives }
+    }
+
+    /// The queue heads that may be issued, in program order. A head that has to wait for a collective in
+    /// flight may do so only when all collectives before that one are issued here: otherwise two ranks could
+    /// wait for each other. (Take, of all ranks that wait, the one whose collective comes first: whoever has
+    /// not issued that one waits for a later one, and so has issued it. A contradiction.)
+    fn ready(&self, in_flight: impl Fn(OpId) -> bool) -> Vec<OpId> {
+        let mut ready: Vec<OpId> = self
+            .queues
+            .iter()
+            .filter_map(|queue| queue.front().copied())
+            .filter(|&head| {
+                let op = self.schedule.op(head);
+                let first_missing = self.collectives.first();
+                op.waits.iter().all(|wait| self.done[wait.0])
+                    && op
+                        .waits
+                        .iter()
+                        .chain(&op.joins)
+                        .filter(|&&earlier| in_flight(earlier))
+                        .all(|earlier| first_missing.is_none_or(|missing| missing > earlier))
+            })
+            .collect();
+        ready.sort_unstable();
+        ready
+    }
+
+    fn issued(&mut self, op: OpId) {
+        self.queues[self.schedule.op(op).kind.queue() as usize].pop_front();
+        self.done[op.0] = true;
+        self.collectives.remove(&op);
+    }
+}
+
+impl<M: Memory, P: Program<M>> Engine<M, P> {
+    /// Issues all operations of a schedule; `slots` says which slot of the engine each slot of the schedule is.
+    pub(super) fn run(
+        &mut self,
+        schedule: &Schedule,
+        slots: &[usize],
+        order: &mut dyn IssueOrder,
+        observer: &mut dyn Observer,
+    ) -> Result<(), Error> {
+        let awaited: BTreeSet<OpId> = schedule.ops.iter().flat_map(|op| op.waits.iter().copied()).collect();
+        let mut frontier = Frontier::new(schedule);
+        self.events.clear();
+        for _ in 0..schedule.ops.len() {
+            let ready = frontier.ready(|op| self.in_flight.contains_key(&op));
+            assert!(!ready.is_empty(), "the first operation that is not issued has nothing to wait for");
+            let id = ready[order.choose(&ready)];
+            let op = schedule.op(id);
+            let queue = op.kind.queue();
+            observer.begin(id, &op.kind);
+            for &earlier in op.waits.iter().chain(&op.joins) {
+                self.settle(schedule, earlier, queue)?;
+            }
+            for wait in &op.waits {
+                if let Some(event) = self.events.get(wait) {
+                    self.memory.wait(queue, event);
+                }
+            }
+            self.execute(schedule, slots, id)?;
+            if awaited.contains(&id) && !op.kind.is_collective() {
+                self.events.insert(id, self.memory.record(queue));
+            }
+            frontier.issued(id);
+            observer.end(id, &op.kind);
+        }
+        assert!(self.in_flight.is_empty(), "every collective is joined by a later operation");
+        Ok(())
+    }
+}

@@ -1,0 +1,125 @@
+//! The ledger: walks a schedule and says how much memory a rank needs, by category, to the byte.
+//!
+//! Buffers that the engine owns are allocated once and never again, so their categories are sums over the
+//! layout and the schedule's slots. Activations and workspace come and go with the calls of a micro-batch
+//! (the same for all of them); their footprints come from running the model on a shape-only memory. The engine's memory counts
+//! independently of this, and must agree.
+
+use crate::dtype::DType;
+use crate::exact::ExactSum;
+use crate::layout::Layout;
+use crate::memory::{Category, Usage};
+use crate::program::CallFootprint;
+use crate::schedule::{Accumulation, AccumulationOrder, Policy, Reshard, Schedule, Slot};
+use crate::tree;
+
+/// Words of the buffer in which a step's scalars are reduced: exact sums of loss and squared norm, the
+/// count of targets, and the number of ranks that ask to stop.
+pub const SCALAR_WORDS: usize = 2 * ExactSum::WORDS + 2;
+
+/// What the ledger needs besides the schedule.
+#[derive(Clone, Debug)]
+pub struct LedgerInput<'a> {
+    /// The layout.
+    pub layout: &'a Layout,
+    /// The (resolved) policy.
+    pub policy: &'a Policy,
+    /// Bytes of optimizer state of each unit on this rank.
+    pub optimizer_bytes: &'a [usize],
+    /// Elements of each phase of the update rule's statistics.
+    pub statistics: &'a [usize],
+    /// Footprints of the calls of one micro-batch, in the order of [`Schedule::calls`].
+    pub calls: &'a [CallFootprint],
+    /// Activation bytes that the program holds all the time: the data of the step.
+    pub data_bytes: usize,
+}
+
+/// The memory that a rank needs to run a schedule: peaks per category and of all together.
+pub fn predict(schedule: &Schedule, input: &LedgerInput<'_>) -> Usage {
+    let mut usage = Usage::default();
+    for category in Category::ALL {
+        let bytes = static_bytes(category, schedule, input);
+        usage.live_bytes[category as usize] = bytes;
+        usage.peak_bytes[category as usize] = bytes;
+    }
+    let fixed: usize = usage.live_bytes.iter().sum();
+    let mut live = input.data_bytes;
+    let (mut activation_peak, mut workspace_peak, mut total_peak) = (live, 0, live);
+    for call in input.calls {
+        activation_peak = activation_peak.max(live + call.activation_peak);
+        workspace_peak = workspace_peak.max(call.workspace_peak);
+        total_peak = total_peak.max(live + call.total_peak);
+        live = call.after(live);
+    }
+    usage.live_bytes[Category::Activation as usize] = live;
+    usage.peak_bytes[Category::Activation as usize] = activation_peak;
+    usage.peak_bytes[Category::Workspace as usize] = workspace_peak;
+    usage.total_peak_bytes = fixed + total_peak;
+    usage
+}
+
+fn static_bytes(category: Category, schedule: &Schedule, input: &LedgerInput<'_>) -> usize {
+    let policy = input.policy;
+    let param_bytes = policy.param_dtype.size_bytes();
+    let reduce_bytes = policy.reduce_dtype.size_bytes();
+    match category {
+        Category::ParameterShard => {
+            let master = policy.param_dtype.master();
+            let copy = if master == policy.param_dtype { 0 } else { param_bytes };
+            shard_elements(input.layout) * (master.size_bytes() + copy)
+        }
+        Category::Unsharded => {
+            slot_elements(&schedule.slots) * param_bytes + sub_shard_elements(schedule, input) * param_bytes
+        }
+        Category::GradientSlot => slot_elements(&schedule.gradient_slots) * reduce_bytes,
+        Category::ShardedGradient => trainable_shard_elements(input.layout) * reduce_bytes,
+        Category::Accumulator => accumulator_elements(schedule, input) * reduce_bytes,
+        Category::OptimizerState => input.optimizer_bytes.iter().sum(),
+        Category::CommStaging => {
+            let statistics: usize = input.statistics.iter().sum();
+            SCALAR_WORDS * DType::I64.size_bytes() + statistics * DType::F64.size_bytes()
+        }
+        Category::Activation | Category::Workspace => 0,
+    }
+}
+
+fn slot_elements(slots: &[Slot]) -> usize {
+    slots.iter().flat_map(|slot| &slot.lens).sum()
+}
+
+fn shard_elements(layout: &Layout) -> usize {
+    layout.units.iter().flat_map(|unit| &unit.segments).map(|segment| segment.shard_len()).sum()
+}
+
+fn trainable_shard_elements(layout: &Layout) -> usize {
+    layout.units.iter().flat_map(|unit| unit.trainable_segments()).map(|segment| segment.shard_len()).sum()
+}
+
+fn sub_shard_elements(schedule: &Schedule, input: &LedgerInput<'_>) -> usize {
+    let Reshard::ToGroup(n) = input.policy.reshard_after_forward else { return 0 };
+    let kept = input.layout.units.iter().zip(&schedule.keeps_sub_shard).filter(|(_, keeps)| **keeps);
+    kept.flat_map(|(unit, _)| &unit.segments).map(|segment| segment.unsharded_len() / n).sum()
+}
+
+/// Buffers for partial sums beyond the slot or sharded gradient that receives a micro-batch's gradient.
+pub fn extra_accumulators(policy: &Policy, rounds: usize) -> usize {
+    match (policy.accumulation, policy.accumulation_order) {
+        (Accumulation::Reduce | Accumulation::Unsharded, AccumulationOrder::Tree) => {
+            tree::accumulators(rounds) - 1
+        }
+        (Accumulation::Reduce, AccumulationOrder::Running) => usize::from(rounds > 1),
+        (Accumulation::Unsharded, AccumulationOrder::Running) => 0,
+    }
+}
+
+fn accumulator_elements(schedule: &Schedule, input: &LedgerInput<'_>) -> usize {
+    let extra = extra_accumulators(input.policy, schedule.rounds);
+    let each = match input.policy.accumulation {
+        Accumulation::Reduce => trainable_shard_elements(input.layout),
+        Accumulation::Unsharded => {
+            let trainable = input.layout.units.iter().flat_map(|unit| unit.trainable_segments());
+            trainable.map(|segment| segment.unsharded_len()).sum()
+        }
+    };
+    extra * each
+}

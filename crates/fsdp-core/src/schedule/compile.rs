@@ -1,0 +1,296 @@
+//! The compiler: (blocks, layout, mesh, policy, rounds) to a schedule.
+//!
+//! This is the only place that knows policies. Per micro-batch it walks the compute steps and puts around
+//! them: all-gathers at their issue points, resharding after last uses, gradient slots from the first write
+//! to the last, and reductions. The sharded result of a reduction is folded one unit later, so that the host
+//! does not wait for a reduce-scatter that it just issued.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::emit::Emitter;
+use super::policy::{Accumulation, AccumulationOrder, Policy};
+use super::residency::{Residency, Step, evaluation_steps, issue_points, residencies, training_steps};
+use super::{OpKind, Schedule, SectionKind, Slot, Tenancy};
+use crate::checker::Violation;
+use crate::error::Error;
+use crate::layout::Layout;
+use crate::model::ModelSpec;
+use crate::rank::Mesh;
+
+/// What schedules are compiled from.
+#[derive(Clone, Copy, Debug)]
+pub struct Compiler<'a> {
+    /// The model.
+    pub spec: &'a ModelSpec,
+    /// Its layout; made for the mesh's shard axis.
+    pub layout: &'a Layout,
+    /// The mesh.
+    pub mesh: Mesh,
+    /// The (resolved) policy.
+    pub policy: &'a Policy,
+    /// Phases of cross-rank statistics of the update rule.
+    pub statistics_phases: usize,
+}
+
+/// The schedule of one training step with `rounds` micro-batches per rank.
+///
+/// # Errors
+/// [`Error::Schedule`] when the compiler itself broke a rule: a bug, reported like any unsafe schedule.
+///
+/// # Panics
+/// When `rounds` is zero, or the layout is not made for the mesh.
+pub fn compile_step(compiler: &Compiler<'_>, rounds: usize) -> Result<Schedule, Error> {
+    assert!(rounds > 0, "a step has at least one micro-batch");
+    assert_eq!(compiler.layout.shards, compiler.mesh.shards(), "the layout is made for the mesh");
+    let steps = training_steps(compiler.spec, compiler.layout, compiler.policy.checkpointing);
+    let mut build = Build::new(compiler, &steps, rounds, true);
+    build.step(rounds).map_err(Error::Schedule)?;
+    Ok(build.into_schedule(rounds))
+}
+
+/// The schedule of evaluating `rounds` batches per rank: forward only.
+///
+/// # Errors
+/// As [`compile_step`].
+///
+/// # Panics
+/// As [`compile_step`].
+pub fn compile_evaluation(compiler: &Compiler<'_>, rounds: usize) -> Result<Schedule, Error> {
+    assert!(rounds > 0, "an evaluation has at least one batch");
+    let steps = evaluation_steps(compiler.spec, compiler.layout);
+    let mut build = Build::new(compiler, &steps, rounds, false);
+    build.evaluation(rounds).map_err(Error::Schedule)?;
+    Ok(build.into_schedule(rounds))
+}
+
+/// Slots of equal lengths, handed out by lifetime.
+#[derive(Default)]
+struct SlotTable {
+    slots: Vec<Slot>,
+    free: BTreeSet<usize>,
+}
+
+impl SlotTable {
+    fn take(&mut self, lens: &[usize]) -> usize {
+        if let Some(&slot) = self.free.iter().find(|&&slot| self.slots[slot].lens == lens) {
+            self.free.remove(&slot);
+            return slot;
+        }
+        self.slots.push(Slot { lens: lens.to_vec() });
+        self.slots.len() - 1
+    }
+
+    fn give_back(&mut self, slot: usize) {
+        self.free.insert(slot);
+    }
+}
+
+struct Build<'a> {
+    compiler: &'a Compiler<'a>,
+    steps: &'a [Step],
+    stays: Vec<Residency>,
+    issue_at: Vec<usize>,
+    /// First and last step that writes a unit's gradient.
+    writes: BTreeMap<usize, (usize, usize)>,
+    rounds: usize,
+    emit: Emitter<'a>,
+    slots: SlotTable,
+    gradients: SlotTable,
+    resident: BTreeMap<usize, usize>,
+    /// A reduced unit whose result is not folded yet, and the gradient slot that it may still use.
+    unfolded: Option<(usize, usize)>,
+}
+
+impl<'a> Build<'a> {
+    fn new(compiler: &'a Compiler<'a>, steps: &'a [Step], rounds: usize, training: bool) -> Self {
+        let stays = residencies(compiler.layout, steps, compiler.policy);
+        let issue_at = issue_points(steps, &stays, compiler.policy);
+        let mut writes: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+        for (at, step) in steps.iter().enumerate() {
+            for &unit in &step.gradients {
+                writes.entry(unit).or_insert((at, at)).1 = at;
+            }
+        }
+        let phases = if training { compiler.statistics_phases } else { 0 };
+        let emit = Emitter::new(Tenancy::new(compiler.spec, compiler.layout), phases);
+        Self {
+            compiler,
+            steps,
+            stays,
+            issue_at,
+            writes,
+            rounds,
+            emit,
+            slots: SlotTable::default(),
+            gradients: SlotTable::default(),
+            resident: BTreeMap::new(),
+            unfolded: None,
+        }
+    }
+
+    fn into_schedule(self, rounds: usize) -> Schedule {
+        let mut keeps_sub_shard = vec![false; self.compiler.layout.units.len()];
+        for stay in self.stays.iter().filter(|stay| stay.keep_sub_shard) {
+            keeps_sub_shard[stay.unit] = true;
+        }
+        Schedule {
+            ops: self.emit.ops,
+            sections: self.emit.sections,
+            slots: self.slots.slots,
+            gradient_slots: self.gradients.slots,
+            rounds,
+            keeps_sub_shard,
+        }
+    }
+
+    fn step(&mut self, rounds: usize) -> Result<(), Violation> {
+        self.emit.section(SectionKind::Prologue);
+        self.push(OpKind::BeginStep)?;
+        for round in 0..rounds {
+            self.micro_batch(round)?;
+        }
+        self.emit.section(SectionKind::Epilogue);
+        self.epilogue()
+    }
+
+    fn evaluation(&mut self, rounds: usize) -> Result<(), Violation> {
+        self.emit.section(SectionKind::Prologue);
+        self.push(OpKind::BeginStep)?;
+        for round in 0..rounds {
+            self.micro_batch(round)?;
+        }
+        self.emit.section(SectionKind::Epilogue);
+        self.push(OpKind::ReduceScalars)
+    }
+
+    fn push(&mut self, kind: OpKind) -> Result<(), Violation> {
+        self.emit.push(kind).map(|_| ())
+    }
+
+    fn micro_batch(&mut self, round: usize) -> Result<(), Violation> {
+        self.emit.section(SectionKind::MicroBatch(round));
+        self.push(OpKind::BeginMicroBatch { round })?;
+        for at in 0..self.steps.len() {
+            for stay in 0..self.stays.len() {
+                if self.issue_at[stay] == at {
+                    self.gather(stay)?;
+                }
+            }
+            for unit in self.steps[at].gradients.clone() {
+                if self.writes[&unit].0 == at {
+                    self.open_gradient(unit, round)?;
+                }
+            }
+            self.push(self.steps[at].kind)?;
+            for stay in 0..self.stays.len() {
+                if self.stays[stay].to == at {
+                    self.reshard(stay)?;
+                }
+            }
+            for unit in self.steps[at].gradients.clone() {
+                if self.writes[&unit].1 == at {
+                    self.close_gradient(unit, round)?;
+                }
+            }
+        }
+        self.fold(round)
+    }
+
+    fn gather(&mut self, stay: usize) -> Result<(), Violation> {
+        let Residency { unit, source, purpose, .. } = self.stays[stay];
+        let lens: Vec<usize> =
+            self.compiler.layout.units[unit].segments.iter().map(|segment| segment.unsharded_len()).collect();
+        let slot = self.slots.take(&lens);
+        self.resident.insert(unit, slot);
+        self.push(OpKind::AllGather { unit, slot, source, purpose })
+    }
+
+    fn reshard(&mut self, stay: usize) -> Result<(), Violation> {
+        let unit = self.stays[stay].unit;
+        if self.stays[stay].keep_sub_shard {
+            self.push(OpKind::KeepSubShard { unit })?;
+        }
+        self.push(OpKind::Reshard { unit })?;
+        if let Some(slot) = self.resident.remove(&unit) {
+            self.slots.give_back(slot);
+        }
+        Ok(())
+    }
+
+    fn open_gradient(&mut self, unit: usize, round: usize) -> Result<(), Violation> {
+        let policy = self.compiler.policy;
+        let running_unsharded = policy.accumulation == Accumulation::Unsharded
+            && policy.accumulation_order == AccumulationOrder::Running;
+        let accumulate = running_unsharded && round > 0;
+        let slot = match self.emit.tenancy.gradient_slot(unit).filter(|_| accumulate) {
+            Some(slot) => slot,
+            None => {
+                let lens: Vec<usize> = self.compiler.layout.units[unit]
+                    .trainable_segments()
+                    .map(|segment| segment.unsharded_len())
+                    .collect();
+                self.gradients.take(&lens)
+            }
+        };
+        self.push(OpKind::OpenGradient { unit, slot, accumulate })
+    }
+
+    /// What happens to the complete gradient of one micro-batch.
+    fn close_gradient(&mut self, unit: usize, round: usize) -> Result<(), Violation> {
+        let policy = self.compiler.policy;
+        let last = round + 1 == self.rounds;
+        self.push(OpKind::CloseGradient { unit })?;
+        let slot = self.emit.tenancy.gradient_slot(unit).expect("a closed gradient has a slot");
+        if policy.accumulation == Accumulation::Unsharded && self.rounds > 1 {
+            if policy.accumulation_order == AccumulationOrder::Tree {
+                self.push(OpKind::FoldUnsharded { unit, last })?;
+                if !last {
+                    self.gradients.give_back(slot);
+                }
+            }
+            if !last {
+                return Ok(());
+            }
+        }
+        self.push(OpKind::ReduceScatter { unit })?;
+        self.fold(round)?;
+        self.unfolded = Some((unit, slot));
+        Ok(())
+    }
+
+    /// Folds the unit whose reduction was issued before the present one.
+    fn fold(&mut self, round: usize) -> Result<(), Violation> {
+        let Some((unit, slot)) = self.unfolded.take() else { return Ok(()) };
+        let last = round + 1 == self.rounds;
+        self.push(OpKind::Fold { unit, last })?;
+        self.gradients.give_back(slot);
+        if last && self.compiler.mesh.replicas() > 1 {
+            self.push(OpKind::AllReduceReplicas { unit })?;
+        }
+        Ok(())
+    }
+
+    fn epilogue(&mut self) -> Result<(), Violation> {
+        let units: Vec<usize> = (0..self.compiler.layout.units.len())
+            .filter(|&unit| self.compiler.layout.units[unit].is_trainable())
+            .collect();
+        for &unit in &units {
+            self.push(OpKind::SquareNorm { unit })?;
+        }
+        self.push(OpKind::ReduceScalars)?;
+        for phase in 0..self.compiler.statistics_phases {
+            for &unit in &units {
+                self.push(OpKind::Statistics { unit, phase })?;
+            }
+            self.push(OpKind::ReduceStatistics { phase })?;
+        }
+        let dtype = self.compiler.policy.param_dtype;
+        for &unit in &units {
+            self.push(OpKind::Update { unit })?;
+            if dtype != dtype.master() {
+                self.push(OpKind::Cast { unit })?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,126 @@
+//! The knobs of fully sharded training, as the compiler reads them.
+
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::rank::Mesh;
+
+/// What happens to an unsharded unit between its last use in forward and its first in backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reshard {
+    /// The root unit is kept, others are resharded (FSDP2's default).
+    Auto,
+    /// Every unit is resharded (ZeRO-3).
+    Always,
+    /// Every unit is kept (ZeRO-2).
+    Never,
+    /// A part of `1 / n` is kept, and backward gathers within groups of `n` ranks.
+    ToGroup(usize),
+}
+
+/// When gradients of several micro-batches are reduced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Accumulation {
+    /// Every micro-batch is reduce-scattered; sums are sharded.
+    Reduce,
+    /// Sums are unsharded; one reduce-scatter per step.
+    Unsharded,
+}
+
+/// In which order the gradients of several micro-batches are added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AccumulationOrder {
+    /// The tree of [`crate::tree`]: bits do not depend on the number of ranks.
+    Tree,
+    /// One accumulator, in order.
+    Running,
+}
+
+/// What forward keeps for backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Checkpointing {
+    /// Everything.
+    None,
+    /// Only the input of every layer; layers are recomputed in backward.
+    Full,
+}
+
+/// All policies of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Policy {
+    /// What happens after forward.
+    pub reshard_after_forward: Reshard,
+    /// How many units ahead forward gathers.
+    pub forward_prefetch: usize,
+    /// How many units ahead backward gathers.
+    pub backward_prefetch: usize,
+    /// When gradients are reduced.
+    pub accumulation: Accumulation,
+    /// In which order they are added.
+    pub accumulation_order: AccumulationOrder,
+    /// Dtype of gathered parameters and of compute.
+    pub param_dtype: DType,
+    /// Dtype of gradients from the moment they are written until they are reduced.
+    pub reduce_dtype: DType,
+    /// What forward keeps.
+    pub checkpointing: Checkpointing,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            reshard_after_forward: Reshard::Auto,
+            forward_prefetch: 1,
+            backward_prefetch: 1,
+            accumulation: Accumulation::Reduce,
+            accumulation_order: AccumulationOrder::Tree,
+            param_dtype: DType::F32,
+            reduce_dtype: DType::F32,
+            checkpointing: Checkpointing::None,
+        }
+    }
+}
+
+impl Policy {
+    /// Checks the policy against a mesh, and gives it the form that the compiler expects: a sub-group of
+    /// the whole shard axis is `Always`, one of a single rank is `Never` (as FSDP2).
+    ///
+    /// # Errors
+    /// [`Error::Policy`] that names the key.
+    pub fn resolve(mut self, mesh: Mesh) -> Result<Self, Error> {
+        if let Reshard::ToGroup(n) = self.reshard_after_forward {
+            if n == 0 || !mesh.shards().is_multiple_of(n) {
+                return Err(Error::Policy {
+                    key: "fsdp.reshard_after_forward",
+                    value: n.to_string(),
+                    expected: format!("a group size must divide the shard axis of {} ranks", mesh.shards()),
+                });
+            }
+            if n == mesh.shards() {
+                self.reshard_after_forward = Reshard::Always;
+            } else if n == 1 {
+                self.reshard_after_forward = Reshard::Never;
+            }
+        }
+        for (key, dtype) in [("fsdp.param_dtype", self.param_dtype), ("fsdp.reduce_dtype", self.reduce_dtype)]
+        {
+            if !dtype.is_float() {
+                let expected = "must be f32, f64 or bf16".into();
+                return Err(Error::Policy { key, value: dtype.to_string(), expected });
+            }
+        }
+        let wider = self.reduce_dtype == DType::F64 && self.param_dtype != DType::F64;
+        let narrower = self.reduce_dtype != DType::F64 && self.param_dtype == DType::F64;
+        if wider || narrower {
+            return Err(Error::Policy {
+                key: "fsdp.reduce_dtype",
+                value: self.reduce_dtype.to_string(),
+                expected: format!(
+                    "with param_dtype = {} use {}",
+                    self.param_dtype,
+                    self.param_dtype.master()
+                ),
+            });
+        }
+        Ok(self)
+    }
+}

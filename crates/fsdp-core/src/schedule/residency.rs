@@ -1,0 +1,175 @@
+//! Residencies: from when to when each unit is unsharded within one micro-batch.
+//!
+//! The compute steps of a micro-batch are a fixed list (forward of all blocks, the last block, backward with
+//! recomputation before each checkpointed layer). A unit is resident from its first use to its last use in
+//! forward, and again in backward; the two merge when the last block uses the unit, or the policy keeps it.
+
+use std::collections::BTreeSet;
+
+use super::policy::{Checkpointing, Policy, Reshard};
+use super::{OpKind, Source};
+use crate::comm::Purpose;
+use crate::layout::Layout;
+use crate::model::{BlockId, ModelSpec};
+use crate::program::ForwardMode;
+
+/// One compute step of a micro-batch and the units it touches.
+#[derive(Clone, Debug)]
+pub(super) struct Step {
+    pub(super) kind: OpKind,
+    /// Units whose values are read.
+    pub(super) units: Vec<usize>,
+    /// Trainable units whose gradient is written.
+    pub(super) gradients: Vec<usize>,
+}
+
+/// A stay of a unit in an unsharded slot.
+#[derive(Clone, Debug)]
+pub(super) struct Residency {
+    pub(super) unit: usize,
+    pub(super) source: Source,
+    pub(super) purpose: Purpose,
+    /// First step that uses the unit.
+    pub(super) from: usize,
+    /// Last step that uses it.
+    pub(super) to: usize,
+    /// Whether a sub-shard is kept at the end.
+    pub(super) keep_sub_shard: bool,
+}
+
+/// The steps of one micro-batch.
+pub(super) fn training_steps(spec: &ModelSpec, layout: &Layout, checkpointing: Checkpointing) -> Vec<Step> {
+    let last = spec.blocks.len() - 1;
+    let first = spec.first_trainable_block().map_or(last, |block| block.0);
+    let layer_start = |block: usize| {
+        let layer = spec.blocks[block].layer;
+        (0..=block).rev().take_while(|&b| spec.blocks[b].layer == layer).last().unwrap_or(block)
+    };
+    // Nothing is kept of layers below the first trained parameter, so there is nothing to save there.
+    let checkpointed = |block: usize| {
+        let layer = spec.blocks[block].layer;
+        let reaches = || spec.blocks[first..].iter().any(|other| other.layer == layer);
+        checkpointing == Checkpointing::Full && layer.is_some() && reaches()
+    };
+    let mut steps = Vec::new();
+    for block in 0..last {
+        let mode = if checkpointed(block) { ForwardMode::Checkpoint } else { ForwardMode::Record };
+        steps.push(step(spec, layout, OpKind::Forward { block: BlockId(block), mode }, block, false));
+    }
+    steps.push(step(spec, layout, OpKind::Finish { block: BlockId(last), backward: true }, last, true));
+    let mut block = last;
+    while block > first {
+        block -= 1;
+        if checkpointed(block) {
+            let start = layer_start(block);
+            for inner in start..=block {
+                let kind = OpKind::Forward { block: BlockId(inner), mode: ForwardMode::Recompute };
+                steps.push(step(spec, layout, kind, inner, false));
+            }
+            for inner in (start.max(first)..=block).rev() {
+                steps.push(step(spec, layout, OpKind::Backward { block: BlockId(inner) }, inner, true));
+            }
+            block = start;
+        } else {
+            steps.push(step(spec, layout, OpKind::Backward { block: BlockId(block) }, block, true));
+        }
+    }
+    steps
+}
+
+/// The steps of one evaluation batch.
+pub(super) fn evaluation_steps(spec: &ModelSpec, layout: &Layout) -> Vec<Step> {
+    let last = spec.blocks.len() - 1;
+    let mut steps: Vec<Step> = (0..last)
+        .map(|block| {
+            let kind = OpKind::Forward { block: BlockId(block), mode: ForwardMode::Evaluate };
+            step(spec, layout, kind, block, false)
+        })
+        .collect();
+    steps.push(step(spec, layout, OpKind::Finish { block: BlockId(last), backward: false }, last, false));
+    steps
+}
+
+fn step(spec: &ModelSpec, layout: &Layout, kind: OpKind, block: usize, backward: bool) -> Step {
+    let params = &spec.blocks[block].params;
+    let unit_of = |id| layout.find(id).expect("every parameter lies in a unit").0;
+    let units: BTreeSet<usize> = params.iter().map(|&id| unit_of(id)).collect();
+    let gradients: BTreeSet<usize> =
+        params.iter().filter(|&&id| backward && spec.param(id).trainable).map(|&id| unit_of(id)).collect();
+    Step { kind, units: units.into_iter().collect(), gradients: gradients.into_iter().collect() }
+}
+
+/// The residencies of all units, in the order of their first use.
+pub(super) fn residencies(layout: &Layout, steps: &[Step], policy: &Policy) -> Vec<Residency> {
+    let finish = steps
+        .iter()
+        .position(|step| matches!(step.kind, OpKind::Finish { .. }))
+        .expect("every micro-batch has a last block");
+    let mut all: Vec<Residency> = Vec::new();
+    for (unit, unit_layout) in layout.units.iter().enumerate() {
+        let uses: Vec<usize> = (0..steps.len()).filter(|&at| steps[at].units.contains(&unit)).collect();
+        let forward = span(uses.iter().copied().filter(|&at| at <= finish));
+        let backward = span(uses.iter().copied().filter(|&at| at >= finish));
+        let keep = match policy.reshard_after_forward {
+            Reshard::Never => true,
+            Reshard::Auto => unit_layout.is_root,
+            Reshard::Always | Reshard::ToGroup(_) => false,
+        };
+        let sub_shard = matches!(policy.reshard_after_forward, Reshard::ToGroup(_));
+        let stay = |(from, to), source, purpose, keep_sub_shard| Residency {
+            unit,
+            source,
+            purpose,
+            from,
+            to,
+            keep_sub_shard,
+        };
+        match (forward, backward) {
+            (Some(f), Some(b)) if keep || f.1 == b.0 => {
+                all.push(stay((f.0, b.1), Source::Shard, Purpose::Forward, false));
+            }
+            (Some(f), Some(b)) => {
+                let source = if sub_shard { Source::SubShard } else { Source::Shard };
+                all.push(stay(f, Source::Shard, Purpose::Forward, sub_shard));
+                all.push(stay(b, source, Purpose::Backward, false));
+            }
+            (Some(f), None) => all.push(stay(f, Source::Shard, Purpose::Forward, false)),
+            (None, Some(b)) => all.push(stay(b, Source::Shard, Purpose::Backward, false)),
+            (None, None) => {}
+        }
+    }
+    all.sort_by_key(|stay| (stay.from, stay.unit));
+    all
+}
+
+fn span(mut uses: impl Iterator<Item = usize>) -> Option<(usize, usize)> {
+    let first = uses.next()?;
+    Some((first, uses.last().unwrap_or(first)))
+}
+
+/// For each residency, the step before which its all-gather is issued.
+///
+/// Forward gathers are issued `forward_prefetch` units ahead. Backward starts with the last block: gathers
+/// are issued `backward_prefetch` units ahead, counting the last block as the first of them.
+pub(super) fn issue_points(steps: &[Step], stays: &[Residency], policy: &Policy) -> Vec<usize> {
+    let finish = steps.iter().position(|step| matches!(step.kind, OpKind::Finish { .. })).unwrap_or(0);
+    let forward: Vec<usize> =
+        stays.iter().filter(|stay| stay.purpose == Purpose::Forward).map(|stay| stay.from).collect();
+    let backward: Vec<usize> = std::iter::once(finish)
+        .chain(stays.iter().filter(|stay| stay.purpose == Purpose::Backward).map(|stay| stay.from))
+        .collect();
+    let (mut forward_seen, mut backward_seen) = (0, 0);
+    stays
+        .iter()
+        .map(|stay| match stay.purpose {
+            Purpose::Forward => {
+                forward_seen += 1;
+                forward[(forward_seen - 1usize).saturating_sub(policy.forward_prefetch)]
+            }
+            _ => {
+                backward_seen += 1;
+                backward[backward_seen - policy.backward_prefetch.min(backward_seen)]
+            }
+        })
+        .collect()
+}

@@ -1,0 +1,225 @@
+//! Who lives in which slot, and which resources an operation touches.
+//!
+//! Walking a schedule in program order, the tenancy knows for every unit its unsharded slot and its gradient
+//! slot. From that follows what each operation reads and writes, which is what waits are derived from (by the
+//! compiler) and proven against (by the checker).
+
+use std::collections::BTreeMap;
+
+use super::{OpKind, Source};
+use crate::checker::Violation;
+use crate::layout::Layout;
+use crate::model::{BlockId, ModelSpec};
+
+/// Something that operations of different queues may touch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Resource {
+    /// The parameter shard of a unit.
+    Shard(usize),
+    /// The sub-shard kept of a unit.
+    SubShard(usize),
+    /// An unsharded slot.
+    Slot(usize),
+    /// A gradient slot.
+    GradientSlot(usize),
+    /// The tree of unsharded gradient sums of a unit.
+    UnshardedSums(usize),
+    /// The result of a unit's reduce-scatter.
+    Incoming(usize),
+    /// The sums of a unit's sharded gradients.
+    ShardedGradient(usize),
+    /// Loss, norm and other scalars of the step.
+    Scalars,
+    /// The statistics of an update rule's phase.
+    Statistics(usize),
+}
+
+/// One use of a resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Access {
+    /// What is touched.
+    pub resource: Resource,
+    /// Whether it is changed (or given up) rather than read.
+    pub write: bool,
+}
+
+fn read(resource: Resource) -> Access {
+    Access { resource, write: false }
+}
+
+fn write(resource: Resource) -> Access {
+    Access { resource, write: true }
+}
+
+/// The occupants of slots at one point of program order.
+#[derive(Clone, Debug)]
+pub struct Tenancy<'a> {
+    spec: &'a ModelSpec,
+    layout: &'a Layout,
+    slots: BTreeMap<usize, usize>,
+    gradient_slots: BTreeMap<usize, usize>,
+    sub_shards: Vec<bool>,
+}
+
+impl<'a> Tenancy<'a> {
+    /// All units sharded, all slots free.
+    pub fn new(spec: &'a ModelSpec, layout: &'a Layout) -> Self {
+        let sub_shards = vec![false; layout.units.len()];
+        Self { spec, layout, slots: BTreeMap::new(), gradient_slots: BTreeMap::new(), sub_shards }
+    }
+
+    /// The units that are unsharded (or being gathered) now.
+    pub fn resident(&self) -> impl Iterator<Item = usize> + '_ {
+        self.slots.keys().copied()
+    }
+
+    /// The units whose gradient slot is taken now.
+    pub fn open_gradients(&self) -> impl Iterator<Item = usize> + '_ {
+        self.gradient_slots.keys().copied()
+    }
+
+    /// The gradient slot of a unit.
+    pub fn gradient_slot(&self, unit: usize) -> Option<usize> {
+        self.gradient_slots.get(&unit).copied()
+    }
+
+    /// Performs the tenancy change of the next operation and returns what the operation touches.
+    ///
+    /// # Errors
+    /// [`Violation`] when the operation is illegal here: a unit gathered twice, computed on while sharded,
+    /// resharded while sharded, or a slot taken that has a tenant.
+    pub fn apply(&mut self, kind: &OpKind) -> Result<Vec<Access>, Violation> {
+        let units = 0..self.layout.units.len();
+        Ok(match *kind {
+            OpKind::BeginStep => {
+                units.flat_map(|u| [write(Resource::Shard(u)), write(Resource::ShardedGradient(u))]).collect()
+            }
+            OpKind::BeginMicroBatch { .. } => Vec::new(),
+            OpKind::AllGather { unit, slot, source, .. } => self.gather(unit, slot, source)?,
+            OpKind::Forward { block, .. } => self.compute(block, false)?,
+            OpKind::Finish { block, backward } => {
+                let mut accesses = self.compute(block, backward)?;
+                accesses.push(write(Resource::Scalars));
+                accesses
+            }
+            OpKind::Backward { block } => self.compute(block, true)?,
+            OpKind::KeepSubShard { unit } => {
+                self.sub_shards[unit] = true;
+                vec![read(Resource::Slot(self.slot(unit)?)), write(Resource::SubShard(unit))]
+            }
+            OpKind::Reshard { unit } => {
+                let slot = self.slot(unit)?;
+                self.slots.remove(&unit);
+                vec![write(Resource::Slot(slot))]
+            }
+            OpKind::OpenGradient { unit, slot, .. } => self.open_gradient(unit, slot)?,
+            OpKind::CloseGradient { unit } => vec![write(Resource::GradientSlot(self.open_slot(unit)?))],
+            OpKind::FoldUnsharded { unit, last } => {
+                let slot = self.open_slot(unit)?;
+                if !last {
+                    self.gradient_slots.remove(&unit);
+                }
+                vec![write(Resource::GradientSlot(slot)), write(Resource::UnshardedSums(unit))]
+            }
+            OpKind::ReduceScatter { unit } => {
+                let slot = self.open_slot(unit)?;
+                self.gradient_slots.remove(&unit);
+                vec![write(Resource::GradientSlot(slot)), write(Resource::Incoming(unit))]
+            }
+            OpKind::Fold { unit, .. } => {
+                vec![write(Resource::Incoming(unit)), write(Resource::ShardedGradient(unit))]
+            }
+            OpKind::AllReduceReplicas { unit } => vec![write(Resource::ShardedGradient(unit))],
+            OpKind::SquareNorm { unit } => {
+                vec![read(Resource::ShardedGradient(unit)), write(Resource::Scalars)]
+            }
+            OpKind::ReduceScalars => vec![write(Resource::Scalars)],
+            OpKind::Statistics { unit, phase } => {
+                let mut accesses = vec![
+                    read(Resource::ShardedGradient(unit)),
+                    read(Resource::Scalars),
+                    write(Resource::Shard(unit)),
+                    write(Resource::Statistics(phase)),
+                ];
+                accesses.extend((0..phase).map(|earlier| read(Resource::Statistics(earlier))));
+                accesses
+            }
+            OpKind::ReduceStatistics { phase } => vec![write(Resource::Statistics(phase))],
+            OpKind::Update { unit } => vec![
+                read(Resource::ShardedGradient(unit)),
+                read(Resource::Scalars),
+                write(Resource::Shard(unit)),
+            ],
+            OpKind::Cast { unit } => vec![write(Resource::Shard(unit))],
+        })
+    }
+
+    /// The update reads every phase's statistics; phases are known to the caller only.
+    pub fn with_statistics(mut accesses: Vec<Access>, phases: usize) -> Vec<Access> {
+        accesses.extend((0..phases).map(|phase| read(Resource::Statistics(phase))));
+        accesses
+    }
+
+    fn name(&self, unit: usize) -> &str {
+        &self.layout.units[unit].name
+    }
+
+    fn slot(&self, unit: usize) -> Result<usize, Violation> {
+        self.slots.get(&unit).copied().ok_or_else(|| Violation::NotUnsharded { unit: self.name(unit).into() })
+    }
+
+    fn open_slot(&self, unit: usize) -> Result<usize, Violation> {
+        self.gradient_slots
+            .get(&unit)
+            .copied()
+            .ok_or_else(|| Violation::GradientNotOpen { unit: self.name(unit).into() })
+    }
+
+    fn gather(&mut self, unit: usize, slot: usize, source: Source) -> Result<Vec<Access>, Violation> {
+        if let Some((&tenant, _)) =
+            self.slots.iter().find(|&(&tenant, &taken)| taken == slot || tenant == unit)
+        {
+            let (unit, tenant) = (self.name(unit).into(), self.name(tenant).into());
+            return Err(Violation::SlotTaken { slot, unit, tenant });
+        }
+        self.slots.insert(unit, slot);
+        let from = match source {
+            Source::Shard => Resource::Shard(unit),
+            Source::SubShard if !self.sub_shards[unit] => {
+                return Err(Violation::NoSubShard { unit: self.name(unit).into() });
+            }
+            Source::SubShard => Resource::SubShard(unit),
+        };
+        Ok(vec![read(from), write(Resource::Slot(slot))])
+    }
+
+    fn open_gradient(&mut self, unit: usize, slot: usize) -> Result<Vec<Access>, Violation> {
+        if let Some((&tenant, _)) =
+            self.gradient_slots.iter().find(|&(&tenant, &taken)| taken == slot || tenant == unit)
+            && !(tenant == unit && self.gradient_slots[&unit] == slot)
+        {
+            let (unit, tenant) = (self.name(unit).into(), self.name(tenant).into());
+            return Err(Violation::SlotTaken { slot, unit, tenant });
+        }
+        self.gradient_slots.insert(unit, slot);
+        Ok(vec![write(Resource::GradientSlot(slot))])
+    }
+
+    fn compute(&self, block: BlockId, backward: bool) -> Result<Vec<Access>, Violation> {
+        let mut accesses = Vec::new();
+        for &id in &self.spec.block(block).params {
+            let (unit, ..) = self.layout.find(id).expect("every parameter lies in a unit");
+            let slot = self.slots.get(&unit).copied().ok_or_else(|| Violation::ComputesOnSharded {
+                block: self.spec.block(block).name.clone(),
+                unit: self.name(unit).into(),
+            })?;
+            accesses.push(read(Resource::Slot(slot)));
+            if backward && self.spec.param(id).trainable {
+                accesses.push(write(Resource::GradientSlot(self.open_slot(unit)?)));
+            }
+        }
+        accesses.sort();
+        accesses.dedup();
+        Ok(accesses)
+    }
+}

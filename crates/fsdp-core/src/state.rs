@@ -1,0 +1,253 @@
+//! The unit state machines: where a unit's parameters and its gradient are.
+//!
+//! ```text
+//!   Sharded --gather--> Gathering --arrive--> Unsharded --reshard--> Sharded
+//!   Empty --open--> Accumulating --close--> Closed --reduce--> Reducing --arrive--> Sharded --apply--> Empty
+//!                        ^                    |  (more micro-batches: reopen)            |
+//!                        +--------------------+------------------------------------------+
+//! ```
+//! Buffers live inside the states that own them. Every event in a state that has no transition for it is
+//! an error that names unit, state and event; nothing is silently ignored.
+
+use crate::error::Error;
+
+/// Where a unit's parameters are.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum ParamState<T> {
+    /// Only the shard exists.
+    #[default]
+    Sharded,
+    /// An all-gather into a slot is in flight and owns the slot's buffers.
+    Gathering {
+        /// The slot.
+        slot: usize,
+    },
+    /// The whole unit is in a slot.
+    Unsharded {
+        /// The slot.
+        slot: usize,
+        /// The slot's buffers.
+        buffers: T,
+    },
+}
+
+impl<T> ParamState<T> {
+    /// The state's name in messages.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            ParamState::Sharded => "sharded",
+            ParamState::Gathering { .. } => "gathering",
+            ParamState::Unsharded { .. } => "unsharded",
+        }
+    }
+
+    fn illegal(&self, unit: &str, event: &'static str) -> Error {
+        Error::Transition { unit: unit.into(), state: self.name(), event }
+    }
+
+    /// An all-gather into `slot` was issued.
+    ///
+    /// # Errors
+    /// [`Error::Transition`] unless sharded.
+    pub fn gather(&mut self, unit: &str, slot: usize) -> Result<(), Error> {
+        match self {
+            ParamState::Sharded => *self = ParamState::Gathering { slot },
+            _ => return Err(self.illegal(unit, "gather")),
+        }
+        Ok(())
+    }
+
+    /// The all-gather gave the slot's buffers back.
+    ///
+    /// # Errors
+    /// [`Error::Transition`] unless gathering.
+    pub fn arrive(&mut self, unit: &str, buffers: T) -> Result<(), Error> {
+        match *self {
+            ParamState::Gathering { slot } => *self = ParamState::Unsharded { slot, buffers },
+            _ => return Err(self.illegal(unit, "arrive")),
+        }
+        Ok(())
+    }
+
+    /// The buffers of the unsharded unit.
+    ///
+    /// # Errors
+    /// [`Error::Transition`] unless unsharded.
+    pub fn unsharded(&self, unit: &str) -> Result<&T, Error> {
+        match self {
+            ParamState::Unsharded { buffers, .. } => Ok(buffers),
+            _ => Err(self.illegal(unit, "use")),
+        }
+    }
+
+    /// Gives up the unsharded unit: returns the slot and its buffers.
+    ///
+    /// # Errors
+    /// [`Error::Transition`] unless unsharded.
+    pub fn reshard(&mut self, unit: &str) -> Result<(usize, T), Error> {
+        match std::mem::replace(self, ParamState::Sharded) {
+            ParamState::Unsharded { slot, buffers } => Ok((slot, buffers)),
+            other => {
+                *self = other;
+                Err(self.illegal(unit, "reshard"))
+            }
+        }
+    }
+}
+
+/// Where a unit's gradient is.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum GradientState<T> {
+    /// There is none.
+    #[default]
+    Empty,
+    /// Backward writes it into a slot.
+    Accumulating {
+        /// The slot.
+        slot: usize,
+    },
+    /// The micro-batch's gradient (or the running sum) is complete, in a slot.
+    Closed {
+        /// The slot.
+        slot: usize,
+        /// The slot's buffers.
+        buffers: T,
+    },
+    /// A reduce-scatter is in flight and owns the slot's buffers.
+    Reducing {
+        /// The slot.
+        slot: usize,
+    },
+    /// Sums of at least one micro-batch are there (sharded, or unsharded partial sums), no slot is held.
+    Summed,
+}
+
+impl<T> GradientState<T> {
+    /// The state's name in messages.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            GradientState::Empty => "without gradient",
+            GradientState::Accumulating { .. } => "accumulating its gradient",
+            GradientState::Closed { .. } => "holding a complete gradient",
+            GradientState::Reducing { .. } => "reducing its gradient",
+            GradientState::Summed => "holding summed gradients",
+        }
+    }
+
+    fn illegal(&self, unit: &str, event: &'static str) -> Error {
+        Error::Transition { unit: unit.into(), state: self.name(), event }
+    }
+
+    /// Backward is about to write into `slot`, taken for this unit now.
+    ///
+    /// # Errors
+    /// [`Error::Transition`] unless empty or summed.
+    pub fn open(&mut self, unit: &str, slot: usize) -> Result<(), Error> {
+        match self {
+            GradientState::Empty | GradientState::Summed => *self = GradientState::Accumulating { slot },
+            _ => return Err(self.illegal(unit, "open gradient")),
+        }
+        Ok(())
+    }
+
+    /// Backward is about to add to the slot that the unit kept: returns the slot's buffers.
+    ///
+    /// # Errors
+    /// [`Error::Transition`] unless closed.
+    pub fn reopen(&mut self, unit: &str) -> Result<T, Error> {
+        match std::mem::take(self) {
+            GradientState::Closed { slot, buffers } => {
+                *self = GradientState::Accumulating { slot };
+                Ok(buffers)
+            }
+            other => {
+                *self = other;
+                Err(self.illegal(unit, "reopen gradient"))
+            }
+        }
+    }
+
+    /// The micro-batch's gradient is complete.
+    ///
+    /// # Errors
+    /// [`Error::Transition`] unless accumulating.
+    pub fn close(&mut self, unit: &str, buffers: T) -> Result<(), Error> {
+        match *self {
+            GradientState::Accumulating { slot } => *self = GradientState::Closed { slot, buffers },
+            _ => return Err(self.illegal(unit, "close gradient")),
+        }
+        Ok(())
+    }
+
+    /// The complete gradient is added into unsharded sums: returns the slot and its buffers.
+    ///
+    /// # Errors
+    /// [`Error::Transition`] unless closed.
+    pub fn fold(&mut self, unit: &str) -> Result<(usize, T), Error> {
+        match std::mem::take(self) {
+            GradientState::Closed { slot, buffers } => {
+                *self = GradientState::Summed;
+                Ok((slot, buffers))
+            }
+            other => {
+                *self = other;
+                Err(self.illegal(unit, "fold"))
+            }
+        }
+    }
+
+    /// The total of the unsharded sums is in `slot` again.
+    ///
+    /// # Errors
+    /// [`Error::Transition`] unless summed.
+    pub fn total(&mut self, unit: &str, slot: usize, buffers: T) -> Result<(), Error> {
+        match self {
+            GradientState::Summed => *self = GradientState::Closed { slot, buffers },
+            _ => return Err(self.illegal(unit, "take the total")),
+        }
+        Ok(())
+    }
+
+    /// A reduce-scatter is issued: returns the slot's buffers.
+    ///
+    /// # Errors
+    /// [`Error::Transition`] unless closed.
+    pub fn reduce(&mut self, unit: &str) -> Result<T, Error> {
+        match std::mem::take(self) {
+            GradientState::Closed { slot, buffers } => {
+                *self = GradientState::Reducing { slot };
+                Ok(buffers)
+            }
+            other => {
+                *self = other;
+                Err(self.illegal(unit, "reduce"))
+            }
+        }
+    }
+
+    /// The reduce-scatter is complete: returns the slot, which is free now.
+    ///
+    /// # Errors
+    /// [`Error::Transition`] unless reducing.
+    pub fn arrive(&mut self, unit: &str) -> Result<usize, Error> {
+        match *self {
+            GradientState::Reducing { slot } => {
+                *self = GradientState::Summed;
+                Ok(slot)
+            }
+            _ => Err(self.illegal(unit, "arrive")),
+        }
+    }
+
+    /// The sums are applied to the parameters.
+    ///
+    /// # Errors
+    /// [`Error::Transition`] unless summed.
+    pub fn apply(&mut self, unit: &str) -> Result<(), Error> {
+        match self {
+            GradientState::Summed => *self = GradientState::Empty,
+            _ => return Err(self.illegal(unit, "apply")),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,79 @@
+//! What can go wrong in a model, apart from the memory underneath.
+//!
+//! Blocks report these inside [`fsdp_core::Error::Program`], which names the block.
+
+/// A model, its data or its description does not fit.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// An operation was given rows of another width than its parameters have.
+    #[error("{op} expects rows of {expected} elements, but was given rows of {got}")]
+    Width {
+        /// The operation.
+        op: &'static str,
+        /// What its parameters say.
+        expected: usize,
+        /// What the tensor has.
+        got: usize,
+    },
+    /// A block was called before what it builds on.
+    #[error("{call} needs {missing}, which no earlier call left behind")]
+    OutOfOrder {
+        /// What was called.
+        call: &'static str,
+        /// What is not there.
+        missing: &'static str,
+    },
+    /// Activation checkpointing was asked of a block outside all layers.
+    #[error("only the blocks of a repeated layer can be recomputed, and this one belongs to none")]
+    NotInLayer,
+    /// A micro-batch that the step does not have.
+    #[error("micro-batch {round} was asked for, but this rank's step has {rounds}")]
+    NoMicroBatch {
+        /// The micro-batch, counted from 0.
+        round: usize,
+        /// How many there are.
+        rounds: usize,
+    },
+    /// A batch whose parts have different lengths.
+    #[error("a batch of {samples} samples of {seq} tokens has {ids} ids and {targets} targets")]
+    BatchShape {
+        /// Number of samples.
+        samples: usize,
+        /// Tokens per sample.
+        seq: usize,
+        /// Number of ids.
+        ids: usize,
+        /// Number of targets.
+        targets: usize,
+    },
+    /// A token that the vocabulary does not have.
+    #[error(
+        "token id {id} is outside the vocabulary of {vocab}; choose the tokenizer the model was made for"
+    )]
+    Token {
+        /// The token.
+        id: u32,
+        /// Size of the vocabulary.
+        vocab: usize,
+    },
+    /// A sequence beyond the position table.
+    #[error("sequences of {seq} tokens exceed the model's {positions} positions; lower data.seq_len")]
+    Positions {
+        /// Tokens per sample.
+        seq: usize,
+        /// Rows of the position table.
+        positions: usize,
+    },
+    /// A pattern of frozen parameters that selects none.
+    #[error("the frozen pattern `{pattern}` matches no parameter; the first one is called `{example}`")]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+        /// A name that exists.
+        example: String,
+    },
+    /// All parameters are frozen.
+    #[error("every parameter is frozen, so there is nothing to train; remove a frozen pattern")]
+    NothingToTrain,
+}

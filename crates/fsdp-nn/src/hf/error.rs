@@ -1,0 +1,53 @@
+//! What can be wrong with a `config.json`.
+
+/// A `config.json` that does not describe a model we can run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The file is no JSON object.
+    #[error("config.json is not a JSON object: {what}")]
+    Json {
+        /// The parser's message.
+        what: String,
+    },
+    /// A key that must be there is not.
+    #[error("config.json lacks `{key}`; take it from the file that the model was published with")]
+    Missing {
+        /// The key.
+        key: &'static str,
+    },
+    /// A value of the wrong type or outside its range.
+    #[error("config.json: `{key}` = {value}, but it must be {expected}")]
+    Value {
+        /// The key.
+        key: &'static str,
+        /// The rejected value, as JSON.
+        value: String,
+        /// What is allowed.
+        expected: &'static str,
+    },
+    /// A value that changes the mathematics in a way that is not supported.
+    #[error("config.json: `{key}` = {value} is not supported, only {supported}")]
+    Unsupported {
+        /// The key.
+        key: &'static str,
+        /// The rejected value, as JSON.
+        value: String,
+        /// The values that are.
+        supported: &'static str,
+    },
+    /// Two sizes that do not fit each other.
+    #[error(
+        "config.json: `{key}` = {value} is not divisible by `{divisor_key}` = {divisor}; change one of them"
+    )]
+    Indivisible {
+        /// Key of the dividend.
+        key: &'static str,
+        /// The dividend.
+        value: usize,
+        /// Key of the divisor.
+        divisor_key: &'static str,
+        /// The divisor.
+        divisor: usize,
+    },
+}

@@ -1,0 +1,79 @@
+//! Initial values of parameters, from generators keyed by (seed, name) and counted by element.
+//!
+//! Every element is a function of the seed, the parameter's name and its index, so a rank makes its shard
+//! without the rest, and the same model starts the same at every world size.
+
+use crate::random;
+
+/// The distribution of a parameter's initial values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// All zero.
+    Zeros,
+    /// All one.
+    Ones,
+    /// Normal with mean 0.
+    Normal {
+        /// The standard deviation.
+        std: f64,
+    },
+}
+
+impl Init {
+    /// The values of the elements `offset ..` of the parameter `fqn`, without end.
+    pub fn values(self, seed: u64, fqn: &str, offset: usize) -> impl Iterator<Item = f64> {
+        let key = random::key(&[seed, random::name_part(fqn)]);
+        (offset as u64..).map(move |element| match self {
+            Init::Zeros => 0.0,
+            Init::Ones => 1.0,
+            Init::Normal { std } => std * random::normal(key, element),
+        })
+    }
+
+    /// Writes [`Init::values`] in single precision.
+    pub fn fill_f32(self, seed: u64, fqn: &str, offset: usize, elements: &mut [f32]) {
+        let values = self.values(seed, fqn, offset);
+        elements.iter_mut().zip(values).for_each(|(element, value)| *element = value as f32);
+    }
+
+    /// Writes [`Init::values`] in double precision.
+    pub fn fill_f64(self, seed: u64, fqn: &str, offset: usize, elements: &mut [f64]) {
+        let values = self.values(seed, fqn, offset);
+        elements.iter_mut().zip(values).for_each(|(element, value)| *element = value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_parts_of_the_whole() {
+        let init = Init::Normal { std: 0.5 };
+        let mut whole = [0.0; 50];
+        init.fill_f64(3, "a.weight", 0, &mut whole);
+        for (offset, len) in [(0, 50), (7, 13), (49, 1), (50, 0)] {
+            let mut part = vec![0.0; len];
+            init.fill_f64(3, "a.weight", offset, &mut part);
+            assert_eq!(part, whole[offset..offset + len]);
+        }
+        let mut single = [0.0; 50];
+        init.fill_f32(3, "a.weight", 0, &mut single);
+        assert_eq!(single, whole.map(|value| value as f32));
+    }
+
+    #[test]
+    fn names_and_seeds_differ() {
+        let first = |seed, fqn: &str| Init::Normal { std: 1.0 }.values(seed, fqn, 0).next();
+        assert_ne!(first(0, "a"), first(1, "a"));
+        assert_ne!(first(0, "a"), first(0, "b"));
+    }
+
+    #[test]
+    fn deviation_is_as_asked() {
+        let count = 20_000;
+        let values = Init::Normal { std: 0.02 }.values(5, "w", 0).take(count);
+        let variance = values.map(|value| value * value).sum::<f64>() / count as f64;
+        assert!((variance.sqrt() / 0.02 - 1.0).abs() < 0.02);
+    }
+}

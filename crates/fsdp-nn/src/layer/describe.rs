@@ -1,0 +1,152 @@
+//! Writing down a model: modules, parameters, initialisation and blocks, in one pass.
+//!
+//! Names are built from the open modules, so that describing a model in the order of its Hugging Face
+//! classes gives the names of its checkpoint.
+
+use fsdp_core::Error;
+use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
+
+use super::{Embedding, Head, Init, Layer, LayerNorm, Linear, RmsNorm};
+use crate::backend::Orientation;
+
+/// A described model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Description {
+    /// Parameters, modules and blocks.
+    pub spec: ModelSpec,
+    /// How each parameter starts, by [`ParamId`].
+    pub init: Vec<Init>,
+}
+
+impl Description {
+    /// How a parameter starts.
+    pub fn init(&self, id: ParamId) -> Init {
+        self.init[id.0]
+    }
+}
+
+/// Collects a [`Description`].
+#[derive(Debug)]
+pub struct Describe {
+    description: Description,
+    open: usize,
+    std: f64,
+}
+
+impl Describe {
+    /// Starts a model whose root module is of `class`; weights start normal with deviation `std`.
+    pub fn new(class: &str, std: f64) -> Self {
+        let root = ModuleSpec { fqn: String::new(), class: class.into(), parent: None, params: Vec::new() };
+        let spec = ModelSpec { params: Vec::new(), modules: vec![root], blocks: Vec::new() };
+        Self { description: Description { spec, init: Vec::new() }, open: 0, std }
+    }
+
+    /// Describes a module: what `inside` adds belongs to it.
+    pub fn module<T>(&mut self, name: &str, class: &str, inside: impl FnOnce(&mut Self) -> T) -> T {
+        let fqn = self.fqn(name);
+        let modules = &mut self.description.spec.modules;
+        modules.push(ModuleSpec { fqn, class: class.into(), parent: Some(self.open), params: Vec::new() });
+        let parent = std::mem::replace(&mut self.open, modules.len() - 1);
+        let result = inside(self);
+        self.open = parent;
+        result
+    }
+
+    /// Adds a parameter to the open module.
+    pub fn param(&mut self, name: &str, shape: &[usize], init: Init) -> ParamId {
+        let fqn = self.fqn(name);
+        let spec = &mut self.description.spec;
+        let id = ParamId(spec.params.len());
+        spec.params.push(ParamSpec { fqn, aliases: Vec::new(), shape: shape.to_vec(), trainable: true });
+        spec.modules[self.open].params.push(id);
+        self.description.init.push(init);
+        id
+    }
+
+    /// Adds a module `Linear` (weight `outputs x inputs`).
+    pub fn linear(&mut self, name: &str, inputs: usize, outputs: usize, bias: bool) -> Linear {
+        let init = self.weight_init();
+        self.module(name, "Linear", |d| Linear {
+            weight: d.param("weight", &[outputs, inputs], init),
+            bias: bias.then(|| d.param("bias", &[outputs], Init::Zeros)),
+            inputs,
+            outputs,
+            orientation: Orientation::OutIn,
+        })
+    }
+
+    /// Adds a module `Conv1D`, GPT-2's linear map (weight `inputs x outputs`), starting with deviation `std`.
+    pub fn conv1d(&mut self, name: &str, inputs: usize, outputs: usize, std: f64) -> Linear {
+        self.module(name, "Conv1D", |d| Linear {
+            weight: d.param("weight", &[inputs, outputs], Init::Normal { std }),
+            bias: Some(d.param("bias", &[outputs], Init::Zeros)),
+            inputs,
+            outputs,
+            orientation: Orientation::InOut,
+        })
+    }
+
+    /// Adds a module `Embedding`.
+    pub fn embedding(&mut self, name: &str, rows: usize, width: usize) -> Embedding {
+        let init = self.weight_init();
+        self.module(name, "Embedding", |d| Embedding {
+            table: d.param("weight", &[rows, width], init),
+            rows,
+            width,
+        })
+    }
+
+    /// Adds an RMS norm of a class (`LlamaRMSNorm`).
+    pub fn rms_norm(&mut self, name: &str, class: &str, width: usize, eps: f64) -> RmsNorm {
+        self.module(name, class, |d| RmsNorm { weight: d.param("weight", &[width], Init::Ones), width, eps })
+    }
+
+    /// Adds a module `LayerNorm`.
+    pub fn layer_norm(&mut self, name: &str, width: usize, eps: f64) -> LayerNorm {
+        self.module(name, "LayerNorm", |d| LayerNorm {
+            weight: d.param("weight", &[width], Init::Ones),
+            bias: d.param("bias", &[width], Init::Zeros),
+            width,
+            eps,
+        })
+    }
+
+    /// Adds a module `Linear` that is an output head: with weights of its own, or with those of `tied`.
+    pub fn head(&mut self, name: &str, hidden: usize, vocab: usize, tied: Option<&Embedding>) -> Head {
+        let init = self.weight_init();
+        self.module(name, "Linear", |d| match tied {
+            None => Head { weight: d.param("weight", &[vocab, hidden], init), vocab, hidden },
+            Some(table) => {
+                let alias = d.fqn("weight");
+                d.description.spec.params[table.table.0].aliases.push(alias);
+                table.as_head()
+            }
+        })
+    }
+
+    /// Adds a block that uses `layers`; `layer` is the repeated layer it belongs to.
+    pub fn block(&mut self, name: &str, layer: Option<usize>, layers: &[&dyn Layer]) {
+        let mut params: Vec<ParamId> = layers.iter().flat_map(|layer| layer.params()).collect();
+        params.sort();
+        params.dedup();
+        self.description.spec.blocks.push(BlockSpec { name: name.into(), params, layer });
+    }
+
+    /// The finished description.
+    ///
+    /// # Errors
+    /// [`Error::Model`] when it contradicts itself (see [`ModelSpec::validate`]).
+    pub fn finish(self) -> Result<Description, Error> {
+        self.description.spec.validate()?;
+        Ok(self.description)
+    }
+
+    fn weight_init(&self) -> Init {
+        Init::Normal { std: self.std }
+    }
+
+    fn fqn(&self, name: &str) -> String {
+        let module = &self.description.spec.modules[self.open].fqn;
+        if module.is_empty() { name.into() } else { format!("{module}.{name}") }
+    }
+}

@@ -1,0 +1,160 @@
+//! Layers: plain data that says which parameters an operation reads and how large it is.
+//!
+//! A layer holds parameter *ids* and sizes, never values; the operations of a [`Tape`](crate::tape::Tape)
+//! take a layer and look its parameters up when they run. Layers are made by
+//! [`Describe`], which at the same time writes down modules, names, shapes and initialisation.
+
+mod describe;
+
+use std::sync::Arc;
+
+use fsdp_core::model::ParamId;
+
+pub use describe::{Describe, Description};
+pub use crate::init::Init;
+
+use crate::backend::{AttentionDims, Orientation};
+
+/// Something that reads parameters.
+pub trait Layer {
+    /// The parameters that it reads.
+    fn params(&self) -> Vec<ParamId>;
+}
+
+/// A linear map `y = x W (+ b)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Linear {
+    /// The weight.
+    pub weight: ParamId,
+    /// The bias, if there is one.
+    pub bias: Option<ParamId>,
+    /// Columns of `x`.
+    pub inputs: usize,
+    /// Columns of `y`.
+    pub outputs: usize,
+    /// How the weight is stored.
+    pub orientation: Orientation,
+}
+
+impl Layer for Linear {
+    fn params(&self) -> Vec<ParamId> {
+        std::iter::once(self.weight).chain(self.bias).collect()
+    }
+}
+
+/// A table of rows, looked up by token or by position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Embedding {
+    /// The table.
+    pub table: ParamId,
+    /// Its rows.
+    pub rows: usize,
+    /// Elements of a row.
+    pub width: usize,
+}
+
+impl Layer for Embedding {
+    fn params(&self) -> Vec<ParamId> {
+        vec![self.table]
+    }
+}
+
+impl Embedding {
+    /// The output head that shares this table.
+    pub fn as_head(&self) -> Head {
+        Head { weight: self.table, vocab: self.rows, hidden: self.width }
+    }
+}
+
+/// Root-mean-square norm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RmsNorm {
+    /// The scale.
+    pub weight: ParamId,
+    /// Elements of a row.
+    pub width: usize,
+    /// Added to the mean square.
+    pub eps: f64,
+}
+
+impl Layer for RmsNorm {
+    fn params(&self) -> Vec<ParamId> {
+        vec![self.weight]
+    }
+}
+
+/// Layer norm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LayerNorm {
+    /// The scale.
+    pub weight: ParamId,
+    /// The shift.
+    pub bias: ParamId,
+    /// Elements of a row.
+    pub width: usize,
+    /// Added to the variance.
+    pub eps: f64,
+}
+
+impl Layer for LayerNorm {
+    fn params(&self) -> Vec<ParamId> {
+        vec![self.weight, self.bias]
+    }
+}
+
+/// The map from hidden states to logits; its weight is `vocab x hidden`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Head {
+    /// The weight.
+    pub weight: ParamId,
+    /// Classes.
+    pub vocab: usize,
+    /// Columns of the hidden states.
+    pub hidden: usize,
+}
+
+impl Layer for Head {
+    fn params(&self) -> Vec<ParamId> {
+        vec![self.weight]
+    }
+}
+
+/// The heads of causal self-attention over packed projections.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Probability of dropping an attention weight.
+    pub dropout: f64,
+}
+
+impl Attention {
+    /// The dimensions for a batch.
+    pub fn dims(&self, batch: usize, seq: usize) -> AttentionDims {
+        AttentionDims { batch, seq, heads: self.heads, kv_heads: self.kv_heads, head_dim: self.head_dim }
+    }
+
+    /// Elements of a packed row of queries, keys and values.
+    pub fn packed(&self) -> usize {
+        self.dims(1, 1).packed()
+    }
+}
+
+/// The angles of rotary position embedding.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// One per pair of elements of a head.
+    pub inverse_frequencies: Arc<[f32]>,
+}
+
+impl Rope {
+    /// The frequencies `theta^(-2i / head_dim)`, in single precision as Hugging Face computes them.
+    pub fn new(theta: f64, head_dim: usize) -> Self {
+        let frequency = |i: usize| 1.0 / (theta as f32).powf((2 * i) as f32 / head_dim as f32);
+        Self { inverse_frequencies: (0..head_dim / 2).map(frequency).collect() }
+    }
+}

@@ -1,0 +1,189 @@
+//! The data of a step, on the host and on the device.
+
+use fsdp_core::DType;
+use fsdp_core::Error;
+use fsdp_core::Queue;
+use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
+use fsdp_core::program::LossSum;
+
+use super::architecture::Architecture;
+use crate::backend::{Backend, IGNORED_TARGET};
+use crate::error::ModelError;
+use crate::tape::MicroBatch;
+
+/// One micro-batch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// Token ids, ordered by (sample, position).
+    pub ids: Vec<u32>,
+    /// The token to predict at each of them; [`IGNORED_TARGET`] does not count.
+    pub targets: Vec<u32>,
+    /// Global ids of the samples, which key dropout masks.
+    pub samples: Vec<u64>,
+    /// Tokens per sample.
+    pub seq: usize,
+}
+
+impl Batch {
+    /// Number of targets that count.
+    pub fn counted(&self) -> u64 {
+        self.targets.iter().filter(|&&target| target != IGNORED_TARGET).count() as u64
+    }
+
+    fn check<A: Architecture>(&self, architecture: &A) -> Result<(), ModelError> {
+        let rows = self.samples.len() * self.seq;
+        if rows == 0 || self.ids.len() != rows || self.targets.len() != rows {
+            return Err(ModelError::BatchShape {
+                samples: self.samples.len(),
+                seq: self.seq,
+                ids: self.ids.len(),
+                targets: self.targets.len(),
+            });
+        }
+        let vocab = architecture.head().vocab;
+        let targets = self.targets.iter().filter(|&&target| target != IGNORED_TARGET);
+        if let Some(&id) = self.ids.iter().chain(targets).find(|&&id| id as usize >= vocab) {
+            return Err(ModelError::Token { id, vocab });
+        }
+        match architecture.positions_max() {
+            Some(positions) if self.seq > positions => {
+                Err(ModelError::Positions { seq: self.seq, positions })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The micro-batches of this rank's step. Their tokens, targets and losses lie one after the other in three
+/// buffers that stay from step to step and only ever grow: 16 bytes per token of the step.
+pub(super) struct StepData<B> {
+    step: u64,
+    batches: Vec<Batch>,
+    /// The first row of each micro-batch.
+    offsets: Vec<usize>,
+    device: Option<Device<B>>,
+    /// Micro-batches whose losses were computed and not yet read.
+    finished: Vec<usize>,
+}
+
+struct Device<B> {
+    ids: B,
+    targets: B,
+    losses: B,
+}
+
+impl<B> Default for StepData<B> {
+    fn default() -> Self {
+        Self { step: 0, batches: Vec::new(), offsets: Vec::new(), device: None, finished: Vec::new() }
+    }
+}
+
+impl<B: Buffer> StepData<B> {
+    /// Takes the micro-batches of a step.
+    pub(super) fn set<M: Backend<Buffer = B>, A: Architecture>(
+        &mut self,
+        memory: &M,
+        architecture: &A,
+        step: u64,
+        batches: Vec<Batch>,
+    ) -> Result<(), Error> {
+        for (round, batch) in batches.iter().enumerate() {
+            batch.check(architecture).map_err(|source| program_error(round, source))?;
+        }
+        let mut rows = 0;
+        self.offsets.clear();
+        for batch in &batches {
+            self.offsets.push(rows);
+            rows += batch.ids.len();
+        }
+        self.batches = batches;
+        self.step = step;
+        self.finished.clear();
+        self.reserve(memory, rows)?;
+        self.upload(memory)
+    }
+
+    fn reserve<M: Memory<Buffer = B>>(&mut self, memory: &M, rows: usize) -> Result<(), Error> {
+        if self.device.as_ref().is_some_and(|device| device.ids.len() >= rows) {
+            return Ok(());
+        }
+        self.device = None;
+        let allocate = |dtype| memory.allocate(Category::Activation, dtype, rows);
+        self.device = Some(Device {
+            ids: allocate(DType::U32)?,
+            targets: allocate(DType::U32)?,
+            losses: allocate(DType::F64)?,
+        });
+        Ok(())
+    }
+
+    fn upload<M: Memory<Buffer = B>>(&mut self, memory: &M) -> Result<(), Error> {
+        let Some(device) = &mut self.device else { return Ok(()) };
+        for (batch, &offset) in self.batches.iter().zip(&self.offsets) {
+            let len = batch.ids.len();
+            let ids = SliceMut::new(&mut device.ids, offset, len);
+            memory.write(Queue::Compute, HostSlice::U32(&batch.ids), ids)?;
+            let targets = SliceMut::new(&mut device.targets, offset, len);
+            memory.write(Queue::Compute, HostSlice::U32(&batch.targets), targets)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that there is such a micro-batch.
+    pub(super) fn check_round(&self, round: usize) -> Result<(), Error> {
+        let rounds = self.batches.len();
+        if round < rounds {
+            return Ok(());
+        }
+        Err(program_error(round, ModelError::NoMicroBatch { round, rounds }))
+    }
+
+    /// A micro-batch, its targets, and where its losses go.
+    pub(super) fn parts(&mut self, round: usize, seed: u64, training: bool) -> Parts<'_, B> {
+        let batch = &self.batches[round];
+        let device = self.device.as_mut().expect("data with micro-batches is on the device");
+        let (offset, len) = (self.offsets[round], batch.ids.len());
+        let micro_batch = MicroBatch {
+            batch: batch.samples.len(),
+            seq: batch.seq,
+            ids: Slice::new(&device.ids, offset, len),
+            samples: &batch.samples,
+            seed,
+            step: self.step,
+            training,
+        };
+        let targets = Slice::new(&device.targets, offset, len);
+        Parts { micro_batch, targets, losses: SliceMut::new(&mut device.losses, offset, len) }
+    }
+
+    /// Notes that a micro-batch's losses were computed.
+    pub(super) fn finish(&mut self, round: usize) {
+        self.finished.push(round);
+    }
+
+    /// Adds up the losses that were computed since the last call.
+    pub(super) fn take_loss<M: Memory<Buffer = B>>(&mut self, memory: &M) -> Result<LossSum, Error> {
+        let mut loss = LossSum::default();
+        let Some(device) = &self.device else { return Ok(loss) };
+        for round in self.finished.drain(..) {
+            let batch = &self.batches[round];
+            let mut losses = vec![0.0; batch.ids.len()];
+            let from = Slice::new(&device.losses, self.offsets[round], losses.len());
+            memory.read(Queue::Compute, from, HostSliceMut::F64(&mut losses))?;
+            losses.into_iter().for_each(|value| loss.sum.add(value));
+            loss.count += batch.counted();
+        }
+        Ok(loss)
+    }
+}
+
+/// What a block needs of a micro-batch.
+pub(super) struct Parts<'a, B> {
+    pub(super) micro_batch: MicroBatch<'a, B>,
+    pub(super) targets: Slice<'a, B>,
+    pub(super) losses: SliceMut<'a, B>,
+}
+
+fn program_error(round: usize, source: ModelError) -> Error {
+    Error::Program { block: format!("micro-batch {round}"), source: Box::new(source) }
+}

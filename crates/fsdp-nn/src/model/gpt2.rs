@@ -1,0 +1,187 @@
+//! GPT-2: learned positions, layer norms, GELU in the tanh form, and a tied head.
+//!
+//! Modules and parameters are those of transformers' `GPT2LMHeadModel`, whose linear maps are `Conv1D`
+//! (weights stored `inputs x outputs`).
+
+use fsdp_core::Error;
+use fsdp_core::model::BlockId;
+
+use super::architecture::Architecture;
+use crate::backend::Backend;
+use crate::layer::{Attention, Describe, Description, Embedding, Head, LayerNorm, Linear};
+use crate::tape::{Tape, Tensor};
+
+/// The sizes of a GPT-2.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gpt2Config {
+    /// Tokens.
+    pub vocab_size: usize,
+    /// Rows of the position table.
+    pub n_positions: usize,
+    /// Elements of a hidden state.
+    pub n_embd: usize,
+    /// Layers.
+    pub n_layer: usize,
+    /// Heads; divides `n_embd`.
+    pub n_head: usize,
+    /// Elements between the two halves of the MLP.
+    pub n_inner: usize,
+    /// Added to variances.
+    pub layer_norm_epsilon: f64,
+    /// Probability of dropping an element of the embedding.
+    pub embd_pdrop: f64,
+    /// Probability of dropping an attention weight.
+    pub attn_pdrop: f64,
+    /// Probability of dropping an element of what a half layer adds.
+    pub resid_pdrop: f64,
+    /// Whether the output head is the embedding.
+    pub tie_word_embeddings: bool,
+    /// Deviation of initial weights.
+    pub initializer_range: f64,
+}
+
+/// A GPT-2.
+#[derive(Clone, Debug)]
+pub struct Gpt2 {
+    description: Description,
+    tokens: Embedding,
+    positions: Embedding,
+    layers: Vec<Gpt2Layer>,
+    norm: LayerNorm,
+    head: Head,
+    attention: Attention,
+    embedding_dropout: f64,
+    residual_dropout: f64,
+}
+
+#[derive(Clone, Debug)]
+struct Gpt2Layer {
+    attention_norm: LayerNorm,
+    qkv: Linear,
+    output: Linear,
+    mlp_norm: LayerNorm,
+    up: Linear,
+    down: Linear,
+}
+
+impl Gpt2 {
+    /// Describes a GPT-2.
+    ///
+    /// # Errors
+    /// [`Error::Model`] when a size is zero.
+    pub fn new(config: &Gpt2Config) -> Result<Self, Error> {
+        let mut describe = Describe::new("GPT2LMHeadModel", config.initializer_range);
+        let hidden = config.n_embd;
+        let (tokens, positions, layers, norm) = describe.module("transformer", "GPT2Model", |d| {
+            let tokens = d.embedding("wte", config.vocab_size, hidden);
+            let positions = d.embedding("wpe", config.n_positions, hidden);
+            d.module("drop", "Dropout", |_| ());
+            let layers = d.module("h", "ModuleList", |d| {
+                (0..config.n_layer).map(|i| Gpt2Layer::describe(config, i, d)).collect::<Vec<_>>()
+            });
+            (tokens, positions, layers, d.layer_norm("ln_f", hidden, config.layer_norm_epsilon))
+        });
+        let tied = config.tie_word_embeddings.then_some(&tokens);
+        let head = describe.head("lm_head", hidden, config.vocab_size, tied);
+        describe.block("embedding", None, &[&tokens, &positions]);
+        for (i, layer) in layers.iter().enumerate() {
+            let Gpt2Layer { attention_norm, qkv, output, mlp_norm, up, down } = layer;
+            describe.block(&format!("layers.{i}.attention"), Some(i), &[attention_norm, qkv, output]);
+            describe.block(&format!("layers.{i}.mlp"), Some(i), &[mlp_norm, up, down]);
+        }
+        describe.block("head", None, &[&norm, &head]);
+        Ok(Self {
+            description: describe.finish()?,
+            tokens,
+            positions,
+            layers,
+            norm,
+            head,
+            attention: Attention {
+                heads: config.n_head,
+                kv_heads: config.n_head,
+                head_dim: hidden / config.n_head,
+                dropout: config.attn_pdrop,
+            },
+            embedding_dropout: config.embd_pdrop,
+            residual_dropout: config.resid_pdrop,
+        })
+    }
+}
+
+impl Gpt2Layer {
+    fn describe(config: &Gpt2Config, index: usize, d: &mut Describe) -> Self {
+        let (hidden, eps, std) = (config.n_embd, config.layer_norm_epsilon, config.initializer_range);
+        // What is added to the residual stream starts smaller, so that its variance does not grow with depth.
+        let residual_std = std / ((2 * config.n_layer) as f64).sqrt();
+        d.module(&index.to_string(), "GPT2Block", |d| {
+            let attention_norm = d.layer_norm("ln_1", hidden, eps);
+            let (qkv, output) = d.module("attn", "GPT2Attention", |d| {
+                let parts = (
+                    d.conv1d("c_attn", hidden, 3 * hidden, std),
+                    d.conv1d("c_proj", hidden, hidden, residual_std),
+                );
+                d.module("attn_dropout", "Dropout", |_| ());
+                d.module("resid_dropout", "Dropout", |_| ());
+                parts
+            });
+            let mlp_norm = d.layer_norm("ln_2", hidden, eps);
+            let (up, down) = d.module("mlp", "GPT2MLP", |d| {
+                let parts = (
+                    d.conv1d("c_fc", hidden, config.n_inner, std),
+                    d.conv1d("c_proj", config.n_inner, hidden, residual_std),
+                );
+                d.module("dropout", "Dropout", |_| ());
+                parts
+            });
+            Self { attention_norm, qkv, output, mlp_norm, up, down }
+        })
+    }
+}
+
+impl Architecture for Gpt2 {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn head(&self) -> Head {
+        self.head
+    }
+
+    fn positions_max(&self) -> Option<usize> {
+        Some(self.positions.rows)
+    }
+
+    fn first<M: Backend>(&self, tape: &mut Tape<'_, M>) -> Result<Tensor<M>, Error> {
+        let x = tape.embedding(&self.tokens)?;
+        let x = tape.add_positions(x, &self.positions)?;
+        tape.dropout(x, self.embedding_dropout)
+    }
+
+    fn middle<M: Backend>(
+        &self,
+        block: BlockId,
+        tape: &mut Tape<'_, M>,
+        x: Tensor<M>,
+    ) -> Result<Tensor<M>, Error> {
+        let layer = &self.layers[(block.0 - 1) / 2];
+        let is_attention = block.0 % 2 == 1;
+        let y = if is_attention {
+            let h = tape.layer_norm(x.clone(), &layer.attention_norm)?;
+            let qkv = tape.linear(h, &layer.qkv)?;
+            let mixed = tape.attention(qkv, &self.attention)?;
+            tape.linear(mixed, &layer.output)?
+        } else {
+            let h = tape.layer_norm(x.clone(), &layer.mlp_norm)?;
+            let h = tape.linear(h, &layer.up)?;
+            let h = tape.gelu(h)?;
+            tape.linear(h, &layer.down)?
+        };
+        let y = tape.dropout(y, self.residual_dropout)?;
+        tape.add(x, y)
+    }
+
+    fn last<M: Backend>(&self, tape: &mut Tape<'_, M>, x: Tensor<M>) -> Result<Tensor<M>, Error> {
+        tape.layer_norm(x, &self.norm)
+    }
+}

@@ -1,0 +1,96 @@
+//! A small model for tests: every token by itself through linear maps and GELU, to a head.
+//!
+//! Sizes are free (odd, prime, one), and there is little else: what can be seen with it needs no attention.
+
+use fsdp_core::Error;
+use fsdp_core::model::BlockId;
+
+use super::architecture::Architecture;
+use crate::backend::Backend;
+use crate::layer::{Describe, Description, Embedding, Head, Linear};
+use crate::tape::{Tape, Tensor};
+
+/// The sizes of an [`Mlp`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct MlpConfig {
+    /// Tokens.
+    pub vocab: usize,
+    /// Columns of the embedding and of the output of each layer; one more than there are layers.
+    pub widths: Vec<usize>,
+    /// Whether linear maps have biases.
+    pub bias: bool,
+    /// Whether the head is the embedding; first and last width are the same then.
+    pub tied: bool,
+    /// Deviation of initial weights.
+    pub std: f64,
+}
+
+/// An embedding, linear maps each followed by GELU, and a head. Every layer is a block (and a layer).
+#[derive(Clone, Debug)]
+pub struct Mlp {
+    description: Description,
+    embedding: Embedding,
+    layers: Vec<Linear>,
+    head: Head,
+}
+
+impl Mlp {
+    /// Describes an MLP.
+    ///
+    /// # Errors
+    /// [`Error::Model`] when a size is zero, or the model is tied and its first and last width differ.
+    pub fn new(config: &MlpConfig) -> Result<Self, Error> {
+        let (Some(&first), Some(&last)) = (config.widths.first(), config.widths.last()) else {
+            return Err(Error::Model { what: "an MLP has at least one width".into() });
+        };
+        if config.tied && first != last {
+            let what = format!("a tied MLP of first width {first} and last width {last}");
+            return Err(Error::Model { what });
+        }
+        let mut describe = Describe::new("Mlp", config.std);
+        let embedding = describe.embedding("embed", config.vocab, first);
+        let layers = describe.module("layers", "ModuleList", |d| {
+            let layer = |(i, widths): (usize, &[usize])| {
+                d.module(&i.to_string(), "MlpLayer", |d| {
+                    d.linear("linear", widths[0], widths[1], config.bias)
+                })
+            };
+            config.widths.windows(2).enumerate().map(layer).collect::<Vec<_>>()
+        });
+        let head = describe.head("head", last, config.vocab, config.tied.then_some(&embedding));
+        describe.block("embedding", None, &[&embedding]);
+        for (i, layer) in layers.iter().enumerate() {
+            describe.block(&format!("layers.{i}"), Some(i), &[layer]);
+        }
+        describe.block("head", None, &[&head]);
+        Ok(Self { description: describe.finish()?, embedding, layers, head })
+    }
+}
+
+impl Architecture for Mlp {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn head(&self) -> Head {
+        self.head
+    }
+
+    fn first<M: Backend>(&self, tape: &mut Tape<'_, M>) -> Result<Tensor<M>, Error> {
+        tape.embedding(&self.embedding)
+    }
+
+    fn middle<M: Backend>(
+        &self,
+        block: BlockId,
+        tape: &mut Tape<'_, M>,
+        x: Tensor<M>,
+    ) -> Result<Tensor<M>, Error> {
+        let y = tape.linear(x, &self.layers[block.0 - 1])?;
+        tape.gelu(y)
+    }
+
+    fn last<M: Backend>(&self, _tape: &mut Tape<'_, M>, x: Tensor<M>) -> Result<Tensor<M>, Error> {
+        Ok(x)
+    }
+}

@@ -1,0 +1,217 @@
+//! Running a program without sharding: all parameters in one buffer, and the calls of a micro-batch as data.
+//!
+//! This is what predictions of memory, tests of models and the unsharded oracle stand on. It knows nothing
+//! of units, schedules or other ranks.
+
+use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, View};
+use fsdp_core::model::{BlockId, ModelSpec, ParamId};
+use fsdp_core::program::{ForwardMode, Gradients, Params, Program};
+use fsdp_core::{DType, Error, Queue};
+
+/// All parameters of a model (or something else of the same shapes) in one buffer.
+#[derive(Debug)]
+pub struct Whole<B> {
+    buffer: B,
+    /// First element and length of each parameter.
+    ranges: Vec<(usize, usize)>,
+}
+
+impl<B: Buffer> Whole<B> {
+    /// Room for the values of all parameters; their contents are unspecified.
+    ///
+    /// # Errors
+    /// Those of the memory.
+    pub fn new<M: Memory<Buffer = B>>(
+        memory: &M,
+        spec: &ModelSpec,
+        category: Category,
+        dtype: DType,
+    ) -> Result<Self, Error> {
+        let ranges = ranges(spec);
+        let len = ranges.last().map_or(0, |(offset, len)| offset + len);
+        Ok(Self { buffer: memory.allocate(category, dtype, len)?, ranges })
+    }
+
+    /// Writes the values of one parameter.
+    ///
+    /// # Errors
+    /// [`Error::Shared`] while views of [`Whole::params`] exist, or those of the memory.
+    pub fn write<M: Memory<Buffer = B>>(
+        &mut self,
+        memory: &M,
+        id: ParamId,
+        values: HostSlice<'_>,
+    ) -> Result<(), Error> {
+        let (offset, len) = self.ranges[id.0];
+        memory.write(Queue::Compute, values, SliceMut::new(&mut self.buffer, offset, len))
+    }
+
+    /// Reads the values of one parameter.
+    ///
+    /// # Errors
+    /// Those of the memory.
+    pub fn read<M: Memory<Buffer = B>>(
+        &self,
+        memory: &M,
+        id: ParamId,
+        values: HostSliceMut<'_>,
+    ) -> Result<(), Error> {
+        let (offset, len) = self.ranges[id.0];
+        memory.read(Queue::Compute, Slice::new(&self.buffer, offset, len), values)
+    }
+
+    /// Views of all parameters.
+    pub fn params(&self) -> Params<B> {
+        let mut params = Params::default();
+        for (index, &(offset, len)) in self.ranges.iter().enumerate() {
+            params.insert(ParamId(index), View { buffer: self.buffer.clone(), offset, len });
+        }
+        params
+    }
+
+    /// Opens the buffer as gradients of the trained parameters, to be written by the next micro-batch.
+    pub fn into_gradients(self, spec: &ModelSpec) -> Gradients<B> {
+        let trained = self.ranges.iter().enumerate().filter(|(index, _)| spec.params[*index].trainable);
+        let places: Vec<_> =
+            trained.map(|(index, &(offset, len))| (ParamId(index), 0, offset, len)).collect();
+        let mut gradients = Gradients::default();
+        gradients.open(0, vec![self.buffer], places, false);
+        gradients
+    }
+
+    /// Closes gradients that [`Whole::into_gradients`] opened; what no block wrote is zero.
+    ///
+    /// # Errors
+    /// Those of the memory.
+    ///
+    /// # Panics
+    /// When they were opened elsewhere.
+    pub fn from_gradients<M: Memory<Buffer = B>>(
+        memory: &M,
+        spec: &ModelSpec,
+        mut gradients: Gradients<B>,
+    ) -> Result<Self, Error> {
+        let buffer = gradients.close(memory, 0)?.and_then(|mut buffers| buffers.pop());
+        Ok(Self { buffer: buffer.expect("unsharded gradients are one buffer"), ranges: ranges(spec) })
+    }
+}
+
+fn ranges(spec: &ModelSpec) -> Vec<(usize, usize)> {
+    let mut offset = 0;
+    let range = |param: &fsdp_core::model::ParamSpec| {
+        offset += param.len();
+        (offset - param.len(), param.len())
+    };
+    spec.params.iter().map(range).collect()
+}
+
+/// What a micro-batch is run for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// Loss and gradients.
+    Train,
+    /// Loss and gradients, with the layers recomputed in backward.
+    TrainRecomputing,
+    /// The loss alone.
+    Evaluate,
+}
+
+/// One call of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Call {
+    /// [`Program::forward`].
+    Forward(BlockId, ForwardMode),
+    /// [`Program::finish`] with gradients.
+    Finish(BlockId),
+    /// [`Program::finish`] without gradients.
+    Evaluate(BlockId),
+    /// [`Program::backward`].
+    Backward(BlockId),
+}
+
+impl Call {
+    /// The block.
+    pub fn block(self) -> BlockId {
+        match self {
+            Call::Forward(block, _) | Call::Finish(block) | Call::Evaluate(block) | Call::Backward(block) => {
+                block
+            }
+        }
+    }
+
+    /// Makes the call.
+    ///
+    /// # Errors
+    /// Those of the program.
+    pub fn make<M: Memory>(
+        self,
+        program: &mut impl Program<M>,
+        memory: &M,
+        params: &mut Params<M::Buffer>,
+        gradients: &mut Gradients<M::Buffer>,
+    ) -> Result<(), Error> {
+        params.enter(self.block());
+        match self {
+            Call::Forward(block, mode) => program.forward(memory, block, mode, params),
+            Call::Finish(block) => program.finish(memory, block, params, Some(gradients)),
+            Call::Evaluate(block) => program.finish(memory, block, params, None),
+            Call::Backward(block) => program.backward(memory, block, params, gradients),
+        }
+    }
+}
+
+/// The calls of one micro-batch, in order, after [`Program::begin`].
+pub fn calls(spec: &ModelSpec, pass: Pass) -> Vec<Call> {
+    let last = BlockId(spec.blocks.len() - 1);
+    let first_trainable = spec.first_trainable_block().unwrap_or(last);
+    // Layers below the first trained parameter record nothing, so there is nothing to save by recomputing.
+    let recomputes = |block: BlockId| {
+        let layer = spec.block(block).layer;
+        let reaches_back = |(index, other): (usize, &fsdp_core::model::BlockSpec)| {
+            other.layer == layer && index >= first_trainable.0
+        };
+        pass == Pass::TrainRecomputing
+            && layer.is_some()
+            && spec.blocks.iter().enumerate().any(reaches_back)
+    };
+    let mode = |block| match pass {
+        Pass::Evaluate => ForwardMode::Evaluate,
+        _ if recomputes(block) => ForwardMode::Checkpoint,
+        _ => ForwardMode::Record,
+    };
+    let mut calls: Vec<Call> =
+        (0..last.0).map(BlockId).map(|block| Call::Forward(block, mode(block))).collect();
+    if pass == Pass::Evaluate {
+        calls.push(Call::Evaluate(last));
+        return calls;
+    }
+    calls.push(Call::Finish(last));
+    for block in (first_trainable.0..last.0).rev().map(BlockId) {
+        let layer = spec.block(block).layer;
+        if recomputes(block) && spec.blocks[block.0 + 1].layer != layer {
+            let members = (0..last.0).map(BlockId).filter(|&member| spec.block(member).layer == layer);
+            calls.extend(members.map(|member| Call::Forward(member, ForwardMode::Recompute)));
+        }
+        calls.push(Call::Backward(block));
+    }
+    calls
+}
+
+/// Runs one micro-batch.
+///
+/// # Errors
+/// Those of the program.
+pub fn run<M: Memory>(
+    program: &mut impl Program<M>,
+    memory: &M,
+    round: usize,
+    pass: Pass,
+    params: &mut Params<M::Buffer>,
+    gradients: &mut Gradients<M::Buffer>,
+) -> Result<(), Error> {
+    program.begin(memory, round)?;
+    for call in calls(program.spec(), pass) {
+        call.make(program, memory, params, gradients)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,165 @@
+//! Sums and activations, element by element.
+
+use std::sync::Arc;
+
+use fsdp_core::Error;
+use fsdp_core::Queue;
+use fsdp_core::memory::{Buffer, Category, Slice, SliceMut};
+
+use crate::backend::Backend;
+use crate::tape::{Backward, Gradient, Node, Recompute, Saved, Scope, Tape, Tensor, Value};
+
+impl<M: Backend> Tape<'_, M> {
+    /// `a + b`, in place of whichever nobody else reads.
+    ///
+    /// # Errors
+    /// Widths that differ, or those of the memory.
+    pub fn add(&mut self, a: Tensor<M>, b: Tensor<M>) -> Result<Tensor<M>, Error> {
+        self.check("add", &a, b.width())?;
+        let scope = &self.scope;
+        let (inputs, width) = ([a.value(), b.value()], a.width());
+        let (a, b) = (a.into_buffer(), b.into_buffer());
+        let (mut sum, term) = if !b.is_exclusive() && a.is_exclusive() { (a, b) } else { (b, a) };
+        if sum.is_exclusive() {
+            scope.memory.accumulate(Queue::Compute, Slice::whole(&term), SliceMut::whole(&mut sum))?;
+        } else {
+            let mut fresh = scope.allocate(Category::Activation, sum.len())?;
+            scope.memory.add(Slice::whole(&term), Slice::whole(&sum), SliceMut::whole(&mut fresh))?;
+            sum = fresh;
+        }
+        let output = self.value(inputs.iter().any(|input| input.needs_gradient));
+        if output.needs_gradient {
+            self.record(AddNode { inputs, output });
+        }
+        Ok(Tensor::new(sum, output, width))
+    }
+
+    /// `silu(gate) * up`.
+    ///
+    /// # Errors
+    /// Widths that differ, or those of the memory.
+    pub fn swiglu(&mut self, gate: Tensor<M>, up: Tensor<M>) -> Result<Tensor<M>, Error> {
+        self.check("swiglu", &gate, up.width())?;
+        let (inputs, width) = ([gate.value(), up.value()], gate.width());
+        let buffer = swiglu(&self.scope, Category::Activation, gate.slice(), up.slice())?;
+        let output = self.value(inputs.iter().any(|input| input.needs_gradient));
+        let y = Tensor::new(buffer, output, width);
+        if !output.needs_gradient {
+            return Ok(y);
+        }
+        let gated = Arc::new(Gated { gate: gate.into_saved(), up: up.into_saved() });
+        self.record(SwiGluNode { inputs, output, gated: Arc::clone(&gated) });
+        Ok(y.with_recompute(gated))
+    }
+
+    /// GELU in the tanh form.
+    ///
+    /// # Errors
+    /// Those of the memory.
+    pub fn gelu(&mut self, x: Tensor<M>) -> Result<Tensor<M>, Error> {
+        let (input, width) = (x.value(), x.width());
+        let buffer = gelu(&self.scope, Category::Activation, x.slice())?;
+        let output = self.value(input.needs_gradient);
+        let y = Tensor::new(buffer, output, width);
+        if !output.needs_gradient {
+            return Ok(y);
+        }
+        let activated = Arc::new(Activated { x: x.into_saved() });
+        self.record(GeluNode { input, output, activated: Arc::clone(&activated) });
+        Ok(y.with_recompute(activated))
+    }
+}
+
+struct AddNode {
+    inputs: [Value; 2],
+    output: Value,
+}
+
+impl<M: Backend> Node<M> for AddNode {
+    fn backward(self: Box<Self>, walk: &mut Backward<'_, M>) -> Result<(), Error> {
+        walk.pass(self.output, &self.inputs)
+    }
+}
+
+/// The output of swiglu, as a way to compute it.
+struct Gated<M: Backend> {
+    gate: Saved<M>,
+    up: Saved<M>,
+}
+
+impl<M: Backend> Recompute<M> for Gated<M> {
+    fn recompute(&self, scope: &Scope<'_, M>) -> Result<M::Buffer, Error> {
+        let (gate, up) = (self.gate.load(scope)?, self.up.load(scope)?);
+        swiglu(scope, Category::Workspace, Slice::whole(&gate), Slice::whole(&up))
+    }
+}
+
+fn swiglu<M: Backend>(
+    scope: &Scope<'_, M>,
+    category: Category,
+    gate: Slice<'_, M::Buffer>,
+    up: Slice<'_, M::Buffer>,
+) -> Result<M::Buffer, Error> {
+    let mut y = scope.allocate(category, gate.len)?;
+    scope.memory.swiglu(gate, up, SliceMut::whole(&mut y))?;
+    Ok(y)
+}
+
+struct SwiGluNode<M: Backend> {
+    inputs: [Value; 2],
+    output: Value,
+    gated: Arc<Gated<M>>,
+}
+
+impl<M: Backend> Node<M> for SwiGluNode<M> {
+    fn backward(self: Box<Self>, walk: &mut Backward<'_, M>) -> Result<(), Error> {
+        let Some(dy) = walk.take(self.output) else { return Ok(()) };
+        let (gate, up) = (self.gated.gate.load(&walk.scope)?, self.gated.up.load(&walk.scope)?);
+        let category = Category::Workspace;
+        let mut dgate = walk.scope.allocate(category, gate.len())?;
+        let mut dup = walk.scope.allocate(category, up.len())?;
+        let (to_gate, to_up) = (SliceMut::whole(&mut dgate), SliceMut::whole(&mut dup));
+        let (gate, up, dy) = (Slice::whole(&gate), Slice::whole(&up), Slice::whole(&dy));
+        walk.scope.memory.swiglu_backward(gate, up, dy, to_gate, to_up)?;
+        walk.put(self.inputs[0], Gradient { buffer: dgate, category })?;
+        walk.put(self.inputs[1], Gradient { buffer: dup, category })
+    }
+}
+
+/// The output of GELU, as a way to compute it.
+struct Activated<M: Backend> {
+    x: Saved<M>,
+}
+
+impl<M: Backend> Recompute<M> for Activated<M> {
+    fn recompute(&self, scope: &Scope<'_, M>) -> Result<M::Buffer, Error> {
+        let x = self.x.load(scope)?;
+        gelu(scope, Category::Workspace, Slice::whole(&x))
+    }
+}
+
+fn gelu<M: Backend>(
+    scope: &Scope<'_, M>,
+    category: Category,
+    x: Slice<'_, M::Buffer>,
+) -> Result<M::Buffer, Error> {
+    let mut y = scope.allocate(category, x.len)?;
+    scope.memory.gelu(x, SliceMut::whole(&mut y))?;
+    Ok(y)
+}
+
+struct GeluNode<M: Backend> {
+    input: Value,
+    output: Value,
+    activated: Arc<Activated<M>>,
+}
+
+impl<M: Backend> Node<M> for GeluNode<M> {
+    fn backward(self: Box<Self>, walk: &mut Backward<'_, M>) -> Result<(), Error> {
+        let Some(dy) = walk.take(self.output) else { return Ok(()) };
+        let x = self.activated.x.load(&walk.scope)?;
+        walk.write_with(self.input, x.len(), |walk, dx| {
+            walk.scope.memory.gelu_backward(Slice::whole(&x), Slice::whole(&dy), dx)
+        })
+    }
+}

@@ -1,0 +1,156 @@
+//! What a user can get wrong is an error that names it: configurations, data, order of calls.
+
+use fsdp_core::model::BlockId;
+use fsdp_core::program::{ForwardMode, Program};
+use fsdp_core::{DType, Error};
+
+use super::harness::{Subject, batch, gpt2, host, small};
+use crate::backend::IGNORED_TARGET;
+use crate::hf::{ConfigError, HfConfig, HfFamily};
+use crate::model::{Architecture, Batch, Gpt2, freeze};
+
+const LLAMA: &str = r#"{"model_type": "llama", "vocab_size": 61, "hidden_size": 24, "intermediate_size": 36,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "unknown": [1]}"#;
+const GPT2: &str =
+    r#"{"model_type": "gpt2", "vocab_size": 61, "n_positions": 16, "n_embd": 24, "n_layer": 2, "n_head": 4}"#;
+
+/// A configuration with one key replaced (or removed, for `null`).
+fn with(base: &str, key: &str, value: &str) -> Result<HfConfig, ConfigError> {
+    let mut keys: serde_json::Map<String, serde_json::Value> = serde_json::from_str(base).unwrap();
+    keys.insert(key.into(), serde_json::from_str(value).unwrap());
+    HfConfig::parse(&serde_json::Value::Object(keys).to_string())
+}
+
+#[test]
+fn keys_that_change_the_mathematics_are_rejected_by_name() {
+    for (base, key, value) in [
+        (LLAMA, "model_type", "\"mixtral\""),
+        (LLAMA, "hidden_act", "\"gelu\""),
+        (LLAMA, "sliding_window", "128"),
+        (LLAMA, "partial_rotary_factor", "0.5"),
+        (LLAMA, "quantization_config", "{}"),
+        (LLAMA, "layer_types", "[\"full_attention\", \"sliding_attention\"]"),
+        (LLAMA, "architectures", "[\"LlamaForSequenceClassification\"]"),
+        (GPT2, "activation_function", "\"relu\""),
+        (GPT2, "scale_attn_weights", "false"),
+        (GPT2, "scale_attn_by_inverse_layer_idx", "true"),
+        (GPT2, "reorder_and_upcast_attn", "true"),
+        (GPT2, "add_cross_attention", "true"),
+        (GPT2, "is_encoder_decoder", "true"),
+        (GPT2, "pruned_heads", "{\"0\": [1]}"),
+        (GPT2, "architectures", "[\"GPT2Model\"]"),
+    ] {
+        let error = with(base, key, value).unwrap_err();
+        assert!(matches!(error, ConfigError::Unsupported { key: named, .. } if named == key), "{error}");
+    }
+    for (key, value) in [
+        ("rope_scaling", r#"{"type": "linear", "factor": 2.0}"#),
+        ("rope_scaling", r#"{"rope_type": "llama3", "factor": 8.0}"#),
+        ("rope_parameters", r#"{"rope_type": "yarn", "rope_theta": 10000.0}"#),
+        ("rope_parameters", r#"{"partial_rotary_factor": 0.25}"#),
+    ] {
+        assert!(matches!(with(LLAMA, key, value), Err(ConfigError::Unsupported { .. })), "{key}");
+    }
+}
+
+#[test]
+fn missing_keys_wrong_values_and_sizes_that_do_not_divide_are_named() {
+    for (base, key) in [(LLAMA, "hidden_size"), (LLAMA, "vocab_size"), (GPT2, "n_embd"), (GPT2, "n_positions")] {
+        let error = with(base, key, "null").unwrap_err();
+        assert!(matches!(error, ConfigError::Missing { key: named } if named == key), "{error}");
+    }
+    for (base, key, value) in [
+        (LLAMA, "hidden_size", "0"),
+        (LLAMA, "hidden_size", "-3"),
+        (LLAMA, "num_hidden_layers", "2.5"),
+        (LLAMA, "vocab_size", "\"many\""),
+        (LLAMA, "head_dim", "5"),
+        (LLAMA, "rms_norm_eps", "0"),
+        (LLAMA, "attention_dropout", "1.0"),
+        (LLAMA, "tie_word_embeddings", "1"),
+        (LLAMA, "rope_parameters", "3"),
+        (GPT2, "resid_pdrop", "-0.1"),
+        (GPT2, "initializer_range", "-1"),
+    ] {
+        let error = with(base, key, value).unwrap_err();
+        assert!(matches!(error, ConfigError::Value { key: named, .. } if named == key), "{error}");
+    }
+    for (base, key, value) in [
+        (LLAMA, "num_key_value_heads", "3"),
+        (LLAMA, "num_attention_heads", "10"),
+        (GPT2, "n_head", "5"),
+    ] {
+        assert!(matches!(with(base, key, value), Err(ConfigError::Indivisible { .. })), "{key}");
+    }
+    assert!(matches!(HfConfig::parse("[1]"), Err(ConfigError::Json { .. })));
+    assert!(matches!(HfConfig::parse("{"), Err(ConfigError::Json { .. })));
+}
+
+#[test]
+fn defaults_and_spellings_are_those_of_transformers() {
+    let HfFamily::Llama(llama) = HfConfig::parse(LLAMA).unwrap().family else { panic!("a Llama") };
+    assert_eq!((llama.head_dim, llama.rope_theta, llama.tie_word_embeddings), (6, 10000.0, false));
+    let HfFamily::Gpt2(gpt2) = HfConfig::parse(GPT2).unwrap().family else { panic!("a GPT-2") };
+    assert_eq!((gpt2.n_inner, gpt2.attn_pdrop, gpt2.tie_word_embeddings), (96, 0.1, true));
+    let HfFamily::Llama(llama) = with(LLAMA, "rope_parameters", r#"{"rope_theta": 5e5}"#).unwrap().family else {
+        panic!("a Llama")
+    };
+    assert_eq!(llama.rope_theta, 5e5);
+    let aliases = GPT2.replace("n_embd", "hidden_size").replace("n_head", "num_attention_heads");
+    assert_eq!(HfConfig::parse(&aliases).unwrap().family, HfConfig::parse(GPT2).unwrap().family);
+}
+
+#[test]
+fn an_export_carries_unknown_keys_on() {
+    let text = with(LLAMA, "torch_dtype", "\"bfloat16\"").unwrap().export(DType::F32);
+    let keys: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&keys["unknown"][0], &keys["torch_dtype"]), (&1.into(), &"float32".into()));
+    assert_eq!(HfConfig::parse(&text).unwrap().family, HfConfig::parse(LLAMA).unwrap().family);
+}
+
+#[test]
+fn data_that_does_not_fit_the_model_is_rejected() {
+    let memory = host();
+    let mut program = Subject::new(Gpt2::new(&gpt2()).unwrap(), DType::F32).program();
+    let mut message = |batch: Batch| program.set_batches(&memory, 0, vec![batch]).unwrap_err().to_string();
+    let good = batch(2, 7, 13);
+    let token = Batch { ids: vec![13; 14], ..good.clone() };
+    assert_eq!(
+        message(token),
+        "block `micro-batch 0`: token id 13 is outside the vocabulary of 13; choose the tokenizer the model was made for"
+    );
+    let target = Batch { targets: vec![IGNORED_TARGET - 1; 14], ..good.clone() };
+    assert!(message(target).contains("outside the vocabulary"));
+    assert!(message(batch(1, 10, 13)).contains("exceed the model's 9 positions"));
+    assert!(message(Batch { samples: vec![1], ..good }).contains("has 14 ids"));
+    assert!(message(Batch::default()).contains("0 samples"));
+}
+
+#[test]
+fn calls_out_of_order_are_errors() {
+    let memory = host();
+    let subject = Subject::new(small(), DType::F32);
+    let mut program = subject.program();
+    assert!(program.begin(&memory, 0).is_err());
+    program.set_batches(&memory, 0, vec![batch(2, 7, 13)]).unwrap();
+    assert!(program.begin(&memory, 1).unwrap_err().to_string().contains("this rank's step has 1"));
+    program.begin(&memory, 0).unwrap();
+    let params = subject.whole(&memory).params();
+    let mut gradients = subject.open_gradients(&memory);
+    let block = BlockId(1);
+    for mode in [ForwardMode::Record, ForwardMode::Recompute, ForwardMode::Evaluate] {
+        assert!(matches!(program.forward(&memory, block, mode, &params), Err(Error::Program { .. })));
+    }
+    assert!(matches!(program.backward(&memory, block, &params, &mut gradients), Err(Error::Program { .. })));
+    assert!(program.finish(&memory, BlockId(3), &params, Some(&mut gradients)).is_err());
+    let checkpoint = program.forward(&memory, BlockId(0), ForwardMode::Checkpoint, &params);
+    assert!(checkpoint.unwrap_err().to_string().contains("only the blocks of a repeated layer"));
+}
+
+#[test]
+fn frozen_patterns_must_match_and_leave_something() {
+    let mut spec = small().description().spec.clone();
+    let error = freeze(&mut spec, &["embed.*".into(), "lm_head".into()]).unwrap_err();
+    assert!(error.to_string().contains("`lm_head` matches no parameter"));
+    assert!(freeze(&mut spec, &["*".into()]).unwrap_err().to_string().contains("nothing to train"));
+}

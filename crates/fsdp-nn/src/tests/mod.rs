@@ -1,0 +1,9 @@
+//! Tests of models as a whole, on the host: unsharded, block by block.
+
+mod errors;
+mod finite_differences;
+mod golden;
+mod harness;
+mod memory;
+mod modes;
+mod safetensors;

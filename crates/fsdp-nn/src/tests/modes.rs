@@ -1,0 +1,114 @@
+//! Ways to run the same micro-batch: recorded, recomputed, frozen in parts, evaluated, in other dtypes.
+
+use fsdp_core::DType;
+
+use super::harness::{Subject, batch, gpt2, hf_models, llama, small};
+use crate::model::unsharded::Pass;
+use crate::model::{Architecture, Batch, Gpt2, Gpt2Config, Llama, LlamaConfig, freeze};
+
+fn recomputing_changes_nothing_of<A: Architecture + Clone>(architecture: &A) {
+    for dtype in [DType::F32, DType::F64, DType::Bf16] {
+        let subject = Subject::new(architecture.clone(), dtype);
+        let batch = batch(3, 7, 13);
+        let recorded = subject.run(&batch, Pass::Train);
+        assert!(recorded.loss.is_finite());
+        assert_eq!(recorded, subject.run(&batch, Pass::TrainRecomputing), "{dtype}");
+    }
+}
+
+#[test]
+fn recomputing_changes_no_bit() {
+    hf_models().iter().for_each(recomputing_changes_nothing_of);
+    recomputing_changes_nothing_of(&small());
+}
+
+#[test]
+fn freezing_changes_no_bit_of_other_gradients() {
+    for model in hf_models() {
+        let mut subject = Subject::new(model, DType::F32);
+        let batch = batch(2, 5, 13);
+        let all = subject.run(&batch, Pass::Train);
+        for pattern in ["*.0.*", "*.1.*", "*bias", "*weight", "*q_proj*", "*.c_attn.*", "*wte*", "*embed*", "*norm*"] {
+            subject.spec = subject.architecture.description().spec.clone();
+            if freeze(&mut subject.spec, &[pattern.into()]).is_err() {
+                continue;
+            }
+            for pass in [Pass::Train, Pass::TrainRecomputing] {
+                let some = subject.run(&batch, pass);
+                assert_eq!(some.loss, all.loss);
+                for ((param, some), all) in subject.spec.params.iter().zip(some.gradients).zip(&all.gradients) {
+                    let expected = if param.trainable { all.clone() } else { vec![0.0; all.len()] };
+                    assert_eq!(some, expected, "{} with {pattern} frozen", param.fqn);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn evaluation_has_no_dropout() {
+    let with = Subject::new(Gpt2::new(&gpt2()).unwrap(), DType::F32);
+    let config = Gpt2Config { embd_pdrop: 0.0, attn_pdrop: 0.0, resid_pdrop: 0.0, ..gpt2() };
+    let without = Subject::new(Gpt2::new(&config).unwrap(), DType::F32);
+    let batch = batch(2, 7, 13);
+    let expected = without.run(&batch, Pass::Train).loss;
+    assert_eq!(without.run(&batch, Pass::Evaluate).loss, expected);
+    assert_eq!(with.run(&batch, Pass::Evaluate).loss, expected);
+    assert_ne!(with.run(&batch, Pass::Train).loss, expected);
+}
+
+#[test]
+fn dropout_depends_on_step_and_sample_alone() {
+    for model in hf_models() {
+        let mut subject = Subject::new(model, DType::F64);
+        let both = batch(2, 7, 13);
+        let part = |i: usize| Batch {
+            ids: both.ids[7 * i..7 * i + 7].to_vec(),
+            targets: both.targets[7 * i..7 * i + 7].to_vec(),
+            samples: vec![both.samples[i]],
+            seq: 7,
+        };
+        let loss = subject.run(&both, Pass::Train).loss;
+        let parts: f64 = [0, 1].map(|i| subject.run(&part(i), Pass::Train).loss).iter().sum();
+        assert!((loss - parts).abs() < 1e-12 * loss, "{loss} {parts}");
+        let other_sample = Batch { samples: vec![99], ..part(0) };
+        assert_ne!(subject.run(&other_sample, Pass::Train).loss, subject.run(&part(0), Pass::Train).loss);
+        subject.step += 1;
+        assert_ne!(subject.run(&both, Pass::Train).loss, loss);
+    }
+}
+
+#[test]
+fn ignored_targets_count_for_nothing() {
+    let subject = Subject::new(Llama::new(&llama()).unwrap(), DType::F32);
+    let mut batch = batch(2, 7, 13);
+    batch.targets.fill(crate::backend::IGNORED_TARGET);
+    let outcome = subject.run(&batch, Pass::Train);
+    assert_eq!((outcome.loss, outcome.count), (0.0, 0));
+    assert!(outcome.gradients.iter().flatten().all(|&gradient| gradient == 0.0));
+}
+
+#[test]
+fn untied_and_biasless_models_run() {
+    let config = LlamaConfig {
+        tie_word_embeddings: false,
+        attention_bias: false,
+        mlp_bias: false,
+        num_key_value_heads: 4,
+        ..llama()
+    };
+    let llama = Llama::new(&config).unwrap();
+    assert!(llama.description().spec.params.iter().any(|param| param.fqn == "lm_head.weight"));
+    recomputing_changes_nothing_of(&llama);
+    let gpt2 = Gpt2::new(&Gpt2Config { tie_word_embeddings: false, ..gpt2() }).unwrap();
+    recomputing_changes_nothing_of(&gpt2);
+}
+
+#[test]
+fn bf16_is_near_f32() {
+    for model in hf_models() {
+        let full = Subject::new(model.clone(), DType::F32).run(&batch(2, 7, 13), Pass::Evaluate);
+        let half = Subject::new(model, DType::Bf16).run(&batch(2, 7, 13), Pass::Evaluate);
+        assert!((full.loss - half.loss).abs() < 0.02 * full.loss, "{} {}", full.loss, half.loss);
+    }
+}

@@ -1,0 +1,99 @@
+use super::*;
+
+fn read(text: &str) -> FsdpJson {
+    parse(text, "fsdp_config.json").unwrap()
+}
+
+fn meaningless(key: &str) -> Warning {
+    Warning::Meaningless { file: "fsdp_config.json".to_owned(), key: key.to_owned() }
+}
+
+#[track_caller]
+fn rejects(text: &str, fragments: &[&str]) {
+    let message = parse(text, "fsdp_config.json").unwrap_err().to_string();
+    for fragment in fragments {
+        assert!(message.contains(fragment), "`{fragment}` is not in `{message}`");
+    }
+}
+
+#[test]
+fn the_file_of_the_xla_guide_is_understood() {
+    let json = read(
+        r#"{"fsdp_transformer_layer_cls_to_wrap": ["GPT2Block"], "xla": true, "xla_fsdp_grad_ckpt": true,
+            "xla_fsdp_settings": {"compute_dtype": "bfloat16", "shard_param_on_dim_0": true,
+                                  "pin_layout_in_collective_ops": true}}"#,
+    );
+    assert_eq!(json.wrap, Some(WrapPolicy::Classes(vec!["GPT2Block".to_owned()])));
+    assert_eq!((json.param_dtype, json.reduce_dtype), (Some(Dtype::Bf16), Some(Dtype::Bf16)));
+    assert_eq!(json.activation_checkpointing, Some(ActivationCheckpointing::Full));
+    assert_eq!(json.reshard_after_forward, None);
+    let ignored =
+        ["xla_fsdp_settings.shard_param_on_dim_0", "xla_fsdp_settings.pin_layout_in_collective_ops"];
+    assert_eq!(json.warnings, ignored.map(meaningless));
+}
+
+#[test]
+fn the_prefix_is_optional_and_one_class_needs_no_list() {
+    let one = read(r#"{"transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}"#);
+    assert_eq!(one, read(r#"{"fsdp_transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}"#));
+}
+
+#[test]
+fn a_size_of_zero_is_no_policy_and_sizes_may_be_floats() {
+    assert_eq!(read(r#"{"fsdp_min_num_params": 0}"#), FsdpJson::default());
+    assert_eq!(read(r#"{"min_num_params": 1e8}"#).wrap, Some(WrapPolicy::MinNumParams(100_000_000)));
+}
+
+#[test]
+fn resharding_keeps_the_root_unless_told_otherwise() {
+    let reshard = |settings: &str| {
+        read(&format!(r#"{{"xla": true, "xla_fsdp_settings": {settings}}}"#)).reshard_after_forward
+    };
+    assert_eq!(reshard(r#"{"reshard_after_forward": true}"#), Some(Reshard::Auto));
+    assert_eq!(reshard(r#"{"disable_reshard_on_root": false}"#), Some(Reshard::Always));
+    assert_eq!(reshard(r#"{"reshard_after_forward": false}"#), Some(Reshard::Never));
+    assert_eq!(reshard("{}"), None);
+}
+
+#[test]
+fn reduction_is_in_f32_on_request() {
+    let settings = r#"{"compute_dtype": "bfloat16", "fp32_reduce_scatter": true}"#;
+    let json = read(&format!(r#"{{"xla": true, "xla_fsdp_settings": {settings}}}"#));
+    assert_eq!((json.param_dtype, json.reduce_dtype), (Some(Dtype::Bf16), Some(Dtype::F32)));
+}
+
+#[test]
+fn version_2_keys_with_a_counterpart_count() {
+    let json =
+        read(r#"{"fsdp_version": 2, "reshard_after_forward": false, "activation_checkpointing": true}"#);
+    assert_eq!(json.reshard_after_forward, Some(Reshard::Never));
+    assert_eq!(json.activation_checkpointing, Some(ActivationCheckpointing::Full));
+    assert_eq!(json.warnings, [meaningless("version")]);
+}
+
+#[test]
+fn keys_without_effect_are_named() {
+    let json = read(r#"{"xla_fsdp_grad_ckpt": true, "xla_fsdp_settings": {"compute_dtype": "bfloat16"}}"#);
+    assert_eq!((json.activation_checkpointing, json.param_dtype), (None, None));
+    let warnings: Vec<String> = json.warnings.iter().map(Warning::to_string).collect();
+    assert_eq!(warnings[0], "fsdp_config.json: `xla_fsdp_grad_ckpt` has no effect without `xla`: true");
+    assert!(warnings[1].contains("`xla_fsdp_settings` has no effect"));
+    let unwrapped = read(r#"{"xla": true, "xla_fsdp_grad_ckpt": true}"#);
+    assert!(unwrapped.warnings[0].to_string().contains("without a wrap policy"));
+    assert_eq!(read(r#"{"forward_prefect": true}"#).warnings, [meaningless("forward_prefect")]);
+}
+
+#[test]
+fn rejects_what_hugging_face_rejects() {
+    rejects(
+        r#"{"fsdp_min_num_params": 5, "transformer_layer_cls_to_wrap": ["A"]}"#,
+        &["`transformer_layer_cls_to_wrap` and `min_num_params` exclude each other"],
+    );
+    let settings = |text: &str| format!(r#"{{"xla": true, "xla_fsdp_settings": {{{text}}}}}"#);
+    rejects(&settings(r#""compute_type": "float32""#), &["did you mean `xla_fsdp_settings.compute_dtype`?"]);
+    rejects(&settings(r#""compute_dtype": "float64""#), &["is \"float64\"", "\"float32\" or \"bfloat16\""]);
+    rejects(&settings(r#""reshard_after_forward": 2"#), &["is 2", "true or false"]);
+    rejects(r#"{"fsdp_min_num_params": 1.5}"#, &["`min_num_params` is 1.5"]);
+    rejects(r#"{"xla": true, "fsdp_xla": false}"#, &["`xla` and `fsdp_xla` exclude each other"]);
+    rejects("[]", &["fsdp_config.json: not valid JSON"]);
+}

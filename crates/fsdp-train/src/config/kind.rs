@@ -1,0 +1,117 @@
+//! The kinds of value a key can have: how one is read, and how it is described in an error.
+//!
+//! A range belongs to the kind, so that a wrong type and a wrong range are one error with one description
+//! and a key cannot be read without its range.
+
+use serde::de::DeserializeOwned;
+use toml::Value;
+
+/// A type with a range, as a reader of TOML values.
+pub(super) struct Kind<T> {
+    /// Completes "it must be ...".
+    pub(super) allowed: &'static str,
+    /// The value, if it is one of this kind.
+    pub(super) read: fn(&Value) -> Option<T>,
+}
+
+/// An integer of at least 0.
+pub(super) const COUNT: Kind<u64> = Kind { allowed: "an integer of at least 0", read: count };
+
+/// An integer of at least 1.
+pub(super) const POSITIVE_COUNT: Kind<u64> =
+    Kind { allowed: "an integer of at least 1", read: |value| count(value).filter(|&n| n > 0) };
+
+/// A size that fits in memory: an integer from 1 to 2^32 - 1.
+pub(super) const SIZE: Kind<usize> =
+    Kind { allowed: "an integer from 1 to 4294967295", read: |value| size(value).filter(|&n| n > 0) };
+
+/// A size that may be 0.
+pub(super) const SIZE_OR_ZERO: Kind<usize> = Kind { allowed: "an integer from 0 to 4294967295", read: size };
+
+/// A finite number above 0.
+pub(super) const POSITIVE: Kind<f64> =
+    Kind { allowed: "a finite number above 0", read: |value| number(value).filter(|&x| x > 0.0) };
+
+/// A finite number of at least 0.
+pub(super) const NON_NEGATIVE: Kind<f64> =
+    Kind { allowed: "a finite number of at least 0", read: |value| number(value).filter(|&x| x >= 0.0) };
+
+/// A finite number of at most 0.
+pub(super) const NON_POSITIVE: Kind<f64> =
+    Kind { allowed: "a finite number of at most 0", read: |value| number(value).filter(|&x| x <= 0.0) };
+
+/// A number in [0, 1).
+pub(super) const BETA: Kind<f64> = Kind {
+    allowed: "a number of at least 0 and below 1",
+    read: |value| number(value).filter(|x| (0.0..1.0).contains(x)),
+};
+
+/// A number in (0, 1].
+pub(super) const FACTOR: Kind<f64> = Kind {
+    allowed: "a number above 0 and at most 1",
+    read: |value| number(value).filter(|&x| x > 0.0 && x <= 1.0),
+};
+
+/// Any finite number.
+pub(super) const NUMBER: Kind<f64> = Kind { allowed: "a finite number", read: number };
+
+/// Two numbers in [0, 1).
+pub(super) const BETAS: Kind<[f64; 2]> = Kind {
+    allowed: "two numbers of at least 0 and below 1, such as [0.9, 0.95]",
+    read: |value| pair(value, BETA.read),
+};
+
+/// Two numbers of at least 0.
+pub(super) const NON_NEGATIVES: Kind<[f64; 2]> = Kind {
+    allowed: "two finite numbers of at least 0, such as [1e-30, 1e-3]",
+    read: |value| pair(value, NON_NEGATIVE.read),
+};
+
+/// A boolean.
+pub(super) const BOOL: Kind<bool> = Kind { allowed: "true or false", read: Value::as_bool };
+
+/// A string that is not empty.
+pub(super) const TEXT: Kind<String> = Kind { allowed: "a string that is not empty", read: text };
+
+/// A list of strings that are not empty.
+pub(super) const TEXTS: Kind<Vec<String>> =
+    Kind { allowed: "a list of strings that are not empty", read: |value| list(value, text) };
+
+/// A list of at least one string.
+pub(super) const SOME_TEXTS: Kind<Vec<String>> = Kind {
+    allowed: "a list of at least one string, none of them empty",
+    read: |value| list(value, text).filter(|items| !items.is_empty()),
+};
+
+/// One of the names of `T`, which `allowed` lists.
+pub(super) const fn one_of<T: DeserializeOwned>(allowed: &'static str) -> Kind<T> {
+    Kind { allowed, read: |value| value.clone().try_into().ok() }
+}
+
+fn count(value: &Value) -> Option<u64> {
+    value.as_integer().and_then(|n| u64::try_from(n).ok())
+}
+
+fn size(value: &Value) -> Option<usize> {
+    count(value).and_then(|n| u32::try_from(n).ok()).and_then(|n| usize::try_from(n).ok())
+}
+
+/// Integers count as numbers: nobody writes `1.0` for a gradient clip of 1.
+#[expect(clippy::cast_precision_loss, reason = "hyperparameters are far below 2^53")]
+fn number(value: &Value) -> Option<f64> {
+    let number = value.as_float().or_else(|| value.as_integer().map(|n| n as f64))?;
+    number.is_finite().then_some(number)
+}
+
+fn pair(value: &Value, read: fn(&Value) -> Option<f64>) -> Option<[f64; 2]> {
+    let items = list(value, read)?;
+    <[f64; 2]>::try_from(items).ok()
+}
+
+fn list<T>(value: &Value, read: fn(&Value) -> Option<T>) -> Option<Vec<T>> {
+    value.as_array()?.iter().map(read).collect()
+}
+
+fn text(value: &Value) -> Option<String> {
+    value.as_str().filter(|text| !text.is_empty()).map(str::to_owned)
+}

@@ -1,0 +1,112 @@
+//! From a run file to a [`Resolved`] configuration: parse, override, read, validate.
+
+use std::fs;
+use std::path::Path;
+
+use serde::Serialize;
+use toml::{Table, Value};
+
+use super::error::ConfigError;
+use super::fsdp::FsdpConfig;
+use super::input::DataConfig;
+use super::model::ModelConfig;
+use super::reader::{Origin, Reader};
+use super::run::RunConfig;
+use super::train::TrainConfig;
+use super::validate::validate;
+use super::warning::Warning;
+
+/// A run file with every default written out.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Resolved {
+    /// Which model.
+    pub model: ModelConfig,
+    /// What it learns from.
+    pub data: DataConfig,
+    /// How long and with which update.
+    pub train: TrainConfig,
+    /// How it is sharded.
+    pub fsdp: FsdpConfig,
+    /// Where it runs.
+    pub run: RunConfig,
+}
+
+/// A configuration that can be run, and what the user should hear about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loaded {
+    /// The configuration.
+    pub config: Resolved,
+    /// Things that were written and have no effect.
+    pub warnings: Vec<Warning>,
+}
+
+impl Resolved {
+    /// Reads a run file; each override is `table.key=value` and is applied before anything is checked.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with it.
+    pub fn load(path: &Path, overrides: &[String]) -> Result<Loaded, ConfigError> {
+        let text =
+            fs::read_to_string(path).map_err(|source| ConfigError::Read { file: path.to_owned(), source })?;
+        Resolved::parse(&text, &path.display().to_string(), overrides)
+    }
+
+    /// Reads the text of a run file; `origin` names it in errors.
+    ///
+    /// # Errors
+    /// As [`Resolved::load`].
+    pub fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Loaded, ConfigError> {
+        let mut table: Table = toml::from_str(text)
+            .map_err(|source| ConfigError::Toml { origin: origin.to_owned(), source: Box::new(source) })?;
+        let mut origin = Origin::new(origin);
+        for argument in overrides {
+            let key = set(&mut table, argument)
+                .ok_or_else(|| ConfigError::Override { argument: argument.clone() })?;
+            origin.note_override(key);
+        }
+        let mut warnings = Vec::new();
+        let root = Reader::open(&origin, "", table, &["model", "data", "train", "fsdp", "run"])?;
+        let config = Resolved {
+            model: ModelConfig::read(&origin, root.table("model")?)?,
+            data: DataConfig::read(&origin, root.table("data")?)?,
+            train: TrainConfig::read(&origin, root.table("train")?)?,
+            fsdp: FsdpConfig::read(&origin, root.table("fsdp")?, &mut warnings)?,
+            run: RunConfig::read(&origin, root.table("run")?)?,
+        };
+        validate(&config, &origin, &mut warnings)?;
+        Ok(Loaded { config, warnings })
+    }
+
+    /// The text of `resolved.toml`; parsing it gives an equal configuration.
+    ///
+    /// # Panics
+    /// Never for a value that was parsed: all of its parts have a TOML form.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("a configuration read from TOML can be written as TOML")
+    }
+}
+
+/// Applies `table.key=value` and returns the key; `None` if the argument or the path is not of that form.
+///
+/// A value that is not TOML is a string, so that `--set run.out_dir=runs/a` needs no quotes.
+fn set<'a>(table: &mut Table, argument: &'a str) -> Option<&'a str> {
+    let (key, value) = argument.split_once('=')?;
+    let key = key.trim();
+    let (tables, last) = key.rsplit_once('.')?;
+    if key.split('.').any(str::is_empty) {
+        return None;
+    }
+    let mut table = table;
+    for name in tables.split('.') {
+        let entry = table.entry(name).or_insert_with(|| Value::Table(Table::new()));
+        table = entry.as_table_mut()?;
+    }
+    table.insert(last.to_owned(), parse_value(value.trim()));
+    Some(key)
+}
+
+fn parse_value(text: &str) -> Value {
+    let parsed = toml::from_str::<Table>(&format!("value = {text}")).ok();
+    let value = parsed.filter(|table| table.len() == 1).and_then(|mut table| table.remove("value"));
+    value.unwrap_or_else(|| Value::String(text.to_owned()))
+}

@@ -1,0 +1,43 @@
+//! The run file: from TOML text and `--set` overrides to a [`Resolved`] configuration.
+//!
+//! Reading has one direction: text, then overrides, then one table after the other (unknown keys first,
+//! then types and ranges), then the rules between keys. What comes out has every default written out and
+//! can be serialized again; reading that text gives an equal value.
+//!
+//! The structs here are what the file says, not what the trainer works with: they know no model and no
+//! world. Checks that need the model (does the class exist, do the heads divide) are made by whoever builds
+//! it.
+
+mod error;
+mod fsdp;
+pub mod fsdp_json;
+mod input;
+mod kind;
+mod load;
+mod model;
+mod optimizer;
+mod patterns;
+mod reader;
+mod run;
+mod schedule;
+mod train;
+mod validate;
+mod warning;
+
+pub use error::ConfigError;
+pub use fsdp::{
+    Accumulation, AccumulationOrder, ActivationCheckpointing, Dtype, FsdpConfig, MeshConfig, Reshard,
+    WrapPolicy,
+};
+pub use input::{DataConfig, Format, Packing, TokenRef};
+pub use load::{Loaded, Resolved};
+pub use model::{Init, ModelConfig};
+pub use optimizer::{AdafactorConfig, AdamwConfig, OptimizerConfig, SgdConfig};
+pub use patterns::FqnPatterns;
+pub use run::{Device, RunConfig};
+pub use schedule::{LrScheduleConfig, Warmup};
+pub use train::TrainConfig;
+pub use warning::Warning;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,51 @@
+//! The `[run]` table: where it runs and where its output goes.
+
+use serde::{Deserialize, Serialize};
+use toml::Table;
+
+use super::error::ConfigError;
+use super::kind::{Kind, POSITIVE, SIZE, SIZE_OR_ZERO, TEXT, one_of};
+use super::reader::{Origin, Reader};
+
+const DEVICE: Kind<Device> = one_of("\"cpu\"");
+const KEYS: &[&str] = &["device", "ranks", "threads", "out_dir", "timeout_s", "peak_tflops"];
+
+/// The `[run]` table.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RunConfig {
+    /// What computes.
+    pub device: Device,
+    /// The world size.
+    pub ranks: usize,
+    /// Threads that compute, over all ranks of this process; 0 means one per core.
+    pub threads: usize,
+    /// The folder for metrics and models.
+    pub out_dir: String,
+    /// Seconds after which a rank that never arrives is reported.
+    pub timeout_s: f64,
+    /// Peak TFLOP/s of one rank; absent leaves MFU out of the metrics.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_tflops: Option<f64>,
+}
+
+/// What computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Device {
+    /// Host threads.
+    Cpu,
+}
+
+impl RunConfig {
+    pub(super) fn read(origin: &Origin, table: Table) -> Result<RunConfig, ConfigError> {
+        let reader = Reader::open(origin, "run", table, KEYS)?;
+        Ok(RunConfig {
+            device: reader.or("device", DEVICE, Device::Cpu)?,
+            ranks: reader.or("ranks", SIZE, 1)?,
+            threads: reader.or("threads", SIZE_OR_ZERO, 0)?,
+            out_dir: reader.required("out_dir", TEXT)?,
+            timeout_s: reader.or("timeout_s", POSITIVE, 600.0)?,
+            peak_tflops: reader.optional("peak_tflops", POSITIVE)?,
+        })
+    }
+}

@@ -1,0 +1,377 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// Every key of the specification, as a user would write it.
+const FULL: &str = r#"
+[model]
+path = "examples/llama-tiny"
+init = "random"
+seed = 0
+[data]
+train = ["README.md", "crates"]
+eval = ["docs"]
+eval_every = 50
+eval_batches = 4
+format = "text"
+tokenizer = "bytes"
+packing = "stream"
+bos = "<s>"
+eos = "</s>"
+pad = "<pad>"
+seq_len = 128
+shuffle = true
+seed = 0
+[train]
+steps = 200
+micro_batch_size = 2
+global_batch_size = 16
+grad_clip = 1.0
+optimizer = { name = "adamw", lr = 3e-3, betas = [0.9, 0.95], eps = 1e-8, weight_decay = 0.1, no_decay = [] }
+lr_schedule = { name = "warmup-cosine", warmup_steps = 20, start_factor = 0.1, min_lr = 0.0 }
+[fsdp]
+wrap = ["LlamaDecoderLayer"]
+reshard_after_forward = "auto"
+forward_prefetch = 1
+backward_prefetch = 1
+accumulation = "reduce"
+accumulation_order = "tree"
+param_dtype = "f32"
+reduce_dtype = "f32"
+activation_checkpointing = "none"
+mesh = { replicate = 1 }
+frozen = []
+[run]
+device = "cpu"
+ranks = 4
+threads = 2
+out_dir = "runs/quickstart"
+timeout_s = 600
+peak_tflops = 0.3
+"#;
+
+const MINIMAL: &str = r#"
+[model]
+path = "m"
+[data]
+train = ["a"]
+seq_len = 8
+[train]
+steps = 10
+micro_batch_size = 1
+global_batch_size = 4
+[run]
+out_dir = "out"
+"#;
+
+fn parse(text: &str, overrides: &[&str]) -> Result<Loaded, ConfigError> {
+    let overrides: Vec<String> = overrides.iter().map(|&text| text.to_owned()).collect();
+    Resolved::parse(text, "run.toml", &overrides)
+}
+
+fn with(overrides: &[&str]) -> Resolved {
+    parse(FULL, overrides).unwrap().config
+}
+
+/// The message for the full file with these overrides must hold every fragment.
+#[track_caller]
+fn rejects(overrides: &[&str], fragments: &[&str]) {
+    let message = parse(FULL, overrides).unwrap_err().to_string();
+    for fragment in fragments {
+        assert!(message.contains(fragment), "`{fragment}` is not in `{message}`");
+    }
+}
+
+/// As [`rejects`], with a line of the file replaced.
+#[track_caller]
+fn rejects_line(old: &str, new: &str, fragments: &[&str]) {
+    assert!(FULL.contains(old), "the line to replace is there");
+    let message = parse(&FULL.replace(old, new), &[]).unwrap_err().to_string();
+    for fragment in fragments {
+        assert!(message.contains(fragment), "`{fragment}` is not in `{message}`");
+    }
+}
+
+#[track_caller]
+fn round_trips(config: &Resolved) {
+    let text = config.to_toml();
+    let again = parse(&text, &[]).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    assert_eq!(&again.config, config, "{text}");
+    assert!(again.warnings.is_empty() || config.fsdp.reshard_after_forward == Reshard::Groups(1));
+}
+
+#[test]
+fn the_full_file_is_read_as_written() {
+    let config = with(&[]);
+    assert_eq!(config.train.micro_batches_per_step(), 8);
+    assert_eq!(config.train.optimizer.lr(), Some(3e-3));
+    assert_eq!(config.train.lr_schedule.warmup(), Warmup { steps: 20, start_factor: 0.1 });
+    assert_eq!(config.fsdp.wrap, WrapPolicy::Classes(vec!["LlamaDecoderLayer".to_owned()]));
+    assert_eq!(config.data.bos, Some(TokenRef::Token("<s>".to_owned())));
+    round_trips(&config);
+}
+
+#[test]
+fn every_key_of_the_full_file_is_in_its_resolved_form() {
+    let written: toml::Table = toml::from_str(FULL).unwrap();
+    let resolved: toml::Table = toml::from_str(&with(&[]).to_toml()).unwrap();
+    assert_eq!(resolved, {
+        let mut expected = written;
+        expected["run"]["timeout_s"] = toml::Value::Float(600.0);
+        expected
+    });
+}
+
+#[test]
+fn a_minimal_file_gets_every_default_and_round_trips() {
+    let config = parse(MINIMAL, &[]).unwrap().config;
+    assert_eq!((config.run.ranks, config.run.timeout_s), (1, 600.0));
+    assert_eq!(config.train.grad_clip, None);
+    assert_eq!(config.data.pad, TokenRef::Id(0));
+    assert_eq!(config.fsdp.reshard_after_forward, Reshard::Auto);
+    let text = config.to_toml();
+    for default in
+        ["shuffle = true", "grad_clip = \"none\"", "eps = 0.00000001", "replicate = 1", "wrap = []"]
+    {
+        assert!(text.contains(default), "`{default}` is not in {text}");
+    }
+    round_trips(&config);
+}
+
+#[test]
+fn every_form_of_a_key_round_trips() {
+    for overrides in [
+        &["fsdp.reshard_after_forward=true"][..],
+        &["fsdp.reshard_after_forward=false"],
+        &["fsdp.reshard_after_forward=2"],
+        &["fsdp.param_dtype=bf16", "fsdp.reduce_dtype=f64", "fsdp.mesh={replicate=2}"],
+        &["fsdp.frozen=['embed', '^lm_head']", "train.grad_clip=none", "data.bos=1", "data.eos=2"],
+        &["data.format=tokens-u16", "data.packing=documents", "model.init=pretrained"],
+        &[
+            "train.optimizer={name='sgd', lr=1, momentum=0.9, nesterov=true}",
+            "train.lr_schedule={name='linear'}",
+        ],
+        &["train.optimizer={name='adafactor'}", "train.lr_schedule={name='constant'}"],
+        &["train.optimizer={name='adafactor', relative_step=false, lr=1e-3, beta1=0.9}"],
+    ] {
+        round_trips(&with(overrides));
+    }
+}
+
+#[test]
+fn optimizers_default_to_their_libraries() {
+    let text = with(&["train.optimizer={name='adafactor'}", "train.lr_schedule={}"]).train.optimizer;
+    let OptimizerConfig::Adafactor(adafactor) = text else { panic!("adafactor was asked for") };
+    assert_eq!((adafactor.lr, adafactor.beta1, adafactor.decay_rate), (None, None, -0.8));
+    assert_eq!((adafactor.eps, adafactor.clip_threshold, adafactor.weight_decay), ([1e-30, 1e-3], 1.0, 0.0));
+    assert!(adafactor.relative_step && adafactor.scale_parameter && !adafactor.warmup_init);
+    let OptimizerConfig::Adamw(adamw) = parse(MINIMAL, &[]).unwrap().config.train.optimizer else {
+        panic!("adamw is the default")
+    };
+    assert_eq!((adamw.lr, adamw.betas, adamw.eps, adamw.weight_decay), (1e-3, [0.9, 0.999], 1e-8, 1e-2));
+}
+
+#[test]
+fn overrides_are_toml_or_bare_strings_and_create_tables() {
+    let config = with(&[
+        "run.out_dir=runs/a b",
+        "train.optimizer.lr = 1e-4",
+        "data.train=['x']",
+        "fsdp.mesh.replicate=2",
+        "train.steps=30",
+    ]);
+    assert_eq!(config.run.out_dir, "runs/a b");
+    assert_eq!(config.train.optimizer.lr(), Some(1e-4));
+    assert_eq!(config.data.train, ["x"]);
+    assert_eq!((config.fsdp.mesh.replicate, config.train.steps), (2, 30));
+}
+
+#[test]
+fn rejects_overrides_that_are_not_assignments() {
+    for argument in ["train.steps", "steps=1", "train..steps=1", ".steps=1", "train.steps.deep=1"] {
+        let error = parse(FULL, &[argument]).unwrap_err();
+        assert!(matches!(error, ConfigError::Override { .. }), "{argument}: {error}");
+    }
+}
+
+#[test]
+fn rejects_unknown_keys_at_any_depth_with_the_nearest() {
+    rejects(&["modell.path=a"], &["unknown key `modell`", "did you mean `model`?"]);
+    rejects(&["train.stepss=3"], &["--set train.stepss", "`train.stepss`", "did you mean `train.steps`?"]);
+    rejects(&["train.optimizer.weight_decey=3"], &["did you mean `train.optimizer.weight_decay`?"]);
+    rejects(&["train.optimizer.momentum=0.9"], &["`train.optimizer.momentum`", "known keys here: lr, betas"]);
+    rejects(&["fsdp.mesh.replicas=1"], &["did you mean `fsdp.mesh.replicate`?"]);
+    rejects(&["run.overwrite=true"], &["`run.overwrite`", "out_dir"]);
+    rejects_line("ranks = 4", "ranks = 4\nrank = 4", &["run.toml: unknown key `run.rank`", "`run.ranks`"]);
+}
+
+#[test]
+fn rejects_wrong_types_naming_key_value_and_what_is_allowed() {
+    rejects(
+        &["train.steps=many"],
+        &["--set train.steps", "`train.steps` is \"many\"", "an integer of at least 1"],
+    );
+    rejects(&["data.train=README.md"], &["`data.train`", "a list of at least one string"]);
+    rejects(&["data.shuffle=1"], &["`data.shuffle` is 1", "true or false"]);
+    rejects(&["fsdp.mesh=2"], &["`fsdp.mesh` is 2", "a table"]);
+    rejects(&["train.optimizer=adamw"], &["`train.optimizer` is \"adamw\"", "a table"]);
+    rejects(&["train.optimizer.betas=[0.9]"], &["`train.optimizer.betas` is [0.9]", "two numbers"]);
+    rejects(&["data.bos=1.5"], &["`data.bos`", "a token (string) or an id"]);
+    rejects_line("steps = 200", "steps = 200.5", &["run.toml: `train.steps` is 200.5"]);
+}
+
+#[test]
+fn rejects_values_outside_their_range() {
+    rejects(&["train.steps=0"], &["`train.steps` is 0"]);
+    rejects(&["data.seed=-1"], &["`data.seed` is -1", "at least 0"]);
+    rejects(&["data.seq_len=0"], &["`data.seq_len`"]);
+    rejects(&["data.train=[]"], &["`data.train` is []"]);
+    rejects(&["data.pad=4294967295"], &["`data.pad`"]);
+    rejects(&["train.grad_clip=0"], &["`train.grad_clip` is 0", "\"none\""]);
+    rejects(&["train.grad_clip=inf"], &["`train.grad_clip` is inf"]);
+    rejects(&["train.optimizer.betas=[0.9, 1.0]"], &["below 1"]);
+    rejects(&["train.optimizer.lr=-1"], &["`train.optimizer.lr` is -1"]);
+    rejects(&["train.lr_schedule.start_factor=0"], &["above 0 and at most 1"]);
+    rejects(&["fsdp.reshard_after_forward=0"], &["`fsdp.reshard_after_forward` is 0", "\"auto\""]);
+    rejects(&["run.timeout_s=0"], &["`run.timeout_s`"]);
+    rejects(&["fsdp.frozen=['(']"], &["`fsdp.frozen`", "regular expressions"]);
+}
+
+#[test]
+fn rejects_names_that_do_not_exist_and_lists_those_that_do() {
+    rejects(&["train.optimizer.name=adam"], &["`train.optimizer.name` is \"adam\"", "\"adamw\", \"sgd\""]);
+    rejects(&["train.lr_schedule.name=cosine"], &["\"warmup-cosine\""]);
+    rejects(&["data.format=parquet"], &["\"jsonl\""]);
+    rejects(&["data.packing=pack"], &["\"stream\" or \"documents\""]);
+    rejects(&["model.init=zeros"], &["\"random\" or \"pretrained\""]);
+    rejects(&["fsdp.param_dtype=f16"], &["\"f32\", \"bf16\" or \"f64\""]);
+    rejects(&["fsdp.accumulation=local"], &["\"reduce\" or \"unsharded\""]);
+    rejects(&["fsdp.accumulation_order=any"], &["\"tree\" or \"running\""]);
+    rejects(&["fsdp.activation_checkpointing=some"], &["\"none\" or \"full\""]);
+    rejects(&["run.device=tpu"], &["`run.device` is \"tpu\"", "\"cpu\""]);
+}
+
+#[test]
+fn rejects_a_file_without_the_keys_that_have_no_default() {
+    for (line, key) in [
+        ("path = \"m\"", "model.path"),
+        ("train = [\"a\"]", "data.train"),
+        ("steps = 10", "train.steps"),
+        ("out_dir = \"out\"", "run.out_dir"),
+    ] {
+        let message = parse(&MINIMAL.replace(line, ""), &[]).unwrap_err().to_string();
+        assert!(message.starts_with(&format!("run.toml: `{key}` is missing; set it to ")), "{message}");
+    }
+}
+
+#[test]
+fn rejects_batches_that_do_not_divide() {
+    rejects(
+        &["train.micro_batch_size=3"],
+        &["`train.micro_batch_size` = 3 does not divide train.global_batch_size = 16"],
+    );
+    rejects(&["run.ranks=3"], &["`run.ranks` = 3 does not divide the micro-batches per step", "= 8"]);
+    rejects(&["fsdp.mesh.replicate=3"], &["`fsdp.mesh.replicate` = 3 does not divide run.ranks = 4"]);
+    rejects(&["fsdp.reshard_after_forward=3"], &["= 3 does not divide the shard axis", "= 4"]);
+}
+
+#[test]
+fn rejects_two_wrap_policies() {
+    rejects(&["fsdp.min_num_params=100"], &["`fsdp.wrap` and `fsdp.min_num_params` exclude each other"]);
+}
+
+#[test]
+fn rejects_schedules_that_do_not_fit() {
+    rejects(&["train.steps=10"], &["`train.lr_schedule.warmup_steps` is 20", "at most train.steps = 10"]);
+    rejects(
+        &["train.lr_schedule.min_lr=1"],
+        &["`train.lr_schedule.min_lr` is 1", "train.optimizer.lr = 0.003"],
+    );
+    let conflict = "`train.optimizer.relative_step` and `train.lr_schedule` exclude each other";
+    rejects(&["train.optimizer={name='adafactor'}"], &[conflict]);
+}
+
+#[test]
+fn rejects_contradictory_optimizers() {
+    rejects(&["train.optimizer={name='sgd', nesterov=true}"], &["`train.optimizer.nesterov` is true"]);
+    rejects(&["train.optimizer={name='adafactor', lr=1}"], &["`train.optimizer.lr` exclude each other"]);
+    rejects(
+        &["train.optimizer={name='adafactor', relative_step=false}"],
+        &["`train.optimizer.lr` is missing"],
+    );
+    let warmup_init = "train.optimizer={name='adafactor', relative_step=false, lr=1, warmup_init=true}";
+    rejects(&[warmup_init], &["`train.optimizer.warmup_init` is true"]);
+}
+
+#[test]
+fn rejects_text_that_is_not_toml_with_its_line() {
+    let message = parse("[model\npath = 1", &[]).unwrap_err().to_string();
+    assert!(message.starts_with("run.toml: not valid TOML: TOML parse error at line 1"), "{message}");
+}
+
+#[test]
+fn rejects_a_file_that_does_not_exist() {
+    let message = Resolved::load("missing/run.toml".as_ref(), &[]).unwrap_err().to_string();
+    assert!(message.contains("missing/run.toml"), "{message}");
+}
+
+#[test]
+fn groups_of_one_are_warned_about() {
+    let loaded = parse(FULL, &["fsdp.reshard_after_forward=1"]).unwrap();
+    assert_eq!(loaded.warnings, [Warning::GroupsOfOne]);
+}
+
+#[test]
+fn a_hugging_face_file_is_written_out_and_the_run_file_wins() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("fsdp_config.json");
+    let json = r#"{"fsdp_min_num_params": 1000, "xla": true, "xla_fsdp_grad_ckpt": true,
+        "xla_fsdp_settings": {"compute_dtype": "bfloat16", "fp32_reduce_scatter": true}}"#;
+    std::fs::write(&path, json).unwrap();
+    let config = format!("fsdp.config={}", path.display());
+    let text = FULL.replace("wrap = [\"LlamaDecoderLayer\"]\n", "").replace("param_dtype = \"f32\"\n", "");
+    let loaded = parse(&text, &[&config]).unwrap();
+    assert_eq!(loaded.config.fsdp.wrap, WrapPolicy::MinNumParams(1000));
+    assert_eq!(loaded.config.fsdp.param_dtype, Dtype::Bf16);
+    assert_eq!(loaded.config.fsdp.activation_checkpointing, ActivationCheckpointing::None);
+    let overridden = |key: &str| Warning::Overridden { key: format!("fsdp.{key}") };
+    assert_eq!(loaded.warnings, [overridden("activation_checkpointing"), overridden("reduce_dtype")]);
+    round_trips(&loaded.config);
+    rejects(&[&config], &["`fsdp.wrap` and `fsdp.config` exclude each other"]);
+}
+
+#[test]
+fn patterns_are_found_anywhere_and_can_be_tied_to_the_ends() {
+    let patterns = ["bias".to_owned(), r"^model\.layers\.1\.".to_owned(), "nowhere".to_owned()];
+    let patterns = FqnPatterns::new(&patterns).unwrap();
+    assert!(patterns.matches("h.0.attn.bias") && patterns.matches("model.layers.1.mlp.weight"));
+    assert!(!patterns.matches("model.layers.10.mlp.weight"));
+    let unused = patterns.unused(&["h.0.attn.bias", "model.layers.1.mlp.weight"]);
+    assert_eq!(unused, ["nowhere"]);
+}
+
+proptest! {
+    #[test]
+    fn any_resolved_configuration_round_trips(
+        seed in 0..=i64::MAX as u64, lr in 1e-12f64..1e3, clip in proptest::option::of(1e-300f64..1e300),
+        text in "\\PC{1,20}", ranks in 1usize..9, rounds in 1usize..9, micro in 1usize..9,
+    ) {
+        let mut config = with(&[]);
+        config.model.seed = seed;
+        config.train.optimizer = OptimizerConfig::Adamw(AdamwConfig {
+            lr, betas: [0.9, 0.999], eps: lr * 1e-9, weight_decay: 0.0, no_decay: vec![],
+        });
+        config.train.grad_clip = clip;
+        config.run.out_dir = text;
+        config.run.ranks = ranks;
+        config.train.micro_batch_size = micro;
+        config.train.global_batch_size = micro * ranks * rounds;
+        round_trips(&config);
+    }
+
+    #[test]
+    fn no_text_makes_the_reader_panic(text in "\\PC{0,40}", key in "[a-z.]{0,12}") {
+        let _ = parse(&text, &[]);
+        let _ = parse(FULL, &[&format!("{key}={text}")]);
+    }
+}

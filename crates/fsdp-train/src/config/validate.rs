@@ -1,0 +1,109 @@
+//! Rules between keys that need no model.
+
+use super::error::ConfigError;
+use super::fsdp::Reshard;
+use super::load::Resolved;
+use super::optimizer::OptimizerConfig;
+use super::reader::Origin;
+use super::schedule::{LrScheduleConfig, Warmup};
+use super::warning::Warning;
+
+/// Checks everything that more than one key decides.
+///
+/// # Errors
+/// The first rule that is broken.
+pub(super) fn validate(
+    config: &Resolved,
+    origin: &Origin,
+    warnings: &mut Vec<Warning>,
+) -> Result<(), ConfigError> {
+    batches(config, origin)?;
+    mesh(config, origin)?;
+    reshard(config, origin, warnings)?;
+    schedule(config, origin)
+}
+
+fn batches(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
+    let (global, micro) = (config.train.global_batch_size, config.train.micro_batch_size);
+    divides(origin, ("train.micro_batch_size", micro), ("train.global_batch_size", global))?;
+    let per_step = "the micro-batches per step, global_batch_size / micro_batch_size";
+    divides(origin, ("run.ranks", config.run.ranks), (per_step, config.train.micro_batches_per_step()))
+}
+
+fn mesh(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
+    divides(origin, ("fsdp.mesh.replicate", config.fsdp.mesh.replicate), ("run.ranks", config.run.ranks))
+}
+
+fn reshard(config: &Resolved, origin: &Origin, warnings: &mut Vec<Warning>) -> Result<(), ConfigError> {
+    let Reshard::Groups(group) = config.fsdp.reshard_after_forward else { return Ok(()) };
+    if group == 1 {
+        warnings.push(Warning::GroupsOfOne);
+    }
+    let shard = (config.run.ranks / config.fsdp.mesh.replicate) as u64;
+    if shard.is_multiple_of(group) {
+        return Ok(());
+    }
+    Err(ConfigError::Divisibility {
+        origin: origin.of("fsdp.reshard_after_forward"),
+        divisor_key: "fsdp.reshard_after_forward",
+        divisor: group,
+        dividend_key: "the shard axis, ranks / replicate",
+        dividend: shard,
+    })
+}
+
+fn schedule(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
+    let schedule = &config.train.lr_schedule;
+    let warmup = schedule.warmup().steps;
+    if warmup > config.train.steps {
+        let allowed = format!("at most train.steps = {}", config.train.steps);
+        return Err(out_of_range(origin, "train.lr_schedule.warmup_steps", &warmup.to_string(), allowed));
+    }
+    let (LrScheduleConfig::Linear { min_lr, .. } | LrScheduleConfig::WarmupCosine { min_lr, .. }) = schedule
+    else {
+        return scheduled(config, origin);
+    };
+    if let Some(lr) = config.train.optimizer.lr().filter(|lr| min_lr > lr) {
+        let allowed = format!("at most train.optimizer.lr = {lr}");
+        return Err(out_of_range(origin, "train.lr_schedule.min_lr", &min_lr.to_string(), allowed));
+    }
+    scheduled(config, origin)
+}
+
+/// Adafactor's own learning rate has no schedule.
+fn scheduled(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
+    let own =
+        matches!(&config.train.optimizer, OptimizerConfig::Adafactor(adafactor) if adafactor.relative_step);
+    let plain =
+        matches!(config.train.lr_schedule, LrScheduleConfig::Constant { warmup: Warmup { steps: 0, .. } });
+    if !own || plain {
+        return Ok(());
+    }
+    Err(ConfigError::Conflict {
+        origin: origin.of("train.lr_schedule"),
+        first: "train.optimizer.relative_step".to_owned(),
+        second: "train.lr_schedule".to_owned(),
+        remedy: "remove the schedule, or set relative_step = false and an lr",
+    })
+}
+
+fn divides(
+    origin: &Origin,
+    divisor: (&'static str, usize),
+    dividend: (&'static str, usize),
+) -> Result<(), ConfigError> {
+    if dividend.1.is_multiple_of(divisor.1) {
+        return Ok(());
+    }
+    Err(ConfigError::Divisibility {
+        origin: origin.of(divisor.0),
+        divisor_key: divisor.0,
+        divisor: divisor.1 as u64,
+        dividend_key: dividend.0,
+        dividend: dividend.1 as u64,
+    })
+}
+
+fn out_of_range(origin: &Origin, key: &str, value: &str, allowed: String) -> ConfigError {
+    ConfigError::Value { origin: origin.of(key), key: key.to_owned(), value: value.to_owned(), allowed }
+}

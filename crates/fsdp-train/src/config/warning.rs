@@ -1,0 +1,47 @@
+//! What a user should hear about a configuration that nevertheless runs.
+
+use std::fmt;
+
+/// Something that was written and has no effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Warning {
+    /// A key of an `fsdp_config.json` without a meaning here.
+    Meaningless {
+        /// The file.
+        file: String,
+        /// The key.
+        key: String,
+    },
+    /// A key of an `fsdp_config.json` that only counts together with another.
+    Needs {
+        /// The file.
+        file: String,
+        /// The key.
+        key: &'static str,
+        /// What it needs.
+        needs: &'static str,
+    },
+    /// A key of the run file that replaces what the `fsdp_config.json` says.
+    Overridden {
+        /// The key, dotted.
+        key: String,
+    },
+    /// `reshard_after_forward = 1`.
+    GroupsOfOne,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Warning::Meaningless { file, key } => {
+                write!(f, "{file}: `{key}` has no meaning here and is ignored")
+            }
+            Warning::Needs { file, key, needs } => write!(f, "{file}: `{key}` has no effect without {needs}"),
+            Warning::Overridden { key } => write!(f, "`{key}` replaces what the fsdp_config.json says"),
+            Warning::GroupsOfOne => {
+                f.write_str("`fsdp.reshard_after_forward` = 1 keeps whole parameters, as false does")
+            }
+        }
+    }
+}

@@ -1,0 +1,305 @@
+use std::fs;
+use std::path::PathBuf;
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::*;
+use crate::config::{Format, TokenRef};
+
+/// Words, with truncation and padding switched on, which must not be obeyed.
+const TOKENIZER: &str = r#"{
+  "version": "1.0",
+  "truncation": {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"},
+  "padding": {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0,
+              "pad_type_id": 0, "pad_token": "<pad>"},
+  "added_tokens": [{"id": 0, "content": "<pad>", "single_word": false, "lstrip": false, "rstrip": false,
+                    "normalized": false, "special": true}],
+  "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
+  "model": {"type": "WordLevel", "vocab": {"<pad>": 0, "the": 1, "cat": 2, "sat": 3, "<unk>": 4, "<s>": 5},
+            "unk_token": "<unk>"}
+}"#;
+
+/// Files in a folder that vanishes with the value.
+struct Files {
+    folder: TempDir,
+}
+
+impl Files {
+    fn new(files: &[(&str, &[u8])]) -> Files {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, bytes) in files {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, bytes).unwrap();
+        }
+        Files { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn name(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_owned()
+    }
+
+    fn load(&self, config: &DataConfig) -> Result<Dataset, DataError> {
+        Dataset::load(&[self.folder.path().to_str().unwrap().to_owned()], config)
+    }
+}
+
+fn config(packing: Packing, seq_len: usize) -> DataConfig {
+    DataConfig {
+        train: Vec::new(),
+        eval: Vec::new(),
+        eval_every: 0,
+        eval_batches: 0,
+        format: Format::Text,
+        tokenizer: "bytes".to_owned(),
+        packing,
+        bos: None,
+        eos: None,
+        pad: TokenRef::Id(0),
+        seq_len,
+        shuffle: false,
+        seed: 0,
+    }
+}
+
+fn ids(text: &str) -> Vec<u32> {
+    text.bytes().map(u32::from).collect()
+}
+
+#[track_caller]
+fn assert_message<T: std::fmt::Debug>(result: Result<T, DataError>, fragments: &[&str]) {
+    let message = result.unwrap_err().to_string();
+    for fragment in fragments {
+        assert!(message.contains(fragment), "`{fragment}` is not in `{message}`");
+    }
+}
+
+#[test]
+fn a_stream_joins_files_in_order_and_samples_share_one_token() {
+    let files = Files::new(&[("b.txt", b"efgh"), ("a/z.txt", b"abcd"), ("c.txt", b"i")]);
+    let data = files.load(&config(Packing::Stream, 4)).unwrap();
+    assert_eq!((data.len(), data.token_count(), data.seq_len()), (2, 9, 4));
+    assert_eq!(data.sample(0), (ids("abcd"), ids("bcde")));
+    assert_eq!(data.sample(1), (ids("efgh"), ids("fghi")));
+}
+
+#[test]
+fn an_incomplete_last_sample_is_dropped() {
+    for (text, samples) in [("", 0), ("a", 0), ("abcd", 0), ("abcde", 1), ("abcdefgh", 1), ("abcdefghi", 2)] {
+        let files = Files::new(&[("a.txt", text.as_bytes())]);
+        assert_eq!(files.load(&config(Packing::Stream, 4)).unwrap().len(), samples, "{text}");
+    }
+}
+
+#[test]
+fn folders_skip_hidden_target_and_binary_files() {
+    let files = Files::new(&[
+        ("a.txt", b"keep"),
+        (".hidden", b"no"),
+        (".git/config", b"no"),
+        ("target/x.txt", b"no"),
+        ("deep/target/x.txt", b"no"),
+        ("image.png", b"\x89PNG\xff"),
+        ("deep/b.rs", b"also"),
+    ]);
+    assert_eq!(files.load(&config(Packing::Stream, 1)).unwrap().token_count(), "keepalso".len());
+}
+
+#[test]
+fn a_named_file_is_read_even_if_hidden_and_must_be_text() {
+    let files = Files::new(&[(".hidden", b"yes"), ("bad.txt", b"ab\xffcd")]);
+    let load = |name: &str| Dataset::load(&[files.name(name)], &config(Packing::Stream, 1));
+    assert_eq!(load(".hidden").unwrap().token_count(), 3);
+    assert_message(load("bad.txt"), &["bad.txt is not UTF-8 text (byte 2)"]);
+    assert_message(load("absent.txt"), &["cannot read", "absent.txt", "[data]"]);
+}
+
+#[test]
+fn rejects_folders_without_a_file_of_the_format() {
+    let files = Files::new(&[("a.txt", b"\xff")]);
+    let mut config = config(Packing::Stream, 1);
+    assert_message(files.load(&config), &["no UTF-8 text files in"]);
+    config.format = Format::Jsonl;
+    assert_message(files.load(&config), &["no *.jsonl files in"]);
+    config.format = Format::TokensU16;
+    assert_message(files.load(&config), &["no *.bin files in"]);
+}
+
+#[test]
+fn documents_are_framed_clipped_and_padded() {
+    let files = Files::new(&[("a.txt", b"ab"), ("b.txt", b"abcdefgh"), ("c.txt", b""), ("d.txt", b"abc")]);
+    let mut config = config(Packing::Documents, 4);
+    config.bos = Some(TokenRef::Id(1));
+    config.eos = Some(TokenRef::Token("\n".to_owned()));
+    config.pad = TokenRef::Id(3);
+    let data = files.load(&config).unwrap();
+    assert_eq!(data.len(), 3);
+    let (a, b, c, d) = (97, 98, 99, 100);
+    assert_eq!(data.sample(0), (vec![1, a, b, 10], vec![a, b, 10, IGNORE]));
+    assert_eq!(data.sample(1), (vec![1, a, b, c], vec![a, b, c, d]));
+    assert_eq!(data.sample(2), (vec![1, a, b, c], vec![a, b, c, 10]));
+}
+
+#[test]
+fn documents_without_a_target_are_no_samples() {
+    let files = Files::new(&[("a.txt", b"a"), ("b.txt", b"ab")]);
+    let mut config = config(Packing::Documents, 4);
+    assert_eq!(
+        files.load(&config).unwrap().sample(0),
+        (vec![97, 98, 0, 0], vec![98, IGNORE, IGNORE, IGNORE])
+    );
+    config.eos = Some(TokenRef::Id(0));
+    assert_eq!(files.load(&config).unwrap().len(), 2);
+}
+
+#[test]
+fn jsonl_has_one_document_per_line() {
+    let lines = "{\"text\": \"ab\", \"id\": 3}\n\n{\"text\": \"c\\u00e9\"}\n";
+    let files = Files::new(&[("a.jsonl", lines.as_bytes()), ("notes.md", b"no")]);
+    let mut config = config(Packing::Stream, 2);
+    config.format = Format::Jsonl;
+    assert_eq!(files.load(&config).unwrap().token_count(), 5);
+    config.packing = Packing::Documents;
+    assert_eq!(files.load(&config).unwrap().len(), 2);
+    for line in ["{\"txt\": \"a\"}", "{\"text\": 1}", "text"] {
+        let files = Files::new(&[("a.jsonl", format!("{{\"text\": \"a\"}}\n{line}\n").as_bytes())]);
+        assert_message(files.load(&config), &["a.jsonl line 2: ", "a string under \"text\""]);
+    }
+}
+
+#[test]
+fn token_files_are_little_endian_and_whole() {
+    let files = Files::new(&[("a.bin", &[1, 0, 0, 1, 2, 0, 0, 0])]);
+    let mut config = config(Packing::Stream, 1);
+    config.format = Format::TokensU16;
+    let data = files.load(&config).unwrap();
+    assert_eq!(data.sample(0), (vec![1], vec![256]));
+    config.format = Format::TokensU32;
+    let data = files.load(&config).unwrap();
+    assert_eq!(data.sample(0), (vec![0x0100_0001], vec![2]));
+    let torn = Files::new(&[("a.bin", &[1, 0, 0])]);
+    assert_message(torn.load(&config), &["a.bin has 3 bytes, not a multiple of 4"]);
+}
+
+#[test]
+fn a_hugging_face_tokenizer_neither_truncates_nor_pads() {
+    let files =
+        Files::new(&[("data/a.txt", b"the cat sat the dog"), ("tokenizer.json", TOKENIZER.as_bytes())]);
+    let mut config = config(Packing::Documents, 6);
+    config.tokenizer = files.name("tokenizer.json");
+    config.bos = Some(TokenRef::Token("<s>".to_owned()));
+    config.pad = TokenRef::Token("<pad>".to_owned());
+    let data = Dataset::load(&[files.name("data")], &config).unwrap();
+    assert_eq!(data.sample(0), (vec![5, 1, 2, 3, 1, 4], vec![1, 2, 3, 1, 4, IGNORE]));
+    assert_eq!(Tokenizer::load(&config.tokenizer).unwrap().vocab_size(), 6);
+    config.eos = Some(TokenRef::Token("</s>".to_owned()));
+    assert_message(
+        Dataset::load(&[files.name("data")], &config),
+        &["`data.eos` is \"</s>\"", "tokenizer.json"],
+    );
+}
+
+#[test]
+fn rejects_tokens_that_bytes_do_not_have_but_only_where_they_are_used() {
+    let files = Files::new(&[("a.txt", b"abc")]);
+    let mut config = config(Packing::Documents, 2);
+    config.bos = Some(TokenRef::Token("<s>".to_owned()));
+    assert_message(files.load(&config), &["`data.bos` is \"<s>\"", "tokenizer \"bytes\"", "or an id"]);
+    config.packing = Packing::Stream;
+    assert_eq!(files.load(&config).unwrap().len(), 1);
+}
+
+#[test]
+fn rejects_a_tokenizer_that_cannot_be_read() {
+    let files = Files::new(&[("a.txt", b"abc"), ("bad.json", b"{}")]);
+    for name in ["absent.json", "bad.json"] {
+        let mut config = config(Packing::Stream, 2);
+        config.tokenizer = files.name(name);
+        assert_message(files.load(&config), &["cannot load tokenizer", name, "\"bytes\""]);
+    }
+}
+
+#[test]
+fn tokens_beyond_the_vocabulary_are_named_by_file_sample_and_position() {
+    let files = Files::new(&[("a.txt", b"abc"), ("b.txt", b"abzab"), ("c.txt", b"y")]);
+    let data = files.load(&config(Packing::Stream, 2)).unwrap();
+    data.check_vocabulary(256).unwrap();
+    data.check_vocabulary(usize::from(b'z') + 1).unwrap();
+    let error = data.check_vocabulary(usize::from(b'z'));
+    assert_message(error, &["b.txt: token id 122 (sample 2, position 1)", "vocab_size is 122"]);
+    let mut config = config(Packing::Documents, 8);
+    config.bos = Some(TokenRef::Id(256));
+    let data = files.load(&config).unwrap();
+    assert_message(data.check_vocabulary(256), &["`data.bos` has id 256", "vocab_size is 256"]);
+    assert_message(data.check_vocabulary(100), &["`data.bos`"]);
+}
+
+#[test]
+fn a_document_beyond_the_vocabulary_is_named_with_its_framed_position() {
+    let files = Files::new(&[("a.txt", b"abc"), ("b.txt", b"abzab")]);
+    let mut config = config(Packing::Documents, 8);
+    config.bos = Some(TokenRef::Id(1));
+    let error = files.load(&config).unwrap().check_vocabulary(122);
+    assert_message(error, &["b.txt: token id 122 (sample 1, position 3)"]);
+}
+
+#[test]
+fn a_masked_sample_counts_no_target() {
+    let data = Files::new(&[("a.txt", b"abc")]).load(&config(Packing::Stream, 2)).unwrap();
+    let (mut inputs, mut targets) = ([7; 2], [7; 2]);
+    data.fill(None, &mut inputs, &mut targets);
+    assert_eq!((inputs, targets), ([0; 2], [IGNORE; 2]));
+}
+
+proptest! {
+    #[test]
+    fn samples_of_a_stream_cover_the_tokens_in_order(
+        lengths in proptest::collection::vec(0usize..40, 1..6), seq_len in 1usize..12,
+    ) {
+        let mut next = 0u32..;
+        let texts: Vec<Vec<u8>> = lengths
+            .iter()
+            .map(|&len| next.by_ref().take(len).flat_map(u32::to_le_bytes).collect())
+            .collect();
+        let names: Vec<String> = (0..texts.len()).map(|index| format!("{index}.bin")).collect();
+        let listed: Vec<(&str, &[u8])> =
+            names.iter().map(String::as_str).zip(texts.iter().map(Vec::as_slice)).collect();
+        let files = Files::new(&listed);
+        let mut config = config(Packing::Stream, seq_len);
+        config.format = Format::TokensU32;
+        let data = files.load(&config).unwrap();
+
+        let tokens: usize = lengths.iter().sum();
+        prop_assert_eq!(data.len(), tokens.saturating_sub(1) / seq_len);
+        let targets: Vec<u32> = (0..data.len()).flat_map(|index| data.sample(index).1).collect();
+        let inputs: Vec<u32> = (0..data.len()).flat_map(|index| data.sample(index).0).collect();
+        let covered = u32::try_from(data.len() * seq_len).unwrap();
+        prop_assert_eq!(inputs, (0..covered).collect::<Vec<_>>());
+        prop_assert_eq!(targets, (1..=covered).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_document_counts_as_many_targets_as_fit(
+        len in 1usize..20, bos: bool, eos: bool, seq_len in 1usize..12,
+    ) {
+        let files = Files::new(&[("a.txt", &vec![b'x'; len])]);
+        let mut config = config(Packing::Documents, seq_len);
+        config.bos = bos.then_some(TokenRef::Id(1));
+        config.eos = eos.then_some(TokenRef::Id(2));
+        let data = files.load(&config).unwrap();
+        let framed = len + usize::from(bos) + usize::from(eos);
+        prop_assert_eq!(data.len(), usize::from(framed > 1));
+        if framed > 1 {
+            let (inputs, targets) = data.sample(0);
+            let counted = targets.iter().take_while(|&&target| target != IGNORE).count();
+            prop_assert_eq!(counted, (framed - 1).min(seq_len));
+            prop_assert!(targets[counted..].iter().all(|&target| target == IGNORE));
+            prop_assert!(inputs[1..].iter().zip(&targets).all(|(i, t)| *t == IGNORE || i == t));
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Which samples a micro-batch holds, when evaluating.
+
+use super::error::DataError;
+
+/// Cuts evaluation data into global batches, in order, the last one filled with masked samples.
+///
+/// Batches are as large as in training, so that every rank issues the same collectives, and the same
+/// samples are evaluated, in the same order of addition, at every world size.
+#[derive(Clone, Debug)]
+pub struct EvalSampler {
+    samples: usize,
+    batches: usize,
+    global_batch: usize,
+    micro_batch: usize,
+}
+
+impl EvalSampler {
+    /// A sampler over `samples` samples (of `seq_len` tokens, which is only named in errors) that stops
+    /// after `batches_max` global batches, or at the end if that is 0.
+    ///
+    /// # Errors
+    /// [`DataError::NoSamples`] if there is none.
+    ///
+    /// # Panics
+    /// If the micro-batch size does not divide the global one, which a resolved configuration excludes.
+    pub fn new(
+        samples: usize,
+        seq_len: usize,
+        global_batch: usize,
+        micro_batch: usize,
+        batches_max: u64,
+    ) -> Result<EvalSampler, DataError> {
+        assert!(global_batch > 0 && global_batch.is_multiple_of(micro_batch), "V is a whole number");
+        if samples == 0 {
+            return Err(DataError::NoSamples { seq_len });
+        }
+        let all = samples.div_ceil(global_batch);
+        let batches =
+            if batches_max == 0 { all } else { all.min(usize::try_from(batches_max).unwrap_or(all)) };
+        Ok(EvalSampler { samples, batches, global_batch, micro_batch })
+    }
+
+    /// The number of global batches.
+    pub fn batches(&self) -> usize {
+        self.batches
+    }
+
+    /// Micro-batches per global batch, V.
+    pub fn micro_batches(&self) -> usize {
+        self.global_batch / self.micro_batch
+    }
+
+    /// The samples of a micro-batch of a global batch, both from 0; `None` is a masked sample.
+    ///
+    /// # Panics
+    /// If there is no such batch or micro-batch.
+    pub fn batch(&self, batch: usize, micro_batch: usize) -> Vec<Option<usize>> {
+        assert!(batch < self.batches && micro_batch < self.micro_batches(), "the batch exists");
+        let start = batch * self.global_batch + micro_batch * self.micro_batch;
+        (start..start + self.micro_batch).map(|sample| (sample < self.samples).then_some(sample)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,21 @@
+//! From files to batches: files, documents, tokens, samples, and which sample goes where.
+//!
+//! Everything is a function of the configuration and the files: no rank reads ahead, no rank keeps a
+//! position. Which samples a micro-batch holds follows from the step and the micro-batch alone
+//! ([`Sampler`]), so that any world cuts the same global batches and a resumed run needs no state.
+
+mod corpus;
+mod dataset;
+mod error;
+mod eval;
+mod files;
+mod permutation;
+mod sampler;
+mod tokenizer;
+
+pub use dataset::{Dataset, IGNORE};
+pub use error::DataError;
+pub use eval::EvalSampler;
+pub use permutation::Permutation;
+pub use sampler::Sampler;
+pub use tokenizer::Tokenizer;

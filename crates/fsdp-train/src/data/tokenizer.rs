@@ -1,0 +1,67 @@
+//! From text to token ids.
+
+use std::path::Path;
+
+use super::error::DataError;
+use crate::config::TokenRef;
+
+const BYTES: &str = "bytes";
+
+/// A tokenizer.
+#[derive(Clone, Debug)]
+pub struct Tokenizer {
+    name: String,
+    vocabulary: Option<Box<tokenizers::Tokenizer>>,
+}
+
+impl Tokenizer {
+    /// `"bytes"` (256 tokens, the id is the byte), or the path of a Hugging Face `tokenizer.json`.
+    ///
+    /// Truncation and padding that the file may ask for are turned off: cutting is the packing's task.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn load(name: &str) -> Result<Tokenizer, DataError> {
+        if name == BYTES {
+            return Ok(Tokenizer { name: name.to_owned(), vocabulary: None });
+        }
+        let failed = |source| DataError::Tokenizer { file: name.into(), source };
+        let mut vocabulary = tokenizers::Tokenizer::from_file(name).map_err(failed)?;
+        vocabulary.with_truncation(None).map_err(failed)?.with_padding(None);
+        Ok(Tokenizer { name: name.to_owned(), vocabulary: Some(Box::new(vocabulary)) })
+    }
+
+    /// The number of ids.
+    pub fn vocab_size(&self) -> usize {
+        self.vocabulary.as_ref().map_or(256, |vocabulary| vocabulary.get_vocab_size(true))
+    }
+
+    /// The ids of a text, without any that the tokenizer would put around it; `file` names it in errors.
+    ///
+    /// # Errors
+    /// If the tokenizer fails.
+    pub fn encode(&self, text: &str, file: &Path) -> Result<Vec<u32>, DataError> {
+        let Some(vocabulary) = &self.vocabulary else { return Ok(text.bytes().map(u32::from).collect()) };
+        let encoding = vocabulary.encode_fast(text, false);
+        let encoding = encoding.map_err(|source| DataError::Encode { file: file.to_owned(), source })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The id of a token; `key` names the setting in errors.
+    ///
+    /// # Errors
+    /// If it is given by its text and is not one token.
+    pub fn resolve(&self, token: &TokenRef, key: &'static str) -> Result<u32, DataError> {
+        let text = match token {
+            TokenRef::Id(id) => return Ok(*id),
+            TokenRef::Token(text) => text,
+        };
+        let id = match (&self.vocabulary, text.as_bytes()) {
+            (Some(vocabulary), _) => vocabulary.token_to_id(text),
+            (None, [byte]) => Some(u32::from(*byte)),
+            (None, _) => None,
+        };
+        let unknown = || DataError::UnknownToken { key, token: text.clone(), tokenizer: self.name.clone() };
+        id.ok_or_else(unknown)
+    }
+}

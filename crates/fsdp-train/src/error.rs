@@ -1,0 +1,149 @@
+//! What can go wrong in a run.
+
+use std::io;
+use std::path::PathBuf;
+
+use fsdp_comm::launch::{FailureReason, LaunchFailure};
+use fsdp_core::Rank;
+
+use crate::config::ConfigError;
+use crate::data::DataError;
+
+/// A run that can not start, or failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// The run file or `--set` is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The data is missing or does not fit.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The model directory or its description is wrong.
+    #[error(transparent)]
+    Model(#[from] fsdp_nn::ModelError),
+    /// A checkpoint can not be read or written.
+    #[error(transparent)]
+    Checkpoint(#[from] fsdp_ckpt::Error),
+    /// Contracts, policies or communication.
+    #[error(transparent)]
+    Core(#[from] fsdp_core::Error),
+    /// A pattern of `key` matches no parameter.
+    #[error("{key}: pattern `{pattern}` matches no parameter of the model; one of its names is `{example}`")]
+    Pattern {
+        /// The key.
+        key: &'static str,
+        /// The pattern.
+        pattern: String,
+        /// A name that exists.
+        example: String,
+    },
+    /// Nothing is trained.
+    #[error("fsdp.frozen matches every parameter of the model: nothing is left to train")]
+    NothingToTrain,
+    /// Sequences are longer than the model's position table.
+    #[error(
+        "data.seq_len = {seq_len} is more than the model's {positions} positions; choose a shorter data.seq_len"
+    )]
+    SequenceTooLong {
+        /// Tokens per sample.
+        seq_len: usize,
+        /// Rows of the position table.
+        positions: usize,
+    },
+    /// The output folder has content.
+    #[error("run.out_dir {} is not empty; give --overwrite to replace it, or another run.out_dir", path.display())]
+    OutDirNotEmpty {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A file or folder can not be written or read.
+    #[error("can not {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// Loss or gradient norm is not finite.
+    #[error(
+        "step {step}: loss {loss}, gradient norm {grad_norm}: not finite; the step was not applied. \
+         Lower the learning rate, clip gradients (train.grad_clip) or look at the data"
+    )]
+    NotFinite {
+        /// The step, from 1.
+        step: u64,
+        /// The loss.
+        loss: f64,
+        /// The norm before clipping.
+        grad_norm: f64,
+    },
+    /// A rank failed.
+    #[error("{rank} failed: {source}")]
+    RankFailed {
+        /// The first rank that failed.
+        rank: Rank,
+        /// Why.
+        source: Box<TrainError>,
+    },
+    /// A rank could not be started.
+    #[error("{rank} could not be started: {source}")]
+    Spawn {
+        /// The rank.
+        rank: Rank,
+        /// Why.
+        source: io::Error,
+    },
+    /// A rank panicked: a bug.
+    #[error("{rank} panicked: {message}")]
+    RankPanicked {
+        /// The first rank that panicked.
+        rank: Rank,
+        /// Its message.
+        message: String,
+    },
+}
+
+impl TrainError {
+    /// Whether the user's input is at fault, so that nothing was started (exit code 2).
+    pub fn is_usage(&self) -> bool {
+        match self {
+            TrainError::Core(source) => matches!(
+                source,
+                fsdp_core::Error::Mesh { .. }
+                    | fsdp_core::Error::WrapClass { .. }
+                    | fsdp_core::Error::TiedAcrossUnits { .. }
+                    | fsdp_core::Error::Policy { .. }
+                    | fsdp_core::Error::Model { .. }
+            ),
+            TrainError::Io { .. }
+            | TrainError::NotFinite { .. }
+            | TrainError::RankFailed { .. }
+            | TrainError::Spawn { .. }
+            | TrainError::RankPanicked { .. } => false,
+            _ => true,
+        }
+    }
+
+    /// Wraps an I/O error.
+    pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> TrainError {
+        let path = path.into();
+        move |source| TrainError::Io { action, path, source }
+    }
+}
+
+impl From<LaunchFailure<TrainError>> for TrainError {
+    fn from(failure: LaunchFailure<TrainError>) -> Self {
+        let rank = failure.rank;
+        match failure.reason {
+            FailureReason::Error(source) => TrainError::RankFailed { rank, source: Box::new(source) },
+            FailureReason::Panic(message) => TrainError::RankPanicked { rank, message },
+            FailureReason::Comm(source) => {
+                TrainError::RankFailed { rank, source: Box::new(fsdp_core::Error::from(source).into()) }
+            }
+            FailureReason::Spawn(source) => TrainError::Spawn { rank, source },
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Exports a trained model as a Hugging Face directory. Every rank of the first replica writes its own rows in
+//! place; no rank holds more than one piece.
+
+use std::collections::BTreeMap;
+
+use fsdp_ckpt::export::{ExportPlan, Receipt};
+use fsdp_ckpt::safetensors::{TensorSpec, TensorType};
+use fsdp_core::engine::Engine;
+use fsdp_core::memory::{HostSliceMut, Slice};
+use fsdp_core::model::ModelSpec;
+use fsdp_core::program::Program;
+use fsdp_core::{DType, Memory, Queue};
+
+use crate::error::TrainError;
+
+/// The plan of an export to `path` in `dtype`: every parameter once, under its first name.
+///
+/// # Errors
+/// [`TrainError::Checkpoint`].
+pub fn plan_export(path: &std::path::Path, spec: &ModelSpec, dtype: DType) -> Result<ExportPlan, TrainError> {
+    let dtype = match dtype {
+        DType::F64 => TensorType::F64,
+        DType::Bf16 => TensorType::Bf16,
+        _ => TensorType::F32,
+    };
+    let tensors = spec
+        .params
+        .iter()
+        .map(|param| TensorSpec { name: param.fqn.clone(), dtype, shape: param.shape.clone() })
+        .collect();
+    Ok(ExportPlan::new(path, tensors, BTreeMap::new())?)
+}
+
+/// Writes this rank's rows of all parameters; ranks of later replicas have nothing to write.
+///
+/// # Errors
+/// [`TrainError::Checkpoint`], or those of the memory.
+pub fn export_model<M: Memory, P: Program<M>>(
+    engine: &Engine<M, P>,
+    plan: &ExportPlan,
+) -> Result<Option<Receipt>, TrainError> {
+    if engine.plan().mesh.replica_of(engine.rank()) > 0 {
+        return Ok(None);
+    }
+    let mut writer = plan.writer();
+    let mut values = Vec::new();
+    for unit in 0..engine.plan().layout.units.len() {
+        let shards = engine.shards(unit);
+        for (buffer, pieces) in shards.params.iter().zip(shards.pieces) {
+            for piece in pieces {
+                values.clear();
+                values.resize(piece.len, 0.0);
+                let slice = Slice::new(buffer, piece.offset, piece.len);
+                engine.memory().read(Queue::Compute, slice, HostSliceMut::F64(&mut values))?;
+                let name = &engine.plan().spec.param(piece.param).fqn;
+                writer.write_rows_f64(name, piece.param_offset / piece.row_len, &values)?;
+            }
+        }
+    }
+    Ok(Some(writer.finish()?))
+}

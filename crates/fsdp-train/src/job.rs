@@ -1,0 +1,198 @@
+//! A job: everything about a run that is the same on all ranks, worked out before any rank starts.
+//!
+//! The run file and the model meet here: wrapping, layout, schedules, data and learning rates. What can be
+//! wrong with them is found here, so that a started run fails only for reasons outside of the configuration.
+
+use std::sync::Arc;
+
+use fsdp_core::engine::Plan;
+use fsdp_core::layout::{Layout, Segment};
+use fsdp_core::ledger::{self, LedgerInput};
+use fsdp_core::memory::Usage;
+use fsdp_core::model::ModelSpec;
+use fsdp_core::schedule::{Accumulation, AccumulationOrder, Checkpointing, Policy, Reshard};
+use fsdp_core::update::UpdateRule;
+use fsdp_core::wrap::{self, WrapPolicy};
+use fsdp_core::{Error, Memory, Mesh, Rank};
+use fsdp_nn::footprint::{RunShape, footprints};
+use fsdp_nn::model::Architecture;
+
+use crate::config::{self, Resolved};
+use crate::error::TrainError;
+use crate::init::InitSource;
+use crate::lr::LrSchedule;
+use crate::rule::{self, TrainBackend, optimizer_phases};
+use crate::run_data::RunData;
+
+/// A run, ready to be started.
+#[derive(Clone, Debug)]
+pub struct Job<A> {
+    /// The configuration.
+    pub config: Resolved,
+    /// The model.
+    pub architecture: A,
+    /// Layout, schedules and policies.
+    pub plan: Arc<Plan>,
+    /// Where initial parameters come from.
+    pub init: InitSource,
+    /// Training and evaluation data.
+    pub data: Arc<RunData>,
+    /// Learning rates.
+    pub schedule: LrSchedule,
+}
+
+impl<A: Architecture + Clone> Job<A> {
+    /// Puts a configuration and a model together.
+    ///
+    /// # Errors
+    /// [`TrainError`]: data that can not be read or does not fit the model, patterns or classes that match
+    /// nothing, policies that do not fit the mesh.
+    pub fn new(config: Resolved, architecture: A, init: InitSource) -> Result<Self, TrainError> {
+        let seq_len = config.data.seq_len;
+        if let Some(positions) = architecture.positions_max().filter(|&positions| seq_len > positions) {
+            return Err(TrainError::SequenceTooLong { seq_len, positions });
+        }
+        let data = Arc::new(RunData::load(&config, architecture.head().vocab)?);
+        Self::with_data(config, architecture, init, data)
+    }
+
+    /// As [`Job::new`], with data that was read before.
+    ///
+    /// # Errors
+    /// As [`Job::new`].
+    pub fn with_data(
+        config: Resolved,
+        architecture: A,
+        init: InitSource,
+        data: Arc<RunData>,
+    ) -> Result<Self, TrainError> {
+        let plan = Arc::new(plan(&config, &architecture.description().spec, data.has_evaluation())?);
+        init.check(&plan.spec)?;
+        let schedule = LrSchedule::new(
+            &config.train.lr_schedule,
+            config.train.optimizer.lr().unwrap_or(0.0),
+            config.train.steps,
+        );
+        Ok(Self { config, architecture, plan, init, data, schedule })
+    }
+
+    /// The memory that a rank needs for a training step, by category, as the ledger predicts it.
+    ///
+    /// # Errors
+    /// Those of the model, run on shapes alone.
+    pub fn predict<M: TrainBackend>(&self, rank: Rank) -> Result<Usage, TrainError> {
+        let plan = &*self.plan;
+        let rule = M::rule(&self.config.train.optimizer, &plan.spec)?;
+        let shape = RunShape {
+            samples: self.config.train.micro_batch_size,
+            seq: self.config.data.seq_len,
+            dtype: plan.policy.param_dtype,
+            gradient_dtype: plan.policy.reduce_dtype,
+        };
+        let footprints = footprints(&self.architecture, &plan.spec, shape, &plan.step.calls())?;
+        let shard = plan.mesh.shard_of(rank);
+        let input = LedgerInput {
+            layout: &plan.layout,
+            policy: &plan.policy,
+            optimizer_bytes: &optimizer_bytes(plan, &*rule, shard),
+            statistics: &rule.phases(),
+            calls: &footprints.calls,
+            data_bytes: footprints.data_bytes * plan.step.rounds,
+        };
+        Ok(ledger::predict(&plan.step, &input))
+    }
+
+    /// The same job on another number of ranks; the mesh keeps its replicas where they still divide.
+    ///
+    /// # Errors
+    /// As [`Job::new`]: some sizes do not fit the policies.
+    pub fn at_world(&self, world: usize) -> Result<Self, TrainError> {
+        let mut config = self.config.clone();
+        config.run.ranks = world;
+        if !world.is_multiple_of(config.fsdp.mesh.replicate) {
+            config.fsdp.mesh.replicate = 1;
+        }
+        let v = self.data.micro_batches();
+        if !v.is_multiple_of(world) {
+            return Err(Error::Policy {
+                key: "run.ranks",
+                value: world.to_string(),
+                expected: format!("must divide the {v} micro-batches of a step"),
+            }
+            .into());
+        }
+        Self::with_data(config, self.architecture.clone(), self.init.clone(), Arc::clone(&self.data))
+    }
+}
+
+/// Bytes of optimizer state of each unit on the ranks of a shard index.
+fn optimizer_bytes<M: Memory>(plan: &Plan, rule: &dyn UpdateRule<M>, shard: usize) -> Vec<usize> {
+    let dtype = plan.policy.param_dtype.master();
+    let of_segment = |segment: &Segment| -> usize {
+        let tensors = rule.state(&segment.pieces(shard), segment.shard_len(), dtype);
+        tensors.iter().map(|tensor| tensor.len * tensor.dtype.size_bytes()).sum()
+    };
+    plan.layout.units.iter().map(|unit| unit.trainable_segments().map(of_segment).sum()).collect()
+}
+
+impl Resolved {
+    /// The seed of everything random in training but the order of data: dropout masks.
+    pub fn train_seed(&self) -> u64 {
+        self.model.seed
+    }
+}
+
+fn plan(config: &Resolved, described: &ModelSpec, evaluates: bool) -> Result<Plan, TrainError> {
+    let mut spec = described.clone();
+    for id in rule::matching(&spec, "fsdp.frozen", &config.fsdp.frozen)? {
+        spec.params[id.0].trainable = false;
+    }
+    if spec.params.iter().all(|param| !param.trainable) {
+        return Err(TrainError::NothingToTrain);
+    }
+    let mesh = Mesh::of_world(config.run.ranks, config.fsdp.mesh.replicate)?;
+    let policy = policy(&config.fsdp).resolve(mesh)?;
+    let units = wrap::units(&spec, &wrap_policy(&config.fsdp.wrap))?;
+    let layout = Layout::new(&spec, &units, mesh.shards(), policy.param_dtype);
+    let rounds = config.train.micro_batches_per_step() / mesh.world();
+    let phases = optimizer_phases(&config.train.optimizer);
+    let evaluation_rounds = if evaluates { rounds } else { 0 };
+    Ok(Plan::new(spec, layout, mesh, policy, phases, rounds, evaluation_rounds)?)
+}
+
+fn wrap_policy(config: &config::WrapPolicy) -> WrapPolicy {
+    match config {
+        config::WrapPolicy::Classes(classes) => WrapPolicy::Classes(classes.clone()),
+        config::WrapPolicy::MinNumParams(min) => {
+            WrapPolicy::MinParams(usize::try_from(*min).unwrap_or(usize::MAX))
+        }
+    }
+}
+
+fn policy(config: &config::FsdpConfig) -> Policy {
+    let depth = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+    Policy {
+        reshard_after_forward: match config.reshard_after_forward {
+            config::Reshard::Auto => Reshard::Auto,
+            config::Reshard::Always => Reshard::Always,
+            config::Reshard::Never => Reshard::Never,
+            config::Reshard::Groups(n) => Reshard::ToGroup(depth(n)),
+        },
+        forward_prefetch: depth(config.forward_prefetch),
+        backward_prefetch: depth(config.backward_prefetch),
+        accumulation: match config.accumulation {
+            config::Accumulation::Reduce => Accumulation::Reduce,
+            config::Accumulation::Unsharded => Accumulation::Unsharded,
+        },
+        accumulation_order: match config.accumulation_order {
+            config::AccumulationOrder::Tree => AccumulationOrder::Tree,
+            config::AccumulationOrder::Running => AccumulationOrder::Running,
+        },
+        param_dtype: config.param_dtype.into(),
+        reduce_dtype: config.reduce_dtype.into(),
+        checkpointing: match config.activation_checkpointing {
+            config::ActivationCheckpointing::None => Checkpointing::None,
+            config::ActivationCheckpointing::Full => Checkpointing::Full,
+        },
+    }
+}

@@ -1,0 +1,77 @@
+//! Learning rate schedules: those of PyTorch, in closed form.
+//!
+//! PyTorch multiplies the previous learning rate (`LinearLR`, `CosineAnnealingLR` behind `SequentialLR`),
+//! which makes a value depend on the rounding of all before it. Here the value of a step is a function of
+//! the step alone, so that a resumed run needs no state; both agree to 1e-12 of the value (of 1e-3 of the
+//! base where that is larger: the recursion cancels near 0). Steps count from 0: step 0 uses what a PyTorch
+//! optimizer holds after its schedulers are built, before the first `scheduler.step()`.
+
+use std::f64::consts::PI;
+
+use crate::config::{LrScheduleConfig, Warmup};
+
+/// The learning rate as a function of the step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LrSchedule {
+    base: f64,
+    warmup: Warmup,
+    decay: Decay,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Decay {
+    None,
+    Linear { min_lr: f64, steps: u64 },
+    Cosine { min_lr: f64, steps: u64 },
+}
+
+impl LrSchedule {
+    /// The schedule of a run of `steps` steps whose optimizer has the learning rate `base`.
+    ///
+    /// # Panics
+    /// If the warm-up is longer than the run, which a resolved configuration excludes.
+    pub fn new(config: &LrScheduleConfig, base: f64, steps: u64) -> LrSchedule {
+        let warmup = config.warmup();
+        let steps = steps.checked_sub(warmup.steps).expect("the warm-up fits in the run");
+        let decay = match *config {
+            LrScheduleConfig::Constant { .. } => Decay::None,
+            LrScheduleConfig::Linear { min_lr, .. } => Decay::Linear { min_lr, steps },
+            LrScheduleConfig::WarmupCosine { min_lr, .. } => Decay::Cosine { min_lr, steps },
+        };
+        LrSchedule { base, warmup, decay }
+    }
+
+    /// The learning rate of a step, counted from 0.
+    pub fn lr(&self, step: u64) -> f64 {
+        match step.checked_sub(self.warmup.steps) {
+            Some(step) => self.after_warmup(step),
+            None => {
+                let start = self.warmup.start_factor;
+                self.base * (start + (1.0 - start) * ratio(step, self.warmup.steps))
+            }
+        }
+    }
+
+    /// Steps past the end keep the last value: only a caller beyond `train.steps` would see PyTorch's
+    /// cosine rise again.
+    fn after_warmup(&self, step: u64) -> f64 {
+        match self.decay {
+            Decay::None => self.base,
+            Decay::Linear { min_lr, steps } if step < steps => {
+                self.base + (min_lr - self.base) * ratio(step, steps)
+            }
+            Decay::Cosine { min_lr, steps } if step < steps => {
+                min_lr + (self.base - min_lr) * (1.0 + (PI * ratio(step, steps)).cos()) / 2.0
+            }
+            Decay::Linear { min_lr, .. } | Decay::Cosine { min_lr, .. } => min_lr,
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "steps are far below 2^53")]
+fn ratio(step: u64, steps: u64) -> f64 {
+    step as f64 / steps as f64
+}
+
+#[cfg(test)]
+mod tests;

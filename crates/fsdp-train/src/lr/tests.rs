@@ -1,0 +1,101 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const BASE: f64 = 3e-3;
+
+fn warmup(steps: u64) -> Warmup {
+    Warmup { steps, start_factor: 0.1 }
+}
+
+fn cosine(warmup_steps: u64, min_lr: f64) -> LrScheduleConfig {
+    LrScheduleConfig::WarmupCosine { warmup: warmup(warmup_steps), min_lr }
+}
+
+fn assert_close(got: f64, expected: f64) {
+    assert!((got - expected).abs() <= 1e-12 * expected.abs().max(1e-12), "got {got}, expected {expected}");
+}
+
+#[test]
+fn constant_is_the_base_at_every_step() {
+    let schedule = LrSchedule::new(&LrScheduleConfig::Constant { warmup: warmup(0) }, BASE, 10);
+    assert!((0..20).all(|step| schedule.lr(step) == BASE));
+}
+
+#[test]
+fn warmup_goes_from_the_start_factor_to_the_base() {
+    let schedule = LrSchedule::new(&cosine(20, 0.0), BASE, 200);
+    assert_close(schedule.lr(0), 3e-4);
+    assert_close(schedule.lr(10), 1.65e-3);
+    assert_close(schedule.lr(19), 2.865e-3);
+    assert_close(schedule.lr(20), BASE);
+}
+
+#[test]
+fn cosine_is_halfway_in_the_middle_and_quarter_values_match_by_hand() {
+    let schedule = LrSchedule::new(&cosine(20, 1e-3), BASE, 220);
+    assert_close(schedule.lr(120), 2e-3);
+    assert_close(schedule.lr(70), 1e-3 + 2e-3 * (1.0 + 0.5f64.sqrt()) / 2.0);
+    assert_close(schedule.lr(170), 1e-3 + 2e-3 * (1.0 - 0.5f64.sqrt()) / 2.0);
+    assert_close(schedule.lr(220), 1e-3);
+}
+
+#[test]
+fn linear_reaches_the_minimum_one_step_after_the_last() {
+    let config = LrScheduleConfig::Linear { warmup: warmup(0), min_lr: 1e-3 };
+    let schedule = LrSchedule::new(&config, BASE, 4);
+    for (step, expected) in [3e-3, 2.5e-3, 2e-3, 1.5e-3, 1e-3, 1e-3].into_iter().enumerate() {
+        assert_close(schedule.lr(step as u64), expected);
+    }
+}
+
+#[test]
+fn warmup_may_last_the_whole_run() {
+    let schedule = LrSchedule::new(&cosine(10, 0.0), BASE, 10);
+    assert_close(schedule.lr(9), BASE * (0.1 + 0.9 * 0.9));
+}
+
+/// PyTorch's `LinearLR.get_lr`, one `scheduler.step()` after the other.
+fn linear_recursive(base: f64, start: f64, end: f64, total: u64, step: u64) -> f64 {
+    let mut lr = base * start;
+    for t in 1..=step.min(total) {
+        let (total, before) = (total as f64, (t - 1) as f64);
+        lr *= 1.0 + (end - start) / (total * start + before * (end - start));
+    }
+    lr
+}
+
+/// PyTorch's `CosineAnnealingLR.get_lr`, one `scheduler.step()` after the other.
+fn cosine_recursive(base: f64, min_lr: f64, t_max: u64, step: u64) -> f64 {
+    let angle = |t: u64| PI * t as f64 / t_max as f64;
+    (1..=step)
+        .fold(base, |lr, t| (1.0 + angle(t).cos()) / (1.0 + angle(t - 1).cos()) * (lr - min_lr) + min_lr)
+}
+
+proptest! {
+    #[test]
+    fn closed_forms_equal_the_recursions(
+        steps in 1u64..400, warmup_share in 0.0f64..1.0,
+        start_factor in 0.01f64..=1.0, min_share in 0.0f64..1.0,
+    ) {
+        let warmup = Warmup { steps: (steps as f64 * warmup_share) as u64, start_factor };
+        let min_lr = BASE * min_share;
+        let linear = LrSchedule::new(&LrScheduleConfig::Linear { warmup, min_lr }, BASE, steps);
+        let cosine = LrSchedule::new(&LrScheduleConfig::WarmupCosine { warmup, min_lr }, BASE, steps);
+        for step in 0..steps {
+            let (line, curve) = match step.checked_sub(warmup.steps) {
+                None => {
+                    let lr = linear_recursive(BASE, start_factor, 1.0, warmup.steps, step);
+                    (lr, lr)
+                }
+                Some(t) => (
+                    linear_recursive(BASE, 1.0, min_share, steps - warmup.steps, t),
+                    cosine_recursive(BASE, min_lr, steps - warmup.steps, t),
+                ),
+            };
+            // Relative to the base where the recursion has cancelled towards a minimum of almost 0.
+            prop_assert!((linear.lr(step) - line).abs() <= 1e-12 * line.max(1e-3 * BASE));
+            prop_assert!((cosine.lr(step) - curve).abs() <= 1e-12 * curve.max(1e-3 * BASE));
+        }
+    }
+}

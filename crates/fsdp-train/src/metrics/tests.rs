@@ -1,0 +1,56 @@
+use super::*;
+
+fn metrics(step: u64, utilization: Option<Utilization>) -> StepMetrics {
+    StepMetrics {
+        step,
+        loss: 5.5,
+        grad_norm: 1.25,
+        lr: 3e-4,
+        tokens: 2048,
+        tokens_per_s: 1000.5,
+        step_ms: 2047.0,
+        utilization,
+    }
+}
+
+#[test]
+fn a_line_is_one_object_with_the_fixed_keys_in_order() {
+    let mut sink = Vec::new();
+    let mut writer = MetricsWriter::new(&mut sink);
+    writer.write(&metrics(1, None)).unwrap();
+    writer.write(&metrics(2, Some(Utilization { mfu: 0.5, mfu_6n: 0.25 }))).unwrap();
+    let text = String::from_utf8(sink).unwrap();
+    let common =
+        r#""loss":5.5,"grad_norm":1.25,"lr":0.0003,"tokens":2048,"tokens_per_s":1000.5,"step_ms":2047.0"#;
+    let expected = format!("{{\"step\":1,{common}}}\n{{\"step\":2,{common},\"mfu\":0.5,\"mfu_6n\":0.25}}\n");
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn a_loss_that_is_not_finite_is_null() {
+    let mut sink = Vec::new();
+    MetricsWriter::new(&mut sink).write(&StepMetrics { loss: f64::NAN, ..metrics(1, None) }).unwrap();
+    assert!(String::from_utf8(sink).unwrap().contains("\"loss\":null"));
+}
+
+#[test]
+fn every_line_is_in_the_file_as_soon_as_it_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("metrics.jsonl");
+    let mut writer = MetricsWriter::create(&path).unwrap();
+    for lines in 1..=3 {
+        writer.write(&metrics(lines, None)).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count() as u64, lines);
+    }
+}
+
+#[test]
+fn utilization_by_6n_matches_by_hand() {
+    let flops = FlopModel { parameter_count: 1_000_000, layer_count: 4, attention_width: 256, seq_len: 256 };
+    assert_eq!(flops.flops_per_token_6n(), 6e6);
+    assert_eq!(flops.flops_per_token(), 6e6 + 12.0 * 4.0 * 256.0 * 256.0);
+    // 6e6 FLOPs per token at 1e6 tokens/s are 6 TFLOP/s, of 4 ranks with 3 each.
+    let utilization = flops.utilization(1e6, 4, 3.0);
+    assert!((utilization.mfu_6n - 0.5).abs() < 1e-15);
+    assert!(utilization.mfu > utilization.mfu_6n);
+}

@@ -1,0 +1,306 @@
+//! The oracle: a plain, unsharded trainer.
+//!
+//! It has no engine, no schedule, no layout and no communicator: full parameters in one buffer each, one
+//! micro-batch after the other, gradients added by the tree T(V) (or in running order), the exact norm, the
+//! update. It shares with the engine the model's operations, the update rule and the data, and nothing else;
+//! so where both agree bit for bit, sharding and scheduling changed nothing.
+
+use std::sync::Arc;
+
+use fsdp_core::engine::{StepInput, StepReport};
+use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut, View};
+use fsdp_core::model::{BlockId, ParamId};
+use fsdp_core::program::{ForwardMode, Gradients, Params, Program};
+use fsdp_core::schedule::AccumulationOrder;
+use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule};
+use fsdp_core::{DType, ExactSum, Queue, tree};
+use fsdp_nn::model::{Architecture, ModelProgram, ProgramOptions};
+
+use crate::error::TrainError;
+use crate::job::Job;
+use crate::rule::TrainBackend;
+
+/// PyTorch's `clip_grad_norm_` adds this to the norm before dividing.
+const CLIP_EPSILON: f64 = 1e-6;
+
+/// One parameter, whole.
+struct Whole<B> {
+    id: ParamId,
+    piece: Piece,
+    master: B,
+    /// The copy that computes, when its dtype is not the master's.
+    low: Option<B>,
+    state: Vec<B>,
+    gradient: Option<B>,
+}
+
+/// A plain unsharded trainer of a job.
+pub struct Oracle<'a, M: TrainBackend, A: Architecture + Clone> {
+    job: &'a Job<A>,
+    memory: Arc<M>,
+    program: ModelProgram<M, A>,
+    rule: Box<dyn UpdateRule<M>>,
+    params: Vec<Whole<M::Buffer>>,
+    /// Per trained parameter the sum of the absolute values of all leaves of the last step, if asked for.
+    magnitudes: Option<Vec<Vec<f64>>>,
+}
+
+/// The gradients of one micro-batch, one buffer per trained parameter.
+type Leaf<B> = Vec<B>;
+
+impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
+    /// Allocates and initialises the whole model.
+    ///
+    /// # Errors
+    /// Those of the parts.
+    pub fn new(job: &'a Job<A>, memory: Arc<M>) -> Result<Self, TrainError> {
+        let plan = &job.plan;
+        let options = ProgramOptions { dtype: plan.policy.param_dtype, seed: job.config.train_seed() };
+        let program = ModelProgram::new(job.architecture.clone(), plan.spec.clone(), options);
+        let rule = M::rule(&job.config.train.optimizer, &plan.spec)?;
+        let mut params = Vec::new();
+        for id in (0..plan.spec.params.len()).map(ParamId) {
+            params.push(whole(job, &*memory, &*rule, id)?);
+        }
+        Ok(Self { job, memory, program, rule, params, magnitudes: None })
+    }
+
+    /// Runs step `step` (from 0). With `measure`, the magnitudes of the leaves are kept.
+    ///
+    /// # Errors
+    /// Those of the program and the memory.
+    pub fn step(&mut self, step: u64, measure: bool) -> Result<StepReport, TrainError> {
+        let count = self.job.data.micro_batches();
+        self.magnitudes = measure.then(|| self.trained().map(|param| vec![0.0; param.piece.len]).collect());
+        let batches = (0..count).map(|index| self.job.data.train_batch(step, index)).collect();
+        let memory = Arc::clone(&self.memory);
+        self.program.set_batches(&*memory, step, batches)?;
+        let total = self.sum_of_leaves(count)?;
+        let loss = self.program.take_loss(&*memory)?;
+        let mut norm = ExactSum::default();
+        for (gradient, param) in total.iter().zip(self.params.iter().filter(|param| param.gradient.is_some()))
+        {
+            memory.square_sum(Queue::Compute, Slice::whole(gradient), param.piece.row_len, &mut norm)?;
+        }
+        let scale = if loss.count == 0 { 0.0 } else { 1.0 / loss.count as f64 };
+        let report = StepReport {
+            loss: loss.sum.value() * scale,
+            targets: loss.count,
+            grad_norm: norm.value().sqrt() * scale,
+            finite: true,
+            stop: false,
+        };
+        let input = StepInput {
+            step: step + 1,
+            lr: self.job.schedule.lr(step),
+            grad_clip: self.job.config.train.grad_clip,
+            stop: false,
+        };
+        self.update(total, &report, input, scale)?;
+        Ok(report)
+    }
+
+    fn trained(&self) -> impl Iterator<Item = &Whole<M::Buffer>> {
+        self.params.iter().filter(|param| param.gradient.is_some())
+    }
+
+    /// Adds the leaves of all micro-batches.
+    fn sum_of_leaves(&mut self, count: usize) -> Result<Leaf<M::Buffer>, TrainError> {
+        let memory = Arc::clone(&self.memory);
+        let mut add =
+            |left: Leaf<M::Buffer>, right: Leaf<M::Buffer>| -> Result<Leaf<M::Buffer>, TrainError> {
+                let mut left = left;
+                for (sum, part) in left.iter_mut().zip(&right) {
+                    memory.accumulate(Queue::Compute, Slice::whole(part), SliceMut::whole(sum))?;
+                }
+                Ok(left)
+            };
+        match self.job.plan.policy.accumulation_order {
+            AccumulationOrder::Tree => {
+                let mut leaf = |index| self.leaf(index);
+                tree::fold(0, count, &mut leaf, &mut |left: Result<_, TrainError>, right| add(left?, right?))
+            }
+            AccumulationOrder::Running => {
+                let mut sum = self.leaf(0)?;
+                for index in 1..count {
+                    sum = add(sum, self.leaf(index)?)?;
+                }
+                Ok(sum)
+            }
+        }
+    }
+
+    /// Forward and backward of one micro-batch.
+    fn leaf(&mut self, index: usize) -> Result<Leaf<M::Buffer>, TrainError> {
+        let memory = Arc::clone(&self.memory);
+        let memory = &*memory;
+        let spec = self.job.plan.spec.clone();
+        let mut params = Params::default();
+        for param in &self.params {
+            let buffer = param.low.as_ref().unwrap_or(&param.master).clone();
+            params.insert(param.id, View { buffer, offset: 0, len: param.piece.len });
+        }
+        let dtype = self.job.plan.policy.reduce_dtype;
+        let mut buffers = Vec::new();
+        let mut places = Vec::new();
+        for param in self.trained() {
+            places.push((param.id, buffers.len(), 0, param.piece.len));
+            buffers.push(memory.allocate(Category::GradientSlot, dtype, param.piece.len)?);
+        }
+        let mut gradients = Gradients::default();
+        gradients.open(0, buffers, places, false);
+        let last = spec.blocks.len() - 1;
+        let first = spec.first_trainable_block().map_or(last, |block| block.0);
+        self.program.begin(memory, index)?;
+        for block in (0..last).map(BlockId) {
+            params.enter(block);
+            self.program.forward(memory, block, ForwardMode::Record, &params)?;
+        }
+        params.enter(BlockId(last));
+        self.program.finish(memory, BlockId(last), &params, Some(&mut gradients))?;
+        for block in (first..last).rev().map(BlockId) {
+            params.enter(block);
+            self.program.backward(memory, block, &params, &mut gradients)?;
+        }
+        let leaf = gradients.close(memory, 0)?.expect("the gradients were opened above");
+        self.measure(&leaf)?;
+        Ok(leaf)
+    }
+
+    fn measure(&mut self, leaf: &Leaf<M::Buffer>) -> Result<(), TrainError> {
+        let Some(magnitudes) = &mut self.magnitudes else { return Ok(()) };
+        for (buffer, sums) in leaf.iter().zip(magnitudes) {
+            let mut values = vec![0.0; buffer.len()];
+            self.memory.read(Queue::Compute, Slice::whole(buffer), HostSliceMut::F64(&mut values))?;
+            for (sum, value) in sums.iter_mut().zip(values) {
+                *sum += value.abs();
+            }
+        }
+        Ok(())
+    }
+
+    fn update(
+        &mut self,
+        total: Leaf<M::Buffer>,
+        report: &StepReport,
+        input: StepInput,
+        scale: f64,
+    ) -> Result<(), TrainError> {
+        let clip = input.grad_clip.map_or(1.0, |max| (max / (report.grad_norm + CLIP_EPSILON)).min(1.0));
+        let scalars = StepScalars { step: input.step, lr: input.lr, gradient_scale: scale, clip };
+        let memory = Arc::clone(&self.memory);
+        for (gradient, param) in
+            total.into_iter().zip(self.params.iter_mut().filter(|p| p.gradient.is_some()))
+        {
+            param.gradient = Some(gradient);
+        }
+        let mut reduced: Vec<Vec<f64>> = Vec::new();
+        for (phase, len) in self.rule.phases().into_iter().enumerate() {
+            let mut sums = vec![0.0; len];
+            for param in self.params.iter_mut() {
+                let Some(mut shard) = param.shard() else { continue };
+                self.rule.statistics(&*memory, phase, &mut shard, &scalars, &reduced, &mut sums)?;
+            }
+            reduced.push(sums);
+        }
+        for param in self.params.iter_mut() {
+            let Some(mut shard) = param.shard() else { continue };
+            self.rule.update(&*memory, &mut shard, &scalars, &reduced)?;
+            if let Some(low) = &mut param.low {
+                memory.copy(Queue::Compute, Slice::whole(&param.master), SliceMut::whole(low))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The master values of a parameter.
+    ///
+    /// # Errors
+    /// Those of the memory.
+    pub fn param(&self, id: ParamId) -> Result<Vec<f64>, TrainError> {
+        self.read(&self.params[id.0].master)
+    }
+
+    /// The summed, unscaled gradient of a parameter in the last step; `None` when it is frozen.
+    ///
+    /// # Errors
+    /// Those of the memory.
+    pub fn gradient(&self, id: ParamId) -> Result<Option<Vec<f64>>, TrainError> {
+        self.params[id.0].gradient.as_ref().map(|gradient| self.read(gradient)).transpose()
+    }
+
+    /// The state tensors of a parameter.
+    ///
+    /// # Errors
+    /// Those of the memory.
+    pub fn state(&self, id: ParamId) -> Result<Vec<Vec<f64>>, TrainError> {
+        self.params[id.0].state.iter().map(|buffer| self.read(buffer)).collect()
+    }
+
+    /// The sums of absolute leaf values of trained parameters, in parameter order, of a measured step.
+    pub fn magnitudes(&self) -> Option<&[Vec<f64>]> {
+        self.magnitudes.as_deref()
+    }
+
+    fn read(&self, buffer: &M::Buffer) -> Result<Vec<f64>, TrainError> {
+        let mut values = vec![0.0; buffer.len()];
+        self.memory.read(Queue::Compute, Slice::whole(buffer), HostSliceMut::F64(&mut values))?;
+        Ok(values)
+    }
+}
+
+impl<B: Buffer> Whole<B> {
+    fn shard(&mut self) -> Option<SegmentShard<'_, B>> {
+        let gradient = self.gradient.as_ref()?;
+        Some(SegmentShard {
+            params: &mut self.master,
+            gradient,
+            state: &mut self.state,
+            pieces: std::slice::from_ref(&self.piece),
+        })
+    }
+}
+
+fn whole<M: TrainBackend, A>(
+    job: &Job<A>,
+    memory: &M,
+    rule: &dyn UpdateRule<M>,
+    id: ParamId,
+) -> Result<Whole<M::Buffer>, TrainError> {
+    let (spec, policy) = (&job.plan.spec, &job.plan.policy);
+    let param = spec.param(id);
+    let len = param.len();
+    let piece = Piece { param: id, offset: 0, len, param_offset: 0, row_len: param.row_len().unwrap_or(1) };
+    let dtype = policy.param_dtype.master();
+    let mut values = vec![0.0; len];
+    job.init.fill(spec, &piece, &mut values)?;
+    let mut master = memory.allocate(Category::ParameterShard, dtype, len)?;
+    memory.write(Queue::Compute, HostSlice::F64(&values), SliceMut::whole(&mut master))?;
+    let low = if policy.param_dtype == dtype {
+        None
+    } else {
+        let mut low = memory.allocate(Category::ParameterShard, policy.param_dtype, len)?;
+        memory.copy(Queue::Compute, Slice::whole(&master), SliceMut::whole(&mut low))?;
+        Some(low)
+    };
+    let mut state = Vec::new();
+    let mut gradient = None;
+    if param.trainable {
+        for tensor in rule.state(std::slice::from_ref(&piece), len, dtype) {
+            state.push(zeroed(memory, Category::OptimizerState, tensor.dtype, tensor.len)?);
+        }
+        gradient = Some(zeroed(memory, Category::ShardedGradient, policy.reduce_dtype, len)?);
+    }
+    Ok(Whole { id, piece, master, low, state, gradient })
+}
+
+fn zeroed<M: TrainBackend>(
+    memory: &M,
+    category: Category,
+    dtype: DType,
+    len: usize,
+) -> Result<M::Buffer, TrainError> {
+    let mut buffer = memory.allocate(category, dtype, len)?;
+    memory.zero(Queue::Compute, SliceMut::whole(&mut buffer))?;
+    Ok(buffer)
+}

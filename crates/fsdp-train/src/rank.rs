@@ -1,0 +1,140 @@
+//! One rank of a run: the engine, fed with data.
+
+use std::sync::Arc;
+
+use fsdp_comm::launch::Seat;
+use fsdp_core::comm::Traffic;
+use fsdp_core::engine::{Comms, Engine, IssueOrder, Observer, StepInput, StepReport};
+use fsdp_core::memory::Usage;
+use fsdp_core::schedule::micro_batch_index;
+use fsdp_core::{ExactSum, Memory, Rank};
+use fsdp_nn::model::{Architecture, Batch, ModelProgram, ProgramOptions};
+
+use crate::error::TrainError;
+use crate::job::Job;
+use crate::rule::TrainBackend;
+
+/// One rank of a training run.
+pub struct RankTrainer<'a, M: TrainBackend, A: Architecture + Clone> {
+    job: &'a Job<A>,
+    engine: Engine<M, ModelProgram<M, A>>,
+}
+
+/// The result of an evaluation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Evaluation {
+    /// Mean loss over the counted targets of all evaluated batches.
+    pub loss: f64,
+    /// How many targets counted.
+    pub targets: u64,
+    /// Whether some rank asked to stop.
+    pub stop: bool,
+}
+
+impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
+    /// Connects the rank, allocates everything and loads (or draws) this rank's rows of the parameters.
+    ///
+    /// # Errors
+    /// Those of the parts.
+    pub fn new(job: &'a Job<A>, seat: Seat<M>) -> Result<Self, TrainError> {
+        let Seat { memory, gathers, reductions, .. } = seat;
+        let plan = Arc::clone(&job.plan);
+        let comms = Comms::connect(&*memory, gathers, reductions, plan.mesh, &plan.policy)?;
+        let options = ProgramOptions { dtype: plan.policy.param_dtype, seed: job.config.train_seed() };
+        let program = ModelProgram::new(job.architecture.clone(), plan.spec.clone(), options);
+        let rule = M::rule(&job.config.train.optimizer, &plan.spec)?;
+        let mut engine = Engine::new(memory, plan, comms, program, rule)?;
+        engine.load_params(|piece, values| job.init.fill(&job.plan.spec, piece, values))?;
+        Ok(Self { job, engine })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> Rank {
+        self.engine.rank()
+    }
+
+    /// The engine, to read shards from.
+    pub fn engine(&self) -> &Engine<M, ModelProgram<M, A>> {
+        &self.engine
+    }
+
+    /// What this rank communicated so far.
+    pub fn traffic(&self) -> Traffic {
+        self.engine.traffic()
+    }
+
+    /// What this rank's memory counted so far.
+    pub fn usage(&self) -> Usage {
+        self.engine.memory().usage()
+    }
+
+    /// Runs step `step` (from 0).
+    ///
+    /// # Errors
+    /// [`TrainError::NotFinite`], or whatever failed.
+    pub fn step(
+        &mut self,
+        step: u64,
+        stop: bool,
+        order: &mut dyn IssueOrder,
+        observer: &mut dyn Observer,
+    ) -> Result<StepReport, TrainError> {
+        let plan = Arc::clone(&self.job.plan);
+        let batches = (0..plan.step.rounds)
+            .map(|round| {
+                let accumulation = plan.policy.accumulation;
+                let index = micro_batch_index(plan.mesh, accumulation, plan.step.rounds, self.rank(), round);
+                self.job.data.train_batch(step, index)
+            })
+            .collect();
+        self.set_batches(step, batches)?;
+        let input = StepInput {
+            step: step + 1,
+            lr: self.job.schedule.lr(step),
+            grad_clip: self.job.config.train.grad_clip,
+            stop,
+        };
+        let report = self.engine.step(input, order, observer)?;
+        if !report.finite {
+            return Err(TrainError::NotFinite {
+                step: step + 1,
+                loss: report.loss,
+                grad_norm: report.grad_norm,
+            });
+        }
+        Ok(report)
+    }
+
+    /// Evaluates all batches of the evaluation data.
+    ///
+    /// # Errors
+    /// Whatever failed.
+    pub fn evaluate(
+        &mut self,
+        stop: bool,
+        order: &mut dyn IssueOrder,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<Evaluation>, TrainError> {
+        let Some(batches) = self.job.data.eval_batches() else { return Ok(None) };
+        let plan = Arc::clone(&self.job.plan);
+        let rounds = plan.step.rounds;
+        let (mut sum, mut targets, mut asked) = (ExactSum::default(), 0, false);
+        for batch in 0..batches {
+            let data = (0..rounds)
+                .map(|round| self.job.data.eval_batch(batch, self.rank().0 * rounds + round))
+                .collect();
+            self.set_batches(0, data)?;
+            let report = self.engine.evaluate(stop, order, observer)?;
+            sum.add(report.loss * report.targets as f64);
+            targets += report.targets;
+            asked |= report.stop;
+        }
+        Ok(Some(Evaluation { loss: sum.value() / targets.max(1) as f64, targets, stop: asked }))
+    }
+
+    fn set_batches(&mut self, step: u64, batches: Vec<Batch>) -> Result<(), TrainError> {
+        let memory = Arc::clone(self.engine.memory());
+        self.engine.program_mut().set_batches(&*memory, step, batches)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,82 @@
+//! From the configured optimizer to an update rule.
+
+use std::collections::BTreeSet;
+
+use fsdp_core::model::{ModelSpec, ParamId};
+use fsdp_core::update::UpdateRule;
+use fsdp_nn::Backend;
+use fsdp_nn::update::{Adafactor, AdamW, Sgd};
+
+use crate::config::{AdafactorConfig, FqnPatterns, OptimizerConfig};
+use crate::error::TrainError;
+
+/// A backend that has all update rules of the configuration.
+pub trait TrainBackend: Backend {
+    /// The update rule of a configuration.
+    ///
+    /// # Errors
+    /// [`TrainError::Pattern`] for a `no_decay` pattern that matches nothing.
+    fn rule(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Box<dyn UpdateRule<Self>>, TrainError>;
+}
+
+impl<M: Backend> TrainBackend for M
+where
+    AdamW: UpdateRule<M>,
+    Sgd: UpdateRule<M>,
+    Adafactor: UpdateRule<M>,
+{
+    fn rule(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Box<dyn UpdateRule<M>>, TrainError> {
+        let no_decay = matching(spec, "train.optimizer.no_decay", config.no_decay())?;
+        Ok(match config {
+            OptimizerConfig::Adamw(c) => {
+                Box::new(AdamW { betas: c.betas, eps: c.eps, weight_decay: c.weight_decay, no_decay })
+            }
+            OptimizerConfig::Sgd(c) => Box::new(Sgd {
+                momentum: c.momentum,
+                dampening: c.dampening,
+                weight_decay: c.weight_decay,
+                nesterov: c.nesterov,
+                no_decay,
+            }),
+            OptimizerConfig::Adafactor(c) => Box::new(adafactor(c, spec, no_decay)),
+        })
+    }
+}
+
+fn adafactor(config: &AdafactorConfig, spec: &ModelSpec, no_decay: BTreeSet<ParamId>) -> Adafactor {
+    let _ = (config, spec, no_decay);
+    unimplemented!()
+}
+
+/// How many phases of cross-rank statistics the configured optimizer has.
+pub fn optimizer_phases(config: &OptimizerConfig) -> usize {
+    match config {
+        OptimizerConfig::Adamw(_) | OptimizerConfig::Sgd(_) => 0,
+        OptimizerConfig::Adafactor(_) => Adafactor::PHASES,
+    }
+}
+
+/// The parameters whose name, or the name of a tied use, matches one of the patterns of `key`.
+///
+/// # Errors
+/// [`TrainError::Pattern`] for a pattern that matches nothing.
+pub fn matching(
+    spec: &ModelSpec,
+    key: &'static str,
+    patterns: &[String],
+) -> Result<BTreeSet<ParamId>, TrainError> {
+    let names = |index: usize| {
+        let param = &spec.params[index];
+        std::iter::once(param.fqn.as_str()).chain(param.aliases.iter().map(String::as_str))
+    };
+    let compiled = FqnPatterns::new(patterns).expect("a resolved configuration has valid patterns");
+    let all: Vec<&str> = (0..spec.params.len()).flat_map(names).collect();
+    if let Some(pattern) = compiled.unused(&all).first() {
+        let example = all.first().copied().unwrap_or_default().into();
+        return Err(TrainError::Pattern { key, pattern: (*pattern).into(), example });
+    }
+    Ok((0..spec.params.len())
+        .filter(|&index| names(index).any(|name| compiled.matches(name)))
+        .map(ParamId)
+        .collect())
+}

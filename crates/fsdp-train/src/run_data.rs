@@ -1,0 +1,93 @@
+//! The data of a run, by step and micro-batch.
+
+use fsdp_nn::model::Batch;
+
+use crate::config::Resolved;
+use crate::data::{Dataset, EvalSampler, Sampler};
+use crate::error::TrainError;
+
+/// Training and evaluation data with their samplers.
+#[derive(Debug)]
+pub struct RunData {
+    train: Dataset,
+    sampler: Sampler,
+    eval: Option<(Dataset, EvalSampler)>,
+}
+
+impl RunData {
+    /// Reads the data that a configuration names.
+    ///
+    /// # Errors
+    /// [`TrainError::Data`]: unreadable, too short, or tokens outside of the vocabulary.
+    pub fn load(config: &Resolved, vocab: usize) -> Result<Self, TrainError> {
+        let (global, micro) = (config.train.global_batch_size, config.train.micro_batch_size);
+        let train = Dataset::load(&config.data.train, &config.data)?;
+        train.check_vocabulary(vocab)?;
+        let seed = config.data.shuffle.then_some(config.data.seed);
+        let sampler = Sampler::new(train.len(), train.seq_len(), global, micro, seed)?;
+        let eval = if config.data.eval.is_empty() {
+            None
+        } else {
+            let dataset = Dataset::load(&config.data.eval, &config.data)?;
+            dataset.check_vocabulary(vocab)?;
+            let sampler =
+                EvalSampler::new(dataset.len(), dataset.seq_len(), global, micro, config.data.eval_batches)?;
+            Some((dataset, sampler))
+        };
+        Ok(Self { train, sampler, eval })
+    }
+
+    /// Micro-batches per step, V.
+    pub fn micro_batches(&self) -> usize {
+        self.sampler.micro_batches()
+    }
+
+    /// The samplers' tokens per sample.
+    pub fn seq_len(&self) -> usize {
+        self.train.seq_len()
+    }
+
+    /// Samples of the training data.
+    pub fn samples(&self) -> usize {
+        self.train.len()
+    }
+
+    /// Whether there is evaluation data.
+    pub fn has_evaluation(&self) -> bool {
+        self.eval.is_some()
+    }
+
+    /// Micro-batch `index` of training step `step` (both from 0).
+    ///
+    /// # Panics
+    /// When the step has no such micro-batch.
+    pub fn train_batch(&self, step: u64, index: usize) -> Batch {
+        let samples: Vec<Option<usize>> = self.sampler.batch(step, index).into_iter().map(Some).collect();
+        batch(&self.train, &samples)
+    }
+
+    /// Number of global evaluation batches, if there is evaluation data.
+    pub fn eval_batches(&self) -> Option<usize> {
+        self.eval.as_ref().map(|(_, sampler)| sampler.batches())
+    }
+
+    /// Micro-batch `index` of a global evaluation batch.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn eval_batch(&self, global: usize, index: usize) -> Batch {
+        let (dataset, sampler) = self.eval.as_ref().expect("there is evaluation data");
+        batch(dataset, &sampler.batch(global, index))
+    }
+}
+
+fn batch(dataset: &Dataset, samples: &[Option<usize>]) -> Batch {
+    let seq = dataset.seq_len();
+    let mut ids = vec![0; samples.len() * seq];
+    let mut targets = vec![0; samples.len() * seq];
+    for ((sample, ids), targets) in samples.iter().zip(ids.chunks_mut(seq)).zip(targets.chunks_mut(seq)) {
+        dataset.fill(*sample, ids, targets);
+    }
+    let samples = samples.iter().map(|sample| sample.map_or(0, |index| index as u64)).collect();
+    Batch { ids, targets, samples, seq }
+}

@@ -1,0 +1,72 @@
+//! Communication by formulas, written without looking at the compiler.
+//!
+//! With n ranks in a group, a rank sends (n - 1) / n of the unsharded bytes in an all-gather or a
+//! reduce-scatter, and 2 (n - 1) / n of the bytes in an all-reduce.
+
+use fsdp_core::comm::Traffic;
+use fsdp_core::engine::Plan;
+use fsdp_core::ledger::SCALAR_WORDS;
+use fsdp_core::schedule::{Accumulation, Reshard};
+
+/// What one rank communicates in one training step, given the lengths of the update rule's statistics.
+pub fn expected_traffic(plan: &Plan, statistics: &[usize]) -> Traffic {
+    let mut traffic = Traffic::default();
+    let (replicas, shards, world) = (plan.mesh.replicas(), plan.mesh.shards(), plan.mesh.world());
+    let rounds = plan.step.rounds;
+    let blocks = &plan.spec.blocks;
+    let trains = |unit: usize| plan.layout.units[unit].is_trainable();
+    let first_trained = plan.spec.first_trainable_block().map_or(blocks.len(), |block| block.0);
+    for (index, unit) in plan.layout.units.iter().enumerate() {
+        let owned = |block: usize| {
+            blocks[block]
+                .params
+                .iter()
+                .any(|&id| plan.layout.find(id).is_some_and(|(owner, ..)| owner == index))
+        };
+        let elements: usize = unit.segments.iter().map(|segment| segment.unsharded_len()).sum();
+        let bytes = elements * plan.policy.param_dtype.size_bytes();
+        let in_last = owned(blocks.len() - 1);
+        let in_backward = (first_trained..blocks.len()).any(owned);
+        let keeps = match plan.policy.reshard_after_forward {
+            Reshard::Never => true,
+            Reshard::Auto => unit.is_root,
+            Reshard::Always | Reshard::ToGroup(_) => false,
+        };
+        add_gather(&mut traffic, rounds, bytes, shards);
+        if in_backward && !in_last && !keeps {
+            let group = match plan.policy.reshard_after_forward {
+                Reshard::ToGroup(n) => n,
+                _ => shards,
+            };
+            add_gather(&mut traffic, rounds, bytes, group);
+        }
+        if trains(index) {
+            let elements: usize = unit.trainable_segments().map(|segment| segment.unsharded_len()).sum();
+            let bytes = elements * plan.policy.reduce_dtype.size_bytes();
+            let reductions = match plan.policy.accumulation {
+                Accumulation::Reduce => rounds,
+                Accumulation::Unsharded => 1,
+            };
+            traffic.reduce_scatters += reductions as u64;
+            traffic.reduce_scatter_bytes += (reductions * (bytes / shards) * (shards - 1)) as u64;
+            if replicas > 1 {
+                add_all_reduce(&mut traffic, bytes / shards, replicas);
+            }
+        }
+    }
+    add_all_reduce(&mut traffic, SCALAR_WORDS * 8, world);
+    for &len in statistics {
+        add_all_reduce(&mut traffic, len * 8, shards);
+    }
+    traffic
+}
+
+fn add_gather(traffic: &mut Traffic, times: usize, bytes: usize, group: usize) {
+    traffic.all_gathers += times as u64;
+    traffic.all_gather_bytes += (times * (bytes / group) * (group - 1)) as u64;
+}
+
+fn add_all_reduce(traffic: &mut Traffic, bytes: usize, group: usize) {
+    traffic.all_reduces += 1;
+    traffic.all_reduce_bytes += (2 * bytes * (group - 1) / group) as u64;
+}

@@ -1,0 +1,197 @@
+//! Comparing what the ranks of a world found with the oracle.
+
+use fsdp_core::DType;
+use fsdp_core::comm::Traffic;
+use fsdp_core::engine::StepReport;
+use fsdp_core::memory::Usage;
+use fsdp_core::model::ModelSpec;
+use fsdp_nn::model::Architecture;
+
+use super::closed_form::expected_traffic;
+use super::promise::Promise;
+use super::report::{Difference, MemoryLine, TrafficLine, WorldReport};
+use super::snapshot::{Kind, Pieces, Snapshot};
+use super::{RankRun, Reference};
+use crate::error::TrainError;
+use crate::job::Job;
+use crate::rule::TrainBackend;
+
+/// The report of one world size.
+pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
+    job: &Job<A>,
+    reference: &Reference,
+    ranks: &[RankRun],
+    steps: u64,
+) -> Result<WorldReport, TrainError> {
+    let plan = &job.plan;
+    let promise = Promise::of(plan, &job.config.train.optimizer);
+    let spec = &plan.spec;
+    let mut failures = Vec::new();
+    for (rank, run) in ranks.iter().enumerate() {
+        if run.reports != ranks[0].reports {
+            failures.push(format!("rank {rank} reports other losses or norms than rank 0"));
+        }
+        if run.late_allocations > 0 {
+            let count = run.late_allocations;
+            failures.push(format!("rank {rank} allocated storage {count} times after the first step"));
+        }
+    }
+    let first = |pieces: &RankRun| pieces.first.clone();
+    let last = |pieces: &RankRun| pieces.last.clone();
+    let gradients = difference(spec, &reference.first, ranks, &first, |kind| kind == Kind::Gradient);
+    let params = difference(spec, &reference.last, ranks, &last, |kind| kind == Kind::Param);
+    let states = difference(spec, &reference.last, ranks, &last, |kind| matches!(kind, Kind::State(_)));
+    let largest = |value: fn(&StepReport) -> f64| {
+        let pairs = ranks[0].reports.iter().zip(&reference.reports);
+        pairs.map(|(got, want)| (value(got) - value(want)).abs()).fold(0.0, f64::max)
+    };
+    let (loss_difference, norm_difference) = (largest(|r| r.loss), largest(|r| r.grad_norm));
+    match promise {
+        Promise::Bits => {
+            for (what, difference) in
+                [("parameters", &params), ("gradients", &gradients), ("optimizer state", &states)]
+            {
+                if difference.differing > 0 {
+                    failures.push(format!("{} elements of {what} differ in bits", difference.differing));
+                }
+            }
+            if loss_difference != 0.0 || norm_difference != 0.0 {
+                failures.push("losses or gradient norms differ in bits".into());
+            }
+        }
+        Promise::Bounds => failures.extend(out_of_bounds(job, reference, ranks)),
+    }
+    let statistics = M::rule(&job.config.train.optimizer, spec)?.phases();
+    let traffic = traffic_lines(job, ranks, steps, &statistics);
+    for line in &traffic {
+        if (line.calls, line.bytes) != (line.expected_calls, line.expected_bytes) {
+            failures.push(format!(
+                "{}: {} calls of {} bytes, not {} of {}",
+                line.collective, line.calls, line.bytes, line.expected_calls, line.expected_bytes
+            ));
+        }
+    }
+    let memory = memory_lines::<M, A>(job, ranks)?;
+    for line in memory.iter().filter(|line| line.predicted_bytes != line.counted_bytes) {
+        let MemoryLine { category, predicted_bytes, counted_bytes } = line;
+        failures.push(format!("{category}: {counted_bytes} bytes counted, {predicted_bytes} predicted"));
+    }
+    Ok(WorldReport {
+        world: plan.mesh.world(),
+        replicas: plan.mesh.replicas(),
+        shards: plan.mesh.shards(),
+        promise: promise.label(),
+        losses: ranks[0].reports.iter().map(|report| report.loss).collect(),
+        loss_difference,
+        norm_difference,
+        params,
+        gradients,
+        states,
+        traffic,
+        memory,
+        failures,
+    })
+}
+
+/// The largest difference of values of a kind. Every element must be compared.
+fn difference(
+    spec: &ModelSpec,
+    reference: &Snapshot,
+    ranks: &[RankRun],
+    pieces: &dyn Fn(&RankRun) -> Pieces,
+    wanted: impl Fn(Kind) -> bool,
+) -> Difference {
+    let mut result = Difference::default();
+    for run in ranks {
+        for (kind, piece, values) in pieces(run).values.iter().filter(|(kind, ..)| wanted(*kind)) {
+            let whole = match kind {
+                Kind::Param => Some(&reference.params[piece.param.0]),
+                Kind::Gradient => reference.gradients[piece.param.0].as_ref(),
+                Kind::State(index) => reference.states[piece.param.0].get(*index),
+            };
+            let Some(whole) = whole else { continue };
+            let expected = &whole[piece.param_offset..piece.param_offset + piece.len];
+            for (index, (got, want)) in values.iter().zip(expected).enumerate() {
+                result.compared += 1;
+                if got.to_bits() == want.to_bits() {
+                    continue;
+                }
+                result.differing += 1;
+                let distance = (got - want).abs();
+                if result.param.is_none() || distance > result.largest || distance.is_nan() {
+                    result.largest = distance;
+                    result.param = Some(spec.param(piece.param).fqn.clone());
+                    result.element = piece.param_offset + index;
+                }
+            }
+        }
+    }
+    result
+}
+
+/// Elements of the first step's gradients outside `2 (n - 1) u sum |leaf|`, by parameter.
+fn out_of_bounds<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun]) -> Vec<String> {
+    let n = job.data.micro_batches() as f64;
+    // Half a unit in the last place of 1: the largest relative error of one rounded addition.
+    let unit_roundoff = match job.plan.policy.reduce_dtype {
+        DType::F64 => 2f64.powi(-53),
+        DType::Bf16 => 2f64.powi(-8),
+        _ => 2f64.powi(-24),
+    };
+    let spec = &job.plan.spec;
+    let trained: Vec<usize> = (0..spec.params.len()).filter(|&id| spec.params[id].trainable).collect();
+    let mut failures = Vec::new();
+    for (kind, piece, values) in ranks.iter().flat_map(|run| &run.first.values) {
+        let (Kind::Gradient, Ok(index)) = (*kind, trained.binary_search(&piece.param.0)) else { continue };
+        let Some(whole) = &reference.first.gradients[piece.param.0] else { continue };
+        for (offset, got) in values.iter().enumerate() {
+            let element = piece.param_offset + offset;
+            let bound = 2.0 * (n - 1.0) * unit_roundoff * reference.magnitudes[index][element];
+            let distance = (got - whole[element]).abs();
+            if distance > bound || distance.is_nan() {
+                let fqn = &spec.param(piece.param).fqn;
+                failures
+                    .push(format!("gradient of {fqn}[{element}] is off by {distance:e}, bound {bound:e}"));
+                break;
+            }
+        }
+    }
+    failures
+}
+
+fn traffic_lines<A>(job: &Job<A>, ranks: &[RankRun], steps: u64, statistics: &[usize]) -> Vec<TrafficLine> {
+    let mut got = Traffic::default();
+    let mut want = Traffic::default();
+    for run in ranks {
+        got += run.traffic;
+        for _ in 0..steps {
+            want += expected_traffic(&job.plan, statistics);
+        }
+    }
+    TrafficLine::of(got, want)
+}
+
+fn memory_lines<M: TrainBackend, A: Architecture + Clone>(
+    job: &Job<A>,
+    ranks: &[RankRun],
+) -> Result<Vec<MemoryLine>, TrainError> {
+    let mut lines: Vec<MemoryLine> = Vec::new();
+    for (rank, run) in ranks.iter().enumerate() {
+        let predicted: Usage = job.predict::<M>(fsdp_core::Rank(rank))?;
+        let ours = MemoryLine::all(&predicted, &run.usage);
+        if lines.is_empty() {
+            lines = ours;
+            continue;
+        }
+        for (line, ours) in lines.iter_mut().zip(ours) {
+            // Show the worst rank; one whose prediction fails is worse than any that fits.
+            let fails = ours.predicted_bytes != ours.counted_bytes;
+            if fails
+                || (line.predicted_bytes == line.counted_bytes && ours.counted_bytes > line.counted_bytes)
+            {
+                *line = ours;
+            }
+        }
+    }
+    Ok(lines)
+}

@@ -1,0 +1,184 @@
+//! The result of a verification, as data.
+
+use fsdp_core::comm::Traffic;
+use fsdp_core::engine::StepReport;
+use fsdp_core::memory::Category;
+use serde::Serialize;
+
+use super::promise::Promise;
+use crate::job::Job;
+
+/// The largest difference of one kind of values between a sharded run and the oracle.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Difference {
+    /// Largest absolute difference; 0 when all bits are equal.
+    pub largest: f64,
+    /// The parameter with the largest difference.
+    pub param: Option<String>,
+    /// Index of the element within it.
+    pub element: usize,
+    /// Elements whose bits differ.
+    pub differing: u64,
+    /// Elements compared.
+    pub compared: u64,
+}
+
+/// Predicted and counted bytes of one memory category (the largest rank).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryLine {
+    /// The category, or `total`.
+    pub category: &'static str,
+    /// The ledger's peak.
+    pub predicted_bytes: usize,
+    /// The memory's own peak.
+    pub counted_bytes: usize,
+}
+
+/// One kind of collective: measured and expected, summed over all ranks and steps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TrafficLine {
+    /// The collective.
+    pub collective: &'static str,
+    /// Calls.
+    pub calls: u64,
+    /// Calls by the closed form.
+    pub expected_calls: u64,
+    /// Bytes sent.
+    pub bytes: u64,
+    /// Bytes by the closed form.
+    pub expected_bytes: u64,
+}
+
+impl TrafficLine {
+    pub(super) fn of(got: Traffic, want: Traffic) -> Vec<Self> {
+        let line = |collective, got: (u64, u64), want: (u64, u64)| TrafficLine {
+            collective,
+            calls: got.0,
+            expected_calls: want.0,
+            bytes: got.1,
+            expected_bytes: want.1,
+        };
+        vec![
+            line(
+                "all-gather",
+                (got.all_gathers, got.all_gather_bytes),
+                (want.all_gathers, want.all_gather_bytes),
+            ),
+            line(
+                "reduce-scatter",
+                (got.reduce_scatters, got.reduce_scatter_bytes),
+                (want.reduce_scatters, want.reduce_scatter_bytes),
+            ),
+            line(
+                "all-reduce",
+                (got.all_reduces, got.all_reduce_bytes),
+                (want.all_reduces, want.all_reduce_bytes),
+            ),
+        ]
+    }
+}
+
+/// One world size.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WorldReport {
+    /// Ranks.
+    pub world: usize,
+    /// Size of the replicate axis.
+    pub replicas: usize,
+    /// Size of the shard axis.
+    pub shards: usize,
+    /// What is promised.
+    pub promise: &'static str,
+    /// Losses of all steps.
+    pub losses: Vec<f64>,
+    /// Largest difference of a loss.
+    pub loss_difference: f64,
+    /// Largest difference of a gradient norm.
+    pub norm_difference: f64,
+    /// Parameters after the last step.
+    pub params: Difference,
+    /// Gradients of the first step.
+    pub gradients: Difference,
+    /// Optimizer state after the last step.
+    pub states: Difference,
+    /// Communication.
+    pub traffic: Vec<TrafficLine>,
+    /// Memory.
+    pub memory: Vec<MemoryLine>,
+    /// Broken promises, each a sentence.
+    pub failures: Vec<String>,
+}
+
+/// A world size that does not fit the configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Skipped {
+    /// Ranks.
+    pub world: usize,
+    /// Why.
+    pub reason: String,
+}
+
+/// The result of a verification.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct VerifyReport {
+    /// Elements of the model.
+    pub parameters: usize,
+    /// Units.
+    pub units: usize,
+    /// Micro-batches per step, V.
+    pub micro_batches: usize,
+    /// Steps.
+    pub steps: u64,
+    /// Losses of the oracle.
+    pub oracle_losses: Vec<f64>,
+    /// One entry per verified world size.
+    pub worlds: Vec<WorldReport>,
+    /// World sizes that do not fit.
+    pub skipped: Vec<Skipped>,
+}
+
+impl VerifyReport {
+    pub(super) fn new<A>(job: &Job<A>, steps: u64, oracle: &[StepReport]) -> Self {
+        Self {
+            parameters: job.plan.spec.elements(),
+            units: job.plan.layout.units.len(),
+            micro_batches: job.data.micro_batches(),
+            steps,
+            oracle_losses: oracle.iter().map(|report| report.loss).collect(),
+            worlds: Vec::new(),
+            skipped: Vec::new(),
+        }
+    }
+
+    /// Whether at least one world size was verified and every promise was kept.
+    pub fn holds(&self) -> bool {
+        !self.worlds.is_empty() && self.worlds.iter().all(|world| world.failures.is_empty())
+    }
+}
+
+impl MemoryLine {
+    /// Lines of all categories and the total.
+    pub(super) fn all(predicted: &fsdp_core::memory::Usage, counted: &fsdp_core::memory::Usage) -> Vec<Self> {
+        let mut lines: Vec<Self> = Category::ALL
+            .into_iter()
+            .map(|category| MemoryLine {
+                category: category.name(),
+                predicted_bytes: predicted.peak(category),
+                counted_bytes: counted.peak(category),
+            })
+            .collect();
+        lines.push(MemoryLine {
+            category: "total",
+            predicted_bytes: predicted.total_peak_bytes,
+            counted_bytes: counted.total_peak_bytes,
+        });
+        lines
+    }
+}
+
+impl Promise {
+    /// The name used in reports.
+    pub(super) const fn label(self) -> &'static str {
+        self.name()
+    }
+}
