@@ -3,7 +3,7 @@
 //!
 //! - [`launch`]: what a trainer asks of whoever starts its ranks.
 //! - [`conformance`]: what every implementation of [`Communicator`](fsdp_core::comm::Communicator) must do,
-//!   as plain functions over a [`Launcher`](conformance::Launcher).
+//!   as plain functions over a [`Launcher`](launch::Launcher).
 //! - [`Link`]: messages between pairs of ranks; [`InMemoryLinks`] for tests.
 //! - [`algorithms`]: all-gather, reduce-scatter, all-reduce and broadcast of bytes over a link.
 //! - [`LinkComm`]: a communicator made of these, for any memory.

@@ -1,11 +1,13 @@
 //! The communicator over links passes the suite of every communicator.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::fmt;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use fsdp_comm::conformance::{self, Body, Launcher, Member, PlainMemory};
+use fsdp_comm::conformance::{self, PlainMemory, outcomes};
+use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
 use fsdp_comm::{InMemoryLinks, LinkComm};
 use fsdp_core::comm::{Comm, CommError, Purpose};
 use fsdp_core::memory::{Category, Memory};
@@ -16,32 +18,35 @@ struct Linked {
     timeout: Duration,
 }
 
-impl Linked {
-    fn run_rank(links: &InMemoryLinks, rank: Rank, body: &Body<'_, PlainMemory>) -> Result<(), Error> {
-        let comm = |world| Ok::<_, Error>(Comm::new(Box::new(LinkComm::new(links.link(world, rank))?)));
-        let memory = Arc::new(PlainMemory::new(true));
-        body(Member { memory, comm: comm(0)?, second: comm(1)? })
-    }
-}
-
 impl Launcher for Linked {
     type Memory = PlainMemory;
 
-    fn run(&self, ranks: usize, body: &Body<'_, PlainMemory>) -> Vec<Result<(), Error>> {
-        let links = InMemoryLinks::new(ranks, self.timeout);
-        let fail = |rank, reason| links.alarm().raise(CommError::PeerFailed { rank, reason });
-        let run = |rank| match catch_unwind(AssertUnwindSafe(|| Self::run_rank(&links, rank, body))) {
-            Ok(result) => result.inspect_err(|error| fail(rank, error.to_string())),
-            Err(panic) => {
-                fail(rank, "panicked".to_owned());
-                resume_unwind(panic)
-            }
+    fn launch<T: Send, E: Send + fmt::Debug + fmt::Display>(
+        &self,
+        world: usize,
+        body: &(dyn Fn(Seat<PlainMemory>) -> Result<T, E> + Sync),
+    ) -> Result<Vec<T>, LaunchFailure<E>> {
+        let links = InMemoryLinks::new(world, self.timeout);
+        let run = |rank| {
+            let comm = |world| LinkComm::new(links.link(world, rank)).expect("threads can be started");
+            let comm = |world| Comm::new(Box::new(comm(world)));
+            let memory = Arc::new(PlainMemory::new(true));
+            let outcome = body(Seat { rank, memory, gathers: comm(0), reductions: comm(1) });
+            outcome.inspect_err(|error| {
+                links.alarm().raise(CommError::PeerFailed { rank, reason: error.to_string() });
+            })
         };
-        let outcomes: Vec<_> = thread::scope(|scope| {
-            let threads: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || run(Rank(rank)))).collect();
-            threads.into_iter().map(thread::ScopedJoinHandle::join).collect()
-        });
-        outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(|panic| resume_unwind(panic))).collect()
+        thread::scope(|scope| {
+            let run = &run;
+            let threads: Vec<_> = (0..world).map(|rank| scope.spawn(move || run(Rank(rank)))).collect();
+            let join = |(rank, thread): (usize, thread::ScopedJoinHandle<'_, _>)| {
+                let outcome: Result<T, E> = thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+                outcome
+                    .map_err(|error| LaunchFailure { rank: Rank(rank), reason: FailureReason::Error(error) })
+            };
+            // All are joined before the first failure is returned.
+            threads.into_iter().enumerate().map(join).collect::<Vec<_>>().into_iter().collect()
+        })
     }
 }
 
@@ -57,9 +62,9 @@ fn reduce(comm: &mut Comm<PlainMemory>, memory: &PlainMemory) -> Result<(), Erro
 
 #[test]
 fn ranks_that_wait_for_each_other_are_told_after_the_time_limit() {
-    let outcomes = Linked { timeout: Duration::from_millis(50) }.run(2, &|mut member| {
-        let comm = if member.comm.rank() == 1 { &mut member.second } else { &mut member.comm };
-        reduce(comm, &member.memory)
+    let outcomes = outcomes(&Linked { timeout: Duration::from_millis(50) }, 2, &|mut seat| {
+        let comm = if seat.gathers.rank() == 1 { &mut seat.reductions } else { &mut seat.gathers };
+        reduce(comm, &seat.memory)
     });
     for outcome in outcomes {
         let Err(Error::Comm(CommError::Missing { missing, .. })) = outcome else { panic!("{outcome:?}") };
@@ -69,8 +74,8 @@ fn ranks_that_wait_for_each_other_are_told_after_the_time_limit() {
 
 #[test]
 fn a_rank_that_returns_early_is_named() {
-    let outcomes = Linked { timeout: Duration::from_secs(60) }.run(3, &|mut member| {
-        if member.comm.rank() == 1 { Ok(()) } else { reduce(&mut member.comm, &member.memory) }
+    let outcomes = outcomes(&Linked { timeout: Duration::from_secs(60) }, 3, &|mut seat| {
+        if seat.gathers.rank() == 1 { Ok(()) } else { reduce(&mut seat.gathers, &seat.memory) }
     });
     for (rank, outcome) in outcomes.into_iter().enumerate().filter(|(rank, _)| *rank != 1) {
         let Err(Error::Comm(CommError::PeerFailed { rank: named, .. })) = outcome else {

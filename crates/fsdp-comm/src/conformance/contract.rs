@@ -5,7 +5,8 @@ use fsdp_core::memory::Category;
 use fsdp_core::{DType, Error, Memory, Queue, Rank};
 
 use super::values::{empty, filled};
-use super::{Launcher, run_well};
+use super::{Body, outcomes, run_well};
+use crate::launch::{Launcher, Seat};
 
 fn comm_error<T>(result: Result<T, Error>) -> CommError {
     match result {
@@ -21,8 +22,8 @@ fn comm_error<T>(result: Result<T, Error>) -> CommError {
 /// # Panics
 /// When the check fails.
 pub fn arguments_are_checked(launcher: &impl Launcher, ranks: usize) {
-    run_well(launcher, ranks, &|mut member| {
-        let (memory, comm) = (&*member.memory, &mut member.comm);
+    run_well(launcher, ranks, &|mut seat| {
+        let (memory, comm) = (&*seat.memory, &mut seat.gathers);
         let make = |dtype, lens: &[usize]| empty(memory, dtype, lens);
         let mut gather =
             |inputs, outputs| comm_error(comm.all_gather(memory, Purpose::Forward, None, inputs, outputs));
@@ -58,8 +59,8 @@ fn reduce<M: Memory>(memory: &M, comm: &mut Comm<M>, purpose: Purpose, len: usiz
 /// # Panics
 /// When the check fails.
 pub fn traffic_matches_formulas(launcher: &impl Launcher, ranks: usize) {
-    run_well(launcher, ranks, &|mut member| {
-        let (memory, comm) = (&*member.memory, &mut member.comm);
+    run_well(launcher, ranks, &|mut seat| {
+        let (memory, comm) = (&*seat.memory, &mut seat.gathers);
         let lens = [3, 10];
         let full: Vec<usize> = lens.iter().map(|len| len * ranks).collect();
         let (parts, whole) = (empty(memory, DType::Bf16, &lens)?, empty(memory, DType::Bf16, &full)?);
@@ -83,8 +84,8 @@ pub fn traffic_matches_formulas(launcher: &impl Launcher, ranks: usize) {
 /// # Panics
 /// When the check fails.
 pub fn buffers_come_back_to_their_rank(launcher: &impl Launcher, ranks: usize) {
-    run_well(launcher, ranks, &|mut member| {
-        let (memory, comm) = (&*member.memory, &mut member.comm);
+    run_well(launcher, ranks, &|mut seat| {
+        let (memory, comm) = (&*seat.memory, &mut seat.gathers);
         let live = || memory.usage().live(Category::CommStaging);
         let rank = comm.rank();
         let inputs = filled(memory, DType::F64, rank, &[2, 3], ranks)?;
@@ -112,10 +113,10 @@ pub fn buffers_come_back_to_their_rank(launcher: &impl Launcher, ranks: usize) {
 fn run_badly<L: Launcher>(
     launcher: &L,
     ranks: usize,
-    body: &super::Body<'_, L::Memory>,
+    body: &Body<'_, L::Memory>,
     expected: impl Fn(&CommError) -> bool,
 ) {
-    for (rank, result) in launcher.run(ranks, body).into_iter().enumerate() {
+    for (rank, result) in outcomes(launcher, ranks, body).into_iter().enumerate() {
         let error = comm_error(result);
         assert!(expected(&error), "rank {rank} of {ranks}: {error}");
     }
@@ -127,13 +128,13 @@ fn run_badly<L: Launcher>(
 /// When the check fails.
 pub fn abort_reaches_every_rank(launcher: &impl Launcher, ranks: usize) {
     let culprit = ranks - 1;
-    let body = |mut member: super::Member<_>| {
-        let (memory, comm) = (&*member.memory, &mut member.comm);
+    let body = |mut seat: Seat<_>| {
+        let (memory, comm) = (&*seat.memory, &mut seat.gathers);
         reduce(memory, comm, Purpose::Setup, 3)?;
         if comm.rank() == culprit {
             comm.abort("enough");
         }
-        reduce(memory, &mut member.second, Purpose::Setup, 3)
+        reduce(memory, &mut seat.reductions, Purpose::Setup, 3)
     };
     run_badly(launcher, ranks, &body, |error| names(error, culprit));
 }
@@ -143,8 +144,8 @@ pub fn abort_reaches_every_rank(launcher: &impl Launcher, ranks: usize) {
 /// # Panics
 /// When the check fails.
 pub fn dropping_a_pending_aborts(launcher: &impl Launcher, ranks: usize) {
-    let body = |mut member: super::Member<_>| {
-        let (memory, comm) = (&*member.memory, &mut member.comm);
+    let body = |mut seat: Seat<_>| {
+        let (memory, comm) = (&*seat.memory, &mut seat.gathers);
         let buffers = filled(memory, DType::F32, comm.rank(), &[3], 1)?;
         let pending = comm.all_reduce(memory, Purpose::Scalars, None, buffers)?;
         if comm.rank() == 0 {
@@ -174,8 +175,8 @@ pub fn divergent_calls_are_reported(launcher: &impl Launcher, ranks: usize) {
     }
     let culprit = ranks / 2;
     for fault in 0..4 {
-        let body = |mut member: super::Member<_>| {
-            let (memory, comm) = (&*member.memory, &mut member.comm);
+        let body = |mut seat: Seat<_>| {
+            let (memory, comm) = (&*seat.memory, &mut seat.gathers);
             reduce(memory, comm, Purpose::Setup, 3)?;
             match fault {
                 _ if comm.rank() != culprit => reduce(memory, comm, Purpose::Scalars, 4 * ranks),

@@ -3,8 +3,9 @@
 use fsdp_core::comm::{Comm, Completed, Pending, Purpose};
 use fsdp_core::{DType, Error, Memory, Mesh, Queue};
 
+use super::run_well;
 use super::values::{assert_contents, empty, filled, sum, values};
-use super::{Launcher, run_well};
+use crate::launch::Launcher;
 
 const LEN: usize = 5;
 
@@ -39,12 +40,12 @@ fn sum_in_group<M: Memory>(
 /// When the check fails.
 pub fn rows_and_columns_of_a_mesh(launcher: &impl Launcher, replicas: usize, shards: usize) {
     let mesh = Mesh::new(replicas, shards).expect("the suite makes meshes with positive axes");
-    run_well(launcher, mesh.world(), &|mut member| {
-        let memory = &*member.memory;
-        let rank = member.comm.world_rank();
+    run_well(launcher, mesh.world(), &|mut seat| {
+        let memory = &*seat.memory;
+        let rank = seat.gathers.world_rank();
         let (replica, shard) = (mesh.replica_of(rank), mesh.shard_of(rank));
-        let mut row = member.comm.split(memory, replica)?;
-        let mut column = member.comm.split(memory, shard)?;
+        let mut row = seat.gathers.split(memory, replica)?;
+        let mut column = seat.gathers.split(memory, shard)?;
         let row_members: Vec<usize> = (0..shards).map(|other| replica * shards + other).collect();
         let column_members: Vec<usize> = (0..replicas).map(|other| other * shards + shard).collect();
         sum_in_group(memory, &mut row, rank.0, &row_members)?;
@@ -57,17 +58,17 @@ pub fn rows_and_columns_of_a_mesh(launcher: &impl Launcher, replicas: usize, sha
 /// # Panics
 /// When the check fails.
 pub fn groups_of_groups(launcher: &impl Launcher, ranks: usize) {
-    run_well(launcher, ranks, &|mut member| {
-        let memory = &*member.memory;
-        let rank = member.comm.rank();
-        let mut parity = member.comm.split(memory, 17 - rank % 2)?;
+    run_well(launcher, ranks, &|mut seat| {
+        let memory = &*seat.memory;
+        let rank = seat.gathers.rank();
+        let mut parity = seat.gathers.split(memory, 17 - rank % 2)?;
         let mut pairs = parity.split(memory, rank / 4)?;
         let pair: Vec<usize> =
             (0..ranks).filter(|other| other % 2 == rank % 2 && other / 4 == rank / 4).collect();
         sum_in_group(memory, &mut pairs, rank, &pair)?;
         let half: Vec<usize> = (rank % 2..ranks).step_by(2).collect();
         sum_in_group(memory, &mut parity, rank, &half)?;
-        sum_in_group(memory, &mut member.comm, rank, &(0..ranks).collect::<Vec<_>>())
+        sum_in_group(memory, &mut seat.gathers, rank, &(0..ranks).collect::<Vec<_>>())
     });
 }
 
@@ -77,18 +78,18 @@ pub fn groups_of_groups(launcher: &impl Launcher, ranks: usize) {
 /// # Panics
 /// When the check fails.
 pub fn communicators_are_independent(launcher: &impl Launcher, ranks: usize) {
-    run_well(launcher, ranks, &|mut member| {
-        let memory = &*member.memory;
-        let rank = member.comm.rank();
+    run_well(launcher, ranks, &|mut seat| {
+        let memory = &*seat.memory;
+        let rank = seat.gathers.rank();
         for round in 0..8 {
             let order = (rank * 5 + round * 3) % 4;
             let (mut gather, mut reduce) = (None, None);
             for step in 0..2 {
                 if (step == 0) == (order % 2 == 0) {
-                    gather = Some(start_gather(memory, &mut member.comm)?);
+                    gather = Some(start_gather(memory, &mut seat.gathers)?);
                 } else {
                     let buffers = filled(memory, DType::F64, rank, &[LEN], 1)?;
-                    reduce = Some(member.second.all_reduce(memory, Purpose::Gradient, None, buffers)?);
+                    reduce = Some(seat.reductions.all_reduce(memory, Purpose::Gradient, None, buffers)?);
                 }
             }
             let (gather, reduce) = (gather.expect("issued above"), reduce.expect("issued above"));
@@ -113,9 +114,9 @@ pub fn communicators_are_independent(launcher: &impl Launcher, ranks: usize) {
 /// # Panics
 /// When the check fails.
 pub fn many_in_flight(launcher: &impl Launcher, ranks: usize) {
-    run_well(launcher, ranks, &|mut member| {
-        let memory = &*member.memory;
-        let started: Result<Vec<_>, _> = (0..6).map(|_| start_gather(memory, &mut member.comm)).collect();
+    run_well(launcher, ranks, &|mut seat| {
+        let memory = &*seat.memory;
+        let started: Result<Vec<_>, _> = (0..6).map(|_| start_gather(memory, &mut seat.gathers)).collect();
         for (later, mut pending) in started?.into_iter().rev().enumerate() {
             assert!(later == 0 || pending.is_ready(), "collectives of one communicator end in order");
             check_gather(memory, ranks, &pending.wait_on(memory, Queue::Compute)?)?;

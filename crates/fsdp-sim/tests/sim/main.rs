@@ -1,8 +1,5 @@
 //! Tests of whole simulated worlds.
 
-/// Runs the conformance suite in simulated worlds.
-mod launcher;
-
 /// What every communicator must do.
 mod conformance;
 /// How worlds fail: errors, panics, divergence, deadlocks, time limits.
