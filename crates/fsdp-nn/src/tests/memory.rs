@@ -2,7 +2,7 @@
 
 use fsdp_core::memory::{HostSlice, Memory};
 use fsdp_core::model::ParamId;
-use fsdp_core::program::{BlockFootprint, Program};
+use fsdp_core::program::{CallFootprint, Program};
 use fsdp_core::{DType, Error};
 
 use super::harness::{Subject, batch, gpt2, hf_models, host, llama, small};
@@ -22,10 +22,14 @@ fn check<A: Architecture + Clone>(architecture: &A, frozen: &[&str]) {
     let mut spec = architecture.description().spec.clone();
     freeze(&mut spec, &frozen.iter().map(|pattern| String::from(*pattern)).collect::<Vec<_>>()).unwrap();
     for dtype in [DType::F32, DType::F64, DType::Bf16] {
-        let predicted = footprints(architecture, &spec, shape(dtype)).unwrap();
-        let counted = measure(&host(), HostMemory::reset_peaks, architecture, &spec, shape(dtype)).unwrap();
-        assert_eq!(predicted, counted);
-        assert_eq!(predicted.data_bytes, 2 * 7 * 16);
+        for pass in PASSES {
+            let (shape, calls) = (shape(dtype), calls(&spec, pass));
+            let predicted = footprints(architecture, &spec, shape, &calls).unwrap();
+            let counted =
+                measure(&host(), HostMemory::reset_peaks, architecture, &spec, shape, &calls).unwrap();
+            assert_eq!(predicted, counted);
+            assert_eq!(predicted.data_bytes, 2 * 7 * 16);
+        }
     }
 }
 
@@ -104,7 +108,7 @@ fn frozen_layers_keep_nothing() {
     let blocks = footprints(&llama, &spec, shape(DType::F32)).unwrap().blocks;
     // The output of one block replaces that of the one before.
     assert_eq!([blocks[1].record.activation_net, blocks[2].record.activation_net], [0, 0]);
-    assert_eq!(blocks[2].recompute, BlockFootprint::default());
+    assert_eq!(blocks[2].recompute, CallFootprint::default());
     assert!(blocks[3].record.activation_net > 0);
 }
 

@@ -1,0 +1,127 @@
+//! Handles of host storage.
+//!
+//! A handle is an entry in the rank's account ([`Lease`]) and, once something was written, storage. Both are
+//! reference counted: a handle whose lease or storage has other owners is shared and can not be written.
+
+use std::sync::Arc;
+
+use fsdp_core::memory::{Buffer, Slice};
+use fsdp_core::{DType, Error};
+
+use super::accounting::Lease;
+use super::element::{Scalar, for_scalar};
+use super::lengths;
+use super::pool::{HostPool, Storage};
+
+/// A buffer of a [`HostMemory`](super::HostMemory).
+#[derive(Clone, Debug)]
+pub struct HostBuffer {
+    lease: Arc<Lease>,
+    storage: Option<Arc<Block>>,
+    dtype: DType,
+    len: usize,
+}
+
+/// Storage with a dtype, filled with poison before it goes back to the pool when asked to.
+#[derive(Debug)]
+struct Block {
+    storage: Storage,
+    dtype: DType,
+    poison: bool,
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if self.poison {
+            poison(&mut self.storage, self.dtype);
+        }
+    }
+}
+
+fn poison(storage: &mut Storage, dtype: DType) {
+    for_scalar!(dtype, E => storage.elements_mut::<E>().fill(E::POISON));
+}
+
+impl HostBuffer {
+    /// A handle without storage.
+    pub(super) fn new(lease: Arc<Lease>, dtype: DType, len: usize) -> Self {
+        Self { lease, storage: None, dtype, len }
+    }
+
+    /// The elements of a range.
+    pub(super) fn elements<T: Scalar>(slice: Slice<'_, Self>) -> Result<&[T], Error> {
+        let buffer = slice.buffer;
+        buffer.expect_dtype::<T>()?;
+        if slice.len == 0 {
+            return Ok(&[]);
+        }
+        let block =
+            buffer.storage.as_ref().ok_or(Error::Released { len: buffer.len, dtype: buffer.dtype })?;
+        Ok(&block.storage.elements()[slice.offset..slice.offset + slice.len])
+    }
+
+    /// All elements, writable; takes storage if there is none, and says whether the pool had to allocate it.
+    pub(super) fn elements_mut<T: Scalar>(
+        &mut self,
+        pool: &Arc<HostPool>,
+        poisoning: bool,
+    ) -> Result<(&mut [T], bool), Error> {
+        self.expect_dtype::<T>()?;
+        let readers = self.other_handles();
+        let (dtype, len) = (self.dtype, self.len);
+        if readers > 0 {
+            return Err(Error::Shared { len, dtype, readers });
+        }
+        let mut is_new = false;
+        let block = self.storage.get_or_insert_with(|| {
+            let (mut storage, fresh) = pool.take(len * dtype.size_bytes());
+            is_new = fresh;
+            if poisoning && fresh {
+                poison(&mut storage, dtype);
+            }
+            Arc::new(Block { storage, dtype, poison: poisoning })
+        });
+        let block = Arc::get_mut(block).ok_or(Error::Shared { len, dtype, readers: 1 })?;
+        Ok((&mut block.storage.elements_mut()[..len], is_new))
+    }
+
+    /// Gives up the storage.
+    pub(super) fn release(&mut self) {
+        self.storage = None;
+    }
+
+    /// Reads the storage of `other` from now on, if it has any: returns whether it does.
+    pub(super) fn share(&mut self, other: &Self) -> bool {
+        if other.storage.is_some() {
+            self.storage.clone_from(&other.storage);
+        }
+        other.storage.is_some()
+    }
+
+    fn other_handles(&self) -> usize {
+        let of_storage = self.storage.as_ref().map_or(1, Arc::strong_count);
+        Arc::strong_count(&self.lease).max(of_storage) - 1
+    }
+
+    fn expect_dtype<T: Scalar>(&self) -> Result<(), Error> {
+        if self.dtype == T::DTYPE {
+            Ok(())
+        } else {
+            Err(lengths::wrong_dtype(self.lease.category(), T::DTYPE, self.dtype))
+        }
+    }
+}
+
+impl Buffer for HostBuffer {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn is_exclusive(&self) -> bool {
+        self.other_handles() == 0
+    }
+}

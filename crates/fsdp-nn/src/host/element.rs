@@ -1,0 +1,333 @@
+//! The element types of kernels: how they are loaded, computed with and rounded.
+//!
+//! A kernel is generic over the [`Element`] of its tensors and computes in its master type
+//! ([`Element::Acc`], a [`Float`]); bf16 is widened on load and rounded to nearest even on store.
+
+use std::fmt::Debug;
+use std::iter::Sum;
+use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub};
+
+use bytemuck::Pod;
+use fsdp_core::DType;
+use half::bf16;
+
+use super::floats::{Floats, FloatsMut};
+use super::math;
+
+/// A type that buffers can hold.
+pub(crate) trait Scalar: Pod + Send + Sync + Debug {
+    /// Its run-time name.
+    const DTYPE: DType;
+    /// What released storage is filled with in poison mode: not a number, or an implausible integer.
+    const POISON: Self;
+}
+
+/// A float type of tensors.
+pub(crate) trait Element: Scalar {
+    /// The type arithmetic is done in.
+    type Acc: Float;
+
+    /// Widens to the type of arithmetic.
+    fn load(self) -> Self::Acc;
+
+    /// Rounds to nearest even.
+    fn store(value: Self::Acc) -> Self;
+
+    /// A slice with its type forgotten.
+    fn floats(slice: &[Self]) -> Floats<'_>;
+
+    /// A writable slice with its type forgotten.
+    fn floats_mut(slice: &mut [Self]) -> FloatsMut<'_>;
+
+    /// Converts from double precision, rounding to nearest even.
+    fn from_f64(value: f64) -> Self {
+        Self::store(Self::Acc::of(value))
+    }
+
+    /// Converts to double precision, exactly.
+    fn to_f64(self) -> f64 {
+        self.load().as_f64()
+    }
+}
+
+/// A type to compute in.
+pub(crate) trait Float:
+    Element<Acc = Self>
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+    + AddAssign
+    + MulAssign
+    + PartialOrd
+    + Sum
+    + Default
+{
+    /// Zero.
+    const ZERO: Self;
+    /// One.
+    const ONE: Self;
+    /// Less than every finite number.
+    const LOWEST: Self;
+
+    /// The slice of this type, if it is one.
+    fn from_floats<'a>(floats: Floats<'a>) -> Option<&'a [Self]>;
+
+    /// The writable slice of this type, if it is one.
+    fn from_floats_mut<'a>(floats: &'a mut FloatsMut<'_>) -> Option<&'a mut [Self]>;
+
+    /// Rounds a double precision number.
+    fn of(value: f64) -> Self;
+
+    /// Converts to double precision, exactly.
+    fn as_f64(self) -> f64;
+
+    /// The square root, correctly rounded.
+    fn sqrt(self) -> Self;
+
+    /// The exponential, within two units in the last place; vectorises for `f32`.
+    fn exp(self) -> Self;
+
+    /// The logistic function.
+    #[inline(always)]
+    fn logistic(self) -> Self {
+        Self::ONE / (Self::ONE + (-self).exp())
+    }
+}
+
+impl Scalar for f32 {
+    const DTYPE: DType = DType::F32;
+    const POISON: Self = f32::NAN;
+}
+
+impl Scalar for f64 {
+    const DTYPE: DType = DType::F64;
+    const POISON: Self = f64::NAN;
+}
+
+impl Scalar for bf16 {
+    const DTYPE: DType = DType::Bf16;
+    const POISON: Self = bf16::NAN;
+}
+
+impl Scalar for u32 {
+    const DTYPE: DType = DType::U32;
+    const POISON: Self = 0xdead_beef;
+}
+
+impl Scalar for i64 {
+    const DTYPE: DType = DType::I64;
+    const POISON: Self = i64::MIN;
+}
+
+impl Element for f32 {
+    type Acc = f32;
+
+    #[inline(always)]
+    fn load(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn store(value: f32) -> f32 {
+        value
+    }
+
+    fn floats(slice: &[Self]) -> Floats<'_> {
+        Floats::F32(slice)
+    }
+
+    fn floats_mut(slice: &mut [Self]) -> FloatsMut<'_> {
+        FloatsMut::F32(slice)
+    }
+}
+
+impl Element for f64 {
+    type Acc = f64;
+
+    #[inline(always)]
+    fn load(self) -> f64 {
+        self
+    }
+
+    #[inline(always)]
+    fn store(value: f64) -> f64 {
+        value
+    }
+
+    fn floats(slice: &[Self]) -> Floats<'_> {
+        Floats::F64(slice)
+    }
+
+    fn floats_mut(slice: &mut [Self]) -> FloatsMut<'_> {
+        FloatsMut::F64(slice)
+    }
+}
+
+impl Element for bf16 {
+    type Acc = f32;
+
+    #[inline(always)]
+    fn load(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    // As `bf16::from_f32`, without a branch, so that it vectorises.
+    #[inline(always)]
+    fn store(value: f32) -> bf16 {
+        let bits = value.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+        let quiet_nan = (bits >> 16) | 0x40;
+        bf16::from_bits(if value.is_nan() { quiet_nan } else { rounded } as u16)
+    }
+
+    // Rounds once: the single precision number in between is rounded to odd.
+    #[inline(always)]
+    fn from_f64(value: f64) -> bf16 {
+        let nearest = value as f32;
+        let exact = f64::from(nearest);
+        let toward_zero = nearest.to_bits() - u32::from(exact.abs() > value.abs());
+        let inexact = u32::from(exact != value && !value.is_nan());
+        bf16::store(f32::from_bits(toward_zero | inexact))
+    }
+
+    fn floats(slice: &[Self]) -> Floats<'_> {
+        Floats::Bf16(slice)
+    }
+
+    fn floats_mut(slice: &mut [Self]) -> FloatsMut<'_> {
+        FloatsMut::Bf16(slice)
+    }
+}
+
+impl Float for f32 {
+    const ZERO: Self = 0.0;
+    const ONE: Self = 1.0;
+    const LOWEST: Self = f32::NEG_INFINITY;
+
+    fn from_floats<'a>(floats: Floats<'a>) -> Option<&'a [Self]> {
+        match floats {
+            Floats::F32(slice) => Some(slice),
+            _ => None,
+        }
+    }
+
+    fn from_floats_mut<'a>(floats: &'a mut FloatsMut<'_>) -> Option<&'a mut [Self]> {
+        match floats {
+            FloatsMut::F32(slice) => Some(slice),
+            _ => None,
+        }
+    }
+
+    #[inline(always)]
+    fn of(value: f64) -> f32 {
+        value as f32
+    }
+
+    #[inline(always)]
+    fn as_f64(self) -> f64 {
+        f64::from(self)
+    }
+
+    #[inline(always)]
+    fn sqrt(self) -> f32 {
+        f32::sqrt(self)
+    }
+
+    #[inline(always)]
+    fn exp(self) -> f32 {
+        math::exp(self)
+    }
+}
+
+impl Float for f64 {
+    const ZERO: Self = 0.0;
+    const ONE: Self = 1.0;
+    const LOWEST: Self = f64::NEG_INFINITY;
+
+    fn from_floats<'a>(floats: Floats<'a>) -> Option<&'a [Self]> {
+        match floats {
+            Floats::F64(slice) => Some(slice),
+            _ => None,
+        }
+    }
+
+    fn from_floats_mut<'a>(floats: &'a mut FloatsMut<'_>) -> Option<&'a mut [Self]> {
+        match floats {
+            FloatsMut::F64(slice) => Some(slice),
+            _ => None,
+        }
+    }
+
+    #[inline(always)]
+    fn of(value: f64) -> f64 {
+        value
+    }
+
+    #[inline(always)]
+    fn as_f64(self) -> f64 {
+        self
+    }
+
+    #[inline(always)]
+    fn sqrt(self) -> f64 {
+        f64::sqrt(self)
+    }
+
+    #[inline(always)]
+    fn exp(self) -> f64 {
+        f64::exp(self)
+    }
+}
+
+/// Runs `$body` with the type alias `$element` for the float dtype `$dtype`; other dtypes are an error.
+macro_rules! for_float {
+    ($dtype:expr, $element:ident => $body:expr) => {
+        match $dtype {
+            ::fsdp_core::DType::F32 => {
+                type $element = f32;
+                $body
+            }
+            ::fsdp_core::DType::F64 => {
+                type $element = f64;
+                $body
+            }
+            ::fsdp_core::DType::Bf16 => {
+                type $element = ::half::bf16;
+                $body
+            }
+            other => Err($crate::host::lengths::not_a_float(other)),
+        }
+    };
+}
+pub(crate) use for_float;
+
+/// [`for_float`] for every dtype.
+macro_rules! for_scalar {
+    ($dtype:expr, $element:ident => $body:expr) => {
+        match $dtype {
+            ::fsdp_core::DType::F32 => {
+                type $element = f32;
+                $body
+            }
+            ::fsdp_core::DType::F64 => {
+                type $element = f64;
+                $body
+            }
+            ::fsdp_core::DType::Bf16 => {
+                type $element = ::half::bf16;
+                $body
+            }
+            ::fsdp_core::DType::U32 => {
+                type $element = u32;
+                $body
+            }
+            ::fsdp_core::DType::I64 => {
+                type $element = i64;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use for_scalar;

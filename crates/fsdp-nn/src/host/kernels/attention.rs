@@ -1,0 +1,386 @@
+//! Causal attention with grouped queries, by blocks of query rows.
+//!
+//! One task is a (sample, key head) with all query heads that read it. Its rows are copied to contiguous
+//! scratch in the type of arithmetic; then blocks of query positions, the rows of all heads of the group
+//! stacked, meet the keys up to the last one they may see. So no more than about [`STACKED_ROWS`] rows of
+//! scores exist per thread, nothing right of the causal diagonal's blocks is computed, and the gradients of
+//! keys and values are summed over heads inside the product. Backward computes probabilities again from the
+//! saved log-sum-exps, last block first: that one covers all keys, so it overwrites what the others add to.
+
+use ndarray::{ArrayView2, ArrayViewMut2, Axis};
+
+use super::pointwise::dropout_factors;
+use crate::backend::{AttentionDims, Dropout};
+use crate::host::element::{Element, Float};
+use crate::host::floats::cast;
+use crate::host::math;
+use crate::host::raw::{product, vectorized};
+use crate::host::workers::Workers;
+
+/// Rows of scores (positions times heads of a group) that are computed together.
+const STACKED_ROWS: usize = 128;
+/// Positions of a block at least, however many heads a group has.
+const BLOCK_MIN: usize = 16;
+
+/// What the blocks of one (sample, key head) have in common.
+#[derive(Clone, Copy)]
+struct Group<'a> {
+    seq: usize,
+    head_dim: usize,
+    /// Query heads.
+    heads: usize,
+    first_head: usize,
+    dropout: Option<(f64, u64)>,
+    dims: &'a AttentionDims,
+}
+
+/// Query positions `start .. start + len`, which see keys `0 .. start + len`.
+#[derive(Clone, Copy)]
+struct Block {
+    start: usize,
+    len: usize,
+}
+
+impl<'a> Group<'a> {
+    fn new(dims: &'a AttentionDims, dropout: Option<Dropout<'_>>, sample: usize, kv_head: usize) -> Self {
+        let heads = dims.heads / dims.kv_heads;
+        let dropout = dropout.map(|dropout| (dropout.p, dropout.keys[sample]));
+        Self { seq: dims.seq, head_dim: dims.head_dim, heads, first_head: kv_head * heads, dropout, dims }
+    }
+
+    fn blocks(&self) -> impl DoubleEndedIterator<Item = Block> + use<> {
+        let (seq, step) = (self.seq, self.block_len());
+        (0..seq).step_by(step).map(move |start| Block { start, len: step.min(seq - start) })
+    }
+
+    fn block_len(&self) -> usize {
+        (STACKED_ROWS / self.heads).max(BLOCK_MIN).min(self.seq)
+    }
+
+    /// Rows of the largest block.
+    fn stacked_rows(&self) -> usize {
+        self.heads * self.block_len()
+    }
+
+    fn column(&self, head: usize) -> usize {
+        (self.first_head + head) * self.head_dim
+    }
+
+    /// Columns of the key head and of the value head in a packed row.
+    fn kv_columns(&self) -> (usize, usize) {
+        let key = self.dims.heads + self.first_head / self.heads;
+        (key * self.head_dim, (key + self.dims.kv_heads) * self.head_dim)
+    }
+
+    /// Copies positions `start ..` of one head out of rows of `width`.
+    fn load<E: Element>(&self, rows: &[E], width: usize, column: usize, start: usize, into: &mut [E::Acc]) {
+        for (position, into) in into.chunks_exact_mut(self.head_dim).enumerate() {
+            let from = (start + position) * width + column;
+            cast(&rows[from..from + self.head_dim], into);
+        }
+    }
+
+    /// Copies a block's positions of all heads of the group, head by head, out of rows of `width`.
+    fn stack<E: Element>(&self, rows: &[E], width: usize, block: Block, into: &mut [E::Acc]) {
+        for (head, into) in into.chunks_exact_mut(block.len * self.head_dim).enumerate() {
+            self.load(rows, width, self.column(head), block.start, into);
+        }
+    }
+
+    /// Dropout factors of a row of scores.
+    fn factors<A: Float>(&self, head: usize, query: usize, factors: &mut [A]) -> bool {
+        let Some((p, key)) = self.dropout else { return false };
+        let row = (self.first_head + head) * self.seq + query;
+        dropout_factors(p, key, (row * self.seq) as u64, factors);
+        true
+    }
+}
+
+impl Block {
+    /// Keys that some row of the block sees.
+    fn keys(&self) -> usize {
+        self.start + self.len
+    }
+}
+
+/// A matrix of contiguous rows.
+fn matrix<A: Float>(data: &[A], rows: usize, cols: usize) -> ArrayView2<'_, A> {
+    ArrayView2::from_shape((rows, cols), &data[..rows * cols]).expect("a slice of rows times columns")
+}
+
+/// A writable matrix of contiguous rows.
+fn matrix_mut<A: Float>(data: &mut [A], rows: usize, cols: usize) -> ArrayViewMut2<'_, A> {
+    ArrayViewMut2::from_shape((rows, cols), &mut data[..rows * cols]).expect("a slice of rows times columns")
+}
+
+/// Blocks of `width` columns.
+fn columns<E>(view: ArrayViewMut2<'_, E>, width: usize) -> Vec<ArrayViewMut2<'_, E>> {
+    let mut blocks = Vec::new();
+    let mut rest = view;
+    while rest.ncols() > 0 {
+        let (block, others) = rest.split_at(Axis(1), width);
+        blocks.push(block);
+        rest = others;
+    }
+    blocks
+}
+
+/// The columns of heads, of the rows of one sample.
+fn sample_columns<E>(rows: &mut [E], seq: usize, width: usize, block: usize) -> Vec<ArrayViewMut2<'_, E>> {
+    let view = ArrayViewMut2::from_shape((seq, width), rows).expect("a sample is whole rows");
+    columns(view, block)
+}
+
+/// Attention and its log-sum-exps.
+pub(crate) fn forward<E: Element>(
+    workers: &Workers,
+    dims: AttentionDims,
+    dropout: Option<Dropout<'_>>,
+    qkv: &[E],
+    y: &mut [E],
+    lse: &mut [E::Acc],
+) {
+    let (seq, width) = (dims.seq, dims.heads * dims.head_dim);
+    let group_heads = dims.heads / dims.kv_heads;
+    let samples = y.chunks_mut(seq * width).zip(lse.chunks_mut(dims.heads * seq)).enumerate();
+    let tasks = samples.flat_map(|(sample, (y, lse))| {
+        let groups = sample_columns(y, seq, width, group_heads * dims.head_dim);
+        let groups = groups.into_iter().zip(lse.chunks_mut(group_heads * seq)).enumerate();
+        groups.map(move |(kv_head, (y, lse))| (sample, kv_head, y, lse))
+    });
+    workers.each(tasks, |(sample, kv_head, y, lse)| {
+        let group = Group::new(&dims, dropout, sample, kv_head);
+        let packed = &qkv[sample * seq * dims.packed()..][..seq * dims.packed()];
+        forward_group(workers, group, packed, y, lse);
+    });
+}
+
+fn forward_group<E: Element>(
+    workers: &Workers,
+    group: Group<'_>,
+    packed: &[E],
+    mut y: ArrayViewMut2<'_, E>,
+    lse: &mut [E::Acc],
+) {
+    let (seq, dim, width) = (group.seq, group.head_dim, group.dims.packed());
+    let stacked = group.stacked_rows();
+    let mut scratch = workers.scratch::<E::Acc>(2 * seq * dim + stacked * (seq + 2 * dim + 1) + seq);
+    let (keys, rest) = scratch.split_at_mut(seq * dim);
+    let (values, rest) = rest.split_at_mut(seq * dim);
+    let (queries, rest) = rest.split_at_mut(stacked * dim);
+    let (outputs, rest) = rest.split_at_mut(stacked * dim);
+    let (scales, rest) = rest.split_at_mut(stacked);
+    let (factors, scores) = rest.split_at_mut(seq);
+    let (key_column, value_column) = group.kv_columns();
+    group.load(packed, width, key_column, 0, keys);
+    group.load(packed, width, value_column, 0, values);
+    for block in group.blocks() {
+        let (rows, seen) = (group.heads * block.len, block.keys());
+        let (queries, scores) = (&mut queries[..rows * dim], &mut scores[..rows * seen]);
+        group.stack(packed, width, block, queries);
+        let transposed = matrix(keys, seen, dim).reversed_axes();
+        product(matrix_mut(scores, rows, seen), false, matrix(queries, rows, dim), transposed, 1);
+        for (row, scores) in scores.chunks_exact_mut(seen).enumerate() {
+            let (head, query) = (row / block.len, block.start + row % block.len);
+            let (log_sum, scale) = softmax_row(group.scale(), query + 1, scores);
+            lse[head * seq + query] = log_sum;
+            scales[row] = scale;
+            if group.factors(head, query, &mut factors[..query + 1]) {
+                multiply(&factors[..query + 1], scores);
+            }
+        }
+        product(
+            matrix_mut(outputs, rows, dim),
+            false,
+            matrix(scores, rows, seen),
+            matrix(values, seen, dim),
+            1,
+        );
+        for (row, output) in outputs[..rows * dim].chunks_exact_mut(dim).enumerate() {
+            let (head, query) = (row / block.len, block.start + row % block.len);
+            let mut y = y.row_mut(query);
+            let y = y.as_slice_mut().expect("columns of contiguous rows");
+            store_scaled(scales[row], output, &mut y[head * dim..][..dim]);
+        }
+    }
+}
+
+impl Group<'_> {
+    fn scale<A: Float>(&self) -> A {
+        A::of(1.0 / (self.head_dim as f64).sqrt())
+    }
+}
+
+vectorized! {
+    /// Exponentials of a row of scores relative to its largest; zeros beyond `seen`. Returns the log-sum-exp
+    /// and what the exponentials have to be multiplied with to be probabilities.
+    fn softmax_row<A: Float>(scale: A, seen: usize, scores: &mut [A]) -> (A, A) {
+        let (visible, hidden) = scores.split_at_mut(seen);
+        let shift = math::max(visible) * scale;
+        let sum = math::exp_sum(visible, scale, shift);
+        hidden.fill(A::ZERO);
+        (A::of(shift.as_f64() + sum.as_f64().ln()), A::ONE / sum)
+    }
+}
+
+vectorized! {
+    fn multiply<A: Float>(factors: &[A], values: &mut [A]) {
+        for (value, &factor) in values.iter_mut().zip(factors) {
+            *value *= factor;
+        }
+    }
+}
+
+vectorized! {
+    fn store_scaled<A: Float, E: Element<Acc = A>>(scale: A, from: &[A], to: &mut [E]) {
+        for (to, &from) in to.iter_mut().zip(from) {
+            *to = E::store(from * scale);
+        }
+    }
+}
+
+/// Backward of [`forward`].
+pub(crate) fn backward<E: Element>(
+    workers: &Workers,
+    dims: AttentionDims,
+    dropout: Option<Dropout<'_>>,
+    inputs: Recorded<'_, E>,
+    dqkv: &mut [E],
+) {
+    let (seq, dim, packed) = (dims.seq, dims.head_dim, dims.packed());
+    let group_heads = dims.heads / dims.kv_heads;
+    let tasks = dqkv.chunks_mut(seq * packed).enumerate().flat_map(|(sample, rows)| {
+        let view = ArrayViewMut2::from_shape((seq, packed), rows).expect("a sample is whole rows");
+        let (dq, rest) = view.split_at(Axis(1), dims.heads * dim);
+        let (dk, dv) = rest.split_at(Axis(1), dims.kv_heads * dim);
+        let groups = columns(dq, group_heads * dim).into_iter().zip(columns(dk, dim)).zip(columns(dv, dim));
+        groups.enumerate().map(move |(kv_head, ((dq, dk), dv))| (sample, kv_head, [dq, dk, dv]))
+    });
+    workers.each(tasks, |(sample, kv_head, gradients)| {
+        let group = Group::new(&dims, dropout, sample, kv_head);
+        backward_group(workers, group, inputs.sample(dims, sample), gradients);
+    });
+}
+
+/// What forward had and made, and the gradient of its output.
+pub(crate) struct Recorded<'a, E: Element> {
+    pub(crate) qkv: &'a [E],
+    pub(crate) y: &'a [E],
+    pub(crate) lse: &'a [E::Acc],
+    pub(crate) dy: &'a [E],
+}
+
+impl<'a, E: Element> Recorded<'a, E> {
+    fn sample(&self, dims: AttentionDims, sample: usize) -> Self {
+        let (packed, width) = (dims.seq * dims.packed(), dims.seq * dims.heads * dims.head_dim);
+        Self {
+            qkv: &self.qkv[sample * packed..][..packed],
+            y: &self.y[sample * width..][..width],
+            lse: &self.lse[sample * dims.heads * dims.seq..][..dims.heads * dims.seq],
+            dy: &self.dy[sample * width..][..width],
+        }
+    }
+}
+
+fn backward_group<E: Element>(
+    workers: &Workers,
+    group: Group<'_>,
+    inputs: Recorded<'_, E>,
+    gradients: [ArrayViewMut2<'_, E>; 3],
+) {
+    let (seq, dim, packed) = (group.seq, group.head_dim, group.dims.packed());
+    let (stacked, width) = (group.stacked_rows(), group.dims.heads * group.head_dim);
+    let mut scratch = workers.scratch::<E::Acc>(4 * seq * dim + stacked * (2 * seq + 3 * dim) + seq);
+    let (keys, rest) = scratch.split_at_mut(seq * dim);
+    let (values, rest) = rest.split_at_mut(seq * dim);
+    let (dkeys, rest) = rest.split_at_mut(seq * dim);
+    let (dvalues, rest) = rest.split_at_mut(seq * dim);
+    let (queries, rest) = rest.split_at_mut(stacked * dim);
+    let (doutputs, rest) = rest.split_at_mut(stacked * dim);
+    let (dqueries, rest) = rest.split_at_mut(stacked * dim);
+    let (factors, rest) = rest.split_at_mut(seq);
+    let (scores, dscores) = rest.split_at_mut(stacked * seq);
+    let (key_column, value_column) = group.kv_columns();
+    group.load(inputs.qkv, packed, key_column, 0, keys);
+    group.load(inputs.qkv, packed, value_column, 0, values);
+    let [mut dq, dk, dv] = gradients;
+    for (index, block) in group.blocks().rev().enumerate() {
+        let (rows, seen) = (group.heads * block.len, block.keys());
+        let scores = &mut scores[..rows * seen];
+        let dscores = &mut dscores[..rows * seen];
+        group.stack(inputs.qkv, packed, block, &mut queries[..rows * dim]);
+        group.stack(inputs.dy, width, block, &mut doutputs[..rows * dim]);
+        let (q, dout) = (matrix(queries, rows, dim), matrix(doutputs, rows, dim));
+        let (k, v) = (matrix(keys, seen, dim), matrix(values, seen, dim));
+        product(matrix_mut(scores, rows, seen), false, q, k.reversed_axes(), 1);
+        product(matrix_mut(dscores, rows, seen), false, dout, v.reversed_axes(), 1);
+        for (row, (scores, dscores)) in
+            scores.chunks_exact_mut(seen).zip(dscores.chunks_exact_mut(seen)).enumerate()
+        {
+            let (head, query) = (row / block.len, block.start + row % block.len);
+            let y = &inputs.y[query * width + group.column(head)..][..dim];
+            let log_sum = inputs.lse[(group.first_head + head) * seq + query];
+            let factors = &mut factors[..query + 1];
+            let dropped = group.factors(head, query, factors);
+            let shared =
+                Row { scale: group.scale(), log_sum, projection: project(&doutputs[row * dim..][..dim], y) };
+            gradient_row(shared, dropped.then_some(&*factors), query + 1, scores, dscores);
+        }
+        let (p, ds) = (matrix(scores, rows, seen), matrix(dscores, rows, seen));
+        let later = index > 0;
+        product(matrix_mut(dvalues, seen, dim), later, p.reversed_axes(), dout, 1);
+        product(matrix_mut(dkeys, seen, dim), later, ds.reversed_axes(), q, 1);
+        product(matrix_mut(dqueries, rows, dim), false, ds, k, 1);
+        unstack(block, dim, &dqueries[..rows * dim], &mut dq);
+    }
+    unstack(Block { start: 0, len: seq }, dim, dkeys, &mut { dk });
+    unstack(Block { start: 0, len: seq }, dim, dvalues, &mut { dv });
+}
+
+/// Rounds stacked rows into the columns of their heads.
+fn unstack<E: Element>(block: Block, dim: usize, stacked: &[E::Acc], into: &mut ArrayViewMut2<'_, E>) {
+    for (row, from) in stacked.chunks_exact(dim).enumerate() {
+        let mut to = into.row_mut(block.start + row % block.len);
+        let to = to.as_slice_mut().expect("columns of contiguous rows");
+        cast(from, &mut to[row / block.len * dim..][..dim]);
+    }
+}
+
+/// The sum of products of an output row and its gradient, which is that of probabilities and theirs.
+fn project<E: Element>(doutput: &[E::Acc], y: &[E]) -> E::Acc {
+    math::sum_by(y.len(), |i| doutput[i] * y[i].load())
+}
+
+/// Numbers of one row of scores.
+#[derive(Clone, Copy)]
+struct Row<A> {
+    scale: A,
+    log_sum: A,
+    projection: A,
+}
+
+vectorized! {
+    /// Turns scores into (dropped) probabilities and gradients of probabilities into gradients of scores;
+    /// zeros beyond `seen`.
+    fn gradient_row<A: Float>(
+        row: Row<A>, factors: Option<&[A]>, seen: usize, scores: &mut [A], dscores: &mut [A],
+    ) {
+        let (visible, hidden) = scores.split_at_mut(seen);
+        let (dvisible, dhidden) = dscores.split_at_mut(seen);
+        hidden.fill(A::ZERO);
+        dhidden.fill(A::ZERO);
+        for score in visible.iter_mut() {
+            *score = (*score * row.scale - row.log_sum).exp();
+        }
+        let Some(factors) = factors else {
+            for (score, dscore) in visible.iter().zip(dvisible) {
+                *dscore = *score * (*dscore - row.projection) * row.scale;
+            }
+            return;
+        };
+        for ((score, dscore), &factor) in visible.iter_mut().zip(dvisible).zip(factors) {
+            *dscore = *score * (*dscore * factor - row.projection) * row.scale;
+            *score *= factor;
+        }
+    }
+}

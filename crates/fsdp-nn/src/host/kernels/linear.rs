@@ -1,0 +1,123 @@
+//! Linear maps: products, and the bias on either side of them.
+
+use super::matmul::{Matrix, MatrixMut, matmul};
+use crate::backend::{LinearDims, Orientation};
+use crate::host::element::{Element, Float};
+use crate::host::floats::Target;
+use crate::host::raw::vectorized;
+use crate::host::workers::{Workers, task_rows};
+
+/// Rows whose column sums are one partial result.
+pub(super) const PARTIAL_ROWS: usize = 128;
+
+impl LinearDims {
+    fn weight<'a, E: Element>(&self, data: &'a [E]) -> Matrix<'a, E> {
+        match self.orientation {
+            Orientation::OutIn => Matrix::new(data, self.outputs, self.inputs, self.inputs).t(),
+            Orientation::InOut => Matrix::new(data, self.inputs, self.outputs, self.outputs),
+        }
+    }
+
+    fn strided<'a, E: Element>(&self, data: &'a [E]) -> Matrix<'a, E> {
+        Matrix::new(data, self.rows, self.outputs, self.y_stride)
+    }
+}
+
+/// `y = x W + b`; the bias is added to the rounded product.
+pub(crate) fn forward<E: Element>(
+    workers: &Workers,
+    dims: LinearDims,
+    x: &[E],
+    weight: &[E],
+    bias: Option<&[E]>,
+    y: &mut [E],
+) {
+    let x = Matrix::new(x, dims.rows, dims.inputs, dims.inputs);
+    let target = Target { data: E::floats_mut(y), accumulate: false };
+    let dst = MatrixMut { target, rows: dims.rows, cols: dims.outputs, stride: dims.y_stride };
+    matmul(workers, dst, x, dims.weight(weight));
+    if let Some(bias) = bias {
+        let tasks = y.chunks_mut(dims.y_stride * task_rows(dims.outputs));
+        workers.each(tasks, |rows| add_bias(dims.y_stride, bias, rows));
+    }
+}
+
+vectorized! {
+    fn add_bias<E: Element>(stride: usize, bias: &[E], rows: &mut [E]) {
+        for row in rows.chunks_mut(stride) {
+            for (y, b) in row.iter_mut().zip(bias) {
+                *y = E::store(y.load() + b.load());
+            }
+        }
+    }
+}
+
+/// `dx = dy W^T`.
+pub(crate) fn backward_input<E: Element>(
+    workers: &Workers,
+    dims: LinearDims,
+    dy: &[E],
+    weight: &[E],
+    dx: &mut [E],
+    accumulate: bool,
+) {
+    let target = Target { data: E::floats_mut(dx), accumulate };
+    let dst = MatrixMut::dense(target, dims.rows, dims.inputs);
+    matmul(workers, dst, dims.strided(dy), dims.weight(weight).t());
+}
+
+/// `dW = x^T dy` in the weight's orientation.
+pub(crate) fn backward_weight<E: Element>(
+    workers: &Workers,
+    dims: LinearDims,
+    x: &[E],
+    dy: &[E],
+    dweight: Target<'_>,
+) {
+    let x = Matrix::new(x, dims.rows, dims.inputs, dims.inputs);
+    let dy = dims.strided(dy);
+    match dims.orientation {
+        Orientation::OutIn => {
+            matmul(workers, MatrixMut::dense(dweight, dims.outputs, dims.inputs), dy.t(), x);
+        }
+        Orientation::InOut => {
+            matmul(workers, MatrixMut::dense(dweight, dims.inputs, dims.outputs), x.t(), dy);
+        }
+    }
+}
+
+/// `db` = column sums of `dy`.
+pub(crate) fn backward_bias<E: Element>(
+    workers: &Workers,
+    dims: LinearDims,
+    dy: &[E],
+    mut dbias: Target<'_>,
+) {
+    let tasks = dy.chunks(dims.y_stride * PARTIAL_ROWS);
+    let partials = workers.map(tasks, |rows| {
+        let mut sums = vec![E::Acc::ZERO; dims.outputs];
+        add_rows(dims.y_stride, rows, &mut sums);
+        sums
+    });
+    dbias.put(0, &combine(partials));
+}
+
+vectorized! {
+    fn add_rows<E: Element>(stride: usize, rows: &[E], sums: &mut [E::Acc]) {
+        for row in rows.chunks(stride) {
+            for (sum, y) in sums.iter_mut().zip(row) {
+                *sum += y.load();
+            }
+        }
+    }
+}
+
+/// Adds partial sums in index order.
+pub(super) fn combine<A: Float>(partials: Vec<Vec<A>>) -> Vec<A> {
+    let mut partials = partials.into_iter();
+    let mut total = partials.next().unwrap_or_default();
+    for partial in partials {
+        total.iter_mut().zip(partial).for_each(|(sum, part)| *sum += part);
+    }
+    total
+}

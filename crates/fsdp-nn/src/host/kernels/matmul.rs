@@ -1,0 +1,192 @@
+//! Matrix products of any mix of float types, by products in the type of arithmetic.
+//!
+//! Where all types agree this is one call of `gemm`. Otherwise operands are widened and results rounded
+//! (once) panel by panel; the panels are fixed by the shape and never cut the summed dimension.
+
+use ndarray::{ArrayView2, ArrayViewMut2, ShapeBuilder};
+
+use crate::host::element::{Element, Float};
+use crate::host::floats::{Target, cast};
+use crate::host::pool::Scratch;
+use crate::host::raw::product;
+use crate::host::workers::{Workers, task_rows};
+
+/// Rows and columns of a panel of the result.
+const PANEL: usize = 512;
+
+/// A readable matrix with contiguous rows `stride` elements apart, possibly transposed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Matrix<'a, E> {
+    data: &'a [E],
+    rows: usize,
+    cols: usize,
+    stride: usize,
+    transposed: bool,
+}
+
+impl<'a, E: Element> Matrix<'a, E> {
+    /// `rows x cols` elements with rows `stride` apart.
+    pub(crate) fn new(data: &'a [E], rows: usize, cols: usize, stride: usize) -> Self {
+        Self { data, rows, cols, stride, transposed: false }
+    }
+
+    /// The transpose.
+    pub(crate) fn t(self) -> Self {
+        Self { transposed: !self.transposed, ..self }
+    }
+
+    /// Rows and columns.
+    fn dim(&self) -> (usize, usize) {
+        if self.transposed { (self.cols, self.rows) } else { (self.rows, self.cols) }
+    }
+
+    /// The sub-matrix of some rows (after transposition).
+    fn rows(self, start: usize, count: usize) -> Self {
+        if self.transposed {
+            return Self { data: &self.data[start..], cols: count, ..self };
+        }
+        Self { data: &self.data[start * self.stride..], rows: count, ..self }
+    }
+
+    fn view(self) -> ArrayView2<'a, E> {
+        let view = ArrayView2::from_shape((self.rows, self.cols).strides((self.stride, 1)), self.data);
+        let view = view.expect("lengths were checked by the caller of the kernel");
+        if self.transposed { view.reversed_axes() } else { view }
+    }
+}
+
+/// A writable matrix with contiguous rows `stride` elements apart.
+#[derive(Debug)]
+pub(crate) struct MatrixMut<'a> {
+    /// The elements.
+    pub(crate) target: Target<'a>,
+    /// Rows.
+    pub(crate) rows: usize,
+    /// Columns.
+    pub(crate) cols: usize,
+    /// Elements from a row to the next.
+    pub(crate) stride: usize,
+}
+
+impl<'a> MatrixMut<'a> {
+    /// Contiguous rows.
+    pub(crate) fn dense(target: Target<'a>, rows: usize, cols: usize) -> Self {
+        Self { target, rows, cols, stride: cols }
+    }
+}
+
+/// `dst = lhs * rhs`, or added when the target says so.
+pub(crate) fn matmul<L: Element, R: Element<Acc = L::Acc>>(
+    workers: &Workers,
+    mut dst: MatrixMut<'_>,
+    lhs: Matrix<'_, L>,
+    rhs: Matrix<'_, R>,
+) {
+    let accumulate = dst.target.accumulate;
+    let (rows, cols, stride) = (dst.rows, dst.cols, dst.stride);
+    assert!(lhs.dim().0 == rows && rhs.dim().1 == cols && lhs.dim().1 == rhs.dim().0, "shapes fit");
+    if rows == 0 || cols == 0 {
+        return;
+    }
+    let multiplications = rows * cols * lhs.dim().1;
+    if let (Some(data), Some(lhs), Some(rhs)) = (dst.target.direct::<L::Acc>(), exact(lhs), exact(rhs)) {
+        let dst = mutable(data, rows, cols, stride);
+        workers.product(multiplications, |threads| product(dst, accumulate, lhs, rhs, threads));
+        return;
+    }
+    for row in (0..rows).step_by(PANEL) {
+        let panel_rows = PANEL.min(rows - row);
+        let wide_lhs = Widened::new(workers, lhs.rows(row, panel_rows));
+        for col in (0..cols).step_by(PANEL) {
+            let panel_cols = PANEL.min(cols - col);
+            let wide_rhs = Widened::new(workers, rhs.t().rows(col, panel_cols));
+            let start = row * stride + col;
+            let panel = Panel { start, rows: panel_rows, cols: panel_cols, stride };
+            panel.compute(workers, &mut dst.target, wide_lhs.view(), wide_rhs.view().reversed_axes());
+        }
+    }
+}
+
+/// A block of the result.
+struct Panel {
+    start: usize,
+    rows: usize,
+    cols: usize,
+    stride: usize,
+}
+
+impl Panel {
+    fn compute<A: Float>(
+        &self,
+        workers: &Workers,
+        target: &mut Target<'_>,
+        lhs: ArrayView2<'_, A>,
+        rhs: ArrayView2<'_, A>,
+    ) {
+        let accumulate = target.accumulate;
+        let multiplications = self.rows * self.cols * lhs.ncols();
+        if let Some(data) = target.direct::<A>() {
+            let dst = mutable(&mut data[self.start..], self.rows, self.cols, self.stride);
+            return workers.product(multiplications, |threads| product(dst, accumulate, lhs, rhs, threads));
+        }
+        let mut wide = workers.scratch::<A>(self.rows * self.cols);
+        let dst = mutable(&mut wide, self.rows, self.cols, self.cols);
+        workers.product(multiplications, |threads| product(dst, false, lhs, rhs, threads));
+        for (row, values) in wide.chunks(self.cols).enumerate() {
+            target.put(self.start + row * self.stride, values);
+        }
+    }
+}
+
+/// A panel of an operand in the type of arithmetic; its rows are contiguous unless it is transposed.
+struct Widened<A> {
+    data: Scratch<A>,
+    rows: usize,
+    cols: usize,
+    transposed: bool,
+}
+
+impl<A: Float> Widened<A> {
+    fn new<E: Element<Acc = A>>(workers: &Workers, matrix: Matrix<'_, E>) -> Self {
+        let Matrix { data, rows, cols, stride, transposed } = matrix;
+        let mut wide = workers.scratch(rows * cols);
+        let tasks = wide.chunks_mut(cols * task_rows(cols)).enumerate();
+        workers.each(tasks, |(task, wide)| {
+            let first = task * task_rows(cols);
+            for (row, wide) in wide.chunks_mut(cols).enumerate() {
+                let start = (first + row) * stride;
+                cast(&data[start..start + cols], wide);
+            }
+        });
+        Self { data: wide, rows, cols, transposed }
+    }
+
+    fn view(&self) -> ArrayView2<'_, A> {
+        Matrix {
+            data: &self.data,
+            rows: self.rows,
+            cols: self.cols,
+            stride: self.cols,
+            transposed: self.transposed,
+        }
+        .view()
+    }
+}
+
+/// The matrix in the type of arithmetic, when it is of that type already.
+fn exact<'a, E: Element>(matrix: Matrix<'a, E>) -> Option<ArrayView2<'a, E::Acc>> {
+    let data = E::Acc::from_floats(E::floats(matrix.data))?;
+    let Matrix { rows, cols, stride, transposed, .. } = matrix;
+    Some(Matrix { data, rows, cols, stride, transposed }.view())
+}
+
+/// A view of rows `stride` apart.
+pub(crate) fn mutable<A: Float>(
+    data: &mut [A],
+    rows: usize,
+    cols: usize,
+    stride: usize,
+) -> ArrayViewMut2<'_, A> {
+    let view = ArrayViewMut2::from_shape((rows, cols).strides((stride, 1)), data);
+    view.expect("lengths were checked by the caller of the kernel")
+}

@@ -1,0 +1,209 @@
+//! Norms over rows: root mean square, and mean and variance.
+//!
+//! One pass per row for statistics and one for results; gradients of weights are partial column sums of
+//! fixed blocks of rows, added in order.
+
+use super::linear::{PARTIAL_ROWS, combine};
+use crate::host::element::{Element, Float};
+use crate::host::floats::Target;
+use crate::host::math::sum_by;
+use crate::host::raw::vectorized;
+use crate::host::workers::{Workers, task_rows};
+
+/// `y = x * rstd * weight` and `rstd` of each row.
+pub(crate) fn rms<E: Element>(
+    workers: &Workers,
+    width: usize,
+    eps: f64,
+    x: &[E],
+    weight: &[E],
+    y: &mut [E],
+    rstd: &mut [E::Acc],
+) {
+    let rows = task_rows(width);
+    let tasks = y.chunks_mut(rows * width).zip(rstd.chunks_mut(rows)).zip(x.chunks(rows * width));
+    workers.each(tasks, |((y, rstd), x)| rms_rows(width, eps, x, weight, y, rstd));
+}
+
+vectorized! {
+    fn rms_rows<E: Element>(
+        width: usize, eps: f64, x: &[E], weight: &[E], y: &mut [E], rstd: &mut [E::Acc],
+    ) {
+        let count = E::Acc::of(width as f64);
+        for ((x, y), rstd) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(rstd) {
+            let squares = sum_by(width, |i| x[i].load() * x[i].load());
+            let scale = E::Acc::ONE / (squares / count + E::Acc::of(eps)).sqrt();
+            *rstd = scale;
+            for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
+                *y = E::store(x.load() * scale * w.load());
+            }
+        }
+    }
+}
+
+/// The gradient of the input of [`rms`].
+pub(crate) fn rms_backward_input<E: Element>(
+    workers: &Workers,
+    width: usize,
+    x: &[E],
+    weight: &[E],
+    rstd: &[E::Acc],
+    dy: &[E],
+    dx: &mut [E],
+    accumulate: bool,
+) {
+    let rows = task_rows(width);
+    let inputs = x.chunks(rows * width).zip(dy.chunks(rows * width)).zip(rstd.chunks(rows));
+    workers.each(dx.chunks_mut(rows * width).zip(inputs), |(dx, ((x, dy), rstd))| {
+        rms_backward_rows(width, x, weight, rstd, dy, dx, accumulate);
+    });
+}
+
+vectorized! {
+    fn rms_backward_rows<E: Element>(
+        width: usize, x: &[E], weight: &[E], rstd: &[E::Acc], dy: &[E], dx: &mut [E], accumulate: bool,
+    ) {
+        let count = E::Acc::of(width as f64);
+        let rows = x.chunks_exact(width).zip(dy.chunks_exact(width)).zip(dx.chunks_exact_mut(width));
+        for (((x, dy), dx), &rstd) in rows.zip(rstd) {
+            let weight = &weight[..width];
+            let projection = sum_by(width, |i| dy[i].load() * weight[i].load() * x[i].load());
+            let mean = projection * rstd * rstd / count;
+            for (((dx, x), dy), w) in dx.iter_mut().zip(x).zip(dy).zip(weight) {
+                let before = if accumulate { dx.load() } else { E::Acc::ZERO };
+                *dx = E::store(before + rstd * (dy.load() * w.load() - x.load() * mean));
+            }
+        }
+    }
+}
+
+/// The gradient of the weight of [`rms`]: column sums of `dy * x * rstd`.
+pub(crate) fn rms_backward_weight<E: Element>(
+    workers: &Workers,
+    width: usize,
+    x: &[E],
+    rstd: &[E::Acc],
+    dy: &[E],
+    mut dweight: Target<'_>,
+) {
+    let len = PARTIAL_ROWS * width;
+    let tasks = x.chunks(len).zip(dy.chunks(len)).zip(rstd.chunks(PARTIAL_ROWS));
+    let partials = workers.map(tasks, |((x, dy), rstd)| {
+        let mut sums = vec![E::Acc::ZERO; width];
+        rms_weight_rows(width, x, rstd, dy, &mut sums);
+        sums
+    });
+    dweight.put(0, &combine(partials));
+}
+
+vectorized! {
+    fn rms_weight_rows<E: Element>(width: usize, x: &[E], rstd: &[E::Acc], dy: &[E], sums: &mut [E::Acc]) {
+        for ((x, dy), &rstd) in x.chunks_exact(width).zip(dy.chunks_exact(width)).zip(rstd) {
+            for ((sum, x), dy) in sums.iter_mut().zip(x).zip(dy) {
+                *sum += dy.load() * (x.load() * rstd);
+            }
+        }
+    }
+}
+
+/// `y = (x - mean) * rstd * weight + bias`, and mean and rstd of each row.
+pub(crate) fn layer<E: Element>(
+    workers: &Workers,
+    width: usize,
+    eps: f64,
+    x: &[E],
+    weight: &[E],
+    bias: &[E],
+    y: &mut [E],
+    stats: &mut [E::Acc],
+) {
+    let rows = task_rows(width);
+    let tasks = y.chunks_mut(rows * width).zip(stats.chunks_mut(2 * rows)).zip(x.chunks(rows * width));
+    workers.each(tasks, |((y, stats), x)| layer_rows(width, eps, x, weight, bias, y, stats));
+}
+
+vectorized! {
+    fn layer_rows<E: Element>(
+        width: usize, eps: f64, x: &[E], weight: &[E], bias: &[E], y: &mut [E], stats: &mut [E::Acc],
+    ) {
+        let count = E::Acc::of(width as f64);
+        for ((x, y), stats) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(stats.chunks_exact_mut(2)) {
+            let mean = sum_by(width, |i| x[i].load()) / count;
+            let squares = sum_by(width, |i| (x[i].load() - mean) * (x[i].load() - mean));
+            let rstd = E::Acc::ONE / (squares / count + E::Acc::of(eps)).sqrt();
+            stats[0] = mean;
+            stats[1] = rstd;
+            for (((y, x), w), b) in y.iter_mut().zip(x).zip(weight).zip(bias) {
+                *y = E::store((x.load() - mean) * rstd * w.load() + b.load());
+            }
+        }
+    }
+}
+
+/// The gradient of the input of [`layer`].
+pub(crate) fn layer_backward_input<E: Element>(
+    workers: &Workers,
+    width: usize,
+    x: &[E],
+    weight: &[E],
+    stats: &[E::Acc],
+    dy: &[E],
+    dx: &mut [E],
+    accumulate: bool,
+) {
+    let rows = task_rows(width);
+    let inputs = x.chunks(rows * width).zip(dy.chunks(rows * width)).zip(stats.chunks(2 * rows));
+    workers.each(dx.chunks_mut(rows * width).zip(inputs), |(dx, ((x, dy), stats))| {
+        layer_backward_rows(width, x, weight, stats, dy, dx, accumulate);
+    });
+}
+
+vectorized! {
+    fn layer_backward_rows<E: Element>(
+        width: usize, x: &[E], weight: &[E], stats: &[E::Acc], dy: &[E], dx: &mut [E], accumulate: bool,
+    ) {
+        let count = E::Acc::of(width as f64);
+        let rows = x.chunks_exact(width).zip(dy.chunks_exact(width)).zip(dx.chunks_exact_mut(width));
+        for (((x, dy), dx), stats) in rows.zip(stats.chunks_exact(2)) {
+            let (weight, mean, rstd) = (&weight[..width], stats[0], stats[1]);
+            let sum = sum_by(width, |i| dy[i].load() * weight[i].load());
+            let projection = sum_by(width, |i| dy[i].load() * weight[i].load() * ((x[i].load() - mean) * rstd));
+            let (offset, slope) = (sum / count, projection / count);
+            for (((dx, x), dy), w) in dx.iter_mut().zip(x).zip(dy).zip(weight) {
+                let before = if accumulate { dx.load() } else { E::Acc::ZERO };
+                let normal = (x.load() - mean) * rstd;
+                *dx = E::store(before + rstd * (dy.load() * w.load() - offset - normal * slope));
+            }
+        }
+    }
+}
+
+/// The gradient of the weight of [`layer`]: column sums of `dy * (x - mean) * rstd`.
+pub(crate) fn layer_backward_weight<E: Element>(
+    workers: &Workers,
+    width: usize,
+    x: &[E],
+    stats: &[E::Acc],
+    dy: &[E],
+    mut dweight: Target<'_>,
+) {
+    let len = PARTIAL_ROWS * width;
+    let tasks = x.chunks(len).zip(dy.chunks(len)).zip(stats.chunks(2 * PARTIAL_ROWS));
+    let partials = workers.map(tasks, |((x, dy), stats)| {
+        let mut sums = vec![E::Acc::ZERO; width];
+        layer_weight_rows(width, x, stats, dy, &mut sums);
+        sums
+    });
+    dweight.put(0, &combine(partials));
+}
+
+vectorized! {
+    fn layer_weight_rows<E: Element>(width: usize, x: &[E], stats: &[E::Acc], dy: &[E], sums: &mut [E::Acc]) {
+        let rows = x.chunks_exact(width).zip(dy.chunks_exact(width)).zip(stats.chunks_exact(2));
+        for ((x, dy), stats) in rows {
+            for ((sum, x), dy) in sums.iter_mut().zip(x).zip(dy) {
+                *sum += dy.load() * ((x.load() - stats[0]) * stats[1]);
+            }
+        }
+    }
+}

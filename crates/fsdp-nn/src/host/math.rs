@@ -1,0 +1,134 @@
+//! Scalar mathematics and reductions that vectorise the same way everywhere.
+//!
+//! Sums run over [`LANES`] interleaved partial sums that are added pairwise at the end: the order of
+//! additions is a function of the length alone, whatever the width of the machine's vectors. Nothing here
+//! uses fused multiply-add, so that the tail of a loop rounds as its body does.
+
+use super::element::Float;
+
+/// Interleaved partial sums of a reduction.
+const LANES: usize = 32;
+
+/// `e^x` within two units in the last place (denormal results included), without branches.
+///
+/// Cody-Waite reduction `x = n ln 2 + r` with `|r| <= ln 2 / 2`, Cephes' polynomial for `e^r`, and `2^n` in
+/// two factors so that neither overflows where the result does not.
+#[inline(always)]
+pub(crate) fn exp(x: f32) -> f32 {
+    // Adding this makes the integer part the low bits of the mantissa.
+    const SHIFT: f32 = 12_582_912.0;
+    // Beyond these the result is 0 or infinite anyway. Comparisons keep NaN.
+    let x = if x < -150.0 { -150.0 } else { x };
+    let x = if x > 120.0 { 120.0 } else { x };
+    let shifted = x * std::f32::consts::LOG2_E + SHIFT;
+    let n = shifted - SHIFT;
+    let r = x - n * 0.693_359_4 - n * -2.121_944_4e-4;
+    let mut p = 1.987_569_1e-4_f32;
+    p = p * r + 1.398_199_9e-3;
+    p = p * r + 8.333_452e-3;
+    p = p * r + 4.166_579_6e-2;
+    p = p * r + 1.666_666_5e-1;
+    p = p * r + 5.000_000_3e-1;
+    let power = p * (r * r) + r + 1.0;
+    let exponent = (shifted.to_bits() as i32).wrapping_sub(SHIFT.to_bits() as i32);
+    let low = exponent >> 1;
+    power * pow2(low) * pow2(exponent.wrapping_sub(low))
+}
+
+/// `2^exponent` for the exponents of normal numbers.
+#[inline(always)]
+fn pow2(exponent: i32) -> f32 {
+    f32::from_bits((exponent.wrapping_add(127) as u32) << 23)
+}
+
+/// The sum of `term(i)` for `i` in `0..len`, in lanes.
+#[inline(always)]
+pub(crate) fn sum_by<A: Float>(len: usize, term: impl Fn(usize) -> A) -> A {
+    let mut lanes = [A::ZERO; LANES];
+    let body = len - len % LANES;
+    let mut start = 0;
+    while start < body {
+        for (lane, partial) in lanes.iter_mut().enumerate() {
+            *partial += term(start + lane);
+        }
+        start += LANES;
+    }
+    for (partial, i) in lanes.iter_mut().zip(body..len) {
+        *partial += term(i);
+    }
+    fold(lanes, |a, b| a + b)
+}
+
+/// The largest element; NaN elements may be ignored.
+#[inline(always)]
+pub(crate) fn max<A: Float>(values: &[A]) -> A {
+    let larger = |a: A, b: A| if b > a { b } else { a };
+    let mut lanes = [A::LOWEST; LANES];
+    let mut chunks = values.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        for (partial, &value) in lanes.iter_mut().zip(chunk) {
+            *partial = larger(*partial, value);
+        }
+    }
+    for (partial, &value) in lanes.iter_mut().zip(chunks.remainder()) {
+        *partial = larger(*partial, value);
+    }
+    fold(lanes, larger)
+}
+
+/// Replaces `values` by `e^(scale * value - shift)` and returns their sum.
+#[inline(always)]
+pub(crate) fn exp_sum<A: Float>(values: &mut [A], scale: A, shift: A) -> A {
+    let mut lanes = [A::ZERO; LANES];
+    let mut chunks = values.chunks_exact_mut(LANES);
+    for chunk in &mut chunks {
+        for (partial, value) in lanes.iter_mut().zip(chunk) {
+            *value = (*value * scale - shift).exp();
+            *partial += *value;
+        }
+    }
+    for (partial, value) in lanes.iter_mut().zip(chunks.into_remainder()) {
+        *value = (*value * scale - shift).exp();
+        *partial += *value;
+    }
+    fold(lanes, |a, b| a + b)
+}
+
+/// Combines lanes pairwise, upper half into lower half.
+#[inline(always)]
+fn fold<A: Copy>(mut lanes: [A; LANES], combine: impl Fn(A, A) -> A) -> A {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            lanes[lane] = combine(lanes[lane], lanes[lane + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_within_two_units_in_the_last_place() {
+        let mut x = -104.5_f32;
+        while x < 88.7 {
+            let exact = f64::from(x).exp();
+            let unit = f64::from((exact as f32).next_up()) - f64::from(exact as f32);
+            let error = (f64::from(exp(x)) - exact).abs() / unit;
+            assert!(error <= 2.0, "exp({x}) = {} is {error} units from {exact}", exp(x));
+            x += 0.000_37;
+        }
+    }
+
+    #[test]
+    fn exp_of_special_values() {
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(exp(f32::INFINITY), f32::INFINITY);
+        assert_eq!(exp(89.0), f32::INFINITY);
+        assert!(exp(f32::NAN).is_nan());
+    }
+}

@@ -1,0 +1,242 @@
+//! [`Memory`] on the host: every queue is the calling thread, so work is done when a method returns.
+
+use std::sync::Arc;
+
+use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
+use fsdp_core::{DType, Error, ExactSum, Queue};
+
+use super::accounting::Account;
+use super::buffer::HostBuffer;
+use super::element::{Element, Scalar, for_float, for_scalar};
+use super::floats::{Floats, FloatsMut, add, transfer};
+use super::lengths;
+use super::math;
+use super::pool::HostPool;
+use super::raw::vectorized;
+use super::workers::{TASK_ELEMS, Workers};
+
+/// How a rank's host memory works.
+#[derive(Clone, Debug)]
+pub struct HostOptions {
+    /// Where storage comes from and goes to; ranks of one world share it.
+    pub pool: Arc<HostPool>,
+    /// Threads that kernels of this rank use; 1 is the calling thread alone.
+    pub threads: usize,
+    /// Whether storage is filled with NaN when it is new and when it is given up, so that a read of
+    /// contents that were not written shows.
+    pub poison: bool,
+}
+
+impl Default for HostOptions {
+    fn default() -> Self {
+        Self { pool: HostPool::new(), threads: 1, poison: false }
+    }
+}
+
+/// The memory and compute of one rank on the host.
+///
+/// Accounting is logical: a buffer is counted from [`Memory::allocate`] until its last handle is dropped,
+/// whether or not it has storage, which it takes from the pool when it is first written.
+/// [`Usage::allocations`] counts the storage that the pool had to allocate for this memory. Scratch of
+/// kernels (a few blocks of rows per thread) and the packing buffers of `gemm` are not counted.
+#[derive(Debug)]
+pub struct HostMemory {
+    account: Arc<Account>,
+    pool: Arc<HostPool>,
+    poison: bool,
+    workers: Workers,
+}
+
+impl HostMemory {
+    /// The memory of one rank.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when the threads can not be started.
+    pub fn new(options: HostOptions) -> Result<Self, Error> {
+        let workers = Workers::new(options.threads, Arc::clone(&options.pool))?;
+        Ok(Self { account: Arc::default(), pool: options.pool, poison: options.poison, workers })
+    }
+
+    /// The threads of kernels.
+    pub(crate) fn workers(&self) -> &Workers {
+        &self.workers
+    }
+
+    /// The elements of a range.
+    pub(crate) fn elements<'a, T: Scalar>(&self, slice: Slice<'a, HostBuffer>) -> Result<&'a [T], Error> {
+        HostBuffer::elements(slice)
+    }
+
+    /// The elements of a range, to be written.
+    pub(crate) fn elements_mut<'a, T: Scalar>(
+        &self,
+        slice: SliceMut<'a, HostBuffer>,
+    ) -> Result<&'a mut [T], Error> {
+        if slice.len == 0 {
+            return Ok(&mut []);
+        }
+        let (elements, is_new) = slice.buffer.elements_mut(&self.pool, self.poison)?;
+        if is_new {
+            self.account.count_allocation();
+        }
+        Ok(&mut elements[slice.offset..slice.offset + slice.len])
+    }
+
+    /// The floats of a range.
+    pub(crate) fn floats<'a>(&self, slice: Slice<'a, HostBuffer>) -> Result<Floats<'a>, Error> {
+        for_float!(slice.buffer.dtype(), E => Ok(E::floats(self.elements::<E>(slice)?)))
+    }
+
+    /// The floats of a range, to be written.
+    pub(crate) fn floats_mut<'a>(&self, slice: SliceMut<'a, HostBuffer>) -> Result<FloatsMut<'a>, Error> {
+        for_float!(slice.buffer.dtype(), E => Ok(E::floats_mut(self.elements_mut::<E>(slice)?)))
+    }
+
+    fn copy_same<T: Scalar>(
+        &self,
+        src: Slice<'_, HostBuffer>,
+        dst: SliceMut<'_, HostBuffer>,
+    ) -> Result<(), Error> {
+        let src = self.elements::<T>(src)?;
+        let dst = self.elements_mut::<T>(dst)?;
+        let tasks = dst.chunks_mut(TASK_ELEMS).zip(src.chunks(TASK_ELEMS));
+        self.workers.each(tasks, |(dst, src)| dst.copy_from_slice(src));
+        Ok(())
+    }
+
+    fn accumulate_floats<E: Element>(
+        &self,
+        src: Slice<'_, HostBuffer>,
+        dst: SliceMut<'_, HostBuffer>,
+    ) -> Result<(), Error> {
+        let src = self.elements::<E>(src)?;
+        let dst = self.elements_mut::<E>(dst)?;
+        let tasks = dst.chunks_mut(TASK_ELEMS).zip(src.chunks(TASK_ELEMS));
+        self.workers.each(tasks, |(dst, src)| add(src, dst));
+        Ok(())
+    }
+
+    fn accumulate_integers<T: Scalar>(
+        &self,
+        src: Slice<'_, HostBuffer>,
+        dst: SliceMut<'_, HostBuffer>,
+        add: impl Fn(T, T) -> T,
+    ) -> Result<(), Error> {
+        let src = self.elements::<T>(src)?;
+        let dst = self.elements_mut::<T>(dst)?;
+        dst.iter_mut().zip(src).for_each(|(dst, &src)| *dst = add(*dst, src));
+        Ok(())
+    }
+}
+
+vectorized! {
+    /// The sum of squares in double precision.
+    fn square_sum_of<E: Element>(row: &[E]) -> f64 {
+        math::sum_by(row.len(), |i| {
+            let value = row[i].to_f64();
+            value * value
+        })
+    }
+}
+
+impl Memory for HostMemory {
+    type Buffer = HostBuffer;
+    type Event = ();
+
+    fn allocate(&self, category: Category, dtype: DType, len: usize) -> Result<HostBuffer, Error> {
+        Ok(HostBuffer::new(self.account.open(category, dtype, len), dtype, len))
+    }
+
+    fn release(&self, _queue: Queue, buffer: &mut HostBuffer) {
+        buffer.release();
+    }
+
+    fn alias(&self, dst: &mut HostBuffer, src: &HostBuffer) -> bool {
+        dst.dtype() == src.dtype() && dst.len() == src.len() && dst.share(src)
+    }
+
+    fn zero(&self, _queue: Queue, dst: SliceMut<'_, HostBuffer>) -> Result<(), Error> {
+        for_scalar!(dst.buffer.dtype(), E => {
+            self.elements_mut::<E>(dst)?.fill(bytemuck::Zeroable::zeroed());
+            Ok(())
+        })
+    }
+
+    fn copy(
+        &self,
+        _queue: Queue,
+        src: Slice<'_, HostBuffer>,
+        dst: SliceMut<'_, HostBuffer>,
+    ) -> Result<(), Error> {
+        lengths::expect("copied elements", src.len, dst.len)?;
+        if src.buffer.dtype() == dst.buffer.dtype() {
+            return for_scalar!(dst.buffer.dtype(), E => self.copy_same::<E>(src, dst));
+        }
+        let src = self.floats(src)?;
+        transfer(src, self.floats_mut(dst)?, false);
+        Ok(())
+    }
+
+    fn accumulate(
+        &self,
+        _queue: Queue,
+        src: Slice<'_, HostBuffer>,
+        dst: SliceMut<'_, HostBuffer>,
+    ) -> Result<(), Error> {
+        lengths::expect("accumulated elements", src.len, dst.len)?;
+        match dst.buffer.dtype() {
+            DType::U32 => self.accumulate_integers(src, dst, u32::wrapping_add),
+            DType::I64 => self.accumulate_integers(src, dst, i64::wrapping_add),
+            float => for_float!(float, E => self.accumulate_floats::<E>(src, dst)),
+        }
+    }
+
+    fn square_sum(
+        &self,
+        _queue: Queue,
+        src: Slice<'_, HostBuffer>,
+        row_len: usize,
+        sum: &mut ExactSum,
+    ) -> Result<(), Error> {
+        lengths::expect_rows("elements of the rows of a square sum", row_len, src.len)?;
+        for_float!(src.buffer.dtype(), E => {
+            let src = self.elements::<E>(src)?;
+            let task_len = row_len * super::workers::task_rows(row_len);
+            let tasks = src.chunks(task_len.max(1));
+            let rows = self.workers.map(tasks, |task| {
+                task.chunks(row_len).map(square_sum_of::<E>).collect::<Vec<f64>>()
+            });
+            rows.iter().flatten().for_each(|&row| sum.add(row));
+            Ok(())
+        })
+    }
+
+    fn write(&self, _queue: Queue, src: HostSlice<'_>, dst: SliceMut<'_, HostBuffer>) -> Result<(), Error> {
+        lengths::expect("written elements", lengths::of_host(&src), dst.len)?;
+        match src {
+            HostSlice::F32(src) => transfer(Floats::F32(src), self.floats_mut(dst)?, false),
+            HostSlice::F64(src) => transfer(Floats::F64(src), self.floats_mut(dst)?, false),
+            HostSlice::U32(src) => self.elements_mut(dst)?.copy_from_slice(src),
+            HostSlice::I64(src) => self.elements_mut(dst)?.copy_from_slice(src),
+        }
+        Ok(())
+    }
+
+    fn read(&self, _queue: Queue, src: Slice<'_, HostBuffer>, dst: HostSliceMut<'_>) -> Result<(), Error> {
+        lengths::expect("read elements", src.len, lengths::of_host_mut(&dst))?;
+        match dst {
+            HostSliceMut::F32(dst) => transfer(self.floats(src)?, FloatsMut::F32(dst), false),
+            HostSliceMut::F64(dst) => transfer(self.floats(src)?, FloatsMut::F64(dst), false),
+            HostSliceMut::I64(dst) => dst.copy_from_slice(self.elements(src)?),
+        }
+        Ok(())
+    }
+
+    fn record(&self, _queue: Queue) {}
+
+    fn wait(&self, _queue: Queue, _event: &()) {}
+
+    fn usage(&self) -> Usage {
+        self.account.usage()
+    }
+}

@@ -1,0 +1,24 @@
+//! The host backend: memory and kernels of one rank that computes on the CPU.
+//!
+//! Every kernel is deterministic: work is split by shape alone, partial results are combined in index order
+//! and vector bodies round like their scalar tails, so the number of threads, the alignment of a buffer and
+//! its offset never change a bit. Matrix products are those of the `gemm` crate; all other loops are plain
+//! Rust over fixed-width lanes, compiled for several instruction sets ([`raw`]).
+
+pub(crate) mod accounting;
+mod backend;
+mod buffer;
+pub(crate) mod element;
+pub(crate) mod floats;
+mod kernels;
+pub(crate) mod lengths;
+pub(crate) mod math;
+mod memory;
+mod pool;
+#[allow(unsafe_code)]
+pub(crate) mod raw;
+pub(crate) mod workers;
+
+pub use buffer::HostBuffer;
+pub use memory::{HostMemory, HostOptions};
+pub use pool::HostPool;

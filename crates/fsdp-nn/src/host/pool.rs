@@ -1,0 +1,125 @@
+//! Storage of buffers and scratch, kept for reuse and shared by all ranks of a world.
+//!
+//! Storage is whole cache lines, so that every buffer is aligned for the widest vectors, and any dtype can
+//! reuse a block of the same size. Blocks are found again by their exact size: training asks for the same
+//! sizes in every step, so after the first one nothing is allocated. [`Scratch`] is what kernels need within
+//! one call; it is not counted by any rank, and as much exists as was ever in use at once.
+
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytemuck::{Pod, Zeroable};
+
+use super::element::Float;
+
+/// 64 bytes, aligned.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub(super) struct Line([u8; 64]);
+
+/// Free storage of a world of ranks.
+#[derive(Debug, Default)]
+pub struct HostPool {
+    blocks: Mutex<BTreeMap<usize, Vec<Vec<Line>>>>,
+    scratch: Mutex<Vec<Vec<Line>>>,
+}
+
+impl HostPool {
+    /// An empty pool.
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// Gives the storage that no buffer uses back to the allocator.
+    pub fn trim(&self) {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.scratch.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Storage for `bytes` bytes of unspecified contents, and whether it is new.
+    pub(super) fn take(self: &Arc<Self>, bytes: usize) -> (Storage, bool) {
+        let line_count = bytes.div_ceil(size_of::<Line>());
+        let reused = self
+            .blocks
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get_mut(&line_count)
+            .and_then(Vec::pop);
+        let is_new = reused.is_none();
+        let lines = reused.unwrap_or_else(|| bytemuck::zeroed_vec(line_count));
+        (Storage { lines, pool: Arc::clone(self) }, is_new)
+    }
+
+    /// `len` elements of unspecified contents for the duration of a kernel.
+    pub(crate) fn scratch<A: Float>(self: &Arc<Self>, len: usize) -> Scratch<A> {
+        let line_count = (len * size_of::<A>()).div_ceil(size_of::<Line>());
+        let mut free = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let fitting = free.iter().rposition(|lines| lines.len() >= line_count);
+        let reused = fitting.map(|index| free.swap_remove(index)).or_else(|| free.pop());
+        drop(free);
+        // A block that is too small is not worth copying.
+        let lines = reused
+            .filter(|lines| lines.len() >= line_count)
+            .unwrap_or_else(|| bytemuck::zeroed_vec(line_count));
+        Scratch { lines, len, pool: Arc::clone(self), element: PhantomData }
+    }
+}
+
+/// A block of storage; dropping it returns it to its pool.
+#[derive(Debug)]
+pub(super) struct Storage {
+    lines: Vec<Line>,
+    pool: Arc<HostPool>,
+}
+
+impl Storage {
+    /// All of it, as elements.
+    pub(super) fn elements<T: Pod>(&self) -> &[T] {
+        bytemuck::cast_slice(&self.lines)
+    }
+
+    /// All of it, as writable elements.
+    pub(super) fn elements_mut<T: Pod>(&mut self) -> &mut [T] {
+        bytemuck::cast_slice_mut(&mut self.lines)
+    }
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        let lines = std::mem::take(&mut self.lines);
+        let mut blocks = self.pool.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        blocks.entry(lines.len()).or_default().push(lines);
+    }
+}
+
+/// Temporary elements of a kernel.
+#[derive(Debug)]
+pub(crate) struct Scratch<A> {
+    lines: Vec<Line>,
+    len: usize,
+    pool: Arc<HostPool>,
+    element: PhantomData<A>,
+}
+
+impl<A: Float> Deref for Scratch<A> {
+    type Target = [A];
+
+    fn deref(&self) -> &[A] {
+        &bytemuck::cast_slice(&self.lines)[..self.len]
+    }
+}
+
+impl<A: Float> DerefMut for Scratch<A> {
+    fn deref_mut(&mut self) -> &mut [A] {
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
+    }
+}
+
+impl<A> Drop for Scratch<A> {
+    fn drop(&mut self) {
+        let lines = std::mem::take(&mut self.lines);
+        self.pool.scratch.lock().unwrap_or_else(PoisonError::into_inner).push(lines);
+    }
+}

@@ -1,0 +1,85 @@
+//! The threads a rank computes with.
+//!
+//! A kernel cuts its work by shape into tasks that write disjoint ranges; which thread runs a task, and how
+//! many threads there are, is of no consequence for the result.
+
+use std::sync::Arc;
+
+use fsdp_core::Error;
+use rayon::prelude::*;
+
+use super::element::Float;
+use super::pool::{HostPool, Scratch};
+
+/// Elements of a task of an element-wise kernel: small enough for a core's cache, large enough to outweigh
+/// handing it over.
+pub(crate) const TASK_ELEMS: usize = 16 * 1024;
+
+/// Multiplications below which a product is not worth several threads.
+const PARALLEL_PRODUCT_MIN: usize = 1 << 18;
+
+/// A rank's threads, and the scratch memory of what runs on them.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    pool: Option<rayon::ThreadPool>,
+    scratch: Arc<HostPool>,
+}
+
+impl Workers {
+    /// `threads` threads; one (or zero) means the caller's own.
+    pub(crate) fn new(threads: usize, scratch: Arc<HostPool>) -> Result<Self, Error> {
+        let build = |threads| {
+            rayon::ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .thread_name(|index| format!("fsdp-kernel-{index}"))
+                .build()
+                .map_err(|source| Error::Memory {
+                    category: None,
+                    what: format!("can not start {threads} threads: {source}"),
+                })
+        };
+        let pool = if threads > 1 { Some(build(threads)?) } else { None };
+        Ok(Self { pool, scratch })
+    }
+
+    /// Runs every task.
+    pub(crate) fn each<T: Send>(&self, tasks: impl Iterator<Item = T>, run: impl Fn(T) + Sync + Send) {
+        let Some(pool) = &self.pool else { return tasks.for_each(run) };
+        let tasks: Vec<T> = tasks.collect();
+        if tasks.len() < 2 {
+            return tasks.into_iter().for_each(run);
+        }
+        pool.install(|| tasks.into_par_iter().with_max_len(1).for_each(run));
+    }
+
+    /// Runs every task and returns the results in order.
+    pub(crate) fn map<T: Send, R: Send>(
+        &self,
+        tasks: impl Iterator<Item = T>,
+        run: impl Fn(T) -> R + Sync + Send,
+    ) -> Vec<R> {
+        let Some(pool) = &self.pool else { return tasks.map(run).collect() };
+        let tasks: Vec<T> = tasks.collect();
+        pool.install(|| tasks.into_par_iter().with_max_len(1).map(run).collect())
+    }
+
+    /// Runs a product of so many multiplications, telling it how many threads to use.
+    pub(crate) fn product<R: Send>(&self, multiplications: usize, run: impl FnOnce(usize) -> R + Send) -> R {
+        match &self.pool {
+            Some(pool) if multiplications >= PARALLEL_PRODUCT_MIN => {
+                pool.install(|| run(pool.current_num_threads()))
+            }
+            _ => run(1),
+        }
+    }
+
+    /// Temporary elements of unspecified contents.
+    pub(crate) fn scratch<A: Float>(&self, len: usize) -> Scratch<A> {
+        self.scratch.scratch(len)
+    }
+}
+
+/// Rows of `width` elements that make one task.
+pub(crate) fn task_rows(width: usize) -> usize {
+    (TASK_ELEMS / width.max(1)).max(1)
+}

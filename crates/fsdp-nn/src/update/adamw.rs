@@ -1,0 +1,114 @@
+//! AdamW as `torch.optim.AdamW` computes it, operation by operation.
+
+use std::collections::BTreeSet;
+
+use fsdp_core::memory::Buffer;
+use fsdp_core::model::ParamId;
+use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
+use fsdp_core::{DType, Error};
+
+use super::elementwise::each_block;
+use crate::host::element::Float;
+use crate::host::raw::vectorized;
+use crate::host::{HostBuffer, HostMemory};
+
+/// Adam with decoupled weight decay. State: `exp_avg` and `exp_avg_sq`.
+#[derive(Clone, Debug)]
+pub struct AdamW {
+    /// Decay rates of the running averages of the gradient and of its square.
+    pub betas: (f64, f64),
+    /// Added to the denominator.
+    pub eps: f64,
+    /// Weight decay.
+    pub weight_decay: f64,
+    /// Parameters without weight decay.
+    pub no_decay: BTreeSet<ParamId>,
+}
+
+impl Default for AdamW {
+    fn default() -> Self {
+        Self { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.01, no_decay: BTreeSet::new() }
+    }
+}
+
+/// The factors of one step, in the type of arithmetic.
+#[derive(Clone, Copy)]
+struct Factors<A> {
+    keep: A,
+    weight: A,
+    /// `1 - weight`, for the form of interpolation that PyTorch uses from a weight of one half on.
+    rest: A,
+    by_end: bool,
+    beta2: A,
+    square: A,
+    root_correction: A,
+    eps: A,
+    step_size: A,
+}
+
+impl<A: Float> Factors<A> {
+    fn new(rule: &AdamW, decay: f64, scalars: &StepScalars) -> Self {
+        let ((beta1, beta2), step) = (rule.betas, scalars.step as f64);
+        let (correction1, correction2) = (1.0 - beta1.powf(step), 1.0 - beta2.powf(step));
+        let weight = 1.0 - beta1;
+        Self {
+            keep: A::of(1.0 - scalars.lr * decay),
+            weight: A::of(weight),
+            rest: A::of(1.0) - A::of(weight),
+            by_end: weight >= 0.5,
+            beta2: A::of(beta2),
+            square: A::of(1.0 - beta2),
+            root_correction: A::of(correction2.sqrt()),
+            eps: A::of(rule.eps),
+            step_size: A::of(-(scalars.lr / correction1)),
+        }
+    }
+}
+
+vectorized! {
+    fn step<A: Float>(f: Factors<A>, gradient: &[A], params: &mut [A], mean: &mut [A], square: &mut [A]) {
+        for (((p, m), v), &g) in params.iter_mut().zip(mean).zip(square).zip(gradient) {
+            let average = if f.by_end { g - (g - *m) * f.rest } else { *m + f.weight * (g - *m) };
+            let variance = *v * f.beta2 + f.square * g * g;
+            let denominator = variance.sqrt() / f.root_correction + f.eps;
+            *p = *p * f.keep + f.step_size * average / denominator;
+            *m = average;
+            *v = variance;
+        }
+    }
+}
+
+impl AdamW {
+    fn typed<A: Float>(
+        &self,
+        memory: &HostMemory,
+        shard: &mut SegmentShard<'_, HostBuffer>,
+        scalars: &StepScalars,
+    ) -> Result<(), Error> {
+        let decaying = Factors::<A>::new(self, self.weight_decay, scalars);
+        let constant = Factors::<A>::new(self, 0.0, scalars);
+        each_block(memory, shard, scalars, |piece, gradient, params, [mean, square]| {
+            let factors = if self.no_decay.contains(&piece.param) { constant } else { decaying };
+            step(factors, gradient, params, mean, square);
+        })
+    }
+}
+
+impl UpdateRule<HostMemory> for AdamW {
+    fn state(&self, _pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
+        ["exp_avg", "exp_avg_sq"].map(|name| StateTensor { name, len: shard_len, dtype }).into()
+    }
+
+    fn update(
+        &mut self,
+        memory: &HostMemory,
+        shard: &mut SegmentShard<'_, HostBuffer>,
+        scalars: &StepScalars,
+        _statistics: &[Vec<f64>],
+    ) -> Result<(), Error> {
+        match shard.params.dtype() {
+            DType::F64 => self.typed::<f64>(memory, shard, scalars),
+            _ => self.typed::<f32>(memory, shard, scalars),
+        }
+    }
+}

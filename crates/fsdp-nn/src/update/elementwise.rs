@@ -1,0 +1,94 @@
+//! What element-wise update rules share: one pass over the pieces of a shard in small blocks.
+
+use fsdp_core::Error;
+use fsdp_core::memory::{Slice, SliceMut};
+use fsdp_core::update::{Piece, SegmentShard, StepScalars};
+
+use crate::host::element::Float;
+use crate::host::floats::{Floats, transfer};
+use crate::host::raw::vectorized;
+use crate::host::workers::TASK_ELEMS;
+use crate::host::{HostBuffer, HostMemory};
+
+/// Elements of a block: its gradient is converted to the master dtype on the stack.
+const BLOCK_ELEMS: usize = 1024;
+
+/// A range of one piece, of the parameters and of `N` state tensors, with the whole shard's gradient.
+struct Task<'a, A, const N: usize> {
+    start: usize,
+    piece: Piece,
+    params: &'a mut [A],
+    state: [&'a mut [A]; N],
+}
+
+/// Runs `step(piece, gradient, parameters, states)` over blocks of every piece. The gradient is scaled and
+/// clipped, in the master dtype.
+pub(super) fn each_block<A: Float, const N: usize>(
+    memory: &HostMemory,
+    shard: &mut SegmentShard<'_, HostBuffer>,
+    scalars: &StepScalars,
+    step: impl Fn(&Piece, &[A], &mut [A], [&mut [A]; N]) + Sync + Send,
+) -> Result<(), Error> {
+    let gradient = memory.floats(Slice::whole(shard.gradient))?;
+    let mut params = memory.elements_mut::<A>(SliceMut::whole(shard.params))?;
+    let mut states = Vec::with_capacity(N);
+    for buffer in shard.state.iter_mut() {
+        states.push(memory.elements_mut::<A>(SliceMut::whole(buffer))?);
+    }
+    let mut states: [&mut [A]; N] = states.try_into().unwrap_or_else(|states: Vec<_>| {
+        panic!("{} state tensors where the rule declared {N}", states.len())
+    });
+    let mut tasks = Vec::new();
+    let mut position = 0;
+    for piece in shard.pieces {
+        assert!(piece.offset >= position, "pieces are disjoint and in order");
+        skip(&mut params, piece.offset - position);
+        for state in &mut states {
+            skip(state, piece.offset - position);
+        }
+        for start in (0..piece.len).step_by(TASK_ELEMS) {
+            let len = TASK_ELEMS.min(piece.len - start);
+            let state = states.each_mut().map(|state| skip(state, len));
+            tasks.push(Task {
+                start: piece.offset + start,
+                piece: *piece,
+                params: skip(&mut params, len),
+                state,
+            });
+        }
+        position = piece.offset + piece.len;
+    }
+    memory.workers().each(tasks.into_iter(), |task| run_task(gradient, scalars, task, &step));
+    Ok(())
+}
+
+/// Takes the first `count` elements off a slice.
+fn skip<'a, A>(slice: &mut &'a mut [A], count: usize) -> &'a mut [A] {
+    let (first, rest) = std::mem::take(slice).split_at_mut(count);
+    *slice = rest;
+    first
+}
+
+fn run_task<A: Float, const N: usize>(
+    gradient: Floats<'_>,
+    scalars: &StepScalars,
+    task: Task<'_, A, N>,
+    step: &impl Fn(&Piece, &[A], &mut [A], [&mut [A]; N]),
+) {
+    let Task { start, piece, params, mut state } = task;
+    let mut block = [A::ZERO; BLOCK_ELEMS];
+    let (scale, clip) = (A::of(scalars.gradient_scale), A::of(scalars.clip));
+    for (index, params) in params.chunks_mut(BLOCK_ELEMS).enumerate() {
+        let (offset, len) = (index * BLOCK_ELEMS, params.len());
+        let block = &mut block[..len];
+        transfer(gradient.range(start + offset, len), A::floats_mut(block), false);
+        scale_twice(scale, clip, block);
+        step(&piece, block, params, state.each_mut().map(|state| &mut state[offset..offset + len]));
+    }
+}
+
+vectorized! {
+    pub(super) fn scale_twice<A: Float>(scale: A, clip: A, gradient: &mut [A]) {
+        gradient.iter_mut().for_each(|g| *g = *g * scale * clip);
+    }
+}

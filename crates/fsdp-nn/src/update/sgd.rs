@@ -1,0 +1,111 @@
+//! Stochastic gradient descent as `torch.optim.SGD` computes it.
+
+use std::collections::BTreeSet;
+
+use fsdp_core::memory::Buffer;
+use fsdp_core::model::ParamId;
+use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
+use fsdp_core::{DType, Error};
+
+use super::elementwise::each_block;
+use crate::host::element::Float;
+use crate::host::raw::vectorized;
+use crate::host::{HostBuffer, HostMemory};
+
+/// SGD with momentum and coupled weight decay. State: `momentum_buffer`, unless there is no momentum.
+#[derive(Clone, Debug, Default)]
+pub struct Sgd {
+    /// Momentum; 0 for none.
+    pub momentum: f64,
+    /// Dampening of the gradient in the momentum, not applied in step 1.
+    pub dampening: f64,
+    /// Nesterov momentum.
+    pub nesterov: bool,
+    /// Weight decay, added to the gradient.
+    pub weight_decay: f64,
+    /// Parameters without weight decay.
+    pub no_decay: BTreeSet<ParamId>,
+}
+
+/// The factors of one step, in the type of arithmetic.
+#[derive(Clone, Copy)]
+struct Factors<A> {
+    decay: A,
+    momentum: A,
+    undamped: A,
+    nesterov: bool,
+    first: bool,
+    lr: A,
+}
+
+vectorized! {
+    fn plain_step<A: Float>(f: Factors<A>, gradient: &[A], params: &mut [A]) {
+        for (p, &g) in params.iter_mut().zip(gradient) {
+            *p += -f.lr * (g + f.decay * *p);
+        }
+    }
+}
+
+vectorized! {
+    fn momentum_step<A: Float>(f: Factors<A>, gradient: &[A], params: &mut [A], momentum: &mut [A]) {
+        for ((p, buffer), &g) in params.iter_mut().zip(momentum).zip(gradient) {
+            let g = g + f.decay * *p;
+            let average = if f.first { g } else { *buffer * f.momentum + f.undamped * g };
+            let direction = if f.nesterov { g + f.momentum * average } else { average };
+            *buffer = average;
+            *p += -f.lr * direction;
+        }
+    }
+}
+
+impl Sgd {
+    fn factors<A: Float>(&self, piece: &Piece, scalars: &StepScalars) -> Factors<A> {
+        let decay = if self.no_decay.contains(&piece.param) { 0.0 } else { self.weight_decay };
+        Factors {
+            decay: A::of(decay),
+            momentum: A::of(self.momentum),
+            undamped: A::of(1.0 - self.dampening),
+            nesterov: self.nesterov,
+            first: scalars.step == 1,
+            lr: A::of(scalars.lr),
+        }
+    }
+
+    fn typed<A: Float>(
+        &self,
+        memory: &HostMemory,
+        shard: &mut SegmentShard<'_, HostBuffer>,
+        scalars: &StepScalars,
+    ) -> Result<(), Error> {
+        if self.momentum == 0.0 {
+            return each_block(memory, shard, scalars, |piece, gradient, params, []| {
+                plain_step(self.factors::<A>(piece, scalars), gradient, params);
+            });
+        }
+        each_block(memory, shard, scalars, |piece, gradient, params, [momentum]| {
+            momentum_step(self.factors::<A>(piece, scalars), gradient, params, momentum);
+        })
+    }
+}
+
+impl UpdateRule<HostMemory> for Sgd {
+    fn state(&self, _pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
+        if self.momentum == 0.0 {
+            return Vec::new();
+        }
+        vec![StateTensor { name: "momentum_buffer", len: shard_len, dtype }]
+    }
+
+    fn update(
+        &mut self,
+        memory: &HostMemory,
+        shard: &mut SegmentShard<'_, HostBuffer>,
+        scalars: &StepScalars,
+        _statistics: &[Vec<f64>],
+    ) -> Result<(), Error> {
+        match shard.params.dtype() {
+            DType::F64 => self.typed::<f64>(memory, shard, scalars),
+            _ => self.typed::<f32>(memory, shard, scalars),
+        }
+    }
+}
