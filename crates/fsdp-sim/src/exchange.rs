@@ -120,9 +120,9 @@ impl<M: Memory> Exchange<M> {
         Ok(left)
     }
 
-    /// Brings the sum of all ranks to all ranks: a part each, or the whole.
+    /// Brings the sum of all ranks to all ranks: a part each, or the whole. (It is ready on the queue of the
+    /// rank that runs this, which added its last two parts.)
     fn hand_out(&self, memory: &M, group: Group<'_>, mut sum: Partial<M>) -> Result<(), Error> {
-        memory.wait(Queue::Reduce, &sum.ready);
         self.with_all_slots(memory, Queue::Reduce, |slots| {
             for (index, slot) in slots.iter_mut().enumerate() {
                 if group.scatters {

@@ -19,18 +19,18 @@ fn sum_in_group<M: Memory>(
     assert_eq!(comm.size(), members.len(), "size of the group");
     assert_eq!(members[comm.rank()], world_rank, "the order of ranks is kept");
     assert_eq!(comm.world_rank().0, world_rank, "a rank keeps its name");
-    let inputs = filled(memory, DType::F32, world_rank, &[LEN], comm.size())?;
+    let inputs = filled(memory, Queue::Reduce, DType::F32, world_rank, &[LEN], comm.size())?;
     let outputs = empty(memory, DType::F32, &[LEN])?;
     let pending = comm.reduce_scatter(memory, Purpose::Gradient, None, inputs, outputs)?;
-    let mut completed = pending.wait_on(memory, Queue::Reduce)?;
+    let mut completed = pending.wait_on(memory, Queue::Compute)?;
     let expected = sum(DType::F32, members, 0, LEN * members.len());
     let start = comm.rank() * LEN;
     let part = completed.outputs.remove(0);
     assert_contents(memory, &part, &expected[start..start + LEN], "reduce-scatter in a group")?;
 
-    let buffers = filled(memory, DType::I64, world_rank, &[LEN], 1)?;
+    let buffers = filled(memory, Queue::Reduce, DType::I64, world_rank, &[LEN], 1)?;
     let pending = comm.all_reduce(memory, Purpose::Scalars, None, buffers)?;
-    let summed = pending.wait_on(memory, Queue::Reduce)?.outputs.remove(0);
+    let summed = pending.wait_on(memory, Queue::Compute)?.outputs.remove(0);
     assert_contents(memory, &summed, &sum(DType::I64, members, 0, LEN), "all-reduce in a group")
 }
 
@@ -88,7 +88,7 @@ pub fn communicators_are_independent(launcher: &impl Launcher, ranks: usize) {
                 if (step == 0) == (order % 2 == 0) {
                     gather = Some(start_gather(memory, &mut seat.gathers)?);
                 } else {
-                    let buffers = filled(memory, DType::F64, rank, &[LEN], 1)?;
+                    let buffers = filled(memory, Queue::Reduce, DType::F64, rank, &[LEN], 1)?;
                     reduce = Some(seat.reductions.all_reduce(memory, Purpose::Gradient, None, buffers)?);
                 }
             }
@@ -126,7 +126,7 @@ pub fn many_in_flight(launcher: &impl Launcher, ranks: usize) {
 }
 
 fn start_gather<M: Memory>(memory: &M, comm: &mut Comm<M>) -> Result<Pending<M>, Error> {
-    let inputs = filled(memory, DType::F32, comm.rank(), &[LEN], 1)?;
+    let inputs = filled(memory, Queue::Gather, DType::F32, comm.rank(), &[LEN], 1)?;
     let outputs = empty(memory, DType::F32, &[LEN * comm.size()])?;
     comm.all_gather(memory, Purpose::Forward, None, inputs, outputs)
 }

@@ -16,7 +16,7 @@ use crate::launch::Launcher;
 pub fn all_gather(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[usize]) {
     run_well(launcher, ranks, &|mut seat| {
         let memory = &*seat.memory;
-        let inputs = filled(memory, dtype, seat.gathers.rank(), lens, 1)?;
+        let inputs = filled(memory, Queue::Gather, dtype, seat.gathers.rank(), lens, 1)?;
         let full: Vec<usize> = lens.iter().map(|len| len * ranks).collect();
         let outputs = empty(memory, dtype, &full)?;
         let pending = seat.gathers.all_gather(memory, Purpose::Forward, Some(1), inputs.clone(), outputs)?;
@@ -43,7 +43,7 @@ pub fn reduce_scatter(launcher: &impl Launcher, ranks: usize, dtype: DType, lens
     run_well(launcher, ranks, &|mut seat| {
         let memory = &*seat.memory;
         let rank = seat.gathers.rank();
-        let inputs = filled(memory, dtype, rank, lens, ranks)?;
+        let inputs = filled(memory, Queue::Reduce, dtype, rank, lens, ranks)?;
         let outputs = empty(memory, dtype, lens)?;
         let pending = seat.gathers.reduce_scatter(memory, Purpose::Gradient, Some(2), inputs, outputs)?;
         let completed = pending.wait_on(memory, Queue::Compute)?;
@@ -68,7 +68,7 @@ pub fn all_reduce(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[
     let all: Vec<usize> = (0..ranks).collect();
     run_well(launcher, ranks, &|mut seat| {
         let memory = &*seat.memory;
-        let buffers = filled(memory, dtype, seat.gathers.rank(), lens, 1)?;
+        let buffers = filled(memory, Queue::Reduce, dtype, seat.gathers.rank(), lens, 1)?;
         let pending = seat.gathers.all_reduce(memory, Purpose::Scalars, None, buffers)?;
         let completed = pending.wait_on(memory, Queue::Compute)?;
         assert_eq!(completed.outputs.len(), lens.len(), "one output per segment");

@@ -1,8 +1,13 @@
 //! Tests of whole simulated worlds.
 
+/// A memory whose queues run as late as they may.
+mod lagging;
+
 /// What every communicator must do.
 mod conformance;
 /// How worlds fail: errors, panics, divergence, deadlocks, time limits.
 mod faults;
+/// Whether collectives are ordered by events where devices need it.
+mod queues;
 /// How ranks share cores and memory.
 mod sharing;
