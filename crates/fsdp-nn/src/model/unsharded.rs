@@ -40,14 +40,6 @@ impl<B: Buffer> Whole<B> {
         memory.zero(Queue::Compute, SliceMut::whole(&mut self.buffer))
     }
 
-    /// Sets all values to zero.
-    ///
-    /// # Errors
-    /// As [`Whole::write`].
-    pub fn zero<M: Memory<Buffer = B>>(&mut self, memory: &M) -> Result<(), Error> {
-        memory.zero(Queue::Compute, SliceMut::whole(&mut self.buffer))
-    }
-
     /// Writes the values of one parameter.
     ///
     /// # Errors
