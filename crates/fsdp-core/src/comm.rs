@@ -231,6 +231,10 @@ pub trait InFlight<M: Memory>: Send {
 
 /// What a backend implements for one group of ranks. Calls arrive checked, in the order in which they were
 /// issued; segments of one call move together.
+///
+/// Work is ordered by queues: an all-gather finds its buffers (inputs filled, outputs free) behind the earlier
+/// work of [`Queue::Gather`] of its rank, a reduction behind that of [`Queue::Reduce`]; the results are ready
+/// for the queue given to [`InFlight::wait_on`].
 pub trait Communicator<M: Memory>: Send {
     /// This rank's place in the group.
     fn rank(&self) -> usize;

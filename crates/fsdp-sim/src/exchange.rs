@@ -5,8 +5,8 @@
 //! comes back early and the adding is spread over the ranks; whoever completes the root hands out the sum.
 //! No element is moved under a lock.
 //!
-//! Ranks may have devices with queues of their own: data of an all-gather is taken to be ready on the gather
-//! queue of its rank, all other data on the reduce queue, and events carry that order to the rank that moves.
+//! Ranks may have devices with queues of their own: events carry the order of the gather queue (all-gathers)
+//! or the reduce queue (reductions) of every rank to the rank that moves the data, and from there to all.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

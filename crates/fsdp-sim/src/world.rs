@@ -115,6 +115,20 @@ impl World {
     /// body has; a body that neither returns nor communicates keeps it waiting (while the other ranks get
     /// their error after the time limit).
     ///
+    /// ```
+    /// use fsdp_sim::{World, WorldOptions};
+    ///
+    /// let doubled = World::run(WorldOptions::new(4), |context| Ok::<_, String>(2 * context.rank().0))?;
+    /// assert_eq!(doubled, [0, 2, 4, 6]);
+    ///
+    /// let error = World::run(WorldOptions::new(4), |context| match context.rank().0 {
+    ///     2 => Err("disk full"),
+    ///     rank => Ok(rank),
+    /// });
+    /// assert_eq!(error.unwrap_err().to_string(), "rank 2 failed first: disk full");
+    /// # Ok::<_, fsdp_sim::WorldError<String>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`WorldError`] when a rank failed, never arrived in a collective, or gave one up.
     pub fn run<T, E>(

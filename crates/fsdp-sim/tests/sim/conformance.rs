@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use fsdp_comm::conformance::{self, PlainMemory};
 use fsdp_core::DType;
+use fsdp_nn::host::{HostMemory, HostOptions, HostPool};
 use fsdp_sim::{Threads, WorldOptions};
 use proptest::prelude::*;
 
@@ -27,6 +28,19 @@ fn a_single_core_is_enough() {
 fn shared_outputs_pass_with_and_without_aliases() {
     for can_alias in [false, true] {
         conformance::all(&worlds(2, true, can_alias), &[1, 2, 5]);
+    }
+}
+
+#[test]
+fn the_memory_that_trains_passes() {
+    for share_unsharded in [false, true] {
+        let pool = HostPool::new();
+        let options = WorldOptions { cores: 2, share_unsharded, ..WorldOptions::new(1) };
+        let launcher = Threads::new(options, move |_, _| {
+            let options = HostOptions { pool: pool.clone(), poison: true, ..HostOptions::default() };
+            Arc::new(HostMemory::new(options).expect("one thread needs no pool of threads"))
+        });
+        conformance::all(&launcher, &[1, 2, 3, 4, 6, 8]);
     }
 }
 
