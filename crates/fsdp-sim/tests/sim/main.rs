@@ -1,6 +1,7 @@
 //! Tests of whole simulated worlds.
 
 /// A memory whose queues run as late as they may.
+#[expect(clippy::unwrap_used, reason = "only tests use it")]
 mod lagging;
 
 /// What every communicator must do.
