@@ -4,9 +4,8 @@
 //! dtypes and shares, the sequence numbers and the fingerprints are made in [`Comm`], once, in front of the
 //! backend, so that no backend can forget them.
 //!
-//! Collectives are asynchronous: buffers move into a [`Pending`] and come back from [`Pending::wait_on`]
-//! or [`Pending::join`]. Dropping a `Pending` that was not waited for aborts the communicator: the
-//! buffers may still be in flight.
+//! Collectives are asynchronous: buffers move into a [`Pending`] and come back from [`Pending::wait_on`].
+//! Dropping a `Pending` that was not waited for aborts the communicator: the buffers may still be in flight.
 
 use std::fmt;
 
