@@ -4,9 +4,8 @@
 //! dtypes and shares, the sequence numbers and the fingerprints are made in [`Comm`], once, in front of the
 //! backend, so that no backend can forget them.
 //!
-//! Collectives are asynchronous: buffers move into a [`Pending`] and come back from [`Pending::wait_on`]
-//! or [`Pending::join`]. Dropping a `Pending` that was not waited for aborts the communicator: the
-//! buffers may still be in flight.
+//! Collectives are asynchronous: buffers move into a [`Pending`] and come back from [`Pending::wait_on`].
+//! Dropping a `Pending` that was not waited for aborts the communicator: the buffers may still be in flight.
 
 use std::fmt;
 
@@ -231,6 +230,10 @@ pub trait InFlight<M: Memory>: Send {
 
 /// What a backend implements for one group of ranks. Calls arrive checked, in the order in which they were
 /// issued; segments of one call move together.
+///
+/// Work is ordered by queues: an all-gather finds its buffers (inputs filled, outputs free) behind the earlier
+/// work of [`Queue::Gather`] of its rank, a reduction behind that of [`Queue::Reduce`]; the results are ready
+/// for the queue given to [`InFlight::wait_on`].
 pub trait Communicator<M: Memory>: Send {
     /// This rank's place in the group.
     fn rank(&self) -> usize;
