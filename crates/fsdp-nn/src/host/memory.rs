@@ -134,10 +134,7 @@ impl HostMemory {
 vectorized! {
     /// The sum of squares in double precision.
     fn square_sum_of<E: Element>(row: &[E]) -> f64 {
-        math::sum_by(row.len(), |i| {
-            let value = row[i].to_f64();
-            value * value
-        })
+        math::sum1(row, |value| value.to_f64() * value.to_f64())
     }
 }
 
