@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_core::update::UpdateRule;
 use fsdp_nn::Backend;
-use fsdp_nn::update::{AdamW, Sgd};
+use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, Sgd};
 
 use crate::config::{FqnPatterns, OptimizerConfig};
 use crate::error::TrainError;
@@ -23,6 +23,7 @@ impl<M: Backend> TrainBackend for M
 where
     AdamW: UpdateRule<M>,
     Sgd: UpdateRule<M>,
+    Adafactor: UpdateRule<M>,
 {
     fn rule(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Box<dyn UpdateRule<M>>, TrainError> {
         let no_decay = matching(spec, "train.optimizer.no_decay", config.no_decay())?;
@@ -40,7 +41,20 @@ where
                 nesterov: c.nesterov,
                 no_decay,
             }),
-            OptimizerConfig::Adafactor(_) => unreachable!(),
+            OptimizerConfig::Adafactor(c) => {
+                let options = AdafactorOptions {
+                    eps: (c.eps[0], c.eps[1]),
+                    clip_threshold: c.clip_threshold,
+                    decay_rate: c.decay_rate,
+                    beta1: c.beta1,
+                    weight_decay: c.weight_decay,
+                    scale_parameter: c.scale_parameter,
+                    relative_step: c.relative_step,
+                    warmup_init: c.warmup_init,
+                    no_decay,
+                };
+                Box::new(Adafactor::new(options, spec))
+            }
         })
     }
 }
@@ -49,7 +63,7 @@ where
 pub(crate) fn optimizer_phases(config: &OptimizerConfig) -> usize {
     match config {
         OptimizerConfig::Adamw(_) | OptimizerConfig::Sgd(_) => 0,
-        OptimizerConfig::Adafactor(_) => 0,
+        OptimizerConfig::Adafactor(_) => Adafactor::PHASES,
     }
 }
 

@@ -58,7 +58,12 @@ pub(super) struct Scalars<M: Memory> {
 
 impl<M: Memory> Scalars<M> {
     pub(super) fn new(memory: &M, rule: &dyn UpdateRule<M>) -> Result<Self, Error> {
-        let allocate = |dtype, len| memory.allocate(Category::CommStaging, dtype, len).map(Some);
+        // Written now, so that they have their storage from the first step on.
+        let allocate = |dtype, len| -> Result<_, Error> {
+            let mut buffer = memory.allocate(Category::CommStaging, dtype, len)?;
+            memory.zero(Queue::Reduce, SliceMut::whole(&mut buffer))?;
+            Ok(Some(buffer))
+        };
         let phases = rule.phases();
         Ok(Self {
             buffer: allocate(DType::I64, SCALAR_WORDS)?,

@@ -109,11 +109,10 @@ impl<B: Buffer> StepData<B> {
         }
         self.device = None;
         let allocate = |dtype| memory.allocate(Category::Activation, dtype, rows);
-        self.device = Some(Device {
-            ids: allocate(DType::U32)?,
-            targets: allocate(DType::U32)?,
-            losses: allocate(DType::F64)?,
-        });
+        let mut losses = allocate(DType::F64)?;
+        // Written now, so that it has its storage from the first step on.
+        memory.zero(Queue::Compute, SliceMut::whole(&mut losses))?;
+        self.device = Some(Device { ids: allocate(DType::U32)?, targets: allocate(DType::U32)?, losses });
         Ok(())
     }
 
