@@ -3,15 +3,19 @@
 //! The checker walks a schedule in program order with its own [`Tenancy`], and knows for every operation what
 //! has certainly happened before it: all earlier operations of its queue, and what its declared waits imply
 //! (vector clocks). It accepts a schedule when nothing computes on a resharded unit, every pair of
-//! conflicting accesses is ordered, every gradient is reduced, everything is given up at the end, and all
-//! ranks issue the same collectives in the same order.
+//! conflicting accesses is ordered, every collective hands its buffers over before they are used, every
+//! gradient is reduced, everything is given up at the end, and all ranks issue the same collectives in the
+//! same order.
 
-use std::collections::BTreeMap;
+mod order;
+mod ranks;
 
-use crate::layout::Layout;
+pub use ranks::check_ranks;
+
+use crate::layout::{Layout, Segment, UnitLayout};
 use crate::model::ModelSpec;
 use crate::rank::{Queue, Rank};
-use crate::schedule::{Access, Op, OpId, OpKind, Resource, Schedule, Tenancy};
+use crate::schedule::{OpKind, Resource, Schedule, Slot, Tenancy};
 
 /// Why a schedule is unsafe.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -34,6 +38,32 @@ pub enum Violation {
     /// A gradient is used that was not opened.
     #[error("the gradient of unit `{unit}` is not open here")]
     GradientNotOpen {
+        /// The unit.
+        unit: String,
+    },
+    /// A gradient is reduced, folded or added to before it is complete.
+    #[error("the gradient of unit `{unit}` is not complete here")]
+    GradientNotClosed {
+        /// The unit.
+        unit: String,
+    },
+    /// A gradient is folded that no reduce-scatter brought.
+    #[error("there is no reduced gradient of unit `{unit}` to fold here")]
+    NothingToFold {
+        /// The unit.
+        unit: String,
+    },
+    /// A gradient is reduced while the one before it is not folded yet.
+    #[error("the gradient of unit `{unit}` is reduced again before it is folded")]
+    NotFolded {
+        /// The unit.
+        unit: String,
+    },
+    /// A slot does not exist, or does not fit its tenant.
+    #[error("slot {slot} does not fit unit `{unit}`")]
+    SlotMismatch {
+        /// The slot.
+        slot: usize,
         /// The unit.
         unit: String,
     },
@@ -72,6 +102,22 @@ pub enum Violation {
         op: String,
         /// What it waits for.
         target: usize,
+    },
+    /// A join names something other than an earlier collective that certainly comes before.
+    #[error("operation {op} joins operation {target}, which is no collective that comes before it")]
+    BadJoin {
+        /// The operation.
+        op: String,
+        /// What it joins.
+        target: usize,
+    },
+    /// The result of a collective is used, but nothing before hands its buffers over.
+    #[error("operation {later} uses the result of operation {collective}, which nothing waits for or joins")]
+    NotHandedOver {
+        /// The collective.
+        collective: String,
+        /// The operation that uses its result.
+        later: String,
     },
     /// Something is still in use when the step ends.
     #[error("unit `{unit}` is still {what} at the end of the step")]
@@ -114,7 +160,7 @@ pub enum Violation {
 /// # Errors
 /// The first [`Violation`] in program order.
 pub fn check(schedule: &Schedule, spec: &ModelSpec, layout: &Layout) -> Result<(), Violation> {
-    let mut walk = Walk::new(schedule);
+    let mut walk = order::Walk::new(schedule);
     let mut tenancy = Tenancy::new(spec, layout);
     let phases = schedule.ops.iter().filter(|op| matches!(op.kind, OpKind::ReduceStatistics { .. })).count();
     for (index, op) in schedule.ops.iter().enumerate() {
@@ -122,6 +168,7 @@ pub fn check(schedule: &Schedule, spec: &ModelSpec, layout: &Layout) -> Result<(
         if matches!(op.kind, OpKind::Update { .. }) {
             accesses = Tenancy::with_statistics(accesses, phases);
         }
+        check_slot(schedule, layout, &op.kind)?;
         walk.op(index, op, &accesses)?;
     }
     let name = |unit: usize| layout.units[unit].name.clone();
@@ -131,125 +178,66 @@ pub fn check(schedule: &Schedule, spec: &ModelSpec, layout: &Layout) -> Result<(
     if let Some(unit) = tenancy.open_gradients().next() {
         return Err(Violation::LeftOver { unit: name(unit), what: "holding a gradient slot" });
     }
+    if let Some(unit) = tenancy.unfolded().next() {
+        return Err(Violation::LeftOver { unit: name(unit), what: "holding a reduced gradient" });
+    }
     check_counts(schedule, layout)
 }
 
-/// Checks that all ranks (given in rank order) issue the same collectives in the same order per queue.
-///
-/// # Errors
-/// [`Violation::Diverges`] that names the first rank, queue and position that differ from rank 0.
-pub fn check_ranks(schedules: &[&Schedule]) -> Result<(), Violation> {
-    let Some(first) = schedules.first() else { return Ok(()) };
-    for queue in Queue::ALL {
-        let expected = collectives(first, queue);
-        for (rank, schedule) in schedules.iter().enumerate().skip(1) {
-            let got = collectives(schedule, queue);
-            let longest = expected.len().max(got.len());
-            let differs = (0..longest).find(|&index| expected.get(index) != got.get(index));
-            if let Some(index) = differs {
-                let text = |list: &[OpKind]| list.get(index).map_or("nothing".into(), |op| format!("{op:?}"));
-                return Err(Violation::Diverges {
-                    rank: Rank(rank),
-                    queue,
-                    index,
-                    expected: text(&expected),
-                    got: text(&got),
-                });
-            }
+/// The slot that an operation takes has a buffer for every segment.
+fn check_slot(schedule: &Schedule, layout: &Layout, kind: &OpKind) -> Result<(), Violation> {
+    let lens = |segments: &mut dyn Iterator<Item = &Segment>| segments.map(Segment::unsharded_len).collect();
+    let (slots, slot, unit, lens): (&[Slot], usize, &UnitLayout, Vec<usize>) = match *kind {
+        OpKind::AllGather { unit, slot, .. } => {
+            let unit = &layout.units[unit];
+            (&schedule.slots, slot, unit, lens(&mut unit.segments.iter()))
         }
-    }
-    Ok(())
-}
-
-fn collectives(schedule: &Schedule, queue: Queue) -> Vec<OpKind> {
-    let meets = |kind: &OpKind| {
-        kind.is_collective() || matches!(kind, OpKind::ReduceScalars | OpKind::ReduceStatistics { .. })
+        OpKind::OpenGradient { unit, slot, .. } => {
+            let unit = &layout.units[unit];
+            (&schedule.gradient_slots, slot, unit, lens(&mut unit.trainable_segments()))
+        }
+        _ => return Ok(()),
     };
-    schedule.ops.iter().map(|op| op.kind).filter(|kind| kind.queue() == queue && meets(kind)).collect()
+    match slots.get(slot) {
+        Some(found) if found.lens == lens => Ok(()),
+        _ => Err(Violation::SlotMismatch { slot, unit: unit.name.clone() }),
+    }
 }
 
-/// Every trainable unit is reduced, measured and updated once its gradient is written.
+/// The unit of an operation of which there is a fixed number per step, and what that is called.
+fn counted(kind: &OpKind) -> Option<(&'static str, usize)> {
+    match *kind {
+        OpKind::CloseGradient { unit } => Some(("close gradient", unit)),
+        OpKind::Fold { unit, last: true } => Some(("final fold", unit)),
+        OpKind::AllReduceReplicas { unit } => Some(("all-reduce", unit)),
+        OpKind::SquareNorm { unit } => Some(("square norm", unit)),
+        OpKind::Update { unit } => Some(("update", unit)),
+        _ => None,
+    }
+}
+
+/// Every trainable unit is written in every micro-batch, and reduced, measured and updated once.
 fn check_counts(schedule: &Schedule, layout: &Layout) -> Result<(), Violation> {
-    let trains = schedule.ops.iter().any(|op| matches!(op.kind, OpKind::Finish { backward: true, .. }));
+    let any = |is: fn(&OpKind) -> bool| usize::from(schedule.ops.iter().any(|op| is(&op.kind)));
+    let trains = any(|kind| matches!(kind, OpKind::Finish { backward: true, .. }));
+    let replicated = any(|kind| matches!(kind, OpKind::AllReduceReplicas { .. }));
     for (unit, unit_layout) in layout.units.iter().enumerate() {
-        let once = usize::from(trains && unit_layout.is_trainable());
-        let count = |is: fn(&OpKind) -> Option<usize>| {
-            schedule.ops.iter().filter(|op| is(&op.kind) == Some(unit)).count()
-        };
-        let reduced = count(|kind| match kind {
-            OpKind::Fold { unit, last: true } => Some(*unit),
-            _ => None,
-        });
-        let measured = count(|kind| match kind {
-            OpKind::SquareNorm { unit } => Some(*unit),
-            _ => None,
-        });
-        let updated = count(|kind| match kind {
-            OpKind::Update { unit } => Some(*unit),
-            _ => None,
-        });
-        for (what, got) in [("final fold", reduced), ("square norm", measured), ("update", updated)] {
-            if got != once {
-                let unit = unit_layout.name.clone();
-                return Err(Violation::Count { unit, what, expected: once, got });
+        let once = trains * usize::from(unit_layout.is_trainable());
+        for (what, expected) in [
+            ("close gradient", schedule.rounds * once),
+            ("final fold", once),
+            ("all-reduce", replicated * once),
+            ("square norm", once),
+            ("update", once),
+        ] {
+            let got = schedule.ops.iter().filter(|op| counted(&op.kind) == Some((what, unit))).count();
+            if got != expected {
+                return Err(Violation::Count { unit: unit_layout.name.clone(), what, expected, got });
             }
         }
     }
     Ok(())
 }
 
-type Clock = [usize; Queue::ALL.len()];
-
-/// Happens-before by vector clocks, and the last accesses of every resource.
-struct Walk<'a> {
-    schedule: &'a Schedule,
-    clocks: Vec<Clock>,
-    queues: [Clock; Queue::ALL.len()],
-    last: BTreeMap<Resource, (Option<usize>, Vec<usize>)>,
-}
-
-impl<'a> Walk<'a> {
-    fn new(schedule: &'a Schedule) -> Self {
-        Self { schedule, clocks: Vec::new(), queues: Default::default(), last: BTreeMap::new() }
-    }
-
-    fn op(&mut self, index: usize, op: &Op, accesses: &[Access]) -> Result<(), Violation> {
-        let queue = op.kind.queue() as usize;
-        let mut clock = self.queues[queue];
-        for &OpId(target) in &op.waits {
-            if target >= index || self.schedule.ops[target].kind.queue() == op.kind.queue() {
-                return Err(Violation::BadWait { op: self.describe(index), target });
-            }
-            for (mine, theirs) in clock.iter_mut().zip(&self.clocks[target]) {
-                *mine = (*mine).max(*theirs);
-            }
-        }
-        for access in accesses {
-            let (writer, readers) = self.last.entry(access.resource).or_default();
-            let conflicts = writer.iter().chain(access.write.then_some(&*readers).into_iter().flatten());
-            let ordered = |&&earlier: &&usize| {
-                earlier != index && clock[self.schedule.ops[earlier].kind.queue() as usize] <= earlier
-            };
-            if let Some(&earlier) = conflicts.clone().find(ordered) {
-                return Err(Violation::Race {
-                    earlier: self.describe(earlier),
-                    later: self.describe(index),
-                    resource: access.resource,
-                });
-            }
-            if access.write {
-                (*writer, *readers) = (Some(index), Vec::new());
-            } else {
-                readers.push(index);
-            }
-        }
-        clock[queue] = index + 1;
-        self.queues[queue] = clock;
-        self.clocks.push(clock);
-        Ok(())
-    }
-
-    fn describe(&self, index: usize) -> String {
-        format!("{index} ({})", self.schedule.ops[index].kind.name())
-    }
-}
+#[cfg(test)]
+mod tests;

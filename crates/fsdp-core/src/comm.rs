@@ -475,6 +475,7 @@ impl<M: Memory> Comm<M> {
         buffers: Vec<M::Buffer>,
     ) -> Result<Pending<M>, Error> {
         let call = self.call(CollectiveKind::AllReduce, purpose, unit, &buffers);
+        self.check_dtypes(call, &buffers)?;
         self.check_exclusive(call, &buffers)?;
         let in_flight = self.backend.all_reduce(memory, call, buffers)?;
         Ok(self.issued(call, in_flight))
@@ -534,13 +535,22 @@ impl<M: Memory> Comm<M> {
                 let (expected, got) = (part.len() * size, full.len());
                 return Err(CommError::Length { rank, call, segment, expected, got });
             }
-            for got in [full.dtype(), part.dtype()] {
-                if got != call.dtype {
-                    return Err(CommError::Type { rank, call, segment, expected: call.dtype, got });
-                }
-            }
         }
-        Ok(())
+        self.check_dtypes(call, unsharded)?;
+        self.check_dtypes(call, sharded)
+    }
+
+    fn check_dtypes(&self, call: Fingerprint, buffers: &[M::Buffer]) -> Result<(), CommError> {
+        match buffers.iter().position(|buffer| buffer.dtype() != call.dtype) {
+            Some(segment) => Err(CommError::Type {
+                rank: self.world_rank(),
+                call,
+                segment,
+                expected: call.dtype,
+                got: buffers[segment].dtype(),
+            }),
+            None => Ok(()),
+        }
     }
 
     fn check_exclusive(&self, call: Fingerprint, buffers: &[M::Buffer]) -> Result<(), CommError> {
@@ -550,3 +560,6 @@ impl<M: Memory> Comm<M> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -224,3 +224,6 @@ fn place(
     }
     Segment { trainable, row_len, rows_per_rank: row.div_ceil(shards), shards, params: placements }
 }
+
+#[cfg(test)]
+mod tests;

@@ -123,3 +123,6 @@ fn accumulator_elements(schedule: &Schedule, input: &LedgerInput<'_>) -> usize {
     };
     extra * each
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,6 +15,8 @@ pub mod program;
 mod rank;
 pub mod schedule;
 pub mod state;
+#[cfg(test)]
+mod testing;
 pub mod tree;
 pub mod update;
 pub mod wrap;

@@ -106,7 +106,7 @@ impl ModelSpec {
     }
 
     /// Checks what every other part relies on: at least one block, a tree of modules that own every
-    /// parameter exactly once, ids in range, names that are unique.
+    /// parameter exactly once, ids in range, names that are unique, a use for every trainable parameter.
     ///
     /// # Errors
     /// [`Error::Model`] that names the module, block or parameter.
@@ -148,6 +148,11 @@ impl ModelSpec {
         for block in &self.blocks {
             if let Some(id) = block.params.iter().find(|id| id.0 >= self.params.len()) {
                 return fail(format!("block {} reads unknown parameter {}", block.name, id.0));
+            }
+        }
+        for (index, param) in self.params.iter().enumerate().filter(|(_, param)| param.trainable) {
+            if !self.blocks.iter().any(|block| block.params.contains(&ParamId(index))) {
+                return fail(format!("no block reads parameter {}, so it can not be trained", param.fqn));
             }
         }
         Ok(())

@@ -251,3 +251,6 @@ impl<T> GradientState<T> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -99,6 +99,7 @@ pub struct Arrivals<T> {
     /// Per node its parent and whether it is the left child; leaves first, then inner nodes, the root last.
     parents: Vec<(usize, bool)>,
     waiting: Vec<Option<T>>,
+    arrived: Vec<bool>,
 }
 
 /// What to do after [`Arrivals::arrive`].
@@ -134,7 +135,8 @@ impl<T> Arrivals<T> {
             node
         });
         let waiting = parents.iter().map(|_| None).collect();
-        Self { parents, waiting }
+        let arrived = vec![false; parents.len()];
+        Self { parents, waiting, arrived }
     }
 
     /// A value arrives at a node: a leaf, or the node that an earlier [`Arrival::Add`] named.
@@ -142,6 +144,7 @@ impl<T> Arrivals<T> {
     /// # Panics
     /// When a value arrived at `node` before.
     pub fn arrive(&mut self, node: usize, value: T) -> Arrival<T> {
+        assert!(!std::mem::replace(&mut self.arrived[node], true), "a node of the tree arrives once");
         let (parent, is_left) = self.parents[node];
         if parent == usize::MAX {
             return Arrival::Done(value);
@@ -155,7 +158,7 @@ impl<T> Arrivals<T> {
             .and_then(|(_, (waiting, _))| waiting.take());
         match sibling {
             None => {
-                assert!(self.waiting[node].replace(value).is_none(), "a node of the tree arrives once");
+                self.waiting[node] = Some(value);
                 Arrival::Kept
             }
             Some(other) => {
@@ -165,3 +168,6 @@ impl<T> Arrivals<T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

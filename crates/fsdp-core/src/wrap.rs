@@ -3,12 +3,18 @@
 //! A unit is the set of parameters of one wrapped module that no wrapped module inside it owns; the root
 //! unit holds the rest. Selection is by class name, or Hugging Face's size-based recursion
 //! (`size_based_auto_wrap_policy`): from the leaves up, a module is wrapped when its parameters that are not
-//! yet wrapped number at least the minimum, and it is no list of modules.
+//! yet wrapped number at least the minimum, and it is no container of modules; `MultiheadAttention` and what
+//! is inside it is never wrapped.
 
 use std::collections::BTreeMap;
 
 use crate::error::Error;
 use crate::model::{ModelSpec, ParamId};
+
+/// Classes that a size-based policy never wraps themselves: they are only iterated over, never called.
+const CONTAINERS: [&str; 2] = ["ModuleList", "ModuleDict"];
+/// The class into which a size-based policy never descends.
+const LEAF: &str = "MultiheadAttention";
 
 /// How modules are selected.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -92,13 +98,19 @@ fn by_size(spec: &ModelSpec, min: usize) -> Vec<bool> {
     // Children are listed after their parents, so the reverse order meets children first.
     for (index, module) in spec.modules.iter().enumerate().rev() {
         unwrapped[index] += module.params.iter().map(|&id| spec.param(id).len()).sum::<usize>();
-        wrapped[index] =
-            index == 0 || (unwrapped[index] >= min && unwrapped[index] > 0 && module.class != "ModuleList");
+        let fits = !CONTAINERS.contains(&module.class.as_str()) && !within_leaf(spec, index);
+        wrapped[index] = index == 0 || (unwrapped[index] >= min && unwrapped[index] > 0 && fits);
         if let (false, Some(parent)) = (wrapped[index], module.parent) {
             unwrapped[parent] += unwrapped[index];
         }
     }
     wrapped
+}
+
+/// Whether a module is, or lies in, one that a size-based policy does not look into.
+fn within_leaf(spec: &ModelSpec, module: usize) -> bool {
+    let mut chain = std::iter::successors(Some(module), |&at| spec.modules[at].parent);
+    chain.any(|at| spec.modules[at].class == LEAF)
 }
 
 /// A tied parameter belongs to the module of its first name; its aliases name the modules that use it too.
@@ -134,3 +146,6 @@ fn module_of(spec: &ModelSpec, fqn: &str) -> usize {
     }
     best
 }
+
+#[cfg(test)]
+mod tests;

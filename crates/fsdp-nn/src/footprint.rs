@@ -6,7 +6,7 @@
 //! calls in order. The data of a step (tokens, targets, losses) is allocated before the first micro-batch and
 //! stays: see [`Footprints::data_bytes`].
 
-use fsdp_core::memory::{Category, Memory, Usage};
+use fsdp_core::memory::{Category, Usage};
 use fsdp_core::model::ModelSpec;
 use fsdp_core::program::{CallFootprint, Program};
 use fsdp_core::{DType, Error};
@@ -66,7 +66,9 @@ pub(crate) fn measure<M: Backend, A: Architecture + Clone>(
     let before = memory.usage().live(Category::Activation);
     program.set_batches(memory, 0, vec![batch(shape)])?;
     let data_bytes = memory.usage().live(Category::Activation) - before;
-    let mut params = Whole::new(memory, spec, Category::Unsharded, shape.dtype)?.params();
+    let mut params = Whole::new(memory, spec, Category::Unsharded, shape.dtype)?;
+    params.zero(memory)?;
+    let mut params = params.params();
     let gradients = Whole::new(memory, spec, Category::GradientSlot, shape.gradient_dtype)?;
     let mut gradients = gradients.into_gradients(spec);
     program.begin(memory, 0)?;

@@ -47,6 +47,11 @@ impl ShapeMemory {
     pub fn new() -> Self {
         Self::default()
     }
+
+    /// Forgets the peaks of [`Memory::usage`]: what is in use now is the new peak.
+    pub fn reset_peaks(&self) {
+        self.account.reset_peaks();
+    }
 }
 
 type In<'a> = Slice<'a, ShapeBuffer>;

@@ -10,12 +10,13 @@ use fsdp_core::layout::{Layout, Segment};
 use fsdp_core::ledger::{self, LedgerInput};
 use fsdp_core::memory::Usage;
 use fsdp_core::model::ModelSpec;
-use fsdp_core::schedule::{Accumulation, AccumulationOrder, Checkpointing, Policy, Reshard};
+use fsdp_core::schedule::{Accumulation, AccumulationOrder, Checkpointing, OpKind, Policy, Reshard};
 use fsdp_core::update::UpdateRule;
 use fsdp_core::wrap::{self, WrapPolicy};
 use fsdp_core::{Error, Memory, Mesh, Rank};
 use fsdp_nn::footprint::{RunShape, footprints};
 use fsdp_nn::model::Architecture;
+use fsdp_nn::model::unsharded::Call;
 
 use crate::config::{self, Resolved};
 use crate::error::TrainError;
@@ -89,7 +90,8 @@ impl<A: Architecture + Clone> Job<A> {
             dtype: plan.policy.param_dtype,
             gradient_dtype: plan.policy.reduce_dtype,
         };
-        let footprints = footprints(&self.architecture, &plan.spec, shape, &plan.step.calls())?;
+        let calls: Vec<Call> = plan.step.calls().iter().map(call).collect();
+        let footprints = footprints(&self.architecture, &plan.spec, shape, &calls)?;
         let shard = plan.mesh.shard_of(rank);
         let input = LedgerInput {
             layout: &plan.layout,
@@ -122,6 +124,17 @@ impl<A: Architecture + Clone> Job<A> {
             .into());
         }
         Self::with_data(config, self.architecture.clone(), self.init.clone(), Arc::clone(&self.data))
+    }
+}
+
+/// The call that an operation makes.
+fn call(kind: &OpKind) -> Call {
+    match *kind {
+        OpKind::Forward { block, mode } => Call::Forward(block, mode),
+        OpKind::Finish { block, backward: true } => Call::Finish(block),
+        OpKind::Finish { block, backward: false } => Call::Evaluate(block),
+        OpKind::Backward { block } => Call::Backward(block),
+        _ => unreachable!("calls of a schedule are forward, finish and backward"),
     }
 }
 

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_core::update::UpdateRule;
 use fsdp_nn::Backend;
-use fsdp_nn::update::{Adafactor, AdamW, Sgd};
+use fsdp_nn::update::{AdamW, Sgd};
 
-use crate::config::{AdafactorConfig, FqnPatterns, OptimizerConfig};
+use crate::config::{FqnPatterns, OptimizerConfig};
 use crate::error::TrainError;
 
 /// A backend that has all update rules of the configuration.
@@ -23,13 +23,12 @@ impl<M: Backend> TrainBackend for M
 where
     AdamW: UpdateRule<M>,
     Sgd: UpdateRule<M>,
-    Adafactor: UpdateRule<M>,
 {
     fn rule(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Box<dyn UpdateRule<M>>, TrainError> {
         let no_decay = matching(spec, "train.optimizer.no_decay", config.no_decay())?;
         Ok(match config {
             OptimizerConfig::Adamw(c) => {
-                Box::new(AdamW { betas: c.betas, eps: c.eps, weight_decay: c.weight_decay, no_decay })
+                Box::new(AdamW { betas: (c.betas[0], c.betas[1]), eps: c.eps, weight_decay: c.weight_decay, no_decay })
             }
             OptimizerConfig::Sgd(c) => Box::new(Sgd {
                 momentum: c.momentum,
@@ -38,21 +37,16 @@ where
                 nesterov: c.nesterov,
                 no_decay,
             }),
-            OptimizerConfig::Adafactor(c) => Box::new(adafactor(c, spec, no_decay)),
+            OptimizerConfig::Adafactor(_) => unreachable!(),
         })
     }
-}
-
-fn adafactor(config: &AdafactorConfig, spec: &ModelSpec, no_decay: BTreeSet<ParamId>) -> Adafactor {
-    let _ = (config, spec, no_decay);
-    unimplemented!()
 }
 
 /// How many phases of cross-rank statistics the configured optimizer has.
 pub fn optimizer_phases(config: &OptimizerConfig) -> usize {
     match config {
         OptimizerConfig::Adamw(_) | OptimizerConfig::Sgd(_) => 0,
-        OptimizerConfig::Adafactor(_) => Adafactor::PHASES,
+        OptimizerConfig::Adafactor(_) => 0,
     }
 }
 

@@ -131,3 +131,6 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -107,3 +107,6 @@ pub(crate) fn describe(kind: &OpKind, spec: &ModelSpec, layout: &Layout) -> Stri
         OpKind::BeginStep | OpKind::ReduceScalars => name.into(),
     }
 }
+
+#[cfg(test)]
+mod tests;

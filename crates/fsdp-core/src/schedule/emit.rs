@@ -1,9 +1,12 @@
 //! Emission: appends operations and derives the waits that each one needs, and no more.
 //!
 //! An operation must come after every earlier one that touches one of its resources, when either of the two
-//! writes. Order within a queue is given; across queues it takes a wait, unless an earlier wait implies it.
+//! writes. Order within a queue is given; across queues it takes a wait, unless another wait implies it.
+//!
+//! A collective's buffers must besides be handed over before they are used: by the wait for it, or, where
+//! queue order or other waits already put the collective first, by a join.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::tenancy::{Access, Resource, Tenancy};
 use super::{Op, OpId, OpKind, Section, SectionKind};
@@ -45,8 +48,9 @@ pub(super) struct Emitter<'a> {
     pub(super) tenancy: Tenancy<'a>,
     phases: usize,
     history: BTreeMap<Resource, History>,
+    /// For every collective the operations that wait for it or join it.
+    handed_over: BTreeMap<usize, Vec<usize>>,
     clocks: Vec<Clock>,
-    queues: Clock,
     queue_clocks: [Clock; Queue::ALL.len()],
 }
 
@@ -58,8 +62,8 @@ impl<'a> Emitter<'a> {
             tenancy,
             phases,
             history: BTreeMap::new(),
+            handed_over: BTreeMap::new(),
             clocks: Vec::new(),
-            queues: Clock::default(),
             queue_clocks: Default::default(),
         }
     }
@@ -81,40 +85,56 @@ impl<'a> Emitter<'a> {
             accesses = Tenancy::with_statistics(accesses, self.phases);
         }
         let queue = kind.queue() as usize;
-        let mut before: Vec<usize> = Vec::new();
-        for &access in &accesses {
-            before.extend(self.history.entry(access.resource).or_default().conflicts(access));
+        let before = self.conflicts(&accesses);
+        let (mut clock, waits) = self.waits(queue, &before);
+        let joins = self.joins(&clock, &waits, &before);
+        for target in waits.iter().chain(&joins).filter(|target| self.ops[target.0].kind.is_collective()) {
+            self.handed_over.entry(target.0).or_default().push(id);
         }
-        before.sort_unstable();
-        before.dedup();
-        let mut clock = self.queue_clocks[queue];
-        let (mut waits, mut joins) = (Vec::new(), Vec::new());
-        // Latest first: what they imply need not be waited for again.
-        for &earlier in before.iter().rev() {
-            let theirs = self.ops[earlier].kind.queue() as usize;
-            if theirs == queue {
-                if self.ops[earlier].kind.is_collective() {
-                    joins.push(OpId(earlier));
-                }
-            } else if clock[theirs] <= earlier {
-                waits.push(OpId(earlier));
-                merge(&mut clock, &self.clocks[earlier]);
-            }
-        }
-        waits.reverse();
-        joins.reverse();
         clock[queue] = id + 1;
         for access in accesses {
             self.history.entry(access.resource).or_default().note(id, access);
         }
         self.queue_clocks[queue] = clock;
-        self.queues[queue] = id + 1;
         self.clocks.push(clock);
         self.ops.push(Op { kind, waits, joins });
         if let Some(open) = self.sections.last_mut() {
             open.end = self.ops.len();
         }
         Ok(OpId(id))
+    }
+
+    /// The earlier operations that these accesses must come after, in program order.
+    fn conflicts(&self, accesses: &[Access]) -> BTreeSet<usize> {
+        let of = |access: &Access| self.history.get(&access.resource).map(|past| past.conflicts(*access));
+        accesses.iter().filter_map(of).flatten().collect()
+    }
+
+    /// The waits of an operation on `queue`, and what is known to be complete behind them.
+    fn waits(&self, queue: usize, before: &BTreeSet<usize>) -> (Clock, Vec<OpId>) {
+        let mut clock = self.queue_clocks[queue];
+        let mut waits = Vec::new();
+        // Latest first: what they imply need not be waited for again.
+        for &earlier in before.iter().rev() {
+            if clock[self.ops[earlier].kind.queue() as usize] <= earlier {
+                waits.push(OpId(earlier));
+                merge(&mut clock, &self.clocks[earlier]);
+            }
+        }
+        waits.reverse();
+        (clock, waits)
+    }
+
+    /// The collectives among `before` that nothing behind `clock` hands over yet.
+    fn joins(&self, clock: &Clock, waits: &[OpId], before: &BTreeSet<usize>) -> Vec<OpId> {
+        let complete = |&op: &usize| clock[self.ops[op].kind.queue() as usize] > op;
+        before
+            .iter()
+            .filter(|&&earlier| self.ops[earlier].kind.is_collective())
+            .filter(|&&earlier| !waits.contains(&OpId(earlier)))
+            .filter(|earlier| !self.handed_over.get(earlier).is_some_and(|by| by.iter().any(complete)))
+            .map(|&earlier| OpId(earlier))
+            .collect()
     }
 }
 

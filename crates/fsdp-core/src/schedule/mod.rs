@@ -10,11 +10,13 @@
 mod compile;
 mod display;
 mod emit;
+mod order;
 mod policy;
 mod residency;
 mod tenancy;
 
 pub use compile::{Compiler, compile_evaluation, compile_step};
+pub use order::micro_batch_index;
 pub use policy::{Accumulation, AccumulationOrder, Checkpointing, Policy, Reshard};
 pub use tenancy::{Access, Resource, Tenancy};
 
@@ -215,7 +217,7 @@ pub struct Op {
     pub kind: OpKind,
     /// Operations of other queues that must be complete before.
     pub waits: Vec<OpId>,
-    /// Earlier collectives of the same queue whose result it uses: queue order puts it behind them, and the
+    /// Earlier collectives whose result it uses, and which queue order or the waits put before it already: the
     /// host hands their buffers over here.
     pub joins: Vec<OpId>,
 }
@@ -282,3 +284,6 @@ impl Schedule {
         ops.iter().map(|op| op.kind).filter(is_call).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

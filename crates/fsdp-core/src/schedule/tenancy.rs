@@ -4,7 +4,7 @@
 //! slot. From that follows what each operation reads and writes, which is what waits are derived from (by the
 //! compiler) and proven against (by the checker).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{OpKind, Source};
 use crate::checker::Violation;
@@ -22,6 +22,10 @@ pub enum Resource {
     Slot(usize),
     /// A gradient slot.
     GradientSlot(usize),
+    /// The stay of a unit in its slot, whichever slot that is: one ends before the next begins.
+    Stay(usize),
+    /// The stay of a unit's gradient in its slot, whichever slot that is.
+    GradientStay(usize),
     /// The tree of unsharded gradient sums of a unit.
     UnshardedSums(usize),
     /// The result of a unit's reduce-scatter.
@@ -51,21 +55,37 @@ fn write(resource: Resource) -> Access {
     Access { resource, write: true }
 }
 
+/// A gradient in a slot.
+#[derive(Clone, Copy, Debug)]
+struct Gradient {
+    slot: usize,
+    /// Whether it is complete, rather than being written.
+    closed: bool,
+}
+
 /// The occupants of slots at one point of program order.
 #[derive(Clone, Debug)]
 pub struct Tenancy<'a> {
     spec: &'a ModelSpec,
     layout: &'a Layout,
     slots: BTreeMap<usize, usize>,
-    gradient_slots: BTreeMap<usize, usize>,
+    gradients: BTreeMap<usize, Gradient>,
     sub_shards: Vec<bool>,
+    /// Units whose reduce-scatter is not folded yet.
+    incoming: BTreeSet<usize>,
 }
 
 impl<'a> Tenancy<'a> {
     /// All units sharded, all slots free.
     pub fn new(spec: &'a ModelSpec, layout: &'a Layout) -> Self {
-        let sub_shards = vec![false; layout.units.len()];
-        Self { spec, layout, slots: BTreeMap::new(), gradient_slots: BTreeMap::new(), sub_shards }
+        Self {
+            spec,
+            layout,
+            slots: BTreeMap::new(),
+            gradients: BTreeMap::new(),
+            sub_shards: vec![false; layout.units.len()],
+            incoming: BTreeSet::new(),
+        }
     }
 
     /// The units that are unsharded (or being gathered) now.
@@ -75,19 +95,24 @@ impl<'a> Tenancy<'a> {
 
     /// The units whose gradient slot is taken now.
     pub fn open_gradients(&self) -> impl Iterator<Item = usize> + '_ {
-        self.gradient_slots.keys().copied()
+        self.gradients.keys().copied()
+    }
+
+    /// The units whose reduced gradient is not folded yet.
+    pub fn unfolded(&self) -> impl Iterator<Item = usize> + '_ {
+        self.incoming.iter().copied()
     }
 
     /// The gradient slot of a unit.
     pub fn gradient_slot(&self, unit: usize) -> Option<usize> {
-        self.gradient_slots.get(&unit).copied()
+        self.gradients.get(&unit).map(|gradient| gradient.slot)
     }
 
     /// Performs the tenancy change of the next operation and returns what the operation touches.
     ///
     /// # Errors
     /// [`Violation`] when the operation is illegal here: a unit gathered twice, computed on while sharded,
-    /// resharded while sharded, or a slot taken that has a tenant.
+    /// resharded while sharded, a slot taken that has a tenant, or a gradient used out of turn.
     pub fn apply(&mut self, kind: &OpKind) -> Result<Vec<Access>, Violation> {
         let units = 0..self.layout.units.len();
         Ok(match *kind {
@@ -110,23 +135,37 @@ impl<'a> Tenancy<'a> {
             OpKind::Reshard { unit } => {
                 let slot = self.slot(unit)?;
                 self.slots.remove(&unit);
-                vec![write(Resource::Slot(slot))]
+                vec![write(Resource::Slot(slot)), write(Resource::Stay(unit))]
             }
-            OpKind::OpenGradient { unit, slot, .. } => self.open_gradient(unit, slot)?,
-            OpKind::CloseGradient { unit } => vec![write(Resource::GradientSlot(self.open_slot(unit)?))],
-            OpKind::FoldUnsharded { unit, last } => {
+            OpKind::OpenGradient { unit, slot, accumulate } => self.open_gradient(unit, slot, accumulate)?,
+            OpKind::CloseGradient { unit } => {
                 let slot = self.open_slot(unit)?;
+                self.gradients.insert(unit, Gradient { slot, closed: true });
+                vec![write(Resource::GradientSlot(slot))]
+            }
+            OpKind::FoldUnsharded { unit, last } => {
+                let slot = self.closed_slot(unit)?;
                 if !last {
-                    self.gradient_slots.remove(&unit);
+                    self.gradients.remove(&unit);
                 }
                 vec![write(Resource::GradientSlot(slot)), write(Resource::UnshardedSums(unit))]
             }
             OpKind::ReduceScatter { unit } => {
-                let slot = self.open_slot(unit)?;
-                self.gradient_slots.remove(&unit);
-                vec![write(Resource::GradientSlot(slot)), write(Resource::Incoming(unit))]
+                let slot = self.closed_slot(unit)?;
+                if !self.incoming.insert(unit) {
+                    return Err(Violation::NotFolded { unit: self.name(unit).into() });
+                }
+                self.gradients.remove(&unit);
+                vec![
+                    write(Resource::GradientSlot(slot)),
+                    write(Resource::GradientStay(unit)),
+                    write(Resource::Incoming(unit)),
+                ]
             }
             OpKind::Fold { unit, .. } => {
+                if !self.incoming.remove(&unit) {
+                    return Err(Violation::NothingToFold { unit: self.name(unit).into() });
+                }
                 vec![write(Resource::Incoming(unit)), write(Resource::ShardedGradient(unit))]
             }
             OpKind::AllReduceReplicas { unit } => vec![write(Resource::ShardedGradient(unit))],
@@ -169,10 +208,17 @@ impl<'a> Tenancy<'a> {
     }
 
     fn open_slot(&self, unit: usize) -> Result<usize, Violation> {
-        self.gradient_slots
-            .get(&unit)
-            .copied()
-            .ok_or_else(|| Violation::GradientNotOpen { unit: self.name(unit).into() })
+        match self.gradients.get(&unit) {
+            Some(&Gradient { slot, closed: false }) => Ok(slot),
+            _ => Err(Violation::GradientNotOpen { unit: self.name(unit).into() }),
+        }
+    }
+
+    fn closed_slot(&self, unit: usize) -> Result<usize, Violation> {
+        match self.gradients.get(&unit) {
+            Some(&Gradient { slot, closed: true }) => Ok(slot),
+            _ => Err(Violation::GradientNotClosed { unit: self.name(unit).into() }),
+        }
     }
 
     fn gather(&mut self, unit: usize, slot: usize, source: Source) -> Result<Vec<Access>, Violation> {
@@ -182,7 +228,6 @@ impl<'a> Tenancy<'a> {
             let (unit, tenant) = (self.name(unit).into(), self.name(tenant).into());
             return Err(Violation::SlotTaken { slot, unit, tenant });
         }
-        self.slots.insert(unit, slot);
         let from = match source {
             Source::Shard => Resource::Shard(unit),
             Source::SubShard if !self.sub_shards[unit] => {
@@ -190,19 +235,32 @@ impl<'a> Tenancy<'a> {
             }
             Source::SubShard => Resource::SubShard(unit),
         };
-        Ok(vec![read(from), write(Resource::Slot(slot))])
+        self.slots.insert(unit, slot);
+        Ok(vec![read(from), write(Resource::Slot(slot)), write(Resource::Stay(unit))])
     }
 
-    fn open_gradient(&mut self, unit: usize, slot: usize) -> Result<Vec<Access>, Violation> {
-        if let Some((&tenant, _)) =
-            self.gradient_slots.iter().find(|&(&tenant, &taken)| taken == slot || tenant == unit)
-            && !(tenant == unit && self.gradient_slots[&unit] == slot)
-        {
-            let (unit, tenant) = (self.name(unit).into(), self.name(tenant).into());
-            return Err(Violation::SlotTaken { slot, unit, tenant });
+    fn open_gradient(
+        &mut self,
+        unit: usize,
+        slot: usize,
+        accumulate: bool,
+    ) -> Result<Vec<Access>, Violation> {
+        let tenant = self.gradients.iter().find(|&(&tenant, held)| held.slot == slot || tenant == unit);
+        match tenant {
+            None if accumulate => {
+                return Err(Violation::GradientNotClosed { unit: self.name(unit).into() });
+            }
+            None => {}
+            Some((&tenant, held)) if accumulate && tenant == unit && held.slot == slot => {
+                self.closed_slot(unit)?;
+            }
+            Some((&tenant, _)) => {
+                let (unit, tenant) = (self.name(unit).into(), self.name(tenant).into());
+                return Err(Violation::SlotTaken { slot, unit, tenant });
+            }
         }
-        self.gradient_slots.insert(unit, slot);
-        Ok(vec![write(Resource::GradientSlot(slot))])
+        self.gradients.insert(unit, Gradient { slot, closed: false });
+        Ok(vec![write(Resource::GradientSlot(slot)), write(Resource::GradientStay(unit))])
     }
 
     fn compute(&self, block: BlockId, backward: bool) -> Result<Vec<Access>, Violation> {

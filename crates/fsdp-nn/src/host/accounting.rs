@@ -33,6 +33,14 @@ impl Account {
         self.change(|usage| usage.allocations += 1);
     }
 
+    /// Forgets the peaks: what is in use now is the new peak.
+    pub(crate) fn reset_peaks(&self) {
+        self.change(|usage| {
+            usage.peak_bytes = usage.live_bytes;
+            usage.total_peak_bytes = usage.live_bytes.iter().sum();
+        });
+    }
+
     /// The counters now.
     pub(crate) fn usage(&self) -> Usage {
         *self.usage.lock().unwrap_or_else(PoisonError::into_inner)

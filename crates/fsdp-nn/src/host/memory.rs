@@ -57,6 +57,11 @@ impl HostMemory {
         Ok(Self { account: Arc::default(), pool: options.pool, poison: options.poison, workers })
     }
 
+    /// Forgets the peaks of [`Memory::usage`]: what is in use now is the new peak.
+    pub fn reset_peaks(&self) {
+        self.account.reset_peaks();
+    }
+
     /// The threads of kernels.
     pub(crate) fn workers(&self) -> &Workers {
         &self.workers

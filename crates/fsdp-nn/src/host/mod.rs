@@ -17,6 +17,8 @@ mod memory;
 mod pool;
 #[allow(unsafe_code)]
 pub(crate) mod raw;
+#[cfg(test)]
+mod tests;
 pub(crate) mod workers;
 
 pub use buffer::HostBuffer;

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use fsdp_core::model::ParamId;
 
-pub use describe::{Describe, Description};
 pub use crate::init::Init;
+pub use describe::{Describe, Description};
 
 use crate::backend::{AttentionDims, Orientation};
 

@@ -12,6 +12,73 @@ use crate::tape::{Tape, Tensor};
 /// The first block turns tokens into rows, the last one turns rows into what the head reads; the head and
 /// the loss follow by themselves, and so does backward. A block may read the parameters that the
 /// description lists for it, no others.
+///
+/// ```
+/// use fsdp_core::{Error, model::BlockId};
+/// use fsdp_nn::Backend;
+/// use fsdp_nn::layer::{Describe, Description, Embedding, Head, Linear, RmsNorm};
+/// use fsdp_nn::model::Architecture;
+/// use fsdp_nn::tape::{Tape, Tensor};
+///
+/// /// Tokens, one residual layer, and a head that shares the table of tokens.
+/// #[derive(Clone)]
+/// struct Residual {
+///     description: Description,
+///     tokens: Embedding,
+///     norm: RmsNorm,
+///     linear: Linear,
+///     head: Head,
+/// }
+///
+/// impl Residual {
+///     fn new(vocab: usize, width: usize) -> Result<Self, Error> {
+///         let mut describe = Describe::new("Residual", 0.02);
+///         let tokens = describe.embedding("tokens", vocab, width);
+///         let (norm, linear) = describe.module("layer", "ResidualLayer", |layer| {
+///             (layer.rms_norm("norm", "RmsNorm", width, 1e-5), layer.linear("linear", width, width, true))
+///         });
+///         let head = describe.head("head", width, vocab, Some(&tokens));
+///         describe.block("tokens", None, &[&tokens]);
+///         describe.block("layer", Some(0), &[&norm, &linear]);
+///         describe.block("head", None, &[&head]);
+///         Ok(Self { description: describe.finish()?, tokens, norm, linear, head })
+///     }
+/// }
+///
+/// impl Architecture for Residual {
+///     fn description(&self) -> &Description {
+///         &self.description
+///     }
+///
+///     fn head(&self) -> Head {
+///         self.head
+///     }
+///
+///     fn first<M: Backend>(&self, tape: &mut Tape<'_, M>) -> Result<Tensor<M>, Error> {
+///         tape.embedding(&self.tokens)
+///     }
+///
+///     fn middle<M: Backend>(
+///         &self,
+///         _block: BlockId,
+///         tape: &mut Tape<'_, M>,
+///         x: Tensor<M>,
+///     ) -> Result<Tensor<M>, Error> {
+///         let h = tape.rms_norm(x.clone(), &self.norm)?;
+///         let h = tape.linear(h, &self.linear)?;
+///         let h = tape.gelu(h)?;
+///         tape.add(x, h)
+///     }
+///
+///     fn last<M: Backend>(&self, _tape: &mut Tape<'_, M>, x: Tensor<M>) -> Result<Tensor<M>, Error> {
+///         Ok(x)
+///     }
+/// }
+///
+/// let model = Residual::new(256, 16)?;
+/// assert_eq!(model.description().spec.elements(), 256 * 16 + 16 + 16 * 16 + 16);
+/// # Ok::<(), Error>(())
+/// ```
 pub trait Architecture: Send + Sync + 'static {
     /// Parameters, modules and blocks, and how parameters start.
     fn description(&self) -> &Description;

@@ -131,7 +131,8 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
 
     /// Whether a block is the last one of its layer.
     fn ends_layer(&self, block: BlockId) -> bool {
-        self.spec.blocks[block.0 + 1].layer != self.spec.block(block).layer
+        let next = self.spec.blocks.get(block.0 + 1);
+        next.is_none_or(|next| next.layer != self.spec.block(block).layer)
     }
 
     fn out_of_order(&self, block: BlockId, call: &'static str, missing: &'static str) -> Error {

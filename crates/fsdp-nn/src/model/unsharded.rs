@@ -32,6 +32,14 @@ impl<B: Buffer> Whole<B> {
         Ok(Self { buffer: memory.allocate(category, dtype, len)?, ranges })
     }
 
+    /// Sets all values to zero.
+    ///
+    /// # Errors
+    /// As [`Whole::write`].
+    pub fn zero<M: Memory<Buffer = B>>(&mut self, memory: &M) -> Result<(), Error> {
+        memory.zero(Queue::Compute, SliceMut::whole(&mut self.buffer))
+    }
+
     /// Writes the values of one parameter.
     ///
     /// # Errors
@@ -170,9 +178,7 @@ pub fn calls(spec: &ModelSpec, pass: Pass) -> Vec<Call> {
         let reaches_back = |(index, other): (usize, &fsdp_core::model::BlockSpec)| {
             other.layer == layer && index >= first_trainable.0
         };
-        pass == Pass::TrainRecomputing
-            && layer.is_some()
-            && spec.blocks.iter().enumerate().any(reaches_back)
+        pass == Pass::TrainRecomputing && layer.is_some() && spec.blocks.iter().enumerate().any(reaches_back)
     };
     let mode = |block| match pass {
         Pass::Evaluate => ForwardMode::Evaluate,

@@ -1,6 +1,9 @@
 //! The micro-batch that a tape works on.
 
 use fsdp_core::memory::Slice;
+use fsdp_core::model::BlockId;
+
+use crate::random;
 
 /// A micro-batch: rows are ordered by (sample, position).
 #[derive(Debug)]
@@ -27,9 +30,9 @@ impl<B> MicroBatch<'_, B> {
         self.batch * self.seq
     }
 
-    /// The keys of the dropout masks of one site, one per sample.
-    pub fn dropout_keys(&self, site: u64) -> Vec<u64> {
-        let key = |&sample| crate::random::key(&[self.seed, self.step, sample, site]);
+    /// The keys of the dropout masks of one site, the `ordinal`th of a block, one per sample.
+    pub fn dropout_keys(&self, block: BlockId, ordinal: u64) -> Vec<u64> {
+        let key = |&sample| random::key(&[self.seed, self.step, sample, block.0 as u64, ordinal]);
         self.samples.iter().map(key).collect()
     }
 }

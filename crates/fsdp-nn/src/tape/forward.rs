@@ -146,10 +146,10 @@ impl<'a, M: Backend> Tape<'a, M> {
         (output, recording)
     }
 
-    /// The next dropout site of this block: the same for the same place in the model's code.
+    /// The number of the next dropout site of this block: the same for the same place in the model's code.
     pub(super) fn next_site(&mut self) -> u64 {
         self.sites += 1;
-        (self.scope.block.0 as u64) << 8 | (self.sites - 1)
+        self.sites - 1
     }
 
     /// Checks the width of an operation's input.

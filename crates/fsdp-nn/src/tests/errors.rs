@@ -55,7 +55,9 @@ fn keys_that_change_the_mathematics_are_rejected_by_name() {
 
 #[test]
 fn missing_keys_wrong_values_and_sizes_that_do_not_divide_are_named() {
-    for (base, key) in [(LLAMA, "hidden_size"), (LLAMA, "vocab_size"), (GPT2, "n_embd"), (GPT2, "n_positions")] {
+    for (base, key) in
+        [(LLAMA, "hidden_size"), (LLAMA, "vocab_size"), (GPT2, "n_embd"), (GPT2, "n_positions")]
+    {
         let error = with(base, key, "null").unwrap_err();
         assert!(matches!(error, ConfigError::Missing { key: named } if named == key), "{error}");
     }
@@ -75,11 +77,9 @@ fn missing_keys_wrong_values_and_sizes_that_do_not_divide_are_named() {
         let error = with(base, key, value).unwrap_err();
         assert!(matches!(error, ConfigError::Value { key: named, .. } if named == key), "{error}");
     }
-    for (base, key, value) in [
-        (LLAMA, "num_key_value_heads", "3"),
-        (LLAMA, "num_attention_heads", "10"),
-        (GPT2, "n_head", "5"),
-    ] {
+    for (base, key, value) in
+        [(LLAMA, "num_key_value_heads", "3"), (LLAMA, "num_attention_heads", "10"), (GPT2, "n_head", "5")]
+    {
         assert!(matches!(with(base, key, value), Err(ConfigError::Indivisible { .. })), "{key}");
     }
     assert!(matches!(HfConfig::parse("[1]"), Err(ConfigError::Json { .. })));
@@ -92,7 +92,8 @@ fn defaults_and_spellings_are_those_of_transformers() {
     assert_eq!((llama.head_dim, llama.rope_theta, llama.tie_word_embeddings), (6, 10000.0, false));
     let HfFamily::Gpt2(gpt2) = HfConfig::parse(GPT2).unwrap().family else { panic!("a GPT-2") };
     assert_eq!((gpt2.n_inner, gpt2.attn_pdrop, gpt2.tie_word_embeddings), (96, 0.1, true));
-    let HfFamily::Llama(llama) = with(LLAMA, "rope_parameters", r#"{"rope_theta": 5e5}"#).unwrap().family else {
+    let HfFamily::Llama(llama) = with(LLAMA, "rope_parameters", r#"{"rope_theta": 5e5}"#).unwrap().family
+    else {
         panic!("a Llama")
     };
     assert_eq!(llama.rope_theta, 5e5);

@@ -17,8 +17,8 @@ fn check<A: Architecture + Clone>(mut subject: Subject<A>) {
     let mut batch = batch(3, 7, 13);
     batch.targets[4] = IGNORED_TARGET;
     let gradients = subject.run(&batch, Pass::Train).gradients;
-    for param in 0..subject.spec.params.len() {
-        let len = subject.values[param].len();
+    for (param, gradient) in gradients.iter().enumerate() {
+        let len = gradient.len();
         for element in (0..len).step_by(len.div_ceil(5)) {
             let original = subject.values[param][element];
             let mut loss_at = |value| {
@@ -27,7 +27,7 @@ fn check<A: Architecture + Clone>(mut subject: Subject<A>) {
             };
             let slope = (loss_at(original + STEP) - loss_at(original - STEP)) / (2.0 * STEP);
             loss_at(original);
-            let got = gradients[param][element];
+            let got = gradient[element];
             let name = &subject.spec.params[param].fqn;
             assert!((got - slope).abs() < 1e-6 * (1.0 + slope.abs()), "{name}[{element}]: {got} not {slope}");
         }

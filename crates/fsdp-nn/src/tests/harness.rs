@@ -1,11 +1,11 @@
 //! A model whole on one host memory, run micro-batch by micro-batch.
 
 use fsdp_core::DType;
-use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice};
+use fsdp_core::Queue;
 use fsdp_core::memory::{Buffer, Memory};
+use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice};
 use fsdp_core::model::{BlockId, ModelSpec, ParamId};
 use fsdp_core::program::{ForwardMode, Gradients, Program};
-use fsdp_core::Queue;
 
 use crate::hf::HfModel;
 use crate::model::unsharded::{Pass, Whole, run};

@@ -1,14 +1,14 @@
 //! Memory: what is predicted is what is counted, nothing is left behind, and no parameter is kept.
 
 use fsdp_core::memory::{HostSlice, Memory};
-use fsdp_core::model::ParamId;
-use fsdp_core::program::{CallFootprint, Program};
+use fsdp_core::model::{BlockId, ModelSpec, ParamId};
+use fsdp_core::program::{CallFootprint, ForwardMode, Program};
 use fsdp_core::{DType, Error};
 
 use super::harness::{Subject, batch, gpt2, hf_models, host, llama, small};
 use crate::HostMemory;
 use crate::footprint::{RunShape, footprints, measure};
-use crate::model::unsharded::{Pass, calls, run};
+use crate::model::unsharded::{Call, Pass, calls, run};
 use crate::model::{Architecture, Gpt2, Llama, freeze};
 
 const PASSES: [Pass; 3] = [Pass::Train, Pass::TrainRecomputing, Pass::Evaluate];
@@ -100,25 +100,73 @@ fn no_parameter_is_kept_between_calls() {
     }
 }
 
+/// What one call of a pass allocates.
+fn footprint<A: Architecture + Clone>(
+    architecture: &A,
+    spec: &ModelSpec,
+    dtype: DType,
+    pass: Pass,
+    call: Call,
+) -> CallFootprint {
+    let calls = calls(spec, pass);
+    let index = calls.iter().position(|&other| other == call).unwrap();
+    footprints(architecture, spec, shape(dtype), &calls).unwrap().calls[index]
+}
+
 #[test]
 fn frozen_layers_keep_nothing() {
     let llama = Llama::new(&crate::model::LlamaConfig { tie_word_embeddings: false, ..llama() }).unwrap();
     let mut spec = llama.description().spec.clone();
     freeze(&mut spec, &["model.embed*".into(), "model.layers.0.*".into()]).unwrap();
-    let blocks = footprints(&llama, &spec, shape(DType::F32)).unwrap().blocks;
-    // The output of one block replaces that of the one before.
-    assert_eq!([blocks[1].record.activation_net, blocks[2].record.activation_net], [0, 0]);
-    assert_eq!(blocks[2].recompute, CallFootprint::default());
-    assert!(blocks[3].record.activation_net > 0);
+    for pass in [Pass::Train, Pass::TrainRecomputing] {
+        // The output of one block replaces that of the one before.
+        for block in [1, 2] {
+            let call = Call::Forward(BlockId(block), ForwardMode::Record);
+            assert_eq!(footprint(&llama, &spec, DType::F32, pass, call).activation_net, 0);
+        }
+        let first_trained = calls(&spec, pass).into_iter().find(|call| call.block() == BlockId(3)).unwrap();
+        assert!(footprint(&llama, &spec, DType::F32, pass, first_trained).activation_net > 0);
+    }
 }
 
 #[test]
 fn checkpointed_layers_keep_only_their_input() {
     let gpt2 = Gpt2::new(&gpt2()).unwrap();
-    let blocks = footprints(&gpt2, &gpt2.description().spec, shape(DType::F32)).unwrap().blocks;
+    let net = |pass, mode, block| {
+        let (spec, call) = (&gpt2.description().spec, Call::Forward(BlockId(block), mode));
+        footprint(&gpt2, spec, DType::F32, pass, call).activation_net
+    };
     let row_bytes = 2 * 7 * 12 * 4;
-    assert_eq!([blocks[1].checkpoint.activation_net, blocks[2].checkpoint.activation_net], [row_bytes, 0]);
-    assert!(blocks[1].record.activation_net > 3 * row_bytes);
+    assert_eq!([1, 2].map(|i| net(Pass::TrainRecomputing, ForwardMode::Checkpoint, i)), [row_bytes, 0]);
+    assert!(net(Pass::Train, ForwardMode::Record, 1) > 3 * row_bytes);
+}
+
+/// The table in the documentation of the tape, in bytes.
+#[test]
+fn blocks_of_a_llama_keep_what_is_documented() {
+    let model = Llama::new(&llama()).unwrap();
+    let of = |pass, call| footprint(&model, &model.description().spec, DType::Bf16, pass, call);
+    let (hidden, inner, heads) = (12, 10, 4);
+    let packed = (4 + 2 * 2) * 6;
+    let rows = 2 * 7;
+    let attention = rows * (2 * (packed + heads * 6) + 4 * (1 + heads));
+    let mlp = rows * (2 * 2 * inner + 4);
+    let output = rows * 2 * hidden;
+    let (attention_block, mlp_block) = (BlockId(1), BlockId(2));
+    for (block, kept, recomputed) in
+        [(attention_block, attention + output, attention + output), (mlp_block, mlp + output, mlp)]
+    {
+        let record = of(Pass::Train, Call::Forward(block, ForwardMode::Record));
+        assert_eq!(record.activation_net, kept);
+        // The output of the last block of a layer is not needed a second time.
+        let recompute = of(Pass::TrainRecomputing, Call::Forward(block, ForwardMode::Recompute));
+        assert_eq!(recompute.activation_net, recomputed);
+        // In backward a gradient takes the place of the activation, in place all the way down.
+        for pass in [Pass::Train, Pass::TrainRecomputing] {
+            let backward = of(pass, Call::Backward(block));
+            assert_eq!((backward.activation_net, backward.activation_peak), (-kept, 0));
+        }
+    }
 }
 
 #[test]

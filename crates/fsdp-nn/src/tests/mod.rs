@@ -1,5 +1,6 @@
 //! Tests of models as a whole, on the host: unsharded, block by block.
 
+mod descriptions;
 mod errors;
 mod finite_differences;
 mod golden;

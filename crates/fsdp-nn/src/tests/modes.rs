@@ -28,7 +28,9 @@ fn freezing_changes_no_bit_of_other_gradients() {
         let mut subject = Subject::new(model, DType::F32);
         let batch = batch(2, 5, 13);
         let all = subject.run(&batch, Pass::Train);
-        for pattern in ["*.0.*", "*.1.*", "*bias", "*weight", "*q_proj*", "*.c_attn.*", "*wte*", "*embed*", "*norm*"] {
+        for pattern in
+            ["*.0.*", "*.1.*", "*bias", "*weight", "*q_proj*", "*.c_attn.*", "*wte*", "*embed*", "*norm*"]
+        {
             subject.spec = subject.architecture.description().spec.clone();
             if freeze(&mut subject.spec, &[pattern.into()]).is_err() {
                 continue;
@@ -36,7 +38,8 @@ fn freezing_changes_no_bit_of_other_gradients() {
             for pass in [Pass::Train, Pass::TrainRecomputing] {
                 let some = subject.run(&batch, pass);
                 assert_eq!(some.loss, all.loss);
-                for ((param, some), all) in subject.spec.params.iter().zip(some.gradients).zip(&all.gradients) {
+                for ((param, some), all) in subject.spec.params.iter().zip(some.gradients).zip(&all.gradients)
+                {
                     let expected = if param.trainable { all.clone() } else { vec![0.0; all.len()] };
                     assert_eq!(some, expected, "{} with {pattern} frozen", param.fqn);
                 }

@@ -5,7 +5,7 @@ use crate::backend::{LinearDims, Orientation};
 use crate::host::element::{Element, Float};
 use crate::host::floats::Target;
 use crate::host::raw::vectorized;
-use crate::host::workers::{Workers, task_rows};
+use crate::host::workers::Workers;
 
 /// Rows whose column sums are one partial result.
 pub(super) const PARTIAL_ROWS: usize = 128;
@@ -23,7 +23,7 @@ impl LinearDims {
     }
 }
 
-/// `y = x W + b`; the bias is added to the rounded product.
+/// `y = x W + b`, rounded once: `y` is set to the bias and the product added to it.
 pub(crate) fn forward<E: Element>(
     workers: &Workers,
     dims: LinearDims,
@@ -32,24 +32,13 @@ pub(crate) fn forward<E: Element>(
     bias: Option<&[E]>,
     y: &mut [E],
 ) {
+    if let Some(bias) = bias {
+        y.chunks_mut(dims.y_stride).for_each(|row| row[..bias.len()].copy_from_slice(bias));
+    }
     let x = Matrix::new(x, dims.rows, dims.inputs, dims.inputs);
-    let target = Target { data: E::floats_mut(y), accumulate: false };
+    let target = Target { data: E::floats_mut(y), accumulate: bias.is_some() };
     let dst = MatrixMut { target, rows: dims.rows, cols: dims.outputs, stride: dims.y_stride };
     matmul(workers, dst, x, dims.weight(weight));
-    if let Some(bias) = bias {
-        let tasks = y.chunks_mut(dims.y_stride * task_rows(dims.outputs));
-        workers.each(tasks, |rows| add_bias(dims.y_stride, bias, rows));
-    }
-}
-
-vectorized! {
-    fn add_bias<E: Element>(stride: usize, bias: &[E], rows: &mut [E]) {
-        for row in rows.chunks_mut(stride) {
-            for (y, b) in row.iter_mut().zip(bias) {
-                *y = E::store(y.load() + b.load());
-            }
-        }
-    }
 }
 
 /// `dx = dy W^T`.

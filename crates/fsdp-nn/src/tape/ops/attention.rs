@@ -68,7 +68,7 @@ impl<M: Backend> Tape<'_, M> {
     pub(super) fn mask(&mut self, p: f64) -> Option<Mask> {
         let site = self.next_site();
         let batch = self.scope.batch;
-        (batch.training && p > 0.0).then(|| Mask { p, keys: batch.dropout_keys(site) })
+        (batch.training && p > 0.0).then(|| Mask { p, keys: batch.dropout_keys(self.scope.block, site) })
     }
 }
 

@@ -1,0 +1,39 @@
+//! Agreement between ranks: collectives meet only when every rank issues the same ones in the same order.
+
+use super::Violation;
+use crate::rank::{Queue, Rank};
+use crate::schedule::{OpKind, Schedule};
+
+/// Checks that all ranks (given in rank order) issue the same collectives in the same order per queue.
+///
+/// # Errors
+/// [`Violation::Diverges`] that names the first rank, queue and position that differ from rank 0.
+pub fn check_ranks(schedules: &[&Schedule]) -> Result<(), Violation> {
+    let Some(first) = schedules.first() else { return Ok(()) };
+    for queue in Queue::ALL {
+        let expected = collectives(first, queue);
+        for (rank, schedule) in schedules.iter().enumerate().skip(1) {
+            let got = collectives(schedule, queue);
+            let longest = expected.len().max(got.len());
+            let differs = (0..longest).find(|&index| expected.get(index) != got.get(index));
+            if let Some(index) = differs {
+                let text = |list: &[OpKind]| list.get(index).map_or("nothing".into(), |op| format!("{op:?}"));
+                return Err(Violation::Diverges {
+                    rank: Rank(rank),
+                    queue,
+                    index,
+                    expected: text(&expected),
+                    got: text(&got),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn collectives(schedule: &Schedule, queue: Queue) -> Vec<OpKind> {
+    let meets = |kind: &OpKind| {
+        kind.is_collective() || matches!(kind, OpKind::ReduceScalars | OpKind::ReduceStatistics { .. })
+    };
+    schedule.ops.iter().map(|op| op.kind).filter(|kind| kind.queue() == queue && meets(kind)).collect()
+}

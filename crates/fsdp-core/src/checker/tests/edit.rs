@@ -1,0 +1,54 @@
+//! Schedules with something wrong in them.
+
+use crate::schedule::{Op, OpId, OpKind, Schedule};
+
+/// The schedule whose operations stand in the given order, waits and joins renumbered; `None` leaves one out.
+fn reordered(schedule: &Schedule, order: &[usize]) -> Schedule {
+    let mut place = vec![None; schedule.ops.len()];
+    for (to, &from) in order.iter().enumerate() {
+        place[from] = Some(to);
+    }
+    let renumber = |ids: &[OpId]| ids.iter().filter_map(|id| place[id.0].map(OpId)).collect();
+    let ops = order.iter().map(|&from| {
+        let op = &schedule.ops[from];
+        Op { kind: op.kind, waits: renumber(&op.waits), joins: renumber(&op.joins) }
+    });
+    Schedule { ops: ops.collect(), ..schedule.clone() }
+}
+
+/// The schedule without one operation. What it waited for and joined falls to whoever waited for it and to the
+/// next of its queue, so that nothing but the operation itself is missing.
+pub(super) fn without(schedule: &Schedule, dropped: usize) -> Schedule {
+    let mut changed = schedule.clone();
+    let Op { kind, waits, joins } = schedule.ops[dropped].clone();
+    let queue_of = |index: usize| schedule.ops[index].kind.queue();
+    let before = (0..dropped).rev().find(|&index| queue_of(index) == kind.queue());
+    let after = (dropped + 1..schedule.ops.len()).find(|&index| queue_of(index) == kind.queue());
+    for index in dropped + 1..schedule.ops.len() {
+        let waited = schedule.ops[index].waits.contains(&OpId(dropped));
+        if waited || Some(index) == after {
+            let heirs = waits.iter().copied().chain(before.map(OpId));
+            let op = &mut changed.ops[index];
+            op.waits.extend(heirs.filter(|wait| queue_of(wait.0) != queue_of(index)));
+            if waited {
+                op.joins.extend(waits.iter().filter(|wait| queue_of(wait.0) == queue_of(index)));
+            }
+            op.joins.extend(&joins);
+            op.joins.retain(|join| schedule.ops[join.0].kind.is_collective());
+        }
+    }
+    let order: Vec<usize> = (0..schedule.ops.len()).filter(|&index| index != dropped).collect();
+    reordered(&changed, &order)
+}
+
+pub(super) fn moved(schedule: &Schedule, from: usize, to: usize) -> Schedule {
+    let mut order: Vec<usize> = (0..schedule.ops.len()).filter(|&index| index != from).collect();
+    order.insert(to, from);
+    reordered(schedule, &order)
+}
+
+pub(super) fn with(schedule: &Schedule, at: usize, kind: OpKind) -> Schedule {
+    let mut changed = schedule.clone();
+    changed.ops.push(Op { kind, waits: Vec::new(), joins: Vec::new() });
+    moved(&changed, schedule.ops.len(), at)
+}

@@ -1,0 +1,198 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::BlockId;
+use crate::rank::Rank;
+use crate::testing::{Built, Setup, setups};
+
+/// Counts allocations one by one, as a memory does, and knows nothing of schedules.
+#[derive(Default)]
+struct Counter {
+    live: [usize; 9],
+    peak: [usize; 9],
+    total_peak: usize,
+}
+
+impl Counter {
+    fn allocate(&mut self, category: Category, bytes: usize) {
+        self.live[category as usize] += bytes;
+        self.peak[category as usize] = self.peak[category as usize].max(self.live[category as usize]);
+        self.total_peak = self.total_peak.max(self.live.iter().sum());
+    }
+
+    fn free(&mut self, category: Category, bytes: usize) {
+        self.live[category as usize] -= bytes;
+    }
+
+    /// A block that allocates up to each of its peaks in turn and leaves `net` behind.
+    fn call(&mut self, footprint: &BlockFootprint) {
+        let activation = footprint.activation_peak.min(footprint.total_peak);
+        let workspace = footprint.total_peak - activation;
+        self.allocate(Category::Activation, footprint.activation_peak);
+        self.free(Category::Activation, footprint.activation_peak);
+        self.allocate(Category::Workspace, footprint.workspace_peak);
+        self.free(Category::Workspace, footprint.workspace_peak);
+        self.allocate(Category::Activation, activation);
+        self.allocate(Category::Workspace, workspace);
+        self.free(Category::Workspace, workspace);
+        self.free(Category::Activation, activation);
+        match usize::try_from(footprint.activation_net) {
+            Ok(kept) => self.allocate(Category::Activation, kept),
+            Err(_) => self.free(Category::Activation, footprint.activation_net.unsigned_abs()),
+        }
+    }
+}
+
+/// Peaks above the net change, so that no call leaves more than it ever held.
+fn footprint(net: isize, [a, w, t]: [usize; 3]) -> BlockFootprint {
+    let activation_peak = usize::try_from(net).unwrap_or(0) + a;
+    let least = activation_peak.max(w);
+    BlockFootprint {
+        activation_net: net,
+        activation_peak,
+        workspace_peak: w,
+        total_peak: least + t % (activation_peak + w - least + 1),
+    }
+}
+
+/// Random footprints of one block: backward gives up no more than any forward kept.
+fn footprints() -> impl Strategy<Value = BlockFootprints> {
+    (any::<[[u8; 3]; 6]>(), any::<[u8; 6]>()).prop_map(|(peaks, nets)| {
+        let peaks = peaks.map(|three| three.map(usize::from));
+        let [record, checkpoint, recompute, discard, evaluate, share] = nets.map(isize::from);
+        let back = record.min(checkpoint + recompute).min(share);
+        BlockFootprints {
+            record: footprint(record, peaks[0]),
+            checkpoint: footprint(checkpoint, peaks[1]),
+            recompute: footprint(recompute, peaks[2]),
+            discard: footprint(discard, peaks[3]),
+            evaluate: footprint(evaluate, peaks[4]),
+            backward: footprint(-back, peaks[5]),
+        }
+    })
+}
+
+/// Allocates what an engine allocates, unit by unit, for the rank with the most pieces.
+fn allocate_static(counter: &mut Counter, built: &Built, schedule: &Schedule, optimizer: &[usize]) {
+    let policy = &built.policy;
+    let (param, reduce) = (policy.param_dtype.size_bytes(), policy.reduce_dtype.size_bytes());
+    for (slots, category, bytes) in [
+        (&schedule.slots, Category::Unsharded, param),
+        (&schedule.gradient_slots, Category::GradientSlot, reduce),
+    ] {
+        slots.iter().flat_map(|slot| &slot.lens).for_each(|len| counter.allocate(category, len * bytes));
+    }
+    for (unit, layout) in built.layout.units.iter().enumerate() {
+        counter.allocate(Category::OptimizerState, optimizer[unit]);
+        for segment in &layout.segments {
+            let own = segment.rows_per_rank * segment.row_len;
+            let whole = own * built.mesh.shards();
+            let master = if policy.param_dtype == DType::F64 { 8 } else { 4 };
+            counter.allocate(Category::ParameterShard, own * master);
+            if policy.param_dtype == DType::Bf16 {
+                counter.allocate(Category::ParameterShard, own * 2);
+            }
+            if let (Reshard::ToGroup(n), true) =
+                (policy.reshard_after_forward, schedule.keeps_sub_shard[unit])
+            {
+                counter.allocate(Category::Unsharded, whole / n * param);
+            }
+            if !segment.trainable {
+                continue;
+            }
+            counter.allocate(Category::ShardedGradient, own * reduce);
+            let sums = match (policy.accumulation_order, policy.accumulation, schedule.rounds) {
+                (AccumulationOrder::Tree, _, rounds) => {
+                    (1..=rounds).filter(|n| n.is_power_of_two()).count() - 1
+                }
+                (AccumulationOrder::Running, Accumulation::Reduce, 2..) => 1,
+                (AccumulationOrder::Running, ..) => 0,
+            };
+            let each = if policy.accumulation == Accumulation::Reduce { own } else { whole };
+            (0..sums).for_each(|_| counter.allocate(Category::Accumulator, each * reduce));
+        }
+    }
+}
+
+fn walk(counter: &mut Counter, schedule: &Schedule, blocks: &[BlockFootprints], batch: usize) {
+    for op in &schedule.ops {
+        let of = |block: BlockId| &blocks[block.0];
+        match op.kind {
+            OpKind::BeginMicroBatch { .. } => {
+                counter.free(Category::Activation, counter.live[Category::Activation as usize]);
+                counter.allocate(Category::Activation, batch);
+            }
+            OpKind::Forward { block, mode: ForwardMode::Record } => counter.call(&of(block).record),
+            OpKind::Forward { block, mode: ForwardMode::Checkpoint } => counter.call(&of(block).checkpoint),
+            OpKind::Forward { block, mode: ForwardMode::Recompute } => counter.call(&of(block).recompute),
+            OpKind::Forward { block, mode: ForwardMode::Discard } => counter.call(&of(block).discard),
+            OpKind::Forward { block, mode: ForwardMode::Evaluate } => counter.call(&of(block).evaluate),
+            OpKind::Finish { block, backward: false } => counter.call(&of(block).evaluate),
+            OpKind::Finish { block, backward: true } | OpKind::Backward { block } => {
+                counter.call(&of(block).backward);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn cases() -> impl Strategy<Value = (Setup, Vec<BlockFootprints>, Vec<usize>, [u16; 3])> {
+    (
+        setups(),
+        prop::collection::vec(footprints(), 16),
+        prop::collection::vec(0usize..999, 24),
+        any::<[u16; 3]>(),
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn predictions_equal_a_count_of_single_allocations(
+        (setup, mut blocks, optimizer, [batch, first, second]) in cases(),
+    ) {
+        let built = setup.build();
+        let last = built.spec.blocks.len() - 1;
+        // The last block runs forward and backward in one, and has nothing to give up.
+        blocks[last].backward = footprint(0, [3, 5, 1]);
+        let optimizer = &optimizer[..built.layout.units.len()];
+        let statistics = &[usize::from(first), usize::from(second)][..setup.phases];
+        for schedule in [built.step(), built.evaluation()] {
+            let batch_bytes = usize::from(batch);
+            let (layout, policy) = (&built.layout, &built.policy);
+            let input = LedgerInput {
+                layout,
+                policy,
+                optimizer_bytes: optimizer,
+                statistics,
+                blocks: &blocks,
+                batch_bytes,
+            };
+            let usage = predict(&schedule, &input);
+            let mut counter = Counter::default();
+            allocate_static(&mut counter, &built, &schedule, optimizer);
+            counter.allocate(Category::CommStaging, 8 * (2 * 69 + 2));
+            statistics.iter().for_each(|len| counter.allocate(Category::CommStaging, 8 * len));
+            walk(&mut counter, &schedule, &blocks, batch_bytes);
+            prop_assert_eq!(usage.live_bytes, counter.live);
+            prop_assert_eq!(usage.peak_bytes, counter.peak);
+            prop_assert_eq!(usage.total_peak_bytes, counter.total_peak);
+        }
+    }
+
+    #[test]
+    fn shards_of_all_ranks_hold_every_parameter(setup in setups()) {
+        let built = setup.build();
+        let elements: usize = (0..built.mesh.shards())
+            .flat_map(|rank| {
+                let shard = built.mesh.shard_of(Rank(rank));
+                built.layout.units.iter().flat_map(move |unit| {
+                    unit.segments.iter().flat_map(move |segment| segment.pieces(shard))
+                })
+            })
+            .map(|piece| piece.len)
+            .sum();
+        prop_assert_eq!(elements, built.spec.elements());
+    }
+}

@@ -1,0 +1,94 @@
+use crate::rank::Mesh;
+use crate::schedule::{Checkpointing, Policy, Reshard, SectionKind};
+use crate::testing::{Frozen, Setup, Sketch};
+
+fn render(setup: &Setup) -> String {
+    let built = setup.build();
+    built.step().render(&built.spec, &built.layout)
+}
+
+#[test]
+fn a_tiny_schedule_reads_well() {
+    let setup = Setup { mesh: Mesh::new(2, 2).unwrap(), ..Setup::plain(Sketch::plain(1)) };
+    let expected = "\
+prologue
+    0  compute  begin step
+micro-batch 0
+    1  compute  begin micro-batch 0
+    2  gather   all-gather (root) -> slot 0, for forward  (after 0)
+    3  gather   all-gather layers.0 -> slot 1, for forward
+    4  compute  forward embed  (after 2)
+    5  compute  forward layers.0  (after 3)
+    6  compute  reshard layers.0
+    7  gather   all-gather layers.0 -> slot 1, for backward  (after 6)
+    8  compute  open gradient (root) in gradient slot 0
+    9  compute  forward-backward head
+   10  compute  open gradient layers.0 in gradient slot 1
+   11  compute  backward layers.0  (after 7)
+   12  compute  reshard layers.0
+   13  compute  close gradient layers.0
+   14  reduce   reduce-scatter layers.0  (after 13)
+   15  compute  backward embed
+   16  compute  reshard (root)
+   17  compute  close gradient (root)
+   18  reduce   reduce-scatter (root)  (after 17)
+   19  reduce   fold layers.0, the last
+   20  reduce   all-reduce replicas layers.0
+   21  reduce   fold (root), the last
+   22  reduce   all-reduce replicas (root)
+epilogue
+   23  compute  square norm (root)  (after 22)
+   24  compute  square norm layers.0
+   25  reduce   all-reduce scalars  (after 24)
+   26  compute  update (root)  (after 25)
+   27  compute  update layers.0
+";
+    assert_eq!(render(&setup), expected);
+}
+
+#[test]
+fn notes_say_what_is_special() {
+    let policy = Policy {
+        reshard_after_forward: Reshard::ToGroup(2),
+        checkpointing: Checkpointing::Full,
+        param_dtype: crate::DType::Bf16,
+        ..Policy::default()
+    };
+    let sketch = Sketch { frozen: Frozen::Below(1), ..Sketch::plain(2) };
+    let setup = Setup { policy, phases: 1, mesh: Mesh::new(1, 4).unwrap(), ..Setup::plain(sketch) };
+    let text = render(&setup);
+    for line in [
+        "forward embed (nothing kept)",
+        "forward layers.1 (checkpointed)",
+        "recompute layers.1",
+        "keep sub-shard layers.1",
+        "all-gather layers.1 -> slot 1 from sub-shard, for backward",
+        "statistics 0 of layers.1",
+        "all-reduce statistics 0",
+        "cast layers.1",
+    ] {
+        assert!(text.lines().any(|found| found.contains(line)), "no `{line}` in\n{text}");
+    }
+}
+
+#[test]
+fn micro_batches_that_are_alike_are_shown_once() {
+    let setup = Setup { rounds: 6, ..Setup::plain(Sketch::plain(2)) };
+    let (text, built) = (render(&setup), setup.build());
+    let schedule = built.step();
+    let titles: Vec<&str> = text.lines().filter(|line| !line.starts_with(' ')).collect();
+    assert_eq!(
+        titles,
+        ["prologue", "micro-batch 0", "micro-batches 1 to 4 (alike)", "micro-batch 5", "epilogue"]
+    );
+    let shown: usize = schedule
+        .sections
+        .iter()
+        .filter(|section| !matches!(section.kind, SectionKind::MicroBatch(2..=4)))
+        .map(|section| section.end - section.start)
+        .sum();
+    assert_eq!(text.lines().count(), titles.len() + shown);
+    // The first gather of every batch waits for the operation before the batch.
+    let evaluation = built.evaluation().render(&built.spec, &built.layout);
+    assert!(evaluation.contains("micro-batches 0 to 5 (alike)"), "{evaluation}");
+}

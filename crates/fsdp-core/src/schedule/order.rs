@@ -1,0 +1,31 @@
+//! Data order: which micro-batch of the step a rank runs when.
+//!
+//! Gradients are added by the tree over micro-batches in data order. A micro-batch index is a number in mixed
+//! radix whose digits are (replica, shard, round); the digit over which is summed first is the least
+//! significant one, so that every partial sum that a rank or a collective makes is a subtree.
+
+use super::Accumulation;
+use crate::rank::{Mesh, Rank};
+
+/// The micro-batch, of the `world * rounds` of a step, that `rank` runs as its `round`.
+///
+/// With [`Accumulation::Reduce`] each round is summed over shards, then over rounds, then over replicas; with
+/// [`Accumulation::Unsharded`] over rounds, then over shards, then over replicas.
+///
+/// # Panics
+/// When `rank` or `round` is out of range.
+pub fn micro_batch_index(
+    mesh: Mesh,
+    accumulation: Accumulation,
+    rounds: usize,
+    rank: Rank,
+    round: usize,
+) -> usize {
+    assert!(rank.0 < mesh.world(), "{rank} is not in a mesh of {mesh}");
+    assert!(round < rounds, "round {round} of {rounds}");
+    let (replica, shard) = (mesh.replica_of(rank), mesh.shard_of(rank));
+    match accumulation {
+        Accumulation::Reduce => (replica * rounds + round) * mesh.shards() + shard,
+        Accumulation::Unsharded => (replica * mesh.shards() + shard) * rounds + round,
+    }
+}

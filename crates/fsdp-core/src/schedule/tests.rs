@@ -1,0 +1,482 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::ParamId;
+use crate::testing::{Built, Setup, Sketch, grid, setups};
+use crate::wrap::WrapPolicy;
+use crate::{Mesh, Rank};
+
+fn is_compute(kind: &OpKind) -> bool {
+    matches!(kind, OpKind::Forward { .. } | OpKind::Finish { .. } | OpKind::Backward { .. })
+}
+
+fn block_of(kind: &OpKind) -> Option<usize> {
+    match *kind {
+        OpKind::Forward { block, .. } | OpKind::Finish { block, .. } | OpKind::Backward { block } => {
+            Some(block.0)
+        }
+        _ => None,
+    }
+}
+
+/// The operations of each micro-batch.
+fn micro_batches(schedule: &Schedule) -> Vec<Vec<OpKind>> {
+    let of = |section: &Section| schedule.ops[section.start..section.end].iter().map(|op| op.kind).collect();
+    let is_micro_batch = |section: &&Section| matches!(section.kind, SectionKind::MicroBatch(_));
+    schedule.sections.iter().filter(is_micro_batch).map(of).collect()
+}
+
+fn count(schedule: &Schedule, is: impl Fn(&OpKind) -> bool) -> usize {
+    schedule.ops.iter().filter(|op| is(&op.kind)).count()
+}
+
+/// The first block that backward reaches, written down from the definition.
+fn first_backward_block(built: &Built) -> usize {
+    let blocks = &built.spec.blocks;
+    let trains = |block: &usize| blocks[*block].params.iter().any(|&id| built.spec.param(id).trainable);
+    let Some(mut first) = (0..blocks.len()).find(trains) else { return blocks.len() - 1 };
+    if built.policy.checkpointing == Checkpointing::Full {
+        while first > 0 && blocks[first].layer.is_some() && blocks[first - 1].layer == blocks[first].layer {
+            first -= 1;
+        }
+    }
+    first
+}
+
+/// How often a unit is gathered in one micro-batch.
+fn gathers_of(built: &Built, unit: usize) -> usize {
+    let last = built.spec.blocks.len() - 1;
+    let uses: Vec<usize> = (0..=last).filter(|&block| built.units_of(block).contains(&unit)).collect();
+    let Some(&latest) = uses.last() else { return 0 };
+    let kept = match built.policy.reshard_after_forward {
+        Reshard::Never => true,
+        Reshard::Auto => built.layout.units[unit].is_root,
+        Reshard::Always | Reshard::ToGroup(_) => false,
+    };
+    if latest < first_backward_block(built) || latest == last || kept { 1 } else { 2 }
+}
+
+/// The compute operations of one micro-batch, from the definition of checkpointing.
+fn compute_of(built: &Built) -> Vec<OpKind> {
+    let blocks = &built.spec.blocks;
+    let (last, first) = (blocks.len() - 1, first_backward_block(built));
+    let full = built.policy.checkpointing == Checkpointing::Full;
+    let mut kinds: Vec<OpKind> = Vec::new();
+    for (block, spec) in blocks.iter().enumerate().take(last) {
+        let kept = if full && spec.layer.is_some() { ForwardMode::Checkpoint } else { ForwardMode::Record };
+        let mode = if block < first { ForwardMode::Discard } else { kept };
+        kinds.push(OpKind::Forward { block: BlockId(block), mode });
+    }
+    kinds.push(OpKind::Finish { block: BlockId(last), backward: true });
+    for block in (first..last).rev() {
+        let layer = blocks[block].layer;
+        let ends_layer = block + 1 == last || blocks[block + 1].layer != layer;
+        if full && layer.is_some() && ends_layer {
+            let inside = (first..=block).filter(|&other| blocks[other].layer == layer);
+            let mode = ForwardMode::Recompute;
+            kinds.extend(inside.map(|other| OpKind::Forward { block: BlockId(other), mode }));
+        }
+        kinds.push(OpKind::Backward { block: BlockId(block) });
+    }
+    kinds
+}
+
+/// Walks one micro-batch: how many compute operations come before each operation.
+fn steps_before(kinds: &[OpKind]) -> Vec<usize> {
+    let mut seen = 0;
+    let mut before = Vec::new();
+    for kind in kinds {
+        before.push(seen);
+        seen += usize::from(is_compute(kind));
+    }
+    before
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn counts_of_collectives_follow_the_closed_forms(setup in setups()) {
+        let built = setup.build();
+        let (step, evaluation) = (built.step(), built.evaluation());
+        for (unit, layout) in built.layout.units.iter().enumerate() {
+            let trains = usize::from(layout.is_trainable());
+            let gathers = |kind: &OpKind| matches!(kind, OpKind::AllGather { unit: u, .. } if *u == unit);
+            let reduces = |kind: &OpKind| matches!(kind, OpKind::ReduceScatter { unit: u } if *u == unit);
+            let sums = |kind: &OpKind| matches!(kind, OpKind::AllReduceReplicas { unit: u } if *u == unit);
+            let per_step = match built.policy.accumulation {
+                Accumulation::Reduce => setup.rounds,
+                Accumulation::Unsharded => 1,
+            };
+            prop_assert_eq!(count(&step, gathers), setup.rounds * gathers_of(&built, unit));
+            prop_assert_eq!(count(&step, reduces), trains * per_step);
+            prop_assert_eq!(count(&step, sums), trains * usize::from(setup.mesh.replicas() > 1));
+            let used = (0..built.spec.blocks.len()).any(|block| built.units_of(block).contains(&unit));
+            prop_assert_eq!(count(&evaluation, gathers), setup.rounds * usize::from(used));
+            prop_assert_eq!(count(&evaluation, reduces) + count(&evaluation, sums), 0);
+            let casts = built.policy.param_dtype == crate::DType::Bf16;
+            let cast = |kind: &OpKind| matches!(kind, OpKind::Cast { unit: u } if *u == unit);
+            prop_assert_eq!(count(&step, cast), trains * usize::from(casts));
+            let statistics = |kind: &OpKind| matches!(kind, OpKind::Statistics { unit: u, .. } if *u == unit);
+            prop_assert_eq!(count(&step, statistics), trains * setup.phases);
+        }
+        let phases = |kind: &OpKind| matches!(kind, OpKind::ReduceStatistics { .. });
+        prop_assert_eq!(count(&step, phases), setup.phases);
+        prop_assert_eq!(count(&evaluation, phases), 0);
+        for schedule in [&step, &evaluation] {
+            prop_assert_eq!(count(schedule, |kind| *kind == OpKind::ReduceScalars), 1);
+            prop_assert_eq!(schedule.rounds, setup.rounds);
+        }
+    }
+
+    #[test]
+    fn blocks_run_forward_then_backward_and_layers_are_recomputed(setup in setups()) {
+        let built = setup.build();
+        for (round, kinds) in micro_batches(&built.step()).into_iter().enumerate() {
+            prop_assert_eq!(kinds[0], OpKind::BeginMicroBatch { round });
+            let compute: Vec<OpKind> = kinds.into_iter().filter(is_compute).collect();
+            prop_assert_eq!(compute, compute_of(&built));
+        }
+        let last = BlockId(built.spec.blocks.len() - 1);
+        for kinds in micro_batches(&built.evaluation()) {
+            let mode = ForwardMode::Evaluate;
+            let mut expected: Vec<OpKind> =
+                (0..last.0).map(|block| OpKind::Forward { block: BlockId(block), mode }).collect();
+            expected.push(OpKind::Finish { block: last, backward: false });
+            let compute: Vec<OpKind> = kinds.into_iter().filter(is_compute).collect();
+            prop_assert_eq!(compute, expected);
+        }
+    }
+
+    #[test]
+    fn gathers_run_ahead_by_exactly_the_prefetch_depth(setup in setups()) {
+        let built = setup.build();
+        for schedule in [built.step(), built.evaluation()] {
+            for kinds in micro_batches(&schedule) {
+                assert_prefetch(&built, &kinds)?;
+            }
+        }
+    }
+
+    #[test]
+    fn units_leave_right_after_their_last_use(setup in setups()) {
+        let built = setup.build();
+        let step = built.step();
+        for kinds in micro_batches(&step) {
+            for (index, kind) in kinds.iter().enumerate() {
+                let before = kinds[..index].iter().rev().find_map(block_of);
+                match *kind {
+                    OpKind::Reshard { unit } => {
+                        prop_assert!(built.units_of(before.unwrap()).contains(&unit));
+                        let keeps = kinds[index - 1] == OpKind::KeepSubShard { unit };
+                        let rest = &kinds[index..];
+                        let small = rest.iter().any(|later| matches!(*later,
+                            OpKind::AllGather { unit: u, source: Source::SubShard, .. } if u == unit));
+                        let group = matches!(built.policy.reshard_after_forward, Reshard::ToGroup(_));
+                        prop_assert_eq!(keeps, small);
+                        let again = rest.iter().any(|later| matches!(*later,
+                            OpKind::AllGather { unit: u, .. } if u == unit));
+                        prop_assert_eq!(keeps, again && group);
+                        prop_assert!(!keeps || step.keeps_sub_shard[unit]);
+                    }
+                    OpKind::OpenGradient { unit, .. } => {
+                        let next = kinds[index..].iter().find_map(block_of).unwrap();
+                        prop_assert!(writes(&built, next, unit));
+                    }
+                    OpKind::CloseGradient { unit } => {
+                        prop_assert!(writes(&built, before.unwrap(), unit));
+                        let later = kinds[index..].iter().filter_map(block_of);
+                        prop_assert!(later.into_iter().all(|block| !writes(&built, block, unit)));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        for (unit, keeps) in step.keeps_sub_shard.iter().enumerate() {
+            let group = matches!(built.policy.reshard_after_forward, Reshard::ToGroup(_));
+            prop_assert_eq!(*keeps, group && gathers_of(&built, unit) == 2);
+        }
+    }
+
+    #[test]
+    fn slots_are_as_many_as_units_of_one_size_ever_overlap(setup in setups()) {
+        let built = setup.build();
+        for schedule in [built.step(), built.evaluation()] {
+            let (slots, gradients) = overlaps(&schedule);
+            prop_assert_eq!(by_lens(&schedule.slots), slots);
+            prop_assert_eq!(by_lens(&schedule.gradient_slots), gradients);
+        }
+    }
+
+    #[test]
+    fn an_evaluation_needs_no_slot_that_training_lacks(setup in setups()) {
+        let built = setup.build();
+        let (step, evaluation) = (by_lens(&built.step().slots), by_lens(&built.evaluation().slots));
+        for (lens, needed) in evaluation {
+            prop_assert!(step.get(&lens).is_some_and(|&there| there >= needed));
+        }
+        prop_assert!(built.evaluation().gradient_slots.is_empty());
+    }
+
+    #[test]
+    fn every_gradient_slot_is_the_same_in_every_round(setup in setups()) {
+        let built = setup.build();
+        let rounds = micro_batches(&built.step());
+        let opens = |kinds: &[OpKind]| -> Vec<(usize, usize)> {
+            let slot_of = |kind: &OpKind| match *kind {
+                OpKind::OpenGradient { unit, slot, .. } => Some((unit, slot)),
+                _ => None,
+            };
+            kinds.iter().filter_map(slot_of).collect()
+        };
+        let whole = built.policy.accumulation == Accumulation::Reduce
+            || built.policy.accumulation_order == AccumulationOrder::Running;
+        if whole {
+            prop_assert!(rounds.iter().all(|kinds| opens(kinds) == opens(&rounds[0])));
+        }
+    }
+
+    #[test]
+    fn sections_tile_the_schedule(setup in setups()) {
+        let built = setup.build();
+        for schedule in [built.step(), built.evaluation()] {
+            let kinds: Vec<SectionKind> = schedule.sections.iter().map(|section| section.kind).collect();
+            let mut expected = vec![SectionKind::Prologue];
+            expected.extend((0..setup.rounds).map(SectionKind::MicroBatch));
+            expected.push(SectionKind::Epilogue);
+            prop_assert_eq!(kinds, expected);
+            let mut at = 0;
+            for section in &schedule.sections {
+                prop_assert_eq!(section.start, at);
+                at = section.end;
+            }
+            prop_assert_eq!(at, schedule.ops.len());
+        }
+    }
+
+    #[test]
+    fn results_are_folded_one_unit_later(setup in setups()) {
+        let built = setup.build();
+        let mut open: Vec<usize> = Vec::new();
+        for (round, kinds) in micro_batches(&built.step()).into_iter().enumerate() {
+            for kind in kinds {
+                match kind {
+                    OpKind::ReduceScatter { unit } => open.push(unit),
+                    OpKind::Fold { unit, last } => {
+                        prop_assert_eq!(open.remove(0), unit);
+                        prop_assert!(open.len() <= 1);
+                        prop_assert_eq!(last, round + 1 == setup.rounds);
+                    }
+                    OpKind::FoldUnsharded { last, .. } => prop_assert_eq!(last, round + 1 == setup.rounds),
+                    OpKind::OpenGradient { accumulate, .. } => {
+                        let adds = built.policy.accumulation == Accumulation::Unsharded
+                            && built.policy.accumulation_order == AccumulationOrder::Running;
+                        prop_assert_eq!(accumulate, adds && round > 0);
+                    }
+                    _ if is_compute(&kind) => prop_assert!(open.len() <= 1),
+                    _ => {}
+                }
+            }
+            prop_assert!(open.is_empty());
+        }
+    }
+}
+
+fn writes(built: &Built, block: usize, unit: usize) -> bool {
+    let of_unit = |id: &&ParamId| built.unit_of(**id) == unit && built.spec.param(**id).trainable;
+    built.spec.blocks[block].params.iter().any(|id| of_unit(&id))
+}
+
+/// Gather number i of a pass is issued when the unit of gather i - depth is about to be used (the last block
+/// counts as the first of the backward pass), and so no more than `depth` units wait for their first use.
+fn assert_prefetch(built: &Built, kinds: &[OpKind]) -> Result<(), TestCaseError> {
+    let before = steps_before(kinds);
+    let finish = kinds.iter().position(|kind| matches!(kind, OpKind::Finish { .. })).unwrap();
+    for (pass, depth) in [
+        (crate::comm::Purpose::Forward, built.policy.forward_prefetch),
+        (crate::comm::Purpose::Backward, built.policy.backward_prefetch),
+    ] {
+        let gathers: Vec<(usize, usize)> = (0..kinds.len())
+            .filter_map(|index| match kinds[index] {
+                OpKind::AllGather { unit, purpose, .. } if purpose == pass => Some((index, unit)),
+                _ => None,
+            })
+            .collect();
+        let first_use = |&(index, unit): &(usize, usize)| {
+            let uses = |at: &usize| block_of(&kinds[*at]).is_some_and(|b| built.units_of(b).contains(&unit));
+            before[(index..kinds.len()).find(uses).unwrap()]
+        };
+        let mut points: Vec<usize> = gathers.iter().map(first_use).collect();
+        if pass == crate::comm::Purpose::Backward {
+            points.insert(0, before[finish]);
+        }
+        let shift = points.len() - gathers.len();
+        for (number, &(index, _)) in gathers.iter().enumerate() {
+            prop_assert_eq!(before[index], points[(number + shift).saturating_sub(depth)]);
+            let ahead = gathers[..=number].iter().filter(|gather| first_use(gather) > before[index]).count();
+            prop_assert!(ahead <= depth);
+        }
+    }
+    Ok(())
+}
+
+type Tally = BTreeMap<Vec<usize>, usize>;
+
+fn by_lens(slots: &[Slot]) -> Tally {
+    let mut tally = Tally::new();
+    for slot in slots {
+        *tally.entry(slot.lens.clone()).or_default() += 1;
+    }
+    tally
+}
+
+/// For every size of slot, how many are in use at the busiest moment: unsharded and gradient slots.
+fn overlaps(schedule: &Schedule) -> (Tally, Tally) {
+    let mut live = [BTreeMap::new(), BTreeMap::new()];
+    let mut most = [Tally::new(), Tally::new()];
+    // A gradient slot is free again when the reduced gradient was folded.
+    let mut reducing = BTreeMap::new();
+    for op in &schedule.ops {
+        let (side, lens) = match op.kind {
+            OpKind::AllGather { unit, slot, .. } => {
+                live[0].insert(unit, &schedule.slots[slot].lens);
+                (0, &schedule.slots[slot].lens)
+            }
+            OpKind::OpenGradient { unit, slot, .. } => {
+                live[1].insert(unit, &schedule.gradient_slots[slot].lens);
+                (1, &schedule.gradient_slots[slot].lens)
+            }
+            OpKind::Reshard { unit } => {
+                live[0].remove(&unit);
+                continue;
+            }
+            OpKind::FoldUnsharded { unit, last: false } => {
+                live[1].remove(&unit);
+                continue;
+            }
+            OpKind::ReduceScatter { unit } => {
+                reducing.insert(unit, live[1][&unit]);
+                continue;
+            }
+            OpKind::Fold { unit, .. } => {
+                live[1].remove(&unit);
+                reducing.remove(&unit);
+                continue;
+            }
+            _ => continue,
+        };
+        let now = live[side].values().filter(|other| **other == lens).count();
+        let peak = most[side].entry(lens.clone()).or_default();
+        *peak = now.max(*peak);
+    }
+    assert!(reducing.is_empty(), "every reduced gradient is folded");
+    let [slots, gradients] = most;
+    (slots, gradients)
+}
+
+#[test]
+fn micro_batches_are_dealt_to_ranks_and_rounds_once_each() {
+    for replicas in 1..5 {
+        for shards in 1..6 {
+            for rounds in 1..6 {
+                for accumulation in [Accumulation::Reduce, Accumulation::Unsharded] {
+                    let mesh = Mesh::new(replicas, shards).unwrap();
+                    let mut seen = vec![0; mesh.world() * rounds];
+                    for rank in 0..mesh.world() {
+                        for round in 0..rounds {
+                            seen[micro_batch_index(mesh, accumulation, rounds, Rank(rank), round)] += 1;
+                        }
+                    }
+                    assert!(seen.iter().all(|&times| times == 1), "{mesh}, {rounds} rounds: {seen:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_digit_that_is_summed_first_is_the_least_significant() {
+    let mesh = Mesh::new(2, 3).unwrap();
+    let at = |mode, rank, round| micro_batch_index(mesh, mode, 4, Rank(rank), round);
+    assert_eq!([at(Accumulation::Reduce, 0, 0), at(Accumulation::Reduce, 1, 0)], [0, 1]);
+    assert_eq!([at(Accumulation::Reduce, 0, 1), at(Accumulation::Reduce, 3, 0)], [3, 12]);
+    assert_eq!([at(Accumulation::Unsharded, 0, 1), at(Accumulation::Unsharded, 1, 0)], [1, 4]);
+    assert_eq!([at(Accumulation::Unsharded, 3, 0), at(Accumulation::Unsharded, 5, 3)], [12, 23]);
+}
+
+#[test]
+fn micro_batches_out_of_range_are_refused() {
+    let mesh = Mesh::new(1, 2).unwrap();
+    for (rank, round) in [(2, 0), (0, 3)] {
+        let index =
+            std::panic::catch_unwind(|| micro_batch_index(mesh, Accumulation::Reduce, 3, Rank(rank), round));
+        assert!(index.is_err());
+    }
+}
+
+#[test]
+fn collectives_meet_on_queues_of_their_own() {
+    let setup = grid(&Sketch::plain(2)).pop().unwrap();
+    for op in setup.build().step().ops {
+        let queue = match op.kind.name() {
+            "all-gather" => crate::Queue::Gather,
+            "reduce-scatter" | "fold" => crate::Queue::Reduce,
+            name if name.starts_with("all-reduce") => crate::Queue::Reduce,
+            _ => crate::Queue::Compute,
+        };
+        assert_eq!(op.kind.queue(), queue, "{}", op.kind.name());
+    }
+}
+
+#[test]
+fn schedules_are_a_pure_function() {
+    for setup in grid(&Sketch { halves: true, ..Sketch::plain(2) }).into_iter().step_by(7) {
+        assert_eq!(setup.build().step(), setup.build().step());
+    }
+}
+
+#[test]
+fn group_sizes_are_resolved_or_refused() {
+    let resolve = |n, shards| {
+        let policy = Policy { reshard_after_forward: Reshard::ToGroup(n), ..Policy::default() };
+        policy.resolve(Mesh::new(2, shards).unwrap()).map(|policy| policy.reshard_after_forward)
+    };
+    assert_eq!(resolve(2, 8).unwrap(), Reshard::ToGroup(2));
+    assert_eq!(resolve(8, 8).unwrap(), Reshard::Always);
+    assert_eq!(resolve(1, 8).unwrap(), Reshard::Never);
+    assert_eq!(resolve(1, 1).unwrap(), Reshard::Always);
+    for n in [0, 3, 16] {
+        let error = resolve(n, 8).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("fsdp.reshard_after_forward = {n}:")), "{error}");
+    }
+}
+
+#[test]
+fn dtypes_that_do_not_go_together_are_refused() {
+    use crate::DType::{Bf16, F32, F64, I64, U32};
+    for param in [F32, F64, Bf16, U32, I64] {
+        for reduce in [F32, F64, Bf16, U32, I64] {
+            let policy = Policy { param_dtype: param, reduce_dtype: reduce, ..Policy::default() };
+            let resolved = policy.resolve(Mesh::new(1, 1).unwrap());
+            let fits = matches!((param, reduce), (F64, F64) | (F32 | Bf16, F32 | Bf16));
+            assert_eq!(resolved.is_ok(), fits, "{param} and {reduce}");
+            let Err(crate::Error::Policy { key, value, .. }) = resolved else { continue };
+            let culprit =
+                if param.is_float() { ("fsdp.reduce_dtype", reduce) } else { ("fsdp.param_dtype", param) };
+            assert_eq!((key, value), (culprit.0, culprit.1.to_string()));
+        }
+    }
+}
+
+#[test]
+fn the_root_is_gathered_once_by_default_and_twice_when_always_resharded() {
+    let wrap = WrapPolicy::Classes(vec!["Layer".into(), "Head".into(), "Norm".into()]);
+    for (reshard, expected) in [(Reshard::Auto, 1), (Reshard::Always, 2), (Reshard::Never, 1)] {
+        let policy = Policy { reshard_after_forward: reshard, ..Policy::default() };
+        let built = Setup { wrap: wrap.clone(), policy, ..Setup::plain(Sketch::plain(2)) }.build();
+        assert!(built.layout.units[0].is_root);
+        assert_eq!(count(&built.step(), |kind| matches!(kind, OpKind::AllGather { unit: 0, .. })), expected);
+    }
+}

@@ -1,0 +1,353 @@
+//! Random small models and settings for the tests of this crate.
+//!
+//! A [`Setup`] is a short description that proptest can print and shrink; [`Setup::build`] makes the model,
+//! its layout and the rest of it. The model has the shape of a transformer with everything that makes
+//! schedules hard: layers of one or two blocks, a block that reads two units, tied and shared parameters,
+//! frozen parts, a block without parameters.
+
+use proptest::prelude::*;
+
+use crate::checker;
+use crate::dtype::DType;
+use crate::layout::Layout;
+use crate::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
+use crate::rank::Mesh;
+use crate::schedule::{
+    Accumulation, AccumulationOrder, Checkpointing, Compiler, Policy, Reshard, Schedule, compile_evaluation,
+    compile_step,
+};
+use crate::wrap::{WrapPolicy, units};
+
+/// Which parameters are frozen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Frozen {
+    Nothing,
+    All,
+    /// Those that only blocks below this one read.
+    Below(usize),
+    /// Every n-th.
+    Every(usize),
+}
+
+/// A random model.
+#[derive(Clone, Debug)]
+pub(crate) struct Sketch {
+    pub(crate) layers: usize,
+    /// Two blocks per layer instead of one.
+    pub(crate) halves: bool,
+    /// The head uses the embedding.
+    pub(crate) tied: bool,
+    /// Every layer also reads the attention of the layer before it, or the embedding.
+    pub(crate) cross: bool,
+    /// Every layer reads one parameter of the root.
+    pub(crate) shared: bool,
+    /// A block without parameters comes before the last one.
+    pub(crate) empty_block: bool,
+    pub(crate) frozen: Frozen,
+    pub(crate) width: usize,
+    pub(crate) vocabulary: usize,
+}
+
+impl Sketch {
+    pub(crate) fn plain(layers: usize) -> Self {
+        Self {
+            layers,
+            halves: false,
+            tied: false,
+            cross: false,
+            shared: false,
+            empty_block: false,
+            frozen: Frozen::Nothing,
+            width: 2,
+            vocabulary: 3,
+        }
+    }
+
+    pub(crate) fn spec(&self) -> ModelSpec {
+        let mut draft = Draft::default();
+        draft.module("", "Model", None);
+        let embed = draft.module("embed", "Embedding", Some(0));
+        let table = draft.param(embed, "embed.weight", &[self.vocabulary, self.width]);
+        let scale = draft.param(0, "scale", &[]);
+        draft.block("embed", &[table, scale], None);
+        let list = draft.module("layers", "ModuleList", Some(0));
+        let mut before = table;
+        for layer in 0..self.layers {
+            before = self.layer(&mut draft, list, layer, before, scale);
+        }
+        if self.empty_block {
+            draft.block("nothing", &[], None);
+        }
+        let norm_module = draft.module("norm", "Norm", Some(0));
+        let norm = draft.param(norm_module, "norm.weight", &[self.width]);
+        let head_module = draft.module("head", "Head", Some(0));
+        let head = if self.tied {
+            draft.spec.params[table.0].aliases.push("head.weight".into());
+            table
+        } else {
+            draft.param(head_module, "head.weight", &[self.vocabulary, self.width])
+        };
+        draft.block("head", &[norm, head], None);
+        self.freeze(&mut draft.spec);
+        draft.spec
+    }
+
+    fn layer(
+        &self,
+        draft: &mut Draft,
+        list: usize,
+        index: usize,
+        before: ParamId,
+        scale: ParamId,
+    ) -> ParamId {
+        let fqn = format!("layers.{index}");
+        let module = draft.module(&fqn, "Layer", Some(list));
+        let norm = draft.param(module, &format!("{fqn}.norm"), &[self.width]);
+        let attention = draft.module(&format!("{fqn}.attention"), "Attention", Some(module));
+        let qkv = draft.param(attention, &format!("{fqn}.attention.qkv"), &[self.width, 3, self.width]);
+        let mlp = draft.module(&format!("{fqn}.mlp"), "Mlp", Some(module));
+        let up = draft.param(mlp, &format!("{fqn}.mlp.up"), &[self.width + 1, self.width]);
+        let bias = draft.param(mlp, &format!("{fqn}.mlp.bias"), &[self.width + 1]);
+        let mut first = vec![norm, qkv];
+        let mut second = vec![norm, up, bias];
+        second.extend(self.cross.then_some(before));
+        first.extend(self.shared.then_some(scale));
+        if self.halves {
+            draft.block(&format!("{fqn}.attention"), &first, Some(index));
+            draft.block(&format!("{fqn}.mlp"), &second, Some(index));
+        } else {
+            first.extend(&second);
+            draft.block(&fqn, &first, Some(index));
+        }
+        qkv
+    }
+
+    fn freeze(&self, spec: &mut ModelSpec) {
+        for id in 0..spec.params.len() {
+            let last_use = spec.blocks.iter().rposition(|block| block.params.contains(&ParamId(id)));
+            spec.params[id].trainable = match self.frozen {
+                Frozen::Nothing => true,
+                Frozen::All => false,
+                Frozen::Below(block) => last_use.is_some_and(|last| last >= block),
+                Frozen::Every(n) => id % n != 0,
+            };
+        }
+    }
+}
+
+/// A model that is being put together.
+struct Draft {
+    spec: ModelSpec,
+}
+
+impl Default for Draft {
+    fn default() -> Self {
+        Self { spec: ModelSpec { params: Vec::new(), modules: Vec::new(), blocks: Vec::new() } }
+    }
+}
+
+impl Draft {
+    fn module(&mut self, fqn: &str, class: &str, parent: Option<usize>) -> usize {
+        let (fqn, class) = (fqn.into(), class.into());
+        self.spec.modules.push(ModuleSpec { fqn, class, parent, params: Vec::new() });
+        self.spec.modules.len() - 1
+    }
+
+    fn param(&mut self, module: usize, fqn: &str, shape: &[usize]) -> ParamId {
+        let id = ParamId(self.spec.params.len());
+        self.spec.params.push(ParamSpec {
+            fqn: fqn.into(),
+            aliases: Vec::new(),
+            shape: shape.to_vec(),
+            trainable: true,
+        });
+        self.spec.modules[module].params.push(id);
+        id
+    }
+
+    fn block(&mut self, name: &str, params: &[ParamId], layer: Option<usize>) {
+        self.spec.blocks.push(BlockSpec { name: name.into(), params: params.to_vec(), layer });
+    }
+}
+
+/// A random run.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    pub(crate) sketch: Sketch,
+    pub(crate) wrap: WrapPolicy,
+    pub(crate) mesh: Mesh,
+    pub(crate) policy: Policy,
+    pub(crate) phases: usize,
+    pub(crate) rounds: usize,
+}
+
+impl Setup {
+    /// One rank, one round, every layer a unit.
+    pub(crate) fn plain(sketch: Sketch) -> Self {
+        Self {
+            sketch,
+            wrap: WrapPolicy::Classes(vec!["Layer".into()]),
+            mesh: Mesh::new(1, 2).unwrap(),
+            policy: Policy::default(),
+            phases: 0,
+            rounds: 1,
+        }
+    }
+
+    pub(crate) fn build(&self) -> Built {
+        let spec = self.sketch.spec();
+        // A wrap policy that splits a tied parameter is an error of its own; here the whole model is a unit then.
+        let units = units(&spec, &self.wrap)
+            .or_else(|_| units(&spec, &WrapPolicy::Classes(vec!["Model".into()])))
+            .unwrap();
+        let policy = self.policy.resolve(self.mesh).unwrap();
+        let layout = Layout::new(&spec, &units, self.mesh.shards(), policy.param_dtype);
+        let (mesh, phases, rounds) = (self.mesh, self.phases, self.rounds);
+        Built { spec, layout, policy, mesh, phases, rounds }
+    }
+}
+
+/// What schedules are compiled from.
+pub(crate) struct Built {
+    pub(crate) spec: ModelSpec,
+    pub(crate) layout: Layout,
+    pub(crate) policy: Policy,
+    pub(crate) mesh: Mesh,
+    pub(crate) phases: usize,
+    pub(crate) rounds: usize,
+}
+
+impl Built {
+    fn compiler(&self) -> Compiler<'_> {
+        let Self { spec, layout, policy, mesh, phases, .. } = self;
+        Compiler { spec, layout, mesh: *mesh, policy, statistics_phases: *phases }
+    }
+
+    pub(crate) fn step(&self) -> Schedule {
+        compile_step(&self.compiler(), self.rounds).unwrap()
+    }
+
+    pub(crate) fn evaluation(&self) -> Schedule {
+        compile_evaluation(&self.compiler(), self.rounds).unwrap()
+    }
+
+    pub(crate) fn check(&self, schedule: &Schedule) -> Result<(), checker::Violation> {
+        checker::check(schedule, &self.spec, &self.layout)
+    }
+
+    /// The unit of a parameter, found the slow way.
+    pub(crate) fn unit_of(&self, id: ParamId) -> usize {
+        let holds = |unit: &crate::layout::UnitLayout| {
+            unit.segments.iter().flat_map(|segment| &segment.params).any(|place| place.param == id)
+        };
+        self.layout.units.iter().position(holds).unwrap()
+    }
+
+    /// The units that a block reads.
+    pub(crate) fn units_of(&self, block: usize) -> Vec<usize> {
+        self.spec.blocks[block].params.iter().map(|&id| self.unit_of(id)).collect()
+    }
+}
+
+fn sketches() -> impl Strategy<Value = Sketch> {
+    let frozen = prop_oneof![
+        4 => Just(Frozen::Nothing),
+        1 => Just(Frozen::All),
+        2 => (1usize..9).prop_map(Frozen::Below),
+        2 => (2usize..5).prop_map(Frozen::Every),
+    ];
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
+    (0usize..5, flags, frozen, 1usize..5, 1usize..6).prop_map(
+        |(layers, (halves, tied, cross, shared, empty_block), frozen, width, vocabulary)| Sketch {
+            layers,
+            halves,
+            tied,
+            cross,
+            shared,
+            empty_block,
+            frozen,
+            width,
+            vocabulary,
+        },
+    )
+}
+
+fn wraps() -> impl Strategy<Value = WrapPolicy> {
+    let classes = ["Embedding", "Layer", "Attention", "Mlp", "Norm", "Head"];
+    prop_oneof![
+        3 => prop::sample::subsequence(classes.to_vec(), 0..=classes.len())
+            .prop_map(|picked| WrapPolicy::Classes(picked.into_iter().map(String::from).collect())),
+        1 => (0usize..60).prop_map(WrapPolicy::MinParams),
+    ]
+}
+
+fn policies() -> impl Strategy<Value = (Mesh, Policy)> {
+    let mesh =
+        prop_oneof![Just((1, 1)), Just((1, 2)), Just((2, 1)), Just((1, 4)), Just((2, 2)), Just((1, 6))];
+    let dtypes = prop_oneof![
+        Just((DType::F32, DType::F32)),
+        Just((DType::Bf16, DType::F32)),
+        Just((DType::Bf16, DType::Bf16)),
+        Just((DType::F64, DType::F64)),
+    ];
+    let gathers = (0usize..5, 0usize..5, 0usize..5);
+    (mesh, gathers, any::<[bool; 3]>(), dtypes).prop_map(
+        |((replicas, shards), (reshard, forward, backward), [unsharded, running, full], dtypes)| {
+            let policy = Policy {
+                reshard_after_forward: match reshard {
+                    0 => Reshard::Auto,
+                    1 => Reshard::Always,
+                    2 => Reshard::Never,
+                    _ => Reshard::ToGroup(if shards % 2 == 0 { 2 } else { 1 }),
+                },
+                forward_prefetch: forward,
+                backward_prefetch: backward,
+                accumulation: if unsharded { Accumulation::Unsharded } else { Accumulation::Reduce },
+                accumulation_order: if running {
+                    AccumulationOrder::Running
+                } else {
+                    AccumulationOrder::Tree
+                },
+                param_dtype: dtypes.0,
+                reduce_dtype: dtypes.1,
+                checkpointing: if full { Checkpointing::Full } else { Checkpointing::None },
+            };
+            (Mesh::new(replicas, shards).unwrap(), policy)
+        },
+    )
+}
+
+/// Random runs.
+pub(crate) fn setups() -> impl Strategy<Value = Setup> {
+    (sketches(), wraps(), policies(), 0usize..3, 1usize..6).prop_map(
+        |(sketch, wrap, (mesh, policy), phases, rounds)| Setup { sketch, wrap, mesh, policy, phases, rounds },
+    )
+}
+
+/// Every combination of policies that changes the shape of a schedule, over one model.
+pub(crate) fn grid(sketch: &Sketch) -> Vec<Setup> {
+    let mut all = Vec::new();
+    for reshard in [Reshard::Auto, Reshard::Always, Reshard::Never, Reshard::ToGroup(2)] {
+        for prefetch in 0..3 {
+            for mode in 0..8 {
+                for rounds in 1..4 {
+                    let pick = |bit: usize| mode >> bit & 1 == 1;
+                    let policy = Policy {
+                        reshard_after_forward: reshard,
+                        forward_prefetch: prefetch,
+                        backward_prefetch: prefetch,
+                        accumulation: [Accumulation::Reduce, Accumulation::Unsharded][usize::from(pick(0))],
+                        accumulation_order: [AccumulationOrder::Tree, AccumulationOrder::Running]
+                            [usize::from(pick(1))],
+                        checkpointing: [Checkpointing::None, Checkpointing::Full][usize::from(pick(2))],
+                        ..Policy::default()
+                    };
+                    let mesh = Mesh::new(1 + prefetch % 2, 4).unwrap();
+                    let setup = Setup::plain(sketch.clone());
+                    all.push(Setup { policy, mesh, rounds, phases: rounds % 2, ..setup });
+                }
+            }
+        }
+    }
+    all
+}

@@ -1,0 +1,239 @@
+use std::convert::Infallible;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::rank::{Mesh, Rank};
+use crate::schedule::{Accumulation, micro_batch_index};
+
+/// An expression: which leaves were added, and in which order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Tree {
+    Leaf(usize),
+    Node(Box<Tree>, Box<Tree>),
+}
+
+fn node(left: Tree, right: Tree) -> Tree {
+    Tree::Node(Box::new(left), Box::new(right))
+}
+
+/// `T(count)` over leaves from `start`, from its definition.
+fn defined(start: usize, count: usize) -> Tree {
+    if count == 1 {
+        return Tree::Leaf(start);
+    }
+    let mut left = 1;
+    while left * 2 < count {
+        left *= 2;
+    }
+    node(defined(start, left), defined(start + left, count - left))
+}
+
+fn folded(start: usize, count: usize) -> Tree {
+    fold(start, count, &mut Tree::Leaf, &mut node)
+}
+
+fn add(left: Tree, right: Tree) -> Result<Tree, Infallible> {
+    Ok(node(left, right))
+}
+
+fn counted(leaves: impl IntoIterator<Item = Tree>) -> Tree {
+    let mut counter = Counter::default();
+    for leaf in leaves {
+        counter.push(leaf, add).unwrap();
+    }
+    counter.finish(add).unwrap().expect("there are leaves")
+}
+
+/// Lets the leaves arrive in the given order.
+fn arrived(leaves: &[Tree], order: &[usize]) -> Tree {
+    let mut arrivals = Arrivals::new(leaves.len());
+    let mut sum = None;
+    for &leaf in order {
+        let (mut node_index, mut value) = (leaf, leaves[leaf].clone());
+        loop {
+            match arrivals.arrive(node_index, value) {
+                Arrival::Kept => break,
+                Arrival::Add { left, right, node: parent } => {
+                    (node_index, value) = (parent, node(left, right));
+                }
+                Arrival::Done(total) => {
+                    assert!(sum.replace(total).is_none(), "the sum is complete once");
+                    break;
+                }
+            }
+        }
+    }
+    sum.expect("all leaves arrived")
+}
+
+fn in_order(leaves: &[Tree]) -> Tree {
+    arrived(leaves, &(0..leaves.len()).collect::<Vec<_>>())
+}
+
+fn leaves(count: usize) -> Vec<Tree> {
+    (0..count).map(Tree::Leaf).collect()
+}
+
+/// All orders of `0..count`.
+fn permutations(count: usize) -> Vec<Vec<usize>> {
+    if count == 0 {
+        return vec![Vec::new()];
+    }
+    let shorter = permutations(count - 1);
+    shorter
+        .iter()
+        .flat_map(|order| {
+            (0..count).map(move |at| {
+                let mut longer = order.clone();
+                longer.insert(at, count - 1);
+                longer
+            })
+        })
+        .collect()
+}
+
+#[test]
+fn all_realisations_build_the_defined_tree() {
+    for count in 1..=130 {
+        assert_eq!(folded(0, count), defined(0, count));
+        assert_eq!(folded(7, count), defined(7, count));
+        assert_eq!(counted(leaves(count)), defined(0, count));
+        assert_eq!(in_order(&leaves(count)), defined(0, count));
+    }
+}
+
+#[test]
+fn a_power_of_two_is_a_perfect_tree() {
+    fn depth(tree: &Tree) -> (usize, usize) {
+        match tree {
+            Tree::Leaf(_) => (0, 0),
+            Tree::Node(left, right) => {
+                let (a, b) = (depth(left), depth(right));
+                (a.0.min(b.0) + 1, a.1.max(b.1) + 1)
+            }
+        }
+    }
+    for exponent in 0..8 {
+        assert_eq!(depth(&folded(0, 1 << exponent)), (exponent, exponent));
+    }
+}
+
+#[test]
+fn few_leaves_in_every_order_give_the_same_tree() {
+    for count in 1..=7 {
+        for order in permutations(count) {
+            assert_eq!(arrived(&leaves(count), &order), defined(0, count), "{order:?}");
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn leaves_in_any_order_give_the_same_tree(
+        order in (1usize..80).prop_flat_map(|count| Just((0..count).collect::<Vec<_>>()).prop_shuffle()),
+    ) {
+        prop_assert_eq!(arrived(&leaves(order.len()), &order), defined(0, order.len()));
+    }
+}
+
+/// What a step of `rounds` micro-batches on a mesh adds, as an expression over micro-batches.
+fn emulate(mesh: Mesh, rounds: usize, accumulation: Accumulation) -> Tree {
+    let leaf = |rank, round| Tree::Leaf(micro_batch_index(mesh, accumulation, rounds, Rank(rank), round));
+    let of_replica = |replica: usize| {
+        let ranks: Vec<usize> = (0..mesh.shards()).map(|shard| replica * mesh.shards() + shard).collect();
+        match accumulation {
+            Accumulation::Reduce => counted(
+                (0..rounds)
+                    .map(|round| in_order(&ranks.iter().map(|&rank| leaf(rank, round)).collect::<Vec<_>>())),
+            ),
+            Accumulation::Unsharded => {
+                let own = |&rank: &usize| counted((0..rounds).map(|round| leaf(rank, round)));
+                in_order(&ranks.iter().map(own).collect::<Vec<_>>())
+            }
+        }
+    };
+    in_order(&(0..mesh.replicas()).map(of_replica).collect::<Vec<_>>())
+}
+
+#[test]
+fn every_mesh_of_powers_of_two_adds_the_same_tree() {
+    let powers = || (0..7).map(|exponent| 1usize << exponent);
+    let mut seen = 0;
+    for micro_batches in powers() {
+        for replicas in powers() {
+            for shards in powers().filter(|shards| replicas * shards <= micro_batches) {
+                let (mesh, rounds) =
+                    (Mesh::new(replicas, shards).unwrap(), micro_batches / (replicas * shards));
+                for accumulation in [Accumulation::Reduce, Accumulation::Unsharded] {
+                    assert_eq!(
+                        emulate(mesh, rounds, accumulation),
+                        defined(0, micro_batches),
+                        "{micro_batches} micro-batches on {mesh}, {accumulation:?}"
+                    );
+                    seen += 1;
+                }
+            }
+        }
+    }
+    assert_eq!(seen, 2 * 84);
+}
+
+#[test]
+fn a_counter_never_holds_more_than_it_announces() {
+    for count in 1..=300 {
+        let mut counter = Counter::default();
+        let mut most = 0;
+        for pushed in 0..count {
+            // The incoming leaf is one more.
+            most = most.max(counter.held() + 1);
+            counter.push(pushed, |left, _| Ok::<_, Infallible>(left)).unwrap();
+            if pushed + 1 < count {
+                assert!(counter.held() < accumulators(count));
+            }
+            assert_eq!(counter.held(), (pushed + 1usize).count_ones() as usize);
+        }
+        assert_eq!(most, accumulators(count), "{count} leaves");
+    }
+    assert_eq!(accumulators(0), 1);
+}
+
+#[test]
+fn a_finished_counter_starts_again() {
+    let mut counter = Counter::default();
+    assert_eq!(counter.finish(add).unwrap(), None);
+    for _ in 0..2 {
+        for leaf in leaves(5) {
+            counter.push(leaf, add).unwrap();
+        }
+        assert_eq!(counter.finish(add).unwrap(), Some(defined(0, 5)));
+        assert_eq!(counter.held(), 0);
+    }
+}
+
+#[test]
+fn errors_of_an_addition_come_back() {
+    let mut counter = Counter::default();
+    counter.push(1, |_, _| Err("not called")).unwrap();
+    assert_eq!(counter.push(2, |_, _| Err("full")), Err("full"));
+    let mut counter = Counter::default();
+    for leaf in 0..3 {
+        counter.push(leaf, |left: i32, right| Ok::<_, &str>(left + right)).unwrap();
+    }
+    assert_eq!(counter.finish(|_, _| Err("full")), Err("full"));
+}
+
+#[test]
+fn no_leaves_and_a_leaf_twice_are_refused() {
+    assert!(std::panic::catch_unwind(|| folded(0, 0)).is_err());
+    assert!(std::panic::catch_unwind(|| Arrivals::<()>::new(0)).is_err());
+    for (count, order) in [(2, vec![0, 0]), (4, vec![0, 1, 1]), (1, vec![0, 0])] {
+        let twice = std::panic::catch_unwind(|| {
+            let mut arrivals = Arrivals::new(count);
+            for &leaf in &order {
+                arrivals.arrive(leaf, ());
+            }
+        });
+        assert!(twice.is_err(), "{order:?}");
+    }
+}

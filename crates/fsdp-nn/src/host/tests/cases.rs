@@ -1,0 +1,341 @@
+//! The operations under test, for dimensions chosen by the caller.
+
+use super::{Case, Kit, integers, numbers};
+use crate::backend::{AttentionDims, Backend, Dropout, HeadDims, IGNORED_TARGET, LinearDims, Orientation};
+
+/// Dimensions, in the roles that each case gives them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub(super) rows: usize,
+    pub(super) inner: usize,
+    pub(super) outer: usize,
+    pub(super) seed: u64,
+}
+
+/// All operations at these sizes.
+pub(super) fn all(sizes: Sizes) -> Vec<Case> {
+    vec![
+        linear(sizes, Orientation::OutIn, 0),
+        linear(sizes, Orientation::InOut, 3),
+        embedding(sizes),
+        rms_norm(sizes),
+        layer_norm(sizes),
+        rope(sizes),
+        attention(sizes, 1, 1, false),
+        attention(sizes, 2, 3, false),
+        attention(sizes, 1, 2, true),
+        swiglu(sizes),
+        gelu(sizes),
+        dropout(sizes),
+        head(sizes),
+    ]
+}
+
+fn magnitudes(values: &[f64]) -> Vec<f64> {
+    values.iter().map(|value| value.abs()).collect()
+}
+
+fn largest(values: &[f64]) -> f64 {
+    values.iter().fold(0.0, |a, b| b.abs().max(a))
+}
+
+fn linear(sizes: Sizes, orientation: Orientation, gap: usize) -> Case {
+    let Sizes { rows, inner, outer, seed } = sizes;
+    let dims = LinearDims { rows, inputs: inner, outputs: outer, y_stride: outer + gap, orientation };
+    let y_len = (rows - 1) * dims.y_stride + outer;
+    let gather = move |strided: Vec<f64>| -> Vec<f64> {
+        strided.chunks(dims.y_stride).flat_map(|row| row[..outer].to_vec()).collect()
+    };
+    let forward = move |kit: &Kit, inputs: &[Vec<f64>]| {
+        let [x, weight, bias] = [0, 1, 2].map(|i| kit.put(&inputs[i]));
+        let mut y = kit.put(&vec![0.0; y_len]);
+        kit.memory.linear(dims, x.read(), weight.read(), Some(bias.read()), y.write()).unwrap();
+        gather(kit.get(&y))
+    };
+    let backward = move |kit: &Kit, inputs: &[Vec<f64>], dy: &[f64]| {
+        let [x, weight] = [0, 1].map(|i| kit.put(&inputs[i]));
+        let mut strided = vec![f64::NAN; y_len];
+        for (to, from) in strided.chunks_mut(dims.y_stride).zip(dy.chunks(outer)) {
+            to[..outer].copy_from_slice(from);
+        }
+        let dy = kit.put(&strided);
+        let mut dx = kit.input_gradient(rows * inner);
+        let (mut dweight, mut dbias) = (kit.slot(inner * outer), kit.slot(outer));
+        let memory = &kit.memory;
+        memory.linear_backward_input(dims, dy.read(), weight.read(), dx.write(), kit.accumulates()).unwrap();
+        memory.linear_backward_weight(dims, x.read(), dy.read(), kit.target(&mut dweight)).unwrap();
+        memory.linear_backward_bias(dims, dy.read(), kit.target(&mut dbias)).unwrap();
+        vec![kit.get(&dx), kit.get(&dweight), kit.get(&dbias)]
+    };
+    let absolute = forward;
+    Case {
+        name: "linear",
+        inputs: vec![numbers(seed, rows * inner), numbers(seed + 1, inner * outer), numbers(seed + 2, outer)],
+        doutput: numbers(seed + 3, rows * outer),
+        forward: Box::new(forward),
+        backward: Box::new(backward),
+        bound: Box::new(move |inputs, _| {
+            let inputs: Vec<_> = inputs.iter().map(|input| magnitudes(input)).collect();
+            (inner as f64 + 2.0, absolute(&Kit::new(fsdp_core::DType::F64), &inputs))
+        }),
+    }
+}
+
+fn embedding(sizes: Sizes) -> Case {
+    let Sizes { rows, inner: width, outer: vocab, seed } = sizes;
+    let ids = integers(seed, rows, vocab);
+    let again = ids.clone();
+    Case {
+        name: "embedding",
+        inputs: vec![numbers(seed, vocab * width)],
+        doutput: numbers(seed + 1, rows * width),
+        forward: Box::new(move |kit, inputs| {
+            let (ids, table, mut y) = (kit.ids(&ids), kit.put(&inputs[0]), kit.result(rows * width));
+            kit.memory.embedding(width, ids.read(), table.read(), y.write(), false).unwrap();
+            kit.get(&y)
+        }),
+        backward: Box::new(move |kit, _, dy| {
+            let (ids, dy, mut dtable) = (kit.ids(&again), kit.put(dy), kit.slot(vocab * width));
+            kit.memory.embedding_backward(width, ids.read(), dy.read(), kit.target(&mut dtable)).unwrap();
+            vec![kit.get(&dtable)]
+        }),
+        bound: Box::new(|_, y| (0.0, magnitudes(y))),
+    }
+}
+
+fn rms_norm(sizes: Sizes) -> Case {
+    let Sizes { rows, inner: width, seed, .. } = sizes;
+    const EPS: f64 = 1e-3;
+    Case {
+        name: "rms_norm",
+        inputs: vec![numbers(seed, rows * width), numbers(seed + 1, width)],
+        doutput: numbers(seed + 2, rows * width),
+        forward: Box::new(move |kit, inputs| {
+            let [x, weight] = [0, 1].map(|i| kit.put(&inputs[i]));
+            let (mut y, mut rstd) = (kit.result(rows * width), kit.statistics(rows));
+            kit.memory.rms_norm(width, EPS, x.read(), weight.read(), y.write(), rstd.write()).unwrap();
+            kit.get(&y)
+        }),
+        backward: Box::new(move |kit, inputs, dy| {
+            let [x, weight] = [0, 1].map(|i| kit.put(&inputs[i]));
+            let (mut y, mut rstd, dy) = (kit.result(rows * width), kit.statistics(rows), kit.put(dy));
+            kit.memory.rms_norm(width, EPS, x.read(), weight.read(), y.write(), rstd.write()).unwrap();
+            let (mut dx, mut dweight) = (kit.input_gradient(rows * width), kit.slot(width));
+            let target = Some(kit.target(&mut dweight));
+            let (x, weight, rstd, dy) = (x.read(), weight.read(), rstd.read(), dy.read());
+            let add = kit.accumulates();
+            kit.memory.rms_norm_backward(width, x, weight, rstd, dy, dx.write(), add, target).unwrap();
+            vec![kit.get(&dx), kit.get(&dweight)]
+        }),
+        // A sum of `width` squares, and six operations on it.
+        bound: Box::new(move |_, y| (width as f64 + 6.0, magnitudes(y))),
+    }
+}
+
+fn layer_norm(sizes: Sizes) -> Case {
+    let Sizes { rows, inner: width, seed, .. } = sizes;
+    const EPS: f64 = 1e-2;
+    Case {
+        name: "layer_norm",
+        inputs: vec![numbers(seed, rows * width), numbers(seed + 1, width), numbers(seed + 2, width)],
+        doutput: numbers(seed + 3, rows * width),
+        forward: Box::new(move |kit, inputs| {
+            let [x, weight, bias] = [0, 1, 2].map(|i| kit.put(&inputs[i]));
+            let (mut y, mut stats) = (kit.result(rows * width), kit.statistics(2 * rows));
+            let (x, weight, bias) = (x.read(), weight.read(), bias.read());
+            kit.memory.layer_norm(width, EPS, x, weight, bias, y.write(), stats.write()).unwrap();
+            kit.get(&y)
+        }),
+        backward: Box::new(move |kit, inputs, dy| {
+            let [x, weight, bias] = [0, 1, 2].map(|i| kit.put(&inputs[i]));
+            let (mut y, mut stats, dy) = (kit.result(rows * width), kit.statistics(2 * rows), kit.put(dy));
+            let (x, weight, bias) = (x.read(), weight.read(), bias.read());
+            kit.memory.layer_norm(width, EPS, x, weight, bias, y.write(), stats.write()).unwrap();
+            let mut dx = kit.input_gradient(rows * width);
+            let (mut dweight, mut dbias) = (kit.slot(width), kit.slot(width));
+            let (stats, dy, memory, add) = (stats.read(), dy.read(), &kit.memory, kit.accumulates());
+            memory.layer_norm_backward_input(width, x, weight, stats, dy, dx.write(), add).unwrap();
+            memory.layer_norm_backward_weight(width, x, stats, dy, kit.target(&mut dweight)).unwrap();
+            let orientation = Orientation::OutIn;
+            let dims = LinearDims { rows, inputs: 1, outputs: width, y_stride: width, orientation };
+            memory.linear_backward_bias(dims, dy, kit.target(&mut dbias)).unwrap();
+            vec![kit.get(&dx), kit.get(&dweight), kit.get(&dbias)]
+        }),
+        // The mean is wrong by width * u * max |x|; deviations are scaled by at most 1 / sqrt(eps).
+        bound: Box::new(move |inputs, y| {
+            let per_row = largest(&inputs[0]) * largest(&inputs[1]) / EPS.sqrt();
+            (3.0 * width as f64 + 12.0, y.iter().map(|y| y.abs() + per_row).collect())
+        }),
+    }
+}
+
+fn attention_dims(sizes: Sizes, kv_heads: usize, group: usize) -> AttentionDims {
+    let head_dim = 2 * sizes.inner.div_ceil(4);
+    AttentionDims { batch: 2, seq: sizes.rows, heads: kv_heads * group, kv_heads, head_dim }
+}
+
+fn rope(sizes: Sizes) -> Case {
+    let dims = attention_dims(sizes, 2, 2);
+    let frequencies: Vec<f32> = (0..dims.head_dim / 2).map(|i| 0.3_f32.powi(i as i32)).collect();
+    let again = frequencies.clone();
+    let len = dims.rows() * dims.packed();
+    Case {
+        name: "rope",
+        inputs: vec![numbers(sizes.seed, len)],
+        doutput: numbers(sizes.seed + 1, len),
+        forward: Box::new(move |kit, inputs| {
+            let mut qkv = kit.put(&inputs[0]);
+            kit.memory.rope(dims, &frequencies, qkv.write(), false).unwrap();
+            kit.get(&qkv)
+        }),
+        backward: Box::new(move |kit, _, dy| {
+            let mut qkv = kit.put(dy);
+            kit.memory.rope(dims, &again, qkv.write(), true).unwrap();
+            vec![kit.get(&qkv)]
+        }),
+        bound: Box::new(|inputs, y| (4.0, vec![2.0 * largest(&inputs[0]); y.len()])),
+    }
+}
+
+fn attention(sizes: Sizes, kv_heads: usize, group: usize, drop: bool) -> Case {
+    let dims = attention_dims(sizes, kv_heads, group);
+    let keys = [sizes.seed, sizes.seed + 9];
+    let dropout = move || drop.then_some(keys);
+    let (len, y_len, lse_len) =
+        (dims.rows() * dims.packed(), dims.rows() * dims.heads * dims.head_dim, dims.rows() * dims.heads);
+    let run = move |kit: &Kit, inputs: &[Vec<f64>]| {
+        let keys = dropout();
+        let dropout = keys.as_ref().map(|keys| Dropout { p: 0.3, keys });
+        let (qkv, mut y, mut lse) = (kit.put(&inputs[0]), kit.result(y_len), kit.statistics(lse_len));
+        kit.memory.attention(dims, dropout, qkv.read(), y.write(), lse.write()).unwrap();
+        [qkv, y, lse]
+    };
+    Case {
+        name: if drop { "attention with dropout" } else { "attention" },
+        inputs: vec![numbers(sizes.seed, len)],
+        doutput: numbers(sizes.seed + 1, y_len),
+        forward: Box::new(move |kit, inputs| kit.get(&run(kit, inputs)[1])),
+        backward: Box::new(move |kit, inputs, dy| {
+            let [qkv, y, lse] = run(kit, inputs);
+            let keys = dropout();
+            let dropout = keys.as_ref().map(|keys| Dropout { p: 0.3, keys });
+            let (dy, mut dqkv) = (kit.put(dy), kit.result(len));
+            let (qkv, y, lse, dy) = (qkv.read(), y.read(), lse.read(), dy.read());
+            kit.memory.attention_backward(dims, dropout, qkv, y, lse, dy, dqkv.write()).unwrap();
+            vec![kit.get(&dqkv)]
+        }),
+        // Scores of magnitude head_dim * max^2 / sqrt(head_dim) are wrong by head_dim + 3 roundings, and so
+        // are probabilities, relatively; a sum of `seq` of them weights values of at most max.
+        bound: Box::new(move |inputs, y| {
+            let max = largest(&inputs[0]);
+            let dim = dims.head_dim as f64;
+            let score = max * max * dim.sqrt();
+            (2.0 * (dim + 4.0) * score + 2.0 * dims.seq as f64 + 8.0, vec![2.0 * max; y.len()])
+        }),
+    }
+}
+
+fn swiglu(sizes: Sizes) -> Case {
+    let len = sizes.rows * sizes.inner;
+    Case {
+        name: "swiglu",
+        inputs: vec![numbers(sizes.seed, len), numbers(sizes.seed + 1, len)],
+        doutput: numbers(sizes.seed + 2, len),
+        forward: Box::new(move |kit, inputs| {
+            let [gate, up] = [0, 1].map(|i| kit.put(&inputs[i]));
+            let mut y = kit.result(len);
+            kit.memory.swiglu(gate.read(), up.read(), y.write()).unwrap();
+            kit.get(&y)
+        }),
+        backward: Box::new(move |kit, inputs, dy| {
+            let [gate, up, dy] = [&inputs[0], &inputs[1], dy].map(|values| kit.put(values));
+            let (mut dgate, mut dup) = (kit.result(len), kit.result(len));
+            let (gate, up, dy) = (gate.read(), up.read(), dy.read());
+            kit.memory.swiglu_backward(gate, up, dy, dgate.write(), dup.write()).unwrap();
+            vec![kit.get(&dgate), kit.get(&dup)]
+        }),
+        bound: Box::new(|_, y| (10.0, magnitudes(y))),
+    }
+}
+
+fn gelu(sizes: Sizes) -> Case {
+    let len = sizes.rows * sizes.inner;
+    Case {
+        name: "gelu",
+        inputs: vec![numbers(sizes.seed, len)],
+        doutput: numbers(sizes.seed + 1, len),
+        forward: Box::new(move |kit, inputs| {
+            let (x, mut y) = (kit.put(&inputs[0]), kit.result(len));
+            kit.memory.gelu(x.read(), y.write()).unwrap();
+            kit.get(&y)
+        }),
+        backward: Box::new(move |kit, inputs, dy| {
+            let (x, dy, mut dx) = (kit.put(&inputs[0]), kit.put(dy), kit.result(len));
+            kit.memory.gelu_backward(x.read(), dy.read(), dx.write()).unwrap();
+            vec![kit.get(&dx)]
+        }),
+        // The exponent is wrong by five roundings relative to itself.
+        bound: Box::new(|inputs, y| {
+            let x = largest(&inputs[0]);
+            (8.0 + 5.0 * 1.6 * (x + 0.05 * x * x * x), magnitudes(y))
+        }),
+    }
+}
+
+fn dropout(sizes: Sizes) -> Case {
+    let keys = [sizes.seed, sizes.seed + 1, sizes.seed + 2];
+    let len = keys.len() * sizes.rows * sizes.inner;
+    let run = move |kit: &Kit, values: &[f64]| {
+        let mut x = kit.put(values);
+        kit.memory.dropout(Dropout { p: 0.25, keys: &keys }, x.write()).unwrap();
+        kit.get(&x)
+    };
+    Case {
+        name: "dropout",
+        inputs: vec![numbers(sizes.seed, len)],
+        doutput: numbers(sizes.seed + 1, len),
+        forward: Box::new(move |kit, inputs| run(kit, &inputs[0])),
+        backward: Box::new(move |kit, _, dy| vec![run(kit, dy)]),
+        bound: Box::new(|_, y| (2.0, magnitudes(y))),
+    }
+}
+
+fn head(sizes: Sizes) -> Case {
+    let Sizes { rows, inner: hidden, outer: vocab, seed } = sizes;
+    let dims = HeadDims { rows, hidden, vocab, chunk_rows: rows.div_ceil(3) };
+    let mut targets = integers(seed + 5, rows, vocab);
+    if rows > 2 {
+        targets[1] = IGNORED_TARGET;
+    }
+    let again = targets.clone();
+    Case {
+        name: "head_loss",
+        inputs: vec![numbers(seed, rows * hidden), numbers(seed + 1, vocab * hidden)],
+        doutput: vec![1.0; rows],
+        forward: Box::new(move |kit, inputs| {
+            let [x, weight] = [0, 1].map(|i| kit.put(&inputs[i]));
+            let (targets, mut losses) = (kit.ids(&targets), kit.room(fsdp_core::DType::F64, rows));
+            let mut logits = kit.statistics(dims.chunk_rows * vocab);
+            let (x, weight, targets) = (x.read(), weight.read(), targets.read());
+            kit.memory.head_loss(dims, x, weight, targets, losses.write(), logits.write()).unwrap();
+            kit.get(&losses)
+        }),
+        backward: Box::new(move |kit, inputs, _| {
+            let [x, weight] = [0, 1].map(|i| kit.put(&inputs[i]));
+            let (targets, mut losses) = (kit.ids(&again), kit.room(fsdp_core::DType::F64, rows));
+            let mut logits = kit.statistics(dims.chunk_rows * vocab);
+            let (mut dx, mut dweight) = (kit.result(rows * hidden), kit.slot(vocab * hidden));
+            let (x, weight, targets) = (x.read(), weight.read(), targets.read());
+            let (losses, logits, target) = (losses.write(), logits.write(), Some(kit.target(&mut dweight)));
+            kit.memory
+                .head_loss_backward(dims, x, weight, targets, losses, logits, dx.write(), target)
+                .unwrap();
+            vec![kit.get(&dx), kit.get(&dweight)]
+        }),
+        // A logit is a sum of `hidden` products; the log-sum-exp is no less precise than the worst of them.
+        bound: Box::new(move |inputs, y| {
+            let logit = hidden as f64 * largest(&inputs[0]) * largest(&inputs[1]);
+            (2.0 * hidden as f64 + vocab as f64 + 8.0, vec![logit + 1.0; y.len()])
+        }),
+    }
+}

@@ -1,0 +1,189 @@
+//! Handles, accounting and the pool.
+
+use std::sync::Arc;
+
+use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
+use fsdp_core::{DType, Error, ExactSum, Queue};
+
+use crate::{HostBuffer, HostMemory, HostOptions, HostPool, ShapeMemory};
+
+const Q: Queue = Queue::Compute;
+
+fn memory(poison: bool) -> HostMemory {
+    HostMemory::new(HostOptions { poison, ..HostOptions::default() }).unwrap()
+}
+
+fn filled(memory: &HostMemory, values: &[f32]) -> HostBuffer {
+    let mut buffer = memory.allocate(Category::Activation, DType::F32, values.len()).unwrap();
+    memory.write(Q, HostSlice::F32(values), SliceMut::whole(&mut buffer)).unwrap();
+    buffer
+}
+
+fn read(memory: &HostMemory, buffer: &HostBuffer) -> Result<Vec<f32>, Error> {
+    let mut values = vec![0.0; buffer.len()];
+    memory.read(Q, Slice::whole(buffer), HostSliceMut::F32(&mut values))?;
+    Ok(values)
+}
+
+/// The same requests to any memory.
+fn exercise<M: Memory>(memory: &M) {
+    let a = memory.allocate(Category::Activation, DType::F32, 10).unwrap();
+    let clone = a.clone();
+    drop(a);
+    let b = memory.allocate(Category::Workspace, DType::Bf16, 7).unwrap();
+    drop(clone);
+    let _c = memory.allocate(Category::Activation, DType::F64, 3).unwrap();
+    drop(b);
+    let _d = memory.allocate(Category::OptimizerState, DType::I64, 2).unwrap();
+}
+
+#[test]
+fn usage_counts_until_the_last_handle_is_gone() {
+    let memory = memory(false);
+    let a = memory.allocate(Category::Activation, DType::F32, 10).unwrap();
+    let clone = a.clone();
+    drop(a);
+    assert_eq!(memory.usage().live(Category::Activation), 40);
+    let b = memory.allocate(Category::Workspace, DType::Bf16, 7).unwrap();
+    assert_eq!(memory.usage().total_peak_bytes, 54);
+    drop((clone, b));
+    let usage = memory.usage();
+    assert_eq!(usage.live_bytes, [0; 9]);
+    assert_eq!((usage.peak(Category::Activation), usage.peak(Category::Workspace)), (40, 14));
+    assert_eq!(usage.allocations, 0, "storage is taken when it is first written");
+}
+
+#[test]
+fn shape_memory_counts_as_host_memory_does() {
+    let (host, shape) = (memory(false), ShapeMemory::new());
+    exercise(&host);
+    exercise(&shape);
+    assert_eq!(host.usage(), shape.usage());
+}
+
+#[test]
+fn shared_buffers_can_not_be_written() {
+    let memory = memory(false);
+    let mut early = memory.allocate(Category::Activation, DType::F32, 4).unwrap();
+    assert!(early.is_exclusive());
+    let clone = early.clone();
+    assert!(!early.is_exclusive(), "a clone counts before there is storage");
+    let write = memory.zero(Q, SliceMut::whole(&mut early));
+    assert!(matches!(write, Err(Error::Shared { readers: 1, .. })));
+    drop(clone);
+    memory.zero(Q, SliceMut::whole(&mut early)).unwrap();
+    let _late = early.clone();
+    assert!(matches!(memory.zero(Q, SliceMut::whole(&mut early)), Err(Error::Shared { .. })));
+}
+
+#[test]
+fn contents_can_be_read_from_first_write_to_release() {
+    let memory = memory(false);
+    let unwritten = memory.allocate(Category::Activation, DType::F32, 4).unwrap();
+    assert!(matches!(read(&memory, &unwritten), Err(Error::Released { .. })));
+    let mut buffer = filled(&memory, &[1.0, 2.0]);
+    assert_eq!(read(&memory, &buffer).unwrap(), [1.0, 2.0]);
+    memory.release(Q, &mut buffer);
+    assert!(matches!(read(&memory, &buffer), Err(Error::Released { .. })));
+    assert_eq!(memory.usage().live(Category::Activation), 24, "a released buffer stays counted");
+}
+
+#[test]
+fn an_alias_shares_storage_until_it_is_released() {
+    let memory = memory(true);
+    let mut src = filled(&memory, &[1.0, 2.0]);
+    let mut dst = memory.allocate(Category::Unsharded, DType::F32, 2).unwrap();
+    assert!(memory.alias(&mut dst, &src));
+    assert_eq!(read(&memory, &dst).unwrap(), [1.0, 2.0]);
+    assert!(!src.is_exclusive() && !dst.is_exclusive());
+    assert!(matches!(memory.zero(Q, SliceMut::whole(&mut src)), Err(Error::Shared { .. })));
+    memory.release(Q, &mut dst);
+    assert_eq!(read(&memory, &src).unwrap(), [1.0, 2.0], "releasing an alias poisons nothing");
+    memory.zero(Q, SliceMut::whole(&mut src)).unwrap();
+    assert_eq!(memory.usage().live(Category::Unsharded), 8);
+    let mut other = memory.allocate(Category::Unsharded, DType::F32, 3).unwrap();
+    assert!(!memory.alias(&mut other, &src), "lengths differ");
+}
+
+#[test]
+fn poison_fills_new_and_returned_storage() {
+    let memory = memory(true);
+    let mut buffer = memory.allocate(Category::Activation, DType::F32, 3).unwrap();
+    memory.zero(Q, SliceMut::new(&mut buffer, 0, 1)).unwrap();
+    let values = read(&memory, &buffer).unwrap();
+    assert!(values[0] == 0.0 && values[1].is_nan() && values[2].is_nan());
+    memory.release(Q, &mut buffer);
+    memory.zero(Q, SliceMut::new(&mut buffer, 1, 1)).unwrap();
+    let values = read(&memory, &buffer).unwrap();
+    assert!(values[0].is_nan() && values[1] == 0.0 && values[2].is_nan());
+}
+
+#[test]
+fn reuse_of_storage_is_no_allocation() {
+    let pool = HostPool::new();
+    let options = HostOptions { pool: Arc::clone(&pool), ..HostOptions::default() };
+    let (first, second) = (HostMemory::new(options.clone()).unwrap(), HostMemory::new(options).unwrap());
+    for _ in 0..3 {
+        drop((filled(&first, &[1.0; 100]), filled(&first, &[1.0; 200])));
+    }
+    assert_eq!(first.usage().allocations, 2);
+    drop(filled(&second, &[1.0; 100]));
+    assert_eq!(second.usage().allocations, 0, "ranks share their pool");
+    pool.trim();
+    drop(filled(&second, &[1.0; 100]));
+    assert_eq!(second.usage().allocations, 1);
+}
+
+#[test]
+fn copies_convert_and_round_to_nearest_even() {
+    let memory = memory(false);
+    let values = [1.0, 1.00390625, 1.01171875, -3.0e38, f64::NAN, 1.0 + f64::EPSILON + 1.0 / 256.0];
+    let mut wide = memory.allocate(Category::Activation, DType::F64, 6).unwrap();
+    memory.write(Q, HostSlice::F64(&values), SliceMut::whole(&mut wide)).unwrap();
+    let mut half = memory.allocate(Category::Activation, DType::Bf16, 6).unwrap();
+    memory.copy(Q, Slice::whole(&wide), SliceMut::whole(&mut half)).unwrap();
+    let mut back = [0.0; 6];
+    memory.read(Q, Slice::whole(&half), HostSliceMut::F64(&mut back)).unwrap();
+    assert_eq!(back[..3], [1.0, 1.0, 1.015625], "ties go to even");
+    assert!(back[4].is_nan());
+    assert_eq!(back[5], 1.0078125, "rounded once, not through single precision");
+}
+
+#[test]
+fn accumulation_wraps_integers_and_rounds_floats() {
+    let memory = memory(false);
+    let mut integers = memory.allocate(Category::CommStaging, DType::I64, 2).unwrap();
+    memory.write(Q, HostSlice::I64(&[i64::MAX, 5]), SliceMut::whole(&mut integers)).unwrap();
+    let mut more = memory.allocate(Category::CommStaging, DType::I64, 2).unwrap();
+    memory.write(Q, HostSlice::I64(&[1, 6]), SliceMut::whole(&mut more)).unwrap();
+    memory.accumulate(Q, Slice::whole(&integers), SliceMut::whole(&mut more)).unwrap();
+    let mut values = [0; 2];
+    memory.read(Q, Slice::whole(&more), HostSliceMut::I64(&mut values)).unwrap();
+    assert_eq!(values, [i64::MIN, 11]);
+}
+
+#[test]
+fn square_sums_are_by_row_and_exact_over_rows() {
+    let memory = memory(false);
+    let buffer = filled(&memory, &[3.0, 4.0, 1e-3, 2.0, 0.0, 1.0]);
+    let mut sum = ExactSum::default();
+    memory.square_sum(Q, Slice::whole(&buffer), 2, &mut sum).unwrap();
+    let mut parts = ExactSum::default();
+    for row in [2, 0, 1] {
+        memory.square_sum(Q, Slice::new(&buffer, 2 * row, 2), 2, &mut parts).unwrap();
+    }
+    assert_eq!(sum.to_words(), parts.to_words());
+    assert_eq!(sum.value(), 25.0 + (f64::from(1e-3f32).powi(2) + 4.0) + 1.0);
+    assert!(memory.square_sum(Q, Slice::whole(&buffer), 4, &mut sum).is_err());
+}
+
+#[test]
+fn wrong_lengths_and_dtypes_are_errors() {
+    let memory = memory(false);
+    let a = filled(&memory, &[1.0; 4]);
+    let mut b = memory.allocate(Category::Activation, DType::F32, 3).unwrap();
+    assert!(memory.copy(Q, Slice::whole(&a), SliceMut::whole(&mut b)).is_err());
+    let mut ids = memory.allocate(Category::Activation, DType::U32, 4).unwrap();
+    assert!(memory.copy(Q, Slice::whole(&a), SliceMut::whole(&mut ids)).is_err());
+    assert!(memory.write(Q, HostSlice::U32(&[1, 2, 3]), SliceMut::whole(&mut b)).is_err());
+}
