@@ -1,8 +1,8 @@
 //! `--shrink`: the same units and policies on a model that a laptop trains in seconds.
 //!
 //! Kept are the family, the kinds of modules that are wrapped, the ratio of heads to key/value heads, tied
-//! weights, biases, dropouts, dtypes, the mesh's replicas and every policy. Cut are layers, widths,
-//! sequences and batches. What decides over correctness is kept, what decides over time is not.
+//! weights, biases, dropouts, dtypes and every policy. Cut are layers, widths, sequences, batches and the
+//! numbers of replicas and ranks. What decides over correctness is kept, what decides over time is not.
 
 mod sizes;
 mod wrapping;
@@ -22,6 +22,8 @@ const SEQ_LEN_MAX: usize = 32;
 const ROUNDS_MAX: usize = 2;
 /// Layers, however deep the prefetch.
 const LAYERS_MAX: usize = 6;
+/// Replicas, and ranks of the groups of `reshard_after_forward`.
+const AXIS_MAX: usize = 2;
 /// Tokens that bytes have.
 const BYTES: usize = 256;
 
@@ -41,6 +43,7 @@ pub(crate) struct Shrunk {
 pub(crate) fn shrink(setup: &RunSetup, worlds: &[usize]) -> Result<Shrunk, CliError> {
     let mut config = setup.config.clone();
     let mut notes = Vec::new();
+    notes.extend(mesh(&mut config));
     batches(&mut config, worlds);
     let model = model(&setup.model, &config);
     let (before, after) = (setup.build()?, model.build()?);
@@ -68,6 +71,21 @@ pub(crate) fn shrink(setup: &RunSetup, worlds: &[usize]) -> Result<Shrunk, CliEr
     let no_decay = no_decay(&mut config.train.optimizer);
     notes.extend(drop_patterns("train.optimizer.no_decay", no_decay, before, after));
     Ok(Shrunk { setup: RunSetup { config, model }, notes })
+}
+
+/// Cuts the axes of the mesh, so that small worlds have replicas, shards and groups.
+fn mesh(config: &mut Resolved) -> Option<String> {
+    let (replicas, shards) = (config.fsdp.mesh.replicate, config.run.ranks / config.fsdp.mesh.replicate);
+    config.fsdp.mesh.replicate = replicas.min(AXIS_MAX);
+    if let Reshard::Groups(ranks) = config.fsdp.reshard_after_forward {
+        config.fsdp.reshard_after_forward = match usize::try_from(ranks) {
+            Ok(ranks) if ranks < shards => Reshard::Groups(ranks.min(AXIS_MAX) as u64),
+            // A group of all shards is no group.
+            _ => Reshard::Always,
+        };
+    }
+    let cut = config.fsdp.mesh.replicate;
+    (cut < replicas).then(|| format!("{replicas} replicas to {cut}"))
 }
 
 /// Cuts sequences and batches. V stays a multiple of the largest world and of the ranks that the mesh needs.

@@ -39,7 +39,9 @@ fn an_8b_llama_becomes_small_and_keeps_its_proportions() {
 fn batches_fit_replicas_and_groups() {
     let fsdp = "mesh = { replicate = 4 }\nreshard_after_forward = 8";
     let small = shrink(&setup(LLAMA_8B, fsdp, ""), &[2, 4]).unwrap();
-    assert_eq!((small.setup.config.run.ranks, small.setup.config.train.global_batch_size), (32, 64));
+    assert_eq!((small.setup.config.run.ranks, small.setup.config.train.global_batch_size), (4, 8));
+    assert_eq!(small.setup.config.fsdp.mesh.replicate, 2);
+    assert_eq!(small.setup.config.fsdp.reshard_after_forward, Reshard::Groups(2));
 }
 
 #[test]
