@@ -2,6 +2,8 @@
 
 mod summary;
 
+pub(crate) use summary::memory_rows;
+
 use fsdp_core::Rank;
 use fsdp_core::engine::Observer;
 use fsdp_train::Job;

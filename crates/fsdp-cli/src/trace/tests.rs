@@ -58,7 +58,8 @@ fn other_spans_are_left_out() {
 
 #[test]
 fn a_failed_write_is_reported_at_the_end() {
-    let mut sink = Sink::new([0u8; 4].as_mut_slice());
+    let mut room = [0u8; 4];
+    let mut sink = Sink::new(room.as_mut_slice());
     sink.write(&sink::Operation {
         rank: 0,
         queue: fsdp_core::Queue::Compute,

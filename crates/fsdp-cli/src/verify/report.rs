@@ -85,13 +85,12 @@ fn differences(world: &WorldReport) -> Vec<[String; 4]> {
 }
 
 fn traffic(world: &WorldReport) -> Vec<[String; 5]> {
-    let row = |line: &fsdp_train::verify::TrafficLine| {
-        let calls = [line.calls, line.expected_calls].map(|count| count.to_string());
-        let [calls, expected_calls] = calls;
+    let rows = world.traffic.iter().map(|line| {
+        let [calls, expected_calls] = [line.calls, line.expected_calls].map(|count| count.to_string());
         let [sent, expected] = [line.bytes, line.expected_bytes].map(|count| count.to_string());
         [line.collective.to_owned(), calls, expected_calls, sent, expected]
-    };
-    world.traffic.iter().map(row).collect()
+    });
+    rows.collect()
 }
 
 fn memory(world: &WorldReport) -> Vec<[String; 3]> {
