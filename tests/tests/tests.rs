@@ -1,1 +1,6 @@
 //! The integration tests of the workspace, one module per theme.
+
+mod support;
+
+// Sharded training against the unsharded oracle.
+mod parity;

@@ -3,10 +3,29 @@
 //!
 //! - [`launch`]: what a trainer asks of whoever starts its ranks.
 //! - [`conformance`]: what every implementation of [`Communicator`](fsdp_core::comm::Communicator) must do,
-//!   as plain functions over a [`Launcher`](conformance::Launcher).
+//!   as plain functions over a [`Launcher`](launch::Launcher).
+//! - [`Link`]: messages between pairs of ranks; [`InMemoryLinks`] for tests.
+//! - [`algorithms`]: all-gather, reduce-scatter, all-reduce and broadcast of bytes over a link.
+//! - [`LinkComm`]: a communicator made of these, for any memory.
 #![forbid(unsafe_code)]
 
 pub mod conformance;
 pub mod launch;
 
+mod link;
+
+mod in_memory;
+mod session;
+
+pub mod algorithms;
+mod sums;
+
+mod link_comm;
+mod staging;
+
 mod bf16;
+
+pub use in_memory::InMemoryLinks;
+pub use link::{Alarm, Link};
+pub use link_comm::LinkComm;
+pub use session::Session;

@@ -4,9 +4,14 @@
 //! dtypes and shares, the sequence numbers and the fingerprints are made in [`Comm`], once, in front of the
 //! backend, so that no backend can forget them.
 //!
-//! Collectives are asynchronous: buffers move into a [`Pending`] and come back from [`Pending::wait_on`]
-//! or [`Pending::join`]. Dropping a `Pending` that was not waited for aborts the communicator: the
-//! buffers may still be in flight.
+//! Collectives are asynchronous: buffers move into a [`Pending`] and come back from [`Pending::wait_on`].
+//! Dropping a `Pending` that was not waited for aborts the communicator: the buffers may still be in flight.
+
+mod error;
+mod traffic;
+
+pub use error::{CommError, RankStatus};
+pub use traffic::Traffic;
 
 use std::fmt;
 
@@ -98,113 +103,6 @@ impl fmt::Display for Fingerprint {
     }
 }
 
-/// One rank's line of the table that a time-out prints.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RankStatus {
-    /// The rank.
-    pub rank: Rank,
-    /// What it was last seen doing.
-    pub doing: String,
-}
-
-/// Failures of collectives. They name ranks of the whole world, not of the group.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum CommError {
-    /// Two ranks met in one collective with different calls.
-    #[error("collectives diverge: {rank} called {got}, but {peer} called {expected}")]
-    Mismatch {
-        /// The rank whose call differs.
-        rank: Rank,
-        /// Its call.
-        got: Fingerprint,
-        /// The rank that was there first.
-        peer: Rank,
-        /// The call of `peer`.
-        expected: Fingerprint,
-    },
-    /// Another rank failed; nothing more can be communicated.
-    #[error("{rank} failed: {reason}")]
-    PeerFailed {
-        /// The first rank that failed.
-        rank: Rank,
-        /// Why it failed.
-        reason: String,
-    },
-    /// A rank did not arrive: every other one waits or has ended, or the time limit has passed.
-    #[error("{} did not arrive in {call}{}", join_ranks(missing), table(status))]
-    Missing {
-        /// The ranks that did not arrive.
-        missing: Vec<Rank>,
-        /// The collective that waits for them.
-        call: Fingerprint,
-        /// Who waits where.
-        status: Vec<RankStatus>,
-    },
-    /// The communicator was aborted on this rank.
-    #[error("the communicator was aborted on {rank}: {reason}")]
-    Aborted {
-        /// The rank that aborted.
-        rank: Rank,
-        /// Why.
-        reason: String,
-    },
-    /// A buffer has the wrong length.
-    #[error("{call}: segment {segment} has {got} elements on {rank}, expected {expected}")]
-    Length {
-        /// The caller.
-        rank: Rank,
-        /// The call.
-        call: Fingerprint,
-        /// Index of the segment.
-        segment: usize,
-        /// Expected elements.
-        expected: usize,
-        /// Elements found.
-        got: usize,
-    },
-    /// A buffer has the wrong dtype.
-    #[error("{call}: segment {segment} is {got} on {rank}, expected {expected}")]
-    Type {
-        /// The caller.
-        rank: Rank,
-        /// The call.
-        call: Fingerprint,
-        /// Index of the segment.
-        segment: usize,
-        /// Expected dtype.
-        expected: DType,
-        /// Dtype found.
-        got: DType,
-    },
-    /// A buffer that the collective writes has other readers.
-    #[error("{call}: segment {segment} on {rank} is still read elsewhere")]
-    Shared {
-        /// The caller.
-        rank: Rank,
-        /// The call.
-        call: Fingerprint,
-        /// Index of the segment.
-        segment: usize,
-    },
-    /// The transport below failed.
-    #[error("{rank}: transport: {reason}")]
-    Transport {
-        /// The rank on which it failed.
-        rank: Rank,
-        /// Why.
-        reason: String,
-    },
-}
-
-fn join_ranks(ranks: &[Rank]) -> String {
-    ranks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-}
-
-fn table(status: &[RankStatus]) -> String {
-    status.iter().map(|line| format!("\n  {}: {}", line.rank, line.doing)).collect()
-}
-
 /// What a finished collective gives back.
 #[derive(Debug)]
 pub struct Completed<B> {
@@ -231,6 +129,10 @@ pub trait InFlight<M: Memory>: Send {
 
 /// What a backend implements for one group of ranks. Calls arrive checked, in the order in which they were
 /// issued; segments of one call move together.
+///
+/// Work is ordered by queues: an all-gather finds its buffers (inputs filled, outputs free) behind the earlier
+/// work of [`Queue::Gather`] of its rank, a reduction behind that of [`Queue::Reduce`]; the results are ready
+/// for the queue given to [`InFlight::wait_on`].
 pub trait Communicator<M: Memory>: Send {
     /// This rank's place in the group.
     fn rank(&self) -> usize;
@@ -338,61 +240,6 @@ pub struct Comm<M: Memory> {
     backend: Box<dyn Communicator<M>>,
     sequence: u64,
     traffic: Traffic,
-}
-
-/// Collectives issued through one [`Comm`] and the bytes this rank sent for them, by the usual convention:
-/// `(n - 1) / n` of the unsharded bytes for all-gather and reduce-scatter, twice that for all-reduce.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
-    /// All-gathers: calls.
-    pub all_gathers: u64,
-    /// All-gathers: bytes sent by this rank.
-    pub all_gather_bytes: u64,
-    /// Reduce-scatters: calls.
-    pub reduce_scatters: u64,
-    /// Reduce-scatters: bytes sent by this rank.
-    pub reduce_scatter_bytes: u64,
-    /// All-reduces: calls.
-    pub all_reduces: u64,
-    /// All-reduces: bytes sent by this rank.
-    pub all_reduce_bytes: u64,
-}
-
-impl std::ops::AddAssign for Traffic {
-    fn add_assign(&mut self, other: Self) {
-        self.all_gathers += other.all_gathers;
-        self.all_gather_bytes += other.all_gather_bytes;
-        self.reduce_scatters += other.reduce_scatters;
-        self.reduce_scatter_bytes += other.reduce_scatter_bytes;
-        self.all_reduces += other.all_reduces;
-        self.all_reduce_bytes += other.all_reduce_bytes;
-    }
-}
-
-impl Traffic {
-    /// Bytes sent by this rank in all collectives.
-    pub fn bytes(&self) -> u64 {
-        self.all_gather_bytes + self.reduce_scatter_bytes + self.all_reduce_bytes
-    }
-
-    fn count(&mut self, kind: CollectiveKind, bytes: usize, size: usize) {
-        let sent = (bytes / size * (size - 1)) as u64;
-        match kind {
-            CollectiveKind::AllGather => {
-                self.all_gathers += 1;
-                self.all_gather_bytes += sent;
-            }
-            CollectiveKind::ReduceScatter => {
-                self.reduce_scatters += 1;
-                self.reduce_scatter_bytes += sent;
-            }
-            CollectiveKind::AllReduce => {
-                self.all_reduces += 1;
-                self.all_reduce_bytes += (2 * bytes * (size - 1) / size) as u64;
-            }
-            CollectiveKind::Split => {}
-        }
-    }
 }
 
 impl<M: Memory> Comm<M> {

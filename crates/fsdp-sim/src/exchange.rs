@@ -5,8 +5,8 @@
 //! comes back early and the adding is spread over the ranks; whoever completes the root hands out the sum.
 //! No element is moved under a lock.
 //!
-//! Ranks may have devices with queues of their own: data of an all-gather is taken to be ready on the gather
-//! queue of its rank, all other data on the reduce queue, and events carry that order to the rank that moves.
+//! Ranks may have devices with queues of their own: events carry the order of the gather queue (all-gathers)
+//! or the reduce queue (reductions) of every rank to the rank that moves the data, and from there to all.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -120,9 +120,9 @@ impl<M: Memory> Exchange<M> {
         Ok(left)
     }
 
-    /// Brings the sum of all ranks to all ranks: a part each, or the whole.
+    /// Brings the sum of all ranks to all ranks: a part each, or the whole. (It is ready on the queue of the
+    /// rank that runs this, which added its last two parts.)
     fn hand_out(&self, memory: &M, group: Group<'_>, mut sum: Partial<M>) -> Result<(), Error> {
-        memory.wait(Queue::Reduce, &sum.ready);
         self.with_all_slots(memory, Queue::Reduce, |slots| {
             for (index, slot) in slots.iter_mut().enumerate() {
                 if group.scatters {

@@ -45,7 +45,7 @@ impl<M: Memory> Launcher for Threads<M> {
         });
         outcome.map_err(|error| LaunchFailure {
             rank: error.rank,
-            reason: match error.cause {
+            reason: match *error.cause {
                 RankFailure::Error(error) => FailureReason::Error(error),
                 RankFailure::Panic(message) => FailureReason::Panic(message),
                 RankFailure::Comm(error) => FailureReason::Comm(error),

@@ -36,12 +36,12 @@ pub struct WorldOptions {
 }
 
 impl WorldOptions {
-    /// `ranks` ranks on all cores of this machine, a time limit of a minute, nothing shared, no faults.
+    /// `ranks` ranks on all cores of this machine, a time limit of ten minutes, nothing shared, no faults.
     pub fn new(ranks: usize) -> Self {
         Self {
             ranks,
             cores: thread::available_parallelism().map_or(1, usize::from),
-            timeout: Duration::from_secs(60),
+            timeout: Duration::from_secs(600),
             share_unsharded: false,
             stack_bytes: 2 << 20,
             faults: Vec::new(),
@@ -114,6 +114,20 @@ impl World {
     /// return an error that names it. A thread can not be stopped from outside, so `run` returns when every
     /// body has; a body that neither returns nor communicates keeps it waiting (while the other ranks get
     /// their error after the time limit).
+    ///
+    /// ```
+    /// use fsdp_sim::{World, WorldOptions};
+    ///
+    /// let doubled = World::run(WorldOptions::new(4), |context| Ok::<_, String>(2 * context.rank().0))?;
+    /// assert_eq!(doubled, [0, 2, 4, 6]);
+    ///
+    /// let error = World::run(WorldOptions::new(4), |context| match context.rank().0 {
+    ///     2 => Err("disk full"),
+    ///     rank => Ok(rank),
+    /// });
+    /// assert_eq!(error.unwrap_err().to_string(), "rank 2 failed first: disk full");
+    /// # Ok::<_, fsdp_sim::WorldError<String>>(())
+    /// ```
     ///
     /// # Errors
     /// [`WorldError`] when a rank failed, never arrived in a collective, or gave one up.

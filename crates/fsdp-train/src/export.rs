@@ -17,7 +17,11 @@ use crate::error::TrainError;
 ///
 /// # Errors
 /// [`TrainError::Checkpoint`].
-pub fn plan_export(path: &std::path::Path, spec: &ModelSpec, dtype: DType) -> Result<ExportPlan, TrainError> {
+pub(crate) fn plan_export(
+    path: &std::path::Path,
+    spec: &ModelSpec,
+    dtype: DType,
+) -> Result<ExportPlan, TrainError> {
     let dtype = match dtype {
         DType::F64 => TensorType::F64,
         DType::Bf16 => TensorType::Bf16,

@@ -107,14 +107,13 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
     /// Adds the leaves of all micro-batches.
     fn sum_of_leaves(&mut self, count: usize) -> Result<Leaf<M::Buffer>, TrainError> {
         let memory = Arc::clone(&self.memory);
-        let mut add =
-            |left: Leaf<M::Buffer>, right: Leaf<M::Buffer>| -> Result<Leaf<M::Buffer>, TrainError> {
-                let mut left = left;
-                for (sum, part) in left.iter_mut().zip(&right) {
-                    memory.accumulate(Queue::Compute, Slice::whole(part), SliceMut::whole(sum))?;
-                }
-                Ok(left)
-            };
+        let add = |left: Leaf<M::Buffer>, right: Leaf<M::Buffer>| -> Result<Leaf<M::Buffer>, TrainError> {
+            let mut left = left;
+            for (sum, part) in left.iter_mut().zip(&right) {
+                memory.accumulate(Queue::Compute, Slice::whole(part), SliceMut::whole(sum))?;
+            }
+            Ok(left)
+        };
         match self.job.plan.policy.accumulation_order {
             AccumulationOrder::Tree => {
                 let mut leaf = |index| self.leaf(index);

@@ -7,7 +7,7 @@ use fsdp_core::comm::Traffic;
 use fsdp_core::engine::{Comms, Engine, IssueOrder, Observer, StepInput, StepReport};
 use fsdp_core::memory::Usage;
 use fsdp_core::schedule::micro_batch_index;
-use fsdp_core::{ExactSum, Memory, Rank};
+use fsdp_core::{ExactSum, Rank};
 use fsdp_nn::model::{Architecture, Batch, ModelProgram, ProgramOptions};
 
 use crate::error::TrainError;

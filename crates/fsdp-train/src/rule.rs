@@ -27,9 +27,12 @@ where
     fn rule(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Box<dyn UpdateRule<M>>, TrainError> {
         let no_decay = matching(spec, "train.optimizer.no_decay", config.no_decay())?;
         Ok(match config {
-            OptimizerConfig::Adamw(c) => {
-                Box::new(AdamW { betas: (c.betas[0], c.betas[1]), eps: c.eps, weight_decay: c.weight_decay, no_decay })
-            }
+            OptimizerConfig::Adamw(c) => Box::new(AdamW {
+                betas: (c.betas[0], c.betas[1]),
+                eps: c.eps,
+                weight_decay: c.weight_decay,
+                no_decay,
+            }),
             OptimizerConfig::Sgd(c) => Box::new(Sgd {
                 momentum: c.momentum,
                 dampening: c.dampening,
@@ -43,7 +46,7 @@ where
 }
 
 /// How many phases of cross-rank statistics the configured optimizer has.
-pub fn optimizer_phases(config: &OptimizerConfig) -> usize {
+pub(crate) fn optimizer_phases(config: &OptimizerConfig) -> usize {
     match config {
         OptimizerConfig::Adamw(_) | OptimizerConfig::Sgd(_) => 0,
         OptimizerConfig::Adafactor(_) => 0,
@@ -54,7 +57,7 @@ pub fn optimizer_phases(config: &OptimizerConfig) -> usize {
 ///
 /// # Errors
 /// [`TrainError::Pattern`] for a pattern that matches nothing.
-pub fn matching(
+pub(crate) fn matching(
     spec: &ModelSpec,
     key: &'static str,
     patterns: &[String],

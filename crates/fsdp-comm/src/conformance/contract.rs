@@ -5,7 +5,8 @@ use fsdp_core::memory::Category;
 use fsdp_core::{DType, Error, Memory, Queue, Rank};
 
 use super::values::{empty, filled};
-use super::{Launcher, run_well};
+use super::{Body, outcomes, run_well};
+use crate::launch::{Launcher, Seat};
 
 fn comm_error<T>(result: Result<T, Error>) -> CommError {
     match result {
@@ -21,8 +22,8 @@ fn comm_error<T>(result: Result<T, Error>) -> CommError {
 /// # Panics
 /// When the check fails.
 pub fn arguments_are_checked(launcher: &impl Launcher, ranks: usize) {
-    run_well(launcher, ranks, &|mut member| {
-        let (memory, comm) = (&*member.memory, &mut member.comm);
+    run_well(launcher, ranks, &|mut seat| {
+        let (memory, comm) = (&*seat.memory, &mut seat.gathers);
         let make = |dtype, lens: &[usize]| empty(memory, dtype, lens);
         let mut gather =
             |inputs, outputs| comm_error(comm.all_gather(memory, Purpose::Forward, None, inputs, outputs));
@@ -48,8 +49,8 @@ pub fn arguments_are_checked(launcher: &impl Launcher, ranks: usize) {
 }
 
 fn reduce<M: Memory>(memory: &M, comm: &mut Comm<M>, purpose: Purpose, len: usize) -> Result<(), Error> {
-    let buffers = filled(memory, DType::F32, comm.rank(), &[len], 1)?;
-    comm.all_reduce(memory, purpose, None, buffers)?.wait_on(memory, Queue::Reduce)?;
+    let buffers = filled(memory, Queue::Reduce, DType::F32, comm.rank(), &[len], 1)?;
+    comm.all_reduce(memory, purpose, None, buffers)?.wait_on(memory, Queue::Compute)?;
     Ok(())
 }
 
@@ -58,13 +59,14 @@ fn reduce<M: Memory>(memory: &M, comm: &mut Comm<M>, purpose: Purpose, len: usiz
 /// # Panics
 /// When the check fails.
 pub fn traffic_matches_formulas(launcher: &impl Launcher, ranks: usize) {
-    run_well(launcher, ranks, &|mut member| {
-        let (memory, comm) = (&*member.memory, &mut member.comm);
+    run_well(launcher, ranks, &|mut seat| {
+        let (memory, comm) = (&*seat.memory, &mut seat.gathers);
         let lens = [3, 10];
         let full: Vec<usize> = lens.iter().map(|len| len * ranks).collect();
-        let (parts, whole) = (empty(memory, DType::Bf16, &lens)?, empty(memory, DType::Bf16, &full)?);
+        let parts = filled(memory, Queue::Gather, DType::Bf16, comm.rank(), &lens, 1)?;
+        let whole = empty(memory, DType::Bf16, &full)?;
         comm.all_gather(memory, Purpose::Forward, None, parts, whole)?.wait_on(memory, Queue::Compute)?;
-        let inputs = filled(memory, DType::F32, comm.rank(), &lens, ranks)?;
+        let inputs = filled(memory, Queue::Reduce, DType::F32, comm.rank(), &lens, ranks)?;
         let outputs = empty(memory, DType::F32, &lens)?;
         let pending = comm.reduce_scatter(memory, Purpose::Gradient, None, inputs, outputs)?;
         pending.wait_on(memory, Queue::Compute)?;
@@ -83,14 +85,14 @@ pub fn traffic_matches_formulas(launcher: &impl Launcher, ranks: usize) {
 /// # Panics
 /// When the check fails.
 pub fn buffers_come_back_to_their_rank(launcher: &impl Launcher, ranks: usize) {
-    run_well(launcher, ranks, &|mut member| {
-        let (memory, comm) = (&*member.memory, &mut member.comm);
+    run_well(launcher, ranks, &|mut seat| {
+        let (memory, comm) = (&*seat.memory, &mut seat.gathers);
         let live = || memory.usage().live(Category::CommStaging);
         let rank = comm.rank();
-        let inputs = filled(memory, DType::F64, rank, &[2, 3], ranks)?;
+        let inputs = filled(memory, Queue::Reduce, DType::F64, rank, &[2, 3], ranks)?;
         let outputs = empty(memory, DType::F64, &[2, 3])?;
         let pending = comm.reduce_scatter(memory, Purpose::Gradient, None, inputs, outputs)?;
-        let reduced = pending.wait_on(memory, Queue::Compute)?;
+        let reduced = pending.wait_on(memory, Queue::Gather)?;
         assert_eq!(live(), 8 * (5 * ranks + 5), "a reduce-scatter keeps the buffers of this rank");
         drop(reduced.inputs);
         assert_eq!(live(), 8 * 5, "its inputs are this rank's");
@@ -100,7 +102,7 @@ pub fn buffers_come_back_to_their_rank(launcher: &impl Launcher, ranks: usize) {
         assert_eq!(live(), 8 * 5 * ranks, "an all-gather lets go of its inputs");
         drop(gathered);
         assert_eq!(live(), 0, "its outputs are this rank's");
-        let buffers = filled(memory, DType::F64, rank, &[4], 1)?;
+        let buffers = filled(memory, Queue::Reduce, DType::F64, rank, &[4], 1)?;
         let pending = comm.all_reduce(memory, Purpose::Scalars, None, buffers)?;
         drop(pending.wait_on(memory, Queue::Compute)?);
         assert_eq!(live(), 0, "an all-reduce gives back what it got");
@@ -112,10 +114,10 @@ pub fn buffers_come_back_to_their_rank(launcher: &impl Launcher, ranks: usize) {
 fn run_badly<L: Launcher>(
     launcher: &L,
     ranks: usize,
-    body: &super::Body<'_, L::Memory>,
+    body: &Body<'_, L::Memory>,
     expected: impl Fn(&CommError) -> bool,
 ) {
-    for (rank, result) in launcher.run(ranks, body).into_iter().enumerate() {
+    for (rank, result) in outcomes(launcher, ranks, body).into_iter().enumerate() {
         let error = comm_error(result);
         assert!(expected(&error), "rank {rank} of {ranks}: {error}");
     }
@@ -127,13 +129,13 @@ fn run_badly<L: Launcher>(
 /// When the check fails.
 pub fn abort_reaches_every_rank(launcher: &impl Launcher, ranks: usize) {
     let culprit = ranks - 1;
-    let body = |mut member: super::Member<_>| {
-        let (memory, comm) = (&*member.memory, &mut member.comm);
+    let body = |mut seat: Seat<_>| {
+        let (memory, comm) = (&*seat.memory, &mut seat.gathers);
         reduce(memory, comm, Purpose::Setup, 3)?;
         if comm.rank() == culprit {
             comm.abort("enough");
         }
-        reduce(memory, &mut member.second, Purpose::Setup, 3)
+        reduce(memory, &mut seat.reductions, Purpose::Setup, 3)
     };
     run_badly(launcher, ranks, &body, |error| names(error, culprit));
 }
@@ -143,14 +145,14 @@ pub fn abort_reaches_every_rank(launcher: &impl Launcher, ranks: usize) {
 /// # Panics
 /// When the check fails.
 pub fn dropping_a_pending_aborts(launcher: &impl Launcher, ranks: usize) {
-    let body = |mut member: super::Member<_>| {
-        let (memory, comm) = (&*member.memory, &mut member.comm);
-        let buffers = filled(memory, DType::F32, comm.rank(), &[3], 1)?;
+    let body = |mut seat: Seat<_>| {
+        let (memory, comm) = (&*seat.memory, &mut seat.gathers);
+        let buffers = filled(memory, Queue::Reduce, DType::F32, comm.rank(), &[3], 1)?;
         let pending = comm.all_reduce(memory, Purpose::Scalars, None, buffers)?;
         if comm.rank() == 0 {
             drop(pending);
         } else {
-            pending.wait_on(memory, Queue::Reduce)?;
+            pending.wait_on(memory, Queue::Compute)?;
         }
         reduce(memory, comm, Purpose::Setup, 3)
     };
@@ -174,8 +176,8 @@ pub fn divergent_calls_are_reported(launcher: &impl Launcher, ranks: usize) {
     }
     let culprit = ranks / 2;
     for fault in 0..4 {
-        let body = |mut member: super::Member<_>| {
-            let (memory, comm) = (&*member.memory, &mut member.comm);
+        let body = |mut seat: Seat<_>| {
+            let (memory, comm) = (&*seat.memory, &mut seat.gathers);
             reduce(memory, comm, Purpose::Setup, 3)?;
             match fault {
                 _ if comm.rank() != culprit => reduce(memory, comm, Purpose::Scalars, 4 * ranks),
@@ -183,10 +185,10 @@ pub fn divergent_calls_are_reported(launcher: &impl Launcher, ranks: usize) {
                 1 => reduce(memory, comm, Purpose::UpdateRule, 4 * ranks),
                 2 => {
                     let (whole, part) = ([4 * ranks], [4]);
-                    let inputs = filled(memory, DType::F32, comm.rank(), &whole, 1)?;
+                    let inputs = filled(memory, Queue::Reduce, DType::F32, comm.rank(), &whole, 1)?;
                     let outputs = empty(memory, DType::F32, &part)?;
                     let pending = comm.reduce_scatter(memory, Purpose::Scalars, None, inputs, outputs)?;
-                    pending.wait_on(memory, Queue::Reduce).map(drop)
+                    pending.wait_on(memory, Queue::Compute).map(drop)
                 }
                 _ => comm.split(memory, 0).map(drop),
             }

@@ -3,8 +3,9 @@
 use fsdp_core::comm::{Comm, Completed, Pending, Purpose};
 use fsdp_core::{DType, Error, Memory, Mesh, Queue};
 
+use super::run_well;
 use super::values::{assert_contents, empty, filled, sum, values};
-use super::{Launcher, run_well};
+use crate::launch::Launcher;
 
 const LEN: usize = 5;
 
@@ -18,18 +19,18 @@ fn sum_in_group<M: Memory>(
     assert_eq!(comm.size(), members.len(), "size of the group");
     assert_eq!(members[comm.rank()], world_rank, "the order of ranks is kept");
     assert_eq!(comm.world_rank().0, world_rank, "a rank keeps its name");
-    let inputs = filled(memory, DType::F32, world_rank, &[LEN], comm.size())?;
+    let inputs = filled(memory, Queue::Reduce, DType::F32, world_rank, &[LEN], comm.size())?;
     let outputs = empty(memory, DType::F32, &[LEN])?;
     let pending = comm.reduce_scatter(memory, Purpose::Gradient, None, inputs, outputs)?;
-    let mut completed = pending.wait_on(memory, Queue::Reduce)?;
+    let mut completed = pending.wait_on(memory, Queue::Compute)?;
     let expected = sum(DType::F32, members, 0, LEN * members.len());
     let start = comm.rank() * LEN;
     let part = completed.outputs.remove(0);
     assert_contents(memory, &part, &expected[start..start + LEN], "reduce-scatter in a group")?;
 
-    let buffers = filled(memory, DType::I64, world_rank, &[LEN], 1)?;
+    let buffers = filled(memory, Queue::Reduce, DType::I64, world_rank, &[LEN], 1)?;
     let pending = comm.all_reduce(memory, Purpose::Scalars, None, buffers)?;
-    let summed = pending.wait_on(memory, Queue::Reduce)?.outputs.remove(0);
+    let summed = pending.wait_on(memory, Queue::Compute)?.outputs.remove(0);
     assert_contents(memory, &summed, &sum(DType::I64, members, 0, LEN), "all-reduce in a group")
 }
 
@@ -39,12 +40,12 @@ fn sum_in_group<M: Memory>(
 /// When the check fails.
 pub fn rows_and_columns_of_a_mesh(launcher: &impl Launcher, replicas: usize, shards: usize) {
     let mesh = Mesh::new(replicas, shards).expect("the suite makes meshes with positive axes");
-    run_well(launcher, mesh.world(), &|mut member| {
-        let memory = &*member.memory;
-        let rank = member.comm.world_rank();
+    run_well(launcher, mesh.world(), &|mut seat| {
+        let memory = &*seat.memory;
+        let rank = seat.gathers.world_rank();
         let (replica, shard) = (mesh.replica_of(rank), mesh.shard_of(rank));
-        let mut row = member.comm.split(memory, replica)?;
-        let mut column = member.comm.split(memory, shard)?;
+        let mut row = seat.gathers.split(memory, replica)?;
+        let mut column = seat.gathers.split(memory, shard)?;
         let row_members: Vec<usize> = (0..shards).map(|other| replica * shards + other).collect();
         let column_members: Vec<usize> = (0..replicas).map(|other| other * shards + shard).collect();
         sum_in_group(memory, &mut row, rank.0, &row_members)?;
@@ -57,17 +58,17 @@ pub fn rows_and_columns_of_a_mesh(launcher: &impl Launcher, replicas: usize, sha
 /// # Panics
 /// When the check fails.
 pub fn groups_of_groups(launcher: &impl Launcher, ranks: usize) {
-    run_well(launcher, ranks, &|mut member| {
-        let memory = &*member.memory;
-        let rank = member.comm.rank();
-        let mut parity = member.comm.split(memory, 17 - rank % 2)?;
+    run_well(launcher, ranks, &|mut seat| {
+        let memory = &*seat.memory;
+        let rank = seat.gathers.rank();
+        let mut parity = seat.gathers.split(memory, 17 - rank % 2)?;
         let mut pairs = parity.split(memory, rank / 4)?;
         let pair: Vec<usize> =
             (0..ranks).filter(|other| other % 2 == rank % 2 && other / 4 == rank / 4).collect();
         sum_in_group(memory, &mut pairs, rank, &pair)?;
         let half: Vec<usize> = (rank % 2..ranks).step_by(2).collect();
         sum_in_group(memory, &mut parity, rank, &half)?;
-        sum_in_group(memory, &mut member.comm, rank, &(0..ranks).collect::<Vec<_>>())
+        sum_in_group(memory, &mut seat.gathers, rank, &(0..ranks).collect::<Vec<_>>())
     });
 }
 
@@ -77,18 +78,18 @@ pub fn groups_of_groups(launcher: &impl Launcher, ranks: usize) {
 /// # Panics
 /// When the check fails.
 pub fn communicators_are_independent(launcher: &impl Launcher, ranks: usize) {
-    run_well(launcher, ranks, &|mut member| {
-        let memory = &*member.memory;
-        let rank = member.comm.rank();
+    run_well(launcher, ranks, &|mut seat| {
+        let memory = &*seat.memory;
+        let rank = seat.gathers.rank();
         for round in 0..8 {
             let order = (rank * 5 + round * 3) % 4;
             let (mut gather, mut reduce) = (None, None);
             for step in 0..2 {
                 if (step == 0) == (order % 2 == 0) {
-                    gather = Some(start_gather(memory, &mut member.comm)?);
+                    gather = Some(start_gather(memory, &mut seat.gathers)?);
                 } else {
-                    let buffers = filled(memory, DType::F64, rank, &[LEN], 1)?;
-                    reduce = Some(member.second.all_reduce(memory, Purpose::Gradient, None, buffers)?);
+                    let buffers = filled(memory, Queue::Reduce, DType::F64, rank, &[LEN], 1)?;
+                    reduce = Some(seat.reductions.all_reduce(memory, Purpose::Gradient, None, buffers)?);
                 }
             }
             let (gather, reduce) = (gather.expect("issued above"), reduce.expect("issued above"));
@@ -113,10 +114,11 @@ pub fn communicators_are_independent(launcher: &impl Launcher, ranks: usize) {
 /// # Panics
 /// When the check fails.
 pub fn many_in_flight(launcher: &impl Launcher, ranks: usize) {
-    run_well(launcher, ranks, &|mut member| {
-        let memory = &*member.memory;
-        let started: Result<Vec<_>, _> = (0..6).map(|_| start_gather(memory, &mut member.comm)).collect();
-        for pending in started?.into_iter().rev() {
+    run_well(launcher, ranks, &|mut seat| {
+        let memory = &*seat.memory;
+        let started: Result<Vec<_>, _> = (0..6).map(|_| start_gather(memory, &mut seat.gathers)).collect();
+        for (later, mut pending) in started?.into_iter().rev().enumerate() {
+            assert!(later == 0 || pending.is_ready(), "collectives of one communicator end in order");
             check_gather(memory, ranks, &pending.wait_on(memory, Queue::Compute)?)?;
         }
         Ok(())
@@ -124,7 +126,7 @@ pub fn many_in_flight(launcher: &impl Launcher, ranks: usize) {
 }
 
 fn start_gather<M: Memory>(memory: &M, comm: &mut Comm<M>) -> Result<Pending<M>, Error> {
-    let inputs = filled(memory, DType::F32, comm.rank(), &[LEN], 1)?;
+    let inputs = filled(memory, Queue::Gather, DType::F32, comm.rank(), &[LEN], 1)?;
     let outputs = empty(memory, DType::F32, &[LEN * comm.size()])?;
     comm.all_gather(memory, Purpose::Forward, None, inputs, outputs)
 }

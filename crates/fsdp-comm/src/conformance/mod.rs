@@ -1,6 +1,7 @@
 //! The suite that every communicator must pass.
 //!
-//! Each check is a function over a [`Launcher`], which knows how to run ranks; it panics with what it found.
+//! Each check is a function over a [`Launcher`], whose memory must have f32, f64, bf16 and i64; it panics with
+//! what it found.
 //! [`all`] runs every check on worlds of the given sizes. Sums are compared bit for bit with the tree of
 //! [`fsdp_core::tree`], so a communicator that adds in another order does not pass.
 
@@ -10,10 +11,11 @@ mod memory;
 mod results;
 mod values;
 
-use std::sync::Arc;
+use std::sync::Mutex;
 
-use fsdp_core::comm::Comm;
-use fsdp_core::{DType, Error, Memory};
+use fsdp_core::{DType, Error};
+
+use crate::launch::{FailureReason, LaunchFailure, Launcher, Seat};
 
 pub use contract::{
     abort_reaches_every_rank, arguments_are_checked, buffers_come_back_to_their_rank,
@@ -25,28 +27,8 @@ pub use groups::{
 pub use memory::{PlainBuffer, PlainMemory};
 pub use results::{all_gather, all_reduce, reduce_scatter};
 
-/// One rank of a world under test.
-pub struct Member<M: Memory> {
-    /// Its memory.
-    pub memory: Arc<M>,
-    /// A communicator over all ranks.
-    pub comm: Comm<M>,
-    /// Another one, independent of the first.
-    pub second: Comm<M>,
-}
-
-/// Runs worlds for the suite.
-pub trait Launcher {
-    /// The memory of the ranks; it must have f32, f64, bf16 and i64.
-    type Memory: Memory;
-
-    /// Runs `body` once per rank and returns the results in rank order. A panic of a body is passed on to the
-    /// caller; an error of a body ends the world, as it would in training.
-    fn run(&self, ranks: usize, body: &Body<'_, Self::Memory>) -> Vec<Result<(), Error>>;
-}
-
 /// What one rank does.
-pub type Body<'a, M> = dyn Fn(Member<M>) -> Result<(), Error> + Sync + 'a;
+pub type Body<'a, M> = dyn Fn(Seat<M>) -> Result<(), Error> + Sync + 'a;
 
 /// Elements per rank of the segments of one call: none, one, several of mixed sizes, empty ones.
 const SEGMENTS: [&[usize]; 5] = [&[], &[1], &[7], &[3, 0, 5, 1], &[64, 129]];
@@ -79,9 +61,35 @@ pub fn all(launcher: &impl Launcher, sizes: &[usize]) {
     }
 }
 
+/// Runs a body on every rank; what each of them returned, in rank order. An error ends the world, as it would
+/// in training.
+///
+/// # Panics
+/// When a body panics.
+pub fn outcomes<L: Launcher>(
+    launcher: &L,
+    ranks: usize,
+    body: &Body<'_, L::Memory>,
+) -> Vec<Result<(), Error>> {
+    let kept: Vec<_> = (0..ranks).map(|_| Mutex::new(None)).collect();
+    let ended = launcher.launch(ranks, &|seat| {
+        let rank = seat.rank;
+        let outcome = body(seat);
+        // The launcher may tell of the first error only.
+        let ends = outcome.as_ref().map(drop).map_err(ToString::to_string);
+        *kept[rank.0].lock().expect("one rank writes it") = Some(outcome);
+        ends
+    });
+    if let Err(LaunchFailure { rank, reason: FailureReason::Panic(message) }) = ended {
+        panic!("{rank} of {ranks}: {message}");
+    }
+    let outcome = |cell: Mutex<Option<_>>| cell.into_inner().ok().flatten();
+    kept.into_iter().map(|cell| outcome(cell).expect("every rank has returned")).collect()
+}
+
 /// Runs a body that is expected to succeed on every rank.
 fn run_well<L: Launcher>(launcher: &L, ranks: usize, body: &Body<'_, L::Memory>) {
-    for (rank, result) in launcher.run(ranks, body).into_iter().enumerate() {
+    for (rank, result) in outcomes(launcher, ranks, body).into_iter().enumerate() {
         result.unwrap_or_else(|error| panic!("rank {rank} of {ranks}: {error}"));
     }
 }

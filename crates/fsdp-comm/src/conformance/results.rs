@@ -4,8 +4,9 @@ use fsdp_core::comm::Purpose;
 use fsdp_core::memory::Buffer;
 use fsdp_core::{DType, Queue};
 
+use super::run_well;
 use super::values::{assert_contents, empty, filled, sum, values};
-use super::{Launcher, run_well};
+use crate::launch::Launcher;
 
 /// Every rank receives all inputs, in rank order; inputs are only read. `lens` are the elements per rank of
 /// each segment.
@@ -13,12 +14,12 @@ use super::{Launcher, run_well};
 /// # Panics
 /// When the check fails, as all checks.
 pub fn all_gather(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[usize]) {
-    run_well(launcher, ranks, &|mut member| {
-        let memory = &*member.memory;
-        let inputs = filled(memory, dtype, member.comm.rank(), lens, 1)?;
+    run_well(launcher, ranks, &|mut seat| {
+        let memory = &*seat.memory;
+        let inputs = filled(memory, Queue::Gather, dtype, seat.gathers.rank(), lens, 1)?;
         let full: Vec<usize> = lens.iter().map(|len| len * ranks).collect();
         let outputs = empty(memory, dtype, &full)?;
-        let pending = member.comm.all_gather(memory, Purpose::Forward, Some(1), inputs.clone(), outputs)?;
+        let pending = seat.gathers.all_gather(memory, Purpose::Forward, Some(1), inputs.clone(), outputs)?;
         let completed = pending.wait_on(memory, Queue::Compute)?;
         assert!(completed.inputs.is_empty(), "an all-gather gives no inputs back");
         assert!(inputs.iter().all(Buffer::is_exclusive), "an all-gather lets go of its inputs");
@@ -26,7 +27,7 @@ pub fn all_gather(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[
         for (segment, (output, &len)) in completed.outputs.iter().zip(lens).enumerate() {
             let expected: Vec<f64> = (0..ranks).flat_map(|rank| values(dtype, rank, segment, len)).collect();
             assert_contents(memory, output, &expected, "all-gather")?;
-            let own = values(dtype, member.comm.rank(), segment, len);
+            let own = values(dtype, seat.gathers.rank(), segment, len);
             assert_contents(memory, &inputs[segment], &own, "input of an all-gather")?;
         }
         Ok(())
@@ -39,12 +40,12 @@ pub fn all_gather(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[
 /// When the check fails.
 pub fn reduce_scatter(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[usize]) {
     let all: Vec<usize> = (0..ranks).collect();
-    run_well(launcher, ranks, &|mut member| {
-        let memory = &*member.memory;
-        let rank = member.comm.rank();
-        let inputs = filled(memory, dtype, rank, lens, ranks)?;
+    run_well(launcher, ranks, &|mut seat| {
+        let memory = &*seat.memory;
+        let rank = seat.gathers.rank();
+        let inputs = filled(memory, Queue::Reduce, dtype, rank, lens, ranks)?;
         let outputs = empty(memory, dtype, lens)?;
-        let pending = member.comm.reduce_scatter(memory, Purpose::Gradient, Some(2), inputs, outputs)?;
+        let pending = seat.gathers.reduce_scatter(memory, Purpose::Gradient, Some(2), inputs, outputs)?;
         let completed = pending.wait_on(memory, Queue::Compute)?;
         assert_eq!(completed.outputs.len(), lens.len(), "one output per segment");
         assert_eq!(completed.inputs.len(), lens.len(), "all inputs come back");
@@ -65,10 +66,10 @@ pub fn reduce_scatter(launcher: &impl Launcher, ranks: usize, dtype: DType, lens
 /// When the check fails.
 pub fn all_reduce(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[usize]) {
     let all: Vec<usize> = (0..ranks).collect();
-    run_well(launcher, ranks, &|mut member| {
-        let memory = &*member.memory;
-        let buffers = filled(memory, dtype, member.comm.rank(), lens, 1)?;
-        let pending = member.comm.all_reduce(memory, Purpose::Scalars, None, buffers)?;
+    run_well(launcher, ranks, &|mut seat| {
+        let memory = &*seat.memory;
+        let buffers = filled(memory, Queue::Reduce, dtype, seat.gathers.rank(), lens, 1)?;
+        let pending = seat.gathers.all_reduce(memory, Purpose::Scalars, None, buffers)?;
         let completed = pending.wait_on(memory, Queue::Compute)?;
         assert_eq!(completed.outputs.len(), lens.len(), "one output per segment");
         for (segment, (output, &len)) in completed.outputs.iter().zip(lens).enumerate() {

@@ -38,8 +38,8 @@ pub(super) fn sum(dtype: DType, ranks: &[usize], segment: usize, len: usize) -> 
     tree::fold(0, ranks.len(), &mut leaf, &mut add)
 }
 
-/// A new buffer with these contents.
-pub(super) fn buffer<M: Memory>(memory: &M, dtype: DType, values: &[f64]) -> Result<M::Buffer, Error> {
+/// A new buffer with these contents, ready on `queue`.
+fn buffer<M: Memory>(memory: &M, queue: Queue, dtype: DType, values: &[f64]) -> Result<M::Buffer, Error> {
     let mut buffer = memory.allocate(Category::CommStaging, dtype, values.len())?;
     let integers: Vec<i64>;
     let host = if dtype == DType::I64 {
@@ -48,7 +48,7 @@ pub(super) fn buffer<M: Memory>(memory: &M, dtype: DType, values: &[f64]) -> Res
     } else {
         HostSlice::F64(values)
     };
-    memory.write(Queue::Compute, host, SliceMut::whole(&mut buffer))?;
+    memory.write(queue, host, SliceMut::whole(&mut buffer))?;
     Ok(buffer)
 }
 
@@ -57,19 +57,21 @@ pub(super) fn empty<M: Memory>(memory: &M, dtype: DType, lens: &[usize]) -> Resu
     lens.iter().map(|&len| memory.allocate(Category::CommStaging, dtype, len)).collect()
 }
 
-/// New buffers with what [`values`] gives this rank: one per length, each `times` as long.
+/// New buffers with what [`values`] gives this rank: one per length, each `times` as long; ready on `queue`,
+/// the one on which a collective expects its inputs.
 pub(super) fn filled<M: Memory>(
     memory: &M,
+    queue: Queue,
     dtype: DType,
     rank: usize,
     lens: &[usize],
     times: usize,
 ) -> Result<Vec<M::Buffer>, Error> {
-    let fill = |(segment, len)| buffer(memory, dtype, &values(dtype, rank, segment, len * times));
+    let fill = |(segment, len)| buffer(memory, queue, dtype, &values(dtype, rank, segment, len * times));
     lens.iter().copied().enumerate().map(fill).collect()
 }
 
-/// Compares contents bit for bit.
+/// Compares contents bit for bit, as the compute queue sees them.
 pub(super) fn assert_contents<M: Memory>(
     memory: &M,
     buffer: &M::Buffer,

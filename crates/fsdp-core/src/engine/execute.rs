@@ -15,7 +15,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         let memory = std::sync::Arc::clone(&self.memory);
         let memory = &*memory;
         match schedule.op(id).kind {
-            OpKind::BeginStep => Ok(()),
+            OpKind::BeginStep => self.begin_step(),
             OpKind::BeginMicroBatch { round } => self.program.begin(memory, round),
             OpKind::AllGather { unit, slot, source, purpose } => {
                 self.all_gather(id, unit, slots[slot], source, purpose)
@@ -71,6 +71,17 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             _ => self.units[unit_of(&schedule.op(id).kind)].total = Some(outputs),
         }
         self.events.insert(id, self.memory.record(queue));
+        Ok(())
+    }
+
+    /// Gives up the gradients of the step before.
+    fn begin_step(&mut self) -> Result<(), Error> {
+        for buffers in &mut self.units {
+            if let Some(mut total) = buffers.total.take() {
+                total.iter_mut().for_each(|buffer| self.memory.release(Queue::Compute, buffer));
+                buffers.sums.free.push(total);
+            }
+        }
         Ok(())
     }
 
@@ -183,10 +194,6 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     fn reduce_scatter(&mut self, id: OpId, unit: usize) -> Result<(), Error> {
         let buffers = &mut self.units[unit];
         let inputs = buffers.gradient_state.reduce(&self.plan.layout.units[unit].name)?;
-        if let Some(total) = buffers.total.take() {
-            // The total of the step before is not needed any more.
-            buffers.sums.free.push(total);
-        }
         let outputs = buffers.sums.free.pop().expect("there is an accumulator for every partial sum");
         let comm = &mut self.comms.reduce;
         let pending = comm.reduce_scatter(&*self.memory, Purpose::Gradient, Some(unit), inputs, outputs)?;

@@ -261,7 +261,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         let plan = Arc::clone(&self.plan);
         self.scalars.begin(Some(input));
         let slots: Vec<usize> = (0..plan.step.slots.len()).collect();
-        self.run(&plan.step, &slots, order, observer)?;
+        self.run_or_abort(&plan.step, &slots, order, observer)?;
         Ok(self.scalars.report())
     }
 
@@ -283,12 +283,22 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         self.scalars.begin(None);
         self.scalars.stop = stop;
         let slots = buffers::map_slots(&plan.step.slots, &schedule.slots);
-        self.run(schedule, &slots, order, observer)?;
+        self.run_or_abort(schedule, &slots, order, observer)?;
         Ok(self.scalars.report())
     }
 
-    /// Makes every rank fail with `reason`.
-    pub fn abort(&mut self, reason: &str) {
-        self.comms.world.abort(reason);
+    /// Runs a schedule; when it fails, tells the other ranks why before the collectives in flight are dropped.
+    fn run_or_abort(
+        &mut self,
+        schedule: &Schedule,
+        slots: &[usize],
+        order: &mut dyn IssueOrder,
+        observer: &mut dyn Observer,
+    ) -> Result<(), Error> {
+        let result = self.run(schedule, slots, order, observer);
+        if let Err(error) = &result {
+            self.comms.world.abort(&error.to_string());
+        }
+        result
     }
 }

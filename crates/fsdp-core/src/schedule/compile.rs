@@ -57,6 +57,7 @@ pub fn compile_step(compiler: &Compiler<'_>, rounds: usize) -> Result<Schedule, 
 /// As [`compile_step`].
 pub fn compile_evaluation(compiler: &Compiler<'_>, rounds: usize) -> Result<Schedule, Error> {
     assert!(rounds > 0, "an evaluation has at least one batch");
+    assert_eq!(compiler.layout.shards, compiler.mesh.shards(), "the layout is made for the mesh");
     let steps = evaluation_steps(compiler.spec, compiler.layout);
     let mut build = Build::new(compiler, &steps, rounds, false);
     build.evaluation(rounds).map_err(Error::Schedule)?;

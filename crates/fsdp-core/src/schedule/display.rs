@@ -54,12 +54,11 @@ impl Schedule {
         let relative = |ids: &[OpId]| {
             ids.iter().map(|id| OpId(id.0.wrapping_sub(section.start).wrapping_add(usize::MAX / 2))).collect()
         };
-        let is_micro_batch = matches!(section.kind, SectionKind::MicroBatch(_));
         self.ops[section.start..section.end]
             .iter()
             .map(|op| Op {
                 kind: match op.kind {
-                    OpKind::BeginMicroBatch { .. } if is_micro_batch => OpKind::BeginMicroBatch { round: 0 },
+                    OpKind::BeginMicroBatch { .. } => OpKind::BeginMicroBatch { round: 0 },
                     kind => kind,
                 },
                 waits: relative(&op.waits),

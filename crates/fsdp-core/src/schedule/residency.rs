@@ -134,8 +134,8 @@ pub(super) fn residencies(layout: &Layout, steps: &[Step], policy: &Policy) -> V
                 all.push(stay(b, source, Purpose::Backward, false));
             }
             (Some(f), None) => all.push(stay(f, Source::Shard, Purpose::Forward, false)),
-            (None, Some(b)) => all.push(stay(b, Source::Shard, Purpose::Backward, false)),
-            (None, None) => {}
+            // Backward reads only what forward read.
+            (None, _) => {}
         }
     }
     all.sort_by_key(|stay| (stay.from, stay.unit));

@@ -113,6 +113,11 @@ proptest! {
             prop_assert_eq!(count(&step, gathers), setup.rounds * gathers_of(&built, unit));
             prop_assert_eq!(count(&step, reduces), trains * per_step);
             prop_assert_eq!(count(&step, sums), trains * usize::from(setup.mesh.replicas() > 1));
+            let folds = |kind: &OpKind| matches!(kind, OpKind::FoldUnsharded { unit: u, .. } if *u == unit);
+            let tree = built.policy.accumulation == Accumulation::Unsharded
+                && built.policy.accumulation_order == AccumulationOrder::Tree
+                && setup.rounds > 1;
+            prop_assert_eq!(count(&step, folds), trains * setup.rounds * usize::from(tree));
             let used = (0..built.spec.blocks.len()).any(|block| built.units_of(block).contains(&unit));
             prop_assert_eq!(count(&evaluation, gathers), setup.rounds * usize::from(used));
             prop_assert_eq!(count(&evaluation, reduces) + count(&evaluation, sums), 0);
@@ -434,6 +439,18 @@ fn collectives_meet_on_queues_of_their_own() {
 fn schedules_are_a_pure_function() {
     for setup in grid(&Sketch { halves: true, ..Sketch::plain(2) }).into_iter().step_by(7) {
         assert_eq!(setup.build().step(), setup.build().step());
+    }
+}
+
+#[test]
+fn no_rounds_and_a_layout_of_another_mesh_are_refused() {
+    type Change = fn(&mut Built);
+    let changes: [Change; 2] = [|built| built.rounds = 0, |built| built.mesh = Mesh::new(1, 3).unwrap()];
+    for change in changes {
+        let mut built = Setup::plain(Sketch::plain(1)).build();
+        change(&mut built);
+        assert!(std::panic::catch_unwind(|| built.step()).is_err());
+        assert!(std::panic::catch_unwind(|| built.evaluation()).is_err());
     }
 }
 

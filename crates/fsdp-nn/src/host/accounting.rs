@@ -28,12 +28,7 @@ impl Account {
         Arc::new(Lease { account: Arc::clone(self), category, bytes })
     }
 
-    /// Counts one request to the backing allocator.
-    pub(crate) fn count_allocation(&self) {
-        self.change(|usage| usage.allocations += 1);
-    }
-
-    /// Forgets the peaks: what is in use now is the new peak.
+    /// Forgets the peaks: they are what is in use now.
     pub(crate) fn reset_peaks(&self) {
         self.change(|usage| {
             usage.peak_bytes = usage.live_bytes;
@@ -60,6 +55,11 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
+    /// Counts one request to the backing allocator.
+    pub(crate) fn count_allocation(&self) {
+        self.account.change(|usage| usage.allocations += 1);
+    }
+
     /// What the buffer is for.
     pub(crate) fn category(&self) -> Category {
         self.category

@@ -17,9 +17,18 @@ use super::pool::{HostPool, Storage};
 #[derive(Clone, Debug)]
 pub struct HostBuffer {
     lease: Arc<Lease>,
+    source: Source,
     storage: Option<Arc<Block>>,
     dtype: DType,
     len: usize,
+}
+
+/// Where a buffer's storage comes from.
+#[derive(Clone, Debug)]
+pub(super) struct Source {
+    pub(super) pool: Arc<HostPool>,
+    /// Whether storage is poisoned when it is new and when it is given up.
+    pub(super) poison: bool,
 }
 
 /// Storage with a dtype, filled with poison before it goes back to the pool when asked to.
@@ -44,8 +53,8 @@ fn poison(storage: &mut Storage, dtype: DType) {
 
 impl HostBuffer {
     /// A handle without storage.
-    pub(super) fn new(lease: Arc<Lease>, dtype: DType, len: usize) -> Self {
-        Self { lease, storage: None, dtype, len }
+    pub(super) fn new(lease: Arc<Lease>, source: Source, dtype: DType, len: usize) -> Self {
+        Self { lease, source, storage: None, dtype, len }
     }
 
     /// The elements of a range.
@@ -60,29 +69,27 @@ impl HostBuffer {
         Ok(&block.storage.elements()[slice.offset..slice.offset + slice.len])
     }
 
-    /// All elements, writable; takes storage if there is none, and says whether the pool had to allocate it.
-    pub(super) fn elements_mut<T: Scalar>(
-        &mut self,
-        pool: &Arc<HostPool>,
-        poisoning: bool,
-    ) -> Result<(&mut [T], bool), Error> {
+    /// All elements, writable; takes storage from the buffer's own pool if there is none, whoever writes.
+    pub(super) fn elements_mut<T: Scalar>(&mut self) -> Result<&mut [T], Error> {
         self.expect_dtype::<T>()?;
         let readers = self.other_handles();
         let (dtype, len) = (self.dtype, self.len);
         if readers > 0 {
             return Err(Error::Shared { len, dtype, readers });
         }
-        let mut is_new = false;
+        let (source, lease) = (&self.source, &self.lease);
         let block = self.storage.get_or_insert_with(|| {
-            let (mut storage, fresh) = pool.take(len * dtype.size_bytes());
-            is_new = fresh;
-            if poisoning && fresh {
-                poison(&mut storage, dtype);
+            let (mut storage, is_new) = source.pool.take(len * dtype.size_bytes());
+            if is_new {
+                lease.count_allocation();
+                if source.poison {
+                    poison(&mut storage, dtype);
+                }
             }
-            Arc::new(Block { storage, dtype, poison: poisoning })
+            Arc::new(Block { storage, dtype, poison: source.poison })
         });
         let block = Arc::get_mut(block).ok_or(Error::Shared { len, dtype, readers: 1 })?;
-        Ok((&mut block.storage.elements_mut()[..len], is_new))
+        Ok(&mut block.storage.elements_mut()[..len])
     }
 
     /// Gives up the storage.

@@ -41,20 +41,37 @@ fn pow2(exponent: i32) -> f32 {
     f32::from_bits((exponent.wrapping_add(127) as u32) << 23)
 }
 
-/// The sum of `term(i)` for `i` in `0..len`, in lanes.
+/// The sum of `term` over the elements of a slice, in lanes.
 #[inline(always)]
-pub(crate) fn sum_by<A: Float>(len: usize, term: impl Fn(usize) -> A) -> A {
+pub(crate) fn sum1<A: Float, X: Copy>(x: &[X], term: impl Fn(X) -> A) -> A {
+    sum3(x, x, x, |x, _, _| term(x))
+}
+
+/// The sum of `term` over the elements of two slices of equal length, in lanes.
+#[inline(always)]
+pub(crate) fn sum2<A: Float, X: Copy, Y: Copy>(x: &[X], y: &[Y], term: impl Fn(X, Y) -> A) -> A {
+    sum3(x, y, y, |x, y, _| term(x, y))
+}
+
+/// The sum of `term` over the elements of three slices of equal length, in lanes.
+#[inline(always)]
+pub(crate) fn sum3<A: Float, X: Copy, Y: Copy, Z: Copy>(
+    x: &[X],
+    y: &[Y],
+    z: &[Z],
+    term: impl Fn(X, Y, Z) -> A,
+) -> A {
     let mut lanes = [A::ZERO; LANES];
-    let body = len - len % LANES;
-    let mut start = 0;
-    while start < body {
-        for (lane, partial) in lanes.iter_mut().enumerate() {
-            *partial += term(start + lane);
+    let (x, x_tail) = x.as_chunks::<LANES>();
+    let (y, y_tail) = y.as_chunks::<LANES>();
+    let (z, z_tail) = z.as_chunks::<LANES>();
+    for ((x, y), z) in x.iter().zip(y).zip(z) {
+        for (((partial, &x), &y), &z) in lanes.iter_mut().zip(x).zip(y).zip(z) {
+            *partial += term(x, y, z);
         }
-        start += LANES;
     }
-    for (partial, i) in lanes.iter_mut().zip(body..len) {
-        *partial += term(i);
+    for (((partial, &x), &y), &z) in lanes.iter_mut().zip(x_tail).zip(y_tail).zip(z_tail) {
+        *partial += term(x, y, z);
     }
     fold(lanes, |a, b| a + b)
 }

@@ -6,7 +6,7 @@ use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice
 use fsdp_core::{DType, Error, ExactSum, Queue};
 
 use super::accounting::Account;
-use super::buffer::HostBuffer;
+use super::buffer::{HostBuffer, Source};
 use super::element::{Element, Scalar, for_float, for_scalar};
 use super::floats::{Floats, FloatsMut, add, transfer};
 use super::lengths;
@@ -42,8 +42,7 @@ impl Default for HostOptions {
 #[derive(Debug)]
 pub struct HostMemory {
     account: Arc<Account>,
-    pool: Arc<HostPool>,
-    poison: bool,
+    source: Source,
     workers: Workers,
 }
 
@@ -54,7 +53,8 @@ impl HostMemory {
     /// [`Error::Memory`] when the threads can not be started.
     pub fn new(options: HostOptions) -> Result<Self, Error> {
         let workers = Workers::new(options.threads, Arc::clone(&options.pool))?;
-        Ok(Self { account: Arc::default(), pool: options.pool, poison: options.poison, workers })
+        let source = Source { pool: options.pool, poison: options.poison };
+        Ok(Self { account: Arc::default(), source, workers })
     }
 
     /// Forgets the peaks of [`Memory::usage`]: what is in use now is the new peak.
@@ -80,10 +80,7 @@ impl HostMemory {
         if slice.len == 0 {
             return Ok(&mut []);
         }
-        let (elements, is_new) = slice.buffer.elements_mut(&self.pool, self.poison)?;
-        if is_new {
-            self.account.count_allocation();
-        }
+        let elements = slice.buffer.elements_mut()?;
         Ok(&mut elements[slice.offset..slice.offset + slice.len])
     }
 
@@ -137,10 +134,7 @@ impl HostMemory {
 vectorized! {
     /// The sum of squares in double precision.
     fn square_sum_of<E: Element>(row: &[E]) -> f64 {
-        math::sum_by(row.len(), |i| {
-            let value = row[i].to_f64();
-            value * value
-        })
+        math::sum1(row, |value| value.to_f64() * value.to_f64())
     }
 }
 
@@ -149,7 +143,7 @@ impl Memory for HostMemory {
     type Event = ();
 
     fn allocate(&self, category: Category, dtype: DType, len: usize) -> Result<HostBuffer, Error> {
-        Ok(HostBuffer::new(self.account.open(category, dtype, len), dtype, len))
+        Ok(HostBuffer::new(self.account.open(category, dtype, len), self.source.clone(), dtype, len))
     }
 
     fn release(&self, _queue: Queue, buffer: &mut HostBuffer) {

@@ -6,7 +6,7 @@ use fsdp_core::{DType, Error};
 
 use super::harness::{Subject, batch, hf_models, small};
 use crate::backend::{Backend, IGNORED_TARGET};
-use crate::layer::{Describe, Description, Embedding, Head, Init, LayerNorm, Linear, RmsNorm};
+use crate::layer::{Describe, Description, Embedding, Head, LayerNorm, Linear, RmsNorm};
 use crate::model::Architecture;
 use crate::model::unsharded::Pass;
 use crate::tape::{Tape, Tensor};
@@ -72,7 +72,6 @@ impl Odd {
         let wide = d.linear("wide", 6, 5, true);
         let back = d.linear("back", 5, 6, false);
         let head = d.head("head", 6, 13, None);
-        d.param("unused", &[3], Init::Ones);
         d.block("embedding", None, &[&embedding]);
         d.block("identity", None, &[]);
         d.block("odd", Some(0), &[&norm, &other, &wide, &back]);

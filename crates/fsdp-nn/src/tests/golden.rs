@@ -61,7 +61,7 @@ fn batch(ids: &[f64]) -> Batch {
     Batch { ids: part(0), targets: part(1), samples: (0..samples).collect(), seq: len - 1 }
 }
 
-fn close(name: &str, got: &[f64], expected: &[f64], band: f64) {
+pub(super) fn close(name: &str, got: &[f64], expected: &[f64], band: f64) {
     assert_eq!(got.len(), expected.len(), "{name}");
     let largest = expected.iter().fold(0.0f64, |largest, value| largest.max(value.abs()));
     let difference = got.iter().zip(expected).fold(0.0f64, |most, (a, b)| most.max((a - b).abs()));

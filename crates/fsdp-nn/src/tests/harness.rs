@@ -7,6 +7,7 @@ use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice};
 use fsdp_core::model::{BlockId, ModelSpec, ParamId};
 use fsdp_core::program::{ForwardMode, Gradients, Program};
 
+use crate::backend::AttentionDims;
 use crate::hf::HfModel;
 use crate::model::unsharded::{Pass, Whole, run};
 use crate::model::{
@@ -172,4 +173,29 @@ pub(super) fn hf_models() -> [HfModel; 2] {
 /// The MLP.
 pub(super) fn small() -> Mlp {
     Mlp::new(&mlp()).unwrap()
+}
+
+/// Packs rows of queries, keys and values, or takes a packed row apart.
+pub(super) struct Packed {
+    pub(super) dims: AttentionDims,
+}
+
+impl Packed {
+    fn widths(&self) -> [usize; 3] {
+        [self.dims.heads, self.dims.kv_heads, self.dims.kv_heads].map(|heads| heads * self.dims.head_dim)
+    }
+
+    pub(super) fn pack(&self, parts: [&[f64]; 3]) -> Vec<f64> {
+        let row = |row: usize| {
+            let part = move |(part, width): (&[f64], usize)| part[row * width..][..width].to_vec();
+            parts.into_iter().zip(self.widths()).flat_map(part)
+        };
+        (0..self.dims.rows()).flat_map(row).collect()
+    }
+
+    pub(super) fn part(&self, packed: &[f64], index: usize) -> Vec<f64> {
+        let widths = self.widths();
+        let start: usize = widths[..index].iter().sum();
+        packed.chunks(self.dims.packed()).flat_map(|row| row[start..][..widths[index]].to_vec()).collect()
+    }
 }

@@ -7,4 +7,5 @@ mod golden;
 mod harness;
 mod memory;
 mod modes;
+mod operations;
 mod safetensors;

@@ -1,30 +1,52 @@
 //! The simulated communicator passes the suite of every communicator.
 
-use fsdp_comm::conformance;
-use fsdp_core::DType;
+use std::sync::Arc;
 
-use crate::launcher::Simulated;
+use fsdp_comm::conformance::{self, PlainMemory};
+use fsdp_core::DType;
+use fsdp_nn::host::{HostMemory, HostOptions, HostPool};
+use fsdp_sim::{Threads, WorldOptions};
+use proptest::prelude::*;
+
+/// Worlds on so many cores that share the outputs of all-gathers, or do not.
+fn worlds(cores: usize, share_unsharded: bool, can_alias: bool) -> Threads<PlainMemory> {
+    let options = WorldOptions { cores, share_unsharded, stack_bytes: 256 << 10, ..WorldOptions::new(1) };
+    Threads::new(options, move |_, _| Arc::new(PlainMemory::new(can_alias)))
+}
 
 #[test]
 fn worlds_of_one_to_nine_ranks_pass() {
-    conformance::all(&Simulated::default(), &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    conformance::all(&worlds(4, false, false), &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
 }
 
 #[test]
 fn a_single_core_is_enough() {
-    conformance::all(&Simulated { cores: 1, ..Simulated::default() }, &[1, 4, 5]);
+    conformance::all(&worlds(1, false, false), &[1, 4, 5]);
 }
 
 #[test]
 fn shared_outputs_pass_with_and_without_aliases() {
     for can_alias in [false, true] {
-        conformance::all(&Simulated { share_unsharded: true, can_alias, cores: 2 }, &[1, 2, 5]);
+        conformance::all(&worlds(2, true, can_alias), &[1, 2, 5]);
+    }
+}
+
+#[test]
+fn the_memory_that_trains_passes() {
+    for share_unsharded in [false, true] {
+        let pool = HostPool::new();
+        let options = WorldOptions { cores: 2, share_unsharded, ..WorldOptions::new(1) };
+        let launcher = Threads::new(options, move |_, _| {
+            let options = HostOptions { pool: pool.clone(), poison: true, ..HostOptions::default() };
+            Arc::new(HostMemory::new(options).expect("one thread needs no pool of threads"))
+        });
+        conformance::all(&launcher, &[1, 2, 3, 4, 6, 8]);
     }
 }
 
 #[test]
 fn many_ranks_pass() {
-    let launcher = Simulated::default();
+    let launcher = worlds(4, false, false);
     for ranks in [128, 256] {
         conformance::all_gather(&launcher, ranks, DType::F32, &[3, 1]);
         conformance::reduce_scatter(&launcher, ranks, DType::F32, &[3, 1]);
@@ -33,4 +55,23 @@ fn many_ranks_pass() {
     conformance::rows_and_columns_of_a_mesh(&launcher, 4, 32);
     conformance::communicators_are_independent(&launcher, 128);
     conformance::divergent_calls_are_reported(&launcher, 128);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn random_segments_pass(
+        ranks in 1usize..=12,
+        lens in prop::collection::vec(0usize..50, 0..4),
+        cores in 1usize..5,
+        share_unsharded: bool,
+    ) {
+        let launcher = worlds(cores, share_unsharded, true);
+        for dtype in [DType::F32, DType::Bf16] {
+            conformance::all_gather(&launcher, ranks, dtype, &lens);
+            conformance::reduce_scatter(&launcher, ranks, dtype, &lens);
+            conformance::all_reduce(&launcher, ranks, dtype, &lens);
+        }
+    }
 }

@@ -56,16 +56,16 @@ impl Pieces {
         for unit in 0..engine.plan().layout.units.len() {
             let shards = engine.shards(unit);
             for (segment, buffer) in shards.params.iter().enumerate() {
-                pieces.read(engine.memory(), Kind::Param, buffer, &shards.pieces[segment])?;
+                pieces.read(&**engine.memory(), Kind::Param, buffer, &shards.pieces[segment])?;
             }
             for (index, &segment) in shards.trainable.iter().enumerate() {
                 let held = &shards.pieces[segment];
                 if let Some(gradients) = shards.gradients {
-                    pieces.read(engine.memory(), Kind::Gradient, &gradients[index], held)?;
+                    pieces.read(&**engine.memory(), Kind::Gradient, &gradients[index], held)?;
                 }
                 for (state, buffer) in shards.state[index].iter().enumerate() {
                     if buffer.len() == shards.params[segment].len() {
-                        pieces.read(engine.memory(), Kind::State(state), buffer, held)?;
+                        pieces.read(&**engine.memory(), Kind::State(state), buffer, held)?;
                     }
                 }
             }

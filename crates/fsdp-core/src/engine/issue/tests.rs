@@ -181,8 +181,8 @@ proptest! {
     #[test]
     fn ranks_in_different_orders_never_wait_for_each_other(setup in setups(), seeds in any::<[u64; 3]>()) {
         let built = setup.build();
-        let schedule = built.step();
-        assert_no_deadlock(&schedule, &seeds);
+        assert_no_deadlock(&built.step(), &seeds);
+        assert_no_deadlock(&built.evaluation(), &seeds);
     }
 }
 
@@ -193,6 +193,9 @@ fn assert_no_deadlock(schedule: &Schedule, seeds: &[u64; 3]) {
     let mut frontiers: Vec<Frontier<'_>> = seeds.iter().map(|_| Frontier::new(schedule)).collect();
     let mut in_flight: Vec<BTreeSet<OpId>> = vec![BTreeSet::new(); seeds.len()];
     let mut issued_by: BTreeMap<OpId, usize> = BTreeMap::new();
+    // Scalars and statistics block where they are issued, until all ranks are there.
+    let blocks = |kind: &OpKind| matches!(kind, OpKind::ReduceScalars | OpKind::ReduceStatistics { .. });
+    let mut met: BTreeMap<OpId, BTreeSet<usize>> = BTreeMap::new();
     let mut next: Vec<Option<OpId>> = vec![None; seeds.len()];
     let mut left = seeds.len() * schedule.ops.len();
     while left > 0 {
@@ -210,6 +213,13 @@ fn assert_no_deadlock(schedule: &Schedule, seeds: &[u64; 3]) {
                 || op.waits.iter().chain(&op.joins).filter(|target| in_flight[rank].contains(target));
             if earlier().any(|target| issued_by[target] < seeds.len()) {
                 continue;
+            }
+            if blocks(&op.kind) {
+                let there = met.entry(id).or_default();
+                moved |= there.insert(rank);
+                if there.len() < seeds.len() {
+                    continue;
+                }
             }
             let settled: Vec<OpId> = earlier().copied().collect();
             settled.iter().for_each(|target| {

@@ -1,5 +1,5 @@
 use crate::rank::Mesh;
-use crate::schedule::{Checkpointing, Policy, Reshard, SectionKind};
+use crate::schedule::{Accumulation, AccumulationOrder, Checkpointing, Policy, Reshard, SectionKind};
 use crate::testing::{Frozen, Setup, Sketch};
 
 fn render(setup: &Setup) -> String {
@@ -46,6 +46,15 @@ epilogue
     assert_eq!(render(&setup), expected);
 }
 
+#[track_caller]
+fn assert_lines(setup: &Setup, lines: &[&str]) {
+    let text = render(setup);
+    for line in lines {
+        let found = |found: &str| found.split("  (after").next().is_some_and(|op| op.ends_with(line));
+        assert!(text.lines().any(found), "no `{line}` in\n{text}");
+    }
+}
+
 #[test]
 fn notes_say_what_is_special() {
     let policy = Policy {
@@ -56,19 +65,32 @@ fn notes_say_what_is_special() {
     };
     let sketch = Sketch { frozen: Frozen::Below(1), ..Sketch::plain(2) };
     let setup = Setup { policy, phases: 1, mesh: Mesh::new(1, 4).unwrap(), ..Setup::plain(sketch) };
-    let text = render(&setup);
-    for line in [
-        "forward embed (nothing kept)",
-        "forward layers.1 (checkpointed)",
-        "recompute layers.1",
-        "keep sub-shard layers.1",
-        "all-gather layers.1 -> slot 1 from sub-shard, for backward",
-        "statistics 0 of layers.1",
-        "all-reduce statistics 0",
-        "cast layers.1",
-    ] {
-        assert!(text.lines().any(|found| found.contains(line)), "no `{line}` in\n{text}");
-    }
+    assert_lines(
+        &setup,
+        &[
+            "compute  forward embed (nothing kept)",
+            "compute  forward layers.1 (checkpointed)",
+            "compute  recompute layers.1",
+            "compute  keep sub-shard layers.1",
+            "gather   all-gather layers.1 -> slot 1 from sub-shard, for backward",
+            "compute  statistics 0 of layers.1",
+            "reduce   all-reduce statistics 0",
+            "compute  cast layers.1",
+        ],
+    );
+    let unsharded = |accumulation_order| {
+        let accumulation = Accumulation::Unsharded;
+        let policy = Policy { accumulation, accumulation_order, ..Policy::default() };
+        Setup { policy, rounds: 2, ..Setup::plain(Sketch::plain(1)) }
+    };
+    assert_lines(
+        &unsharded(AccumulationOrder::Tree),
+        &["compute  fold unsharded layers.0", "compute  fold unsharded layers.0, the last"],
+    );
+    assert_lines(
+        &unsharded(AccumulationOrder::Running),
+        &["compute  open gradient layers.0 in gradient slot 1, adding"],
+    );
 }
 
 #[test]

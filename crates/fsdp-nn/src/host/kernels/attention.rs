@@ -348,7 +348,7 @@ fn unstack<E: Element>(block: Block, dim: usize, stacked: &[E::Acc], into: &mut 
 
 /// The sum of products of an output row and its gradient, which is that of probabilities and theirs.
 fn project<E: Element>(doutput: &[E::Acc], y: &[E]) -> E::Acc {
-    math::sum_by(y.len(), |i| doutput[i] * y[i].load())
+    math::sum2(doutput, y, |doutput, y| doutput * y.load())
 }
 
 /// Numbers of one row of scores.

@@ -6,7 +6,7 @@
 use super::linear::{PARTIAL_ROWS, combine};
 use crate::host::element::{Element, Float};
 use crate::host::floats::Target;
-use crate::host::math::sum_by;
+use crate::host::math::{sum1, sum2, sum3};
 use crate::host::raw::vectorized;
 use crate::host::workers::{Workers, task_rows};
 
@@ -31,7 +31,7 @@ vectorized! {
     ) {
         let count = E::Acc::of(width as f64);
         for ((x, y), rstd) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(rstd) {
-            let squares = sum_by(width, |i| x[i].load() * x[i].load());
+            let squares = sum1(x, |x| x.load() * x.load());
             let scale = E::Acc::ONE / (squares / count + E::Acc::of(eps)).sqrt();
             *rstd = scale;
             for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
@@ -67,7 +67,7 @@ vectorized! {
         let rows = x.chunks_exact(width).zip(dy.chunks_exact(width)).zip(dx.chunks_exact_mut(width));
         for (((x, dy), dx), &rstd) in rows.zip(rstd) {
             let weight = &weight[..width];
-            let projection = sum_by(width, |i| dy[i].load() * weight[i].load() * x[i].load());
+            let projection = sum3(dy, weight, x, |dy, w, x| dy.load() * w.load() * x.load());
             let mean = projection * rstd * rstd / count;
             for (((dx, x), dy), w) in dx.iter_mut().zip(x).zip(dy).zip(weight) {
                 let before = if accumulate { dx.load() } else { E::Acc::ZERO };
@@ -128,8 +128,8 @@ vectorized! {
     ) {
         let count = E::Acc::of(width as f64);
         for ((x, y), stats) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(stats.chunks_exact_mut(2)) {
-            let mean = sum_by(width, |i| x[i].load()) / count;
-            let squares = sum_by(width, |i| (x[i].load() - mean) * (x[i].load() - mean));
+            let mean = sum1(x, |x| x.load()) / count;
+            let squares = sum1(x, |x| (x.load() - mean) * (x.load() - mean));
             let rstd = E::Acc::ONE / (squares / count + E::Acc::of(eps)).sqrt();
             stats[0] = mean;
             stats[1] = rstd;
@@ -166,8 +166,8 @@ vectorized! {
         let rows = x.chunks_exact(width).zip(dy.chunks_exact(width)).zip(dx.chunks_exact_mut(width));
         for (((x, dy), dx), stats) in rows.zip(stats.chunks_exact(2)) {
             let (weight, mean, rstd) = (&weight[..width], stats[0], stats[1]);
-            let sum = sum_by(width, |i| dy[i].load() * weight[i].load());
-            let projection = sum_by(width, |i| dy[i].load() * weight[i].load() * ((x[i].load() - mean) * rstd));
+            let sum = sum2(dy, weight, |dy, w| dy.load() * w.load());
+            let projection = sum3(dy, weight, x, |dy, w, x| dy.load() * w.load() * ((x.load() - mean) * rstd));
             let (offset, slope) = (sum / count, projection / count);
             for (((dx, x), dy), w) in dx.iter_mut().zip(x).zip(dy).zip(weight) {
                 let before = if accumulate { dx.load() } else { E::Acc::ZERO };

@@ -1,0 +1,129 @@
+//! The algorithms against slow, obvious results, and their traffic against the table above.
+
+use std::time::Duration;
+
+use fsdp_core::comm::{CollectiveKind, Fingerprint, Purpose};
+use fsdp_core::{Rank, tree};
+use proptest::prelude::*;
+
+use super::*;
+use crate::InMemoryLinks;
+
+/// Bytes of the fingerprint in front of every message.
+const HEADER_BYTES: u64 = 27;
+
+/// Runs an algorithm on every rank; the results, and the bytes of data that each rank sent in `messages`
+/// messages.
+fn run<T: Send>(
+    ranks: usize,
+    messages: u64,
+    body: impl Fn(&mut Session<'_>) -> Result<T, CommError> + Sync,
+) -> Vec<(T, u64)> {
+    let links = InMemoryLinks::new(ranks, Duration::from_secs(60));
+    let (kind, purpose) = (CollectiveKind::AllReduce, Purpose::Setup);
+    let call = Fingerprint { sequence: 0, kind, purpose, unit: None, dtype: DType::F32, elements: 0 };
+    std::thread::scope(|scope| {
+        let spawn = |rank| {
+            let (links, body) = (&links, &body);
+            scope.spawn(move || {
+                let mut link = links.link(0, Rank(rank));
+                let result = body(&mut Session::new(&mut *link, call)).unwrap();
+                let sent = links.sent_bytes(Rank(rank));
+                (result, sent.saturating_sub(messages * HEADER_BYTES))
+            })
+        };
+        let threads: Vec<_> = (0..ranks).map(spawn).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Bytes of some `f32` of very different sizes.
+fn floats(rank: usize, len: usize) -> Vec<u8> {
+    let value = |i: usize| ((rank * 31 + i * 17 + 3) as f32).sin() * 10f32.powi((i + 5 * rank) as i32 % 9);
+    (0..len).flat_map(|i| value(i).to_le_bytes()).collect()
+}
+
+fn tree_sum(ranks: usize, len: usize) -> Vec<u8> {
+    tree::fold(0, ranks, &mut |rank| floats(rank, len), &mut |mut left, right| {
+        sums::add(DType::F32, &mut left, &right);
+        left
+    })
+}
+
+#[test]
+fn all_gather_brings_parts_of_different_lengths_to_all() {
+    for ranks in 1..=9 {
+        let expected: Vec<_> = (0..ranks).map(|rank| floats(rank, rank % 4)).collect();
+        for (parts, _) in
+            run(ranks, 0, |session| all_gather(session, floats(session.rank(), session.rank() % 4)))
+        {
+            assert_eq!(parts, expected);
+        }
+    }
+}
+
+#[test]
+fn both_ways_to_reduce_scatter_give_the_bits_of_the_tree() {
+    type Algorithm = fn(&mut Session<'_>, DType, Vec<Vec<u8>>) -> Result<Vec<u8>, CommError>;
+    let halving: Algorithm = reduce_scatter_by_halving;
+    for (algorithm, any_size) in [(halving, false), (reduce_scatter_directly, true)] {
+        for ranks in (1..=17usize).filter(|ranks| any_size || ranks.is_power_of_two()) {
+            let sum = tree_sum(ranks, 3 * ranks);
+            let results = run(ranks, 0, |session| {
+                let input = floats(session.rank(), 3 * ranks);
+                algorithm(session, DType::F32, input.chunks(12).map(<[u8]>::to_vec).collect())
+            });
+            for (rank, (part, _)) in results.into_iter().enumerate() {
+                assert_eq!(part, sum[12 * rank..12 * rank + 12], "rank {rank} of {ranks}");
+            }
+        }
+    }
+}
+
+#[test]
+fn traffic_is_what_the_table_says() {
+    for ranks in 1..=9u64 {
+        let others = ranks - 1;
+        let size = ranks as usize;
+        let gathered = run(size, others, |session| all_gather(session, vec![0; 40]));
+        assert!(gathered.iter().all(|(_, sent)| *sent == others * 40));
+        let messages = if size.is_power_of_two() { u64::from(ranks.ilog2()) } else { others };
+        let parts = || vec![vec![0; 40]; size];
+        let reduced = run(size, messages, |session| reduce_scatter(session, DType::F32, parts()));
+        assert!(reduced.iter().all(|(_, sent)| *sent == others * 40));
+    }
+}
+
+#[test]
+fn broadcast_reaches_all_from_every_root() {
+    for ranks in 1..=9 {
+        for root in 0..ranks {
+            let results = run(ranks, 0, |session| broadcast(session, root, floats(session.rank(), 3)));
+            assert!(results.iter().all(|(message, _)| *message == floats(root, 3)), "{root} of {ranks}");
+        }
+    }
+}
+
+#[test]
+fn a_part_of_another_length_is_an_error_that_names_its_sender() {
+    for ranks in [2, 3] {
+        let results = run(ranks, 0, |session| {
+            let len = if session.rank() == 1 { 8 } else { 4 };
+            Ok(reduce_scatter(session, DType::F32, vec![vec![0; len]; ranks]))
+        });
+        let error = results[0].0.as_ref().unwrap_err();
+        assert!(matches!(error, CommError::Transport { rank: Rank(1), .. }), "{error}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn all_reduce_gives_the_bits_of_the_tree_everywhere(ranks in 1usize..=12, len in 0usize..40) {
+        let expected = tree_sum(ranks, len);
+        for (sum, _) in run(ranks, 0, |session| all_reduce(session, DType::F32, &floats(session.rank(), len))) {
+            prop_assert_eq!(&sum, &expected);
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! A collective over a link: every message carries the fingerprint of its call.
+//!
+//! Ranks that meet with different calls thus find out with the first message between them, instead of adding
+//! what does not belong together. A message is the fingerprint, little-endian (sequence, unit, elements: eight
+//! bytes each; kind, purpose, dtype: one each), then the data.
+
+use fsdp_core::comm::{CollectiveKind, CommError, Fingerprint, Purpose};
+use fsdp_core::{DType, Rank};
+
+use crate::link::Link;
+
+const HEADER_BYTES: usize = 27;
+const NO_UNIT: u64 = u64::MAX;
+
+const KINDS: [CollectiveKind; 4] = [
+    CollectiveKind::AllGather,
+    CollectiveKind::ReduceScatter,
+    CollectiveKind::AllReduce,
+    CollectiveKind::Split,
+];
+const PURPOSES: [Purpose; 6] = [
+    Purpose::Forward,
+    Purpose::Backward,
+    Purpose::Gradient,
+    Purpose::Scalars,
+    Purpose::UpdateRule,
+    Purpose::Setup,
+];
+const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::Bf16, DType::U32, DType::I64];
+
+/// One call of one rank.
+pub struct Session<'a> {
+    link: &'a mut dyn Link,
+    call: Fingerprint,
+}
+
+impl<'a> Session<'a> {
+    /// The messages of `call` over `link`.
+    pub fn new(link: &'a mut dyn Link, call: Fingerprint) -> Self {
+        Self { link, call }
+    }
+
+    /// This rank's place in the group.
+    pub fn rank(&self) -> usize {
+        self.link.rank()
+    }
+
+    /// Number of ranks in the group.
+    pub fn size(&self) -> usize {
+        self.link.members().len()
+    }
+
+    /// Sends data to another rank.
+    ///
+    /// # Errors
+    /// As [`Link::send`].
+    pub fn send(&mut self, to: usize, data: &[u8]) -> Result<(), CommError> {
+        let mut message = Vec::with_capacity(HEADER_BYTES + data.len());
+        message.extend(encode(self.call));
+        message.extend_from_slice(data);
+        self.link.send(to, message)
+    }
+
+    /// Receives data from another rank.
+    ///
+    /// # Errors
+    /// As [`Link::recv`]; [`CommError::Missing`] after the time limit; [`CommError::Mismatch`] when the other
+    /// rank sent it for another call.
+    pub fn recv(&mut self, from: usize) -> Result<Vec<u8>, CommError> {
+        let (rank, peer) = (self.member(from), self.member(self.rank()));
+        let Some(mut message) = self.link.recv(from)? else {
+            return Err(CommError::Missing { missing: vec![rank], call: self.call, status: Vec::new() });
+        };
+        let Some(got) = message.first_chunk().and_then(decode) else {
+            return Err(CommError::Transport {
+                rank,
+                reason: "it sent a message without a header".to_owned(),
+            });
+        };
+        if got != self.call {
+            return Err(CommError::Mismatch { rank, got, peer, expected: self.call });
+        }
+        message.drain(..HEADER_BYTES);
+        Ok(message)
+    }
+
+    /// Receives data whose length is known.
+    ///
+    /// # Errors
+    /// As [`Session::recv`]; [`CommError::Transport`] when the length differs.
+    pub fn recv_exact(&mut self, from: usize, len_bytes: usize) -> Result<Vec<u8>, CommError> {
+        let data = self.recv(from)?;
+        if data.len() != len_bytes {
+            let reason = format!("it sent {} bytes in {}, expected {len_bytes}", data.len(), self.call);
+            return Err(CommError::Transport { rank: self.member(from), reason });
+        }
+        Ok(data)
+    }
+
+    fn member(&self, place: usize) -> Rank {
+        self.link.members()[place]
+    }
+}
+
+fn encode(call: Fingerprint) -> [u8; HEADER_BYTES] {
+    fn index<T: PartialEq>(table: &[T], value: T) -> u8 {
+        table.iter().position(|entry| *entry == value).expect("the tables list every variant") as u8
+    }
+    let unit = call.unit.map_or(NO_UNIT, |unit| unit as u64);
+    let mut header = [0; HEADER_BYTES];
+    for (place, number) in [call.sequence, unit, call.elements as u64].into_iter().enumerate() {
+        header[8 * place..8 * place + 8].copy_from_slice(&number.to_le_bytes());
+    }
+    header[24] = index(&KINDS, call.kind);
+    header[25] = index(&PURPOSES, call.purpose);
+    header[26] = index(&DTYPES, call.dtype);
+    header
+}
+
+fn decode(header: &[u8; HEADER_BYTES]) -> Option<Fingerprint> {
+    let number = |place: usize| header[8 * place..].first_chunk().copied().map(u64::from_le_bytes);
+    let unit = number(1)?;
+    Some(Fingerprint {
+        sequence: number(0)?,
+        kind: *KINDS.get(usize::from(header[24]))?,
+        purpose: *PURPOSES.get(usize::from(header[25]))?,
+        unit: if unit == NO_UNIT { None } else { Some(usize::try_from(unit).ok()?) },
+        dtype: *DTYPES.get(usize::from(header[26]))?,
+        elements: usize::try_from(number(2)?).ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_fingerprint_comes_back() {
+        for kind in KINDS {
+            for purpose in PURPOSES {
+                for dtype in DTYPES {
+                    for unit in [None, Some(0), Some(usize::MAX >> 1)] {
+                        let call = Fingerprint { sequence: 7, kind, purpose, unit, dtype, elements: 1 << 40 };
+                        assert_eq!(decode(&encode(call)), Some(call));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn unknown_codes_are_rejected() {
+        for place in 24..HEADER_BYTES {
+            let mut header = [0; HEADER_BYTES];
+            header[place] = 6;
+            assert_eq!(decode(&header), None);
+        }
+    }
+}

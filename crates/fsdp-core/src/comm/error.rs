@@ -1,0 +1,112 @@
+//! How collectives fail.
+
+use super::Fingerprint;
+use crate::dtype::DType;
+use crate::rank::Rank;
+
+/// One rank's line of the table that a time-out prints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankStatus {
+    /// The rank.
+    pub rank: Rank,
+    /// What it was last seen doing.
+    pub doing: String,
+}
+
+/// Failures of collectives. They name ranks of the whole world, not of the group.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommError {
+    /// Two ranks met in one collective with different calls.
+    #[error("collectives diverge: {rank} called {got}, but {peer} called {expected}")]
+    Mismatch {
+        /// The rank whose call differs.
+        rank: Rank,
+        /// Its call.
+        got: Fingerprint,
+        /// The rank that was there first.
+        peer: Rank,
+        /// The call of `peer`.
+        expected: Fingerprint,
+    },
+    /// Another rank failed; nothing more can be communicated.
+    #[error("{rank} failed: {reason}")]
+    PeerFailed {
+        /// The first rank that failed.
+        rank: Rank,
+        /// Why it failed.
+        reason: String,
+    },
+    /// A rank did not arrive: every other one waits or has ended, or the time limit has passed.
+    #[error("{} did not arrive in {call}{}", join_ranks(missing), table(status))]
+    Missing {
+        /// The ranks that did not arrive.
+        missing: Vec<Rank>,
+        /// The collective that waits for them.
+        call: Fingerprint,
+        /// Who waits where.
+        status: Vec<RankStatus>,
+    },
+    /// The communicator was aborted on this rank.
+    #[error("the communicator was aborted on {rank}: {reason}")]
+    Aborted {
+        /// The rank that aborted.
+        rank: Rank,
+        /// Why.
+        reason: String,
+    },
+    /// A buffer has the wrong length.
+    #[error("{call}: segment {segment} has {got} elements on {rank}, expected {expected}")]
+    Length {
+        /// The caller.
+        rank: Rank,
+        /// The call.
+        call: Fingerprint,
+        /// Index of the segment.
+        segment: usize,
+        /// Expected elements.
+        expected: usize,
+        /// Elements found.
+        got: usize,
+    },
+    /// A buffer has the wrong dtype.
+    #[error("{call}: segment {segment} is {got} on {rank}, expected {expected}")]
+    Type {
+        /// The caller.
+        rank: Rank,
+        /// The call.
+        call: Fingerprint,
+        /// Index of the segment.
+        segment: usize,
+        /// Expected dtype.
+        expected: DType,
+        /// Dtype found.
+        got: DType,
+    },
+    /// A buffer that the collective writes has other readers.
+    #[error("{call}: segment {segment} on {rank} is still read elsewhere")]
+    Shared {
+        /// The caller.
+        rank: Rank,
+        /// The call.
+        call: Fingerprint,
+        /// Index of the segment.
+        segment: usize,
+    },
+    /// The transport below failed.
+    #[error("{rank}: transport: {reason}")]
+    Transport {
+        /// The rank on which it failed.
+        rank: Rank,
+        /// Why.
+        reason: String,
+    },
+}
+
+fn join_ranks(ranks: &[Rank]) -> String {
+    ranks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn table(status: &[RankStatus]) -> String {
+    status.iter().map(|line| format!("\n  {}: {}", line.rank, line.doing)).collect()
+}

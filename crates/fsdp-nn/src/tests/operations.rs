@@ -1,0 +1,278 @@
+//! Operations of the host against PyTorch in double precision (tests/golden/ops.safetensors).
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
+use fsdp_core::program::GradientTarget;
+use fsdp_core::{DType, Queue};
+
+use super::golden::close;
+use super::harness::{Packed, host};
+use super::safetensors;
+use crate::backend::{AttentionDims, Backend, HeadDims, IGNORED_TARGET, LinearDims, Orientation};
+use crate::layer::Rope;
+use crate::{HostBuffer, HostMemory};
+
+/// The tensors of one case, on a memory, in one dtype.
+struct Case<'a> {
+    tensors: &'a BTreeMap<String, Vec<f64>>,
+    name: &'a str,
+    memory: HostMemory,
+    dtype: DType,
+    band: f64,
+}
+
+/// Runs a check on every case, in both precisions that PyTorch's numbers can tell apart.
+fn each(cases: &[&str], check: impl Fn(&Case<'_>)) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/ops.safetensors");
+    let tensors = safetensors::read(&path);
+    for name in cases {
+        for (dtype, band) in [(DType::F64, 1e-12), (DType::F32, 1e-5)] {
+            check(&Case { tensors: &tensors, name, memory: host(), dtype, band });
+        }
+    }
+}
+
+impl Case<'_> {
+    fn values(&self, tensor: &str) -> &[f64] {
+        &self.tensors[&format!("{}.{tensor}", self.name)]
+    }
+
+    fn scalar(&self, tensor: &str) -> f64 {
+        self.values(tensor)[0]
+    }
+
+    fn room(&self, len: usize) -> HostBuffer {
+        self.memory.allocate(Category::Workspace, self.dtype, len).unwrap()
+    }
+
+    fn upload(&self, values: &[f64]) -> HostBuffer {
+        let mut buffer = self.room(values.len());
+        self.memory.write(Queue::Compute, HostSlice::F64(values), SliceMut::whole(&mut buffer)).unwrap();
+        buffer
+    }
+
+    fn input(&self, tensor: &str) -> HostBuffer {
+        self.upload(self.values(tensor))
+    }
+
+    fn tokens(&self, tensor: &str) -> HostBuffer {
+        let token = |&value: &f64| if value < 0.0 { IGNORED_TARGET } else { value as u32 };
+        let tokens: Vec<u32> = self.values(tensor).iter().map(token).collect();
+        let mut buffer = self.memory.allocate(Category::Workspace, DType::U32, tokens.len()).unwrap();
+        self.memory.write(Queue::Compute, HostSlice::U32(&tokens), SliceMut::whole(&mut buffer)).unwrap();
+        buffer
+    }
+
+    fn download(&self, buffer: &HostBuffer) -> Vec<f64> {
+        let mut values = vec![0.0; buffer.len()];
+        let room = HostSliceMut::F64(&mut values);
+        self.memory.read(Queue::Compute, Slice::whole(buffer), room).unwrap();
+        values
+    }
+
+    fn expect(&self, tensor: &str, got: &HostBuffer) {
+        self.expect_values(tensor, &self.download(got));
+    }
+
+    fn expect_values(&self, tensor: &str, got: &[f64]) {
+        close(&format!("{}.{tensor} in {}", self.name, self.dtype), got, self.values(tensor), self.band);
+    }
+}
+
+fn written(buffer: &mut HostBuffer) -> GradientTarget<'_, HostBuffer> {
+    GradientTarget { slice: SliceMut::whole(buffer), accumulate: false }
+}
+
+fn all(buffer: &HostBuffer) -> Slice<'_, HostBuffer> {
+    Slice::whole(buffer)
+}
+
+fn out(buffer: &mut HostBuffer) -> SliceMut<'_, HostBuffer> {
+    SliceMut::whole(buffer)
+}
+
+#[test]
+fn rms_norm_is_that_of_pytorch() {
+    each(&["rms_norm", "rms_norm_odd"], |case| {
+        let (x, weight, dy) = (case.input("x"), case.input("weight"), case.input("dy"));
+        let (width, eps) = (weight.len(), case.scalar("eps"));
+        let (mut y, mut rstd) = (case.room(x.len()), case.room(x.len() / width));
+        let memory = &case.memory;
+        memory.rms_norm(width, eps, all(&x), all(&weight), out(&mut y), out(&mut rstd)).unwrap();
+        case.expect("y", &y);
+        let (mut dx, mut dweight) = (case.room(x.len()), case.room(width));
+        let (scale, target) = (all(&weight), Some(written(&mut dweight)));
+        memory
+            .rms_norm_backward(width, all(&x), scale, all(&rstd), all(&dy), out(&mut dx), false, target)
+            .unwrap();
+        case.expect("dx", &dx);
+        case.expect("dweight", &dweight);
+    });
+}
+
+#[test]
+fn layer_norm_is_that_of_pytorch() {
+    each(&["layer_norm", "layer_norm_odd", "layer_norm_flat"], |case| {
+        // The mean is large beside the deviations from it, so that their differences lose digits.
+        let is_flat = case.name == "layer_norm_flat";
+        if is_flat && case.dtype == DType::F32 {
+            return;
+        }
+        let band = if is_flat { 1e-10 } else { case.band };
+        let case = &Case { band, memory: host(), ..*case };
+        let (x, weight, bias) = (case.input("x"), case.input("weight"), case.input("bias"));
+        let (width, eps, dy) = (weight.len(), case.scalar("eps"), case.input("dy"));
+        let (mut y, mut stats) = (case.room(x.len()), case.room(2 * x.len() / width));
+        let memory = &case.memory;
+        let (scale, shift) = (all(&weight), all(&bias));
+        memory.layer_norm(width, eps, all(&x), scale, shift, out(&mut y), out(&mut stats)).unwrap();
+        case.expect("y", &y);
+        let (mut dx, mut dweight) = (case.room(x.len()), case.room(width));
+        let (x, stats, dy) = (all(&x), all(&stats), all(&dy));
+        memory.layer_norm_backward_input(width, x, scale, stats, dy, out(&mut dx), false).unwrap();
+        memory.layer_norm_backward_weight(width, x, stats, dy, written(&mut dweight)).unwrap();
+        case.expect("dx", &dx);
+        case.expect("dweight", &dweight);
+    });
+}
+
+#[test]
+fn attention_is_that_of_pytorch() {
+    for (name, batch, seq, heads, kv_heads, head_dim) in [
+        ("attention_gqa", 2, 7, 4, 2, 6),
+        ("attention_mha", 1, 9, 3, 3, 5),
+        ("attention_mqa", 2, 5, 4, 1, 8),
+        ("attention_one", 2, 1, 2, 2, 4),
+        ("attention_sharp", 1, 6, 2, 1, 4),
+    ] {
+        let packed = Packed { dims: AttentionDims { batch, seq, heads, kv_heads, head_dim } };
+        let dims = packed.dims;
+        each(&[name], |case| {
+            // Scores in the hundreds have a relative error of 1e-7 in single precision, times the score.
+            let band = if name == "attention_sharp" { 50.0 * case.band } else { case.band };
+            let case = &Case { band, memory: host(), ..*case };
+            let qkv = case.upload(&packed.pack(["q", "k", "v"].map(|tensor| case.values(tensor))));
+            let dy = case.input("dy");
+            let (mut y, mut lse) = (case.room(dy.len()), case.room(dims.rows() * heads));
+            case.memory.attention(dims, None, all(&qkv), out(&mut y), out(&mut lse)).unwrap();
+            case.expect("y", &y);
+            let mut dqkv = case.room(qkv.len());
+            let (qkv, y, lse, dy) = (all(&qkv), all(&y), all(&lse), all(&dy));
+            case.memory.attention_backward(dims, None, qkv, y, lse, dy, out(&mut dqkv)).unwrap();
+            let gradients = case.download(&dqkv);
+            for (index, tensor) in ["dq", "dk", "dv"].into_iter().enumerate() {
+                case.expect_values(tensor, &packed.part(&gradients, index));
+            }
+        });
+    }
+}
+
+#[test]
+fn rope_is_that_of_pytorch() {
+    for (name, seq, heads, head_dim) in [("rope", 7, 3, 6), ("rope_500000", 5, 2, 10)] {
+        let packed = Packed { dims: AttentionDims { batch: 2, seq, heads, kv_heads: 1, head_dim } };
+        each(&[name], |case| {
+            // Frequencies are kept in single precision.
+            let case = &Case { band: 1e-5, memory: host(), ..*case };
+            let frequencies = Rope::new(case.scalar("base"), head_dim).inverse_frequencies;
+            let zeros = vec![0.0; packed.dims.rows() * head_dim];
+            for (from, to, backward) in [("x", "y", false), ("dy", "dx", true)] {
+                let mut qkv = case.upload(&packed.pack([case.values(from), &zeros, &zeros]));
+                case.memory.rope(packed.dims, &frequencies, out(&mut qkv), backward).unwrap();
+                case.expect_values(to, &packed.part(&case.download(&qkv), 0));
+            }
+        });
+    }
+}
+
+#[test]
+fn activations_are_those_of_pytorch() {
+    each(&["swiglu", "swiglu_extreme"], |case| {
+        let (gate, up, dy) = (case.input("gate"), case.input("up"), case.input("dy"));
+        let [mut y, mut dgate, mut dup] = [(); 3].map(|()| case.room(gate.len()));
+        let (gate, up) = (all(&gate), all(&up));
+        case.memory.swiglu(gate, up, out(&mut y)).unwrap();
+        case.memory.swiglu_backward(gate, up, all(&dy), out(&mut dgate), out(&mut dup)).unwrap();
+        case.expect("y", &y);
+        case.expect("dgate", &dgate);
+        case.expect("dup", &dup);
+    });
+    each(&["gelu_new", "gelu_new_extreme"], |case| {
+        let (x, dy) = (case.input("x"), case.input("dy"));
+        let [mut y, mut dx] = [(); 2].map(|()| case.room(x.len()));
+        case.memory.gelu(all(&x), out(&mut y)).unwrap();
+        case.memory.gelu_backward(all(&x), all(&dy), out(&mut dx)).unwrap();
+        case.expect("y", &y);
+        case.expect("dx", &dx);
+    });
+}
+
+#[test]
+fn linear_maps_are_those_of_pytorch() {
+    for (name, rows, inputs, outputs, orientation) in [
+        ("linear", 6, 5, 7, Orientation::OutIn),
+        ("linear_no_bias", 4, 6, 3, Orientation::OutIn),
+        ("conv1d", 6, 5, 7, Orientation::InOut),
+    ] {
+        let dims = LinearDims { rows, inputs, outputs, y_stride: outputs, orientation };
+        each(&[name], |case| {
+            let (x, weight, dy) = (case.input("input"), case.input("weight"), case.input("dy"));
+            let bias = (name != "linear_no_bias").then(|| case.input("bias"));
+            let (mut y, mut dx, mut dweight) =
+                (case.room(dy.len()), case.room(x.len()), case.room(weight.len()));
+            let memory = &case.memory;
+            memory.linear(dims, all(&x), all(&weight), bias.as_ref().map(all), out(&mut y)).unwrap();
+            memory.linear_backward_input(dims, all(&dy), all(&weight), out(&mut dx), false).unwrap();
+            memory.linear_backward_weight(dims, all(&x), all(&dy), written(&mut dweight)).unwrap();
+            case.expect("y", &y);
+            case.expect("dinput", &dx);
+            case.expect("dweight", &dweight);
+            if bias.is_some() {
+                let mut dbias = case.room(outputs);
+                memory.linear_backward_bias(dims, all(&dy), written(&mut dbias)).unwrap();
+                case.expect("dbias", &dbias);
+            }
+        });
+    }
+}
+
+#[test]
+fn embedding_is_that_of_pytorch() {
+    each(&["embedding"], |case| {
+        let (ids, table, dy) = (case.tokens("ids"), case.input("weight"), case.input("dy"));
+        let (mut y, mut dtable) = (case.room(dy.len()), case.room(table.len()));
+        case.memory.embedding(4, all(&ids), all(&table), out(&mut y), false).unwrap();
+        case.memory.embedding_backward(4, all(&ids), all(&dy), written(&mut dtable)).unwrap();
+        case.expect("y", &y);
+        case.expect("dweight", &dtable);
+    });
+}
+
+/// The head multiplies by its weight first: with the identity, hidden states are logits.
+#[test]
+fn cross_entropy_is_that_of_pytorch() {
+    each(&["cross_entropy", "cross_entropy_ignore", "cross_entropy_sharp"], |case| {
+        let (x, targets) = (case.input("logits"), case.tokens("targets"));
+        let (rows, vocab) = (targets.len(), 9);
+        let identity: Vec<f64> = (0..vocab * vocab).map(|i| f64::from(i % (vocab + 1) == 0)).collect();
+        let weight = case.upload(&identity);
+        for chunk_rows in [1, 2, rows] {
+            let dims = HeadDims { rows, hidden: vocab, vocab, chunk_rows };
+            let mut losses = case.memory.allocate(Category::Workspace, DType::F64, rows).unwrap();
+            let (mut logits, mut dx) = (case.room(chunk_rows * vocab), case.room(x.len()));
+            let (x, weight, targets) = (all(&x), all(&weight), all(&targets));
+            let (to, scratch) = (out(&mut losses), out(&mut logits));
+            case.memory
+                .head_loss_backward(dims, x, weight, targets, to, scratch, out(&mut dx), None)
+                .unwrap();
+            let count = case.scalar("count");
+            let sum: f64 = case.download(&losses).iter().sum();
+            case.expect_values("sum", &[sum]);
+            case.expect_values("y", &[sum / count]);
+            let gradients: Vec<f64> = case.download(&dx).iter().map(|value| value / count).collect();
+            case.expect_values("dlogits", &gradients);
+        }
+    });
+}

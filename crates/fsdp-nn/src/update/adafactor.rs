@@ -1,0 +1,212 @@
+//! Adafactor as `transformers.optimization.Adafactor` computes it, with statistics summed over ranks.
+//!
+//! The second moment of a matrix is kept as running means of its rows and of its columns. Shards hold whole
+//! rows, so means of rows stay local; sums of columns, of parameters' squares and of updates' squares span
+//! the ranks of a shard group. They are one vector over all parameters of the model, in two phases:
+//!
+//! 0. sums of squares of the parameter, sum of the row means after this step, sums of columns;
+//! 1. sum of squares of the update, before clipping.
+//!
+//! Only matrices are factored. (`transformers` also factors the last two of more dimensions; here such
+//! parameters keep their full second moment.) Every rank that holds rows of a matrix keeps all its column
+//! means.
+
+use std::collections::BTreeSet;
+
+use fsdp_core::memory::Buffer;
+use fsdp_core::model::{ModelSpec, ParamId};
+use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
+use fsdp_core::{DType, Error};
+
+use super::factored::{Pass, Stage};
+use crate::host::element::Float;
+use crate::host::{HostBuffer, HostMemory};
+
+/// The options of [`Adafactor`]; the learning rate comes with each step and is not used under
+/// `relative_step`.
+#[derive(Clone, Debug)]
+pub struct AdafactorOptions {
+    /// Added to squares of gradients, and the least scale of a parameter.
+    pub eps: (f64, f64),
+    /// Root mean square of an update from which on it is scaled down.
+    pub clip_threshold: f64,
+    /// Exponent of the step in the decay of running means.
+    pub decay_rate: f64,
+    /// Decay of the running mean of updates, if there is to be one.
+    pub beta1: Option<f64>,
+    /// Weight decay.
+    pub weight_decay: f64,
+    /// Whether the learning rate is multiplied with the root mean square of the parameter.
+    pub scale_parameter: bool,
+    /// Whether the learning rate is computed from the step.
+    pub relative_step: bool,
+    /// Whether the computed learning rate starts small.
+    pub warmup_init: bool,
+    /// Parameters without weight decay.
+    pub no_decay: BTreeSet<ParamId>,
+}
+
+impl Default for AdafactorOptions {
+    fn default() -> Self {
+        Self {
+            eps: (1e-30, 1e-3),
+            clip_threshold: 1.0,
+            decay_rate: -0.8,
+            beta1: None,
+            weight_decay: 0.0,
+            scale_parameter: true,
+            relative_step: true,
+            warmup_init: false,
+            no_decay: BTreeSet::new(),
+        }
+    }
+}
+
+/// What a parameter's statistics are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ParamStatistics {
+    /// Elements.
+    pub(super) len: usize,
+    /// Columns, when it is factored.
+    pub(super) cols: Option<usize>,
+    /// Where its sums start in phase 0.
+    pub(super) start: usize,
+}
+
+impl ParamStatistics {
+    /// Sums in phase 0.
+    fn sum_count(&self) -> usize {
+        1 + self.cols.map_or(0, |cols| 1 + cols)
+    }
+}
+
+/// Adafactor. State: `exp_avg_sq_row` and `exp_avg_sq_col` of factored parameters, `exp_avg_sq` of the
+/// others, and `exp_avg` with `beta1`.
+#[derive(Clone, Debug)]
+pub struct Adafactor {
+    options: AdafactorOptions,
+    params: Vec<ParamStatistics>,
+}
+
+impl Adafactor {
+    /// The rule for the parameters of a model.
+    pub fn new(options: AdafactorOptions, spec: &ModelSpec) -> Self {
+        let mut start = 0;
+        let statistics = |param: &fsdp_core::model::ParamSpec| {
+            let cols = if let [_, cols] = param.shape[..] { Some(cols) } else { None };
+            let statistics = ParamStatistics { len: param.len(), cols, start };
+            start += statistics.sum_count();
+            statistics
+        };
+        let params = spec.params.iter().map(statistics).collect();
+        Self { options, params }
+    }
+
+    pub(super) fn options(&self) -> &AdafactorOptions {
+        &self.options
+    }
+
+    pub(super) fn param(&self, piece: &Piece) -> ParamStatistics {
+        self.params[piece.param.0]
+    }
+
+    /// The learning rate of a parameter whose root mean square is given.
+    pub(super) fn learning_rate(&self, scalars: &StepScalars, rms: f64) -> f64 {
+        let (options, step) = (&self.options, scalars.step as f64);
+        let rate = if options.relative_step {
+            let most = if options.warmup_init { 1e-6 * step } else { 1e-2 };
+            most.min(1.0 / step.sqrt())
+        } else {
+            scalars.lr
+        };
+        if options.scale_parameter { rate * rms.max(options.eps.1) } else { rate }
+    }
+
+    /// Decay of running means in a step.
+    pub(super) fn beta2(&self, scalars: &StepScalars) -> f64 {
+        1.0 - (scalars.step as f64).powf(self.options.decay_rate)
+    }
+
+    fn run(
+        &self,
+        memory: &HostMemory,
+        shard: &mut SegmentShard<'_, HostBuffer>,
+        scalars: &StepScalars,
+        stage: Stage<'_>,
+    ) -> Result<(), Error> {
+        match shard.params.dtype() {
+            DType::F64 => self.typed::<f64>(memory, shard, scalars, stage),
+            _ => self.typed::<f32>(memory, shard, scalars, stage),
+        }
+    }
+
+    fn typed<A: Float>(
+        &self,
+        memory: &HostMemory,
+        shard: &mut SegmentShard<'_, HostBuffer>,
+        scalars: &StepScalars,
+        mut stage: Stage<'_>,
+    ) -> Result<(), Error> {
+        let pieces = shard.pieces;
+        let mut pass = Pass::<A>::new(self, memory, shard, scalars)?;
+        for piece in pieces {
+            pass.piece(piece, &mut stage);
+        }
+        Ok(())
+    }
+}
+
+impl UpdateRule<HostMemory> for Adafactor {
+    fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
+        let (mut rows, mut cols, mut full) = (0, 0, 0);
+        for piece in pieces {
+            match self.param(piece).cols {
+                Some(width) => {
+                    rows += piece.len / width;
+                    cols += width;
+                }
+                None => full += piece.len,
+            }
+        }
+        let mut state = vec![
+            StateTensor { name: "exp_avg_sq_row", len: rows, dtype },
+            StateTensor { name: "exp_avg_sq_col", len: cols, dtype },
+            StateTensor { name: "exp_avg_sq", len: full, dtype },
+        ];
+        if self.options.beta1.is_some() {
+            state.push(StateTensor { name: "exp_avg", len: shard_len, dtype });
+        }
+        state
+    }
+
+    fn phases(&self) -> Vec<usize> {
+        vec![self.params.iter().map(ParamStatistics::sum_count).sum(), self.params.len()]
+    }
+
+    fn statistics(
+        &mut self,
+        memory: &HostMemory,
+        phase: usize,
+        shard: &mut SegmentShard<'_, HostBuffer>,
+        scalars: &StepScalars,
+        earlier: &[Vec<f64>],
+        sums: &mut [f64],
+    ) -> Result<(), Error> {
+        let stage = match phase {
+            0 => Stage::Moments { sums },
+            _ => Stage::Norms { moments: &earlier[0], sums },
+        };
+        self.run(memory, shard, scalars, stage)
+    }
+
+    fn update(
+        &mut self,
+        memory: &HostMemory,
+        shard: &mut SegmentShard<'_, HostBuffer>,
+        scalars: &StepScalars,
+        statistics: &[Vec<f64>],
+    ) -> Result<(), Error> {
+        let stage = Stage::Update { moments: &statistics[0], norms: &statistics[1] };
+        self.run(memory, shard, scalars, stage)
+    }
+}

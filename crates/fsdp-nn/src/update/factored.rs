@@ -1,0 +1,277 @@
+//! The passes of [`Adafactor`] over one shard, row by row.
+
+use fsdp_core::Error;
+use fsdp_core::memory::{Slice, SliceMut};
+use fsdp_core::update::{Piece, SegmentShard, StepScalars};
+
+use super::adafactor::{Adafactor, ParamStatistics};
+use super::elementwise::scale_twice;
+use crate::host::element::Float;
+use crate::host::floats::{Floats, transfer};
+use crate::host::math::sum1;
+use crate::host::raw::vectorized;
+use crate::host::{HostBuffer, HostMemory};
+
+/// Elements of a parameter without rows that are handled together.
+const BLOCK_ELEMS: usize = 1024;
+
+/// What a pass does: the two phases of statistics, and the update.
+pub(super) enum Stage<'a> {
+    /// Advances the means of rows and full second moments; sums for phase 0.
+    Moments { sums: &'a mut [f64] },
+    /// Advances the means of columns; sums for phase 1.
+    Norms { moments: &'a [f64], sums: &'a mut [f64] },
+    /// Updates the parameters.
+    Update { moments: &'a [f64], norms: &'a [f64] },
+}
+
+/// A shard's tensors, with the parts of the state that belong to pieces still to come.
+pub(super) struct Pass<'a, A> {
+    rule: &'a Adafactor,
+    scalars: &'a StepScalars,
+    gradient: Floats<'a>,
+    params: &'a mut [A],
+    rows: &'a mut [A],
+    cols: &'a mut [A],
+    full: &'a mut [A],
+    average: Option<&'a mut [A]>,
+    beta2: A,
+    block: Vec<A>,
+    /// Per column: sums of squares in phase 0, factors of the update later.
+    sums: Vec<f64>,
+    factors: Vec<A>,
+}
+
+/// How the update of a parameter is applied.
+#[derive(Clone, Copy)]
+struct Step<A> {
+    rate: A,
+    keep: A,
+    clip: A,
+    beta1: A,
+}
+
+impl<'a, A: Float> Pass<'a, A> {
+    pub(super) fn new(
+        rule: &'a Adafactor,
+        memory: &HostMemory,
+        shard: &'a mut SegmentShard<'_, HostBuffer>,
+        scalars: &'a StepScalars,
+    ) -> Result<Self, Error> {
+        let mut state = Vec::new();
+        for buffer in shard.state.iter_mut() {
+            state.push(memory.elements_mut::<A>(SliceMut::whole(buffer))?);
+        }
+        let mut state = state.into_iter();
+        let mut next = || state.next().unwrap_or_default();
+        Ok(Self {
+            rule,
+            scalars,
+            gradient: memory.floats(Slice::whole(shard.gradient))?,
+            params: memory.elements_mut(SliceMut::whole(shard.params))?,
+            rows: next(),
+            cols: next(),
+            full: next(),
+            average: rule.options().beta1.is_some().then(next),
+            beta2: A::of(rule.beta2(scalars)),
+            block: Vec::new(),
+            sums: Vec::new(),
+            factors: Vec::new(),
+        })
+    }
+
+    /// Handles the next piece.
+    pub(super) fn piece(&mut self, piece: &Piece, stage: &mut Stage<'_>) {
+        let param = self.rule.param(piece);
+        match stage {
+            Stage::Moments { sums } => self.moments(piece, param, &mut sums[param.start..]),
+            Stage::Norms { moments, sums } => {
+                self.advance_cols(param, &moments[param.start..]);
+                sums[piece.param.0] += self.norm(piece, param, &moments[param.start..]);
+            }
+            Stage::Update { moments, norms } => {
+                let moments = &moments[param.start..];
+                let step = self.step(piece, param, moments[0], norms[piece.param.0]);
+                self.update(piece, param, moments, step);
+            }
+        }
+        match param.cols {
+            Some(cols) => {
+                advance(&mut self.rows, piece.len / cols);
+                advance(&mut self.cols, cols);
+            }
+            None => advance(&mut self.full, piece.len),
+        }
+    }
+
+    fn moments(&mut self, piece: &Piece, param: ParamStatistics, sums: &mut [f64]) {
+        sums[0] += square_sum(&self.params[piece.offset..][..piece.len]);
+        let (eps, rest) = (A::of(self.rule.options().eps.0), A::ONE - self.beta2);
+        let Some(cols) = param.cols else {
+            for start in (0..piece.len).step_by(BLOCK_ELEMS) {
+                let len = BLOCK_ELEMS.min(piece.len - start);
+                self.load(piece.offset + start, len);
+                advance_full(self.beta2, rest, eps, &self.block, &mut self.full[start..start + len]);
+            }
+            return;
+        };
+        self.sums.clear();
+        self.sums.resize(cols, 0.0);
+        for row in 0..piece.len / cols {
+            self.load(piece.offset + row * cols, cols);
+            let mean = A::of(add_squares(eps, &self.block, &mut self.sums) / cols as f64);
+            self.rows[row] = self.rows[row] * self.beta2 + rest * mean;
+            sums[1] += self.rows[row].as_f64();
+        }
+        sums[2..2 + cols].iter_mut().zip(&self.sums).for_each(|(sum, part)| *sum += part);
+    }
+
+    fn advance_cols(&mut self, param: ParamStatistics, moments: &[f64]) {
+        let Some(cols) = param.cols else { return };
+        let (count, rest) = ((param.len / cols) as f64, A::ONE - self.beta2);
+        for (mean, sum) in self.cols[..cols].iter_mut().zip(&moments[2..]) {
+            *mean = *mean * self.beta2 + rest * A::of(sum / count);
+        }
+    }
+
+    /// The sum of squares of the update before clipping.
+    fn norm(&mut self, piece: &Piece, param: ParamStatistics, moments: &[f64]) -> f64 {
+        self.prepare(param);
+        let width = param.cols.unwrap_or(BLOCK_ELEMS);
+        let mut sum = 0.0;
+        for start in (0..piece.len).step_by(width) {
+            self.direction(piece, param, moments, start, width.min(piece.len - start));
+            sum += square_sum(&self.block);
+        }
+        sum
+    }
+
+    fn step(&self, piece: &Piece, param: ParamStatistics, squares: f64, norm: f64) -> Step<A> {
+        let options = self.rule.options();
+        let rms = |sum: f64| (sum / param.len as f64).sqrt();
+        let rate = self.rule.learning_rate(self.scalars, rms(squares));
+        let decay = if options.no_decay.contains(&piece.param) { 0.0 } else { options.weight_decay };
+        Step {
+            rate: A::of(rate),
+            keep: A::of(1.0 - decay * rate),
+            clip: A::of((rms(norm) / options.clip_threshold).max(1.0)),
+            beta1: A::of(options.beta1.unwrap_or(0.0)),
+        }
+    }
+
+    fn update(&mut self, piece: &Piece, param: ParamStatistics, moments: &[f64], step: Step<A>) {
+        self.prepare(param);
+        let width = param.cols.unwrap_or(BLOCK_ELEMS);
+        for start in (0..piece.len).step_by(width) {
+            let len = width.min(piece.len - start);
+            self.direction(piece, param, moments, start, len);
+            let at = piece.offset + start;
+            finish(step, &mut self.block);
+            if let Some(average) = &mut self.average {
+                average_in(step.beta1, &mut average[at..at + len], &mut self.block);
+            }
+            apply(step.keep, &self.block, &mut self.params[at..at + len]);
+        }
+    }
+
+    /// Reciprocal roots of the means of columns.
+    fn prepare(&mut self, param: ParamStatistics) {
+        self.factors.clear();
+        let cols = &self.cols[..param.cols.unwrap_or(0)];
+        self.factors.extend(cols.iter().map(|&mean| A::ONE / mean.sqrt()));
+    }
+
+    /// Puts the gradient divided by the root of the second moment into the block.
+    fn direction(
+        &mut self,
+        piece: &Piece,
+        param: ParamStatistics,
+        moments: &[f64],
+        start: usize,
+        len: usize,
+    ) {
+        self.load(piece.offset + start, len);
+        let Some(cols) = param.cols else {
+            return divide_by_root(&self.full[start..start + len], &mut self.block);
+        };
+        let mean = A::of(moments[1] / (param.len / cols) as f64);
+        let row = A::ONE / (self.rows[start / cols] / mean).sqrt();
+        multiply_by_factors(row, &self.factors, &mut self.block);
+    }
+
+    /// Puts the scaled and clipped gradient into the block.
+    fn load(&mut self, start: usize, len: usize) {
+        self.block.resize(len, A::ZERO);
+        transfer(self.gradient.range(start, len), A::floats_mut(&mut self.block), false);
+        scale_twice(A::of(self.scalars.gradient_scale), A::of(self.scalars.clip), &mut self.block);
+    }
+}
+
+/// Drops the first `count` elements of a slice.
+fn advance<A>(slice: &mut &mut [A], count: usize) {
+    *slice = &mut std::mem::take(slice)[count..];
+}
+
+vectorized! {
+    fn square_sum<A: Float>(values: &[A]) -> f64 {
+        sum1(values, |value| value.as_f64() * value.as_f64())
+    }
+}
+
+vectorized! {
+    /// Adds `gradient^2 + eps` to the sums of columns and returns the sum of the row.
+    fn add_squares<A: Float>(eps: A, gradient: &[A], cols: &mut [f64]) -> f64 {
+        for (sum, &g) in cols.iter_mut().zip(gradient) {
+            *sum += (g * g + eps).as_f64();
+        }
+        sum1(gradient, |g| (g * g + eps).as_f64())
+    }
+}
+
+vectorized! {
+    fn advance_full<A: Float>(beta2: A, rest: A, eps: A, gradient: &[A], moment: &mut [A]) {
+        for (moment, &g) in moment.iter_mut().zip(gradient) {
+            *moment = *moment * beta2 + rest * (g * g + eps);
+        }
+    }
+}
+
+vectorized! {
+    fn divide_by_root<A: Float>(moment: &[A], gradient: &mut [A]) {
+        for (g, moment) in gradient.iter_mut().zip(moment) {
+            *g = *g / moment.sqrt();
+        }
+    }
+}
+
+vectorized! {
+    fn multiply_by_factors<A: Float>(row: A, cols: &[A], gradient: &mut [A]) {
+        for (g, &col) in gradient.iter_mut().zip(cols) {
+            *g *= row * col;
+        }
+    }
+}
+
+vectorized! {
+    fn finish<A: Float>(step: Step<A>, update: &mut [A]) {
+        update.iter_mut().for_each(|u| *u = *u / step.clip * step.rate);
+    }
+}
+
+vectorized! {
+    /// Advances the running mean of updates, and replaces the update by it.
+    fn average_in<A: Float>(beta1: A, average: &mut [A], update: &mut [A]) {
+        for (average, u) in average.iter_mut().zip(update) {
+            *average = *average * beta1 + (A::ONE - beta1) * *u;
+            *u = *average;
+        }
+    }
+}
+
+vectorized! {
+    fn apply<A: Float>(keep: A, update: &[A], params: &mut [A]) {
+        for (p, &u) in params.iter_mut().zip(update) {
+            *p = *p * keep - u;
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! Update rules against slow scalar references, and under every cut into shards.
+
+use std::collections::BTreeSet;
+
+use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
+use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
+use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule};
+use fsdp_core::{DType, Queue};
+use proptest::prelude::*;
+
+use super::{Adafactor, AdafactorOptions, AdamW, Sgd};
+use crate::random;
+use crate::{HostBuffer, HostMemory, HostOptions};
+
+/// Shapes of the parameters of the segment under test.
+const SHAPES: [&[usize]; 4] = [&[7, 5], &[13], &[31, 3], &[1, 6]];
+const STEPS: u64 = 4;
+
+fn row_len(shape: &[usize]) -> usize {
+    shape[1..].iter().product()
+}
+
+fn total() -> usize {
+    SHAPES.iter().map(|shape| shape.iter().product::<usize>()).sum()
+}
+
+fn numbers(key: u64, len: usize) -> Vec<f64> {
+    (0..len as u64).map(|i| f64::from(random::normal(key, i) as f32)).collect()
+}
+
+fn no_decay() -> BTreeSet<ParamId> {
+    [ParamId(1)].into()
+}
+
+fn scalars(step: u64) -> StepScalars {
+    StepScalars { step, lr: 0.03 / step as f64, gradient_scale: 0.25, clip: 0.7 }
+}
+
+/// Gradients of a step, scaled as the rule has to.
+fn scaled(step: u64) -> Vec<f64> {
+    let scalars = scalars(step);
+    numbers(100 + step, total()).iter().map(|g| g * scalars.gradient_scale * scalars.clip).collect()
+}
+
+/// For every element: its parameter.
+fn owners() -> Vec<usize> {
+    let len = |param: usize| SHAPES[param].iter().product();
+    (0..SHAPES.len()).flat_map(|param| vec![param; len(param)]).collect()
+}
+
+struct Shard {
+    memory: HostMemory,
+    params: HostBuffer,
+    gradient: HostBuffer,
+    state: Vec<HostBuffer>,
+    pieces: Vec<Piece>,
+    /// For every piece: where its elements are in the unsharded segment.
+    places: Vec<usize>,
+}
+
+/// The pieces of rank `rank` of `world`: of every parameter, an even share of whole rows.
+fn pieces(rank: usize, world: usize) -> (Vec<Piece>, Vec<usize>) {
+    let (mut pieces, mut places, mut offset, mut start) = (Vec::new(), Vec::new(), 1, 0);
+    for (param, shape) in SHAPES.iter().enumerate() {
+        let width = row_len(shape);
+        let (from, to) = (shape[0] * rank / world, shape[0] * (rank + 1) / world);
+        let len = (to - from) * width;
+        if len > 0 {
+            let param_offset = from * width;
+            pieces.push(Piece { param: ParamId(param), offset, len, param_offset, row_len: width });
+            places.push(start + param_offset);
+            // A gap of padding between pieces.
+            offset += len + 1;
+        }
+        start += shape.iter().product::<usize>();
+    }
+    (pieces, places)
+}
+
+impl Shard {
+    fn new(
+        rule: &dyn UpdateRule<HostMemory>,
+        dtype: DType,
+        rank: usize,
+        world: usize,
+        threads: usize,
+    ) -> Self {
+        let memory = HostMemory::new(HostOptions { threads, ..HostOptions::default() }).unwrap();
+        let (pieces, places) = pieces(rank, world);
+        let len = pieces.last().map_or(0, |piece| piece.offset + piece.len) + 2;
+        let buffer = |category, dtype, len| {
+            let mut buffer = memory.allocate(category, dtype, len).unwrap();
+            memory.zero(Queue::Compute, SliceMut::whole(&mut buffer)).unwrap();
+            buffer
+        };
+        let state = rule.state(&pieces, len, dtype);
+        let state =
+            state.iter().map(|tensor| buffer(Category::OptimizerState, tensor.dtype, tensor.len)).collect();
+        let params = buffer(Category::ParameterShard, dtype, len);
+        let gradient = buffer(Category::ShardedGradient, DType::F32, len);
+        let mut shard = Self { params, gradient, state, pieces, places, memory };
+        let initial = numbers(1, total());
+        shard.scatter(&initial, true);
+        shard
+    }
+
+    fn scatter(&mut self, segment: &[f64], into_params: bool) {
+        let buffer = if into_params { &mut self.params } else { &mut self.gradient };
+        for (piece, &place) in self.pieces.iter().zip(&self.places) {
+            let values = HostSlice::F64(&segment[place..place + piece.len]);
+            self.memory
+                .write(Queue::Compute, values, SliceMut::new(buffer, piece.offset, piece.len))
+                .unwrap();
+        }
+    }
+
+    fn gather(&self, segment: &mut [f64]) {
+        for (piece, &place) in self.pieces.iter().zip(&self.places) {
+            let values = HostSliceMut::F64(&mut segment[place..place + piece.len]);
+            self.memory
+                .read(Queue::Compute, Slice::new(&self.params, piece.offset, piece.len), values)
+                .unwrap();
+        }
+    }
+
+    fn view(&mut self) -> (&HostMemory, SegmentShard<'_, HostBuffer>) {
+        let Self { memory, params, gradient, state, pieces, .. } = self;
+        (memory, SegmentShard { params, gradient, state, pieces })
+    }
+}
+
+/// Runs some steps on `world` ranks and returns the parameters.
+fn train(rule: &mut dyn UpdateRule<HostMemory>, dtype: DType, world: usize, threads: usize) -> Vec<f64> {
+    let mut shards: Vec<_> = (0..world).map(|rank| Shard::new(rule, dtype, rank, world, threads)).collect();
+    for step in 1..=STEPS {
+        let gradient = numbers(100 + step, total());
+        shards.iter_mut().for_each(|shard| shard.scatter(&gradient, false));
+        let mut statistics = Vec::new();
+        for (phase, len) in rule.phases().into_iter().enumerate() {
+            let mut sums = vec![0.0; len];
+            for shard in &mut shards {
+                let (memory, mut view) = shard.view();
+                rule.statistics(memory, phase, &mut view, &scalars(step), &statistics, &mut sums).unwrap();
+            }
+            statistics.push(sums);
+        }
+        for shard in &mut shards {
+            let (memory, mut view) = shard.view();
+            rule.update(memory, &mut view, &scalars(step), &statistics).unwrap();
+        }
+    }
+    let mut params = vec![f64::NAN; total()];
+    shards.iter().for_each(|shard| shard.gather(&mut params));
+    params
+}
+
+fn assert_close(got: &[f64], expected: &[f64], tolerance: f64) {
+    for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
+        assert!((got - expected).abs() <= tolerance * (1.0 + expected.abs()), "{i}: {got} for {expected}");
+    }
+}
+
+/// AdamW of `torch.optim`, one element at a time.
+fn adamw_reference(rule: &AdamW) -> Vec<f64> {
+    let (mut p, mut m, mut v) = (numbers(1, total()), vec![0.0; total()], vec![0.0; total()]);
+    for step in 1..=STEPS {
+        let (gradient, lr) = (scaled(step), scalars(step).lr);
+        for i in 0..total() {
+            let decay = if rule.no_decay.contains(&ParamId(owners()[i])) { 0.0 } else { rule.weight_decay };
+            p[i] *= 1.0 - lr * decay;
+            m[i] = rule.betas.0 * m[i] + (1.0 - rule.betas.0) * gradient[i];
+            v[i] = rule.betas.1 * v[i] + (1.0 - rule.betas.1) * gradient[i] * gradient[i];
+            let correction = |beta: f64| 1.0 - beta.powi(step as i32);
+            let denominator = v[i].sqrt() / correction(rule.betas.1).sqrt() + rule.eps;
+            p[i] -= lr / correction(rule.betas.0) * m[i] / denominator;
+        }
+    }
+    p
+}
+
+/// SGD of `torch.optim`, one element at a time.
+fn sgd_reference(rule: &Sgd) -> Vec<f64> {
+    let (mut p, mut buffer) = (numbers(1, total()), vec![0.0; total()]);
+    for step in 1..=STEPS {
+        let gradient = scaled(step);
+        for i in 0..total() {
+            let decay = if rule.no_decay.contains(&ParamId(owners()[i])) { 0.0 } else { rule.weight_decay };
+            let mut g = gradient[i] + decay * p[i];
+            if rule.momentum != 0.0 {
+                let first = step == 1;
+                buffer[i] = if first { g } else { rule.momentum * buffer[i] + (1.0 - rule.dampening) * g };
+                g = if rule.nesterov { g + rule.momentum * buffer[i] } else { buffer[i] };
+            }
+            p[i] -= scalars(step).lr * g;
+        }
+    }
+    p
+}
+
+fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
+    let count = values.len() as f64;
+    values.sum::<f64>() / count
+}
+
+/// Adafactor of `transformers` for one parameter, on plain matrices.
+fn adafactor_reference(options: &AdafactorOptions, param: usize, p: &mut [f64], gradients: &[Vec<f64>]) {
+    let (shape, len) = (SHAPES[param], p.len());
+    let (rows, cols) = (shape[0], row_len(shape));
+    let (mut row, mut col, mut full) = (vec![0.0; rows], vec![0.0; cols], vec![0.0; len]);
+    let mut average = vec![0.0; len];
+    for (step, g) in (1..).zip(gradients) {
+        let beta = 1.0 - f64::from(step).powf(options.decay_rate);
+        let scale = mean(p.iter().map(|p| p * p)).sqrt();
+        let most = if options.warmup_init { 1e-6 * f64::from(step) } else { 1e-2 };
+        let relative = most.min(1.0 / f64::from(step).sqrt());
+        let mut lr = if options.relative_step { relative } else { scalars(step as u64).lr };
+        if options.scale_parameter {
+            lr *= scale.max(options.eps.1);
+        }
+        let squares: Vec<f64> = g.iter().map(|g| g * g + options.eps.0).collect();
+        for i in 0..rows {
+            row[i] = beta * row[i] + (1.0 - beta) * mean(squares[i * cols..(i + 1) * cols].iter().copied());
+        }
+        for j in 0..cols {
+            col[j] = beta * col[j] + (1.0 - beta) * mean((0..rows).map(|i| squares[i * cols + j]));
+        }
+        full.iter_mut().zip(&squares).for_each(|(v, s)| *v = beta * *v + (1.0 - beta) * s);
+        let row_mean = mean(row.iter().copied());
+        let mut update: Vec<f64> = (0..len)
+            .map(|i| {
+                let moment =
+                    if shape.len() == 2 { row[i / cols] / row_mean * col[i % cols] } else { full[i] };
+                g[i] / moment.sqrt()
+            })
+            .collect();
+        let clip = (mean(update.iter().map(|u| u * u)).sqrt() / options.clip_threshold).max(1.0);
+        let decay = if options.no_decay.contains(&ParamId(param)) { 0.0 } else { options.weight_decay };
+        for i in 0..len {
+            update[i] *= lr / clip;
+            if let Some(beta1) = options.beta1 {
+                average[i] = beta1 * average[i] + (1.0 - beta1) * update[i];
+                update[i] = average[i];
+            }
+            p[i] = p[i] - decay * lr * p[i] - update[i];
+        }
+    }
+}
+
+fn spec() -> ModelSpec {
+    let param = |(i, shape): (usize, &&[usize])| ParamSpec {
+        fqn: format!("p{i}"),
+        aliases: Vec::new(),
+        shape: shape.to_vec(),
+        trainable: true,
+    };
+    let ids: Vec<_> = (0..SHAPES.len()).map(ParamId).collect();
+    ModelSpec {
+        params: SHAPES.iter().enumerate().map(param).collect(),
+        modules: vec![ModuleSpec {
+            fqn: String::new(),
+            class: "Root".into(),
+            parent: None,
+            params: ids.clone(),
+        }],
+        blocks: vec![BlockSpec { name: "all".into(), params: ids, layer: None }],
+    }
+}
+
+fn check_adafactor(options: AdafactorOptions) {
+    let mut expected = numbers(1, total());
+    let mut start = 0;
+    for (param, shape) in SHAPES.iter().enumerate() {
+        let range = start..start + shape.iter().product::<usize>();
+        let gradients: Vec<Vec<f64>> = (1..=STEPS).map(|step| scaled(step)[range.clone()].to_vec()).collect();
+        adafactor_reference(&options, param, &mut expected[range.clone()], &gradients);
+        start = range.end;
+    }
+    for world in [1, 2, 3] {
+        let mut rule = Adafactor::new(options.clone(), &spec());
+        assert_close(&train(&mut rule, DType::F64, world, 1), &expected, 1e-12);
+        assert_close(&train(&mut rule, DType::F32, world, 1), &expected, 2e-5);
+    }
+}
+
+#[test]
+fn adafactor_is_that_of_transformers_on_any_number_of_ranks() {
+    let base = AdafactorOptions { weight_decay: 0.1, no_decay: no_decay(), ..AdafactorOptions::default() };
+    check_adafactor(base.clone());
+    check_adafactor(AdafactorOptions { warmup_init: true, beta1: Some(0.8), ..base.clone() });
+    check_adafactor(AdafactorOptions { relative_step: false, scale_parameter: false, ..base.clone() });
+    check_adafactor(AdafactorOptions { relative_step: false, clip_threshold: 0.3, ..base });
+}
+
+#[test]
+fn adamw_is_that_of_torch() {
+    for betas in [(0.9, 0.95), (0.3, 0.999)] {
+        let mut rule = AdamW { betas, eps: 1e-3, weight_decay: 0.1, no_decay: no_decay() };
+        let expected = adamw_reference(&rule);
+        assert_close(&train(&mut rule, DType::F64, 1, 1), &expected, 1e-13);
+        assert_close(&train(&mut rule, DType::F32, 1, 1), &expected, 2e-6);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn sgd_is_that_of_torch(momentum in 0.0f64..0.99, dampening in 0.0f64..0.5, decay in 0.0f64..0.2, kind in 0usize..3) {
+        let (momentum, dampening) = [(0.0, 0.0), (momentum, dampening), (momentum, 0.0)][kind];
+        let mut rule = Sgd { momentum, dampening, nesterov: kind == 2, weight_decay: decay, no_decay: no_decay() };
+        let expected = sgd_reference(&rule);
+        assert_close(&train(&mut rule, DType::F64, 1, 1), &expected, 1e-13);
+        assert_close(&train(&mut rule, DType::F32, 1, 1), &expected, 2e-6);
+    }
+
+    #[test]
+    fn element_wise_rules_give_the_same_bits_for_every_cut(world in 1usize..9, threads in 1usize..4) {
+        for dtype in [DType::F32, DType::F64] {
+            let mut adamw = AdamW { weight_decay: 0.1, no_decay: no_decay(), ..AdamW::default() };
+            let mut sgd = Sgd { momentum: 0.9, weight_decay: 0.1, ..Sgd::default() };
+            prop_assert_eq!(train(&mut adamw, dtype, 1, 1), train(&mut adamw, dtype, world, threads));
+            prop_assert_eq!(train(&mut sgd, dtype, 1, 1), train(&mut sgd, dtype, world, threads));
+        }
+    }
+}

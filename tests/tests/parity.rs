@@ -1,0 +1,27 @@
+//! Sharded training equals unsharded training.
+
+use fsdp_train::verify::{VerifyOptions, VerifyReport, verify};
+
+use crate::support::{GPT2, LLAMA, config, job, threads};
+
+fn check(model: &str, vocab: u32, worlds: &[usize], overrides: &[&str]) -> VerifyReport {
+    let dir = tempfile::tempdir().unwrap();
+    let job = job(model, config(dir.path(), vocab, overrides));
+    let report = verify(&job, &threads(), &VerifyOptions::new(worlds, 3)).unwrap_or_else(|e| panic!("{e}"));
+    for world in &report.worlds {
+        assert!(world.failures.is_empty(), "world {}: {:#?}", world.world, world.failures);
+    }
+    report
+}
+
+#[test]
+fn llama_has_the_same_bits_at_every_world_size() {
+    let report = check(LLAMA, 61, &[1, 2, 4, 8], &["fsdp.wrap=[\"LlamaDecoderLayer\"]"]);
+    assert_eq!(report.worlds.len(), 4);
+    assert!(report.worlds.iter().all(|world| world.promise == "equal bits (D2)"));
+}
+
+#[test]
+fn gpt2_with_dropout_has_the_same_bits_at_every_world_size() {
+    check(GPT2, 53, &[1, 2, 4, 8], &["fsdp.wrap=[\"GPT2Block\"]"]);
+}
