@@ -1,2 +1,57 @@
-//! The `fsdp` command.
-fn main() {}
+//! The `fsdp` command: train, verify, schedule and bench.
+//!
+//! It parses arguments, chooses the launcher, prints reports and maps outcomes to exit codes; training
+//! itself is `fsdp-train`. One module per command; what several of them need stands below them.
+//!
+//! Exit codes: 0 done, 1 a verification failed, 2 the input is wrong and nothing was started, 3 the run
+//! failed, 130 interrupted for the second time.
+#![forbid(unsafe_code)]
+
+mod args;
+mod bench;
+mod schedule;
+mod train;
+mod verify;
+
+mod run_setup;
+mod shrink;
+mod trace;
+
+mod error;
+mod host;
+mod logging;
+mod output;
+mod progress;
+mod stop_signal;
+mod units;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Args, BenchCommand, Command};
+use error::CliError;
+
+/// A verification found a broken promise.
+const VERIFICATION_FAILED: u8 = 1;
+
+fn main() -> ExitCode {
+    match run(Args::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            output::error(&error);
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode, CliError> {
+    match command {
+        Command::Train(args) => train::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Verify(args) => verify::run(&args).map(|holds| {
+            if holds { ExitCode::SUCCESS } else { ExitCode::from(VERIFICATION_FAILED) }
+        }),
+        Command::Schedule(args) => schedule::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Bench(BenchCommand::Train(args)) => bench::run(&args).map(|()| ExitCode::SUCCESS),
+    }
+}

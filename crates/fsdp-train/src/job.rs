@@ -82,26 +82,7 @@ impl<A: Architecture + Clone> Job<A> {
     /// # Errors
     /// Those of the model, run on shapes alone.
     pub fn predict<M: TrainBackend>(&self, rank: Rank) -> Result<Usage, TrainError> {
-        let plan = &*self.plan;
-        let rule = M::rule(&self.config.train.optimizer, &plan.spec)?;
-        let shape = RunShape {
-            samples: self.config.train.micro_batch_size,
-            seq: self.config.data.seq_len,
-            dtype: plan.policy.param_dtype,
-            gradient_dtype: plan.policy.reduce_dtype,
-        };
-        let calls: Vec<Call> = plan.step.calls().iter().map(call).collect();
-        let footprints = footprints(&self.architecture, &plan.spec, shape, &calls)?;
-        let shard = plan.mesh.shard_of(rank);
-        let input = LedgerInput {
-            layout: &plan.layout,
-            policy: &plan.policy,
-            optimizer_bytes: &optimizer_bytes(plan, &*rule, shard),
-            statistics: &rule.phases(),
-            calls: &footprints.calls,
-            data_bytes: footprints.data_bytes * plan.step.rounds,
-        };
-        Ok(ledger::predict(&plan.step, &input))
+        predict::<M, A>(&self.config, &self.architecture, &self.plan, rank)
     }
 
     /// The same job on another number of ranks; the mesh keeps its replicas where they still divide.
@@ -125,6 +106,37 @@ impl<A: Architecture + Clone> Job<A> {
         }
         Self::with_data(config, self.architecture.clone(), self.init.clone(), Arc::clone(&self.data))
     }
+}
+
+/// The memory that a rank needs for a training step of a plan, by category, as the ledger predicts it.
+///
+/// # Errors
+/// Those of the model, run on shapes alone.
+pub fn predict<M: TrainBackend, A: Architecture + Clone>(
+    config: &Resolved,
+    architecture: &A,
+    plan: &Plan,
+    rank: Rank,
+) -> Result<Usage, TrainError> {
+    let rule = M::rule(&config.train.optimizer, &plan.spec)?;
+    let shape = RunShape {
+        samples: config.train.micro_batch_size,
+        seq: config.data.seq_len,
+        dtype: plan.policy.param_dtype,
+        gradient_dtype: plan.policy.reduce_dtype,
+    };
+    let calls: Vec<Call> = plan.step.calls().iter().map(call).collect();
+    let footprints = footprints(architecture, &plan.spec, shape, &calls)?;
+    let shard = plan.mesh.shard_of(rank);
+    let input = LedgerInput {
+        layout: &plan.layout,
+        policy: &plan.policy,
+        optimizer_bytes: &optimizer_bytes(plan, &*rule, shard),
+        statistics: &rule.phases(),
+        calls: &footprints.calls,
+        data_bytes: footprints.data_bytes * plan.step.rounds,
+    };
+    Ok(ledger::predict(&plan.step, &input))
 }
 
 /// The call that an operation makes.
@@ -155,7 +167,11 @@ impl Resolved {
     }
 }
 
-fn plan(config: &Resolved, described: &ModelSpec, evaluates: bool) -> Result<Plan, TrainError> {
+/// Layout and schedules of a configuration and a model; `evaluates` says whether there is evaluation data.
+///
+/// # Errors
+/// [`TrainError`]: patterns or classes that match nothing, policies that do not fit the mesh.
+pub fn plan(config: &Resolved, described: &ModelSpec, evaluates: bool) -> Result<Plan, TrainError> {
     let mut spec = described.clone();
     for id in rule::matching(&spec, "fsdp.frozen", &config.fsdp.frozen)? {
         spec.params[id.0].trainable = false;

@@ -19,7 +19,7 @@ pub mod verify;
 pub use error::TrainError;
 pub use export::export_model;
 pub use init::InitSource;
-pub use job::Job;
+pub use job::{Job, plan, predict};
 pub use oracle::Oracle;
 pub use rank::{Evaluation, RankTrainer};
 pub use rule::TrainBackend;

@@ -1,0 +1,228 @@
+//! The command line, as clap reads it.
+//!
+//! Texts here are the help pages: each command says what it does, what it leaves behind and how it is called.
+
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+/// Fully sharded data parallel training that equals unsharded training, bit for bit.
+#[derive(Debug, Parser)]
+#[command(
+    name = "fsdp",
+    version,
+    max_term_width = 100,
+    subcommand_required = true,
+    arg_required_else_help = true,
+    after_help = "Examples:
+  fsdp train examples/quickstart.toml
+  fsdp verify examples/quickstart.toml --world-sizes 1,2,4
+  fsdp schedule examples/quickstart.toml
+
+Exit codes: 0 done, 1 a verification failed, 2 the input is wrong, 3 the run failed, 130 interrupted twice.
+RUST_LOG=fsdp=debug logs to stderr."
+)]
+pub(crate) struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Train a model as a run file says
+    Train(TrainArgs),
+    /// Compare sharded training with plain unsharded training, on your own run file
+    Verify(VerifyArgs),
+    /// Print what a training step does, without running it
+    Schedule(ScheduleArgs),
+    /// Measure speed and memory
+    #[command(subcommand)]
+    Bench(BenchCommand),
+}
+
+/// What can be measured.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Time training steps of a Llama on random tokens
+    Train(BenchTrainArgs),
+}
+
+/// A run file and changes to it.
+#[derive(Clone, Debug, ClapArgs)]
+pub(crate) struct RunFileArgs {
+    /// The run file (TOML)
+    #[arg(value_name = "RUN.toml")]
+    pub(crate) file: PathBuf,
+    /// Change a key of the run file, such as --set train.steps=50 (may be repeated)
+    #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
+    pub(crate) overrides: Vec<String>,
+}
+
+/// `fsdp train`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "The output folder (run.out_dir) gets:
+  metrics.jsonl   one JSON object per step: loss, grad_norm, lr, tokens_per_s, ...
+  resolved.toml   the run file with every default written out
+  model/          config.json and model.safetensors, for transformers and others
+
+Ctrl-C (or SIGTERM) stops after the step under way and still exports the model; a second one exits at once.
+
+Examples:
+  fsdp train examples/quickstart.toml
+  fsdp train examples/quickstart.toml --set train.steps=50 --set run.ranks=2 --set run.out_dir=runs/short
+  fsdp train examples/quickstart.toml --overwrite --trace trace.json   (open it in ui.perfetto.dev)")]
+pub(crate) struct TrainArgs {
+    #[command(flatten)]
+    pub(crate) run: RunFileArgs,
+    /// Replace what an earlier run left in run.out_dir
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+    /// Write every operation of the schedule, per rank and queue, as Chrome/Perfetto JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+}
+
+/// `fsdp verify`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Each world size trains the same steps as one plain process without sharding. Where the
+numerics contract promises equal bits (worlds and micro-batches that are powers of two), losses,
+gradients, parameters and optimizer state must have them; elsewhere gradients must lie within a
+derived bound. Communication must match its closed form and memory its prediction, to the byte.
+
+Examples:
+  fsdp verify examples/quickstart.toml --world-sizes 1,2,4
+  fsdp verify cluster.toml --world-sizes 2,8 --shrink      (an 8B configuration, on a laptop)
+  fsdp verify examples/quickstart.toml --world-sizes 4 --order-seed 7 --json report.json")]
+pub(crate) struct VerifyArgs {
+    #[command(flatten)]
+    pub(crate) run: RunFileArgs,
+    /// Numbers of ranks to try; those that do not fit the run file are skipped, with the reason
+    #[arg(long, value_name = "N,N,...", value_delimiter = ',', default_values_t = [1, 2, 4],
+          value_parser = positive)]
+    pub(crate) world_sizes: Vec<usize>,
+    /// Optimizer steps to train
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) steps: u64,
+    /// Keep units and policies but cut layers, widths, sequences and batches
+    #[arg(long)]
+    pub(crate) shrink: bool,
+    /// Also write the report as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Run host queues in a random order that respects declared waits only, with poisoned memory
+    #[arg(long, value_name = "SEED")]
+    pub(crate) order_seed: Option<u64>,
+}
+
+/// `fsdp schedule`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Nothing is run and no training data is read. The schedule is the same on every rank; memory
+may differ by the optimizer state of padding.
+
+Examples:
+  fsdp schedule examples/quickstart.toml
+  fsdp schedule examples/llama-8b.toml --set fsdp.activation_checkpointing=full | less")]
+pub(crate) struct ScheduleArgs {
+    #[command(flatten)]
+    pub(crate) run: RunFileArgs,
+    /// The rank whose memory is predicted
+    #[arg(long, value_name = "R", default_value_t = 0)]
+    pub(crate) rank: usize,
+}
+
+/// `fsdp bench train`.
+#[derive(Clone, Debug, ClapArgs)]
+#[command(after_help = "The model is a Llama; the optimizer AdamW (lr 1e-3, betas 0.9 and 0.99, weight decay 0.1) with
+gradients clipped at 1.0. The median is over the steps after the warm-up.
+
+Examples:
+  fsdp bench train --ranks 4
+  fsdp bench train --ranks 2 --micro-batch 2 --json
+  fsdp bench train --hidden 512 --layers 8 --ffn 2048 --param-dtype bf16")]
+pub(crate) struct BenchTrainArgs {
+    /// Elements of a hidden state
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = positive)]
+    pub(crate) hidden: usize,
+    /// Layers
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = positive)]
+    pub(crate) layers: usize,
+    /// Query heads
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = positive)]
+    pub(crate) heads: usize,
+    /// Key/value heads
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = positive)]
+    pub(crate) kv_heads: usize,
+    /// Elements between the two halves of the MLP
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = positive)]
+    pub(crate) ffn: usize,
+    /// Tokens of the vocabulary
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = positive)]
+    pub(crate) vocab: usize,
+    /// Tokens of a sequence
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = positive)]
+    pub(crate) seq: usize,
+    /// Sequences per step, over all ranks
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = positive)]
+    pub(crate) global_batch: usize,
+    /// Sequences per forward and backward [default: global batch / ranks]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) micro_batch: Option<usize>,
+    /// Ranks, as threads of this process
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive)]
+    pub(crate) ranks: usize,
+    /// Steps to run
+    #[arg(long, value_name = "N", default_value_t = 12, value_parser = positive)]
+    pub(crate) steps: usize,
+    /// Steps that do not count
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub(crate) warmup: usize,
+    /// Threads that compute, over all ranks [default: one per core]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) threads: Option<usize>,
+    /// Dtype of gathered parameters and of compute
+    #[arg(long, value_name = "DTYPE", value_enum, default_value_t = DtypeArg::F32)]
+    pub(crate) param_dtype: DtypeArg,
+    /// Recompute layers in backward
+    #[arg(long)]
+    pub(crate) checkpointing: bool,
+    /// Classes of modules to wrap
+    #[arg(long, value_name = "CLASS,...", value_delimiter = ',', default_value = "LlamaDecoderLayer")]
+    pub(crate) wrap: Vec<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A dtype of parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DtypeArg {
+    /// IEEE 754 single precision
+    F32,
+    /// bfloat16
+    Bf16,
+    /// IEEE 754 double precision
+    F64,
+}
+
+impl DtypeArg {
+    /// The name in run files.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            DtypeArg::F32 => "f32",
+            DtypeArg::Bf16 => "bf16",
+            DtypeArg::F64 => "f64",
+        }
+    }
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("expected an integer of at least 1".to_owned()),
+        Ok(number) => Ok(number),
+    }
+}
+
+#[cfg(test)]
+mod tests;

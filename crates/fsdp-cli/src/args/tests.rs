@@ -1,0 +1,63 @@
+//! What the command line accepts and how it is read.
+
+use clap::CommandFactory;
+
+use super::*;
+
+fn parse(line: &str) -> Result<Command, String> {
+    let words = std::iter::once("fsdp").chain(line.split_whitespace());
+    Args::try_parse_from(words).map(|args| args.command).map_err(|error| error.to_string())
+}
+
+#[test]
+fn the_definition_is_consistent() {
+    Args::command().debug_assert();
+}
+
+#[test]
+fn train_collects_overrides_in_order() {
+    let Ok(Command::Train(args)) = parse("train a.toml --set x.y=1 --set x.z=b --overwrite") else {
+        panic!("train is parsed")
+    };
+    assert_eq!(args.run.overrides, ["x.y=1", "x.z=b"]);
+    assert!(args.overwrite && args.trace.is_none());
+}
+
+#[test]
+fn verify_splits_world_sizes() {
+    let Ok(Command::Verify(args)) = parse("verify a.toml --world-sizes 1,3,8 --order-seed 7") else {
+        panic!("verify is parsed")
+    };
+    assert_eq!((args.world_sizes, args.order_seed, args.steps), (vec![1, 3, 8], Some(7), 3));
+}
+
+#[test]
+fn verify_has_default_world_sizes() {
+    let Ok(Command::Verify(args)) = parse("verify a.toml") else { panic!("verify is parsed") };
+    assert_eq!(args.world_sizes, [1, 2, 4]);
+}
+
+#[test]
+fn zero_ranks_and_steps_are_rejected() {
+    for line in ["verify a.toml --world-sizes 1,0", "bench train --ranks 0", "bench train --steps 0"] {
+        let error = parse(line).unwrap_err();
+        assert!(error.contains("expected an integer of at least 1"), "{error}");
+    }
+    assert!(parse("verify a.toml --steps 0").is_err());
+}
+
+#[test]
+fn bench_has_the_dimensions_of_the_comparison() {
+    let Ok(Command::Bench(BenchCommand::Train(args))) = parse("bench train --ranks 4 --wrap A,B") else {
+        panic!("bench train is parsed")
+    };
+    assert_eq!((args.hidden, args.layers, args.heads, args.kv_heads), (256, 4, 8, 2));
+    assert_eq!((args.ffn, args.vocab, args.seq, args.global_batch), (1024, 4096, 256, 8));
+    assert_eq!((args.micro_batch, args.wrap), (None, vec!["A".to_owned(), "B".to_owned()]));
+}
+
+#[test]
+fn a_misspelt_option_is_suggested() {
+    let error = parse("verify a.toml --world-size 2").unwrap_err();
+    assert!(error.contains("--world-sizes"), "{error}");
+}

@@ -1,0 +1,55 @@
+//! `fsdp bench train`: the time of a training step on random tokens.
+
+mod report;
+mod workload;
+
+use std::time::{Duration, Instant};
+
+use fsdp_comm::launch::{Launcher, Seat};
+use fsdp_core::engine::ProgramOrder;
+use fsdp_core::memory::Usage;
+use fsdp_nn::HostMemory;
+use fsdp_nn::hf::HfModel;
+use fsdp_train::{Job, RankTrainer, TrainError};
+
+use crate::args::BenchTrainArgs;
+use crate::error::CliError;
+use crate::{host, logging, output};
+
+/// What one rank measured.
+struct Measured {
+    steps: Vec<Duration>,
+    losses: Vec<f64>,
+    usage: Usage,
+}
+
+/// Runs the steps, and prints what they took.
+///
+/// # Errors
+/// [`CliError`]: dimensions that do not fit each other, or a run that failed.
+pub(crate) fn run(args: &BenchTrainArgs) -> Result<(), CliError> {
+    if args.warmup >= args.steps {
+        let what = format!("{} of {} steps leave none to time; give more --steps", args.warmup, args.steps);
+        return Err(CliError::Option { option: "--warmup", what });
+    }
+    logging::install(None)?;
+    let job = workload::job(args)?;
+    let ranks = host::training(&job.config.run)
+        .launch(args.ranks, &|seat| measure(&job, seat, args.steps as u64))
+        .map_err(TrainError::from)?;
+    let report = report::Report::new(args, &job, &ranks);
+    output::print(&if args.json { report.json() } else { report.text() })
+}
+
+fn measure(job: &Job<HfModel>, seat: Seat<HostMemory>, steps: u64) -> Result<Measured, TrainError> {
+    let mut trainer = RankTrainer::new(job, seat)?;
+    let mut measured = Measured { steps: Vec::new(), losses: Vec::new(), usage: Usage::default() };
+    for step in 0..steps {
+        let start = Instant::now();
+        let report = trainer.step(step, false, &mut ProgramOrder, &mut ())?;
+        measured.steps.push(start.elapsed());
+        measured.losses.push(report.loss);
+    }
+    measured.usage = trainer.usage();
+    Ok(measured)
+}

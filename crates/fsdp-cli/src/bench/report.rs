@@ -1,0 +1,140 @@
+//! What a benchmark found, as text or JSON.
+
+use std::fs;
+use std::time::Duration;
+
+use fsdp_core::memory::{Category, Usage};
+use fsdp_nn::hf::HfModel;
+use fsdp_train::Job;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::Measured;
+use crate::args::BenchTrainArgs;
+use crate::host::{threads_per_rank, total_threads};
+use crate::units::{bytes, params, rate};
+
+/// The figures of a benchmark. Times are those of the first rank.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Report {
+    parameters: usize,
+    ranks: usize,
+    threads_per_rank: usize,
+    micro_batch: usize,
+    micro_batches: usize,
+    tokens_per_step: usize,
+    step_ms_median: f64,
+    step_ms: Vec<f64>,
+    tokens_per_s: f64,
+    /// 6 FLOPs per parameter and token.
+    gflops: f64,
+    loss_first: f64,
+    loss_last: f64,
+    /// Of this process, all ranks together; absent where the system does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    resident_peak_bytes: Option<u64>,
+    /// Peaks of the largest rank, as if each rank had its own memory.
+    logical_peak_bytes: Map<String, Value>,
+}
+
+impl Report {
+    #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^53")]
+    pub(super) fn new(args: &BenchTrainArgs, job: &Job<HfModel>, ranks: &[Measured]) -> Self {
+        let first = &ranks[0];
+        let median = median(&first.steps[args.warmup..]).as_secs_f64();
+        let tokens = args.global_batch * args.seq;
+        let parameters = job.plan.spec.elements();
+        let usage: Vec<Usage> = ranks.iter().map(|rank| rank.usage).collect();
+        Self {
+            parameters,
+            ranks: args.ranks,
+            threads_per_rank: threads_per_rank(total_threads(args.threads.unwrap_or(0)), args.ranks),
+            micro_batch: job.config.train.micro_batch_size,
+            micro_batches: job.config.train.micro_batches_per_step(),
+            tokens_per_step: tokens,
+            step_ms_median: median * 1e3,
+            step_ms: first.steps.iter().map(|step| step.as_secs_f64() * 1e3).collect(),
+            tokens_per_s: tokens as f64 / median,
+            gflops: 6.0 * parameters as f64 * tokens as f64 / median / 1e9,
+            loss_first: first.losses[0],
+            loss_last: first.losses[first.losses.len() - 1],
+            resident_peak_bytes: resident_peak_bytes(),
+            logical_peak_bytes: logical_peaks(&usage),
+        }
+    }
+
+    /// One JSON object.
+    pub(super) fn json(&self) -> String {
+        let mut text = serde_json::to_string_pretty(self).expect("figures have a JSON form");
+        text.push('\n');
+        text
+    }
+
+    /// Lines for people.
+    pub(super) fn text(&self) -> String {
+        let resident = self.resident_peak_bytes.map_or("unknown".to_owned(), bytes);
+        let logical = self.logical_peak_bytes.get(TOTAL).and_then(Value::as_u64).map_or(String::new(), bytes);
+        format!(
+            "{} parameters, {} ranks x {} threads, {} micro-batches of {}\n\
+             step {:.1} ms (median of those after the warm-up), {} tokens/s, {:.1} GFLOP/s\n\
+             loss {:.4} first, {:.4} last\n\
+             resident {resident} (all ranks), logical {logical} per rank\n",
+            params(self.parameters),
+            self.ranks,
+            self.threads_per_rank,
+            self.micro_batches,
+            self.micro_batch,
+            self.step_ms_median,
+            rate(self.tokens_per_s),
+            self.gflops,
+            self.loss_first,
+            self.loss_last,
+        )
+    }
+}
+
+const TOTAL: &str = "all together";
+
+fn logical_peaks(ranks: &[Usage]) -> Map<String, Value> {
+    let largest = |of: &dyn Fn(&Usage) -> usize| ranks.iter().map(of).max().unwrap_or(0);
+    let mut peaks: Map<String, Value> = Category::ALL
+        .into_iter()
+        .map(|category| (category.name().to_owned(), largest(&|usage| usage.peak(category)).into()))
+        .collect();
+    peaks.insert(TOTAL.to_owned(), largest(&|usage| usage.total_peak_bytes).into());
+    peaks
+}
+
+fn median(steps: &[Duration]) -> Duration {
+    let mut sorted = steps.to_vec();
+    sorted.sort_unstable();
+    sorted[sorted.len() / 2]
+}
+
+/// The most memory that this process ever had resident.
+fn resident_peak_bytes() -> Option<u64> {
+    peak_of_status(&fs::read_to_string("/proc/self/status").ok()?)
+}
+
+fn peak_of_status(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_of_sorted_steps() {
+        let steps = [5, 1, 9].map(Duration::from_millis);
+        assert_eq!(median(&steps), Duration::from_millis(5));
+    }
+
+    #[test]
+    fn the_peak_is_read_from_the_status_file() {
+        assert_eq!(peak_of_status("VmPeak:\t  9 kB\nVmHWM:\t     1234 kB\n"), Some(1234 * 1024));
+        assert_eq!(peak_of_status("VmPeak:\t  9 kB\n"), None);
+    }
+}

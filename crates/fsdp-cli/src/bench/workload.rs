@@ -1,0 +1,182 @@
+//! What is measured: a Llama of the asked-for dimensions, random tokens, and the settings of the peer.
+//!
+//! Configuration and model are written as a user would write them, so that the benchmark takes the way of
+//! every other run.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use fsdp_nn::hf::HfConfig;
+use fsdp_nn::random;
+use fsdp_train::Job;
+use fsdp_train::config::Resolved;
+use serde_json::json;
+
+use crate::args::BenchTrainArgs;
+use crate::error::CliError;
+use crate::run_setup;
+
+use fsdp_nn::hf::HfModel;
+
+/// The job of a benchmark.
+///
+/// # Errors
+/// [`CliError`]: dimensions that do not fit each other.
+pub(super) fn job(args: &BenchTrainArgs) -> Result<Job<HfModel>, CliError> {
+    let model = HfConfig::parse(&model_json(args))
+        .map_err(|source| CliError::Model { origin: "bench train".to_owned(), source })?;
+    let architecture = model.build()?;
+    let tokens = Tokens::create(args)?;
+    let loaded = Resolved::parse(&run_toml(args, &tokens.file)?, "bench train", &[])?;
+    let init = run_setup::random(loaded.config.model.seed, &architecture);
+    Ok(Job::new(loaded.config, architecture, init)?)
+}
+
+fn model_json(args: &BenchTrainArgs) -> String {
+    let config = json!({
+        "model_type": "llama",
+        "vocab_size": args.vocab,
+        "hidden_size": args.hidden,
+        "intermediate_size": args.ffn,
+        "num_hidden_layers": args.layers,
+        "num_attention_heads": args.heads,
+        "num_key_value_heads": args.kv_heads,
+        "max_position_embeddings": args.seq,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": false,
+    });
+    config.to_string()
+}
+
+/// The micro-batch size: as asked for, or one micro-batch per rank.
+pub(super) fn micro_batch(args: &BenchTrainArgs) -> Result<usize, CliError> {
+    let micro_batch = match args.micro_batch {
+        Some(micro_batch) => micro_batch,
+        None => args.global_batch / args.ranks,
+    };
+    if micro_batch > 0 && args.global_batch.is_multiple_of(micro_batch * args.ranks) {
+        return Ok(micro_batch);
+    }
+    let (global, ranks) = (args.global_batch, args.ranks);
+    let what = format!(
+        "{global} sequences cannot be split over {ranks} ranks in micro-batches of {}; \
+         choose a multiple of ranks times --micro-batch",
+        micro_batch.max(1)
+    );
+    Err(CliError::Option { option: "--global-batch", what })
+}
+
+fn run_toml(args: &BenchTrainArgs, tokens: &Path) -> Result<String, CliError> {
+    // A TOML string in JSON spelling: its escapes are TOML's too.
+    let text = |text: &str| serde_json::Value::from(text).to_string();
+    let wrap: Vec<String> = args.wrap.iter().map(|class| text(class)).collect();
+    let reduce_dtype = if args.param_dtype.name() == "f64" { "f64" } else { "f32" };
+    Ok(format!(
+        r#"
+[model]
+path = ""
+[data]
+train = [{tokens}]
+format = "tokens-u32"
+seq_len = {seq}
+[train]
+steps = {steps}
+micro_batch_size = {micro_batch}
+global_batch_size = {global_batch}
+grad_clip = 1.0
+optimizer = {{ name = "adamw", lr = 1e-3, betas = [0.9, 0.99], weight_decay = 0.1 }}
+[fsdp]
+wrap = [{wrap}]
+param_dtype = "{param_dtype}"
+reduce_dtype = "{reduce_dtype}"
+activation_checkpointing = "{checkpointing}"
+[run]
+ranks = {ranks}
+threads = {threads}
+out_dir = "unused"
+"#,
+        tokens = text(&tokens.display().to_string()),
+        seq = args.seq,
+        steps = args.steps,
+        micro_batch = micro_batch(args)?,
+        global_batch = args.global_batch,
+        wrap = wrap.join(", "),
+        param_dtype = args.param_dtype.name(),
+        checkpointing = if args.checkpointing { "full" } else { "none" },
+        ranks = args.ranks,
+        threads = args.threads.unwrap_or(0),
+    ))
+}
+
+/// Random tokens for one global batch, in a file that is gone when they have been read.
+struct Tokens {
+    file: PathBuf,
+}
+
+impl Tokens {
+    fn create(args: &BenchTrainArgs) -> Result<Self, CliError> {
+        let file = std::env::temp_dir().join(format!("fsdp-bench-{}.u32", std::process::id()));
+        let tokens = Self { file };
+        let bytes: Vec<u8> = (0..(args.global_batch * args.seq + 1) as u64)
+            .flat_map(|index| token(args.vocab, index).to_le_bytes())
+            .collect();
+        fs::write(&tokens.file, bytes).map_err(CliError::write(&tokens.file))?;
+        Ok(tokens)
+    }
+}
+
+impl Drop for Tokens {
+    fn drop(&mut self) {
+        // A file left in the folder for temporary files is no reason to fail.
+        let _ = fs::remove_file(&self.file);
+    }
+}
+
+fn token(vocab: usize, index: u64) -> u32 {
+    let tokens = u32::try_from(vocab).unwrap_or(u32::MAX);
+    (random::uniform(random::key(&[0]), index) * f64::from(tokens)) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Args, BenchCommand, Command};
+
+    fn args(line: &str) -> BenchTrainArgs {
+        let words = ["fsdp", "bench", "train"].into_iter().chain(line.split_whitespace());
+        match Args::parse_from(words).command {
+            Command::Bench(BenchCommand::Train(args)) => args,
+            other => panic!("bench train was parsed as {other:?}"),
+        }
+    }
+
+    #[test]
+    fn each_rank_has_one_micro_batch_unless_told_otherwise() {
+        assert_eq!(micro_batch(&args("--ranks 4")).unwrap(), 2);
+        assert_eq!(micro_batch(&args("--ranks 2 --micro-batch 2")).unwrap(), 2);
+    }
+
+    #[test]
+    fn batches_that_do_not_split_are_rejected() {
+        for line in ["--ranks 3", "--ranks 16", "--ranks 2 --micro-batch 3"] {
+            let error = micro_batch(&args(line)).unwrap_err();
+            assert!(error.to_string().starts_with("--global-batch"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_job_has_the_asked_for_dimensions_and_one_step_of_data() {
+        let line = "--hidden 16 --layers 2 --heads 2 --kv-heads 1 --ffn 32 --vocab 50 --seq 8 --ranks 2";
+        let job = job(&args(line)).unwrap();
+        assert_eq!((job.data.samples(), job.data.micro_batches()), (8, 2));
+        assert_eq!(job.plan.layout.units.len(), 3);
+    }
+
+    #[test]
+    fn tokens_are_within_the_vocabulary() {
+        assert!((0..1000).all(|index| token(7, index) < 7));
+        assert!((0..1000).any(|index| token(7, index) == 6));
+    }
+}

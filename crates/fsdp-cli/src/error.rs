@@ -1,0 +1,115 @@
+//! What can stop a command, and the exit code that says so.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use fsdp_train::TrainError;
+use fsdp_train::config::ConfigError;
+
+/// The input is wrong; nothing was started.
+const USAGE: u8 = 2;
+/// The run failed.
+const RUN_FAILED: u8 = 3;
+
+/// A command that did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum CliError {
+    /// Training could not start, or failed.
+    #[error(transparent)]
+    Train(#[from] TrainError),
+    /// A model directory has no readable `config.json`.
+    #[error(
+        "cannot read {}; model.path must be a Hugging Face directory with config.json",
+        file.display()
+    )]
+    ReadModel {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A `config.json` does not describe a model that can be run.
+    #[error("{origin}: {source}")]
+    Model {
+        /// The file, or the options that it was made of.
+        origin: String,
+        /// Why.
+        source: fsdp_nn::hf::ConfigError,
+    },
+    /// A rank that the run does not have.
+    #[error("--rank {rank}: the run has {ranks} ranks, so give 0 to {}", ranks - 1)]
+    Rank {
+        /// The rank.
+        rank: usize,
+        /// Number of ranks.
+        ranks: usize,
+    },
+    /// Two options of a command do not fit each other.
+    #[error("{option}: {what}")]
+    Option {
+        /// The option, as it is written.
+        option: &'static str,
+        /// What is wrong and what to do.
+        what: String,
+    },
+    /// A file of the user's choice cannot be created.
+    #[error("{option} {}: cannot create the file", file.display())]
+    Create {
+        /// The option that named it.
+        option: &'static str,
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// `RUST_LOG` is not a filter.
+    #[error("RUST_LOG: {source}; expected something like fsdp=debug")]
+    LogFilter {
+        /// Why.
+        source: tracing_subscriber::filter::FromEnvError,
+    },
+    /// Output cannot be written.
+    #[error("cannot write {what}")]
+    Write {
+        /// What was written.
+        what: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// Signal handlers cannot be installed.
+    #[error("cannot handle SIGINT and SIGTERM")]
+    Signal {
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl CliError {
+    /// The exit code of a command that ends with this error.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            CliError::Train(error) if !error.is_usage() => RUN_FAILED,
+            CliError::Write { .. } | CliError::Signal { .. } => RUN_FAILED,
+            _ => USAGE,
+        }
+    }
+
+    /// Wraps a failure to write to a file.
+    pub(crate) fn write(file: &Path) -> impl FnOnce(io::Error) -> CliError {
+        let what = file.display().to_string();
+        move |source| CliError::Write { what, source }
+    }
+}
+
+impl From<ConfigError> for CliError {
+    fn from(error: ConfigError) -> Self {
+        CliError::Train(error.into())
+    }
+}
+
+impl From<fsdp_core::Error> for CliError {
+    fn from(error: fsdp_core::Error) -> Self {
+        CliError::Train(error.into())
+    }
+}

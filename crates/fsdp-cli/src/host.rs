@@ -1,0 +1,72 @@
+//! Launchers of ranks as threads on the host.
+//!
+//! Training shares storage between ranks, for memory; verification gives every rank its own, so that
+//! nothing that ranks have in common hides a difference between them.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use fsdp_core::Rank;
+use fsdp_nn::{HostMemory, HostOptions, HostPool};
+use fsdp_sim::{Threads, WorldOptions};
+use fsdp_train::config::RunConfig;
+
+/// Ranks that train or are measured: one pool, gathered parameters held once.
+pub(crate) fn training(run: &RunConfig) -> Threads<HostMemory> {
+    let pool = HostPool::new();
+    let total = total_threads(run.threads);
+    Threads::new(world_options(run, true), move |_: Rank, world| {
+        let threads = threads_per_rank(total, world);
+        memory(HostOptions { pool: Arc::clone(&pool), threads, poison: false })
+    })
+}
+
+/// Ranks that are compared with the oracle: nothing shared. With `poison`, contents that were given up are
+/// overwritten.
+pub(crate) fn verification(run: &RunConfig, poison: bool) -> Threads<HostMemory> {
+    let total = total_threads(run.threads);
+    Threads::new(world_options(run, false), move |_: Rank, world| {
+        memory(HostOptions { pool: HostPool::new(), threads: threads_per_rank(total, world), poison })
+    })
+}
+
+/// The memory of a rank. The launcher catches the panic and says which rank could not be started.
+fn memory(options: HostOptions) -> Arc<HostMemory> {
+    Arc::new(HostMemory::new(options).expect("the compute threads of a rank can be started"))
+}
+
+fn world_options(run: &RunConfig, share_unsharded: bool) -> WorldOptions {
+    WorldOptions {
+        cores: total_threads(run.threads),
+        timeout: Duration::from_secs_f64(run.timeout_s),
+        share_unsharded,
+        ..WorldOptions::new(run.ranks)
+    }
+}
+
+/// Threads that compute, over all ranks: as configured, or one per core.
+pub(crate) fn total_threads(configured: usize) -> usize {
+    match configured {
+        0 => thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    }
+}
+
+/// Threads of one rank of a world.
+pub(crate) fn threads_per_rank(total: usize, world: usize) -> usize {
+    (total / world).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_share_the_threads() {
+        assert_eq!(threads_per_rank(8, 2), 4);
+        assert_eq!(threads_per_rank(8, 3), 2);
+        assert_eq!(threads_per_rank(2, 64), 1);
+        assert_eq!(total_threads(3), 3);
+    }
+}

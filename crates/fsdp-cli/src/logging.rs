@@ -1,0 +1,39 @@
+//! What becomes of `tracing` spans and events: text on stderr as `RUST_LOG` says, and the trace file.
+
+use std::io::{self, IsTerminal};
+
+use tracing_subscriber::filter::{EnvFilter, filter_fn};
+use tracing_subscriber::fmt;
+use tracing_subscriber::fmt::format::FmtSpan;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Layer, registry};
+
+use crate::error::CliError;
+use crate::trace::{TARGET, TraceFile};
+
+/// Whether `RUST_LOG` asks for anything.
+pub(crate) fn is_asked_for() -> bool {
+    std::env::var_os("RUST_LOG").is_some_and(|filter| !filter.is_empty())
+}
+
+/// Installs the subscriber of this process. A second call has no effect.
+///
+/// # Errors
+/// [`CliError::LogFilter`].
+pub(crate) fn install(trace: Option<&TraceFile>) -> Result<(), CliError> {
+    let text = if is_asked_for() {
+        let filter = EnvFilter::try_from_default_env().map_err(|source| CliError::LogFilter { source })?;
+        let ansi = io::stderr().is_terminal();
+        let layer = fmt::layer().with_writer(io::stderr).with_ansi(ansi).with_span_events(FmtSpan::CLOSE);
+        Some(layer.with_filter(filter))
+    } else {
+        None
+    };
+    let trace = trace.map(|file| file.layer().with_filter(filter_fn(|span| span.target() == TARGET)));
+    if text.is_some() || trace.is_some() {
+        // Only a subscriber that is there already can make this fail, and then that one is wanted.
+        let _ = registry().with(text).with(trace).try_init();
+    }
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! How far a run is: a bar on a terminal, plain lines elsewhere.
+
+use std::io::{self, IsTerminal};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use fsdp_train::Evaluation;
+use fsdp_train::metrics::StepMetrics;
+use fsdp_train::train::Reporter;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::output;
+use crate::units::{clock, rate};
+
+/// Plain lines per run, when steps are short.
+const LINES: u64 = 20;
+/// The longest time without a plain line, when steps are long.
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
+const BAR: &str = "{bar:28} {pos}/{len} {msg} ETA {eta}";
+
+/// Tells a user about a run, on stderr.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    steps: u64,
+    start: Instant,
+    display: Display,
+    stop: Arc<AtomicBool>,
+    has_told_stop: AtomicBool,
+}
+
+#[derive(Debug)]
+enum Display {
+    Bar(ProgressBar),
+    Lines { last: Mutex<Instant> },
+}
+
+impl Progress {
+    /// The progress of a run of `steps` steps that ends early when `stop` is raised.
+    pub(crate) fn new(steps: u64, stop: Arc<AtomicBool>) -> Self {
+        let start = Instant::now();
+        let display = if io::stderr().is_terminal() {
+            let style = ProgressStyle::with_template(BAR).unwrap_or_else(|_| ProgressStyle::default_bar());
+            Display::Bar(ProgressBar::new(steps).with_style(style))
+        } else {
+            Display::Lines { last: Mutex::new(start) }
+        };
+        Self { steps, start, display, stop, has_told_stop: AtomicBool::new(false) }
+    }
+
+    /// Ends the bar where it stands.
+    pub(crate) fn finish(&self) {
+        if let Display::Bar(bar) = &self.display {
+            bar.abandon();
+        }
+    }
+
+    fn say(&self, line: &str) {
+        match &self.display {
+            Display::Bar(bar) => bar.println(line),
+            Display::Lines { .. } => output::note(line),
+        }
+    }
+
+    fn line(&self, last: &Mutex<Instant>, metrics: &StepMetrics) {
+        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        let step = metrics.step;
+        let is_due = step.is_multiple_of((self.steps / LINES).max(1)) || last.elapsed() >= LINE_INTERVAL;
+        if !(is_due || step == 1 || step == self.steps) {
+            return;
+        }
+        *last = Instant::now();
+        let left = remaining(self.start.elapsed(), step, self.steps);
+        let width = self.steps.to_string().len();
+        let news = news(metrics);
+        output::note(&format!("step {step:>width$}/{} {news} ETA {}", self.steps, clock(left)));
+    }
+}
+
+impl Reporter for Progress {
+    fn step(&self, metrics: &StepMetrics) {
+        match &self.display {
+            Display::Bar(bar) => {
+                bar.set_message(news(metrics));
+                bar.set_position(metrics.step);
+            }
+            Display::Lines { last } => self.line(last, metrics),
+        }
+        if self.stop.load(Ordering::Relaxed) && !self.has_told_stop.swap(true, Ordering::Relaxed) {
+            self.say("stopping after the step under way; interrupt again to exit at once, without a model");
+        }
+    }
+
+    fn evaluation(&self, step: u64, evaluation: &Evaluation) {
+        let Evaluation { loss, targets, .. } = evaluation;
+        self.say(&format!("evaluation after step {step}: loss {loss:.4} over {targets} tokens"));
+    }
+}
+
+fn news(metrics: &StepMetrics) -> String {
+    format!("loss {:.4} {} tokens/s", metrics.loss, rate(metrics.tokens_per_s))
+}
+
+/// The time that the remaining steps take if they go on as the first `done` of `all` did.
+#[expect(clippy::cast_precision_loss, reason = "an estimate")]
+fn remaining(elapsed: Duration, done: u64, all: u64) -> Duration {
+    elapsed.mul_f64(all.saturating_sub(done) as f64 / done.max(1) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_estimate_is_proportional() {
+        let elapsed = Duration::from_secs(10);
+        assert_eq!(remaining(elapsed, 5, 20), Duration::from_secs(30));
+        assert_eq!(remaining(elapsed, 20, 20), Duration::ZERO);
+    }
+
+    #[test]
+    fn the_template_of_the_bar_is_valid() {
+        assert!(ProgressStyle::with_template(BAR).is_ok());
+    }
+}

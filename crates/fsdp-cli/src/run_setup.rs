@@ -1,0 +1,107 @@
+//! From a run file to its model: what every command does first.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use fsdp_ckpt::model_files::ModelReader;
+use fsdp_nn::hf::{HfConfig, HfFamily, HfModel};
+use fsdp_nn::model::Architecture;
+use fsdp_train::config::{Init, Resolved};
+use fsdp_train::metrics::FlopModel;
+use fsdp_train::{InitSource, TrainError};
+
+use crate::args::RunFileArgs;
+use crate::error::CliError;
+use crate::output;
+
+/// A run file and the model that it names.
+#[derive(Clone, Debug)]
+pub(crate) struct RunSetup {
+    /// The run file, every default written out.
+    pub(crate) config: Resolved,
+    /// The model's `config.json`.
+    pub(crate) model: HfConfig,
+}
+
+impl RunSetup {
+    /// Reads a run file and its model's `config.json`, and says on stderr what the user should hear.
+    ///
+    /// # Errors
+    /// [`CliError`]: one of the files is missing or wrong.
+    pub(crate) fn load(args: &RunFileArgs) -> Result<Self, CliError> {
+        let loaded = Resolved::load(&args.file, &args.overrides)?;
+        for warning in &loaded.warnings {
+            output::warning(&warning.to_string());
+        }
+        let config = loaded.config;
+        let model = read_model(Path::new(&config.model.path))?;
+        let setup = Self { config, model };
+        if let Some(text) = setup.position_warning() {
+            output::warning(&text);
+        }
+        Ok(setup)
+    }
+
+    /// The described model.
+    ///
+    /// # Errors
+    /// [`CliError::Train`] when the description contradicts itself.
+    pub(crate) fn build(&self) -> Result<HfModel, CliError> {
+        Ok(self.model.build()?)
+    }
+
+    /// Where the first weights come from.
+    ///
+    /// # Errors
+    /// [`CliError::Train`] when pretrained weights are asked for and not there.
+    pub(crate) fn init(&self, architecture: &HfModel) -> Result<InitSource, CliError> {
+        match self.config.model.init {
+            Init::Random => Ok(random(self.config.model.seed, architecture)),
+            Init::Pretrained => {
+                let reader = ModelReader::open(&self.config.model.path).map_err(TrainError::from)?;
+                Ok(InitSource::Pretrained(Arc::new(reader)))
+            }
+        }
+    }
+
+    /// What the FLOPs of a token depend on.
+    pub(crate) fn flops(&self, parameters: usize) -> FlopModel {
+        let (layers, width) = match &self.model.family {
+            HfFamily::Llama(llama) => (llama.num_hidden_layers, llama.num_attention_heads * llama.head_dim),
+            HfFamily::Gpt2(gpt2) => (gpt2.n_layer, gpt2.n_embd),
+        };
+        FlopModel {
+            parameter_count: parameters as u64,
+            layer_count: layers as u64,
+            attention_width: width as u64,
+            seq_len: self.config.data.seq_len as u64,
+        }
+    }
+
+    /// Rotary positions go on beyond what a Llama was made for, but it never saw them.
+    fn position_warning(&self) -> Option<String> {
+        let HfFamily::Llama(llama) = &self.model.family else { return None };
+        let (seq_len, positions) = (self.config.data.seq_len, llama.max_position_embeddings);
+        (seq_len > positions).then(|| {
+            format!(
+                "data.seq_len = {seq_len} is beyond the {positions} positions that the model was made for \
+                 (max_position_embeddings)"
+            )
+        })
+    }
+}
+
+/// Random weights of a model.
+pub(crate) fn random(seed: u64, architecture: &HfModel) -> InitSource {
+    InitSource::Random { seed, init: Arc::new(architecture.description().init.clone()) }
+}
+
+fn read_model(dir: &Path) -> Result<HfConfig, CliError> {
+    let file = dir.join("config.json");
+    let text = match fs::read_to_string(&file) {
+        Ok(text) => text,
+        Err(source) => return Err(CliError::ReadModel { file, source }),
+    };
+    HfConfig::parse(&text).map_err(|source| CliError::Model { origin: dir.display().to_string(), source })
+}

@@ -1,0 +1,113 @@
+//! `fsdp schedule`.
+
+use std::fmt::Write;
+use std::io;
+
+use fsdp_core::Rank;
+use fsdp_core::checker;
+use fsdp_core::engine::Plan;
+use fsdp_core::layout::UnitLayout;
+use fsdp_nn::HostMemory;
+use fsdp_nn::model::Architecture;
+use fsdp_train::{TrainError, plan, predict};
+
+use crate::args::ScheduleArgs;
+use crate::error::CliError;
+use crate::output::{self, Paint, table};
+use crate::run_setup::RunSetup;
+use crate::train::memory_rows;
+use crate::units::{bytes, params};
+
+/// Unsharded elements over parameters from which on a unit is worth a warning.
+const PADDING_WARNING: f64 = 1.25;
+
+/// Prints the compiled schedule of a run file, and what is known about it before it runs.
+///
+/// # Errors
+/// [`CliError`]: the input is wrong.
+pub(crate) fn run(args: &ScheduleArgs) -> Result<(), CliError> {
+    let setup = RunSetup::load(&args.run)?;
+    let (config, architecture) = (&setup.config, setup.build()?);
+    if args.rank >= config.run.ranks {
+        return Err(CliError::Rank { rank: args.rank, ranks: config.run.ranks });
+    }
+    let seq_len = config.data.seq_len;
+    if let Some(positions) = architecture.positions_max().filter(|&positions| seq_len > positions) {
+        return Err(TrainError::SequenceTooLong { seq_len, positions }.into());
+    }
+    let evaluates = !config.data.eval.is_empty();
+    let plan = plan(config, &architecture.description().spec, evaluates)?;
+    let usage = predict::<HostMemory, _>(config, &architecture, &plan, Rank(args.rank))?;
+    let mut text = schedules(&plan);
+    text += &verdict(&plan);
+    text += &units(&plan);
+    let title = format!("predicted peak memory of rank {}", args.rank);
+    let _ = write!(text, "\n{}\n{}", heading(&title), table(["category", "peak"], memory_rows(&[usage])));
+    output::print(&text)?;
+    for unit in plan.layout.units.iter().filter(|unit| unit.padding_factor() > PADDING_WARNING) {
+        output::warning(&padding_warning(unit));
+    }
+    Ok(())
+}
+
+fn heading(text: &str) -> String {
+    Paint::of(&io::stdout()).heading(text)
+}
+
+fn schedules(plan: &Plan) -> String {
+    let (spec, layout) = (&plan.spec, &plan.layout);
+    let mut text = format!(
+        "{} parameters in {} units, mesh {}, {} micro-batches per rank and step\n",
+        params(spec.elements()),
+        layout.units.len(),
+        plan.mesh,
+        plan.step.rounds
+    );
+    let _ = write!(text, "\n{}\n{}", heading("training step"), plan.step.render(spec, layout));
+    if let Some(evaluation) = &plan.evaluation {
+        let _ = write!(text, "\n{}\n{}", heading("evaluation"), evaluation.render(spec, layout));
+    }
+    text
+}
+
+/// Making a plan checks its schedules; checking them again says so in words.
+fn verdict(plan: &Plan) -> String {
+    let paint = Paint::of(&io::stdout());
+    let mut text = String::from("\n");
+    for (name, schedule) in [("training step", Some(&plan.step)), ("evaluation", plan.evaluation.as_ref())] {
+        let Some(schedule) = schedule else { continue };
+        let operations = schedule.ops.len();
+        let verdict = match checker::check(schedule, &plan.spec, &plan.layout) {
+            Ok(()) => paint.good("safe"),
+            Err(violation) => paint.bad(&format!("unsafe: {violation}")),
+        };
+        let _ = writeln!(text, "checker: {name} of {operations} operations is {verdict}");
+    }
+    text
+}
+
+fn units(plan: &Plan) -> String {
+    let element_bytes = plan.policy.param_dtype.size_bytes();
+    let rows = plan.layout.units.iter().map(|unit| {
+        let unsharded: usize = unit.segments.iter().map(|segment| segment.unsharded_len()).sum();
+        let shard: usize = unit.segments.iter().map(|segment| segment.shard_len()).sum();
+        [
+            unit.name.clone(),
+            unit.segments.len().to_string(),
+            bytes((unsharded * element_bytes) as u64),
+            bytes((shard * element_bytes) as u64),
+            format!("{:.3}x", unit.padding_factor()),
+        ]
+    });
+    let header = ["unit", "segments", "unsharded", "shard", "padding"];
+    format!("\n{}\n{}", heading("units"), table(header, rows))
+}
+
+fn padding_warning(unit: &UnitLayout) -> String {
+    format!(
+        "unit {} is padded {:.2}x: it has too few rows for the shard axis; wrap coarser (fsdp.wrap with a larger \
+         class, or a larger fsdp.min_num_params) or use fewer shards (fsdp.mesh.replicate)",
+        unit.name,
+        unit.padding_factor()
+    )
+}

@@ -1,0 +1,169 @@
+//! `--shrink`: the same units and policies on a model that a laptop trains in seconds.
+//!
+//! Kept are the family, the kinds of modules that are wrapped, the ratio of heads to key/value heads, tied
+//! weights, biases, dropouts, dtypes and every policy. Cut are layers, widths, sequences, batches and the
+//! numbers of replicas and ranks. What decides over correctness is kept, what decides over time is not.
+
+mod sizes;
+mod wrapping;
+
+use fsdp_core::model::ModelSpec;
+use fsdp_nn::hf::{HfConfig, HfFamily};
+use fsdp_nn::model::Architecture;
+use fsdp_train::config::{Format, FqnPatterns, Init, OptimizerConfig, Reshard, Resolved, TokenRef, WrapPolicy};
+
+use crate::error::CliError;
+use crate::run_setup::RunSetup;
+use crate::units::params;
+
+/// Tokens of a sequence.
+const SEQ_LEN_MAX: usize = 32;
+/// Micro-batches per rank of the largest world.
+const ROUNDS_MAX: usize = 2;
+/// Layers, however deep the prefetch.
+const LAYERS_MAX: usize = 6;
+/// Replicas, and ranks of the groups of `reshard_after_forward`.
+const AXIS_MAX: usize = 2;
+/// Tokens that bytes have.
+const BYTES: usize = 256;
+
+/// A shrunk run.
+#[derive(Clone, Debug)]
+pub(crate) struct Shrunk {
+    /// The run.
+    pub(crate) setup: RunSetup,
+    /// What was done to it, for the user.
+    pub(crate) notes: Vec<String>,
+}
+
+/// Shrinks a run that is to be verified at `worlds`.
+///
+/// # Errors
+/// [`CliError::Train`]: the model contradicts itself, or its wrap policy does not fit it.
+pub(crate) fn shrink(setup: &RunSetup, worlds: &[usize]) -> Result<Shrunk, CliError> {
+    let mut config = setup.config.clone();
+    let mut notes = Vec::new();
+    notes.extend(mesh(&mut config));
+    batches(&mut config, worlds);
+    let model = model(&setup.model, &config);
+    let (before, after) = (setup.build()?, model.build()?);
+    let (before, after) = (&before.description().spec, &after.description().spec);
+    notes.push(format!("{} parameters to {}", params(before.elements()), params(after.elements())));
+    notes.push(format!("{} to {}", sizes::describe(&setup.model.family), sizes::describe(&model.family)));
+    notes.push(format!(
+        "sequences of {} tokens to {}, {} micro-batches of {} to {} of 1",
+        setup.config.data.seq_len,
+        config.data.seq_len,
+        setup.config.train.micro_batches_per_step(),
+        setup.config.train.micro_batch_size,
+        config.train.micro_batches_per_step(),
+    ));
+    if config.model.init == Init::Pretrained {
+        config.model.init = Init::Random;
+        notes.push("random weights in place of pretrained ones".to_owned());
+    }
+    if let WrapPolicy::MinNumParams(min) = config.fsdp.wrap {
+        let scaled = wrapping::scale(min, before, after)?;
+        notes.push(scaled.note);
+        config.fsdp.wrap = WrapPolicy::MinNumParams(scaled.min_num_params);
+    }
+    notes.extend(drop_patterns("fsdp.frozen", &mut config.fsdp.frozen, before, after));
+    let no_decay = no_decay(&mut config.train.optimizer);
+    notes.extend(drop_patterns("train.optimizer.no_decay", no_decay, before, after));
+    Ok(Shrunk { setup: RunSetup { config, model }, notes })
+}
+
+/// Cuts the axes of the mesh, so that small worlds have replicas, shards and groups.
+fn mesh(config: &mut Resolved) -> Option<String> {
+    let (replicas, shards) = (config.fsdp.mesh.replicate, config.run.ranks / config.fsdp.mesh.replicate);
+    config.fsdp.mesh.replicate = replicas.min(AXIS_MAX);
+    if let Reshard::Groups(ranks) = config.fsdp.reshard_after_forward {
+        config.fsdp.reshard_after_forward = match usize::try_from(ranks) {
+            Ok(ranks) if ranks < shards => Reshard::Groups(ranks.min(AXIS_MAX) as u64),
+            // A group of all shards is no group.
+            _ => Reshard::Always,
+        };
+    }
+    let cut = config.fsdp.mesh.replicate;
+    (cut < replicas).then(|| format!("{replicas} replicas to {cut}"))
+}
+
+/// Cuts sequences and batches. V stays a multiple of the largest world and of the ranks that the mesh needs.
+fn batches(config: &mut Resolved, worlds: &[usize]) {
+    let rounds = (config.train.micro_batches_per_step() / config.run.ranks).clamp(1, ROUNDS_MAX);
+    let group = match config.fsdp.reshard_after_forward {
+        Reshard::Groups(ranks) => usize::try_from(ranks).unwrap_or(1),
+        _ => 1,
+    };
+    // The smallest world that the policies fit; which ones are verified is the caller's choice.
+    let ranks = config.fsdp.mesh.replicate * group;
+    let largest = worlds.iter().copied().max().unwrap_or(1);
+    config.run.ranks = ranks;
+    config.train.micro_batch_size = 1;
+    config.train.global_batch_size = least_common_multiple(ranks, largest) * rounds;
+    config.data.seq_len = config.data.seq_len.min(SEQ_LEN_MAX);
+}
+
+fn model(model: &HfConfig, config: &Resolved) -> HfConfig {
+    let prefetch = config.fsdp.forward_prefetch.max(config.fsdp.backward_prefetch);
+    // One unit more than are in memory at once.
+    let layers = usize::try_from(prefetch).unwrap_or(LAYERS_MAX).saturating_add(2).min(LAYERS_MAX);
+    let vocab = vocabulary(config);
+    let mut model = model.clone();
+    model.family = match &model.family {
+        HfFamily::Llama(llama) => HfFamily::Llama(sizes::llama(llama, layers, vocab)),
+        HfFamily::Gpt2(gpt2) => HfFamily::Gpt2(sizes::gpt2(gpt2, layers, vocab, config.data.seq_len)),
+    };
+    model
+}
+
+/// As many tokens as the data can have, if that is known without reading it.
+fn vocabulary(config: &Resolved) -> Option<usize> {
+    let data = &config.data;
+    let has_bytes = data.tokenizer == "bytes" && matches!(data.format, Format::Text | Format::Jsonl);
+    let special = [data.bos.as_ref(), data.eos.as_ref(), Some(&data.pad)];
+    let ids = special.into_iter().flatten().map(|token| match token {
+        TokenRef::Id(id) => *id as usize + 1,
+        TokenRef::Token(_) => BYTES,
+    });
+    has_bytes.then(|| ids.max().map_or(BYTES, |ids| ids.max(BYTES)))
+}
+
+fn no_decay(optimizer: &mut OptimizerConfig) -> &mut Vec<String> {
+    match optimizer {
+        OptimizerConfig::Adamw(adamw) => &mut adamw.no_decay,
+        OptimizerConfig::Sgd(sgd) => &mut sgd.no_decay,
+        OptimizerConfig::Adafactor(adafactor) => &mut adafactor.no_decay,
+    }
+}
+
+/// Drops the patterns that only name what was cut. One that never named anything stays, to be reported.
+fn drop_patterns(
+    key: &str,
+    patterns: &mut Vec<String>,
+    before: &ModelSpec,
+    after: &ModelSpec,
+) -> Option<String> {
+    let names = |spec: &ModelSpec, pattern: &String| {
+        let Ok(pattern) = FqnPatterns::new(std::slice::from_ref(pattern)) else { return false };
+        let all = |param: &fsdp_core::model::ParamSpec| {
+            std::iter::once(&param.fqn).chain(&param.aliases).any(|name| pattern.matches(name))
+        };
+        spec.params.iter().any(all)
+    };
+    let is_cut = |pattern: &String| names(before, pattern) && !names(after, pattern);
+    let cut: Vec<String> = patterns.iter().filter(|pattern| is_cut(pattern)).cloned().collect();
+    patterns.retain(|pattern| !cut.contains(pattern));
+    (!cut.is_empty()).then(|| format!("{key} without {}, which names cut layers only", cut.join(", ")))
+}
+
+fn least_common_multiple(a: usize, b: usize) -> usize {
+    let (mut x, mut y) = (a, b);
+    while y > 0 {
+        (x, y) = (y, x % y);
+    }
+    a / x * b
+}
+
+#[cfg(test)]
+mod tests;

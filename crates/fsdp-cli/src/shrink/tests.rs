@@ -1,0 +1,96 @@
+//! Shrinking keeps what decides over correctness.
+
+use fsdp_core::wrap;
+
+use super::*;
+
+const LLAMA_8B: &str = r#"{"model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
+    "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "max_position_embeddings": 8192}"#;
+const GPT2: &str = r#"{"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12,
+    "n_positions": 1024}"#;
+
+fn setup(model: &str, fsdp: &str, train: &str) -> RunSetup {
+    let text = format!(
+        "[model]\npath = \"model\"\ninit = \"pretrained\"\n[data]\ntrain = [\"README.md\"]\nseq_len = 1024\n\
+         [train]\nsteps = 10\nmicro_batch_size = 2\nglobal_batch_size = 256\n{train}\n\
+         [fsdp]\n{fsdp}\n[run]\nranks = 64\nout_dir = \"runs/x\"\n"
+    );
+    let loaded = Resolved::parse(&text, "test", &[]).unwrap();
+    RunSetup { config: loaded.config, model: HfConfig::parse(model).unwrap() }
+}
+
+#[test]
+fn an_8b_llama_becomes_small_and_keeps_its_proportions() {
+    let large = setup(LLAMA_8B, "wrap = [\"LlamaDecoderLayer\"]", "");
+    let small = shrink(&large, &[1, 2, 4]).unwrap();
+    let HfFamily::Llama(llama) = &small.setup.model.family else { panic!("it is still a Llama") };
+    assert_eq!((llama.num_attention_heads, llama.num_key_value_heads), (8, 2));
+    assert_eq!((llama.hidden_size, llama.intermediate_size), (32, 112));
+    assert_eq!((llama.num_hidden_layers, llama.vocab_size), (3, 256));
+    let config = &small.setup.config;
+    assert_eq!((config.data.seq_len, config.train.micro_batch_size), (32, 1));
+    assert_eq!((config.train.global_batch_size, config.run.ranks), (8, 1));
+    assert_eq!(config.model.init, Init::Random);
+    assert_eq!(config.fsdp, large.config.fsdp);
+}
+
+#[test]
+fn batches_fit_replicas_and_groups() {
+    let fsdp = "mesh = { replicate = 4 }\nreshard_after_forward = 8";
+    let small = shrink(&setup(LLAMA_8B, fsdp, ""), &[2, 4]).unwrap();
+    assert_eq!((small.setup.config.run.ranks, small.setup.config.train.global_batch_size), (4, 8));
+    assert_eq!(small.setup.config.fsdp.mesh.replicate, 2);
+    assert_eq!(small.setup.config.fsdp.reshard_after_forward, Reshard::Groups(2));
+}
+
+#[test]
+fn a_gpt2_gets_positions_for_the_short_sequences() {
+    let small = shrink(&setup(GPT2, "", ""), &[2]).unwrap();
+    let HfFamily::Gpt2(gpt2) = &small.setup.model.family else { panic!("it is still a GPT-2") };
+    assert_eq!((gpt2.n_positions, gpt2.n_embd, gpt2.n_inner, gpt2.n_head), (32, 16, 64, 4));
+}
+
+#[test]
+fn a_minimum_of_parameters_wraps_the_same_modules() {
+    // Layers of an 8B model have 218 million parameters, their MLPs 176 million, the embedding 525 million.
+    for min in [100_000_000u64, 200_000_000, 300_000_000, 20_000_000_000] {
+        let fsdp = format!("min_num_params = {min}");
+        let large = setup(LLAMA_8B, &fsdp, "");
+        let small = shrink(&large, &[2]).unwrap();
+        let WrapPolicy::MinNumParams(scaled) = small.setup.config.fsdp.wrap else {
+            panic!("it is still a minimum")
+        };
+        let kinds = |setup: &RunSetup, min: u64| {
+            let spec = setup.build().unwrap().description().spec.clone();
+            let units = wrap::units(&spec, &wrap::WrapPolicy::MinParams(min as usize)).unwrap();
+            let mut classes: Vec<String> = units
+                .iter()
+                .filter_map(|unit| spec.modules.iter().find(|module| module.fqn == unit.name))
+                .map(|module| module.class.clone())
+                .collect();
+            classes.sort();
+            classes.dedup();
+            classes
+        };
+        let same = small.notes.iter().any(|note| note.ends_with("which wraps the same modules"));
+        assert_eq!(same, kinds(&large, min) == kinds(&small.setup, scaled), "{min}: {:?}", small.notes);
+    }
+}
+
+#[test]
+fn patterns_of_cut_layers_are_dropped_and_mistakes_kept() {
+    let fsdp = "frozen = [\"layers\\\\.31\\\\.\", \"embed_tokens\", \"no_such_name\"]";
+    let small = shrink(&setup(LLAMA_8B, fsdp, ""), &[2]).unwrap();
+    assert_eq!(small.setup.config.fsdp.frozen, ["embed_tokens", "no_such_name"]);
+    assert!(small.notes.iter().any(|note| note.starts_with("fsdp.frozen without")), "{:?}", small.notes);
+}
+
+#[test]
+fn special_tokens_beyond_bytes_keep_their_ids() {
+    let mut large = setup(LLAMA_8B, "", "");
+    large.config.data.pad = TokenRef::Id(299);
+    assert_eq!(vocabulary(&large.config), Some(300));
+    large.config.data.format = Format::TokensU32;
+    assert_eq!(vocabulary(&large.config), None);
+}

@@ -1,0 +1,71 @@
+//! A `min_num_params` that wraps the same modules of a smaller model.
+//!
+//! Modules are the same when their names are, but for the indices of layers. If any minimum wraps exactly
+//! the wanted modules, then the size of the smallest wanted unit does: every wanted unit reaches it, and a
+//! larger minimum would lose that unit.
+
+use std::collections::BTreeSet;
+
+use fsdp_core::model::ModelSpec;
+use fsdp_core::wrap::{self, WrapPolicy};
+
+use crate::error::CliError;
+
+/// The minimum for the smaller model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Scaled {
+    pub(super) min_num_params: u64,
+    /// What the user should know.
+    pub(super) note: String,
+}
+
+/// Scales a minimum from one size of a model to another.
+///
+/// # Errors
+/// [`CliError::Train`] when the policy does not fit the model, small or large.
+pub(super) fn scale(min: u64, before: &ModelSpec, after: &ModelSpec) -> Result<Scaled, CliError> {
+    let wanted = wrapped(before, min)?;
+    let min_num_params = smallest_unit(after, &wanted);
+    let found = wrapped(after, min_num_params)?;
+    let outcome = if found == wanted {
+        "which wraps the same modules".to_owned()
+    } else {
+        format!("which wraps {}, where {min} wraps {}; wrap by class to keep them", list(&found), list(&wanted))
+    };
+    Ok(Scaled { min_num_params, note: format!("min_num_params {min} to {min_num_params}, {outcome}") })
+}
+
+/// The patterns of the modules that a minimum wraps, the root aside.
+fn wrapped(spec: &ModelSpec, min: u64) -> Result<BTreeSet<String>, CliError> {
+    let policy = WrapPolicy::MinParams(usize::try_from(min).unwrap_or(usize::MAX));
+    let units = wrap::units(spec, &policy)?;
+    Ok(units.iter().filter(|unit| !unit.is_root).map(|unit| pattern(&unit.name)).collect())
+}
+
+/// The elements of the smallest unit when exactly the wanted modules are wrapped.
+fn smallest_unit(spec: &ModelSpec, wanted: &BTreeSet<String>) -> u64 {
+    let is_unit = |module: usize| wanted.contains(&pattern(&spec.modules[module].fqn));
+    let mut elements = vec![0u64; spec.modules.len()];
+    for (index, module) in spec.modules.iter().enumerate() {
+        let mut owner = index;
+        while let (false, Some(parent)) = (is_unit(owner), spec.modules[owner].parent) {
+            owner = parent;
+        }
+        elements[owner] += module.params.iter().map(|&id| spec.param(id).len() as u64).sum::<u64>();
+    }
+    // With no unit but the root, a minimum that nothing reaches.
+    (1..elements.len()).filter(|&index| is_unit(index)).map(|index| elements[index]).min().unwrap_or(1 << 40)
+}
+
+/// A module's name with the indices of layers left out.
+fn pattern(fqn: &str) -> String {
+    let is_index = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+    fqn.split('.').map(|part| if is_index(part) { "*" } else { part }).collect::<Vec<_>>().join(".")
+}
+
+fn list(patterns: &BTreeSet<String>) -> String {
+    if patterns.is_empty() {
+        return "nothing".to_owned();
+    }
+    patterns.iter().map(String::as_str).collect::<Vec<_>>().join(" ")
+}

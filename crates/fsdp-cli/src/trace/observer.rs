@@ -1,0 +1,69 @@
+//! Operations of the engine as `tracing` spans.
+
+use std::sync::Arc;
+
+use fsdp_core::Rank;
+use fsdp_core::engine::{Observer, Plan};
+use fsdp_core::model::BlockId;
+use fsdp_core::schedule::{OpId, OpKind};
+use tracing::{Span, trace_span};
+
+use super::TARGET;
+
+/// Makes a span of every operation of a rank, from when it is issued until the host goes on.
+#[derive(Debug)]
+pub(crate) struct SpanObserver {
+    rank: u64,
+    plan: Arc<Plan>,
+    span: Span,
+}
+
+impl SpanObserver {
+    /// The observer of a rank of a plan.
+    pub(crate) fn new(rank: Rank, plan: Arc<Plan>) -> Self {
+        Self { rank: rank.0 as u64, plan, span: Span::none() }
+    }
+}
+
+impl Observer for SpanObserver {
+    fn begin(&mut self, _op: OpId, kind: &OpKind) {
+        let (rank, queue, op) = (self.rank, kind.queue().name(), kind.name());
+        let unit = unit(kind).map(|unit| self.plan.layout.units[unit].name.as_str());
+        let block = block(kind).map(|block| self.plan.spec.block(block).name.as_str());
+        self.span = trace_span!(target: TARGET, "op", rank, queue, op, unit, block);
+    }
+
+    fn end(&mut self, _op: OpId, _kind: &OpKind) {
+        self.span = Span::none();
+    }
+}
+
+/// The unit that an operation concerns.
+fn unit(kind: &OpKind) -> Option<usize> {
+    match *kind {
+        OpKind::AllGather { unit, .. }
+        | OpKind::KeepSubShard { unit }
+        | OpKind::Reshard { unit }
+        | OpKind::OpenGradient { unit, .. }
+        | OpKind::CloseGradient { unit }
+        | OpKind::FoldUnsharded { unit, .. }
+        | OpKind::ReduceScatter { unit }
+        | OpKind::Fold { unit, .. }
+        | OpKind::AllReduceReplicas { unit }
+        | OpKind::SquareNorm { unit }
+        | OpKind::Statistics { unit, .. }
+        | OpKind::Update { unit }
+        | OpKind::Cast { unit } => Some(unit),
+        _ => None,
+    }
+}
+
+/// The block that an operation runs.
+fn block(kind: &OpKind) -> Option<BlockId> {
+    match *kind {
+        OpKind::Forward { block, .. } | OpKind::Finish { block, .. } | OpKind::Backward { block } => {
+            Some(block)
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,123 @@
+//! The JSON of a trace, event by event.
+//!
+//! The object is opened with the first event and closed by [`Sink::finish`]; viewers read a file without
+//! its end too, so that the trace of a run that was killed is not lost.
+
+use std::collections::BTreeSet;
+use std::io::{self, Write};
+
+use fsdp_core::Queue;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// What comes before the events.
+const HEAD: &str = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
+
+/// One operation, as the trace shows it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Operation {
+    pub(super) rank: u64,
+    pub(super) queue: Queue,
+    /// Shown on the bar.
+    pub(super) name: String,
+    /// The kind, by which viewers colour and search.
+    pub(super) kind: String,
+    pub(super) start_us: f64,
+    pub(super) duration_us: f64,
+}
+
+#[derive(Serialize)]
+struct Complete<'a> {
+    name: &'a str,
+    cat: &'a str,
+    ph: &'static str,
+    pid: u64,
+    tid: u64,
+    ts: f64,
+    dur: f64,
+}
+
+/// How far the JSON has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Nothing is written.
+    Empty,
+    /// The list has events.
+    Filled,
+    /// The object is closed.
+    Finished,
+}
+
+/// Writes a trace.
+#[derive(Debug)]
+pub(super) struct Sink<W: Write> {
+    pub(super) out: W,
+    ranks: BTreeSet<u64>,
+    stage: Stage,
+    error: Option<io::Error>,
+}
+
+impl<W: Write> Sink<W> {
+    pub(super) fn new(out: W) -> Self {
+        Self { out, ranks: BTreeSet::new(), stage: Stage::Empty, error: None }
+    }
+
+    /// Writes an operation. The first failure is kept for [`Sink::finish`]; nothing is written after it.
+    pub(super) fn write(&mut self, operation: &Operation) {
+        if self.stage == Stage::Finished || self.error.is_some() {
+            return;
+        }
+        if let Err(error) = self.try_write(operation) {
+            self.error = Some(error);
+        }
+    }
+
+    /// Ends the JSON and flushes it.
+    pub(super) fn finish(&mut self) -> io::Result<()> {
+        if let Some(error) = self.error.take() {
+            return Err(error);
+        }
+        match self.stage {
+            Stage::Empty => self.out.write_all(format!("{HEAD}]}}\n").as_bytes())?,
+            Stage::Filled => self.out.write_all(b"\n]}\n")?,
+            Stage::Finished => {}
+        }
+        self.stage = Stage::Finished;
+        self.out.flush()
+    }
+
+    fn try_write(&mut self, operation: &Operation) -> io::Result<()> {
+        if self.ranks.insert(operation.rank) {
+            self.name_rank(operation.rank)?;
+        }
+        self.event(&Complete {
+            name: &operation.name,
+            cat: &operation.kind,
+            ph: "X",
+            pid: operation.rank,
+            tid: operation.queue as u64,
+            ts: operation.start_us,
+            dur: operation.duration_us,
+        })
+    }
+
+    /// Tells the viewer what a rank and its queues are called.
+    fn name_rank(&mut self, rank: u64) -> io::Result<()> {
+        let about = |what: &str, tid: u64, name: &str| -> Value {
+            json!({ "name": what, "ph": "M", "pid": rank, "tid": tid, "args": { "name": name } })
+        };
+        self.event(&about("process_name", 0, &format!("rank {rank}")))?;
+        for queue in Queue::ALL {
+            self.event(&about("thread_name", queue as u64, queue.name()))?;
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, event: &impl Serialize) -> io::Result<()> {
+        let before = if self.stage == Stage::Empty { HEAD } else { "," };
+        self.stage = Stage::Filled;
+        self.out.write_all(before.as_bytes())?;
+        self.out.write_all(b"\n")?;
+        Ok(serde_json::to_writer(&mut self.out, event)?)
+    }
+}

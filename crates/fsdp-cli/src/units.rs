@@ -1,0 +1,89 @@
+//! Numbers as people read them.
+
+use std::time::Duration;
+
+/// Bytes with a binary unit: `512 B`, `1.5 KiB`, `12.0 MiB`.
+#[expect(clippy::cast_precision_loss, reason = "one decimal is shown")]
+pub(crate) fn bytes(count: u64) -> String {
+    let mut value = count as f64;
+    let mut unit = "B";
+    for larger in ["KiB", "MiB", "GiB", "TiB"] {
+        if value < 1024.0 {
+            break;
+        }
+        value /= 1024.0;
+        unit = larger;
+    }
+    if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") }
+}
+
+/// An integer with commas between groups of three digits.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A rate, rounded to an integer.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rates are positive and small")]
+pub(crate) fn rate(per_second: f64) -> String {
+    grouped(per_second.max(0.0).round() as u64)
+}
+
+/// A duration as `m:ss` or `h:mm:ss`.
+pub(crate) fn clock(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes}:{seconds:02}") }
+}
+
+/// A count of parameters: `5.9M`, `8.03B`.
+#[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+pub(crate) fn params(count: usize) -> String {
+    let value = count as f64;
+    match count {
+        0..1_000 => count.to_string(),
+        1_000..1_000_000 => format!("{:.1}K", value / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.2}M", value / 1e6),
+        _ => format!("{:.2}B", value / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_choose_their_unit() {
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(3 << 30), "3.0 GiB");
+    }
+
+    #[test]
+    fn digits_are_grouped_from_the_right() {
+        assert_eq!(grouped(0), "0");
+        assert_eq!(grouped(1234), "1,234");
+        assert_eq!(grouped(1_000_000), "1,000,000");
+        assert_eq!(rate(999.6), "1,000");
+    }
+
+    #[test]
+    fn clocks_show_hours_when_there_are_some() {
+        assert_eq!(clock(Duration::from_secs(65)), "1:05");
+        assert_eq!(clock(Duration::from_secs(3661)), "1:01:01");
+    }
+
+    #[test]
+    fn params_have_three_digits() {
+        assert_eq!(params(999), "999");
+        assert_eq!(params(5_900_000), "5.90M");
+        assert_eq!(params(8_030_000_000), "8.03B");
+    }
+}
