@@ -1,8 +1,9 @@
 //! Scalar mathematics and reductions that vectorise the same way everywhere.
 //!
 //! Sums run over [`LANES`] interleaved partial sums that are added pairwise at the end: the order of
-//! additions is a function of the length alone, whatever the width of the machine's vectors. Nothing here
-//! uses fused multiply-add, so that the tail of a loop rounds as its body does.
+//! additions is a function of the length alone, whatever the width of the machine's vectors. The compiler
+//! never fuses a product and a sum by itself; where [`exp`] does, it says so, in the body of a loop and in
+//! its tail alike. (On a CPU without that instruction the same result is computed slowly.)
 
 use super::element::Float;
 
@@ -20,16 +21,16 @@ pub(crate) fn exp(x: f32) -> f32 {
     // Beyond these the result is 0 or infinite anyway. Comparisons keep NaN.
     let x = if x < -150.0 { -150.0 } else { x };
     let x = if x > 120.0 { 120.0 } else { x };
-    let shifted = x * std::f32::consts::LOG2_E + SHIFT;
+    let shifted = x.mul_add(std::f32::consts::LOG2_E, SHIFT);
     let n = shifted - SHIFT;
-    let r = x - n * 0.693_359_4 - n * -2.121_944_4e-4;
+    let r = n.mul_add(2.121_944_4e-4, n.mul_add(-0.693_359_4, x));
     let mut p = 1.987_569_1e-4_f32;
-    p = p * r + 1.398_199_9e-3;
-    p = p * r + 8.333_452e-3;
-    p = p * r + 4.166_579_6e-2;
-    p = p * r + 1.666_666_5e-1;
-    p = p * r + 5.000_000_3e-1;
-    let power = p * (r * r) + r + 1.0;
+    p = p.mul_add(r, 1.398_199_9e-3);
+    p = p.mul_add(r, 8.333_452e-3);
+    p = p.mul_add(r, 4.166_579_6e-2);
+    p = p.mul_add(r, 1.666_666_5e-1);
+    p = p.mul_add(r, 5.000_000_3e-1);
+    let power = p.mul_add(r * r, r) + 1.0;
     let exponent = (shifted.to_bits() as i32).wrapping_sub(SHIFT.to_bits() as i32);
     let low = exponent >> 1;
     power * pow2(low) * pow2(exponent.wrapping_sub(low))

@@ -3,7 +3,7 @@
 //! Every kernel is deterministic: work is split by shape alone, partial results are combined in index order
 //! and vector bodies round like their scalar tails, so the number of threads, the alignment of a buffer and
 //! its offset never change a bit. Matrix products are those of the `gemm` crate; all other loops are plain
-//! Rust over fixed-width lanes, compiled for several instruction sets ([`raw`]).
+//! Rust over fixed-width lanes, compiled for several instruction sets (module `raw`).
 
 pub(crate) mod accounting;
 mod backend;

@@ -71,10 +71,10 @@ pub(crate) fn product<A: Float>(
 pub(crate) enum Vectors {
     /// What the build assumes.
     Baseline,
-    /// 256 bits: AVX2.
+    /// 256 bits: AVX2 and FMA.
     #[cfg(target_arch = "x86_64")]
     Wide,
-    /// 512 bits: AVX-512 F, BW, DQ and VL.
+    /// 512 bits: AVX-512 F, BW, DQ and VL, and FMA.
     #[cfg(target_arch = "x86_64")]
     Widest,
 }
@@ -87,9 +87,10 @@ pub(crate) fn vectors() -> Vectors {
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("fma")
     {
         Vectors::Widest
-    } else if is_x86_feature_detected!("avx2") {
+    } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
         Vectors::Wide
     } else {
         Vectors::Baseline
@@ -119,13 +120,13 @@ macro_rules! vectorized {
             fn body$(<$($generic: $bound),+>)?($($arg: $type),*) $(-> $result)? $body
 
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2")]
+            #[target_feature(enable = "avx2,fma")]
             fn wide$(<$($generic: $bound),+>)?($($arg: $type),*) $(-> $result)? {
                 body$(::<$($generic),+>)?($($arg),*)
             }
 
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+            #[target_feature(enable = "fma,avx512f,avx512bw,avx512dq,avx512vl")]
             fn widest$(<$($generic: $bound),+>)?($($arg: $type),*) $(-> $result)? {
                 body$(::<$($generic),+>)?($($arg),*)
             }
