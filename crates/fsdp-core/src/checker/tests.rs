@@ -460,3 +460,18 @@ fn two_units_first_read_by_one_block_are_both_handed_over() {
     assert_eq!((op.waits.len(), op.joins.len()), (1, 1));
     assert!(op.joins[0] < op.waits[0]);
 }
+
+#[test]
+fn violations_say_which_operations_and_what() {
+    let built = Setup::plain(Sketch::plain(1)).build();
+    let mut schedule = built.step();
+    let forward = find(&schedule, |kind| matches!(kind, OpKind::Forward { .. }));
+    let gather = schedule.ops[forward].waits[0].0;
+    schedule.ops[forward].waits.clear();
+    let message = built.check(&schedule).unwrap_err().to_string();
+    let expected = format!(
+        "operation {forward} (forward) may overtake operation {gather} (all-gather): both touch Slot(0), and no \
+         wait orders them"
+    );
+    assert_eq!(message, expected);
+}

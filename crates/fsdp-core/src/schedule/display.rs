@@ -51,9 +51,7 @@ impl Schedule {
     /// The operations of a section without what differs between equal micro-batches: the round, and the
     /// absolute position of waits.
     fn normalized(&self, section: &Section) -> Vec<Op> {
-        let relative = |ids: &[OpId]| {
-            ids.iter().map(|id| OpId(id.0.wrapping_sub(section.start).wrapping_add(usize::MAX / 2))).collect()
-        };
+        let relative = |ids: &[OpId]| ids.iter().map(|id| OpId(id.0.wrapping_sub(section.start))).collect();
         self.ops[section.start..section.end]
             .iter()
             .map(|op| Op {

@@ -19,6 +19,7 @@ struct Host<'a> {
     incoming: Vec<bool>,
     totals: Vec<bool>,
     in_flight: BTreeSet<OpId>,
+    done: Vec<OpKind>,
 }
 
 fn claim(flag: &mut bool, wanted: bool) {
@@ -40,6 +41,41 @@ impl<'a> Host<'a> {
             incoming: vec![false; units],
             totals: vec![false; units],
             in_flight: BTreeSet::new(),
+            done: Vec::new(),
+        }
+    }
+
+    fn count(&self, is: impl Fn(&OpKind) -> bool) -> usize {
+        self.done.iter().filter(|kind| is(kind)).count()
+    }
+
+    /// What the numbers need, whatever queue they are made on.
+    fn assert_values_are_there(&self, kind: &OpKind) {
+        let units = self.built.layout.units.iter().filter(|unit| unit.is_trainable()).count();
+        let phases = self.count(|done| matches!(done, OpKind::ReduceStatistics { .. }));
+        let scalars = self.count(|done| matches!(done, OpKind::ReduceScalars));
+        match *kind {
+            OpKind::BeginStep => assert!(self.done.is_empty(), "the step begins first"),
+            OpKind::AllGather { .. } => assert!(self.done.contains(&OpKind::BeginStep)),
+            OpKind::KeepSubShard { unit } => {
+                let reads = |id: &OpId| matches!(self.schedule.op(*id).kind, OpKind::AllGather { unit: u, .. } if u == unit);
+                assert!(!self.in_flight.iter().any(reads), "a sub-shard that is gathered is not overwritten");
+            }
+            OpKind::ReduceScalars => {
+                let norms = self.count(|done| matches!(done, OpKind::SquareNorm { .. }));
+                let losses = self.count(|done| matches!(done, OpKind::Finish { .. }));
+                let trains = self.schedule.ops.iter().any(|op| matches!(op.kind, OpKind::SquareNorm { .. }));
+                assert_eq!((norms, losses), (units * usize::from(trains), self.schedule.rounds));
+            }
+            OpKind::Statistics { phase, .. } => assert_eq!((scalars, phases), (1, phase)),
+            OpKind::ReduceStatistics { phase } => {
+                let parts =
+                    self.count(|done| matches!(done, OpKind::Statistics { phase: p, .. } if *p == phase));
+                assert_eq!(parts, units, "all units are in the statistics");
+            }
+            OpKind::Update { .. } => assert_eq!((scalars, phases), (1, self.built.phases)),
+            OpKind::Cast { unit } => assert!(self.done.contains(&OpKind::Update { unit })),
+            _ => {}
         }
     }
 
@@ -75,6 +111,8 @@ impl<'a> Host<'a> {
 
     fn execute(&mut self, id: OpId) -> Result<(), Error> {
         let kind = self.schedule.op(id).kind;
+        self.assert_values_are_there(&kind);
+        self.done.push(kind);
         if kind.is_collective() {
             self.in_flight.insert(id);
         }
