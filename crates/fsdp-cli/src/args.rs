@@ -86,7 +86,8 @@ pub(crate) struct TrainArgs {
 
 /// `fsdp verify`.
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "Each world size trains the same steps as one plain process without sharding. Where the
+#[command(
+    after_help = "Each world size trains the same steps as one plain process without sharding. Where the
 numerics contract promises equal bits (worlds and micro-batches that are powers of two), losses,
 gradients, parameters and optimizer state must have them; elsewhere gradients must lie within a
 derived bound. Communication must match its closed form and memory its prediction, to the byte.
@@ -94,7 +95,8 @@ derived bound. Communication must match its closed form and memory its predictio
 Examples:
   fsdp verify examples/quickstart.toml --world-sizes 1,2,4
   fsdp verify cluster.toml --world-sizes 2,8 --shrink      (an 8B configuration, on a laptop)
-  fsdp verify examples/quickstart.toml --world-sizes 4 --order-seed 7 --json report.json")]
+  fsdp verify examples/quickstart.toml --world-sizes 4 --order-seed 7 --json report.json"
+)]
 pub(crate) struct VerifyArgs {
     #[command(flatten)]
     pub(crate) run: RunFileArgs,
@@ -118,12 +120,14 @@ pub(crate) struct VerifyArgs {
 
 /// `fsdp schedule`.
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "Nothing is run and no training data is read. The schedule is the same on every rank; memory
+#[command(
+    after_help = "Nothing is run and no training data is read. The schedule is the same on every rank; memory
 may differ by the optimizer state of padding.
 
 Examples:
   fsdp schedule examples/quickstart.toml
-  fsdp schedule examples/llama-8b.toml --set fsdp.activation_checkpointing=full | less")]
+  fsdp schedule examples/llama-8b.toml --set fsdp.activation_checkpointing=full | less"
+)]
 pub(crate) struct ScheduleArgs {
     #[command(flatten)]
     pub(crate) run: RunFileArgs,
@@ -134,13 +138,15 @@ pub(crate) struct ScheduleArgs {
 
 /// `fsdp bench train`.
 #[derive(Clone, Debug, ClapArgs)]
-#[command(after_help = "The model is a Llama; the optimizer AdamW (lr 1e-3, betas 0.9 and 0.99, weight decay 0.1) with
+#[command(
+    after_help = "The model is a Llama; the optimizer AdamW (lr 1e-3, betas 0.9 and 0.99, weight decay 0.1) with
 gradients clipped at 1.0. The median is over the steps after the warm-up.
 
 Examples:
   fsdp bench train --ranks 4
   fsdp bench train --ranks 2 --micro-batch 2 --json
-  fsdp bench train --hidden 512 --layers 8 --ffn 2048 --param-dtype bf16")]
+  fsdp bench train --hidden 512 --layers 8 --ffn 2048 --param-dtype bf16"
+)]
 pub(crate) struct BenchTrainArgs {
     /// Elements of a hidden state
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = positive)]

@@ -48,9 +48,8 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<ExitCode, CliError> {
     match command {
         Command::Train(args) => train::run(&args).map(|()| ExitCode::SUCCESS),
-        Command::Verify(args) => verify::run(&args).map(|holds| {
-            if holds { ExitCode::SUCCESS } else { ExitCode::from(VERIFICATION_FAILED) }
-        }),
+        Command::Verify(args) => verify::run(&args)
+            .map(|holds| if holds { ExitCode::SUCCESS } else { ExitCode::from(VERIFICATION_FAILED) }),
         Command::Schedule(args) => schedule::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Bench(BenchCommand::Train(args)) => bench::run(&args).map(|()| ExitCode::SUCCESS),
     }

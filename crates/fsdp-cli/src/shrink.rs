@@ -10,7 +10,9 @@ mod wrapping;
 use fsdp_core::model::ModelSpec;
 use fsdp_nn::hf::{HfConfig, HfFamily};
 use fsdp_nn::model::Architecture;
-use fsdp_train::config::{Format, FqnPatterns, Init, OptimizerConfig, Reshard, Resolved, TokenRef, WrapPolicy};
+use fsdp_train::config::{
+    Format, FqnPatterns, Init, OptimizerConfig, Reshard, Resolved, TokenRef, WrapPolicy,
+};
 
 use crate::error::CliError;
 use crate::run_setup::RunSetup;

@@ -30,7 +30,11 @@ pub(super) fn scale(min: u64, before: &ModelSpec, after: &ModelSpec) -> Result<S
     let outcome = if found == wanted {
         "which wraps the same modules".to_owned()
     } else {
-        format!("which wraps {}, where {min} wraps {}; wrap by class to keep them", list(&found), list(&wanted))
+        format!(
+            "which wraps {}, where {min} wraps {}; wrap by class to keep them",
+            list(&found),
+            list(&wanted)
+        )
     };
     Ok(Scaled { min_num_params, note: format!("min_num_params {min} to {min_num_params}, {outcome}") })
 }

@@ -18,7 +18,11 @@ pub(super) fn render<A>(job: &Job<A>, summary: &Summary) -> String {
     let mut line = |name: &str, value: String| {
         let _ = writeln!(text, "{name:<14}{value}");
     };
-    let stopped = if summary.stopped { format!(" of {}, stopped early", job.config.train.steps) } else { String::new() };
+    let stopped = if summary.stopped {
+        format!(" of {}, stopped early", job.config.train.steps)
+    } else {
+        String::new()
+    };
     line("steps", format!("{}{stopped}, in {}", summary.steps, clock(summary.elapsed)));
     line("loss", format!("{:.4} first, {:.4} last", summary.first_loss, summary.last_loss));
     if let Some(evaluation) = &summary.evaluation {
@@ -69,6 +73,9 @@ mod tests {
             usage
         };
         let rows = memory_rows(&[usage(1024), usage(2048)]);
-        assert_eq!(rows, [["activations", "2.0 KiB"], ["all together", "2.0 KiB"]].map(|row| row.map(String::from)));
+        assert_eq!(
+            rows,
+            [["activations", "2.0 KiB"], ["all together", "2.0 KiB"]].map(|row| row.map(String::from))
+        );
     }
 }
