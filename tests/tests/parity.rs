@@ -25,3 +25,12 @@ fn llama_has_the_same_bits_at_every_world_size() {
 fn gpt2_with_dropout_has_the_same_bits_at_every_world_size() {
     check(GPT2, 53, &[1, 2, 4, 8], &["fsdp.wrap=[\"GPT2Block\"]"]);
 }
+
+#[test]
+fn adafactor_stays_within_the_derived_bounds() {
+    let optimizer =
+        "train.optimizer={ name = \"adafactor\", lr = 1e-2, relative_step = false, scale_parameter = false }";
+    check(LLAMA, 61, &[1, 2, 4], &["fsdp.wrap=[\"LlamaDecoderLayer\"]", optimizer]);
+    let optimizer = "train.optimizer={ name = \"adafactor\", relative_step = true }";
+    check(GPT2, 53, &[1, 2, 3, 4], &["fsdp.wrap=[\"GPT2Block\"]", optimizer, "fsdp.mesh={ replicate = 2 }"]);
+}

@@ -109,7 +109,8 @@ pub trait Buffer: Clone + Send + Sync + 'static {
     /// Type of the elements.
     fn dtype(&self) -> DType;
 
-    /// Whether this handle is the only one of its storage, so that it may be written.
+    /// Whether this handle is the only one of its buffer. (Other buffers may read the same storage through
+    /// [`Memory::alias`]; it can not be written then.)
     fn is_exclusive(&self) -> bool;
 }
 

@@ -1,7 +1,6 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::BlockId;
 use crate::rank::Rank;
 use crate::testing::{Built, Setup, setups};
 
@@ -25,7 +24,7 @@ impl Counter {
     }
 
     /// A block that allocates up to each of its peaks in turn and leaves `net` behind.
-    fn call(&mut self, footprint: &BlockFootprint) {
+    fn call(&mut self, footprint: &CallFootprint) {
         let activation = footprint.activation_peak.min(footprint.total_peak);
         let workspace = footprint.total_peak - activation;
         self.allocate(Category::Activation, footprint.activation_peak);
@@ -44,10 +43,10 @@ impl Counter {
 }
 
 /// Peaks above the net change, so that no call leaves more than it ever held.
-fn footprint(net: isize, [a, w, t]: [usize; 3]) -> BlockFootprint {
+fn footprint(net: isize, [a, w, t]: [usize; 3]) -> CallFootprint {
     let activation_peak = usize::try_from(net).unwrap_or(0) + a;
     let least = activation_peak.max(w);
-    BlockFootprint {
+    CallFootprint {
         activation_net: net,
         activation_peak,
         workspace_peak: w,
@@ -55,20 +54,16 @@ fn footprint(net: isize, [a, w, t]: [usize; 3]) -> BlockFootprint {
     }
 }
 
-/// Random footprints of one block: backward gives up no more than any forward kept.
-fn footprints() -> impl Strategy<Value = BlockFootprints> {
-    (any::<[[u8; 3]; 6]>(), any::<[u8; 6]>()).prop_map(|(peaks, nets)| {
-        let peaks = peaks.map(|three| three.map(usize::from));
-        let [record, checkpoint, recompute, discard, evaluate, share] = nets.map(isize::from);
-        let back = record.min(checkpoint + recompute).min(share);
-        BlockFootprints {
-            record: footprint(record, peaks[0]),
-            checkpoint: footprint(checkpoint, peaks[1]),
-            recompute: footprint(recompute, peaks[2]),
-            discard: footprint(discard, peaks[3]),
-            evaluate: footprint(evaluate, peaks[4]),
-            backward: footprint(-back, peaks[5]),
-        }
+/// Random footprints of the calls of a micro-batch, none of which gives up more than there is.
+fn footprints() -> impl Strategy<Value = Vec<CallFootprint>> {
+    prop::collection::vec((any::<i8>(), any::<[u8; 3]>()), 0..16).prop_map(|calls| {
+        let mut live = 0isize;
+        let call = |(net, peaks): (i8, [u8; 3])| {
+            let net = isize::from(net).max(-live);
+            live += net;
+            footprint(net, peaks.map(usize::from))
+        };
+        calls.into_iter().map(call).collect()
     })
 }
 
@@ -114,35 +109,17 @@ fn allocate_static(counter: &mut Counter, built: &Built, schedule: &Schedule, op
     }
 }
 
-fn walk(counter: &mut Counter, schedule: &Schedule, blocks: &[BlockFootprints], batch: usize) {
-    for op in &schedule.ops {
-        let of = |block: BlockId| &blocks[block.0];
-        match op.kind {
-            OpKind::BeginMicroBatch { .. } => {
-                counter.free(Category::Activation, counter.live[Category::Activation as usize]);
-                counter.allocate(Category::Activation, batch);
-            }
-            OpKind::Forward { block, mode: ForwardMode::Record } => counter.call(&of(block).record),
-            OpKind::Forward { block, mode: ForwardMode::Checkpoint } => counter.call(&of(block).checkpoint),
-            OpKind::Forward { block, mode: ForwardMode::Recompute } => counter.call(&of(block).recompute),
-            OpKind::Forward { block, mode: ForwardMode::Discard } => counter.call(&of(block).discard),
-            OpKind::Forward { block, mode: ForwardMode::Evaluate } => counter.call(&of(block).evaluate),
-            OpKind::Finish { block, backward: false } => counter.call(&of(block).evaluate),
-            OpKind::Finish { block, backward: true } | OpKind::Backward { block } => {
-                counter.call(&of(block).backward);
-            }
-            _ => {}
-        }
+/// Makes the calls of every micro-batch; what one leaves behind is given up when the next one begins.
+fn walk(counter: &mut Counter, rounds: usize, calls: &[CallFootprint], data_bytes: usize) {
+    counter.allocate(Category::Activation, data_bytes);
+    for _ in 0..rounds {
+        counter.free(Category::Activation, counter.live[Category::Activation as usize] - data_bytes);
+        calls.iter().for_each(|call| counter.call(call));
     }
 }
 
-fn cases() -> impl Strategy<Value = (Setup, Vec<BlockFootprints>, Vec<usize>, [u16; 3])> {
-    (
-        setups(),
-        prop::collection::vec(footprints(), 16),
-        prop::collection::vec(0usize..999, 24),
-        any::<[u16; 3]>(),
-    )
+fn cases() -> impl Strategy<Value = (Setup, Vec<CallFootprint>, Vec<usize>, [u16; 3])> {
+    (setups(), footprints(), prop::collection::vec(0usize..999, 24), any::<[u16; 3]>())
 }
 
 proptest! {
@@ -150,31 +127,28 @@ proptest! {
 
     #[test]
     fn predictions_equal_a_count_of_single_allocations(
-        (setup, mut blocks, optimizer, [batch, first, second]) in cases(),
+        (setup, calls, optimizer, [data, first, second]) in cases(),
     ) {
         let built = setup.build();
-        let last = built.spec.blocks.len() - 1;
-        // The last block runs forward and backward in one, and has nothing to give up.
-        blocks[last].backward = footprint(0, [3, 5, 1]);
         let optimizer = &optimizer[..built.layout.units.len()];
         let statistics = &[usize::from(first), usize::from(second)][..setup.phases];
         for schedule in [built.step(), built.evaluation()] {
-            let batch_bytes = usize::from(batch);
+            let data_bytes = usize::from(data);
             let (layout, policy) = (&built.layout, &built.policy);
             let input = LedgerInput {
                 layout,
                 policy,
                 optimizer_bytes: optimizer,
                 statistics,
-                blocks: &blocks,
-                batch_bytes,
+                calls: &calls,
+                data_bytes,
             };
             let usage = predict(&schedule, &input);
             let mut counter = Counter::default();
             allocate_static(&mut counter, &built, &schedule, optimizer);
             counter.allocate(Category::CommStaging, 8 * (2 * 69 + 2));
             statistics.iter().for_each(|len| counter.allocate(Category::CommStaging, 8 * len));
-            walk(&mut counter, &schedule, &blocks, batch_bytes);
+            walk(&mut counter, schedule.rounds, &calls, data_bytes);
             prop_assert_eq!(usage.live_bytes, counter.live);
             prop_assert_eq!(usage.peak_bytes, counter.peak);
             prop_assert_eq!(usage.total_peak_bytes, counter.total_peak);

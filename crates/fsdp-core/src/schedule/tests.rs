@@ -32,11 +32,17 @@ fn count(schedule: &Schedule, is: impl Fn(&OpKind) -> bool) -> usize {
     schedule.ops.iter().filter(|op| is(&op.kind)).count()
 }
 
-/// The first block that backward reaches, written down from the definition.
+/// The first block that runs backward, written down from the definition.
 fn first_backward_block(built: &Built) -> usize {
     let blocks = &built.spec.blocks;
     let trains = |block: &usize| blocks[*block].params.iter().any(|&id| built.spec.param(id).trainable);
-    let Some(mut first) = (0..blocks.len()).find(trains) else { return blocks.len() - 1 };
+    (0..blocks.len()).find(trains).unwrap_or(blocks.len() - 1)
+}
+
+/// The first block whose values are read after the last block: recomputation starts at the layer's input.
+fn first_reread_block(built: &Built) -> usize {
+    let blocks = &built.spec.blocks;
+    let mut first = first_backward_block(built);
     if built.policy.checkpointing == Checkpointing::Full {
         while first > 0 && blocks[first].layer.is_some() && blocks[first - 1].layer == blocks[first].layer {
             first -= 1;
@@ -55,7 +61,7 @@ fn gathers_of(built: &Built, unit: usize) -> usize {
         Reshard::Auto => built.layout.units[unit].is_root,
         Reshard::Always | Reshard::ToGroup(_) => false,
     };
-    if latest < first_backward_block(built) || latest == last || kept { 1 } else { 2 }
+    if latest < first_reread_block(built) || latest == last || kept { 1 } else { 2 }
 }
 
 /// The compute operations of one micro-batch, from the definition of checkpointing.
@@ -65,8 +71,9 @@ fn compute_of(built: &Built) -> Vec<OpKind> {
     let full = built.policy.checkpointing == Checkpointing::Full;
     let mut kinds: Vec<OpKind> = Vec::new();
     for (block, spec) in blocks.iter().enumerate().take(last) {
-        let kept = if full && spec.layer.is_some() { ForwardMode::Checkpoint } else { ForwardMode::Record };
-        let mode = if block < first { ForwardMode::Discard } else { kept };
+        let reaches_back = blocks[first..].iter().any(|other| other.layer == spec.layer);
+        let recomputed = full && spec.layer.is_some() && reaches_back;
+        let mode = if recomputed { ForwardMode::Checkpoint } else { ForwardMode::Record };
         kinds.push(OpKind::Forward { block: BlockId(block), mode });
     }
     kinds.push(OpKind::Finish { block: BlockId(last), backward: true });
@@ -74,7 +81,7 @@ fn compute_of(built: &Built) -> Vec<OpKind> {
         let layer = blocks[block].layer;
         let ends_layer = block + 1 == last || blocks[block + 1].layer != layer;
         if full && layer.is_some() && ends_layer {
-            let inside = (first..=block).filter(|&other| blocks[other].layer == layer);
+            let inside = (0..=block).filter(|&other| blocks[other].layer == layer);
             let mode = ForwardMode::Recompute;
             kinds.extend(inside.map(|other| OpKind::Forward { block: BlockId(other), mode }));
         }

@@ -129,6 +129,6 @@ impl Buffer for HostBuffer {
     }
 
     fn is_exclusive(&self) -> bool {
-        self.other_handles() == 0
+        Arc::strong_count(&self.lease) == 1
     }
 }

@@ -89,6 +89,9 @@ pub struct Adafactor {
 }
 
 impl Adafactor {
+    /// Phases of cross-rank statistics.
+    pub const PHASES: usize = 2;
+
     /// The rule for the parameters of a model.
     pub fn new(options: AdafactorOptions, spec: &ModelSpec) -> Self {
         let mut start = 0;
@@ -180,7 +183,9 @@ impl UpdateRule<HostMemory> for Adafactor {
     }
 
     fn phases(&self) -> Vec<usize> {
-        vec![self.params.iter().map(ParamStatistics::sum_count).sum(), self.params.len()]
+        let lens: [usize; Self::PHASES] =
+            [self.params.iter().map(ParamStatistics::sum_count).sum(), self.params.len()];
+        lens.to_vec()
     }
 
     fn statistics(

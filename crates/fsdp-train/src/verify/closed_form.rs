@@ -6,7 +6,7 @@
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::Plan;
 use fsdp_core::ledger::SCALAR_WORDS;
-use fsdp_core::schedule::{Accumulation, Reshard};
+use fsdp_core::schedule::{Accumulation, Checkpointing, Reshard};
 
 /// What one rank communicates in one training step, given the lengths of the update rule's statistics.
 pub fn expected_traffic(plan: &Plan, statistics: &[usize]) -> Traffic {
@@ -15,7 +15,7 @@ pub fn expected_traffic(plan: &Plan, statistics: &[usize]) -> Traffic {
     let rounds = plan.step.rounds;
     let blocks = &plan.spec.blocks;
     let trains = |unit: usize| plan.layout.units[unit].is_trainable();
-    let first_trained = plan.spec.first_trainable_block().map_or(blocks.len(), |block| block.0);
+    let first_reread = first_reread_block(plan);
     for (index, unit) in plan.layout.units.iter().enumerate() {
         let owned = |block: usize| {
             blocks[block]
@@ -26,7 +26,7 @@ pub fn expected_traffic(plan: &Plan, statistics: &[usize]) -> Traffic {
         let elements: usize = unit.segments.iter().map(|segment| segment.unsharded_len()).sum();
         let bytes = elements * plan.policy.param_dtype.size_bytes();
         let in_last = owned(blocks.len() - 1);
-        let in_backward = (first_trained..blocks.len()).any(owned);
+        let in_backward = (first_reread..blocks.len()).any(owned);
         let keeps = match plan.policy.reshard_after_forward {
             Reshard::Never => true,
             Reshard::Auto => unit.is_root,
@@ -59,6 +59,20 @@ pub fn expected_traffic(plan: &Plan, statistics: &[usize]) -> Traffic {
         add_all_reduce(&mut traffic, len * 8, shards);
     }
     traffic
+}
+
+/// The first block whose values are read in backward: the first trained one, or, when layers are recomputed,
+/// the first of its layer.
+fn first_reread_block(plan: &Plan) -> usize {
+    let blocks = &plan.spec.blocks;
+    let first = plan.spec.first_trainable_block().map_or(blocks.len(), |block| block.0);
+    let layer = blocks.get(first).and_then(|block| block.layer);
+    match plan.policy.checkpointing {
+        Checkpointing::Full if layer.is_some() => {
+            blocks.iter().position(|block| block.layer == layer).unwrap_or(first)
+        }
+        _ => first,
+    }
 }
 
 fn add_gather(traffic: &mut Traffic, times: usize, bytes: usize, group: usize) {
