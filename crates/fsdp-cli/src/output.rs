@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, Table, TableComponent, presets};
 
 use crate::error::CliError;
 
@@ -92,11 +92,14 @@ pub(crate) fn table<const COLUMNS: usize>(
     rows: impl IntoIterator<Item = [String; COLUMNS]>,
 ) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_header(header).add_rows(rows);
+    table.load_preset(presets::NOTHING).set_header(header).add_rows(rows);
+    table
+        .set_style(TableComponent::HeaderLines, '─')
+        .set_style(TableComponent::MiddleHeaderIntersections, '─');
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    format!("{table}\n")
+    table.lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
 #[cfg(test)]

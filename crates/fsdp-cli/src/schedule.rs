@@ -87,20 +87,30 @@ fn verdict(plan: &Plan) -> String {
 }
 
 fn units(plan: &Plan) -> String {
-    let element_bytes = plan.policy.param_dtype.size_bytes();
-    let rows = plan.layout.units.iter().map(|unit| {
-        let unsharded: usize = unit.segments.iter().map(|segment| segment.unsharded_len()).sum();
-        let shard: usize = unit.segments.iter().map(|segment| segment.shard_len()).sum();
-        [
-            unit.name.clone(),
-            unit.segments.len().to_string(),
-            bytes((unsharded * element_bytes) as u64),
-            bytes((shard * element_bytes) as u64),
-            format!("{:.3}x", unit.padding_factor()),
-        ]
-    });
+    let mut rows: Vec<[String; 5]> = Vec::new();
+    let mut first = "";
+    for unit in &plan.layout.units {
+        let figures = unit_figures(unit, plan.policy.param_dtype.size_bytes());
+        match rows.last_mut() {
+            // Layers are alike; one line says so.
+            Some(row) if row[1..] == figures => row[0] = format!("{first} to {}", unit.name),
+            _ => {
+                first = &unit.name;
+                let [segments, unsharded, shard, padding] = figures;
+                rows.push([unit.name.clone(), segments, unsharded, shard, padding]);
+            }
+        }
+    }
     let header = ["unit", "segments", "unsharded", "shard", "padding"];
     format!("\n{}\n{}", heading("units"), table(header, rows))
+}
+
+fn unit_figures(unit: &UnitLayout, element_bytes: usize) -> [String; 4] {
+    let unsharded: usize = unit.segments.iter().map(|segment| segment.unsharded_len()).sum();
+    let shard: usize = unit.segments.iter().map(|segment| segment.shard_len()).sum();
+    let size = |elements: usize| bytes((elements * element_bytes) as u64);
+    let padding = format!("{:.3}x", unit.padding_factor());
+    [unit.segments.len().to_string(), size(unsharded), size(shard), padding]
 }
 
 fn padding_warning(unit: &UnitLayout) -> String {
