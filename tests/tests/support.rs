@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::Architecture;
-use fsdp_nn::{HostMemory, HostOptions, HostPool};
+use fsdp_nn::{HostMemory, HostOptions};
 use fsdp_sim::{Threads, WorldOptions};
 use fsdp_train::config::Resolved;
 use fsdp_train::{InitSource, Job};
@@ -71,12 +71,12 @@ pub(crate) fn job(model: &str, config: Resolved) -> Job<HfModel> {
     Job::new(config, architecture, init).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Ranks as threads with poisoned host memory, each with a pool of its own, so that allocations of one rank
+/// Ranks as threads with poisoned host memory, each with storage of its own, so that allocations of one rank
 /// do not depend on the timing of others.
 pub(crate) fn threads() -> Threads<HostMemory> {
     let options = WorldOptions { timeout: Duration::from_secs(20), ..WorldOptions::new(1) };
     Threads::new(options, |_, _| {
-        let options = HostOptions { pool: HostPool::new(), threads: 1, poison: true };
+        let options = HostOptions { poison: true, resident: true, ..HostOptions::default() };
         Arc::new(HostMemory::new(options).expect("host memory of one thread"))
     })
 }
