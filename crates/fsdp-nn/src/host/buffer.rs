@@ -81,22 +81,30 @@ impl HostBuffer {
         if readers > 0 {
             return Err(Error::Shared { len, dtype, readers });
         }
-        let (source, lease) = (&self.source, &self.lease);
-        if self.storage.is_none() {
-            self.storage = self.spare.take();
-        }
-        let block = self.storage.get_or_insert_with(|| {
-            let (mut storage, is_new) = source.pool.take(len * dtype.size_bytes());
-            if is_new {
-                lease.count_allocation();
-                if source.poison {
-                    poison(&mut storage, dtype);
-                }
-            }
-            Arc::new(Block { storage, dtype, poison: source.poison })
-        });
-        let block = Arc::get_mut(block).ok_or(Error::Shared { len, dtype, readers: 1 })?;
+        let block = self.storage.take().or_else(|| self.spare.take()).unwrap_or_else(|| self.take_storage());
+        let block =
+            Arc::get_mut(self.storage.insert(block)).ok_or(Error::Shared { len, dtype, readers: 1 })?;
         Ok(&mut block.storage.elements_mut()[..len])
+    }
+
+    /// Takes storage before it is needed, when the buffer keeps it anyway: else it might get storage that only
+    /// happens to be free, and something else would have to allocate later.
+    pub(super) fn reserve(&mut self) {
+        if self.source.resident && self.len > 0 {
+            self.spare = Some(self.take_storage());
+        }
+    }
+
+    fn take_storage(&self) -> Arc<Block> {
+        let Source { pool, poison: poisons, .. } = &self.source;
+        let (mut storage, is_new) = pool.take(self.len * self.dtype.size_bytes());
+        if is_new {
+            self.lease.count_allocation();
+            if *poisons {
+                poison(&mut storage, self.dtype);
+            }
+        }
+        Arc::new(Block { storage, dtype: self.dtype, poison: *poisons })
     }
 
     /// Gives up the contents, and the storage too unless it is to be kept and nobody else reads it.

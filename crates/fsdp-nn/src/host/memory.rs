@@ -146,7 +146,12 @@ impl Memory for HostMemory {
     type Event = ();
 
     fn allocate(&self, category: Category, dtype: DType, len: usize) -> Result<HostBuffer, Error> {
-        Ok(HostBuffer::new(self.account.open(category, dtype, len), self.source.clone(), dtype, len))
+        let lease = self.account.open(category, dtype, len);
+        let mut buffer = HostBuffer::new(lease, self.source.clone(), dtype, len);
+        if !matches!(category, Category::Activation | Category::Workspace) {
+            buffer.reserve();
+        }
+        Ok(buffer)
     }
 
     fn release(&self, _queue: Queue, buffer: &mut HostBuffer) {
