@@ -5,3 +5,9 @@ mod support;
 
 // Sharded training against the unsharded oracle.
 mod parity;
+
+// Random runs, as the text that a user would write.
+mod parity_case;
+
+// Every promise of `verify`, for random models, policies, meshes and orders.
+mod parity_properties;
