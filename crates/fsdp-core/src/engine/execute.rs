@@ -56,9 +56,9 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         }
     }
 
-    /// Puts `queue` behind a collective in flight, and its buffers where they belong.
-    pub(super) fn settle(&mut self, schedule: &Schedule, id: OpId, queue: Queue) -> Result<(), Error> {
-        let Some(pending) = self.in_flight.remove(&id) else { return Ok(()) };
+    /// Puts `queue` behind a collective, and its buffers where they belong; returns whether it was in flight.
+    pub(super) fn settle(&mut self, schedule: &Schedule, id: OpId, queue: Queue) -> Result<bool, Error> {
+        let Some(pending) = self.in_flight.remove(&id) else { return Ok(false) };
         let Completed { outputs, inputs } = pending.wait_on(&*self.memory, queue)?;
         match schedule.op(id).kind {
             OpKind::AllGather { unit, .. } => self.arrived(unit, outputs)?,
@@ -71,7 +71,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             _ => self.units[unit_of(&schedule.op(id).kind)].total = Some(outputs),
         }
         self.events.insert(id, self.memory.record(queue));
-        Ok(())
+        Ok(true)
     }
 
     /// Gives up the gradients of the step before.
