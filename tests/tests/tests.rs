@@ -4,3 +4,6 @@ mod support;
 
 // Sharded training against the unsharded oracle.
 mod parity;
+
+// Sharded training against PyTorch and transformers (tests/golden).
+mod golden_training;

@@ -1,0 +1,54 @@
+//! Output that cannot be written: exit code 2, and no half-written model.
+
+use std::process::Command;
+
+use crate::support::{Ran, Sandbox};
+
+impl Sandbox {
+    /// Runs a shell script; `$FSDP` is the binary.
+    fn shell(&self, script: &str) -> Ran {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).current_dir(self.path("")).env_remove("RUST_LOG");
+        command.env("FSDP", env!("CARGO_BIN_EXE_fsdp"));
+        Ran::of(command.output().unwrap())
+    }
+}
+
+#[test]
+fn a_limit_on_file_sizes_is_met_before_training() {
+    let sandbox = Sandbox::new();
+    // A limit of 8 blocks of 512 or 1024 bytes: room for the small files, not for the model.
+    let ran = sandbox.shell("trap '' XFSZ; ulimit -f 8; exec \"$FSDP\" train run.toml");
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    insta::assert_snapshot!(ran.stderr, @"");
+    assert_eq!(std::fs::read_dir(sandbox.path("out/model")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_full_disk_leaves_no_half_written_model() {
+    let sandbox = Sandbox::new();
+    std::fs::create_dir(sandbox.path("tiny")).unwrap();
+    // A file system of our own, which needs user namespaces.
+    let mount = "mount -t tmpfs -o size=32k none tiny";
+    if sandbox.shell(&format!("unshare --user --map-root-user --mount sh -c '{mount}'")).code != Some(0) {
+        println!("skipped: this machine has no user namespaces in which tmpfs can be mounted");
+        return;
+    }
+    let train = "$FSDP train run.toml --set run.out_dir=tiny/out; echo code $?; ls tiny/out/model";
+    let ran = sandbox.shell(&format!("unshare --user --map-root-user --mount sh -c '{mount}; {train}'"));
+    assert_eq!(ran.stdout, "code 2\n", "{}", ran.stderr);
+    let error: Vec<&str> = ran.stderr.lines().skip_while(|line| !line.starts_with("error")).collect();
+    insta::assert_snapshot!(error.join("\n"), @"");
+}
+
+#[test]
+fn metrics_that_cannot_be_written_end_the_run() {
+    let sandbox = Sandbox::new();
+    // Room for the model, not for the metrics of many steps.
+    let train = "exec \"$FSDP\" train run.toml --set train.steps=1000 --set run.ranks=1";
+    let ran = sandbox.shell(&format!("trap '' XFSZ; ulimit -f 100; {train}"));
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    let error: Vec<&str> = ran.stderr.lines().skip_while(|line| !line.starts_with("error")).collect();
+    insta::assert_snapshot!(error.join("\n"), @"");
+    assert_eq!(std::fs::read_dir(sandbox.path("out/model")).unwrap().count(), 0);
+}
