@@ -1,4 +1,5 @@
-//! Small jobs and launchers that the tests share.
+//! Small jobs and launchers that the tests share. Sizes are the smallest that still show an error: a test
+//! that needs more says so itself.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -6,7 +7,7 @@ use std::time::Duration;
 
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::Architecture;
-use fsdp_nn::{HostMemory, HostOptions, HostPool};
+use fsdp_nn::{HostMemory, HostOptions};
 use fsdp_sim::{Threads, WorldOptions};
 use fsdp_train::config::Resolved;
 use fsdp_train::{InitSource, Job};
@@ -52,8 +53,6 @@ pub(crate) fn config(dir: &Path, vocab: u32, overrides: &[&str]) -> Resolved {
         grad_clip = 1.0
         optimizer = {{ name = "adamw", lr = 3e-3 }}
         lr_schedule = {{ name = "constant" }}
-        [fsdp]
-        wrap = []
         [run]
         ranks = 4
         out_dir = "{out}"
@@ -65,18 +64,31 @@ pub(crate) fn config(dir: &Path, vocab: u32, overrides: &[&str]) -> Resolved {
 
 /// The job of a Hugging Face model under a configuration.
 pub(crate) fn job(model: &str, config: Resolved) -> Job<HfModel> {
-    let architecture = HfConfig::parse(model).unwrap().build().unwrap();
+    job_of(HfConfig::parse(model).unwrap().build().unwrap(), config)
+}
+
+/// The job of any model under a configuration.
+pub(crate) fn job_of<A: Architecture + Clone>(architecture: A, config: Resolved) -> Job<A> {
     let init = Arc::new(architecture.description().init.clone());
     let init = InitSource::Random { seed: config.model.seed, init };
     Job::new(config, architecture, init).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Ranks as threads with poisoned host memory, each with a pool of its own, so that allocations of one rank
+/// Ranks as threads with poisoned host memory, each with storage of its own, so that allocations of one rank
 /// do not depend on the timing of others.
 pub(crate) fn threads() -> Threads<HostMemory> {
-    let options = WorldOptions { timeout: Duration::from_secs(20), ..WorldOptions::new(1) };
+    threads_with(options())
+}
+
+/// Options for worlds that must not hang.
+pub(crate) fn options() -> WorldOptions {
+    WorldOptions { timeout: Duration::from_secs(20), ..WorldOptions::new(1) }
+}
+
+/// As [`threads`], under other options.
+pub(crate) fn threads_with(options: WorldOptions) -> Threads<HostMemory> {
     Threads::new(options, |_, _| {
-        let options = HostOptions { pool: HostPool::new(), threads: 1, poison: true };
+        let options = HostOptions { poison: true, resident: true, ..HostOptions::default() };
         Arc::new(HostMemory::new(options).expect("host memory of one thread"))
     })
 }

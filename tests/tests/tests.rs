@@ -1,9 +1,16 @@
 //! The integration tests of the workspace, one module per theme.
+#![expect(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
 mod support;
 
 // Sharded training against the unsharded oracle.
 mod parity;
+
+// Random runs, as the text that a user would write.
+mod parity_case;
+
+// Every promise of `verify`, for random models, policies, meshes and orders.
+mod parity_properties;
 
 // Sharded training against PyTorch and transformers (tests/golden).
 mod golden_training;

@@ -18,7 +18,7 @@ pub(crate) fn training(run: &RunConfig) -> Threads<HostMemory> {
     let total = total_threads(run.threads);
     Threads::new(world_options(run, true), move |_: Rank, world| {
         let threads = threads_per_rank(total, world);
-        memory(HostOptions { pool: Arc::clone(&pool), threads, poison: false })
+        memory(HostOptions { pool: Arc::clone(&pool), threads, poison: false, resident: false })
     })
 }
 
@@ -27,7 +27,8 @@ pub(crate) fn training(run: &RunConfig) -> Threads<HostMemory> {
 pub(crate) fn verification(run: &RunConfig, poison: bool) -> Threads<HostMemory> {
     let total = total_threads(run.threads);
     Threads::new(world_options(run, false), move |_: Rank, world| {
-        memory(HostOptions { pool: HostPool::new(), threads: threads_per_rank(total, world), poison })
+        let threads = threads_per_rank(total, world);
+        memory(HostOptions { pool: HostPool::new(), threads, poison, resident: true })
     })
 }
 

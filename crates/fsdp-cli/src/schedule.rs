@@ -13,6 +13,7 @@ use fsdp_train::{TrainError, plan, predict};
 
 use crate::args::ScheduleArgs;
 use crate::error::CliError;
+use crate::logging;
 use crate::output::{self, Paint, table};
 use crate::run_setup::RunSetup;
 use crate::train::memory_rows;
@@ -26,6 +27,7 @@ const PADDING_WARNING: f64 = 1.25;
 /// # Errors
 /// [`CliError`]: the input is wrong.
 pub(crate) fn run(args: &ScheduleArgs) -> Result<(), CliError> {
+    logging::install(None)?;
     let setup = RunSetup::load(&args.run)?;
     let (config, architecture) = (&setup.config, setup.build()?);
     if args.rank >= config.run.ranks {

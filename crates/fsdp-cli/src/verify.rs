@@ -23,8 +23,8 @@ use crate::{host, logging, output, shrink};
 /// # Errors
 /// [`CliError`]: the input is wrong, or a run failed.
 pub(crate) fn run(args: &VerifyArgs) -> Result<bool, CliError> {
-    let mut setup = RunSetup::load(&args.run)?;
     logging::install(None)?;
+    let mut setup = RunSetup::load(&args.run)?;
     // Nothing is evaluated here, so evaluation data need not be read.
     setup.config.data.eval.clear();
     // A path that cannot be written is better known before the work than after it.

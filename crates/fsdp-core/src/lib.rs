@@ -1,4 +1,20 @@
-//! Contracts, layout, schedule, checker, ledger and engine of fully sharded data parallel training.
+//! The core of fully sharded data parallel training, without effects: no clock, no randomness, no
+//! environment, no threads, no files.
+//!
+//! A training step is data. In reading order:
+//!
+//! | module | what |
+//! |---|---|
+//! | [`model`] | what a model says about itself: parameters, modules, blocks |
+//! | [`wrap`] | which parameters form a unit |
+//! | [`layout`] | where every element of a unit lies on every rank |
+//! | [`tree`] | the order in which gradients are added, everywhere |
+//! | [`schedule`] | a step as operations on queues, compiled from policies |
+//! | [`checker`] | proves a schedule safe before it runs |
+//! | [`ledger`] | predicts memory from a schedule |
+//! | [`state`] | the states of a unit's parameters and gradient |
+//! | [`engine`] | executes a schedule on one rank |
+//! | [`memory`], [`comm`], [`program`], [`update`] | the contracts of devices, communicators, models and optimizers |
 #![forbid(unsafe_code)]
 
 pub mod checker;

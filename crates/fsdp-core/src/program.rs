@@ -179,7 +179,7 @@ impl CallFootprint {
 /// A model on one rank.
 ///
 /// For every micro-batch, [`Program::begin`] is followed by the blocks in order: `forward` of all but the
-/// last, `forward_backward` of the last, `backward` of the others in reverse (down to the first trainable
+/// last, `finish` of the last, `backward` of the others in reverse (down to the first trainable
 /// one). Gradients are of the **sum** of losses over counted targets.
 pub trait Program<M: Memory>: Send {
     /// The model's description.

@@ -1,4 +1,15 @@
-//! Compute: kernels, tape, layers, models, update rules and the host backend.
+//! Compute: operations, a tape with late-bound parameters, layers, models, update rules and the host backend.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`backend`] | the operations that a device has, each forward and backward |
+//! | [`tape`] | runs a model forward, and backward by itself; never keeps a parameter |
+//! | [`layer`], [`model`] | layers, the trait of a model ([`model::Architecture`]), Llama, GPT-2, an MLP |
+//! | [`hf`] | Hugging Face `config.json` and names of tensors |
+//! | [`update`] | AdamW, SGD and Adafactor over shards |
+//! | [`random`] | numbers from keys and counters, for initial values and dropout |
+//! | [`host`] | memory and kernels on the CPU |
+//! | [`shape`], [`footprint`] | the same model run on shapes alone, to know what it allocates |
 
 pub mod backend;
 mod error;

@@ -1,4 +1,18 @@
-//! Data, configuration, trainer, metrics, oracle and verification.
+//! Training runs: configuration, data, the trainer of a rank, metrics, export, the oracle and verification.
+//!
+//! Generic over the backend that computes ([`TrainBackend`]) and over whoever starts the ranks
+//! ([`Launcher`](fsdp_comm::launch::Launcher)). Start with [`Job`]: a configuration and a model, put together and
+//! checked before any rank starts.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`config`] | the run file: TOML, `--set`, Hugging Face's `fsdp_config.json`, every default written out |
+//! | [`data`] | files, tokenizers, packing, the order of samples |
+//! | [`train`](mod@train) | a whole run: output folder, steps, evaluation, metrics, export |
+//! | [`verify`](mod@verify) | sharded training against the [`Oracle`], communication against closed forms, memory against the ledger |
+//! | [`lr`], [`metrics`] | learning rates as functions of the step; what a step reports |
+//!
+//! What is promised of bits stands in docs/numerics.md of the repository.
 #![forbid(unsafe_code)]
 
 pub mod config;
@@ -24,3 +38,8 @@ pub use oracle::Oracle;
 pub use rank::{Evaluation, RankTrainer};
 pub use rule::TrainBackend;
 pub use run_data::RunData;
+
+/// The examples of the repository's README, compiled with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

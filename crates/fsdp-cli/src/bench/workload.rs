@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use fsdp_nn::hf::HfConfig;
+use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::random;
 use fsdp_train::Job;
 use fsdp_train::config::Resolved;
@@ -15,8 +15,6 @@ use serde_json::json;
 use crate::args::BenchTrainArgs;
 use crate::error::CliError;
 use crate::run_setup;
-
-use fsdp_nn::hf::HfModel;
 
 /// The job of a benchmark.
 ///
@@ -74,7 +72,7 @@ fn run_toml(args: &BenchTrainArgs, tokens: &Path) -> Result<String, CliError> {
     Ok(format!(
         r#"
 [model]
-path = ""
+path = "made of options"
 [data]
 train = [{tokens}]
 format = "tokens-u32"

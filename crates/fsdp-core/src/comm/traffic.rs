@@ -2,7 +2,7 @@
 
 use super::CollectiveKind;
 
-/// Collectives issued through one [`Comm`] and the bytes this rank sent for them, by the usual convention:
+/// Collectives issued through one [`Comm`](super::Comm) and the bytes this rank sent for them, by the usual convention:
 /// `(n - 1) / n` of the unsharded bytes for all-gather and reduce-scatter, twice that for all-reduce.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {

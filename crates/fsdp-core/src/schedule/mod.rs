@@ -5,7 +5,7 @@
 //! same list is executed by the engine, proven safe by the checker, measured by the ledger and printed.
 //!
 //! It is the same on every rank, and a pure function of (model blocks, layout, mesh, policy, rounds):
-//! policies are visible only in the [compiler](compile).
+//! policies are visible only in the compiler ([`compile_step`], [`compile_evaluation`]).
 
 mod compile;
 mod display;

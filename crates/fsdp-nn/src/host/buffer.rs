@@ -19,6 +19,8 @@ pub struct HostBuffer {
     lease: Arc<Lease>,
     source: Source,
     storage: Option<Arc<Block>>,
+    /// Storage that was kept when the contents were given up.
+    spare: Option<Arc<Block>>,
     dtype: DType,
     len: usize,
 }
@@ -29,6 +31,8 @@ pub(super) struct Source {
     pub(super) pool: Arc<HostPool>,
     /// Whether storage is poisoned when it is new and when it is given up.
     pub(super) poison: bool,
+    /// Whether a buffer keeps its storage when its contents are given up.
+    pub(super) resident: bool,
 }
 
 /// Storage with a dtype, filled with poison before it goes back to the pool when asked to.
@@ -54,7 +58,7 @@ fn poison(storage: &mut Storage, dtype: DType) {
 impl HostBuffer {
     /// A handle without storage.
     pub(super) fn new(lease: Arc<Lease>, source: Source, dtype: DType, len: usize) -> Self {
-        Self { lease, source, storage: None, dtype, len }
+        Self { lease, source, storage: None, spare: None, dtype, len }
     }
 
     /// The elements of a range.
@@ -77,24 +81,44 @@ impl HostBuffer {
         if readers > 0 {
             return Err(Error::Shared { len, dtype, readers });
         }
-        let (source, lease) = (&self.source, &self.lease);
-        let block = self.storage.get_or_insert_with(|| {
-            let (mut storage, is_new) = source.pool.take(len * dtype.size_bytes());
-            if is_new {
-                lease.count_allocation();
-                if source.poison {
-                    poison(&mut storage, dtype);
-                }
-            }
-            Arc::new(Block { storage, dtype, poison: source.poison })
-        });
-        let block = Arc::get_mut(block).ok_or(Error::Shared { len, dtype, readers: 1 })?;
+        let block = self.storage.take().or_else(|| self.spare.take()).unwrap_or_else(|| self.take_storage());
+        let block =
+            Arc::get_mut(self.storage.insert(block)).ok_or(Error::Shared { len, dtype, readers: 1 })?;
         Ok(&mut block.storage.elements_mut()[..len])
     }
 
-    /// Gives up the storage.
+    /// Takes storage before it is needed, when the buffer keeps it anyway: else it might get storage that only
+    /// happens to be free, and something else would have to allocate later.
+    pub(super) fn reserve(&mut self) {
+        if self.source.resident && self.len > 0 {
+            self.spare = Some(self.take_storage());
+        }
+    }
+
+    fn take_storage(&self) -> Arc<Block> {
+        let Source { pool, poison: poisons, .. } = &self.source;
+        let (mut storage, is_new) = pool.take(self.len * self.dtype.size_bytes());
+        if is_new {
+            self.lease.count_allocation();
+            if *poisons {
+                poison(&mut storage, self.dtype);
+            }
+        }
+        Arc::new(Block { storage, dtype: self.dtype, poison: *poisons })
+    }
+
+    /// Gives up the contents, and the storage too unless it is to be kept and nobody else reads it.
     pub(super) fn release(&mut self) {
-        self.storage = None;
+        let Some(mut block) = self.storage.take() else { return };
+        if !self.source.resident {
+            return;
+        }
+        if let Some(own) = Arc::get_mut(&mut block) {
+            if own.poison {
+                poison(&mut own.storage, own.dtype);
+            }
+            self.spare = Some(block);
+        }
     }
 
     /// Reads the storage of `other` from now on, if it has any: returns whether it does.

@@ -25,11 +25,14 @@ pub struct HostOptions {
     /// Whether storage is filled with NaN when it is new and when it is given up, so that a read of
     /// contents that were not written shows.
     pub poison: bool,
+    /// Whether a buffer keeps its storage when its contents are given up. Then what one rank allocates does not
+    /// depend on the others; else storage goes back to the pool, which takes less of it for many ranks.
+    pub resident: bool,
 }
 
 impl Default for HostOptions {
     fn default() -> Self {
-        Self { pool: HostPool::new(), threads: 1, poison: false }
+        Self { pool: HostPool::new(), threads: 1, poison: false, resident: false }
     }
 }
 
@@ -53,7 +56,7 @@ impl HostMemory {
     /// [`Error::Memory`] when the threads can not be started.
     pub fn new(options: HostOptions) -> Result<Self, Error> {
         let workers = Workers::new(options.threads, Arc::clone(&options.pool))?;
-        let source = Source { pool: options.pool, poison: options.poison };
+        let source = Source { pool: options.pool, poison: options.poison, resident: options.resident };
         Ok(Self { account: Arc::default(), source, workers })
     }
 
@@ -143,7 +146,12 @@ impl Memory for HostMemory {
     type Event = ();
 
     fn allocate(&self, category: Category, dtype: DType, len: usize) -> Result<HostBuffer, Error> {
-        Ok(HostBuffer::new(self.account.open(category, dtype, len), self.source.clone(), dtype, len))
+        let lease = self.account.open(category, dtype, len);
+        let mut buffer = HostBuffer::new(lease, self.source.clone(), dtype, len);
+        if !matches!(category, Category::Activation | Category::Workspace) {
+            buffer.reserve();
+        }
+        Ok(buffer)
     }
 
     fn release(&self, _queue: Queue, buffer: &mut HostBuffer) {

@@ -68,9 +68,9 @@ struct RankRun {
     first: Pieces,
     last: Pieces,
     traffic: Traffic,
+    /// After the first step, and after the last.
+    settled: Usage,
     usage: Usage,
-    /// Storage that the memory made after the first step.
-    late_allocations: u64,
 }
 
 /// Trains `job` unsharded and sharded, and compares.
@@ -141,16 +141,15 @@ fn sharded<M: TrainBackend, A: Architecture + Clone>(
     let mut trainer = RankTrainer::new(job, seat)?;
     let mut reports = Vec::new();
     let mut first = Pieces::default();
-    let mut allocations_after_first = 0;
+    let mut settled = trainer.usage();
     for step in 0..steps {
         reports.push(trainer.step(step, false, order, &mut ())?);
         if step == 0 {
             first = Pieces::of_rank(trainer.engine())?;
-            allocations_after_first = trainer.usage().allocations;
+            settled = trainer.usage();
         }
     }
     let last = Pieces::of_rank(trainer.engine())?;
     let usage = trainer.usage();
-    let late_allocations = usage.allocations - allocations_after_first;
-    Ok(RankRun { reports, first, last, traffic: trainer.traffic(), usage, late_allocations })
+    Ok(RankRun { reports, first, last, traffic: trainer.traffic(), settled, usage })
 }

@@ -2,7 +2,7 @@
 
 use fsdp_core::DType;
 use fsdp_core::engine::Plan;
-use fsdp_core::schedule::AccumulationOrder;
+use fsdp_core::schedule::{Accumulation, AccumulationOrder};
 
 use crate::config::OptimizerConfig;
 
@@ -23,8 +23,12 @@ impl Promise {
         let powers = [replicas, shards, micro_batches].into_iter().all(usize::is_power_of_two);
         let ordered = match plan.policy.accumulation_order {
             AccumulationOrder::Tree => powers,
-            // With one rank the running order is the oracle's.
-            AccumulationOrder::Running => plan.mesh.world() == 1,
+            // With one rank the running order is the oracle's; but a kernel that adds to a gradient in place
+            // need not add its terms to each other first.
+            AccumulationOrder::Running => {
+                let in_place = plan.policy.accumulation == Accumulation::Unsharded && plan.step.rounds > 1;
+                plan.mesh.world() == 1 && !in_place
+            }
         };
         let exact_dtype = plan.policy.reduce_dtype != DType::Bf16;
         let element_wise = !matches!(optimizer, OptimizerConfig::Adafactor(_));

@@ -68,7 +68,7 @@ fn notes_say_what_is_special() {
     assert_lines(
         &setup,
         &[
-            "compute  forward embed (nothing kept)",
+            "compute  forward embed",
             "compute  forward layers.1 (checkpointed)",
             "compute  recompute layers.1",
             "compute  keep sub-shard layers.1",

@@ -89,13 +89,28 @@ fn contents_can_be_read_from_first_write_to_release() {
 }
 
 #[test]
+fn resident_buffers_keep_their_storage_and_lose_their_contents() {
+    let options = HostOptions { poison: true, resident: true, ..HostOptions::default() };
+    let memory = HostMemory::new(options).unwrap();
+    let mut buffer = filled(&memory, &[1.0, 2.0]);
+    memory.release(Q, &mut buffer);
+    assert!(matches!(read(&memory, &buffer), Err(Error::Released { .. })));
+    let other = filled(&memory, &[3.0, 4.0]);
+    memory.write(Q, HostSlice::F32(&[5.0]), SliceMut::new(&mut buffer, 0, 1)).unwrap();
+    let values = read(&memory, &buffer).unwrap();
+    assert!(values[0] == 5.0 && values[1].is_nan(), "what is not written again is poisoned");
+    assert_eq!(memory.usage().allocations, 2);
+    drop(other);
+}
+
+#[test]
 fn an_alias_shares_storage_until_it_is_released() {
     let memory = memory(true);
     let mut src = filled(&memory, &[1.0, 2.0]);
     let mut dst = memory.allocate(Category::Unsharded, DType::F32, 2).unwrap();
     assert!(memory.alias(&mut dst, &src));
     assert_eq!(read(&memory, &dst).unwrap(), [1.0, 2.0]);
-    assert!(!src.is_exclusive() && !dst.is_exclusive());
+    assert!(src.is_exclusive() && dst.is_exclusive(), "an alias is a buffer of its own");
     assert!(matches!(memory.zero(Q, SliceMut::whole(&mut src)), Err(Error::Shared { .. })));
     memory.release(Q, &mut dst);
     assert_eq!(read(&memory, &src).unwrap(), [1.0, 2.0], "releasing an alias poisons nothing");
