@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::support::{Ran, Sandbox};
+use crate::support::{Ran, Sandbox, folded};
 
 impl Sandbox {
     /// Runs a shell script; `$FSDP` is the binary.
@@ -18,7 +18,7 @@ impl Sandbox {
 fn failure(ran: &Ran) -> String {
     let errors: Vec<&str> = ran.stderr.lines().skip_while(|line| !line.starts_with("error")).collect();
     let text = errors.join("\n");
-    (0..2).fold(text, |text, rank| text.replace(&format!("rank {rank} failed"), "rank N failed"))
+    folded(&(0..2).fold(text, |text, rank| text.replace(&format!("rank {rank} failed"), "rank N failed")))
 }
 
 #[test]
@@ -27,7 +27,10 @@ fn a_limit_on_file_sizes_is_met_before_training() {
     // A limit of 8 blocks of 512 or 1024 bytes: room for the small files, not for the model.
     let ran = sandbox.shell("trap '' XFSZ; ulimit -f 8; exec \"$FSDP\" train run.toml");
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-    insta::assert_snapshot!(ran.stderr, @"error: failed to set the length of out/model/model.safetensors.tmp: File too large (os error 27); choose a smaller shard size or another file system");
+    insta::assert_snapshot!(folded(&ran.stderr), @r"
+    error: failed to set the length of out/model/model.safetensors.tmp: File too large (os error 27);
+    choose a smaller shard size or another file system
+    ");
     assert_eq!(std::fs::read_dir(sandbox.path("out/model")).unwrap().count(), 0);
 }
 
@@ -44,7 +47,10 @@ fn a_full_disk_leaves_no_half_written_model() {
     let train = "$FSDP train run.toml --set run.out_dir=tiny/out; echo code $?; ls tiny/out/model";
     let ran = sandbox.shell(&format!("unshare --user --map-root-user --mount sh -c '{mount}; {train}'"));
     assert_eq!(ran.stdout, "code 2\n", "{}", ran.stderr);
-    insta::assert_snapshot!(failure(&ran), @"error: rank N failed: failed to write tiny/out/model/model.safetensors.tmp: No space left on device (os error 28); free space or choose a directory on another disk");
+    insta::assert_snapshot!(failure(&ran), @r"
+    error: rank N failed: failed to write tiny/out/model/model.safetensors.tmp: No space left on device
+    (os error 28); free space or choose a directory on another disk
+    ");
 }
 
 #[test]
@@ -54,6 +60,9 @@ fn metrics_that_cannot_be_written_end_the_run() {
     let train = "exec \"$FSDP\" train run.toml --set train.steps=1000 --set run.ranks=1";
     let ran = sandbox.shell(&format!("trap '' XFSZ; ulimit -f 100; {train}"));
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-    insta::assert_snapshot!(failure(&ran), @"error: rank N failed: can not write out/metrics.jsonl: File too large (os error 27); make room there, or choose another run.out_dir");
+    insta::assert_snapshot!(failure(&ran), @r"
+    error: rank N failed: can not write out/metrics.jsonl: File too large (os error 27); make room
+    there, or choose another run.out_dir
+    ");
     assert_eq!(std::fs::read_dir(sandbox.path("out/model")).unwrap().count(), 0);
 }

@@ -119,3 +119,19 @@ impl Ran {
         Self { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
     }
 }
+
+/// A message with its long lines folded, for snapshots that fit on a page.
+pub(crate) fn folded(text: &str) -> String {
+    const WIDTH: usize = 100;
+    let mut folded = String::new();
+    for line in text.lines() {
+        let mut rest = line;
+        while let Some((at, _)) = rest.char_indices().nth(WIDTH) {
+            let Some(space) = rest[..at].rfind(' ').filter(|&space| space > 4) else { break };
+            folded += &format!("{}\n", &rest[..space]);
+            rest = &rest[space + 1..];
+        }
+        folded += &format!("{rest}\n");
+    }
+    folded
+}
