@@ -23,3 +23,6 @@ mod traffic;
 
 // More ranks than cores.
 mod many_ranks;
+
+// Sharded training against PyTorch and transformers (tests/golden).
+mod golden_training;
