@@ -103,12 +103,9 @@ fn sub_shard_elements(schedule: &Schedule, input: &LedgerInput<'_>) -> usize {
 
 /// Buffers for partial sums beyond the slot or sharded gradient that receives a micro-batch's gradient.
 pub fn extra_accumulators(policy: &Policy, rounds: usize) -> usize {
-    match (policy.accumulation, policy.accumulation_order) {
-        (Accumulation::Reduce | Accumulation::Unsharded, AccumulationOrder::Tree) => {
-            tree::accumulators(rounds) - 1
-        }
-        (Accumulation::Reduce, AccumulationOrder::Running) => usize::from(rounds > 1),
-        (Accumulation::Unsharded, AccumulationOrder::Running) => 0,
+    match policy.accumulation_order {
+        AccumulationOrder::Tree => tree::accumulators(rounds) - 1,
+        AccumulationOrder::Running => usize::from(rounds > 1),
     }
 }
 

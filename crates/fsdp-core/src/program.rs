@@ -111,16 +111,15 @@ impl<B> Default for Gradients<B> {
 
 impl<B: Buffer> Gradients<B> {
     /// Opens the slots of a unit: one buffer per trainable segment, and for every trainable parameter its
-    /// segment, offset and length. With `accumulate`, first uses add too (accumulation in one buffer).
+    /// segment, offset and length.
     pub fn open(
         &mut self,
         unit: usize,
         buffers: Vec<B>,
         params: impl IntoIterator<Item = (ParamId, usize, usize, usize)>,
-        accumulate: bool,
     ) {
         for (id, segment, offset, len) in params {
-            self.places.insert(id, Place { unit, segment, offset, len, written: accumulate });
+            self.places.insert(id, Place { unit, segment, offset, len, written: false });
         }
         self.open.insert(unit, buffers);
     }

@@ -2,9 +2,11 @@
 //!
 //! ```text
 //!   Sharded --gather--> Gathering --arrive--> Unsharded --reshard--> Sharded
-//!   Empty --open--> Accumulating --close--> Closed --reduce--> Reducing --arrive--> Sharded --apply--> Empty
-//!                        ^                    |  (more micro-batches: reopen)            |
-//!                        +--------------------+------------------------------------------+
+//!   Empty --open--> Accumulating --close--> Closed --reduce--> Reducing --arrive--> Summed --apply--> Empty
+//!                        ^                   | ^                                     |
+//!                        |                   | +------- total (unsharded sums) ------+
+//!                        |                   +--------- fold (unsharded sums) ------>+
+//!                        +------- open (the next micro-batch) -----------------------+
 //! ```
 //! Buffers live inside the states that own them. Every event in a state that has no transition for it is
 //! an error that names unit, state and event; nothing is silently ignored.
@@ -148,23 +150,6 @@ impl<T> GradientState<T> {
             _ => return Err(self.illegal(unit, "open gradient")),
         }
         Ok(())
-    }
-
-    /// Backward is about to add to the slot that the unit kept: returns the slot's buffers.
-    ///
-    /// # Errors
-    /// [`Error::Transition`] unless closed.
-    pub fn reopen(&mut self, unit: &str) -> Result<T, Error> {
-        match std::mem::take(self) {
-            GradientState::Closed { slot, buffers } => {
-                *self = GradientState::Accumulating { slot };
-                Ok(buffers)
-            }
-            other => {
-                *self = other;
-                Err(self.illegal(unit, "reopen gradient"))
-            }
-        }
     }
 
     /// The micro-batch's gradient is complete.

@@ -147,7 +147,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
             buffers.push(memory.allocate(Category::GradientSlot, dtype, param.piece.len)?);
         }
         let mut gradients = Gradients::default();
-        gradients.open(0, buffers, places, false);
+        gradients.open(0, buffers, places);
         let last = spec.blocks.len() - 1;
         let first = spec.first_trainable_block().map_or(last, |block| block.0);
         self.program.begin(memory, index)?;

@@ -202,8 +202,8 @@ fn rejects_a_gradient_slot_that_is_taken() {
         _ => None,
     });
     let slot = slot.expect("the unit has a gradient");
-    for (unit, accumulate) in [(1, false), (2, false), (1, true)] {
-        let kind = OpKind::OpenGradient { unit, slot, accumulate };
+    for unit in [1, 2] {
+        let kind = OpKind::OpenGradient { unit, slot };
         assert_rejected(
             &built,
             &with(&schedule, close + 1, kind),
@@ -272,18 +272,6 @@ fn rejects_gradients_out_of_turn() {
 }
 
 #[test]
-fn rejects_adding_to_a_gradient_that_is_not_there() {
-    let (built, mut schedule) = sample();
-    let at = find(&schedule, |kind| matches!(kind, OpKind::OpenGradient { .. }));
-    let OpKind::OpenGradient { unit, slot, .. } = schedule.ops[at].kind else { unreachable!() };
-    schedule.ops[at].kind = OpKind::OpenGradient { unit, slot, accumulate: true };
-    assert_rejected(&built, &schedule, |violation| matches!(violation, Violation::GradientNotClosed { .. }));
-    schedule.ops[at].kind = OpKind::OpenGradient { unit, slot, accumulate: false };
-    let again = with(&schedule, at + 1, OpKind::OpenGradient { unit, slot, accumulate: true });
-    assert_rejected(&built, &again, |violation| matches!(violation, Violation::GradientNotClosed { .. }));
-}
-
-#[test]
 fn rejects_a_gradient_that_keeps_its_slot() {
     let setup = Setup::plain(Sketch::plain(1));
     let built = setup.build();
@@ -292,7 +280,7 @@ fn rejects_a_gradient_that_keeps_its_slot() {
     let slot = schedule.gradient_slots.iter().position(|slot| {
         slot.lens == built.layout.units[1].segments.iter().map(Segment::unsharded_len).collect::<Vec<_>>()
     });
-    let open = OpKind::OpenGradient { unit: 1, slot: slot.unwrap(), accumulate: false };
+    let open = OpKind::OpenGradient { unit: 1, slot: slot.unwrap() };
     let mut open = with(&schedule, at + 1, open);
     let reduce = open.ops.iter().position(|op| matches!(op.kind, OpKind::ReduceScatter { unit: 1 })).unwrap();
     open.ops[at + 1].waits.push(OpId(reduce));

@@ -37,7 +37,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             }
             OpKind::KeepSubShard { unit } => self.keep_sub_shard(unit),
             OpKind::Reshard { unit } => self.reshard(unit),
-            OpKind::OpenGradient { unit, slot, accumulate } => self.open_gradient(unit, slot, accumulate),
+            OpKind::OpenGradient { unit, slot } => self.open_gradient(unit, slot),
             OpKind::CloseGradient { unit } => self.close_gradient(unit),
             OpKind::FoldUnsharded { unit, last } => self.fold_unsharded(unit, last),
             OpKind::ReduceScatter { unit } => self.reduce_scatter(id, unit),
@@ -148,25 +148,19 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         Ok(())
     }
 
-    fn open_gradient(&mut self, unit: usize, slot: usize, accumulate: bool) -> Result<(), Error> {
+    fn open_gradient(&mut self, unit: usize, slot: usize) -> Result<(), Error> {
         let layout = &self.plan.layout.units[unit];
-        let state = &mut self.units[unit].gradient_state;
-        let buffers = if accumulate {
-            state.reopen(&layout.name)?
-        } else {
-            state.open(&layout.name, slot)?;
-            let mut buffers = self.gradient_slots[slot].take().expect("the checker proved the slot free");
-            for (segment, buffer) in layout.trainable_segments().zip(&mut buffers) {
-                for (offset, len) in segment.padding() {
-                    self.memory.zero(Queue::Compute, SliceMut::new(buffer, offset, len))?;
-                }
+        self.units[unit].gradient_state.open(&layout.name, slot)?;
+        let mut buffers = self.gradient_slots[slot].take().expect("the checker proved the slot free");
+        for (segment, buffer) in layout.trainable_segments().zip(&mut buffers) {
+            for (offset, len) in segment.padding() {
+                self.memory.zero(Queue::Compute, SliceMut::new(buffer, offset, len))?;
             }
-            buffers
-        };
+        }
         let params = layout.trainable_segments().enumerate().flat_map(|(index, segment)| {
             segment.params.iter().map(move |place| (place.param, index, place.offset, place.len))
         });
-        self.gradients.open(unit, buffers, params, accumulate);
+        self.gradients.open(unit, buffers, params);
         Ok(())
     }
 

@@ -96,12 +96,10 @@ fn allocate_static(counter: &mut Counter, built: &Built, schedule: &Schedule, op
                 continue;
             }
             counter.allocate(Category::ShardedGradient, own * reduce);
-            let sums = match (policy.accumulation_order, policy.accumulation, schedule.rounds) {
-                (AccumulationOrder::Tree, _, rounds) => {
-                    (1..=rounds).filter(|n| n.is_power_of_two()).count() - 1
-                }
-                (AccumulationOrder::Running, Accumulation::Reduce, 2..) => 1,
-                (AccumulationOrder::Running, ..) => 0,
+            let sums = match (policy.accumulation_order, schedule.rounds) {
+                (AccumulationOrder::Tree, rounds) => (1..=rounds).filter(|n| n.is_power_of_two()).count() - 1,
+                (AccumulationOrder::Running, 2..) => 1,
+                (AccumulationOrder::Running, _) => 0,
             };
             let each = if policy.accumulation == Accumulation::Reduce { own } else { whole };
             (0..sums).for_each(|_| counter.allocate(Category::Accumulator, each * reduce));

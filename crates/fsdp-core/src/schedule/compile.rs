@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::emit::Emitter;
-use super::policy::{Accumulation, AccumulationOrder, Policy};
+use super::policy::{Accumulation, Policy};
 use super::residency::{Residency, Step, evaluation_steps, issue_points, residencies, training_steps};
 use super::{OpKind, Schedule, SectionKind, Slot, Tenancy};
 use crate::checker::Violation;
@@ -179,7 +179,7 @@ impl<'a> Build<'a> {
             }
             for unit in self.steps[at].gradients.clone() {
                 if self.writes[&unit].0 == at {
-                    self.open_gradient(unit, round)?;
+                    self.open_gradient(unit)?;
                 }
             }
             self.push(self.steps[at].kind)?;
@@ -218,22 +218,11 @@ impl<'a> Build<'a> {
         Ok(())
     }
 
-    fn open_gradient(&mut self, unit: usize, round: usize) -> Result<(), Violation> {
-        let policy = self.compiler.policy;
-        let running_unsharded = policy.accumulation == Accumulation::Unsharded
-            && policy.accumulation_order == AccumulationOrder::Running;
-        let accumulate = running_unsharded && round > 0;
-        let slot = match self.emit.tenancy.gradient_slot(unit).filter(|_| accumulate) {
-            Some(slot) => slot,
-            None => {
-                let lens: Vec<usize> = self.compiler.layout.units[unit]
-                    .trainable_segments()
-                    .map(|segment| segment.unsharded_len())
-                    .collect();
-                self.gradients.take(&lens)
-            }
-        };
-        self.push(OpKind::OpenGradient { unit, slot, accumulate })
+    fn open_gradient(&mut self, unit: usize) -> Result<(), Violation> {
+        let trainable = self.compiler.layout.units[unit].trainable_segments();
+        let lens: Vec<usize> = trainable.map(|segment| segment.unsharded_len()).collect();
+        let slot = self.gradients.take(&lens);
+        self.push(OpKind::OpenGradient { unit, slot })
     }
 
     /// What happens to the complete gradient of one micro-batch.
@@ -243,13 +232,9 @@ impl<'a> Build<'a> {
         self.push(OpKind::CloseGradient { unit })?;
         let slot = self.emit.tenancy.gradient_slot(unit).expect("a closed gradient has a slot");
         if policy.accumulation == Accumulation::Unsharded && self.rounds > 1 {
-            if policy.accumulation_order == AccumulationOrder::Tree {
-                self.push(OpKind::FoldUnsharded { unit, last })?;
-                if !last {
-                    self.gradients.give_back(slot);
-                }
-            }
+            self.push(OpKind::FoldUnsharded { unit, last })?;
             if !last {
+                self.gradients.give_back(slot);
                 return Ok(());
             }
         }

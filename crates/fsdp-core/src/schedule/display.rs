@@ -84,9 +84,8 @@ pub(crate) fn describe(kind: &OpKind, spec: &ModelSpec, layout: &Layout) -> Stri
         OpKind::Finish { block, .. } | OpKind::Backward { block } => {
             format!("{name} {}", spec.block(block).name)
         }
-        OpKind::OpenGradient { unit, slot, accumulate } => {
-            let adds = if accumulate { ", adding" } else { "" };
-            format!("{name} {} in gradient slot {slot}{adds}", unit_name(unit))
+        OpKind::OpenGradient { unit, slot } => {
+            format!("{name} {} in gradient slot {slot}", unit_name(unit))
         }
         OpKind::KeepSubShard { unit }
         | OpKind::Reshard { unit }

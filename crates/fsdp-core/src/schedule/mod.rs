@@ -94,15 +94,13 @@ pub enum OpKind {
         unit: usize,
         /// The slot.
         slot: usize,
-        /// Whether the slot keeps the sum of earlier micro-batches, to which this one is added.
-        accumulate: bool,
     },
     /// The unit's gradient of this micro-batch is complete.
     CloseGradient {
         /// The unit.
         unit: usize,
     },
-    /// Adds the closed gradient into the unit's tree of unsharded sums; after the last micro-batch the slot
+    /// Adds the closed gradient into the unit's unsharded sums; after the last micro-batch the slot
     /// holds the total.
     FoldUnsharded {
         /// The unit.

@@ -137,7 +137,7 @@ impl<'a> Tenancy<'a> {
                 self.slots.remove(&unit);
                 vec![write(Resource::Slot(slot)), write(Resource::Stay(unit))]
             }
-            OpKind::OpenGradient { unit, slot, accumulate } => self.open_gradient(unit, slot, accumulate)?,
+            OpKind::OpenGradient { unit, slot } => self.open_gradient(unit, slot)?,
             OpKind::CloseGradient { unit } => {
                 let slot = self.open_slot(unit)?;
                 self.gradients.insert(unit, Gradient { slot, closed: true });
@@ -239,25 +239,11 @@ impl<'a> Tenancy<'a> {
         Ok(vec![read(from), write(Resource::Slot(slot)), write(Resource::Stay(unit))])
     }
 
-    fn open_gradient(
-        &mut self,
-        unit: usize,
-        slot: usize,
-        accumulate: bool,
-    ) -> Result<Vec<Access>, Violation> {
+    fn open_gradient(&mut self, unit: usize, slot: usize) -> Result<Vec<Access>, Violation> {
         let tenant = self.gradients.iter().find(|&(&tenant, held)| held.slot == slot || tenant == unit);
-        match tenant {
-            None if accumulate => {
-                return Err(Violation::GradientNotClosed { unit: self.name(unit).into() });
-            }
-            None => {}
-            Some((&tenant, held)) if accumulate && tenant == unit && held.slot == slot => {
-                self.closed_slot(unit)?;
-            }
-            Some((&tenant, _)) => {
-                let (unit, tenant) = (self.name(unit).into(), self.name(tenant).into());
-                return Err(Violation::SlotTaken { slot, unit, tenant });
-            }
+        if let Some((&tenant, _)) = tenant {
+            let (unit, tenant) = (self.name(unit).into(), self.name(tenant).into());
+            return Err(Violation::SlotTaken { slot, unit, tenant });
         }
         self.gradients.insert(unit, Gradient { slot, closed: false });
         Ok(vec![write(Resource::GradientSlot(slot)), write(Resource::GradientStay(unit))])

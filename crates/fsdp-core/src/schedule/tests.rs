@@ -121,10 +121,8 @@ proptest! {
             prop_assert_eq!(count(&step, reduces), trains * per_step);
             prop_assert_eq!(count(&step, sums), trains * usize::from(setup.mesh.replicas() > 1));
             let folds = |kind: &OpKind| matches!(kind, OpKind::FoldUnsharded { unit: u, .. } if *u == unit);
-            let tree = built.policy.accumulation == Accumulation::Unsharded
-                && built.policy.accumulation_order == AccumulationOrder::Tree
-                && setup.rounds > 1;
-            prop_assert_eq!(count(&step, folds), trains * setup.rounds * usize::from(tree));
+            let unsharded = built.policy.accumulation == Accumulation::Unsharded && setup.rounds > 1;
+            prop_assert_eq!(count(&step, folds), trains * setup.rounds * usize::from(unsharded));
             let used = (0..built.spec.blocks.len()).any(|block| built.units_of(block).contains(&unit));
             prop_assert_eq!(count(&evaluation, gathers), setup.rounds * usize::from(used));
             prop_assert_eq!(count(&evaluation, reduces) + count(&evaluation, sums), 0);
@@ -243,9 +241,7 @@ proptest! {
             };
             kinds.iter().filter_map(slot_of).collect()
         };
-        let whole = built.policy.accumulation == Accumulation::Reduce
-            || built.policy.accumulation_order == AccumulationOrder::Running;
-        if whole {
+        if built.policy.accumulation == Accumulation::Reduce {
             prop_assert!(rounds.iter().all(|kinds| opens(kinds) == opens(&rounds[0])));
         }
     }
@@ -282,11 +278,6 @@ proptest! {
                         prop_assert_eq!(last, round + 1 == setup.rounds);
                     }
                     OpKind::FoldUnsharded { last, .. } => prop_assert_eq!(last, round + 1 == setup.rounds),
-                    OpKind::OpenGradient { accumulate, .. } => {
-                        let adds = built.policy.accumulation == Accumulation::Unsharded
-                            && built.policy.accumulation_order == AccumulationOrder::Running;
-                        prop_assert_eq!(accumulate, adds && round > 0);
-                    }
                     _ if is_compute(&kind) => prop_assert!(open.len() <= 1),
                     _ => {}
                 }

@@ -10,11 +10,10 @@ const PARAM_TABLE: [(&str, &str, &str); 4] = [
     ("unsharded", "reshard", "sharded"),
 ];
 
-const GRADIENT_TABLE: [(&str, &str, &str); 9] = [
+const GRADIENT_TABLE: [(&str, &str, &str); 8] = [
     ("without gradient", "open gradient", "accumulating its gradient"),
     ("holding summed gradients", "open gradient", "accumulating its gradient"),
     ("accumulating its gradient", "close gradient", "holding a complete gradient"),
-    ("holding a complete gradient", "reopen gradient", "accumulating its gradient"),
     ("holding a complete gradient", "fold", "holding summed gradients"),
     ("holding summed gradients", "take the total", "holding a complete gradient"),
     ("holding a complete gradient", "reduce", "reducing its gradient"),
@@ -23,16 +22,8 @@ const GRADIENT_TABLE: [(&str, &str, &str); 9] = [
 ];
 
 const PARAM_EVENTS: [&str; 4] = ["gather", "arrive", "use", "reshard"];
-const GRADIENT_EVENTS: [&str; 8] = [
-    "open gradient",
-    "reopen gradient",
-    "close gradient",
-    "fold",
-    "take the total",
-    "reduce",
-    "arrive",
-    "apply",
-];
+const GRADIENT_EVENTS: [&str; 7] =
+    ["open gradient", "close gradient", "fold", "take the total", "reduce", "arrive", "apply"];
 
 fn next(table: &[(&str, &str, &'static str)], state: &str, event: &str) -> Option<&'static str> {
     table.iter().find(|(from, on, _)| *from == state && *on == event).map(|(_, _, to)| *to)
@@ -76,7 +67,6 @@ fn fire_gradient(
     let nothing = |()| (None, None);
     Ok(match event {
         "open gradient" => state.open("u", slot).map(nothing)?,
-        "reopen gradient" => (None, Some(state.reopen("u")?)),
         "close gradient" => state.close("u", value).map(nothing)?,
         "fold" => state.fold("u").map(|(slot, buffers)| (Some(slot), Some(buffers)))?,
         "take the total" => state.total("u", slot, value).map(nothing)?,
@@ -145,7 +135,7 @@ proptest! {
             let expected = match event {
                 "open gradient" => { reference.slot = Some(slot); (None, None) }
                 "close gradient" => { reference.buffers = Some(value); (None, None) }
-                "reopen gradient" | "reduce" => (None, reference.buffers.take()),
+                "reduce" => (None, reference.buffers.take()),
                 "fold" => (reference.slot.take(), reference.buffers.take()),
                 "take the total" => {
                     (reference.slot, reference.buffers) = (Some(slot), Some(value));

@@ -83,7 +83,7 @@ impl<B: Buffer> Whole<B> {
         let places: Vec<_> =
             trained.map(|(index, &(offset, len))| (ParamId(index), 0, offset, len)).collect();
         let mut gradients = Gradients::default();
-        gradients.open(0, vec![self.buffer], places, false);
+        gradients.open(0, vec![self.buffer], places);
         gradients
     }
 

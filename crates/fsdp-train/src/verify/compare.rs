@@ -57,7 +57,6 @@ pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
             }
         }
         Promise::Bounds => failures.extend(out_of_bounds(job, reference, ranks)),
-        Promise::FirstLoss => {}
     }
     if let (Some(got), Some(want)) = (ranks[0].reports.first(), reference.reports.first())
         && got.loss.to_bits() != want.loss.to_bits()

@@ -133,8 +133,7 @@ impl<'a> Host<'a> {
                 let (slot, ()) = self.params[unit].reshard("unit")?;
                 claim(&mut self.free_slots[slot], false);
             }
-            OpKind::OpenGradient { unit, accumulate: true, .. } => self.gradients[unit].reopen("unit")?,
-            OpKind::OpenGradient { unit, slot, accumulate: false } => {
+            OpKind::OpenGradient { unit, slot } => {
                 self.gradients[unit].open("unit", slot)?;
                 claim(&mut self.free_gradient_slots[slot], true);
             }

@@ -1,5 +1,5 @@
 use crate::rank::Mesh;
-use crate::schedule::{Accumulation, AccumulationOrder, Checkpointing, Policy, Reshard, SectionKind};
+use crate::schedule::{Accumulation, Checkpointing, Policy, Reshard, SectionKind};
 use crate::testing::{Frozen, Setup, Sketch};
 
 fn render(setup: &Setup) -> String {
@@ -78,18 +78,10 @@ fn notes_say_what_is_special() {
             "compute  cast layers.1",
         ],
     );
-    let unsharded = |accumulation_order| {
-        let accumulation = Accumulation::Unsharded;
-        let policy = Policy { accumulation, accumulation_order, ..Policy::default() };
-        Setup { policy, rounds: 2, ..Setup::plain(Sketch::plain(1)) }
-    };
+    let policy = Policy { accumulation: Accumulation::Unsharded, ..Policy::default() };
     assert_lines(
-        &unsharded(AccumulationOrder::Tree),
+        &Setup { policy, rounds: 2, ..Setup::plain(Sketch::plain(1)) },
         &["compute  fold unsharded layers.0", "compute  fold unsharded layers.0, the last"],
-    );
-    assert_lines(
-        &unsharded(AccumulationOrder::Running),
-        &["compute  open gradient layers.0 in gradient slot 1, adding"],
     );
 }
 
