@@ -56,6 +56,7 @@ where
             queue,
             name: fields.name(),
             kind: fields.op,
+            overlaps: fields.collective,
             start_us: microseconds(self.origin, at),
             duration_us: microseconds(at, end),
         };
@@ -74,6 +75,7 @@ struct Fields {
     op: String,
     /// The unit or block, where there is one.
     subject: String,
+    collective: bool,
 }
 
 impl Fields {
@@ -90,6 +92,12 @@ impl Visit for Fields {
     fn record_u64(&mut self, field: &Field, value: u64) {
         if field.name() == "rank" {
             self.rank = value;
+        }
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        if field.name() == "collective" {
+            self.collective = value;
         }
     }
 

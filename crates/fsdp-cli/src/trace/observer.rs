@@ -1,5 +1,6 @@
 //! Operations of the engine as `tracing` spans.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fsdp_core::Rank;
@@ -10,31 +11,34 @@ use tracing::{Span, trace_span};
 
 use super::TARGET;
 
-/// Makes a span of every operation of a rank, from when it is issued until the host goes on.
+/// Makes a span of every operation of a rank, from when it is issued until it is done. Spans of collectives
+/// overlap with others of their queue.
 #[derive(Debug)]
 pub(crate) struct SpanObserver {
     rank: u64,
     plan: Arc<Plan>,
-    span: Span,
+    open: BTreeMap<OpId, Span>,
 }
 
 impl SpanObserver {
     /// The observer of a rank of a plan.
     pub(crate) fn new(rank: Rank, plan: Arc<Plan>) -> Self {
-        Self { rank: rank.0 as u64, plan, span: Span::none() }
+        Self { rank: rank.0 as u64, plan, open: BTreeMap::new() }
     }
 }
 
 impl Observer for SpanObserver {
-    fn begin(&mut self, _op: OpId, kind: &OpKind) {
+    fn begin(&mut self, id: OpId, kind: &OpKind) {
+        let collective = kind.is_collective();
         let (rank, queue, op) = (self.rank, kind.queue().name(), kind.name());
         let unit = unit(kind).map(|unit| self.plan.layout.units[unit].name.as_str());
         let block = block(kind).map(|block| self.plan.spec.block(block).name.as_str());
-        self.span = trace_span!(target: TARGET, "op", rank, queue, op, unit, block);
+        let span = trace_span!(target: TARGET, "op", rank, queue, op, unit, block, collective);
+        self.open.insert(id, span);
     }
 
-    fn end(&mut self, _op: OpId, _kind: &OpKind) {
-        self.span = Span::none();
+    fn end(&mut self, id: OpId, _kind: &OpKind) {
+        self.open.remove(&id);
     }
 }
 

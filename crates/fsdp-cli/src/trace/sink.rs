@@ -22,6 +22,8 @@ pub(super) struct Operation {
     pub(super) name: String,
     /// The kind, by which viewers colour and search.
     pub(super) kind: String,
+    /// Whether it may overlap with other operations of its queue without lying within them.
+    pub(super) overlaps: bool,
     pub(super) start_us: f64,
     pub(super) duration_us: f64,
 }
@@ -35,6 +37,18 @@ struct Complete<'a> {
     tid: u64,
     ts: f64,
     dur: f64,
+}
+
+/// The begin or end of an event that may overlap with others of its thread.
+#[derive(Serialize)]
+struct Edge<'a> {
+    name: &'a str,
+    cat: &'a str,
+    ph: &'static str,
+    id: u64,
+    pid: u64,
+    tid: u64,
+    ts: f64,
 }
 
 /// How far the JSON has come.
@@ -53,13 +67,15 @@ enum Stage {
 pub(super) struct Sink<W: Write> {
     pub(super) out: W,
     ranks: BTreeSet<u64>,
+    /// Overlapping events so far: their ids.
+    overlapping: u64,
     stage: Stage,
     error: Option<io::Error>,
 }
 
 impl<W: Write> Sink<W> {
     pub(super) fn new(out: W) -> Self {
-        Self { out, ranks: BTreeSet::new(), stage: Stage::Empty, error: None }
+        Self { out, ranks: BTreeSet::new(), overlapping: 0, stage: Stage::Empty, error: None }
     }
 
     /// Writes an operation. The first failure is kept for [`Sink::finish`]; nothing is written after it.
@@ -90,6 +106,9 @@ impl<W: Write> Sink<W> {
         if self.ranks.insert(operation.rank) {
             self.name_rank(operation.rank)?;
         }
+        if operation.overlaps {
+            return self.edges(operation);
+        }
         self.event(&Complete {
             name: &operation.name,
             cat: &operation.kind,
@@ -99,6 +118,25 @@ impl<W: Write> Sink<W> {
             ts: operation.start_us,
             dur: operation.duration_us,
         })
+    }
+
+    /// An event that may overlap: its begin and its end.
+    fn edges(&mut self, operation: &Operation) -> io::Result<()> {
+        self.overlapping += 1;
+        let id = self.overlapping;
+        let (start_us, end_us) = (operation.start_us, operation.start_us + operation.duration_us);
+        for (ph, ts) in [("b", start_us), ("e", end_us)] {
+            self.event(&Edge {
+                name: &operation.name,
+                cat: &operation.kind,
+                ph,
+                id,
+                pid: operation.rank,
+                tid: operation.queue as u64,
+                ts,
+            })?;
+        }
+        Ok(())
     }
 
     /// Tells the viewer what a rank and its queues are called.

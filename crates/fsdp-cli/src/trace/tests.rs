@@ -39,6 +39,25 @@ fn spans_become_complete_events_of_their_rank_and_queue() {
 }
 
 #[test]
+fn collectives_become_pairs_that_may_overlap() {
+    let events = events(|| {
+        let span = |unit| {
+            let (rank, queue, op, unit) = (0u64, "gather", "all-gather", Some(unit));
+            trace_span!(target: TARGET, "op", rank, queue, op, unit, collective = true)
+        };
+        let first = span("a");
+        let second = span("b");
+        drop(first);
+        drop(second);
+    });
+    let edges: Vec<&Value> = events.iter().filter(|event| event["ph"] != "M").collect();
+    let kinds: Vec<&Value> = edges.iter().map(|event| &event["ph"]).collect();
+    assert_eq!(kinds, ["b", "e", "b", "e"]);
+    assert!(edges[0]["id"] == edges[1]["id"] && edges[1]["id"] != edges[2]["id"]);
+    assert!(edges[2]["ts"].as_f64() <= edges[1]["ts"].as_f64(), "the second begins before the first ends");
+}
+
+#[test]
 fn ranks_and_queues_are_named_once() {
     let events = events(|| {
         for rank in [0u64, 1, 0] {
@@ -65,6 +84,7 @@ fn a_failed_write_is_reported_at_the_end() {
         queue: fsdp_core::Queue::Compute,
         name: "forward".to_owned(),
         kind: "forward".to_owned(),
+        overlaps: false,
         start_us: 0.0,
         duration_us: 1.0,
     });

@@ -30,10 +30,10 @@ impl IssueOrder for ProgramOrder {
 
 /// Sees every operation begin and end: traces, progress.
 pub trait Observer: Send {
-    /// The operation is about to run.
+    /// What the operation waits for is there, and it is issued.
     fn begin(&mut self, _op: OpId, _kind: &OpKind) {}
 
-    /// The operation was issued (on the host: it is complete, or its collective is in flight).
+    /// The operation is done; a collective is, when its buffers are handed to the operation that needs them.
     fn end(&mut self, _op: OpId, _kind: &OpKind) {}
 }
 
@@ -111,21 +111,25 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             let id = ready[order.choose(&ready)];
             let op = schedule.op(id);
             let queue = op.kind.queue();
-            observer.begin(id, &op.kind);
             for &earlier in op.waits.iter().chain(&op.joins) {
-                self.settle(schedule, earlier, queue)?;
+                if self.settle(schedule, earlier, queue)? {
+                    observer.end(earlier, &schedule.op(earlier).kind);
+                }
             }
             for wait in &op.waits {
                 if let Some(event) = self.events.get(wait) {
                     self.memory.wait(queue, event);
                 }
             }
+            observer.begin(id, &op.kind);
             self.execute(schedule, slots, id)?;
             if awaited.contains(&id) && !op.kind.is_collective() {
                 self.events.insert(id, self.memory.record(queue));
             }
             frontier.issued(id);
-            observer.end(id, &op.kind);
+            if !op.kind.is_collective() {
+                observer.end(id, &op.kind);
+            }
         }
         assert!(self.in_flight.is_empty(), "every collective is joined by a later operation");
         Ok(())
