@@ -72,12 +72,15 @@ impl Case {
 
     /// Trains three steps over `world` ranks, each micro-batch one golden sequence.
     fn train(&self, world: usize) -> Outcome {
+        self.train_from(&golden(self.name).join("model.safetensors"), world)
+    }
+
+    fn train_from(&self, weights: &Path, world: usize) -> Outcome {
         let dir = tempfile::tempdir().unwrap();
         let config = self.config(dir.path(), world);
-        let folder = golden(self.name);
-        let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
+        let text = std::fs::read_to_string(golden(self.name).join("config.json")).unwrap();
         let architecture = HfConfig::parse(&text).unwrap().build().unwrap();
-        let init = InitSource::Pretrained(Arc::new(ModelReader::open(&folder).unwrap()));
+        let init = InitSource::Pretrained(Arc::new(ModelReader::open(weights).unwrap()));
         let job = Job::new(config, architecture, init).unwrap_or_else(|error| panic!("{error}"));
         let options = RunOptions {
             reporter: &(),
@@ -238,6 +241,22 @@ fn adafactor(case: &Case, run: &str, outcome: &Outcome) -> (f64, String) {
     let found = case.params(&format!("{run}."), outcome);
     assert!(found.0 <= band, "{}: {found:?}", case.name);
     found
+}
+
+/// The published files say `h.0.attn..` where a model's parameter is `transformer.h.0.attn..`.
+#[test]
+fn gpt2_starts_from_files_with_published_names() {
+    let case = Case::new("gpt2", r#"{ name = "sgd", lr = 0.1 }"#, r#""none""#);
+    let mut bytes = std::fs::read(golden("gpt2").join("model.safetensors")).unwrap();
+    let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header = std::str::from_utf8(&bytes[8..8 + len]).unwrap().replace("\"transformer.", "\"");
+    bytes.splice(8..8 + len, format!("{header:len$}").into_bytes());
+    let dir = tempfile::tempdir().unwrap();
+    let weights = dir.path().join("model.safetensors");
+    std::fs::write(&weights, bytes).unwrap();
+    let outcome = case.train_from(&weights, 2);
+    case.scalars("losses_sgd", &outcome.losses, SCALARS);
+    assert!(case.params("sgd.", &outcome).0 <= TIGHT);
 }
 
 #[test]

@@ -72,7 +72,7 @@ Ctrl-C (or SIGTERM) stops after the step under way and still exports the model; 
 
 Examples:
   fsdp train examples/quickstart.toml
-  fsdp train examples/quickstart.toml --set train.steps=50 --set run.ranks=2 --set run.out_dir=runs/short
+  fsdp train examples/quickstart.toml --set train.steps=50 --set run.out_dir=runs/short
   fsdp train examples/quickstart.toml --overwrite --trace trace.json   (open it in ui.perfetto.dev)")]
 pub(crate) struct TrainArgs {
     #[command(flatten)]

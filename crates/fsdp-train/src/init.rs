@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fsdp_ckpt::model_files::ModelReader;
-use fsdp_core::model::ModelSpec;
+use fsdp_core::model::{ModelSpec, ParamSpec};
 use fsdp_core::update::Piece;
 use fsdp_nn::Init;
 
@@ -50,20 +50,27 @@ impl InitSource {
     pub fn check(&self, spec: &ModelSpec) -> Result<(), TrainError> {
         let InitSource::Pretrained(reader) = self else { return Ok(()) };
         let expected = spec.params.iter().map(|param| (stored_name(reader, param), param.shape.as_slice()));
-        let alias = |name: &str| {
-            let is_buffer = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-            is_buffer
-                || spec
-                    .params
-                    .iter()
-                    .any(|param| param.fqn == name || param.aliases.iter().any(|a| a == name))
-        };
-        Ok(reader.check_names_except(expected, alias)?)
+        let known = |name: &str| is_constant(name) || names_of_all(spec).any(|known| known == name);
+        Ok(reader.check_names_except(expected, known)?)
     }
 }
 
 /// The name under which a checkpoint holds a parameter: its own, or that of a tied use.
-fn stored_name<'a>(reader: &ModelReader, param: &'a fsdp_core::model::ParamSpec) -> &'a str {
-    let names = std::iter::once(&param.fqn).chain(&param.aliases);
-    names.into_iter().find(|name| reader.entry(name).is_ok()).unwrap_or(&param.fqn)
+fn stored_name<'a>(reader: &ModelReader, param: &'a ParamSpec) -> &'a str {
+    names(param).find(|name| reader.entry(name).is_ok()).unwrap_or(&param.fqn)
+}
+
+/// The names that a parameter may have in a checkpoint. Published GPT-2 files leave `transformer.` out.
+fn names(param: &ParamSpec) -> impl Iterator<Item = &str> {
+    let full = std::iter::once(&param.fqn).chain(&param.aliases).map(String::as_str);
+    full.flat_map(|name| [Some(name), name.strip_prefix("transformer.")]).flatten()
+}
+
+fn names_of_all(spec: &ModelSpec) -> impl Iterator<Item = &str> {
+    spec.params.iter().flat_map(names)
+}
+
+/// Whether a tensor is a causal mask or a rotary table that older versions of transformers saved.
+fn is_constant(name: &str) -> bool {
+    [".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"].iter().any(|end| name.ends_with(end))
 }

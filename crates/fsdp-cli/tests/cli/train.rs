@@ -127,3 +127,13 @@ fn a_model_can_be_trained_on_in_its_own_folder() {
     assert_eq!(before.len(), after.len());
     assert!(before != after, "it was trained on");
 }
+
+#[test]
+fn a_loss_that_is_not_finite_ends_the_run_without_a_model() {
+    let sandbox = Sandbox::new();
+    let ran = sandbox.fsdp("train run.toml --set train.optimizer={name=\"sgd\",lr=1e30} --set run.ranks=1");
+    assert_eq!(ran.code, Some(3), "{}", ran.stderr);
+    assert!(ran.stderr.contains("step 2: loss") && ran.stderr.contains("train.grad_clip"), "{}", ran.stderr);
+    assert_eq!(sandbox.metrics("out").len(), 1, "steps before it are kept");
+    assert_eq!(std::fs::read_dir(sandbox.path("out/model")).unwrap().count(), 0);
+}
