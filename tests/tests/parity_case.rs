@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use fsdp_core::DType;
 use fsdp_core::engine::{IssueOrder, ProgramOrder};
 use fsdp_nn::hf::HfConfig;
 use fsdp_nn::model::{Architecture, Mlp, MlpConfig};
@@ -15,6 +16,7 @@ use fsdp_train::verify::{Promise, VerifyOptions, VerifyReport, WorldReport, veri
 use proptest::prelude::*;
 use proptest::sample::select;
 
+use crate::runs::train;
 use crate::support::{config, job_of, options, threads_with};
 
 /// One run to verify.
@@ -77,7 +79,7 @@ impl Case {
         let report =
             verify(job, &threads_with(world_options), &options).map_err(|error| error.to_string())?;
         match report.worlds.first() {
-            Some(world) if world.failures.is_empty() && self.is_close(world) => Ok(report),
+            Some(world) if world.failures.is_empty() && self.is_close(job, world) => Ok(report),
             Some(world) if world.failures.is_empty() => Err(format!("far off: {:?}", world.gradients)),
             Some(world) => Err(format!("{}: {:#?}", world.promise, world.failures)),
             None => Err(format!("skipped: {:?}", report.skipped)),
@@ -85,9 +87,14 @@ impl Case {
     }
 
     /// A coarse check where no bound is promised: a lost or doubled micro-batch is off by far more.
-    fn is_close(&self, world: &WorldReport) -> bool {
-        let rounded = self.overrides.iter().any(|setting| setting == "fsdp.reduce_dtype=\"bf16\"");
-        world.promise != Promise::FirstLoss.name() || rounded || world.gradients.largest < 1e-2
+    fn is_close<A: Architecture + Clone>(&self, job: &Job<A>, world: &WorldReport) -> bool {
+        if world.promise != Promise::FirstLoss.name() || job.plan.policy.reduce_dtype == DType::Bf16 {
+            return true;
+        }
+        let jobs = [job.clone()];
+        let ranks = train(&jobs, &threads_with(options()), 1, |_| Box::new(ProgramOrder)).unwrap();
+        let report = ranks[0].reports[0];
+        world.gradients.largest <= 1e-4 * report.grad_norm * report.targets as f64
     }
 }
 

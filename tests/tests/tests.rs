@@ -22,3 +22,15 @@ mod traffic;
 
 // More ranks than cores.
 mod many_ranks;
+
+// A model that fails, leaks or allocates on demand.
+mod wrapped;
+
+// The counter against the ledger, and planted leaks.
+mod memory;
+
+// Ranks that fail while they train.
+mod faults;
+
+// Schedules with an error planted in them.
+mod adversarial;
