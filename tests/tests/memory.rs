@@ -9,7 +9,7 @@ use crate::runs::train;
 use crate::support::{GPT2, LLAMA, config, job, job_of, threads};
 use crate::wrapped::{Deed, Wrapped};
 
-fn of<'a>(world: &'a WorldReport, category: &str) -> (usize, usize) {
+fn of(world: &WorldReport, category: &str) -> (usize, usize) {
     let line = world.memory.iter().find(|line| line.category == category).expect("all categories are listed");
     (line.predicted_bytes, line.counted_bytes)
 }

@@ -1,4 +1,5 @@
 //! The integration tests of the workspace, one module per theme.
+#![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 mod support;
 
