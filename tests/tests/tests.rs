@@ -26,3 +26,15 @@ mod many_ranks;
 
 // Sharded training against PyTorch and transformers (tests/golden).
 mod golden_training;
+
+// A model that fails, leaks or allocates on demand.
+mod wrapped;
+
+// The counter against the ledger, and planted leaks.
+mod memory;
+
+// Ranks that fail while they train.
+mod faults;
+
+// Schedules with an error planted in them.
+mod adversarial;

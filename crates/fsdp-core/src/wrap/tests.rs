@@ -25,40 +25,23 @@ fn model(tree: &Tree) -> ModelSpec {
     spec
 }
 
-/// `size_based_auto_wrap_policy` of PyTorch, as Hugging Face uses it, word for word.
-fn size_based_auto_wrap_policy(module: &ModuleSpec, recurse: bool, nonwrapped_numel: i64, min: i64) -> bool {
-    let is_large = nonwrapped_numel >= min;
-    if recurse {
-        is_large && module.class != "MultiheadAttention"
-    } else {
-        is_large && module.class != "ModuleList" && module.class != "ModuleDict"
+/// The size-based rule from the top down, as its documentation describes it: nothing inside a module that is
+/// small as a whole (or an attention that must stay whole) is wrapped; else its children are looked at first,
+/// and the module itself, unless it is a container or the root, when enough is left. Returns how many elements
+/// lie in wrapped modules.
+fn wrap_by_size(spec: &ModelSpec, module: usize, min: i64, wrapped: &mut Vec<usize>) -> i64 {
+    let (whole, class) = (numel(spec, module), spec.modules[module].class.as_str());
+    if whole < min || class == "MultiheadAttention" {
+        return 0;
     }
-}
-
-/// `_recursive_wrap` of PyTorch, word for word: returns the number of wrapped elements.
-fn recursive_wrap(
-    spec: &ModelSpec,
-    module: usize,
-    min: i64,
-    only_wrap_children: bool,
-    wrapped: &mut Vec<usize>,
-) -> i64 {
-    let nonwrapped_numel: i64 = numel(spec, module);
-    if size_based_auto_wrap_policy(&spec.modules[module], true, nonwrapped_numel, min) {
-        let mut total_wrapped_numel = 0;
-        for child in 0..spec.modules.len() {
-            if spec.modules[child].parent == Some(module) {
-                total_wrapped_numel += recursive_wrap(spec, child, min, false, wrapped);
-            }
-        }
-        let remainder = nonwrapped_numel - total_wrapped_numel;
-        if !only_wrap_children && size_based_auto_wrap_policy(&spec.modules[module], false, remainder, min) {
-            wrapped.push(module);
-            return nonwrapped_numel;
-        }
-        return total_wrapped_numel;
+    let children = (0..spec.modules.len()).filter(|&child| spec.modules[child].parent == Some(module));
+    let inside: i64 = children.map(|child| wrap_by_size(spec, child, min, wrapped)).sum();
+    let is_container = ["ModuleList", "ModuleDict"].contains(&class);
+    if module == 0 || is_container || whole - inside < min {
+        return inside;
     }
-    0
+    wrapped.push(module);
+    whole
 }
 
 fn numel(spec: &ModelSpec, module: usize) -> i64 {
@@ -112,7 +95,7 @@ proptest! {
     fn size_based_wrapping_is_that_of_hugging_face(tree in trees(), min in 1usize..90) {
         let spec = model(&tree);
         let mut wrapped = Vec::new();
-        recursive_wrap(&spec, 0, min as i64, true, &mut wrapped);
+        wrap_by_size(&spec, 0, min as i64, &mut wrapped);
         let units = units(&spec, &WrapPolicy::MinParams(min)).unwrap();
         prop_assert_eq!(named(units), expected_units(&spec, &wrapped));
     }

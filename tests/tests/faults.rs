@@ -1,0 +1,172 @@
+//! A rank that fails in the middle of training: whoever is to blame is named, and nobody hangs.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
+use fsdp_core::comm::CommError;
+use fsdp_core::engine::ProgramOrder;
+use fsdp_core::{Error, Rank};
+use fsdp_nn::HostMemory;
+use fsdp_nn::model::{Architecture, Mlp, MlpConfig};
+use fsdp_sim::{Action, Fault};
+use fsdp_train::{Job, RankTrainer, TrainError};
+
+use crate::support::{config, job_of, options, threads_with};
+use crate::wrapped::{Deed, Wrapped};
+
+/// How a world ended: the failure, and for every rank that returned its error, if any.
+struct End {
+    failure: LaunchFailure<TrainError>,
+    errors: Vec<(Rank, Option<String>)>,
+}
+
+/// Trains four steps with a job per rank, and expects that it fails soon. (The time limit of a world is
+/// longer than what is allowed here: no failure may have to wait for it.)
+fn end<A: Architecture + Clone>(jobs: &[Job<A>], faults: Vec<Fault>) -> End {
+    let mut options = options();
+    options.faults = faults;
+    let errors = Mutex::new(Vec::new());
+    let start = Instant::now();
+    let failure = threads_with(options)
+        .launch(jobs.len(), &|seat: Seat<HostMemory>| {
+            let rank = seat.rank;
+            let result = RankTrainer::new(&jobs[rank.0], seat).and_then(|mut trainer| {
+                (0..4).try_for_each(|step| trainer.step(step, false, &mut ProgramOrder, &mut ()).map(drop))
+            });
+            errors.lock().unwrap().push((rank, result.as_ref().err().map(ToString::to_string)));
+            result
+        })
+        .expect_err("a rank fails");
+    assert!(start.elapsed() < Duration::from_secs(15), "took {:?}", start.elapsed());
+    let mut errors = errors.into_inner().unwrap();
+    errors.sort();
+    End { failure, errors }
+}
+
+fn mlp() -> Mlp {
+    Mlp::new(&MlpConfig { vocab: 7, widths: vec![3, 5, 4], bias: true, tied: false, std: 0.2 }).unwrap()
+}
+
+fn jobs<A: Architecture + Clone>(ranks: usize, model: impl Fn(usize) -> A) -> Vec<Job<A>> {
+    let dir = tempfile::tempdir().unwrap();
+    let overrides = [
+        "fsdp.wrap=[\"MlpLayer\"]",
+        "train.global_batch_size=24",
+        &format!("run.ranks={ranks}"),
+        &format!("fsdp.mesh={{ replicate = {} }}", if ranks == 4 { 2 } else { 1 }),
+    ];
+    (0..ranks).map(|rank| job_of(model(rank), config(dir.path(), 7, &overrides))).collect()
+}
+
+/// The ranks that a failure of a launch accuses.
+fn accused(failure: &LaunchFailure<TrainError>) -> Vec<Rank> {
+    let of_comm = |error: &CommError| match error {
+        CommError::Mismatch { rank, peer, .. } => vec![*rank, *peer],
+        CommError::PeerFailed { rank, .. } | CommError::Transport { rank, .. } => vec![*rank],
+        CommError::Missing { missing, .. } => missing.clone(),
+        other => panic!("an unexpected kind of failure: {other}"),
+    };
+    match &failure.reason {
+        FailureReason::Error(TrainError::Core(Error::Comm(error))) | FailureReason::Comm(error) => {
+            of_comm(error)
+        }
+        FailureReason::Panic(message) => {
+            assert!(message.contains("injected fault"), "{message}");
+            vec![failure.rank]
+        }
+        other => panic!("an unexpected reason: {other:?}"),
+    }
+}
+
+/// Collectives of one rank: those of connecting, of the first step and of later ones are all among them.
+const NTH: [u64; 7] = [0, 1, 2, 3, 6, 11, 40];
+
+fn check(action: Action) {
+    for ranks in [2, 3, 4] {
+        let jobs = jobs(ranks, |_| mlp());
+        for (index, nth) in NTH.into_iter().enumerate() {
+            let culprit = Rank((index + ranks) % ranks);
+            let End { failure, errors } = end(&jobs, vec![Fault { rank: culprit, nth, action }]);
+            let at = format!("{action:?} of {culprit} of {ranks} at collective {nth}");
+            assert!(accused(&failure).contains(&culprit), "{at}: {failure:?}");
+            if !matches!(action, Action::WrongCollective | Action::WrongLength) {
+                assert_eq!(failure.rank, culprit, "{at}: {failure:?}");
+            }
+            // A rank that panicked returned nothing; every other one returned an error that names the culprit.
+            let panicked = usize::from(action == Action::Panic);
+            assert_eq!(errors.len(), ranks - panicked, "{at}: {errors:?}");
+            for (rank, error) in errors {
+                let error = error.unwrap_or_else(|| panic!("{at}: {rank} trained on"));
+                assert!(error.contains(&culprit.to_string()), "{at}: {rank} reports `{error}`");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_whose_collective_fails_is_named_by_all() {
+    check(Action::Error);
+}
+
+#[test]
+fn a_rank_that_panics_is_named_by_all() {
+    check(Action::Panic);
+}
+
+#[test]
+fn a_rank_that_calls_another_collective_is_named_by_all() {
+    check(Action::WrongCollective);
+}
+
+#[test]
+fn a_rank_that_passes_another_length_is_named_by_all() {
+    check(Action::WrongLength);
+}
+
+#[test]
+fn a_rank_that_never_arrives_is_named_by_all() {
+    check(Action::Never);
+}
+
+#[test]
+fn an_error_in_the_code_of_a_block_is_the_root_cause() {
+    for (ranks, culprit) in [(2, 1), (3, 0), (4, 2)] {
+        for (block, name) in ["embedding", "layers.0", "layers.1", "head"].into_iter().enumerate() {
+            for call in [0, 1, 7] {
+                let deed = |rank| if rank == culprit { Deed::FailAt(call) } else { Deed::Nothing };
+                let End { failure, errors } =
+                    end(&jobs(ranks, |rank| Wrapped::new(mlp(), block, deed(rank))), Vec::new());
+                assert_eq!(failure.rank, Rank(culprit));
+                let FailureReason::Error(TrainError::Core(Error::Program { block, .. })) = &failure.reason
+                else {
+                    panic!("{:?}", failure.reason)
+                };
+                assert_eq!(block, name);
+                assert_eq!(errors.len(), ranks);
+                for (rank, error) in errors {
+                    let error = error.unwrap();
+                    let names = rank.0 == culprit || error.contains(&format!("rank {culprit}"));
+                    assert!(names && error.contains(&format!("block `{name}`")), "{rank}: {error}");
+                    assert!(!error.contains("given up"), "{rank}: {error}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_panic_in_the_code_of_a_block_is_the_root_cause() {
+    for ranks in [2, 3, 4] {
+        let deed = |rank| if rank == 1 { Deed::PanicAt(4) } else { Deed::Nothing };
+        let End { failure, errors } =
+            end(&jobs(ranks, |rank| Wrapped::new(mlp(), 2, deed(rank))), Vec::new());
+        assert_eq!(failure.rank, Rank(1));
+        assert!(matches!(&failure.reason, FailureReason::Panic(message) if message == "planted panic"));
+        assert_eq!(errors.len(), ranks - 1);
+        for (rank, error) in errors {
+            let error = error.unwrap();
+            assert!(error.contains("rank 1") && error.contains("planted panic"), "{rank}: {error}");
+        }
+    }
+}
