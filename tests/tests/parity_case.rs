@@ -11,7 +11,7 @@ use fsdp_nn::hf::HfConfig;
 use fsdp_nn::model::{Architecture, Mlp, MlpConfig};
 use fsdp_sim::SeededOrder;
 use fsdp_train::Job;
-use fsdp_train::verify::{VerifyOptions, VerifyReport, verify};
+use fsdp_train::verify::{Promise, VerifyOptions, VerifyReport, WorldReport, verify};
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -77,10 +77,17 @@ impl Case {
         let report =
             verify(job, &threads_with(world_options), &options).map_err(|error| error.to_string())?;
         match report.worlds.first() {
-            Some(world) if world.failures.is_empty() => Ok(report),
+            Some(world) if world.failures.is_empty() && self.is_close(world) => Ok(report),
+            Some(world) if world.failures.is_empty() => Err(format!("far off: {:?}", world.gradients)),
             Some(world) => Err(format!("{}: {:#?}", world.promise, world.failures)),
             None => Err(format!("skipped: {:?}", report.skipped)),
         }
+    }
+
+    /// A coarse check where no bound is promised: a lost or doubled micro-batch is off by far more.
+    fn is_close(&self, world: &WorldReport) -> bool {
+        let rounded = self.overrides.iter().any(|setting| setting == "fsdp.reduce_dtype=\"bf16\"");
+        world.promise != Promise::FirstLoss.name() || rounded || world.gradients.largest < 1e-2
     }
 }
 

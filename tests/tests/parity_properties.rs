@@ -23,7 +23,7 @@ fn config(cases: u32) -> ProptestConfig {
 }
 
 proptest! {
-    #![proptest_config(config(160))]
+    #![proptest_config(config(400))]
 
     #[test]
     fn sharded_training_keeps_every_promise(case in cases()) {

@@ -11,3 +11,18 @@ mod parity_case;
 
 // Every promise of `verify`, for random models, policies, meshes and orders.
 mod parity_properties;
+
+// Ranks of a run without the oracle.
+mod runs;
+
+// Where every world agrees in all bits: exact sums, shared storage, evaluation.
+mod exact;
+
+// Bytes and calls against formulas.
+mod traffic;
+
+// More ranks than cores.
+mod many_ranks;
+
+// Sharded training against PyTorch and transformers (tests/golden).
+mod golden_training;

@@ -19,7 +19,8 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
   fsdp verify examples/quickstart.toml --world-sizes 1,2,4
   fsdp schedule examples/quickstart.toml
 
-Exit codes: 0 done, 1 a verification failed, 2 the input is wrong, 3 the run failed, 130 interrupted twice.
+Exit codes: 0 done, 1 a verification failed, 2 the input is wrong or the output cannot be written,
+3 the run failed, 130 interrupted twice.
 RUST_LOG=fsdp=debug logs to stderr."
 )]
 pub(crate) struct Args {

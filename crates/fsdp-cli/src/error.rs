@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use fsdp_train::TrainError;
 use fsdp_train::config::ConfigError;
 
-/// The input is wrong; nothing was started.
+/// The input is wrong, or the output cannot be written.
 const USAGE: u8 = 2;
 /// The run failed.
 const RUN_FAILED: u8 = 3;
@@ -90,7 +90,7 @@ impl CliError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             CliError::Train(error) if !error.is_usage() => RUN_FAILED,
-            CliError::Write { .. } | CliError::Signal { .. } => RUN_FAILED,
+            CliError::Signal { .. } => RUN_FAILED,
             _ => USAGE,
         }
     }

@@ -3,8 +3,8 @@
 //! It parses arguments, chooses the launcher, prints reports and maps outcomes to exit codes; training
 //! itself is `fsdp-train`. One module per command; what several of them need stands below them.
 //!
-//! Exit codes: 0 done, 1 a verification failed, 2 the input is wrong and nothing was started, 3 the run
-//! failed, 130 interrupted for the second time.
+//! Exit codes: 0 done, 1 a verification failed, 2 the input is wrong or the output cannot be written, 3 the
+//! run failed, 130 interrupted for the second time.
 #![forbid(unsafe_code)]
 
 mod args;

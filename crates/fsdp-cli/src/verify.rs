@@ -2,7 +2,8 @@
 
 mod report;
 
-use std::fs;
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 
 use fsdp_core::Rank;
@@ -26,6 +27,8 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<bool, CliError> {
     let mut setup = RunSetup::load(&args.run)?;
     // Nothing is evaluated here, so evaluation data need not be read.
     setup.config.data.eval.clear();
+    // A path that cannot be written is better known before the work than after it.
+    let json = args.json.as_deref().map(create).transpose()?;
     let job = if args.shrink { shrunk(&setup, args)? } else { whole(&setup)? };
     let order = |rank: Rank| -> Box<dyn IssueOrder> {
         match args.order_seed {
@@ -44,8 +47,8 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<bool, CliError> {
     };
     let launcher = host::verification(&job.config.run, args.order_seed.is_some());
     let found = verify(&job, &launcher, &options)?;
-    if let Some(path) = &args.json {
-        write_json(path, &found)?;
+    if let (Some(path), Some(file)) = (&args.json, json) {
+        write_json(path, file, &found)?;
     }
     output::print(&report::render(&found))?;
     Ok(found.holds())
@@ -67,8 +70,13 @@ fn shrunk(setup: &RunSetup, args: &VerifyArgs) -> Result<Job<HfModel>, CliError>
     Ok(Job::new(small.setup.config, architecture, init)?)
 }
 
-fn write_json(path: &Path, report: &VerifyReport) -> Result<(), CliError> {
+fn create(path: &Path) -> Result<File, CliError> {
+    let failed = |source| CliError::Create { option: "--json", file: path.to_owned(), source };
+    File::create(path).map_err(failed)
+}
+
+fn write_json(path: &Path, mut file: File, report: &VerifyReport) -> Result<(), CliError> {
     let mut text = serde_json::to_string_pretty(report).expect("a report has a JSON form");
     text.push('\n');
-    fs::write(path, text).map_err(CliError::write(path))
+    file.write_all(text.as_bytes()).map_err(CliError::write(path))
 }

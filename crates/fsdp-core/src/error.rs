@@ -26,7 +26,7 @@ pub enum Error {
         what: String,
     },
     /// A wrap policy names classes that the model does not have.
-    #[error("no module of class `{class}` to wrap; this model has {}", known.join(", "))]
+    #[error("no module of class `{class}` to wrap; fsdp.wrap may name {}", known.join(", "))]
     WrapClass {
         /// The unknown class.
         class: String,
@@ -36,7 +36,8 @@ pub enum Error {
     /// A wrap policy would split the uses of a tied parameter over units.
     #[error(
         "the tied parameter `{param}` (also `{alias}`) would be split over the units `{first}` and `{second}`; \
-         leave both uses in one unit (usually the root: do not wrap `{first}`)"
+         leave both uses in one unit, usually the root: change fsdp.wrap or fsdp.min_num_params so that neither has a \
+         unit of its own"
     )]
     TiedAcrossUnits {
         /// First name of the parameter.

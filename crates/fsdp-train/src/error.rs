@@ -57,8 +57,8 @@ pub enum TrainError {
         /// The folder.
         path: PathBuf,
     },
-    /// A file or folder can not be written or read.
-    #[error("can not {action} {}: {source}", path.display())]
+    /// The output folder, or a file in it, can not be written.
+    #[error("can not {action} {}: {source}; make room there, or choose another run.out_dir", path.display())]
     Io {
         /// What was tried.
         action: &'static str,
@@ -107,7 +107,7 @@ pub enum TrainError {
 }
 
 impl TrainError {
-    /// Whether the user's input is at fault, so that nothing was started (exit code 2).
+    /// Whether something that the user gave is at fault: a key, a file, or a disk that is full (exit code 2).
     pub fn is_usage(&self) -> bool {
         match self {
             TrainError::Core(source) => matches!(
@@ -118,11 +118,13 @@ impl TrainError {
                     | fsdp_core::Error::Policy { .. }
                     | fsdp_core::Error::Model { .. }
             ),
-            TrainError::Io { .. }
-            | TrainError::NotFinite { .. }
-            | TrainError::RankFailed { .. }
-            | TrainError::Spawn { .. }
-            | TrainError::RankPanicked { .. } => false,
+            // Ranks meet files only after the run has begun.
+            TrainError::RankFailed { source, .. } => {
+                matches!(**source, TrainError::Io { .. } | TrainError::Checkpoint(_))
+            }
+            TrainError::NotFinite { .. } | TrainError::Spawn { .. } | TrainError::RankPanicked { .. } => {
+                false
+            }
             _ => true,
         }
     }

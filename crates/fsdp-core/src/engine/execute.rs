@@ -1,5 +1,7 @@
 //! What each operation does.
 
+use std::sync::Arc;
+
 use super::Engine;
 use crate::comm::{Completed, Purpose};
 use crate::error::Error;
@@ -7,12 +9,12 @@ use crate::memory::{Buffer, Memory, Slice, SliceMut, View};
 use crate::program::Program;
 use crate::rank::Queue;
 use crate::schedule::{OpId, OpKind, Schedule, Source};
-use crate::update::SegmentShard;
+use crate::update::{SegmentShard, UpdateRule};
 
 impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// Issues one operation whose waits are met.
     pub(super) fn execute(&mut self, schedule: &Schedule, slots: &[usize], id: OpId) -> Result<(), Error> {
-        let memory = std::sync::Arc::clone(&self.memory);
+        let memory = Arc::clone(&self.memory);
         let memory = &*memory;
         match schedule.op(id).kind {
             OpKind::BeginStep => self.begin_step(),
@@ -244,26 +246,35 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
 
     fn statistics(&mut self, unit: usize, phase: usize) -> Result<(), Error> {
         let Some(scalars) = self.scalars.for_update() else { return Ok(()) };
-        let total = self.take_total(unit, "gather statistics")?;
-        let buffers = &mut self.units[unit];
-        for (index, &segment) in buffers.trainable.iter().enumerate() {
-            let mut shard = SegmentShard {
-                params: &mut buffers.master[segment],
-                gradient: &total[index],
-                state: &mut buffers.state[index],
-                pieces: &buffers.pieces[segment],
-            };
-            let (earlier, sums) = (&self.scalars.reduced, &mut self.scalars.partial[phase]);
-            self.rule.statistics(&*self.memory, phase, &mut shard, &scalars, earlier, sums)?;
-        }
-        buffers.total = Some(total);
-        Ok(())
+        let (memory, mut sums) = (Arc::clone(&self.memory), std::mem::take(&mut self.scalars.partial[phase]));
+        let result = self.each_shard(unit, "gather statistics", |rule, earlier, shard| {
+            rule.statistics(&*memory, phase, shard, &scalars, earlier, &mut sums)
+        });
+        self.scalars.partial[phase] = sums;
+        result
     }
 
     fn update(&mut self, unit: usize) -> Result<(), Error> {
         self.units[unit].gradient_state.apply(&self.plan.layout.units[unit].name)?;
         let Some(scalars) = self.scalars.for_update() else { return Ok(()) };
-        let total = self.take_total(unit, "update")?;
+        let memory = Arc::clone(&self.memory);
+        self.each_shard(unit, "update", |rule, statistics, shard| {
+            rule.update(&*memory, shard, &scalars, statistics)
+        })
+    }
+
+    /// Shows the update rule every trainable shard of a unit, with the statistics that are reduced so far.
+    fn each_shard(
+        &mut self,
+        unit: usize,
+        event: &'static str,
+        mut visit: impl FnMut(
+            &mut dyn UpdateRule<M>,
+            &[Vec<f64>],
+            &mut SegmentShard<'_, M::Buffer>,
+        ) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let total = self.take_total(unit, event)?;
         let buffers = &mut self.units[unit];
         for (index, &segment) in buffers.trainable.iter().enumerate() {
             let mut shard = SegmentShard {
@@ -272,7 +283,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
                 state: &mut buffers.state[index],
                 pieces: &buffers.pieces[segment],
             };
-            self.rule.update(&*self.memory, &mut shard, &scalars, &self.scalars.reduced)?;
+            visit(&mut *self.rule, &self.scalars.reduced, &mut shard)?;
         }
         buffers.total = Some(total);
         Ok(())

@@ -57,6 +57,12 @@ pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
             }
         }
         Promise::Bounds => failures.extend(out_of_bounds(job, reference, ranks)),
+        Promise::FirstLoss => {}
+    }
+    if let (Some(got), Some(want)) = (ranks[0].reports.first(), reference.reports.first())
+        && got.loss.to_bits() != want.loss.to_bits()
+    {
+        failures.push(format!("the first loss is {}, not {}", got.loss, want.loss));
     }
     let statistics = M::rule(&job.config.train.optimizer, spec)?.phases();
     let traffic = traffic_lines(job, ranks, steps, &statistics);

@@ -11,8 +11,12 @@ use crate::config::OptimizerConfig;
 pub enum Promise {
     /// Contract D2: every loss, norm, parameter and optimizer element has the same bits.
     Bits,
-    /// Gradients of the first step lie within `2 (n - 1) u sum |leaf|` of the oracle's.
+    /// The loss of the first step has the same bits, and its gradients lie within `2 (n - 1) u sum |leaf|` of
+    /// the oracle's.
     Bounds,
+    /// The loss of the first step has the same bits. Kernels add the terms of a micro-batch to the sum of
+    /// earlier ones in place, one by one, so that the leaves bound nothing where those terms cancel.
+    FirstLoss,
 }
 
 impl Promise {
@@ -21,15 +25,12 @@ impl Promise {
         let (replicas, shards) = (plan.mesh.replicas(), plan.mesh.shards());
         let micro_batches = plan.step.rounds * plan.mesh.world();
         let powers = [replicas, shards, micro_batches].into_iter().all(usize::is_power_of_two);
-        let ordered = match plan.policy.accumulation_order {
-            AccumulationOrder::Tree => powers,
-            // With one rank the running order is the oracle's; but a kernel that adds to a gradient in place
-            // need not add its terms to each other first.
-            AccumulationOrder::Running => {
-                let in_place = plan.policy.accumulation == Accumulation::Unsharded && plan.step.rounds > 1;
-                plan.mesh.world() == 1 && !in_place
-            }
-        };
+        let running = plan.policy.accumulation_order == AccumulationOrder::Running;
+        if running && plan.policy.accumulation == Accumulation::Unsharded && plan.step.rounds > 1 {
+            return Promise::FirstLoss;
+        }
+        // With one rank the running order is the oracle's.
+        let ordered = if running { plan.mesh.world() == 1 } else { powers };
         let exact_dtype = plan.policy.reduce_dtype != DType::Bf16;
         let element_wise = !matches!(optimizer, OptimizerConfig::Adafactor(_));
         if ordered && exact_dtype && element_wise { Promise::Bits } else { Promise::Bounds }
@@ -40,6 +41,7 @@ impl Promise {
         match self {
             Promise::Bits => "equal bits (D2)",
             Promise::Bounds => "derived bounds",
+            Promise::FirstLoss => "equal first loss",
         }
     }
 }

@@ -1,0 +1,440 @@
+//! Input that is wrong: exit code 2, nothing started, and a message that names the key, file or parameter
+//! and says what to do.
+
+use std::path::Path;
+
+use crate::support::{GPT2, Sandbox, folded};
+
+impl Sandbox {
+    /// The message of a command that is refused, before it has written anything.
+    fn refused(&self, args: &str) -> String {
+        let ran = self.fsdp(args);
+        assert_eq!(ran.code, Some(2), "fsdp {args}: {}{}", ran.stdout, ran.stderr);
+        assert_eq!(ran.stdout, "", "nothing is reported");
+        assert!(!ran.stderr.contains("panicked"), "{}", ran.stderr);
+        assert!(!self.path("out").exists(), "nothing is written");
+        folded(&ran.stderr)
+    }
+
+    /// As [`Sandbox::refused`], for `train run.toml`.
+    fn refused_with(&self, overrides: &str) -> String {
+        self.refused(&format!("train run.toml {overrides}"))
+    }
+
+    /// As [`Sandbox::refused`], with a changed `config.json`.
+    fn refused_model(&self, from: &str, to: &str) -> String {
+        self.edit("model/config.json", from, to);
+        self.refused("train run.toml")
+    }
+
+    /// Puts weights beside `config.json`, as an earlier run exports them.
+    fn with_weights(self) -> Self {
+        self.succeed("train run.toml --set train.steps=1 --set run.out_dir=earlier");
+        let from = self.path("earlier/model/model.safetensors");
+        std::fs::copy(from, self.path("model/model.safetensors")).unwrap();
+        self.edit("run.toml", "path = \"model\"", "path = \"model\"\ninit = \"pretrained\"");
+        self
+    }
+}
+
+#[test]
+fn an_unknown_key() {
+    let sandbox = Sandbox::new();
+    insta::assert_snapshot!(sandbox.refused_with("--set train.grad_clop=1.0"), @r"
+    error: --set train.grad_clop: unknown key `train.grad_clop`; did you mean `train.grad_clip`?
+    ");
+    insta::assert_snapshot!(sandbox.refused_with("--set train.optimizer={name=\"sgd\",betas=[0.9,0.95]}"), @r"
+    error: --set train.optimizer: unknown key `train.optimizer.betas`; known keys here: lr, momentum,
+    dampening, weight_decay, nesterov, no_decay
+    ");
+    sandbox.edit("run.toml", "seq_len", "sequence_len");
+    insta::assert_snapshot!(sandbox.refused_with(""), @r"
+    error: run.toml: unknown key `data.sequence_len`; did you mean `data.seq_len`?
+    ");
+}
+
+#[test]
+fn an_unknown_table() {
+    let sandbox = Sandbox::new();
+    sandbox.edit("run.toml", "[fsdp]", "[fspd]");
+    insta::assert_snapshot!(sandbox.refused_with(""), @r"
+    error: run.toml: unknown key `fspd`; did you mean `fsdp`?
+    ");
+}
+
+#[test]
+fn a_value_of_the_wrong_type() {
+    let sandbox = Sandbox::new();
+    insta::assert_snapshot!(sandbox.refused_with("--set train.steps=many"), @r#"
+    error: --set train.steps: `train.steps` is "many"; it must be an integer of at least 1
+    "#);
+    insta::assert_snapshot!(sandbox.refused_with("--set data.shuffle=1"), @r"
+    error: --set data.shuffle: `data.shuffle` is 1; it must be true or false
+    ");
+}
+
+#[test]
+fn a_value_outside_its_range() {
+    let sandbox = Sandbox::new();
+    insta::assert_snapshot!(sandbox.refused_with("--set train.grad_clip=-1.0"), @r#"
+    error: --set train.grad_clip: `train.grad_clip` is -1.0; it must be a finite number above 0, or
+    "none"
+    "#);
+    insta::assert_snapshot!(sandbox.refused_with("--set run.ranks=0"), @r"
+    error: --set run.ranks: `run.ranks` is 0; it must be an integer from 1 to 4294967295
+    ");
+    insta::assert_snapshot!(sandbox.refused_with("--set train.optimizer={betas=[0.9,1.0]}"), @r"
+    error: --set train.optimizer: `train.optimizer.betas` is [0.9, 1.0]; it must be two numbers of at
+    least 0 and below 1, such as [0.9, 0.95]
+    ");
+}
+
+#[test]
+fn a_missing_key() {
+    let sandbox = Sandbox::new();
+    sandbox.edit("run.toml", "steps = 3\n", "");
+    insta::assert_snapshot!(sandbox.refused_with(""), @r"
+    error: run.toml: `train.steps` is missing; set it to an integer of at least 1
+    ");
+}
+
+#[test]
+fn text_that_is_not_toml() {
+    let sandbox = Sandbox::new();
+    sandbox.edit("run.toml", "steps = 3", "steps = 3 x");
+    insta::assert_snapshot!(sandbox.refused_with(""), @r"
+    error: run.toml: not valid TOML: TOML parse error at line 8, column 9
+      |
+    8 | steps = 3 x
+      |         ^^^
+    string values must be quoted, expected literal string
+    ");
+}
+
+#[test]
+fn a_run_file_that_is_not_there() {
+    insta::assert_snapshot!(Sandbox::new().refused("train runs.toml"), @r"
+    error: cannot read runs.toml: No such file or directory (os error 2); give the path of an existing,
+    readable file
+    ");
+}
+
+#[test]
+fn a_malformed_override() {
+    insta::assert_snapshot!(Sandbox::new().refused_with("--set steps=3"), @r"
+    error: --set steps=3: expected table.key=value, such as --set train.steps=100
+    ");
+}
+
+#[test]
+fn a_config_key_that_changes_the_mathematics() {
+    let before = "\"rms_norm_eps\"";
+    let key = |key: &str| Sandbox::new().refused_model(before, &format!("{key}, {before}"));
+    insta::assert_snapshot!(key(r#""rope_scaling": { "rope_type": "llama3", "factor": 8.0 }"#), @r#"
+    error: model: config.json: `rope_type` = "llama3" is not supported, only "default" (no scaling of
+    rotary positions)
+    "#);
+    insta::assert_snapshot!(key(r#""hidden_act": "gelu""#), @r#"
+    error: model: config.json: `hidden_act` = "gelu" is not supported, only "silu"
+    "#);
+    insta::assert_snapshot!(key(r#""sliding_window": 32"#), @r"
+    error: model: config.json: `sliding_window` = 32 is not supported, only null
+    ");
+}
+
+#[test]
+fn a_model_of_another_family() {
+    insta::assert_snapshot!(Sandbox::new().refused_model("\"llama\"", "\"mamba\""), @r#"
+    error: model: config.json: `model_type` = "mamba" is not supported, only "llama" and "gpt2"
+    "#);
+}
+
+#[test]
+fn a_model_folder_without_config() {
+    insta::assert_snapshot!(Sandbox::new().refused_with("--set model.path=models"), @r"
+    error: cannot read models/config.json; model.path must be a Hugging Face directory with config.json
+      caused by: No such file or directory (os error 2)
+    ");
+}
+
+#[test]
+fn a_class_that_does_not_exist() {
+    insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.wrap=[\"GPT2Block\"]"), @r"
+    error: no module of class `GPT2Block` to wrap; fsdp.wrap may name Embedding, Linear,
+    LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM, LlamaMLP, LlamaModel, LlamaRMSNorm, ModuleList
+    ");
+}
+
+#[test]
+fn classes_together_with_a_size() {
+    insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.min_num_params=100"), @r"
+    error: --set fsdp.min_num_params: `fsdp.wrap` and `fsdp.min_num_params` exclude each other: choose
+    units by class or by size, and remove the other
+    ");
+}
+
+#[test]
+fn a_tied_parameter_split_over_units() {
+    insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.wrap=[\"Embedding\"]"), @r"
+    error: the tied parameter `model.embed_tokens.weight` (also `lm_head.weight`) would be split over
+    the units `model.embed_tokens` and `(root)`; leave both uses in one unit, usually the root: change
+    fsdp.wrap or fsdp.min_num_params so that neither has a unit of its own
+    ");
+}
+
+#[test]
+fn micro_batches_that_ranks_do_not_divide() {
+    let sandbox = Sandbox::new();
+    insta::assert_snapshot!(sandbox.refused_with("--set run.ranks=3"), @r"
+    error: --set run.ranks: `run.ranks` = 3 does not divide the micro-batches per step,
+    global_batch_size / micro_batch_size = 4; change one of the two
+    ");
+    insta::assert_snapshot!(sandbox.refused_with("--set train.micro_batch_size=3"), @r"
+    error: --set train.micro_batch_size: `train.micro_batch_size` = 3 does not divide
+    train.global_batch_size = 8; change one of the two
+    ");
+}
+
+#[test]
+fn heads_that_do_not_divide() {
+    insta::assert_snapshot!(
+        Sandbox::new().refused_model("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3"), @r"
+    error: model: config.json: `num_attention_heads` = 4 is not divisible by `num_key_value_heads` = 3;
+    change one of them
+    ");
+    insta::assert_snapshot!(Sandbox::new().refused_model("\"hidden_size\": 16", "\"hidden_size\": 18"), @r"
+    error: model: config.json: `hidden_size` = 18 is not divisible by `num_attention_heads` = 4; change
+    one of them
+    ");
+}
+
+#[test]
+fn replicas_that_do_not_divide_the_ranks() {
+    let overrides = "--set run.ranks=4 --set fsdp.mesh={replicate=3}";
+    insta::assert_snapshot!(Sandbox::new().refused_with(overrides), @r"
+    error: --set fsdp.mesh: `fsdp.mesh.replicate` = 3 does not divide run.ranks = 4; change one of the
+    two
+    ");
+}
+
+#[test]
+fn groups_that_do_not_divide_the_shards() {
+    let overrides = "--set run.ranks=4 --set fsdp.reshard_after_forward=3";
+    insta::assert_snapshot!(Sandbox::new().refused_with(overrides), @r"
+    error: --set fsdp.reshard_after_forward: `fsdp.reshard_after_forward` = 3 does not divide the shard
+    axis, ranks / replicate = 4; change one of the two
+    ");
+}
+
+#[test]
+fn a_frozen_pattern_that_matches_nothing() {
+    insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.frozen=[\"wte\"]"), @r"
+    error: fsdp.frozen: pattern `wte` matches no parameter of the model; one of its names is
+    `model.embed_tokens.weight`
+    ");
+}
+
+#[test]
+fn weights_that_are_not_there() {
+    insta::assert_snapshot!(Sandbox::new().refused_with("--set model.init=pretrained"), @r"
+    error: model holds neither model.safetensors nor model.safetensors.index.json; save the model as
+    safetensors, or name the file itself
+    ");
+}
+
+#[test]
+fn truncated_weights() {
+    let sandbox = Sandbox::new().with_weights();
+    let bytes = std::fs::read(sandbox.path("model/model.safetensors")).unwrap();
+    sandbox.write("model/model.safetensors", &bytes[..bytes.len() - 1000]);
+    insta::assert_snapshot!(sandbox.refused_with(""), @r"
+    error: model/model.safetensors is not a valid safetensors file: tensor
+    `model.layers.1.mlp.down_proj.weight` ends at data byte 31872, but the file holds only 31064
+    (truncated?); fetch or export the file again
+    ");
+    sandbox.write("model/model.safetensors", &bytes[..5]);
+    insta::assert_snapshot!(sandbox.refused_with(""), @r"
+    error: model/model.safetensors is not a valid safetensors file: it has 5 bytes, too few for the
+    8-byte header length; fetch or export the file again
+    ");
+}
+
+#[test]
+fn a_tensor_that_is_missing() {
+    let sandbox = Sandbox::new().with_weights();
+    insta::assert_snapshot!(
+        sandbox.refused_model("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"), @r"
+    error: the tensors in model/model.safetensors are not those of the model that was asked for: 9
+    missing: `model.layers.2.self_attn.q_proj.weight`, `model.layers.2.self_attn.k_proj.weight`,
+    `model.layers.2.self_attn.v_proj.weight`, `model.layers.2.self_attn.o_proj.weight`,
+    `model.layers.2.mlp.gate_proj.weight`, `model.layers.2.mlp.up_proj.weight`,
+    `model.layers.2.mlp.down_proj.weight`, `model.layers.2.input_layernorm.weight`,
+    `model.layers.2.post_attention_layernorm.weight`; check that config and weights belong together
+    ");
+}
+
+#[test]
+fn a_tensor_that_is_too_many() {
+    let sandbox = Sandbox::new().with_weights();
+    insta::assert_snapshot!(
+        sandbox.refused_model("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1"), @r"
+    error: the tensors in model/model.safetensors are not those of the model that was asked for: 9 not
+    expected: `model.layers.1.input_layernorm.weight`, `model.layers.1.mlp.down_proj.weight`,
+    `model.layers.1.mlp.gate_proj.weight`, `model.layers.1.mlp.up_proj.weight`,
+    `model.layers.1.post_attention_layernorm.weight`, `model.layers.1.self_attn.k_proj.weight`,
+    `model.layers.1.self_attn.o_proj.weight`, `model.layers.1.self_attn.q_proj.weight`,
+    `model.layers.1.self_attn.v_proj.weight`; check that config and weights belong together
+    ");
+}
+
+#[test]
+fn a_tensor_of_the_wrong_shape() {
+    let sandbox = Sandbox::new().with_weights();
+    insta::assert_snapshot!(
+        sandbox.refused_model("\"intermediate_size\": 24", "\"intermediate_size\": 32"), @r"
+    error: the tensors in model/model.safetensors are not those of the model that was asked for: 6 of
+    the wrong shape: `model.layers.0.mlp.gate_proj.weight` (expected [32, 16], got [24, 16]),
+    `model.layers.0.mlp.up_proj.weight` (expected [32, 16], got [24, 16]),
+    `model.layers.0.mlp.down_proj.weight` (expected [16, 32], got [16, 24]),
+    `model.layers.1.mlp.gate_proj.weight` (expected [32, 16], got [24, 16]),
+    `model.layers.1.mlp.up_proj.weight` (expected [32, 16], got [24, 16]),
+    `model.layers.1.mlp.down_proj.weight` (expected [16, 32], got [16, 24]); check that config and
+    weights belong together
+    ");
+}
+
+#[test]
+fn a_token_beyond_the_vocabulary() {
+    let sandbox = Sandbox::new();
+    insta::assert_snapshot!(sandbox.refused_model("\"vocab_size\": 256", "\"vocab_size\": 100"), @r"
+    error: data.txt: token id 115 (sample 0, position 2), but the model's vocab_size is 100; use the
+    model's own tokenizer
+    ");
+}
+
+#[test]
+fn a_special_token_beyond_the_vocabulary() {
+    let overrides = "--set data.packing=documents --set data.eos=256";
+    insta::assert_snapshot!(Sandbox::new().refused_with(overrides), @r"
+    error: `data.eos` has id 256, but the model's vocab_size is 256; choose another token or model
+    ");
+}
+
+#[test]
+fn less_data_than_one_batch() {
+    let sandbox = Sandbox::new();
+    sandbox.write("data.txt", "short");
+    insta::assert_snapshot!(sandbox.refused_with(""), @r"
+    error: the data holds 0 samples of 8 tokens, fewer than one global batch of 8; add data, or lower
+    data.seq_len or train.global_batch_size
+    ");
+}
+
+#[test]
+fn data_that_is_not_there() {
+    insta::assert_snapshot!(Sandbox::new().refused_with("--set data.train=[\"books\"]"), @r"
+    error: cannot read books: No such file or directory (os error 2); check the paths of [data]
+    ");
+}
+
+#[test]
+fn token_files_of_half_a_token() {
+    let sandbox = Sandbox::new();
+    sandbox.write("data.bin", [0; 33]);
+    let overrides = "--set data.train=[\"data.bin\"] --set data.format=tokens-u16";
+    insta::assert_snapshot!(sandbox.refused_with(overrides), @r"
+    error: data.bin has 33 bytes, not a multiple of 2; is it truncated, or data.format wrong?
+    ");
+}
+
+#[test]
+fn sequences_beyond_the_position_table() {
+    let sandbox = Sandbox::new();
+    sandbox.write("model/config.json", GPT2);
+    sandbox.edit("run.toml", "LlamaDecoderLayer", "GPT2Block");
+    sandbox.edit("run.toml", "seq_len = 8", "seq_len = 17");
+    insta::assert_snapshot!(sandbox.refused("train run.toml"), @r"
+    error: data.seq_len = 17 is more than the model's 16 positions; choose a shorter data.seq_len
+    ");
+    insta::assert_snapshot!(sandbox.refused("schedule run.toml"), @r"
+    error: data.seq_len = 17 is more than the model's 16 positions; choose a shorter data.seq_len
+    ");
+}
+
+#[test]
+fn sequences_beyond_the_positions_of_a_llama_are_only_warned_of() {
+    let sandbox = Sandbox::new();
+    sandbox.edit("model/config.json", "\"max_position_embeddings\": 64", "\"max_position_embeddings\": 4");
+    let ran = sandbox.succeed("train run.toml");
+    insta::assert_snapshot!(folded(ran.stderr.lines().next().unwrap()), @r"
+    warning: data.seq_len = 8 is beyond the 4 positions that the model was made for
+    (max_position_embeddings)
+    ");
+}
+
+#[test]
+fn an_output_folder_that_is_not_empty() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml");
+    let before = sandbox.read("out/metrics.jsonl");
+    let ran = sandbox.fsdp("train run.toml");
+    assert_eq!(ran.code, Some(2));
+    insta::assert_snapshot!(folded(&ran.stderr), @r"
+    error: run.out_dir out is not empty; give --overwrite to replace it, or another run.out_dir
+    ");
+    assert_eq!(sandbox.read("out/metrics.jsonl"), before);
+}
+
+#[test]
+fn an_output_folder_that_is_a_file() {
+    let sandbox = Sandbox::new();
+    insta::assert_snapshot!(sandbox.refused_with("--set run.out_dir=data.txt"), @r"
+    error: can not open data.txt: Not a directory (os error 20); make room there, or choose another
+    run.out_dir
+    ");
+}
+
+#[test]
+fn a_trace_that_cannot_be_created() {
+    insta::assert_snapshot!(Sandbox::new().refused("train run.toml --trace missing/trace.json"), @r"
+    error: --trace missing/trace.json: cannot create the file
+      caused by: No such file or directory (os error 2)
+    ");
+}
+
+#[test]
+fn a_report_that_cannot_be_created() {
+    insta::assert_snapshot!(Sandbox::new().refused("verify run.toml --json missing/report.json"), @r"
+    error: --json missing/report.json: cannot create the file
+      caused by: No such file or directory (os error 2)
+    ");
+}
+
+#[test]
+fn a_rank_that_the_run_does_not_have() {
+    insta::assert_snapshot!(Sandbox::new().refused("schedule run.toml --rank 2"), @r"
+    error: --rank 2: the run has 2 ranks, so give 0 to 1
+    ");
+}
+
+#[test]
+fn verification_refuses_the_same_input() {
+    insta::assert_snapshot!(Sandbox::new().refused("verify run.toml --set fsdp.wrap=[\"Embedding\"]"), @r"
+    error: the tied parameter `model.embed_tokens.weight` (also `lm_head.weight`) would be split over
+    the units `model.embed_tokens` and `(root)`; leave both uses in one unit, usually the root: change
+    fsdp.wrap or fsdp.min_num_params so that neither has a unit of its own
+    ");
+}
+
+#[test]
+fn examples_are_accepted() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for example in ["quickstart", "gpt2-tiny", "llama-8b"] {
+        let mut command = Sandbox::new().command();
+        let output =
+            command.current_dir(&root).args(["schedule", &format!("examples/{example}.toml")]).output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{example}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(output.stderr.is_empty(), "{example}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}

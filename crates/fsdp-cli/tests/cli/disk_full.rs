@@ -1,0 +1,68 @@
+//! Output that cannot be written: exit code 2, and no half-written model.
+
+use std::process::Command;
+
+use crate::support::{Ran, Sandbox, folded};
+
+impl Sandbox {
+    /// Runs a shell script; `$FSDP` is the binary.
+    fn shell(&self, script: &str) -> Ran {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).current_dir(self.path("")).env_remove("RUST_LOG");
+        command.env("FSDP", env!("CARGO_BIN_EXE_fsdp"));
+        Ran::of(command.output().unwrap())
+    }
+}
+
+/// The message, without the number of the rank that met the failure first.
+fn failure(ran: &Ran) -> String {
+    let errors: Vec<&str> = ran.stderr.lines().skip_while(|line| !line.starts_with("error")).collect();
+    let text = errors.join("\n");
+    folded(&(0..2).fold(text, |text, rank| text.replace(&format!("rank {rank} failed"), "rank N failed")))
+}
+
+#[test]
+fn a_limit_on_file_sizes_is_met_before_training() {
+    let sandbox = Sandbox::new();
+    // A limit of 8 blocks of 512 or 1024 bytes: room for the small files, not for the model.
+    let ran = sandbox.shell("trap '' XFSZ; ulimit -f 8; exec \"$FSDP\" train run.toml");
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    insta::assert_snapshot!(folded(&ran.stderr), @r"
+    error: failed to set the length of out/model/model.safetensors.tmp: File too large (os error 27);
+    choose a smaller shard size or another file system
+    ");
+    assert_eq!(std::fs::read_dir(sandbox.path("out/model")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_full_disk_leaves_no_half_written_model() {
+    let sandbox = Sandbox::new();
+    std::fs::create_dir(sandbox.path("tiny")).unwrap();
+    // A file system of our own, which needs user namespaces.
+    let mount = "mount -t tmpfs -o size=32k none tiny";
+    if sandbox.shell(&format!("unshare --user --map-root-user --mount sh -c '{mount}'")).code != Some(0) {
+        println!("skipped: this machine has no user namespaces in which tmpfs can be mounted");
+        return;
+    }
+    let train = "$FSDP train run.toml --set run.out_dir=tiny/out; echo code $?; ls tiny/out/model";
+    let ran = sandbox.shell(&format!("unshare --user --map-root-user --mount sh -c '{mount}; {train}'"));
+    assert_eq!(ran.stdout, "code 2\n", "{}", ran.stderr);
+    insta::assert_snapshot!(failure(&ran), @r"
+    error: rank N failed: failed to write tiny/out/model/model.safetensors.tmp: No space left on device
+    (os error 28); free space or choose a directory on another disk
+    ");
+}
+
+#[test]
+fn metrics_that_cannot_be_written_end_the_run() {
+    let sandbox = Sandbox::new();
+    // Room for the model, not for the metrics of many steps.
+    let train = "exec \"$FSDP\" train run.toml --set train.steps=1000 --set run.ranks=1";
+    let ran = sandbox.shell(&format!("trap '' XFSZ; ulimit -f 100; {train}"));
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    insta::assert_snapshot!(failure(&ran), @r"
+    error: rank N failed: can not write out/metrics.jsonl: File too large (os error 27); make room
+    there, or choose another run.out_dir
+    ");
+    assert_eq!(std::fs::read_dir(sandbox.path("out/model")).unwrap().count(), 0);
+}

@@ -1,0 +1,23 @@
+//! Help pages.
+
+use crate::support::Sandbox;
+
+fn help(args: &str) -> String {
+    Sandbox::new().succeed(args).stdout
+}
+
+#[test]
+fn every_command_explains_itself() {
+    insta::assert_snapshot!("help", help("--help"));
+    insta::assert_snapshot!("help_train", help("train --help"));
+    insta::assert_snapshot!("help_verify", help("verify --help"));
+    insta::assert_snapshot!("help_schedule", help("schedule --help"));
+    insta::assert_snapshot!("help_bench_train", help("bench train --help"));
+}
+
+#[test]
+fn no_arguments_print_the_help_and_fail() {
+    let ran = Sandbox::new().fsdp("");
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stderr.contains("Usage: fsdp <COMMAND>"), "{}", ran.stderr);
+}

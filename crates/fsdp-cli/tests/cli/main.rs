@@ -1,0 +1,24 @@
+//! The `fsdp` binary as a user meets it: files in a folder, arguments, exit codes, text.
+//!
+//! Every test has a folder of its own, which is also the current directory of the command, so that messages
+//! name relative paths. Snapshots hold what is meant to be read.
+
+mod support;
+
+// Help pages.
+mod help;
+
+// A run: what it writes, and that it can be repeated and continued.
+mod train;
+
+// SIGINT and SIGTERM.
+mod signals;
+
+// The reports of `schedule` and `verify`, and traces.
+mod reports;
+
+// Input that is wrong: exit code 2 and a message that says what to do.
+mod bad_input;
+
+// Output that cannot be written.
+mod disk_full;

@@ -1,0 +1,116 @@
+//! The reports of `schedule` and `verify`, and traces.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use crate::support::{GPT2, Sandbox};
+
+/// Named configurations whose schedules are looked at: what `--set` says beyond the run file.
+const SCHEDULES: [(&str, &str); 4] = [
+    ("schedule_plain", ""),
+    (
+        "schedule_hsdp_checkpointing_groups",
+        "--set run.ranks=8 --set train.global_batch_size=16 --set fsdp.mesh={replicate=2} \
+         --set fsdp.activation_checkpointing=full --set fsdp.reshard_after_forward=2",
+    ),
+    (
+        "schedule_unsharded_accumulation",
+        "--set fsdp.accumulation=unsharded --set fsdp.param_dtype=bf16 --set train.grad_clip=1.0",
+    ),
+    (
+        "schedule_frozen_evaluation",
+        "--set fsdp.frozen=[\"embed_tokens\"] --set data.eval=[\"data.txt\"] --set fsdp.backward_prefetch=0",
+    ),
+];
+
+#[test]
+fn schedules_of_named_configurations() {
+    for (name, overrides) in SCHEDULES {
+        let ran = Sandbox::new().succeed(&format!("schedule run.toml {overrides}"));
+        insta::assert_snapshot!(name, ran.stdout);
+    }
+}
+
+#[test]
+fn a_schedule_needs_no_data() {
+    let sandbox = Sandbox::new();
+    std::fs::remove_file(sandbox.path("data.txt")).unwrap();
+    sandbox.succeed("schedule run.toml --rank 1");
+    assert!(!sandbox.path("out").exists());
+}
+
+#[test]
+fn verification_writes_json_and_holds() {
+    let sandbox = Sandbox::new();
+    let ran = sandbox.succeed("verify run.toml --world-sizes 1,2,3,4 --steps 2 --json report.json");
+    let report: Value = serde_json::from_str(&sandbox.read("report.json")).unwrap();
+    let worlds = report["worlds"].as_array().unwrap();
+    assert_eq!(worlds.iter().map(|world| world["world"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 4]);
+    for world in worlds {
+        assert_eq!(world["losses"], report["oracle_losses"]);
+        assert_eq!(world["failures"].as_array().unwrap().len(), 0);
+        for compared in ["params", "gradients", "states"] {
+            assert_eq!(world[compared]["differing"], 0);
+            assert!(world[compared]["compared"].as_u64().unwrap() > 0);
+        }
+    }
+    let skipped = report["skipped"].as_array().unwrap();
+    assert_eq!((skipped.len(), &skipped[0]["world"]), (1, &Value::from(3)));
+    assert!(ran.stdout.contains("every promise was kept at 3 world sizes"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("skipped world 3: "), "{}", ran.stdout);
+    assert!(!sandbox.path("out").exists(), "verification leaves no run behind");
+}
+
+#[test]
+fn verification_of_gpt2_in_adversarial_order_holds() {
+    let sandbox = Sandbox::new();
+    sandbox.write("model/config.json", GPT2);
+    sandbox.edit("run.toml", "LlamaDecoderLayer", "GPT2Block");
+    sandbox.succeed("verify run.toml --world-sizes 4 --order-seed 7");
+}
+
+#[test]
+fn verifying_nothing_is_a_failure() {
+    let ran = Sandbox::new().fsdp("verify run.toml --world-sizes 3,5");
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.stdout.contains("no world size was verified"), "{}", ran.stdout);
+}
+
+#[test]
+fn a_trace_has_every_operation_of_every_rank() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml --trace trace.json");
+    let trace: Value = serde_json::from_str(&sandbox.read("trace.json")).unwrap();
+    let mut operations: BTreeMap<u64, usize> = BTreeMap::new();
+    let mut names = BTreeSet::new();
+    for event in trace["traceEvents"].as_array().unwrap() {
+        let rank = event["pid"].as_u64().unwrap();
+        assert!(event["tid"].is_u64() && event["name"].is_string());
+        if event["ph"] == "X" {
+            assert!(event["ts"].as_f64().unwrap() >= 0.0 && event["dur"].as_f64().unwrap() >= 0.0);
+            names.insert(event["cat"].as_str().unwrap());
+            *operations.entry(rank).or_default() += 1;
+        }
+    }
+    let per_step = operations_per_step(&sandbox.succeed("schedule run.toml").stdout);
+    assert_eq!(operations, BTreeMap::from([(0, 3 * per_step), (1, 3 * per_step)]));
+    for name in ["all-gather", "forward", "backward", "reduce-scatter", "update"] {
+        assert!(names.contains(name), "no {name} among {names:?}");
+    }
+}
+
+/// What `fsdp schedule` says of a step.
+fn operations_per_step(text: &str) -> usize {
+    let (_, rest) = text.split_once("checker: training step of ").unwrap();
+    rest.split_once(' ').unwrap().0.parse().unwrap()
+}
+
+#[test]
+fn logs_go_to_stderr_when_asked_for() {
+    let sandbox = Sandbox::new();
+    let output =
+        sandbox.command().args(["train", "run.toml"]).env("RUST_LOG", "fsdp=trace").output().unwrap();
+    assert!(output.status.success());
+    assert!(String::from_utf8(output.stderr).unwrap().contains("all-gather"));
+}

@@ -1,0 +1,81 @@
+//! SIGINT and SIGTERM: the first stops after the step under way, the second at once.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStderr, Command, Stdio};
+
+use fsdp_ckpt::model_files::ModelReader;
+
+use crate::support::{Ran, Sandbox};
+
+/// A run of many steps, of which the first is done.
+struct Running {
+    child: Child,
+    stderr: BufReader<ChildStderr>,
+}
+
+impl Running {
+    fn start(sandbox: &Sandbox, args: &str) -> Self {
+        let mut command = sandbox.command();
+        command.args(args.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        stderr.read_line(&mut line).unwrap();
+        assert!(line.trim_start().starts_with("step"), "the first line is of the first step: {line}");
+        Self { child, stderr }
+    }
+
+    fn signal(&self, name: &str) {
+        let kill = format!("kill -{name} {}", self.child.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+    }
+
+    fn end(mut self) -> Ran {
+        let mut stderr = String::new();
+        self.stderr.read_to_string(&mut stderr).unwrap();
+        let output = self.child.wait_with_output().unwrap();
+        Ran { stderr, ..Ran::of(output) }
+    }
+}
+
+fn stops_after_the_step(signal: &str) {
+    let sandbox = Sandbox::new();
+    let run = Running::start(&sandbox, "train run.toml --set train.steps=1000000");
+    run.signal(signal);
+    let ran = run.end();
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains("stopping after the step under way"), "{}", ran.stderr);
+    let steps = sandbox.metrics("out").len();
+    assert!(steps < 1_000_000);
+    let told = format!("steps         {steps} of 1000000, stopped early");
+    assert!(ran.stdout.contains(&told), "{told}: {}", ran.stdout);
+    ModelReader::open(sandbox.path("out/model")).unwrap();
+    sandbox.succeed(
+        "train run.toml --set model.path=out/model --set model.init=pretrained --set run.out_dir=on",
+    );
+}
+
+#[test]
+fn sigint_stops_after_the_step_and_exports() {
+    stops_after_the_step("INT");
+}
+
+#[test]
+fn sigterm_stops_after_the_step_and_exports() {
+    stops_after_the_step("TERM");
+}
+
+#[test]
+fn a_second_signal_exits_at_once_without_a_model() {
+    let sandbox = Sandbox::new();
+    // Steps that take far longer than it takes to send two signals.
+    sandbox.write("data.txt", "0123456789abcdef".repeat(4200));
+    let large = "--set train.micro_batch_size=16 --set train.global_batch_size=1024 --set data.seq_len=64";
+    let run = Running::start(&sandbox, &format!("train run.toml --set train.steps=1000 {large}"));
+    run.signal("INT");
+    run.signal("TERM");
+    let ran = run.end();
+    assert_eq!(ran.code, Some(130), "{}", ran.stderr);
+    assert!(!sandbox.path("out/model/model.safetensors").exists());
+    assert!(!sandbox.path("out/model/config.json").exists());
+}

@@ -1,0 +1,137 @@
+//! A folder with a tiny model, data and a run file.
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A tiny Llama of bytes with a tied head.
+pub(crate) const LLAMA: &str = r#"{
+  "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 256, "hidden_size": 16,
+  "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+  "max_position_embeddings": 64, "rms_norm_eps": 1e-05, "initializer_range": 0.02, "tie_word_embeddings": true
+}"#;
+
+/// A tiny GPT-2 of bytes.
+pub(crate) const GPT2: &str = r#"{
+  "model_type": "gpt2", "vocab_size": 256, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16
+}"#;
+
+/// A run file that says no more than it must; 4 micro-batches of 2 sequences over 2 ranks.
+const RUN: &str = r#"
+[model]
+path = "model"
+[data]
+train = ["data.txt"]
+seq_len = 8
+[train]
+steps = 3
+micro_batch_size = 2
+global_batch_size = 8
+[fsdp]
+wrap = ["LlamaDecoderLayer"]
+[run]
+ranks = 2
+out_dir = "out"
+"#;
+
+/// Prose of 131 bytes: 16 samples of 8 tokens.
+const TEXT: &str = "A shard is what one rank keeps of a tensor. Gather it before the forward pass, \
+                    and give it back after; then reduce, scatter, update.";
+
+/// The folder of a test.
+pub(crate) struct Sandbox {
+    dir: TempDir,
+}
+
+/// What a command did.
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Sandbox {
+    pub(crate) fn new() -> Self {
+        let sandbox = Self { dir: tempfile::tempdir().unwrap() };
+        std::fs::create_dir(sandbox.path("model")).unwrap();
+        sandbox.write("model/config.json", LLAMA);
+        sandbox.write("data.txt", TEXT);
+        sandbox.write("run.toml", RUN);
+        sandbox
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+        std::fs::write(self.path(name), content).unwrap();
+    }
+
+    pub(crate) fn read(&self, name: &str) -> String {
+        let path = self.path(name);
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    /// Rewrites a part of a file that must be there.
+    pub(crate) fn edit(&self, name: &str, from: &str, to: &str) {
+        let text = self.read(name);
+        assert!(text.contains(from), "{name} has no {from}");
+        self.write(name, text.replace(from, to));
+    }
+
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fsdp"));
+        command.current_dir(self.dir.path()).stdin(Stdio::null());
+        command.env_remove("RUST_LOG").env_remove("COLUMNS").env("NO_COLOR", "1");
+        command
+    }
+
+    /// Runs `fsdp` with arguments that are separated by spaces.
+    pub(crate) fn fsdp(&self, args: &str) -> Ran {
+        Ran::of(self.command().args(args.split_whitespace()).output().unwrap())
+    }
+
+    /// Runs a command that must succeed.
+    pub(crate) fn succeed(&self, args: &str) -> Ran {
+        let ran = self.fsdp(args);
+        assert_eq!(ran.code, Some(0), "fsdp {args}: {}", ran.stderr);
+        ran
+    }
+
+    /// Objects of the lines of a `metrics.jsonl`.
+    pub(crate) fn metrics(&self, out_dir: &str) -> Vec<Value> {
+        let text = self.read(&format!("{out_dir}/metrics.jsonl"));
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// A number of each step, such as the loss.
+    pub(crate) fn column(&self, out_dir: &str, key: &str) -> Vec<f64> {
+        self.metrics(out_dir).iter().map(|step| step[key].as_f64().unwrap()).collect()
+    }
+}
+
+impl Ran {
+    pub(crate) fn of(output: Output) -> Self {
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Self { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+}
+
+/// A message with its long lines folded, for snapshots that fit on a page.
+pub(crate) fn folded(text: &str) -> String {
+    const WIDTH: usize = 100;
+    let mut folded = String::new();
+    for line in text.lines() {
+        let mut rest = line;
+        while let Some((at, _)) = rest.char_indices().nth(WIDTH) {
+            let Some(space) = rest[..at].rfind(' ').filter(|&space| space > 4) else { break };
+            folded += &format!("{}\n", &rest[..space]);
+            rest = &rest[space + 1..];
+        }
+        folded += &format!("{rest}\n");
+    }
+    folded
+}

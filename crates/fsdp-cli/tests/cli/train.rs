@@ -1,0 +1,129 @@
+//! A run: what it writes, and that it can be repeated and continued.
+
+use fsdp_ckpt::model_files::ModelReader;
+use fsdp_train::config::Resolved;
+use serde_json::Value;
+
+use crate::support::{LLAMA, Sandbox};
+
+#[test]
+fn metrics_have_one_object_per_step() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml --set run.peak_tflops=0.1");
+    let metrics = sandbox.metrics("out");
+    let keys: Vec<&String> = metrics[0].as_object().unwrap().keys().collect();
+    let all = ["step", "loss", "grad_norm", "lr", "tokens", "tokens_per_s", "step_ms", "mfu", "mfu_6n"];
+    assert_eq!(keys, all);
+    assert_eq!(sandbox.column("out", "step"), [1.0, 2.0, 3.0]);
+    assert_eq!(sandbox.column("out", "tokens"), [64.0; 3]);
+    // An untrained model of 256 tokens.
+    assert!((sandbox.column("out", "loss")[0] - 256f64.ln()).abs() < 0.1);
+
+    sandbox.succeed("train run.toml --set run.out_dir=unknown-peak");
+    assert!(sandbox.metrics("unknown-peak")[0].get("mfu").is_none());
+}
+
+#[test]
+fn the_summary_tells_what_was_done() {
+    let sandbox = Sandbox::new();
+    let ran = sandbox.succeed("train run.toml");
+    for word in ["3, in ", " first, ", "tokens/s", "parameter shards", "all-gather", "out/model"] {
+        assert!(ran.stdout.contains(word), "no {word} in:\n{}", ran.stdout);
+    }
+    assert_eq!(ran.stderr.lines().count(), 3, "a line per step:\n{}", ran.stderr);
+}
+
+#[test]
+fn the_resolved_run_file_writes_every_default_out() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml");
+    let text = sandbox.read("out/resolved.toml");
+    insta::assert_snapshot!("resolved", text);
+    let loaded = Resolved::parse(&text, "resolved.toml", &[]).unwrap();
+    assert_eq!(loaded.config.to_toml(), text);
+    assert!(loaded.warnings.is_empty());
+}
+
+#[test]
+fn a_run_from_the_resolved_run_file_is_the_same_run() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml --set train.steps=5 --set model.seed=3");
+    sandbox.succeed("train out/resolved.toml --set run.out_dir=again");
+    for key in ["loss", "grad_norm", "lr"] {
+        assert_eq!(sandbox.column("out", key), sandbox.column("again", key), "{key}");
+    }
+    let weights = |dir: &str| std::fs::read(sandbox.path(dir).join("model/model.safetensors")).unwrap();
+    assert!(weights("out") == weights("again"), "exported weights are equal in bits");
+}
+
+#[test]
+fn an_exported_model_has_its_own_names_and_tied_weights_once() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml");
+    let layer = ["input_layernorm", "post_attention_layernorm"].map(|norm| format!("{norm}.weight"));
+    let mlp = ["down_proj", "gate_proj", "up_proj"].map(|linear| format!("mlp.{linear}.weight"));
+    let attention =
+        ["k_proj", "o_proj", "q_proj", "v_proj"].map(|linear| format!("self_attn.{linear}.weight"));
+    let layer: Vec<&String> = layer.iter().chain(&mlp).chain(&attention).collect();
+    let mut names = vec!["model.embed_tokens.weight".to_owned(), "model.norm.weight".to_owned()];
+    names.extend((0..2).flat_map(|i| layer.iter().map(move |name| format!("model.layers.{i}.{name}"))));
+    names.sort();
+    let model = ModelReader::open(sandbox.path("out/model")).unwrap();
+    assert_eq!(model.names().collect::<Vec<_>>(), names);
+    assert_eq!(model.entry("model.layers.0.self_attn.k_proj.weight").unwrap().shape(), [8, 16]);
+
+    let exported: Value = serde_json::from_str(&sandbox.read("out/model/config.json")).unwrap();
+    let mut original: Value = serde_json::from_str(LLAMA).unwrap();
+    original["dtype"] = "float32".into();
+    assert_eq!(exported, original);
+
+    let mut files: Vec<_> = std::fs::read_dir(sandbox.path("out/model")).unwrap().collect();
+    files.sort_by_key(|file| file.as_ref().unwrap().file_name());
+    let files: Vec<_> = files.into_iter().map(|file| file.unwrap().file_name()).collect();
+    assert_eq!(files, ["config.json", "model.safetensors"]);
+}
+
+#[test]
+fn training_goes_on_from_an_exported_model() {
+    let sandbox = Sandbox::new();
+    // One global batch of data, so that every step sees the same.
+    sandbox.edit("run.toml", "global_batch_size = 8", "global_batch_size = 16\ngrad_clip = 1.0");
+    sandbox.succeed("train run.toml --set run.out_dir=short --set data.shuffle=false");
+    sandbox.succeed("train run.toml --set run.out_dir=long --set data.shuffle=false --set train.steps=4");
+    sandbox.succeed(
+        "train run.toml --set model.path=short/model --set model.init=pretrained --set run.ranks=4 \
+         --set data.shuffle=false",
+    );
+    let long = sandbox.column("long", "loss");
+    assert!(long[3] < long[2], "it learns: {long:?}");
+    assert_eq!(sandbox.column("out", "loss")[0].to_bits(), long[3].to_bits());
+}
+
+#[test]
+fn evaluation_is_reported() {
+    let sandbox = Sandbox::new();
+    let ran = sandbox.succeed("train run.toml --set data.eval=[\"data.txt\"] --set data.eval_every=2");
+    assert!(ran.stderr.contains("evaluation after step 2: loss 5."), "{}", ran.stderr);
+    assert!(ran.stdout.contains("over 128 tokens"), "{}", ran.stdout);
+}
+
+#[test]
+fn overwriting_replaces_only_what_a_run_writes() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml");
+    sandbox.write("out/notes.txt", "keep");
+    sandbox.succeed("train run.toml --overwrite --set train.steps=1");
+    assert_eq!(sandbox.metrics("out").len(), 1);
+    assert_eq!(sandbox.read("out/notes.txt"), "keep");
+}
+
+#[test]
+fn a_model_can_be_trained_on_in_its_own_folder() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml");
+    let before = std::fs::read(sandbox.path("out/model/model.safetensors")).unwrap();
+    sandbox.succeed("train run.toml --overwrite --set model.path=out/model --set model.init=pretrained");
+    let after = std::fs::read(sandbox.path("out/model/model.safetensors")).unwrap();
+    assert_eq!(before.len(), after.len());
+    assert!(before != after, "it was trained on");
+}

@@ -1,0 +1,184 @@
+//! Where every world must agree in all bits, powers of two or not: gradients that sum exactly, shared storage,
+//! and evaluation.
+
+use fsdp_comm::launch::{Launcher, Seat};
+use fsdp_core::Error;
+use fsdp_core::engine::ProgramOrder;
+use fsdp_core::memory::{HostSlice, SliceMut};
+use fsdp_core::model::BlockId;
+use fsdp_core::{Queue, Rank};
+use fsdp_nn::layer::{Description, Head};
+use fsdp_nn::model::{Architecture, Mlp, MlpConfig};
+use fsdp_nn::tape::{Backward, Node, Tape, Tensor, Value};
+use fsdp_nn::{Backend, HostMemory};
+use fsdp_sim::SeededOrder;
+use fsdp_train::RankTrainer;
+use fsdp_train::verify::{VerifyOptions, verify};
+
+use crate::runs::train;
+use crate::support::{GPT2, LLAMA, config, job, job_of, options, threads, threads_with, tokens};
+
+/// An MLP whose embedding receives small integers as gradients: they sum exactly in every order.
+#[derive(Clone)]
+struct Integers(Mlp);
+
+impl Architecture for Integers {
+    fn description(&self) -> &Description {
+        self.0.description()
+    }
+
+    fn head(&self) -> Head {
+        self.0.head()
+    }
+
+    fn first<M: Backend>(&self, tape: &mut Tape<'_, M>) -> Result<Tensor<M>, Error> {
+        let x = self.0.first(tape)?;
+        let (input, width) = (x.value(), x.width());
+        let output = tape.value(input.needs_gradient);
+        if output.needs_gradient {
+            tape.record(IntegerGradient { input, output, width });
+        }
+        Ok(Tensor::new(x.into_buffer(), output, width))
+    }
+
+    fn middle<M: Backend>(
+        &self,
+        block: BlockId,
+        tape: &mut Tape<'_, M>,
+        x: Tensor<M>,
+    ) -> Result<Tensor<M>, Error> {
+        self.0.middle(block, tape, x)
+    }
+
+    fn last<M: Backend>(&self, tape: &mut Tape<'_, M>, x: Tensor<M>) -> Result<Tensor<M>, Error> {
+        self.0.last(tape, x)
+    }
+}
+
+/// Replaces the gradient by integers from -3 to 3 that depend on sample, position and column.
+struct IntegerGradient {
+    input: Value,
+    output: Value,
+    width: usize,
+}
+
+impl<M: Backend> Node<M> for IntegerGradient {
+    fn backward(self: Box<Self>, walk: &mut Backward<'_, M>) -> Result<(), Error> {
+        let Some(mut gradient) = walk.take_for(self.output, self.input)? else { return Ok(()) };
+        let (samples, seq) = (walk.scope.batch.samples, walk.scope.batch.seq);
+        let values: Vec<f32> = samples
+            .iter()
+            .flat_map(|&sample| (0..seq * self.width).map(move |i| (sample * 5 + i as u64 * 3) % 7))
+            .map(|value| value as f32 - 3.0)
+            .collect();
+        let memory = walk.scope.memory;
+        memory.write(Queue::Compute, HostSlice::F32(&values), SliceMut::whole(&mut gradient.buffer))?;
+        walk.put(self.input, gradient)
+    }
+}
+
+#[test]
+fn exactly_summable_gradients_have_the_same_bits_at_every_world_and_mode() {
+    let sizes = MlpConfig { vocab: 5, widths: vec![3], bias: false, tied: false, std: 0.5 };
+    for (micro_batches, worlds) in [(24, &[1, 2, 3, 4, 6, 8][..]), (35, &[5, 7])] {
+        for (accumulation, order, reduce) in [
+            ("reduce", "tree", "f32"),
+            ("reduce", "running", "bf16"),
+            ("unsharded", "tree", "bf16"),
+            ("unsharded", "running", "f32"),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let overrides = [
+                "train.micro_batch_size=1",
+                &format!("train.global_batch_size={micro_batches}"),
+                "run.ranks=1",
+                "data.seq_len=2",
+                "fsdp.frozen=[\"head\"]",
+                &format!("fsdp.accumulation=\"{accumulation}\""),
+                &format!("fsdp.accumulation_order=\"{order}\""),
+                &format!("fsdp.reduce_dtype=\"{reduce}\""),
+            ];
+            let job = job_of(Integers(Mlp::new(&sizes).unwrap()), config(dir.path(), 5, &overrides));
+            let report = verify(&job, &threads(), &VerifyOptions::new(worlds, 3)).unwrap();
+            assert_eq!(report.worlds.len(), worlds.len());
+            for world in &report.worlds {
+                assert!(world.failures.is_empty(), "world {}: {:#?}", world.world, world.failures);
+                let differing = world.params.differing + world.gradients.differing + world.states.differing;
+                assert!(world.gradients.compared > 0);
+                assert_eq!(
+                    (differing, world.norm_difference, world.loss_difference),
+                    (0, 0.0, 0.0),
+                    "world {} with {accumulation}, {order}, {reduce}",
+                    world.world
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn shared_unsharded_buffers_change_no_bit() {
+    for (model, vocab, wrap) in [(LLAMA, 61, "LlamaDecoderLayer"), (GPT2, 53, "GPT2Block")] {
+        for (ranks, replicas) in [(3, 1), (4, 2), (4, 1)] {
+            let dir = tempfile::tempdir().unwrap();
+            let overrides = [
+                "train.global_batch_size=24",
+                &format!("run.ranks={ranks}"),
+                &format!("fsdp.mesh={{ replicate = {replicas} }}"),
+                &format!("fsdp.wrap=[\"{wrap}\"]"),
+            ];
+            let jobs = [job(model, config(dir.path(), vocab, &overrides))];
+            let run = |shared: bool| {
+                let mut options = options();
+                options.share_unsharded = shared;
+                let order = |rank: Rank| -> Box<dyn fsdp_core::engine::IssueOrder> {
+                    Box::new(SeededOrder::for_rank(7, rank.0))
+                };
+                train(&jobs, &threads_with(options), 3, order).unwrap()
+            };
+            for (apart, together) in run(false).iter().zip(run(true)) {
+                assert_eq!(apart.reports, together.reports);
+                assert_eq!(apart.shards, together.shards);
+                assert_eq!(apart.usage.last().unwrap().peak_bytes, together.usage.last().unwrap().peak_bytes);
+            }
+        }
+    }
+}
+
+/// Loss and targets of an evaluation before training, at a world.
+fn evaluation(model: &str, vocab: u32, world: usize, more: &[&str]) -> (u64, u64) {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("eval");
+    std::fs::create_dir(&data).unwrap();
+    // 19 samples of 7 tokens: one full batch of 12 micro-batches of one sample, and 7 of the next.
+    let eval = tokens(&data, vocab, 19 * 7 + 1);
+    let (eval, ranks) = (format!("data.eval=[\"{eval}\"]"), format!("run.ranks={world}"));
+    let mut overrides = vec!["train.micro_batch_size=1", "train.global_batch_size=12", &eval, &ranks];
+    overrides.extend(more);
+    let job = job(model, config(dir.path(), vocab, &overrides));
+    let ranks = threads()
+        .launch(world, &|seat: Seat<HostMemory>| {
+            let mut trainer = RankTrainer::new(&job, seat)?;
+            let first = trainer.evaluate(false, &mut ProgramOrder, &mut ())?;
+            let again = trainer.evaluate(false, &mut ProgramOrder, &mut ())?;
+            assert_eq!(first, again, "evaluation changes nothing");
+            Ok::<_, fsdp_train::TrainError>(first.expect("there is evaluation data"))
+        })
+        .unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert!(ranks.iter().all(|rank| *rank == ranks[0]), "all ranks agree");
+    (ranks[0].loss.to_bits(), ranks[0].targets)
+}
+
+#[test]
+fn evaluation_has_the_same_bits_at_every_world_with_padded_last_batches() {
+    for (model, vocab, wrap) in [(LLAMA, 61, "LlamaDecoderLayer"), (GPT2, 53, "GPT2Block")] {
+        let wrap = format!("fsdp.wrap=[\"{wrap}\"]");
+        let alone = evaluation(model, vocab, 1, &[&wrap]);
+        assert_eq!(alone.1, 19 * 7, "padding does not count");
+        for world in [2, 3, 4, 6, 12] {
+            assert_eq!(evaluation(model, vocab, world, &[&wrap]), alone, "world {world}");
+        }
+        let kept = ["fsdp.reshard_after_forward=false", "fsdp.mesh={ replicate = 2 }"];
+        assert_eq!(evaluation(model, vocab, 4, &kept), alone);
+    }
+}
