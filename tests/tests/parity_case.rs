@@ -6,7 +6,6 @@
 
 use std::fmt;
 
-use fsdp_core::DType;
 use fsdp_core::engine::{IssueOrder, ProgramOrder};
 use fsdp_nn::hf::HfConfig;
 use fsdp_nn::model::{Architecture, Mlp, MlpConfig};
@@ -16,7 +15,6 @@ use fsdp_train::verify::{VerifyOptions, VerifyReport, verify};
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::runs::train;
 use crate::support::{config, job_of, options, threads_with};
 
 /// One run to verify.
