@@ -84,15 +84,28 @@ fn a_trace_has_every_operation_of_every_rank() {
     let trace: Value = serde_json::from_str(&sandbox.read("trace.json")).unwrap();
     let mut operations: BTreeMap<u64, usize> = BTreeMap::new();
     let mut names = BTreeSet::new();
+    // Collectives overlap with others of their queue, so they have a begin and an end.
+    let mut under_way: BTreeMap<u64, f64> = BTreeMap::new();
     for event in trace["traceEvents"].as_array().unwrap() {
-        let rank = event["pid"].as_u64().unwrap();
+        let number = |key: &str| event[key].as_f64().unwrap();
         assert!(event["tid"].is_u64() && event["name"].is_string());
-        if event["ph"] == "X" {
-            assert!(event["ts"].as_f64().unwrap() >= 0.0 && event["dur"].as_f64().unwrap() >= 0.0);
-            names.insert(event["cat"].as_str().unwrap());
-            *operations.entry(rank).or_default() += 1;
+        match event["ph"].as_str().unwrap() {
+            "X" => assert!(number("ts") >= 0.0 && number("dur") >= 0.0),
+            "b" => assert!(under_way.insert(event["id"].as_u64().unwrap(), number("ts")).is_none()),
+            "e" => {
+                let begin = under_way.remove(&event["id"].as_u64().unwrap());
+                assert!(begin.unwrap() <= number("ts"));
+                continue;
+            }
+            other => {
+                assert_eq!(other, "M", "names of ranks and queues");
+                continue;
+            }
         }
+        names.insert(event["cat"].as_str().unwrap());
+        *operations.entry(event["pid"].as_u64().unwrap()).or_default() += 1;
     }
+    assert!(under_way.is_empty(), "every collective ends");
     let per_step = operations_per_step(&sandbox.succeed("schedule run.toml").stdout);
     assert_eq!(operations, BTreeMap::from([(0, 3 * per_step), (1, 3 * per_step)]));
     for name in ["all-gather", "forward", "backward", "reduce-scatter", "update"] {
