@@ -109,7 +109,7 @@ fn nothing_grows_after_the_first_step() {
             let ranks = train(&jobs, &threads(), 6, |_| Box::new(fsdp_core::engine::ProgramOrder)).unwrap();
             for usage in ranks.iter().map(|rank| &rank.usage) {
                 let flat = |later: &fsdp_core::memory::Usage| {
-                    (later.live_bytes, later.peak_bytes, later.total_peak_bytes)
+                    (later.live_bytes, later.peak_bytes, later.total_peak_bytes, later.allocations)
                 };
                 assert!(usage.iter().all(|later| flat(later) == flat(&usage[0])), "{usage:?}");
             }
