@@ -179,6 +179,8 @@ pub fn plan(config: &Resolved, described: &ModelSpec, evaluates: bool) -> Result
     if spec.params.iter().all(|param| !param.trainable) {
         return Err(TrainError::NothingToTrain);
     }
+    // Rules are made by the ranks; a pattern that is wrong should be known before they start.
+    rule::matching(&spec, "train.optimizer.no_decay", config.train.optimizer.no_decay())?;
     let mesh = Mesh::of_world(config.run.ranks, config.fsdp.mesh.replicate)?;
     let policy = policy(&config.fsdp).resolve(mesh)?;
     let units = wrap::units(&spec, &wrap_policy(&config.fsdp.wrap))?;

@@ -235,6 +235,15 @@ fn a_frozen_pattern_that_matches_nothing() {
 }
 
 #[test]
+fn a_pattern_without_decay_that_matches_nothing() {
+    let overrides = "--set train.optimizer={no_decay=[\"wte\"]}";
+    insta::assert_snapshot!(Sandbox::new().refused_with(overrides), @r"
+    error: train.optimizer.no_decay: pattern `wte` matches no parameter of the model; one of its names
+    is `model.embed_tokens.weight`
+    ");
+}
+
+#[test]
 fn weights_that_are_not_there() {
     insta::assert_snapshot!(Sandbox::new().refused_with("--set model.init=pretrained"), @r"
     error: model holds neither model.safetensors nor model.safetensors.index.json; save the model as

@@ -8,6 +8,16 @@ use super::kind::{Kind, POSITIVE, SIZE, SIZE_OR_ZERO, TEXT, one_of};
 use super::reader::{Origin, Reader};
 
 const DEVICE: Kind<Device> = one_of("\"cpu\"");
+/// More threads than any machine has cores would only exhaust its memory.
+const THREADS: Kind<usize> = Kind {
+    allowed: "an integer from 0 (one per core) to 1024",
+    read: |value| (SIZE_OR_ZERO.read)(value).filter(|&threads| threads <= 1024),
+};
+/// A `Duration` holds no more than some 1e19 seconds.
+const SECONDS: Kind<f64> = Kind {
+    allowed: "a number above 0 and at most 1e9",
+    read: |value| (POSITIVE.read)(value).filter(|&seconds| seconds <= 1e9),
+};
 const KEYS: &[&str] = &["device", "ranks", "threads", "out_dir", "timeout_s", "peak_tflops"];
 
 /// The `[run]` table.
@@ -42,9 +52,9 @@ impl RunConfig {
         Ok(RunConfig {
             device: reader.or("device", DEVICE, Device::Cpu)?,
             ranks: reader.or("ranks", SIZE, 1)?,
-            threads: reader.or("threads", SIZE_OR_ZERO, 0)?,
+            threads: reader.or("threads", THREADS, 0)?,
             out_dir: reader.required("out_dir", TEXT)?,
-            timeout_s: reader.or("timeout_s", POSITIVE, 600.0)?,
+            timeout_s: reader.or("timeout_s", SECONDS, 600.0)?,
             peak_tflops: reader.optional("peak_tflops", POSITIVE)?,
         })
     }

@@ -234,6 +234,8 @@ fn rejects_values_outside_their_range() {
     rejects(&["train.lr_schedule.start_factor=0"], &["above 0 and at most 1"]);
     rejects(&["fsdp.reshard_after_forward=0"], &["`fsdp.reshard_after_forward` is 0", "\"auto\""]);
     rejects(&["run.timeout_s=0"], &["`run.timeout_s`"]);
+    rejects(&["run.timeout_s=1e300"], &["`run.timeout_s`", "1e9"]);
+    rejects(&["run.threads=1025"], &["`run.threads`", "1024"]);
     rejects(&["fsdp.frozen=['(']"], &["`fsdp.frozen`", "regular expressions"]);
 }
 
