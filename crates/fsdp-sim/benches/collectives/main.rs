@@ -1,0 +1,218 @@
+//! Collectives of ranks that are threads, over host memory, each beside its bound.
+//!
+//! `cargo bench -p fsdp-sim` measures with criterion; before each, the best of a few short runs is printed
+//! next to the time in which this machine copies as many bytes as the collective must read and write, with as
+//! many threads as ranks may run at a time. Threads are started and buffers filled before the clock runs.
+//!
+//! The copies of the bound go on in one pair of blocks: where those fit a cache and the buffers of all ranks
+//! do not, no collective can reach it.
+//!
+//! This is the cost of moving elements and of meeting within one process: nothing here says what a network
+//! would do, and no rank computes between its collectives.
+
+mod bounds;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bounds::CopyRate;
+use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
+use fsdp_core::comm::{Comm, Purpose};
+use fsdp_core::memory::{Category, Memory, SliceMut};
+use fsdp_core::{DType, Error, Queue};
+use fsdp_nn::{HostBuffer, HostMemory, HostOptions, HostPool};
+use fsdp_sim::{RankContext, World, WorldOptions};
+
+/// Runs of a report, and collectives of each.
+const RUNS: usize = 3;
+const RUN_COLLECTIVES: u64 = 4;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    /// Every rank gets a copy.
+    AllGatherCopied,
+    /// One rank gets a copy that the others read.
+    AllGatherShared,
+    ReduceScatter,
+    AllReduce,
+}
+
+impl Kind {
+    const ALL: [Self; 4] =
+        [Self::AllGatherCopied, Self::AllGatherShared, Self::ReduceScatter, Self::AllReduce];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::AllGatherCopied => "all_gather/copied",
+            Self::AllGatherShared => "all_gather/shared",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllReduce => "all_reduce",
+        }
+    }
+}
+
+/// One collective of a world.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    kind: Kind,
+    ranks: usize,
+    /// Size of the unsharded buffer.
+    bytes: usize,
+}
+
+impl Case {
+    /// Bytes that must be read and written. A copy does both; an addition reads two and writes one.
+    fn moved_bytes(self) -> usize {
+        let (copy, add) = (2 * self.bytes, 3 * self.bytes);
+        let others = self.ranks - 1;
+        match self.kind {
+            Kind::AllGatherCopied => self.ranks * copy,
+            Kind::AllGatherShared => copy,
+            Kind::ReduceScatter => others * add + copy,
+            Kind::AllReduce => others * add + others * copy,
+        }
+    }
+
+    fn options(self) -> WorldOptions {
+        let share_unsharded = self.kind == Kind::AllGatherShared;
+        WorldOptions { share_unsharded, ..WorldOptions::new(self.ranks) }
+    }
+
+    /// The time of `iterations` collectives in a new world, after one that is not counted: from the first rank
+    /// to start to the last to end, since a rank that starts late finds work of the others already done.
+    fn time(self, pool: &Arc<HostPool>, iterations: u64) -> Duration {
+        let spans = World::run(self.options(), |context| {
+            let mut seat = Seat::new(self, context, pool)?;
+            seat.step()?;
+            let start = Instant::now();
+            (0..iterations).try_for_each(|_| seat.step())?;
+            Ok::<_, Error>((start, Instant::now()))
+        });
+        span(&spans.expect("no rank fails"))
+    }
+
+    /// Prints the best time beside the bound.
+    fn report(self, pool: &Arc<HostPool>, name: &str, rate: CopyRate) {
+        let run = || self.time(pool, RUN_COLLECTIVES).as_secs_f64() / RUN_COLLECTIVES as f64;
+        let seconds = (0..RUNS).map(|_| run()).fold(f64::INFINITY, f64::min);
+        let moved = self.moved_bytes() as f64;
+        let bound = rate.seconds(moved);
+        println!(
+            "{name}: {:.3} ms, {:.1} GB/s; bound {:.3} ms ({:.0} % of it)",
+            seconds * 1e3,
+            moved / seconds / 1e9,
+            bound * 1e3,
+            100.0 * bound / seconds
+        );
+    }
+}
+
+/// From the earliest start to the latest end.
+fn span(spans: &[(Instant, Instant)]) -> Duration {
+    let start = spans.iter().map(|span| span.0).min().expect("there is a thread");
+    let end = spans.iter().map(|span| span.1).max().expect("there is a thread");
+    end - start
+}
+
+/// One rank with its buffers. A collective takes them and gives them back.
+struct Seat {
+    kind: Kind,
+    comm: Comm<HostMemory>,
+    memory: HostMemory,
+    whole: Vec<HostBuffer>,
+    part: Vec<HostBuffer>,
+}
+
+impl Seat {
+    /// A rank with buffers of zeros (which stay zeros, however often they are added).
+    fn new(case: Case, mut context: RankContext, pool: &Arc<HostPool>) -> Result<Self, Error> {
+        let memory = HostMemory::new(HostOptions { pool: pool.clone(), ..HostOptions::default() })?;
+        let zeros = |len| {
+            let mut buffer = memory.allocate(Category::CommStaging, DType::F32, len)?;
+            memory.zero(Queue::Compute, SliceMut::whole(&mut buffer))?;
+            Ok::<_, Error>(vec![buffer])
+        };
+        let len = case.bytes / DType::F32.size_bytes();
+        let (whole, part) = (zeros(len)?, zeros(len / case.ranks)?);
+        Ok(Self { kind: case.kind, comm: context.comm(), memory, whole, part })
+    }
+
+    /// One collective, from its start to its end.
+    fn step(&mut self) -> Result<(), Error> {
+        match self.kind {
+            Kind::AllGatherCopied | Kind::AllGatherShared => self.all_gather(),
+            Kind::ReduceScatter => self.reduce_scatter(),
+            Kind::AllReduce => self.all_reduce(),
+        }
+    }
+
+    /// Gives up what the last one brought, which others may read, first.
+    fn all_gather(&mut self) -> Result<(), Error> {
+        let (memory, mut whole) = (&self.memory, std::mem::take(&mut self.whole));
+        whole.iter_mut().for_each(|buffer| memory.release(Queue::Gather, buffer));
+        let pending = self.comm.all_gather(memory, Purpose::Forward, None, self.part.clone(), whole)?;
+        self.whole = pending.wait_on(memory, Queue::Gather)?.outputs;
+        Ok(())
+    }
+
+    /// The input was given up by the last one. Writing one element brings storage back, which is all zeros:
+    /// filling it would be timed too.
+    fn reduce_scatter(&mut self) -> Result<(), Error> {
+        let (memory, mut whole) = (&self.memory, std::mem::take(&mut self.whole));
+        whole.iter_mut().try_for_each(|buffer| memory.zero(Queue::Compute, SliceMut::new(buffer, 0, 1)))?;
+        let part = std::mem::take(&mut self.part);
+        let pending = self.comm.reduce_scatter(memory, Purpose::Gradient, None, whole, part)?;
+        let completed = pending.wait_on(memory, Queue::Reduce)?;
+        (self.whole, self.part) = (completed.inputs, completed.outputs);
+        Ok(())
+    }
+
+    fn all_reduce(&mut self) -> Result<(), Error> {
+        let (memory, whole) = (&self.memory, std::mem::take(&mut self.whole));
+        let pending = self.comm.all_reduce(memory, Purpose::Scalars, None, whole)?;
+        self.whole = pending.wait_on(memory, Queue::Reduce)?.outputs;
+        Ok(())
+    }
+}
+
+/// All kinds for one number of ranks and one size.
+fn measure(c: &mut Criterion, ranks: usize, mebibytes: usize) {
+    let (bytes, pool) = (mebibytes << 20, HostPool::new());
+    let threads = WorldOptions::new(ranks).cores.min(ranks);
+    let rate = CopyRate::measure(threads, bytes);
+    println!(
+        "copy of {mebibytes} MiB: {:.1} GB/s on one thread, {:.1} GB/s on up to {threads} (read and written)",
+        CopyRate::measure(1, bytes).gb_per_s(),
+        rate.gb_per_s()
+    );
+    for kind in Kind::ALL {
+        let case = Case { kind, ranks, bytes };
+        let name = format!("{ranks}x{mebibytes}MiB");
+        case.report(&pool, &format!("{}/{name}", kind.name()), rate);
+        let mut group = c.benchmark_group(kind.name());
+        group.sampling_mode(SamplingMode::Flat).throughput(Throughput::Bytes(case.moved_bytes() as u64));
+        group.bench_function(&name, |bencher| {
+            bencher.iter_custom(|iterations| case.time(&pool, iterations));
+        });
+        group.finish();
+    }
+}
+
+fn collectives(c: &mut Criterion) {
+    for ranks in [2, 4, 8] {
+        for mebibytes in [1, 16] {
+            measure(c, ranks, mebibytes);
+        }
+    }
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default()
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(100))
+        .measurement_time(Duration::from_millis(400));
+    targets = collectives
+}
+criterion_main!(benches);
