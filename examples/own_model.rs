@@ -6,7 +6,7 @@
 //!
 //! The model is a transformer whose layers compute attention and MLP side by side, from the same norm, as
 //! GPT-J does. Describing it once (parameters, modules, blocks) and running it on a tape is all there is to
-//! do; sharding, schedules, backward, optimizers, checkpoints and verification follow by themselves.
+//! do; sharding, schedules, backward, optimizers, exports and verification follow by themselves.
 
 use std::error::Error;
 use std::path::Path;
