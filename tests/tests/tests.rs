@@ -38,3 +38,6 @@ mod faults;
 
 // Schedules with an error planted in them.
 mod adversarial;
+
+// Rules of the house.
+mod tidy;

@@ -1,0 +1,104 @@
+//! The rules of the house that a machine can hold: which crate rests on which, what core must not touch, and how
+//! long a file may be.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Lines of a file without its tests.
+const FILE_LINES_MAX: usize = 500;
+
+/// Every crate with the crates of the workspace that it may rest on.
+const LAYERS: [(&str, &[&str]); 7] = [
+    ("fsdp-core", &[]),
+    ("fsdp-comm", &["fsdp-core"]),
+    ("fsdp-sim", &["fsdp-core", "fsdp-comm"]),
+    ("fsdp-nn", &["fsdp-core"]),
+    ("fsdp-ckpt", &["fsdp-core"]),
+    ("fsdp-train", &["fsdp-core", "fsdp-comm", "fsdp-nn", "fsdp-ckpt"]),
+    ("fsdp-cli", &["fsdp-core", "fsdp-comm", "fsdp-nn", "fsdp-sim", "fsdp-ckpt", "fsdp-train"]),
+];
+
+/// What core has no business with: effects, and iteration in an order that is not fixed.
+const FORBIDDEN_IN_CORE: [&str; 8] =
+    ["std::thread", "std::time", "std::env", "std::fs", "std::net", "std::process", "HashMap", "HashSet"];
+
+fn crates() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates")
+}
+
+/// All Rust files below a folder that are not tests.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() && name != "tests" {
+            found.extend(sources(&path));
+        } else if name.ends_with(".rs") && name != "tests.rs" {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// The part of a file before its test module.
+fn without_tests(text: &str) -> &str {
+    text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text)
+}
+
+#[test]
+fn crates_rest_on_lower_layers_only() {
+    let mut seen = 0;
+    for entry in fs::read_dir(crates()).unwrap() {
+        let folder = entry.unwrap().path();
+        let name = folder.file_name().unwrap().to_string_lossy().into_owned();
+        let allowed = LAYERS.iter().find(|(layer, _)| *layer == name).expect("every crate has a layer").1;
+        let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+        let dependencies = manifest.split("[dependencies]").nth(1).unwrap().split("\n[").next().unwrap();
+        for line in dependencies.lines().filter(|line| line.starts_with("fsdp-")) {
+            let dependency = line.split(['.', ' ', '=']).next().unwrap();
+            assert!(allowed.contains(&dependency), "{name} must not rest on {dependency}");
+        }
+        seen += 1;
+    }
+    assert_eq!(seen, LAYERS.len());
+}
+
+#[test]
+fn core_has_no_effects_and_iterates_in_a_fixed_order() {
+    for path in sources(&crates().join("fsdp-core/src")) {
+        let text = fs::read_to_string(&path).unwrap();
+        for word in FORBIDDEN_IN_CORE {
+            assert!(!without_tests(&text).contains(word), "{} uses {word}", path.display());
+        }
+    }
+}
+
+#[test]
+fn files_are_short_and_finished() {
+    for path in sources(&crates()) {
+        let text = fs::read_to_string(&path).unwrap();
+        let lines = without_tests(&text).lines().count();
+        assert!(lines <= FILE_LINES_MAX, "{} has {lines} lines: split it by concept", path.display());
+        for word in [concat!("todo", "!("), concat!("unimplemented", "!("), concat!("#[ig", "nore")] {
+            assert!(!text.contains(word), "{} contains {word}", path.display());
+        }
+        assert!(
+            text.starts_with("//!") || path.ends_with("build.rs"),
+            "{} says not what it is",
+            path.display()
+        );
+    }
+}
+
+#[test]
+fn unsafe_code_stays_in_its_module() {
+    for path in sources(&crates()) {
+        let text = fs::read_to_string(&path).unwrap();
+        let says_unsafe = text.lines().any(|line| {
+            let code = line.trim_start();
+            !code.starts_with("//") && (code.contains("unsafe {") || code.contains("unsafe fn"))
+        });
+        assert!(!says_unsafe || path.ends_with("fsdp-nn/src/host/raw.rs"), "{} is unsafe", path.display());
+    }
+}
