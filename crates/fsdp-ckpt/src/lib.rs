@@ -14,10 +14,13 @@
 //! `d1 * ..` elements, and a 0-d tensor has one row of one element.
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
+pub mod digest;
 mod error;
 pub mod export;
 pub mod model_files;
 pub mod safetensors;
+pub mod transfer;
 
 mod convert;
 mod file_io;

@@ -1,0 +1,92 @@
+//! Checksums of byte ranges: CRC-32 as zip archives keep it, CRC-64/NVME in native checkpoints.
+//!
+//! Both can be combined: the digest of a range follows from the digests of its parts, so parts are read and
+//! written by several threads in any order.
+
+use std::fmt;
+
+use crc_fast::CrcAlgorithm;
+
+/// Which checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DigestKind {
+    /// CRC-32/ISO-HDLC, the checksum of zip.
+    Crc32,
+    /// CRC-64/NVME.
+    Crc64,
+}
+
+impl DigestKind {
+    fn algorithm(self) -> CrcAlgorithm {
+        match self {
+            DigestKind::Crc32 => CrcAlgorithm::Crc32IsoHdlc,
+            DigestKind::Crc64 => CrcAlgorithm::Crc64Nvme,
+        }
+    }
+
+    /// The digest of `bytes`.
+    pub fn of(self, bytes: &[u8]) -> Digest {
+        Digest { kind: self, value: crc_fast::checksum(self.algorithm(), bytes) }
+    }
+
+    /// The digest of no bytes.
+    pub fn empty(self) -> Digest {
+        self.of(&[])
+    }
+}
+
+/// A checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Digest {
+    /// Which checksum.
+    pub kind: DigestKind,
+    /// Its value; CRC-32 fills the lower half.
+    pub value: u64,
+}
+
+impl Digest {
+    /// The digest of this range followed by another one of `next_len` bytes.
+    ///
+    /// # Panics
+    /// When the kinds differ.
+    pub fn then(self, next: Digest, next_len: u64) -> Digest {
+        assert_eq!(self.kind, next.kind, "digests of one kind combine");
+        let value = crc_fast::checksum_combine(self.kind.algorithm(), self.value, next.value, next_len);
+        Digest { kind: self.kind, value }
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            DigestKind::Crc32 => write!(f, "crc32:{:08x}", self.value),
+            DigestKind::Crc64 => write!(f, "crc64:{:016x}", self.value),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_digest_follows_from_those_of_its_parts(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200), cut in any::<prop::sample::Index>(),
+        ) {
+            let (head, tail) = bytes.split_at(cut.index(bytes.len() + 1));
+            for kind in [DigestKind::Crc32, DigestKind::Crc64] {
+                let combined = kind.of(head).then(kind.of(tail), tail.len() as u64);
+                prop_assert_eq!(combined, kind.of(&bytes));
+            }
+        }
+    }
+
+    #[test]
+    fn known_values_of_the_check_string() {
+        assert_eq!(DigestKind::Crc32.of(b"123456789").to_string(), "crc32:cbf43926");
+        assert_eq!(DigestKind::Crc64.of(b"123456789").to_string(), "crc64:ae8b14860a799888");
+    }
+}
