@@ -22,8 +22,16 @@ pub mod model_files;
 pub mod safetensors;
 pub mod transfer;
 
+#[allow(dead_code, reason = "readers of formats follow")]
+mod bytes;
 mod convert;
 mod file_io;
+#[allow(dead_code, unused_imports, reason = "readers of formats follow")]
+mod pickle;
 mod unique_map;
+#[allow(dead_code, reason = "readers of formats follow")]
+mod zip;
 
-pub use error::{Error, FileAction, HeaderFault, NameDifferences, ShapeDifference};
+pub use error::{
+    Error, FileAction, HeaderFault, NameDifferences, PickleFault, ShapeDifference, TorchFault, ZipFault,
+};
