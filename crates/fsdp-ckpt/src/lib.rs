@@ -26,4 +26,6 @@ mod convert;
 mod file_io;
 mod unique_map;
 
-pub use error::{Error, FileAction, HeaderFault, NameDifferences, ShapeDifference};
+pub use error::{
+    CoverageFault, Error, FileAction, HeaderFault, NameDifferences, NestingFault, ShapeDifference,
+};
