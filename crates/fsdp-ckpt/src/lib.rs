@@ -20,6 +20,7 @@ mod error;
 pub mod export;
 pub mod model_files;
 pub mod safetensors;
+pub mod targets;
 pub mod transfer;
 
 mod convert;
