@@ -1,8 +1,8 @@
-//! Formats that are written: each plans its files from names, types and shapes alone.
+//! Formats that are written: each makes an [`OutputPlan`](crate::transfer::OutputPlan) of a [`Selection`].
 //!
-//! A target makes an [`OutputPlan`](crate::transfer::OutputPlan) of a [`Selection`]; it reads no tensor and
-//! opens no file. What it cannot hold it must not drop silently: it says so in an error, or offers a function
-//! that removes it from the selection and returns what was removed, for the report.
+//! A selection says what the output holds, whatever its format: tensors under the names, types and nesting
+//! that they get, and values. Renaming, choosing and converting are decided when it is made; a target only
+//! lays it out. Targets read nothing and write nothing: their plans follow from names, types and shapes.
 
 pub mod safetensors;
 
@@ -11,37 +11,40 @@ use crate::{
     safetensors::TensorType,
 };
 
-/// What is to be written, in the order of names.
-#[derive(Clone, Debug, Default)]
+/// What an output holds, in the order in which it is listed there.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Selection {
-    /// The tensors. Names are unique.
+    /// The tensors. Names are unique, and none is also the name of a value.
     pub tensors: Vec<OutputTensor>,
-    /// Everything else.
+    /// Everything that is not a tensor.
     pub values: Vec<Object>,
 }
 
-/// A tensor as it is to be written.
+/// A tensor of an output.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutputTensor {
-    /// Its name in the output: `path` joined by dots.
+    /// Its name in the output.
     pub name: String,
-    /// Its place in the nested state dict of the output.
+    /// Its place in a nested output; formats without nesting use the name.
     pub path: Vec<Key>,
     /// What it is to training.
     pub role: Role,
-    /// Its name in the source checkpoint.
+    /// The name of the tensor in the source checkpoint that its elements come from.
     pub source: String,
-    /// Element type in the output; another one than the source's converts.
+    /// Element type in the output.
     pub dtype: TensorType,
     /// Dimensions, slowest first.
     pub shape: Vec<u64>,
-    /// The index in [`Selection::tensors`] of an earlier tensor of the same type and shape whose bytes in the
-    /// source are the very same ones: tied weights. Never the index of a tensor that is tied itself.
+    /// Index in [`Selection::tensors`] of an earlier tensor with the same elements, dtype and shape, whose
+    /// storage this one shares (tied weights). That tensor shares no other's. Formats that cannot share
+    /// storage write the elements again, or leave the later tensor out.
     pub tied_to: Option<usize>,
 }
 
 impl OutputTensor {
     /// Number of elements.
+    ///
+    /// Shapes come from tensors that a reader has checked, so that this does not overflow.
     pub fn len(&self) -> u64 {
         self.shape.iter().product()
     }

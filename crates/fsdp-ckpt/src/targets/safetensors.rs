@@ -4,13 +4,13 @@
 //! shards cut and named as Hugging Face does. The format holds plain tensors only: [`drop_unheld`] takes values
 //! and the copies of tied weights out of a selection before it is planned.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use super::{OutputTensor, Selection};
 use crate::{
     error::Error,
-    export::ExportPlan,
-    safetensors::{Metadata, TensorSpec},
+    export::{self, ExportPlan},
+    safetensors::{Metadata, TensorEntry, TensorSpec},
     transfer::{Finish, OutputPlan, Place, PlannedFile},
 };
 
@@ -68,7 +68,8 @@ pub fn plan(selection: &Selection, destination: &Path, layout: Layout) -> Result
             ExportPlan::sharded(destination, specs, metadata, shard_bytes_max)?
         }
     };
-    let mut files: Vec<PlannedFile> = export.files().iter().map(|file| planned(file, selection)).collect();
+    let by_name = selection.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+    let mut files: Vec<PlannedFile> = export.files().iter().map(|file| planned(file, &by_name)).collect();
     files.extend(export.index().map(|index| PlannedFile {
         name: file_name(&index.path),
         len: index.text.len() as u64,
@@ -83,14 +84,10 @@ fn spec(tensor: &OutputTensor) -> TensorSpec {
     TensorSpec { name: tensor.name.clone(), dtype: tensor.dtype, shape }
 }
 
-fn planned(file: &crate::export::PlannedFile, selection: &Selection) -> PlannedFile {
-    let by_name = |name: &str| {
-        let position = selection.tensors.binary_search_by(|tensor| tensor.name.as_str().cmp(name));
-        &selection.tensors[position.expect("selections are in the order of names")]
-    };
+fn planned(file: &export::PlannedFile, by_name: &BTreeMap<&str, &OutputTensor>) -> PlannedFile {
     let header = file.header();
-    let place = |entry: &crate::safetensors::TensorEntry| {
-        let tensor = by_name(entry.name());
+    let place = |entry: &TensorEntry| {
+        let tensor = by_name[entry.name()];
         Place {
             offset: header.data_start() + entry.data_range().start,
             tensor: tensor.source.clone(),
