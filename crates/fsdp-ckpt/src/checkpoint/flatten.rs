@@ -197,7 +197,7 @@ impl<L> Node<L> {
             Node::List(items) => {
                 let mut list = Vec::new();
                 for (index, item) in items {
-                    *absent += index - list.len() as u64;
+                    *absent = absent.saturating_add(index - list.len() as u64);
                     if *absent > ABSENT_MAX {
                         return Err(NestingFault::ItemsMissing { index, limit: ABSENT_MAX });
                     }
