@@ -27,7 +27,10 @@ pub mod targets;
 pub mod transfer;
 
 mod convert;
+#[allow(dead_code, reason = "the native checkpoint uses the rest")]
 mod file_io;
+#[allow(dead_code, reason = "the native checkpoint uses the rest")]
+mod files;
 mod unique_map;
 
 pub use error::{
