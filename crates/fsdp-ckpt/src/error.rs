@@ -5,18 +5,22 @@
 //! them once. What is wrong inside a safetensors header has its own type, [`HeaderFault`], because the parser
 //! sees bytes and knows no path.
 
+mod coverage_fault;
 mod file_action;
 mod header_fault;
 mod names;
+mod nesting_fault;
 mod pickle_fault;
 mod torch_fault;
 mod zip_fault;
 
 use std::{io, ops::Range, path::PathBuf};
 
+pub use coverage_fault::CoverageFault;
 pub use file_action::FileAction;
 pub use header_fault::HeaderFault;
 pub use names::{NameDifferences, ShapeDifference};
+pub use nesting_fault::NestingFault;
 pub use pickle_fault::PickleFault;
 pub use torch_fault::TorchFault;
 pub use zip_fault::ZipFault;
@@ -308,6 +312,17 @@ pub enum Error {
         expected: PathBuf,
         /// The export that the receipt belongs to.
         got: PathBuf,
+    },
+    /// The chunks of a tensor do not hold each of its elements once.
+    #[error("{0}")]
+    Coverage(CoverageFault),
+    /// The nested dicts and lists of a checkpoint have no flat names, or names do not nest.
+    #[error("{}: {fault}", path.display())]
+    Nesting {
+        /// The file or directory.
+        path: PathBuf,
+        /// What is wrong.
+        fault: NestingFault,
     },
 }
 
