@@ -8,12 +8,14 @@
 mod file_action;
 mod header_fault;
 mod names;
+mod plan_fault;
 
 use std::{io, ops::Range, path::PathBuf};
 
 pub use file_action::FileAction;
 pub use header_fault::HeaderFault;
 pub use names::{NameDifferences, ShapeDifference};
+pub use plan_fault::PlanFault;
 
 use crate::safetensors::TensorType;
 use file_action::advice;
@@ -47,6 +49,14 @@ pub enum Error {
         path: PathBuf,
         /// The rule of the format that would be broken.
         fault: HeaderFault,
+    },
+    /// What was selected cannot be laid out in a format.
+    #[error("cannot write {format}: {fault}")]
+    CannotPlan {
+        /// The format, in words.
+        format: &'static str,
+        /// What is in the way.
+        fault: PlanFault,
     },
     /// A tensor was asked for that the file, model or plan does not have.
     #[error(

@@ -25,6 +25,9 @@ pub mod transfer;
 
 mod convert;
 mod file_io;
+mod pickle;
+mod torch_types;
 mod unique_map;
+mod zip;
 
-pub use error::{Error, FileAction, HeaderFault, NameDifferences, ShapeDifference};
+pub use error::{Error, FileAction, HeaderFault, NameDifferences, PlanFault, ShapeDifference};

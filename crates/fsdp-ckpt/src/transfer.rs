@@ -13,12 +13,15 @@ use crate::{
     safetensors::TensorType,
 };
 
+/// Makes the last bytes out of the digests of all places, in the order of the files and of their places.
+pub type FinishFn = Box<dyn FnOnce(&[Vec<Option<Digest>>]) -> Result<Finish, Error> + Send>;
+
 /// The files of a new checkpoint.
 pub struct OutputPlan {
     /// The files, with names relative to the output directory.
     pub files: Vec<PlannedFile>,
-    /// Makes the last bytes out of the digests of all places, in the order of `files` and of their `places`.
-    pub finish: Box<dyn FnOnce(&[Vec<Option<Digest>>]) -> Result<Finish, Error> + Send>,
+    /// Makes the last bytes.
+    pub finish: FinishFn,
 }
 
 /// A file of known length.
