@@ -5,17 +5,27 @@
 //! them once. What is wrong inside a safetensors header has its own type, [`HeaderFault`], because the parser
 //! sees bytes and knows no path.
 
+mod coverage_fault;
 mod file_action;
 mod header_fault;
 mod names;
+mod nesting_fault;
+mod pickle_fault;
 mod plan_fault;
+mod torch_fault;
+mod zip_fault;
 
 use std::{io, ops::Range, path::PathBuf};
 
+pub use coverage_fault::CoverageFault;
 pub use file_action::FileAction;
 pub use header_fault::HeaderFault;
 pub use names::{NameDifferences, ShapeDifference};
+pub use nesting_fault::NestingFault;
+pub use pickle_fault::PickleFault;
 pub use plan_fault::PlanFault;
+pub use torch_fault::TorchFault;
+pub use zip_fault::ZipFault;
 
 use crate::safetensors::TensorType;
 use file_action::advice;
@@ -295,6 +305,16 @@ pub enum Error {
         /// The first run of rows with two writers.
         rows: Range<usize>,
     },
+    /// A file of PyTorch, or an item in one, is not read.
+    #[error("cannot read {}{}: {fault}", path.display(), in_item(item))]
+    Torch {
+        /// The file.
+        path: PathBuf,
+        /// The item in the file; empty for the file itself.
+        item: String,
+        /// What is wrong with it.
+        fault: Box<TorchFault>,
+    },
     /// A receipt of another export was handed to a commit.
     #[error("a receipt for {} was given to the commit of {}", got.display(), expected.display())]
     ForeignReceipt {
@@ -303,8 +323,23 @@ pub enum Error {
         /// The export that the receipt belongs to.
         got: PathBuf,
     },
+    /// The chunks of a tensor do not hold each of its elements once.
+    #[error("{0}")]
+    Coverage(CoverageFault),
+    /// The nested dicts and lists of a checkpoint have no flat names, or names do not nest.
+    #[error("{}: {fault}", path.display())]
+    Nesting {
+        /// The file or directory.
+        path: PathBuf,
+        /// What is wrong.
+        fault: NestingFault,
+    },
 }
 
 fn found_list(found: &[String]) -> String {
     if found.is_empty() { String::new() } else { format!(" (it holds {})", found.join(", ")) }
+}
+
+fn in_item(item: &str) -> String {
+    if item.is_empty() { String::new() } else { format!(", item `{item}`") }
 }

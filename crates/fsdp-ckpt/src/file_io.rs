@@ -1,86 +1,209 @@
 //! The file operations of this crate, each with the error that names its path.
 //!
-//! Everything that touches the file system goes through here.
+//! [`Files`] is a file system, [`PathFile`] an open file of one. What the trait underneath leaves out is built
+//! here: whole reads and writes, locked temporary files, removal of directories.
 
 use std::{
-    fs::{self, File, OpenOptions, TryLockError},
     io,
-    os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use crate::error::{Error, FileAction};
+use crate::{
+    error::{Error, FileAction},
+    files::{Access, FileKind, FileSystem, Metadata, OpenFile, disk::Disk},
+};
+
+/// A file system whose errors name the path.
+#[derive(Clone, Debug)]
+pub(crate) struct Files(Arc<dyn FileSystem>);
 
 /// An open file that knows its path.
 #[derive(Debug)]
 pub(crate) struct PathFile {
-    file: File,
+    file: Box<dyn OpenFile>,
+    files: Files,
     path: PathBuf,
 }
 
-impl PathFile {
-    /// Opens for reading; returns the length too.
-    pub(crate) fn open(path: &Path) -> Result<(PathFile, u64), Error> {
-        let file = File::open(path).map_err(failed(FileAction::Open, path))?;
-        let metadata = file.metadata().map_err(failed(FileAction::Open, path))?;
-        if metadata.is_dir() {
-            return Err(failed(FileAction::Open, path)(io::ErrorKind::IsADirectory.into()));
-        }
-        Ok((PathFile { file, path: path.to_owned() }, metadata.len()))
+impl Files {
+    /// The file system of the operating system.
+    pub(crate) fn disk() -> Files {
+        Files(Arc::new(Disk))
     }
 
-    /// Opens an existing file for writing in place.
-    pub(crate) fn open_for_writing(path: &Path) -> Result<PathFile, Error> {
-        let file = OpenOptions::new().write(true).open(path).map_err(failed(FileAction::Open, path))?;
-        Ok(PathFile { file, path: path.to_owned() })
+    /// Another one, for tests.
+    #[cfg(test)]
+    pub(crate) fn of(files: Arc<dyn FileSystem>) -> Files {
+        Files(files)
+    }
+
+    /// Opens for reading; returns the length too.
+    pub(crate) fn open(&self, path: &Path) -> Result<(PathFile, u64), Error> {
+        let file = self.open_as(path, Access::Read, FileAction::Open)?;
+        let metadata = file.file.metadata().map_err(failed(FileAction::Open, path))?;
+        if metadata.kind == FileKind::Directory {
+            return Err(failed(FileAction::Open, path)(io::ErrorKind::IsADirectory.into()));
+        }
+        Ok((file, metadata.len))
+    }
+
+    /// Creates a file that must not be there yet.
+    pub(crate) fn create_new(&self, path: &Path) -> Result<PathFile, Error> {
+        self.open_as(path, Access::CreateNew, FileAction::Create)
     }
 
     /// Creates a file of `len` zero bytes and locks it for as long as it is open. A leftover of a former
     /// process is emptied first; one that another holder has locked is an error.
-    pub(crate) fn create_locked(path: &Path, len: u64) -> Result<PathFile, Error> {
+    pub(crate) fn create_locked(&self, path: &Path, len: u64) -> Result<PathFile, Error> {
         let taken = |in_use| Error::TemporaryFileTaken { path: path.to_owned(), in_use };
-        if fs::symlink_metadata(path).is_ok_and(|found| !found.is_file()) {
+        if self.0.link_metadata(path).is_ok_and(|found| found.kind != FileKind::File) {
             return Err(taken(false));
         }
-        let mut options = OpenOptions::new();
-        let file = options.write(true).create(true).truncate(false).open(path);
-        let file = file.map_err(failed(FileAction::Create, path))?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(taken(true)),
-            // Some file systems have no locks; there, two exports to one path are not noticed.
-            Err(TryLockError::Error(cause)) if cause.kind() == io::ErrorKind::Unsupported => {}
-            Err(TryLockError::Error(cause)) => return Err(failed(FileAction::Create, path)(cause)),
-        }
-        let created = PathFile { file, path: path.to_owned() };
+        let created = self.open_as(path, Access::CreateOrWrite, FileAction::Create)?;
         // Between opening and locking, the former holder may have renamed or removed the file.
-        if !created.is_still_at_path() {
+        if !created.try_lock()? || !created.is_still_at_path() {
             return Err(taken(true));
         }
         if let Err(cause) = created.file.set_len(0).and_then(|()| created.file.set_len(len)) {
             // The first error is the one to report; what is left behind is an empty file at worst.
-            let _ = fs::remove_file(path);
+            let _ = self.0.remove_file(path);
             return Err(failed(FileAction::Resize, path)(cause));
         }
         Ok(created)
     }
 
+    /// Opens a file, created if it is not there, whose only purpose is to be locked.
+    pub(crate) fn open_lock(&self, path: &Path) -> Result<PathFile, Error> {
+        self.open_as(path, Access::CreateOrWrite, FileAction::Create)
+    }
+
+    /// The whole content of a file, of at most `len_max` bytes; none if it is longer.
+    pub(crate) fn read_small(&self, path: &Path, len_max: u64) -> Result<Option<Vec<u8>>, Error> {
+        let (file, len) = self.open(path)?;
+        if len > len_max {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; len as usize];
+        file.read_exact_at(&mut bytes, 0)?;
+        Ok(Some(bytes))
+    }
+
+    /// Whether something has this name, or is where it leads.
+    pub(crate) fn exists(&self, path: &Path) -> bool {
+        self.0.metadata(path).is_ok()
+    }
+
+    /// What a path leads to, or nothing.
+    pub(crate) fn metadata_if_there(&self, path: &Path) -> Result<Option<Metadata>, Error> {
+        match self.0.metadata(path) {
+            Ok(found) => Ok(Some(found)),
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(cause) => Err(failed(FileAction::Open, path)(cause)),
+        }
+    }
+
+    /// Whether the path leads to a directory.
+    pub(crate) fn is_directory(&self, path: &Path) -> bool {
+        self.0.metadata(path).is_ok_and(|found| found.kind == FileKind::Directory)
+    }
+
+    /// The names in a directory, sorted. Names that are not UTF-8 are none of ours and come out changed.
+    pub(crate) fn list(&self, dir: &Path) -> Result<Vec<String>, Error> {
+        let names = self.0.list(dir).map_err(failed(FileAction::List, dir))?;
+        let mut names: Vec<String> = names.iter().map(|name| name.to_string_lossy().into_owned()).collect();
+        names.sort();
+        Ok(names)
+    }
+
+    /// Creates a directory; one that is there already is fine.
+    pub(crate) fn create_directory_if_absent(&self, dir: &Path) -> Result<(), Error> {
+        match self.0.create_directory(dir) {
+            Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists && self.is_directory(dir) => Ok(()),
+            result => result.map_err(failed(FileAction::Create, dir)),
+        }
+    }
+
+    /// Makes the names in a directory durable.
+    pub(crate) fn sync_directory(&self, dir: &Path) -> Result<(), Error> {
+        self.0.sync_directory(dir).map_err(failed(FileAction::Sync, dir))
+    }
+
+    /// Renames a file, replacing what has the new name.
+    pub(crate) fn rename(&self, from: &Path, to: &Path) -> Result<(), Error> {
+        self.0.rename(from, to).map_err(failed(FileAction::Rename, from))
+    }
+
+    /// Removes a file; returns whether it was there.
+    pub(crate) fn remove_if_there(&self, path: &Path) -> Result<bool, Error> {
+        match self.0.remove_file(path) {
+            Ok(()) => Ok(true),
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(cause) => Err(failed(FileAction::Remove, path)(cause)),
+        }
+    }
+
+    /// Removes a directory and everything in it.
+    pub(crate) fn remove_tree(&self, dir: &Path) -> Result<(), Error> {
+        for name in self.0.list(dir).map_err(failed(FileAction::List, dir))? {
+            let path = dir.join(name);
+            let found = self.0.link_metadata(&path).map_err(failed(FileAction::Remove, &path))?;
+            if found.kind == FileKind::Directory {
+                self.remove_tree(&path)?;
+            } else {
+                self.remove_if_there(&path)?;
+            }
+        }
+        self.0.remove_directory(dir).map_err(failed(FileAction::Remove, dir))
+    }
+
+    fn open_as(&self, path: &Path, access: Access, action: FileAction) -> Result<PathFile, Error> {
+        let file = self.0.open(path, access).map_err(failed(action, path))?;
+        Ok(PathFile { file, files: self.clone(), path: path.to_owned() })
+    }
+}
+
+impl PathFile {
+    /// Opens a file of the disk for reading; returns the length too.
+    pub(crate) fn open(path: &Path) -> Result<(PathFile, u64), Error> {
+        Files::disk().open(path)
+    }
+
+    /// Opens an existing file of the disk for writing in place.
+    pub(crate) fn open_for_writing(path: &Path) -> Result<PathFile, Error> {
+        Files::disk().open_as(path, Access::Write, FileAction::Open)
+    }
+
+    /// Creates a locked file of `len` zero bytes on the disk: [`Files::create_locked`].
+    pub(crate) fn create_locked(path: &Path, len: u64) -> Result<PathFile, Error> {
+        Files::disk().create_locked(path, len)
+    }
+
+    /// Locks the file until it is closed; false if another holds it.
+    pub(crate) fn try_lock(&self) -> Result<bool, Error> {
+        match self.file.try_lock() {
+            // Some file systems have no locks; there, two holders are not noticed.
+            Err(cause) if cause.kind() == io::ErrorKind::Unsupported => Ok(true),
+            locked => locked.map_err(failed(FileAction::Lock, &self.path)),
+        }
+    }
+
     /// Removes the path, if it still leads to this file: another process may have put its own there since.
     pub(crate) fn remove(&self) -> Result<(), Error> {
-        if self.is_still_at_path() { remove_if_there(&self.path) } else { Ok(()) }
+        if self.is_still_at_path() { self.files.remove_if_there(&self.path).map(drop) } else { Ok(()) }
     }
 
     /// Whether the path still leads to this file.
     pub(crate) fn is_still_at_path(&self) -> bool {
-        match (self.file.metadata(), fs::symlink_metadata(&self.path)) {
-            (Ok(open), Ok(named)) => (open.dev(), open.ino()) == (named.dev(), named.ino()),
+        match (self.file.metadata(), self.files.0.link_metadata(&self.path)) {
+            (Ok(open), Ok(named)) => open.id == named.id,
             _ => false,
         }
     }
 
     /// The length of the file.
     pub(crate) fn len(&self) -> Result<u64, Error> {
-        Ok(self.file.metadata().map_err(failed(FileAction::Open, &self.path))?.len())
+        Ok(self.file.metadata().map_err(failed(FileAction::Open, &self.path))?.len)
     }
 
     /// The path that the file was opened with.
@@ -89,37 +212,52 @@ impl PathFile {
     }
 
     /// Fills `out` from the bytes at `offset`.
-    pub(crate) fn read_exact_at(&self, out: &mut [u8], offset: u64) -> Result<(), Error> {
-        self.file.read_exact_at(out, offset).map_err(failed(FileAction::Read, &self.path))
+    pub(crate) fn read_exact_at(&self, mut out: &mut [u8], mut offset: u64) -> Result<(), Error> {
+        let failed = failed(FileAction::Read, &self.path);
+        while !out.is_empty() {
+            match self.file.read_at(out, offset) {
+                Ok(0) => return Err(failed(io::ErrorKind::UnexpectedEof.into())),
+                Ok(count) => (out, offset) = (&mut out[count..], offset + count as u64),
+                Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+                Err(cause) => return Err(failed(cause)),
+            }
+        }
+        Ok(())
     }
 
     /// Writes all of `bytes` at `offset`.
-    pub(crate) fn write_all_at(&self, bytes: &[u8], offset: u64) -> Result<(), Error> {
-        self.file.write_all_at(bytes, offset).map_err(failed(FileAction::Write, &self.path))
+    pub(crate) fn write_all_at(&self, mut bytes: &[u8], mut offset: u64) -> Result<(), Error> {
+        let failed = failed(FileAction::Write, &self.path);
+        while !bytes.is_empty() {
+            match self.file.write_at(bytes, offset) {
+                Ok(0) => return Err(failed(io::ErrorKind::WriteZero.into())),
+                Ok(count) => (bytes, offset) = (&bytes[count..], offset + count as u64),
+                Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+                Err(cause) => return Err(failed(cause)),
+            }
+        }
+        Ok(())
     }
 
     /// Makes content and length durable.
     pub(crate) fn sync(&self) -> Result<(), Error> {
-        self.file.sync_all().map_err(failed(FileAction::Sync, &self.path))
+        self.file.sync().map_err(failed(FileAction::Sync, &self.path))
     }
 }
 
-/// Renames a file, replacing what has the new name.
+/// Renames a file of the disk, replacing what has the new name.
 pub(crate) fn rename(from: &Path, to: &Path) -> Result<(), Error> {
-    fs::rename(from, to).map_err(failed(FileAction::Rename, from))
+    Files::disk().rename(from, to)
 }
 
-/// Removes a file; one that is not there is fine.
+/// Removes a file of the disk; one that is not there is fine.
 pub(crate) fn remove_if_there(path: &Path) -> Result<(), Error> {
-    match fs::remove_file(path) {
-        Err(cause) if cause.kind() != io::ErrorKind::NotFound => Err(failed(FileAction::Remove, path)(cause)),
-        _ => Ok(()),
-    }
+    Files::disk().remove_if_there(path).map(drop)
 }
 
-/// Makes the names in a directory durable.
+/// Makes the names in a directory of the disk durable.
 pub(crate) fn sync_directory(path: &Path) -> Result<(), Error> {
-    File::open(path).and_then(|directory| directory.sync_all()).map_err(failed(FileAction::Sync, path))
+    Files::disk().sync_directory(path)
 }
 
 /// Turns an error of the operating system into ours.

@@ -5,6 +5,9 @@
 //! | [`safetensors`] | the file format: header parser with limits, canonical layout, positioned reads |
 //! | [`model_files`] | a Hugging Face model, in one file or in several with an index, read by rows |
 //! | [`export`] | writing such a model: any number of writers put their rows in place, then one commit |
+//! | [`checkpoint`] | any checkpoint: named tensors, and where their bytes lie |
+//! | [`targets`] | formats that are written, each as a plan of files |
+//! | [`transfer`] | moving tensor bytes from a checkpoint into planned files |
 //!
 //! Nothing here holds a whole tensor: reads and writes name rows, and conversions run in bounded chunks.
 //! Files are never memory-mapped (mapped reads hang or crash on network file systems). Positioned reads and
@@ -23,11 +26,21 @@ pub mod safetensors;
 pub mod targets;
 pub mod transfer;
 
+#[allow(dead_code, reason = "readers of formats follow")]
+mod bytes;
 mod convert;
+#[allow(dead_code, reason = "the native checkpoint uses the rest")]
 mod file_io;
+#[allow(dead_code, reason = "the native checkpoint uses the rest")]
+mod files;
+#[allow(dead_code, unused_imports, reason = "readers of formats follow")]
 mod pickle;
 mod torch_types;
 mod unique_map;
+#[allow(dead_code, reason = "readers of formats follow")]
 mod zip;
 
-pub use error::{Error, FileAction, HeaderFault, NameDifferences, PlanFault, ShapeDifference};
+pub use error::{
+    CoverageFault, Error, FileAction, HeaderFault, NameDifferences, NestingFault, PickleFault, PlanFault,
+    ShapeDifference, TorchFault, ZipFault,
+};

@@ -10,13 +10,12 @@ mod rows;
 
 use std::{
     collections::BTreeMap,
-    fs,
     path::{Path, PathBuf},
 };
 
 use crate::{
-    error::{Error, FileAction},
-    file_io::failed,
+    error::Error,
+    file_io::Files,
     safetensors::{SafetensorsReader, TensorEntry},
 };
 
@@ -47,7 +46,7 @@ impl ModelReader {
     /// [`Error::MalformedIndex`], [`Error::IndexEscapesDirectory`]); [`Error::Malformed`]; [`Error::Io`].
     pub fn open(path: impl AsRef<Path>) -> Result<ModelReader, Error> {
         let path = path.as_ref();
-        let file = if path.is_dir() { find_in(path)? } else { path.to_owned() };
+        let file = if Files::disk().is_directory(path) { find_in(path)? } else { path.to_owned() };
         if file.extension().is_some_and(|extension| extension == "json") {
             index::open(file)
         } else {
@@ -96,7 +95,7 @@ impl ModelReader {
 /// The file or index of the model in a directory.
 fn find_in(dir: &Path) -> Result<PathBuf, Error> {
     let (single, index) = (dir.join(SINGLE_FILE), dir.join(INDEX_FILE));
-    match (single.exists(), index.exists()) {
+    match (Files::disk().exists(&single), Files::disk().exists(&index)) {
         (true, true) => Err(Error::TwoModels { wanted: single, other: index }),
         (true, false) => Ok(single),
         (false, true) => Ok(index),
@@ -105,13 +104,7 @@ fn find_in(dir: &Path) -> Result<PathBuf, Error> {
 }
 
 fn weight_files(dir: &Path) -> Result<Vec<String>, Error> {
-    let mut found = Vec::new();
-    for file in fs::read_dir(dir).map_err(failed(FileAction::List, dir))? {
-        let name = file.map_err(failed(FileAction::List, dir))?.file_name().to_string_lossy().into_owned();
-        if WEIGHT_ENDINGS.iter().any(|ending| name.ends_with(ending)) {
-            found.push(name);
-        }
-    }
-    found.sort();
-    Ok(found)
+    let mut names = Files::disk().list(dir)?;
+    names.retain(|name| WEIGHT_ENDINGS.iter().any(|ending| name.ends_with(ending)));
+    Ok(names)
 }

@@ -24,6 +24,8 @@ pub enum FileAction {
     Rename,
     /// Remove a file.
     Remove,
+    /// Lock a file against other processes.
+    Lock,
 }
 
 impl fmt::Display for FileAction {
@@ -38,6 +40,7 @@ impl fmt::Display for FileAction {
             FileAction::Sync => "sync",
             FileAction::Rename => "rename",
             FileAction::Remove => "remove",
+            FileAction::Lock => "lock",
         })
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::{ExportPlan, Receipt, coverage};
 use crate::{
     error::Error,
-    file_io::{self, PathFile},
+    file_io::{self, Files, PathFile},
     model_files::{INDEX_FILE, SINGLE_FILE},
 };
 
@@ -122,7 +122,7 @@ fn refuse_ambiguity(plan: &ExportPlan) -> Result<(), Error> {
         None if is_single_model => plan.dir().join(INDEX_FILE),
         None => return Ok(()),
     };
-    if other.exists() {
+    if Files::disk().exists(&other) {
         return Err(Error::TwoModels { wanted: plan.path().to_owned(), other });
     }
     Ok(())

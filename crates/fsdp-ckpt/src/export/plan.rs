@@ -35,16 +35,15 @@ pub struct PlannedFile {
     pub(super) path: PathBuf,
     pub(super) temporary: PathBuf,
     pub(super) header: Header,
-    /// The bytes in front of the data.
     pub(super) prefix: Vec<u8>,
 }
 
 /// The index of a sharded export.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct PlannedIndex {
-    pub(super) path: PathBuf,
+pub(crate) struct PlannedIndex {
+    pub(crate) path: PathBuf,
     pub(super) temporary: PathBuf,
-    pub(super) text: Vec<u8>,
+    pub(crate) text: Vec<u8>,
 }
 
 impl PlannedFile {
@@ -56,6 +55,11 @@ impl PlannedFile {
     /// The layout of the file.
     pub fn header(&self) -> &Header {
         &self.header
+    }
+
+    /// The bytes in front of the data.
+    pub(crate) fn prefix(&self) -> &[u8] {
+        &self.prefix
     }
 
     fn new(path: PathBuf, tensors: Vec<TensorSpec>, metadata: Metadata) -> Result<PlannedFile, Error> {
@@ -163,7 +167,7 @@ impl ExportPlan {
         &self.shared.dir
     }
 
-    pub(super) fn index(&self) -> Option<&PlannedIndex> {
+    pub(crate) fn index(&self) -> Option<&PlannedIndex> {
         self.shared.index.as_ref()
     }
 }

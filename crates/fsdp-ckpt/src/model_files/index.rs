@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     path::{Component, Path, PathBuf},
 };
 
@@ -10,8 +9,8 @@ use serde::Deserialize;
 
 use super::ModelReader;
 use crate::{
-    error::{Error, FileAction},
-    file_io::{PathFile, failed},
+    error::Error,
+    file_io::Files,
     safetensors::{HEADER_LEN_MAX, SafetensorsReader},
     unique_map::UniqueMap,
 };
@@ -58,11 +57,8 @@ pub(super) fn open(path: PathBuf) -> Result<ModelReader, Error> {
 /// The pairs (tensor, file) of an index, in its order.
 fn read(path: &Path) -> Result<Vec<(String, String)>, Error> {
     let malformed = |detail| Error::MalformedIndex { path: path.to_owned(), detail };
-    let (_, len) = PathFile::open(path)?;
-    if len > HEADER_LEN_MAX {
-        return Err(malformed(format!("it has {len} bytes, more than {HEADER_LEN_MAX}")));
-    }
-    let text = fs::read(path).map_err(failed(FileAction::Read, path))?;
+    let text = Files::disk().read_small(path, HEADER_LEN_MAX)?;
+    let text = text.ok_or_else(|| malformed(format!("it has more than {HEADER_LEN_MAX} bytes")))?;
     let index: IndexFile = serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))?;
     Ok(index.weight_map.0)
 }
@@ -82,7 +78,7 @@ fn open_file(
         return Err(Error::IndexEscapesDirectory { path, tensor, file });
     }
     let full = dir.join(file);
-    if !full.exists() {
+    if !Files::disk().exists(&full) {
         return Err(Error::MissingFile {
             path: path.to_owned(),
             file: full,

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 
+use super::globals::Known;
 use crate::checkpoint::{Global, Value};
 
 /// Longer texts rarely repeat and are written out each time.
@@ -174,13 +175,22 @@ impl PickleWriter {
             Value::Set(items) => self.call("__builtin__", "set", |w| w.list(|w| w.values(items))),
             Value::Dict(pairs) => self.dict(|w| w.pairs(pairs)),
             Value::Global(Global { module, name }) => self.global(module, name),
-            Value::Object { class, args, state } => {
-                self.call(&class.module, &class.name, |w| w.values(args));
-                if let Some(state) = state {
-                    self.value(state);
-                    self.out.push(b'b');
-                }
-            }
+            Value::Object { class, args, state } => self.object_value(class, args, state.as_deref()),
+        }
+    }
+
+    /// An object by the way it was read: called with arguments, or made without and given a state.
+    fn object_value(&mut self, class: &Global, args: &[Value], state: Option<&Value>) {
+        let known = Known::find(&class.module, &class.name);
+        let is_made = known.is_some_and(|known| {
+            known.may_be_made() && (!known.may_be_called() || (args.is_empty() && state.is_some()))
+        });
+        self.global(&class.module, &class.name);
+        self.tuple(|w| w.values(args));
+        self.out.push(if is_made { 0x81 } else { b'R' });
+        if let Some(state) = state {
+            self.value(state);
+            self.out.push(b'b');
         }
     }
 
@@ -278,6 +288,19 @@ mod tests {
             w.list(|w| names.iter().chain(&names[299..]).for_each(|name| w.text(name)));
         });
         assert!(got.ends_with(b"name299r\x2b\x01\0\0j\x2b\x01\0\0e."));
+    }
+
+    #[test]
+    fn objects_are_made_as_they_were_read() {
+        let object = |module: &str, name: &str, args, state| Value::Object {
+            class: Global { module: module.to_owned(), name: name.to_owned() },
+            args,
+            state,
+        };
+        let device = object("torch", "device", vec![Value::Int(1)], None);
+        assert_eq!(pickle(|w| w.value(&device)), b"\x80\x02ctorch\ndevice\nq\0(K\x01tR.");
+        let namespace = object("argparse", "Namespace", Vec::new(), Some(Box::new(Value::Dict(Vec::new()))));
+        assert_eq!(pickle(|w| w.value(&namespace)), b"\x80\x02cargparse\nNamespace\nq\0(t\x81}(ub.");
     }
 
     #[test]

@@ -1,0 +1,95 @@
+//! What this crate asks of a file system: one small trait, so that tests can put a failing one underneath.
+//!
+//! Nothing else here calls `std::fs`. [`disk::Disk`] is the real one. The trait knows positions, lengths,
+//! names and durability and nothing else: no cursors, no buffering, no recursion, no temporary names. Those
+//! are built on it once, in `file_io`, for every implementation alike.
+//!
+//! Writes become durable by [`OpenFile::sync`], names by [`FileSystem::sync_directory`]; whatever was not
+//! made durable may be lost or kept by a crash, in any order.
+
+pub(crate) mod disk;
+
+use std::{ffi::OsString, fmt, io, path::Path};
+
+/// Operations on names.
+pub(crate) trait FileSystem: fmt::Debug + Send + Sync {
+    /// Opens a file.
+    fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn OpenFile>>;
+
+    /// What a path leads to, through symbolic links.
+    fn metadata(&self, path: &Path) -> io::Result<Metadata>;
+
+    /// What a name is itself: a symbolic link is neither a file nor a directory.
+    fn link_metadata(&self, path: &Path) -> io::Result<Metadata>;
+
+    /// The names in a directory, in any order.
+    fn list(&self, dir: &Path) -> io::Result<Vec<OsString>>;
+
+    /// Creates a directory; its parent must exist.
+    fn create_directory(&self, dir: &Path) -> io::Result<()>;
+
+    /// Makes the names in a directory durable.
+    fn sync_directory(&self, dir: &Path) -> io::Result<()>;
+
+    /// Gives a file or directory another name in one step; a file that has that name is replaced.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+
+    /// Removes a file.
+    fn remove_file(&self, path: &Path) -> io::Result<()>;
+
+    /// Removes an empty directory.
+    fn remove_directory(&self, dir: &Path) -> io::Result<()>;
+}
+
+/// Operations on an open file. All are positioned, so threads share one.
+pub(crate) trait OpenFile: fmt::Debug + Send + Sync {
+    /// Reads up to `out.len()` bytes; 0 only at the end of the file or for an empty `out`.
+    fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<usize>;
+
+    /// Writes a part of `bytes`, at least one byte of those that there are.
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize>;
+
+    /// Cuts the file or extends it by zeros.
+    fn set_len(&self, len: u64) -> io::Result<()>;
+
+    /// What the file is now.
+    fn metadata(&self) -> io::Result<Metadata>;
+
+    /// Makes content and length durable, not the name.
+    fn sync(&self) -> io::Result<()>;
+
+    /// Locks the file against other openings of it until it is closed, also by a crash. False if another
+    /// holds the lock.
+    fn try_lock(&self) -> io::Result<bool>;
+}
+
+/// How a file is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// For reading.
+    Read,
+    /// For writing; it must exist, and keeps its content.
+    Write,
+    /// For writing; it is created if it is not there, and else keeps its content.
+    CreateOrWrite,
+    /// For writing; it must not exist.
+    CreateNew,
+}
+
+/// What a name leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Metadata {
+    pub(crate) kind: FileKind,
+    pub(crate) len: u64,
+    /// Device and number of the file: equal for equal files.
+    pub(crate) id: (u64, u64),
+}
+
+/// What kind of thing a name leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FileKind {
+    File,
+    Directory,
+    /// A symbolic link, a pipe, a device.
+    Other,
+}

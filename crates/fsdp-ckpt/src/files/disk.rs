@@ -1,0 +1,101 @@
+//! The file system of the operating system.
+
+use std::{
+    ffi::OsString,
+    fs::{self, File, OpenOptions, TryLockError},
+    io,
+    os::unix::fs::{FileExt, MetadataExt},
+    path::Path,
+};
+
+use super::{Access, FileKind, FileSystem, Metadata, OpenFile};
+
+/// The real file system.
+#[derive(Debug)]
+pub(crate) struct Disk;
+
+impl FileSystem for Disk {
+    fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn OpenFile>> {
+        let mut options = OpenOptions::new();
+        match access {
+            Access::Read => options.read(true),
+            Access::Write => options.write(true),
+            Access::CreateOrWrite => options.write(true).create(true).truncate(false),
+            Access::CreateNew => options.write(true).create_new(true),
+        };
+        Ok(Box::new(options.open(path)?))
+    }
+
+    fn metadata(&self, path: &Path) -> io::Result<Metadata> {
+        fs::metadata(path).map(Metadata::from)
+    }
+
+    fn link_metadata(&self, path: &Path) -> io::Result<Metadata> {
+        fs::symlink_metadata(path).map(Metadata::from)
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<OsString>> {
+        fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name())).collect()
+    }
+
+    fn create_directory(&self, dir: &Path) -> io::Result<()> {
+        fs::create_dir(dir)
+    }
+
+    fn sync_directory(&self, dir: &Path) -> io::Result<()> {
+        File::open(dir)?.sync_all()
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn remove_directory(&self, dir: &Path) -> io::Result<()> {
+        fs::remove_dir(dir)
+    }
+}
+
+impl OpenFile for File {
+    fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<usize> {
+        FileExt::read_at(self, out, offset)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        FileExt::write_at(self, bytes, offset)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        File::set_len(self, len)
+    }
+
+    fn metadata(&self) -> io::Result<Metadata> {
+        File::metadata(self).map(Metadata::from)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.sync_all()
+    }
+
+    fn try_lock(&self) -> io::Result<bool> {
+        match File::try_lock(self) {
+            Ok(()) => Ok(true),
+            Err(TryLockError::WouldBlock) => Ok(false),
+            Err(TryLockError::Error(cause)) => Err(cause),
+        }
+    }
+}
+
+impl From<fs::Metadata> for Metadata {
+    fn from(found: fs::Metadata) -> Metadata {
+        let kind = match found.file_type() {
+            kind if kind.is_file() => FileKind::File,
+            kind if kind.is_dir() => FileKind::Directory,
+            _ => FileKind::Other,
+        };
+        Metadata { kind, len: found.len(), id: (found.dev(), found.ino()) }
+    }
+}
