@@ -35,11 +35,12 @@ mod file_io;
 mod files;
 #[allow(dead_code, unused_imports, reason = "readers of formats follow")]
 mod pickle;
+mod torch_types;
 mod unique_map;
 #[allow(dead_code, reason = "readers of formats follow")]
 mod zip;
 
 pub use error::{
-    CoverageFault, Error, FileAction, HeaderFault, NameDifferences, NestingFault, PickleFault,
+    CoverageFault, Error, FileAction, HeaderFault, NameDifferences, NestingFault, PickleFault, PlanFault,
     ShapeDifference, TorchFault, ZipFault,
 };

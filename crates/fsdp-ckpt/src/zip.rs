@@ -8,6 +8,7 @@
 mod directory;
 mod end;
 mod fields;
+pub(crate) mod writer;
 
 #[cfg(test)]
 mod tests;
