@@ -8,12 +8,16 @@
 mod file_action;
 mod header_fault;
 mod names;
+mod native_fault;
+mod save_fault;
 
 use std::{io, ops::Range, path::PathBuf};
 
 pub use file_action::FileAction;
 pub use header_fault::HeaderFault;
 pub use names::{NameDifferences, ShapeDifference};
+pub use native_fault::NativeFault;
+pub use save_fault::SaveFault;
 
 use crate::safetensors::TensorType;
 use file_action::advice;
@@ -39,6 +43,22 @@ pub enum Error {
         path: PathBuf,
         /// What is wrong with its header.
         fault: HeaderFault,
+    },
+    /// A native checkpoint is damaged, incomplete or of another version.
+    #[error("{}: {fault}", path.display())]
+    Native {
+        /// The file of the checkpoint.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: Box<NativeFault>,
+    },
+    /// A native checkpoint cannot be saved.
+    #[error("{}: {fault}", path.display())]
+    Save {
+        /// The directory or file of the save.
+        path: PathBuf,
+        /// Why not.
+        fault: Box<SaveFault>,
     },
     /// The tensors of an export cannot be laid out as a safetensors file.
     #[error("cannot lay out {}: {fault}", path.display())]

@@ -22,15 +22,14 @@ pub mod digest;
 mod error;
 pub mod export;
 pub mod model_files;
+pub mod native;
 pub mod safetensors;
 pub mod targets;
 pub mod transfer;
 
 mod convert;
-#[allow(dead_code, reason = "the native checkpoint uses the rest")]
 mod file_io;
-#[allow(dead_code, reason = "the native checkpoint uses the rest")]
 mod files;
 mod unique_map;
 
-pub use error::{Error, FileAction, HeaderFault, NameDifferences, ShapeDifference};
+pub use error::{Error, FileAction, HeaderFault, NameDifferences, NativeFault, SaveFault, ShapeDifference};
