@@ -8,10 +8,16 @@
 //! elements of a tensor lie where in a source. A [`Protection`] is a checksum that the format itself keeps
 //! over a range of a source.
 
+mod coverage;
+mod flatten;
+mod region;
+mod role;
 mod value;
 
 use std::{collections::BTreeMap, ops::Range, path::PathBuf};
 
+pub use flatten::{Nested, Nesting, Tree, flatten, nest};
+pub use role::Roles;
 pub use value::{Global, Value};
 
 use crate::{digest::Digest, safetensors::TensorType};
@@ -153,6 +159,14 @@ impl Source {
     pub fn path(&self) -> &PathBuf {
         match self {
             Source::File { path, .. } | Source::Zstd { path, .. } => path,
+        }
+    }
+
+    /// Bytes that chunks may lie in: the length of a file, the limit of a compressed item.
+    pub fn len_max(&self) -> u64 {
+        match self {
+            Source::File { len, .. } => *len,
+            Source::Zstd { decoded_len_max, .. } => *decoded_len_max,
         }
     }
 }

@@ -21,15 +21,26 @@ pub mod checkpoint;
 pub mod digest;
 mod error;
 pub mod export;
+pub mod formats;
 pub mod model_files;
 pub mod native;
 pub mod safetensors;
 pub mod targets;
 pub mod transfer;
 
+#[allow(dead_code, reason = "readers of formats follow")]
+mod bytes;
 mod convert;
 mod file_io;
 mod files;
+#[allow(dead_code, unused_imports, reason = "readers of formats follow")]
+mod pickle;
+mod torch_types;
 mod unique_map;
+#[allow(dead_code, reason = "readers of formats follow")]
+mod zip;
 
-pub use error::{Error, FileAction, HeaderFault, NameDifferences, NativeFault, SaveFault, ShapeDifference};
+pub use error::{
+    CoverageFault, Error, FileAction, HeaderFault, NameDifferences, NativeFault, NestingFault, PickleFault,
+    PlanFault, SaveFault, ShapeDifference, TorchFault, ZipFault,
+};

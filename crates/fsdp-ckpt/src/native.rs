@@ -41,9 +41,11 @@ mod seal;
 mod values;
 mod wait;
 
+pub(crate) use commit::{manifest, manifest_file};
 pub use manifest::{MANIFEST_FILE, Manifest, ManifestFile, ManifestShard, ManifestTensor};
 pub use plan::{CHUNK_BYTES_MAX, RankFile, SavePlan, SavedTensor, Shard, even_rows};
 pub use rank_save::{RankDone, RankSave};
 pub use reader::NativeReader;
 pub use run_dir::{RunDir, RunLock};
+pub(crate) use values::{RUN_STATE, run_state_to_value, value_to_run_state};
 pub use wait::WaitLimit;

@@ -18,7 +18,9 @@ pub enum NativeFault {
     #[error("it does not end in its own digest; it was cut off or changed, so use another checkpoint")]
     NotSealed,
     /// The digest at the end is not that of the bytes before it.
-    #[error("its bytes 0..{len} give {got}, but it ends in {expected}; it was changed, so use another checkpoint")]
+    #[error(
+        "its bytes 0..{len} give {got}, but it ends in {expected}; it was changed, so use another checkpoint"
+    )]
     SealBroken {
         /// Bytes before the digest.
         len: u64,
@@ -68,7 +70,9 @@ pub enum NativeFault {
         shape: Vec<usize>,
     },
     /// A file name that leads elsewhere, or is not that of a shard.
-    #[error("it names the file `{name}`, which is not a plain name ending in .safetensors, or names it twice")]
+    #[error(
+        "it names the file `{name}`, which is not a plain name ending in .safetensors, or names it twice"
+    )]
     BadFileName {
         /// The name.
         name: String,
@@ -173,7 +177,9 @@ pub enum NativeFault {
         tensor: String,
     },
     /// A tensor in a file is not what the manifest says.
-    #[error("tensor `{tensor}` is {dtype} {shape:?} in it, but the manifest makes it {expected_dtype} {expected:?}")]
+    #[error(
+        "tensor `{tensor}` is {dtype} {shape:?} in it, but the manifest makes it {expected_dtype} {expected:?}"
+    )]
     WrongTensor {
         /// The tensor.
         tensor: String,

@@ -8,7 +8,9 @@ use std::{ops::Range, time::Duration};
 #[non_exhaustive]
 pub enum SaveFault {
     /// Another process works in the output directory.
-    #[error("is locked by another process that writes to this directory; stop that run or choose another out_dir")]
+    #[error(
+        "is locked by another process that writes to this directory; stop that run or choose another out_dir"
+    )]
     Locked,
     /// A checkpoint of this step is there.
     #[error("exists already, and a checkpoint is never overwritten; remove it to save this step again")]
@@ -57,7 +59,9 @@ pub enum SaveFault {
         ranks: [usize; 2],
     },
     /// Rows were written out of order.
-    #[error("row {got} of tensor `{tensor}` was written where row {expected} is next; rows of a tensor are in order")]
+    #[error(
+        "row {got} of tensor `{tensor}` was written where row {expected} is next; rows of a tensor are in order"
+    )]
     OutOfOrder {
         /// The tensor.
         tensor: String,
@@ -89,7 +93,9 @@ pub enum SaveFault {
         reason: String,
     },
     /// Ranks did not finish in time.
-    #[error("ranks {ranks:?} did not finish saving within {limit:?}; look for their errors or raise the limit")]
+    #[error(
+        "ranks {ranks:?} did not finish saving within {limit:?}; look for their errors or raise the limit"
+    )]
     RanksLate {
         /// The ranks that are late (the first few).
         ranks: Vec<usize>,
@@ -115,7 +121,9 @@ pub enum SaveFault {
     #[error("the directory of the save disappeared; another process removed it")]
     Disappeared,
     /// A rank saved by another plan.
-    #[error("rank {rank} saved other tensors or rows than rank 0 expects; all ranks need the same model and world")]
+    #[error(
+        "rank {rank} saved other tensors or rows than rank 0 expects; all ranks need the same model and world"
+    )]
     OtherPlan {
         /// The rank.
         rank: usize,

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::{
-    MANIFEST_FILE, Manifest, ManifestFile, ManifestShard, ManifestTensor, RankFile, RunLock, SavePlan, WaitLimit,
+    MANIFEST_FILE, Manifest, ManifestFile, ManifestShard, ManifestTensor, RankFile, RunLock, SavePlan,
+    WaitLimit,
     markers::{self, Report},
 };
 use crate::{

@@ -163,7 +163,8 @@ impl Manifest {
         if rows.start > rows.end || rows.end > row_count {
             return Err(NativeFault::BadRows { file, tensor, rows: [rows.start, rows.end], row_count });
         }
-        let expected = rows.len().checked_div(shard.chunk_rows).map(|_| rows.len().div_ceil(shard.chunk_rows));
+        let expected =
+            rows.len().checked_div(shard.chunk_rows).map(|_| rows.len().div_ceil(shard.chunk_rows));
         if expected != Some(shard.chunks.len()) {
             let (chunk_rows, got) = (shard.chunk_rows, shard.chunks.len());
             let expected = expected.unwrap_or(0);

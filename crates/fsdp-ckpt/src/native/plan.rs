@@ -3,7 +3,7 @@
 //! Every rank computes the same plan without asking the others, and lays out any rank's file from it. Nothing
 //! here touches a file.
 
-use std::{collections::BTreeMap, ops::Range, path::Path, sync::Arc};
+use std::{ops::Range, path::Path, sync::Arc};
 
 use serde_json::json;
 
@@ -131,8 +131,7 @@ impl SavePlan {
         // Wide elements come first, so that every tensor is aligned to its elements.
         shards.sort_by_key(|shard| std::cmp::Reverse(self.tensors()[shard.tensor].spec.dtype.size_bytes()));
         let specs = shards.iter().map(|shard| self.shard_spec(shard)).collect();
-        let (header, prefix) =
-            Header::layout(specs, Some(self.metadata(&shards))).map_err(cannot_lay_out)?;
+        let (header, prefix) = Header::layout(specs, Some(self.metadata(&shards))).map_err(cannot_lay_out)?;
         Ok(RankFile { name: file_name(rank), header, prefix, shards })
     }
 
@@ -245,11 +244,6 @@ fn digest(world_size: usize, tensors: &[SavedTensor]) -> Digest {
 
 fn cannot_lay_out(fault: HeaderFault) -> Error {
     Error::CannotLayOut { path: Path::new(&file_name(0)).to_owned(), fault }
-}
-
-/// The order of the tensors of a plan by name.
-pub(super) fn by_name(tensors: &[SavedTensor]) -> BTreeMap<&str, &SavedTensor> {
-    tensors.iter().map(|tensor| (tensor.spec.name.as_str(), tensor)).collect()
 }
 
 #[cfg(test)]

@@ -61,7 +61,8 @@ struct Progress {
 }
 
 impl RankSave {
-    /// Creates the file of a rank, and the directory if this rank is the first to come.
+    /// Creates the file of a rank, and the directory of the save if this rank is the first to come. Rank 0 must
+    /// have taken the lock of the run, which makes the directory above.
     ///
     /// # Errors
     /// [`SaveFault::AlreadyThere`] if the step has a checkpoint, or this rank a file; [`Error::Io`]. The other
@@ -149,7 +150,8 @@ impl RankSave {
 
     /// The shard that the next rows of a tensor belong to, if these are they.
     fn check(&self, name: &str, first_row: usize, bytes: &[u8]) -> Result<usize, Error> {
-        let (path, tensor, header) = (|| self.file.path().to_owned(), || name.to_owned(), &self.layout.header);
+        let (path, tensor, header) =
+            (|| self.file.path().to_owned(), || name.to_owned(), &self.layout.header);
         let Some(shard) = header.position(name) else {
             let tensor_count = header.entries().len();
             return Err(Error::UnknownTensor { path: path(), tensor: tensor(), tensor_count });
@@ -180,7 +182,8 @@ impl RankSave {
             self.layout.shards.iter().zip(self.layout.header.entries()).zip(&self.progress)
         {
             if progress.bytes < entry.len_bytes() {
-                let missing = shard.rows.start + (progress.bytes / entry.row_bytes()) as usize..shard.rows.end;
+                let missing =
+                    shard.rows.start + (progress.bytes / entry.row_bytes()) as usize..shard.rows.end;
                 let fault = SaveFault::RowsNotWritten { tensor: entry.name().to_owned(), rows: missing };
                 return Err(self.place.fault(fault, self.file.path()));
             }

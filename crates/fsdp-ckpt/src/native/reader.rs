@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{MANIFEST_FILE, Manifest, ManifestFile, ManifestTensor, seal::SEALED_LEN_MAX};
+use super::{MANIFEST_FILE, Manifest, ManifestFile, ManifestShard, ManifestTensor, seal::SEALED_LEN_MAX};
 use crate::{
     digest::{Digest, DigestKind},
     error::{Error, NameDifferences, NativeFault, ShapeDifference},
@@ -27,6 +27,8 @@ pub struct NativeReader {
     manifest: Manifest,
     manifest_digest: (u64, Digest),
     open: Vec<Option<Arc<PathFile>>>,
+    /// First byte of each shard's rows, by file.
+    offsets: Vec<Vec<u64>>,
     /// Where each tensor's rows are, in the order of rows.
     places: BTreeMap<String, Vec<Place>>,
 }
@@ -38,8 +40,6 @@ struct Place {
     file: usize,
     /// Index in [`ManifestFile::shards`].
     shard: usize,
-    /// First byte of the rows in the file.
-    offset: u64,
 }
 
 impl NativeReader {
@@ -62,20 +62,24 @@ impl NativeReader {
         let manifest_digest = (text.len() as u64, DigestKind::Crc64.of(&text));
         let manifest = Manifest::parse(text).map_err(native)?;
         refuse_foreign_files(&files, &dir, &manifest)?;
-        let (mut open, mut places) = (Vec::new(), BTreeMap::<String, Vec<Place>>::new());
+        let (mut open, mut offsets) = (Vec::new(), Vec::new());
+        let mut places = BTreeMap::<String, Vec<Place>>::new();
         for (index, listed) in manifest.files.iter().enumerate() {
             let (file, header) = check_file(&files, &dir, &manifest, listed)?;
             for (shard, part) in listed.shards.iter().enumerate() {
-                let entry = header.entry(&part.tensor).expect("the header was held against the manifest");
-                let offset = header.data_start() + entry.data_range().start;
-                places.entry(part.tensor.clone()).or_default().push(Place { file: index, shard, offset });
+                places.entry(part.tensor.clone()).or_default().push(Place { file: index, shard });
             }
+            let offset = |part: &ManifestShard| {
+                let entry = header.entry(&part.tensor).expect("the header was held against the manifest");
+                header.data_start() + entry.data_range().start
+            };
+            offsets.push(listed.shards.iter().map(offset).collect());
             open.push((index < OPEN_FILES_MAX).then(|| Arc::new(file)));
         }
         for tensor in places.values_mut() {
             tensor.sort_by_key(|place| manifest.files[place.file].shards[place.shard].rows.start);
         }
-        Ok(NativeReader { dir, files, manifest, manifest_digest, open, places })
+        Ok(NativeReader { dir, files, manifest, manifest_digest, open, offsets, places })
     }
 
     /// The directory that was opened.
@@ -91,6 +95,11 @@ impl NativeReader {
     /// Length and digest of the manifest's file.
     pub(crate) fn manifest_digest(&self) -> (u64, Digest) {
         self.manifest_digest
+    }
+
+    /// First byte in its file of a shard's rows.
+    pub(crate) fn offset(&self, file: usize, shard: usize) -> u64 {
+        self.offsets[file][shard]
     }
 
     /// A tensor as a whole.
@@ -207,6 +216,3 @@ fn compare(manifest: &Manifest, listed: &ManifestFile, header: &Header) -> Resul
 fn native_fault(path: &Path, fault: NativeFault) -> Error {
     Error::Native { path: path.to_owned(), fault: Box::new(fault) }
 }
-
-#[cfg(test)]
-mod tests;

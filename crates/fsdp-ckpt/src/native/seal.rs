@@ -26,7 +26,8 @@ const TRAILER_LEN: usize = BEFORE_DIGITS.len() + DIGITS + AFTER_DIGITS.len();
 
 /// The sealed text of a value that serializes to an object with at least one field.
 pub(super) fn seal(object: &impl Serialize) -> Vec<u8> {
-    let mut text = serde_json::to_vec(object).expect("texts of checkpoints have string keys and no failing fields");
+    let mut text =
+        serde_json::to_vec(object).expect("texts of checkpoints have string keys and no failing fields");
     assert_eq!(text.pop(), Some(b'}'), "an object is sealed");
     let digest = DigestKind::Crc64.of(&text);
     text.extend_from_slice(BEFORE_DIGITS);

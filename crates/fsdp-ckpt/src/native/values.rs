@@ -5,7 +5,7 @@
 //! `{"long":"hex"}`, `{"bytes":"hex"}`, `{"tuple":[..]}`, `{"set":[..]}`, `{"dict":[[key,value],..]}`,
 //! `{"global":[module,name]}`, `{"object":[[module,name],[args],state]}` (without `state` if there is none).
 
-use serde_json::{Value as Json, json};
+use serde_json::{Map, Value as Json, json};
 
 use crate::checkpoint::{Global, Value};
 
@@ -32,7 +32,8 @@ fn write(value: &Value, depth: usize) -> Option<Json> {
         Value::Tuple(items) => json!({ "tuple": list(items)? }),
         Value::Set(items) => json!({ "set": list(items)? }),
         Value::Dict(pairs) => {
-            let pair = |(key, value): &(Value, Value)| Some(json!([write(key, depth)?, write(value, depth)?]));
+            let pair =
+                |(key, value): &(Value, Value)| Some(json!([write(key, depth)?, write(value, depth)?]));
             json!({ "dict": pairs.iter().map(pair).collect::<Option<Vec<_>>>()? })
         }
         Value::Global(global) => json!({ "global": [global.module, global.name] }),
@@ -126,8 +127,24 @@ fn from_hex(text: &str) -> Option<Vec<u8>> {
     text.as_bytes().chunks(2).map(|pair| Some((digit(pair[0])? << 4 | digit(pair[1])?) as u8)).collect()
 }
 
+/// The name of the value as which other formats carry the state of a run.
+pub(crate) const RUN_STATE: &str = "run_state";
+
 /// The state of a run as a value, so that it survives in formats that have no place for it.
-pub(crate) fn from_run_state(json: &Json) -> Value {
+pub(crate) fn run_state_to_value(fields: &Map<String, Json>) -> Value {
+    let pair = |(key, value): (&String, &Json)| (Value::Str(key.clone()), plain_to_value(value));
+    Value::Dict(fields.iter().map(pair).collect())
+}
+
+/// The state of a run that a value came from; none if it cannot have come from one.
+pub(crate) fn value_to_run_state(value: &Value) -> Option<Map<String, Json>> {
+    match value_to_plain(value)? {
+        Json::Object(fields) => Some(fields),
+        _ => None,
+    }
+}
+
+fn plain_to_value(json: &Json) -> Value {
     match json {
         Json::Null => Value::None,
         Json::Bool(value) => Value::Bool(*value),
@@ -137,16 +154,12 @@ pub(crate) fn from_run_state(json: &Json) -> Value {
             (None, None) => Value::Float(number.as_f64().expect("a JSON number is an integer or a float")),
         },
         Json::String(text) => Value::Str(text.clone()),
-        Json::Array(items) => Value::List(items.iter().map(from_run_state).collect()),
-        Json::Object(fields) => {
-            let pair = |(key, value): (&String, &Json)| (Value::Str(key.clone()), from_run_state(value));
-            Value::Dict(fields.iter().map(pair).collect())
-        }
+        Json::Array(items) => Value::List(items.iter().map(plain_to_value).collect()),
+        Json::Object(fields) => run_state_to_value(fields),
     }
 }
 
-/// The state of a run that a value came from; none if it cannot have come from one.
-pub(crate) fn to_run_state(value: &Value) -> Option<Json> {
+fn value_to_plain(value: &Value) -> Option<Json> {
     Some(match value {
         Value::None => Json::Null,
         Value::Bool(value) => json!(value),
@@ -157,12 +170,12 @@ pub(crate) fn to_run_state(value: &Value) -> Option<Json> {
         },
         Value::Float(value) => Json::Number(serde_json::Number::from_f64(*value)?),
         Value::Str(text) => json!(text),
-        Value::List(items) => Json::Array(items.iter().map(to_run_state).collect::<Option<_>>()?),
+        Value::List(items) => Json::Array(items.iter().map(value_to_plain).collect::<Option<_>>()?),
         Value::Dict(pairs) => {
-            let mut fields = serde_json::Map::new();
+            let mut fields = Map::new();
             for (key, value) in pairs {
                 let Value::Str(key) = key else { return None };
-                if fields.insert(key.clone(), to_run_state(value)?).is_some() {
+                if fields.insert(key.clone(), value_to_plain(value)?).is_some() {
                     return None;
                 }
             }

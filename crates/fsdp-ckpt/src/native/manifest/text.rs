@@ -131,12 +131,12 @@ pub(super) fn read(text: &[u8]) -> Result<Manifest, NativeFault> {
 /// The text of a manifest, to be sealed.
 pub(super) fn write(manifest: &Manifest) -> Result<ManifestText, NativeFault> {
     let tensor = |(name, tensor): (&String, &ManifestTensor)| {
-        let spec =
-            TensorSpec { name: name.clone(), dtype: tensor.dtype, shape: tensor.shape.clone() };
+        let spec = TensorSpec { name: name.clone(), dtype: tensor.dtype, shape: tensor.shape.clone() };
         (name.clone(), tensor_text(&spec, &tensor.path, tensor.role))
     };
     let value = |(name, object): (&String, &Object)| {
-        let value = values::to_json(&object.value).ok_or_else(|| NativeFault::TooDeep { name: name.clone() })?;
+        let value =
+            values::to_json(&object.value).ok_or_else(|| NativeFault::TooDeep { name: name.clone() })?;
         let path = object.path.iter().map(KeyText::of).collect();
         Ok((name.clone(), ObjectText { path, role: object.role.into(), value }))
     };

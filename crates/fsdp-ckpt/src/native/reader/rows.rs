@@ -96,7 +96,8 @@ impl NativeReader {
     ) -> Result<(), Error> {
         let shard = &self.manifest().files[place.file].shards[place.shard];
         let rows = shard.chunk(chunk);
-        let start = place.offset + (rows.start - shard.rows.start) as u64 * row_bytes;
+        let start =
+            self.offsets[place.file][place.shard] + (rows.start - shard.rows.start) as u64 * row_bytes;
         let len = rows.len() as u64 * row_bytes;
         let (mut got, mut at) = (DigestKind::Crc64.empty(), 0);
         while at < len {

@@ -1,0 +1,223 @@
+//! The proof that the chunks of a tensor hold each of its elements exactly once.
+//!
+//! It is exact, needs no data and names the first element (in C order) that is missing or doubled. Flat
+//! ranges alone are sorted and walked. As soon as a box is among them, everything becomes boxes (a flat range
+//! is a few of them) and each dimension is swept in turn: between two neighbouring cuts of a dimension the
+//! boxes that cross do not change, so one sweep of the next dimension stands for all indices between.
+//! Grids of thousands of chunks take as many steps as there are chunks, times the number of dimensions.
+
+use std::{ops::Range, path::PathBuf};
+
+use super::{Checkpoint, Chunk, Region, Source, Tensor, join, region::element_count};
+use crate::error::{CoverageFault, Error};
+
+impl Checkpoint {
+    /// Proves that the chunks of every tensor hold each of its elements exactly once.
+    ///
+    /// # Errors
+    /// As [`Tensor::check_coverage`], for the first tensor in name order that is not whole.
+    pub fn check_coverage(&self) -> Result<(), Error> {
+        self.tensors.values().try_for_each(|tensor| tensor.check_coverage(&self.sources))
+    }
+}
+
+impl Tensor {
+    /// Proves that the chunks hold each element of the tensor exactly once, inside their sources.
+    ///
+    /// # Errors
+    /// [`Error::Coverage`] names the first elements in C order that no chunk or more than one chunk holds, or
+    /// a chunk that reaches out of the tensor or out of its file.
+    ///
+    /// # Panics
+    /// When a chunk names a source that `sources` does not have.
+    pub fn check_coverage(&self, sources: &[Source]) -> Result<(), Error> {
+        self.find_fault(sources).map_or(Ok(()), |fault| Err(Error::Coverage(fault)))
+    }
+
+    fn find_fault(&self, sources: &[Source]) -> Option<CoverageFault> {
+        let tensor = || join(&self.path);
+        for chunk in &self.chunks {
+            let source = &sources[chunk.source];
+            if !chunk.region.is_inside(&self.shape) {
+                return Some(CoverageFault::OutsideTensor {
+                    tensor: tensor(),
+                    region: format!("{:?}", chunk.region),
+                    shape: self.shape.clone(),
+                    file: source.path().clone(),
+                });
+            }
+            let len = source.len_max();
+            let end = end_in_source(chunk, self.dtype.size_bytes() as u64);
+            if end.is_none_or(|end| end > len) {
+                let file = source.path().clone();
+                return Some(CoverageFault::OutsideSource {
+                    tensor: tensor(),
+                    file,
+                    offset: chunk.offset,
+                    len,
+                });
+            }
+        }
+        let file = |chunk: usize| sources[self.chunks[chunk].source].path().clone();
+        let (elements, holders) = first_fault(&self.shape, &self.chunks)?;
+        let (tensor, shape) = (tensor(), self.shape.clone());
+        Some(match holders {
+            None => CoverageFault::Missing { tensor, shape, elements, files: self.files(sources) },
+            Some((first, second)) => {
+                CoverageFault::Doubled { tensor, shape, elements, first: file(first), second: file(second) }
+            }
+        })
+    }
+
+    /// The files of the chunks, each once.
+    fn files(&self, sources: &[Source]) -> Vec<PathBuf> {
+        let mut files: Vec<PathBuf> = self.chunks.iter().map(|c| sources[c.source].path().clone()).collect();
+        files.sort();
+        files.dedup();
+        files
+    }
+}
+
+/// One byte past the last one of a chunk in its source; `None` where that does not fit 64 bits.
+fn end_in_source(chunk: &Chunk, element_bytes: u64) -> Option<u64> {
+    if chunk.region.is_empty() {
+        return Some(chunk.offset);
+    }
+    let elements = match &chunk.region {
+        Region::Flat(range) => range.end - range.start,
+        Region::Box { sizes, strides, .. } => {
+            sizes.iter().zip(strides).try_fold(1u64, |end, (size, stride)| {
+                size.checked_sub(1)?.checked_mul(*stride)?.checked_add(end)
+            })?
+        }
+    };
+    elements.checked_mul(element_bytes)?.checked_add(chunk.offset)
+}
+
+/// Elements with a fault, with two chunks that both hold them; `None` in place of these when no chunk does.
+type Fault = (Range<u64>, Option<(usize, usize)>);
+
+/// The first fault in C order. All chunks lie inside the shape.
+fn first_fault(shape: &[u64], chunks: &[Chunk]) -> Option<Fault> {
+    let len = element_count(shape)?;
+    if len == 0 {
+        return None;
+    }
+    let mut flats = Vec::new();
+    let mut boxes = Vec::new();
+    for (index, chunk) in chunks.iter().enumerate() {
+        match chunk.region.clone().simplified(shape) {
+            Region::Flat(range) if range.is_empty() => {}
+            Region::Flat(range) => flats.push((range, index)),
+            Region::Box { offsets, sizes, .. } => {
+                let bounds = offsets.iter().zip(&sizes).map(|(offset, size)| *offset..offset + size);
+                boxes.push(Piece { chunk: index, bounds: bounds.collect() });
+            }
+        }
+    }
+    if boxes.is_empty() {
+        return first_flat_fault(len, flats);
+    }
+    for (range, chunk) in flats {
+        split_into_boxes(range, shape, &mut Vec::new(), &mut |bounds| boxes.push(Piece { chunk, bounds }));
+    }
+    // Dimensions of one index decide nothing; without them, 64 dimensions are the most that there can be.
+    let wide: Vec<usize> = (0..shape.len()).filter(|dim| shape[*dim] != 1).collect();
+    for piece in &mut boxes {
+        piece.bounds = wide.iter().map(|dim| piece.bounds[*dim].clone()).collect();
+    }
+    let shape: Vec<u64> = wide.iter().map(|dim| shape[*dim]).collect();
+    let all: Vec<&Piece> = boxes.iter().collect();
+    first_box_fault(&shape, 0, &all, 0)
+}
+
+fn first_flat_fault(len: u64, mut flats: Vec<(Range<u64>, usize)>) -> Option<Fault> {
+    flats.sort_by_key(|(range, chunk)| (range.start, range.end, *chunk));
+    let mut covered = 0;
+    let mut last = 0;
+    for (range, chunk) in flats {
+        if range.start > covered {
+            return Some((covered..range.start, None));
+        }
+        if range.start < covered {
+            return Some((range.start..range.end.min(covered), Some((last, chunk))));
+        }
+        (covered, last) = (range.end, chunk);
+    }
+    (covered < len).then_some((covered..len, None))
+}
+
+/// A box of a chunk.
+struct Piece {
+    chunk: usize,
+    bounds: Vec<Range<u64>>,
+}
+
+/// Gives the boxes that a flat range consists of: at most two parts of a row per dimension, and whole rows.
+fn split_into_boxes(
+    range: Range<u64>,
+    shape: &[u64],
+    prefix: &mut Vec<Range<u64>>,
+    give: &mut dyn FnMut(Vec<Range<u64>>),
+) {
+    let Some((_, rest)) = shape.split_first() else { return give(prefix.clone()) };
+    let inner: u64 = rest.iter().product();
+    let mut at = range.start;
+    while at < range.end {
+        let row = at / inner;
+        if at.is_multiple_of(inner) && range.end - at >= inner {
+            let end = range.end / inner;
+            give(
+                prefix
+                    .iter()
+                    .cloned()
+                    .chain(std::iter::once(row..end))
+                    .chain(rest.iter().map(|dim| 0..*dim))
+                    .collect(),
+            );
+            at = end * inner;
+        } else {
+            let end = range.end.min((row + 1) * inner);
+            prefix.push(row..row + 1);
+            split_into_boxes(at - row * inner..end - row * inner, rest, prefix, give);
+            prefix.pop();
+            at = end;
+        }
+    }
+}
+
+/// The first fault among the indices that share all dimensions before `dim`; `base` is the flat index of the
+/// first of them, and all pieces cross them.
+fn first_box_fault(shape: &[u64], dim: usize, pieces: &[&Piece], base: u64) -> Option<Fault> {
+    let inner: u64 = shape[dim + 1..].iter().product();
+    let mut waiting = pieces.to_vec();
+    waiting.sort_by_key(|piece| std::cmp::Reverse((piece.bounds[dim].start, piece.chunk)));
+    let mut crossing: Vec<&Piece> = Vec::new();
+    let mut at = 0;
+    while at < shape[dim] {
+        crossing.retain(|piece| piece.bounds[dim].end > at);
+        while let Some(piece) = waiting.pop_if(|piece| piece.bounds[dim].start <= at) {
+            crossing.push(piece);
+        }
+        let ends = crossing.iter().map(|piece| piece.bounds[dim].end);
+        let next =
+            ends.chain(waiting.last().map(|piece| piece.bounds[dim].start)).min().unwrap_or(shape[dim]);
+        let run = base + at * inner..base + next * inner;
+        if crossing.is_empty() {
+            return Some((run, None));
+        }
+        let fault = if dim + 1 < shape.len() {
+            first_box_fault(shape, dim + 1, &crossing, run.start)
+        } else {
+            (crossing.len() > 1).then(|| (run, Some((crossing[0].chunk, crossing[1].chunk))))
+        };
+        if fault.is_some() {
+            return fault;
+        }
+        at = next;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests;

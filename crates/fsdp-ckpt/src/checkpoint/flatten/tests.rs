@@ -1,0 +1,160 @@
+//! Flattening against the rule said slowly, nesting as its reverse, and what each refuses.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A nested state dict whose tensors are numbers.
+#[derive(Clone, Debug, PartialEq)]
+enum Node {
+    Tensor(u32),
+    Tuple(Vec<Node>),
+    Number(i64),
+    List(Vec<Node>),
+    Dict(Vec<(Value, Node)>),
+}
+
+impl Nested for Node {
+    fn nesting(&self) -> Nesting<'_, Node> {
+        match self {
+            Node::Tensor(_) => Nesting::Tensor,
+            Node::Tuple(_) | Node::Number(_) => Nesting::Other,
+            Node::List(items) => Nesting::List(items),
+            Node::Dict(items) => Nesting::Dict(items),
+        }
+    }
+}
+
+fn text(name: &str) -> Value {
+    Value::Str(name.to_owned())
+}
+
+fn name(name: &str) -> Key {
+    Key::Name(name.to_owned())
+}
+
+/// Trees with keys that are unique as text and hold no dots, so that no two leaves have one name.
+fn nodes() -> impl Strategy<Value = Node> {
+    let leaf = prop_oneof![
+        any::<u32>().prop_map(Node::Tensor),
+        any::<i64>().prop_map(Node::Number),
+        any::<u32>().prop_map(|t| Node::Tuple(vec![Node::Tensor(t), Node::Dict(vec![])])),
+    ];
+    leaf.prop_recursive(4, 32, 4, |inner| {
+        let items = prop::collection::vec(inner.clone(), 0..4);
+        prop_oneof![items.prop_map(Node::List), dicts(inner)]
+    })
+}
+
+fn dicts(inner: impl Strategy<Value = Node>) -> impl Strategy<Value = Node> {
+    prop::collection::vec((any::<bool>(), inner), 0..4).prop_map(|items| {
+        let key =
+            |(i, is_text): (usize, bool)| if is_text { text(&format!("k{i}")) } else { Value::Int(i as i64) };
+        Node::Dict(
+            items.into_iter().enumerate().map(|(i, (is_text, item))| (key((i, is_text)), item)).collect(),
+        )
+    })
+}
+
+/// Whether a list is descended, said as the rule is.
+fn is_descended(items: &[Node]) -> bool {
+    items.iter().any(|item| match item {
+        Node::Tensor(_) | Node::Dict(_) => true,
+        Node::List(inner) => is_descended(inner),
+        _ => false,
+    })
+}
+
+/// What is left of a tree when empty dicts vanish and keys become text: `None` for nothing at all.
+fn without_empty(node: &Node) -> Option<Tree<Node>> {
+    match node {
+        Node::Dict(items) => {
+            let items: Vec<_> = items
+                .iter()
+                .filter_map(|(key, item)| {
+                    let name = match key {
+                        Value::Str(text) => text.clone(),
+                        Value::Int(number) => format!("{number}"),
+                        other => panic!("{other:?} is not generated"),
+                    };
+                    Some((name, without_empty(item)?))
+                })
+                .collect();
+            (!items.is_empty()).then_some(Tree::Dict(items))
+        }
+        Node::List(items) if is_descended(items) => {
+            let mut items: Vec<_> = items.iter().map(without_empty).collect();
+            while items.last().is_some_and(Option::is_none) {
+                items.pop();
+            }
+            (!items.is_empty()).then_some(Tree::List(items))
+        }
+        leaf => Some(Tree::Leaf(leaf.clone())),
+    }
+}
+
+proptest! {
+    #[test]
+    fn nesting_flat_names_gives_the_tree_without_what_vanishes(root in dicts(nodes())) {
+        let flat = flatten(&root).unwrap();
+        for (path, leaf) in &flat {
+            prop_assert!(!matches!(leaf, Node::Dict(_) | Node::Tensor(_)) || matches!(leaf, Node::Tensor(_)));
+            prop_assert!(matches!(path[0], Key::Name(_)));
+        }
+        let nested = nest(flat.iter().map(|(path, leaf)| (path.clone(), (*leaf).clone()))).unwrap();
+        let expected = without_empty(&root).unwrap_or(Tree::Dict(vec![]));
+        prop_assert_eq!(nested, expected);
+    }
+}
+
+#[test]
+fn names_follow_the_rule_of_distributed_checkpoints() {
+    let state = Node::Dict(vec![
+        (text("model"), Node::Dict(vec![(text("w.x"), Node::Tensor(1)), (Value::Int(7), Node::Number(2))])),
+        (text("empty"), Node::Dict(vec![])),
+        (text("numbers"), Node::List(vec![Node::Number(1), Node::List(vec![Node::Number(2)])])),
+        (text("mixed"), Node::List(vec![Node::List(vec![Node::Tensor(3)]), Node::Number(4)])),
+        (text("tuple"), Node::Tuple(vec![Node::Tensor(5)])),
+        (text("groups"), Node::List(vec![Node::Dict(vec![(Value::Bool(true), Node::Number(6))])])),
+    ]);
+    let names: Vec<String> = flatten(&state).unwrap().iter().map(|(path, _)| join(path)).collect();
+    assert_eq!(names, ["model.w.x", "model.7", "numbers", "mixed.0.0", "mixed.1", "tuple", "groups.0.True"]);
+}
+
+#[test]
+fn plain_values_are_nested_too() {
+    let value = Value::Dict(vec![(text("a"), Value::Dict(vec![(Value::None, Value::Int(1))]))]);
+    let leaves = flatten(&value).unwrap();
+    assert_eq!(leaves, [(vec![name("a"), name("None")], &Value::Int(1))]);
+    assert!(flatten(&Value::Dict(vec![])).unwrap().is_empty());
+}
+
+#[test]
+fn refuses_roots_keys_and_names_that_lead_nowhere() {
+    assert_eq!(flatten(&Node::Tensor(1)), Err(NestingFault::NoDict));
+    let odd = Node::Dict(vec![(text("a"), Node::Dict(vec![(Value::Tuple(vec![]), Node::Number(1))]))]);
+    assert_eq!(flatten(&odd), Err(NestingFault::UnsupportedKey { at: "a".into(), key: "Tuple([])".into() }));
+    let twice = Node::Dict(vec![
+        (text("a.b"), Node::Number(1)),
+        (text("a"), Node::Dict(vec![(text("b"), Node::Number(2))])),
+    ]);
+    assert_eq!(flatten(&twice), Err(NestingFault::DuplicateName { name: "a.b".into() }));
+    let twice = Node::Dict(vec![(text("1"), Node::Number(1)), (Value::Int(1), Node::Number(2))]);
+    assert_eq!(flatten(&twice), Err(NestingFault::DuplicateName { name: "1".into() }));
+}
+
+#[test]
+fn refuses_paths_that_do_not_nest() {
+    let both = [(vec![name("a"), name("b")], 1), (vec![name("a"), Key::Index(0)], 2)];
+    assert_eq!(nest(both), Err(NestingFault::TwoKinds { at: "a".into(), name: "a.0".into() }));
+    let below_a_leaf = [(vec![name("a")], 1), (vec![name("a"), name("b")], 2)];
+    assert_eq!(nest(below_a_leaf), Err(NestingFault::TwoKinds { at: "a".into(), name: "a.b".into() }));
+    let above_a_leaf = [(vec![name("a"), name("b")], 1), (vec![name("a")], 2)];
+    assert_eq!(nest(above_a_leaf), Err(NestingFault::TwoKinds { at: "a".into(), name: "a".into() }));
+    assert!(matches!(nest([(vec![], 1)]), Err(NestingFault::TwoKinds { .. })));
+    assert!(matches!(nest([(vec![Key::Index(0)], 1)]), Err(NestingFault::TwoKinds { .. })));
+    let far = [(vec![name("a"), Key::Index(u64::MAX)], 1)];
+    assert_eq!(nest(far), Err(NestingFault::ItemsMissing { index: u64::MAX, limit: 4096 }));
+    let empty: [(Vec<Key>, u8); 0] = [];
+    assert_eq!(nest(empty), Ok(Tree::Dict(vec![])));
+}

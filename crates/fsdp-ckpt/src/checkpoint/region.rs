@@ -1,0 +1,175 @@
+//! Regions of tensors: how many elements, whether they lie inside, and the simplest form of each.
+//!
+//! Nearly all boxes of real checkpoints are whole rows or whole tensors. Those become flat ranges here, so
+//! that whoever moves bytes has one simple case to be fast in.
+
+use super::Region;
+
+impl Region {
+    /// A box whose elements lie in C order one after another.
+    ///
+    /// # Panics
+    /// When `offsets` and `sizes` differ in length.
+    pub fn packed(offsets: Vec<u64>, sizes: Vec<u64>) -> Region {
+        assert_eq!(offsets.len(), sizes.len(), "a box has an offset and a size in each dimension");
+        let strides = packed_strides(&sizes);
+        Region::Box { offsets, sizes, strides }
+    }
+
+    /// Number of elements; `None` where it does not fit 64 bits.
+    pub fn len(&self) -> Option<u64> {
+        match self {
+            Region::Flat(range) => Some(range.end.saturating_sub(range.start)),
+            Region::Box { sizes, .. } => element_count(sizes),
+        }
+    }
+
+    /// Whether there are no elements in it.
+    pub fn is_empty(&self) -> bool {
+        self.len() == Some(0)
+    }
+
+    /// Whether all of it lies in a tensor of this shape, and a box has an offset, a size and a stride in each
+    /// dimension. An empty region may lie at the very end.
+    pub fn is_inside(&self, shape: &[u64]) -> bool {
+        match self {
+            Region::Flat(range) => {
+                range.start <= range.end && element_count(shape).is_some_and(|len| range.end <= len)
+            }
+            Region::Box { offsets, sizes, strides } => {
+                let dims = shape.len();
+                let ends = offsets.iter().zip(sizes).map(|(offset, size)| offset.checked_add(*size));
+                offsets.len() == dims
+                    && sizes.len() == dims
+                    && strides.len() == dims
+                    && ends.zip(shape).all(|(end, dim)| end.is_some_and(|end| end <= *dim))
+            }
+        }
+    }
+
+    /// The same elements in the same order, as a flat range where they lie together both in the tensor and in
+    /// the source. An empty region becomes `Flat(0..0)`.
+    ///
+    /// The region must lie inside a tensor of this shape; another one comes back as it is.
+    pub fn simplified(self, shape: &[u64]) -> Region {
+        if !self.is_inside(shape) {
+            return self;
+        }
+        if self.is_empty() {
+            return Region::Flat(0..0);
+        }
+        match &self {
+            Region::Box { offsets, sizes, strides } if lies_packed(sizes, strides) => {
+                flat_run(offsets, sizes, shape).map_or(self, Region::Flat)
+            }
+            _ => self,
+        }
+    }
+}
+
+/// Elements of a tensor or box; `None` where the number does not fit 64 bits.
+pub(crate) fn element_count(sizes: &[u64]) -> Option<u64> {
+    if sizes.contains(&0) { Some(0) } else { sizes.iter().try_fold(1u64, |len, &size| len.checked_mul(size)) }
+}
+
+/// Strides of a box whose elements follow each other in C order.
+fn packed_strides(sizes: &[u64]) -> Vec<u64> {
+    let mut strides = vec![1; sizes.len()];
+    for dim in (1..sizes.len()).rev() {
+        // Saturates only for sizes that no file holds; such a box is found by its length.
+        strides[dim - 1] = sizes[dim].max(1).saturating_mul(strides[dim]);
+    }
+    strides
+}
+
+/// Whether a box that is not empty lies in C order in its source. Strides of dimensions of size 1 do not matter.
+fn lies_packed(sizes: &[u64], strides: &[u64]) -> bool {
+    let packed = packed_strides(sizes);
+    sizes
+        .iter()
+        .zip(strides.iter().zip(packed))
+        .all(|(size, (stride, packed))| *size == 1 || *stride == packed)
+}
+
+/// The flat range of a box that is not empty, if its elements are one run of the tensor: below the first
+/// dimension of size other than 1, it spans the tensor.
+fn flat_run(offsets: &[u64], sizes: &[u64], shape: &[u64]) -> Option<std::ops::Range<u64>> {
+    let first = sizes.iter().position(|size| *size != 1).unwrap_or(sizes.len());
+    let spans = sizes.iter().zip(shape).skip(first + 1).all(|(size, dim)| size == dim);
+    if !spans {
+        return None;
+    }
+    let start = offsets.iter().zip(shape).fold(0, |flat, (offset, dim)| flat * dim + offset);
+    Some(start..start + sizes.iter().product::<u64>())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Every element of a box as (flat index in the tensor, distance in the source), by counting.
+    fn elements(offsets: &[u64], sizes: &[u64], strides: &[u64], shape: &[u64]) -> Vec<(u64, u64)> {
+        let mut found = vec![(0, 0)];
+        for dim in 0..shape.len() {
+            let mut longer = Vec::new();
+            for (flat, at) in found {
+                for i in 0..sizes[dim] {
+                    longer.push((flat * shape[dim] + offsets[dim] + i, at + i * strides[dim]));
+                }
+            }
+            found = longer;
+        }
+        found
+    }
+
+    fn boxes() -> impl Strategy<Value = (Vec<u64>, Vec<u64>, Vec<u64>, Vec<u64>)> {
+        let dim = (1u64..4).prop_flat_map(|dim| {
+            (0..=dim).prop_flat_map(move |offset| (0..=dim - offset, Just((dim, offset)), 0u64..13))
+        });
+        prop::collection::vec(dim, 0..4).prop_flat_map(|dims| {
+            let sizes: Vec<u64> = dims.iter().map(|d| d.0).collect();
+            let packed = packed_strides(&sizes);
+            let strides: Vec<u64> = dims.iter().map(|d| d.2).collect();
+            let shape: Vec<u64> = dims.iter().map(|d| d.1.0).collect();
+            let offsets: Vec<u64> = dims.iter().map(|d| d.1.1).collect();
+            (Just(offsets), Just(sizes), prop_oneof![Just(strides), Just(packed)], Just(shape))
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_box_becomes_flat_exactly_when_its_elements_lie_together(
+            (offsets, sizes, strides, shape) in boxes(),
+        ) {
+            let all = elements(&offsets, &sizes, &strides, &shape);
+            let together = all.windows(2).all(|two| two[1].0 == two[0].0 + 1 && two[1].1 == two[0].1 + 1);
+            let region = Region::Box { offsets, sizes, strides };
+            prop_assert!(region.is_inside(&shape));
+            prop_assert_eq!(region.len(), Some(all.len() as u64));
+            let expected = match all.first() {
+                None => Region::Flat(0..0),
+                Some(first) if together => Region::Flat(first.0..first.0 + all.len() as u64),
+                Some(_) => region.clone(),
+            };
+            prop_assert_eq!(region.simplified(&shape), expected);
+        }
+    }
+
+    #[test]
+    fn a_scalar_is_one_flat_element() {
+        assert_eq!(Region::packed(vec![], vec![]).simplified(&[]), Region::Flat(0..1));
+    }
+
+    #[test]
+    fn regions_outside_their_tensor_stay_as_they_are() {
+        let outside = Region::packed(vec![3, 0], vec![2, 4]);
+        assert!(!outside.is_inside(&[4, 4]));
+        assert_eq!(outside.clone().simplified(&[4, 4]), outside);
+        assert!(!Region::packed(vec![0], vec![4]).is_inside(&[4, 4]));
+        assert!(!Region::packed(vec![u64::MAX], vec![2]).is_inside(&[4]));
+        assert!(!Region::Flat(0..17).is_inside(&[4, 4]));
+        assert_eq!(Region::packed(vec![0, 0], vec![u64::MAX, 3]).len(), None);
+    }
+}

@@ -1,0 +1,169 @@
+//! What tensors and values are to training, judged by their names alone.
+//!
+//! Readers of formats that know better (which file a tensor came from, what a manifest says) set roles
+//! themselves. Names decide by the usual top-level keys: an optimizer lies under a key such as `optim`; if there is a key such
+//! as `model`, only what is under it is the model; else every tensor that is not the optimizer's is.
+
+use super::{Checkpoint, Key, Role};
+
+/// First steps of paths that lead to an optimizer.
+const OPTIMIZER_STEPS: [&str; 9] = [
+    "optim",
+    "optimizer",
+    "optimizers",
+    "optim_state",
+    "optim_state_dict",
+    "optimizer_state",
+    "optimizer_states",
+    "optimizer_state_dict",
+    "optimizer_states_dict",
+];
+
+/// First steps of paths that lead to a model, where there is anything beside it.
+const MODEL_STEPS: [&str; 5] = ["model", "model_state", "model_state_dict", "module", "state_dict"];
+
+/// What follows the first step in names of optimizers that were flattened before they were saved.
+const FLAT_OPTIMIZER_STEPS: [&str; 2] = ["state", "param_groups"];
+
+/// How the names of one checkpoint tell roles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Roles {
+    has_model_step: bool,
+    is_bare_optimizer: bool,
+}
+
+impl Roles {
+    /// Looks at the paths of all tensors and values of a checkpoint.
+    pub fn of_paths<'a>(paths: impl IntoIterator<Item = &'a [Key]>) -> Roles {
+        let mut roles = Roles { has_model_step: false, is_bare_optimizer: false };
+        for path in paths {
+            let first = first_step(path);
+            roles.has_model_step |= path.len() > 1 && MODEL_STEPS.contains(&first);
+            roles.is_bare_optimizer |= path.len() > 1 && first == "param_groups";
+        }
+        roles
+    }
+
+    /// The role of a tensor.
+    pub fn of_tensor(&self, path: &[Key]) -> Role {
+        if self.is_optimizer(path) {
+            Role::Optimizer
+        } else if self.is_model(path) || !self.has_model_step {
+            Role::Model
+        } else {
+            Role::Other
+        }
+    }
+
+    /// The role of a value that is not a tensor.
+    pub fn of_value(&self, path: &[Key]) -> Role {
+        if self.is_optimizer(path) {
+            Role::Optimizer
+        } else if self.is_model(path) {
+            Role::Model
+        } else {
+            Role::Other
+        }
+    }
+
+    fn is_model(&self, path: &[Key]) -> bool {
+        self.has_model_step && path.len() > 1 && MODEL_STEPS.contains(&first_step(path))
+    }
+
+    fn is_optimizer(&self, path: &[Key]) -> bool {
+        let first = first_step(path);
+        match path.len() {
+            // A name that was flattened before it was saved: `optim.state.layer.weight.exp_avg`.
+            1 => first.split_once('.').is_some_and(|(first, rest)| {
+                let second = rest.split('.').next().unwrap_or(rest);
+                OPTIMIZER_STEPS.contains(&first) && FLAT_OPTIMIZER_STEPS.contains(&second)
+            }),
+            // A state dict of an optimizer alone: `state` beside `param_groups`.
+            _ if self.is_bare_optimizer && FLAT_OPTIMIZER_STEPS.contains(&first) => true,
+            _ => OPTIMIZER_STEPS.contains(&first),
+        }
+    }
+}
+
+fn first_step(path: &[Key]) -> &str {
+    match path.first() {
+        Some(Key::Name(name)) => name,
+        _ => "",
+    }
+}
+
+impl Checkpoint {
+    /// Sets the role of every tensor and value by its name.
+    pub fn assign_roles(&mut self) {
+        let tensors = self.tensors.values().map(|tensor| &tensor.path[..]);
+        let roles = Roles::of_paths(tensors.chain(self.values.values().map(|object| &object.path[..])));
+        self.tensors.values_mut().for_each(|tensor| tensor.role = roles.of_tensor(&tensor.path));
+        self.values.values_mut().for_each(|object| object.role = roles.of_value(&object.path));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::checkpoint::{Object, Value, join};
+
+    fn path(steps: &[&str]) -> Vec<Key> {
+        steps.iter().map(|step| Key::Name((*step).to_owned())).collect()
+    }
+
+    /// Roles of paths, all of them those of values.
+    fn roles(paths: &[&[&str]]) -> Vec<(Role, Role)> {
+        let paths: Vec<Vec<Key>> = paths.iter().map(|steps| path(steps)).collect();
+        let roles = Roles::of_paths(paths.iter().map(|path| &path[..]));
+        paths.iter().map(|path| (roles.of_tensor(path), roles.of_value(path))).collect()
+    }
+
+    #[test]
+    fn a_model_beside_an_optimizer_leaves_the_rest_as_other() {
+        let names: [&[&str]; 3] = [&["model", "w"], &["optim", "state", "w", "exp_avg"], &["rng"]];
+        let expected =
+            [(Role::Model, Role::Model), (Role::Optimizer, Role::Optimizer), (Role::Other, Role::Other)];
+        assert_eq!(roles(&names), expected);
+    }
+
+    #[test]
+    fn without_a_key_for_the_model_every_other_tensor_is_the_models() {
+        let names: [&[&str]; 3] = [&["layers.0.weight"], &["optimizer", "param_groups"], &["train_state"]];
+        let expected =
+            [(Role::Model, Role::Other), (Role::Optimizer, Role::Optimizer), (Role::Model, Role::Other)];
+        assert_eq!(roles(&names), expected);
+    }
+
+    #[test]
+    fn dotted_names_of_one_step_are_no_top_level_keys() {
+        let names: [&[&str]; 3] =
+            [&["model.embed.weight"], &["lm_head.weight"], &["optim.state.lm_head.step"]];
+        let tensors: Vec<Role> = roles(&names).into_iter().map(|(tensor, _)| tensor).collect();
+        assert_eq!(tensors, [Role::Model, Role::Model, Role::Optimizer]);
+        assert_eq!(roles(&[&["optim.weight"]])[0].0, Role::Model);
+        assert_eq!(roles(&[&["model"]])[0].0, Role::Model);
+    }
+
+    #[test]
+    fn a_state_dict_of_an_optimizer_alone_is_known_by_its_groups() {
+        let names: [&[&str]; 2] = [&["state", "0", "exp_avg"], &["param_groups", "0", "lr"]];
+        assert!(roles(&names).iter().all(|role| *role == (Role::Optimizer, Role::Optimizer)));
+        assert_eq!(roles(&[&["state", "0", "exp_avg"]])[0].0, Role::Model);
+    }
+
+    #[test]
+    fn assigns_roles_to_all_of_a_checkpoint() {
+        let object = |steps: &[&str]| {
+            let path = path(steps);
+            (join(&path), Object { path, role: Role::Other, value: Value::None })
+        };
+        let values =
+            BTreeMap::from([object(&["model", "extra"]), object(&["optim", "lr"]), object(&["step"])]);
+        let mut checkpoint = Checkpoint { values, ..Checkpoint::default() };
+        checkpoint.assign_roles();
+        let roles: Vec<Role> = checkpoint.values.values().map(|object| object.role).collect();
+        assert_eq!(roles, [Role::Model, Role::Optimizer, Role::Other]);
+    }
+}
