@@ -95,8 +95,12 @@ struct Case {
 impl Case {
     fn job(&self, out: &Path, data: &Path, more: &[&str], every: u64) -> Job<HfModel> {
         let vocab = if self.model == LLAMA { 61 } else { 53 };
-        let own =
-            [format!("run.out_dir={}", out.display()), format!("train.steps={}", self.steps), format!("checkpoint.every={every}")];
+        let own = [
+            format!("run.out_dir={}", out.display()),
+            format!("train.steps={}", self.steps),
+            format!("checkpoint.every={every}"),
+            "checkpoint.keep_last=0".to_owned(),
+        ];
         let own = own.iter().map(String::as_str);
         let overrides: Vec<&str> = self.settings.iter().chain(more).copied().chain(own).collect();
         job(self.model, config(data, vocab, &overrides))
@@ -111,7 +115,8 @@ impl Case {
         let first = Told { stop_after: self.is_stopped.then_some(self.cut), ..Told::default() };
         // A stop is seen at the begin of the next step, which is still done.
         let every = if self.is_stopped { 0 } else { self.cut };
-        let part = run(&self.job(&out("part"), dir.path(), &self.before, every), Resume::Fresh, &first).unwrap();
+        let part =
+            run(&self.job(&out("part"), dir.path(), &self.before, every), Resume::Fresh, &first).unwrap();
         let checkpoint = if self.is_stopped {
             assert_eq!(part.stopped, part.steps < self.steps);
             if !part.stopped {
@@ -137,6 +142,16 @@ impl Case {
     }
 }
 
+/// Stands for the class of a model's layers.
+const WRAP_LAYERS: &str = "layers";
+
+/// The setting that wraps the layers of a model, where it stands for that.
+fn wrapping(model: &str, settings: Vec<&'static str>) -> Vec<&'static str> {
+    let layers =
+        if model == LLAMA { "fsdp.wrap=[\"LlamaDecoderLayer\"]" } else { "fsdp.wrap=[\"GPT2Block\"]" };
+    settings.into_iter().map(|setting| if setting == WRAP_LAYERS { layers } else { setting }).collect()
+}
+
 /// Policies that do not change what is computed.
 fn policies() -> impl Strategy<Value = Vec<&'static str>> {
     let world = select(vec![
@@ -146,17 +161,16 @@ fn policies() -> impl Strategy<Value = Vec<&'static str>> {
         vec!["run.ranks=4", "fsdp.mesh.replicate=2"],
         vec!["run.ranks=8"],
     ]);
-    let wrap = select(vec!["fsdp.wrap=[]", "fsdp.min=1", "fsdp.wrap=[\"Embedding\"]"]);
-    let reshard = select(vec!["\"auto\"", "\"always\"", "\"never\""]).prop_map(|reshard| match reshard {
-        "\"always\"" => "fsdp.reshard_after_forward=\"always\"",
-        "\"never\"" => "fsdp.reshard_after_forward=\"never\"",
-        _ => "fsdp.reshard_after_forward=\"auto\"",
-    });
-    let rest = select(vec!["fsdp.forward_prefetch=0", "fsdp.accumulation=unsharded", "checkpoint.async=false"]);
-    (world, wrap, reshard, rest).prop_map(|(world, wrap, reshard, rest)| {
-        let settings = world.into_iter().chain([wrap, reshard, rest]);
-        settings.filter(|setting| !setting.starts_with("fsdp.min")).collect()
-    })
+    let wrap = select(vec!["fsdp.wrap=[]", WRAP_LAYERS]);
+    let reshard = select(vec![
+        "fsdp.reshard_after_forward=\"auto\"",
+        "fsdp.reshard_after_forward=true",
+        "fsdp.reshard_after_forward=false",
+    ]);
+    let rest =
+        select(vec!["fsdp.forward_prefetch=0", "fsdp.accumulation=\"unsharded\"", "checkpoint.async=false"]);
+    (world, wrap, reshard, rest)
+        .prop_map(|(world, wrap, reshard, rest)| world.into_iter().chain([wrap, reshard, rest]).collect())
 }
 
 fn cases() -> impl Strategy<Value = Case> {
@@ -165,21 +179,27 @@ fn cases() -> impl Strategy<Value = Case> {
         "train.optimizer={name='sgd', lr=0.1, momentum=0.9, dampening=0.1}",
         "train.optimizer={name='sgd', lr=0.1}",
     ]);
-    let dtype = select(vec!["fsdp.param_dtype=f32", "fsdp.param_dtype=bf16", "fsdp.param_dtype=f64"]);
+    let dtype = select(vec![
+        ["fsdp.param_dtype=f32", "fsdp.reduce_dtype=f32"],
+        ["fsdp.param_dtype=bf16", "fsdp.reduce_dtype=f32"],
+        ["fsdp.param_dtype=f64", "fsdp.reduce_dtype=f64"],
+    ]);
     let schedule = select(vec![
         "train.lr_schedule={name='constant'}",
-        "train.lr_schedule={name='warmup-cosine', warmup_steps=2}",
+        "train.lr_schedule={name='linear', warmup_steps=1}",
     ]);
-    let settings = (optimizer, dtype, schedule, any::<bool>()).prop_map(|(optimizer, dtype, schedule, shuffle)| {
-        vec![optimizer, dtype, schedule, if shuffle { "data.shuffle=true" } else { "data.shuffle=false" }]
-    });
+    let settings =
+        (optimizer, dtype, schedule, any::<bool>()).prop_map(|(optimizer, dtype, schedule, shuffle)| {
+            let shuffle = if shuffle { "data.shuffle=true" } else { "data.shuffle=false" };
+            vec![optimizer, dtype[0], dtype[1], schedule, shuffle]
+        });
     let model = select(vec![LLAMA, GPT2]);
     (model, settings, policies(), policies(), 1u64..8, 1u64..4, any::<bool>()).prop_map(
         |(model, settings, before, after, cut, more, is_stopped)| Case {
             model,
             settings,
-            before,
-            after,
+            before: wrapping(model, before),
+            after: wrapping(model, after),
             cut,
             steps: cut + more,
             is_stopped,
@@ -271,17 +291,25 @@ fn going_on_without_a_checkpoint_begins_and_says_so() {
 }
 
 #[test]
-fn another_model_is_refused_with_all_differences() {
+fn another_run_is_refused_with_all_differences() {
     let dir = tempfile::tempdir().unwrap();
     saved_run(dir.path(), &["train.steps=2"]);
-    let other = LLAMA.replace("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 2");
-    let other = job(&other, config(dir.path(), 61, &["train.steps=4", "data.seq_len=6"]));
+    let other = job(LLAMA, config(dir.path(), 61, &["train.steps=4", "data.seq_len=6", "model.seed=3"]));
     let error = run(&other, Resume::Newest, &Told::default()).unwrap_err();
     let TrainError::OtherRun { differences, .. } = &error else { panic!("{error}") };
     let names: Vec<&str> = differences.iter().map(|difference| difference.what.as_str()).collect();
-    assert!(names.contains(&"data.seq_len"), "{names:?}");
-    assert!(names.contains(&"tensor model.layers.2.mlp.up_proj.weight"), "{names:?}");
-    assert!(names.contains(&"tensor optim.state.model.layers.2.mlp.up_proj.weight.exp_avg"), "{names:?}");
+    assert_eq!(names, ["data.seq_len", "model.seed", "content of data.train"]);
+    assert!(error.is_usage());
+}
+
+#[test]
+fn another_model_is_refused_with_its_tensors() {
+    let dir = tempfile::tempdir().unwrap();
+    saved_run(dir.path(), &["train.steps=2"]);
+    let other = LLAMA.replace("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 2");
+    let other = job(&other, config(dir.path(), 61, &[]));
+    let error = run(&other, Resume::Newest, &Told::default()).unwrap_err();
+    assert!(error.to_string().contains("model.layers.2."), "{error}");
     assert!(error.is_usage());
 }
 

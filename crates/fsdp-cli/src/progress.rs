@@ -91,7 +91,9 @@ impl Reporter for Progress {
             Display::Lines { last } => self.line(last, metrics),
         }
         if self.stop.load(Ordering::Relaxed) && !self.has_told_stop.swap(true, Ordering::Relaxed) {
-            self.say("stopping after the step under way; interrupt again to exit at once, with nothing saved");
+            self.say(
+                "stopping after the step under way; interrupt again to exit at once, with nothing saved",
+            );
         }
     }
 

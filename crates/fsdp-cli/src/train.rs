@@ -17,8 +17,8 @@ use crate::args::TrainArgs;
 use crate::error::CliError;
 use crate::progress::Progress;
 use crate::run_setup::RunSetup;
-use crate::trace::{SpanObserver, TraceFile};
 use crate::stop_signal::StopSignal;
+use crate::trace::{SpanObserver, TraceFile};
 use crate::{host, logging, output};
 
 /// `EX_TEMPFAIL` of sysexits.h: the run was told to stop, is saved, and can go on.

@@ -101,6 +101,22 @@ pub enum TrainError {
         /// Why.
         source: io::Error,
     },
+    /// The state of a parameter is of another step than the rest.
+    #[error(
+        "{}: tensor {tensor} says that {got} steps were done, the state of the run says {expected}; \
+         the checkpoint is not the work of one run, go on from another one",
+        path.display()
+    )]
+    OtherStep {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The count of steps of a parameter.
+        tensor: String,
+        /// Steps done by the run.
+        expected: u64,
+        /// Steps that the tensor counts.
+        got: f64,
+    },
     /// A checkpoint does not say how far its run was.
     #[error(
         "{} has no state of a run ({detail}); its tensors can be converted, or trained on with model.init = \

@@ -49,11 +49,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     ///
     /// # Errors
     /// Those of the parts, and [`TrainError::Checkpoint`].
-    pub fn resume(
-        job: &'a Job<A>,
-        seat: Seat<M>,
-        checkpoint: &NativeReader,
-    ) -> Result<Self, TrainError> {
+    pub fn resume(job: &'a Job<A>, seat: Seat<M>, checkpoint: &NativeReader) -> Result<Self, TrainError> {
         let mut engine = Self::connect(job, seat)?;
         restore(&mut engine, checkpoint)?;
         Ok(Self { job, engine })
@@ -151,6 +147,14 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
             asked |= report.stop;
         }
         Ok(Some(Evaluation { loss: sum.value() / targets.max(1) as f64, targets, stop: asked }))
+    }
+
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    /// Those of communication.
+    pub(crate) fn meet(&mut self) -> Result<(), TrainError> {
+        Ok(self.engine.meet()?)
     }
 
     fn set_batches(&mut self, step: u64, batches: Vec<Batch>) -> Result<(), TrainError> {

@@ -1,8 +1,8 @@
 //! A whole training run: the output folder, the loop over steps on every rank, metrics, export.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fsdp_ckpt::export::{ExportPlan, Receipt};
@@ -101,8 +101,8 @@ where
     let start = Start::prepare(job, &table, options)?;
     write_whole(&out_dir.join("resolved.toml"), &job.config.to_toml())?;
     let metrics_path = out_dir.join("metrics.jsonl");
-    let metrics = MetricsWriter::resume(&metrics_path, start.step)
-        .map_err(TrainError::io("write", &metrics_path))?;
+    let metrics =
+        MetricsWriter::resume(&metrics_path, start.step).map_err(TrainError::io("write", &metrics_path))?;
     let model = out_dir.join("model");
     std::fs::create_dir_all(&model).map_err(TrainError::io("create", &model))?;
     let plan = plan_export(&model.join("model.safetensors"), &job.plan.spec, export_dtype(job))?;
@@ -161,9 +161,9 @@ impl<A: Architecture + Clone> Run<'_, A> {
                 self.record(step, report.loss, report.grad_norm, begin.elapsed())?;
             }
             if report.stop || self.job.config.checkpoint.is_due(done, steps) {
-                self.save(&mut saver, &trainer, done)?;
+                self.save(&mut saver, &mut trainer, done)?;
             }
-            self.tell(saver.as_mut().map_or(Ok(None), Saver::poll)?);
+            self.tell(&trainer, saver.as_mut().map_or(Ok(None), Saver::poll)?);
             let every = self.job.config.data.eval_every;
             if done == steps || report.stop || (every > 0 && done.is_multiple_of(every)) {
                 self.evaluate(&mut trainer, done, &mut *observer)?;
@@ -173,7 +173,7 @@ impl<A: Architecture + Clone> Run<'_, A> {
             }
         }
         let receipt = export_model(trainer.engine(), self.plan)?;
-        self.tell(saver.as_mut().map_or(Ok(None), Saver::finish)?);
+        self.finish(&mut saver, &mut trainer)?;
         Ok(RankResult { usage: trainer.usage(), traffic: trainer.traffic(), receipt })
     }
 
@@ -182,19 +182,30 @@ impl<A: Architecture + Clone> Run<'_, A> {
     fn save<M: TrainBackend>(
         &self,
         saver: &mut Option<Saver>,
-        trainer: &RankTrainer<'_, M, A>,
+        trainer: &mut RankTrainer<'_, M, A>,
         step: u64,
     ) -> Result<(), TrainError> {
-        let Some(saver) = saver else { return Ok(()) };
-        let model = self.options.config_json.as_deref();
-        let run = RunState::of(self.job, step, model, &self.start.changes);
-        saver.save(trainer.engine(), &run)?.into_iter().for_each(|saved| self.tell(Some(saved)));
+        if let Some(saver) = saver {
+            let model = self.options.config_json.as_deref();
+            let run = RunState::of(self.job, step, model, &self.start.changes);
+            self.tell(trainer, saver.save(trainer.engine(), &run)?);
+        }
+        if self.job.config.checkpoint.is_async { Ok(()) } else { self.finish(saver, trainer) }
+    }
+
+    /// Waits for the save under way.
+    fn finish<M: TrainBackend>(
+        &self,
+        saver: &mut Option<Saver>,
+        trainer: &mut RankTrainer<'_, M, A>,
+    ) -> Result<(), TrainError> {
+        trainer.meet()?;
+        self.tell(trainer, saver.as_mut().map_or(Ok(None), Saver::finish)?);
         Ok(())
     }
 
-    /// Tells of a complete checkpoint; the rank that commits is the only one that knows of it.
-    fn tell(&self, saved: Option<Saved>) {
-        if let Some(saved) = saved {
+    fn tell<M: TrainBackend>(&self, trainer: &RankTrainer<'_, M, A>, saved: Option<Saved>) {
+        if let Some(saved) = saved.filter(|_| trainer.rank().0 == 0) {
             self.options.reporter.saved(&saved);
         }
     }
@@ -252,7 +263,11 @@ fn export_dtype<A>(job: &Job<A>) -> DType {
 fn summary<A>(
     job: &Job<A>,
     start: &Start,
-    log: Log, ranks: Vec<RankResult>, elapsed: Duration, model: PathBuf) -> Summary {
+    log: Log,
+    ranks: Vec<RankResult>,
+    elapsed: Duration,
+    model: PathBuf,
+) -> Summary {
     let records = &log.records;
     let mut speeds: Vec<f64> =
         records.iter().skip(usize::from(records.len() > 1)).map(|record| record.tokens_per_s).collect();

@@ -5,13 +5,14 @@ use fsdp_core::engine::Engine;
 use fsdp_core::program::Program;
 use fsdp_core::{DType, Memory};
 
-use super::table::{rows_of, state_name, state_rows};
+use super::run_state::RunState;
+use super::table::{STEPS, rows_of, state_name, state_rows};
 use crate::error::TrainError;
 
-/// Reads this rank's parameters and optimizer state.
+/// Reads this rank's parameters and optimizer state, and makes sure that all state is of one step.
 ///
 /// # Errors
-/// [`TrainError::Checkpoint`]: a file that is missing or damaged.
+/// [`TrainError::Checkpoint`]: a file that is missing or damaged. [`TrainError::OtherStep`].
 pub(crate) fn restore<M: Memory, P: Program<M>>(
     engine: &mut Engine<M, P>,
     reader: &NativeReader,
@@ -19,6 +20,15 @@ pub(crate) fn restore<M: Memory, P: Program<M>>(
     let spec = engine.plan().spec.clone();
     let dtype = engine.plan().policy.param_dtype.master();
     let mut rows = Rows { reader, bytes: Vec::new() };
+    let done = RunState::read(reader)?.step;
+    for param in spec.params.iter().filter(|param| param.trainable) {
+        let (name, mut step) = (state_name(param, STEPS), [0.0]);
+        rows.read(&name, 0..1, DType::F32, &mut step)?;
+        if step[0] != f64::from(done as f32) {
+            let path = reader.dir().to_owned();
+            return Err(TrainError::OtherStep { path, tensor: name, expected: done, got: step[0] });
+        }
+    }
     engine.load_params(|piece, values| -> Result<(), TrainError> {
         let param = spec.param(piece.param);
         rows.read(&param.fqn, rows_of(param, piece.param_offset, piece.len), dtype, values)
@@ -48,7 +58,10 @@ impl Rows<'_> {
         match dtype {
             DType::F64 => {
                 let (elements, _) = self.bytes.as_chunks();
-                values.iter_mut().zip(elements).for_each(|(value, &bytes)| *value = f64::from_le_bytes(bytes));
+                values
+                    .iter_mut()
+                    .zip(elements)
+                    .for_each(|(value, &bytes)| *value = f64::from_le_bytes(bytes));
             }
             _ => {
                 let (elements, _) = self.bytes.as_chunks();

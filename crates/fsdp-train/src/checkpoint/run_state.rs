@@ -109,7 +109,7 @@ pub struct Difference {
 
 impl RunState {
     /// The state of a job after `step` steps.
-    pub(super) fn of<A>(job: &Job<A>, step: u64, model: Option<&str>, changes: &[Change]) -> Self {
+    pub(crate) fn of<A>(job: &Job<A>, step: u64, model: Option<&str>, changes: &[Change]) -> Self {
         let config = job.config.to_toml();
         let tokens_per_step = (job.config.train.global_batch_size * job.config.data.seq_len) as u64;
         Self {
@@ -132,7 +132,7 @@ impl RunState {
     pub(super) fn read(reader: &NativeReader) -> Result<Self, TrainError> {
         let value = serde_json::Value::Object(reader.manifest().run_state.clone());
         serde_json::from_value(value).map_err(|error| TrainError::NoRunState {
-            path: reader.path().to_owned(),
+            path: reader.dir().to_owned(),
             detail: error.to_string(),
         })
     }
@@ -177,7 +177,8 @@ impl RunState {
 
 /// Whether a key is one of `keys` or in one of these tables.
 fn is_below(key: &str, keys: &[&str]) -> bool {
-    let below = |table: &&str| key.strip_prefix(**table).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    let below =
+        |table: &&str| key.strip_prefix(*table).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
     keys.iter().any(|table| below(&table))
 }
 

@@ -1,6 +1,6 @@
 //! One rank's saves: a copy of its part of the state is written, in the step or behind the steps that follow.
 //!
-//! At most one save is under way. Its outcome is asked for before every step and at the end: an error in it
+//! Writing is the business of a thread. At most one save is under way. Its outcome is asked for before every step and at the end: an error in it
 //! ends the run, on this rank with its reason and on the others because this one is gone. The rank that
 //! commits (the first) waits for the others in the directory of the checkpoint, never on a communicator, so a
 //! save can not disturb or deadlock a step.
@@ -32,8 +32,6 @@ pub(crate) struct SaveOptions {
     table: StateTable,
     /// Its files.
     plan: SavePlan,
-    /// Whether steps go on while a save is written.
-    is_async: bool,
     /// Checkpoints to keep, if not all.
     keep_last: Option<NonZeroUsize>,
     /// How long ranks wait for each other.
@@ -52,7 +50,6 @@ impl SaveOptions {
             lock,
             table,
             plan,
-            is_async: config.is_async,
             keep_last: NonZeroUsize::new(config.keep_last),
             limit: Duration::from_secs_f64(job.config.run.timeout_s),
         })
@@ -132,7 +129,7 @@ impl Saver {
         })
     }
 
-    /// Saves the state of an engine. Returns checkpoints that became complete meanwhile.
+    /// Begins to save the state of an engine. Returns the former checkpoint, if it was not told of yet.
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`], also that of a former save.
@@ -140,8 +137,8 @@ impl Saver {
         &mut self,
         engine: &Engine<M, P>,
         run: &RunState,
-    ) -> Result<Vec<Saved>, TrainError> {
-        let mut complete = Vec::from_iter(self.finish()?);
+    ) -> Result<Option<Saved>, TrainError> {
+        let complete = self.finish()?;
         let State::Idle(mut snapshot) = std::mem::replace(&mut self.state, State::Failed) else {
             unreachable!("a save that has ended leaves the saver idle or returns its error");
         };
@@ -151,18 +148,12 @@ impl Saver {
         let run = run.clone();
         let write = move || {
             let written = options.write(shard, &snapshot, &run, &cancel);
-            let saved = |path| Saved { step: run.step, path, bytes: options.len_bytes(), elapsed: start.elapsed() };
-            (snapshot, written.map(saved))
+            let (bytes, elapsed) = (options.len_bytes(), start.elapsed());
+            (snapshot, written.map(|path| Saved { step: run.step, path, bytes, elapsed }))
         };
-        if self.options.is_async {
-            let thread = std::thread::Builder::new().name(format!("save {}", self.shard));
-            let thread = thread.spawn(write).map_err(|source| TrainError::SaveThread { source })?;
-            self.state = State::Writing(thread);
-        } else {
-            let (snapshot, result) = write();
-            complete.push(result?);
-            self.state = State::Idle(snapshot);
-        }
+        let thread = std::thread::Builder::new().name(format!("save {}", self.shard));
+        let thread = thread.spawn(write).map_err(|source| TrainError::SaveThread { source })?;
+        self.state = State::Writing(thread);
         Ok(complete)
     }
 
@@ -177,7 +168,8 @@ impl Saver {
         }
     }
 
-    /// Waits for the save under way, if there is one.
+    /// Waits for the save under way, if there is one. All ranks must have begun it, or waiting may keep them from
+    /// it: see [`Engine::meet`].
     ///
     /// # Errors
     /// As [`Saver::poll`].

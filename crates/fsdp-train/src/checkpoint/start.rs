@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use fsdp_ckpt::native::{NativeReader, RunDir, RunLock};
 
-use super::run_state::{Change, Difference, RunState};
+use super::run_state::{Change, RunState};
 use super::table::StateTable;
 use crate::error::TrainError;
 use crate::job::Job;
@@ -107,51 +107,17 @@ fn open<A>(
 ) -> Result<(NativeReader, RunState, Resumed), TrainError> {
     let reader = NativeReader::open(path)?;
     let saved = RunState::read(&reader)?;
-    let mut refused = other_tensors(&reader, table);
     let now = RunState::of(job, saved.step, options.config_json.as_deref(), &[]);
-    let changes = match saved.changes_to(&now) {
-        Ok(changes) => changes,
-        Err(differences) => {
-            refused.splice(0..0, differences);
-            Vec::new()
-        }
-    };
-    if !refused.is_empty() {
-        return Err(TrainError::OtherRun { path: path.to_owned(), differences: refused });
-    }
+    let changes = saved
+        .changes_to(&now)
+        .map_err(|differences| TrainError::OtherRun { path: path.to_owned(), differences })?;
+    reader.check_tensors(table.tensors.iter().map(|tensor| &tensor.spec))?;
     let steps = job.config.train.steps;
     if saved.step >= steps {
         return Err(TrainError::NothingLeft { path: path.to_owned(), done: saved.step, steps });
     }
     let resumed = Resumed { step: saved.step, path: path.to_owned(), changes };
     Ok((reader, saved, resumed))
-}
-
-/// Tensors that the checkpoint lacks, has too many, or has in another shape or type.
-fn other_tensors(reader: &NativeReader, table: &StateTable) -> Vec<Difference> {
-    let text = |dtype, shape: &[usize]| format!("{dtype} {shape:?}");
-    let tensors = &reader.manifest().tensors;
-    let saved = |name: &str| tensors.get(name).map(|tensor| text(tensor.dtype, &tensor.shape));
-    let mut differences: Vec<Difference> = table
-        .tensors
-        .iter()
-        .map(|tensor| (&tensor.spec.name, saved(&tensor.spec.name), text(tensor.spec.dtype, &tensor.spec.shape)))
-        .filter(|(_, saved, given)| saved.as_ref() != Some(given))
-        .map(|(name, saved, given)| Difference {
-            what: format!("tensor {name}"),
-            saved: saved.unwrap_or_default(),
-            given,
-        })
-        .collect();
-    let known: std::collections::BTreeSet<&str> =
-        table.tensors.iter().map(|tensor| tensor.spec.name.as_str()).collect();
-    let extra = tensors.keys().filter(|name| !known.contains(name.as_str()));
-    differences.extend(extra.map(|name| Difference {
-        what: format!("tensor {name}"),
-        saved: saved(name).unwrap_or_default(),
-        given: String::new(),
-    }));
-    differences
 }
 
 /// A run that goes on from an older checkpoint would write those after it again.
@@ -177,7 +143,8 @@ fn is_filled(out_dir: &Path) -> Result<bool, TrainError> {
     for entry in entries {
         let entry = entry.map_err(TrainError::io("open", out_dir))?;
         let is_empty = || fs::read_dir(entry.path()).is_ok_and(|mut entries| entries.next().is_none());
-        if entry.file_name() != RunDir::LOCK_FILE && !(entry.file_name() == RunDir::CHECKPOINTS && is_empty()) {
+        if entry.file_name() != RunDir::LOCK_FILE && !(entry.file_name() == RunDir::CHECKPOINTS && is_empty())
+        {
             return Ok(true);
         }
     }
@@ -200,6 +167,7 @@ fn replace(out_dir: &Path, lock: &RunLock) -> Result<(), TrainError> {
 
 /// Whether two paths lead to one directory.
 fn is_same(a: &Path, b: &Path) -> bool {
-    let dir = |path: &Path| fs::canonicalize(if path.as_os_str().is_empty() { Path::new(".") } else { path }).ok();
+    let dir =
+        |path: &Path| fs::canonicalize(if path.as_os_str().is_empty() { Path::new(".") } else { path }).ok();
     dir(a).is_some() && dir(a) == dir(b)
 }

@@ -61,7 +61,7 @@ fn resuming_cuts_later_steps_and_incomplete_lines() {
     let path = dir.path().join("metrics.jsonl");
     let resume = |text: &str, step| {
         std::fs::write(&path, text).unwrap();
-        MetricsWriter::resume(&path, step).unwrap().write(&metrics(step + 1)).unwrap();
+        MetricsWriter::resume(&path, step).unwrap().write(&metrics(step + 1, None)).unwrap();
         let lines: Vec<Option<u64>> =
             std::fs::read_to_string(&path).unwrap().split_inclusive('\n').map(step_of).collect();
         lines.into_iter().map(|step| step.expect("a line of a step")).collect::<Vec<_>>()
