@@ -11,6 +11,7 @@ mod header_fault;
 mod names;
 mod nesting_fault;
 mod pickle_fault;
+mod plan_fault;
 mod torch_fault;
 mod zip_fault;
 
@@ -22,6 +23,7 @@ pub use header_fault::HeaderFault;
 pub use names::{NameDifferences, ShapeDifference};
 pub use nesting_fault::NestingFault;
 pub use pickle_fault::PickleFault;
+pub use plan_fault::PlanFault;
 pub use torch_fault::TorchFault;
 pub use zip_fault::ZipFault;
 
@@ -57,6 +59,14 @@ pub enum Error {
         path: PathBuf,
         /// The rule of the format that would be broken.
         fault: HeaderFault,
+    },
+    /// What was selected cannot be laid out in a format.
+    #[error("cannot write {format}: {fault}")]
+    CannotPlan {
+        /// The format, in words.
+        format: &'static str,
+        /// What is in the way.
+        fault: PlanFault,
     },
     /// A tensor was asked for that the file, model or plan does not have.
     #[error(

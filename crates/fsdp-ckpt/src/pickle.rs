@@ -16,6 +16,7 @@ mod machine;
 mod opcode;
 mod rebuild;
 mod value;
+pub(crate) mod writer;
 
 #[cfg(test)]
 mod tests;

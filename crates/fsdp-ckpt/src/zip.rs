@@ -9,6 +9,7 @@ mod beginning;
 mod directory;
 mod end;
 mod fields;
+pub(crate) mod writer;
 
 #[cfg(test)]
 mod tests;
