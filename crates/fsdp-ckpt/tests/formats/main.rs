@@ -4,6 +4,9 @@
 /// Files of `torch.save`.
 mod torch_file;
 
+/// Damaged and changed files: refused or read within their bounds, never a panic.
+mod damage;
+
 use std::{
     fs,
     path::{Path, PathBuf},
