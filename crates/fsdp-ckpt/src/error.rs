@@ -10,6 +10,7 @@ mod file_action;
 mod header_fault;
 mod names;
 mod nesting_fault;
+mod transfer_fault;
 
 use std::{io, ops::Range, path::PathBuf};
 
@@ -18,6 +19,7 @@ pub use file_action::FileAction;
 pub use header_fault::HeaderFault;
 pub use names::{NameDifferences, ShapeDifference};
 pub use nesting_fault::NestingFault;
+pub use transfer_fault::TransferFault;
 
 use crate::safetensors::TensorType;
 use file_action::advice;
@@ -308,6 +310,15 @@ pub enum Error {
         /// What is wrong.
         fault: NestingFault,
     },
+    /// Bytes could not be moved, or must not be.
+    #[error("{0}")]
+    Transfer(TransferFault),
+}
+
+impl From<TransferFault> for Error {
+    fn from(fault: TransferFault) -> Error {
+        Error::Transfer(fault)
+    }
 }
 
 fn found_list(found: &[String]) -> String {

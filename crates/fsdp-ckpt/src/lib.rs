@@ -31,8 +31,11 @@ mod convert;
 mod file_io;
 #[allow(dead_code, reason = "the native checkpoint uses the rest")]
 mod files;
+#[cfg(test)]
+mod random_checkpoint;
 mod unique_map;
 
 pub use error::{
     CoverageFault, Error, FileAction, HeaderFault, NameDifferences, NestingFault, ShapeDifference,
+    TransferFault,
 };
