@@ -21,6 +21,7 @@ pub mod checkpoint;
 pub mod digest;
 mod error;
 pub mod export;
+pub mod formats;
 pub mod model_files;
 pub mod safetensors;
 pub mod targets;
@@ -37,6 +38,8 @@ mod files;
 mod pickle;
 #[cfg(test)]
 mod random_checkpoint;
+#[allow(dead_code, unused_imports, reason = "readers of formats follow")]
+mod torch;
 mod torch_types;
 mod unique_map;
 #[allow(dead_code, reason = "readers of formats follow")]
