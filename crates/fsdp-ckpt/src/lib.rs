@@ -35,6 +35,8 @@ mod file_io;
 mod files;
 #[allow(dead_code, unused_imports, reason = "readers of formats follow")]
 mod pickle;
+#[cfg(test)]
+mod random_checkpoint;
 #[allow(dead_code, unused_imports, reason = "readers of formats follow")]
 mod torch;
 mod torch_types;
@@ -44,5 +46,5 @@ mod zip;
 
 pub use error::{
     CoverageFault, Error, FileAction, HeaderFault, NameDifferences, NativeFault, NestingFault, PickleFault,
-    PlanFault, SaveFault, ShapeDifference, TorchFault, ZipFault,
+    PlanFault, SaveFault, ShapeDifference, TorchFault, TransferFault, ZipFault,
 };
