@@ -10,6 +10,7 @@ mod file_action;
 mod header_fault;
 mod names;
 mod nesting_fault;
+mod rank_fault;
 
 use std::{io, ops::Range, path::PathBuf};
 
@@ -18,6 +19,7 @@ pub use file_action::FileAction;
 pub use header_fault::HeaderFault;
 pub use names::{NameDifferences, ShapeDifference};
 pub use nesting_fault::NestingFault;
+pub use rank_fault::RankFault;
 
 use crate::safetensors::TensorType;
 use file_action::advice;
@@ -307,6 +309,14 @@ pub enum Error {
         path: PathBuf,
         /// What is wrong.
         fault: NestingFault,
+    },
+    /// Files of ranks do not make up one checkpoint.
+    #[error("{}: {fault}", path.display())]
+    Ranks {
+        /// The file or directory.
+        path: PathBuf,
+        /// What is wrong.
+        fault: RankFault,
     },
 }
 

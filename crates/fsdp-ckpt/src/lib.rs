@@ -21,6 +21,7 @@ pub mod checkpoint;
 pub mod digest;
 mod error;
 pub mod export;
+pub mod formats;
 pub mod model_files;
 pub mod safetensors;
 pub mod targets;
@@ -34,5 +35,5 @@ mod files;
 mod unique_map;
 
 pub use error::{
-    CoverageFault, Error, FileAction, HeaderFault, NameDifferences, NestingFault, ShapeDifference,
+    CoverageFault, Error, FileAction, HeaderFault, NameDifferences, NestingFault, RankFault, ShapeDifference,
 };

@@ -1,0 +1,1 @@
+//! Rank files of PyTorch/XLA FSDP: shards of flattened parameters with the table that says what they are.
