@@ -10,7 +10,11 @@ mod file_action;
 mod header_fault;
 mod names;
 mod nesting_fault;
+mod pickle_fault;
+mod plan_fault;
 mod rank_fault;
+mod torch_fault;
+mod zip_fault;
 
 use std::{io, ops::Range, path::PathBuf};
 
@@ -19,7 +23,11 @@ pub use file_action::FileAction;
 pub use header_fault::HeaderFault;
 pub use names::{NameDifferences, ShapeDifference};
 pub use nesting_fault::NestingFault;
+pub use pickle_fault::PickleFault;
+pub use plan_fault::PlanFault;
 pub use rank_fault::RankFault;
+pub use torch_fault::TorchFault;
+pub use zip_fault::ZipFault;
 
 use crate::safetensors::TensorType;
 use file_action::advice;
@@ -53,6 +61,14 @@ pub enum Error {
         path: PathBuf,
         /// The rule of the format that would be broken.
         fault: HeaderFault,
+    },
+    /// What was selected cannot be laid out in a format.
+    #[error("cannot write {format}: {fault}")]
+    CannotPlan {
+        /// The format, in words.
+        format: &'static str,
+        /// What is in the way.
+        fault: PlanFault,
     },
     /// A tensor was asked for that the file, model or plan does not have.
     #[error(
@@ -291,6 +307,16 @@ pub enum Error {
         /// The first run of rows with two writers.
         rows: Range<usize>,
     },
+    /// A file of PyTorch, or an item in one, is not read.
+    #[error("cannot read {}{}: {fault}", path.display(), in_item(item))]
+    Torch {
+        /// The file.
+        path: PathBuf,
+        /// The item in the file; empty for the file itself.
+        item: String,
+        /// What is wrong with it.
+        fault: Box<TorchFault>,
+    },
     /// A receipt of another export was handed to a commit.
     #[error("a receipt for {} was given to the commit of {}", got.display(), expected.display())]
     ForeignReceipt {
@@ -322,4 +348,8 @@ pub enum Error {
 
 fn found_list(found: &[String]) -> String {
     if found.is_empty() { String::new() } else { format!(" (it holds {})", found.join(", ")) }
+}
+
+fn in_item(item: &str) -> String {
+    if item.is_empty() { String::new() } else { format!(", item `{item}`") }
 }

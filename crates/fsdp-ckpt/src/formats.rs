@@ -3,6 +3,8 @@
 //! They read metadata only, and prove nothing about coverage: what they return is checked by
 //! [`check_coverage`](crate::checkpoint::Checkpoint::check_coverage) before data is read.
 
+mod local;
 mod mesh;
 mod rank_names;
 mod shards;
+pub mod xla;

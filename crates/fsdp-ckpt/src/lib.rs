@@ -27,13 +27,21 @@ pub mod safetensors;
 pub mod targets;
 pub mod transfer;
 
+#[allow(dead_code, reason = "readers of formats follow")]
+mod bytes;
 mod convert;
 #[allow(dead_code, reason = "the native checkpoint uses the rest")]
 mod file_io;
 #[allow(dead_code, reason = "the native checkpoint uses the rest")]
 mod files;
+#[allow(dead_code, unused_imports, reason = "readers of formats follow")]
+mod pickle;
+mod torch_types;
 mod unique_map;
+#[allow(dead_code, reason = "readers of formats follow")]
+mod zip;
 
 pub use error::{
-    CoverageFault, Error, FileAction, HeaderFault, NameDifferences, NestingFault, RankFault, ShapeDifference,
+    CoverageFault, Error, FileAction, HeaderFault, NameDifferences, NestingFault, PickleFault, PlanFault,
+    RankFault, ShapeDifference, TorchFault, ZipFault,
 };

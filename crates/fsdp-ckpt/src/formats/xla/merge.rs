@@ -4,10 +4,9 @@
 //! counts or shapes say otherwise (frozen parameters, optimizers with factored states), the optimizer is left
 //! out with a note, since its names would be guesses.
 
-use super::{
-    clean,
-    rank_state::{OptimizerState, Part, RankState, Sharded, StateItem},
-};
+use std::collections::BTreeMap;
+
+use super::rank_state::{OptimizerState, Part, RankState, Sharded, StateItem, clean, split_key};
 use crate::{
     checkpoint::{Checkpoint, Chunk, Key, Object, Role, Tensor, Value, join},
     error::{Error, RankFault},
@@ -26,7 +25,7 @@ pub(super) fn merge(ranks: &[RankState], into: &mut Checkpoint) -> Result<(), Er
         check_same_parameters(first, &sharded, rank).map_err(|fault| in_file(rank, fault))?;
     }
     for parameter in &sharded {
-        let tensors = same_in_all(ranks, &parameter.key, |rank| rank.tensor(&parameter.key))?;
+        let tensors = same_in_all(ranks, &parameter.key, |rank| rank.model.get(&parameter.key))?;
         let shards = shards_of(ranks, parameter, &parameter.key, &tensors)?;
         for part in &parameter.parts {
             let path = vec![Key::Name(part.name.clone())];
@@ -34,9 +33,8 @@ pub(super) fn merge(ranks: &[RankState], into: &mut Checkpoint) -> Result<(), Er
             insert(into, tensor).map_err(|fault| in_file(first, fault))?;
         }
     }
-    let is_buffer = |key: &str| sharded.iter().all(|parameter| parameter.key != *key);
-    for (key, buffer) in first.model.iter().filter(|(key, _)| is_buffer(key)) {
-        same_in_all(ranks, key, |rank| rank.tensor(key))?;
+    for (key, buffer) in first.model.iter().filter(|(key, _)| split_key(key).is_none()) {
+        same_in_all(ranks, key, |rank| rank.model.get(key))?;
         let tensor = whole_tensor(vec![Key::Name(clean(key))], Role::Model, buffer);
         insert(into, tensor).map_err(|fault| in_file(first, fault))?;
     }
@@ -53,13 +51,14 @@ fn in_file(rank: &RankState, fault: RankFault) -> Error {
 /// Checks that a rank cuts the same parameters, and has nothing that the first rank has not.
 fn check_same_parameters(first: &RankState, sharded: &[Sharded], rank: &RankState) -> Result<(), RankFault> {
     let other = first.path.clone();
-    if let Some((key, _)) = rank.model.iter().find(|(key, _)| first.tensor(key).is_none()) {
+    if let Some(key) = rank.keys.iter().find(|key| !first.model.contains_key(*key)) {
         let place = format!("`{key}`, which {} does not have,", other.display());
         return Err(RankFault::Unexpected { place, expected: "in the files of all ranks or of none" });
     }
     let theirs = rank.sharded()?;
+    let theirs: BTreeMap<&str, &Sharded> = theirs.iter().map(|same| (&same.key[..], same)).collect();
     for parameter in sharded {
-        let Some(same) = theirs.iter().find(|same| same.key == parameter.key) else {
+        let Some(same) = theirs.get(&parameter.key[..]) else {
             return Err(RankFault::NotInRank { tensor: parameter.key.clone(), other });
         };
         if same.shape != parameter.shape {
@@ -76,7 +75,9 @@ fn check_same_parameters(first: &RankState, sharded: &[Sharded], rank: &RankStat
 
 /// The tensor of each rank, all of one shape and type.
 fn same_in_all<'a>(
-    ranks: &'a [RankState], name: &str, find: impl Fn(&'a RankState) -> Option<&'a LocalTensor>,
+    ranks: &'a [RankState],
+    name: &str,
+    find: impl Fn(&'a RankState) -> Option<&'a LocalTensor>,
 ) -> Result<Vec<&'a LocalTensor>, Error> {
     let mut tensors: Vec<&LocalTensor> = Vec::with_capacity(ranks.len());
     for rank in ranks {
@@ -100,7 +101,10 @@ fn same_in_all<'a>(
 
 /// The shards of a parameter or of a state of it, which together hold all its elements.
 fn shards_of(
-    ranks: &[RankState], parameter: &Sharded, name: &str, tensors: &[&LocalTensor],
+    ranks: &[RankState],
+    parameter: &Sharded,
+    name: &str,
+    tensors: &[&LocalTensor],
 ) -> Result<Vec<Shard>, Error> {
     let got = &tensors[0].shape;
     // One dimension is a run of the flattened parameter. More are rows of a parameter that was not flattened.
@@ -141,7 +145,10 @@ fn insert(into: &mut Checkpoint, tensor: Tensor) -> Result<(), RankFault> {
 }
 
 fn merge_optimizer(
-    ranks: &[RankState], sharded: &[Sharded], optimizer: &OptimizerState, into: &mut Checkpoint,
+    ranks: &[RankState],
+    sharded: &[Sharded],
+    optimizer: &OptimizerState,
+    into: &mut Checkpoint,
 ) -> Result<(), Error> {
     if let Err(why) = check_numbers(&ranks[0], sharded, optimizer) {
         into.notes.push(format!("the optimizer is left out: {why}"));
@@ -208,15 +215,20 @@ fn check_numbers(first: &RankState, sharded: &[Sharded], optimizer: &OptimizerSt
     }
     for (number, items) in &optimizer.states {
         let Some(parameter) = sharded.get(*number as usize) else {
-            return Err(format!("it has a state of parameter {number}, but the model has {} shards", sharded.len()));
+            return Err(format!(
+                "it has a state of parameter {number}, but the model has {} shards",
+                sharded.len()
+            ));
         };
-        let shape = first.tensor(&parameter.key).map(|tensor| &tensor.shape);
+        let shape = first.model.get(&parameter.key).map(|tensor| &tensor.shape);
         for (name, item) in items {
             if let StateItem::Tensor(tensor) = item
                 && !tensor.shape.is_empty()
                 && Some(&tensor.shape) != shape
             {
-                return Err(format!("its state {number}.{name} has another shape than its parameter's shard"));
+                return Err(format!(
+                    "its state {number}.{name} has another shape than its parameter's shard"
+                ));
             }
         }
     }

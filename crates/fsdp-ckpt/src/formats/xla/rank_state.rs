@@ -17,8 +17,10 @@ pub(super) struct RankState {
     pub(super) path: PathBuf,
     pub(super) rank: usize,
     pub(super) world_size: usize,
-    /// Shards and buffers in the order of the file.
-    pub(super) model: Vec<(String, LocalTensor)>,
+    /// Keys of shards and buffers in the order of the file.
+    pub(super) keys: Vec<String>,
+    /// Shards and buffers by key.
+    pub(super) model: BTreeMap<String, LocalTensor>,
     /// For each path of a module and key of a shard in it: name and shape of the parameter.
     pub(super) shard_info: BTreeMap<(String, String), (String, Vec<u64>)>,
     /// For each flattened parameter: names and shapes of what is in it.
@@ -66,15 +68,13 @@ pub(super) struct Part {
 }
 
 impl RankState {
-    /// The tensor with this key.
-    pub(super) fn tensor(&self, key: &str) -> Option<&LocalTensor> {
-        self.model.iter().find(|(name, _)| name == key).map(|(_, tensor)| tensor)
-    }
-
     /// All sharded parameters, in the order of the file.
     pub(super) fn sharded(&self) -> Result<Vec<Sharded>, RankFault> {
-        let keys = self.model.iter().map(|(key, _)| key);
-        keys.filter_map(|key| Some((key, split_key(key)?))).map(|(key, at)| self.sharded_at(key, at)).collect()
+        self.keys
+            .iter()
+            .filter_map(|key| Some((key, split_key(key)?)))
+            .map(|(key, at)| self.sharded_at(key, at))
+            .collect()
     }
 
     fn sharded_at(&self, key: &str, (module, shard): (&str, &str)) -> Result<Sharded, RankFault> {
@@ -121,7 +121,7 @@ fn parts_of(base: &str, flattened: &[(String, Vec<u64>)]) -> Option<Vec<Part>> {
 }
 
 /// The path of the module and the key in it, if the key is that of a shard.
-fn split_key(key: &str) -> Option<(&str, &str)> {
+pub(super) fn split_key(key: &str) -> Option<(&str, &str)> {
     if key.starts_with(SHARD_STEP) {
         return Some(("", key));
     }
