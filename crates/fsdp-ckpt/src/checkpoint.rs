@@ -175,9 +175,10 @@ impl Source {
 impl Tensor {
     /// Number of elements.
     ///
-    /// Readers check products of shapes before they make a tensor.
+    /// # Panics
+    /// When the number does not fit 64 bits: readers check shapes before they make a tensor.
     pub fn len(&self) -> u64 {
-        self.shape.iter().product()
+        element_count(&self.shape).expect("readers check products of shapes")
     }
 
     /// Whether it has no elements.

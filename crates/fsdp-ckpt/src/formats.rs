@@ -3,8 +3,11 @@
 //! They read metadata only, and prove nothing about coverage: what they return is checked by
 //! [`check_coverage`](crate::checkpoint::Checkpoint::check_coverage) before data is read.
 
+mod fields;
 mod local;
 mod mesh;
+mod rank_file;
+pub mod rank_files;
 mod rank_names;
 mod shards;
 pub mod xla;

@@ -36,6 +36,8 @@ mod file_io;
 mod files;
 #[allow(dead_code, unused_imports, reason = "readers of formats follow")]
 mod pickle;
+#[allow(dead_code, unused_imports, reason = "readers of formats follow")]
+mod torch;
 mod torch_types;
 mod unique_map;
 #[allow(dead_code, reason = "readers of formats follow")]

@@ -49,6 +49,11 @@ pub enum TorchFault {
     /// A kind of tensor that is not supported.
     #[error("it holds a tensor that only {0} can build; save it as a plain dense tensor")]
     UnsupportedTensor(String),
+    /// An element type that is not supported.
+    #[error(
+        "it holds a tensor of type {0}, which is not supported; convert it to another type before saving"
+    )]
+    UnsupportedDtype(String),
     /// A storage has another length than the pickle says.
     #[error("storage `{key}` should have {expected} bytes and has {got}")]
     StorageLength {
@@ -58,12 +63,6 @@ pub enum TorchFault {
         expected: u64,
         /// Bytes in the archive.
         got: u64,
-    },
-    /// Two uses of a storage disagree about its type or length.
-    #[error("storage `{key}` is described in two ways")]
-    StorageConflict {
-        /// The storage.
-        key: String,
     },
     /// A tensor that reaches beyond its storage.
     #[error(

@@ -2,8 +2,9 @@
 
 use super::shards::Shard;
 use crate::{
-    checkpoint::{Chunk, Region},
+    checkpoint::{Chunk, Key, Region, Role, Tensor, element_count},
     safetensors::TensorType,
+    torch::StoredTensor,
 };
 
 /// A tensor in a file.
@@ -22,9 +23,20 @@ pub(crate) struct LocalTensor {
 }
 
 impl LocalTensor {
-    /// Number of elements. Readers of files check products of shapes.
+    /// A tensor of the file that is this source.
+    pub(crate) fn of(stored: &StoredTensor, source: usize) -> LocalTensor {
+        let StoredTensor { dtype, shape, strides, offset } = stored.clone();
+        LocalTensor { dtype, shape, strides, source, offset }
+    }
+
+    /// Number of elements.
     pub(crate) fn len(&self) -> u64 {
-        self.shape.iter().product()
+        element_count(&self.shape).expect("products of shapes are checked when a file is read")
+    }
+
+    /// All of it as a tensor of its own.
+    pub(crate) fn to_tensor(&self, path: Vec<Key>, role: Role) -> Tensor {
+        Tensor { path, role, dtype: self.dtype, shape: self.shape.clone(), chunks: vec![self.whole()] }
     }
 
     /// All of it as a chunk of a tensor of `shape`, with its first element at `offsets`.

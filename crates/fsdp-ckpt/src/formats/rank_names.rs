@@ -9,7 +9,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::error::{Error, RankFault};
+use crate::{
+    error::{Error, RankFault},
+    file_io::Files,
+};
+
+/// A name of a rank's file, for messages.
+const EXAMPLE: &str = "model_world_size_4_rank_0.pt";
 
 /// A file name with a rank in it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -99,6 +105,69 @@ impl RankSet {
         }
         check_ranks(files.keys().copied(), world_size.max(highest)).map_err(fault)?;
         Ok(RankSet { dir: dir.to_owned(), pattern, files: files.into_values().collect() })
+    }
+}
+
+/// Files that belong to other files: where a set has `main` in its names, one with `other` there goes with it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Companion {
+    pub(crate) main: &'static str,
+    pub(crate) other: &'static str,
+}
+
+/// Sets of files that belong together.
+#[derive(Clone, Debug)]
+pub(crate) struct FoundSets {
+    /// The set with the model.
+    pub(crate) main: RankSet,
+    /// Those that go with it, in the order of the companions that were asked for.
+    pub(crate) companions: Vec<RankSet>,
+}
+
+/// Finds the only set in a directory, or the set of one of its files, with its companions.
+///
+/// # Errors
+/// [`Error::Ranks`] when there is no set or more than one, and when ranks are missing.
+pub(crate) fn find(path: &Path, companions: &[Companion]) -> Result<FoundSets, Error> {
+    let files = Files::disk();
+    let (dir, name) = match path.file_name() {
+        Some(name) if !files.is_directory(path) => {
+            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            (parent.unwrap_or(Path::new(".")), Some(name.to_string_lossy().into_owned()))
+        }
+        _ => (path, None),
+    };
+    let mut sets = sets_of(&files.list(dir)?);
+    let pattern = choose(&sets, name.as_deref(), companions)
+        .map_err(|fault| Error::Ranks { path: path.to_owned(), fault })?;
+    let mut complete = |pattern: &str| {
+        sets.remove(pattern).map(|names| RankSet::complete(dir, names)).transpose()
+    };
+    let main = complete(&pattern)?.expect("the pattern was chosen among the sets");
+    let mut found = Vec::new();
+    for Companion { main, other } in companions.iter().filter(|companion| pattern.contains(companion.main)) {
+        found.extend(complete(&pattern.replace(main, other))?);
+    }
+    Ok(FoundSets { main, companions: found })
+}
+
+/// The pattern of the set to open.
+fn choose(
+    sets: &BTreeMap<String, Vec<(RankName, String)>>, name: Option<&str>, companions: &[Companion],
+) -> Result<String, RankFault> {
+    let main_of = |pattern: &str| {
+        let mut mains = companions.iter().filter(|companion| pattern.contains(companion.other));
+        mains.find_map(|c| Some(pattern.replace(c.other, c.main)).filter(|main| sets.contains_key(main)))
+    };
+    if let Some(name) = name {
+        let found = RankName::parse(name).ok_or(RankFault::NoRankFiles { example: EXAMPLE })?;
+        return Ok(main_of(&found.pattern).unwrap_or(found.pattern));
+    }
+    let mut mains = sets.keys().filter(|pattern| main_of(pattern).is_none());
+    match (mains.next(), mains.next()) {
+        (None, _) => Err(RankFault::NoRankFiles { example: EXAMPLE }),
+        (Some(pattern), None) => Ok(pattern.clone()),
+        _ => Err(RankFault::SeveralSets { sets: sets.keys().cloned().collect() }),
     }
 }
 

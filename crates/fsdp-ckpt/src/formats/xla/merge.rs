@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::rank_state::{OptimizerState, Part, RankState, Sharded, StateItem, clean, split_key};
 use crate::{
-    checkpoint::{Checkpoint, Chunk, Key, Object, Role, Tensor, Value, join},
+    checkpoint::{Checkpoint, Key, Object, Role, Tensor, Value, join},
     error::{Error, RankFault},
     formats::{
         local::LocalTensor,
@@ -35,7 +35,7 @@ pub(super) fn merge(ranks: &[RankState], into: &mut Checkpoint) -> Result<(), Er
     }
     for (key, buffer) in first.model.iter().filter(|(key, _)| split_key(key).is_none()) {
         same_in_all(ranks, key, |rank| rank.model.get(key))?;
-        let tensor = whole_tensor(vec![Key::Name(clean(key))], Role::Model, buffer);
+        let tensor = buffer.to_tensor(vec![Key::Name(clean(key))], Role::Model);
         insert(into, tensor).map_err(|fault| in_file(first, fault))?;
     }
     match &first.optimizer {
@@ -131,11 +131,6 @@ fn sharded_tensor(path: Vec<Key>, role: Role, dtype: TensorType, part: &Part, sh
     Tensor { path, role, dtype, shape: part.shape.clone(), chunks }
 }
 
-fn whole_tensor(path: Vec<Key>, role: Role, local: &LocalTensor) -> Tensor {
-    let chunks: Vec<Chunk> = vec![local.whole()];
-    Tensor { path, role, dtype: local.dtype, shape: local.shape.clone(), chunks }
-}
-
 fn insert(into: &mut Checkpoint, tensor: Tensor) -> Result<(), RankFault> {
     let name = join(&tensor.path);
     if into.tensors.insert(name.clone(), tensor).is_some() {
@@ -165,7 +160,7 @@ fn merge_optimizer(
                     StateItem::Value(value) => put_value(into, path, value.clone()),
                     StateItem::Tensor(local) if local.shape.is_empty() => {
                         same_in_all(ranks, &label, find)?;
-                        put(into, ranks, whole_tensor(path, Role::Optimizer, local))?;
+                        put(into, ranks, local.to_tensor(path, Role::Optimizer))?;
                     }
                     StateItem::Tensor(local) => {
                         let tensors = same_in_all(ranks, &label, find)?;
