@@ -20,9 +20,11 @@ pub(crate) use item::{Item, StoredTensor};
 
 use crate::{
     bytes::Section,
+    checkpoint::Protection,
+    digest::{Digest, DigestKind},
     error::Error,
     pickle::{self, Budget},
-    zip::Archive,
+    zip::{Archive, Record},
 };
 use container::Container;
 
@@ -33,6 +35,18 @@ pub(crate) struct TorchFile {
     pub(crate) root: Item,
     /// All records with their checksums.
     pub(crate) archive: Archive,
+}
+
+impl TorchFile {
+    /// The checksums of the records, which lie in the source of this number. They cover everything but the
+    /// headers between them.
+    pub(crate) fn protections(&self, source: usize) -> Vec<Protection> {
+        let protection = |(name, record): (&String, &Record)| {
+            let digest = Digest { kind: DigestKind::Crc32, value: record.crc32?.into() };
+            Some(Protection { source, range: record.data.clone(), digest, what: format!("record {name}") })
+        };
+        self.archive.records().iter().filter_map(protection).collect()
+    }
 }
 
 /// Reads the tree of the file that fills `section`.

@@ -89,6 +89,16 @@ pub enum TorchFault {
         /// What should be there.
         expected: &'static str,
     },
+    /// A tensor of which the file holds the part of one rank only.
+    #[error(
+        "tensor `{name}` is one rank's part of a {class}; name the directory that holds the files of all ranks"
+    )]
+    PartOfTensor {
+        /// The tensor.
+        name: String,
+        /// Its class.
+        class: String,
+    },
     /// A state of FSDP1 that does not say which parameters it holds.
     #[error(
         "it is a local state of FSDP1 (`{name}`): flat parameters without the names and shapes of what is in them, \

@@ -25,7 +25,7 @@ use crate::{
     formats::local::LocalTensor,
     torch::Item,
 };
-use merge::{Part, RankTensor, RankTensors};
+use merge::{RankTensor, RankTensors};
 
 /// VeRL keeps the optimizer in files of its own.
 const COMPANIONS: [Companion; 1] = [Companion { main: "model_world_size_", other: "optim_world_size_" }];

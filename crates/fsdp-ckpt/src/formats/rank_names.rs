@@ -14,6 +14,9 @@ use crate::{
     file_io::Files,
 };
 
+/// How files of `torch.save` are named.
+const EXTENSIONS: [&str; 4] = [".pt", ".pth", ".bin", ".ckpt"];
+
 /// A name of a rank's file, for messages.
 const EXAMPLE: &str = "model_world_size_4_rank_0.pt";
 
@@ -33,6 +36,9 @@ impl RankName {
     /// `*_world_size_4_rank_1.pt` of VeRL, `*_rank1.bin` of Accelerate, `*zero_pp_rank_1_mp_rank_00_*.pt` of
     /// DeepSpeed.
     pub(crate) fn parse(name: &str) -> Option<RankName> {
+        if !EXTENSIONS.iter().any(|extension| name.ends_with(extension)) {
+            return None;
+        }
         let after_word = name.find("rank")? + "rank".len();
         let start = after_word + usize::from(name[after_word..].starts_with(['-', '_']));
         let digits = leading_digits(&name[start..]);
@@ -204,7 +210,7 @@ mod tests {
         assert_eq!(parsed(accelerate), ("pytorch_model_fsdp_1_rank*.bin".into(), 12, None));
         let zero = "bf16_zero_pp_rank_5_mp_rank_00_optim_states.pt";
         assert_eq!(parsed(zero), ("bf16_zero_pp_rank_*_mp_rank_00_optim_states.pt".into(), 5, None));
-        for other in ["model.pt", "rank.pt", "ranks-1.pt", "frank_x", "rank99999999999999999999999.bin"] {
+        for other in ["model.pt", "rank.pt", "ranks-1.pt", "rank-0.done", "rank99999999999999999999999.bin"] {
             assert_eq!(RankName::parse(other), None, "{other}");
         }
     }
@@ -222,7 +228,7 @@ mod tests {
             panic!("{set}")
         };
         assert_eq!(ranks, [0, 3, 4, 5, 6, 7, 8, 9]);
-        let set = complete(&["a_rank1.bin", "other", "a_rank0.bin"]).unwrap();
+        let set = complete(&["a_rank1.bin", "other.bin", "a_rank0.bin"]).unwrap();
         assert_eq!(set.files, [Path::new("dir/a_rank0.bin"), Path::new("dir/a_rank1.bin")]);
         let message = complete(&["x_rank-0-of-3.pth", "x_rank-2-of-3.pth"]).unwrap_err().to_string();
         assert_eq!(

@@ -68,6 +68,11 @@ impl<'a> Container<'a> {
             let record = name.to_owned();
             return Err(self.section.fault(TorchFault::RecordTooLarge { record, len, limit }));
         }
+        if record.is_open {
+            return Err(self
+                .section
+                .fault(TorchFault::MissingRecord(format!("{name}, at least not at its start"))));
+        }
         self.section.read(range)
     }
 }

@@ -5,6 +5,7 @@ use crate::{
     error::TorchFault,
     pickle::{Graph, Known, Node, NodeId},
     safetensors::TensorType,
+    torch_types::{dtype_name, storage_class},
 };
 
 /// The bytes of a storage and the type that they were saved as.
@@ -23,50 +24,12 @@ fn storage_dtype(class: Known) -> Option<Option<TensorType>> {
     if class.module() == "torch.storage" {
         return matches!(class.name(), "UntypedStorage" | "_UntypedStorage").then_some(None);
     }
-    let dtype = match class.name() {
-        "DoubleStorage" => TensorType::F64,
-        "FloatStorage" => TensorType::F32,
-        "HalfStorage" => TensorType::F16,
-        "BFloat16Storage" => TensorType::Bf16,
-        "LongStorage" => TensorType::I64,
-        "IntStorage" => TensorType::I32,
-        "ShortStorage" => TensorType::I16,
-        "CharStorage" => TensorType::I8,
-        "ByteStorage" => TensorType::U8,
-        "BoolStorage" => TensorType::Bool,
-        "ComplexFloatStorage" => TensorType::C64,
-        _ => return None,
-    };
-    Some(Some(dtype))
+    TensorType::ALL.into_iter().find(|ty| storage_class(*ty) == Some(class.name())).map(Some)
 }
 
 /// The type of a dtype constant.
 pub(crate) fn dtype(global: Known) -> Option<TensorType> {
-    if global.module() != "torch" {
-        return None;
-    }
-    Some(match global.name() {
-        "float64" => TensorType::F64,
-        "float32" => TensorType::F32,
-        "float16" => TensorType::F16,
-        "bfloat16" => TensorType::Bf16,
-        "int64" => TensorType::I64,
-        "int32" => TensorType::I32,
-        "int16" => TensorType::I16,
-        "int8" => TensorType::I8,
-        "uint64" => TensorType::U64,
-        "uint32" => TensorType::U32,
-        "uint16" => TensorType::U16,
-        "uint8" => TensorType::U8,
-        "bool" => TensorType::Bool,
-        "complex64" => TensorType::C64,
-        "float8_e4m3fn" => TensorType::F8E4M3,
-        "float8_e5m2" => TensorType::F8E5M2,
-        "float8_e8m0fnu" => TensorType::F8E8M0,
-        "float8_e4m3fnuz" => TensorType::F8E4M3Fnuz,
-        "float8_e5m2fnuz" => TensorType::F8E5M2Fnuz,
-        _ => return None,
-    })
+    TensorType::ALL.into_iter().find(|ty| global.is("torch", dtype_name(*ty)))
 }
 
 fn bad(detail: &'static str) -> TorchFault {

@@ -18,6 +18,11 @@ use crate::{
 
 /// The local tensor and its place.
 pub(super) fn parse(file: &RankFile, name: &str, state: &Item) -> Result<(LocalTensor, Part), Error> {
+    // The attributes of a class with slots come second, after a dict of others or `None`.
+    let state = match state {
+        Item::Tuple(states) if states.len() == 2 => &states[1],
+        state => state,
+    };
     let Some(Item::Tensor(local)) = state.get("_local_tensor") else {
         return Err(file.unexpected(format!("`_local_tensor` of `{name}`"), "a tensor"));
     };
