@@ -36,6 +36,8 @@ mod file_io;
 mod files;
 #[allow(dead_code, unused_imports, reason = "readers of formats follow")]
 mod pickle;
+#[cfg(test)]
+mod random_checkpoint;
 #[allow(dead_code, unused_imports, reason = "readers of formats follow")]
 mod torch;
 mod torch_types;
@@ -45,5 +47,5 @@ mod zip;
 
 pub use error::{
     CoverageFault, Error, FileAction, HeaderFault, NameDifferences, NestingFault, PickleFault, PlanFault,
-    RankFault, ShapeDifference, TorchFault, ZipFault,
+    RankFault, ShapeDifference, TorchFault, TransferFault, ZipFault,
 };

@@ -41,10 +41,12 @@ pub(crate) fn count(value: &Value) -> Option<u64> {
 pub(crate) fn items(value: &Value) -> Option<&[Value]> {
     match value {
         Value::List(items) | Value::Tuple(items) => Some(items),
-        Value::Object { class, args, .. } if class.module == "torch" && class.name == "Size" => match &args[..] {
-            [sizes] => items(sizes),
-            _ => None,
-        },
+        Value::Object { class, args, .. } if class.module == "torch" && class.name == "Size" => {
+            match &args[..] {
+                [sizes] => items(sizes),
+                _ => None,
+            }
+        }
         _ => None,
     }
 }

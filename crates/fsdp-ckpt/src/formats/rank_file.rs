@@ -51,7 +51,11 @@ impl RankFile {
 
     /// Flattens `items`, which are a part of the file, below `prefix`, and adds what is in them.
     pub(crate) fn add_others(
-        &self, prefix: &[Key], items: Vec<(Value, Item)>, role: Role, into: &mut Checkpoint,
+        &self,
+        prefix: &[Key],
+        items: Vec<(Value, Item)>,
+        role: Role,
+        into: &mut Checkpoint,
     ) -> Result<(), Error> {
         let root = Item::Dict(items);
         let leaves = flatten(&root).map_err(|fault| Error::Nesting { path: self.path.clone(), fault })?;

@@ -81,7 +81,10 @@ fn add_set(set: &RankSet, prefix: &[Key], into: &mut Checkpoint) -> Result<(), E
 
 /// The tensors of a file; the first rank's values go into the checkpoint.
 fn rank_tensors(
-    file: &RankFile, rank: usize, prefix: &[Key], into: &mut Checkpoint,
+    file: &RankFile,
+    rank: usize,
+    prefix: &[Key],
+    into: &mut Checkpoint,
 ) -> Result<RankTensors, Error> {
     let nesting = |fault| Error::Nesting { path: file.path.clone(), fault };
     let mut found = RankTensors { path: file.path.clone(), rank, tensors: Vec::new() };
@@ -98,7 +101,8 @@ fn rank_tensors(
                 found.tensors.push(RankTensor { path, local, part: Some(part) });
             }
             Item::Wrapped { class, .. } => {
-                let why = format!("it is a {}.{}; save DTensors or a full state dict", class.module, class.name);
+                let why =
+                    format!("it is a {}.{}; save DTensors or a full state dict", class.module, class.name);
                 return Err(file.fault(RankFault::Placement { tensor: name, why }));
             }
             item if rank == 0 => {

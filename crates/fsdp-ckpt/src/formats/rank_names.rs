@@ -146,9 +146,8 @@ pub(crate) fn find(path: &Path, companions: &[Companion]) -> Result<FoundSets, E
     let mut sets = sets_of(&files.list(dir)?);
     let pattern = choose(&sets, name.as_deref(), companions)
         .map_err(|fault| Error::Ranks { path: path.to_owned(), fault })?;
-    let mut complete = |pattern: &str| {
-        sets.remove(pattern).map(|names| RankSet::complete(dir, names)).transpose()
-    };
+    let mut complete =
+        |pattern: &str| sets.remove(pattern).map(|names| RankSet::complete(dir, names)).transpose();
     let main = complete(&pattern)?.expect("the pattern was chosen among the sets");
     let mut found = Vec::new();
     for Companion { main, other } in companions.iter().filter(|companion| pattern.contains(companion.main)) {
@@ -159,7 +158,9 @@ pub(crate) fn find(path: &Path, companions: &[Companion]) -> Result<FoundSets, E
 
 /// The pattern of the set to open.
 fn choose(
-    sets: &BTreeMap<String, Vec<(RankName, String)>>, name: Option<&str>, companions: &[Companion],
+    sets: &BTreeMap<String, Vec<(RankName, String)>>,
+    name: Option<&str>,
+    companions: &[Companion],
 ) -> Result<String, RankFault> {
     let main_of = |pattern: &str| {
         let mut mains = companions.iter().filter(|companion| pattern.contains(companion.other));

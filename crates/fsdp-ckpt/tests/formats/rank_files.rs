@@ -24,10 +24,7 @@ fn copies(files: &[(&str, &str)]) -> tempfile::TempDir {
 fn assert_is_reference(checkpoint: &Checkpoint) {
     checkpoint.check_coverage().unwrap();
     let reference = torch_file::open(fixture("fsdp2_rank_pth/reference.pth")).unwrap();
-    assert_eq!(
-        checkpoint.tensors.keys().collect::<Vec<_>>(),
-        reference.tensors.keys().collect::<Vec<_>>()
-    );
+    assert_eq!(checkpoint.tensors.keys().collect::<Vec<_>>(), reference.tensors.keys().collect::<Vec<_>>());
     for (name, expected) in &reference.tensors {
         let tensor = &checkpoint.tensors[name];
         assert_eq!((tensor.dtype, &tensor.shape), (expected.dtype, &expected.shape), "{name}");

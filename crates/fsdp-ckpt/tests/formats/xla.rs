@@ -68,13 +68,22 @@ fn optimizer_states_follow_from_the_gradients_of_their_parameters() {
     let checkpoint = open("trained", 0);
     // The order in which the model lists its parameters: those of the outer unit first.
     let order = [
-        "head.weight", "head.bias", "blocks.0.up.weight", "blocks.0.up.bias", "blocks.0.down.weight",
-        "blocks.1.up.weight", "blocks.1.up.bias", "blocks.1.down.weight",
+        "head.weight",
+        "head.bias",
+        "blocks.0.up.weight",
+        "blocks.0.up.bias",
+        "blocks.0.down.weight",
+        "blocks.1.up.weight",
+        "blocks.1.up.bias",
+        "blocks.1.down.weight",
     ];
     for (index, name) in order.into_iter().enumerate() {
         let elements = |state: &str| -> Vec<f64> {
             let bytes = bytes_of(&checkpoint, &format!("optim.state.{name}.{state}"));
-            bytes.chunks_exact(4).map(|four| f64::from(f32::from_le_bytes(four.try_into().unwrap()))).collect()
+            bytes
+                .chunks_exact(4)
+                .map(|four| f64::from(f32::from_le_bytes(four.try_into().unwrap())))
+                .collect()
         };
         let (exp_avg, exp_avg_sq) = (elements("exp_avg"), elements("exp_avg_sq"));
         assert_eq!(elements("step"), [2.0]);
@@ -162,7 +171,10 @@ fn a_missing_rank_is_named() {
 fn one_rank_under_two_names_is_an_error() {
     let dir = copies(&[(RANK0, RANK0), (RANK0, RANK1)]);
     let message = message(dir.path());
-    assert!(message.contains(&format!("{RANK1}: its rank is 0, where 1 was expected by its name")), "{message}");
+    assert!(
+        message.contains(&format!("{RANK1}: its rank is 0, where 1 was expected by its name")),
+        "{message}"
+    );
 }
 
 #[test]

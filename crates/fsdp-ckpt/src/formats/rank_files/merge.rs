@@ -79,7 +79,9 @@ fn in_file(rank: &RankTensors, fault: RankFault) -> Error {
 
 /// Checks that a rank says of a tensor what the first one says, and holds what its place asks for.
 fn check_same(
-    name: &str, (first, expected): (&RankTensors, &RankTensor), (rank, found): (&RankTensors, &RankTensor),
+    name: &str,
+    (first, expected): (&RankTensors, &RankTensor),
+    (rank, found): (&RankTensors, &RankTensor),
 ) -> Result<(), RankFault> {
     let (tensor, other) = (name.to_owned(), first.path.clone());
     if found.local.dtype != expected.local.dtype {
@@ -121,7 +123,10 @@ fn check_same(
 
 /// The tensor out of the parts of all ranks, of which all agree.
 fn distributed(
-    ranks: &[RankTensors], name: &str, distribution: &Distribution, all: &[&RankTensor],
+    ranks: &[RankTensors],
+    name: &str,
+    distribution: &Distribution,
+    all: &[&RankTensor],
 ) -> Result<Tensor, Error> {
     let places = element_count(&distribution.mesh).and_then(|places| usize::try_from(places).ok());
     let places = places.unwrap_or(usize::MAX);

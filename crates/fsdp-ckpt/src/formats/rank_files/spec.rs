@@ -28,7 +28,8 @@ pub(super) fn parse(file: &RankFile, name: &str, state: &Item) -> Result<(LocalT
     };
     let spec = state.get("_spec").map(Item::to_value);
     let spec = spec.ok_or_else(|| file.unexpected(format!("`_spec` of `{name}`"), "there"))?;
-    let part = part(&spec).map_err(|why| file.fault(RankFault::Placement { tensor: name.to_owned(), why }))?;
+    let part =
+        part(&spec).map_err(|why| file.fault(RankFault::Placement { tensor: name.to_owned(), why }))?;
     Ok((LocalTensor::of(local, file.source), part))
 }
 
@@ -37,7 +38,8 @@ fn part(spec: &Value) -> Result<Part, String> {
     let shape = field(spec, "tensor_meta").and_then(global_shape).ok_or_else(|| missing("shape"))?;
     element_count(&shape).ok_or_else(|| format!("its shape {shape:?} has too many elements"))?;
     let mesh = field(spec, "mesh").ok_or_else(|| missing("mesh"))?;
-    let coordinate = field(mesh, "_coordinate_on_dim").and_then(sizes).ok_or_else(|| missing("coordinate"))?;
+    let coordinate =
+        field(mesh, "_coordinate_on_dim").and_then(sizes).ok_or_else(|| missing("coordinate"))?;
     let rank = field(mesh, "_rank").and_then(count);
     let mesh = mesh_shape(mesh).ok_or_else(|| missing("mesh shape"))?;
     let placements = field(spec, "placements").and_then(items).ok_or_else(|| missing("placements"))?;

@@ -98,7 +98,8 @@ fn write(mesh: &[u64], tensors: &[(Vec<u64>, Vec<Placement>)], transposed: bool)
 
 fn merged(written: &Written) -> Result<Checkpoint, Error> {
     let sources = written.ranks.iter().zip(&written.bytes);
-    let sources = sources.map(|(rank, bytes)| Source::File { path: rank.path.clone(), len: bytes.len() as u64 });
+    let sources =
+        sources.map(|(rank, bytes)| Source::File { path: rank.path.clone(), len: bytes.len() as u64 });
     let mut checkpoint = Checkpoint { sources: sources.collect(), ..Checkpoint::default() };
     merge(&written.ranks, &mut checkpoint)?;
     Ok(checkpoint)
@@ -141,7 +142,11 @@ fn worlds() -> impl Strategy<Value = (Vec<u64>, Vec<(Vec<u64>, Vec<Placement>)>)
         let tensor = shape.prop_flat_map(move |shape| {
             let dims = shape.len();
             let placement = (any::<bool>(), any::<prop::sample::Index>()).prop_map(move |(shard, dim)| {
-                if shard && dims > 0 { Placement::Shard { dim: dim.index(dims) } } else { Placement::Replicate }
+                if shard && dims > 0 {
+                    Placement::Shard { dim: dim.index(dims) }
+                } else {
+                    Placement::Replicate
+                }
             });
             (Just(shape), prop::collection::vec(placement, mesh_dims))
         });

@@ -57,7 +57,8 @@ fn fill_model(file: &RankFile, model: &Item, state: &mut RankState) -> Result<()
 type ShardInfo = BTreeMap<(String, String), (String, Vec<u64>)>;
 
 fn shard_info(file: &RankFile, metadata: &Value) -> Result<ShardInfo, Error> {
-    let unexpected = |place: &str| file.unexpected(format!("`shard_metadata.shard_info{place}`"), "a dict by name");
+    let unexpected =
+        |place: &str| file.unexpected(format!("`shard_metadata.shard_info{place}`"), "a dict by name");
     let modules = field(metadata, "shard_info").and_then(entries).ok_or_else(|| unexpected(""))?;
     let mut info = ShardInfo::new();
     for (module, shards) in modules {
@@ -112,28 +113,37 @@ fn optimizer_state(file: &RankFile, optimizer: &Item) -> Result<OptimizerState, 
     let mut state = OptimizerState::default();
     for (number, entries) in states {
         let (Some(number), Item::Dict(entries)) = (count(number), entries) else {
-            return Err(unexpected(format!("the entry {number:?} of `optimizer.state`"), "a dict under a number"));
+            return Err(unexpected(
+                format!("the entry {number:?} of `optimizer.state`"),
+                "a dict under a number",
+            ));
         };
         let mut list = Vec::with_capacity(entries.len());
         for (name, item) in entries {
             let Some(name) = text(name) else {
                 return Err(unexpected(format!("the key {name:?} of `optimizer.state.{number}`"), "text"));
             };
-            list.push((name.to_owned(), match item {
-                Item::Tensor(stored) => StateItem::Tensor(LocalTensor::of(stored, file.source)),
-                item if item.holds_tensor() => {
-                    return Err(unexpected(format!("`optimizer.state.{number}.{name}`"), "a tensor or a value"));
-                }
-                item => StateItem::Value(item.to_value()),
-            }));
+            list.push((
+                name.to_owned(),
+                match item {
+                    Item::Tensor(stored) => StateItem::Tensor(LocalTensor::of(stored, file.source)),
+                    item if item.holds_tensor() => {
+                        return Err(unexpected(
+                            format!("`optimizer.state.{number}.{name}`"),
+                            "a tensor or a value",
+                        ));
+                    }
+                    item => StateItem::Value(item.to_value()),
+                },
+            ));
         }
         state.states.insert(number, list);
     }
     let groups = optimizer.get("param_groups").map(Item::to_value);
     let groups = groups.as_ref().and_then(items);
     let groups = groups.and_then(|groups| groups.iter().map(entries).collect::<Option<Vec<_>>>());
-    let groups = groups
-        .ok_or_else(|| unexpected("`optimizer.param_groups`".into(), "a list of dicts by name"))?;
+    let groups =
+        groups.ok_or_else(|| unexpected("`optimizer.param_groups`".into(), "a list of dicts by name"))?;
     let owned = |group: Vec<(&str, &Value)>| {
         group.into_iter().map(|(key, value)| (key.to_owned(), value.clone())).collect()
     };
