@@ -45,15 +45,11 @@ impl RankName {
         let rank = digits.parse().ok()?;
         let rest = &name[start + digits.len()..];
         let before = &name[..start];
-        let number_after = |text: &str, word: &str| {
-            let at = text.rfind(word)? + word.len();
-            leading_digits(&text[at..]).parse().ok()
+        let world_size = match rest.strip_prefix("-of-") {
+            Some(rest) => leading_digits(rest),
+            None => before.rsplit_once("world_size_").map_or("", |(_, rest)| leading_digits(rest)),
         };
-        let world_size = if rest.starts_with("-of-") {
-            number_after(&rest[..rest.len().min(4 + leading_digits(&rest[4..]).len())], "-of-")
-        } else {
-            number_after(before, "world_size_")
-        };
+        let world_size = world_size.parse().ok();
         Some(RankName { pattern: format!("{before}*{rest}"), rank, world_size })
     }
 }

@@ -10,6 +10,9 @@ mod rank_files;
 /// Files per rank of PyTorch/XLA.
 mod xla;
 
+/// Damaged and changed files: refused or read within their bounds, never a panic.
+mod damage;
+
 use std::{
     fs,
     path::{Path, PathBuf},

@@ -129,8 +129,11 @@ fn read(written: &Written, tensor: &Tensor) -> Vec<u16> {
     out
 }
 
+/// Shapes and placements of tensors.
+type Tensors = Vec<(Vec<u64>, Vec<Placement>)>;
+
 /// A mesh of 1 to 8 ranks and tensors on it, with empty, uneven and 0-d ones among them.
-fn worlds() -> impl Strategy<Value = (Vec<u64>, Vec<(Vec<u64>, Vec<Placement>)>)> {
+fn worlds() -> impl Strategy<Value = (Vec<u64>, Tensors)> {
     let mesh = prop_oneof![
         (1u64..9).prop_map(|ranks| vec![ranks]),
         prop_oneof![Just(vec![2, 2]), Just(vec![1, 3]), Just(vec![3, 2]), Just(vec![2, 4])],
@@ -216,7 +219,7 @@ fn ranks_that_disagree_name_file_and_tensor() {
 
     let mut written = small();
     written.ranks[1].tensors[0].local.dtype = TensorType::F16;
-    assert!(matches!(fault(&written), (path, RankFault::Type { .. }) if path == PathBuf::from("rank1")));
+    assert!(matches!(fault(&written), (path, RankFault::Type { .. }) if path == "rank1"));
 
     let mut written = small();
     written.ranks[1].tensors[0].part = None;
