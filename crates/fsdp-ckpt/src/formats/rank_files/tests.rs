@@ -219,7 +219,9 @@ fn ranks_that_disagree_name_file_and_tensor() {
 
     let mut written = small();
     written.ranks[1].tensors[0].local.dtype = TensorType::F16;
-    assert!(matches!(fault(&written), (path, RankFault::Type { .. }) if path == "rank1"));
+    let (path, found) = fault(&written);
+    assert_eq!(path, PathBuf::from("rank1"));
+    assert!(matches!(found, RankFault::Type { .. }), "{found}");
 
     let mut written = small();
     written.ranks[1].tensors[0].part = None;
