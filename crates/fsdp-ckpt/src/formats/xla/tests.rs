@@ -71,7 +71,9 @@ impl Written {
         let each = elements.len() / world;
         (0..world)
             .map(|rank| {
-                let rows = each.checked_div(unit).map_or(shape[0].div_ceil(world as u64), |rows| rows as u64);
+                let rows = each
+                    .checked_div(unit)
+                    .map_or_else(|| shape[0].div_ceil(world as u64), |rows| rows as u64);
                 let shape =
                     if layout == Layout::Dim0 { [&[rows], &inner[..]].concat() } else { vec![each as u64] };
                 self.put(rank, shape, &elements[rank * each..(rank + 1) * each])
