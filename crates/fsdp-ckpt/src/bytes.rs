@@ -24,10 +24,12 @@ impl ReadAt for PathFile {
 }
 
 /// Bytes in memory. Sections of it lie inside, so reading cannot fail.
-impl ReadAt for [u8] {
+pub(crate) struct Memory(pub(crate) Vec<u8>);
+
+impl ReadAt for Memory {
     fn read_exact_at(&self, out: &mut [u8], offset: u64) -> Result<(), Error> {
         let start = usize::try_from(offset).expect("sections of memory lie inside of it");
-        out.copy_from_slice(&self[start..start + out.len()]);
+        out.copy_from_slice(&self.0[start..start + out.len()]);
         Ok(())
     }
 }

@@ -21,6 +21,7 @@ pub mod checkpoint;
 pub mod digest;
 mod error;
 pub mod export;
+pub mod formats;
 pub mod model_files;
 pub mod safetensors;
 pub mod targets;
@@ -35,12 +36,14 @@ mod file_io;
 mod files;
 #[allow(dead_code, unused_imports, reason = "readers of formats follow")]
 mod pickle;
+#[allow(dead_code, unused_imports, reason = "readers of formats follow")]
+mod torch;
 mod torch_types;
 mod unique_map;
 #[allow(dead_code, reason = "readers of formats follow")]
 mod zip;
 
 pub use error::{
-    CoverageFault, Error, FileAction, HeaderFault, NameDifferences, NestingFault, PickleFault, PlanFault,
-    ShapeDifference, TorchFault, ZipFault,
+    CoverageFault, DcpFault, Error, FileAction, HeaderFault, NameDifferences, NestingFault, PickleFault,
+    PlanFault, ShapeDifference, TorchFault, ZipFault,
 };

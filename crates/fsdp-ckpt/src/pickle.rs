@@ -22,7 +22,7 @@ pub(crate) mod writer;
 mod tests;
 
 pub(crate) use globals::Known;
-pub(crate) use graph::{Graph, Node, NodeId};
+pub(crate) use graph::{Graph, Node, NodeId, ObjectNode};
 pub(crate) use value::Budget;
 
 use crate::error::PickleFault;

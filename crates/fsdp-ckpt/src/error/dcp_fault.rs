@@ -17,7 +17,9 @@ pub enum DcpFault {
         expected: &'static str,
     },
     /// The checkpoint of another tool that resembles PyTorch's.
-    #[error("it is a checkpoint of {tool}, which only looks like one of PyTorch; convert it with {tool} first")]
+    #[error(
+        "it is a checkpoint of {tool}, which only looks like one of PyTorch; convert it with {tool} first"
+    )]
     OtherTool {
         /// The tool.
         tool: &'static str,

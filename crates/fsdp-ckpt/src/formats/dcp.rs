@@ -178,8 +178,8 @@ impl Assembly {
         stored: StoredTensor,
     ) -> Result<(), DcpFault> {
         let name = self.free_name(&path)?;
-        let (dtype, shape) = (stored.dtype, stored.shape.clone());
-        let chunks = vec![stored_chunk(source, vec![0; shape.len()], stored, &shape)];
+        let chunks = vec![stored.chunk(source)];
+        let StoredTensor { dtype, shape, .. } = stored;
         let tensor = Tensor { path, role: Role::Model, dtype, shape, chunks };
         self.checkpoint.tensors.insert(name, tensor);
         Ok(())

@@ -13,7 +13,7 @@ use super::{
     items::{Found, ItemFile, Job, check_records},
 };
 use crate::{
-    bytes::Section,
+    bytes::{Memory, Section},
     error::{DcpFault, Error},
     file_io::PathFile,
     torch,
@@ -44,7 +44,7 @@ pub(super) fn find(file: &ItemFile, job: &Job<'_>) -> Result<Found, Error> {
     decoded.truncate(limit as usize);
 
     let name = job.name();
-    let bytes = Decoded(decoded);
+    let bytes = Memory(decoded);
     let section = Section::new(&bytes, 0..bytes.0.len() as u64, &file.path, &name);
     let (torch, protections) = if is_whole {
         let torch = torch::open(section)?;
@@ -63,21 +63,13 @@ pub(super) fn find(file: &ItemFile, job: &Job<'_>) -> Result<Found, Error> {
 }
 
 fn decode(file: &ItemFile, job: &Job<'_>, len_max: u64) -> io::Result<Vec<u8>> {
-    let compressed = RangeReader { file: &file.file, at: job.location.range.start, end: job.location.range.end };
+    let compressed =
+        RangeReader { file: &file.file, at: job.location.range.start, end: job.location.range.end };
     let mut decoder = Decoder::new(compressed)?;
     decoder.window_log_max(WINDOW_LOG_MAX)?;
     let mut decoded = Vec::new();
     decoder.take(len_max).read_to_end(&mut decoded)?;
     Ok(decoded)
-}
-
-/// Decoded bytes, which sections read by position.
-struct Decoded(Vec<u8>);
-
-impl crate::bytes::ReadAt for Decoded {
-    fn read_exact_at(&self, out: &mut [u8], offset: u64) -> Result<(), Error> {
-        self.0.as_slice().read_exact_at(out, offset)
-    }
 }
 
 /// The bytes of a range of a file, one after another.

@@ -176,8 +176,7 @@ pub(super) fn check_records(
             of_storages.push((record.data.clone(), expected));
             continue;
         }
-        let bytes =
-            section.read(record.data.start - section.start()..record.data.end - section.start())?;
+        let bytes = section.read(record.data.start - section.start()..record.data.end - section.start())?;
         if DigestKind::Crc32.of(&bytes) != expected {
             let (record, item) = (name.clone(), section.item().to_owned());
             return Err(dcp_error(path, DcpFault::Damaged { record, item, file: path.to_owned() }));

@@ -105,7 +105,12 @@ impl Metadata {
     }
 }
 
-fn read_kind(graph: &Graph, name: &str, id: NodeId, storage: &mut Storage<'_>) -> Result<Kind, DcpFault> {
+fn read_kind<'a>(
+    graph: &'a Graph,
+    name: &'a str,
+    id: NodeId,
+    storage: &mut Storage<'a>,
+) -> Result<Kind, DcpFault> {
     let place = || format!("the entry of `{name}`");
     let object = graph.object(id).ok_or_else(|| unexpected(place(), "a tensor or value"))?;
     if object.class.is(METADATA, "BytesStorageMetadata") {
@@ -204,7 +209,9 @@ impl<'a> Paths<'a> {
     fn notes(&self) -> Vec<String> {
         match self.flat_count {
             0 => Vec::new(),
-            count => vec![format!("{count} names have no known place in a nested state dict and are kept flat")],
+            count => {
+                vec![format!("{count} names have no known place in a nested state dict and are kept flat")]
+            }
         }
     }
 }

@@ -1,0 +1,1 @@
+//! Archives by hand around pickles by hand: storages that lie, and views that reach too far.
