@@ -14,6 +14,7 @@ mod nesting_fault;
 mod pickle_fault;
 mod plan_fault;
 mod torch_fault;
+mod transfer_fault;
 mod zip_fault;
 
 use std::{io, ops::Range, path::PathBuf};
@@ -27,6 +28,7 @@ pub use nesting_fault::NestingFault;
 pub use pickle_fault::PickleFault;
 pub use plan_fault::PlanFault;
 pub use torch_fault::TorchFault;
+pub use transfer_fault::TransferFault;
 pub use zip_fault::ZipFault;
 
 use crate::safetensors::TensorType;
@@ -344,6 +346,15 @@ pub enum Error {
         /// What is wrong.
         fault: NestingFault,
     },
+    /// Bytes could not be moved, or must not be.
+    #[error("{0}")]
+    Transfer(TransferFault),
+}
+
+impl From<TransferFault> for Error {
+    fn from(fault: TransferFault) -> Error {
+        Error::Transfer(fault)
+    }
 }
 
 fn found_list(found: &[String]) -> String {

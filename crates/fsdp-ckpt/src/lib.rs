@@ -36,6 +36,8 @@ mod file_io;
 mod files;
 #[allow(dead_code, unused_imports, reason = "readers of formats follow")]
 mod pickle;
+#[cfg(test)]
+mod random_checkpoint;
 #[allow(dead_code, unused_imports, reason = "readers of formats follow")]
 mod torch;
 mod torch_types;
@@ -45,5 +47,5 @@ mod zip;
 
 pub use error::{
     CoverageFault, DcpFault, Error, FileAction, HeaderFault, NameDifferences, NestingFault, PickleFault,
-    PlanFault, ShapeDifference, TorchFault, ZipFault,
+    PlanFault, ShapeDifference, TorchFault, TransferFault, ZipFault,
 };

@@ -22,6 +22,7 @@ mod compressed;
 mod items;
 mod metadata;
 mod plain;
+mod storage;
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -212,6 +213,3 @@ fn stored_chunk(source: usize, offsets: Vec<u64>, stored: StoredTensor, shape: &
     let StoredTensor { shape: sizes, strides, offset, .. } = stored;
     Chunk { region: Region::Box { offsets, sizes, strides }.simplified(shape), source, offset }
 }
-
-#[cfg(test)]
-mod tests;

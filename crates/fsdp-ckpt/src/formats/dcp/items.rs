@@ -11,8 +11,9 @@ use std::{
 
 use super::{
     compressed, dcp_error,
-    metadata::{ChunkEntry, Entry, Kind, Location, item_name},
+    metadata::{ChunkEntry, Entry, Kind},
     plain,
+    storage::{Location, item_name},
 };
 use crate::{
     bytes::Section,

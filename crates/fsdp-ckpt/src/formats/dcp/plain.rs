@@ -43,7 +43,7 @@ impl<'a> Ends<'a> {
         let read = |range: Range<u64>| {
             let mut bytes = vec![0; (range.end - range.start) as usize];
             file.read_exact_at(&mut bytes, range.start)?;
-            Ok((range.start, bytes))
+            Ok::<_, Error>((range.start, bytes))
         };
         Ok(Ends { file, head: read(range.start..head_end)?, tail: read(tail_start..range.end)? })
     }
