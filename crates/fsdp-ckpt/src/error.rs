@@ -10,9 +10,11 @@ mod dcp_fault;
 mod file_action;
 mod header_fault;
 mod names;
+mod native_fault;
 mod nesting_fault;
 mod pickle_fault;
 mod plan_fault;
+mod save_fault;
 mod torch_fault;
 mod transfer_fault;
 mod zip_fault;
@@ -24,9 +26,11 @@ pub use dcp_fault::DcpFault;
 pub use file_action::FileAction;
 pub use header_fault::HeaderFault;
 pub use names::{NameDifferences, ShapeDifference};
+pub use native_fault::NativeFault;
 pub use nesting_fault::NestingFault;
 pub use pickle_fault::PickleFault;
 pub use plan_fault::PlanFault;
+pub use save_fault::SaveFault;
 pub use torch_fault::TorchFault;
 pub use transfer_fault::TransferFault;
 pub use zip_fault::ZipFault;
@@ -55,6 +59,22 @@ pub enum Error {
         path: PathBuf,
         /// What is wrong with its header.
         fault: HeaderFault,
+    },
+    /// A native checkpoint is damaged, incomplete or of another version.
+    #[error("{}: {fault}", path.display())]
+    Native {
+        /// The file of the checkpoint.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: Box<NativeFault>,
+    },
+    /// A native checkpoint cannot be saved.
+    #[error("{}: {fault}", path.display())]
+    Save {
+        /// The directory or file of the save.
+        path: PathBuf,
+        /// Why not.
+        fault: Box<SaveFault>,
     },
     /// The tensors of an export cannot be laid out as a safetensors file.
     #[error("cannot lay out {}: {fault}", path.display())]

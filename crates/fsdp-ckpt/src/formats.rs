@@ -3,4 +3,5 @@
 //! They read metadata alone, and trust none of it: what a reader returns lies inside its files.
 
 pub mod dcp;
+pub mod native;
 pub mod torch_file;

@@ -23,6 +23,7 @@ mod error;
 pub mod export;
 pub mod formats;
 pub mod model_files;
+pub mod native;
 pub mod safetensors;
 pub mod targets;
 pub mod transfer;
@@ -30,9 +31,7 @@ pub mod transfer;
 #[allow(dead_code, reason = "readers of formats follow")]
 mod bytes;
 mod convert;
-#[allow(dead_code, reason = "the native checkpoint uses the rest")]
 mod file_io;
-#[allow(dead_code, reason = "the native checkpoint uses the rest")]
 mod files;
 #[allow(dead_code, unused_imports, reason = "readers of formats follow")]
 mod pickle;
@@ -46,6 +45,6 @@ mod unique_map;
 mod zip;
 
 pub use error::{
-    CoverageFault, DcpFault, Error, FileAction, HeaderFault, NameDifferences, NestingFault, PickleFault,
-    PlanFault, ShapeDifference, TorchFault, TransferFault, ZipFault,
+    CoverageFault, DcpFault, Error, FileAction, HeaderFault, NameDifferences, NativeFault, NestingFault,
+    PickleFault, PlanFault, SaveFault, ShapeDifference, TorchFault, TransferFault, ZipFault,
 };

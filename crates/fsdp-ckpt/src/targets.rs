@@ -5,6 +5,7 @@
 //! lays it out. Targets read nothing and write nothing: their plans follow from names, types and shapes.
 
 pub mod dcp;
+pub mod native;
 pub mod safetensors;
 pub mod torch_file;
 
