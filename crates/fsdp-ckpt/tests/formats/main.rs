@@ -6,6 +6,9 @@ mod dcp;
 /// Files of `torch.save`.
 mod torch_file;
 
+/// Damaged and changed files: refused or read within their bounds, never a panic.
+mod damage;
+
 use std::{
     fs,
     path::{Path, PathBuf},
