@@ -6,6 +6,7 @@
 //! sees bytes and knows no path.
 
 mod coverage_fault;
+mod dcp_fault;
 mod file_action;
 mod header_fault;
 mod names;
@@ -22,6 +23,7 @@ mod zip_fault;
 use std::{io, ops::Range, path::PathBuf};
 
 pub use coverage_fault::CoverageFault;
+pub use dcp_fault::DcpFault;
 pub use file_action::FileAction;
 pub use header_fault::HeaderFault;
 pub use names::{NameDifferences, ShapeDifference};
@@ -338,6 +340,14 @@ pub enum Error {
         item: String,
         /// What is wrong with it.
         fault: Box<TorchFault>,
+    },
+    /// A distributed checkpoint is not read.
+    #[error("cannot read {}: {fault}", path.display())]
+    Dcp {
+        /// The file: the metadata, or one with items.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: Box<DcpFault>,
     },
     /// A receipt of another export was handed to a commit.
     #[error("a receipt for {} was given to the commit of {}", got.display(), expected.display())]

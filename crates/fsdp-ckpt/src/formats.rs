@@ -3,6 +3,7 @@
 //! They read metadata alone, and trust none of it: what a reader returns lies inside its files. Whether all elements
 //! are there, [`check_coverage`](crate::checkpoint::Checkpoint::check_coverage) proves.
 
+pub mod dcp;
 pub mod native;
 pub mod rank_files;
 pub mod rank_kind;
