@@ -10,7 +10,6 @@ pub mod safetensors;
 pub mod torch_file;
 
 mod torch_archive;
-mod tree;
 
 #[cfg(test)]
 pub(crate) mod assemble;
