@@ -46,5 +46,5 @@ mod zip;
 
 pub use error::{
     CoverageFault, DcpFault, Error, FileAction, HeaderFault, NameDifferences, NativeFault, NestingFault,
-    PickleFault, PlanFault, SaveFault, ShapeDifference, TorchFault, TransferFault, ZipFault,
+    PickleFault, PlanFault, RankFault, SaveFault, ShapeDifference, TorchFault, TransferFault, ZipFault,
 };
