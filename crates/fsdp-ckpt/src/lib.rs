@@ -22,6 +22,8 @@ pub mod digest;
 mod error;
 pub mod export;
 pub mod formats;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod model_files;
 pub mod native;
 pub mod safetensors;
@@ -35,12 +37,16 @@ mod file_io;
 mod files;
 #[allow(dead_code, unused_imports, reason = "readers of formats follow")]
 mod pickle;
+#[cfg(test)]
+mod random_checkpoint;
+#[allow(dead_code, unused_imports, reason = "readers of formats follow")]
+mod torch;
 mod torch_types;
 mod unique_map;
 #[allow(dead_code, reason = "readers of formats follow")]
 mod zip;
 
 pub use error::{
-    CoverageFault, Error, FileAction, HeaderFault, NameDifferences, NativeFault, NestingFault, PickleFault,
-    PlanFault, SaveFault, ShapeDifference, TorchFault, ZipFault,
+    CoverageFault, DcpFault, Error, FileAction, HeaderFault, NameDifferences, NativeFault, NestingFault,
+    PickleFault, PlanFault, RankFault, SaveFault, ShapeDifference, TorchFault, TransferFault, ZipFault,
 };
