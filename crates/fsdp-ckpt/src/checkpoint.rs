@@ -17,6 +17,7 @@ mod value;
 use std::{collections::BTreeMap, ops::Range, path::PathBuf};
 
 pub use flatten::{Nested, Nesting, Tree, flatten, nest};
+pub(crate) use region::element_count;
 pub use role::Roles;
 pub use value::{Global, Value};
 

@@ -5,8 +5,10 @@
 //! them once. What is wrong inside a safetensors header has its own type, [`HeaderFault`], because the parser
 //! sees bytes and knows no path.
 
+mod conversion_fault;
 mod coverage_fault;
 mod file_action;
+mod format_fault;
 mod header_fault;
 mod names;
 mod nesting_fault;
@@ -18,8 +20,10 @@ mod zip_fault;
 
 use std::{io, ops::Range, path::PathBuf};
 
+pub use conversion_fault::ConversionFault;
 pub use coverage_fault::CoverageFault;
 pub use file_action::FileAction;
+pub use format_fault::FormatFault;
 pub use header_fault::HeaderFault;
 pub use names::{NameDifferences, ShapeDifference};
 pub use nesting_fault::NestingFault;
@@ -336,9 +340,26 @@ pub enum Error {
         /// What is wrong.
         fault: NestingFault,
     },
+    /// A conversion that was asked for makes no sense.
+    #[error("{0}")]
+    Conversion(ConversionFault),
+    /// A path cannot be opened as a checkpoint.
+    #[error("cannot open {} as a checkpoint: {fault}", path.display())]
+    Format {
+        /// The file or directory.
+        path: PathBuf,
+        /// Why not.
+        fault: FormatFault,
+    },
     /// Bytes could not be moved, or must not be.
     #[error("{0}")]
     Transfer(TransferFault),
+}
+
+impl From<ConversionFault> for Error {
+    fn from(fault: ConversionFault) -> Error {
+        Error::Conversion(fault)
+    }
 }
 
 impl From<TransferFault> for Error {
