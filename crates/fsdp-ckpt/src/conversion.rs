@@ -24,8 +24,8 @@ use crate::{
     checkpoint::Checkpoint,
     error::{ConversionFault, Error},
     safetensors::TensorType,
-    targets::{self, Selection, dcp, native, safetensors, torch_file},
-    transfer::{self, Moved, Options, OutputKind, OutputPlan, PlannedFile, Staged},
+    targets::{Selection, dcp, native, safetensors, torch_file},
+    transfer::{self, Moved, Options, OutputKind, OutputPlan, Staged},
 };
 
 /// The most tensor bytes in one safetensors file, as Hugging Face has it.

@@ -7,13 +7,16 @@
 
 mod conversion_fault;
 mod coverage_fault;
+mod dcp_fault;
 mod file_action;
 mod format_fault;
 mod header_fault;
 mod names;
+mod native_fault;
 mod nesting_fault;
 mod pickle_fault;
 mod plan_fault;
+mod save_fault;
 mod torch_fault;
 mod transfer_fault;
 mod zip_fault;
@@ -22,13 +25,16 @@ use std::{io, ops::Range, path::PathBuf};
 
 pub use conversion_fault::ConversionFault;
 pub use coverage_fault::CoverageFault;
+pub use dcp_fault::DcpFault;
 pub use file_action::FileAction;
 pub use format_fault::FormatFault;
 pub use header_fault::HeaderFault;
 pub use names::{NameDifferences, ShapeDifference};
+pub use native_fault::NativeFault;
 pub use nesting_fault::NestingFault;
 pub use pickle_fault::PickleFault;
 pub use plan_fault::PlanFault;
+pub use save_fault::SaveFault;
 pub use torch_fault::TorchFault;
 pub use transfer_fault::TransferFault;
 pub use zip_fault::ZipFault;
@@ -57,6 +63,22 @@ pub enum Error {
         path: PathBuf,
         /// What is wrong with its header.
         fault: HeaderFault,
+    },
+    /// A native checkpoint is damaged, incomplete or of another version.
+    #[error("{}: {fault}", path.display())]
+    Native {
+        /// The file of the checkpoint.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: Box<NativeFault>,
+    },
+    /// A native checkpoint cannot be saved.
+    #[error("{}: {fault}", path.display())]
+    Save {
+        /// The directory or file of the save.
+        path: PathBuf,
+        /// Why not.
+        fault: Box<SaveFault>,
     },
     /// The tensors of an export cannot be laid out as a safetensors file.
     #[error("cannot lay out {}: {fault}", path.display())]
@@ -320,6 +342,14 @@ pub enum Error {
         item: String,
         /// What is wrong with it.
         fault: Box<TorchFault>,
+    },
+    /// A distributed checkpoint is not read.
+    #[error("cannot read {}: {fault}", path.display())]
+    Dcp {
+        /// The file: the metadata, or one with items.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: Box<DcpFault>,
     },
     /// A receipt of another export was handed to a commit.
     #[error("a receipt for {} was given to the commit of {}", got.display(), expected.display())]

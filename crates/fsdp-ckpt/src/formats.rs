@@ -2,7 +2,9 @@
 //!
 //! They read metadata alone, and trust none of it: what a reader returns lies inside its files.
 
+pub mod dcp;
 mod detect;
+pub mod native;
 pub mod safetensors_files;
 pub mod torch_file;
 

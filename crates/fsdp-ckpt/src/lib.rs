@@ -29,6 +29,7 @@ mod error;
 pub mod export;
 pub mod formats;
 pub mod model_files;
+pub mod native;
 pub mod safetensors;
 pub mod targets;
 pub mod transfer;
@@ -37,9 +38,7 @@ pub mod verify;
 #[allow(dead_code, reason = "readers of formats follow")]
 mod bytes;
 mod convert;
-#[allow(dead_code, reason = "the native checkpoint uses the rest")]
 mod file_io;
-#[allow(dead_code, reason = "the native checkpoint uses the rest")]
 mod files;
 #[allow(dead_code, unused_imports, reason = "readers of formats follow")]
 mod pickle;
@@ -53,6 +52,7 @@ mod unique_map;
 mod zip;
 
 pub use error::{
-    ConversionFault, CoverageFault, Error, FileAction, FormatFault, HeaderFault, NameDifferences, NestingFault, PickleFault,
-    PlanFault, ShapeDifference, TorchFault, TransferFault, ZipFault,
+    ConversionFault, CoverageFault, DcpFault, Error, FileAction, FormatFault, HeaderFault, NameDifferences,
+    NativeFault, NestingFault, PickleFault, PlanFault, SaveFault, ShapeDifference, TorchFault, TransferFault,
+    ZipFault,
 };

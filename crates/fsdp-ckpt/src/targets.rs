@@ -5,11 +5,11 @@
 //! lays it out. Targets read nothing and write nothing: their plans follow from names, types and shapes.
 
 pub mod dcp;
+pub mod native;
 pub mod safetensors;
 pub mod torch_file;
 
 mod torch_archive;
-mod tree;
 
 #[cfg(test)]
 pub(crate) mod assemble;

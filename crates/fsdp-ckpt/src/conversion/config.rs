@@ -21,7 +21,8 @@ const CONFIG_BYTES_MAX: u64 = 16 << 20;
 const HEAD: &str = "lm_head.weight";
 
 /// The last steps of names of input weights.
-const EMBEDDINGS: [&str; 4] = ["embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight"];
+const EMBEDDINGS: [&str; 4] =
+    ["embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight"];
 
 /// A configuration that was read.
 pub(super) struct Config {
@@ -59,7 +60,9 @@ pub(super) fn tie_head(
     options: &Options,
 ) -> Result<(), Error> {
     let tensors = &mut selection.tensors;
-    let ends_in = |name: &str, end: &str| name.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+    let ends_in = |name: &str, end: &str| {
+        name.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    };
     let head = tensors.iter().position(|tensor| ends_in(&tensor.name, HEAD));
     let is_embedding = |name: &str| EMBEDDINGS.iter().any(|end| ends_in(name, end));
     let embedding = tensors.iter().position(|tensor| is_embedding(&tensor.name));

@@ -64,7 +64,9 @@ impl<'a> Renaming<'a> {
             && path.last() == Some(&Key::Name("params".to_owned()))
             && path.iter().any(|step| *step == Key::Name("param_groups".to_owned()));
         match value {
-            Value::List(items) if is_list_of_names => Value::List(items.iter().map(|item| self.name(item)).collect()),
+            Value::List(items) if is_list_of_names => {
+                Value::List(items.iter().map(|item| self.name(item)).collect())
+            }
             other => other.clone(),
         }
     }
@@ -181,7 +183,12 @@ mod tests {
         let state = names(&["optim", "state", "layers.0.w", "exp_avg"]);
         assert_eq!(renaming.path(&state), names(&["optim", "state", "blocks.0.w", "exp_avg"]));
         let list = Value::List(vec![Value::Str("layers.1.w".into())]);
-        let groups = [Key::Name("optim".into()), Key::Name("param_groups".into()), Key::Index(0), Key::Name("params".into())];
+        let groups = [
+            Key::Name("optim".into()),
+            Key::Name("param_groups".into()),
+            Key::Index(0),
+            Key::Name("params".into()),
+        ];
         assert_eq!(renaming.value(&groups, &list), Value::List(vec![Value::Str("blocks.1.w".into())]));
         assert_eq!(renaming.used, [true]);
         assert_eq!(renaming.path(&groups), groups);

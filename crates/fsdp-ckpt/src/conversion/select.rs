@@ -24,7 +24,9 @@ pub(super) fn select(
     }
     let mut renaming = Renaming::new(conversion.strip_prefix.as_deref(), &conversion.renames);
     let mut tensors = BTreeMap::new();
-    for (source, tensor) in checkpoint.tensors.iter().filter(|(_, tensor)| is_in(tensor.role, conversion.part)) {
+    for (source, tensor) in
+        checkpoint.tensors.iter().filter(|(_, tensor)| is_in(tensor.role, conversion.part))
+    {
         let output = output(source, tensor, renaming.path(&tensor.path), conversion.dtype)?;
         if let Some(first) = tensors.insert(output.name.clone(), output) {
             let (name, second) = (first.name, source.clone());
@@ -35,7 +37,8 @@ pub(super) fn select(
         return Err(nothing_selected(checkpoint).into());
     }
     let mut values: BTreeMap<String, (Object, &str)> = BTreeMap::new();
-    for (source, object) in checkpoint.values.iter().filter(|(_, object)| is_in(object.role, conversion.part)) {
+    for (source, object) in checkpoint.values.iter().filter(|(_, object)| is_in(object.role, conversion.part))
+    {
         let path = renaming.path(&object.path);
         let (name, value) = (join(&path), renaming.value(&object.path, &object.value));
         let taken = tensors.get(&name).map(|tensor| tensor.source.as_str());
@@ -146,7 +149,9 @@ fn tie(checkpoint: &Checkpoint, tensors: &mut [OutputTensor]) {
     let mut firsts: BTreeMap<(usize, u64), Vec<usize>> = BTreeMap::new();
     for index in 0..tensors.len() {
         let chunks = |index: usize| -> &[Chunk] { &checkpoint.tensors[&tensors[index].source].chunks };
-        let Some(first_chunk) = chunks(index).first().filter(|_| !tensors[index].is_empty()) else { continue };
+        let Some(first_chunk) = chunks(index).first().filter(|_| !tensors[index].is_empty()) else {
+            continue;
+        };
         let candidates = firsts.entry((first_chunk.source, first_chunk.offset)).or_default();
         let is_same = |&other: &usize| {
             let (a, b) = (&tensors[other], &tensors[index]);

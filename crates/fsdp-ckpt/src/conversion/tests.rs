@@ -13,7 +13,11 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
-fn converted(source: &Checkpoint, destination: &Path, conversion: &Conversion) -> Result<ConversionReport, Error> {
+fn converted(
+    source: &Checkpoint,
+    destination: &Path,
+    conversion: &Conversion,
+) -> Result<ConversionReport, Error> {
     let cancel = AtomicBool::new(false);
     convert(source, destination, conversion, &Options { sync: false, ..Options::new(&NoProgress, &cancel) })
 }
@@ -39,26 +43,48 @@ fn shards_become_the_model_that_they_are_of() {
     assert_eq!(report.tensors + report.tied.len(), models.count());
     let differing: Vec<_> = outcomes(&source, &result);
     for (name, outcome) in differing {
-        let may_lack = report.tied.iter().any(|(copy, _)| *copy == name) || source.tensors[&name].role != crate::checkpoint::Role::Model;
-        assert!(outcome == Outcome::EqualBits || (may_lack && outcome == Outcome::OnlyInFirst), "{name} {outcome:?}");
+        let may_lack = report.tied.iter().any(|(copy, _)| *copy == name)
+            || source.tensors[&name].role != crate::checkpoint::Role::Model;
+        assert!(
+            outcome == Outcome::EqualBits || (may_lack && outcome == Outcome::OnlyInFirst),
+            "{name} {outcome:?}"
+        );
     }
     assert_eq!(formats::open(out.join("model.safetensors")).unwrap().tensors.len(), report.tensors);
 }
 
 #[test]
-fn a_torch_file_survives_every_target() {
-    let dir = tempfile::tempdir().unwrap();
-    let source = formats::open(fixture("full.pth")).unwrap();
-    for target in [Target::Torch, Target::Safetensors] {
-        let out = dir.path().join(format!("{target:?}.safetensors"));
-        let conversion = Conversion { part: Part::All, ..Conversion::new(target) };
-        let report = converted(&source, &out, &conversion).unwrap();
-        let result = formats::open(&out).unwrap();
-        if target == Target::Torch {
-            assert!(is_same(&source, &result));
-            assert!(report.checksums > 0);
+fn every_fixture_survives_every_target() {
+    let fixtures = [
+        "full.pth",
+        "kinds.pth",
+        "kinds.safetensors",
+        "hf_dcp_shards",
+        "dcp_2rank",
+        "dcp_2rank_zstd",
+        "dcp_hsdp_2x2",
+    ];
+    for name in fixtures {
+        let source = formats::open(fixture(name)).unwrap();
+        for target in [Target::Torch, Target::Dcp, Target::Native, Target::Safetensors] {
+            let dir = tempfile::tempdir().unwrap();
+            let out = dir.path().join("out.safetensors");
+            let world_size = NonZero::new(3).unwrap();
+            let conversion = Conversion { part: Part::All, world_size, ..Conversion::new(target) };
+            let report = match converted(&source, &out, &conversion) {
+                // Complex numbers and such have no place in some formats.
+                Err(Error::CannotPlan { .. }) if name.starts_with("kinds") => continue,
+                result => result.unwrap_or_else(|error| panic!("{name} to {target:?}: {error}")),
+            };
+            let result = formats::open(&out).unwrap();
+            for (tensor, outcome) in outcomes(&source, &result) {
+                let is_tied = report.tied.iter().any(|(copy, _)| *copy == tensor);
+                let expected = if is_tied { Outcome::OnlyInFirst } else { Outcome::EqualBits };
+                assert_eq!(outcome, expected, "{tensor} of {name} to {target:?}");
+            }
+            assert_eq!(report.values, if target == Target::Safetensors { 0 } else { source.values.len() });
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         }
-        assert_eq!(report.tensors, result.tensors.len() - if target == Target::Torch { 0 } else { 0 });
     }
 }
 
@@ -76,7 +102,7 @@ fn small_shards_get_an_index_and_a_configuration_beside_them() {
         ..Conversion::new(Target::Safetensors)
     };
     let report = converted(&source, &out, &conversion).unwrap();
-    assert!(report.files > 3 && out.join("config.json").is_file());
+    assert!(report.files > 2 && out.join("config.json").is_file());
     assert!(is_same(&source, &formats::open(&out).unwrap()));
     fs::remove_file(out.join("model.safetensors.index.json")).unwrap();
     assert!(is_same(&source, &formats::open(&out).unwrap()));
@@ -104,7 +130,8 @@ fn another_type_goes_to_floats_of_the_model_alone() {
 /// A file with tensors of these names, each of two bytes.
 fn of_names(path: &Path, names: &[(&str, u8)]) -> Checkpoint {
     use crate::safetensors::{Header, TensorSpec};
-    let spec = |(name, _): &(&str, u8)| TensorSpec { name: (*name).into(), dtype: TensorType::U8, shape: vec![2] };
+    let spec =
+        |(name, _): &(&str, u8)| TensorSpec { name: (*name).into(), dtype: TensorType::U8, shape: vec![2] };
     let (_, mut bytes) = Header::layout(names.iter().map(spec).collect(), None).unwrap();
     bytes.extend(names.iter().flat_map(|(_, byte)| [*byte; 2]));
     fs::write(path, bytes).unwrap();

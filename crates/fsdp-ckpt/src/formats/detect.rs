@@ -5,13 +5,14 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{safetensors_files, torch_file};
+use super::{dcp, native, safetensors_files, torch_file};
 use crate::{
     checkpoint::Checkpoint,
     error::{Error, FormatFault},
     export::directory_of,
     file_io::{Files, PathFile},
     model_files::{INDEX_FILE, SINGLE_FILE},
+    native::MANIFEST_FILE,
 };
 
 /// The first bytes of a zip archive, as `torch.save` writes them.
@@ -89,6 +90,10 @@ fn is_named(path: &Path, name: &str) -> bool {
 
 /// What a directory holds.
 enum Contents {
+    /// A native checkpoint.
+    Native,
+    /// A distributed checkpoint of PyTorch.
+    Dcp,
     /// A model with an index.
     Index(PathBuf),
     /// These safetensors files.
@@ -110,6 +115,15 @@ fn contents(dir: &Path) -> Result<Contents, Error> {
         names.iter().filter(is_one).cloned().collect()
     };
     let safetensors = ending(&[".safetensors"]);
+    // Files of ranks beside a manifest are native whatever the manifest says: one that is damaged must not make
+    // them plain shards, which nothing protects.
+    if has(MANIFEST_FILE) && safetensors.iter().any(|name| name.starts_with("shard-")) {
+        return Ok(Contents::Native);
+    }
+    // Where PyTorch wrote safetensors, its metadata says nothing of use.
+    if has(dcp::METADATA_FILE) && (safetensors.is_empty() || !ending(&[".distcp"]).is_empty()) {
+        return Ok(Contents::Dcp);
+    }
     if has(INDEX_FILE) && !has(SINGLE_FILE) {
         return Ok(Contents::Index(dir.join(INDEX_FILE)));
     }
@@ -131,6 +145,8 @@ fn contents(dir: &Path) -> Result<Contents, Error> {
 fn open_directory(dir: &Path) -> Result<Checkpoint, Error> {
     let fault = |fault| Err(Error::Format { path: dir.to_owned(), fault });
     match contents(dir)? {
+        Contents::Native => native::open(dir),
+        Contents::Dcp => dcp::open(dir),
         Contents::Index(index) => safetensors_files::open_index(&index),
         Contents::Safetensors(names) => safetensors_files::open_files(dir, &names),
         Contents::TorchFile(path) => torch_file::open(path),

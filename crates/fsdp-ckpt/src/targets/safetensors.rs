@@ -49,7 +49,8 @@ pub fn drop_unheld(selection: &mut Selection) -> Unheld {
     let tensors = &mut selection.tensors;
     let mut tied = Vec::new();
     for members in groups.values().filter(|members| members.len() > 1) {
-        let kept = members.iter().copied().find(|&index| !is_head(&tensors[index].name)).unwrap_or(members[0]);
+        let kept =
+            members.iter().copied().find(|&index| !is_head(&tensors[index].name)).unwrap_or(members[0]);
         let copies = members.iter().filter(|&&index| index != kept);
         tied.extend(copies.map(|&index| (tensors[index].name.clone(), tensors[kept].name.clone())));
         members.iter().for_each(|&index| tensors[index].tied_to = (index != kept).then_some(kept));
