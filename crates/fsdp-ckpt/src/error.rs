@@ -16,6 +16,7 @@ mod native_fault;
 mod nesting_fault;
 mod pickle_fault;
 mod plan_fault;
+mod rank_fault;
 mod save_fault;
 mod torch_fault;
 mod transfer_fault;
@@ -34,6 +35,7 @@ pub use native_fault::NativeFault;
 pub use nesting_fault::NestingFault;
 pub use pickle_fault::PickleFault;
 pub use plan_fault::PlanFault;
+pub use rank_fault::RankFault;
 pub use save_fault::SaveFault;
 pub use torch_fault::TorchFault;
 pub use transfer_fault::TransferFault;
@@ -380,6 +382,14 @@ pub enum Error {
         path: PathBuf,
         /// Why not.
         fault: FormatFault,
+    },
+    /// Files of ranks do not make up one checkpoint.
+    #[error("{}: {fault}", path.display())]
+    Ranks {
+        /// The file or directory.
+        path: PathBuf,
+        /// What is wrong.
+        fault: RankFault,
     },
     /// Bytes could not be moved, or must not be.
     #[error("{0}")]

@@ -53,6 +53,6 @@ mod zip;
 
 pub use error::{
     ConversionFault, CoverageFault, DcpFault, Error, FileAction, FormatFault, HeaderFault, NameDifferences,
-    NativeFault, NestingFault, PickleFault, PlanFault, SaveFault, ShapeDifference, TorchFault, TransferFault,
-    ZipFault,
+    NativeFault, NestingFault, PickleFault, PlanFault, RankFault, SaveFault, ShapeDifference, TorchFault,
+    TransferFault, ZipFault,
 };

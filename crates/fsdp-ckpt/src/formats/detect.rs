@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{dcp, native, safetensors_files, torch_file};
+use super::{dcp, native, rank_files, rank_kind::RankKind, safetensors_files, torch_file, xla};
 use crate::{
     checkpoint::Checkpoint,
     error::{Error, FormatFault},
@@ -26,6 +26,9 @@ const SEARCH_DEPTH: usize = 2;
 
 /// How many directories are searched for it.
 const SEARCHED_MAX: usize = 2000;
+
+/// The model of older Hugging Face directories, beside files of the Trainer.
+const TORCH_MODEL: &str = "pytorch_model.bin";
 
 /// Endings of files of `torch.save`.
 const TORCH_ENDINGS: [&str; 4] = [".pth", ".pt", ".bin", ".ckpt"];
@@ -74,13 +77,29 @@ fn open_file(path: &Path) -> Result<Checkpoint, Error> {
     let is_part = || !matches!(contents(&directory), Ok(Contents::Unknown) | Err(_));
     match kind_of(&start) {
         FileKind::Empty => fault(FormatFault::EmptyFile),
-        FileKind::Zip => torch_file::open(path),
+        FileKind::Zip => open_torch(path),
         FileKind::Safetensors => safetensors_files::open_file(path),
         FileKind::Json if is_named(path, INDEX_FILE) || !is_part() => safetensors_files::open_index(path),
         FileKind::Json | FileKind::Other if is_part() => fault(FormatFault::PartOfDirectory { directory }),
         FileKind::Json | FileKind::Other => {
             fault(FormatFault::UnknownFile { start: start.escape_ascii().to_string() })
         }
+    }
+}
+
+/// Opens a file of `torch.save`: one rank's with its siblings, or one by itself.
+fn open_torch(path: &Path) -> Result<Checkpoint, Error> {
+    // What is wrong with a file, its reader says best.
+    match RankKind::of(path).unwrap_or(None) {
+        Some(kind) => open_ranks(kind, path),
+        None => torch_file::open(path),
+    }
+}
+
+fn open_ranks(kind: RankKind, path: &Path) -> Result<Checkpoint, Error> {
+    match kind {
+        RankKind::Xla => xla::open(path),
+        RankKind::DTensors => rank_files::open(path),
     }
 }
 
@@ -133,6 +152,9 @@ fn contents(dir: &Path) -> Result<Contents, Error> {
     if !safetensors.is_empty() {
         return Ok(Contents::Safetensors(safetensors));
     }
+    if has(TORCH_MODEL) {
+        return Ok(Contents::TorchFile(dir.join(TORCH_MODEL)));
+    }
     let mut torch_files = ending(&TORCH_ENDINGS);
     torch_files.retain(|name| start_of(&dir.join(name)).is_ok_and(|start| kind_of(&start) == FileKind::Zip));
     Ok(match torch_files.as_slice() {
@@ -149,8 +171,11 @@ fn open_directory(dir: &Path) -> Result<Checkpoint, Error> {
         Contents::Dcp => dcp::open(dir),
         Contents::Index(index) => safetensors_files::open_index(&index),
         Contents::Safetensors(names) => safetensors_files::open_files(dir, &names),
-        Contents::TorchFile(path) => torch_file::open(path),
-        Contents::TorchFiles(files) => fault(FormatFault::SeveralFiles { files }),
+        Contents::TorchFile(path) => open_torch(&path),
+        Contents::TorchFiles(files) => match RankKind::of(dir)? {
+            Some(kind) => open_ranks(kind, dir),
+            None => fault(FormatFault::SeveralFiles { files }),
+        },
         Contents::Unknown => {
             let candidates = candidates(dir);
             if candidates.is_empty() {
@@ -191,3 +216,6 @@ fn candidates(dir: &Path) -> Vec<String> {
     }
     found
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,12 @@ mod dcp;
 /// Files of `torch.save`.
 mod torch_file;
 
+/// Files per rank with distributed tensors.
+mod rank_files;
+
+/// Files per rank of PyTorch/XLA.
+mod xla;
+
 /// Damaged and changed files: refused or read within their bounds, never a panic.
 mod damage;
 
