@@ -62,7 +62,11 @@ impl Work {
 }
 
 /// Prints a report: as JSON, or as text.
-fn print(is_json: bool, json: impl FnOnce() -> serde_json::Value, text: impl FnOnce() -> String) -> Result<(), CliError> {
+fn print(
+    is_json: bool,
+    json: impl FnOnce() -> serde_json::Value,
+    text: impl FnOnce() -> String,
+) -> Result<(), CliError> {
     if is_json { output::print(&format!("{:#}\n", json())) } else { output::print(&text()) }
 }
 

@@ -25,13 +25,13 @@ pub(crate) enum CkptCommand {
 /// `fsdp ckpt inspect`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Only metadata is read, so this is quick for a checkpoint of any size; `fsdp ckpt verify` reads the
-rest. The format is told by what is in the files, not by their names. PATH is a file, or the directory
-that all ranks wrote; for files per rank, one of them will do.
+    after_help = "Only metadata is read, so this is quick for a checkpoint of any size; `fsdp ckpt verify` reads
+the rest. The format is told by what is in the files, not by their names. PATH is a file, or the
+directory that all ranks wrote; of files per rank, any one will do.
 
-JSON keys: path, format, world_size (null where the format does not say), tensor_count, tensor_bytes,
-files (path, bytes), groups (role, dtype, tensors, elements, bytes), run_state, values, notes, problems;
-with --tensors also tensors (name, dtype, shape, role, bytes, chunks).
+JSON keys: path, format, world_size (null where the format does not say), tensor_count,
+tensor_bytes, files (path, bytes), groups (role, dtype, tensors, elements, bytes), run_state, values,
+notes, problems; with --tensors also tensors (name, dtype, shape, role, bytes, chunks).
 
 Examples:
   fsdp ckpt inspect runs/quickstart/checkpoints/step-00000050
@@ -53,8 +53,8 @@ pub(crate) struct InspectArgs {
 /// `fsdp ckpt convert`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Reads: native checkpoints; PyTorch DCP, plain or zstd; files of torch.save (.pth, .bin), also one per
-rank with DTensors; PyTorch/XLA FSDP; safetensors: one file, with an index, or shards of DCP.
+    after_help = "Reads: native checkpoints; PyTorch DCP, plain or zstd; files of torch.save (.pth, .bin), also one
+per rank with DTensors; PyTorch/XLA FSDP; safetensors: one file, with an index, or shards of DCP.
 
 Writes:
   safetensors  for transformers and others: a file if DST ends in .safetensors, else a directory
@@ -62,14 +62,15 @@ Writes:
   native       a directory from which `fsdp train` resumes
   torch        a file for torch.load
 
-Weights are never held in memory as a whole. Only known, inert data is read from pickles; nothing in them
-is run. DST appears when it is complete, or not at all; it must not exist. Ctrl-C leaves nothing behind.
+Weights are never held in memory as a whole. Pickles are read as inert data; nothing in them is
+run. DST must not exist; it appears when it is complete, or not at all. Ctrl-C leaves nothing behind.
 
-Renaming: --strip-prefix first, then each --rename in its order. $1 or ${name} stand for groups; names of
-parameters inside the optimizer's state are changed alike.
+Renaming: --strip-prefix first, then each --rename in its order. $1 or ${name} stand for groups;
+names of parameters inside the optimizer's state are changed alike.
 
-JSON keys: source, source_format, destination, target, tensors, values, bytes, files, checksums, seconds,
-bytes_per_second, left_out (model, optimizer, other), dropped_values, tied (tensor, same_as), notes.
+JSON keys: source, source_format, destination, target, tensors, values, bytes, files, checksums,
+seconds, bytes_per_second, left_out (model, optimizer, other), dropped_values, tied (tensor,
+same_as), notes.
 
 Examples:
   fsdp ckpt convert checkpoint/ model.safetensors --to safetensors
@@ -123,10 +124,10 @@ pub(crate) struct ConvertArgs {
 /// `fsdp ckpt verify`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Checks that every element of every tensor is stored exactly once, reads every file to its last byte, and
-compares all checksums that the format keeps: those of native checkpoints cover every byte, PyTorch's
-zip records have a CRC-32, safetensors and the tensors of DCP written by some versions have none. What
-nothing protects is listed: there, damage that leaves the file readable cannot be found.
+    after_help = "Checks that every element of every tensor is stored exactly once, reads every file to its last
+byte, and compares all checksums that the format keeps: those of native checkpoints cover every
+byte, records of PyTorch's zip files have a CRC-32, safetensors have none. Bytes that nothing
+protects are counted: damage there, if the file stays readable, cannot be found.
 
 Exit code: 0 if sound, 1 if something is damaged or missing, 2 if PATH is not a checkpoint.
 
@@ -151,16 +152,16 @@ pub(crate) struct VerifyCkptArgs {
 /// `fsdp ckpt diff`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Tensors are matched by name and compared bit by bit; floating-point tensors of different types by value.
-With a tolerance, values may differ by atol + rtol * |b|, where b is the value in the second checkpoint.
-A NaN equals a NaN. Values that are no tensors are compared where both checkpoints have them.
+    after_help = "Tensors are matched by name and compared bit by bit; floating-point tensors of different types by
+value. With a tolerance, values may differ by atol + rtol * |b|, where b is the value in B. A NaN
+equals a NaN. Values that are no tensors are compared where both checkpoints have them.
 
 Exit code: 0 if nothing differs, 1 if something does, 2 if a checkpoint cannot be read.
 
-JSON keys: equal, first and second (path, format), tensors (by name: outcome, and what belongs to it:
-dtypes, shapes, differing, beyond_tolerance, largest, at, values), values (names of those that differ).
-Outcomes: equal_bits, equal_values, within_tolerance, differs, bits_differ, types_differ, shapes_differ,
-only_in_first, only_in_second.
+JSON keys: equal, first and second (path, format), tensors (by name: outcome, and what belongs to
+it: dtypes, shapes, differing, beyond_tolerance, largest, at, values), values (names of those that
+differ). Outcomes: equal_bits, equal_values, within_tolerance, differs, bits_differ, types_differ,
+shapes_differ, only_in_first, only_in_second.
 
 Examples:
   fsdp ckpt diff checkpoint/ resharded/

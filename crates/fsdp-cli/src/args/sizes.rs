@@ -65,7 +65,8 @@ mod tests {
 
     #[test]
     fn what_is_no_size_is_refused() {
-        for text in ["", "GB", "5G", "-5GB", "5 GB GB", "1.2.3MB", "1e9", ".5GB", "five", "1.0000000000001GB"] {
+        for text in ["", "GB", "5G", "-5GB", "5 GB GB", "1.2.3MB", "1e9", ".5GB", "five", "1.0000000000001GB"]
+        {
             assert!(size(text).unwrap_err().starts_with("expected a size such as"), "{text}");
         }
         assert_eq!(size("0MB").unwrap_err(), "expected a size above 0");

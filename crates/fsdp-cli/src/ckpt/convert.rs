@@ -29,14 +29,16 @@ pub(super) fn run(args: &ConvertArgs) -> Result<(), CliError> {
         let options = Options { sync: !args.no_sync, ..*options };
         convert(&checkpoint, &args.destination, &conversion, &options)
     })?;
-    let summary = Summary { args, checkpoint: &checkpoint, left_out: left_out(&checkpoint, &conversion), report };
+    let summary =
+        Summary { args, checkpoint: &checkpoint, left_out: left_out(&checkpoint, &conversion), report };
     print(args.json, || summary.json(), || summary.text(Paint::of(&io::stdout())))
 }
 
 /// What the options ask for.
 fn conversion(args: &ConvertArgs) -> Result<Conversion, CliError> {
     let useless = |option, targets: &str| {
-        let what = format!("it has no meaning for --to {}, only for {targets}; leave it away", args.to.name());
+        let what =
+            format!("it has no meaning for --to {}, only for {targets}; leave it away", args.to.name());
         Err(CliError::Option { option, what })
     };
     if args.world_size.is_some() && !matches!(args.to, TargetArg::Dcp | TargetArg::Native) {
@@ -91,7 +93,11 @@ impl Summary<'_> {
         let ConversionReport { tensors, values, data_bytes, files, checksums, .. } = &self.report;
         let mut text = String::new();
         line(&mut text, "read", &format!("{} ({})", self.args.source.display(), self.checkpoint.format));
-        line(&mut text, "wrote", &format!("{}, {}", self.args.destination.display(), counted(*files, "file")));
+        line(
+            &mut text,
+            "wrote",
+            &format!("{}, {}", self.args.destination.display(), counted(*files, "file")),
+        );
         let values = if *values > 0 { format!(", {}", counted(*values, "value")) } else { String::new() };
         line(&mut text, "tensors", &format!("{tensors}, {}{values}", bytes(*data_bytes)));
         line(&mut text, "checked", &format!("{} of the source", counted(*checksums, "checksum")));
@@ -102,7 +108,8 @@ impl Summary<'_> {
         }
         let dropped = &self.report.dropped_values;
         if !dropped.is_empty() {
-            let held = format!("{} that {} cannot hold: ", counted(dropped.len(), "value"), self.args.to.name());
+            let held =
+                format!("{} that {} cannot hold: ", counted(dropped.len(), "value"), self.args.to.name());
             line(&mut text, "dropped", &(held + &listed(dropped)));
         }
         for (copy, kept) in &self.report.tied {

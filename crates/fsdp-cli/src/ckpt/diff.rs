@@ -114,7 +114,9 @@ fn row((tensor, outcome): (&String, &Outcome)) -> Option<[String; 3]> {
     let what = match outcome {
         Outcome::EqualBits => return None,
         Outcome::EqualValues { dtypes } if dtypes[0] == dtypes[1] => "other bits of zero or NaN".to_owned(),
-        Outcome::EqualValues { dtypes: [a, b] } | Outcome::TypesDiffer { dtypes: [a, b] } => format!("{a}, {b}"),
+        Outcome::EqualValues { dtypes: [a, b] } | Outcome::TypesDiffer { dtypes: [a, b] } => {
+            format!("{a}, {b}")
+        }
         Outcome::WithinTolerance(deviation) | Outcome::Differs(deviation) => deviation_text(deviation),
         Outcome::BitsDiffer { count, first } => format!("{count} elements, the first at {first}"),
         Outcome::ShapesDiffer { shapes: [a, b] } => format!("{a:?}, {b:?}"),

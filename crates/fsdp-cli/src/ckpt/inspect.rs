@@ -81,7 +81,11 @@ impl<'a> Report<'a> {
             line(&mut text, key, value);
         }
         if !self.groups.is_empty() {
-            let _ = write!(text, "\n{}", table(["role", "dtype", "tensors", "elements", "bytes"], self.group_rows()));
+            let _ = write!(
+                text,
+                "\n{}",
+                table(["role", "dtype", "tensors", "elements", "bytes"], self.group_rows())
+            );
         }
         text += &self.values_text(paint);
         if self.lists_tensors {
@@ -139,8 +143,11 @@ impl<'a> Report<'a> {
         };
         let run_state: Map<String, Json> =
             checkpoint.run_state.iter().map(|(key, value)| (key.clone(), json!(value))).collect();
-        let values: Map<String, Json> =
-            checkpoint.values.iter().map(|(name, object)| (name.clone(), values::json(&object.value))).collect();
+        let values: Map<String, Json> = checkpoint
+            .values
+            .iter()
+            .map(|(name, object)| (name.clone(), values::json(&object.value)))
+            .collect();
         let files: Vec<Json> =
             self.files.iter().map(|(path, bytes)| json!({"path": path, "bytes": bytes})).collect();
         let mut json = json!({
@@ -157,7 +164,8 @@ impl<'a> Report<'a> {
             "problems": self.problems,
         });
         if self.lists_tensors {
-            json["tensors"] = checkpoint.tensors.iter().map(|tensor| tensor_json(checkpoint, tensor)).collect();
+            json["tensors"] =
+                checkpoint.tensors.iter().map(|tensor| tensor_json(checkpoint, tensor)).collect();
         }
         json
     }

@@ -73,10 +73,18 @@ impl Report<'_> {
         line(&mut text, "path", &self.path.display().to_string());
         if let Some(checkpoint) = self.checkpoint {
             line(&mut text, "format", &checkpoint.format);
-            line(&mut text, "checked", &format!("{}, {}", counted(*tensors, "tensor"), counted(*checksums, "checksum")));
+            line(
+                &mut text,
+                "checked",
+                &format!("{}, {}", counted(*tensors, "tensor"), counted(*checksums, "checksum")),
+            );
             line(&mut text, "read", &bytes(*read_bytes));
             let unprotected_bytes = self.found.unprotected_bytes();
-            let files = if unprotected.is_empty() { String::new() } else { format!(" in {}", counted(unprotected.len(), "file")) };
+            let files = if unprotected.is_empty() {
+                String::new()
+            } else {
+                format!(" in {}", counted(unprotected.len(), "file"))
+            };
             line(&mut text, "unprotected", &format!("{}{files}", bytes(unprotected_bytes)));
         }
         for note in self.notes() {
