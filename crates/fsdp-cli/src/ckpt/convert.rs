@@ -123,11 +123,11 @@ impl Summary<'_> {
 
     fn left_out_text(&self) -> Option<String> {
         let [model, optimizer, other] = self.left_out;
-        let named = [(model, "of the model"), (optimizer, "of the optimizer"), (other, "of neither")];
+        let named = [(model, "model tensor"), (optimizer, "optimizer tensor"), (other, "other tensor")];
         let some: Vec<String> = named
             .into_iter()
             .filter(|(count, _)| *count > 0)
-            .map(|(count, whose)| format!("{} {whose}", counted(count, "tensor")))
+            .map(|(count, noun)| counted(count, noun))
             .collect();
         (!some.is_empty()).then(|| format!("{} (--only all takes everything)", some.join(", ")))
     }

@@ -8,6 +8,7 @@ use fsdp_ckpt::checkpoint::Checkpoint;
 use fsdp_ckpt::conversion::Part;
 use fsdp_ckpt::diff::{Deviation, Diff, Outcome, Tolerance, diff};
 use fsdp_ckpt::formats;
+use fsdp_ckpt::safetensors::TensorType;
 use serde_json::{Map, Value as Json, json};
 
 use super::{Work, counted, is_in, line, listed, print};
@@ -53,9 +54,10 @@ impl Report<'_> {
         for (name, side) in ["A", "B"].into_iter().zip(self.sides) {
             line(&mut text, name, &format!("{} ({})", side.path.display(), side.format));
         }
-        let rows: Vec<[String; 3]> = self.found.tensors.iter().filter_map(row).collect();
+        let rows: Vec<[String; 6]> = self.found.tensors.iter().filter_map(row).collect();
         if !rows.is_empty() {
-            let _ = write!(text, "\n{}", table(["tensor", "outcome", "what"], rows));
+            let header = ["tensor", "outcome", "types or shapes", "differing", "by up to", "at element"];
+            let _ = write!(text, "\n{}", table(header, rows));
         }
         if !self.found.values.is_empty() {
             let _ = writeln!(text, "\nvalues that differ: {}", listed(&self.found.values));
@@ -65,12 +67,11 @@ impl Report<'_> {
     }
 
     fn verdict(&self, paint: Paint) -> String {
-        let mut counts: BTreeMap<(bool, &str), usize> = BTreeMap::new();
+        let mut counts: BTreeMap<(bool, String), usize> = BTreeMap::new();
         for outcome in self.found.tensors.values() {
-            *counts.entry((!outcome.is_equal(), name(outcome))).or_default() += 1;
+            *counts.entry((!outcome.is_equal(), words(outcome))).or_default() += 1;
         }
-        let counts: Vec<String> =
-            counts.iter().map(|((_, name), count)| format!("{count} {}", name.replace('_', " "))).collect();
+        let counts: Vec<String> = counts.iter().map(|((_, words), count)| format!("{count} {words}")).collect();
         let counts = counts.join(", ");
         let tensors = counted(self.found.tensors.len(), "tensor");
         if self.found.is_equal() {
@@ -94,7 +95,7 @@ impl Report<'_> {
     }
 }
 
-/// The name of an outcome in JSON; with blanks, in text.
+/// The name of an outcome in JSON.
 fn name(outcome: &Outcome) -> &'static str {
     match outcome {
         Outcome::EqualBits => "equal_bits",
@@ -110,26 +111,32 @@ fn name(outcome: &Outcome) -> &'static str {
 }
 
 /// The row of a tensor that has not the same bits on both sides.
-fn row((tensor, outcome): (&String, &Outcome)) -> Option<[String; 3]> {
-    let what = match outcome {
+fn row((tensor, outcome): (&String, &Outcome)) -> Option<[String; 6]> {
+    let types = |[a, b]: &[TensorType; 2]| if a == b { a.to_string() } else { format!("{a}, {b}") };
+    let none = String::new;
+    let rest = match outcome {
         Outcome::EqualBits => return None,
-        Outcome::EqualValues { dtypes } if dtypes[0] == dtypes[1] => "other bits of zero or NaN".to_owned(),
-        Outcome::EqualValues { dtypes: [a, b] } | Outcome::TypesDiffer { dtypes: [a, b] } => {
-            format!("{a}, {b}")
+        Outcome::EqualValues { dtypes } => [types(dtypes), none(), "0".to_owned(), none()],
+        Outcome::TypesDiffer { dtypes } => [types(dtypes), none(), none(), none()],
+        Outcome::WithinTolerance(deviation) | Outcome::Differs(deviation) => {
+            let Deviation { dtypes, count, largest, at, .. } = deviation;
+            [types(dtypes), count.to_string(), format!("{largest:.3e}"), at.to_string()]
         }
-        Outcome::WithinTolerance(deviation) | Outcome::Differs(deviation) => deviation_text(deviation),
-        Outcome::BitsDiffer { count, first } => format!("{count} elements, the first at {first}"),
-        Outcome::ShapesDiffer { shapes: [a, b] } => format!("{a:?}, {b:?}"),
-        Outcome::OnlyInFirst => "missing in B".to_owned(),
-        Outcome::OnlyInSecond => "missing in A".to_owned(),
+        Outcome::BitsDiffer { count, first } => [none(), count.to_string(), none(), first.to_string()],
+        Outcome::ShapesDiffer { shapes: [a, b] } => [format!("{a:?}, {b:?}"), none(), none(), none()],
+        Outcome::OnlyInFirst | Outcome::OnlyInSecond => [none(), none(), none(), none()],
     };
-    Some([tensor.clone(), name(outcome).replace('_', " "), what])
+    let [types, differing, largest, at] = rest;
+    Some([tensor.clone(), words(outcome), types, differing, largest, at])
 }
 
-fn deviation_text(deviation: &Deviation) -> String {
-    let Deviation { dtypes: [from, to], count, largest, at, values: [a, b], .. } = deviation;
-    let types = if from == to { String::new() } else { format!("{from}, {to}; ") };
-    format!("{types}{count} differ, by up to {largest:.3e} at {at}: {a:e}, {b:e}")
+/// The name of an outcome in text.
+fn words(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::OnlyInFirst => "only in A".to_owned(),
+        Outcome::OnlyInSecond => "only in B".to_owned(),
+        _ => name(outcome).replace('_', " "),
+    }
 }
 
 fn outcome_json(outcome: &Outcome) -> Json {

@@ -20,6 +20,16 @@ impl Sandbox {
     }
 }
 
+impl Sandbox {
+    /// The file and the offset of the first chunk of a tensor.
+    fn place_of(&self, path: &str, name: &str) -> (String, isize) {
+        let report = self.json(&format!("ckpt inspect {path} --tensors"));
+        let tensors = report["tensors"].as_array().unwrap();
+        let chunk = &tensors.iter().find(|tensor| tensor["name"] == name).unwrap()["chunks"][0];
+        (chunk["file"].as_str().unwrap().to_owned(), chunk["offset"].as_i64().unwrap().try_into().unwrap())
+    }
+}
+
 #[test]
 fn a_changed_tensor_is_a_difference() {
     let sandbox = Sandbox::with_fixtures(&["full.safetensors"]);
@@ -47,9 +57,15 @@ fn a_flipped_byte_is_named_by_file_tensor_and_range() {
     let native = sandbox.find_fault("ckpt verify native");
     insta::assert_snapshot!("verify_damaged_native", folded(&native.stdout));
     insta::assert_snapshot!(sandbox.failed_conversion("native out --to dcp"), @"");
-    // The first item begins with a zip of several records; the data of its tensor is one of them.
-    sandbox.flip("dcp_2rank/__0_0.distcp", 1000);
-    sandbox.flip("full.pth", 6000);
+    for path in ["dcp_2rank", "full.pth"] {
+        let (file, offset) = sandbox.place_of(path, "model.emb.weight");
+        sandbox.flip(&file, offset);
+        let ran = sandbox.find_fault(&format!("ckpt verify {path}"));
+        assert!(ran.stdout.contains(&file) && ran.stdout.contains("model.emb.weight"), "{}", ran.stdout);
+        insta::assert_snapshot!(format!("verify_damaged_{path}"), folded(&ran.stdout));
+        let message = sandbox.failed_conversion(&format!("{path} out --to native"));
+        assert!(message.contains(&file), "{message}");
+    }
 }
 
 #[test]

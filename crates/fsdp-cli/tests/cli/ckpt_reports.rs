@@ -71,8 +71,8 @@ fn inspection_as_json_has_all_values() {
 #[test]
 fn inspection_reports_rows_that_are_missing() {
     let sandbox = sandbox();
-    let second = "hf_dcp_shards/shard-00002-model-00001-of-00001.safetensors";
-    std::fs::remove_file(sandbox.path(second)).unwrap();
+    let first = "hf_dcp_shards/shard-00001-model-00001-of-00001.safetensors";
+    std::fs::remove_file(sandbox.path(first)).unwrap();
     let ran = sandbox.succeed("ckpt inspect hf_dcp_shards");
     insta::assert_snapshot!(ran.stdout, @"");
     sandbox.find_fault("ckpt verify hf_dcp_shards");
