@@ -1,8 +1,8 @@
 //! Bytes that are read by position, wherever they are, and stretches of them with a name for messages.
 //!
-//! What lies inside an archive is read in the same way from a whole file, from a range of one and from a decoded
-//! stream in memory. A [`Section`] never gives out bytes beyond its range and never allocates more than its range
-//! is long, however large the lengths in it claim to be.
+//! What lies inside an archive is read in the same way from a whole file, from a range of one and from a
+//! decoded stream in memory. A [`Section`] never gives out bytes beyond its range and never allocates more
+//! than its range is long, however large the lengths in it claim to be.
 
 use std::{ops::Range, path::Path};
 
@@ -24,10 +24,12 @@ impl ReadAt for PathFile {
 }
 
 /// Bytes in memory. Sections of it lie inside, so reading cannot fail.
-impl ReadAt for [u8] {
+pub(crate) struct Memory(pub(crate) Vec<u8>);
+
+impl ReadAt for Memory {
     fn read_exact_at(&self, out: &mut [u8], offset: u64) -> Result<(), Error> {
         let start = usize::try_from(offset).expect("sections of memory lie inside of it");
-        out.copy_from_slice(&self[start..start + out.len()]);
+        out.copy_from_slice(&self.0[start..start + out.len()]);
         Ok(())
     }
 }
@@ -43,8 +45,8 @@ pub(crate) struct Section<'a> {
 }
 
 impl<'a> Section<'a> {
-    /// A section of `bytes`, which must hold all of `range`. `item` names it inside the file of `path`; it is empty
-    /// for a whole file.
+    /// A section of `bytes`, which must hold all of `range`. `item` names it inside the file of `path`; it is
+    /// empty for a whole file.
     pub(crate) fn new(
         bytes: &'a dyn ReadAt,
         range: Range<u64>,

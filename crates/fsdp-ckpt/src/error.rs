@@ -5,30 +5,40 @@
 //! them once. What is wrong inside a safetensors header has its own type, [`HeaderFault`], because the parser
 //! sees bytes and knows no path.
 
+mod conversion_fault;
 mod coverage_fault;
+mod dcp_fault;
 mod file_action;
+mod format_fault;
 mod header_fault;
 mod names;
 mod native_fault;
 mod nesting_fault;
 mod pickle_fault;
 mod plan_fault;
+mod rank_fault;
 mod save_fault;
 mod torch_fault;
+mod transfer_fault;
 mod zip_fault;
 
 use std::{io, ops::Range, path::PathBuf};
 
+pub use conversion_fault::ConversionFault;
 pub use coverage_fault::CoverageFault;
+pub use dcp_fault::DcpFault;
 pub use file_action::FileAction;
+pub use format_fault::FormatFault;
 pub use header_fault::HeaderFault;
 pub use names::{NameDifferences, ShapeDifference};
 pub use native_fault::NativeFault;
 pub use nesting_fault::NestingFault;
 pub use pickle_fault::PickleFault;
 pub use plan_fault::PlanFault;
+pub use rank_fault::RankFault;
 pub use save_fault::SaveFault;
 pub use torch_fault::TorchFault;
+pub use transfer_fault::TransferFault;
 pub use zip_fault::ZipFault;
 
 use crate::safetensors::TensorType;
@@ -335,6 +345,14 @@ pub enum Error {
         /// What is wrong with it.
         fault: Box<TorchFault>,
     },
+    /// A distributed checkpoint is not read.
+    #[error("cannot read {}: {fault}", path.display())]
+    Dcp {
+        /// The file: the metadata, or one with items.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: Box<DcpFault>,
+    },
     /// A receipt of another export was handed to a commit.
     #[error("a receipt for {} was given to the commit of {}", got.display(), expected.display())]
     ForeignReceipt {
@@ -354,6 +372,40 @@ pub enum Error {
         /// What is wrong.
         fault: NestingFault,
     },
+    /// A conversion that was asked for makes no sense.
+    #[error("{0}")]
+    Conversion(ConversionFault),
+    /// A path cannot be opened as a checkpoint.
+    #[error("cannot open {} as a checkpoint: {fault}", path.display())]
+    Format {
+        /// The file or directory.
+        path: PathBuf,
+        /// Why not.
+        fault: FormatFault,
+    },
+    /// Files of ranks do not make up one checkpoint.
+    #[error("{}: {fault}", path.display())]
+    Ranks {
+        /// The file or directory.
+        path: PathBuf,
+        /// What is wrong.
+        fault: RankFault,
+    },
+    /// Bytes could not be moved, or must not be.
+    #[error("{0}")]
+    Transfer(TransferFault),
+}
+
+impl From<ConversionFault> for Error {
+    fn from(fault: ConversionFault) -> Error {
+        Error::Conversion(fault)
+    }
+}
+
+impl From<TransferFault> for Error {
+    fn from(fault: TransferFault) -> Error {
+        Error::Transfer(fault)
+    }
 }
 
 fn found_list(found: &[String]) -> String {

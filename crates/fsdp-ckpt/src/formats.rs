@@ -1,6 +1,22 @@
-//! Readers of formats: each makes a [`Checkpoint`](crate::checkpoint::Checkpoint) of files that it knows.
+//! Readers: one module per format, each from a file or directory to a [`Checkpoint`](crate::checkpoint::Checkpoint).
 //!
-//! They read metadata only, and prove nothing about coverage: what they return is checked by
-//! [`check_coverage`](crate::checkpoint::Checkpoint::check_coverage) before data is read.
+//! They read metadata alone, and trust none of it: what a reader returns lies inside its files. Whether all elements
+//! are there, [`check_coverage`](crate::checkpoint::Checkpoint::check_coverage) proves.
 
+pub mod dcp;
 pub mod native;
+pub mod rank_files;
+pub mod rank_kind;
+pub mod safetensors_files;
+pub mod torch_file;
+pub mod xla;
+
+mod detect;
+mod fields;
+mod local;
+mod mesh;
+mod rank_file;
+mod rank_names;
+mod shards;
+
+pub use detect::open;

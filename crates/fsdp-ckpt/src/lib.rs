@@ -6,8 +6,12 @@
 //! | [`model_files`] | a Hugging Face model, in one file or in several with an index, read by rows |
 //! | [`export`] | writing such a model: any number of writers put their rows in place, then one commit |
 //! | [`checkpoint`] | any checkpoint: named tensors, and where their bytes lie |
+//! | [`formats`] | reading any format: [`formats::open`] |
 //! | [`targets`] | formats that are written, each as a plan of files |
 //! | [`transfer`] | moving tensor bytes from a checkpoint into planned files |
+//! | [`conversion`] | from any format that is read to any that is written |
+//! | [`verify`] | reading all of a checkpoint: what is damaged, and what nothing protects |
+//! | [`diff`] | comparing two checkpoints of any formats |
 //!
 //! Nothing here holds a whole tensor: reads and writes name rows, and conversions run in bounded chunks.
 //! Files are never memory-mapped (mapped reads hang or crash on network file systems). Positioned reads and
@@ -18,15 +22,20 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
+pub mod conversion;
+pub mod diff;
 pub mod digest;
 mod error;
 pub mod export;
 pub mod formats;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod model_files;
 pub mod native;
 pub mod safetensors;
 pub mod targets;
 pub mod transfer;
+pub mod verify;
 
 #[allow(dead_code, reason = "readers of formats follow")]
 mod bytes;
@@ -35,12 +44,17 @@ mod file_io;
 mod files;
 #[allow(dead_code, unused_imports, reason = "readers of formats follow")]
 mod pickle;
+#[cfg(test)]
+mod random_checkpoint;
+#[allow(dead_code, unused_imports, reason = "readers of formats follow")]
+mod torch;
 mod torch_types;
 mod unique_map;
 #[allow(dead_code, reason = "readers of formats follow")]
 mod zip;
 
 pub use error::{
-    CoverageFault, Error, FileAction, HeaderFault, NameDifferences, NativeFault, NestingFault, PickleFault,
-    PlanFault, SaveFault, ShapeDifference, TorchFault, ZipFault,
+    ConversionFault, CoverageFault, DcpFault, Error, FileAction, FormatFault, HeaderFault, NameDifferences,
+    NativeFault, NestingFault, PickleFault, PlanFault, RankFault, SaveFault, ShapeDifference, TorchFault,
+    TransferFault, ZipFault,
 };

@@ -1,6 +1,7 @@
 //! What can be wrong with what PyTorch wrote: archives, pickles, and what they say about tensors.
 
 use super::{PickleFault, ZipFault};
+use crate::digest::Digest;
 
 /// A file of PyTorch, or an item in one, that is not read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -28,6 +29,18 @@ pub enum TorchFault {
         /// What it may hold.
         supported: &'static str,
     },
+    /// A record does not have the checksum that the archive keeps of it.
+    #[error(
+        "its record `{record}` is damaged: the archive says {expected}, its bytes give {got}; fetch it again"
+    )]
+    Damaged {
+        /// The record.
+        record: String,
+        /// What the archive says.
+        expected: Digest,
+        /// What the bytes give.
+        got: Digest,
+    },
     /// A record is longer than is read into memory.
     #[error("its record `{record}` has {len} bytes, more than the {limit} that are read into memory")]
     RecordTooLarge {
@@ -49,6 +62,11 @@ pub enum TorchFault {
     /// A kind of tensor that is not supported.
     #[error("it holds a tensor that only {0} can build; save it as a plain dense tensor")]
     UnsupportedTensor(String),
+    /// An element type that is not supported.
+    #[error(
+        "it holds a tensor of type {0}, which is not supported; convert it to another type before saving"
+    )]
+    UnsupportedDtype(String),
     /// A storage has another length than the pickle says.
     #[error("storage `{key}` should have {expected} bytes and has {got}")]
     StorageLength {
@@ -58,12 +76,6 @@ pub enum TorchFault {
         expected: u64,
         /// Bytes in the archive.
         got: u64,
-    },
-    /// Two uses of a storage disagree about its type or length.
-    #[error("storage `{key}` is described in two ways")]
-    StorageConflict {
-        /// The storage.
-        key: String,
     },
     /// A tensor that reaches beyond its storage.
     #[error(
@@ -89,6 +101,16 @@ pub enum TorchFault {
         place: String,
         /// What should be there.
         expected: &'static str,
+    },
+    /// A tensor of which the file holds the part of one rank only.
+    #[error(
+        "tensor `{name}` is one rank's part of a {class}; name the directory that holds the files of all ranks"
+    )]
+    PartOfTensor {
+        /// The tensor.
+        name: String,
+        /// Its class.
+        class: String,
     },
     /// A state of FSDP1 that does not say which parameters it holds.
     #[error(

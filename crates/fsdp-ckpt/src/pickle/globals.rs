@@ -1,9 +1,9 @@
 //! The closed table of classes and functions that checkpoint formats name.
 //!
 //! An entry says what a pickle may do with the name: call it (REDUCE), make an object of it (NEWOBJ), set the
-//! state of such an object (BUILD). All of these only describe; an entry without any is a constant such as a dtype.
-//! What is not in the table is refused by name, because a checkpoint that needs it means something that this crate
-//! does not know.
+//! state of such an object (BUILD). All of these only describe; an entry without any is a constant such as a
+//! dtype. What is not in the table is refused by name, because a checkpoint that needs it means something
+//! that this crate does not know.
 
 use crate::checkpoint::Global;
 
@@ -15,8 +15,8 @@ const NEW: u8 = 2;
 const STATE: u8 = 4;
 /// What dataclasses and plain classes do.
 const CLASS: u8 = NEW | STATE;
-/// What enumerations do: by value, or through `getattr` by name.
-const ENUM: u8 = CALL;
+/// It is an enumeration, whose members are written as a call by value, or through `getattr` by name.
+const ENUM: u8 = CALL | 8;
 
 /// Modules, the names in them, and what may be done with these.
 const TABLE: &[(&[&str], &[&str], u8)] = &[
@@ -135,7 +135,11 @@ const TABLE: &[(&[&str], &[&str], u8)] = &[
         &["TensorProperties", "ShardedTensorMetadata"],
         CLASS,
     ),
-    (&["torch.distributed._shard.sharded_tensor.api"], &["ShardedTensor"], CLASS),
+    (
+        &["torch.distributed._shard.sharded_tensor.api"],
+        &["ShardedTensor", "ShardedTensor.ProcessGroupState"],
+        CLASS,
+    ),
     (&["torch.distributed._shard.sharded_tensor"], &["ShardedTensor"], CLASS),
     (&["torch.distributed._shard.sharded_tensor.shard"], &["Shard"], CLASS),
     (&["torch.distributed._shard.metadata"], &["ShardMetadata"], CLASS),
@@ -236,6 +240,11 @@ impl Known {
     /// Whether calls of it are described.
     pub(super) fn may_be_called(self) -> bool {
         self.uses & CALL != 0
+    }
+
+    /// Whether it is an enumeration.
+    pub(super) fn is_enumeration(self) -> bool {
+        self.uses & ENUM == ENUM
     }
 
     /// Whether objects of it are described.

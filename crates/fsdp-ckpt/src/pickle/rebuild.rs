@@ -1,4 +1,5 @@
-//! Calls that stand for plain values: containers and bytes that a pickle writes as a call of their constructor.
+//! Calls that stand for plain values: containers and bytes that a pickle writes as a call of their
+//! constructor.
 //!
 //! Everything else that is called stays an object of its class and arguments.
 
@@ -26,7 +27,7 @@ pub(super) fn call(
         ("collections", "defaultdict") => default_dict(machine, &args),
         ("builtins" | "__builtin__", "set" | "frozenset") => set(machine, &args),
         ("builtins" | "__builtin__", "bytearray") => bytes(machine, &args),
-        ("builtins" | "__builtin__", "getattr") => constant_of_class(machine, class, &args),
+        ("builtins" | "__builtin__", "getattr") => part_of_class(machine, class, &args),
         ("builtins" | "__builtin__", "complex" | "slice" | "range") => Some(object(class, &args)),
         ("builtins" | "__builtin__", _) => empty(class, &args),
         ("_codecs", "encode") => encode(machine, &args),
@@ -98,14 +99,14 @@ fn bytes(machine: &Machine<'_>, args: &[NodeId]) -> Option<Node> {
     }
 }
 
-/// `getattr` of a class by name is how Python 3.11 writes members of enumerations.
-fn constant_of_class(machine: &Machine<'_>, class: Known, args: &[NodeId]) -> Option<Node> {
-    match args {
-        [of, name] => match (machine.node(*of), machine.node(*name)) {
-            (Node::Global(_), Node::Str(_)) => Some(object(class, args)),
-            _ => None,
-        },
-        _ => None,
+/// `getattr` of a class by name is how protocol 2 writes nested classes, and Python 3.11 members of
+/// enumerations.
+fn part_of_class(machine: &Machine<'_>, class: Known, args: &[NodeId]) -> Option<Node> {
+    let [of, name] = args else { return None };
+    let (Node::Global(of), Node::Str(name)) = (machine.node(*of), machine.node(*name)) else { return None };
+    match Known::find(of.module(), &format!("{}.{name}", of.name())) {
+        Some(nested) => Some(Node::Global(nested)),
+        None => of.is_enumeration().then(|| object(class, args)),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Entries of the directory, and the headers before the data that they point to.
 //!
-//! The length of a header is known only from the header itself: PyTorch pads it, so that data begins at a multiple
-//! of 64, and the directory does not repeat the padding.
+//! The length of a header is known only from the header itself: PyTorch pads it, so that data begins at a
+//! multiple of 64, and the directory does not repeat the padding.
 
 use std::ops::Range;
 
@@ -77,14 +77,14 @@ fn parse_one(bytes: &[u8], index: u64) -> Result<(Entry, &[u8]), ZipFault> {
 }
 
 /// Names are relative paths of plain names: nothing that could lead out of a directory.
-fn plain_name(bytes: &[u8]) -> Result<String, ZipFault> {
+pub(super) fn plain_name(bytes: &[u8]) -> Result<String, ZipFault> {
     let bad = || ZipFault::BadName { name: String::from_utf8_lossy(bytes).escape_debug().to_string() };
     let name = str::from_utf8(bytes).map_err(|_| bad())?;
     let plain = |part: &str| !matches!(part, "" | "." | "..");
     if name.split('/').all(plain) && !name.contains(['\\', '\0']) { Ok(name.to_owned()) } else { Err(bad()) }
 }
 
-fn check_stored(name: &str, flags: u16, method: u16) -> Result<(), ZipFault> {
+pub(super) fn check_stored(name: &str, flags: u16, method: u16) -> Result<(), ZipFault> {
     let how = match (flags & ENCRYPTED, method) {
         (0, 0) => return Ok(()),
         (0, _) => format!("compressed (method {method})"),

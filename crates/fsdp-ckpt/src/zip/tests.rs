@@ -5,7 +5,7 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use super::*;
-use crate::error::TorchFault;
+use crate::{bytes::Memory, error::TorchFault};
 
 /// A stored record as it is written.
 #[derive(Clone)]
@@ -51,24 +51,14 @@ fn archive(records: &[Written]) -> Vec<u8> {
 }
 
 fn open_at(bytes: &[u8], range: Range<u64>) -> Result<Archive, ZipFault> {
-    let bytes: Box<[u8]> = bytes.into();
-    let bytes: &MemoryOf = &MemoryOf(bytes);
-    Archive::open(Section::new(bytes, range, Path::new("a.pt"), "")).map_err(|error| match error {
+    let bytes = Memory(bytes.to_vec());
+    Archive::open(Section::new(&bytes, range, Path::new("a.pt"), "")).map_err(|error| match error {
         Error::Torch { fault, .. } => match *fault {
             TorchFault::Zip(fault) => fault,
             other => panic!("{other}"),
         },
         other => panic!("{other}"),
     })
-}
-
-/// Bytes that count as a file.
-struct MemoryOf(Box<[u8]>);
-
-impl crate::bytes::ReadAt for MemoryOf {
-    fn read_exact_at(&self, out: &mut [u8], offset: u64) -> Result<(), Error> {
-        self.0.read_exact_at(out, offset)
-    }
 }
 
 fn open(bytes: &[u8]) -> Result<Archive, ZipFault> {
@@ -93,7 +83,7 @@ fn finds_records_where_they_are_also_inside_a_file() {
     let found = open(&bytes).unwrap();
     assert_eq!(found.record("a/x").unwrap().data, 33..38);
     assert_eq!(found.record("a/x").unwrap().crc32, Some(0x3610_a686));
-    assert_eq!(found.record("a/y").unwrap(), &Record { data: 78..78, crc32: None });
+    assert_eq!(found.record("a/y").unwrap(), &Record { data: 78..78, crc32: None, is_open: false });
     let inside = [b"before", &bytes[..], b"after"].concat();
     let found = open_at(&inside, 6..6 + bytes.len() as u64).unwrap();
     assert_eq!(found.record("a/x").unwrap().data, 39..44);
