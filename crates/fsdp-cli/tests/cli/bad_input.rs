@@ -417,8 +417,11 @@ fn going_on_with_another_run() {
     sandbox.edit("model/config.json", "1e-05", "1e-06");
     let ran = sandbox.fsdp("train run.toml --resume --set train.steps=5 --set data.seed=1 --set run.ranks=4");
     assert_eq!(ran.code, Some(2));
-    insta::assert_snapshot!(folded(&ran.stderr), @r"
-    ");
+    insta::assert_snapshot!(folded(&ran.stderr), @r#"
+    error: the run can not go on from out/checkpoints/step-00000003: data.seed was 0, now 1;
+    config.json rms_norm_eps was 0.00001, now 1e-6. Give the run what it had, or start another one
+    (model.init = "pretrained" starts from exported weights)
+    "#);
     assert_eq!(sandbox.read("out/metrics.jsonl"), before);
 }
 
