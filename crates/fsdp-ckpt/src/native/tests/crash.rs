@@ -117,6 +117,18 @@ fn a_crash_of_the_restart_is_survived_too() {
     }
 }
 
+#[test]
+fn the_first_checkpoint_of_a_run_survives_a_crash_right_after_it() {
+    let (files, plan) = (FaultyFiles::new(), plan(2));
+    Files::of(std::sync::Arc::new(files.clone())).create_directory_if_absent(Path::new("/run")).unwrap();
+    let files = files.restart(Survival::Everything);
+    let lock = run_dir(&files).lock().unwrap();
+    save(&lock, &plan, 1, &mut false).unwrap();
+    for survival in SURVIVALS {
+        check(&files.restart(survival), &plan, 1);
+    }
+}
+
 fn survives_every_failure(world: usize) {
     let plan = plan(world);
     let start = before(&plan);
