@@ -6,6 +6,7 @@
 //! sees bytes and knows no path.
 
 mod coverage_fault;
+mod dcp_fault;
 mod file_action;
 mod header_fault;
 mod names;
@@ -13,6 +14,7 @@ mod native_fault;
 mod nesting_fault;
 mod pickle_fault;
 mod plan_fault;
+mod rank_fault;
 mod save_fault;
 mod torch_fault;
 mod transfer_fault;
@@ -21,6 +23,7 @@ mod zip_fault;
 use std::{io, ops::Range, path::PathBuf};
 
 pub use coverage_fault::CoverageFault;
+pub use dcp_fault::DcpFault;
 pub use file_action::FileAction;
 pub use header_fault::HeaderFault;
 pub use names::{NameDifferences, ShapeDifference};
@@ -28,6 +31,7 @@ pub use native_fault::NativeFault;
 pub use nesting_fault::NestingFault;
 pub use pickle_fault::PickleFault;
 pub use plan_fault::PlanFault;
+pub use rank_fault::RankFault;
 pub use save_fault::SaveFault;
 pub use torch_fault::TorchFault;
 pub use transfer_fault::TransferFault;
@@ -337,6 +341,14 @@ pub enum Error {
         /// What is wrong with it.
         fault: Box<TorchFault>,
     },
+    /// A distributed checkpoint is not read.
+    #[error("cannot read {}: {fault}", path.display())]
+    Dcp {
+        /// The file: the metadata, or one with items.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: Box<DcpFault>,
+    },
     /// A receipt of another export was handed to a commit.
     #[error("a receipt for {} was given to the commit of {}", got.display(), expected.display())]
     ForeignReceipt {
@@ -355,6 +367,14 @@ pub enum Error {
         path: PathBuf,
         /// What is wrong.
         fault: NestingFault,
+    },
+    /// Files of ranks do not make up one checkpoint.
+    #[error("{}: {fault}", path.display())]
+    Ranks {
+        /// The file or directory.
+        path: PathBuf,
+        /// What is wrong.
+        fault: RankFault,
     },
     /// Bytes could not be moved, or must not be.
     #[error("{0}")]

@@ -45,6 +45,6 @@ mod unique_map;
 mod zip;
 
 pub use error::{
-    CoverageFault, Error, FileAction, HeaderFault, NameDifferences, NativeFault, NestingFault, PickleFault,
-    PlanFault, SaveFault, ShapeDifference, TorchFault, TransferFault, ZipFault,
+    CoverageFault, DcpFault, Error, FileAction, HeaderFault, NameDifferences, NativeFault, NestingFault,
+    PickleFault, PlanFault, RankFault, SaveFault, ShapeDifference, TorchFault, TransferFault, ZipFault,
 };

@@ -10,10 +10,11 @@ pub mod safetensors;
 pub mod torch_file;
 
 mod torch_archive;
-mod tree;
 
 #[cfg(test)]
 pub(crate) mod assemble;
+#[cfg(test)]
+mod round_trips;
 
 use crate::{
     checkpoint::{Key, Object, Role},

@@ -17,6 +17,7 @@ mod storage;
 mod tests;
 
 pub(crate) use item::{Item, StoredTensor};
+pub(crate) use storage::dtype;
 
 use crate::{
     bytes::Section,

@@ -1,27 +1,14 @@
 //! Why a selection of tensors and values cannot be laid out in a format.
 
+use super::NestingFault;
+
 /// What keeps a selection from being written in a format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanFault {
-    /// Two names need the same place in a nested state dict.
-    #[error("`{name}` has no place: `{at}` already is something else; rename one of them")]
-    PathsCollide {
-        /// The name that came second.
-        name: String,
-        /// The place that is taken.
-        at: String,
-    },
-    /// The indices of a list have large gaps.
-    #[error("the list `{at}` has {items} items, but its last index is {last}; rename or leave out its items")]
-    ListTooSparse {
-        /// The list.
-        at: String,
-        /// How many items it has.
-        items: usize,
-        /// Its last index.
-        last: u64,
-    },
+    /// The names do not form a nested state dict.
+    #[error("{0}")]
+    Nesting(#[from] NestingFault),
     /// Two tensors or values have one name.
     #[error("two tensors or values would be named `{name}`; rename one of them")]
     DuplicateName {

@@ -1,6 +1,7 @@
 //! What can be wrong with what PyTorch wrote: archives, pickles, and what they say about tensors.
 
 use super::{PickleFault, ZipFault};
+use crate::digest::Digest;
 
 /// A file of PyTorch, or an item in one, that is not read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,6 +28,18 @@ pub enum TorchFault {
         found: String,
         /// What it may hold.
         supported: &'static str,
+    },
+    /// A record does not have the checksum that the archive keeps of it.
+    #[error(
+        "its record `{record}` is damaged: the archive says {expected}, its bytes give {got}; fetch it again"
+    )]
+    Damaged {
+        /// The record.
+        record: String,
+        /// What the archive says.
+        expected: Digest,
+        /// What the bytes give.
+        got: Digest,
     },
     /// A record is longer than is read into memory.
     #[error("its record `{record}` has {len} bytes, more than the {limit} that are read into memory")]

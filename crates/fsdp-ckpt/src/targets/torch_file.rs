@@ -1,23 +1,25 @@
 //! Files of `torch.save`: the nested state dict, with each tensor's elements in a storage of its own.
 //!
 //! `torch.load(weights_only=True)` reads them. Tensors that are tied in the selection share their storage, as
-//! they do after loading. Dict keys are text: paths do not keep that a key was an integer.
+//! they do after loading. Dict keys are text: paths do not keep that a key was an integer. Where flattening left
+//! nothing of an item of a list, it is `None`, as PyTorch's own loader has it.
 
-use std::{collections::BTreeMap, path::Path};
+use std::path::Path;
 
-use super::{Selection, torch_archive, tree::Node};
+use super::{Selection, torch_archive};
 use crate::{
-    checkpoint::Value,
+    checkpoint::{Tree, Value, nest},
     digest::DigestKind,
     error::{Error, PlanFault},
     pickle::writer::PickleWriter,
+    safetensors::TensorType,
     transfer::{Finish, OutputPlan, Place, PlannedFile},
     zip::writer::Archive,
 };
 
 /// A part of the state dict that is not nested further.
 enum Leaf<'a> {
-    Tensor { index: usize, storage: usize },
+    Tensor { dtype: TensorType, shape: &'a [u64], storage: usize },
     Value(&'a Value),
 }
 
@@ -30,7 +32,7 @@ pub fn plan(file_name: &str, selection: &Selection) -> Result<OutputPlan, Error>
     let tree =
         tree(selection, &storages).map_err(|fault| Error::CannotPlan { format: "a torch file", fault })?;
     let mut pickle = PickleWriter::new();
-    write_node(&mut pickle, &tree, selection);
+    write_tree(&mut pickle, &tree);
 
     let root = root_folder(file_name);
     let mut archive = torch_archive::begin(&root, &pickle.finish());
@@ -83,42 +85,34 @@ fn storages(selection: &Selection) -> Vec<usize> {
     keys
 }
 
-fn tree<'a>(selection: &'a Selection, storages: &[usize]) -> Result<Node<Leaf<'a>>, PlanFault> {
-    let mut tree = Node::Vacant;
-    for (index, (tensor, &storage)) in selection.tensors.iter().zip(storages).enumerate() {
-        tree.insert(&tensor.path, Leaf::Tensor { index, storage })?;
-    }
-    for object in &selection.values {
-        tree.insert(&object.path, Leaf::Value(&object.value))?;
-    }
-    tree.check_lists(&mut Vec::new())?;
-    Ok(tree)
+fn tree<'a>(selection: &'a Selection, storages: &[usize]) -> Result<Tree<Leaf<'a>>, PlanFault> {
+    let tensors = selection.tensors.iter().zip(storages).map(|(tensor, &storage)| {
+        (tensor.path.clone(), Leaf::Tensor { dtype: tensor.dtype, shape: &tensor.shape, storage })
+    });
+    let values = selection.values.iter().map(|object| (object.path.clone(), Leaf::Value(&object.value)));
+    Ok(nest(tensors.chain(values))?)
 }
 
-fn write_node(w: &mut PickleWriter, node: &Node<Leaf<'_>>, selection: &Selection) {
-    match node {
-        Node::Vacant => w.dict(|_| ()),
-        Node::Leaf(Leaf::Value(value)) => w.value(value),
-        Node::Leaf(Leaf::Tensor { index, storage }) => {
-            let tensor = &selection.tensors[*index];
-            torch_archive::tensor(w, *storage, tensor.dtype, &tensor.shape);
+fn write_tree(w: &mut PickleWriter, tree: &Tree<Leaf<'_>>) {
+    match tree {
+        Tree::Leaf(Leaf::Value(value)) => w.value(value),
+        Tree::Leaf(Leaf::Tensor { dtype, shape, storage }) => {
+            torch_archive::tensor(w, *storage, *dtype, shape)
         }
-        Node::Dict(items) => w.dict(|w| {
+        Tree::Dict(items) => w.dict(|w| {
             for (name, item) in items {
                 w.text(name);
-                write_node(w, item, selection);
+                write_tree(w, item);
             }
         }),
-        Node::List(items) => w.list(|w| write_list(w, items, selection)),
-    }
-}
-
-fn write_list(w: &mut PickleWriter, items: &BTreeMap<u64, Node<Leaf<'_>>>, selection: &Selection) {
-    let mut next = 0;
-    for (&index, item) in items {
-        (next..index).for_each(|_| w.none());
-        write_node(w, item, selection);
-        next = index + 1;
+        Tree::List(items) => w.list(|w| {
+            for item in items {
+                match item {
+                    Some(item) => write_tree(w, item),
+                    None => w.none(),
+                }
+            }
+        }),
     }
 }
 

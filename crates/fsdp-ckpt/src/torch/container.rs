@@ -2,6 +2,7 @@
 
 use crate::{
     bytes::Section,
+    digest::{Digest, DigestKind},
     error::{Error, TorchFault},
     pickle::PICKLE_BYTES_MAX,
     zip::{Archive, Record},
@@ -73,7 +74,15 @@ impl<'a> Container<'a> {
                 .section
                 .fault(TorchFault::MissingRecord(format!("{name}, at least not at its start"))));
         }
-        self.section.read(range)
+        let bytes = self.section.read(range)?;
+        let got = DigestKind::Crc32.of(&bytes);
+        match record.crc32.map(|crc| Digest { kind: DigestKind::Crc32, value: crc.into() }) {
+            Some(expected) if expected != got => {
+                let record = name.to_owned();
+                Err(self.section.fault(TorchFault::Damaged { record, expected, got }))
+            }
+            _ => Ok(bytes),
+        }
     }
 }
 

@@ -1,8 +1,19 @@
 //! Readers of formats on files of the tools that define them.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+/// Distributed checkpoints.
+mod dcp;
 /// Files of `torch.save`.
 mod torch_file;
+
+/// Files per rank with distributed tensors.
+mod rank_files;
+
+/// Files per rank of PyTorch/XLA.
+mod xla;
+
+/// Damaged and changed files: refused or read within their bounds, never a panic.
+mod damage;
 
 use std::{
     fs,
@@ -26,16 +37,32 @@ fn bytes_of(checkpoint: &Checkpoint, name: &str) -> Vec<u8> {
     let mut out = vec![0; tensor.len_bytes() as usize];
     let mut filled = vec![0; tensor.len() as usize];
     for chunk in &tensor.chunks {
-        let Source::File { path, .. } = &checkpoint.sources[chunk.source] else { panic!("a file") };
-        let file = fs::read(path).unwrap();
+        let source = source_bytes(&checkpoint.sources[chunk.source]);
         for (element, distance) in elements(&chunk.region, &tensor.shape) {
             let from = chunk.offset as usize + distance as usize * size;
-            out[element as usize * size..][..size].copy_from_slice(&file[from..from + size]);
+            out[element as usize * size..][..size].copy_from_slice(&source[from..from + size]);
             filled[element as usize] += 1;
         }
     }
     assert!(filled.iter().all(|&times| times == 1), "{name}: each element once");
     out
+}
+
+/// All bytes of a source, decoded.
+fn source_bytes(source: &Source) -> Vec<u8> {
+    match source {
+        Source::File { path, len } => {
+            let bytes = fs::read(path).unwrap();
+            assert_eq!(bytes.len() as u64, *len);
+            bytes
+        }
+        Source::Zstd { path, range, decoded_len_max } => {
+            let bytes = fs::read(path).unwrap();
+            let decoded = zstd::decode_all(&bytes[range.start as usize..range.end as usize]).unwrap();
+            assert!(decoded.len() as u64 <= *decoded_len_max);
+            decoded
+        }
+    }
 }
 
 /// The elements of a region: index in the flattened tensor, distance from the chunk's first element.
