@@ -182,8 +182,7 @@ impl Node {
                 let count = changes.len();
                 for (index, change) in changes.into_iter().enumerate() {
                     if choose(index, count, false) {
-                        let torn =
-                            matches!(survival, Survival::Chance(seed) if (seed + index as u64) % 3 == 0);
+                        let torn = matches!(survival, Survival::Chance(seed) if (seed + index as u64).is_multiple_of(3));
                         change.apply(&mut durable, torn);
                     }
                 }
@@ -274,10 +273,10 @@ impl State {
     }
 
     fn add(&mut self, path: &Path, node: Node) -> io::Result<usize> {
-        if let Fault::FullAt(bytes) = self.fault {
-            if self.bytes() >= bytes {
-                return Err(io::ErrorKind::StorageFull.into());
-            }
+        if let Fault::FullAt(bytes) = self.fault
+            && self.bytes() >= bytes
+        {
+            return Err(io::ErrorKind::StorageFull.into());
         }
         let (dir, name) = self.parent(path)?;
         self.nodes.push(node);
