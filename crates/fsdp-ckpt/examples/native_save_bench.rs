@@ -55,7 +55,7 @@ fn run() -> Result<(), AnyError> {
         let _done = save(&run, &plan, step, 0, &state[0])?;
         lock.commit(&plan, step, serde_json::Map::new(), limit)?;
         others.into_iter().try_for_each(|other| match other.join() {
-            Ok(waited) => Ok(drop(waited?)),
+            Ok(waited) => waited.map(drop).map_err(AnyError::from),
             Err(_) => Err("a rank panicked".into()),
         })
     })?;
