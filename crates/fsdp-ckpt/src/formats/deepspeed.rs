@@ -12,7 +12,9 @@
 //! layout; files of a real DeepSpeed were not at hand.
 
 mod merge;
+mod optimizer;
 mod parse;
+mod place;
 
 #[cfg(test)]
 mod tests;
