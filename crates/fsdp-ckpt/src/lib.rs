@@ -22,6 +22,8 @@ pub mod digest;
 mod error;
 pub mod export;
 pub mod formats;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod model_files;
 pub mod native;
 pub mod safetensors;
