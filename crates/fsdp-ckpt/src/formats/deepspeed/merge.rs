@@ -3,7 +3,7 @@
 //! The copies are the weights that training continues from, so they come before any other form of a parameter.
 //! Where the elements of each one are, [`super::place`] knows.
 
-use Path;
+use std::path::Path;
 
 use super::{
     optimizer::add_optimizer,

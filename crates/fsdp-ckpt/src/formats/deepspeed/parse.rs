@@ -11,7 +11,7 @@ use crate::{
         rank_file::RankFile,
         shards::Shard,
     },
-    torch::Item,
+    torch::{Item, StoredTensor},
 };
 
 /// Names and shapes of parameters, in order.
@@ -165,13 +165,13 @@ fn named_tensors(file: &RankFile, name: &str) -> BTreeMap<String, LocalTensor> {
     pairs.iter().filter_map(tensor).collect()
 }
 
-fn tensors(item: &Item) -> Option<Vec<&crate::torch::StoredTensor>> {
+fn tensors(item: &Item) -> Option<Vec<&StoredTensor>> {
     let (Item::List(items) | Item::Tuple(items)) = item else { return None };
-    let tensor = |item| match item {
-        &Item::Tensor(ref stored) => Some(stored),
+    let tensors = items.iter().map(|item| match item {
+        Item::Tensor(stored) => Some(stored),
         _ => None,
-    };
-    items.iter().map(tensor).collect()
+    });
+    tensors.collect()
 }
 
 fn shapes_of(value: &Value) -> Option<Shapes> {

@@ -61,7 +61,7 @@ fn left_over(what: String) -> RankFault {
 
 /// Stage 3: every parameter is cut over the ranks.
 fn place_cut_parameters<'a>(
-    parameters: &[(&'a str, &'a [u64])],
+    groups: &'a [Shapes],
     flats: &[Vec<Shard>],
     size: u64,
 ) -> Result<Vec<Placed<'a>>, RankFault> {
