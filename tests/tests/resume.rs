@@ -254,7 +254,7 @@ fn going_on_extends_a_run_and_records_the_change() {
     assert_eq!(RunDir::new(&out).steps().unwrap(), [4, 6], "two are kept");
     let lines = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
     assert_eq!(lines.lines().count(), 6);
-    let last = NativeReader::open(&RunDir::new(&out).checkpoint(6)).unwrap();
+    let last = NativeReader::open(RunDir::new(&out).checkpoint(6)).unwrap();
     let changes = last.manifest().run_state["changes"].as_array().unwrap().len();
     assert_eq!(changes, 1, "the change travels with the run");
 }

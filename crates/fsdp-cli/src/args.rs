@@ -27,9 +27,14 @@ pub(crate) use ckpt::{
   fsdp schedule examples/quickstart.toml
   fsdp ckpt convert checkpoint/ model.safetensors --to safetensors
 
+<<<<<<< HEAD
 Exit codes: 0 done, 1 a verification failed or checkpoints differ, 2 the input is wrong or the output
 cannot be written, 3 the run failed, 75 stopped by SIGTERM with its state saved (go on with --resume),
 130 interrupted (a training run: twice).
+=======
+Exit codes: 0 done, 1 a verification failed, 2 the input is wrong or the output cannot be written,
+3 the run failed, 75 stopped by SIGTERM and saved (go on with --resume), 130 interrupted twice.
+>>>>>>> trainckpt
 RUST_LOG=fsdp=debug logs to stderr."
 )]
 pub(crate) struct Args {
@@ -81,10 +86,10 @@ pub(crate) struct RunFileArgs {
   model/          config.json and model.safetensors, for transformers and others
   checkpoints/    step-00000050, ..: the whole state, as [checkpoint] says; PyTorch reads them too
 
-Ctrl-C (or SIGTERM) stops after the step under way, saves a checkpoint and still exports the model; a second
-one exits at once. After SIGTERM the exit code is 75: the same command with --resume goes on.
-A run that goes on has the bits of one that never stopped, also on another number of ranks where the numerics
-contract holds. train.steps and the learning rate may be changed; that is recorded.
+Ctrl-C (or SIGTERM) stops after the step under way, saves a checkpoint and exports the model; a
+second one exits at once. After SIGTERM the exit code is 75: the same command with --resume goes on.
+A run that goes on has the bits of one that never stopped, also on another number of ranks where the
+numerics contract holds. train.steps and the optimizer's numbers may change; that is recorded.
 
 Examples:
   fsdp train examples/quickstart.toml

@@ -71,7 +71,8 @@ impl Report<'_> {
         for outcome in self.found.tensors.values() {
             *counts.entry((!outcome.is_equal(), words(outcome))).or_default() += 1;
         }
-        let counts: Vec<String> = counts.iter().map(|((_, words), count)| format!("{count} {words}")).collect();
+        let counts: Vec<String> =
+            counts.iter().map(|((_, words), count)| format!("{count} {words}")).collect();
         let counts = counts.join(", ");
         let tensors = counted(self.found.tensors.len(), "tensor");
         if self.found.is_equal() {

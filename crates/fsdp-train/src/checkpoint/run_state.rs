@@ -178,8 +178,8 @@ impl RunState {
 /// Whether a key is one of `keys` or in one of these tables.
 fn is_below(key: &str, keys: &[&str]) -> bool {
     let below =
-        |table: &&str| key.strip_prefix(*table).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
-    keys.iter().any(|table| below(&table))
+        |table: &&str| key.strip_prefix(table).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    keys.iter().any(below)
 }
 
 /// Every key with another value, in the order of keys.
