@@ -32,6 +32,12 @@ impl Files {
         Files(Arc::new(Disk))
     }
 
+    /// Another one, for tests.
+    #[cfg(test)]
+    pub(crate) fn of(files: Arc<dyn FileSystem>) -> Files {
+        Files(files)
+    }
+
     /// Opens for reading; returns the length too.
     pub(crate) fn open(&self, path: &Path) -> Result<(PathFile, u64), Error> {
         let file = self.open_as(path, Access::Read, FileAction::Open)?;
