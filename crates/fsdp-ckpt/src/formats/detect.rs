@@ -5,7 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{dcp, deepspeed, native, rank_files, rank_kind::RankKind, safetensors_files, torch_file, torch_index, xla};
+use super::{
+    dcp, deepspeed, native, rank_files, rank_kind::RankKind, safetensors_files, torch_file, torch_index, xla,
+};
 use crate::{
     checkpoint::Checkpoint,
     error::{Error, FormatFault},
