@@ -27,14 +27,9 @@ pub(crate) use ckpt::{
   fsdp schedule examples/quickstart.toml
   fsdp ckpt convert checkpoint/ model.safetensors --to safetensors
 
-<<<<<<< HEAD
 Exit codes: 0 done, 1 a verification failed or checkpoints differ, 2 the input is wrong or the output
-cannot be written, 3 the run failed, 75 stopped by SIGTERM with its state saved (go on with --resume),
+cannot be written, 3 the run failed, 75 stopped by SIGTERM and saved (go on with --resume),
 130 interrupted (a training run: twice).
-=======
-Exit codes: 0 done, 1 a verification failed, 2 the input is wrong or the output cannot be written,
-3 the run failed, 75 stopped by SIGTERM and saved (go on with --resume), 130 interrupted twice.
->>>>>>> trainckpt
 RUST_LOG=fsdp=debug logs to stderr."
 )]
 pub(crate) struct Args {

@@ -176,10 +176,12 @@ pub(crate) struct DiffArgs {
     #[arg(value_name = "B")]
     pub(crate) second: PathBuf,
     /// Absolute part of the tolerance
-    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = tolerance)]
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true,
+          value_parser = tolerance)]
     pub(crate) atol: f64,
     /// Part of the tolerance that is relative to the value in B
-    #[arg(long, value_name = "Y", default_value_t = 0.0, value_parser = tolerance)]
+    #[arg(long, value_name = "Y", default_value_t = 0.0, allow_negative_numbers = true,
+          value_parser = tolerance)]
     pub(crate) rtol: f64,
     /// What to compare
     #[arg(long, value_name = "PART", value_enum, default_value_t = PartArg::All)]

@@ -91,10 +91,10 @@ impl Report<'_> {
             let _ = writeln!(text, "{} {note}", paint.warning("note:"));
         }
         for problem in problems.iter().take(LISTED_MAX) {
-            let _ = writeln!(text, "{} {problem}", paint.bad("damaged:"));
+            let _ = writeln!(text, "{} {problem}", paint.bad("problem:"));
         }
         if let Some(more @ 1..) = problems.len().checked_sub(LISTED_MAX) {
-            let _ = writeln!(text, "{} {more} more problems (--json lists all)", paint.bad("damaged:"));
+            let _ = writeln!(text, "{} {more} more problems (--json lists all)", paint.bad("problem:"));
         }
         let _ = writeln!(text, "\n{}", self.verdict(paint));
         text

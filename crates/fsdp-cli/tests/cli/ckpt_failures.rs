@@ -56,12 +56,16 @@ fn a_flipped_byte_is_named_by_file_tensor_and_range() {
     sandbox.flip("native/shard-00002-model-00001-of-00001.safetensors", -1);
     let native = sandbox.find_fault("ckpt verify native");
     insta::assert_snapshot!("verify_damaged_native", folded(&native.stdout));
-    insta::assert_snapshot!(sandbox.failed_conversion("native out --to dcp"), @"");
-    for path in ["dcp_2rank", "full.pth"] {
+    insta::assert_snapshot!(sandbox.failed_conversion("native out --to dcp"), @r"
+    error: bytes 7496..7504 of native/shard-00002-model-00001-of-00001.safetensors (rows 8..16 of
+    tensor `extra.rng_state`) are damaged: their checksum is crc64:ba6e68101497aeab, the checkpoint
+    says crc64:90b43857fb7b2983; fetch or save the file again
+    ");
+    for (path, name) in [("dcp_2rank", "tensor `model.emb.weight`"), ("full.pth", "record full/data/")] {
         let (file, offset) = sandbox.place_of(path, "model.emb.weight");
         sandbox.flip(&file, offset);
         let ran = sandbox.find_fault(&format!("ckpt verify {path}"));
-        assert!(ran.stdout.contains(&file) && ran.stdout.contains("model.emb.weight"), "{}", ran.stdout);
+        assert!(ran.stdout.contains(&file) && ran.stdout.contains(name), "{}", ran.stdout);
         insta::assert_snapshot!(format!("verify_damaged_{path}"), folded(&ran.stdout));
         let message = sandbox.failed_conversion(&format!("{path} out --to native"));
         assert!(message.contains(&file), "{message}");
@@ -97,36 +101,85 @@ fn what_is_no_checkpoint_is_a_mistake() {
             assert!(ran.stderr.contains(path), "{}", ran.stderr);
         }
     }
-    insta::assert_snapshot!(folded(&sandbox.fsdp("ckpt inspect runs").stderr), @"");
+    insta::assert_snapshot!(folded(&sandbox.fsdp("ckpt inspect runs").stderr), @r"
+    error: cannot open runs as a checkpoint: it is not a checkpoint itself; name one of those in it:
+    step-5
+    ");
 }
 
 #[test]
 fn options_that_make_no_sense() {
     let sandbox = Sandbox::with_fixtures(&["dcp_2rank", "full.pth"]);
     let refused = |options: &str| sandbox.failed_conversion(&format!("dcp_2rank out {options}"));
-    insta::assert_snapshot!(refused("--to torch --world-size 2"), @"");
-    insta::assert_snapshot!(refused("--to dcp --max-shard-size 5GB"), @"");
-    insta::assert_snapshot!(refused("--to native --config config.json"), @"");
-    insta::assert_snapshot!(refused("--to safetensors --strip-prefix module."), @"");
-    insta::assert_snapshot!(refused("--to safetensors --rename blub=x"), @"");
-    insta::assert_snapshot!(refused("--to torch --rename model.*=x"), @"");
-    insta::assert_snapshot!(refused("--to torch --rename (=x"), @"");
-    insta::assert_snapshot!(refused("--to safetensors --memory 5G"), @"");
-    insta::assert_snapshot!(refused("--to safetensors --config nowhere.json"), @"");
-    insta::assert_snapshot!(refused("--to dcp --world-size 0"), @"");
-    insta::assert_snapshot!(refused("--to pickle"), @"");
-    insta::assert_snapshot!(folded(&sandbox.fsdp("ckpt diff dcp_2rank full.pth --atol -1").stderr), @"");
+    insta::assert_snapshot!(refused("--to torch --world-size 2"), @r"
+    error: --world-size: it has no meaning for --to torch, only for dcp and native; leave it away
+    ");
+    insta::assert_snapshot!(refused("--to dcp --max-shard-size 5GB"), @r"
+    error: --max-shard-size: it has no meaning for --to dcp, only for safetensors; leave it away
+    ");
+    insta::assert_snapshot!(refused("--to native --config config.json"), @r"
+    error: --config: it has no meaning for --to native, only for safetensors; leave it away
+    ");
+    insta::assert_snapshot!(refused("--to safetensors --strip-prefix module."), @r"
+    error: no name begins with `module.`; names are, for example, `model.blocks.0.down.weight`,
+    `model.blocks.0.up.bias`, `model.blocks.0.up.weight`
+    ");
+    insta::assert_snapshot!(refused("--to safetensors --rename blub=x"), @r"
+    error: no name matches `blub`; names are, for example, `model.blocks.0.down.weight`,
+    `model.blocks.0.up.bias`, `model.blocks.0.up.weight`
+    ");
+    insta::assert_snapshot!(refused("--to torch --rename model.*=x"), @r"
+    error: `model.blocks.0.down.weight` and `model.blocks.0.up.bias` would both be named `x`; change
+    the renaming
+    ");
+    insta::assert_snapshot!(refused("--to torch --rename (=x"), @r"
+    error: invalid value '(=x' for '--rename <REGEX=REPL>': `(=x` is not a renaming: regex parse error:
+        (
+        ^
+    error: unclosed group; write REGEX=REPLACEMENT
+
+    For more information, try '--help'.
+    ");
+    insta::assert_snapshot!(refused("--to safetensors --memory 5G"), @r"
+    error: invalid value '5G' for '--memory <SIZE>': expected a size such as 5GB, 256MiB or 1000000
+
+    For more information, try '--help'.
+    ");
+    insta::assert_snapshot!(refused("--to safetensors --config nowhere.json"), @r"
+    error: failed to open nowhere.json: No such file or directory (os error 2); check that the path
+    exists
+    ");
+    insta::assert_snapshot!(refused("--to dcp --world-size 0"), @r"
+    error: invalid value '0' for '--world-size <N>': expected an integer of at least 1
+
+    For more information, try '--help'.
+    ");
+    insta::assert_snapshot!(refused("--to pickle"), @r"
+    error: invalid value 'pickle' for '--to <FORMAT>'
+      [possible values: safetensors, dcp, native, torch]
+
+    For more information, try '--help'.
+    ");
+    insta::assert_snapshot!(folded(&sandbox.fsdp("ckpt diff dcp_2rank full.pth --atol -1").stderr), @r"
+    error: invalid value '-1' for '--atol <X>': expected a finite number of at least 0, such as 1e-6
+
+    For more information, try '--help'.
+    ");
 }
 
 #[test]
 fn a_destination_that_exists_stays_as_it_is() {
     let sandbox = Sandbox::with_fixtures(&["full.pth"]);
     sandbox.write("out", "precious");
-    insta::assert_snapshot!(sandbox.failed_conversion("full.pth out --to torch"), @"");
+    insta::assert_snapshot!(sandbox.failed_conversion("full.pth out --to torch"), @r"
+    error: out exists already; remove it or choose another destination
+    ");
     assert_eq!(sandbox.read("out"), "precious");
     sandbox.failed_conversion("full.pth model --to dcp");
     assert_eq!(sandbox.names("model"), ["config.json"]);
-    insta::assert_snapshot!(sandbox.failed_conversion("full.pth nowhere/out --to torch"), @"");
+    insta::assert_snapshot!(sandbox.failed_conversion("full.pth nowhere/out --to torch"), @r"
+    error: failed to list nowhere: No such file or directory (os error 2); check that the path exists
+    ");
 }
 
 /// Begins a conversion that takes far longer than a test, and interrupts it when its output has begun to grow.
