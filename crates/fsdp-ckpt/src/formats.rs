@@ -4,6 +4,7 @@
 //! are there, [`check_coverage`](crate::checkpoint::Checkpoint::check_coverage) proves.
 
 pub mod dcp;
+pub mod deepspeed;
 pub mod native;
 pub mod rank_files;
 pub mod rank_kind;

@@ -37,20 +37,16 @@ pub mod targets;
 pub mod transfer;
 pub mod verify;
 
-#[allow(dead_code, reason = "readers of formats follow")]
 mod bytes;
 mod convert;
 mod file_io;
 mod files;
-#[allow(dead_code, unused_imports, reason = "readers of formats follow")]
 mod pickle;
 #[cfg(test)]
 mod random_checkpoint;
-#[allow(dead_code, unused_imports, reason = "readers of formats follow")]
 mod torch;
 mod torch_types;
 mod unique_map;
-#[allow(dead_code, reason = "readers of formats follow")]
 mod zip;
 
 pub use error::{

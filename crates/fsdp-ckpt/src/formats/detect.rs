@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{dcp, native, rank_files, rank_kind::RankKind, safetensors_files, torch_file, xla};
+use super::{dcp, deepspeed, native, rank_files, rank_kind::RankKind, safetensors_files, torch_file, xla};
 use crate::{
     checkpoint::Checkpoint,
     error::{Error, FormatFault},
@@ -100,6 +100,7 @@ fn open_ranks(kind: RankKind, path: &Path) -> Result<Checkpoint, Error> {
     match kind {
         RankKind::Xla => xla::open(path),
         RankKind::DTensors => rank_files::open(path),
+        RankKind::DeepSpeed => deepspeed::open(path),
     }
 }
 
@@ -177,6 +178,10 @@ fn open_directory(dir: &Path) -> Result<Checkpoint, Error> {
             None => fault(FormatFault::SeveralFiles { files }),
         },
         Contents::Unknown => {
+            // DeepSpeed's directory of all steps names the newest one.
+            if let Ok(Some(kind)) = RankKind::of(dir) {
+                return open_ranks(kind, dir);
+            }
             let candidates = candidates(dir);
             if candidates.is_empty() {
                 let mut found = Files::disk().list(dir)?;
