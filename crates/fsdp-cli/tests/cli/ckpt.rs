@@ -64,7 +64,7 @@ impl Sandbox {
     /// Inverts a byte; offsets from the end are negative.
     pub(crate) fn flip(&self, name: &str, offset: isize) {
         let mut bytes = fs::read(self.path(name)).unwrap();
-        let at = if offset < 0 { bytes.len().strict_add_signed(offset) } else { offset.unsigned_abs() };
+        let at = if offset < 0 { bytes.len() - offset.unsigned_abs() } else { offset.unsigned_abs() };
         bytes[at] ^= 0xff;
         self.write(name, bytes);
     }
