@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Conversion, Part, names::Renaming};
+use super::{Conversion, Part, Target, names::Renaming};
 use crate::{
     checkpoint::{Checkpoint, Chunk, Key, Object, Role, Tensor, join},
     error::{ConversionFault, Error},
@@ -51,7 +51,9 @@ pub(super) fn select(
     }
     check_used(&renaming, checkpoint, conversion)?;
     note_types(&tensors, conversion, notes);
-    note_common_step(&tensors, notes);
+    if conversion.target == Target::Safetensors {
+        note_common_step(&tensors, notes);
+    }
     let mut tensors: Vec<OutputTensor> = tensors.into_values().collect();
     tie(checkpoint, &mut tensors);
     Ok(Selection { tensors, values: values.into_values().map(|(object, _)| object).collect() })

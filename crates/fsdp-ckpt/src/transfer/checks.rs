@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::runs::Runs;
 use crate::{
-    checkpoint::{Checkpoint, Protection},
+    checkpoint::{Checkpoint, Chunk, Protection},
     digest::Digest,
     error::{Error, TransferFault},
 };
@@ -72,17 +72,35 @@ impl<'a> Checks<'a> {
     /// All protected ranges that were read completely and do not match.
     pub(crate) fn faults(&self) -> impl Iterator<Item = TransferFault> {
         self.by_source.iter().flatten().filter_map(|watched| {
-            let Protection { source, range, digest, what } = watched.protection;
+            let Protection { source, range, digest, .. } = watched.protection;
             let seen = watched.seen.lock().unwrap_or_else(PoisonError::into_inner);
             let got = seen.whole(range.end - range.start).filter(|got| got != digest)?;
             Some(TransferFault::ChecksumMismatch {
                 path: self.checkpoint.sources[*source].path().clone(),
-                what: what.clone(),
+                what: self.with_tensors(watched.protection),
                 range: range.clone(),
                 expected: *digest,
                 got,
             })
         })
+    }
+
+    /// What a protection says that it covers, and the tensors there if it names none: a record of a zip file does
+    /// not know what it holds.
+    fn with_tensors(&self, protection: &Protection) -> String {
+        let Protection { source, range, what, .. } = protection;
+        if what.contains("tensor `") {
+            return what.clone();
+        }
+        let is_there = |chunk: &Chunk| chunk.source == *source && range.contains(&chunk.offset);
+        let tensors = self.checkpoint.tensors.iter();
+        let mut names =
+            tensors.filter(|(_, tensor)| tensor.chunks.iter().any(is_there)).map(|(name, _)| name);
+        let first = names.next().map(|name| format!(", tensor `{name}`")).unwrap_or_default();
+        match names.count() {
+            0 => format!("{what}{first}"),
+            more => format!("{what}{first} and {more} more"),
+        }
     }
 
     /// How many protected ranges were read completely.

@@ -54,7 +54,8 @@ pub(crate) struct InspectArgs {
 #[derive(Debug, Args)]
 #[command(
     after_help = "Reads: native checkpoints; PyTorch DCP, plain or zstd; files of torch.save (.pth, .bin), also one
-per rank with DTensors; PyTorch/XLA FSDP; safetensors: one file, with an index, or shards of DCP.
+per rank with DTensors; PyTorch/XLA FSDP; DeepSpeed ZeRO; safetensors: one file, with an index, or
+shards of DCP.
 
 Writes:
   safetensors  for transformers and others: a file if DST ends in .safetensors, else a directory

@@ -78,7 +78,7 @@ impl<'a> Report<'a> {
         line(&mut text, "tensors", &format!("{}, {}", checkpoint.tensors.len(), bytes(self.bytes())));
         line(&mut text, "files", &format!("{}, {}", self.files.len(), bytes(self.files.values().sum())));
         for (key, value) in &checkpoint.run_state {
-            line(&mut text, key, value);
+            line(&mut text, key, &values::short(value));
         }
         if !self.groups.is_empty() {
             let _ = write!(
@@ -120,8 +120,13 @@ impl<'a> Report<'a> {
         if all.is_empty() {
             return String::new();
         }
-        let shown: Vec<_> =
-            all.iter().filter(|(_, object)| object.role != Role::Optimizer).take(LISTED_MAX).collect();
+        // What is shown as state of the run is not shown again.
+        let is_run_state = |name: &str| name == "run_state" && !self.checkpoint.run_state.is_empty();
+        let shown: Vec<_> = all
+            .iter()
+            .filter(|(name, object)| object.role != Role::Optimizer && !is_run_state(name))
+            .take(LISTED_MAX)
+            .collect();
         let mut text = format!("\n{}", paint.heading(&counted(all.len(), "value")));
         let rest = all.len() - shown.len();
         if rest > 0 {

@@ -35,7 +35,16 @@ pub(super) fn json(value: &Value) -> Json {
 
 /// A value in one line, cut where it is long.
 pub(super) fn text(value: &Value) -> String {
-    let mut text = whole_text(value).replace('\n', "\\n");
+    short(&whole_text(value))
+}
+
+/// A text in one line, cut where it is long.
+pub(super) fn short(text: &str) -> String {
+    let lines = text.trim_end().lines().count();
+    if lines > 1 {
+        return format!("{lines} lines (--json shows them)");
+    }
+    let mut text = text.trim_end().to_owned();
     if let Some((end, _)) = text.char_indices().nth(SHOWN_MAX) {
         text.truncate(end);
         text += "..";
@@ -127,6 +136,12 @@ mod tests {
         let class = Global { module: "torch".into(), name: "device".into() };
         let device = Value::Object { class, args: vec![Value::Str("cpu".into())], state: None };
         assert_eq!(json(&device), r#"torch.device("cpu")"#);
+    }
+
+    #[test]
+    fn texts_of_many_lines_are_counted() {
+        assert_eq!(short("[model]\npath = 1\n"), "2 lines (--json shows them)");
+        assert_eq!(short("one\n"), "one");
     }
 
     #[test]

@@ -8,10 +8,13 @@ use serde_json::Value;
 use crate::support::{Ran, Sandbox};
 
 /// Checkpoints of other tools: the path to name, below the fixtures.
-pub(crate) const FIXTURES: [&str; 15] = [
+pub(crate) const FIXTURES: [&str; 20] = [
     "dcp_2rank",
     "dcp_2rank_zstd",
     "dcp_hsdp_2x2",
+    "deepspeed_layout/zero2",
+    "deepspeed_layout/zero3",
+    "dtensor_mesh_rank_pth/model_world_size_4_rank_0.pt",
     "fsdp1/sharded",
     "fsdp1/sharded_dt",
     "fsdp2_rank_pth/model_world_size_2_rank_0.pt",
@@ -20,6 +23,8 @@ pub(crate) const FIXTURES: [&str; 15] = [
     "model_only.pth",
     "hf_dcp_shards",
     "hf_sharded",
+    "kinds.pth",
+    "kinds.safetensors",
     "xla_fsdp_2rank/dim0_rank-00000000-of-00000002.pth",
     "xla_fsdp_2rank/flat_rank-00000000-of-00000002.pth",
     "xla_fsdp_2rank/nested_rank-00000000-of-00000002.pth",

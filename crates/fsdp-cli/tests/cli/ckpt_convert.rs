@@ -113,6 +113,27 @@ fn the_optimizer_can_be_written_alone() {
 }
 
 #[test]
+fn the_checkpoints_of_a_run_are_inspected_and_become_its_model() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml --set checkpoint.every=1");
+    let checkpoint = "out/checkpoints/step-00000003";
+    let report = sandbox.json(&format!("ckpt inspect {checkpoint}"));
+    assert_eq!((&report["run_state"]["step"], &report["world_size"]), (&Value::from("3"), &Value::from(2)));
+    let text = sandbox.succeed(&format!("ckpt inspect {checkpoint}")).stdout;
+    assert!(text.contains("\nstep          3\n") && text.lines().count() < 30, "{text}");
+    sandbox.succeed(&format!("ckpt verify {checkpoint}"));
+    sandbox.succeed(&format!("ckpt convert {checkpoint} hf --to safetensors --config model/config.json"));
+    for model in ["out/model", "hf"] {
+        sandbox.succeed(&format!("ckpt diff {checkpoint} {model} --only model"));
+    }
+    // And back, for another number of ranks.
+    sandbox.succeed(&format!("ckpt convert {checkpoint} resharded --to native --world-size 3"));
+    sandbox.succeed(&format!("ckpt diff {checkpoint} resharded"));
+    let other = sandbox.find_fault("ckpt diff out/checkpoints/step-00000002 resharded").stdout;
+    assert!(other.contains("values that differ: run_state"), "{other}");
+}
+
+#[test]
 fn the_readme_can_be_copied_and_pasted() {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let readme = fs::read_to_string(repository.join("README.md")).unwrap();

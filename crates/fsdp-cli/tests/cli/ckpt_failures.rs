@@ -61,11 +61,11 @@ fn a_flipped_byte_is_named_by_file_tensor_and_range() {
     tensor `extra.rng_state`) are damaged: their checksum is crc64:ba6e68101497aeab, the checkpoint
     says crc64:90b43857fb7b2983; fetch or save the file again
     ");
-    for (path, name) in [("dcp_2rank", "tensor `model.emb.weight`"), ("full.pth", "record full/data/")] {
+    for path in ["dcp_2rank", "full.pth"] {
         let (file, offset) = sandbox.place_of(path, "model.emb.weight");
         sandbox.flip(&file, offset);
         let ran = sandbox.find_fault(&format!("ckpt verify {path}"));
-        assert!(ran.stdout.contains(&file) && ran.stdout.contains(name), "{}", ran.stdout);
+        assert!(ran.stdout.contains(&file) && ran.stdout.contains("`model.emb.weight`"), "{}", ran.stdout);
         insta::assert_snapshot!(format!("verify_damaged_{path}"), folded(&ran.stdout));
         let message = sandbox.failed_conversion(&format!("{path} out --to native"));
         assert!(message.contains(&file), "{message}");
