@@ -10,6 +10,7 @@ pub mod rank_files;
 pub mod rank_kind;
 pub mod safetensors_files;
 pub mod torch_file;
+pub mod torch_index;
 pub mod xla;
 
 mod detect;
