@@ -23,3 +23,9 @@ mod bad_input;
 
 // Output that cannot be written.
 mod disk_full;
+
+// Checkpoints: fixtures, reports, conversions, and what goes wrong.
+mod ckpt;
+mod ckpt_convert;
+mod ckpt_failures;
+mod ckpt_reports;
