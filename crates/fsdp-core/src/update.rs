@@ -47,6 +47,49 @@ pub struct StateTensor {
     pub len: usize,
     /// Element type.
     pub dtype: DType,
+    /// Which of its elements belong to which parameter, in the order of offsets. Elements of no piece are
+    /// padding.
+    pub pieces: Vec<StatePiece>,
+}
+
+/// A contiguous run of a state tensor: values of one parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StatePiece {
+    /// The parameter.
+    pub param: ParamId,
+    /// What there is one value of.
+    pub axis: StateAxis,
+    /// First element within the state tensor.
+    pub offset: usize,
+    /// Number of elements.
+    pub len: usize,
+    /// Index of the first one among all values of the parameter.
+    pub first: usize,
+}
+
+/// What a state tensor has one value of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StateAxis {
+    /// Each element of the parameter.
+    Elements,
+    /// Each row of the parameter.
+    Rows,
+    /// Each column of the parameter: whole, and equal, on every rank that holds rows of it.
+    Columns,
+}
+
+impl StateTensor {
+    /// A state tensor with one element per element of the shard, which holds `pieces`.
+    pub fn elementwise(name: &'static str, pieces: &[Piece], shard_len: usize, dtype: DType) -> Self {
+        let pieces = pieces.iter().map(|piece| StatePiece {
+            param: piece.param,
+            axis: StateAxis::Elements,
+            offset: piece.offset,
+            len: piece.len,
+            first: piece.param_offset,
+        });
+        Self { name, len: shard_len, dtype, pieces: pieces.collect() }
+    }
 }
 
 /// A segment's shard as an update rule sees it.

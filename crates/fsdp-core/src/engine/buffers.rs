@@ -9,7 +9,7 @@ use crate::rank::Queue;
 use crate::schedule::{Accumulation, AccumulationOrder, Reshard, Slot};
 use crate::state::{GradientState, ParamState};
 use crate::tree::Counter;
-use crate::update::{Piece, UpdateRule};
+use crate::update::{Piece, StateTensor, UpdateRule};
 
 /// Sums of gradient sets (one buffer per trainable segment), and the sets that are free.
 pub(super) struct Sums<B> {
@@ -84,6 +84,8 @@ pub(super) struct UnitBuffers<B> {
     pub(super) trainable: Vec<usize>,
     /// Optimizer state per trainable segment.
     pub(super) state: Vec<Vec<B>>,
+    /// What each of its tensors holds.
+    pub(super) state_tensors: Vec<Vec<StateTensor>>,
     /// Sums of sharded gradients.
     pub(super) sums: Sums<B>,
     /// Sums of unsharded gradients.
@@ -109,6 +111,8 @@ pub struct UnitShards<'a, B> {
     pub gradients: Option<&'a [B]>,
     /// Optimizer state per trainable segment.
     pub state: &'a [Vec<B>],
+    /// What each of its tensors is, and holds.
+    pub state_tensors: &'a [Vec<StateTensor>],
 }
 
 impl<B> UnitBuffers<B> {
@@ -119,6 +123,7 @@ impl<B> UnitBuffers<B> {
             trainable: &self.trainable,
             gradients: self.total.as_deref(),
             state: &self.state,
+            state_tensors: &self.state_tensors,
         }
     }
 }
@@ -185,18 +190,16 @@ impl<M: Memory> Allocator<'_, M> {
         };
         let pieces: Vec<Vec<Piece>> = segments.iter().map(|segment| segment.pieces(self.shard)).collect();
         let trainable: Vec<usize> = (0..segments.len()).filter(|&index| segments[index].trainable).collect();
-        let mut state = Vec::new();
+        let (mut state, mut state_tensors) = (Vec::new(), Vec::new());
         for &segment in &trainable {
             let tensors = self.rule.state(&pieces[segment], segments[segment].shard_len(), master_dtype);
             let mut buffers = Vec::new();
-            for tensor in tensors {
-                buffers.extend(self.zeroed(
-                    Category::OptimizerState,
-                    tensor.dtype,
-                    [tensor.len].into_iter(),
-                )?);
+            for tensor in &tensors {
+                let len = std::iter::once(tensor.len);
+                buffers.extend(self.zeroed(Category::OptimizerState, tensor.dtype, len)?);
             }
             state.push(buffers);
+            state_tensors.push(tensors);
         }
         let [sums, unsharded_sums] = self.sums(unit)?;
         Ok(UnitBuffers {
@@ -206,6 +209,7 @@ impl<M: Memory> Allocator<'_, M> {
             pieces,
             trainable,
             state,
+            state_tensors,
             sums,
             unsharded_sums,
             incoming: None,

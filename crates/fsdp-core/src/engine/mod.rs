@@ -25,7 +25,7 @@ use crate::model::ModelSpec;
 use crate::program::{Gradients, Params, Program};
 use crate::rank::{Mesh, Queue, Rank};
 use crate::schedule::{Compiler, OpId, Policy, Reshard, Schedule, compile_evaluation, compile_step};
-use crate::update::UpdateRule;
+use crate::update::{Piece, StatePiece, StateTensor, UpdateRule};
 
 use buffers::UnitBuffers;
 
@@ -226,7 +226,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// Those of `fill` and of the memory.
     pub fn load_params<E: From<Error>>(
         &mut self,
-        mut fill: impl FnMut(&crate::update::Piece, &mut Vec<f64>) -> Result<(), E>,
+        mut fill: impl FnMut(&Piece, &mut Vec<f64>) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut values = Vec::new();
         for unit in &mut self.units {
@@ -242,6 +242,30 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         }
         for unit in 0..self.units.len() {
             self.cast(unit)?;
+        }
+        Ok(())
+    }
+
+    /// Sets optimizer state: `fill` gets every piece of this rank's state tensors and room for its elements.
+    ///
+    /// # Errors
+    /// Those of `fill` and of the memory.
+    pub fn load_state<E: From<Error>>(
+        &mut self,
+        mut fill: impl FnMut(&StateTensor, &StatePiece, &mut Vec<f64>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut values = Vec::new();
+        for unit in &mut self.units {
+            let buffers = unit.state.iter_mut().flatten();
+            for (buffer, tensor) in buffers.zip(unit.state_tensors.iter().flatten()) {
+                for piece in &tensor.pieces {
+                    values.clear();
+                    values.resize(piece.len, 0.0);
+                    fill(tensor, piece, &mut values)?;
+                    let slice = SliceMut::new(buffer, piece.offset, piece.len);
+                    self.memory.write(Queue::Compute, HostSlice::F64(&values), slice)?;
+                }
+            }
         }
         Ok(())
     }

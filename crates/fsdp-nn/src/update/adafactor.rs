@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 
 use fsdp_core::memory::Buffer;
 use fsdp_core::model::{ModelSpec, ParamId};
-use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
+use fsdp_core::update::{Piece, SegmentShard, StateAxis, StatePiece, StateTensor, StepScalars, UpdateRule};
 use fsdp_core::{DType, Error};
 
 use super::factored::{Pass, Stage};
@@ -161,23 +161,20 @@ impl Adafactor {
 
 impl UpdateRule<HostMemory> for Adafactor {
     fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
-        let (mut rows, mut cols, mut full) = (0, 0, 0);
+        let empty = |name| StateTensor { name, len: 0, dtype, pieces: Vec::new() };
+        let [mut rows, mut cols, mut full] = ["exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq"].map(empty);
         for piece in pieces {
             match self.param(piece).cols {
                 Some(width) => {
-                    rows += piece.len / width;
-                    cols += width;
+                    append(&mut rows, piece, StateAxis::Rows, piece.param_offset / width, piece.len / width);
+                    append(&mut cols, piece, StateAxis::Columns, 0, width);
                 }
-                None => full += piece.len,
+                None => append(&mut full, piece, StateAxis::Elements, piece.param_offset, piece.len),
             }
         }
-        let mut state = vec![
-            StateTensor { name: "exp_avg_sq_row", len: rows, dtype },
-            StateTensor { name: "exp_avg_sq_col", len: cols, dtype },
-            StateTensor { name: "exp_avg_sq", len: full, dtype },
-        ];
+        let mut state = vec![rows, cols, full];
         if self.options.beta1.is_some() {
-            state.push(StateTensor { name: "exp_avg", len: shard_len, dtype });
+            state.push(StateTensor::elementwise("exp_avg", pieces, shard_len, dtype));
         }
         state
     }
@@ -214,4 +211,10 @@ impl UpdateRule<HostMemory> for Adafactor {
         let stage = Stage::Update { moments: &statistics[0], norms: &statistics[1] };
         self.run(memory, shard, scalars, stage)
     }
+}
+
+/// Appends the values of a piece to a state tensor.
+fn append(tensor: &mut StateTensor, piece: &Piece, axis: StateAxis, first: usize, len: usize) {
+    tensor.pieces.push(StatePiece { param: piece.param, axis, offset: tensor.len, len, first });
+    tensor.len += len;
 }

@@ -95,8 +95,8 @@ impl AdamW {
 }
 
 impl UpdateRule<HostMemory> for AdamW {
-    fn state(&self, _pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
-        ["exp_avg", "exp_avg_sq"].map(|name| StateTensor { name, len: shard_len, dtype }).into()
+    fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
+        ["exp_avg", "exp_avg_sq"].map(|name| StateTensor::elementwise(name, pieces, shard_len, dtype)).into()
     }
 
     fn update(

@@ -89,11 +89,11 @@ impl Sgd {
 }
 
 impl UpdateRule<HostMemory> for Sgd {
-    fn state(&self, _pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
+    fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
         if self.momentum == 0.0 {
             return Vec::new();
         }
-        vec![StateTensor { name: "momentum_buffer", len: shard_len, dtype }]
+        vec![StateTensor::elementwise("momentum_buffer", pieces, shard_len, dtype)]
     }
 
     fn update(

@@ -1,10 +1,10 @@
 //! Update rules against slow scalar references, and under every cut into shards.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
-use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule};
+use fsdp_core::update::{Piece, SegmentShard, StateAxis, StepScalars, UpdateRule};
 use fsdp_core::{DType, Queue};
 use proptest::prelude::*;
 
@@ -320,6 +320,50 @@ proptest! {
             let mut sgd = Sgd { momentum: 0.9, weight_decay: 0.1, ..Sgd::default() };
             prop_assert_eq!(train(&mut adamw, dtype, 1, 1), train(&mut adamw, dtype, world, threads));
             prop_assert_eq!(train(&mut sgd, dtype, 1, 1), train(&mut sgd, dtype, world, threads));
+        }
+    }
+}
+
+/// Every value of every state tensor is on some rank, once; means of columns are whole on every rank that
+/// holds rows.
+#[test]
+fn pieces_of_state_cover_the_state_of_every_parameter() {
+    let options = AdafactorOptions { beta1: Some(0.9), ..AdafactorOptions::default() };
+    let adafactor = Adafactor::new(options, &spec());
+    let sgd =
+        Sgd { momentum: 0.9, dampening: 0.0, weight_decay: 0.0, nesterov: false, no_decay: BTreeSet::new() };
+    let adamw = AdamW { betas: (0.9, 0.99), eps: 1e-8, weight_decay: 0.0, no_decay: BTreeSet::new() };
+    let rules: [&dyn UpdateRule<HostMemory>; 3] = [&adafactor, &sgd, &adamw];
+    for (rule, world) in rules.into_iter().flat_map(|rule| (1..9).map(move |world| (rule, world))) {
+        let mut held: BTreeMap<(&str, usize), Vec<usize>> = BTreeMap::new();
+        for rank in 0..world {
+            let (pieces, _) = pieces(rank, world);
+            let shard_len = pieces.last().map_or(1, |piece| piece.offset + piece.len + 1);
+            for tensor in rule.state(&pieces, shard_len, DType::F32) {
+                assert!(tensor.pieces.is_sorted_by(|a, b| a.offset + a.len <= b.offset));
+                assert!(tensor.pieces.iter().all(|piece| piece.offset + piece.len <= tensor.len));
+                for piece in &tensor.pieces {
+                    let values = held.entry((tensor.name, piece.param.0)).or_default();
+                    if piece.axis == StateAxis::Columns {
+                        assert_eq!((piece.first, piece.len), (0, row_len(SHAPES[piece.param.0])));
+                        values.clear();
+                    }
+                    values.extend(piece.first..piece.first + piece.len);
+                }
+            }
+        }
+        for ((name, param), values) in held {
+            let shape = SHAPES[param];
+            let count = match name {
+                "exp_avg_sq_row" => shape[0],
+                "exp_avg_sq_col" => shape[1],
+                _ => shape.iter().product(),
+            };
+            assert_eq!(
+                values,
+                (0..count).collect::<Vec<_>>(),
+                "{name} of parameter {param} on {world} ranks"
+            );
         }
     }
 }

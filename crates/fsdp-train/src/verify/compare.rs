@@ -119,18 +119,15 @@ fn difference(
 ) -> Difference {
     let mut result = Difference::default();
     for run in ranks {
-        for (kind, piece, values) in pieces(run).values.iter().filter(|(kind, ..)| wanted(*kind)) {
-            let whole = match kind {
-                Kind::Param => Some(&reference.params[piece.param.0]),
-                Kind::Gradient => reference.gradients[piece.param.0].as_ref(),
-                // A factored statistic may happen to be as long as a shard, but not as the parameter.
-                Kind::State(index) => reference.states[piece.param.0]
-                    .get(*index)
-                    .filter(|state| state.len() == spec.param(piece.param).len()),
+        for held in pieces(run).values.iter().filter(|held| wanted(held.kind)) {
+            let whole = match held.kind {
+                Kind::Param => Some(&reference.params[held.param.0]),
+                Kind::Gradient => reference.gradients[held.param.0].as_ref(),
+                Kind::State(index) => reference.states[held.param.0].get(index),
             };
             let Some(whole) = whole else { continue };
-            let expected = &whole[piece.param_offset..piece.param_offset + piece.len];
-            for (index, (got, want)) in values.iter().zip(expected).enumerate() {
+            let expected = &whole[held.first..held.first + held.values.len()];
+            for (index, (got, want)) in held.values.iter().zip(expected).enumerate() {
                 result.compared += 1;
                 if got.to_bits() == want.to_bits() {
                     continue;
@@ -139,8 +136,8 @@ fn difference(
                 let distance = (got - want).abs();
                 if result.param.is_none() || distance > result.largest || distance.is_nan() {
                     result.largest = distance;
-                    result.param = Some(spec.param(piece.param).fqn.clone());
-                    result.element = piece.param_offset + index;
+                    result.param = Some(spec.param(held.param).fqn.clone());
+                    result.element = held.first + index;
                 }
             }
         }
@@ -160,15 +157,15 @@ fn out_of_bounds<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun]) -> V
     let spec = &job.plan.spec;
     let trained: Vec<usize> = (0..spec.params.len()).filter(|&id| spec.params[id].trainable).collect();
     let mut failures = Vec::new();
-    for (kind, piece, values) in ranks.iter().flat_map(|run| &run.first.values) {
-        let (Kind::Gradient, Ok(index)) = (*kind, trained.binary_search(&piece.param.0)) else { continue };
-        let Some(whole) = &reference.first.gradients[piece.param.0] else { continue };
-        for (offset, got) in values.iter().enumerate() {
-            let element = piece.param_offset + offset;
+    for held in ranks.iter().flat_map(|run| &run.first.values).filter(|held| held.kind == Kind::Gradient) {
+        let Ok(index) = trained.binary_search(&held.param.0) else { continue };
+        let Some(whole) = &reference.first.gradients[held.param.0] else { continue };
+        for (offset, got) in held.values.iter().enumerate() {
+            let element = held.first + offset;
             let bound = 2.0 * (n - 1.0) * unit_roundoff * reference.magnitudes[index][element];
             let distance = (got - whole[element]).abs();
             if distance > bound || distance.is_nan() {
-                let fqn = &spec.param(piece.param).fqn;
+                let fqn = &spec.param(held.param).fqn;
                 failures
                     .push(format!("gradient of {fqn}[{element}] is off by {distance:e}, bound {bound:e}"));
                 break;

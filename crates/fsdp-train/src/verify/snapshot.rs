@@ -1,7 +1,7 @@
 //! Values of a whole model, and the pieces of it that one rank holds.
 
 use fsdp_core::engine::Engine;
-use fsdp_core::memory::{Buffer, HostSliceMut, Slice};
+use fsdp_core::memory::{HostSliceMut, Slice};
 use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_core::program::Program;
 use fsdp_core::update::Piece;
@@ -35,19 +35,29 @@ impl Snapshot {
     }
 }
 
-/// What a piece's values are.
+/// What a run of values is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Param,
     Gradient,
-    /// A state tensor with one element per parameter element.
+    /// A state tensor, by its position among those of the update rule.
     State(usize),
+}
+
+/// A run of values that one rank holds.
+#[derive(Clone, Debug)]
+pub(super) struct Held {
+    pub(super) kind: Kind,
+    pub(super) param: ParamId,
+    /// Index of the first one among all values of this kind that the parameter has.
+    pub(super) first: usize,
+    pub(super) values: Vec<f64>,
 }
 
 /// Values that one rank holds.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pieces {
-    pub(super) values: Vec<(Kind, Piece, Vec<f64>)>,
+    pub(super) values: Vec<Held>,
 }
 
 impl Pieces {
@@ -59,13 +69,15 @@ impl Pieces {
                 pieces.read(&**engine.memory(), Kind::Param, buffer, &shards.pieces[segment])?;
             }
             for (index, &segment) in shards.trainable.iter().enumerate() {
-                let held = &shards.pieces[segment];
                 if let Some(gradients) = shards.gradients {
+                    let held = &shards.pieces[segment];
                     pieces.read(&**engine.memory(), Kind::Gradient, &gradients[index], held)?;
                 }
-                for (state, buffer) in shards.state[index].iter().enumerate() {
-                    if buffer.len() == shards.params[segment].len() {
-                        pieces.read(&**engine.memory(), Kind::State(state), buffer, held)?;
+                let tensors = shards.state[index].iter().zip(&shards.state_tensors[index]);
+                for (state, (buffer, tensor)) in tensors.enumerate() {
+                    for held in &tensor.pieces {
+                        let slice = Slice::new(buffer, held.offset, held.len);
+                        pieces.push(&**engine.memory(), Kind::State(state), held.param, held.first, slice)?;
                     }
                 }
             }
@@ -81,11 +93,23 @@ impl Pieces {
         held: &[Piece],
     ) -> Result<(), TrainError> {
         for piece in held {
-            let mut values = vec![0.0; piece.len];
             let slice = Slice::new(buffer, piece.offset, piece.len);
-            memory.read(Queue::Compute, slice, HostSliceMut::F64(&mut values))?;
-            self.values.push((kind, *piece, values));
+            self.push(memory, kind, piece.param, piece.param_offset, slice)?;
         }
+        Ok(())
+    }
+
+    fn push<M: Memory>(
+        &mut self,
+        memory: &M,
+        kind: Kind,
+        param: ParamId,
+        first: usize,
+        slice: Slice<'_, M::Buffer>,
+    ) -> Result<(), TrainError> {
+        let mut values = vec![0.0; slice.len];
+        memory.read(Queue::Compute, slice, HostSliceMut::F64(&mut values))?;
+        self.values.push(Held { kind, param, first, values });
         Ok(())
     }
 }
