@@ -5,10 +5,10 @@ mod slots;
 use proptest::prelude::*;
 
 use super::*;
+use crate::Mesh;
 use crate::model::ParamId;
 use crate::testing::{Built, Setup, Sketch, grid, setups};
 use crate::wrap::WrapPolicy;
-use crate::Mesh;
 
 fn is_compute(kind: &OpKind) -> bool {
     matches!(kind, OpKind::Forward { .. } | OpKind::Finish { .. } | OpKind::Backward { .. })
