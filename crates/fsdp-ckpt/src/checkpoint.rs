@@ -17,6 +17,9 @@ mod value;
 use std::{collections::BTreeMap, ops::Range, path::PathBuf};
 
 pub use flatten::{Nested, Nesting, Tree, flatten, nest};
+pub(crate) use region::element_count;
+#[cfg(test)]
+pub(crate) use region::packed_strides;
 pub use role::Roles;
 pub use value::{Global, Value};
 
@@ -174,9 +177,10 @@ impl Source {
 impl Tensor {
     /// Number of elements.
     ///
-    /// Readers check products of shapes before they make a tensor.
+    /// # Panics
+    /// When the number does not fit 64 bits: readers check shapes before they make a tensor.
     pub fn len(&self) -> u64 {
-        self.shape.iter().product()
+        element_count(&self.shape).expect("readers check products of shapes")
     }
 
     /// Whether it has no elements.

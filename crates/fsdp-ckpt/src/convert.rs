@@ -20,6 +20,42 @@ pub(crate) struct OutOfRange {
     pub(crate) target: TensorType,
 }
 
+/// Elements that [`between`] converts at a time, through an array on the stack.
+const STEP_ELEMENTS: usize = 512;
+
+/// Converts elements of one convertible type of files to another one. Both slices hold equally many.
+pub(crate) fn between(
+    from: TensorType,
+    to: TensorType,
+    bytes: &[u8],
+    out: &mut [u8],
+) -> Result<(), OutOfRange> {
+    if from == TensorType::F64 || to == TensorType::F64 {
+        between_through([0_f64; STEP_ELEMENTS], from, to, bytes, out)
+    } else {
+        between_through([0_f32; STEP_ELEMENTS], from, to, bytes, out)
+    }
+}
+
+fn between_through<T: Real>(
+    mut values: [T; STEP_ELEMENTS],
+    from: TensorType,
+    to: TensorType,
+    bytes: &[u8],
+    out: &mut [u8],
+) -> Result<(), OutOfRange> {
+    let (from_size, to_size) = (from.size_bytes(), to.size_bytes());
+    assert_eq!(bytes.len() / from_size, out.len() / to_size, "both slices hold the same elements");
+    let steps = bytes.chunks(STEP_ELEMENTS * from_size).zip(out.chunks_mut(STEP_ELEMENTS * to_size));
+    for (step, (bytes, out)) in steps.enumerate() {
+        let values = &mut values[..bytes.len() / from_size];
+        let in_whole = |found: OutOfRange| OutOfRange { index: step * STEP_ELEMENTS + found.index, ..found };
+        T::decode(from, bytes, values).map_err(in_whole)?;
+        T::encode(to, values, out).map_err(in_whole)?;
+    }
+    Ok(())
+}
+
 /// `f32` or `f64`: what values are in memory.
 pub(crate) trait Real: bytemuck::Pod {
     /// The file type of the same elements.

@@ -6,18 +6,36 @@
 //! sees bytes and knows no path.
 
 mod coverage_fault;
+mod dcp_fault;
 mod file_action;
 mod header_fault;
 mod names;
+mod native_fault;
 mod nesting_fault;
+mod pickle_fault;
+mod plan_fault;
+mod rank_fault;
+mod save_fault;
+mod torch_fault;
+mod transfer_fault;
+mod zip_fault;
 
 use std::{io, ops::Range, path::PathBuf};
 
 pub use coverage_fault::CoverageFault;
+pub use dcp_fault::DcpFault;
 pub use file_action::FileAction;
 pub use header_fault::HeaderFault;
 pub use names::{NameDifferences, ShapeDifference};
+pub use native_fault::NativeFault;
 pub use nesting_fault::NestingFault;
+pub use pickle_fault::PickleFault;
+pub use plan_fault::PlanFault;
+pub use rank_fault::RankFault;
+pub use save_fault::SaveFault;
+pub use torch_fault::TorchFault;
+pub use transfer_fault::TransferFault;
+pub use zip_fault::ZipFault;
 
 use crate::safetensors::TensorType;
 use file_action::advice;
@@ -44,6 +62,22 @@ pub enum Error {
         /// What is wrong with its header.
         fault: HeaderFault,
     },
+    /// A native checkpoint is damaged, incomplete or of another version.
+    #[error("{}: {fault}", path.display())]
+    Native {
+        /// The file of the checkpoint.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: Box<NativeFault>,
+    },
+    /// A native checkpoint cannot be saved.
+    #[error("{}: {fault}", path.display())]
+    Save {
+        /// The directory or file of the save.
+        path: PathBuf,
+        /// Why not.
+        fault: Box<SaveFault>,
+    },
     /// The tensors of an export cannot be laid out as a safetensors file.
     #[error("cannot lay out {}: {fault}", path.display())]
     CannotLayOut {
@@ -51,6 +85,14 @@ pub enum Error {
         path: PathBuf,
         /// The rule of the format that would be broken.
         fault: HeaderFault,
+    },
+    /// What was selected cannot be laid out in a format.
+    #[error("cannot write {format}: {fault}")]
+    CannotPlan {
+        /// The format, in words.
+        format: &'static str,
+        /// What is in the way.
+        fault: PlanFault,
     },
     /// A tensor was asked for that the file, model or plan does not have.
     #[error(
@@ -289,6 +331,24 @@ pub enum Error {
         /// The first run of rows with two writers.
         rows: Range<usize>,
     },
+    /// A file of PyTorch, or an item in one, is not read.
+    #[error("cannot read {}{}: {fault}", path.display(), in_item(item))]
+    Torch {
+        /// The file.
+        path: PathBuf,
+        /// The item in the file; empty for the file itself.
+        item: String,
+        /// What is wrong with it.
+        fault: Box<TorchFault>,
+    },
+    /// A distributed checkpoint is not read.
+    #[error("cannot read {}: {fault}", path.display())]
+    Dcp {
+        /// The file: the metadata, or one with items.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: Box<DcpFault>,
+    },
     /// A receipt of another export was handed to a commit.
     #[error("a receipt for {} was given to the commit of {}", got.display(), expected.display())]
     ForeignReceipt {
@@ -308,8 +368,29 @@ pub enum Error {
         /// What is wrong.
         fault: NestingFault,
     },
+    /// Files of ranks do not make up one checkpoint.
+    #[error("{}: {fault}", path.display())]
+    Ranks {
+        /// The file or directory.
+        path: PathBuf,
+        /// What is wrong.
+        fault: RankFault,
+    },
+    /// Bytes could not be moved, or must not be.
+    #[error("{0}")]
+    Transfer(TransferFault),
+}
+
+impl From<TransferFault> for Error {
+    fn from(fault: TransferFault) -> Error {
+        Error::Transfer(fault)
+    }
 }
 
 fn found_list(found: &[String]) -> String {
     if found.is_empty() { String::new() } else { format!(" (it holds {})", found.join(", ")) }
+}
+
+fn in_item(item: &str) -> String {
+    if item.is_empty() { String::new() } else { format!(", item `{item}`") }
 }

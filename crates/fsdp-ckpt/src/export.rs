@@ -28,5 +28,6 @@ mod writer;
 
 pub use commit::Export;
 pub use coverage::Receipt;
+pub(crate) use plan::directory_of;
 pub use plan::{ExportPlan, PlannedFile};
 pub use writer::ExportWriter;

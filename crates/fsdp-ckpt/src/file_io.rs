@@ -32,12 +32,6 @@ impl Files {
         Files(Arc::new(Disk))
     }
 
-    /// Another one, for tests.
-    #[cfg(test)]
-    pub(crate) fn of(files: Arc<dyn FileSystem>) -> Files {
-        Files(files)
-    }
-
     /// Opens for reading; returns the length too.
     pub(crate) fn open(&self, path: &Path) -> Result<(PathFile, u64), Error> {
         let file = self.open_as(path, Access::Read, FileAction::Open)?;
@@ -73,6 +67,17 @@ impl Files {
         Ok(created)
     }
 
+    /// Opens an existing file for writing in place.
+    pub(crate) fn open_for_writing(&self, path: &Path) -> Result<PathFile, Error> {
+        self.open_as(path, Access::Write, FileAction::Open)
+    }
+
+    /// Locks a directory or file until the handle is closed; none if another holds it.
+    pub(crate) fn lock(&self, path: &Path) -> Result<Option<PathFile>, Error> {
+        let opened = self.open_as(path, Access::Read, FileAction::Open)?;
+        Ok(opened.try_lock()?.then_some(opened))
+    }
+
     /// Opens a file, created if it is not there, whose only purpose is to be locked.
     pub(crate) fn open_lock(&self, path: &Path) -> Result<PathFile, Error> {
         self.open_as(path, Access::CreateOrWrite, FileAction::Create)
@@ -92,6 +97,11 @@ impl Files {
     /// Whether something has this name, or is where it leads.
     pub(crate) fn exists(&self, path: &Path) -> bool {
         self.0.metadata(path).is_ok()
+    }
+
+    /// Whether something has this name, be it a link that leads nowhere.
+    pub(crate) fn link_exists(&self, path: &Path) -> bool {
+        self.0.link_metadata(path).is_ok()
     }
 
     /// What a path leads to, or nothing.
@@ -171,7 +181,7 @@ impl PathFile {
 
     /// Opens an existing file of the disk for writing in place.
     pub(crate) fn open_for_writing(path: &Path) -> Result<PathFile, Error> {
-        Files::disk().open_as(path, Access::Write, FileAction::Open)
+        Files::disk().open_for_writing(path)
     }
 
     /// Creates a locked file of `len` zero bytes on the disk: [`Files::create_locked`].
@@ -237,6 +247,11 @@ impl PathFile {
             }
         }
         Ok(())
+    }
+
+    /// Cuts the file or extends it by zeros.
+    pub(crate) fn set_len(&self, len: u64) -> Result<(), Error> {
+        self.file.set_len(len).map_err(failed(FileAction::Resize, &self.path))
     }
 
     /// Makes content and length durable.

@@ -21,18 +21,30 @@ pub mod checkpoint;
 pub mod digest;
 mod error;
 pub mod export;
+pub mod formats;
 pub mod model_files;
+pub mod native;
 pub mod safetensors;
 pub mod targets;
 pub mod transfer;
 
+#[allow(dead_code, reason = "readers of formats follow")]
+mod bytes;
 mod convert;
-#[allow(dead_code, reason = "the native checkpoint uses the rest")]
 mod file_io;
-#[allow(dead_code, reason = "the native checkpoint uses the rest")]
 mod files;
+#[allow(dead_code, unused_imports, reason = "readers of formats follow")]
+mod pickle;
+#[cfg(test)]
+mod random_checkpoint;
+#[allow(dead_code, unused_imports, reason = "readers of formats follow")]
+mod torch;
+mod torch_types;
 mod unique_map;
+#[allow(dead_code, reason = "readers of formats follow")]
+mod zip;
 
 pub use error::{
-    CoverageFault, Error, FileAction, HeaderFault, NameDifferences, NestingFault, ShapeDifference,
+    CoverageFault, DcpFault, Error, FileAction, HeaderFault, NameDifferences, NativeFault, NestingFault,
+    PickleFault, PlanFault, RankFault, SaveFault, ShapeDifference, TorchFault, TransferFault, ZipFault,
 };

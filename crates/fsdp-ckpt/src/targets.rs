@@ -4,7 +4,15 @@
 //! that they get, and values. Renaming, choosing and converting are decided when it is made; a target only
 //! lays it out. Targets read nothing and write nothing: their plans follow from names, types and shapes.
 
+pub mod dcp;
+pub mod native;
 pub mod safetensors;
+pub mod torch_file;
+
+mod torch_archive;
+
+#[cfg(test)]
+pub(crate) mod assemble;
 
 use crate::{
     checkpoint::{Key, Object, Role},

@@ -5,7 +5,10 @@
 
 use std::{collections::BTreeSet, fmt, marker::PhantomData};
 
-use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+use serde::{
+    Serialize, Serializer,
+    de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor},
+};
 
 /// The pairs of a JSON object in the order of the text.
 pub(crate) struct UniqueMap<V>(pub(crate) Vec<(String, V)>);
@@ -13,6 +16,12 @@ pub(crate) struct UniqueMap<V>(pub(crate) Vec<(String, V)>);
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for UniqueMap<V> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(UniqueMapVisitor(PhantomData))
+    }
+}
+
+impl<V: Serialize> Serialize for UniqueMap<V> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
     }
 }
 

@@ -73,7 +73,7 @@ pub(crate) fn element_count(sizes: &[u64]) -> Option<u64> {
 }
 
 /// Strides of a box whose elements follow each other in C order.
-fn packed_strides(sizes: &[u64]) -> Vec<u64> {
+pub(crate) fn packed_strides(sizes: &[u64]) -> Vec<u64> {
     let mut strides = vec![1; sizes.len()];
     for dim in (1..sizes.len()).rev() {
         // Saturates only for sizes that no file holds; such a box is found by its length.

@@ -133,3 +133,28 @@ proptest! {
         prop_assert_eq!(decode::<f64>(TensorType::F64, &bytes)[0].to_bits(), double);
     }
 }
+
+#[test]
+fn converts_between_types_of_files_as_one_rounding() {
+    let floats = [TensorType::F64, TensorType::F32, TensorType::Bf16, TensorType::F16];
+    // More than one step; the values are exact in no narrower type.
+    let values: Vec<f64> = (0..1500).map(|index| (f64::from(index) - 700.0) * 1.000_123_456_789).collect();
+    for from in floats {
+        let bytes = encode(from, &values).unwrap();
+        let exact: Vec<f64> = decode(from, &bytes);
+        for to in floats {
+            let mut out = vec![0; values.len() * to.size_bytes()];
+            between(from, to, &bytes, &mut out).unwrap();
+            assert_eq!(out, encode(to, &exact).unwrap(), "{from} to {to}");
+        }
+    }
+}
+
+#[test]
+fn names_the_element_that_does_not_fit() {
+    let mut values = vec![1_f64; 1200];
+    values[1100] = 1e6;
+    let bytes = encode(TensorType::F32, &values).unwrap();
+    let found = between(TensorType::F32, TensorType::F16, &bytes, &mut vec![0; 2400]).unwrap_err();
+    assert_eq!((found.index, found.value, found.target), (1100, 1e6, TensorType::F16));
+}

@@ -206,7 +206,8 @@ fn with_format(mut metadata: Metadata) -> Metadata {
     metadata
 }
 
-fn directory_of(path: &Path) -> PathBuf {
+/// The directory that a path lies in.
+pub(crate) fn directory_of(path: &Path) -> PathBuf {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
         _ => PathBuf::from("."),

@@ -13,6 +13,9 @@ mod round_trip;
 /// Exports that fail leave nothing behind.
 mod failures;
 
+/// Native checkpoints: several ranks save, one commits, any number read.
+mod native;
+
 use std::{
     fs,
     path::{Path, PathBuf},

@@ -1,0 +1,96 @@
+//! Bytes that are read by position, wherever they are, and stretches of them with a name for messages.
+//!
+//! What lies inside an archive is read in the same way from a whole file, from a range of one and from a decoded
+//! stream in memory. A [`Section`] never gives out bytes beyond its range and never allocates more than its range
+//! is long, however large the lengths in it claim to be.
+
+use std::{ops::Range, path::Path};
+
+use crate::{
+    error::{Error, TorchFault},
+    file_io::PathFile,
+};
+
+/// A sequence of bytes that can be read at any position.
+pub(crate) trait ReadAt {
+    /// Fills `out` from the bytes at `offset`.
+    fn read_exact_at(&self, out: &mut [u8], offset: u64) -> Result<(), Error>;
+}
+
+impl ReadAt for PathFile {
+    fn read_exact_at(&self, out: &mut [u8], offset: u64) -> Result<(), Error> {
+        PathFile::read_exact_at(self, out, offset)
+    }
+}
+
+/// Bytes in memory. Sections of it lie inside, so reading cannot fail.
+pub(crate) struct Memory(pub(crate) Vec<u8>);
+
+impl ReadAt for Memory {
+    fn read_exact_at(&self, out: &mut [u8], offset: u64) -> Result<(), Error> {
+        let start = usize::try_from(offset).expect("sections of memory lie inside of it");
+        out.copy_from_slice(&self.0[start..start + out.len()]);
+        Ok(())
+    }
+}
+
+/// A range of bytes with the names that messages need.
+#[derive(Clone, Copy)]
+pub(crate) struct Section<'a> {
+    bytes: &'a dyn ReadAt,
+    start: u64,
+    len: u64,
+    path: &'a Path,
+    item: &'a str,
+}
+
+impl<'a> Section<'a> {
+    /// A section of `bytes`, which must hold all of `range`. `item` names it inside the file of `path`; it is empty
+    /// for a whole file.
+    pub(crate) fn new(
+        bytes: &'a dyn ReadAt,
+        range: Range<u64>,
+        path: &'a Path,
+        item: &'a str,
+    ) -> Section<'a> {
+        assert!(range.start <= range.end, "ranges run forward");
+        Section { bytes, start: range.start, len: range.end - range.start, path, item }
+    }
+
+    /// Number of bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Position of the first byte in the underlying sequence.
+    pub(crate) fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// The file, for messages.
+    pub(crate) fn path(&self) -> &'a Path {
+        self.path
+    }
+
+    /// The name inside the file, for messages.
+    pub(crate) fn item(&self) -> &'a str {
+        self.item
+    }
+
+    /// The bytes of `range`, counted from the start of the section.
+    ///
+    /// # Panics
+    /// When the range leaves the section: callers check lengths of files first.
+    pub(crate) fn read(&self, range: Range<u64>) -> Result<Vec<u8>, Error> {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} bytes", self.len);
+        let mut out = vec![0; usize::try_from(range.end - range.start).expect("64-bit hosts")];
+        self.bytes.read_exact_at(&mut out, self.start + range.start)?;
+        Ok(out)
+    }
+
+    /// The error that says what is wrong here.
+    pub(crate) fn fault(&self, fault: impl Into<TorchFault>) -> Error {
+        let item = self.item.to_owned();
+        Error::Torch { path: self.path.to_owned(), item, fault: Box::new(fault.into()) }
+    }
+}

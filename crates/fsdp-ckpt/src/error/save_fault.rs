@@ -1,0 +1,143 @@
+//! Why a native checkpoint could not be saved: one variant per cause. The error around it names the directory
+//! or file.
+
+use std::{ops::Range, time::Duration};
+
+/// Why a save was refused or given up.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SaveFault {
+    /// Another process works in the output directory.
+    #[error(
+        "is locked by another process that writes to this directory; stop that run or choose another out_dir"
+    )]
+    Locked,
+    /// A checkpoint of this step is there.
+    #[error("exists already, and a checkpoint is never overwritten; remove it to save this step again")]
+    AlreadyThere,
+    /// The rows of a tensor are not listed for every rank.
+    #[error("tensor `{tensor}` lists rows for {got} ranks, but the world has {expected}")]
+    RankCount {
+        /// The tensor.
+        tensor: String,
+        /// Ranks of the world.
+        expected: usize,
+        /// Ranks for which rows are listed.
+        got: usize,
+    },
+    /// Rows that the tensor does not have.
+    #[error("rank {rank} is to save rows {}..{} of tensor `{tensor}`, which has {row_count}", rows.start, rows.end)]
+    RowsOutside {
+        /// The rank.
+        rank: usize,
+        /// The tensor.
+        tensor: String,
+        /// The rows.
+        rows: Range<usize>,
+        /// Rows of the tensor.
+        row_count: usize,
+    },
+    /// Rows that no rank saves.
+    #[error("rows {}..{} of tensor `{tensor}` are saved by no rank", rows.start, rows.end)]
+    RowsUncovered {
+        /// The tensor.
+        tensor: String,
+        /// The first run of such rows.
+        rows: Range<usize>,
+    },
+    /// Rows that two ranks save.
+    #[error(
+        "rows {}..{} of tensor `{tensor}` are saved by ranks {} and {}; replicas save nothing",
+        rows.start, rows.end, ranks[0], ranks[1]
+    )]
+    RowsDoubled {
+        /// The tensor.
+        tensor: String,
+        /// The first run of such rows.
+        rows: Range<usize>,
+        /// The two ranks.
+        ranks: [usize; 2],
+    },
+    /// Rows were written out of order.
+    #[error(
+        "row {got} of tensor `{tensor}` was written where row {expected} is next; rows of a tensor are in order"
+    )]
+    OutOfOrder {
+        /// The tensor.
+        tensor: String,
+        /// The row that is next.
+        expected: usize,
+        /// The row that was given.
+        got: usize,
+    },
+    /// A rank finished before it had written all of its rows.
+    #[error("rows {}..{} of tensor `{tensor}` were not written", rows.start, rows.end)]
+    RowsNotWritten {
+        /// The tensor.
+        tensor: String,
+        /// The rows that are missing.
+        rows: Range<usize>,
+    },
+    /// A rank could not save its part.
+    #[error("rank {rank} failed to save its part: {reason}")]
+    RankFailed {
+        /// The rank.
+        rank: usize,
+        /// What it says.
+        reason: String,
+    },
+    /// Rank 0 gave up the save.
+    #[error("rank 0 gave up the save: {reason}")]
+    CommitFailed {
+        /// What it says.
+        reason: String,
+    },
+    /// Ranks did not finish in time.
+    #[error(
+        "ranks {ranks:?} did not finish saving within {limit:?}; look for their errors or raise the limit"
+    )]
+    RanksLate {
+        /// The ranks that are late (the first few).
+        ranks: Vec<usize>,
+        /// The limit.
+        limit: Duration,
+    },
+    /// Rank 0 did not decide in time.
+    #[error("rank 0 did not commit the checkpoint within {limit:?}; this rank has withdrawn its part")]
+    CommitLate {
+        /// The limit.
+        limit: Duration,
+    },
+    /// Rank 0 took this rank's part, and was not heard of again.
+    #[error("rank 0 took all parts but did not finish within {limit:?}; see whether the checkpoint is there")]
+    OutcomeUnknown {
+        /// The limit.
+        limit: Duration,
+    },
+    /// The wait was ended from outside.
+    #[error("the save was stopped before all ranks had finished")]
+    Stopped,
+    /// The temporary directory disappeared.
+    #[error("the directory of the save disappeared; another process removed it")]
+    Disappeared,
+    /// A rank saved by another plan.
+    #[error(
+        "rank {rank} saved other tensors or rows than rank 0 expects; all ranks need the same model and world"
+    )]
+    OtherPlan {
+        /// The rank.
+        rank: usize,
+    },
+    /// A rank's report does not fit what is planned for it.
+    #[error("rank {rank} reports another file than the one that is planned for it")]
+    OtherFile {
+        /// The rank.
+        rank: usize,
+    },
+    /// A rank withdrew its part while it was being committed.
+    #[error("rank {rank} withdrew its part because the commit took too long; raise the limit")]
+    Withdrawn {
+        /// The rank.
+        rank: usize,
+    },
+}

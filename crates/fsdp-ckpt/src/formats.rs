@@ -1,0 +1,18 @@
+//! Readers: one module per format, each from a file or directory to a [`Checkpoint`](crate::checkpoint::Checkpoint).
+//!
+//! They read metadata alone, and trust none of it: what a reader returns lies inside its files. Whether all elements
+//! are there, [`check_coverage`](crate::checkpoint::Checkpoint::check_coverage) proves.
+
+pub mod dcp;
+pub mod native;
+pub mod rank_files;
+pub mod rank_kind;
+pub mod torch_file;
+pub mod xla;
+
+mod fields;
+mod local;
+mod mesh;
+mod rank_file;
+mod rank_names;
+mod shards;

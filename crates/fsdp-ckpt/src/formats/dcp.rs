@@ -1,0 +1,215 @@
+//! PyTorch's distributed checkpoints (DCP), as torch 2.1 to 2.15 save them.
+//!
+//! ```text
+//! .metadata          a pickle: per tensor its shape, dtype and chunks (boxes); per chunk and value the file,
+//!                    offset and length of its item
+//! __0_0.distcp, ..   items one after another, in any order and with gaps: each an archive of torch.save
+//! ```
+//!
+//! An item is found by name and first index of its chunk; the position in the list of chunks, which the
+//! metadata gives too, is only a hint there and is ignored. Chunks may come in any order, and several files may
+//! belong to a rank. Items may be zstd streams.
+//!
+//! Opening reads the metadata, and of each item the first and last pages: the pickle that says how the tensor
+//! lies, and the directory of its archive. What they say must agree with the metadata. Small records are compared
+//! with their checksums at once; those of tensors become [protections](crate::checkpoint::Protection).
+//!
+//! Values that hold tensors (tuples of them are saved so) are nested further, until their tensors have names.
+//!
+//! Whether chunks cover their tensors is not proven here.
+
+mod compressed;
+mod items;
+mod metadata;
+mod plain;
+mod storage;
+
+use std::{collections::BTreeMap, path::Path};
+
+use crate::{
+    bytes::ReadAt,
+    checkpoint::{
+        Checkpoint, Chunk, Key, Object, Protection, Region, Role, Source, Tensor, Value, flatten, join,
+    },
+    error::{DcpFault, Error, PickleFault},
+    file_io::PathFile,
+    pickle::{self, Graph, PICKLE_BYTES_MAX},
+    torch::{Item, StoredTensor},
+};
+use items::{Found, Job};
+use metadata::{Entry, Kind, Metadata};
+
+/// The file that lists all others.
+pub const METADATA_FILE: &str = ".metadata";
+
+/// Whether there is such a checkpoint, judged by its metadata file alone.
+pub fn is_at(dir: &Path) -> bool {
+    dir.join(METADATA_FILE).is_file()
+}
+
+/// Reads a checkpoint directory.
+///
+/// # Errors
+/// When the metadata is damaged or of another tool, a file is missing or too short, or an item is not what the
+/// metadata says. The error names the file and the tensor or value.
+pub fn open(dir: &Path) -> Result<Checkpoint, Error> {
+    let path = dir.join(METADATA_FILE);
+    let graph = parse(&path)?;
+    let metadata = Metadata::read(&graph).map_err(|fault| dcp_error(&path, fault))?;
+    drop(graph);
+    let mut jobs: Vec<Job<'_>> = metadata.entries.iter().flat_map(items::jobs_of).collect();
+    jobs.sort_by_key(|job| (job.location.file, job.location.range.start));
+    let found = items::find_all(dir, &metadata.files, &jobs)?;
+    let mut assembly = Assembly::new(dir, &metadata);
+    for (job, found) in jobs.iter().zip(found) {
+        assembly.add(job, found).map_err(|fault| dcp_error(&path, fault))?;
+    }
+    Ok(assembly.finish(&metadata))
+}
+
+fn parse(path: &Path) -> Result<Graph, Error> {
+    let (file, len) = PathFile::open(path)?;
+    // A longer pickle is refused when its length is looked at.
+    let mut bytes = vec![0; len.min(PICKLE_BYTES_MAX as u64 + 1) as usize];
+    ReadAt::read_exact_at(&file, &mut bytes, 0)?;
+    pickle::parse(&bytes).map_err(|fault| match other_tool(&fault) {
+        Some(tool) => dcp_error(path, DcpFault::OtherTool { tool }),
+        None => Error::Torch { path: path.to_owned(), item: String::new(), fault: Box::new(fault.into()) },
+    })
+}
+
+/// Tools whose directories look like PyTorch's, by the modules that their metadata names.
+fn other_tool(fault: &PickleFault) -> Option<&'static str> {
+    let PickleFault::UnknownGlobal { module, .. } = fault else { return None };
+    match module.split('.').next() {
+        Some("megatron") => Some(metadata::MEGATRON),
+        Some("bytecheckpoint") => Some("ByteCheckpoint"),
+        _ => None,
+    }
+}
+
+fn dcp_error(path: &Path, fault: DcpFault) -> Error {
+    Error::Dcp { path: path.to_owned(), fault: Box::new(fault) }
+}
+
+/// A checkpoint that is put together from what the items hold.
+struct Assembly {
+    checkpoint: Checkpoint,
+    /// The source of each file that has items in plain form.
+    plain_sources: BTreeMap<usize, usize>,
+    zstd_count: usize,
+}
+
+impl Assembly {
+    fn new(dir: &Path, metadata: &Metadata) -> Assembly {
+        let world_size = items::world_size(&metadata.files);
+        let mut checkpoint = Checkpoint { path: dir.to_owned(), world_size, ..Checkpoint::default() };
+        checkpoint.notes.clone_from(&metadata.notes);
+        for entry in &metadata.entries {
+            if let Kind::Tensor { dtype, shape, .. } = &entry.kind {
+                let (path, shape, chunks) = (entry.path.clone(), shape.clone(), Vec::new());
+                let tensor = Tensor { path, role: Role::Model, dtype: *dtype, shape, chunks };
+                checkpoint.tensors.insert(entry.name.clone(), tensor);
+            }
+        }
+        Assembly { checkpoint, plain_sources: BTreeMap::new(), zstd_count: 0 }
+    }
+
+    fn add(&mut self, job: &Job<'_>, found: Found) -> Result<(), DcpFault> {
+        let source = self.source(job, &found);
+        for (range, digest) in found.protections {
+            let what = format!("tensor {}", job.name());
+            self.checkpoint.protections.push(Protection { source, range, digest, what });
+        }
+        match (job.chunk, found.item) {
+            (Some(chunk), Item::Tensor(tensor)) => {
+                let owner = self.checkpoint.tensors.get_mut(&job.entry.name);
+                let owner = owner.expect("every tensor of the metadata was made before");
+                let offsets = chunk.offsets.clone();
+                owner.chunks.push(stored_chunk(source, offsets, tensor, &owner.shape));
+                Ok(())
+            }
+            (_, item) if item.holds_tensor() => self.add_nested(job.entry, source, item),
+            (_, item) => self.add_value(job.entry.path.clone(), item.to_value()),
+        }
+    }
+
+    fn source(&mut self, job: &Job<'_>, found: &Found) -> usize {
+        let sources = &mut self.checkpoint.sources;
+        let next = sources.len();
+        let path = found.path.to_path_buf();
+        let Some(decoded_len_max) = found.decoded_len_max else {
+            return *self.plain_sources.entry(job.location.file).or_insert_with(|| {
+                sources.push(Source::File { path, len: found.file_len });
+                next
+            });
+        };
+        self.zstd_count += 1;
+        sources.push(Source::Zstd { path, range: job.location.range.clone(), decoded_len_max });
+        next
+    }
+
+    /// Adds the tensors and values in a value, with names below its own.
+    fn add_nested(&mut self, entry: &Entry, source: usize, item: Item) -> Result<(), DcpFault> {
+        let (prefix, last) = match entry.path.split_last() {
+            Some((Key::Name(last), prefix)) => (prefix, last.clone()),
+            Some((Key::Index(last), prefix)) => (prefix, last.to_string()),
+            None => (&[][..], entry.name.clone()),
+        };
+        let root = Item::Dict(vec![(Value::Str(last), item)]);
+        let leaves = flatten(&root).map_err(|_| DcpFault::Unexpected {
+            place: format!("the value `{}`", entry.name),
+            expected: "a nested state dict whose tensors can be named",
+        })?;
+        for (inner, leaf) in leaves {
+            let last = entry.path.last().into_iter().chain(&inner[1..]);
+            let path: Vec<Key> = prefix.iter().chain(last).cloned().collect();
+            match leaf {
+                Item::Tensor(tensor) => self.add_whole_tensor(path, source, tensor.clone())?,
+                other => self.add_value(path, other.to_value())?,
+            }
+        }
+        Ok(())
+    }
+
+    fn add_whole_tensor(
+        &mut self,
+        path: Vec<Key>,
+        source: usize,
+        stored: StoredTensor,
+    ) -> Result<(), DcpFault> {
+        let name = self.free_name(&path)?;
+        let chunks = vec![stored.chunk(source)];
+        let StoredTensor { dtype, shape, .. } = stored;
+        let tensor = Tensor { path, role: Role::Model, dtype, shape, chunks };
+        self.checkpoint.tensors.insert(name, tensor);
+        Ok(())
+    }
+
+    fn add_value(&mut self, path: Vec<Key>, value: Value) -> Result<(), DcpFault> {
+        let name = self.free_name(&path)?;
+        self.checkpoint.values.insert(name, Object { path, role: Role::Other, value });
+        Ok(())
+    }
+
+    fn free_name(&self, path: &[Key]) -> Result<String, DcpFault> {
+        let name = join(path);
+        if self.checkpoint.tensors.contains_key(&name) || self.checkpoint.values.contains_key(&name) {
+            return Err(DcpFault::DuplicateName { name });
+        }
+        Ok(name)
+    }
+
+    fn finish(mut self, metadata: &Metadata) -> Checkpoint {
+        let version = metadata.version.as_deref().unwrap_or("of torch before 2.9");
+        let zstd = if self.zstd_count > 0 { ", zstd" } else { "" };
+        self.checkpoint.format = format!("PyTorch DCP {version}{zstd}");
+        self.checkpoint.assign_roles();
+        self.checkpoint
+    }
+}
+
+fn stored_chunk(source: usize, offsets: Vec<u64>, stored: StoredTensor, shape: &[u64]) -> Chunk {
+    let StoredTensor { shape: sizes, strides, offset, .. } = stored;
+    Chunk { region: Region::Box { offsets, sizes, strides }.simplified(shape), source, offset }
+}

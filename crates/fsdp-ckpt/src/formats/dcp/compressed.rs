@@ -1,0 +1,89 @@
+//! Items that are zstd streams.
+//!
+//! Streams state neither their decoded length nor a checksum. Of a tensor only the beginning is decoded here: up
+//! to the storage, an archive is laid out in the order in which it was written. How long the rest may be follows
+//! from the metadata. Values are decoded whole, up to a limit.
+
+use std::io::{self, Read};
+
+use zstd::stream::read::Decoder;
+
+use super::{
+    dcp_error,
+    items::{Found, ItemFile, Job, check_records},
+};
+use crate::{
+    bytes::{Memory, Section},
+    error::{DcpFault, Error},
+    file_io::PathFile,
+    torch,
+};
+
+/// Bytes that are decoded to find a tensor; also what may follow its elements.
+const BEGINNING_LEN: u64 = 64 << 10;
+/// The longest value, decoded.
+const VALUE_LEN_MAX: u64 = 256 << 20;
+/// The largest window that a stream may ask for, as a power of two: that of the format's default limit.
+const WINDOW_LOG_MAX: u32 = 27;
+
+pub(super) fn find(file: &ItemFile, job: &Job<'_>) -> Result<Found, Error> {
+    let (limit, decoded_len_max) = match job.data_len() {
+        Some(len) => (BEGINNING_LEN, len.saturating_add(2 * BEGINNING_LEN)),
+        None => (VALUE_LEN_MAX, VALUE_LEN_MAX),
+    };
+    let failed = |cause: String| {
+        let (item, path) = (job.name(), file.path.to_path_buf());
+        dcp_error(&file.path, DcpFault::Compressed { item, file: path, detail: cause })
+    };
+    // One byte more tells whether the stream ends there.
+    let mut decoded = decode(file, job, limit + 1).map_err(|cause| failed(cause.to_string()))?;
+    let is_whole = decoded.len() as u64 <= limit;
+    if !is_whole && job.chunk.is_none() {
+        return Err(failed(format!("it has more than {limit} bytes")));
+    }
+    decoded.truncate(limit as usize);
+
+    let name = job.name();
+    let bytes = Memory(decoded);
+    let section = Section::new(&bytes, 0..bytes.0.len() as u64, &file.path, &name);
+    let (torch, protections) = if is_whole {
+        let torch = torch::open(section)?;
+        let protections = check_records(section, &torch, &file.path)?;
+        (torch, protections)
+    } else {
+        (torch::open_beginning(section, decoded_len_max)?, Vec::new())
+    };
+    Ok(Found {
+        path: file.path.clone(),
+        file_len: file.len,
+        item: torch.root,
+        protections,
+        decoded_len_max: Some(decoded_len_max),
+    })
+}
+
+fn decode(file: &ItemFile, job: &Job<'_>, len_max: u64) -> io::Result<Vec<u8>> {
+    let compressed =
+        RangeReader { file: &file.file, at: job.location.range.start, end: job.location.range.end };
+    let mut decoder = Decoder::new(compressed)?;
+    decoder.window_log_max(WINDOW_LOG_MAX)?;
+    let mut decoded = Vec::new();
+    decoder.take(len_max).read_to_end(&mut decoded)?;
+    Ok(decoded)
+}
+
+/// The bytes of a range of a file, one after another.
+struct RangeReader<'a> {
+    file: &'a PathFile,
+    at: u64,
+    end: u64,
+}
+
+impl Read for RangeReader<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let len = usize::try_from(self.end - self.at).map_or(out.len(), |left| left.min(out.len()));
+        self.file.read_exact_at(&mut out[..len], self.at).map_err(io::Error::other)?;
+        self.at += len as u64;
+        Ok(len)
+    }
+}

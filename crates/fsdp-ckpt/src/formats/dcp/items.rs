@@ -1,0 +1,187 @@
+//! Reading what every item holds, by several threads and without tensor data.
+
+use std::{
+    io,
+    num::NonZero,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+};
+
+use super::{
+    compressed, dcp_error,
+    metadata::{ChunkEntry, Entry, Kind},
+    plain,
+    storage::{Location, item_name},
+};
+use crate::{
+    bytes::Section,
+    digest::{Digest, DigestKind},
+    error::{DcpFault, Error},
+    file_io::PathFile,
+    torch::{Item, TorchFile},
+};
+
+/// Threads that read items: some also on few cores, since they mostly wait for the storage.
+const THREADS: Range<usize> = 4..32;
+/// Fewer items than this are not worth a thread.
+const ITEMS_PER_THREAD: usize = 64;
+
+/// An item to look at.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Job<'a> {
+    pub(super) entry: &'a Entry,
+    /// The chunk; `None` for a value.
+    pub(super) chunk: Option<&'a ChunkEntry>,
+    pub(super) location: &'a Location,
+}
+
+/// What an item holds.
+pub(super) struct Found {
+    pub(super) path: Arc<PathBuf>,
+    pub(super) file_len: u64,
+    pub(super) item: Item,
+    /// Checksums of its storages.
+    pub(super) protections: Vec<(Range<u64>, Digest)>,
+    /// For a compressed item, a limit on the length of its stream.
+    pub(super) decoded_len_max: Option<u64>,
+}
+
+/// An open file of the checkpoint.
+pub(super) struct ItemFile {
+    pub(super) file: PathFile,
+    pub(super) path: Arc<PathBuf>,
+    pub(super) len: u64,
+}
+
+impl Job<'_> {
+    /// The name for messages.
+    pub(super) fn name(&self) -> String {
+        item_name(&self.entry.name, self.chunk.map(|chunk| &chunk.offsets[..]))
+    }
+
+    /// Bytes of the tensor elements; `None` for a value.
+    pub(super) fn data_len(&self) -> Option<u64> {
+        let Kind::Tensor { dtype, .. } = &self.entry.kind else { return None };
+        Some(self.chunk?.sizes.iter().product::<u64>() * dtype.size_bytes() as u64)
+    }
+}
+
+/// The items of a tensor or value.
+pub(super) fn jobs_of(entry: &Entry) -> Vec<Job<'_>> {
+    match &entry.kind {
+        Kind::Value(location) => vec![Job { entry, chunk: None, location }],
+        Kind::Tensor { chunks, .. } => {
+            let job = |chunk| Job { entry, chunk: Some(chunk), location: &chunk.location };
+            chunks.iter().map(job).collect()
+        }
+    }
+}
+
+/// The number of ranks, if all files are named after ranks (`__{rank}_{number}.distcp`).
+pub(super) fn world_size(files: &[String]) -> Option<usize> {
+    let rank = |name: &String| {
+        let (rank, number) = name.strip_prefix("__")?.strip_suffix(".distcp")?.split_once('_')?;
+        number.parse::<u64>().ok()?;
+        rank.parse::<usize>().ok()
+    };
+    files.iter().map(rank).try_fold(0, |size, rank| Some(size.max(rank?.checked_add(1)?))).filter(|&n| n > 0)
+}
+
+/// Looks at all items. They should be sorted by file, so that files are opened few times.
+pub(super) fn find_all(dir: &Path, files: &[String], jobs: &[Job<'_>]) -> Result<Vec<Found>, Error> {
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    let threads = cores.clamp(THREADS.start, THREADS.end).min(jobs.len().div_ceil(ITEMS_PER_THREAD)).max(1);
+    let per_thread = jobs.len().div_ceil(threads).max(1);
+    thread::scope(|scope| {
+        let spawn = |jobs| scope.spawn(move || find_run(dir, files, jobs));
+        let handles: Vec<_> = jobs.chunks(per_thread).map(spawn).collect();
+        let mut found = Vec::with_capacity(jobs.len());
+        for handle in handles {
+            found.extend(handle.join().expect("looking at items does not panic")?);
+        }
+        Ok(found)
+    })
+}
+
+fn find_run(dir: &Path, files: &[String], jobs: &[Job<'_>]) -> Result<Vec<Found>, Error> {
+    let mut open: Option<(usize, ItemFile)> = None;
+    let mut found = Vec::with_capacity(jobs.len());
+    for job in jobs {
+        let number = job.location.file;
+        let (_, file) = match open.take() {
+            Some(open_file) if open_file.0 == number => open.insert(open_file),
+            _ => open.insert((number, open_file(dir, &files[number], job)?)),
+        };
+        found.push(find(file, job)?);
+    }
+    Ok(found)
+}
+
+fn open_file(dir: &Path, name: &str, job: &Job<'_>) -> Result<ItemFile, Error> {
+    let path = dir.join(name);
+    match PathFile::open(&path) {
+        Ok((file, len)) => Ok(ItemFile { file, path: Arc::new(path), len }),
+        Err(Error::Io { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => {
+            let metadata = dir.join(super::METADATA_FILE);
+            Err(dcp_error(&metadata, DcpFault::MissingFile { file: path, item: job.name() }))
+        }
+        Err(other) => Err(other),
+    }
+}
+
+fn find(file: &ItemFile, job: &Job<'_>) -> Result<Found, Error> {
+    let range = job.location.range.clone();
+    if range.end > file.len {
+        let fault = DcpFault::ItemOutsideFile {
+            item: job.name(),
+            file: file.path.to_path_buf(),
+            range,
+            file_len: file.len,
+        };
+        return Err(dcp_error(&file.path, fault));
+    }
+    let found = if job.location.is_zstd { compressed::find(file, job)? } else { plain::find(file, job)? };
+    check_tensor(file, job, &found.item)?;
+    Ok(found)
+}
+
+/// Checks that a chunk's item is a tensor of the chunk's type and size.
+fn check_tensor(file: &ItemFile, job: &Job<'_>, item: &Item) -> Result<(), Error> {
+    let (Some(chunk), Kind::Tensor { dtype, .. }) = (job.chunk, &job.entry.kind) else { return Ok(()) };
+    let found = match item {
+        Item::Tensor(tensor) if tensor.dtype == *dtype && tensor.shape == chunk.sizes => return Ok(()),
+        Item::Tensor(tensor) => format!("one of {} {:?}", tensor.dtype, tensor.shape),
+        _ => "something else".to_owned(),
+    };
+    let (item, dtype, sizes) = (job.name(), *dtype, chunk.sizes.clone());
+    Err(dcp_error(
+        &file.path,
+        DcpFault::WrongTensor { item, file: file.path.to_path_buf(), dtype, sizes, found },
+    ))
+}
+
+/// Compares the small records of an archive with their checksums; returns those of the storages.
+pub(super) fn check_records(
+    section: Section<'_>,
+    torch: &TorchFile,
+    path: &Path,
+) -> Result<Vec<(Range<u64>, Digest)>, Error> {
+    let mut of_storages = Vec::new();
+    for (name, record) in torch.archive.records() {
+        let Some(crc) = record.crc32 else { continue };
+        let expected = Digest { kind: DigestKind::Crc32, value: u64::from(crc) };
+        let is_storage = name.split_once('/').is_some_and(|(_, name)| name.starts_with("data/"));
+        if is_storage {
+            of_storages.push((record.data.clone(), expected));
+            continue;
+        }
+        let bytes = section.read(record.data.start - section.start()..record.data.end - section.start())?;
+        if DigestKind::Crc32.of(&bytes) != expected {
+            let (record, item) = (name.clone(), section.item().to_owned());
+            return Err(dcp_error(path, DcpFault::Damaged { record, item, file: path.to_owned() }));
+        }
+    }
+    Ok(of_storages)
+}

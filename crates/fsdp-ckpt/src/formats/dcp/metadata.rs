@@ -1,0 +1,196 @@
+//! What `.metadata` says, checked for itself: names, shapes, boxes, and the place of each item.
+//!
+//! The classes are PyTorch's. Their states differ by version: tensor properties are a tuple of five parts, or of
+//! six since torch 2.15; torch 2.1 and 2.2 keep them in another module; some fields came later. The version
+//! that the metadata gives does not tell these apart, so everything is judged by what is there.
+
+use std::collections::HashMap;
+
+use super::storage::{Location, Storage};
+use crate::{
+    checkpoint::{Key, join},
+    error::DcpFault,
+    pickle::{Graph, Node, NodeId},
+    safetensors::TensorType,
+    torch::dtype,
+};
+
+/// The name of a tool whose metadata has a field of its own.
+pub(super) const MEGATRON: &str = "Megatron Core";
+
+const METADATA: &str = "torch.distributed.checkpoint.metadata";
+
+/// The metadata of a checkpoint.
+#[derive(Debug)]
+pub(super) struct Metadata {
+    pub(super) version: Option<String>,
+    /// Names of the files, each a plain name.
+    pub(super) files: Vec<String>,
+    pub(super) entries: Vec<Entry>,
+    pub(super) notes: Vec<String>,
+}
+
+/// A tensor or value.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) name: String,
+    pub(super) path: Vec<Key>,
+    pub(super) kind: Kind,
+}
+
+#[derive(Debug)]
+pub(super) enum Kind {
+    Value(Location),
+    Tensor { dtype: TensorType, shape: Vec<u64>, chunks: Vec<ChunkEntry> },
+}
+
+/// A box of a tensor, inside of it.
+#[derive(Debug)]
+pub(super) struct ChunkEntry {
+    pub(super) offsets: Vec<u64>,
+    pub(super) sizes: Vec<u64>,
+    pub(super) location: Location,
+}
+
+pub(super) fn unexpected(place: impl Into<String>, expected: &'static str) -> DcpFault {
+    DcpFault::Unexpected { place: place.into(), expected }
+}
+
+impl Metadata {
+    pub(super) fn read(graph: &Graph) -> Result<Metadata, DcpFault> {
+        let root = graph.root();
+        if !graph.object(root).is_some_and(|object| object.class.is(METADATA, "Metadata")) {
+            return Err(unexpected("its root", "the metadata of a distributed checkpoint"));
+        }
+        if graph.field(root, "mcore_data").is_some() {
+            return Err(DcpFault::OtherTool { tool: MEGATRON });
+        }
+        let mut storage = Storage::read(graph, root)?;
+        let mut paths = Paths::read(graph, root);
+        let listed = graph.field(root, "state_dict_metadata").and_then(|id| graph.pairs(id));
+        let listed = listed.ok_or_else(|| unexpected("its list of tensors", "a dict"))?;
+        let mut entries = Vec::with_capacity(listed.len());
+        for &(name, entry) in listed {
+            let name = graph.str(name).ok_or_else(|| unexpected("the name of a tensor", "a text"))?;
+            let kind = read_kind(graph, name, entry, &mut storage)?;
+            entries.push(Entry { name: name.to_owned(), path: paths.take(name), kind });
+        }
+        let mut notes = paths.notes();
+        if !storage.items.is_empty() {
+            notes.push(format!("{} items in its files belong to no listed tensor", storage.items.len()));
+        }
+        let version = graph.field(root, "version").and_then(|id| graph.str(id)).map(str::to_owned);
+        Ok(Metadata { version, files: storage.files, entries, notes })
+    }
+}
+
+fn read_kind<'a>(
+    graph: &'a Graph,
+    name: &'a str,
+    id: NodeId,
+    storage: &mut Storage<'a>,
+) -> Result<Kind, DcpFault> {
+    let place = || format!("the entry of `{name}`");
+    let object = graph.object(id).ok_or_else(|| unexpected(place(), "a tensor or value"))?;
+    if object.class.is(METADATA, "BytesStorageMetadata") {
+        return Ok(Kind::Value(storage.take(name, None)?));
+    }
+    if !object.class.is(METADATA, "TensorStorageMetadata") {
+        return Err(unexpected(place(), "a tensor or value"));
+    }
+    let dtype = read_dtype(graph, name, id)?;
+    let shape = graph.field(id, "size").and_then(|size| graph.dims(size));
+    let shape = shape.ok_or_else(|| unexpected(place(), "a tensor with a size"))?;
+    if len_bytes(&shape, dtype).is_none() {
+        return Err(DcpFault::TooLarge { tensor: name.to_owned(), shape });
+    }
+    let listed = graph.field(id, "chunks").and_then(|chunks| graph.items(chunks));
+    let listed = listed.ok_or_else(|| unexpected(place(), "a tensor with a list of chunks"))?;
+    let mut chunks = Vec::with_capacity(listed.len());
+    for &chunk in listed {
+        let dims = |field| graph.field(chunk, field).and_then(|dims| graph.dims(dims));
+        let (Some(offsets), Some(sizes)) = (dims("offsets"), dims("sizes")) else {
+            return Err(unexpected(place(), "a tensor whose chunks have offsets and sizes"));
+        };
+        if !is_inside(&offsets, &sizes, &shape) {
+            let tensor = name.to_owned();
+            return Err(DcpFault::ChunkOutsideTensor { tensor, shape, offsets, sizes });
+        }
+        let location = storage.take(name, Some(&offsets))?;
+        chunks.push(ChunkEntry { offsets, sizes, location });
+    }
+    Ok(Kind::Tensor { dtype, shape, chunks })
+}
+
+fn read_dtype(graph: &Graph, name: &str, id: NodeId) -> Result<TensorType, DcpFault> {
+    let bad = || unexpected(format!("the entry of `{name}`"), "a tensor with five or six properties");
+    let properties = graph.field(id, "properties").and_then(|id| graph.object(id)).ok_or_else(bad)?;
+    let parts = properties.state.and_then(|state| graph.items(state)).ok_or_else(bad)?;
+    let ([found, layout, _, _, _] | [found, layout, _, _, _, _]) = parts else { return Err(bad()) };
+    let layout = graph.object(*layout).and_then(|layout| layout.args.first());
+    if layout.and_then(|&layout| graph.str(layout)) != Some("torch.strided") {
+        return Err(unexpected(format!("the layout of `{name}`"), "torch.strided"));
+    }
+    let Node::Global(found) = graph[*found] else { return Err(bad()) };
+    let unknown = || DcpFault::UnknownDtype { tensor: name.to_owned(), dtype: found.path() };
+    dtype(found).ok_or_else(unknown)
+}
+
+fn len_bytes(shape: &[u64], dtype: TensorType) -> Option<u64> {
+    if shape.contains(&0) {
+        return Some(0);
+    }
+    let len = shape.iter().try_fold(dtype.size_bytes() as u64, |len, &dim| len.checked_mul(dim))?;
+    (len <= i64::MAX as u64).then_some(len)
+}
+
+fn is_inside(offsets: &[u64], sizes: &[u64], shape: &[u64]) -> bool {
+    let fits = |((offset, size), dim): ((&u64, &u64), &u64)| {
+        offset.checked_add(*size).is_some_and(|end| end <= *dim)
+    };
+    offsets.len() == shape.len()
+        && sizes.len() == shape.len()
+        && offsets.iter().zip(sizes).zip(shape).all(fits)
+}
+
+/// Names with their places, as the planner of the save left them.
+struct Paths<'a> {
+    graph: &'a Graph,
+    by_name: HashMap<&'a str, NodeId>,
+    flat_count: usize,
+}
+
+impl<'a> Paths<'a> {
+    fn read(graph: &'a Graph, root: NodeId) -> Paths<'a> {
+        let pairs = graph.field(root, "planner_data").and_then(|id| graph.pairs(id)).unwrap_or_default();
+        let by_name = pairs.iter().filter_map(|&(name, path)| Some((graph.str(name)?, path))).collect();
+        Paths { graph, by_name, flat_count: 0 }
+    }
+
+    /// The path of a name; the name itself as the only step where nothing better is known.
+    fn take(&mut self, name: &str) -> Vec<Key> {
+        let path = self.by_name.remove(name).and_then(|path| self.path(path));
+        path.filter(|path| join(path) == name).unwrap_or_else(|| {
+            self.flat_count += 1;
+            vec![Key::Name(name.to_owned())]
+        })
+    }
+
+    fn path(&self, id: NodeId) -> Option<Vec<Key>> {
+        let key = |&step: &NodeId| match &self.graph[step] {
+            Node::Str(name) => Some(Key::Name(name.to_string())),
+            Node::Int(index) => u64::try_from(*index).ok().map(Key::Index),
+            _ => None,
+        };
+        self.graph.items(id)?.iter().map(key).collect()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        match self.flat_count {
+            0 => Vec::new(),
+            count => {
+                vec![format!("{count} names have no known place in a nested state dict and are kept flat")]
+            }
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Reading plain values by what they should be: dicts by key, sizes, counts.
+//!
+//! Python writers are free with types where these formats are concerned: a shape may be a list, a tuple or a
+//! `torch.Size`. Everything here takes all of them.
+
+use crate::checkpoint::Value;
+
+/// The value under a text key of a dict, or the attribute of an object.
+pub(crate) fn field<'a>(value: &'a Value, name: &str) -> Option<&'a Value> {
+    let items = match value {
+        Value::Dict(items) => items,
+        Value::Object { state: Some(state), .. } => return field(state, name),
+        _ => return None,
+    };
+    items.iter().find(|(key, _)| text(key) == Some(name)).map(|(_, value)| value)
+}
+
+/// The pairs of a dict whose keys are all text.
+pub(crate) fn entries(value: &Value) -> Option<Vec<(&str, &Value)>> {
+    let Value::Dict(items) = value else { return None };
+    items.iter().map(|(key, value)| Some((text(key)?, value))).collect()
+}
+
+/// A text.
+pub(crate) fn text(value: &Value) -> Option<&str> {
+    match value {
+        Value::Str(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// A count or an index.
+pub(crate) fn count(value: &Value) -> Option<u64> {
+    match value {
+        Value::Int(number) => u64::try_from(*number).ok(),
+        _ => None,
+    }
+}
+
+/// The items of a list, a tuple or a `torch.Size`.
+pub(crate) fn items(value: &Value) -> Option<&[Value]> {
+    match value {
+        Value::List(items) | Value::Tuple(items) => Some(items),
+        Value::Object { class, args, .. } if class.module == "torch" && class.name == "Size" => {
+            match &args[..] {
+                [sizes] => items(sizes),
+                _ => None,
+            }
+        }
+        _ => None,
+    }
+}
+
+/// Sizes of dimensions.
+pub(crate) fn sizes(value: &Value) -> Option<Vec<u64>> {
+    items(value)?.iter().map(count).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::Global;
+
+    #[test]
+    fn sizes_are_lists_tuples_and_sizes_of_torch() {
+        let numbers = || vec![Value::Int(2), Value::Int(3)];
+        let class = |name: &str| Global { module: "torch".into(), name: name.into() };
+        let of = |name, args| Value::Object { class: class(name), args, state: None };
+        assert_eq!(sizes(&Value::List(numbers())), Some(vec![2, 3]));
+        assert_eq!(sizes(&Value::Tuple(numbers())), Some(vec![2, 3]));
+        assert_eq!(sizes(&of("Size", vec![Value::Tuple(numbers())])), Some(vec![2, 3]));
+        assert_eq!(sizes(&of("Size", numbers())), None);
+        assert_eq!(sizes(&of("device", vec![Value::Tuple(numbers())])), None);
+        assert_eq!(sizes(&Value::List(vec![Value::Int(-1)])), None);
+        assert_eq!(sizes(&Value::Int(1)), None);
+    }
+
+    #[test]
+    fn fields_are_those_of_dicts_and_of_states_of_objects() {
+        let dict = Value::Dict(vec![(Value::Int(1), Value::None), (Value::Str("a".into()), Value::Int(5))]);
+        let class = Global { module: "m".into(), name: "C".into() };
+        let object = Value::Object { class, args: vec![], state: Some(Box::new(dict.clone())) };
+        assert_eq!(field(&dict, "a").and_then(count), Some(5));
+        assert_eq!(field(&object, "a").and_then(count), Some(5));
+        assert_eq!(field(&dict, "b"), None);
+        assert_eq!(entries(&dict), None);
+    }
+}

@@ -1,0 +1,92 @@
+//! Native checkpoints as a source: everything that the manifest says, in the neutral view.
+//!
+//! The state of the run appears twice: as facts for people, and as the value `run_state`, which other formats
+//! carry along and which [`targets::native`](crate::targets::native) recognizes again.
+
+use std::path::Path;
+
+use crate::{
+    checkpoint::{Checkpoint, Chunk, Key, Object, Protection, Region, Role, Source, Tensor},
+    error::Error,
+    native::{MANIFEST_FILE, ManifestFile, NativeReader, RUN_STATE, run_state_to_value},
+};
+
+/// Opens the directory of a native checkpoint. Lengths and headers of its files are checked.
+///
+/// # Errors
+/// Those of [`NativeReader::open`].
+pub fn open(dir: &Path) -> Result<Checkpoint, Error> {
+    Ok(checkpoint(&NativeReader::open(dir)?))
+}
+
+fn checkpoint(reader: &NativeReader) -> Checkpoint {
+    let manifest = reader.manifest();
+    let mut checkpoint = Checkpoint {
+        path: reader.dir().to_owned(),
+        format: "native".to_owned(),
+        world_size: Some(manifest.world_size),
+        values: manifest.values.clone(),
+        ..Checkpoint::default()
+    };
+    for (name, tensor) in &manifest.tensors {
+        let shape = tensor.shape.iter().map(|&size| size as u64).collect();
+        let (path, role, dtype) = (tensor.path.clone(), tensor.role, tensor.dtype);
+        let tensor = Tensor { path, role, dtype, shape, chunks: Vec::new() };
+        checkpoint.tensors.insert(name.clone(), tensor);
+    }
+    for (index, file) in manifest.files.iter().enumerate() {
+        add_file(&mut checkpoint, reader, index, file);
+    }
+    let (len, digest) = reader.manifest_digest();
+    let source = checkpoint.sources.len();
+    checkpoint.sources.push(Source::File { path: reader.dir().join(MANIFEST_FILE), len });
+    checkpoint.protections.push(Protection {
+        source,
+        range: 0..len,
+        digest,
+        what: "the manifest".to_owned(),
+    });
+    if !manifest.run_state.is_empty() {
+        let value = run_state_to_value(&manifest.run_state);
+        let object = Object { path: vec![Key::Name(RUN_STATE.to_owned())], role: Role::Other, value };
+        checkpoint.values.insert(RUN_STATE.to_owned(), object);
+    }
+    let facts = manifest.run_state.iter().map(|(key, value)| (key.clone(), shown(value)));
+    checkpoint.run_state = facts.collect();
+    checkpoint
+}
+
+/// Adds what a file holds, and what vouches for it.
+fn add_file(checkpoint: &mut Checkpoint, reader: &NativeReader, index: usize, file: &ManifestFile) {
+    let source = checkpoint.sources.len();
+    checkpoint.sources.push(Source::File { path: reader.dir().join(&file.name), len: file.len });
+    let what = "the header".to_owned();
+    let header = Protection { source, range: 0..file.data_start, digest: file.header, what };
+    checkpoint.protections.push(header);
+    for (shard, part) in file.shards.iter().enumerate() {
+        let whole = &reader.manifest().tensors[&part.tensor];
+        let row_len = whole.row_bytes() / whole.dtype.size_bytes() as u64;
+        let elements = part.rows.start as u64 * row_len..part.rows.end as u64 * row_len;
+        let offset = reader.offset(index, shard);
+        let tensor = checkpoint.tensors.get_mut(&part.tensor).expect("parts belong to described tensors");
+        if !elements.is_empty() {
+            tensor.chunks.push(Chunk { region: Region::Flat(elements), source, offset });
+        }
+        for chunk in 0..part.chunks.len() {
+            let rows = part.chunk(chunk);
+            let byte_of = |row: usize| offset + (row - part.rows.start) as u64 * whole.row_bytes();
+            let range = byte_of(rows.start)..byte_of(rows.end);
+            let what = format!("rows {}..{} of tensor `{}`", rows.start, rows.end, part.tensor);
+            if !range.is_empty() {
+                checkpoint.protections.push(Protection { source, range, digest: part.digest(chunk), what });
+            }
+        }
+    }
+}
+
+fn shown(value: &serde_json::Value) -> String {
+    match value {
+        serde_json::Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,87 @@
+//! Files of `torch.save`, one per rank, opened together as the sources of one checkpoint.
+
+use std::path::{Path, PathBuf};
+
+use super::rank_names::RankSet;
+use crate::{
+    bytes::Section,
+    checkpoint::{Checkpoint, Key, Object, Role, Source, Value, flatten, join},
+    error::{Error, RankFault},
+    file_io::PathFile,
+    formats::local::LocalTensor,
+    torch::{self, Item},
+};
+
+/// What the file of a rank holds.
+#[derive(Debug)]
+pub(crate) struct RankFile {
+    /// The file.
+    pub(crate) path: PathBuf,
+    /// Its index among the sources of the checkpoint.
+    pub(crate) source: usize,
+    /// Its tree.
+    pub(crate) root: Item,
+}
+
+impl RankFile {
+    /// Opens a file and adds it to the sources, with the checksums in it.
+    pub(crate) fn open(path: &Path, into: &mut Checkpoint) -> Result<RankFile, Error> {
+        let (file, len) = PathFile::open(path)?;
+        let torch_file = torch::open(Section::new(&file, 0..len, path, ""))?;
+        let source = into.sources.len();
+        into.sources.push(Source::File { path: path.to_owned(), len });
+        into.protections.extend(torch_file.protections(source));
+        Ok(RankFile { path: path.to_owned(), source, root: torch_file.root })
+    }
+
+    /// Opens all files of a set, in the order of ranks.
+    pub(crate) fn open_all(set: &RankSet, into: &mut Checkpoint) -> Result<Vec<RankFile>, Error> {
+        set.files.iter().map(|path| RankFile::open(path, into)).collect()
+    }
+
+    /// The error that says what is wrong with this file.
+    pub(crate) fn fault(&self, fault: RankFault) -> Error {
+        Error::Ranks { path: self.path.clone(), fault }
+    }
+
+    /// The error that says that something is not what it should be.
+    pub(crate) fn unexpected(&self, place: impl Into<String>, expected: &'static str) -> Error {
+        self.fault(RankFault::Unexpected { place: place.into(), expected })
+    }
+
+    /// Flattens `items`, which are a part of the file, below `prefix`, and adds what is in them.
+    pub(crate) fn add_others(
+        &self,
+        prefix: &[Key],
+        items: Vec<(Value, Item)>,
+        role: Role,
+        into: &mut Checkpoint,
+    ) -> Result<(), Error> {
+        let root = Item::Dict(items);
+        let leaves = flatten(&root).map_err(|fault| Error::Nesting { path: self.path.clone(), fault })?;
+        for (path, item) in leaves {
+            let path = [prefix, &path[..]].concat();
+            let name = join(&path);
+            let is_new = match item {
+                Item::Tensor(stored) => {
+                    let tensor = LocalTensor::of(stored, self.source).to_tensor(path, role);
+                    into.tensors.insert(name.clone(), tensor).is_none()
+                }
+                Item::Wrapped { .. } => {
+                    return Err(self.unexpected(format!("`{name}`"), "a plain tensor or value here"));
+                }
+                item => {
+                    if item.holds_tensor() {
+                        into.notes.push(format!("the object `{name}` holds tensors, which are not read"));
+                    }
+                    let object = Object { path, role, value: item.to_value() };
+                    into.values.insert(name.clone(), object).is_none()
+                }
+            };
+            if !is_new {
+                return Err(self.fault(RankFault::SameName { tensor: name }));
+            }
+        }
+        Ok(())
+    }
+}

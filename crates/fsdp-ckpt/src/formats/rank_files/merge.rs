@@ -1,0 +1,182 @@
+//! The tensors of all ranks put together.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
+
+use crate::{
+    checkpoint::{Checkpoint, Key, Role, Tensor, element_count, join},
+    error::{Error, RankFault},
+    formats::{local::LocalTensor, mesh::Distribution},
+};
+
+/// The tensors in the file of a rank.
+#[derive(Clone, Debug)]
+pub(super) struct RankTensors {
+    pub(super) path: PathBuf,
+    pub(super) rank: usize,
+    pub(super) tensors: Vec<RankTensor>,
+}
+
+/// A tensor in the file of a rank.
+#[derive(Clone, Debug)]
+pub(super) struct RankTensor {
+    /// Its place in the nested state dict.
+    pub(super) path: Vec<Key>,
+    pub(super) local: LocalTensor,
+    /// What it is a part of; a plain tensor is whole.
+    pub(super) part: Option<Part>,
+}
+
+/// The place of a local tensor in a distributed one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) distribution: Distribution,
+    /// The place in the mesh.
+    pub(super) coordinate: Vec<u64>,
+    /// The rank, where the mesh says it.
+    pub(super) rank: Option<u64>,
+}
+
+/// Adds the tensors of all ranks, which are in order and whole.
+pub(super) fn merge(ranks: &[RankTensors], into: &mut Checkpoint) -> Result<(), Error> {
+    let by_name: Vec<BTreeMap<String, &RankTensor>> = ranks.iter().map(by_name).collect();
+    let first = &ranks[0];
+    for (rank, names) in ranks.iter().zip(&by_name).skip(1) {
+        if let Some(name) = names.keys().find(|name| !by_name[0].contains_key(*name)) {
+            let fault = RankFault::NotInRank { tensor: name.clone(), other: rank.path.clone() };
+            return Err(in_file(first, fault));
+        }
+    }
+    for (name, tensor) in &by_name[0] {
+        let mut all = Vec::with_capacity(ranks.len());
+        for (rank, names) in ranks.iter().zip(&by_name) {
+            let found = names.get(name).copied().ok_or_else(|| {
+                in_file(rank, RankFault::NotInRank { tensor: name.clone(), other: first.path.clone() })
+            })?;
+            check_same(name, (first, tensor), (rank, found)).map_err(|fault| in_file(rank, fault))?;
+            all.push(found);
+        }
+        let merged = match &tensor.part {
+            None => tensor.local.to_tensor(tensor.path.clone(), Role::Other),
+            Some(part) => distributed(ranks, name, &part.distribution, &all)?,
+        };
+        if into.tensors.insert(name.clone(), merged).is_some() {
+            return Err(in_file(first, RankFault::SameName { tensor: name.clone() }));
+        }
+    }
+    Ok(())
+}
+
+fn by_name(rank: &RankTensors) -> BTreeMap<String, &RankTensor> {
+    rank.tensors.iter().map(|tensor| (join(&tensor.path), tensor)).collect()
+}
+
+fn in_file(rank: &RankTensors, fault: RankFault) -> Error {
+    Error::Ranks { path: rank.path.clone(), fault }
+}
+
+/// Checks that a rank says of a tensor what the first one says, and holds what its place asks for.
+fn check_same(
+    name: &str,
+    (first, expected): (&RankTensors, &RankTensor),
+    (rank, found): (&RankTensors, &RankTensor),
+) -> Result<(), RankFault> {
+    let (tensor, other) = (name.to_owned(), first.path.clone());
+    if found.local.dtype != expected.local.dtype {
+        let (expected, got) = (expected.local.dtype, found.local.dtype);
+        return Err(RankFault::Type { tensor, expected, got, other });
+    }
+    let shape = |expected: Vec<u64>, got: Vec<u64>, other| RankFault::Shape { tensor, expected, got, other };
+    match (&expected.part, &found.part) {
+        (None, None) if found.local.shape != expected.local.shape => {
+            Err(shape(expected.local.shape.clone(), found.local.shape.clone(), other))
+        }
+        (None, None) => Ok(()),
+        (Some(expected), Some(part)) => {
+            let (d, expected) = (&part.distribution, &expected.distribution);
+            if d.shape != expected.shape {
+                return Err(shape(expected.shape.clone(), d.shape.clone(), other));
+            }
+            if d != expected {
+                let why = format!("{} distributes it in another way", other.display());
+                return Err(RankFault::Placement { tensor: name.to_owned(), why });
+            }
+            if let Some(got) = part.rank.filter(|got| *got != rank.rank as u64) {
+                let (expected, got, because) = (rank.rank.to_string(), got.to_string(), " by its name");
+                return Err(RankFault::Disagrees { what: "rank", expected, got, because });
+            }
+            let sizes: Vec<u64> =
+                d.local_box(&part.coordinate).iter().map(|range| range.end - range.start).collect();
+            if found.local.shape != sizes {
+                return Err(shape(sizes, found.local.shape.clone(), rank.path.clone()));
+            }
+            Ok(())
+        }
+        (None, Some(_)) | (Some(_), None) => {
+            let why = format!("it is distributed in only one of this file and {}", other.display());
+            Err(RankFault::Placement { tensor: name.to_owned(), why })
+        }
+    }
+}
+
+/// The tensor out of the parts of all ranks, of which all agree.
+fn distributed(
+    ranks: &[RankTensors],
+    name: &str,
+    distribution: &Distribution,
+    all: &[&RankTensor],
+) -> Result<Tensor, Error> {
+    let places = element_count(&distribution.mesh).and_then(|places| usize::try_from(places).ok());
+    let places = places.unwrap_or(usize::MAX);
+    if places > ranks.len() {
+        let (expected, got) = (ranks.len().to_string(), places.to_string());
+        let because = ", the number of files; files of ranks are missing";
+        let fault = RankFault::Disagrees { what: "number of ranks in a mesh", expected, got, because };
+        return Err(in_file(&ranks[0], fault));
+    }
+    let mut seen: BTreeMap<&[u64], usize> = BTreeMap::new();
+    let mut chunks = Vec::new();
+    for (index, tensor) in all.iter().enumerate() {
+        let Some(part) = &tensor.part else { continue };
+        match seen.insert(&part.coordinate, index) {
+            Some(other) if places == ranks.len() => {
+                let (first, second) = (ranks[other].path.clone(), ranks[index].path.clone());
+                return Err(in_file(&ranks[index], RankFault::SameRank { rank: other, first, second }));
+            }
+            // Several meshes of one shape hold the same; the first one is read.
+            Some(_) => continue,
+            None if !distribution.is_first_replica(&part.coordinate) => continue,
+            None => {}
+        }
+        let offsets: Vec<u64> =
+            distribution.local_box(&part.coordinate).iter().map(|range| range.start).collect();
+        if tensor.local.len() > 0 {
+            chunks.push(tensor.local.chunk_at(offsets, &distribution.shape));
+        }
+    }
+    if seen.len() != places {
+        let missing = missing_places(distribution, &seen.keys().copied().collect());
+        let why = format!("no file holds the place {missing:?} of its mesh {:?}", distribution.mesh);
+        return Err(in_file(&ranks[0], RankFault::Placement { tensor: name.to_owned(), why }));
+    }
+    let first = all[0];
+    let (path, dtype) = (first.path.clone(), first.local.dtype);
+    Ok(Tensor { path, role: Role::Other, dtype, shape: distribution.shape.clone(), chunks })
+}
+
+/// The first place of the mesh that no rank has.
+fn missing_places(distribution: &Distribution, seen: &BTreeSet<&[u64]>) -> Vec<u64> {
+    let mut place = vec![0; distribution.mesh.len()];
+    while seen.contains(&place[..]) {
+        for dim in (0..place.len()).rev() {
+            place[dim] += 1;
+            if place[dim] < distribution.mesh[dim] {
+                break;
+            }
+            place[dim] = 0;
+        }
+    }
+    place
+}

@@ -1,0 +1,250 @@
+//! File names that say a rank, and the sets of files that belong together by their names.
+//!
+//! The conventions in use differ only in the words around the numbers, so that is what is looked for: a rank, and
+//! maybe a number of ranks, behind one of these words. What a file really is, its content says; names only say
+//! which files to open together.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    error::{Error, RankFault},
+    file_io::Files,
+};
+
+/// How files of `torch.save` are named.
+const EXTENSIONS: [&str; 4] = [".pt", ".pth", ".bin", ".ckpt"];
+
+/// A name of a rank's file, for messages.
+const EXAMPLE: &str = "model_world_size_4_rank_0.pt";
+
+/// A file name with a rank in it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RankName {
+    /// The name with `*` in place of the rank.
+    pub(crate) pattern: String,
+    /// The rank.
+    pub(crate) rank: usize,
+    /// Number of ranks, where the name says it.
+    pub(crate) world_size: Option<usize>,
+}
+
+impl RankName {
+    /// Finds the rank in a name: `*_rank-00000001-of-00000004.pth` and `rank1-of-4-*` of PyTorch/XLA,
+    /// `*_world_size_4_rank_1.pt` of VeRL, `*_rank1.bin` of Accelerate, `*zero_pp_rank_1_mp_rank_00_*.pt` of
+    /// DeepSpeed.
+    pub(crate) fn parse(name: &str) -> Option<RankName> {
+        if !EXTENSIONS.iter().any(|extension| name.ends_with(extension)) {
+            return None;
+        }
+        let after_word = name.find("rank")? + "rank".len();
+        let start = after_word + usize::from(name[after_word..].starts_with(['-', '_']));
+        let digits = leading_digits(&name[start..]);
+        let rank = digits.parse().ok()?;
+        let rest = &name[start + digits.len()..];
+        let before = &name[..start];
+        let world_size = match rest.strip_prefix("-of-") {
+            Some(rest) => leading_digits(rest),
+            None => before.rsplit_once("world_size_").map_or("", |(_, rest)| leading_digits(rest)),
+        };
+        let world_size = world_size.parse().ok();
+        Some(RankName { pattern: format!("{before}*{rest}"), rank, world_size })
+    }
+}
+
+fn leading_digits(text: &str) -> &str {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    &text[..end]
+}
+
+/// The files of one set, by rank from 0 without a gap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RankSet {
+    /// The directory.
+    pub(crate) dir: PathBuf,
+    /// Their names with `*` in place of the rank.
+    pub(crate) pattern: String,
+    /// The files, in the order of ranks.
+    pub(crate) files: Vec<PathBuf>,
+}
+
+/// All sets among the names in a directory, by pattern.
+pub(crate) fn sets_of(names: &[String]) -> BTreeMap<String, Vec<(RankName, String)>> {
+    let mut sets: BTreeMap<String, Vec<(RankName, String)>> = BTreeMap::new();
+    for name in names {
+        if let Some(found) = RankName::parse(name) {
+            sets.entry(found.pattern.clone()).or_default().push((found, name.clone()));
+        }
+    }
+    sets
+}
+
+impl RankSet {
+    /// The files of a set, if each rank is there once.
+    ///
+    /// # Errors
+    /// [`Error::Ranks`] names ranks that are missing or there twice.
+    pub(crate) fn complete(dir: &Path, names: Vec<(RankName, String)>) -> Result<RankSet, Error> {
+        let fault = |fault| Error::Ranks { path: dir.to_owned(), fault };
+        let mut files: BTreeMap<usize, PathBuf> = BTreeMap::new();
+        let mut world_size = 0;
+        let mut pattern = String::new();
+        for (found, name) in names {
+            let path = dir.join(name);
+            world_size = world_size.max(found.world_size.unwrap_or(0));
+            pattern = found.pattern;
+            if let Some(first) = files.insert(found.rank, path.clone()) {
+                return Err(fault(RankFault::SameRank { rank: found.rank, first, second: path }));
+            }
+        }
+        let highest = files.keys().next_back().map_or(0, |rank| rank + 1);
+        if world_size > 0 && highest > world_size {
+            let (expected, got) = (format!("below {world_size}"), (highest - 1).to_string());
+            let because = " by the world size in its name";
+            return Err(fault(RankFault::Disagrees { what: "rank", expected, got, because }));
+        }
+        check_ranks(files.keys().copied(), world_size.max(highest)).map_err(fault)?;
+        Ok(RankSet { dir: dir.to_owned(), pattern, files: files.into_values().collect() })
+    }
+}
+
+/// Files that belong to other files: where a set has `main` in its names, one with `other` there goes with it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Companion {
+    pub(crate) main: &'static str,
+    pub(crate) other: &'static str,
+}
+
+/// Sets of files that belong together.
+#[derive(Clone, Debug)]
+pub(crate) struct FoundSets {
+    /// The set with the model.
+    pub(crate) main: RankSet,
+    /// Those that go with it, in the order of the companions that were asked for.
+    pub(crate) companions: Vec<RankSet>,
+}
+
+/// Finds the only set in a directory, or the set of one of its files, with its companions.
+///
+/// # Errors
+/// [`Error::Ranks`] when there is no set or more than one, and when ranks are missing.
+pub(crate) fn find(path: &Path, companions: &[Companion]) -> Result<FoundSets, Error> {
+    let files = Files::disk();
+    let (dir, name) = match path.file_name() {
+        Some(name) if !files.is_directory(path) => {
+            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            (parent.unwrap_or(Path::new(".")), Some(name.to_string_lossy().into_owned()))
+        }
+        _ => (path, None),
+    };
+    let mut sets = sets_of(&files.list(dir)?);
+    let pattern = choose(&sets, name.as_deref(), companions)
+        .map_err(|fault| Error::Ranks { path: path.to_owned(), fault })?;
+    let mut complete =
+        |pattern: &str| sets.remove(pattern).map(|names| RankSet::complete(dir, names)).transpose();
+    let main = complete(&pattern)?.expect("the pattern was chosen among the sets");
+    let mut found = Vec::new();
+    for Companion { main, other } in companions.iter().filter(|companion| pattern.contains(companion.main)) {
+        found.extend(complete(&pattern.replace(main, other))?);
+    }
+    Ok(FoundSets { main, companions: found })
+}
+
+/// The pattern of the set to open.
+fn choose(
+    sets: &BTreeMap<String, Vec<(RankName, String)>>,
+    name: Option<&str>,
+    companions: &[Companion],
+) -> Result<String, RankFault> {
+    let main_of = |pattern: &str| {
+        let mut mains = companions.iter().filter(|companion| pattern.contains(companion.other));
+        mains.find_map(|c| Some(pattern.replace(c.other, c.main)).filter(|main| sets.contains_key(main)))
+    };
+    if let Some(name) = name {
+        let found = RankName::parse(name).ok_or(RankFault::NoRankFiles { example: EXAMPLE })?;
+        return Ok(main_of(&found.pattern).unwrap_or(found.pattern));
+    }
+    let mut mains = sets.keys().filter(|pattern| main_of(pattern).is_none());
+    match (mains.next(), mains.next()) {
+        (None, _) => Err(RankFault::NoRankFiles { example: EXAMPLE }),
+        (Some(pattern), None) => Ok(pattern.clone()),
+        _ => Err(RankFault::SeveralSets { sets: sets.keys().cloned().collect() }),
+    }
+}
+
+/// Checks that the ranks are all of 0 to `world_size`.
+pub(crate) fn check_ranks(present: impl Iterator<Item = usize>, world_size: usize) -> Result<(), RankFault> {
+    // Only as many gaps are listed as messages show; a name may claim any number of ranks.
+    let mut ranks = Vec::new();
+    let mut next = 0;
+    for rank in present.chain([world_size]) {
+        ranks.extend((next..rank).take(64 - ranks.len().min(64)));
+        next = rank + 1;
+    }
+    if ranks.is_empty() { Ok(()) } else { Err(RankFault::MissingRanks { ranks, world_size }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(name: &str) -> (String, usize, Option<usize>) {
+        let found = RankName::parse(name).unwrap();
+        (found.pattern, found.rank, found.world_size)
+    }
+
+    #[test]
+    fn names_of_all_conventions_say_their_rank() {
+        let xla = "ckpt_rank-00000001-of-00000004.pth";
+        assert_eq!(parsed(xla), ("ckpt_rank-*-of-00000004.pth".into(), 1, Some(4)));
+        let trainer = "rank3-of-16-pytorch_model.bin";
+        assert_eq!(parsed(trainer), ("rank*-of-16-pytorch_model.bin".into(), 3, Some(16)));
+        let verl = "model_world_size_2_rank_0.pt";
+        assert_eq!(parsed(verl), ("model_world_size_2_rank_*.pt".into(), 0, Some(2)));
+        let accelerate = "pytorch_model_fsdp_1_rank12.bin";
+        assert_eq!(parsed(accelerate), ("pytorch_model_fsdp_1_rank*.bin".into(), 12, None));
+        let zero = "bf16_zero_pp_rank_5_mp_rank_00_optim_states.pt";
+        assert_eq!(parsed(zero), ("bf16_zero_pp_rank_*_mp_rank_00_optim_states.pt".into(), 5, None));
+        for other in ["model.pt", "rank.pt", "ranks-1.pt", "rank-0.done", "rank99999999999999999999999.bin"] {
+            assert_eq!(RankName::parse(other), None, "{other}");
+        }
+    }
+
+    fn complete(names: &[&str]) -> Result<RankSet, Error> {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let (_, set) = sets_of(&names).pop_first().unwrap();
+        RankSet::complete(Path::new("dir"), set)
+    }
+
+    #[test]
+    fn sets_are_in_the_order_of_ranks_and_complete() {
+        let set = complete(&["a_rank10.bin", "a_rank2.bin", "a_rank1.bin"]).unwrap_err();
+        let Error::Ranks { fault: RankFault::MissingRanks { ranks, world_size: 11 }, .. } = set else {
+            panic!("{set}")
+        };
+        assert_eq!(ranks, [0, 3, 4, 5, 6, 7, 8, 9]);
+        let set = complete(&["a_rank1.bin", "other.bin", "a_rank0.bin"]).unwrap();
+        assert_eq!(set.files, [Path::new("dir/a_rank0.bin"), Path::new("dir/a_rank1.bin")]);
+        let message = complete(&["x_rank-0-of-3.pth", "x_rank-2-of-3.pth"]).unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "dir: the files of ranks 1 of 3 are missing; fetch them, every rank holds a part"
+        );
+    }
+
+    #[test]
+    fn refuses_the_same_rank_twice_and_ranks_beyond_the_world() {
+        let message = complete(&["x_rank-1-of-2.pth", "x_rank-01-of-2.pth"]).unwrap_err().to_string();
+        assert!(message.contains("are both of rank 1"), "{message}");
+        let message = complete(&["x_rank-0-of-1.pth", "x_rank-1-of-1.pth"]).unwrap_err().to_string();
+        assert!(message.contains("its rank is 1, where below 1 was expected"), "{message}");
+    }
+
+    #[test]
+    fn a_huge_world_in_a_name_costs_nothing() {
+        let fault = complete(&["x_rank-0-of-99999999999999999.pth"]).unwrap_err();
+        assert!(fault.to_string().contains("ranks 1, 2, 3"), "{fault}");
+    }
+}

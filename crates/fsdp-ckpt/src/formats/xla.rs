@@ -1,0 +1,106 @@
+//! Files per rank of PyTorch/XLA's FSDP (`torch_xla.distributed.fsdp`).
+//!
+//! Each file holds the rank's shards of all parameters, and a table that says what they were: each parameter
+//! flattened, padded and cut into equal runs (the default), or cut in dimension 0, or all parameters of a module
+//! flattened into one before that. Merging needs neither the model's code nor any data: every parameter is a range
+//! of the sequence of its shards. Buffers are the first rank's. Names lose the steps of wrapping modules.
+//!
+//! The optimizer of each rank becomes `optim.state.<parameter>.<state>`, which torch_xla itself cannot merge.
+//! Anything else in the files is taken from the first rank as it is.
+//!
+//! torch_xla rounds buffers when it keeps them in another type than the model had; what it wrote is what is read.
+
+mod merge;
+mod parse;
+mod rank_state;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+
+use super::{
+    rank_file::RankFile,
+    rank_names::{Companion, find},
+};
+use crate::{
+    checkpoint::{Checkpoint, Role},
+    error::{Error, RankFault},
+    torch::Item,
+};
+use rank_state::RankState;
+
+/// The Trainer of Hugging Face keeps optimizers in files of their own.
+const COMPANIONS: [Companion; 1] = [Companion { main: "pytorch_model.bin", other: "optimizer.pt" }];
+
+/// Keys of files that have a meaning of their own.
+const KNOWN_KEYS: [&str; 3] = ["model", "optimizer", "shard_metadata"];
+
+/// Whether a file of `torch.save` is one rank's of this format.
+pub(crate) fn is_rank_file(root: &Item) -> bool {
+    root.get("shard_metadata").is_some()
+}
+
+/// Reads the checkpoint that a directory holds, or that one of its files belongs to.
+///
+/// # Errors
+/// [`Error::Ranks`] when files of ranks are missing or do not belong together; other errors when a file cannot be
+/// read.
+pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
+    let path = path.as_ref();
+    let found = find(path, &COMPANIONS)?;
+    let mut checkpoint = Checkpoint {
+        path: path.to_owned(),
+        format: "PyTorch/XLA FSDP, one file per rank".to_owned(),
+        world_size: Some(found.main.files.len()),
+        ..Checkpoint::default()
+    };
+    let files = RankFile::open_all(&found.main, &mut checkpoint)?;
+    let mut ranks = Vec::with_capacity(files.len());
+    for (rank, file) in files.iter().enumerate() {
+        ranks.push(checked(parse::rank_state(file)?, rank, files.len())?);
+    }
+    for set in &found.companions {
+        let optimizers = RankFile::open_all(set, &mut checkpoint)?;
+        if optimizers.len() != ranks.len() {
+            let (expected, got) = (ranks.len().to_string(), optimizers.len().to_string());
+            let because = ", the number of files of the model";
+            let fault = RankFault::Disagrees { what: "number of files", expected, got, because };
+            return Err(optimizers[0].fault(fault));
+        }
+        for (rank, file) in optimizers.iter().enumerate() {
+            let state = checked(parse::rank_state(file)?, rank, optimizers.len())?;
+            ranks[rank].optimizer = ranks[rank].optimizer.take().or(state.optimizer);
+        }
+        add_others(&optimizers[0], &mut checkpoint)?;
+    }
+    merge::merge(&ranks, &mut checkpoint)?;
+    add_others(&files[0], &mut checkpoint)?;
+    Ok(checkpoint)
+}
+
+/// Checks what a file says of its rank and world against the set of files.
+fn checked(state: RankState, rank: usize, world_size: usize) -> Result<RankState, Error> {
+    let numbers = [
+        ("world size", world_size, state.world_size, ", the number of files"),
+        ("rank", rank, state.rank, " by its name"),
+    ];
+    for (what, expected, got, because) in numbers {
+        if expected != got {
+            let (expected, got) = (expected.to_string(), got.to_string());
+            let fault = RankFault::Disagrees { what, expected, got, because };
+            return Err(Error::Ranks { path: state.path, fault });
+        }
+    }
+    Ok(state)
+}
+
+/// Adds what else is in a file.
+fn add_others(file: &RankFile, into: &mut Checkpoint) -> Result<(), Error> {
+    let Item::Dict(items) = &file.root else { return Ok(()) };
+    let is_known = |key: &crate::checkpoint::Value| {
+        super::fields::text(key).is_some_and(|key| KNOWN_KEYS.contains(&key))
+    };
+    let others = items.iter().filter(|(key, _)| !is_known(key)).cloned().collect();
+    file.add_others(&[], others, Role::Other, into)
+}

@@ -1,0 +1,152 @@
+//! From the tree of one rank's file to what it says.
+
+use std::collections::BTreeMap;
+
+use super::rank_state::{OptimizerState, RankState, StateItem};
+use crate::{
+    checkpoint::{Value, element_count},
+    error::Error,
+    formats::{
+        fields::{count, entries, field, items, sizes, text},
+        local::LocalTensor,
+        rank_file::RankFile,
+    },
+    torch::Item,
+};
+
+/// Reads the state of a rank; a file of an optimizer alone has no model.
+pub(super) fn rank_state(file: &RankFile) -> Result<RankState, Error> {
+    let metadata = file.root.get("shard_metadata").ok_or_else(|| {
+        file.unexpected("`shard_metadata`", "there; the file is not of PyTorch/XLA FSDP, or holds no shards")
+    })?;
+    let metadata = metadata.to_value();
+    let number = |name: &str| {
+        let number = field(&metadata, name).and_then(count).and_then(|number| usize::try_from(number).ok());
+        number.ok_or_else(|| file.unexpected(format!("`shard_metadata.{name}`"), "a number"))
+    };
+    let mut state = RankState {
+        path: file.path.clone(),
+        rank: number("rank")?,
+        world_size: number("world_size")?,
+        shard_info: shard_info(file, &metadata)?,
+        flatten_info: flatten_info(file, &metadata)?,
+        ..RankState::default()
+    };
+    if let Some(model) = file.root.get("model") {
+        fill_model(file, model, &mut state)?;
+    }
+    if let Some(optimizer) = file.root.get("optimizer") {
+        state.optimizer = Some(optimizer_state(file, optimizer)?);
+    }
+    Ok(state)
+}
+
+fn fill_model(file: &RankFile, model: &Item, state: &mut RankState) -> Result<(), Error> {
+    let Item::Dict(pairs) = model else { return Err(file.unexpected("`model`", "a dict")) };
+    for (key, item) in pairs {
+        let key = text(key).ok_or_else(|| file.unexpected(format!("the key {key:?} of `model`"), "text"))?;
+        let Item::Tensor(stored) = item else {
+            return Err(file.unexpected(format!("`model.{key}`"), "a tensor"));
+        };
+        state.keys.push(key.to_owned());
+        state.model.insert(key.to_owned(), LocalTensor::of(stored, file.source));
+    }
+    Ok(())
+}
+
+type ShardInfo = BTreeMap<(String, String), (String, Vec<u64>)>;
+
+fn shard_info(file: &RankFile, metadata: &Value) -> Result<ShardInfo, Error> {
+    let unexpected =
+        |place: &str| file.unexpected(format!("`shard_metadata.shard_info{place}`"), "a dict by name");
+    let modules = field(metadata, "shard_info").and_then(entries).ok_or_else(|| unexpected(""))?;
+    let mut info = ShardInfo::new();
+    for (module, shards) in modules {
+        for (shard, entry) in entries(shards).ok_or_else(|| unexpected(&format!(".{module}")))? {
+            let name = field(entry, "_orig_name").and_then(text);
+            let shape = field(entry, "_orig_size").and_then(sizes);
+            let (Some(name), Some(shape)) = (name, shape) else {
+                let place = format!("the entry of `{module}.{shard}` in shard_metadata.shard_info");
+                return Err(file.unexpected(place, "a dict with `_orig_name` and `_orig_size`"));
+            };
+            info.insert((module.to_owned(), shard.to_owned()), (name.to_owned(), shape));
+        }
+    }
+    Ok(info)
+}
+
+type FlattenInfo = BTreeMap<String, Vec<(String, Vec<u64>)>>;
+
+fn flatten_info(file: &RankFile, metadata: &Value) -> Result<FlattenInfo, Error> {
+    let Some(flattened) = field(metadata, "flatten_info") else { return Ok(FlattenInfo::new()) };
+    let flattened = entries(flattened)
+        .ok_or_else(|| file.unexpected("`shard_metadata.flatten_info`", "a dict by name"))?;
+    let entry = |(name, entry): (&str, &Value)| {
+        let parts = flattened_parts(entry).ok_or_else(|| {
+            let place = format!("the entry of `{name}` in shard_metadata.flatten_info");
+            file.unexpected(place, "names, shapes and the numbers of elements that these have")
+        })?;
+        Ok((name.to_owned(), parts))
+    };
+    flattened.into_iter().map(entry).collect()
+}
+
+/// Names and shapes out of `(names, shapes, element counts)`, which must agree.
+fn flattened_parts(entry: &Value) -> Option<Vec<(String, Vec<u64>)>> {
+    let [names, shapes, counts] = items(entry)? else { return None };
+    let (names, shapes, counts) = (items(names)?, items(shapes)?, sizes(counts)?);
+    if names.len() != shapes.len() || names.len() != counts.len() {
+        return None;
+    }
+    let part = |((name, shape), count): ((&Value, &Value), &u64)| {
+        let shape = sizes(shape)?;
+        (element_count(&shape)? == *count).then_some((text(name)?.to_owned(), shape))
+    };
+    names.iter().zip(shapes).zip(&counts).map(part).collect()
+}
+
+fn optimizer_state(file: &RankFile, optimizer: &Item) -> Result<OptimizerState, Error> {
+    let unexpected = |place: String, expected| file.unexpected(place, expected);
+    let Some(Item::Dict(states)) = optimizer.get("state") else {
+        return Err(unexpected("`optimizer.state`".into(), "a dict"));
+    };
+    let mut state = OptimizerState::default();
+    for (number, entries) in states {
+        let (Some(number), Item::Dict(entries)) = (count(number), entries) else {
+            return Err(unexpected(
+                format!("the entry {number:?} of `optimizer.state`"),
+                "a dict under a number",
+            ));
+        };
+        let mut list = Vec::with_capacity(entries.len());
+        for (name, item) in entries {
+            let Some(name) = text(name) else {
+                return Err(unexpected(format!("the key {name:?} of `optimizer.state.{number}`"), "text"));
+            };
+            list.push((
+                name.to_owned(),
+                match item {
+                    Item::Tensor(stored) => StateItem::Tensor(LocalTensor::of(stored, file.source)),
+                    item if item.holds_tensor() => {
+                        return Err(unexpected(
+                            format!("`optimizer.state.{number}.{name}`"),
+                            "a tensor or a value",
+                        ));
+                    }
+                    item => StateItem::Value(item.to_value()),
+                },
+            ));
+        }
+        state.states.insert(number, list);
+    }
+    let groups = optimizer.get("param_groups").map(Item::to_value);
+    let groups = groups.as_ref().and_then(items);
+    let groups = groups.and_then(|groups| groups.iter().map(entries).collect::<Option<Vec<_>>>());
+    let groups =
+        groups.ok_or_else(|| unexpected("`optimizer.param_groups`".into(), "a list of dicts by name"))?;
+    let owned = |group: Vec<(&str, &Value)>| {
+        group.into_iter().map(|(key, value)| (key.to_owned(), value.clone())).collect()
+    };
+    state.groups = groups.into_iter().map(owned).collect();
+    Ok(state)
+}

@@ -1,0 +1,135 @@
+//! What the file of one rank says, as plain data, and the parameters that its shards belong to.
+
+use std::{collections::BTreeMap, ops::Range, path::PathBuf};
+
+use crate::{
+    checkpoint::{Value, element_count},
+    error::RankFault,
+    formats::local::LocalTensor,
+};
+
+/// How keys of shards begin, after the path of their module.
+const SHARD_STEP: &str = "_fsdp_shard";
+
+/// The file of a rank.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct RankState {
+    pub(super) path: PathBuf,
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+    /// Keys of shards and buffers in the order of the file.
+    pub(super) keys: Vec<String>,
+    /// Shards and buffers by key.
+    pub(super) model: BTreeMap<String, LocalTensor>,
+    /// For each path of a module and key of a shard in it: name and shape of the parameter.
+    pub(super) shard_info: BTreeMap<(String, String), (String, Vec<u64>)>,
+    /// For each flattened parameter: names and shapes of what is in it.
+    pub(super) flatten_info: BTreeMap<String, Vec<(String, Vec<u64>)>>,
+    pub(super) optimizer: Option<OptimizerState>,
+}
+
+/// The optimizer of a rank.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct OptimizerState {
+    /// For each number of a parameter, its state.
+    pub(super) states: BTreeMap<u64, Vec<(String, StateItem)>>,
+    /// Settings of each group; `params` holds numbers of parameters.
+    pub(super) groups: Vec<Vec<(String, Value)>>,
+}
+
+/// A part of the state of a parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum StateItem {
+    Tensor(LocalTensor),
+    Value(Value),
+}
+
+/// A parameter that is cut into one shard per rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Sharded {
+    /// The key of its shards in the file.
+    pub(super) key: String,
+    /// The named parameters in it: itself, or those that were flattened into it.
+    pub(super) parts: Vec<Part>,
+    /// Its shape before it was cut.
+    pub(super) shape: Vec<u64>,
+    /// Elements without padding.
+    pub(super) len: u64,
+}
+
+/// A named parameter in a sharded one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    /// Its name, without those of wrappers.
+    pub(super) name: String,
+    pub(super) shape: Vec<u64>,
+    /// Its elements in the sharded parameter.
+    pub(super) range: Range<u64>,
+}
+
+impl RankState {
+    /// All sharded parameters, in the order of the file.
+    pub(super) fn sharded(&self) -> Result<Vec<Sharded>, RankFault> {
+        self.keys
+            .iter()
+            .filter_map(|key| Some((key, split_key(key)?)))
+            .map(|(key, at)| self.sharded_at(key, at))
+            .collect()
+    }
+
+    fn sharded_at(&self, key: &str, (module, shard): (&str, &str)) -> Result<Sharded, RankFault> {
+        let info = self.shard_info.get(&(module.to_owned(), shard.to_owned()));
+        let (name, shape) = info.ok_or_else(|| RankFault::Unexpected {
+            place: format!("the entry of `{key}` in shard_metadata.shard_info"),
+            expected: "there, with its original name and size",
+        })?;
+        let full = if module.is_empty() { name.clone() } else { format!("{module}.{name}") };
+        let too_large =
+            || RankFault::Unexpected { place: format!("the size of `{full}`"), expected: "less than 2^64" };
+        let len = element_count(shape).ok_or_else(too_large)?;
+        let parts = match self.flatten_info.get(&full) {
+            None => vec![Part { name: clean(&full), shape: shape.clone(), range: 0..len }],
+            Some(flattened) => {
+                let base = full.rsplit_once('.').map_or("", |(base, _)| base);
+                parts_of(base, flattened).ok_or_else(too_large)?
+            }
+        };
+        let end = parts.last().map_or(0, |part| part.range.end);
+        if end != len {
+            return Err(RankFault::Unexpected {
+                place: format!("the sum of sizes in shard_metadata.flatten_info of `{full}`, {end},"),
+                expected: "the number of elements of the flattened parameter",
+            });
+        }
+        Ok(Sharded { key: key.to_owned(), parts, shape: shape.clone(), len })
+    }
+}
+
+/// The parameters that follow one another in a flattened one; `None` where they are too large.
+fn parts_of(base: &str, flattened: &[(String, Vec<u64>)]) -> Option<Vec<Part>> {
+    let mut start = 0u64;
+    flattened
+        .iter()
+        .map(|(name, shape)| {
+            let end = start.checked_add(element_count(shape)?)?;
+            let name = if base.is_empty() { clean(name) } else { clean(&format!("{base}.{name}")) };
+            let part = Part { name, shape: shape.clone(), range: start..end };
+            start = end;
+            Some(part)
+        })
+        .collect()
+}
+
+/// The path of the module and the key in it, if the key is that of a shard.
+pub(super) fn split_key(key: &str) -> Option<(&str, &str)> {
+    if key.starts_with(SHARD_STEP) {
+        return Some(("", key));
+    }
+    let at = key.find(&format!(".{SHARD_STEP}"))?;
+    Some((&key[..at], &key[at + 1..]))
+}
+
+/// The name without the names of wrapping modules.
+pub(super) fn clean(name: &str) -> String {
+    name.replace("_fsdp_wrapped_module.", "").replace("_fpw_module.", "")
+}

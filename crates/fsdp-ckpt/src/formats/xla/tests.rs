@@ -1,0 +1,377 @@
+//! Merging of ranks against checkpoints that are cut up slowly, in all layouts and worlds, and damaged ones.
+
+use std::path::PathBuf;
+
+use proptest::prelude::*;
+
+use super::{
+    merge::merge,
+    rank_state::{OptimizerState, RankState, StateItem},
+};
+use crate::{
+    checkpoint::{Checkpoint, Region, Role, Source, Tensor, Value, element_count, packed_strides},
+    error::{CoverageFault, Error, RankFault},
+    formats::local::LocalTensor,
+    safetensors::TensorType,
+};
+
+/// How parameters are cut.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Layout {
+    Flat,
+    Dim0,
+    Flattened,
+}
+
+/// A model in one module, with values that tell every element of every tensor apart.
+#[derive(Clone, Debug)]
+struct Model {
+    world: usize,
+    layout: Layout,
+    /// Shapes of the parameters `p0`, `p1`, ..
+    shapes: Vec<Vec<u64>>,
+    buffer: Vec<u64>,
+}
+
+/// One file: two bytes per element, and what it says.
+struct Written {
+    bytes: Vec<Vec<u8>>,
+    ranks: Vec<RankState>,
+}
+
+fn len(shape: &[u64]) -> u64 {
+    element_count(shape).unwrap()
+}
+
+/// Elements of a tensor: the number of the tensor, then that of the element.
+fn elements(tensor: u8, len: u64) -> Vec<[u8; 2]> {
+    (0..len).map(|i| [tensor, i as u8]).collect()
+}
+
+impl Written {
+    /// Appends elements to the file of a rank.
+    fn put(&mut self, rank: usize, shape: Vec<u64>, elements: &[[u8; 2]]) -> LocalTensor {
+        assert_eq!(len(&shape), elements.len() as u64);
+        let offset = self.bytes[rank].len() as u64;
+        self.bytes[rank].extend(elements.iter().flatten());
+        let strides = packed_strides(&shape);
+        LocalTensor { dtype: TensorType::Bf16, shape, strides, source: rank, offset }
+    }
+
+    /// Cuts elements of a parameter into one shard per rank.
+    fn cut(&mut self, layout: Layout, shape: &[u64], mut elements: Vec<[u8; 2]>) -> Vec<LocalTensor> {
+        let world = self.ranks.len();
+        let inner = match layout {
+            Layout::Dim0 => shape[1..].to_vec(),
+            _ => vec![],
+        };
+        let unit = if layout == Layout::Dim0 { len(&inner) as usize } else { 128 };
+        let whole = (world * unit).max(1);
+        elements.resize(elements.len().div_ceil(whole) * whole * usize::from(unit > 0), [0xff, 0xff]);
+        let each = elements.len() / world;
+        (0..world)
+            .map(|rank| {
+                let rows = each
+                    .checked_div(unit)
+                    .map_or_else(|| shape[0].div_ceil(world as u64), |rows| rows as u64);
+                let shape =
+                    if layout == Layout::Dim0 { [&[rows], &inner[..]].concat() } else { vec![each as u64] };
+                self.put(rank, shape, &elements[rank * each..(rank + 1) * each])
+            })
+            .collect()
+    }
+}
+
+/// Writes a model with an optimizer of one state tensor, a step and a value per parameter.
+fn write(model: &Model) -> Written {
+    let state = |rank| RankState {
+        path: PathBuf::from(format!("rank{rank}")),
+        rank,
+        world_size: model.world,
+        optimizer: Some(OptimizerState::default()),
+        ..RankState::default()
+    };
+    let mut written =
+        Written { bytes: vec![Vec::new(); model.world], ranks: (0..model.world).map(state).collect() };
+    let all: Vec<(u8, Vec<u64>)> = (0..).zip(model.shapes.iter().cloned()).collect();
+    let groups: Vec<Vec<(u8, Vec<u64>)>> = match model.layout {
+        Layout::Flattened => vec![all],
+        _ => all.into_iter().map(|one| vec![one]).collect(),
+    };
+    for (number, group) in groups.iter().enumerate() {
+        let of = |base: u8| -> Vec<[u8; 2]> {
+            group.iter().flat_map(|(tensor, shape)| elements(base + tensor, len(shape))).collect()
+        };
+        let (name, shape) = match model.layout {
+            Layout::Flattened => ("_fsdp_wrapped_module.flat_param_0".to_owned(), vec![of(0).len() as u64]),
+            _ => (format!("_fpw_module.p{number}"), group[0].1.clone()),
+        };
+        let shards = written.cut(model.layout, &shape, of(0));
+        let states = written.cut(model.layout, &shape, of(100));
+        for (rank, (shard, exp_avg)) in shards.into_iter().zip(states).enumerate() {
+            let step = written.put(rank, vec![], &[[200, number as u8]]);
+            let key = format!("_fsdp_shard_{number}");
+            let state = &mut written.ranks[rank];
+            state.keys.push(format!("m.{key}"));
+            state.model.insert(format!("m.{key}"), shard);
+            state.shard_info.insert(("m".into(), key), (name.clone(), shape.clone()));
+            let items = vec![
+                ("exp_avg".into(), StateItem::Tensor(exp_avg)),
+                ("step".into(), StateItem::Tensor(step)),
+                ("flag".into(), StateItem::Value(Value::Bool(true))),
+            ];
+            state.optimizer.as_mut().unwrap().states.insert(number as u64, items);
+            if model.layout == Layout::Flattened {
+                let parts =
+                    group.iter().map(|(tensor, shape)| (format!("_fpw_module.p{tensor}"), shape.clone()));
+                state.flatten_info.insert(format!("m.{name}"), parts.collect());
+            }
+        }
+    }
+    for rank in 0..model.world {
+        let buffer = written.put(rank, model.buffer.clone(), &elements(250, len(&model.buffer)));
+        let state = &mut written.ranks[rank];
+        state.keys.push("_fsdp_wrapped_module.buffer".into());
+        state.model.insert("_fsdp_wrapped_module.buffer".into(), buffer);
+        let params = Value::List((0..groups.len() as i64).map(Value::Int).collect());
+        let settings = vec![("lr".into(), Value::Float(0.5)), ("params".into(), params)];
+        state.optimizer.as_mut().unwrap().groups.push(settings);
+    }
+    written
+}
+
+fn merged(written: &Written) -> Result<Checkpoint, Error> {
+    let sources = written.ranks.iter().zip(&written.bytes);
+    let sources =
+        sources.map(|(rank, bytes)| Source::File { path: rank.path.clone(), len: bytes.len() as u64 });
+    let mut checkpoint = Checkpoint { sources: sources.collect(), ..Checkpoint::default() };
+    merge(&written.ranks, &mut checkpoint)?;
+    Ok(checkpoint)
+}
+
+/// The elements of a tensor, read chunk by chunk.
+fn read(written: &Written, tensor: &Tensor) -> Vec<[u8; 2]> {
+    let mut out = vec![[0, 0]; tensor.len() as usize];
+    for chunk in &tensor.chunks {
+        let Region::Flat(range) = &chunk.region else { panic!("shards are flat: {chunk:?}") };
+        for (i, element) in range.clone().enumerate() {
+            let at = chunk.offset as usize + 2 * i;
+            out[element as usize].copy_from_slice(&written.bytes[chunk.source][at..at + 2]);
+        }
+    }
+    out
+}
+
+fn check_model(model: &Model) -> Result<(), TestCaseError> {
+    let written = write(model);
+    let checkpoint = merged(&written).unwrap();
+    checkpoint.check_coverage().unwrap();
+    prop_assert!(checkpoint.notes.is_empty(), "{:?}", checkpoint.notes);
+    let prefix = "m.";
+    for (tensor, shape) in (0u8..).zip(&model.shapes) {
+        let name = format!("{prefix}p{tensor}");
+        for (name, base, role) in
+            [(name.clone(), 0, Role::Model), (format!("optim.state.{name}.exp_avg"), 100, Role::Optimizer)]
+        {
+            let found = &checkpoint.tensors[&name];
+            prop_assert_eq!((&found.shape, found.role), (shape, role));
+            prop_assert_eq!(read(&written, found), elements(base + tensor, len(shape)));
+        }
+        let number = if model.layout == Layout::Flattened { 0 } else { tensor };
+        let step = &checkpoint.tensors[&format!("optim.state.{name}.step")];
+        prop_assert_eq!(read(&written, step), vec![[200, number]]);
+        let flag = format!("optim.state.{name}.flag");
+        prop_assert!(checkpoint.values.contains_key(&flag));
+    }
+    let buffer = &checkpoint.tensors["buffer"];
+    prop_assert_eq!(read(&written, buffer), elements(250, len(&model.buffer)));
+    prop_assert_eq!(checkpoint.tensors.len(), 3 * model.shapes.len() + 1);
+    let names = (0..model.shapes.len()).map(|i| Value::Str(format!("{prefix}p{i}"))).collect();
+    prop_assert_eq!(&checkpoint.values["optim.param_groups.0.params"].value, &Value::List(names));
+    Ok(())
+}
+
+fn models() -> impl Strategy<Value = Model> {
+    let shape = || prop::collection::vec(prop_oneof![4 => 1u64..7, 1 => Just(0u64)], 0..4);
+    let layout = prop_oneof![Just(Layout::Flat), Just(Layout::Dim0), Just(Layout::Flattened)];
+    (1usize..9, layout, prop::collection::vec(shape(), 1..5), shape()).prop_map(
+        |(world, layout, mut shapes, buffer)| {
+            // Nothing can be cut in dimension 0 of a 0-d tensor; torch_xla flattens these.
+            shapes
+                .iter_mut()
+                .filter(|shape| layout == Layout::Dim0 && shape.is_empty())
+                .for_each(|s| s.push(1));
+            Model { world, layout, shapes, buffer }
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn merging_gives_back_what_was_cut_up(model in models()) {
+        check_model(&model)?;
+    }
+
+    #[test]
+    fn a_shard_that_was_cut_short_is_an_error_of_its_file(
+        model in models(), rank in any::<prop::sample::Index>(),
+    ) {
+        let mut written = write(&model);
+        let rank = rank.index(model.world);
+        let key = written.ranks[rank].keys[0].clone();
+        let shard = written.ranks[rank].model.get_mut(&key).unwrap();
+        prop_assume!(shard.shape[0] > 0);
+        shard.shape[0] = 0;
+        let whole = written.ranks[0].sharded().unwrap()[0].len;
+        match merged(&written) {
+            Ok(_) => prop_assert!(model.world == 1 && whole == 0),
+            Err(Error::Ranks { path, fault }) => {
+                let file = if rank == 0 && model.world > 1 { 1 } else { rank };
+                prop_assert_eq!(path, written.ranks[file].path.clone());
+                prop_assert!(fault.to_string().contains(&key), "{fault}");
+            }
+            Err(other) => prop_assert!(false, "{other}"),
+        }
+    }
+}
+
+fn small(layout: Layout) -> Written {
+    let shapes = vec![vec![3, 2], vec![5, 300]];
+    write(&Model { world: 3, layout, shapes, buffer: vec![2] })
+}
+
+/// The file and the fault of a merge that fails.
+fn fault(written: &Written) -> (PathBuf, RankFault) {
+    match merged(written) {
+        Err(Error::Ranks { path, fault }) => (path, fault),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_tensor_that_one_rank_lacks_or_has_alone_is_an_error() {
+    let mut written = small(Layout::Flat);
+    let key = written.ranks[2].keys.remove(1);
+    written.ranks[2].model.remove(&key);
+    let (path, fault_found) = fault(&written);
+    assert_eq!(path, PathBuf::from("rank2"));
+    assert_eq!(fault_found, RankFault::NotInRank { tensor: "m._fsdp_shard_1".into(), other: "rank0".into() });
+
+    let mut written = small(Layout::Flat);
+    let extra = written.ranks[1].model["m._fsdp_shard_0"].clone();
+    written.ranks[1].keys.push("extra".into());
+    written.ranks[1].model.insert("extra".into(), extra);
+    let (path, fault_found) = fault(&written);
+    assert_eq!(path, PathBuf::from("rank1"));
+    assert!(fault_found.to_string().contains("`extra`"), "{fault_found}");
+}
+
+#[test]
+fn ranks_that_disagree_on_a_parameter_are_an_error() {
+    let mut written = small(Layout::Flat);
+    let entry = written.ranks[1].shard_info.get_mut(&("m".into(), "_fsdp_shard_1".into())).unwrap();
+    entry.1 = vec![300, 5];
+    let (path, fault_found) = fault(&written);
+    assert_eq!(path, PathBuf::from("rank1"));
+    assert!(matches!(fault_found, RankFault::Shape { .. }), "{fault_found}");
+
+    let mut written = small(Layout::Flat);
+    written.ranks[1].model.get_mut("m._fsdp_shard_1").unwrap().dtype = TensorType::F16;
+    assert!(matches!(fault(&written).1, RankFault::Type { .. }));
+
+    let mut written = small(Layout::Flattened);
+    written.ranks[2].flatten_info.values_mut().for_each(|parts| parts.reverse());
+    let (path, fault_found) = fault(&written);
+    assert_eq!(path, PathBuf::from("rank2"));
+    assert!(fault_found.to_string().contains("m._fsdp_shard_0"), "{fault_found}");
+}
+
+#[test]
+fn shards_that_are_all_too_short_are_an_error_and_never_padding() {
+    let mut written = small(Layout::Dim0);
+    for rank in &mut written.ranks {
+        rank.model.get_mut("m._fsdp_shard_1").unwrap().shape[0] = 1;
+    }
+    let (_, fault_found) = fault(&written);
+    let expected = RankFault::TooShort { tensor: "m._fsdp_shard_1".into(), expected: 1500, got: 900 };
+    assert_eq!(fault_found, expected);
+}
+
+#[test]
+fn shards_of_other_rows_or_strided_ones_are_an_error() {
+    let mut written = small(Layout::Dim0);
+    for rank in &mut written.ranks {
+        rank.model.get_mut("m._fsdp_shard_1").unwrap().shape = vec![300, 2];
+    }
+    assert!(matches!(fault(&written).1, RankFault::Shape { .. }));
+
+    let mut written = small(Layout::Dim0);
+    written.ranks[1].model.get_mut("m._fsdp_shard_1").unwrap().strides = vec![1, 2];
+    let (path, fault_found) = fault(&written);
+    assert_eq!(
+        (path, fault_found),
+        ("rank1".into(), RankFault::Strided { tensor: "m._fsdp_shard_1".into() })
+    );
+}
+
+#[test]
+fn metadata_that_lacks_an_entry_or_does_not_add_up_is_an_error() {
+    let mut written = small(Layout::Flat);
+    written.ranks[0].shard_info.remove(&("m".into(), "_fsdp_shard_0".into()));
+    assert!(fault(&written).1.to_string().contains("m._fsdp_shard_0"));
+
+    let mut written = small(Layout::Flattened);
+    for rank in &mut written.ranks {
+        rank.flatten_info.values_mut().for_each(|parts| parts[0].1.push(2));
+    }
+    assert!(fault(&written).1.to_string().contains("flatten_info"));
+}
+
+#[test]
+fn two_parameters_of_one_name_are_an_error() {
+    let mut written = small(Layout::Flat);
+    for rank in &mut written.ranks {
+        let entry = rank.shard_info.get_mut(&("m".into(), "_fsdp_shard_1".into())).unwrap();
+        entry.0 = "_fsdp_wrapped_module.p0".into();
+    }
+    assert_eq!(fault(&written).1, RankFault::SameName { tensor: "m.p0".into() });
+}
+
+#[test]
+fn an_optimizer_that_does_not_fit_the_shards_is_left_out_with_a_note() {
+    let mut written = small(Layout::Flat);
+    written.ranks[0].optimizer.as_mut().unwrap().groups[0].retain(|(key, _)| key != "params");
+    let checkpoint = merged(&written).unwrap();
+    assert!(checkpoint.tensors.values().all(|tensor| tensor.role == Role::Model));
+    assert_eq!(
+        checkpoint.notes,
+        ["the optimizer is left out: it has 0 parameters where the model has 2 shards"]
+    );
+
+    let mut written = small(Layout::Flat);
+    for rank in &mut written.ranks {
+        let state = rank.optimizer.as_mut().unwrap();
+        let items = state.states.remove(&0).unwrap();
+        state.states.insert(7, items);
+    }
+    assert!(merged(&written).unwrap().notes[0].contains("parameter 7"));
+}
+
+#[test]
+fn an_optimizer_state_that_one_rank_lacks_is_an_error() {
+    let mut written = small(Layout::Flat);
+    written.ranks[2].optimizer.as_mut().unwrap().states.remove(&1);
+    let (path, fault_found) = fault(&written);
+    assert_eq!(path, PathBuf::from("rank2"));
+    assert!(
+        matches!(fault_found, RankFault::NotInRank { tensor, .. } if tensor == "optimizer.state.1.exp_avg")
+    );
+}
+
+#[test]
+fn a_file_that_is_shorter_than_its_shards_is_found_by_coverage() {
+    let mut written = small(Layout::Flat);
+    written.bytes[1].truncate(10);
+    let fault = merged(&written).unwrap().check_coverage().unwrap_err();
+    assert!(matches!(fault, Error::Coverage(CoverageFault::OutsideSource { .. })), "{fault}");
+}

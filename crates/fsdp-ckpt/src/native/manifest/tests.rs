@@ -1,0 +1,130 @@
+use serde_json::{Value as Json, json};
+
+use super::*;
+use crate::checkpoint::Value;
+
+/// A manifest of two files: rows 0..3 and 3..5 of `w`, and a 0-d `step`.
+fn text() -> Json {
+    json!({
+        "format": "fsdp native checkpoint", "version": 1, "world_size": 2,
+        "tensors": {
+            "w": {"dtype": "F32", "shape": [5, 2], "role": "model"},
+            "step": {"dtype": "I64", "shape": [], "role": "optimizer", "path": ["optim", 0, "step"]},
+        },
+        "files": [
+            {"name": "a.safetensors", "len": 200, "data_start": 160, "header": "00000000000000ff", "shards": {
+                "w": {"rows": [0, 3], "chunk_rows": 2, "chunks": ["0000000000000001", "0000000000000002"]},
+                "step": {"rows": [0, 1], "chunk_rows": 1, "chunks": ["0000000000000003"]},
+            }},
+            {"name": "b.safetensors", "len": 100, "data_start": 84, "header": "0123456789abcdef", "shards": {
+                "w": {"rows": [3, 5], "chunk_rows": 2, "chunks": ["0000000000000004"]},
+            }},
+        ],
+        "values": {"v": {"path": ["v"], "role": "other", "value": [1, null]}},
+        "run_state": {"step": 7},
+    })
+}
+
+fn parse(text: &Json) -> Result<Manifest, NativeFault> {
+    Manifest::parse(seal::seal(text))
+}
+
+/// What a changed manifest is refused with.
+fn refused(change: impl FnOnce(&mut Json)) -> NativeFault {
+    let mut text = text();
+    change(&mut text);
+    parse(&text).unwrap_err()
+}
+
+#[test]
+fn a_manifest_reads_to_what_it_says_and_writes_back_the_same() {
+    let manifest = parse(&text()).unwrap();
+    assert_eq!(manifest.tensors["w"].path, [Key::Name("w".to_owned())]);
+    assert_eq!(manifest.tensors["step"].path[1], Key::Index(0));
+    assert_eq!(manifest.tensors["step"].role, Role::Optimizer);
+    assert_eq!(manifest.files[0].shards[0].chunk(1), 2..3);
+    assert_eq!(manifest.files[1].header.value, 0x0123_4567_89ab_cdef);
+    assert_eq!(manifest.values["v"].value, Value::List(vec![Value::Int(1), Value::None]));
+    let again = Manifest::parse(manifest.to_bytes().unwrap()).unwrap();
+    assert_eq!(again, manifest);
+}
+
+#[test]
+fn rejects_other_formats_and_later_versions() {
+    let fault = refused(|text| text["version"] = json!(2));
+    assert_eq!(fault, NativeFault::OtherVersion { supported: 1, got: 2 });
+    // A later version may have any fields.
+    let later = refused(|text| (text["version"], text["new"]) = (json!(3), json!(1)));
+    assert!(later.to_string().contains("use a newer fsdp"), "{later}");
+    assert!(matches!(refused(|text| text["format"] = json!("x")), NativeFault::OtherFormat { .. }));
+}
+
+#[test]
+fn rejects_unknown_missing_and_repeated_fields() {
+    let malformed = |change: fn(&mut Json)| {
+        let fault = refused(change);
+        assert!(matches!(fault, NativeFault::Text { .. }), "{fault}");
+    };
+    malformed(|text| text["extra"] = json!(1));
+    malformed(|text| text["tensors"]["w"]["stride"] = json!([2, 1]));
+    malformed(|text| text["files"][0]["shards"]["w"]["offset"] = json!(0));
+    malformed(|text| drop(text.as_object_mut().unwrap().remove("run_state")));
+    malformed(|text| text["tensors"]["w"]["shape"] = json!([-1]));
+    malformed(|text| text["tensors"]["w"]["shape"] = json!([1e30]));
+    malformed(|text| text["files"][0]["header"] = json!("00000000000000FF"));
+    malformed(|text| text["files"][0]["header"] = json!("ff"));
+    malformed(|text| text["tensors"]["w"]["role"] = json!("Model"));
+    let repeated = text().to_string().replacen("\"values\":{", "\"values\":{},\"values\":{", 1);
+    let body = repeated.strip_suffix('}').unwrap();
+    let digest = DigestKind::Crc64.of(body.as_bytes());
+    let sealed = format!("{body},\"digest\":\"{digest}\"}}\n");
+    assert!(matches!(Manifest::parse(sealed.into_bytes()), Err(NativeFault::Text { .. })));
+}
+
+#[test]
+fn rejects_rows_that_are_not_in_exactly_one_file() {
+    let tensor = || "w".to_owned();
+    let fault = refused(|text| text["files"][1]["shards"] = json!({}));
+    assert_eq!(fault, NativeFault::RowsUncovered { tensor: tensor(), rows: 3..5 });
+    let fault = refused(|text| text["files"][1]["shards"]["w"]["rows"] = json!([4, 5]));
+    assert_eq!(fault, NativeFault::RowsUncovered { tensor: tensor(), rows: 3..4 });
+    let fault = refused(|text| text["files"][1]["shards"]["w"]["rows"] = json!([2, 4]));
+    let (first, second) = ("a.safetensors".to_owned(), "b.safetensors".to_owned());
+    assert_eq!(fault, NativeFault::RowsDoubled { tensor: tensor(), rows: 2..3, first, second });
+    for rows in [[4, 6], [5, 4]] {
+        let fault = refused(|text| text["files"][1]["shards"]["w"]["rows"] = json!(rows));
+        assert!(matches!(fault, NativeFault::BadRows { row_count: 5, .. }), "{fault}");
+    }
+    let fault = refused(|text| text["tensors"]["x"] = text["tensors"]["w"].clone());
+    assert_eq!(fault, NativeFault::RowsUncovered { tensor: "x".to_owned(), rows: 0..5 });
+    let fault = refused(|text| drop(text["tensors"].as_object_mut().unwrap().remove("step")));
+    assert!(matches!(fault, NativeFault::UndescribedTensor { .. }), "{fault}");
+}
+
+#[test]
+fn rejects_counts_of_checksums_that_do_not_fit() {
+    let fault = refused(|text| text["files"][0]["shards"]["w"]["chunk_rows"] = json!(1));
+    assert!(matches!(fault, NativeFault::ChunkCount { expected: 3, got: 2, .. }), "{fault}");
+    let fault = refused(|text| text["files"][0]["shards"]["w"]["chunk_rows"] = json!(0));
+    assert!(matches!(fault, NativeFault::ChunkCount { expected: 0, got: 2, .. }), "{fault}");
+}
+
+#[test]
+fn rejects_files_that_lie_elsewhere_or_are_listed_twice() {
+    for name in ["../a.safetensors", "/a.safetensors", "a\\b.safetensors", "a.bin", "b.safetensors"] {
+        let fault = refused(|text| text["files"][0]["name"] = json!(name));
+        assert!(matches!(fault, NativeFault::BadFileName { .. }), "{name}: {fault}");
+    }
+}
+
+#[test]
+fn rejects_tensors_that_cannot_be() {
+    let fault = refused(|text| text["tensors"]["w"]["dtype"] = json!("F31"));
+    assert!(matches!(fault, NativeFault::UnknownDtype { .. }), "{fault}");
+    for shape in [json!([2, u64::MAX]), json!([u64::MAX / 2, 4]), json!([0, u64::MAX, 2])] {
+        let fault = refused(|text| text["tensors"]["w"]["shape"] = shape);
+        assert!(matches!(fault, NativeFault::SizeOverflow { .. }), "{fault}");
+    }
+    let fault = refused(|text| text["values"]["v"]["value"] = json!({"what": 1}));
+    assert_eq!(fault, NativeFault::BadValue { name: "v".to_owned() });
+}

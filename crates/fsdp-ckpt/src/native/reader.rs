@@ -1,0 +1,218 @@
+//! Reading a native checkpoint: strictly when it is opened, by rows afterwards, checking every byte that is read.
+
+mod rows;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use super::{MANIFEST_FILE, Manifest, ManifestFile, ManifestShard, ManifestTensor, seal::SEALED_LEN_MAX};
+use crate::{
+    digest::{Digest, DigestKind},
+    error::{Error, NameDifferences, NativeFault, ShapeDifference},
+    file_io::{Files, PathFile},
+    safetensors::{HEADER_LEN_MAX, Header, TensorSpec},
+};
+
+/// The most files that are kept open; more are opened again for each read.
+const OPEN_FILES_MAX: usize = 256;
+
+/// An open native checkpoint. Reads are positioned, so one reader serves any number of threads.
+#[derive(Debug)]
+pub struct NativeReader {
+    dir: PathBuf,
+    files: Files,
+    manifest: Manifest,
+    manifest_digest: (u64, Digest),
+    open: Vec<Option<Arc<PathFile>>>,
+    /// First byte of each shard's rows, by file.
+    offsets: Vec<Vec<u64>>,
+    /// Where each tensor's rows are, in the order of rows.
+    places: BTreeMap<String, Vec<Place>>,
+}
+
+/// Where rows of a tensor are.
+#[derive(Debug)]
+struct Place {
+    /// Index in [`Manifest::files`].
+    file: usize,
+    /// Index in [`ManifestFile::shards`].
+    shard: usize,
+}
+
+impl NativeReader {
+    /// Opens the directory of a checkpoint. The manifest, the lengths of all files and their headers are checked
+    /// against each other; tensors are read and checked later, by rows.
+    ///
+    /// # Errors
+    /// [`Error::Native`] naming the file, the tensor and the rows or bytes that are missing, doubled, of another
+    /// type or shape, or changed; [`Error::Malformed`] for a header that breaks a rule of safetensors;
+    /// [`Error::Io`].
+    pub fn open(dir: impl Into<PathBuf>) -> Result<NativeReader, Error> {
+        NativeReader::open_on(Files::disk(), dir.into())
+    }
+
+    pub(super) fn open_on(files: Files, dir: PathBuf) -> Result<NativeReader, Error> {
+        let path = dir.join(MANIFEST_FILE);
+        let native = |fault| native_fault(&path, fault);
+        let text = files.read_small(&path, SEALED_LEN_MAX)?;
+        let text = text.ok_or_else(|| native(NativeFault::TooLong { limit: SEALED_LEN_MAX }))?;
+        let manifest_digest = (text.len() as u64, DigestKind::Crc64.of(&text));
+        let manifest = Manifest::parse(text).map_err(native)?;
+        refuse_foreign_files(&files, &dir, &manifest)?;
+        let (mut open, mut offsets) = (Vec::new(), Vec::new());
+        let mut places = BTreeMap::<String, Vec<Place>>::new();
+        for (index, listed) in manifest.files.iter().enumerate() {
+            let (file, header) = check_file(&files, &dir, &manifest, listed)?;
+            for (shard, part) in listed.shards.iter().enumerate() {
+                places.entry(part.tensor.clone()).or_default().push(Place { file: index, shard });
+            }
+            let offset = |part: &ManifestShard| {
+                let entry = header.entry(&part.tensor).expect("the header was held against the manifest");
+                header.data_start() + entry.data_range().start
+            };
+            offsets.push(listed.shards.iter().map(offset).collect());
+            open.push((index < OPEN_FILES_MAX).then(|| Arc::new(file)));
+        }
+        for tensor in places.values_mut() {
+            tensor.sort_by_key(|place| manifest.files[place.file].shards[place.shard].rows.start);
+        }
+        Ok(NativeReader { dir, files, manifest, manifest_digest, open, offsets, places })
+    }
+
+    /// The directory that was opened.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What the checkpoint holds, with the state of the run.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Length and digest of the manifest's file.
+    pub(crate) fn manifest_digest(&self) -> (u64, Digest) {
+        self.manifest_digest
+    }
+
+    /// First byte in its file of a shard's rows.
+    pub(crate) fn offset(&self, file: usize, shard: usize) -> u64 {
+        self.offsets[file][shard]
+    }
+
+    /// A tensor as a whole.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`].
+    pub fn tensor(&self, name: &str) -> Result<&ManifestTensor, Error> {
+        self.manifest.tensors.get(name).ok_or_else(|| Error::UnknownTensor {
+            path: self.dir.clone(),
+            tensor: name.to_owned(),
+            tensor_count: self.manifest.tensors.len(),
+        })
+    }
+
+    /// Checks that the checkpoint has exactly the expected tensors, by name and shape.
+    ///
+    /// # Errors
+    /// [`Error::NamesDiffer`] with *all* missing, unexpected and wrongly shaped tensors.
+    pub fn check_tensors<'a>(&self, expected: impl IntoIterator<Item = &'a TensorSpec>) -> Result<(), Error> {
+        let (mut differences, mut seen) = (NameDifferences::default(), BTreeSet::new());
+        for spec in expected {
+            seen.insert(spec.name.as_str());
+            match self.manifest.tensors.get(&spec.name) {
+                None => differences.missing.push(spec.name.clone()),
+                Some(tensor) if tensor.shape != spec.shape => differences.wrong_shape.push(ShapeDifference {
+                    tensor: spec.name.clone(),
+                    expected: spec.shape.clone(),
+                    got: tensor.shape.clone(),
+                }),
+                Some(_) => {}
+            }
+        }
+        let extra = self.manifest.tensors.keys().filter(|name| !seen.contains(name.as_str()));
+        differences.extra = extra.cloned().collect();
+        if differences.is_empty() {
+            return Ok(());
+        }
+        Err(Error::NamesDiffer { path: self.dir.clone(), differences: Box::new(differences) })
+    }
+
+    fn file(&self, index: usize) -> Result<Arc<PathFile>, Error> {
+        match &self.open[index] {
+            Some(file) => Ok(file.clone()),
+            None => Ok(Arc::new(self.files.open(&self.dir.join(&self.manifest.files[index].name))?.0)),
+        }
+    }
+}
+
+/// Other readers take every safetensors file of the directory for a part of the checkpoint.
+fn refuse_foreign_files(files: &Files, dir: &Path, manifest: &Manifest) -> Result<(), Error> {
+    for name in files.list(dir)? {
+        if name.ends_with(".safetensors") && !manifest.files.iter().any(|file| file.name == name) {
+            return Err(native_fault(&dir.join(name), NativeFault::ForeignFile));
+        }
+    }
+    Ok(())
+}
+
+/// Holds a file's length and header against the manifest.
+fn check_file(
+    files: &Files,
+    dir: &Path,
+    manifest: &Manifest,
+    listed: &ManifestFile,
+) -> Result<(PathFile, Header), Error> {
+    let path = dir.join(&listed.name);
+    let (file, got) = files.open(&path)?;
+    if got != listed.len {
+        return Err(native_fault(&path, NativeFault::FileLength { expected: listed.len, got }));
+    }
+    // Both limits come before the allocation.
+    let prefix_len = listed.data_start.min(listed.len).min(HEADER_LEN_MAX + 8);
+    let mut prefix = vec![0; prefix_len as usize];
+    file.read_exact_at(&mut prefix, 0)?;
+    let (expected, got) = (listed.header, DigestKind::Crc64.of(&prefix));
+    if expected != got {
+        let bytes = 0..prefix_len;
+        return Err(native_fault(&path, NativeFault::HeaderChanged { bytes, expected, got }));
+    }
+    let malformed = |fault| Error::Malformed { path: path.clone(), fault };
+    let len = Header::parse_length(&prefix, listed.len).map_err(malformed)?;
+    let text = prefix.get(8..).filter(|text| text.len() as u64 == len);
+    let text = text.ok_or_else(|| {
+        let (expected, got) = (listed.data_start, len.saturating_add(8));
+        native_fault(&path, NativeFault::HeaderLength { expected, got })
+    })?;
+    let header = Header::parse(text, listed.len).map_err(malformed)?;
+    compare(manifest, listed, &header).map_err(|fault| native_fault(&path, fault))?;
+    Ok((file, header))
+}
+
+/// A file holds exactly the tensors that the manifest places in it.
+fn compare(manifest: &Manifest, listed: &ManifestFile, header: &Header) -> Result<(), NativeFault> {
+    let mut placed = BTreeSet::new();
+    for shard in &listed.shards {
+        let expected = shard.spec(&manifest.tensors[&shard.tensor]);
+        let tensor = shard.tensor.clone();
+        let Some(entry) = header.entry(&tensor) else {
+            return Err(NativeFault::NotInFile { tensor, rows: shard.rows.clone() });
+        };
+        if (entry.dtype(), entry.shape()) != (expected.dtype, expected.shape.as_slice()) {
+            let (expected_dtype, expected) = (expected.dtype, expected.shape);
+            let (dtype, shape) = (entry.dtype(), entry.shape().to_vec());
+            return Err(NativeFault::WrongTensor { tensor, expected_dtype, expected, dtype, shape });
+        }
+        placed.insert(&shard.tensor);
+    }
+    match header.entries().iter().find(|entry| !placed.contains(&entry.name().to_owned())) {
+        Some(entry) => Err(NativeFault::NotInManifest { tensor: entry.name().to_owned() }),
+        None => Ok(()),
+    }
+}
+
+fn native_fault(path: &Path, fault: NativeFault) -> Error {
+    Error::Native { path: path.to_owned(), fault: Box::new(fault) }
+}

@@ -1,0 +1,53 @@
+//! Pickles as inert data: protocol 2 to 5, as far as checkpoint formats use them.
+//!
+//! A pickle is a program for a small stack machine, and Python runs whatever that program names. Here it only
+//! describes: [`parse`] returns a [`Graph`] of plain values, in which classes and functions are names out of a
+//! closed table ([`globals`]) and a call is an object that says what would have been called with what. Nothing is
+//! looked up, constructed or run.
+//!
+//! Hostile input costs bounded memory and time: every opcode makes at most one node, nodes, memo entries, depth and
+//! lengths have limits, containers are only filled as what they are, cycles are refused, and parts that are shared
+//! stay shared until [`Graph::value`] writes them out under a limit of its own.
+
+mod globals;
+mod graph;
+mod input;
+mod machine;
+mod opcode;
+mod rebuild;
+mod value;
+pub(crate) mod writer;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use globals::Known;
+pub(crate) use graph::{Graph, Node, NodeId, ObjectNode};
+pub(crate) use value::Budget;
+
+use crate::error::PickleFault;
+
+/// The longest pickle that is read.
+pub(crate) const PICKLE_BYTES_MAX: usize = 1 << 30;
+/// Values, counting shared ones once.
+const NODES_MAX: usize = 1 << 26;
+/// Entries of the memo.
+const MEMO_MAX: usize = 1 << 26;
+/// Bytes of one text, byte string or large integer.
+const STRING_BYTES_MAX: usize = 1 << 28;
+/// Containers inside containers.
+const DEPTH_MAX: u32 = 200;
+/// Bytes that values may take when shared parts are written out at every place.
+const EXPANDED_BYTES_MAX: u64 = 1 << 28;
+
+/// Reads one pickle, which must fill `bytes`.
+///
+/// # Errors
+/// A [`PickleFault`] that says at which byte what is wrong.
+pub(crate) fn parse(bytes: &[u8]) -> Result<Graph, PickleFault> {
+    if bytes.len() > PICKLE_BYTES_MAX {
+        return Err(PickleFault::TooLarge { at: 0, what: "bytes", limit: PICKLE_BYTES_MAX as u64 });
+    }
+    let (nodes, root) = machine::run(bytes)?;
+    Graph::checked(nodes, root)
+}

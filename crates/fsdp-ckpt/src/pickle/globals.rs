@@ -1,0 +1,269 @@
+//! The closed table of classes and functions that checkpoint formats name.
+//!
+//! An entry says what a pickle may do with the name: call it (REDUCE), make an object of it (NEWOBJ), set the
+//! state of such an object (BUILD). All of these only describe; an entry without any is a constant such as a dtype.
+//! What is not in the table is refused by name, because a checkpoint that needs it means something that this crate
+//! does not know.
+
+use crate::checkpoint::Global;
+
+/// It may be called.
+const CALL: u8 = 1;
+/// Objects of it may be made.
+const NEW: u8 = 2;
+/// Its objects may be given a state.
+const STATE: u8 = 4;
+/// What dataclasses and plain classes do.
+const CLASS: u8 = NEW | STATE;
+/// It is an enumeration, whose members are written as a call by value, or through `getattr` by name.
+const ENUM: u8 = CALL | 8;
+
+/// Modules, the names in them, and what may be done with these.
+const TABLE: &[(&[&str], &[&str], u8)] = &[
+    // Python itself.
+    (
+        &["builtins", "__builtin__"],
+        &["set", "frozenset", "bytearray", "complex", "getattr", "slice", "range"],
+        CALL,
+    ),
+    (&["builtins", "__builtin__"], &["list", "dict", "tuple", "int", "float", "bool", "str", "bytes"], CALL),
+    (&["_codecs"], &["encode"], CALL),
+    (&["collections"], &["OrderedDict"], CALL | STATE),
+    (&["collections"], &["Counter", "defaultdict"], CALL),
+    (
+        &["pathlib", "pathlib._local"],
+        &["PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path"],
+        CALL,
+    ),
+    (&["argparse"], &["Namespace"], CLASS),
+    (&["types"], &["SimpleNamespace"], CALL | CLASS),
+    // Tensors and their storages.
+    (
+        &["torch"],
+        &[
+            "float64",
+            "float32",
+            "float16",
+            "bfloat16",
+            "int64",
+            "int32",
+            "int16",
+            "int8",
+            "uint64",
+            "uint32",
+            "uint16",
+            "uint8",
+            "bool",
+            "complex128",
+            "complex64",
+            "complex32",
+            "float8_e4m3fn",
+            "float8_e5m2",
+            "float8_e4m3fnuz",
+            "float8_e5m2fnuz",
+            "float8_e8m0fnu",
+            "float4_e2m1fn_x2",
+            "quint8",
+            "qint8",
+            "qint32",
+            "DoubleStorage",
+            "FloatStorage",
+            "HalfStorage",
+            "BFloat16Storage",
+            "LongStorage",
+            "IntStorage",
+            "ShortStorage",
+            "CharStorage",
+            "ByteStorage",
+            "BoolStorage",
+            "ComplexDoubleStorage",
+            "ComplexFloatStorage",
+            "QUInt8Storage",
+            "QInt8Storage",
+            "QInt32Storage",
+            "strided",
+            "contiguous_format",
+            "preserve_format",
+            "channels_last",
+        ],
+        0,
+    ),
+    (&["torch.storage"], &["UntypedStorage", "TypedStorage", "_UntypedStorage"], 0),
+    (&["torch"], &["Size", "device"], CALL),
+    (&["torch"], &["Tensor"], 0),
+    (&["torch.nn.parameter"], &["Parameter", "Buffer"], 0),
+    (&["torch.serialization"], &["_get_layout"], CALL),
+    (
+        &["torch._utils"],
+        &[
+            "_rebuild_tensor",
+            "_rebuild_tensor_v2",
+            "_rebuild_tensor_v3",
+            "_rebuild_parameter",
+            "_rebuild_parameter_with_state",
+            "_rebuild_sparse_tensor",
+            "_rebuild_meta_tensor_no_storage",
+            "_rebuild_nested_tensor",
+            "_rebuild_qtensor",
+            "_rebuild_device_tensor_from_numpy",
+            "_rebuild_device_tensor_from_cpu_tensor",
+        ],
+        CALL,
+    ),
+    (&["torch._utils"], &["_rebuild_wrapper_subclass"], 0),
+    (&["torch._tensor"], &["_rebuild_from_type_v2"], CALL),
+    // Metadata of distributed checkpoints.
+    (
+        &["torch.distributed.checkpoint.metadata"],
+        &[
+            "Metadata",
+            "TensorStorageMetadata",
+            "BytesStorageMetadata",
+            "ChunkStorageMetadata",
+            "TensorProperties",
+            "MetadataIndex",
+            "StorageMeta",
+        ],
+        CLASS,
+    ),
+    (&["torch.distributed.checkpoint.metadata"], &["_MEM_FORMAT_ENCODING"], ENUM),
+    (&["torch.distributed.checkpoint.filesystem"], &["_StorageInfo"], CLASS),
+    // Sharded tensors of FSDP1.
+    (&["torch.distributed._shard.sharded_tensor.metadata"], &["MEM_FORMAT_ENCODING"], ENUM),
+    (
+        &["torch.distributed._shard.sharded_tensor.metadata"],
+        &["TensorProperties", "ShardedTensorMetadata"],
+        CLASS,
+    ),
+    (
+        &["torch.distributed._shard.sharded_tensor.api"],
+        &["ShardedTensor", "ShardedTensor.ProcessGroupState"],
+        CLASS,
+    ),
+    (&["torch.distributed._shard.sharded_tensor"], &["ShardedTensor"], CLASS),
+    (&["torch.distributed._shard.sharded_tensor.shard"], &["Shard"], CLASS),
+    (&["torch.distributed._shard.metadata"], &["ShardMetadata"], CLASS),
+    (
+        &[
+            "torch.distributed._shard.sharding_spec.chunk_sharding_spec",
+            "torch.distributed._shard.sharding_spec.api",
+            "torch.distributed._shard.sharding_spec",
+        ],
+        &["ChunkShardingSpec", "EnumerableShardingSpec"],
+        CLASS,
+    ),
+    (&["torch.distributed.remote_device"], &["_remote_device"], CLASS),
+    // Distributed tensors; their modules moved several times.
+    (
+        &[
+            "torch.distributed.tensor",
+            "torch.distributed.tensor._api",
+            "torch.distributed._tensor",
+            "torch.distributed._tensor.api",
+        ],
+        &["DTensor"],
+        0,
+    ),
+    (
+        &[
+            "torch.distributed.tensor._dtensor_spec",
+            "torch.distributed._tensor._dtensor_spec",
+            "torch.distributed._tensor.placement_types",
+            "torch.distributed.tensor.placement_types",
+        ],
+        &["DTensorSpec", "TensorMeta", "ShardOrderEntry"],
+        CALL | CLASS,
+    ),
+    (
+        &["torch.distributed.tensor.placement_types", "torch.distributed._tensor.placement_types"],
+        &["Shard", "_StridedShard", "Replicate", "Partial", "_Partial", "MaskPartial"],
+        CALL | CLASS,
+    ),
+    (&["torch.distributed.device_mesh", "torch.distributed._tensor.device_mesh"], &["DeviceMesh"], CLASS),
+    (&["torch.distributed._mesh_layout"], &["_MeshLayout"], CALL | CLASS),
+    // Random states as trainers save them.
+    (&["numpy.core.multiarray", "numpy._core.multiarray"], &["_reconstruct", "scalar"], CALL | STATE),
+    (&["numpy._core.numeric", "numpy.core.numeric"], &["_frombuffer"], CALL),
+    (&["numpy"], &["ndarray"], 0),
+    (&["numpy"], &["dtype"], CALL | STATE),
+    // What DeepSpeed leaves in its files beside tensors.
+    (&["deepspeed.runtime.fp16.loss_scaler"], &["LossScaler", "DynamicLossScaler"], CALL | CLASS),
+    (&["deepspeed.runtime.zero.config"], &["ZeroStageEnum"], ENUM),
+    (&["deepspeed.runtime.zero.config"], &["DeepSpeedZeroConfig"], CLASS),
+    (
+        &["deepspeed.runtime.zero.offload_config"],
+        &["DeepSpeedZeroOffloadParamConfig", "DeepSpeedZeroOffloadOptimizerConfig"],
+        CLASS,
+    ),
+    (&["deepspeed.runtime.zero.offload_config"], &["OffloadDeviceEnum"], ENUM),
+    (
+        &["deepspeed.utils.tensor_fragment", "deepspeed.utils"],
+        &["fragment_address", "tensor_fragment"],
+        CALL | CLASS,
+    ),
+    (&["deepspeed.runtime.zero.partition_parameters"], &["ZeroParamStatus", "ZeroParamType"], ENUM),
+];
+
+/// A name of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Known {
+    module: &'static str,
+    name: &'static str,
+    uses: u8,
+}
+
+impl Known {
+    /// The entry of this name.
+    pub(super) fn find(module: &str, name: &str) -> Option<Known> {
+        TABLE.iter().find_map(|(modules, names, uses)| {
+            let module = modules.iter().find(|known| **known == module)?;
+            let name = names.iter().find(|known| **known == name)?;
+            Some(Known { module, name, uses: *uses })
+        })
+    }
+
+    /// Whether it is this name of this module.
+    pub(crate) fn is(self, module: &str, name: &str) -> bool {
+        self.name == name && self.module == module
+    }
+
+    /// The module.
+    pub(crate) fn module(self) -> &'static str {
+        self.module
+    }
+
+    /// The name in the module.
+    pub(crate) fn name(self) -> &'static str {
+        self.name
+    }
+
+    /// Whether calls of it are described.
+    pub(super) fn may_be_called(self) -> bool {
+        self.uses & CALL != 0
+    }
+
+    /// Whether it is an enumeration.
+    pub(super) fn is_enumeration(self) -> bool {
+        self.uses & ENUM == ENUM
+    }
+
+    /// Whether objects of it are described.
+    pub(super) fn may_be_made(self) -> bool {
+        self.uses & NEW != 0
+    }
+
+    /// Whether its objects may have a state.
+    pub(super) fn may_have_state(self) -> bool {
+        self.uses & STATE != 0
+    }
+
+    /// Module and name with a dot between, for messages.
+    pub(crate) fn path(self) -> String {
+        format!("{}.{}", self.module, self.name)
+    }
+
+    /// The name as a value.
+    pub(crate) fn to_global(self) -> Global {
+        Global { module: self.module.to_owned(), name: self.name.to_owned() }
+    }
+}

@@ -1,0 +1,241 @@
+//! What a pickle describes: a graph of values in which what is shared is there once.
+//!
+//! Once checked, a graph has no cycles, is at most so deep that walking it recursively is safe, and no dict in it
+//! has a text or an integer twice as a key.
+
+use std::{collections::HashSet, ops::Index};
+
+use super::{DEPTH_MAX, globals::Known};
+use crate::error::PickleFault;
+
+/// The place of a value in its graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct NodeId(pub(super) u32);
+
+/// A value. Its parts are named by their places.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Node {
+    None,
+    Bool(bool),
+    Int(i64),
+    /// An integer that needs more than 64 bits: two's complement, little-endian.
+    Long(Box<[u8]>),
+    Float(f64),
+    Str(Box<str>),
+    Bytes(Box<[u8]>),
+    List(Vec<NodeId>),
+    Tuple(Box<[NodeId]>),
+    Set(Vec<NodeId>),
+    Dict(Vec<(NodeId, NodeId)>),
+    Global(Known),
+    Object(Box<ObjectNode>),
+    /// What stands outside of the pickle, by its identifier: a storage in a file of PyTorch.
+    Persistent(NodeId),
+}
+
+/// A call that was not made, or an object by its class.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ObjectNode {
+    pub(crate) class: Known,
+    /// The arguments.
+    pub(crate) args: Box<[NodeId]>,
+    /// What was set as its state.
+    pub(crate) state: Option<NodeId>,
+}
+
+impl Node {
+    /// What it is, for messages.
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Node::None => "None",
+            Node::Bool(_) => "a truth value",
+            Node::Int(_) | Node::Long(_) => "an integer",
+            Node::Float(_) => "a float",
+            Node::Str(_) => "a text",
+            Node::Bytes(_) => "bytes",
+            Node::List(_) => "a list",
+            Node::Tuple(_) => "a tuple",
+            Node::Set(_) => "a set",
+            Node::Dict(_) => "a dict",
+            Node::Global(_) => "a class or function",
+            Node::Object(_) => "an object",
+            Node::Persistent(_) => "a storage",
+        }
+    }
+
+    /// How many items or bytes it has of its own.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Node::Long(bytes) | Node::Bytes(bytes) => bytes.len(),
+            Node::Str(text) => text.len(),
+            Node::List(items) | Node::Set(items) => items.len(),
+            Node::Tuple(items) => items.len(),
+            Node::Dict(pairs) => pairs.len(),
+            _ => 0,
+        }
+    }
+
+    /// The part of this number, in a fixed order.
+    fn part(&self, index: usize) -> Option<NodeId> {
+        match self {
+            Node::List(items) | Node::Set(items) => items.get(index).copied(),
+            Node::Tuple(items) => items.get(index).copied(),
+            Node::Dict(pairs) => {
+                let (key, value) = *pairs.get(index / 2)?;
+                Some(if index.is_multiple_of(2) { key } else { value })
+            }
+            Node::Object(object) => match object.args.get(index) {
+                Some(&arg) => Some(arg),
+                None if index == object.args.len() => object.state,
+                None => None,
+            },
+            Node::Persistent(id) => (index == 0).then_some(*id),
+            _ => None,
+        }
+    }
+}
+
+/// The values of a pickle.
+#[derive(Clone, Debug)]
+pub(crate) struct Graph {
+    nodes: Vec<Node>,
+    root: NodeId,
+}
+
+impl Index<NodeId> for Graph {
+    type Output = Node;
+
+    fn index(&self, id: NodeId) -> &Node {
+        &self.nodes[id.0 as usize]
+    }
+}
+
+impl Graph {
+    /// The graph of these values, if it has no cycle, is not too deep and repeats no key.
+    pub(super) fn checked(nodes: Vec<Node>, root: NodeId) -> Result<Graph, PickleFault> {
+        let graph = Graph { nodes, root };
+        graph.check_depth()?;
+        graph.check_keys()?;
+        Ok(graph)
+    }
+
+    /// The value of the whole pickle.
+    pub(crate) fn root(&self) -> NodeId {
+        self.root
+    }
+
+    /// Visits what the root reaches, each node once and after its parts.
+    fn check_depth(&self) -> Result<(), PickleFault> {
+        const UNSEEN: u32 = 0;
+        const OPEN: u32 = u32::MAX;
+        // The depth of what lies below each node, from 1.
+        let mut depths = vec![UNSEEN; self.nodes.len()];
+        let mut open = vec![(self.root, 0)];
+        depths[self.root.0 as usize] = OPEN;
+        while let Some((id, index)) = open.last_mut() {
+            let Some(part) = self[*id].part(*index) else {
+                let depth = self.depth_above_parts(*id, &depths);
+                if depth > DEPTH_MAX {
+                    let limit = u64::from(DEPTH_MAX);
+                    return Err(PickleFault::TooLarge { at: 0, what: "levels of nesting", limit });
+                }
+                depths[id.0 as usize] = depth;
+                open.pop();
+                continue;
+            };
+            *index += 1;
+            match depths[part.0 as usize] {
+                UNSEEN => {
+                    depths[part.0 as usize] = OPEN;
+                    open.push((part, 0));
+                }
+                OPEN => return Err(PickleFault::Cycle),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn depth_above_parts(&self, id: NodeId, depths: &[u32]) -> u32 {
+        let parts = (0..).map_while(|index| self[id].part(index));
+        1 + parts.map(|part| depths[part.0 as usize]).max().unwrap_or(0)
+    }
+
+    fn check_keys(&self) -> Result<(), PickleFault> {
+        for node in &self.nodes {
+            let Node::Dict(pairs) = node else { continue };
+            let (mut texts, mut ints) = (HashSet::new(), HashSet::new());
+            for (key, _) in pairs {
+                let (is_new, key) = match &self[*key] {
+                    Node::Str(text) => (texts.insert(text), text.to_string()),
+                    Node::Int(int) => (ints.insert(int), int.to_string()),
+                    _ => continue,
+                };
+                if !is_new {
+                    return Err(PickleFault::DuplicateKey { key });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The text, if it is one.
+    pub(crate) fn str(&self, id: NodeId) -> Option<&str> {
+        match &self[id] {
+            Node::Str(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The integer, if it is one and not negative.
+    pub(crate) fn u64(&self, id: NodeId) -> Option<u64> {
+        match self[id] {
+            Node::Int(int) => u64::try_from(int).ok(),
+            _ => None,
+        }
+    }
+
+    /// The items of a list, a tuple or a `torch.Size`.
+    pub(crate) fn items(&self, id: NodeId) -> Option<&[NodeId]> {
+        match &self[id] {
+            Node::List(items) => Some(items),
+            Node::Tuple(items) => Some(items),
+            Node::Object(object) if object.class.is("torch", "Size") => match object.args[..] {
+                [items] => self.items(items),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Dimensions or indices: a list, a tuple or a `torch.Size` of integers that are not negative.
+    pub(crate) fn dims(&self, id: NodeId) -> Option<Vec<u64>> {
+        self.items(id)?.iter().map(|&item| self.u64(item)).collect()
+    }
+
+    /// The pairs of a dict.
+    pub(crate) fn pairs(&self, id: NodeId) -> Option<&[(NodeId, NodeId)]> {
+        match &self[id] {
+            Node::Dict(pairs) => Some(pairs),
+            _ => None,
+        }
+    }
+
+    /// The value under a text key of a dict, or the attribute of an object whose state is a dict.
+    pub(crate) fn field(&self, id: NodeId, name: &str) -> Option<NodeId> {
+        let pairs = match &self[id] {
+            Node::Dict(pairs) => pairs,
+            Node::Object(object) => self.pairs(object.state?)?,
+            _ => return None,
+        };
+        pairs.iter().find(|(key, _)| self.str(*key) == Some(name)).map(|(_, value)| *value)
+    }
+
+    /// The object, if it is one of this class.
+    pub(crate) fn object(&self, id: NodeId) -> Option<&ObjectNode> {
+        match &self[id] {
+            Node::Object(object) => Some(object),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! The bytes of a pickle, read forward with checked lengths.
+
+use super::STRING_BYTES_MAX;
+use crate::error::PickleFault;
+
+/// A position in the bytes of a pickle.
+pub(super) struct Input<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Input<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Input<'a> {
+        Input { bytes, at: 0 }
+    }
+
+    /// The position of the next byte.
+    pub(super) fn at(&self) -> usize {
+        self.at
+    }
+
+    /// Bytes that are left.
+    pub(super) fn left(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+
+    /// The next `len` bytes.
+    pub(super) fn take(&mut self, len: usize, what: &'static str) -> Result<&'a [u8], PickleFault> {
+        let rest = &self.bytes[self.at..];
+        let taken = rest.get(..len).ok_or(PickleFault::Truncated { at: self.at, what })?;
+        self.at += len;
+        Ok(taken)
+    }
+
+    /// The next `N` bytes.
+    pub(super) fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], PickleFault> {
+        Ok(self.take(N, what)?.try_into().expect("a slice of this length was taken"))
+    }
+
+    /// The next byte.
+    pub(super) fn byte(&mut self, what: &'static str) -> Result<u8, PickleFault> {
+        Ok(self.array::<1>(what)?[0])
+    }
+
+    /// An unsigned little-endian number of `N` bytes.
+    pub(super) fn unsigned<const N: usize>(&mut self, what: &'static str) -> Result<u64, PickleFault> {
+        let mut wide = [0; 8];
+        wide[..N].copy_from_slice(&self.array::<N>(what)?);
+        Ok(u64::from_le_bytes(wide))
+    }
+
+    /// Bytes after their length, which is a number of `N` bytes.
+    pub(super) fn counted<const N: usize>(&mut self, what: &'static str) -> Result<&'a [u8], PickleFault> {
+        let at = self.at;
+        let len = self.unsigned::<N>(what)?;
+        let limit = STRING_BYTES_MAX as u64;
+        if len > limit {
+            return Err(PickleFault::TooLarge { at, what: "bytes in one value", limit });
+        }
+        self.take(len as usize, what)
+    }
+
+    /// Text after its length, which is a number of `N` bytes.
+    pub(super) fn text<const N: usize>(&mut self) -> Result<&'a str, PickleFault> {
+        let at = self.at;
+        str::from_utf8(self.counted::<N>("a text")?).map_err(|_| PickleFault::NotUtf8 { at })
+    }
+
+    /// Text up to a line feed, which is taken too.
+    pub(super) fn line(&mut self) -> Result<&'a str, PickleFault> {
+        let at = self.at;
+        let rest = &self.bytes[at..];
+        let truncated = PickleFault::Truncated { at, what: "the name of a global" };
+        let len = rest.iter().position(|&byte| byte == b'\n').ok_or(truncated)?;
+        self.at += len + 1;
+        str::from_utf8(&rest[..len]).map_err(|_| PickleFault::NotUtf8 { at })
+    }
+}

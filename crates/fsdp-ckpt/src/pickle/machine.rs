@@ -1,0 +1,394 @@
+//! The stack machine: runs the opcodes and builds the nodes.
+//!
+//! It follows Python's machine in what the formats use, with these differences: it knows no opcode that needs an
+//! import, containers are filled only as what they are (items of a list go into a list, pairs into a dict), a state
+//! is set once and only on objects that have one, and common small values are one node each.
+
+use std::collections::HashMap;
+
+use super::{
+    MEMO_MAX, NODES_MAX,
+    globals::Known,
+    graph::{Node, NodeId, ObjectNode},
+    input::Input,
+    opcode as op, rebuild,
+};
+use crate::error::PickleFault;
+
+/// How many parts calls may copy out of their arguments, per byte of the pickle. Arguments are written for one call
+/// each, so files need one at most; without a limit, a few bytes could copy the same long list again and again.
+const COPIES_PER_BYTE: usize = 16;
+/// Integers from 0 that have one node each.
+const SMALL_INTS: usize = 256;
+
+/// Runs a pickle that fills `bytes`; returns all nodes and the place of the result.
+pub(super) fn run(bytes: &[u8]) -> Result<(Vec<Node>, NodeId), PickleFault> {
+    let mut machine = Machine::new(bytes);
+    machine.header()?;
+    while !machine.step()? {}
+    let at = machine.input.at();
+    let root = machine.pop()?;
+    if !machine.stack.is_empty() {
+        return Err(PickleFault::StackUnderflow { at });
+    }
+    match machine.input.left() {
+        0 => Ok((machine.nodes, root)),
+        count => Err(PickleFault::Trailing { at, count }),
+    }
+}
+
+pub(super) struct Machine<'a> {
+    input: Input<'a>,
+    /// Where the opcode that runs begins.
+    pub(super) at: usize,
+    pub(super) nodes: Vec<Node>,
+    stack: Vec<NodeId>,
+    /// Lengths of the stack where marks were set.
+    marks: Vec<usize>,
+    memo: HashMap<u64, NodeId>,
+    /// Places of values that are written once: integers, truth values, None and the empty tuple.
+    small_ints: [Option<NodeId>; SMALL_INTS],
+    constants: [Option<NodeId>; 4],
+    copies_max: usize,
+    copies: usize,
+}
+
+impl<'a> Machine<'a> {
+    fn new(bytes: &'a [u8]) -> Machine<'a> {
+        Machine {
+            input: Input::new(bytes),
+            at: 0,
+            nodes: Vec::new(),
+            stack: Vec::new(),
+            marks: Vec::new(),
+            memo: HashMap::new(),
+            small_ints: [None; SMALL_INTS],
+            constants: [None; 4],
+            copies_max: bytes.len() * COPIES_PER_BYTE,
+            copies: 0,
+        }
+    }
+
+    /// Every pickle of these protocols begins by naming its protocol.
+    fn header(&mut self) -> Result<(), PickleFault> {
+        match (self.input.byte("the protocol")?, self.input.byte("the protocol")?) {
+            (op::PROTO, 2..=5) => Ok(()),
+            _ => Err(PickleFault::UnknownProtocol { at: 0 }),
+        }
+    }
+
+    /// Runs one opcode; true after the last one.
+    fn step(&mut self) -> Result<bool, PickleFault> {
+        self.at = self.input.at();
+        let opcode = self.input.byte("an opcode")?;
+        match opcode {
+            op::STOP => return Ok(true),
+            op::FRAME => _ = self.input.array::<8>("a frame")?,
+            op::MARK => self.marks.push(self.stack.len()),
+            op::POP => _ = self.pop()?,
+            op::POP_MARK => _ = self.pop_to_mark()?,
+            op::BINPUT => self.put::<1>()?,
+            op::LONG_BINPUT => self.put::<4>()?,
+            op::MEMOIZE => self.memoize(self.memo.len() as u64)?,
+            op::BINGET => self.get::<1>()?,
+            op::LONG_BINGET => self.get::<4>()?,
+            op::APPEND => self.fill_one()?,
+            op::APPENDS => self.append_all()?,
+            op::ADDITEMS => self.add_all()?,
+            op::SETITEM => self.set_one()?,
+            op::SETITEMS => self.set_all()?,
+            op::BUILD => self.build()?,
+            _ => {
+                let id = match self.constant(opcode)? {
+                    Some(id) => id,
+                    None => self.made(opcode)?,
+                };
+                self.stack.push(id);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The node of a value that takes nothing from the stack and is the same every time.
+    fn constant(&mut self, opcode: u8) -> Result<Option<NodeId>, PickleFault> {
+        let (slot, node) = match opcode {
+            op::NONE => (0, Node::None),
+            op::NEWTRUE => (1, Node::Bool(true)),
+            op::NEWFALSE => (2, Node::Bool(false)),
+            op::EMPTY_TUPLE => (3, Node::Tuple(Box::default())),
+            _ => return Ok(None),
+        };
+        if self.constants[slot].is_none() {
+            self.constants[slot] = Some(self.add(node)?);
+        }
+        Ok(self.constants[slot])
+    }
+
+    /// The node that an opcode makes of its argument and of the stack.
+    fn made(&mut self, opcode: u8) -> Result<NodeId, PickleFault> {
+        let node = match opcode {
+            op::BININT => {
+                let int = i32::from_le_bytes(self.input.array("an integer")?);
+                return self.int(int.into());
+            }
+            op::BININT1 => return self.unsigned::<1>(),
+            op::BININT2 => return self.unsigned::<2>(),
+            op::LONG1 => self.long::<1>()?,
+            op::LONG4 => self.long::<4>()?,
+            op::BINFLOAT => Node::Float(f64::from_be_bytes(self.input.array("a float")?)),
+            op::SHORT_BINUNICODE => Node::Str(self.input.text::<1>()?.into()),
+            op::BINUNICODE => Node::Str(self.input.text::<4>()?.into()),
+            op::BINUNICODE8 => Node::Str(self.input.text::<8>()?.into()),
+            op::SHORT_BINBYTES => Node::Bytes(self.input.counted::<1>("bytes")?.into()),
+            op::BINBYTES => Node::Bytes(self.input.counted::<4>("bytes")?.into()),
+            op::BINBYTES8 | op::BYTEARRAY8 => Node::Bytes(self.input.counted::<8>("bytes")?.into()),
+            op::EMPTY_LIST => Node::List(Vec::new()),
+            op::EMPTY_DICT => Node::Dict(Vec::new()),
+            op::EMPTY_SET => Node::Set(Vec::new()),
+            op::FROZENSET => Node::Set(self.pop_to_mark()?),
+            op::TUPLE => Node::Tuple(self.pop_to_mark()?.into()),
+            op::TUPLE1 => Node::Tuple(self.pop_many::<1>()?.into()),
+            op::TUPLE2 => Node::Tuple(self.pop_many::<2>()?.into()),
+            op::TUPLE3 => Node::Tuple(self.pop_many::<3>()?.into()),
+            op::GLOBAL => {
+                let (module, name) = (self.input.line()?, self.input.line()?);
+                self.known(module, name)?
+            }
+            op::STACK_GLOBAL => self.stack_global()?,
+            op::REDUCE => self.reduce()?,
+            op::NEWOBJ => self.new_object()?,
+            op::BINPERSID => Node::Persistent(self.pop()?),
+            _ => return Err(PickleFault::UnknownOpcode { at: self.at, opcode }),
+        };
+        self.add(node)
+    }
+
+    fn unsigned<const N: usize>(&mut self) -> Result<NodeId, PickleFault> {
+        let int = self.input.unsigned::<N>("an integer")?;
+        self.int(int as i64)
+    }
+
+    fn int(&mut self, int: i64) -> Result<NodeId, PickleFault> {
+        let Some(slot) = usize::try_from(int).ok().filter(|&slot| slot < SMALL_INTS) else {
+            return self.add(Node::Int(int));
+        };
+        if self.small_ints[slot].is_none() {
+            self.small_ints[slot] = Some(self.add(Node::Int(int))?);
+        }
+        Ok(self.small_ints[slot].expect("it was just set"))
+    }
+
+    /// An integer of any length, in two's complement.
+    fn long<const N: usize>(&mut self) -> Result<Node, PickleFault> {
+        let bytes = self.input.counted::<N>("an integer")?;
+        let sign = if bytes.last().is_some_and(|byte| byte & 0x80 != 0) { 0xff } else { 0 };
+        let mut wide = [sign; 8];
+        match wide.get_mut(..bytes.len()) {
+            Some(low) => low.copy_from_slice(bytes),
+            None => return Ok(Node::Long(bytes.into())),
+        }
+        Ok(Node::Int(i64::from_le_bytes(wide)))
+    }
+
+    fn known(&self, module: &str, name: &str) -> Result<Node, PickleFault> {
+        let unknown =
+            || PickleFault::UnknownGlobal { at: self.at, module: module.to_owned(), name: name.to_owned() };
+        Known::find(module, name).map(Node::Global).ok_or_else(unknown)
+    }
+
+    fn stack_global(&mut self) -> Result<Node, PickleFault> {
+        let [module, name] = self.pop_many()?;
+        match (self.node(module), self.node(name)) {
+            (Node::Str(module), Node::Str(name)) => self.known(module, name),
+            (Node::Str(_), other) | (other, _) => Err(self.wrong("a text", other)),
+        }
+    }
+
+    fn reduce(&mut self) -> Result<Node, PickleFault> {
+        let [class, args] = self.pop_many()?;
+        let (class, args) = self.class_and_args(class, args)?;
+        rebuild::call(self, class, args)
+    }
+
+    fn new_object(&mut self) -> Result<Node, PickleFault> {
+        let [class, args] = self.pop_many()?;
+        let (class, args) = self.class_and_args(class, args)?;
+        if !class.may_be_made() {
+            return Err(self.wrong_use(class, "instantiated"));
+        }
+        Ok(Node::Object(Box::new(ObjectNode { class, args, state: None })))
+    }
+
+    fn class_and_args(&mut self, class: NodeId, args: NodeId) -> Result<(Known, Box<[NodeId]>), PickleFault> {
+        if let Node::Tuple(args) = self.node(args) {
+            self.count_copies(args.len())?;
+        }
+        match (self.node(class), self.node(args)) {
+            (Node::Global(class), Node::Tuple(args)) => Ok((*class, args.clone())),
+            (Node::Global(_), other) => Err(self.wrong("a tuple of arguments", other)),
+            (other, _) => Err(self.wrong("a class or function", other)),
+        }
+    }
+
+    fn build(&mut self) -> Result<(), PickleFault> {
+        let state = self.pop()?;
+        let (at, target) = (self.at, self.top()?);
+        let is_dict = matches!(self.node(state), Node::Dict(_));
+        match &mut self.nodes[target.0 as usize] {
+            // Attributes of an ordered dict: state dicts of modules keep versions there. Nothing reads them.
+            Node::Dict(_) if is_dict => Ok(()),
+            Node::Object(object) => {
+                let global = object.class.path();
+                if !object.class.may_have_state() {
+                    return Err(PickleFault::WrongUse { at, global, used: "given a state" });
+                }
+                if object.state.replace(state).is_some() {
+                    return Err(PickleFault::WrongUse { at, global, used: "given a state twice" });
+                }
+                Ok(())
+            }
+            other => {
+                let found = other.kind();
+                Err(PickleFault::WrongOperand { at, expected: "an object that has a state", found })
+            }
+        }
+    }
+
+    fn fill_one(&mut self) -> Result<(), PickleFault> {
+        let item = self.pop()?;
+        self.list()?.push(item);
+        Ok(())
+    }
+
+    fn append_all(&mut self) -> Result<(), PickleFault> {
+        let items = self.pop_to_mark()?;
+        self.list()?.extend(items);
+        Ok(())
+    }
+
+    fn add_all(&mut self) -> Result<(), PickleFault> {
+        let items = self.pop_to_mark()?;
+        let (at, target) = (self.at, self.top()?);
+        match &mut self.nodes[target.0 as usize] {
+            Node::Set(set) => set.extend(items),
+            other => {
+                return Err(PickleFault::WrongOperand { at, expected: "a set", found: other.kind() });
+            }
+        }
+        Ok(())
+    }
+
+    fn set_one(&mut self) -> Result<(), PickleFault> {
+        let [key, value] = self.pop_many()?;
+        self.dict()?.push((key, value));
+        Ok(())
+    }
+
+    fn set_all(&mut self) -> Result<(), PickleFault> {
+        let items = self.pop_to_mark()?;
+        let (pairs, rest) = items.as_chunks::<2>();
+        if !rest.is_empty() {
+            return Err(PickleFault::StackUnderflow { at: self.at });
+        }
+        self.dict()?.extend(pairs.iter().map(|&[key, value]| (key, value)));
+        Ok(())
+    }
+
+    fn list(&mut self) -> Result<&mut Vec<NodeId>, PickleFault> {
+        let (at, target) = (self.at, self.top()?);
+        match &mut self.nodes[target.0 as usize] {
+            Node::List(items) => Ok(items),
+            other => Err(PickleFault::WrongOperand { at, expected: "a list", found: other.kind() }),
+        }
+    }
+
+    fn dict(&mut self) -> Result<&mut Vec<(NodeId, NodeId)>, PickleFault> {
+        let (at, target) = (self.at, self.top()?);
+        match &mut self.nodes[target.0 as usize] {
+            Node::Dict(pairs) => Ok(pairs),
+            other => Err(PickleFault::WrongOperand { at, expected: "a dict", found: other.kind() }),
+        }
+    }
+
+    fn put<const N: usize>(&mut self) -> Result<(), PickleFault> {
+        let index = self.input.unsigned::<N>("a memo index")?;
+        self.memoize(index)
+    }
+
+    fn memoize(&mut self, index: u64) -> Result<(), PickleFault> {
+        let id = self.top()?;
+        self.memo.insert(index, id);
+        if self.memo.len() > MEMO_MAX {
+            return Err(PickleFault::TooLarge { at: self.at, what: "memo entries", limit: MEMO_MAX as u64 });
+        }
+        Ok(())
+    }
+
+    fn get<const N: usize>(&mut self) -> Result<(), PickleFault> {
+        let index = self.input.unsigned::<N>("a memo index")?;
+        let id = *self.memo.get(&index).ok_or(PickleFault::UnknownMemo { at: self.at, index })?;
+        self.stack.push(id);
+        Ok(())
+    }
+
+    /// Adds a node, as long as there are not too many.
+    pub(super) fn add(&mut self, node: Node) -> Result<NodeId, PickleFault> {
+        if self.nodes.len() >= NODES_MAX {
+            return Err(PickleFault::TooLarge { at: self.at, what: "values", limit: NODES_MAX as u64 });
+        }
+        self.nodes.push(node);
+        Ok(NodeId((self.nodes.len() - 1) as u32))
+    }
+
+    /// Counts parts that a call copies out of its arguments.
+    pub(super) fn count_copies(&mut self, count: usize) -> Result<(), PickleFault> {
+        self.copies += count;
+        if self.copies > self.copies_max {
+            let limit = self.copies_max as u64;
+            return Err(PickleFault::TooLarge { at: self.at, what: "copied arguments", limit });
+        }
+        Ok(())
+    }
+
+    pub(super) fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.0 as usize]
+    }
+
+    pub(super) fn wrong(&self, expected: &'static str, found: &Node) -> PickleFault {
+        PickleFault::WrongOperand { at: self.at, expected, found: found.kind() }
+    }
+
+    pub(super) fn wrong_use(&self, global: Known, used: &'static str) -> PickleFault {
+        PickleFault::WrongUse { at: self.at, global: global.path(), used }
+    }
+
+    /// Where the part of the stack begins that belongs to the last mark.
+    fn bottom(&self) -> usize {
+        self.marks.last().copied().unwrap_or(0)
+    }
+
+    fn top(&self) -> Result<NodeId, PickleFault> {
+        self.stack[self.bottom()..].last().copied().ok_or(PickleFault::StackUnderflow { at: self.at })
+    }
+
+    fn pop(&mut self) -> Result<NodeId, PickleFault> {
+        let id = self.top()?;
+        self.stack.pop();
+        Ok(id)
+    }
+
+    /// The last `N` values, in the order they were pushed.
+    fn pop_many<const N: usize>(&mut self) -> Result<[NodeId; N], PickleFault> {
+        let start = self.stack.len().checked_sub(N).filter(|&start| start >= self.bottom());
+        let start = start.ok_or(PickleFault::StackUnderflow { at: self.at })?;
+        let items = self.stack[start..].try_into().expect("N values are there");
+        self.stack.truncate(start);
+        Ok(items)
+    }
+
+    /// All values above the last mark, which is taken away.
+    fn pop_to_mark(&mut self) -> Result<Vec<NodeId>, PickleFault> {
+        let mark = self.marks.pop().ok_or(PickleFault::StackUnderflow { at: self.at })?;
+        Ok(self.stack.split_off(mark))
+    }
+}

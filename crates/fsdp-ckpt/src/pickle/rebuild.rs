@@ -1,0 +1,132 @@
+//! Calls that stand for plain values: containers and bytes that a pickle writes as a call of their constructor.
+//!
+//! Everything else that is called stays an object of its class and arguments.
+
+use super::{
+    globals::Known,
+    graph::{Node, NodeId, ObjectNode},
+    machine::Machine,
+};
+use crate::error::PickleFault;
+
+/// The value of a call of `class`.
+pub(super) fn call(
+    machine: &mut Machine<'_>,
+    class: Known,
+    args: Box<[NodeId]>,
+) -> Result<Node, PickleFault> {
+    if !class.may_be_called() {
+        return Err(machine.wrong_use(class, "called"));
+    }
+    // What a constructor may copy: the items of its first argument.
+    let len = args.first().map_or(0, |&first| machine.node(first).len());
+    machine.count_copies(len)?;
+    let value = match (class.module(), class.name()) {
+        ("collections", "OrderedDict" | "Counter") => dict(machine, &args),
+        ("collections", "defaultdict") => default_dict(machine, &args),
+        ("builtins" | "__builtin__", "set" | "frozenset") => set(machine, &args),
+        ("builtins" | "__builtin__", "bytearray") => bytes(machine, &args),
+        ("builtins" | "__builtin__", "getattr") => part_of_class(machine, class, &args),
+        ("builtins" | "__builtin__", "complex" | "slice" | "range") => Some(object(class, &args)),
+        ("builtins" | "__builtin__", _) => empty(class, &args),
+        ("_codecs", "encode") => encode(machine, &args),
+        _ => Some(object(class, &args)),
+    };
+    value.ok_or_else(|| machine.wrong_use(class, "called with these arguments"))
+}
+
+fn object(class: Known, args: &[NodeId]) -> Node {
+    Node::Object(Box::new(ObjectNode { class, args: args.into(), state: None }))
+}
+
+/// Nothing, a dict, or a list of pairs.
+fn dict(machine: &Machine<'_>, args: &[NodeId]) -> Option<Node> {
+    let pairs = match args {
+        [] => Vec::new(),
+        [source] => match machine.node(*source) {
+            Node::Dict(pairs) => pairs.clone(),
+            Node::List(items) => items.iter().map(|&item| pair(machine, item)).collect::<Option<_>>()?,
+            _ => return None,
+        },
+        _ => return None,
+    };
+    Some(Node::Dict(pairs))
+}
+
+fn pair(machine: &Machine<'_>, item: NodeId) -> Option<(NodeId, NodeId)> {
+    match machine.node(item) {
+        Node::List(items) => <[NodeId; 2]>::try_from(items.as_slice()).ok(),
+        Node::Tuple(items) => <[NodeId; 2]>::try_from(&items[..]).ok(),
+        _ => None,
+    }
+    .map(|[key, value]| (key, value))
+}
+
+/// A dict whose default is made by a class or function, which is dropped: all pairs are in the file.
+fn default_dict(machine: &Machine<'_>, args: &[NodeId]) -> Option<Node> {
+    match args {
+        [] => Some(Node::Dict(Vec::new())),
+        [default] if matches!(machine.node(*default), Node::Global(_) | Node::None) => {
+            Some(Node::Dict(Vec::new()))
+        }
+        _ => None,
+    }
+}
+
+fn set(machine: &Machine<'_>, args: &[NodeId]) -> Option<Node> {
+    match args {
+        [] => Some(Node::Set(Vec::new())),
+        [items] => match machine.node(*items) {
+            Node::List(items) => Some(Node::Set(items.clone())),
+            Node::Tuple(items) => Some(Node::Set(items.to_vec())),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn bytes(machine: &Machine<'_>, args: &[NodeId]) -> Option<Node> {
+    match args {
+        [] => Some(Node::Bytes(Box::default())),
+        [bytes] => match machine.node(*bytes) {
+            Node::Bytes(bytes) => Some(Node::Bytes(bytes.clone())),
+            _ => None,
+        },
+        // `bytearray` of text, which protocol 2 uses.
+        [text, encoding] => encode(machine, &[*text, *encoding]),
+        _ => None,
+    }
+}
+
+/// `getattr` of a class by name is how protocol 2 writes nested classes, and Python 3.11 members of enumerations.
+fn part_of_class(machine: &Machine<'_>, class: Known, args: &[NodeId]) -> Option<Node> {
+    let [of, name] = args else { return None };
+    let (Node::Global(of), Node::Str(name)) = (machine.node(*of), machine.node(*name)) else { return None };
+    match Known::find(of.module(), &format!("{}.{name}", of.name())) {
+        Some(nested) => Some(Node::Global(nested)),
+        None => of.is_enumeration().then(|| object(class, args)),
+    }
+}
+
+/// `list()`, `dict()` and their like without arguments.
+fn empty(class: Known, args: &[NodeId]) -> Option<Node> {
+    match (class.name(), args) {
+        ("list", []) => Some(Node::List(Vec::new())),
+        ("dict", []) => Some(Node::Dict(Vec::new())),
+        ("tuple", []) => Some(Node::Tuple(Box::default())),
+        ("bytes", []) => Some(Node::Bytes(Box::default())),
+        _ => None,
+    }
+}
+
+/// Bytes as protocol 2 writes them: as text of their Latin-1 characters.
+fn encode(machine: &Machine<'_>, args: &[NodeId]) -> Option<Node> {
+    let [text, encoding] = args else { return None };
+    match (machine.node(*text), machine.node(*encoding)) {
+        (Node::Str(text), Node::Str(encoding)) if matches!(&**encoding, "latin1" | "latin-1") => {
+            let bytes = text.chars().map(|char| u8::try_from(char).ok()).collect::<Option<Box<[u8]>>>()?;
+            Some(Node::Bytes(bytes))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,197 @@
+//! Pickles by hand: what is read, and what hostile ones run into.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::checkpoint::{Global, Value};
+
+/// A pickle of protocol 2 with this body.
+fn pickle(body: &[u8]) -> Vec<u8> {
+    [b"\x80\x02", body, b"."].concat()
+}
+
+fn read(body: &[u8]) -> Result<Value, PickleFault> {
+    let graph = parse(&pickle(body))?;
+    graph.value(graph.root(), &mut Budget::default())
+}
+
+fn fault(body: &[u8]) -> String {
+    read(body).unwrap_err().to_string()
+}
+
+fn text(text: &str) -> Vec<u8> {
+    [b"X", &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat()
+}
+
+#[test]
+fn reads_every_plain_value() {
+    use Value::*;
+    let cases: [(&[u8], Value); 18] = [
+        (b"N", None),
+        (b"\x88", Bool(true)),
+        (b"\x89", Bool(false)),
+        (b"K\x07", Int(7)),
+        (b"M\x07\x01", Int(263)),
+        (b"J\xff\xff\xff\xff", Int(-1)),
+        (b"\x8a\x00", Int(0)),
+        (b"\x8a\x01\xff", Int(-1)),
+        (b"\x8a\x02\xff\x00", Int(255)),
+        (b"\x8a\x08\x00\x00\x00\x00\x00\x00\x00\x80", Int(i64::MIN)),
+        (b"\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x80\x00", Long(vec![0, 0, 0, 0, 0, 0, 0, 0x80, 0])),
+        (b"G\x3f\xf8\x00\x00\x00\x00\x00\x00", Float(1.5)),
+        (b"C\x02\x00\xff", Bytes(vec![0, 255])),
+        (b"\x96\x01\0\0\0\0\0\0\0\x05", Bytes(vec![5])),
+        (b"]", List(vec![])),
+        (b"(K\x01K\x02t", Tuple(vec![Int(1), Int(2)])),
+        (b"}(\x8c\x01aK\x01K\x02Nu", Dict(vec![(Str("a".into()), Int(1)), (Int(2), None)])),
+        (b"ctorch\nfloat32\n", Global(self::Global { module: "torch".into(), name: "float32".into() })),
+    ];
+    for (body, value) in cases {
+        assert_eq!(read(body), Ok(value), "{body:?}");
+    }
+}
+
+#[test]
+fn calls_of_containers_are_containers() {
+    use Value::*;
+    let ordered = b"ccollections\nOrderedDict\n)R(X\x01\0\0\0aK\x01u}X\x09\0\0\0_metadataNsb";
+    assert_eq!(read(ordered), Ok(Dict(vec![(Str("a".into()), Int(1))])));
+    assert_eq!(read(b"c__builtin__\nset\n](K\x01K\x02e\x85R"), Ok(Set(vec![Int(1), Int(2)])));
+    let encoded = [&b"c_codecs\nencode\n"[..], &text("\u{0}\u{ff}"), &text("latin1"), b"\x86R"].concat();
+    assert_eq!(read(&encoded), Ok(Bytes(vec![0, 255])));
+}
+
+#[test]
+fn what_is_shared_is_filled_at_every_place() {
+    use Value::*;
+    let once = List(vec![Int(1)]);
+    assert_eq!(read(b"]q\x00h\x00K\x01a\x86"), Ok(Tuple(vec![once.clone(), once])));
+}
+
+#[test]
+fn refuses_calls_of_what_is_not_in_the_table_by_name() {
+    let command = text("true");
+    let cases: [(&[u8], &str); 5] = [
+        (b"cos\nsystem\n", "os.system"),
+        (b"cposix\nsystem\n", "posix.system"),
+        (b"c__builtin__\neval\n", "__builtin__.eval"),
+        (b"cbuiltins\nexec\n", "builtins.exec"),
+        (b"ctorch\nload\n", "torch.load"),
+    ];
+    for (global, name) in cases {
+        let got = fault(&[global, &command, b"\x85R"].concat());
+        assert!(got.contains(&format!("`{name}` at byte 2")), "{got}");
+    }
+    let by_stack = [&text("os")[..], &text("system"), b"\x93", &command, b"\x85R"].concat();
+    assert!(fault(&by_stack).contains("`os.system`"));
+    assert!(fault(b"(ios\nsystem\n").contains("INST"));
+    assert!(fault(b"(cos\nsystem\no").contains("`os.system`"));
+    assert!(fault(b"(ccollections\nOrderedDict\no").contains("OBJ"));
+    assert!(fault(b"\x82\x01").contains("EXT1"));
+}
+
+#[test]
+fn known_names_do_only_what_the_formats_do_with_them() {
+    assert!(fault(b"ctorch\nfloat32\n)R").contains("`torch.float32` cannot be called"));
+    assert!(fault(b"ctorch\nSize\n)\x81").contains("`torch.Size` cannot be instantiated"));
+    assert!(fault(b"ctorch\nSize\n)\x85R}b").contains("given a state"));
+    let getattr = [&b"c__builtin__\ngetattr\n"[..], &text("os"), &text("system"), b"\x86R"].concat();
+    assert!(fault(&getattr).contains("called with these arguments"));
+}
+
+#[test]
+fn containers_are_filled_only_as_what_they_are() {
+    assert!(fault(b"]K\x01K\x02s").contains("needs a dict and finds a list"));
+    assert!(fault(b"}K\x01a").contains("needs a list and finds a dict"));
+    assert!(fault(b"](K\x01\x90").contains("needs a set and finds a list"));
+    assert!(fault(b"ccollections\nOrderedDict\nK\x01K\x02s").contains("a class or function"));
+    assert!(fault(b"K\x01}b").contains("finds an integer"));
+}
+
+#[test]
+fn refuses_values_that_hold_themselves() {
+    assert_eq!(read(b"]q\x00h\x00a"), Err(PickleFault::Cycle));
+    assert_eq!(read(b"}q\x00K\x01h\x00s"), Err(PickleFault::Cycle));
+    assert_eq!(read(b"]q\x00](h\x00ea"), Err(PickleFault::Cycle));
+}
+
+#[test]
+fn refuses_deep_nesting_and_survives_it_at_any_size() {
+    let nested = |depth: usize| [&vec![b']'; depth][..], &vec![b'a'; depth - 1]].concat();
+    assert!(read(&nested(DEPTH_MAX as usize)).is_ok());
+    assert!(fault(&nested(DEPTH_MAX as usize + 1)).contains("levels of nesting"));
+    assert!(fault(&nested(1_000_000)).contains("levels of nesting"));
+}
+
+#[test]
+fn shared_parts_are_not_written_out_without_end() {
+    // Each list holds the one before it ten times: a billion texts after nine steps.
+    let mut body = [&text("ha"), &b"q\x00"[..]].concat();
+    for step in 0..9u8 {
+        body.push(b'(');
+        for _ in 0..10 {
+            body.extend([b'h', step]);
+        }
+        body.extend([b't', b'q', step + 1]);
+    }
+    let lists = [b"(", &body[..], b"t"].concat();
+    let graph = parse(&pickle(&lists)).unwrap();
+    let value = graph.value(graph.root(), &mut Budget::default());
+    assert!(matches!(value, Err(PickleFault::Expansion { .. })));
+}
+
+#[test]
+fn calls_do_not_copy_their_arguments_again_and_again() {
+    let mut body = vec![b'('; 1];
+    body.extend(b"(");
+    body.extend([b'N'; 1000]);
+    body.extend(b"tq\x00ctorch\nSize\nq\x01");
+    for _ in 0..1000 {
+        body.extend(b"h\x01h\x00R");
+    }
+    body.extend(b"t");
+    assert!(fault(&body).contains("copied arguments"));
+}
+
+#[test]
+fn absurd_lengths_are_refused_before_anything_is_allocated() {
+    assert!(fault(b"\x8d\xff\xff\xff\xff\xff\xff\xff\xff").contains("bytes in one value"));
+    assert!(fault(b"B\xff\xff\xff\xff").contains("bytes in one value"));
+    assert!(fault(b"X\x00\x00\x00\x08").contains("ends at byte"));
+    assert!(fault(b"\x8b\xff\xff\xff\xff").contains("bytes in one value"));
+}
+
+#[test]
+fn refuses_what_is_left_over_or_missing() {
+    assert!(matches!(parse(b""), Err(PickleFault::Truncated { at: 0, .. })));
+    assert!(matches!(parse(b"\x80\x06N."), Err(PickleFault::UnknownProtocol { .. })));
+    assert!(matches!(parse(b"(lp0\n."), Err(PickleFault::UnknownProtocol { .. })));
+    assert!(matches!(parse(b"\x80\x02N.N"), Err(PickleFault::Trailing { at: 4, count: 1 })));
+    assert!(matches!(read(b"NN"), Err(PickleFault::StackUnderflow { .. })));
+    assert!(matches!(read(b""), Err(PickleFault::StackUnderflow { .. })));
+    assert!(matches!(read(b"N(a"), Err(PickleFault::StackUnderflow { .. })));
+    assert!(matches!(read(b"h\x07"), Err(PickleFault::UnknownMemo { index: 7, .. })));
+    assert!(matches!(read(b"X\x01\0\0\0\xff"), Err(PickleFault::NotUtf8 { .. })));
+    assert!(matches!(read(b"}(K\x01u"), Err(PickleFault::StackUnderflow { .. })));
+}
+
+#[test]
+fn refuses_keys_that_repeat() {
+    let twice = [b"}(", &text("a")[..], b"N", &text("a"), b"Nu"].concat();
+    assert_eq!(read(&twice), Err(PickleFault::DuplicateKey { key: "a".into() }));
+    assert_eq!(read(b"}(K\x01NK\x01Nu"), Err(PickleFault::DuplicateKey { key: "1".into() }));
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_the_parser_panic(
+        body in proptest::collection::vec(
+            prop_oneof![any::<u8>(), prop::sample::select(&b"(.]})Na\x65su\x85\x86\x87tqh\x94\x93RQb\x81K\x8c"[..])],
+            0..60,
+        ),
+    ) {
+        if let Ok(graph) = parse(&pickle(&body)) {
+            let _ = graph.value(graph.root(), &mut Budget::default());
+        }
+    }
+}

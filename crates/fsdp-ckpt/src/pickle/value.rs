@@ -1,0 +1,74 @@
+//! Values of a graph written out as trees, under a limit on their size.
+//!
+//! A few bytes can describe a value that holds itself a billion times through shared parts. Writing out counts
+//! every byte that the result will take and stops at the limit.
+
+use super::{EXPANDED_BYTES_MAX, Graph, Node, NodeId};
+use crate::{checkpoint::Value, error::PickleFault};
+
+/// Bytes that values written out may still take.
+#[derive(Debug)]
+pub(crate) struct Budget(u64);
+
+impl Default for Budget {
+    fn default() -> Budget {
+        Budget(EXPANDED_BYTES_MAX)
+    }
+}
+
+impl Budget {
+    /// Takes the bytes of one value with `len` bytes of its own.
+    pub(crate) fn take(&mut self, len: usize) -> Result<(), PickleFault> {
+        let need = (size_of::<Value>() + len) as u64;
+        let expansion = PickleFault::Expansion { limit: EXPANDED_BYTES_MAX };
+        self.0 = self.0.checked_sub(need).ok_or(expansion)?;
+        Ok(())
+    }
+}
+
+impl Graph {
+    /// The value at `id` as a tree. Something outside of the pickle becomes its identifier.
+    ///
+    /// # Errors
+    /// When the tree needs more than the budget has.
+    pub(crate) fn value(&self, id: NodeId, budget: &mut Budget) -> Result<Value, PickleFault> {
+        let len = match &self[id] {
+            Node::Str(text) => text.len(),
+            Node::Bytes(bytes) | Node::Long(bytes) => bytes.len(),
+            _ => 0,
+        };
+        budget.take(len)?;
+        Ok(match &self[id] {
+            Node::None => Value::None,
+            Node::Bool(bool) => Value::Bool(*bool),
+            Node::Int(int) => Value::Int(*int),
+            Node::Long(bytes) => Value::Long(bytes.to_vec()),
+            Node::Float(float) => Value::Float(*float),
+            Node::Str(text) => Value::Str(text.to_string()),
+            Node::Bytes(bytes) => Value::Bytes(bytes.to_vec()),
+            Node::List(items) => Value::List(self.values(items, budget)?),
+            Node::Tuple(items) => Value::Tuple(self.values(items, budget)?),
+            Node::Set(items) => Value::Set(self.values(items, budget)?),
+            Node::Dict(pairs) => {
+                let pair = |&(key, value): &(NodeId, NodeId)| {
+                    Ok((self.value(key, budget)?, self.value(value, budget)?))
+                };
+                Value::Dict(pairs.iter().map(pair).collect::<Result<_, PickleFault>>()?)
+            }
+            Node::Global(global) => Value::Global(global.to_global()),
+            Node::Object(object) => Value::Object {
+                class: object.class.to_global(),
+                args: self.values(&object.args, budget)?,
+                state: match object.state {
+                    Some(state) => Some(Box::new(self.value(state, budget)?)),
+                    None => None,
+                },
+            },
+            Node::Persistent(id) => self.value(*id, budget)?,
+        })
+    }
+
+    fn values(&self, items: &[NodeId], budget: &mut Budget) -> Result<Vec<Value>, PickleFault> {
+        items.iter().map(|&item| self.value(item, budget)).collect()
+    }
+}

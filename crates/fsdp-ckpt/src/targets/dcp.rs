@@ -1,0 +1,94 @@
+//! PyTorch's distributed checkpoints (DCP): a directory as a run of N ranks would save it.
+//!
+//! ```text
+//! __0_0.distcp, ..   per rank: items one after another, each a complete archive of torch.save
+//! .metadata          a pickle: every tensor's chunks, and where the item of each chunk and value lies
+//! ```
+//!
+//! Tensors are split by rows as `Shard(0)` splits them; values and 0-d tensors belong to rank 0. Items begin
+//! at multiples of 64 bytes, so that the elements of tensors do too. Empty tensors have one empty chunk, and
+//! ranks without rows of a tensor have none: loaders ask chunks what they hold, not ranks.
+//!
+//! `.metadata` has the form of torch 2.4 to 2.14, which later ones read too, and is written last.
+
+mod items;
+mod metadata;
+
+use std::collections::BTreeSet;
+
+use super::{OutputTensor, Selection};
+use crate::{
+    checkpoint::{Key, join},
+    error::{Error, PlanFault},
+    transfer::OutputPlan,
+};
+use items::{Item, RankFile};
+
+/// Rows of a tensor, and the item that holds them.
+struct PlacedChunk {
+    first_row: u64,
+    row_count: u64,
+    item: Item,
+}
+
+/// Everything that `.metadata` lists.
+struct Contents<'a> {
+    tensors: Vec<(&'a OutputTensor, Vec<PlacedChunk>)>,
+    values: Vec<(String, &'a [Key], Item)>,
+}
+
+/// Plans the directory that `rank_count` ranks would write.
+///
+/// # Errors
+/// When there are no ranks, or two tensors or values have one name.
+pub fn plan(selection: &Selection, rank_count: usize) -> Result<OutputPlan, Error> {
+    check(selection, rank_count).map_err(|fault| Error::CannotPlan { format: "a DCP directory", fault })?;
+    let mut files: Vec<RankFile> = (0..rank_count).map(RankFile::new).collect();
+    let values = selection.values.iter().map(|object| {
+        let item = files[0].add_value(&object.value);
+        (join(&object.path), object.path.as_slice(), item)
+    });
+    let values = values.collect();
+    let tensors = selection.tensors.iter().map(|tensor| (tensor, add_tensor(&mut files, tensor)));
+    let contents = Contents { tensors: tensors.collect(), values };
+    let metadata = metadata::pickle(&contents);
+    Ok(items::output_plan(files, (metadata::FILE_NAME.to_owned(), metadata)))
+}
+
+fn check(selection: &Selection, rank_count: usize) -> Result<(), PlanFault> {
+    if rank_count == 0 {
+        return Err(PlanFault::NoRanks);
+    }
+    let mut names = BTreeSet::new();
+    let tensors = selection.tensors.iter().map(|tensor| tensor.name.clone());
+    for name in tensors.chain(selection.values.iter().map(|object| join(&object.path))) {
+        if let Some(name) = names.replace(name) {
+            return Err(PlanFault::DuplicateName { name });
+        }
+    }
+    Ok(())
+}
+
+fn add_tensor(files: &mut [RankFile], tensor: &OutputTensor) -> Vec<PlacedChunk> {
+    let row_count = tensor.shape.first().copied().unwrap_or(1);
+    if tensor.is_empty() || tensor.shape.is_empty() {
+        let item = files[0].add_rows(tensor, 0, row_count);
+        return vec![PlacedChunk { first_row: 0, row_count, item }];
+    }
+    // As torch.chunk: all ranks but the last ones with rows have the same number.
+    let per_rank = row_count.div_ceil(files.len() as u64);
+    let mut first_row = 0;
+    let mut chunks = Vec::new();
+    for file in files {
+        let row_count = per_rank.min(row_count - first_row);
+        if row_count == 0 {
+            break;
+        }
+        chunks.push(PlacedChunk { first_row, row_count, item: file.add_rows(tensor, first_row, row_count) });
+        first_row += row_count;
+    }
+    chunks
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,70 @@
+use super::*;
+use crate::{
+    checkpoint::Value,
+    safetensors::TensorType,
+    targets::assemble::{assemble, data_of, object, tensor},
+};
+
+fn selection() -> Selection {
+    Selection {
+        tensors: vec![
+            tensor("model.w", TensorType::F32, &[7, 3]),
+            tensor("model.scale", TensorType::Bf16, &[]),
+            tensor("model.none", TensorType::F32, &[3, 0]),
+        ],
+        values: vec![object("extra.step", Value::Int(7))],
+    }
+}
+
+fn rows_by_rank(row_count: u64, rank_count: usize) -> Vec<(String, u64, u64)> {
+    let selection =
+        Selection { tensors: vec![tensor("w", TensorType::U8, &[row_count, 2])], values: Vec::new() };
+    let files = plan(&selection, rank_count).unwrap().files;
+    let place = |file: &crate::transfer::PlannedFile| {
+        let elements = file.places[0].elements.clone();
+        (file.name.clone(), elements.start / 2, elements.end / 2)
+    };
+    files.iter().filter(|file| !file.places.is_empty()).map(place).collect()
+}
+
+#[test]
+fn rows_are_split_as_torch_chunk_does() {
+    let expected = |ends: &[u64]| -> Vec<(String, u64, u64)> {
+        let starts = [0].iter().chain(ends);
+        let ranges = starts.zip(ends).enumerate();
+        ranges.map(|(rank, (&start, &end))| (format!("__{rank}_0.distcp"), start, end)).collect()
+    };
+    assert_eq!(rows_by_rank(37, 4), expected(&[10, 20, 30, 37]));
+    assert_eq!(rows_by_rank(6, 4), expected(&[2, 4, 6]));
+    assert_eq!(rows_by_rank(1, 4), expected(&[1]));
+    assert_eq!(rows_by_rank(5, 1), expected(&[5]));
+}
+
+#[test]
+fn every_rank_has_a_file_and_the_first_has_what_cannot_be_split() {
+    let selection = selection();
+    let files = assemble(plan(&selection, 3).unwrap(), &data_of(&selection));
+    let names: Vec<&str> = files.keys().map(String::as_str).collect();
+    assert_eq!(names, [".metadata", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp"]);
+    let archives = |name: &str| files[name].windows(4).filter(|bytes| bytes == b"PK\x05\x06").count();
+    assert_eq!((archives("__0_0.distcp"), archives("__1_0.distcp"), archives("__2_0.distcp")), (4, 1, 1));
+}
+
+#[test]
+fn elements_of_tensors_are_aligned_in_the_file() {
+    let plan = plan(&selection(), 3).unwrap();
+    let offsets = plan.files.iter().flat_map(|file| file.places.iter().map(|place| place.offset));
+    assert!(offsets.into_iter().all(|offset| offset % 64 == 0));
+}
+
+#[test]
+fn refuses_no_ranks_and_repeated_names() {
+    let fault = |selection: &Selection, rank_count| match plan(selection, rank_count) {
+        Err(Error::CannotPlan { fault, .. }) => fault,
+        _ => panic!("this must be refused"),
+    };
+    assert_eq!(fault(&selection(), 0), PlanFault::NoRanks);
+    let mut repeated = selection();
+    repeated.values.push(object("model.w", Value::None));
+    assert_eq!(fault(&repeated, 2), PlanFault::DuplicateName { name: "model.w".to_owned() });
+}

@@ -1,0 +1,78 @@
+//! What files of `torch.save` and items of DCP have in common: the archive's records and pickled tensors.
+
+use crate::{
+    pickle::writer::PickleWriter,
+    safetensors::TensorType,
+    torch_types::{dtype_name, storage_class},
+    zip::writer::Archive,
+};
+
+/// An archive with everything that torch puts in front of the storages.
+pub(super) fn begin(root: &str, pickle: &[u8]) -> Archive {
+    let mut archive = Archive::new();
+    archive.add(&format!("{root}/data.pkl"), pickle);
+    archive.add(&format!("{root}/.format_version"), b"1");
+    archive.add(&format!("{root}/.storage_alignment"), b"64");
+    archive.add(&format!("{root}/byteorder"), b"little");
+    archive
+}
+
+/// Adds what torch puts behind the storages. Its id of the archive is left out: readers do not need it, and it
+/// would depend on all data.
+pub(super) fn end(root: &str, archive: &mut Archive) {
+    archive.add(&format!("{root}/version"), b"3\n");
+}
+
+/// Adds the storage with this key; returns where its bytes go.
+pub(super) fn storage(root: &str, archive: &mut Archive, key: usize, len: u64) -> u64 {
+    archive.add_later(&format!("{root}/data/{key}"), len)
+}
+
+/// Pickles a contiguous tensor that fills the storage with this key.
+pub(super) fn tensor(w: &mut PickleWriter, key: usize, dtype: TensorType, shape: &[u64]) {
+    let elements: u64 = shape.iter().product();
+    let typed = storage_class(dtype);
+    let rebuild = if typed.is_some() { "_rebuild_tensor_v2" } else { "_rebuild_tensor_v3" };
+    w.call("torch._utils", rebuild, |w| {
+        w.persistent(|w| {
+            w.text("storage");
+            match typed {
+                Some(class) => w.global("torch", class),
+                None => w.global("torch.storage", "UntypedStorage"),
+            }
+            w.text(&key.to_string());
+            w.text("cpu");
+            // Untyped storages count bytes.
+            w.count(if typed.is_some() { elements } else { elements * dtype.size_bytes() as u64 });
+        });
+        w.int(0);
+        w.counts(shape);
+        w.counts(&contiguous_strides(shape));
+        w.bool(false);
+        w.call("collections", "OrderedDict", |_| ());
+        if typed.is_none() {
+            w.global("torch", dtype_name(dtype));
+        }
+    });
+}
+
+/// Distances of neighbours in C order, where a dimension of no elements counts as one.
+fn contiguous_strides(shape: &[u64]) -> Vec<u64> {
+    let mut strides = vec![1; shape.len()];
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis] * shape[axis].max(1);
+    }
+    strides
+}
+
+#[cfg(test)]
+mod tests {
+    use super::contiguous_strides;
+
+    #[test]
+    fn strides_are_those_of_torch() {
+        assert_eq!(contiguous_strides(&[]), [] as [u64; 0]);
+        assert_eq!(contiguous_strides(&[4, 3, 2]), [6, 2, 1]);
+        assert_eq!(contiguous_strides(&[2, 0, 3]), [3, 3, 1]);
+    }
+}

@@ -1,0 +1,82 @@
+//! What a file of `torch.save` holds: a tree of values in which tensors say where their bytes lie.
+//!
+//! Such a file is a zip archive of a pickle (`data.pkl`) and one record per storage (`data/0`, ..). Tensors are
+//! views of storages: a type, a shape, strides and a first element. Nothing of a storage is read here; its length
+//! is compared with what the pickle says, and every view with the storage that it reaches into.
+//!
+//! The archive may be a file, a range of a file (an item of a distributed checkpoint) or bytes in memory. Formats
+//! from before PyTorch 1.6 and big-endian files are refused by name. Devices that tensors once lived on, gradients
+//! and hooks are ignored.
+
+mod container;
+mod item;
+mod rebuild;
+mod storage;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use item::{Item, StoredTensor};
+pub(crate) use storage::dtype;
+
+use crate::{
+    bytes::Section,
+    checkpoint::Protection,
+    digest::{Digest, DigestKind},
+    error::Error,
+    pickle::{self, Budget},
+    zip::{Archive, Record},
+};
+use container::Container;
+
+/// A file of `torch.save`.
+#[derive(Debug)]
+pub(crate) struct TorchFile {
+    /// What was saved.
+    pub(crate) root: Item,
+    /// All records with their checksums.
+    pub(crate) archive: Archive,
+}
+
+impl TorchFile {
+    /// The checksums of the records, which lie in the source of this number. They cover everything but the
+    /// headers between them.
+    pub(crate) fn protections(&self, source: usize) -> Vec<Protection> {
+        let protection = |(name, record): (&String, &Record)| {
+            let digest = Digest { kind: DigestKind::Crc32, value: record.crc32?.into() };
+            Some(Protection { source, range: record.data.clone(), digest, what: format!("record {name}") })
+        };
+        self.archive.records().iter().filter_map(protection).collect()
+    }
+}
+
+/// Reads the tree of the file that fills `section`.
+///
+/// # Errors
+/// When it is no such file, is damaged, or holds something that is not supported; the error names the file, the
+/// item and what is wrong.
+pub(crate) fn open(section: Section<'_>) -> Result<TorchFile, Error> {
+    container::check_magic(section)?;
+    read(section, Archive::open(section)?)
+}
+
+/// Reads the tree of a file of which `section` holds the beginning, up to the first storage at least. The length of
+/// that storage is known only from the pickle; it may reach up to `len_max` bytes from the start.
+///
+/// # Errors
+/// As [`open`], and when the file is not in the order in which PyTorch writes it.
+pub(crate) fn open_beginning(section: Section<'_>, len_max: u64) -> Result<TorchFile, Error> {
+    container::check_magic(section)?;
+    read(section, Archive::scan(section, len_max)?)
+}
+
+fn read(section: Section<'_>, archive: Archive) -> Result<TorchFile, Error> {
+    let container = Container::new(section, &archive)?;
+    let pickle = container.pickle()?;
+    let graph = pickle::parse(&pickle).map_err(|fault| section.fault(fault))?;
+    drop(pickle);
+    let mut budget = Budget::default();
+    let root = rebuild::item(&graph, &container, graph.root(), &mut budget);
+    let root = root.map_err(|fault| section.fault(fault))?;
+    Ok(TorchFile { root, archive })
+}

@@ -1,0 +1,108 @@
+//! The records of an archive of `torch.save`: one folder with the pickle, the byte order and the storages.
+
+use crate::{
+    bytes::Section,
+    digest::{Digest, DigestKind},
+    error::{Error, TorchFault},
+    pickle::PICKLE_BYTES_MAX,
+    zip::{Archive, Record},
+};
+
+/// The longest `byteorder` that is looked at.
+const BYTE_ORDER_LEN_MAX: u64 = 16;
+/// How pickles of PyTorch before 1.6 begin: protocol 2 and a magic number.
+const LEGACY_MAGIC: &[u8] = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
+/// Where a tar archive says what it is, and what it says.
+const TAR_MAGIC_AT: u64 = 257;
+const TAR_MAGIC: &[u8] = b"ustar";
+
+/// An archive with the name of its folder.
+pub(super) struct Container<'a> {
+    section: Section<'a>,
+    archive: &'a Archive,
+    folder: &'a str,
+}
+
+impl<'a> Container<'a> {
+    /// Finds the folder and checks the byte order.
+    pub(super) fn new(section: Section<'a>, archive: &'a Archive) -> Result<Container<'a>, Error> {
+        let names = archive.records().keys();
+        let mut folders = names.filter_map(|name| name.strip_suffix("/data.pkl"));
+        let folder = match (folders.next(), folders.next()) {
+            (Some(folder), None) => folder,
+            (None, _) => return Err(section.fault(TorchFault::MissingRecord("data.pkl".to_owned()))),
+            (Some(_), Some(_)) => {
+                return Err(section.fault(TorchFault::NotAnArchive("it holds several pickles")));
+            }
+        };
+        let container = Container { section, archive, folder };
+        container.check_byte_order()?;
+        Ok(container)
+    }
+
+    /// The record of this name in the folder.
+    pub(super) fn record(&self, name: &str) -> Option<&Record> {
+        self.archive.record(&format!("{}/{name}", self.folder))
+    }
+
+    /// The bytes of the pickle.
+    pub(super) fn pickle(&self) -> Result<Vec<u8>, Error> {
+        let record = self.record("data.pkl").expect("the folder was found by it");
+        self.bytes("data.pkl", record, PICKLE_BYTES_MAX as u64)
+    }
+
+    fn check_byte_order(&self) -> Result<(), Error> {
+        let Some(record) = self.record("byteorder") else { return Ok(()) };
+        let bytes = self.bytes("byteorder", record, BYTE_ORDER_LEN_MAX)?;
+        if bytes == b"little" {
+            return Ok(());
+        }
+        let found = format!("`{}`", String::from_utf8_lossy(&bytes).escape_debug());
+        let supported = "`little`; save the file again on a little-endian machine";
+        Err(self.section.fault(TorchFault::UnsupportedRecord { record: "byteorder", found, supported }))
+    }
+
+    fn bytes(&self, name: &str, record: &Record, limit: u64) -> Result<Vec<u8>, Error> {
+        let range = record.data.start - self.section.start()..record.data.end - self.section.start();
+        let len = range.end - range.start;
+        if len > limit {
+            let record = name.to_owned();
+            return Err(self.section.fault(TorchFault::RecordTooLarge { record, len, limit }));
+        }
+        if record.is_open {
+            return Err(self
+                .section
+                .fault(TorchFault::MissingRecord(format!("{name}, at least not at its start"))));
+        }
+        let bytes = self.section.read(range)?;
+        let got = DigestKind::Crc32.of(&bytes);
+        match record.crc32.map(|crc| Digest { kind: DigestKind::Crc32, value: crc.into() }) {
+            Some(expected) if expected != got => {
+                let record = name.to_owned();
+                Err(self.section.fault(TorchFault::Damaged { record, expected, got }))
+            }
+            _ => Ok(bytes),
+        }
+    }
+}
+
+/// Refuses what is no zip archive, with what it is instead where that is known.
+pub(super) fn check_magic(section: Section<'_>) -> Result<(), Error> {
+    let head = section.read(0..section.len().min(LEGACY_MAGIC.len() as u64))?;
+    if head.starts_with(b"PK\x03\x04") {
+        return Ok(());
+    }
+    let tar_end = TAR_MAGIC_AT + TAR_MAGIC.len() as u64;
+    let what = if head.starts_with(LEGACY_MAGIC) {
+        "it has the form of PyTorch before 1.6: load it there and save it again with PyTorch 1.6 or later"
+    } else if section.len() >= tar_end && section.read(TAR_MAGIC_AT..tar_end)? == TAR_MAGIC {
+        "it is a tar archive, the form of PyTorch before 0.1.10: load it there and save it again"
+    } else if head.starts_with(b"\x80") {
+        "it is a bare pickle without storages"
+    } else if head.is_empty() {
+        "it is empty"
+    } else {
+        "it does not begin as a zip archive"
+    };
+    Err(section.fault(TorchFault::NotAnArchive(what)))
+}

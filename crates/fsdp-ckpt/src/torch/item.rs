@@ -1,0 +1,127 @@
+//! The tree of a file of `torch.save`.
+
+use crate::{
+    checkpoint::{Chunk, Global, Nested, Nesting, Region, Value},
+    safetensors::TensorType,
+};
+
+/// A node of the tree.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Item {
+    /// A dict, in the order of the file.
+    Dict(Vec<(Value, Item)>),
+    /// A list.
+    List(Vec<Item>),
+    /// A tuple.
+    Tuple(Vec<Item>),
+    /// A tensor or parameter.
+    Tensor(StoredTensor),
+    /// A tensor of a class of its own, such as a distributed one: its class and its state.
+    Wrapped {
+        /// The class (`torch.distributed.tensor.DTensor`).
+        class: Global,
+        /// What makes it up.
+        state: Box<Item>,
+    },
+    /// An object in whose arguments or state there are dicts or tensors.
+    Object {
+        /// Class or constructor.
+        class: Global,
+        /// Arguments.
+        args: Vec<Item>,
+        /// State that was set on it.
+        state: Option<Box<Item>>,
+    },
+    /// Anything else.
+    Value(Value),
+}
+
+/// A view of a storage.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct StoredTensor {
+    /// Element type.
+    pub(crate) dtype: TensorType,
+    /// Dimensions, slowest first.
+    pub(crate) shape: Vec<u64>,
+    /// Distance of neighbours in each dimension, in elements.
+    pub(crate) strides: Vec<u64>,
+    /// Where its first element is, counted as the archive's section counts: in the file, or in memory. For a tensor
+    /// without elements, where its storage is.
+    pub(crate) offset: u64,
+}
+
+impl Item {
+    /// The item under a text key of a dict.
+    pub(crate) fn get(&self, name: &str) -> Option<&Item> {
+        let Item::Dict(items) = self else { return None };
+        let mut found = items.iter().filter(|(key, _)| matches!(key, Value::Str(key) if key == name));
+        found.next().map(|(_, item)| item)
+    }
+
+    /// Whether there is a tensor in it.
+    pub(crate) fn holds_tensor(&self) -> bool {
+        match self {
+            Item::Tensor(_) | Item::Wrapped { .. } => true,
+            Item::Dict(items) => items.iter().any(|(_, item)| item.holds_tensor()),
+            Item::List(items) | Item::Tuple(items) => items.iter().any(Item::holds_tensor),
+            Item::Object { args, state, .. } => {
+                args.iter().any(Item::holds_tensor) || state.as_ref().is_some_and(|item| item.holds_tensor())
+            }
+            Item::Value(_) => false,
+        }
+    }
+
+    /// It as a value, in which a tensor is an object of its type and shape, without its elements.
+    pub(crate) fn to_value(&self) -> Value {
+        let values = |items: &[Item]| items.iter().map(Item::to_value).collect();
+        match self {
+            Item::Dict(items) => {
+                Value::Dict(items.iter().map(|(key, item)| (key.clone(), item.to_value())).collect())
+            }
+            Item::List(items) => Value::List(values(items)),
+            Item::Tuple(items) => Value::Tuple(values(items)),
+            Item::Tensor(tensor) => tensor.to_value(),
+            Item::Wrapped { class, state } => Value::Object {
+                class: class.clone(),
+                args: Vec::new(),
+                state: Some(Box::new(state.to_value())),
+            },
+            Item::Object { class, args, state } => Value::Object {
+                class: class.clone(),
+                args: values(args),
+                state: state.as_ref().map(|state| Box::new(state.to_value())),
+            },
+            Item::Value(value) => value.clone(),
+        }
+    }
+}
+
+impl StoredTensor {
+    /// All of it as the only chunk of a tensor of its shape.
+    pub(crate) fn chunk(&self, source: usize) -> Chunk {
+        let (offsets, sizes) = (vec![0; self.shape.len()], self.shape.clone());
+        let region = Region::Box { offsets, sizes, strides: self.strides.clone() }.simplified(&self.shape);
+        Chunk { region, source, offset: self.offset }
+    }
+
+    fn to_value(&self) -> Value {
+        let class = Global { module: "torch".to_owned(), name: "Tensor".to_owned() };
+        let shape = self.shape.iter().map(|&dim| Value::Int(dim as i64)).collect();
+        let args = vec![Value::Str(self.dtype.name().to_owned()), Value::Tuple(shape)];
+        Value::Object { class, args, state: None }
+    }
+}
+
+impl Nested for Item {
+    fn nesting(&self) -> Nesting<'_, Item> {
+        match self {
+            Item::Dict(items) => Nesting::Dict(items),
+            Item::List(items) => Nesting::List(items),
+            // Distributed checkpoints keep such a tuple as one object. Here its tensors need names, so that they
+            // are converted like all others.
+            Item::Tuple(items) if self.holds_tensor() => Nesting::List(items),
+            Item::Tensor(_) | Item::Wrapped { .. } => Nesting::Tensor,
+            Item::Tuple(_) | Item::Object { .. } | Item::Value(_) => Nesting::Other,
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! From the graph of the pickle to the tree: calls that build tensors become tensors, what holds none stays a
+//! value.
+//!
+//! The functions are PyTorch's: `_rebuild_tensor_v2` and its relatives for plain tensors, parameters as the tensors
+//! that they hold, `_rebuild_from_type_v2` for subclasses.
+
+use super::{
+    container::Container,
+    item::{Item, StoredTensor},
+    storage::{dtype, storage},
+};
+use crate::{
+    error::TorchFault,
+    pickle::{Budget, Graph, Known, Node, NodeId, ObjectNode},
+    safetensors::TensorType,
+};
+
+/// The tree at a place of the graph.
+pub(super) fn item(
+    graph: &Graph,
+    container: &Container<'_>,
+    id: NodeId,
+    budget: &mut Budget,
+) -> Result<Item, TorchFault> {
+    Builder { graph, container }.item(id, budget)
+}
+
+struct Builder<'a> {
+    graph: &'a Graph,
+    container: &'a Container<'a>,
+}
+
+impl Builder<'_> {
+    fn item(&self, id: NodeId, budget: &mut Budget) -> Result<Item, TorchFault> {
+        let graph = self.graph;
+        match &graph[id] {
+            Node::List(items) => Ok(Item::List(self.items(items, budget)?)),
+            Node::Tuple(items) => Ok(Item::Tuple(self.items(items, budget)?)),
+            Node::Dict(pairs) => {
+                budget.take(0)?;
+                let pair = |&(key, value): &(NodeId, NodeId)| {
+                    Ok((graph.value(key, budget)?, self.item(value, budget)?))
+                };
+                Ok(Item::Dict(pairs.iter().map(pair).collect::<Result<_, TorchFault>>()?))
+            }
+            Node::Object(object) => self.object(object, budget),
+            Node::Persistent(_) => Err(bad("torch.save", "it holds a storage that belongs to no tensor")),
+            _ => Ok(Item::Value(graph.value(id, budget)?)),
+        }
+    }
+
+    fn items(&self, items: &[NodeId], budget: &mut Budget) -> Result<Vec<Item>, TorchFault> {
+        budget.take(0)?;
+        items.iter().map(|&item| self.item(item, budget)).collect()
+    }
+
+    /// A tensor, or an object with what it holds.
+    fn object(&self, object: &ObjectNode, budget: &mut Budget) -> Result<Item, TorchFault> {
+        let (class, args) = (object.class, &object.args);
+        match (class.module(), class.name()) {
+            ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state") => match args[..] {
+                [tensor, ..] => self.item(tensor, budget),
+                [] => Err(bad(class.name(), "it has no arguments")),
+            },
+            ("torch._tensor", "_rebuild_from_type_v2") => self.subclass(args, budget),
+            ("torch._utils", _) => self.tensor(class, args, budget).map(Item::Tensor),
+            _ => {
+                let args = self.items(args, budget)?;
+                let state = match object.state {
+                    Some(state) => Some(Box::new(self.item(state, budget)?)),
+                    None => None,
+                };
+                Ok(Item::Object { class: class.to_global(), args, state }.compact())
+            }
+        }
+    }
+
+    /// `_rebuild_from_type_v2(function, class, arguments, state)`.
+    fn subclass(&self, args: &[NodeId], budget: &mut Budget) -> Result<Item, TorchFault> {
+        let function = "_rebuild_from_type_v2";
+        let [maker, class, maker_args, state] = args else {
+            return Err(bad(function, "it has not four arguments"));
+        };
+        let (Node::Global(maker), Node::Global(class)) = (&self.graph[*maker], &self.graph[*class]) else {
+            return Err(bad(function, "function and class are no names"));
+        };
+        if maker.is("torch._utils", "_rebuild_wrapper_subclass") {
+            let state = Box::new(self.item(*state, budget)?);
+            return Ok(Item::Wrapped { class: class.to_global(), state });
+        }
+        let args =
+            self.graph.items(*maker_args).ok_or_else(|| bad(function, "the arguments are no tuple"))?;
+        let is_plain = matches!(
+            (class.module(), class.name()),
+            ("torch", "Tensor") | ("torch.nn.parameter", "Parameter" | "Buffer")
+        );
+        if !is_plain {
+            return Err(TorchFault::UnsupportedTensor(class.path()));
+        }
+        match (maker.name(), args) {
+            ("_rebuild_parameter" | "_rebuild_parameter_with_state", [tensor, ..]) => {
+                self.item(*tensor, budget)
+            }
+            _ => self.tensor(*maker, args, budget).map(Item::Tensor),
+        }
+    }
+
+    /// A plain tensor: `(storage, first element, shape, strides, ..)`.
+    fn tensor(
+        &self,
+        function: Known,
+        args: &[NodeId],
+        budget: &mut Budget,
+    ) -> Result<StoredTensor, TorchFault> {
+        let graph = self.graph;
+        let bad = |detail| bad(function.name(), detail);
+        let (storage_id, offset, shape, strides, rest) = match args {
+            [storage, offset, shape, strides, rest @ ..] => (*storage, *offset, *shape, *strides, rest),
+            _ => return Err(bad("it has too few arguments")),
+        };
+        // After the gradient flag and the hooks, which only training needs.
+        let (dtype, metadata) = match (function.name(), rest) {
+            ("_rebuild_tensor", []) => (None, None),
+            ("_rebuild_tensor_v2", [_, _]) => (None, None),
+            ("_rebuild_tensor_v2", [_, _, metadata]) => (None, Some(*metadata)),
+            ("_rebuild_tensor_v3", [_, _, dtype]) => (Some(self.dtype(*dtype)?), None),
+            ("_rebuild_tensor_v3", [_, _, dtype, metadata]) => (Some(self.dtype(*dtype)?), Some(*metadata)),
+            ("_rebuild_tensor" | "_rebuild_tensor_v2" | "_rebuild_tensor_v3", _) => {
+                return Err(bad("it has another number of arguments"));
+            }
+            _ => return Err(TorchFault::UnsupportedTensor(function.path())),
+        };
+        let is_lazy = |metadata| !matches!(graph[metadata], Node::None) && graph.pairs(metadata) != Some(&[]);
+        if metadata.is_some_and(is_lazy) {
+            return Err(bad("it is conjugated or negated lazily"));
+        }
+        let offset = graph.u64(offset).ok_or_else(|| bad("the first element is no index"))?;
+        let shape = graph.dims(shape).ok_or_else(|| bad("the shape is no tuple of sizes"))?;
+        let strides = graph.dims(strides).ok_or_else(|| bad("the strides are no tuple of distances"))?;
+        budget.take((shape.len() + strides.len()) * size_of::<u64>())?;
+        storage(graph, self.container, storage_id)?.view(dtype, offset, shape, strides)
+    }
+
+    fn dtype(&self, id: NodeId) -> Result<TensorType, TorchFault> {
+        let Node::Global(global) = self.graph[id] else {
+            return Err(bad("_rebuild_tensor_v3", "the dtype is none"));
+        };
+        dtype(global).ok_or_else(|| TorchFault::UnsupportedDtype(global.path()))
+    }
+}
+
+fn bad(function: &str, detail: &'static str) -> TorchFault {
+    TorchFault::BadCall { function: function.to_owned(), detail }
+}
+
+impl Item {
+    /// An object without tensors as a value.
+    fn compact(self) -> Item {
+        if self.holds_tensor() { self } else { Item::Value(self.to_value()) }
+    }
+}

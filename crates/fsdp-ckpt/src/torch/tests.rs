@@ -1,0 +1,260 @@
+//! Archives by hand: storages that lie, views that reach too far, and what is refused by name.
+
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    bytes::Memory,
+    checkpoint::{Region, Value},
+    pickle::writer::PickleWriter,
+    safetensors::TensorType,
+    zip::writer,
+};
+
+/// An archive of these records.
+fn archive(records: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut archive = writer::Archive::new();
+    records.iter().for_each(|(name, data)| archive.add(name, data));
+    let mut bytes = vec![0; archive.len() as usize];
+    for (at, part) in archive.take_literals().into_iter().chain(archive.finish([])) {
+        bytes[at as usize..at as usize + part.len()].copy_from_slice(&part);
+    }
+    bytes
+}
+
+fn open_bytes(bytes: &[u8]) -> Result<TorchFile, String> {
+    let (bytes, len) = (Memory(bytes.to_vec()), bytes.len() as u64);
+    open(Section::new(&bytes, 0..len, Path::new("x.pt"), "")).map_err(|error| error.to_string())
+}
+
+/// What a tensor claims to be.
+#[derive(Clone)]
+struct Claim {
+    class: (&'static str, &'static str),
+    count: u64,
+    offset: u64,
+    shape: Vec<u64>,
+    strides: Vec<u64>,
+    dtype: Option<&'static str>,
+}
+
+fn claim() -> Claim {
+    Claim {
+        class: ("torch", "FloatStorage"),
+        count: 6,
+        offset: 0,
+        shape: vec![2, 3],
+        strides: vec![3, 1],
+        dtype: None,
+    }
+}
+
+/// A file of one tensor that claims this over a storage of `len` bytes.
+fn file_of(claim: &Claim, len: usize) -> Vec<u8> {
+    let mut w = PickleWriter::new();
+    let function = if claim.dtype.is_some() { "_rebuild_tensor_v3" } else { "_rebuild_tensor_v2" };
+    w.call("torch._utils", function, |w| {
+        w.persistent(|w| {
+            w.text("storage");
+            w.global(claim.class.0, claim.class.1);
+            w.text("0");
+            w.text("cuda:7");
+            w.count(claim.count);
+        });
+        w.count(claim.offset);
+        w.counts(&claim.shape);
+        w.counts(&claim.strides);
+        w.bool(false);
+        w.call("collections", "OrderedDict", |_| ());
+        claim.dtype.iter().for_each(|dtype| w.global("torch", dtype));
+    });
+    archive(&[("x/data.pkl", &w.finish()), ("x/byteorder", b"little"), ("x/data/0", &vec![7; len])])
+}
+
+fn tensor(claim: &Claim, len: usize) -> Result<StoredTensor, String> {
+    match open_bytes(&file_of(claim, len))?.root {
+        Item::Tensor(tensor) => Ok(tensor),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_tensor_lies_in_its_storage_from_its_first_element() {
+    let whole = tensor(&claim(), 24).unwrap();
+    assert_eq!((whole.dtype, &whole.shape[..]), (TensorType::F32, &[2, 3][..]));
+    assert_eq!(whole.chunk(4).region, Region::Flat(0..6));
+    let part = Claim { offset: 2, shape: vec![2, 2], strides: vec![2, 1], ..claim() };
+    assert_eq!(tensor(&part, 24).unwrap().offset, whole.offset + 8);
+    let transposed = Claim { shape: vec![3, 2], strides: vec![1, 3], ..claim() };
+    assert!(matches!(tensor(&transposed, 24).unwrap().chunk(0).region, Region::Box { .. }));
+}
+
+#[test]
+fn untyped_storages_count_bytes() {
+    let untyped =
+        Claim { class: ("torch.storage", "UntypedStorage"), count: 12, dtype: Some("uint16"), ..claim() };
+    assert_eq!(tensor(&untyped, 12).unwrap().dtype, TensorType::U16);
+    let fault = tensor(&Claim { dtype: None, ..untyped.clone() }, 12).unwrap_err();
+    assert!(fault.contains("no type"), "{fault}");
+    assert!(tensor(&Claim { dtype: Some("int32"), ..untyped }, 12).unwrap_err().contains("reaches beyond"));
+}
+
+#[test]
+fn refuses_storages_of_another_length_than_stated() {
+    for (count, len) in [(6, 20), (6, 28), (6, 0), (u64::MAX / 2, 24), (1 << 62, 0)] {
+        let fault = tensor(&Claim { count, ..claim() }, len).unwrap_err();
+        assert!(fault.contains("storage `0`"), "{fault}");
+    }
+}
+
+#[test]
+fn refuses_views_that_reach_beyond_their_storage() {
+    let beyond = [
+        Claim { offset: 1, ..claim() },
+        Claim { shape: vec![3, 3], ..claim() },
+        Claim { strides: vec![4, 1], ..claim() },
+        Claim { strides: vec![u64::MAX / 2, 1], ..claim() },
+        Claim { strides: vec![i64::MAX as u64, i64::MAX as u64], shape: vec![9, 9], ..claim() },
+        Claim { offset: i64::MAX as u64, ..claim() },
+        Claim { shape: vec![], strides: vec![], offset: 6, ..claim() },
+    ];
+    for claim in beyond {
+        let fault = tensor(&claim, 24).unwrap_err();
+        assert!(fault.contains("reaches beyond") || fault.contains("no tuple"), "{fault}");
+    }
+    let uncountable = Claim { shape: vec![1 << 40, 1 << 40], strides: vec![0, 0], ..claim() };
+    assert!(tensor(&uncountable, 24).unwrap_err().contains("cannot be counted"));
+    let ragged = Claim { strides: vec![1], ..claim() };
+    assert!(tensor(&ragged, 24).unwrap_err().contains("as many strides"));
+}
+
+#[test]
+fn empty_tensors_lie_at_their_storage_wherever_they_claim_to_begin() {
+    let empty = Claim { shape: vec![0, 5], strides: vec![5, 1], offset: 1 << 50, count: 0, ..claim() };
+    let tensor = tensor(&empty, 0).unwrap();
+    assert_eq!(tensor.chunk(0).region, Region::Flat(0..0));
+}
+
+#[test]
+fn refuses_other_kinds_of_tensors_by_name() {
+    let fault = tensor(&Claim { class: ("torch", "ComplexDoubleStorage"), ..claim() }, 96).unwrap_err();
+    assert!(fault.contains("torch.ComplexDoubleStorage"), "{fault}");
+    let mut w = PickleWriter::new();
+    w.call("torch._utils", "_rebuild_sparse_tensor", |w| (0..4).for_each(|_| w.none()));
+    let fault = open_bytes(&archive(&[("x/data.pkl", &w.finish())])).unwrap_err();
+    assert!(fault.contains("torch._utils._rebuild_sparse_tensor"), "{fault}");
+}
+
+#[test]
+fn refuses_what_is_no_archive_with_what_it_is() {
+    let mut tar = vec![b'x'; 300];
+    tar[257..262].copy_from_slice(b"ustar");
+    let legacy = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
+    let cases: [(&[u8], &str); 5] = [
+        (legacy, "before 1.6"),
+        (&tar, "tar archive"),
+        (b"\x80\x02N.", "bare pickle"),
+        (b"", "empty"),
+        (b"\x08\0\0\0\0\0\0\0{}      ", "does not begin as a zip"),
+    ];
+    for (bytes, reason) in cases {
+        let fault = open_bytes(bytes).unwrap_err();
+        assert!(fault.starts_with("cannot read x.pt: ") && fault.contains(reason), "{fault}");
+    }
+}
+
+#[test]
+fn a_file_that_would_run_a_command_is_refused_by_its_name() {
+    let mut w = PickleWriter::new();
+    w.dict(|w| {
+        w.text("model");
+        w.call("posix", "system", |w| w.text("touch /tmp/owned"));
+    });
+    let fault = open_bytes(&archive(&[("x/data.pkl", &w.finish())])).unwrap_err();
+    assert!(fault.starts_with("cannot read x.pt: ") && fault.contains("`posix.system` at byte"), "{fault}");
+}
+
+#[test]
+fn a_damaged_pickle_is_noticed_by_its_checksum() {
+    let mut bytes = file_of(&claim(), 24);
+    bytes[64 + 30] ^= 1;
+    let fault = open_bytes(&bytes).unwrap_err();
+    assert!(fault.contains("record `data.pkl` is damaged: the archive says crc32:"), "{fault}");
+}
+
+#[test]
+fn refuses_big_endian_files_and_missing_records() {
+    let none = PickleWriter::new();
+    let pickle = {
+        let mut w = none;
+        w.none();
+        w.finish()
+    };
+    let big = archive(&[("x/data.pkl", &pickle), ("x/byteorder", b"big")]);
+    assert!(open_bytes(&big).unwrap_err().contains("little-endian"));
+    assert!(open_bytes(&archive(&[("x/version", b"3")])).unwrap_err().contains("`data.pkl`"));
+    assert!(open_bytes(&archive(&[("x/data.pkl", &pickle), ("y/data.pkl", &pickle)])).is_err());
+    assert_eq!(open_bytes(&archive(&[("x/data.pkl", &pickle)])).unwrap().root, Item::Value(Value::None));
+    let without_storage = archive(&[("x/data.pkl", &file_pickle())]);
+    assert!(open_bytes(&without_storage).unwrap_err().contains("`data/0`"));
+}
+
+/// The pickle of a file of one tensor.
+fn file_pickle() -> Vec<u8> {
+    let mut w = PickleWriter::new();
+    w.call("torch._utils", "_rebuild_tensor_v2", |w| {
+        w.persistent(|w| {
+            w.text("storage");
+            w.global("torch", "FloatStorage");
+            w.text("0");
+            w.text("cpu");
+            w.count(6);
+        });
+        w.int(0);
+        w.counts(&[2, 3]);
+        w.counts(&[3, 1]);
+        w.bool(false);
+        w.call("collections", "OrderedDict", |_| ());
+    });
+    w.finish()
+}
+
+#[test]
+fn the_beginning_of_a_file_tells_where_its_tensor_will_lie() {
+    let bytes = file_of(&claim(), 24);
+    let whole = open_bytes(&bytes).unwrap();
+    let Item::Tensor(tensor) = &whole.root else { panic!("a tensor") };
+    for cut in 0..bytes.len() {
+        let beginning = Memory(bytes[..cut].to_vec());
+        let section = Section::new(&beginning, 0..cut as u64, Path::new("x.pt"), "");
+        match open_beginning(section, bytes.len() as u64) {
+            Ok(opened) => assert_eq!(opened.root, whole.root, "{cut} bytes"),
+            Err(error) => assert!((cut as u64) < tensor.offset, "{cut} bytes: {error}"),
+        }
+    }
+    let beginning = Memory(bytes[..tensor.offset as usize].to_vec());
+    let section = Section::new(&beginning, 0..tensor.offset, Path::new("x.pt"), "");
+    open_beginning(section, tensor.offset + 23).unwrap_err();
+}
+
+proptest! {
+    #[test]
+    fn no_claim_leads_out_of_the_storage(
+        offset in 0u64..30,
+        dims in proptest::collection::vec((0u64..5, 0u64..12), 0..4),
+        len in 0usize..40,
+    ) {
+        let (shape, strides): (Vec<u64>, Vec<u64>) = dims.into_iter().unzip();
+        let claim = Claim { count: len as u64 / 4, offset, shape, strides, ..claim() };
+        let len = len / 4 * 4;
+        // The slow way: every element of the view.
+        let mut elements = vec![offset];
+        for (dim, stride) in claim.shape.iter().zip(&claim.strides) {
+            elements = elements.iter().flat_map(|at| (0..*dim).map(move |i| at + i * stride)).collect();
+        }
+        let inside = elements.iter().all(|&at| at < len as u64 / 4);
+        prop_assert_eq!(tensor(&claim, len).is_ok(), inside);
+    }
+}

@@ -1,0 +1,97 @@
+//! The checksums that the source checkpoint keeps, checked on the bytes that happen to be read.
+//!
+//! A protected range that was read completely is judged at the end; of one that was read in part nothing is
+//! said (reading all of a checkpoint is the business of `verify`).
+
+use std::sync::{Mutex, PoisonError};
+
+use super::runs::Runs;
+use crate::{
+    checkpoint::{Checkpoint, Protection},
+    digest::Digest,
+    error::{Error, TransferFault},
+};
+
+/// Protections of a checkpoint with what was seen of each.
+#[derive(Debug)]
+pub(crate) struct Checks<'a> {
+    checkpoint: &'a Checkpoint,
+    /// Per source, sorted by first byte.
+    by_source: Vec<Vec<Watched<'a>>>,
+}
+
+#[derive(Debug)]
+struct Watched<'a> {
+    protection: &'a Protection,
+    seen: Mutex<Runs>,
+}
+
+impl<'a> Checks<'a> {
+    pub(crate) fn new(checkpoint: &'a Checkpoint) -> Checks<'a> {
+        let mut by_source: Vec<Vec<Watched>> = checkpoint.sources.iter().map(|_| Vec::new()).collect();
+        for protection in &checkpoint.protections {
+            let seen = Mutex::new(Runs::new(protection.digest.kind));
+            by_source[protection.source].push(Watched { protection, seen });
+        }
+        for watched in &mut by_source {
+            watched.sort_by_key(|watched| (watched.protection.range.start, watched.protection.range.end));
+        }
+        Checks { checkpoint, by_source }
+    }
+
+    /// Takes note of bytes at an offset of a source. Returns their digest if it was computed over exactly
+    /// these bytes, so that a caller that needs it does not compute it again.
+    pub(crate) fn observe(&self, source: usize, offset: u64, bytes: &[u8]) -> Option<Digest> {
+        let watched = &self.by_source[source];
+        let end = offset + bytes.len() as u64;
+        // Protections of one source do not overlap, so their ends are sorted as well.
+        let first = watched.partition_point(|watched| watched.protection.range.end <= offset);
+        let mut whole = None;
+        for watched in &watched[first..] {
+            let range = &watched.protection.range;
+            if range.start >= end {
+                break;
+            }
+            let part = range.start.max(offset)..range.end.min(end);
+            let part_bytes = &bytes[(part.start - offset) as usize..(part.end - offset) as usize];
+            let digest = watched.protection.digest.kind.of(part_bytes);
+            let mut seen = watched.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            seen.add(part.start - range.start, part_bytes.len() as u64, digest);
+            if part_bytes.len() == bytes.len() {
+                whole = Some(digest);
+            }
+        }
+        whole
+    }
+
+    /// Compares every protected range that was read completely.
+    pub(crate) fn finish(&self) -> Result<(), Error> {
+        self.faults().next().map_or(Ok(()), |fault| Err(fault.into()))
+    }
+
+    /// All protected ranges that were read completely and do not match.
+    pub(crate) fn faults(&self) -> impl Iterator<Item = TransferFault> {
+        self.by_source.iter().flatten().filter_map(|watched| {
+            let Protection { source, range, digest, what } = watched.protection;
+            let seen = watched.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let got = seen.whole(range.end - range.start).filter(|got| got != digest)?;
+            Some(TransferFault::ChecksumMismatch {
+                path: self.checkpoint.sources[*source].path().clone(),
+                what: what.clone(),
+                range: range.clone(),
+                expected: *digest,
+                got,
+            })
+        })
+    }
+
+    /// How many protected ranges were read completely.
+    pub(crate) fn complete(&self) -> usize {
+        let is_complete = |watched: &&Watched| {
+            let range = &watched.protection.range;
+            let seen = watched.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            seen.whole(range.end - range.start).is_some()
+        };
+        self.by_source.iter().flatten().filter(is_complete).count()
+    }
+}

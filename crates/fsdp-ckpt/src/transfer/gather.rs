@@ -1,0 +1,266 @@
+//! Reading strided elements: a box of a tensor that does not lie in the order in which it is wanted.
+//!
+//! Where the wanted elements lie densely, the bytes that span them are read at once and sorted in memory;
+//! where they do not, the box is halved along the dimension whose neighbours lie farthest apart, until it is
+//! dense or one run. So a few large reads serve sharded columns, and a transposed matrix larger than memory is
+//! still read in runs and never element by element, as long as the caller asks for large pieces of it.
+
+use std::ops::Range;
+
+use crate::error::Error;
+
+/// Bytes that are read although most are not wanted, rather than reading the wanted ones one by one.
+const SPAN_ALWAYS: u64 = 64 << 10;
+
+/// One read in so many is worth it otherwise.
+const WASTE_MAX: u64 = 4;
+
+/// Elements moved by plain loops; more are halved first, so that both sides stay in the cache.
+const LOOP_ELEMENTS: u64 = 4096;
+
+/// A dimension of a box that is moved.
+#[derive(Clone, Copy, Debug)]
+struct Dim {
+    size: u64,
+    /// Distance of neighbours in the source, in elements.
+    from: u64,
+    /// Distance of neighbours in the output, in elements.
+    to: u64,
+}
+
+/// A box of elements: where it begins on both sides, and its dimensions.
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    from: u64,
+    to: u64,
+    dims: Vec<Dim>,
+}
+
+impl Block {
+    /// A box of a tensor of `shape` that begins at `start` and has `sizes`, out of a chunk with `strides` that
+    /// begins at `chunk_start`; its first element goes to `to` (in elements of the output).
+    pub(super) fn new(
+        start: &[u64],
+        sizes: &[u64],
+        chunk_start: &[u64],
+        strides: &[u64],
+        shape: &[u64],
+        to: u64,
+    ) -> Block {
+        let mut dims = Vec::with_capacity(shape.len());
+        let (mut from, mut row) = (0, 1);
+        for dim in (0..shape.len()).rev() {
+            from += (start[dim] - chunk_start[dim]) * strides[dim];
+            dims.push(Dim { size: sizes[dim], from: strides[dim], to: row });
+            row *= shape[dim];
+        }
+        dims.reverse();
+        let mut block = Block { from, to, dims };
+        block.merge();
+        block
+    }
+
+    /// Drops dimensions of size 1 and joins those that follow each other without a gap on both sides.
+    fn merge(&mut self) {
+        self.dims.retain(|dim| dim.size != 1);
+        let mut merged: Vec<Dim> = Vec::with_capacity(self.dims.len());
+        for dim in self.dims.drain(..) {
+            match merged.last_mut() {
+                Some(outer) if outer.from == dim.size * dim.from && outer.to == dim.size * dim.to => {
+                    *outer = Dim { size: outer.size * dim.size, ..dim };
+                }
+                _ => merged.push(dim),
+            }
+        }
+        self.dims = merged;
+    }
+
+    fn len(&self) -> u64 {
+        self.dims.iter().map(|dim| dim.size).product()
+    }
+
+    /// Elements of the source from the first to the last one of the box.
+    fn span(&self) -> u64 {
+        1 + self.dims.iter().map(|dim| (dim.size - 1) * dim.from).sum::<u64>()
+    }
+
+    /// Whether it is one run on both sides.
+    fn is_run(&self) -> bool {
+        match self.dims.as_slice() {
+            [] => true,
+            [dim] => dim.from == 1 && dim.to == 1,
+            _ => false,
+        }
+    }
+
+    /// The two halves along a dimension.
+    fn halves(&self, dim: usize) -> [Block; 2] {
+        let (mut first, mut second) = (self.clone(), self.clone());
+        let half = self.dims[dim].size / 2;
+        first.dims[dim].size = half;
+        second.dims[dim].size -= half;
+        second.from += half * self.dims[dim].from;
+        second.to += half * self.dims[dim].to;
+        first.merge();
+        second.merge();
+        [first, second]
+    }
+
+    /// The dimension with the largest of a measure.
+    fn largest(&self, measure: impl Fn(&Dim) -> u64) -> usize {
+        (0..self.dims.len()).max_by_key(|&dim| measure(&self.dims[dim])).expect("one element is a run")
+    }
+}
+
+/// Reads elements of a source; positions and lengths in bytes.
+pub(super) trait ReadBytes {
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Error>;
+}
+
+impl<F: Fn(u64, &mut [u8]) -> Result<(), Error>> ReadBytes for F {
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Error> {
+        self(offset, out)
+    }
+}
+
+/// Reads the elements of a block, of `size` bytes each, into `out`; `base` is the byte of the source where the
+/// chunk begins. `scratch` bounds how much is read at once of elements that do not lie in order.
+pub(super) fn gather(
+    block: &Block,
+    size: usize,
+    base: u64,
+    source: &dyn ReadBytes,
+    scratch: &mut [u8],
+    out: &mut [u8],
+) -> Result<(), Error> {
+    let bytes = |elements: u64| elements * size as u64;
+    let position = |element: u64| bytes(element) as usize;
+    let start = base + bytes(block.from);
+    if block.is_run() {
+        let to = position(block.to)..position(block.to + block.len());
+        return source.read(start, &mut out[to]);
+    }
+    let span = bytes(block.span());
+    let is_dense = span <= SPAN_ALWAYS || span / WASTE_MAX <= bytes(block.len());
+    if is_dense && span <= scratch.len() as u64 {
+        let read = &mut scratch[..span as usize];
+        source.read(start, read)?;
+        copy(&Block { from: 0, ..block.clone() }, size, read, out);
+        return Ok(());
+    }
+    let [first, second] = block.halves(block.largest(|dim| dim.from));
+    gather(&first, size, base, source, scratch, out)?;
+    gather(&second, size, base, source, scratch, out)
+}
+
+/// Moves the elements of a block in memory.
+fn copy(block: &Block, size: usize, from: &[u8], to: &mut [u8]) {
+    if block.len() > LOOP_ELEMENTS && !block.dims.last().is_some_and(|dim| dim.from == 1 && dim.to == 1) {
+        let [first, second] = block.halves(block.largest(|dim| dim.size));
+        copy(&first, size, from, to);
+        return copy(&second, size, from, to);
+    }
+    copy_dims(&block.dims, (block.from as usize * size, block.to as usize * size), size, from, to);
+}
+
+/// Plain loops over dimensions; offsets in bytes.
+fn copy_dims(dims: &[Dim], (from_at, to_at): (usize, usize), size: usize, from: &[u8], to: &mut [u8]) {
+    match dims {
+        [] => to[to_at..to_at + size].copy_from_slice(&from[from_at..from_at + size]),
+        [dim] if dim.from == 1 && dim.to == 1 => {
+            let len = dim.size as usize * size;
+            to[to_at..to_at + len].copy_from_slice(&from[from_at..from_at + len]);
+        }
+        [dim] => match size {
+            1 => copy_elements::<1>(dim, (from_at, to_at), from, to),
+            2 => copy_elements::<2>(dim, (from_at, to_at), from, to),
+            4 => copy_elements::<4>(dim, (from_at, to_at), from, to),
+            8 => copy_elements::<8>(dim, (from_at, to_at), from, to),
+            _ => unreachable!("elements have 1, 2, 4 or 8 bytes"),
+        },
+        [outer, rest @ ..] => {
+            let (from_step, to_step) = (outer.from as usize * size, outer.to as usize * size);
+            for index in 0..outer.size as usize {
+                copy_dims(rest, (from_at + index * from_step, to_at + index * to_step), size, from, to);
+            }
+        }
+    }
+}
+
+fn copy_elements<const N: usize>(dim: &Dim, (from_at, to_at): (usize, usize), from: &[u8], to: &mut [u8]) {
+    let (from_step, to_step) = (dim.from as usize * N, dim.to as usize * N);
+    for index in 0..dim.size as usize {
+        let (source, target) = (from_at + index * from_step, to_at + index * to_step);
+        to[target..target + N].copy_from_slice(&from[source..source + N]);
+    }
+}
+
+/// What is called with the start and the sizes of a box.
+pub(super) type EachBox<'a> = dyn FnMut(&[u64], &[u64]) -> Result<(), Error> + 'a;
+
+/// Calls `each` with (start, sizes) of the boxes that make up the elements `range` of a tensor in C order, cut
+/// to the box at `offsets` of `sizes`.
+pub(super) fn for_each_box(
+    shape: &[u64],
+    (offsets, sizes): (&[u64], &[u64]),
+    range: Range<u64>,
+    each: &mut EachBox,
+) -> Result<(), Error> {
+    let cut = Cut { shape, offsets, sizes };
+    cut.descend(0, &mut offsets.to_vec(), &mut sizes.to_vec(), range, each)
+}
+
+struct Cut<'a> {
+    shape: &'a [u64],
+    offsets: &'a [u64],
+    sizes: &'a [u64],
+}
+
+impl Cut<'_> {
+    /// Handles `range` of the sub-tensor of dimensions `dim..` at a fixed index of the dimensions before it,
+    /// which `start` and `extent` hold. Both hold the chunk's box from `dim` on, when called and afterwards.
+    fn descend(
+        &self,
+        dim: usize,
+        start: &mut Vec<u64>,
+        extent: &mut Vec<u64>,
+        range: Range<u64>,
+        each: &mut EachBox,
+    ) -> Result<(), Error> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        if dim == self.shape.len() {
+            return each(start, extent);
+        }
+        let row: u64 = self.shape[dim + 1..].iter().product();
+        let (first, last) = (range.start / row, (range.end - 1) / row);
+        let is_inside =
+            |index: u64| index >= self.offsets[dim] && index - self.offsets[dim] < self.sizes[dim];
+        let (head, tail) = (range.start % row, range.end - last * row);
+        let mut whole = first..last + 1;
+        if head != 0 || (first == last && tail != row) {
+            whole.start += 1;
+            if is_inside(first) {
+                (start[dim], extent[dim]) = (first, 1);
+                let end = if first == last { tail } else { row };
+                self.descend(dim + 1, start, extent, head..end, each)?;
+            }
+        }
+        if last > first && tail != row {
+            whole.end -= 1;
+        }
+        let (from, to) =
+            (whole.start.max(self.offsets[dim]), whole.end.min(self.offsets[dim] + self.sizes[dim]));
+        if from < to {
+            (start[dim], extent[dim]) = (from, to - from);
+            each(start, extent)?;
+        }
+        if last > first && tail != row && is_inside(last) {
+            (start[dim], extent[dim]) = (last, 1);
+            self.descend(dim + 1, start, extent, 0..tail, each)?;
+        }
+        (start[dim], extent[dim]) = (self.offsets[dim], self.sizes[dim]);
+        Ok(())
+    }
+}

@@ -1,0 +1,95 @@
+//! Many files behind few handles: a checkpoint of thousands of ranks has more files than a process may open.
+
+use std::{
+    collections::VecDeque,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use crate::{
+    error::Error,
+    file_io::{Files, PathFile},
+};
+
+/// Handles that are open at once, of one set of files.
+const OPEN_MAX: usize = 64;
+
+/// What the files are opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Reading,
+    Writing,
+}
+
+/// Files by number, opened when needed; those used last stay open.
+#[derive(Debug)]
+pub(super) struct OpenFiles {
+    files: Files,
+    paths: Vec<PathBuf>,
+    purpose: Purpose,
+    /// Handles with the numbers of their files, the one used last at the end.
+    open: Mutex<VecDeque<(usize, Arc<PathFile>)>>,
+}
+
+impl OpenFiles {
+    pub(super) fn new(files: Files, paths: Vec<PathBuf>, purpose: Purpose) -> OpenFiles {
+        OpenFiles { files, paths, purpose, open: Mutex::new(VecDeque::new()) }
+    }
+
+    /// The file of this number. It stays open at least as long as the caller holds it.
+    pub(super) fn get(&self, file: usize) -> Result<Arc<PathFile>, Error> {
+        // A panic of another thread leaves the list as it was.
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(position) = open.iter().rposition(|(number, _)| *number == file) {
+            let found = open.remove(position).expect("the position was just found");
+            let handle = found.1.clone();
+            open.push_back(found);
+            return Ok(handle);
+        }
+        let path = &self.paths[file];
+        let handle = match self.purpose {
+            Purpose::Reading => self.files.open(path)?.0,
+            Purpose::Writing => self.files.open_for_writing(path)?,
+        };
+        let handle = Arc::new(handle);
+        if open.len() == OPEN_MAX {
+            open.pop_front();
+        }
+        open.push_back((file, handle.clone()));
+        Ok(handle)
+    }
+
+    /// Adds a file under the next number.
+    pub(super) fn add(&mut self, path: PathBuf) {
+        self.paths.push(path);
+    }
+
+    /// The paths, by number.
+    pub(super) fn paths(&self) -> &[PathBuf] {
+        &self.paths
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_handles_serve_many_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths: Vec<PathBuf> = (0..OPEN_MAX * 3).map(|n| dir.path().join(n.to_string())).collect();
+        for (number, path) in paths.iter().enumerate() {
+            std::fs::write(path, [number as u8]).unwrap();
+        }
+        let files = OpenFiles::new(Files::disk(), paths, Purpose::Reading);
+        for round in 0..3 {
+            for number in 0..OPEN_MAX * 3 {
+                let number = (number * 7 + round) % (OPEN_MAX * 3);
+                let mut byte = [0];
+                files.get(number).unwrap().read_exact_at(&mut byte, 0).unwrap();
+                assert_eq!(byte[0], number as u8);
+                assert!(files.open.lock().unwrap().len() <= OPEN_MAX);
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The files of an output while they grow: created at full length, written at positions, made durable.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::{
+    Finish, PlannedFile, Staged,
+    open_files::{OpenFiles, Purpose},
+    runs::Runs,
+};
+use crate::{digest::Digest, error::Error};
+
+/// The planned files of an output under their temporary names.
+pub(super) struct Output<'a> {
+    staged: &'a Staged,
+    open: OpenFiles,
+    /// What was written of each place that wants a digest.
+    digests: Vec<Vec<Option<Mutex<Runs>>>>,
+}
+
+impl<'a> Output<'a> {
+    /// Creates all files, with the bytes that are known.
+    pub(super) fn create(staged: &'a Staged, files: &[PlannedFile]) -> Result<Output<'a>, Error> {
+        let paths: Vec<_> = files.iter().map(|file| staged.path_of(&file.name)).collect();
+        for (path, file) in paths.iter().zip(files) {
+            // A single file exists since it was staged.
+            let created = match staged.kind() {
+                super::OutputKind::File => staged.files.open_for_writing(path)?,
+                super::OutputKind::Directory => staged.files.create_new(path)?,
+            };
+            created.set_len(file.len)?;
+            for (offset, bytes) in &file.literals {
+                created.write_all_at(bytes, *offset)?;
+            }
+        }
+        let digests = files.iter().map(|file| {
+            let runs = |place: &super::Place| Some(Mutex::new(Runs::new(place.digest?)));
+            file.places.iter().map(runs).collect()
+        });
+        let digests = digests.collect();
+        let open = OpenFiles::new(staged.files.clone(), paths, Purpose::Writing);
+        Ok(Output { staged, open, digests })
+    }
+
+    pub(super) fn write(&self, file: usize, bytes: &[u8], offset: u64) -> Result<(), Error> {
+        self.open.get(file)?.write_all_at(bytes, offset)
+    }
+
+    /// Takes note of bytes of a place, `offset` bytes into it, if its digest is wanted. `known` is a digest of
+    /// exactly these bytes, of any kind.
+    pub(super) fn note(
+        &self,
+        (file, place): (usize, usize),
+        offset: u64,
+        bytes: &[u8],
+        known: Option<Digest>,
+    ) {
+        let Some(runs) = &self.digests[file][place] else { return };
+        // A panic of another thread leaves a valid state.
+        let kind = runs.lock().unwrap_or_else(PoisonError::into_inner).kind();
+        let digest = known.filter(|known| known.kind == kind).unwrap_or_else(|| kind.of(bytes));
+        runs.lock().unwrap_or_else(PoisonError::into_inner).add(offset, bytes.len() as u64, digest);
+    }
+
+    /// The digests of all places.
+    pub(super) fn digests(&self, files: &[PlannedFile]) -> Vec<Vec<Option<Digest>>> {
+        let of_file = |(runs, file): (&Vec<Option<Mutex<Runs>>>, &PlannedFile)| {
+            let of_place = |(runs, place): (&Option<Mutex<Runs>>, &super::Place)| {
+                let len = (place.elements.end - place.elements.start) * place.dtype.size_bytes() as u64;
+                let runs = runs.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+                Some(runs.whole(len).expect("every byte of a place is written once"))
+            };
+            runs.iter().zip(&file.places).map(of_place).collect()
+        };
+        self.digests.iter().zip(files).map(of_file).collect()
+    }
+
+    /// Writes what is known last.
+    pub(super) fn finish(&mut self, finish: Finish) -> Result<(), Error> {
+        for (file, offset, bytes) in &finish.patches {
+            self.write(*file, bytes, *offset)?;
+        }
+        for (name, bytes) in &finish.files {
+            assert_eq!(self.staged.kind(), super::OutputKind::Directory, "one file has no files beside it");
+            let path = self.staged.path_of(name);
+            self.staged.files.create_new(&path)?.write_all_at(bytes, 0)?;
+            self.open.add(path);
+        }
+        Ok(())
+    }
+
+    /// How many files there are.
+    pub(super) fn len(&self) -> usize {
+        self.open.paths().len()
+    }
+
+    /// Makes a file durable.
+    pub(super) fn sync(&self, file: usize) -> Result<(), Error> {
+        self.open.get(file)?.sync()
+    }
+}

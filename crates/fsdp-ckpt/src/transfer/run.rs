@@ -1,0 +1,316 @@
+//! Carrying a plan out: threads take jobs until none is left or one has failed.
+
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
+};
+
+use super::{
+    Options, OutputPlan, PlannedFile, Staged,
+    output::Output,
+    sources::SourceFiles,
+    spool::Spool,
+    work::{Job, Piece, PieceSizes, Queue, Segment, Work},
+    zstd_stream,
+};
+use crate::{
+    checkpoint::Checkpoint,
+    convert::{self, OutOfRange},
+    digest::Digest,
+    error::{Error, TransferFault},
+};
+
+/// Bytes of a piece: large enough that system calls do not matter, small enough for the cache of a core.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Buffers of a thread: what is read, what is written, and what strided reads sort in between.
+const BUFFERS: usize = 3;
+
+/// The smallest buffer, for windows of no sensible size: a few elements.
+const BUFFER_BYTES_MIN: usize = 64;
+
+/// What a transfer did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Tensor bytes written.
+    pub data_bytes: u64,
+    /// Files written.
+    pub files: usize,
+    /// Checksums of the source that were checked on the way; all matched.
+    pub checked: usize,
+}
+
+/// Fills the planned files with the tensors of `checkpoint` and gives the output its final name.
+///
+/// Every checksum of the checkpoint whose bytes are read completely is checked.
+///
+/// # Errors
+/// [`Error::UnknownTensor`] if the plan wants a tensor that is not there, [`Error::NotConvertible`] and
+/// [`Error::ValueOutOfRange`] of conversions, [`Error::Transfer`], [`Error::Io`]. After an error nothing is
+/// left behind.
+///
+/// # Panics
+/// When the plan is one of several files and `staged` is one file.
+pub fn run(
+    checkpoint: &Checkpoint,
+    plan: OutputPlan,
+    staged: Staged,
+    options: &Options,
+) -> Result<Moved, Error> {
+    let OutputPlan { files, finish } = plan;
+    assert!(
+        staged.kind() == super::OutputKind::Directory || files.len() == 1,
+        "an output of several files is a directory"
+    );
+    let work = Work::new(checkpoint, &files)?;
+    check_conversions(checkpoint, &work, &files)?;
+    let data_bytes = files.iter().flat_map(|file| &file.places).map(place_bytes).sum();
+    options.progress.begin(data_bytes);
+    let mut sources = SourceFiles::new(&staged.files, checkpoint);
+    let sizes = piece_sizes(options);
+    if !work.spooled.is_empty() {
+        sources.spool = Some(Spool::new(&staged.files, &staged.scratch_dir(), &work.spooled)?);
+        fill_spool(&sources, sizes, options)?;
+    }
+    let mut output = Output::create(&staged, &files)?;
+    let queue = Queue::new(&work, sizes);
+    in_threads(options, |buffers: &mut Buffers| {
+        let Some(job) = queue.next() else { return Ok(false) };
+        let mover = Mover { work: &work, sources: &sources, output: &output, sizes, options };
+        match job {
+            Job::Stream(source) => mover.decode_into_place(source, &work.streams[&source], buffers)?,
+            Job::Pieces(pieces) => mover.fill(&pieces, buffers)?,
+        }
+        Ok(true)
+    })?;
+    sources.checks.finish()?;
+    let finish = finish(&output.digests(&files))?;
+    output.finish(finish)?;
+    if options.sync {
+        let next = AtomicUsize::new(0);
+        in_threads(options, |(): &mut ()| {
+            let file = next.fetch_add(1, Ordering::Relaxed);
+            if file < output.len() { output.sync(file).map(|()| true) } else { Ok(false) }
+        })?;
+    }
+    let moved = Moved { data_bytes, files: output.len(), checked: sources.checks.complete() };
+    drop(output);
+    staged.commit(options.sync)?;
+    Ok(moved)
+}
+
+/// How much is moved at a time, so that the buffers of all threads fit the window.
+pub(super) fn piece_sizes(options: &Options) -> PieceSizes {
+    let large = (options.window_bytes / (BUFFERS * options.threads.get())).max(BUFFER_BYTES_MIN);
+    PieceSizes { usual: large.min(PIECE_BYTES), large }
+}
+
+/// Decodes all items that are spooled.
+pub(super) fn fill_spool(sources: &SourceFiles, sizes: PieceSizes, options: &Options) -> Result<(), Error> {
+    let Some(spool) = &sources.spool else { return Ok(()) };
+    let spooled = spool.sources();
+    let next = AtomicUsize::new(0);
+    in_threads(options, |(): &mut ()| {
+        let Some(&source) = spooled.get(next.fetch_add(1, Ordering::Relaxed)) else { return Ok(false) };
+        spool.fill(sources, source, sizes.usual, options.cancel).map(|()| true)
+    })
+}
+
+/// Calls `work` in every thread until it returns false there, one call fails or the caller cancels.
+pub(super) fn in_threads<S: Default>(
+    options: &Options,
+    work: impl Fn(&mut S) -> Result<bool, Error> + Sync,
+) -> Result<(), Error> {
+    let failure: Mutex<Option<Error>> = Mutex::new(None);
+    let is_stopped = AtomicBool::new(false);
+    let one_thread = || {
+        let mut state = S::default();
+        while !is_stopped.load(Ordering::Relaxed) {
+            let result = if options.cancel.load(Ordering::Relaxed) {
+                Err(TransferFault::Canceled.into())
+            } else {
+                work(&mut state)
+            };
+            match result {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    is_stopped.store(true, Ordering::Relaxed);
+                    failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..options.threads.get() {
+            scope.spawn(one_thread);
+        }
+        one_thread();
+    });
+    failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
+fn place_bytes(place: &super::Place) -> u64 {
+    (place.elements.end - place.elements.start) * place.dtype.size_bytes() as u64
+}
+
+/// Types that differ must both be convertible.
+fn check_conversions(checkpoint: &Checkpoint, work: &Work, files: &[PlannedFile]) -> Result<(), Error> {
+    for (file, planned) in files.iter().enumerate() {
+        for (index, place) in planned.places.iter().enumerate() {
+            let reader = work.reader(&Piece { file, place: index, elements: 0..0 });
+            assert!(place.elements.end <= reader.tensor.len(), "places lie inside their tensors");
+            let dtype = reader.tensor.dtype;
+            if dtype != place.dtype && !(dtype.is_convertible() && place.dtype.is_convertible()) {
+                let (path, tensor) = (checkpoint.path.clone(), place.tensor.clone());
+                return Err(Error::NotConvertible { path, tensor, dtype });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The buffers of a thread; they grow to what the work needs.
+#[derive(Default)]
+struct Buffers {
+    read: Vec<u8>,
+    written: Vec<u8>,
+    scratch: Vec<u8>,
+}
+
+/// Does jobs.
+struct Mover<'a> {
+    work: &'a Work<'a>,
+    sources: &'a SourceFiles<'a>,
+    output: &'a Output<'a>,
+    sizes: PieceSizes,
+    options: &'a Options<'a>,
+}
+
+impl Mover<'_> {
+    /// Reads pieces that follow each other in a file and writes them at once.
+    fn fill(&self, pieces: &[Piece], buffers: &mut Buffers) -> Result<(), Error> {
+        let Buffers { read, written, scratch } = buffers;
+        let total: usize = pieces.iter().map(|piece| self.target_len(piece)).sum();
+        let written = sized(written, total);
+        let mut filled = 0;
+        for piece in pieces {
+            let reader = self.work.reader(piece);
+            let out = &mut written[filled..filled + self.target_len(piece)];
+            filled += out.len();
+            let from = reader.tensor.dtype;
+            let elements = piece.elements.clone();
+            let known = if from == self.place(piece).dtype {
+                reader.read(elements, self.sources, scratch, self.sizes.large, out)?
+            } else {
+                let read = sized(read, out.len() / self.place(piece).dtype.size_bytes() * from.size_bytes());
+                reader.read(elements, self.sources, scratch, self.sizes.large, read)?;
+                self.convert(piece, read, out)?;
+                None
+            };
+            self.note(piece, out, known);
+        }
+        self.output.write(pieces[0].file, written, self.target_offset(&pieces[0]))?;
+        self.options.progress.advance(total as u64);
+        Ok(())
+    }
+
+    /// Decodes a compressed item and writes the elements of each of its segments where they belong.
+    fn decode_into_place(
+        &self,
+        source: usize,
+        segments: &[Segment],
+        buffers: &mut Buffers,
+    ) -> Result<(), Error> {
+        let size = |segment: &Segment| self.work.reader(&segment.piece).size() as u64;
+        let end = |segment: &Segment| {
+            segment.start + (segment.piece.elements.end - segment.piece.elements.start) * size(segment)
+        };
+        let needed = segments.iter().map(end).max().unwrap_or(0);
+        // What is left of each segment.
+        let mut rest: Vec<Segment> = segments.to_vec();
+        zstd_stream::decode(
+            self.sources,
+            source,
+            needed,
+            self.sizes.usual,
+            self.options.cancel,
+            &mut |position, bytes| {
+                let decoded_end = position + bytes.len() as u64;
+                for segment in rest.iter_mut().take_while(|segment| segment.start < decoded_end) {
+                    let size = size(segment);
+                    let elements = &mut segment.piece.elements;
+                    let count = ((decoded_end - segment.start) / size).min(elements.end - elements.start);
+                    let piece =
+                        Piece { elements: elements.start..elements.start + count, ..segment.piece.clone() };
+                    let first = (segment.start - position) as usize;
+                    self.put(&piece, &bytes[first..first + (count * size) as usize], buffers)?;
+                    segment.piece.elements.start += count;
+                    segment.start += count * size;
+                }
+                rest.retain(|segment| !segment.piece.elements.is_empty());
+                Ok(())
+            },
+        )?;
+        Ok(())
+    }
+
+    /// Converts and writes elements that are in memory.
+    fn put(&self, piece: &Piece, bytes: &[u8], buffers: &mut Buffers) -> Result<(), Error> {
+        let converted;
+        let out = if self.work.reader(piece).tensor.dtype == self.place(piece).dtype {
+            bytes
+        } else {
+            converted = sized(&mut buffers.written, self.target_len(piece));
+            self.convert(piece, bytes, converted)?;
+            converted
+        };
+        self.note(piece, out, None);
+        self.output.write(piece.file, out, self.target_offset(piece))?;
+        self.options.progress.advance(out.len() as u64);
+        Ok(())
+    }
+
+    fn convert(&self, piece: &Piece, bytes: &[u8], out: &mut [u8]) -> Result<(), Error> {
+        let reader = self.work.reader(piece);
+        let converted = convert::between(reader.tensor.dtype, self.place(piece).dtype, bytes, out);
+        converted.map_err(|OutOfRange { index, value, target }| Error::ValueOutOfRange {
+            path: self.sources.checkpoint.path.clone(),
+            tensor: reader.name.to_owned(),
+            element: piece.elements.start + index as u64,
+            value,
+            target,
+        })
+    }
+
+    fn note(&self, piece: &Piece, bytes: &[u8], known: Option<Digest>) {
+        let offset = self.target_offset(piece) - self.place(piece).offset;
+        self.output.note((piece.file, piece.place), offset, bytes, known);
+    }
+
+    fn place(&self, piece: &Piece) -> &super::Place {
+        &self.work.files[piece.file].places[piece.place]
+    }
+
+    /// Bytes of a piece in the output.
+    fn target_len(&self, piece: &Piece) -> usize {
+        (piece.elements.end - piece.elements.start) as usize * self.place(piece).dtype.size_bytes()
+    }
+
+    /// The first byte of a piece in its file.
+    fn target_offset(&self, piece: &Piece) -> u64 {
+        let place = self.place(piece);
+        place.offset + (piece.elements.start - place.elements.start) * place.dtype.size_bytes() as u64
+    }
+}
+
+/// The first `len` bytes of a buffer, which grows to hold them.
+fn sized(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
+    if buffer.len() < len {
+        buffer.resize(len, 0);
+    }
+    &mut buffer[..len]
+}
+
+#[cfg(test)]
+mod tests;

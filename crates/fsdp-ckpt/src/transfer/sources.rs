@@ -1,0 +1,75 @@
+//! The bytes of a checkpoint's sources: plain files by positioned reads, compressed items once they have been
+//! decoded to a spool.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use super::{
+    checks::Checks,
+    open_files::{OpenFiles, Purpose},
+    spool::Spool,
+};
+use crate::{
+    checkpoint::{Checkpoint, Source},
+    digest::Digest,
+    error::{Error, TransferFault},
+    file_io::{Files, PathFile},
+};
+
+/// The sources of a checkpoint, readable by any number of threads.
+#[derive(Debug)]
+pub(crate) struct SourceFiles<'a> {
+    pub(crate) checkpoint: &'a Checkpoint,
+    /// The number in `open` of the file of each source.
+    file_of: Vec<usize>,
+    open: OpenFiles,
+    pub(crate) checks: Checks<'a>,
+    pub(super) spool: Option<Spool>,
+}
+
+impl<'a> SourceFiles<'a> {
+    pub(crate) fn new(files: &Files, checkpoint: &'a Checkpoint) -> SourceFiles<'a> {
+        let mut numbers: BTreeMap<&PathBuf, usize> = BTreeMap::new();
+        let mut paths = Vec::new();
+        let file_of = checkpoint.sources.iter().map(|source| {
+            *numbers.entry(source.path()).or_insert_with(|| {
+                paths.push(source.path().clone());
+                paths.len() - 1
+            })
+        });
+        let file_of = file_of.collect();
+        let open = OpenFiles::new(files.clone(), paths, Purpose::Reading);
+        SourceFiles { checkpoint, file_of, open, checks: Checks::new(checkpoint), spool: None }
+    }
+
+    /// Reads bytes of a source, for `tensor`, and holds them against the checksums of the checkpoint. Returns
+    /// their digest if one was computed.
+    pub(crate) fn read(
+        &self,
+        source: usize,
+        offset: u64,
+        tensor: &str,
+        out: &mut [u8],
+    ) -> Result<Option<Digest>, Error> {
+        match &self.checkpoint.sources[source] {
+            Source::File { path, len } => {
+                let range = offset..offset.saturating_add(out.len() as u64);
+                if range.end > *len {
+                    let (tensor, path) = (tensor.to_owned(), path.clone());
+                    return Err(TransferFault::BeyondSource { tensor, path, range, len: *len }.into());
+                }
+                self.file(source)?.read_exact_at(out, offset)?;
+                Ok(self.checks.observe(source, offset, out))
+            }
+            // Decoding has observed the checksums already.
+            Source::Zstd { .. } => {
+                let spool = self.spool.as_ref().expect("compressed sources that are read were spooled");
+                spool.read(source, offset, out).map(|()| None)
+            }
+        }
+    }
+
+    /// The open file of a source.
+    pub(super) fn file(&self, source: usize) -> Result<std::sync::Arc<PathFile>, Error> {
+        self.open.get(self.file_of[source])
+    }
+}

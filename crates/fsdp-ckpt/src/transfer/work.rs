@@ -1,0 +1,227 @@
+//! What there is to do for a plan: pieces of places that any thread may take, and compressed items to decode.
+//!
+//! A tensor whose chunks lie in plain files is cut into pieces. A run of a tensor inside a compressed item is a
+//! [`Segment`] of the job that decodes this item. Items that hold strided chunks, which cannot be decoded into
+//! place, are spooled first and count as plain.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    sync::{Mutex, PoisonError},
+};
+
+use super::{PlannedFile, elements::TensorReader};
+use crate::{
+    checkpoint::{Checkpoint, Region, Source},
+    error::Error,
+};
+
+/// All work of a transfer.
+pub(super) struct Work<'a> {
+    pub(super) files: &'a [PlannedFile],
+    pub(super) readers: Vec<TensorReader<'a>>,
+    /// The reader of each place of each file.
+    reader_of: Vec<Vec<usize>>,
+    runs: Vec<Piece>,
+    /// Runs of tensors in compressed items that are decoded into place, by source.
+    pub(super) streams: BTreeMap<usize, Vec<Segment>>,
+    /// Compressed items that are spooled first, and how many of their decoded bytes are needed.
+    pub(super) spooled: BTreeMap<usize, u64>,
+}
+
+/// Elements of a place.
+#[derive(Clone, Debug)]
+pub(super) struct Piece {
+    pub(super) file: usize,
+    pub(super) place: usize,
+    pub(super) elements: Range<u64>,
+}
+
+/// Elements of a place that lie together in a compressed item.
+#[derive(Clone, Debug)]
+pub(super) struct Segment {
+    /// First decoded byte.
+    pub(super) start: u64,
+    pub(super) piece: Piece,
+}
+
+impl<'a> Work<'a> {
+    /// # Errors
+    /// [`Error::UnknownTensor`] if a place wants a tensor that the checkpoint does not have.
+    pub(super) fn new(checkpoint: &'a Checkpoint, files: &'a [PlannedFile]) -> Result<Work<'a>, Error> {
+        let mut numbers = BTreeMap::new();
+        let mut readers = Vec::new();
+        let mut reader_of = Vec::with_capacity(files.len());
+        for file in files {
+            let mut of_places = Vec::with_capacity(file.places.len());
+            for place in &file.places {
+                let number = match numbers.get(place.tensor.as_str()) {
+                    Some(&number) => number,
+                    None => {
+                        readers.push(reader(checkpoint, &place.tensor)?);
+                        numbers.insert(place.tensor.as_str(), readers.len() - 1);
+                        readers.len() - 1
+                    }
+                };
+                of_places.push(number);
+            }
+            reader_of.push(of_places);
+        }
+        let spooled = spooled(checkpoint, &readers);
+        let (runs, streams) = (Vec::new(), BTreeMap::new());
+        let mut work = Work { files, readers, reader_of, runs, streams, spooled };
+        work.split(checkpoint);
+        Ok(work)
+    }
+
+    pub(super) fn reader(&self, piece: &Piece) -> &TensorReader<'a> {
+        &self.readers[self.reader_of[piece.file][piece.place]]
+    }
+
+    /// Decides for every place what is decoded into it and what is read.
+    fn split(&mut self, checkpoint: &Checkpoint) {
+        for (file, planned) in self.files.iter().enumerate() {
+            for (place, wanted) in planned.places.iter().map(|place| &place.elements).enumerate() {
+                let reader = &self.readers[self.reader_of[file][place]];
+                let is_streamed = |source| is_zstd(checkpoint, source) && !self.spooled.contains_key(&source);
+                if !reader.parts().iter().any(|part| is_streamed(part.chunk.source)) {
+                    self.runs.push(Piece { file, place, elements: wanted.clone() });
+                    continue;
+                }
+                for part in reader.parts() {
+                    let elements = part.span.start.max(wanted.start)..part.span.end.min(wanted.end);
+                    if elements.is_empty() {
+                        continue;
+                    }
+                    let skipped = (elements.start - part.span.start) * reader.size() as u64;
+                    let piece = Piece { file, place, elements };
+                    if is_streamed(part.chunk.source) {
+                        let segment = Segment { start: part.chunk.offset + skipped, piece };
+                        self.streams.entry(part.chunk.source).or_default().push(segment);
+                    } else {
+                        self.runs.push(piece);
+                    }
+                }
+            }
+        }
+        self.streams.values_mut().for_each(|segments| segments.sort_by_key(|segment| segment.start));
+    }
+}
+
+fn reader<'a>(checkpoint: &'a Checkpoint, name: &str) -> Result<TensorReader<'a>, Error> {
+    let (name, tensor) = checkpoint.tensors.get_key_value(name).ok_or_else(|| Error::UnknownTensor {
+        path: checkpoint.path.clone(),
+        tensor: name.to_owned(),
+        tensor_count: checkpoint.tensors.len(),
+    })?;
+    Ok(TensorReader::new(name, tensor))
+}
+
+fn is_zstd(checkpoint: &Checkpoint, source: usize) -> bool {
+    matches!(checkpoint.sources[source], Source::Zstd { .. })
+}
+
+/// The compressed items of tensors with strided chunks, each with the decoded bytes that any tensor needs.
+fn spooled(checkpoint: &Checkpoint, readers: &[TensorReader]) -> BTreeMap<usize, u64> {
+    let has_box = |reader: &&TensorReader| {
+        reader.parts().iter().any(|part| matches!(part.chunk.region, Region::Box { .. }))
+    };
+    let of_boxes = readers.iter().filter(has_box).flat_map(|reader| reader.parts());
+    let sources: BTreeSet<usize> = of_boxes.map(|part| part.chunk.source).collect();
+    needed(readers, |source| is_zstd(checkpoint, source) && sources.contains(&source))
+}
+
+/// The bytes of sources that tensors need, counted from the first byte of each.
+pub(super) fn needed(readers: &[TensorReader], is_wanted: impl Fn(usize) -> bool) -> BTreeMap<usize, u64> {
+    let mut needed = BTreeMap::new();
+    for reader in readers {
+        for part in reader.parts().iter().filter(|part| is_wanted(part.chunk.source)) {
+            let end: &mut u64 = needed.entry(part.chunk.source).or_default();
+            *end = (*end).max(part.chunk.offset + part.source_len() * reader.size() as u64);
+        }
+    }
+    needed
+}
+
+/// Hands out the work, to any number of threads.
+pub(super) struct Queue<'a> {
+    work: &'a Work<'a>,
+    streams: Vec<usize>,
+    sizes: PieceSizes,
+    next: Mutex<Next>,
+}
+
+/// How much is moved at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PieceSizes {
+    /// Bytes of a piece.
+    pub(super) usual: usize,
+    /// Bytes of a piece of a tensor that wants large ones.
+    pub(super) large: usize,
+}
+
+#[derive(Default)]
+struct Next {
+    stream: usize,
+    run: usize,
+    /// Elements of the run that were handed out.
+    taken: u64,
+}
+
+/// Something for one thread to do.
+pub(super) enum Job {
+    /// Decode this source into place.
+    Stream(usize),
+    /// Fill these pieces, which follow each other in one file.
+    Pieces(Vec<Piece>),
+}
+
+impl<'a> Queue<'a> {
+    pub(super) fn new(work: &'a Work<'a>, sizes: PieceSizes) -> Queue<'a> {
+        let streams = work.streams.keys().copied().collect();
+        Queue { work, streams, sizes, next: Mutex::new(Next::default()) }
+    }
+
+    /// The next job, streams first since they are the longest.
+    pub(super) fn next(&self) -> Option<Job> {
+        // A panic of another thread leaves a valid state.
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&source) = self.streams.get(next.stream) {
+            next.stream += 1;
+            return Some(Job::Stream(source));
+        }
+        let mut pieces: Vec<Piece> = Vec::new();
+        let (mut bytes, mut end) = (0, 0);
+        while let Some(run) = self.work.runs.get(next.run) {
+            let place = &self.work.files[run.file].places[run.place];
+            let size = place.dtype.size_bytes() as u64;
+            let first = run.elements.start + next.taken;
+            let offset = place.offset + (first - place.elements.start) * size;
+            let is_next = pieces.first().is_none_or(|other| other.file == run.file && end == offset);
+            let len = (run.elements.end - first).min(self.elements_max(run, bytes as usize));
+            if !is_next || (len == 0 && first < run.elements.end) {
+                break;
+            }
+            bytes += len * size;
+            end = offset + len * size;
+            if len > 0 {
+                pieces.push(Piece { elements: first..first + len, ..run.clone() });
+            }
+            next.taken += len;
+            if first + len == run.elements.end {
+                (next.run, next.taken) = (next.run + 1, 0);
+            }
+        }
+        (!pieces.is_empty()).then_some(Job::Pieces(pieces))
+    }
+
+    /// How many elements of a run fit a job that has `bytes` already.
+    fn elements_max(&self, run: &Piece, bytes: usize) -> u64 {
+        let reader = self.work.reader(run);
+        let place = &self.work.files[run.file].places[run.place];
+        let element = place.dtype.size_bytes().max(reader.size());
+        let size = if reader.wants_large_pieces() { self.sizes.large } else { self.sizes.usual };
+        let rest = size.saturating_sub(bytes) / element;
+        if bytes == 0 { rest.max(1) as u64 } else { rest as u64 }
+    }
+}

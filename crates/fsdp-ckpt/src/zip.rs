@@ -1,0 +1,91 @@
+//! Zip archives as PyTorch writes them: found by their directory, stored, checked before anything is read.
+//!
+//! This reads no general zip: records are stored as they are, archives have no comment, names are plain relative
+//! paths, no two records share a name or a byte, and everything lies inside the bytes that were given. Whatever an
+//! archive claims, no more memory is taken than its directory has bytes. Archives may lie in the middle of a file:
+//! positions in the archive count from its start, [`Record::data`] from that of the underlying bytes.
+
+mod beginning;
+mod directory;
+mod end;
+mod fields;
+pub(crate) mod writer;
+
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeMap, ops::Range};
+
+use crate::{
+    bytes::Section,
+    error::{Error, ZipFault},
+};
+
+/// The longest directory that is read.
+const DIRECTORY_BYTES_MAX: u64 = 1 << 28;
+
+/// A stored file in an archive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    /// Where its bytes are, counted from the start of what the archive's section is a part of.
+    pub(crate) data: Range<u64>,
+    /// The CRC-32 of its bytes. Writers that compute none store zero, which therefore says nothing.
+    pub(crate) crc32: Option<u32>,
+    /// Whether it was cut by the end of a beginning: it ends at or before the end of `data`.
+    pub(crate) is_open: bool,
+}
+
+/// An archive whose directory was read and checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Archive {
+    records: BTreeMap<String, Record>,
+}
+
+impl Archive {
+    /// Reads the directory of the archive that fills `section`.
+    pub(crate) fn open(section: Section<'_>) -> Result<Archive, Error> {
+        let end = end::find(section)?;
+        let bytes = section.read(end.directory.clone())?;
+        let entries = directory::parse(&bytes, end.count).map_err(|fault| section.fault(fault))?;
+        let mut entries = directory::locate(section, entries, end.directory.start)?;
+        directory::check_overlaps(&mut entries).map_err(|fault| section.fault(fault))?;
+        let records = entries.into_iter().map(|entry| {
+            let crc32 = (entry.crc32 != 0).then_some(entry.crc32);
+            (entry.name, Record { data: entry.data, crc32, is_open: false })
+        });
+        Archive::of_records(section, records)
+    }
+
+    /// Reads the first records of an archive of which `section` holds the beginning, and which has at most `len_max`
+    /// bytes.
+    pub(crate) fn scan(section: Section<'_>, len_max: u64) -> Result<Archive, Error> {
+        let bytes = section.read(0..section.len())?;
+        let records = beginning::scan(&bytes, len_max).map_err(|fault| section.fault(fault))?;
+        Archive::of_records(section, records)
+    }
+
+    /// The archive of these records, whose positions count from its start.
+    fn of_records(
+        section: Section<'_>,
+        found: impl IntoIterator<Item = (String, Record)>,
+    ) -> Result<Archive, Error> {
+        let mut records = BTreeMap::new();
+        for (name, record) in found {
+            let data = section.start() + record.data.start..section.start() + record.data.end;
+            if records.insert(name.clone(), Record { data, ..record }).is_some() {
+                return Err(section.fault(ZipFault::DuplicateName { name }));
+            }
+        }
+        Ok(Archive { records })
+    }
+
+    /// All records, by name.
+    pub(crate) fn records(&self) -> &BTreeMap<String, Record> {
+        &self.records
+    }
+
+    /// The record of this name.
+    pub(crate) fn record(&self, name: &str) -> Option<&Record> {
+        self.records.get(name)
+    }
+}

@@ -1,0 +1,172 @@
+//! Archives by hand: what is read, and what hostile ones run into.
+
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{bytes::Memory, error::TorchFault};
+
+/// A stored record as it is written.
+#[derive(Clone)]
+struct Written {
+    name: &'static str,
+    data: &'static [u8],
+    padding: usize,
+}
+
+fn written(name: &'static str, data: &'static [u8]) -> Written {
+    Written { name, data, padding: 0 }
+}
+
+/// An archive of these records: local parts, directory, end.
+fn archive(records: &[Written]) -> Vec<u8> {
+    let (mut out, mut directory) = (Vec::new(), Vec::new());
+    for Written { name, data, padding } in records {
+        let crc = crate::digest::DigestKind::Crc32.of(data).value as u32;
+        let at = out.len() as u32;
+        let fields = |extra: usize| {
+            let mut fields = vec![0, 0, 0, 8, 0, 0, 0, 0, 0, 0];
+            for number in [crc, data.len() as u32, data.len() as u32] {
+                fields.extend(number.to_le_bytes());
+            }
+            fields.extend((name.len() as u16).to_le_bytes());
+            fields.extend((extra as u16).to_le_bytes());
+            fields
+        };
+        out.extend(
+            [b"PK\x03\x04", &fields(*padding)[..], name.as_bytes(), &vec![b'Z'; *padding], data].concat(),
+        );
+        directory.extend(
+            [b"PK\x01\x02\0\0", &fields(0)[..], &[0; 10], &at.to_le_bytes(), name.as_bytes()].concat(),
+        );
+    }
+    let (count, len, start) = (records.len() as u16, directory.len() as u32, out.len() as u32);
+    out.extend(directory);
+    out.extend(b"PK\x05\x06\0\0\0\0");
+    out.extend([count.to_le_bytes(), count.to_le_bytes()].concat());
+    out.extend([len.to_le_bytes(), start.to_le_bytes()].concat());
+    out.extend([0, 0]);
+    out
+}
+
+fn open_at(bytes: &[u8], range: Range<u64>) -> Result<Archive, ZipFault> {
+    let bytes = Memory(bytes.to_vec());
+    Archive::open(Section::new(&bytes, range, Path::new("a.pt"), "")).map_err(|error| match error {
+        Error::Torch { fault, .. } => match *fault {
+            TorchFault::Zip(fault) => fault,
+            other => panic!("{other}"),
+        },
+        other => panic!("{other}"),
+    })
+}
+
+fn open(bytes: &[u8]) -> Result<Archive, ZipFault> {
+    open_at(bytes, 0..bytes.len() as u64)
+}
+
+/// Replaces the only occurrence of `from` after `after` bytes.
+fn patch(bytes: &[u8], at: usize, new: &[u8]) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    bytes[at..at + new.len()].copy_from_slice(new);
+    bytes
+}
+
+fn directory_at(bytes: &[u8]) -> usize {
+    bytes.windows(4).position(|window| window == b"PK\x01\x02").unwrap()
+}
+
+#[test]
+fn finds_records_where_they_are_also_inside_a_file() {
+    let two = [written("a/x", b"hello"), Written { padding: 7, ..written("a/y", b"") }];
+    let bytes = archive(&two);
+    let found = open(&bytes).unwrap();
+    assert_eq!(found.record("a/x").unwrap().data, 33..38);
+    assert_eq!(found.record("a/x").unwrap().crc32, Some(0x3610_a686));
+    assert_eq!(found.record("a/y").unwrap(), &Record { data: 78..78, crc32: None, is_open: false });
+    let inside = [b"before", &bytes[..], b"after"].concat();
+    let found = open_at(&inside, 6..6 + bytes.len() as u64).unwrap();
+    assert_eq!(found.record("a/x").unwrap().data, 39..44);
+    assert_eq!(found.records().len(), 2);
+}
+
+#[test]
+fn refuses_every_truncation() {
+    let bytes = archive(&[written("a", b"hello"), written("b", b"world")]);
+    for len in 0..bytes.len() {
+        open(&bytes[..len]).unwrap_err();
+    }
+}
+
+#[test]
+fn refuses_compressed_and_encrypted_records() {
+    let bytes = archive(&[written("bomb", b"tiny")]);
+    let directory = directory_at(&bytes);
+    let fault = open(&patch(&bytes, directory + 10, &[8])).unwrap_err();
+    assert!(fault.to_string().contains("`bomb` is compressed (method 8)"), "{fault}");
+    let fault = open(&patch(&bytes, directory + 8, &[1])).unwrap_err();
+    assert!(fault.to_string().contains("encrypted"), "{fault}");
+    let fault = open(&patch(&bytes, 8, &[8])).unwrap_err();
+    assert!(fault.to_string().contains("not stored"), "{fault}");
+}
+
+#[test]
+fn refuses_names_that_are_there_twice() {
+    let bytes = archive(&[written("same", b"1"), written("same", b"2")]);
+    assert_eq!(open(&bytes), Err(ZipFault::DuplicateName { name: "same".into() }));
+}
+
+#[test]
+fn refuses_records_that_share_bytes() {
+    let bytes = archive(&[written("a", b"hello"), written("b", b"world")]);
+    let first = directory_at(&bytes);
+    let second = first + 47;
+    // The first record is as long as to reach into the second one.
+    let long = 10u32.to_le_bytes();
+    let overlapping = patch(&patch(&bytes, first + 20, &long), first + 24, &long);
+    assert!(matches!(open(&overlapping), Err(ZipFault::Overlap { .. })));
+    // Both entries point at the first record.
+    let twice = patch(&patch(&bytes, second + 46, b"a"), second + 42, &[0; 4]);
+    assert_eq!(open(&twice), Err(ZipFault::DuplicateName { name: "a".into() }));
+}
+
+#[test]
+fn refuses_sizes_beyond_the_archive_before_it_allocates() {
+    let bytes = archive(&[written("a", b"hello")]);
+    let directory = directory_at(&bytes);
+    let huge = 0xffff_fff0u32.to_le_bytes();
+    let sized = patch(&patch(&bytes, directory + 20, &huge), directory + 24, &huge);
+    assert!(matches!(open(&sized), Err(ZipFault::RecordOutside { .. })));
+    assert!(matches!(open(&patch(&bytes, directory + 42, &huge)), Err(ZipFault::RecordOutside { .. })));
+    let end = bytes.len() - 22;
+    assert!(matches!(open(&patch(&bytes, end + 12, &huge)), Err(ZipFault::BadEnd { .. })));
+    let counted = patch(&bytes, end + 8, &[0xf0, 0xff, 0xf0, 0xff]);
+    assert!(matches!(open(&counted), Err(ZipFault::DirectoryTooShort { .. })));
+}
+
+#[test]
+fn refuses_names_that_lead_elsewhere() {
+    for name in ["../a", "/a", "a/../b", "a//b", "a\\b", ".", "a/", ""] {
+        let name: &'static str = name;
+        let fault = open(&archive(&[written(name, b"1")])).unwrap_err();
+        assert!(matches!(fault, ZipFault::BadName { .. }), "{name}: {fault}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_damage_makes_the_reader_panic_or_leave_the_archive(
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+    ) {
+        let mut bytes = archive(&[written("a/data.pkl", b"hello"), written("a/data/0", b"0123456789")]);
+        for (at, byte) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        if let Ok(archive) = open(&bytes) {
+            for record in archive.records().values() {
+                prop_assert!(record.data.end <= bytes.len() as u64);
+            }
+        }
+    }
+}

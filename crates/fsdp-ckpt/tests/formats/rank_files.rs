@@ -1,0 +1,109 @@
+//! Rank files of distributed tensors read to the model that they were made of.
+
+use std::{fs, path::Path};
+
+use fsdp_ckpt::{
+    checkpoint::{Checkpoint, Role},
+    formats::{rank_files, rank_kind::RankKind, torch_file},
+};
+
+use crate::{bytes_of, fixture};
+
+const RANK0: &str = "model_world_size_2_rank_0.pt";
+const RANK1: &str = "model_world_size_2_rank_1.pt";
+
+/// A directory with copies of files under other names.
+fn copies(files: &[(&str, &str)]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for (from, to) in files {
+        fs::copy(fixture("fsdp2_rank_pth").join(from), dir.path().join(to)).unwrap();
+    }
+    dir
+}
+
+fn assert_is_reference(checkpoint: &Checkpoint) {
+    checkpoint.check_coverage().unwrap();
+    let reference = torch_file::open(fixture("fsdp2_rank_pth/reference.pth")).unwrap();
+    assert_eq!(checkpoint.tensors.keys().collect::<Vec<_>>(), reference.tensors.keys().collect::<Vec<_>>());
+    for (name, expected) in &reference.tensors {
+        let tensor = &checkpoint.tensors[name];
+        assert_eq!((tensor.dtype, &tensor.shape), (expected.dtype, &expected.shape), "{name}");
+        assert_eq!(tensor.role, Role::Model);
+        assert_eq!(bytes_of(checkpoint, name), bytes_of(&reference, name), "{name}");
+    }
+}
+
+#[test]
+fn rank_files_of_fsdp2_read_to_the_model() {
+    for rank in [RANK0, RANK1] {
+        let checkpoint = rank_files::open(fixture("fsdp2_rank_pth").join(rank)).unwrap();
+        assert_eq!(checkpoint.world_size, Some(2));
+        assert_is_reference(&checkpoint);
+    }
+    let dir = copies(&[(RANK0, "pytorch_model_fsdp_rank0.bin"), (RANK1, "pytorch_model_fsdp_rank1.bin")]);
+    assert_is_reference(&rank_files::open(dir.path()).unwrap());
+}
+
+#[test]
+fn the_optimizer_beside_a_model_is_read_under_its_own_name() {
+    let dir = copies(&[
+        (RANK0, RANK0),
+        (RANK1, RANK1),
+        (RANK0, "optim_world_size_2_rank_0.pt"),
+        (RANK1, "optim_world_size_2_rank_1.pt"),
+    ]);
+    let checkpoint = rank_files::open(dir.path()).unwrap();
+    checkpoint.check_coverage().unwrap();
+    for (name, tensor) in &checkpoint.tensors {
+        assert_eq!(tensor.role == Role::Optimizer, name.starts_with("optim."), "{name}");
+    }
+    assert_eq!(bytes_of(&checkpoint, "optim.1.bias"), bytes_of(&checkpoint, "1.bias"));
+}
+
+fn message(path: &Path) -> String {
+    rank_files::open(path).unwrap_err().to_string()
+}
+
+#[test]
+fn a_missing_rank_is_named() {
+    let message_of_rank = message(copies(&[(RANK0, RANK0)]).path());
+    assert!(message_of_rank.contains("the files of ranks 1 of 2 are missing"), "{message_of_rank}");
+    // Where names say no world size, the mesh does.
+    let unnamed = message(copies(&[(RANK0, "model_rank0.bin")]).path());
+    assert!(unnamed.contains("number of ranks in a mesh is 2, where 1 was expected"), "{unnamed}");
+}
+
+#[test]
+fn one_rank_under_two_names_is_an_error() {
+    let message = message(copies(&[(RANK0, RANK0), (RANK0, RANK1)]).path());
+    assert!(message.contains(RANK1) && message.contains("its rank is 0, where 1 was expected"), "{message}");
+}
+
+#[test]
+fn local_states_of_fsdp1_are_refused_with_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    for rank in 0..2 {
+        let from = fixture(&format!("fsdp1/local_rank{rank}.pth"));
+        fs::copy(from, dir.path().join(format!("local_rank{rank}.pth"))).unwrap();
+    }
+    let message = message(dir.path());
+    assert!(message.contains("save DTensors or a full state dict"), "{message}");
+}
+
+#[test]
+fn a_directory_without_rank_files_says_what_they_look_like() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(message(dir.path()).contains("such as model_world_size_4_rank_0.pt"));
+    fs::write(dir.path().join("model.pt"), "x").unwrap();
+    assert!(message(&dir.path().join("model.pt")).contains("no file is named after a rank"));
+}
+
+#[test]
+fn formats_of_rank_files_are_told_apart_by_their_content() {
+    let kind = |path: &str| RankKind::of(fixture(path)).unwrap();
+    assert_eq!(kind("fsdp2_rank_pth"), Some(RankKind::DTensors));
+    assert_eq!(kind("xla_fsdp_2rank"), Some(RankKind::Xla));
+    assert_eq!(kind("xla_fsdp_2rank/flat_rank-00000001-of-00000002.pth"), Some(RankKind::Xla));
+    assert_eq!(kind("full.pth"), None);
+    assert_eq!(kind("hf_sharded"), None);
+}

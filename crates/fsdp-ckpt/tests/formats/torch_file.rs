@@ -1,0 +1,170 @@
+//! Files of `torch.save` read to what was saved: every type, every kind of view, shared storages, nested state.
+
+use std::fs;
+
+use fsdp_ckpt::{
+    checkpoint::{Checkpoint, Global, Key, Region, Role, Source, Value},
+    digest::DigestKind,
+    formats::torch_file,
+};
+
+use crate::{assert_equals_safetensors, bytes_of, fixture};
+
+fn value<'a>(checkpoint: &'a Checkpoint, name: &str) -> &'a Value {
+    &checkpoint.values[name].value
+}
+
+fn text(text: &str) -> Value {
+    Value::Str(text.to_owned())
+}
+
+#[test]
+fn a_training_state_reads_to_what_pytorch_saved() {
+    let checkpoint = torch_file::open(fixture("full.pth")).unwrap();
+    assert_equals_safetensors(&checkpoint, &fixture("full.safetensors"), "");
+    let expected: serde_json::Value =
+        serde_json::from_slice(&fs::read(fixture("expected.json")).unwrap()).unwrap();
+    let names = expected.as_object().unwrap().iter().filter(|(_, entry)| entry.get("python").is_some());
+    let mut names: Vec<&String> = names.map(|(name, _)| name).collect();
+    names.sort();
+    assert_eq!(checkpoint.values.keys().collect::<Vec<_>>(), names);
+    assert_eq!(value(&checkpoint, "extra.name"), &text("tiny-é"));
+    assert_eq!(value(&checkpoint, "extra.blob"), &Value::Bytes(vec![0, 1, 255]));
+    assert_eq!(value(&checkpoint, "extra.seed"), &Value::Int((1 << 40) + 7));
+    assert_eq!(value(&checkpoint, "extra.betas"), &Value::Tuple(vec![Value::Float(0.9), Value::Float(0.95)]));
+    assert_eq!(value(&checkpoint, "extra.nothing"), &Value::None);
+    assert_eq!(value(&checkpoint, "extra.done"), &Value::Bool(false));
+    assert_eq!(value(&checkpoint, "extra.mixed.1.k"), &Value::Int(7));
+    assert_eq!(value(&checkpoint, "extra.nested.0"), &text("digit-key"));
+    assert!(checkpoint.notes.is_empty());
+}
+
+#[test]
+fn roles_and_paths_follow_the_nesting() {
+    let checkpoint = torch_file::open(fixture("full.pth")).unwrap();
+    let role = |name: &str| checkpoint.tensors[name].role;
+    assert_eq!(role("model.emb.weight"), Role::Model);
+    assert_eq!(role("optim.state.emb.weight.exp_avg"), Role::Optimizer);
+    assert_eq!(role("extra.rng_state"), Role::Other);
+    let path: Vec<&str> = vec!["optim", "state", "emb.weight", "exp_avg"];
+    let path: Vec<Key> = path.into_iter().map(|step| Key::Name(step.to_owned())).collect();
+    assert_eq!(checkpoint.tensors["optim.state.emb.weight.exp_avg"].path, path);
+    let mixed = &checkpoint.tensors["extra.mixed.0"].path;
+    assert_eq!(mixed[2], Key::Index(0));
+}
+
+#[test]
+fn a_module_state_dict_reads_without_its_versions() {
+    let checkpoint = torch_file::open(fixture("model_only.pth")).unwrap();
+    assert_equals_safetensors(&checkpoint, &fixture("full.safetensors"), "model.");
+    assert!(checkpoint.values.is_empty());
+    assert!(checkpoint.tensors.values().all(|tensor| tensor.role == Role::Model));
+}
+
+#[test]
+fn every_type_and_every_kind_of_view_reads_to_its_elements() {
+    let checkpoint = torch_file::open(fixture("kinds.pth")).unwrap();
+    assert_equals_safetensors(&checkpoint, &fixture("kinds.safetensors"), "");
+    for tensor in checkpoint.tensors.values() {
+        tensor.check_coverage(&checkpoint.sources).unwrap();
+    }
+    let is_flat = |name: &str| matches!(checkpoint.tensors[name].chunks[0].region, Region::Flat(_));
+    for name in
+        ["views.offset", "views.rows", "views.inner_of_one", "zero.scalar", "zero.empty", "tied.first"]
+    {
+        assert!(is_flat(name), "{name}");
+    }
+    for name in ["views.columns", "views.transposed", "views.channels_last", "views.expanded"] {
+        assert!(!is_flat(name), "{name}");
+    }
+}
+
+#[test]
+fn tensors_that_share_a_storage_have_equal_chunks() {
+    let checkpoint = torch_file::open(fixture("kinds.pth")).unwrap();
+    let chunks = |name: &str| &checkpoint.tensors[name].chunks;
+    assert_eq!(chunks("tied.first"), chunks("tied.second"));
+    assert_eq!(chunks("tied.first"), chunks("tied.same_storage"));
+    assert_ne!(chunks("tied.first"), chunks("buffer"));
+}
+
+#[test]
+fn values_of_every_kind_are_kept() {
+    let checkpoint = torch_file::open(fixture("kinds.pth")).unwrap();
+    let value = |name: &str| value(&checkpoint, &format!("values.{name}"));
+    let global = |module: &str, name: &str| Global { module: module.to_owned(), name: name.to_owned() };
+    assert_eq!(value("int"), &Value::Int(-5));
+    assert_eq!(value("large"), &Value::Long(vec![0, 0, 0, 0, 0, 0, 0, 0, 64]));
+    assert_eq!(value("infinite"), &Value::Float(f64::INFINITY));
+    assert_eq!(value("text"), &text("é中😀"));
+    assert_eq!(value("bytes"), &Value::Bytes(vec![0, 255]));
+    assert_eq!(value("bytearray"), &Value::Bytes(b"ab".to_vec()));
+    assert_eq!(value("set"), &Value::Set(vec![Value::Int(3)]));
+    assert_eq!(value("frozenset"), &Value::Set(vec![Value::Int(4)]));
+    assert_eq!(value("dtype"), &Value::Global(global("torch", "bfloat16")));
+    assert_eq!(value("ordered.a"), &Value::Int(1));
+    assert_eq!(value("counter.a"), &Value::Int(2));
+    assert_eq!(value("default.x"), &Value::List(vec![Value::Int(1)]));
+    assert_eq!(value("7"), &text("int key"));
+    let size = Value::Tuple(vec![Value::Int(2), Value::Int(3)]);
+    assert_eq!(
+        value("size"),
+        &Value::Object { class: global("torch", "Size"), args: vec![size], state: None }
+    );
+    assert!(matches!(value("array"), Value::Object { state: Some(_), .. }));
+    assert_eq!(super::torch_file::value(&checkpoint, "pair.1"), &text("text"));
+}
+
+#[test]
+fn checksums_of_records_hold() {
+    for name in ["full.pth", "kinds.pth", "xla_fsdp_2rank/nested_consolidated.pth"] {
+        let checkpoint = torch_file::open(fixture(name)).unwrap();
+        let Source::File { path, len } = &checkpoint.sources[0] else { panic!("a file") };
+        let file = fs::read(path).unwrap();
+        assert_eq!(file.len() as u64, *len);
+        assert!(checkpoint.protections.len() > 10);
+        for protection in &checkpoint.protections {
+            let range = protection.range.start as usize..protection.range.end as usize;
+            assert_eq!(DigestKind::Crc32.of(&file[range]), protection.digest, "{}", protection.what);
+        }
+    }
+}
+
+#[test]
+fn all_plain_files_of_the_fixtures_read() {
+    let plain =
+        ["fsdp1/reference.pth", "fsdp2_rank_pth/reference.pth", "xla_fsdp_2rank/reference_state_dict.pth"];
+    for name in plain {
+        let checkpoint = torch_file::open(fixture(name)).unwrap();
+        assert!(!checkpoint.tensors.is_empty());
+        for tensor in checkpoint.tensors.keys() {
+            bytes_of(&checkpoint, tensor);
+        }
+    }
+}
+
+#[test]
+fn consolidated_files_equal_the_state_that_was_sharded() {
+    let reference = torch_file::open(fixture("xla_fsdp_2rank/reference_state_dict.pth")).unwrap();
+    for layout in ["nested", "dim0", "flat"] {
+        let file = fixture(&format!("xla_fsdp_2rank/{layout}_consolidated.pth"));
+        let consolidated = torch_file::open(file).unwrap();
+        for name in reference.tensors.keys() {
+            let name_there = format!("model.{name}");
+            assert_eq!(bytes_of(&reference, name), bytes_of(&consolidated, &name_there), "{layout} {name}");
+        }
+    }
+}
+
+#[test]
+fn a_local_state_of_fsdp1_is_refused_with_the_reason() {
+    let error = torch_file::open(fixture("fsdp1/local_rank0.pth")).unwrap_err().to_string();
+    assert!(error.contains("local state of FSDP1") && error.contains("_flat_param"), "{error}");
+}
+
+#[test]
+fn one_of_several_rank_files_is_refused_with_the_way_out() {
+    let file = fixture("fsdp2_rank_pth/model_world_size_2_rank_1.pt");
+    let error = torch_file::open(file).unwrap_err().to_string();
+    assert!(error.contains("torch.distributed.tensor.DTensor") && error.contains("all ranks"), "{error}");
+}
