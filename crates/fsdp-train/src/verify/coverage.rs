@@ -142,7 +142,7 @@ mod tests {
     fn elements_that_nobody_holds_are_found() {
         for kind in [Kind::Param, Kind::Gradient, Kind::State(0)] {
             let whole = [pieces(&[(kind, 0, &[0.0; 2])]), pieces(&[(kind, 2, &[0.0; 2])])];
-            assert_eq!(gaps_of(kind, &whole), [String::new(); 0]);
+            assert_eq!(gaps_of(kind, &whole), [""; 0]);
             let short = [pieces(&[(kind, 0, &[0.0; 2])]), pieces(&[(kind, 3, &[0.0; 1])])];
             assert!(gaps_of(kind, &short)[0].starts_with("replica 0 holds 3 of the 4 elements"));
             assert_eq!(gaps_of(kind, &[pieces(&[]), pieces(&[])]).len(), 1);
@@ -161,7 +161,7 @@ mod tests {
     fn replicas_with_other_bits_are_found() {
         let [one, zero, minus] = [1.0, 0.0, -0.0].map(|value| pieces(&[(Kind::Param, 0, &[value])]));
         let mesh = Mesh::new(2, 2).unwrap();
-        assert_eq!(unequal_replicas(mesh, &[&zero, &one, &zero, &one]), [String::new(); 0]);
+        assert_eq!(unequal_replicas(mesh, &[&zero, &one, &zero, &one]), [""; 0]);
         let found = unequal_replicas(mesh, &[&zero, &one, &minus, &one]);
         assert_eq!(found, ["rank 2 holds other bits than rank 0, a replica of its shard"]);
     }
