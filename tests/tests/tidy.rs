@@ -110,7 +110,7 @@ fn functions(text: &str) -> Vec<(&str, usize)> {
     for (at, line) in lines.iter().enumerate().filter(|(_, line)| starts(line)) {
         let indent = &line[..line.len() - line.trim_start().len()];
         let ends = |line: &&str| line.strip_prefix(indent).is_some_and(|rest| rest == "}" || rest == ";");
-        if let Some(len) = lines[at..].iter().position(|line| ends(line)) {
+        if let Some(len) = lines[at..].iter().position(ends) {
             found.push((*line, len + 1));
         }
     }
