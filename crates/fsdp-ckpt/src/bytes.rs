@@ -1,8 +1,8 @@
 //! Bytes that are read by position, wherever they are, and stretches of them with a name for messages.
 //!
-//! What lies inside an archive is read in the same way from a whole file, from a range of one and from a decoded
-//! stream in memory. A [`Section`] never gives out bytes beyond its range and never allocates more than its range
-//! is long, however large the lengths in it claim to be.
+//! What lies inside an archive is read in the same way from a whole file, from a range of one and from a
+//! decoded stream in memory. A [`Section`] never gives out bytes beyond its range and never allocates more
+//! than its range is long, however large the lengths in it claim to be.
 
 use std::{ops::Range, path::Path};
 
@@ -45,8 +45,8 @@ pub(crate) struct Section<'a> {
 }
 
 impl<'a> Section<'a> {
-    /// A section of `bytes`, which must hold all of `range`. `item` names it inside the file of `path`; it is empty
-    /// for a whole file.
+    /// A section of `bytes`, which must hold all of `range`. `item` names it inside the file of `path`; it is
+    /// empty for a whole file.
     pub(crate) fn new(
         bytes: &'a dyn ReadAt,
         range: Range<u64>,

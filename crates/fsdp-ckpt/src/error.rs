@@ -5,9 +5,11 @@
 //! them once. What is wrong inside a safetensors header has its own type, [`HeaderFault`], because the parser
 //! sees bytes and knows no path.
 
+mod conversion_fault;
 mod coverage_fault;
 mod dcp_fault;
 mod file_action;
+mod format_fault;
 mod header_fault;
 mod names;
 mod native_fault;
@@ -22,9 +24,11 @@ mod zip_fault;
 
 use std::{io, ops::Range, path::PathBuf};
 
+pub use conversion_fault::ConversionFault;
 pub use coverage_fault::CoverageFault;
 pub use dcp_fault::DcpFault;
 pub use file_action::FileAction;
+pub use format_fault::FormatFault;
 pub use header_fault::HeaderFault;
 pub use names::{NameDifferences, ShapeDifference};
 pub use native_fault::NativeFault;
@@ -368,6 +372,17 @@ pub enum Error {
         /// What is wrong.
         fault: NestingFault,
     },
+    /// A conversion that was asked for makes no sense.
+    #[error("{0}")]
+    Conversion(ConversionFault),
+    /// A path cannot be opened as a checkpoint.
+    #[error("cannot open {} as a checkpoint: {fault}", path.display())]
+    Format {
+        /// The file or directory.
+        path: PathBuf,
+        /// Why not.
+        fault: FormatFault,
+    },
     /// Files of ranks do not make up one checkpoint.
     #[error("{}: {fault}", path.display())]
     Ranks {
@@ -379,6 +394,12 @@ pub enum Error {
     /// Bytes could not be moved, or must not be.
     #[error("{0}")]
     Transfer(TransferFault),
+}
+
+impl From<ConversionFault> for Error {
+    fn from(fault: ConversionFault) -> Error {
+        Error::Conversion(fault)
+    }
 }
 
 impl From<TransferFault> for Error {

@@ -7,12 +7,16 @@ pub mod dcp;
 pub mod native;
 pub mod rank_files;
 pub mod rank_kind;
+pub mod safetensors_files;
 pub mod torch_file;
 pub mod xla;
 
+mod detect;
 mod fields;
 mod local;
 mod mesh;
 mod rank_file;
 mod rank_names;
 mod shards;
+
+pub use detect::open;

@@ -6,8 +6,12 @@
 //! | [`model_files`] | a Hugging Face model, in one file or in several with an index, read by rows |
 //! | [`export`] | writing such a model: any number of writers put their rows in place, then one commit |
 //! | [`checkpoint`] | any checkpoint: named tensors, and where their bytes lie |
+//! | [`formats`] | reading any format: [`formats::open`] |
 //! | [`targets`] | formats that are written, each as a plan of files |
 //! | [`transfer`] | moving tensor bytes from a checkpoint into planned files |
+//! | [`conversion`] | from any format that is read to any that is written |
+//! | [`verify`] | reading all of a checkpoint: what is damaged, and what nothing protects |
+//! | [`diff`] | comparing two checkpoints of any formats |
 //!
 //! Nothing here holds a whole tensor: reads and writes name rows, and conversions run in bounded chunks.
 //! Files are never memory-mapped (mapped reads hang or crash on network file systems). Positioned reads and
@@ -18,15 +22,20 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
+pub mod conversion;
+pub mod diff;
 pub mod digest;
 mod error;
 pub mod export;
 pub mod formats;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod model_files;
 pub mod native;
 pub mod safetensors;
 pub mod targets;
 pub mod transfer;
+pub mod verify;
 
 #[allow(dead_code, reason = "readers of formats follow")]
 mod bytes;
@@ -45,6 +54,7 @@ mod unique_map;
 mod zip;
 
 pub use error::{
-    CoverageFault, DcpFault, Error, FileAction, HeaderFault, NameDifferences, NativeFault, NestingFault,
-    PickleFault, PlanFault, RankFault, SaveFault, ShapeDifference, TorchFault, TransferFault, ZipFault,
+    ConversionFault, CoverageFault, DcpFault, Error, FileAction, FormatFault, HeaderFault, NameDifferences,
+    NativeFault, NestingFault, PickleFault, PlanFault, RankFault, SaveFault, ShapeDifference, TorchFault,
+    TransferFault, ZipFault,
 };

@@ -1,14 +1,15 @@
 //! Pickles as inert data: protocol 2 to 5, as far as checkpoint formats use them.
 //!
 //! A pickle is a program for a small stack machine, and Python runs whatever that program names. Here it only
-//! describes: [`parse`] returns a [`Graph`] of plain values, in which classes and functions are names out of a
-//! closed table ([`globals`]) and a call is an object that says what would have been called with what. Nothing is
-//! looked up, constructed or run.
+//! describes: [`parse`] returns a [`Graph`] of plain values, in which classes and functions are names out of
+//! a closed table ([`globals`]) and a call is an object that says what would have been called with what.
+//! Nothing is looked up, constructed or run.
 //!
-//! Hostile input costs bounded memory and time: every opcode makes at most one node, nodes, memo entries, depth and
-//! lengths have limits, containers are only filled as what they are, cycles are refused, and parts that are shared
-//! stay shared until [`Graph::value`] writes them out under a limit of its own.
+//! Hostile input costs bounded memory and time: every opcode makes at most one node, nodes, memo entries,
+//! depth and lengths have limits, containers are only filled as what they are, cycles are refused, and parts
+//! that are shared stay shared until [`Graph::value`] writes them out under a limit of its own.
 
+mod fill;
 mod globals;
 mod graph;
 mod input;

@@ -13,6 +13,8 @@ mod torch_archive;
 
 #[cfg(test)]
 pub(crate) mod assemble;
+#[cfg(test)]
+mod round_trips;
 
 use crate::{
     checkpoint::{Key, Object, Role},

@@ -1,12 +1,12 @@
 //! What a file of `torch.save` holds: a tree of values in which tensors say where their bytes lie.
 //!
-//! Such a file is a zip archive of a pickle (`data.pkl`) and one record per storage (`data/0`, ..). Tensors are
-//! views of storages: a type, a shape, strides and a first element. Nothing of a storage is read here; its length
-//! is compared with what the pickle says, and every view with the storage that it reaches into.
+//! Such a file is a zip archive of a pickle (`data.pkl`) and one record per storage (`data/0`, ..). Tensors
+//! are views of storages: a type, a shape, strides and a first element. Nothing of a storage is read here;
+//! its length is compared with what the pickle says, and every view with the storage that it reaches into.
 //!
-//! The archive may be a file, a range of a file (an item of a distributed checkpoint) or bytes in memory. Formats
-//! from before PyTorch 1.6 and big-endian files are refused by name. Devices that tensors once lived on, gradients
-//! and hooks are ignored.
+//! The archive may be a file, a range of a file (an item of a distributed checkpoint) or bytes in memory.
+//! Formats from before PyTorch 1.6 and big-endian files are refused by name. Devices that tensors once lived
+//! on, gradients and hooks are ignored.
 
 mod container;
 mod item;
@@ -53,15 +53,15 @@ impl TorchFile {
 /// Reads the tree of the file that fills `section`.
 ///
 /// # Errors
-/// When it is no such file, is damaged, or holds something that is not supported; the error names the file, the
-/// item and what is wrong.
+/// When it is no such file, is damaged, or holds something that is not supported; the error names the file,
+/// the item and what is wrong.
 pub(crate) fn open(section: Section<'_>) -> Result<TorchFile, Error> {
     container::check_magic(section)?;
     read(section, Archive::open(section)?)
 }
 
-/// Reads the tree of a file of which `section` holds the beginning, up to the first storage at least. The length of
-/// that storage is known only from the pickle; it may reach up to `len_max` bytes from the start.
+/// Reads the tree of a file of which `section` holds the beginning, up to the first storage at least. The
+/// length of that storage is known only from the pickle; it may reach up to `len_max` bytes from the start.
 ///
 /// # Errors
 /// As [`open`], and when the file is not in the order in which PyTorch writes it.

@@ -27,6 +27,11 @@ use std::{num::NonZero, ops::Range, sync::atomic::AtomicBool};
 pub use run::{Moved, run};
 pub use staged::{OutputKind, Staged};
 
+pub(crate) use elements::TensorReader;
+pub(crate) use run::{in_threads, piece_bytes, piece_sizes};
+pub(crate) use sources::SourceFiles;
+pub(crate) use zstd_stream::decode;
+
 use crate::{
     digest::{Digest, DigestKind},
     error::Error,

@@ -1,9 +1,10 @@
 //! Zip archives as PyTorch writes them: found by their directory, stored, checked before anything is read.
 //!
-//! This reads no general zip: records are stored as they are, archives have no comment, names are plain relative
-//! paths, no two records share a name or a byte, and everything lies inside the bytes that were given. Whatever an
-//! archive claims, no more memory is taken than its directory has bytes. Archives may lie in the middle of a file:
-//! positions in the archive count from its start, [`Record::data`] from that of the underlying bytes.
+//! This reads no general zip: records are stored as they are, archives have no comment, names are plain
+//! relative paths, no two records share a name or a byte, and everything lies inside the bytes that were
+//! given. Whatever an archive claims, no more memory is taken than its directory has bytes. Archives may lie
+//! in the middle of a file: positions in the archive count from its start, [`Record::data`] from that of the
+//! underlying bytes.
 
 mod beginning;
 mod directory;
@@ -56,8 +57,8 @@ impl Archive {
         Archive::of_records(section, records)
     }
 
-    /// Reads the first records of an archive of which `section` holds the beginning, and which has at most `len_max`
-    /// bytes.
+    /// Reads the first records of an archive of which `section` holds the beginning, and which has at most
+    /// `len_max` bytes.
     pub(crate) fn scan(section: Section<'_>, len_max: u64) -> Result<Archive, Error> {
         let bytes = section.read(0..section.len())?;
         let records = beginning::scan(&bytes, len_max).map_err(|fault| section.fault(fault))?;

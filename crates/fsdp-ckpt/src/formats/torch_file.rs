@@ -1,8 +1,8 @@
 //! Single files of `torch.save`: `.pth`, `.pt`, `.bin`.
 //!
 //! Nested state dicts are flattened as distributed checkpoints do it. Tensors keep their strides and shared
-//! storages: two tensors that are views of the same bytes have equal chunks. A file that holds one rank's part of
-//! distributed tensors is refused, as the other parts are not in it.
+//! storages: two tensors that are views of the same bytes have equal chunks. A file that holds one rank's
+//! part of distributed tensors is refused, as the other parts are not in it.
 
 use std::path::Path;
 

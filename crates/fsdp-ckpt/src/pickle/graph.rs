@@ -1,7 +1,7 @@
 //! What a pickle describes: a graph of values in which what is shared is there once.
 //!
-//! Once checked, a graph has no cycles, is at most so deep that walking it recursively is safe, and no dict in it
-//! has a text or an integer twice as a key.
+//! Once checked, a graph has no cycles, is at most so deep that walking it recursively is safe, and no dict
+//! in it has a text or an integer twice as a key.
 
 use std::{collections::HashSet, ops::Index};
 

@@ -1,8 +1,8 @@
 //! The stack machine: runs the opcodes and builds the nodes.
 //!
-//! It follows Python's machine in what the formats use, with these differences: it knows no opcode that needs an
-//! import, containers are filled only as what they are (items of a list go into a list, pairs into a dict), a state
-//! is set once and only on objects that have one, and common small values are one node each.
+//! It follows Python's machine in what the formats use, with these differences: it knows no opcode that needs
+//! an import, containers are filled only as what they are (items of a list go into a list, pairs into a
+//! dict), a state is set once and only on objects that have one, and common small values are one node each.
 
 use std::collections::HashMap;
 
@@ -15,8 +15,9 @@ use super::{
 };
 use crate::error::PickleFault;
 
-/// How many parts calls may copy out of their arguments, per byte of the pickle. Arguments are written for one call
-/// each, so files need one at most; without a limit, a few bytes could copy the same long list again and again.
+/// How many parts calls may copy out of their arguments, per byte of the pickle. Arguments are written for
+/// one call each, so files need one at most; without a limit, a few bytes could copy the same long list again
+/// and again.
 const COPIES_PER_BYTE: usize = 16;
 /// Integers from 0 that have one node each.
 const SMALL_INTS: usize = 256;
@@ -92,7 +93,7 @@ impl<'a> Machine<'a> {
             op::MEMOIZE => self.memoize(self.memo.len() as u64)?,
             op::BINGET => self.get::<1>()?,
             op::LONG_BINGET => self.get::<4>()?,
-            op::APPEND => self.fill_one()?,
+            op::APPEND => self.append_one()?,
             op::APPENDS => self.append_all()?,
             op::ADDITEMS => self.add_all()?,
             op::SETITEM => self.set_one()?,
@@ -230,86 +231,6 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn build(&mut self) -> Result<(), PickleFault> {
-        let state = self.pop()?;
-        let (at, target) = (self.at, self.top()?);
-        let is_dict = matches!(self.node(state), Node::Dict(_));
-        match &mut self.nodes[target.0 as usize] {
-            // Attributes of an ordered dict: state dicts of modules keep versions there. Nothing reads them.
-            Node::Dict(_) if is_dict => Ok(()),
-            Node::Object(object) => {
-                let global = object.class.path();
-                if !object.class.may_have_state() {
-                    return Err(PickleFault::WrongUse { at, global, used: "given a state" });
-                }
-                if object.state.replace(state).is_some() {
-                    return Err(PickleFault::WrongUse { at, global, used: "given a state twice" });
-                }
-                Ok(())
-            }
-            other => {
-                let found = other.kind();
-                Err(PickleFault::WrongOperand { at, expected: "an object that has a state", found })
-            }
-        }
-    }
-
-    fn fill_one(&mut self) -> Result<(), PickleFault> {
-        let item = self.pop()?;
-        self.list()?.push(item);
-        Ok(())
-    }
-
-    fn append_all(&mut self) -> Result<(), PickleFault> {
-        let items = self.pop_to_mark()?;
-        self.list()?.extend(items);
-        Ok(())
-    }
-
-    fn add_all(&mut self) -> Result<(), PickleFault> {
-        let items = self.pop_to_mark()?;
-        let (at, target) = (self.at, self.top()?);
-        match &mut self.nodes[target.0 as usize] {
-            Node::Set(set) => set.extend(items),
-            other => {
-                return Err(PickleFault::WrongOperand { at, expected: "a set", found: other.kind() });
-            }
-        }
-        Ok(())
-    }
-
-    fn set_one(&mut self) -> Result<(), PickleFault> {
-        let [key, value] = self.pop_many()?;
-        self.dict()?.push((key, value));
-        Ok(())
-    }
-
-    fn set_all(&mut self) -> Result<(), PickleFault> {
-        let items = self.pop_to_mark()?;
-        let (pairs, rest) = items.as_chunks::<2>();
-        if !rest.is_empty() {
-            return Err(PickleFault::StackUnderflow { at: self.at });
-        }
-        self.dict()?.extend(pairs.iter().map(|&[key, value]| (key, value)));
-        Ok(())
-    }
-
-    fn list(&mut self) -> Result<&mut Vec<NodeId>, PickleFault> {
-        let (at, target) = (self.at, self.top()?);
-        match &mut self.nodes[target.0 as usize] {
-            Node::List(items) => Ok(items),
-            other => Err(PickleFault::WrongOperand { at, expected: "a list", found: other.kind() }),
-        }
-    }
-
-    fn dict(&mut self) -> Result<&mut Vec<(NodeId, NodeId)>, PickleFault> {
-        let (at, target) = (self.at, self.top()?);
-        match &mut self.nodes[target.0 as usize] {
-            Node::Dict(pairs) => Ok(pairs),
-            other => Err(PickleFault::WrongOperand { at, expected: "a dict", found: other.kind() }),
-        }
-    }
-
     fn put<const N: usize>(&mut self) -> Result<(), PickleFault> {
         let index = self.input.unsigned::<N>("a memo index")?;
         self.memoize(index)
@@ -367,18 +288,18 @@ impl<'a> Machine<'a> {
         self.marks.last().copied().unwrap_or(0)
     }
 
-    fn top(&self) -> Result<NodeId, PickleFault> {
+    pub(super) fn top(&self) -> Result<NodeId, PickleFault> {
         self.stack[self.bottom()..].last().copied().ok_or(PickleFault::StackUnderflow { at: self.at })
     }
 
-    fn pop(&mut self) -> Result<NodeId, PickleFault> {
+    pub(super) fn pop(&mut self) -> Result<NodeId, PickleFault> {
         let id = self.top()?;
         self.stack.pop();
         Ok(id)
     }
 
     /// The last `N` values, in the order they were pushed.
-    fn pop_many<const N: usize>(&mut self) -> Result<[NodeId; N], PickleFault> {
+    pub(super) fn pop_many<const N: usize>(&mut self) -> Result<[NodeId; N], PickleFault> {
         let start = self.stack.len().checked_sub(N).filter(|&start| start >= self.bottom());
         let start = start.ok_or(PickleFault::StackUnderflow { at: self.at })?;
         let items = self.stack[start..].try_into().expect("N values are there");
@@ -387,7 +308,7 @@ impl<'a> Machine<'a> {
     }
 
     /// All values above the last mark, which is taken away.
-    fn pop_to_mark(&mut self) -> Result<Vec<NodeId>, PickleFault> {
+    pub(super) fn pop_to_mark(&mut self) -> Result<Vec<NodeId>, PickleFault> {
         let mark = self.marks.pop().ok_or(PickleFault::StackUnderflow { at: self.at })?;
         Ok(self.stack.split_off(mark))
     }

@@ -1,7 +1,7 @@
 //! The opcodes that are read: protocol 2, and what protocols 4 and 5 write in their place.
 //!
-//! Left out on purpose: the text forms of protocol 0, INST and OBJ (classes of Python 2), the extension registry,
-//! out-of-band buffers, and keyword arguments of constructors. No checkpoint format needs them.
+//! Left out on purpose: the text forms of protocol 0, INST and OBJ (classes of Python 2), the extension
+//! registry, out-of-band buffers, and keyword arguments of constructors. No checkpoint format needs them.
 
 pub(super) const MARK: u8 = b'(';
 pub(super) const STOP: u8 = b'.';

@@ -1,4 +1,5 @@
-//! Calls that stand for plain values: containers and bytes that a pickle writes as a call of their constructor.
+//! Calls that stand for plain values: containers and bytes that a pickle writes as a call of their
+//! constructor.
 //!
 //! Everything else that is called stays an object of its class and arguments.
 
@@ -98,7 +99,8 @@ fn bytes(machine: &Machine<'_>, args: &[NodeId]) -> Option<Node> {
     }
 }
 
-/// `getattr` of a class by name is how protocol 2 writes nested classes, and Python 3.11 members of enumerations.
+/// `getattr` of a class by name is how protocol 2 writes nested classes, and Python 3.11 members of
+/// enumerations.
 fn part_of_class(machine: &Machine<'_>, class: Known, args: &[NodeId]) -> Option<Node> {
     let [of, name] = args else { return None };
     let (Node::Global(of), Node::Str(name)) = (machine.node(*of), machine.node(*name)) else { return None };

@@ -1,7 +1,7 @@
 //! Values of a graph written out as trees, under a limit on their size.
 //!
-//! A few bytes can describe a value that holds itself a billion times through shared parts. Writing out counts
-//! every byte that the result will take and stops at the limit.
+//! A few bytes can describe a value that holds itself a billion times through shared parts. Writing out
+//! counts every byte that the result will take and stops at the limit.
 
 use super::{EXPANDED_BYTES_MAX, Graph, Node, NodeId};
 use crate::{checkpoint::Value, error::PickleFault};

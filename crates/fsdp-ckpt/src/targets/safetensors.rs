@@ -8,6 +8,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use super::{OutputTensor, Selection};
 use crate::{
+    checkpoint::join,
     error::Error,
     export::{self, ExportPlan},
     safetensors::{Metadata, TensorEntry, TensorSpec},
@@ -35,16 +36,32 @@ pub struct Unheld {
     pub tied: Vec<(String, String)>,
 }
 
-/// Removes values, and of tensors that share their bytes all but the first, and says which these are.
+/// Removes values, and of tensors that share their bytes all but one, and says which these are.
+///
+/// The one that stays is the first by its place in the selection that is not the output weights: readers make
+/// those out of the input weights, but not the other way round.
 pub fn drop_unheld(selection: &mut Selection) -> Unheld {
-    let values = selection.values.drain(..).map(|value| crate::checkpoint::join(&value.path)).collect();
-    let copy = |tensor: &OutputTensor| {
-        let kept = tensor.tied_to.map(|first| selection.tensors[first].name.clone())?;
-        Some((tensor.name.clone(), kept))
-    };
-    let tied = selection.tensors.iter().filter_map(copy).collect();
-    selection.tensors.retain(|tensor| tensor.tied_to.is_none());
+    let values = selection.values.drain(..).map(|value| join(&value.path)).collect();
+    let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (index, tensor) in selection.tensors.iter().enumerate() {
+        groups.entry(tensor.tied_to.unwrap_or(index)).or_default().push(index);
+    }
+    let tensors = &mut selection.tensors;
+    let mut tied = Vec::new();
+    for members in groups.values().filter(|members| members.len() > 1) {
+        let kept =
+            members.iter().copied().find(|&index| !is_head(&tensors[index].name)).unwrap_or(members[0]);
+        let copies = members.iter().filter(|&&index| index != kept);
+        tied.extend(copies.map(|&index| (tensors[index].name.clone(), tensors[kept].name.clone())));
+        members.iter().for_each(|&index| tensors[index].tied_to = (index != kept).then_some(kept));
+    }
+    tensors.retain(|tensor| tensor.tied_to.is_none());
     Unheld { values, tied }
+}
+
+/// Whether a name is the one of output weights.
+fn is_head(name: &str) -> bool {
+    ["lm_head.weight", "output.weight", "embed_out.weight"].iter().any(|head| name.ends_with(head))
 }
 
 /// Plans the files of `destination`, which names them in messages only.
@@ -131,16 +148,17 @@ mod tests {
     #[test]
     fn values_and_copies_of_tied_weights_are_taken_out_and_named() {
         let tensors = vec![
-            tensor("embed", TensorType::F32, &[2], None),
-            tensor("lm_head", TensorType::F32, &[2], Some(0)),
+            tensor("lm_head.weight", TensorType::F32, &[2], None),
+            tensor("other", TensorType::F32, &[2], None),
+            tensor("wte.weight", TensorType::F32, &[2], Some(0)),
         ];
         let path = vec![Key::Name("step".to_owned())];
         let values = vec![Object { path, role: Role::Other, value: Value::Int(3) }];
         let mut selection = Selection { tensors, values };
         let unheld = drop_unheld(&mut selection);
         assert_eq!(unheld.values, ["step"]);
-        assert_eq!(unheld.tied, [("lm_head".to_owned(), "embed".to_owned())]);
-        assert_eq!(selection.tensors.len(), 1);
+        assert_eq!(unheld.tied, [("lm_head.weight".to_owned(), "wte.weight".to_owned())]);
+        assert_eq!(selection.tensors.len(), 2);
     }
 
     #[test]

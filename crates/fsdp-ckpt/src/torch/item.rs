@@ -45,8 +45,8 @@ pub(crate) struct StoredTensor {
     pub(crate) shape: Vec<u64>,
     /// Distance of neighbours in each dimension, in elements.
     pub(crate) strides: Vec<u64>,
-    /// Where its first element is, counted as the archive's section counts: in the file, or in memory. For a tensor
-    /// without elements, where its storage is.
+    /// Where its first element is, counted as the archive's section counts: in the file, or in memory. For a
+    /// tensor without elements, where its storage is.
     pub(crate) offset: u64,
 }
 
@@ -117,8 +117,8 @@ impl Nested for Item {
         match self {
             Item::Dict(items) => Nesting::Dict(items),
             Item::List(items) => Nesting::List(items),
-            // Distributed checkpoints keep such a tuple as one object. Here its tensors need names, so that they
-            // are converted like all others.
+            // Distributed checkpoints keep such a tuple as one object. Here its tensors need names, so that
+            // they are converted like all others.
             Item::Tuple(items) if self.holds_tensor() => Nesting::List(items),
             Item::Tensor(_) | Item::Wrapped { .. } => Nesting::Tensor,
             Item::Tuple(_) | Item::Object { .. } | Item::Value(_) => Nesting::Other,

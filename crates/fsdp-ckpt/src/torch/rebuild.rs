@@ -1,8 +1,8 @@
 //! From the graph of the pickle to the tree: calls that build tensors become tensors, what holds none stays a
 //! value.
 //!
-//! The functions are PyTorch's: `_rebuild_tensor_v2` and its relatives for plain tensors, parameters as the tensors
-//! that they hold, `_rebuild_from_type_v2` for subclasses.
+//! The functions are PyTorch's: `_rebuild_tensor_v2` and its relatives for plain tensors, parameters as the
+//! tensors that they hold, `_rebuild_from_type_v2` for subclasses.
 
 use super::{
     container::Container,

@@ -9,7 +9,6 @@ use super::{
     Options, OutputPlan, PlannedFile, Staged,
     output::Output,
     sources::SourceFiles,
-    spool::Spool,
     work::{Job, Piece, PieceSizes, Queue, Segment, Work},
     zstd_stream,
 };
@@ -68,10 +67,7 @@ pub fn run(
     options.progress.begin(data_bytes);
     let mut sources = SourceFiles::new(&staged.files, checkpoint);
     let sizes = piece_sizes(options);
-    if !work.spooled.is_empty() {
-        sources.spool = Some(Spool::new(&staged.files, &staged.scratch_dir(), &work.spooled)?);
-        fill_spool(&sources, sizes, options)?;
-    }
+    sources.spool(&staged.files, &staged.scratch_dir(), &work.spooled, options)?;
     let mut output = Output::create(&staged, &files)?;
     let queue = Queue::new(&work, sizes);
     in_threads(options, |buffers: &mut Buffers| {
@@ -100,24 +96,18 @@ pub fn run(
 }
 
 /// How much is moved at a time, so that the buffers of all threads fit the window.
-pub(super) fn piece_sizes(options: &Options) -> PieceSizes {
+pub(crate) fn piece_sizes(options: &Options) -> PieceSizes {
     let large = (options.window_bytes / (BUFFERS * options.threads.get())).max(BUFFER_BYTES_MIN);
     PieceSizes { usual: large.min(PIECE_BYTES), large }
 }
 
-/// Decodes all items that are spooled.
-pub(super) fn fill_spool(sources: &SourceFiles, sizes: PieceSizes, options: &Options) -> Result<(), Error> {
-    let Some(spool) = &sources.spool else { return Ok(()) };
-    let spooled = spool.sources();
-    let next = AtomicUsize::new(0);
-    in_threads(options, |(): &mut ()| {
-        let Some(&source) = spooled.get(next.fetch_add(1, Ordering::Relaxed)) else { return Ok(false) };
-        spool.fill(sources, source, sizes.usual, options.cancel).map(|()| true)
-    })
+/// Bytes that are read at a time where order does not matter.
+pub(crate) fn piece_bytes(options: &Options) -> usize {
+    piece_sizes(options).usual
 }
 
 /// Calls `work` in every thread until it returns false there, one call fails or the caller cancels.
-pub(super) fn in_threads<S: Default>(
+pub(crate) fn in_threads<S: Default>(
     options: &Options,
     work: impl Fn(&mut S) -> Result<bool, Error> + Sync,
 ) -> Result<(), Error> {

@@ -1,12 +1,23 @@
 //! The bytes of a checkpoint's sources: plain files by positioned reads, compressed items once they have been
 //! decoded to a spool.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use super::{
+    Options,
     checks::Checks,
+    elements::TensorReader,
     open_files::{OpenFiles, Purpose},
+    run::{in_threads, piece_sizes},
     spool::Spool,
+    work::needed,
 };
 use crate::{
     checkpoint::{Checkpoint, Source},
@@ -23,7 +34,7 @@ pub(crate) struct SourceFiles<'a> {
     file_of: Vec<usize>,
     open: OpenFiles,
     pub(crate) checks: Checks<'a>,
-    pub(super) spool: Option<Spool>,
+    spool: Option<Spool>,
 }
 
 impl<'a> SourceFiles<'a> {
@@ -39,6 +50,40 @@ impl<'a> SourceFiles<'a> {
         let file_of = file_of.collect();
         let open = OpenFiles::new(files.clone(), paths, Purpose::Reading);
         SourceFiles { checkpoint, file_of, open, checks: Checks::new(checkpoint), spool: None }
+    }
+
+    /// Decodes the first bytes of compressed sources (pairs of source and length) to a nameless file in `dir`,
+    /// so that they can be read in any order.
+    pub(super) fn spool(
+        &mut self,
+        files: &Files,
+        dir: &Path,
+        needed: &BTreeMap<usize, u64>,
+        options: &Options,
+    ) -> Result<(), Error> {
+        if needed.is_empty() {
+            return Ok(());
+        }
+        let spool = Spool::new(files, dir, needed)?;
+        let order: Vec<usize> = needed.keys().copied().collect();
+        let next = AtomicUsize::new(0);
+        in_threads(options, |(): &mut ()| {
+            let Some(&source) = order.get(next.fetch_add(1, Ordering::Relaxed)) else { return Ok(false) };
+            spool.fill(self, source, piece_sizes(options).usual, options.cancel).map(|()| true)
+        })?;
+        self.spool = Some(spool);
+        Ok(())
+    }
+
+    /// Spools what tensors need of the sources for which `is_wanted` holds.
+    pub(crate) fn spool_where<'r>(
+        &mut self,
+        dir: &Path,
+        readers: impl Iterator<Item = &'r TensorReader<'r>>,
+        is_wanted: impl Fn(usize) -> bool,
+        options: &Options,
+    ) -> Result<(), Error> {
+        self.spool(&Files::disk(), dir, &needed(readers, is_wanted), options)
     }
 
     /// Reads bytes of a source, for `tensor`, and holds them against the checksums of the checkpoint. Returns
@@ -69,7 +114,7 @@ impl<'a> SourceFiles<'a> {
     }
 
     /// The open file of a source.
-    pub(super) fn file(&self, source: usize) -> Result<std::sync::Arc<PathFile>, Error> {
+    pub(super) fn file(&self, source: usize) -> Result<Arc<PathFile>, Error> {
         self.open.get(self.file_of[source])
     }
 }

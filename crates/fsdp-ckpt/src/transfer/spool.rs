@@ -42,11 +42,6 @@ impl Spool {
         Ok(Spool { writing, reading: reading?.0, places: places.collect() })
     }
 
-    /// The sources.
-    pub(super) fn sources(&self) -> Vec<usize> {
-        self.places.keys().copied().collect()
-    }
-
     /// Decodes a source.
     pub(super) fn fill(
         &self,

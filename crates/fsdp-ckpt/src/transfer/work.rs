@@ -128,11 +128,14 @@ fn spooled(checkpoint: &Checkpoint, readers: &[TensorReader]) -> BTreeMap<usize,
     };
     let of_boxes = readers.iter().filter(has_box).flat_map(|reader| reader.parts());
     let sources: BTreeSet<usize> = of_boxes.map(|part| part.chunk.source).collect();
-    needed(readers, |source| is_zstd(checkpoint, source) && sources.contains(&source))
+    needed(readers.iter(), |source| is_zstd(checkpoint, source) && sources.contains(&source))
 }
 
 /// The bytes of sources that tensors need, counted from the first byte of each.
-pub(super) fn needed(readers: &[TensorReader], is_wanted: impl Fn(usize) -> bool) -> BTreeMap<usize, u64> {
+pub(super) fn needed<'a>(
+    readers: impl Iterator<Item = &'a TensorReader<'a>>,
+    is_wanted: impl Fn(usize) -> bool,
+) -> BTreeMap<usize, u64> {
     let mut needed = BTreeMap::new();
     for reader in readers {
         for part in reader.parts().iter().filter(|part| is_wanted(part.chunk.source)) {
@@ -153,11 +156,11 @@ pub(super) struct Queue<'a> {
 
 /// How much is moved at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PieceSizes {
+pub(crate) struct PieceSizes {
     /// Bytes of a piece.
-    pub(super) usual: usize,
+    pub(crate) usual: usize,
     /// Bytes of a piece of a tensor that wants large ones.
-    pub(super) large: usize,
+    pub(crate) large: usize,
 }
 
 #[derive(Default)]

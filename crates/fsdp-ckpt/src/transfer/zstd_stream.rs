@@ -24,12 +24,12 @@ const READ_BYTES: usize = 256 << 10;
 const CARRIED: usize = 8;
 
 /// What is called with the position of decoded bytes and the bytes.
-pub(super) type EachPiece<'a> = dyn FnMut(u64, &[u8]) -> Result<(), Error> + 'a;
+pub(crate) type EachPiece<'a> = dyn FnMut(u64, &[u8]) -> Result<(), Error> + 'a;
 
 /// Decodes a compressed source in pieces of at most `piece_bytes`. `each` gets the position of the first byte
 /// and the bytes: the new ones, and in front of them up to seven that it has seen, enough to complete any
 /// element. At least `needed` bytes must come out. Returns how many did.
-pub(super) fn decode(
+pub(crate) fn decode(
     sources: &SourceFiles,
     source: usize,
     needed: u64,

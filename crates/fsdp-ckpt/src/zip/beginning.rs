@@ -1,9 +1,9 @@
-//! The first records of an archive whose directory is not at hand, because the archive is being decoded from its
-//! start.
+//! The first records of an archive whose directory is not at hand, because the archive is being decoded from
+//! its start.
 //!
-//! PyTorch writes headers without lengths and puts a descriptor with the length after the data. The end of a record
-//! is therefore the first descriptor that states just the distance from the data's start. The last record, which
-//! goes on behind what was decoded, stays open.
+//! PyTorch writes headers without lengths and puts a descriptor with the length after the data. The end of a
+//! record is therefore the first descriptor that states just the distance from the data's start. The last
+//! record, which goes on behind what was decoded, stays open.
 
 use super::{
     Record,
@@ -18,8 +18,8 @@ const DESCRIPTOR_SIGNATURE: &[u8] = b"PK\x07\x08";
 /// The flag of headers whose lengths follow after the data.
 const HAS_DESCRIPTOR: u16 = 8;
 
-/// The records in the first bytes of an archive, with positions from its start. The archive has at most `len_max`
-/// bytes.
+/// The records in the first bytes of an archive, with positions from its start. The archive has at most
+/// `len_max` bytes.
 pub(super) fn scan(bytes: &[u8], len_max: u64) -> Result<Vec<(String, Record)>, ZipFault> {
     let mut records = Vec::new();
     let mut at = 0;

@@ -1,7 +1,7 @@
 //! Entries of the directory, and the headers before the data that they point to.
 //!
-//! The length of a header is known only from the header itself: PyTorch pads it, so that data begins at a multiple
-//! of 64, and the directory does not repeat the padding.
+//! The length of a header is known only from the header itself: PyTorch pads it, so that data begins at a
+//! multiple of 64, and the directory does not repeat the padding.
 
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
 //! The end of an archive: where its directory is and how many entries it has.
 //!
-//! PyTorch always writes the zip64 end record and its locator in front of the plain one; other writers only when
-//! a field does not fit. Both are read, and must agree where both say something. The directory must end exactly
-//! where the end records begin, so that an archive has one reading only.
+//! PyTorch always writes the zip64 end record and its locator in front of the plain one; other writers only
+//! when a field does not fit. Both are read, and must agree where both say something. The directory must end
+//! exactly where the end records begin, so that an archive has one reading only.
 
 use std::ops::Range;
 

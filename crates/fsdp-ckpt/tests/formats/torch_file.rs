@@ -1,4 +1,5 @@
-//! Files of `torch.save` read to what was saved: every type, every kind of view, shared storages, nested state.
+//! Files of `torch.save` read to what was saved: every type, every kind of view, shared storages, nested
+//! state.
 
 use std::fs;
 

@@ -1,0 +1,206 @@
+//! Converting a checkpoint of any format that is read into any that is written.
+//!
+//! What is selected and under which names is decided first, as a pure function of names; then the proof that
+//! every tensor is whole; then a plan of the output; and only then is a byte written. What the target cannot
+//! hold is left out and listed in the [`ConversionReport`].
+//!
+//! By default safetensors get the model alone, since that is what they are for, and the other formats get
+//! everything. A new element type goes to the floating-point tensors of the model; the optimizer keeps its
+//! types, because its counters would lose what they count.
+
+mod config;
+mod names;
+mod select;
+
+use std::{
+    num::NonZero,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+pub use names::Rename;
+
+use crate::{
+    checkpoint::Checkpoint,
+    error::{ConversionFault, Error},
+    safetensors::TensorType,
+    targets::{Selection, dcp, native, safetensors, torch_file},
+    transfer::{self, Moved, Options, OutputKind, OutputPlan, Staged},
+};
+
+/// The most tensor bytes in one safetensors file, as Hugging Face has it.
+pub const SHARD_BYTES_MAX: u64 = 5_000_000_000;
+
+/// A format that is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Hugging Face safetensors: one file if the destination ends in `.safetensors`, else a directory.
+    Safetensors,
+    /// A directory of PyTorch's distributed checkpoints, for torch 2.4 and later.
+    Dcp,
+    /// A directory from which training resumes.
+    Native,
+    /// One file of `torch.save`.
+    Torch,
+}
+
+/// Which tensors and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Those of the model.
+    Model,
+    /// Those of the optimizer.
+    Optimizer,
+    /// Everything.
+    All,
+}
+
+impl Target {
+    /// What is written when nothing is said: the model for safetensors, everything for others.
+    pub fn default_part(self) -> Part {
+        match self {
+            Target::Safetensors => Part::Model,
+            Target::Dcp | Target::Native | Target::Torch => Part::All,
+        }
+    }
+}
+
+/// What to convert, and to what.
+#[derive(Clone, Debug)]
+pub struct Conversion {
+    /// The format to write.
+    pub target: Target,
+    /// Ranks of the output, where the target has such (DCP, native).
+    pub world_size: NonZero<usize>,
+    /// The most tensor bytes in one safetensors file of a directory.
+    pub shard_bytes_max: u64,
+    /// Another element type for the floating-point tensors of the model.
+    pub dtype: Option<TensorType>,
+    /// Which tensors and values.
+    pub part: Part,
+    /// What to remove from the beginning of names.
+    pub strip_prefix: Option<String>,
+    /// Renamings, applied in this order after the prefix was removed.
+    pub renames: Vec<Rename>,
+    /// A Hugging Face configuration to put beside the weights as `config.json`.
+    pub config: Option<PathBuf>,
+}
+
+impl Conversion {
+    /// Everything as usual.
+    pub fn new(target: Target) -> Conversion {
+        Conversion {
+            target,
+            world_size: NonZero::<usize>::MIN,
+            shard_bytes_max: SHARD_BYTES_MAX,
+            dtype: None,
+            part: target.default_part(),
+            strip_prefix: None,
+            renames: Vec::new(),
+            config: None,
+        }
+    }
+}
+
+/// What a conversion did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ConversionReport {
+    /// Tensors written.
+    pub tensors: usize,
+    /// Values written that are not tensors.
+    pub values: usize,
+    /// Bytes of the tensors.
+    pub data_bytes: u64,
+    /// Files written.
+    pub files: usize,
+    /// Checksums of the source that were checked on the way.
+    pub checksums: usize,
+    /// How long it took.
+    pub elapsed: Duration,
+    /// Names of values that were selected and that the target cannot hold.
+    pub dropped_values: Vec<String>,
+    /// Tensors that are copies of others, which the target holds once: the copy and what stays for it.
+    pub tied: Vec<(String, String)>,
+    /// What else a person should know.
+    pub notes: Vec<String>,
+}
+
+/// Converts `checkpoint` to `destination`, which must not exist (an empty directory may be there).
+///
+/// # Errors
+/// [`Error::Conversion`] for requests that make no sense for this checkpoint, [`Error::Coverage`] when a
+/// tensor is not whole, the errors of the target's plan, and those of [`transfer::run`]. After an error nothing
+/// is left behind.
+pub fn convert(
+    checkpoint: &Checkpoint,
+    destination: &Path,
+    conversion: &Conversion,
+    options: &Options,
+) -> Result<ConversionReport, Error> {
+    let started = Instant::now();
+    let kind = output_kind(conversion.target, destination);
+    if conversion.config.is_some() && kind == OutputKind::File {
+        return Err(ConversionFault::ConfigNeedsDirectory { path: destination.to_owned() }.into());
+    }
+    let staged = Staged::new(destination, kind)?;
+    let mut report = ConversionReport::default();
+    let mut selection = select::select(checkpoint, conversion, &mut report.notes)?;
+    for tensor in &selection.tensors {
+        checkpoint.tensors[&tensor.source].check_coverage(&checkpoint.sources)?;
+    }
+    let config = conversion.config.as_deref().map(config::read).transpose()?;
+    if config.as_ref().is_some_and(|config| config.ties_embeddings) {
+        config::tie_head(checkpoint, &mut selection, options)?;
+    }
+    let mut plan = plan(&mut selection, destination, conversion, kind, &mut report)?;
+    plan.files.extend(config.map(config::Config::into_file));
+    (report.tensors, report.values) = (selection.tensors.len(), selection.values.len());
+    let moved = transfer::run(checkpoint, plan, staged, options)?;
+    let Moved { data_bytes, files, checked } = moved;
+    (report.data_bytes, report.files, report.checksums) = (data_bytes, files, checked);
+    report.elapsed = started.elapsed();
+    Ok(report)
+}
+
+/// Whether the output is one file.
+fn output_kind(target: Target, destination: &Path) -> OutputKind {
+    let is_file = match target {
+        Target::Safetensors => destination.extension().is_some_and(|extension| extension == "safetensors"),
+        Target::Torch => true,
+        Target::Dcp | Target::Native => false,
+    };
+    if is_file { OutputKind::File } else { OutputKind::Directory }
+}
+
+fn plan(
+    selection: &mut Selection,
+    destination: &Path,
+    conversion: &Conversion,
+    kind: OutputKind,
+    report: &mut ConversionReport,
+) -> Result<OutputPlan, Error> {
+    let world_size = conversion.world_size.get();
+    match conversion.target {
+        Target::Safetensors => {
+            let unheld = safetensors::drop_unheld(selection);
+            report.dropped_values = unheld.values;
+            report.tied = unheld.tied;
+            let layout = match kind {
+                OutputKind::File => safetensors::Layout::File,
+                OutputKind::Directory => {
+                    safetensors::Layout::Directory { shard_bytes_max: conversion.shard_bytes_max }
+                }
+            };
+            safetensors::plan(selection, destination, layout)
+        }
+        Target::Dcp => dcp::plan(selection, world_size),
+        Target::Native => native::plan(selection, world_size),
+        Target::Torch => {
+            let name = destination.file_name().map(|name| name.to_string_lossy().into_owned());
+            torch_file::plan(&name.unwrap_or_default(), selection)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,88 @@
+//! The configuration of a Hugging Face model: copied beside the weights, and asked whether weights are tied.
+
+use std::path::Path;
+
+use crate::{
+    checkpoint::Checkpoint,
+    diff::{self, Outcome},
+    error::{ConversionFault, Error},
+    file_io::Files,
+    targets::Selection,
+    transfer::{Options, PlannedFile},
+};
+
+/// The name of the file beside the weights.
+const CONFIG_FILE: &str = "config.json";
+
+/// The largest configuration that is read.
+const CONFIG_BYTES_MAX: u64 = 16 << 20;
+
+/// The last steps of names of output weights.
+const HEAD: &str = "lm_head.weight";
+
+/// The last steps of names of input weights.
+const EMBEDDINGS: [&str; 4] =
+    ["embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight"];
+
+/// A configuration that was read.
+pub(super) struct Config {
+    text: Vec<u8>,
+    /// Whether it says that output and input weights are one tensor.
+    pub(super) ties_embeddings: bool,
+}
+
+impl Config {
+    /// The file to write.
+    pub(super) fn into_file(self) -> PlannedFile {
+        let len = self.text.len() as u64;
+        PlannedFile { name: CONFIG_FILE.to_owned(), len, literals: vec![(0, self.text)], places: Vec::new() }
+    }
+}
+
+/// Reads a configuration.
+pub(super) fn read(path: &Path) -> Result<Config, Error> {
+    let bad = |detail: String| ConversionFault::BadConfig { path: path.to_owned(), detail };
+    let text = Files::disk().read_small(path, CONFIG_BYTES_MAX)?;
+    let text = text.ok_or_else(|| bad(format!("it has more than {CONFIG_BYTES_MAX} bytes")))?;
+    let json: serde_json::Value = serde_json::from_slice(&text).map_err(|error| bad(error.to_string()))?;
+    if !json.is_object() {
+        return Err(bad("it is no JSON object".to_owned()).into());
+    }
+    let ties = |part: &serde_json::Value| part["tie_word_embeddings"].as_bool();
+    let ties_embeddings = ties(&json).or_else(|| ties(&json["text_config"])).unwrap_or(false);
+    Ok(Config { text, ties_embeddings })
+}
+
+/// Ties output weights to input weights if both are there, after proving that they are equal.
+pub(super) fn tie_head(
+    checkpoint: &Checkpoint,
+    selection: &mut Selection,
+    options: &Options,
+) -> Result<(), Error> {
+    let tensors = &mut selection.tensors;
+    let ends_in = |name: &str, end: &str| {
+        name.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    };
+    let head = tensors.iter().position(|tensor| ends_in(&tensor.name, HEAD));
+    let is_embedding = |name: &str| EMBEDDINGS.iter().any(|end| ends_in(name, end));
+    let embedding = tensors.iter().position(|tensor| is_embedding(&tensor.name));
+    let (Some(head), Some(embedding)) = (head, embedding) else { return Ok(()) };
+    let first_of = |index: usize| tensors[index].tied_to.unwrap_or(index);
+    let (head, embedding) = (first_of(head), first_of(embedding));
+    if head == embedding {
+        return Ok(());
+    }
+    let (a, b) = (&tensors[head], &tensors[embedding]);
+    let outcome = diff::within(checkpoint, [&a.source, &b.source], options)?;
+    if outcome != Outcome::EqualBits {
+        let (head, embedding) = (a.name.clone(), b.name.clone());
+        return Err(ConversionFault::TiedWeightsDiffer { head, embedding }.into());
+    }
+    let (first, second) = (head.min(embedding), head.max(embedding));
+    for (index, tensor) in tensors.iter_mut().enumerate() {
+        if index == second || tensor.tied_to == Some(second) {
+            tensor.tied_to = Some(first);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,203 @@
+//! New names for tensors and values, with as much of their nesting as the new name still has.
+
+use regex::Regex;
+
+use crate::{
+    checkpoint::{Key, Value, join},
+    error::ConversionFault,
+};
+
+/// A renaming by a regular expression, in the syntax of the `regex` crate.
+#[derive(Clone, Debug)]
+pub struct Rename {
+    pattern: Regex,
+    replacement: String,
+}
+
+impl Rename {
+    /// Reads `REGEX=REPLACEMENT`; the replacement names groups as `$1` or `${name}`. The first `=` separates.
+    ///
+    /// # Errors
+    /// [`ConversionFault::BadRename`].
+    pub fn parse(text: &str) -> Result<Rename, ConversionFault> {
+        let bad = |detail: String| ConversionFault::BadRename { text: text.to_owned(), detail };
+        let (pattern, replacement) = text.split_once('=').ok_or_else(|| bad("it has no `=`".to_owned()))?;
+        let pattern = Regex::new(pattern).map_err(|error| bad(error.to_string()))?;
+        Ok(Rename { pattern, replacement: replacement.to_owned() })
+    }
+
+    /// The regular expression.
+    pub(super) fn pattern(&self) -> &str {
+        self.pattern.as_str()
+    }
+}
+
+/// What a conversion does to names, and which parts of it did anything.
+pub(super) struct Renaming<'a> {
+    prefix: Option<&'a str>,
+    renames: &'a [Rename],
+    pub(super) used_prefix: bool,
+    pub(super) used: Vec<bool>,
+}
+
+impl<'a> Renaming<'a> {
+    pub(super) fn new(prefix: Option<&'a str>, renames: &'a [Rename]) -> Renaming<'a> {
+        Renaming { prefix, renames, used_prefix: false, used: vec![false; renames.len()] }
+    }
+
+    /// The new path of a tensor or value.
+    pub(super) fn path(&mut self, path: &[Key]) -> Vec<Key> {
+        if let Some(parameter) = parameter_step(path) {
+            // The name of a parameter within the state of the optimizer is renamed as the parameter is.
+            let mut path = path.to_vec();
+            if let Key::Name(name) = &path[parameter] {
+                path[parameter] = Key::Name(join(&self.whole(&[Key::Name(name.clone())])));
+            }
+            return path;
+        }
+        self.whole(path)
+    }
+
+    /// The value, with names of parameters in it renamed: the parameters of an optimizer's groups.
+    pub(super) fn value(&mut self, path: &[Key], value: &Value) -> Value {
+        let is_list_of_names = path.len() >= 2
+            && path.last() == Some(&Key::Name("params".to_owned()))
+            && path.iter().any(|step| *step == Key::Name("param_groups".to_owned()));
+        match value {
+            Value::List(items) if is_list_of_names => {
+                Value::List(items.iter().map(|item| self.name(item)).collect())
+            }
+            other => other.clone(),
+        }
+    }
+
+    fn name(&mut self, value: &Value) -> Value {
+        match value {
+            Value::Str(name) => Value::Str(join(&self.whole(&[Key::Name(name.clone())]))),
+            other => other.clone(),
+        }
+    }
+
+    fn whole(&mut self, path: &[Key]) -> Vec<Key> {
+        let mut path = path.to_vec();
+        if let Some(rest) = self.prefix.and_then(|prefix| without_prefix(&path, prefix)) {
+            self.used_prefix = true;
+            path = rest;
+        }
+        for (rename, used) in self.renames.iter().zip(&mut self.used) {
+            let name = join(&path);
+            if rename.pattern.is_match(&name) {
+                *used = true;
+                let new = rename.pattern.replace_all(&name, rename.replacement.as_str());
+                path = nested_like(&path, &new);
+            }
+        }
+        path
+    }
+}
+
+/// The step that names a parameter in the path of a state of an optimizer (`optim.state.<name>.<state>`).
+fn parameter_step(path: &[Key]) -> Option<usize> {
+    let is_state = |step: &Key| *step == Key::Name("state".to_owned());
+    match path {
+        [_, state, Key::Name(_), _] if is_state(state) => Some(2),
+        _ => None,
+    }
+}
+
+fn text(step: &Key) -> String {
+    match step {
+        Key::Name(name) => name.clone(),
+        Key::Index(index) => index.to_string(),
+    }
+}
+
+/// The path without a prefix of its name. A dot between the two goes with the prefix.
+fn without_prefix(path: &[Key], prefix: &str) -> Option<Vec<Key>> {
+    let name = join(path);
+    let rest = name.strip_prefix(prefix)?;
+    let rest = rest.strip_prefix('.').unwrap_or(rest);
+    // Whole steps at the end stay as they are.
+    let mut kept = path.len();
+    let mut head = rest;
+    while kept > 0 {
+        let step = text(&path[kept - 1]);
+        match head.strip_suffix(&step) {
+            Some("") => return Some(path[kept - 1..].to_vec()),
+            Some(before) if before.ends_with('.') => head = &before[..before.len() - 1],
+            _ => break,
+        }
+        kept -= 1;
+    }
+    let mut steps = vec![Key::Name(head.to_owned())];
+    steps.extend_from_slice(&path[kept..]);
+    Some(steps)
+}
+
+/// A path of a new name that keeps the leading steps which the name still begins with.
+fn nested_like(path: &[Key], name: &str) -> Vec<Key> {
+    let mut steps = Vec::new();
+    let mut rest = name;
+    for step in &path[..path.len() - 1] {
+        match rest.strip_prefix(&text(step)).and_then(|rest| rest.strip_prefix('.')) {
+            Some(after) if !after.is_empty() => {
+                rest = after;
+                steps.push(step.clone());
+            }
+            _ => break,
+        }
+    }
+    if steps.len() + 1 == path.len() && rest == text(&path[path.len() - 1]) {
+        return path.to_vec();
+    }
+    steps.push(Key::Name(rest.to_owned()));
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(steps: &[&str]) -> Vec<Key> {
+        steps.iter().map(|step| Key::Name((*step).to_owned())).collect()
+    }
+
+    #[test]
+    fn a_prefix_takes_whole_steps_and_parts_of_steps() {
+        let path = names(&["model", "layers.0.w"]);
+        assert_eq!(without_prefix(&path, "model."), Some(names(&["layers.0.w"])));
+        assert_eq!(without_prefix(&path, "model"), Some(names(&["layers.0.w"])));
+        assert_eq!(without_prefix(&path, "model.layers."), Some(names(&["0.w"])));
+        assert_eq!(without_prefix(&path, "layers"), None);
+        let path = names(&["state", "model", "w"]);
+        assert_eq!(without_prefix(&path, "state."), Some(names(&["model", "w"])));
+        assert_eq!(without_prefix(&path, "sta"), Some(names(&["te", "model", "w"])));
+    }
+
+    #[test]
+    fn renaming_keeps_the_nesting_that_the_new_name_has() {
+        let rename = [Rename::parse(r"layers\.(\d+)=blocks.$1").unwrap()];
+        let mut renaming = Renaming::new(None, &rename);
+        assert_eq!(renaming.path(&names(&["model", "layers.0.w"])), names(&["model", "blocks.0.w"]));
+        assert_eq!(renaming.path(&names(&["model", "layers", "0"])), names(&["model", "blocks.0"]));
+        let state = names(&["optim", "state", "layers.0.w", "exp_avg"]);
+        assert_eq!(renaming.path(&state), names(&["optim", "state", "blocks.0.w", "exp_avg"]));
+        let list = Value::List(vec![Value::Str("layers.1.w".into())]);
+        let groups = [
+            Key::Name("optim".into()),
+            Key::Name("param_groups".into()),
+            Key::Index(0),
+            Key::Name("params".into()),
+        ];
+        assert_eq!(renaming.value(&groups, &list), Value::List(vec![Value::Str("blocks.1.w".into())]));
+        assert_eq!(renaming.used, [true]);
+        assert_eq!(renaming.path(&groups), groups);
+    }
+
+    #[test]
+    fn what_is_no_renaming_is_refused() {
+        for text in ["abc", "(=x"] {
+            assert!(Rename::parse(text).is_err(), "{text}");
+        }
+    }
+}

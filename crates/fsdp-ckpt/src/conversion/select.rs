@@ -1,0 +1,165 @@
+//! What goes into the output, and under which names and types.
+
+use std::collections::BTreeMap;
+
+use super::{Conversion, Part, names::Renaming};
+use crate::{
+    checkpoint::{Checkpoint, Chunk, Key, Object, Role, Tensor, join},
+    error::{ConversionFault, Error},
+    safetensors::TensorType,
+    targets::{OutputTensor, Selection},
+};
+
+/// Names that a message gives as examples.
+const EXAMPLES: usize = 3;
+
+/// Chooses, renames and types tensors and values.
+pub(super) fn select(
+    checkpoint: &Checkpoint,
+    conversion: &Conversion,
+    notes: &mut Vec<String>,
+) -> Result<Selection, Error> {
+    if let Some(dtype) = conversion.dtype.filter(|dtype| !dtype.is_convertible()) {
+        return Err(ConversionFault::BadDtype { dtype }.into());
+    }
+    let mut renaming = Renaming::new(conversion.strip_prefix.as_deref(), &conversion.renames);
+    let mut tensors = BTreeMap::new();
+    for (source, tensor) in
+        checkpoint.tensors.iter().filter(|(_, tensor)| is_in(tensor.role, conversion.part))
+    {
+        let output = output(source, tensor, renaming.path(&tensor.path), conversion.dtype)?;
+        if let Some(first) = tensors.insert(output.name.clone(), output) {
+            let (name, second) = (first.name, source.clone());
+            return Err(ConversionFault::NamesCollide { name, first: first.source, second }.into());
+        }
+    }
+    if tensors.is_empty() {
+        return Err(nothing_selected(checkpoint).into());
+    }
+    let mut values: BTreeMap<String, (Object, &str)> = BTreeMap::new();
+    for (source, object) in checkpoint.values.iter().filter(|(_, object)| is_in(object.role, conversion.part))
+    {
+        let path = renaming.path(&object.path);
+        let (name, value) = (join(&path), renaming.value(&object.path, &object.value));
+        let taken = tensors.get(&name).map(|tensor| tensor.source.as_str());
+        let object = Object { path, role: object.role, value };
+        let taken = taken.or(values.insert(name.clone(), (object, source)).map(|(_, first)| first));
+        if let Some(first) = taken {
+            let (first, second) = (first.to_owned(), source.clone());
+            return Err(ConversionFault::NamesCollide { name, first, second }.into());
+        }
+    }
+    check_used(&renaming, checkpoint, conversion)?;
+    note_types(&tensors, conversion, notes);
+    note_common_step(&tensors, notes);
+    let mut tensors: Vec<OutputTensor> = tensors.into_values().collect();
+    tie(checkpoint, &mut tensors);
+    Ok(Selection { tensors, values: values.into_values().map(|(object, _)| object).collect() })
+}
+
+fn is_in(role: Role, part: Part) -> bool {
+    match part {
+        Part::Model => role == Role::Model,
+        Part::Optimizer => role == Role::Optimizer,
+        Part::All => true,
+    }
+}
+
+fn output(
+    source: &str,
+    tensor: &Tensor,
+    path: Vec<Key>,
+    dtype: Option<TensorType>,
+) -> Result<OutputTensor, ConversionFault> {
+    let name = join(&path);
+    if name.is_empty() {
+        return Err(ConversionFault::EmptyName { name: source.to_owned() });
+    }
+    let is_converted = tensor.role == Role::Model && tensor.dtype.is_convertible();
+    Ok(OutputTensor {
+        name,
+        path,
+        role: tensor.role,
+        source: source.to_owned(),
+        dtype: dtype.filter(|_| is_converted).unwrap_or(tensor.dtype),
+        shape: tensor.shape.clone(),
+        tied_to: None,
+    })
+}
+
+fn nothing_selected(checkpoint: &Checkpoint) -> ConversionFault {
+    let count = |role| checkpoint.tensors.values().filter(|tensor| tensor.role == role).count();
+    ConversionFault::NothingSelected {
+        path: checkpoint.path.clone(),
+        model: count(Role::Model),
+        optimizer: count(Role::Optimizer),
+        other: count(Role::Other),
+    }
+}
+
+/// A prefix or renaming that changed nothing is a mistake.
+fn check_used(
+    renaming: &Renaming,
+    checkpoint: &Checkpoint,
+    conversion: &Conversion,
+) -> Result<(), ConversionFault> {
+    let selected = checkpoint.tensors.iter().filter(|(_, tensor)| is_in(tensor.role, conversion.part));
+    let examples = || selected.clone().map(|(name, _)| format!("`{name}`")).take(EXAMPLES).collect();
+    match &conversion.strip_prefix {
+        Some(prefix) if !renaming.used_prefix => {
+            return Err(ConversionFault::PrefixUnused { prefix: prefix.clone(), examples: examples() });
+        }
+        _ => {}
+    }
+    match conversion.renames.iter().zip(&renaming.used).find(|(_, used)| !**used) {
+        Some((rename, _)) => {
+            let pattern = rename.pattern().to_owned();
+            Err(ConversionFault::RenameUnused { pattern, examples: examples() })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Says which tensors kept their types although another one was asked for.
+fn note_types(tensors: &BTreeMap<String, OutputTensor>, conversion: &Conversion, notes: &mut Vec<String>) {
+    let Some(dtype) = conversion.dtype else { return };
+    let kept = tensors.values().filter(|tensor| tensor.dtype != dtype).count();
+    if kept > 0 {
+        notes.push(format!(
+            "{kept} tensors kept their types: only floating-point tensors of the model become {dtype}"
+        ));
+    }
+}
+
+/// Points out a step that all names of the model begin with because of how it was saved.
+fn note_common_step(tensors: &BTreeMap<String, OutputTensor>, notes: &mut Vec<String>) {
+    let mut models = tensors.values().filter(|tensor| tensor.role == Role::Model);
+    let first_step = |tensor: &OutputTensor| match tensor.path.as_slice() {
+        [Key::Name(step), _, ..] => Some(step.clone()),
+        _ => None,
+    };
+    let Some(step) = models.next().and_then(first_step) else { return };
+    if models.all(|tensor| first_step(tensor).as_ref() == Some(&step)) {
+        notes.push(format!("all names of the model begin with `{step}.`; --strip-prefix {step}. removes it"));
+    }
+}
+
+/// Finds tensors whose elements are the very same bytes of the source.
+fn tie(checkpoint: &Checkpoint, tensors: &mut [OutputTensor]) {
+    let mut firsts: BTreeMap<(usize, u64), Vec<usize>> = BTreeMap::new();
+    for index in 0..tensors.len() {
+        let chunks = |index: usize| -> &[Chunk] { &checkpoint.tensors[&tensors[index].source].chunks };
+        let Some(first_chunk) = chunks(index).first().filter(|_| !tensors[index].is_empty()) else {
+            continue;
+        };
+        let candidates = firsts.entry((first_chunk.source, first_chunk.offset)).or_default();
+        let is_same = |&other: &usize| {
+            let (a, b) = (&tensors[other], &tensors[index]);
+            a.dtype == b.dtype && a.shape == b.shape && chunks(other) == chunks(index)
+        };
+        match candidates.iter().copied().find(is_same) {
+            Some(first) => tensors[index].tied_to = Some(first),
+            None => candidates.push(index),
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Conversions of the fixtures, and requests that are refused.
+
+use std::{fs, path::Path, sync::atomic::AtomicBool};
+
+use super::*;
+use crate::{
+    diff::{Outcome, Tolerance, diff},
+    formats,
+    transfer::NoProgress,
+};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+fn converted(
+    source: &Checkpoint,
+    destination: &Path,
+    conversion: &Conversion,
+) -> Result<ConversionReport, Error> {
+    let cancel = AtomicBool::new(false);
+    convert(source, destination, conversion, &Options { sync: false, ..Options::new(&NoProgress, &cancel) })
+}
+
+fn outcomes(a: &Checkpoint, b: &Checkpoint) -> Vec<(String, Outcome)> {
+    let cancel = AtomicBool::new(false);
+    let diff = diff(a, b, Tolerance::default(), &Options::new(&NoProgress, &cancel)).unwrap();
+    diff.tensors.into_iter().collect()
+}
+
+fn is_same(a: &Checkpoint, b: &Checkpoint) -> bool {
+    outcomes(a, b).iter().all(|(_, outcome)| *outcome == Outcome::EqualBits)
+}
+
+#[test]
+fn shards_become_the_model_that_they_are_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = formats::open(fixture("hf_dcp_shards")).unwrap();
+    let out = dir.path().join("model");
+    let report = converted(&source, &out, &Conversion::new(Target::Safetensors)).unwrap();
+    let result = formats::open(&out).unwrap();
+    let models = source.tensors.iter().filter(|(_, tensor)| tensor.role == crate::checkpoint::Role::Model);
+    assert_eq!(report.tensors + report.tied.len(), models.count());
+    let differing: Vec<_> = outcomes(&source, &result);
+    for (name, outcome) in differing {
+        let may_lack = report.tied.iter().any(|(copy, _)| *copy == name)
+            || source.tensors[&name].role != crate::checkpoint::Role::Model;
+        assert!(
+            outcome == Outcome::EqualBits || (may_lack && outcome == Outcome::OnlyInFirst),
+            "{name} {outcome:?}"
+        );
+    }
+    assert_eq!(formats::open(out.join("model.safetensors")).unwrap().tensors.len(), report.tensors);
+}
+
+#[test]
+fn every_fixture_survives_every_target() {
+    let fixtures = [
+        "full.pth",
+        "kinds.pth",
+        "kinds.safetensors",
+        "hf_dcp_shards",
+        "dcp_2rank",
+        "dcp_2rank_zstd",
+        "dcp_hsdp_2x2",
+    ];
+    for name in fixtures {
+        let source = formats::open(fixture(name)).unwrap();
+        for target in [Target::Torch, Target::Dcp, Target::Native, Target::Safetensors] {
+            let dir = tempfile::tempdir().unwrap();
+            let out = dir.path().join("out.safetensors");
+            let world_size = NonZero::new(3).unwrap();
+            let conversion = Conversion { part: Part::All, world_size, ..Conversion::new(target) };
+            let report = match converted(&source, &out, &conversion) {
+                // Complex numbers and such have no place in some formats.
+                Err(Error::CannotPlan { .. }) if name.starts_with("kinds") => continue,
+                result => result.unwrap_or_else(|error| panic!("{name} to {target:?}: {error}")),
+            };
+            let result = formats::open(&out).unwrap();
+            for (tensor, outcome) in outcomes(&source, &result) {
+                let is_tied = report.tied.iter().any(|(copy, _)| *copy == tensor);
+                let expected = if is_tied { Outcome::OnlyInFirst } else { Outcome::EqualBits };
+                assert_eq!(outcome, expected, "{tensor} of {name} to {target:?}");
+            }
+            assert_eq!(report.values, if target == Target::Safetensors { 0 } else { source.values.len() });
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        }
+    }
+}
+
+#[test]
+fn small_shards_get_an_index_and_a_configuration_beside_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = formats::open(fixture("full.safetensors")).unwrap();
+    let config = dir.path().join("given.json");
+    fs::write(&config, r#"{"tie_word_embeddings": false}"#).unwrap();
+    let out = dir.path().join("out");
+    let conversion = Conversion {
+        part: Part::All,
+        shard_bytes_max: 1000,
+        config: Some(config),
+        ..Conversion::new(Target::Safetensors)
+    };
+    let report = converted(&source, &out, &conversion).unwrap();
+    assert!(report.files > 2 && out.join("config.json").is_file());
+    assert!(is_same(&source, &formats::open(&out).unwrap()));
+    fs::remove_file(out.join("model.safetensors.index.json")).unwrap();
+    assert!(is_same(&source, &formats::open(&out).unwrap()));
+}
+
+#[test]
+fn another_type_goes_to_floats_of_the_model_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = formats::open(fixture("kinds.safetensors")).unwrap();
+    let out = dir.path().join("x.safetensors");
+    let conversion = Conversion { dtype: Some(TensorType::Bf16), ..Conversion::new(Target::Safetensors) };
+    let result = converted(&source, &out, &conversion);
+    let report = match result {
+        Err(Error::ValueOutOfRange { .. }) => return,
+        other => other.unwrap(),
+    };
+    let result = formats::open(&out).unwrap();
+    assert!(report.notes.iter().any(|note| note.contains("kept their types")));
+    for (name, tensor) in &result.tensors {
+        let was = source.tensors[name].dtype;
+        assert_eq!(tensor.dtype, if was.is_convertible() { TensorType::Bf16 } else { was }, "{name}");
+    }
+}
+
+/// A file with tensors of these names, each of two bytes.
+fn of_names(path: &Path, names: &[(&str, u8)]) -> Checkpoint {
+    use crate::safetensors::{Header, TensorSpec};
+    let spec =
+        |(name, _): &(&str, u8)| TensorSpec { name: (*name).into(), dtype: TensorType::U8, shape: vec![2] };
+    let (_, mut bytes) = Header::layout(names.iter().map(spec).collect(), None).unwrap();
+    bytes.extend(names.iter().flat_map(|(_, byte)| [*byte; 2]));
+    fs::write(path, bytes).unwrap();
+    formats::open(path).unwrap()
+}
+
+fn refused(source: &Checkpoint, dir: &Path, conversion: Conversion) -> String {
+    let before = fs::read_dir(dir).unwrap().count();
+    let error = converted(source, &dir.join("never"), &conversion).unwrap_err();
+    assert_eq!(fs::read_dir(dir).unwrap().count(), before, "nothing is left");
+    error.to_string()
+}
+
+#[test]
+fn requests_that_make_no_sense_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = of_names(&dir.path().join("s"), &[("model.a", 1), ("model.b", 2), ("c", 3)]);
+    let usual = || Conversion::new(Target::Safetensors);
+    let rename = |text: &str| vec![Rename::parse(text).unwrap()];
+    let message = refused(&source, dir.path(), Conversion { renames: rename("a$=b"), ..usual() });
+    assert!(message.contains("`model.a` and `model.b` would both be named `model.b`"), "{message}");
+    let message = refused(&source, dir.path(), Conversion { renames: rename("xyz=b"), ..usual() });
+    assert!(message.contains("no name matches `xyz`"), "{message}");
+    let message = refused(&source, dir.path(), Conversion { strip_prefix: Some("mode.".into()), ..usual() });
+    assert!(message.contains("no name begins with `mode.`"), "{message}");
+    let message = refused(&source, dir.path(), Conversion { part: Part::Optimizer, ..usual() });
+    assert!(message.contains("3 model tensors"), "{message}");
+    let message = refused(&source, dir.path(), Conversion { dtype: Some(TensorType::I64), ..usual() });
+    assert!(message.contains("cannot be converted to I64"), "{message}");
+    let message = refused(&source, dir.path(), Conversion { renames: rename("^c$="), ..usual() });
+    assert!(message.contains("nothing is left of the name `c`"), "{message}");
+}
+
+#[test]
+fn tied_weights_of_the_configuration_are_written_once_if_they_are_equal() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.json");
+    fs::write(&config, r#"{"tie_word_embeddings": true}"#).unwrap();
+    let names = [("lm_head.weight", 7), ("model.embed_tokens.weight", 7), ("model.norm.weight", 1)];
+    let source = of_names(&dir.path().join("s"), &names);
+    let conversion = Conversion { config: Some(config), ..Conversion::new(Target::Safetensors) };
+    let out = dir.path().join("out");
+    let report = converted(&source, &out, &conversion).unwrap();
+    let tied = ("lm_head.weight".to_owned(), "model.embed_tokens.weight".to_owned());
+    assert_eq!((report.tensors, report.tied), (2, vec![tied]));
+    let source = of_names(&dir.path().join("s"), &[names[0], ("model.embed_tokens.weight", 8)]);
+    let message = refused(&source, dir.path(), conversion);
+    assert!(message.contains("their elements differ"), "{message}");
+}
+
+#[test]
+fn a_missing_chunk_is_found_before_anything_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut source = of_names(&dir.path().join("s"), &[("a", 1)]);
+    source.tensors.get_mut("a").unwrap().chunks.clear();
+    let message = refused(&source, dir.path(), Conversion::new(Target::Dcp));
+    assert!(message.contains("in none of its"), "{message}");
+}

@@ -1,0 +1,341 @@
+//! Comparing two checkpoints of any formats, tensor by tensor, in pieces.
+//!
+//! Tensors are matched by name. Those of one type are compared bit by bit; floating-point tensors also by value,
+//! across types too. A NaN equals a NaN and nothing else. Compressed items are decoded to a temporary file first
+//! (in the directory for temporary files), because both sides must be read in one order.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    sync::{Mutex, PoisonError},
+};
+
+use crate::{
+    checkpoint::{Checkpoint, Source},
+    convert::{self, OutOfRange},
+    error::Error,
+    file_io::Files,
+    safetensors::TensorType,
+    transfer::{Options, SourceFiles, TensorReader, in_threads, piece_sizes},
+};
+
+/// How far values may differ: `|a - b| <= atol + rtol * |b|`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Tolerance {
+    /// Absolute part.
+    pub atol: f64,
+    /// Part relative to the second checkpoint's value.
+    pub rtol: f64,
+}
+
+/// How a tensor compares.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// The same type, shape and bits.
+    EqualBits,
+    /// The same values, in another type or with other bits (`-0`, NaN).
+    EqualValues {
+        /// Both types.
+        dtypes: [TensorType; 2],
+    },
+    /// Other values, but all within the tolerance.
+    WithinTolerance(Deviation),
+    /// Values that differ by more than the tolerance.
+    Differs(Deviation),
+    /// Bits that differ, in a type that has no distance.
+    BitsDiffer {
+        /// How many elements differ.
+        count: u64,
+        /// The first of them, in C order.
+        first: u64,
+    },
+    /// Different types of which one is no floating-point type.
+    TypesDiffer {
+        /// Both types.
+        dtypes: [TensorType; 2],
+    },
+    /// Different shapes.
+    ShapesDiffer {
+        /// Both shapes.
+        shapes: [Vec<u64>; 2],
+    },
+    /// Only the first checkpoint has it.
+    OnlyInFirst,
+    /// Only the second checkpoint has it.
+    OnlyInSecond,
+}
+
+/// How far floating-point values are apart.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Deviation {
+    /// Both types.
+    pub dtypes: [TensorType; 2],
+    /// Elements of other values.
+    pub count: u64,
+    /// Elements that differ by more than the tolerance.
+    pub beyond: u64,
+    /// The largest distance; infinite where one value is NaN or infinite and the other is not.
+    pub largest: f64,
+    /// The element with the largest distance, in C order.
+    pub at: u64,
+    /// Its values.
+    pub values: [f64; 2],
+}
+
+impl Outcome {
+    /// Whether it counts as no difference.
+    pub fn is_equal(&self) -> bool {
+        matches!(self, Outcome::EqualBits | Outcome::EqualValues { .. } | Outcome::WithinTolerance(_))
+    }
+}
+
+/// How two checkpoints compare.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Diff {
+    /// Every tensor of either one, by name.
+    pub tensors: BTreeMap<String, Outcome>,
+    /// Names of values that both have and that differ.
+    pub values: Vec<String>,
+}
+
+impl Diff {
+    /// Whether nothing differs. Values that only one of them has do not count: not every format holds them.
+    pub fn is_equal(&self) -> bool {
+        self.values.is_empty() && self.tensors.values().all(Outcome::is_equal)
+    }
+}
+
+/// Compares all tensors.
+///
+/// # Errors
+/// When a tensor is not whole or cannot be read, a checksum does not match, or the caller cancels.
+pub fn diff(
+    first: &Checkpoint,
+    second: &Checkpoint,
+    tolerance: Tolerance,
+    options: &Options,
+) -> Result<Diff, Error> {
+    let mut result = Diff { tensors: BTreeMap::new(), values: values(first, second) };
+    let names: BTreeSet<&String> = first.tensors.keys().chain(second.tensors.keys()).collect();
+    let mut pairs = Vec::new();
+    for name in names {
+        match (first.tensors.get_key_value(name), second.tensors.get_key_value(name)) {
+            (Some((_, a)), Some((_, b))) => match unlike(a, b) {
+                Some(outcome) => drop(result.tensors.insert(name.clone(), outcome)),
+                None => {
+                    a.check_coverage(&first.sources)?;
+                    b.check_coverage(&second.sources)?;
+                    pairs.push([TensorReader::new(name, a), TensorReader::new(name, b)]);
+                }
+            },
+            (found, _) => {
+                let outcome = if found.is_some() { Outcome::OnlyInFirst } else { Outcome::OnlyInSecond };
+                result.tensors.insert(name.clone(), outcome);
+            }
+        }
+    }
+    let sides = [side(first, &pairs, 0, options)?, side(second, &pairs, 1, options)?];
+    let found = compare(&pairs, &sides, tolerance, options)?;
+    sides[0].checks.finish()?;
+    sides[1].checks.finish()?;
+    for (pair, found) in pairs.iter().zip(found) {
+        result.tensors.insert(pair[0].name.to_owned(), found.outcome(pair));
+    }
+    Ok(result)
+}
+
+/// Compares two tensors of one checkpoint, exactly.
+pub(crate) fn within(checkpoint: &Checkpoint, names: [&str; 2], options: &Options) -> Result<Outcome, Error> {
+    let [a, b] = names.map(|name| &checkpoint.tensors[name]);
+    if let Some(outcome) = unlike(a, b) {
+        return Ok(outcome);
+    }
+    let pairs = [[TensorReader::new(names[0], a), TensorReader::new(names[1], b)]];
+    let sides = [side(checkpoint, &pairs, 0, options)?, side(checkpoint, &pairs, 1, options)?];
+    let found = compare(&pairs, &sides, Tolerance::default(), options)?.pop();
+    Ok(found.expect("one pair was compared").outcome(&pairs[0]))
+}
+
+/// Names of values that both have and that differ.
+fn values(first: &Checkpoint, second: &Checkpoint) -> Vec<String> {
+    let differs =
+        |name: &&String| second.values.get(*name).is_some_and(|b| b.value != first.values[*name].value);
+    first.values.keys().filter(differs).cloned().collect()
+}
+
+/// Why two tensors cannot be compared element by element.
+fn unlike(a: &crate::checkpoint::Tensor, b: &crate::checkpoint::Tensor) -> Option<Outcome> {
+    if a.shape != b.shape {
+        return Some(Outcome::ShapesDiffer { shapes: [a.shape.clone(), b.shape.clone()] });
+    }
+    let is_comparable = a.dtype == b.dtype || (a.dtype.is_convertible() && b.dtype.is_convertible());
+    (!is_comparable).then_some(Outcome::TypesDiffer { dtypes: [a.dtype, b.dtype] })
+}
+
+/// Makes one checkpoint readable in any order.
+fn side<'a>(
+    checkpoint: &'a Checkpoint,
+    pairs: &[[TensorReader; 2]],
+    side: usize,
+    options: &Options,
+) -> Result<SourceFiles<'a>, Error> {
+    let mut sources = SourceFiles::new(&Files::disk(), checkpoint);
+    let is_zstd = |source: usize| matches!(checkpoint.sources[source], Source::Zstd { .. });
+    sources.spool_where(&std::env::temp_dir(), pairs.iter().map(|pair| &pair[side]), is_zstd, options)?;
+    Ok(sources)
+}
+
+/// What has been found of a tensor so far.
+#[derive(Clone, Debug, Default)]
+struct Found {
+    /// Elements whose bits or types differ.
+    bits: u64,
+    first: Option<u64>,
+    /// Elements whose values differ.
+    values: u64,
+    beyond: u64,
+    largest: f64,
+    at: u64,
+    pair: [f64; 2],
+}
+
+impl Found {
+    fn outcome(self, pair: &[TensorReader; 2]) -> Outcome {
+        let dtypes = [pair[0].tensor.dtype, pair[1].tensor.dtype];
+        let Found { bits, first, values, beyond, largest, at, pair } = self;
+        let deviation = Deviation { dtypes, count: values, beyond, largest, at, values: pair };
+        match first {
+            None if dtypes[0] == dtypes[1] => Outcome::EqualBits,
+            Some(first) if !dtypes[0].is_convertible() => Outcome::BitsDiffer { count: bits, first },
+            _ if values == 0 => Outcome::EqualValues { dtypes },
+            _ if beyond == 0 => Outcome::WithinTolerance(deviation),
+            _ => Outcome::Differs(deviation),
+        }
+    }
+
+    fn add(&mut self, other: Found) {
+        self.bits += other.bits;
+        self.first = self.first.into_iter().chain(other.first).min();
+        self.values += other.values;
+        self.beyond += other.beyond;
+        // The first of equally distant elements, whatever the order of the pieces.
+        let is_farther =
+            other.largest > self.largest || (other.largest == self.largest && other.at < self.at);
+        if other.values > 0 && (self.values == other.values || is_farther) {
+            (self.largest, self.at, self.pair) = (other.largest, other.at, other.pair);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Buffers {
+    bytes: [Vec<u8>; 2],
+    values: [Vec<u8>; 2],
+    scratch: Vec<u8>,
+}
+
+fn compare(
+    pairs: &[[TensorReader; 2]],
+    sides: &[SourceFiles; 2],
+    tolerance: Tolerance,
+    options: &Options,
+) -> Result<Vec<Found>, Error> {
+    let sizes = piece_sizes(options);
+    let bytes_of = |pair: &[TensorReader; 2]| pair[0].tensor.len_bytes() + pair[1].tensor.len_bytes();
+    options.progress.begin(pairs.iter().map(bytes_of).sum());
+    let found: Vec<Mutex<Found>> = pairs.iter().map(|_| Mutex::default()).collect();
+    let next = Mutex::new((0, 0));
+    let take = || {
+        // A panic of another thread leaves a valid state.
+        let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let (number, start) = *next;
+            let pair = pairs.get(number)?;
+            let element = pair[0].size().max(pair[1].size());
+            let is_large = pair.iter().any(TensorReader::wants_large_pieces);
+            // Five buffers share what three have in a transfer; values are eight bytes wide.
+            let bytes = if is_large { sizes.large / 4 } else { sizes.usual / 4 };
+            let end = pair[0].tensor.len().min(start + (bytes / element).max(1) as u64);
+            *next = if end == pair[0].tensor.len() { (number + 1, 0) } else { (number, end) };
+            if end > start {
+                return Some((number, start..end));
+            }
+        }
+    };
+    in_threads(options, |buffers: &mut Buffers| {
+        let Some((number, elements)) = take() else { return Ok(false) };
+        let bytes =
+            (elements.end - elements.start) * (pairs[number][0].size() + pairs[number][1].size()) as u64;
+        let part = compare_piece(&pairs[number], sides, elements, tolerance, sizes.large, buffers)?;
+        found[number].lock().unwrap_or_else(PoisonError::into_inner).add(part);
+        options.progress.advance(bytes);
+        Ok(true)
+    })?;
+    Ok(found.into_iter().map(|found| found.into_inner().unwrap_or_else(PoisonError::into_inner)).collect())
+}
+
+fn compare_piece(
+    pair: &[TensorReader; 2],
+    sides: &[SourceFiles; 2],
+    elements: Range<u64>,
+    tolerance: Tolerance,
+    scratch_max: usize,
+    buffers: &mut Buffers,
+) -> Result<Found, Error> {
+    let count = (elements.end - elements.start) as usize;
+    for (side, reader) in pair.iter().enumerate() {
+        let bytes = &mut buffers.bytes[side];
+        bytes.resize(count * reader.size(), 0);
+        reader.read(elements.clone(), &sides[side], &mut buffers.scratch, scratch_max, bytes)?;
+    }
+    let dtypes = [pair[0].tensor.dtype, pair[1].tensor.dtype];
+    let mut found = Found::default();
+    if dtypes[0] == dtypes[1] {
+        if buffers.bytes[0] == buffers.bytes[1] {
+            return Ok(found);
+        }
+        let size = pair[0].size();
+        let both = buffers.bytes[0].chunks_exact(size).zip(buffers.bytes[1].chunks_exact(size));
+        for (index, _) in both.enumerate().filter(|(_, (a, b))| a != b) {
+            found.bits += 1;
+            found.first.get_or_insert(elements.start + index as u64);
+        }
+    }
+    if dtypes[0].is_convertible() {
+        for ((bytes, values), dtype) in buffers.bytes.iter().zip(&mut buffers.values).zip(dtypes) {
+            values.resize(count * 8, 0);
+            convert::between(dtype, TensorType::F64, bytes, values)
+                .unwrap_or_else(|OutOfRange { .. }| unreachable!("every float fits in 64 bits"));
+        }
+        let [a, b] = &buffers.values;
+        let both = a.as_chunks().0.iter().zip(b.as_chunks().0);
+        for (index, (&a, &b)) in both.enumerate() {
+            found.note(
+                elements.start + index as u64,
+                f64::from_le_bytes(a),
+                f64::from_le_bytes(b),
+                tolerance,
+            );
+        }
+    }
+    Ok(found)
+}
+
+impl Found {
+    fn note(&mut self, at: u64, a: f64, b: f64, tolerance: Tolerance) {
+        if a == b || (a.is_nan() && b.is_nan()) {
+            return;
+        }
+        let distance = (a - b).abs();
+        let distance = if distance.is_nan() { f64::INFINITY } else { distance };
+        let is_within = distance.is_finite() && distance <= tolerance.atol + tolerance.rtol * b.abs();
+        self.values += 1;
+        self.beyond += u64::from(!is_within);
+        if self.values == 1 || distance > self.largest {
+            (self.largest, self.at, self.pair) = (distance, at, [a, b]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

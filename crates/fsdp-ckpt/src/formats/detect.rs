@@ -1,0 +1,221 @@
+//! Which format a path is, judged by what is in the files and never by a name alone, and opening it.
+//!
+//! A directory that is not a checkpoint but holds some is the most frequent mistake (the folder of all steps, the
+//! folder above the one with `.metadata`): the error then names those that it holds.
+
+use std::path::{Path, PathBuf};
+
+use super::{dcp, native, rank_files, rank_kind::RankKind, safetensors_files, torch_file, xla};
+use crate::{
+    checkpoint::Checkpoint,
+    error::{Error, FormatFault},
+    export::directory_of,
+    file_io::{Files, PathFile},
+    model_files::{INDEX_FILE, SINGLE_FILE},
+    native::MANIFEST_FILE,
+};
+
+/// The first bytes of a zip archive, as `torch.save` writes them.
+const ZIP_START: &[u8] = b"PK\x03\x04";
+
+/// Bytes of the start of a file that tell its format.
+const START_BYTES: usize = 16;
+
+/// Directories below the named one that are searched for checkpoints, for a message.
+const SEARCH_DEPTH: usize = 2;
+
+/// How many directories are searched for it.
+const SEARCHED_MAX: usize = 2000;
+
+/// The model of older Hugging Face directories, beside files of the Trainer.
+const TORCH_MODEL: &str = "pytorch_model.bin";
+
+/// Endings of files of `torch.save`.
+const TORCH_ENDINGS: [&str; 4] = [".pth", ".pt", ".bin", ".ckpt"];
+
+/// Opens a checkpoint of any format that is read. Only metadata is read.
+///
+/// # Errors
+/// [`Error::Format`] when the path is no checkpoint; the errors of the format otherwise.
+pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
+    let path = path.as_ref();
+    if Files::disk().is_directory(path) { open_directory(path) } else { open_file(path) }
+}
+
+/// What a file is, by its first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FileKind {
+    Empty,
+    Zip,
+    Safetensors,
+    Json,
+    Other,
+}
+
+fn start_of(path: &Path) -> Result<Vec<u8>, Error> {
+    let (file, len) = PathFile::open(path)?;
+    let mut start = vec![0; len.min(START_BYTES as u64) as usize];
+    file.read_exact_at(&mut start, 0)?;
+    Ok(start)
+}
+
+fn kind_of(start: &[u8]) -> FileKind {
+    match start {
+        [] => FileKind::Empty,
+        start if start.starts_with(ZIP_START) => FileKind::Zip,
+        // A header length below 2^40, then the header.
+        [_, _, _, _, _, 0, 0, 0, b'{', ..] => FileKind::Safetensors,
+        start if start.trim_ascii_start().starts_with(b"{") => FileKind::Json,
+        _ => FileKind::Other,
+    }
+}
+
+fn open_file(path: &Path) -> Result<Checkpoint, Error> {
+    let start = start_of(path)?;
+    let fault = |fault| Err(Error::Format { path: path.to_owned(), fault });
+    let directory = directory_of(path);
+    let is_part = || !matches!(contents(&directory), Ok(Contents::Unknown) | Err(_));
+    match kind_of(&start) {
+        FileKind::Empty => fault(FormatFault::EmptyFile),
+        FileKind::Zip => open_torch(path),
+        FileKind::Safetensors => safetensors_files::open_file(path),
+        FileKind::Json if is_named(path, INDEX_FILE) || !is_part() => safetensors_files::open_index(path),
+        FileKind::Json | FileKind::Other if is_part() => fault(FormatFault::PartOfDirectory { directory }),
+        FileKind::Json | FileKind::Other => {
+            fault(FormatFault::UnknownFile { start: start.escape_ascii().to_string() })
+        }
+    }
+}
+
+/// Opens a file of `torch.save`: one rank's with its siblings, or one by itself.
+fn open_torch(path: &Path) -> Result<Checkpoint, Error> {
+    // What is wrong with a file, its reader says best.
+    match RankKind::of(path).unwrap_or(None) {
+        Some(kind) => open_ranks(kind, path),
+        None => torch_file::open(path),
+    }
+}
+
+fn open_ranks(kind: RankKind, path: &Path) -> Result<Checkpoint, Error> {
+    match kind {
+        RankKind::Xla => xla::open(path),
+        RankKind::DTensors => rank_files::open(path),
+    }
+}
+
+fn is_named(path: &Path, name: &str) -> bool {
+    path.file_name().is_some_and(|found| found == name)
+}
+
+/// What a directory holds.
+enum Contents {
+    /// A native checkpoint.
+    Native,
+    /// A distributed checkpoint of PyTorch.
+    Dcp,
+    /// A model with an index.
+    Index(PathBuf),
+    /// These safetensors files.
+    Safetensors(Vec<String>),
+    /// One file of `torch.save`.
+    TorchFile(PathBuf),
+    /// Several of them.
+    TorchFiles(Vec<String>),
+    /// Nothing that is known.
+    Unknown,
+}
+
+fn contents(dir: &Path) -> Result<Contents, Error> {
+    let names = Files::disk().list(dir)?;
+    let has = |name: &str| names.iter().any(|found| found == name);
+    let ending = |endings: &[&str]| -> Vec<String> {
+        let is_one =
+            |name: &&String| !name.starts_with('.') && endings.iter().any(|ending| name.ends_with(ending));
+        names.iter().filter(is_one).cloned().collect()
+    };
+    let safetensors = ending(&[".safetensors"]);
+    // Files of ranks beside a manifest are native whatever the manifest says: one that is damaged must not make
+    // them plain shards, which nothing protects.
+    if has(MANIFEST_FILE) && safetensors.iter().any(|name| name.starts_with("shard-")) {
+        return Ok(Contents::Native);
+    }
+    // Where PyTorch wrote safetensors, its metadata says nothing of use.
+    if has(dcp::METADATA_FILE) && (safetensors.is_empty() || !ending(&[".distcp"]).is_empty()) {
+        return Ok(Contents::Dcp);
+    }
+    if has(INDEX_FILE) && !has(SINGLE_FILE) {
+        return Ok(Contents::Index(dir.join(INDEX_FILE)));
+    }
+    if has(SINGLE_FILE) {
+        return Ok(Contents::Safetensors(vec![SINGLE_FILE.to_owned()]));
+    }
+    if !safetensors.is_empty() {
+        return Ok(Contents::Safetensors(safetensors));
+    }
+    if has(TORCH_MODEL) {
+        return Ok(Contents::TorchFile(dir.join(TORCH_MODEL)));
+    }
+    let mut torch_files = ending(&TORCH_ENDINGS);
+    torch_files.retain(|name| start_of(&dir.join(name)).is_ok_and(|start| kind_of(&start) == FileKind::Zip));
+    Ok(match torch_files.as_slice() {
+        [] => Contents::Unknown,
+        [one] => Contents::TorchFile(dir.join(one)),
+        _ => Contents::TorchFiles(torch_files),
+    })
+}
+
+fn open_directory(dir: &Path) -> Result<Checkpoint, Error> {
+    let fault = |fault| Err(Error::Format { path: dir.to_owned(), fault });
+    match contents(dir)? {
+        Contents::Native => native::open(dir),
+        Contents::Dcp => dcp::open(dir),
+        Contents::Index(index) => safetensors_files::open_index(&index),
+        Contents::Safetensors(names) => safetensors_files::open_files(dir, &names),
+        Contents::TorchFile(path) => open_torch(&path),
+        Contents::TorchFiles(files) => match RankKind::of(dir)? {
+            Some(kind) => open_ranks(kind, dir),
+            None => fault(FormatFault::SeveralFiles { files }),
+        },
+        Contents::Unknown => {
+            let candidates = candidates(dir);
+            if candidates.is_empty() {
+                let mut found = Files::disk().list(dir)?;
+                found.sort();
+                fault(FormatFault::UnknownDirectory { found })
+            } else {
+                fault(FormatFault::HoldsCheckpoints { candidates })
+            }
+        }
+    }
+}
+
+/// Directories below this one that hold a checkpoint, relative to it.
+fn candidates(dir: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut level = vec![PathBuf::new()];
+    let mut searched = 0;
+    for _ in 0..SEARCH_DEPTH {
+        let mut next = Vec::new();
+        for relative in level {
+            for name in Files::disk().list(&dir.join(&relative)).unwrap_or_default() {
+                let inner = relative.join(&name);
+                if name.starts_with('.')
+                    || searched == SEARCHED_MAX
+                    || !Files::disk().is_directory(&dir.join(&inner))
+                {
+                    continue;
+                }
+                searched += 1;
+                match contents(&dir.join(&inner)) {
+                    Ok(Contents::Unknown) | Err(_) => next.push(inner),
+                    Ok(_) => found.push(inner.display().to_string()),
+                }
+            }
+        }
+        level = next;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,86 @@
+//! Every fixture is known by its content, whatever its name; mistakes get the message that helps.
+
+use std::fs;
+
+use super::*;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+fn message(path: &Path) -> String {
+    open(path).unwrap_err().to_string()
+}
+
+fn copy(from: &Path, to: &Path) {
+    if from.is_dir() {
+        fs::create_dir_all(to).unwrap();
+        for entry in fs::read_dir(from).unwrap() {
+            let entry = entry.unwrap();
+            copy(&entry.path(), &to.join(entry.file_name()));
+        }
+    } else {
+        fs::copy(from, to).unwrap();
+    }
+}
+
+#[test]
+fn fixtures_are_known_by_their_content() {
+    let known = [
+        ("full.pth", "PyTorch file"),
+        ("full.safetensors", "safetensors file"),
+        ("hf_dcp_shards", "safetensors shards"),
+        ("hf_sharded", "safetensors with an index"),
+        ("dcp_2rank", "DCP"),
+        ("dcp_2rank_zstd", "DCP"),
+        ("dcp_hsdp_2x2", "DCP"),
+        ("fsdp1/sharded", "DCP"),
+        ("fsdp2_rank_pth/model_world_size_2_rank_0.pt", "DTensors"),
+    ];
+    for (name, format) in known {
+        let checkpoint = open(fixture(name)).unwrap();
+        assert!(checkpoint.format.contains(format), "{name}: {}", checkpoint.format);
+        checkpoint.check_coverage().unwrap();
+    }
+}
+
+#[test]
+fn names_of_files_do_not_matter() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["full.pth", "full.safetensors"] {
+        let path = dir.path().join("no_ending");
+        fs::copy(fixture(name), &path).unwrap();
+        assert_eq!(open(&path).unwrap().format, open(fixture(name)).unwrap().format);
+    }
+}
+
+#[test]
+fn a_folder_of_checkpoints_names_them() {
+    let dir = tempfile::tempdir().unwrap();
+    copy(&fixture("dcp_2rank"), &dir.path().join("checkpoint-50/pytorch_model_fsdp_0"));
+    copy(&fixture("hf_sharded"), &dir.path().join("export"));
+    let text = message(dir.path());
+    assert!(text.contains("export, checkpoint-50/pytorch_model_fsdp_0"), "{text}");
+}
+
+#[test]
+fn a_file_of_a_directory_names_the_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    copy(&fixture("dcp_2rank"), &dir.path().join("step"));
+    let text = message(&dir.path().join("step/.metadata"));
+    assert!(text.contains("name the directory") && text.contains("step instead"), "{text}");
+}
+
+#[test]
+fn what_is_no_checkpoint_says_what_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.pth");
+    fs::write(&path, b"").unwrap();
+    assert!(message(&path).contains("is empty"));
+    fs::write(&path, b"\x80\x02hello, this is no zip").unwrap();
+    assert!(message(&path).contains("begins with \\x80\\x02hello"), "{}", message(&path));
+    assert!(message(dir.path()).contains("it holds x.pth"), "{}", message(dir.path()));
+    fs::write(&path, br#"{"architectures": []}"#).unwrap();
+    assert!(open(&path).is_err());
+    assert!(matches!(open(dir.path().join("nowhere")), Err(Error::Io { .. })));
+}

@@ -1,0 +1,226 @@
+//! safetensors: one file, the files of a Hugging Face model, or the shards that ranks saved.
+//!
+//! `HuggingFaceStorageWriter` of PyTorch (2.8 and later) makes shards: one file per rank, whose metadata says at
+//! which index of the whole tensor each of its tensors begins (`DCP_SHARDING_INFO`). Whole shapes are not stored:
+//! they are what the shards reach to, so a missing *last* shard cannot be noticed, which is noted. The same
+//! shard in several files is a replica and is read once.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+
+use crate::{
+    checkpoint::{Checkpoint, Chunk, Key, Region, Role, Source, Tensor},
+    error::{Error, FormatFault},
+    model_files::ModelReader,
+    safetensors::{SafetensorsReader, TensorEntry},
+};
+
+/// The key of a file's metadata that says where its tensors begin.
+const SHARDING_INFO: &str = "DCP_SHARDING_INFO";
+
+/// Reads one file, as a whole model or as the only shard of one.
+///
+/// # Errors
+/// [`Error::Malformed`], [`Error::Format`], [`Error::Io`].
+pub fn open_file(path: &Path) -> Result<Checkpoint, Error> {
+    let reader = SafetensorsReader::open(path)?;
+    if is_shard(&reader) {
+        from_shards(path, vec![reader])
+    } else {
+        from_files(path, "safetensors file", &[reader])
+    }
+}
+
+/// Reads a model by its index.
+///
+/// # Errors
+/// Those of [`ModelReader::open`].
+pub fn open_index(path: &Path) -> Result<Checkpoint, Error> {
+    let model = ModelReader::open(path)?;
+    from_files(path, "safetensors with an index", model.files())
+}
+
+/// Reads files of one directory that belong together: shards of ranks, or a model whose index is missing.
+///
+/// # Errors
+/// [`Error::Malformed`], [`Error::Format`], [`Error::InTwoFiles`], [`Error::Io`].
+pub fn open_files(dir: &Path, names: &[String]) -> Result<Checkpoint, Error> {
+    let readers = names.iter().map(|name| SafetensorsReader::open(dir.join(name)));
+    let readers = readers.collect::<Result<Vec<_>, _>>()?;
+    if readers.iter().all(is_shard) {
+        return from_shards(dir, readers);
+    }
+    let fault = |fault| Error::Format { path: dir.to_owned(), fault };
+    if names.len() > 1 {
+        let Some(count) = common_count(names) else {
+            return Err(fault(FormatFault::SeveralFiles { files: names.to_vec() }));
+        };
+        if count != names.len() {
+            let missing = count.abs_diff(names.len());
+            return Err(fault(FormatFault::FilesMissing { missing, expected: count }));
+        }
+    }
+    let mut checkpoint = from_files(dir, "safetensors", &readers)?;
+    if names.len() > 1 {
+        checkpoint.notes.push("there is no index; files were joined by their names".to_owned());
+    }
+    Ok(checkpoint)
+}
+
+/// The count of files that all of these names give (`model-00001-of-00003.safetensors`).
+fn common_count(names: &[String]) -> Option<usize> {
+    let count = |name: &String| {
+        let (stem, rest) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
+        Some((stem.rsplit_once('-')?.0.to_owned(), rest.parse::<usize>().ok()?))
+    };
+    let first = count(names.first()?)?;
+    names.iter().all(|name| count(name).as_ref() == Some(&first)).then_some(first.1)
+}
+
+fn is_shard(reader: &SafetensorsReader) -> bool {
+    reader.header().metadata().is_some_and(|metadata| metadata.contains_key(SHARDING_INFO))
+}
+
+fn shape_of(entry: &TensorEntry) -> Vec<u64> {
+    entry.shape().iter().map(|&size| size as u64).collect()
+}
+
+fn empty(path: &Path, format: &str) -> Checkpoint {
+    Checkpoint { path: path.to_owned(), format: format.to_owned(), ..Checkpoint::default() }
+}
+
+fn source_of(reader: &SafetensorsReader) -> Source {
+    Source::File { path: reader.path().to_owned(), len: reader.header().file_len() }
+}
+
+/// Files that hold whole tensors.
+fn from_files(path: &Path, format: &str, readers: &[SafetensorsReader]) -> Result<Checkpoint, Error> {
+    let mut checkpoint = empty(path, format);
+    for (source, reader) in readers.iter().enumerate() {
+        checkpoint.sources.push(source_of(reader));
+        for entry in reader.header().entries() {
+            let shape = shape_of(entry);
+            let offset = reader.header().data_start() + entry.data_range().start;
+            let chunks = vec![Chunk { region: Region::Flat(0..shape.iter().product()), source, offset }];
+            let path = vec![Key::Name(entry.name().to_owned())];
+            let tensor = Tensor { path, role: Role::Model, dtype: entry.dtype(), shape, chunks };
+            if let Some(first) = checkpoint.tensors.insert(entry.name().to_owned(), tensor) {
+                return Err(Error::InTwoFiles {
+                    tensor: entry.name().to_owned(),
+                    first: checkpoint.sources[first.chunks[0].source].path().clone(),
+                    second: reader.path().to_owned(),
+                });
+            }
+        }
+    }
+    checkpoint.assign_roles();
+    Ok(checkpoint)
+}
+
+/// Where a file's tensors begin in the whole ones.
+#[derive(Deserialize)]
+struct ShardInfo {
+    saved_offsets: Vec<u64>,
+}
+
+/// Files of ranks.
+fn from_shards(path: &Path, readers: Vec<SafetensorsReader>) -> Result<Checkpoint, Error> {
+    let mut checkpoint = empty(path, "safetensors shards (PyTorch DCP, HuggingFaceStorageWriter)");
+    let mut replicas = 0;
+    for (source, reader) in readers.iter().enumerate() {
+        checkpoint.sources.push(source_of(reader));
+        let offsets_of = offsets(reader)?;
+        for entry in reader.header().entries() {
+            let fault = |fault| Error::Format { path: reader.path().to_owned(), fault };
+            let sizes = shape_of(entry);
+            let (name, shape) = (entry.name(), sizes.clone());
+            let offsets = offsets_of.get(name).map(|info| info.saved_offsets.clone());
+            let no_offsets = || fault(FormatFault::NoOffsets { tensor: name.to_owned(), shape });
+            let offsets =
+                offsets.filter(|offsets| offsets.len() == sizes.len()).ok_or_else(no_offsets.clone())?;
+            let ends = offsets.iter().zip(&sizes).map(|(offset, size)| offset.checked_add(*size));
+            let ends = ends.collect::<Option<Vec<u64>>>().ok_or_else(no_offsets)?;
+            let tensor = checkpoint.tensors.entry(name.to_owned()).or_insert_with(|| Tensor {
+                path: vec![Key::Name(name.to_owned())],
+                role: Role::Model,
+                dtype: entry.dtype(),
+                shape: vec![0; sizes.len()],
+                chunks: Vec::new(),
+            });
+            if tensor.dtype != entry.dtype() || tensor.shape.len() != sizes.len() {
+                let other =
+                    checkpoint.sources[tensor.chunks.first().map_or(source, |chunk| chunk.source)].path();
+                let (tensor, other) = (name.to_owned(), other.clone());
+                return Err(fault(FormatFault::ShardsDiffer { tensor, other }));
+            }
+            tensor.shape.iter_mut().zip(ends).for_each(|(size, end)| *size = end.max(*size));
+            let region = Region::packed(offsets, sizes);
+            if tensor.chunks.iter().any(|chunk| chunk.region == region) {
+                replicas += 1;
+                continue;
+            }
+            let offset = reader.header().data_start() + entry.data_range().start;
+            tensor.chunks.push(Chunk { region, source, offset });
+        }
+    }
+    checkpoint.world_size = Some(note_ranks(&mut checkpoint.notes, &readers));
+    if replicas > 0 {
+        checkpoint
+            .notes
+            .push(format!("{replicas} shards are there more than once; the first of each is read"));
+    }
+    let whole_shapes = "whole shapes are not stored: a missing last shard of a tensor cannot be noticed";
+    checkpoint.notes.push(whole_shapes.to_owned());
+    check_sizes(&checkpoint)?;
+    checkpoint.assign_roles();
+    Ok(checkpoint)
+}
+
+fn offsets(reader: &SafetensorsReader) -> Result<BTreeMap<String, ShardInfo>, Error> {
+    let metadata = reader.header().metadata().and_then(|metadata| metadata.get(SHARDING_INFO));
+    let text = metadata.expect("only files with sharding information are read as shards");
+    serde_json::from_str(text).map_err(|error| {
+        let fault = FormatFault::BadShardingInfo { detail: error.to_string() };
+        Error::Format { path: reader.path().to_owned(), fault }
+    })
+}
+
+/// The number of ranks by the names of files; ranks in between that have no file are noted.
+fn note_ranks(notes: &mut Vec<String>, readers: &[SafetensorsReader]) -> usize {
+    let rank = |reader: &SafetensorsReader| {
+        let name = reader.path().file_name()?.to_str()?.strip_prefix("shard-")?;
+        name.split('-').next()?.parse::<usize>().ok()
+    };
+    let ranks: std::collections::BTreeSet<usize> = readers.iter().filter_map(rank).collect();
+    let count = ranks.last().copied().unwrap_or(readers.len()).max(1);
+    let missing: Vec<String> = if count - ranks.len().min(count) < 1000 && !ranks.is_empty() {
+        (1..=count).filter(|rank| !ranks.contains(rank)).map(|rank| (rank - 1).to_string()).collect()
+    } else {
+        Vec::new()
+    };
+    if !missing.is_empty() {
+        notes.push(format!("there is no file of rank {}", missing.join(", ")));
+    }
+    count
+}
+
+/// Products of whole shapes, which come from offsets, must be countable.
+fn check_sizes(checkpoint: &Checkpoint) -> Result<(), Error> {
+    for (name, tensor) in &checkpoint.tensors {
+        let size = tensor.dtype.size_bytes() as u64;
+        let len = crate::checkpoint::element_count(&tensor.shape).and_then(|len| len.checked_mul(size));
+        if len.is_none() {
+            let path: PathBuf = checkpoint.sources[tensor.chunks[0].source].path().clone();
+            let fault = FormatFault::NoOffsets { tensor: name.clone(), shape: tensor.shape.clone() };
+            return Err(Error::Format { path, fault });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,85 @@
+//! Every damage that a checksum covers is found, and bytes without one are counted.
+
+use std::{fs, sync::atomic::AtomicBool};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    random_checkpoint::{RandomCheckpoint, Seeded},
+    transfer::NoProgress,
+};
+
+fn verified(checkpoint: &Checkpoint, cancel: &AtomicBool) -> Result<Verification, Error> {
+    let options = Options { window_bytes: 2000, ..Options::new(&NoProgress, cancel) };
+    verify(checkpoint, &options)
+}
+
+fn sound(checkpoint: &Checkpoint) -> Verification {
+    verified(checkpoint, &AtomicBool::new(false)).unwrap()
+}
+
+proptest! {
+    #[test]
+    fn random_checkpoints_are_sound_and_all_checksums_compared(seed in any::<u64>()) {
+        let dir = tempfile::tempdir().unwrap();
+        let made = RandomCheckpoint::write(&mut Seeded(seed), dir.path());
+        let found = sound(&made.checkpoint);
+        prop_assert!(found.is_sound(), "{:?}", found.problems);
+        prop_assert_eq!(found.checksums, made.checkpoint.protections.len());
+    }
+
+    #[test]
+    fn a_flipped_byte_under_a_checksum_is_found_and_named(seed in any::<u64>()) {
+        let dir = tempfile::tempdir().unwrap();
+        let mut random = Seeded(seed);
+        let made = RandomCheckpoint::write(&mut random, dir.path());
+        let checkpoint = &made.checkpoint;
+        let plain = |source: usize| matches!(checkpoint.sources[source], Source::File { .. });
+        let Some(protection) =
+            checkpoint.protections.iter().find(|one| plain(one.source) && !one.range.is_empty())
+        else {
+            return Ok(());
+        };
+        let path = checkpoint.sources[protection.source].path();
+        let mut bytes = fs::read(path).unwrap();
+        let at = protection.range.start + random.below(protection.range.end - protection.range.start);
+        bytes[at as usize] ^= 1 << random.below(8);
+        fs::write(path, bytes).unwrap();
+        let found = sound(checkpoint);
+        prop_assert_eq!(found.problems.len(), 1);
+        prop_assert!(found.problems[0].to_string().contains(&path.display().to_string()));
+    }
+}
+
+#[test]
+fn bytes_without_a_checksum_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let tensors = [("a", 100), ("b", 28)]
+        .map(|(name, len)| (name.to_owned(), (crate::safetensors::TensorType::U8, vec![3; len])));
+    let mut made = RandomCheckpoint::flat(dir.path(), &tensors.into());
+    assert_eq!(sound(&made.checkpoint).unprotected_bytes(), 0);
+    made.checkpoint.protections.remove(0);
+    let found = sound(&made.checkpoint);
+    assert_eq!(found.unprotected, [(dir.path().join("data"), 100)]);
+    assert_eq!((found.read_bytes, found.checksums), (128, 1));
+}
+
+#[test]
+fn a_missing_file_and_a_missing_chunk_are_both_problems() {
+    let dir = tempfile::tempdir().unwrap();
+    let tensors = [("a".to_owned(), (crate::safetensors::TensorType::U8, vec![3; 9]))];
+    let mut made = RandomCheckpoint::flat(dir.path(), &tensors.into());
+    made.checkpoint.tensors.get_mut("a").unwrap().shape = vec![10];
+    fs::remove_file(dir.path().join("data")).unwrap();
+    let problems = sound(&made.checkpoint).problems;
+    assert!(matches!(problems[..], [Error::Coverage(_), Error::Io { .. }]), "{problems:?}");
+}
+
+#[test]
+fn verifying_can_be_canceled() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = RandomCheckpoint::write(&mut Seeded(1), dir.path());
+    let result = verified(&made.checkpoint, &AtomicBool::new(true));
+    assert!(matches!(result, Err(Error::Transfer(TransferFault::Canceled))));
+}
