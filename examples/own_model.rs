@@ -19,6 +19,7 @@ use fsdp_nn::model::Architecture;
 use fsdp_nn::tape::{Tape, Tensor};
 use fsdp_nn::{Backend, HostMemory, HostOptions};
 use fsdp_sim::{Threads, WorldOptions};
+use fsdp_train::checkpoint::Resume;
 use fsdp_train::config::Resolved;
 use fsdp_train::train::{RunOptions, train};
 use fsdp_train::verify::{VerifyOptions, verify};
@@ -157,6 +158,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let options = RunOptions {
         reporter: &(),
         stop: &AtomicBool::new(false),
+        resume: Resume::Fresh,
         overwrite: false,
         observer: &|_| Box::new(()),
         config_json: None,

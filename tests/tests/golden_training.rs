@@ -13,6 +13,7 @@ use std::sync::atomic::AtomicBool;
 
 use fsdp_ckpt::model_files::ModelReader;
 use fsdp_nn::hf::HfConfig;
+use fsdp_train::checkpoint::Resume;
 use fsdp_train::config::{LrScheduleConfig, Resolved, Warmup};
 use fsdp_train::lr::LrSchedule;
 use fsdp_train::train::{RunOptions, train};
@@ -85,6 +86,7 @@ impl Case {
         let options = RunOptions {
             reporter: &(),
             stop: &AtomicBool::new(false),
+            resume: Resume::Fresh,
             overwrite: false,
             observer: &|_| Box::new(()),
             config_json: None,

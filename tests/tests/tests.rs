@@ -39,5 +39,8 @@ mod faults;
 // Schedules with an error planted in them.
 mod adversarial;
 
+// Runs that are saved, end, and go on elsewhere.
+mod resume;
+
 // Rules of the house.
 mod tidy;

@@ -67,11 +67,6 @@ impl<'a> Section<'a> {
         self.start
     }
 
-    /// The file, for messages.
-    pub(crate) fn path(&self) -> &'a Path {
-        self.path
-    }
-
     /// The name inside the file, for messages.
     pub(crate) fn item(&self) -> &'a str {
         self.item

@@ -16,7 +16,7 @@ use crate::{
     error::Error,
     file_io::Files,
     safetensors::TensorType,
-    transfer::{Options, SourceFiles, TensorReader, in_threads, piece_sizes},
+    transfer::{Options, PieceSizes, SourceFiles, TensorReader, in_threads, piece_sizes},
 };
 
 /// How far values may differ: `|a - b| <= atol + rtol * |b|`.
@@ -254,7 +254,7 @@ fn compare(
             let element = pair[0].size().max(pair[1].size());
             let is_large = pair.iter().any(TensorReader::wants_large_pieces);
             // Five buffers share what three have in a transfer; values are eight bytes wide.
-            let bytes = if is_large { sizes.large / 4 } else { sizes.usual / 4 };
+            let bytes = if is_large { sizes.large / 8 } else { sizes.usual / 4 };
             let end = pair[0].tensor.len().min(start + (bytes / element).max(1) as u64);
             *next = if end == pair[0].tensor.len() { (number + 1, 0) } else { (number, end) };
             if end > start {
@@ -266,7 +266,7 @@ fn compare(
         let Some((number, elements)) = take() else { return Ok(false) };
         let bytes =
             (elements.end - elements.start) * (pairs[number][0].size() + pairs[number][1].size()) as u64;
-        let part = compare_piece(&pairs[number], sides, elements, tolerance, sizes.large, buffers)?;
+        let part = compare_piece(&pairs[number], sides, elements, tolerance, sizes, buffers)?;
         found[number].lock().unwrap_or_else(PoisonError::into_inner).add(part);
         options.progress.advance(bytes);
         Ok(true)
@@ -279,13 +279,14 @@ fn compare_piece(
     sides: &[SourceFiles; 2],
     elements: Range<u64>,
     tolerance: Tolerance,
-    scratch_max: usize,
+    sizes: PieceSizes,
     buffers: &mut Buffers,
 ) -> Result<Found, Error> {
     let count = (elements.end - elements.start) as usize;
     for (side, reader) in pair.iter().enumerate() {
         let bytes = &mut buffers.bytes[side];
         bytes.resize(count * reader.size(), 0);
+        let scratch_max = sizes.scratch(reader);
         reader.read(elements.clone(), &sides[side], &mut buffers.scratch, scratch_max, bytes)?;
     }
     let dtypes = [pair[0].tensor.dtype, pair[1].tensor.dtype];

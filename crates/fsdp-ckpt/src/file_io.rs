@@ -32,6 +32,12 @@ impl Files {
         Files(Arc::new(Disk))
     }
 
+    /// Another one, for tests.
+    #[cfg(test)]
+    pub(crate) fn of(files: Arc<dyn FileSystem>) -> Files {
+        Files(files)
+    }
+
     /// Opens for reading; returns the length too.
     pub(crate) fn open(&self, path: &Path) -> Result<(PathFile, u64), Error> {
         let file = self.open_as(path, Access::Read, FileAction::Open)?;
@@ -128,9 +134,17 @@ impl Files {
 
     /// Creates a directory; one that is there already is fine.
     pub(crate) fn create_directory_if_absent(&self, dir: &Path) -> Result<(), Error> {
-        match self.0.create_directory(dir) {
-            Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists && self.is_directory(dir) => Ok(()),
-            result => result.map_err(failed(FileAction::Create, dir)),
+        let cause = match self.0.create_directory(dir) {
+            Ok(()) => return Ok(()),
+            Err(cause) => cause,
+        };
+        let found = match cause.kind() {
+            io::ErrorKind::AlreadyExists => self.metadata_if_there(dir)?,
+            _ => None,
+        };
+        match found {
+            Some(Metadata { kind: FileKind::Directory, .. }) => Ok(()),
+            _ => Err(failed(FileAction::Create, dir)(cause)),
         }
     }
 

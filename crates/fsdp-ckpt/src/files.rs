@@ -9,6 +9,9 @@
 
 pub(crate) mod disk;
 
+#[cfg(test)]
+pub(crate) mod faulty;
+
 use std::{ffi::OsString, fmt, io, path::Path};
 
 /// Operations on names.

@@ -4,11 +4,13 @@
 //! are there, [`check_coverage`](crate::checkpoint::Checkpoint::check_coverage) proves.
 
 pub mod dcp;
+pub mod deepspeed;
 pub mod native;
 pub mod rank_files;
 pub mod rank_kind;
 pub mod safetensors_files;
 pub mod torch_file;
+pub mod torch_index;
 pub mod xla;
 
 mod detect;

@@ -6,6 +6,8 @@ use std::path::Path;
 
 use crate::{
     bytes::{Memory, Section},
+    digest::DigestKind,
+    native::Manifest,
     pickle::{self, Budget},
     torch,
     zip::Archive,
@@ -31,6 +33,28 @@ pub fn zip(bytes: &[u8]) {
     }
     let _ = torch::open(section);
     let _ = torch::open_beginning(section, len);
+}
+
+/// Reads a manifest: the bytes as they are, and with the digest that they need to get further.
+pub fn manifest(bytes: &[u8]) {
+    // Refusing is a fine answer.
+    let _ = Manifest::parse(bytes.to_vec());
+    let _ = manifest_with_digest(bytes);
+}
+
+/// The manifest of a text in which the digest is absent or wrong, if it is one otherwise.
+fn manifest_with_digest(bytes: &[u8]) -> Option<Manifest> {
+    let text = std::str::from_utf8(bytes).ok()?;
+    let end = text.rfind(",\"digest\":").or_else(|| text.rfind('}'))?;
+    let body = &text[..end];
+    let sealed = format!("{body},\"digest\":\"{}\"}}\n", DigestKind::Crc64.of(body.as_bytes()));
+    let manifest = Manifest::parse(sealed.into_bytes()).ok()?;
+    // Readers descend a little deeper than the writer goes.
+    if let Ok(written) = manifest.to_bytes() {
+        let again = Manifest::parse(written.clone()).expect("what is written can be read");
+        assert_eq!(again.to_bytes().as_ref(), Ok(&written), "writing is stable");
+    }
+    Some(manifest)
 }
 
 #[cfg(test)]
@@ -62,6 +86,17 @@ mod tests {
             assert_eq!(Archive::open(section).unwrap(), whole.archive);
             // A whole file is a beginning too, and no storage needs to stay open.
             assert_eq!(torch::open_beginning(section, len).unwrap().root, whole.root);
+        }
+    }
+
+    #[test]
+    fn seeds_of_the_manifest_are_manifests() {
+        let seeds = seeds("manifest");
+        assert!(seeds.len() > 2);
+        for bytes in seeds {
+            Manifest::parse(bytes.clone()).unwrap();
+            manifest(&bytes);
+            assert!(manifest_with_digest(&bytes).is_some());
         }
     }
 }

@@ -10,6 +10,7 @@
 //! | [`targets`] | formats that are written, each as a plan of files |
 //! | [`transfer`] | moving tensor bytes from a checkpoint into planned files |
 //! | [`conversion`] | from any format that is read to any that is written |
+//! | [`inspect`] | what a checkpoint holds, in numbers |
 //! | [`verify`] | reading all of a checkpoint: what is damaged, and what nothing protects |
 //! | [`diff`] | comparing two checkpoints of any formats |
 //!
@@ -30,6 +31,7 @@ pub mod export;
 pub mod formats;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod inspect;
 pub mod model_files;
 pub mod native;
 pub mod safetensors;
@@ -37,20 +39,16 @@ pub mod targets;
 pub mod transfer;
 pub mod verify;
 
-#[allow(dead_code, reason = "readers of formats follow")]
 mod bytes;
 mod convert;
 mod file_io;
 mod files;
-#[allow(dead_code, unused_imports, reason = "readers of formats follow")]
 mod pickle;
 #[cfg(test)]
 mod random_checkpoint;
-#[allow(dead_code, unused_imports, reason = "readers of formats follow")]
 mod torch;
 mod torch_types;
 mod unique_map;
-#[allow(dead_code, reason = "readers of formats follow")]
 mod zip;
 
 pub use error::{

@@ -4,7 +4,7 @@
 //! Opening reads headers only and settles every question of completeness: index and files name the same
 //! tensors, each in one file. What the names mean to a model (orientation, tied weights) is not known here.
 
-mod index;
+pub(crate) mod index;
 mod names;
 mod rows;
 

@@ -49,3 +49,6 @@ pub use reader::NativeReader;
 pub use run_dir::{RunDir, RunLock};
 pub(crate) use values::{RUN_STATE, run_state_to_value, value_to_run_state};
 pub use wait::WaitLimit;
+
+#[cfg(test)]
+mod tests;

@@ -14,6 +14,7 @@ mod globals;
 mod graph;
 mod input;
 mod machine;
+mod memo;
 mod opcode;
 mod rebuild;
 mod value;

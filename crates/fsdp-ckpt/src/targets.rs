@@ -9,7 +9,7 @@ pub mod native;
 pub mod safetensors;
 pub mod torch_file;
 
-mod torch_archive;
+pub(crate) mod torch_archive;
 
 #[cfg(test)]
 pub(crate) mod assemble;

@@ -30,6 +30,7 @@ pub use staged::{OutputKind, Staged};
 pub(crate) use elements::TensorReader;
 pub(crate) use run::{in_threads, piece_bytes, piece_sizes};
 pub(crate) use sources::SourceFiles;
+pub(crate) use work::PieceSizes;
 pub(crate) use zstd_stream::decode;
 
 use crate::{

@@ -11,7 +11,7 @@ use std::{
     path::PathBuf,
     sync::{
         Mutex, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
 };
 
@@ -49,12 +49,33 @@ impl Verification {
     }
 }
 
+/// A file with the plain sources that are this file.
+struct PlainFile<'a> {
+    path: &'a PathBuf,
+    sources: Vec<usize>,
+    len: u64,
+}
+
 /// Something that one thread reads.
-enum Job {
-    /// Bytes of a file, for all sources that are this file.
-    File { sources: Vec<usize>, range: Range<u64> },
-    /// A compressed item.
-    Zstd(usize),
+enum Job<'a> {
+    /// Bytes of a file.
+    Plain(&'a PlainFile<'a>, Range<u64>),
+    /// A compressed item: the source, its file and its bytes there.
+    Zstd(usize, &'a PathBuf, Range<u64>),
+}
+
+impl Job<'_> {
+    fn len(&self) -> u64 {
+        let (Job::Plain(_, range) | Job::Zstd(_, _, range)) = self;
+        range.end - range.start
+    }
+
+    fn path(&self) -> &PathBuf {
+        match self {
+            Job::Plain(file, _) => file.path,
+            Job::Zstd(_, path, _) => path,
+        }
+    }
 }
 
 /// Reads and checks everything.
@@ -68,26 +89,24 @@ pub fn verify(checkpoint: &Checkpoint, options: &Options) -> Result<Verification
     }
     let sources = SourceFiles::new(&Files::disk(), checkpoint);
     let files = files(checkpoint);
-    let jobs = jobs(checkpoint, &files, piece_bytes(options) as u64);
-    options.progress.begin(jobs.iter().map(|job| job_bytes(checkpoint, job)).sum());
-    let (next, read_bytes) = (AtomicUsize::new(0), AtomicU64::new(0));
+    let queue = Queue::new(checkpoint, &files, piece_bytes(options) as u64);
+    options.progress.begin(queue.total());
+    let read_bytes = AtomicU64::new(0);
     let problems = Mutex::new(BTreeMap::new());
     in_threads(options, |buffer: &mut Vec<u8>| {
-        let number = next.fetch_add(1, Ordering::Relaxed);
-        let Some(job) = jobs.get(number) else { return Ok(false) };
-        match read(&sources, job, options, buffer) {
+        let Some(job) = queue.next() else { return Ok(false) };
+        match read(&sources, &job, options, buffer) {
             Ok(()) => {
-                read_bytes.fetch_add(job_bytes(checkpoint, job), Ordering::Relaxed);
+                read_bytes.fetch_add(job.len(), Ordering::Relaxed);
             }
             Err(error @ Error::Transfer(TransferFault::Canceled)) => return Err(error),
             Err(error) => {
                 // One problem per file is enough: the rest of a short file fails as well.
-                let path = job_path(checkpoint, job).clone();
                 let mut problems = problems.lock().unwrap_or_else(PoisonError::into_inner);
-                problems.entry(path).or_insert(error);
+                problems.entry(job.path().clone()).or_insert(error);
             }
         }
-        options.progress.advance(job_bytes(checkpoint, job));
+        options.progress.advance(job.len());
         Ok(true)
     })?;
     found.problems.extend(problems.into_inner().unwrap_or_else(PoisonError::into_inner).into_values());
@@ -98,68 +117,75 @@ pub fn verify(checkpoint: &Checkpoint, options: &Options) -> Result<Verification
     Ok(found)
 }
 
-/// The plain sources of each file, and its length.
-fn files(checkpoint: &Checkpoint) -> BTreeMap<&PathBuf, (Vec<usize>, u64)> {
-    let mut files: BTreeMap<&PathBuf, (Vec<usize>, u64)> = BTreeMap::new();
+/// All files with plain sources.
+fn files(checkpoint: &Checkpoint) -> Vec<PlainFile<'_>> {
+    let mut files: BTreeMap<&PathBuf, PlainFile> = BTreeMap::new();
     for (number, source) in checkpoint.sources.iter().enumerate() {
         if let Source::File { path, len } = source {
-            let (sources, file_len) = files.entry(path).or_default();
-            sources.push(number);
-            *file_len = (*file_len).max(*len);
+            let file = files.entry(path).or_insert(PlainFile { path, sources: Vec::new(), len: 0 });
+            file.sources.push(number);
+            file.len = file.len.max(*len);
         }
     }
-    files
+    files.into_values().collect()
 }
 
-fn jobs(checkpoint: &Checkpoint, files: &BTreeMap<&PathBuf, (Vec<usize>, u64)>, piece: u64) -> Vec<Job> {
-    let zstd = |source: &usize| matches!(checkpoint.sources[*source], Source::Zstd { .. });
-    let mut jobs: Vec<Job> = (0..checkpoint.sources.len()).filter(zstd).map(Job::Zstd).collect();
-    for (sources, len) in files.values() {
-        for start in (0..*len).step_by(piece as usize) {
-            jobs.push(Job::File { sources: sources.clone(), range: start..(start + piece).min(*len) });
+/// Hands out what is to be read: compressed items first, then files in pieces.
+struct Queue<'a> {
+    zstd: Vec<(usize, &'a PathBuf, Range<u64>)>,
+    files: &'a [PlainFile<'a>],
+    piece_bytes: u64,
+    /// Items, files, and bytes of the next file that were handed out.
+    next: Mutex<(usize, usize, u64)>,
+}
+
+impl<'a> Queue<'a> {
+    fn new(checkpoint: &'a Checkpoint, files: &'a [PlainFile<'a>], piece_bytes: u64) -> Queue<'a> {
+        let zstd = checkpoint.sources.iter().enumerate().filter_map(|(number, source)| match source {
+            Source::Zstd { path, range, .. } => Some((number, path, range.clone())),
+            Source::File { .. } => None,
+        });
+        Queue { zstd: zstd.collect(), files, piece_bytes, next: Mutex::default() }
+    }
+
+    fn total(&self) -> u64 {
+        let zstd: u64 = self.zstd.iter().map(|(_, _, range)| range.end - range.start).sum();
+        zstd + self.files.iter().map(|file| file.len).sum::<u64>()
+    }
+
+    fn next(&self) -> Option<Job<'a>> {
+        // A panic of another thread leaves a valid state.
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let (item, number, start) = *next;
+        if let Some((source, path, range)) = self.zstd.get(item) {
+            next.0 += 1;
+            return Some(Job::Zstd(*source, path, range.clone()));
         }
-    }
-    jobs
-}
-
-fn job_bytes(checkpoint: &Checkpoint, job: &Job) -> u64 {
-    match job {
-        Job::File { range, .. } => range.end - range.start,
-        Job::Zstd(source) => match &checkpoint.sources[*source] {
-            Source::Zstd { range, .. } => range.end - range.start,
-            Source::File { .. } => unreachable!("only compressed sources are decoded"),
-        },
-    }
-}
-
-fn job_path<'a>(checkpoint: &'a Checkpoint, job: &Job) -> &'a PathBuf {
-    match job {
-        Job::File { sources, .. } => checkpoint.sources[sources[0]].path(),
-        Job::Zstd(source) => checkpoint.sources[*source].path(),
+        let file = self.files.get(number)?;
+        let end = file.len.min(start + self.piece_bytes);
+        (next.1, next.2) = if end == file.len { (number + 1, 0) } else { (number, end) };
+        Some(Job::Plain(file, start..end))
     }
 }
 
 fn read(sources: &SourceFiles, job: &Job, options: &Options, buffer: &mut Vec<u8>) -> Result<(), Error> {
     match job {
-        Job::File { sources: same, range } => {
+        Job::Plain(file, range) => {
             buffer.resize((range.end - range.start) as usize, 0);
-            sources.read(same[0], range.start, "", buffer)?;
-            for &other in &same[1..] {
+            sources.read(file.sources[0], range.start, "", buffer)?;
+            for &other in &file.sources[1..] {
                 sources.checks.observe(other, range.start, buffer);
             }
             Ok(())
         }
-        Job::Zstd(source) => {
+        Job::Zstd(source, ..) => {
             decode(sources, *source, 0, piece_bytes(options), options.cancel, &mut |_, _| Ok(())).map(drop)
         }
     }
 }
 
 /// Bytes of each file that no checksum covers.
-fn unprotected(
-    checkpoint: &Checkpoint,
-    files: &BTreeMap<&PathBuf, (Vec<usize>, u64)>,
-) -> Vec<(PathBuf, u64)> {
+fn unprotected(checkpoint: &Checkpoint, files: &[PlainFile]) -> Vec<(PathBuf, u64)> {
     let mut covered: BTreeMap<&PathBuf, Vec<Range<u64>>> = BTreeMap::new();
     for protection in &checkpoint.protections {
         match &checkpoint.sources[protection.source] {
@@ -167,7 +193,7 @@ fn unprotected(
             Source::Zstd { path, range, .. } => covered.entry(path).or_default().push(range.clone()),
         }
     }
-    let mut lens: BTreeMap<&PathBuf, u64> = files.iter().map(|(path, (_, len))| (*path, *len)).collect();
+    let mut lens: BTreeMap<&PathBuf, u64> = files.iter().map(|file| (file.path, file.len)).collect();
     for source in &checkpoint.sources {
         if let Source::Zstd { path, range, .. } = source {
             let len = lens.entry(path).or_default();

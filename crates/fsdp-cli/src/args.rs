@@ -20,7 +20,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
   fsdp schedule examples/quickstart.toml
 
 Exit codes: 0 done, 1 a verification failed, 2 the input is wrong or the output cannot be written,
-3 the run failed, 130 interrupted twice.
+3 the run failed, 75 stopped by SIGTERM and saved (go on with --resume), 130 interrupted twice.
 RUST_LOG=fsdp=debug logs to stderr."
 )]
 pub(crate) struct Args {
@@ -67,16 +67,28 @@ pub(crate) struct RunFileArgs {
   metrics.jsonl   one JSON object per step: loss, grad_norm, lr, tokens_per_s, ...
   resolved.toml   the run file with every default written out
   model/          config.json and model.safetensors, for transformers and others
+  checkpoints/    step-00000050, ..: the whole state, as [checkpoint] says; PyTorch reads them too
 
-Ctrl-C (or SIGTERM) stops after the step under way and still exports the model; a second one exits at once.
+Ctrl-C (or SIGTERM) stops after the step under way, saves a checkpoint and exports the model; a
+second one exits at once. After SIGTERM the exit code is 75: the same command with --resume goes on.
+A run that goes on has the bits of one that never stopped, also on another number of ranks where the
+numerics contract holds. train.steps and the optimizer's numbers may change; that is recorded.
 
 Examples:
   fsdp train examples/quickstart.toml
   fsdp train examples/quickstart.toml --set train.steps=50 --set run.out_dir=runs/short
+  fsdp train examples/quickstart.toml --set checkpoint.every=50
+  fsdp train examples/quickstart.toml --set checkpoint.every=50 --resume --set run.ranks=2
   fsdp train examples/quickstart.toml --overwrite --trace trace.json   (open it in ui.perfetto.dev)")]
 pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) run: RunFileArgs,
+    /// Go on from the newest complete checkpoint in run.out_dir, or begin if there is none
+    #[arg(long)]
+    pub(crate) resume: bool,
+    /// Go on from this checkpoint (a directory step-..)
+    #[arg(long, value_name = "DIR", conflicts_with = "resume")]
+    pub(crate) resume_from: Option<PathBuf>,
     /// Replace what an earlier run left in run.out_dir
     #[arg(long)]
     pub(crate) overwrite: bool,

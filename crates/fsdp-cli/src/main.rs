@@ -4,7 +4,7 @@
 //! itself is `fsdp-train`. One module per command; what several of them need stands below them.
 //!
 //! Exit codes: 0 done, 1 a verification failed, 2 the input is wrong or the output cannot be written, 3 the
-//! run failed, 130 interrupted for the second time.
+//! run failed, 75 stopped by SIGTERM with its state saved, 130 interrupted for the second time.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<ExitCode, CliError> {
     match command {
-        Command::Train(args) => train::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Train(args) => train::run(&args),
         Command::Verify(args) => verify::run(&args)
             .map(|holds| if holds { ExitCode::SUCCESS } else { ExitCode::from(VERIFICATION_FAILED) }),
         Command::Schedule(args) => schedule::run(&args).map(|()| ExitCode::SUCCESS),

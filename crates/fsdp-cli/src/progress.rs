@@ -1,17 +1,18 @@
 //! How far a run is: a bar on a terminal, plain lines elsewhere.
 
 use std::io::{self, IsTerminal};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fsdp_train::Evaluation;
+use fsdp_train::checkpoint::{Change, Resumed, Saved};
 use fsdp_train::metrics::StepMetrics;
 use fsdp_train::train::Reporter;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output;
-use crate::units::{clock, rate};
+use crate::units::{self, clock, rate};
 
 /// Plain lines per run, when steps are short.
 const LINES: u64 = 20;
@@ -23,6 +24,8 @@ const BAR: &str = "{bar:28} {pos}/{len} {msg} ETA {eta}";
 #[derive(Debug)]
 pub(crate) struct Progress {
     steps: u64,
+    /// Steps that a checkpoint had done.
+    first: AtomicU64,
     start: Instant,
     display: Display,
     stop: Arc<AtomicBool>,
@@ -45,7 +48,7 @@ impl Progress {
         } else {
             Display::Lines { last: Mutex::new(start) }
         };
-        Self { steps, start, display, stop, has_told_stop: AtomicBool::new(false) }
+        Self { steps, first: AtomicU64::new(0), start, display, stop, has_told_stop: AtomicBool::new(false) }
     }
 
     /// Ends the bar where it stands.
@@ -66,11 +69,12 @@ impl Progress {
         let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
         let step = metrics.step;
         let is_due = step.is_multiple_of((self.steps / LINES).max(1)) || last.elapsed() >= LINE_INTERVAL;
-        if !(is_due || step == 1 || step == self.steps) {
+        if !(is_due || step == self.first.load(Ordering::Relaxed) + 1 || step == self.steps) {
             return;
         }
         *last = Instant::now();
-        let left = remaining(self.start.elapsed(), step, self.steps);
+        let first = self.first.load(Ordering::Relaxed);
+        let left = remaining(self.start.elapsed(), step - first, self.steps - first);
         let width = self.steps.to_string().len();
         let news = news(metrics);
         output::note(&format!("step {step:>width$}/{} {news} ETA {}", self.steps, clock(left)));
@@ -87,7 +91,9 @@ impl Reporter for Progress {
             Display::Lines { last } => self.line(last, metrics),
         }
         if self.stop.load(Ordering::Relaxed) && !self.has_told_stop.swap(true, Ordering::Relaxed) {
-            self.say("stopping after the step under way; interrupt again to exit at once, without a model");
+            self.say(
+                "stopping after the step under way; interrupt again to exit at once, with nothing saved",
+            );
         }
     }
 
@@ -95,6 +101,32 @@ impl Reporter for Progress {
         let Evaluation { loss, targets, .. } = evaluation;
         self.say(&format!("evaluation after step {step}: loss {loss:.4} over {targets} tokens"));
     }
+
+    fn resumed(&self, resumed: Option<&Resumed>) {
+        beginning(resumed).iter().for_each(|line| self.say(line));
+        if let (Some(resumed), Display::Bar(bar)) = (resumed, &self.display) {
+            bar.set_position(resumed.step);
+            bar.reset_eta();
+        }
+        self.first.store(resumed.map_or(0, |resumed| resumed.step), Ordering::Relaxed);
+    }
+
+    fn saved(&self, saved: &Saved) {
+        let Saved { step, path, bytes, elapsed } = saved;
+        let (size, seconds) = (units::bytes(*bytes), elapsed.as_secs_f64());
+        self.say(&format!("checkpoint after step {step}: {size} in {seconds:.2} s, {}", path.display()));
+    }
+}
+
+/// A line on where a run begins.
+fn beginning(resumed: Option<&Resumed>) -> Vec<String> {
+    let Some(resumed) = resumed else { return vec!["no checkpoint in run.out_dir yet: starting".to_owned()] };
+    let mut lines = vec![format!("going on from {} after step {}", resumed.path.display(), resumed.step)];
+    for Change { key, from, to, .. } in &resumed.changes {
+        let from = if from.is_empty() { "unset" } else { from };
+        lines.push(format!("{key} was {from}, now {to}: from here on not the bits of an unchanged run"));
+    }
+    lines
 }
 
 fn news(metrics: &StepMetrics) -> String {

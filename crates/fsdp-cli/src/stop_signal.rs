@@ -1,7 +1,7 @@
 //! SIGINT and SIGTERM: the first one asks to stop after the step, the second one exits at once.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -11,17 +11,34 @@ use crate::error::CliError;
 /// The exit code of a run that was interrupted twice, as shells report SIGINT.
 const INTERRUPTED: i32 = 130;
 
-/// A flag that the first signal raises.
-///
-/// # Errors
-/// [`CliError::Signal`].
-pub(crate) fn install() -> Result<Arc<AtomicBool>, CliError> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        // Actions run in the order of registration: the exit looks at the flag before this signal raises it.
-        flag::register_conditional_shutdown(signal, INTERRUPTED, Arc::clone(&stop))
-            .and_then(|_| flag::register(signal, Arc::clone(&stop)))
-            .map_err(|source| CliError::Signal { source })?;
+/// What signals have asked for so far.
+#[derive(Clone, Debug)]
+pub(crate) struct StopSignal {
+    /// Raised by the first signal of either kind.
+    pub(crate) stop: Arc<AtomicBool>,
+    terminate: Arc<AtomicBool>,
+}
+
+impl StopSignal {
+    /// Handles signals from now on.
+    ///
+    /// # Errors
+    /// [`CliError::Signal`].
+    pub(crate) fn install() -> Result<Self, CliError> {
+        let (stop, terminate) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let failed = |source| CliError::Signal { source };
+        flag::register(SIGTERM, Arc::clone(&terminate)).map_err(failed)?;
+        for signal in [SIGINT, SIGTERM] {
+            // Actions run in the order of registration: the exit looks at the flag before this signal raises it.
+            flag::register_conditional_shutdown(signal, INTERRUPTED, Arc::clone(&stop))
+                .and_then(|_| flag::register(signal, Arc::clone(&stop)))
+                .map_err(failed)?;
+        }
+        Ok(Self { stop, terminate })
     }
-    Ok(stop)
+
+    /// Whether SIGTERM was among them: a scheduler wants the machine back, and the run is to go on elsewhere.
+    pub(crate) fn is_terminated(&self) -> bool {
+        self.terminate.load(Ordering::Relaxed)
+    }
 }

@@ -4,38 +4,49 @@ mod summary;
 
 pub(crate) use summary::memory_rows;
 
+use std::process::ExitCode;
+use std::sync::Arc;
+
 use fsdp_core::Rank;
 use fsdp_core::engine::Observer;
 use fsdp_train::Job;
+use fsdp_train::checkpoint::Resume;
 use fsdp_train::train::{RunOptions, train};
 
 use crate::args::TrainArgs;
 use crate::error::CliError;
 use crate::progress::Progress;
 use crate::run_setup::RunSetup;
+use crate::stop_signal::StopSignal;
 use crate::trace::{SpanObserver, TraceFile};
-use crate::{host, logging, output, stop_signal};
+use crate::{host, logging, output};
+
+/// `EX_TEMPFAIL` of sysexits.h: the run was told to stop, is saved, and can go on.
+const TEMPORARY_FAILURE: u8 = 75;
 
 /// Trains as a run file says and prints the summary.
 ///
+/// The exit code is not 0 for a run that SIGTERM stopped before its end.
+///
 /// # Errors
 /// [`CliError`]: the input is wrong, or the run failed.
-pub(crate) fn run(args: &TrainArgs) -> Result<(), CliError> {
+pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode, CliError> {
     let setup = RunSetup::load(&args.run)?;
     let architecture = setup.build()?;
     let init = setup.init(&architecture)?;
     let job = Job::new(setup.config.clone(), architecture, init)?;
     let trace = args.trace.as_deref().map(TraceFile::create).transpose()?;
     logging::install(trace.as_ref())?;
-    let stop = stop_signal::install()?;
-    let progress = Progress::new(job.config.train.steps, stop.clone());
+    let signal = StopSignal::install()?;
+    let progress = Progress::new(job.config.train.steps, Arc::clone(&signal.stop));
     let is_observed = trace.is_some() || logging::is_asked_for();
     let observer = |rank: Rank| -> Box<dyn Observer> {
         if is_observed { Box::new(SpanObserver::new(rank, job.plan.clone())) } else { Box::new(()) }
     };
     let options = RunOptions {
         reporter: &progress,
-        stop: &stop,
+        stop: &signal.stop,
+        resume: resume(args),
         overwrite: args.overwrite,
         observer: &observer,
         config_json: Some(setup.model.export(job.plan.policy.param_dtype.master())),
@@ -47,5 +58,15 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), CliError> {
     let traced = trace.as_ref().map_or(Ok(()), TraceFile::finish);
     let summary = outcome?;
     traced?;
-    output::print(&summary::render(&job, &summary))
+    output::print(&summary::render(&job, &summary))?;
+    let is_to_go_on = summary.stopped && signal.is_terminated();
+    Ok(if is_to_go_on { ExitCode::from(TEMPORARY_FAILURE) } else { ExitCode::SUCCESS })
+}
+
+fn resume(args: &TrainArgs) -> Resume {
+    match &args.resume_from {
+        Some(checkpoint) => Resume::From(checkpoint.clone()),
+        None if args.resume => Resume::Newest,
+        None => Resume::Fresh,
+    }
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use fsdp_comm::launch::{FailureReason, LaunchFailure};
 use fsdp_core::Rank;
 
+use crate::checkpoint::Difference;
 use crate::config::ConfigError;
 use crate::data::DataError;
 
@@ -66,10 +67,81 @@ pub enum TrainError {
         positions: usize,
     },
     /// The output folder has content.
-    #[error("run.out_dir {} is not empty; give --overwrite to replace it, or another run.out_dir", path.display())]
+    #[error(
+        "run.out_dir {} is not empty; give --resume to go on, --overwrite to replace it, or another run.out_dir",
+        path.display()
+    )]
     OutDirNotEmpty {
         /// The folder.
         path: PathBuf,
+    },
+    /// The output folder is a file.
+    #[error("run.out_dir {} is a file; remove it, or choose another run.out_dir", path.display())]
+    OutDirIsFile {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A run that goes on from an older checkpoint would write later ones again.
+    #[error(
+        "{} holds checkpoints after step {step}, up to step {newest}; give --overwrite to remove these, --resume to \
+         go on from the newest, or another run.out_dir",
+        dir.display()
+    )]
+    NewerCheckpoints {
+        /// The directory of checkpoints.
+        dir: PathBuf,
+        /// Steps done by the checkpoint that was named.
+        step: u64,
+        /// Steps done by the newest one.
+        newest: u64,
+    },
+    /// A checkpoint has done all steps.
+    #[error(
+        "{} has done {done} steps, and train.steps is {steps}: nothing is left to do; extend the run with --set \
+         train.steps=N",
+        path.display()
+    )]
+    NothingLeft {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Steps done.
+        done: u64,
+        /// Steps asked for.
+        steps: u64,
+    },
+    /// The thread that writes a checkpoint could not be started.
+    #[error("can not start the thread that writes a checkpoint: {source}")]
+    SaveThread {
+        /// Why.
+        source: io::Error,
+    },
+    /// The state of a parameter is of another step than the rest.
+    #[error(
+        "{}: tensor {tensor} says that {got} steps were done, the state of the run says {expected}; \
+         the checkpoint is not the work of one run, go on from another one",
+        path.display()
+    )]
+    OtherStep {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The count of steps of a parameter.
+        tensor: String,
+        /// Steps done by the run.
+        expected: u64,
+        /// Steps that the tensor counts.
+        got: f64,
+    },
+    /// A checkpoint does not say how far its run was.
+    #[error(
+        "{} has no state of a run ({detail}); its tensors can be converted, or trained on with model.init = \
+         \"pretrained\" after `fsdp ckpt convert`",
+        path.display()
+    )]
+    NoRunState {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What is missing or wrong.
+        detail: String,
     },
     /// The output folder, or a file in it, can not be written.
     #[error("can not {action} {}: {source}; make room there, or choose another run.out_dir", path.display())]
@@ -93,6 +165,18 @@ pub enum TrainError {
         loss: f64,
         /// The norm before clipping.
         grad_norm: f64,
+    },
+    /// A checkpoint is of another run.
+    #[error(
+        "the run can not go on from {}: {}. Give the run what it had, or start another one (model.init = \
+         \"pretrained\" starts from exported weights)",
+        path.display(), list(differences)
+    )]
+    OtherRun {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What differs.
+        differences: Vec<Difference>,
     },
     /// A rank failed.
     #[error("{rank} failed: {source}")]
@@ -136,9 +220,10 @@ impl TrainError {
             TrainError::RankFailed { source, .. } => {
                 matches!(**source, TrainError::Io { .. } | TrainError::Checkpoint(_))
             }
-            TrainError::NotFinite { .. } | TrainError::Spawn { .. } | TrainError::RankPanicked { .. } => {
-                false
-            }
+            TrainError::NotFinite { .. }
+            | TrainError::Spawn { .. }
+            | TrainError::SaveThread { .. }
+            | TrainError::RankPanicked { .. } => false,
             _ => true,
         }
     }
@@ -162,4 +247,12 @@ impl From<LaunchFailure<TrainError>> for TrainError {
             FailureReason::Spawn(source) => TrainError::Spawn { rank, source },
         }
     }
+}
+
+fn list(differences: &[Difference]) -> String {
+    let or_nothing = |text: &str| if text.is_empty() { "nothing".to_owned() } else { text.to_owned() };
+    let line = |Difference { what, saved, given }: &Difference| {
+        format!("{what} was {}, now {}", or_nothing(saved), or_nothing(given))
+    };
+    differences.iter().map(line).collect::<Vec<_>>().join("; ")
 }

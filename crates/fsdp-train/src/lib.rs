@@ -15,6 +15,7 @@
 //! What is promised of bits stands in docs/numerics.md of the repository.
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
 pub mod config;
 pub mod data;
 mod error;

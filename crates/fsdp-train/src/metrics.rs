@@ -3,7 +3,7 @@
 //! `metrics.jsonl` holds one JSON object per step and is flushed after each, so that a run can be watched
 //! and an interrupted one keeps what it did. Nothing here reads a clock: the trainer measures.
 
-use std::fs::File;
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
@@ -98,6 +98,33 @@ impl MetricsWriter<BufWriter<File>> {
     pub fn create(path: &Path) -> io::Result<MetricsWriter<BufWriter<File>>> {
         Ok(MetricsWriter::new(BufWriter::new(File::create(path)?)))
     }
+}
+
+impl MetricsWriter<BufWriter<File>> {
+    /// Goes on with a file: lines of later steps than `step`, and an incomplete last one, are cut off. A file
+    /// that is not there is created. The cut file replaces the old one in one step.
+    ///
+    /// # Errors
+    /// If a file cannot be read or written.
+    pub fn resume(path: &Path, step: u64) -> io::Result<MetricsWriter<BufWriter<File>>> {
+        let text = match fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return MetricsWriter::create(path),
+            Err(error) => return Err(error),
+        };
+        let kept = |line: &&str| line.ends_with('\n') && step_of(line).is_some_and(|done| done <= step);
+        let kept: String = text.split_inclusive('\n').take_while(kept).collect();
+        let cut = path.with_extension("jsonl.tmp");
+        fs::write(&cut, kept)?;
+        fs::rename(&cut, path)?;
+        Ok(MetricsWriter::new(BufWriter::new(OpenOptions::new().append(true).open(path)?)))
+    }
+}
+
+/// The step of a line.
+fn step_of(line: &str) -> Option<u64> {
+    let value: serde_json::Value = serde_json::from_str(line).ok()?;
+    value.get("step")?.as_u64()
 }
 
 impl<W: Write> MetricsWriter<W> {

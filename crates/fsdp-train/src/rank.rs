@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use fsdp_ckpt::native::NativeReader;
 use fsdp_comm::launch::Seat;
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::{Comms, Engine, IssueOrder, Observer, StepInput, StepReport};
@@ -10,6 +11,7 @@ use fsdp_core::schedule::micro_batch_index;
 use fsdp_core::{ExactSum, Rank};
 use fsdp_nn::model::{Architecture, Batch, ModelProgram, ProgramOptions};
 
+use crate::checkpoint::restore;
 use crate::error::TrainError;
 use crate::job::Job;
 use crate::rule::TrainBackend;
@@ -37,15 +39,30 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     /// # Errors
     /// Those of the parts.
     pub fn new(job: &'a Job<A>, seat: Seat<M>) -> Result<Self, TrainError> {
+        let mut engine = Self::connect(job, seat)?;
+        engine.load_params(|piece, values| job.init.fill(&job.plan.spec, piece, values))?;
+        Ok(Self { job, engine })
+    }
+
+    /// Connects the rank, allocates everything and reads this rank's rows of parameters and optimizer state
+    /// from a checkpoint, whoever wrote it.
+    ///
+    /// # Errors
+    /// Those of the parts, and [`TrainError::Checkpoint`].
+    pub fn resume(job: &'a Job<A>, seat: Seat<M>, checkpoint: &NativeReader) -> Result<Self, TrainError> {
+        let mut engine = Self::connect(job, seat)?;
+        restore(&mut engine, checkpoint)?;
+        Ok(Self { job, engine })
+    }
+
+    fn connect(job: &'a Job<A>, seat: Seat<M>) -> Result<Engine<M, ModelProgram<M, A>>, TrainError> {
         let Seat { memory, gathers, reductions, .. } = seat;
         let plan = Arc::clone(&job.plan);
         let comms = Comms::connect(&*memory, gathers, reductions, plan.mesh, &plan.policy)?;
         let options = ProgramOptions { dtype: plan.policy.param_dtype, seed: job.config.train_seed() };
         let program = ModelProgram::new(job.architecture.clone(), plan.spec.clone(), options);
         let rule = M::rule(&job.config.train.optimizer, &plan.spec)?;
-        let mut engine = Engine::new(memory, plan, comms, program, rule)?;
-        engine.load_params(|piece, values| job.init.fill(&job.plan.spec, piece, values))?;
-        Ok(Self { job, engine })
+        Ok(Engine::new(memory, plan, comms, program, rule)?)
     }
 
     /// This rank.
@@ -130,6 +147,14 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
             asked |= report.stop;
         }
         Ok(Some(Evaluation { loss: sum.value() / targets.max(1) as f64, targets, stop: asked }))
+    }
+
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    /// Those of communication.
+    pub(crate) fn meet(&mut self) -> Result<(), TrainError> {
+        Ok(self.engine.meet()?)
     }
 
     fn set_batches(&mut self, step: u64, batches: Vec<Batch>) -> Result<(), TrainError> {

@@ -1,7 +1,9 @@
 //! The data of a run, by step and micro-batch.
 
+use fsdp_ckpt::digest::Digest;
 use fsdp_nn::model::Batch;
 
+use crate::checkpoint::DataPosition;
 use crate::config::Resolved;
 use crate::data::{Dataset, EvalSampler, Sampler};
 use crate::error::TrainError;
@@ -10,6 +12,8 @@ use crate::error::TrainError;
 #[derive(Debug)]
 pub struct RunData {
     train: Dataset,
+    /// Of the tokens of `train`.
+    digest: Digest,
     sampler: Sampler,
     eval: Option<(Dataset, EvalSampler)>,
 }
@@ -34,7 +38,20 @@ impl RunData {
                 EvalSampler::new(dataset.len(), dataset.seq_len(), global, micro, config.data.eval_batches)?;
             Some((dataset, sampler))
         };
-        Ok(Self { train, sampler, eval })
+        let digest = train.digest();
+        Ok(Self { train, digest, sampler, eval })
+    }
+
+    /// Where in the training data step `step` (from 0) begins.
+    pub(crate) fn position(&self, step: u64) -> DataPosition {
+        let epoch = self.sampler.epoch(step);
+        DataPosition {
+            epoch,
+            step_in_epoch: step - epoch * self.sampler.steps_per_epoch(),
+            seed: self.sampler.shuffle_seed(),
+            samples: self.train.len() as u64,
+            digest: self.digest.to_string(),
+        }
     }
 
     /// Micro-batches per step, V.

@@ -1,8 +1,8 @@
 //! A whole training run: the output folder, the loop over steps on every rank, metrics, export.
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fsdp_ckpt::export::{ExportPlan, Receipt};
@@ -13,6 +13,7 @@ use fsdp_core::engine::{Observer, ProgramOrder};
 use fsdp_core::memory::Usage;
 use fsdp_nn::model::Architecture;
 
+use crate::checkpoint::{Resume, Resumed, RunState, SaveOptions, Saved, Saver, Start, StateTable};
 use crate::error::TrainError;
 use crate::export::{export_model, plan_export};
 use crate::job::Job;
@@ -27,6 +28,12 @@ pub trait Reporter: Sync {
 
     /// An evaluation after `step` steps is done.
     fn evaluation(&self, _step: u64, _evaluation: &Evaluation) {}
+
+    /// The run goes on from a checkpoint; or none was found, and it begins.
+    fn resumed(&self, _resumed: Option<&Resumed>) {}
+
+    /// A checkpoint is complete.
+    fn saved(&self, _saved: &Saved) {}
 }
 
 impl Reporter for () {}
@@ -37,6 +44,8 @@ pub struct RunOptions<'a> {
     pub reporter: &'a dyn Reporter,
     /// Raised to stop after the step under way: all ranks agree on the step.
     pub stop: &'a AtomicBool,
+    /// Whether the run goes on from a checkpoint.
+    pub resume: Resume,
     /// Replace the content of a non-empty output folder.
     pub overwrite: bool,
     /// Makes the observer of each rank's operations.
@@ -50,11 +59,13 @@ pub struct RunOptions<'a> {
 /// What a finished run found.
 #[derive(Clone, Debug)]
 pub struct Summary {
-    /// Steps done.
+    /// Steps done, those before a checkpoint that the run went on from included.
     pub steps: u64,
+    /// Steps that the checkpoint had done, if the run went on from one.
+    pub resumed_from: Option<u64>,
     /// Whether it was stopped before all steps were done.
     pub stopped: bool,
-    /// Loss of the first step.
+    /// Loss of the first step of this process.
     pub first_loss: f64,
     /// Loss of the last step.
     pub last_loss: f64,
@@ -75,8 +86,9 @@ pub struct Summary {
 /// Trains a job and writes its output folder.
 ///
 /// # Errors
-/// [`TrainError`]: the folder is not empty, or the first failure of any rank. Nothing half-written stays
-/// under a final name.
+/// [`TrainError`]: the folder is not empty or in use, the checkpoint to go on from is damaged or of another
+/// run, or the first failure of any rank. Nothing half-written stays under a final name, and an exported model
+/// is replaced only by a complete one.
 pub fn train<L, A>(job: &Job<A>, launcher: &L, options: &RunOptions<'_>) -> Result<Summary, TrainError>
 where
     L: Launcher,
@@ -84,25 +96,28 @@ where
     A: Architecture + Clone,
 {
     let out_dir = Path::new(&job.config.run.out_dir);
-    prepare(out_dir, options.overwrite)?;
-    let resolved = out_dir.join("resolved.toml");
-    std::fs::write(&resolved, job.config.to_toml()).map_err(TrainError::io("write", &resolved))?;
+    let rule = L::Memory::rule(&job.config.train.optimizer, &job.plan.spec)?;
+    let table = StateTable::new(&job.plan, &*rule);
+    let start = Start::prepare(job, &table, options)?;
+    write_whole(&out_dir.join("resolved.toml"), &job.config.to_toml())?;
     let metrics_path = out_dir.join("metrics.jsonl");
-    let metrics = MetricsWriter::create(&metrics_path).map_err(TrainError::io("create", &metrics_path))?;
+    let metrics =
+        MetricsWriter::resume(&metrics_path, start.step).map_err(TrainError::io("write", &metrics_path))?;
     let model = out_dir.join("model");
     std::fs::create_dir_all(&model).map_err(TrainError::io("create", &model))?;
     let plan = plan_export(&model.join("model.safetensors"), &job.plan.spec, export_dtype(job))?;
     let export = plan.create()?;
+    let saves = Arc::new(SaveOptions::new(job, table, Arc::clone(&start.lock))?);
     let log = Mutex::new(Log { metrics, path: metrics_path, records: Vec::new(), evaluation: None });
-    let start = Instant::now();
-    let run = Run { job, options, log: &log, plan: &plan };
+    let begin = Instant::now();
+    let run = Run { job, options, log: &log, plan: &plan, start: &start, saves: &saves };
     let ranks = launcher.launch(job.plan.mesh.world(), &|seat: Seat<L::Memory>| run.rank(seat))?;
     export.commit(ranks.iter().filter_map(|rank| rank.receipt.clone()))?;
     if let Some(text) = &options.config_json {
         write_whole(&model.join("config.json"), text)?;
     }
     let log = log.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
-    Ok(summary(job, log, ranks, start.elapsed(), model))
+    Ok(summary(job, &start, log, ranks, begin.elapsed(), model))
 }
 
 /// What one rank brings back.
@@ -124,31 +139,75 @@ struct Run<'a, A> {
     options: &'a RunOptions<'a>,
     log: &'a Mutex<Log>,
     plan: &'a ExportPlan,
+    start: &'a Start,
+    saves: &'a Arc<SaveOptions>,
 }
 
 impl<A: Architecture + Clone> Run<'_, A> {
     fn rank<M: TrainBackend>(&self, seat: Seat<M>) -> Result<RankResult, TrainError> {
         let mut observer = (self.options.observer)(seat.rank);
-        let mut trainer = RankTrainer::new(self.job, seat)?;
-        let config = &self.job.config;
-        for step in 0..config.train.steps {
-            let start = Instant::now();
+        let mut trainer = match &self.start.source {
+            Some(checkpoint) => RankTrainer::resume(self.job, seat, checkpoint)?,
+            None => RankTrainer::new(self.job, seat)?,
+        };
+        let mut saver = Saver::of_rank(self.saves, self.job.plan.mesh, trainer.rank());
+        let steps = self.job.config.train.steps;
+        for step in self.start.step..steps {
+            let begin = Instant::now();
             let stop = self.options.stop.load(Ordering::Relaxed);
             let report = trainer.step(step, stop, &mut ProgramOrder, &mut *observer)?;
+            let done = step + 1;
             if trainer.rank().0 == 0 {
-                self.record(step, report.loss, report.grad_norm, start.elapsed())?;
+                self.record(step, report.loss, report.grad_norm, begin.elapsed())?;
             }
-            let last = step + 1 == config.train.steps || report.stop;
-            let every = config.data.eval_every;
-            if last || (every > 0 && (step + 1).is_multiple_of(every)) {
-                self.evaluate(&mut trainer, step + 1, &mut *observer)?;
+            if report.stop || self.job.config.checkpoint.is_due(done, steps) {
+                self.save(&mut saver, &mut trainer, done)?;
+            }
+            self.tell(&trainer, saver.as_mut().map_or(Ok(None), Saver::poll)?);
+            let every = self.job.config.data.eval_every;
+            if done == steps || report.stop || (every > 0 && done.is_multiple_of(every)) {
+                self.evaluate(&mut trainer, done, &mut *observer)?;
             }
             if report.stop {
                 break;
             }
         }
         let receipt = export_model(trainer.engine(), self.plan)?;
+        self.finish(&mut saver, &mut trainer)?;
         Ok(RankResult { usage: trainer.usage(), traffic: trainer.traffic(), receipt })
+    }
+
+    /// Saves the state after `step` steps. Loss and norm of the last one are known to be finite: otherwise the
+    /// step would have been an error.
+    fn save<M: TrainBackend>(
+        &self,
+        saver: &mut Option<Saver>,
+        trainer: &mut RankTrainer<'_, M, A>,
+        step: u64,
+    ) -> Result<(), TrainError> {
+        if let Some(saver) = saver {
+            let model = self.options.config_json.as_deref();
+            let run = RunState::of(self.job, step, model, &self.start.changes);
+            self.tell(trainer, saver.save(trainer.engine(), &run)?);
+        }
+        if self.job.config.checkpoint.is_async { Ok(()) } else { self.finish(saver, trainer) }
+    }
+
+    /// Waits for the save under way.
+    fn finish<M: TrainBackend>(
+        &self,
+        saver: &mut Option<Saver>,
+        trainer: &mut RankTrainer<'_, M, A>,
+    ) -> Result<(), TrainError> {
+        trainer.meet()?;
+        self.tell(trainer, saver.as_mut().map_or(Ok(None), Saver::finish)?);
+        Ok(())
+    }
+
+    fn tell<M: TrainBackend>(&self, trainer: &RankTrainer<'_, M, A>, saved: Option<Saved>) {
+        if let Some(saved) = saved.filter(|_| trainer.rank().0 == 0) {
+            self.options.reporter.saved(&saved);
+        }
     }
 
     fn evaluate<M: TrainBackend>(
@@ -201,14 +260,23 @@ fn export_dtype<A>(job: &Job<A>) -> DType {
     job.plan.policy.param_dtype.master()
 }
 
-fn summary<A>(job: &Job<A>, log: Log, ranks: Vec<RankResult>, elapsed: Duration, model: PathBuf) -> Summary {
+fn summary<A>(
+    job: &Job<A>,
+    start: &Start,
+    log: Log,
+    ranks: Vec<RankResult>,
+    elapsed: Duration,
+    model: PathBuf,
+) -> Summary {
     let records = &log.records;
     let mut speeds: Vec<f64> =
         records.iter().skip(usize::from(records.len() > 1)).map(|record| record.tokens_per_s).collect();
     speeds.sort_by(f64::total_cmp);
+    let done = start.step + records.len() as u64;
     Summary {
-        steps: records.len() as u64,
-        stopped: (records.len() as u64) < job.config.train.steps,
+        steps: done,
+        resumed_from: start.source.is_some().then_some(start.step),
+        stopped: done < job.config.train.steps,
         first_loss: records.first().map_or(f64::NAN, |record| record.loss),
         last_loss: records.last().map_or(f64::NAN, |record| record.loss),
         tokens_per_s: speeds.get(speeds.len() / 2).copied().unwrap_or(0.0),
@@ -220,35 +288,9 @@ fn summary<A>(job: &Job<A>, log: Log, ranks: Vec<RankResult>, elapsed: Duration,
     }
 }
 
-/// Makes the output folder, empty.
-fn prepare(out_dir: &Path, overwrite: bool) -> Result<(), TrainError> {
-    let is_filled = match std::fs::read_dir(out_dir) {
-        Ok(mut entries) => entries.next().is_some(),
-        Err(source) if source.kind() == std::io::ErrorKind::NotFound => false,
-        Err(source) => return Err(TrainError::io("open", out_dir)(source)),
-    };
-    if is_filled && !overwrite {
-        return Err(TrainError::OutDirNotEmpty { path: out_dir.into() });
-    }
-    if is_filled {
-        for name in ["metrics.jsonl", "resolved.toml", "model"] {
-            let path = out_dir.join(name);
-            let removed =
-                if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
-            match removed {
-                Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(TrainError::io("remove", path)(source));
-                }
-                _ => {}
-            }
-        }
-    }
-    std::fs::create_dir_all(out_dir).map_err(TrainError::io("create", out_dir))
-}
-
 /// Writes a file beside its name and renames it, so that it is whole or absent.
 fn write_whole(path: &Path, text: &str) -> Result<(), TrainError> {
-    let temporary = path.with_extension("json.tmp");
+    let temporary = path.with_extension("tmp");
     std::fs::write(&temporary, text).map_err(TrainError::io("write", &temporary))?;
     std::fs::rename(&temporary, path).map_err(TrainError::io("rename", path))
 }

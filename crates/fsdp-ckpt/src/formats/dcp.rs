@@ -213,3 +213,6 @@ fn stored_chunk(source: usize, offsets: Vec<u64>, stored: StoredTensor, shape: &
     let StoredTensor { shape: sizes, strides, offset, .. } = stored;
     Chunk { region: Region::Box { offsets, sizes, strides }.simplified(shape), source, offset }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{dcp, native, rank_files, rank_kind::RankKind, safetensors_files, torch_file, xla};
+use super::{
+    dcp, deepspeed, native, rank_files, rank_kind::RankKind, safetensors_files, torch_file, torch_index, xla,
+};
 use crate::{
     checkpoint::Checkpoint,
     error::{Error, FormatFault},
@@ -26,6 +28,9 @@ const SEARCH_DEPTH: usize = 2;
 
 /// How many directories are searched for it.
 const SEARCHED_MAX: usize = 2000;
+
+/// The index of one in several files.
+const TORCH_INDEX: &str = "pytorch_model.bin.index.json";
 
 /// The model of older Hugging Face directories, beside files of the Trainer.
 const TORCH_MODEL: &str = "pytorch_model.bin";
@@ -79,6 +84,7 @@ fn open_file(path: &Path) -> Result<Checkpoint, Error> {
         FileKind::Empty => fault(FormatFault::EmptyFile),
         FileKind::Zip => open_torch(path),
         FileKind::Safetensors => safetensors_files::open_file(path),
+        FileKind::Json if is_named(path, TORCH_INDEX) => torch_index::open(path),
         FileKind::Json if is_named(path, INDEX_FILE) || !is_part() => safetensors_files::open_index(path),
         FileKind::Json | FileKind::Other if is_part() => fault(FormatFault::PartOfDirectory { directory }),
         FileKind::Json | FileKind::Other => {
@@ -100,6 +106,7 @@ fn open_ranks(kind: RankKind, path: &Path) -> Result<Checkpoint, Error> {
     match kind {
         RankKind::Xla => xla::open(path),
         RankKind::DTensors => rank_files::open(path),
+        RankKind::DeepSpeed => deepspeed::open(path),
     }
 }
 
@@ -117,6 +124,8 @@ enum Contents {
     Index(PathBuf),
     /// These safetensors files.
     Safetensors(Vec<String>),
+    /// Files of `torch.save` with an index.
+    TorchIndex(PathBuf),
     /// One file of `torch.save`.
     TorchFile(PathBuf),
     /// Several of them.
@@ -152,6 +161,9 @@ fn contents(dir: &Path) -> Result<Contents, Error> {
     if !safetensors.is_empty() {
         return Ok(Contents::Safetensors(safetensors));
     }
+    if has(TORCH_INDEX) && !has(TORCH_MODEL) {
+        return Ok(Contents::TorchIndex(dir.join(TORCH_INDEX)));
+    }
     if has(TORCH_MODEL) {
         return Ok(Contents::TorchFile(dir.join(TORCH_MODEL)));
     }
@@ -171,12 +183,17 @@ fn open_directory(dir: &Path) -> Result<Checkpoint, Error> {
         Contents::Dcp => dcp::open(dir),
         Contents::Index(index) => safetensors_files::open_index(&index),
         Contents::Safetensors(names) => safetensors_files::open_files(dir, &names),
+        Contents::TorchIndex(index) => torch_index::open(&index),
         Contents::TorchFile(path) => open_torch(&path),
         Contents::TorchFiles(files) => match RankKind::of(dir)? {
             Some(kind) => open_ranks(kind, dir),
             None => fault(FormatFault::SeveralFiles { files }),
         },
         Contents::Unknown => {
+            // DeepSpeed's directory of all steps names the newest one.
+            if let Ok(Some(kind)) = RankKind::of(dir) {
+                return open_ranks(kind, dir);
+            }
             let candidates = candidates(dir);
             if candidates.is_empty() {
                 let mut found = Files::disk().list(dir)?;

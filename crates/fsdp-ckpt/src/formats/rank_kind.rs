@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{rank_file::RankFile, rank_files, rank_names::sets_of, xla};
+use super::{deepspeed, rank_file::RankFile, rank_files, rank_names::sets_of, xla};
 use crate::{checkpoint::Checkpoint, error::Error, file_io::Files};
 
 /// A format of files per rank.
@@ -12,6 +12,8 @@ pub enum RankKind {
     Xla,
     /// Distributed tensors of PyTorch: [`rank_files::open`].
     DTensors,
+    /// DeepSpeed ZeRO: [`deepspeed::open`].
+    DeepSpeed,
 }
 
 impl RankKind {
@@ -27,6 +29,8 @@ impl RankKind {
             Some(RankKind::Xla)
         } else if rank_files::is_rank_file(&root) {
             Some(RankKind::DTensors)
+        } else if deepspeed::is_rank_file(&root) {
+            Some(RankKind::DeepSpeed)
         } else {
             None
         })
@@ -39,6 +43,8 @@ fn one_file(path: &Path) -> Result<Option<PathBuf>, Error> {
     if !files.is_directory(path) {
         return Ok(Some(path.to_owned()));
     }
-    let sets = sets_of(&files.list(path)?);
-    Ok(sets.values().next().and_then(|set| set.first()).map(|(_, name)| path.join(name)))
+    // DeepSpeed names the directory of the newest checkpoint in a file.
+    let dir = deepspeed::directory_of(&files, path)?;
+    let sets = if files.is_directory(&dir) { sets_of(&files.list(&dir)?) } else { return Ok(None) };
+    Ok(sets.values().next().and_then(|set| set.first()).map(|(_, name)| dir.join(name)))
 }

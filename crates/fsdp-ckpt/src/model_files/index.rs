@@ -55,7 +55,7 @@ pub(super) fn open(path: PathBuf) -> Result<ModelReader, Error> {
 }
 
 /// The pairs (tensor, file) of an index, in its order.
-fn read(path: &Path) -> Result<Vec<(String, String)>, Error> {
+pub(crate) fn read(path: &Path) -> Result<Vec<(String, String)>, Error> {
     let malformed = |detail| Error::MalformedIndex { path: path.to_owned(), detail };
     let text = Files::disk().read_small(path, HEADER_LEN_MAX)?;
     let text = text.ok_or_else(|| malformed(format!("it has more than {HEADER_LEN_MAX} bytes")))?;
@@ -70,6 +70,17 @@ fn open_file(
     file: &str,
     weight_map: &[(String, String)],
 ) -> Result<SafetensorsReader, Error> {
+    SafetensorsReader::open(file_path(path, dir, tensor, file, weight_map)?)
+}
+
+/// The path of a file that the index at `path` names for `tensor`: a plain name of a file that is there.
+pub(crate) fn file_path(
+    path: &Path,
+    dir: &Path,
+    tensor: &str,
+    file: &str,
+    weight_map: &[(String, String)],
+) -> Result<PathBuf, Error> {
     let mut components = Path::new(file).components();
     let is_plain = matches!((components.next(), components.next()), (Some(Component::Normal(_)), None));
     // `a/` and `a/.` have one component too, so the text itself must be that component.
@@ -86,7 +97,7 @@ fn open_file(
             tensor_count: weight_map.iter().filter(|(_, other)| other == file).count(),
         });
     }
-    SafetensorsReader::open(full)
+    Ok(full)
 }
 
 /// The file of each tensor that any of the files holds.

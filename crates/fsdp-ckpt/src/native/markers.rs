@@ -1,7 +1,8 @@
 //! The small files by which ranks meet: `rank-R.done`, `rank-R.failed` and `commit.failed`.
 //!
-//! A marker appears whole: it is written under another name and renamed. A `done` marker is durable when it
-//! appears, and so is what it speaks of. A marker of failure is not: after a crash nobody needs it.
+//! A marker appears whole: it is written under another name and renamed. What a `done` marker speaks of is
+//! durable by then. Markers themselves need not outlive a crash, after which nobody reads them; a `done` marker
+//! is synced all the same, so that ranks on other hosts of a network file system see its content with its name.
 
 use std::path::{Path, PathBuf};
 
@@ -61,8 +62,7 @@ pub(super) fn write_done(files: &Files, dir: &Path, report: &Report) -> Result<(
     let file = files.create_new(&temporary)?;
     file.write_all_at(&text, 0)?;
     file.sync()?;
-    files.rename(&temporary, &done_path(dir, report.rank))?;
-    files.sync_directory(dir)
+    files.rename(&temporary, &done_path(dir, report.rank))
 }
 
 pub(super) fn read_done(files: &Files, dir: &Path, rank: usize) -> Result<Report, Error> {

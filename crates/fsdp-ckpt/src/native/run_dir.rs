@@ -14,12 +14,6 @@ use crate::{
     file_io::{Files, PathFile},
 };
 
-/// The directory in `out_dir` that holds the checkpoints.
-const CHECKPOINTS: &str = "checkpoints";
-
-/// The file in `out_dir` whose lock says that a run writes there.
-const LOCK_FILE: &str = ".lock";
-
 /// The output directory of a run. Reading it needs no lock.
 #[derive(Clone, Debug)]
 pub struct RunDir {
@@ -39,13 +33,19 @@ pub struct RunLock {
 }
 
 impl RunDir {
+    /// The directory in `out_dir` that holds the checkpoints.
+    pub const CHECKPOINTS: &str = "checkpoints";
+
+    /// The file in `out_dir` whose lock says that a run writes there.
+    pub const LOCK_FILE: &str = ".lock";
+
     /// The run that writes to `out_dir`, which need not exist yet.
     pub fn new(out_dir: impl Into<PathBuf>) -> RunDir {
         RunDir::on(Files::disk(), out_dir.into())
     }
 
     pub(super) fn on(files: Files, out_dir: PathBuf) -> RunDir {
-        let checkpoints = out_dir.join(CHECKPOINTS);
+        let checkpoints = out_dir.join(Self::CHECKPOINTS);
         RunDir { files, out_dir, checkpoints }
     }
 
@@ -60,7 +60,7 @@ impl RunDir {
     }
 
     /// The directory of all checkpoints.
-    pub(super) fn checkpoints(&self) -> &Path {
+    pub fn checkpoints(&self) -> &Path {
         &self.checkpoints
     }
 
@@ -92,7 +92,7 @@ impl RunDir {
     /// [`SaveFault::Locked`] if another process holds it; [`Error::Io`].
     pub fn lock(&self) -> Result<RunLock, Error> {
         self.files.create_directory_if_absent(&self.out_dir)?;
-        let path = self.out_dir.join(LOCK_FILE);
+        let path = self.out_dir.join(Self::LOCK_FILE);
         let held = self.files.open_lock(&path)?;
         if !held.try_lock()? {
             return Err(Error::Save { path: self.out_dir.clone(), fault: Box::new(SaveFault::Locked) });

@@ -26,7 +26,8 @@ const TABLE: &[(&[&str], &[&str], u8)] = &[
         &["set", "frozenset", "bytearray", "complex", "getattr", "slice", "range"],
         CALL,
     ),
-    (&["builtins", "__builtin__"], &["list", "dict", "tuple", "int", "float", "bool", "str", "bytes"], CALL),
+    (&["builtins", "__builtin__"], &["list", "dict"], CALL),
+    (&["builtins", "__builtin__"], &["int", "float", "bool", "str"], 0),
     (&["_codecs"], &["encode"], CALL),
     (&["collections"], &["OrderedDict"], CALL | STATE),
     (&["collections"], &["Counter", "defaultdict"], CALL),
@@ -204,66 +205,71 @@ const TABLE: &[(&[&str], &[&str], u8)] = &[
     (&["deepspeed.runtime.zero.partition_parameters"], &["ZeroParamStatus", "ZeroParamType"], ENUM),
 ];
 
-/// A name of the table.
+/// A name of the table, by its place there: the entry, the module and the name in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Known {
-    module: &'static str,
-    name: &'static str,
-    uses: u8,
+    entry: u8,
+    module: u8,
+    name: u8,
 }
 
 impl Known {
-    /// The entry of this name.
+    /// The place of this name.
     pub(super) fn find(module: &str, name: &str) -> Option<Known> {
-        TABLE.iter().find_map(|(modules, names, uses)| {
-            let module = modules.iter().find(|known| **known == module)?;
-            let name = names.iter().find(|known| **known == name)?;
-            Some(Known { module, name, uses: *uses })
+        let place = |at: usize| u8::try_from(at).expect("the table is small");
+        TABLE.iter().enumerate().find_map(|(entry, (modules, names, _))| {
+            let module = modules.iter().position(|known| *known == module)?;
+            let name = names.iter().position(|known| *known == name)?;
+            Some(Known { entry: place(entry), module: place(module), name: place(name) })
         })
     }
 
     /// Whether it is this name of this module.
     pub(crate) fn is(self, module: &str, name: &str) -> bool {
-        self.name == name && self.module == module
+        self.name() == name && self.module() == module
     }
 
     /// The module.
     pub(crate) fn module(self) -> &'static str {
-        self.module
+        TABLE[usize::from(self.entry)].0[usize::from(self.module)]
     }
 
     /// The name in the module.
     pub(crate) fn name(self) -> &'static str {
-        self.name
+        TABLE[usize::from(self.entry)].1[usize::from(self.name)]
+    }
+
+    fn uses(self) -> u8 {
+        TABLE[usize::from(self.entry)].2
     }
 
     /// Whether calls of it are described.
     pub(super) fn may_be_called(self) -> bool {
-        self.uses & CALL != 0
+        self.uses() & CALL != 0
     }
 
     /// Whether it is an enumeration.
     pub(super) fn is_enumeration(self) -> bool {
-        self.uses & ENUM == ENUM
+        self.uses() & ENUM == ENUM
     }
 
     /// Whether objects of it are described.
     pub(super) fn may_be_made(self) -> bool {
-        self.uses & NEW != 0
+        self.uses() & NEW != 0
     }
 
     /// Whether its objects may have a state.
     pub(super) fn may_have_state(self) -> bool {
-        self.uses & STATE != 0
+        self.uses() & STATE != 0
     }
 
     /// Module and name with a dot between, for messages.
     pub(crate) fn path(self) -> String {
-        format!("{}.{}", self.module, self.name)
+        format!("{}.{}", self.module(), self.name())
     }
 
     /// The name as a value.
     pub(crate) fn to_global(self) -> Global {
-        Global { module: self.module.to_owned(), name: self.name.to_owned() }
+        Global { module: self.module().to_owned(), name: self.name().to_owned() }
     }
 }

@@ -3,7 +3,7 @@
 //! Once checked, a graph has no cycles, is at most so deep that walking it recursively is safe, and no dict
 //! in it has a text or an integer twice as a key.
 
-use std::{collections::HashSet, ops::Index};
+use std::ops::Index;
 
 use super::{DEPTH_MAX, globals::Known};
 use crate::error::PickleFault;
@@ -28,17 +28,17 @@ pub(crate) enum Node {
     Set(Vec<NodeId>),
     Dict(Vec<(NodeId, NodeId)>),
     Global(Known),
-    Object(Box<ObjectNode>),
+    Object(ObjectNode),
     /// What stands outside of the pickle, by its identifier: a storage in a file of PyTorch.
     Persistent(NodeId),
 }
 
 /// A call that was not made, or an object by its class.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ObjectNode {
     pub(crate) class: Known,
-    /// The arguments.
-    pub(crate) args: Box<[NodeId]>,
+    /// The arguments: a tuple.
+    pub(crate) args: NodeId,
     /// What was set as its state.
     pub(crate) state: Option<NodeId>,
 }
@@ -63,6 +63,20 @@ impl Node {
         }
     }
 
+    fn text(&self) -> Option<&str> {
+        match self {
+            Node::Str(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    fn int(&self) -> Option<i64> {
+        match self {
+            Node::Int(int) => Some(*int),
+            _ => None,
+        }
+    }
+
     /// How many items or bytes it has of its own.
     pub(super) fn len(&self) -> usize {
         match self {
@@ -84,10 +98,10 @@ impl Node {
                 let (key, value) = *pairs.get(index / 2)?;
                 Some(if index.is_multiple_of(2) { key } else { value })
             }
-            Node::Object(object) => match object.args.get(index) {
-                Some(&arg) => Some(arg),
-                None if index == object.args.len() => object.state,
-                None => None,
+            Node::Object(object) => match index {
+                0 => Some(object.args),
+                1 => object.state,
+                _ => None,
             },
             Node::Persistent(id) => (index == 0).then_some(*id),
             _ => None,
@@ -164,16 +178,15 @@ impl Graph {
     fn check_keys(&self) -> Result<(), PickleFault> {
         for node in &self.nodes {
             let Node::Dict(pairs) = node else { continue };
-            let (mut texts, mut ints) = (HashSet::new(), HashSet::new());
-            for (key, _) in pairs {
-                let (is_new, key) = match &self[*key] {
-                    Node::Str(text) => (texts.insert(text), text.to_string()),
-                    Node::Int(int) => (ints.insert(int), int.to_string()),
-                    _ => continue,
-                };
-                if !is_new {
-                    return Err(PickleFault::DuplicateKey { key });
-                }
+            let keys = || pairs.iter().map(|(key, _)| &self[*key]);
+            let mut texts: Vec<&str> = keys().filter_map(Node::text).collect();
+            texts.sort_unstable();
+            let mut ints: Vec<i64> = keys().filter_map(Node::int).collect();
+            ints.sort_unstable();
+            let text = texts.windows(2).find(|two| two[0] == two[1]).map(|two| two[0].to_owned());
+            let int = || ints.windows(2).find(|two| two[0] == two[1]).map(|two| two[0].to_string());
+            if let Some(key) = text.or_else(int) {
+                return Err(PickleFault::DuplicateKey { key });
             }
         }
         Ok(())
@@ -181,18 +194,12 @@ impl Graph {
 
     /// The text, if it is one.
     pub(crate) fn str(&self, id: NodeId) -> Option<&str> {
-        match &self[id] {
-            Node::Str(text) => Some(text),
-            _ => None,
-        }
+        self[id].text()
     }
 
     /// The integer, if it is one and not negative.
     pub(crate) fn u64(&self, id: NodeId) -> Option<u64> {
-        match self[id] {
-            Node::Int(int) => u64::try_from(int).ok(),
-            _ => None,
-        }
+        self[id].int().and_then(|int| u64::try_from(int).ok())
     }
 
     /// The items of a list, a tuple or a `torch.Size`.
@@ -200,8 +207,8 @@ impl Graph {
         match &self[id] {
             Node::List(items) => Some(items),
             Node::Tuple(items) => Some(items),
-            Node::Object(object) if object.class.is("torch", "Size") => match object.args[..] {
-                [items] => self.items(items),
+            Node::Object(object) if object.class.is("torch", "Size") => match self.args(object) {
+                [items] => self.items(*items),
                 _ => None,
             },
             _ => None,
@@ -231,7 +238,15 @@ impl Graph {
         pairs.iter().find(|(key, _)| self.str(*key) == Some(name)).map(|(_, value)| *value)
     }
 
-    /// The object, if it is one of this class.
+    /// The arguments of an object.
+    pub(crate) fn args(&self, object: &ObjectNode) -> &[NodeId] {
+        match &self[object.args] {
+            Node::Tuple(args) => args,
+            other => unreachable!("the machine takes only tuples as arguments, not {}", other.kind()),
+        }
+    }
+
+    /// The object, if it is one.
     pub(crate) fn object(&self, id: NodeId) -> Option<&ObjectNode> {
         match &self[id] {
             Node::Object(object) => Some(object),

@@ -4,13 +4,12 @@
 //! an import, containers are filled only as what they are (items of a list go into a list, pairs into a
 //! dict), a state is set once and only on objects that have one, and common small values are one node each.
 
-use std::collections::HashMap;
-
 use super::{
     MEMO_MAX, NODES_MAX,
     globals::Known,
     graph::{Node, NodeId, ObjectNode},
     input::Input,
+    memo::Memo,
     opcode as op, rebuild,
 };
 use crate::error::PickleFault;
@@ -46,7 +45,7 @@ pub(super) struct Machine<'a> {
     stack: Vec<NodeId>,
     /// Lengths of the stack where marks were set.
     marks: Vec<usize>,
-    memo: HashMap<u64, NodeId>,
+    memo: Memo,
     /// Places of values that are written once: integers, truth values, None and the empty tuple.
     small_ints: [Option<NodeId>; SMALL_INTS],
     constants: [Option<NodeId>; 4],
@@ -62,7 +61,7 @@ impl<'a> Machine<'a> {
             nodes: Vec::new(),
             stack: Vec::new(),
             marks: Vec::new(),
-            memo: HashMap::new(),
+            memo: Memo::default(),
             small_ints: [None; SMALL_INTS],
             constants: [None; 4],
             copies_max: bytes.len() * COPIES_PER_BYTE,
@@ -90,7 +89,7 @@ impl<'a> Machine<'a> {
             op::POP_MARK => _ = self.pop_to_mark()?,
             op::BINPUT => self.put::<1>()?,
             op::LONG_BINPUT => self.put::<4>()?,
-            op::MEMOIZE => self.memoize(self.memo.len() as u64)?,
+            op::MEMOIZE => self.memoize(self.memo.len())?,
             op::BINGET => self.get::<1>()?,
             op::LONG_BINGET => self.get::<4>()?,
             op::APPEND => self.append_one()?,
@@ -207,25 +206,23 @@ impl<'a> Machine<'a> {
 
     fn reduce(&mut self) -> Result<Node, PickleFault> {
         let [class, args] = self.pop_many()?;
-        let (class, args) = self.class_and_args(class, args)?;
+        let class = self.check_class_and_args(class, args)?;
         rebuild::call(self, class, args)
     }
 
     fn new_object(&mut self) -> Result<Node, PickleFault> {
         let [class, args] = self.pop_many()?;
-        let (class, args) = self.class_and_args(class, args)?;
+        let class = self.check_class_and_args(class, args)?;
         if !class.may_be_made() {
             return Err(self.wrong_use(class, "instantiated"));
         }
-        Ok(Node::Object(Box::new(ObjectNode { class, args, state: None })))
+        Ok(Node::Object(ObjectNode { class, args, state: None }))
     }
 
-    fn class_and_args(&mut self, class: NodeId, args: NodeId) -> Result<(Known, Box<[NodeId]>), PickleFault> {
-        if let Node::Tuple(args) = self.node(args) {
-            self.count_copies(args.len())?;
-        }
+    /// The class, if these are a class and a tuple.
+    fn check_class_and_args(&self, class: NodeId, args: NodeId) -> Result<Known, PickleFault> {
         match (self.node(class), self.node(args)) {
-            (Node::Global(class), Node::Tuple(args)) => Ok((*class, args.clone())),
+            (Node::Global(class), Node::Tuple(_)) => Ok(*class),
             (Node::Global(_), other) => Err(self.wrong("a tuple of arguments", other)),
             (other, _) => Err(self.wrong("a class or function", other)),
         }
@@ -239,7 +236,7 @@ impl<'a> Machine<'a> {
     fn memoize(&mut self, index: u64) -> Result<(), PickleFault> {
         let id = self.top()?;
         self.memo.insert(index, id);
-        if self.memo.len() > MEMO_MAX {
+        if self.memo.len() > MEMO_MAX as u64 {
             return Err(PickleFault::TooLarge { at: self.at, what: "memo entries", limit: MEMO_MAX as u64 });
         }
         Ok(())
@@ -247,7 +244,7 @@ impl<'a> Machine<'a> {
 
     fn get<const N: usize>(&mut self) -> Result<(), PickleFault> {
         let index = self.input.unsigned::<N>("a memo index")?;
-        let id = *self.memo.get(&index).ok_or(PickleFault::UnknownMemo { at: self.at, index })?;
+        let id = self.memo.get(index).ok_or(PickleFault::UnknownMemo { at: self.at, index })?;
         self.stack.push(id);
         Ok(())
     }
@@ -273,6 +270,14 @@ impl<'a> Machine<'a> {
 
     pub(super) fn node(&self, id: NodeId) -> &Node {
         &self.nodes[id.0 as usize]
+    }
+
+    /// The items of a tuple that was checked to be one.
+    pub(super) fn args(&self, id: NodeId) -> &[NodeId] {
+        match self.node(id) {
+            Node::Tuple(args) => args,
+            other => unreachable!("arguments were checked to be a tuple, not {}", other.kind()),
+        }
     }
 
     pub(super) fn wrong(&self, expected: &'static str, found: &Node) -> PickleFault {

@@ -10,34 +10,35 @@ use super::{
 };
 use crate::error::PickleFault;
 
-/// The value of a call of `class`.
-pub(super) fn call(
-    machine: &mut Machine<'_>,
-    class: Known,
-    args: Box<[NodeId]>,
-) -> Result<Node, PickleFault> {
+/// The value of a call of `class` with a tuple of arguments.
+pub(super) fn call(machine: &mut Machine<'_>, class: Known, args: NodeId) -> Result<Node, PickleFault> {
     if !class.may_be_called() {
         return Err(machine.wrong_use(class, "called"));
     }
-    // What a constructor may copy: the items of its first argument.
-    let len = args.first().map_or(0, |&first| machine.node(first).len());
-    machine.count_copies(len)?;
-    let value = match (class.module(), class.name()) {
-        ("collections", "OrderedDict" | "Counter") => dict(machine, &args),
-        ("collections", "defaultdict") => default_dict(machine, &args),
-        ("builtins" | "__builtin__", "set" | "frozenset") => set(machine, &args),
-        ("builtins" | "__builtin__", "bytearray") => bytes(machine, &args),
-        ("builtins" | "__builtin__", "getattr") => part_of_class(machine, class, &args),
-        ("builtins" | "__builtin__", "complex" | "slice" | "range") => Some(object(class, &args)),
-        ("builtins" | "__builtin__", _) => empty(class, &args),
-        ("_codecs", "encode") => encode(machine, &args),
-        _ => Some(object(class, &args)),
+    let object = Node::Object(ObjectNode { class, args, state: None });
+    let plain = match (class.module(), class.name()) {
+        ("builtins" | "__builtin__", "complex" | "slice" | "range") => return Ok(object),
+        ("collections", "OrderedDict" | "Counter") => dict,
+        ("collections", "defaultdict") => default_dict,
+        ("builtins" | "__builtin__", "set" | "frozenset") => set,
+        ("builtins" | "__builtin__", "bytearray") => bytes,
+        ("builtins" | "__builtin__", "getattr") => {
+            let part = part_of_class(machine, object, machine.args(args));
+            return part.ok_or_else(|| wrong_arguments(machine, class));
+        }
+        ("builtins" | "__builtin__", "list") => empty_list,
+        ("builtins" | "__builtin__", "dict") => dict,
+        ("_codecs", "encode") => encode,
+        _ => return Ok(object),
     };
-    value.ok_or_else(|| machine.wrong_use(class, "called with these arguments"))
+    // What a constructor may copy: the items of its first argument.
+    let len = machine.args(args).first().map_or(0, |&first| machine.node(first).len());
+    machine.count_copies(len)?;
+    plain(machine, machine.args(args)).ok_or_else(|| wrong_arguments(machine, class))
 }
 
-fn object(class: Known, args: &[NodeId]) -> Node {
-    Node::Object(Box::new(ObjectNode { class, args: args.into(), state: None }))
+fn wrong_arguments(machine: &Machine<'_>, class: Known) -> PickleFault {
+    machine.wrong_use(class, "called with these arguments")
 }
 
 /// Nothing, a dict, or a list of pairs.
@@ -100,25 +101,18 @@ fn bytes(machine: &Machine<'_>, args: &[NodeId]) -> Option<Node> {
 }
 
 /// `getattr` of a class by name is how protocol 2 writes nested classes, and Python 3.11 members of
-/// enumerations.
-fn part_of_class(machine: &Machine<'_>, class: Known, args: &[NodeId]) -> Option<Node> {
+/// enumerations, which stay the objects they are.
+fn part_of_class(machine: &Machine<'_>, object: Node, args: &[NodeId]) -> Option<Node> {
     let [of, name] = args else { return None };
     let (Node::Global(of), Node::Str(name)) = (machine.node(*of), machine.node(*name)) else { return None };
     match Known::find(of.module(), &format!("{}.{name}", of.name())) {
         Some(nested) => Some(Node::Global(nested)),
-        None => of.is_enumeration().then(|| object(class, args)),
+        None => of.is_enumeration().then_some(object),
     }
 }
 
-/// `list()`, `dict()` and their like without arguments.
-fn empty(class: Known, args: &[NodeId]) -> Option<Node> {
-    match (class.name(), args) {
-        ("list", []) => Some(Node::List(Vec::new())),
-        ("dict", []) => Some(Node::Dict(Vec::new())),
-        ("tuple", []) => Some(Node::Tuple(Box::default())),
-        ("bytes", []) => Some(Node::Bytes(Box::default())),
-        _ => None,
-    }
+fn empty_list(_: &Machine<'_>, args: &[NodeId]) -> Option<Node> {
+    args.is_empty().then(|| Node::List(Vec::new()))
 }
 
 /// Bytes as protocol 2 writes them: as text of their Latin-1 characters.

@@ -142,12 +142,11 @@ fn shared_parts_are_not_written_out_without_end() {
 
 #[test]
 fn calls_do_not_copy_their_arguments_again_and_again() {
-    let mut body = vec![b'('; 1];
-    body.extend(b"(");
+    let mut body = b"(](".to_vec();
     body.extend([b'N'; 1000]);
-    body.extend(b"tq\x00ctorch\nSize\nq\x01");
+    body.extend(b"eq\x00c__builtin__\nset\nq\x01");
     for _ in 0..1000 {
-        body.extend(b"h\x01h\x00R");
+        body.extend(b"h\x01h\x00\x85R");
     }
     body.extend(b"t");
     assert!(fault(&body).contains("copied arguments"));

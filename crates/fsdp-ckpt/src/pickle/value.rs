@@ -58,7 +58,7 @@ impl Graph {
             Node::Global(global) => Value::Global(global.to_global()),
             Node::Object(object) => Value::Object {
                 class: object.class.to_global(),
-                args: self.values(&object.args, budget)?,
+                args: self.values(self.args(object), budget)?,
                 state: match object.state {
                     Some(state) => Some(Box::new(self.value(state, budget)?)),
                     None => None,

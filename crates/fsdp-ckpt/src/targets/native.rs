@@ -93,3 +93,6 @@ fn to_bytes(manifest: &Manifest) -> Result<Vec<u8>, Error> {
     let native = |fault| Error::Native { path: MANIFEST_FILE.into(), fault: Box::new(fault) };
     manifest.to_bytes().map_err(native)
 }
+
+#[cfg(test)]
+mod tests;

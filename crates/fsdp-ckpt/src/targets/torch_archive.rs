@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// An archive with everything that torch puts in front of the storages.
-pub(super) fn begin(root: &str, pickle: &[u8]) -> Archive {
+pub(crate) fn begin(root: &str, pickle: &[u8]) -> Archive {
     let mut archive = Archive::new();
     archive.add(&format!("{root}/data.pkl"), pickle);
     archive.add(&format!("{root}/.format_version"), b"1");
@@ -19,17 +19,17 @@ pub(super) fn begin(root: &str, pickle: &[u8]) -> Archive {
 
 /// Adds what torch puts behind the storages. Its id of the archive is left out: readers do not need it, and it
 /// would depend on all data.
-pub(super) fn end(root: &str, archive: &mut Archive) {
+pub(crate) fn end(root: &str, archive: &mut Archive) {
     archive.add(&format!("{root}/version"), b"3\n");
 }
 
 /// Adds the storage with this key; returns where its bytes go.
-pub(super) fn storage(root: &str, archive: &mut Archive, key: usize, len: u64) -> u64 {
+pub(crate) fn storage(root: &str, archive: &mut Archive, key: usize, len: u64) -> u64 {
     archive.add_later(&format!("{root}/data/{key}"), len)
 }
 
 /// Pickles a contiguous tensor that fills the storage with this key.
-pub(super) fn tensor(w: &mut PickleWriter, key: usize, dtype: TensorType, shape: &[u64]) {
+pub(crate) fn tensor(w: &mut PickleWriter, key: usize, dtype: TensorType, shape: &[u64]) {
     let elements: u64 = shape.iter().product();
     let typed = storage_class(dtype);
     let rebuild = if typed.is_some() { "_rebuild_tensor_v2" } else { "_rebuild_tensor_v3" };

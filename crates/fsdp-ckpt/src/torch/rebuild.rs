@@ -56,10 +56,10 @@ impl Builder<'_> {
 
     /// A tensor, or an object with what it holds.
     fn object(&self, object: &ObjectNode, budget: &mut Budget) -> Result<Item, TorchFault> {
-        let (class, args) = (object.class, &object.args);
+        let (class, args) = (object.class, self.graph.args(object));
         match (class.module(), class.name()) {
-            ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state") => match args[..] {
-                [tensor, ..] => self.item(tensor, budget),
+            ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state") => match args {
+                [tensor, ..] => self.item(*tensor, budget),
                 [] => Err(bad(class.name(), "it has no arguments")),
             },
             ("torch._tensor", "_rebuild_from_type_v2") => self.subclass(args, budget),

@@ -189,12 +189,13 @@ impl Mover<'_> {
             let out = &mut written[filled..filled + self.target_len(piece)];
             filled += out.len();
             let from = reader.tensor.dtype;
+            let scratch_max = self.sizes.scratch(reader);
             let elements = piece.elements.clone();
             let known = if from == self.place(piece).dtype {
-                reader.read(elements, self.sources, scratch, self.sizes.large, out)?
+                reader.read(elements, self.sources, scratch, scratch_max, out)?
             } else {
                 let read = sized(read, out.len() / self.place(piece).dtype.size_bytes() * from.size_bytes());
-                reader.read(elements, self.sources, scratch, self.sizes.large, read)?;
+                reader.read(elements, self.sources, scratch, scratch_max, read)?;
                 self.convert(piece, read, out)?;
                 None
             };

@@ -16,6 +16,9 @@ use crate::{
     error::Error,
 };
 
+/// Pieces that the buffer for strided reads of usual pieces has room for, so that some of it may be waste.
+const SCRATCH_PIECES: usize = 4;
+
 /// All work of a transfer.
 pub(super) struct Work<'a> {
     pub(super) files: &'a [PlannedFile],
@@ -161,6 +164,13 @@ pub(crate) struct PieceSizes {
     pub(crate) usual: usize,
     /// Bytes of a piece of a tensor that wants large ones.
     pub(crate) large: usize,
+}
+
+impl PieceSizes {
+    /// Bytes that a read of strided elements may sort in between.
+    pub(crate) fn scratch(&self, reader: &TensorReader) -> usize {
+        if reader.wants_large_pieces() { self.large } else { self.large.min(SCRATCH_PIECES * self.usual) }
+    }
 }
 
 #[derive(Default)]

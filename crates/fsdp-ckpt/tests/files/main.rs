@@ -16,6 +16,9 @@ mod failures;
 /// Native checkpoints: several ranks save, one commits, any number read.
 mod native;
 
+/// A process that saves is killed at random moments.
+mod native_kill;
+
 use std::{
     fs,
     path::{Path, PathBuf},

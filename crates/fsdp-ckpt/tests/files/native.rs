@@ -28,7 +28,7 @@ fn parameter(name: &str, dtype: TensorType, shape: &[usize], world: usize) -> Sa
 }
 
 /// A small training state in the shapes that occur: parameters, moments, a step, empty tensors.
-fn plan(world: usize) -> SavePlan {
+pub(super) fn plan(world: usize) -> SavePlan {
     let mut moment = parameter("optim.state.w.exp_avg", TensorType::F32, &[37, 8], world);
     moment.path = ["optim", "state", "w", "exp_avg"].map(|step| Key::Name(step.to_owned())).to_vec();
     moment.role = Role::Optimizer;
@@ -75,7 +75,7 @@ fn run_state(step: u64) -> Map<String, Value> {
 }
 
 /// Saves by `world` threads that meet in the directory only.
-fn save(lock: &RunLock, plan: &SavePlan, step: u64, seed: u8) {
+pub(super) fn save(lock: &RunLock, plan: &SavePlan, step: u64, seed: u8) {
     let run = lock.run();
     thread::scope(|scope| {
         for rank in 1..plan.world_size() {
@@ -94,7 +94,7 @@ fn save(lock: &RunLock, plan: &SavePlan, step: u64, seed: u8) {
 }
 
 /// Reads every tensor in `cuts` parts and compares it.
-fn check(dir: &Path, plan: &SavePlan, step: u64, seed: u8, cuts: usize) {
+pub(super) fn check(dir: &Path, plan: &SavePlan, step: u64, seed: u8, cuts: usize) {
     let reader = NativeReader::open(dir).unwrap();
     assert_eq!(reader.manifest().run_state, run_state(step));
     reader.check_tensors(plan.tensors().iter().map(|tensor| &tensor.spec)).unwrap();

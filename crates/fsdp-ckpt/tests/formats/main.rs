@@ -6,6 +6,9 @@ mod dcp;
 /// Files of `torch.save`.
 mod torch_file;
 
+/// Directories of DeepSpeed's ZeRO.
+mod deepspeed;
+
 /// Files per rank with distributed tensors.
 mod rank_files;
 

@@ -23,7 +23,11 @@ pub(super) fn render<A>(job: &Job<A>, summary: &Summary) -> String {
     } else {
         String::new()
     };
-    line("steps", format!("{}{stopped}, in {}", summary.steps, clock(summary.elapsed)));
+    let resumed = match summary.resumed_from {
+        Some(before) => format!(", of which {} after a checkpoint", summary.steps - before),
+        None => String::new(),
+    };
+    line("steps", format!("{}{stopped}{resumed}, in {}", summary.steps, clock(summary.elapsed)));
     line("loss", format!("{:.4} first, {:.4} last", summary.first_loss, summary.last_loss));
     if let Some(evaluation) = &summary.evaluation {
         line("evaluation", format!("loss {:.4} over {} tokens", evaluation.loss, evaluation.targets));

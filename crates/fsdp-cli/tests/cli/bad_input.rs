@@ -353,7 +353,8 @@ fn an_output_folder_that_is_not_empty() {
     let ran = sandbox.fsdp("train run.toml");
     assert_eq!(ran.code, Some(2));
     insta::assert_snapshot!(folded(&ran.stderr), @r"
-    error: run.out_dir out is not empty; give --overwrite to replace it, or another run.out_dir
+    error: run.out_dir out is not empty; give --resume to go on, --overwrite to replace it, or another
+    run.out_dir
     ");
     assert_eq!(sandbox.read("out/metrics.jsonl"), before);
 }
@@ -362,9 +363,30 @@ fn an_output_folder_that_is_not_empty() {
 fn an_output_folder_that_is_a_file() {
     let sandbox = Sandbox::new();
     insta::assert_snapshot!(sandbox.refused_with("--set run.out_dir=data.txt"), @r"
-    error: can not open data.txt: Not a directory (os error 20); make room there, or choose another
-    run.out_dir
+    error: run.out_dir data.txt is a file; remove it, or choose another run.out_dir
     ");
+}
+
+#[test]
+fn going_on_with_another_run() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml --set checkpoint.every=1");
+    let before = sandbox.read("out/metrics.jsonl");
+    let ran = sandbox.fsdp("train run.toml --resume");
+    assert_eq!(ran.code, Some(2));
+    insta::assert_snapshot!(folded(&ran.stderr), @r"
+    error: out/checkpoints/step-00000003 has done 3 steps, and train.steps is 3: nothing is left to do;
+    extend the run with --set train.steps=N
+    ");
+    sandbox.edit("model/config.json", "1e-05", "1e-06");
+    let ran = sandbox.fsdp("train run.toml --resume --set train.steps=5 --set data.seed=1 --set run.ranks=4");
+    assert_eq!(ran.code, Some(2));
+    insta::assert_snapshot!(folded(&ran.stderr), @r#"
+    error: the run can not go on from out/checkpoints/step-00000003: data.seed was 0, now 1;
+    config.json rms_norm_eps was 0.00001, now 1e-6. Give the run what it had, or start another one
+    (model.init = "pretrained" starts from exported weights)
+    "#);
+    assert_eq!(sandbox.read("out/metrics.jsonl"), before);
 }
 
 #[test]

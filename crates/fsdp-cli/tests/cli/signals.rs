@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStderr, Command, Stdio};
 
 use fsdp_ckpt::model_files::ModelReader;
+use fsdp_ckpt::native::RunDir;
 
 use crate::support::{Ran, Sandbox};
 
@@ -38,12 +39,12 @@ impl Running {
     }
 }
 
-fn stops_after_the_step(signal: &str) {
+fn stops_after_the_step(signal: &str, code: i32) {
     let sandbox = Sandbox::new();
     let run = Running::start(&sandbox, "train run.toml --set train.steps=1000000");
     run.signal(signal);
     let ran = run.end();
-    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert_eq!(ran.code, Some(code), "{}", ran.stderr);
     assert!(ran.stderr.contains("stopping after the step under way"), "{}", ran.stderr);
     let steps = sandbox.metrics("out").len();
     assert!(steps < 1_000_000);
@@ -53,16 +54,22 @@ fn stops_after_the_step(signal: &str) {
     sandbox.succeed(
         "train run.toml --set model.path=out/model --set model.init=pretrained --set run.out_dir=on",
     );
+    // It is saved, although the run file asks for no checkpoints, and goes on where it stopped.
+    assert_eq!(RunDir::new(sandbox.path("out")).steps().unwrap(), [steps as u64]);
+    let end = format!("train run.toml --resume --set train.steps={}", steps + 2);
+    let on = sandbox.succeed(&end);
+    assert!(on.stderr.contains(&format!("step-{steps:08} after step {steps}")), "{}", on.stderr);
+    assert_eq!(sandbox.metrics("out").len(), steps + 2);
 }
 
 #[test]
-fn sigint_stops_after_the_step_and_exports() {
-    stops_after_the_step("INT");
+fn sigint_stops_after_the_step_saves_and_exports() {
+    stops_after_the_step("INT", 0);
 }
 
 #[test]
-fn sigterm_stops_after_the_step_and_exports() {
-    stops_after_the_step("TERM");
+fn sigterm_stops_after_the_step_saves_exports_and_asks_to_be_run_again() {
+    stops_after_the_step("TERM", 75);
 }
 
 #[test]

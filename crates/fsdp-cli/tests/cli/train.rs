@@ -137,3 +137,33 @@ fn a_loss_that_is_not_finite_ends_the_run_without_a_model() {
     assert_eq!(sandbox.metrics("out").len(), 1, "steps before it are kept");
     assert_eq!(std::fs::read_dir(sandbox.path("out/model")).unwrap().count(), 0);
 }
+
+#[test]
+fn a_failed_run_leaves_the_model_of_the_one_before() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml");
+    let before = std::fs::read(sandbox.path("out/model/model.safetensors")).unwrap();
+    let ran = sandbox.fsdp("train run.toml --overwrite --set train.optimizer.lr=1e30 --set train.steps=50");
+    assert_eq!(ran.code, Some(3), "{}", ran.stderr);
+    assert_eq!(std::fs::read(sandbox.path("out/model/model.safetensors")).unwrap(), before);
+}
+
+#[test]
+fn a_run_saves_and_goes_on_on_other_ranks() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml --set train.steps=6 --set run.out_dir=whole");
+    let first = sandbox.succeed("train run.toml --set train.steps=4 --set checkpoint.every=2");
+    assert!(first.stderr.contains("checkpoint after step 4: "), "{}", first.stderr);
+    let resume = "train run.toml --resume --set train.steps=6 --set checkpoint.every=2 --set run.ranks=4";
+    let ran = sandbox.succeed(resume);
+    assert!(
+        ran.stderr.contains("going on from out/checkpoints/step-00000004 after step 4"),
+        "{}",
+        ran.stderr
+    );
+    assert!(ran.stderr.contains("train.steps was 4, now 6"), "{}", ran.stderr);
+    assert!(ran.stdout.contains("6, of which 2 after a checkpoint"), "{}", ran.stdout);
+    assert_eq!(sandbox.column("out", "loss"), sandbox.column("whole", "loss"));
+    let weights = |out: &str| std::fs::read(sandbox.path(&format!("{out}/model/model.safetensors"))).unwrap();
+    assert_eq!(weights("out"), weights("whole"));
+}

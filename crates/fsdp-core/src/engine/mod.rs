@@ -311,6 +311,15 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         Ok(self.scalars.report())
     }
 
+    /// Returns when every rank has called it. Before a rank waits for others in any other way than by a
+    /// collective, they must have come as far: ranks that share cores run only while others wait in one.
+    ///
+    /// # Errors
+    /// [`Error::Comm`].
+    pub fn meet(&mut self) -> Result<(), Error> {
+        self.scalars.meet(&*self.memory, &mut self.comms.world)
+    }
+
     /// Runs a schedule; when it fails, tells the other ranks why before the collectives in flight are dropped.
     fn run_or_abort(
         &mut self,

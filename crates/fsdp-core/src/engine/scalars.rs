@@ -137,6 +137,15 @@ impl<M: Memory> Scalars<M> {
         Ok(())
     }
 
+    /// Returns when every rank has called it.
+    pub(super) fn meet(&mut self, memory: &M, world: &mut Comm<M>) -> Result<(), Error> {
+        let mut buffer = self.buffer.take().expect("scalars are reduced once at a time");
+        memory.zero(Queue::Reduce, SliceMut::whole(&mut buffer))?;
+        let pending = world.all_reduce(memory, Purpose::Scalars, None, vec![buffer])?;
+        self.buffer = pending.wait_on(memory, Queue::Reduce)?.outputs.pop();
+        Ok(())
+    }
+
     /// Sums the statistics of a phase over the shard axis.
     pub(super) fn reduce_statistics(
         &mut self,

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::Serialize;
 use toml::{Table, Value};
 
+use super::checkpoint::CheckpointConfig;
 use super::error::ConfigError;
 use super::fsdp::FsdpConfig;
 use super::input::DataConfig;
@@ -15,6 +16,8 @@ use super::run::RunConfig;
 use super::train::TrainConfig;
 use super::validate::validate;
 use super::warning::Warning;
+
+const TABLES: &[&str] = &["model", "data", "train", "fsdp", "checkpoint", "run"];
 
 /// A run file with every default written out.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -27,6 +30,8 @@ pub struct Resolved {
     pub train: TrainConfig,
     /// How it is sharded.
     pub fsdp: FsdpConfig,
+    /// When its state is saved.
+    pub checkpoint: CheckpointConfig,
     /// Where it runs.
     pub run: RunConfig,
 }
@@ -65,12 +70,13 @@ impl Resolved {
             origin.note_override(key);
         }
         let mut warnings = Vec::new();
-        let root = Reader::open(&origin, "", table, &["model", "data", "train", "fsdp", "run"])?;
+        let root = Reader::open(&origin, "", table, TABLES)?;
         let config = Resolved {
             model: ModelConfig::read(&origin, root.table("model")?)?,
             data: DataConfig::read(&origin, root.table("data")?)?,
             train: TrainConfig::read(&origin, root.table("train")?)?,
             fsdp: FsdpConfig::read(&origin, root.table("fsdp")?, &mut warnings)?,
+            checkpoint: CheckpointConfig::read(&origin, root.table("checkpoint")?)?,
             run: RunConfig::read(&origin, root.table("run")?)?,
         };
         validate(&config, &origin, &mut warnings)?;

@@ -8,6 +8,7 @@
 //! world. Checks that need the model (does the class exist, do the heads divide) are made by whoever builds
 //! it.
 
+mod checkpoint;
 mod error;
 mod fsdp;
 pub mod fsdp_json;
@@ -24,6 +25,7 @@ mod train;
 mod validate;
 mod warning;
 
+pub use checkpoint::CheckpointConfig;
 pub use error::ConfigError;
 pub use fsdp::{
     Accumulation, AccumulationOrder, ActivationCheckpointing, Dtype, FsdpConfig, MeshConfig, Reshard,

@@ -9,10 +9,15 @@
 
 use std::path::Path;
 
+use fsdp_ckpt::digest::{Digest, DigestKind};
+
 use super::corpus::Corpus;
 use super::error::DataError;
 use super::tokenizer::Tokenizer;
 use crate::config::{DataConfig, Packing};
+
+/// Tokens whose bytes are held at once for a digest.
+const DIGEST_BLOCK_TOKENS: usize = 1 << 16;
 
 /// A target that does not count in the loss.
 pub const IGNORE: u32 = u32::MAX;
@@ -79,6 +84,17 @@ impl Dataset {
     /// The tokens that were read, without any that packing adds.
     pub fn token_count(&self) -> usize {
         self.corpus.tokens().len()
+    }
+
+    /// CRC-64 of the tokens that were read, each as four little-endian bytes. Where documents begin does not
+    /// count.
+    pub fn digest(&self) -> Digest {
+        let block = |tokens: &[u32]| {
+            let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+            (DigestKind::Crc64.of(&bytes), bytes.len() as u64)
+        };
+        let blocks = self.corpus.tokens().chunks(DIGEST_BLOCK_TOKENS).map(block);
+        blocks.fold(DigestKind::Crc64.empty(), |digest, (next, len)| digest.then(next, len))
     }
 
     /// The inputs and targets of a sample; targets that do not count are [`IGNORE`].

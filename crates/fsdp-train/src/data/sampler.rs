@@ -48,6 +48,11 @@ impl Sampler {
         self.global_batch / self.micro_batch
     }
 
+    /// The seed of the permutations, if samples are shuffled.
+    pub fn shuffle_seed(&self) -> Option<u64> {
+        self.shuffle_seed
+    }
+
     /// The epoch of a step, both from 0.
     pub fn epoch(&self, step: u64) -> u64 {
         step / self.steps_per_epoch()

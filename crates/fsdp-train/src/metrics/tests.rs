@@ -54,3 +54,25 @@ fn utilization_by_6n_matches_by_hand() {
     assert!((utilization.mfu_6n - 0.5).abs() < 1e-15);
     assert!(utilization.mfu > utilization.mfu_6n);
 }
+
+#[test]
+fn resuming_cuts_later_steps_and_incomplete_lines() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("metrics.jsonl");
+    let resume = |text: &str, step| {
+        std::fs::write(&path, text).unwrap();
+        MetricsWriter::resume(&path, step).unwrap().write(&metrics(step + 1, None)).unwrap();
+        let lines: Vec<Option<u64>> =
+            std::fs::read_to_string(&path).unwrap().split_inclusive('\n').map(step_of).collect();
+        lines.into_iter().map(|step| step.expect("a line of a step")).collect::<Vec<_>>()
+    };
+    let line = |step: u64| format!("{{\"step\":{step},\"loss\":1.0}}\n");
+    let all = (1..=5).map(line).collect::<String>();
+    assert_eq!(resume(&all, 3), [1, 2, 3, 4]);
+    assert_eq!(resume(&all, 5), [1, 2, 3, 4, 5, 6]);
+    assert_eq!(resume(&all, 0), [1]);
+    assert_eq!(resume(&format!("{all}{{\"step\":6,\"lo"), 9), [1, 2, 3, 4, 5, 10]);
+    std::fs::remove_file(&path).unwrap();
+    drop(MetricsWriter::resume(&path, 3).unwrap());
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+}

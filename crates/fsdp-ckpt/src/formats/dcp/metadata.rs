@@ -127,7 +127,7 @@ fn read_dtype(graph: &Graph, name: &str, id: NodeId) -> Result<TensorType, DcpFa
     let properties = graph.field(id, "properties").and_then(|id| graph.object(id)).ok_or_else(bad)?;
     let parts = properties.state.and_then(|state| graph.items(state)).ok_or_else(bad)?;
     let ([found, layout, _, _, _] | [found, layout, _, _, _, _]) = parts else { return Err(bad()) };
-    let layout = graph.object(*layout).and_then(|layout| layout.args.first());
+    let layout = graph.object(*layout).and_then(|layout| graph.args(layout).first());
     if layout.and_then(|&layout| graph.str(layout)) != Some("torch.strided") {
         return Err(unexpected(format!("the layout of `{name}`"), "torch.strided"));
     }

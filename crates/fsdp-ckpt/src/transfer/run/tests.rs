@@ -2,7 +2,8 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    ffi::OsString,
+    fs, io,
     num::NonZero,
     path::Path,
     sync::{
@@ -16,6 +17,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     digest::DigestKind,
+    file_io::Files,
+    files::{Access, FileSystem, Metadata, OpenFile, disk::Disk},
     random_checkpoint::{RandomCheckpoint, Seeded},
     safetensors::TensorType,
     transfer::{Finish, NoProgress, OutputKind, Place, Progress},
@@ -262,4 +265,125 @@ fn what_cannot_be_converted_is_refused_before_anything_is_written() {
     assert!(matches!(result, Err(Error::NotConvertible { .. })));
     assert_eq!(counted.total.load(Ordering::Relaxed), 0);
     assert_eq!(names(dir.path()), ["source"]);
+}
+
+/// A disk on which one operation fails.
+#[derive(Debug)]
+struct FailingDisk {
+    disk: Disk,
+    left: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+struct FailingFile {
+    file: Box<dyn OpenFile>,
+    left: Arc<AtomicU64>,
+}
+
+/// Counts down; the operation at zero finds the disk full.
+fn count(left: &AtomicU64) -> io::Result<()> {
+    if left.fetch_sub(1, Ordering::Relaxed) == 0 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+}
+
+impl FileSystem for FailingDisk {
+    fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn OpenFile>> {
+        count(&self.left)?;
+        let file = self.disk.open(path, access)?;
+        Ok(Box::new(FailingFile { file, left: self.left.clone() }))
+    }
+
+    fn metadata(&self, path: &Path) -> io::Result<Metadata> {
+        self.disk.metadata(path)
+    }
+
+    fn link_metadata(&self, path: &Path) -> io::Result<Metadata> {
+        self.disk.link_metadata(path)
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<OsString>> {
+        count(&self.left).and_then(|()| self.disk.list(dir))
+    }
+
+    fn create_directory(&self, dir: &Path) -> io::Result<()> {
+        count(&self.left).and_then(|()| self.disk.create_directory(dir))
+    }
+
+    fn sync_directory(&self, dir: &Path) -> io::Result<()> {
+        count(&self.left).and_then(|()| self.disk.sync_directory(dir))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        count(&self.left).and_then(|()| self.disk.rename(from, to))
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.disk.remove_file(path)
+    }
+
+    fn remove_directory(&self, dir: &Path) -> io::Result<()> {
+        self.disk.remove_directory(dir)
+    }
+}
+
+impl OpenFile for FailingFile {
+    fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<usize> {
+        count(&self.left).and_then(|()| self.file.read_at(out, offset))
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        count(&self.left).and_then(|()| self.file.write_at(bytes, offset))
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        count(&self.left).and_then(|()| self.file.set_len(len))
+    }
+
+    fn metadata(&self) -> io::Result<Metadata> {
+        self.file.metadata()
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        count(&self.left).and_then(|()| self.file.sync())
+    }
+
+    fn try_lock(&self) -> io::Result<bool> {
+        self.file.try_lock()
+    }
+}
+
+#[test]
+fn whichever_operation_fails_the_output_is_whole_or_not_there() {
+    for seed in [1, 2, 3, 4, 5] {
+        let (mut failures, mut operation) = (0, 0);
+        loop {
+            let dir = tempfile::tempdir().unwrap();
+            let mut random = Seeded(seed);
+            let source = RandomCheckpoint::write(&mut random, &dir.path().join("source"));
+            let expected = random_plan(&mut random, &source);
+            let left = Arc::new(AtomicU64::new(operation));
+            let files = Files::of(Arc::new(FailingDisk { disk: Disk, left: left.clone() }));
+            let out = dir.path().join("out");
+            let cancel = AtomicBool::new(false);
+            let options = Options { sync: true, ..options(2000, 2, &NoProgress, &cancel) };
+            let result = Staged::on(files, &out, OutputKind::Directory)
+                .and_then(|staged| run(&source.checkpoint, plan_of(&expected), staged, &options));
+            if out.exists() {
+                // At most the very last step, making the name durable, fails after that.
+                for (file, bytes) in expected.files.iter().zip(&expected.bytes) {
+                    assert_eq!(&fs::read(out.join(&file.name)).unwrap(), bytes);
+                }
+                assert_eq!(names(dir.path()), ["out", "source"]);
+            } else {
+                assert!(result.is_err());
+                assert_eq!(names(dir.path()), ["source"], "after operation {operation}");
+            }
+            failures += u64::from(result.is_err());
+            // Locking a directory may fail without harm, so an operation that failed need not show.
+            if result.is_ok() && left.load(Ordering::Relaxed) < u64::MAX / 2 {
+                break;
+            }
+            operation += 1;
+        }
+        assert!(failures > 8, "{failures} operations failed");
+    }
 }

@@ -1,0 +1,154 @@
+//! The flat copies of all ranks put together, by the layout of each stage.
+//!
+//! The copies are the weights that training continues from, so they come before any other form of a parameter.
+//! Where the elements of each one are, [`super::place`] knows.
+
+use std::path::Path;
+
+use super::{
+    optimizer::add_optimizer,
+    parse::{FlatStates, ModelStates},
+    place::{len_checked, place, too_short},
+};
+use crate::{
+    checkpoint::{Checkpoint, Chunk, Key, Role, Tensor, join},
+    error::{Error, RankFault},
+    formats::shards::{Shard, chunks_of, len_of},
+    safetensors::TensorType,
+};
+
+/// Adds the parameters, buffers and states of the optimizer of all ranks, which are in order.
+pub(super) fn merge(
+    flats: &[FlatStates],
+    models: &[ModelStates],
+    into: &mut Checkpoint,
+) -> Result<(), Error> {
+    check_ranks(flats, models)?;
+    let (first, model) = (&flats[0], &models[0]);
+    let groups = flats.iter().map(|rank| {
+        let shards = rank.groups.iter().enumerate();
+        shards.map(|(index, tensor)| rank.shard(&format!("flat group {index}"), tensor)).collect()
+    });
+    let groups = groups.collect::<Result<Vec<Vec<Shard>>, Error>>()?;
+    let dtype = first.groups.first().map_or(TensorType::F32, |group| group.dtype);
+    for placed in place(first, model, &groups, dtype)? {
+        put(into, first, model_tensor(placed.name, placed.shape, dtype, placed.chunks))?;
+    }
+    add_frozen(first, models, into)?;
+    for (name, local) in &model.module {
+        let is_buffer = model.buffer_names.contains(name);
+        // From stage 3 on, what the module holds of parameters are placeholders.
+        if is_buffer || (first.stage < 3 && !into.tensors.contains_key(name)) {
+            put(into, first, local.to_tensor(vec![Key::Name(name.clone())], Role::Model))?;
+        }
+    }
+    for (name, other) in &model.shared {
+        if let Some(tensor) = into.tensors.get(other).filter(|_| !into.tensors.contains_key(name)) {
+            let tensor = Tensor { path: vec![Key::Name(name.clone())], ..tensor.clone() };
+            into.tensors.insert(name.clone(), tensor);
+        }
+    }
+    add_optimizer(flats, model, &groups, into)
+}
+
+pub(super) fn fault(path: &Path, fault: RankFault) -> Error {
+    Error::Ranks { path: path.to_owned(), fault }
+}
+
+pub(super) fn put(into: &mut Checkpoint, first: &FlatStates, tensor: Tensor) -> Result<(), Error> {
+    let name = join(&tensor.path);
+    match into.tensors.insert(name.clone(), tensor) {
+        None => Ok(()),
+        Some(_) => Err(fault(&first.path, RankFault::SameName { tensor: name })),
+    }
+}
+
+fn model_tensor(name: &str, shape: &[u64], dtype: TensorType, chunks: Vec<Chunk>) -> Tensor {
+    Tensor { path: vec![Key::Name(name.to_owned())], role: Role::Model, dtype, shape: shape.to_vec(), chunks }
+}
+
+/// Checks that the files of all ranks are of one checkpoint, and all there.
+fn check_ranks(flats: &[FlatStates], models: &[ModelStates]) -> Result<(), Error> {
+    let first = &flats[0];
+    let disagrees = |path: &Path, what, expected: String, got: String, because| {
+        Err(fault(path, RankFault::Disagrees { what, expected, got, because }))
+    };
+    for rank in flats {
+        if rank.world_size != flats.len() {
+            let (expected, got) = (flats.len().to_string(), rank.world_size.to_string());
+            let because = ", the number of files; files of ranks may be missing";
+            return disagrees(&rank.path, "number of partitions", expected, got, because);
+        }
+        if rank.stage != first.stage {
+            let (expected, got) = (first.stage.to_string(), rank.stage.to_string());
+            return disagrees(&rank.path, "stage", expected, got, " by the first rank's file");
+        }
+        let lens = |rank: &FlatStates| rank.groups.iter().map(|group| group.len()).collect::<Vec<_>>();
+        let (expected, got) = (lens(first), lens(rank));
+        // In stages 1 and 2, padding of the last rank may have been cut.
+        if expected.len() != got.len() || (first.stage == 3 && expected != got) {
+            let (expected, got) = (format!("{expected:?}"), format!("{got:?}"));
+            return disagrees(
+                &rank.path,
+                "list of lengths of flat groups",
+                expected,
+                got,
+                " by the first rank's file",
+            );
+        }
+        let mut types = rank.groups.iter().map(|group| group.dtype);
+        if let Some(got) = types.find(|dtype| Some(dtype) != first.groups.first().map(|group| &group.dtype)) {
+            let expected = first.groups.first().map_or(got, |group| group.dtype);
+            let (tensor, other) = ("flat groups".to_owned(), first.path.clone());
+            return Err(fault(&rank.path, RankFault::Type { tensor, expected, got, other }));
+        }
+    }
+    let expected = if first.stage == 3 { flats.len() } else { 1 };
+    if models.len() != expected {
+        let because = match first.stage {
+            3 => ", the number of files of the optimizer",
+            _ => "; models that are cut by tensor parallelism are not supported",
+        };
+        let (expected, got) = (expected.to_string(), models.len().to_string());
+        return disagrees(&models[0].path, "number of files of the model", expected, got, because);
+    }
+    for rank in &models[1..] {
+        if (&rank.param_shapes, &rank.frozen_shapes) != (&models[0].param_shapes, &models[0].frozen_shapes) {
+            let place = "the list of names and shapes of parameters".to_owned();
+            let expected = "the same in the files of all ranks";
+            return Err(fault(&rank.path, RankFault::Unexpected { place, expected }));
+        }
+    }
+    Ok(())
+}
+
+/// Parameters that are not trained have no flat copy; stage 3 cuts each of them over the ranks.
+fn add_frozen(first: &FlatStates, models: &[ModelStates], into: &mut Checkpoint) -> Result<(), Error> {
+    let model = &models[0];
+    for (name, shape) in &model.frozen_shapes {
+        let mut shards = Vec::with_capacity(models.len());
+        let mut dtype = None;
+        for rank in models {
+            let other = model.path.clone();
+            let fragment = rank.frozen_fragments.get(name).ok_or_else(|| {
+                fault(&rank.path, RankFault::NotInRank { tensor: name.clone(), other: other.clone() })
+            })?;
+            let expected = *dtype.get_or_insert(fragment.dtype);
+            if expected != fragment.dtype {
+                let (tensor, got) = (name.clone(), fragment.dtype);
+                return Err(fault(&rank.path, RankFault::Type { tensor, expected, got, other }));
+            }
+            let strided = || fault(&rank.path, RankFault::Strided { tensor: name.clone() });
+            shards.push(fragment.shard().ok_or_else(strided)?);
+        }
+        let len = len_checked(name, shape).map_err(|found| fault(&model.path, found))?;
+        let held = len_of(&shards).unwrap_or(u64::MAX);
+        if held < len {
+            return Err(fault(&model.path, too_short(name, len, held)));
+        }
+        let dtype = dtype.expect("there is at least one file of the model");
+        let chunks = chunks_of(&shards, 0..len, dtype.size_bytes() as u64);
+        put(into, first, model_tensor(name, shape, dtype, chunks))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,118 @@
+//! The states of the optimizer, which lie in the layout of the flat copies.
+//!
+//! What is laid out in another way is left out with a note: the weights are still there to be read.
+
+use super::{
+    merge::{fault, put},
+    parse::{FlatStates, ModelStates, StateItem},
+    place::place,
+};
+use crate::{
+    checkpoint::{Checkpoint, Key, Object, Role, Tensor, Value, join},
+    error::{Error, RankFault},
+    formats::shards::Shard,
+    safetensors::TensorType,
+};
+
+/// Adds the states of the optimizer, if they are laid out as the flat copies are.
+pub(super) fn add_optimizer(
+    flats: &[FlatStates],
+    model: &ModelStates,
+    groups: &[Vec<Shard>],
+    into: &mut Checkpoint,
+) -> Result<(), Error> {
+    let first = &flats[0];
+    if first.states.is_empty() {
+        return Ok(());
+    }
+    let Some(empty) = first.states.get(&0) else {
+        into.notes.push("the optimizer is left out: it has no state of the first flat group".to_owned());
+        return Ok(());
+    };
+    for (name, item) in empty {
+        match item {
+            StateItem::Tensor(tensor) if !tensor.shape.is_empty() => match flat_state(flats, groups, name)? {
+                Ok((dtype, state)) => {
+                    for placed in place(first, model, &state, dtype)? {
+                        let path = state_path(placed.name, name);
+                        let (shape, chunks) = (placed.shape.to_vec(), placed.chunks);
+                        put(into, first, Tensor { path, role: Role::Optimizer, dtype, shape, chunks })?;
+                    }
+                }
+                Err(why) => into.notes.push(format!("the optimizer's `{name}` is left out: {why}")),
+            },
+            _ => add_scalar(first, model, groups, name, into)?,
+        }
+    }
+    for (index, settings) in first.settings.iter().enumerate() {
+        let names = model.param_shapes.get(index).into_iter().flatten();
+        let names = Value::List(names.map(|(name, _)| Value::Str(name.clone())).collect());
+        for (key, value) in settings {
+            let value = if key == "params" { &names } else { value };
+            let steps = ["optim", "param_groups"].map(|step| Key::Name(step.to_owned()));
+            let path = [&steps[..], &[Key::Index(index as u64), Key::Name(key.clone())]].concat();
+            let object = Object { path, role: Role::Optimizer, value: value.clone() };
+            into.values.insert(join(&object.path), object);
+        }
+    }
+    Ok(())
+}
+
+fn state_path(parameter: &str, name: &str) -> Vec<Key> {
+    ["optim", "state", parameter, name].map(|step| Key::Name(step.to_owned())).to_vec()
+}
+
+fn item<'a>(rank: &'a FlatStates, group: usize, name: &str) -> Option<&'a StateItem> {
+    let items = rank.states.get(&(group as u64))?;
+    items.iter().find(|(found, _)| found == name).map(|(_, item)| item)
+}
+
+/// A state of all ranks and groups as flat tensors, or why it is none.
+#[expect(clippy::type_complexity, reason = "damage is an error, another layout a note")]
+fn flat_state(
+    flats: &[FlatStates],
+    groups: &[Vec<Shard>],
+    name: &str,
+) -> Result<Result<(TensorType, Vec<Vec<Shard>>), String>, Error> {
+    let mut dtype = None;
+    let mut all = Vec::with_capacity(flats.len());
+    for (rank, groups) in flats.iter().zip(groups) {
+        let mut state = Vec::with_capacity(groups.len());
+        for (group, flat) in groups.iter().enumerate() {
+            let label = format!("{name} of flat group {group}");
+            let Some(StateItem::Tensor(tensor)) = item(rank, group, name) else {
+                let other = flats[0].path.clone();
+                return Err(fault(&rank.path, RankFault::NotInRank { tensor: label, other }));
+            };
+            if tensor.len() != flat.len || *dtype.get_or_insert(tensor.dtype) != tensor.dtype {
+                return Ok(Err(format!("{} keeps it in another length or type", rank.path.display())));
+            }
+            state.push(rank.shard(&label, tensor)?);
+        }
+        all.push(state);
+    }
+    Ok(dtype.map(|dtype| (dtype, all)).ok_or_else(|| "there are no flat groups".to_owned()))
+}
+
+/// A number that a flat group has becomes that of each of its parameters.
+fn add_scalar(
+    first: &FlatStates,
+    model: &ModelStates,
+    groups: &[Vec<Shard>],
+    name: &str,
+    into: &mut Checkpoint,
+) -> Result<(), Error> {
+    let dtype = first.groups.first().map_or(TensorType::F32, |group| group.dtype);
+    for placed in place(first, model, groups, dtype)? {
+        let path = state_path(placed.name, name);
+        match item(first, placed.group, name) {
+            Some(StateItem::Tensor(tensor)) => put(into, first, tensor.to_tensor(path, Role::Optimizer))?,
+            Some(StateItem::Value(value)) => {
+                let object = Object { path, role: Role::Optimizer, value: value.clone() };
+                into.values.insert(join(&object.path), object);
+            }
+            None => into.notes.push(format!("flat group {} has no `{name}`", placed.group)),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,215 @@
+//! From the trees of DeepSpeed's files to what they say.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use crate::{
+    checkpoint::Value,
+    error::{Error, RankFault},
+    formats::{
+        fields::{count, entries, items, sizes, text},
+        local::LocalTensor,
+        rank_file::RankFile,
+        shards::Shard,
+    },
+    torch::{Item, StoredTensor},
+};
+
+/// Names and shapes of parameters, in order.
+pub(super) type Shapes = Vec<(String, Vec<u64>)>;
+
+/// What a rank's file of the optimizer says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct FlatStates {
+    pub(super) path: PathBuf,
+    pub(super) stage: u64,
+    pub(super) world_size: usize,
+    /// The flat copies of the weights, by group.
+    pub(super) groups: Vec<LocalTensor>,
+    /// The state of the optimizer for each flat copy, by its number.
+    pub(super) states: BTreeMap<u64, Vec<(String, StateItem)>>,
+    /// Settings of the groups of parameters.
+    pub(super) settings: Vec<Vec<(String, Value)>>,
+}
+
+/// A part of the state of a flat copy.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum StateItem {
+    Tensor(LocalTensor),
+    Value(Value),
+}
+
+/// What a file of the model says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct ModelStates {
+    pub(super) path: PathBuf,
+    /// Tensors of the module that have elements.
+    pub(super) module: BTreeMap<String, LocalTensor>,
+    pub(super) buffer_names: Vec<String>,
+    /// Parameters that are trained, by group.
+    pub(super) param_shapes: Vec<Shapes>,
+    pub(super) frozen_shapes: Shapes,
+    pub(super) frozen_fragments: BTreeMap<String, LocalTensor>,
+    /// Pairs of a name and the parameter that it shares.
+    pub(super) shared: Vec<(String, String)>,
+}
+
+impl FlatStates {
+    /// A flat tensor as a shard.
+    pub(super) fn shard(&self, what: &str, tensor: &LocalTensor) -> Result<Shard, Error> {
+        let strided = RankFault::Strided { tensor: what.to_owned() };
+        tensor.shard().ok_or(Error::Ranks { path: self.path.clone(), fault: strided })
+    }
+}
+
+/// Reads a rank's file of the optimizer.
+pub(super) fn flat_states(file: &RankFile) -> Result<FlatStates, Error> {
+    let unexpected =
+        |place: &str, expected| file.unexpected(format!("`optimizer_state_dict{place}`"), expected);
+    let root = file.root.get("optimizer_state_dict").ok_or_else(|| unexpected("", "there"))?;
+    let value = |name: &str| root.get(name).map(Item::to_value);
+    let stage = value("zero_stage").as_ref().and_then(stage_of);
+    let stage = stage.filter(|stage| (1..=3).contains(stage));
+    let stage = stage.ok_or_else(|| unexpected(".zero_stage", "a stage from 1 to 3"))?;
+    let world_size = value("partition_count").as_ref().and_then(partition_count);
+    let world_size = world_size.and_then(|ranks| usize::try_from(ranks).ok());
+    let world_size = world_size.ok_or_else(|| unexpected(".partition_count", "a number of ranks"))?;
+    let (groups, base) = match stage {
+        3 => ("fp32_flat_groups", "optimizer_state_dict"),
+        _ => ("single_partition_of_fp32_groups", "base_optimizer_state"),
+    };
+    let flat = root.get(groups).and_then(tensors);
+    let flat = flat.ok_or_else(|| unexpected(&format!(".{groups}"), "a list of tensors"))?;
+    let groups = flat.into_iter().map(|stored| LocalTensor::of(stored, file.source)).collect();
+    let mut found =
+        FlatStates { path: file.path.clone(), stage, world_size, groups, ..FlatStates::default() };
+    if let Some(base) = root.get(base) {
+        fill_base(file, base, &mut found);
+    }
+    Ok(found)
+}
+
+/// Takes from the state of the wrapped optimizer what is laid out as PyTorch does it.
+fn fill_base(file: &RankFile, base: &Item, found: &mut FlatStates) {
+    let states: Vec<(u64, &Item)> = match base.get("state") {
+        Some(Item::Dict(pairs)) => {
+            pairs.iter().filter_map(|(number, item)| Some((count(number)?, item))).collect()
+        }
+        _ => match base {
+            // Checkpoints for another number of ranks keep one dict per group.
+            Item::List(items) => (0..).zip(items).collect(),
+            _ => Vec::new(),
+        },
+    };
+    for (number, item) in states {
+        let Item::Dict(pairs) = item else { continue };
+        let item = |(name, item): &(Value, Item)| {
+            let item = match item {
+                Item::Tensor(stored) => StateItem::Tensor(LocalTensor::of(stored, file.source)),
+                item => StateItem::Value(item.to_value()),
+            };
+            Some((text(name)?.to_owned(), item))
+        };
+        found.states.insert(number, pairs.iter().filter_map(item).collect());
+    }
+    let groups = base.get("param_groups").map(Item::to_value);
+    let groups = groups.as_ref().and_then(items).unwrap_or_default();
+    let owned = |group: Vec<(&str, &Value)>| {
+        group.into_iter().map(|(key, value)| (key.to_owned(), value.clone())).collect()
+    };
+    found.settings = groups.iter().filter_map(entries).map(owned).collect();
+}
+
+/// Reads a file of the model.
+pub(super) fn model_states(file: &RankFile) -> Result<ModelStates, Error> {
+    let unexpected = |name: &str, expected| file.unexpected(format!("`{name}`"), expected);
+    let value = |name: &str| file.root.get(name).map(Item::to_value).filter(|value| *value != Value::None);
+    let shapes = value("param_shapes").and_then(|groups| match &groups {
+        Value::Dict(_) => Some(vec![shapes_of(&groups)?]),
+        groups => items(groups)?.iter().map(shapes_of).collect(),
+    });
+    let buffer_names = match value("buffer_names") {
+        None => None,
+        Some(Value::List(names) | Value::Tuple(names) | Value::Set(names)) => {
+            names.iter().map(|name| Some(text(name)?.to_owned())).collect()
+        }
+        Some(_) => None,
+    };
+    let frozen_shapes = match value("frozen_param_shapes") {
+        None => Some(Shapes::new()),
+        Some(shapes) => shapes_of(&shapes),
+    };
+    let shared = match value("shared_params") {
+        None => Some(Vec::new()),
+        Some(pairs) => shared_pairs(&pairs),
+    };
+    Ok(ModelStates {
+        path: file.path.clone(),
+        module: named_tensors(file, "module"),
+        buffer_names: buffer_names.ok_or_else(|| unexpected("buffer_names", "a list of names"))?,
+        param_shapes: shapes
+            .ok_or_else(|| unexpected("param_shapes", "a list of dicts of names and shapes"))?,
+        frozen_shapes: frozen_shapes
+            .ok_or_else(|| unexpected("frozen_param_shapes", "a dict of names and shapes"))?,
+        frozen_fragments: named_tensors(file, "frozen_param_fragments"),
+        shared: shared.ok_or_else(|| unexpected("shared_params", "a dict of names"))?,
+    })
+}
+
+/// The plain tensors of a dict.
+fn named_tensors(file: &RankFile, name: &str) -> BTreeMap<String, LocalTensor> {
+    let Some(Item::Dict(pairs)) = file.root.get(name) else { return BTreeMap::new() };
+    let tensor = |(key, item): &(Value, Item)| match item {
+        Item::Tensor(stored) => Some((text(key)?.to_owned(), LocalTensor::of(stored, file.source))),
+        _ => None,
+    };
+    pairs.iter().filter_map(tensor).collect()
+}
+
+fn tensors(item: &Item) -> Option<Vec<&StoredTensor>> {
+    let (Item::List(items) | Item::Tuple(items)) = item else { return None };
+    let tensors = items.iter().map(|item| match item {
+        Item::Tensor(stored) => Some(stored),
+        _ => None,
+    });
+    tensors.collect()
+}
+
+fn shapes_of(value: &Value) -> Option<Shapes> {
+    let pairs = entries(value)?;
+    pairs.into_iter().map(|(name, shape)| Some((name.to_owned(), sizes(shape)?))).collect()
+}
+
+/// Shared parameters are a dict, or a list of pairs.
+fn shared_pairs(value: &Value) -> Option<Vec<(String, String)>> {
+    let pair = |name: &Value, other: &Value| Some((text(name)?.to_owned(), text(other)?.to_owned()));
+    match value {
+        Value::Dict(pairs) => pairs.iter().map(|(name, other)| pair(name, other)).collect(),
+        pairs => {
+            let pairs = items(pairs)?.iter().map(|two| match items(two)? {
+                [name, other] => pair(name, other),
+                _ => None,
+            });
+            pairs.collect()
+        }
+    }
+}
+
+/// A stage: a number, or the enumeration that stands for one, made by value or by name.
+fn stage_of(value: &Value) -> Option<u64> {
+    let Value::Object { args, .. } = value else { return count(value) };
+    match &args[..] {
+        [value] => count(value),
+        [Value::Global(_), Value::Str(name)] => match &name[..] {
+            "optimizer_states" => Some(1),
+            "gradients" => Some(2),
+            "weights" | "max_stage" => Some(3),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// A number of ranks, or one for each group, of which experts may have fewer.
+fn partition_count(value: &Value) -> Option<u64> {
+    count(value).or_else(|| sizes(value)?.into_iter().max())
+}

@@ -1,0 +1,132 @@
+//! Older Hugging Face models in several files of `torch.save`, joined by `pytorch_model.bin.index.json`.
+//!
+//! Index and files must name the same tensors, each in one file, as for safetensors.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+use super::torch_file;
+use crate::{
+    checkpoint::Checkpoint,
+    error::Error,
+    export::directory_of,
+    model_files::index::{file_path, read},
+};
+
+/// Reads a model by its index.
+///
+/// # Errors
+/// [`Error::MalformedIndex`], [`Error::IndexEscapesDirectory`], [`Error::MissingFile`], [`Error::NotInFile`],
+/// [`Error::NotInIndex`], [`Error::InTwoFiles`], and those of [`torch_file::open`].
+pub fn open(path: &Path) -> Result<Checkpoint, Error> {
+    let weight_map = read(path)?;
+    let dir = directory_of(path);
+    let mut joined = Checkpoint {
+        path: path.to_owned(),
+        format: "PyTorch files (torch.save) with an index".to_owned(),
+        ..Checkpoint::default()
+    };
+    let mut wanted: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (tensor, file) in &weight_map {
+        wanted.entry(file).or_default().insert(tensor);
+    }
+    for (file, tensors) in wanted {
+        let first = tensors.first().copied().unwrap_or_default();
+        let full = file_path(path, &dir, first, file, &weight_map)?;
+        let part = torch_file::open(&full)?;
+        if let Some(tensor) = tensors.iter().find(|tensor| !part.tensors.contains_key(**tensor)) {
+            let (path, tensor) = (path.to_owned(), (*tensor).to_owned());
+            return Err(Error::NotInFile { path, file: full, tensor });
+        }
+        if let Some(tensor) = part.tensors.keys().find(|tensor| !tensors.contains(tensor.as_str())) {
+            let (path, tensor) = (path.to_owned(), tensor.clone());
+            return Err(Error::NotInIndex { path, file: full, tensor });
+        }
+        join(&mut joined, part, &full)?;
+    }
+    joined.assign_roles();
+    Ok(joined)
+}
+
+/// Adds the content of one file.
+fn join(joined: &mut Checkpoint, part: Checkpoint, file: &Path) -> Result<(), Error> {
+    let base = joined.sources.len();
+    joined.sources.extend(part.sources);
+    joined.notes.extend(part.notes);
+    joined.values.extend(part.values);
+    for (name, mut tensor) in part.tensors {
+        tensor.chunks.iter_mut().for_each(|chunk| chunk.source += base);
+        if let Some(first) = joined.tensors.insert(name.clone(), tensor) {
+            let first = first
+                .chunks
+                .first()
+                .map_or_else(|| file.to_owned(), |chunk| joined.sources[chunk.source].path().clone());
+            return Err(Error::InTwoFiles { tensor: name, first, second: file.to_owned() });
+        }
+    }
+    joined.protections.extend(part.protections.into_iter().map(|mut protection| {
+        protection.source += base;
+        protection
+    }));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::PathBuf};
+
+    use serde_json::Value;
+
+    use super::*;
+    use crate::formats;
+
+    fn fixture(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    }
+
+    /// A directory with one file and an index that is made of the names of its tensors.
+    fn directory(index: &dyn Fn(&[String]) -> Value) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        fs::copy(fixture("model_only.pth"), dir.path().join("pytorch_model-00001-of-00001.bin")).unwrap();
+        let names: Vec<String> =
+            torch_file::open(fixture("model_only.pth")).unwrap().tensors.into_keys().collect();
+        let text = serde_json::json!({ "metadata": {}, "weight_map": index(&names) });
+        fs::write(dir.path().join("pytorch_model.bin.index.json"), text.to_string()).unwrap();
+        dir
+    }
+
+    #[test]
+    fn files_join_under_their_index() {
+        let all = |names: &[String]| {
+            let file = || Value::from("pytorch_model-00001-of-00001.bin");
+            names.iter().map(|name| (name.clone(), file())).collect()
+        };
+        let dir = directory(&all);
+        let joined = formats::open(dir.path()).unwrap();
+        joined.check_coverage().unwrap();
+        let whole = torch_file::open(fixture("model_only.pth")).unwrap();
+        assert_eq!(joined.tensors, whole.tensors);
+        assert!(formats::open(dir.path().join("pytorch_model.bin.index.json")).is_ok());
+    }
+
+    #[test]
+    fn an_index_that_does_not_fit_its_files_is_refused() {
+        let file = "pytorch_model-00001-of-00001.bin";
+        let fewer =
+            |names: &[String]| names.iter().skip(1).map(|name| (name.clone(), Value::from(file))).collect();
+        assert!(matches!(formats::open(directory(&fewer).path()), Err(Error::NotInIndex { .. })));
+        let more = |names: &[String]| {
+            names.iter().cloned().chain(["x".to_owned()]).map(|name| (name, Value::from(file))).collect()
+        };
+        assert!(matches!(formats::open(directory(&more).path()), Err(Error::NotInFile { .. })));
+        let outside = |_: &[String]| serde_json::json!({ "x": "../x.bin" });
+        assert!(matches!(
+            formats::open(directory(&outside).path()),
+            Err(Error::IndexEscapesDirectory { .. })
+        ));
+        let missing = |_: &[String]| serde_json::json!({ "x": "y.bin" });
+        assert!(matches!(formats::open(directory(&missing).path()), Err(Error::MissingFile { .. })));
+    }
+}

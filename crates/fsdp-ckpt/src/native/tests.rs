@@ -1,0 +1,113 @@
+//! Tests of a save as a whole, on a file system that fails.
+
+mod crash;
+mod damage;
+
+use std::{path::Path, sync::atomic::AtomicBool, time::Duration};
+
+use serde_json::{Map, json};
+
+use super::*;
+use crate::{
+    checkpoint::{Key, Role},
+    error::Error,
+    file_io::Files,
+    files::faulty::FaultyFiles,
+    safetensors::{TensorSpec, TensorType},
+};
+
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+/// Nobody else is at work when a test looks, so one look is enough.
+const ONE_LOOK: WaitLimit<'static> = WaitLimit { limit: Duration::ZERO, stop: &NEVER };
+
+fn run_dir(files: &FaultyFiles) -> RunDir {
+    RunDir::on(Files::of(std::sync::Arc::new(files.clone())), "/run".into())
+}
+
+fn open(files: &FaultyFiles, dir: &Path) -> Result<NativeReader, Error> {
+    NativeReader::open_on(Files::of(std::sync::Arc::new(files.clone())), dir.to_owned())
+}
+
+fn tensor(name: &str, dtype: TensorType, shape: &[usize], world: usize) -> SavedTensor {
+    let rows = even_rows(shape.first().copied().unwrap_or(1), world);
+    let spec = TensorSpec { name: name.to_owned(), dtype, shape: shape.to_vec() };
+    SavedTensor { spec, path: vec![Key::Name(name.to_owned())], role: Role::Model, rows }
+}
+
+fn plan(world: usize) -> SavePlan {
+    let tensors = vec![
+        tensor("w", TensorType::F32, &[9, 3], world),
+        tensor("m", TensorType::Bf16, &[6], world),
+        tensor("step", TensorType::I64, &[], world),
+        tensor("none", TensorType::U8, &[0, 2], world),
+    ];
+    SavePlan::new(world, tensors).unwrap()
+}
+
+fn row_bytes(tensor: &SavedTensor) -> usize {
+    tensor.spec.shape.iter().skip(1).product::<usize>() * tensor.spec.dtype.size_bytes()
+}
+
+/// The bytes of all rows of a tensor at a step.
+fn data(tensor: &SavedTensor, step: u64) -> Vec<u8> {
+    let len = tensor.row_count() * row_bytes(tensor);
+    (0..len).map(|index| (index as u64 * 31 + step * 101 + tensor.spec.name.len() as u64) as u8).collect()
+}
+
+fn write_row(save: &mut RankSave, tensor: &SavedTensor, row: usize, step: u64) -> Result<(), Error> {
+    let (len, data) = (row_bytes(tensor), data(tensor, step));
+    save.write_rows(&tensor.spec.name, row, &data[row * len..][..len])
+}
+
+/// A save by all ranks in one thread: ranks take turns row by row, and rank 0 finishes last. Ranks that have
+/// finished then look for the outcome, whatever it is. `is_committed` tells what rank 0 was told.
+fn save(lock: &RunLock, plan: &SavePlan, step: u64, is_committed: &mut bool) -> Result<(), Error> {
+    let (run, mut done) = (lock.run(), Vec::new());
+    let saved = save_parts(run, plan, step, &mut done).and_then(|()| {
+        let state = json!({ "step": step }).as_object().cloned().unwrap_or_else(Map::new);
+        lock.commit(plan, step, state, ONE_LOOK)
+    });
+    *is_committed = saved.is_ok();
+    let mut told = saved.map(drop);
+    for part in done {
+        match part.wait(ONE_LOOK) {
+            Ok(complete) => assert_eq!(complete, run.checkpoint(step)),
+            Err(error @ Error::Io { .. }) => told = told.and(Err(error)),
+            Err(error) => assert!(told.is_err(), "a rank failed a save that succeeded: {error}"),
+        }
+    }
+    told
+}
+
+fn save_parts(run: &RunDir, plan: &SavePlan, step: u64, done: &mut Vec<RankDone>) -> Result<(), Error> {
+    let ranks = 0..plan.world_size();
+    let mut parts =
+        ranks.map(|rank| RankSave::create(run, plan, step, rank)).collect::<Result<Vec<_>, _>>()?;
+    for tensor in plan.tensors() {
+        let turns = tensor.rows.iter().map(|rows| rows.len()).max().unwrap_or(0);
+        for turn in 0..turns {
+            for (part, rows) in parts.iter_mut().zip(&tensor.rows).filter(|(_, rows)| turn < rows.len()) {
+                write_row(part, tensor, rows.start + turn, step)?;
+            }
+        }
+    }
+    while let Some(part) = parts.pop() {
+        let finished = part.finish()?;
+        done.push(finished);
+    }
+    Ok(())
+}
+
+/// The checkpoint of a step is whole, and holds what was saved at that step.
+fn check(files: &FaultyFiles, plan: &SavePlan, step: u64) {
+    let reader = open(files, &run_dir(files).checkpoint(step)).unwrap();
+    assert_eq!(reader.manifest().run_state["step"], step);
+    for tensor in plan.tensors() {
+        let expected = data(tensor, step);
+        let mut got = vec![0; expected.len()];
+        reader.read_rows(&tensor.spec.name, 0..tensor.row_count(), &mut got).unwrap();
+        assert_eq!(got, expected);
+    }
+    reader.verify().unwrap();
+}

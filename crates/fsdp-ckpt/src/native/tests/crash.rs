@@ -1,0 +1,187 @@
+//! Every point at which a save can be interrupted, and what a restart finds.
+
+use std::num::NonZeroUsize;
+
+use super::*;
+use crate::files::faulty::{Fault, Survival};
+
+/// How the changes that were not durable survive, in every test of a crash.
+const SURVIVALS: [Survival; 9] = [
+    Survival::Nothing,
+    Survival::Everything,
+    Survival::NamesOnly,
+    Survival::DataOnly,
+    Survival::LastOnly,
+    Survival::Chance(1),
+    Survival::Chance(2),
+    Survival::Chance(3),
+    Survival::Chance(4),
+];
+
+/// What a process does between its start and its end: it saves step 2 and keeps one checkpoint.
+///
+/// Returns whether the checkpoint was committed, and how it ended.
+fn work(files: &FaultyFiles, plan: &SavePlan) -> (bool, Result<(), Error>) {
+    let mut is_committed = false;
+    let ended = (|| {
+        let lock = run_dir(files).lock()?;
+        lock.remove_leftovers()?;
+        save(&lock, plan, 2, &mut is_committed)?;
+        lock.keep_last(NonZeroUsize::MIN)
+    })();
+    (is_committed, ended)
+}
+
+/// A run that has saved step 1, has an interrupted save and an interrupted deletion behind it, and ended.
+fn before(plan: &SavePlan) -> FaultyFiles {
+    let files = FaultyFiles::new();
+    let run = run_dir(&files);
+    let lock = run.lock().unwrap();
+    let crashed = RankSave::create(&run, plan, 2, 0).unwrap();
+    drop(crashed);
+    save(&lock, plan, 1, &mut false).unwrap();
+    drop(lock);
+    files.restart(Survival::Everything)
+}
+
+/// After whatever happened: the newest checkpoint is the old or the new one, whole, and saving goes on.
+fn check_restart(files: &FaultyFiles, plan: &SavePlan, is_committed: bool) {
+    let run = run_dir(files);
+    let lock = run.lock().unwrap();
+    lock.remove_leftovers().unwrap();
+    let (newest, _) = run.newest().unwrap().unwrap();
+    assert!(newest == 2 || (newest == 1 && !is_committed), "step {newest} is the newest");
+    // None that looks complete is not.
+    run.steps().unwrap().into_iter().for_each(|step| check(files, plan, step));
+    save(&lock, plan, 3, &mut false).unwrap();
+    lock.keep_last(NonZeroUsize::MIN).unwrap();
+    assert_eq!(run.steps().unwrap(), [3]);
+    check(files, plan, 3);
+    let names = Files::of(std::sync::Arc::new(files.clone())).list(Path::new("/run/checkpoints")).unwrap();
+    assert_eq!(names, ["step-00000003"]);
+}
+
+fn operations(start: &FaultyFiles, plan: &SavePlan) -> u64 {
+    let files = start.with(Fault::None);
+    let (is_committed, ended) = work(&files, plan);
+    ended.unwrap();
+    assert!(is_committed);
+    files.operations()
+}
+
+fn survives_every_crash(world: usize) {
+    let plan = plan(world);
+    let start = before(&plan);
+    let count = operations(&start, &plan);
+    let (mut old, mut new) = (0, 0);
+    for at in 0..=count {
+        let files = start.with(Fault::CrashAt(at));
+        let (is_committed, ended) = work(&files, &plan);
+        assert_eq!(ended.is_ok(), at == count, "the power went at operation {at}");
+        for survival in SURVIVALS {
+            let after = files.restart(survival);
+            match run_dir(&after).newest().unwrap() {
+                Some((2, _)) => new += 1,
+                _ => old += 1,
+            }
+            check_restart(&after, &plan, is_committed);
+        }
+    }
+    assert!(old > 100 && new > 50, "both outcomes occur: {old} {new}");
+}
+
+#[test]
+fn one_rank_survives_every_crash() {
+    survives_every_crash(1);
+}
+
+#[test]
+fn four_ranks_survive_every_crash() {
+    survives_every_crash(4);
+}
+
+#[test]
+fn a_crash_of_the_restart_is_survived_too() {
+    let plan = plan(2);
+    let start = before(&plan);
+    let count = operations(&start, &plan);
+    for at in (0..=count).step_by(3) {
+        let files = start.with(Fault::CrashAt(at));
+        let (is_committed, _) = work(&files, &plan);
+        for survival in [Survival::Nothing, Survival::Everything, Survival::Chance(at)] {
+            let again = files.restart(survival).with(Fault::CrashAt((at * 7 + 5) % 40));
+            let run = run_dir(&again);
+            let _ = run.lock().and_then(|lock| lock.remove_leftovers());
+            check_restart(&again.restart(Survival::Chance(at + 1)), &plan, is_committed);
+        }
+    }
+}
+
+#[test]
+fn the_first_checkpoint_of_a_run_survives_a_crash_right_after_it() {
+    let (files, plan) = (FaultyFiles::new(), plan(2));
+    Files::of(std::sync::Arc::new(files.clone())).create_directory_if_absent(Path::new("/run")).unwrap();
+    let files = files.restart(Survival::Everything);
+    let lock = run_dir(&files).lock().unwrap();
+    save(&lock, &plan, 1, &mut false).unwrap();
+    for survival in SURVIVALS {
+        check(&files.restart(survival), &plan, 1);
+    }
+}
+
+fn survives_every_failure(world: usize) {
+    let plan = plan(world);
+    let start = before(&plan);
+    let count = operations(&start, &plan);
+    let mut tolerated = 0;
+    for at in 0..count {
+        let files = start.with(Fault::FailAt(at));
+        let (is_committed, ended) = work(&files, &plan);
+        match ended {
+            Ok(()) => tolerated += 1,
+            Err(error) => assert!(error.to_string().contains("made to fail"), "operation {at}: {error}"),
+        }
+        check_restart(&files.with(Fault::None), &plan, is_committed);
+        // And when the power goes before anything is repaired.
+        for survival in SURVIVALS {
+            check_restart(&files.restart(survival), &plan, is_committed);
+        }
+    }
+    assert_eq!(tolerated, 0, "no failure goes unnoticed");
+}
+
+#[test]
+fn one_rank_survives_the_failure_of_every_operation() {
+    survives_every_failure(1);
+}
+
+#[test]
+fn four_ranks_survive_the_failure_of_every_operation() {
+    survives_every_failure(4);
+}
+
+#[test]
+fn a_disk_that_fills_up_fails_the_save_and_keeps_the_old_checkpoint() {
+    for world in [1, 4] {
+        let plan = plan(world);
+        let start = before(&plan);
+        let used = start.bytes();
+        let (mut failed, mut room) = (0, 0);
+        loop {
+            let files = start.with(Fault::FullAt(used + room));
+            let (is_committed, ended) = work(&files, &plan);
+            check_restart(&files.with(Fault::None), &plan, is_committed);
+            match ended {
+                Ok(()) => break,
+                Err(error) => assert!(is_storage_full(&error), "{room} bytes of room: {error}"),
+            }
+            (failed, room) = (failed + 1, room + 29);
+        }
+        assert!(failed > 20, "{failed}");
+    }
+}
+
+fn is_storage_full(error: &Error) -> bool {
+    let full = std::io::Error::from(std::io::ErrorKind::StorageFull).to_string();
+    error.to_string().contains(&full)
+}

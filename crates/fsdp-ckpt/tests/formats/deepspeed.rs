@@ -1,0 +1,133 @@
+//! Directories in DeepSpeed's layout read to the weights and states that they were made of.
+
+use std::{fs, path::Path};
+
+use fsdp_ckpt::{
+    checkpoint::{Checkpoint, Role, Value},
+    formats::{deepspeed, rank_kind::RankKind, torch_file},
+};
+
+use crate::{bytes_of, fixture};
+
+fn open(stage: usize) -> Checkpoint {
+    deepspeed::open(fixture(&format!("deepspeed_layout/zero{stage}"))).unwrap()
+}
+
+#[test]
+fn both_layouts_read_to_the_weights_and_states_they_were_made_of() {
+    let reference = torch_file::open(fixture("deepspeed_layout/reference.pth")).unwrap();
+    for stage in [2, 3] {
+        let checkpoint = open(stage);
+        checkpoint.check_coverage().unwrap();
+        assert!(checkpoint.notes.is_empty(), "{:?}", checkpoint.notes);
+        assert_eq!(
+            checkpoint.tensors.keys().collect::<Vec<_>>(),
+            reference.tensors.keys().collect::<Vec<_>>()
+        );
+        for (name, expected) in &reference.tensors {
+            let tensor = &checkpoint.tensors[name];
+            assert_eq!((tensor.dtype, &tensor.shape), (expected.dtype, &expected.shape), "{name}");
+            assert_eq!(bytes_of(&checkpoint, name), bytes_of(&reference, name), "{name} of stage {stage}");
+            assert_eq!(tensor.role == Role::Optimizer, name.starts_with("optim."), "{name}");
+        }
+        assert_eq!(checkpoint.world_size, Some(2));
+    }
+}
+
+#[test]
+fn settings_steps_and_other_values_are_kept() {
+    for stage in [2, 3] {
+        let checkpoint = open(stage);
+        assert_eq!(checkpoint.format, format!("DeepSpeed ZeRO stage {stage}, one file per rank"));
+        let step = ("step".to_owned(), "5".to_owned());
+        assert!(checkpoint.run_state.contains(&step), "{:?}", checkpoint.run_state);
+        let value = |name: &str| &checkpoint.values[name].value;
+        assert_eq!(value("optim.param_groups.1.weight_decay"), &Value::Float(0.0));
+        let names = ["up.bias", "norm.weight"].map(|name| Value::Str(name.to_owned()));
+        assert_eq!(value("optim.param_groups.1.params"), &Value::List(names.to_vec()));
+        assert_eq!(value("ds_config.train_batch_size"), &Value::Int(8));
+        assert_eq!(value("lr_scheduler.last_epoch"), &Value::Int(5));
+    }
+}
+
+#[test]
+fn shared_parameters_are_the_same_bytes() {
+    for stage in [2, 3] {
+        let checkpoint = open(stage);
+        assert_eq!(checkpoint.tensors["head.weight"].chunks, checkpoint.tensors["emb.weight"].chunks);
+    }
+}
+
+#[test]
+fn a_file_or_its_directory_open_the_same_checkpoint() {
+    let dir = fixture("deepspeed_layout/zero3/global_step5");
+    let file = dir.join("zero_pp_rank_1_mp_rank_00_optim_states.pt");
+    for path in [dir, file] {
+        assert_eq!(deepspeed::open(&path).unwrap().tensors, open(3).tensors);
+        assert_eq!(RankKind::of(&path).unwrap(), Some(RankKind::DeepSpeed));
+    }
+    assert_eq!(RankKind::of(fixture("deepspeed_layout/zero2")).unwrap(), Some(RankKind::DeepSpeed));
+}
+
+/// A copy of the directory of a stage without some files, and with others under other names.
+fn copy(stage: usize, without: &[&str], renamed: &[(&str, &str)]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let from = fixture(&format!("deepspeed_layout/zero{stage}/global_step5"));
+    for entry in fs::read_dir(&from).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        if !without.contains(&&name[..]) {
+            fs::copy(from.join(&name), dir.path().join(&name)).unwrap();
+        }
+    }
+    for (old, new) in renamed {
+        fs::copy(from.join(old), dir.path().join(new)).unwrap();
+    }
+    dir
+}
+
+fn message(path: &Path) -> String {
+    deepspeed::open(path).unwrap_err().to_string()
+}
+
+#[test]
+fn missing_files_of_ranks_are_named() {
+    let optimizer = |rank| format!("zero_pp_rank_{rank}_mp_rank_00_optim_states.pt");
+    let message_first = message(copy(3, &[&optimizer(0)], &[]).path());
+    assert!(message_first.contains("the files of ranks 0 of 2 are missing"), "{message_first}");
+    let last = message(copy(3, &[&optimizer(1)], &[]).path());
+    assert!(last.contains("number of partitions is 2, where 1 was expected, the number of files"), "{last}");
+    let model = message(copy(3, &["zero_pp_rank_1_mp_rank_00_model_states.pt"], &[]).path());
+    assert!(model.contains("number of files of the model is 1, where 2 was expected"), "{model}");
+    let no_model = message(copy(2, &["mp_rank_00_model_states.pt"], &[]).path());
+    assert!(no_model.contains("no file is named after a rank"), "{no_model}");
+}
+
+#[test]
+fn tensor_parallel_models_are_refused() {
+    let second = ("mp_rank_00_model_states.pt", "mp_rank_01_model_states.pt");
+    let message = message(copy(2, &[], &[second]).path());
+    assert!(message.contains("tensor parallelism"), "{message}");
+}
+
+#[test]
+fn files_of_two_stages_are_an_error() {
+    let dir = copy(3, &["zero_pp_rank_1_mp_rank_00_optim_states.pt"], &[]);
+    let other = "global_step5/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt";
+    let to = dir.path().join("zero_pp_rank_1_mp_rank_00_optim_states.pt");
+    fs::copy(fixture("deepspeed_layout/zero2").join(other), to).unwrap();
+    let message = message(dir.path());
+    assert!(
+        message.contains("rank_1") && message.contains("its stage is 2, where 3 was expected"),
+        "{message}"
+    );
+}
+
+#[test]
+fn latest_must_be_a_plain_name() {
+    for tag in ["../secret", "/etc", "a/b", "", ".."] {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("latest"), tag).unwrap();
+        let message = message(dir.path());
+        assert!(message.contains("latest"), "{tag}: {message}");
+    }
+}

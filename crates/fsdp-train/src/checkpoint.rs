@@ -1,0 +1,30 @@
+//! Checkpoints of a run: what of its state is saved by whom, when, and how a run goes on from one.
+//!
+//! | module | what |
+//! | --- | --- |
+//! | `table` | which rows of which tensors each rank saves: a pure function of the plan |
+//! | `run_state` | what is saved beside the tensors, and how two runs are compared |
+//! | `snapshot` | a copy of a rank's part of the state, in reused buffers |
+//! | `saver` | one rank's saves, one at a time, in the step or behind it |
+//! | `start` | from which checkpoint a run begins, and what becomes of its output folder |
+//! | `restore` | filling an engine from a checkpoint |
+//!
+//! A checkpoint knows no units and no world: parameters and optimizer state are tensors by name, each rank
+//! holds rows of them, and whoever reads asks for rows. File formats, checksums and the commit are
+//! `fsdp-ckpt`.
+
+mod restore;
+mod run_state;
+mod saver;
+mod snapshot;
+mod start;
+mod table;
+
+pub use run_state::{Change, DataPosition, Difference, RunState};
+pub use saver::Saved;
+pub use start::{Resume, Resumed};
+
+pub(crate) use restore::restore;
+pub(crate) use saver::{SaveOptions, Saver};
+pub(crate) use start::Start;
+pub(crate) use table::StateTable;

@@ -1,0 +1,74 @@
+//! Filling an engine from a checkpoint: every rank asks for its rows, whoever wrote them.
+
+use fsdp_ckpt::native::NativeReader;
+use fsdp_core::engine::Engine;
+use fsdp_core::program::Program;
+use fsdp_core::{DType, Memory};
+
+use super::run_state::RunState;
+use super::table::{STEPS, rows_of, state_name, state_rows};
+use crate::error::TrainError;
+
+/// Reads this rank's parameters and optimizer state, and makes sure that all state is of one step.
+///
+/// # Errors
+/// [`TrainError::Checkpoint`]: a file that is missing or damaged. [`TrainError::OtherStep`].
+pub(crate) fn restore<M: Memory, P: Program<M>>(
+    engine: &mut Engine<M, P>,
+    reader: &NativeReader,
+) -> Result<(), TrainError> {
+    let spec = engine.plan().spec.clone();
+    let dtype = engine.plan().policy.param_dtype.master();
+    let mut rows = Rows { reader, bytes: Vec::new() };
+    let done = RunState::read(reader)?.step;
+    for param in spec.params.iter().filter(|param| param.trainable) {
+        let (name, mut step) = (state_name(param, STEPS), [0.0]);
+        rows.read(&name, 0..1, DType::F32, &mut step)?;
+        if step[0] != f64::from(done as f32) {
+            let path = reader.dir().to_owned();
+            return Err(TrainError::OtherStep { path, tensor: name, expected: done, got: step[0] });
+        }
+    }
+    engine.load_params(|piece, values| -> Result<(), TrainError> {
+        let param = spec.param(piece.param);
+        rows.read(&param.fqn, rows_of(param, piece.param_offset, piece.len), dtype, values)
+    })?;
+    engine.load_state(|tensor, piece, values| -> Result<(), TrainError> {
+        let param = spec.param(piece.param);
+        rows.read(&state_name(param, tensor.name), state_rows(param, piece), tensor.dtype, values)
+    })
+}
+
+/// Reads rows through one buffer.
+struct Rows<'a> {
+    reader: &'a NativeReader,
+    bytes: Vec<u8>,
+}
+
+impl Rows<'_> {
+    fn read(
+        &mut self,
+        name: &str,
+        rows: std::ops::Range<usize>,
+        dtype: DType,
+        values: &mut [f64],
+    ) -> Result<(), TrainError> {
+        self.bytes.resize(values.len() * dtype.size_bytes(), 0);
+        self.reader.read_rows(name, rows, &mut self.bytes)?;
+        match dtype {
+            DType::F64 => {
+                let (elements, _) = self.bytes.as_chunks();
+                values
+                    .iter_mut()
+                    .zip(elements)
+                    .for_each(|(value, &bytes)| *value = f64::from_le_bytes(bytes));
+            }
+            _ => {
+                let (elements, _) = self.bytes.as_chunks();
+                let wide = elements.iter().map(|&bytes| f64::from(f32::from_le_bytes(bytes)));
+                values.iter_mut().zip(wide).for_each(|(value, wide)| *value = wide);
+            }
+        }
+        Ok(())
+    }
+}

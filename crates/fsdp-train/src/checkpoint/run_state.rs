@@ -1,0 +1,229 @@
+//! What a checkpoint records of its run beside tensors, and how a run that goes on from it is compared.
+//!
+//! Every key of the configuration is of one of three kinds. *Free* keys do not change what is computed: where
+//! and on how many ranks it runs, when units are gathered, what is evaluated. *Recorded* keys are the user's
+//! to change between two steps (how long, with which learning rate); from then on the run no longer equals one
+//! that was never changed, so the change is printed and kept. Any other difference would make it another run,
+//! and is refused with everything that differs.
+
+use std::collections::BTreeMap;
+
+use fsdp_ckpt::digest::DigestKind;
+use fsdp_ckpt::native::NativeReader;
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+use crate::error::TrainError;
+use crate::job::Job;
+
+/// Keys, and tables of keys, that do not change what is computed.
+const FREE: [&str; 17] = [
+    "model.path",
+    "model.init",
+    // What the files hold is compared instead.
+    "data.train",
+    "data.format",
+    "data.tokenizer",
+    "data.eval",
+    "data.eval_every",
+    "data.eval_batches",
+    "fsdp.mesh",
+    "fsdp.wrap",
+    "fsdp.reshard_after_forward",
+    "fsdp.forward_prefetch",
+    "fsdp.accumulation",
+    "fsdp.activation_checkpointing",
+    "fsdp.backward_prefetch",
+    "checkpoint",
+    "run",
+];
+/// Keys, and tables of keys, that may change between two steps.
+const RECORDED: [&str; 4] = ["train.steps", "train.grad_clip", "train.lr_schedule", "train.optimizer"];
+/// Of these, what must stay: the state of another update rule is of another kind.
+const FIXED: &str = "train.optimizer.name";
+
+/// What a checkpoint records of its run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunState {
+    /// Steps done.
+    pub step: u64,
+    /// Input tokens seen.
+    pub tokens: u64,
+    /// Learning rate of the last step done.
+    pub lr: f64,
+    /// Where in the data the next step begins.
+    pub data: DataPosition,
+    /// The seed of dropout masks; with the step it says everything about them.
+    pub seed: u64,
+    /// The text of the model's `config.json`, if it has one.
+    pub model: Option<String>,
+    /// The resolved configuration, as `resolved.toml` has it.
+    pub config: String,
+    /// CRC-64 of that text.
+    pub config_digest: String,
+    /// What was changed when the run went on from earlier checkpoints.
+    pub changes: Vec<Change>,
+}
+
+/// Where in the training data a step begins.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataPosition {
+    /// The epoch, from 0.
+    pub epoch: u64,
+    /// The step in that epoch, from 0.
+    pub step_in_epoch: u64,
+    /// The seed of the order of samples, if they are shuffled.
+    pub seed: Option<u64>,
+    /// Samples of the data.
+    pub samples: u64,
+    /// CRC-64 of all tokens.
+    pub digest: String,
+}
+
+/// A change of the configuration in the middle of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Change {
+    /// Steps done when it was made.
+    pub step: u64,
+    /// The key.
+    pub key: String,
+    /// Its value before, as TOML; empty when there was none.
+    pub from: String,
+    /// Its value afterwards.
+    pub to: String,
+}
+
+/// Something that differs between a checkpoint and the run that is to go on from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The key, or what it is about.
+    pub what: String,
+    /// In the checkpoint.
+    pub saved: String,
+    /// In the run.
+    pub given: String,
+}
+
+impl RunState {
+    /// The state of a job after `step` steps.
+    pub(crate) fn of<A>(job: &Job<A>, step: u64, model: Option<&str>, changes: &[Change]) -> Self {
+        let config = job.config.to_toml();
+        let tokens_per_step = (job.config.train.global_batch_size * job.config.data.seq_len) as u64;
+        Self {
+            step,
+            tokens: step * tokens_per_step,
+            lr: job.schedule.lr(step.saturating_sub(1)),
+            data: job.data.position(step),
+            seed: job.config.train_seed(),
+            model: model.map(str::to_owned),
+            config_digest: DigestKind::Crc64.of(config.as_bytes()).to_string(),
+            config,
+            changes: changes.to_vec(),
+        }
+    }
+
+    /// The state of the run that wrote a checkpoint.
+    ///
+    /// # Errors
+    /// [`TrainError::NoRunState`].
+    pub(super) fn read(reader: &NativeReader) -> Result<Self, TrainError> {
+        let value = serde_json::Value::Object(reader.manifest().run_state.clone());
+        serde_json::from_value(value).map_err(|error| TrainError::NoRunState {
+            path: reader.dir().to_owned(),
+            detail: error.to_string(),
+        })
+    }
+
+    /// As the manifest of a checkpoint holds it.
+    pub(super) fn to_json(&self) -> serde_json::Map<String, serde_json::Value> {
+        match serde_json::to_value(self) {
+            Ok(serde_json::Value::Object(map)) => map,
+            other => unreachable!("a struct of plain fields is a JSON object, not {other:?}"),
+        }
+    }
+
+    /// The changes with which a run that would be in `now` at this step goes on from here, or everything that
+    /// differs and must not.
+    pub(super) fn changes_to(&self, now: &RunState) -> Result<Vec<Change>, Vec<Difference>> {
+        let mut refused = Vec::new();
+        let mut changes = Vec::new();
+        for Difference { what, saved, given } in differences(&leaves(&self.config), &leaves(&now.config)) {
+            if is_below(&what, &RECORDED) && what != FIXED {
+                changes.push(Change { step: self.step, key: what, from: saved, to: given });
+            } else if !is_below(&what, &FREE) {
+                refused.push(Difference { what, saved, given });
+            }
+        }
+        refused.extend(self.other_data(now));
+        let model = |state: &RunState| json_leaves(state.model.as_deref());
+        let of_model = |d: Difference| Difference { what: format!("config.json {}", d.what), ..d };
+        refused.extend(differences(&model(self), &model(now)).into_iter().map(of_model));
+        if refused.is_empty() { Ok(changes) } else { Err(refused) }
+    }
+
+    fn other_data(&self, now: &RunState) -> Option<Difference> {
+        let text = |data: &DataPosition| format!("{} samples, {}", data.samples, data.digest);
+        let is_same = (self.data.samples, &self.data.digest) == (now.data.samples, &now.data.digest);
+        (!is_same).then(|| Difference {
+            what: "content of data.train".to_owned(),
+            saved: text(&self.data),
+            given: text(&now.data),
+        })
+    }
+}
+
+/// Whether a key is one of `keys` or in one of these tables.
+fn is_below(key: &str, keys: &[&str]) -> bool {
+    let below =
+        |table: &&str| key.strip_prefix(table).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    keys.iter().any(below)
+}
+
+/// Every key with another value, in the order of keys.
+fn differences(saved: &BTreeMap<String, String>, given: &BTreeMap<String, String>) -> Vec<Difference> {
+    let mut keys: Vec<&String> = saved.keys().chain(given.keys()).collect();
+    keys.sort();
+    keys.dedup();
+    let value = |of: &BTreeMap<String, String>, key: &str| of.get(key).cloned().unwrap_or_default();
+    keys.into_iter()
+        .filter(|key| saved.get(*key) != given.get(*key))
+        .map(|key| Difference { what: key.clone(), saved: value(saved, key), given: value(given, key) })
+        .collect()
+}
+
+/// The keys of a TOML text, dotted, with their values.
+fn leaves(text: &str) -> BTreeMap<String, String> {
+    let mut leaves = BTreeMap::new();
+    match toml::from_str::<Table>(text) {
+        Ok(table) => flatten("", &Value::Table(table), &mut leaves),
+        Err(_) => drop(leaves.insert("configuration".to_owned(), text.to_owned())),
+    }
+    leaves
+}
+
+/// The keys of a JSON text, as those of a TOML text.
+fn json_leaves(text: Option<&str>) -> BTreeMap<String, String> {
+    let Some(text) = text else { return BTreeMap::new() };
+    match serde_json::from_str::<BTreeMap<String, serde_json::Value>>(text) {
+        Ok(keys) => keys.into_iter().map(|(key, value)| (key, value.to_string())).collect(),
+        Err(_) => BTreeMap::from([("text".to_owned(), text.to_owned())]),
+    }
+}
+
+fn flatten(key: &str, value: &Value, leaves: &mut BTreeMap<String, String>) {
+    match value {
+        Value::Table(table) => {
+            for (name, value) in table {
+                let key = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
+                flatten(&key, value, leaves);
+            }
+        }
+        value => drop(leaves.insert(key.to_owned(), value.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests;

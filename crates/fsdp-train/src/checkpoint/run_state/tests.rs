@@ -1,0 +1,93 @@
+use crate::error::TrainError;
+
+use super::*;
+
+const CONFIG: &str = r#"
+[model]
+path = "a"
+seed = 1
+[train]
+steps = 10
+optimizer = { name = "adamw", lr = 0.1 }
+[fsdp]
+accumulation = "reduce"
+accumulation_order = "tree"
+[run]
+ranks = 2
+"#;
+
+fn state(config: &str) -> RunState {
+    RunState {
+        step: 5,
+        tokens: 500,
+        lr: 0.1,
+        data: DataPosition { epoch: 0, step_in_epoch: 5, seed: None, samples: 9, digest: "crc64:1".into() },
+        seed: 1,
+        model: Some(r#"{"hidden_size": 8, "rope_theta": 1e4}"#.into()),
+        config: config.into(),
+        config_digest: String::new(),
+        changes: Vec::new(),
+    }
+}
+
+/// The changes from `CONFIG` to a text in which something was replaced.
+fn changes(from: &str, to: &str) -> Result<Vec<Change>, Vec<Difference>> {
+    assert!(CONFIG.contains(from), "the test replaces something");
+    state(CONFIG).changes_to(&state(&CONFIG.replace(from, to)))
+}
+
+fn refusal(result: Result<Vec<Change>, Vec<Difference>>) -> Vec<String> {
+    result.unwrap_err().into_iter().map(|difference| difference.what).collect()
+}
+
+#[test]
+fn free_keys_change_nothing() {
+    for (from, to) in [
+        ("ranks = 2", "ranks = 4\nthreads = 1"),
+        (r#"path = "a""#, r#"path = "b""#),
+        (r#"accumulation = "reduce""#, r#"accumulation = "unsharded""#),
+    ] {
+        assert_eq!(changes(from, to).unwrap(), [], "{to}");
+    }
+}
+
+#[test]
+fn recorded_keys_are_recorded_with_both_values() {
+    let change = |key: &str, from: &str, to: &str| Change {
+        step: 5,
+        key: key.into(),
+        from: from.into(),
+        to: to.into(),
+    };
+    assert_eq!(changes("steps = 10", "steps = 20").unwrap(), [change("train.steps", "10", "20")]);
+    assert_eq!(changes("lr = 0.1", "lr = 0.25").unwrap(), [change("train.optimizer.lr", "0.1", "0.25")]);
+    let clipped = changes("steps = 10", "steps = 10\ngrad_clip = 1.0").unwrap();
+    assert_eq!(clipped, [change("train.grad_clip", "", "1.0")]);
+}
+
+#[test]
+fn everything_else_is_refused_and_all_of_it_is_named() {
+    assert_eq!(refusal(changes("seed = 1", "seed = 2")), ["model.seed"]);
+    assert_eq!(refusal(changes("adamw", "sgd")), ["train.optimizer.name"]);
+    // The name of a free key with something behind it is another key.
+    assert_eq!(refusal(changes(r#""tree""#, r#""running""#)), ["fsdp.accumulation_order"]);
+    let mut other = state(&CONFIG.replace("seed = 1", "seed = 2"));
+    other.data.digest = "crc64:2".into();
+    other.model = Some(r#"{"hidden_size": 16, "rope_theta": 1e4}"#.into());
+    let refused = refusal(state(CONFIG).changes_to(&other));
+    assert_eq!(refused, ["model.seed", "content of data.train", "config.json hidden_size"]);
+}
+
+#[test]
+fn a_refusal_shows_both_values_and_the_way_out() {
+    let mut other = state(CONFIG);
+    other.model = Some(r#"{"hidden_size": 16}"#.into());
+    let differences = state(CONFIG).changes_to(&other).unwrap_err();
+    let error = TrainError::OtherRun { path: "runs/step-00000005".into(), differences };
+    assert_eq!(
+        error.to_string(),
+        "the run can not go on from runs/step-00000005: config.json hidden_size was 8, now 16; config.json \
+         rope_theta was 10000.0, now nothing. Give the run what it had, or start another one (model.init = \
+         \"pretrained\" starts from exported weights)"
+    );
+}

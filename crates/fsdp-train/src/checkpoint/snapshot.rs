@@ -1,0 +1,91 @@
+//! A copy of what one rank saves, so that a step can go on while it is written.
+//!
+//! The buffers are allocated by the first save and used again by the next ones.
+
+use fsdp_core::engine::{Engine, UnitShards};
+use fsdp_core::memory::{HostSliceMut, Slice};
+use fsdp_core::program::Program;
+use fsdp_core::{DType, Memory, Queue};
+
+use super::table::{Held, Place};
+use crate::error::TrainError;
+
+/// Values of everything that a rank saves, in the order of its part of the table.
+#[derive(Debug, Default)]
+pub(super) struct Snapshot {
+    values: Vec<Values>,
+}
+
+#[derive(Debug)]
+enum Values {
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+}
+
+impl Snapshot {
+    /// Copies the state of an engine that has done `step` steps.
+    ///
+    /// # Errors
+    /// Those of the memory.
+    pub(super) fn take<M: Memory, P: Program<M>>(
+        &mut self,
+        engine: &Engine<M, P>,
+        held: &[Held],
+        step: u64,
+    ) -> Result<(), TrainError> {
+        let master = engine.plan().policy.param_dtype.master();
+        if self.values.is_empty() {
+            self.values = held.iter().map(|held| Values::zeroed(held.place, master)).collect();
+        }
+        for (held, values) in held.iter().zip(&mut self.values) {
+            values.copy(engine, held.place, step)?;
+        }
+        Ok(())
+    }
+
+    /// The values of one entry as the bytes of a file.
+    pub(super) fn bytes(&self, index: usize) -> &[u8] {
+        match &self.values[index] {
+            Values::F32(values) => bytemuck::cast_slice(values),
+            Values::F64(values) => bytemuck::cast_slice(values),
+        }
+    }
+}
+
+impl Values {
+    fn zeroed(place: Place, master: DType) -> Self {
+        match (place, master) {
+            (Place::Steps, _) => Values::F32(vec![0.0]),
+            (Place::Params { len, .. } | Place::State { len, .. }, DType::F64) => Values::F64(vec![0.0; len]),
+            (Place::Params { len, .. } | Place::State { len, .. }, _) => Values::F32(vec![0.0; len]),
+        }
+    }
+
+    fn copy<M: Memory, P: Program<M>>(
+        &mut self,
+        engine: &Engine<M, P>,
+        place: Place,
+        step: u64,
+    ) -> Result<(), TrainError> {
+        let shards: UnitShards<'_, M::Buffer>;
+        let slice = match place {
+            Place::Params { unit, segment, offset, len } => {
+                shards = engine.shards(unit);
+                Slice::new(&shards.params[segment], offset, len)
+            }
+            Place::State { unit, segment, tensor, offset, len } => {
+                shards = engine.shards(unit);
+                Slice::new(&shards.state[segment][tensor], offset, len)
+            }
+            Place::Steps => {
+                *self = Values::F32(vec![step as f32]);
+                return Ok(());
+            }
+        };
+        let out = match self {
+            Values::F32(values) => HostSliceMut::F32(values),
+            Values::F64(values) => HostSliceMut::F64(values),
+        };
+        Ok(engine.memory().read(Queue::Compute, slice, out)?)
+    }
+}

@@ -1,0 +1,177 @@
+//! Which rows of which tensors each rank saves.
+//!
+//! Parameters go by their FQN; the state of an optimizer goes by `optim.state.<FQN>.<name>`, the names that
+//! PyTorch's distributed checkpoints use, with the count of steps that PyTorch's optimizers look for.
+//! State with one value per column is the same on all ranks that hold rows of the parameter; the first of
+//! them saves it. Ranks of later replicas hold copies and save nothing.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use fsdp_ckpt::checkpoint::{Key, Role};
+use fsdp_ckpt::native::SavedTensor;
+use fsdp_ckpt::safetensors::TensorSpec;
+use fsdp_core::engine::Plan;
+use fsdp_core::model::{ParamId, ParamSpec};
+use fsdp_core::update::{StateAxis, StatePiece, StateTensor, UpdateRule};
+use fsdp_core::{DType, Memory};
+
+/// The name of the count of steps among the state of a parameter, a 0-d `f32` as PyTorch keeps it.
+pub(super) const STEPS: &str = "step";
+
+/// All tensors of a training state, and what each rank saves of them.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct StateTable {
+    /// The tensors with the rows of every rank: parameters first.
+    pub(crate) tensors: Vec<SavedTensor>,
+    /// Per shard index what its rank saves, in the order of `tensors`.
+    pub(crate) held: Vec<Vec<Held>>,
+}
+
+/// Rows of a tensor that one rank saves: those that the tensor lists for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// Index among the tensors.
+    pub(crate) tensor: usize,
+    /// Where its values are.
+    pub(crate) place: Place,
+}
+
+/// Where values are on a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Master parameters of a segment.
+    Params { unit: usize, segment: usize, offset: usize, len: usize },
+    /// A state tensor of the unit's trainable segment of this index.
+    State { unit: usize, segment: usize, tensor: usize, offset: usize, len: usize },
+    /// The count of steps done.
+    Steps,
+}
+
+impl StateTable {
+    /// The table of a plan under an update rule.
+    pub(crate) fn new<M: Memory>(plan: &Plan, rule: &dyn UpdateRule<M>) -> Self {
+        let table = Self { tensors: Vec::new(), held: Vec::new() };
+        let mut builder = Builder { plan, table, index: BTreeMap::new() };
+        for param in &plan.spec.params {
+            let (name, shape) = (param.fqn.clone(), param.shape.clone());
+            let path = vec![Key::Name(name.clone())];
+            let dtype = plan.policy.param_dtype.master().into();
+            builder.tensor(TensorSpec { name, dtype, shape }, path, Role::Model);
+        }
+        for shard in 0..plan.mesh.shards() {
+            builder.shard(rule, shard);
+        }
+        builder.table
+    }
+}
+
+/// The name of a state tensor of a parameter.
+pub(super) fn state_name(param: &ParamSpec, name: &str) -> String {
+    format!("optim.state.{}.{name}", param.fqn)
+}
+
+/// The rows of its parameter that a piece of `len` elements from `first` on is.
+pub(super) fn rows_of(param: &ParamSpec, first: usize, len: usize) -> Range<usize> {
+    let row_len = param.row_len().unwrap_or(1);
+    first / row_len..(first + len) / row_len
+}
+
+/// The rows that a piece of a state tensor is, in the tensor that a checkpoint holds.
+pub(super) fn state_rows(param: &ParamSpec, piece: &StatePiece) -> Range<usize> {
+    match piece.axis {
+        StateAxis::Elements => rows_of(param, piece.first, piece.len),
+        StateAxis::Rows | StateAxis::Columns => piece.first..piece.first + piece.len,
+    }
+}
+
+/// The shape of a whole state tensor.
+fn state_shape(param: &ParamSpec, axis: StateAxis) -> Vec<usize> {
+    let row_len = param.row_len().unwrap_or(1);
+    match axis {
+        StateAxis::Elements => param.shape.clone(),
+        StateAxis::Rows => vec![param.len() / row_len],
+        StateAxis::Columns => vec![row_len],
+    }
+}
+
+struct Builder<'a> {
+    plan: &'a Plan,
+    table: StateTable,
+    index: BTreeMap<String, usize>,
+}
+
+impl Builder<'_> {
+    /// The index of a tensor, which is added when it is new.
+    fn tensor(&mut self, spec: TensorSpec, path: Vec<Key>, role: Role) -> usize {
+        let next = self.table.tensors.len();
+        let index = *self.index.entry(spec.name.clone()).or_insert(next);
+        if index == next {
+            let rows = vec![0..0; self.plan.mesh.shards()];
+            self.table.tensors.push(SavedTensor { spec, path, role, rows });
+        }
+        index
+    }
+
+    fn state_tensor(&mut self, param: ParamId, name: &str, dtype: DType, shape: Vec<usize>) -> usize {
+        let param = self.plan.spec.param(param);
+        let path = ["optim", "state", &param.fqn, name].map(|step| Key::Name(step.to_owned())).to_vec();
+        let spec = TensorSpec { name: state_name(param, name), dtype: dtype.into(), shape };
+        self.tensor(spec, path, Role::Optimizer)
+    }
+
+    fn shard<M: Memory>(&mut self, rule: &dyn UpdateRule<M>, shard: usize) {
+        let dtype = self.plan.policy.param_dtype.master();
+        self.table.held.push(Vec::new());
+        for (unit, layout) in self.plan.layout.units.iter().enumerate() {
+            let mut trainable = 0;
+            for (segment, shape) in layout.segments.iter().enumerate() {
+                let pieces = shape.pieces(shard);
+                for piece in &pieces {
+                    let rows = rows_of(self.plan.spec.param(piece.param), piece.param_offset, piece.len);
+                    let place = Place::Params { unit, segment, offset: piece.offset, len: piece.len };
+                    self.hold(shard, piece.param.0, rows, place);
+                }
+                if !shape.trainable {
+                    continue;
+                }
+                for (tensor, state) in rule.state(&pieces, shape.shard_len(), dtype).iter().enumerate() {
+                    for piece in &state.pieces {
+                        self.state(shard, [unit, trainable, tensor], state, piece);
+                    }
+                }
+                // The count of steps lies beside the first row of a parameter.
+                for piece in pieces.iter().filter(|piece| piece.param_offset == 0) {
+                    let tensor = self.state_tensor(piece.param, STEPS, DType::F32, Vec::new());
+                    self.hold(shard, tensor, 0..1, Place::Steps);
+                }
+                trainable += 1;
+            }
+        }
+        self.table.held[shard].sort_by_key(|held| held.tensor);
+    }
+
+    fn state(
+        &mut self,
+        shard: usize,
+        [unit, segment, tensor]: [usize; 3],
+        state: &StateTensor,
+        piece: &StatePiece,
+    ) {
+        let param = self.plan.spec.param(piece.param);
+        let shape = state_shape(param, piece.axis);
+        let index = self.state_tensor(piece.param, state.name, state.dtype, shape);
+        // Columns are the same on all ranks: the first one saves them.
+        let is_saved = self.table.tensors[index].rows.iter().any(|rows| !rows.is_empty());
+        if piece.axis == StateAxis::Columns && is_saved {
+            return;
+        }
+        let place = Place::State { unit, segment, tensor, offset: piece.offset, len: piece.len };
+        self.hold(shard, index, state_rows(param, piece), place);
+    }
+
+    fn hold(&mut self, shard: usize, tensor: usize, rows: Range<usize>, place: Place) {
+        self.table.tensors[tensor].rows[shard] = rows;
+        self.table.held[shard].push(Held { tensor, place });
+    }
+}
