@@ -41,6 +41,10 @@ reduce_dtype = "f32"
 activation_checkpointing = "none"
 mesh = { replicate = 1 }
 frozen = []
+[checkpoint]
+every = 0
+keep_last = 2
+async = true
 [run]
 device = "cpu"
 ranks = 4
