@@ -66,6 +66,12 @@ pub enum DcpFault {
         /// The chunk or value.
         item: String,
     },
+    /// Ranks list different things under one name.
+    #[error("`{name}` has another type or shape here than in the metadata of a lower rank; files were mixed")]
+    RanksDisagree {
+        /// The name.
+        name: String,
+    },
     /// Two tensors or values get the same name.
     #[error("two tensors or values have the name `{name}`")]
     DuplicateName {

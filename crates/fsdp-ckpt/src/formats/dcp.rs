@@ -16,6 +16,9 @@
 //!
 //! Values that hold tensors (tuples of them are saved so) are nested further, until their tensors have names.
 //!
+//! Ranks that saved without collectives (torch 2.9) wrote a `__{rank}.metadata` each instead. Together they list
+//! all chunks; of what several ranks list, the first one's counts.
+//!
 //! Whether chunks cover their tensors is not proven here.
 
 mod compressed;
@@ -32,7 +35,7 @@ use crate::{
         Checkpoint, Chunk, Key, Object, Protection, Region, Role, Source, Tensor, Value, flatten, join,
     },
     error::{DcpFault, Error, PickleFault},
-    file_io::PathFile,
+    file_io::{Files, PathFile},
     pickle::{self, Graph, PICKLE_BYTES_MAX},
     torch::{Item, StoredTensor},
 };
@@ -42,9 +45,12 @@ use metadata::{Entry, Kind, Metadata};
 /// The file that lists all others.
 pub const METADATA_FILE: &str = ".metadata";
 
-/// Whether there is such a checkpoint, judged by its metadata file alone.
+/// The file that takes its place, together with those of the other ranks, after a save without collectives.
+pub const FIRST_RANK_METADATA_FILE: &str = "__0.metadata";
+
+/// Whether there is such a checkpoint, judged by its metadata files alone.
 pub fn is_at(dir: &Path) -> bool {
-    dir.join(METADATA_FILE).is_file()
+    [METADATA_FILE, FIRST_RANK_METADATA_FILE].iter().any(|name| dir.join(name).is_file())
 }
 
 /// Reads a checkpoint directory.
@@ -53,18 +59,40 @@ pub fn is_at(dir: &Path) -> bool {
 /// When the metadata is damaged or of another tool, a file is missing or too short, or an item is not what the
 /// metadata says. The error names the file and the tensor or value.
 pub fn open(dir: &Path) -> Result<Checkpoint, Error> {
-    let path = dir.join(METADATA_FILE);
-    let graph = parse(&path)?;
-    let metadata = Metadata::read(&graph).map_err(|fault| dcp_error(&path, fault))?;
-    drop(graph);
+    let metadata = read_metadata(dir)?;
     let mut jobs: Vec<Job<'_>> = metadata.entries.iter().flat_map(items::jobs_of).collect();
     jobs.sort_by_key(|job| (job.location.file, job.location.range.start));
     let found = items::find_all(dir, &metadata.files, &jobs)?;
     let mut assembly = Assembly::new(dir, &metadata);
     for (job, found) in jobs.iter().zip(found) {
-        assembly.add(job, found).map_err(|fault| dcp_error(&path, fault))?;
+        assembly.add(job, found).map_err(|fault| dcp_error(dir, fault))?;
     }
     Ok(assembly.finish(&metadata))
+}
+
+/// The metadata of all ranks.
+fn read_metadata(dir: &Path) -> Result<Metadata, Error> {
+    let read = |path: &Path| {
+        let graph = parse(path)?;
+        Metadata::read(&graph).map_err(|fault| dcp_error(path, fault))
+    };
+    let path = dir.join(METADATA_FILE);
+    if path.is_file() || !is_at(dir) {
+        return read(&path);
+    }
+    let mut ranks: Vec<u64> = Files::disk().list(dir)?.iter().filter_map(|name| rank_of(name)).collect();
+    ranks.sort_unstable();
+    let mut all = Metadata::default();
+    for rank in ranks {
+        let path = dir.join(format!("__{rank}.metadata"));
+        all.merge(read(&path)?).map_err(|fault| dcp_error(&path, fault))?;
+    }
+    Ok(all)
+}
+
+/// The rank whose own metadata a file of this name is.
+fn rank_of(name: &str) -> Option<u64> {
+    name.strip_prefix("__")?.strip_suffix(".metadata")?.parse().ok()
 }
 
 fn parse(path: &Path) -> Result<Graph, Error> {

@@ -149,7 +149,8 @@ fn contents(dir: &Path) -> Result<Contents, Error> {
         return Ok(Contents::Native);
     }
     // Where PyTorch wrote safetensors, its metadata says nothing of use.
-    if has(dcp::METADATA_FILE) && (safetensors.is_empty() || !ending(&[".distcp"]).is_empty()) {
+    let has_dcp_metadata = has(dcp::METADATA_FILE) || has(dcp::FIRST_RANK_METADATA_FILE);
+    if has_dcp_metadata && (safetensors.is_empty() || !ending(&[".distcp"]).is_empty()) {
         return Ok(Contents::Dcp);
     }
     if has(INDEX_FILE) && !has(SINGLE_FILE) {

@@ -1,3 +1,5 @@
+//! Ranks as threads that meet in the directory only: what they save is what is read, and every failure is told.
+
 use std::{
     fs,
     num::NonZeroUsize,

@@ -1,3 +1,5 @@
+//! `kill -9` of a process that saves: what it said it had saved is there, and nothing looks whole that is not.
+
 use std::{
     io::{BufRead, BufReader, Read},
     num::NonZeroUsize,

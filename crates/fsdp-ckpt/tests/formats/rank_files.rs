@@ -21,9 +21,9 @@ fn copies(files: &[(&str, &str)]) -> tempfile::TempDir {
     dir
 }
 
-fn assert_is_reference(checkpoint: &Checkpoint) {
+fn assert_is_reference(checkpoint: &Checkpoint, reference: &str) {
     checkpoint.check_coverage().unwrap();
-    let reference = torch_file::open(fixture("fsdp2_rank_pth/reference.pth")).unwrap();
+    let reference = torch_file::open(fixture(reference)).unwrap();
     assert_eq!(checkpoint.tensors.keys().collect::<Vec<_>>(), reference.tensors.keys().collect::<Vec<_>>());
     for (name, expected) in &reference.tensors {
         let tensor = &checkpoint.tensors[name];
@@ -38,10 +38,17 @@ fn rank_files_of_fsdp2_read_to_the_model() {
     for rank in [RANK0, RANK1] {
         let checkpoint = rank_files::open(fixture("fsdp2_rank_pth").join(rank)).unwrap();
         assert_eq!(checkpoint.world_size, Some(2));
-        assert_is_reference(&checkpoint);
+        assert_is_reference(&checkpoint, "fsdp2_rank_pth/reference.pth");
     }
     let dir = copies(&[(RANK0, "pytorch_model_fsdp_rank0.bin"), (RANK1, "pytorch_model_fsdp_rank1.bin")]);
-    assert_is_reference(&rank_files::open(dir.path()).unwrap());
+    assert_is_reference(&rank_files::open(dir.path()).unwrap(), "fsdp2_rank_pth/reference.pth");
+}
+
+#[test]
+fn every_placement_on_a_mesh_of_two_dimensions_reads_to_the_whole_tensor() {
+    let checkpoint = rank_files::open(fixture("dtensor_mesh_rank_pth")).unwrap();
+    assert_eq!(checkpoint.world_size, Some(4));
+    assert_is_reference(&checkpoint, "dtensor_mesh_rank_pth/reference.pth");
 }
 
 #[test]

@@ -124,8 +124,7 @@ fn open_file(dir: &Path, name: &str, job: &Job<'_>) -> Result<ItemFile, Error> {
     match PathFile::open(&path) {
         Ok((file, len)) => Ok(ItemFile { file, path: Arc::new(path), len }),
         Err(Error::Io { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => {
-            let metadata = dir.join(super::METADATA_FILE);
-            Err(dcp_error(&metadata, DcpFault::MissingFile { file: path, item: job.name() }))
+            Err(dcp_error(dir, DcpFault::MissingFile { file: path, item: job.name() }))
         }
         Err(other) => Err(other),
     }

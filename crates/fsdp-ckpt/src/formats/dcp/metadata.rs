@@ -4,7 +4,7 @@
 //! six since torch 2.15; torch 2.1 and 2.2 keep them in another module; some fields came later. The version
 //! that the metadata gives does not tell these apart, so everything is judged by what is there.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::storage::{Location, Storage};
 use crate::{
@@ -21,7 +21,7 @@ pub(super) const MEGATRON: &str = "Megatron Core";
 const METADATA: &str = "torch.distributed.checkpoint.metadata";
 
 /// The metadata of a checkpoint.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Metadata {
     pub(super) version: Option<String>,
     /// Names of the files, each a plain name.
@@ -81,6 +81,63 @@ impl Metadata {
         }
         let version = graph.field(root, "version").and_then(|id| graph.str(id)).map(str::to_owned);
         Ok(Metadata { version, files: storage.files, entries, notes })
+    }
+
+    /// Adds what another rank lists. Of chunks and values that both list, the first ones stay.
+    pub(super) fn merge(&mut self, other: Metadata) -> Result<(), DcpFault> {
+        self.version = self.version.take().or(other.version);
+        for note in other.notes {
+            if !self.notes.contains(&note) {
+                self.notes.push(note);
+            }
+        }
+        let mut file_places = Vec::with_capacity(other.files.len());
+        for file in other.files {
+            let known = self.files.iter().position(|known| *known == file);
+            file_places.push(known.unwrap_or(self.files.len()));
+            if known.is_none() {
+                self.files.push(file);
+            }
+        }
+        let names = self.entries.iter().enumerate().map(|(place, entry)| (entry.name.clone(), place));
+        let places: HashMap<String, usize> = names.collect();
+        for mut entry in other.entries {
+            entry.kind.move_files(&file_places);
+            match places.get(&entry.name) {
+                None => self.entries.push(entry),
+                Some(&place) => self.entries[place].add_chunks(entry)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Kind {
+    /// Gives every item the new place of its file.
+    fn move_files(&mut self, places: &[usize]) {
+        let locations: Vec<&mut Location> = match self {
+            Kind::Value(location) => vec![location],
+            Kind::Tensor { chunks, .. } => chunks.iter_mut().map(|chunk| &mut chunk.location).collect(),
+        };
+        locations.into_iter().for_each(|location| location.file = places[location.file]);
+    }
+}
+
+impl Entry {
+    /// Adds the chunks of another rank that are not here yet.
+    fn add_chunks(&mut self, other: Entry) -> Result<(), DcpFault> {
+        match (&mut self.kind, other.kind) {
+            (Kind::Value(_), Kind::Value(_)) => Ok(()),
+            (
+                Kind::Tensor { dtype, shape, chunks },
+                Kind::Tensor { dtype: other_dtype, shape: other_shape, chunks: more },
+            ) if *dtype == other_dtype && *shape == other_shape => {
+                let known: HashSet<Vec<u64>> = chunks.iter().map(|chunk| chunk.offsets.clone()).collect();
+                chunks.extend(more.into_iter().filter(|chunk| !known.contains(&chunk.offsets)));
+                Ok(())
+            }
+            _ => Err(DcpFault::RanksDisagree { name: other.name }),
+        }
     }
 }
 

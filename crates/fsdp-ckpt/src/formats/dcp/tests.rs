@@ -273,6 +273,31 @@ fn overlapping_and_repeated_chunks_are_refused() {
 }
 
 #[test]
+fn ranks_that_wrote_their_own_metadata_make_one_checkpoint() {
+    let (dir, listing, _) = directory();
+    let expected = listing.open(dir.path()).unwrap();
+    fs::remove_file(dir.path().join(METADATA_FILE)).unwrap();
+    let write = |rank: usize, listing: &Listing| {
+        fs::write(dir.path().join(format!("__{rank}.metadata")), listing.pickle()).unwrap();
+    };
+    for rank in 0..2 {
+        let mut own = listing.clone();
+        // What is not split is there on every rank.
+        own.items.retain(|item| item.name != "w" || item.file.starts_with(&format!("__{rank}_")));
+        write(rank, &own);
+    }
+    assert!(is_at(dir.path()));
+    let found = open(dir.path()).unwrap();
+    assert_eq!((&found.tensors, &found.values), (&expected.tensors, &expected.values));
+    let mut other = listing.clone();
+    other.tensors.insert("w".to_owned(), (TensorType::I32, vec![5, 3]));
+    write(1, &other);
+    assert!(open(dir.path()).unwrap_err().to_string().contains("`w` has another type or shape"));
+    fs::remove_file(dir.path().join("__1.metadata")).unwrap();
+    open(dir.path()).unwrap().check_coverage().unwrap_err();
+}
+
+#[test]
 fn chunks_outside_of_their_tensor_are_refused() {
     let (dir, listing, _) = directory();
     for (offset, sizes) in

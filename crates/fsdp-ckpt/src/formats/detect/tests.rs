@@ -36,6 +36,9 @@ fn fixtures_are_known_by_their_content() {
         ("dcp_hsdp_2x2", "DCP"),
         ("fsdp1/sharded", "DCP"),
         ("fsdp2_rank_pth/model_world_size_2_rank_0.pt", "DTensors"),
+        ("xla_fsdp_2rank/flat_rank-00000000-of-00000002.pth", "XLA"),
+        ("deepspeed_layout/zero3", "DeepSpeed ZeRO stage 3"),
+        ("deepspeed_layout/zero2/global_step5", "DeepSpeed ZeRO stage 2"),
     ];
     for (name, format) in known {
         let checkpoint = open(fixture(name)).unwrap();

@@ -1,3 +1,5 @@
+//! Manifests read to what they say; whatever contradicts itself is refused by name.
+
 use serde_json::{Value as Json, json};
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Plans cover every row and byte once, for all small worlds, against counting one by one.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Values of all kinds survive as JSON.
+
 use proptest::prelude::*;
 
 use super::*;

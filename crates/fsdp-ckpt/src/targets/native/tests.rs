@@ -1,3 +1,5 @@
+//! Native targets through a real transfer: any source, any world size, back again, and every flipped byte.
+
 use std::{fs, path::Path, sync::atomic::AtomicBool};
 
 use proptest::prelude::*;
