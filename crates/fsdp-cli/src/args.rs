@@ -2,9 +2,16 @@
 //!
 //! Texts here are the help pages: each command says what it does, what it leaves behind and how it is called.
 
+mod ckpt;
+mod sizes;
+
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+pub(crate) use ckpt::{
+    CkptCommand, ConvertArgs, DiffArgs, InspectArgs, MemoryArgs, TargetArg, VerifyCkptArgs,
+};
 
 /// Fully sharded data parallel training that equals unsharded training, bit for bit.
 #[derive(Debug, Parser)]
@@ -18,9 +25,11 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
   fsdp train examples/quickstart.toml
   fsdp verify examples/quickstart.toml --world-sizes 1,2,4
   fsdp schedule examples/quickstart.toml
+  fsdp ckpt convert checkpoint/ model.safetensors --to safetensors
 
-Exit codes: 0 done, 1 a verification failed, 2 the input is wrong or the output cannot be written,
-3 the run failed, 75 stopped by SIGTERM and saved (go on with --resume), 130 interrupted twice.
+Exit codes: 0 done, 1 a verification failed or checkpoints differ, 2 the input is wrong or the output
+cannot be written, 3 the run failed, 75 stopped by SIGTERM and saved (go on with --resume),
+130 interrupted (a training run: twice).
 RUST_LOG=fsdp=debug logs to stderr."
 )]
 pub(crate) struct Args {
@@ -38,6 +47,9 @@ pub(crate) enum Command {
     Verify(VerifyArgs),
     /// Print what a training step does, without running it
     Schedule(ScheduleArgs),
+    /// Inspect, convert, verify and compare checkpoints, PyTorch's too
+    #[command(subcommand)]
+    Ckpt(CkptCommand),
     /// Measure speed and memory
     #[command(subcommand)]
     Bench(BenchCommand),

@@ -3,11 +3,14 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use fsdp_ckpt::TransferFault;
 use fsdp_train::TrainError;
 use fsdp_train::config::ConfigError;
 
 /// The input is wrong, or the output cannot be written.
 const USAGE: u8 = 2;
+/// The user interrupted it.
+const INTERRUPTED: u8 = 130;
 /// The run failed.
 const RUN_FAILED: u8 = 3;
 
@@ -18,6 +21,9 @@ pub(crate) enum CliError {
     /// Training could not start, or failed.
     #[error(transparent)]
     Train(#[from] TrainError),
+    /// A checkpoint cannot be read or written.
+    #[error(transparent)]
+    Checkpoint(#[from] fsdp_ckpt::Error),
     /// A model directory has no readable `config.json`.
     #[error(
         "cannot read {}; model.path must be a Hugging Face directory with config.json",
@@ -91,6 +97,7 @@ impl CliError {
         match self {
             CliError::Train(error) if !error.is_usage() => RUN_FAILED,
             CliError::Signal { .. } => RUN_FAILED,
+            CliError::Checkpoint(fsdp_ckpt::Error::Transfer(TransferFault::Canceled)) => INTERRUPTED,
             _ => USAGE,
         }
     }

@@ -1,14 +1,16 @@
-//! The `fsdp` command: train, verify, schedule and bench.
+//! The `fsdp` command: train, verify, schedule, ckpt and bench.
 //!
 //! It parses arguments, chooses the launcher, prints reports and maps outcomes to exit codes; training
 //! itself is `fsdp-train`. One module per command; what several of them need stands below them.
 //!
-//! Exit codes: 0 done, 1 a verification failed, 2 the input is wrong or the output cannot be written, 3 the
-//! run failed, 75 stopped by SIGTERM with its state saved, 130 interrupted for the second time.
+//! Exit codes: 0 done, 1 a verification failed or checkpoints differ, 2 the input is wrong or the output cannot
+//! be written, 3 the run failed, 75 stopped by SIGTERM with its state saved, 130 interrupted (a training run: for
+//! the second time).
 #![forbid(unsafe_code)]
 
 mod args;
 mod bench;
+mod ckpt;
 mod schedule;
 mod train;
 mod verify;
@@ -32,7 +34,7 @@ use clap::Parser;
 use args::{Args, BenchCommand, Command};
 use error::CliError;
 
-/// A verification found a broken promise.
+/// A verification found a broken promise, or a comparison a difference.
 const VERIFICATION_FAILED: u8 = 1;
 
 fn main() -> ExitCode {
@@ -48,9 +50,13 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<ExitCode, CliError> {
     match command {
         Command::Train(args) => train::run(&args),
-        Command::Verify(args) => verify::run(&args)
-            .map(|holds| if holds { ExitCode::SUCCESS } else { ExitCode::from(VERIFICATION_FAILED) }),
+        Command::Verify(args) => verify::run(&args).map(judged),
+        Command::Ckpt(command) => ckpt::run(&command).map(judged),
         Command::Schedule(args) => schedule::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Bench(BenchCommand::Train(args)) => bench::run(&args).map(|()| ExitCode::SUCCESS),
     }
+}
+
+fn judged(holds: bool) -> ExitCode {
+    if holds { ExitCode::SUCCESS } else { ExitCode::from(VERIFICATION_FAILED) }
 }

@@ -1,4 +1,4 @@
-//! SIGINT and SIGTERM: the first one asks to stop after the step, the second one exits at once.
+//! SIGINT and SIGTERM: the first one asks to stop, the second one exits at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -6,7 +6,7 @@ use crate::support::{Ran, Sandbox, folded};
 
 impl Sandbox {
     /// Runs a shell script; `$FSDP` is the binary.
-    fn shell(&self, script: &str) -> Ran {
+    pub(crate) fn shell(&self, script: &str) -> Ran {
         let mut command = Command::new("sh");
         command.args(["-c", script]).current_dir(self.path("")).env_remove("RUST_LOG");
         command.env("FSDP", env!("CARGO_BIN_EXE_fsdp"));

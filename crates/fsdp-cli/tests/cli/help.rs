@@ -13,6 +13,11 @@ fn every_command_explains_itself() {
     insta::assert_snapshot!("help_verify", help("verify --help"));
     insta::assert_snapshot!("help_schedule", help("schedule --help"));
     insta::assert_snapshot!("help_bench_train", help("bench train --help"));
+    insta::assert_snapshot!("help_ckpt", help("ckpt --help"));
+    insta::assert_snapshot!("help_ckpt_inspect", help("ckpt inspect --help"));
+    insta::assert_snapshot!("help_ckpt_convert", help("ckpt convert --help"));
+    insta::assert_snapshot!("help_ckpt_verify", help("ckpt verify --help"));
+    insta::assert_snapshot!("help_ckpt_diff", help("ckpt diff --help"));
 }
 
 #[test]

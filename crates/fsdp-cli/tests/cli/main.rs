@@ -25,3 +25,9 @@ mod bad_weights;
 
 // Output that cannot be written.
 mod disk_full;
+
+// Checkpoints: fixtures, reports, conversions, and what goes wrong.
+mod ckpt;
+mod ckpt_convert;
+mod ckpt_failures;
+mod ckpt_reports;

@@ -1,0 +1,127 @@
+//! `fsdp ckpt`: what a checkpoint is, converting, verifying and comparing. The work itself is `fsdp-ckpt`.
+//!
+//! Long work shows how many bytes are done and stops at Ctrl-C, which leaves nothing behind.
+
+mod byte_progress;
+mod convert;
+mod diff;
+mod inspect;
+mod values;
+mod verify;
+
+use std::fmt::Write;
+
+use fsdp_ckpt::checkpoint::Role;
+use fsdp_ckpt::conversion::Part;
+use fsdp_ckpt::transfer::Options;
+
+use crate::args::{CkptCommand, MemoryArgs};
+use crate::error::CliError;
+use crate::output;
+use crate::stop_signal::StopSignal;
+use byte_progress::ByteProgress;
+
+/// Names that a text lists before it says how many more there are; JSON has all.
+const LISTED_MAX: usize = 20;
+
+/// Runs a command; returns whether a verification found nothing damaged and a comparison no difference.
+///
+/// # Errors
+/// [`CliError`]: the input is wrong, the output cannot be written, or the user interrupted.
+pub(crate) fn run(command: &CkptCommand) -> Result<bool, CliError> {
+    match command {
+        CkptCommand::Inspect(args) => inspect::run(args).map(|()| true),
+        CkptCommand::Convert(args) => convert::run(args).map(|()| true),
+        CkptCommand::Verify(args) => verify::run(args),
+        CkptCommand::Diff(args) => diff::run(args),
+    }
+}
+
+/// Work over many bytes: it can be interrupted, shows how far it is, and keeps to a window of memory.
+struct Work {
+    signal: StopSignal,
+    window_bytes: usize,
+}
+
+impl Work {
+    /// Handles signals from now on.
+    fn begin(memory: MemoryArgs) -> Result<Self, CliError> {
+        // A window beyond the address space is no limit.
+        let window_bytes = usize::try_from(memory.window_bytes).unwrap_or(usize::MAX);
+        Ok(Self { signal: StopSignal::install()?, window_bytes })
+    }
+
+    /// Calls `work` and shows its progress.
+    fn run<T>(
+        &self,
+        work: impl FnOnce(&Options) -> Result<T, fsdp_ckpt::Error>,
+    ) -> Result<T, fsdp_ckpt::Error> {
+        let progress = ByteProgress::new();
+        work(&Options { window_bytes: self.window_bytes, ..Options::new(&progress, &self.signal.stop) })
+    }
+}
+
+/// Prints a report: as JSON, or as text.
+fn print(
+    is_json: bool,
+    json: impl FnOnce() -> serde_json::Value,
+    text: impl FnOnce() -> String,
+) -> Result<(), CliError> {
+    if is_json { output::print(&format!("{:#}\n", json())) } else { output::print(&text()) }
+}
+
+/// The name of a role in reports.
+fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Model => "model",
+        Role::Optimizer => "optimizer",
+        Role::Other => "other",
+    }
+}
+
+/// Whether a part of a checkpoint holds what has this role.
+fn is_in(role: Role, part: Part) -> bool {
+    match part {
+        Part::Model => role == Role::Model,
+        Part::Optimizer => role == Role::Optimizer,
+        Part::All => true,
+    }
+}
+
+/// A line of a summary.
+fn line(text: &mut String, name: &str, value: &str) {
+    let _ = writeln!(text, "{name:<14}{value}");
+}
+
+/// A count with its noun: `1 file`, `2 files`.
+fn counted(count: usize, noun: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {noun}{plural}")
+}
+
+/// The first of many names.
+fn listed(names: &[String]) -> String {
+    let mut text = names[..names.len().min(LISTED_MAX)].join(", ");
+    if let Some(more @ 1..) = names.len().checked_sub(LISTED_MAX) {
+        let _ = write!(text, " and {more} more (--json lists all)");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lists_say_how_many_more_there_are() {
+        let names: Vec<String> = (0..22).map(|number| format!("t{number}")).collect();
+        assert_eq!(listed(&names[..2]), "t0, t1");
+        assert!(listed(&names[..20]).ends_with(", t19"));
+        assert!(listed(&names).ends_with(", t19 and 2 more (--json lists all)"));
+    }
+
+    #[test]
+    fn one_is_singular() {
+        assert_eq!([0, 1, 2].map(|count| counted(count, "file")), ["0 files", "1 file", "2 files"]);
+    }
+}

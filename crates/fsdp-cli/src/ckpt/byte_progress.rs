@@ -1,0 +1,128 @@
+//! How many bytes are done: a bar on a terminal, plain lines elsewhere, and nothing while the work is short.
+
+use std::io::{self, IsTerminal};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use fsdp_ckpt::transfer::Progress;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::output;
+use crate::units::{bytes, clock};
+
+/// Work that takes no longer shows no bar.
+const BAR_DELAY: Duration = Duration::from_millis(500);
+/// The time between plain lines.
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
+const BAR: &str = "{bar:28} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, ETA {eta}";
+
+/// Tells a user about long work, on stderr. What it has drawn disappears when it is dropped.
+#[derive(Debug)]
+pub(super) struct ByteProgress {
+    done: AtomicU64,
+    total: AtomicU64,
+    start: Instant,
+    display: Display,
+}
+
+#[derive(Debug)]
+enum Display {
+    Bar { bar: ProgressBar, is_shown: Mutex<bool> },
+    Lines { last: Mutex<Instant> },
+}
+
+impl ByteProgress {
+    /// The progress of work that begins now.
+    pub(super) fn new() -> Self {
+        let start = Instant::now();
+        let display = if io::stderr().is_terminal() {
+            let style = ProgressStyle::with_template(BAR).unwrap_or_else(|_| ProgressStyle::default_bar());
+            let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::hidden()).with_style(style);
+            Display::Bar { bar, is_shown: Mutex::new(false) }
+        } else {
+            Display::Lines { last: Mutex::new(start) }
+        };
+        Self { done: AtomicU64::new(0), total: AtomicU64::new(0), start, display }
+    }
+}
+
+impl Progress for ByteProgress {
+    fn begin(&self, total_bytes: u64) {
+        // Work may have several stages, which add up.
+        let total = self.total.fetch_add(total_bytes, Ordering::Relaxed) + total_bytes;
+        if let Display::Bar { bar, .. } = &self.display {
+            bar.set_length(total);
+        }
+    }
+
+    fn advance(&self, bytes: u64) {
+        let done = self.done.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        match &self.display {
+            Display::Bar { bar, is_shown } => {
+                bar.inc(bytes);
+                let mut is_shown = is_shown.lock().unwrap_or_else(PoisonError::into_inner);
+                if !*is_shown && self.start.elapsed() >= BAR_DELAY {
+                    *is_shown = true;
+                    bar.set_draw_target(ProgressDrawTarget::stderr());
+                }
+            }
+            Display::Lines { last } => {
+                let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+                if last.elapsed() >= LINE_INTERVAL {
+                    *last = Instant::now();
+                    output::note(&news(done, self.total.load(Ordering::Relaxed), self.start.elapsed()));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for ByteProgress {
+    fn drop(&mut self) {
+        if let Display::Bar { bar, .. } = &self.display {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// A line on how far work is.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a rate and an estimate, both positive"
+)]
+fn news(done: u64, total: u64, elapsed: Duration) -> String {
+    let rate = done as f64 / elapsed.as_secs_f64().max(1e-9);
+    let left = Duration::from_secs((total.saturating_sub(done) as f64 / rate.max(1.0)) as u64);
+    format!("{} of {}, {}/s, ETA {}", bytes(done), bytes(total), bytes(rate as u64), clock(left))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_name_bytes_rate_and_the_time_that_is_left() {
+        let line = news(1 << 30, 4 << 30, Duration::from_secs(10));
+        assert_eq!(line, "1.0 GiB of 4.0 GiB, 102.4 MiB/s, ETA 0:30");
+        assert_eq!(news(0, 10, Duration::ZERO), "0 B of 10 B, 0 B/s, ETA 0:10");
+    }
+
+    #[test]
+    fn the_template_of_the_bar_is_valid() {
+        assert!(ProgressStyle::with_template(BAR).is_ok());
+    }
+
+    #[test]
+    fn stages_add_up() {
+        let progress = ByteProgress::new();
+        for _ in 0..2 {
+            progress.begin(10);
+            progress.advance(10);
+        }
+        assert_eq!(progress.total.load(Ordering::Relaxed), 20);
+        assert_eq!(progress.done.load(Ordering::Relaxed), 20);
+    }
+}

@@ -1,0 +1,156 @@
+//! `fsdp ckpt convert`: any format into another one.
+
+use std::fmt::Write;
+use std::io;
+use std::num::NonZero;
+
+use fsdp_ckpt::checkpoint::{Checkpoint, Role};
+use fsdp_ckpt::conversion::{Conversion, ConversionReport, convert};
+use fsdp_ckpt::formats;
+use fsdp_ckpt::transfer::Options;
+use serde_json::{Value as Json, json};
+
+use super::{Work, counted, is_in, line, listed, print};
+use crate::args::{ConvertArgs, TargetArg};
+use crate::error::CliError;
+use crate::output::Paint;
+use crate::units::bytes;
+
+/// Converts a checkpoint and prints what was done.
+///
+/// # Errors
+/// [`CliError`]: the options make no sense, the source is damaged, the destination exists or cannot be written, or
+/// the user interrupted. Nothing is left behind.
+pub(super) fn run(args: &ConvertArgs) -> Result<(), CliError> {
+    let conversion = conversion(args)?;
+    let work = Work::begin(args.memory)?;
+    let checkpoint = formats::open(&args.source)?;
+    let report = work.run(|options| {
+        let options = Options { sync: !args.no_sync, ..*options };
+        convert(&checkpoint, &args.destination, &conversion, &options)
+    })?;
+    let summary =
+        Summary { args, checkpoint: &checkpoint, left_out: left_out(&checkpoint, &conversion), report };
+    print(args.json, || summary.json(), || summary.text(Paint::of(&io::stdout())))
+}
+
+/// What the options ask for.
+fn conversion(args: &ConvertArgs) -> Result<Conversion, CliError> {
+    let useless = |option, targets: &str| {
+        let what =
+            format!("it has no meaning for --to {}, only for {targets}; leave it away", args.to.name());
+        Err(CliError::Option { option, what })
+    };
+    if args.world_size.is_some() && !matches!(args.to, TargetArg::Dcp | TargetArg::Native) {
+        return useless("--world-size", "dcp and native");
+    }
+    if args.max_shard_size.is_some() && args.to != TargetArg::Safetensors {
+        return useless("--max-shard-size", "safetensors");
+    }
+    if args.config.is_some() && args.to != TargetArg::Safetensors {
+        return useless("--config", "safetensors");
+    }
+    let mut conversion = Conversion::new(args.to.into());
+    conversion.world_size = args.world_size.and_then(NonZero::new).unwrap_or(NonZero::<usize>::MIN);
+    conversion.shard_bytes_max = args.max_shard_size.unwrap_or(conversion.shard_bytes_max);
+    conversion.dtype = args.dtype.map(Into::into);
+    conversion.part = args.only.map_or(conversion.part, Into::into);
+    conversion.strip_prefix.clone_from(&args.strip_prefix);
+    conversion.renames.clone_from(&args.rename);
+    conversion.config.clone_from(&args.config);
+    Ok(conversion)
+}
+
+/// Tensors of each role that were not asked for.
+fn left_out(checkpoint: &Checkpoint, conversion: &Conversion) -> [usize; 3] {
+    let count = |wanted: Role| {
+        let roles = checkpoint.tensors.values().map(|tensor| tensor.role);
+        roles.filter(|&role| role == wanted && !is_in(role, conversion.part)).count()
+    };
+    [Role::Model, Role::Optimizer, Role::Other].map(count)
+}
+
+/// What a conversion did.
+struct Summary<'a> {
+    args: &'a ConvertArgs,
+    checkpoint: &'a Checkpoint,
+    /// Tensors of the model, of the optimizer and others.
+    left_out: [usize; 3],
+    report: ConversionReport,
+}
+
+impl Summary<'_> {
+    #[expect(clippy::cast_precision_loss, reason = "a rate")]
+    fn bytes_per_second(&self) -> f64 {
+        self.report.data_bytes as f64 / self.report.elapsed.as_secs_f64().max(1e-9)
+    }
+
+    fn notes(&self) -> impl Iterator<Item = &String> {
+        self.checkpoint.notes.iter().chain(&self.report.notes)
+    }
+
+    fn text(&self, paint: Paint) -> String {
+        let ConversionReport { tensors, values, data_bytes, files, checksums, .. } = &self.report;
+        let mut text = String::new();
+        line(&mut text, "read", &format!("{} ({})", self.args.source.display(), self.checkpoint.format));
+        line(
+            &mut text,
+            "wrote",
+            &format!("{}, {}", self.args.destination.display(), counted(*files, "file")),
+        );
+        let values = if *values > 0 { format!(", {}", counted(*values, "value")) } else { String::new() };
+        line(&mut text, "tensors", &format!("{tensors}, {}{values}", bytes(*data_bytes)));
+        line(&mut text, "checked", &format!("{} of the source", counted(*checksums, "checksum")));
+        let (seconds, rate) = (self.report.elapsed.as_secs_f64(), self.bytes_per_second() / 1e9);
+        line(&mut text, "time", &format!("{seconds:.2} s, {rate:.2} GB/s"));
+        if let Some(left_out) = self.left_out_text() {
+            line(&mut text, "left out", &left_out);
+        }
+        let dropped = &self.report.dropped_values;
+        if !dropped.is_empty() {
+            let held =
+                format!("{} that {} cannot hold: ", counted(dropped.len(), "value"), self.args.to.name());
+            line(&mut text, "dropped", &(held + &listed(dropped)));
+        }
+        for (copy, kept) in &self.report.tied {
+            line(&mut text, "tied", &format!("{copy} is {kept}, which is written once"));
+        }
+        for note in self.notes() {
+            let _ = writeln!(text, "{} {note}", paint.warning("note:"));
+        }
+        text
+    }
+
+    fn left_out_text(&self) -> Option<String> {
+        let [model, optimizer, other] = self.left_out;
+        let named = [(model, "model tensor"), (optimizer, "optimizer tensor"), (other, "other tensor")];
+        let some: Vec<String> = named
+            .into_iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, noun)| counted(count, noun))
+            .collect();
+        (!some.is_empty()).then(|| format!("{} (--only all takes everything)", some.join(", ")))
+    }
+
+    fn json(&self) -> Json {
+        let [model, optimizer, other] = self.left_out;
+        let tied = |(copy, kept): &(String, String)| json!({"tensor": copy, "same_as": kept});
+        json!({
+            "source": self.args.source,
+            "source_format": self.checkpoint.format,
+            "destination": self.args.destination,
+            "target": self.args.to.name(),
+            "tensors": self.report.tensors,
+            "values": self.report.values,
+            "bytes": self.report.data_bytes,
+            "files": self.report.files,
+            "checksums": self.report.checksums,
+            "seconds": self.report.elapsed.as_secs_f64(),
+            "bytes_per_second": self.bytes_per_second(),
+            "left_out": {"model": model, "optimizer": optimizer, "other": other},
+            "dropped_values": self.report.dropped_values,
+            "tied": self.report.tied.iter().map(tied).collect::<Vec<_>>(),
+            "notes": self.notes().collect::<Vec<_>>(),
+        })
+    }
+}

@@ -1,0 +1,171 @@
+//! `fsdp ckpt diff`: two checkpoints, tensor by tensor.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::io;
+
+use fsdp_ckpt::checkpoint::Checkpoint;
+use fsdp_ckpt::conversion::Part;
+use fsdp_ckpt::diff::{Deviation, Diff, Outcome, Tolerance, diff};
+use fsdp_ckpt::formats;
+use fsdp_ckpt::safetensors::TensorType;
+use serde_json::{Map, Value as Json, json};
+
+use super::{Work, counted, is_in, line, listed, print};
+use crate::args::DiffArgs;
+use crate::error::CliError;
+use crate::output::{Paint, table};
+
+/// Compares two checkpoints, prints the report and returns whether nothing differs.
+///
+/// # Errors
+/// [`CliError`]: a checkpoint cannot be read or is damaged, or the user interrupted.
+pub(super) fn run(args: &DiffArgs) -> Result<bool, CliError> {
+    let work = Work::begin(args.memory)?;
+    let part = args.only.into();
+    let sides = [open(args, part, 0)?, open(args, part, 1)?];
+    let tolerance = Tolerance { atol: args.atol, rtol: args.rtol };
+    let found = work.run(|options| diff(&sides[0], &sides[1], tolerance, options))?;
+    let report = Report { sides: &sides, found: &found };
+    print(args.json, || report.json(), || report.text(Paint::of(&io::stdout())))?;
+    Ok(found.is_equal())
+}
+
+fn open(args: &DiffArgs, part: Part, side: usize) -> Result<Checkpoint, CliError> {
+    let mut checkpoint = formats::open([&args.first, &args.second][side])?;
+    checkpoint.tensors.retain(|_, tensor| is_in(tensor.role, part));
+    checkpoint.values.retain(|_, object| is_in(object.role, part));
+    if checkpoint.tensors.is_empty() && part != Part::All {
+        let what = format!("{} has no such tensors; leave it away", checkpoint.path.display());
+        return Err(CliError::Option { option: "--only", what });
+    }
+    Ok(checkpoint)
+}
+
+/// What is reported.
+struct Report<'a> {
+    sides: &'a [Checkpoint; 2],
+    found: &'a Diff,
+}
+
+impl Report<'_> {
+    fn text(&self, paint: Paint) -> String {
+        let mut text = String::new();
+        for (name, side) in ["A", "B"].into_iter().zip(self.sides) {
+            line(&mut text, name, &format!("{} ({})", side.path.display(), side.format));
+        }
+        let rows: Vec<[String; 6]> = self.found.tensors.iter().filter_map(row).collect();
+        if !rows.is_empty() {
+            let header = ["tensor", "outcome", "types or shapes", "differing", "by up to", "at element"];
+            let _ = write!(text, "\n{}", table(header, rows));
+        }
+        if !self.found.values.is_empty() {
+            let _ = writeln!(text, "\nvalues that differ: {}", listed(&self.found.values));
+        }
+        let _ = writeln!(text, "\n{}", self.verdict(paint));
+        text
+    }
+
+    fn verdict(&self, paint: Paint) -> String {
+        let mut counts: BTreeMap<(bool, String), usize> = BTreeMap::new();
+        for outcome in self.found.tensors.values() {
+            *counts.entry((!outcome.is_equal(), words(outcome))).or_default() += 1;
+        }
+        let counts: Vec<String> =
+            counts.iter().map(|((_, words), count)| format!("{count} {words}")).collect();
+        let counts = counts.join(", ");
+        let tensors = counted(self.found.tensors.len(), "tensor");
+        if self.found.is_equal() {
+            paint.good(&format!("no difference: {tensors} ({counts})"))
+        } else {
+            paint.bad(&format!("they differ: {tensors} ({counts})"))
+        }
+    }
+
+    fn json(&self) -> Json {
+        let side = |side: &Checkpoint| json!({"path": side.path, "format": side.format});
+        let tensors: Map<String, Json> =
+            self.found.tensors.iter().map(|(name, outcome)| (name.clone(), outcome_json(outcome))).collect();
+        json!({
+            "equal": self.found.is_equal(),
+            "first": side(&self.sides[0]),
+            "second": side(&self.sides[1]),
+            "tensors": tensors,
+            "values": self.found.values,
+        })
+    }
+}
+
+/// The name of an outcome in JSON.
+fn name(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::EqualBits => "equal_bits",
+        Outcome::EqualValues { .. } => "equal_values",
+        Outcome::WithinTolerance(_) => "within_tolerance",
+        Outcome::Differs(_) => "differs",
+        Outcome::BitsDiffer { .. } => "bits_differ",
+        Outcome::TypesDiffer { .. } => "types_differ",
+        Outcome::ShapesDiffer { .. } => "shapes_differ",
+        Outcome::OnlyInFirst => "only_in_first",
+        Outcome::OnlyInSecond => "only_in_second",
+    }
+}
+
+/// The row of a tensor that has not the same bits on both sides.
+fn row((tensor, outcome): (&String, &Outcome)) -> Option<[String; 6]> {
+    let types = |[a, b]: &[TensorType; 2]| if a == b { a.to_string() } else { format!("{a}, {b}") };
+    let none = String::new;
+    let rest = match outcome {
+        Outcome::EqualBits => return None,
+        Outcome::EqualValues { dtypes } => [types(dtypes), none(), "0".to_owned(), none()],
+        Outcome::TypesDiffer { dtypes } => [types(dtypes), none(), none(), none()],
+        Outcome::WithinTolerance(deviation) | Outcome::Differs(deviation) => {
+            let Deviation { dtypes, count, largest, at, .. } = deviation;
+            [types(dtypes), count.to_string(), format!("{largest:.3e}"), at.to_string()]
+        }
+        Outcome::BitsDiffer { count, first } => [none(), count.to_string(), none(), first.to_string()],
+        Outcome::ShapesDiffer { shapes: [a, b] } => [format!("{a:?}, {b:?}"), none(), none(), none()],
+        Outcome::OnlyInFirst | Outcome::OnlyInSecond => [none(), none(), none(), none()],
+    };
+    let [types, differing, largest, at] = rest;
+    Some([tensor.clone(), words(outcome), types, differing, largest, at])
+}
+
+/// The name of an outcome in text.
+fn words(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::OnlyInFirst => "only in A".to_owned(),
+        Outcome::OnlyInSecond => "only in B".to_owned(),
+        _ => name(outcome).replace('_', " "),
+    }
+}
+
+fn outcome_json(outcome: &Outcome) -> Json {
+    let mut json = json!({"outcome": name(outcome)});
+    match outcome {
+        Outcome::EqualBits | Outcome::OnlyInFirst | Outcome::OnlyInSecond => {}
+        Outcome::EqualValues { dtypes } | Outcome::TypesDiffer { dtypes } => {
+            json["dtypes"] = json!(dtypes.map(|dtype| dtype.name()));
+        }
+        Outcome::ShapesDiffer { shapes } => json["shapes"] = json!(shapes),
+        Outcome::BitsDiffer { count, first } => {
+            json["differing"] = json!(count);
+            json["at"] = json!(first);
+        }
+        Outcome::WithinTolerance(deviation) | Outcome::Differs(deviation) => {
+            let Deviation { dtypes, count, beyond, largest, at, values } = deviation;
+            json["dtypes"] = json!(dtypes.map(|dtype| dtype.name()));
+            json["differing"] = json!(count);
+            json["beyond_tolerance"] = json!(beyond);
+            json["largest"] = number(*largest);
+            json["at"] = json!(at);
+            json["values"] = json!(values.map(number));
+        }
+    }
+    json
+}
+
+/// A number, or the text of what JSON has no number for.
+fn number(value: f64) -> Json {
+    if value.is_finite() { json!(value) } else { json!(format!("{value:?}")) }
+}

@@ -1,0 +1,129 @@
+//! `fsdp ckpt verify`: reading all of a checkpoint.
+//!
+//! A path that is not there, or is no checkpoint at all, is a mistake of the user; everything else that stands in
+//! the way, also of opening it, is damage and part of the report.
+
+use std::fmt::Write;
+use std::io;
+use std::path::Path;
+
+use fsdp_ckpt::checkpoint::Checkpoint;
+use fsdp_ckpt::verify::{Verification, verify};
+use fsdp_ckpt::{Error, FormatFault, formats};
+use serde_json::{Value as Json, json};
+
+use super::{LISTED_MAX, Work, counted, line, print};
+use crate::args::VerifyCkptArgs;
+use crate::error::CliError;
+use crate::output::Paint;
+use crate::units::bytes;
+
+/// Verifies a checkpoint, prints the report and returns whether it is sound.
+///
+/// # Errors
+/// [`CliError`]: the path is no checkpoint, or the user interrupted.
+pub(super) fn run(args: &VerifyCkptArgs) -> Result<bool, CliError> {
+    let work = Work::begin(args.memory)?;
+    let (checkpoint, found) = match formats::open(&args.path) {
+        Ok(checkpoint) => {
+            let found = work.run(|options| verify(&checkpoint, options))?;
+            (Some(checkpoint), found)
+        }
+        Err(error) if is_mistake(&error, &args.path) => return Err(error.into()),
+        Err(error) => (None, Verification { problems: vec![error], ..Verification::default() }),
+    };
+    let report = Report { path: &args.path, checkpoint: checkpoint.as_ref(), found: &found };
+    print(args.json, || report.json(), || report.text(Paint::of(&io::stdout())))?;
+    Ok(found.is_sound())
+}
+
+/// Whether an error says that the user named something that is no checkpoint or cannot be read.
+fn is_mistake(error: &Error, named: &Path) -> bool {
+    match error {
+        Error::Io { path, cause, .. } => path == named || cause.kind() != io::ErrorKind::NotFound,
+        Error::NoModel { .. } | Error::TwoModels { .. } => true,
+        Error::Format { fault, .. } => matches!(
+            fault,
+            FormatFault::UnknownFile { .. }
+                | FormatFault::UnknownDirectory { .. }
+                | FormatFault::HoldsCheckpoints { .. }
+                | FormatFault::PartOfDirectory { .. }
+                | FormatFault::SeveralFiles { .. }
+        ),
+        _ => false,
+    }
+}
+
+/// What is reported.
+struct Report<'a> {
+    path: &'a Path,
+    /// None if it could not be opened.
+    checkpoint: Option<&'a Checkpoint>,
+    found: &'a Verification,
+}
+
+impl Report<'_> {
+    fn notes(&self) -> &[String] {
+        self.checkpoint.map_or(&[], |checkpoint| &checkpoint.notes)
+    }
+
+    fn text(&self, paint: Paint) -> String {
+        let Verification { tensors, read_bytes, checksums, unprotected, problems } = self.found;
+        let mut text = String::new();
+        line(&mut text, "path", &self.path.display().to_string());
+        if let Some(checkpoint) = self.checkpoint {
+            line(&mut text, "format", &checkpoint.format);
+            line(
+                &mut text,
+                "checked",
+                &format!("{}, {}", counted(*tensors, "tensor"), counted(*checksums, "checksum")),
+            );
+            line(&mut text, "read", &bytes(*read_bytes));
+            let unprotected_bytes = self.found.unprotected_bytes();
+            let files = if unprotected.is_empty() {
+                String::new()
+            } else {
+                format!(" in {}", counted(unprotected.len(), "file"))
+            };
+            line(&mut text, "unprotected", &format!("{}{files}", bytes(unprotected_bytes)));
+        }
+        for note in self.notes() {
+            let _ = writeln!(text, "{} {note}", paint.warning("note:"));
+        }
+        for problem in problems.iter().take(LISTED_MAX) {
+            let _ = writeln!(text, "{} {problem}", paint.bad("problem:"));
+        }
+        if let Some(more @ 1..) = problems.len().checked_sub(LISTED_MAX) {
+            let _ = writeln!(text, "{} {more} more problems (--json lists all)", paint.bad("problem:"));
+        }
+        let _ = writeln!(text, "\n{}", self.verdict(paint));
+        text
+    }
+
+    fn verdict(&self, paint: Paint) -> String {
+        let problems = self.found.problems.len();
+        if problems > 0 {
+            return paint.bad(&format!("not sound: {}", counted(problems, "problem")));
+        }
+        match self.found.unprotected_bytes() {
+            0 => paint.good("sound, and every byte is protected by a checksum"),
+            _ => paint.good("sound, as far as the checksums of its format reach"),
+        }
+    }
+
+    fn json(&self) -> Json {
+        let file = |(path, bytes): &(std::path::PathBuf, u64)| json!({"path": path, "bytes": bytes});
+        json!({
+            "path": self.path,
+            "format": self.checkpoint.map(|checkpoint| &checkpoint.format),
+            "sound": self.found.is_sound(),
+            "tensors": self.found.tensors,
+            "read_bytes": self.found.read_bytes,
+            "checksums": self.found.checksums,
+            "unprotected_bytes": self.found.unprotected_bytes(),
+            "unprotected": self.found.unprotected.iter().map(file).collect::<Vec<_>>(),
+            "problems": self.found.problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "notes": self.notes(),
+        })
+    }
+}

@@ -1,0 +1,132 @@
+//! `fsdp ckpt convert`: nothing is lost on the way from any format to any other, and options do what they say.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::ckpt::FIXTURES;
+use crate::support::Sandbox;
+
+/// The type, shape and role of a tensor.
+type Described = (String, Value, String);
+
+/// All tensors by name.
+fn tensors(sandbox: &Sandbox, path: &str) -> BTreeMap<String, Described> {
+    let report = sandbox.json(&format!("ckpt inspect {path} --tensors"));
+    let of = |tensor: &Value, key: &str| tensor[key].as_str().unwrap().to_owned();
+    let described = |tensor| (of(tensor, "dtype"), tensor["shape"].clone(), of(tensor, "role"));
+    let listed = report["tensors"].as_array().unwrap();
+    listed.iter().map(|tensor| (of(tensor, "name"), described(tensor))).collect()
+}
+
+#[test]
+fn every_fixture_is_equal_after_a_conversion_to_every_format() {
+    let sandbox = Sandbox::with_all_fixtures();
+    for (number, fixture) in FIXTURES.into_iter().enumerate() {
+        for (target, options) in [
+            ("safetensors", "--only all"),
+            ("dcp", "--world-size 3"),
+            ("native", "--world-size 2"),
+            ("torch", ""),
+        ] {
+            let out = format!("{target}-{number}");
+            let convert = format!("ckpt convert fixtures/{fixture} {out} --to {target} {options} --no-sync");
+            let report = sandbox.json(&convert);
+            assert_eq!(report["left_out"], serde_json::json!({"model": 0, "optimizer": 0, "other": 0}));
+            if report["tied"].as_array().unwrap().is_empty() {
+                sandbox.succeed(&format!("ckpt diff fixtures/{fixture} {out}"));
+            }
+            // Flat names do not tell roles as well as nested ones.
+            if target != "safetensors" {
+                assert_eq!(
+                    tensors(&sandbox, &format!("fixtures/{fixture}")),
+                    tensors(&sandbox, &out),
+                    "{convert}"
+                );
+            }
+            sandbox.succeed(&format!("ckpt verify {out}"));
+        }
+    }
+}
+
+#[test]
+fn a_chain_of_formats_keeps_all_tensors() {
+    let sandbox = Sandbox::with_all_fixtures();
+    for (from, to, options) in [
+        ("fixtures/dcp_2rank", "a", "--to native --world-size 3"),
+        ("a", "b", "--to dcp --world-size 2"),
+        ("b", "c.pth", "--to torch"),
+        ("c.pth", "d.safetensors", "--to safetensors --only all"),
+    ] {
+        sandbox.succeed(&format!("ckpt convert {from} {to} {options} --no-sync"));
+    }
+    for other in ["a", "b", "c.pth", "d.safetensors"] {
+        sandbox.succeed(&format!("ckpt diff fixtures/dcp_2rank {other}"));
+    }
+    assert_eq!(tensors(&sandbox, "fixtures/dcp_2rank"), tensors(&sandbox, "c.pth"));
+    // Values survive where the formats hold them.
+    let values = |path: &str| sandbox.json(&format!("ckpt inspect {path}"))["values"].clone();
+    assert_eq!(values("fixtures/dcp_2rank"), values("c.pth"));
+}
+
+#[test]
+fn the_checkpoints_of_all_tools_hold_the_same_values() {
+    let sandbox = Sandbox::with_all_fixtures();
+    for other in ["dcp_2rank", "dcp_2rank_zstd", "dcp_hsdp_2x2", "full.safetensors"] {
+        sandbox.succeed(&format!("ckpt diff fixtures/full.pth fixtures/{other}"));
+    }
+    let strip = "ckpt convert fixtures/full.pth model.safetensors --to safetensors --strip-prefix model.";
+    sandbox.succeed(strip);
+    sandbox.succeed("ckpt diff model.safetensors fixtures/hf_sharded --only model");
+    sandbox.succeed("ckpt diff model.safetensors fixtures/model_only.pth");
+}
+
+#[test]
+fn options_choose_names_types_and_files() {
+    let sandbox = Sandbox::with_all_fixtures();
+    sandbox.write("config.json", r#"{"tie_word_embeddings": false}"#);
+    let options = "--to safetensors --dtype f16 --strip-prefix model. --rename blocks\\.(\\d+)=layers.$1 \
+                   --max-shard-size 0.7kB --config config.json --memory 64KiB";
+    let report = sandbox.json(&format!("ckpt convert fixtures/dcp_2rank out {options}"));
+    let names = sandbox.names("out");
+    assert_eq!(names.len(), report["files"].as_u64().unwrap() as usize, "{names:?}");
+    assert!(names.contains(&"config.json".to_owned()), "{names:?}");
+    assert!(names.contains(&"model.safetensors.index.json".to_owned()), "{names:?}");
+    assert_eq!(
+        fs::read(sandbox.path("out/config.json")).unwrap(),
+        fs::read(sandbox.path("config.json")).unwrap()
+    );
+    let tensors = tensors(&sandbox, "out");
+    assert_eq!(tensors["layers.1.up.weight"].0, "F16");
+    assert!(tensors.keys().all(|name| !name.starts_with("model.") && !name.starts_with("optim.")));
+}
+
+#[test]
+fn the_optimizer_can_be_written_alone() {
+    let sandbox = Sandbox::with_all_fixtures();
+    sandbox.succeed("ckpt convert fixtures/dcp_2rank optim.pth --to torch --only optimizer");
+    let tensors = tensors(&sandbox, "optim.pth");
+    assert!(tensors.values().all(|(_, _, role)| role == "optimizer") && !tensors.is_empty());
+    sandbox.succeed("ckpt diff fixtures/dcp_2rank optim.pth --only optimizer");
+}
+
+#[test]
+fn the_readme_can_be_copied_and_pasted() {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let readme = fs::read_to_string(repository.join("README.md")).unwrap();
+    let (_, rest) = readme.split_once("\n## Convert a PyTorch checkpoint\n").unwrap();
+    let section = rest.split("\n## ").next().unwrap();
+    let sandbox = Sandbox::new();
+    std::os::unix::fs::symlink(repository.join("crates"), sandbox.path("crates")).unwrap();
+    fs::create_dir(sandbox.path("target")).unwrap();
+    let joined = section.replace("\\\n", "");
+    let commands: Vec<&str> =
+        joined.lines().filter_map(|line| line.strip_prefix("cargo run --release -p fsdp-cli -- ")).collect();
+    assert!(commands.len() >= 3, "{commands:?}");
+    for command in commands {
+        let (command, _) = command.split_once('#').unwrap_or((command, ""));
+        sandbox.succeed(command);
+    }
+}

@@ -1,0 +1,248 @@
+//! What goes wrong with checkpoints: damage is found and named, requests that make no sense are refused, and
+//! nothing is left behind.
+
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::{Ran, Sandbox, folded};
+
+impl Sandbox {
+    /// The message of a conversion that fails and leaves nothing behind.
+    fn failed_conversion(&self, args: &str) -> String {
+        let before = self.names("");
+        let ran = self.fsdp(&format!("ckpt convert {args}"));
+        assert_eq!(ran.code, Some(2), "fsdp ckpt convert {args}: {}", ran.stderr);
+        assert_eq!(ran.stdout, "");
+        assert!(!ran.stderr.contains("panicked"), "{}", ran.stderr);
+        assert_eq!(self.names(""), before, "nothing is left behind");
+        folded(&ran.stderr)
+    }
+}
+
+impl Sandbox {
+    /// The file and the offset of the first chunk of a tensor.
+    fn place_of(&self, path: &str, name: &str) -> (String, isize) {
+        let report = self.json(&format!("ckpt inspect {path} --tensors"));
+        let tensors = report["tensors"].as_array().unwrap();
+        let chunk = &tensors.iter().find(|tensor| tensor["name"] == name).unwrap()["chunks"][0];
+        (chunk["file"].as_str().unwrap().to_owned(), chunk["offset"].as_i64().unwrap().try_into().unwrap())
+    }
+}
+
+#[test]
+fn a_changed_tensor_is_a_difference() {
+    let sandbox = Sandbox::with_fixtures(&["full.safetensors"]);
+    sandbox.succeed("ckpt convert full.safetensors changed.safetensors --to safetensors --only all");
+    sandbox.succeed("ckpt diff full.safetensors changed.safetensors");
+    sandbox.flip("changed.safetensors", -1);
+    let report = sandbox.find_fault("ckpt diff full.safetensors changed.safetensors --json").stdout;
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    let tensors = report["tensors"].as_object().unwrap();
+    let changed: Vec<&String> = tensors
+        .iter()
+        .filter(|(_, tensor)| tensor["outcome"] != "equal_bits")
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(changed.len(), 1);
+    let text = sandbox.find_fault("ckpt diff full.safetensors changed.safetensors").stdout;
+    assert!(text.contains(changed[0].as_str()), "{text}");
+}
+
+#[test]
+fn a_flipped_byte_is_named_by_file_tensor_and_range() {
+    let sandbox = Sandbox::with_fixtures(&["dcp_2rank", "full.pth"]);
+    sandbox.succeed("ckpt convert dcp_2rank native --to native --world-size 2");
+    sandbox.flip("native/shard-00002-model-00001-of-00001.safetensors", -1);
+    let native = sandbox.find_fault("ckpt verify native");
+    insta::assert_snapshot!("verify_damaged_native", folded(&native.stdout));
+    insta::assert_snapshot!(sandbox.failed_conversion("native out --to dcp"), @r"
+    error: bytes 7496..7504 of native/shard-00002-model-00001-of-00001.safetensors (rows 8..16 of
+    tensor `extra.rng_state`) are damaged: their checksum is crc64:ba6e68101497aeab, the checkpoint
+    says crc64:90b43857fb7b2983; fetch or save the file again
+    ");
+    for (path, name) in [("dcp_2rank", "tensor `model.emb.weight`"), ("full.pth", "record full/data/")] {
+        let (file, offset) = sandbox.place_of(path, "model.emb.weight");
+        sandbox.flip(&file, offset);
+        let ran = sandbox.find_fault(&format!("ckpt verify {path}"));
+        assert!(ran.stdout.contains(&file) && ran.stdout.contains(name), "{}", ran.stdout);
+        insta::assert_snapshot!(format!("verify_damaged_{path}"), folded(&ran.stdout));
+        let message = sandbox.failed_conversion(&format!("{path} out --to native"));
+        assert!(message.contains(&file), "{message}");
+    }
+}
+
+#[test]
+fn damage_that_hinders_opening_is_damage_too() {
+    let sandbox = Sandbox::with_fixtures(&["dcp_2rank", "full.pth"]);
+    sandbox.succeed("ckpt convert dcp_2rank native --to native --world-size 2");
+    sandbox.flip("native/manifest.json", 40);
+    sandbox.find_fault("ckpt verify native");
+    let pth = fs::read(sandbox.path("full.pth")).unwrap();
+    sandbox.write("full.pth", &pth[..pth.len() / 2]);
+    let ran = sandbox.find_fault("ckpt verify full.pth");
+    assert!(ran.stdout.contains("full.pth"), "{}", ran.stdout);
+    fs::remove_file(sandbox.path("dcp_2rank/__1_0.distcp")).unwrap();
+    let ran = sandbox.find_fault("ckpt verify dcp_2rank --json");
+    let report: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(report["sound"], false);
+    assert!(report["problems"][0].as_str().unwrap().contains("__1_0.distcp"), "{report}");
+}
+
+#[test]
+fn what_is_no_checkpoint_is_a_mistake() {
+    let sandbox = Sandbox::with_fixtures(&["dcp_2rank"]);
+    fs::create_dir(sandbox.path("runs")).unwrap();
+    fs::rename(sandbox.path("dcp_2rank"), sandbox.path("runs/step-5")).unwrap();
+    for command in ["inspect", "verify"] {
+        for path in ["nowhere", "run.toml", "runs"] {
+            let ran = sandbox.fsdp(&format!("ckpt {command} {path}"));
+            assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{command} {path}: {}", ran.stderr);
+            assert!(ran.stderr.contains(path), "{}", ran.stderr);
+        }
+    }
+    insta::assert_snapshot!(folded(&sandbox.fsdp("ckpt inspect runs").stderr), @r"
+    error: cannot open runs as a checkpoint: it is not a checkpoint itself; name one of those in it:
+    step-5
+    ");
+}
+
+#[test]
+fn options_that_make_no_sense() {
+    let sandbox = Sandbox::with_fixtures(&["dcp_2rank", "full.pth"]);
+    let refused = |options: &str| sandbox.failed_conversion(&format!("dcp_2rank out {options}"));
+    insta::assert_snapshot!(refused("--to torch --world-size 2"), @r"
+    error: --world-size: it has no meaning for --to torch, only for dcp and native; leave it away
+    ");
+    insta::assert_snapshot!(refused("--to dcp --max-shard-size 5GB"), @r"
+    error: --max-shard-size: it has no meaning for --to dcp, only for safetensors; leave it away
+    ");
+    insta::assert_snapshot!(refused("--to native --config config.json"), @r"
+    error: --config: it has no meaning for --to native, only for safetensors; leave it away
+    ");
+    insta::assert_snapshot!(refused("--to safetensors --strip-prefix module."), @r"
+    error: no name begins with `module.`; names are, for example, `model.blocks.0.down.weight`,
+    `model.blocks.0.up.bias`, `model.blocks.0.up.weight`
+    ");
+    insta::assert_snapshot!(refused("--to safetensors --rename blub=x"), @r"
+    error: no name matches `blub`; names are, for example, `model.blocks.0.down.weight`,
+    `model.blocks.0.up.bias`, `model.blocks.0.up.weight`
+    ");
+    insta::assert_snapshot!(refused("--to torch --rename model.*=x"), @r"
+    error: `model.blocks.0.down.weight` and `model.blocks.0.up.bias` would both be named `x`; change
+    the renaming
+    ");
+    insta::assert_snapshot!(refused("--to torch --rename (=x"), @r"
+    error: invalid value '(=x' for '--rename <REGEX=REPL>': `(=x` is not a renaming: regex parse error:
+        (
+        ^
+    error: unclosed group; write REGEX=REPLACEMENT
+
+    For more information, try '--help'.
+    ");
+    insta::assert_snapshot!(refused("--to safetensors --memory 5G"), @r"
+    error: invalid value '5G' for '--memory <SIZE>': expected a size such as 5GB, 256MiB or 1000000
+
+    For more information, try '--help'.
+    ");
+    insta::assert_snapshot!(refused("--to safetensors --config nowhere.json"), @r"
+    error: failed to open nowhere.json: No such file or directory (os error 2); check that the path
+    exists
+    ");
+    insta::assert_snapshot!(refused("--to dcp --world-size 0"), @r"
+    error: invalid value '0' for '--world-size <N>': expected an integer of at least 1
+
+    For more information, try '--help'.
+    ");
+    insta::assert_snapshot!(refused("--to pickle"), @r"
+    error: invalid value 'pickle' for '--to <FORMAT>'
+      [possible values: safetensors, dcp, native, torch]
+
+    For more information, try '--help'.
+    ");
+    insta::assert_snapshot!(folded(&sandbox.fsdp("ckpt diff dcp_2rank full.pth --atol -1").stderr), @r"
+    error: invalid value '-1' for '--atol <X>': expected a finite number of at least 0, such as 1e-6
+
+    For more information, try '--help'.
+    ");
+}
+
+#[test]
+fn a_destination_that_exists_stays_as_it_is() {
+    let sandbox = Sandbox::with_fixtures(&["full.pth"]);
+    sandbox.write("out", "precious");
+    insta::assert_snapshot!(sandbox.failed_conversion("full.pth out --to torch"), @r"
+    error: out exists already; remove it or choose another destination
+    ");
+    assert_eq!(sandbox.read("out"), "precious");
+    sandbox.failed_conversion("full.pth model --to dcp");
+    assert_eq!(sandbox.names("model"), ["config.json"]);
+    insta::assert_snapshot!(sandbox.failed_conversion("full.pth nowhere/out --to torch"), @r"
+    error: failed to list nowhere: No such file or directory (os error 2); check that the path exists
+    ");
+}
+
+/// Begins a conversion that takes far longer than a test, and interrupts it when its output has begun to grow.
+fn interrupted(to: &str, signal: &str) -> (Sandbox, Ran) {
+    const ELEMENTS: u64 = 32 << 30;
+    let sandbox = Sandbox::new();
+    let header = format!(r#"{{"w":{{"dtype":"U8","shape":[{ELEMENTS}],"data_offsets":[0,{ELEMENTS}]}}}}"#);
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    sandbox.write("large.safetensors", &bytes);
+    // A hole: nothing of it is on the disk.
+    let file = fs::File::options().write(true).open(sandbox.path("large.safetensors")).unwrap();
+    file.set_len(bytes.len() as u64 + ELEMENTS).unwrap();
+    fs::create_dir(sandbox.path("dir")).unwrap();
+    let args = format!("ckpt convert large.safetensors dir/out --to {to} --no-sync");
+    let mut command = sandbox.command();
+    command.args(args.split(' ')).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    let patience = Instant::now() + Duration::from_secs(60);
+    while sandbox.names("dir").is_empty() {
+        assert!(Instant::now() < patience, "the output begins");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let kill = format!("kill -{signal} {}", child.id());
+    assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+    let ran = Ran::of(child.wait_with_output().unwrap());
+    (sandbox, ran)
+}
+
+#[test]
+fn an_interrupted_conversion_leaves_nothing_behind() {
+    for (to, signal) in [("torch", "INT"), ("native", "TERM"), ("safetensors", "INT")] {
+        let (sandbox, ran) = interrupted(to, signal);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(130), ""), "{}", ran.stderr);
+        assert_eq!(ran.stderr, "error: interrupted; nothing was left behind\n");
+        assert!(sandbox.names("dir").is_empty(), "{:?}", sandbox.names("dir"));
+    }
+}
+
+#[test]
+fn a_limit_on_file_sizes_leaves_nothing_behind() {
+    let sandbox = Sandbox::with_fixtures(&["dcp_2rank"]);
+    let before = sandbox.names("");
+    // A limit of 8 blocks of 512 or 1024 bytes.
+    let convert = "exec \"$FSDP\" ckpt convert dcp_2rank out.pth --to torch";
+    let ran = sandbox.shell(&format!("trap '' XFSZ; ulimit -f 8; {convert}"));
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("File too large"), "{}", ran.stderr);
+    assert_eq!(sandbox.names(""), before);
+}
+
+#[test]
+fn a_full_disk_leaves_nothing_behind() {
+    let sandbox = Sandbox::with_fixtures(&["dcp_2rank"]);
+    fs::create_dir(sandbox.path("tiny")).unwrap();
+    // A file system of our own, which needs user namespaces.
+    let mount = "mount -t tmpfs -o size=32k none tiny";
+    if sandbox.shell(&format!("unshare --user --map-root-user --mount sh -c '{mount}'")).code != Some(0) {
+        println!("skipped: this machine has no user namespaces in which tmpfs can be mounted");
+        return;
+    }
+    let convert = "$FSDP ckpt convert dcp_2rank tiny/out --to dcp; echo code $?; ls -A tiny";
+    let ran = sandbox.shell(&format!("unshare --user --map-root-user --mount sh -c '{mount}; {convert}'"));
+    assert_eq!(ran.stdout, "code 2\n", "{}", ran.stderr);
+    assert!(ran.stderr.contains("No space left on device"), "{}", ran.stderr);
+}

@@ -1,0 +1,142 @@
+//! What `fsdp ckpt` prints, as text and as JSON.
+
+use crate::support::Sandbox;
+
+/// A fixture of each kind, and a native checkpoint made of one.
+const KINDS: [(&str, &str); 8] = [
+    ("dcp", "dcp_2rank"),
+    ("dcp_zstd", "dcp_2rank_zstd"),
+    ("xla", "xla_fsdp_2rank/trained_rank-00000000-of-00000002.pth"),
+    ("dtensors", "fsdp2_rank_pth/model_world_size_2_rank_0.pt"),
+    ("torch", "full.pth"),
+    ("hf_sharded", "hf_sharded"),
+    ("dcp_shards", "hf_dcp_shards"),
+    ("native", "native"),
+];
+
+fn sandbox() -> Sandbox {
+    let sandbox = Sandbox::with_fixtures(&[
+        "dcp_2rank",
+        "dcp_2rank_zstd",
+        "xla_fsdp_2rank",
+        "fsdp2_rank_pth",
+        "full.pth",
+        "hf_sharded",
+        "hf_dcp_shards",
+    ]);
+    sandbox.succeed("ckpt convert dcp_2rank native --to native --world-size 3 --no-sync");
+    sandbox
+}
+
+/// A summary without what depends on the machine.
+fn timeless(text: &str) -> String {
+    let line = |line: &str| match line.split_once(':') {
+        _ if line.starts_with("time ") => "time          ..\n".to_owned(),
+        Some((key @ ("  \"seconds\"" | "  \"bytes_per_second\""), _)) => format!("{key}: ..,\n"),
+        _ => format!("{line}\n"),
+    };
+    text.lines().map(line).collect()
+}
+
+#[test]
+fn inspection_says_what_a_checkpoint_is() {
+    let sandbox = sandbox();
+    for (kind, path) in KINDS {
+        insta::assert_snapshot!(
+            format!("inspect_{kind}"),
+            sandbox.succeed(&format!("ckpt inspect {path}")).stdout
+        );
+    }
+}
+
+#[test]
+fn inspection_lists_tensors_and_their_chunks() {
+    let sandbox = sandbox();
+    insta::assert_snapshot!(
+        "inspect_tensors",
+        sandbox.succeed("ckpt inspect hf_dcp_shards --tensors").stdout
+    );
+    insta::assert_snapshot!(
+        "inspect_tensors_json",
+        sandbox.succeed("ckpt inspect fsdp2_rank_pth --tensors --json").stdout
+    );
+}
+
+#[test]
+fn inspection_as_json_has_all_values() {
+    let sandbox = sandbox();
+    insta::assert_snapshot!("inspect_json", sandbox.succeed("ckpt inspect native --json").stdout);
+}
+
+#[test]
+fn inspection_reports_rows_that_are_missing() {
+    let sandbox = sandbox();
+    let first = "hf_dcp_shards/shard-00001-model-00001-of-00001.safetensors";
+    std::fs::remove_file(sandbox.path(first)).unwrap();
+    let ran = sandbox.succeed("ckpt inspect hf_dcp_shards");
+    insta::assert_snapshot!(ran.stdout, @r"
+    path          hf_dcp_shards
+    format        safetensors shards (PyTorch DCP, HuggingFaceStorageWriter)
+    world size    2
+    tensors       10, 1.9 KiB
+    files         1, 2.2 KiB
+
+     role    dtype   tensors   elements     bytes
+    ──────────────────────────────────────────────
+     model    BF16         1         18      36 B
+     model     F32         9        488   1.9 KiB
+    note: there is no file of rank 0
+    note: whole shapes are not stored: a missing last shard of a tensor cannot be noticed
+    problem: elements 0..30 (from index [0, 0]) of tensor `blocks.0.down.weight` of shape [6, 10] are in none of its 1 files (hf_dcp_shards/shard-00002-model-00001-of-00001.safetensors); a file or a rank is missing, or the checkpoint was not written to its end
+    problem: elements 0..5 (from index [0]) of tensor `blocks.0.up.bias` of shape [10] are in none of its 1 files (hf_dcp_shards/shard-00002-model-00001-of-00001.safetensors); a file or a rank is missing, or the checkpoint was not written to its end
+    problem: elements 0..30 (from index [0, 0]) of tensor `blocks.0.up.weight` of shape [10, 6] are in none of its 1 files (hf_dcp_shards/shard-00002-model-00001-of-00001.safetensors); a file or a rank is missing, or the checkpoint was not written to its end
+    problem: elements 0..30 (from index [0, 0]) of tensor `blocks.1.down.weight` of shape [6, 10] are in none of its 1 files (hf_dcp_shards/shard-00002-model-00001-of-00001.safetensors); a file or a rank is missing, or the checkpoint was not written to its end
+    problem: elements 0..5 (from index [0]) of tensor `blocks.1.up.bias` of shape [10] are in none of its 1 files (hf_dcp_shards/shard-00002-model-00001-of-00001.safetensors); a file or a rank is missing, or the checkpoint was not written to its end
+    problem: elements 0..30 (from index [0, 0]) of tensor `blocks.1.up.weight` of shape [10, 6] are in none of its 1 files (hf_dcp_shards/shard-00002-model-00001-of-00001.safetensors); a file or a rank is missing, or the checkpoint was not written to its end
+    problem: elements 0..114 (from index [0, 0]) of tensor `emb.weight` of shape [37, 6] are in none of its 1 files (hf_dcp_shards/shard-00002-model-00001-of-00001.safetensors); a file or a rank is missing, or the checkpoint was not written to its end
+    problem: elements 0..12 (from index [0, 0]) of tensor `head.weight` of shape [3, 6] are in none of its 1 files (hf_dcp_shards/shard-00002-model-00001-of-00001.safetensors); a file or a rank is missing, or the checkpoint was not written to its end
+    problem: elements 0..3 (from index [0]) of tensor `norm.scale` of shape [5] are in none of its 1 files (hf_dcp_shards/shard-00002-model-00001-of-00001.safetensors); a file or a rank is missing, or the checkpoint was not written to its end
+    problem: elements 0..1 (from index [0]) of tensor `tail` of shape [1] are in none of its 1 files (hf_dcp_shards/shard-00002-model-00001-of-00001.safetensors); a file or a rank is missing, or the checkpoint was not written to its end
+    ");
+    sandbox.find_fault("ckpt verify hf_dcp_shards");
+}
+
+#[test]
+fn verification_says_what_was_checked_and_what_nothing_protects() {
+    let sandbox = sandbox();
+    for (kind, path) in KINDS {
+        insta::assert_snapshot!(
+            format!("verify_{kind}"),
+            sandbox.succeed(&format!("ckpt verify {path}")).stdout
+        );
+    }
+    insta::assert_snapshot!("verify_json", sandbox.succeed("ckpt verify full.pth --json").stdout);
+}
+
+#[test]
+fn conversions_are_summed_up() {
+    let sandbox = sandbox();
+    let to_file = "ckpt convert dcp_2rank model.safetensors --to safetensors --strip-prefix model.";
+    insta::assert_snapshot!("convert_to_safetensors", timeless(&sandbox.succeed(to_file).stdout));
+    let all = "ckpt convert full.pth all --to safetensors --only all --max-shard-size 2kB";
+    insta::assert_snapshot!("convert_all_to_safetensors", timeless(&sandbox.succeed(all).stdout));
+    let json = "ckpt convert full.pth one.safetensors --to safetensors --json";
+    insta::assert_snapshot!("convert_json", timeless(&sandbox.succeed(json).stdout));
+}
+
+#[test]
+fn differences_are_listed() {
+    let sandbox = sandbox();
+    insta::assert_snapshot!(sandbox.succeed("ckpt diff dcp_2rank native").stdout, @r"
+    A             dcp_2rank (PyTorch DCP 1.0.0)
+    B             native (native)
+
+    no difference: 45 tensors (45 equal bits)
+    ");
+    sandbox.succeed("ckpt convert dcp_2rank bf16 --to dcp --dtype bf16 --only model --rename tail=end");
+    insta::assert_snapshot!("diff", sandbox.find_fault("ckpt diff dcp_2rank bf16 --only model").stdout);
+    insta::assert_snapshot!(
+        "diff_json",
+        sandbox.find_fault("ckpt diff dcp_2rank bf16 --only model --rtol 0.01 --json").stdout
+    );
+}
