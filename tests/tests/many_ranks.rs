@@ -1,8 +1,14 @@
 //! More ranks than cores by far, in one process.
 
+use std::sync::Arc;
+
+use fsdp_core::engine::ProgramOrder;
 use fsdp_nn::model::{Mlp, MlpConfig};
+use fsdp_nn::{HostMemory, HostOptions, HostPool};
+use fsdp_sim::Threads;
 use fsdp_train::verify::{VerifyOptions, verify};
 
+use crate::runs::train;
 use crate::support::{LLAMA, config, job, job_of, options, threads_with};
 
 const OVERRIDES: [&str; 3] = ["run.ranks=64", "train.micro_batch_size=1", "train.global_batch_size=64"];
@@ -28,4 +34,33 @@ fn most_of_sixty_four_ranks_may_own_no_row_of_a_parameter() {
     let job = job_of(Mlp::new(&sizes).unwrap(), config);
     let report = verify(&job, &threads_with(options()), &VerifyOptions::new(&[64], 2)).unwrap();
     assert!(report.holds(), "{:#?}", report.worlds[0].failures);
+}
+
+/// The storage of all buffers together, not what ranks count: they share gathered units, and give storage back
+/// while others compute. Most of it are gradients that wait for their sibling in the tree.
+#[test]
+fn two_hundred_and_fifty_six_ranks_hold_a_fraction_of_what_they_count() {
+    let dir = tempfile::tempdir().unwrap();
+    let sizes =
+        ["run.ranks=256", "train.micro_batch_size=1", "train.global_batch_size=256", "data.seq_len=2"];
+    let policies =
+        ["fsdp.wrap=[\"LlamaDecoderLayer\", \"Embedding\"]", "fsdp.activation_checkpointing=\"full\""];
+    let wide = LLAMA
+        .replace("61", "1024")
+        .replace("\"hidden_size\": 24", "\"hidden_size\": 64")
+        .replace("\"intermediate_size\": 20", "\"intermediate_size\": 256");
+    let jobs = [job(&wide, config(dir.path(), 1024, &[&sizes[..], &policies].concat()))];
+    let (pool, mut world) = (HostPool::new(), options());
+    (world.share_unsharded, world.cores) = (true, 2);
+    let shared = Arc::clone(&pool);
+    let launcher = Threads::new(world, move |_, _| {
+        let options = HostOptions { pool: Arc::clone(&shared), ..HostOptions::default() };
+        Arc::new(HostMemory::new(options).expect("host memory of one thread"))
+    });
+    let ranks = train(&jobs, &launcher, 2, |_| Box::new(ProgramOrder)).unwrap();
+    assert!(ranks.iter().all(|rank| rank.reports == ranks[0].reports));
+    let counted: usize = ranks.iter().map(|rank| rank.usage[1].total_peak_bytes).sum();
+    let unsharded = jobs[0].plan.spec.elements() * 4 * ranks.len();
+    let held = pool.held_bytes();
+    assert!(5 * held < counted && 2 * held < unsharded, "{held} of {counted}, model {unsharded}");
 }

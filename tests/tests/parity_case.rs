@@ -173,7 +173,15 @@ const GPT2_WRAPS: [&str; 6] = [
 ];
 const GPT2_FROZEN: &[&str] = &["", "bias", "wpe|ln_", r"h\\.0\\.", "wte"];
 
-const PRECISIONS: [(&str, &str); 4] = [("f32", "f32"), ("f64", "f64"), ("bf16", "f32"), ("bf16", "bf16")];
+const PRECISIONS: [(&str, &str); 7] = [
+    ("f32", "f32"),
+    ("f64", "f64"),
+    ("bf16", "f32"),
+    ("bf16", "bf16"),
+    ("f32", "bf16"),
+    ("f32", "f64"),
+    ("bf16", "f64"),
+];
 
 const OPTIMIZERS: [&str; 6] = [
     r#"{ name = "sgd", lr = 1e-1 }"#,

@@ -1,22 +1,76 @@
 //! Every promise of `verify`, for random models, sizes, policies, dtypes, meshes and issue orders.
 //!
-//! A failure prints the smallest case as a model and overrides. Its seed is written to
-//! `parity_properties.proptest-regressions` beside this file, to be committed; the same test replays it first.
+//! A failure prints the smallest case as a model and overrides, and one command that replays it on any machine.
+//! Its seed is also written to `parity_properties.proptest-regressions` beside this file, to be committed; the
+//! same test replays it first.
+
+use std::any::Any;
+use std::fmt::Debug;
 
 use proptest::prelude::*;
-use proptest::test_runner::FileFailurePersistence;
+use proptest::test_runner::{FailurePersistence, FileFailurePersistence, PersistedSeed};
 
 use crate::parity_case::cases;
 
-const REPLAY: &str = "replay: cargo test -p fsdp-tests --test tests parity_properties";
+/// The environment variable with a seed to replay.
+const SEED: &str = "PARITY_SEED";
+
+/// Seeds of the regressions file, after one that was asked for; a new one is printed as a command.
+#[derive(Clone, Debug, PartialEq)]
+struct Replay {
+    asked: Option<PersistedSeed>,
+    file: FileFailurePersistence,
+}
+
+impl Replay {
+    /// With the seed that the environment asks for.
+    fn from_environment(file: FileFailurePersistence) -> Self {
+        let read = |seed: String| seed.parse().unwrap_or_else(|()| panic!("{SEED}='{seed}' is not a seed"));
+        Self { asked: std::env::var(SEED).ok().map(read), file }
+    }
+}
+
+/// What replays a seed.
+fn command(seed: &PersistedSeed) -> String {
+    format!("{SEED}='{seed}' cargo test -p fsdp-tests --test tests parity_properties")
+}
+
+impl FailurePersistence for Replay {
+    fn load_persisted_failures2(&self, source_file: Option<&'static str>) -> Vec<PersistedSeed> {
+        let kept = self.file.load_persisted_failures2(source_file);
+        self.asked.iter().cloned().chain(kept).collect()
+    }
+
+    fn save_persisted_failure2(
+        &mut self,
+        source_file: Option<&'static str>,
+        seed: PersistedSeed,
+        shrunken_value: &dyn Debug,
+    ) {
+        eprintln!("replay with: {}", command(&seed));
+        self.file.save_persisted_failure2(source_file, seed, shrunken_value);
+    }
+
+    fn box_clone(&self) -> Box<dyn FailurePersistence> {
+        Box::new(self.clone())
+    }
+
+    fn eq(&self, other: &dyn FailurePersistence) -> bool {
+        other.as_any().downcast_ref::<Self>().is_some_and(|other| self == other)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
 
 /// `cases` cases, or as many as `PROPTEST_CASES` says.
 fn config(cases: u32) -> ProptestConfig {
-    let persistence = FileFailurePersistence::WithSource("proptest-regressions");
+    let file = FileFailurePersistence::WithSource("proptest-regressions");
     let defaults = ProptestConfig::default();
     ProptestConfig {
         cases: std::env::var_os("PROPTEST_CASES").map_or(cases, |_| defaults.cases),
-        failure_persistence: Some(Box::new(persistence)),
+        failure_persistence: Some(Box::new(Replay::from_environment(file))),
         max_shrink_iters: 400,
         ..defaults
     }
@@ -28,6 +82,46 @@ proptest! {
     #[test]
     fn sharded_training_keeps_every_promise(case in cases()) {
         let result = case.verify(2);
-        prop_assert!(result.is_ok(), "{}\n{REPLAY}", result.unwrap_err());
+        prop_assert!(result.is_ok(), "{}", result.unwrap_err());
+    }
+}
+
+mod replay {
+    use std::sync::Mutex;
+
+    use proptest::test_runner::{MapFailurePersistence, TestRunner};
+
+    use super::*;
+
+    /// Runs a property that fails for some numbers, and returns the runner and the first number that failed.
+    fn failing(persistence: Box<dyn FailurePersistence>) -> (TestRunner, u64) {
+        let mut runner = TestRunner::new(ProptestConfig {
+            failure_persistence: Some(persistence),
+            source_file: Some("replayed.rs"),
+            max_shrink_iters: 0,
+            ..ProptestConfig::default()
+        });
+        let failed = Mutex::new(None);
+        let result = runner.run(&any::<u64>(), |number| {
+            if number % 50 == 3 {
+                failed.lock().unwrap().get_or_insert(number);
+            }
+            prop_assert!(number % 50 != 3);
+            Ok(())
+        });
+        assert!(result.is_err());
+        let failed = failed.into_inner().unwrap();
+        (runner, failed.expect("a number failed"))
+    }
+
+    #[test]
+    fn the_printed_command_has_the_seed_that_fails_first() {
+        let (runner, failed) = failing(Box::new(MapFailurePersistence::default()));
+        let kept = runner.config().failure_persistence.as_ref().unwrap();
+        let kept = kept.as_any().downcast_ref::<MapFailurePersistence>().unwrap();
+        let printed = command(kept.map["replayed.rs"].first().unwrap());
+        let seed = printed.split('\'').nth(1).unwrap().parse().unwrap();
+        let replay = Replay { asked: Some(seed), file: FileFailurePersistence::Off };
+        assert_eq!(failing(Box::new(replay)).1, failed);
     }
 }

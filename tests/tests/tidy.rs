@@ -1,11 +1,15 @@
-//! The rules of the house that a machine can hold: which crate rests on which, what core must not touch, and how
-//! long a file may be.
+//! The rules of the house that a machine can hold: which crate rests on which, what core must not touch, how long a
+//! file and a function may be, and how both are formatted.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Lines of a file without its tests.
 const FILE_LINES_MAX: usize = 500;
+
+/// Lines of a function, from its signature to its closing brace.
+const FUNCTION_LINES_MAX: usize = 70;
 
 /// Every crate with the crates of the workspace that it may rest on.
 const LAYERS: [(&str, &[&str]); 7] = [
@@ -91,13 +95,64 @@ fn files_are_short_and_finished() {
     }
 }
 
+/// The first line of every function with the number of its lines. A function ends at the brace below its first
+/// character, where rustfmt puts it.
+fn functions(text: &str) -> Vec<(&str, usize)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let starts = |line: &str| {
+        let mut words = line.split_whitespace();
+        let is_modifier = |word: &str| {
+            word.starts_with("pub") || ["in", "const", "async", "unsafe", "extern"].contains(&word)
+        };
+        words.find(|word| !is_modifier(word)) == Some("fn") && !line.ends_with([';', '}'])
+    };
+    let mut found = Vec::new();
+    for (at, line) in lines.iter().enumerate().filter(|(_, line)| starts(line)) {
+        let indent = &line[..line.len() - line.trim_start().len()];
+        let ends = |line: &&str| line.strip_prefix(indent).is_some_and(|rest| rest == "}" || rest == ";");
+        if let Some(len) = lines[at..].iter().position(ends) {
+            found.push((*line, len + 1));
+        }
+    }
+    found
+}
+
+#[test]
+fn functions_are_short() {
+    let sample = "fn one() {\n    1\n}\nimpl A {\n    pub(crate) const fn two(\n    ) {\n    }\n}\nfn x();\n";
+    assert_eq!(functions(sample), [("fn one() {", 3), ("    pub(crate) const fn two(", 3)]);
+    let mut seen = 0;
+    for path in sources(&crates()) {
+        let text = fs::read_to_string(&path).unwrap();
+        for (first, lines) in functions(&text) {
+            let place = format!("{}: `{}`", path.display(), first.trim());
+            assert!(lines <= FUNCTION_LINES_MAX, "{place} has {lines} lines: split it by concept");
+            seen += 1;
+        }
+    }
+    assert!(seen > 500, "{seen} functions were found");
+}
+
+#[test]
+fn everything_is_formatted() {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let fmt = |args: &[&str]| Command::new(&cargo).arg("fmt").args(args).current_dir(crates()).output();
+    if !fmt(&["--version"]).is_ok_and(|output| output.status.success()) {
+        println!("not checked: rustfmt is not installed");
+        return;
+    }
+    let output = fmt(&["--all", "--check"]).unwrap();
+    assert!(output.status.success(), "run cargo fmt --all:\n{}", String::from_utf8_lossy(&output.stdout));
+}
+
 #[test]
 fn unsafe_code_stays_in_its_module() {
     for path in sources(&crates()) {
         let text = fs::read_to_string(&path).unwrap();
         let says_unsafe = text.lines().any(|line| {
             let code = line.trim_start();
-            !code.starts_with("//") && (code.contains("unsafe {") || code.contains("unsafe fn"))
+            let unsafe_code = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe trait", "unsafe extern"];
+            !code.starts_with("//") && unsafe_code.iter().any(|unsafe_code| code.contains(unsafe_code))
         });
         assert!(!says_unsafe || path.ends_with("fsdp-nn/src/host/raw.rs"), "{} is unsafe", path.display());
     }

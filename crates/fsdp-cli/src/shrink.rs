@@ -44,8 +44,7 @@ pub(crate) struct Shrunk {
 /// [`CliError::Train`]: the model contradicts itself, or its wrap policy does not fit it.
 pub(crate) fn shrink(setup: &RunSetup, worlds: &[usize]) -> Result<Shrunk, CliError> {
     let mut config = setup.config.clone();
-    let mut notes = Vec::new();
-    notes.extend(mesh(&mut config));
+    let mut notes = mesh(&mut config);
     batches(&mut config, worlds);
     let model = model(&setup.model, &config);
     let (before, after) = (setup.build()?, model.build()?);
@@ -76,22 +75,36 @@ pub(crate) fn shrink(setup: &RunSetup, worlds: &[usize]) -> Result<Shrunk, CliEr
 }
 
 /// Cuts the axes of the mesh, so that small worlds have replicas, shards and groups.
-fn mesh(config: &mut Resolved) -> Option<String> {
+fn mesh(config: &mut Resolved) -> Vec<String> {
     let (replicas, shards) = (config.fsdp.mesh.replicate, config.run.ranks / config.fsdp.mesh.replicate);
     config.fsdp.mesh.replicate = replicas.min(AXIS_MAX);
+    let mut groups = None;
     if let Reshard::Groups(ranks) = config.fsdp.reshard_after_forward {
-        config.fsdp.reshard_after_forward = match usize::try_from(ranks) {
+        let cut = match usize::try_from(ranks) {
             Ok(ranks) if ranks < shards => Reshard::Groups(ranks.min(AXIS_MAX) as u64),
             // A group of all shards is no group.
             _ => Reshard::Always,
         };
+        groups = match cut {
+            Reshard::Groups(cut) if cut < ranks => Some(format!("resharding to groups of {ranks} to {cut}")),
+            Reshard::Groups(_) => None,
+            _ => Some(format!("resharding to groups of {ranks}, all shards, to true")),
+        };
+        config.fsdp.reshard_after_forward = cut;
     }
+    let mut notes = Vec::new();
     let cut = config.fsdp.mesh.replicate;
-    (cut < replicas).then(|| format!("{replicas} replicas to {cut}"))
+    if cut < replicas {
+        notes.push(format!("{replicas} replicas to {cut}"));
+    }
+    notes.extend(groups);
+    notes
 }
 
-/// Cuts sequences and batches. V stays a multiple of the largest world and of the ranks that the mesh needs.
+/// Cuts sequences and batches. V, the micro-batches of a step, stays a multiple of the worlds that divide it and
+/// of the ranks that the mesh needs; and it stays a power of two, or none, because that decides what is promised.
 fn batches(config: &mut Resolved, worlds: &[usize]) {
+    let micro_batches = config.train.micro_batches_per_step();
     let rounds = (config.train.micro_batches_per_step() / config.run.ranks).clamp(1, ROUNDS_MAX);
     let group = match config.fsdp.reshard_after_forward {
         Reshard::Groups(ranks) => usize::try_from(ranks).unwrap_or(1),
@@ -99,10 +112,12 @@ fn batches(config: &mut Resolved, worlds: &[usize]) {
     };
     // The smallest world that the policies fit; which ones are verified is the caller's choice.
     let ranks = config.fsdp.mesh.replicate * group;
-    let largest = worlds.iter().copied().max().unwrap_or(1);
+    let fitting = worlds.iter().filter(|&&world| micro_batches.is_multiple_of(world));
+    let cut = fitting.fold(ranks, |multiple, &world| least_common_multiple(multiple, world)) * rounds;
+    let loses_its_odd_factor = cut.is_power_of_two() && !micro_batches.is_power_of_two();
     config.run.ranks = ranks;
     config.train.micro_batch_size = 1;
-    config.train.global_batch_size = least_common_multiple(ranks, largest) * rounds;
+    config.train.global_batch_size = if loses_its_odd_factor { cut * 3 } else { cut };
     config.data.seq_len = config.data.seq_len.min(SEQ_LEN_MAX);
 }
 

@@ -11,7 +11,8 @@ use fsdp_core::engine::{IssueOrder, ProgramOrder};
 use fsdp_nn::hf::HfModel;
 use fsdp_sim::SeededOrder;
 use fsdp_train::Job;
-use fsdp_train::verify::{VerifyOptions, VerifyReport, verify};
+use fsdp_train::config::{Reshard, Resolved};
+use fsdp_train::verify::{Promise, Skipped, VerifyOptions, VerifyReport, WorldReport, verify};
 
 use crate::args::VerifyArgs;
 use crate::error::CliError;
@@ -29,7 +30,8 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<bool, CliError> {
     setup.config.data.eval.clear();
     // A path that cannot be written is better known before the work than after it.
     let json = args.json.as_deref().map(create).transpose()?;
-    let job = if args.shrink { shrunk(&setup, args)? } else { whole(&setup)? };
+    let worlds = Worlds::of(&setup.config, args);
+    let job = if args.shrink { shrunk(&setup, &worlds.fitting)? } else { whole(&setup)? };
     let order = |rank: Rank| -> Box<dyn IssueOrder> {
         match args.order_seed {
             Some(seed) => Box::new(SeededOrder::for_rank(seed, rank.0)),
@@ -37,7 +39,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<bool, CliError> {
         }
     };
     let options = VerifyOptions {
-        world_sizes: args.world_sizes.clone(),
+        world_sizes: worlds.fitting.clone(),
         steps: args.steps,
         order: &order,
         progress: &|world| match world {
@@ -46,12 +48,68 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<bool, CliError> {
         },
     };
     let launcher = host::verification(&job.config.run, args.order_seed.is_some());
-    let found = verify(&job, &launcher, &options)?;
+    let mut found = verify(&job, &launcher, &options)?;
+    if args.shrink {
+        quote_the_run_file(&mut found, &setup.config);
+    }
+    found.skipped.extend(worlds.skipped);
     if let (Some(path), Some(file)) = (&args.json, json) {
         write_json(path, file, &found)?;
     }
     output::print(&report::render(&found))?;
+    if args.shrink {
+        other_promises(&found, &setup.config).iter().for_each(|note| output::note(note));
+    }
     Ok(found.holds())
+}
+
+/// The world sizes that were asked for.
+struct Worlds {
+    fitting: Vec<usize>,
+    /// Those that a shrunk run could have, but not the run that it stands for.
+    skipped: Vec<Skipped>,
+}
+
+impl Worlds {
+    fn of(config: &Resolved, args: &VerifyArgs) -> Self {
+        let mut worlds = Self { fitting: Vec::new(), skipped: Vec::new() };
+        for &world in &args.world_sizes {
+            match config.at_world(world) {
+                Err(error) if args.shrink => {
+                    worlds.skipped.push(Skipped { world, reason: error.to_string() });
+                }
+                _ => worlds.fitting.push(world),
+            }
+        }
+        worlds
+    }
+}
+
+/// Reasons speak of the shrunk run; people look for what they wrote.
+fn quote_the_run_file(found: &mut VerifyReport, written: &Resolved) {
+    let Reshard::Groups(ranks) = written.fsdp.reshard_after_forward else { return };
+    for skipped in &mut found.skipped {
+        if skipped.reason.contains("reshard_after_forward") {
+            skipped.reason += &format!(" (--shrink made this of the run file's {ranks})");
+        }
+    }
+}
+
+/// Where the shrunk run was held to another promise than the run file has on its own ranks, or at that world.
+fn other_promises(found: &VerifyReport, written: &Resolved) -> Vec<String> {
+    let own = Promise::of_config(written).name();
+    let differs = |world: &&WorldReport| world.promise != own;
+    let note = |world: &WorldReport| {
+        format!(
+            "world {} was held to {}; the run file itself, with its {} ranks and {} micro-batches per step, \
+             promises {own}",
+            world.world,
+            world.promise,
+            written.run.ranks,
+            written.train.micro_batches_per_step()
+        )
+    };
+    found.worlds.iter().filter(differs).map(note).collect()
 }
 
 fn whole(setup: &RunSetup) -> Result<Job<HfModel>, CliError> {
@@ -60,8 +118,8 @@ fn whole(setup: &RunSetup) -> Result<Job<HfModel>, CliError> {
     Ok(Job::new(setup.config.clone(), architecture, init)?)
 }
 
-fn shrunk(setup: &RunSetup, args: &VerifyArgs) -> Result<Job<HfModel>, CliError> {
-    let small = shrink::shrink(setup, &args.world_sizes)?;
+fn shrunk(setup: &RunSetup, worlds: &[usize]) -> Result<Job<HfModel>, CliError> {
+    let small = shrink::shrink(setup, worlds)?;
     for note in &small.notes {
         output::note(&format!("shrunk: {note}"));
     }

@@ -289,6 +289,8 @@ fn policies() -> impl Strategy<Value = (Mesh, Policy)> {
         Just((DType::Bf16, DType::F32)),
         Just((DType::Bf16, DType::Bf16)),
         Just((DType::F64, DType::F64)),
+        Just((DType::F32, DType::F64)),
+        Just((DType::Bf16, DType::F64)),
     ];
     let gathers = (0usize..5, 0usize..5, 0usize..5);
     (mesh, gathers, any::<[bool; 3]>(), dtypes).prop_map(

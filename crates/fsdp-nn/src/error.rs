@@ -65,15 +65,4 @@ pub enum ModelError {
         /// Rows of the position table.
         positions: usize,
     },
-    /// A pattern of frozen parameters that selects none.
-    #[error("the frozen pattern `{pattern}` matches no parameter; the first one is called `{example}`")]
-    Pattern {
-        /// The pattern.
-        pattern: String,
-        /// A name that exists.
-        example: String,
-    },
-    /// All parameters are frozen.
-    #[error("every parameter is frozen, so there is nothing to train; remove a frozen pattern")]
-    NothingToTrain,
 }

@@ -39,6 +39,20 @@ pub enum TrainError {
         /// A name that exists.
         example: String,
     },
+    /// A checkpoint has two tensors for a parameter that the model ties, and they differ.
+    #[error(
+        "{}: `{first}` and `{second}` differ, but the model ties them (tie_word_embeddings in config.json); remove \
+         one of the two, or set tie_word_embeddings to false",
+        path.display()
+    )]
+    TiedDiffer {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The tensor that would be used.
+        first: String,
+        /// The other.
+        second: String,
+    },
     /// Nothing is trained.
     #[error("fsdp.frozen matches every parameter of the model: nothing is left to train")]
     NothingToTrain,

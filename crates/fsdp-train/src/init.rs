@@ -9,6 +9,9 @@ use fsdp_nn::Init;
 
 use crate::error::TrainError;
 
+/// Elements of two tensors that are compared at a time.
+const COMPARED_ELEMS: usize = 1 << 16;
+
 /// The source of initial parameters.
 #[derive(Clone, Debug)]
 pub enum InitSource {
@@ -43,16 +46,51 @@ impl InitSource {
         Ok(())
     }
 
-    /// Checks that a checkpoint has every parameter in its shape, and nothing else.
+    /// Checks that a checkpoint has every parameter in its shape and as floats, and nothing else. Copies of a
+    /// tied parameter must be equal.
     ///
     /// # Errors
-    /// [`TrainError::Checkpoint`] that lists everything missing, extra and of another shape.
+    /// [`TrainError::Checkpoint`] that lists everything missing, extra, of another shape and of another type;
+    /// [`TrainError::TiedDiffer`].
     pub fn check(&self, spec: &ModelSpec) -> Result<(), TrainError> {
         let InitSource::Pretrained(reader) = self else { return Ok(()) };
-        let expected = spec.params.iter().map(|param| (stored_name(reader, param), param.shape.as_slice()));
-        let known = |name: &str| is_constant(name) || names_of_all(spec).any(|known| known == name);
-        Ok(reader.check_names_except(expected, known)?)
+        let copies = |param| {
+            let first = stored_name(reader, param);
+            let others = names(param).filter(move |&name| name != first && reader.entry(name).is_ok());
+            std::iter::once(first).chain(others)
+        };
+        let expected = spec
+            .params
+            .iter()
+            .flat_map(|param| copies(param).map(move |name| (name, param.shape.as_slice())));
+        reader.check_floats_except(expected, is_constant)?;
+        for param in &spec.params {
+            for copy in copies(param).skip(1) {
+                check_equal(reader, param, [stored_name(reader, param), copy])?;
+            }
+        }
+        Ok(())
     }
+}
+
+/// Checks that two tensors hold the same bits, a block of rows at a time.
+fn check_equal(reader: &ModelReader, param: &ParamSpec, names: [&str; 2]) -> Result<(), TrainError> {
+    let rows = param.shape.first().copied().unwrap_or(1);
+    let row_len: usize = param.shape.iter().skip(1).product();
+    let block = (COMPARED_ELEMS / row_len.max(1)).max(1);
+    for first in (0..rows).step_by(block) {
+        let rows = first..rows.min(first + block);
+        let mut values = [(); 2].map(|()| vec![0.0; rows.len() * row_len]);
+        for (values, name) in values.iter_mut().zip(names) {
+            reader.read_rows_f64(name, rows.clone(), values)?;
+        }
+        let [one, other] = values.map(|values| values.into_iter().map(f64::to_bits));
+        if !one.eq(other) {
+            let [first, second] = names.map(str::to_owned);
+            return Err(TrainError::TiedDiffer { path: reader.path().to_owned(), first, second });
+        }
+    }
+    Ok(())
 }
 
 /// The name under which a checkpoint holds a parameter: its own, or that of a tied use.
@@ -64,10 +102,6 @@ fn stored_name<'a>(reader: &ModelReader, param: &'a ParamSpec) -> &'a str {
 fn names(param: &ParamSpec) -> impl Iterator<Item = &str> {
     let full = std::iter::once(&param.fqn).chain(&param.aliases).map(String::as_str);
     full.flat_map(|name| [Some(name), name.strip_prefix("transformer.")]).flatten()
-}
-
-fn names_of_all(spec: &ModelSpec) -> impl Iterator<Item = &str> {
-    spec.params.iter().flat_map(names)
 }
 
 /// Whether a tensor is a causal mask or a rotary table that older versions of transformers saved.

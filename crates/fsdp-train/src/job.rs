@@ -53,7 +53,11 @@ impl<A: Architecture + Clone> Job<A> {
         if let Some(positions) = architecture.positions_max().filter(|&positions| seq_len > positions) {
             return Err(TrainError::SequenceTooLong { seq_len, positions });
         }
-        let data = Arc::new(RunData::load(&config, architecture.head().vocab)?);
+        let data = RunData::load(&config, architecture.head().vocab);
+        let data = Arc::new(data.map_err(|error| match error {
+            TrainError::Data(error) => TrainError::Data(error.with_key(&config.data)),
+            error => error,
+        })?);
         Self::with_data(config, architecture, init, data)
     }
 
@@ -90,20 +94,7 @@ impl<A: Architecture + Clone> Job<A> {
     /// # Errors
     /// As [`Job::new`]: some sizes do not fit the policies.
     pub fn at_world(&self, world: usize) -> Result<Self, TrainError> {
-        let mut config = self.config.clone();
-        config.run.ranks = world;
-        if !world.is_multiple_of(config.fsdp.mesh.replicate) {
-            config.fsdp.mesh.replicate = 1;
-        }
-        let v = self.data.micro_batches();
-        if !v.is_multiple_of(world) {
-            return Err(Error::Policy {
-                key: "run.ranks",
-                value: world.to_string(),
-                expected: format!("must divide the {v} micro-batches of a step"),
-            }
-            .into());
-        }
+        let config = self.config.at_world(world)?;
         Self::with_data(config, self.architecture.clone(), self.init.clone(), Arc::clone(&self.data))
     }
 }
@@ -161,6 +152,24 @@ fn optimizer_bytes<M: Memory>(plan: &Plan, rule: &dyn UpdateRule<M>, shard: usiz
 }
 
 impl Resolved {
+    /// The same configuration on another number of ranks; the mesh keeps its replicas where they still divide.
+    ///
+    /// # Errors
+    /// [`TrainError::Core`] when the number does not divide the micro-batches of a step.
+    pub fn at_world(&self, world: usize) -> Result<Self, TrainError> {
+        let mut config = self.clone();
+        config.run.ranks = world;
+        if !world.is_multiple_of(config.fsdp.mesh.replicate) {
+            config.fsdp.mesh.replicate = 1;
+        }
+        let v = self.train.micro_batches_per_step();
+        if v.is_multiple_of(world) {
+            return Ok(config);
+        }
+        let expected = format!("must divide the {v} micro-batches of a step");
+        Err(Error::Policy { key: "run.ranks", value: world.to_string(), expected }.into())
+    }
+
     /// The seed of everything random in training but the order of data: dropout masks.
     pub fn train_seed(&self) -> u64 {
         self.model.seed

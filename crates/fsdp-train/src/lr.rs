@@ -28,11 +28,10 @@ enum Decay {
 impl LrSchedule {
     /// The schedule of a run of `steps` steps whose optimizer has the learning rate `base`.
     ///
-    /// # Panics
-    /// If the warm-up is longer than the run, which a resolved configuration excludes.
+    /// A run that is shorter than its warm-up ends within it.
     pub fn new(config: &LrScheduleConfig, base: f64, steps: u64) -> LrSchedule {
         let warmup = config.warmup();
-        let steps = steps.checked_sub(warmup.steps).expect("the warm-up fits in the run");
+        let steps = steps.saturating_sub(warmup.steps);
         let decay = match *config {
             LrScheduleConfig::Constant { .. } => Decay::None,
             LrScheduleConfig::Linear { min_lr, .. } => Decay::Linear { min_lr, steps },

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::safetensors::TensorType;
+
 /// How many items of one kind a message lists before it only counts.
 const LISTED_MAX: usize = 12;
 
@@ -15,6 +17,8 @@ pub struct NameDifferences {
     pub extra: Vec<String>,
     /// Tensors of another shape, in the order they were expected.
     pub wrong_shape: Vec<ShapeDifference>,
+    /// Tensors of a type that does not convert to floating-point values, in the order they were expected.
+    pub wrong_type: Vec<(String, TensorType)>,
 }
 
 /// One tensor whose shape is not the expected one.
@@ -31,7 +35,8 @@ pub struct ShapeDifference {
 impl NameDifferences {
     /// Whether there is no difference.
     pub fn is_empty(&self) -> bool {
-        self.missing.is_empty() && self.extra.is_empty() && self.wrong_shape.is_empty()
+        let named = self.missing.len() + self.extra.len();
+        named + self.wrong_shape.len() + self.wrong_type.len() == 0
     }
 }
 
@@ -43,6 +48,9 @@ impl fmt::Display for NameDifferences {
         list(&mut kinds, "of the wrong shape", &self.wrong_shape, |difference| {
             let ShapeDifference { tensor, expected, got } = difference;
             format!("`{tensor}` (expected {expected:?}, got {got:?})")
+        });
+        list(&mut kinds, "of a type that is not F64, F32, BF16 or F16", &self.wrong_type, |(name, dtype)| {
+            format!("`{name}` ({dtype})")
         });
         f.write_str(&kinds.join("; "))?;
         f.write_str("; check that config and weights belong together")

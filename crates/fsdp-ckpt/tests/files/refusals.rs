@@ -212,3 +212,16 @@ fn reports_all_differences_of_names_and_shapes_at_once() {
     assert!(text.contains("2 missing: `nope`, `nada`; 11 not expected: "), "{text}");
     assert!(text.contains("`emb.weight` (expected [37, 7], got [37, 6])"), "{text}");
 }
+
+#[test]
+fn reports_tensors_that_are_no_floats_with_the_other_differences() {
+    let dir = tempfile::tempdir().unwrap();
+    let header = r#"{"a":{"dtype":"I32","shape":[1],"data_offsets":[0,4]},
+        "b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#;
+    write_raw(&dir.path().join("model.safetensors"), header, &[0; 8]);
+    let model = ModelReader::open(dir.path()).unwrap();
+    model.check_names([("a", [1]), ("b", [1])]).unwrap();
+    let error = model.check_floats_except([("a", [1]), ("b", [2])], |_| false).unwrap_err().to_string();
+    assert!(error.contains("1 of the wrong shape: `b`"), "{error}");
+    assert!(error.contains("1 of a type that is not F64, F32, BF16 or F16: `a` (I32)"), "{error}");
+}

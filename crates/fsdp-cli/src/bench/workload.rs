@@ -21,6 +21,7 @@ use crate::run_setup;
 /// # Errors
 /// [`CliError`]: dimensions that do not fit each other.
 pub(super) fn job(args: &BenchTrainArgs) -> Result<Job<HfModel>, CliError> {
+    heads(args)?;
     let model = HfConfig::parse(&model_json(args))
         .map_err(|source| CliError::Model { origin: "bench train".to_owned(), source })?;
     let architecture = model.build()?;
@@ -28,6 +29,20 @@ pub(super) fn job(args: &BenchTrainArgs) -> Result<Job<HfModel>, CliError> {
     let loaded = Resolved::parse(&run_toml(args, &tokens.file)?, "bench train", &[])?;
     let init = run_setup::random(loaded.config.model.seed, &architecture);
     Ok(Job::new(loaded.config, architecture, init)?)
+}
+
+/// Heads that do not fit are options here, where the model would blame a `config.json` that nobody wrote.
+fn heads(args: &BenchTrainArgs) -> Result<(), CliError> {
+    let BenchTrainArgs { hidden, heads, kv_heads, .. } = *args;
+    if heads > 0 && !hidden.is_multiple_of(2 * heads) {
+        let what = format!("{heads} heads do not cut --hidden {hidden} into parts of even width; change one");
+        return Err(CliError::Option { option: "--heads", what });
+    }
+    if kv_heads > 0 && !heads.is_multiple_of(kv_heads) {
+        let what = format!("{kv_heads} does not divide --heads {heads}; change one of them");
+        return Err(CliError::Option { option: "--kv-heads", what });
+    }
+    Ok(())
 }
 
 fn model_json(args: &BenchTrainArgs) -> String {
@@ -170,6 +185,15 @@ mod tests {
         let job = job(&args(line)).unwrap();
         assert_eq!((job.data.samples(), job.data.micro_batches()), (8, 2));
         assert_eq!(job.plan.layout.units.len(), 3);
+    }
+
+    #[test]
+    fn heads_that_do_not_fit_are_named_as_options() {
+        for (line, option) in [("--heads 7", "--heads: 7 heads"), ("--kv-heads 3", "--kv-heads: 3 does not")]
+        {
+            let error = job(&args(line)).unwrap_err().to_string();
+            assert!(error.starts_with(option), "{error}");
+        }
     }
 
     #[test]

@@ -45,6 +45,28 @@ fn batches_fit_replicas_and_groups() {
 }
 
 #[test]
+fn the_micro_batches_stay_a_power_of_two_or_none() {
+    let micro_batches = |global: usize, worlds: &[usize]| {
+        let mut large = setup(LLAMA_8B, "", "");
+        large.config.run.ranks = 2;
+        large.config.train.global_batch_size = global * large.config.train.micro_batch_size;
+        shrink(&large, worlds).unwrap().setup.config.train.micro_batches_per_step()
+    };
+    // A world that does not divide V does not count.
+    assert_eq!(micro_batches(256, &[1, 2, 3]), 4);
+    assert_eq!(micro_batches(192, &[1, 2, 4]), 24);
+    assert_eq!(micro_batches(192, &[1, 2, 3]), 12);
+    assert_eq!(micro_batches(10, &[1, 2, 4]), 12);
+}
+
+#[test]
+fn smaller_groups_are_noted() {
+    let note = |fsdp: &str| shrink(&setup(LLAMA_8B, fsdp, ""), &[2]).unwrap().notes.remove(0);
+    assert_eq!(note("reshard_after_forward = 8"), "resharding to groups of 8 to 2");
+    assert_eq!(note("reshard_after_forward = 64"), "resharding to groups of 64, all shards, to true");
+}
+
+#[test]
 fn a_gpt2_gets_positions_for_the_short_sequences() {
     let small = shrink(&setup(GPT2, "", ""), &[2]).unwrap();
     let HfFamily::Gpt2(gpt2) = &small.setup.model.family else { panic!("it is still a GPT-2") };

@@ -22,7 +22,9 @@ pub(super) fn render(report: &VerifyReport) -> String {
         report.units,
         report.micro_batches
     );
-    let _ = writeln!(text, "losses without sharding: {}", losses(&report.oracle_losses));
+    if !report.oracle_losses.is_empty() {
+        let _ = writeln!(text, "losses without sharding: {}", losses(&report.oracle_losses));
+    }
     for world in &report.worlds {
         let _ = write!(text, "\n{}", render_world(world, paint));
     }

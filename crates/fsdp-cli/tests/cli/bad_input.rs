@@ -7,7 +7,7 @@ use crate::support::{GPT2, Sandbox, folded};
 
 impl Sandbox {
     /// The message of a command that is refused, before it has written anything.
-    fn refused(&self, args: &str) -> String {
+    pub(crate) fn refused(&self, args: &str) -> String {
         let ran = self.fsdp(args);
         assert_eq!(ran.code, Some(2), "fsdp {args}: {}{}", ran.stdout, ran.stderr);
         assert_eq!(ran.stdout, "", "nothing is reported");
@@ -17,23 +17,14 @@ impl Sandbox {
     }
 
     /// As [`Sandbox::refused`], for `train run.toml`.
-    fn refused_with(&self, overrides: &str) -> String {
+    pub(crate) fn refused_with(&self, overrides: &str) -> String {
         self.refused(&format!("train run.toml {overrides}"))
     }
 
     /// As [`Sandbox::refused`], with a changed `config.json`.
-    fn refused_model(&self, from: &str, to: &str) -> String {
+    pub(crate) fn refused_model(&self, from: &str, to: &str) -> String {
         self.edit("model/config.json", from, to);
         self.refused("train run.toml")
-    }
-
-    /// Puts weights beside `config.json`, as an earlier run exports them.
-    fn with_weights(self) -> Self {
-        self.succeed("train run.toml --set train.steps=1 --set run.out_dir=earlier");
-        let from = self.path("earlier/model/model.safetensors");
-        std::fs::copy(from, self.path("model/model.safetensors")).unwrap();
-        self.edit("run.toml", "path = \"model\"", "path = \"model\"\ninit = \"pretrained\"");
-        self
     }
 }
 
@@ -131,14 +122,27 @@ fn a_config_key_that_changes_the_mathematics() {
     let before = "\"rms_norm_eps\"";
     let key = |key: &str| Sandbox::new().refused_model(before, &format!("{key}, {before}"));
     insta::assert_snapshot!(key(r#""rope_scaling": { "rope_type": "llama3", "factor": 8.0 }"#), @r#"
-    error: model: config.json: `rope_type` = "llama3" is not supported, only "default" (no scaling of
-    rotary positions)
+    error: model: config.json: `rope_scaling.rope_type` = "llama3" is not supported, only "default" (no
+    scaling of rotary positions)
     "#);
     insta::assert_snapshot!(key(r#""hidden_act": "gelu""#), @r#"
     error: model: config.json: `hidden_act` = "gelu" is not supported, only "silu"
     "#);
     insta::assert_snapshot!(key(r#""sliding_window": 32"#), @r"
     error: model: config.json: `sliding_window` = 32 is not supported, only null
+    ");
+}
+
+#[test]
+fn a_nested_key_is_named_with_its_object() {
+    let before = "\"rms_norm_eps\"";
+    let key = |key: &str| Sandbox::new().refused_model(before, &format!("{key}, {before}"));
+    insta::assert_snapshot!(key(r#""rope_scaling": { "type": "linear", "factor": 2.0 }"#), @r#"
+    error: model: config.json: `rope_scaling.type` = "linear" is not supported, only "default" (no
+    scaling of rotary positions)
+    "#);
+    insta::assert_snapshot!(key(r#""rope_parameters": { "rope_theta": -1.0 }"#), @r"
+    error: model: config.json: `rope_parameters.rope_theta` = -1.0, but it must be a positive number
     ");
 }
 
@@ -235,80 +239,33 @@ fn a_frozen_pattern_that_matches_nothing() {
 }
 
 #[test]
+fn a_pattern_that_is_no_regular_expression() {
+    insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.frozen=[\"(\"]"), @r#"
+    error: --set fsdp.frozen: `fsdp.frozen`: "(" is not a regular expression: unclosed group
+    "#);
+}
+
+#[test]
+fn gradients_of_f64_in_a_narrower_type() {
+    insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.param_dtype=f64"), @r"
+    error: fsdp.reduce_dtype = f32: gradients of fsdp.param_dtype = f64 are reduced in f64; set both to
+    f64, or param_dtype to f32 or bf16
+    ");
+}
+
+#[test]
+fn heads_of_a_benchmark_that_do_not_divide() {
+    insta::assert_snapshot!(Sandbox::new().refused("bench train --heads 7"), @r"
+    error: --heads: 7 heads do not cut --hidden 256 into parts of even width; change one
+    ");
+}
+
+#[test]
 fn a_pattern_without_decay_that_matches_nothing() {
     let overrides = "--set train.optimizer={no_decay=[\"wte\"]}";
     insta::assert_snapshot!(Sandbox::new().refused_with(overrides), @r"
     error: train.optimizer.no_decay: pattern `wte` matches no parameter of the model; one of its names
     is `model.embed_tokens.weight`
-    ");
-}
-
-#[test]
-fn weights_that_are_not_there() {
-    insta::assert_snapshot!(Sandbox::new().refused_with("--set model.init=pretrained"), @r"
-    error: model holds neither model.safetensors nor model.safetensors.index.json; save the model as
-    safetensors, or name the file itself
-    ");
-}
-
-#[test]
-fn truncated_weights() {
-    let sandbox = Sandbox::new().with_weights();
-    let bytes = std::fs::read(sandbox.path("model/model.safetensors")).unwrap();
-    sandbox.write("model/model.safetensors", &bytes[..bytes.len() - 1000]);
-    insta::assert_snapshot!(sandbox.refused_with(""), @r"
-    error: model/model.safetensors is not a valid safetensors file: tensor
-    `model.layers.1.mlp.down_proj.weight` ends at data byte 31872, but the file holds only 31064
-    (truncated?); fetch or export the file again
-    ");
-    sandbox.write("model/model.safetensors", &bytes[..5]);
-    insta::assert_snapshot!(sandbox.refused_with(""), @r"
-    error: model/model.safetensors is not a valid safetensors file: it has 5 bytes, too few for the
-    8-byte header length; fetch or export the file again
-    ");
-}
-
-#[test]
-fn a_tensor_that_is_missing() {
-    let sandbox = Sandbox::new().with_weights();
-    insta::assert_snapshot!(
-        sandbox.refused_model("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"), @r"
-    error: the tensors in model/model.safetensors are not those of the model that was asked for: 9
-    missing: `model.layers.2.self_attn.q_proj.weight`, `model.layers.2.self_attn.k_proj.weight`,
-    `model.layers.2.self_attn.v_proj.weight`, `model.layers.2.self_attn.o_proj.weight`,
-    `model.layers.2.mlp.gate_proj.weight`, `model.layers.2.mlp.up_proj.weight`,
-    `model.layers.2.mlp.down_proj.weight`, `model.layers.2.input_layernorm.weight`,
-    `model.layers.2.post_attention_layernorm.weight`; check that config and weights belong together
-    ");
-}
-
-#[test]
-fn a_tensor_that_is_too_many() {
-    let sandbox = Sandbox::new().with_weights();
-    insta::assert_snapshot!(
-        sandbox.refused_model("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1"), @r"
-    error: the tensors in model/model.safetensors are not those of the model that was asked for: 9 not
-    expected: `model.layers.1.input_layernorm.weight`, `model.layers.1.mlp.down_proj.weight`,
-    `model.layers.1.mlp.gate_proj.weight`, `model.layers.1.mlp.up_proj.weight`,
-    `model.layers.1.post_attention_layernorm.weight`, `model.layers.1.self_attn.k_proj.weight`,
-    `model.layers.1.self_attn.o_proj.weight`, `model.layers.1.self_attn.q_proj.weight`,
-    `model.layers.1.self_attn.v_proj.weight`; check that config and weights belong together
-    ");
-}
-
-#[test]
-fn a_tensor_of_the_wrong_shape() {
-    let sandbox = Sandbox::new().with_weights();
-    insta::assert_snapshot!(
-        sandbox.refused_model("\"intermediate_size\": 24", "\"intermediate_size\": 32"), @r"
-    error: the tensors in model/model.safetensors are not those of the model that was asked for: 6 of
-    the wrong shape: `model.layers.0.mlp.gate_proj.weight` (expected [32, 16], got [24, 16]),
-    `model.layers.0.mlp.up_proj.weight` (expected [32, 16], got [24, 16]),
-    `model.layers.0.mlp.down_proj.weight` (expected [16, 32], got [16, 24]),
-    `model.layers.1.mlp.gate_proj.weight` (expected [32, 16], got [24, 16]),
-    `model.layers.1.mlp.up_proj.weight` (expected [32, 16], got [24, 16]),
-    `model.layers.1.mlp.down_proj.weight` (expected [16, 32], got [16, 24]); check that config and
-    weights belong together
     ");
 }
 
@@ -342,7 +299,14 @@ fn less_data_than_one_batch() {
 #[test]
 fn data_that_is_not_there() {
     insta::assert_snapshot!(Sandbox::new().refused_with("--set data.train=[\"books\"]"), @r"
-    error: cannot read books: No such file or directory (os error 2); check the paths of [data]
+    error: cannot read books: No such file or directory (os error 2); check the paths of data.train
+    ");
+}
+
+#[test]
+fn evaluation_data_that_is_not_there() {
+    insta::assert_snapshot!(Sandbox::new().refused_with("--set data.eval=[\"held/out\"]"), @r"
+    error: cannot read held/out: No such file or directory (os error 2); check the paths of data.eval
     ");
 }
 

@@ -17,9 +17,11 @@ mod signals;
 
 // The reports of `schedule` and `verify`, and traces.
 mod reports;
+mod verification;
 
 // Input that is wrong: exit code 2 and a message that says what to do.
 mod bad_input;
+mod bad_weights;
 
 // Output that cannot be written.
 mod disk_full;

@@ -1,9 +1,12 @@
+mod accesses;
 mod edit;
+
+use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::schedule::OpId;
+use crate::schedule::{Access, OpId};
 use edit::{moved, with, without};
 
 use crate::testing::{Built, Frozen, Setup, Sketch, grid, setups};
@@ -32,8 +35,29 @@ fn assert_waits_minimal(built: &Built, schedule: &Schedule) -> Result<(), TestCa
     Ok(())
 }
 
+/// The accesses that waits are derived from, and proven against, are those of an independent table.
+fn assert_accesses(built: &Built, schedule: &Schedule) -> Result<(), TestCaseError> {
+    let mut tenancy = Tenancy::new(&built.spec, &built.layout);
+    for (index, op) in schedule.ops.iter().enumerate() {
+        let mut got = tenancy.apply(&op.kind).unwrap();
+        if matches!(op.kind, OpKind::Update { .. }) {
+            got = Tenancy::with_statistics(got, built.phases);
+        }
+        let got: BTreeSet<Access> = got.into_iter().collect();
+        prop_assert_eq!(got, accesses::of_last(built, &schedule.ops[..=index]), "{:?}", op.kind);
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn accesses_of_random_schedules_are_those_of_the_table(setup in setups()) {
+        let built = setup.build();
+        assert_accesses(&built, &built.step())?;
+        assert_accesses(&built, &built.evaluation())?;
+    }
 
     #[test]
     fn every_compiled_schedule_is_accepted(setup in setups()) {
@@ -51,6 +75,15 @@ proptest! {
         let built = setup.build();
         assert_waits_minimal(&built, &built.step())?;
         assert_waits_minimal(&built, &built.evaluation())?;
+    }
+}
+
+#[test]
+fn accesses_of_every_small_schedule_are_those_of_the_table() {
+    for setup in grid(&Sketch { halves: true, cross: true, ..Sketch::plain(2) }) {
+        let built = setup.build();
+        assert_accesses(&built, &built.step()).unwrap();
+        assert_accesses(&built, &built.evaluation()).unwrap();
     }
 }
 

@@ -108,17 +108,13 @@ impl Policy {
                 return Err(Error::Policy { key, value: dtype.to_string(), expected });
             }
         }
-        let wider = self.reduce_dtype == DType::F64 && self.param_dtype != DType::F64;
-        let narrower = self.reduce_dtype != DType::F64 && self.param_dtype == DType::F64;
-        if wider || narrower {
+        if self.param_dtype == DType::F64 && self.reduce_dtype != DType::F64 {
             return Err(Error::Policy {
                 key: "fsdp.reduce_dtype",
                 value: self.reduce_dtype.to_string(),
-                expected: format!(
-                    "with param_dtype = {} use {}",
-                    self.param_dtype,
-                    self.param_dtype.master()
-                ),
+                expected: "gradients of fsdp.param_dtype = f64 are reduced in f64; set both to f64, or \
+                           param_dtype to f32 or bf16"
+                    .into(),
             });
         }
         Ok(self)

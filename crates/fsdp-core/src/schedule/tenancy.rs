@@ -128,46 +128,13 @@ impl<'a> Tenancy<'a> {
                 accesses
             }
             OpKind::Backward { block } => self.compute(block, true)?,
-            OpKind::KeepSubShard { unit } => {
-                self.sub_shards[unit] = true;
-                vec![read(Resource::Slot(self.slot(unit)?)), write(Resource::SubShard(unit))]
-            }
-            OpKind::Reshard { unit } => {
-                let slot = self.slot(unit)?;
-                self.slots.remove(&unit);
-                vec![write(Resource::Slot(slot)), write(Resource::Stay(unit))]
-            }
+            OpKind::KeepSubShard { unit } => self.keep_sub_shard(unit)?,
+            OpKind::Reshard { unit } => self.reshard(unit)?,
             OpKind::OpenGradient { unit, slot } => self.open_gradient(unit, slot)?,
-            OpKind::CloseGradient { unit } => {
-                let slot = self.open_slot(unit)?;
-                self.gradients.insert(unit, Gradient { slot, closed: true });
-                vec![write(Resource::GradientSlot(slot))]
-            }
-            OpKind::FoldUnsharded { unit, last } => {
-                let slot = self.closed_slot(unit)?;
-                if !last {
-                    self.gradients.remove(&unit);
-                }
-                vec![write(Resource::GradientSlot(slot)), write(Resource::UnshardedSums(unit))]
-            }
-            OpKind::ReduceScatter { unit } => {
-                let slot = self.closed_slot(unit)?;
-                if !self.incoming.insert(unit) {
-                    return Err(Violation::NotFolded { unit: self.name(unit).into() });
-                }
-                self.gradients.remove(&unit);
-                vec![
-                    write(Resource::GradientSlot(slot)),
-                    write(Resource::GradientStay(unit)),
-                    write(Resource::Incoming(unit)),
-                ]
-            }
-            OpKind::Fold { unit, .. } => {
-                if !self.incoming.remove(&unit) {
-                    return Err(Violation::NothingToFold { unit: self.name(unit).into() });
-                }
-                vec![write(Resource::Incoming(unit)), write(Resource::ShardedGradient(unit))]
-            }
+            OpKind::CloseGradient { unit } => self.close_gradient(unit)?,
+            OpKind::FoldUnsharded { unit, last } => self.fold_unsharded(unit, last)?,
+            OpKind::ReduceScatter { unit } => self.reduce_scatter(unit)?,
+            OpKind::Fold { unit, .. } => self.fold(unit)?,
             OpKind::AllReduceReplicas { unit } => vec![write(Resource::ShardedGradient(unit))],
             OpKind::SquareNorm { unit } => {
                 vec![read(Resource::ShardedGradient(unit)), write(Resource::Scalars)]
@@ -239,6 +206,18 @@ impl<'a> Tenancy<'a> {
         Ok(vec![read(from), write(Resource::Slot(slot)), write(Resource::Stay(unit))])
     }
 
+    fn keep_sub_shard(&mut self, unit: usize) -> Result<Vec<Access>, Violation> {
+        let slot = self.slot(unit)?;
+        self.sub_shards[unit] = true;
+        Ok(vec![read(Resource::Slot(slot)), write(Resource::SubShard(unit))])
+    }
+
+    fn reshard(&mut self, unit: usize) -> Result<Vec<Access>, Violation> {
+        let slot = self.slot(unit)?;
+        self.slots.remove(&unit);
+        Ok(vec![write(Resource::Slot(slot)), write(Resource::Stay(unit))])
+    }
+
     fn open_gradient(&mut self, unit: usize, slot: usize) -> Result<Vec<Access>, Violation> {
         let tenant = self.gradients.iter().find(|&(&tenant, held)| held.slot == slot || tenant == unit);
         if let Some((&tenant, _)) = tenant {
@@ -247,6 +226,40 @@ impl<'a> Tenancy<'a> {
         }
         self.gradients.insert(unit, Gradient { slot, closed: false });
         Ok(vec![write(Resource::GradientSlot(slot)), write(Resource::GradientStay(unit))])
+    }
+
+    fn close_gradient(&mut self, unit: usize) -> Result<Vec<Access>, Violation> {
+        let slot = self.open_slot(unit)?;
+        self.gradients.insert(unit, Gradient { slot, closed: true });
+        Ok(vec![write(Resource::GradientSlot(slot))])
+    }
+
+    fn fold_unsharded(&mut self, unit: usize, last: bool) -> Result<Vec<Access>, Violation> {
+        let slot = self.closed_slot(unit)?;
+        if !last {
+            self.gradients.remove(&unit);
+        }
+        Ok(vec![write(Resource::GradientSlot(slot)), write(Resource::UnshardedSums(unit))])
+    }
+
+    fn reduce_scatter(&mut self, unit: usize) -> Result<Vec<Access>, Violation> {
+        let slot = self.closed_slot(unit)?;
+        if !self.incoming.insert(unit) {
+            return Err(Violation::NotFolded { unit: self.name(unit).into() });
+        }
+        self.gradients.remove(&unit);
+        Ok(vec![
+            write(Resource::GradientSlot(slot)),
+            write(Resource::GradientStay(unit)),
+            write(Resource::Incoming(unit)),
+        ])
+    }
+
+    fn fold(&mut self, unit: usize) -> Result<Vec<Access>, Violation> {
+        if !self.incoming.remove(&unit) {
+            return Err(Violation::NothingToFold { unit: self.name(unit).into() });
+        }
+        Ok(vec![write(Resource::Incoming(unit)), write(Resource::ShardedGradient(unit))])
     }
 
     fn compute(&self, block: BlockId, backward: bool) -> Result<Vec<Access>, Violation> {

@@ -1,12 +1,14 @@
-use std::collections::BTreeMap;
+mod dealing;
+mod policies;
+mod slots;
 
 use proptest::prelude::*;
 
 use super::*;
+use crate::Mesh;
 use crate::model::ParamId;
 use crate::testing::{Built, Setup, Sketch, grid, setups};
 use crate::wrap::WrapPolicy;
-use crate::{Mesh, Rank};
 
 fn is_compute(kind: &OpKind) -> bool {
     matches!(kind, OpKind::Forward { .. } | OpKind::Finish { .. } | OpKind::Backward { .. })
@@ -211,42 +213,6 @@ proptest! {
     }
 
     #[test]
-    fn slots_are_as_many_as_units_of_one_size_ever_overlap(setup in setups()) {
-        let built = setup.build();
-        for schedule in [built.step(), built.evaluation()] {
-            let (slots, gradients) = overlaps(&schedule);
-            prop_assert_eq!(by_lens(&schedule.slots), slots);
-            prop_assert_eq!(by_lens(&schedule.gradient_slots), gradients);
-        }
-    }
-
-    #[test]
-    fn an_evaluation_needs_no_slot_that_training_lacks(setup in setups()) {
-        let built = setup.build();
-        let (step, evaluation) = (by_lens(&built.step().slots), by_lens(&built.evaluation().slots));
-        for (lens, needed) in evaluation {
-            prop_assert!(step.get(&lens).is_some_and(|&there| there >= needed));
-        }
-        prop_assert!(built.evaluation().gradient_slots.is_empty());
-    }
-
-    #[test]
-    fn every_gradient_slot_is_the_same_in_every_round(setup in setups()) {
-        let built = setup.build();
-        let rounds = micro_batches(&built.step());
-        let opens = |kinds: &[OpKind]| -> Vec<(usize, usize)> {
-            let slot_of = |kind: &OpKind| match *kind {
-                OpKind::OpenGradient { unit, slot, .. } => Some((unit, slot)),
-                _ => None,
-            };
-            kinds.iter().filter_map(slot_of).collect()
-        };
-        if built.policy.accumulation == Accumulation::Reduce {
-            prop_assert!(rounds.iter().all(|kinds| opens(kinds) == opens(&rounds[0])));
-        }
-    }
-
-    #[test]
     fn sections_tile_the_schedule(setup in setups()) {
         let built = setup.build();
         for schedule in [built.step(), built.evaluation()] {
@@ -325,97 +291,11 @@ fn assert_prefetch(built: &Built, kinds: &[OpKind]) -> Result<(), TestCaseError>
     Ok(())
 }
 
-type Tally = BTreeMap<Vec<usize>, usize>;
-
-fn by_lens(slots: &[Slot]) -> Tally {
-    let mut tally = Tally::new();
-    for slot in slots {
-        *tally.entry(slot.lens.clone()).or_default() += 1;
-    }
-    tally
-}
-
-/// For every size of slot, how many are in use at the busiest moment: unsharded and gradient slots.
-fn overlaps(schedule: &Schedule) -> (Tally, Tally) {
-    let mut live = [BTreeMap::new(), BTreeMap::new()];
-    let mut most = [Tally::new(), Tally::new()];
-    // A gradient slot is free again when the reduced gradient was folded.
-    let mut reducing = BTreeMap::new();
-    for op in &schedule.ops {
-        let (side, lens) = match op.kind {
-            OpKind::AllGather { unit, slot, .. } => {
-                live[0].insert(unit, &schedule.slots[slot].lens);
-                (0, &schedule.slots[slot].lens)
-            }
-            OpKind::OpenGradient { unit, slot, .. } => {
-                live[1].insert(unit, &schedule.gradient_slots[slot].lens);
-                (1, &schedule.gradient_slots[slot].lens)
-            }
-            OpKind::Reshard { unit } => {
-                live[0].remove(&unit);
-                continue;
-            }
-            OpKind::FoldUnsharded { unit, last: false } => {
-                live[1].remove(&unit);
-                continue;
-            }
-            OpKind::ReduceScatter { unit } => {
-                reducing.insert(unit, live[1][&unit]);
-                continue;
-            }
-            OpKind::Fold { unit, .. } => {
-                live[1].remove(&unit);
-                reducing.remove(&unit);
-                continue;
-            }
-            _ => continue,
-        };
-        let now = live[side].values().filter(|other| **other == lens).count();
-        let peak = most[side].entry(lens.clone()).or_default();
-        *peak = now.max(*peak);
-    }
-    assert!(reducing.is_empty(), "every reduced gradient is folded");
-    let [slots, gradients] = most;
-    (slots, gradients)
-}
-
 #[test]
-fn micro_batches_are_dealt_to_ranks_and_rounds_once_each() {
-    for replicas in 1..5 {
-        for shards in 1..6 {
-            for rounds in 1..6 {
-                for accumulation in [Accumulation::Reduce, Accumulation::Unsharded] {
-                    let mesh = Mesh::new(replicas, shards).unwrap();
-                    let mut seen = vec![0; mesh.world() * rounds];
-                    for rank in 0..mesh.world() {
-                        for round in 0..rounds {
-                            seen[micro_batch_index(mesh, accumulation, rounds, Rank(rank), round)] += 1;
-                        }
-                    }
-                    assert!(seen.iter().all(|&times| times == 1), "{mesh}, {rounds} rounds: {seen:?}");
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn the_digit_that_is_summed_first_is_the_least_significant() {
-    let mesh = Mesh::new(2, 3).unwrap();
-    let at = |mode, rank, round| micro_batch_index(mesh, mode, 4, Rank(rank), round);
-    assert_eq!([at(Accumulation::Reduce, 0, 0), at(Accumulation::Reduce, 1, 0)], [0, 1]);
-    assert_eq!([at(Accumulation::Reduce, 0, 1), at(Accumulation::Reduce, 3, 0)], [3, 12]);
-    assert_eq!([at(Accumulation::Unsharded, 0, 1), at(Accumulation::Unsharded, 1, 0)], [1, 4]);
-    assert_eq!([at(Accumulation::Unsharded, 3, 0), at(Accumulation::Unsharded, 5, 3)], [12, 23]);
-}
-
-#[test]
-fn micro_batches_out_of_range_are_refused() {
-    let mesh = Mesh::new(1, 2).unwrap();
-    for (rank, round) in [(2, 0), (0, 3)] {
-        let index =
-            std::panic::catch_unwind(|| micro_batch_index(mesh, Accumulation::Reduce, 3, Rank(rank), round));
-        assert!(index.is_err());
+fn the_calls_of_a_schedule_are_those_of_one_micro_batch() {
+    for rounds in 1..4 {
+        let built = Setup { rounds, ..Setup::plain(Sketch::plain(2)) }.build();
+        assert_eq!(built.step().calls(), compute_of(&built));
     }
 }
 
@@ -449,39 +329,6 @@ fn no_rounds_and_a_layout_of_another_mesh_are_refused() {
         change(&mut built);
         assert!(std::panic::catch_unwind(|| built.step()).is_err());
         assert!(std::panic::catch_unwind(|| built.evaluation()).is_err());
-    }
-}
-
-#[test]
-fn group_sizes_are_resolved_or_refused() {
-    let resolve = |n, shards| {
-        let policy = Policy { reshard_after_forward: Reshard::ToGroup(n), ..Policy::default() };
-        policy.resolve(Mesh::new(2, shards).unwrap()).map(|policy| policy.reshard_after_forward)
-    };
-    assert_eq!(resolve(2, 8).unwrap(), Reshard::ToGroup(2));
-    assert_eq!(resolve(8, 8).unwrap(), Reshard::Always);
-    assert_eq!(resolve(1, 8).unwrap(), Reshard::Never);
-    assert_eq!(resolve(1, 1).unwrap(), Reshard::Always);
-    for n in [0, 3, 16] {
-        let error = resolve(n, 8).unwrap_err().to_string();
-        assert!(error.starts_with(&format!("fsdp.reshard_after_forward = {n}:")), "{error}");
-    }
-}
-
-#[test]
-fn dtypes_that_do_not_go_together_are_refused() {
-    use crate::DType::{Bf16, F32, F64, I64, U32};
-    for param in [F32, F64, Bf16, U32, I64] {
-        for reduce in [F32, F64, Bf16, U32, I64] {
-            let policy = Policy { param_dtype: param, reduce_dtype: reduce, ..Policy::default() };
-            let resolved = policy.resolve(Mesh::new(1, 1).unwrap());
-            let fits = matches!((param, reduce), (F64, F64) | (F32 | Bf16, F32 | Bf16));
-            assert_eq!(resolved.is_ok(), fits, "{param} and {reduce}");
-            let Err(crate::Error::Policy { key, value, .. }) = resolved else { continue };
-            let culprit =
-                if param.is_float() { ("fsdp.reduce_dtype", reduce) } else { ("fsdp.param_dtype", param) };
-            assert_eq!((key, value), (culprit.0, culprit.1.to_string()));
-        }
     }
 }
 

@@ -5,13 +5,16 @@ use serde_json::{Map, Value};
 use super::error::ConfigError;
 
 /// The keys of a JSON object; `null` is the same as absent.
+///
+/// A key may be written as a path, which is what errors show: its last part is looked up.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Keys<'a>(pub(super) &'a Map<String, Value>);
 
 impl<'a> Keys<'a> {
     /// The value of a key, or `None` when it is absent or `null`.
     pub(super) fn get(self, key: &str) -> Option<&'a Value> {
-        self.0.get(key).filter(|value| !value.is_null())
+        let name = key.rsplit_once('.').map_or(key, |(_, name)| name);
+        self.0.get(name).filter(|value| !value.is_null())
     }
 
     /// The value of the first of several spellings that is there.

@@ -46,19 +46,29 @@ fn head_dim(keys: Keys<'_>, hidden_size: usize, heads: usize) -> Result<usize, C
     Err(ConfigError::Value { key: "head_dim", value: head_dim.to_string(), expected })
 }
 
+/// Where a kind of scaling may be named, and a part of the head that is rotated.
+const ROPE_KEYS: [(&str, [&str; 2], &str); 2] = [
+    ("rope_scaling", ["rope_scaling.rope_type", "rope_scaling.type"], "rope_scaling.partial_rotary_factor"),
+    (
+        "rope_parameters",
+        ["rope_parameters.rope_type", "rope_parameters.type"],
+        "rope_parameters.partial_rotary_factor",
+    ),
+];
+
 /// The base of the rotary frequencies: `rope_parameters.rope_theta` since transformers 5, `rope_theta` before.
 fn rope_theta(keys: Keys<'_>) -> Result<f64, ConfigError> {
     keys.only("partial_rotary_factor", "1", |factor| factor.as_f64() == Some(1.0))?;
     let before = keys.positive("rope_theta", 10000.0)?;
-    for key in ["rope_scaling", "rope_parameters"] {
+    for (key, kinds, factor) in ROPE_KEYS {
         let Some(rope) = keys.object(key)? else { continue };
-        for kind in ["rope_type", "type"] {
+        for kind in kinds {
             rope.only(kind, "\"default\" (no scaling of rotary positions)", |kind| kind == "default")?;
         }
-        rope.only("partial_rotary_factor", "1", |factor| factor.as_f64() == Some(1.0))?;
+        rope.only(factor, "1", |factor| factor.as_f64() == Some(1.0))?;
     }
     match keys.object("rope_parameters")? {
-        Some(rope) => rope.positive("rope_theta", before),
+        Some(rope) => rope.positive("rope_parameters.rope_theta", before),
         None => Ok(before),
     }
 }

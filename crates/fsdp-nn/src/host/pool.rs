@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytemuck::{Pod, Zeroable};
@@ -24,6 +25,8 @@ pub(super) struct Line([u8; 64]);
 pub struct HostPool {
     blocks: Mutex<BTreeMap<usize, Vec<Vec<Line>>>>,
     scratch: Mutex<Vec<Vec<Line>>>,
+    /// Of buffers: in use or free.
+    held_lines: AtomicUsize,
 }
 
 impl HostPool {
@@ -34,8 +37,16 @@ impl HostPool {
 
     /// Gives the storage that no buffer uses back to the allocator.
     pub fn trim(&self) {
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        let free = std::mem::take(&mut *self.blocks.lock().unwrap_or_else(PoisonError::into_inner));
+        let trimmed_lines: usize = free.iter().map(|(line_count, blocks)| line_count * blocks.len()).sum();
+        self.held_lines.fetch_sub(trimmed_lines, Ordering::Relaxed);
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Bytes of all storage of buffers that was allocated and not trimmed: what a process really holds, where
+    /// accounting by rank is logical.
+    pub fn held_bytes(&self) -> usize {
+        self.held_lines.load(Ordering::Relaxed) * size_of::<Line>()
     }
 
     /// Storage for `bytes` bytes of unspecified contents, and whether it is new.
@@ -48,6 +59,9 @@ impl HostPool {
             .get_mut(&line_count)
             .and_then(Vec::pop);
         let is_new = reused.is_none();
+        if is_new {
+            self.held_lines.fetch_add(line_count, Ordering::Relaxed);
+        }
         let lines = reused.unwrap_or_else(|| bytemuck::zeroed_vec(line_count));
         (Storage { lines, pool: Arc::clone(self) }, is_new)
     }

@@ -2,7 +2,6 @@
 
 mod architecture;
 mod batch;
-mod freeze;
 mod gpt2;
 mod llama;
 mod mlp;
@@ -11,7 +10,6 @@ pub mod unsharded;
 
 pub use architecture::Architecture;
 pub use batch::Batch;
-pub use freeze::freeze;
 pub use gpt2::{Gpt2, Gpt2Config};
 pub use llama::{Llama, LlamaConfig};
 pub use mlp::{Mlp, MlpConfig};

@@ -53,8 +53,7 @@ impl<M: Backend> Default for Travelling<M> {
 }
 
 impl<M: Backend, A: Architecture> ModelProgram<M, A> {
-    /// A program of `architecture`. `spec` is its description, perhaps with frozen parameters
-    /// ([`freeze`](super::freeze)).
+    /// A program of `architecture`. `spec` is its description, perhaps with frozen parameters.
     ///
     /// # Panics
     /// When `spec` differs from the architecture's description in more than what is frozen.

@@ -175,6 +175,16 @@ pub(super) fn small() -> Mlp {
     Mlp::new(&mlp()).unwrap()
 }
 
+/// Freezes the parameters whose name contains one of `parts`.
+pub(super) fn freeze(spec: &mut ModelSpec, parts: &[&str]) {
+    for param in &mut spec.params {
+        let names = || std::iter::once(&param.fqn).chain(&param.aliases);
+        if names().any(|name| parts.iter().any(|part| name.contains(part))) {
+            param.trainable = false;
+        }
+    }
+}
+
 /// Packs rows of queries, keys and values, or takes a packed row apart.
 pub(super) struct Packed {
     pub(super) dims: AttentionDims,

@@ -5,11 +5,11 @@ use fsdp_core::model::{BlockId, ModelSpec, ParamId};
 use fsdp_core::program::{CallFootprint, ForwardMode, Program};
 use fsdp_core::{DType, Error};
 
-use super::harness::{Subject, batch, gpt2, hf_models, host, llama, small};
+use super::harness::{Subject, batch, freeze, gpt2, hf_models, host, llama, small};
 use crate::HostMemory;
 use crate::footprint::{RunShape, footprints, measure};
 use crate::model::unsharded::{Call, Pass, calls, run};
-use crate::model::{Architecture, Gpt2, Llama, freeze};
+use crate::model::{Architecture, Gpt2, Llama};
 
 const PASSES: [Pass; 3] = [Pass::Train, Pass::TrainRecomputing, Pass::Evaluate];
 
@@ -20,7 +20,7 @@ fn shape(dtype: DType) -> RunShape {
 /// Compares prediction and counters for every call of every block.
 fn check<A: Architecture + Clone>(architecture: &A, frozen: &[&str]) {
     let mut spec = architecture.description().spec.clone();
-    freeze(&mut spec, &frozen.iter().map(|pattern| String::from(*pattern)).collect::<Vec<_>>()).unwrap();
+    freeze(&mut spec, frozen);
     for dtype in [DType::F32, DType::F64, DType::Bf16] {
         for pass in PASSES {
             let (shape, calls) = (shape(dtype), calls(&spec, pass));
@@ -37,8 +37,8 @@ fn check<A: Architecture + Clone>(architecture: &A, frozen: &[&str]) {
 fn predicted_footprints_are_the_counted_ones() {
     for model in hf_models() {
         check(&model, &[]);
-        check(&model, &["*.0.*"]);
-        check(&model, &["*weight"]);
+        check(&model, &[".0."]);
+        check(&model, &["weight"]);
     }
     check(&small(), &[]);
     check(&small(), &["embed.weight"]);
@@ -117,7 +117,7 @@ fn footprint<A: Architecture + Clone>(
 fn frozen_layers_keep_nothing() {
     let llama = Llama::new(&crate::model::LlamaConfig { tie_word_embeddings: false, ..llama() }).unwrap();
     let mut spec = llama.description().spec.clone();
-    freeze(&mut spec, &["model.embed*".into(), "model.layers.0.*".into()]).unwrap();
+    freeze(&mut spec, &["model.embed", "model.layers.0."]);
     for pass in [Pass::Train, Pass::TrainRecomputing] {
         // The output of one block replaces that of the one before.
         for block in [1, 2] {

@@ -2,9 +2,9 @@
 
 use fsdp_core::DType;
 
-use super::harness::{Subject, batch, gpt2, hf_models, llama, small};
+use super::harness::{Subject, batch, freeze, gpt2, hf_models, llama, small};
 use crate::model::unsharded::Pass;
-use crate::model::{Architecture, Batch, Gpt2, Gpt2Config, Llama, LlamaConfig, freeze};
+use crate::model::{Architecture, Batch, Gpt2, Gpt2Config, Llama, LlamaConfig};
 
 fn recomputing_changes_nothing_of<A: Architecture + Clone>(architecture: &A) {
     for dtype in [DType::F32, DType::F64, DType::Bf16] {
@@ -28,11 +28,11 @@ fn freezing_changes_no_bit_of_other_gradients() {
         let mut subject = Subject::new(model, DType::F32);
         let batch = batch(2, 5, 13);
         let all = subject.run(&batch, Pass::Train);
-        for pattern in
-            ["*.0.*", "*.1.*", "*bias", "*weight", "*q_proj*", "*.c_attn.*", "*wte*", "*embed*", "*norm*"]
-        {
+        for part in [".0.", ".1.", "bias", "weight", "q_proj", ".c_attn.", "wte", "embed", "norm"] {
             subject.spec = subject.architecture.description().spec.clone();
-            if freeze(&mut subject.spec, &[pattern.into()]).is_err() {
+            freeze(&mut subject.spec, &[part]);
+            let trained = subject.spec.params.iter().filter(|param| param.trainable).count();
+            if [0, subject.spec.params.len()].contains(&trained) {
                 continue;
             }
             for pass in [Pass::Train, Pass::TrainRecomputing] {
@@ -41,7 +41,7 @@ fn freezing_changes_no_bit_of_other_gradients() {
                 for ((param, some), all) in subject.spec.params.iter().zip(some.gradients).zip(&all.gradients)
                 {
                     let expected = if param.trainable { all.clone() } else { vec![0.0; all.len()] };
-                    assert_eq!(some, expected, "{} with {pattern} frozen", param.fqn);
+                    assert_eq!(some, expected, "{} with {part} frozen", param.fqn);
                 }
             }
         }

@@ -66,6 +66,18 @@ pub enum ConfigError {
         /// What is accepted.
         allowed: String,
     },
+    /// A pattern that is no regular expression.
+    #[error("{origin}: `{key}`: \"{pattern}\" is not a regular expression: {}", reason(fault))]
+    Pattern {
+        /// Where it was written.
+        origin: String,
+        /// The key, dotted.
+        key: String,
+        /// The pattern.
+        pattern: String,
+        /// Why; a part of the message, because as a cause it would be drawn over several lines.
+        fault: Box<regex::Error>,
+    },
     /// A key without a default is absent.
     #[error("{origin}: `{key}` is missing; set it to {allowed}")]
     Missing {
@@ -105,6 +117,13 @@ pub enum ConfigError {
         /// Its value.
         dividend: u64,
     },
+}
+
+/// The last line of a parser's message, which is drawn over several.
+fn reason(fault: &regex::Error) -> String {
+    let text = fault.to_string();
+    let last = text.lines().last().unwrap_or_default();
+    last.strip_prefix("error: ").unwrap_or(last).to_owned()
 }
 
 fn suggestion(nearest: Option<&str>, known: &[String]) -> String {

@@ -12,7 +12,7 @@ use toml::{Table, Value};
 use super::error::ConfigError;
 use super::fsdp_json::{self, FsdpJson};
 use super::kind::{COUNT, Kind, POSITIVE_COUNT, SIZE, TEXT, TEXTS, one_of};
-use super::patterns::PATTERNS;
+use super::patterns;
 use super::reader::{Origin, Reader};
 use super::warning::Warning;
 
@@ -180,7 +180,7 @@ impl FsdpConfig {
             reduce_dtype: choice.of("reduce_dtype", DTYPE, json.reduce_dtype)?.unwrap_or(Dtype::F32),
             activation_checkpointing: checkpointing.unwrap_or(ActivationCheckpointing::None),
             mesh: MeshConfig { replicate: mesh.or("replicate", SIZE, 1)? },
-            frozen: reader.or("frozen", PATTERNS, Vec::new())?,
+            frozen: patterns::read(&reader, "frozen")?,
         })
     }
 }

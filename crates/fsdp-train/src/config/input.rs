@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use super::error::ConfigError;
-use super::kind::{BOOL, COUNT, Kind, SIZE, SOME_TEXTS, TEXT, TEXTS, one_of};
+use super::kind::{BOOL, COUNT, Kind, SIZE, SOME_TEXTS, TEXT, TEXTS, one_of, write_or_none};
 use super::reader::{Origin, Reader};
 
 const FORMAT: Kind<Format> = one_of("\"text\", \"jsonl\", \"tokens-u16\" or \"tokens-u32\"");
@@ -44,10 +44,10 @@ pub struct DataConfig {
     /// How documents become samples.
     pub packing: Packing,
     /// Put before every document (packing "documents" only).
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "write_or_none")]
     pub bos: Option<TokenRef>,
     /// Put after every document (packing "documents" only).
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "write_or_none")]
     pub eos: Option<TokenRef>,
     /// Fills short documents. Padded positions do not count, so the default, id 0, serves any vocabulary.
     pub pad: TokenRef,
@@ -104,8 +104,8 @@ impl DataConfig {
             format: reader.or("format", FORMAT, Format::Text)?,
             tokenizer: reader.or("tokenizer", TEXT, "bytes".to_owned())?,
             packing: reader.or("packing", PACKING, Packing::Stream)?,
-            bos: reader.optional("bos", TOKEN)?,
-            eos: reader.optional("eos", TOKEN)?,
+            bos: reader.or_none("bos", TOKEN)?,
+            eos: reader.or_none("eos", TOKEN)?,
             pad: reader.or("pad", TOKEN, TokenRef::Id(0))?,
             seq_len: reader.required("seq_len", SIZE)?,
             shuffle: reader.or("shuffle", BOOL, true)?,

@@ -4,7 +4,11 @@
 //! and a key cannot be read without its range.
 
 use serde::de::DeserializeOwned;
+use serde::{Serialize, Serializer};
 use toml::Value;
+
+/// How a key that has no value is written, so that `resolved.toml` names every key.
+pub(super) const NONE: &str = "none";
 
 /// A type with a range, as a reader of TOML values.
 pub(super) struct Kind<T> {
@@ -86,6 +90,17 @@ pub(super) const SOME_TEXTS: Kind<Vec<String>> = Kind {
 /// One of the names of `T`, which `allowed` lists.
 pub(super) const fn one_of<T: DeserializeOwned>(allowed: &'static str) -> Kind<T> {
     Kind { allowed, read: |value| value.clone().try_into().ok() }
+}
+
+/// Writes a value, or [`NONE`].
+pub(super) fn write_or_none<T: Serialize, S: Serializer>(
+    value: &Option<T>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match value {
+        Some(value) => value.serialize(serializer),
+        None => serializer.serialize_str(NONE),
+    }
 }
 
 fn count(value: &Value) -> Option<u64> {

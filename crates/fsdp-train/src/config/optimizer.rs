@@ -5,8 +5,10 @@ use serde::Serialize;
 use toml::Table;
 
 use super::error::ConfigError;
-use super::kind::{BETA, BETAS, BOOL, Kind, NON_NEGATIVE, NON_NEGATIVES, NON_POSITIVE, NUMBER, POSITIVE};
-use super::patterns::PATTERNS;
+use super::kind::{
+    BETA, BETAS, BOOL, Kind, NON_NEGATIVE, NON_NEGATIVES, NON_POSITIVE, NUMBER, POSITIVE, write_or_none,
+};
+use super::patterns;
 use super::reader::{Origin, Reader};
 
 const PATH: &str = "train.optimizer";
@@ -62,8 +64,8 @@ pub struct SgdConfig {
 /// Hyperparameters of `transformers.Adafactor`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct AdafactorConfig {
-    /// Learning rate; absent with `relative_step`, which derives it from the step.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Learning rate; none with `relative_step`, which derives it from the step.
+    #[serde(serialize_with = "write_or_none")]
     pub lr: Option<f64>,
     /// Regularization of the squared gradient and of the parameter scale.
     pub eps: [f64; 2],
@@ -71,8 +73,8 @@ pub struct AdafactorConfig {
     pub clip_threshold: f64,
     /// Exponent of the running averages of squares.
     pub decay_rate: f64,
-    /// Decay of the first moment; absent keeps none.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Decay of the first moment, if it is kept.
+    #[serde(serialize_with = "write_or_none")]
     pub beta1: Option<f64>,
     /// Weight decay.
     pub weight_decay: f64,
@@ -123,7 +125,7 @@ impl AdamwConfig {
             betas: reader.or("betas", BETAS, [0.9, 0.999])?,
             eps: reader.or("eps", NON_NEGATIVE, 1e-8)?,
             weight_decay: reader.or("weight_decay", NON_NEGATIVE, 1e-2)?,
-            no_decay: reader.or("no_decay", PATTERNS, Vec::new())?,
+            no_decay: patterns::read(&reader, "no_decay")?,
         })
     }
 }
@@ -138,7 +140,7 @@ impl SgdConfig {
             dampening: reader.or("dampening", NUMBER, 0.0)?,
             weight_decay: reader.or("weight_decay", NON_NEGATIVE, 0.0)?,
             nesterov: reader.or("nesterov", BOOL, false)?,
-            no_decay: reader.or("no_decay", PATTERNS, Vec::new())?,
+            no_decay: patterns::read(&reader, "no_decay")?,
         };
         if sgd.nesterov && (sgd.momentum <= 0.0 || sgd.dampening != 0.0) {
             return Err(reader.rejected("nesterov", "false, unless momentum is above 0 and dampening is 0"));
@@ -163,16 +165,16 @@ impl AdafactorConfig {
         ];
         let reader = Reader::open(origin, PATH, table, keys)?;
         let adafactor = AdafactorConfig {
-            lr: reader.optional("lr", NON_NEGATIVE)?,
+            lr: reader.or_none("lr", NON_NEGATIVE)?,
             eps: reader.or("eps", NON_NEGATIVES, [1e-30, 1e-3])?,
             clip_threshold: reader.or("clip_threshold", POSITIVE, 1.0)?,
             decay_rate: reader.or("decay_rate", NON_POSITIVE, -0.8)?,
-            beta1: reader.optional("beta1", BETA)?,
+            beta1: reader.or_none("beta1", BETA)?,
             weight_decay: reader.or("weight_decay", NON_NEGATIVE, 0.0)?,
             scale_parameter: reader.or("scale_parameter", BOOL, true)?,
             relative_step: reader.or("relative_step", BOOL, true)?,
             warmup_init: reader.or("warmup_init", BOOL, false)?,
-            no_decay: reader.or("no_decay", PATTERNS, Vec::new())?,
+            no_decay: patterns::read(&reader, "no_decay")?,
         };
         adafactor.check(&reader)?;
         Ok(adafactor)

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use toml::{Table, Value};
 
 use super::error::ConfigError;
-use super::kind::Kind;
+use super::kind::{Kind, NONE};
 
 /// Below this similarity (0 to 1) a suggestion would be a guess.
 const SIMILARITY_MIN: f64 = 0.7;
@@ -105,6 +105,18 @@ impl<'a> Reader<'a> {
         Ok(self.optional(key, kind)?.unwrap_or(default))
     }
 
+    /// The value of a key, unless it is absent or `"none"`.
+    ///
+    /// # Errors
+    /// As [`Reader::optional`].
+    pub(super) fn or_none<T>(&self, key: &'static str, kind: Kind<T>) -> Result<Option<T>, ConfigError> {
+        if self.table.get(key).and_then(Value::as_str) == Some(NONE) {
+            return Ok(None);
+        }
+        let allowed = format!("{}, or \"{NONE}\"", kind.allowed);
+        self.optional(key, kind).map_err(|_| self.rejected(key, &allowed))
+    }
+
     /// The value of a key that has no default.
     ///
     /// # Errors
@@ -160,6 +172,12 @@ impl<'a> Reader<'a> {
             value: value.to_string(),
             allowed: allowed.to_owned(),
         }
+    }
+
+    /// The error for a pattern under a key that is no regular expression.
+    pub(super) fn bad_pattern(&self, key: &str, pattern: &str, fault: regex::Error) -> ConfigError {
+        let (key, pattern) = (self.dotted(key), pattern.to_owned());
+        ConfigError::Pattern { origin: self.origin.of(&key), key, pattern, fault: Box::new(fault) }
     }
 
     /// The error for two written keys of this table that exclude each other.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use toml::Table;
 
 use super::error::ConfigError;
-use super::kind::{Kind, POSITIVE, SIZE, SIZE_OR_ZERO, TEXT, one_of};
+use super::kind::{Kind, POSITIVE, SIZE, SIZE_OR_ZERO, TEXT, one_of, write_or_none};
 use super::reader::{Origin, Reader};
 
 const DEVICE: Kind<Device> = one_of("\"cpu\"");
@@ -33,8 +33,8 @@ pub struct RunConfig {
     pub out_dir: String,
     /// Seconds after which a rank that never arrives is reported.
     pub timeout_s: f64,
-    /// Peak TFLOP/s of one rank; absent leaves MFU out of the metrics.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Peak TFLOP/s of one rank; without it the metrics have no MFU.
+    #[serde(serialize_with = "write_or_none")]
     pub peak_tflops: Option<f64>,
 }
 
@@ -55,7 +55,7 @@ impl RunConfig {
             threads: reader.or("threads", THREADS, 0)?,
             out_dir: reader.required("out_dir", TEXT)?,
             timeout_s: reader.or("timeout_s", SECONDS, 600.0)?,
-            peak_tflops: reader.optional("peak_tflops", POSITIVE)?,
+            peak_tflops: reader.or_none("peak_tflops", POSITIVE)?,
         })
     }
 }

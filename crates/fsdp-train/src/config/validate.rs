@@ -20,7 +20,7 @@ pub(super) fn validate(
     batches(config, origin)?;
     mesh(config, origin)?;
     reshard(config, origin, warnings)?;
-    schedule(config, origin)
+    schedule(config, origin, warnings)
 }
 
 fn batches(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
@@ -52,12 +52,14 @@ fn reshard(config: &Resolved, origin: &Origin, warnings: &mut Vec<Warning>) -> R
     })
 }
 
-fn schedule(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
+fn schedule(config: &Resolved, origin: &Origin, warnings: &mut Vec<Warning>) -> Result<(), ConfigError> {
     let schedule = &config.train.lr_schedule;
-    let warmup = schedule.warmup().steps;
-    if warmup > config.train.steps {
-        let allowed = format!("at most train.steps = {}", config.train.steps);
-        return Err(out_of_range(origin, "train.lr_schedule.warmup_steps", &warmup.to_string(), allowed));
+    let warmup_steps = schedule.warmup().steps;
+    let steps = config.train.steps;
+    if warmup_steps > steps {
+        let [warmup_origin, steps_origin] =
+            ["train.lr_schedule.warmup_steps", "train.steps"].map(|key| origin.of(key));
+        warnings.push(Warning::EndsInWarmup { warmup_steps, warmup_origin, steps, steps_origin });
     }
     let (LrScheduleConfig::Linear { min_lr, .. } | LrScheduleConfig::WarmupCosine { min_lr, .. }) = schedule
     else {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Something that was written and has no effect.
+/// Something that was written and does not do what one might think.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Warning {
@@ -29,6 +29,17 @@ pub enum Warning {
     },
     /// `reshard_after_forward = 1`.
     GroupsOfOne,
+    /// `train.steps` is less than the schedule's `warmup_steps`.
+    EndsInWarmup {
+        /// The steps of the warm-up.
+        warmup_steps: u64,
+        /// Where they were written.
+        warmup_origin: String,
+        /// The steps of the run.
+        steps: u64,
+        /// Where they were written.
+        steps_origin: String,
+    },
 }
 
 impl fmt::Display for Warning {
@@ -42,6 +53,11 @@ impl fmt::Display for Warning {
             Warning::GroupsOfOne => {
                 f.write_str("`fsdp.reshard_after_forward` = 1 keeps whole parameters, as false does")
             }
+            Warning::EndsInWarmup { warmup_steps, warmup_origin, steps, steps_origin } => write!(
+                f,
+                "the run ends within its warm-up: `train.steps` = {steps} ({steps_origin}) is less than \
+                 `train.lr_schedule.warmup_steps` = {warmup_steps} ({warmup_origin})"
+            ),
         }
     }
 }

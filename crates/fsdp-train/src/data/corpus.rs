@@ -40,8 +40,7 @@ impl Corpus {
     pub(super) fn read(paths: &[String], format: Format, tokenizer: &Tokenizer) -> Result<Corpus, DataError> {
         let mut corpus = Corpus { files: Vec::new(), tokens: Vec::new(), documents: Vec::new() };
         for file in files::find(paths, format)? {
-            let bytes =
-                fs::read(&file.path).map_err(|source| DataError::Read { file: file.path.clone(), source })?;
+            let bytes = fs::read(&file.path).map_err(|source| files::unreadable(&file.path, source))?;
             match format {
                 Format::Text => corpus.push_text(file, bytes, tokenizer)?,
                 Format::Jsonl => corpus.push_jsonl(file, bytes, tokenizer)?,

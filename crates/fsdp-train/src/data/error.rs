@@ -5,13 +5,17 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
+use crate::config::DataConfig;
+
 /// Data that cannot be trained on.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DataError {
     /// A file or folder cannot be read.
-    #[error("cannot read {}: {source}; check the paths of [data]", file.display())]
+    #[error("cannot read {}: {source}; check the paths of {key}", file.display())]
     Read {
+        /// The key that leads there, dotted.
+        key: &'static str,
         /// The file or folder.
         file: PathBuf,
         /// Why.
@@ -140,4 +144,15 @@ pub enum DataError {
         /// Inputs per sample.
         seq_len: usize,
     },
+}
+
+impl DataError {
+    /// Names the key whose paths lead to a file that can not be read.
+    pub(crate) fn with_key(mut self, config: &DataConfig) -> DataError {
+        if let DataError::Read { key, file, .. } = &mut self {
+            let leads = |paths: &[String]| paths.iter().any(|path| file.starts_with(path));
+            *key = if leads(&config.train) || !leads(&config.eval) { "data.train" } else { "data.eval" };
+        }
+        self
+    }
 }

@@ -83,6 +83,7 @@ fn is_of(path: &Path, format: Format) -> bool {
     }
 }
 
-fn unreadable(path: &Path, source: std::io::Error) -> DataError {
-    DataError::Read { file: path.to_owned(), source }
+/// The error for a file or folder of `[data]`.
+pub(super) fn unreadable(path: &Path, source: std::io::Error) -> DataError {
+    DataError::Read { key: "[data]", file: path.to_owned(), source }
 }

@@ -8,6 +8,7 @@ use fsdp_core::model::ModelSpec;
 use fsdp_nn::model::Architecture;
 
 use super::closed_form::expected_traffic;
+use super::coverage;
 use super::promise::Promise;
 use super::report::{Difference, MemoryLine, TrafficLine, WorldReport};
 use super::snapshot::{Kind, Pieces, Snapshot};
@@ -25,45 +26,19 @@ pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
 ) -> Result<WorldReport, TrainError> {
     let plan = &job.plan;
     let promise = Promise::of(plan, &job.config.train.optimizer);
-    let spec = &plan.spec;
-    let mut failures = Vec::new();
-    for (rank, run) in ranks.iter().enumerate() {
-        if run.reports != ranks[0].reports {
-            failures.push(format!("rank {rank} reports other losses or norms than rank 0"));
-        }
-        failures.extend(growth(&run.settled, &run.usage).map(|what| format!("rank {rank}: {what}")));
-    }
-    let first = |pieces: &RankRun| pieces.first.clone();
-    let last = |pieces: &RankRun| pieces.last.clone();
-    let gradients = difference(spec, &reference.first, ranks, &first, |kind| kind == Kind::Gradient);
-    let params = difference(spec, &reference.last, ranks, &last, |kind| kind == Kind::Param);
-    let states = difference(spec, &reference.last, ranks, &last, |kind| matches!(kind, Kind::State(_)));
-    let largest = |value: fn(&StepReport) -> f64| {
-        let pairs = ranks[0].reports.iter().zip(&reference.reports);
-        pairs.map(|(got, want)| (value(got) - value(want)).abs()).fold(0.0, f64::max)
-    };
-    let (loss_difference, norm_difference) = (largest(|r| r.loss), largest(|r| r.grad_norm));
-    match promise {
-        Promise::Bits => {
-            for (what, difference) in
-                [("parameters", &params), ("gradients", &gradients), ("optimizer state", &states)]
-            {
-                if difference.differing > 0 {
-                    failures.push(format!("{} elements of {what} differ in bits", difference.differing));
-                }
-            }
-            if loss_difference != 0.0 || norm_difference != 0.0 {
-                failures.push("losses or gradient norms differ in bits".into());
-            }
-        }
-        Promise::Bounds => failures.extend(out_of_bounds(job, reference, ranks)),
-    }
+    let mut failures = disagreements(ranks);
+    failures.extend(gaps(job, reference, ranks));
+    let values = Values::of(&plan.spec, reference, ranks);
+    failures.extend(match promise {
+        Promise::Bits => values.other_bits(),
+        Promise::Bounds => out_of_bounds(job, reference, ranks),
+    });
     if let (Some(got), Some(want)) = (ranks[0].reports.first(), reference.reports.first())
         && got.loss.to_bits() != want.loss.to_bits()
     {
         failures.push(format!("the first loss is {}, not {}", got.loss, want.loss));
     }
-    let statistics = M::rule(&job.config.train.optimizer, spec)?.phases();
+    let statistics = M::rule(&job.config.train.optimizer, &plan.spec)?.phases();
     let traffic = traffic_lines(job, ranks, steps, &statistics);
     for line in &traffic {
         if (line.calls, line.bytes) != (line.expected_calls, line.expected_bytes) {
@@ -78,6 +53,7 @@ pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
         let MemoryLine { category, predicted_bytes, counted_bytes } = line;
         failures.push(format!("{category}: {counted_bytes} bytes counted, {predicted_bytes} predicted"));
     }
+    let Values { loss_difference, norm_difference, params, gradients, states } = values;
     Ok(WorldReport {
         world: plan.mesh.world(),
         replicas: plan.mesh.replicas(),
@@ -95,6 +71,74 @@ pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
     })
 }
 
+/// What ranks must agree on among themselves, whatever the oracle says.
+fn disagreements(ranks: &[RankRun]) -> Vec<String> {
+    let mut failures = Vec::new();
+    for (rank, run) in ranks.iter().enumerate() {
+        if run.reports != ranks[0].reports {
+            failures.push(format!("rank {rank} reports other losses or norms than rank 0"));
+        }
+        failures.extend(growth(&run.settled, &run.usage).map(|what| format!("rank {rank}: {what}")));
+    }
+    failures
+}
+
+/// What is compared that some replica does not hold, and replicas that differ.
+fn gaps<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun]) -> Vec<String> {
+    let (spec, mesh) = (&job.plan.spec, job.plan.mesh);
+    let first: Vec<&Pieces> = ranks.iter().map(|run| &run.first).collect();
+    let last: Vec<&Pieces> = ranks.iter().map(|run| &run.last).collect();
+    let gradients = coverage::expected(&reference.first, |kind| kind == Kind::Gradient);
+    let others = coverage::expected(&reference.last, |kind| kind != Kind::Gradient);
+    let mut failures = coverage::gaps(spec, mesh, &gradients, &first);
+    failures.extend(coverage::gaps(spec, mesh, &others, &last));
+    failures.extend(coverage::unequal_replicas(mesh, &last));
+    failures
+}
+
+/// The largest differences between the ranks and the oracle.
+struct Values {
+    loss_difference: f64,
+    norm_difference: f64,
+    params: Difference,
+    gradients: Difference,
+    states: Difference,
+}
+
+impl Values {
+    fn of(spec: &ModelSpec, reference: &Reference, ranks: &[RankRun]) -> Self {
+        let first = |run: &RankRun| run.first.clone();
+        let last = |run: &RankRun| run.last.clone();
+        let largest = |value: fn(&StepReport) -> f64| {
+            let pairs = ranks[0].reports.iter().zip(&reference.reports);
+            pairs.map(|(got, want)| (value(got) - value(want)).abs()).fold(0.0, f64::max)
+        };
+        Self {
+            loss_difference: largest(|report| report.loss),
+            norm_difference: largest(|report| report.grad_norm),
+            params: difference(spec, &reference.last, ranks, &last, |kind| kind == Kind::Param),
+            gradients: difference(spec, &reference.first, ranks, &first, |kind| kind == Kind::Gradient),
+            states: difference(spec, &reference.last, ranks, &last, |kind| matches!(kind, Kind::State(_))),
+        }
+    }
+
+    /// What has not the oracle's bits.
+    fn other_bits(&self) -> Vec<String> {
+        let mut failures = Vec::new();
+        for (what, difference) in
+            [("parameters", &self.params), ("gradients", &self.gradients), ("optimizer state", &self.states)]
+        {
+            if difference.differing > 0 {
+                failures.push(format!("{} elements of {what} differ in bits", difference.differing));
+            }
+        }
+        if self.loss_difference != 0.0 || self.norm_difference != 0.0 {
+            failures.push("losses or gradient norms differ in bits".into());
+        }
+        failures
+    }
+}
+
 /// What a rank needs more of after the last step than after the first. Buffers are compared, not the storage
 /// behind them: when the pool is asked for that depends on which collectives happen to overlap.
 fn growth(first: &Usage, last: &Usage) -> impl Iterator<Item = String> {
@@ -109,7 +153,7 @@ fn growth(first: &Usage, last: &Usage) -> impl Iterator<Item = String> {
     })
 }
 
-/// The largest difference of values of a kind. Every element must be compared.
+/// The largest difference of values of a kind; [`coverage`] says whether all of them were there to compare.
 fn difference(
     spec: &ModelSpec,
     reference: &Snapshot,

@@ -7,6 +7,7 @@
 
 mod closed_form;
 mod compare;
+mod coverage;
 mod promise;
 mod report;
 mod snapshot;
@@ -87,21 +88,27 @@ where
     L::Memory: TrainBackend,
     A: Architecture + Clone,
 {
+    let mut report = VerifyReport::new(job, options.steps);
+    let mut jobs = Vec::new();
+    for &world in &options.world_sizes {
+        match job.at_world(world) {
+            Ok(job) => jobs.push((world, job)),
+            Err(error) if error.is_usage() => {
+                report.skipped.push(Skipped { world, reason: error.to_string() });
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    if jobs.is_empty() {
+        return Ok(report);
+    }
     (options.progress)(None);
     let reference = launcher
         .launch(1, &|seat: Seat<L::Memory>| oracle(job, seat, options.steps))?
         .pop()
         .expect("one rank ran");
-    let mut report = VerifyReport::new(job, options.steps, &reference.reports);
-    for &world in &options.world_sizes {
-        let job = match job.at_world(world) {
-            Ok(job) => job,
-            Err(error) if error.is_usage() => {
-                report.skipped.push(Skipped { world, reason: error.to_string() });
-                continue;
-            }
-            Err(error) => return Err(error),
-        };
+    report.oracle_losses = reference.reports.iter().map(|report| report.loss).collect();
+    for (world, job) in jobs {
         (options.progress)(Some(world));
         let ranks = launcher.launch(world, &|seat: Seat<L::Memory>| {
             let mut order = (options.order)(seat.rank);

@@ -4,7 +4,7 @@ use fsdp_core::DType;
 use fsdp_core::engine::Plan;
 use fsdp_core::schedule::AccumulationOrder;
 
-use crate::config::OptimizerConfig;
+use crate::config::{self, OptimizerConfig, Resolved};
 
 /// What is promised of a sharded run, compared with the oracle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,13 +19,32 @@ pub enum Promise {
 impl Promise {
     /// The promise for a plan and an optimizer.
     pub fn of(plan: &Plan, optimizer: &OptimizerConfig) -> Self {
-        let (replicas, shards) = (plan.mesh.replicas(), plan.mesh.shards());
+        let axes = [plan.mesh.replicas(), plan.mesh.shards()];
         let micro_batches = plan.step.rounds * plan.mesh.world();
-        let powers = [replicas, shards, micro_batches].into_iter().all(usize::is_power_of_two);
         let running = plan.policy.accumulation_order == AccumulationOrder::Running;
+        Self::decide(axes, micro_batches, running, plan.policy.reduce_dtype, optimizer)
+    }
+
+    /// The promise for a configuration, without planning it.
+    pub fn of_config(config: &Resolved) -> Self {
+        let replicas = config.fsdp.mesh.replicate;
+        let axes = [replicas, config.run.ranks / replicas];
+        let running = config.fsdp.accumulation_order == config::AccumulationOrder::Running;
+        let micro_batches = config.train.micro_batches_per_step();
+        Self::decide(axes, micro_batches, running, config.fsdp.reduce_dtype.into(), &config.train.optimizer)
+    }
+
+    fn decide(
+        axes: [usize; 2],
+        micro_batches: usize,
+        running: bool,
+        reduce_dtype: DType,
+        optimizer: &OptimizerConfig,
+    ) -> Self {
+        let powers = axes.into_iter().chain([micro_batches]).all(usize::is_power_of_two);
         // With one rank the running order is the oracle's.
-        let ordered = if running { plan.mesh.world() == 1 } else { powers };
-        let exact_dtype = plan.policy.reduce_dtype != DType::Bf16;
+        let ordered = if running { axes == [1, 1] } else { powers };
+        let exact_dtype = reduce_dtype != DType::Bf16;
         let element_wise = !matches!(optimizer, OptimizerConfig::Adafactor(_));
         if ordered && exact_dtype && element_wise { Promise::Bits } else { Promise::Bounds }
     }

@@ -1,0 +1,89 @@
+//! `fsdp verify`: which world sizes are verified, and what a shrunk run promises.
+
+use crate::support::{Sandbox, folded};
+
+/// The lines that speak of worlds, promises and skipping.
+fn outcome(text: &str) -> String {
+    let speaks = |line: &&str| {
+        ["world ", "skipped ", "shrunk: ", "no world"]
+            .iter()
+            .any(|start| line.trim_start_matches("note: ").starts_with(start))
+    };
+    folded(&text.lines().filter(speaks).collect::<Vec<_>>().join("\n"))
+}
+
+#[test]
+fn nothing_is_trained_when_no_world_fits() {
+    let ran = Sandbox::new().fsdp("verify run.toml --world-sizes 3");
+    assert_eq!(ran.code, Some(1));
+    assert!(!ran.stderr.contains("training"), "{}", ran.stderr);
+    insta::assert_snapshot!(folded(&ran.stdout), @r"
+    8.0K parameters in 3 units, 4 micro-batches per step
+
+    skipped world 3: run.ranks = 3: must divide the 4 micro-batches of a step
+
+    no world size was verified: none of them fits the configuration
+    ");
+}
+
+#[test]
+fn a_shrunk_run_promises_what_the_run_file_does() {
+    let sandbox = Sandbox::new();
+    let set = "--steps 1 --shrink --set train.micro_batch_size=1 --set data.seq_len=2";
+    let powers = sandbox.succeed(&format!("verify run.toml {set} --set train.global_batch_size=32"));
+    insta::assert_snapshot!(outcome(&powers.stdout), @r"
+    world 1: mesh 1 x 1 (replicate x shard), promised: equal bits (D2)
+    world 2: mesh 1 x 2 (replicate x shard), promised: equal bits (D2)
+    world 4: mesh 1 x 4 (replicate x shard), promised: equal bits (D2)
+    ");
+    let others = sandbox.succeed(&format!("verify run.toml {set} --set train.global_batch_size=24"));
+    insta::assert_snapshot!(outcome(&others.stdout), @r"
+    world 1: mesh 1 x 1 (replicate x shard), promised: derived bounds
+    world 2: mesh 1 x 2 (replicate x shard), promised: derived bounds
+    world 4: mesh 1 x 4 (replicate x shard), promised: derived bounds
+    ");
+    let three = format!("verify run.toml {set} --set train.global_batch_size=32 --world-sizes 1,2,3");
+    insta::assert_snapshot!(outcome(&sandbox.succeed(&three).stdout), @r"
+    world 1: mesh 1 x 1 (replicate x shard), promised: equal bits (D2)
+    world 2: mesh 1 x 2 (replicate x shard), promised: equal bits (D2)
+    skipped world 3: run.ranks = 3: must divide the 32 micro-batches of a step
+    ");
+}
+
+#[test]
+fn a_world_with_another_promise_than_the_run_file_is_pointed_out() {
+    let sandbox = Sandbox::new();
+    let set = "--steps 1 --set fsdp.accumulation_order=running";
+    let ran = sandbox.succeed(&format!("verify run.toml --shrink --world-sizes 1,2 {set}"));
+    insta::assert_snapshot!(outcome(&ran.stdout), @r"
+    world 1: mesh 1 x 1 (replicate x shard), promised: equal bits (D2)
+    world 2: mesh 1 x 2 (replicate x shard), promised: derived bounds
+    ");
+    insta::assert_snapshot!(outcome(&ran.stderr), @r"
+    shrunk: 8.0K parameters to 8.0K
+    shrunk: 2 layers, hidden 16, heads 4/2, ffn 24, vocabulary 256 to 2 layers, hidden 16, heads 4/2,
+    ffn 24, vocabulary 256
+    shrunk: sequences of 8 tokens to 8, 4 micro-batches of 2 to 4 of 1
+    world 1 was held to equal bits (D2); the run file itself, with its 2 ranks and 4 micro-batches per
+    step, promises derived bounds
+    ");
+}
+
+#[test]
+fn cut_groups_are_noted_and_reasons_quote_the_run_file() {
+    let sandbox = Sandbox::new();
+    let set = "--set run.ranks=8 --set train.micro_batch_size=1 --set fsdp.reshard_after_forward=4";
+    let ran = sandbox.succeed(&format!("verify run.toml --shrink --steps 1 --world-sizes 1,2 {set}"));
+    insta::assert_snapshot!(outcome(&ran.stderr), @r"
+    shrunk: resharding to groups of 4 to 2
+    shrunk: 8.0K parameters to 8.0K
+    shrunk: 2 layers, hidden 16, heads 4/2, ffn 24, vocabulary 256 to 2 layers, hidden 16, heads 4/2,
+    ffn 24, vocabulary 256
+    shrunk: sequences of 8 tokens to 8, 8 micro-batches of 1 to 2 of 1
+    ");
+    insta::assert_snapshot!(outcome(&ran.stdout), @r"
+    world 2: mesh 1 x 2 (replicate x shard), promised: equal bits (D2)
+    skipped world 1: fsdp.reshard_after_forward = 2: a group size must divide the shard axis of 1 ranks
+    (--shrink made this of the run file's 4)
+    ");
+}

@@ -1,0 +1,44 @@
+//! Which micro-batch of the data a rank runs when.
+
+use crate::schedule::{Accumulation, micro_batch_index};
+use crate::{Mesh, Rank};
+
+#[test]
+fn micro_batches_are_dealt_to_ranks_and_rounds_once_each() {
+    for replicas in 1..5 {
+        for shards in 1..6 {
+            for rounds in 1..6 {
+                for accumulation in [Accumulation::Reduce, Accumulation::Unsharded] {
+                    let mesh = Mesh::new(replicas, shards).unwrap();
+                    let mut seen = vec![0; mesh.world() * rounds];
+                    for rank in 0..mesh.world() {
+                        for round in 0..rounds {
+                            seen[micro_batch_index(mesh, accumulation, rounds, Rank(rank), round)] += 1;
+                        }
+                    }
+                    assert!(seen.iter().all(|&times| times == 1), "{mesh}, {rounds} rounds: {seen:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_digit_that_is_summed_first_is_the_least_significant() {
+    let mesh = Mesh::new(2, 3).unwrap();
+    let at = |mode, rank, round| micro_batch_index(mesh, mode, 4, Rank(rank), round);
+    assert_eq!([at(Accumulation::Reduce, 0, 0), at(Accumulation::Reduce, 1, 0)], [0, 1]);
+    assert_eq!([at(Accumulation::Reduce, 0, 1), at(Accumulation::Reduce, 3, 0)], [3, 12]);
+    assert_eq!([at(Accumulation::Unsharded, 0, 1), at(Accumulation::Unsharded, 1, 0)], [1, 4]);
+    assert_eq!([at(Accumulation::Unsharded, 3, 0), at(Accumulation::Unsharded, 5, 3)], [12, 23]);
+}
+
+#[test]
+fn micro_batches_out_of_range_are_refused() {
+    let mesh = Mesh::new(1, 2).unwrap();
+    for (rank, round) in [(2, 0), (0, 3)] {
+        let index =
+            std::panic::catch_unwind(|| micro_batch_index(mesh, Accumulation::Reduce, 3, Rank(rank), round));
+        assert!(index.is_err());
+    }
+}
