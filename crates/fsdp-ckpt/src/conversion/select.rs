@@ -144,10 +144,13 @@ fn note_common_step(tensors: &BTreeMap<String, OutputTensor>, notes: &mut Vec<St
     }
 }
 
-/// Finds tensors whose elements are the very same bytes of the source.
+/// Finds weights whose elements are the very same bytes of the source.
+///
+/// State of an optimizer is never tied: sources that keep one count of steps for all parameters mean one for each,
+/// and an optimizer that found them in one storage would advance all of them with each.
 fn tie(checkpoint: &Checkpoint, tensors: &mut [OutputTensor]) {
     let mut firsts: BTreeMap<(usize, u64), Vec<usize>> = BTreeMap::new();
-    for index in 0..tensors.len() {
+    for index in (0..tensors.len()).filter(|&index| tensors[index].role == Role::Model).collect::<Vec<_>>() {
         let chunks = |index: usize| -> &[Chunk] { &checkpoint.tensors[&tensors[index].source].chunks };
         let Some(first_chunk) = chunks(index).first().filter(|_| !tensors[index].is_empty()) else {
             continue;

@@ -165,6 +165,24 @@ fn requests_that_make_no_sense_are_refused() {
     assert!(message.contains("nothing is left of the name `c`"), "{message}");
 }
 
+/// DeepSpeed keeps one count of steps for each group of parameters.
+#[test]
+fn state_of_the_optimizer_is_never_tied() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = formats::open(fixture("deepspeed_layout/zero3")).unwrap();
+    let steps = || source.tensors.iter().filter(|(name, _)| name.ends_with(".step"));
+    let places = |of: &Checkpoint| -> std::collections::BTreeSet<u64> {
+        steps().map(|(name, _)| of.tensors[name].chunks[0].offset).collect()
+    };
+    assert!(places(&source).len() < steps().count(), "the source has fewer counts than parameters");
+    for target in [Target::Safetensors, Target::Torch] {
+        let out = dir.path().join(format!("{target:?}"));
+        converted(&source, &out, &Conversion { part: Part::All, ..Conversion::new(target) }).unwrap();
+        let result = formats::open(&out).unwrap();
+        assert_eq!(places(&result).len(), steps().count(), "every parameter has its own");
+    }
+}
+
 #[test]
 fn tied_weights_of_the_configuration_are_written_once_if_they_are_equal() {
     let dir = tempfile::tempdir().unwrap();
