@@ -8,12 +8,12 @@ mod bounds;
 use bounds::{Bounds, Work, filled};
 use criterion::{Criterion, criterion_group, criterion_main};
 use fsdp_core::memory::{Category, HostSlice, Memory, Slice, SliceMut};
-use fsdp_core::model::ParamId;
+use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
 use fsdp_core::program::GradientTarget;
 use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule};
 use fsdp_core::{DType, Queue};
 use fsdp_nn::backend::{AttentionDims, HeadDims, LinearDims, Orientation};
-use fsdp_nn::update::{AdamW, Sgd};
+use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, Sgd};
 use fsdp_nn::{Backend, HostBuffer, HostMemory, HostOptions};
 
 const ROWS: usize = 2048;
@@ -154,8 +154,12 @@ fn optimizers(c: &mut Criterion) {
     let scalars = StepScalars { step: 3, lr: 1e-3, gradient_scale: 1e-3, clip: 0.5 };
     for (threads, memory, bounds) in memories() {
         let gradient = filled(&memory, len);
-        let rules: [(&str, usize, Box<dyn UpdateRule<HostMemory>>); 2] =
-            [("adamw", 7, Box::new(AdamW::default())), ("sgd", 3, Box::new(Sgd::default()))];
+        // Adafactor's passes read the gradient thrice, and the parameters once more than they update them.
+        let rules: [(&str, usize, Box<dyn UpdateRule<HostMemory>>); 3] = [
+            ("adamw", 7, Box::new(AdamW::default())),
+            ("sgd", 3, Box::new(Sgd::default())),
+            ("adafactor", 6, Box::new(Adafactor::new(AdafactorOptions::default(), &one_param(len)))),
+        ];
         for (name, tensors, mut rule) in rules {
             let mut params = filled(&memory, len);
             let mut state = Vec::new();
@@ -173,10 +177,23 @@ fn optimizers(c: &mut Criterion) {
                     state: &mut state,
                     pieces: &[piece],
                 };
-                rule.update(&memory, &mut shard, &scalars, &[]).expect("fits");
+                let mut sums: Vec<Vec<f64>> = Vec::new();
+                for (phase, count) in rule.phases().into_iter().enumerate() {
+                    let mut found = vec![0.0; count];
+                    rule.statistics(&memory, phase, &mut shard, &scalars, &sums, &mut found).expect("fits");
+                    sums.push(found);
+                }
+                rule.update(&memory, &mut shard, &scalars, &sums).expect("fits");
             });
         }
     }
+}
+
+/// A model of one matrix.
+fn one_param(len: usize) -> ModelSpec {
+    let (fqn, shape) = ("weight".to_owned(), vec![len / HIDDEN, HIDDEN]);
+    let param = ParamSpec { fqn, aliases: Vec::new(), shape, trainable: true };
+    ModelSpec { params: vec![param], modules: Vec::new(), blocks: Vec::new() }
 }
 
 criterion_group! {

@@ -160,3 +160,6 @@ fn sharded<M: TrainBackend, A: Architecture + Clone>(
     let usage = trainer.usage();
     Ok(RankRun { reports, first, last, traffic: trainer.traffic(), settled, usage })
 }
+
+#[cfg(test)]
+mod tests;

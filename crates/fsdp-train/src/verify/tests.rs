@@ -1,0 +1,66 @@
+//! What ranks hold is tampered with after a run that kept every promise: the comparison must notice.
+
+use std::sync::Arc;
+
+use fsdp_nn::model::{Mlp, MlpConfig};
+use fsdp_nn::{HostMemory, HostOptions};
+use fsdp_sim::{Threads, WorldOptions};
+
+use super::snapshot::Kind;
+use super::*;
+use crate::InitSource;
+use crate::config::Resolved;
+
+fn job(dir: &std::path::Path) -> Job<Mlp> {
+    let data = dir.join("tokens.bin");
+    std::fs::write(&data, (0..200u16).flat_map(|i| (i * i % 7).to_le_bytes()).collect::<Vec<u8>>()).unwrap();
+    let text = format!(
+        "model = {{ path = 'unused' }}\ndata = {{ train = ['{}'], format = 'tokens-u16', seq_len = 3 }}\n\
+         train = {{ steps = 2, micro_batch_size = 1, global_batch_size = 4 }}\n\
+         fsdp = {{ wrap = ['MlpLayer'], mesh = {{ replicate = 2 }} }}\n\
+         run = {{ ranks = 4, out_dir = 'unused' }}",
+        data.display()
+    );
+    let sizes = MlpConfig { vocab: 7, widths: vec![3, 5], bias: true, tied: false, std: 0.2 };
+    let model = Mlp::new(&sizes).unwrap();
+    let init = InitSource::Random { seed: 0, init: Arc::new(model.description().init.clone()) };
+    Job::new(Resolved::parse(&text, "test", &[]).unwrap().config, model, init).unwrap()
+}
+
+/// The failures found after `tamper` changed what the ranks hold.
+fn failures(tamper: impl Fn(&mut [RankRun])) -> Vec<String> {
+    let dir = tempfile::tempdir().unwrap();
+    let job = job(dir.path());
+    let launcher = Threads::new(WorldOptions::new(1), |_, _| {
+        Arc::new(HostMemory::new(HostOptions { resident: true, ..HostOptions::default() }).unwrap())
+    });
+    let oracle = |seat: Seat<HostMemory>| oracle(&job, seat, 2);
+    let reference = launcher.launch(1, &oracle).unwrap().pop().unwrap();
+    let rank = |seat: Seat<HostMemory>| sharded(&job, seat, 2, &mut ProgramOrder);
+    let mut ranks = launcher.launch(4, &rank).unwrap();
+    tamper(&mut ranks);
+    compare::world::<HostMemory, Mlp>(&job, &reference, &ranks, 2).unwrap().failures
+}
+
+#[test]
+fn values_that_a_rank_does_not_hold_break_the_promise() {
+    assert_eq!(failures(|_| {}), [""; 0]);
+    for kind in [Kind::Param, Kind::Gradient, Kind::State(0)] {
+        let found = failures(|ranks| {
+            for pieces in [&mut ranks[3].first, &mut ranks[3].last] {
+                let at = pieces.values.iter().position(|held| held.kind == kind).unwrap();
+                pieces.values.remove(at);
+            }
+        });
+        assert!(found.iter().any(|failure| failure.starts_with("replica 1 holds ")), "{kind:?}: {found:?}");
+    }
+}
+
+#[test]
+fn a_replica_with_other_bits_breaks_the_promise() {
+    let found = failures(|ranks| ranks[2].last.values[0].values[0] += 1.0);
+    assert!(
+        found.contains(&"rank 2 holds other bits than rank 0, a replica of its shard".into()),
+        "{found:?}"
+    );
+}
