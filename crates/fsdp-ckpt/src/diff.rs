@@ -136,8 +136,10 @@ pub fn diff(
     }
     let sides = [side(first, &pairs, 0, options)?, side(second, &pairs, 1, options)?];
     let found = compare(&pairs, &sides, tolerance, options)?;
-    sides[0].checks.finish()?;
-    sides[1].checks.finish()?;
+    for side in &sides {
+        side.complete_checks(options)?;
+        side.checks.finish()?;
+    }
     for (pair, found) in pairs.iter().zip(found) {
         result.tensors.insert(pair[0].name.to_owned(), found.outcome(pair));
     }

@@ -30,7 +30,7 @@ pub use dcp_fault::DcpFault;
 pub use file_action::FileAction;
 pub use format_fault::FormatFault;
 pub use header_fault::HeaderFault;
-pub use names::{NameDifferences, ShapeDifference};
+pub use names::{DtypeDifference, NameDifferences, ShapeDifference};
 pub use native_fault::NativeFault;
 pub use nesting_fault::NestingFault;
 pub use pickle_fault::PickleFault;

@@ -52,7 +52,7 @@ mod unique_map;
 mod zip;
 
 pub use error::{
-    ConversionFault, CoverageFault, DcpFault, Error, FileAction, FormatFault, HeaderFault, NameDifferences,
-    NativeFault, NestingFault, PickleFault, PlanFault, RankFault, SaveFault, ShapeDifference, TorchFault,
-    TransferFault, ZipFault,
+    ConversionFault, CoverageFault, DcpFault, DtypeDifference, Error, FileAction, FormatFault, HeaderFault,
+    NameDifferences, NativeFault, NestingFault, PickleFault, PlanFault, RankFault, SaveFault,
+    ShapeDifference, TorchFault, TransferFault, ZipFault,
 };

@@ -43,6 +43,7 @@ mod wait;
 
 pub(crate) use commit::{manifest, manifest_file};
 pub use manifest::{MANIFEST_FILE, Manifest, ManifestFile, ManifestShard, ManifestTensor};
+pub(crate) use plan::SHARD_MARK;
 pub use plan::{CHUNK_BYTES_MAX, RankFile, SavePlan, SavedTensor, Shard, even_rows};
 pub use rank_save::{RankDone, RankSave};
 pub use reader::NativeReader;

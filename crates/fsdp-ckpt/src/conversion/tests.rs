@@ -1,5 +1,7 @@
 //! Conversions of the fixtures, and requests that are refused.
 
+mod damage;
+
 use std::{fs, path::Path, sync::atomic::AtomicBool};
 
 use super::*;

@@ -36,6 +36,13 @@ pub enum FormatFault {
         /// The directory.
         directory: PathBuf,
     },
+    /// Files of a native checkpoint without what vouches for them.
+    #[error(
+        "it is part of a native checkpoint whose {} is missing: the save was not completed, or the file was lost; \
+         without it nothing says that the tensors are whole",
+        crate::native::MANIFEST_FILE
+    )]
+    NoManifest,
     /// Several files of weights that nothing joins.
     #[error(
         "it holds several files of weights and nothing says that they belong together; name one of them: {}",

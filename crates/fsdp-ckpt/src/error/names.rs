@@ -17,6 +17,8 @@ pub struct NameDifferences {
     pub extra: Vec<String>,
     /// Tensors of another shape, in the order they were expected.
     pub wrong_shape: Vec<ShapeDifference>,
+    /// Tensors of another element type, in the order they were expected.
+    pub wrong_dtype: Vec<DtypeDifference>,
     /// Tensors of a type that does not convert to floating-point values, in the order they were expected.
     pub wrong_type: Vec<(String, TensorType)>,
 }
@@ -32,11 +34,22 @@ pub struct ShapeDifference {
     pub got: Vec<usize>,
 }
 
+/// One tensor whose element type is not the expected one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DtypeDifference {
+    /// The tensor.
+    pub tensor: String,
+    /// The type that was expected.
+    pub expected: TensorType,
+    /// The type in the file.
+    pub got: TensorType,
+}
+
 impl NameDifferences {
     /// Whether there is no difference.
     pub fn is_empty(&self) -> bool {
         let named = self.missing.len() + self.extra.len();
-        named + self.wrong_shape.len() + self.wrong_type.len() == 0
+        named + self.wrong_shape.len() + self.wrong_dtype.len() + self.wrong_type.len() == 0
     }
 }
 
@@ -48,6 +61,10 @@ impl fmt::Display for NameDifferences {
         list(&mut kinds, "of the wrong shape", &self.wrong_shape, |difference| {
             let ShapeDifference { tensor, expected, got } = difference;
             format!("`{tensor}` (expected {expected:?}, got {got:?})")
+        });
+        list(&mut kinds, "of the wrong type", &self.wrong_dtype, |difference| {
+            let DtypeDifference { tensor, expected, got } = difference;
+            format!("`{tensor}` (expected {expected}, got {got})")
         });
         list(&mut kinds, "of a type that is not F64, F32, BF16 or F16", &self.wrong_type, |(name, dtype)| {
             format!("`{name}` ({dtype})")

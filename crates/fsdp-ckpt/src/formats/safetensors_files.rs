@@ -15,7 +15,10 @@ use serde::Deserialize;
 use crate::{
     checkpoint::{Checkpoint, Chunk, Key, Region, Role, Source, Tensor},
     error::{Error, FormatFault},
+    export::directory_of,
+    file_io::Files,
     model_files::ModelReader,
+    native::{MANIFEST_FILE, SHARD_MARK},
     safetensors::{SafetensorsReader, TensorEntry},
 };
 
@@ -28,6 +31,7 @@ const SHARDING_INFO: &str = "DCP_SHARDING_INFO";
 /// [`Error::Malformed`], [`Error::Format`], [`Error::Io`].
 pub fn open_file(path: &Path) -> Result<Checkpoint, Error> {
     let reader = SafetensorsReader::open(path)?;
+    refuse_native(&reader)?;
     if is_shard(&reader) {
         from_shards(path, vec![reader])
     } else {
@@ -51,6 +55,7 @@ pub fn open_index(path: &Path) -> Result<Checkpoint, Error> {
 pub fn open_files(dir: &Path, names: &[String]) -> Result<Checkpoint, Error> {
     let readers = names.iter().map(|name| SafetensorsReader::open(dir.join(name)));
     let readers = readers.collect::<Result<Vec<_>, _>>()?;
+    readers.iter().try_for_each(refuse_native)?;
     if readers.iter().all(is_shard) {
         return from_shards(dir, readers);
     }
@@ -83,6 +88,20 @@ fn common_count(names: &[String]) -> Option<usize> {
 
 fn is_shard(reader: &SafetensorsReader) -> bool {
     reader.header().metadata().is_some_and(|metadata| metadata.contains_key(SHARDING_INFO))
+}
+
+/// Shards of a native checkpoint are read by its manifest or not at all.
+fn refuse_native(reader: &SafetensorsReader) -> Result<(), Error> {
+    if !reader.header().metadata().is_some_and(|metadata| metadata.contains_key(SHARD_MARK)) {
+        return Ok(());
+    }
+    let directory = directory_of(reader.path());
+    let fault = if Files::disk().link_exists(&directory.join(MANIFEST_FILE)) {
+        FormatFault::PartOfDirectory { directory }
+    } else {
+        FormatFault::NoManifest
+    };
+    Err(Error::Format { path: reader.path().to_owned(), fault })
 }
 
 fn shape_of(entry: &TensorEntry) -> Vec<u64> {

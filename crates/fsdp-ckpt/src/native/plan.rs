@@ -18,6 +18,12 @@ use crate::{
 /// The most bytes of a chunk, unless a single row has more.
 pub const CHUNK_BYTES_MAX: u64 = 16 << 20;
 
+/// The key in a shard's metadata that says that the shard is nothing without its manifest.
+pub(crate) const SHARD_MARK: &str = "fsdp_ckpt_native";
+
+/// What it says: where the truth about this file is.
+const SHARD_MARK_VALUE: &str = super::MANIFEST_FILE;
+
 /// A tensor that is saved, and who saves which of its rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedTensor {
@@ -143,7 +149,8 @@ impl SavePlan {
         spec
     }
 
-    /// What PyTorch's reader needs to know: where in the tensor the rows of this file begin.
+    /// What PyTorch's reader needs to know: where in the tensor the rows of this file begin. And our mark, which
+    /// it ignores: without the manifest these files must not pass for shards that PyTorch wrote.
     fn metadata(&self, shards: &[Shard]) -> Metadata {
         let mut info = serde_json::Map::new();
         for shard in shards {
@@ -155,7 +162,12 @@ impl SavePlan {
             info.insert(spec.name.clone(), json!({ "saved_offsets": offsets }));
         }
         let info = serde_json::Value::Object(info).to_string();
-        let pairs = [("format", "pt"), ("DCP_VERSION", "1.0"), ("DCP_SHARDING_INFO", &info)];
+        let pairs = [
+            ("format", "pt"),
+            ("DCP_VERSION", "1.0"),
+            ("DCP_SHARDING_INFO", &info),
+            (SHARD_MARK, SHARD_MARK_VALUE),
+        ];
         pairs.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
     }
 }

@@ -11,7 +11,7 @@ use std::{
 use super::{MANIFEST_FILE, Manifest, ManifestFile, ManifestShard, ManifestTensor, seal::SEALED_LEN_MAX};
 use crate::{
     digest::{Digest, DigestKind},
-    error::{Error, NameDifferences, NativeFault, ShapeDifference},
+    error::{DtypeDifference, Error, NameDifferences, NativeFault, ShapeDifference},
     file_io::{Files, PathFile},
     safetensors::{HEADER_LEN_MAX, Header, TensorSpec},
 };
@@ -114,22 +114,31 @@ impl NativeReader {
         })
     }
 
-    /// Checks that the checkpoint has exactly the expected tensors, by name and shape.
+    /// Checks that the checkpoint has exactly the expected tensors, by name, shape and element type.
     ///
     /// # Errors
-    /// [`Error::NamesDiffer`] with *all* missing, unexpected and wrongly shaped tensors.
+    /// [`Error::NamesDiffer`] with *all* tensors that are missing, unexpected, or of another shape or type.
     pub fn check_tensors<'a>(&self, expected: impl IntoIterator<Item = &'a TensorSpec>) -> Result<(), Error> {
         let (mut differences, mut seen) = (NameDifferences::default(), BTreeSet::new());
         for spec in expected {
             seen.insert(spec.name.as_str());
-            match self.manifest.tensors.get(&spec.name) {
-                None => differences.missing.push(spec.name.clone()),
-                Some(tensor) if tensor.shape != spec.shape => differences.wrong_shape.push(ShapeDifference {
+            let Some(tensor) = self.manifest.tensors.get(&spec.name) else {
+                differences.missing.push(spec.name.clone());
+                continue;
+            };
+            if tensor.shape != spec.shape {
+                differences.wrong_shape.push(ShapeDifference {
                     tensor: spec.name.clone(),
                     expected: spec.shape.clone(),
                     got: tensor.shape.clone(),
-                }),
-                Some(_) => {}
+                });
+            }
+            if tensor.dtype != spec.dtype {
+                differences.wrong_dtype.push(DtypeDifference {
+                    tensor: spec.name.clone(),
+                    expected: spec.dtype,
+                    got: tensor.dtype,
+                });
             }
         }
         let extra = self.manifest.tensors.keys().filter(|name| !seen.contains(name.as_str()));

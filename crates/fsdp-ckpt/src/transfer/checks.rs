@@ -1,13 +1,17 @@
 //! The checksums that the source checkpoint keeps, checked on the bytes that happen to be read.
 //!
-//! A protected range that was read completely is judged at the end; of one that was read in part nothing is
-//! said (reading all of a checkpoint is the business of `verify`).
+//! A protected range that was read completely is judged at the end. Of one that was read in part,
+//! [`Checks::rest`] says what is still to be read, so that a conversion can check all that it used. What was not
+//! touched at all is the business of `verify`.
 
-use std::sync::{Mutex, PoisonError};
+use std::{
+    ops::Range,
+    sync::{Mutex, PoisonError},
+};
 
 use super::runs::Runs;
 use crate::{
-    checkpoint::{Checkpoint, Chunk, Protection},
+    checkpoint::{Checkpoint, Chunk, Protection, Source},
     digest::Digest,
     error::{Error, TransferFault},
 };
@@ -62,6 +66,24 @@ impl<'a> Checks<'a> {
             }
         }
         whole
+    }
+
+    /// The unread parts (source and bytes) of plain ranges that were read in part. Compressed items are always
+    /// read to their end.
+    pub(crate) fn rest(&self) -> Vec<(usize, Range<u64>)> {
+        let plain = self
+            .by_source
+            .iter()
+            .enumerate()
+            .filter(|(source, _)| matches!(self.checkpoint.sources[*source], Source::File { .. }));
+        let watched = plain.flat_map(|(source, watched)| watched.iter().map(move |one| (source, one)));
+        let rest = watched.flat_map(|(source, watched)| {
+            let range = &watched.protection.range;
+            let mut seen = watched.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let parts = seen.rest(range.end - range.start).into_iter();
+            parts.map(move |part| (source, range.start + part.start..range.start + part.end))
+        });
+        rest.collect()
     }
 
     /// Compares every protected range that was read completely.

@@ -41,7 +41,8 @@ pub struct Moved {
 
 /// Fills the planned files with the tensors of `checkpoint` and gives the output its final name.
 ///
-/// Every checksum of the checkpoint whose bytes are read completely is checked.
+/// Every checksum of the checkpoint that covers any byte that is used is checked: what it covers beside those
+/// bytes is read for it.
 ///
 /// # Errors
 /// [`Error::UnknownTensor`] if the plan wants a tensor that is not there, [`Error::NotConvertible`] and
@@ -79,6 +80,7 @@ pub fn run(
         }
         Ok(true)
     })?;
+    sources.complete_checks(options)?;
     sources.checks.finish()?;
     let finish = finish(&output.digests(&files))?;
     output.finish(finish)?;

@@ -2,7 +2,7 @@
 //!
 //! Workers take parts nearly in order, so few runs are ever open, whatever the length of the range.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use crate::digest::{Digest, DigestKind};
 
@@ -63,6 +63,22 @@ impl Runs {
             return Some(self.kind.empty());
         }
         self.runs.get(&0).filter(|(seen, _)| *seen == len && !self.is_spoiled).map(|(_, digest)| *digest)
+    }
+
+    /// The parts of the first `len` bytes that are still to be added for [`Runs::whole`] to say something: none
+    /// if nothing was seen, or everything. What overlapped begins anew.
+    pub(super) fn rest(&mut self, len: u64) -> Vec<Range<u64>> {
+        if self.is_spoiled {
+            self.is_spoiled = false;
+            return vec![0..len];
+        }
+        if self.runs.is_empty() {
+            return Vec::new();
+        }
+        let mut end = 0;
+        let ends = self.runs.iter().map(|(&start, (len, _))| (start, start + len)).chain([(len, len)]);
+        let gaps = ends.map(|(start, next)| std::mem::replace(&mut end, next)..start);
+        gaps.filter(|gap| !gap.is_empty()).collect()
     }
 
     fn spoil(&mut self) {

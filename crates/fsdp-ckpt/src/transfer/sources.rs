@@ -3,9 +3,10 @@
 
 use std::{
     collections::BTreeMap,
+    ops::Range,
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -111,6 +112,29 @@ impl<'a> SourceFiles<'a> {
                 spool.read(source, offset, out).map(|()| None)
             }
         }
+    }
+
+    /// Reads the unread rest of every protected range that was read in part, so that all that was used is
+    /// judged.
+    pub(crate) fn complete_checks(&self, options: &Options) -> Result<(), Error> {
+        let rest = self.checks.rest();
+        let next = Mutex::new((0, 0));
+        let piece_bytes = piece_sizes(options).usual as u64;
+        let next_piece = || {
+            // A panic of another thread leaves a valid state.
+            let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
+            let (number, done) = *next;
+            let (source, range): &(usize, Range<u64>) = rest.get(number)?;
+            let start = range.start + done;
+            let end = range.end.min(start + piece_bytes);
+            *next = if end == range.end { (number + 1, 0) } else { (number, end - range.start) };
+            Some((*source, start..end))
+        };
+        in_threads(options, |buffer: &mut Vec<u8>| {
+            let Some((source, range)) = next_piece() else { return Ok(false) };
+            buffer.resize((range.end - range.start) as usize, 0);
+            self.read(source, range.start, "", buffer).map(|_| true)
+        })
     }
 
     /// The open file of a source.

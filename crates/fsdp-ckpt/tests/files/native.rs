@@ -12,6 +12,7 @@ use std::{
 use fsdp_ckpt::{
     Error, NativeFault, SaveFault,
     checkpoint::{Key, Role},
+    formats,
     native::{NativeReader, RankSave, RunDir, RunLock, SavePlan, SavedTensor, WaitLimit, even_rows},
     safetensors::TensorType,
 };
@@ -115,6 +116,43 @@ fn save_fault(error: &Error) -> &SaveFault {
     match error {
         Error::Save { fault, .. } => fault,
         other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn tensors_that_differ_are_all_named_with_both_shapes_and_types() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = RunDir::new(dir.path().join("run"));
+    let lock = run.lock().unwrap();
+    save(&lock, &plan(1), 1, 1);
+    let reader = NativeReader::open(run.checkpoint(1)).unwrap();
+    let mut expected: Vec<_> = plan(1).tensors().iter().map(|tensor| tensor.spec.clone()).collect();
+    expected[0].dtype = TensorType::F32;
+    let text = reader.check_tensors(&expected).unwrap_err().to_string();
+    assert!(text.contains("1 of the wrong type: `w` (expected F32, got BF16)"), "{text}");
+    assert!(!text.contains("shape"), "{text}");
+    expected[0].shape = vec![37, 9];
+    expected[2].name = "bios".to_owned();
+    let text = reader.check_tensors(&expected).unwrap_err().to_string();
+    assert!(text.contains("1 missing: `bios`; 1 not expected: `bias`"), "{text}");
+    assert!(text.contains("wrong shape: `w` (expected [37, 9], got [37, 8])"), "{text}");
+    assert!(text.contains("wrong type: `w` (expected F32, got BF16)"), "{text}");
+}
+
+#[test]
+fn files_of_ranks_without_their_manifest_are_no_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = RunDir::new(dir.path().join("run"));
+    let lock = run.lock().unwrap();
+    save(&lock, &plan(2), 1, 1);
+    let saved = run.checkpoint(1);
+    let shard = saved.join("shard-00001-model-00001-of-00001.safetensors");
+    let text = formats::open(&shard).unwrap_err().to_string();
+    assert!(text.contains("part of a checkpoint; name the directory"), "{text}");
+    fs::remove_file(saved.join("manifest.json")).unwrap();
+    for path in [&saved, &shard] {
+        let text = formats::open(path).unwrap_err().to_string();
+        assert!(text.contains("a native checkpoint whose manifest.json is missing"), "{text}");
     }
 }
 
