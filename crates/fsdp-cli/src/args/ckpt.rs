@@ -60,11 +60,11 @@ shards of DCP.
 Writes:
   safetensors  for transformers and others: a file if DST ends in .safetensors, else a directory
   dcp          a directory that torch.distributed.checkpoint of PyTorch 2.4 and later loads
-  native       a directory from which `fsdp train` resumes
+  native       a directory as `fsdp train` saves it; it resumes if SRC holds the state of a run
   torch        a file for torch.load
 
 Weights are never held in memory as a whole. Pickles are read as inert data; nothing in them is
-run. DST must not exist; it appears when it is complete, or not at all. Ctrl-C leaves nothing behind.
+run. DST must not exist; it appears when it is complete, or not at all, also after Ctrl-C.
 
 Renaming: --strip-prefix first, then each --rename in its order. $1 or ${name} stand for groups;
 names of parameters inside the optimizer's state are changed alike.

@@ -134,6 +134,16 @@ fn the_checkpoints_of_a_run_are_inspected_and_become_its_model() {
 }
 
 #[test]
+fn a_run_goes_on_from_a_checkpoint_that_was_converted_there_and_back() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml --set checkpoint.every=1");
+    sandbox.succeed("ckpt convert out/checkpoints/step-00000002 dcp --to dcp");
+    sandbox.succeed("ckpt convert dcp native --to native --world-size 4");
+    sandbox.succeed("train run.toml --resume-from native --set run.ranks=4 --set run.out_dir=on");
+    sandbox.succeed("ckpt diff out/model on/model");
+}
+
+#[test]
 fn the_readme_can_be_copied_and_pasted() {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let readme = fs::read_to_string(repository.join("README.md")).unwrap();
