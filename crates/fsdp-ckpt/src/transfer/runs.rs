@@ -68,13 +68,10 @@ impl Runs {
     /// The parts of the first `len` bytes that are still to be added for [`Runs::whole`] to say something: none
     /// if nothing was seen, or everything. What overlapped begins anew.
     pub(super) fn rest(&mut self, len: u64) -> Vec<Range<u64>> {
-        if self.is_spoiled {
-            self.is_spoiled = false;
-            return vec![0..len];
-        }
-        if self.runs.is_empty() {
+        if self.runs.is_empty() && !self.is_spoiled {
             return Vec::new();
         }
+        self.is_spoiled = false;
         let mut end = 0;
         let ends = self.runs.iter().map(|(&start, (len, _))| (start, start + len)).chain([(len, len)]);
         let gaps = ends.map(|(start, next)| std::mem::replace(&mut end, next)..start);
