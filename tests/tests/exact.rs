@@ -1,6 +1,8 @@
 //! Where every world must agree in all bits, powers of two or not: gradients that sum exactly, shared storage,
 //! and evaluation.
 
+use std::sync::atomic::AtomicBool;
+
 use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::Error;
 use fsdp_core::engine::ProgramOrder;
@@ -159,8 +161,8 @@ fn evaluation(model: &str, vocab: u32, world: usize, more: &[&str]) -> (u64, u64
     let ranks = threads()
         .launch(world, &|seat: Seat<HostMemory>| {
             let mut trainer = RankTrainer::new(&job, seat)?;
-            let first = trainer.evaluate(false, &mut ProgramOrder, &mut ())?;
-            let again = trainer.evaluate(false, &mut ProgramOrder, &mut ())?;
+            let first = trainer.evaluate(&AtomicBool::new(false), &mut ProgramOrder, &mut ())?;
+            let again = trainer.evaluate(&AtomicBool::new(false), &mut ProgramOrder, &mut ())?;
             assert_eq!(first, again, "evaluation changes nothing");
             Ok::<_, fsdp_train::TrainError>(first.expect("there is evaluation data"))
         })

@@ -270,14 +270,70 @@ fn going_back_needs_leave_to_remove_what_came_after() {
     assert_eq!(RunDir::new(&out).steps().unwrap(), [1, 2, 3, 4], "nothing was removed");
 }
 
+/// The checkpoint of the last step, of a run that was killed before it had exported its model.
 #[test]
-fn a_finished_run_has_nothing_left_to_do() {
+fn a_run_with_all_steps_done_still_exports_its_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = saved_run(dir.path(), &[]);
+    let model = out.join("model/model.safetensors");
+    let expected = std::fs::read(&model).unwrap();
+    std::fs::remove_file(&model).unwrap();
+    let again = job(LLAMA, config(dir.path(), 61, &["checkpoint.every=1"]));
+    let summary = run(&again, Resume::Newest, &Told::default()).unwrap();
+    assert_eq!((summary.steps, summary.resumed_from, summary.stopped), (4, Some(4), false));
+    assert_eq!(std::fs::read(&model).unwrap(), expected);
+}
+
+#[test]
+fn a_run_can_not_go_on_to_an_earlier_step() {
     let dir = tempfile::tempdir().unwrap();
     saved_run(dir.path(), &[]);
-    let again = job(LLAMA, config(dir.path(), 61, &["checkpoint.every=1"]));
-    let error = run(&again, Resume::Newest, &Told::default()).unwrap_err();
-    assert!(matches!(error, TrainError::NothingLeft { done: 4, steps: 4, .. }), "{error}");
+    let shorter = job(LLAMA, config(dir.path(), 61, &["checkpoint.every=1", "train.steps=3"]));
+    let error = run(&shorter, Resume::Newest, &Told::default()).unwrap_err();
+    assert!(matches!(error, TrainError::NothingLeft { done: 4, steps: 3, .. }), "{error}");
     assert!(error.is_usage());
+}
+
+/// Goes back to an older checkpoint with leave to remove later ones.
+fn go_back(job: &Job<HfModel>, to: &Path) -> Result<Summary, TrainError> {
+    let options_of_run = RunOptions {
+        reporter: &(),
+        stop: &AtomicBool::new(false),
+        resume: Resume::From(to.to_owned()),
+        overwrite: true,
+        observer: &|_| Box::new(()),
+        config_json: Some("{\"hidden_size\": 24}".into()),
+        flops: None,
+    };
+    train(job, &threads_with(options()), &options_of_run)
+}
+
+#[test]
+fn a_link_to_a_checkpoint_is_that_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = saved_run(dir.path(), &[]);
+    let link = dir.path().join("latest");
+    std::os::unix::fs::symlink(RunDir::new(&out).checkpoint(2), &link).unwrap();
+    let again = job(LLAMA, config(dir.path(), 61, &["checkpoint.every=4", "checkpoint.keep_last=0"]));
+    go_back(&again, &link).unwrap();
+    assert_eq!(RunDir::new(&out).steps().unwrap(), [1, 2, 4]);
+}
+
+#[test]
+fn a_damaged_checkpoint_costs_none_of_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = saved_run(dir.path(), &[]);
+    let file = RunDir::new(&out).checkpoint(2).join("shard-00003-model-00001-of-00001.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let again = job(LLAMA, config(dir.path(), 61, &["checkpoint.every=4", "checkpoint.keep_last=0"]));
+    let metrics = std::fs::read(out.join("metrics.jsonl")).unwrap();
+    let error = go_back(&again, &RunDir::new(&out).checkpoint(2)).unwrap_err();
+    assert!(error.to_string().contains("shard-00003"), "{error}");
+    assert_eq!(RunDir::new(&out).steps().unwrap(), [1, 2, 3, 4], "nothing was removed");
+    assert_eq!(std::fs::read(out.join("metrics.jsonl")).unwrap(), metrics);
 }
 
 #[test]

@@ -123,7 +123,7 @@ fn beginning(resumed: Option<&Resumed>) -> Vec<String> {
     let Some(resumed) = resumed else { return vec!["no checkpoint in run.out_dir yet: starting".to_owned()] };
     let mut lines = vec![format!("going on from {} after step {}", resumed.path.display(), resumed.step)];
     for Change { key, from, to, .. } in &resumed.changes {
-        let from = if from.is_empty() { "unset" } else { from };
+        let [from, to] = [from, to].map(|value| if value.is_empty() { "unset" } else { value });
         lines.push(format!("{key} was {from}, now {to}: from here on not the bits of an unchanged run"));
     }
     lines

@@ -95,10 +95,10 @@ pub enum TrainError {
         /// Steps done by the newest one.
         newest: u64,
     },
-    /// A checkpoint has done all steps.
+    /// A checkpoint has done more steps than are asked for.
     #[error(
-        "{} has done {done} steps, and train.steps is {steps}: nothing is left to do; extend the run with --set \
-         train.steps=N",
+        "{} has done {done} steps, and train.steps is {steps}; extend the run with --set train.steps=N, or go on from \
+         an older checkpoint with --resume-from",
         path.display()
     )]
     NothingLeft {
@@ -108,6 +108,18 @@ pub enum TrainError {
         done: u64,
         /// Steps asked for.
         steps: u64,
+    },
+    /// A checkpoint that was named is none.
+    #[error(
+        "{} is not the checkpoint of a run: {detail}; give a directory such as runs/a/checkpoints/step-00000050 \
+         (`fsdp ckpt inspect` says what a path is)",
+        path.display()
+    )]
+    NoCheckpoint {
+        /// What was named.
+        path: PathBuf,
+        /// What is wrong with it.
+        detail: String,
     },
     /// The thread that writes a checkpoint could not be started.
     #[error("can not start the thread that writes a checkpoint: {source}")]

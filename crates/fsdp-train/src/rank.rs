@@ -1,6 +1,7 @@
 //! One rank of a run: the engine, fed with data.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use fsdp_ckpt::native::NativeReader;
 use fsdp_comm::launch::Seat;
@@ -25,11 +26,11 @@ pub struct RankTrainer<'a, M: TrainBackend, A: Architecture + Clone> {
 /// The result of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Evaluation {
-    /// Mean loss over the counted targets of all evaluated batches.
+    /// Mean loss over the counted targets of all batches; not a number when it was stopped.
     pub loss: f64,
     /// How many targets counted.
     pub targets: u64,
-    /// Whether some rank asked to stop.
+    /// Whether some rank asked to stop, so that it ended early.
     pub stop: bool,
 }
 
@@ -122,31 +123,34 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         Ok(report)
     }
 
-    /// Evaluates all batches of the evaluation data.
+    /// Evaluates all batches of the evaluation data, if there is any; ends after the batch in which `stop` is
+    /// raised on some rank.
     ///
     /// # Errors
     /// Whatever failed.
     pub fn evaluate(
         &mut self,
-        stop: bool,
+        stop: &AtomicBool,
         order: &mut dyn IssueOrder,
         observer: &mut dyn Observer,
     ) -> Result<Option<Evaluation>, TrainError> {
         let Some(batches) = self.job.data.eval_batches() else { return Ok(None) };
         let plan = Arc::clone(&self.job.plan);
         let rounds = plan.step.rounds;
-        let (mut sum, mut targets, mut asked) = (ExactSum::default(), 0, false);
+        let (mut sum, mut targets) = (ExactSum::default(), 0);
         for batch in 0..batches {
             let data = (0..rounds)
                 .map(|round| self.job.data.eval_batch(batch, self.rank().0 * rounds + round))
                 .collect();
             self.set_batches(0, data)?;
-            let report = self.engine.evaluate(stop, order, observer)?;
+            let report = self.engine.evaluate(stop.load(Ordering::Relaxed), order, observer)?;
             sum.add(report.loss * report.targets as f64);
             targets += report.targets;
-            asked |= report.stop;
+            if report.stop {
+                return Ok(Some(Evaluation { loss: f64::NAN, targets, stop: true }));
+            }
         }
-        Ok(Some(Evaluation { loss: sum.value() / targets.max(1) as f64, targets, stop: asked }))
+        Ok(Some(Evaluation { loss: sum.value() / targets.max(1) as f64, targets, stop: false }))
     }
 
     /// Returns when every rank has called it.

@@ -21,6 +21,9 @@ use crate::metrics::{FlopModel, MetricsWriter, StepMetrics};
 use crate::rank::{Evaluation, RankTrainer};
 use crate::rule::TrainBackend;
 
+/// One object per step, in the output folder.
+const METRICS: &str = "metrics.jsonl";
+
 /// What a run tells while it goes on. Called on the first rank only.
 pub trait Reporter: Sync {
     /// A step is done.
@@ -99,16 +102,12 @@ where
     let rule = L::Memory::rule(&job.config.train.optimizer, &job.plan.spec)?;
     let table = StateTable::new(&job.plan, &*rule);
     let start = Start::prepare(job, &table, options)?;
-    write_whole(&out_dir.join("resolved.toml"), &job.config.to_toml())?;
-    let metrics_path = out_dir.join("metrics.jsonl");
-    let metrics =
-        MetricsWriter::resume(&metrics_path, start.step).map_err(TrainError::io("write", &metrics_path))?;
     let model = out_dir.join("model");
     std::fs::create_dir_all(&model).map_err(TrainError::io("create", &model))?;
     let plan = plan_export(&model.join("model.safetensors"), &job.plan.spec, export_dtype(job))?;
     let export = plan.create()?;
     let saves = Arc::new(SaveOptions::new(job, table, Arc::clone(&start.lock))?);
-    let log = Mutex::new(Log { metrics, path: metrics_path, records: Vec::new(), evaluation: None });
+    let log = Mutex::new(Log::default());
     let begin = Instant::now();
     let run = Run { job, options, log: &log, plan: &plan, start: &start, saves: &saves };
     let ranks = launcher.launch(job.plan.mesh.world(), &|seat: Seat<L::Memory>| run.rank(seat))?;
@@ -127,9 +126,10 @@ struct RankResult {
     receipt: Option<Receipt>,
 }
 
+#[derive(Default)]
 struct Log {
-    metrics: MetricsWriter<std::io::BufWriter<std::fs::File>>,
-    path: PathBuf,
+    /// There from the moment where the output folder is this run's.
+    metrics: Option<MetricsWriter<std::io::BufWriter<std::fs::File>>>,
     records: Vec<StepMetrics>,
     evaluation: Option<Evaluation>,
 }
@@ -150,31 +150,73 @@ impl<A: Architecture + Clone> Run<'_, A> {
             Some(checkpoint) => RankTrainer::resume(self.job, seat, checkpoint)?,
             None => RankTrainer::new(self.job, seat)?,
         };
+        // From here on nothing that was given can be at fault; only now is an earlier run replaced.
+        trainer.meet()?;
+        if trainer.rank().0 == 0 {
+            self.take_over()?;
+        }
         let mut saver = Saver::of_rank(self.saves, self.job.plan.mesh, trainer.rank());
-        let steps = self.job.config.train.steps;
+        self.steps(&mut trainer, &mut saver, &mut *observer)?;
+        let receipt = export_model(trainer.engine(), self.plan)?;
+        self.finish(&mut saver, &mut trainer)?;
+        Ok(RankResult { usage: trainer.usage(), traffic: trainer.traffic(), receipt })
+    }
+
+    /// Makes the output folder this run's.
+    fn take_over(&self) -> Result<(), TrainError> {
+        let out_dir = Path::new(&self.job.config.run.out_dir);
+        self.start.settle(out_dir)?;
+        write_whole(&out_dir.join("resolved.toml"), &self.job.config.to_toml())?;
+        let path = out_dir.join(METRICS);
+        let metrics =
+            MetricsWriter::resume(&path, self.start.step).map_err(TrainError::io("write", &path))?;
+        self.lock().metrics = Some(metrics);
+        Ok(())
+    }
+
+    /// All steps, with the evaluations and saves between them.
+    fn steps<M: TrainBackend>(
+        &self,
+        trainer: &mut RankTrainer<'_, M, A>,
+        saver: &mut Option<Saver>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        let config = &self.job.config;
+        let (steps, every) = (config.train.steps, config.data.eval_every);
         for step in self.start.step..steps {
             let begin = Instant::now();
             let stop = self.options.stop.load(Ordering::Relaxed);
-            let report = trainer.step(step, stop, &mut ProgramOrder, &mut *observer)?;
+            let report = match trainer.step(step, stop, &mut ProgramOrder, observer) {
+                // The state before this step is sound: what is being saved of it becomes complete. All ranks are
+                // here, so all have begun it.
+                Err(error @ TrainError::NotFinite { .. }) => {
+                    self.tell(trainer, saver.as_mut().and_then(|saver| saver.finish().ok()?));
+                    return Err(error);
+                }
+                other => other?,
+            };
             let done = step + 1;
             if trainer.rank().0 == 0 {
                 self.record(step, report.loss, report.grad_norm, begin.elapsed())?;
             }
-            if report.stop || self.job.config.checkpoint.is_due(done, steps) {
-                self.save(&mut saver, &mut trainer, done)?;
+            let is_saved = report.stop || config.checkpoint.is_due(done, steps);
+            if is_saved {
+                self.save(saver, trainer, done)?;
             }
-            self.tell(&trainer, saver.as_mut().map_or(Ok(None), Saver::poll)?);
-            let every = self.job.config.data.eval_every;
-            if done == steps || report.stop || (every > 0 && done.is_multiple_of(every)) {
-                self.evaluate(&mut trainer, done, &mut *observer)?;
+            self.tell(trainer, saver.as_mut().map_or(Ok(None), Saver::poll)?);
+            let evaluates = done == steps || (every > 0 && done.is_multiple_of(every));
+            let stops = report.stop || (evaluates && self.evaluate(trainer, done, observer)?);
+            if stops && !is_saved {
+                self.save(saver, trainer, done)?;
             }
-            if report.stop {
-                break;
+            if stops {
+                return Ok(());
             }
         }
-        let receipt = export_model(trainer.engine(), self.plan)?;
-        self.finish(&mut saver, &mut trainer)?;
-        Ok(RankResult { usage: trainer.usage(), traffic: trainer.traffic(), receipt })
+        if self.start.step == steps {
+            self.evaluate(trainer, steps, observer)?;
+        }
+        Ok(())
     }
 
     /// Saves the state after `step` steps. Loss and norm of the last one are known to be finite: otherwise the
@@ -210,18 +252,20 @@ impl<A: Architecture + Clone> Run<'_, A> {
         }
     }
 
+    /// Evaluates; returns whether some rank asked to stop before it was done.
     fn evaluate<M: TrainBackend>(
         &self,
         trainer: &mut RankTrainer<'_, M, A>,
         step: u64,
         observer: &mut dyn Observer,
-    ) -> Result<(), TrainError> {
-        let Some(evaluation) = trainer.evaluate(false, &mut ProgramOrder, observer)? else { return Ok(()) };
-        if trainer.rank().0 == 0 {
+    ) -> Result<bool, TrainError> {
+        let evaluation = trainer.evaluate(self.options.stop, &mut ProgramOrder, observer)?;
+        let Some(evaluation) = evaluation else { return Ok(false) };
+        if trainer.rank().0 == 0 && !evaluation.stop {
             self.options.reporter.evaluation(step, &evaluation);
             self.lock().evaluation = Some(evaluation);
         }
-        Ok(())
+        Ok(evaluation.stop)
     }
 
     fn record(&self, step: u64, loss: f64, grad_norm: f64, elapsed: Duration) -> Result<(), TrainError> {
@@ -244,8 +288,9 @@ impl<A: Architecture + Clone> Run<'_, A> {
             utilization,
         };
         let mut log = self.lock();
-        let path = log.path.clone();
-        log.metrics.write(&metrics).map_err(TrainError::io("write", path))?;
+        let writer = log.metrics.as_mut().expect("the folder was taken over before the first step");
+        let path = Path::new(&config.run.out_dir).join(METRICS);
+        writer.write(&metrics).map_err(TrainError::io("write", path))?;
         self.options.reporter.step(&metrics);
         log.records.push(metrics);
         Ok(())

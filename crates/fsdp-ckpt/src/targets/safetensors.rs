@@ -1,6 +1,6 @@
 //! Hugging Face safetensors as a target: one file, or files of a limited size with an index.
 //!
-//! The layout is that of [`export`](crate::export): wide elements first so that all are aligned, `format: pt`,
+//! The layout is that of [`export`](mod@crate::export): wide elements first so that all are aligned, `format: pt`,
 //! shards cut and named as Hugging Face does. The format holds plain tensors only: [`drop_unheld`] takes values
 //! and the copies of tied weights out of a selection before it is planned.
 

@@ -28,7 +28,9 @@ pub(super) fn render<A>(job: &Job<A>, summary: &Summary) -> String {
         None => String::new(),
     };
     line("steps", format!("{}{stopped}{resumed}, in {}", summary.steps, clock(summary.elapsed)));
-    line("loss", format!("{:.4} first, {:.4} last", summary.first_loss, summary.last_loss));
+    if summary.resumed_from != Some(summary.steps) {
+        line("loss", format!("{:.4} first, {:.4} last", summary.first_loss, summary.last_loss));
+    }
     if let Some(evaluation) = &summary.evaluation {
         line("evaluation", format!("loss {:.4} over {} tokens", evaluation.loss, evaluation.targets));
     }

@@ -372,11 +372,17 @@ fn going_on_with_another_run() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set checkpoint.every=1");
     let before = sandbox.read("out/metrics.jsonl");
-    let ran = sandbox.fsdp("train run.toml --resume");
+    let ran = sandbox.fsdp("train run.toml --resume --set train.steps=2");
     assert_eq!(ran.code, Some(2));
     insta::assert_snapshot!(folded(&ran.stderr), @r"
-    error: out/checkpoints/step-00000003 has done 3 steps, and train.steps is 3: nothing is left to do;
-    extend the run with --set train.steps=N
+    error: out/checkpoints/step-00000003 has done 3 steps, and train.steps is 2; extend the run with
+    --set train.steps=N, or go on from an older checkpoint with --resume-from
+    ");
+    let ran = sandbox.fsdp("train run.toml --resume-from model");
+    assert_eq!(ran.code, Some(2));
+    insta::assert_snapshot!(folded(&ran.stderr), @r"
+    error: model is not the checkpoint of a run: it has no manifest.json; give a directory such as
+    runs/a/checkpoints/step-00000050 (`fsdp ckpt inspect` says what a path is)
     ");
     sandbox.edit("model/config.json", "1e-05", "1e-06");
     let ran = sandbox.fsdp("train run.toml --resume --set train.steps=5 --set data.seed=1 --set run.ranks=4");

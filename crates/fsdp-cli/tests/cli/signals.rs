@@ -86,3 +86,40 @@ fn a_second_signal_exits_at_once_without_a_model() {
     assert!(!sandbox.path("out/model/model.safetensors").exists());
     assert!(!sandbox.path("out/model/config.json").exists());
 }
+
+/// Schedulers give seconds between SIGTERM and SIGKILL; an evaluation may take hours.
+#[test]
+fn sigterm_does_not_wait_for_an_evaluation() {
+    let sandbox = Sandbox::new();
+    sandbox.write("eval.txt", "0123456789abcdef".repeat(100_000));
+    let args = "train run.toml --set train.steps=9 --set data.eval=[\"eval.txt\"] --set data.eval_every=1";
+    let run = Running::start(&sandbox, args);
+    run.signal("TERM");
+    let ran = run.end();
+    assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("evaluation after"), "{}", ran.stderr);
+    let steps = RunDir::new(sandbox.path("out")).steps().unwrap();
+    assert_eq!(steps, [sandbox.metrics("out").len() as u64]);
+}
+
+/// Kills a run that saves behind its steps; what goes on, on other ranks, is the run that was never killed.
+#[test]
+fn a_run_that_is_killed_goes_on() {
+    let sandbox = Sandbox::new();
+    let mut run =
+        Running::start(&sandbox, "train run.toml --set train.steps=100000 --set checkpoint.every=3");
+    let mut line = String::new();
+    while !line.contains("checkpoint after step") {
+        line.clear();
+        assert!(run.stderr.read_line(&mut line).unwrap() > 0, "it runs until it is killed");
+    }
+    run.signal("KILL");
+    assert_eq!(run.end().code, None);
+    let (newest, _) = RunDir::new(sandbox.path("out")).newest().unwrap().unwrap();
+    let steps = format!("--set train.steps={} --set run.ranks", newest + 2);
+    sandbox.succeed(&format!("train run.toml --resume {steps}=4"));
+    sandbox.succeed(&format!("train run.toml --set run.out_dir=whole {steps}=2"));
+    assert_eq!(sandbox.column("out", "loss"), sandbox.column("whole", "loss"));
+    let weights = |out: &str| std::fs::read(sandbox.path(&format!("{out}/model/model.safetensors"))).unwrap();
+    assert_eq!(weights("out"), weights("whole"));
+}

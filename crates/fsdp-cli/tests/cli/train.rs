@@ -139,6 +139,19 @@ fn a_loss_that_is_not_finite_ends_the_run_without_a_model() {
 }
 
 #[test]
+fn a_step_that_is_not_finite_is_not_saved_and_the_one_before_is() {
+    let sandbox = Sandbox::new();
+    let ran = sandbox.fsdp(
+        "train run.toml --set train.optimizer.lr=1e30 --set train.steps=50 --set checkpoint.every=1 \
+         --set checkpoint.keep_last=0",
+    );
+    assert_eq!(ran.code, Some(3), "{}", ran.stderr);
+    let applied = sandbox.metrics("out").len() as u64;
+    let saved = fsdp_ckpt::native::RunDir::new(sandbox.path("out")).steps().unwrap();
+    assert_eq!(saved, (1..=applied).collect::<Vec<_>>());
+}
+
+#[test]
 fn a_failed_run_leaves_the_model_of_the_one_before() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml");

@@ -1,9 +1,9 @@
 //! One rank's saves: a copy of its part of the state is written, in the step or behind the steps that follow.
 //!
-//! Writing is the business of a thread. At most one save is under way. Its outcome is asked for before every step and at the end: an error in it
-//! ends the run, on this rank with its reason and on the others because this one is gone. The rank that
-//! commits (the first) waits for the others in the directory of the checkpoint, never on a communicator, so a
-//! save can not disturb or deadlock a step.
+//! Writing is the business of a thread. At most one save is under way. Its outcome is asked for after every step and
+//! at the end: an error in it ends the run, on this rank with its reason and on the others because this one is gone.
+//! The rank that commits (the first) waits for the others in the directory of the checkpoint, never on a
+//! communicator, so a save can not disturb or deadlock a step.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;

@@ -1,13 +1,14 @@
 //! From which checkpoint a run begins, and what becomes of its output folder.
 //!
-//! Nothing of an earlier run is touched before it is known that this one can begin: the folder is free and the
-//! checkpoint is whole and of this run. Exported weights are never removed here; the export replaces them.
+//! Nothing of an earlier run is touched before it is known that this one can begin: the folder is free, the
+//! checkpoint is of this run, and every rank has read its part of it. Exported weights are never removed here; the
+//! export replaces them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use fsdp_ckpt::native::{NativeReader, RunDir, RunLock};
+use fsdp_ckpt::native::{MANIFEST_FILE, NativeReader, RunDir, RunLock};
 
 use super::run_state::{Change, RunState};
 use super::table::StateTable;
@@ -48,17 +49,27 @@ pub(crate) struct Start {
     pub(crate) source: Option<Arc<NativeReader>>,
     /// What was changed in the course of the run, up to here.
     pub(crate) changes: Vec<Change>,
+    replaced: Replaced,
     /// The lock of the output folder.
     pub(crate) lock: Arc<RunLock>,
 }
 
+/// What a run replaces of an earlier one in its folder.
+enum Replaced {
+    /// Everything that a run writes.
+    All,
+    /// Checkpoints after this step.
+    After(u64),
+}
+
 impl Start {
-    /// Prepares the output folder of a run.
+    /// Finds out whether a run can begin, and where. What an earlier run left is still there afterwards: see
+    /// [`Start::settle`].
     ///
     /// # Errors
-    /// [`TrainError::OutDirNotEmpty`], [`TrainError::NewerCheckpoints`], [`TrainError::OtherRun`],
-    /// [`TrainError::NothingLeft`], [`TrainError::Checkpoint`] (a damaged checkpoint, a folder in use),
-    /// [`TrainError::Io`].
+    /// [`TrainError::OutDirNotEmpty`], [`TrainError::NewerCheckpoints`], [`TrainError::NoCheckpoint`],
+    /// [`TrainError::OtherRun`], [`TrainError::NothingLeft`], [`TrainError::Checkpoint`] (a damaged checkpoint, a
+    /// folder in use), [`TrainError::Io`].
     pub(crate) fn prepare<A>(
         job: &Job<A>,
         table: &StateTable,
@@ -72,29 +83,56 @@ impl Start {
         let source = match &options.resume {
             Resume::Fresh => None,
             Resume::Newest => lock.run().newest()?.map(|(_, path)| path),
-            Resume::From(path) => Some(path.clone()),
+            Resume::From(path) => Some(found(path)?),
         };
+        // Links were resolved, so that a checkpoint of this folder is known as such by whatever name.
         let is_own = |path: &Path| path.parent().is_some_and(|dir| is_same(dir, lock.run().checkpoints()));
-        let goes_on = options.resume == Resume::Newest || source.as_deref().is_some_and(is_own);
-        if is_filled && !goes_on && !options.overwrite {
+        let is_own = source.as_deref().is_some_and(is_own);
+        if is_filled && !is_own && options.resume != Resume::Newest && !options.overwrite {
             return Err(TrainError::OutDirNotEmpty { path: out_dir.into() });
         }
         let Some(path) = source else {
-            replace(out_dir, &lock)?;
             if options.resume == Resume::Newest {
                 options.reporter.resumed(None);
             }
-            return Ok(Self { step: 0, source: None, changes: Vec::new(), lock });
+            return Ok(Self { step: 0, source: None, changes: Vec::new(), replaced: Replaced::All, lock });
         };
         let (reader, saved, resumed) = open(job, table, options, &path)?;
-        if is_own(&path) {
-            remove_newer(&lock, saved.step, options.overwrite)?;
-        } else {
-            replace(out_dir, &lock)?;
+        let replaced = if is_own { Replaced::After(saved.step) } else { Replaced::All };
+        let newest = lock.run().newest()?.map_or(saved.step, |(newest, _)| newest);
+        if is_own && newest > saved.step && !options.overwrite {
+            let dir = lock.run().checkpoints().to_owned();
+            return Err(TrainError::NewerCheckpoints { dir, step: saved.step, newest });
         }
         options.reporter.resumed(Some(&resumed));
         let changes = saved.changes.into_iter().chain(resumed.changes).collect();
-        Ok(Self { step: saved.step, source: Some(Arc::new(reader)), changes, lock })
+        Ok(Self { step: saved.step, source: Some(Arc::new(reader)), changes, replaced, lock })
+    }
+
+    /// Removes what an earlier run left and this one replaces, but never its exported model. To be called when
+    /// every rank has read its part of the checkpoint.
+    ///
+    /// # Errors
+    /// [`TrainError::Checkpoint`], [`TrainError::Io`].
+    pub(crate) fn settle(&self, out_dir: &Path) -> Result<(), TrainError> {
+        match self.replaced {
+            Replaced::After(step) => Ok(self.lock.delete_after(step)?),
+            Replaced::All => {
+                self.lock.delete_after(0)?;
+                REPLACED.map(|name| out_dir.join(name)).iter().try_for_each(|path| remove(path))
+            }
+        }
+    }
+}
+
+/// A checkpoint by its true path.
+fn found(path: &Path) -> Result<PathBuf, TrainError> {
+    let named = |detail: String| TrainError::NoCheckpoint { path: path.to_owned(), detail };
+    let true_path = fs::canonicalize(path).map_err(|source| named(source.to_string()))?;
+    if true_path.join(MANIFEST_FILE).exists() {
+        Ok(true_path)
+    } else {
+        Err(named(format!("it has no {MANIFEST_FILE}")))
     }
 }
 
@@ -113,21 +151,11 @@ fn open<A>(
         .map_err(|differences| TrainError::OtherRun { path: path.to_owned(), differences })?;
     reader.check_tensors(table.tensors.iter().map(|tensor| &tensor.spec))?;
     let steps = job.config.train.steps;
-    if saved.step >= steps {
+    if saved.step > steps {
         return Err(TrainError::NothingLeft { path: path.to_owned(), done: saved.step, steps });
     }
     let resumed = Resumed { step: saved.step, path: path.to_owned(), changes };
     Ok((reader, saved, resumed))
-}
-
-/// A run that goes on from an older checkpoint would write those after it again.
-fn remove_newer(lock: &RunLock, step: u64, overwrite: bool) -> Result<(), TrainError> {
-    let newest = lock.run().newest()?.map_or(step, |(newest, _)| newest);
-    if newest > step && !overwrite {
-        let dir = lock.run().checkpoints().to_owned();
-        return Err(TrainError::NewerCheckpoints { dir, step, newest });
-    }
-    Ok(lock.delete_after(step)?)
 }
 
 /// Whether there is anything in the output folder, but for its lock and an empty folder of checkpoints.
@@ -151,18 +179,13 @@ fn is_filled(out_dir: &Path) -> Result<bool, TrainError> {
     Ok(false)
 }
 
-/// Removes what an earlier run left, but its exported model.
-fn replace(out_dir: &Path, lock: &RunLock) -> Result<(), TrainError> {
-    lock.delete_after(0)?;
-    for path in REPLACED.map(|name| out_dir.join(name)) {
-        match fs::remove_file(&path) {
-            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-                return Err(TrainError::io("remove", path)(source));
-            }
-            _ => {}
+fn remove(path: &Path) -> Result<(), TrainError> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+            Err(TrainError::io("remove", path)(source))
         }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Whether two paths lead to one directory.
