@@ -161,3 +161,24 @@ fn the_readme_can_be_copied_and_pasted() {
         sandbox.succeed(command);
     }
 }
+
+/// The address space of the process is smaller than the tensor, so nothing can hold it whole.
+#[test]
+fn a_conversion_holds_its_window_and_not_the_tensor() {
+    const BYTES: u64 = 512 << 20;
+    let sandbox = Sandbox::new();
+    let entry = format!("\"dtype\":\"F32\",\"shape\":[{}],\"data_offsets\":[0,{BYTES}]", BYTES / 4);
+    let header = format!("{{\"w\":{{{entry}}}}}");
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    sandbox.write("w.safetensors", &bytes);
+    let file = fs::OpenOptions::new().write(true).open(sandbox.path("w.safetensors")).unwrap();
+    file.set_len(bytes.len() as u64 + BYTES).unwrap();
+    for (target, out) in [("dcp", "dcp"), ("torch", "w.pth")] {
+        let convert =
+            format!("\"$FSDP\" ckpt convert w.safetensors {out} --to {target} --no-sync --memory 64MiB");
+        let ran = sandbox.shell(&format!("ulimit -v 409600; {convert}"));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        assert_eq!(tensors(&sandbox, out)["w"].1, serde_json::json!([BYTES / 4]));
+    }
+}
