@@ -23,6 +23,7 @@ pub use names::Rename;
 use crate::{
     checkpoint::Checkpoint,
     error::{ConversionFault, Error},
+    export::directory_of,
     safetensors::TensorType,
     targets::{Selection, dcp, native, safetensors, torch_file},
     transfer::{self, Moved, Options, OutputKind, OutputPlan, Staged},
@@ -138,6 +139,9 @@ pub fn convert(
     options: &Options,
 ) -> Result<ConversionReport, Error> {
     let started = Instant::now();
+    // A slash at the end says nothing about what is made, but file systems refuse it for files.
+    let destination = &destination.components().collect::<PathBuf>();
+    refuse_inside(checkpoint, destination)?;
     let kind = output_kind(conversion.target, destination);
     if conversion.config.is_some() && kind == OutputKind::File {
         return Err(ConversionFault::ConfigNeedsDirectory { path: destination.to_owned() }.into());
@@ -160,6 +164,25 @@ pub fn convert(
     (report.data_bytes, report.files, report.checksums) = (data_bytes, files, checked);
     report.elapsed = started.elapsed();
     Ok(report)
+}
+
+/// An output in the directory of its source would become a part of the source.
+fn refuse_inside(checkpoint: &Checkpoint, destination: &Path) -> Result<(), Error> {
+    let is_index = checkpoint.path.to_string_lossy().ends_with(".index.json");
+    let source_dir = if is_index { directory_of(&checkpoint.path) } else { checkpoint.path.clone() };
+    if !source_dir.is_dir() {
+        return Ok(());
+    }
+    // Where one of them cannot be resolved, reading or writing it says so.
+    let (Ok(source), Ok(parent)) = (source_dir.canonicalize(), directory_of(destination).canonicalize())
+    else {
+        return Ok(());
+    };
+    if parent.starts_with(source) {
+        let path = destination.to_owned();
+        return Err(ConversionFault::InsideSource { path, source_dir }.into());
+    }
+    Ok(())
 }
 
 /// Whether the output is one file.

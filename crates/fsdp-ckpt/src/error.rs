@@ -340,7 +340,7 @@ pub enum Error {
     Torch {
         /// The file.
         path: PathBuf,
-        /// The item in the file; empty for the file itself.
+        /// The item in the file, as it is to be shown (a name in backticks); empty for the file itself.
         item: String,
         /// What is wrong with it.
         fault: Box<TorchFault>,
@@ -391,9 +391,48 @@ pub enum Error {
         /// What is wrong.
         fault: RankFault,
     },
+    /// Several things are wrong with one checkpoint.
+    #[error("{}", joined(problems))]
+    Several {
+        /// Each of them.
+        problems: Vec<Error>,
+    },
     /// Bytes could not be moved, or must not be.
     #[error("{0}")]
     Transfer(TransferFault),
+}
+
+impl Error {
+    /// None of these errors, the only one, or all of them as one.
+    pub(crate) fn all_of(mut problems: Vec<Error>) -> Result<(), Error> {
+        match problems.pop() {
+            None => Ok(()),
+            Some(error) if problems.is_empty() => Err(error),
+            Some(last) => {
+                problems.push(last);
+                Err(Error::Several { problems })
+            }
+        }
+    }
+
+    /// The problems that this error consists of, in most cases itself.
+    pub fn into_problems(self) -> Vec<Error> {
+        match self {
+            Error::Several { problems } => problems,
+            error => vec![error],
+        }
+    }
+}
+
+/// Problems that a message lists.
+const LISTED_MAX: usize = 4;
+
+fn joined(problems: &[Error]) -> String {
+    let shown: Vec<String> = problems.iter().take(LISTED_MAX).map(Error::to_string).collect();
+    match problems.len() - shown.len() {
+        0 => shown.join("; "),
+        more => format!("{}; and {more} more problems (verify lists all)", shown.join("; ")),
+    }
 }
 
 impl From<ConversionFault> for Error {
@@ -413,5 +452,5 @@ fn found_list(found: &[String]) -> String {
 }
 
 fn in_item(item: &str) -> String {
-    if item.is_empty() { String::new() } else { format!(", item `{item}`") }
+    if item.is_empty() { String::new() } else { format!(", item {item}") }
 }

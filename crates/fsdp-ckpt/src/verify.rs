@@ -31,10 +31,26 @@ pub struct Verification {
     pub read_bytes: u64,
     /// Checksums that were compared.
     pub checksums: usize,
-    /// Per file, the bytes that no checksum covers, where there are any.
-    pub unprotected: Vec<(PathBuf, u64)>,
+    /// Files with bytes that no checksum covers.
+    pub unprotected: Vec<Unprotected>,
     /// Everything that is wrong, each naming the file and the tensor or byte range.
     pub problems: Vec<Error>,
+}
+
+/// The bytes of a file that no checksum covers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unprotected {
+    /// The file.
+    pub path: PathBuf,
+    /// Its bytes without protection: none empty, in order, and with protected bytes between them.
+    pub ranges: Vec<Range<u64>>,
+}
+
+impl Unprotected {
+    /// How many bytes these are.
+    pub fn bytes(&self) -> u64 {
+        self.ranges.iter().map(|range| range.end - range.start).sum()
+    }
 }
 
 impl Verification {
@@ -45,7 +61,7 @@ impl Verification {
 
     /// Bytes of all files that no checksum covers.
     pub fn unprotected_bytes(&self) -> u64 {
-        self.unprotected.iter().map(|(_, bytes)| bytes).sum()
+        self.unprotected.iter().map(Unprotected::bytes).sum()
     }
 }
 
@@ -185,7 +201,7 @@ fn read(sources: &SourceFiles, job: &Job, options: &Options, buffer: &mut Vec<u8
 }
 
 /// Bytes of each file that no checksum covers.
-fn unprotected(checkpoint: &Checkpoint, files: &[PlainFile]) -> Vec<(PathBuf, u64)> {
+fn unprotected(checkpoint: &Checkpoint, files: &[PlainFile]) -> Vec<Unprotected> {
     let mut covered: BTreeMap<&PathBuf, Vec<Range<u64>>> = BTreeMap::new();
     for protection in &checkpoint.protections {
         match &checkpoint.sources[protection.source] {
@@ -201,17 +217,24 @@ fn unprotected(checkpoint: &Checkpoint, files: &[PlainFile]) -> Vec<(PathBuf, u6
         }
     }
     let rest = lens.into_iter().map(|(path, len)| {
-        let mut ranges = covered.remove(path).unwrap_or_default();
-        ranges.sort_by_key(|range| range.start);
-        let mut end = 0;
-        let mut protected = 0;
-        for range in ranges {
-            protected += range.end.saturating_sub(range.start.max(end));
-            end = range.end.max(end);
-        }
-        (path.clone(), len.saturating_sub(protected))
+        let ranges = gaps(covered.remove(path).unwrap_or_default(), len);
+        Unprotected { path: path.clone(), ranges }
     });
-    rest.filter(|(_, bytes)| *bytes > 0).collect()
+    rest.filter(|file| !file.ranges.is_empty()).collect()
+}
+
+/// What `covered` leaves of `0..len`.
+fn gaps(mut covered: Vec<Range<u64>>, len: u64) -> Vec<Range<u64>> {
+    covered.retain(|range| !range.is_empty());
+    covered.sort_by_key(|range| range.start);
+    covered.push(len..len);
+    let mut end = 0;
+    let gaps = covered.into_iter().map(|range| {
+        let gap = end..range.start.min(len);
+        end = range.end.max(end);
+        gap
+    });
+    gaps.filter(|gap| !gap.is_empty()).collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Conversions of the fixtures, and requests that are refused.
 
 mod damage;
+mod random;
 
 use std::{fs, path::Path, sync::atomic::AtomicBool};
 
@@ -200,6 +201,67 @@ fn tied_weights_of_the_configuration_are_written_once_if_they_are_equal() {
     let source = of_names(&dir.path().join("s"), &[names[0], ("model.embed_tokens.weight", 8)]);
     let message = refused(&source, dir.path(), conversion);
     assert!(message.contains("their elements differ"), "{message}");
+}
+
+#[test]
+fn a_destination_in_the_source_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["dcp_2rank", "hf_sharded"] {
+        let source = dir.path().join(name);
+        damage::copy(&fixture(name), &source);
+        fs::create_dir(source.join("deep")).unwrap();
+        let opened = formats::open(&source).unwrap();
+        for inner in ["new", "deep/new", "deep/../new"] {
+            let result = converted(&opened, &source.join(inner), &Conversion::new(Target::Native));
+            let message = result.unwrap_err().to_string();
+            assert!(message.contains("name a destination outside of it"), "{message}");
+            assert!(!source.join(inner).exists());
+        }
+        let beside = dir.path().join(format!("{name}-2"));
+        converted(&opened, &beside, &Conversion::new(Target::Native)).unwrap();
+    }
+}
+
+#[test]
+fn a_slash_at_the_end_of_the_destination_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = formats::open(fixture("dcp_2rank")).unwrap();
+    let outputs = [
+        ("a.safetensors", Target::Safetensors),
+        ("b.pth", Target::Torch),
+        ("c", Target::Dcp),
+        ("d", Target::Native),
+    ];
+    for (name, target) in outputs {
+        let slashed = dir.path().join(format!("{name}/"));
+        converted(&source, &slashed, &Conversion::new(target)).unwrap();
+        formats::open(dir.path().join(name)).unwrap();
+        assert_eq!(dir.path().join(name).is_file(), name.contains('.'));
+    }
+}
+
+#[test]
+fn the_state_of_a_run_survives_a_torch_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut source = of_names(&dir.path().join("s"), &[("model.a", 1)]);
+    let fields = serde_json::json!({
+        "step": 7, "seed": u64::MAX, "config": {"lr": 0.1, "empty": {}, "list": [{"a": null}, true, {}]},
+    });
+    let value = crate::native::run_state_to_value(fields.as_object().unwrap());
+    let path = vec![crate::checkpoint::Key::Name("run_state".to_owned())];
+    let object = crate::checkpoint::Object { path, role: crate::checkpoint::Role::Other, value };
+    source.values.insert("run_state".to_owned(), object);
+    let mut opened = source;
+    for (name, target) in
+        [("n", Target::Native), ("t.pth", Target::Torch), ("d", Target::Dcp), ("m", Target::Native)]
+    {
+        let out = dir.path().join(name);
+        converted(&opened, &out, &Conversion::new(target)).unwrap();
+        opened = formats::open(&out).unwrap();
+        assert_eq!(opened.values.keys().collect::<Vec<_>>(), ["run_state"], "{name}");
+    }
+    let reader = crate::native::NativeReader::open(dir.path().join("m")).unwrap();
+    assert_eq!(Some(&reader.manifest().run_state), fields.as_object());
 }
 
 #[test]

@@ -75,6 +75,17 @@ pub enum ConversionFault {
         /// What is wrong with it.
         detail: String,
     },
+    /// An output in the directory that is read.
+    #[error(
+        "{} lies in {}, which is what is to be converted; name a destination outside of it", path.display(),
+        source_dir.display()
+    )]
+    InsideSource {
+        /// The destination.
+        path: PathBuf,
+        /// The directory of the source.
+        source_dir: PathBuf,
+    },
     /// A configuration beside a single file.
     #[error("a configuration is written into a directory, but {} is to be one file; name a directory", path.display())]
     ConfigNeedsDirectory {

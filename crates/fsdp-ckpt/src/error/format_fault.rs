@@ -10,10 +10,12 @@ const LISTED_MAX: usize = 8;
 #[non_exhaustive]
 pub enum FormatFault {
     /// A file of no known format.
-    #[error("it is no checkpoint file of a known format: it begins with {start}")]
+    #[error("it is no checkpoint file of a known format: it begins with {start}{}", beside(checkpoint))]
     UnknownFile {
         /// Its first bytes, readably.
         start: String,
+        /// The directory of the file, if that holds a checkpoint.
+        checkpoint: Option<PathBuf>,
     },
     /// An empty file.
     #[error("it is empty")]
@@ -82,6 +84,11 @@ pub enum FormatFault {
         /// How many there should be.
         expected: usize,
     },
+}
+
+fn beside(checkpoint: &Option<PathBuf>) -> String {
+    let note = |dir: &PathBuf| format!("; the directory {} holds a checkpoint", dir.display());
+    checkpoint.as_ref().map(note).unwrap_or_default()
 }
 
 fn listed(before: &str, names: &[String], after: &str) -> String {

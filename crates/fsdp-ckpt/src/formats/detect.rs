@@ -79,17 +79,21 @@ fn open_file(path: &Path) -> Result<Checkpoint, Error> {
     let start = start_of(path)?;
     let fault = |fault| Err(Error::Format { path: path.to_owned(), fault });
     let directory = directory_of(path);
-    let is_part = || !matches!(contents(&directory), Ok(Contents::Unknown) | Err(_));
+    let around = || contents(&directory).unwrap_or(Contents::Unknown);
     match kind_of(&start) {
         FileKind::Empty => fault(FormatFault::EmptyFile),
         FileKind::Zip => open_torch(path),
         FileKind::Safetensors => safetensors_files::open_file(path),
         FileKind::Json if is_named(path, TORCH_INDEX) => torch_index::open(path),
-        FileKind::Json if is_named(path, INDEX_FILE) || !is_part() => safetensors_files::open_index(path),
-        FileKind::Json | FileKind::Other if is_part() => fault(FormatFault::PartOfDirectory { directory }),
-        FileKind::Json | FileKind::Other => {
-            fault(FormatFault::UnknownFile { start: start.escape_ascii().to_string() })
-        }
+        FileKind::Json if is_named(path, INDEX_FILE) => safetensors_files::open_index(path),
+        kind @ (FileKind::Json | FileKind::Other) => match around() {
+            Contents::Unknown if kind == FileKind::Json => safetensors_files::open_index(path),
+            around if around.has_part(path) => fault(FormatFault::PartOfDirectory { directory }),
+            around => {
+                let checkpoint = (!matches!(around, Contents::Unknown)).then_some(directory);
+                fault(FormatFault::UnknownFile { start: start.escape_ascii().to_string(), checkpoint })
+            }
+        },
     }
 }
 
@@ -132,6 +136,26 @@ enum Contents {
     TorchFiles(Vec<String>),
     /// Nothing that is known.
     Unknown,
+}
+
+impl Contents {
+    /// Whether a file of the directory belongs to the checkpoint in it.
+    fn has_part(&self, path: &Path) -> bool {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let ends = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
+        match self {
+            Contents::Native => {
+                name == MANIFEST_FILE || (name.starts_with("shard-") && ends(&[".safetensors"]))
+            }
+            Contents::Dcp => {
+                name == dcp::METADATA_FILE || name == dcp::FIRST_RANK_METADATA_FILE || ends(&[".distcp"])
+            }
+            Contents::Index(_) => ends(&[".safetensors"]),
+            Contents::Safetensors(names) => names.iter().any(|part| *part == name),
+            Contents::TorchIndex(_) => ends(&TORCH_ENDINGS),
+            Contents::TorchFile(_) | Contents::TorchFiles(_) | Contents::Unknown => false,
+        }
+    }
 }
 
 fn contents(dir: &Path) -> Result<Contents, Error> {
@@ -191,9 +215,13 @@ fn open_directory(dir: &Path) -> Result<Checkpoint, Error> {
             None => fault(FormatFault::SeveralFiles { files }),
         },
         Contents::Unknown => {
-            // DeepSpeed's directory of all steps names the newest one.
-            if let Ok(Some(kind)) = RankKind::of(dir) {
-                return open_ranks(kind, dir);
+            // DeepSpeed's directory of all steps names the newest one, in which a file may be damaged.
+            let names_newest =
+                || deepspeed::directory_of(&Files::disk(), dir).is_ok_and(|newest| newest != dir);
+            match RankKind::of(dir) {
+                Ok(Some(kind)) => return open_ranks(kind, dir),
+                Err(error) if names_newest() => return Err(error),
+                Ok(None) | Err(_) => {}
             }
             let candidates = candidates(dir);
             if candidates.is_empty() {

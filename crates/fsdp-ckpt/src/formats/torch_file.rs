@@ -11,6 +11,7 @@ use crate::{
     checkpoint::{Checkpoint, Global, Key, Object, Role, Source, Tensor, flatten, join},
     error::{Error, TorchFault},
     file_io::PathFile,
+    native::{RUN_STATE, value_to_run_state},
     torch::{self, Item, StoredTensor, TorchFile},
 };
 
@@ -45,7 +46,12 @@ enum Fault {
 }
 
 fn fill(checkpoint: &mut Checkpoint, file: &TorchFile) -> Result<(), Fault> {
+    let run_state = run_state(&file.root);
+    let is_of_run = |path: &[Key]| matches!(path.first(), Some(Key::Name(first)) if first == RUN_STATE);
     for (path, item) in flatten(&file.root).map_err(Fault::Nesting)? {
+        if run_state.is_some() && is_of_run(&path) {
+            continue;
+        }
         let name = join(&path);
         match item {
             Item::Tensor(stored) => {
@@ -61,7 +67,17 @@ fn fill(checkpoint: &mut Checkpoint, file: &TorchFile) -> Result<(), Fault> {
             }
         }
     }
+    checkpoint.values.extend(run_state.map(|object| (RUN_STATE.to_owned(), object)));
     Ok(())
+}
+
+/// The state of a run, as it comes from a native checkpoint. It stays one value, as in other formats: flattened,
+/// it would lose its empty dicts, and would not be known again.
+fn run_state(root: &Item) -> Option<Object> {
+    let item = root.get(RUN_STATE).filter(|item| !item.holds_tensor())?;
+    let value = item.to_value();
+    value_to_run_state(&value)?;
+    Some(Object { path: vec![Key::Name(RUN_STATE.to_owned())], role: Role::Other, value })
 }
 
 fn tensor(path: Vec<Key>, stored: &StoredTensor) -> Tensor {

@@ -49,7 +49,7 @@ impl NativeReader {
     /// # Errors
     /// [`Error::Native`] naming the file, the tensor and the rows or bytes that are missing, doubled, of another
     /// type or shape, or changed; [`Error::Malformed`] for a header that breaks a rule of safetensors;
-    /// [`Error::Io`].
+    /// [`Error::Io`]. [`Error::Several`] if more than one file is missing or damaged.
     pub fn open(dir: impl Into<PathBuf>) -> Result<NativeReader, Error> {
         NativeReader::open_on(Files::disk(), dir.into())
     }
@@ -61,11 +61,17 @@ impl NativeReader {
         let text = text.ok_or_else(|| native(NativeFault::TooLong { limit: SEALED_LEN_MAX }))?;
         let manifest_digest = (text.len() as u64, DigestKind::Crc64.of(&text));
         let manifest = Manifest::parse(text).map_err(native)?;
-        refuse_foreign_files(&files, &dir, &manifest)?;
+        let mut problems = foreign_files(&files, &dir, &manifest)?;
         let (mut open, mut offsets) = (Vec::new(), Vec::new());
         let mut places = BTreeMap::<String, Vec<Place>>::new();
         for (index, listed) in manifest.files.iter().enumerate() {
-            let (file, header) = check_file(&files, &dir, &manifest, listed)?;
+            let (file, header) = match check_file(&files, &dir, &manifest, listed) {
+                Ok(found) => found,
+                Err(problem) => {
+                    problems.push(problem);
+                    continue;
+                }
+            };
             for (shard, part) in listed.shards.iter().enumerate() {
                 places.entry(part.tensor.clone()).or_default().push(Place { file: index, shard });
             }
@@ -76,6 +82,7 @@ impl NativeReader {
             offsets.push(listed.shards.iter().map(offset).collect());
             open.push((index < OPEN_FILES_MAX).then(|| Arc::new(file)));
         }
+        Error::all_of(problems)?;
         for tensor in places.values_mut() {
             tensor.sort_by_key(|place| manifest.files[place.file].shards[place.shard].rows.start);
         }
@@ -158,13 +165,12 @@ impl NativeReader {
 }
 
 /// Other readers take every safetensors file of the directory for a part of the checkpoint.
-fn refuse_foreign_files(files: &Files, dir: &Path, manifest: &Manifest) -> Result<(), Error> {
-    for name in files.list(dir)? {
-        if name.ends_with(".safetensors") && !manifest.files.iter().any(|file| file.name == name) {
-            return Err(native_fault(&dir.join(name), NativeFault::ForeignFile));
-        }
-    }
-    Ok(())
+fn foreign_files(files: &Files, dir: &Path, manifest: &Manifest) -> Result<Vec<Error>, Error> {
+    let is_foreign = |name: &String| {
+        name.ends_with(".safetensors") && !manifest.files.iter().any(|file| file.name == *name)
+    };
+    let foreign = files.list(dir)?.into_iter().filter(is_foreign);
+    Ok(foreign.map(|name| native_fault(&dir.join(name), NativeFault::ForeignFile)).collect())
 }
 
 /// Holds a file's length and header against the manifest.

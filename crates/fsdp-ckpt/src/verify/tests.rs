@@ -21,6 +21,19 @@ fn sound(checkpoint: &Checkpoint) -> Verification {
 
 proptest! {
     #[test]
+    fn gaps_are_the_bytes_that_nothing_covers_in_the_longest_runs(
+        covered in prop::collection::vec((0u64..40, 0u64..9), 0..8),
+        len in 0u64..50,
+    ) {
+        let covered: Vec<_> = covered.iter().map(|(start, len)| *start..start + len).collect();
+        let found = gaps(covered.clone(), len);
+        let bytes: Vec<u64> = found.iter().cloned().flatten().collect();
+        let expected: Vec<u64> = (0..len).filter(|byte| !covered.iter().any(|one| one.contains(byte))).collect();
+        prop_assert_eq!(bytes, expected);
+        prop_assert!(found.windows(2).all(|two| two[0].end < two[1].start), "{:?}", found);
+    }
+
+    #[test]
     fn random_checkpoints_are_sound_and_all_checksums_compared(seed in any::<u64>()) {
         let dir = tempfile::tempdir().unwrap();
         let made = RandomCheckpoint::write(&mut Seeded(seed), dir.path());
@@ -61,7 +74,10 @@ fn bytes_without_a_checksum_are_counted() {
     assert_eq!(sound(&made.checkpoint).unprotected_bytes(), 0);
     made.checkpoint.protections.remove(0);
     let found = sound(&made.checkpoint);
-    assert_eq!(found.unprotected, [(dir.path().join("data"), 100)]);
+    let path = dir.path().join("data");
+    let [file] = &found.unprotected[..] else { panic!("{:?}", found.unprotected) };
+    assert_eq!((&file.path, file.ranges.len(), &file.ranges[0]), (&path, 1, &(0..100)));
+    assert_eq!(found.unprotected_bytes(), 100);
     assert_eq!((found.read_bytes, found.checksums), (128, 1));
 }
 

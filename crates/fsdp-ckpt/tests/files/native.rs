@@ -157,6 +157,26 @@ fn files_of_ranks_without_their_manifest_are_no_checkpoint() {
 }
 
 #[test]
+fn all_files_that_are_missing_or_cut_are_named_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = RunDir::new(dir.path().join("run"));
+    let lock = run.lock().unwrap();
+    save(&lock, &plan(4), 1, 1);
+    let file =
+        |rank: usize| run.checkpoint(1).join(format!("shard-{rank:05}-model-00001-of-00001.safetensors"));
+    fs::remove_file(file(1)).unwrap();
+    fs::remove_file(file(2)).unwrap();
+    fs::OpenOptions::new().write(true).open(file(4)).unwrap().set_len(100).unwrap();
+    fs::write(run.checkpoint(1).join("other.safetensors"), b"x").unwrap();
+    let error = formats::open(run.checkpoint(1)).unwrap_err();
+    let problems: Vec<String> = error.into_problems().iter().map(ToString::to_string).collect();
+    assert_eq!(problems.len(), 4, "{problems:?}");
+    for (problem, name) in problems.iter().zip(["other", "shard-00001", "shard-00002", "shard-00004"]) {
+        assert!(problem.contains(name), "{problem}");
+    }
+}
+
+#[test]
 fn what_four_threads_save_reads_back_at_any_world_size() {
     let dir = tempfile::tempdir().unwrap();
     let run = RunDir::new(dir.path().join("run"));

@@ -133,7 +133,7 @@ protects are counted: damage there, if the file stays readable, cannot be found.
 Exit code: 0 if sound, 1 if something is damaged or missing, 2 if PATH is not a checkpoint.
 
 JSON keys: path, format (null if it cannot be opened), sound, tensors, read_bytes, checksums,
-unprotected_bytes, unprotected (path, bytes), problems, notes.
+unprotected_bytes, unprotected (path, bytes, ranges), problems, notes.
 
 Examples:
   fsdp ckpt verify runs/quickstart/checkpoints/step-00000050

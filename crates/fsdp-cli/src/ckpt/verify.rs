@@ -8,7 +8,7 @@ use std::io;
 use std::path::Path;
 
 use fsdp_ckpt::checkpoint::Checkpoint;
-use fsdp_ckpt::verify::{Verification, verify};
+use fsdp_ckpt::verify::{Unprotected, Verification, verify};
 use fsdp_ckpt::{Error, FormatFault, formats};
 use serde_json::{Value as Json, json};
 
@@ -30,7 +30,7 @@ pub(super) fn run(args: &VerifyCkptArgs) -> Result<bool, CliError> {
             (Some(checkpoint), found)
         }
         Err(error) if is_mistake(&error, &args.path) => return Err(error.into()),
-        Err(error) => (None, Verification { problems: vec![error], ..Verification::default() }),
+        Err(error) => (None, Verification { problems: error.into_problems(), ..Verification::default() }),
     };
     let report = Report { path: &args.path, checkpoint: checkpoint.as_ref(), found: &found };
     print(args.json, || report.json(), || report.text(Paint::of(&io::stdout())))?;
@@ -112,7 +112,10 @@ impl Report<'_> {
     }
 
     fn json(&self) -> Json {
-        let file = |(path, bytes): &(std::path::PathBuf, u64)| json!({"path": path, "bytes": bytes});
+        let file = |file: &Unprotected| {
+            let ranges: Vec<[u64; 2]> = file.ranges.iter().map(|range| [range.start, range.end]).collect();
+            json!({"path": file.path, "bytes": file.bytes(), "ranges": ranges})
+        };
         json!({
             "path": self.path,
             "format": self.checkpoint.map(|checkpoint| &checkpoint.format),

@@ -59,7 +59,7 @@ fn a_flipped_byte_is_named_by_file_tensor_and_range() {
     let native = sandbox.find_fault("ckpt verify native");
     insta::assert_snapshot!("verify_damaged_native", folded(&native.stdout));
     insta::assert_snapshot!(sandbox.failed_conversion("native out --to dcp"), @r"
-    error: bytes 7496..7504 of native/shard-00002-model-00001-of-00001.safetensors (rows 8..16 of
+    error: bytes 7536..7544 of native/shard-00002-model-00001-of-00001.safetensors (rows 8..16 of
     tensor `extra.rng_state`) are damaged: their checksum is crc64:ba6e68101497aeab, the checkpoint
     says crc64:90b43857fb7b2983; fetch or save the file again
     ");

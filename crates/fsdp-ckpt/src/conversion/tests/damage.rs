@@ -8,7 +8,7 @@ use crate::verify::verify;
 /// Bytes between the flipped ones.
 const STEP: usize = 67;
 
-fn copy(from: &Path, to: &Path) {
+pub(super) fn copy(from: &Path, to: &Path) {
     if from.is_dir() {
         fs::create_dir_all(to).unwrap();
         for entry in fs::read_dir(from).unwrap() {

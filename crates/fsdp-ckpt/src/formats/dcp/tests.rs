@@ -359,6 +359,18 @@ fn items_of_other_tensors_are_refused() {
 }
 
 #[test]
+fn a_damaged_item_is_named_in_one_pair_of_backticks() {
+    let (dir, mut listing, _) = directory();
+    let left = item(&mut listing, "left").clone();
+    let path = dir.path().join(&left.file);
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[left.start as usize] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let message = listing.open(dir.path()).unwrap_err().to_string();
+    assert!(message.contains(", item `left` at [0, 0]: "), "{message}");
+}
+
+#[test]
 fn unknown_transforms_are_refused_by_name() {
     let (dir, mut listing, _) = directory();
     item(&mut listing, "w").transforms = Some(vec!["stream.rot13/1"]);

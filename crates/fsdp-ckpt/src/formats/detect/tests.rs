@@ -75,6 +75,41 @@ fn a_file_of_a_directory_names_the_directory() {
 }
 
 #[test]
+fn other_files_beside_a_checkpoint_are_not_taken_for_its_parts() {
+    let dir = tempfile::tempdir().unwrap();
+    for (checkpoint, part) in [("dcp_2rank", "__0_0.distcp"), ("hf_sharded", "model.safetensors")] {
+        let step = dir.path().join(checkpoint);
+        copy(&fixture(checkpoint), &step);
+        for (name, text) in [("notes.txt", "some words"), ("config.json", "{}")] {
+            fs::write(step.join(name), text).unwrap();
+            let text = message(&step.join(name));
+            let expected = format!("the directory {} holds a checkpoint", step.display());
+            assert!(text.contains("known format") && text.contains(&expected), "{text}");
+        }
+        fs::write(step.join(part), "these are no tensors").unwrap();
+        let text = message(&step.join(part));
+        assert!(text.contains("a part of a checkpoint; name the directory"), "{text}");
+    }
+}
+
+#[test]
+fn a_damaged_file_of_the_newest_step_is_named_and_not_the_step() {
+    for file in ["zero_pp_rank_0_mp_rank_00_model_states.pt", "zero_pp_rank_1_mp_rank_00_optim_states.pt"] {
+        for at in [0, 1000] {
+            let dir = tempfile::tempdir().unwrap();
+            copy(&fixture("deepspeed_layout/zero3"), dir.path());
+            let path = dir.path().join("global_step5").join(file);
+            let mut bytes = fs::read(&path).unwrap();
+            bytes.truncate(bytes.len() - at);
+            bytes[0] ^= u8::from(at == 0);
+            fs::write(&path, bytes).unwrap();
+            let text = message(dir.path());
+            assert!(text.contains(file), "{text}");
+        }
+    }
+}
+
+#[test]
 fn what_is_no_checkpoint_says_what_it_is() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.pth");
