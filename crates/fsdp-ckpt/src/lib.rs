@@ -1,4 +1,4 @@
-//! Checkpoint file formats: safetensors reading, writing and streaming export.
+//! Checkpoints: reading, writing, converting and checking them, in the formats of PyTorch and others, and our own.
 //!
 //! | module | what |
 //! | --- | --- |
@@ -6,6 +6,7 @@
 //! | [`model_files`] | a Hugging Face model, in one file or in several with an index, read by rows |
 //! | [`export`] | writing such a model: any number of writers put their rows in place, then one commit |
 //! | [`checkpoint`] | any checkpoint: named tensors, and where their bytes lie |
+//! | [`native`] | sharded checkpoints of training runs: saved by all ranks, committed by one |
 //! | [`formats`] | reading any format: [`formats::open`] |
 //! | [`targets`] | formats that are written, each as a plan of files |
 //! | [`transfer`] | moving tensor bytes from a checkpoint into planned files |
