@@ -12,9 +12,9 @@ use std::{
 
 use crate::{
     checkpoint::{Checkpoint, Source},
-    convert::{self, OutOfRange},
     error::Error,
     file_io::Files,
+    floats::{self, OutOfRange},
     safetensors::TensorType,
     transfer::{Options, PieceSizes, SourceFiles, TensorReader, in_threads, piece_sizes},
 };
@@ -307,7 +307,7 @@ fn compare_piece(
     if dtypes[0].is_convertible() {
         for ((bytes, values), dtype) in buffers.bytes.iter().zip(&mut buffers.values).zip(dtypes) {
             values.resize(count * 8, 0);
-            convert::between(dtype, TensorType::F64, bytes, values)
+            floats::between(dtype, TensorType::F64, bytes, values)
                 .unwrap_or_else(|OutOfRange { .. }| unreachable!("every float fits in 64 bits"));
         }
         let [a, b] = &buffers.values;

@@ -41,9 +41,9 @@ pub mod transfer;
 pub mod verify;
 
 mod bytes;
-mod convert;
 mod file_io;
 mod files;
+mod floats;
 mod pickle;
 #[cfg(test)]
 mod random_checkpoint;

@@ -12,8 +12,8 @@ use std::{
 
 use crate::{
     checkpoint::{Checkpoint, Chunk, Key, Protection, Region, Role, Source, Tensor},
-    convert,
     digest::DigestKind,
+    floats,
     safetensors::TensorType,
 };
 
@@ -108,9 +108,9 @@ impl RandomCheckpoint {
         }
         let convert_one = |element: &[u8]| {
             let mut value = [0; 8];
-            convert::between(from, TensorType::F64, element, &mut value).unwrap();
+            floats::between(from, TensorType::F64, element, &mut value).unwrap();
             let mut out = vec![0; dtype.size_bytes()];
-            convert::between(TensorType::F64, dtype, &value, &mut out).unwrap();
+            floats::between(TensorType::F64, dtype, &value, &mut out).unwrap();
             out
         };
         bytes.chunks(size as usize).flat_map(convert_one).collect()
@@ -193,7 +193,7 @@ fn random_bytes(random: &mut Seeded, dtype: TensorType, len: u64) -> Vec<u8> {
     let values = (0..len).flat_map(|_| ((random.below(20_000) as f64 - 10_000.0) * 0.001).to_le_bytes());
     let values: Vec<u8> = values.collect();
     let mut bytes = vec![0; len as usize * dtype.size_bytes()];
-    convert::between(TensorType::F64, dtype, &values, &mut bytes).unwrap();
+    floats::between(TensorType::F64, dtype, &values, &mut bytes).unwrap();
     bytes
 }
 

@@ -20,7 +20,7 @@ fn of(dir: &Path, tensors: &[(&str, TensorType, &[f64])]) -> RandomCheckpoint {
     let tensor = |(name, dtype, values): &(&str, TensorType, &[f64])| {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         let mut out = vec![0; values.len() * dtype.size_bytes()];
-        convert::between(TensorType::F64, *dtype, &bytes, &mut out).unwrap();
+        floats::between(TensorType::F64, *dtype, &bytes, &mut out).unwrap();
         ((*name).to_owned(), (*dtype, out))
     };
     RandomCheckpoint::flat(dir, &tensors.iter().map(tensor).collect())

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::{ExportPlan, Receipt};
 use crate::{
-    convert::{CHUNK_ELEMENTS, Real},
     error::Error,
     file_io::PathFile,
+    floats::{CHUNK_ELEMENTS, Real},
     safetensors::TensorEntry,
 };
 

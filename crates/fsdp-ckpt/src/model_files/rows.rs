@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::ModelReader;
 use crate::{
-    convert::{CHUNK_ELEMENTS, Real},
     error::Error,
+    floats::{CHUNK_ELEMENTS, Real},
     safetensors::{SafetensorsReader, TensorEntry},
 };
 

@@ -14,9 +14,9 @@ use super::{
 };
 use crate::{
     checkpoint::Checkpoint,
-    convert::{self, OutOfRange},
     digest::Digest,
     error::{Error, TransferFault},
+    floats::{self, OutOfRange},
 };
 
 /// Bytes of a piece: large enough that system calls do not matter, small enough for the cache of a core.
@@ -266,7 +266,7 @@ impl Mover<'_> {
 
     fn convert(&self, piece: &Piece, bytes: &[u8], out: &mut [u8]) -> Result<(), Error> {
         let reader = self.work.reader(piece);
-        let converted = convert::between(reader.tensor.dtype, self.place(piece).dtype, bytes, out);
+        let converted = floats::between(reader.tensor.dtype, self.place(piece).dtype, bytes, out);
         converted.map_err(|OutOfRange { index, value, target }| Error::ValueOutOfRange {
             path: self.sources.checkpoint.path.clone(),
             tensor: reader.name.to_owned(),
