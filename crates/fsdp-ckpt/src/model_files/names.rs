@@ -7,54 +7,14 @@ use crate::error::{Error, NameDifferences, ShapeDifference};
 use crate::safetensors::TensorType;
 
 impl ModelReader {
-    /// Checks that the model has exactly the expected tensors, by name and shape. A name may be expected more
-    /// than once.
+    /// Checks that the model has exactly the expected tensors, by name and shape, each of a type that `accepts`
+    /// holds for (one that converts to floating-point values, where values are wanted). A name may be expected
+    /// more than once. Unexpected tensors for which `ignored` holds are no error: buffers that old files carry and
+    /// models compute.
     ///
     /// # Errors
-    /// [`Error::NamesDiffer`] with *all* missing, unexpected and wrongly shaped tensors.
-    pub fn check_names<N, S>(&self, expected: impl IntoIterator<Item = (N, S)>) -> Result<(), Error>
-    where
-        N: AsRef<str>,
-        S: AsRef<[usize]>,
-    {
-        self.check_names_except(expected, |_| false)
-    }
-
-    /// As [`check_names_except`](Self::check_names_except), and every expected tensor must be of a type that
-    /// converts to floating-point values.
-    ///
-    /// # Errors
-    /// [`Error::NamesDiffer`] with these too.
-    pub fn check_floats_except<N, S>(
-        &self,
-        expected: impl IntoIterator<Item = (N, S)>,
-        ignored: impl Fn(&str) -> bool,
-    ) -> Result<(), Error>
-    where
-        N: AsRef<str>,
-        S: AsRef<[usize]>,
-    {
-        self.check(expected, ignored, TensorType::is_convertible)
-    }
-
-    /// As [`check_names`](Self::check_names), but unexpected tensors for which `ignored` holds are no error:
-    /// buffers that old files carry and models compute.
-    ///
-    /// # Errors
-    /// [`Error::NamesDiffer`].
-    pub fn check_names_except<N, S>(
-        &self,
-        expected: impl IntoIterator<Item = (N, S)>,
-        ignored: impl Fn(&str) -> bool,
-    ) -> Result<(), Error>
-    where
-        N: AsRef<str>,
-        S: AsRef<[usize]>,
-    {
-        self.check(expected, ignored, |_| true)
-    }
-
-    fn check<N, S>(
+    /// [`Error::NamesDiffer`] with *all* missing, unexpected, wrongly shaped and wrongly typed tensors.
+    pub fn check_tensors<N, S>(
         &self,
         expected: impl IntoIterator<Item = (N, S)>,
         ignored: impl Fn(&str) -> bool,

@@ -202,7 +202,7 @@ fn rejects_a_tensor_in_two_files() {
 fn reports_all_differences_of_names_and_shapes_at_once() {
     let model = ModelReader::open(fixture("hf_sharded")).unwrap();
     let expected = [("emb.weight", vec![37, 7]), ("nope", vec![]), ("gate", vec![]), ("nada", vec![2])];
-    let error = model.check_names(expected).unwrap_err();
+    let error = model.check_tensors(expected, |_| false, |_| true).unwrap_err();
     let text = error.to_string();
     let Error::NamesDiffer { differences, .. } = error else { panic!("{text}") };
     let NameDifferences { missing, extra, wrong_shape, .. } = *differences;
@@ -220,8 +220,15 @@ fn reports_tensors_that_are_no_floats_with_the_other_differences() {
         "b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#;
     write_raw(&dir.path().join("model.safetensors"), header, &[0; 8]);
     let model = ModelReader::open(dir.path()).unwrap();
-    model.check_names([("a", [1]), ("b", [1])]).unwrap();
-    let error = model.check_floats_except([("a", [1]), ("b", [2])], |_| false).unwrap_err().to_string();
+    model.check_tensors([("a", [1]), ("b", [1])], |_| false, |_| true).unwrap();
+    let error = model
+        .check_tensors(
+            [("a", [1]), ("b", [2])],
+            |_| false,
+            fsdp_ckpt::safetensors::TensorType::is_convertible,
+        )
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("1 of the wrong shape: `b`"), "{error}");
     assert!(error.contains("1 of a type that is not F64, F32, BF16 or F16: `a` (I32)"), "{error}");
 }

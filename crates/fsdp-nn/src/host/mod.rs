@@ -15,7 +15,7 @@ pub(crate) mod lengths;
 pub(crate) mod math;
 mod memory;
 mod pool;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "the one module of this crate that may")]
 pub(crate) mod raw;
 #[cfg(test)]
 mod tests;
