@@ -12,11 +12,12 @@ const FILE_LINES_MAX: usize = 500;
 const FUNCTION_LINES_MAX: usize = 70;
 
 /// Every crate with the crates of the workspace that it may rest on.
-const LAYERS: [(&str, &[&str]); 7] = [
+const LAYERS: [(&str, &[&str]); 8] = [
     ("fsdp-core", &[]),
     ("fsdp-comm", &["fsdp-core"]),
     ("fsdp-sim", &["fsdp-core", "fsdp-comm"]),
     ("fsdp-nn", &["fsdp-core"]),
+    ("fsdp-cuda", &["fsdp-core", "fsdp-comm", "fsdp-nn"]),
     ("fsdp-ckpt", &["fsdp-core"]),
     ("fsdp-train", &["fsdp-core", "fsdp-comm", "fsdp-nn", "fsdp-ckpt"]),
     ("fsdp-cli", &["fsdp-core", "fsdp-comm", "fsdp-nn", "fsdp-sim", "fsdp-ckpt", "fsdp-train"]),

@@ -255,6 +255,15 @@ pub trait Memory: Send + Sync + 'static {
     /// [`Error::Memory`] when the device is full.
     fn allocate(&self, category: Category, dtype: DType, len: usize) -> Result<Self::Buffer, Error>;
 
+    /// A new buffer in host memory that the device's queues can copy from and to. Where the device is the host,
+    /// all buffers are such buffers.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when there is no room.
+    fn allocate_host(&self, category: Category, dtype: DType, len: usize) -> Result<Self::Buffer, Error> {
+        self.allocate(category, dtype, len)
+    }
+
     /// Gives up the contents: they are unspecified (and may be poisoned) until written again. The buffer
     /// stays counted; storage shared through [`Memory::alias`] is let go.
     fn release(&self, queue: Queue, buffer: &mut Self::Buffer);

@@ -27,11 +27,13 @@ pub enum Queue {
     Gather,
     /// Reduce-scatters, accumulation of sharded gradients and all-reduces.
     Reduce,
+    /// Copies between the device and the host.
+    HostCopy,
 }
 
 impl Queue {
     /// All queues, in the order in which they are listed in reports.
-    pub const ALL: [Queue; 3] = [Queue::Compute, Queue::Gather, Queue::Reduce];
+    pub const ALL: [Queue; 4] = [Queue::Compute, Queue::Gather, Queue::Reduce, Queue::HostCopy];
 
     /// The name used in printed schedules and traces.
     pub const fn name(self) -> &'static str {
@@ -39,6 +41,7 @@ impl Queue {
             Queue::Compute => "compute",
             Queue::Gather => "gather",
             Queue::Reduce => "reduce",
+            Queue::HostCopy => "host copy",
         }
     }
 }

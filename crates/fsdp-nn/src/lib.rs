@@ -9,8 +9,10 @@
 //! | [`update`] | AdamW, SGD and Adafactor over shards |
 //! | [`random`] | numbers from keys and counters, for initial values and dropout |
 //! | [`host`] | memory and kernels on the CPU |
+//! | [`accounting`], [`lengths`] | what every memory counts, and what every backend checks |
 //! | [`shape`], [`footprint`] | the same model run on shapes alone, to know what it allocates |
 
+pub mod accounting;
 pub mod backend;
 mod error;
 pub mod footprint;
@@ -18,6 +20,7 @@ pub mod hf;
 pub mod host;
 mod init;
 pub mod layer;
+pub mod lengths;
 pub mod model;
 pub mod random;
 pub mod shape;

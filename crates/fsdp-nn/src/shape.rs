@@ -10,9 +10,9 @@ use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice
 use fsdp_core::program::GradientTarget;
 use fsdp_core::{DType, Error, ExactSum, Queue};
 
+use crate::accounting::{Account, Lease};
 use crate::backend::{AttentionDims, Backend, Dropout, HeadDims, LinearDims};
-use crate::host::accounting::{Account, Lease};
-use crate::host::lengths;
+use crate::lengths;
 
 /// A buffer of a [`ShapeMemory`]: a dtype, a length and an entry in the account.
 #[derive(Clone, Debug)]

@@ -8,9 +8,9 @@ use super::buffer::HostBuffer;
 use super::element::{Element, for_float};
 use super::floats::Target;
 use super::kernels::{attention, embedding, head, linear, norm, pointwise, rope};
-use super::lengths;
 use super::memory::HostMemory;
 use crate::backend::{AttentionDims, Backend, Dropout, HeadDims, LinearDims};
+use crate::lengths;
 
 type In<'a> = Slice<'a, HostBuffer>;
 type Out<'a> = SliceMut<'a, HostBuffer>;

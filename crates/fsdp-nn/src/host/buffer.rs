@@ -8,10 +8,10 @@ use std::sync::Arc;
 use fsdp_core::memory::{Buffer, Slice};
 use fsdp_core::{DType, Error};
 
-use super::accounting::Lease;
 use super::element::{Scalar, for_scalar};
-use super::lengths;
 use super::pool::{HostPool, Storage};
+use crate::accounting::Lease;
+use crate::lengths;
 
 /// A buffer of a [`HostMemory`](super::HostMemory).
 #[derive(Clone, Debug)]

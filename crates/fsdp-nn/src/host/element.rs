@@ -297,7 +297,7 @@ macro_rules! for_float {
                 type $element = ::half::bf16;
                 $body
             }
-            other => Err($crate::host::lengths::not_a_float(other)),
+            other => Err($crate::lengths::not_a_float(other)),
         }
     };
 }

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
 use fsdp_core::{DType, Error, ExactSum, Queue};
 
-use super::accounting::Account;
 use super::buffer::{HostBuffer, Source};
 use super::element::{Element, Scalar, for_float, for_scalar};
 use super::floats::{Floats, FloatsMut, add, transfer};
-use super::lengths;
 use super::math;
 use super::pool::HostPool;
 use super::raw::vectorized;
 use super::workers::{TASK_ELEMS, Workers};
+use crate::accounting::Account;
+use crate::lengths;
 
 /// How a rank's host memory works.
 #[derive(Clone, Debug)]
@@ -63,6 +63,22 @@ impl HostMemory {
     /// Forgets the peaks of [`Memory::usage`]: what is in use now is the new peak.
     pub fn reset_peaks(&self) {
         self.account.reset_peaks();
+    }
+
+    /// Where the elements of a range lie: until its buffer is written by others, released or dropped.
+    ///
+    /// # Errors
+    /// [`Error::Released`] when the buffer has no contents.
+    pub fn address(&self, slice: Slice<'_, HostBuffer>) -> Result<*const u8, Error> {
+        for_scalar!(slice.buffer.dtype(), E => Ok(self.elements::<E>(slice)?.as_ptr().cast()))
+    }
+
+    /// As [`HostMemory::address`], to be written; the buffer takes storage if it has none.
+    ///
+    /// # Errors
+    /// [`Error::Shared`] when the storage has other handles.
+    pub fn address_mut(&self, slice: SliceMut<'_, HostBuffer>) -> Result<*mut u8, Error> {
+        for_scalar!(slice.buffer.dtype(), E => Ok(self.elements_mut::<E>(slice)?.as_mut_ptr().cast()))
     }
 
     /// The threads of kernels.

@@ -5,13 +5,11 @@
 //! its offset never change a bit. Matrix products are those of the `gemm` crate; all other loops are plain
 //! Rust over fixed-width lanes, compiled for several instruction sets (module `raw`).
 
-pub(crate) mod accounting;
 mod backend;
 mod buffer;
 pub(crate) mod element;
 pub(crate) mod floats;
 mod kernels;
-pub(crate) mod lengths;
 pub(crate) mod math;
 mod memory;
 mod pool;

@@ -10,13 +10,13 @@ use fsdp_core::memory::{Category, Usage};
 
 /// The counters of one rank.
 #[derive(Debug, Default)]
-pub(crate) struct Account {
+pub struct Account {
     usage: Mutex<Usage>,
 }
 
 impl Account {
     /// Counts a new buffer.
-    pub(crate) fn open(self: &Arc<Self>, category: Category, dtype: DType, len: usize) -> Arc<Lease> {
+    pub fn open(self: &Arc<Self>, category: Category, dtype: DType, len: usize) -> Arc<Lease> {
         let bytes = len * dtype.size_bytes();
         self.change(|usage| {
             let slot = category as usize;
@@ -29,7 +29,7 @@ impl Account {
     }
 
     /// Forgets the peaks: they are what is in use now.
-    pub(crate) fn reset_peaks(&self) {
+    pub fn reset_peaks(&self) {
         self.change(|usage| {
             usage.peak_bytes = usage.live_bytes;
             usage.total_peak_bytes = usage.live_bytes.iter().sum();
@@ -37,7 +37,7 @@ impl Account {
     }
 
     /// The counters now.
-    pub(crate) fn usage(&self) -> Usage {
+    pub fn usage(&self) -> Usage {
         *self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -48,7 +48,7 @@ impl Account {
 
 /// One counted buffer; all its handles share the lease.
 #[derive(Debug)]
-pub(crate) struct Lease {
+pub struct Lease {
     account: Arc<Account>,
     category: Category,
     bytes: usize,
@@ -56,12 +56,12 @@ pub(crate) struct Lease {
 
 impl Lease {
     /// Counts one request to the backing allocator.
-    pub(crate) fn count_allocation(&self) {
+    pub fn count_allocation(&self) {
         self.account.change(|usage| usage.allocations += 1);
     }
 
     /// What the buffer is for.
-    pub(crate) fn category(&self) -> Category {
+    pub fn category(&self) -> Category {
         self.category
     }
 }

@@ -6,7 +6,7 @@ use fsdp_core::{DType, Error};
 use crate::backend::{AttentionDims, Dropout, HeadDims, LinearDims};
 
 /// An error about a length.
-pub(crate) fn expect(what: &'static str, got: usize, expected: usize) -> Result<(), Error> {
+pub fn expect(what: &'static str, got: usize, expected: usize) -> Result<(), Error> {
     if got == expected {
         return Ok(());
     }
@@ -14,7 +14,7 @@ pub(crate) fn expect(what: &'static str, got: usize, expected: usize) -> Result<
 }
 
 /// That `total` is a whole number of rows of `row_len`.
-pub(crate) fn expect_rows(what: &'static str, row_len: usize, total: usize) -> Result<(), Error> {
+pub fn expect_rows(what: &'static str, row_len: usize, total: usize) -> Result<(), Error> {
     if row_len > 0 && total.is_multiple_of(row_len) {
         return Ok(());
     }
@@ -23,23 +23,23 @@ pub(crate) fn expect_rows(what: &'static str, row_len: usize, total: usize) -> R
 }
 
 /// That several lengths are equal to the first.
-pub(crate) fn expect_equal(what: &'static str, lens: &[usize]) -> Result<(), Error> {
+pub fn expect_equal(what: &'static str, lens: &[usize]) -> Result<(), Error> {
     lens.iter().try_for_each(|&len| expect(what, len, lens[0]))
 }
 
 /// The error for a dtype that is not a float.
-pub(crate) fn not_a_float(dtype: DType) -> Error {
+pub fn not_a_float(dtype: DType) -> Error {
     Error::Memory { category: None, what: format!("this needs a float dtype, not {dtype}") }
 }
 
 /// The error for a buffer of the wrong dtype.
-pub(crate) fn wrong_dtype(category: Category, expected: DType, got: DType) -> Error {
+pub fn wrong_dtype(category: Category, expected: DType, got: DType) -> Error {
     let what = format!("a buffer of {got} is used where the other operands need {expected}");
     Error::Memory { category: Some(category), what }
 }
 
 /// Lengths of the operands of a linear map: `x` and the weight where they take part, and the strided side.
-pub(crate) fn linear(
+pub fn linear(
     dims: LinearDims,
     x: Option<usize>,
     weight: Option<usize>,
@@ -64,13 +64,13 @@ pub(crate) fn linear(
 }
 
 /// Lengths of an embedding: ids and their rows, and the table.
-pub(crate) fn embedding(width: usize, ids: usize, table: usize, y: usize) -> Result<(), Error> {
+pub fn embedding(width: usize, ids: usize, table: usize, y: usize) -> Result<(), Error> {
     expect_rows("elements of an embedding table", width, table)?;
     expect("elements of embedded rows", y, ids * width)
 }
 
 /// Lengths of a norm over rows: tensors of the rows, vectors of one row, and statistics of `per_row`.
-pub(crate) fn norm(
+pub fn norm(
     width: usize,
     rows: &[usize],
     vectors: &[usize],
@@ -84,7 +84,7 @@ pub(crate) fn norm(
 }
 
 /// Lengths of attention: packed tensors, tensors of the output, and the log-sum-exp.
-pub(crate) fn attention(
+pub fn attention(
     dims: AttentionDims,
     dropout: Option<Dropout<'_>>,
     packed: &[usize],
@@ -108,7 +108,7 @@ pub(crate) fn attention(
 }
 
 /// Lengths of the logits and their loss.
-pub(crate) fn head(
+pub fn head(
     dims: HeadDims,
     x: usize,
     weight: usize,
@@ -136,18 +136,18 @@ pub(crate) fn head(
 }
 
 /// That dropout divides the elements evenly among samples.
-pub(crate) fn dropout(dropout: Dropout<'_>, len: usize) -> Result<(), Error> {
+pub fn dropout(dropout: Dropout<'_>, len: usize) -> Result<(), Error> {
     expect_rows("elements of samples under dropout", dropout.keys.len(), len)
 }
 
 /// That there is one frequency for each pair of elements of a head.
-pub(crate) fn rope(dims: AttentionDims, frequencies: usize) -> Result<(), Error> {
+pub fn rope(dims: AttentionDims, frequencies: usize) -> Result<(), Error> {
     expect_rows("elements of a rotated head", 2, dims.head_dim)?;
     expect("inverse frequencies", frequencies, dims.head_dim / 2)
 }
 
 /// Elements of a host slice.
-pub(crate) fn of_host(slice: &HostSlice<'_>) -> usize {
+pub fn of_host(slice: &HostSlice<'_>) -> usize {
     match slice {
         HostSlice::F32(slice) => slice.len(),
         HostSlice::F64(slice) => slice.len(),
@@ -157,7 +157,7 @@ pub(crate) fn of_host(slice: &HostSlice<'_>) -> usize {
 }
 
 /// Elements of a writable host slice.
-pub(crate) fn of_host_mut(slice: &HostSliceMut<'_>) -> usize {
+pub fn of_host_mut(slice: &HostSliceMut<'_>) -> usize {
     match slice {
         HostSliceMut::F32(slice) => slice.len(),
         HostSliceMut::F64(slice) => slice.len(),

@@ -1,0 +1,3 @@
+//! Nothing to build without the feature `torch`.
+
+fn main() {}

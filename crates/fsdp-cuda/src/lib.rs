@@ -1,0 +1,1 @@
+//! Ranks on devices: CUDA memory, kernels and NCCL, and compute by libtorch.
