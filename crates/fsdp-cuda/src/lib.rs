@@ -8,6 +8,8 @@
 
 pub mod device;
 pub mod error;
+#[expect(unsafe_code, reason = "the one module of this crate that may")]
+mod ffi;
 pub mod fused;
 
 pub use error::DeviceError;

@@ -55,9 +55,17 @@ impl HostMemory {
     /// # Errors
     /// [`Error::Memory`] when the threads can not be started.
     pub fn new(options: HostOptions) -> Result<Self, Error> {
+        Self::with_account(options, Arc::default())
+    }
+
+    /// The memory of one rank that counts in `account`, as other memory of the same rank does.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when the threads can not be started.
+    pub fn with_account(options: HostOptions, account: Arc<Account>) -> Result<Self, Error> {
         let workers = Workers::new(options.threads, Arc::clone(&options.pool))?;
         let source = Source { pool: options.pool, poison: options.poison, resident: options.resident };
-        Ok(Self { account: Arc::default(), source, workers })
+        Ok(Self { account, source, workers })
     }
 
     /// Forgets the peaks of [`Memory::usage`]: what is in use now is the new peak.
@@ -165,7 +173,7 @@ impl Memory for HostMemory {
         let lease = self.account.open(category, dtype, len);
         let mut buffer = HostBuffer::new(lease, self.source.clone(), dtype, len);
         if !matches!(category, Category::Activation | Category::Workspace) {
-            buffer.reserve();
+            buffer.reserve()?;
         }
         Ok(buffer)
     }

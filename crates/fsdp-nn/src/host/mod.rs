@@ -21,4 +21,4 @@ pub(crate) mod workers;
 
 pub use buffer::HostBuffer;
 pub use memory::{HostMemory, HostOptions};
-pub use pool::HostPool;
+pub use pool::{HostBlock, HostBlocks, HostPool};
