@@ -84,14 +84,22 @@ impl Memory for ShapeMemory {
         lengths::expect("accumulated elements", src.len, dst.len)
     }
 
-    fn square_sum(
+    fn square_sum(&self, _queue: Queue, src: In<'_>, row_len: usize, sum: Out<'_>) -> Result<(), Error> {
+        lengths::square_sum(src.len, row_len, sum.len)
+    }
+
+    fn exact_sum(&self, _queue: Queue, _src: In<'_>, sum: Out<'_>) -> Result<(), Error> {
+        lengths::expect("words of an exact sum", sum.len, ExactSum::WORDS)
+    }
+
+    fn gradient_factors(
         &self,
         _queue: Queue,
-        src: In<'_>,
-        row_len: usize,
-        _sum: &mut ExactSum,
+        scalars: In<'_>,
+        _grad_clip: Option<f64>,
+        factors: Out<'_>,
     ) -> Result<(), Error> {
-        lengths::expect_rows("elements of the rows of a square sum", row_len, src.len)
+        lengths::gradient_factors(scalars.len, factors.len)
     }
 
     fn write(&self, _queue: Queue, src: HostSlice<'_>, dst: Out<'_>) -> Result<(), Error> {

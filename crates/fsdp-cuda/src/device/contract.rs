@@ -27,6 +27,12 @@ pub trait DeviceMemory: Memory {
     /// # Errors
     /// [`Error::Memory`] when the device has failed.
     fn bind(&self) -> Result<(), Error>;
+
+    /// Whether the device has come past a point in a queue's work; any thread may ask, after [`DeviceMemory::bind`].
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when the device has failed.
+    fn is_complete(&self, event: &Self::Event) -> Result<bool, Error>;
 }
 
 /// A stream of the driver: what `cudaStream_t` and `CUstream` point to.

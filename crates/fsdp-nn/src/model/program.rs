@@ -8,8 +8,10 @@ use std::collections::BTreeMap;
 
 use fsdp_core::DType;
 use fsdp_core::Error;
+use fsdp_core::Queue;
+use fsdp_core::memory::SliceMut;
 use fsdp_core::model::{BlockId, ModelSpec};
-use fsdp_core::program::{ForwardMode, Gradients, LossSum, Params, Program};
+use fsdp_core::program::{ForwardMode, Gradients, Params, Program};
 
 use super::architecture::Architecture;
 use super::batch::{Batch, Parts, StepData};
@@ -244,8 +246,8 @@ impl<M: Backend, A: Architecture> Program<M> for ModelProgram<M, A> {
         Ok(())
     }
 
-    fn take_loss(&mut self, memory: &M) -> Result<LossSum, Error> {
-        self.data.take_loss(memory)
+    fn take_loss(&mut self, memory: &M, queue: Queue, sum: SliceMut<'_, M::Buffer>) -> Result<u64, Error> {
+        self.data.take_loss(memory, queue, sum)
     }
 }
 

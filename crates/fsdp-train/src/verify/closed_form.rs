@@ -5,7 +5,7 @@
 
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::Plan;
-use fsdp_core::ledger::SCALAR_WORDS;
+use fsdp_core::scalars::SCALAR_WORDS;
 use fsdp_core::schedule::{Accumulation, Checkpointing, Reshard};
 
 /// What one rank communicates in one training step, given the lengths of the update rule's statistics.
