@@ -99,6 +99,11 @@ impl PooledEvent {
 }
 
 impl CudaEvent {
+    /// Whether it has happened.
+    pub(super) fn has_happened(&self) -> Result<bool, DeviceError> {
+        self.0.as_ref().map_or(Ok(true), |event| event.event().has_happened())
+    }
+
     /// Blocks the host until it has happened.
     pub(super) fn synchronize(&self) -> Result<(), DeviceError> {
         self.0.as_ref().map_or(Ok(()), |event| event.event().synchronize())

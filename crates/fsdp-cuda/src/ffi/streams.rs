@@ -152,6 +152,17 @@ impl Event {
         result.map_err(|error| self.gpu.failure("cuEventSynchronize", error))
     }
 
+    /// Whether it has happened.
+    pub(crate) fn has_happened(&self) -> Result<bool, DeviceError> {
+        self.gpu.bind()?;
+        // SAFETY: the event is live.
+        match unsafe { result::event::query(self.raw()) } {
+            Ok(()) => Ok(true),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(error) => Err(self.gpu.failure("cuEventQuery", error)),
+        }
+    }
+
     /// Milliseconds from this event to a later one; both are timed and have happened.
     pub(crate) fn milliseconds_to(&self, later: &Event) -> Result<f32, DeviceError> {
         self.gpu.bind()?;

@@ -90,6 +90,22 @@ impl HostMemory {
         for_scalar!(slice.buffer.dtype(), E => Ok(self.elements_mut::<E>(slice)?.as_mut_ptr().cast()))
     }
 
+    /// The elements of a range as bytes.
+    ///
+    /// # Errors
+    /// [`Error::Released`] when the buffer has no contents.
+    pub fn bytes<'a>(&self, slice: Slice<'a, HostBuffer>) -> Result<&'a [u8], Error> {
+        for_scalar!(slice.buffer.dtype(), E => Ok(bytemuck::cast_slice(self.elements::<E>(slice)?)))
+    }
+
+    /// As [`HostMemory::bytes`], to be written; the buffer takes storage if it has none.
+    ///
+    /// # Errors
+    /// [`Error::Shared`] when the storage has other handles; [`Error::Memory`] when there is no room.
+    pub fn bytes_mut<'a>(&self, slice: SliceMut<'a, HostBuffer>) -> Result<&'a mut [u8], Error> {
+        for_scalar!(slice.buffer.dtype(), E => Ok(bytemuck::cast_slice_mut(self.elements_mut::<E>(slice)?)))
+    }
+
     /// The threads of kernels.
     pub(crate) fn workers(&self) -> &Workers {
         &self.workers

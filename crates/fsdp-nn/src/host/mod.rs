@@ -7,6 +7,7 @@
 
 mod backend;
 mod buffer;
+pub mod convert;
 pub(crate) mod element;
 pub(crate) mod floats;
 mod kernels;
