@@ -18,7 +18,10 @@ pub enum ForwardMode {
     Record,
     /// Only the input of the layer, at its first block; the layer is recomputed before its backward.
     Checkpoint,
-    /// As `Record`, starting from the input that `Checkpoint` kept.
+    /// As `Checkpoint`, and the outputs of matrix products and of attention, as far as the recomputation reads
+    /// them.
+    CheckpointProducts,
+    /// As `Record`, starting from the input of the layer that was kept, with the outputs that were kept.
     Recompute,
     /// Nothing: there is no backward, and dropout is off.
     Evaluate,

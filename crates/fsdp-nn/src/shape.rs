@@ -40,6 +40,9 @@ impl Buffer for ShapeBuffer {
 #[derive(Debug, Default)]
 pub struct ShapeMemory {
     account: Arc<Account>,
+    /// Linear maps and attentions, forward, so far.
+    #[cfg(test)]
+    products: std::sync::atomic::AtomicUsize,
 }
 
 impl ShapeMemory {
@@ -51,6 +54,17 @@ impl ShapeMemory {
     /// Forgets the peaks of [`Memory::usage`]: what is in use now is the new peak.
     pub fn reset_peaks(&self) {
         self.account.reset_peaks();
+    }
+
+    /// Linear maps and attentions, forward, so far.
+    #[cfg(test)]
+    pub(crate) fn products(&self) -> usize {
+        self.products.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    #[cfg(test)]
+    fn count_product(&self) {
+        self.products.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     }
 }
 
@@ -134,6 +148,8 @@ impl Backend for ShapeMemory {
         bias: Option<In<'_>>,
         y: Out<'_>,
     ) -> Result<(), Error> {
+        #[cfg(test)]
+        self.count_product();
         lengths::linear(dims, Some(x.len), Some(weight.len), bias.map(|bias| bias.len), y.len)
     }
 
@@ -266,6 +282,8 @@ impl Backend for ShapeMemory {
         y: Out<'_>,
         lse: Out<'_>,
     ) -> Result<(), Error> {
+        #[cfg(test)]
+        self.count_product();
         lengths::attention(dims, dropout, &[qkv.len], &[y.len], Some(lse.len))
     }
 

@@ -68,7 +68,7 @@ fn first_reread_block(plan: &Plan) -> usize {
     let first = plan.spec.first_trainable_block().map_or(blocks.len(), |block| block.0);
     let layer = blocks.get(first).and_then(|block| block.layer);
     match plan.policy.checkpointing {
-        Checkpointing::Full if layer.is_some() => {
+        Checkpointing::Full | Checkpointing::Selective if layer.is_some() => {
             blocks.iter().position(|block| block.layer == layer).unwrap_or(first)
         }
         _ => first,
