@@ -16,7 +16,7 @@ use super::buffer::{CudaBuffer, DeviceBuffer, Place, host_slice, host_slice_mut}
 use super::contract::{DeviceMemory, StreamHandle};
 use super::pinned::PinnedBlocks;
 use super::pool::Pool;
-use super::queues::{CudaEvent, Queues};
+use super::queues::{CudaEvent, Queues, TimedEvent};
 use super::staging::Staging;
 use super::transfer;
 use crate::error::DeviceError;
@@ -102,6 +102,14 @@ impl CudaMemory {
     /// Forgets the peaks of [`Memory::usage`]: what is in use now is the new peak.
     pub fn reset_peaks(&self) {
         self.account.reset_peaks();
+    }
+
+    /// Marks the end of the work given to a queue so far, to measure the time from or to it.
+    ///
+    /// # Errors
+    /// [`DeviceError::Call`] when the device has failed.
+    pub fn record_timed(&self, queue: Queue) -> Result<TimedEvent, DeviceError> {
+        self.queues.record_timed(queue)
     }
 
     /// Waits for the work of a queue.

@@ -13,4 +13,4 @@ mod transfer;
 pub use buffer::CudaBuffer;
 pub use contract::{DeviceMemory, StreamHandle};
 pub use memory::{CudaMemory, CudaOptions};
-pub use queues::CudaEvent;
+pub use queues::{CudaEvent, TimedEvent};

@@ -15,6 +15,22 @@ use crate::ffi::streams::{Event, Stream};
 #[derive(Clone, Debug)]
 pub struct CudaEvent(Option<Arc<PooledEvent>>);
 
+/// A point in the work of a queue, with the time at which the device came past it.
+#[derive(Debug)]
+pub struct TimedEvent(Event);
+
+impl TimedEvent {
+    /// Milliseconds from an earlier one, once this one has happened; blocks.
+    ///
+    /// # Errors
+    /// [`DeviceError::Call`] when the device has failed.
+    pub fn milliseconds_since(&self, earlier: &TimedEvent) -> Result<f32, DeviceError> {
+        earlier.0.synchronize()?;
+        self.0.synchronize()?;
+        earlier.0.milliseconds_to(&self.0)
+    }
+}
+
 /// Events that nobody holds, to be recorded again: a wait takes an event as it was when it was called.
 #[derive(Debug)]
 struct EventPool {
@@ -68,6 +84,13 @@ impl Queues {
             Ok(Arc::new(event))
         });
         CudaEvent(self.kept(recorded))
+    }
+
+    /// Marks the end of the work of a queue, to measure the time from or to it.
+    pub(super) fn record_timed(&self, queue: Queue) -> Result<TimedEvent, DeviceError> {
+        let event = Event::new(&self.events.gpu, true)?;
+        self.stream(queue).record(&event)?;
+        Ok(TimedEvent(event))
     }
 
     /// Orders later work of a queue behind an event.
