@@ -4,10 +4,18 @@
 //! |---|---|
 //! | [`device`] | memory of one GPU: buffers, streams, copies; what NCCL needs to know of it |
 //! | [`fused`] | operations that have a kernel of ours |
+//! | [`nccl`] | a communicator over NCCL, who watches it, and a launcher of one rank per GPU |
+//! | [`library`] | shared libraries, opened when they are needed |
 //! | [`error`] | failures of the driver, the device and the kernel compiler |
 
 pub mod device;
 pub mod error;
 pub mod fused;
+pub mod nccl;
+
+#[expect(unsafe_code, reason = "the one module of this crate that may")]
+mod ffi;
+
+pub use ffi::library;
 
 pub use error::DeviceError;
