@@ -104,7 +104,7 @@ impl<M: DeviceMemory> NcclComm<M> {
             Some(Err(error)) => {
                 Err(self.world.fail_nccl(self.members[self.seat.index], &doing.to_string(), &error))
             }
-            None => Err(self.world.check().err().expect("a communicator is taken away after a failure only")),
+            None => Err(self.world.check().expect_err("a communicator is taken away after a failure only")),
         }
     }
 

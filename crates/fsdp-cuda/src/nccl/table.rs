@@ -228,11 +228,13 @@ impl<E> Table<E> {
     /// been outstanding for `limit`.
     pub(super) fn overdue(&self, now: Instant, limit: Duration) -> Option<Failure> {
         let waits = self.waits(now);
-        let left_alone = |wait: &&Wait| wait.missing.iter().any(|rank| self.ended[rank.0]);
-        if let Some(wait) = waits.iter().find(left_alone) {
-            let culprit = *wait.missing.iter().find(|rank| self.ended[rank.0]).expect("it was just found");
-            let (missing, call, status) = (wait.missing.clone(), wait.call, self.status());
-            return Some(Failure { culprit, error: CommError::Missing { missing, call, status } });
+        for wait in &waits {
+            // The others may still come.
+            let missing: Vec<Rank> = wait.missing.iter().copied().filter(|rank| self.ended[rank.0]).collect();
+            if let Some(&culprit) = missing.first() {
+                let (call, status) = (wait.call, self.status());
+                return Some(Failure { culprit, error: CommError::Missing { missing, call, status } });
+            }
         }
         let late = waits.iter().find(|wait| wait.waited >= limit)?;
         // Who is waited for may wait itself: for somebody that waits for nobody.

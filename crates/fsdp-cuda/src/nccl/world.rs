@@ -167,7 +167,7 @@ impl<M: DeviceMemory> World<M> {
     pub(super) fn fail_nccl(&self, rank: Rank, doing: &str, error: &NcclError) -> CommError {
         let error = CommError::Transport { rank, reason: format!("NCCL: {error}, in {doing}") };
         self.fail(Failure { culprit: rank, error });
-        self.check().err().expect("the world has failed")
+        self.check().expect_err("the world has failed")
     }
 
     /// A rank can not do its part of a collective.

@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut, Usage};
-use fsdp_core::{DType, Error, ExactSum, Memory, Queue};
+use fsdp_core::{DType, Error, Memory, Queue};
 use fsdp_cuda::device::{DeviceMemory, StreamHandle};
 use fsdp_nn::accounting::{Account, Lease};
 use half::bf16;
@@ -276,9 +276,28 @@ impl Memory for StreamMemory {
         _queue: Queue,
         _src: Slice<'_, StreamBuffer>,
         _row_len: usize,
-        _sum: &mut ExactSum,
+        _sum: SliceMut<'_, StreamBuffer>,
     ) -> Result<(), Error> {
         Err(unsupported("square_sum"))
+    }
+
+    fn exact_sum(
+        &self,
+        _queue: Queue,
+        _src: Slice<'_, StreamBuffer>,
+        _sum: SliceMut<'_, StreamBuffer>,
+    ) -> Result<(), Error> {
+        Err(unsupported("exact_sum"))
+    }
+
+    fn gradient_factors(
+        &self,
+        _queue: Queue,
+        _scalars: Slice<'_, StreamBuffer>,
+        _grad_clip: Option<f64>,
+        _factors: SliceMut<'_, StreamBuffer>,
+    ) -> Result<(), Error> {
+        Err(unsupported("gradient_factors"))
     }
 
     fn write(&self, queue: Queue, src: HostSlice<'_>, dst: SliceMut<'_, StreamBuffer>) -> Result<(), Error> {
