@@ -10,12 +10,13 @@
 
 pub mod device;
 pub mod error;
-pub mod fused;
-pub mod nccl;
-
 #[expect(unsafe_code, reason = "the one module of this crate that may")]
 mod ffi;
+pub mod fused;
+mod kernels;
+pub mod nccl;
 
-pub use ffi::library;
-
+pub use device::{CudaBuffer, CudaMemory, CudaOptions, DeviceMemory};
 pub use error::DeviceError;
+pub use ffi::library;
+pub use fused::FusedOps;

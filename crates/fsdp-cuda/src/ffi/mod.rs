@@ -1,6 +1,16 @@
-//! All unsafe code of this crate: calls into shared libraries that are opened when they are needed.
+//! All unsafe code of this crate: calls of foreign libraries, wrapped so that callers can not misuse them.
 //!
-//! What is above sees safe functions. Every unsafe block says which facts it relies on, and who checked them.
+//! | module | library |
+//! |---|---|
+//! | [`driver`], [`streams`] | libcuda: devices and their memory; streams, events, copies and launches |
+//! | [`nvrtc`] | libnvrtc: kernels compiled at run time |
+//! | [`nccl`] | libnccl: communicators and collectives |
+//! | [`library`] | any of them: opened by name or folder |
+//!
+//! Every unsafe block says which facts it relies on, and who checked them.
 
+pub(crate) mod driver;
 pub mod library;
 pub(crate) mod nccl;
+pub(crate) mod nvrtc;
+pub(crate) mod streams;
