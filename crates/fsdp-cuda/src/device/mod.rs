@@ -3,6 +3,7 @@
 mod buffer;
 mod contract;
 mod full;
+mod gpus;
 mod memory;
 mod pinned;
 mod pool;
@@ -12,5 +13,6 @@ mod transfer;
 
 pub use buffer::CudaBuffer;
 pub use contract::{DeviceMemory, StreamHandle};
+pub use gpus::{GpuFacts, gpu_count, gpus};
 pub use memory::{CudaMemory, CudaOptions};
 pub use queues::{CudaEvent, TimedEvent};

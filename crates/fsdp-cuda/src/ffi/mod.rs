@@ -5,7 +5,7 @@
 //! | [`driver`], [`streams`] | libcuda: devices and their memory; streams, events, copies and launches |
 //! | [`nvrtc`] | libnvrtc: kernels compiled at run time |
 //! | [`nccl`] | libnccl: communicators and collectives |
-//! | [`library`] | any of them: opened by name or folder |
+//! | [`library`], [`versions`] | any of them: opened by name or folder; what they say of themselves |
 //!
 //! Every unsafe block says which facts it relies on, and who checked them.
 
@@ -14,3 +14,4 @@ pub mod library;
 pub(crate) mod nccl;
 pub(crate) mod nvrtc;
 pub(crate) mod streams;
+pub(crate) mod versions;
