@@ -12,6 +12,7 @@ pub mod error;
 mod ffi;
 pub mod fused;
 mod kernels;
+mod update;
 
 pub use device::{CudaBuffer, CudaMemory, CudaOptions, DeviceMemory};
 pub use error::DeviceError;

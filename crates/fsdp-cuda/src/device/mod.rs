@@ -4,9 +4,11 @@ mod buffer;
 mod contract;
 mod full;
 mod memory;
+mod mirror;
 mod pinned;
 mod pool;
 mod queues;
+mod rotations;
 mod staging;
 mod transfer;
 
@@ -14,3 +16,6 @@ pub use buffer::CudaBuffer;
 pub use contract::{DeviceMemory, StreamHandle};
 pub use memory::{CudaMemory, CudaOptions};
 pub use queues::{CudaEvent, TimedEvent};
+
+pub(crate) use memory::{expect_dtype, expect_float};
+pub(crate) use mirror::{put_back, readable, take};
