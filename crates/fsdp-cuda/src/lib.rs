@@ -4,6 +4,8 @@
 //! |---|---|
 //! | [`device`] | memory of one GPU: buffers, streams, copies; what NCCL needs to know of it |
 //! | [`fused`] | operations that have a kernel of ours |
+//! | [`nccl`] | a communicator over NCCL, who watches it, and a launcher of one rank per GPU |
+//! | [`library`] | shared libraries, opened when they are needed |
 //! | [`error`] | failures of the driver, the device and the kernel compiler |
 
 pub mod device;
@@ -12,8 +14,10 @@ pub mod error;
 mod ffi;
 pub mod fused;
 mod kernels;
+pub mod nccl;
 mod update;
 
 pub use device::{CudaBuffer, CudaMemory, CudaOptions, DeviceMemory};
 pub use error::DeviceError;
+pub use ffi::library;
 pub use fused::FusedOps;

@@ -4,7 +4,13 @@
 //! |---|---|
 //! | [`driver`], [`streams`] | libcuda: devices and their memory; streams, events, copies and launches |
 //! | [`nvrtc`] | libnvrtc: kernels compiled at run time |
+//! | [`nccl`] | libnccl: communicators and collectives |
+//! | [`library`] | any of them: opened by name or folder |
+//!
+//! Every unsafe block says which facts it relies on, and who checked them.
 
 pub(crate) mod driver;
+pub mod library;
+pub(crate) mod nccl;
 pub(crate) mod nvrtc;
 pub(crate) mod streams;
