@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`driver`], [`streams`] | libcuda: devices and their memory; streams, events, copies and launches |
 //! | [`nvrtc`] | libnvrtc: kernels compiled at run time |
-//! | [`nccl`] | libnccl: communicators and collectives |
+//! | [`nccl`], [`nccl_comm`] | libnccl: communicators and collectives |
 //! | [`library`] | any of them: opened by name or folder |
 //!
 //! Every unsafe block says which facts it relies on, and who checked them.
@@ -12,5 +12,6 @@
 pub(crate) mod driver;
 pub mod library;
 pub(crate) mod nccl;
+pub(crate) mod nccl_comm;
 pub(crate) mod nvrtc;
 pub(crate) mod streams;

@@ -11,11 +11,14 @@ use std::{hint, thread};
 use fsdp_core::comm::{CollectiveKind, CommError, Communicator, Completed, Fingerprint, InFlight, Purpose};
 use fsdp_core::{DType, Error, Queue, Rank};
 
+use super::NcclError;
+use super::buffers::{Flying, IssueError};
 use super::link::Link;
 use super::table::{Failure, Seat};
 use super::world::World;
 use crate::device::DeviceMemory;
-use crate::ffi::nccl::{Flying, IssueError, Nccl, NcclError, Progress, RawComm, UniqueId};
+use crate::ffi::nccl::{Nccl, UniqueId};
+use crate::ffi::nccl_comm::{Progress, RawComm};
 
 /// How often NCCL is asked at once whether it is done, before the thread sleeps between questions.
 const SPINS: u32 = 200;

@@ -5,8 +5,9 @@
 use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::NcclError;
 use super::table::Seat;
-use crate::ffi::nccl::{NcclError, Progress, RawComm};
+use crate::ffi::nccl_comm::{Progress, RawComm};
 
 #[derive(Debug)]
 enum State {

@@ -29,11 +29,15 @@ mod launch;
 
 mod comm;
 
+pub(crate) mod buffers;
+mod error;
 mod link;
 mod table;
 mod watch;
 mod world;
 
-pub use crate::ffi::nccl::{Code, Nccl, NcclError, Version};
+pub use crate::ffi::nccl::Nccl;
 pub use comm::NcclComm;
+pub(crate) use error::Outcome;
+pub use error::{Code, NcclError, Version};
 pub use launch::{GpuOptions, Gpus, TooManyRanks};

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use fsdp_core::comm::{CommError, Fingerprint};
 use fsdp_core::{Error, Rank};
 
+use super::NcclError;
 use super::link::Link;
 use super::table::{Failure, Position, Seat, Table};
 use crate::device::DeviceMemory;
-use crate::ffi::nccl::NcclError;
 
 pub(super) struct State<M: DeviceMemory> {
     pub(super) table: Table<M::Event>,
