@@ -17,6 +17,7 @@ mod ffi;
 pub mod fused;
 mod kernels;
 pub mod nccl;
+mod update;
 
 pub use device::{CudaBuffer, CudaMemory, CudaOptions, DeviceMemory, TimedEvent};
 pub use error::DeviceError;
