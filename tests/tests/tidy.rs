@@ -155,6 +155,8 @@ fn unsafe_code_stays_in_its_module() {
             let unsafe_code = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe trait", "unsafe extern"];
             !code.starts_with("//") && unsafe_code.iter().any(|unsafe_code| code.contains(unsafe_code))
         });
-        assert!(!says_unsafe || path.ends_with("fsdp-nn/src/host/raw.rs"), "{} is unsafe", path.display());
+        let may = path.ends_with("fsdp-nn/src/host/raw.rs")
+            || path.parent().is_some_and(|folder| folder.ends_with("fsdp-cuda/src/ffi"));
+        assert!(!says_unsafe || may, "{} is unsafe", path.display());
     }
 }

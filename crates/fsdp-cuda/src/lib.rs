@@ -1,1 +1,13 @@
 //! Ranks on devices: CUDA memory, kernels and NCCL, and compute by libtorch.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`device`] | memory of one GPU: buffers, streams, copies; what NCCL needs to know of it |
+//! | [`fused`] | operations that have a kernel of ours |
+//! | [`error`] | failures of the driver, the device and the kernel compiler |
+
+pub mod device;
+pub mod error;
+pub mod fused;
+
+pub use error::DeviceError;

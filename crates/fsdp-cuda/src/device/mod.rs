@@ -1,0 +1,5 @@
+//! Memory of one CUDA device.
+
+mod contract;
+
+pub use contract::{DeviceMemory, StreamHandle};

@@ -1,0 +1,100 @@
+//! What can go wrong between us and a device: each error says which call failed and what to do about it.
+
+use fsdp_core::Error;
+
+/// A failure of the driver, of the kernel compiler, or of the device itself.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// A library of CUDA is not there.
+    #[error(
+        "{library} was not found (tried {}); {remedy}, or add its folder to LD_LIBRARY_PATH",
+        tried.join(", ")
+    )]
+    Library {
+        /// The library, in words.
+        library: &'static str,
+        /// The names that were given to the loader.
+        tried: Vec<String>,
+        /// Where it comes from.
+        remedy: &'static str,
+    },
+    /// The driver does not know functions that are needed.
+    #[error(
+        "the NVIDIA driver supports CUDA {}.{}, but {}.{} is needed; update the driver",
+        found / 1000, found % 1000 / 10, needed / 1000, needed % 1000 / 10
+    )]
+    OldDriver {
+        /// Its version: 1000 times the major one, plus 10 times the minor one.
+        found: i32,
+        /// The oldest that will do.
+        needed: i32,
+    },
+    /// There is no such device.
+    #[error(
+        "there is no GPU {device}: the driver shows {count}; use fewer ranks, or check CUDA_VISIBLE_DEVICES"
+    )]
+    NoDevice {
+        /// The number that was asked for, from 0.
+        device: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// The device, or the host for pinned memory, is full.
+    #[error("{bytes} bytes of {place} memory can not be had: {free} of {total} bytes of the device are free")]
+    OutOfMemory {
+        /// What was asked for.
+        bytes: usize,
+        /// "device" or "pinned host".
+        place: &'static str,
+        /// Free on the device.
+        free: usize,
+        /// In all.
+        total: usize,
+    },
+    /// A call of the driver failed.
+    #[error("{call} failed on GPU {device}: {code} ({what}){}", remedy(code))]
+    Call {
+        /// The function.
+        call: &'static str,
+        /// The device.
+        device: usize,
+        /// The name of the error.
+        code: String,
+        /// The driver's words for it.
+        what: String,
+    },
+    /// A kernel of ours was not accepted by the compiler.
+    #[error("kernels of `{file}` do not compile for {arch}: {log}")]
+    Compile {
+        /// The source.
+        file: String,
+        /// For what.
+        arch: String,
+        /// What the compiler said.
+        log: String,
+    },
+}
+
+/// What to do about the errors that a user can mend.
+fn remedy(code: &str) -> &'static str {
+    match code {
+        "CUDA_ERROR_ILLEGAL_ADDRESS" | "CUDA_ERROR_LAUNCH_FAILED" | "CUDA_ERROR_MISALIGNED_ADDRESS" => {
+            "; the device is unusable for this process from now on: start again from the last checkpoint"
+        }
+        "CUDA_ERROR_ECC_UNCORRECTABLE" => "; the memory of the GPU is faulty: reset it or use another one",
+        "CUDA_ERROR_NO_BINARY_FOR_GPU" | "CUDA_ERROR_INVALID_PTX" => {
+            "; the kernel compiler (libnvrtc) and the driver do not fit: install libnvrtc of the driver's version"
+        }
+        "CUDA_ERROR_DEVICE_UNAVAILABLE" | "CUDA_ERROR_DEVICES_UNAVAILABLE" => {
+            "; another process has the GPU for itself: see nvidia-smi"
+        }
+        _ => "",
+    }
+}
+
+impl From<DeviceError> for Error {
+    fn from(error: DeviceError) -> Self {
+        Error::Memory { category: None, what: error.to_string() }
+    }
+}
