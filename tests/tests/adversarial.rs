@@ -30,13 +30,14 @@ fn job(rounds: usize, overrides: &[&str]) -> Job<Mlp> {
 }
 
 /// The policies whose schedules are tampered with.
-const POLICIES: [(usize, &[&str]); 7] = [
+const POLICIES: [(usize, &[&str]); 8] = [
     (1, &[]),
     (2, &[]),
     (2, &["fsdp.forward_prefetch=2", "fsdp.backward_prefetch=0"]),
     (2, &["fsdp.accumulation=\"unsharded\"", "fsdp.reshard_after_forward=false"]),
     (2, &["fsdp.mesh={ replicate = 2 }", "fsdp.param_dtype=\"bf16\""]),
     (1, &["fsdp.frozen=[\"layers.0\"]", "fsdp.activation_checkpointing=\"full\""]),
+    (1, &["fsdp.activation_checkpointing=\"selective\""]),
     (1, &["train.optimizer={ name = \"adafactor\" }"]),
 ];
 

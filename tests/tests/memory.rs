@@ -17,9 +17,10 @@ fn of(world: &WorldReport, category: &str) -> (usize, usize) {
 #[test]
 fn the_ledger_predicts_every_category_to_the_byte() {
     let all = ["fsdp.wrap=[\"LlamaDecoderLayer\"]", "train.optimizer={ name = \"adamw\" }"];
-    let configurations: [(&str, &[&str], &[&str]); 8] = [
+    let configurations: [(&str, &[&str], &[&str]); 9] = [
         (LLAMA, &[], &["activations", "workspace", "unsharded slots", "gradient slots", "optimizer state"]),
         (LLAMA, &["fsdp.activation_checkpointing=\"full\""], &["activations"]),
+        (LLAMA, &["fsdp.activation_checkpointing=\"selective\""], &["activations"]),
         (LLAMA, &["fsdp.reshard_after_forward=false", "fsdp.forward_prefetch=3"], &["unsharded slots"]),
         (LLAMA, &["fsdp.reshard_after_forward=2"], &["unsharded slots"]),
         (LLAMA, &["fsdp.accumulation=\"unsharded\""], &["accumulators", "gradient slots"]),

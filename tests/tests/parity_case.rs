@@ -221,7 +221,7 @@ fn policies(shards: usize) -> impl Strategy<Value = Vec<String>> {
         one("backward_prefetch", &["1", "0", "2", "3"]),
         one("accumulation", &["\"reduce\"", "\"unsharded\""]),
         one("accumulation_order", &["\"tree\"", "\"tree\"", "\"running\""]),
-        one("activation_checkpointing", &["\"none\"", "\"full\""]),
+        one("activation_checkpointing", &["\"none\"", "\"full\"", "\"selective\""]),
     );
     (precision, others).prop_map(|(precision, others)| {
         let (reshard, forward, backward, accumulation, order, checkpointing) = others;

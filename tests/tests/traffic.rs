@@ -6,7 +6,7 @@
 
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::ProgramOrder;
-use fsdp_core::ledger::SCALAR_WORDS;
+use fsdp_core::scalars::SCALAR_WORDS;
 use fsdp_nn::model::{Mlp, MlpConfig};
 
 use crate::runs::train;

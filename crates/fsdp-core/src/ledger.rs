@@ -6,16 +6,12 @@
 //! independently of this, and must agree.
 
 use crate::dtype::DType;
-use crate::exact::ExactSum;
 use crate::layout::Layout;
 use crate::memory::{Category, Usage};
 use crate::program::CallFootprint;
+use crate::scalars::{GradientFactors, SCALAR_WORDS};
 use crate::schedule::{Accumulation, AccumulationOrder, Policy, Reshard, Schedule, Slot};
 use crate::tree;
-
-/// Words of the buffer in which a step's scalars are reduced: exact sums of loss and squared norm, the
-/// count of targets, and the number of ranks that ask to stop.
-pub const SCALAR_WORDS: usize = 2 * ExactSum::WORDS + 2;
 
 /// What the ledger needs besides the schedule.
 #[derive(Clone, Debug)]
@@ -77,7 +73,9 @@ fn static_bytes(category: Category, schedule: &Schedule, input: &LedgerInput<'_>
         Category::OptimizerState => input.optimizer_bytes.iter().sum(),
         Category::CommStaging => {
             let statistics: usize = input.statistics.iter().sum();
-            SCALAR_WORDS * DType::I64.size_bytes() + statistics * DType::F64.size_bytes()
+            let factors = GradientFactors::LEN + statistics;
+            // One step's scalars may be read while the next step adds to its own.
+            2 * SCALAR_WORDS * DType::I64.size_bytes() + factors * DType::F64.size_bytes()
         }
         Category::Activation | Category::Workspace => 0,
     }

@@ -13,6 +13,7 @@
 //! | [`checker`] | proves a schedule safe before it runs |
 //! | [`ledger`] | predicts memory from a schedule |
 //! | [`state`] | the states of a unit's parameters and gradient |
+//! | [`scalars`] | loss, norm and stop flag of a step, and what an update needs of them |
 //! | [`engine`] | executes a schedule on one rank |
 //! | [`memory`], [`comm`], [`program`], [`update`] | the contracts of devices, communicators, models and optimizers |
 #![forbid(unsafe_code)]
@@ -29,6 +30,7 @@ pub mod memory;
 pub mod model;
 pub mod program;
 mod rank;
+pub mod scalars;
 pub mod schedule;
 pub mod state;
 #[cfg(test)]

@@ -8,7 +8,6 @@ use std::fmt;
 
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::exact::ExactSum;
 use crate::rank::Queue;
 
 /// What a buffer is for; memory is predicted and counted by category.
@@ -300,17 +299,43 @@ pub trait Memory: Send + Sync + 'static {
         dst: SliceMut<'_, Self::Buffer>,
     ) -> Result<(), Error>;
 
-    /// Adds the squares of all elements to `sum`: rows of `row_len` elements are summed in `f64` in a fixed
-    /// order each, and the sums of rows exactly. `row_len` divides the length.
+    /// Adds the squares of all elements to `sum`, the words of an [`ExactSum`](crate::ExactSum) (`I64`): rows of
+    /// `row_len` elements are summed in `f64` in a fixed order each, and the sums of rows exactly. `row_len`
+    /// divides the length. Words need not be carried.
     ///
     /// # Errors
-    /// [`Error::Memory`] when the dtype is not a float.
+    /// [`Error::Memory`] when the dtype is not a float, or `sum` is no exact sum.
     fn square_sum(
         &self,
         queue: Queue,
         src: Slice<'_, Self::Buffer>,
         row_len: usize,
-        sum: &mut ExactSum,
+        sum: SliceMut<'_, Self::Buffer>,
+    ) -> Result<(), Error>;
+
+    /// Adds all elements (`F64`) to `sum`, the words of an [`ExactSum`](crate::ExactSum) (`I64`).
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when dtypes differ from these, or `sum` is no exact sum.
+    fn exact_sum(
+        &self,
+        queue: Queue,
+        src: Slice<'_, Self::Buffer>,
+        sum: SliceMut<'_, Self::Buffer>,
+    ) -> Result<(), Error>;
+
+    /// Computes [`GradientFactors`](crate::scalars::GradientFactors) (`F64`) from the reduced scalars of a step
+    /// (`I64`, [`SCALAR_WORDS`](crate::scalars::SCALAR_WORDS)). `factors` holds those of the step before: what was
+    /// not finite once stays so.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when dtypes or lengths differ from these.
+    fn gradient_factors(
+        &self,
+        queue: Queue,
+        scalars: Slice<'_, Self::Buffer>,
+        grad_clip: Option<f64>,
+        factors: SliceMut<'_, Self::Buffer>,
     ) -> Result<(), Error>;
 
     /// Copies from the host, converting between float dtypes.

@@ -9,15 +9,7 @@ use std::collections::BTreeMap;
 use crate::error::Error;
 use crate::memory::{Buffer, Memory, SliceMut, View};
 use crate::model::{BlockId, ModelSpec, ParamId};
-
-/// The sum of the losses of counted targets, and how many there were.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct LossSum {
-    /// The loss sums of the micro-batches, added exactly.
-    pub sum: crate::exact::ExactSum,
-    /// Number of targets that count.
-    pub count: u64,
-}
+use crate::rank::Queue;
 
 /// What forward keeps for backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,7 +18,10 @@ pub enum ForwardMode {
     Record,
     /// Only the input of the layer, at its first block; the layer is recomputed before its backward.
     Checkpoint,
-    /// As `Record`, starting from the input that `Checkpoint` kept.
+    /// As `Checkpoint`, and the outputs of matrix products and of attention, as far as the recomputation reads
+    /// them.
+    CheckpointProducts,
+    /// As `Record`, starting from the input of the layer that was kept, with the outputs that were kept.
     Recompute,
     /// Nothing: there is no backward, and dropout is off.
     Evaluate,
@@ -132,7 +127,7 @@ impl<B: Buffer> Gradients<B> {
         let Some(mut buffers) = self.open.remove(&unit) else { return Ok(None) };
         for place in self.places.values().filter(|place| place.unit == unit && !place.written) {
             let slice = SliceMut::new(&mut buffers[place.segment], place.offset, place.len);
-            memory.zero(crate::rank::Queue::Compute, slice)?;
+            memory.zero(Queue::Compute, slice)?;
         }
         self.places.retain(|_, place| place.unit != unit);
         Ok(Some(buffers))
@@ -226,9 +221,10 @@ pub trait Program<M: Memory>: Send {
         gradients: &mut Gradients<M::Buffer>,
     ) -> Result<(), Error>;
 
-    /// The loss of all micro-batches since the last call.
+    /// Adds the losses of counted targets of all micro-batches since the last call to `sum`, the words of an
+    /// [`ExactSum`](crate::ExactSum), on `queue`; returns how many targets there were.
     ///
     /// # Errors
     /// Those of the memory.
-    fn take_loss(&mut self, memory: &M) -> Result<LossSum, Error>;
+    fn take_loss(&mut self, memory: &M, queue: Queue, sum: SliceMut<'_, M::Buffer>) -> Result<u64, Error>;
 }

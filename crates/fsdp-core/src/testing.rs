@@ -293,8 +293,10 @@ fn policies() -> impl Strategy<Value = (Mesh, Policy)> {
         Just((DType::Bf16, DType::F64)),
     ];
     let gathers = (0usize..5, 0usize..5, 0usize..5);
-    (mesh, gathers, any::<[bool; 3]>(), dtypes).prop_map(
-        |((replicas, shards), (reshard, forward, backward), [unsharded, running, full], dtypes)| {
+    let checkpointing =
+        prop_oneof![Just(Checkpointing::None), Just(Checkpointing::Full), Just(Checkpointing::Selective)];
+    (mesh, gathers, any::<[bool; 2]>(), dtypes, checkpointing).prop_map(
+        |((replicas, shards), (reshard, forward, backward), [unsharded, running], dtypes, checkpointing)| {
             let policy = Policy {
                 reshard_after_forward: match reshard {
                     0 => Reshard::Auto,
@@ -312,7 +314,7 @@ fn policies() -> impl Strategy<Value = (Mesh, Policy)> {
                 },
                 param_dtype: dtypes.0,
                 reduce_dtype: dtypes.1,
-                checkpointing: if full { Checkpointing::Full } else { Checkpointing::None },
+                checkpointing,
             };
             (Mesh::new(replicas, shards).unwrap(), policy)
         },

@@ -7,7 +7,7 @@
 
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::memory::Memory;
+use crate::memory::{Memory, Slice};
 use crate::model::ParamId;
 
 /// A contiguous run of elements of one parameter inside a shard.
@@ -26,17 +26,24 @@ pub struct Piece {
 }
 
 /// Values of one step, the same on every rank.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepScalars {
+#[derive(Debug)]
+pub struct StepScalars<'a, B> {
     /// Number of the step, from 1.
     pub step: u64,
     /// Learning rate.
     pub lr: f64,
-    /// Factor from the sum of leaf gradients to the gradient of the mean loss.
-    pub gradient_scale: f64,
-    /// Clipping coefficient, at most 1, applied after `gradient_scale`.
-    pub clip: f64,
+    /// [`GradientFactors`](crate::scalars::GradientFactors), on the device. When they say that something was not
+    /// finite, a rule leaves parameters and state untouched.
+    pub factors: Slice<'a, B>,
 }
+
+impl<B> Clone for StepScalars<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B> Copy for StepScalars<'_, B> {}
 
 /// One state tensor of a segment's shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,7 +133,7 @@ pub trait UpdateRule<M: Memory>: Send {
         _memory: &M,
         _phase: usize,
         _shard: &mut SegmentShard<'_, M::Buffer>,
-        _scalars: &StepScalars,
+        _scalars: &StepScalars<'_, M::Buffer>,
         _earlier: &[Vec<f64>],
         _sums: &mut [f64],
     ) -> Result<(), Error> {
@@ -141,7 +148,7 @@ pub trait UpdateRule<M: Memory>: Send {
         &mut self,
         memory: &M,
         shard: &mut SegmentShard<'_, M::Buffer>,
-        scalars: &StepScalars,
+        scalars: &StepScalars<'_, M::Buffer>,
         statistics: &[Vec<f64>],
     ) -> Result<(), Error>;
 }

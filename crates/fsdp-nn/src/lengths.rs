@@ -1,7 +1,8 @@
 //! Checks of the arguments of operations, the same for memory that computes and memory that only counts.
 
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut};
-use fsdp_core::{DType, Error};
+use fsdp_core::scalars::{GradientFactors, SCALAR_WORDS};
+use fsdp_core::{DType, Error, ExactSum};
 
 use crate::backend::{AttentionDims, Dropout, HeadDims, LinearDims};
 
@@ -20,6 +21,18 @@ pub fn expect_rows(what: &'static str, row_len: usize, total: usize) -> Result<(
     }
     let what = format!("{what}: {total} is not a multiple of {row_len}");
     Err(Error::Memory { category: None, what })
+}
+
+/// Lengths of a sum of squares by rows, into an exact sum.
+pub fn square_sum(src: usize, row_len: usize, words: usize) -> Result<(), Error> {
+    expect_rows("elements of the rows of a square sum", row_len, src)?;
+    expect("words of an exact sum", words, ExactSum::WORDS)
+}
+
+/// Lengths of a step's scalars and of the factors derived from them.
+pub fn gradient_factors(scalars: usize, factors: usize) -> Result<(), Error> {
+    expect("words of a step's scalars", scalars, SCALAR_WORDS)?;
+    expect("gradient factors", factors, GradientFactors::LEN)
 }
 
 /// That several lengths are equal to the first.

@@ -40,6 +40,9 @@ impl Buffer for ShapeBuffer {
 #[derive(Debug, Default)]
 pub struct ShapeMemory {
     account: Arc<Account>,
+    /// Linear maps and attentions, forward, so far.
+    #[cfg(test)]
+    products: std::sync::atomic::AtomicUsize,
 }
 
 impl ShapeMemory {
@@ -51,6 +54,17 @@ impl ShapeMemory {
     /// Forgets the peaks of [`Memory::usage`]: what is in use now is the new peak.
     pub fn reset_peaks(&self) {
         self.account.reset_peaks();
+    }
+
+    /// Linear maps and attentions, forward, so far.
+    #[cfg(test)]
+    pub(crate) fn products(&self) -> usize {
+        self.products.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    #[cfg(test)]
+    fn count_product(&self) {
+        self.products.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     }
 }
 
@@ -84,14 +98,22 @@ impl Memory for ShapeMemory {
         lengths::expect("accumulated elements", src.len, dst.len)
     }
 
-    fn square_sum(
+    fn square_sum(&self, _queue: Queue, src: In<'_>, row_len: usize, sum: Out<'_>) -> Result<(), Error> {
+        lengths::square_sum(src.len, row_len, sum.len)
+    }
+
+    fn exact_sum(&self, _queue: Queue, _src: In<'_>, sum: Out<'_>) -> Result<(), Error> {
+        lengths::expect("words of an exact sum", sum.len, ExactSum::WORDS)
+    }
+
+    fn gradient_factors(
         &self,
         _queue: Queue,
-        src: In<'_>,
-        row_len: usize,
-        _sum: &mut ExactSum,
+        scalars: In<'_>,
+        _grad_clip: Option<f64>,
+        factors: Out<'_>,
     ) -> Result<(), Error> {
-        lengths::expect_rows("elements of the rows of a square sum", row_len, src.len)
+        lengths::gradient_factors(scalars.len, factors.len)
     }
 
     fn write(&self, _queue: Queue, src: HostSlice<'_>, dst: Out<'_>) -> Result<(), Error> {
@@ -126,6 +148,8 @@ impl Backend for ShapeMemory {
         bias: Option<In<'_>>,
         y: Out<'_>,
     ) -> Result<(), Error> {
+        #[cfg(test)]
+        self.count_product();
         lengths::linear(dims, Some(x.len), Some(weight.len), bias.map(|bias| bias.len), y.len)
     }
 
@@ -258,6 +282,8 @@ impl Backend for ShapeMemory {
         y: Out<'_>,
         lse: Out<'_>,
     ) -> Result<(), Error> {
+        #[cfg(test)]
+        self.count_product();
         lengths::attention(dims, dropout, &[qkv.len], &[y.len], Some(lse.len))
     }
 

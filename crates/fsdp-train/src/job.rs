@@ -232,6 +232,7 @@ fn policy(config: &config::FsdpConfig) -> Policy {
         reduce_dtype: config.reduce_dtype.into(),
         checkpointing: match config.activation_checkpointing {
             config::ActivationCheckpointing::None => Checkpointing::None,
+            config::ActivationCheckpointing::Selective => Checkpointing::Selective,
             config::ActivationCheckpointing::Full => Checkpointing::Full,
         },
     }

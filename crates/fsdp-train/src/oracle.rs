@@ -11,9 +11,10 @@ use fsdp_core::engine::{StepInput, StepReport};
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut, View};
 use fsdp_core::model::{BlockId, ParamId};
 use fsdp_core::program::{ForwardMode, Gradients, Params, Program};
+use fsdp_core::scalars::GradientFactors;
 use fsdp_core::schedule::AccumulationOrder;
 use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule};
-use fsdp_core::{DType, ExactSum, Queue, tree};
+use fsdp_core::{DType, ExactSum, Memory, Queue, tree};
 use fsdp_nn::model::{Architecture, ModelProgram, ProgramOptions};
 
 use crate::error::TrainError;
@@ -41,6 +42,9 @@ pub struct Oracle<'a, M: TrainBackend, A: Architecture + Clone> {
     program: ModelProgram<M, A>,
     rule: Box<dyn UpdateRule<M>>,
     params: Vec<Whole<M::Buffer>>,
+    /// Words of the sums of losses and of squares.
+    sums: [M::Buffer; 2],
+    factors: M::Buffer,
     /// Per trained parameter the sum of the absolute values of all leaves of the last step, if asked for.
     magnitudes: Option<Vec<Vec<f64>>>,
 }
@@ -62,7 +66,10 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         for id in (0..plan.spec.params.len()).map(ParamId) {
             params.push(whole(job, &*memory, &*rule, id)?);
         }
-        Ok(Self { job, memory, program, rule, params, magnitudes: None })
+        let words = || memory.allocate(Category::CommStaging, DType::I64, ExactSum::WORDS);
+        let sums = [words()?, words()?];
+        let factors = memory.allocate(Category::CommStaging, DType::F64, GradientFactors::LEN)?;
+        Ok(Self { job, memory, program, rule, params, sums, factors, magnitudes: None })
     }
 
     /// Runs step `step` (from 0). With `measure`, the magnitudes of the leaves are kept.
@@ -76,20 +83,11 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         let memory = Arc::clone(&self.memory);
         self.program.set_batches(&*memory, step, batches)?;
         let total = self.sum_of_leaves(count)?;
-        let loss = self.program.take_loss(&*memory)?;
-        let mut norm = ExactSum::default();
-        for (gradient, param) in total.iter().zip(self.params.iter().filter(|param| param.gradient.is_some()))
-        {
-            memory.square_sum(Queue::Compute, Slice::whole(gradient), param.piece.row_len, &mut norm)?;
-        }
-        let scale = if loss.count == 0 { 0.0 } else { 1.0 / loss.count as f64 };
-        let report = StepReport {
-            loss: loss.sum.value() * scale,
-            targets: loss.count,
-            grad_norm: norm.value().sqrt() * scale,
-            finite: true,
-            stop: false,
-        };
+        let (loss, targets) = self.loss()?;
+        let norm = self.squares(&total)?.sqrt();
+        let scale = if targets == 0 { 0.0 } else { 1.0 / targets as f64 };
+        let (loss, grad_norm) = (loss * scale, norm * scale);
+        let report = StepReport { loss, targets, grad_norm, finite: true, stop: false };
         let input = StepInput {
             step: step + 1,
             lr: self.job.schedule.lr(step),
@@ -98,6 +96,26 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         };
         self.update(total, &report, input, scale)?;
         Ok(report)
+    }
+
+    /// The sum of the losses of the step, and how many targets counted.
+    fn loss(&mut self) -> Result<(f64, u64), TrainError> {
+        let [sum, _] = &mut self.sums;
+        self.memory.zero(Queue::Compute, SliceMut::whole(sum))?;
+        let count = self.program.take_loss(&*self.memory, Queue::Compute, SliceMut::whole(sum))?;
+        Ok((exact(&*self.memory, sum)?, count))
+    }
+
+    /// The squared norm of the sum of all leaves.
+    fn squares(&mut self, total: &Leaf<M::Buffer>) -> Result<f64, TrainError> {
+        let [_, sum] = &mut self.sums;
+        self.memory.zero(Queue::Compute, SliceMut::whole(sum))?;
+        let trained = self.params.iter().filter(|param| param.gradient.is_some());
+        for (gradient, param) in total.iter().zip(trained) {
+            let (gradient, sum) = (Slice::whole(gradient), SliceMut::whole(sum));
+            self.memory.square_sum(Queue::Compute, gradient, param.piece.row_len, sum)?;
+        }
+        exact(&*self.memory, sum)
     }
 
     fn trained(&self) -> impl Iterator<Item = &Whole<M::Buffer>> {
@@ -186,8 +204,10 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         scale: f64,
     ) -> Result<(), TrainError> {
         let clip = input.grad_clip.map_or(1.0, |max| (max / (report.grad_norm + CLIP_EPSILON)).min(1.0));
-        let scalars = StepScalars { step: input.step, lr: input.lr, gradient_scale: scale, clip };
         let memory = Arc::clone(&self.memory);
+        let factors = GradientFactors { scale, clip, finite: true }.to_array();
+        memory.write(Queue::Compute, HostSlice::F64(&factors), SliceMut::whole(&mut self.factors))?;
+        let scalars = StepScalars { step: input.step, lr: input.lr, factors: Slice::whole(&self.factors) };
         for (gradient, param) in
             total.into_iter().zip(self.params.iter_mut().filter(|p| p.gradient.is_some()))
         {
@@ -302,4 +322,11 @@ fn zeroed<M: TrainBackend>(
     let mut buffer = memory.allocate(category, dtype, len)?;
     memory.zero(Queue::Compute, SliceMut::whole(&mut buffer))?;
     Ok(buffer)
+}
+
+/// The value of an exact sum.
+fn exact<M: Memory>(memory: &M, words: &M::Buffer) -> Result<f64, TrainError> {
+    let mut values = [0; ExactSum::WORDS];
+    memory.read(Queue::Compute, Slice::whole(words), HostSliceMut::I64(&mut values))?;
+    Ok(ExactSum::from_words(&values).value())
 }

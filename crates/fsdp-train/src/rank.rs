@@ -1,5 +1,6 @@
 //! One rank of a run: the engine, fed with data.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,6 +22,8 @@ use crate::rule::TrainBackend;
 pub struct RankTrainer<'a, M: TrainBackend, A: Architecture + Clone> {
     job: &'a Job<A>,
     engine: Engine<M, ModelProgram<M, A>>,
+    /// Steps that were issued and whose reports were not read.
+    unread: VecDeque<u64>,
 }
 
 /// The result of an evaluation.
@@ -42,7 +45,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     pub fn new(job: &'a Job<A>, seat: Seat<M>) -> Result<Self, TrainError> {
         let mut engine = Self::connect(job, seat)?;
         engine.load_params(|piece, values| job.init.fill(&job.plan.spec, piece, values))?;
-        Ok(Self { job, engine })
+        Ok(Self { job, engine, unread: VecDeque::new() })
     }
 
     /// Connects the rank, allocates everything and reads this rank's rows of parameters and optimizer state
@@ -53,7 +56,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     pub fn resume(job: &'a Job<A>, seat: Seat<M>, checkpoint: &NativeReader) -> Result<Self, TrainError> {
         let mut engine = Self::connect(job, seat)?;
         restore(&mut engine, checkpoint)?;
-        Ok(Self { job, engine })
+        Ok(Self { job, engine, unread: VecDeque::new() })
     }
 
     fn connect(job: &'a Job<A>, seat: Seat<M>) -> Result<Engine<M, ModelProgram<M, A>>, TrainError> {
@@ -90,6 +93,9 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     ///
     /// # Errors
     /// [`TrainError::NotFinite`], or whatever failed.
+    ///
+    /// # Panics
+    /// When the report of a step that was issued before was not read.
     pub fn step(
         &mut self,
         step: u64,
@@ -97,6 +103,24 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         order: &mut dyn IssueOrder,
         observer: &mut dyn Observer,
     ) -> Result<StepReport, TrainError> {
+        self.issue(step, stop, order, observer)?;
+        let report = self.report()?.expect("a step was just issued");
+        assert!(self.unread.is_empty(), "reports are read in the order of steps");
+        Ok(report)
+    }
+
+    /// Issues step `step` (from 0): on a device with queues of its own it may still be under way on return. At
+    /// most two steps may be unread.
+    ///
+    /// # Errors
+    /// Whatever failed.
+    pub fn issue(
+        &mut self,
+        step: u64,
+        stop: bool,
+        order: &mut dyn IssueOrder,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
         let plan = Arc::clone(&self.job.plan);
         let batches = (0..plan.step.rounds)
             .map(|round| {
@@ -112,15 +136,20 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
             grad_clip: self.job.config.train.grad_clip,
             stop,
         };
-        let report = self.engine.step(input, order, observer)?;
-        if !report.finite {
-            return Err(TrainError::NotFinite {
-                step: step + 1,
-                loss: report.loss,
-                grad_norm: report.grad_norm,
-            });
-        }
-        Ok(report)
+        self.engine.step(input, order, observer)?;
+        self.unread.push_back(step);
+        Ok(())
+    }
+
+    /// The report of the oldest step that was issued and not read, if there is one; waits until it is there.
+    ///
+    /// # Errors
+    /// [`TrainError::NotFinite`], or those of the memory.
+    pub fn report(&mut self) -> Result<Option<StepReport>, TrainError> {
+        let Some(step) = self.unread.pop_front() else { return Ok(None) };
+        let report = self.engine.report()?.expect("the engine has a report for every step that was issued");
+        let StepReport { loss, grad_norm, finite, .. } = report;
+        if finite { Ok(Some(report)) } else { Err(TrainError::NotFinite { step: step + 1, loss, grad_norm }) }
     }
 
     /// Evaluates all batches of the evaluation data, if there is any; ends after the batch in which `stop` is

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut, Usage};
+use fsdp_core::scalars::{GradientFactors, SCALAR_WORDS, ScalarValues};
 use fsdp_core::{DType, Error, ExactSum, Memory, Queue};
 
 use super::values::round;
@@ -123,6 +124,18 @@ impl PlainMemory {
     pub fn resident_bytes(&self) -> usize {
         self.resident.load(Ordering::SeqCst)
     }
+
+    fn add_exactly(
+        &self,
+        values: impl Iterator<Item = f64>,
+        words: SliceMut<'_, PlainBuffer>,
+    ) -> Result<(), Error> {
+        let mut before = [0; ExactSum::WORDS];
+        self.read(Queue::Compute, words.as_slice(), HostSliceMut::I64(&mut before))?;
+        let mut sum = ExactSum::from_words(&before);
+        values.for_each(|value| sum.add(value));
+        self.write(Queue::Compute, HostSlice::I64(&sum.to_words()), words)
+    }
 }
 
 fn invalid(what: &str) -> Error {
@@ -217,12 +230,37 @@ impl Memory for PlainMemory {
         _queue: Queue,
         src: Slice<'_, PlainBuffer>,
         row_len: usize,
-        sum: &mut ExactSum,
+        sum: SliceMut<'_, PlainBuffer>,
     ) -> Result<(), Error> {
         let mut values = vec![0.0; src.len];
         self.read(Queue::Compute, src, HostSliceMut::F64(&mut values))?;
-        values.chunks(row_len).for_each(|row| sum.add(row.iter().fold(0.0, |sum, x| x * x + sum)));
-        Ok(())
+        let rows = values.chunks(row_len).map(|row| row.iter().fold(0.0, |sum, x| x * x + sum));
+        self.add_exactly(rows, sum)
+    }
+
+    fn exact_sum(
+        &self,
+        _queue: Queue,
+        src: Slice<'_, PlainBuffer>,
+        sum: SliceMut<'_, PlainBuffer>,
+    ) -> Result<(), Error> {
+        let mut values = vec![0.0; src.len];
+        self.read(Queue::Compute, src, HostSliceMut::F64(&mut values))?;
+        self.add_exactly(values.into_iter(), sum)
+    }
+
+    fn gradient_factors(
+        &self,
+        queue: Queue,
+        scalars: Slice<'_, PlainBuffer>,
+        grad_clip: Option<f64>,
+        factors: SliceMut<'_, PlainBuffer>,
+    ) -> Result<(), Error> {
+        let mut words = [0; SCALAR_WORDS];
+        self.read(queue, scalars, HostSliceMut::I64(&mut words))?;
+        let before = GradientFactors::read(self, queue, factors.as_slice())?;
+        let after = GradientFactors::of(&ScalarValues::of(&words), grad_clip, before.finite);
+        self.write(queue, HostSlice::F64(&after.to_array()), factors)
     }
 
     fn write(&self, _queue: Queue, src: HostSlice<'_>, dst: SliceMut<'_, PlainBuffer>) -> Result<(), Error> {

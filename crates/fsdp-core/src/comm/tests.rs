@@ -1,7 +1,6 @@
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::exact::ExactSum;
 use crate::memory::{Category, HostSlice, HostSliceMut, Slice, SliceMut, Usage};
 
 /// A buffer without elements: length, dtype, and who shares it.
@@ -54,7 +53,27 @@ impl Memory for NoMemory {
         Ok(())
     }
 
-    fn square_sum(&self, _: Queue, _: Slice<'_, Shape>, _: usize, _: &mut ExactSum) -> Result<(), Error> {
+    fn square_sum(
+        &self,
+        _: Queue,
+        _: Slice<'_, Shape>,
+        _: usize,
+        _: SliceMut<'_, Shape>,
+    ) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn exact_sum(&self, _: Queue, _: Slice<'_, Shape>, _: SliceMut<'_, Shape>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn gradient_factors(
+        &self,
+        _: Queue,
+        _: Slice<'_, Shape>,
+        _: Option<f64>,
+        _: SliceMut<'_, Shape>,
+    ) -> Result<(), Error> {
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use crate::memory::{Buffer, Memory, Slice, SliceMut, View};
 use crate::program::Program;
 use crate::rank::Queue;
 use crate::schedule::{OpId, OpKind, Schedule, Source};
-use crate::update::{SegmentShard, UpdateRule};
+use crate::update::{SegmentShard, StepScalars, UpdateRule};
 
 impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// Issues one operation whose waits are met.
@@ -44,11 +44,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             OpKind::Fold { unit, last } => self.fold(unit, last),
             OpKind::AllReduceReplicas { unit } => self.all_reduce_replicas(id, unit),
             OpKind::SquareNorm { unit } => self.square_norm(unit),
-            OpKind::ReduceScalars => {
-                let loss = self.program.take_loss(memory)?;
-                let counts_norm = self.plan.mesh.replica_of(self.rank) == 0;
-                self.scalars.reduce(memory, &mut self.comms.world, &loss, counts_norm)
-            }
+            OpKind::ReduceScalars => self.scalars.reduce(memory, &mut self.comms.world, &mut self.program),
             OpKind::Statistics { unit, phase } => self.statistics(unit, phase),
             OpKind::ReduceStatistics { phase } => {
                 self.scalars.reduce_statistics(memory, &mut self.comms.reduce, phase)
@@ -225,13 +221,17 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         self.units[unit].total.take().ok_or_else(|| Error::Transition { unit: unit_name(), state, event })
     }
 
+    /// Adds to the squared norm. Replicas hold equal gradients: those of the first one count.
     fn square_norm(&mut self, unit: usize) -> Result<(), Error> {
+        if self.plan.mesh.replica_of(self.rank) > 0 {
+            return Ok(());
+        }
         let total = self.take_total(unit, "measure the norm")?;
         let buffers = &mut self.units[unit];
         for (gradient, &segment) in total.iter().zip(&buffers.trainable) {
             for piece in &buffers.pieces[segment] {
                 let slice = Slice::new(gradient, piece.offset, piece.len);
-                self.memory.square_sum(Queue::Compute, slice, piece.row_len, &mut self.scalars.norm)?;
+                self.memory.square_sum(Queue::Compute, slice, piece.row_len, self.scalars.norm())?;
             }
         }
         buffers.total = Some(total);
@@ -239,7 +239,8 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     }
 
     fn statistics(&mut self, unit: usize, phase: usize) -> Result<(), Error> {
-        let Some(scalars) = self.scalars.for_update() else { return Ok(()) };
+        let (input, factors) = self.scalars.for_update();
+        let scalars = StepScalars { step: input.step, lr: input.lr, factors: Slice::whole(&factors) };
         let (memory, mut sums) = (Arc::clone(&self.memory), std::mem::take(&mut self.scalars.partial[phase]));
         let result = self.each_shard(unit, "gather statistics", |rule, earlier, shard| {
             rule.statistics(&*memory, phase, shard, &scalars, earlier, &mut sums)
@@ -250,7 +251,8 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
 
     fn update(&mut self, unit: usize) -> Result<(), Error> {
         self.units[unit].gradient_state.apply(&self.plan.layout.units[unit].name)?;
-        let Some(scalars) = self.scalars.for_update() else { return Ok(()) };
+        let (input, factors) = self.scalars.for_update();
+        let scalars = StepScalars { step: input.step, lr: input.lr, factors: Slice::whole(&factors) };
         let memory = Arc::clone(&self.memory);
         self.each_shard(unit, "update", |rule, statistics, shard| {
             rule.update(&*memory, shard, &scalars, statistics)

@@ -270,23 +270,33 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         Ok(())
     }
 
-    /// Runs one training step.
+    /// Issues one training step: on a device with queues of its own it may still be under way on return.
     ///
     /// After an error the engine can not go on: ranks may have stopped at different places.
     ///
     /// # Errors
     /// Whatever failed first on this rank; [`Error::Comm`] names another rank that failed.
+    ///
+    /// # Panics
+    /// When the reports of two steps were not read ([`Engine::report`]).
     pub fn step(
         &mut self,
         input: StepInput,
         order: &mut dyn IssueOrder,
         observer: &mut dyn Observer,
-    ) -> Result<StepReport, Error> {
+    ) -> Result<(), Error> {
         let plan = Arc::clone(&self.plan);
-        self.scalars.begin(Some(input));
+        self.scalars.begin(&*self.memory, Some(input), input.stop)?;
         let slots: Vec<usize> = (0..plan.step.slots.len()).collect();
-        self.run_or_abort(&plan.step, &slots, order, observer)?;
-        Ok(self.scalars.report())
+        self.run_or_abort(&plan.step, &slots, order, observer)
+    }
+
+    /// The report of the oldest step whose report was not read, if there is one; waits until it is there.
+    ///
+    /// # Errors
+    /// Those of the memory.
+    pub fn report(&mut self) -> Result<Option<StepReport>, Error> {
+        self.scalars.report(&*self.memory)
     }
 
     /// Runs the evaluation schedule; the report has the loss and the count of targets only.
@@ -295,7 +305,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// As [`Engine::step`].
     ///
     /// # Panics
-    /// When the plan has no evaluation.
+    /// When the plan has no evaluation, or the report of a step was not read.
     pub fn evaluate(
         &mut self,
         stop: bool,
@@ -304,11 +314,11 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     ) -> Result<StepReport, Error> {
         let plan = Arc::clone(&self.plan);
         let schedule = plan.evaluation.as_ref().expect("the plan was made with evaluation rounds");
-        self.scalars.begin(None);
-        self.scalars.stop = stop;
+        assert!(self.scalars.is_read(), "the reports of all steps are read before an evaluation");
+        self.scalars.begin(&*self.memory, None, stop)?;
         let slots = buffers::map_slots(&plan.step.slots, &schedule.slots);
         self.run_or_abort(schedule, &slots, order, observer)?;
-        Ok(self.scalars.report())
+        Ok(self.report()?.expect("an evaluation was just issued"))
     }
 
     /// Returns when every rank has called it. Before a rank waits for others in any other way than by a

@@ -1,19 +1,19 @@
-//! The scalars of a step: loss, count of targets, gradient norm and the stop flag, reduced together in one
-//! integer all-reduce whose result does not depend on the number or order of ranks; and the statistics
-//! that an update rule declares.
+//! The scalars of a step on their way: gathered by blocks and norms, reduced in one integer all-reduce, used by
+//! updates, read by the host when it asks; and the statistics that an update rule declares.
+//!
+//! There are two buffers, used in turn: the report of one step may be read while the next one is under way, so that
+//! the host never waits inside a step.
+
+use std::collections::VecDeque;
 
 use crate::comm::{Comm, Purpose};
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::exact::ExactSum;
-use crate::ledger::SCALAR_WORDS;
 use crate::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
-use crate::program::LossSum;
+use crate::program::Program;
 use crate::rank::Queue;
-use crate::update::{StepScalars, UpdateRule};
-
-/// PyTorch's `clip_grad_norm_` adds this to the norm before dividing.
-const CLIP_EPSILON: f64 = 1e-6;
+use crate::scalars::{COUNT, GradientFactors, LOSS, NORM, SCALAR_WORDS, ScalarValues};
+use crate::update::UpdateRule;
 
 /// What a caller says about a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,23 +37,39 @@ pub struct StepReport {
     pub targets: u64,
     /// L2 norm of the gradient of the mean loss, before clipping (0 in evaluation).
     pub grad_norm: f64,
-    /// Whether loss and norm are finite. When they are not, parameters and optimizer state are untouched.
+    /// Whether loss and norm are finite. When they are not, neither this step nor a later one updates parameters
+    /// and optimizer state.
     pub finite: bool,
     /// Whether any rank asked to stop.
     pub stop: bool,
 }
 
+impl From<ScalarValues> for StepReport {
+    fn from(values: ScalarValues) -> Self {
+        let ScalarValues { loss, targets, grad_norm, stop } = values;
+        Self { loss, targets, grad_norm, finite: values.is_finite(), stop }
+    }
+}
+
+/// A step that was issued and whose report was not read yet.
+struct Unread<E> {
+    buffer: usize,
+    ready: E,
+}
+
 pub(super) struct Scalars<M: Memory> {
-    buffer: Option<M::Buffer>,
+    buffers: [Option<M::Buffer>; 2],
+    /// The one of the step under way.
+    current: usize,
+    unread: VecDeque<Unread<M::Event>>,
+    factors: M::Buffer,
     statistics: Vec<Option<M::Buffer>>,
     /// The reduced statistics of the phases so far.
     pub(super) reduced: Vec<Vec<f64>>,
     /// This rank's part of the phase under way.
     pub(super) partial: Vec<Vec<f64>>,
-    pub(super) norm: ExactSum,
-    pub(super) stop: bool,
+    stop: bool,
     input: Option<StepInput>,
-    report: StepReport,
 }
 
 impl<M: Memory> Scalars<M> {
@@ -61,89 +77,117 @@ impl<M: Memory> Scalars<M> {
         // Written now, so that they have their storage from the first step on.
         let allocate = |dtype, len| -> Result<_, Error> {
             let mut buffer = memory.allocate(Category::CommStaging, dtype, len)?;
-            memory.zero(Queue::Reduce, SliceMut::whole(&mut buffer))?;
-            Ok(Some(buffer))
+            memory.zero(Queue::Compute, SliceMut::whole(&mut buffer))?;
+            Ok(buffer)
         };
         let phases = rule.phases();
+        let mut factors = allocate(DType::F64, GradientFactors::LEN)?;
+        let start = HostSlice::F64(&GradientFactors::START);
+        memory.write(Queue::Compute, start, SliceMut::whole(&mut factors))?;
+        let words = || allocate(DType::I64, SCALAR_WORDS).map(Some);
+        let statistics = phases.iter().map(|&len| allocate(DType::F64, len).map(Some));
         Ok(Self {
-            buffer: allocate(DType::I64, SCALAR_WORDS)?,
-            statistics: phases.iter().map(|&len| allocate(DType::F64, len)).collect::<Result<_, _>>()?,
+            buffers: [words()?, words()?],
+            current: 0,
+            unread: VecDeque::new(),
+            factors,
+            statistics: statistics.collect::<Result<_, _>>()?,
             reduced: Vec::new(),
             partial: phases.iter().map(|&len| vec![0.0; len]).collect(),
-            norm: ExactSum::default(),
             stop: false,
             input: None,
-            report: StepReport { loss: 0.0, targets: 0, grad_norm: 0.0, finite: true, stop: false },
         })
     }
 
-    pub(super) fn begin(&mut self, input: Option<StepInput>) {
-        self.norm = ExactSum::default();
-        self.stop = input.is_some_and(|input| input.stop);
+    /// Begins a step (with its input) or an evaluation.
+    ///
+    /// # Panics
+    /// When two steps are unread.
+    pub(super) fn begin(&mut self, memory: &M, input: Option<StepInput>, stop: bool) -> Result<(), Error> {
+        self.current = self.free();
+        memory.zero(Queue::Compute, SliceMut::whole(self.words()))?;
+        self.stop = stop;
         self.input = input;
         self.reduced.clear();
         self.partial.iter_mut().for_each(|sums| sums.fill(0.0));
+        Ok(())
     }
 
-    pub(super) fn report(&self) -> StepReport {
-        self.report
+    /// The buffer that no unread step has.
+    fn free(&self) -> usize {
+        assert!(
+            self.unread.len() < 2,
+            "the report of a step is read before the step after the next one begins"
+        );
+        self.unread.front().map_or(0, |unread| 1 - unread.buffer)
     }
 
-    /// The values that an update needs; `None` when it must not happen.
-    pub(super) fn for_update(&self) -> Option<StepScalars> {
-        let input = self.input.filter(|_| self.report.finite)?;
-        let clip = match input.grad_clip {
-            Some(max) => (max / (self.report.grad_norm + CLIP_EPSILON)).min(1.0),
-            None => 1.0,
-        };
-        Some(StepScalars { step: input.step, lr: input.lr, gradient_scale: self.scale(), clip })
+    fn words(&mut self) -> &mut M::Buffer {
+        self.buffers[self.current].as_mut().expect("scalars are reduced once at a time")
     }
 
-    fn scale(&self) -> f64 {
-        if self.report.targets == 0 { 0.0 } else { 1.0 / self.report.targets as f64 }
+    /// Whether the reports of all issued steps were read.
+    pub(super) fn is_read(&self) -> bool {
+        self.unread.is_empty()
     }
 
-    /// Sums loss, count, norm and stop flag over all ranks. Replicas hold equal gradients, so only one of
-    /// them counts in the norm.
-    pub(super) fn reduce(
+    /// Where squared norms are added.
+    pub(super) fn norm(&mut self) -> SliceMut<'_, M::Buffer> {
+        SliceMut::new(self.words(), NORM.start, NORM.len())
+    }
+
+    /// The report of the oldest step that was not read yet; blocks until it is there.
+    pub(super) fn report(&mut self, memory: &M) -> Result<Option<StepReport>, Error> {
+        let Some(Unread { buffer, ready }) = self.unread.pop_front() else { return Ok(None) };
+        let mut words = [0; SCALAR_WORDS];
+        memory.wait(Queue::HostCopy, &ready);
+        let buffer = self.buffers[buffer].as_ref().expect("the scalars of an issued step came back");
+        memory.read(Queue::HostCopy, Slice::whole(buffer), HostSliceMut::I64(&mut words))?;
+        Ok(Some(ScalarValues::of(&words).into()))
+    }
+
+    /// The step's number and learning rate, and the factors as a handle of their own.
+    pub(super) fn for_update(&self) -> (StepInput, M::Buffer) {
+        (self.input.expect("only training steps update"), self.factors.clone())
+    }
+
+    /// Sums loss, count, norm and stop flag over all ranks, and derives what updates need.
+    pub(super) fn reduce<P: Program<M>>(
         &mut self,
         memory: &M,
         world: &mut Comm<M>,
-        loss: &LossSum,
-        counts_norm: bool,
+        program: &mut P,
     ) -> Result<(), Error> {
-        const NORM: usize = ExactSum::WORDS;
-        const COUNT: usize = 2 * ExactSum::WORDS;
-        let mut words = [0i64; SCALAR_WORDS];
-        words[..NORM].copy_from_slice(&loss.sum.to_words());
-        if counts_norm {
-            words[NORM..COUNT].copy_from_slice(&self.norm.to_words());
+        let stop = i64::from(self.stop);
+        let loss = SliceMut::new(self.words(), LOSS.start, LOSS.len());
+        let targets = program.take_loss(memory, Queue::Reduce, loss)?;
+        let targets = i64::try_from(targets).expect("targets of a step fit 63 bits");
+        let count = SliceMut::new(self.words(), COUNT, 2);
+        memory.write(Queue::Reduce, HostSlice::I64(&[targets, stop]), count)?;
+        self.all_reduce(memory, world)?;
+        if let Some(StepInput { grad_clip, .. }) = self.input {
+            let words = self.buffers[self.current].as_ref().expect("the scalars came back");
+            let factors = SliceMut::whole(&mut self.factors);
+            memory.gradient_factors(Queue::Reduce, Slice::whole(words), grad_clip, factors)?;
         }
-        words[COUNT] = i64::try_from(loss.count).expect("targets of a step fit 63 bits");
-        words[COUNT + 1] = i64::from(self.stop);
-        let mut buffer = self.buffer.take().expect("scalars are reduced once at a time");
-        memory.write(Queue::Reduce, HostSlice::I64(&words), SliceMut::whole(&mut buffer))?;
+        self.unread.push_back(Unread { buffer: self.current, ready: memory.record(Queue::Reduce) });
+        Ok(())
+    }
+
+    fn all_reduce(&mut self, memory: &M, world: &mut Comm<M>) -> Result<(), Error> {
+        let buffer = self.buffers[self.current].take().expect("scalars are reduced once at a time");
         let pending = world.all_reduce(memory, Purpose::Scalars, None, vec![buffer])?;
-        let buffer = pending.wait_on(memory, Queue::Reduce)?.outputs.pop().expect("one buffer came back");
-        memory.read(Queue::Reduce, Slice::whole(&buffer), HostSliceMut::I64(&mut words))?;
-        self.buffer = Some(buffer);
-        let targets = words[COUNT] as u64;
-        self.report = StepReport { targets, ..self.report };
-        let scale = self.scale();
-        let loss = ExactSum::from_words(&words[..NORM]).value() * scale;
-        let grad_norm = ExactSum::from_words(&words[NORM..COUNT]).value().sqrt() * scale;
-        let finite = loss.is_finite() && grad_norm.is_finite();
-        self.report = StepReport { loss, targets, grad_norm, finite, stop: words[COUNT + 1] > 0 };
+        self.buffers[self.current] = pending.wait_on(memory, Queue::Reduce)?.outputs.pop();
         Ok(())
     }
 
     /// Returns when every rank has called it.
     pub(super) fn meet(&mut self, memory: &M, world: &mut Comm<M>) -> Result<(), Error> {
-        let mut buffer = self.buffer.take().expect("scalars are reduced once at a time");
-        memory.zero(Queue::Reduce, SliceMut::whole(&mut buffer))?;
-        let pending = world.all_reduce(memory, Purpose::Scalars, None, vec![buffer])?;
-        self.buffer = pending.wait_on(memory, Queue::Reduce)?.outputs.pop();
-        Ok(())
+        self.current = self.free();
+        memory.zero(Queue::Reduce, SliceMut::whole(self.words()))?;
+        self.all_reduce(memory, world)?;
+        let word = Slice::new(self.words(), COUNT, 1);
+        memory.read(Queue::Reduce, word, HostSliceMut::I64(&mut [0]))
     }
 
     /// Sums the statistics of a phase over the shard axis.

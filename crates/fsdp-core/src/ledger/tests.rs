@@ -144,7 +144,10 @@ proptest! {
             let usage = predict(&schedule, &input);
             let mut counter = Counter::default();
             allocate_static(&mut counter, &built, &schedule, optimizer);
-            counter.allocate(Category::CommStaging, 8 * (2 * 69 + 2));
+            for _ in 0..2 {
+                counter.allocate(Category::CommStaging, 8 * (2 * 69 + 2));
+            }
+            counter.allocate(Category::CommStaging, 8 * 3);
             statistics.iter().for_each(|len| counter.allocate(Category::CommStaging, 8 * len));
             walk(&mut counter, schedule.rounds, &calls, data_bytes);
             prop_assert_eq!(usage.live_bytes, counter.live);

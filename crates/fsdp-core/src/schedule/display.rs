@@ -78,7 +78,11 @@ pub(crate) fn describe(kind: &OpKind, spec: &ModelSpec, layout: &Layout) -> Stri
             format!("{name} {} -> slot {slot}{from}, for {pass}", unit_name(unit))
         }
         OpKind::Forward { block, mode } => {
-            let note = if mode == ForwardMode::Checkpoint { " (checkpointed)" } else { "" };
+            let note = match mode {
+                ForwardMode::Checkpoint => " (checkpointed)",
+                ForwardMode::CheckpointProducts => " (checkpointed, products kept)",
+                _ => "",
+            };
             format!("{name} {}{note}", spec.block(block).name)
         }
         OpKind::Finish { block, .. } | OpKind::Backward { block } => {

@@ -2,6 +2,7 @@
 
 use crate::dtype::DType;
 use crate::error::Error;
+use crate::program::ForwardMode;
 use crate::rank::Mesh;
 
 /// What happens to an unsharded unit between its last use in forward and its first in backward.
@@ -42,6 +43,19 @@ pub enum Checkpointing {
     None,
     /// Only the input of every layer; layers are recomputed in backward.
     Full,
+    /// The input of every layer and the outputs of matrix products and of attention; all else is recomputed.
+    Selective,
+}
+
+impl Checkpointing {
+    /// In which mode the layers run forward that are recomputed in backward; `None` when none are.
+    pub const fn forward_mode(self) -> Option<ForwardMode> {
+        match self {
+            Checkpointing::None => None,
+            Checkpointing::Full => Some(ForwardMode::Checkpoint),
+            Checkpointing::Selective => Some(ForwardMode::CheckpointProducts),
+        }
+    }
 }
 
 /// All policies of a run.

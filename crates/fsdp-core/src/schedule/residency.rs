@@ -49,18 +49,18 @@ pub(super) fn training_steps(spec: &ModelSpec, layout: &Layout, checkpointing: C
     let checkpointed = |block: usize| {
         let layer = spec.blocks[block].layer;
         let reaches = || spec.blocks[first..].iter().any(|other| other.layer == layer);
-        checkpointing == Checkpointing::Full && layer.is_some() && reaches()
+        checkpointing.forward_mode().filter(|_| layer.is_some() && reaches())
     };
     let mut steps = Vec::new();
     for block in 0..last {
-        let mode = if checkpointed(block) { ForwardMode::Checkpoint } else { ForwardMode::Record };
+        let mode = checkpointed(block).unwrap_or(ForwardMode::Record);
         steps.push(step(spec, layout, OpKind::Forward { block: BlockId(block), mode }, block, false));
     }
     steps.push(step(spec, layout, OpKind::Finish { block: BlockId(last), backward: true }, last, true));
     let mut block = last;
     while block > first {
         block -= 1;
-        if checkpointed(block) {
+        if checkpointed(block).is_some() {
             let start = layer_start(block);
             for inner in start..=block {
                 let kind = OpKind::Forward { block: BlockId(inner), mode: ForwardMode::Recompute };

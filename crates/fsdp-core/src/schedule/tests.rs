@@ -45,7 +45,7 @@ fn first_backward_block(built: &Built) -> usize {
 fn first_reread_block(built: &Built) -> usize {
     let blocks = &built.spec.blocks;
     let mut first = first_backward_block(built);
-    if built.policy.checkpointing == Checkpointing::Full {
+    if built.policy.checkpointing != Checkpointing::None {
         while first > 0 && blocks[first].layer.is_some() && blocks[first - 1].layer == blocks[first].layer {
             first -= 1;
         }
@@ -70,12 +70,17 @@ fn gathers_of(built: &Built, unit: usize) -> usize {
 fn compute_of(built: &Built) -> Vec<OpKind> {
     let blocks = &built.spec.blocks;
     let (last, first) = (blocks.len() - 1, first_backward_block(built));
-    let full = built.policy.checkpointing == Checkpointing::Full;
+    let mode_of = match built.policy.checkpointing {
+        Checkpointing::None => ForwardMode::Record,
+        Checkpointing::Full => ForwardMode::Checkpoint,
+        Checkpointing::Selective => ForwardMode::CheckpointProducts,
+    };
+    let full = built.policy.checkpointing != Checkpointing::None;
     let mut kinds: Vec<OpKind> = Vec::new();
     for (block, spec) in blocks.iter().enumerate().take(last) {
         let reaches_back = blocks[first..].iter().any(|other| other.layer == spec.layer);
         let recomputed = full && spec.layer.is_some() && reaches_back;
-        let mode = if recomputed { ForwardMode::Checkpoint } else { ForwardMode::Record };
+        let mode = if recomputed { mode_of } else { ForwardMode::Record };
         kinds.push(OpKind::Forward { block: BlockId(block), mode });
     }
     kinds.push(OpKind::Finish { block: BlockId(last), backward: true });

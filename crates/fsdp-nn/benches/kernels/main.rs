@@ -10,6 +10,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use fsdp_core::memory::{Category, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
 use fsdp_core::program::GradientTarget;
+use fsdp_core::scalars::GradientFactors;
 use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule};
 use fsdp_core::{DType, Queue};
 use fsdp_nn::backend::{AttentionDims, HeadDims, LinearDims, Orientation};
@@ -151,9 +152,13 @@ fn pointwise(c: &mut Criterion) {
 fn optimizers(c: &mut Criterion) {
     let len = 4 << 20;
     let piece = Piece { param: ParamId(0), offset: 0, len, param_offset: 0, row_len: HIDDEN };
-    let scalars = StepScalars { step: 3, lr: 1e-3, gradient_scale: 1e-3, clip: 0.5 };
+    let factors = GradientFactors { scale: 1e-3, clip: 0.5, finite: true }.to_array();
     for (threads, memory, bounds) in memories() {
         let gradient = filled(&memory, len);
+        let mut on_device =
+            memory.allocate(Category::CommStaging, DType::F64, GradientFactors::LEN).expect("no limit");
+        memory.write(Queue::Compute, HostSlice::F64(&factors), write(&mut on_device)).expect("fits");
+        let scalars = StepScalars { step: 3, lr: 1e-3, factors: Slice::whole(&on_device) };
         // Adafactor's passes read the gradient thrice, and the parameters once more than they update them.
         let rules: [(&str, usize, Box<dyn UpdateRule<HostMemory>>); 3] = [
             ("adamw", 7, Box::new(AdamW::default())),

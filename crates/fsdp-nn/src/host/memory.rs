@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
+use fsdp_core::scalars::{GradientFactors, ScalarValues};
 use fsdp_core::{DType, Error, ExactSum, Queue};
 
 use super::buffer::{HostBuffer, Source};
@@ -219,9 +220,11 @@ impl Memory for HostMemory {
         _queue: Queue,
         src: Slice<'_, HostBuffer>,
         row_len: usize,
-        sum: &mut ExactSum,
+        sum: SliceMut<'_, HostBuffer>,
     ) -> Result<(), Error> {
-        lengths::expect_rows("elements of the rows of a square sum", row_len, src.len)?;
+        lengths::square_sum(src.len, row_len, sum.len)?;
+        let words = self.elements_mut(sum)?;
+        let mut sum = ExactSum::from_words(words);
         for_float!(src.buffer.dtype(), E => {
             let src = self.elements::<E>(src)?;
             let task_len = row_len * super::workers::task_rows(row_len);
@@ -230,8 +233,39 @@ impl Memory for HostMemory {
                 task.chunks(row_len).map(square_sum_of::<E>).collect::<Vec<f64>>()
             });
             rows.iter().flatten().for_each(|&row| sum.add(row));
+            words.copy_from_slice(&sum.to_words());
             Ok(())
         })
+    }
+
+    fn exact_sum(
+        &self,
+        _queue: Queue,
+        src: Slice<'_, HostBuffer>,
+        sum: SliceMut<'_, HostBuffer>,
+    ) -> Result<(), Error> {
+        lengths::expect("words of an exact sum", sum.len, ExactSum::WORDS)?;
+        let src = self.elements::<f64>(src)?;
+        let words = self.elements_mut(sum)?;
+        let mut sum = ExactSum::from_words(words);
+        src.iter().for_each(|&value| sum.add(value));
+        words.copy_from_slice(&sum.to_words());
+        Ok(())
+    }
+
+    fn gradient_factors(
+        &self,
+        _queue: Queue,
+        scalars: Slice<'_, HostBuffer>,
+        grad_clip: Option<f64>,
+        factors: SliceMut<'_, HostBuffer>,
+    ) -> Result<(), Error> {
+        lengths::gradient_factors(scalars.len, factors.len)?;
+        let values = ScalarValues::of(self.elements(scalars)?);
+        let factors = self.elements_mut::<f64>(factors)?;
+        let was_finite = GradientFactors::from_array([factors[0], factors[1], factors[2]]).finite;
+        factors.copy_from_slice(&GradientFactors::of(&values, grad_clip, was_finite).to_array());
+        Ok(())
     }
 
     fn write(&self, _queue: Queue, src: HostSlice<'_>, dst: SliceMut<'_, HostBuffer>) -> Result<(), Error> {

@@ -3,8 +3,7 @@
 use fsdp_core::DType;
 use fsdp_core::Error;
 use fsdp_core::Queue;
-use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
-use fsdp_core::program::LossSum;
+use fsdp_core::memory::{Buffer, Category, HostSlice, Memory, Slice, SliceMut};
 
 use super::architecture::Architecture;
 use crate::backend::{Backend, IGNORED_TARGET};
@@ -160,19 +159,22 @@ impl<B: Buffer> StepData<B> {
         self.finished.push(round);
     }
 
-    /// Adds up the losses that were computed since the last call.
-    pub(super) fn take_loss<M: Memory<Buffer = B>>(&mut self, memory: &M) -> Result<LossSum, Error> {
-        let mut loss = LossSum::default();
-        let Some(device) = &self.device else { return Ok(loss) };
+    /// Adds the losses that were computed since the last call to `sum`; returns how many targets counted.
+    pub(super) fn take_loss<M: Memory<Buffer = B>>(
+        &mut self,
+        memory: &M,
+        queue: Queue,
+        mut sum: SliceMut<'_, B>,
+    ) -> Result<u64, Error> {
+        let mut count = 0;
+        let Some(device) = &self.device else { return Ok(count) };
         for round in self.finished.drain(..) {
             let batch = &self.batches[round];
-            let mut losses = vec![0.0; batch.ids.len()];
-            let from = Slice::new(&device.losses, self.offsets[round], losses.len());
-            memory.read(Queue::Compute, from, HostSliceMut::F64(&mut losses))?;
-            losses.into_iter().for_each(|value| loss.sum.add(value));
-            loss.count += batch.counted();
+            let losses = Slice::new(&device.losses, self.offsets[round], batch.ids.len());
+            memory.exact_sum(queue, losses, sum.reborrow())?;
+            count += batch.counted();
         }
-        Ok(loss)
+        Ok(count)
     }
 }
 

@@ -2,20 +2,22 @@
 //!
 //! What lives between two calls is: the activation (forward) or the gradient (backward) that travels from
 //! block to block; the recordings of blocks whose backward is still to come; and, under checkpointing, the
-//! input of each layer. None of it holds a parameter.
+//! input of each layer and what the replay of its blocks needs. None of it holds a parameter.
 
 use std::collections::BTreeMap;
 
 use fsdp_core::DType;
 use fsdp_core::Error;
+use fsdp_core::Queue;
+use fsdp_core::memory::SliceMut;
 use fsdp_core::model::{BlockId, ModelSpec};
-use fsdp_core::program::{ForwardMode, Gradients, LossSum, Params, Program};
+use fsdp_core::program::{ForwardMode, Gradients, Params, Program};
 
 use super::architecture::Architecture;
 use super::batch::{Batch, Parts, StepData};
 use crate::backend::Backend;
 use crate::error::ModelError;
-use crate::tape::{MicroBatch, Recording, Scope, Tape, head_logits, head_loss, head_loss_backward};
+use crate::tape::{MicroBatch, Recording, Replay, Scope, Tape, head_logits, head_loss, head_loss_backward};
 
 /// What a program computes with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,11 +46,19 @@ struct Travelling<M: Backend> {
     recordings: BTreeMap<BlockId, Recording<M>>,
     /// Inputs of layers that will be recomputed.
     checkpoints: BTreeMap<usize, M::Buffer>,
+    /// What their blocks need besides.
+    replays: BTreeMap<BlockId, Replay<M::Buffer>>,
 }
 
 impl<M: Backend> Default for Travelling<M> {
     fn default() -> Self {
-        Self { activation: None, gradient: None, recordings: BTreeMap::new(), checkpoints: BTreeMap::new() }
+        Self {
+            activation: None,
+            gradient: None,
+            recordings: BTreeMap::new(),
+            checkpoints: BTreeMap::new(),
+            replays: BTreeMap::new(),
+        }
     }
 }
 
@@ -122,7 +132,7 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
             return kept.ok_or_else(missing).map(Some);
         }
         let input = self.take_activation(block)?;
-        if mode == ForwardMode::Checkpoint {
+        if is_checkpoint(mode) {
             self.travelling.checkpoints.insert(layer, input.clone());
         }
         Ok(Some(input))
@@ -162,18 +172,27 @@ impl<M: Backend, A: Architecture> Program<M> for ModelProgram<M, A> {
         mode: ForwardMode,
         params: &Params<M::Buffer>,
     ) -> Result<(), Error> {
-        let replays = matches!(mode, ForwardMode::Checkpoint | ForwardMode::Recompute);
-        if replays && self.spec.block(block).layer.is_none() {
+        let is_replay = mode == ForwardMode::Recompute;
+        if (is_replay || is_checkpoint(mode)) && self.spec.block(block).layer.is_none() {
             return Err(self.error(block, ModelError::NotInLayer));
         }
         let input = self.take_input(block, mode)?;
+        let replay = if is_replay { self.travelling.replays.remove(&block) } else { None };
         let needs_gradient = self.input_needs_gradient(block);
         let training = mode != ForwardMode::Evaluate;
+        // Backward of the layers above has used the output of a recomputed layer already.
+        let replay_has_output = !self.ends_layer(block);
         let Parts { micro_batch, .. } = self.data.parts(self.round, self.options.seed, training);
         let scope = scope(&self.spec, self.options, memory, params, &micro_batch, block);
-        let mut tape = match mode {
-            ForwardMode::Record | ForwardMode::Recompute => Tape::recording(scope),
-            ForwardMode::Checkpoint | ForwardMode::Evaluate => Tape::forgetting(scope),
+        let mut tape = match (mode, replay) {
+            (ForwardMode::Record, _) => Tape::recording(scope),
+            (ForwardMode::Evaluate, _) => Tape::forgetting(scope),
+            (ForwardMode::Checkpoint, _) => Tape::noting(scope, false),
+            (ForwardMode::CheckpointProducts, _) => Tape::noting(scope, true),
+            (ForwardMode::Recompute, Some(replay)) => Tape::replaying(scope, replay),
+            (ForwardMode::Recompute, None) => {
+                return Err(self.out_of_order(block, "recomputation", "a forward to replay"));
+            }
         };
         let output = match input {
             None => self.architecture.first(&mut tape)?,
@@ -182,12 +201,17 @@ impl<M: Backend, A: Architecture> Program<M> for ModelProgram<M, A> {
                 self.architecture.middle(block, &mut tape, x)?
             }
         };
+        if is_checkpoint(mode) {
+            let replay = tape.into_replay(replay_has_output.then_some(&output));
+            self.travelling.replays.insert(block, replay);
+            self.travelling.activation = Some(output.into_buffer());
+            return Ok(());
+        }
         let (output, recording) = tape.finish(output);
         if recording.leads_back() {
             self.travelling.recordings.insert(block, recording);
         }
-        // Backward of the layers above has used the output of a recomputed layer already.
-        let is_needed = mode != ForwardMode::Recompute || !self.ends_layer(block);
+        let is_needed = !is_replay || replay_has_output;
         self.travelling.activation = is_needed.then(|| output.into_buffer());
         Ok(())
     }
@@ -244,9 +268,14 @@ impl<M: Backend, A: Architecture> Program<M> for ModelProgram<M, A> {
         Ok(())
     }
 
-    fn take_loss(&mut self, memory: &M) -> Result<LossSum, Error> {
-        self.data.take_loss(memory)
+    fn take_loss(&mut self, memory: &M, queue: Queue, sum: SliceMut<'_, M::Buffer>) -> Result<u64, Error> {
+        self.data.take_loss(memory, queue, sum)
     }
+}
+
+/// Whether a forward in this mode will be replayed.
+fn is_checkpoint(mode: ForwardMode) -> bool {
+    matches!(mode, ForwardMode::Checkpoint | ForwardMode::CheckpointProducts)
 }
 
 fn scope<'a, M: Backend>(

@@ -120,6 +120,8 @@ pub enum Pass {
     Train,
     /// Loss and gradients, with the layers recomputed in backward.
     TrainRecomputing,
+    /// As `TrainRecomputing`, but the outputs of linear maps and of attention are kept.
+    TrainKeepingProducts,
     /// The loss alone.
     Evaluate,
 }
@@ -178,10 +180,13 @@ pub fn calls(spec: &ModelSpec, pass: Pass) -> Vec<Call> {
         let reaches_back = |(index, other): (usize, &fsdp_core::model::BlockSpec)| {
             other.layer == layer && index >= first_trainable.0
         };
-        pass == Pass::TrainRecomputing && layer.is_some() && spec.blocks.iter().enumerate().any(reaches_back)
+        matches!(pass, Pass::TrainRecomputing | Pass::TrainKeepingProducts)
+            && layer.is_some()
+            && spec.blocks.iter().enumerate().any(reaches_back)
     };
     let mode = |block| match pass {
         Pass::Evaluate => ForwardMode::Evaluate,
+        Pass::TrainKeepingProducts if recomputes(block) => ForwardMode::CheckpointProducts,
         _ if recomputes(block) => ForwardMode::Checkpoint,
         _ => ForwardMode::Record,
     };

@@ -9,6 +9,7 @@ use fsdp_core::program::Params;
 
 use super::backward::{INPUT, Node, Recording};
 use super::batch::MicroBatch;
+use super::products::{Products, Replay};
 use super::tensor::{Tensor, Value};
 use crate::backend::Backend;
 use crate::error::ModelError;
@@ -98,17 +99,37 @@ pub struct Tape<'a, M: Backend> {
     recording: Option<Vec<Box<dyn Node<M>>>>,
     values: usize,
     sites: u64,
+    pub(super) products: Products<M::Buffer>,
 }
 
 impl<'a, M: Backend> Tape<'a, M> {
     /// A tape that records what backward needs.
     pub fn recording(scope: Scope<'a, M>) -> Self {
-        Self { scope, recording: Some(Vec::new()), values: INPUT + 1, sites: 0 }
+        Self::new(scope, Some(Vec::new()), Products::Plain)
     }
 
     /// A tape that records nothing: tensors are freed as soon as the model lets go of them.
     pub fn forgetting(scope: Scope<'a, M>) -> Self {
-        Self { scope, recording: None, values: INPUT + 1, sites: 0 }
+        Self::new(scope, None, Products::Plain)
+    }
+
+    /// A tape that records nothing but what a replay needs ([`Tape::into_replay`]): the outputs of linear maps and
+    /// of attention if `keep` says so, and which of them are read at all.
+    pub fn noting(scope: Scope<'a, M>, keep: bool) -> Self {
+        Self::new(scope, None, Products::noting(keep))
+    }
+
+    /// A tape that records what backward needs, running a block that ran before a second time.
+    pub fn replaying(scope: Scope<'a, M>, replay: Replay<M::Buffer>) -> Self {
+        Self::new(scope, Some(Vec::new()), Products::Replaying(replay))
+    }
+
+    fn new(
+        scope: Scope<'a, M>,
+        recording: Option<Vec<Box<dyn Node<M>>>>,
+        products: Products<M::Buffer>,
+    ) -> Self {
+        Self { scope, recording, values: INPUT + 1, sites: 0, products }
     }
 
     /// What the operations read.
@@ -142,8 +163,16 @@ impl<'a, M: Backend> Tape<'a, M> {
 
     /// Ends the block: its output, and how to go back from it (nowhere, if the tape does not record).
     pub fn finish(self, output: Tensor<M>) -> (Tensor<M>, Recording<M>) {
-        let recording = Recording::new(self.recording.unwrap_or_default(), self.values, output.value);
+        let recording = Recording::new(self.recording.unwrap_or_default(), self.values, output.value());
         (output, recording)
+    }
+
+    /// Ends a block that was noted: what its replay needs, of which the output is a part when `output` is given.
+    pub fn into_replay(self, output: Option<&Tensor<M>>) -> Replay<M::Buffer> {
+        if let Some(output) = output {
+            let _contents = output.slice();
+        }
+        self.products.into_replay()
     }
 
     /// The number of the next dropout site of this block: the same for the same place in the model's code.
@@ -154,9 +183,9 @@ impl<'a, M: Backend> Tape<'a, M> {
 
     /// Checks the width of an operation's input.
     pub(super) fn check(&self, op: &'static str, x: &Tensor<M>, expected: usize) -> Result<(), Error> {
-        if x.width == expected {
+        if x.width() == expected {
             return Ok(());
         }
-        Err(self.scope.error(ModelError::Width { op, expected, got: x.width }))
+        Err(self.scope.error(ModelError::Width { op, expected, got: x.width() }))
     }
 }

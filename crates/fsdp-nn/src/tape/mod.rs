@@ -21,6 +21,11 @@
 //! from what the operation keeps anyway, one pass over memory, with the same bits. Operations on values that
 //! no trained parameter reaches record nothing at all.
 //!
+//! **Recomputation.** A forward that keeps nothing for backward may be replayed by a tape that does
+//! ([`Tape::noting`], [`Tape::replaying`]). The replay takes the outputs of linear maps and of attention (with its
+//! statistics) from the forward, if that kept them, and goes on without those that nothing reads: a sum or dropout at
+//! the end of a layer passes values on, and neither keeps them nor reads them in backward.
+//!
 //! Values are counted as [`Category::Activation`](fsdp_core::memory::Category), as is the gradient of a
 //! block's input; all else in backward, and scratch, is `Workspace`.
 //!
@@ -30,10 +35,12 @@ mod backward;
 mod batch;
 mod forward;
 mod ops;
+mod products;
 mod tensor;
 
 pub use backward::{Backward, Gradient, Node, Recording};
 pub use batch::MicroBatch;
 pub use forward::{Scope, Tape};
 pub use ops::{head_logits, head_loss, head_loss_backward};
+pub use products::Replay;
 pub use tensor::{Recompute, Saved, Tensor, Value};

@@ -6,6 +6,7 @@ use fsdp_core::Error;
 use fsdp_core::memory::{Buffer, Slice};
 
 use super::forward::Scope;
+use super::products::Mark;
 use crate::backend::Backend;
 
 /// A value on a tape, to which gradients are attributed.
@@ -19,22 +20,44 @@ pub struct Value {
 
 /// A matrix of rows that an operation made. Operations consume their inputs; clone a tensor to use it twice.
 pub struct Tensor<M: Backend> {
-    pub(super) buffer: M::Buffer,
-    pub(super) value: Value,
-    pub(super) width: usize,
-    pub(super) again: Option<Arc<dyn Recompute<M>>>,
+    /// `None` in a recomputation, where nothing reads the contents.
+    buffer: Option<M::Buffer>,
+    value: Value,
+    rows: usize,
+    width: usize,
+    again: Option<Arc<dyn Recompute<M>>>,
+    /// The products that have a part in it and that nothing has read on the way.
+    marks: Vec<Mark>,
 }
 
 impl<M: Backend> Clone for Tensor<M> {
     fn clone(&self) -> Self {
-        Self { buffer: self.buffer.clone(), value: self.value, width: self.width, again: self.again.clone() }
+        Self {
+            buffer: self.buffer.clone(),
+            value: self.value,
+            rows: self.rows,
+            width: self.width,
+            again: self.again.clone(),
+            marks: self.marks.clone(),
+        }
     }
 }
 
 impl<M: Backend> Tensor<M> {
     /// A tensor over a buffer of rows of `width` elements.
     pub fn new(buffer: M::Buffer, value: Value, width: usize) -> Self {
-        Self { buffer, value, width, again: None }
+        let rows = buffer.len() / width;
+        Self { buffer: Some(buffer), value, rows, width, again: None, marks: Vec::new() }
+    }
+
+    /// A tensor of which only the sizes are known: nothing reads its contents.
+    pub(super) fn without_contents(rows: usize, value: Value, width: usize) -> Self {
+        Self { buffer: None, value, rows, width, again: None, marks: Vec::new() }
+    }
+
+    /// The same tensor; to read its contents is to read those products.
+    pub(super) fn with_marks(self, marks: Vec<Mark>) -> Self {
+        Self { marks, ..self }
     }
 
     /// The same tensor, whose contents need not be kept for backward because `again` can compute them.
@@ -49,7 +72,7 @@ impl<M: Backend> Tensor<M> {
 
     /// Number of rows.
     pub fn rows(&self) -> usize {
-        self.buffer.len() / self.width
+        self.rows
     }
 
     /// The value that gradients are attributed to.
@@ -58,23 +81,42 @@ impl<M: Backend> Tensor<M> {
     }
 
     /// The elements.
+    ///
+    /// # Panics
+    /// When a recomputation reads what its forward did not.
     pub fn slice(&self) -> Slice<'_, M::Buffer> {
-        Slice::whole(&self.buffer)
+        self.marks.iter().for_each(Mark::read);
+        Slice::whole(self.buffer.as_ref().expect(UNREAD))
     }
 
     /// A handle of the storage.
+    ///
+    /// # Panics
+    /// As [`Tensor::slice`].
     pub fn into_buffer(self) -> M::Buffer {
-        self.buffer
+        self.marks.iter().for_each(Mark::read);
+        self.buffer.expect(UNREAD)
+    }
+
+    /// The storage, if there are contents, for an operation that only passes them on; and the products to
+    /// read with those of its output.
+    pub(super) fn into_parts(self) -> (Option<M::Buffer>, Vec<Mark>) {
+        (self.buffer, self.marks)
     }
 
     /// What to keep of the tensor for backward.
+    ///
+    /// # Panics
+    /// As [`Tensor::slice`].
     pub fn into_saved(self) -> Saved<M> {
         match self.again {
             Some(again) => Saved::Again(again),
-            None => Saved::Kept(self.buffer),
+            None => Saved::Kept(self.into_buffer()),
         }
     }
 }
+
+const UNREAD: &str = "a recomputation reads only what its forward read";
 
 /// A cheap operation that can make its output a second time.
 pub trait Recompute<M: Backend>: Send + Sync {

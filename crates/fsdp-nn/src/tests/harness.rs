@@ -1,8 +1,9 @@
 //! A model whole on one host memory, run micro-batch by micro-batch.
 
 use fsdp_core::DType;
+use fsdp_core::ExactSum;
 use fsdp_core::Queue;
-use fsdp_core::memory::{Buffer, Memory};
+use fsdp_core::memory::{Buffer, Memory, SliceMut};
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice};
 use fsdp_core::model::{BlockId, ModelSpec, ParamId};
 use fsdp_core::program::{ForwardMode, Gradients, Program};
@@ -77,7 +78,11 @@ impl<A: Architecture + Clone> Subject<A> {
         let mut params = self.whole(&memory).params();
         let mut gradients = self.open_gradients(&memory);
         run(&mut program, &memory, 0, pass, &mut params, &mut gradients).unwrap();
-        let loss = program.take_loss(&memory).unwrap();
+        let mut words = memory.allocate(Category::CommStaging, DType::I64, ExactSum::WORDS).unwrap();
+        memory.zero(Queue::Compute, SliceMut::whole(&mut words)).unwrap();
+        let count = program.take_loss(&memory, Queue::Compute, SliceMut::whole(&mut words)).unwrap();
+        let mut loss = [0; ExactSum::WORDS];
+        memory.read(Queue::Compute, Slice::whole(&words), HostSliceMut::I64(&mut loss)).unwrap();
         let gradients = Whole::from_gradients(&memory, &self.spec, gradients).unwrap();
         let gradient = |(index, param): (usize, &fsdp_core::model::ParamSpec)| {
             let mut values = vec![0.0; param.len()];
@@ -87,7 +92,7 @@ impl<A: Architecture + Clone> Subject<A> {
             values
         };
         let gradients = self.spec.params.iter().enumerate().map(gradient).collect();
-        Outcome { loss: loss.sum.value(), count: loss.count, gradients }
+        Outcome { loss: ExactSum::from_words(&loss).value(), count, gradients }
     }
 
     /// The logits of every token.

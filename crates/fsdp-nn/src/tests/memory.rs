@@ -11,7 +11,7 @@ use crate::footprint::{RunShape, footprints, measure};
 use crate::model::unsharded::{Call, Pass, calls, run};
 use crate::model::{Architecture, Gpt2, Llama};
 
-const PASSES: [Pass; 3] = [Pass::Train, Pass::TrainRecomputing, Pass::Evaluate];
+const PASSES: [Pass; 4] = [Pass::Train, Pass::TrainRecomputing, Pass::TrainKeepingProducts, Pass::Evaluate];
 
 fn shape(dtype: DType) -> RunShape {
     RunShape { samples: 2, seq: 7, dtype, gradient_dtype: dtype.master() }
@@ -118,7 +118,7 @@ fn frozen_layers_keep_nothing() {
     let llama = Llama::new(&crate::model::LlamaConfig { tie_word_embeddings: false, ..llama() }).unwrap();
     let mut spec = llama.description().spec.clone();
     freeze(&mut spec, &["model.embed", "model.layers.0."]);
-    for pass in [Pass::Train, Pass::TrainRecomputing] {
+    for pass in [Pass::Train, Pass::TrainRecomputing, Pass::TrainKeepingProducts] {
         // The output of one block replaces that of the one before.
         for block in [1, 2] {
             let call = Call::Forward(BlockId(block), ForwardMode::Record);

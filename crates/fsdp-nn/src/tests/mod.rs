@@ -8,4 +8,5 @@ mod harness;
 mod memory;
 mod modes;
 mod operations;
+mod products;
 mod safetensors;

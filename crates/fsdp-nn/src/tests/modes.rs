@@ -12,7 +12,9 @@ fn recomputing_changes_nothing_of<A: Architecture + Clone>(architecture: &A) {
         let batch = batch(3, 7, 13);
         let recorded = subject.run(&batch, Pass::Train);
         assert!(recorded.loss.is_finite());
-        assert_eq!(recorded, subject.run(&batch, Pass::TrainRecomputing), "{dtype}");
+        for pass in [Pass::TrainRecomputing, Pass::TrainKeepingProducts] {
+            assert_eq!(recorded, subject.run(&batch, pass), "{dtype}, {pass:?}");
+        }
     }
 }
 
@@ -35,7 +37,7 @@ fn freezing_changes_no_bit_of_other_gradients() {
             if [0, subject.spec.params.len()].contains(&trained) {
                 continue;
             }
-            for pass in [Pass::Train, Pass::TrainRecomputing] {
+            for pass in [Pass::Train, Pass::TrainRecomputing, Pass::TrainKeepingProducts] {
                 let some = subject.run(&batch, pass);
                 assert_eq!(some.loss, all.loss);
                 for ((param, some), all) in subject.spec.params.iter().zip(some.gradients).zip(&all.gradients)

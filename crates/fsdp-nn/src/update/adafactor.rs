@@ -18,6 +18,7 @@ use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_core::update::{Piece, SegmentShard, StateAxis, StatePiece, StateTensor, StepScalars, UpdateRule};
 use fsdp_core::{DType, Error};
 
+use super::elementwise::HostScalars;
 use super::factored::{Pass, Stage};
 use crate::host::element::Float;
 use crate::host::{HostBuffer, HostMemory};
@@ -114,7 +115,7 @@ impl Adafactor {
     }
 
     /// The learning rate of a parameter whose root mean square is given.
-    pub(super) fn learning_rate(&self, scalars: &StepScalars, rms: f64) -> f64 {
+    pub(super) fn learning_rate(&self, scalars: &HostScalars, rms: f64) -> f64 {
         let (options, step) = (&self.options, scalars.step as f64);
         let rate = if options.relative_step {
             let most = if options.warmup_init { 1e-6 * step } else { 1e-2 };
@@ -126,7 +127,7 @@ impl Adafactor {
     }
 
     /// Decay of running means in a step.
-    pub(super) fn beta2(&self, scalars: &StepScalars) -> f64 {
+    pub(super) fn beta2(&self, scalars: &HostScalars) -> f64 {
         1.0 - (scalars.step as f64).powf(self.options.decay_rate)
     }
 
@@ -134,9 +135,10 @@ impl Adafactor {
         &self,
         memory: &HostMemory,
         shard: &mut SegmentShard<'_, HostBuffer>,
-        scalars: &StepScalars,
+        scalars: &StepScalars<'_, HostBuffer>,
         stage: Stage<'_>,
     ) -> Result<(), Error> {
+        let Some(scalars) = &HostScalars::read(memory, scalars)? else { return Ok(()) };
         match shard.params.dtype() {
             DType::F64 => self.typed::<f64>(memory, shard, scalars, stage),
             _ => self.typed::<f32>(memory, shard, scalars, stage),
@@ -147,7 +149,7 @@ impl Adafactor {
         &self,
         memory: &HostMemory,
         shard: &mut SegmentShard<'_, HostBuffer>,
-        scalars: &StepScalars,
+        scalars: &HostScalars,
         mut stage: Stage<'_>,
     ) -> Result<(), Error> {
         let pieces = shard.pieces;
@@ -190,7 +192,7 @@ impl UpdateRule<HostMemory> for Adafactor {
         memory: &HostMemory,
         phase: usize,
         shard: &mut SegmentShard<'_, HostBuffer>,
-        scalars: &StepScalars,
+        scalars: &StepScalars<'_, HostBuffer>,
         earlier: &[Vec<f64>],
         sums: &mut [f64],
     ) -> Result<(), Error> {
@@ -205,7 +207,7 @@ impl UpdateRule<HostMemory> for Adafactor {
         &mut self,
         memory: &HostMemory,
         shard: &mut SegmentShard<'_, HostBuffer>,
-        scalars: &StepScalars,
+        scalars: &StepScalars<'_, HostBuffer>,
         statistics: &[Vec<f64>],
     ) -> Result<(), Error> {
         let stage = Stage::Update { moments: &statistics[0], norms: &statistics[1] };

@@ -7,7 +7,7 @@ use fsdp_core::model::ParamId;
 use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
 use fsdp_core::{DType, Error};
 
-use super::elementwise::each_block;
+use super::elementwise::{HostScalars, each_block};
 use crate::host::element::Float;
 use crate::host::raw::vectorized;
 use crate::host::{HostBuffer, HostMemory};
@@ -47,7 +47,7 @@ struct Factors<A> {
 }
 
 impl<A: Float> Factors<A> {
-    fn new(rule: &AdamW, decay: f64, scalars: &StepScalars) -> Self {
+    fn new(rule: &AdamW, decay: f64, scalars: &HostScalars) -> Self {
         let ((beta1, beta2), step) = (rule.betas, scalars.step as f64);
         let (correction1, correction2) = (1.0 - beta1.powf(step), 1.0 - beta2.powf(step));
         let weight = 1.0 - beta1;
@@ -83,7 +83,7 @@ impl AdamW {
         &self,
         memory: &HostMemory,
         shard: &mut SegmentShard<'_, HostBuffer>,
-        scalars: &StepScalars,
+        scalars: &HostScalars,
     ) -> Result<(), Error> {
         let decaying = Factors::<A>::new(self, self.weight_decay, scalars);
         let constant = Factors::<A>::new(self, 0.0, scalars);
@@ -103,9 +103,10 @@ impl UpdateRule<HostMemory> for AdamW {
         &mut self,
         memory: &HostMemory,
         shard: &mut SegmentShard<'_, HostBuffer>,
-        scalars: &StepScalars,
+        scalars: &StepScalars<'_, HostBuffer>,
         _statistics: &[Vec<f64>],
     ) -> Result<(), Error> {
+        let Some(scalars) = &HostScalars::read(memory, scalars)? else { return Ok(()) };
         match shard.params.dtype() {
             DType::F64 => self.typed::<f64>(memory, shard, scalars),
             _ => self.typed::<f32>(memory, shard, scalars),

@@ -1,7 +1,9 @@
 //! What element-wise update rules share: one pass over the pieces of a shard in small blocks.
 
 use fsdp_core::Error;
+use fsdp_core::Queue;
 use fsdp_core::memory::{Slice, SliceMut};
+use fsdp_core::scalars::GradientFactors;
 use fsdp_core::update::{Piece, SegmentShard, StepScalars};
 
 use crate::host::element::Float;
@@ -12,6 +14,28 @@ use crate::host::{HostBuffer, HostMemory};
 
 /// Elements of a block: its gradient is converted to the master dtype on the stack.
 const BLOCK_ELEMS: usize = 1024;
+
+/// The scalars of a step, read from the memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HostScalars {
+    pub(super) step: u64,
+    pub(super) lr: f64,
+    pub(super) gradient_scale: f64,
+    pub(super) clip: f64,
+}
+
+impl HostScalars {
+    /// `None` when nothing must be updated.
+    pub(super) fn read(
+        memory: &HostMemory,
+        scalars: &StepScalars<'_, HostBuffer>,
+    ) -> Result<Option<Self>, Error> {
+        let GradientFactors { scale, clip, finite } =
+            GradientFactors::read(memory, Queue::Compute, scalars.factors)?;
+        let StepScalars { step, lr, .. } = *scalars;
+        Ok(finite.then_some(Self { step, lr, gradient_scale: scale, clip }))
+    }
+}
 
 /// A range of one piece, of the parameters and of `N` state tensors, with the whole shard's gradient.
 struct Task<'a, A, const N: usize> {
@@ -26,7 +50,7 @@ struct Task<'a, A, const N: usize> {
 pub(super) fn each_block<A: Float, const N: usize>(
     memory: &HostMemory,
     shard: &mut SegmentShard<'_, HostBuffer>,
-    scalars: &StepScalars,
+    scalars: &HostScalars,
     step: impl Fn(&Piece, &[A], &mut [A], [&mut [A]; N]) + Sync + Send,
 ) -> Result<(), Error> {
     let gradient = memory.floats(Slice::whole(shard.gradient))?;
@@ -71,7 +95,7 @@ fn skip<'a, A>(slice: &mut &'a mut [A], count: usize) -> &'a mut [A] {
 
 fn run_task<A: Float, const N: usize>(
     gradient: Floats<'_>,
-    scalars: &StepScalars,
+    scalars: &HostScalars,
     task: Task<'_, A, N>,
     step: &impl Fn(&Piece, &[A], &mut [A], [&mut [A]; N]),
 ) {

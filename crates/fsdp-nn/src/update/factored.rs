@@ -2,10 +2,10 @@
 
 use fsdp_core::Error;
 use fsdp_core::memory::{Slice, SliceMut};
-use fsdp_core::update::{Piece, SegmentShard, StepScalars};
+use fsdp_core::update::{Piece, SegmentShard};
 
 use super::adafactor::{Adafactor, ParamStatistics};
-use super::elementwise::scale_twice;
+use super::elementwise::{HostScalars, scale_twice};
 use crate::host::element::Float;
 use crate::host::floats::{Floats, transfer};
 use crate::host::math::sum1;
@@ -28,7 +28,7 @@ pub(super) enum Stage<'a> {
 /// A shard's tensors, with the parts of the state that belong to pieces still to come.
 pub(super) struct Pass<'a, A> {
     rule: &'a Adafactor,
-    scalars: &'a StepScalars,
+    scalars: &'a HostScalars,
     gradient: Floats<'a>,
     params: &'a mut [A],
     rows: &'a mut [A],
@@ -56,7 +56,7 @@ impl<'a, A: Float> Pass<'a, A> {
         rule: &'a Adafactor,
         memory: &HostMemory,
         shard: &'a mut SegmentShard<'_, HostBuffer>,
-        scalars: &'a StepScalars,
+        scalars: &'a HostScalars,
     ) -> Result<Self, Error> {
         let mut state = Vec::new();
         for buffer in shard.state.iter_mut() {

@@ -7,7 +7,7 @@ use fsdp_core::model::ParamId;
 use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
 use fsdp_core::{DType, Error};
 
-use super::elementwise::each_block;
+use super::elementwise::{HostScalars, each_block};
 use crate::host::element::Float;
 use crate::host::raw::vectorized;
 use crate::host::{HostBuffer, HostMemory};
@@ -59,7 +59,7 @@ vectorized! {
 }
 
 impl Sgd {
-    fn factors<A: Float>(&self, piece: &Piece, scalars: &StepScalars) -> Factors<A> {
+    fn factors<A: Float>(&self, piece: &Piece, scalars: &HostScalars) -> Factors<A> {
         let decay = if self.no_decay.contains(&piece.param) { 0.0 } else { self.weight_decay };
         Factors {
             decay: A::of(decay),
@@ -75,7 +75,7 @@ impl Sgd {
         &self,
         memory: &HostMemory,
         shard: &mut SegmentShard<'_, HostBuffer>,
-        scalars: &StepScalars,
+        scalars: &HostScalars,
     ) -> Result<(), Error> {
         if self.momentum == 0.0 {
             return each_block(memory, shard, scalars, |piece, gradient, params, []| {
@@ -100,9 +100,10 @@ impl UpdateRule<HostMemory> for Sgd {
         &mut self,
         memory: &HostMemory,
         shard: &mut SegmentShard<'_, HostBuffer>,
-        scalars: &StepScalars,
+        scalars: &StepScalars<'_, HostBuffer>,
         _statistics: &[Vec<f64>],
     ) -> Result<(), Error> {
+        let Some(scalars) = &HostScalars::read(memory, scalars)? else { return Ok(()) };
         match shard.params.dtype() {
             DType::F64 => self.typed::<f64>(memory, shard, scalars),
             _ => self.typed::<f32>(memory, shard, scalars),

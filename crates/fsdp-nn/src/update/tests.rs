@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
+use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
+use fsdp_core::scalars::GradientFactors;
 use fsdp_core::update::{Piece, SegmentShard, StateAxis, StepScalars, UpdateRule};
 use fsdp_core::{DType, Queue};
 use proptest::prelude::*;
@@ -32,14 +33,15 @@ fn no_decay() -> BTreeSet<ParamId> {
     [ParamId(1)].into()
 }
 
-fn scalars(step: u64) -> StepScalars {
-    StepScalars { step, lr: 0.03 / step as f64, gradient_scale: 0.25, clip: 0.7 }
+const FACTORS: GradientFactors = GradientFactors { scale: 0.25, clip: 0.7, finite: true };
+
+fn lr(step: u64) -> f64 {
+    0.03 / step as f64
 }
 
 /// Gradients of a step, scaled as the rule has to.
 fn scaled(step: u64) -> Vec<f64> {
-    let scalars = scalars(step);
-    numbers(100 + step, total()).iter().map(|g| g * scalars.gradient_scale * scalars.clip).collect()
+    numbers(100 + step, total()).iter().map(|g| g * FACTORS.scale * FACTORS.clip).collect()
 }
 
 /// For every element: its parameter.
@@ -53,6 +55,7 @@ struct Shard {
     params: HostBuffer,
     gradient: HostBuffer,
     state: Vec<HostBuffer>,
+    factors: HostBuffer,
     pieces: Vec<Piece>,
     /// For every piece: where its elements are in the unsharded segment.
     places: Vec<usize>,
@@ -98,10 +101,18 @@ impl Shard {
             state.iter().map(|tensor| buffer(Category::OptimizerState, tensor.dtype, tensor.len)).collect();
         let params = buffer(Category::ParameterShard, dtype, len);
         let gradient = buffer(Category::ShardedGradient, DType::F32, len);
-        let mut shard = Self { params, gradient, state, pieces, places, memory };
+        let factors = buffer(Category::CommStaging, DType::F64, GradientFactors::LEN);
+        let mut shard = Self { params, gradient, state, factors, pieces, places, memory };
         let initial = numbers(1, total());
         shard.scatter(&initial, true);
+        shard.set_factors(FACTORS);
         shard
+    }
+
+    fn set_factors(&mut self, factors: GradientFactors) {
+        let values = factors.to_array();
+        let factors = SliceMut::whole(&mut self.factors);
+        self.memory.write(Queue::Compute, HostSlice::F64(&values), factors).unwrap();
     }
 
     fn scatter(&mut self, segment: &[f64], into_params: bool) {
@@ -123,32 +134,50 @@ impl Shard {
         }
     }
 
-    fn view(&mut self) -> (&HostMemory, SegmentShard<'_, HostBuffer>) {
-        let Self { memory, params, gradient, state, pieces, .. } = self;
-        (memory, SegmentShard { params, gradient, state, pieces })
+    /// Parameters and state.
+    fn contents(&self) -> Vec<Vec<f64>> {
+        let read = |buffer: &HostBuffer| {
+            let mut values = vec![0.0; buffer.len()];
+            self.memory.read(Queue::Compute, Slice::whole(buffer), HostSliceMut::F64(&mut values)).unwrap();
+            values
+        };
+        std::iter::once(&self.params).chain(&self.state).map(read).collect()
+    }
+
+    /// The shard as a rule sees it in a step.
+    fn view(
+        &mut self,
+        step: u64,
+    ) -> (&HostMemory, SegmentShard<'_, HostBuffer>, StepScalars<'_, HostBuffer>) {
+        let Self { memory, params, gradient, state, factors, pieces, .. } = self;
+        let scalars = StepScalars { step, lr: lr(step), factors: Slice::whole(factors) };
+        (memory, SegmentShard { params, gradient, state, pieces }, scalars)
+    }
+}
+
+/// One step of a rule on all shards.
+fn step(rule: &mut dyn UpdateRule<HostMemory>, shards: &mut [Shard], step: u64) {
+    let gradient = numbers(100 + step, total());
+    shards.iter_mut().for_each(|shard| shard.scatter(&gradient, false));
+    let mut statistics = Vec::new();
+    for (phase, len) in rule.phases().into_iter().enumerate() {
+        let mut sums = vec![0.0; len];
+        for shard in shards.iter_mut() {
+            let (memory, mut view, scalars) = shard.view(step);
+            rule.statistics(memory, phase, &mut view, &scalars, &statistics, &mut sums).unwrap();
+        }
+        statistics.push(sums);
+    }
+    for shard in shards {
+        let (memory, mut view, scalars) = shard.view(step);
+        rule.update(memory, &mut view, &scalars, &statistics).unwrap();
     }
 }
 
 /// Runs some steps on `world` ranks and returns the parameters.
 fn train(rule: &mut dyn UpdateRule<HostMemory>, dtype: DType, world: usize, threads: usize) -> Vec<f64> {
     let mut shards: Vec<_> = (0..world).map(|rank| Shard::new(rule, dtype, rank, world, threads)).collect();
-    for step in 1..=STEPS {
-        let gradient = numbers(100 + step, total());
-        shards.iter_mut().for_each(|shard| shard.scatter(&gradient, false));
-        let mut statistics = Vec::new();
-        for (phase, len) in rule.phases().into_iter().enumerate() {
-            let mut sums = vec![0.0; len];
-            for shard in &mut shards {
-                let (memory, mut view) = shard.view();
-                rule.statistics(memory, phase, &mut view, &scalars(step), &statistics, &mut sums).unwrap();
-            }
-            statistics.push(sums);
-        }
-        for shard in &mut shards {
-            let (memory, mut view) = shard.view();
-            rule.update(memory, &mut view, &scalars(step), &statistics).unwrap();
-        }
-    }
+    (1..=STEPS).for_each(|number| step(rule, &mut shards, number));
     let mut params = vec![f64::NAN; total()];
     shards.iter().for_each(|shard| shard.gather(&mut params));
     params
@@ -164,7 +193,7 @@ fn assert_close(got: &[f64], expected: &[f64], tolerance: f64) {
 fn adamw_reference(rule: &AdamW) -> Vec<f64> {
     let (mut p, mut m, mut v) = (numbers(1, total()), vec![0.0; total()], vec![0.0; total()]);
     for step in 1..=STEPS {
-        let (gradient, lr) = (scaled(step), scalars(step).lr);
+        let (gradient, lr) = (scaled(step), lr(step));
         for i in 0..total() {
             let decay = if rule.no_decay.contains(&ParamId(owners()[i])) { 0.0 } else { rule.weight_decay };
             p[i] *= 1.0 - lr * decay;
@@ -191,7 +220,7 @@ fn sgd_reference(rule: &Sgd) -> Vec<f64> {
                 buffer[i] = if first { g } else { rule.momentum * buffer[i] + (1.0 - rule.dampening) * g };
                 g = if rule.nesterov { g + rule.momentum * buffer[i] } else { buffer[i] };
             }
-            p[i] -= scalars(step).lr * g;
+            p[i] -= lr(step) * g;
         }
     }
     p
@@ -213,7 +242,7 @@ fn adafactor_reference(options: &AdafactorOptions, param: usize, p: &mut [f64], 
         let scale = mean(p.iter().map(|p| p * p)).sqrt();
         let most = if options.warmup_init { 1e-6 * f64::from(step) } else { 1e-2 };
         let relative = most.min(1.0 / f64::from(step).sqrt());
-        let mut lr = if options.relative_step { relative } else { scalars(step as u64).lr };
+        let mut lr = if options.relative_step { relative } else { lr(step as u64) };
         if options.scale_parameter {
             lr *= scale.max(options.eps.1);
         }
@@ -365,5 +394,26 @@ fn pieces_of_state_cover_the_state_of_every_parameter() {
                 "{name} of parameter {param} on {world} ranks"
             );
         }
+    }
+}
+
+#[test]
+fn nothing_changes_when_something_was_not_finite() {
+    let options = AdafactorOptions { beta1: Some(0.9), ..AdafactorOptions::default() };
+    let rules: [Box<dyn UpdateRule<HostMemory>>; 3] = [
+        Box::new(AdamW::default()),
+        Box::new(Sgd { momentum: 0.9, ..Sgd::default() }),
+        Box::new(Adafactor::new(options, &spec())),
+    ];
+    for mut rule in rules {
+        let mut shards = [Shard::new(&*rule, DType::F32, 0, 1, 1)];
+        step(&mut *rule, &mut shards, 1);
+        let before = shards[0].contents();
+        shards[0].set_factors(GradientFactors { finite: false, ..FACTORS });
+        step(&mut *rule, &mut shards, 2);
+        assert_eq!(shards[0].contents(), before);
+        shards[0].set_factors(FACTORS);
+        step(&mut *rule, &mut shards, 3);
+        assert_ne!(shards[0].contents(), before);
     }
 }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
-use fsdp_core::{DType, Error, ExactSum, Queue, Rank};
+use fsdp_core::{DType, Error, Queue, Rank};
 
 type Cells = Arc<Mutex<Vec<f64>>>;
 type QueueId = (Rank, Queue);
@@ -158,9 +158,28 @@ impl Memory for LaggingMemory {
         _queue: Queue,
         _src: Slice<'_, LaggingBuffer>,
         _row_len: usize,
-        _sum: &mut ExactSum,
+        _sum: SliceMut<'_, LaggingBuffer>,
     ) -> Result<(), Error> {
         unreachable!("collectives take no norms")
+    }
+
+    fn exact_sum(
+        &self,
+        _queue: Queue,
+        _src: Slice<'_, LaggingBuffer>,
+        _sum: SliceMut<'_, LaggingBuffer>,
+    ) -> Result<(), Error> {
+        unreachable!("collectives add no losses")
+    }
+
+    fn gradient_factors(
+        &self,
+        _queue: Queue,
+        _scalars: Slice<'_, LaggingBuffer>,
+        _grad_clip: Option<f64>,
+        _factors: SliceMut<'_, LaggingBuffer>,
+    ) -> Result<(), Error> {
+        unreachable!("collectives update nothing")
     }
 
     fn write(&self, queue: Queue, src: HostSlice<'_>, dst: SliceMut<'_, LaggingBuffer>) -> Result<(), Error> {

@@ -23,7 +23,7 @@ const RESHARD: Kind<Reshard> = Kind {
 const ACCUMULATION: Kind<Accumulation> = one_of("\"reduce\" or \"unsharded\"");
 const ORDER: Kind<AccumulationOrder> = one_of("\"tree\" or \"running\"");
 const DTYPE: Kind<Dtype> = one_of("\"f32\", \"bf16\" or \"f64\"");
-const CHECKPOINTING: Kind<ActivationCheckpointing> = one_of("\"none\" or \"full\"");
+const CHECKPOINTING: Kind<ActivationCheckpointing> = one_of("\"none\", \"selective\" or \"full\"");
 const KEYS: &[&str] = &[
     "wrap",
     "min_num_params",
@@ -140,7 +140,9 @@ impl From<Dtype> for fsdp_core::DType {
 pub enum ActivationCheckpointing {
     /// Nothing.
     None,
-    /// The wrapped layers.
+    /// The layers, but for the outputs of matrix products and of attention.
+    Selective,
+    /// The layers.
     Full,
 }
 

@@ -253,7 +253,7 @@ fn rejects_names_that_do_not_exist_and_lists_those_that_do() {
     rejects(&["fsdp.param_dtype=f16"], &["\"f32\", \"bf16\" or \"f64\""]);
     rejects(&["fsdp.accumulation=local"], &["\"reduce\" or \"unsharded\""]);
     rejects(&["fsdp.accumulation_order=any"], &["\"tree\" or \"running\""]);
-    rejects(&["fsdp.activation_checkpointing=some"], &["\"none\" or \"full\""]);
+    rejects(&["fsdp.activation_checkpointing=some"], &["\"none\", \"selective\" or \"full\""]);
     rejects(&["run.device=tpu"], &["`run.device` is \"tpu\"", "\"cpu\""]);
 }
 

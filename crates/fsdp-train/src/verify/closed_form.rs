@@ -5,7 +5,7 @@
 
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::Plan;
-use fsdp_core::ledger::SCALAR_WORDS;
+use fsdp_core::scalars::SCALAR_WORDS;
 use fsdp_core::schedule::{Accumulation, Checkpointing, Reshard};
 
 /// What one rank communicates in one training step, given the lengths of the update rule's statistics.
@@ -68,7 +68,7 @@ fn first_reread_block(plan: &Plan) -> usize {
     let first = plan.spec.first_trainable_block().map_or(blocks.len(), |block| block.0);
     let layer = blocks.get(first).and_then(|block| block.layer);
     match plan.policy.checkpointing {
-        Checkpointing::Full if layer.is_some() => {
+        Checkpointing::Full | Checkpointing::Selective if layer.is_some() => {
             blocks.iter().position(|block| block.layer == layer).unwrap_or(first)
         }
         _ => first,

@@ -78,6 +78,11 @@ fn notes_say_what_is_special() {
             "compute  cast layers.1",
         ],
     );
+    let policy = Policy { checkpointing: Checkpointing::Selective, ..Policy::default() };
+    assert_lines(
+        &Setup { policy, ..Setup::plain(Sketch::plain(1)) },
+        &["compute  forward layers.0 (checkpointed, products kept)", "compute  recompute layers.0"],
+    );
     let policy = Policy { accumulation: Accumulation::Unsharded, ..Policy::default() };
     assert_lines(
         &Setup { policy, rounds: 2, ..Setup::plain(Sketch::plain(1)) },

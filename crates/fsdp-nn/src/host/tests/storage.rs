@@ -181,15 +181,26 @@ fn accumulation_wraps_integers_and_rounds_floats() {
 fn square_sums_are_by_row_and_exact_over_rows() {
     let memory = memory(false);
     let buffer = filled(&memory, &[3.0, 4.0, 1e-3, 2.0, 0.0, 1.0]);
-    let mut sum = ExactSum::default();
-    memory.square_sum(Q, Slice::whole(&buffer), 2, &mut sum).unwrap();
-    let mut parts = ExactSum::default();
+    let empty = || {
+        let mut words = memory.allocate(Category::CommStaging, DType::I64, ExactSum::WORDS).unwrap();
+        memory.zero(Q, SliceMut::whole(&mut words)).unwrap();
+        words
+    };
+    let words = |buffer: &HostBuffer| {
+        let mut words = [0; ExactSum::WORDS];
+        memory.read(Q, Slice::whole(buffer), HostSliceMut::I64(&mut words)).unwrap();
+        words
+    };
+    let (mut sum, mut parts) = (empty(), empty());
+    memory.square_sum(Q, Slice::whole(&buffer), 2, SliceMut::whole(&mut sum)).unwrap();
     for row in [2, 0, 1] {
-        memory.square_sum(Q, Slice::new(&buffer, 2 * row, 2), 2, &mut parts).unwrap();
+        let row = Slice::new(&buffer, 2 * row, 2);
+        memory.square_sum(Q, row, 2, SliceMut::whole(&mut parts)).unwrap();
     }
-    assert_eq!(sum.to_words(), parts.to_words());
-    assert_eq!(sum.value(), 25.0 + (f64::from(1e-3f32).powi(2) + 4.0) + 1.0);
-    assert!(memory.square_sum(Q, Slice::whole(&buffer), 4, &mut sum).is_err());
+    assert_eq!(words(&sum), words(&parts));
+    let value = ExactSum::from_words(&words(&sum)).value();
+    assert_eq!(value, 25.0 + (f64::from(1e-3f32).powi(2) + 4.0) + 1.0);
+    assert!(memory.square_sum(Q, Slice::whole(&buffer), 4, SliceMut::whole(&mut sum)).is_err());
 }
 
 #[test]

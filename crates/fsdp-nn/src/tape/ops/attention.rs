@@ -5,6 +5,7 @@ use fsdp_core::memory::{Category, Slice, SliceMut};
 
 use crate::backend::{AttentionDims, Backend, Dropout};
 use crate::layer::{Attention, Rope};
+use crate::tape::products::Origin;
 use crate::tape::{Backward, Node, Tape, Tensor, Value};
 
 impl<M: Backend> Tape<'_, M> {
@@ -37,17 +38,40 @@ impl<M: Backend> Tape<'_, M> {
         let dims = heads.dims(scope.batch.batch, scope.batch.seq);
         let width = heads.heads * heads.head_dim;
         let input = qkv.value();
-        let kept = if input.needs_gradient { Category::Activation } else { Category::Workspace };
-        let mut y = scope.allocate(Category::Activation, dims.rows() * width)?;
-        let mut lse = scope.statistics(kept, dims.rows() * heads.heads)?;
-        let (out, sums) = (SliceMut::whole(&mut y), SliceMut::whole(&mut lse));
-        scope.memory.attention(dims, mask.as_ref().map(Mask::dropout), qkv.slice(), out, sums)?;
         let output = self.value(input.needs_gradient);
+        let [y, lse] = match self.products.next() {
+            Origin::Kept(kept) => {
+                kept.try_into().unwrap_or_else(|_| panic!("attention was replayed as itself"))
+            }
+            Origin::Computed => self.attend(dims, mask.as_ref(), &qkv, output)?,
+            Origin::Unread => unreachable!("backward of attention reads its output"),
+        };
+        if let Some(mark) = self.products.note(&[y.clone(), lse.clone()]) {
+            mark.read();
+        }
         if output.needs_gradient {
             let (qkv, y) = (qkv.into_buffer(), y.clone());
             self.record(AttentionNode::<M> { input, output, dims, mask, qkv, y, lse });
         }
         Ok(Tensor::new(y, output, width))
+    }
+
+    /// The output of attention and its statistics.
+    fn attend(
+        &self,
+        dims: AttentionDims,
+        mask: Option<&Mask>,
+        qkv: &Tensor<M>,
+        output: Value,
+    ) -> Result<[M::Buffer; 2], Error> {
+        let scope = &self.scope;
+        let is_kept = output.needs_gradient || self.products.are_kept();
+        let category = if is_kept { Category::Activation } else { Category::Workspace };
+        let mut y = scope.allocate(Category::Activation, dims.rows() * dims.heads * dims.head_dim)?;
+        let mut lse = scope.statistics(category, dims.rows() * dims.heads)?;
+        let (out, sums) = (SliceMut::whole(&mut y), SliceMut::whole(&mut lse));
+        scope.memory.attention(dims, mask.map(Mask::dropout), qkv.slice(), out, sums)?;
+        Ok([y, lse])
     }
 }
 

@@ -14,15 +14,21 @@ impl<M: Backend> Tape<'_, M> {
     /// Those of the memory.
     pub fn dropout(&mut self, x: Tensor<M>, p: f64) -> Result<Tensor<M>, Error> {
         let Some(mask) = self.mask(p) else { return Ok(x) };
-        let (input, width) = (x.value(), x.width());
-        let scope = &self.scope;
-        let mut y = scope.writable(Category::Activation, x.into_buffer())?;
-        scope.memory.dropout(mask.dropout(), SliceMut::whole(&mut y))?;
+        let (input, rows, width) = (x.value(), x.rows(), x.width());
         let output = self.value(input.needs_gradient);
+        let (buffer, marks) = x.into_parts();
+        let y = match buffer {
+            None => Tensor::without_contents(rows, output, width),
+            Some(buffer) => {
+                let mut y = self.scope.writable(Category::Activation, buffer)?;
+                self.scope.memory.dropout(mask.dropout(), SliceMut::whole(&mut y))?;
+                Tensor::new(y, output, width).with_marks(marks)
+            }
+        };
         if output.needs_gradient {
             self.record(DropoutNode { input, output, mask });
         }
-        Ok(Tensor::new(y, output, width))
+        Ok(y)
     }
 }
 

@@ -16,22 +16,18 @@ impl<M: Backend> Tape<'_, M> {
     /// Widths that differ, or those of the memory.
     pub fn add(&mut self, a: Tensor<M>, b: Tensor<M>) -> Result<Tensor<M>, Error> {
         self.check("add", &a, b.width())?;
-        let scope = &self.scope;
-        let (inputs, width) = ([a.value(), b.value()], a.width());
-        let (a, b) = (a.into_buffer(), b.into_buffer());
-        let (mut sum, term) = if !b.is_exclusive() && a.is_exclusive() { (a, b) } else { (b, a) };
-        if sum.is_exclusive() {
-            scope.memory.accumulate(Queue::Compute, Slice::whole(&term), SliceMut::whole(&mut sum))?;
-        } else {
-            let mut fresh = scope.allocate(Category::Activation, sum.len())?;
-            scope.memory.add(Slice::whole(&term), Slice::whole(&sum), SliceMut::whole(&mut fresh))?;
-            sum = fresh;
-        }
+        let (inputs, rows, width) = ([a.value(), b.value()], a.rows(), a.width());
         let output = self.value(inputs.iter().any(|input| input.needs_gradient));
+        let ((a, mut marks), (b, more)) = (a.into_parts(), b.into_parts());
+        marks.extend(more);
+        let sum = match (a, b) {
+            (Some(a), Some(b)) => Tensor::new(sum(&self.scope, a, b)?, output, width).with_marks(marks),
+            _ => Tensor::without_contents(rows, output, width),
+        };
         if output.needs_gradient {
             self.record(AddNode { inputs, output });
         }
-        Ok(Tensor::new(sum, output, width))
+        Ok(sum)
     }
 
     /// `silu(gate) * up`.
@@ -68,6 +64,18 @@ impl<M: Backend> Tape<'_, M> {
         self.record(GeluNode { input, output, activated: Arc::clone(&activated) });
         Ok(y.with_recompute(activated))
     }
+}
+
+/// `a + b`, in place of whichever nobody else reads.
+fn sum<M: Backend>(scope: &Scope<'_, M>, a: M::Buffer, b: M::Buffer) -> Result<M::Buffer, Error> {
+    let (mut sum, term) = if !b.is_exclusive() && a.is_exclusive() { (a, b) } else { (b, a) };
+    if sum.is_exclusive() {
+        scope.memory.accumulate(Queue::Compute, Slice::whole(&term), SliceMut::whole(&mut sum))?;
+        return Ok(sum);
+    }
+    let mut fresh = scope.allocate(Category::Activation, sum.len())?;
+    scope.memory.add(Slice::whole(&term), Slice::whole(&sum), SliceMut::whole(&mut fresh))?;
+    Ok(fresh)
 }
 
 struct AddNode {

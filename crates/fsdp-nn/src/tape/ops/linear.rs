@@ -5,6 +5,7 @@ use fsdp_core::memory::{Buffer, Category, Slice, SliceMut};
 
 use crate::backend::{Backend, LinearDims};
 use crate::layer::Linear;
+use crate::tape::products::Origin;
 use crate::tape::{Backward, Node, Saved, Tape, Tensor, Value};
 
 /// One map's sizes, and where its output lies.
@@ -79,17 +80,16 @@ impl<M: Backend> Tape<'_, M> {
         parts: Vec<Part>,
         widths: [usize; N],
     ) -> Result<[Tensor<M>; N], Error> {
-        let mut buffers = Vec::with_capacity(N);
-        for width in widths {
-            buffers.push(self.scope.allocate(Category::Activation, x.rows() * width)?);
-        }
+        let rows = x.rows();
         for part in &parts {
             self.check("linear", &x, part.layer.inputs)?;
-            let y = SliceMut::new(&mut buffers[part.output], part.offset, part.len());
-            let weight = self.scope.param(part.layer.weight)?;
-            let bias = part.layer.bias.map(|id| self.scope.param(id)).transpose()?;
-            self.scope.memory.linear(part.dims, x.slice(), weight, bias, y)?;
         }
+        let buffers = match self.products.next() {
+            Origin::Computed => Some(self.multiply(&x, &parts, &widths)?),
+            Origin::Kept(buffers) => Some(buffers),
+            Origin::Unread => None,
+        };
+        let mark = buffers.as_ref().and_then(|buffers| self.products.note(buffers));
         let trains_weight = parts.iter().any(|part| self.scope.is_trained(part.layer.weight));
         let mut biases = parts.iter().filter_map(|part| part.layer.bias);
         let trains = trains_weight || biases.any(|id| self.scope.is_trained(id));
@@ -99,11 +99,27 @@ impl<M: Backend> Tape<'_, M> {
             let saved = trains_weight.then(|| x.into_saved());
             self.record(LinearNode { input, outputs: outputs.to_vec(), saved, parts });
         }
-        let mut buffers = buffers.into_iter();
-        Ok(std::array::from_fn(|i| {
-            let buffer = buffers.next().expect("one buffer was made per output");
-            Tensor::new(buffer, outputs[i], widths[i])
+        let mut buffers = buffers.map(Vec::into_iter);
+        Ok(std::array::from_fn(|i| match &mut buffers {
+            None => Tensor::without_contents(rows, outputs[i], widths[i]),
+            Some(buffers) => {
+                let buffer = buffers.next().expect("one buffer was made per output");
+                Tensor::new(buffer, outputs[i], widths[i]).with_marks(mark.iter().cloned().collect())
+            }
         }))
+    }
+
+    /// The products of `x` with all parts, one buffer per output.
+    fn multiply(&self, x: &Tensor<M>, parts: &[Part], widths: &[usize]) -> Result<Vec<M::Buffer>, Error> {
+        let allocate = |width| self.scope.allocate(Category::Activation, x.rows() * width);
+        let mut buffers = widths.iter().map(allocate).collect::<Result<Vec<_>, _>>()?;
+        for part in parts {
+            let y = SliceMut::new(&mut buffers[part.output], part.offset, part.len());
+            let weight = self.scope.param(part.layer.weight)?;
+            let bias = part.layer.bias.map(|id| self.scope.param(id)).transpose()?;
+            self.scope.memory.linear(part.dims, x.slice(), weight, bias, y)?;
+        }
+        Ok(buffers)
     }
 }
 

@@ -1,0 +1,161 @@
+//! The scalars of a step: loss, count of targets, gradient norm and stop flag, as words of one integer buffer.
+//!
+//! They stay on the device: blocks and norms add to the words, one integer all-reduce sums them over all ranks
+//! (so the result depends on neither their number nor their order), and what an update needs of them,
+//! [`GradientFactors`], is computed where the update runs. The host reads them when it likes.
+
+use std::ops::Range;
+
+use crate::error::Error;
+use crate::exact::ExactSum;
+use crate::memory::{HostSliceMut, Memory, Slice};
+use crate::rank::Queue;
+
+/// Words of the buffer: exact sums of loss and squared norm, the count of targets, and the number of ranks that ask
+/// to stop.
+pub const SCALAR_WORDS: usize = 2 * ExactSum::WORDS + 2;
+
+/// Words of the sum of losses.
+pub const LOSS: Range<usize> = 0..ExactSum::WORDS;
+
+/// Words of the squared norm of the unscaled gradient.
+pub const NORM: Range<usize> = ExactSum::WORDS..2 * ExactSum::WORDS;
+
+/// The word of the count of targets; that of the ranks which ask to stop follows.
+pub const COUNT: usize = 2 * ExactSum::WORDS;
+
+/// PyTorch's `clip_grad_norm_` adds this to the norm before dividing.
+const CLIP_EPSILON: f64 = 1e-6;
+
+/// What the scalars of a step say, once they are summed over all ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScalarValues {
+    /// Mean loss over all counted targets.
+    pub loss: f64,
+    /// Number of counted targets.
+    pub targets: u64,
+    /// L2 norm of the gradient of the mean loss.
+    pub grad_norm: f64,
+    /// Whether any rank asked to stop.
+    pub stop: bool,
+}
+
+impl ScalarValues {
+    /// Reads the words.
+    ///
+    /// # Panics
+    /// When there are not [`SCALAR_WORDS`] of them.
+    pub fn of(words: &[i64]) -> Self {
+        assert_eq!(words.len(), SCALAR_WORDS, "the scalars of a step have a fixed number of words");
+        let targets = words[COUNT] as u64;
+        let scale = scale(targets);
+        Self {
+            loss: ExactSum::from_words(&words[LOSS]).value() * scale,
+            targets,
+            grad_norm: ExactSum::from_words(&words[NORM]).value().sqrt() * scale,
+            stop: words[COUNT + 1] > 0,
+        }
+    }
+
+    /// Whether loss and norm are finite: only then is anything updated.
+    pub fn is_finite(&self) -> bool {
+        self.loss.is_finite() && self.grad_norm.is_finite()
+    }
+}
+
+/// From the sum of gradients to the gradient of the mean.
+fn scale(targets: u64) -> f64 {
+    if targets == 0 { 0.0 } else { 1.0 / targets as f64 }
+}
+
+/// What an update needs of a step's scalars. On the device: [`GradientFactors::LEN`] numbers in the order of the
+/// fields, the last one 1 or 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GradientFactors {
+    /// Factor from the sum of leaf gradients to the gradient of the mean loss.
+    pub scale: f64,
+    /// Clipping coefficient, at most 1, applied after `scale`.
+    pub clip: f64,
+    /// Whether loss and norm were finite in this step and all before it.
+    pub finite: bool,
+}
+
+impl GradientFactors {
+    /// How many numbers they are on the device.
+    pub const LEN: usize = 3;
+
+    /// Nothing has gone wrong yet.
+    pub const START: [f64; Self::LEN] = [0.0, 1.0, 1.0];
+
+    /// The factors of a step with these scalars. `was_finite` says so of all steps before it.
+    pub fn of(values: &ScalarValues, grad_clip: Option<f64>, was_finite: bool) -> Self {
+        let clip = grad_clip.map_or(1.0, |max| (max / (values.grad_norm + CLIP_EPSILON)).min(1.0));
+        Self { scale: scale(values.targets), clip, finite: was_finite && values.is_finite() }
+    }
+
+    /// As numbers.
+    pub fn to_array(self) -> [f64; Self::LEN] {
+        [self.scale, self.clip, f64::from(u8::from(self.finite))]
+    }
+
+    /// From numbers.
+    pub fn from_array([scale, clip, finite]: [f64; Self::LEN]) -> Self {
+        Self { scale, clip, finite: finite != 0.0 }
+    }
+
+    /// Reads them from a device, after all earlier work of `queue`; blocks.
+    ///
+    /// # Errors
+    /// Those of [`Memory::read`].
+    pub fn read<M: Memory>(memory: &M, queue: Queue, factors: Slice<'_, M::Buffer>) -> Result<Self, Error> {
+        let mut array = [0.0; Self::LEN];
+        memory.read(queue, factors, HostSliceMut::F64(&mut array))?;
+        Ok(Self::from_array(array))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(losses: &[f64], squares: &[f64], count: i64) -> Vec<i64> {
+        let mut words = vec![0; SCALAR_WORDS];
+        for (range, values) in [(LOSS, losses), (NORM, squares)] {
+            let mut sum = ExactSum::default();
+            values.iter().for_each(|&value| sum.add(value));
+            words[range].copy_from_slice(&sum.to_words());
+        }
+        words[COUNT] = count;
+        words
+    }
+
+    #[test]
+    fn means_are_over_targets() {
+        let values = ScalarValues::of(&words(&[3.0, 5.0], &[9.0, 16.0], 4));
+        assert_eq!(values, ScalarValues { loss: 2.0, targets: 4, grad_norm: 1.25, stop: false });
+        let factors = GradientFactors::of(&values, Some(0.5), true);
+        assert_eq!((factors.scale, factors.finite), (0.25, true));
+        assert_eq!(factors.clip, 0.5 / (1.25 + CLIP_EPSILON));
+        assert_eq!(GradientFactors::of(&values, Some(2.0), true).clip, 1.0);
+        assert_eq!(GradientFactors::of(&values, None, true).clip, 1.0);
+    }
+
+    #[test]
+    fn what_is_not_finite_stays_so() {
+        for (losses, squares) in [([f64::NAN], [1.0]), ([1.0], [f64::INFINITY])] {
+            let values = ScalarValues::of(&words(&losses, &squares, 1));
+            assert!(!GradientFactors::of(&values, Some(1.0), true).finite);
+        }
+        let sound = ScalarValues::of(&words(&[1.0], &[1.0], 1));
+        assert!(!GradientFactors::of(&sound, None, false).finite);
+        let factors = GradientFactors::of(&sound, None, true);
+        assert_eq!(GradientFactors::from_array(factors.to_array()), factors);
+    }
+
+    #[test]
+    fn no_targets_make_no_gradient() {
+        let values = ScalarValues::of(&words(&[], &[], 0));
+        assert_eq!((values.loss, values.grad_norm), (0.0, 0.0));
+        assert_eq!(GradientFactors::of(&values, None, true).scale, 0.0);
+    }
+}

@@ -1,0 +1,124 @@
+//! What a recomputation computes, and what it costs to keep.
+
+use std::collections::BTreeMap;
+
+use fsdp_core::memory::{Category, Memory};
+use fsdp_core::model::BlockId;
+use fsdp_core::program::{ForwardMode, Program};
+use fsdp_core::{DType, Error};
+
+use super::harness::{Subject, batch, freeze, gpt2, host, llama, small};
+use crate::ShapeMemory;
+use crate::model::unsharded::{Call, Pass, Whole, calls};
+use crate::model::{Architecture, Gpt2, Gpt2Config, Llama, ModelProgram, ProgramOptions};
+
+const CHECKPOINTING: [Pass; 2] = [Pass::TrainRecomputing, Pass::TrainKeepingProducts];
+
+/// What one pass of a model did.
+#[derive(Default)]
+struct Observed {
+    /// Linear maps and attentions of forward, by mode, over all layers.
+    products: BTreeMap<&'static str, usize>,
+    /// Bytes of activations between forward and backward, without the data.
+    kept: usize,
+}
+
+fn observe<A: Architecture + Clone>(architecture: &A, frozen: &[&str], pass: Pass, dtype: DType) -> Observed {
+    let memory = ShapeMemory::new();
+    let mut spec = architecture.description().spec.clone();
+    freeze(&mut spec, frozen);
+    let options = ProgramOptions { dtype, seed: 0 };
+    let mut program = ModelProgram::new(architecture.clone(), spec.clone(), options);
+    program.set_batches(&memory, 0, vec![batch(2, 7, 13)]).unwrap();
+    let mut params = Whole::new(&memory, &spec, Category::Unsharded, dtype).unwrap().params();
+    let gradients = Whole::new(&memory, &spec, Category::GradientSlot, dtype.master()).unwrap();
+    let mut gradients = gradients.into_gradients(&spec);
+    program.begin(&memory, 0).unwrap();
+    let data = memory.usage().live(Category::Activation);
+    let mut observed = Observed::default();
+    for call in calls(&spec, pass) {
+        if matches!(call, Call::Finish(_)) {
+            observed.kept = memory.usage().live(Category::Activation) - data;
+        }
+        let before = memory.products();
+        call.make(&mut program, &memory, &mut params, &mut gradients).unwrap();
+        let made = memory.products() - before;
+        match call {
+            Call::Forward(_, ForwardMode::Recompute) => {
+                *observed.products.entry("replay").or_default() += made
+            }
+            Call::Forward(..) => *observed.products.entry("forward").or_default() += made,
+            _ => {}
+        }
+    }
+    observed
+}
+
+fn products<A: Architecture + Clone>(architecture: &A, frozen: &[&str]) -> [[usize; 2]; 2] {
+    CHECKPOINTING.map(|pass| {
+        let observed = observe(architecture, frozen, pass, DType::F32);
+        ["forward", "replay"].map(|mode| observed.products.get(mode).copied().unwrap_or(0))
+    })
+}
+
+#[test]
+fn a_recomputation_makes_no_product_that_was_kept_or_that_nothing_reads() {
+    // Two layers of a linear map for queries, keys and values, one behind attention, two in the MLP; and attention.
+    assert_eq!(products(&Gpt2::new(&gpt2()).unwrap(), &[]), [[10, 8], [10, 0]]);
+    // The same with maps of their own for queries, keys, values and gates.
+    assert_eq!(products(&Llama::new(&llama()).unwrap(), &[]), [[16, 14], [16, 0]]);
+    // What a layer ends with reads the linear map.
+    assert_eq!(products(&small(), &[]), [[2, 2], [2, 0]]);
+    // Below the first trained layer nothing is recomputed.
+    let untied = Gpt2::new(&Gpt2Config { tie_word_embeddings: false, ..gpt2() }).unwrap();
+    assert_eq!(products(&untied, &["wte", "wpe", "h.0."]), [[10, 4], [10, 0]]);
+}
+
+/// The table of docs/memory.md, per row.
+#[test]
+fn selective_checkpointing_keeps_what_recording_keeps_but_for_statistics_of_norms() {
+    let rows = 2 * 7;
+    for dtype in [DType::F32, DType::Bf16, DType::F64] {
+        let (value, statistic) = (dtype.size_bytes(), dtype.master().size_bytes());
+        let kept = |architecture: &dyn Fn(Pass) -> Observed| {
+            [Pass::Train, Pass::TrainKeepingProducts, Pass::TrainRecomputing].map(|pass| {
+                let kept = architecture(pass).kept;
+                // The output of the last layer travels on.
+                (kept - rows * 12 * value) / rows
+            })
+        };
+        let model = Llama::new(&llama()).unwrap();
+        let (hidden, inner, packed, mixed, heads) = (12, 10, 48, 24, 4);
+        let products = value * (packed + mixed + hidden + 2 * inner) + statistic * heads;
+        let [none, selective, full] = kept(&|pass| observe(&model, &[], pass, dtype));
+        assert_eq!(full, 2 * value * hidden);
+        assert_eq!(selective, full + 2 * products);
+        assert_eq!(none, selective + 2 * 2 * statistic);
+        let model = Gpt2::new(&gpt2()).unwrap();
+        let (inner, packed, heads) = (20, 36, 3);
+        let products = value * (packed + hidden + hidden + inner) + statistic * heads;
+        let [none, selective, full] = kept(&|pass| observe(&model, &[], pass, dtype));
+        assert_eq!(full, 2 * value * hidden);
+        assert_eq!(selective, full + 2 * products);
+        assert_eq!(none, selective + 2 * 2 * 2 * statistic);
+    }
+}
+
+#[test]
+fn a_recomputation_without_its_forward_is_an_error() {
+    let subject = Subject::new(Gpt2::new(&gpt2()).unwrap(), DType::F32);
+    let memory = host();
+    let mut program = subject.program();
+    program.set_batches(&memory, 0, vec![batch(2, 7, 13)]).unwrap();
+    let mut params = subject.whole(&memory).params();
+    let mut gradients = subject.open_gradients(&memory);
+    let mut make = |call: Call| call.make(&mut program, &memory, &mut params, &mut gradients);
+    for call in
+        [Call::Forward(BlockId(0), ForwardMode::Record), Call::Forward(BlockId(1), ForwardMode::Record)]
+    {
+        make(call).unwrap();
+    }
+    let error = make(Call::Forward(BlockId(2), ForwardMode::Recompute)).unwrap_err();
+    assert!(matches!(&error, Error::Program { .. }), "{error}");
+    assert!(error.to_string().contains("a forward to replay"), "{error}");
+}
