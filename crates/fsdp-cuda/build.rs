@@ -18,10 +18,14 @@ fn main() {
         Err(found) => {
             eprintln!("the feature `torch` needs libtorch {TORCH_VERSION}, but {found}");
             eprintln!();
-            eprintln!("  pip install torch=={TORCH_VERSION}        (in the environment of the `python3` on the PATH)");
+            eprintln!(
+                "  pip install torch=={TORCH_VERSION}        (in the environment of the `python3` on the PATH)"
+            );
             eprintln!("  LIBTORCH_USE_PYTORCH=1 cargo build --features torch");
             eprintln!();
-            eprintln!("or set LIBTORCH to a folder with include/ and lib/, such as <site-packages>/torch. Without");
+            eprintln!(
+                "or set LIBTORCH to a folder with include/ and lib/, such as <site-packages>/torch. Without"
+            );
             eprintln!("the feature everything but the devices \"torch-cpu\" and \"cuda\" builds and runs.");
             std::process::exit(1);
         }
@@ -50,7 +54,9 @@ fn libtorch() -> Result<Libtorch, String> {
     } else if Path::new("/usr/lib/libtorch.so").exists() {
         PathBuf::from("/usr")
     } else {
-        return Err("neither LIBTORCH_USE_PYTORCH=1 nor LIBTORCH is set, and there is no /usr/lib/libtorch.so".into());
+        return Err(
+            "neither LIBTORCH_USE_PYTORCH=1 nor LIBTORCH is set, and there is no /usr/lib/libtorch.so".into(),
+        );
     };
     let (include, lib) = (root.join("include"), root.join("lib"));
     for needed in [include.join("ATen/ATen.h"), lib.join("libtorch_cpu.so"), lib.join("libc10.so")] {
@@ -86,7 +92,8 @@ fn folder_of_python() -> Result<PathBuf, String> {
 fn version(include: &Path) -> Option<String> {
     let header = include.join("torch/csrc/api/include/torch/version.h");
     let installed = include.join("torch/headeronly/version.h");
-    let text = [header, installed].iter().filter_map(|path| std::fs::read_to_string(path).ok()).collect::<String>();
+    let text =
+        [header, installed].iter().filter_map(|path| std::fs::read_to_string(path).ok()).collect::<String>();
     let number = |name: &str| {
         let define = format!("#define TORCH_VERSION_{name} ");
         let line = text.lines().find_map(|line| line.strip_prefix(&define))?;

@@ -4,10 +4,19 @@
 //! |---|---|
 //! | [`device`] | memory of one GPU: buffers, streams, copies; what NCCL needs to know of it |
 //! | [`fused`] | operations that have a kernel of ours |
+#![cfg_attr(
+    feature = "torch",
+    doc = "| [`torch`] | compute by libtorch over any memory that has addresses |"
+)]
 //! | [`error`] | failures of the driver, the device and the kernel compiler |
 
 pub mod device;
 pub mod error;
+#[expect(unsafe_code, reason = "the one module of this crate that may")]
+mod ffi;
 pub mod fused;
+#[cfg(feature = "torch")]
+pub mod torch;
 
 pub use error::DeviceError;
+pub use fused::FusedOps;

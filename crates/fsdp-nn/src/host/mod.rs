@@ -7,6 +7,7 @@
 
 mod backend;
 mod buffer;
+mod cross_entropy;
 pub(crate) mod element;
 pub(crate) mod floats;
 mod kernels;
