@@ -15,8 +15,10 @@ pub mod error;
 #[expect(unsafe_code, reason = "the one module of this crate that may")]
 mod ffi;
 pub mod fused;
+mod kernels;
 #[cfg(feature = "torch")]
 pub mod torch;
 
+pub use device::{CudaBuffer, CudaMemory, CudaOptions, DeviceMemory};
 pub use error::DeviceError;
 pub use fused::FusedOps;

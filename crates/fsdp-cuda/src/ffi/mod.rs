@@ -2,7 +2,12 @@
 //!
 //! | module | library |
 //! |---|---|
-//! | [`torch`] | libtorch, through the shim: what its bindings lack, and tensors over memory of ours |
+//! | [`driver`], [`streams`] | libcuda: devices and their memory; streams, events, copies and launches |
+//! | [`nvrtc`] | libnvrtc: kernels compiled at run time |
+//! | `torch` | libtorch, through the shim: what its bindings lack, and tensors over memory of ours |
 
+pub(crate) mod driver;
+pub(crate) mod nvrtc;
+pub(crate) mod streams;
 #[cfg(feature = "torch")]
 pub(crate) mod torch;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
 use fsdp_core::program::GradientTarget;
-use fsdp_core::{DType, Error, ExactSum, Queue};
+use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::lengths;
 use tch::Kind;
 
@@ -206,9 +206,28 @@ impl<D: TorchStorage> Memory for Torch<D> {
         queue: Queue,
         src: Slice<'_, D::Buffer>,
         row_len: usize,
-        sum: &mut ExactSum,
+        sum: SliceMut<'_, D::Buffer>,
     ) -> Result<(), Error> {
         self.storage.square_sum(queue, src, row_len, sum)
+    }
+
+    fn exact_sum(
+        &self,
+        queue: Queue,
+        src: Slice<'_, D::Buffer>,
+        sum: SliceMut<'_, D::Buffer>,
+    ) -> Result<(), Error> {
+        self.storage.exact_sum(queue, src, sum)
+    }
+
+    fn gradient_factors(
+        &self,
+        queue: Queue,
+        scalars: Slice<'_, D::Buffer>,
+        grad_clip: Option<f64>,
+        factors: SliceMut<'_, D::Buffer>,
+    ) -> Result<(), Error> {
+        self.storage.gradient_factors(queue, scalars, grad_clip, factors)
     }
 
     fn write(&self, queue: Queue, src: HostSlice<'_>, dst: SliceMut<'_, D::Buffer>) -> Result<(), Error> {
@@ -225,6 +244,10 @@ impl<D: TorchStorage> Memory for Torch<D> {
 
     fn wait(&self, queue: Queue, event: &D::Event) {
         self.storage.wait(queue, event);
+    }
+
+    fn is_asynchronous(&self) -> bool {
+        self.storage.is_asynchronous()
     }
 
     fn usage(&self) -> Usage {

@@ -26,7 +26,7 @@ macro_rules! delegated {
                 memory: &Torch<D>,
                 phase: usize,
                 shard: &mut SegmentShard<'_, D::Buffer>,
-                scalars: &StepScalars,
+                scalars: &StepScalars<'_, D::Buffer>,
                 earlier: &[Vec<f64>],
                 sums: &mut [f64],
             ) -> Result<(), Error> {
@@ -37,7 +37,7 @@ macro_rules! delegated {
                 &mut self,
                 memory: &Torch<D>,
                 shard: &mut SegmentShard<'_, D::Buffer>,
-                scalars: &StepScalars,
+                scalars: &StepScalars<'_, D::Buffer>,
                 statistics: &[Vec<f64>],
             ) -> Result<(), Error> {
                 <$rule as UpdateRule<D>>::update(self, memory.storage(), shard, scalars, statistics)

@@ -8,7 +8,6 @@ use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice};
 use fsdp_core::model::{BlockId, ModelSpec, ParamId};
 use fsdp_core::program::{ForwardMode, Gradients, Program};
 
-use super::kit::host;
 use crate::backend::{AttentionDims, Backend};
 use crate::hf::HfModel;
 use crate::model::unsharded::{Pass, Whole, run};
@@ -63,11 +62,6 @@ impl<A: Architecture + Clone> Sample<A> {
     pub(crate) fn open_gradients<M: Backend>(&self, memory: &M) -> Gradients<M::Buffer> {
         let whole = Whole::new(memory, &self.spec, Category::GradientSlot, self.dtype.master());
         whole.unwrap().into_gradients(&self.spec)
-    }
-
-    /// Runs one micro-batch on the host.
-    pub(crate) fn run(&self, batch: &Batch, pass: Pass) -> Outcome {
-        self.run_on(&host(), batch, pass)
     }
 
     /// Runs one micro-batch; gradients of frozen parameters are zero.
@@ -176,16 +170,6 @@ pub(crate) fn hf_models() -> [HfModel; 2] {
 /// The MLP.
 pub(crate) fn small() -> Mlp {
     Mlp::new(&mlp()).unwrap()
-}
-
-/// Freezes the parameters whose name contains one of `parts`.
-pub(crate) fn freeze(spec: &mut ModelSpec, parts: &[&str]) {
-    for param in &mut spec.params {
-        let names = || std::iter::once(&param.fqn).chain(&param.aliases);
-        if names().any(|name| parts.iter().any(|part| name.contains(part))) {
-            param.trainable = false;
-        }
-    }
 }
 
 /// Packs rows of queries, keys and values, or takes a packed row apart.

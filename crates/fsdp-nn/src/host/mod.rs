@@ -7,6 +7,7 @@
 
 mod backend;
 mod buffer;
+pub mod convert;
 mod cross_entropy;
 pub(crate) mod element;
 pub(crate) mod floats;
@@ -22,4 +23,4 @@ pub(crate) mod workers;
 
 pub use buffer::HostBuffer;
 pub use memory::{HostMemory, HostOptions};
-pub use pool::HostPool;
+pub use pool::{HostBlock, HostBlocks, HostPool};

@@ -1,6 +1,26 @@
-//! What the tests of models share with the suite of backends.
+//! What the tests of models share: the models of the suite of backends, run on the host.
+
+use fsdp_core::model::ModelSpec;
 
 pub(super) use crate::conformance::host;
-pub(super) use crate::conformance::models::{
-    Sample as Subject, batch, freeze, gpt2, hf_models, llama, small,
-};
+use crate::conformance::models::Outcome;
+pub(super) use crate::conformance::models::{Sample as Subject, batch, gpt2, hf_models, llama, small};
+use crate::model::unsharded::Pass;
+use crate::model::{Architecture, Batch};
+
+impl<A: Architecture + Clone> Subject<A> {
+    /// Runs one micro-batch on the host.
+    pub(super) fn run(&self, batch: &Batch, pass: Pass) -> Outcome {
+        self.run_on(&host(), batch, pass)
+    }
+}
+
+/// Freezes the parameters whose name contains one of `parts`.
+pub(super) fn freeze(spec: &mut ModelSpec, parts: &[&str]) {
+    for param in &mut spec.params {
+        let names = || std::iter::once(&param.fqn).chain(&param.aliases);
+        if names().any(|name| parts.iter().any(|part| name.contains(part))) {
+            param.trainable = false;
+        }
+    }
+}
