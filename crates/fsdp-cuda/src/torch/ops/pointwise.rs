@@ -48,7 +48,8 @@ impl<D: TorchStorage> Torch<D> {
     }
 
     pub(in crate::torch) fn aten_gelu(&self, x: In<'_, D>, y: Out<'_, D>) -> Result<(), Failure> {
-        self.write_flat(y, &self.flat(x)?.f_gelu("tanh")?)
+        let x = self.flat(x)?;
+        self.write_flat(y, &gelu_logistic(&x)?.f_mul(&x)?)
     }
 
     pub(in crate::torch) fn aten_gelu_backward(
@@ -57,7 +58,12 @@ impl<D: TorchStorage> Torch<D> {
         dy: In<'_, D>,
         dx: Out<'_, D>,
     ) -> Result<(), Failure> {
-        self.write_flat(dx, &self.flat(x)?.f_gelu_backward(&self.flat(dy)?, "tanh")?)
+        let x = self.flat(x)?;
+        let s = gelu_logistic(&x)?;
+        let slope =
+            x.f_square()?.f_mul_scalar(6.0 * GELU_CUBIC * GELU_SCALE)?.f_add_scalar(2.0 * GELU_SCALE)?;
+        let tail = s.f_neg()?.f_add_scalar(1.0)?.f_mul(&s)?.f_mul(&x)?.f_mul(&slope)?;
+        self.write_flat(dx, &self.flat(dy)?.f_mul(&s.f_add(&tail)?)?)
     }
 
     pub(in crate::torch) fn aten_add(
@@ -81,6 +87,17 @@ impl<D: TorchStorage> Torch<D> {
         x.f_mul_(&factors).done()?;
         Ok(())
     }
+}
+
+/// `sqrt(2 / pi)` and the cubic coefficient of the tanh form of GELU.
+const GELU_SCALE: f64 = 0.797_884_560_802_865_4;
+const GELU_CUBIC: f64 = 0.044_715;
+
+/// `(1 + tanh u) / 2` as `logistic(2 u)`: ATen's GELU adds 1 to a hyperbolic tangent near -1, and loses the digits of small
+/// results.
+fn gelu_logistic(x: &Tensor) -> Result<Tensor, Failure> {
+    let cubic = x.f_square()?.f_mul_scalar(GELU_CUBIC)?.f_add_scalar(1.0)?.f_mul(x)?;
+    Ok(cubic.f_mul_scalar(2.0 * GELU_SCALE)?.f_sigmoid()?)
 }
 
 /// The factors of `sample_len` elements of every sample, on the host: 0 where dropped.
