@@ -8,6 +8,7 @@
 //! | [`nccl`], [`nccl_comm`] | libnccl: communicators and collectives |
 //!
 //! Every unsafe block says which facts it relies on, and who checked them.
+//! | `torch` | libtorch, through the shim: what its bindings lack, and tensors over memory of ours |
 
 pub(crate) mod driver;
 pub mod library;
@@ -16,3 +17,5 @@ pub(crate) mod nccl_comm;
 pub(crate) mod nvrtc;
 pub(crate) mod streams;
 pub(crate) mod versions;
+#[cfg(feature = "torch")]
+pub(crate) mod torch;
