@@ -6,9 +6,9 @@
 //! | [`nvrtc`] | libnvrtc: kernels compiled at run time |
 //! | [`library`], [`versions`] | any of them: opened by name or folder; what they say of themselves |
 //! | [`nccl`], [`nccl_comm`] | libnccl: communicators and collectives |
+//! | `torch` | libtorch, through the shim: what its bindings lack, and tensors over memory of ours |
 //!
 //! Every unsafe block says which facts it relies on, and who checked them.
-//! | `torch` | libtorch, through the shim: what its bindings lack, and tensors over memory of ours |
 
 pub(crate) mod driver;
 pub mod library;
@@ -16,6 +16,6 @@ pub(crate) mod nccl;
 pub(crate) mod nccl_comm;
 pub(crate) mod nvrtc;
 pub(crate) mod streams;
-pub(crate) mod versions;
 #[cfg(feature = "torch")]
 pub(crate) mod torch;
+pub(crate) mod versions;

@@ -3,7 +3,7 @@
 //! | device | memory |
 //! |---|---|
 //! | `torch-cpu` | [`HostMemory`](fsdp_nn::HostMemory) |
-//! | `cuda` | the memory of one GPU |
+//! | `cuda` | [`CudaMemory`](crate::CudaMemory) |
 //!
 //! Nothing of libtorch owns what the ledger counts: parameters, gradients, activations and statistics lie in buffers of
 //! the memory below, and tensors only look at them. Temporaries of an operation come from libtorch's allocator.
@@ -14,10 +14,12 @@
 //! gradients of its logits.
 
 mod backend;
+mod cuda;
 mod error;
 mod host;
 mod memory;
 mod ops;
+mod place;
 mod settings;
 mod storage;
 mod threads;
@@ -25,6 +27,7 @@ mod update;
 
 pub use error::TorchError;
 pub use memory::{Kernels, Torch};
+pub use place::{VERSION, folder, library_folders};
 pub use settings::{AllocatorBytes, allocator_bytes, enter_stream, load_cuda, set_deterministic};
 pub use storage::{AttentionOps, TorchStorage};
 pub use threads::{per_rank, set_intra_op};
