@@ -110,7 +110,8 @@ fn functions(text: &str) -> Vec<(&str, usize)> {
     let mut found = Vec::new();
     for (at, line) in lines.iter().enumerate().filter(|(_, line)| starts(line)) {
         let indent = &line[..line.len() - line.trim_start().len()];
-        let ends = |line: &&str| line.strip_prefix(indent).is_some_and(|rest| rest == "}" || rest == ";");
+        let ends_it = |rest: &str| rest == "}" || rest == ";" || rest.starts_with(')') && rest.ends_with(';');
+        let ends = |line: &&str| line.strip_prefix(indent).is_some_and(ends_it);
         if let Some(len) = lines[at..].iter().position(ends) {
             found.push((*line, len + 1));
         }

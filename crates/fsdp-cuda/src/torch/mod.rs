@@ -3,7 +3,7 @@
 //! | device | memory |
 //! |---|---|
 //! | `torch-cpu` | [`HostMemory`](fsdp_nn::HostMemory) |
-//! | `cuda` | the memory of one GPU |
+//! | `cuda` | [`CudaMemory`](crate::CudaMemory) |
 //!
 //! Nothing of libtorch owns what the ledger counts: parameters, gradients, activations and statistics lie in buffers of
 //! the memory below, and tensors only look at them. Temporaries of an operation come from libtorch's allocator.
@@ -14,6 +14,7 @@
 //! gradients of its logits.
 
 mod backend;
+mod cuda;
 mod error;
 mod host;
 mod memory;
