@@ -3,5 +3,8 @@
 #[path = "../fake_cuda/mod.rs"]
 mod fake_cuda;
 
+mod fused;
+mod kernels;
 mod memory;
+mod values;
 mod world;
