@@ -4,7 +4,7 @@
 use fsdp_core::memory::{Memory, Slice, SliceMut};
 use fsdp_core::program::GradientTarget;
 use fsdp_core::{DType, Error};
-use fsdp_cuda::{CudaMemory, FusedOps};
+use fsdp_cuda::FusedOps;
 use fsdp_nn::backend::{AttentionDims, Backend, Dropout, HeadDims, IGNORED_TARGET};
 use fsdp_nn::{HostBuffer, HostMemory};
 
@@ -83,7 +83,7 @@ fn dropout_has_the_masks_of_the_host() {
                 m.dropout(dropout, x)
             });
             assert_bits(&got, &expected, &format!("{samples} samples of {len} x {dtype}"));
-            assert!(len < 30 || got.iter().any(|&value| value == 0.0), "something is dropped");
+            assert!(len < 30 || got.contains(&0.0), "something is dropped");
         }
     }
 }
@@ -183,10 +183,8 @@ fn forward<M: Memory>(
 fn norms_agree_with_the_host() {
     for case in Norm::cases() {
         let (width, (sum, last)) = (case.width, case.errors());
-        let rms = |memory: &CudaMemory| {
-            forward(memory, &case, 1, |m, [x, w, _], y, stats| m.rms_norm(width, 1e-5, x, w, y, stats))
-        };
-        let [y, rstd] = rms(&*cuda());
+        let [y, rstd] =
+            forward(&*cuda(), &case, 1, |m, [x, w, _], y, stats| m.rms_norm(width, 1e-5, x, w, y, stats));
         let [expected, expected_rstd] =
             forward(&host(), &case, 1, |m, [x, w, _], y, stats| m.rms_norm(width, 1e-5, x, w, y, stats));
         let relative =
