@@ -3,6 +3,7 @@
 mod buffer;
 mod contract;
 mod full;
+mod gpus;
 mod memory;
 mod mirror;
 mod pinned;
@@ -14,6 +15,7 @@ mod transfer;
 
 pub use buffer::CudaBuffer;
 pub use contract::{DeviceMemory, StreamHandle};
+pub use gpus::{GpuFacts, gpu_count, gpus};
 pub use memory::{CudaMemory, CudaOptions};
 pub use queues::{CudaEvent, TimedEvent};
 
