@@ -7,7 +7,7 @@ use fsdp_nn::backend::{AttentionDims, Backend, Dropout, HeadDims, LinearDims};
 use fsdp_nn::lengths;
 
 use super::memory::Torch;
-use super::ops::HeadCall;
+use super::ops::{HeadCall, HeadGradients};
 use super::storage::TorchStorage;
 
 type In<'a, D> = Slice<'a, <D as fsdp_core::Memory>::Buffer>;
@@ -354,7 +354,7 @@ impl<D: TorchStorage> Backend for Torch<D> {
         is(losses.buffer.dtype(), DType::F64)?;
         is(targets.buffer.dtype(), DType::U32)?;
         let call = HeadCall { dims, x, weight, targets, losses, logits };
-        self.run("head_loss_backward", || self.head_by_torch(call, Some((dx, dweight))))
+        self.run("head_loss_backward", || self.head_by_torch(call, Some(HeadGradients { dx, dweight })))
     }
 
     fn head_logits(

@@ -31,6 +31,7 @@ impl TorchStorage for CudaMemory {
         if cfg!(test) {
             return self.synchronize(Queue::Compute);
         }
+        self.bind()?;
         enter_stream(CudaMemory::device(self), self.stream(Queue::Compute))
     }
 

@@ -24,6 +24,12 @@ pub(in crate::torch) struct HeadCall<'a, D: TorchStorage> {
     pub(in crate::torch) logits: Out<'a, D>,
 }
 
+/// Where the gradients of the head go.
+pub(in crate::torch) struct HeadGradients<'a, D: TorchStorage> {
+    pub(in crate::torch) dx: Out<'a, D>,
+    pub(in crate::torch) dweight: Option<GradientTarget<'a, D::Buffer>>,
+}
+
 /// A part of a writable range.
 fn part<'a, B: Buffer>(slice: &'a mut SliceMut<'_, B>, start: usize, len: usize) -> SliceMut<'a, B> {
     let offset = slice.offset + start;
@@ -60,7 +66,7 @@ impl<D: TorchStorage> Torch<D> {
     pub(in crate::torch) fn head_by_torch(
         &self,
         mut call: HeadCall<'_, D>,
-        mut gradients: Option<(Out<'_, D>, Option<GradientTarget<'_, D::Buffer>>)>,
+        mut gradients: Option<HeadGradients<'_, D>>,
     ) -> Result<(), Failure> {
         let dims = call.dims;
         let chunk = dims.chunk_rows.clamp(1, dims.rows.max(1));
@@ -73,7 +79,7 @@ impl<D: TorchStorage> Torch<D> {
             let losses = part(&mut call.losses, start, rows);
             let with_gradient = gradients.is_some();
             self.cross_entropy(dims.vocab, logits.reborrow(), targets, losses, with_gradient)?;
-            let Some((dx, dweight)) = &mut gradients else { continue };
+            let Some(HeadGradients { dx, dweight }) = &mut gradients else { continue };
             let dx = part(dx, start * dims.hidden, rows * dims.hidden);
             self.head_gradients(dims, logits.as_slice(), x, call.weight, dx, dweight.as_mut())?;
         }

@@ -8,7 +8,7 @@ mod pointwise;
 mod products;
 mod rope;
 
-pub(super) use head::HeadCall;
+pub(super) use head::{HeadCall, HeadGradients};
 
 /// A size or stride as libtorch takes it.
 pub(super) fn int(len: usize) -> i64 {
