@@ -21,6 +21,7 @@ mod trace;
 
 mod error;
 mod host;
+mod launch_env;
 mod logging;
 mod output;
 mod progress;
@@ -48,6 +49,9 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<ExitCode, CliError> {
+    if matches!(command, Command::Train(_) | Command::Verify(_) | Command::Bench(_)) {
+        launch_env::refuse_process_worlds()?;
+    }
     match command {
         Command::Train(args) => train::run(&args),
         Command::Verify(args) => verify::run(&args).map(judged),
