@@ -4,8 +4,8 @@
 //! |---|---|
 //! | [`driver`], [`streams`] | libcuda: devices and their memory; streams, events, copies and launches |
 //! | [`nvrtc`] | libnvrtc: kernels compiled at run time |
+//! | [`library`], [`versions`] | any of them: opened by name or folder; what they say of themselves |
 //! | [`nccl`], [`nccl_comm`] | libnccl: communicators and collectives |
-//! | [`library`] | any of them: opened by name or folder |
 //!
 //! Every unsafe block says which facts it relies on, and who checked them.
 
@@ -15,3 +15,4 @@ pub(crate) mod nccl;
 pub(crate) mod nccl_comm;
 pub(crate) mod nvrtc;
 pub(crate) mod streams;
+pub(crate) mod versions;
