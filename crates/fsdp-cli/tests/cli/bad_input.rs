@@ -443,7 +443,7 @@ fn examples_are_accepted() {
 #[test]
 fn one_of_several_processes() {
     let sandbox = Sandbox::new();
-    for command in ["train run.toml", "verify run.toml", "bench train run.toml"] {
+    for command in ["train run.toml", "verify run.toml", "bench train"] {
         let mut run = sandbox.command();
         run.args(command.split(' ')).env("RANK", "1").env("WORLD_SIZE", "4");
         let output = run.output().unwrap();
