@@ -19,6 +19,7 @@ mod run_setup;
 mod shrink;
 mod trace;
 
+mod device;
 mod error;
 mod host;
 mod launch_env;
@@ -26,6 +27,8 @@ mod logging;
 mod output;
 mod progress;
 mod stop_signal;
+#[cfg(feature = "torch")]
+mod torch;
 mod units;
 
 use std::process::ExitCode;
