@@ -26,6 +26,7 @@ mod cuda;
 mod device;
 mod error;
 mod host;
+mod launch_env;
 mod logging;
 mod output;
 mod progress;
@@ -55,6 +56,9 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<ExitCode, CliError> {
+    if matches!(command, Command::Train(_) | Command::Verify(_) | Command::Bench(_)) {
+        launch_env::refuse_process_worlds()?;
+    }
     match command {
         Command::Train(args) => train::run(&args),
         Command::Verify(args) => verify::run(&args).map(judged),
