@@ -9,10 +9,10 @@ use crate::bench::gpu::ModelName;
 #[derive(Clone, Debug, ClapArgs)]
 #[command(
     after_help = "Parameters and compute are bf16, master weights and reductions f32; the optimizer is AdamW with gradients
-clipped at 1.0. First the ceilings of the device are measured (a large product, a large copy), then
-steps, then a few steps under observation: when each queue worked, and what of the communication
-was not hidden behind compute. Model FLOPs are 6N + 12 L d T per token. The median is over the steps
-after the warm-up.
+clipped at 1.0. Steps are timed, then a few more are observed: when each queue worked, and what of
+the communication was not hidden behind compute; then the ceilings of the device are measured (a
+large product, a large copy). Model FLOPs are 6N + 12 L d T per token. The median is over the
+steps after the warm-up.
 
 Examples:
   fsdp bench gpu --model gpt2-124m

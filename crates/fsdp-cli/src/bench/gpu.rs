@@ -1,7 +1,7 @@
 //! `fsdp bench gpu`: how far a named model is from what the device can do.
 //!
-//! First the ceilings (a large product, a large copy), then steps against the wall clock, then a few more under
-//! observation: when each queue worked, and what of the communication nothing hid.
+//! Steps against the wall clock, then a few more under observation: when each queue worked, and what of the
+//! communication nothing hid. Then the ceilings: a large product, a large copy.
 
 mod ceilings;
 mod models;
@@ -138,7 +138,6 @@ where
     M: TrainBackend + Clock,
 {
     let memory = Arc::clone(&seat.memory);
-    let ceilings = ceilings::measure(&*memory)?;
     let mut trainer = RankTrainer::new(job, seat)?;
     let ahead = usize::from(memory.is_asynchronous());
     let (mut times, mut issues, mut losses) = (Vec::new(), Vec::new(), Vec::new());
@@ -156,5 +155,8 @@ where
     }
     let observed = observed::measure(&mut trainer, &memory, steps..steps + OBSERVED_STEPS)?;
     let (usage, device) = (trainer.usage(), memory.device_bytes());
+    // Large buffers of their own: after everything that is counted.
+    drop(trainer);
+    let ceilings = ceilings::measure(&*memory)?;
     Ok(Measured { ceilings, steps: times, issues, losses, observed, usage, device })
 }

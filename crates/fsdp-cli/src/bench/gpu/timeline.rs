@@ -23,7 +23,7 @@ fn union(intervals: &[Interval]) -> Vec<Interval> {
 
 /// How long at least one of the intervals lasted.
 pub(super) fn busy(intervals: &[Interval]) -> f64 {
-    union(intervals).iter().map(|span| span.end - span.start).sum()
+    union(intervals).iter().fold(0.0, |sum, span| sum + (span.end - span.start))
 }
 
 /// How long some of `intervals` lasted while none of `cover` did.
