@@ -5,8 +5,8 @@ use fsdp_core::comm::Traffic;
 use fsdp_core::engine::{IssueOrder, StepReport};
 use fsdp_core::memory::{Buffer, HostSliceMut, Slice, Usage};
 use fsdp_core::{Memory, Queue, Rank};
-use fsdp_nn::HostMemory;
 use fsdp_nn::model::Architecture;
+use fsdp_nn::{HostBuffer, HostMemory};
 use fsdp_train::{Job, RankTrainer, TrainError};
 
 /// One rank after its last step.
@@ -45,19 +45,38 @@ where
     })
 }
 
-fn shards<A: Architecture + Clone>(
+/// Parameters, gradients and optimizer state of every unit.
+pub(crate) fn shards<A: Architecture + Clone>(
     trainer: &RankTrainer<'_, HostMemory, A>,
 ) -> Result<Vec<Vec<u64>>, TrainError> {
-    let memory = trainer.engine().memory();
+    let engine = trainer.engine();
     let mut all = Vec::new();
-    for unit in 0..trainer.engine().plan().layout.units.len() {
-        let shards = trainer.engine().shards(unit);
-        let gradients = shards.gradients.into_iter().flatten();
-        for buffer in shards.params.iter().chain(gradients).chain(shards.state.iter().flatten()) {
-            let mut values = vec![0.0; buffer.len()];
-            memory.read(Queue::Compute, Slice::whole(buffer), HostSliceMut::F64(&mut values))?;
-            all.push(values.into_iter().map(f64::to_bits).collect());
+    for unit in 0..engine.plan().layout.units.len() {
+        for gradient in engine.shards(unit).gradients.into_iter().flatten() {
+            all.push(bits(engine.memory(), gradient)?);
+        }
+    }
+    all.extend(state(trainer)?);
+    Ok(all)
+}
+
+/// Parameters and optimizer state of every unit.
+pub(crate) fn state<A: Architecture + Clone>(
+    trainer: &RankTrainer<'_, HostMemory, A>,
+) -> Result<Vec<Vec<u64>>, TrainError> {
+    let engine = trainer.engine();
+    let mut all = Vec::new();
+    for unit in 0..engine.plan().layout.units.len() {
+        let shards = engine.shards(unit);
+        for buffer in shards.params.iter().chain(shards.state.iter().flatten()) {
+            all.push(bits(engine.memory(), buffer)?);
         }
     }
     Ok(all)
+}
+
+fn bits(memory: &HostMemory, buffer: &HostBuffer) -> Result<Vec<u64>, TrainError> {
+    let mut values = vec![0.0; buffer.len()];
+    memory.read(Queue::Compute, Slice::whole(buffer), HostSliceMut::F64(&mut values))?;
+    Ok(values.into_iter().map(f64::to_bits).collect())
 }

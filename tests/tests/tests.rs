@@ -15,6 +15,9 @@ mod parity_properties;
 // Ranks of a run without the oracle.
 mod runs;
 
+// Steps issued ahead of reading the one before.
+mod ahead;
+
 // Where every world agrees in all bits: exact sums, shared storage, evaluation.
 mod exact;
 

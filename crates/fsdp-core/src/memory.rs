@@ -403,6 +403,12 @@ pub trait Memory: Send + Sync + 'static {
     /// Orders later work of `queue` behind `event`.
     fn wait(&self, queue: Queue, event: &Self::Event);
 
+    /// Whether work that was given to a queue may still be under way when the call returns. Callers who care about
+    /// speed then read results late ([`Memory::read`] waits), so that the device always has work before it.
+    fn is_asynchronous(&self) -> bool {
+        false
+    }
+
     /// What is in use, as counted by this memory itself.
     fn usage(&self) -> Usage;
 }

@@ -8,6 +8,11 @@
 
 pub mod device;
 pub mod error;
+#[expect(unsafe_code, reason = "the one module of this crate that may")]
+mod ffi;
 pub mod fused;
+mod kernels;
 
+pub use device::{CudaBuffer, CudaMemory, CudaOptions, DeviceMemory};
 pub use error::DeviceError;
+pub use fused::FusedOps;

@@ -104,8 +104,8 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         observer: &mut dyn Observer,
     ) -> Result<StepReport, TrainError> {
         self.issue(step, stop, order, observer)?;
-        let report = self.report()?.expect("a step was just issued");
-        assert!(self.unread.is_empty(), "reports are read in the order of steps");
+        let (read, report) = self.report()?.expect("a step was just issued");
+        assert_eq!(read, step, "reports are read in the order of steps");
         Ok(report)
     }
 
@@ -141,15 +141,25 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         Ok(())
     }
 
-    /// The report of the oldest step that was issued and not read, if there is one; waits until it is there.
+    /// How many steps were issued and not read.
+    pub fn unread(&self) -> usize {
+        self.unread.len()
+    }
+
+    /// The oldest step (from 0) that was issued and not read, if there is one, with its report; waits until it is
+    /// there.
     ///
     /// # Errors
     /// [`TrainError::NotFinite`], or those of the memory.
-    pub fn report(&mut self) -> Result<Option<StepReport>, TrainError> {
+    pub fn report(&mut self) -> Result<Option<(u64, StepReport)>, TrainError> {
         let Some(step) = self.unread.pop_front() else { return Ok(None) };
         let report = self.engine.report()?.expect("the engine has a report for every step that was issued");
         let StepReport { loss, grad_norm, finite, .. } = report;
-        if finite { Ok(Some(report)) } else { Err(TrainError::NotFinite { step: step + 1, loss, grad_norm }) }
+        if finite {
+            Ok(Some((step, report)))
+        } else {
+            Err(TrainError::NotFinite { step: step + 1, loss, grad_norm })
+        }
     }
 
     /// Evaluates all batches of the evaluation data, if there is any; ends after the batch in which `stop` is

@@ -1,28 +1,28 @@
 //! A whole training run: the output folder, the loop over steps on every rank, metrics, export.
 
+mod run;
+
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use fsdp_ckpt::export::{ExportPlan, Receipt};
 use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::DType;
 use fsdp_core::comm::Traffic;
-use fsdp_core::engine::{Observer, ProgramOrder};
+use fsdp_core::engine::Observer;
 use fsdp_core::memory::Usage;
 use fsdp_nn::model::Architecture;
 
-use crate::checkpoint::{Resume, Resumed, RunState, SaveOptions, Saved, Saver, Start, StateTable};
+use crate::checkpoint::{Resume, Resumed, SaveOptions, Saved, Start, StateTable};
 use crate::error::TrainError;
-use crate::export::{export_model, plan_export};
+use crate::export::plan_export;
 use crate::job::Job;
-use crate::metrics::{FlopModel, MetricsWriter, StepMetrics};
-use crate::rank::{Evaluation, RankTrainer};
+use crate::metrics::{FlopModel, StepMetrics};
+use crate::rank::Evaluation;
 use crate::rule::TrainBackend;
 
-/// One object per step, in the output folder.
-const METRICS: &str = "metrics.jsonl";
+use run::{Log, RankResult, Run};
 
 /// What a run tells while it goes on. Called on the first rank only.
 pub trait Reporter: Sync {
@@ -115,190 +115,8 @@ where
     if let Some(text) = &options.config_json {
         write_whole(&model.join("config.json"), text)?;
     }
-    let log = log.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let log = log.into_inner().unwrap_or_else(PoisonError::into_inner);
     Ok(summary(job, &start, log, ranks, begin.elapsed(), model))
-}
-
-/// What one rank brings back.
-struct RankResult {
-    usage: Usage,
-    traffic: Traffic,
-    receipt: Option<Receipt>,
-}
-
-#[derive(Default)]
-struct Log {
-    /// There from the moment where the output folder is this run's.
-    metrics: Option<MetricsWriter<std::io::BufWriter<std::fs::File>>>,
-    records: Vec<StepMetrics>,
-    evaluation: Option<Evaluation>,
-}
-
-struct Run<'a, A> {
-    job: &'a Job<A>,
-    options: &'a RunOptions<'a>,
-    log: &'a Mutex<Log>,
-    plan: &'a ExportPlan,
-    start: &'a Start,
-    saves: &'a Arc<SaveOptions>,
-}
-
-impl<A: Architecture + Clone> Run<'_, A> {
-    fn rank<M: TrainBackend>(&self, seat: Seat<M>) -> Result<RankResult, TrainError> {
-        let mut observer = (self.options.observer)(seat.rank);
-        let mut trainer = match &self.start.source {
-            Some(checkpoint) => RankTrainer::resume(self.job, seat, checkpoint)?,
-            None => RankTrainer::new(self.job, seat)?,
-        };
-        // From here on nothing that was given can be at fault; only now is an earlier run replaced.
-        trainer.meet()?;
-        if trainer.rank().0 == 0 {
-            self.take_over()?;
-        }
-        let mut saver = Saver::of_rank(self.saves, self.job.plan.mesh, trainer.rank());
-        self.steps(&mut trainer, &mut saver, &mut *observer)?;
-        let receipt = export_model(trainer.engine(), self.plan)?;
-        self.finish(&mut saver, &mut trainer)?;
-        Ok(RankResult { usage: trainer.usage(), traffic: trainer.traffic(), receipt })
-    }
-
-    /// Makes the output folder this run's.
-    fn take_over(&self) -> Result<(), TrainError> {
-        let out_dir = Path::new(&self.job.config.run.out_dir);
-        self.start.settle(out_dir)?;
-        write_whole(&out_dir.join("resolved.toml"), &self.job.config.to_toml())?;
-        let path = out_dir.join(METRICS);
-        let metrics =
-            MetricsWriter::resume(&path, self.start.step).map_err(TrainError::io("write", &path))?;
-        self.lock().metrics = Some(metrics);
-        Ok(())
-    }
-
-    /// All steps, with the evaluations and saves between them.
-    fn steps<M: TrainBackend>(
-        &self,
-        trainer: &mut RankTrainer<'_, M, A>,
-        saver: &mut Option<Saver>,
-        observer: &mut dyn Observer,
-    ) -> Result<(), TrainError> {
-        let config = &self.job.config;
-        let (steps, every) = (config.train.steps, config.data.eval_every);
-        for step in self.start.step..steps {
-            let begin = Instant::now();
-            let stop = self.options.stop.load(Ordering::Relaxed);
-            let report = match trainer.step(step, stop, &mut ProgramOrder, observer) {
-                // The state before this step is sound: what is being saved of it becomes complete. All ranks are
-                // here, so all have begun it.
-                Err(error @ TrainError::NotFinite { .. }) => {
-                    self.tell(trainer, saver.as_mut().and_then(|saver| saver.finish().ok()?));
-                    return Err(error);
-                }
-                other => other?,
-            };
-            let done = step + 1;
-            if trainer.rank().0 == 0 {
-                self.record(step, report.loss, report.grad_norm, begin.elapsed())?;
-            }
-            let is_saved = report.stop || config.checkpoint.is_due(done, steps);
-            if is_saved {
-                self.save(saver, trainer, done)?;
-            }
-            self.tell(trainer, saver.as_mut().map_or(Ok(None), Saver::poll)?);
-            let evaluates = done == steps || (every > 0 && done.is_multiple_of(every));
-            let stops = report.stop || (evaluates && self.evaluate(trainer, done, observer)?);
-            if stops && !is_saved {
-                self.save(saver, trainer, done)?;
-            }
-            if stops {
-                return Ok(());
-            }
-        }
-        if self.start.step == steps {
-            self.evaluate(trainer, steps, observer)?;
-        }
-        Ok(())
-    }
-
-    /// Saves the state after `step` steps. Loss and norm of the last one are known to be finite: otherwise the
-    /// step would have been an error.
-    fn save<M: TrainBackend>(
-        &self,
-        saver: &mut Option<Saver>,
-        trainer: &mut RankTrainer<'_, M, A>,
-        step: u64,
-    ) -> Result<(), TrainError> {
-        if let Some(saver) = saver {
-            let model = self.options.config_json.as_deref();
-            let run = RunState::of(self.job, step, model, &self.start.changes);
-            self.tell(trainer, saver.save(trainer.engine(), &run)?);
-        }
-        if self.job.config.checkpoint.is_async { Ok(()) } else { self.finish(saver, trainer) }
-    }
-
-    /// Waits for the save under way.
-    fn finish<M: TrainBackend>(
-        &self,
-        saver: &mut Option<Saver>,
-        trainer: &mut RankTrainer<'_, M, A>,
-    ) -> Result<(), TrainError> {
-        trainer.meet()?;
-        self.tell(trainer, saver.as_mut().map_or(Ok(None), Saver::finish)?);
-        Ok(())
-    }
-
-    fn tell<M: TrainBackend>(&self, trainer: &RankTrainer<'_, M, A>, saved: Option<Saved>) {
-        if let Some(saved) = saved.filter(|_| trainer.rank().0 == 0) {
-            self.options.reporter.saved(&saved);
-        }
-    }
-
-    /// Evaluates; returns whether some rank asked to stop before it was done.
-    fn evaluate<M: TrainBackend>(
-        &self,
-        trainer: &mut RankTrainer<'_, M, A>,
-        step: u64,
-        observer: &mut dyn Observer,
-    ) -> Result<bool, TrainError> {
-        let evaluation = trainer.evaluate(self.options.stop, &mut ProgramOrder, observer)?;
-        let Some(evaluation) = evaluation else { return Ok(false) };
-        if trainer.rank().0 == 0 && !evaluation.stop {
-            self.options.reporter.evaluation(step, &evaluation);
-            self.lock().evaluation = Some(evaluation);
-        }
-        Ok(evaluation.stop)
-    }
-
-    fn record(&self, step: u64, loss: f64, grad_norm: f64, elapsed: Duration) -> Result<(), TrainError> {
-        let config = &self.job.config;
-        let tokens = (config.train.global_batch_size * config.data.seq_len) as u64;
-        let tokens_per_s = tokens as f64 / elapsed.as_secs_f64();
-        let utilization = config
-            .run
-            .peak_tflops
-            .zip(self.options.flops)
-            .map(|(peak, flops)| flops.utilization(tokens_per_s, self.job.plan.mesh.world(), peak));
-        let metrics = StepMetrics {
-            step: step + 1,
-            loss,
-            grad_norm,
-            lr: self.job.schedule.lr(step),
-            tokens,
-            tokens_per_s,
-            step_ms: elapsed.as_secs_f64() * 1e3,
-            utilization,
-        };
-        let mut log = self.lock();
-        let writer = log.metrics.as_mut().expect("the folder was taken over before the first step");
-        let path = Path::new(&config.run.out_dir).join(METRICS);
-        writer.write(&metrics).map_err(TrainError::io("write", path))?;
-        self.options.reporter.step(&metrics);
-        log.records.push(metrics);
-        Ok(())
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
 }
 
 fn export_dtype<A>(job: &Job<A>) -> DType {

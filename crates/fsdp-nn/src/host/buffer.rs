@@ -81,7 +81,10 @@ impl HostBuffer {
         if readers > 0 {
             return Err(Error::Shared { len, dtype, readers });
         }
-        let block = self.storage.take().or_else(|| self.spare.take()).unwrap_or_else(|| self.take_storage());
+        let block = match self.storage.take().or_else(|| self.spare.take()) {
+            Some(block) => block,
+            None => self.take_storage()?,
+        };
         let block =
             Arc::get_mut(self.storage.insert(block)).ok_or(Error::Shared { len, dtype, readers: 1 })?;
         Ok(&mut block.storage.elements_mut()[..len])
@@ -89,22 +92,23 @@ impl HostBuffer {
 
     /// Takes storage before it is needed, when the buffer keeps it anyway: else it might get storage that only
     /// happens to be free, and something else would have to allocate later.
-    pub(super) fn reserve(&mut self) {
+    pub(super) fn reserve(&mut self) -> Result<(), Error> {
         if self.source.resident && self.len > 0 {
-            self.spare = Some(self.take_storage());
+            self.spare = Some(self.take_storage()?);
         }
+        Ok(())
     }
 
-    fn take_storage(&self) -> Arc<Block> {
+    fn take_storage(&self) -> Result<Arc<Block>, Error> {
         let Source { pool, poison: poisons, .. } = &self.source;
-        let (mut storage, is_new) = pool.take(self.len * self.dtype.size_bytes());
+        let (mut storage, is_new) = pool.take(self.len * self.dtype.size_bytes())?;
         if is_new {
             self.lease.count_allocation();
             if *poisons {
                 poison(&mut storage, self.dtype);
             }
         }
-        Arc::new(Block { storage, dtype: self.dtype, poison: *poisons })
+        Ok(Arc::new(Block { storage, dtype: self.dtype, poison: *poisons }))
     }
 
     /// Gives up the contents, and the storage too unless it is to be kept and nobody else reads it.

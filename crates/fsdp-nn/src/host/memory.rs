@@ -56,9 +56,17 @@ impl HostMemory {
     /// # Errors
     /// [`Error::Memory`] when the threads can not be started.
     pub fn new(options: HostOptions) -> Result<Self, Error> {
+        Self::with_account(options, Arc::default())
+    }
+
+    /// The memory of one rank that counts in `account`, as other memory of the same rank does.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when the threads can not be started.
+    pub fn with_account(options: HostOptions, account: Arc<Account>) -> Result<Self, Error> {
         let workers = Workers::new(options.threads, Arc::clone(&options.pool))?;
         let source = Source { pool: options.pool, poison: options.poison, resident: options.resident };
-        Ok(Self { account: Arc::default(), source, workers })
+        Ok(Self { account, source, workers })
     }
 
     /// Forgets the peaks of [`Memory::usage`]: what is in use now is the new peak.
@@ -80,6 +88,22 @@ impl HostMemory {
     /// [`Error::Shared`] when the storage has other handles.
     pub fn address_mut(&self, slice: SliceMut<'_, HostBuffer>) -> Result<*mut u8, Error> {
         for_scalar!(slice.buffer.dtype(), E => Ok(self.elements_mut::<E>(slice)?.as_mut_ptr().cast()))
+    }
+
+    /// The elements of a range as bytes.
+    ///
+    /// # Errors
+    /// [`Error::Released`] when the buffer has no contents.
+    pub fn bytes<'a>(&self, slice: Slice<'a, HostBuffer>) -> Result<&'a [u8], Error> {
+        for_scalar!(slice.buffer.dtype(), E => Ok(bytemuck::cast_slice(self.elements::<E>(slice)?)))
+    }
+
+    /// As [`HostMemory::bytes`], to be written; the buffer takes storage if it has none.
+    ///
+    /// # Errors
+    /// [`Error::Shared`] when the storage has other handles; [`Error::Memory`] when there is no room.
+    pub fn bytes_mut<'a>(&self, slice: SliceMut<'a, HostBuffer>) -> Result<&'a mut [u8], Error> {
+        for_scalar!(slice.buffer.dtype(), E => Ok(bytemuck::cast_slice_mut(self.elements_mut::<E>(slice)?)))
     }
 
     /// The threads of kernels.
@@ -166,7 +190,7 @@ impl Memory for HostMemory {
         let lease = self.account.open(category, dtype, len);
         let mut buffer = HostBuffer::new(lease, self.source.clone(), dtype, len);
         if !matches!(category, Category::Activation | Category::Workspace) {
-            buffer.reserve();
+            buffer.reserve()?;
         }
         Ok(buffer)
     }

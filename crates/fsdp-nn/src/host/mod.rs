@@ -7,6 +7,7 @@
 
 mod backend;
 mod buffer;
+pub mod convert;
 pub(crate) mod element;
 pub(crate) mod floats;
 mod kernels;
@@ -21,4 +22,4 @@ pub(crate) mod workers;
 
 pub use buffer::HostBuffer;
 pub use memory::{HostMemory, HostOptions};
-pub use pool::HostPool;
+pub use pool::{HostBlock, HostBlocks, HostPool};

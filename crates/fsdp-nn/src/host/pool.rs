@@ -6,14 +6,34 @@
 //! one call; it is not counted by any rank, and as much exists as was ever in use at once.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytemuck::{Pod, Zeroable};
+use fsdp_core::Error;
 
 use super::element::Float;
+
+/// Where storage comes from when it is not the allocator's: host memory that a device can copy from and to.
+pub trait HostBlocks: Send + Sync + fmt::Debug {
+    /// A block of at least `bytes` bytes of unspecified contents, aligned to 64.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when there is no room.
+    fn allocate(&self, bytes: usize) -> Result<Box<dyn HostBlock>, Error>;
+}
+
+/// A block of host memory that is given back when it is dropped.
+pub trait HostBlock: Send + Sync + fmt::Debug {
+    /// All of it.
+    fn bytes(&self) -> &[u8];
+
+    /// All of it, writable.
+    fn bytes_mut(&mut self) -> &mut [u8];
+}
 
 /// 64 bytes, aligned.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -27,12 +47,20 @@ pub struct HostPool {
     scratch: Mutex<Vec<Vec<Line>>>,
     /// Of buffers: in use or free.
     held_lines: AtomicUsize,
+    /// What storage of buffers is made of, if not of the allocator's memory.
+    source: Option<Arc<dyn HostBlocks>>,
 }
 
 impl HostPool {
     /// An empty pool.
     pub fn new() -> Arc<Self> {
         Arc::default()
+    }
+
+    /// An empty pool whose buffers lie in blocks of `source`. These are not kept for reuse, because a device may
+    /// still copy from them: whoever made them knows when they can go.
+    pub fn of_blocks(source: Arc<dyn HostBlocks>) -> Arc<Self> {
+        Arc::new(Self { source: Some(source), ..Self::default() })
     }
 
     /// Gives the storage that no buffer uses back to the allocator.
@@ -50,7 +78,10 @@ impl HostPool {
     }
 
     /// Storage for `bytes` bytes of unspecified contents, and whether it is new.
-    pub(super) fn take(self: &Arc<Self>, bytes: usize) -> (Storage, bool) {
+    pub(super) fn take(self: &Arc<Self>, bytes: usize) -> Result<(Storage, bool), Error> {
+        if let Some(source) = &self.source {
+            return Ok((Storage::Foreign(source.allocate(bytes)?), true));
+        }
         let line_count = bytes.div_ceil(size_of::<Line>());
         let reused = self
             .blocks
@@ -63,7 +94,7 @@ impl HostPool {
             self.held_lines.fetch_add(line_count, Ordering::Relaxed);
         }
         let lines = reused.unwrap_or_else(|| bytemuck::zeroed_vec(line_count));
-        (Storage { lines, pool: Arc::clone(self) }, is_new)
+        Ok((Storage::Own(PooledLines { lines, pool: Arc::clone(self) }), is_new))
     }
 
     /// `len` elements of unspecified contents for the duration of a kernel.
@@ -81,26 +112,47 @@ impl HostPool {
     }
 }
 
-/// A block of storage; dropping it returns it to its pool.
+/// A block of storage; dropping it gives it back to where it came from.
 #[derive(Debug)]
-pub(super) struct Storage {
-    lines: Vec<Line>,
-    pool: Arc<HostPool>,
+pub(super) enum Storage {
+    Own(PooledLines),
+    Foreign(Box<dyn HostBlock>),
 }
 
 impl Storage {
     /// All of it, as elements.
     pub(super) fn elements<T: Pod>(&self) -> &[T] {
-        bytemuck::cast_slice(&self.lines)
+        match self {
+            Storage::Own(own) => bytemuck::cast_slice(&own.lines),
+            Storage::Foreign(block) => whole_elements(block.bytes()),
+        }
     }
 
     /// All of it, as writable elements.
     pub(super) fn elements_mut<T: Pod>(&mut self) -> &mut [T] {
-        bytemuck::cast_slice_mut(&mut self.lines)
+        match self {
+            Storage::Own(own) => bytemuck::cast_slice_mut(&mut own.lines),
+            Storage::Foreign(block) => {
+                let bytes = block.bytes_mut();
+                let whole = bytes.len() / size_of::<T>() * size_of::<T>();
+                bytemuck::cast_slice_mut(&mut bytes[..whole])
+            }
+        }
     }
 }
 
-impl Drop for Storage {
+fn whole_elements<T: Pod>(bytes: &[u8]) -> &[T] {
+    bytemuck::cast_slice(&bytes[..bytes.len() / size_of::<T>() * size_of::<T>()])
+}
+
+/// Lines of a pool.
+#[derive(Debug)]
+pub(super) struct PooledLines {
+    lines: Vec<Line>,
+    pool: Arc<HostPool>,
+}
+
+impl Drop for PooledLines {
     fn drop(&mut self) {
         let lines = std::mem::take(&mut self.lines);
         let mut blocks = self.pool.blocks.lock().unwrap_or_else(PoisonError::into_inner);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
+use fsdp_core::scalars::{COUNT, GradientFactors, LOSS, SCALAR_WORDS};
 use fsdp_core::{DType, Error, ExactSum, Queue};
 
 use crate::{HostBuffer, HostMemory, HostOptions, HostPool, ShapeMemory};
@@ -212,4 +213,25 @@ fn wrong_lengths_and_dtypes_are_errors() {
     let mut ids = memory.allocate(Category::Activation, DType::U32, 4).unwrap();
     assert!(memory.copy(Q, Slice::whole(&a), SliceMut::whole(&mut ids)).is_err());
     assert!(memory.write(Q, HostSlice::U32(&[1, 2, 3]), SliceMut::whole(&mut b)).is_err());
+}
+
+#[test]
+fn factors_remember_that_something_was_not_finite() {
+    let memory = memory(false);
+    let mut factors = memory.allocate(Category::CommStaging, DType::F64, GradientFactors::LEN).unwrap();
+    memory.write(Q, HostSlice::F64(&GradientFactors::START), SliceMut::whole(&mut factors)).unwrap();
+    let mut step = |loss: f64| {
+        let mut words = [0; SCALAR_WORDS];
+        let mut sum = ExactSum::default();
+        sum.add(loss);
+        words[LOSS].copy_from_slice(&sum.to_words());
+        words[COUNT] = 4;
+        let mut scalars = memory.allocate(Category::CommStaging, DType::I64, SCALAR_WORDS).unwrap();
+        memory.write(Q, HostSlice::I64(&words), SliceMut::whole(&mut scalars)).unwrap();
+        memory.gradient_factors(Q, Slice::whole(&scalars), None, SliceMut::whole(&mut factors)).unwrap();
+        GradientFactors::read(&memory, Q, Slice::whole(&factors)).unwrap()
+    };
+    assert_eq!(step(8.0), GradientFactors { scale: 0.25, clip: 1.0, finite: true });
+    assert!(!step(f64::NAN).finite);
+    assert!(!step(8.0).finite);
 }

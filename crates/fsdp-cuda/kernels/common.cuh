@@ -1,0 +1,174 @@
+// What every kernel is made of: element types, their arithmetic, vectors of them, and reductions.
+//
+// ELEMENT and OTHER are given by whoever compiles; T and S are these types, A and B the types that arithmetic on
+// them is done in. bf16 is widened on load and rounded to nearest even on store, by integer operations: nothing is
+// included. Products and sums are fused only where fma is written, so results round like those of the host's kernels.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+struct bf16 {
+    u16 bits;
+};
+
+template <class E> struct Arithmetic { typedef E type; };
+template <> struct Arithmetic<bf16> { typedef float type; };
+
+typedef ELEMENT T;
+typedef OTHER S;
+typedef Arithmetic<T>::type A;
+typedef Arithmetic<S>::type B;
+
+// Elements of T in 16 bytes.
+constexpr int WIDTH = 16 / sizeof(T);
+
+__device__ inline float widen(float value) { return value; }
+__device__ inline double widen(double value) { return value; }
+__device__ inline float widen(bf16 value) { return __uint_as_float(u32(value.bits) << 16); }
+
+// Rounds a number in the type of arithmetic to an element.
+template <class E> __device__ E narrow(typename Arithmetic<E>::type value);
+template <> __device__ inline float narrow<float>(float value) { return value; }
+template <> __device__ inline double narrow<double>(double value) { return value; }
+template <> __device__ inline bf16 narrow<bf16>(float value) {
+    u32 bits = __float_as_uint(value);
+    u32 rounded = (bits + (0x7fff + ((bits >> 16) & 1))) >> 16;
+    return bf16{u16(value != value ? (bits >> 16) | 0x40 : rounded)};
+}
+
+// Rounds a double to an element, once.
+template <class E> __device__ E from_double(double value);
+template <> __device__ inline float from_double<float>(double value) { return float(value); }
+template <> __device__ inline double from_double<double>(double value) { return value; }
+template <> __device__ inline bf16 from_double<bf16>(double value) {
+    // The single precision number in between is rounded to odd.
+    float nearest = float(value);
+    double exact = nearest;
+    u32 bits = __float_as_uint(nearest) - u32(fabs(exact) > fabs(value));
+    bool inexact = exact != value && value == value;
+    return narrow<bf16>(__uint_as_float(bits | u32(inexact)));
+}
+
+template <class X, class Y> struct same { static constexpr bool value = false; };
+template <class X> struct same<X, X> { static constexpr bool value = true; };
+
+// `from` as an element of type D, rounded once.
+template <class D, class E> __device__ D convert(E from) {
+    if constexpr (same<typename Arithmetic<D>::type, typename Arithmetic<E>::type>::value) {
+        return narrow<D>(widen(from));
+    } else {
+        return from_double<D>(double(widen(from)));
+    }
+}
+
+// `to + from`, rounded once.
+template <class D, class E> __device__ D sum_of(D to, E from) {
+    if constexpr (same<typename Arithmetic<D>::type, typename Arithmetic<E>::type>::value) {
+        return narrow<D>(widen(to) + widen(from));
+    } else {
+        return from_double<D>(double(widen(to)) + double(widen(from)));
+    }
+}
+
+// W elements, loaded and stored at once.
+template <class E, int W> struct alignas(sizeof(E) * W) Vector {
+    E at[W];
+};
+
+template <int W, class E> __device__ Vector<E, W> load(const E* from) {
+    return *reinterpret_cast<const Vector<E, W>*>(from);
+}
+
+template <int W, class E> __device__ void store(E* to, const Vector<E, W>& vector) {
+    *reinterpret_cast<Vector<E, W>*>(to) = vector;
+}
+
+template <int W, class E> __device__ bool aligned(const E* pointer) {
+    return (u64(pointer) & (sizeof(E) * W - 1)) == 0;
+}
+
+template <int W> struct Wide {
+    static constexpr int width = W;
+};
+
+// Calls body(Wide<W>(), i) for the vectors of 0 .. len, and body(Wide<1>(), i) for what is left; all threads of the
+// grid take part. Without `vectors`, for single elements only.
+template <int W, class Body> __device__ void for_elements(u64 len, bool vectors, Body body) {
+    u64 first = u64(blockIdx.x) * blockDim.x + threadIdx.x;
+    u64 stride = u64(gridDim.x) * blockDim.x;
+    u64 whole = vectors ? len / W : 0;
+    for (u64 i = first; i < whole; i += stride) body(Wide<W>(), i * W);
+    for (u64 i = whole * W + first; i < len; i += stride) body(Wide<1>(), i);
+}
+
+// The same for a row that the threads of one block share.
+template <int W, class Body> __device__ void for_row(u64 len, bool vectors, Body body) {
+    u64 whole = vectors ? len / W : 0;
+    for (u64 i = threadIdx.x; i < whole; i += blockDim.x) body(Wide<W>(), i * W);
+    for (u64 i = whole * W + threadIdx.x; i < len; i += blockDim.x) body(Wide<1>(), i);
+}
+
+__device__ inline float square_root(float value) { return sqrtf(value); }
+__device__ inline double square_root(double value) { return sqrt(value); }
+
+// `2^exponent` for the exponents of normal numbers.
+__device__ inline float power_of_two(int exponent) { return __uint_as_float(u32(exponent + 127) << 23); }
+
+// `e^x` as the host computes it: reduction to |r| <= ln 2 / 2, Cephes' polynomial, and the power in two factors.
+__device__ inline float exponential(float x) {
+    const float shift = 12582912.0f;
+    x = x < -150.0f ? -150.0f : x;
+    x = x > 120.0f ? 120.0f : x;
+    float shifted = fmaf(x, 1.44269504088896340736f, shift);
+    float n = shifted - shift;
+    float r = fmaf(n, 2.1219444e-4f, fmaf(n, -0.6933594f, x));
+    float p = 1.9875691e-4f;
+    p = fmaf(p, r, 1.3981999e-3f);
+    p = fmaf(p, r, 8.333452e-3f);
+    p = fmaf(p, r, 4.1665796e-2f);
+    p = fmaf(p, r, 1.6666665e-1f);
+    p = fmaf(p, r, 5.0000003e-1f);
+    float power = fmaf(p, r * r, r) + 1.0f;
+    int exponent = int(__float_as_uint(shifted)) - int(__float_as_uint(shift));
+    int low = exponent >> 1;
+    return power * power_of_two(low) * power_of_two(exponent - low);
+}
+__device__ inline double exponential(double x) { return exp(x); }
+
+template <class R> __device__ R logistic(R x) { return R(1) / (R(1) + exponential(-x)); }
+
+struct Add {
+    template <class R> __device__ R operator()(R a, R b) const { return a + b; }
+};
+
+struct Larger {
+    template <class R> __device__ R operator()(R a, R b) const { return b > a ? b : a; }
+};
+
+// Combines the values of a warp, in pairs, upper half into lower half; lane 0 has the result.
+template <class R, class Op> __device__ R warp_reduce(R value, Op op) {
+    for (int width = 16; width > 0; width /= 2) value = op(value, __shfl_down_sync(0xffffffffu, value, width));
+    return value;
+}
+
+// Combines the values of a block, in a fixed order; all threads have the result. `rest` is what warps that are not
+// there would bring. All threads of the block call it, and there are at most 1024, in whole warps.
+template <class R, class Op> __device__ R block_reduce(R value, R rest, Op op) {
+    __shared__ R partial[32];
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    value = warp_reduce(value, op);
+    // Whoever still reads the last result has passed the barrier below.
+    if (lane == 0) partial[warp] = value;
+    __syncthreads();
+    if (warp == 0) {
+        value = warp_reduce(lane < blockDim.x / 32 ? partial[lane] : rest, op);
+        if (lane == 0) partial[0] = value;
+    }
+    __syncthreads();
+    value = partial[0];
+    __syncthreads();
+    return value;
+}

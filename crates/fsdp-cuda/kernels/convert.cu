@@ -1,0 +1,32 @@
+// Between element types: copies, sums, and gradients of weights out of partial sums.
+
+extern "C" __global__ void cast(const S* __restrict__ src, T* __restrict__ dst, u64 len) {
+    constexpr int W = 16 / (sizeof(T) > sizeof(S) ? sizeof(T) : sizeof(S));
+    for_elements<W>(len, aligned<W>(src) && aligned<W>(dst), [&](auto wide, u64 i) {
+        constexpr int w = decltype(wide)::width;
+        auto from = load<w>(src + i);
+        Vector<T, w> to;
+        for (int k = 0; k < w; k++) to.at[k] = convert<T>(from.at[k]);
+        store<w>(dst + i, to);
+    });
+}
+
+extern "C" __global__ void accumulate(const S* __restrict__ src, T* __restrict__ dst, u64 len) {
+    constexpr int W = 16 / (sizeof(T) > sizeof(S) ? sizeof(T) : sizeof(S));
+    for_elements<W>(len, aligned<W>(src) && aligned<W>(dst), [&](auto wide, u64 i) {
+        constexpr int w = decltype(wide)::width;
+        auto from = load<w>(src + i);
+        auto to = load<w>(dst + i);
+        for (int k = 0; k < w; k++) to.at[k] = sum_of(to.at[k], from.at[k]);
+        store<w>(dst + i, to);
+    });
+}
+
+// Adds `count` partial vectors of `len` in order, and puts the sum where it belongs.
+extern "C" __global__ void combine(const S* __restrict__ partial, T* __restrict__ dst, u64 len, u64 count, u32 add) {
+    for_elements<1>(len, false, [&](auto, u64 i) {
+        S sum = partial[i];
+        for (u64 part = 1; part < count; part++) sum = narrow<S>(widen(sum) + widen(partial[part * len + i]));
+        dst[i] = add ? sum_of(dst[i], sum) : convert<T>(sum);
+    });
+}

@@ -1,0 +1,196 @@
+//! Handles of storage, on the device or in pinned memory of the host.
+//!
+//! The rules are those of [`HostBuffer`]: a handle is an entry in the rank's account and, once something was written,
+//! storage; both are reference counted, and a handle whose entry or storage has other owners can not be written. The
+//! count says nothing of work in flight: that is ordered by queues and events.
+
+use std::sync::Arc;
+
+use fsdp_core::memory::{Buffer, Category, Slice, SliceMut};
+use fsdp_core::{DType, Error, Queue};
+use fsdp_nn::HostBuffer;
+use fsdp_nn::accounting::{Account, Lease};
+
+use super::full;
+use super::pool::{Block, Pool};
+use super::queues::Queues;
+use crate::ffi::driver::Range;
+
+/// A buffer of a [`CudaMemory`](super::CudaMemory).
+#[derive(Clone, Debug)]
+pub struct CudaBuffer(pub(super) Place);
+
+/// Where a buffer lies.
+#[derive(Clone, Debug)]
+pub(super) enum Place {
+    Device(DeviceBuffer),
+    /// In pinned memory: devices copy from and to it, and its own kernels are those of the host.
+    Host(HostBuffer),
+}
+
+/// A handle of storage on the device.
+#[derive(Clone, Debug)]
+pub(super) struct DeviceBuffer {
+    lease: Arc<Lease>,
+    account: Arc<Account>,
+    pool: Arc<Pool>,
+    storage: Option<Arc<Block>>,
+    /// Storage that was kept when the contents were given up.
+    spare: Option<Arc<Block>>,
+    dtype: DType,
+    len: usize,
+}
+
+impl DeviceBuffer {
+    /// A handle that has its storage already, unless its category is one that comes and goes.
+    pub(super) fn new(
+        account: &Arc<Account>,
+        pool: &Arc<Pool>,
+        category: Category,
+        dtype: DType,
+        len: usize,
+    ) -> Result<Self, Error> {
+        let lease = account.open(category, dtype, len);
+        let (account, pool) = (Arc::clone(account), Arc::clone(pool));
+        let mut buffer = Self { lease, account, pool, storage: None, spare: None, dtype, len };
+        if !buffer.comes_and_goes() && len > 0 {
+            buffer.spare = Some(buffer.take_storage()?);
+        }
+        Ok(buffer)
+    }
+
+    fn comes_and_goes(&self) -> bool {
+        matches!(self.lease.category(), Category::Activation | Category::Workspace)
+    }
+
+    fn take_storage(&self) -> Result<Arc<Block>, Error> {
+        let taken = self.pool.take(self.dtype, self.len, self.comes_and_goes());
+        let (block, is_new) =
+            taken.map_err(|error| full::explain(error, self.lease.category(), &self.account.usage()))?;
+        if is_new {
+            self.lease.count_allocation();
+        }
+        Ok(Arc::new(block))
+    }
+
+    /// The bytes of a range, about to be read by work of `queue`.
+    pub(super) fn range(
+        &self,
+        queues: &Arc<Queues>,
+        queue: Queue,
+        offset: usize,
+        len: usize,
+    ) -> Result<Range<'_>, Error> {
+        if len == 0 {
+            return Ok(Range::empty());
+        }
+        let block = self.storage.as_ref().ok_or(Error::Released { len: self.len, dtype: self.dtype })?;
+        block.touch(queues, queue);
+        Ok(block.range(offset, len))
+    }
+
+    /// The bytes of a range, about to be written by work of `queue`.
+    pub(super) fn range_mut(
+        &mut self,
+        queues: &Arc<Queues>,
+        queue: Queue,
+        offset: usize,
+        len: usize,
+    ) -> Result<Range<'_>, Error> {
+        if len == 0 {
+            return Ok(Range::empty());
+        }
+        let of_storage = self.storage.as_ref().map_or(1, Arc::strong_count);
+        let readers = Arc::strong_count(&self.lease).max(of_storage) - 1;
+        if readers > 0 {
+            return Err(Error::Shared { len: self.len, dtype: self.dtype, readers });
+        }
+        let block = match self.storage.take().or_else(|| self.spare.take()) {
+            Some(block) => block,
+            None => self.take_storage()?,
+        };
+        let block = self.storage.insert(block);
+        block.touch(queues, queue);
+        Ok(block.range(offset, len))
+    }
+
+    /// Gives up the contents; storage that comes and goes returns to the pool, other storage stays if nobody else
+    /// reads it.
+    pub(super) fn release(&mut self, queues: &Queues, queue: Queue) {
+        let Some(mut block) = self.storage.take() else { return };
+        if self.comes_and_goes() || Arc::get_mut(&mut block).is_none() {
+            return;
+        }
+        queues.kept(block.poison(queues, queue));
+        self.spare = Some(block);
+    }
+
+    /// Reads the storage of `other` from now on, if it has any: returns whether it does.
+    pub(super) fn share(&mut self, other: &Self) -> bool {
+        if other.storage.is_some() {
+            self.storage.clone_from(&other.storage);
+        }
+        other.storage.is_some()
+    }
+}
+
+impl CudaBuffer {
+    /// Whether it lies in memory of the host.
+    pub fn is_on_host(&self) -> bool {
+        matches!(self.0, Place::Host(_))
+    }
+
+    /// As a buffer of the host, if it is one.
+    pub(crate) fn on_host(&self) -> Option<&HostBuffer> {
+        match &self.0 {
+            Place::Host(buffer) => Some(buffer),
+            Place::Device(_) => None,
+        }
+    }
+
+    /// As a writable buffer of the host, if it is one.
+    pub(crate) fn on_host_mut(&mut self) -> Option<&mut HostBuffer> {
+        match &mut self.0 {
+            Place::Host(buffer) => Some(buffer),
+            Place::Device(_) => None,
+        }
+    }
+}
+
+/// The same range of the buffer of the host, if it is one.
+pub(crate) fn host_slice<'a>(slice: &Slice<'a, CudaBuffer>) -> Option<Slice<'a, HostBuffer>> {
+    slice.buffer.on_host().map(|buffer| Slice::new(buffer, slice.offset, slice.len))
+}
+
+/// The same writable range of the buffer of the host.
+///
+/// # Panics
+/// When it lies on the device.
+pub(crate) fn host_slice_mut(slice: SliceMut<'_, CudaBuffer>) -> SliceMut<'_, HostBuffer> {
+    let (offset, len) = (slice.offset, slice.len);
+    let buffer = slice.buffer.on_host_mut().expect("the caller asked where it lies");
+    SliceMut::new(buffer, offset, len)
+}
+
+impl Buffer for CudaBuffer {
+    fn len(&self) -> usize {
+        match &self.0 {
+            Place::Device(buffer) => buffer.len,
+            Place::Host(buffer) => buffer.len(),
+        }
+    }
+
+    fn dtype(&self) -> DType {
+        match &self.0 {
+            Place::Device(buffer) => buffer.dtype,
+            Place::Host(buffer) => buffer.dtype(),
+        }
+    }
+
+    fn is_exclusive(&self) -> bool {
+        match &self.0 {
+            Place::Device(buffer) => Arc::strong_count(&buffer.lease) == 1,
+            Place::Host(buffer) => buffer.is_exclusive(),
+        }
+    }
+}

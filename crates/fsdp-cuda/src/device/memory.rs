@@ -1,0 +1,397 @@
+//! [`Memory`] of a CUDA device.
+//!
+//! Buffers lie on the device or in pinned memory of the host, which kernels can reach too. Work on device buffers is
+//! given to the stream of its queue and happens later. Work on pinned buffers alone is done by the host's kernels,
+//! after everything that the queue was given before; so the host waits there. Copies between the two are the
+//! device's; anything else that mixes them is a kernel that reaches over the bus.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
+use fsdp_core::{DType, Error, Queue};
+use fsdp_nn::accounting::Account;
+use fsdp_nn::{HostMemory, HostOptions, HostPool, lengths};
+
+use super::buffer::{CudaBuffer, DeviceBuffer, Place, host_slice, host_slice_mut};
+use super::contract::{DeviceMemory, StreamHandle};
+use super::pinned::PinnedBlocks;
+use super::pool::Pool;
+use super::queues::{CudaEvent, Queues, TimedEvent};
+use super::staging::Staging;
+use super::transfer;
+use crate::error::DeviceError;
+use crate::ffi::driver::{Gpu, Range};
+use crate::kernels::{CONVERT, EXACT, INTEGERS, Kernels, Launch, Source, Word};
+
+/// Threads of a block of kernels that add exactly.
+const EXACT_THREADS: u32 = 256;
+
+/// How a rank's memory works.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaOptions {
+    /// Number of the device.
+    pub device: usize,
+    /// Threads of the host's kernels, for buffers in pinned memory.
+    pub threads: usize,
+    /// Whether storage is filled with NaN when it is new and when it is given up, so that a read of contents
+    /// that were not written shows.
+    pub poison: bool,
+}
+
+impl CudaOptions {
+    /// The memory of a device.
+    pub fn new(device: usize) -> Self {
+        Self { device, threads: 1, poison: false }
+    }
+}
+
+/// The memory of one rank on a CUDA device. Several ranks may share a device; each has its own streams.
+#[derive(Debug)]
+pub struct CudaMemory {
+    gpu: Arc<Gpu>,
+    account: Arc<Account>,
+    queues: Arc<Queues>,
+    pool: Arc<Pool>,
+    staging: Mutex<Staging>,
+    kernels: Arc<Kernels>,
+    /// Buffers in pinned memory, and the kernels for them.
+    host: HostMemory,
+}
+
+impl CudaMemory {
+    /// The memory of one rank.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when there is no driver or no such device; [`Error::Memory`] when the threads can not
+    /// be started.
+    pub fn new(options: CudaOptions) -> Result<Self, Error> {
+        let gpu = Gpu::open(options.device)?;
+        let account = Arc::<Account>::default();
+        let queues = Arc::new(Queues::new(&gpu)?);
+        let pool = Pool::new(&gpu, &queues, options.poison);
+        let host_options = HostOptions {
+            pool: HostPool::of_blocks(Arc::new(PinnedBlocks::new(&gpu))),
+            threads: options.threads,
+            poison: options.poison,
+            resident: true,
+        };
+        let host = HostMemory::with_account(host_options, Arc::clone(&account))?;
+        let staging = Mutex::new(Staging::new(&gpu));
+        let kernels = Kernels::of(&gpu);
+        Ok(Self { gpu, account, queues, pool, staging, kernels, host })
+    }
+
+    /// The name of the device.
+    pub fn name(&self) -> &str {
+        self.gpu.name()
+    }
+
+    /// Number of the device.
+    pub fn device(&self) -> usize {
+        self.gpu.ordinal()
+    }
+
+    /// Free and total bytes of the device, whoever has the others.
+    ///
+    /// # Errors
+    /// [`DeviceError::Call`] when the device has failed.
+    pub fn free_and_total_bytes(&self) -> Result<(usize, usize), DeviceError> {
+        self.gpu.memory()
+    }
+
+    /// Forgets the peaks of [`Memory::usage`]: what is in use now is the new peak.
+    pub fn reset_peaks(&self) {
+        self.account.reset_peaks();
+    }
+
+    /// Marks the end of the work given to a queue so far, to measure the time from or to it.
+    ///
+    /// # Errors
+    /// [`DeviceError::Call`] when the device has failed.
+    pub fn record_timed(&self, queue: Queue) -> Result<TimedEvent, DeviceError> {
+        self.queues.record_timed(queue)
+    }
+
+    /// Waits for the work of a queue.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when the device has failed.
+    pub fn synchronize(&self, queue: Queue) -> Result<(), Error> {
+        self.queues.check()?;
+        Ok(self.queues.stream(queue).synchronize()?)
+    }
+
+    /// The memory whose kernels work on buffers in pinned memory, once the queue's work so far is done.
+    pub(crate) fn host_after(&self, queue: Queue) -> Result<&HostMemory, Error> {
+        self.synchronize(queue)?;
+        Ok(&self.host)
+    }
+
+    /// The bytes of a range, about to be read by work of `queue`.
+    pub(crate) fn range<'a>(&self, queue: Queue, slice: Slice<'a, CudaBuffer>) -> Result<Range<'a>, Error> {
+        self.queues.check()?;
+        match &slice.buffer.0 {
+            Place::Device(buffer) => buffer.range(&self.queues, queue, slice.offset, slice.len),
+            Place::Host(buffer) => {
+                let slice = Slice::new(buffer, slice.offset, slice.len);
+                Ok(Range::pinned(self.host.bytes(slice)?))
+            }
+        }
+    }
+
+    /// The bytes of a range, about to be written by work of `queue`.
+    pub(crate) fn range_mut<'a>(
+        &self,
+        queue: Queue,
+        slice: SliceMut<'a, CudaBuffer>,
+    ) -> Result<Range<'a>, Error> {
+        self.queues.check()?;
+        match &mut slice.buffer.0 {
+            Place::Device(buffer) => buffer.range_mut(&self.queues, queue, slice.offset, slice.len),
+            Place::Host(buffer) => {
+                let slice = SliceMut::new(buffer, slice.offset, slice.len);
+                Ok(Range::pinned(self.host.bytes_mut(slice)?))
+            }
+        }
+    }
+
+    /// Kernels of a source for element types `T` and `S`, on a queue.
+    pub(crate) fn kernels(&self, queue: Queue, source: &'static Source, types: (DType, DType)) -> Launch<'_> {
+        Launch { kernels: &self.kernels, stream: self.queues.stream(queue), source, types }
+    }
+
+    pub(super) fn queues(&self) -> &Arc<Queues> {
+        &self.queues
+    }
+
+    pub(super) fn staging(&self) -> MutexGuard<'_, Staging> {
+        self.staging.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Checks a dtype.
+pub(crate) fn expect_dtype(buffer: &CudaBuffer, expected: DType) -> Result<(), Error> {
+    if buffer.dtype() == expected {
+        return Ok(());
+    }
+    let what = format!("a buffer of {} is used where {expected} is needed", buffer.dtype());
+    Err(Error::Memory { category: None, what })
+}
+
+/// Checks that a dtype is a float.
+pub(crate) fn expect_float(buffer: &CudaBuffer) -> Result<DType, Error> {
+    match buffer.dtype() {
+        dtype @ (DType::F32 | DType::F64 | DType::Bf16) => Ok(dtype),
+        other => Err(lengths::not_a_float(other)),
+    }
+}
+
+impl Memory for CudaMemory {
+    type Buffer = CudaBuffer;
+    type Event = CudaEvent;
+
+    fn allocate(&self, category: Category, dtype: DType, len: usize) -> Result<CudaBuffer, Error> {
+        self.queues.check()?;
+        let buffer = DeviceBuffer::new(&self.account, &self.pool, category, dtype, len)?;
+        Ok(CudaBuffer(Place::Device(buffer)))
+    }
+
+    fn allocate_host(&self, category: Category, dtype: DType, len: usize) -> Result<CudaBuffer, Error> {
+        Ok(CudaBuffer(Place::Host(self.host.allocate(category, dtype, len)?)))
+    }
+
+    fn release(&self, queue: Queue, buffer: &mut CudaBuffer) {
+        match &mut buffer.0 {
+            Place::Device(buffer) => buffer.release(&self.queues, queue),
+            // Poison is written at once, so what reads the contents has to be done.
+            Place::Host(buffer) => {
+                self.queues.kept(self.queues.stream(queue).synchronize());
+                self.host.release(queue, buffer);
+            }
+        }
+    }
+
+    fn alias(&self, dst: &mut CudaBuffer, src: &CudaBuffer) -> bool {
+        if dst.dtype() != src.dtype() || dst.len() != src.len() {
+            return false;
+        }
+        match (&mut dst.0, &src.0) {
+            (Place::Device(dst), Place::Device(src)) => dst.share(src),
+            (Place::Host(dst), Place::Host(src)) => self.host.alias(dst, src),
+            _ => false,
+        }
+    }
+
+    fn zero(&self, queue: Queue, dst: SliceMut<'_, CudaBuffer>) -> Result<(), Error> {
+        if dst.buffer.is_on_host() {
+            return self.host_after(queue)?.zero(queue, host_slice_mut(dst));
+        }
+        Ok(self.queues.stream(queue).fill(self.range_mut(queue, dst)?, 0)?)
+    }
+
+    fn copy(
+        &self,
+        queue: Queue,
+        src: Slice<'_, CudaBuffer>,
+        dst: SliceMut<'_, CudaBuffer>,
+    ) -> Result<(), Error> {
+        lengths::expect("copied elements", src.len, dst.len)?;
+        if let (Some(src), true) = (host_slice(&src), dst.buffer.is_on_host()) {
+            return self.host_after(queue)?.copy(queue, src, host_slice_mut(dst));
+        }
+        let types = (dst.buffer.dtype(), src.buffer.dtype());
+        let len = dst.len;
+        if types.0 == types.1 {
+            let src = self.range(queue, src)?;
+            return Ok(self.queues.stream(queue).copy(src, self.range_mut(queue, dst)?)?);
+        }
+        expect_float(src.buffer)?;
+        expect_float(dst.buffer)?;
+        let words =
+            [Word::Range(self.range(queue, src)?), Word::Range(self.range_mut(queue, dst)?), Word::Len(len)];
+        Ok(self.kernels(queue, &CONVERT, types).elements("cast", len, &words)?)
+    }
+
+    fn accumulate(
+        &self,
+        queue: Queue,
+        src: Slice<'_, CudaBuffer>,
+        dst: SliceMut<'_, CudaBuffer>,
+    ) -> Result<(), Error> {
+        lengths::expect("accumulated elements", src.len, dst.len)?;
+        let dtype = dst.buffer.dtype();
+        expect_dtype(src.buffer, dtype)?;
+        if let (Some(src), true) = (host_slice(&src), dst.buffer.is_on_host()) {
+            return self.host_after(queue)?.accumulate(queue, src, host_slice_mut(dst));
+        }
+        let (source, kernel) = match dtype {
+            DType::U32 => (&INTEGERS, "accumulate_u32"),
+            DType::I64 => (&INTEGERS, "accumulate_i64"),
+            _ => (&CONVERT, "accumulate"),
+        };
+        let len = dst.len;
+        let words =
+            [Word::Range(self.range(queue, src)?), Word::Range(self.range_mut(queue, dst)?), Word::Len(len)];
+        Ok(self.kernels(queue, source, (dtype, dtype)).elements(kernel, len, &words)?)
+    }
+
+    fn square_sum(
+        &self,
+        queue: Queue,
+        src: Slice<'_, CudaBuffer>,
+        row_len: usize,
+        sum: SliceMut<'_, CudaBuffer>,
+    ) -> Result<(), Error> {
+        lengths::square_sum(src.len, row_len, sum.len)?;
+        let dtype = expect_float(src.buffer)?;
+        expect_dtype(sum.buffer, DType::I64)?;
+        if let (Some(src), true) = (host_slice(&src), sum.buffer.is_on_host()) {
+            return self.host_after(queue)?.square_sum(queue, src, row_len, host_slice_mut(sum));
+        }
+        let rows = src.len / row_len;
+        let words = [
+            Word::Range(self.range(queue, src)?),
+            Word::Range(self.range_mut(queue, sum)?),
+            Word::Len(row_len),
+            Word::Len(rows),
+        ];
+        // A warp takes a row, or 32 of them when they are single elements.
+        let rows_per_block = if row_len == 1 { EXACT_THREADS } else { EXACT_THREADS / 32 };
+        let blocks = rows.div_ceil(rows_per_block as usize);
+        let kernels = self.kernels(queue, &EXACT, (dtype, dtype));
+        Ok(kernels.striding("square_sum", blocks, EXACT_THREADS, &words)?)
+    }
+
+    fn exact_sum(
+        &self,
+        queue: Queue,
+        src: Slice<'_, CudaBuffer>,
+        sum: SliceMut<'_, CudaBuffer>,
+    ) -> Result<(), Error> {
+        lengths::expect("words of an exact sum", sum.len, fsdp_core::ExactSum::WORDS)?;
+        expect_dtype(src.buffer, DType::F64)?;
+        expect_dtype(sum.buffer, DType::I64)?;
+        if let (Some(src), true) = (host_slice(&src), sum.buffer.is_on_host()) {
+            return self.host_after(queue)?.exact_sum(queue, src, host_slice_mut(sum));
+        }
+        let len = src.len;
+        let words =
+            [Word::Range(self.range(queue, src)?), Word::Range(self.range_mut(queue, sum)?), Word::Len(len)];
+        let kernels = self.kernels(queue, &EXACT, (DType::F64, DType::F64));
+        Ok(kernels.striding("exact_sum", len.div_ceil(EXACT_THREADS as usize), EXACT_THREADS, &words)?)
+    }
+
+    fn gradient_factors(
+        &self,
+        queue: Queue,
+        scalars: Slice<'_, CudaBuffer>,
+        grad_clip: Option<f64>,
+        factors: SliceMut<'_, CudaBuffer>,
+    ) -> Result<(), Error> {
+        lengths::gradient_factors(scalars.len, factors.len)?;
+        expect_dtype(scalars.buffer, DType::I64)?;
+        expect_dtype(factors.buffer, DType::F64)?;
+        if let (Some(scalars), true) = (host_slice(&scalars), factors.buffer.is_on_host()) {
+            let host = self.host_after(queue)?;
+            return host.gradient_factors(queue, scalars, grad_clip, host_slice_mut(factors));
+        }
+        let words = [
+            Word::Range(self.range(queue, scalars)?),
+            Word::Range(self.range_mut(queue, factors)?),
+            Word::Int(u32::from(grad_clip.is_some())),
+            Word::Double(grad_clip.unwrap_or(0.0)),
+        ];
+        let kernels = self.kernels(queue, &EXACT, (DType::F64, DType::F64));
+        Ok(kernels.blocks("gradient_factors", (1, 1), 1, &words)?)
+    }
+
+    fn write(&self, queue: Queue, src: HostSlice<'_>, dst: SliceMut<'_, CudaBuffer>) -> Result<(), Error> {
+        lengths::expect("written elements", lengths::of_host(&src), dst.len)?;
+        if dst.buffer.is_on_host() {
+            return self.host_after(queue)?.write(queue, src, host_slice_mut(dst));
+        }
+        transfer::write(self, queue, src, dst)
+    }
+
+    fn read(&self, queue: Queue, src: Slice<'_, CudaBuffer>, dst: HostSliceMut<'_>) -> Result<(), Error> {
+        lengths::expect("read elements", src.len, lengths::of_host_mut(&dst))?;
+        if let Some(src) = host_slice(&src) {
+            return self.host_after(queue)?.read(queue, src, dst);
+        }
+        transfer::read(self, queue, src, dst)
+    }
+
+    fn record(&self, queue: Queue) -> CudaEvent {
+        self.queues.record(queue)
+    }
+
+    fn wait(&self, queue: Queue, event: &CudaEvent) {
+        self.queues.wait(queue, event);
+    }
+
+    fn usage(&self) -> Usage {
+        self.account.usage()
+    }
+}
+
+impl DeviceMemory for CudaMemory {
+    fn pointer(&self, slice: Slice<'_, CudaBuffer>) -> Result<u64, Error> {
+        Ok(self.range(Queue::Compute, slice)?.address())
+    }
+
+    fn pointer_mut(&self, slice: SliceMut<'_, CudaBuffer>) -> Result<u64, Error> {
+        Ok(self.range_mut(Queue::Compute, slice)?.address())
+    }
+
+    fn stream(&self, queue: Queue) -> StreamHandle {
+        self.queues.stream(queue).handle()
+    }
+
+    fn bind(&self) -> Result<(), Error> {
+        Ok(self.gpu.bind()?)
+    }
+
+    fn is_complete(&self, event: &CudaEvent) -> Result<bool, Error> {
+        Ok(event.has_happened()?)
+    }
+}

@@ -1,0 +1,143 @@
+//! Storage on the device.
+//!
+//! Activations and temporaries come and go within a step. Their storage returns to lists by size when it is
+//! dropped, so that after the first step nothing is allocated. It is handed on at once, without waiting for the
+//! device, because such buffers are used on the compute queue, where the next user's work comes later. When one is
+//! used on another queue all the same, the compute queue is ordered before and behind that use ([`Block::touch`]).
+//!
+//! All other buffers keep their storage for as long as they live.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fsdp_core::{DType, Queue};
+
+use super::queues::Queues;
+use crate::error::DeviceError;
+use crate::ffi::driver::{DeviceBlock, Gpu, Range};
+
+/// Lengths of storage are multiples of this: what the driver aligns to.
+const GRANULE_BYTES: usize = 512;
+
+/// Storage of one rank.
+#[derive(Debug)]
+pub(super) struct Pool {
+    gpu: Arc<Gpu>,
+    queues: Arc<Queues>,
+    free: Mutex<BTreeMap<usize, Vec<DeviceBlock>>>,
+    /// Whether storage is filled with NaN when it is new and when it is given up.
+    poison: bool,
+}
+
+impl Pool {
+    pub(super) fn new(gpu: &Arc<Gpu>, queues: &Arc<Queues>, poison: bool) -> Arc<Self> {
+        let (gpu, queues) = (Arc::clone(gpu), Arc::clone(queues));
+        Arc::new(Self { gpu, queues, free: Mutex::default(), poison })
+    }
+
+    /// Storage for elements, and whether the driver was asked for it. `reused`: it comes from and returns to the
+    /// lists.
+    pub(super) fn take(
+        self: &Arc<Self>,
+        dtype: DType,
+        len: usize,
+        reused: bool,
+    ) -> Result<(Block, bool), DeviceError> {
+        let bytes = (len * dtype.size_bytes()).next_multiple_of(GRANULE_BYTES);
+        let found = if reused { self.lists().get_mut(&bytes).and_then(Vec::pop) } else { None };
+        let is_new = found.is_none();
+        let storage = match found {
+            Some(storage) => storage,
+            None => self.allocate(bytes)?,
+        };
+        let block =
+            Block { storage: Some(storage), pool: Arc::clone(self), dtype, reused, uses: Mutex::default() };
+        if is_new && self.poison {
+            block.poison(&self.queues, Queue::Compute)?;
+            // Other queues may be the first to write it.
+            self.queues.stream(Queue::Compute).synchronize()?;
+        }
+        Ok((block, is_new))
+    }
+
+    /// Asks the driver; once more without what lies unused when it has no room.
+    fn allocate(&self, bytes: usize) -> Result<DeviceBlock, DeviceError> {
+        match self.gpu.allocate(bytes) {
+            Err(DeviceError::OutOfMemory { .. }) if self.trim() => self.gpu.allocate(bytes),
+            result => result,
+        }
+    }
+
+    /// Gives storage that no buffer uses back to the driver; returns whether there was any.
+    fn trim(&self) -> bool {
+        let unused = std::mem::take(&mut *self.lists());
+        unused.values().any(|blocks| !blocks.is_empty())
+    }
+
+    fn lists(&self) -> std::sync::MutexGuard<'_, BTreeMap<usize, Vec<DeviceBlock>>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Storage of a buffer.
+#[derive(Debug)]
+pub(super) struct Block {
+    storage: Option<DeviceBlock>,
+    pool: Arc<Pool>,
+    dtype: DType,
+    reused: bool,
+    /// Queues other than the own compute queue that have used this storage, when it is of the lists.
+    uses: Mutex<Vec<(Arc<Queues>, Queue)>>,
+}
+
+impl Block {
+    /// Says that work of a queue is about to use it.
+    pub(super) fn touch(&self, queues: &Arc<Queues>, queue: Queue) {
+        let own = &self.pool.queues;
+        if !self.reused || (queue == Queue::Compute && Arc::ptr_eq(own, queues)) {
+            return;
+        }
+        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        if !uses.iter().any(|(theirs, used)| *used == queue && Arc::ptr_eq(theirs, queues)) {
+            // Whoever had the storage before used it on the compute queue.
+            queues.wait(queue, &own.record(Queue::Compute));
+            uses.push((Arc::clone(queues), queue));
+        }
+    }
+
+    /// A range of elements.
+    pub(super) fn range(&self, offset: usize, len: usize) -> Range<'_> {
+        let size = self.dtype.size_bytes();
+        self.device_block().range(offset * size, len * size)
+    }
+
+    /// Fills it with NaN, or with an implausible integer, when the pool does such things.
+    pub(super) fn poison(&self, queues: &Queues, queue: Queue) -> Result<(), DeviceError> {
+        if !self.pool.poison {
+            return Ok(());
+        }
+        let byte = if matches!(self.dtype, DType::U32 | DType::I64) { 0xde } else { 0xff };
+        let block = self.device_block();
+        queues.stream(queue).fill(block.range(0, block.bytes()), byte)
+    }
+
+    fn device_block(&self) -> &DeviceBlock {
+        self.storage.as_ref().expect("storage is given back when it is dropped")
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if !self.reused {
+            return;
+        }
+        let own = &self.pool.queues;
+        for (queues, queue) in self.uses.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            own.wait(Queue::Compute, &queues.record(queue));
+        }
+        own.kept(self.poison(own, Queue::Compute));
+        if let Some(storage) = self.storage.take() {
+            self.pool.lists().entry(storage.bytes()).or_default().push(storage);
+        }
+    }
+}

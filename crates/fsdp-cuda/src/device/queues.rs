@@ -1,0 +1,134 @@
+//! The queues of a rank as streams, and events between them.
+//!
+//! Recording and waiting can not return errors, by contract. The first one is kept, and every later operation of
+//! the memory returns it.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use fsdp_core::Queue;
+
+use crate::error::DeviceError;
+use crate::ffi::driver::Gpu;
+use crate::ffi::streams::{Event, Stream};
+
+/// A point in the work of a queue of a [`CudaMemory`](super::CudaMemory).
+#[derive(Clone, Debug)]
+pub struct CudaEvent(Option<Arc<PooledEvent>>);
+
+/// A point in the work of a queue, with the time at which the device came past it.
+#[derive(Debug)]
+pub struct TimedEvent(Event);
+
+impl TimedEvent {
+    /// Milliseconds from an earlier one, once this one has happened; blocks.
+    ///
+    /// # Errors
+    /// [`DeviceError::Call`] when the device has failed.
+    pub fn milliseconds_since(&self, earlier: &TimedEvent) -> Result<f32, DeviceError> {
+        earlier.0.synchronize()?;
+        self.0.synchronize()?;
+        earlier.0.milliseconds_to(&self.0)
+    }
+}
+
+/// Events that nobody holds, to be recorded again: a wait takes an event as it was when it was called.
+#[derive(Debug)]
+struct EventPool {
+    gpu: Arc<Gpu>,
+    free: Mutex<Vec<Event>>,
+}
+
+#[derive(Debug)]
+struct PooledEvent {
+    event: Option<Event>,
+    pool: Arc<EventPool>,
+}
+
+impl Drop for PooledEvent {
+    fn drop(&mut self) {
+        let mut free = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.extend(self.event.take());
+    }
+}
+
+/// The streams of one rank.
+#[derive(Debug)]
+pub(crate) struct Queues {
+    streams: [Stream; 4],
+    events: Arc<EventPool>,
+    failure: OnceLock<DeviceError>,
+}
+
+impl Queues {
+    pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Self, DeviceError> {
+        let stream = || Stream::new(gpu);
+        let streams = [stream()?, stream()?, stream()?, stream()?];
+        let events = Arc::new(EventPool { gpu: Arc::clone(gpu), free: Mutex::default() });
+        Ok(Self { streams, events, failure: OnceLock::new() })
+    }
+
+    /// The stream of a queue.
+    pub(crate) fn stream(&self, queue: Queue) -> &Stream {
+        &self.streams[queue as usize]
+    }
+
+    /// The first failure of an operation that could not return it.
+    pub(super) fn check(&self) -> Result<(), DeviceError> {
+        self.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
+    }
+
+    /// Marks the end of the work of a queue.
+    pub(super) fn record(&self, queue: Queue) -> CudaEvent {
+        let recorded = self.take_event().and_then(|event| {
+            self.stream(queue).record(event.event())?;
+            Ok(Arc::new(event))
+        });
+        CudaEvent(self.kept(recorded))
+    }
+
+    /// Marks the end of the work of a queue, to measure the time from or to it.
+    pub(super) fn record_timed(&self, queue: Queue) -> Result<TimedEvent, DeviceError> {
+        let event = Event::new(&self.events.gpu, true)?;
+        self.stream(queue).record(&event)?;
+        Ok(TimedEvent(event))
+    }
+
+    /// Orders later work of a queue behind an event.
+    pub(super) fn wait(&self, queue: Queue, event: &CudaEvent) {
+        if let Some(event) = &event.0 {
+            self.kept(self.stream(queue).wait(event.event()));
+        }
+    }
+
+    /// Keeps the error of an operation that can not return it.
+    pub(super) fn kept<T>(&self, result: Result<T, DeviceError>) -> Option<T> {
+        result.map_err(|error| self.failure.get_or_init(|| error).clone()).ok()
+    }
+
+    fn take_event(&self) -> Result<PooledEvent, DeviceError> {
+        let free = self.events.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let event = match free {
+            Some(event) => event,
+            None => Event::new(&self.events.gpu, false)?,
+        };
+        Ok(PooledEvent { event: Some(event), pool: Arc::clone(&self.events) })
+    }
+}
+
+impl PooledEvent {
+    fn event(&self) -> &Event {
+        self.event.as_ref().expect("an event is given back when it is dropped")
+    }
+}
+
+impl CudaEvent {
+    /// Whether it has happened.
+    pub(super) fn has_happened(&self) -> Result<bool, DeviceError> {
+        self.0.as_ref().map_or(Ok(true), |event| event.event().has_happened())
+    }
+
+    /// Blocks the host until it has happened.
+    pub(super) fn synchronize(&self) -> Result<(), DeviceError> {
+        self.0.as_ref().map_or(Ok(()), |event| event.event().synchronize())
+    }
+}

@@ -1,0 +1,76 @@
+//! Elements of the host's own slices, to the device and back, in parts through pinned memory.
+
+use fsdp_core::memory::{Buffer, HostSlice, HostSliceMut, Slice, SliceMut};
+use fsdp_core::{DType, Error, Queue};
+use fsdp_nn::host::convert::{convert_from, convert_to};
+
+use super::buffer::CudaBuffer;
+use super::memory::{CudaMemory, expect_dtype, expect_float};
+use super::staging::PART_BYTES;
+
+/// Copies to the device; returns when the elements are in pinned memory.
+pub(super) fn write(
+    memory: &CudaMemory,
+    queue: Queue,
+    src: HostSlice<'_>,
+    mut dst: SliceMut<'_, CudaBuffer>,
+) -> Result<(), Error> {
+    let dtype = dst.buffer.dtype();
+    match src {
+        HostSlice::F32(_) | HostSlice::F64(_) => drop(expect_float(dst.buffer)?),
+        HostSlice::U32(_) => expect_dtype(dst.buffer, DType::U32)?,
+        HostSlice::I64(_) => expect_dtype(dst.buffer, DType::I64)?,
+    }
+    for (start, len) in parts(dst.len, dtype) {
+        let part = dst.reborrow();
+        let range = memory.range_mut(queue, SliceMut::new(part.buffer, part.offset + start, len))?;
+        memory.staging().send(memory.queues(), queue, range, |bytes| {
+            convert_to(part_of(&src, start, len), dtype, bytes);
+        })?;
+    }
+    Ok(())
+}
+
+/// Copies to the host after the queue's earlier work.
+pub(super) fn read(
+    memory: &CudaMemory,
+    queue: Queue,
+    src: Slice<'_, CudaBuffer>,
+    mut dst: HostSliceMut<'_>,
+) -> Result<(), Error> {
+    let dtype = src.buffer.dtype();
+    match dst {
+        HostSliceMut::F32(_) | HostSliceMut::F64(_) => drop(expect_float(src.buffer)?),
+        HostSliceMut::I64(_) => expect_dtype(src.buffer, DType::I64)?,
+    }
+    for (start, len) in parts(src.len, dtype) {
+        let range = memory.range(queue, Slice::new(src.buffer, src.offset + start, len))?;
+        memory.staging().receive(memory.queues(), queue, range, |bytes| {
+            convert_from(dtype, bytes, part_of_mut(&mut dst, start, len));
+        })?;
+    }
+    Ok(())
+}
+
+/// Where parts begin and how long they are.
+fn parts(len: usize, dtype: DType) -> impl Iterator<Item = (usize, usize)> {
+    let most = PART_BYTES / dtype.size_bytes();
+    (0..len).step_by(most).map(move |start| (start, most.min(len - start)))
+}
+
+fn part_of<'a>(slice: &HostSlice<'a>, start: usize, len: usize) -> HostSlice<'a> {
+    match slice {
+        HostSlice::F32(slice) => HostSlice::F32(&slice[start..start + len]),
+        HostSlice::F64(slice) => HostSlice::F64(&slice[start..start + len]),
+        HostSlice::U32(slice) => HostSlice::U32(&slice[start..start + len]),
+        HostSlice::I64(slice) => HostSlice::I64(&slice[start..start + len]),
+    }
+}
+
+fn part_of_mut<'a>(slice: &'a mut HostSliceMut<'_>, start: usize, len: usize) -> HostSliceMut<'a> {
+    match slice {
+        HostSliceMut::F32(slice) => HostSliceMut::F32(&mut slice[start..start + len]),
+        HostSliceMut::F64(slice) => HostSliceMut::F64(&mut slice[start..start + len]),
+        HostSliceMut::I64(slice) => HostSliceMut::I64(&mut slice[start..start + len]),
+    }
+}

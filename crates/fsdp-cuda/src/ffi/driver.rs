@@ -1,0 +1,326 @@
+//! The driver: devices, their contexts, and memory.
+//!
+//! The library is loaded by `cudarc` at the first call, and `cudarc` panics when it is missing: nothing here is
+//! called before [`library`] has looked for it. Handles are kept as integers, because they are names of things of
+//! the driver, which may be used by any thread whose current context is that of the device.
+//!
+//! What is not here: stream-ordered allocation, graphs, several contexts per device. Memory is allocated once and
+//! lives long, and the primary context is the one that libtorch and NCCL use too.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use cudarc::driver::{DriverError, result, sys};
+
+use crate::error::DeviceError;
+
+/// The oldest driver that has every function that is called here: 12.8.
+const OLDEST_DRIVER: i32 = 12_080;
+
+/// Finds and starts the driver, once per process.
+pub(crate) fn library() -> Result<(), DeviceError> {
+    static STARTED: OnceLock<Result<(), DeviceError>> = OnceLock::new();
+    STARTED.get_or_init(start).clone()
+}
+
+fn start() -> Result<(), DeviceError> {
+    // SAFETY: this only asks the loader for the library, whose initialisers are those of NVIDIA's driver.
+    if !unsafe { sys::is_culib_present() } {
+        let tried = cudarc::get_lib_name_candidates("cuda");
+        let remedy = "a GPU needs the NVIDIA driver: install it, or run with another device";
+        return Err(DeviceError::Library { library: "the NVIDIA driver (libcuda)", tried, remedy });
+    }
+    result::init().map_err(|error| failure("cuInit", 0, error))?;
+    let mut found = 0;
+    // SAFETY: the library is there, and `found` outlives the call.
+    let code = unsafe { sys::cuDriverGetVersion(&raw mut found) };
+    code.result().map_err(|error| failure("cuDriverGetVersion", 0, error))?;
+    if found < OLDEST_DRIVER {
+        return Err(DeviceError::OldDriver { found, needed: OLDEST_DRIVER });
+    }
+    Ok(())
+}
+
+/// How many devices there are.
+pub(crate) fn device_count() -> Result<usize, DeviceError> {
+    library()?;
+    let count = result::device::get_count().map_err(|error| failure("cuDeviceGetCount", 0, error))?;
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
+/// An error with the names that the driver has for it.
+pub(super) fn failure(call: &'static str, device: usize, error: DriverError) -> DeviceError {
+    let text = |text: Result<&std::ffi::CStr, DriverError>| {
+        text.map_or_else(|_| format!("code {}", error.0 as u32), |text| text.to_string_lossy().into_owned())
+    };
+    DeviceError::Call { call, device, code: text(error.error_name()), what: text(error.error_string()) }
+}
+
+/// A device with its primary context, which lasts as long as the process.
+#[derive(Debug)]
+pub(crate) struct Gpu {
+    ordinal: usize,
+    context: usize,
+    name: String,
+    capability: (i32, i32),
+    processors: u32,
+    total_bytes: usize,
+}
+
+impl Gpu {
+    /// The device of this number.
+    pub(crate) fn open(ordinal: usize) -> Result<Arc<Self>, DeviceError> {
+        static OPEN: Mutex<BTreeMap<usize, Arc<Gpu>>> = Mutex::new(BTreeMap::new());
+        let count = device_count()?;
+        if ordinal >= count {
+            return Err(DeviceError::NoDevice { device: ordinal, count });
+        }
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(gpu) = open.get(&ordinal) {
+            return Ok(Arc::clone(gpu));
+        }
+        let gpu = Arc::new(Self::retain(ordinal)?);
+        open.insert(ordinal, Arc::clone(&gpu));
+        Ok(gpu)
+    }
+
+    fn retain(ordinal: usize) -> Result<Self, DeviceError> {
+        use sys::CUdevice_attribute as Attribute;
+        let fail = |call| move |error| failure(call, ordinal, error);
+        let device = result::device::get(ordinal as i32).map_err(fail("cuDeviceGet"))?;
+        let attribute = |attribute| {
+            // SAFETY: `device` is one of the driver's, as it has just said.
+            unsafe { result::device::get_attribute(device, attribute) }.map_err(fail("cuDeviceGetAttribute"))
+        };
+        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let processors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let name = result::device::get_name(device).map_err(fail("cuDeviceGetName"))?;
+        // SAFETY: as above.
+        let total_bytes = unsafe { result::device::total_mem(device) }.map_err(fail("cuDeviceTotalMem"))?;
+        // SAFETY: as above. The context is never released, so it outlives everything made in it.
+        let context = unsafe { result::primary_ctx::retain(device) };
+        let context = context.map_err(fail("cuDevicePrimaryCtxRetain"))? as usize;
+        let processors = u32::try_from(processors).unwrap_or(1);
+        Ok(Self { ordinal, context, name, capability: (major, minor), processors, total_bytes })
+    }
+
+    /// Its number.
+    pub(crate) fn ordinal(&self) -> usize {
+        self.ordinal
+    }
+
+    /// Its name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the compiler calls its architecture.
+    pub(crate) fn architecture(&self) -> String {
+        format!("sm_{}{}", self.capability.0, self.capability.1)
+    }
+
+    /// Streaming multiprocessors.
+    pub(crate) fn processors(&self) -> u32 {
+        self.processors
+    }
+
+    /// Makes its context the current one of this thread.
+    pub(crate) fn bind(&self) -> Result<(), DeviceError> {
+        // SAFETY: the context was retained by `retain` and is never released.
+        unsafe { result::ctx::set_current(self.context as sys::CUcontext) }
+            .map_err(|error| self.failure("cuCtxSetCurrent", error))
+    }
+
+    /// Waits for all work on the device that this process has given to it.
+    pub(crate) fn synchronize(&self) -> Result<(), DeviceError> {
+        self.bind()?;
+        result::ctx::synchronize().map_err(|error| self.failure("cuCtxSynchronize", error))
+    }
+
+    /// Free and total bytes of its memory.
+    pub(crate) fn memory(&self) -> Result<(usize, usize), DeviceError> {
+        self.bind()?;
+        result::mem_get_info().map_err(|error| self.failure("cuMemGetInfo", error))
+    }
+
+    /// Memory of the device; its contents are unspecified.
+    pub(crate) fn allocate(self: &Arc<Self>, bytes: usize) -> Result<DeviceBlock, DeviceError> {
+        self.bind()?;
+        // SAFETY: the context is current; nobody reads the memory as any type before it was written.
+        let address = unsafe { result::malloc_sync(bytes) };
+        let address = address.map_err(|error| self.full("cuMemAlloc", "device", bytes, error))?;
+        Ok(DeviceBlock { gpu: Arc::clone(self), address, bytes })
+    }
+
+    /// Page-locked memory of the host that every device can copy from and to, filled with zeros.
+    pub(crate) fn allocate_pinned(self: &Arc<Self>, bytes: usize) -> Result<PinnedBlock, DeviceError> {
+        self.bind()?;
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: the context is current.
+        let start = unsafe { result::malloc_host(bytes, flags) };
+        let start = start.map_err(|error| self.full("cuMemHostAlloc", "pinned host", bytes, error))?;
+        // SAFETY: the driver has just given out these bytes, to nobody else; zeros are valid bytes.
+        unsafe { std::ptr::write_bytes(start.cast::<u8>(), 0, bytes) };
+        Ok(PinnedBlock { gpu: Arc::clone(self), address: start as usize, bytes })
+    }
+
+    /// The function `name` of a compiled module. The module stays loaded, as the context does.
+    pub(crate) fn load(&self, image: &[u8], names: &[&str]) -> Result<Vec<Function>, DeviceError> {
+        self.bind()?;
+        // SAFETY: the context is current; the image is what NVRTC made, whose length is in its header.
+        let module = unsafe { result::module::load_data(image.as_ptr().cast::<c_void>()) };
+        let module = module.map_err(|error| self.failure("cuModuleLoadData", error))?;
+        let function = |name: &&str| {
+            let name = std::ffi::CString::new(*name).expect("names of kernels have no zero byte");
+            // SAFETY: the module was loaded above and is never unloaded.
+            let function = unsafe { result::module::get_function(module, name) };
+            function
+                .map(|function| Function(function as usize))
+                .map_err(|error| self.failure("cuModuleGetFunction", error))
+        };
+        names.iter().map(function).collect()
+    }
+
+    /// An error of this device.
+    pub(super) fn failure(&self, call: &'static str, error: DriverError) -> DeviceError {
+        failure(call, self.ordinal, error)
+    }
+
+    fn full(&self, call: &'static str, place: &'static str, bytes: usize, error: DriverError) -> DeviceError {
+        if error.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            return self.failure(call, error);
+        }
+        let (free, total) = self.memory().unwrap_or((0, self.total_bytes));
+        DeviceError::OutOfMemory { bytes, place, free, total }
+    }
+}
+
+/// A kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Function(pub(super) usize);
+
+/// Bytes of a live block that a device can reach.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Range<'a> {
+    address: u64,
+    bytes: usize,
+    block: PhantomData<&'a ()>,
+}
+
+impl Range<'_> {
+    /// No bytes.
+    pub(crate) fn empty() -> Self {
+        Self { address: 0, bytes: 0, block: PhantomData }
+    }
+
+    /// Pinned bytes that a live buffer of the host keeps.
+    pub(crate) fn pinned(bytes: &[u8]) -> Range<'_> {
+        Range { address: bytes.as_ptr() as u64, bytes: bytes.len(), block: PhantomData }
+    }
+
+    /// Where it begins.
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// How long it is.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+fn range(address: u64, block_bytes: usize, offset: usize, bytes: usize) -> Range<'static> {
+    assert!(offset + bytes <= block_bytes, "{bytes} bytes at {offset} of a block of {block_bytes}");
+    Range { address: address + offset as u64, bytes, block: PhantomData }
+}
+
+/// Memory of a device. Dropping it waits for the device, so that no work can still use it.
+#[derive(Debug)]
+pub(crate) struct DeviceBlock {
+    gpu: Arc<Gpu>,
+    address: u64,
+    bytes: usize,
+}
+
+impl DeviceBlock {
+    /// Its length.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// A part of it.
+    pub(crate) fn range(&self, offset: usize, bytes: usize) -> Range<'_> {
+        range(self.address, self.bytes, offset, bytes)
+    }
+}
+
+impl Drop for DeviceBlock {
+    fn drop(&mut self) {
+        let waited = self.gpu.synchronize();
+        // SAFETY: the block came from `malloc_sync`, is freed once, and nothing is running that could use it. A device
+        // that failed runs nothing any more.
+        let freed = unsafe { result::memory_free(self.address) };
+        let freed = freed.map_err(|error| self.gpu.failure("cuMemFree", error));
+        if let Err(error) = waited.and(freed) {
+            tracing::debug!(%error, "device memory was not freed");
+        }
+    }
+}
+
+/// Page-locked memory of the host. Dropping it waits for the device, so that no copy can still use it.
+#[derive(Debug)]
+pub(crate) struct PinnedBlock {
+    gpu: Arc<Gpu>,
+    address: usize,
+    bytes: usize,
+}
+
+impl PinnedBlock {
+    /// A part of it, as the device sees it.
+    pub(crate) fn range(&self, offset: usize, bytes: usize) -> Range<'_> {
+        range(self.address as u64, self.bytes, offset, bytes)
+    }
+
+    /// All of it. Whoever gave copies into it to a stream waits for them before.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: `bytes` initialised bytes at `address` belong to this block until it is dropped, and are written
+        // through `&mut self` or by copies that the caller has waited for.
+        unsafe { std::slice::from_raw_parts(self.address as *const u8, self.bytes) }
+    }
+
+    /// All of it, writable. Whoever gave copies of it to a stream waits for them before.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for `bytes`, and `&mut self` is the only access of the host.
+        unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.bytes) }
+    }
+}
+
+impl Drop for PinnedBlock {
+    fn drop(&mut self) {
+        let waited = self.gpu.synchronize();
+        // SAFETY: the block came from `malloc_host`, is freed once, and no copy is running that could use it.
+        let freed = unsafe { result::free_host(self.address as *mut c_void) };
+        let freed = freed.map_err(|error| self.gpu.failure("cuMemFreeHost", error));
+        if let Err(error) = waited.and(freed) {
+            tracing::debug!(%error, "pinned memory was not freed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_a_driver_is_told_what_is_missing() {
+        // SAFETY: as in `start`.
+        if unsafe { sys::is_culib_present() } {
+            return;
+        }
+        let message = Gpu::open(0).expect_err("there is no driver").to_string();
+        assert!(message.contains("libcuda.so") && message.contains("install it"), "{message}");
+    }
+}

@@ -1,0 +1,189 @@
+//! Streams, events, copies and launches.
+//!
+//! A stream takes ranges of live blocks; that a block is not freed while work uses it is seen to where it is dropped.
+//! What two streams do to one range is ordered by whoever gives them the work, with events.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::{DriverError, result, sys};
+
+use super::driver::{Function, Gpu, Range};
+use crate::device::StreamHandle;
+use crate::error::DeviceError;
+
+/// An ordered queue of work that nothing but events orders with others.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    gpu: Arc<Gpu>,
+    handle: usize,
+}
+
+/// How many blocks of how many threads run a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Grid {
+    pub(crate) blocks: (u32, u32),
+    pub(crate) threads: u32,
+}
+
+impl Stream {
+    /// A new stream of a device.
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self, DeviceError> {
+        gpu.bind()?;
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
+        let handle = stream.map_err(|error| gpu.failure("cuStreamCreate", error))? as usize;
+        Ok(Self { gpu: Arc::clone(gpu), handle })
+    }
+
+    /// What other libraries call it.
+    pub(crate) fn handle(&self) -> StreamHandle {
+        StreamHandle::new(self.raw().cast())
+    }
+
+    /// Copies bytes between ranges of equal length, of device or pinned memory.
+    pub(crate) fn copy(&self, src: Range<'_>, dst: Range<'_>) -> Result<(), DeviceError> {
+        assert_eq!(src.bytes(), dst.bytes(), "ranges of a copy have one length");
+        if src.bytes() == 0 {
+            return Ok(());
+        }
+        self.gpu.bind()?;
+        // SAFETY: both ranges are of live blocks that the device can reach, of the length given; blocks wait for the
+        // device before they are freed.
+        let code = unsafe { sys::cuMemcpyAsync(dst.address(), src.address(), src.bytes(), self.raw()) };
+        self.check("cuMemcpyAsync", code.result())
+    }
+
+    /// Fills a range with a byte.
+    pub(crate) fn fill(&self, dst: Range<'_>, byte: u8) -> Result<(), DeviceError> {
+        if dst.bytes() == 0 {
+            return Ok(());
+        }
+        self.gpu.bind()?;
+        // SAFETY: as for `copy`.
+        let result = unsafe { result::memset_d8_async(dst.address(), byte, dst.bytes(), self.raw()) };
+        self.check("cuMemsetD8Async", result)
+    }
+
+    /// Runs a kernel. Every word holds one parameter in its low bytes (devices and hosts of CUDA are little-endian).
+    ///
+    /// The caller answers for parameters that fit the kernel: [`crate::kernels`] is the only one, and makes both.
+    pub(crate) fn launch(&self, kernel: Function, grid: Grid, words: &mut [u64]) -> Result<(), DeviceError> {
+        self.gpu.bind()?;
+        let mut parameters: Vec<*mut c_void> = words.iter_mut().map(|word| (&raw mut *word).cast()).collect();
+        let blocks = (grid.blocks.0, grid.blocks.1, 1);
+        // SAFETY: the function is of a module that stays loaded; the driver copies the parameters before it returns,
+        // and there are as many of the right size as the kernel has, because both are written in `kernels`; addresses
+        // among them are of live blocks, which wait for the device before they are freed.
+        let result = unsafe {
+            let function = kernel.0 as sys::CUfunction;
+            result::launch_kernel(function, blocks, (grid.threads, 1, 1), 0, self.raw(), &mut parameters)
+        };
+        self.check("cuLaunchKernel", result)
+    }
+
+    /// Marks the end of the work so far.
+    pub(crate) fn record(&self, event: &Event) -> Result<(), DeviceError> {
+        self.gpu.bind()?;
+        // SAFETY: stream and event are live, of the same context.
+        let result = unsafe { result::event::record(event.raw(), self.raw()) };
+        self.check("cuEventRecord", result)
+    }
+
+    /// Orders later work behind an event, as it was recorded last.
+    pub(crate) fn wait(&self, event: &Event) -> Result<(), DeviceError> {
+        self.gpu.bind()?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: stream and event are live.
+        let result = unsafe { result::stream::wait_event(self.raw(), event.raw(), flags) };
+        self.check("cuStreamWaitEvent", result)
+    }
+
+    /// Blocks until the work so far is done.
+    pub(crate) fn synchronize(&self) -> Result<(), DeviceError> {
+        self.gpu.bind()?;
+        // SAFETY: the stream is live.
+        let result = unsafe { result::stream::synchronize(self.raw()) };
+        self.check("cuStreamSynchronize", result)
+    }
+
+    fn raw(&self) -> sys::CUstream {
+        self.handle as sys::CUstream
+    }
+
+    fn check(&self, call: &'static str, result: Result<(), DriverError>) -> Result<(), DeviceError> {
+        result.map_err(|error| self.gpu.failure(call, error))
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_ok() {
+            // SAFETY: it was created by `new` and is destroyed once; the driver finishes its work first.
+            let result = unsafe { result::stream::destroy(self.raw()) };
+            if let Err(error) = self.check("cuStreamDestroy", result) {
+                tracing::debug!(%error, "a stream was not destroyed");
+            }
+        }
+    }
+}
+
+/// A point in the work of a stream; it can be recorded again.
+#[derive(Debug)]
+pub(crate) struct Event {
+    gpu: Arc<Gpu>,
+    handle: usize,
+}
+
+impl Event {
+    /// An event that was not recorded yet; with `timed`, the device notes when it happens.
+    pub(crate) fn new(gpu: &Arc<Gpu>, timed: bool) -> Result<Self, DeviceError> {
+        use sys::CUevent_flags as Flags;
+        gpu.bind()?;
+        let flags = if timed { Flags::CU_EVENT_DEFAULT } else { Flags::CU_EVENT_DISABLE_TIMING };
+        let event = result::event::create(flags).map_err(|error| gpu.failure("cuEventCreate", error))?;
+        Ok(Self { gpu: Arc::clone(gpu), handle: event as usize })
+    }
+
+    /// Blocks until it has happened.
+    pub(crate) fn synchronize(&self) -> Result<(), DeviceError> {
+        self.gpu.bind()?;
+        // SAFETY: the event is live.
+        let result = unsafe { result::event::synchronize(self.raw()) };
+        result.map_err(|error| self.gpu.failure("cuEventSynchronize", error))
+    }
+
+    /// Whether it has happened.
+    pub(crate) fn has_happened(&self) -> Result<bool, DeviceError> {
+        self.gpu.bind()?;
+        // SAFETY: the event is live.
+        match unsafe { result::event::query(self.raw()) } {
+            Ok(()) => Ok(true),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(error) => Err(self.gpu.failure("cuEventQuery", error)),
+        }
+    }
+
+    /// Milliseconds from this event to a later one; both are timed and have happened.
+    pub(crate) fn milliseconds_to(&self, later: &Event) -> Result<f32, DeviceError> {
+        self.gpu.bind()?;
+        // SAFETY: both events are live; the driver refuses events that are not timed or have not happened.
+        let result = unsafe { result::event::elapsed(self.raw(), later.raw()) };
+        result.map_err(|error| self.gpu.failure("cuEventElapsedTime", error))
+    }
+
+    fn raw(&self) -> sys::CUevent {
+        self.handle as sys::CUevent
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_ok() {
+            // SAFETY: it was created by `new` and is destroyed once; the driver allows that before it has happened.
+            let result = unsafe { result::event::destroy(self.raw()) };
+            if let Err(error) = result.map_err(|error| self.gpu.failure("cuEventDestroy", error)) {
+                tracing::debug!(%error, "an event was not destroyed");
+            }
+        }
+    }
+}

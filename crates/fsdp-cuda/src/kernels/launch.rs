@@ -1,0 +1,117 @@
+//! How kernels are launched: their types, their shape, their parameters.
+
+use fsdp_core::DType;
+
+use super::{Kernels, Source};
+use crate::error::DeviceError;
+use crate::ffi::driver::Range;
+use crate::ffi::streams::{Grid, Stream};
+
+/// Threads of a block of kernels that work element by element.
+const ELEMENT_THREADS: u32 = 256;
+
+/// Blocks per multiprocessor of kernels that stride over their work: enough to hide latencies.
+const BLOCKS_PER_PROCESSOR: u32 = 16;
+
+/// The widest load of a thread.
+const VECTOR_BYTES: usize = 16;
+
+/// One parameter of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Word<'a> {
+    /// A pointer.
+    Range(Range<'a>),
+    /// `u64`.
+    Len(usize),
+    /// `u32`; flags are 0 and 1.
+    Int(u32),
+    /// A number in the type of arithmetic of `T`.
+    #[expect(dead_code, reason = "norms come next")]
+    Real(f64),
+    /// `double`.
+    Double(f64),
+}
+
+/// A kernel about to be launched.
+#[derive(Clone, Copy)]
+pub(crate) struct Launch<'a> {
+    pub(crate) kernels: &'a Kernels,
+    pub(crate) stream: &'a Stream,
+    pub(crate) source: &'static Source,
+    /// The types `T` and `S`.
+    pub(crate) types: (DType, DType),
+}
+
+impl Launch<'_> {
+    /// Runs a kernel that works on `len` elements, with a thread for every vector of them.
+    pub(crate) fn elements(
+        &self,
+        kernel: &'static str,
+        len: usize,
+        words: &[Word<'_>],
+    ) -> Result<(), DeviceError> {
+        let (t, s) = self.types;
+        let vector = VECTOR_BYTES / t.size_bytes().max(s.size_bytes());
+        let blocks = len.div_ceil(vector * ELEMENT_THREADS as usize);
+        self.blocks(kernel, (self.at_most(blocks), 1), ELEMENT_THREADS, words)
+    }
+
+    /// Runs a kernel with a block for every row of `width`.
+    #[expect(dead_code, reason = "norms come next")]
+    pub(crate) fn rows(
+        &self,
+        kernel: &'static str,
+        rows: usize,
+        width: usize,
+        words: &[Word<'_>],
+    ) -> Result<(), DeviceError> {
+        let vector = VECTOR_BYTES / self.types.0.size_bytes();
+        let threads = width.div_ceil(vector).next_multiple_of(32).clamp(32, 1024) as u32;
+        self.blocks(kernel, (self.at_most(rows), 1), threads, words)
+    }
+
+    /// Runs a kernel whose blocks stride over `count` items of work.
+    pub(crate) fn striding(
+        &self,
+        kernel: &'static str,
+        count: usize,
+        threads: u32,
+        words: &[Word<'_>],
+    ) -> Result<(), DeviceError> {
+        self.blocks(kernel, (self.at_most(count), 1), threads, words)
+    }
+
+    /// Runs a kernel of a given shape.
+    pub(crate) fn blocks(
+        &self,
+        kernel: &'static str,
+        blocks: (u32, u32),
+        threads: u32,
+        words: &[Word<'_>],
+    ) -> Result<(), DeviceError> {
+        if blocks.0 == 0 || blocks.1 == 0 {
+            return Ok(());
+        }
+        let function = self.kernels.get(self.source, kernel, self.types)?;
+        let mut words: Vec<u64> = words.iter().map(|word| word.bits(self.types.0)).collect();
+        self.stream.launch(function, Grid { blocks, threads }, &mut words)
+    }
+
+    fn at_most(&self, blocks: usize) -> u32 {
+        let most = self.kernels.gpu().processors() * BLOCKS_PER_PROCESSOR;
+        u32::try_from(blocks).map_or(most, |blocks| blocks.min(most))
+    }
+}
+
+impl Word<'_> {
+    fn bits(self, t: DType) -> u64 {
+        match self {
+            Word::Range(range) => range.address(),
+            Word::Len(len) => len as u64,
+            Word::Int(value) => u64::from(value),
+            Word::Real(value) if t == DType::F64 => value.to_bits(),
+            Word::Real(value) => u64::from((value as f32).to_bits()),
+            Word::Double(value) => value.to_bits(),
+        }
+    }
+}

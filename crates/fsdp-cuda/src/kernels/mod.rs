@@ -1,0 +1,100 @@
+//! Kernels: sources, their compilation at first use, and the shapes of their launches.
+//!
+//! A source is compiled once per pair of element types and per device; its kernels have the types as `T` and `S`
+//! (see `common.cuh`). Everything is rounded as the host's kernels round it, where the order of operations is the
+//! same: no product is fused with a sum unless a source says so.
+
+mod launch;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fsdp_core::DType;
+
+use crate::error::DeviceError;
+use crate::ffi::driver::{Function, Gpu};
+use crate::ffi::nvrtc;
+
+pub(crate) use launch::{Launch, Word};
+
+/// What every source begins with.
+const COMMON: &str = include_str!("../../kernels/common.cuh");
+
+/// A file of kernels.
+#[derive(Debug)]
+pub(crate) struct Source {
+    name: &'static str,
+    text: &'static str,
+    kernels: &'static [&'static str],
+}
+
+macro_rules! sources {
+    ($($ident:ident = $name:literal: $($kernel:literal),+;)*) => {
+        $(pub(crate) static $ident: Source = Source {
+            name: $name,
+            text: include_str!(concat!("../../kernels/", $name)),
+            kernels: &[$($kernel),+],
+        };)*
+    };
+}
+
+sources! {
+    CONVERT = "convert.cu": "cast", "accumulate", "combine";
+    INTEGERS = "integers.cu": "accumulate_u32", "accumulate_i64";
+    EXACT = "exact.cu": "square_sum", "exact_sum", "gradient_factors";
+}
+
+/// The compiled kernels of one device.
+#[derive(Debug)]
+pub(crate) struct Kernels {
+    gpu: Arc<Gpu>,
+    loaded: Mutex<BTreeMap<(&'static str, DType, DType), Function>>,
+}
+
+impl Kernels {
+    /// Those of a device; all ranks on it share them.
+    pub(crate) fn of(gpu: &Arc<Gpu>) -> Arc<Self> {
+        static DEVICES: Mutex<BTreeMap<usize, Arc<Kernels>>> = Mutex::new(BTreeMap::new());
+        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        let kernels = devices
+            .entry(gpu.ordinal())
+            .or_insert_with(|| Arc::new(Self { gpu: Arc::clone(gpu), loaded: Mutex::default() }));
+        Arc::clone(kernels)
+    }
+
+    /// The device.
+    pub(crate) fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// A kernel for elements of type `t`, and others of type `s`.
+    fn get(
+        &self,
+        source: &'static Source,
+        kernel: &'static str,
+        (t, s): (DType, DType),
+    ) -> Result<Function, DeviceError> {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = loaded.get(&(kernel, t, s)) {
+            return Ok(*function);
+        }
+        let text = format!("{COMMON}\n#line 1 \"{}\"\n{}", source.name, source.text);
+        let macros = [format!("ELEMENT={}", c_type(t)), format!("OTHER={}", c_type(s))];
+        let image = nvrtc::compile(source.name, &text, &self.gpu.architecture(), &macros)?;
+        let functions = self.gpu.load(&image, source.kernels)?;
+        loaded.extend(source.kernels.iter().zip(functions).map(|(name, function)| ((*name, t, s), function)));
+        let function = loaded.get(&(kernel, t, s));
+        Ok(*function.unwrap_or_else(|| panic!("{} lists its kernel {kernel}", source.name)))
+    }
+}
+
+/// The type of elements in C.
+fn c_type(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "float",
+        DType::F64 => "double",
+        DType::Bf16 => "bf16",
+        DType::U32 => "u32",
+        DType::I64 => "i64",
+    }
+}

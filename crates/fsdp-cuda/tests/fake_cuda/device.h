@@ -1,0 +1,189 @@
+// What the compiler of device code has built in, for a host compiler: a kernel becomes a function that runs a grid.
+//
+// Blocks run one after another, the threads of a block as coroutines, so barriers and shuffles are real. The order in
+// which threads get their turn is random.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <tuple>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+
+#define __device__
+#define __shared__ static
+
+struct FakeIndex { unsigned x, y, z; };
+
+namespace fake {
+
+enum State { READY, BARRIER, SHUFFLE, DONE };
+
+struct Thread {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    FakeIndex index;
+    State state;
+    unsigned generation;
+};
+
+constexpr size_t STACK = 64 * 1024;
+
+inline ucontext_t scheduler;
+inline std::vector<Thread> threads;
+inline Thread* running;
+inline FakeIndex block_index, block_size, grid_size;
+inline uint64_t slots[32][2][32];
+inline void (*entry)(void**);
+inline void** parameters;
+
+inline void yield(State state) {
+    running->state = state;
+    swapcontext(&running->context, &scheduler);
+}
+
+inline void body() {
+    entry(parameters);
+    running->state = DONE;
+    swapcontext(&running->context, &scheduler);
+}
+
+inline void release(size_t first, size_t last, State from) {
+    for (size_t i = first; i < last; i++) if (threads[i].state == from) threads[i].state = READY;
+}
+
+inline bool all(size_t first, size_t last, State state) {
+    bool any = false;
+    for (size_t i = first; i < last; i++) {
+        if (threads[i].state != state && threads[i].state != DONE) return false;
+        any |= threads[i].state == state;
+    }
+    return any;
+}
+
+inline void run_block(const char* name, uint64_t& random) {
+    size_t count = block_size.x;
+    if (threads.size() < count) threads.resize(count);
+    std::vector<unsigned> order(count);
+    for (unsigned i = 0; i < count; i++) {
+        order[i] = i;
+        random = random * 6364136223846793005ull + 1442695040888963407ull;
+        std::swap(order[i], order[(random >> 33) % (i + 1)]);
+        Thread& thread = threads[i];
+        if (!thread.stack) thread.stack.reset(new char[STACK]);
+        getcontext(&thread.context);
+        thread.context.uc_stack.ss_sp = thread.stack.get();
+        thread.context.uc_stack.ss_size = STACK;
+        thread.context.uc_link = nullptr;
+        makecontext(&thread.context, body, 0);
+        thread.index = {i, 0, 0};
+        thread.state = READY;
+        thread.generation = 0;
+    }
+    for (;;) {
+        bool moved = false, left = false;
+        for (unsigned i : order) {
+            Thread& thread = threads[i];
+            left |= thread.state != DONE;
+            if (thread.state != READY) continue;
+            running = &thread;
+            swapcontext(&scheduler, &thread.context);
+            moved = true;
+        }
+        if (!left) return;
+        for (size_t warp = 0; warp < count; warp += 32) {
+            size_t last = warp + 32 < count ? warp + 32 : count;
+            if (all(warp, last, SHUFFLE)) {
+                release(warp, last, SHUFFLE);
+                moved = true;
+            }
+        }
+        if (all(0, count, BARRIER)) {
+            release(0, count, BARRIER);
+            moved = true;
+        }
+        if (!moved) {
+            fprintf(stderr, "fake CUDA: threads of a block of %s wait for different things\n", name);
+            abort();
+        }
+    }
+}
+
+template <class R> R shuffle_down(R value, unsigned delta) {
+    unsigned lane = running->index.x % 32, warp = running->index.x / 32, turn = running->generation++ % 2;
+    memcpy(&slots[warp][turn][lane], &value, sizeof value);
+    yield(SHUFFLE);
+    if (lane + delta < 32) memcpy(&value, &slots[warp][turn][lane + delta], sizeof value);
+    return value;
+}
+
+template <class... P, size_t... I>
+void call(void (*kernel)(P...), void** values, std::index_sequence<I...>) {
+    kernel(*static_cast<P*>(values[I])...);
+}
+
+template <auto Kernel> struct Caller;
+template <class... P, void (*Kernel)(P...)> struct Caller<Kernel> {
+    static void enter(void** values) { call(Kernel, values, std::index_sequence_for<P...>()); }
+
+    static size_t sizes(size_t* to) {
+        size_t count = 0;
+        ((to[count++] = sizeof(P)), ...);
+        return count;
+    }
+
+    static void run(const char* name, const unsigned* grid, const unsigned* block, void** values, uint64_t random) {
+        grid_size = {grid[0], grid[1], grid[2]};
+        block_size = {block[0], block[1], block[2]};
+        entry = enter;
+        parameters = values;
+        for (unsigned y = 0; y < grid[1]; y++) {
+            for (unsigned x = 0; x < grid[0]; x++) {
+                block_index = {x, y, 0};
+                run_block(name, random);
+            }
+        }
+    }
+};
+
+}  // namespace fake
+
+#define FAKE_KERNEL(name) \
+    extern "C" void fake_run_##name(const unsigned* grid, const unsigned* block, void** values, uint64_t random) { \
+        fake::Caller<&name>::run(#name, grid, block, values, random); \
+    } \
+    extern "C" size_t fake_sizes_##name(size_t* to) { return fake::Caller<&name>::sizes(to); }
+
+#define threadIdx (fake::running->index)
+#define blockIdx (fake::block_index)
+#define blockDim (fake::block_size)
+#define gridDim (fake::grid_size)
+
+inline void __syncthreads() { fake::yield(fake::BARRIER); }
+
+template <class R> R __shfl_down_sync(unsigned, R value, unsigned delta) { return fake::shuffle_down(value, delta); }
+
+inline unsigned long long atomicAdd(unsigned long long* to, unsigned long long value) {
+    unsigned long long old = *to;
+    *to += value;
+    return old;
+}
+
+template <class To, class From> To fake_bits(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+inline unsigned __float_as_uint(float value) { return fake_bits<unsigned>(value); }
+inline float __uint_as_float(unsigned value) { return fake_bits<float>(value); }
+inline long long __double_as_longlong(double value) { return fake_bits<long long>(value); }
+inline double __longlong_as_double(long long value) { return fake_bits<double>(value); }
+inline int __clzll(long long value) { return value == 0 ? 64 : __builtin_clzll((unsigned long long)value); }
