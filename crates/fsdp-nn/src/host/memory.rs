@@ -198,7 +198,7 @@ impl Memory for HostMemory {
     fn allocate_host(&self, category: Category, dtype: DType, len: usize) -> Result<HostBuffer, Error> {
         let lease = self.account.open_host(category, dtype, len);
         let mut buffer = HostBuffer::new(lease, self.source.clone(), dtype, len);
-        buffer.reserve();
+        buffer.reserve()?;
         Ok(buffer)
     }
 
