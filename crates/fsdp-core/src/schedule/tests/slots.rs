@@ -96,7 +96,8 @@ fn overlaps(built: &Built, schedule: &Schedule) -> [Tally; 4] {
             }
             // A staging slot is free again when the unit was used.
             OpKind::Forward { block, .. } | OpKind::Finish { block, .. } | OpKind::Backward { block } => {
-                built.units_of(block.0).iter().for_each(|unit| drop(live[2].remove(unit)));
+                let used = built.units_of(block.0);
+                live[2].retain(|unit, _| !used.contains(unit));
                 continue;
             }
             OpKind::Download { unit, .. } => {
