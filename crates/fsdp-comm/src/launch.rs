@@ -3,6 +3,7 @@
 //! A trainer does not know whether its ranks are threads or processes, or what memory they have. It gives a
 //! launcher the code of one rank; the launcher runs it once per rank and hands each one its [`Seat`].
 
+use std::fmt;
 use std::sync::Arc;
 
 use fsdp_core::Memory;
@@ -39,8 +40,22 @@ pub enum FailureReason<E> {
     Panic(String),
     /// It reported nothing itself: it never arrived in a collective, or gave one up.
     Comm(CommError),
-    /// It could not be started.
+    /// Its thread or process could not be started.
     Spawn(std::io::Error),
+    /// Its device, or its communicators, could not be made ready.
+    Setup(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl<E: fmt::Display> fmt::Display for FailureReason<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FailureReason::Error(error) => error.fmt(f),
+            FailureReason::Panic(message) => write!(f, "panicked: {message}"),
+            FailureReason::Comm(error) => error.fmt(f),
+            FailureReason::Spawn(error) => write!(f, "its thread could not be started: {error}"),
+            FailureReason::Setup(error) => error.fmt(f),
+        }
+    }
 }
 
 /// Starts the ranks of a world.

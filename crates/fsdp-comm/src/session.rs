@@ -12,11 +12,12 @@ use crate::link::Link;
 const HEADER_BYTES: usize = 27;
 const NO_UNIT: u64 = u64::MAX;
 
-const KINDS: [CollectiveKind; 4] = [
+const KINDS: [CollectiveKind; 5] = [
     CollectiveKind::AllGather,
     CollectiveKind::ReduceScatter,
     CollectiveKind::AllReduce,
     CollectiveKind::Split,
+    CollectiveKind::Connect,
 ];
 const PURPOSES: [Purpose; 6] = [
     Purpose::Forward,

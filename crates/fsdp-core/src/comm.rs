@@ -31,6 +31,8 @@ pub enum CollectiveKind {
     AllReduce,
     /// The group is cut into smaller groups.
     Split,
+    /// The ranks of a group find each other.
+    Connect,
 }
 
 impl CollectiveKind {
@@ -41,6 +43,7 @@ impl CollectiveKind {
             CollectiveKind::ReduceScatter => "reduce-scatter",
             CollectiveKind::AllReduce => "all-reduce",
             CollectiveKind::Split => "split",
+            CollectiveKind::Connect => "connect",
         }
     }
 }
@@ -113,6 +116,9 @@ pub struct Completed<B> {
 }
 
 /// A collective in flight, as a backend sees it.
+///
+/// On a device, the host may be long past [`InFlight::wait_on`] when the collective fails: then what it wrote is
+/// wrong, and [`Communicator::check`] says so from that moment on.
 pub trait InFlight<M: Memory>: Send {
     /// Whether [`InFlight::wait_on`] would return without blocking the host.
     fn is_ready(&mut self) -> bool;
@@ -189,6 +195,15 @@ pub trait Communicator<M: Memory>: Send {
         call: Fingerprint,
         color: usize,
     ) -> Result<Box<dyn Communicator<M>>, Error>;
+
+    /// Whether all collectives whose results the host has seen were good. A backend whose failures all come out of
+    /// [`InFlight::wait_on`] needs no more than this.
+    ///
+    /// # Errors
+    /// The failure that ended the world.
+    fn check(&self) -> Result<(), CommError> {
+        Ok(())
+    }
 
     /// Makes every pending and future collective of the world fail with `reason`.
     fn abort(&mut self, reason: &str);
@@ -336,6 +351,15 @@ impl<M: Memory> Comm<M> {
         let call = self.call(CollectiveKind::Split, Purpose::Setup, None, &[]);
         self.sequence += 1;
         Ok(Comm::new(self.backend.split(memory, call, color)?))
+    }
+
+    /// To be called when results of collectives have been read on the host, before they are trusted: a collective
+    /// that was cut off on a device leaves wrong numbers behind.
+    ///
+    /// # Errors
+    /// [`Error::Comm`]: the failure that ended the world.
+    pub fn check(&self) -> Result<(), Error> {
+        Ok(self.backend.check()?)
     }
 
     /// Makes every pending and future collective of the world fail with `reason`.

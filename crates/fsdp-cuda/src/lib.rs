@@ -4,15 +4,23 @@
 //! |---|---|
 //! | [`device`] | memory of one GPU: buffers, streams, copies; what NCCL needs to know of it |
 //! | [`fused`] | operations that have a kernel of ours |
+//! | [`nccl`] | a communicator over NCCL, who watches it, and a launcher of one rank per GPU |
+//! | [`library`] | shared libraries, opened when they are needed |
+//! | [`doctor`] | what this machine has of all that |
 //! | [`error`] | failures of the driver, the device and the kernel compiler |
 
 pub mod device;
+pub mod doctor;
 pub mod error;
 #[expect(unsafe_code, reason = "the one module of this crate that may")]
 mod ffi;
 pub mod fused;
 mod kernels;
+pub mod nccl;
+mod update;
 
-pub use device::{CudaBuffer, CudaMemory, CudaOptions, DeviceMemory};
+pub use device::{CudaBuffer, CudaMemory, CudaOptions, DeviceMemory, TimedEvent};
 pub use error::DeviceError;
+pub use ffi::library;
+pub use ffi::versions::load_compiler;
 pub use fused::FusedOps;

@@ -58,6 +58,8 @@ fn other_kind(kind: CollectiveKind) -> CollectiveKind {
     match kind {
         CollectiveKind::AllGather => CollectiveKind::ReduceScatter,
         CollectiveKind::ReduceScatter => CollectiveKind::AllReduce,
-        CollectiveKind::AllReduce | CollectiveKind::Split => CollectiveKind::AllGather,
+        CollectiveKind::AllReduce | CollectiveKind::Split | CollectiveKind::Connect => {
+            CollectiveKind::AllGather
+        }
     }
 }

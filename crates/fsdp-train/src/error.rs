@@ -206,6 +206,14 @@ pub enum TrainError {
         /// Why.
         source: io::Error,
     },
+    /// A rank has no device, or could not be connected with the others.
+    #[error("{rank} could not be set up: {source}")]
+    Setup {
+        /// The rank.
+        rank: Rank,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A rank panicked: a bug.
     #[error("{rank} panicked: {message}")]
     RankPanicked {
@@ -234,6 +242,7 @@ impl TrainError {
             }
             TrainError::NotFinite { .. }
             | TrainError::Spawn { .. }
+            | TrainError::Setup { .. }
             | TrainError::SaveThread { .. }
             | TrainError::RankPanicked { .. } => false,
             _ => true,
@@ -257,6 +266,7 @@ impl From<LaunchFailure<TrainError>> for TrainError {
                 TrainError::RankFailed { rank, source: Box::new(fsdp_core::Error::from(source).into()) }
             }
             FailureReason::Spawn(source) => TrainError::Spawn { rank, source },
+            FailureReason::Setup(source) => TrainError::Setup { rank, source },
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Checks of the contract around the results: arguments, fingerprints, counters, aborts, who owns what.
 
-use fsdp_core::comm::{Comm, CommError, Purpose};
-use fsdp_core::memory::Category;
+use fsdp_core::comm::{Comm, CommError, Pending, Purpose};
+use fsdp_core::memory::{Buffer, Category, HostSliceMut, Slice};
 use fsdp_core::{DType, Error, Memory, Queue, Rank};
 
 use super::values::{empty, filled};
@@ -50,8 +50,18 @@ pub fn arguments_are_checked(launcher: &impl Launcher, ranks: usize) {
 
 fn reduce<M: Memory>(memory: &M, comm: &mut Comm<M>, purpose: Purpose, len: usize) -> Result<(), Error> {
     let buffers = filled(memory, Queue::Reduce, DType::F32, comm.rank(), &[len], 1)?;
-    comm.all_reduce(memory, purpose, None, buffers)?.wait_on(memory, Queue::Compute)?;
-    Ok(())
+    let pending = comm.all_reduce(memory, purpose, None, buffers)?;
+    finish(memory, comm, pending)
+}
+
+/// Waits for a collective of f32 until its results are on the host, and asks whether they can be trusted. (On a
+/// device, a collective may fail when the host has long been told how to wait for it.)
+fn finish<M: Memory>(memory: &M, comm: &Comm<M>, pending: Pending<M>) -> Result<(), Error> {
+    for output in pending.wait_on(memory, Queue::Compute)?.outputs {
+        let mut values = vec![0.0; output.len()];
+        memory.read(Queue::Compute, Slice::whole(&output), HostSliceMut::F64(&mut values))?;
+    }
+    comm.check()
 }
 
 /// Calls and bytes are counted by the closed forms, on every rank.
@@ -188,7 +198,7 @@ pub fn divergent_calls_are_reported(launcher: &impl Launcher, ranks: usize) {
                     let inputs = filled(memory, Queue::Reduce, DType::F32, comm.rank(), &whole, 1)?;
                     let outputs = empty(memory, DType::F32, &part)?;
                     let pending = comm.reduce_scatter(memory, Purpose::Scalars, None, inputs, outputs)?;
-                    pending.wait_on(memory, Queue::Compute).map(drop)
+                    finish(memory, comm, pending)
                 }
                 _ => comm.split(memory, 0).map(drop),
             }

@@ -47,6 +47,25 @@ pub enum CommError {
         /// Who waits where.
         status: Vec<RankStatus>,
     },
+    /// A collective has not ended in time.
+    #[error(
+        "{rank} has waited {seconds} s in {call}: {}{}",
+        if missing.is_empty() { "all ranks have entered it, but it does not end".to_owned() }
+        else { format!("{} did not enter it", join_ranks(missing)) },
+        table(status)
+    )]
+    TimedOut {
+        /// A rank that waits.
+        rank: Rank,
+        /// The collective.
+        call: Fingerprint,
+        /// The time limit.
+        seconds: u64,
+        /// The ranks that have not entered it.
+        missing: Vec<Rank>,
+        /// What every rank was last seen doing.
+        status: Vec<RankStatus>,
+    },
     /// The communicator was aborted on this rank.
     #[error("the communicator was aborted on {rank}: {reason}")]
     Aborted {

@@ -53,7 +53,7 @@ impl Traffic {
                 self.all_reduces += 1;
                 self.all_reduce_bytes += (2 * bytes * (size - 1) / size) as u64;
             }
-            CollectiveKind::Split => {}
+            CollectiveKind::Split | CollectiveKind::Connect => {}
         }
     }
 }

@@ -34,6 +34,9 @@ pub trait Observer: Send {
     /// What the operation waits for is there, and it is issued.
     fn begin(&mut self, _op: OpId, _kind: &OpKind) {}
 
+    /// The operation was given to its queue.
+    fn issued(&mut self, _op: OpId, _kind: &OpKind) {}
+
     /// The operation is done; a collective is, when its buffers are handed to the operation that needs them.
     fn end(&mut self, _op: OpId, _kind: &OpKind) {}
 }
@@ -124,6 +127,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             }
             observer.begin(id, &op.kind);
             self.execute(schedule, slots, id)?;
+            observer.issued(id, &op.kind);
             if awaited.contains(&id) && !op.kind.is_collective() {
                 self.events.insert(id, self.memory.record(queue));
             }

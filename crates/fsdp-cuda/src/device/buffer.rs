@@ -64,7 +64,7 @@ impl DeviceBuffer {
     }
 
     fn take_storage(&self) -> Result<Arc<Block>, Error> {
-        let taken = self.pool.take(self.dtype, self.len, self.comes_and_goes());
+        let taken = self.pool.take(self.dtype, self.len);
         let (block, is_new) =
             taken.map_err(|error| full::explain(error, self.lease.category(), &self.account.usage()))?;
         if is_new {

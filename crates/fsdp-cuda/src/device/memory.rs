@@ -17,6 +17,7 @@ use super::contract::{DeviceMemory, StreamHandle};
 use super::pinned::PinnedBlocks;
 use super::pool::Pool;
 use super::queues::{CudaEvent, Queues, TimedEvent};
+use super::rotations::Rotation;
 use super::staging::Staging;
 use super::transfer;
 use crate::error::DeviceError;
@@ -50,12 +51,17 @@ impl CudaOptions {
 pub struct CudaMemory {
     gpu: Arc<Gpu>,
     account: Arc<Account>,
+    /// Of what kernels need for themselves: the host does not count that either.
+    uncounted: Arc<Account>,
     queues: Arc<Queues>,
     pool: Arc<Pool>,
     staging: Mutex<Staging>,
     kernels: Arc<Kernels>,
+    rotations: Mutex<Vec<Rotation>>,
     /// Buffers in pinned memory, and the kernels for them.
     host: HostMemory,
+    /// Ordinary memory of the host, for what update rules without kernels work on.
+    mirror: HostMemory,
 }
 
 impl CudaMemory {
@@ -76,9 +82,12 @@ impl CudaMemory {
             resident: true,
         };
         let host = HostMemory::with_account(host_options, Arc::clone(&account))?;
+        let mirror = HostMemory::new(HostOptions { threads: options.threads, ..HostOptions::default() })?;
         let staging = Mutex::new(Staging::new(&gpu));
         let kernels = Kernels::of(&gpu);
-        Ok(Self { gpu, account, queues, pool, staging, kernels, host })
+        let rotations = Mutex::default();
+        let uncounted = Arc::default();
+        Ok(Self { gpu, account, uncounted, queues, pool, staging, kernels, rotations, host, mirror })
     }
 
     /// The name of the device.
@@ -127,6 +136,11 @@ impl CudaMemory {
         Ok(&self.host)
     }
 
+    /// Ordinary memory of the host.
+    pub(crate) fn mirror(&self) -> &HostMemory {
+        &self.mirror
+    }
+
     /// The bytes of a range, about to be read by work of `queue`.
     pub(crate) fn range<'a>(&self, queue: Queue, slice: Slice<'a, CudaBuffer>) -> Result<Range<'a>, Error> {
         self.queues.check()?;
@@ -155,6 +169,12 @@ impl CudaMemory {
         }
     }
 
+    /// A buffer for the kernels' own use on the compute queue; its storage comes from the pool and returns to it.
+    pub(crate) fn scratch(&self, dtype: DType, len: usize) -> Result<CudaBuffer, Error> {
+        let buffer = DeviceBuffer::new(&self.uncounted, &self.pool, Category::Workspace, dtype, len)?;
+        Ok(CudaBuffer(Place::Device(buffer)))
+    }
+
     /// Kernels of a source for element types `T` and `S`, on a queue.
     pub(crate) fn kernels(&self, queue: Queue, source: &'static Source, types: (DType, DType)) -> Launch<'_> {
         Launch { kernels: &self.kernels, stream: self.queues.stream(queue), source, types }
@@ -162,6 +182,10 @@ impl CudaMemory {
 
     pub(super) fn queues(&self) -> &Arc<Queues> {
         &self.queues
+    }
+
+    pub(super) fn known_rotations(&self) -> MutexGuard<'_, Vec<Rotation>> {
+        self.rotations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn staging(&self) -> MutexGuard<'_, Staging> {

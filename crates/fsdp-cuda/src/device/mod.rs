@@ -3,14 +3,21 @@
 mod buffer;
 mod contract;
 mod full;
+mod gpus;
 mod memory;
+mod mirror;
 mod pinned;
 mod pool;
 mod queues;
+mod rotations;
 mod staging;
 mod transfer;
 
 pub use buffer::CudaBuffer;
 pub use contract::{DeviceMemory, StreamHandle};
+pub use gpus::{GpuFacts, gpu_count, gpus};
 pub use memory::{CudaMemory, CudaOptions};
 pub use queues::{CudaEvent, TimedEvent};
+
+pub(crate) use memory::{expect_dtype, expect_float};
+pub(crate) use mirror::{put_back, readable, take};

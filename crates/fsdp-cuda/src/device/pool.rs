@@ -1,11 +1,9 @@
 //! Storage on the device.
 //!
-//! Activations and temporaries come and go within a step. Their storage returns to lists by size when it is
-//! dropped, so that after the first step nothing is allocated. It is handed on at once, without waiting for the
-//! device, because such buffers are used on the compute queue, where the next user's work comes later. When one is
-//! used on another queue all the same, the compute queue is ordered before and behind that use ([`Block::touch`]).
-//!
-//! All other buffers keep their storage for as long as they live.
+//! Storage returns to lists by size when nobody holds it, so that after the first step nothing is allocated:
+//! activations and temporaries come and go, and what several ranks read may outlive the buffer it was made for. It is
+//! handed on at once, without waiting for the device. Most of it is used on the compute queue alone, where the work of
+//! the next user comes later; other queues are ordered by events, the compute queue in between ([`Block::touch`]).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,23 +33,16 @@ impl Pool {
         Arc::new(Self { gpu, queues, free: Mutex::default(), poison })
     }
 
-    /// Storage for elements, and whether the driver was asked for it. `reused`: it comes from and returns to the
-    /// lists.
-    pub(super) fn take(
-        self: &Arc<Self>,
-        dtype: DType,
-        len: usize,
-        reused: bool,
-    ) -> Result<(Block, bool), DeviceError> {
+    /// Storage for elements, and whether the driver was asked for it.
+    pub(super) fn take(self: &Arc<Self>, dtype: DType, len: usize) -> Result<(Block, bool), DeviceError> {
         let bytes = (len * dtype.size_bytes()).next_multiple_of(GRANULE_BYTES);
-        let found = if reused { self.lists().get_mut(&bytes).and_then(Vec::pop) } else { None };
+        let found = self.lists().get_mut(&bytes).and_then(Vec::pop);
         let is_new = found.is_none();
         let storage = match found {
             Some(storage) => storage,
             None => self.allocate(bytes)?,
         };
-        let block =
-            Block { storage: Some(storage), pool: Arc::clone(self), dtype, reused, uses: Mutex::default() };
+        let block = Block { storage: Some(storage), pool: Arc::clone(self), dtype, uses: Mutex::default() };
         if is_new && self.poison {
             block.poison(&self.queues, Queue::Compute)?;
             // Other queues may be the first to write it.
@@ -85,8 +76,7 @@ pub(super) struct Block {
     storage: Option<DeviceBlock>,
     pool: Arc<Pool>,
     dtype: DType,
-    reused: bool,
-    /// Queues other than the own compute queue that have used this storage, when it is of the lists.
+    /// Queues other than the own compute queue that have used it.
     uses: Mutex<Vec<(Arc<Queues>, Queue)>>,
 }
 
@@ -94,12 +84,12 @@ impl Block {
     /// Says that work of a queue is about to use it.
     pub(super) fn touch(&self, queues: &Arc<Queues>, queue: Queue) {
         let own = &self.pool.queues;
-        if !self.reused || (queue == Queue::Compute && Arc::ptr_eq(own, queues)) {
+        if queue == Queue::Compute && Arc::ptr_eq(own, queues) {
             return;
         }
         let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
         if !uses.iter().any(|(theirs, used)| *used == queue && Arc::ptr_eq(theirs, queues)) {
-            // Whoever had the storage before used it on the compute queue.
+            // Whoever had the storage before has put it behind the compute queue.
             queues.wait(queue, &own.record(Queue::Compute));
             uses.push((Arc::clone(queues), queue));
         }
@@ -128,9 +118,6 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if !self.reused {
-            return;
-        }
         let own = &self.pool.queues;
         for (queues, queue) in self.uses.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
             own.wait(Queue::Compute, &queues.record(queue));

@@ -15,10 +15,10 @@ use crate::error::DeviceError;
 use crate::ffi::driver::{Gpu, PinnedBlock, Range};
 
 /// Length of the ring.
-const RING_BYTES: usize = 16 << 20;
+const RING_BYTES: usize = 4 << 20;
 
 /// The most that is copied at once, so that one part travels while the next is converted.
-pub(super) const PART_BYTES: usize = 4 << 20;
+pub(super) const PART_BYTES: usize = 1 << 20;
 
 /// Parts of the ring begin at multiples of this.
 const ALIGN_BYTES: usize = 64;

@@ -52,6 +52,38 @@ pub(super) fn read(
     Ok(())
 }
 
+/// Copies bytes of a whole buffer to the host after the queue's earlier work.
+pub(super) fn download(
+    memory: &CudaMemory,
+    queue: Queue,
+    src: &CudaBuffer,
+    bytes: &mut [u8],
+) -> Result<(), Error> {
+    let dtype = src.dtype();
+    for (start, len) in parts(src.len(), dtype) {
+        let range = memory.range(queue, Slice::new(src, start, len))?;
+        let part = &mut bytes[start * dtype.size_bytes()..][..len * dtype.size_bytes()];
+        memory.staging().receive(memory.queues(), queue, range, |bytes| part.copy_from_slice(bytes))?;
+    }
+    Ok(())
+}
+
+/// Copies bytes of a whole buffer to the device.
+pub(super) fn upload(
+    memory: &CudaMemory,
+    queue: Queue,
+    bytes: &[u8],
+    dst: &mut CudaBuffer,
+) -> Result<(), Error> {
+    let dtype = dst.dtype();
+    for (start, len) in parts(dst.len(), dtype) {
+        let range = memory.range_mut(queue, SliceMut::new(dst, start, len))?;
+        let part = &bytes[start * dtype.size_bytes()..][..len * dtype.size_bytes()];
+        memory.staging().send(memory.queues(), queue, range, |bytes| bytes.copy_from_slice(part))?;
+    }
+    Ok(())
+}
+
 /// Where parts begin and how long they are.
 fn parts(len: usize, dtype: DType) -> impl Iterator<Item = (usize, usize)> {
     let most = PART_BYTES / dtype.size_bytes();

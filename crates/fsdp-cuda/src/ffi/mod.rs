@@ -4,7 +4,15 @@
 //! |---|---|
 //! | [`driver`], [`streams`] | libcuda: devices and their memory; streams, events, copies and launches |
 //! | [`nvrtc`] | libnvrtc: kernels compiled at run time |
+//! | [`library`], [`versions`] | any of them: opened by name or folder; what they say of themselves |
+//! | [`nccl`], [`nccl_comm`] | libnccl: communicators and collectives |
+//!
+//! Every unsafe block says which facts it relies on, and who checked them.
 
 pub(crate) mod driver;
+pub mod library;
+pub(crate) mod nccl;
+pub(crate) mod nccl_comm;
 pub(crate) mod nvrtc;
 pub(crate) mod streams;
+pub(crate) mod versions;

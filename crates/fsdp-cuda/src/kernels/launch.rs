@@ -26,7 +26,6 @@ pub(crate) enum Word<'a> {
     /// `u32`; flags are 0 and 1.
     Int(u32),
     /// A number in the type of arithmetic of `T`.
-    #[expect(dead_code, reason = "norms come next")]
     Real(f64),
     /// `double`.
     Double(f64),
@@ -57,7 +56,6 @@ impl Launch<'_> {
     }
 
     /// Runs a kernel with a block for every row of `width`.
-    #[expect(dead_code, reason = "norms come next")]
     pub(crate) fn rows(
         &self,
         kernel: &'static str,

@@ -4,6 +4,7 @@
 //! (see `common.cuh`). Everything is rounded as the host's kernels round it, where the order of operations is the
 //! same: no product is fused with a sum unless a source says so.
 
+mod fused;
 mod launch;
 
 use std::collections::BTreeMap;
@@ -41,6 +42,11 @@ macro_rules! sources {
 sources! {
     CONVERT = "convert.cu": "cast", "accumulate", "combine";
     INTEGERS = "integers.cu": "accumulate_u32", "accumulate_i64";
+    NORMS = "norms.cu": "rms_norm", "rms_norm_backward", "rms_norm_weight",
+        "layer_norm", "layer_norm_backward", "layer_norm_weight";
+    POINTWISE = "pointwise.cu": "swiglu", "swiglu_backward", "gelu", "gelu_backward", "dropout", "rope";
+    LOSS = "loss.cu": "cross_entropy";
+    UPDATE = "update.cu": "adamw", "sgd", "sgd_momentum";
     EXACT = "exact.cu": "square_sum", "exact_sum", "gradient_factors";
 }
 

@@ -4,3 +4,4 @@
 mod fake_cuda;
 
 mod memory;
+mod world;

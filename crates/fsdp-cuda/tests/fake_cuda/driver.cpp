@@ -2,7 +2,7 @@
 //
 // Streams are lazy. Work is queued and done when something forces it (or now and then, by chance), and what may be
 // done next is chosen by a seeded generator that respects the order of each stream and waits for events, nothing else.
-// So a wait that is missing shows as wrong numbers. Freed memory is filled with NaN and not given out again.
+// So a wait that is missing shows as wrong numbers. Freed memory is filled with NaN and not given out again for a while.
 //
 // Stricter than the real driver: copies take device or pinned memory only, a current context is required
 // everywhere, and writing around an allocation ends the process.
@@ -28,6 +28,7 @@ enum Code { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, 
 constexpr int DEVICES = 256;
 constexpr size_t GUARD = 256;
 constexpr unsigned char CANARY = 0xa5;
+constexpr size_t QUARANTINE = 64 << 20;
 
 struct Marker { bool happened = false; };
 
@@ -121,7 +122,10 @@ uint64_t new_block(size_t bytes) {
     return reinterpret_cast<uint64_t>(start + GUARD);
 }
 
-// Blocks are not returned to the allocator: a late access finds NaN.
+std::deque<std::pair<void*, size_t>> freed;
+size_t freed_bytes = 0;
+
+// Blocks return to the allocator after a while: until then, a late access finds NaN.
 void old_block(uint64_t address, size_t bytes) {
     auto* start = reinterpret_cast<unsigned char*>(address) - GUARD;
     for (size_t i = 0; i < GUARD; i++) {
@@ -131,6 +135,13 @@ void old_block(uint64_t address, size_t bytes) {
         }
     }
     memset(start + GUARD, 0xff, bytes);
+    freed.push_back({start, bytes});
+    freed_bytes += bytes;
+    while (freed_bytes > QUARANTINE) {
+        free(freed.front().first);
+        freed_bytes -= freed.front().second;
+        freed.pop_front();
+    }
 }
 
 // Counts a call; the code it has to fail with.

@@ -31,12 +31,33 @@ impl Default for AdamW {
     }
 }
 
+/// What one step of [`AdamW`] multiplies with, for a parameter with or without decay.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWFactors {
+    /// Of the parameter: what weight decay leaves of it.
+    pub keep: f64,
+    /// Of the gradient in its running average.
+    pub weight: f64,
+    /// Whether the average is interpolated from its end, as PyTorch does from a weight of one half on.
+    pub by_end: bool,
+    /// Of the running average of squares.
+    pub beta2: f64,
+    /// Of the square of the gradient in it.
+    pub square: f64,
+    /// Divides the root of that average.
+    pub root_correction: f64,
+    /// Added to the denominator.
+    pub eps: f64,
+    /// Of the quotient: negative.
+    pub step_size: f64,
+}
+
 /// The factors of one step, in the type of arithmetic.
 #[derive(Clone, Copy)]
 struct Factors<A> {
     keep: A,
     weight: A,
-    /// `1 - weight`, for the form of interpolation that PyTorch uses from a weight of one half on.
+    /// `1 - weight`.
     rest: A,
     by_end: bool,
     beta2: A,
@@ -47,20 +68,18 @@ struct Factors<A> {
 }
 
 impl<A: Float> Factors<A> {
-    fn new(rule: &AdamW, decay: f64, scalars: &HostScalars) -> Self {
-        let ((beta1, beta2), step) = (rule.betas, scalars.step as f64);
-        let (correction1, correction2) = (1.0 - beta1.powf(step), 1.0 - beta2.powf(step));
-        let weight = 1.0 - beta1;
+    fn new(factors: AdamWFactors) -> Self {
+        let weight = A::of(factors.weight);
         Self {
-            keep: A::of(1.0 - scalars.lr * decay),
-            weight: A::of(weight),
-            rest: A::of(1.0) - A::of(weight),
-            by_end: weight >= 0.5,
-            beta2: A::of(beta2),
-            square: A::of(1.0 - beta2),
-            root_correction: A::of(correction2.sqrt()),
-            eps: A::of(rule.eps),
-            step_size: A::of(-(scalars.lr / correction1)),
+            keep: A::of(factors.keep),
+            weight,
+            rest: A::of(1.0) - weight,
+            by_end: factors.by_end,
+            beta2: A::of(factors.beta2),
+            square: A::of(factors.square),
+            root_correction: A::of(factors.root_correction),
+            eps: A::of(factors.eps),
+            step_size: A::of(factors.step_size),
         }
     }
 }
@@ -79,17 +98,33 @@ vectorized! {
 }
 
 impl AdamW {
+    /// The factors of a step for a parameter.
+    pub fn factors(&self, param: ParamId, step: u64, lr: f64) -> AdamWFactors {
+        let decay = if self.no_decay.contains(&param) { 0.0 } else { self.weight_decay };
+        let ((beta1, beta2), step) = (self.betas, step as f64);
+        let (correction1, correction2) = (1.0 - beta1.powf(step), 1.0 - beta2.powf(step));
+        let weight = 1.0 - beta1;
+        AdamWFactors {
+            keep: 1.0 - lr * decay,
+            weight,
+            by_end: weight >= 0.5,
+            beta2,
+            square: 1.0 - beta2,
+            root_correction: correction2.sqrt(),
+            eps: self.eps,
+            step_size: -(lr / correction1),
+        }
+    }
+
     fn typed<A: Float>(
         &self,
         memory: &HostMemory,
         shard: &mut SegmentShard<'_, HostBuffer>,
         scalars: &HostScalars,
     ) -> Result<(), Error> {
-        let decaying = Factors::<A>::new(self, self.weight_decay, scalars);
-        let constant = Factors::<A>::new(self, 0.0, scalars);
         each_block(memory, shard, scalars, |piece, gradient, params, [mean, square]| {
-            let factors = if self.no_decay.contains(&piece.param) { constant } else { decaying };
-            step(factors, gradient, params, mean, square);
+            let factors = self.factors(piece.param, scalars.step, scalars.lr);
+            step(Factors::<A>::new(factors), gradient, params, mean, square);
         })
     }
 }

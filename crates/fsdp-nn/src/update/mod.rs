@@ -12,5 +12,5 @@ mod sgd;
 mod tests;
 
 pub use adafactor::{Adafactor, AdafactorOptions};
-pub use adamw::AdamW;
+pub use adamw::{AdamW, AdamWFactors};
 pub use sgd::Sgd;

@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Compares `fsdp bench gpu` with PyTorch FSDP2, eager and compiled, on one GPU.
+
+    bench/gpu/compare.py --python PATH/TO/python [--fsdp target/release/fsdp] [--models gpt2-124m,llama-1.2b]
+                         [--runs 3] [--steps 30] [--device cuda] [--json FILE]
+
+`--python` is an interpreter with torch 2.11. The programs run alternately. Printed are medians over the runs: tokens/s,
+model TFLOP/s (6N + 12 L d T per token), the peak that each program reserved on the device, and ratios to ours: above
+1 means that fsdp is faster, or needs less memory. The aims: 1.0x of the compiled peer, 1.15x of the eager one.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+GIB = 1 << 30
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", required=True, help="a Python interpreter that has torch")
+    parser.add_argument("--fsdp", default=str(HERE.parent.parent / "target/release/fsdp"), help="the fsdp binary")
+    parser.add_argument("--models", default="gpt2-124m,llama-1.2b", help="names that both programs know")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each program and model")
+    parser.add_argument("--steps", type=int, default=30, help="steps of a run, a third of them warm-up")
+    parser.add_argument("--device", default="cuda", help="cuda, or torch-cpu to try this without a GPU")
+    parser.add_argument("--json", help="also write all figures to this file")
+    return parser.parse_args()
+
+
+def result_of(command):
+    """Runs a program and returns the JSON object that it prints."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    start = done.stdout.find("{")
+    if start < 0:
+        sys.exit(f"{' '.join(command)}: exit code {done.returncode}, no result\n{done.stderr}")
+    return json.JSONDecoder().raw_decode(done.stdout[start:])[0]
+
+
+def commands(args, model):
+    common = ["--model", model, "--steps", str(args.steps), "--warmup", str(args.steps // 3)]
+    launcher = [args.python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"]
+    peer = [*launcher, str(HERE / "fsdp2_peer.py"), *common, "--device", "cuda" if args.device == "cuda" else "cpu"]
+    return {
+        "fsdp": [args.fsdp, "bench", "gpu", "--json", "--device", args.device, *common],
+        "eager": peer,
+        "compiled": [*peer, "--compile"],
+    }
+
+
+def measure(args, model):
+    """All runs of one model, the programs alternating."""
+    runs = {name: [] for name in commands(args, model)}
+    for _ in range(args.runs):
+        for name, command in commands(args, model).items():
+            runs[name].append(result_of(command))
+    case = {"model": model, "runs": runs}
+    for name, results in runs.items():
+        case[name] = {
+            key: statistics.median(result.get(key) or 0 for result in results)
+            for key in ("tokens_per_s", "tflops", "peak_bytes", "device_used_bytes")
+        }
+    return case
+
+
+def show(case):
+    ours = case["fsdp"]
+    for name in ("fsdp", "eager", "compiled"):
+        found = case[name]
+        speed = ours["tokens_per_s"] / found["tokens_per_s"]
+        memory = found["peak_bytes"] / ours["peak_bytes"] if ours["peak_bytes"] else float("nan")
+        print(
+            f"{case['model']:>12} {name:>9} {found['tokens_per_s']:>12,.0f} {found['tflops']:>9.1f}"
+            f" {speed:>7.2f}x {found['peak_bytes'] / GIB:>9.2f} {found['device_used_bytes'] / GIB:>9.2f}"
+            f" {memory:>7.2f}x",
+            flush=True,
+        )
+
+
+def main():
+    args = arguments()
+    columns = ("model", "program", "tokens/s", "TFLOP/s", "ratio", "peak GiB", "card GiB", "ratio")
+    print("{:>12} {:>9} {:>12} {:>9} {:>8} {:>9} {:>9} {:>8}".format(*columns))
+    cases = []
+    for model in args.models.split(","):
+        cases.append(measure(args, model))
+        show(cases[-1])
+    if args.json:
+        Path(args.json).write_text(json.dumps({"cases": cases}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

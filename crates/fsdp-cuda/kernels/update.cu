@@ -1,0 +1,76 @@
+// Update rules over runs of a segment's shard, operation by operation as on the host. T is the type of parameters and
+// state, S that of the gradient. `factors` are scale, clip and a flag: when that is down, nothing is written.
+
+constexpr int W = 16 / (sizeof(T) > sizeof(S) ? sizeof(T) : sizeof(S));
+
+__device__ T scaled(S gradient, T scale, T clip) { return convert<T>(gradient) * scale * clip; }
+
+extern "C" __global__ void adamw(
+    const S* __restrict__ gradient, T* __restrict__ params, T* __restrict__ means, T* __restrict__ squares, u64 len,
+    const double* __restrict__ factors, T keep, T weight, u32 by_end, T beta2, T square_weight, T root_correction,
+    T eps, T step_size
+) {
+    if (factors[2] == 0.0) return;
+    T scale = T(factors[0]), clip = T(factors[1]), rest = T(1) - weight;
+    bool vectors =
+        aligned<W>(gradient) && aligned<W>(params) && aligned<W>(means) && aligned<W>(squares);
+    for_elements<W>(len, vectors, [&](auto wide, u64 i) {
+        constexpr int w = decltype(wide)::width;
+        auto slopes = load<w>(gradient + i);
+        auto p = load<w>(params + i);
+        auto m = load<w>(means + i);
+        auto v = load<w>(squares + i);
+        for (int k = 0; k < w; k++) {
+            T g = scaled(slopes.at[k], scale, clip);
+            T average = by_end ? g - (g - m.at[k]) * rest : m.at[k] + weight * (g - m.at[k]);
+            T variance = v.at[k] * beta2 + square_weight * g * g;
+            T denominator = square_root(variance) / root_correction + eps;
+            p.at[k] = p.at[k] * keep + step_size * average / denominator;
+            m.at[k] = average;
+            v.at[k] = variance;
+        }
+        store<w>(params + i, p);
+        store<w>(means + i, m);
+        store<w>(squares + i, v);
+    });
+}
+
+extern "C" __global__ void sgd(
+    const S* __restrict__ gradient, T* __restrict__ params, u64 len, const double* __restrict__ factors, T decay, T lr
+) {
+    if (factors[2] == 0.0) return;
+    T scale = T(factors[0]), clip = T(factors[1]);
+    for_elements<W>(len, aligned<W>(gradient) && aligned<W>(params), [&](auto wide, u64 i) {
+        constexpr int w = decltype(wide)::width;
+        auto slopes = load<w>(gradient + i);
+        auto p = load<w>(params + i);
+        for (int k = 0; k < w; k++) {
+            p.at[k] += -lr * (scaled(slopes.at[k], scale, clip) + decay * p.at[k]);
+        }
+        store<w>(params + i, p);
+    });
+}
+
+extern "C" __global__ void sgd_momentum(
+    const S* __restrict__ gradient, T* __restrict__ params, T* __restrict__ buffer, u64 len,
+    const double* __restrict__ factors, T decay, T lr, T momentum, T undamped, u32 nesterov, u32 first
+) {
+    if (factors[2] == 0.0) return;
+    T scale = T(factors[0]), clip = T(factors[1]);
+    bool vectors = aligned<W>(gradient) && aligned<W>(params) && aligned<W>(buffer);
+    for_elements<W>(len, vectors, [&](auto wide, u64 i) {
+        constexpr int w = decltype(wide)::width;
+        auto slopes = load<w>(gradient + i);
+        auto p = load<w>(params + i);
+        auto b = load<w>(buffer + i);
+        for (int k = 0; k < w; k++) {
+            T g = scaled(slopes.at[k], scale, clip) + decay * p.at[k];
+            T average = first ? g : b.at[k] * momentum + undamped * g;
+            T direction = nesterov ? g + momentum * average : average;
+            b.at[k] = average;
+            p.at[k] += -lr * direction;
+        }
+        store<w>(params + i, p);
+        store<w>(buffer + i, b);
+    });
+}

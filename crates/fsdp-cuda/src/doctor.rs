@@ -1,0 +1,135 @@
+//! What this machine has of what devices need, and what will be used: for people whose run does not start.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::device::{GpuFacts, gpus};
+use crate::error::DeviceError;
+use crate::ffi::library::LibraryError;
+use crate::ffi::versions::{self, Found};
+use crate::nccl::Nccl;
+
+/// How it is with a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// There, and good enough.
+    Found,
+    /// Not there.
+    Missing,
+    /// There, and of no use.
+    Unusable,
+}
+
+/// One part of what devices need.
+#[derive(Clone, Debug, Serialize)]
+pub struct Finding {
+    /// Its name.
+    pub part: String,
+    /// How it is.
+    pub status: Status,
+    /// The version that it states.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// Where it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// What else there is to know; for what is not good, how to mend it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub detail: String,
+}
+
+impl Finding {
+    /// A part that is good enough.
+    pub fn found(part: impl Into<String>, version: Option<String>, path: Option<PathBuf>) -> Self {
+        Self { part: part.into(), status: Status::Found, version, path, detail: String::new() }
+    }
+
+    /// A part that is not there, or of no use.
+    pub fn bad(part: impl Into<String>, status: Status, detail: impl Into<String>) -> Self {
+        Self { part: part.into(), status, version: None, path: None, detail: detail.into() }
+    }
+
+    /// Whether it is good enough.
+    pub fn is_good(&self) -> bool {
+        self.status == Status::Found
+    }
+}
+
+/// Looks for everything but libtorch: in `folders` first, then where the system's loader looks. The driver and its GPUs
+/// come first, then NVRTC, cuBLAS and NCCL.
+pub fn examine(folders: &[PathBuf]) -> Vec<Finding> {
+    let mut findings = vec![library("driver", versions::driver(&[]))];
+    if findings[0].is_good() {
+        findings.extend(cards());
+    }
+    findings.push(library("NVRTC", versions::nvrtc(folders)));
+    findings.push(library("cuBLAS", versions::cublas(folders)));
+    findings.push(match Nccl::open(folders) {
+        Ok(nccl) => Finding::found("NCCL", Some(nccl.version().to_string()), Some(nccl.path().to_owned())),
+        Err(error) => Finding::bad("NCCL", Status::Missing, error.to_string()),
+    });
+    findings
+}
+
+fn library(part: &str, found: Result<Found, LibraryError>) -> Finding {
+    match found {
+        Ok(Found { path, version }) => Finding::found(part, version, Some(path)),
+        Err(error @ LibraryError::NotFound { .. }) => Finding::bad(part, Status::Missing, error.to_string()),
+        Err(error) => Finding::bad(part, Status::Unusable, error.to_string()),
+    }
+}
+
+fn cards() -> Vec<Finding> {
+    let cards = match gpus() {
+        Ok(cards) => cards,
+        Err(error) => return vec![Finding::bad("GPUs", Status::Unusable, error.to_string())],
+    };
+    if cards.is_empty() {
+        let detail = "the driver shows no GPU; check CUDA_VISIBLE_DEVICES";
+        return vec![Finding::bad("GPUs", Status::Missing, detail)];
+    }
+    let gib = |bytes: usize| bytes as f64 / (1u64 << 30) as f64;
+    let card = |(number, card): (usize, Result<GpuFacts, DeviceError>)| {
+        let part = format!("GPU {number}");
+        match card {
+            Ok(card) => Finding {
+                detail: format!(
+                    "{}, {:.1} of {:.1} GiB free",
+                    card.name,
+                    gib(card.free_bytes),
+                    gib(card.total_bytes)
+                ),
+                ..Finding::found(part, Some(card.architecture), None)
+            },
+            Err(error) => Finding::bad(part, Status::Unusable, error.to_string()),
+        }
+    };
+    cards.into_iter().enumerate().map(card).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_is_found_or_says_how_to_get_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let findings = examine(&[folder.path().to_owned()]);
+        for part in ["driver", "NVRTC", "cuBLAS", "NCCL"] {
+            let finding = findings.iter().find(|finding| finding.part == part).expect("every part is told");
+            assert_eq!(finding.is_good(), finding.path.is_some());
+            assert!(finding.is_good() || finding.detail.contains("install"), "{finding:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_no_library_is_named() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("libnvrtc.so.13");
+        std::fs::write(&file, "no library").expect("room");
+        let finding = library("NVRTC", versions::nvrtc(&[folder.path().to_owned()]));
+        assert!(finding.is_good() || finding.detail.contains(&file.display().to_string()), "{finding:?}");
+    }
+}

@@ -1,0 +1,163 @@
+//! Opening a shared library by its possible names, in its possible places.
+//!
+//! Nothing is linked: a machine without a library can build and run everything that does not need it, and whoever
+//! needs it is told every name and place that was tried, and how to install it.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A library that may be looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Its name in messages.
+    pub name: &'static str,
+    /// Names of its file, the preferred one first.
+    pub files: &'static [&'static str],
+    /// What to do when it is not there.
+    pub install: &'static str,
+}
+
+/// NVIDIA's collectives.
+pub const NCCL: Wanted = Wanted {
+    name: "NCCL",
+    files: &["libnccl.so.2", "libnccl.so"],
+    install: "install NVIDIA's package libnccl2, or the Python wheel nvidia-nccl-cu13 (it comes with torch)",
+};
+
+/// One place where a library was looked for in vain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// The file, or its bare name for the search of the system's loader.
+    pub candidate: PathBuf,
+    /// Why it is not the library.
+    pub why: String,
+}
+
+/// A library can not be opened, or lacks a function.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LibraryError {
+    /// It is nowhere.
+    #[error("{} was not found; {}; tried{}", wanted.name, wanted.install, Tried(tried))]
+    NotFound {
+        /// What was looked for.
+        wanted: Wanted,
+        /// Where, in this order.
+        tried: Vec<Attempt>,
+    },
+    /// It is there, but it is not what it is named, or far too old.
+    #[error(
+        "{} has no function {symbol}: it is not {name}, or much older than what is needed",
+        path.display()
+    )]
+    NoSymbol {
+        /// Name of the library.
+        name: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What it lacks.
+        symbol: &'static str,
+    },
+}
+
+struct Tried<'a>(&'a [Attempt]);
+
+impl fmt::Display for Tried<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|Attempt { candidate, why }| {
+            let place = if candidate.components().count() == 1 { " (where the loader looks)" } else { "" };
+            write!(f, "\n  {}{place}: {why}", candidate.display())
+        })
+    }
+}
+
+/// A shared library that is open until the process ends.
+#[derive(Debug)]
+pub struct Library {
+    wanted: Wanted,
+    handle: libloading::Library,
+    path: PathBuf,
+}
+
+impl Library {
+    /// Opens the first candidate that can be opened: in each of `folders`, then where the system's loader looks
+    /// (`LD_LIBRARY_PATH`, `/etc/ld.so.conf`, the standard folders).
+    ///
+    /// # Errors
+    /// [`LibraryError::NotFound`].
+    pub fn open(wanted: Wanted, folders: &[PathBuf]) -> Result<Self, LibraryError> {
+        let inside = folders.iter().flat_map(|folder| wanted.files.iter().map(|file| folder.join(file)));
+        let candidates = inside.chain(wanted.files.iter().map(PathBuf::from));
+        let mut tried = Vec::new();
+        for candidate in candidates {
+            let is_bare = candidate.components().count() == 1;
+            if !is_bare && !candidate.exists() {
+                tried.push(Attempt { candidate, why: "no such file".to_owned() });
+                continue;
+            }
+            // SAFETY: opening runs the initialisers of the library. The candidates are names of libraries of NVIDIA
+            // and PyTorch, whose initialisers ask nothing of their host; the folders are the user's choice.
+            match unsafe { libloading::Library::new(&candidate) } {
+                Ok(handle) => {
+                    let path = if is_bare { mapped(&candidate).unwrap_or(candidate) } else { candidate };
+                    tracing::debug!(library = wanted.name, path = %path.display(), "opened");
+                    return Ok(Self { wanted, handle, path });
+                }
+                Err(error) => tried.push(Attempt { candidate, why: reason(&error) }),
+            }
+        }
+        Err(LibraryError::NotFound { wanted, tried })
+    }
+
+    /// The file that was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The address of a function, as a value of its type.
+    ///
+    /// # Safety
+    /// `T` is a function pointer of the type that the library's header gives `symbol`. The pointer must not be called
+    /// after the library was dropped.
+    pub(super) unsafe fn function<T: Copy>(&self, symbol: &'static str) -> Result<T, LibraryError> {
+        // SAFETY: the caller vouches for the type.
+        match unsafe { self.handle.get::<T>(symbol) } {
+            Ok(function) => Ok(*function),
+            Err(_) => {
+                let (name, path) = (self.wanted.name, self.path.clone());
+                Err(LibraryError::NoSymbol { name, path, symbol })
+            }
+        }
+    }
+}
+
+/// Folders of the libraries that come as Python wheels, where `site_packages` has some: `nvidia/nccl/lib` and others.
+pub fn wheel_folders(site_packages: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(site_packages.join("nvidia")) else { return Vec::new() };
+    let mut folders: Vec<PathBuf> =
+        entries.flatten().map(|entry| entry.path().join("lib")).filter(|folder| folder.is_dir()).collect();
+    folders.sort();
+    folders
+}
+
+/// What the loader said, without what [`Attempt`] says already.
+fn reason(error: &libloading::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text = cause.to_string();
+        source = cause.source();
+    }
+    text
+}
+
+/// The file behind a bare name that the loader has just found, if the system says which files are mapped.
+fn mapped(name: &Path) -> Option<PathBuf> {
+    let stem = name.to_str()?.split(".so").next()?;
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..]))).find_map(|path| {
+        let file = path.file_name()?.to_str()?;
+        file.strip_prefix(stem).is_some_and(|rest| rest.starts_with(".so")).then(|| path.to_owned())
+    })
+}

@@ -1,0 +1,212 @@
+//! The functions of NCCL that are used, behind safe ones.
+//!
+//! All communicators are non-blocking (`ncclConfig_t.blocking = 0`): a call starts something, returns, and
+//! [`RawComm::poll`] says when it is done. So no thread is ever inside NCCL for long, one lock per communicator keeps
+//! every call apart, and a communicator can be aborted at any time by another thread.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::Arc;
+
+use fsdp_core::DType;
+
+use super::library::{self, Library, LibraryError};
+use super::nccl_comm::RawComm;
+use crate::nccl::{Code, NcclError, Outcome, Version};
+
+/// Names a communicator that is about to be made; a capability: whoever has it can join.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct UniqueId {
+    bytes: [c_char; 128],
+}
+
+pub(super) type Handle = *mut c_void;
+
+/// `ncclConfig_t` as of 2.18. Newer versions read what `size` says and have defaults for the rest.
+#[repr(C)]
+pub(super) struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+    cga_cluster_size: c_int,
+    min_ctas: c_int,
+    max_ctas: c_int,
+    net_name: *const c_char,
+    split_share: c_int,
+}
+
+impl Config {
+    /// Non-blocking; the rest is left to NCCL. Communicators that are split off share no resources with their parent:
+    /// if they did, the two could not be used at the same time.
+    pub(super) fn non_blocking() -> Self {
+        const UNDEFINED: c_int = c_int::MIN;
+        Self {
+            size: size_of::<Self>(),
+            magic: 0xcafe_beef,
+            version: 2_18_00,
+            blocking: 0,
+            cga_cluster_size: UNDEFINED,
+            min_ctas: UNDEFINED,
+            max_ctas: UNDEFINED,
+            net_name: ptr::null(),
+            split_share: UNDEFINED,
+        }
+    }
+}
+
+/// A collective with two buffers and a count: all-gather.
+pub(super) type Gather =
+    unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Handle, *mut c_void) -> c_int;
+/// The same with a reduction operator.
+pub(super) type Reduce =
+    unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> c_int;
+pub(super) type Query = unsafe extern "C" fn(Handle, *mut c_int) -> c_int;
+pub(super) type End = unsafe extern "C" fn(Handle) -> c_int;
+
+/// `ncclSum`
+pub(super) const SUM: c_int = 0;
+
+pub(super) fn dtype_code(dtype: DType) -> c_int {
+    match dtype {
+        DType::U32 => 3,
+        DType::I64 => 4,
+        DType::F32 => 7,
+        DType::F64 => 8,
+        DType::Bf16 => 9,
+    }
+}
+
+macro_rules! table {
+    ($($field:ident: $symbol:literal as $type:ty),* $(,)?) => {
+        /// Addresses of functions, valid while the library is open.
+        #[derive(Debug)]
+        pub(super) struct Table { $(pub(super) $field: $type),* }
+
+        impl Table {
+            /// # Safety
+            /// The types must be those of the library's header.
+            unsafe fn of(library: &Library) -> Result<Self, LibraryError> {
+                // SAFETY: as of the caller.
+                Ok(Self { $($field: unsafe { library.function::<$type>($symbol) }?),* })
+            }
+        }
+    };
+}
+
+table! {
+    get_unique_id: "ncclGetUniqueId" as unsafe extern "C" fn(*mut UniqueId) -> c_int,
+    init_rank_config: "ncclCommInitRankConfig"
+        as unsafe extern "C" fn(*mut Handle, c_int, UniqueId, c_int, *mut Config) -> c_int,
+    split: "ncclCommSplit" as unsafe extern "C" fn(Handle, c_int, c_int, *mut Handle, *mut Config) -> c_int,
+    finalize: "ncclCommFinalize" as End,
+    destroy: "ncclCommDestroy" as End,
+    abort: "ncclCommAbort" as End,
+    async_error: "ncclCommGetAsyncError" as Query,
+    count: "ncclCommCount" as Query,
+    device: "ncclCommCuDevice" as Query,
+    user_rank: "ncclCommUserRank" as Query,
+    error_string: "ncclGetErrorString" as unsafe extern "C" fn(c_int) -> *const c_char,
+    last_error: "ncclGetLastError" as unsafe extern "C" fn(Handle) -> *const c_char,
+    group_start: "ncclGroupStart" as unsafe extern "C" fn() -> c_int,
+    group_end: "ncclGroupEnd" as unsafe extern "C" fn() -> c_int,
+    all_gather: "ncclAllGather" as Gather,
+    reduce_scatter: "ncclReduceScatter" as Reduce,
+    all_reduce: "ncclAllReduce" as Reduce,
+}
+
+/// The library, open and new enough.
+#[derive(Debug)]
+pub struct Nccl {
+    pub(super) table: Table,
+    version: Version,
+    library: Library,
+}
+
+impl Nccl {
+    /// Opens NCCL, in one of `folders` or where the system's loader finds it.
+    ///
+    /// # Errors
+    /// [`NcclError`]: not found, not NCCL, or too old.
+    pub fn open(folders: &[PathBuf]) -> Result<Arc<Self>, NcclError> {
+        let library = Library::open(library::NCCL, folders)?;
+        let mut version = 0;
+        // SAFETY: the type is that of nccl.h, of every version.
+        let get_version =
+            unsafe { library.function::<unsafe extern "C" fn(*mut c_int) -> c_int>("ncclGetVersion") }?;
+        // SAFETY: it writes one integer.
+        let code = unsafe { get_version(&mut version) };
+        if let Outcome::Failed(code) = Outcome::of(code) {
+            let (text, detail) = Default::default();
+            return Err(NcclError::Call { call: "ncclGetVersion", code, text, detail });
+        }
+        let (found, needed) = (Version(version.unsigned_abs()), Version::NEEDED);
+        if found < needed {
+            return Err(NcclError::TooOld { path: library.path().to_owned(), found, needed });
+        }
+        // SAFETY: the types are those of nccl.h 2.18 to 2.30, and the version is not older.
+        let table = unsafe { Table::of(&library) }?;
+        Ok(Arc::new(Self { table, version: found, library }))
+    }
+
+    /// The version of the library.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The file of the library.
+    pub fn path(&self) -> &Path {
+        self.library.path()
+    }
+
+    /// A new id, to be given to all ranks of one communicator.
+    pub(crate) fn unique_id(&self) -> Result<UniqueId, NcclError> {
+        let mut id = UniqueId { bytes: [0; 128] };
+        // SAFETY: it writes one id.
+        let code = unsafe { (self.table.get_unique_id)(&mut id) };
+        self.started("ncclGetUniqueId", code, ptr::null_mut())?;
+        Ok(id)
+    }
+
+    /// Begins to connect `rank` of `ranks`, on the current device of this thread.
+    pub(crate) fn init(
+        self: &Arc<Self>,
+        id: UniqueId,
+        ranks: c_int,
+        rank: c_int,
+    ) -> Result<RawComm, NcclError> {
+        let (mut handle, mut config) = (ptr::null_mut(), Config::non_blocking());
+        // SAFETY: `config` is read before the call returns; a non-blocking call writes `handle` before it returns.
+        let code = unsafe { (self.table.init_rank_config)(&mut handle, ranks, id, rank, &mut config) };
+        self.started("ncclCommInitRankConfig", code, ptr::null_mut())?;
+        Ok(RawComm::new(self.clone(), handle))
+    }
+
+    /// Done and under way are both well.
+    pub(super) fn started(&self, call: &'static str, code: c_int, handle: Handle) -> Result<(), NcclError> {
+        match Outcome::of(code) {
+            Outcome::Done | Outcome::InProgress => Ok(()),
+            Outcome::Failed(known) => Err(self.error(call, known, code, handle)),
+        }
+    }
+
+    pub(super) fn error(&self, call: &'static str, code: Code, number: c_int, handle: Handle) -> NcclError {
+        // SAFETY: both return null or a string that is not freed before the next call of this thread; it is copied
+        // at once. `handle` is null or a communicator that was not destroyed.
+        let (text, detail) =
+            unsafe { (copied((self.table.error_string)(number)), copied((self.table.last_error)(handle))) };
+        NcclError::Call { call, code, text, detail }
+    }
+}
+
+/// # Safety
+/// `text` is null or ends with a zero byte.
+unsafe fn copied(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: as of the caller.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned()
+}

@@ -1,0 +1,43 @@
+//! Communicators over NCCL, for ranks that are threads of one process, each with a device of its own.
+//!
+//! [`Nccl::open`] finds the library, [`Gpus`] starts the ranks, [`NcclComm`] is what they communicate with.
+//!
+//! # Rules of NCCL that this keeps
+//!
+//! - *One call at a time on a communicator, and calls of one device from one thread* (user guide, "Thread Safety"). Every
+//!   rank issues its collectives from its own thread; a lock per communicator keeps the watcher's calls apart.
+//! - *Several communicators on one device* (user guide, "Using multiple NCCL communicators concurrently"): kernels of two
+//!   communicators may have to run at the same time on all their devices, so every rank must launch them in the same
+//!   order. A rank has one communicator for gathers and one for reductions (and those split off from them). The schedule
+//!   has one order of operations for all ranks, and a call here returns only when NCCL has launched it. So ranks must
+//!   run in program order: an adversarial order that differs between ranks is for `fsdp-sim`.
+//! - *No call on a communicator that is not ready* (non-blocking communicators). The first collective of a communicator
+//!   sets up its connections, and waits for all ranks while it does.
+//! - *Nothing may free what the device still uses.* Buffers of a collective that nobody waited for, or that failed, are
+//!   leaked.
+//!
+//! # What goes wrong, and who says so
+//!
+//! Every call is first entered into a table that all ranks share, and compared with what the others called at this
+//! place: a difference is [`CommError::Mismatch`](fsdp_core::comm::CommError::Mismatch) before NCCL sees it, because NCCL
+//! would hang or add up the wrong numbers. A watcher polls NCCL's asynchronous errors and the ends of collectives; when
+//! something fails or takes too long, all communicators of the process are aborted, and every later call returns
+//! the first reason. A collective that was cut off leaves wrong numbers behind: whoever reads results on the host
+//! calls [`Comm::check`](fsdp_core::comm::Comm::check) afterwards.
+
+mod launch;
+
+mod comm;
+
+pub(crate) mod buffers;
+mod error;
+mod link;
+mod table;
+mod watch;
+mod world;
+
+pub use crate::ffi::nccl::Nccl;
+pub use comm::NcclComm;
+pub(crate) use error::Outcome;
+pub use error::{Code, NcclError, Version};
+pub use launch::{GpuOptions, Gpus, TooManyRanks};

@@ -1,0 +1,141 @@
+use fsdp_core::DType;
+use fsdp_core::comm::{CollectiveKind, Purpose};
+
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+fn call(sequence: u64) -> Fingerprint {
+    let (kind, purpose) = (CollectiveKind::AllReduce, Purpose::Scalars);
+    Fingerprint { sequence, kind, purpose, unit: None, dtype: DType::I64, elements: 4 }
+}
+
+/// Two communicators of all ranks.
+fn table(ranks: usize, now: Instant) -> (Table<bool>, Vec<Seat>, Vec<Seat>) {
+    let mut table = Table::new(ranks);
+    let members: Arc<[Rank]> = (0..ranks).map(Rank).collect();
+    let mut seats = |path, name| {
+        members.iter().map(|&rank| table.seat(&[path], name, &members, rank, now)).collect::<Vec<_>>()
+    };
+    let (gathers, reductions) = (seats(0, "gathers"), seats(1, "reductions"));
+    (table, gathers, reductions)
+}
+
+/// Events of these tests have passed when they are true.
+fn settle(table: &mut Table<bool>, now: Instant) {
+    table.settle(now, |_, event| Ok::<_, ()>(*event)).unwrap();
+}
+
+#[test]
+fn the_second_to_call_something_else_is_refused_and_told_of_the_first() {
+    let now = Instant::now();
+    let (mut table, gathers, _) = table(3, now);
+    assert_eq!(table.enter(gathers[2], call(0), None, now).unwrap(), 0);
+    let other = Fingerprint { purpose: Purpose::UpdateRule, ..call(0) };
+    let error = table.enter(gathers[0], other, None, now).unwrap_err();
+    let expected = CommError::Mismatch { rank: Rank(0), got: other, peer: Rank(2), expected: call(0) };
+    assert_eq!(error, expected);
+    assert_eq!(table.enter(gathers[1], call(0), None, now).unwrap(), 0, "equal calls go on");
+}
+
+#[test]
+fn calls_are_forgotten_when_all_ranks_have_entered() {
+    let now = Instant::now();
+    let (mut table, gathers, _) = table(3, now);
+    for sequence in 0..100 {
+        for &seat in &gathers {
+            let position = table.enter(seat, call(sequence), None, now).unwrap();
+            table.issued(seat, position, true);
+        }
+    }
+    assert!(table.groups[0].open.is_empty());
+    assert!(!table.is_idle());
+    settle(&mut table, now);
+    assert!(table.is_idle());
+    assert_eq!(table.status()[1].doing, format!("gathers: ended {}", call(99)));
+}
+
+#[test]
+fn notes_are_read_once_by_each_rank_when_all_are_there() {
+    let now = Instant::now();
+    let (mut table, gathers, _) = table(2, now);
+    let position = table.enter(gathers[1], call(0), Some(7), now).unwrap();
+    assert_eq!(table.notes(gathers[1], position), None);
+    table.enter(gathers[0], call(0), Some(5), now).unwrap();
+    for &seat in &gathers {
+        assert_eq!(table.notes(seat, position), Some(vec![5, 7]));
+        table.end_call(seat, position, now);
+    }
+    assert!(table.groups[0].open.is_empty());
+    assert!(table.is_idle());
+}
+
+#[test]
+fn a_collective_is_overdue_when_it_was_first_in_line_for_the_limit() {
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let (mut table, gathers, _) = table(2, start);
+    for &seat in &gathers {
+        let position = table.enter(seat, call(0), None, at(0)).unwrap();
+        table.issued(seat, position, true);
+        let position = table.enter(seat, call(1), None, at(0)).unwrap();
+        table.issued(seat, position, false);
+    }
+    assert!(table.overdue(at(9), LIMIT).is_none());
+    settle(&mut table, at(9));
+    assert!(table.overdue(at(18), LIMIT).is_none(), "the second one is first in line since 9");
+    let failure = table.overdue(at(19), LIMIT).unwrap();
+    let CommError::TimedOut { rank, call: late, seconds, missing, .. } = failure.error else {
+        panic!("{}", failure.error)
+    };
+    assert_eq!((rank, late, seconds, missing), (Rank(0), call(1), 10, vec![]));
+    assert_eq!(failure.culprit, Rank(0));
+}
+
+#[test]
+fn a_call_that_is_still_on_the_host_can_be_overdue_too() {
+    let now = Instant::now();
+    let (mut table, gathers, _) = table(2, now);
+    table.enter(gathers[0], call(0), None, now).unwrap();
+    settle(&mut table, now);
+    let failure = table.overdue(now + LIMIT, LIMIT).unwrap();
+    assert_eq!(failure.culprit, Rank(1));
+    assert!(failure.error.to_string().contains("rank 1 did not enter it"), "{}", failure.error);
+}
+
+#[test]
+fn the_end_of_a_chain_of_waits_is_to_blame() {
+    let now = Instant::now();
+    let (mut table, gathers, reductions) = table(3, now);
+    // 0 waits for 1 and 2; 1 waits for 0 and 2; 2 waits for nobody.
+    table.enter(gathers[0], call(0), None, now).unwrap();
+    table.enter(reductions[1], call(0), None, now).unwrap();
+    let failure = table.overdue(now + LIMIT, LIMIT).unwrap();
+    assert_eq!(failure.culprit, Rank(2));
+    let status = table.status();
+    assert_eq!(status[0].doing, format!("gathers: issued {}, ended none", call(0)));
+    assert_eq!(status[2].doing, "has issued nothing");
+}
+
+#[test]
+fn a_rank_that_has_returned_is_missed_before_any_limit() {
+    let now = Instant::now();
+    let (mut table, gathers, _) = table(3, now);
+    table.enter(gathers[0], call(0), None, now).unwrap();
+    assert!(table.overdue(now, LIMIT).is_none());
+    table.end_rank(Rank(2));
+    let failure = table.overdue(now, LIMIT).unwrap();
+    let CommError::Missing { missing, .. } = failure.error else { panic!("{}", failure.error) };
+    assert_eq!((failure.culprit, missing), (Rank(2), vec![Rank(2)]), "rank 1 may still come");
+}
+
+#[test]
+fn a_device_that_fails_is_the_one_of_the_event() {
+    let now = Instant::now();
+    let (mut table, gathers, _) = table(2, now);
+    let position = table.enter(gathers[1], call(0), None, now).unwrap();
+    table.issued(gathers[1], position, false);
+    assert_eq!(table.settle(now, |_, _| Err("lost")).unwrap_err(), (Rank(1), "lost"));
+    assert_eq!(table.current(gathers[1]), Some(call(0)));
+    assert_eq!(table.current(gathers[0]), None);
+}

@@ -1,0 +1,42 @@
+//! AdamW: one pass over parameters, state and gradient.
+
+use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
+use fsdp_core::{DType, Error, Queue};
+use fsdp_nn::HostMemory;
+use fsdp_nn::update::{AdamW, AdamWFactors};
+
+use super::on_host::with_host_shard;
+use super::runs::{runs, types};
+use crate::device::{CudaBuffer, CudaMemory};
+use crate::kernels::{UPDATE, Word};
+
+impl UpdateRule<CudaMemory> for AdamW {
+    fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
+        UpdateRule::<HostMemory>::state(self, pieces, shard_len, dtype)
+    }
+
+    fn update(
+        &mut self,
+        memory: &CudaMemory,
+        shard: &mut SegmentShard<'_, CudaBuffer>,
+        scalars: &StepScalars<'_, CudaBuffer>,
+        statistics: &[Vec<f64>],
+    ) -> Result<(), Error> {
+        if shard.params.is_on_host() {
+            return with_host_shard(self, memory, shard, scalars, |rule, host, shard, scalars| {
+                rule.update(host, shard, scalars, statistics)
+            });
+        }
+        let kernels = memory.kernels(Queue::Compute, &UPDATE, types(shard)?);
+        for run in runs(shard.pieces, &self.no_decay) {
+            let AdamWFactors { keep, weight, by_end, beta2, square, root_correction, eps, step_size } =
+                self.factors(run.param, scalars.step, scalars.lr);
+            let mut words = run.words(memory, shard)?;
+            words.push(Word::Range(memory.range(Queue::Compute, scalars.factors)?));
+            words.extend([Word::Real(keep), Word::Real(weight), Word::Int(u32::from(by_end))]);
+            words.extend([beta2, square, root_correction, eps, step_size].map(Word::Real));
+            kernels.elements("adamw", run.len, &words)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,80 @@
+//! Runs of a shard that one launch updates.
+
+use std::collections::BTreeSet;
+
+use fsdp_core::memory::{Slice, SliceMut};
+use fsdp_core::model::ParamId;
+use fsdp_core::update::{Piece, SegmentShard};
+use fsdp_core::{DType, Error, Queue};
+
+use crate::device::{CudaBuffer, CudaMemory, expect_dtype, expect_float};
+use crate::kernels::Word;
+
+/// Elements of neighbouring pieces that are treated alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    /// One of its parameters.
+    pub(super) param: ParamId,
+    /// Its first element.
+    pub(super) offset: usize,
+    /// Its length.
+    pub(super) len: usize,
+}
+
+/// The runs of a shard: pieces that touch are one when weight decay treats them alike.
+pub(super) fn runs(pieces: &[Piece], no_decay: &BTreeSet<ParamId>) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for piece in pieces {
+        let decays = |param| !no_decay.contains(&param);
+        match runs.last_mut() {
+            Some(run) if run.offset + run.len == piece.offset && decays(run.param) == decays(piece.param) => {
+                run.len += piece.len;
+            }
+            _ => runs.push(Run { param: piece.param, offset: piece.offset, len: piece.len }),
+        }
+    }
+    runs
+}
+
+impl Run {
+    /// The pointers of a kernel: gradient, parameters, states, and the length.
+    pub(super) fn words<'a>(
+        &self,
+        memory: &CudaMemory,
+        shard: &'a mut SegmentShard<'_, CudaBuffer>,
+    ) -> Result<Vec<Word<'a>>, Error> {
+        let gradient = memory.range(Queue::Compute, Slice::new(shard.gradient, self.offset, self.len))?;
+        let mut words = vec![Word::Range(gradient)];
+        for buffer in std::iter::once(&mut *shard.params).chain(shard.state.iter_mut()) {
+            let range = memory.range_mut(Queue::Compute, SliceMut::new(buffer, self.offset, self.len))?;
+            words.push(Word::Range(range));
+        }
+        words.push(Word::Len(self.len));
+        Ok(words)
+    }
+}
+
+/// The types of parameters and state, and of the gradient.
+pub(super) fn types(shard: &SegmentShard<'_, CudaBuffer>) -> Result<(DType, DType), Error> {
+    let master = expect_float(shard.params)?;
+    expect_dtype(shard.params, master.master())?;
+    shard.state.iter().try_for_each(|buffer| expect_dtype(buffer, master))?;
+    Ok((master, expect_float(shard.gradient)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_that_touch_are_one_run_when_treated_alike() {
+        let piece = |param, offset, len| {
+            let param = ParamId(param);
+            Piece { param, offset, len, param_offset: 0, row_len: 1 }
+        };
+        let pieces = [piece(0, 0, 5), piece(1, 5, 3), piece(2, 8, 4), piece(3, 14, 2), piece(4, 16, 1)];
+        let run = |param, offset, len| Run { param: ParamId(param), offset, len };
+        let found = runs(&pieces, &[ParamId(2)].into());
+        assert_eq!(found, [run(0, 0, 8), run(2, 8, 4), run(3, 14, 3)]);
+    }
+}

@@ -1,0 +1,46 @@
+//! Stochastic gradient descent: one pass over parameters, momentum and gradient.
+
+use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
+use fsdp_core::{DType, Error, Queue};
+use fsdp_nn::HostMemory;
+use fsdp_nn::update::Sgd;
+
+use super::on_host::with_host_shard;
+use super::runs::{runs, types};
+use crate::device::{CudaBuffer, CudaMemory};
+use crate::kernels::{UPDATE, Word};
+
+impl UpdateRule<CudaMemory> for Sgd {
+    fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
+        UpdateRule::<HostMemory>::state(self, pieces, shard_len, dtype)
+    }
+
+    fn update(
+        &mut self,
+        memory: &CudaMemory,
+        shard: &mut SegmentShard<'_, CudaBuffer>,
+        scalars: &StepScalars<'_, CudaBuffer>,
+        statistics: &[Vec<f64>],
+    ) -> Result<(), Error> {
+        if shard.params.is_on_host() {
+            return with_host_shard(self, memory, shard, scalars, |rule, host, shard, scalars| {
+                rule.update(host, shard, scalars, statistics)
+            });
+        }
+        let kernels = memory.kernels(Queue::Compute, &UPDATE, types(shard)?);
+        for run in runs(shard.pieces, &self.no_decay) {
+            let decay = if self.no_decay.contains(&run.param) { 0.0 } else { self.weight_decay };
+            let mut words = run.words(memory, shard)?;
+            words.push(Word::Range(memory.range(Queue::Compute, scalars.factors)?));
+            words.extend([decay, scalars.lr].map(Word::Real));
+            if self.momentum == 0.0 {
+                kernels.elements("sgd", run.len, &words)?;
+                continue;
+            }
+            words.extend([self.momentum, 1.0 - self.dampening].map(Word::Real));
+            words.extend([self.nesterov, scalars.step == 1].map(|flag| Word::Int(u32::from(flag))));
+            kernels.elements("sgd_momentum", run.len, &words)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,32 @@
+//! Several ranks on one device: the suite of communicators, with elements moved on the ranks' own streams.
+
+use std::sync::Arc;
+
+use fsdp_comm::conformance;
+use fsdp_cuda::{CudaMemory, CudaOptions};
+use fsdp_sim::{Threads, WorldOptions};
+
+use crate::fake_cuda;
+
+fn worlds(seed: u64, share_unsharded: bool) -> Threads<CudaMemory> {
+    let device = fake_cuda::device().seed(seed);
+    let options = WorldOptions { share_unsharded, ..WorldOptions::new(1) };
+    let options_of_memory = CudaOptions { poison: true, ..CudaOptions::new(device.ordinal) };
+    Threads::new(options, move |_, _| {
+        Arc::new(CudaMemory::new(options_of_memory).expect("the fake has devices"))
+    })
+}
+
+#[test]
+fn ranks_that_share_a_device_pass() {
+    for seed in 1..4 {
+        conformance::all(&worlds(seed, false), &[1, 2, 3, 4]);
+    }
+}
+
+#[test]
+fn ranks_that_share_storage_pass() {
+    for seed in 11..13 {
+        conformance::all(&worlds(seed, true), &[1, 2, 5]);
+    }
+}

@@ -1,0 +1,557 @@
+/* A stand-in for libnccl over host memory, for ranks that are threads of one process.
+ *
+ * It keeps the rules of the real one where a caller can break them: communicators are non-blocking, a call on one that is
+ * not ready is refused, operations run on streams and move data only when all ranks have come, a mismatch hangs,
+ * an abort frees only the rank that asked for it. What a caller did is written to a log, and so is every broken rule
+ * ("VIOLATION"). Sums are added by the tree of fsdp-core, so that results can be compared bit for bit.
+ *
+ * Streams are the caller's: `fake_set_enqueue` says how a function is appended to one. */
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef FAKE_VERSION
+#define FAKE_VERSION 22809
+#endif
+
+enum { SUCCESS = 0, INTERNAL = 3, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
+enum { ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE };
+enum { MAX_RANKS = 64, MAX_SEGMENTS = 64, POLLS = 3 };
+
+typedef struct { char internal[128]; } ncclUniqueId;
+typedef struct {
+    size_t size;
+    unsigned magic, version;
+    int blocking, cga_cluster_size, min_ctas, max_ctas;
+    const char *net_name;
+    int split_share;
+} ncclConfig_t;
+
+typedef struct { const void *from; void *to; size_t count; int dtype; } segment;
+
+/* What one rank brings to a collective. */
+typedef struct {
+    int kind, segments;
+    segment segment[MAX_SEGMENTS];
+    int entered;
+} part;
+
+/* A collective: it happens when all ranks have entered it with the same call. */
+typedef struct collective {
+    uint64_t sequence;
+    part part[MAX_RANKS];
+    int done, left;
+    struct collective *next;
+} collective;
+
+/* A split: it happens when all ranks have come. */
+typedef struct { int color[MAX_RANKS], key[MAX_RANKS], came[MAX_RANKS], arrived; struct clique *made[MAX_RANKS]; } split;
+
+/* The ranks of a communicator. */
+typedef struct clique {
+    uint64_t id;
+    int size, joined, rank_joined[MAX_RANKS];
+    collective *open;
+    split splits[64];
+    struct clique *next;
+} clique;
+
+typedef struct ncclComm {
+    clique *clique;
+    int rank, world_rank;
+    uint64_t issued, running, splits;
+    int polls;               /* how often it still says that it is in progress */
+    int pending_split;       /* 1 + number of the split it takes part in */
+    struct ncclComm **split_slot;
+    int finalized, dead, aborted, async_error;
+    int launching;           /* operations without a stream that are not done */
+    struct ncclComm *next;
+} *ncclComm_t;
+
+typedef int (*enqueue_fn)(void *stream, void (*work)(void *), void *argument);
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static uint64_t next_id = 1;
+static clique *cliques;
+static ncclComm_t comms;
+static enqueue_fn enqueue;
+static int refuse_calls;
+
+/* The log. */
+static char log_text[1 << 22];
+static size_t log_len;
+
+static void note(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    size_t room = sizeof log_text - log_len;
+    int len = vsnprintf(log_text + log_len, room, format, arguments);
+    if (len > 0 && (size_t)len < room) log_len += len;
+    va_end(arguments);
+}
+
+/* Copies the log, and says how long it is. */
+size_t fake_log(char *out, size_t room) {
+    pthread_mutex_lock(&lock);
+    size_t len = log_len < room ? log_len : room;
+    memcpy(out, log_text, len);
+    pthread_mutex_unlock(&lock);
+    return log_len;
+}
+
+void fake_clear_log(void) {
+    pthread_mutex_lock(&lock);
+    log_len = 0;
+    pthread_mutex_unlock(&lock);
+}
+
+void fake_set_enqueue(enqueue_fn function) { enqueue = function; }
+
+/* From now on, every communicator of a rank of the world reports this in the background, and its operations hang. */
+void fake_async_error(int world_rank, int code) {
+    pthread_mutex_lock(&lock);
+    for (ncclComm_t comm = comms; comm; comm = comm->next)
+        if (comm->world_rank == world_rank && !comm->dead) comm->async_error = code;
+    pthread_mutex_unlock(&lock);
+}
+
+/* From now on, collectives return this. */
+void fake_refuse_calls(int code) { refuse_calls = code; }
+
+/* Communicators that were made and neither destroyed nor aborted. */
+int fake_live_comms(void) {
+    int live = 0;
+    pthread_mutex_lock(&lock);
+    for (ncclComm_t comm = comms; comm; comm = comm->next) live += !comm->dead;
+    pthread_mutex_unlock(&lock);
+    return live;
+}
+
+/* Elements. */
+
+static size_t size_of(int dtype) {
+    switch (dtype) {
+    case 3: case 7: return 4;
+    case 4: case 8: return 8;
+    case 9: return 2;
+    default: return 0;
+    }
+}
+
+static float from_bf16(uint16_t bits) {
+    uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &wide, 4);
+    return value;
+}
+
+static uint16_t to_bf16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static void add(void *to, const void *from, size_t count, int dtype) {
+    for (size_t i = 0; i < count; i++) {
+        switch (dtype) {
+        case 3: ((uint32_t *)to)[i] += ((const uint32_t *)from)[i]; break;
+        case 4: ((uint64_t *)to)[i] += ((const uint64_t *)from)[i]; break;
+        case 7: ((float *)to)[i] += ((const float *)from)[i]; break;
+        case 8: ((double *)to)[i] += ((const double *)from)[i]; break;
+        case 9: {
+            uint16_t *out = (uint16_t *)to + i;
+            *out = to_bf16(from_bf16(*out) + from_bf16(((const uint16_t *)from)[i]));
+        }
+        }
+    }
+}
+
+/* The sum over the ranks start..start + ranks, by the tree: a power of two to the left, the rest to the right. */
+static void *tree(collective *op, int at, size_t skip, size_t count, int start, int ranks) {
+    int dtype = op->part[0].segment[at].dtype;
+    size_t bytes = count * size_of(dtype);
+    if (ranks == 1) {
+        char *copy = malloc(bytes + 1);
+        return memcpy(copy, (const char *)op->part[start].segment[at].from + skip * size_of(dtype), bytes);
+    }
+    int left = 1;
+    while (2 * left < ranks) left *= 2;
+    void *sum = tree(op, at, skip, count, start, left);
+    void *right = tree(op, at, skip, count, start + left, ranks - left);
+    add(sum, right, count, dtype);
+    free(right);
+    return sum;
+}
+
+static void move(clique *group, collective *op) {
+    for (int at = 0; at < op->part[0].segments; at++) {
+        segment *first = &op->part[0].segment[at];
+        size_t count = first->count, bytes = count * size_of(first->dtype);
+        void *sums[MAX_RANKS];
+        for (int rank = 0; rank < group->size; rank++) {
+            if (op->part[0].kind == REDUCE_SCATTER) sums[rank] = tree(op, at, rank * count, count, 0, group->size);
+            if (op->part[0].kind == ALL_REDUCE && rank == 0) sums[0] = tree(op, at, 0, count, 0, group->size);
+        }
+        for (int rank = 0; rank < group->size; rank++) {
+            char *to = op->part[rank].segment[at].to;
+            if (op->part[0].kind == ALL_GATHER) {
+                for (int from = 0; from < group->size; from++)
+                    memcpy(to + from * bytes, op->part[from].segment[at].from, bytes);
+            } else {
+                memcpy(to, sums[op->part[0].kind == REDUCE_SCATTER ? rank : 0], bytes);
+            }
+        }
+        if (op->part[0].kind == REDUCE_SCATTER) for (int rank = 0; rank < group->size; rank++) free(sums[rank]);
+        if (op->part[0].kind == ALL_REDUCE) free(sums[0]);
+    }
+}
+
+/* Whether all ranks have entered with the same call; real ranks that did not would wait for ever. */
+static int complete(clique *group, collective *op) {
+    for (int rank = 0; rank < group->size; rank++) {
+        part *mine = &op->part[rank], *first = &op->part[0];
+        if (!mine->entered || mine->kind != first->kind || mine->segments != first->segments) return 0;
+        for (int at = 0; at < mine->segments; at++)
+            if (mine->segment[at].count != first->segment[at].count || mine->segment[at].dtype != first->segment[at].dtype)
+                return 0;
+    }
+    return 1;
+}
+
+static collective *find(clique *group, uint64_t sequence) {
+    collective *op = group->open;
+    while (op && op->sequence != sequence) op = op->next;
+    if (!op) {
+        op = calloc(1, sizeof *op);
+        op->sequence = sequence;
+        op->next = group->open;
+        group->open = op;
+    }
+    return op;
+}
+
+/* Operations. */
+
+typedef struct { ncclComm_t comm; uint64_t sequence; part part; int without_stream; } launch;
+
+/* What runs on a stream: enters, waits for the others, leaves. */
+static void run(void *argument) {
+    launch *work = argument;
+    ncclComm_t comm = work->comm;
+    pthread_mutex_lock(&lock);
+    clique *group = comm->clique;
+    collective *op = find(group, work->sequence);
+    if (!comm->aborted && !comm->async_error) {
+        op->part[comm->rank] = work->part;
+        op->part[comm->rank].entered = 1;
+        if (complete(group, op)) {
+            move(group, op);
+            op->done = 1;
+            pthread_cond_broadcast(&changed);
+        }
+    }
+    while (!op->done && !comm->aborted) pthread_cond_wait(&changed, &lock);
+    if (!op->done) op->part[comm->rank].entered = 0; /* its buffers may go now */
+    if (op->done && ++op->left == group->size) {
+        collective **at = &group->open;
+        while (*at != op) at = &(*at)->next;
+        *at = op->next;
+        free(op);
+    }
+    comm->running--;
+    if (work->without_stream) comm->launching--;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    free(work);
+}
+
+static void *run_alone(void *argument) {
+    run(argument);
+    return NULL;
+}
+
+static __thread int depth, group_error;
+static __thread launch *group_work;
+static __thread void *group_stream;
+
+static int alive(ncclComm_t comm, const char *call) {
+    if (!comm || comm->dead) {
+        note("VIOLATION %s on a communicator that is gone\n", call);
+        return 0;
+    }
+    return 1;
+}
+
+/* Whether a new call may be made. */
+static int ready(ncclComm_t comm, const char *call) {
+    if (!alive(comm, call)) return 0;
+    if (comm->polls || comm->pending_split || comm->launching || comm->clique->joined < comm->clique->size) {
+        note("VIOLATION %s on a communicator that is not ready\n", call);
+        return 0;
+    }
+    return 1;
+}
+
+int ncclGroupStart(void) {
+    depth++;
+    return SUCCESS;
+}
+
+int ncclGroupEnd(void) {
+    if (depth == 0) return INVALID_USAGE;
+    if (--depth > 0) return SUCCESS;
+    launch *work = group_work;
+    int error = group_error;
+    group_work = NULL;
+    group_error = SUCCESS;
+    if (error || !work) {
+        free(work);
+        return error;
+    }
+    static const char *names[] = { "all_gather", "reduce_scatter", "all_reduce" };
+    ncclComm_t comm = work->comm;
+    pthread_mutex_lock(&lock);
+    work->sequence = comm->issued++;
+    comm->running++;
+    comm->polls = POLLS;
+    work->without_stream = !group_stream || !enqueue;
+    if (work->without_stream) comm->launching++;
+    note("rank %d comm %llu %s", comm->world_rank, (unsigned long long)comm->clique->id, names[work->part.kind]);
+    for (int at = 0; at < work->part.segments; at++)
+        note(" %zux%d", work->part.segment[at].count, work->part.segment[at].dtype);
+    note("\n");
+    int without_stream = work->without_stream;
+    pthread_mutex_unlock(&lock);
+    if (without_stream) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, run_alone, work)) return INTERNAL;
+        pthread_detach(thread);
+    } else if (enqueue(group_stream, run, work)) {
+        return INTERNAL;
+    }
+    return IN_PROGRESS;
+}
+
+static int collective_call(int kind, const void *from, void *to, size_t count, int dtype, ncclComm_t comm, void *stream) {
+    pthread_mutex_lock(&lock);
+    int error = SUCCESS;
+    if (refuse_calls) error = refuse_calls;
+    else if (!ready(comm, "a collective")) error = INVALID_ARGUMENT;
+    else if (comm->finalized) error = INVALID_USAGE;
+    else if (!from || !to || count == 0 || size_of(dtype) == 0) error = INVALID_ARGUMENT;
+    if (error == INVALID_ARGUMENT) note("VIOLATION arguments of a collective\n");
+    pthread_mutex_unlock(&lock);
+    if (error) {
+        if (depth) group_error = error;
+        return error;
+    }
+    if (!depth) {
+        note("VIOLATION a collective outside of a group\n");
+        return INVALID_USAGE;
+    }
+    if (!group_work) group_work = calloc(1, sizeof *group_work);
+    if (group_work->comm && (group_work->comm != comm || group_stream != stream || group_work->part.kind != kind))
+        return group_error = INVALID_USAGE;
+    group_work->comm = comm;
+    group_stream = stream;
+    group_work->part.kind = kind;
+    group_work->part.segment[group_work->part.segments++] = (segment){ from, to, count, dtype };
+    return SUCCESS;
+}
+
+int ncclAllGather(const void *from, void *to, size_t count, int dtype, ncclComm_t comm, void *stream) {
+    return collective_call(ALL_GATHER, from, to, count, dtype, comm, stream);
+}
+
+int ncclReduceScatter(const void *from, void *to, size_t count, int dtype, int op, ncclComm_t comm, void *stream) {
+    return op ? INVALID_ARGUMENT : collective_call(REDUCE_SCATTER, from, to, count, dtype, comm, stream);
+}
+
+int ncclAllReduce(const void *from, void *to, size_t count, int dtype, int op, ncclComm_t comm, void *stream) {
+    return op ? INVALID_ARGUMENT : collective_call(ALL_REDUCE, from, to, count, dtype, comm, stream);
+}
+
+/* Communicators. */
+
+int ncclGetVersion(int *version) {
+    *version = FAKE_VERSION;
+    return SUCCESS;
+}
+
+int ncclGetUniqueId(ncclUniqueId *id) {
+    pthread_mutex_lock(&lock);
+    memset(id, 0, sizeof *id);
+    memcpy(id, &next_id, sizeof next_id);
+    next_id++;
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
+}
+
+static clique *clique_of(uint64_t id, int size) {
+    clique *group = cliques;
+    while (group && group->id != id) group = group->next;
+    if (!group) {
+        group = calloc(1, sizeof *group);
+        group->id = id;
+        group->size = size;
+        group->next = cliques;
+        cliques = group;
+    }
+    return group;
+}
+
+static ncclComm_t join(clique *group, int rank, int world_rank) {
+    ncclComm_t comm = calloc(1, sizeof *comm);
+    comm->clique = group;
+    comm->rank = rank;
+    comm->world_rank = world_rank;
+    comm->polls = POLLS;
+    comm->next = comms;
+    comms = comm;
+    group->joined++;
+    group->rank_joined[rank] = 1;
+    return comm;
+}
+
+static int valid(const ncclConfig_t *config) {
+    return config && config->size >= sizeof *config && config->magic == 0xcafebeef && config->version >= 21800
+        && config->blocking == 0;
+}
+
+int ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config) {
+    uint64_t number;
+    memcpy(&number, &id, sizeof number);
+    if (rank < 0 || rank >= ranks || ranks > MAX_RANKS || !valid(config) || number == 0) return INVALID_ARGUMENT;
+    pthread_mutex_lock(&lock);
+    clique *group = clique_of(number, ranks);
+    int result = IN_PROGRESS;
+    if (group->size != ranks || group->rank_joined[rank]) result = INVALID_ARGUMENT;
+    else *comm = join(group, rank, rank);
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+#ifndef WITHOUT_SPLIT
+int ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out, ncclConfig_t *config) {
+    pthread_mutex_lock(&lock);
+    int result = INVALID_ARGUMENT;
+    if (ready(comm, "ncclCommSplit") && valid(config) && color >= 0 && comm->splits < 64) {
+        split *cut = &comm->clique->splits[comm->splits++];
+        cut->color[comm->rank] = color;
+        cut->key[comm->rank] = key;
+        cut->came[comm->rank] = 1;
+        cut->arrived++;
+        comm->pending_split = (int)comm->splits;
+        comm->split_slot = out;
+        *out = NULL;
+        result = IN_PROGRESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+#endif
+
+/* Gives a rank its part of a split that all ranks have come to. */
+static void finish_split(ncclComm_t comm) {
+    split *cut = &comm->clique->splits[comm->pending_split - 1];
+    int size = 0, rank = 0, first = -1, mine = comm->rank;
+    for (int other = 0; other < comm->clique->size; other++) {
+        if (cut->color[other] != cut->color[mine]) continue;
+        if (first < 0) first = other;
+        if (cut->key[other] < cut->key[mine] || (cut->key[other] == cut->key[mine] && other < mine)) rank++;
+        size++;
+    }
+    if (!cut->made[first]) cut->made[first] = clique_of(next_id++, size);
+    *comm->split_slot = join(cut->made[first], rank, comm->world_rank);
+    comm->pending_split = 0;
+}
+
+int ncclCommGetAsyncError(ncclComm_t comm, int *error) {
+    pthread_mutex_lock(&lock);
+    int result = SUCCESS;
+    if (!alive(comm, "ncclCommGetAsyncError")) {
+        result = INVALID_ARGUMENT;
+    } else if (comm->async_error) {
+        *error = comm->async_error;
+    } else if (comm->clique->joined < comm->clique->size || comm->launching) {
+        *error = IN_PROGRESS;
+    } else if (comm->polls > 0) {
+        comm->polls--;
+        *error = IN_PROGRESS;
+    } else if (comm->pending_split) {
+        *error = IN_PROGRESS;
+        if (comm->clique->splits[comm->pending_split - 1].arrived == comm->clique->size) finish_split(comm);
+    } else {
+        *error = comm->finalized && comm->running ? IN_PROGRESS : SUCCESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+int ncclCommFinalize(ncclComm_t comm) {
+    pthread_mutex_lock(&lock);
+    int result = INVALID_ARGUMENT;
+    if (ready(comm, "ncclCommFinalize") && !comm->finalized) {
+        comm->finalized = 1;
+        comm->polls = POLLS;
+        result = IN_PROGRESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+int ncclCommDestroy(ncclComm_t comm) {
+    pthread_mutex_lock(&lock);
+    int result = INVALID_ARGUMENT;
+    if (ready(comm, "ncclCommDestroy")) {
+        if (!comm->finalized || comm->running) note("VIOLATION ncclCommDestroy before everything has ended\n");
+        comm->dead = 1;
+        note("rank %d comm %llu destroyed\n", comm->world_rank, (unsigned long long)comm->clique->id);
+        result = SUCCESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+int ncclCommAbort(ncclComm_t comm) {
+    pthread_mutex_lock(&lock);
+    int result = INVALID_ARGUMENT;
+    if (alive(comm, "ncclCommAbort")) {
+        comm->dead = comm->aborted = 1;
+        note("rank %d comm %llu aborted\n", comm->world_rank, (unsigned long long)comm->clique->id);
+        pthread_cond_broadcast(&changed);
+        result = SUCCESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+static int query(ncclComm_t comm, int *out, int value_of) {
+    pthread_mutex_lock(&lock);
+    int result = ready(comm, "a query") ? SUCCESS : INVALID_ARGUMENT;
+    if (result == SUCCESS) *out = value_of == 0 ? comm->clique->size : value_of == 1 ? comm->rank : comm->world_rank;
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+int ncclCommCount(ncclComm_t comm, int *out) { return query(comm, out, 0); }
+int ncclCommUserRank(ncclComm_t comm, int *out) { return query(comm, out, 1); }
+int ncclCommCuDevice(ncclComm_t comm, int *out) { return query(comm, out, 2); }
+
+const char *ncclGetErrorString(int code) {
+    switch (code) {
+    case 2: return "unhandled system error";
+    case 4: return "invalid argument";
+    case 5: return "invalid usage";
+    case 6: return "remote process exited or there was a network error";
+    default: return "unknown result code";
+    }
+}
+
+const char *ncclGetLastError(ncclComm_t comm) { return comm && comm->async_error ? "socket closed by peer" : ""; }

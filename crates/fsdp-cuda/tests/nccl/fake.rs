@@ -1,0 +1,128 @@
+//! The library that stands in for NCCL: compiled once, opened anew for every test, so that no test sees another's.
+#![expect(unsafe_code, reason = "it calls the C functions of the stand-in")]
+
+use std::ffi::{c_char, c_int, c_void};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use fsdp_cuda::nccl::Nccl;
+
+use crate::memory;
+
+/// An open stand-in.
+pub(crate) struct Fake {
+    pub(crate) nccl: Arc<Nccl>,
+    library: libloading::Library,
+}
+
+impl Fake {
+    /// Operations run on the streams of [`memory::StreamMemory`].
+    pub(crate) fn new() -> Self {
+        let fake = Self::without_streams();
+        // SAFETY: the type is that of `fake_set_enqueue`.
+        let set = unsafe { fake.function::<unsafe extern "C" fn(memory::Enqueue)>(b"fake_set_enqueue") };
+        // SAFETY: `enqueue` takes the streams of `StreamMemory`, which are what its communicators hand over.
+        unsafe { set(memory::enqueue) };
+        fake
+    }
+
+    /// Operations run on threads of their own; a call is in progress until its operation is done.
+    pub(crate) fn without_streams() -> Self {
+        let folder = fresh(&[]);
+        let nccl = Nccl::open(std::slice::from_ref(&folder)).expect("the stand-in has all functions");
+        assert_eq!(nccl.path(), folder.join("libnccl.so.2"));
+        // SAFETY: it has no initialisers.
+        let open = || unsafe { libloading::Library::new(folder.join("libnccl.so.2")) };
+        // Never closed: threads may still be about to leave it when a test ends.
+        std::mem::forget(open());
+        Self { nccl, library: open().expect("it was just opened") }
+    }
+
+    /// # Safety
+    /// `T` is the type of the function.
+    unsafe fn function<T: Copy>(&self, name: &[u8]) -> T {
+        // SAFETY: as of the caller.
+        *unsafe { self.library.get::<T>(name) }.expect("the stand-in has it")
+    }
+
+    /// What was called so far, a line each.
+    pub(crate) fn log(&self) -> Vec<String> {
+        let mut text = vec![0u8; 1 << 22];
+        // SAFETY: the type is that of `fake_log`, which writes at most as many bytes as it is told.
+        let len = unsafe {
+            self.function::<unsafe extern "C" fn(*mut c_char, usize) -> usize>(b"fake_log")(
+                text.as_mut_ptr().cast(),
+                text.len(),
+            )
+        };
+        text.truncate(len);
+        String::from_utf8(text).unwrap().lines().map(str::to_owned).collect()
+    }
+
+    /// No rule of NCCL was broken, and no communicator is left.
+    #[track_caller]
+    pub(crate) fn assert_clean(&self) {
+        let broken: Vec<_> = self.log().into_iter().filter(|line| line.contains("VIOLATION")).collect();
+        assert!(broken.is_empty(), "{broken:?}");
+        // SAFETY: the type is that of `fake_live_comms`.
+        let live = unsafe { self.function::<unsafe extern "C" fn() -> c_int>(b"fake_live_comms")() };
+        assert_eq!(live, 0, "communicators were neither destroyed nor aborted: {:?}", self.log());
+    }
+
+    /// All communicators of a rank report this code from now on.
+    pub(crate) fn async_error(&self, rank: usize, code: c_int) {
+        // SAFETY: the type is that of `fake_async_error`.
+        unsafe {
+            self.function::<unsafe extern "C" fn(c_int, c_int)>(b"fake_async_error")(rank as c_int, code)
+        }
+    }
+
+    /// All collectives are refused with this code from now on.
+    pub(crate) fn refuse_calls(&self, code: c_int) {
+        // SAFETY: the type is that of `fake_refuse_calls`.
+        unsafe { self.function::<unsafe extern "C" fn(c_int)>(b"fake_refuse_calls")(code) }
+    }
+}
+
+/// A folder with a copy of its own of the stand-in, compiled with these definitions.
+pub(crate) fn fresh(defines: &[&str]) -> PathBuf {
+    static COMPILED: OnceLock<PathBuf> = OnceLock::new();
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let root = || {
+        let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fake-nccl-{}", std::process::id()));
+        fs::create_dir_all(&root).unwrap();
+        root
+    };
+    let folder = root().join(COUNT.fetch_add(1, Ordering::Relaxed).to_string());
+    fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("libnccl.so.2");
+    if defines.is_empty() {
+        let compiled = COMPILED.get_or_init(|| {
+            let compiled = root().join("compiled.so");
+            compile(&[], &compiled);
+            compiled
+        });
+        fs::copy(compiled, file).unwrap();
+    } else {
+        compile(defines, &file);
+    }
+    folder
+}
+
+fn compile(defines: &[&str], out: &Path) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_nccl/fake_nccl.c");
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let mut command = Command::new(compiler);
+    command.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]).arg(out);
+    command.args(defines.iter().map(|define| format!("-D{define}"))).arg(source);
+    let output = command.output().expect("a C compiler is there, because Rust links with it");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// So that [`memory::Enqueue`] and the C type stay the same.
+const _: fn(memory::Enqueue) -> unsafe extern "C" fn(*mut c_void, memory::Work, *mut c_void) -> c_int =
+    |enqueue| enqueue;

@@ -1,0 +1,16 @@
+//! NCCL's communicator, driven through the real bindings over a library that stands in for NCCL.
+//!
+//! `tests/fake_nccl` is compiled when it is first needed. It works on host memory and keeps NCCL's rules; see there.
+#![expect(clippy::unwrap_used, reason = "a test that can not go on fails")]
+
+mod fake;
+mod memory;
+
+/// What is called, in which groups and order.
+mod calls;
+/// The suite of every communicator.
+mod conformance;
+/// What a failing rank, collective or library does to the others.
+mod failures;
+/// Finding and opening the library.
+mod opening;
