@@ -8,6 +8,7 @@ mod sizes;
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use fsdp_train::config::Device;
 
 pub(crate) use ckpt::{
     CkptCommand, ConvertArgs, DiffArgs, InspectArgs, MemoryArgs, TargetArg, VerifyCkptArgs,
@@ -170,7 +171,8 @@ gradients clipped at 1.0. The median is over the steps after the warm-up.
 Examples:
   fsdp bench train --ranks 4
   fsdp bench train --ranks 2 --micro-batch 2 --json
-  fsdp bench train --hidden 512 --layers 8 --ffn 2048 --param-dtype bf16"
+  fsdp bench train --hidden 512 --layers 8 --ffn 2048 --param-dtype bf16
+  fsdp bench train --device torch-cpu --param-dtype bf16"
 )]
 pub(crate) struct BenchTrainArgs {
     /// Elements of a hidden state
@@ -215,6 +217,9 @@ pub(crate) struct BenchTrainArgs {
     /// Dtype of gathered parameters and of compute
     #[arg(long, value_name = "DTYPE", value_enum, default_value_t = DtypeArg::F32)]
     pub(crate) param_dtype: DtypeArg,
+    /// What computes
+    #[arg(long, value_name = "DEVICE", value_enum, default_value_t = DeviceArg::Cpu)]
+    pub(crate) device: DeviceArg,
     /// Recompute layers in backward
     #[arg(long)]
     pub(crate) checkpointing: bool,
@@ -224,6 +229,28 @@ pub(crate) struct BenchTrainArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DeviceArg {
+    /// The kernels of fsdp
+    Cpu,
+    /// libtorch's kernels (feature `torch`)
+    TorchCpu,
+    /// NVIDIA GPUs (feature `cuda`)
+    Cuda,
+}
+
+impl DeviceArg {
+    /// The name in run files.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            DeviceArg::Cpu => Device::Cpu.name(),
+            DeviceArg::TorchCpu => Device::TorchCpu.name(),
+            DeviceArg::Cuda => Device::Cuda.name(),
+        }
+    }
 }
 
 /// A dtype of parameters.

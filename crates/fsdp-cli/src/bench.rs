@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::engine::ProgramOrder;
 use fsdp_core::memory::Usage;
-use fsdp_nn::HostMemory;
 use fsdp_nn::hf::HfModel;
-use fsdp_train::{Job, RankTrainer, TrainError};
+use fsdp_train::{Job, RankTrainer, TrainBackend, TrainError};
 
 use crate::args::BenchTrainArgs;
+use crate::device::Work;
 use crate::error::CliError;
-use crate::{host, logging, output};
+use crate::{device, logging, output};
 
 /// What one rank measured.
 struct Measured {
@@ -34,14 +34,31 @@ pub(crate) fn run(args: &BenchTrainArgs) -> Result<(), CliError> {
     }
     logging::install(None)?;
     let job = workload::job(args)?;
-    let ranks = host::training(&job.config.run)
-        .launch(args.ranks, &|seat| measure(&job, seat, args.steps as u64))
-        .map_err(TrainError::from)?;
+    device::expect(job.config.run.device)?;
+    let ranks = device::training(&job.config.run, Steps { job: &job, steps: args.steps as u64 })??;
     let report = report::Report::new(args, &job, &ranks);
     output::print(&if args.json { report.json() } else { report.text() })
 }
 
-fn measure(job: &Job<HfModel>, seat: Seat<HostMemory>, steps: u64) -> Result<Measured, TrainError> {
+/// The steps, on whichever device.
+struct Steps<'a> {
+    job: &'a Job<HfModel>,
+    steps: u64,
+}
+
+impl Work for Steps<'_> {
+    type Outcome = Result<Vec<Measured>, TrainError>;
+
+    fn on<L: Launcher>(self, launcher: &L) -> Self::Outcome
+    where
+        L::Memory: TrainBackend,
+    {
+        let ranks = self.job.config.run.ranks;
+        Ok(launcher.launch(ranks, &|seat: Seat<L::Memory>| measure(self.job, seat, self.steps))?)
+    }
+}
+
+fn measure<M: TrainBackend>(job: &Job<HfModel>, seat: Seat<M>, steps: u64) -> Result<Measured, TrainError> {
     let mut trainer = RankTrainer::new(job, seat)?;
     let mut measured = Measured { steps: Vec::new(), losses: Vec::new(), usage: Usage::default() };
     for step in 0..steps {

@@ -69,6 +69,20 @@ pub(crate) enum CliError {
         /// Why.
         source: io::Error,
     },
+    /// A device that this binary was not built for.
+    #[error(
+        "run.device = \"{device}\": this fsdp was built without the feature `{feature}`; build it with \
+         `LIBTORCH_USE_PYTORCH=1 cargo build --release -p fsdp-cli --features {feature}` (after `pip install \
+         torch==2.11.0`), or use {instead}"
+    )]
+    Device {
+        /// The device, as it is written in run files.
+        device: &'static str,
+        /// The feature that it needs.
+        feature: &'static str,
+        /// The devices of this binary.
+        instead: &'static str,
+    },
     /// `RUST_LOG` is not a filter.
     #[error("RUST_LOG: {source}; expected something like fsdp=debug")]
     LogFilter {

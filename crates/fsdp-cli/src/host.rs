@@ -32,12 +32,12 @@ pub(crate) fn verification(run: &RunConfig, poison: bool) -> Threads<HostMemory>
     })
 }
 
-/// The memory of a rank. The launcher catches the panic and says which rank could not be started.
-fn memory(options: HostOptions) -> Arc<HostMemory> {
+/// The host memory of a rank. The launcher catches the panic and says which rank could not be started.
+pub(crate) fn memory(options: HostOptions) -> Arc<HostMemory> {
     Arc::new(HostMemory::new(options).expect("the compute threads of a rank can be started"))
 }
 
-fn world_options(run: &RunConfig, share_unsharded: bool) -> WorldOptions {
+pub(crate) fn world_options(run: &RunConfig, share_unsharded: bool) -> WorldOptions {
     WorldOptions {
         cores: total_threads(run.threads),
         timeout: Duration::from_secs_f64(run.timeout_s),

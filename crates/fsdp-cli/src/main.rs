@@ -19,12 +19,15 @@ mod run_setup;
 mod shrink;
 mod trace;
 
+mod device;
 mod error;
 mod host;
 mod logging;
 mod output;
 mod progress;
 mod stop_signal;
+#[cfg(feature = "torch")]
+mod torch;
 mod units;
 
 use std::process::ExitCode;

@@ -7,19 +7,22 @@ pub(crate) use summary::memory_rows;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use fsdp_comm::launch::Launcher;
 use fsdp_core::Rank;
 use fsdp_core::engine::Observer;
-use fsdp_train::Job;
+use fsdp_nn::hf::HfModel;
 use fsdp_train::checkpoint::Resume;
-use fsdp_train::train::{RunOptions, train};
+use fsdp_train::train::{RunOptions, Summary, train};
+use fsdp_train::{Job, TrainBackend, TrainError};
 
 use crate::args::TrainArgs;
+use crate::device::Work;
 use crate::error::CliError;
 use crate::progress::Progress;
 use crate::run_setup::RunSetup;
 use crate::stop_signal::StopSignal;
 use crate::trace::{SpanObserver, TraceFile};
-use crate::{host, logging, output};
+use crate::{device, logging, output};
 
 /// `EX_TEMPFAIL` of sysexits.h: the run was told to stop, is saved, and can go on.
 const TEMPORARY_FAILURE: u8 = 75;
@@ -32,6 +35,7 @@ const TEMPORARY_FAILURE: u8 = 75;
 /// [`CliError`]: the input is wrong, or the run failed.
 pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode, CliError> {
     let setup = RunSetup::load(&args.run)?;
+    device::expect(setup.config.run.device)?;
     let architecture = setup.build()?;
     let init = setup.init(&architecture)?;
     let job = Job::new(setup.config.clone(), architecture, init)?;
@@ -52,7 +56,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode, CliError> {
         config_json: Some(setup.model.export(job.plan.policy.param_dtype.master())),
         flops: Some(setup.flops(job.plan.spec.elements())),
     };
-    let outcome = train(&job, &host::training(&job.config.run), &options);
+    let outcome = device::training(&job.config.run, Training { job: &job, options: &options })?;
     progress.finish();
     // A trace of a run that failed is worth having; but the reason of the failure comes first.
     let traced = trace.as_ref().map_or(Ok(()), TraceFile::finish);
@@ -61,6 +65,23 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode, CliError> {
     output::print(&summary::render(&job, &summary))?;
     let is_to_go_on = summary.stopped && signal.is_terminated();
     Ok(if is_to_go_on { ExitCode::from(TEMPORARY_FAILURE) } else { ExitCode::SUCCESS })
+}
+
+/// The run, on whichever device.
+struct Training<'a> {
+    job: &'a Job<HfModel>,
+    options: &'a RunOptions<'a>,
+}
+
+impl Work for Training<'_> {
+    type Outcome = Result<Summary, TrainError>;
+
+    fn on<L: Launcher>(self, launcher: &L) -> Self::Outcome
+    where
+        L::Memory: TrainBackend,
+    {
+        train(self.job, launcher, self.options)
+    }
 }
 
 fn resume(args: &TrainArgs) -> Resume {

@@ -6,18 +6,20 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
+use fsdp_comm::launch::Launcher;
 use fsdp_core::Rank;
 use fsdp_core::engine::{IssueOrder, ProgramOrder};
 use fsdp_nn::hf::HfModel;
 use fsdp_sim::SeededOrder;
-use fsdp_train::Job;
 use fsdp_train::config::{Reshard, Resolved};
 use fsdp_train::verify::{Promise, Skipped, VerifyOptions, VerifyReport, WorldReport, verify};
+use fsdp_train::{Job, TrainBackend, TrainError};
 
 use crate::args::VerifyArgs;
+use crate::device::Work;
 use crate::error::CliError;
 use crate::run_setup::{self, RunSetup};
-use crate::{host, logging, output, shrink};
+use crate::{device, logging, output, shrink};
 
 /// Verifies a run file, prints the report and returns whether every promise was kept.
 ///
@@ -26,6 +28,7 @@ use crate::{host, logging, output, shrink};
 pub(crate) fn run(args: &VerifyArgs) -> Result<bool, CliError> {
     logging::install(None)?;
     let mut setup = RunSetup::load(&args.run)?;
+    device::expect(setup.config.run.device)?;
     // Nothing is evaluated here, so evaluation data need not be read.
     setup.config.data.eval.clear();
     // A path that cannot be written is better known before the work than after it.
@@ -47,8 +50,8 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<bool, CliError> {
             Some(world) => output::note(&format!("training {} steps over {world} ranks", args.steps)),
         },
     };
-    let launcher = host::verification(&job.config.run, args.order_seed.is_some());
-    let mut found = verify(&job, &launcher, &options)?;
+    let work = Verification { job: &job, options: &options };
+    let mut found = device::verification(&job.config.run, args.order_seed.is_some(), work)??;
     if args.shrink {
         quote_the_run_file(&mut found, &setup.config);
     }
@@ -61,6 +64,23 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<bool, CliError> {
         other_promises(&found, &setup.config).iter().for_each(|note| output::note(note));
     }
     Ok(found.holds())
+}
+
+/// The verification, on whichever device.
+struct Verification<'a> {
+    job: &'a Job<HfModel>,
+    options: &'a VerifyOptions<'a>,
+}
+
+impl Work for Verification<'_> {
+    type Outcome = Result<VerifyReport, TrainError>;
+
+    fn on<L: Launcher>(self, launcher: &L) -> Self::Outcome
+    where
+        L::Memory: TrainBackend,
+    {
+        verify(self.job, launcher, self.options)
+    }
 }
 
 /// The world sizes that were asked for.

@@ -129,7 +129,7 @@ __device__ double value_of(const i64* words) {
     return -rounded(digits);
 }
 
-__device__ bool finite(double value) { return value - value == 0.0; }
+__device__ bool is_finite(double value) { return value - value == 0.0; }
 
 // What an update needs of the scalars of a step: loss, squared norm, count of targets. One thread.
 extern "C" __global__ void gradient_factors(
@@ -148,5 +148,5 @@ extern "C" __global__ void gradient_factors(
     bool was_finite = factors[2] != 0.0;
     factors[0] = scale;
     factors[1] = clip;
-    factors[2] = was_finite && finite(loss) && finite(norm) ? 1.0 : 0.0;
+    factors[2] = was_finite && is_finite(loss) && is_finite(norm) ? 1.0 : 0.0;
 }

@@ -7,6 +7,10 @@
 //! | [`nccl`] | a communicator over NCCL, who watches it, and a launcher of one rank per GPU |
 //! | [`library`] | shared libraries, opened when they are needed |
 //! | [`doctor`] | what this machine has of all that |
+#![cfg_attr(
+    feature = "torch",
+    doc = "| [`torch`] | compute by libtorch over any memory that has addresses |"
+)]
 //! | [`error`] | failures of the driver, the device and the kernel compiler |
 
 pub mod device;
@@ -17,6 +21,8 @@ mod ffi;
 pub mod fused;
 mod kernels;
 pub mod nccl;
+#[cfg(feature = "torch")]
+pub mod torch;
 mod update;
 
 pub use device::{CudaBuffer, CudaMemory, CudaOptions, DeviceMemory, TimedEvent};

@@ -91,6 +91,18 @@ pub struct Dropout<'a> {
     pub keys: &'a [u64],
 }
 
+impl Dropout<'_> {
+    /// An element is dropped when its 32 random bits are below this: `p` in units of 2^-32.
+    pub fn threshold(&self) -> u32 {
+        (self.p * 4_294_967_296.0) as u32
+    }
+
+    /// The factor of elements that are kept.
+    pub fn kept(&self) -> f64 {
+        1.0 / (1.0 - self.p)
+    }
+}
+
 /// Targets that do not count in the loss.
 pub const IGNORED_TARGET: u32 = u32::MAX;
 
@@ -305,7 +317,8 @@ pub trait Backend: Memory {
     ) -> Result<(), Error>;
 
     /// [`Backend::head_loss`] with the gradients of the **sum** of losses: overwrites `dx`; `dweight` is
-    /// `None` when the head is frozen.
+    /// `None` when the head is frozen. The gradient of the logits may be rounded to the tensors' dtype before the two
+    /// products: devices multiply operands of one dtype.
     fn head_loss_backward(
         &self,
         dims: HeadDims,

@@ -9,11 +9,14 @@
 //! | [`update`] | AdamW, SGD and Adafactor over shards |
 //! | [`random`] | numbers from keys and counters, for initial values and dropout |
 //! | [`host`] | memory and kernels on the CPU |
+//! | [`conformance`] | the suite that every backend must pass |
 //! | [`accounting`], [`lengths`] | what every memory counts, and what every backend checks |
 //! | [`shape`], [`footprint`] | the same model run on shapes alone, to know what it allocates |
 
 pub mod accounting;
 pub mod backend;
+#[expect(clippy::unwrap_used, reason = "checks: what fails is their report")]
+pub mod conformance;
 mod error;
 pub mod footprint;
 pub mod hf;

@@ -104,6 +104,7 @@ param_dtype = "{param_dtype}"
 reduce_dtype = "{reduce_dtype}"
 activation_checkpointing = "{checkpointing}"
 [run]
+device = "{device}"
 ranks = {ranks}
 threads = {threads}
 out_dir = "unused"
@@ -116,6 +117,7 @@ out_dir = "unused"
         wrap = wrap.join(", "),
         param_dtype = args.param_dtype.name(),
         checkpointing = if args.checkpointing { "full" } else { "none" },
+        device = args.device.name(),
         ranks = args.ranks,
         threads = args.threads.unwrap_or(0),
     ))

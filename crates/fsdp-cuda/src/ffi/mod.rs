@@ -6,6 +6,7 @@
 //! | [`nvrtc`] | libnvrtc: kernels compiled at run time |
 //! | [`library`], [`versions`] | any of them: opened by name or folder; what they say of themselves |
 //! | [`nccl`], [`nccl_comm`] | libnccl: communicators and collectives |
+//! | `torch` | libtorch, through the shim: what its bindings lack, and tensors over memory of ours |
 //!
 //! Every unsafe block says which facts it relies on, and who checked them.
 
@@ -15,4 +16,6 @@ pub(crate) mod nccl;
 pub(crate) mod nccl_comm;
 pub(crate) mod nvrtc;
 pub(crate) mod streams;
+#[cfg(feature = "torch")]
+pub(crate) mod torch;
 pub(crate) mod versions;

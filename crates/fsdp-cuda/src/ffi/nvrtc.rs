@@ -21,7 +21,9 @@ pub(crate) fn compile(
     let code = |error: result::NvrtcError| fail(format!("{error}"));
     let source = CString::new(source).map_err(|error| fail(error.to_string()))?;
     let name = CString::new(file).map_err(|error| fail(error.to_string()))?;
-    let mut options = vec![format!("--gpu-architecture={arch}"), "--std=c++17".into(), "--fmad=false".into()];
+    let mut options = vec![format!("--gpu-architecture={arch}")];
+    // Closures have no place for an annotation: everything is device code.
+    options.extend(["--std=c++17", "--fmad=false", "--device-as-default-execution-space"].map(str::to_owned));
     options.extend(macros.iter().map(|definition| format!("--define-macro={definition}")));
     let program = result::create_program(&source, Some(&name)).map_err(code)?;
     // SAFETY: the program was created above and is destroyed below, once; its source outlives it.

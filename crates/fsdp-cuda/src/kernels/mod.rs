@@ -6,6 +6,8 @@
 
 mod fused;
 mod launch;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -84,14 +86,19 @@ impl Kernels {
         if let Some(function) = loaded.get(&(kernel, t, s)) {
             return Ok(*function);
         }
-        let text = format!("{COMMON}\n#line 1 \"{}\"\n{}", source.name, source.text);
-        let macros = [format!("ELEMENT={}", c_type(t)), format!("OTHER={}", c_type(s))];
-        let image = nvrtc::compile(source.name, &text, &self.gpu.architecture(), &macros)?;
+        let image = image(source, (t, s), &self.gpu.architecture())?;
         let functions = self.gpu.load(&image, source.kernels)?;
         loaded.extend(source.kernels.iter().zip(functions).map(|(name, function)| ((*name, t, s), function)));
         let function = loaded.get(&(kernel, t, s));
         Ok(*function.unwrap_or_else(|| panic!("{} lists its kernel {kernel}", source.name)))
     }
+}
+
+/// A source compiled for element types and an architecture.
+fn image(source: &Source, (t, s): (DType, DType), arch: &str) -> Result<Vec<u8>, DeviceError> {
+    let text = format!("{COMMON}\n#line 1 \"{}\"\n{}", source.name, source.text);
+    let macros = [format!("ELEMENT={}", c_type(t)), format!("OTHER={}", c_type(s))];
+    nvrtc::compile(source.name, &text, arch, &macros)
 }
 
 /// The type of elements in C.

@@ -1,21 +1,183 @@
-//! What buffers and queues promise.
+//! What buffers promise, on the device and in pinned memory of the host.
 
-use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
-use fsdp_core::{DType, Queue};
-use fsdp_cuda::{CudaMemory, CudaOptions};
+use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
+use fsdp_core::{DType, Error, Queue};
+use fsdp_cuda::{CudaBuffer, CudaMemory};
 
 use crate::fake_cuda;
+use crate::values::{assert_bits, cuda, cuda_on, filled, host, normal, values};
+
+const Q: Queue = Queue::Compute;
+
+fn read(memory: &CudaMemory, buffer: &CudaBuffer) -> Result<Vec<f32>, Error> {
+    let mut values = vec![0.0; buffer.len()];
+    memory.read(Q, Slice::whole(buffer), HostSliceMut::F32(&mut values))?;
+    Ok(values)
+}
+
+/// A buffer of the host's memory, and one of the device's.
+fn places(memory: &CudaMemory, category: Category, len: usize) -> [CudaBuffer; 2] {
+    [
+        memory.allocate_host(category, DType::F32, len).unwrap(),
+        memory.allocate(category, DType::F32, len).unwrap(),
+    ]
+}
 
 #[test]
 fn elements_come_back_as_they_were_written() {
+    let memory = cuda();
+    // More than the ring of pinned memory holds, and a part of it that is not whole.
+    let numbers = normal(1, (9 << 20) / 4 + 5);
+    for dtype in [DType::F32, DType::Bf16] {
+        let (memory, host) = (&*memory, &host());
+        let expected = values(host, &filled(host, dtype, &numbers));
+        assert_bits(&values(memory, &filled(memory, dtype, &numbers)), &expected, "written and read");
+    }
+}
+
+#[test]
+fn writes_do_not_wait_for_the_device() {
     let device = fake_cuda::device();
-    let memory = CudaMemory::new(CudaOptions::new(device.ordinal)).expect("the fake has devices");
-    let mut buffer = memory.allocate(Category::Workspace, DType::F32, 1000).unwrap();
-    let values: Vec<f32> = (0..1000).map(|i| i as f32 * 0.5).collect();
-    memory.write(Queue::Compute, HostSlice::F32(&values), SliceMut::whole(&mut buffer)).unwrap();
-    let mut other = memory.allocate(Category::Workspace, DType::Bf16, 1000).unwrap();
-    memory.copy(Queue::Compute, Slice::whole(&buffer), SliceMut::whole(&mut other)).unwrap();
-    let mut back = vec![0.0; 1000];
-    memory.read(Queue::Compute, Slice::whole(&buffer), HostSliceMut::F32(&mut back)).unwrap();
-    assert_eq!(back, values);
+    let memory = cuda_on(device);
+    let mut buffer = memory.allocate(Category::Activation, DType::F32, 1000).unwrap();
+    memory.write(Q, HostSlice::F32(&[1.0; 1000]), SliceMut::whole(&mut buffer)).unwrap();
+    let waits = |device: fake_cuda::FakeDevice| {
+        ["cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"].map(|call| device.calls(call))
+    };
+    let before = waits(device);
+    for _ in 0..100 {
+        memory.write(Q, HostSlice::F32(&[1.0; 1000]), SliceMut::whole(&mut buffer)).unwrap();
+        memory.wait(Queue::Reduce, &memory.record(Q));
+    }
+    assert_eq!(waits(device), before);
+}
+
+#[test]
+fn usage_counts_until_the_last_handle_is_gone() {
+    let memory = cuda();
+    let a = memory.allocate(Category::Activation, DType::F32, 10).unwrap();
+    let clone = a.clone();
+    drop(a);
+    assert_eq!(memory.usage().live(Category::Activation), 40);
+    let b = memory.allocate_host(Category::Activation, DType::Bf16, 7).unwrap();
+    assert_eq!(memory.usage().total_peak_bytes, 54);
+    drop((clone, b));
+    assert_eq!(memory.usage().live_bytes, [0; 9]);
+    memory.reset_peaks();
+    assert_eq!(memory.usage(), Usage::default());
+}
+
+#[test]
+fn shared_buffers_can_not_be_written() {
+    let memory = cuda();
+    for mut buffer in places(&memory, Category::Unsharded, 4) {
+        assert!(buffer.is_exclusive());
+        let clone = buffer.clone();
+        assert!(!buffer.is_exclusive(), "a clone counts before there are contents");
+        let write = memory.zero(Q, SliceMut::whole(&mut buffer));
+        assert!(matches!(write, Err(Error::Shared { readers: 1, .. })));
+        drop(clone);
+        memory.zero(Q, SliceMut::whole(&mut buffer)).unwrap();
+        let _late = buffer.clone();
+        assert!(matches!(memory.zero(Q, SliceMut::whole(&mut buffer)), Err(Error::Shared { .. })));
+    }
+}
+
+#[test]
+fn contents_can_be_read_from_first_write_to_release() {
+    let memory = cuda();
+    for category in [Category::Activation, Category::Unsharded] {
+        for mut buffer in places(&memory, category, 2) {
+            let live = memory.usage().live(category);
+            assert!(matches!(read(&memory, &buffer), Err(Error::Released { .. })));
+            memory.write(Q, HostSlice::F32(&[1.0, 2.0]), SliceMut::whole(&mut buffer)).unwrap();
+            assert_eq!(read(&memory, &buffer).unwrap(), [1.0, 2.0]);
+            memory.release(Q, &mut buffer);
+            assert!(matches!(read(&memory, &buffer), Err(Error::Released { .. })));
+            assert_eq!(memory.usage().live(category), live, "a released buffer stays counted");
+            memory.write(Q, HostSlice::F32(&[5.0]), SliceMut::new(&mut buffer, 0, 1)).unwrap();
+            let values = read(&memory, &buffer).unwrap();
+            assert!(values[0] == 5.0 && values[1].is_nan(), "what is not written again is poisoned");
+        }
+    }
+}
+
+#[test]
+fn an_alias_shares_storage_until_it_is_released() {
+    let memory = cuda();
+    for category in [Category::Activation, Category::Unsharded] {
+        let [sources, readers] = [places(&memory, category, 2), places(&memory, Category::Unsharded, 2)];
+        for (mut src, mut dst) in sources.into_iter().zip(readers) {
+            assert!(!memory.alias(&mut dst, &src), "there is nothing to read yet");
+            memory.write(Q, HostSlice::F32(&[1.0, 2.0]), SliceMut::whole(&mut src)).unwrap();
+            assert!(memory.alias(&mut dst, &src));
+            assert_eq!(read(&memory, &dst).unwrap(), [1.0, 2.0]);
+            assert!(src.is_exclusive() && dst.is_exclusive(), "an alias is a buffer of its own");
+            assert!(matches!(memory.zero(Q, SliceMut::whole(&mut src)), Err(Error::Shared { .. })));
+            memory.release(Q, &mut dst);
+            assert_eq!(read(&memory, &src).unwrap(), [1.0, 2.0], "releasing an alias poisons nothing");
+            memory.zero(Q, SliceMut::whole(&mut src)).unwrap();
+            assert!(memory.alias(&mut dst, &src));
+            memory.release(Q, &mut src);
+            assert_eq!(
+                read(&memory, &dst).unwrap(),
+                [0.0, 0.0],
+                "an alias outlives the contents of its source"
+            );
+            memory.write(Q, HostSlice::F32(&[3.0, 4.0]), SliceMut::whole(&mut src)).unwrap();
+            assert_eq!(read(&memory, &dst).unwrap(), [0.0, 0.0]);
+        }
+    }
+    let [mut host, device] = places(&memory, Category::Unsharded, 2);
+    assert!(!memory.alias(&mut host, &device), "they lie in different memory");
+}
+
+#[test]
+fn what_comes_and_goes_is_allocated_once() {
+    let device = fake_cuda::device();
+    let memory = cuda_on(device);
+    let step = |seed| {
+        let x = filled(&memory, DType::F32, &normal(seed, 1000));
+        let y = filled(&memory, DType::Bf16, &normal(seed, 1000));
+        let mut z = memory.allocate(Category::Workspace, DType::F32, 1000).unwrap();
+        memory.copy(Q, Slice::whole(&y), SliceMut::whole(&mut z)).unwrap();
+        drop(y);
+        memory.accumulate(Queue::Reduce, Slice::whole(&x), SliceMut::whole(&mut z)).unwrap();
+        let _again = filled(&memory, DType::Bf16, &normal(seed, 1000));
+    };
+    step(0);
+    let allocations = || ["cuMemAlloc", "cuMemHostAlloc", "cuMemFree"].map(|call| device.calls(call));
+    let before = (allocations(), memory.usage().allocations);
+    (1..20).for_each(step);
+    assert_eq!((allocations(), memory.usage().allocations), before);
+}
+
+#[test]
+fn arguments_are_checked() {
+    let memory = &*cuda();
+    let x = filled(memory, DType::F32, &[1.0, 2.0, 3.0]);
+    let mut integer = memory.allocate(Category::CommStaging, DType::I64, 3).unwrap();
+    let mut short = memory.allocate(Category::CommStaging, DType::F32, 2).unwrap();
+    let mut sum = memory.allocate(Category::CommStaging, DType::I64, 69).unwrap();
+    memory.zero(Q, SliceMut::whole(&mut sum)).unwrap();
+    let mut double = filled(memory, DType::F64, &[0.0; 3]);
+    let whole = Slice::whole(&x);
+    let errors = [
+        memory.copy(Q, whole, SliceMut::whole(&mut integer)),
+        memory.copy(Q, whole, SliceMut::whole(&mut short)),
+        memory.accumulate(Q, whole, SliceMut::whole(&mut double)),
+        memory.accumulate(Q, whole, SliceMut::whole(&mut short)),
+        memory.square_sum(Q, whole, 2, SliceMut::whole(&mut sum)),
+        memory.square_sum(Q, whole, 3, SliceMut::whole(&mut double)),
+        memory.square_sum(Q, whole, 3, SliceMut::new(&mut sum, 0, 68)),
+        memory.exact_sum(Q, whole, SliceMut::whole(&mut sum)),
+        memory.gradient_factors(Q, Slice::whole(&sum), None, SliceMut::whole(&mut double)),
+        memory.write(Q, HostSlice::I64(&[1, 2, 3]), SliceMut::whole(&mut double)),
+        memory.write(Q, HostSlice::F32(&[1.0, 2.0]), SliceMut::whole(&mut double)),
+        memory.read(Q, whole, HostSliceMut::I64(&mut [0; 3])),
+        memory.read(Q, whole, HostSliceMut::F32(&mut [0.0; 2])),
+    ];
+    for (at, error) in errors.into_iter().enumerate() {
+        assert!(matches!(error, Err(Error::Memory { .. })), "call {at}: {error:?}");
+    }
 }

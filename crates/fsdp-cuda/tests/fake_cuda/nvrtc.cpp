@@ -87,7 +87,7 @@ int nvrtcCompileProgram(void* handle, int count, const char* const* options) {
             has_architecture = true;
         } else if (option == "--fmad=false") {
             keeps_products = true;
-        } else if (option != "--std=c++17") {
+        } else if (option != "--std=c++17" && option != "--device-as-default-execution-space") {
             return INVALID_OPTION;
         }
     }

@@ -30,7 +30,7 @@ impl HostMemory {
         Ok(head::HeadGradients { dx: self.elements_mut(dx)?, dweight })
     }
 
-    fn cross_entropy<'a, E: Element>(
+    fn head<'a, E: Element>(
         &self,
         dims: HeadDims,
         [x, weight, targets]: [In<'_>; 3],
@@ -365,7 +365,7 @@ impl Backend for HostMemory {
     ) -> Result<(), Error> {
         lengths::head(dims, x.len, weight.len, Some((targets.len, losses.len)), logits.len, None)?;
         for_float!(x.buffer.dtype(), E => {
-            self.cross_entropy::<E>(dims, [x, weight, targets], [losses, logits], None)
+            self.head::<E>(dims, [x, weight, targets], [losses, logits], None)
         })
     }
 
@@ -384,7 +384,7 @@ impl Backend for HostMemory {
         lengths::head(dims, x.len, weight.len, Some((targets.len, losses.len)), logits.len, gradients)?;
         for_float!(x.buffer.dtype(), E => {
             let gradients = self.head_gradients::<E>(dx, dweight)?;
-            self.cross_entropy(dims, [x, weight, targets], [losses, logits], Some(gradients))
+            self.head(dims, [x, weight, targets], [losses, logits], Some(gradients))
         })
     }
 

@@ -1,183 +1,18 @@
-//! A model whole on one host memory, run micro-batch by micro-batch.
+//! What the tests of models share: the models of the suite of backends, run on the host.
 
-use fsdp_core::DType;
-use fsdp_core::ExactSum;
-use fsdp_core::Queue;
-use fsdp_core::memory::{Buffer, Memory, SliceMut};
-use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice};
-use fsdp_core::model::{BlockId, ModelSpec, ParamId};
-use fsdp_core::program::{ForwardMode, Gradients, Program};
+use fsdp_core::model::ModelSpec;
 
-use crate::backend::AttentionDims;
-use crate::hf::HfModel;
-use crate::model::unsharded::{Pass, Whole, run};
-use crate::model::{
-    Architecture, Batch, Gpt2, Gpt2Config, Llama, LlamaConfig, Mlp, MlpConfig, ModelProgram, ProgramOptions,
-};
-use crate::{HostBuffer, HostMemory, HostOptions};
-
-/// A memory that fills what was not written with NaN.
-pub(super) fn host() -> HostMemory {
-    HostMemory::new(HostOptions { poison: true, ..HostOptions::default() }).unwrap()
-}
-
-/// A model with values.
-pub(super) struct Subject<A> {
-    pub(super) architecture: A,
-    pub(super) spec: ModelSpec,
-    pub(super) values: Vec<Vec<f64>>,
-    pub(super) dtype: DType,
-    pub(super) step: u64,
-}
-
-/// What a micro-batch gave.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Outcome {
-    pub(super) loss: f64,
-    pub(super) count: u64,
-    pub(super) gradients: Vec<Vec<f64>>,
-}
+pub(super) use crate::conformance::host;
+use crate::conformance::models::Outcome;
+pub(super) use crate::conformance::models::{Sample as Subject, batch, gpt2, hf_models, llama, small};
+use crate::model::unsharded::Pass;
+use crate::model::{Architecture, Batch};
 
 impl<A: Architecture + Clone> Subject<A> {
-    /// A model with its initial values. Norms and biases are disturbed, so that none is 0 or 1 by chance.
-    pub(super) fn new(architecture: A, dtype: DType) -> Self {
-        let description = architecture.description();
-        let spec = description.spec.clone();
-        let values = |(index, param): (usize, &fsdp_core::model::ParamSpec)| {
-            let init = description.init(ParamId(index)).values(1, &param.fqn, 0);
-            let noise = crate::init::Init::Normal { std: 0.1 }.values(2, &param.fqn, 0);
-            init.zip(noise).map(|(init, noise)| init + noise).take(param.len()).collect()
-        };
-        let values = spec.params.iter().enumerate().map(values).collect();
-        Self { architecture, spec, values, dtype, step: 3 }
-    }
-
-    pub(super) fn program(&self) -> ModelProgram<HostMemory, A> {
-        let options = ProgramOptions { dtype: self.dtype, seed: 11 };
-        ModelProgram::new(self.architecture.clone(), self.spec.clone(), options)
-    }
-
-    pub(super) fn whole(&self, memory: &HostMemory) -> Whole<HostBuffer> {
-        let mut whole = Whole::new(memory, &self.spec, Category::Unsharded, self.dtype).unwrap();
-        for (index, values) in self.values.iter().enumerate() {
-            whole.write(memory, ParamId(index), HostSlice::F64(values)).unwrap();
-        }
-        whole
-    }
-
-    pub(super) fn open_gradients(&self, memory: &HostMemory) -> Gradients<HostBuffer> {
-        let whole = Whole::new(memory, &self.spec, Category::GradientSlot, self.dtype.master());
-        whole.unwrap().into_gradients(&self.spec)
-    }
-
-    /// Runs one micro-batch; gradients of frozen parameters are zero.
+    /// Runs one micro-batch on the host.
     pub(super) fn run(&self, batch: &Batch, pass: Pass) -> Outcome {
-        let memory = host();
-        let mut program = self.program();
-        program.set_batches(&memory, self.step, vec![batch.clone()]).unwrap();
-        let mut params = self.whole(&memory).params();
-        let mut gradients = self.open_gradients(&memory);
-        run(&mut program, &memory, 0, pass, &mut params, &mut gradients).unwrap();
-        let mut words = memory.allocate(Category::CommStaging, DType::I64, ExactSum::WORDS).unwrap();
-        memory.zero(Queue::Compute, SliceMut::whole(&mut words)).unwrap();
-        let count = program.take_loss(&memory, Queue::Compute, SliceMut::whole(&mut words)).unwrap();
-        let mut loss = [0; ExactSum::WORDS];
-        memory.read(Queue::Compute, Slice::whole(&words), HostSliceMut::I64(&mut loss)).unwrap();
-        let gradients = Whole::from_gradients(&memory, &self.spec, gradients).unwrap();
-        let gradient = |(index, param): (usize, &fsdp_core::model::ParamSpec)| {
-            let mut values = vec![0.0; param.len()];
-            if param.trainable && pass != Pass::Evaluate {
-                gradients.read(&memory, ParamId(index), HostSliceMut::F64(&mut values)).unwrap();
-            }
-            values
-        };
-        let gradients = self.spec.params.iter().enumerate().map(gradient).collect();
-        Outcome { loss: ExactSum::from_words(&loss).value(), count, gradients }
+        self.run_on(&host(), batch, pass)
     }
-
-    /// The logits of every token.
-    pub(super) fn logits(&self, batch: &Batch) -> Vec<f64> {
-        let memory = host();
-        let mut program = self.program();
-        program.set_batches(&memory, self.step, vec![batch.clone()]).unwrap();
-        let mut params = self.whole(&memory).params();
-        program.begin(&memory, 0).unwrap();
-        let last = self.spec.blocks.len() - 1;
-        for block in (0..last).map(BlockId) {
-            params.enter(block);
-            program.forward(&memory, block, ForwardMode::Evaluate, &params).unwrap();
-        }
-        params.enter(BlockId(last));
-        let logits = program.logits(&memory, &params).unwrap();
-        let mut values = vec![0.0; logits.len()];
-        memory.read(Queue::Compute, Slice::whole(&logits), HostSliceMut::F64(&mut values)).unwrap();
-        values
-    }
-}
-
-/// Samples of tokens that follow no pattern.
-pub(super) fn batch(samples: usize, seq: usize, vocab: usize) -> Batch {
-    let token = |i: usize| ((i * i * 7 + i * 3 + 1) % vocab) as u32;
-    Batch {
-        ids: (0..samples * seq).map(token).collect(),
-        targets: (0..samples * seq).map(|i| token(i + 5)).collect(),
-        samples: (0..samples as u64).map(|sample| sample + 40).collect(),
-        seq,
-    }
-}
-
-/// A Llama with everything on.
-pub(super) fn llama() -> LlamaConfig {
-    LlamaConfig {
-        vocab_size: 13,
-        hidden_size: 12,
-        intermediate_size: 10,
-        num_hidden_layers: 2,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        head_dim: 6,
-        rms_norm_eps: 1e-5,
-        rope_theta: 1000.0,
-        tie_word_embeddings: true,
-        attention_bias: true,
-        mlp_bias: true,
-        attention_dropout: 0.2,
-        initializer_range: 0.3,
-        max_position_embeddings: 32,
-    }
-}
-
-/// A GPT-2 with everything on.
-pub(super) fn gpt2() -> Gpt2Config {
-    Gpt2Config {
-        vocab_size: 13,
-        n_positions: 9,
-        n_embd: 12,
-        n_layer: 2,
-        n_head: 3,
-        n_inner: 20,
-        layer_norm_epsilon: 1e-5,
-        embd_pdrop: 0.1,
-        attn_pdrop: 0.2,
-        resid_pdrop: 0.3,
-        tie_word_embeddings: true,
-        initializer_range: 0.3,
-    }
-}
-
-/// A tied MLP of odd sizes.
-pub(super) fn mlp() -> MlpConfig {
-    MlpConfig { vocab: 13, widths: vec![5, 7, 5], bias: true, tied: true, std: 0.5 }
-}
-
-/// One model of each kind, as any model.
-pub(super) fn hf_models() -> [HfModel; 2] {
-    [HfModel::Llama(Llama::new(&llama()).unwrap()), HfModel::Gpt2(Gpt2::new(&gpt2()).unwrap())]
-}
-
-/// The MLP.
-pub(super) fn small() -> Mlp {
-    Mlp::new(&mlp()).unwrap()
 }
 
 /// Freezes the parameters whose name contains one of `parts`.
@@ -187,30 +22,5 @@ pub(super) fn freeze(spec: &mut ModelSpec, parts: &[&str]) {
         if names().any(|name| parts.iter().any(|part| name.contains(part))) {
             param.trainable = false;
         }
-    }
-}
-
-/// Packs rows of queries, keys and values, or takes a packed row apart.
-pub(super) struct Packed {
-    pub(super) dims: AttentionDims,
-}
-
-impl Packed {
-    fn widths(&self) -> [usize; 3] {
-        [self.dims.heads, self.dims.kv_heads, self.dims.kv_heads].map(|heads| heads * self.dims.head_dim)
-    }
-
-    pub(super) fn pack(&self, parts: [&[f64]; 3]) -> Vec<f64> {
-        let row = |row: usize| {
-            let part = move |(part, width): (&[f64], usize)| part[row * width..][..width].to_vec();
-            parts.into_iter().zip(self.widths()).flat_map(part)
-        };
-        (0..self.dims.rows()).flat_map(row).collect()
-    }
-
-    pub(super) fn part(&self, packed: &[f64], index: usize) -> Vec<f64> {
-        let widths = self.widths();
-        let start: usize = widths[..index].iter().sum();
-        packed.chunks(self.dims.packed()).flat_map(|row| row[start..][..widths[index]].to_vec()).collect()
     }
 }

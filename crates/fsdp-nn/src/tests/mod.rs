@@ -2,11 +2,8 @@
 
 mod descriptions;
 mod errors;
-mod finite_differences;
-mod golden;
 mod harness;
 mod memory;
 mod modes;
-mod operations;
+mod names;
 mod products;
-mod safetensors;

@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 use toml::Table;
 
 use super::error::ConfigError;
-use super::kind::{Kind, POSITIVE, SIZE, SIZE_OR_ZERO, TEXT, one_of, write_or_none};
+use super::kind::{BOOL, Kind, POSITIVE, SIZE, SIZE_OR_ZERO, TEXT, one_of, write_or_none};
 use super::reader::{Origin, Reader};
 
-const DEVICE: Kind<Device> = one_of("\"cpu\"");
+const DEVICE: Kind<Device> = one_of("\"cpu\", \"torch-cpu\" or \"cuda\"");
 /// More threads than any machine has cores would only exhaust its memory.
 const THREADS: Kind<usize> = Kind {
     allowed: "an integer from 0 (one per core) to 1024",
@@ -18,7 +18,7 @@ const SECONDS: Kind<f64> = Kind {
     allowed: "a number above 0 and at most 1e9",
     read: |value| (POSITIVE.read)(value).filter(|&seconds| seconds <= 1e9),
 };
-const KEYS: &[&str] = &["device", "ranks", "threads", "out_dir", "timeout_s", "peak_tflops"];
+const KEYS: &[&str] = &["device", "ranks", "threads", "deterministic", "out_dir", "timeout_s", "peak_tflops"];
 
 /// The `[run]` table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -29,6 +29,8 @@ pub struct RunConfig {
     pub ranks: usize,
     /// Threads that compute, over all ranks of this process; 0 means one per core.
     pub threads: usize,
+    /// Whether libtorch may only use deterministic algorithms. (Those of `device = "cpu"` always are.)
+    pub deterministic: bool,
     /// The folder for metrics and models.
     pub out_dir: String,
     /// Seconds after which a rank that never arrives is reported.
@@ -40,10 +42,25 @@ pub struct RunConfig {
 
 /// What computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Device {
-    /// Host threads.
+    /// Host threads, with kernels of ours.
     Cpu,
+    /// Host threads, with libtorch's kernels.
+    TorchCpu,
+    /// GPUs of NVIDIA, with libtorch's kernels and ours.
+    Cuda,
+}
+
+impl Device {
+    /// The name in run files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Device::Cpu => "cpu",
+            Device::TorchCpu => "torch-cpu",
+            Device::Cuda => "cuda",
+        }
+    }
 }
 
 impl RunConfig {
@@ -53,6 +70,7 @@ impl RunConfig {
             device: reader.or("device", DEVICE, Device::Cpu)?,
             ranks: reader.or("ranks", SIZE, 1)?,
             threads: reader.or("threads", THREADS, 0)?,
+            deterministic: reader.or("deterministic", BOOL, false)?,
             out_dir: reader.required("out_dir", TEXT)?,
             timeout_s: reader.or("timeout_s", SECONDS, 600.0)?,
             peak_tflops: reader.or_none("peak_tflops", POSITIVE)?,

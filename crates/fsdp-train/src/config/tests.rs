@@ -50,6 +50,7 @@ async = true
 device = "cpu"
 ranks = 4
 threads = 2
+deterministic = true
 out_dir = "runs/quickstart"
 timeout_s = 600
 peak_tflops = 0.3
@@ -256,7 +257,7 @@ fn rejects_names_that_do_not_exist_and_lists_those_that_do() {
     rejects(&["fsdp.accumulation_order=any"], &["\"tree\" or \"running\""]);
     rejects(&["fsdp.offload=gpu"], &["\"none\" or \"cpu\""]);
     rejects(&["fsdp.activation_checkpointing=some"], &["\"none\", \"selective\" or \"full\""]);
-    rejects(&["run.device=tpu"], &["`run.device` is \"tpu\"", "\"cpu\""]);
+    rejects(&["run.device=tpu"], &["`run.device` is \"tpu\"", "\"cpu\", \"torch-cpu\" or \"cuda\""]);
 }
 
 #[test]

@@ -25,7 +25,7 @@ pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
     steps: u64,
 ) -> Result<WorldReport, TrainError> {
     let plan = &job.plan;
-    let promise = Promise::of(plan, &job.config.train.optimizer);
+    let promise = Promise::of(plan, &job.config.train.optimizer, job.config.run.device);
     let mut failures = disagreements(ranks);
     failures.extend(gaps(job, reference, ranks));
     let values = Values::of(&plan.spec, reference, ranks);

@@ -4,7 +4,7 @@ use fsdp_core::DType;
 use fsdp_core::engine::Plan;
 use fsdp_core::schedule::AccumulationOrder;
 
-use crate::config::{self, OptimizerConfig, Resolved};
+use crate::config::{self, Device, OptimizerConfig, Resolved};
 
 /// What is promised of a sharded run, compared with the oracle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,12 +17,12 @@ pub enum Promise {
 }
 
 impl Promise {
-    /// The promise for a plan and an optimizer.
-    pub fn of(plan: &Plan, optimizer: &OptimizerConfig) -> Self {
+    /// The promise for a plan and an optimizer on a device.
+    pub fn of(plan: &Plan, optimizer: &OptimizerConfig, device: Device) -> Self {
         let axes = [plan.mesh.replicas(), plan.mesh.shards()];
         let micro_batches = plan.step.rounds * plan.mesh.world();
         let running = plan.policy.accumulation_order == AccumulationOrder::Running;
-        Self::decide(axes, micro_batches, running, plan.policy.reduce_dtype, optimizer)
+        Self::decide(axes, micro_batches, running, plan.policy.reduce_dtype, optimizer, device)
     }
 
     /// The promise for a configuration, without planning it.
@@ -31,7 +31,8 @@ impl Promise {
         let axes = [replicas, config.run.ranks / replicas];
         let running = config.fsdp.accumulation_order == config::AccumulationOrder::Running;
         let micro_batches = config.train.micro_batches_per_step();
-        Self::decide(axes, micro_batches, running, config.fsdp.reduce_dtype.into(), &config.train.optimizer)
+        let (reduce_dtype, optimizer) = (config.fsdp.reduce_dtype.into(), &config.train.optimizer);
+        Self::decide(axes, micro_batches, running, reduce_dtype, optimizer, config.run.device)
     }
 
     fn decide(
@@ -40,13 +41,16 @@ impl Promise {
         running: bool,
         reduce_dtype: DType,
         optimizer: &OptimizerConfig,
+        device: Device,
     ) -> Self {
         let powers = axes.into_iter().chain([micro_batches]).all(usize::is_power_of_two);
         // With one rank the running order is the oracle's.
         let ordered = if running { axes == [1, 1] } else { powers };
         let exact_dtype = reduce_dtype != DType::Bf16;
         let element_wise = !matches!(optimizer, OptimizerConfig::Adafactor(_));
-        if ordered && exact_dtype && element_wise { Promise::Bits } else { Promise::Bounds }
+        // libtorch does not say that its kernels give the same bits wherever their operands lie.
+        let own_kernels = device == Device::Cpu;
+        if ordered && exact_dtype && element_wise && own_kernels { Promise::Bits } else { Promise::Bounds }
     }
 
     /// The name used in reports.

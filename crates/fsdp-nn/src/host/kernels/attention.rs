@@ -30,7 +30,7 @@ struct Group<'a> {
     /// Query heads.
     heads: usize,
     first_head: usize,
-    dropout: Option<(f64, u64)>,
+    dropout: Option<(Dropout<'a>, u64)>,
     dims: &'a AttentionDims,
 }
 
@@ -42,9 +42,9 @@ struct Block {
 }
 
 impl<'a> Group<'a> {
-    fn new(dims: &'a AttentionDims, dropout: Option<Dropout<'_>>, sample: usize, kv_head: usize) -> Self {
+    fn new(dims: &'a AttentionDims, dropout: Option<Dropout<'a>>, sample: usize, kv_head: usize) -> Self {
         let heads = dims.heads / dims.kv_heads;
-        let dropout = dropout.map(|dropout| (dropout.p, dropout.keys[sample]));
+        let dropout = dropout.map(|dropout| (dropout, dropout.keys[sample]));
         Self { seq: dims.seq, head_dim: dims.head_dim, heads, first_head: kv_head * heads, dropout, dims }
     }
 
@@ -89,9 +89,9 @@ impl<'a> Group<'a> {
 
     /// Dropout factors of a row of scores.
     fn factors<A: Float>(&self, head: usize, query: usize, factors: &mut [A]) -> bool {
-        let Some((p, key)) = self.dropout else { return false };
+        let Some((dropout, key)) = self.dropout else { return false };
         let row = (self.first_head + head) * self.seq + query;
-        dropout_factors(p, key, (row * self.seq) as u64, factors);
+        dropout_factors(dropout, key, (row * self.seq) as u64, factors);
         true
     }
 }

@@ -65,17 +65,45 @@ pub(crate) fn loss<E: Element>(
         logits(workers, dims, x, weight, chunk_logits);
         let losses = &mut losses[start..start + rows];
         let targets = &targets[start..start + rows];
-        let task = task_rows(dims.vocab);
-        let tasks = chunk_logits.chunks_mut(task * dims.vocab).zip(losses.chunks_mut(task));
-        let with_gradient = gradients.is_some();
-        workers.each(tasks.zip(targets.chunks(task)), |((logits, losses), targets)| {
-            loss_rows(dims.vocab, logits, losses, targets, with_gradient);
-        });
+        cross_entropy(workers, dims.vocab, chunk_logits, targets, losses, gradients.is_some());
         if let Some(gradients) = &mut gradients {
             let dx = &mut gradients.dx[start * width..][..rows * width];
             gradients_of_chunk(workers, dims, x, weight, chunk_logits, dx, gradients.dweight.as_mut());
         }
     }
+}
+
+/// The losses of rows of logits, which become their gradients, or scratch.
+pub(crate) fn cross_entropy<A: Float>(
+    workers: &Workers,
+    vocab: usize,
+    logits: &mut [A],
+    targets: &[u32],
+    losses: &mut [f64],
+    with_gradient: bool,
+) {
+    let task = task_rows(vocab);
+    let tasks = logits.chunks_mut(task * vocab).zip(losses.chunks_mut(task));
+    workers.each(tasks.zip(targets.chunks(task)), |((logits, losses), targets)| {
+        loss_rows(vocab, logits, losses, targets, with_gradient);
+    });
+}
+
+/// The losses of rows of logits.
+pub(crate) fn losses<A: Float>(
+    workers: &Workers,
+    vocab: usize,
+    logits: &[A],
+    targets: &[u32],
+    losses: &mut [f64],
+) {
+    let task = task_rows(vocab);
+    let tasks = logits.chunks(task * vocab).zip(losses.chunks_mut(task));
+    workers.each(tasks.zip(targets.chunks(task)), |((logits, losses), targets)| {
+        let mut copy = workers.scratch::<A>(logits.len());
+        copy.copy_from_slice(logits);
+        loss_rows(vocab, &mut copy, losses, targets, false);
+    });
 }
 
 vectorized! {

@@ -111,7 +111,7 @@ pub(crate) fn dropout<E: Element>(workers: &Workers, dropout: Dropout<'_>, x: &m
     });
     workers.each(tasks, |(key, start, range)| {
         let mut factors = workers.scratch::<E::Acc>(range.len());
-        dropout_factors(dropout.p, key, start as u64, &mut factors);
+        dropout_factors(dropout, key, start as u64, &mut factors);
         scale_range(&factors, range);
     });
 }
@@ -125,10 +125,8 @@ vectorized! {
 }
 
 /// The factors of elements `start ..`: 0 where dropped, else `1 / (1 - p)`.
-pub(crate) fn dropout_factors<A: Float>(p: f64, key: u64, start: u64, factors: &mut [A]) {
-    // An element is dropped when its 32 random bits are less than `p` in units of 2^-32.
-    let threshold = (p * 4_294_967_296.0) as u32;
-    let kept = A::of(1.0 / (1.0 - p));
+pub(crate) fn dropout_factors<A: Float>(dropout: Dropout<'_>, key: u64, start: u64, factors: &mut [A]) {
+    let (threshold, kept) = (dropout.threshold(), A::of(dropout.kept()));
     let mut words = [0; 256];
     for (block, factors) in factors.chunks_mut(words.len()).enumerate() {
         let words = &mut words[..factors.len()];

@@ -1,18 +1,19 @@
 //! Backward against central differences of forward, in double precision.
 
 use fsdp_core::DType;
-use proptest::prelude::*;
 
+use super::Subject;
 use super::cases::{Sizes, all};
-use super::{Case, Kit, numbers};
+use super::kit::{Case, Kit, numbers};
+use crate::backend::Backend;
 
 /// The sum of outputs weighted by their gradients.
-fn objective(case: &Case, kit: &Kit, inputs: &[Vec<f64>]) -> f64 {
+fn objective<M>(case: &Case<M>, kit: &Kit<M>, inputs: &[Vec<f64>]) -> f64 {
     (case.forward)(kit, inputs).iter().zip(&case.doutput).map(|(y, dy)| y * dy).sum()
 }
 
 /// The slope of the objective along `direction` of one input.
-fn slope(case: &Case, kit: &Kit, input: usize, direction: &[f64]) -> f64 {
+fn slope<M>(case: &Case<M>, kit: &Kit<M>, input: usize, direction: &[f64]) -> f64 {
     const STEP: f64 = 1e-5;
     let shifted = |step: f64| {
         let mut inputs = case.inputs.clone();
@@ -22,7 +23,7 @@ fn slope(case: &Case, kit: &Kit, input: usize, direction: &[f64]) -> f64 {
     (shifted(STEP) - shifted(-STEP)) / (2.0 * STEP)
 }
 
-fn check(case: &Case, kit: &Kit) {
+fn check<M>(case: &Case<M>, kit: &Kit<M>) {
     let gradients = (case.backward)(kit, &case.inputs, &case.doutput);
     assert_eq!(gradients.len(), case.inputs.len());
     for (input, gradient) in gradients.iter().enumerate() {
@@ -43,20 +44,24 @@ fn check(case: &Case, kit: &Kit) {
     }
 }
 
-#[test]
-fn of_sizes_that_span_several_blocks() {
-    for (rows, inner, outer) in [(1, 1, 1), (2, 3, 5), (150, 17, 7), (67, 64, 129)] {
-        for case in all(Sizes { rows, inner, outer, seed: 5 }) {
-            check(&case, &Kit::new(DType::F64));
-        }
+/// Gradients of every operation are slopes.
+///
+/// # Panics
+/// When one is not.
+pub fn gradients_are_slopes<M: Backend>(subject: &Subject<'_, M>, sizes: Sizes) {
+    for case in all(sizes) {
+        check(&case, &Kit::new((subject.memory)(), DType::F64));
     }
 }
 
-#[test]
-fn accumulation_adds_to_what_is_there() {
-    for case in all(Sizes { rows: 13, inner: 10, outer: 11, seed: 2 }) {
-        let plain = (case.backward)(&Kit::new(DType::F64), &case.inputs, &case.doutput);
-        let kit = Kit { base: Some(2.5), ..Kit::new(DType::F64) };
+/// Gradients are added to what is there where the target says so.
+///
+/// # Panics
+/// When they are not.
+pub fn accumulation_adds<M: Backend>(subject: &Subject<'_, M>, sizes: Sizes) {
+    for case in all(sizes) {
+        let plain = (case.backward)(&Kit::new((subject.memory)(), DType::F64), &case.inputs, &case.doutput);
+        let kit = Kit { base: Some(2.5), ..Kit::new((subject.memory)(), DType::F64) };
         let added = (case.backward)(&kit, &case.inputs, &case.doutput);
         for (plain, added) in plain.iter().zip(&added) {
             // Operations without an accumulating target overwrite.
@@ -64,17 +69,6 @@ fn accumulation_adds_to_what_is_there() {
             for (plain, added) in plain.iter().zip(added) {
                 assert!((plain + base - added).abs() < 1e-12 * (1.0 + plain.abs()), "{}", case.name);
             }
-        }
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
-
-    #[test]
-    fn of_random_sizes(rows in 1usize..24, inner in 1usize..20, outer in 1usize..20, seed in 0u64..1000) {
-        for case in all(Sizes { rows, inner, outer, seed }) {
-            check(&case, &Kit::new(DType::F64));
         }
     }
 }

@@ -1,40 +1,63 @@
-//! Operations of the host against PyTorch in double precision (tests/golden/ops.safetensors).
+//! Operations against PyTorch in double precision (tests/golden/ops.safetensors).
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
+use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut};
 use fsdp_core::program::GradientTarget;
 use fsdp_core::{DType, Queue};
 
+use super::Subject;
 use super::golden::close;
-use super::harness::{Packed, host};
+use super::models::Packed;
 use super::safetensors;
 use crate::backend::{AttentionDims, Backend, HeadDims, IGNORED_TARGET, LinearDims, Orientation};
 use crate::layer::Rope;
-use crate::{HostBuffer, HostMemory};
 
 /// The tensors of one case, on a memory, in one dtype.
-struct Case<'a> {
+struct Case<'a, M> {
     tensors: &'a BTreeMap<String, Vec<f64>>,
     name: &'a str,
-    memory: HostMemory,
+    memory: &'a M,
     dtype: DType,
     band: f64,
 }
 
-/// Runs a check on every case, in both precisions that PyTorch's numbers can tell apart.
-fn each(cases: &[&str], check: impl Fn(&Case<'_>)) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/ops.safetensors");
-    let tensors = safetensors::read(&path);
-    for name in cases {
-        for (dtype, band) in [(DType::F64, 1e-12), (DType::F32, 1e-5)] {
-            check(&Case { tensors: &tensors, name, memory: host(), dtype, band });
+/// What is compared with what.
+struct Golden<'a, M> {
+    subject: &'a Subject<'a, M>,
+    tensors: BTreeMap<String, Vec<f64>>,
+}
+
+impl<M: Backend> Golden<'_, M> {
+    /// Runs a check on every case, in both precisions that PyTorch's numbers can tell apart.
+    fn each(&self, cases: &[&str], check: impl Fn(&Case<'_, M>)) {
+        for name in cases {
+            for (dtype, band) in [(DType::F64, 1e-12), (DType::F32, 1e-5)] {
+                let memory = &(self.subject.memory)();
+                check(&Case { tensors: &self.tensors, name, memory, dtype, band });
+            }
         }
     }
 }
 
-impl Case<'_> {
+/// Operations are PyTorch's, within bands of their largest value.
+///
+/// # Panics
+/// When one is not, or `folder` has no `ops.safetensors`.
+pub fn golden_operations<M: Backend>(subject: &Subject<'_, M>, folder: &Path) {
+    let golden = Golden { subject, tensors: safetensors::read(&folder.join("ops.safetensors")) };
+    rms_norm(&golden);
+    layer_norm(&golden);
+    attention(&golden);
+    rope(&golden);
+    activations(&golden);
+    linear_maps(&golden);
+    embedding(&golden);
+    cross_entropy(&golden);
+}
+
+impl<M: Backend> Case<'_, M> {
     fn values(&self, tensor: &str) -> &[f64] {
         &self.tensors[&format!("{}.{tensor}", self.name)]
     }
@@ -43,21 +66,21 @@ impl Case<'_> {
         self.values(tensor)[0]
     }
 
-    fn room(&self, len: usize) -> HostBuffer {
+    fn room(&self, len: usize) -> M::Buffer {
         self.memory.allocate(Category::Workspace, self.dtype, len).unwrap()
     }
 
-    fn upload(&self, values: &[f64]) -> HostBuffer {
+    fn upload(&self, values: &[f64]) -> M::Buffer {
         let mut buffer = self.room(values.len());
         self.memory.write(Queue::Compute, HostSlice::F64(values), SliceMut::whole(&mut buffer)).unwrap();
         buffer
     }
 
-    fn input(&self, tensor: &str) -> HostBuffer {
+    fn input(&self, tensor: &str) -> M::Buffer {
         self.upload(self.values(tensor))
     }
 
-    fn tokens(&self, tensor: &str) -> HostBuffer {
+    fn tokens(&self, tensor: &str) -> M::Buffer {
         let token = |&value: &f64| if value < 0.0 { IGNORED_TARGET } else { value as u32 };
         let tokens: Vec<u32> = self.values(tensor).iter().map(token).collect();
         let mut buffer = self.memory.allocate(Category::Workspace, DType::U32, tokens.len()).unwrap();
@@ -65,14 +88,14 @@ impl Case<'_> {
         buffer
     }
 
-    fn download(&self, buffer: &HostBuffer) -> Vec<f64> {
+    fn download(&self, buffer: &M::Buffer) -> Vec<f64> {
         let mut values = vec![0.0; buffer.len()];
         let room = HostSliceMut::F64(&mut values);
         self.memory.read(Queue::Compute, Slice::whole(buffer), room).unwrap();
         values
     }
 
-    fn expect(&self, tensor: &str, got: &HostBuffer) {
+    fn expect(&self, tensor: &str, got: &M::Buffer) {
         self.expect_values(tensor, &self.download(got));
     }
 
@@ -81,25 +104,24 @@ impl Case<'_> {
     }
 }
 
-fn written(buffer: &mut HostBuffer) -> GradientTarget<'_, HostBuffer> {
+fn written<B: Buffer>(buffer: &mut B) -> GradientTarget<'_, B> {
     GradientTarget { slice: SliceMut::whole(buffer), accumulate: false }
 }
 
-fn all(buffer: &HostBuffer) -> Slice<'_, HostBuffer> {
+fn all<B: Buffer>(buffer: &B) -> Slice<'_, B> {
     Slice::whole(buffer)
 }
 
-fn out(buffer: &mut HostBuffer) -> SliceMut<'_, HostBuffer> {
+fn out<B: Buffer>(buffer: &mut B) -> SliceMut<'_, B> {
     SliceMut::whole(buffer)
 }
 
-#[test]
-fn rms_norm_is_that_of_pytorch() {
-    each(&["rms_norm", "rms_norm_odd"], |case| {
+fn rms_norm<M: Backend>(golden: &Golden<'_, M>) {
+    golden.each(&["rms_norm", "rms_norm_odd"], |case| {
         let (x, weight, dy) = (case.input("x"), case.input("weight"), case.input("dy"));
         let (width, eps) = (weight.len(), case.scalar("eps"));
         let (mut y, mut rstd) = (case.room(x.len()), case.room(x.len() / width));
-        let memory = &case.memory;
+        let memory = case.memory;
         memory.rms_norm(width, eps, all(&x), all(&weight), out(&mut y), out(&mut rstd)).unwrap();
         case.expect("y", &y);
         let (mut dx, mut dweight) = (case.room(x.len()), case.room(width));
@@ -112,20 +134,19 @@ fn rms_norm_is_that_of_pytorch() {
     });
 }
 
-#[test]
-fn layer_norm_is_that_of_pytorch() {
-    each(&["layer_norm", "layer_norm_odd", "layer_norm_flat"], |case| {
+fn layer_norm<M: Backend>(golden: &Golden<'_, M>) {
+    golden.each(&["layer_norm", "layer_norm_odd", "layer_norm_flat"], |case| {
         // The mean is large beside the deviations from it, so that their differences lose digits.
         let is_flat = case.name == "layer_norm_flat";
         if is_flat && case.dtype == DType::F32 {
             return;
         }
         let band = if is_flat { 1e-10 } else { case.band };
-        let case = &Case { band, memory: host(), ..*case };
+        let case = &Case { band, ..*case };
         let (x, weight, bias) = (case.input("x"), case.input("weight"), case.input("bias"));
         let (width, eps, dy) = (weight.len(), case.scalar("eps"), case.input("dy"));
         let (mut y, mut stats) = (case.room(x.len()), case.room(2 * x.len() / width));
-        let memory = &case.memory;
+        let memory = case.memory;
         let (scale, shift) = (all(&weight), all(&bias));
         memory.layer_norm(width, eps, all(&x), scale, shift, out(&mut y), out(&mut stats)).unwrap();
         case.expect("y", &y);
@@ -138,8 +159,7 @@ fn layer_norm_is_that_of_pytorch() {
     });
 }
 
-#[test]
-fn attention_is_that_of_pytorch() {
+fn attention<M: Backend>(golden: &Golden<'_, M>) {
     for (name, batch, seq, heads, kv_heads, head_dim) in [
         ("attention_gqa", 2, 7, 4, 2, 6),
         ("attention_mha", 1, 9, 3, 3, 5),
@@ -149,10 +169,10 @@ fn attention_is_that_of_pytorch() {
     ] {
         let packed = Packed { dims: AttentionDims { batch, seq, heads, kv_heads, head_dim } };
         let dims = packed.dims;
-        each(&[name], |case| {
+        golden.each(&[name], |case| {
             // Scores in the hundreds have a relative error of 1e-7 in single precision, times the score.
             let band = if name == "attention_sharp" { 50.0 * case.band } else { case.band };
-            let case = &Case { band, memory: host(), ..*case };
+            let case = &Case { band, ..*case };
             let qkv = case.upload(&packed.pack(["q", "k", "v"].map(|tensor| case.values(tensor))));
             let dy = case.input("dy");
             let (mut y, mut lse) = (case.room(dy.len()), case.room(dims.rows() * heads));
@@ -169,13 +189,12 @@ fn attention_is_that_of_pytorch() {
     }
 }
 
-#[test]
-fn rope_is_that_of_pytorch() {
+fn rope<M: Backend>(golden: &Golden<'_, M>) {
     for (name, seq, heads, head_dim) in [("rope", 7, 3, 6), ("rope_500000", 5, 2, 10)] {
         let packed = Packed { dims: AttentionDims { batch: 2, seq, heads, kv_heads: 1, head_dim } };
-        each(&[name], |case| {
+        golden.each(&[name], |case| {
             // Frequencies are kept in single precision.
-            let case = &Case { band: 1e-5, memory: host(), ..*case };
+            let case = &Case { band: 1e-5, ..*case };
             let frequencies = Rope::new(case.scalar("base"), head_dim).inverse_frequencies;
             let zeros = vec![0.0; packed.dims.rows() * head_dim];
             for (from, to, backward) in [("x", "y", false), ("dy", "dx", true)] {
@@ -187,9 +206,8 @@ fn rope_is_that_of_pytorch() {
     }
 }
 
-#[test]
-fn activations_are_those_of_pytorch() {
-    each(&["swiglu", "swiglu_extreme"], |case| {
+fn activations<M: Backend>(golden: &Golden<'_, M>) {
+    golden.each(&["swiglu", "swiglu_extreme"], |case| {
         let (gate, up, dy) = (case.input("gate"), case.input("up"), case.input("dy"));
         let [mut y, mut dgate, mut dup] = [(); 3].map(|()| case.room(gate.len()));
         let (gate, up) = (all(&gate), all(&up));
@@ -199,7 +217,7 @@ fn activations_are_those_of_pytorch() {
         case.expect("dgate", &dgate);
         case.expect("dup", &dup);
     });
-    each(&["gelu_new", "gelu_new_extreme"], |case| {
+    golden.each(&["gelu_new", "gelu_new_extreme"], |case| {
         let (x, dy) = (case.input("x"), case.input("dy"));
         let [mut y, mut dx] = [(); 2].map(|()| case.room(x.len()));
         case.memory.gelu(all(&x), out(&mut y)).unwrap();
@@ -209,20 +227,19 @@ fn activations_are_those_of_pytorch() {
     });
 }
 
-#[test]
-fn linear_maps_are_those_of_pytorch() {
+fn linear_maps<M: Backend>(golden: &Golden<'_, M>) {
     for (name, rows, inputs, outputs, orientation) in [
         ("linear", 6, 5, 7, Orientation::OutIn),
         ("linear_no_bias", 4, 6, 3, Orientation::OutIn),
         ("conv1d", 6, 5, 7, Orientation::InOut),
     ] {
         let dims = LinearDims { rows, inputs, outputs, y_stride: outputs, orientation };
-        each(&[name], |case| {
+        golden.each(&[name], |case| {
             let (x, weight, dy) = (case.input("input"), case.input("weight"), case.input("dy"));
             let bias = (name != "linear_no_bias").then(|| case.input("bias"));
             let (mut y, mut dx, mut dweight) =
                 (case.room(dy.len()), case.room(x.len()), case.room(weight.len()));
-            let memory = &case.memory;
+            let memory = case.memory;
             memory.linear(dims, all(&x), all(&weight), bias.as_ref().map(all), out(&mut y)).unwrap();
             memory.linear_backward_input(dims, all(&dy), all(&weight), out(&mut dx), false).unwrap();
             memory.linear_backward_weight(dims, all(&x), all(&dy), written(&mut dweight)).unwrap();
@@ -238,9 +255,8 @@ fn linear_maps_are_those_of_pytorch() {
     }
 }
 
-#[test]
-fn embedding_is_that_of_pytorch() {
-    each(&["embedding"], |case| {
+fn embedding<M: Backend>(golden: &Golden<'_, M>) {
+    golden.each(&["embedding"], |case| {
         let (ids, table, dy) = (case.tokens("ids"), case.input("weight"), case.input("dy"));
         let (mut y, mut dtable) = (case.room(dy.len()), case.room(table.len()));
         case.memory.embedding(4, all(&ids), all(&table), out(&mut y), false).unwrap();
@@ -251,9 +267,8 @@ fn embedding_is_that_of_pytorch() {
 }
 
 /// The head multiplies by its weight first: with the identity, hidden states are logits.
-#[test]
-fn cross_entropy_is_that_of_pytorch() {
-    each(&["cross_entropy", "cross_entropy_ignore", "cross_entropy_sharp"], |case| {
+fn cross_entropy<M: Backend>(golden: &Golden<'_, M>) {
+    golden.each(&["cross_entropy", "cross_entropy_ignore", "cross_entropy_sharp"], |case| {
         let (x, targets) = (case.input("logits"), case.tokens("targets"));
         let (rows, vocab) = (targets.len(), 9);
         let identity: Vec<f64> = (0..vocab * vocab).map(|i| f64::from(i % (vocab + 1) == 0)).collect();

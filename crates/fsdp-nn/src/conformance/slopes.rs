@@ -4,7 +4,8 @@
 use fsdp_core::model::BlockId;
 use fsdp_core::{DType, Error};
 
-use super::harness::{Subject, batch, hf_models, small};
+use super::Subject;
+use super::models::{Sample, batch, hf_models, small};
 use crate::backend::{Backend, IGNORED_TARGET};
 use crate::layer::{Describe, Description, Embedding, Head, LayerNorm, Linear, RmsNorm};
 use crate::model::Architecture;
@@ -12,43 +13,39 @@ use crate::model::unsharded::Pass;
 use crate::tape::{Tape, Tensor};
 
 /// Compares some elements of every gradient.
-fn check<A: Architecture + Clone>(mut subject: Subject<A>) {
+fn check<M: Backend, A: Architecture + Clone>(subject: &Subject<'_, M>, mut sample: Sample<A>) {
     const STEP: f64 = 1e-5;
     let mut batch = batch(3, 7, 13);
     batch.targets[4] = IGNORED_TARGET;
-    let gradients = subject.run(&batch, Pass::Train).gradients;
+    let gradients = sample.run_on(&(subject.memory)(), &batch, Pass::Train).gradients;
     for (param, gradient) in gradients.iter().enumerate() {
         let len = gradient.len();
         for element in (0..len).step_by(len.div_ceil(5)) {
-            let original = subject.values[param][element];
+            let original = sample.values[param][element];
             let mut loss_at = |value| {
-                subject.values[param][element] = value;
-                subject.run(&batch, Pass::TrainRecomputing).loss
+                sample.values[param][element] = value;
+                sample.run_on(&(subject.memory)(), &batch, Pass::TrainRecomputing).loss
             };
             let slope = (loss_at(original + STEP) - loss_at(original - STEP)) / (2.0 * STEP);
             loss_at(original);
             let got = gradient[element];
-            let name = &subject.spec.params[param].fqn;
+            let name = &sample.spec.params[param].fqn;
             assert!((got - slope).abs() < 1e-6 * (1.0 + slope.abs()), "{name}[{element}]: {got} not {slope}");
         }
     }
 }
 
-#[test]
-fn llama_and_gpt2_gradients_are_slopes() {
+/// Gradients of a Llama, a GPT-2, an MLP and a model that uses values several times are slopes of the loss, in double
+/// precision and with all dropouts.
+///
+/// # Panics
+/// When one is not.
+pub fn gradients_of_models_are_slopes<M: Backend>(subject: &Subject<'_, M>) {
     for model in hf_models() {
-        check(Subject::new(model, DType::F64));
+        check(subject, Sample::new(model, DType::F64));
     }
-}
-
-#[test]
-fn mlp_gradients_are_slopes() {
-    check(Subject::new(small(), DType::F64));
-}
-
-#[test]
-fn gradients_through_shared_and_reused_values_are_slopes() {
-    check(Subject::new(Odd::new(), DType::F64));
+    check(subject, Sample::new(small(), DType::F64));
+    check(subject, Sample::new(Odd::new(), DType::F64));
 }
 
 /// A model whose block uses values several times, in place and not, kept and computed again.

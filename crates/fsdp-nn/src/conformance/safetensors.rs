@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 /// The tensors of a file, as `f64`.
-pub(super) fn read(path: &Path) -> BTreeMap<String, Vec<f64>> {
+pub(crate) fn read(path: &Path) -> BTreeMap<String, Vec<f64>> {
     let bytes = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let header_len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let header: Value = serde_json::from_slice(&bytes[8..8 + header_len]).unwrap();

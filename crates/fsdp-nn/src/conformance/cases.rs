@@ -1,19 +1,23 @@
 //! The operations under test, for dimensions chosen by the caller.
 
-use super::{Case, Kit, integers, numbers};
+use super::kit::{Case, Kit, integers, numbers};
 use crate::backend::{AttentionDims, Backend, Dropout, HeadDims, IGNORED_TARGET, LinearDims, Orientation};
 
 /// Dimensions, in the roles that each case gives them.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
-    pub(super) rows: usize,
-    pub(super) inner: usize,
-    pub(super) outer: usize,
-    pub(super) seed: u64,
+pub struct Sizes {
+    /// Rows: tokens or positions.
+    pub rows: usize,
+    /// Columns of an input.
+    pub inner: usize,
+    /// Columns of an output, or classes.
+    pub outer: usize,
+    /// Decides the numbers.
+    pub seed: u64,
 }
 
 /// All operations at these sizes.
-pub(super) fn all(sizes: Sizes) -> Vec<Case> {
+pub(crate) fn all<M: Backend>(sizes: Sizes) -> Vec<Case<M>> {
     vec![
         linear(sizes, Orientation::OutIn, 0),
         linear(sizes, Orientation::InOut, 3),
@@ -39,20 +43,20 @@ fn largest(values: &[f64]) -> f64 {
     values.iter().fold(0.0, |a, b| b.abs().max(a))
 }
 
-fn linear(sizes: Sizes, orientation: Orientation, gap: usize) -> Case {
+fn linear<M: Backend>(sizes: Sizes, orientation: Orientation, gap: usize) -> Case<M> {
     let Sizes { rows, inner, outer, seed } = sizes;
     let dims = LinearDims { rows, inputs: inner, outputs: outer, y_stride: outer + gap, orientation };
     let y_len = (rows - 1) * dims.y_stride + outer;
     let gather = move |strided: Vec<f64>| -> Vec<f64> {
         strided.chunks(dims.y_stride).flat_map(|row| row[..outer].to_vec()).collect()
     };
-    let forward = move |kit: &Kit, inputs: &[Vec<f64>]| {
+    let forward = move |kit: &Kit<M>, inputs: &[Vec<f64>]| {
         let [x, weight, bias] = [0, 1, 2].map(|i| kit.put(&inputs[i]));
         let mut y = kit.put(&vec![0.0; y_len]);
         kit.memory.linear(dims, x.read(), weight.read(), Some(bias.read()), y.write()).unwrap();
         gather(kit.get(&y))
     };
-    let backward = move |kit: &Kit, inputs: &[Vec<f64>], dy: &[f64]| {
+    let backward = move |kit: &Kit<M>, inputs: &[Vec<f64>], dy: &[f64]| {
         let [x, weight] = [0, 1].map(|i| kit.put(&inputs[i]));
         let mut strided = vec![f64::NAN; y_len];
         for (to, from) in strided.chunks_mut(dims.y_stride).zip(dy.chunks(outer)) {
@@ -67,7 +71,17 @@ fn linear(sizes: Sizes, orientation: Orientation, gap: usize) -> Case {
         memory.linear_backward_bias(dims, dy.read(), kit.target(&mut dbias)).unwrap();
         vec![kit.get(&dx), kit.get(&dweight), kit.get(&dbias)]
     };
-    let absolute = forward;
+    let absolute = move |[x, weight, bias]: [&[f64]; 3]| -> Vec<f64> {
+        let entry = |row: usize, col: usize| match orientation {
+            Orientation::OutIn => weight[col * inner + row],
+            Orientation::InOut => weight[row * outer + col],
+        };
+        let sum = |row: usize, col: usize| -> f64 {
+            let products = (0..inner).map(|k| (x[row * inner + k] * entry(k, col)).abs());
+            products.sum::<f64>() + bias[col].abs()
+        };
+        (0..rows).flat_map(|row| (0..outer).map(move |col| sum(row, col))).collect()
+    };
     Case {
         name: "linear",
         inputs: vec![numbers(seed, rows * inner), numbers(seed + 1, inner * outer), numbers(seed + 2, outer)],
@@ -75,13 +89,12 @@ fn linear(sizes: Sizes, orientation: Orientation, gap: usize) -> Case {
         forward: Box::new(forward),
         backward: Box::new(backward),
         bound: Box::new(move |inputs, _| {
-            let inputs: Vec<_> = inputs.iter().map(|input| magnitudes(input)).collect();
-            (inner as f64 + 2.0, absolute(&Kit::new(fsdp_core::DType::F64), &inputs))
+            (inner as f64 + 2.0, absolute([0, 1, 2].map(|i| inputs[i].as_slice())))
         }),
     }
 }
 
-fn embedding(sizes: Sizes) -> Case {
+fn embedding<M: Backend>(sizes: Sizes) -> Case<M> {
     let Sizes { rows, inner: width, outer: vocab, seed } = sizes;
     let ids = integers(seed, rows, vocab);
     let again = ids.clone();
@@ -103,7 +116,7 @@ fn embedding(sizes: Sizes) -> Case {
     }
 }
 
-fn rms_norm(sizes: Sizes) -> Case {
+fn rms_norm<M: Backend>(sizes: Sizes) -> Case<M> {
     let Sizes { rows, inner: width, seed, .. } = sizes;
     const EPS: f64 = 1e-3;
     Case {
@@ -132,7 +145,7 @@ fn rms_norm(sizes: Sizes) -> Case {
     }
 }
 
-fn layer_norm(sizes: Sizes) -> Case {
+fn layer_norm<M: Backend>(sizes: Sizes) -> Case<M> {
     let Sizes { rows, inner: width, seed, .. } = sizes;
     const EPS: f64 = 1e-2;
     Case {
@@ -174,7 +187,7 @@ fn attention_dims(sizes: Sizes, kv_heads: usize, group: usize) -> AttentionDims 
     AttentionDims { batch: 2, seq: sizes.rows, heads: kv_heads * group, kv_heads, head_dim }
 }
 
-fn rope(sizes: Sizes) -> Case {
+fn rope<M: Backend>(sizes: Sizes) -> Case<M> {
     let dims = attention_dims(sizes, 2, 2);
     let frequencies: Vec<f32> = (0..dims.head_dim / 2).map(|i| 0.3_f32.powi(i as i32)).collect();
     let again = frequencies.clone();
@@ -197,13 +210,13 @@ fn rope(sizes: Sizes) -> Case {
     }
 }
 
-fn attention(sizes: Sizes, kv_heads: usize, group: usize, drop: bool) -> Case {
+fn attention<M: Backend>(sizes: Sizes, kv_heads: usize, group: usize, drop: bool) -> Case<M> {
     let dims = attention_dims(sizes, kv_heads, group);
     let keys = [sizes.seed, sizes.seed + 9];
     let dropout = move || drop.then_some(keys);
     let (len, y_len, lse_len) =
         (dims.rows() * dims.packed(), dims.rows() * dims.heads * dims.head_dim, dims.rows() * dims.heads);
-    let run = move |kit: &Kit, inputs: &[Vec<f64>]| {
+    let run = move |kit: &Kit<M>, inputs: &[Vec<f64>]| {
         let keys = dropout();
         let dropout = keys.as_ref().map(|keys| Dropout { p: 0.3, keys });
         let (qkv, mut y, mut lse) = (kit.put(&inputs[0]), kit.result(y_len), kit.statistics(lse_len));
@@ -235,7 +248,7 @@ fn attention(sizes: Sizes, kv_heads: usize, group: usize, drop: bool) -> Case {
     }
 }
 
-fn swiglu(sizes: Sizes) -> Case {
+fn swiglu<M: Backend>(sizes: Sizes) -> Case<M> {
     let len = sizes.rows * sizes.inner;
     Case {
         name: "swiglu",
@@ -258,7 +271,7 @@ fn swiglu(sizes: Sizes) -> Case {
     }
 }
 
-fn gelu(sizes: Sizes) -> Case {
+fn gelu<M: Backend>(sizes: Sizes) -> Case<M> {
     let len = sizes.rows * sizes.inner;
     Case {
         name: "gelu",
@@ -282,10 +295,10 @@ fn gelu(sizes: Sizes) -> Case {
     }
 }
 
-fn dropout(sizes: Sizes) -> Case {
+fn dropout<M: Backend>(sizes: Sizes) -> Case<M> {
     let keys = [sizes.seed, sizes.seed + 1, sizes.seed + 2];
     let len = keys.len() * sizes.rows * sizes.inner;
-    let run = move |kit: &Kit, values: &[f64]| {
+    let run = move |kit: &Kit<M>, values: &[f64]| {
         let mut x = kit.put(values);
         kit.memory.dropout(Dropout { p: 0.25, keys: &keys }, x.write()).unwrap();
         kit.get(&x)
@@ -300,7 +313,7 @@ fn dropout(sizes: Sizes) -> Case {
     }
 }
 
-fn head(sizes: Sizes) -> Case {
+fn head<M: Backend>(sizes: Sizes) -> Case<M> {
     let Sizes { rows, inner: hidden, outer: vocab, seed } = sizes;
     let dims = HeadDims { rows, hidden, vocab, chunk_rows: rows.div_ceil(3) };
     let mut targets = integers(seed + 5, rows, vocab);

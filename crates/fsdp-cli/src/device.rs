@@ -1,0 +1,82 @@
+//! From `run.device` to a launcher: the one place where it is chosen what ranks compute on.
+//!
+//! A command is [`Work`] over any launcher. Each device has a module that makes its launchers, for training and for
+//! verification: [`host`], and `torch` where it is built in.
+
+use fsdp_comm::launch::Launcher;
+use fsdp_train::TrainBackend;
+use fsdp_train::config::{Device, RunConfig};
+
+use crate::error::CliError;
+use crate::host;
+#[cfg(feature = "torch")]
+use crate::torch;
+
+/// What a command does with ranks, whatever they compute on.
+pub(crate) trait Work {
+    /// What comes of it.
+    type Outcome;
+
+    /// Does it.
+    fn on<L: Launcher>(self, launcher: &L) -> Self::Outcome
+    where
+        L::Memory: TrainBackend;
+}
+
+/// That this binary can compute on a device: better known before the data is read.
+///
+/// # Errors
+/// [`CliError::Device`].
+pub(crate) fn expect(device: Device) -> Result<(), CliError> {
+    match device {
+        Device::Cpu => Ok(()),
+        Device::TorchCpu if cfg!(feature = "torch") => Ok(()),
+        Device::TorchCpu => Err(missing(device, "torch")),
+        Device::Cuda => Err(missing(device, "cuda")),
+    }
+}
+
+fn missing(device: Device, feature: &'static str) -> CliError {
+    let instead = if cfg!(feature = "torch") { "\"cpu\" or \"torch-cpu\"" } else { "\"cpu\"" };
+    CliError::Device { device: device.name(), feature, instead }
+}
+
+/// Does work with ranks that train or are measured.
+///
+/// # Errors
+/// [`CliError`]: the device is not there.
+pub(crate) fn training<W: Work>(run: &RunConfig, work: W) -> Result<W::Outcome, CliError> {
+    expect(run.device)?;
+    match run.device {
+        #[cfg(feature = "torch")]
+        Device::TorchCpu => Ok(work.on(&torch::training(run)?)),
+        _ => Ok(work.on(&host::training(run))),
+    }
+}
+
+/// Does work with ranks that are compared with the oracle; with `poison`, contents that were given up are overwritten.
+///
+/// # Errors
+/// [`CliError`]: the device is not there.
+pub(crate) fn verification<W: Work>(run: &RunConfig, poison: bool, work: W) -> Result<W::Outcome, CliError> {
+    expect(run.device)?;
+    match run.device {
+        #[cfg(feature = "torch")]
+        Device::TorchCpu => Ok(work.on(&torch::verification(run, poison)?)),
+        _ => Ok(work.on(&host::verification(run, poison))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_built_in_is_named_with_the_way_to_build_it() {
+        let error = expect(Device::Cuda).expect_err("GPUs need a feature");
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains("--features cuda"), "{error}");
+        assert_eq!(expect(Device::TorchCpu).is_ok(), cfg!(feature = "torch"));
+        assert!(expect(Device::Cpu).is_ok());
+    }
+}

@@ -1,0 +1,46 @@
+//! Launchers of ranks as threads on the host that compute by libtorch.
+//!
+//! As for [`host`]: training shares storage between ranks, verification does not. libtorch's own threads are set here,
+//! before any rank starts.
+
+use std::sync::Arc;
+
+use fsdp_core::Rank;
+use fsdp_cuda::torch::{Kernels, Torch, per_rank, set_deterministic, set_intra_op};
+use fsdp_nn::{HostMemory, HostOptions, HostPool};
+use fsdp_sim::Threads;
+use fsdp_train::config::RunConfig;
+
+use crate::error::CliError;
+use crate::host::{self, total_threads};
+
+/// Ranks that train or are measured: one pool, gathered parameters held once.
+///
+/// # Errors
+/// [`CliError`]: libtorch refuses a setting.
+pub(crate) fn training(run: &RunConfig) -> Result<Threads<Torch<HostMemory>>, CliError> {
+    let threads = per_rank(total_threads(run.threads), run.ranks);
+    set_deterministic(run.deterministic)?;
+    set_intra_op(threads);
+    let pool = HostPool::new();
+    Ok(Threads::new(host::world_options(run, true), move |_: Rank, _| {
+        memory(HostOptions { pool: Arc::clone(&pool), threads, poison: false, resident: false })
+    }))
+}
+
+/// Ranks that are compared with the oracle: nothing shared, and one thread for each at every world, because libtorch may
+/// cut sums by the number of threads.
+///
+/// # Errors
+/// [`CliError`]: libtorch refuses a setting.
+pub(crate) fn verification(run: &RunConfig, poison: bool) -> Result<Threads<Torch<HostMemory>>, CliError> {
+    set_deterministic(run.deterministic)?;
+    set_intra_op(1);
+    Ok(Threads::new(host::world_options(run, false), move |_: Rank, _| {
+        memory(HostOptions { pool: HostPool::new(), threads: 1, poison, resident: true })
+    }))
+}
+
+fn memory(options: HostOptions) -> Arc<Torch<HostMemory>> {
+    Arc::new(Torch::new(host::memory(options), Kernels::Fused))
+}

@@ -1,0 +1,263 @@
+#include "shim.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/native/CPUBlas.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention_backward_ops.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention_ops.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_backward_ops.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_ops.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace {
+
+char* text_of(const char* text) {
+  char* copy = strdup(text);
+  // Out of memory: a failure must not look like success.
+  if (copy == nullptr) std::abort();
+  return copy;
+}
+
+// Runs `body`; the text of the exception that it throws.
+template <typename Body>
+char* caught(Body&& body) {
+  try {
+    body();
+    return nullptr;
+  } catch (const c10::Error& error) {
+    return text_of(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return text_of(error.what());
+  } catch (...) {
+    return text_of("an exception without a text");
+  }
+}
+
+// ---- Products of bf16 matrices into f32 -------------------------------------------------------------------------------
+
+// Columns of the right matrix, rows of the left one and length of the dot products that one kernel call multiplies.
+constexpr int64_t BLOCK_COLUMNS = 64;
+constexpr int64_t BLOCK_ROWS = 64;
+constexpr int64_t BLOCK_DEPTH = 512;
+
+struct Halves {
+  const at::BFloat16* data;
+  int64_t rows, columns, row_stride, column_stride;
+
+  explicit Halves(const at::Tensor& matrix)
+      : data(matrix.const_data_ptr<at::BFloat16>()),
+        rows(matrix.size(0)),
+        columns(matrix.size(1)),
+        row_stride(matrix.stride(0)),
+        column_stride(matrix.stride(1)) {}
+};
+
+// Columns `first ..` of `rhs` as the kernels want them: pairs of rows interleaved, an odd last row paired with zeros.
+void pack_columns(const Halves& rhs, int64_t first, int64_t columns, at::BFloat16* packed) {
+  for (int64_t k = 0; k < rhs.rows; k += 2) {
+    const at::BFloat16* even = rhs.data + k * rhs.row_stride + first * rhs.column_stride;
+    const at::BFloat16* odd = even + rhs.row_stride;
+    at::BFloat16* to = packed + k * columns;
+    if (k + 1 == rhs.rows) {
+      for (int64_t n = 0; n < columns; n++) {
+        to[2 * n] = even[n * rhs.column_stride];
+        to[2 * n + 1] = at::BFloat16(0);
+      }
+    } else if (rhs.column_stride == 1) {
+      for (int64_t n = 0; n < columns; n++) {
+        to[2 * n] = even[n];
+        to[2 * n + 1] = odd[n];
+      }
+    } else {
+      for (int64_t n = 0; n < columns; n++) {
+        to[2 * n] = even[n * rhs.column_stride];
+        to[2 * n + 1] = odd[n * rhs.column_stride];
+      }
+    }
+  }
+}
+
+// Rows `first ..` of `lhs`, dense, `depth` elements apart. Goes through blocks, so that columns that are far apart in
+// memory are read from the cache.
+void copy_rows(const Halves& lhs, int64_t first, int64_t rows, int64_t depth, at::BFloat16* copy) {
+  constexpr int64_t TILE = 32;
+  for (int64_t k0 = 0; k0 < lhs.columns; k0 += TILE) {
+    const int64_t k1 = std::min(k0 + TILE, lhs.columns);
+    for (int64_t m = 0; m < rows; m++) {
+      const at::BFloat16* from = lhs.data + (first + m) * lhs.row_stride;
+      for (int64_t k = k0; k < k1; k++) copy[m * depth + k] = from[k * lhs.column_stride];
+    }
+  }
+  for (int64_t m = 0; m < rows && lhs.columns < depth; m++) copy[m * depth + lhs.columns] = at::BFloat16(0);
+}
+
+void multiply_halves(const at::Tensor& left, const at::Tensor& right, at::Tensor& out, bool accumulate) {
+  TORCH_CHECK(left.scalar_type() == at::kBFloat16 && right.scalar_type() == at::kBFloat16 &&
+                  out.scalar_type() == at::kFloat && out.is_contiguous() && left.size(1) == right.size(0) &&
+                  out.size(0) == left.size(0) && out.size(1) == right.size(1),
+              "matrices that do not fit a product of bf16 into f32");
+  const Halves lhs(left), rhs(right);
+  // An even depth: the kernels take elements in pairs.
+  const int64_t rows = lhs.rows, columns = rhs.columns, depth = (lhs.columns + 1) / 2 * 2;
+  const int64_t row_blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+  const int64_t column_blocks = (columns + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
+  // Kept by the thread: fresh storage of this size would be mapped, and its pages cleared, every time.
+  thread_local std::vector<at::BFloat16> packed, dense;
+  if (packed.size() < size_t(depth * columns)) packed.resize(depth * columns);
+  const bool is_dense = lhs.column_stride == 1 && depth == lhs.columns;
+  if (!is_dense && dense.size() < size_t(depth * rows)) dense.resize(depth * rows);
+  at::BFloat16 *const to_packed = packed.data(), *const to_dense = dense.data();
+  at::parallel_for(0, column_blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; block++) {
+      const int64_t first = block * BLOCK_COLUMNS;
+      pack_columns(rhs, first, std::min(BLOCK_COLUMNS, columns - first), to_packed + first * depth);
+    }
+  });
+  if (!is_dense) {
+    at::parallel_for(0, row_blocks, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t block = begin; block < end; block++) {
+        const int64_t first = block * BLOCK_ROWS;
+        copy_rows(lhs, first, std::min(BLOCK_ROWS, rows - first), depth, to_dense + first * depth);
+      }
+    });
+  }
+  const at::BFloat16* const from_dense = is_dense ? lhs.data : to_dense;
+  const int64_t stride = is_dense ? lhs.row_stride : depth;
+  float* const result = out.data_ptr<float>();
+  at::parallel_for(0, row_blocks * column_blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; block++) {
+      const int64_t m = block / column_blocks * BLOCK_ROWS, n = block % column_blocks * BLOCK_COLUMNS;
+      const int64_t height = std::min(BLOCK_ROWS, rows - m), width = std::min(BLOCK_COLUMNS, columns - n);
+      for (int64_t k = 0; k < depth; k += BLOCK_DEPTH) {
+        at::native::cpublas::brgemm(height, width, std::min(BLOCK_DEPTH, depth - k), stride, width, columns,
+                                    accumulate || k > 0, from_dense + m * stride + k,
+                                    to_packed + n * depth + k * width, result + m * columns + n);
+      }
+    }
+    at::native::cpublas::brgemm_release();
+  });
+}
+
+// The kernels have no query for what they support, so one product is tried.
+bool multiplies_halves() {
+  try {
+    const at::Tensor half = at::ones({2, 2}, at::kBFloat16);
+    at::Tensor out = at::empty({2, 2}, at::kFloat);
+    multiply_halves(half, half, out, false);
+    return out.eq(2).all().item<bool>();
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+void fsdp_torch_free_text(char* text) { std::free(text); }
+
+char* fsdp_torch_set_deterministic(bool deterministic) {
+  return caught([&] {
+    at::globalContext().setDeterministicAlgorithms(deterministic, /*warn_only=*/false);
+    at::globalContext().setDeterministicCuDNN(deterministic);
+    // What is not written is found by the tests of memory; filling it here would only take time.
+    at::globalContext().setDeterministicFillUninitializedMemory(false);
+  });
+}
+
+bool fsdp_torch_multiplies_halves() {
+  static const bool supported = multiplies_halves();
+  return supported;
+}
+
+char* fsdp_torch_multiply_halves(const FsdpTensor* lhs, const FsdpTensor* rhs, FsdpTensor* out, bool accumulate) {
+  return caught([&] { multiply_halves(*lhs, *rhs, *out, accumulate); });
+}
+
+char* fsdp_torch_load_cuda(const char* library) {
+  return caught([&] {
+    if (dlopen(library, RTLD_NOW | RTLD_GLOBAL) == nullptr) throw std::runtime_error(dlerror());
+  });
+}
+
+char* fsdp_torch_enter_stream(int32_t device, void* stream) {
+  return caught([&] {
+    const c10::Device on(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device));
+    const c10::impl::VirtualGuardImpl guard(on.type());
+    guard.setDevice(on);
+    // The id of a stream that libtorch did not create is its handle.
+    guard.exchangeStream(c10::Stream(c10::Stream::UNSAFE, on, reinterpret_cast<c10::StreamId>(stream)));
+  });
+}
+
+char* fsdp_torch_allocator_bytes(int32_t device, int64_t bytes[4]) {
+  return caught([&] {
+    const auto stats = c10::getDeviceAllocator(c10::DeviceType::CUDA)->getDeviceStats(static_cast<c10::DeviceIndex>(device));
+    const auto& allocated = stats.allocated_bytes[0];
+    const auto& reserved = stats.reserved_bytes[0];
+    bytes[0] = allocated.current;
+    bytes[1] = reserved.current;
+    bytes[2] = allocated.peak;
+    bytes[3] = reserved.peak;
+  });
+}
+
+char* fsdp_torch_attention(bool flash, const FsdpTensor* q, const FsdpTensor* k, const FsdpTensor* v, FsdpTensor* y,
+                           FsdpTensor* lse) {
+  return caught([&] {
+    if (flash) {
+      const auto found = at::_ops::_scaled_dot_product_flash_attention::call(*q, *k, *v, 0.0, true, false, std::nullopt);
+      y->copy_(std::get<0>(found));
+      lse->copy_(std::get<1>(found));
+    } else {
+      const auto found = at::_ops::_scaled_dot_product_efficient_attention::call(*q, *k, *v, std::nullopt, true, 0.0, true,
+                                                                                 std::nullopt);
+      y->copy_(std::get<0>(found));
+      // The kernel pads positions.
+      lse->copy_(std::get<1>(found).narrow(2, 0, lse->size(2)));
+    }
+  });
+}
+
+char* fsdp_torch_attention_backward(bool flash, const FsdpTensor* dy, const FsdpTensor* q, const FsdpTensor* k,
+                                    const FsdpTensor* v, const FsdpTensor* y, const FsdpTensor* lse, FsdpTensor* dq,
+                                    FsdpTensor* dk, FsdpTensor* dv) {
+  return caught([&] {
+    // Without dropout the state of the generator is not read.
+    const at::Tensor none, seed = at::zeros({2}, q->options().dtype(at::kUInt64));
+    if (flash) {
+      const auto found = at::_ops::_scaled_dot_product_flash_attention_backward::call(
+          *dy, *q, *k, *v, *y, *lse, none, none, q->size(2), k->size(2), 0.0, true, seed, seed, std::nullopt);
+      dq->copy_(std::get<0>(found));
+      dk->copy_(std::get<1>(found));
+      dv->copy_(std::get<2>(found));
+    } else {
+      const int64_t positions = q->size(2), padded = (positions + 31) / 32 * 32;
+      at::Tensor sums = at::zeros({q->size(0), q->size(1), padded}, lse->options());
+      sums.narrow(2, 0, positions).copy_(*lse);
+      const at::Tensor scalar = at::zeros({}, q->options().dtype(at::kLong));
+      const auto found = at::_ops::_scaled_dot_product_efficient_attention_backward::call(
+          *dy, *q, *k, *v, none, *y, sums, scalar, scalar, 0.0, std::array<bool, 4>{true, true, true, false}, true,
+          std::nullopt);
+      dq->copy_(std::get<0>(found));
+      dk->copy_(std::get<1>(found));
+      dv->copy_(std::get<2>(found));
+    }
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,243 @@
+//! The shim over libtorch, and tensors that borrow memory of ours.
+//!
+//! What libtorch throws comes back as text. A [`View`] owns nothing: libtorch gets an address without a deleter, and
+//! the borrow of the buffer keeps it valid.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+
+use tch::{Device, Kind, TchError, Tensor};
+
+/// A failure that libtorch reported, in its words.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct ShimError(String);
+
+unsafe extern "C" {
+    fn fsdp_torch_free_text(text: *mut c_char);
+    fn fsdp_torch_set_deterministic(deterministic: bool) -> *mut c_char;
+    fn fsdp_torch_multiplies_halves() -> bool;
+    fn fsdp_torch_multiply_halves(
+        lhs: *const c_void,
+        rhs: *const c_void,
+        out: *mut c_void,
+        accumulate: bool,
+    ) -> *mut c_char;
+    fn fsdp_torch_load_cuda(library: *const c_char) -> *mut c_char;
+    fn fsdp_torch_enter_stream(device: i32, stream: *mut c_void) -> *mut c_char;
+    fn fsdp_torch_allocator_bytes(device: i32, bytes: *mut i64) -> *mut c_char;
+    fn fsdp_torch_attention(
+        flash: bool,
+        q: *const c_void,
+        k: *const c_void,
+        v: *const c_void,
+        y: *mut c_void,
+        lse: *mut c_void,
+    ) -> *mut c_char;
+    fn fsdp_torch_attention_backward(
+        flash: bool,
+        dy: *const c_void,
+        q: *const c_void,
+        k: *const c_void,
+        v: *const c_void,
+        y: *const c_void,
+        lse: *const c_void,
+        dq: *mut c_void,
+        dk: *mut c_void,
+        dv: *mut c_void,
+    ) -> *mut c_char;
+}
+
+/// The result of a call of the shim.
+fn outcome(text: *mut c_char) -> Result<(), ShimError> {
+    if text.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the shim returns null or a string that it ended with a zero and that is ours now.
+    let owned = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
+    // SAFETY: allocated by the shim, freed once; `owned` is a copy.
+    unsafe { fsdp_torch_free_text(text) };
+    Err(ShimError(owned))
+}
+
+fn read(tensor: &Tensor) -> *const c_void {
+    tensor.as_ptr().cast()
+}
+
+fn write(tensor: &mut Tensor) -> *mut c_void {
+    tensor.as_ptr().cast_mut().cast()
+}
+
+/// A tensor over memory that somebody else owns.
+pub(crate) struct View<'a> {
+    tensor: Tensor,
+    memory: PhantomData<&'a ()>,
+}
+
+impl Deref for View<'_> {
+    type Target = Tensor;
+
+    fn deref(&self) -> &Tensor {
+        &self.tensor
+    }
+}
+
+impl DerefMut for View<'_> {
+    fn deref_mut(&mut self) -> &mut Tensor {
+        &mut self.tensor
+    }
+}
+
+/// Where elements lie, borrowed for as long as `'a`. Made by storages from ranges of their buffers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'a> {
+    address: *const u8,
+    elements: usize,
+    kind: Kind,
+    device: Device,
+    memory: PhantomData<&'a ()>,
+}
+
+impl<'a> Place<'a> {
+    /// `elements` elements at an address of the device.
+    pub(crate) fn new(address: *const u8, elements: usize, kind: Kind, device: Device) -> Place<'a> {
+        Place { address, elements, kind, device, memory: PhantomData }
+    }
+
+    /// A tensor of these sizes and strides over the place.
+    ///
+    /// # Errors
+    /// [`TchError`] when libtorch rejects it.
+    ///
+    /// # Panics
+    /// When the tensor would reach beyond the place: shapes are checked before.
+    pub(crate) fn view(self, sizes: &[i64], strides: &[i64]) -> Result<View<'a>, TchError> {
+        let is_empty = sizes.contains(&0);
+        let last: i64 = sizes.iter().zip(strides).map(|(size, stride)| (size - 1) * stride).sum();
+        assert!(sizes.len() == strides.len() && strides.iter().all(|&stride| stride >= 0));
+        assert!(
+            is_empty || usize::try_from(last).is_ok_and(|last| last < self.elements),
+            "a view lies within its place"
+        );
+        // SAFETY: every element that the sizes and strides reach is one of the `elements` at `address`, by the
+        // assertions above. A storage of this crate (the trait is sealed) gave the address of a range of a buffer that
+        // is borrowed for `'a`, exclusively where it will be written; the view can not outlive that borrow.
+        let tensor = unsafe { Tensor::f_from_blob(self.address, sizes, strides, self.kind, self.device) }?;
+        Ok(View { tensor, memory: PhantomData })
+    }
+}
+
+/// Whether operations must be deterministic, in the whole process.
+///
+/// # Errors
+/// [`ShimError`] from libtorch.
+pub(crate) fn set_deterministic(deterministic: bool) -> Result<(), ShimError> {
+    // SAFETY: takes no pointer.
+    outcome(unsafe { fsdp_torch_set_deterministic(deterministic) })
+}
+
+/// Whether [`multiply_halves`] works on this processor.
+pub(crate) fn multiplies_halves() -> bool {
+    // SAFETY: takes no pointer; initialised once, by C++'s rules for local statics.
+    unsafe { fsdp_torch_multiplies_halves() }
+}
+
+/// `out = lhs rhs`, or added: bf16 matrices of the host into a dense f32 one.
+///
+/// # Errors
+/// [`ShimError`] from libtorch.
+pub(crate) fn multiply_halves(
+    lhs: &Tensor,
+    rhs: &Tensor,
+    out: &mut Tensor,
+    accumulate: bool,
+) -> Result<(), ShimError> {
+    // SAFETY: pointers to live tensors, of which the shim checks types, sizes and layout before it reads their
+    // elements; `out` is borrowed exclusively.
+    outcome(unsafe { fsdp_torch_multiply_halves(read(lhs), read(rhs), write(out), accumulate) })
+}
+
+/// Loads libtorch's CUDA half.
+///
+/// # Errors
+/// [`ShimError`]: it is not there, or not loadable.
+pub(crate) fn load_cuda(library: &CString) -> Result<(), ShimError> {
+    // SAFETY: a string with a zero at its end.
+    outcome(unsafe { fsdp_torch_load_cuda(library.as_ptr()) })
+}
+
+/// Makes a stream of a device the current one of this thread.
+///
+/// # Errors
+/// [`ShimError`] from libtorch: its CUDA half is not loaded, or there is no driver.
+pub(crate) fn enter_stream(device: i32, stream: *mut c_void) -> Result<(), ShimError> {
+    // SAFETY: libtorch only keeps the handle; who owns the stream keeps it for as long as the memory that it belongs
+    // to, whose thread this is.
+    outcome(unsafe { fsdp_torch_enter_stream(device, stream) })
+}
+
+/// Bytes of libtorch's allocator on a device: allocated, reserved, and their peaks.
+///
+/// # Errors
+/// [`ShimError`] from libtorch: its CUDA half is not loaded, or there is no driver.
+pub(crate) fn allocator_bytes(device: i32) -> Result<[i64; 4], ShimError> {
+    let mut bytes = [0; 4];
+    // SAFETY: the shim writes four numbers.
+    outcome(unsafe { fsdp_torch_allocator_bytes(device, bytes.as_mut_ptr()) })?;
+    Ok(bytes)
+}
+
+/// Which of CUDA's attention kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CudaAttention {
+    /// FlashAttention: 16-bit floats.
+    Flash,
+    /// The memory-efficient kernels of xFormers: f32 too, without grouped queries.
+    Efficient,
+}
+
+/// Causal attention on a CUDA device: writes the output and the log-sum-exp.
+///
+/// # Errors
+/// [`ShimError`] from libtorch.
+pub(crate) fn attention(
+    which: CudaAttention,
+    [q, k, v]: [&Tensor; 3],
+    y: &mut Tensor,
+    lse: &mut Tensor,
+) -> Result<(), ShimError> {
+    let flash = which == CudaAttention::Flash;
+    // SAFETY: pointers to live tensors; the two that are written are borrowed exclusively. libtorch checks the rest.
+    outcome(unsafe { fsdp_torch_attention(flash, read(q), read(k), read(v), write(y), write(lse)) })
+}
+
+/// The gradients of [`attention`].
+///
+/// # Errors
+/// [`ShimError`] from libtorch.
+pub(crate) fn attention_backward(
+    which: CudaAttention,
+    dy: &Tensor,
+    [q, k, v]: [&Tensor; 3],
+    [y, lse]: [&Tensor; 2],
+    [dq, dk, dv]: [&mut Tensor; 3],
+) -> Result<(), ShimError> {
+    let flash = which == CudaAttention::Flash;
+    // SAFETY: pointers to live tensors; the three that are written are borrowed exclusively, and are views of disjoint
+    // columns. libtorch checks the rest.
+    outcome(unsafe {
+        fsdp_torch_attention_backward(
+            flash,
+            read(dy),
+            read(q),
+            read(k),
+            read(v),
+            read(y),
+            read(lse),
+            write(dq),
+            write(dk),
+            write(dv),
+        )
+    })
+}

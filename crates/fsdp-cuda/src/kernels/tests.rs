@@ -1,0 +1,42 @@
+//! Whether the real compiler takes every source for every pair of types that is asked for. It needs no GPU; where it
+//! is not installed, the fake one of the integration tests is all there is.
+
+use fsdp_core::DType;
+
+use super::{CONVERT, EXACT, INTEGERS, LOSS, NORMS, POINTWISE, Source, UPDATE, image};
+use crate::error::DeviceError;
+
+const FLOATS: [DType; 3] = [DType::F32, DType::F64, DType::Bf16];
+
+fn cases() -> Vec<(&'static Source, (DType, DType))> {
+    let mut cases = vec![(&EXACT, (DType::F64, DType::F64)), (&INTEGERS, (DType::I64, DType::I64))];
+    for t in FLOATS {
+        cases.extend([&NORMS, &POINTWISE, &LOSS, &EXACT].map(|source| (source, (t, t))));
+        for s in FLOATS {
+            cases.push((&CONVERT, (t, s)));
+            if t == t.master() {
+                cases.push((&UPDATE, (t, s)));
+            }
+        }
+    }
+    cases
+}
+
+#[test]
+fn the_real_compiler_takes_every_source() {
+    for arch in ["sm_90"] {
+        for (source, types) in cases() {
+            match image(source, types, arch) {
+                Err(DeviceError::Library { .. }) => {
+                    println!("not checked: libnvrtc is not installed");
+                    return;
+                }
+                Err(error) => panic!("{error}"),
+                Ok(image) => {
+                    let has = |name: &&str| image.windows(name.len()).any(|part| part == name.as_bytes());
+                    assert!(source.kernels.iter().all(has), "{} has its kernels", source.name);
+                }
+            }
+        }
+    }
+}

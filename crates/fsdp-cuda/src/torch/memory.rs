@@ -1,0 +1,256 @@
+//! [`Torch`]: a memory with libtorch's operations over it. As a memory it is the one below.
+
+use std::sync::Arc;
+
+use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
+use fsdp_core::program::GradientTarget;
+use fsdp_core::{DType, Error, Queue};
+use fsdp_nn::lengths;
+use tch::Kind;
+
+use super::error::{Done, Failure};
+use super::storage::{AttentionOps, TorchStorage};
+use super::threads;
+use crate::ffi::torch::{Place, View};
+use crate::fused::FusedOps;
+
+/// Which kernels run the operations that have more than one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kernels {
+    /// Ours, where the memory has them.
+    #[default]
+    Fused,
+    /// Compositions of ATen's operations.
+    Aten,
+}
+
+/// A memory that computes by libtorch.
+#[derive(Debug)]
+pub struct Torch<D> {
+    storage: Arc<D>,
+    kernels: Kernels,
+}
+
+impl<D: TorchStorage> Torch<D> {
+    /// Computes in `storage`.
+    pub fn new(storage: Arc<D>, kernels: Kernels) -> Self {
+        Self { storage, kernels }
+    }
+
+    /// The memory below.
+    pub fn storage(&self) -> &D {
+        &self.storage
+    }
+
+    /// Our kernels, unless ATen's were asked for.
+    pub(super) fn fused(&self) -> Option<&dyn FusedOps<D::Buffer>> {
+        self.storage.fused().filter(|_| self.kernels == Kernels::Fused)
+    }
+
+    /// Our attention, unless ATen's was asked for.
+    pub(super) fn own_attention(&self) -> Option<&dyn AttentionOps<D::Buffer>> {
+        self.storage.attention().filter(|_| self.kernels == Kernels::Fused)
+    }
+
+    /// Runs an operation of libtorch on the compute queue.
+    pub(super) fn run(
+        &self,
+        operation: &'static str,
+        body: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<(), Error> {
+        threads::prepare();
+        self.storage.enter()?;
+        body().map_err(|failure| failure.of(operation))
+    }
+
+    /// A range as a dense tensor.
+    pub(super) fn view<'a>(&self, slice: Slice<'a, D::Buffer>, sizes: &[i64]) -> Result<View<'a>, Failure> {
+        self.view_strided(slice, sizes, &dense(sizes))
+    }
+
+    /// A range as a tensor.
+    pub(super) fn view_strided<'a>(
+        &self,
+        slice: Slice<'a, D::Buffer>,
+        sizes: &[i64],
+        strides: &[i64],
+    ) -> Result<View<'a>, Failure> {
+        let address = self.storage.address(slice)?;
+        let place = Place::new(address, slice.len, kind(slice.buffer.dtype()), self.storage.device());
+        Ok(place.view(sizes, strides)?)
+    }
+
+    /// A range to be written, as a dense tensor.
+    pub(super) fn view_mut<'a>(
+        &self,
+        slice: SliceMut<'a, D::Buffer>,
+        sizes: &[i64],
+    ) -> Result<View<'a>, Failure> {
+        self.view_mut_strided(slice, sizes, &dense(sizes))
+    }
+
+    /// A range to be written, as a tensor.
+    pub(super) fn view_mut_strided<'a>(
+        &self,
+        slice: SliceMut<'a, D::Buffer>,
+        sizes: &[i64],
+        strides: &[i64],
+    ) -> Result<View<'a>, Failure> {
+        let (len, kind) = (slice.len, kind(slice.buffer.dtype()));
+        let address = self.storage.address_mut(slice)?;
+        Ok(Place::new(address, len, kind, self.storage.device()).view(sizes, strides)?)
+    }
+
+    /// The place of a gradient, as a dense tensor.
+    pub(super) fn target<'a>(
+        &self,
+        target: GradientTarget<'a, D::Buffer>,
+        sizes: &[i64],
+    ) -> Result<Target<'a>, Failure> {
+        Ok(Target { slot: self.view_mut(target.slice, sizes)?, accumulate: target.accumulate })
+    }
+}
+
+/// Where a gradient goes.
+pub(super) struct Target<'a> {
+    pub(super) slot: View<'a>,
+    pub(super) accumulate: bool,
+}
+
+impl Target<'_> {
+    /// Writes or adds a gradient of the type of arithmetic; rounded once.
+    pub(super) fn put(mut self, gradient: &tch::Tensor) -> Result<(), Failure> {
+        if self.accumulate {
+            self.slot.f_add_(gradient).done()?;
+        } else {
+            self.slot.f_copy_(gradient)?;
+        }
+        Ok(())
+    }
+}
+
+/// The strides of a dense tensor.
+fn dense(sizes: &[i64]) -> Vec<i64> {
+    let mut strides = vec![1; sizes.len()];
+    for dim in (1..sizes.len()).rev() {
+        strides[dim - 1] = strides[dim] * sizes[dim].max(1);
+    }
+    strides
+}
+
+/// libtorch's name of a dtype. Its unsigned integers can not index, so ids are taken for signed ones: none is so large,
+/// except the target that does not count, which becomes -1.
+pub(super) fn kind(dtype: DType) -> Kind {
+    match dtype {
+        DType::F32 => Kind::Float,
+        DType::F64 => Kind::Double,
+        DType::Bf16 => Kind::BFloat16,
+        DType::U32 => Kind::Int,
+        DType::I64 => Kind::Int64,
+    }
+}
+
+/// The type of arithmetic of a float kind.
+pub(super) fn arithmetic(dtype: DType) -> Result<Kind, Error> {
+    match dtype {
+        DType::F32 | DType::Bf16 => Ok(Kind::Float),
+        DType::F64 => Ok(Kind::Double),
+        other => Err(lengths::not_a_float(other)),
+    }
+}
+
+impl<D: TorchStorage> Memory for Torch<D> {
+    type Buffer = D::Buffer;
+    type Event = D::Event;
+
+    fn allocate(&self, category: Category, dtype: DType, len: usize) -> Result<D::Buffer, Error> {
+        self.storage.allocate(category, dtype, len)
+    }
+
+    fn allocate_host(&self, category: Category, dtype: DType, len: usize) -> Result<D::Buffer, Error> {
+        self.storage.allocate_host(category, dtype, len)
+    }
+
+    fn release(&self, queue: Queue, buffer: &mut D::Buffer) {
+        self.storage.release(queue, buffer);
+    }
+
+    fn alias(&self, dst: &mut D::Buffer, src: &D::Buffer) -> bool {
+        self.storage.alias(dst, src)
+    }
+
+    fn zero(&self, queue: Queue, dst: SliceMut<'_, D::Buffer>) -> Result<(), Error> {
+        self.storage.zero(queue, dst)
+    }
+
+    fn copy(
+        &self,
+        queue: Queue,
+        src: Slice<'_, D::Buffer>,
+        dst: SliceMut<'_, D::Buffer>,
+    ) -> Result<(), Error> {
+        self.storage.copy(queue, src, dst)
+    }
+
+    fn accumulate(
+        &self,
+        queue: Queue,
+        src: Slice<'_, D::Buffer>,
+        dst: SliceMut<'_, D::Buffer>,
+    ) -> Result<(), Error> {
+        self.storage.accumulate(queue, src, dst)
+    }
+
+    fn square_sum(
+        &self,
+        queue: Queue,
+        src: Slice<'_, D::Buffer>,
+        row_len: usize,
+        sum: SliceMut<'_, D::Buffer>,
+    ) -> Result<(), Error> {
+        self.storage.square_sum(queue, src, row_len, sum)
+    }
+
+    fn exact_sum(
+        &self,
+        queue: Queue,
+        src: Slice<'_, D::Buffer>,
+        sum: SliceMut<'_, D::Buffer>,
+    ) -> Result<(), Error> {
+        self.storage.exact_sum(queue, src, sum)
+    }
+
+    fn gradient_factors(
+        &self,
+        queue: Queue,
+        scalars: Slice<'_, D::Buffer>,
+        grad_clip: Option<f64>,
+        factors: SliceMut<'_, D::Buffer>,
+    ) -> Result<(), Error> {
+        self.storage.gradient_factors(queue, scalars, grad_clip, factors)
+    }
+
+    fn write(&self, queue: Queue, src: HostSlice<'_>, dst: SliceMut<'_, D::Buffer>) -> Result<(), Error> {
+        self.storage.write(queue, src, dst)
+    }
+
+    fn read(&self, queue: Queue, src: Slice<'_, D::Buffer>, dst: HostSliceMut<'_>) -> Result<(), Error> {
+        self.storage.read(queue, src, dst)
+    }
+
+    fn record(&self, queue: Queue) -> D::Event {
+        self.storage.record(queue)
+    }
+
+    fn wait(&self, queue: Queue, event: &D::Event) {
+        self.storage.wait(queue, event);
+    }
+
+    fn is_asynchronous(&self) -> bool {
+        self.storage.is_asynchronous()
+    }
+
+    fn usage(&self) -> Usage {
+        self.storage.usage()
+    }
+}

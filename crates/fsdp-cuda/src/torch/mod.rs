@@ -1,0 +1,31 @@
+//! Compute by libtorch: [`Torch`] is a memory that has addresses, with the operations of ATen over views of its buffers.
+//!
+//! | device | memory |
+//! |---|---|
+//! | `torch-cpu` | [`HostMemory`](fsdp_nn::HostMemory) |
+//! | `cuda` | [`CudaMemory`](crate::CudaMemory) |
+//!
+//! Nothing of libtorch owns what the ledger counts: parameters, gradients, activations and statistics lie in buffers of
+//! the memory below, and tensors only look at them. Temporaries of an operation come from libtorch's allocator.
+//!
+//! An operation that has a kernel of ours ([`FusedOps`](crate::FusedOps)) runs it; [`Kernels::Aten`] composes everything
+//! of ATen's operations, for comparison. Arithmetic is in the master dtype either way, with two exceptions that keep
+//! products in the matrix units: attention rounds probabilities to the dtype of its operands, and the head rounds the
+//! gradients of its logits.
+
+mod backend;
+mod cuda;
+mod error;
+mod host;
+mod memory;
+mod ops;
+mod settings;
+mod storage;
+mod threads;
+mod update;
+
+pub use error::TorchError;
+pub use memory::{Kernels, Torch};
+pub use settings::{AllocatorBytes, allocator_bytes, enter_stream, load_cuda, set_deterministic};
+pub use storage::{AttentionOps, TorchStorage};
+pub use threads::{per_rank, set_intra_op};

@@ -1,0 +1,154 @@
+//! The map to logits and its cross-entropy, chunk by chunk: logits of one chunk of rows exist at a time.
+
+use fsdp_core::memory::{Buffer, Slice, SliceMut};
+use fsdp_core::program::GradientTarget;
+use fsdp_nn::backend::{HeadDims, IGNORED_TARGET};
+use tch::{Kind, Tensor};
+
+use super::int;
+use super::products::product;
+use crate::torch::error::{Done, Failure};
+use crate::torch::memory::{Target, Torch, kind};
+use crate::torch::storage::TorchStorage;
+
+type In<'a, D> = Slice<'a, <D as fsdp_core::Memory>::Buffer>;
+type Out<'a, D> = SliceMut<'a, <D as fsdp_core::Memory>::Buffer>;
+
+/// What a call of the head reads, and its scratch.
+pub(in crate::torch) struct HeadCall<'a, D: TorchStorage> {
+    pub(in crate::torch) dims: HeadDims,
+    pub(in crate::torch) x: In<'a, D>,
+    pub(in crate::torch) weight: In<'a, D>,
+    pub(in crate::torch) targets: In<'a, D>,
+    pub(in crate::torch) losses: Out<'a, D>,
+    pub(in crate::torch) logits: Out<'a, D>,
+}
+
+/// Where the gradients of the head go.
+pub(in crate::torch) struct HeadGradients<'a, D: TorchStorage> {
+    pub(in crate::torch) dx: Out<'a, D>,
+    pub(in crate::torch) dweight: Option<GradientTarget<'a, D::Buffer>>,
+}
+
+/// A part of a writable range.
+fn part<'a, B: Buffer>(slice: &'a mut SliceMut<'_, B>, start: usize, len: usize) -> SliceMut<'a, B> {
+    let offset = slice.offset + start;
+    SliceMut::new(&mut *slice.buffer, offset, len)
+}
+
+impl<D: TorchStorage> Torch<D> {
+    /// The first rows of `x` times the weight, in the type of arithmetic.
+    fn chunk_logits(
+        &self,
+        dims: HeadDims,
+        x: In<'_, D>,
+        weight: In<'_, D>,
+        logits: Out<'_, D>,
+    ) -> Result<(), Failure> {
+        let (rows, hidden, vocab) = (int(x.len / dims.hidden), int(dims.hidden), int(dims.vocab));
+        let slot = self.view_mut(logits, &[rows, vocab])?;
+        let (x, weight) = (self.view(x, &[rows, hidden])?, self.view(weight, &[vocab, hidden])?);
+        product(&x, &weight.f_tr()?, Target { slot, accumulate: false })
+    }
+
+    pub(in crate::torch) fn head_logits_by_torch(
+        &self,
+        dims: HeadDims,
+        x: In<'_, D>,
+        weight: In<'_, D>,
+        mut logits: Out<'_, D>,
+    ) -> Result<(), Failure> {
+        let len = dims.rows * dims.vocab;
+        self.chunk_logits(dims, x, weight, part(&mut logits, 0, len))
+    }
+
+    /// The losses, and the gradients if asked for.
+    pub(in crate::torch) fn head_by_torch(
+        &self,
+        mut call: HeadCall<'_, D>,
+        mut gradients: Option<HeadGradients<'_, D>>,
+    ) -> Result<(), Failure> {
+        let dims = call.dims;
+        let chunk = dims.chunk_rows.clamp(1, dims.rows.max(1));
+        for start in (0..dims.rows).step_by(chunk) {
+            let rows = chunk.min(dims.rows - start);
+            let x = Slice::new(call.x.buffer, call.x.offset + start * dims.hidden, rows * dims.hidden);
+            let targets = Slice::new(call.targets.buffer, call.targets.offset + start, rows);
+            let mut logits = part(&mut call.logits, 0, rows * dims.vocab);
+            self.chunk_logits(dims, x, call.weight, logits.reborrow())?;
+            let losses = part(&mut call.losses, start, rows);
+            let with_gradient = gradients.is_some();
+            self.cross_entropy(dims.vocab, logits.reborrow(), targets, losses, with_gradient)?;
+            let Some(HeadGradients { dx, dweight }) = &mut gradients else { continue };
+            let dx = part(dx, start * dims.hidden, rows * dims.hidden);
+            self.head_gradients(dims, logits.as_slice(), x, call.weight, dx, dweight.as_mut())?;
+        }
+        Ok(())
+    }
+
+    /// The losses of a chunk; its logits become their gradients if asked for.
+    fn cross_entropy(
+        &self,
+        vocab: usize,
+        logits: Out<'_, D>,
+        targets: In<'_, D>,
+        losses: Out<'_, D>,
+        with_gradient: bool,
+    ) -> Result<(), Failure> {
+        match self.fused() {
+            Some(fused) if with_gradient => fused.cross_entropy_backward(vocab, logits, targets, losses)?,
+            Some(fused) => fused.cross_entropy(vocab, logits.as_slice(), targets, losses)?,
+            None => self.aten_cross_entropy(vocab, logits, targets, losses, with_gradient)?,
+        }
+        Ok(())
+    }
+
+    fn aten_cross_entropy(
+        &self,
+        vocab: usize,
+        logits: Out<'_, D>,
+        targets: In<'_, D>,
+        losses: Out<'_, D>,
+        with_gradient: bool,
+    ) -> Result<(), Failure> {
+        let rows = int(targets.len);
+        let mut logits = self.view_mut(logits, &[rows, int(vocab)])?;
+        let targets = self.view(targets, &[rows, 1])?.f_to_kind(Kind::Int64)?;
+        let ignored = targets.f_eq(i64::from(IGNORED_TARGET as i32))?;
+        let classes = targets.f_clamp_min(0)?;
+        let sums = logits.f_logsumexp(1_i64, true)?;
+        let own = logits.f_gather(1, &classes, false)?;
+        let found = sums.f_to_kind(Kind::Double)?.f_sub(&own.f_to_kind(Kind::Double)?)?;
+        self.view_mut(losses, &[rows, 1])?.f_copy_(&found.f_masked_fill(&ignored, 0.0)?)?;
+        if with_gradient {
+            logits.f_sub_(&sums).done()?;
+            logits.f_exp_().done()?;
+            let minus_one = Tensor::f_full([rows, 1], -1.0, (logits.f_kind()?, logits.device()))?;
+            logits.f_scatter_add_(1, &classes, &minus_one).done()?;
+            logits.f_masked_fill_(&ignored, 0.0).done()?;
+        }
+        Ok(())
+    }
+
+    /// `dx = dlogits W` and `dW += dlogits^T x` of a chunk; the first chunk overwrites `dW` if the target says so.
+    fn head_gradients(
+        &self,
+        dims: HeadDims,
+        dlogits: In<'_, D>,
+        x: In<'_, D>,
+        weight: In<'_, D>,
+        dx: Out<'_, D>,
+        dweight: Option<&mut GradientTarget<'_, D::Buffer>>,
+    ) -> Result<(), Failure> {
+        let (rows, hidden, vocab) = (int(x.len / dims.hidden), int(dims.hidden), int(dims.vocab));
+        // Rounded to the dtype of the operands: products of mixed dtypes have no kernels.
+        let dlogits = self.view(dlogits, &[rows, vocab])?.f_to_kind(kind(x.buffer.dtype()))?;
+        let (x, weight) = (self.view(x, &[rows, hidden])?, self.view(weight, &[vocab, hidden])?);
+        product(&dlogits, &weight, Target { slot: self.view_mut(dx, &[rows, hidden])?, accumulate: false })?;
+        let Some(dweight) = dweight else { return Ok(()) };
+        let slot = self.view_mut(dweight.slice.reborrow(), &[vocab, hidden])?;
+        product(&dlogits.f_tr()?, &x, Target { slot, accumulate: dweight.accumulate })?;
+        dweight.accumulate = true;
+        Ok(())
+    }
+}

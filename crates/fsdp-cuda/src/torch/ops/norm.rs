@@ -1,0 +1,125 @@
+//! Norms over rows, in the type of arithmetic; statistics are kept in it.
+
+use fsdp_core::memory::{Buffer, Slice, SliceMut};
+use fsdp_core::program::GradientTarget;
+use tch::Tensor;
+
+use super::int;
+use crate::torch::error::Failure;
+use crate::torch::memory::{Torch, arithmetic};
+use crate::torch::storage::TorchStorage;
+
+type In<'a, D> = Slice<'a, <D as fsdp_core::Memory>::Buffer>;
+type Out<'a, D> = SliceMut<'a, <D as fsdp_core::Memory>::Buffer>;
+
+impl<D: TorchStorage> Torch<D> {
+    /// Rows of `width`, in the type of arithmetic.
+    fn rows(&self, width: usize, slice: In<'_, D>) -> Result<Tensor, Failure> {
+        let kind = arithmetic(slice.buffer.dtype())?;
+        Ok(self.view(slice, &[int(slice.len / width), int(width)])?.f_to_kind(kind)?)
+    }
+
+    fn write_rows(
+        &self,
+        width: usize,
+        slice: Out<'_, D>,
+        values: &Tensor,
+        accumulate: bool,
+    ) -> Result<(), Failure> {
+        let sizes = [int(slice.len / width), int(width)];
+        let slot = self.view_mut(slice, &sizes)?;
+        crate::torch::memory::Target { slot, accumulate }.put(values)
+    }
+
+    /// Mean and rstd of every row, as columns.
+    fn statistics(&self, stats: In<'_, D>) -> Result<[Tensor; 2], Failure> {
+        let stats = self.view(stats, &[int(stats.len / 2), 2])?;
+        Ok([stats.f_narrow(1, 0, 1)?, stats.f_narrow(1, 1, 1)?])
+    }
+
+    pub(in crate::torch) fn aten_rms_norm(
+        &self,
+        width: usize,
+        eps: f64,
+        x: In<'_, D>,
+        weight: In<'_, D>,
+        y: Out<'_, D>,
+        rstd: Out<'_, D>,
+    ) -> Result<(), Failure> {
+        let (x, weight) = (self.rows(width, x)?, self.rows(width, weight)?);
+        let squares = x.f_square()?.f_mean_dim(-1_i64, true, None)?;
+        let scale = squares.f_add_scalar(eps)?.f_rsqrt()?;
+        let rows = int(rstd.len);
+        self.view_mut(rstd, &[rows, 1])?.f_copy_(&scale)?;
+        self.write_rows(width, y, &x.f_mul(&scale)?.f_mul(&weight)?, false)
+    }
+
+    pub(in crate::torch) fn aten_rms_norm_backward(
+        &self,
+        width: usize,
+        [x, weight, rstd, dy]: [In<'_, D>; 4],
+        dx: Out<'_, D>,
+        accumulate: bool,
+        dweight: Option<GradientTarget<'_, D::Buffer>>,
+    ) -> Result<(), Failure> {
+        let (x, weight, dy) = (self.rows(width, x)?, self.rows(width, weight)?, self.rows(width, dy)?);
+        let rstd = self.view(rstd, &[int(rstd.len), 1])?;
+        let normal = x.f_mul(&rstd)?;
+        let slope = dy.f_mul(&weight)?;
+        let mean = slope.f_mul(&normal)?.f_mean_dim(-1_i64, true, None)?;
+        let gradient = slope.f_sub(&normal.f_mul(&mean)?)?.f_mul(&rstd)?;
+        self.write_rows(width, dx, &gradient, accumulate)?;
+        let Some(dweight) = dweight else { return Ok(()) };
+        let sums = dy.f_mul(&normal)?.f_sum_dim_intlist(0_i64, false, None)?;
+        self.target(dweight, &[int(width)])?.put(&sums)
+    }
+
+    pub(in crate::torch) fn aten_layer_norm(
+        &self,
+        width: usize,
+        eps: f64,
+        [x, weight, bias]: [In<'_, D>; 3],
+        y: Out<'_, D>,
+        stats: Out<'_, D>,
+    ) -> Result<(), Failure> {
+        let [x, weight, bias] = [self.rows(width, x)?, self.rows(width, weight)?, self.rows(width, bias)?];
+        let mean = x.f_mean_dim(-1_i64, true, None)?;
+        let deviations = x.f_sub(&mean)?;
+        let variance = deviations.f_square()?.f_mean_dim(-1_i64, true, None)?;
+        let rstd = variance.f_add_scalar(eps)?.f_rsqrt()?;
+        let rows = int(stats.len / 2);
+        let stats = self.view_mut(stats, &[rows, 2])?;
+        stats.f_narrow(1, 0, 1)?.f_copy_(&mean)?;
+        stats.f_narrow(1, 1, 1)?.f_copy_(&rstd)?;
+        let normal = deviations.f_mul(&rstd)?.f_mul(&weight)?.f_add(&bias)?;
+        self.write_rows(width, y, &normal, false)
+    }
+
+    pub(in crate::torch) fn aten_layer_norm_backward_input(
+        &self,
+        width: usize,
+        [x, weight, stats, dy]: [In<'_, D>; 4],
+        dx: Out<'_, D>,
+        accumulate: bool,
+    ) -> Result<(), Failure> {
+        let [mean, rstd] = self.statistics(stats)?;
+        let normal = self.rows(width, x)?.f_sub(&mean)?.f_mul(&rstd)?;
+        let slope = self.rows(width, dy)?.f_mul(&self.rows(width, weight)?)?;
+        let offset = slope.f_mean_dim(-1_i64, true, None)?;
+        let projection = slope.f_mul(&normal)?.f_mean_dim(-1_i64, true, None)?;
+        let gradient = slope.f_sub(&offset)?.f_sub(&normal.f_mul(&projection)?)?.f_mul(&rstd)?;
+        self.write_rows(width, dx, &gradient, accumulate)
+    }
+
+    pub(in crate::torch) fn aten_layer_norm_backward_weight(
+        &self,
+        width: usize,
+        [x, stats, dy]: [In<'_, D>; 3],
+        dweight: GradientTarget<'_, D::Buffer>,
+    ) -> Result<(), Failure> {
+        let [mean, rstd] = self.statistics(stats)?;
+        let normal = self.rows(width, x)?.f_sub(&mean)?.f_mul(&rstd)?;
+        let sums = self.rows(width, dy)?.f_mul(&normal)?.f_sum_dim_intlist(0_i64, false, None)?;
+        self.target(dweight, &[int(width)])?.put(&sums)
+    }
+}

@@ -1,0 +1,130 @@
+//! Linear maps: matrix products into buffers of the caller, and sums over rows.
+
+use fsdp_core::memory::{Buffer, Slice, SliceMut};
+use fsdp_core::program::GradientTarget;
+use fsdp_nn::backend::{LinearDims, Orientation};
+use tch::{Device, Kind, Tensor};
+
+use super::int;
+use crate::ffi::torch as ffi;
+use crate::ffi::torch::View;
+use crate::torch::error::{Done, Failure};
+use crate::torch::memory::{Target, Torch, arithmetic};
+use crate::torch::storage::TorchStorage;
+
+impl<D: TorchStorage> Torch<D> {
+    /// A weight as a matrix of inputs x outputs.
+    fn weight(&self, dims: LinearDims, weight: Slice<'_, D::Buffer>) -> Result<Tensor, Failure> {
+        let (inputs, outputs) = (int(dims.inputs), int(dims.outputs));
+        Ok(match dims.orientation {
+            Orientation::OutIn => self.view(weight, &[outputs, inputs])?.f_tr()?,
+            Orientation::InOut => self.view(weight, &[inputs, outputs])?.shallow_clone(),
+        })
+    }
+
+    fn outputs<'a>(&self, dims: LinearDims, dy: Slice<'a, D::Buffer>) -> Result<View<'a>, Failure> {
+        self.view_strided(dy, &[int(dims.rows), int(dims.outputs)], &[int(dims.y_stride), 1])
+    }
+
+    pub(in crate::torch) fn aten_linear(
+        &self,
+        dims: LinearDims,
+        x: Slice<'_, D::Buffer>,
+        weight: Slice<'_, D::Buffer>,
+        bias: Option<Slice<'_, D::Buffer>>,
+        y: SliceMut<'_, D::Buffer>,
+    ) -> Result<(), Failure> {
+        let (rows, outputs) = (int(dims.rows), int(dims.outputs));
+        let x = self.view(x, &[rows, int(dims.inputs)])?;
+        let weight = self.weight(dims, weight)?;
+        let y = self.view_mut_strided(y, &[rows, outputs], &[int(dims.y_stride), 1])?;
+        match bias {
+            Some(bias) => self.view(bias, &[outputs])?.f_addmm_out(&y, &x, &weight).done()?,
+            None => x.f_mm_out(&y, &weight).done()?,
+        }
+        Ok(())
+    }
+
+    pub(in crate::torch) fn aten_linear_backward_input(
+        &self,
+        dims: LinearDims,
+        dy: Slice<'_, D::Buffer>,
+        weight: Slice<'_, D::Buffer>,
+        dx: SliceMut<'_, D::Buffer>,
+        accumulate: bool,
+    ) -> Result<(), Failure> {
+        let dy = self.outputs(dims, dy)?;
+        let weight = self.weight(dims, weight)?.f_tr()?;
+        let slot = self.view_mut(dx, &[int(dims.rows), int(dims.inputs)])?;
+        product(&dy, &weight, Target { slot, accumulate })
+    }
+
+    pub(in crate::torch) fn aten_linear_backward_weight(
+        &self,
+        dims: LinearDims,
+        x: Slice<'_, D::Buffer>,
+        dy: Slice<'_, D::Buffer>,
+        dweight: GradientTarget<'_, D::Buffer>,
+    ) -> Result<(), Failure> {
+        let (inputs, outputs) = (int(dims.inputs), int(dims.outputs));
+        let x = self.view(x, &[int(dims.rows), inputs])?;
+        let dy = self.outputs(dims, dy)?;
+        match dims.orientation {
+            Orientation::OutIn => product(&dy.f_tr()?, &x, self.target(dweight, &[outputs, inputs])?),
+            Orientation::InOut => product(&x.f_tr()?, &dy, self.target(dweight, &[inputs, outputs])?),
+        }
+    }
+
+    pub(in crate::torch) fn aten_linear_backward_bias(
+        &self,
+        dims: LinearDims,
+        dy: Slice<'_, D::Buffer>,
+        dbias: GradientTarget<'_, D::Buffer>,
+    ) -> Result<(), Failure> {
+        let kind = arithmetic(dy.buffer.dtype())?;
+        let sums = self.outputs(dims, dy)?.f_sum_dim_intlist(0_i64, false, kind)?;
+        self.target(dbias, &[int(dims.outputs)])?.put(&sums)
+    }
+}
+
+/// `target = lhs rhs`, or added. Operands have one dtype; the target may have another: then the product has the type of
+/// arithmetic before it is rounded to it.
+pub(in crate::torch) fn product(lhs: &Tensor, rhs: &Tensor, mut target: Target<'_>) -> Result<(), Failure> {
+    let (from, to) = (lhs.f_kind()?, target.slot.f_kind()?);
+    if from == to {
+        if target.accumulate {
+            target.slot.f_addmm_(lhs, rhs).done()?;
+        } else {
+            lhs.f_mm_out(&target.slot, rhs).done()?;
+        }
+        return Ok(());
+    }
+    if (from, to) == (Kind::BFloat16, Kind::Float) {
+        return widening_product(lhs, rhs, target);
+    }
+    let wide = if from == Kind::BFloat16 { Kind::Float } else { from };
+    target.put(&lhs.f_to_kind(wide)?.f_mm(&rhs.f_to_kind(wide)?)?)
+}
+
+/// A product of bf16 operands into f32, in the matrix units where the device has any.
+fn widening_product(lhs: &Tensor, rhs: &Tensor, mut target: Target<'_>) -> Result<(), Failure> {
+    match (lhs.device(), target.accumulate) {
+        (Device::Cpu, accumulate) if ffi::multiplies_halves() => {
+            ffi::multiply_halves(lhs, rhs, &mut target.slot, accumulate)?;
+        }
+        (Device::Cpu, false) => {
+            lhs.f_to_kind(Kind::Float)?.f_mm_out(&target.slot, &rhs.f_to_kind(Kind::Float)?).done()?;
+        }
+        (Device::Cpu, true) => {
+            target.slot.f_addmm_(&lhs.f_to_kind(Kind::Float)?, &rhs.f_to_kind(Kind::Float)?).done()?;
+        }
+        (_, false) => {
+            lhs.f_mm_dtype_out(&target.slot, rhs, Kind::Float).done()?;
+        }
+        (_, true) => {
+            let slot = target.slot.shallow_clone();
+            slot.f_addmm_dtype_out(&target.slot, lhs, rhs, Kind::Float).done()?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,48 @@
+//! Rotary position embedding of packed rows, in place.
+
+use fsdp_core::memory::{Buffer, SliceMut};
+use fsdp_nn::backend::AttentionDims;
+use tch::{Kind, Tensor};
+
+use super::int;
+use crate::torch::error::Failure;
+use crate::torch::memory::{Torch, arithmetic};
+use crate::torch::storage::TorchStorage;
+
+impl<D: TorchStorage> Torch<D> {
+    pub(in crate::torch) fn aten_rope(
+        &self,
+        dims: AttentionDims,
+        inverse_frequencies: &[f32],
+        qkv: SliceMut<'_, D::Buffer>,
+        backward: bool,
+    ) -> Result<(), Failure> {
+        let kind = arithmetic(qkv.buffer.dtype())?;
+        let heads = dims.heads + 2 * dims.kv_heads;
+        let sizes = [dims.batch, dims.seq, heads, dims.head_dim].map(int);
+        let rows = self.view_mut(qkv, &sizes)?;
+        let rotated = rows.f_narrow(2, 0, int(dims.heads + dims.kv_heads))?;
+        let half = int(dims.head_dim / 2);
+        let (mut low, mut high) = (rotated.f_narrow(3, 0, half)?, rotated.f_narrow(3, half, half)?);
+        let [cosines, sines] = angles(dims.seq, inverse_frequencies, backward)?;
+        let [cosines, sines] = [
+            cosines.f_to_kind(kind)?.f_to_device(rows.device())?,
+            sines.f_to_kind(kind)?.f_to_device(rows.device())?,
+        ];
+        let (x, y) = (low.f_to_kind(kind)?, high.f_to_kind(kind)?);
+        let turned = x.f_mul(&cosines)?.f_sub(&y.f_mul(&sines)?)?;
+        let other = y.f_mul(&cosines)?.f_add(&x.f_mul(&sines)?)?;
+        low.f_copy_(&turned)?;
+        high.f_copy_(&other)?;
+        Ok(())
+    }
+}
+
+/// Cosines and sines by position, for all heads: of products in single precision, as Hugging Face computes them.
+fn angles(seq: usize, inverse_frequencies: &[f32], backward: bool) -> Result<[Tensor; 2], Failure> {
+    let positions = Tensor::f_arange(int(seq), (Kind::Float, tch::Device::Cpu))?;
+    let frequencies = Tensor::f_from_slice(inverse_frequencies)?;
+    let angles = positions.f_outer(&frequencies)?.f_to_kind(Kind::Double)?.f_unsqueeze(1)?;
+    let sines = angles.f_sin()?;
+    Ok([angles.f_cos()?, if backward { sines.f_neg()? } else { sines }])
+}

@@ -1,0 +1,61 @@
+//! Settings of libtorch in the whole process, and what it says of itself.
+
+use std::ffi::CString;
+
+use super::error::{Failure, TorchError};
+use crate::device::StreamHandle;
+use crate::ffi::torch as ffi;
+use fsdp_core::Error;
+
+/// Makes libtorch use deterministic algorithms, and fail where an operation has none.
+///
+/// # Errors
+/// [`Error::Memory`] with libtorch's words.
+pub fn set_deterministic(deterministic: bool) -> Result<(), Error> {
+    ffi::set_deterministic(deterministic).map_err(|error| Failure::from(error).of("setting determinism"))
+}
+
+/// Loads libtorch's CUDA half (`libtorch_cuda.so`, or a path), which nothing links: without it there are only tensors of
+/// the host.
+///
+/// # Errors
+/// [`TorchError::Cuda`]: it is not there, or needs libraries that are not there.
+pub fn load_cuda(library: &str) -> Result<(), TorchError> {
+    let failed = |what: String| TorchError::Cuda { library: library.to_owned(), what };
+    let name = CString::new(library).map_err(|error| failed(error.to_string()))?;
+    ffi::load_cuda(&name).map_err(|error| failed(error.to_string()))
+}
+
+/// Makes a stream of a device the one that libtorch's operations of this thread are enqueued on.
+///
+/// # Errors
+/// [`Error::Memory`]: [`load_cuda`] was not called, or there is no such device.
+pub fn enter_stream(device: usize, stream: StreamHandle) -> Result<(), Error> {
+    let device = i32::try_from(device).unwrap_or(i32::MAX);
+    ffi::enter_stream(device, stream.as_ptr()).map_err(|error| Failure::from(error).of("entering a stream"))
+}
+
+/// What libtorch's caching allocator holds on a device, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AllocatorBytes {
+    /// In tensors.
+    pub allocated: u64,
+    /// Taken from the device.
+    pub reserved: u64,
+    /// The most that was ever in tensors.
+    pub allocated_peak: u64,
+    /// The most that was ever taken from the device.
+    pub reserved_peak: u64,
+}
+
+/// The caching allocator's figures for a CUDA device.
+///
+/// # Errors
+/// [`Error::Memory`]: [`load_cuda`] was not called, or there is no such device.
+pub fn allocator_bytes(device: usize) -> Result<AllocatorBytes, Error> {
+    let bytes = ffi::allocator_bytes(i32::try_from(device).unwrap_or(i32::MAX))
+        .map_err(|error| Failure::from(error).of("reading the allocator's figures"))?;
+    let [allocated, reserved, allocated_peak, reserved_peak] =
+        bytes.map(|bytes| u64::try_from(bytes).unwrap_or_default());
+    Ok(AllocatorBytes { allocated, reserved, allocated_peak, reserved_peak })
+}

@@ -1,0 +1,78 @@
+//! What libtorch needs to know of a memory.
+
+use fsdp_core::Error;
+use fsdp_core::memory::{Memory, Slice, SliceMut};
+use fsdp_nn::backend::{AttentionDims, Dropout};
+
+use crate::fused::FusedOps;
+
+/// Keeps implementations within this crate: views trust the addresses.
+pub(super) mod sealed {
+    /// A storage of this crate.
+    pub trait Sealed {}
+}
+
+/// A memory whose buffers libtorch can look at.
+///
+/// An address points to the elements of the range, contiguous, for as long as the range is borrowed.
+pub trait TorchStorage: Memory + sealed::Sealed {
+    /// Where buffers lie.
+    fn device(&self) -> tch::Device;
+
+    /// Where the elements of a range begin.
+    ///
+    /// # Errors
+    /// [`Error::Released`] when the buffer has no contents.
+    fn address(&self, slice: Slice<'_, Self::Buffer>) -> Result<*const u8, Error>;
+
+    /// As [`TorchStorage::address`], to be written; the buffer takes storage if it has none.
+    ///
+    /// # Errors
+    /// [`Error::Shared`] when the storage has other handles.
+    fn address_mut(&self, slice: SliceMut<'_, Self::Buffer>) -> Result<*mut u8, Error>;
+
+    /// Makes the compute queue what libtorch's operations of this thread are enqueued on.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when the device has failed.
+    fn enter(&self) -> Result<(), Error>;
+
+    /// Our kernels for this memory.
+    fn fused(&self) -> Option<&dyn FusedOps<Self::Buffer>>;
+
+    /// Our attention for this memory; libtorch's where there is none.
+    fn attention(&self) -> Option<&dyn AttentionOps<Self::Buffer>> {
+        None
+    }
+}
+
+/// Attention by kernels of ours.
+pub trait AttentionOps<B> {
+    /// As [`Backend::attention`](fsdp_nn::Backend::attention).
+    ///
+    /// # Errors
+    /// Those of the memory.
+    fn attention(
+        &self,
+        dims: AttentionDims,
+        dropout: Option<Dropout<'_>>,
+        qkv: Slice<'_, B>,
+        y: SliceMut<'_, B>,
+        lse: SliceMut<'_, B>,
+    ) -> Result<(), Error>;
+
+    /// As [`Backend::attention_backward`](fsdp_nn::Backend::attention_backward).
+    ///
+    /// # Errors
+    /// Those of the memory.
+    fn attention_backward(
+        &self,
+        dims: AttentionDims,
+        dropout: Option<Dropout<'_>>,
+        qkv: Slice<'_, B>,
+        y: Slice<'_, B>,
+        lse: Slice<'_, B>,
+        dy: Slice<'_, B>,
+        dqkv: SliceMut<'_, B>,
+    ) -> Result<(), Error>;
+}

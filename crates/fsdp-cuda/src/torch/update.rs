@@ -1,0 +1,49 @@
+//! Update rules over [`Torch`]: those of the memory below.
+
+use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
+use fsdp_core::{DType, Error};
+use fsdp_nn::update::{Adafactor, AdamW, Sgd};
+
+use super::memory::Torch;
+use super::storage::TorchStorage;
+
+macro_rules! delegated {
+    ($($rule:ty),+) => {$(
+        impl<D: TorchStorage> UpdateRule<Torch<D>> for $rule
+        where
+            $rule: UpdateRule<D>,
+        {
+            fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
+                <$rule as UpdateRule<D>>::state(self, pieces, shard_len, dtype)
+            }
+
+            fn phases(&self) -> Vec<usize> {
+                <$rule as UpdateRule<D>>::phases(self)
+            }
+
+            fn statistics(
+                &mut self,
+                memory: &Torch<D>,
+                phase: usize,
+                shard: &mut SegmentShard<'_, D::Buffer>,
+                scalars: &StepScalars<'_, D::Buffer>,
+                earlier: &[Vec<f64>],
+                sums: &mut [f64],
+            ) -> Result<(), Error> {
+                <$rule as UpdateRule<D>>::statistics(self, memory.storage(), phase, shard, scalars, earlier, sums)
+            }
+
+            fn update(
+                &mut self,
+                memory: &Torch<D>,
+                shard: &mut SegmentShard<'_, D::Buffer>,
+                scalars: &StepScalars<'_, D::Buffer>,
+                statistics: &[Vec<f64>],
+            ) -> Result<(), Error> {
+                <$rule as UpdateRule<D>>::update(self, memory.storage(), shard, scalars, statistics)
+            }
+        }
+    )+};
+}
+
+delegated!(AdamW, Sgd, Adafactor);

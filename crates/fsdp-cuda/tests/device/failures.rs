@@ -1,0 +1,75 @@
+//! How a device fails, and what is said then.
+
+use fsdp_core::memory::{Category, HostSlice, Memory, Slice, SliceMut};
+use fsdp_core::{DType, Error, Queue};
+use fsdp_cuda::{CudaMemory, CudaOptions};
+
+use crate::fake_cuda;
+use crate::values::{cuda_on, filled, normal};
+
+#[test]
+fn there_are_only_so_many_devices() {
+    fake_cuda::device();
+    let error = CudaMemory::new(CudaOptions::new(100_000)).unwrap_err().to_string();
+    assert!(error.contains("no GPU 100000") && error.contains("CUDA_VISIBLE_DEVICES"), "{error}");
+}
+
+#[test]
+fn a_full_device_says_who_has_the_memory_and_what_makes_room() {
+    let memory = cuda_on(fake_cuda::device().capacity(1 << 20));
+    let _shard = memory.allocate(Category::ParameterShard, DType::F32, 100_000).unwrap();
+    let mut x = memory.allocate(Category::Activation, DType::F32, 200_000).unwrap();
+    let error = memory.zero(Queue::Compute, SliceMut::whole(&mut x)).unwrap_err();
+    assert!(matches!(error, Error::Memory { category: Some(Category::Activation), .. }));
+    let message = error.to_string();
+    for part in
+        ["781.5 KiB of device memory", "of 1.0 MiB", "parameter shards 390.6 KiB", "smaller micro-batch"]
+    {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    let error = memory.allocate(Category::OptimizerState, DType::F32, 200_000).unwrap_err().to_string();
+    assert!(error.contains("optimizer state") && error.contains("More ranks"), "{error}");
+}
+
+#[test]
+fn unused_storage_is_given_back_before_a_device_is_full() {
+    let memory = cuda_on(fake_cuda::device().capacity(1 << 20));
+    drop(filled(&memory, DType::F32, &normal(1, 150_000)));
+    let mut x = memory.allocate(Category::Activation, DType::F32, 200_000).unwrap();
+    memory.zero(Queue::Compute, SliceMut::whole(&mut x)).unwrap();
+}
+
+#[test]
+fn full_pinned_memory_is_an_error_too() {
+    let device = fake_cuda::device();
+    let memory = cuda_on(device);
+    device.fail("cuMemHostAlloc", 0, 2);
+    let error = memory.allocate_host(Category::OptimizerState, DType::F32, 1000).unwrap_err().to_string();
+    assert!(error.contains("pinned host memory"), "{error}");
+}
+
+#[test]
+fn a_failed_call_names_itself_and_the_device() {
+    let device = fake_cuda::device();
+    let memory = cuda_on(device);
+    let x = filled(&memory, DType::F32, &[1.0; 10]);
+    let mut y = memory.allocate(Category::Activation, DType::F64, 10).unwrap();
+    device.fail("cuLaunchKernel", 0, 700);
+    let error =
+        memory.copy(Queue::Compute, Slice::whole(&x), SliceMut::whole(&mut y)).unwrap_err().to_string();
+    let place = format!("cuLaunchKernel failed on GPU {}", device.ordinal);
+    assert!(error.contains(&place), "{error}");
+    assert!(error.contains("CUDA_ERROR_ILLEGAL_ADDRESS") && error.contains("last checkpoint"), "{error}");
+}
+
+#[test]
+fn a_failure_that_could_not_be_returned_comes_with_the_next_call() {
+    let device = fake_cuda::device();
+    let memory = cuda_on(device);
+    let mut x = filled(&memory, DType::F32, &[1.0]);
+    device.fail("cuEventRecord", 0, 1);
+    let event = memory.record(Queue::Compute);
+    memory.wait(Queue::Gather, &event);
+    let error = memory.write(Queue::Compute, HostSlice::F32(&[2.0]), SliceMut::whole(&mut x)).unwrap_err();
+    assert!(error.to_string().contains("cuEventRecord"), "{error}");
+}

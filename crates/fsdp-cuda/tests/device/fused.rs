@@ -1,0 +1,430 @@
+//! Fused operations against the host's kernels: the same bits where the order of operations is the same, else within
+//! bounds of rounding.
+
+use fsdp_core::memory::{Memory, Slice, SliceMut};
+use fsdp_core::program::GradientTarget;
+use fsdp_core::{DType, Error};
+use fsdp_cuda::FusedOps;
+use fsdp_nn::backend::{AttentionDims, Backend, Dropout, HeadDims, IGNORED_TARGET};
+use fsdp_nn::{HostBuffer, HostMemory};
+
+use crate::values::*;
+
+/// Runs the same call on a device and on the host, with an output of `$len` elements, shifted by one or not.
+macro_rules! both {
+    ($dtype:expr, $len:expr, |$memory:ident, $out:ident| $call:expr) => {{
+        fn run<M: Memory>(
+            memory: &M,
+            dtype: DType,
+            len: usize,
+            call: impl FnOnce(&M, SliceMut<'_, M::Buffer>) -> Result<(), Error>,
+        ) -> Vec<f64> {
+            let mut out = room(memory, dtype, len + 1);
+            call(memory, SliceMut::new(&mut out, 1, len)).unwrap();
+            range(memory, &out, 1, len)
+        }
+        let got = run(&*cuda(), $dtype, $len, |$memory, $out| $call);
+        let expected = run(&host(), $dtype, $len, |$memory, $out| $call);
+        (got, expected)
+    }};
+}
+
+#[test]
+fn activations_have_the_bits_of_the_host() {
+    for dtype in FLOATS {
+        for (len, shift) in [(1, 0), (33, 1), (1000, 0), (4099, 3)] {
+            let scale = |key| normal(key, len).iter().map(|value| 8.0 * value).collect::<Vec<f64>>();
+            let (a, b, c) = (scale(1), scale(2), scale(3));
+            let what = format!("{len} x {dtype} from {shift}");
+            let (got, expected) = both!(dtype, len, |m, y| {
+                let [gate, up] = [&a, &b].map(|values| shifted(m, dtype, shift, values));
+                m.swiglu(Slice::new(&gate, shift, len), Slice::new(&up, shift, len), y)
+            });
+            assert_bits(&got, &expected, &format!("swiglu of {what}"));
+            for first in [true, false] {
+                let (got, expected) = both!(dtype, len, |m, y| {
+                    let [gate, up, dy] = [&a, &b, &c].map(|values| shifted(m, dtype, shift, values));
+                    let [gate, up, dy] = [&gate, &up, &dy].map(|buffer| Slice::new(buffer, shift, len));
+                    let mut other = room(m, dtype, len);
+                    let other = SliceMut::whole(&mut other);
+                    if first {
+                        m.swiglu_backward(gate, up, dy, y, other)
+                    } else {
+                        m.swiglu_backward(gate, up, dy, other, y)
+                    }
+                });
+                assert_bits(&got, &expected, &format!("gradient of swiglu of {what}"));
+            }
+            let (got, expected) = both!(dtype, len, |m, y| {
+                let x = shifted(m, dtype, shift, &a);
+                m.gelu(Slice::new(&x, shift, len), y)
+            });
+            assert_bits(&got, &expected, &format!("gelu of {what}"));
+            let (got, expected) = both!(dtype, len, |m, dx| {
+                let [x, dy] = [&a, &b].map(|values| shifted(m, dtype, shift, values));
+                m.gelu_backward(Slice::new(&x, shift, len), Slice::new(&dy, shift, len), dx)
+            });
+            assert_bits(&got, &expected, &format!("gradient of gelu of {what}"));
+        }
+    }
+}
+
+#[test]
+fn dropout_has_the_masks_of_the_host() {
+    for dtype in FLOATS {
+        for (samples, len) in [(1, 1), (2, 36), (3, 1001), (5, 64)] {
+            let keys: Vec<u64> = (0..samples as u64).map(|sample| u64::MAX - 7 * sample).collect();
+            let dropout = Dropout { p: 0.3, keys: &keys };
+            let numbers = normal(9, samples * len);
+            let (got, expected) = both!(dtype, samples * len, |m, x| {
+                let src = filled(m, dtype, &numbers);
+                let mut x = x;
+                m.copy(fsdp_core::Queue::Compute, Slice::whole(&src), x.reborrow())?;
+                m.dropout(dropout, x)
+            });
+            assert_bits(&got, &expected, &format!("{samples} samples of {len} x {dtype}"));
+            assert!(len < 30 || got.contains(&0.0), "something is dropped");
+        }
+    }
+}
+
+#[test]
+fn rotations_have_the_bits_of_the_host() {
+    for dtype in FLOATS {
+        for (heads, kv_heads, head_dim) in [(1, 1, 2), (4, 2, 6), (2, 1, 16)] {
+            let dims = AttentionDims { batch: 2, seq: 7, heads, kv_heads, head_dim };
+            let frequencies: Vec<f32> = (0..head_dim / 2).map(|i| 0.7_f32.powi(i as i32)).collect();
+            let numbers = normal(4, dims.rows() * dims.packed());
+            for backward in [false, true] {
+                let (got, expected) = both!(dtype, numbers.len(), |m, qkv| {
+                    let src = filled(m, dtype, &numbers);
+                    let mut qkv = qkv;
+                    m.copy(fsdp_core::Queue::Compute, Slice::whole(&src), qkv.reborrow())?;
+                    m.rope(dims, &frequencies, qkv, backward)
+                });
+                assert_bits(&got, &expected, &format!("{dims:?} x {dtype}, backward {backward}"));
+            }
+        }
+    }
+}
+
+/// Widths and numbers of rows, around those of vectors, blocks and partial sums.
+const NORMS: [(usize, usize); 6] = [(1, 1), (7, 3), (64, 5), (33, 129), (768, 2), (1000, 3)];
+
+/// What is given to a norm and its backward.
+struct Norm {
+    width: usize,
+    dtype: DType,
+    x: Vec<f64>,
+    weight: Vec<f64>,
+    bias: Vec<f64>,
+    dy: Vec<f64>,
+}
+
+fn rounded(dtype: DType, values: Vec<f64>) -> Vec<f64> {
+    let host = host();
+    values_of(&host, &filled(&host, dtype, &values))
+}
+
+fn values_of(host: &HostMemory, buffer: &HostBuffer) -> Vec<f64> {
+    values(host, buffer)
+}
+
+impl Norm {
+    fn cases() -> impl Iterator<Item = Self> {
+        FLOATS.into_iter().flat_map(|dtype| {
+            NORMS.into_iter().map(move |(width, rows)| {
+                let numbers = |key, len| rounded(dtype, normal(key, len));
+                let x = numbers(1, width * rows).iter().map(|x| 0.5 + x).collect();
+                let x = rounded(dtype, x);
+                let (weight, bias, dy) = (numbers(2, width), numbers(3, width), numbers(4, width * rows));
+                Norm { width, dtype, x, weight, bias, dy }
+            })
+        })
+    }
+
+    fn rows(&self) -> usize {
+        self.x.len() / self.width
+    }
+
+    fn what(&self, of: &str) -> String {
+        format!("{of} of {} rows of {} x {}", self.rows(), self.width, self.dtype)
+    }
+
+    /// Relative error of a sum over a row, in any order, and of the few operations after it; and of the rounding of a
+    /// result.
+    fn errors(&self) -> (f64, f64) {
+        ((self.width as f64 + 16.0) * unit(self.dtype.master()), 2.0 * unit(self.dtype))
+    }
+}
+
+/// Outputs and statistics of a forward.
+fn forward<M: Memory>(
+    memory: &M,
+    case: &Norm,
+    per_row: usize,
+    call: impl FnOnce(
+        &M,
+        [Slice<'_, M::Buffer>; 3],
+        SliceMut<'_, M::Buffer>,
+        SliceMut<'_, M::Buffer>,
+    ) -> Result<(), Error>,
+) -> [Vec<f64>; 2] {
+    let [x, weight, bias] =
+        [&case.x, &case.weight, &case.bias].map(|values| filled(memory, case.dtype, values));
+    let mut y = room(memory, case.dtype, case.x.len());
+    let mut stats = room(memory, case.dtype.master(), case.rows() * per_row);
+    let inputs = [&x, &weight, &bias].map(Slice::whole);
+    call(memory, inputs, SliceMut::whole(&mut y), SliceMut::whole(&mut stats)).unwrap();
+    [values(memory, &y), values(memory, &stats)]
+}
+
+#[test]
+fn norms_agree_with_the_host() {
+    for case in Norm::cases() {
+        let (width, (sum, last)) = (case.width, case.errors());
+        let [y, rstd] =
+            forward(&*cuda(), &case, 1, |m, [x, w, _], y, stats| m.rms_norm(width, 1e-5, x, w, y, stats));
+        let [expected, expected_rstd] =
+            forward(&host(), &case, 1, |m, [x, w, _], y, stats| m.rms_norm(width, 1e-5, x, w, y, stats));
+        let relative =
+            |values: &[f64], error: f64| values.iter().map(|v| error * v.abs()).collect::<Vec<_>>();
+        assert_within(&rstd, &expected_rstd, &relative(&expected_rstd, 2.0 * sum), &case.what("rstd"));
+        assert_within(&y, &expected, &relative(&expected, 2.0 * sum + last), &case.what("rms norm"));
+
+        let [y, stats] = forward(&*cuda(), &case, 2, |m, [x, w, b], y, stats| {
+            m.layer_norm(width, 1e-5, x, w, b, y, stats)
+        });
+        let [expected, expected_stats] =
+            forward(&host(), &case, 2, |m, [x, w, b], y, stats| m.layer_norm(width, 1e-5, x, w, b, y, stats));
+        // The mean may be off by `sum` times the mean of absolute values; it is scaled by rstd.
+        let mut stats_bounds = Vec::new();
+        let mut bounds = Vec::new();
+        for (row, x) in case.x.chunks(width).enumerate() {
+            let (mean, rstd) = (expected_stats[2 * row], expected_stats[2 * row + 1]);
+            let off = sum * x.iter().map(|x| x.abs()).sum::<f64>() / width as f64;
+            let slack = 4.0 * sum + 4.0 * (off * rstd).powi(2);
+            stats_bounds.extend([2.0 * off, slack * rstd]);
+            for (i, x) in x.iter().enumerate() {
+                let normal = (x - mean).abs() * rstd;
+                let weight = case.weight[i].abs();
+                let size = normal * weight + case.bias[i].abs();
+                bounds.push(2.0 * off * rstd * weight + (slack + sum) * size + last * size);
+            }
+        }
+        assert_within(&stats, &expected_stats, &stats_bounds, &case.what("mean and rstd"));
+        assert_within(&y, &expected, &bounds, &case.what("layer norm"));
+    }
+}
+
+/// The gradient of an input, added to what is there or not.
+fn backward<M: Memory>(
+    memory: &M,
+    case: &Norm,
+    stats: &[f64],
+    accumulate: bool,
+    call: impl FnOnce(&M, [Slice<'_, M::Buffer>; 4], SliceMut<'_, M::Buffer>) -> Result<(), Error>,
+) -> Vec<f64> {
+    let [x, weight, dy] = [&case.x, &case.weight, &case.dy].map(|values| filled(memory, case.dtype, values));
+    let stats = filled(memory, case.dtype.master(), stats);
+    let start = if accumulate { case.dy.clone() } else { vec![f64::NAN; case.dy.len()] };
+    let mut dx = filled(memory, case.dtype, &start);
+    call(memory, [&x, &weight, &stats, &dy].map(Slice::whole), SliceMut::whole(&mut dx)).unwrap();
+    values(memory, &dx)
+}
+
+/// Bounds of the gradient of an input: every term with its absolute value. `mean` is 0 for the RMS norm.
+fn backward_bounds(case: &Norm, mean_and_rstd: impl Fn(usize) -> (f64, f64), accumulate: bool) -> Vec<f64> {
+    let (sum, last) = case.errors();
+    let mut bounds = Vec::new();
+    for (row, (x, dy)) in case.x.chunks(case.width).zip(case.dy.chunks(case.width)).enumerate() {
+        let (mean, rstd) = mean_and_rstd(row);
+        let normal = |i: usize| ((x[i] - mean) * rstd).abs();
+        let slope = |i: usize| (dy[i] * case.weight[i]).abs();
+        let count = case.width as f64;
+        let offset = (0..case.width).map(slope).sum::<f64>() / count;
+        let slant = (0..case.width).map(|i| slope(i) * normal(i)).sum::<f64>() / count;
+        for (i, dy) in dy.iter().enumerate() {
+            let before = if accumulate { dy.abs() } else { 0.0 };
+            let size = before + rstd * (slope(i) + offset + normal(i) * slant);
+            bounds.push((4.0 * sum + last) * size);
+        }
+    }
+    bounds
+}
+
+#[test]
+fn gradients_of_inputs_of_norms_agree_with_the_host() {
+    for case in Norm::cases() {
+        let width = case.width;
+        let [_, rstd] =
+            forward(&host(), &case, 1, |m, [x, w, _], y, stats| m.rms_norm(width, 1e-5, x, w, y, stats));
+        let [_, stats] =
+            forward(&host(), &case, 2, |m, [x, w, b], y, stats| m.layer_norm(width, 1e-5, x, w, b, y, stats));
+        for accumulate in [false, true] {
+            let got = backward(&*cuda(), &case, &rstd, accumulate, |m, [x, w, stats, dy], dx| {
+                m.rms_norm_backward(width, x, w, stats, dy, dx, accumulate, None)
+            });
+            let expected = backward(&host(), &case, &rstd, accumulate, |m, [x, w, stats, dy], dx| {
+                m.rms_norm_backward(width, x, w, stats, dy, dx, accumulate, None)
+            });
+            let bounds = backward_bounds(&case, |row| (0.0, rstd[row]), accumulate);
+            assert_within(&got, &expected, &bounds, &case.what("gradient of rms norm"));
+            let got = backward(&*cuda(), &case, &stats, accumulate, |m, [x, w, stats, dy], dx| {
+                m.layer_norm_backward_input(width, x, w, stats, dy, dx, accumulate)
+            });
+            let expected = backward(&host(), &case, &stats, accumulate, |m, [x, w, stats, dy], dx| {
+                m.layer_norm_backward_input(width, x, w, stats, dy, dx, accumulate)
+            });
+            let bounds = backward_bounds(&case, |row| (stats[2 * row], stats[2 * row + 1]), accumulate);
+            assert_within(&got, &expected, &bounds, &case.what("gradient of layer norm"));
+        }
+    }
+}
+
+#[test]
+fn gradients_of_weights_of_norms_have_the_bits_of_the_host() {
+    fn weights<M: Memory>(
+        memory: &M,
+        case: &Norm,
+        per_row: usize,
+        (slots, accumulate): (DType, bool),
+        call: impl FnOnce(&M, [Slice<'_, M::Buffer>; 4], GradientTarget<'_, M::Buffer>) -> Result<(), Error>,
+    ) -> Vec<f64> {
+        let [x, weight, dy] =
+            [&case.x, &case.weight, &case.dy].map(|values| filled(memory, case.dtype, values));
+        let stats = filled(memory, case.dtype.master(), &normal(6, case.rows() * per_row));
+        let mut target = filled(memory, slots, &normal(7, case.width));
+        let slice = SliceMut::whole(&mut target);
+        let inputs = [&x, &weight, &stats, &dy].map(Slice::whole);
+        call(memory, inputs, GradientTarget { slice, accumulate }).unwrap();
+        values(memory, &target)
+    }
+    fn rms<M: Memory>(
+        memory: &M,
+        case: &Norm,
+        how: (DType, bool),
+        call: impl FnOnce(
+            &M,
+            [Slice<'_, M::Buffer>; 4],
+            SliceMut<'_, M::Buffer>,
+            GradientTarget<'_, M::Buffer>,
+        ) -> Result<(), Error>,
+    ) -> Vec<f64> {
+        weights(memory, case, 1, how, |memory, inputs, target| {
+            let mut dx = room(memory, case.dtype, case.x.len());
+            call(memory, inputs, SliceMut::whole(&mut dx), target)
+        })
+    }
+    for case in Norm::cases() {
+        let width = case.width;
+        for slots in FLOATS {
+            for accumulate in [false, true] {
+                let how = (slots, accumulate);
+                let what = case.what(&format!("gradient (to {slots}, added {accumulate}) of the weight"));
+                let got = rms(&*cuda(), &case, how, |m, [x, w, stats, dy], dx, target| {
+                    m.rms_norm_backward(width, x, w, stats, dy, dx, false, Some(target))
+                });
+                let expected = rms(&host(), &case, how, |m, [x, w, stats, dy], dx, target| {
+                    m.rms_norm_backward(width, x, w, stats, dy, dx, false, Some(target))
+                });
+                assert_bits(&got, &expected, &what);
+                let got = weights(&*cuda(), &case, 2, how, |m, [x, _, stats, dy], target| {
+                    m.layer_norm_backward_weight(width, x, stats, dy, target)
+                });
+                let expected = weights(&host(), &case, 2, how, |m, [x, _, stats, dy], target| {
+                    m.layer_norm_backward_weight(width, x, stats, dy, target)
+                });
+                assert_bits(&got, &expected, &what);
+            }
+        }
+    }
+}
+
+/// Losses and gradients of logits on the host: of a head whose weight is the identity.
+fn head_of_host(vocab: usize, dtype: DType, logits: &[f64], targets: &[u32]) -> [Vec<f64>; 2] {
+    let host = host();
+    let rows = targets.len();
+    let dims = HeadDims { rows, hidden: vocab, vocab, chunk_rows: rows };
+    let identity: Vec<f64> =
+        (0..vocab * vocab).map(|i| f64::from(u8::from(i / vocab == i % vocab))).collect();
+    let [x, weight] = [logits, &identity].map(|values| filled(&host, dtype, values));
+    let ids = ids(&host, targets);
+    let mut losses = room(&host, DType::F64, rows);
+    let mut scratch = room(&host, dtype, rows * vocab);
+    let mut dx = room(&host, dtype, rows * vocab);
+    host.head_loss_backward(
+        dims,
+        Slice::whole(&x),
+        Slice::whole(&weight),
+        Slice::whole(&ids),
+        SliceMut::whole(&mut losses),
+        SliceMut::whole(&mut scratch),
+        SliceMut::whole(&mut dx),
+        None,
+    )
+    .unwrap();
+    [values(&host, &losses), values(&host, &dx)]
+}
+
+#[test]
+fn cross_entropy_agrees_with_the_host() {
+    let cuda = &*cuda();
+    for dtype in [DType::F32, DType::F64] {
+        for vocab in [1, 5, 64, 333] {
+            let rows = 6;
+            let mut logits: Vec<f64> = normal(vocab as u64, rows * vocab).iter().map(|x| 5.0 * x).collect();
+            logits = rounded(dtype, logits);
+            if vocab > 5 {
+                logits[3..vocab / 2].fill(f64::NEG_INFINITY);
+            }
+            let mut targets: Vec<u32> = (0..rows as u32).map(|row| row * 7 % vocab as u32).collect();
+            targets[4] = IGNORED_TARGET;
+            let [losses, gradients] = {
+                let mut logits = filled(cuda, dtype, &logits);
+                let ids = ids(cuda, &targets);
+                let mut losses = room(cuda, DType::F64, rows);
+                let mut only = room(cuda, DType::F64, rows);
+                cuda.cross_entropy(
+                    vocab,
+                    Slice::whole(&logits),
+                    Slice::whole(&ids),
+                    SliceMut::whole(&mut only),
+                )
+                .unwrap();
+                let ids = Slice::whole(&ids);
+                cuda.cross_entropy_backward(
+                    vocab,
+                    SliceMut::whole(&mut logits),
+                    ids,
+                    SliceMut::whole(&mut losses),
+                )
+                .unwrap();
+                assert_bits(&values(cuda, &only), &values(cuda, &losses), "losses with and without gradient");
+                [values(cuda, &losses), values(cuda, &logits)]
+            };
+            // Where infinite logits meet the zeros of the identity there is no number: a large negative one instead.
+            let finite: Vec<f64> = logits.iter().map(|x| x.max(-200.0)).collect();
+            let [expected_losses, expected] = head_of_host(vocab, dtype, &finite, &targets);
+            // Sums in another order, and exponentials of rounded differences of up to 50.
+            let error = (vocab as f64 + 120.0) * unit(dtype);
+            assert_within(&losses, &expected_losses, &vec![error; rows], "losses");
+            let bounds: Vec<f64> = expected.iter().map(|p| 2.0 * error * (p.abs() + unit(dtype))).collect();
+            let what = format!("gradients of {rows} x {vocab} logits of {dtype}");
+            assert_within(&gradients, &expected, &bounds, &what);
+        }
+    }
+}
+
+#[test]
+fn a_target_that_is_no_class_is_not_a_number() {
+    let cuda = &*cuda();
+    let logits = filled(cuda, DType::Bf16, &[1.0, 2.0, 3.0, f64::NAN]);
+    let ids = ids(cuda, &[2, 0]);
+    let mut losses = room(cuda, DType::F64, 2);
+    cuda.cross_entropy(2, Slice::whole(&logits), Slice::whole(&ids), SliceMut::whole(&mut losses)).unwrap();
+    assert!(
+        values(cuda, &losses).iter().all(|loss| loss.is_nan()),
+        "a wrong target, and a logit that is none"
+    );
+}

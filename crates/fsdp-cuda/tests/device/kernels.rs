@@ -1,0 +1,195 @@
+//! The operations of a memory, on the device and on the host: the same bits.
+
+use fsdp_core::memory::{Memory, Slice, SliceMut};
+use fsdp_core::scalars::{COUNT, GradientFactors, LOSS, NORM, SCALAR_WORDS};
+use fsdp_core::{DType, ExactSum, Queue};
+
+use crate::values::*;
+
+const Q: Queue = Queue::Compute;
+
+/// Numbers of every size, and some that are none.
+fn wild(key: u64, len: usize) -> Vec<f64> {
+    let mut values = normal(key, len);
+    for (i, value) in values.iter_mut().enumerate() {
+        *value *= 10f64.powi((i % 80) as i32 - 40);
+    }
+    let special = [f64::NAN, f64::INFINITY, -0.0, 1e-45, -1e-320, 3.4e38, 1.0 + 2f64.powi(-9)];
+    for (at, special) in special.into_iter().enumerate() {
+        if let Some(value) = values.get_mut(11 * at + 3) {
+            *value = special;
+        }
+    }
+    values
+}
+
+#[test]
+fn copies_round_as_on_the_host() {
+    fn copied<M: Memory>(memory: &M, [from, to]: [DType; 2], shift: usize, numbers: &[f64]) -> Vec<f64> {
+        let src = shifted(memory, from, shift, numbers);
+        let mut dst = room(memory, to, numbers.len() + 1);
+        let range_of_src = Slice::new(&src, shift, numbers.len());
+        memory.copy(Q, range_of_src, SliceMut::new(&mut dst, 1, numbers.len())).unwrap();
+        range(memory, &dst, 1, numbers.len())
+    }
+    let (cuda, host) = (&*cuda(), &host());
+    for from in FLOATS {
+        for to in FLOATS {
+            for (shift, len) in [(0, 1000), (1, 257), (3, 8), (7, 1), (0, 0)] {
+                let numbers = wild(len as u64, len);
+                let (got, expected) =
+                    (copied(cuda, [from, to], shift, &numbers), copied(host, [from, to], shift, &numbers));
+                assert_bits(&got, &expected, &format!("{from} to {to}, {len} from {shift}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_round_as_on_the_host() {
+    fn summed<M: Memory>(memory: &M, dtype: DType, shift: usize, numbers: &[f64]) -> Vec<f64> {
+        let len = numbers.len() / 2;
+        let src = shifted(memory, dtype, shift, &numbers[..len]);
+        let mut dst = shifted(memory, dtype, shift, &numbers[len..]);
+        let range_of_src = Slice::new(&src, shift, len);
+        memory.accumulate(Q, range_of_src, SliceMut::new(&mut dst, shift, len)).unwrap();
+        range(memory, &dst, shift, len)
+    }
+    let (cuda, host) = (&*cuda(), &host());
+    for dtype in FLOATS {
+        for len in LENS {
+            for shift in [0, 1, 4] {
+                let numbers = wild(5, 2 * len);
+                let (got, expected) =
+                    (summed(cuda, dtype, shift, &numbers), summed(host, dtype, shift, &numbers));
+                assert_bits(&got, &expected, &format!("{dtype}, {len} from {shift}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_of_integers_wrap() {
+    let cuda = &*cuda();
+    let mut sum = integers(cuda, &[1, i64::MAX, -5]);
+    let more = integers(cuda, &[2, 1, 5]);
+    cuda.accumulate(Q, Slice::whole(&more), SliceMut::whole(&mut sum)).unwrap();
+    assert_eq!(words(cuda, &sum), [3, i64::MIN, 0]);
+}
+
+#[test]
+fn zeros_fill_their_range_only() {
+    let cuda = &*cuda();
+    for dtype in FLOATS {
+        let mut buffer = filled(cuda, dtype, &[1.0, 2.0, 3.0, 4.0]);
+        cuda.zero(Q, SliceMut::new(&mut buffer, 1, 2)).unwrap();
+        assert_eq!(values(cuda, &buffer), [1.0, 0.0, 0.0, 4.0]);
+    }
+}
+
+/// The value of an exact sum that starts from another one.
+fn square_sums<M: Memory>(memory: &M, dtype: DType, row_len: usize, numbers: &[f64]) -> Vec<i64> {
+    let src = filled(memory, dtype, numbers);
+    let mut start = ExactSum::default();
+    start.add(-0.125);
+    let mut before = vec![0; SCALAR_WORDS];
+    before[NORM].copy_from_slice(&start.to_words());
+    let mut sum = integers(memory, &before);
+    let words_of_norm = SliceMut::new(&mut sum, NORM.start, NORM.len());
+    memory.square_sum(Q, Slice::whole(&src), row_len, words_of_norm).unwrap();
+    let after = words(memory, &sum);
+    assert!(after[LOSS].iter().all(|&word| word == 0), "words beside the sum stay");
+    ExactSum::from_words(&after[NORM]).to_words().into()
+}
+
+#[test]
+fn squares_add_up_to_the_same_words() {
+    let (cuda, host) = (&*cuda(), &host());
+    for dtype in FLOATS {
+        for (row_len, rows) in [(1, 1), (1, 1000), (2, 7), (33, 5), (64, 40), (768, 3), (1000, 17)] {
+            let numbers = normal(row_len as u64, row_len * rows);
+            let (got, expected) =
+                (square_sums(cuda, dtype, row_len, &numbers), square_sums(host, dtype, row_len, &numbers));
+            assert_eq!(got, expected, "{rows} rows of {row_len} x {dtype}");
+        }
+    }
+    let (got, expected) = (
+        square_sums(cuda, DType::F32, 4, &[1.0, f64::NAN, 2.0, 3.0]),
+        square_sums(host, DType::F32, 4, &[1.0, f64::NAN, 2.0, 3.0]),
+    );
+    assert_eq!(got, expected, "what is not finite is counted");
+}
+
+#[test]
+fn exact_sums_are_exact() {
+    fn summed<M: Memory>(memory: &M, numbers: &[f64]) -> ExactSum {
+        let src = filled(memory, DType::F64, numbers);
+        let mut sum = integers(memory, &[0; ExactSum::WORDS]);
+        memory.exact_sum(Q, Slice::whole(&src), SliceMut::whole(&mut sum)).unwrap();
+        ExactSum::from_words(&words(memory, &sum))
+    }
+    let (cuda, host) = (&*cuda(), &host());
+    let extremes = [f64::MAX, -f64::MAX, 5e-324, -3e-310, 1e300, -1e-300, 0.0, -0.0, f64::MIN_POSITIVE];
+    for numbers in [&extremes[..], &normal(3, 5000), &wild(4, 300), &[1e16, 1.0, -1e16, 1e-300]] {
+        assert_eq!(summed(cuda, numbers).to_words(), summed(host, numbers).to_words());
+    }
+    assert_eq!(summed(cuda, &[1e16, 1.0, -1e16]).value(), 1.0);
+}
+
+/// The factors of a step with these losses, squares and targets, after factors of a step before.
+fn factors<M: Memory>(
+    memory: &M,
+    scalars: &[i64],
+    grad_clip: Option<f64>,
+    before: GradientFactors,
+) -> Vec<f64> {
+    let scalars = integers(memory, scalars);
+    let mut factors = filled(memory, DType::F64, &before.to_array());
+    memory.gradient_factors(Q, Slice::whole(&scalars), grad_clip, SliceMut::whole(&mut factors)).unwrap();
+    values(memory, &factors)
+}
+
+fn scalars(losses: &[f64], squares: &[f64], count: i64) -> Vec<i64> {
+    let mut words = vec![0; SCALAR_WORDS];
+    for (range, values) in [(LOSS, losses), (NORM, squares)] {
+        // Words of several ranks, which need not be carried.
+        for value in values {
+            let mut sum = ExactSum::default();
+            sum.add(*value);
+            words[range.clone()].iter_mut().zip(sum.to_words()).for_each(|(word, more)| *word += more);
+        }
+    }
+    words[COUNT] = count;
+    words
+}
+
+#[test]
+fn factors_are_those_of_the_host() {
+    let (cuda, host) = (&*cuda(), &host());
+    let start = GradientFactors::from_array(GradientFactors::START);
+    let mut cases = vec![
+        scalars(&[3.0, 5.0], &[9.0, 16.0], 4),
+        scalars(&[], &[], 0),
+        scalars(&[-1e-300, 1.0], &[1e-300], 3),
+        scalars(&[f64::NAN], &[1.0], 1),
+        scalars(&[1.0], &[f64::INFINITY], 1),
+        scalars(&[f64::MAX, f64::MAX], &[1.0], 1),
+        scalars(&[5e-324], &[5e-324], 1),
+        scalars(&[-3.0], &[f64::MAX, 1.0, 2.0], 7),
+    ];
+    for case in 0..40 {
+        let numbers = wild(100 + case, 12);
+        let numbers: Vec<f64> = numbers.into_iter().filter(|value| value.is_finite()).collect();
+        let squares: Vec<f64> = numbers.iter().map(|value| value * value).collect();
+        cases.push(scalars(&numbers, &squares, 1 + case as i64));
+    }
+    for (case, words) in cases.iter().enumerate() {
+        for grad_clip in [None, Some(1.0), Some(1e-3), Some(0.0)] {
+            let (got, expected) =
+                (factors(cuda, words, grad_clip, start), factors(host, words, grad_clip, start));
+            assert_bits(&got, &expected, &format!("case {case} with {grad_clip:?}"));
+        }
+    }
+    let failed = GradientFactors { finite: false, ..start };
+    assert_eq!(factors(cuda, &cases[0], None, failed)[2], 0.0, "what was not finite once stays so");
+}

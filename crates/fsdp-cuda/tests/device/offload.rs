@@ -1,0 +1,83 @@
+//! Buffers in pinned memory: the host's kernels work on them once their queue has come so far, and the device copies
+//! from and to them.
+
+use fsdp_core::memory::{Category, Memory, Slice, SliceMut};
+use fsdp_core::{DType, ExactSum, Queue};
+use fsdp_cuda::{CudaBuffer, CudaMemory};
+
+use crate::fake_cuda;
+use crate::values::*;
+
+const Q: Queue = Queue::Compute;
+const LEN: usize = 777;
+
+fn buffer(memory: &CudaMemory, pinned: bool, dtype: DType, numbers: &[f64]) -> CudaBuffer {
+    let category = Category::OptimizerState;
+    let mut buffer = if pinned {
+        memory.allocate_host(category, dtype, numbers.len()).unwrap()
+    } else {
+        memory.allocate(category, dtype, numbers.len()).unwrap()
+    };
+    assert_eq!(buffer.is_on_host(), pinned);
+    memory.write(Q, fsdp_core::memory::HostSlice::F64(numbers), SliceMut::whole(&mut buffer)).unwrap();
+    buffer
+}
+
+#[test]
+fn operations_give_the_same_bits_wherever_buffers_lie() {
+    for seed in 0..10 {
+        let memory = &cuda_on(fake_cuda::device().seed(seed));
+        let host = &host();
+        let (a, b) = (normal(1, LEN), normal(2, LEN));
+        for (from, to) in [(DType::F32, DType::F32), (DType::F32, DType::Bf16), (DType::Bf16, DType::F32)] {
+            let src = filled(host, from, &a);
+            let mut expected = room(host, to, LEN);
+            host.copy(Q, Slice::whole(&src), SliceMut::whole(&mut expected)).unwrap();
+            for (src_pinned, dst_pinned) in [(false, false), (false, true), (true, false), (true, true)] {
+                let src = buffer(memory, src_pinned, from, &a);
+                let mut dst = buffer(memory, dst_pinned, to, &b);
+                memory.copy(Q, Slice::whole(&src), SliceMut::whole(&mut dst)).unwrap();
+                let what = format!("{from} to {to}, {src_pinned} to {dst_pinned}, seed {seed}");
+                assert_bits(&values(memory, &dst), &values(host, &expected), &what);
+            }
+        }
+        for dtype in FLOATS {
+            let src = filled(host, dtype, &a);
+            let mut expected = filled(host, dtype, &b);
+            host.accumulate(Q, Slice::whole(&src), SliceMut::whole(&mut expected)).unwrap();
+            for (src_pinned, dst_pinned) in [(false, true), (true, false), (true, true)] {
+                let src = buffer(memory, src_pinned, dtype, &a);
+                let mut dst = buffer(memory, dst_pinned, dtype, &b);
+                memory.accumulate(Q, Slice::whole(&src), SliceMut::whole(&mut dst)).unwrap();
+                assert_bits(&values(memory, &dst), &values(host, &expected), &format!("sum of {dtype}"));
+                let mut sum = integers(memory, &[0; ExactSum::WORDS]);
+                memory.square_sum(Q, Slice::whole(&dst), 7, SliceMut::whole(&mut sum)).unwrap();
+                let mut expected_sum = integers(host, &[0; ExactSum::WORDS]);
+                host.square_sum(Q, Slice::whole(&expected), 7, SliceMut::whole(&mut expected_sum)).unwrap();
+                let [sum, expected] = [words(memory, &sum), words(host, &expected_sum)]
+                    .map(|words| ExactSum::from_words(&words).value());
+                assert_eq!(sum, expected);
+            }
+        }
+    }
+}
+
+/// What the host does to pinned memory comes after the queue's work, and what other queues were told to wait for.
+#[test]
+fn the_host_works_when_the_queue_has_come_so_far() {
+    for seed in 0..50 {
+        let memory = &cuda_on(fake_cuda::device().seed(seed));
+        let gradient = buffer(memory, false, DType::F32, &[1.0; LEN]);
+        let mut pinned = buffer(memory, true, DType::F32, &[0.0; LEN]);
+        let mut total = buffer(memory, true, DType::F32, &[10.0; LEN]);
+        let mut shard = buffer(memory, false, DType::F32, &[0.0; LEN]);
+        memory.wait(Queue::HostCopy, &memory.record(Q));
+        memory.copy(Queue::HostCopy, Slice::whole(&gradient), SliceMut::whole(&mut pinned)).unwrap();
+        memory.wait(Q, &memory.record(Queue::HostCopy));
+        memory.accumulate(Q, Slice::whole(&pinned), SliceMut::whole(&mut total)).unwrap();
+        memory.wait(Queue::HostCopy, &memory.record(Q));
+        memory.copy(Queue::HostCopy, Slice::whole(&total), SliceMut::whole(&mut shard)).unwrap();
+        memory.wait(Q, &memory.record(Queue::HostCopy));
+        assert_eq!(values(memory, &shard), [11.0; LEN], "seed {seed}");
+    }
+}

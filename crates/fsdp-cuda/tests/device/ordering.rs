@@ -1,0 +1,102 @@
+//! Queues: what events order, and that the fake driver shows what they do not.
+
+use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
+use fsdp_core::{DType, Queue};
+use fsdp_cuda::CudaMemory;
+use fsdp_cuda::device::DeviceMemory;
+
+use crate::fake_cuda;
+use crate::values::cuda_on;
+
+const LEN: usize = 100;
+
+/// Sends numbers through all queues, in a chain; what arrives.
+fn relay(memory: &CudaMemory, in_order: bool, round: f32) -> Vec<f32> {
+    let mut buffers: Vec<_> = (0..4)
+        .map(|_| {
+            let mut buffer = memory.allocate(Category::Unsharded, DType::F32, LEN).unwrap();
+            memory.zero(Queue::Compute, SliceMut::whole(&mut buffer)).unwrap();
+            buffer
+        })
+        .collect();
+    let mut last = Queue::Compute;
+    memory.write(last, HostSlice::F32(&[round; LEN]), SliceMut::whole(&mut buffers[0])).unwrap();
+    for (at, queue) in [Queue::Gather, Queue::Reduce, Queue::HostCopy].into_iter().enumerate() {
+        if in_order {
+            memory.wait(queue, &memory.record(last));
+        }
+        let (done, todo) = buffers.split_at_mut(at + 1);
+        memory.copy(queue, Slice::whole(&done[at]), SliceMut::whole(&mut todo[0])).unwrap();
+        last = queue;
+    }
+    let mut values = vec![0.0; LEN];
+    memory.read(last, Slice::whole(&buffers[3]), HostSliceMut::F32(&mut values)).unwrap();
+    values
+}
+
+#[test]
+fn events_order_queues() {
+    for seed in 0..50 {
+        let memory = cuda_on(fake_cuda::device().seed(seed));
+        for round in 1..5 {
+            assert_eq!(relay(&memory, true, round as f32), [round as f32; LEN], "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_missing_wait_shows() {
+    let wrong = (0..50).filter(|&seed| {
+        let memory = cuda_on(fake_cuda::device().seed(seed));
+        relay(&memory, false, 1.0) != [1.0; LEN]
+    });
+    assert!(wrong.count() > 10, "the fake driver runs queues out of order");
+}
+
+#[test]
+fn storage_that_is_used_again_waits_for_its_last_use() {
+    for seed in 0..50 {
+        let memory = cuda_on(fake_cuda::device().seed(100 + seed));
+        let mut kept = memory.allocate(Category::Unsharded, DType::F32, LEN).unwrap();
+        // Used on another queue, given up, and taken by the compute queue; then the other way round.
+        for (first, second) in [(Queue::Reduce, Queue::Compute), (Queue::Compute, Queue::Gather)] {
+            let mut buffer = memory.allocate(Category::Activation, DType::F32, LEN).unwrap();
+            memory.write(first, HostSlice::F32(&[1.0; LEN]), SliceMut::whole(&mut buffer)).unwrap();
+            memory.copy(first, Slice::whole(&buffer), SliceMut::whole(&mut kept)).unwrap();
+            drop(buffer);
+            let mut next = memory.allocate(Category::Activation, DType::F32, LEN).unwrap();
+            memory.write(second, HostSlice::F32(&[2.0; LEN]), SliceMut::whole(&mut next)).unwrap();
+            let mut values = [0.0; LEN];
+            memory.read(second, Slice::whole(&next), HostSliceMut::F32(&mut values)).unwrap();
+            assert_eq!(values, [2.0; LEN], "seed {seed}: the last write is the later one's");
+            memory.read(first, Slice::whole(&kept), HostSliceMut::F32(&mut values)).unwrap();
+            assert_eq!(values, [1.0; LEN], "seed {seed}: a copy was made before the storage was used again");
+        }
+    }
+}
+
+#[test]
+fn the_host_can_ask_whether_work_is_done() {
+    let memory = cuda_on(fake_cuda::device());
+    let mut buffer = memory.allocate(Category::Unsharded, DType::F32, LEN).unwrap();
+    memory.zero(Queue::Gather, SliceMut::whole(&mut buffer)).unwrap();
+    let event = memory.record(Queue::Gather);
+    let mut asked = 0;
+    while !memory.is_complete(&event).unwrap() {
+        asked += 1;
+        assert!(asked < 100, "it happens at last");
+    }
+    assert_ne!(memory.stream(Queue::Gather), memory.stream(Queue::Compute));
+    assert_ne!(memory.pointer(Slice::whole(&buffer)).unwrap(), 0);
+    memory.bind().unwrap();
+}
+
+#[test]
+fn time_passes_between_timed_events() {
+    let memory = cuda_on(fake_cuda::device());
+    let first = memory.record_timed(Queue::Compute).unwrap();
+    let mut buffer = memory.allocate(Category::Unsharded, DType::F32, LEN).unwrap();
+    memory.zero(Queue::Compute, SliceMut::whole(&mut buffer)).unwrap();
+    let second = memory.record_timed(Queue::Compute).unwrap();
+    assert!(second.milliseconds_since(&first).unwrap() > 0.0);
+}

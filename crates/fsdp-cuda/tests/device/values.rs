@@ -1,0 +1,120 @@
+//! Numbers into buffers of any memory and back, so that the same requests can be made to a device and to the host.
+
+use std::sync::Arc;
+
+use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
+use fsdp_core::{DType, Queue};
+use fsdp_cuda::{CudaMemory, CudaOptions};
+use fsdp_nn::{HostMemory, HostOptions, random};
+
+use crate::fake_cuda::{self, FakeDevice};
+
+/// The float dtypes.
+pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F64, DType::Bf16];
+
+/// Lengths around those of vectors and warps.
+pub(crate) const LENS: [usize; 9] = [0, 1, 3, 8, 31, 33, 256, 1000, 4099];
+
+/// The memory of a test, on a device of its own.
+pub(crate) fn cuda() -> Arc<CudaMemory> {
+    thread_local! {
+        static MEMORY: Arc<CudaMemory> = Arc::new(cuda_on(fake_cuda::device()));
+    }
+    MEMORY.with(Arc::clone)
+}
+
+/// A memory on a device.
+pub(crate) fn cuda_on(device: FakeDevice) -> CudaMemory {
+    let options = CudaOptions { poison: true, ..CudaOptions::new(device.ordinal) };
+    CudaMemory::new(options).expect("the fake has devices")
+}
+
+/// What it is compared with.
+pub(crate) fn host() -> HostMemory {
+    HostMemory::new(HostOptions { poison: true, ..HostOptions::default() }).expect("one thread")
+}
+
+/// Numbers of the normal distribution.
+pub(crate) fn normal(key: u64, len: usize) -> Vec<f64> {
+    (0..len as u64).map(|i| random::normal(key, i)).collect()
+}
+
+/// A buffer of `shift` elements of which nothing is expected, and then these.
+pub(crate) fn shifted<M: Memory>(memory: &M, dtype: DType, shift: usize, values: &[f64]) -> M::Buffer {
+    let mut buffer = room(memory, dtype, shift + values.len());
+    let range = SliceMut::new(&mut buffer, shift, values.len());
+    memory.write(Queue::Compute, HostSlice::F64(values), range).unwrap();
+    buffer
+}
+
+/// A buffer with these numbers.
+pub(crate) fn filled<M: Memory>(memory: &M, dtype: DType, values: &[f64]) -> M::Buffer {
+    shifted(memory, dtype, 0, values)
+}
+
+/// A buffer with these token ids.
+pub(crate) fn ids<M: Memory>(memory: &M, values: &[u32]) -> M::Buffer {
+    let mut buffer = room(memory, DType::U32, values.len());
+    memory.write(Queue::Compute, HostSlice::U32(values), SliceMut::whole(&mut buffer)).unwrap();
+    buffer
+}
+
+/// A buffer with these integers.
+pub(crate) fn integers<M: Memory>(memory: &M, values: &[i64]) -> M::Buffer {
+    let mut buffer = room(memory, DType::I64, values.len());
+    memory.write(Queue::Compute, HostSlice::I64(values), SliceMut::whole(&mut buffer)).unwrap();
+    buffer
+}
+
+/// A buffer for results.
+pub(crate) fn room<M: Memory>(memory: &M, dtype: DType, len: usize) -> M::Buffer {
+    memory.allocate(Category::Activation, dtype, len).unwrap()
+}
+
+/// What is in a range of a buffer.
+pub(crate) fn range<M: Memory>(memory: &M, buffer: &M::Buffer, offset: usize, len: usize) -> Vec<f64> {
+    let mut values = vec![0.0; len];
+    memory.read(Queue::Compute, Slice::new(buffer, offset, len), HostSliceMut::F64(&mut values)).unwrap();
+    values
+}
+
+/// What is in a buffer.
+pub(crate) fn values<M: Memory>(memory: &M, buffer: &M::Buffer) -> Vec<f64> {
+    range(memory, buffer, 0, buffer.len())
+}
+
+/// The words of a buffer of integers.
+pub(crate) fn words<M: Memory>(memory: &M, buffer: &M::Buffer) -> Vec<i64> {
+    let mut words = vec![0; buffer.len()];
+    memory.read(Queue::Compute, Slice::whole(buffer), HostSliceMut::I64(&mut words)).unwrap();
+    words
+}
+
+/// Equal numbers, bit for bit.
+#[track_caller]
+pub(crate) fn assert_bits(got: &[f64], expected: &[f64], what: &str) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    for (at, (got, expected)) in got.iter().zip(expected).enumerate() {
+        let same = got.to_bits() == expected.to_bits() || (got.is_nan() && expected.is_nan());
+        assert!(same, "{what}: element {at} is {got:e}, not {expected:e}");
+    }
+}
+
+/// Numbers within their bounds.
+#[track_caller]
+pub(crate) fn assert_within(got: &[f64], expected: &[f64], bounds: &[f64], what: &str) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    for (at, ((got, expected), bound)) in got.iter().zip(expected).zip(bounds).enumerate() {
+        let error = (got - expected).abs();
+        assert!(error <= *bound, "{what}: element {at} is {got:e}, not {expected:e} within {bound:e}");
+    }
+}
+
+/// Half a unit in the last place of numbers around 1: the error of rounding to a dtype.
+pub(crate) fn unit(dtype: DType) -> f64 {
+    match dtype {
+        DType::Bf16 => 2f64.powi(-8),
+        DType::F32 => 2f64.powi(-24),
+        _ => 2f64.powi(-53),
+    }
+}

@@ -1,0 +1,3 @@
+//! libtorch as a backend, on the host.
+
+mod operations;

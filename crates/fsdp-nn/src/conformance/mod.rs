@@ -1,0 +1,55 @@
+//! The suite that every backend must pass.
+//!
+//! Each check is a function over a [`Subject`], which makes memories of the backend; it panics with what it found.
+//! Results are compared with the host's kernels in double precision and with numbers from PyTorch (`tests/golden`), within
+//! bounds that follow from how often a result may be rounded; gradients with central differences. [`operations`] runs the
+//! checks of single operations.
+//!
+//! Memories should fill what was not written with NaN where they can, so that a read of it shows.
+
+mod bits;
+mod cases;
+pub(crate) mod golden;
+mod golden_operations;
+mod gradients;
+pub(crate) mod kit;
+pub(crate) mod models;
+mod precision;
+pub(crate) mod safetensors;
+mod slopes;
+
+pub use bits::bits_are_equal;
+pub use cases::Sizes;
+pub use golden::golden_models;
+pub use golden_operations::golden_operations;
+pub use gradients::{accumulation_adds, gradients_are_slopes};
+pub use kit::host;
+pub use precision::{outputs_are_precise, slots_may_have_any_float_dtype};
+pub use slopes::gradients_of_models_are_slopes;
+
+use crate::backend::Backend;
+
+/// A backend under test.
+pub struct Subject<'a, M> {
+    /// Makes a memory.
+    pub memory: &'a dyn Fn() -> M,
+    /// Whether attention without dropout rounds probabilities to the dtype of its operands before they weight values.
+    pub rounds_probabilities: bool,
+    /// Whether a gradient is added in the same order whatever the dtype of its slot.
+    pub adds_alike: bool,
+}
+
+/// Checks every operation, at sizes that span blocks and are no multiple of anything.
+///
+/// # Panics
+/// When a check fails.
+pub fn operations<M: Backend>(subject: &Subject<'_, M>) {
+    for (rows, inner, outer) in [(1, 1, 1), (2, 3, 5), (150, 17, 7), (67, 64, 129)] {
+        let sizes = Sizes { rows, inner, outer, seed: 5 };
+        gradients_are_slopes(subject, sizes);
+        outputs_are_precise(subject, sizes);
+    }
+    accumulation_adds(subject, Sizes { rows: 13, inner: 10, outer: 11, seed: 2 });
+    slots_may_have_any_float_dtype(subject, Sizes { rows: 9, inner: 12, outer: 7, seed: 3 });
+    slots_may_have_any_float_dtype(subject, Sizes { rows: 20, inner: 600, outer: 530, seed: 3 });
+}

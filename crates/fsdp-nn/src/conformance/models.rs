@@ -1,0 +1,198 @@
+//! A model whole on one memory, run micro-batch by micro-batch.
+
+use fsdp_core::DType;
+use fsdp_core::ExactSum;
+use fsdp_core::Queue;
+use fsdp_core::memory::{Buffer, SliceMut};
+use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice};
+use fsdp_core::model::{BlockId, ModelSpec, ParamId};
+use fsdp_core::program::{ForwardMode, Gradients, Program};
+
+use crate::backend::{AttentionDims, Backend};
+use crate::hf::HfModel;
+use crate::model::unsharded::{Pass, Whole, run};
+use crate::model::{
+    Architecture, Batch, Gpt2, Gpt2Config, Llama, LlamaConfig, Mlp, MlpConfig, ModelProgram, ProgramOptions,
+};
+
+/// A model with values.
+pub(crate) struct Sample<A> {
+    pub(crate) architecture: A,
+    pub(crate) spec: ModelSpec,
+    pub(crate) values: Vec<Vec<f64>>,
+    pub(crate) dtype: DType,
+    pub(crate) step: u64,
+}
+
+/// What a micro-batch gave.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Outcome {
+    pub(crate) loss: f64,
+    pub(crate) count: u64,
+    pub(crate) gradients: Vec<Vec<f64>>,
+}
+
+impl<A: Architecture + Clone> Sample<A> {
+    /// A model with its initial values. Norms and biases are disturbed, so that none is 0 or 1 by chance.
+    pub(crate) fn new(architecture: A, dtype: DType) -> Self {
+        let description = architecture.description();
+        let spec = description.spec.clone();
+        let values = |(index, param): (usize, &fsdp_core::model::ParamSpec)| {
+            let init = description.init(ParamId(index)).values(1, &param.fqn, 0);
+            let noise = crate::init::Init::Normal { std: 0.1 }.values(2, &param.fqn, 0);
+            init.zip(noise).map(|(init, noise)| init + noise).take(param.len()).collect()
+        };
+        let values = spec.params.iter().enumerate().map(values).collect();
+        Self { architecture, spec, values, dtype, step: 3 }
+    }
+
+    pub(crate) fn program<M: Backend>(&self) -> ModelProgram<M, A> {
+        let options = ProgramOptions { dtype: self.dtype, seed: 11 };
+        ModelProgram::new(self.architecture.clone(), self.spec.clone(), options)
+    }
+
+    pub(crate) fn whole<M: Backend>(&self, memory: &M) -> Whole<M::Buffer> {
+        let mut whole = Whole::new(memory, &self.spec, Category::Unsharded, self.dtype).unwrap();
+        for (index, values) in self.values.iter().enumerate() {
+            whole.write(memory, ParamId(index), HostSlice::F64(values)).unwrap();
+        }
+        whole
+    }
+
+    pub(crate) fn open_gradients<M: Backend>(&self, memory: &M) -> Gradients<M::Buffer> {
+        let whole = Whole::new(memory, &self.spec, Category::GradientSlot, self.dtype.master());
+        whole.unwrap().into_gradients(&self.spec)
+    }
+
+    /// Runs one micro-batch; gradients of frozen parameters are zero.
+    pub(crate) fn run_on<M: Backend>(&self, memory: &M, batch: &Batch, pass: Pass) -> Outcome {
+        let mut program = self.program();
+        program.set_batches(memory, self.step, vec![batch.clone()]).unwrap();
+        let mut params = self.whole(memory).params();
+        let mut gradients = self.open_gradients(memory);
+        run(&mut program, memory, 0, pass, &mut params, &mut gradients).unwrap();
+        let mut words = memory.allocate(Category::CommStaging, DType::I64, ExactSum::WORDS).unwrap();
+        memory.zero(Queue::Compute, SliceMut::whole(&mut words)).unwrap();
+        let count = program.take_loss(memory, Queue::Compute, SliceMut::whole(&mut words)).unwrap();
+        let mut loss = [0; ExactSum::WORDS];
+        memory.read(Queue::Compute, Slice::whole(&words), HostSliceMut::I64(&mut loss)).unwrap();
+        let gradients = Whole::from_gradients(memory, &self.spec, gradients).unwrap();
+        let gradient = |(index, param): (usize, &fsdp_core::model::ParamSpec)| {
+            let mut values = vec![0.0; param.len()];
+            if param.trainable && pass != Pass::Evaluate {
+                gradients.read(memory, ParamId(index), HostSliceMut::F64(&mut values)).unwrap();
+            }
+            values
+        };
+        let gradients = self.spec.params.iter().enumerate().map(gradient).collect();
+        Outcome { loss: ExactSum::from_words(&loss).value(), count, gradients }
+    }
+
+    /// The logits of every token.
+    pub(crate) fn logits<M: Backend>(&self, memory: &M, batch: &Batch) -> Vec<f64> {
+        let mut program = self.program();
+        program.set_batches(memory, self.step, vec![batch.clone()]).unwrap();
+        let mut params = self.whole(memory).params();
+        program.begin(memory, 0).unwrap();
+        let last = self.spec.blocks.len() - 1;
+        for block in (0..last).map(BlockId) {
+            params.enter(block);
+            program.forward(memory, block, ForwardMode::Evaluate, &params).unwrap();
+        }
+        params.enter(BlockId(last));
+        let logits = program.logits(memory, &params).unwrap();
+        let mut values = vec![0.0; logits.len()];
+        memory.read(Queue::Compute, Slice::whole(&logits), HostSliceMut::F64(&mut values)).unwrap();
+        values
+    }
+}
+
+/// Samples of tokens that follow no pattern.
+pub(crate) fn batch(samples: usize, seq: usize, vocab: usize) -> Batch {
+    let token = |i: usize| ((i * i * 7 + i * 3 + 1) % vocab) as u32;
+    Batch {
+        ids: (0..samples * seq).map(token).collect(),
+        targets: (0..samples * seq).map(|i| token(i + 5)).collect(),
+        samples: (0..samples as u64).map(|sample| sample + 40).collect(),
+        seq,
+    }
+}
+
+/// A Llama with everything on.
+pub(crate) fn llama() -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: 13,
+        hidden_size: 12,
+        intermediate_size: 10,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_dim: 6,
+        rms_norm_eps: 1e-5,
+        rope_theta: 1000.0,
+        tie_word_embeddings: true,
+        attention_bias: true,
+        mlp_bias: true,
+        attention_dropout: 0.2,
+        initializer_range: 0.3,
+        max_position_embeddings: 32,
+    }
+}
+
+/// A GPT-2 with everything on.
+pub(crate) fn gpt2() -> Gpt2Config {
+    Gpt2Config {
+        vocab_size: 13,
+        n_positions: 9,
+        n_embd: 12,
+        n_layer: 2,
+        n_head: 3,
+        n_inner: 20,
+        layer_norm_epsilon: 1e-5,
+        embd_pdrop: 0.1,
+        attn_pdrop: 0.2,
+        resid_pdrop: 0.3,
+        tie_word_embeddings: true,
+        initializer_range: 0.3,
+    }
+}
+
+/// A tied MLP of odd sizes.
+pub(crate) fn mlp() -> MlpConfig {
+    MlpConfig { vocab: 13, widths: vec![5, 7, 5], bias: true, tied: true, std: 0.5 }
+}
+
+/// One model of each kind, as any model.
+pub(crate) fn hf_models() -> [HfModel; 2] {
+    [HfModel::Llama(Llama::new(&llama()).unwrap()), HfModel::Gpt2(Gpt2::new(&gpt2()).unwrap())]
+}
+
+/// The MLP.
+pub(crate) fn small() -> Mlp {
+    Mlp::new(&mlp()).unwrap()
+}
+
+/// Packs rows of queries, keys and values, or takes a packed row apart.
+pub(crate) struct Packed {
+    pub(crate) dims: AttentionDims,
+}
+
+impl Packed {
+    fn widths(&self) -> [usize; 3] {
+        [self.dims.heads, self.dims.kv_heads, self.dims.kv_heads].map(|heads| heads * self.dims.head_dim)
+    }
+
+    pub(crate) fn pack(&self, parts: [&[f64]; 3]) -> Vec<f64> {
+        let row = |row: usize| {
+            let part = move |(part, width): (&[f64], usize)| part[row * width..][..width].to_vec();
+            parts.into_iter().zip(self.widths()).flat_map(part)
+        };
+        (0..self.dims.rows()).flat_map(row).collect()
+    }
+
+    pub(crate) fn part(&self, packed: &[f64], index: usize) -> Vec<f64> {
+        let widths = self.widths();
+        let start: usize = widths[..index].iter().sum();
+        packed.chunks(self.dims.packed()).flat_map(|row| row[start..][..widths[index]].to_vec()).collect()
+    }
+}

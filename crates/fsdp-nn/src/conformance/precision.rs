@@ -1,0 +1,89 @@
+//! How far results in f32 and bf16 may be from the host's in double precision, and gradients in slots of other dtypes.
+
+use fsdp_core::DType;
+
+use super::Subject;
+use super::cases::{Sizes, all};
+use super::kit::Kit;
+use crate::HostMemory;
+use crate::backend::Backend;
+
+const FLOATS: [DType; 3] = [DType::F32, DType::F64, DType::Bf16];
+
+/// The error of one rounding to nearest, relative.
+fn unit(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => f64::EPSILON / 2.0,
+        DType::F32 => f64::from(f32::EPSILON) / 2.0,
+        _ => 1.0 / 256.0,
+    }
+}
+
+/// Outputs of every operation lie within the bounds of their arithmetic, and of one rounding when they are stored.
+///
+/// # Panics
+/// When one does not.
+pub fn outputs_are_precise<M: Backend>(subject: &Subject<'_, M>, sizes: Sizes) {
+    for (case, reference) in all(sizes).into_iter().zip(all::<HostMemory>(sizes)) {
+        let exact = (reference.forward)(&Kit::host(DType::F64), &case.inputs);
+        let (roundings, magnitudes) = (case.bound)(&case.inputs, &exact);
+        let largest = case.inputs[0].iter().fold(0.0, |a: f64, b| b.abs().max(a));
+        for dtype in FLOATS {
+            let got = (case.forward)(&Kit::new((subject.memory)(), dtype), &case.inputs);
+            // A sum of probabilities p, each wrong by a factor of 1 + u, times values v is wrong by at most
+            // u * sum p |v| <= u * max |v|.
+            let is_rounded = subject.rounds_probabilities && case.name == "attention";
+            let probabilities = if is_rounded { unit(dtype) * largest } else { 0.0 };
+            for ((got, exact), magnitude) in got.iter().zip(&exact).zip(&magnitudes) {
+                let arithmetic = roundings * unit(dtype.master()) * magnitude * 1.01 + probabilities;
+                let stored = unit(dtype) * (exact.abs() + arithmetic);
+                let error = (got - exact).abs();
+                assert!(
+                    error <= arithmetic + stored + 1e-38,
+                    "{} {dtype}: {got} for {exact}, more than {arithmetic} + {stored}",
+                    case.name
+                );
+            }
+        }
+    }
+}
+
+/// Gradients in slots of another dtype are those of a slot in the type of arithmetic, rounded.
+///
+/// # Panics
+/// When one is not.
+pub fn slots_may_have_any_float_dtype<M: Backend>(subject: &Subject<'_, M>, sizes: Sizes) {
+    let named = ["linear", "embedding", "rms_norm"];
+    for case in all(sizes).into_iter().filter(|case| named.contains(&case.name)) {
+        for dtype in FLOATS {
+            let wide = Kit { slots: dtype.master(), ..Kit::new((subject.memory)(), dtype) };
+            let expected = (case.backward)(&wide, &case.inputs, &case.doutput);
+            // Kernels may add in another order when the slot is of another dtype: then sums of so many terms, of so large
+            // ones, differ by their own roundings.
+            let order = if subject.adds_alike { 0.0 } else { reordering(&case.inputs, &case.doutput, dtype) };
+            for slots in FLOATS {
+                let kit = Kit { slots, ..Kit::new((subject.memory)(), dtype) };
+                let got = (case.backward)(&kit, &case.inputs, &case.doutput);
+                for (expected, got) in expected.iter().zip(&got) {
+                    for (expected, got) in expected.iter().zip(got) {
+                        let error = (expected - got).abs();
+                        assert!(
+                            error <= unit(slots) * (expected.abs() + order) + order + 1e-38,
+                            "{} {dtype} into {slots}: {got} for {expected}",
+                            case.name
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// By how much two orders of adding a gradient may differ: `2 (n - 1) u` times the sum of the absolute terms, of which
+/// there are no more than `n` rows, and none larger than a product of the largest factors.
+fn reordering(inputs: &[Vec<f64>], doutput: &[f64], dtype: DType) -> f64 {
+    let largest = |values: &[f64]| values.iter().fold(0.0, |a: f64, b| b.abs().max(a));
+    let factors = inputs.iter().map(|input| largest(input).max(1.0)).product::<f64>() * largest(doutput);
+    let rows = doutput.len() as f64;
+    2.0 * rows * unit(dtype.master()) * rows * factors
+}
