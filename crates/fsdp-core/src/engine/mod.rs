@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use crate::checker;
 use crate::comm::{Comm, Pending, Traffic};
+use crate::digest::Digest;
 use crate::error::Error;
 use crate::layout::Layout;
 use crate::memory::{Category, HostSlice, Memory, SliceMut};
@@ -45,17 +46,20 @@ pub struct Comms<M: Memory> {
 
 impl<M: Memory> Comms<M> {
     /// Cuts the communicators of a mesh out of two communicators of the whole world: gathers and reductions
-    /// get one each, so that they do not wait for each other.
+    /// get one each, so that they do not wait for each other. Before that, all ranks compare `digest`, which
+    /// stands for everything that must be the same on all of them.
     ///
     /// # Errors
-    /// [`Error::Comm`].
+    /// [`Error::Comm`]; [`CommError::Differs`](crate::comm::CommError::Differs) when a rank was started differently.
     pub fn connect(
         memory: &M,
         mut gathers: Comm<M>,
         mut reductions: Comm<M>,
         mesh: Mesh,
         policy: &Policy,
+        digest: Digest,
     ) -> Result<Self, Error> {
+        gathers.agree(memory, digest)?;
         let rank = gathers.world_rank();
         let (replica, shard) = (mesh.replica_of(rank), mesh.shard_of(rank));
         let sub_gather = match policy.reshard_after_forward {
@@ -302,9 +306,11 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// The report of the oldest step whose report was not read, if there is one; waits until it is there.
     ///
     /// # Errors
-    /// Those of the memory.
+    /// Those of the memory; [`Error::Comm`] when a collective was cut off before the report was read.
     pub fn report(&mut self) -> Result<Option<StepReport>, Error> {
-        self.scalars.report(&*self.memory)
+        let report = self.scalars.report(&*self.memory)?;
+        self.comms.world.check()?;
+        Ok(report)
     }
 
     /// Runs the evaluation schedule; the report has the loss and the count of targets only.
@@ -335,7 +341,8 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// # Errors
     /// [`Error::Comm`].
     pub fn meet(&mut self) -> Result<(), Error> {
-        self.scalars.meet(&*self.memory, &mut self.comms.world)
+        self.scalars.meet(&*self.memory, &mut self.comms.world)?;
+        self.comms.world.check()
     }
 
     /// Runs a schedule; when it fails, tells the other ranks why before the collectives in flight are dropped.
