@@ -7,6 +7,8 @@ use fsdp_ckpt::TransferFault;
 use fsdp_train::TrainError;
 use fsdp_train::config::ConfigError;
 
+use crate::launch_env::ProcessWorld;
+
 /// The input is wrong, or the output cannot be written.
 const USAGE: u8 = 2;
 /// The user interrupted it.
@@ -50,6 +52,17 @@ pub(crate) enum CliError {
         rank: usize,
         /// Number of ranks.
         ranks: usize,
+    },
+    /// This process is one of several that would all do the same.
+    #[error(
+        "this is one of {} processes that {} has started ({}={}); ranks are threads of one process, so each of them \
+         would train by itself: start fsdp once, without {}, and set run.ranks = {} (one process per rank is not \
+         supported yet)",
+        world.processes, world.launcher, world.variable, world.processes, world.launcher, world.processes
+    )]
+    ProcessWorld {
+        /// The world that it belongs to.
+        world: ProcessWorld,
     },
     /// Two options of a command do not fit each other.
     #[error("{option}: {what}")]

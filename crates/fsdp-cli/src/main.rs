@@ -22,6 +22,7 @@ mod trace;
 mod device;
 mod error;
 mod host;
+mod launch_env;
 mod logging;
 mod output;
 mod progress;
@@ -51,6 +52,9 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<ExitCode, CliError> {
+    if matches!(command, Command::Train(_) | Command::Verify(_) | Command::Bench(_)) {
+        launch_env::refuse_process_worlds()?;
+    }
     match command {
         Command::Train(args) => train::run(&args),
         Command::Verify(args) => verify::run(&args).map(judged),
