@@ -30,7 +30,7 @@ fn job(rounds: usize, overrides: &[&str]) -> Job<Mlp> {
 }
 
 /// The policies whose schedules are tampered with.
-const POLICIES: [(usize, &[&str]); 8] = [
+const POLICIES: [(usize, &[&str]); 11] = [
     (1, &[]),
     (2, &[]),
     (2, &["fsdp.forward_prefetch=2", "fsdp.backward_prefetch=0"]),
@@ -38,6 +38,9 @@ const POLICIES: [(usize, &[&str]); 8] = [
     (2, &["fsdp.mesh={ replicate = 2 }", "fsdp.param_dtype=\"bf16\""]),
     (1, &["fsdp.frozen=[\"layers.0\"]", "fsdp.activation_checkpointing=\"full\""]),
     (1, &["fsdp.activation_checkpointing=\"selective\""]),
+    (1, &["fsdp.offload=\"cpu\""]),
+    (2, &["fsdp.offload=\"cpu\"", "fsdp.forward_prefetch=2", "fsdp.param_dtype=\"bf16\""]),
+    (1, &["fsdp.offload=\"cpu\"", "fsdp.mesh={ replicate = 2 }"]),
     (1, &["train.optimizer={ name = \"adafactor\" }"]),
 ];
 

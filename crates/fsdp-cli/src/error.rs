@@ -96,6 +96,21 @@ pub(crate) enum CliError {
         /// The devices of this binary.
         instead: &'static str,
     },
+    /// There is no GPU that can be used.
+    #[error("run.device = \"cuda\": {0}; `fsdp doctor` shows what there is")]
+    Gpu(#[from] fsdp_cuda::DeviceError),
+    /// NCCL is not there, or not good enough.
+    #[error(
+        "run.device = \"cuda\": {0}; one rank per GPU needs it, several ranks on one GPU (run.share_gpu) do not"
+    )]
+    Nccl(#[from] fsdp_cuda::nccl::NcclError),
+    /// There are fewer GPUs than ranks.
+    #[error(transparent)]
+    Ranks(#[from] fsdp_cuda::nccl::TooManyRanks),
+    /// libtorch can not be used.
+    #[cfg(feature = "torch")]
+    #[error(transparent)]
+    Libtorch(#[from] fsdp_cuda::torch::TorchError),
     /// `RUST_LOG` is not a filter.
     #[error("RUST_LOG: {source}; expected something like fsdp=debug")]
     LogFilter {

@@ -11,6 +11,7 @@
 mod args;
 mod bench;
 mod ckpt;
+mod doctor;
 mod schedule;
 mod train;
 mod verify;
@@ -19,6 +20,9 @@ mod run_setup;
 mod shrink;
 mod trace;
 
+mod clock;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 mod error;
 mod host;
@@ -61,6 +65,8 @@ fn run(command: Command) -> Result<ExitCode, CliError> {
         Command::Ckpt(command) => ckpt::run(&command).map(judged),
         Command::Schedule(args) => schedule::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Bench(BenchCommand::Train(args)) => bench::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Bench(BenchCommand::Gpu(args)) => bench::gpu::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Doctor(args) => doctor::run(&args).map(|()| ExitCode::SUCCESS),
     }
 }
 

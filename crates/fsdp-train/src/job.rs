@@ -10,7 +10,7 @@ use fsdp_core::layout::{Layout, Segment};
 use fsdp_core::ledger::{self, LedgerInput};
 use fsdp_core::memory::Usage;
 use fsdp_core::model::ModelSpec;
-use fsdp_core::schedule::{Accumulation, AccumulationOrder, Checkpointing, OpKind, Policy, Reshard};
+use fsdp_core::schedule::{Accumulation, AccumulationOrder, Checkpointing, Offload, OpKind, Policy, Reshard};
 use fsdp_core::update::UpdateRule;
 use fsdp_core::wrap::{self, WrapPolicy};
 use fsdp_core::{Digest, Error, Memory, Mesh, Rank};
@@ -237,6 +237,10 @@ fn policy(config: &config::FsdpConfig) -> Policy {
             config::ActivationCheckpointing::None => Checkpointing::None,
             config::ActivationCheckpointing::Selective => Checkpointing::Selective,
             config::ActivationCheckpointing::Full => Checkpointing::Full,
+        },
+        offload: match config.offload {
+            config::Offload::None => Offload::None,
+            config::Offload::Cpu => Offload::Cpu,
         },
     }
 }

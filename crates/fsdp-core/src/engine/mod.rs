@@ -28,7 +28,7 @@ use crate::rank::{Mesh, Queue, Rank};
 use crate::schedule::{Compiler, OpId, Policy, Reshard, Schedule, compile_evaluation, compile_step};
 use crate::update::{Piece, StatePiece, StateTensor, UpdateRule};
 
-use buffers::UnitBuffers;
+use buffers::{SlotMap, UnitBuffers};
 
 /// The communicators of one rank.
 pub struct Comms<M: Memory> {
@@ -148,6 +148,8 @@ pub struct Engine<M: Memory, P: Program<M>> {
     units: Vec<UnitBuffers<M::Buffer>>,
     slots: Vec<Option<Vec<M::Buffer>>>,
     gradient_slots: Vec<Option<Vec<M::Buffer>>>,
+    staging_slots: Vec<Vec<M::Buffer>>,
+    reduced_slots: Vec<Option<Vec<M::Buffer>>>,
     params: Params<M::Buffer>,
     gradients: Gradients<M::Buffer>,
     in_flight: BTreeMap<OpId, Pending<M>>,
@@ -175,6 +177,10 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         let slots = allocator.slots(&plan.step.slots, Category::Unsharded, plan.policy.param_dtype)?;
         let gradient_slots =
             allocator.slots(&plan.step.gradient_slots, Category::GradientSlot, plan.policy.reduce_dtype)?;
+        let staging_slots =
+            allocator.slots(&plan.step.staging_slots, Category::HostStaging, plan.policy.param_dtype)?;
+        let reduced_slots =
+            allocator.slots(&plan.step.reduced_slots, Category::HostStaging, plan.policy.reduce_dtype)?;
         let scalars = scalars::Scalars::new(&*memory, &*rule)?;
         Ok(Self {
             memory,
@@ -186,6 +192,8 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             units,
             slots,
             gradient_slots,
+            staging_slots: staging_slots.into_iter().flatten().collect(),
+            reduced_slots,
             params: Params::default(),
             gradients: Gradients::default(),
             in_flight: BTreeMap::new(),
@@ -291,7 +299,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     ) -> Result<(), Error> {
         let plan = Arc::clone(&self.plan);
         self.scalars.begin(&*self.memory, Some(input), input.stop)?;
-        let slots: Vec<usize> = (0..plan.step.slots.len()).collect();
+        let slots = SlotMap::new(&plan.step, &plan.step);
         self.run_or_abort(&plan.step, &slots, order, observer)
     }
 
@@ -322,7 +330,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         let schedule = plan.evaluation.as_ref().expect("the plan was made with evaluation rounds");
         assert!(self.scalars.is_read(), "the reports of all steps are read before an evaluation");
         self.scalars.begin(&*self.memory, None, stop)?;
-        let slots = buffers::map_slots(&plan.step.slots, &schedule.slots);
+        let slots = SlotMap::new(&plan.step, schedule);
         self.run_or_abort(schedule, &slots, order, observer)?;
         Ok(self.report()?.expect("an evaluation was just issued"))
     }
@@ -341,7 +349,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     fn run_or_abort(
         &mut self,
         schedule: &Schedule,
-        slots: &[usize],
+        slots: &SlotMap,
         order: &mut dyn IssueOrder,
         observer: &mut dyn Observer,
     ) -> Result<(), Error> {

@@ -4,13 +4,18 @@
 //! them: all-gathers at their issue points, resharding after last uses, gradient slots from the first write
 //! to the last, and reductions. The sharded result of a reduction is folded one unit later, so that the host
 //! does not wait for a reduce-scatter that it just issued.
+//!
+//! Under CPU offload a shard is uploaded into a staging slot where its all-gather is issued, and the slot is free
+//! again where the unit is first used: there the all-gather is complete anyway. The total of a step is downloaded
+//! where it is complete. Sums over micro-batches stay on the device until then; if there is nothing to sum,
+//! reduced gradients only pass through slots.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::emit::Emitter;
-use super::policy::{Accumulation, Policy};
+use super::policy::{Accumulation, Offload, Policy};
 use super::residency::{Residency, Step, evaluation_steps, issue_points, residencies, training_steps};
-use super::{OpKind, Schedule, SectionKind, Slot, Tenancy};
+use super::{OpKind, Schedule, SectionKind, Slot, Source, Tenancy};
 use crate::checker::Violation;
 use crate::error::Error;
 use crate::layout::Layout;
@@ -97,9 +102,25 @@ struct Build<'a> {
     emit: Emitter<'a>,
     slots: SlotTable,
     gradients: SlotTable,
+    staging: SlotTable,
+    reduced: SlotTable,
     resident: BTreeMap<usize, usize>,
-    /// A reduced unit whose result is not folded yet, and the gradient slot that it may still use.
-    unfolded: Option<(usize, usize)>,
+    /// Staging slots of units that are not used yet.
+    staged: BTreeMap<usize, usize>,
+    /// A reduced unit whose result is not folded yet, and the slots that it may still use.
+    unfolded: Option<Reduction>,
+    /// A unit whose sum over replicas was issued last, and which is downloaded behind it.
+    unfetched: Option<Reduction>,
+}
+
+/// A reduction under way.
+#[derive(Clone, Copy)]
+struct Reduction {
+    unit: usize,
+    /// The gradient slot that is reduced.
+    gradient: usize,
+    /// The slot of the result, if it has none of its own.
+    reduced: Option<usize>,
 }
 
 impl<'a> Build<'a> {
@@ -124,8 +145,12 @@ impl<'a> Build<'a> {
             emit,
             slots: SlotTable::default(),
             gradients: SlotTable::default(),
+            staging: SlotTable::default(),
+            reduced: SlotTable::default(),
             resident: BTreeMap::new(),
+            staged: BTreeMap::new(),
             unfolded: None,
+            unfetched: None,
         }
     }
 
@@ -139,6 +164,8 @@ impl<'a> Build<'a> {
             sections: self.emit.sections,
             slots: self.slots.slots,
             gradient_slots: self.gradients.slots,
+            staging_slots: self.staging.slots,
+            reduced_slots: self.reduced.slots,
             rounds,
             keeps_sub_shard,
         }
@@ -183,6 +210,12 @@ impl<'a> Build<'a> {
                 }
             }
             self.push(self.steps[at].kind)?;
+            let steps = self.steps;
+            for &unit in &steps[at].units {
+                if let Some(staging) = self.staged.remove(&unit) {
+                    self.staging.give_back(staging);
+                }
+            }
             for stay in 0..self.stays.len() {
                 if self.stays[stay].to == at {
                     self.reshard(stay)?;
@@ -194,16 +227,28 @@ impl<'a> Build<'a> {
                 }
             }
         }
-        self.fold(round)
+        self.fold(round)?;
+        self.fetch()
     }
 
     fn gather(&mut self, stay: usize) -> Result<(), Violation> {
-        let Residency { unit, source, purpose, .. } = self.stays[stay];
-        let lens: Vec<usize> =
-            self.compiler.layout.units[unit].segments.iter().map(|segment| segment.unsharded_len()).collect();
+        let Residency { unit, mut source, purpose, .. } = self.stays[stay];
+        let segments = &self.compiler.layout.units[unit].segments;
+        let lens: Vec<usize> = segments.iter().map(|segment| segment.unsharded_len()).collect();
+        if (self.offload(), source) == (Offload::Cpu, Source::Shard) {
+            let lens: Vec<usize> = segments.iter().map(|segment| segment.shard_len()).collect();
+            let staging = self.staging.take(&lens);
+            self.staged.insert(unit, staging);
+            self.push(OpKind::Upload { unit, staging })?;
+            source = Source::Staged(staging);
+        }
         let slot = self.slots.take(&lens);
         self.resident.insert(unit, slot);
         self.push(OpKind::AllGather { unit, slot, source, purpose })
+    }
+
+    fn offload(&self) -> Offload {
+        self.compiler.policy.offload
     }
 
     fn reshard(&mut self, stay: usize) -> Result<(), Violation> {
@@ -230,28 +275,63 @@ impl<'a> Build<'a> {
         let policy = self.compiler.policy;
         let last = round + 1 == self.rounds;
         self.push(OpKind::CloseGradient { unit })?;
-        let slot = self.emit.tenancy.gradient_slot(unit).expect("a closed gradient has a slot");
+        let gradient = self.emit.tenancy.gradient_slot(unit).expect("a closed gradient has a slot");
         if policy.accumulation == Accumulation::Unsharded && self.rounds > 1 {
             self.push(OpKind::FoldUnsharded { unit, last })?;
             if !last {
-                self.gradients.give_back(slot);
+                self.gradients.give_back(gradient);
                 return Ok(());
             }
         }
-        self.push(OpKind::ReduceScatter { unit })?;
+        let reduced = self.passes_through(unit);
+        self.push(OpKind::ReduceScatter { unit, slot: reduced })?;
         self.fold(round)?;
-        self.unfolded = Some((unit, slot));
+        self.unfolded = Some(Reduction { unit, gradient, reduced });
         Ok(())
+    }
+
+    /// The slot through which the reduced gradient of a unit passes on its way to the host; `None` when it stays,
+    /// or is added up.
+    fn passes_through(&mut self, unit: usize) -> Option<usize> {
+        let Policy { offload, accumulation, .. } = *self.compiler.policy;
+        let is_added = accumulation == Accumulation::Reduce && self.rounds > 1;
+        if offload == Offload::None || is_added {
+            return None;
+        }
+        let trainable = self.compiler.layout.units[unit].trainable_segments();
+        Some(self.reduced.take(&trainable.map(|segment| segment.shard_len()).collect::<Vec<_>>()))
     }
 
     /// Folds the unit whose reduction was issued before the present one.
     fn fold(&mut self, round: usize) -> Result<(), Violation> {
-        let Some((unit, slot)) = self.unfolded.take() else { return Ok(()) };
-        let last = round + 1 == self.rounds;
+        let Some(reduction) = self.unfolded.take() else { return Ok(()) };
+        let (unit, last) = (reduction.unit, round + 1 == self.rounds);
         self.push(OpKind::Fold { unit, last })?;
-        self.gradients.give_back(slot);
-        if last && self.compiler.mesh.replicas() > 1 {
+        self.gradients.give_back(reduction.gradient);
+        if !last {
+            return Ok(());
+        }
+        let replicated = self.compiler.mesh.replicas() > 1;
+        if replicated {
             self.push(OpKind::AllReduceReplicas { unit })?;
+            self.fetch()?;
+        }
+        if self.offload() == Offload::Cpu {
+            self.unfetched = Some(reduction);
+            // There is no sum over replicas to wait for.
+            if !replicated {
+                self.fetch()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Downloads the unit whose sum over replicas was issued before the present one.
+    fn fetch(&mut self) -> Result<(), Violation> {
+        let Some(Reduction { unit, reduced, .. }) = self.unfetched.take() else { return Ok(()) };
+        self.push(OpKind::Download { unit, slot: reduced })?;
+        if let Some(slot) = reduced {
+            self.reduced.give_back(slot);
         }
         Ok(())
     }
