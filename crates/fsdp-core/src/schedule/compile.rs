@@ -10,10 +10,12 @@
 //! where it is complete. Sums over micro-batches stay on the device until then; if there is nothing to sum,
 //! reduced gradients only pass through slots.
 
+mod gradients;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::emit::Emitter;
-use super::policy::{Accumulation, Offload, Policy};
+use super::policy::{Offload, Policy};
 use super::residency::{Residency, Step, evaluation_steps, issue_points, residencies, training_steps};
 use super::{OpKind, Schedule, SectionKind, Slot, Source, Tenancy};
 use crate::checker::Violation;
@@ -21,6 +23,8 @@ use crate::error::Error;
 use crate::layout::Layout;
 use crate::model::ModelSpec;
 use crate::rank::Mesh;
+
+use gradients::Reduction;
 
 /// What schedules are compiled from.
 #[derive(Clone, Copy, Debug)]
@@ -111,16 +115,6 @@ struct Build<'a> {
     unfolded: Option<Reduction>,
     /// A unit whose sum over replicas was issued last, and which is downloaded behind it.
     unfetched: Option<Reduction>,
-}
-
-/// A reduction under way.
-#[derive(Clone, Copy)]
-struct Reduction {
-    unit: usize,
-    /// The gradient slot that is reduced.
-    gradient: usize,
-    /// The slot of the result, if it has none of its own.
-    reduced: Option<usize>,
 }
 
 impl<'a> Build<'a> {
@@ -259,79 +253,6 @@ impl<'a> Build<'a> {
         self.push(OpKind::Reshard { unit })?;
         if let Some(slot) = self.resident.remove(&unit) {
             self.slots.give_back(slot);
-        }
-        Ok(())
-    }
-
-    fn open_gradient(&mut self, unit: usize) -> Result<(), Violation> {
-        let trainable = self.compiler.layout.units[unit].trainable_segments();
-        let lens: Vec<usize> = trainable.map(|segment| segment.unsharded_len()).collect();
-        let slot = self.gradients.take(&lens);
-        self.push(OpKind::OpenGradient { unit, slot })
-    }
-
-    /// What happens to the complete gradient of one micro-batch.
-    fn close_gradient(&mut self, unit: usize, round: usize) -> Result<(), Violation> {
-        let policy = self.compiler.policy;
-        let last = round + 1 == self.rounds;
-        self.push(OpKind::CloseGradient { unit })?;
-        let gradient = self.emit.tenancy.gradient_slot(unit).expect("a closed gradient has a slot");
-        if policy.accumulation == Accumulation::Unsharded && self.rounds > 1 {
-            self.push(OpKind::FoldUnsharded { unit, last })?;
-            if !last {
-                self.gradients.give_back(gradient);
-                return Ok(());
-            }
-        }
-        let reduced = self.passes_through(unit);
-        self.push(OpKind::ReduceScatter { unit, slot: reduced })?;
-        self.fold(round)?;
-        self.unfolded = Some(Reduction { unit, gradient, reduced });
-        Ok(())
-    }
-
-    /// The slot through which the reduced gradient of a unit passes on its way to the host; `None` when it stays,
-    /// or is added up.
-    fn passes_through(&mut self, unit: usize) -> Option<usize> {
-        let Policy { offload, accumulation, .. } = *self.compiler.policy;
-        let is_added = accumulation == Accumulation::Reduce && self.rounds > 1;
-        if offload == Offload::None || is_added {
-            return None;
-        }
-        let trainable = self.compiler.layout.units[unit].trainable_segments();
-        Some(self.reduced.take(&trainable.map(|segment| segment.shard_len()).collect::<Vec<_>>()))
-    }
-
-    /// Folds the unit whose reduction was issued before the present one.
-    fn fold(&mut self, round: usize) -> Result<(), Violation> {
-        let Some(reduction) = self.unfolded.take() else { return Ok(()) };
-        let (unit, last) = (reduction.unit, round + 1 == self.rounds);
-        self.push(OpKind::Fold { unit, last })?;
-        self.gradients.give_back(reduction.gradient);
-        if !last {
-            return Ok(());
-        }
-        let replicated = self.compiler.mesh.replicas() > 1;
-        if replicated {
-            self.push(OpKind::AllReduceReplicas { unit })?;
-            self.fetch()?;
-        }
-        if self.offload() == Offload::Cpu {
-            self.unfetched = Some(reduction);
-            // There is no sum over replicas to wait for.
-            if !replicated {
-                self.fetch()?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Downloads the unit whose sum over replicas was issued before the present one.
-    fn fetch(&mut self) -> Result<(), Violation> {
-        let Some(Reduction { unit, reduced, .. }) = self.unfetched.take() else { return Ok(()) };
-        self.push(OpKind::Download { unit, slot: reduced })?;
-        if let Some(slot) = reduced {
-            self.reduced.give_back(slot);
         }
         Ok(())
     }

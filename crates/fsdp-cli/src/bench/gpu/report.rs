@@ -67,7 +67,7 @@ impl Report {
         let tflops = flops * tokens_per_s / args.ranks as f64 / 1e12;
         let busy =
             Queue::ALL.map(|queue| (queue.name().to_owned(), first.observed.busy_ms[queue as usize].into()));
-        let counted = ranks.iter().map(|rank| rank.usage.total_peak_bytes).max().unwrap_or(0);
+        let counted = ranks.iter().map(|rank| rank.usage.device.total_peak_bytes).max().unwrap_or(0);
         let device = ranks.iter().filter_map(|rank| rank.device);
         Self {
             model: args.model.name(),
