@@ -7,6 +7,7 @@
 mod support;
 
 // Help pages.
+mod devices;
 mod help;
 
 // A run: what it writes, and that it can be repeated and continued.
