@@ -37,6 +37,7 @@ fn main() {
 struct Libtorch {
     include: PathBuf,
     lib: PathBuf,
+    version: String,
     cxx11_abi: String,
 }
 
@@ -69,7 +70,10 @@ fn libtorch() -> Result<Libtorch, String> {
         Some(found) if found != TORCH_VERSION && !bypass => {
             Err(format!("{} holds version {found}", root.display()))
         }
-        _ => Ok(Libtorch { include, lib, cxx11_abi: variable("LIBTORCH_CXX11_ABI").unwrap_or("1".into()) }),
+        found => {
+            let cxx11_abi = variable("LIBTORCH_CXX11_ABI").unwrap_or("1".into());
+            Ok(Libtorch { include, lib, version: found.unwrap_or("unknown".into()), cxx11_abi })
+        }
     }
 }
 
@@ -128,4 +132,5 @@ fn build(libtorch: &Libtorch) {
     // For the tests of this crate.
     println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}");
     println!("cargo:libtorch_lib={lib}");
+    println!("cargo:rustc-env=FSDP_LIBTORCH_VERSION={}", libtorch.version);
 }

@@ -30,7 +30,7 @@ fn job(rounds: usize, overrides: &[&str]) -> Job<Mlp> {
 }
 
 /// The policies whose schedules are tampered with.
-const POLICIES: [(usize, &[&str]); 8] = [
+const POLICIES: [(usize, &[&str]); 11] = [
     (1, &[]),
     (2, &[]),
     (2, &["fsdp.forward_prefetch=2", "fsdp.backward_prefetch=0"]),
@@ -38,6 +38,9 @@ const POLICIES: [(usize, &[&str]); 8] = [
     (2, &["fsdp.mesh={ replicate = 2 }", "fsdp.param_dtype=\"bf16\""]),
     (1, &["fsdp.frozen=[\"layers.0\"]", "fsdp.activation_checkpointing=\"full\""]),
     (1, &["fsdp.activation_checkpointing=\"selective\""]),
+    (1, &["fsdp.offload=\"cpu\""]),
+    (2, &["fsdp.offload=\"cpu\"", "fsdp.forward_prefetch=2", "fsdp.param_dtype=\"bf16\""]),
+    (1, &["fsdp.offload=\"cpu\"", "fsdp.mesh={ replicate = 2 }"]),
     (1, &["train.optimizer={ name = \"adafactor\" }"]),
 ];
 
@@ -224,7 +227,7 @@ fn swapped_reductions_on_one_rank_are_an_error_of_that_rank() {
 }
 
 #[test]
-fn ranks_with_other_policies_do_not_hang() {
+fn ranks_with_other_policies_are_refused_and_do_not_hang() {
     let plain = job(2, &[]);
     for other in [
         ["fsdp.reshard_after_forward=false"],
@@ -234,8 +237,17 @@ fn ranks_with_other_policies_do_not_hang() {
         ["fsdp.wrap=[]"],
         ["train.optimizer={ name = \"adafactor\" }"],
     ] {
-        let failure = fails(&[plain.clone(), job(2, &other)]);
-        let reason = failure.reason;
+        let mut jobs = [plain.clone(), job(2, &other)];
+        let FailureReason::Error(TrainError::Core(Error::Comm(CommError::Differs { ranks, reference }))) =
+            fails(&jobs).reason
+        else {
+            panic!("{other:?} is not noticed before the first step")
+        };
+        assert_eq!((ranks, reference), (vec![Rank(1)], Rank(0)));
+
+        // Nor would they hang if nobody had compared anything before.
+        jobs[1].digest = plain.digest;
+        let reason = fails(&jobs).reason;
         let typed = matches!(
             &reason,
             FailureReason::Error(TrainError::Core(Error::Comm(

@@ -141,7 +141,10 @@ fn shared_unsharded_buffers_change_no_bit() {
             for (apart, together) in run(false).iter().zip(run(true)) {
                 assert_eq!(apart.reports, together.reports);
                 assert_eq!(apart.shards, together.shards);
-                assert_eq!(apart.usage.last().unwrap().peak_bytes, together.usage.last().unwrap().peak_bytes);
+                assert_eq!(
+                    apart.usage.last().unwrap().device.peak_bytes,
+                    together.usage.last().unwrap().device.peak_bytes
+                );
             }
         }
     }

@@ -59,7 +59,7 @@ fn two_hundred_and_fifty_six_ranks_hold_a_fraction_of_what_they_count() {
     });
     let ranks = train(&jobs, &launcher, 2, |_| Box::new(ProgramOrder)).unwrap();
     assert!(ranks.iter().all(|rank| rank.reports == ranks[0].reports));
-    let counted: usize = ranks.iter().map(|rank| rank.usage[1].total_peak_bytes).sum();
+    let counted: usize = ranks.iter().map(|rank| rank.usage[1].device.total_peak_bytes).sum();
     let unsharded = jobs[0].plan.spec.elements() * 4 * ranks.len();
     let held = pool.held_bytes();
     assert!(5 * held < counted && 2 * held < unsharded, "{held} of {counted}, model {unsharded}");

@@ -10,14 +10,19 @@ use crate::support::{GPT2, LLAMA, config, job, job_of, threads};
 use crate::wrapped::{Deed, Wrapped};
 
 fn of(world: &WorldReport, category: &str) -> (usize, usize) {
-    let line = world.memory.iter().find(|line| line.category == category).expect("all categories are listed");
+    at(world, "device", category)
+}
+
+fn at(world: &WorldReport, place: &str, category: &str) -> (usize, usize) {
+    let mut lines = world.memory.iter().filter(|line| line.place == place);
+    let line = lines.find(|line| line.category == category).expect("all categories are listed");
     (line.predicted_bytes, line.counted_bytes)
 }
 
 #[test]
 fn the_ledger_predicts_every_category_to_the_byte() {
     let all = ["fsdp.wrap=[\"LlamaDecoderLayer\"]", "train.optimizer={ name = \"adamw\" }"];
-    let configurations: [(&str, &[&str], &[&str]); 9] = [
+    let configurations: [(&str, &[&str], &[&str]); 12] = [
         (LLAMA, &[], &["activations", "workspace", "unsharded slots", "gradient slots", "optimizer state"]),
         (LLAMA, &["fsdp.activation_checkpointing=\"full\""], &["activations"]),
         (LLAMA, &["fsdp.activation_checkpointing=\"selective\""], &["activations"]),
@@ -26,6 +31,13 @@ fn the_ledger_predicts_every_category_to_the_byte() {
         (LLAMA, &["fsdp.accumulation=\"unsharded\""], &["accumulators", "gradient slots"]),
         (LLAMA, &["fsdp.accumulation_order=\"running\"", "fsdp.mesh={ replicate = 2 }"], &["accumulators"]),
         (LLAMA, &["fsdp.param_dtype=\"bf16\"", "fsdp.frozen=[\"mlp\"]"], &["parameter shards"]),
+        (LLAMA, &["fsdp.offload=\"cpu\""], &["host copy staging", "accumulators"]),
+        (LLAMA, &["fsdp.offload=\"cpu\"", "train.global_batch_size=8"], &["host copy staging"]),
+        (
+            LLAMA,
+            &["fsdp.offload=\"cpu\"", "fsdp.accumulation=\"unsharded\"", "fsdp.param_dtype=\"bf16\""],
+            &["host copy staging", "accumulators"],
+        ),
         (LLAMA, &["train.optimizer={ name = \"adafactor\" }"], &["optimizer state", "communication staging"]),
     ];
     for (model, overrides, used) in configurations {
@@ -34,8 +46,12 @@ fn the_ledger_predicts_every_category_to_the_byte() {
         let report = verify(&job, &threads(), &VerifyOptions::new(&[4], 2)).unwrap();
         let world = &report.worlds[0];
         assert!(world.failures.is_empty(), "{overrides:?}: {:#?}", world.failures);
-        for category in ["parameter shards", "sharded gradients", "total"].iter().chain(used) {
-            let (predicted, counted) = of(world, category);
+        let owned = ["parameter shards", "sharded gradients"];
+        let place = if overrides.contains(&"fsdp.offload=\"cpu\"") { "host" } else { "device" };
+        let owned = owned.map(|category| (place, category));
+        let on_device = used.iter().chain(&["total"]).map(|category| ("device", *category));
+        for (place, category) in owned.into_iter().chain(on_device) {
+            let (predicted, counted) = at(world, place, category);
             assert!(predicted == counted && counted > 0, "{overrides:?}, {category}: {predicted}, {counted}");
         }
     }
@@ -109,9 +125,7 @@ fn nothing_grows_after_the_first_step() {
             let jobs = [job(model, config)];
             let ranks = train(&jobs, &threads(), 6, |_| Box::new(fsdp_core::engine::ProgramOrder)).unwrap();
             for usage in ranks.iter().map(|rank| &rank.usage) {
-                let flat = |later: &fsdp_core::memory::Usage| {
-                    (later.live_bytes, later.peak_bytes, later.total_peak_bytes, later.allocations)
-                };
+                let flat = |later: &fsdp_core::memory::Usage| (later.device, later.host, later.allocations);
                 assert!(usage.iter().all(|later| flat(later) == flat(&usage[0])), "{usage:?}");
             }
         }

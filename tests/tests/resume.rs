@@ -167,8 +167,13 @@ fn policies() -> impl Strategy<Value = Vec<&'static str>> {
         "fsdp.reshard_after_forward=true",
         "fsdp.reshard_after_forward=false",
     ]);
-    let rest =
-        select(vec!["fsdp.forward_prefetch=0", "fsdp.accumulation=\"unsharded\"", "checkpoint.async=false"]);
+    let rest = select(vec![
+        "fsdp.forward_prefetch=0",
+        "fsdp.accumulation=\"unsharded\"",
+        "checkpoint.async=false",
+        "fsdp.offload=\"cpu\"",
+        "fsdp.activation_checkpointing=\"selective\"",
+    ]);
     (world, wrap, reshard, rest)
         .prop_map(|(world, wrap, reshard, rest)| world.into_iter().chain([wrap, reshard, rest]).collect())
 }

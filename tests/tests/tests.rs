@@ -35,6 +35,7 @@ mod wrapped;
 
 // The counter against the ledger, and planted leaks.
 mod memory;
+mod offload;
 
 // Ranks that fail while they train.
 mod faults;

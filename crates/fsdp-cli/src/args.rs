@@ -3,12 +3,15 @@
 //! Texts here are the help pages: each command says what it does, what it leaves behind and how it is called.
 
 mod ckpt;
+mod gpu;
 mod sizes;
 
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use fsdp_train::config::Device;
+
+pub(crate) use gpu::{BenchGpuArgs, DoctorArgs};
 
 pub(crate) use ckpt::{
     CkptCommand, ConvertArgs, DiffArgs, InspectArgs, MemoryArgs, TargetArg, VerifyCkptArgs,
@@ -54,6 +57,8 @@ pub(crate) enum Command {
     /// Measure speed and memory
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Say what this machine has of what devices need, and what can be used
+    Doctor(DoctorArgs),
 }
 
 /// What can be measured.
@@ -61,6 +66,8 @@ pub(crate) enum Command {
 pub(crate) enum BenchCommand {
     /// Time training steps of a Llama on random tokens
     Train(BenchTrainArgs),
+    /// Measure how far a named model is from what a device can do
+    Gpu(BenchGpuArgs),
 }
 
 /// A run file and changes to it.

@@ -1,6 +1,8 @@
 //! `fsdp bench train`: the time of a training step on random tokens.
 
+pub(crate) mod gpu;
 mod report;
+mod tokens;
 mod workload;
 
 use std::time::{Duration, Instant};
@@ -28,16 +30,22 @@ struct Measured {
 /// # Errors
 /// [`CliError`]: dimensions that do not fit each other, or a run that failed.
 pub(crate) fn run(args: &BenchTrainArgs) -> Result<(), CliError> {
-    if args.warmup >= args.steps {
-        let what = format!("{} of {} steps leave none to time; give more --steps", args.warmup, args.steps);
-        return Err(CliError::Option { option: "--warmup", what });
-    }
+    expect_timed_steps(args.warmup, args.steps)?;
     logging::install(None)?;
     let job = workload::job(args)?;
     device::expect(job.config.run.device)?;
     let ranks = device::training(&job.config.run, Steps { job: &job, steps: args.steps as u64 })??;
     let report = report::Report::new(args, &job, &ranks);
     output::print(&if args.json { report.json() } else { report.text() })
+}
+
+/// That some steps are left after the warm-up.
+fn expect_timed_steps(warmup: usize, steps: usize) -> Result<(), CliError> {
+    if warmup < steps {
+        return Ok(());
+    }
+    let what = format!("{warmup} of {steps} steps leave none to time; give more --steps");
+    Err(CliError::Option { option: "--warmup", what })
 }
 
 /// The steps, on whichever device.

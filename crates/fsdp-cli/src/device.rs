@@ -1,12 +1,15 @@
 //! From `run.device` to a launcher: the one place where it is chosen what ranks compute on.
 //!
 //! A command is [`Work`] over any launcher. Each device has a module that makes its launchers, for training and for
-//! verification: [`host`], and `torch` where it is built in.
+//! verification: [`host`], and `torch` and `cuda` where they are built in.
 
 use fsdp_comm::launch::Launcher;
 use fsdp_train::TrainBackend;
 use fsdp_train::config::{Device, RunConfig};
 
+use crate::clock::Clock;
+#[cfg(feature = "cuda")]
+use crate::cuda;
 use crate::error::CliError;
 use crate::host;
 #[cfg(feature = "torch")]
@@ -20,7 +23,7 @@ pub(crate) trait Work {
     /// Does it.
     fn on<L: Launcher>(self, launcher: &L) -> Self::Outcome
     where
-        L::Memory: TrainBackend;
+        L::Memory: TrainBackend + Clock;
 }
 
 /// That this binary can compute on a device: better known before the data is read.
@@ -32,6 +35,7 @@ pub(crate) fn expect(device: Device) -> Result<(), CliError> {
         Device::Cpu => Ok(()),
         Device::TorchCpu if cfg!(feature = "torch") => Ok(()),
         Device::TorchCpu => Err(missing(device, "torch")),
+        Device::Cuda if cfg!(feature = "cuda") => Ok(()),
         Device::Cuda => Err(missing(device, "cuda")),
     }
 }
@@ -50,6 +54,8 @@ pub(crate) fn training<W: Work>(run: &RunConfig, work: W) -> Result<W::Outcome, 
     match run.device {
         #[cfg(feature = "torch")]
         Device::TorchCpu => Ok(work.on(&torch::training(run)?)),
+        #[cfg(feature = "cuda")]
+        Device::Cuda => cuda::on(run, false, work),
         _ => Ok(work.on(&host::training(run))),
     }
 }
@@ -63,6 +69,8 @@ pub(crate) fn verification<W: Work>(run: &RunConfig, poison: bool, work: W) -> R
     match run.device {
         #[cfg(feature = "torch")]
         Device::TorchCpu => Ok(work.on(&torch::verification(run, poison)?)),
+        #[cfg(feature = "cuda")]
+        Device::Cuda => cuda::on(run, poison, work),
         _ => Ok(work.on(&host::verification(run, poison))),
     }
 }
@@ -73,9 +81,11 @@ mod tests {
 
     #[test]
     fn what_is_not_built_in_is_named_with_the_way_to_build_it() {
-        let error = expect(Device::Cuda).expect_err("GPUs need a feature");
-        assert_eq!(error.exit_code(), 2);
-        assert!(error.to_string().contains("--features cuda"), "{error}");
+        assert_eq!(expect(Device::Cuda).is_ok(), cfg!(feature = "cuda"));
+        if let Err(error) = expect(Device::Cuda) {
+            assert_eq!(error.exit_code(), 2);
+            assert!(error.to_string().contains("--features cuda"), "{error}");
+        }
         assert_eq!(expect(Device::TorchCpu).is_ok(), cfg!(feature = "torch"));
         assert!(expect(Device::Cpu).is_ok());
     }

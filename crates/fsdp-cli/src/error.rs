@@ -7,6 +7,8 @@ use fsdp_ckpt::TransferFault;
 use fsdp_train::TrainError;
 use fsdp_train::config::ConfigError;
 
+use crate::launch_env::ProcessWorld;
+
 /// The input is wrong, or the output cannot be written.
 const USAGE: u8 = 2;
 /// The user interrupted it.
@@ -51,6 +53,17 @@ pub(crate) enum CliError {
         /// Number of ranks.
         ranks: usize,
     },
+    /// This process is one of several that would all do the same.
+    #[error(
+        "this is one of {} processes that {} has started ({}={}); ranks are threads of one process, so each of them \
+         would train by itself: start fsdp once, without {}, and set run.ranks = {} (one process per rank is not \
+         supported yet)",
+        world.processes, world.launcher, world.variable, world.processes, world.launcher, world.processes
+    )]
+    ProcessWorld {
+        /// The world that it belongs to.
+        world: ProcessWorld,
+    },
     /// Two options of a command do not fit each other.
     #[error("{option}: {what}")]
     Option {
@@ -83,6 +96,21 @@ pub(crate) enum CliError {
         /// The devices of this binary.
         instead: &'static str,
     },
+    /// There is no GPU that can be used.
+    #[error("run.device = \"cuda\": {0}; `fsdp doctor` shows what there is")]
+    Gpu(#[from] fsdp_cuda::DeviceError),
+    /// NCCL is not there, or not good enough.
+    #[error(
+        "run.device = \"cuda\": {0}; one rank per GPU needs it, several ranks on one GPU (run.share_gpu) do not"
+    )]
+    Nccl(#[from] fsdp_cuda::nccl::NcclError),
+    /// There are fewer GPUs than ranks.
+    #[error(transparent)]
+    Ranks(#[from] fsdp_cuda::nccl::TooManyRanks),
+    /// libtorch can not be used.
+    #[cfg(feature = "torch")]
+    #[error(transparent)]
+    Libtorch(#[from] fsdp_cuda::torch::TorchError),
     /// `RUST_LOG` is not a filter.
     #[error("RUST_LOG: {source}; expected something like fsdp=debug")]
     LogFilter {

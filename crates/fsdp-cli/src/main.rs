@@ -11,6 +11,7 @@
 mod args;
 mod bench;
 mod ckpt;
+mod doctor;
 mod schedule;
 mod train;
 mod verify;
@@ -19,9 +20,13 @@ mod run_setup;
 mod shrink;
 mod trace;
 
+mod clock;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 mod error;
 mod host;
+mod launch_env;
 mod logging;
 mod output;
 mod progress;
@@ -51,12 +56,17 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<ExitCode, CliError> {
+    if matches!(command, Command::Train(_) | Command::Verify(_) | Command::Bench(_)) {
+        launch_env::refuse_process_worlds()?;
+    }
     match command {
         Command::Train(args) => train::run(&args),
         Command::Verify(args) => verify::run(&args).map(judged),
         Command::Ckpt(command) => ckpt::run(&command).map(judged),
         Command::Schedule(args) => schedule::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Bench(BenchCommand::Train(args)) => bench::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Bench(BenchCommand::Gpu(args)) => bench::gpu::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Doctor(args) => doctor::run(&args).map(|()| ExitCode::SUCCESS),
     }
 }
 

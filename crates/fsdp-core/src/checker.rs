@@ -77,6 +77,20 @@ pub enum Violation {
         /// The present one.
         tenant: String,
     },
+    /// A unit is gathered from a staging slot into which it was not uploaded.
+    #[error("unit `{unit}` is gathered from staging slot {staging}, which does not hold it")]
+    NotStaged {
+        /// The unit.
+        unit: String,
+        /// The slot.
+        staging: usize,
+    },
+    /// A gradient is summed over replicas or downloaded before its last fold, or after it left the device.
+    #[error("the total gradient of unit `{unit}` is not on the device here")]
+    NoTotal {
+        /// The unit.
+        unit: String,
+    },
     /// A sub-shard is gathered that was not kept.
     #[error("unit `{unit}` is gathered from a sub-shard that was not kept")]
     NoSubShard {
@@ -175,6 +189,12 @@ pub fn check(schedule: &Schedule, spec: &ModelSpec, layout: &Layout) -> Result<(
     if let Some(unit) = tenancy.resident().next() {
         return Err(Violation::LeftOver { unit: name(unit), what: "unsharded" });
     }
+    if let Some(unit) = tenancy.staged().next() {
+        return Err(Violation::LeftOver { unit: name(unit), what: "in a staging slot" });
+    }
+    if let Some(unit) = tenancy.reduced().next() {
+        return Err(Violation::LeftOver { unit: name(unit), what: "holding a reduced slot" });
+    }
     if let Some(unit) = tenancy.open_gradients().next() {
         return Err(Violation::LeftOver { unit: name(unit), what: "holding a gradient slot" });
     }
@@ -187,7 +207,17 @@ pub fn check(schedule: &Schedule, spec: &ModelSpec, layout: &Layout) -> Result<(
 /// The slot that an operation takes has a buffer for every segment.
 fn check_slot(schedule: &Schedule, layout: &Layout, kind: &OpKind) -> Result<(), Violation> {
     let lens = |segments: &mut dyn Iterator<Item = &Segment>| segments.map(Segment::unsharded_len).collect();
+    let shard_lens =
+        |segments: &mut dyn Iterator<Item = &Segment>| segments.map(Segment::shard_len).collect();
     let (slots, slot, unit, lens): (&[Slot], usize, &UnitLayout, Vec<usize>) = match *kind {
+        OpKind::Upload { unit, staging } => {
+            let unit = &layout.units[unit];
+            (&schedule.staging_slots, staging, unit, shard_lens(&mut unit.segments.iter()))
+        }
+        OpKind::ReduceScatter { unit, slot: Some(slot) } => {
+            let unit = &layout.units[unit];
+            (&schedule.reduced_slots, slot, unit, shard_lens(&mut unit.trainable_segments()))
+        }
         OpKind::AllGather { unit, slot, .. } => {
             let unit = &layout.units[unit];
             (&schedule.slots, slot, unit, lens(&mut unit.segments.iter()))
@@ -210,6 +240,7 @@ fn counted(kind: &OpKind) -> Option<(&'static str, usize)> {
         OpKind::CloseGradient { unit } => Some(("close gradient", unit)),
         OpKind::Fold { unit, last: true } => Some(("final fold", unit)),
         OpKind::AllReduceReplicas { unit } => Some(("all-reduce", unit)),
+        OpKind::Download { unit, .. } => Some(("download", unit)),
         OpKind::SquareNorm { unit } => Some(("square norm", unit)),
         OpKind::Update { unit } => Some(("update", unit)),
         _ => None,
@@ -221,12 +252,14 @@ fn check_counts(schedule: &Schedule, layout: &Layout) -> Result<(), Violation> {
     let any = |is: fn(&OpKind) -> bool| usize::from(schedule.ops.iter().any(|op| is(&op.kind)));
     let trains = any(|kind| matches!(kind, OpKind::Finish { backward: true, .. }));
     let replicated = any(|kind| matches!(kind, OpKind::AllReduceReplicas { .. }));
+    let offloaded = any(|kind| matches!(kind, OpKind::Download { .. }));
     for (unit, unit_layout) in layout.units.iter().enumerate() {
         let once = trains * usize::from(unit_layout.is_trainable());
         for (what, expected) in [
             ("close gradient", schedule.rounds * once),
             ("final fold", once),
             ("all-reduce", replicated * once),
+            ("download", offloaded * once),
             ("square norm", once),
             ("update", once),
         ] {

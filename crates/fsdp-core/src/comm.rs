@@ -7,6 +7,7 @@
 //! Collectives are asynchronous: buffers move into a [`Pending`] and come back from [`Pending::wait_on`].
 //! Dropping a `Pending` that was not waited for aborts the communicator: the buffers may still be in flight.
 
+mod agree;
 mod error;
 mod traffic;
 

@@ -10,7 +10,7 @@ use crate::layout::Layout;
 use crate::memory::{Category, Usage};
 use crate::program::CallFootprint;
 use crate::scalars::{GradientFactors, SCALAR_WORDS};
-use crate::schedule::{Accumulation, AccumulationOrder, Policy, Reshard, Schedule, Slot};
+use crate::schedule::{Accumulation, AccumulationOrder, Offload, Policy, Reshard, Schedule, Slot};
 use crate::tree;
 
 /// What the ledger needs besides the schedule.
@@ -35,10 +35,14 @@ pub fn predict(schedule: &Schedule, input: &LedgerInput<'_>) -> Usage {
     let mut usage = Usage::default();
     for category in Category::ALL {
         let bytes = static_bytes(category, schedule, input);
-        usage.live_bytes[category as usize] = bytes;
-        usage.peak_bytes[category as usize] = bytes;
+        usage.device.live_bytes[category as usize] = bytes;
+        usage.device.peak_bytes[category as usize] = bytes;
     }
-    let fixed: usize = usage.live_bytes.iter().sum();
+    let fixed: usize = usage.device.live_bytes.iter().sum();
+    for category in Category::ALL {
+        usage.host.live_bytes[category as usize] = host_bytes(category, input);
+    }
+    usage.host.reset_peaks();
     let mut live = input.data_bytes;
     let (mut activation_peak, mut workspace_peak, mut total_peak) = (live, 0, live);
     for call in input.calls {
@@ -47,11 +51,37 @@ pub fn predict(schedule: &Schedule, input: &LedgerInput<'_>) -> Usage {
         total_peak = total_peak.max(live + call.total_peak);
         live = call.after(live);
     }
-    usage.live_bytes[Category::Activation as usize] = live;
-    usage.peak_bytes[Category::Activation as usize] = activation_peak;
-    usage.peak_bytes[Category::Workspace as usize] = workspace_peak;
-    usage.total_peak_bytes = fixed + total_peak;
+    usage.device.live_bytes[Category::Activation as usize] = live;
+    usage.device.peak_bytes[Category::Activation as usize] = activation_peak;
+    usage.device.peak_bytes[Category::Workspace as usize] = workspace_peak;
+    usage.device.total_peak_bytes = fixed + total_peak;
     usage
+}
+
+/// What lives in host memory.
+fn host_bytes(category: Category, input: &LedgerInput<'_>) -> usize {
+    let is_home =
+        matches!(category, Category::ParameterShard | Category::ShardedGradient | Category::OptimizerState);
+    match input.policy.offload {
+        Offload::Cpu if is_home => sharded_bytes(category, input),
+        _ => 0,
+    }
+}
+
+/// What a rank owns of parameters, reduced gradients and optimizer state, wherever that lives.
+fn sharded_bytes(category: Category, input: &LedgerInput<'_>) -> usize {
+    let policy = input.policy;
+    match category {
+        Category::ParameterShard => {
+            let master = policy.param_dtype.master();
+            let copy = if master == policy.param_dtype { 0 } else { policy.param_dtype.size_bytes() };
+            shard_elements(input.layout) * (master.size_bytes() + copy)
+        }
+        Category::ShardedGradient => {
+            trainable_shard_elements(input.layout) * policy.reduce_dtype.size_bytes()
+        }
+        _ => input.optimizer_bytes.iter().sum(),
+    }
 }
 
 fn static_bytes(category: Category, schedule: &Schedule, input: &LedgerInput<'_>) -> usize {
@@ -59,23 +89,26 @@ fn static_bytes(category: Category, schedule: &Schedule, input: &LedgerInput<'_>
     let param_bytes = policy.param_dtype.size_bytes();
     let reduce_bytes = policy.reduce_dtype.size_bytes();
     match category {
-        Category::ParameterShard => {
-            let master = policy.param_dtype.master();
-            let copy = if master == policy.param_dtype { 0 } else { param_bytes };
-            shard_elements(input.layout) * (master.size_bytes() + copy)
+        Category::ParameterShard | Category::ShardedGradient | Category::OptimizerState => {
+            match policy.offload {
+                Offload::None => sharded_bytes(category, input),
+                Offload::Cpu => 0,
+            }
         }
         Category::Unsharded => {
             slot_elements(&schedule.slots) * param_bytes + sub_shard_elements(schedule, input) * param_bytes
         }
         Category::GradientSlot => slot_elements(&schedule.gradient_slots) * reduce_bytes,
-        Category::ShardedGradient => trainable_shard_elements(input.layout) * reduce_bytes,
         Category::Accumulator => accumulator_elements(schedule, input) * reduce_bytes,
-        Category::OptimizerState => input.optimizer_bytes.iter().sum(),
         Category::CommStaging => {
             let statistics: usize = input.statistics.iter().sum();
             let factors = GradientFactors::LEN + statistics;
             // One step's scalars may be read while the next step adds to its own.
             2 * SCALAR_WORDS * DType::I64.size_bytes() + factors * DType::F64.size_bytes()
+        }
+        Category::HostStaging => {
+            slot_elements(&schedule.staging_slots) * param_bytes
+                + slot_elements(&schedule.reduced_slots) * reduce_bytes
         }
         Category::Activation | Category::Workspace => 0,
     }
@@ -107,16 +140,29 @@ pub fn extra_accumulators(policy: &Policy, rounds: usize) -> usize {
     }
 }
 
-fn accumulator_elements(schedule: &Schedule, input: &LedgerInput<'_>) -> usize {
-    let extra = extra_accumulators(input.policy, schedule.rounds);
-    let each = match input.policy.accumulation {
-        Accumulation::Reduce => trainable_shard_elements(input.layout),
-        Accumulation::Unsharded => {
-            let trainable = input.layout.units.iter().flat_map(|unit| unit.trainable_segments());
-            trainable.map(|segment| segment.unsharded_len()).sum()
-        }
+/// Sets of sharded gradients that each unit owns on the device: one that holds the total until the next step, and
+/// accumulators. Under offload the total is on the host, and what is not added up passes through slots.
+pub fn sharded_sets(policy: &Policy, rounds: usize) -> (usize, usize) {
+    let extra = match policy.accumulation {
+        Accumulation::Reduce => extra_accumulators(policy, rounds),
+        Accumulation::Unsharded => 0,
     };
-    extra * each
+    match policy.offload {
+        Offload::None => (1, extra),
+        Offload::Cpu if extra > 0 => (0, extra + 1),
+        Offload::Cpu => (0, 0),
+    }
+}
+
+fn accumulator_elements(schedule: &Schedule, input: &LedgerInput<'_>) -> usize {
+    let (_, sharded) = sharded_sets(input.policy, schedule.rounds);
+    let trainable = input.layout.units.iter().flat_map(|unit| unit.trainable_segments());
+    let unsharded: usize = match input.policy.accumulation {
+        Accumulation::Reduce => 0,
+        Accumulation::Unsharded => trainable.map(|segment| segment.unsharded_len()).sum(),
+    };
+    sharded * trainable_shard_elements(input.layout)
+        + extra_accumulators(input.policy, schedule.rounds) * unsharded
 }
 
 #[cfg(test)]

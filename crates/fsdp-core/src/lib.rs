@@ -20,6 +20,7 @@
 
 pub mod checker;
 pub mod comm;
+mod digest;
 mod dtype;
 pub mod engine;
 mod error;
@@ -39,6 +40,7 @@ pub mod tree;
 pub mod update;
 pub mod wrap;
 
+pub use digest::Digest;
 pub use dtype::DType;
 pub use error::Error;
 pub use exact::ExactSum;

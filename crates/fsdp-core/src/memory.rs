@@ -31,11 +31,13 @@ pub enum Category {
     Workspace,
     /// Small buffers for the reduction of scalars and statistics.
     CommStaging,
+    /// Slots through which shards and reduced gradients travel between device and host.
+    HostStaging,
 }
 
 impl Category {
     /// All categories, in report order.
-    pub const ALL: [Category; 9] = [
+    pub const ALL: [Category; Category::COUNT] = [
         Category::ParameterShard,
         Category::Unsharded,
         Category::GradientSlot,
@@ -45,7 +47,11 @@ impl Category {
         Category::Activation,
         Category::Workspace,
         Category::CommStaging,
+        Category::HostStaging,
     ];
+
+    /// How many there are.
+    pub const COUNT: usize = 10;
 
     /// The name used in reports.
     pub const fn name(self) -> &'static str {
@@ -59,6 +65,7 @@ impl Category {
             Category::Activation => "activations",
             Category::Workspace => "workspace",
             Category::CommStaging => "communication staging",
+            Category::HostStaging => "host copy staging",
         }
     }
 }
@@ -69,21 +76,19 @@ impl fmt::Display for Category {
     }
 }
 
-/// Bytes in use, by category, in the order of [`Category::ALL`].
+/// Bytes in use of one kind of memory, by category, in the order of [`Category::ALL`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct Bytes {
     /// Bytes allocated now.
-    pub live_bytes: [usize; 9],
+    pub live_bytes: [usize; Category::COUNT],
     /// The most bytes that were allocated at once, per category (peaks of different categories need not
     /// coincide).
-    pub peak_bytes: [usize; 9],
+    pub peak_bytes: [usize; Category::COUNT],
     /// The most bytes of all categories together that were allocated at once.
     pub total_peak_bytes: usize,
-    /// How many times the backing allocator was asked for storage.
-    pub allocations: u64,
 }
 
-impl Usage {
+impl Bytes {
     /// Bytes of a category that are allocated now.
     pub fn live(&self, category: Category) -> usize {
         self.live_bytes[category as usize]
@@ -92,6 +97,47 @@ impl Usage {
     /// The highest number of bytes of a category.
     pub fn peak(&self, category: Category) -> usize {
         self.peak_bytes[category as usize]
+    }
+
+    /// Counts bytes that are allocated.
+    pub fn add(&mut self, category: Category, bytes: usize) {
+        let slot = category as usize;
+        self.live_bytes[slot] += bytes;
+        self.peak_bytes[slot] = self.peak_bytes[slot].max(self.live_bytes[slot]);
+        self.total_peak_bytes = self.total_peak_bytes.max(self.live_bytes.iter().sum());
+    }
+
+    /// Counts bytes that are freed.
+    pub fn remove(&mut self, category: Category, bytes: usize) {
+        self.live_bytes[category as usize] -= bytes;
+    }
+
+    /// Forgets the peaks: they are what is in use now.
+    pub fn reset_peaks(&mut self) {
+        (self.peak_bytes, self.total_peak_bytes) = (self.live_bytes, self.live_bytes.iter().sum());
+    }
+}
+
+/// Memory in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// That of the device.
+    pub device: Bytes,
+    /// That of the host, as far as [`Memory::allocate_host`] took it.
+    pub host: Bytes,
+    /// How many times the backing allocator was asked for storage.
+    pub allocations: u64,
+}
+
+impl Usage {
+    /// Bytes of the device of a category that are allocated now.
+    pub fn live(&self, category: Category) -> usize {
+        self.device.live(category)
+    }
+
+    /// The highest number of bytes of the device of a category.
+    pub fn peak(&self, category: Category) -> usize {
+        self.device.peak(category)
     }
 }
 
@@ -254,8 +300,9 @@ pub trait Memory: Send + Sync + 'static {
     /// [`Error::Memory`] when the device is full.
     fn allocate(&self, category: Category, dtype: DType, len: usize) -> Result<Self::Buffer, Error>;
 
-    /// A new buffer in host memory that the device's queues can copy from and to. Where the device is the host,
-    /// all buffers are such buffers.
+    /// A new buffer in host memory that the device's queues can copy from and to, counted in [`Usage::host`]
+    /// wherever the device's buffers are. All operations and update rules take such buffers; what they do to them
+    /// happens on the host, in the order of the queue.
     ///
     /// # Errors
     /// [`Error::Memory`] when there is no room.

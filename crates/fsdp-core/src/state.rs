@@ -2,11 +2,13 @@
 //!
 //! ```text
 //!   Sharded --gather--> Gathering --arrive--> Unsharded --reshard--> Sharded
+//!   Sharded --upload--> Staged --gather staged--> Gathering
 //!   Empty --open--> Accumulating --close--> Closed --reduce--> Reducing --arrive--> Summed --apply--> Empty
 //!                        ^                   | ^                                     |
 //!                        |                   | +------- total (unsharded sums) ------+
 //!                        |                   +--------- fold (unsharded sums) ------>+
 //!                        +------- open (the next micro-batch) -----------------------+
+//!   Summed --download--> OnHost --apply--> Empty
 //! ```
 //! Buffers live inside the states that own them. Every event in a state that has no transition for it is
 //! an error that names unit, state and event; nothing is silently ignored.
@@ -19,6 +21,11 @@ pub enum ParamState<T> {
     /// Only the shard exists.
     #[default]
     Sharded,
+    /// The shard was uploaded (or is being uploaded) into a staging slot.
+    Staged {
+        /// The staging slot.
+        staging: usize,
+    },
     /// An all-gather into a slot is in flight and owns the slot's buffers.
     Gathering {
         /// The slot.
@@ -38,6 +45,7 @@ impl<T> ParamState<T> {
     pub const fn name(&self) -> &'static str {
         match self {
             ParamState::Sharded => "sharded",
+            ParamState::Staged { .. } => "staged",
             ParamState::Gathering { .. } => "gathering",
             ParamState::Unsharded { .. } => "unsharded",
         }
@@ -45,6 +53,30 @@ impl<T> ParamState<T> {
 
     fn illegal(&self, unit: &str, event: &'static str) -> Error {
         Error::Transition { unit: unit.into(), state: self.name(), event }
+    }
+
+    /// An upload into `staging` was issued.
+    ///
+    /// # Errors
+    /// [`Error::Transition`] unless sharded.
+    pub fn upload(&mut self, unit: &str, staging: usize) -> Result<(), Error> {
+        match self {
+            ParamState::Sharded => *self = ParamState::Staged { staging },
+            _ => return Err(self.illegal(unit, "upload")),
+        }
+        Ok(())
+    }
+
+    /// An all-gather of what was uploaded into `staging` was issued, into `slot`.
+    ///
+    /// # Errors
+    /// [`Error::Transition`] unless staged there.
+    pub fn gather_staged(&mut self, unit: &str, staging: usize, slot: usize) -> Result<(), Error> {
+        match *self {
+            ParamState::Staged { staging: held } if held == staging => *self = ParamState::Gathering { slot },
+            _ => return Err(self.illegal(unit, "gather what was uploaded")),
+        }
+        Ok(())
     }
 
     /// An all-gather into `slot` was issued.
@@ -122,6 +154,8 @@ pub enum GradientState<T> {
     },
     /// Sums of at least one micro-batch are there (sharded, or unsharded partial sums), no slot is held.
     Summed,
+    /// The total of the step is in host memory.
+    OnHost,
 }
 
 impl<T> GradientState<T> {
@@ -133,6 +167,7 @@ impl<T> GradientState<T> {
             GradientState::Closed { .. } => "holding a complete gradient",
             GradientState::Reducing { .. } => "reducing its gradient",
             GradientState::Summed => "holding summed gradients",
+            GradientState::OnHost => "holding summed gradients on the host",
         }
     }
 
@@ -224,13 +259,25 @@ impl<T> GradientState<T> {
         }
     }
 
-    /// The sums are applied to the parameters.
+    /// The total is moved to host memory.
     ///
     /// # Errors
     /// [`Error::Transition`] unless summed.
+    pub fn download(&mut self, unit: &str) -> Result<(), Error> {
+        match self {
+            GradientState::Summed => *self = GradientState::OnHost,
+            _ => return Err(self.illegal(unit, "download")),
+        }
+        Ok(())
+    }
+
+    /// The sums are applied to the parameters.
+    ///
+    /// # Errors
+    /// [`Error::Transition`] unless summed, on the device or the host.
     pub fn apply(&mut self, unit: &str) -> Result<(), Error> {
         match self {
-            GradientState::Summed => *self = GradientState::Empty,
+            GradientState::Summed | GradientState::OnHost => *self = GradientState::Empty,
             _ => return Err(self.illegal(unit, "apply")),
         }
         Ok(())

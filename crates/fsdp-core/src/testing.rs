@@ -13,8 +13,8 @@ use crate::layout::Layout;
 use crate::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
 use crate::rank::Mesh;
 use crate::schedule::{
-    Accumulation, AccumulationOrder, Checkpointing, Compiler, Policy, Reshard, Schedule, compile_evaluation,
-    compile_step,
+    Accumulation, AccumulationOrder, Checkpointing, Compiler, Offload, Policy, Reshard, Schedule,
+    compile_evaluation, compile_step,
 };
 use crate::wrap::{WrapPolicy, units};
 
@@ -295,8 +295,10 @@ fn policies() -> impl Strategy<Value = (Mesh, Policy)> {
     let gathers = (0usize..5, 0usize..5, 0usize..5);
     let checkpointing =
         prop_oneof![Just(Checkpointing::None), Just(Checkpointing::Full), Just(Checkpointing::Selective)];
-    (mesh, gathers, any::<[bool; 2]>(), dtypes, checkpointing).prop_map(
-        |((replicas, shards), (reshard, forward, backward), [unsharded, running], dtypes, checkpointing)| {
+    let flags = any::<[bool; 3]>();
+    (mesh, gathers, flags, dtypes, checkpointing).prop_map(
+        |((replicas, shards), (reshard, forward, backward), flags, dtypes, checkpointing)| {
+            let [unsharded, running, offloads] = flags;
             let policy = Policy {
                 reshard_after_forward: match reshard {
                     0 => Reshard::Auto,
@@ -315,6 +317,7 @@ fn policies() -> impl Strategy<Value = (Mesh, Policy)> {
                 param_dtype: dtypes.0,
                 reduce_dtype: dtypes.1,
                 checkpointing,
+                offload: if offloads { Offload::Cpu } else { Offload::None },
             };
             (Mesh::new(replicas, shards).unwrap(), policy)
         },
@@ -333,7 +336,7 @@ pub(crate) fn grid(sketch: &Sketch) -> Vec<Setup> {
     let mut all = Vec::new();
     for reshard in [Reshard::Auto, Reshard::Always, Reshard::Never, Reshard::ToGroup(2)] {
         for prefetch in 0..3 {
-            for mode in 0..8 {
+            for mode in 0..16 {
                 for rounds in 1..4 {
                     let pick = |bit: usize| mode >> bit & 1 == 1;
                     let policy = Policy {
@@ -344,6 +347,7 @@ pub(crate) fn grid(sketch: &Sketch) -> Vec<Setup> {
                         accumulation_order: [AccumulationOrder::Tree, AccumulationOrder::Running]
                             [usize::from(pick(1))],
                         checkpointing: [Checkpointing::None, Checkpointing::Full][usize::from(pick(2))],
+                        offload: [Offload::None, Offload::Cpu][usize::from(pick(3))],
                         ..Policy::default()
                     };
                     let mesh = Mesh::new(1 + prefetch % 2, 4).unwrap();

@@ -16,7 +16,7 @@ __device__ void fill_row(T* row, u64 len, bool vectors) {
 }
 
 // With `gradient`, logits become softmax - one_hot, or zeros where the target does not count.
-extern "C" __global__ void cross_entropy(
+extern "C" __launch_bounds__(1024) __global__ void cross_entropy(
     T* __restrict__ logits, const u32* __restrict__ targets, double* __restrict__ losses,
     u64 vocab, u64 rows, u32 gradient
 ) {

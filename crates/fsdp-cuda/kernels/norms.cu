@@ -11,7 +11,7 @@ __device__ bool whole_vectors(u64 width, const T* a, const T* b, const T* c) {
     return width % WIDTH == 0 && aligned<WIDTH>(a) && aligned<WIDTH>(b) && aligned<WIDTH>(c);
 }
 
-extern "C" __global__ void rms_norm(
+extern "C" __launch_bounds__(1024) __global__ void rms_norm(
     const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, A* __restrict__ rstd,
     u64 width, u64 rows, A eps
 ) {
@@ -39,7 +39,7 @@ extern "C" __global__ void rms_norm(
     }
 }
 
-extern "C" __global__ void rms_norm_backward(
+extern "C" __launch_bounds__(1024) __global__ void rms_norm_backward(
     const T* __restrict__ x, const T* __restrict__ weight, const A* __restrict__ rstd, const T* __restrict__ dy,
     T* __restrict__ dx, u64 width, u64 rows, u32 add
 ) {
@@ -96,14 +96,14 @@ template <class Term> __device__ void column_sums(
     }
 }
 
-extern "C" __global__ void rms_norm_weight(
+extern "C" __launch_bounds__(1024) __global__ void rms_norm_weight(
     const T* __restrict__ x, const A* __restrict__ rstd, const T* __restrict__ dy, A* __restrict__ partial,
     u64 width, u64 rows
 ) {
     column_sums(x, dy, partial, width, rows, [&](u64 row, A in, A slope) { return slope * (in * rstd[row]); });
 }
 
-extern "C" __global__ void layer_norm(
+extern "C" __launch_bounds__(1024) __global__ void layer_norm(
     const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y,
     A* __restrict__ stats, u64 width, u64 rows, A eps
 ) {
@@ -145,7 +145,7 @@ extern "C" __global__ void layer_norm(
     }
 }
 
-extern "C" __global__ void layer_norm_backward(
+extern "C" __launch_bounds__(1024) __global__ void layer_norm_backward(
     const T* __restrict__ x, const T* __restrict__ weight, const A* __restrict__ stats, const T* __restrict__ dy,
     T* __restrict__ dx, u64 width, u64 rows, u32 add
 ) {
@@ -185,7 +185,7 @@ extern "C" __global__ void layer_norm_backward(
     }
 }
 
-extern "C" __global__ void layer_norm_weight(
+extern "C" __launch_bounds__(1024) __global__ void layer_norm_weight(
     const T* __restrict__ x, const A* __restrict__ stats, const T* __restrict__ dy, A* __restrict__ partial,
     u64 width, u64 rows
 ) {

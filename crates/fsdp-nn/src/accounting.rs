@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fsdp_core::DType;
-use fsdp_core::memory::{Category, Usage};
+use fsdp_core::memory::{Bytes, Category, Usage};
 
 /// The counters of one rank.
 #[derive(Debug, Default)]
@@ -15,24 +15,27 @@ pub struct Account {
 }
 
 impl Account {
-    /// Counts a new buffer.
+    /// Counts a new buffer of the device.
     pub fn open(self: &Arc<Self>, category: Category, dtype: DType, len: usize) -> Arc<Lease> {
+        self.lease(Place::Device, category, dtype, len)
+    }
+
+    /// Counts a new buffer in host memory.
+    pub fn open_host(self: &Arc<Self>, category: Category, dtype: DType, len: usize) -> Arc<Lease> {
+        self.lease(Place::Host, category, dtype, len)
+    }
+
+    fn lease(self: &Arc<Self>, place: Place, category: Category, dtype: DType, len: usize) -> Arc<Lease> {
         let bytes = len * dtype.size_bytes();
-        self.change(|usage| {
-            let slot = category as usize;
-            usage.live_bytes[slot] += bytes;
-            usage.peak_bytes[slot] = usage.peak_bytes[slot].max(usage.live_bytes[slot]);
-            let total = usage.live_bytes.iter().sum();
-            usage.total_peak_bytes = usage.total_peak_bytes.max(total);
-        });
-        Arc::new(Lease { account: Arc::clone(self), category, bytes })
+        self.change(|usage| place.of(usage).add(category, bytes));
+        Arc::new(Lease { account: Arc::clone(self), place, category, bytes })
     }
 
     /// Forgets the peaks: they are what is in use now.
     pub fn reset_peaks(&self) {
         self.change(|usage| {
-            usage.peak_bytes = usage.live_bytes;
-            usage.total_peak_bytes = usage.live_bytes.iter().sum();
+            usage.device.reset_peaks();
+            usage.host.reset_peaks();
         });
     }
 
@@ -46,10 +49,27 @@ impl Account {
     }
 }
 
+/// Whose memory a buffer takes.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Device,
+    Host,
+}
+
+impl Place {
+    fn of(self, usage: &mut Usage) -> &mut Bytes {
+        match self {
+            Place::Device => &mut usage.device,
+            Place::Host => &mut usage.host,
+        }
+    }
+}
+
 /// One counted buffer; all its handles share the lease.
 #[derive(Debug)]
 pub struct Lease {
     account: Arc<Account>,
+    place: Place,
     category: Category,
     bytes: usize,
 }
@@ -68,6 +88,6 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.account.change(|usage| usage.live_bytes[self.category as usize] -= self.bytes);
+        self.account.change(|usage| self.place.of(usage).remove(self.category, self.bytes));
     }
 }

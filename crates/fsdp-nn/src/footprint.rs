@@ -94,6 +94,6 @@ fn difference(before: Usage, after: Usage) -> CallFootprint {
         activation_net: live(&after) as isize - live(&before) as isize,
         activation_peak: above(Category::Activation),
         workspace_peak: above(Category::Workspace),
-        total_peak: after.total_peak_bytes - before.live_bytes.iter().sum::<usize>(),
+        total_peak: after.device.total_peak_bytes - before.device.live_bytes.iter().sum::<usize>(),
     }
 }

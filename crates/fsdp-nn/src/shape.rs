@@ -80,6 +80,10 @@ impl Memory for ShapeMemory {
         Ok(ShapeBuffer { lease: self.account.open(category, dtype, len), dtype, len })
     }
 
+    fn allocate_host(&self, category: Category, dtype: DType, len: usize) -> Result<ShapeBuffer, Error> {
+        Ok(ShapeBuffer { lease: self.account.open_host(category, dtype, len), dtype, len })
+    }
+
     fn release(&self, _queue: Queue, _buffer: &mut ShapeBuffer) {}
 
     fn alias(&self, dst: &mut ShapeBuffer, src: &ShapeBuffer) -> bool {

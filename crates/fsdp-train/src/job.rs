@@ -10,10 +10,10 @@ use fsdp_core::layout::{Layout, Segment};
 use fsdp_core::ledger::{self, LedgerInput};
 use fsdp_core::memory::Usage;
 use fsdp_core::model::ModelSpec;
-use fsdp_core::schedule::{Accumulation, AccumulationOrder, Checkpointing, OpKind, Policy, Reshard};
+use fsdp_core::schedule::{Accumulation, AccumulationOrder, Checkpointing, Offload, OpKind, Policy, Reshard};
 use fsdp_core::update::UpdateRule;
 use fsdp_core::wrap::{self, WrapPolicy};
-use fsdp_core::{Error, Memory, Mesh, Rank};
+use fsdp_core::{Digest, Error, Memory, Mesh, Rank};
 use fsdp_nn::footprint::{RunShape, footprints};
 use fsdp_nn::model::Architecture;
 use fsdp_nn::model::unsharded::Call;
@@ -34,6 +34,8 @@ pub struct Job<A> {
     pub architecture: A,
     /// Layout, schedules and policies.
     pub plan: Arc<Plan>,
+    /// Stands for configuration and plan: ranks compare it before they begin.
+    pub digest: Digest,
     /// Where initial parameters come from.
     pub init: InitSource,
     /// Training and evaluation data.
@@ -78,7 +80,8 @@ impl<A: Architecture + Clone> Job<A> {
             config.train.optimizer.lr().unwrap_or(0.0),
             config.train.steps,
         );
-        Ok(Self { config, architecture, plan, init, data, schedule })
+        let digest = Digest::of(&config).and(&*plan);
+        Ok(Self { config, architecture, plan, digest, init, data, schedule })
     }
 
     /// The memory that a rank needs for a training step, by category, as the ledger predicts it.
@@ -234,6 +237,10 @@ fn policy(config: &config::FsdpConfig) -> Policy {
             config::ActivationCheckpointing::None => Checkpointing::None,
             config::ActivationCheckpointing::Selective => Checkpointing::Selective,
             config::ActivationCheckpointing::Full => Checkpointing::Full,
+        },
+        offload: match config.offload {
+            config::Offload::None => Offload::None,
+            config::Offload::Cpu => Offload::Cpu,
         },
     }
 }

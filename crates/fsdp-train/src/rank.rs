@@ -62,7 +62,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     fn connect(job: &'a Job<A>, seat: Seat<M>) -> Result<Engine<M, ModelProgram<M, A>>, TrainError> {
         let Seat { memory, gathers, reductions, .. } = seat;
         let plan = Arc::clone(&job.plan);
-        let comms = Comms::connect(&*memory, gathers, reductions, plan.mesh, &plan.policy)?;
+        let comms = Comms::connect(&*memory, gathers, reductions, plan.mesh, &plan.policy, job.digest)?;
         let options = ProgramOptions { dtype: plan.policy.param_dtype, seed: job.config.train_seed() };
         let program = ModelProgram::new(job.architecture.clone(), plan.spec.clone(), options);
         let rule = M::rule(&job.config.train.optimizer, &plan.spec)?;

@@ -101,7 +101,7 @@ fn logical_peaks(ranks: &[Usage]) -> Map<String, Value> {
         .into_iter()
         .map(|category| (category.name().to_owned(), largest(&|usage| usage.peak(category)).into()))
         .collect();
-    peaks.insert(TOTAL.to_owned(), largest(&|usage| usage.total_peak_bytes).into());
+    peaks.insert(TOTAL.to_owned(), largest(&|usage| usage.device.total_peak_bytes).into());
     peaks
 }
 

@@ -3,15 +3,12 @@
 //! Configuration and model are written as a user would write them, so that the benchmark takes the way of
 //! every other run.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
 use fsdp_nn::hf::{HfConfig, HfModel};
-use fsdp_nn::random;
 use fsdp_train::Job;
 use fsdp_train::config::Resolved;
 use serde_json::json;
 
+use super::tokens::Tokens;
 use crate::args::BenchTrainArgs;
 use crate::error::CliError;
 use crate::run_setup;
@@ -25,8 +22,8 @@ pub(super) fn job(args: &BenchTrainArgs) -> Result<Job<HfModel>, CliError> {
     let model = HfConfig::parse(&model_json(args))
         .map_err(|source| CliError::Model { origin: "bench train".to_owned(), source })?;
     let architecture = model.build()?;
-    let tokens = Tokens::create(args)?;
-    let loaded = Resolved::parse(&run_toml(args, &tokens.file)?, "bench train", &[])?;
+    let tokens = Tokens::create(args.vocab, args.global_batch * args.seq + 1)?;
+    let loaded = Resolved::parse(&run_toml(args, &tokens)?, "bench train", &[])?;
     let init = run_setup::random(loaded.config.model.seed, &architecture);
     Ok(Job::new(loaded.config, architecture, init)?)
 }
@@ -79,7 +76,7 @@ pub(super) fn micro_batch(args: &BenchTrainArgs) -> Result<usize, CliError> {
     Err(CliError::Option { option: "--global-batch", what })
 }
 
-fn run_toml(args: &BenchTrainArgs, tokens: &Path) -> Result<String, CliError> {
+fn run_toml(args: &BenchTrainArgs, tokens: &Tokens) -> Result<String, CliError> {
     // A TOML string in JSON spelling: its escapes are TOML's too.
     let text = |text: &str| serde_json::Value::from(text).to_string();
     let wrap: Vec<String> = args.wrap.iter().map(|class| text(class)).collect();
@@ -109,7 +106,7 @@ ranks = {ranks}
 threads = {threads}
 out_dir = "unused"
 "#,
-        tokens = text(&tokens.display().to_string()),
+        tokens = tokens.toml(),
         seq = args.seq,
         steps = args.steps,
         micro_batch = micro_batch(args)?,
@@ -121,35 +118,6 @@ out_dir = "unused"
         ranks = args.ranks,
         threads = args.threads.unwrap_or(0),
     ))
-}
-
-/// Random tokens for one global batch, in a file that is gone when they have been read.
-struct Tokens {
-    file: PathBuf,
-}
-
-impl Tokens {
-    fn create(args: &BenchTrainArgs) -> Result<Self, CliError> {
-        let file = std::env::temp_dir().join(format!("fsdp-bench-{}.u32", std::process::id()));
-        let tokens = Self { file };
-        let bytes: Vec<u8> = (0..(args.global_batch * args.seq + 1) as u64)
-            .flat_map(|index| token(args.vocab, index).to_le_bytes())
-            .collect();
-        fs::write(&tokens.file, bytes).map_err(CliError::write(&tokens.file))?;
-        Ok(tokens)
-    }
-}
-
-impl Drop for Tokens {
-    fn drop(&mut self) {
-        // A file left in the folder for temporary files is no reason to fail.
-        let _ = fs::remove_file(&self.file);
-    }
-}
-
-fn token(vocab: usize, index: u64) -> u32 {
-    let tokens = u32::try_from(vocab).unwrap_or(u32::MAX);
-    (random::uniform(random::key(&[0]), index) * f64::from(tokens)) as u32
 }
 
 #[cfg(test)]
@@ -196,11 +164,5 @@ mod tests {
             let error = job(&args(line)).unwrap_err().to_string();
             assert!(error.starts_with(option), "{error}");
         }
-    }
-
-    #[test]
-    fn tokens_are_within_the_vocabulary() {
-        assert!((0..1000).all(|index| token(7, index) < 7));
-        assert!((0..1000).any(|index| token(7, index) == 6));
     }
 }

@@ -45,15 +45,17 @@ impl Observer for SpanObserver {
 /// The unit that an operation concerns.
 fn unit(kind: &OpKind) -> Option<usize> {
     match *kind {
-        OpKind::AllGather { unit, .. }
+        OpKind::Upload { unit, .. }
+        | OpKind::AllGather { unit, .. }
         | OpKind::KeepSubShard { unit }
         | OpKind::Reshard { unit }
         | OpKind::OpenGradient { unit, .. }
         | OpKind::CloseGradient { unit }
         | OpKind::FoldUnsharded { unit, .. }
-        | OpKind::ReduceScatter { unit }
+        | OpKind::ReduceScatter { unit, .. }
         | OpKind::Fold { unit, .. }
         | OpKind::AllReduceReplicas { unit }
+        | OpKind::Download { unit, .. }
         | OpKind::SquareNorm { unit }
         | OpKind::Statistics { unit, .. }
         | OpKind::Update { unit }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::io;
 
 use fsdp_core::comm::Traffic;
-use fsdp_core::memory::{Category, Usage};
+use fsdp_core::memory::{Bytes, Category, Usage};
 use fsdp_train::Job;
 use fsdp_train::train::Summary;
 
@@ -44,17 +44,24 @@ pub(super) fn render<A>(job: &Job<A>, summary: &Summary) -> String {
     text
 }
 
-/// Peaks of the rank with the largest one, category by category.
+/// Peaks of the rank with the largest one, category by category: of the device, and of the host if it holds
+/// anything beside it.
 pub(crate) fn memory_rows(ranks: &[Usage]) -> Vec<[String; 2]> {
-    let peak = |of: &dyn Fn(&Usage) -> usize| bytes(ranks.iter().map(of).max().unwrap_or(0) as u64);
-    let used = |category: &Category| ranks.iter().any(|usage| usage.peak(*category) > 0);
-    let mut rows: Vec<[String; 2]> = Category::ALL
-        .into_iter()
-        .filter(used)
-        .map(|category| [category.name().to_owned(), peak(&|usage| usage.peak(category))])
-        .collect();
-    rows.push(["all together".to_owned(), peak(&|usage| usage.total_peak_bytes)]);
+    let mut rows = rows_of(ranks, "", |usage| &usage.device);
+    if ranks.iter().any(|usage| usage.host.total_peak_bytes > 0) {
+        rows.extend(rows_of(ranks, "on the host: ", |usage| &usage.host));
+    }
     rows
+}
+
+fn rows_of(ranks: &[Usage], place: &str, of: fn(&Usage) -> &Bytes) -> Vec<[String; 2]> {
+    let largest =
+        |what: &dyn Fn(&Bytes) -> usize| ranks.iter().map(|usage| what(of(usage))).max().unwrap_or(0);
+    let row = |name: &str, peak: usize| [format!("{place}{name}"), bytes(peak as u64)];
+    let peaks = Category::ALL.map(|category| (category, largest(&|bytes| bytes.peak(category))));
+    let used = peaks.into_iter().filter(|(_, peak)| *peak > 0);
+    let total = row("all together", largest(&|bytes| bytes.total_peak_bytes));
+    used.map(|(category, peak)| row(category.name(), peak)).chain([total]).collect()
 }
 
 fn traffic_rows(ranks: &[Traffic]) -> Vec<[String; 3]> {
@@ -74,8 +81,9 @@ mod tests {
     #[test]
     fn memory_shows_the_largest_rank_and_leaves_out_what_is_unused() {
         let usage = |bytes| {
-            let mut usage = Usage { total_peak_bytes: bytes, ..Usage::default() };
-            usage.peak_bytes[Category::Activation as usize] = bytes;
+            let mut usage = Usage::default();
+            usage.device.total_peak_bytes = bytes;
+            usage.device.peak_bytes[Category::Activation as usize] = bytes;
             usage
         };
         let rows = memory_rows(&[usage(1024), usage(2048)]);
@@ -83,5 +91,9 @@ mod tests {
             rows,
             [["activations", "2.0 KiB"], ["all together", "2.0 KiB"]].map(|row| row.map(String::from))
         );
+        let mut offloaded = usage(1024);
+        offloaded.host.add(Category::OptimizerState, 4096);
+        let on_host = [["on the host: optimizer state", "4.0 KiB"], ["on the host: all together", "4.0 KiB"]];
+        assert_eq!(memory_rows(&[usage(1024), offloaded])[2..], on_host.map(|row| row.map(String::from)));
     }
 }

@@ -99,7 +99,8 @@ fn memory(world: &WorldReport) -> Vec<[String; 3]> {
     let used = world.memory.iter().filter(|line| line.counted_bytes + line.predicted_bytes > 0);
     used.map(|line| {
         let exact = |count: usize| format!("{} ({})", count, bytes(count as u64));
-        [line.category.to_owned(), exact(line.counted_bytes), exact(line.predicted_bytes)]
+        let of = if line.place == "host" { "on the host: " } else { "" };
+        [format!("{of}{}", line.category), exact(line.counted_bytes), exact(line.predicted_bytes)]
     })
     .collect()
 }

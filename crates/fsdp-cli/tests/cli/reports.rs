@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::support::{GPT2, Sandbox};
 
 /// Named configurations whose schedules are looked at: what `--set` says beyond the run file.
-const SCHEDULES: [(&str, &str); 4] = [
+const SCHEDULES: [(&str, &str); 5] = [
     ("schedule_plain", ""),
     (
         "schedule_hsdp_checkpointing_groups",
@@ -17,6 +17,10 @@ const SCHEDULES: [(&str, &str); 4] = [
     (
         "schedule_unsharded_accumulation",
         "--set fsdp.accumulation=unsharded --set fsdp.param_dtype=bf16 --set train.grad_clip=1.0",
+    ),
+    (
+        "schedule_offload_selective",
+        "--set fsdp.offload=cpu --set fsdp.activation_checkpointing=selective --set fsdp.param_dtype=bf16",
     ),
     (
         "schedule_frozen_evaluation",

@@ -58,7 +58,7 @@ struct Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
-        usage.live_bytes[self.category as usize] -= self.bytes;
+        usage.device.live_bytes[self.category as usize] -= self.bytes;
     }
 }
 
@@ -175,7 +175,7 @@ impl Memory for PlainMemory {
         let bytes = len * dtype.size_bytes();
         let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
         usage.allocations += 1;
-        usage.live_bytes[category as usize] += bytes;
+        usage.device.live_bytes[category as usize] += bytes;
         let counted = Counted { usage: self.usage.clone(), category, bytes };
         let storage = Storage::new(Data::poison(dtype, len), bytes, &self.resident);
         Ok(PlainBuffer { storage: Arc::new(storage), dtype, len, _counted: Arc::new(counted) })

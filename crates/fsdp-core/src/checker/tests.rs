@@ -1,5 +1,6 @@
 mod accesses;
 mod edit;
+mod offload;
 
 use std::collections::BTreeSet;
 
@@ -300,6 +301,12 @@ fn rejects_gradients_out_of_turn() {
     }
     let last = schedule.ops.iter().rposition(|op| matches!(op.kind, OpKind::Fold { .. })).unwrap();
     assert_rejected(&built, &without(&schedule, last), |violation| {
+        matches!(violation, Violation::NoTotal { .. })
+    });
+    let built = Setup::plain(Sketch::plain(1)).build();
+    let schedule = built.step();
+    let last = schedule.ops.iter().rposition(|op| matches!(op.kind, OpKind::Fold { .. })).unwrap();
+    assert_rejected(&built, &without(&schedule, last), |violation| {
         matches!(violation, Violation::LeftOver { what: "holding a reduced gradient", .. })
     });
 }
@@ -315,7 +322,8 @@ fn rejects_a_gradient_that_keeps_its_slot() {
     });
     let open = OpKind::OpenGradient { unit: 1, slot: slot.unwrap() };
     let mut open = with(&schedule, at + 1, open);
-    let reduce = open.ops.iter().position(|op| matches!(op.kind, OpKind::ReduceScatter { unit: 1 })).unwrap();
+    let reduce =
+        open.ops.iter().position(|op| matches!(op.kind, OpKind::ReduceScatter { unit: 1, .. })).unwrap();
     open.ops[at + 1].waits.push(OpId(reduce));
     assert_rejected(&built, &open, |violation| {
         matches!(violation, Violation::LeftOver { what: "holding a gradient slot", .. })

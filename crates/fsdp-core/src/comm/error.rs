@@ -29,6 +29,18 @@ pub enum CommError {
         /// The call of `peer`.
         expected: Fingerprint,
     },
+    /// Ranks were started differently.
+    #[error(
+        "{} would run another schedule, layout or configuration than {reference}: start every rank with the same \
+         program, run file and overrides",
+        join_ranks(ranks)
+    )]
+    Differs {
+        /// The ranks that differ from most.
+        ranks: Vec<Rank>,
+        /// The first rank of most.
+        reference: Rank,
+    },
     /// Another rank failed; nothing more can be communicated.
     #[error("{rank} failed: {reason}")]
     PeerFailed {

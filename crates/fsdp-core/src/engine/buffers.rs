@@ -3,10 +3,10 @@
 use super::Plan;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::ledger::extra_accumulators;
+use crate::ledger::{extra_accumulators, sharded_sets};
 use crate::memory::{Buffer, Category, Memory, SliceMut};
 use crate::rank::Queue;
-use crate::schedule::{Accumulation, AccumulationOrder, Reshard, Slot};
+use crate::schedule::{Accumulation, AccumulationOrder, Offload, Reshard, Schedule, Slot};
 use crate::state::{GradientState, ParamState};
 use crate::tree::Counter;
 use crate::update::{Piece, StateTensor, UpdateRule};
@@ -70,6 +70,17 @@ fn add_sets<M: Memory>(
     Ok(left)
 }
 
+/// Where a set of reduced gradients goes when its contents are given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Home {
+    /// To the free sets of its unit's sums.
+    Sums,
+    /// To a reduced slot.
+    Slot(usize),
+    /// To its unit's place in host memory.
+    Host,
+}
+
 /// The buffers and states of one unit on one rank.
 pub(super) struct UnitBuffers<B> {
     /// Master parameters, one per segment.
@@ -94,6 +105,10 @@ pub(super) struct UnitBuffers<B> {
     pub(super) incoming: Option<Vec<B>>,
     /// The total of the step, per trainable segment.
     pub(super) total: Option<Vec<B>>,
+    /// Where these go.
+    pub(super) home: Home,
+    /// Room for the total in host memory, while there is none in it; always `None` where totals stay.
+    pub(super) host_gradient: Option<Vec<B>>,
     pub(super) param_state: ParamState<Vec<B>>,
     pub(super) gradient_state: GradientState<Vec<B>>,
 }
@@ -146,13 +161,26 @@ impl<M: Memory> Allocator<'_, M> {
         lens.map(|len| self.memory.allocate(category, dtype, len)).collect()
     }
 
+    /// What a rank owns: where the policy says that it lives.
+    fn owned(
+        &self,
+        category: Category,
+        dtype: DType,
+        lens: impl Iterator<Item = usize>,
+    ) -> Result<Vec<M::Buffer>, Error> {
+        match self.plan.policy.offload {
+            Offload::None => self.set(category, dtype, lens),
+            Offload::Cpu => lens.map(|len| self.memory.allocate_host(category, dtype, len)).collect(),
+        }
+    }
+
     fn zeroed(
         &self,
         category: Category,
         dtype: DType,
         lens: impl Iterator<Item = usize>,
     ) -> Result<Vec<M::Buffer>, Error> {
-        let mut set = self.set(category, dtype, lens)?;
+        let mut set = self.owned(category, dtype, lens)?;
         for buffer in &mut set {
             self.memory.zero(Queue::Compute, SliceMut::whole(buffer))?;
         }
@@ -202,6 +230,13 @@ impl<M: Memory> Allocator<'_, M> {
             state_tensors.push(tensors);
         }
         let [sums, unsharded_sums] = self.sums(unit)?;
+        let gradient_lens = trainable.iter().map(|&segment| segments[segment].shard_len());
+        let host_gradient = match policy.offload {
+            Offload::None => None,
+            Offload::Cpu => {
+                Some(self.owned(Category::ShardedGradient, policy.reduce_dtype, gradient_lens)?)
+            }
+        };
         Ok(UnitBuffers {
             master,
             low,
@@ -214,6 +249,8 @@ impl<M: Memory> Allocator<'_, M> {
             unsharded_sums,
             incoming: None,
             total: None,
+            home: Home::Sums,
+            host_gradient,
             param_state: ParamState::default(),
             gradient_state: GradientState::default(),
         })
@@ -222,23 +259,42 @@ impl<M: Memory> Allocator<'_, M> {
     /// The sums of sharded and of unsharded gradients of one unit.
     fn sums(&self, unit: usize) -> Result<[Sums<M::Buffer>; 2], Error> {
         let Plan { layout, policy, step, .. } = self.plan;
-        let extra = extra_accumulators(policy, step.rounds);
         let dtype = policy.reduce_dtype;
         let trainable = || layout.units[unit].trainable_segments();
         let sharded = |category| self.set(category, dtype, trainable().map(|segment| segment.shard_len()));
-        let mut sharded_sets = vec![sharded(Category::ShardedGradient)?];
-        let mut unsharded_sets = Vec::new();
-        for _ in 0..extra {
-            match policy.accumulation {
-                Accumulation::Reduce => sharded_sets.push(sharded(Category::Accumulator)?),
-                Accumulation::Unsharded => {
-                    let lens = trainable().map(|segment| segment.unsharded_len());
-                    unsharded_sets.push(self.set(Category::Accumulator, dtype, lens)?);
-                }
-            }
-        }
+        let (lasting, accumulators) = sharded_sets(policy, step.rounds);
+        let categories = [(Category::ShardedGradient, lasting), (Category::Accumulator, accumulators)];
+        let of_kind = |(category, count)| (0..count).map(move |_| sharded(category));
+        let sharded = categories.into_iter().flat_map(of_kind).collect::<Result<Vec<_>, _>>()?;
+        let extra = match policy.accumulation {
+            Accumulation::Reduce => 0,
+            Accumulation::Unsharded => extra_accumulators(policy, step.rounds),
+        };
+        let unsharded = |_| {
+            let lens = trainable().map(|segment| segment.unsharded_len());
+            self.set(Category::Accumulator, dtype, lens)
+        };
+        let unsharded = (0..extra).map(unsharded).collect::<Result<Vec<_>, _>>()?;
         let order = policy.accumulation_order;
-        Ok([Sums::new(order, sharded_sets), Sums::new(order, unsharded_sets)])
+        Ok([Sums::new(order, sharded), Sums::new(order, unsharded)])
+    }
+}
+
+/// Which of the engine's slots the slots of a schedule are.
+pub(super) struct SlotMap {
+    /// Unsharded slots.
+    pub(super) unsharded: Vec<usize>,
+    /// Staging slots.
+    pub(super) staging: Vec<usize>,
+}
+
+impl SlotMap {
+    /// The slots of `schedule` among those of `step`, the schedule that the engine's slots were made for.
+    pub(super) fn new(step: &Schedule, schedule: &Schedule) -> Self {
+        Self {
+            unsharded: map_slots(&step.slots, &schedule.slots),
+            staging: map_slots(&step.staging_slots, &schedule.staging_slots),
+        }
     }
 }
 
@@ -246,7 +302,7 @@ impl<M: Memory> Allocator<'_, M> {
 ///
 /// # Panics
 /// When there is none: an evaluation needs no more slots than training.
-pub(super) fn map_slots(ours: &[Slot], theirs: &[Slot]) -> Vec<usize> {
+fn map_slots(ours: &[Slot], theirs: &[Slot]) -> Vec<usize> {
     let mut taken = vec![false; ours.len()];
     theirs
         .iter()

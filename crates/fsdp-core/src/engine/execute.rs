@@ -1,8 +1,11 @@
 //! What each operation does.
 
+mod gradients;
+
 use std::sync::Arc;
 
 use super::Engine;
+use super::buffers::{Home, SlotMap};
 use crate::comm::{Completed, Purpose};
 use crate::error::Error;
 use crate::memory::{Buffer, Memory, Slice, SliceMut, View};
@@ -13,14 +16,15 @@ use crate::update::{SegmentShard, StepScalars, UpdateRule};
 
 impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// Issues one operation whose waits are met.
-    pub(super) fn execute(&mut self, schedule: &Schedule, slots: &[usize], id: OpId) -> Result<(), Error> {
+    pub(super) fn execute(&mut self, schedule: &Schedule, slots: &SlotMap, id: OpId) -> Result<(), Error> {
         let memory = Arc::clone(&self.memory);
         let memory = &*memory;
         match schedule.op(id).kind {
             OpKind::BeginStep => self.begin_step(),
             OpKind::BeginMicroBatch { round } => self.program.begin(memory, round),
+            OpKind::Upload { unit, staging } => self.upload(unit, slots.staging[staging]),
             OpKind::AllGather { unit, slot, source, purpose } => {
-                self.all_gather(id, unit, slots[slot], source, purpose)
+                self.all_gather(id, unit, slots, slot, source, purpose)
             }
             OpKind::Forward { block, mode } => {
                 self.params.enter(block);
@@ -40,9 +44,10 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             OpKind::OpenGradient { unit, slot } => self.open_gradient(unit, slot),
             OpKind::CloseGradient { unit } => self.close_gradient(unit),
             OpKind::FoldUnsharded { unit, last } => self.fold_unsharded(unit, last),
-            OpKind::ReduceScatter { unit } => self.reduce_scatter(id, unit),
+            OpKind::ReduceScatter { unit, slot } => self.reduce_scatter(id, unit, slot),
             OpKind::Fold { unit, last } => self.fold(unit, last),
             OpKind::AllReduceReplicas { unit } => self.all_reduce_replicas(id, unit),
+            OpKind::Download { unit, .. } => self.download(unit),
             OpKind::SquareNorm { unit } => self.square_norm(unit),
             OpKind::ReduceScalars => self.scalars.reduce(memory, &mut self.comms.world, &mut self.program),
             OpKind::Statistics { unit, phase } => self.statistics(unit, phase),
@@ -55,18 +60,32 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     }
 
     /// Puts `queue` behind a collective, and its buffers where they belong; returns whether it was in flight.
-    pub(super) fn settle(&mut self, schedule: &Schedule, id: OpId, queue: Queue) -> Result<bool, Error> {
+    pub(super) fn settle(
+        &mut self,
+        schedule: &Schedule,
+        slots: &SlotMap,
+        id: OpId,
+        queue: Queue,
+    ) -> Result<bool, Error> {
         let Some(pending) = self.in_flight.remove(&id) else { return Ok(false) };
         let Completed { outputs, inputs } = pending.wait_on(&*self.memory, queue)?;
         match schedule.op(id).kind {
-            OpKind::AllGather { unit, .. } => self.arrived(unit, outputs)?,
-            OpKind::ReduceScatter { unit } => {
+            OpKind::AllGather { unit, source, .. } => {
+                if let Source::Staged(staging) = source {
+                    let staged = self.staging_slots[slots.staging[staging]].iter_mut();
+                    staged.for_each(|buffer| self.memory.release(queue, buffer));
+                }
+                self.arrived(unit, outputs)?;
+            }
+            OpKind::ReduceScatter { unit, slot: reduced } => {
                 let name = &self.plan.layout.units[unit].name;
                 let slot = self.units[unit].gradient_state.arrive(name)?;
                 self.gradient_slots[slot] = Some(inputs);
                 self.units[unit].incoming = Some(outputs);
+                self.units[unit].home = reduced.map_or(Home::Sums, Home::Slot);
             }
-            _ => self.units[unit_of(&schedule.op(id).kind)].total = Some(outputs),
+            OpKind::AllReduceReplicas { unit } => self.units[unit].total = Some(outputs),
+            _ => unreachable!("only all-gathers, reduce-scatters and all-reduces are in flight"),
         }
         self.events.insert(id, self.memory.record(queue));
         Ok(true)
@@ -74,11 +93,20 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
 
     /// Gives up the gradients of the step before.
     fn begin_step(&mut self) -> Result<(), Error> {
-        for buffers in &mut self.units {
-            if let Some(mut total) = buffers.total.take() {
-                total.iter_mut().for_each(|buffer| self.memory.release(Queue::Compute, buffer));
-                buffers.sums.free.push(total);
+        for unit in 0..self.units.len() {
+            if let Some(total) = self.units[unit].total.take() {
+                self.give_up(Queue::Compute, unit, total);
             }
+        }
+        Ok(())
+    }
+
+    fn upload(&mut self, unit: usize, staging: usize) -> Result<(), Error> {
+        let buffers = &mut self.units[unit];
+        buffers.param_state.upload(&self.plan.layout.units[unit].name, staging)?;
+        let shard = if buffers.low.is_empty() { &buffers.master } else { &buffers.low };
+        for (from, to) in shard.iter().zip(&mut self.staging_slots[staging]) {
+            self.memory.copy(Queue::HostCopy, Slice::whole(from), SliceMut::whole(to))?;
         }
         Ok(())
     }
@@ -87,18 +115,30 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         &mut self,
         id: OpId,
         unit: usize,
+        slots: &SlotMap,
         slot: usize,
         source: Source,
         purpose: Purpose,
     ) -> Result<(), Error> {
-        let buffers = &mut self.units[unit];
-        buffers.param_state.gather(&self.plan.layout.units[unit].name, slot)?;
-        let outputs = self.slots[slot].take().expect("the checker proved the slot free");
+        let (buffers, slot) = (&mut self.units[unit], slots.unsharded[slot]);
+        let name = &self.plan.layout.units[unit].name;
         let (comm, inputs) = match (source, &mut self.comms.sub_gather) {
-            (Source::SubShard, Some(comm)) => (comm, &buffers.sub_shards),
-            _ if buffers.low.is_empty() => (&mut self.comms.gather, &buffers.master),
-            _ => (&mut self.comms.gather, &buffers.low),
+            (Source::Staged(staging), _) => {
+                let staging = slots.staging[staging];
+                buffers.param_state.gather_staged(name, staging, slot)?;
+                (&mut self.comms.gather, &self.staging_slots[staging])
+            }
+            (Source::SubShard, Some(comm)) => {
+                buffers.param_state.gather(name, slot)?;
+                (comm, &buffers.sub_shards)
+            }
+            _ => {
+                buffers.param_state.gather(name, slot)?;
+                let shard = if buffers.low.is_empty() { &buffers.master } else { &buffers.low };
+                (&mut self.comms.gather, shard)
+            }
         };
+        let outputs = self.slots[slot].take().expect("the checker proved the slot free");
         let pending = comm.all_gather(&*self.memory, purpose, Some(unit), inputs.clone(), outputs)?;
         self.in_flight.insert(id, pending);
         Ok(())
@@ -142,83 +182,6 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         }
         self.slots[slot] = Some(buffers);
         Ok(())
-    }
-
-    fn open_gradient(&mut self, unit: usize, slot: usize) -> Result<(), Error> {
-        let layout = &self.plan.layout.units[unit];
-        self.units[unit].gradient_state.open(&layout.name, slot)?;
-        let mut buffers = self.gradient_slots[slot].take().expect("the checker proved the slot free");
-        for (segment, buffer) in layout.trainable_segments().zip(&mut buffers) {
-            for (offset, len) in segment.padding() {
-                self.memory.zero(Queue::Compute, SliceMut::new(buffer, offset, len))?;
-            }
-        }
-        let params = layout.trainable_segments().enumerate().flat_map(|(index, segment)| {
-            segment.params.iter().map(move |place| (place.param, index, place.offset, place.len))
-        });
-        self.gradients.open(unit, buffers, params);
-        Ok(())
-    }
-
-    fn close_gradient(&mut self, unit: usize) -> Result<(), Error> {
-        let name = &self.plan.layout.units[unit].name;
-        let Some(buffers) = self.gradients.close(&*self.memory, unit)? else {
-            let (state, event) = (self.units[unit].gradient_state.name(), "close gradient");
-            return Err(Error::Transition { unit: name.clone(), state, event });
-        };
-        self.units[unit].gradient_state.close(name, buffers)
-    }
-
-    fn fold_unsharded(&mut self, unit: usize, last: bool) -> Result<(), Error> {
-        let name = &self.plan.layout.units[unit].name;
-        let buffers = &mut self.units[unit];
-        let (slot, set) = buffers.gradient_state.fold(name)?;
-        buffers.unsharded_sums.push(&*self.memory, Queue::Compute, set)?;
-        if last {
-            let total = buffers.unsharded_sums.total(&*self.memory, Queue::Compute)?;
-            let total = total.expect("the total holds at least the last micro-batch");
-            return buffers.gradient_state.total(name, slot, total);
-        }
-        self.gradient_slots[slot] = buffers.unsharded_sums.free.pop();
-        Ok(())
-    }
-
-    fn reduce_scatter(&mut self, id: OpId, unit: usize) -> Result<(), Error> {
-        let buffers = &mut self.units[unit];
-        let inputs = buffers.gradient_state.reduce(&self.plan.layout.units[unit].name)?;
-        let outputs = buffers.sums.free.pop().expect("there is an accumulator for every partial sum");
-        let comm = &mut self.comms.reduce;
-        let pending = comm.reduce_scatter(&*self.memory, Purpose::Gradient, Some(unit), inputs, outputs)?;
-        self.in_flight.insert(id, pending);
-        Ok(())
-    }
-
-    fn fold(&mut self, unit: usize, last: bool) -> Result<(), Error> {
-        let buffers = &mut self.units[unit];
-        let name = &self.plan.layout.units[unit].name;
-        let Some(set) = buffers.incoming.take() else {
-            let (state, event) = (buffers.gradient_state.name(), "fold");
-            return Err(Error::Transition { unit: name.clone(), state, event });
-        };
-        buffers.sums.push(&*self.memory, Queue::Reduce, set)?;
-        if last {
-            buffers.total = buffers.sums.total(&*self.memory, Queue::Reduce)?;
-        }
-        Ok(())
-    }
-
-    fn all_reduce_replicas(&mut self, id: OpId, unit: usize) -> Result<(), Error> {
-        let set = self.take_total(unit, "all-reduce")?;
-        let comm = self.comms.replicate.as_mut().expect("a mesh with replicas has their communicator");
-        let pending = comm.all_reduce(&*self.memory, Purpose::Gradient, Some(unit), set)?;
-        self.in_flight.insert(id, pending);
-        Ok(())
-    }
-
-    fn take_total(&mut self, unit: usize, event: &'static str) -> Result<Vec<M::Buffer>, Error> {
-        let unit_name = || self.plan.layout.units[unit].name.clone();
-        let state = self.units[unit].gradient_state.name();
-        self.units[unit].total.take().ok_or_else(|| Error::Transition { unit: unit_name(), state, event })
     }
 
     /// Adds to the squared norm. Replicas hold equal gradients: those of the first one count.
@@ -292,12 +255,5 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             self.memory.copy(Queue::Compute, Slice::whole(master), SliceMut::whole(low))?;
         }
         Ok(())
-    }
-}
-
-fn unit_of(kind: &OpKind) -> usize {
-    match *kind {
-        OpKind::AllReduceReplicas { unit } => unit,
-        _ => unreachable!("only all-gathers, reduce-scatters and all-reduces are in flight"),
     }
 }

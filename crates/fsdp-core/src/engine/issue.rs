@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use super::Engine;
+use super::buffers::SlotMap;
 use crate::error::Error;
 use crate::memory::Memory;
 use crate::program::Program;
@@ -97,11 +98,11 @@ impl<'a> Frontier<'a> {
 }
 
 impl<M: Memory, P: Program<M>> Engine<M, P> {
-    /// Issues all operations of a schedule; `slots` says which slot of the engine each slot of the schedule is.
+    /// Issues all operations of a schedule; `slots` says which of the engine's slots its slots are.
     pub(super) fn run(
         &mut self,
         schedule: &Schedule,
-        slots: &[usize],
+        slots: &SlotMap,
         order: &mut dyn IssueOrder,
         observer: &mut dyn Observer,
     ) -> Result<(), Error> {
@@ -115,7 +116,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             let op = schedule.op(id);
             let queue = op.kind.queue();
             for &earlier in op.waits.iter().chain(&op.joins) {
-                if self.settle(schedule, earlier, queue)? {
+                if self.settle(schedule, slots, earlier, queue)? {
                     observer.end(earlier, &schedule.op(earlier).kind);
                 }
             }

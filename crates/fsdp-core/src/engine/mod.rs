@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use crate::checker;
 use crate::comm::{Comm, Pending, Traffic};
+use crate::digest::Digest;
 use crate::error::Error;
 use crate::layout::Layout;
 use crate::memory::{Category, HostSlice, Memory, SliceMut};
@@ -27,7 +28,7 @@ use crate::rank::{Mesh, Queue, Rank};
 use crate::schedule::{Compiler, OpId, Policy, Reshard, Schedule, compile_evaluation, compile_step};
 use crate::update::{Piece, StatePiece, StateTensor, UpdateRule};
 
-use buffers::UnitBuffers;
+use buffers::{SlotMap, UnitBuffers};
 
 /// The communicators of one rank.
 pub struct Comms<M: Memory> {
@@ -45,17 +46,20 @@ pub struct Comms<M: Memory> {
 
 impl<M: Memory> Comms<M> {
     /// Cuts the communicators of a mesh out of two communicators of the whole world: gathers and reductions
-    /// get one each, so that they do not wait for each other.
+    /// get one each, so that they do not wait for each other. Before that, all ranks compare `digest`, which
+    /// stands for everything that must be the same on all of them.
     ///
     /// # Errors
-    /// [`Error::Comm`].
+    /// [`Error::Comm`]; [`CommError::Differs`](crate::comm::CommError::Differs) when a rank was started differently.
     pub fn connect(
         memory: &M,
         mut gathers: Comm<M>,
         mut reductions: Comm<M>,
         mesh: Mesh,
         policy: &Policy,
+        digest: Digest,
     ) -> Result<Self, Error> {
+        gathers.agree(memory, digest)?;
         let rank = gathers.world_rank();
         let (replica, shard) = (mesh.replica_of(rank), mesh.shard_of(rank));
         let sub_gather = match policy.reshard_after_forward {
@@ -144,6 +148,8 @@ pub struct Engine<M: Memory, P: Program<M>> {
     units: Vec<UnitBuffers<M::Buffer>>,
     slots: Vec<Option<Vec<M::Buffer>>>,
     gradient_slots: Vec<Option<Vec<M::Buffer>>>,
+    staging_slots: Vec<Vec<M::Buffer>>,
+    reduced_slots: Vec<Option<Vec<M::Buffer>>>,
     params: Params<M::Buffer>,
     gradients: Gradients<M::Buffer>,
     in_flight: BTreeMap<OpId, Pending<M>>,
@@ -171,6 +177,10 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         let slots = allocator.slots(&plan.step.slots, Category::Unsharded, plan.policy.param_dtype)?;
         let gradient_slots =
             allocator.slots(&plan.step.gradient_slots, Category::GradientSlot, plan.policy.reduce_dtype)?;
+        let staging_slots =
+            allocator.slots(&plan.step.staging_slots, Category::HostStaging, plan.policy.param_dtype)?;
+        let reduced_slots =
+            allocator.slots(&plan.step.reduced_slots, Category::HostStaging, plan.policy.reduce_dtype)?;
         let scalars = scalars::Scalars::new(&*memory, &*rule)?;
         Ok(Self {
             memory,
@@ -182,6 +192,8 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             units,
             slots,
             gradient_slots,
+            staging_slots: staging_slots.into_iter().flatten().collect(),
+            reduced_slots,
             params: Params::default(),
             gradients: Gradients::default(),
             in_flight: BTreeMap::new(),
@@ -287,16 +299,18 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     ) -> Result<(), Error> {
         let plan = Arc::clone(&self.plan);
         self.scalars.begin(&*self.memory, Some(input), input.stop)?;
-        let slots: Vec<usize> = (0..plan.step.slots.len()).collect();
+        let slots = SlotMap::new(&plan.step, &plan.step);
         self.run_or_abort(&plan.step, &slots, order, observer)
     }
 
     /// The report of the oldest step whose report was not read, if there is one; waits until it is there.
     ///
     /// # Errors
-    /// Those of the memory.
+    /// Those of the memory; [`Error::Comm`] when a collective was cut off before the report was read.
     pub fn report(&mut self) -> Result<Option<StepReport>, Error> {
-        self.scalars.report(&*self.memory)
+        let report = self.scalars.report(&*self.memory)?;
+        self.comms.world.check()?;
+        Ok(report)
     }
 
     /// Runs the evaluation schedule; the report has the loss and the count of targets only.
@@ -316,7 +330,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         let schedule = plan.evaluation.as_ref().expect("the plan was made with evaluation rounds");
         assert!(self.scalars.is_read(), "the reports of all steps are read before an evaluation");
         self.scalars.begin(&*self.memory, None, stop)?;
-        let slots = buffers::map_slots(&plan.step.slots, &schedule.slots);
+        let slots = SlotMap::new(&plan.step, schedule);
         self.run_or_abort(schedule, &slots, order, observer)?;
         Ok(self.report()?.expect("an evaluation was just issued"))
     }
@@ -327,14 +341,15 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// # Errors
     /// [`Error::Comm`].
     pub fn meet(&mut self) -> Result<(), Error> {
-        self.scalars.meet(&*self.memory, &mut self.comms.world)
+        self.scalars.meet(&*self.memory, &mut self.comms.world)?;
+        self.comms.world.check()
     }
 
     /// Runs a schedule; when it fails, tells the other ranks why before the collectives in flight are dropped.
     fn run_or_abort(
         &mut self,
         schedule: &Schedule,
-        slots: &[usize],
+        slots: &SlotMap,
         order: &mut dyn IssueOrder,
         observer: &mut dyn Observer,
     ) -> Result<(), Error> {

@@ -7,9 +7,11 @@ use crate::testing::{Built, Setup, setups};
 /// Counts allocations one by one, as a memory does, and knows nothing of schedules.
 #[derive(Default)]
 struct Counter {
-    live: [usize; 9],
-    peak: [usize; 9],
+    live: [usize; Category::COUNT],
+    peak: [usize; Category::COUNT],
     total_peak: usize,
+    /// In host memory; nothing there is ever freed.
+    host: [usize; Category::COUNT],
 }
 
 impl Counter {
@@ -17,6 +19,13 @@ impl Counter {
         self.live[category as usize] += bytes;
         self.peak[category as usize] = self.peak[category as usize].max(self.live[category as usize]);
         self.total_peak = self.total_peak.max(self.live.iter().sum());
+    }
+
+    fn own(&mut self, on_host: bool, category: Category, bytes: usize) {
+        match on_host {
+            true => self.host[category as usize] += bytes,
+            false => self.allocate(category, bytes),
+        }
     }
 
     fn free(&mut self, category: Category, bytes: usize) {
@@ -71,21 +80,24 @@ fn footprints() -> impl Strategy<Value = Vec<CallFootprint>> {
 fn allocate_static(counter: &mut Counter, built: &Built, schedule: &Schedule, optimizer: &[usize]) {
     let policy = &built.policy;
     let (param, reduce) = (policy.param_dtype.size_bytes(), policy.reduce_dtype.size_bytes());
+    let offloads = policy.offload == Offload::Cpu;
     for (slots, category, bytes) in [
         (&schedule.slots, Category::Unsharded, param),
         (&schedule.gradient_slots, Category::GradientSlot, reduce),
+        (&schedule.staging_slots, Category::HostStaging, param),
+        (&schedule.reduced_slots, Category::HostStaging, reduce),
     ] {
         slots.iter().flat_map(|slot| &slot.lens).for_each(|len| counter.allocate(category, len * bytes));
     }
     for (unit, layout) in built.layout.units.iter().enumerate() {
-        counter.allocate(Category::OptimizerState, optimizer[unit]);
+        counter.own(offloads, Category::OptimizerState, optimizer[unit]);
         for segment in &layout.segments {
             let own = segment.rows_per_rank * segment.row_len;
             let whole = own * built.mesh.shards();
             let master = if policy.param_dtype == DType::F64 { 8 } else { 4 };
-            counter.allocate(Category::ParameterShard, own * master);
+            counter.own(offloads, Category::ParameterShard, own * master);
             if policy.param_dtype == DType::Bf16 {
-                counter.allocate(Category::ParameterShard, own * 2);
+                counter.own(offloads, Category::ParameterShard, own * 2);
             }
             if let (Reshard::ToGroup(n), true) =
                 (policy.reshard_after_forward, schedule.keeps_sub_shard[unit])
@@ -95,13 +107,16 @@ fn allocate_static(counter: &mut Counter, built: &Built, schedule: &Schedule, op
             if !segment.trainable {
                 continue;
             }
-            counter.allocate(Category::ShardedGradient, own * reduce);
+            counter.own(offloads, Category::ShardedGradient, own * reduce);
             let sums = match (policy.accumulation_order, schedule.rounds) {
                 (AccumulationOrder::Tree, rounds) => (1..=rounds).filter(|n| n.is_power_of_two()).count() - 1,
                 (AccumulationOrder::Running, 2..) => 1,
                 (AccumulationOrder::Running, _) => 0,
             };
-            let each = if policy.accumulation == Accumulation::Reduce { own } else { whole };
+            let is_sharded = policy.accumulation == Accumulation::Reduce;
+            let each = if is_sharded { own } else { whole };
+            // What a round brings needs room on the device besides, if it is added to something there.
+            let sums = if offloads && is_sharded && schedule.rounds > 1 { sums + 1 } else { sums };
             (0..sums).for_each(|_| counter.allocate(Category::Accumulator, each * reduce));
         }
     }
@@ -150,9 +165,12 @@ proptest! {
             counter.allocate(Category::CommStaging, 8 * 3);
             statistics.iter().for_each(|len| counter.allocate(Category::CommStaging, 8 * len));
             walk(&mut counter, schedule.rounds, &calls, data_bytes);
-            prop_assert_eq!(usage.live_bytes, counter.live);
-            prop_assert_eq!(usage.peak_bytes, counter.peak);
-            prop_assert_eq!(usage.total_peak_bytes, counter.total_peak);
+            prop_assert_eq!(usage.device.live_bytes, counter.live);
+            prop_assert_eq!(usage.device.peak_bytes, counter.peak);
+            prop_assert_eq!(usage.device.total_peak_bytes, counter.total_peak);
+            prop_assert_eq!(usage.host.live_bytes, counter.host);
+            prop_assert_eq!(usage.host.peak_bytes, counter.host);
+            prop_assert_eq!(usage.host.total_peak_bytes, counter.host.iter().sum::<usize>());
         }
     }
 

@@ -4,18 +4,27 @@
 //! them: all-gathers at their issue points, resharding after last uses, gradient slots from the first write
 //! to the last, and reductions. The sharded result of a reduction is folded one unit later, so that the host
 //! does not wait for a reduce-scatter that it just issued.
+//!
+//! Under CPU offload a shard is uploaded into a staging slot where its all-gather is issued, and the slot is free
+//! again where the unit is first used: there the all-gather is complete anyway. The total of a step is downloaded
+//! where it is complete. Sums over micro-batches stay on the device until then; if there is nothing to sum,
+//! reduced gradients only pass through slots.
+
+mod gradients;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::emit::Emitter;
-use super::policy::{Accumulation, Policy};
+use super::policy::{Offload, Policy};
 use super::residency::{Residency, Step, evaluation_steps, issue_points, residencies, training_steps};
-use super::{OpKind, Schedule, SectionKind, Slot, Tenancy};
+use super::{OpKind, Schedule, SectionKind, Slot, Source, Tenancy};
 use crate::checker::Violation;
 use crate::error::Error;
 use crate::layout::Layout;
 use crate::model::ModelSpec;
 use crate::rank::Mesh;
+
+use gradients::Reduction;
 
 /// What schedules are compiled from.
 #[derive(Clone, Copy, Debug)]
@@ -97,9 +106,15 @@ struct Build<'a> {
     emit: Emitter<'a>,
     slots: SlotTable,
     gradients: SlotTable,
+    staging: SlotTable,
+    reduced: SlotTable,
     resident: BTreeMap<usize, usize>,
-    /// A reduced unit whose result is not folded yet, and the gradient slot that it may still use.
-    unfolded: Option<(usize, usize)>,
+    /// Staging slots of units that are not used yet.
+    staged: BTreeMap<usize, usize>,
+    /// A reduced unit whose result is not folded yet, and the slots that it may still use.
+    unfolded: Option<Reduction>,
+    /// A unit whose sum over replicas was issued last, and which is downloaded behind it.
+    unfetched: Option<Reduction>,
 }
 
 impl<'a> Build<'a> {
@@ -124,8 +139,12 @@ impl<'a> Build<'a> {
             emit,
             slots: SlotTable::default(),
             gradients: SlotTable::default(),
+            staging: SlotTable::default(),
+            reduced: SlotTable::default(),
             resident: BTreeMap::new(),
+            staged: BTreeMap::new(),
             unfolded: None,
+            unfetched: None,
         }
     }
 
@@ -139,6 +158,8 @@ impl<'a> Build<'a> {
             sections: self.emit.sections,
             slots: self.slots.slots,
             gradient_slots: self.gradients.slots,
+            staging_slots: self.staging.slots,
+            reduced_slots: self.reduced.slots,
             rounds,
             keeps_sub_shard,
         }
@@ -183,6 +204,12 @@ impl<'a> Build<'a> {
                 }
             }
             self.push(self.steps[at].kind)?;
+            let steps = self.steps;
+            for &unit in &steps[at].units {
+                if let Some(staging) = self.staged.remove(&unit) {
+                    self.staging.give_back(staging);
+                }
+            }
             for stay in 0..self.stays.len() {
                 if self.stays[stay].to == at {
                     self.reshard(stay)?;
@@ -194,16 +221,28 @@ impl<'a> Build<'a> {
                 }
             }
         }
-        self.fold(round)
+        self.fold(round)?;
+        self.fetch()
     }
 
     fn gather(&mut self, stay: usize) -> Result<(), Violation> {
-        let Residency { unit, source, purpose, .. } = self.stays[stay];
-        let lens: Vec<usize> =
-            self.compiler.layout.units[unit].segments.iter().map(|segment| segment.unsharded_len()).collect();
+        let Residency { unit, mut source, purpose, .. } = self.stays[stay];
+        let segments = &self.compiler.layout.units[unit].segments;
+        let lens: Vec<usize> = segments.iter().map(|segment| segment.unsharded_len()).collect();
+        if (self.offload(), source) == (Offload::Cpu, Source::Shard) {
+            let lens: Vec<usize> = segments.iter().map(|segment| segment.shard_len()).collect();
+            let staging = self.staging.take(&lens);
+            self.staged.insert(unit, staging);
+            self.push(OpKind::Upload { unit, staging })?;
+            source = Source::Staged(staging);
+        }
         let slot = self.slots.take(&lens);
         self.resident.insert(unit, slot);
         self.push(OpKind::AllGather { unit, slot, source, purpose })
+    }
+
+    fn offload(&self) -> Offload {
+        self.compiler.policy.offload
     }
 
     fn reshard(&mut self, stay: usize) -> Result<(), Violation> {
@@ -214,44 +253,6 @@ impl<'a> Build<'a> {
         self.push(OpKind::Reshard { unit })?;
         if let Some(slot) = self.resident.remove(&unit) {
             self.slots.give_back(slot);
-        }
-        Ok(())
-    }
-
-    fn open_gradient(&mut self, unit: usize) -> Result<(), Violation> {
-        let trainable = self.compiler.layout.units[unit].trainable_segments();
-        let lens: Vec<usize> = trainable.map(|segment| segment.unsharded_len()).collect();
-        let slot = self.gradients.take(&lens);
-        self.push(OpKind::OpenGradient { unit, slot })
-    }
-
-    /// What happens to the complete gradient of one micro-batch.
-    fn close_gradient(&mut self, unit: usize, round: usize) -> Result<(), Violation> {
-        let policy = self.compiler.policy;
-        let last = round + 1 == self.rounds;
-        self.push(OpKind::CloseGradient { unit })?;
-        let slot = self.emit.tenancy.gradient_slot(unit).expect("a closed gradient has a slot");
-        if policy.accumulation == Accumulation::Unsharded && self.rounds > 1 {
-            self.push(OpKind::FoldUnsharded { unit, last })?;
-            if !last {
-                self.gradients.give_back(slot);
-                return Ok(());
-            }
-        }
-        self.push(OpKind::ReduceScatter { unit })?;
-        self.fold(round)?;
-        self.unfolded = Some((unit, slot));
-        Ok(())
-    }
-
-    /// Folds the unit whose reduction was issued before the present one.
-    fn fold(&mut self, round: usize) -> Result<(), Violation> {
-        let Some((unit, slot)) = self.unfolded.take() else { return Ok(()) };
-        let last = round + 1 == self.rounds;
-        self.push(OpKind::Fold { unit, last })?;
-        self.gradients.give_back(slot);
-        if last && self.compiler.mesh.replicas() > 1 {
-            self.push(OpKind::AllReduceReplicas { unit })?;
         }
         Ok(())
     }

@@ -39,8 +39,12 @@ impl Schedule {
 
     fn line(&self, index: usize, spec: &ModelSpec, layout: &Layout) -> String {
         let op = &self.ops[index];
-        let mut line =
-            format!("{index:>5}  {:<8} {}", op.kind.queue().name(), describe(&op.kind, spec, layout));
+        let queue_width = self.ops.iter().map(|op| op.kind.queue().name().len()).fold(8, usize::max);
+        let mut line = format!(
+            "{index:>5}  {:<queue_width$} {}",
+            op.kind.queue().name(),
+            describe(&op.kind, spec, layout)
+        );
         if !op.waits.is_empty() {
             let waits: Vec<String> = op.waits.iter().map(|wait| wait.0.to_string()).collect();
             let _ = write!(line, "  (after {})", waits.join(", "));
@@ -73,9 +77,20 @@ pub(crate) fn describe(kind: &OpKind, spec: &ModelSpec, layout: &Layout) -> Stri
     match *kind {
         OpKind::BeginMicroBatch { round } => format!("{name} {round}"),
         OpKind::AllGather { unit, slot, source, purpose } => {
-            let from = if source == Source::SubShard { " from sub-shard" } else { "" };
+            let from = match source {
+                Source::Shard => String::new(),
+                Source::SubShard => " from sub-shard".into(),
+                Source::Staged(staging) => format!(" from staging slot {staging}"),
+            };
             let pass = if purpose == Purpose::Backward { "backward" } else { "forward" };
             format!("{name} {} -> slot {slot}{from}, for {pass}", unit_name(unit))
+        }
+        OpKind::Upload { unit, staging } => format!("{name} {} -> staging slot {staging}", unit_name(unit)),
+        OpKind::ReduceScatter { unit, slot: Some(slot) } => {
+            format!("{name} {} -> reduced slot {slot}", unit_name(unit))
+        }
+        OpKind::Download { unit, slot: Some(slot) } => {
+            format!("{name} {} from reduced slot {slot}", unit_name(unit))
         }
         OpKind::Forward { block, mode } => {
             let note = match mode {
@@ -94,7 +109,8 @@ pub(crate) fn describe(kind: &OpKind, spec: &ModelSpec, layout: &Layout) -> Stri
         OpKind::KeepSubShard { unit }
         | OpKind::Reshard { unit }
         | OpKind::CloseGradient { unit }
-        | OpKind::ReduceScatter { unit }
+        | OpKind::ReduceScatter { unit, slot: None }
+        | OpKind::Download { unit, slot: None }
         | OpKind::AllReduceReplicas { unit }
         | OpKind::SquareNorm { unit }
         | OpKind::Update { unit }

@@ -17,7 +17,7 @@ mod tenancy;
 
 pub use compile::{Compiler, compile_evaluation, compile_step};
 pub use order::micro_batch_index;
-pub use policy::{Accumulation, AccumulationOrder, Checkpointing, Policy, Reshard};
+pub use policy::{Accumulation, AccumulationOrder, Checkpointing, Offload, Policy, Reshard};
 pub use tenancy::{Access, Resource, Tenancy};
 
 use crate::comm::Purpose;
@@ -36,6 +36,8 @@ pub enum Source {
     Shard,
     /// The larger part kept after forward; the group is the sub-group of `reshard_after_forward = n`.
     SubShard,
+    /// A copy of the shard that was uploaded into this staging slot; the group is the whole shard axis.
+    Staged(usize),
 }
 
 /// What an operation does. Units, slots and phases are indices.
@@ -47,6 +49,13 @@ pub enum OpKind {
     BeginMicroBatch {
         /// Number of the micro-batch on this rank.
         round: usize,
+    },
+    /// Copies a unit's shard from host memory into a staging slot, to be gathered from there.
+    Upload {
+        /// The unit.
+        unit: usize,
+        /// The staging slot.
+        staging: usize,
     },
     /// Gathers a unit into an unsharded slot.
     AllGather {
@@ -112,6 +121,8 @@ pub enum OpKind {
     ReduceScatter {
         /// The unit.
         unit: usize,
+        /// The reduced slot that takes the part; `None`: an accumulator of the unit's own.
+        slot: Option<usize>,
     },
     /// Adds what the reduce-scatter brought into the unit's sums; after the last one the total stands in the
     /// sharded gradient.
@@ -125,6 +136,13 @@ pub enum OpKind {
     AllReduceReplicas {
         /// The unit.
         unit: usize,
+    },
+    /// Moves the total of the step to host memory, and gives up what held it on the device.
+    Download {
+        /// The unit.
+        unit: usize,
+        /// The reduced slot that holds it; `None`: an accumulator of the unit's own.
+        slot: Option<usize>,
     },
     /// Adds the squares of the sharded gradient to the scalars.
     SquareNorm {
@@ -162,6 +180,7 @@ impl OpKind {
     pub const fn queue(&self) -> Queue {
         match self {
             OpKind::AllGather { .. } => Queue::Gather,
+            OpKind::Upload { .. } | OpKind::Download { .. } => Queue::HostCopy,
             OpKind::ReduceScatter { .. }
             | OpKind::Fold { .. }
             | OpKind::AllReduceReplicas { .. }
@@ -184,6 +203,7 @@ impl OpKind {
         match self {
             OpKind::BeginStep => "begin step",
             OpKind::BeginMicroBatch { .. } => "begin micro-batch",
+            OpKind::Upload { .. } => "upload",
             OpKind::AllGather { .. } => "all-gather",
             OpKind::Forward { mode: ForwardMode::Recompute, .. } => "recompute",
             OpKind::Forward { .. } => "forward",
@@ -198,6 +218,7 @@ impl OpKind {
             OpKind::ReduceScatter { .. } => "reduce-scatter",
             OpKind::Fold { .. } => "fold",
             OpKind::AllReduceReplicas { .. } => "all-reduce replicas",
+            OpKind::Download { .. } => "download",
             OpKind::SquareNorm { .. } => "square norm",
             OpKind::ReduceScalars => "all-reduce scalars",
             OpKind::Statistics { .. } => "statistics",
@@ -242,7 +263,7 @@ pub struct Section {
     pub end: usize,
 }
 
-/// Storage for one unsharded unit or one unreduced gradient: one buffer per segment.
+/// Storage that units take in turn: one buffer per segment, or per trainable segment where it holds gradients.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Slot {
     /// Elements of each buffer. Units with the same lengths share slots.
@@ -260,6 +281,10 @@ pub struct Schedule {
     pub slots: Vec<Slot>,
     /// Gradient slots.
     pub gradient_slots: Vec<Slot>,
+    /// Staging slots: shards on their way from host memory.
+    pub staging_slots: Vec<Slot>,
+    /// Reduced slots: reduced gradients on their way to host memory.
+    pub reduced_slots: Vec<Slot>,
     /// Micro-batches per rank.
     pub rounds: usize,
     /// For every unit, whether a sub-shard is kept after forward.

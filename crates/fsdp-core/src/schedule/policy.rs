@@ -58,6 +58,15 @@ impl Checkpointing {
     }
 }
 
+/// Where parameter shards, reduced gradients and optimizer state live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Offload {
+    /// In the device's memory.
+    None,
+    /// In host memory, where the update happens. Shards are uploaded before they are gathered.
+    Cpu,
+}
+
 /// All policies of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Policy {
@@ -77,6 +86,8 @@ pub struct Policy {
     pub reduce_dtype: DType,
     /// What forward keeps.
     pub checkpointing: Checkpointing,
+    /// Where what is sharded lives.
+    pub offload: Offload,
 }
 
 impl Default for Policy {
@@ -90,6 +101,7 @@ impl Default for Policy {
             param_dtype: DType::F32,
             reduce_dtype: DType::F32,
             checkpointing: Checkpointing::None,
+            offload: Offload::None,
         }
     }
 }

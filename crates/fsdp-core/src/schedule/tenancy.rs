@@ -4,6 +4,8 @@
 //! slot. From that follows what each operation reads and writes, which is what waits are derived from (by the
 //! compiler) and proven against (by the checker).
 
+mod gradients;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{OpKind, Source};
@@ -22,6 +24,10 @@ pub enum Resource {
     Slot(usize),
     /// A gradient slot.
     GradientSlot(usize),
+    /// A staging slot.
+    StagingSlot(usize),
+    /// A reduced slot.
+    ReducedSlot(usize),
     /// The stay of a unit in its slot, whichever slot that is: one ends before the next begins.
     Stay(usize),
     /// The stay of a unit's gradient in its slot, whichever slot that is.
@@ -71,8 +77,14 @@ pub struct Tenancy<'a> {
     slots: BTreeMap<usize, usize>,
     gradients: BTreeMap<usize, Gradient>,
     sub_shards: Vec<bool>,
+    /// Staging slots of units that are uploaded and not gathered yet.
+    staged: BTreeMap<usize, usize>,
     /// Units whose reduce-scatter is not folded yet.
     incoming: BTreeSet<usize>,
+    /// Reduced slots of units whose gradient is not downloaded yet.
+    reduced: BTreeMap<usize, usize>,
+    /// Units whose total is on the device.
+    totals: BTreeSet<usize>,
 }
 
 impl<'a> Tenancy<'a> {
@@ -84,13 +96,26 @@ impl<'a> Tenancy<'a> {
             slots: BTreeMap::new(),
             gradients: BTreeMap::new(),
             sub_shards: vec![false; layout.units.len()],
+            staged: BTreeMap::new(),
             incoming: BTreeSet::new(),
+            reduced: BTreeMap::new(),
+            totals: BTreeSet::new(),
         }
     }
 
     /// The units that are unsharded (or being gathered) now.
     pub fn resident(&self) -> impl Iterator<Item = usize> + '_ {
         self.slots.keys().copied()
+    }
+
+    /// The units that are uploaded and not gathered yet.
+    pub fn staged(&self) -> impl Iterator<Item = usize> + '_ {
+        self.staged.keys().copied()
+    }
+
+    /// The units whose reduced gradient holds a slot.
+    pub fn reduced(&self) -> impl Iterator<Item = usize> + '_ {
+        self.reduced.keys().copied()
     }
 
     /// The units whose gradient slot is taken now.
@@ -120,6 +145,7 @@ impl<'a> Tenancy<'a> {
                 units.flat_map(|u| [write(Resource::Shard(u)), write(Resource::ShardedGradient(u))]).collect()
             }
             OpKind::BeginMicroBatch { .. } => Vec::new(),
+            OpKind::Upload { unit, staging } => self.upload(unit, staging)?,
             OpKind::AllGather { unit, slot, source, .. } => self.gather(unit, slot, source)?,
             OpKind::Forward { block, .. } => self.compute(block, false)?,
             OpKind::Finish { block, backward } => {
@@ -133,9 +159,13 @@ impl<'a> Tenancy<'a> {
             OpKind::OpenGradient { unit, slot } => self.open_gradient(unit, slot)?,
             OpKind::CloseGradient { unit } => self.close_gradient(unit)?,
             OpKind::FoldUnsharded { unit, last } => self.fold_unsharded(unit, last)?,
-            OpKind::ReduceScatter { unit } => self.reduce_scatter(unit)?,
-            OpKind::Fold { unit, .. } => self.fold(unit)?,
-            OpKind::AllReduceReplicas { unit } => vec![write(Resource::ShardedGradient(unit))],
+            OpKind::ReduceScatter { unit, slot } => self.reduce_scatter(unit, slot)?,
+            OpKind::Fold { unit, last } => self.fold(unit, last)?,
+            OpKind::AllReduceReplicas { unit } => {
+                self.total(unit)?;
+                vec![write(Resource::ShardedGradient(unit))]
+            }
+            OpKind::Download { unit, slot } => self.download(unit, slot)?,
             OpKind::SquareNorm { unit } => {
                 vec![read(Resource::ShardedGradient(unit)), write(Resource::Scalars)]
             }
@@ -151,11 +181,14 @@ impl<'a> Tenancy<'a> {
                 accesses
             }
             OpKind::ReduceStatistics { phase } => vec![write(Resource::Statistics(phase))],
-            OpKind::Update { unit } => vec![
-                read(Resource::ShardedGradient(unit)),
-                read(Resource::Scalars),
-                write(Resource::Shard(unit)),
-            ],
+            OpKind::Update { unit } => {
+                self.totals.remove(&unit);
+                vec![
+                    read(Resource::ShardedGradient(unit)),
+                    read(Resource::Scalars),
+                    write(Resource::Shard(unit)),
+                ]
+            }
             OpKind::Cast { unit } => vec![write(Resource::Shard(unit))],
         })
     }
@@ -174,18 +207,16 @@ impl<'a> Tenancy<'a> {
         self.slots.get(&unit).copied().ok_or_else(|| Violation::NotUnsharded { unit: self.name(unit).into() })
     }
 
-    fn open_slot(&self, unit: usize) -> Result<usize, Violation> {
-        match self.gradients.get(&unit) {
-            Some(&Gradient { slot, closed: false }) => Ok(slot),
-            _ => Err(Violation::GradientNotOpen { unit: self.name(unit).into() }),
+    fn upload(&mut self, unit: usize, staging: usize) -> Result<Vec<Access>, Violation> {
+        if let Some((&tenant, _)) =
+            self.staged.iter().find(|&(&tenant, &taken)| taken == staging || tenant == unit)
+        {
+            let (unit, tenant) = (self.name(unit).into(), self.name(tenant).into());
+            return Err(Violation::SlotTaken { slot: staging, unit, tenant });
         }
-    }
-
-    fn closed_slot(&self, unit: usize) -> Result<usize, Violation> {
-        match self.gradients.get(&unit) {
-            Some(&Gradient { slot, closed: true }) => Ok(slot),
-            _ => Err(Violation::GradientNotClosed { unit: self.name(unit).into() }),
-        }
+        self.staged.insert(unit, staging);
+        let (staging, stay) = (Resource::StagingSlot(staging), Resource::Stay(unit));
+        Ok(vec![read(Resource::Shard(unit)), write(stay), write(staging)])
     }
 
     fn gather(&mut self, unit: usize, slot: usize, source: Source) -> Result<Vec<Access>, Violation> {
@@ -201,6 +232,12 @@ impl<'a> Tenancy<'a> {
                 return Err(Violation::NoSubShard { unit: self.name(unit).into() });
             }
             Source::SubShard => Resource::SubShard(unit),
+            Source::Staged(staging) => {
+                if self.staged.remove(&unit) != Some(staging) {
+                    return Err(Violation::NotStaged { unit: self.name(unit).into(), staging });
+                }
+                Resource::StagingSlot(staging)
+            }
         };
         self.slots.insert(unit, slot);
         Ok(vec![read(from), write(Resource::Slot(slot)), write(Resource::Stay(unit))])
@@ -216,50 +253,6 @@ impl<'a> Tenancy<'a> {
         let slot = self.slot(unit)?;
         self.slots.remove(&unit);
         Ok(vec![write(Resource::Slot(slot)), write(Resource::Stay(unit))])
-    }
-
-    fn open_gradient(&mut self, unit: usize, slot: usize) -> Result<Vec<Access>, Violation> {
-        let tenant = self.gradients.iter().find(|&(&tenant, held)| held.slot == slot || tenant == unit);
-        if let Some((&tenant, _)) = tenant {
-            let (unit, tenant) = (self.name(unit).into(), self.name(tenant).into());
-            return Err(Violation::SlotTaken { slot, unit, tenant });
-        }
-        self.gradients.insert(unit, Gradient { slot, closed: false });
-        Ok(vec![write(Resource::GradientSlot(slot)), write(Resource::GradientStay(unit))])
-    }
-
-    fn close_gradient(&mut self, unit: usize) -> Result<Vec<Access>, Violation> {
-        let slot = self.open_slot(unit)?;
-        self.gradients.insert(unit, Gradient { slot, closed: true });
-        Ok(vec![write(Resource::GradientSlot(slot))])
-    }
-
-    fn fold_unsharded(&mut self, unit: usize, last: bool) -> Result<Vec<Access>, Violation> {
-        let slot = self.closed_slot(unit)?;
-        if !last {
-            self.gradients.remove(&unit);
-        }
-        Ok(vec![write(Resource::GradientSlot(slot)), write(Resource::UnshardedSums(unit))])
-    }
-
-    fn reduce_scatter(&mut self, unit: usize) -> Result<Vec<Access>, Violation> {
-        let slot = self.closed_slot(unit)?;
-        if !self.incoming.insert(unit) {
-            return Err(Violation::NotFolded { unit: self.name(unit).into() });
-        }
-        self.gradients.remove(&unit);
-        Ok(vec![
-            write(Resource::GradientSlot(slot)),
-            write(Resource::GradientStay(unit)),
-            write(Resource::Incoming(unit)),
-        ])
-    }
-
-    fn fold(&mut self, unit: usize) -> Result<Vec<Access>, Violation> {
-        if !self.incoming.remove(&unit) {
-            return Err(Violation::NothingToFold { unit: self.name(unit).into() });
-        }
-        Ok(vec![write(Resource::Incoming(unit)), write(Resource::ShardedGradient(unit))])
     }
 
     fn compute(&self, block: BlockId, backward: bool) -> Result<Vec<Access>, Violation> {

@@ -118,7 +118,7 @@ proptest! {
         for (unit, layout) in built.layout.units.iter().enumerate() {
             let trains = usize::from(layout.is_trainable());
             let gathers = |kind: &OpKind| matches!(kind, OpKind::AllGather { unit: u, .. } if *u == unit);
-            let reduces = |kind: &OpKind| matches!(kind, OpKind::ReduceScatter { unit: u } if *u == unit);
+            let reduces = |kind: &OpKind| matches!(kind, OpKind::ReduceScatter { unit: u, .. } if *u == unit);
             let sums = |kind: &OpKind| matches!(kind, OpKind::AllReduceReplicas { unit: u } if *u == unit);
             let per_step = match built.policy.accumulation {
                 Accumulation::Reduce => setup.rounds,
@@ -126,6 +126,16 @@ proptest! {
             };
             prop_assert_eq!(count(&step, gathers), setup.rounds * gathers_of(&built, unit));
             prop_assert_eq!(count(&step, reduces), trains * per_step);
+            let offloads = usize::from(built.policy.offload == Offload::Cpu);
+            let uploads = |kind: &OpKind| matches!(kind, OpKind::Upload { unit: u, .. } if *u == unit);
+            let downloads = |kind: &OpKind| matches!(kind, OpKind::Download { unit: u, .. } if *u == unit);
+            let of_shard = |kind: &OpKind| matches!(kind, OpKind::AllGather { unit: u, source, .. }
+                if *u == unit && *source != Source::SubShard);
+            for schedule in [&step, &evaluation] {
+                prop_assert_eq!(count(schedule, uploads), offloads * count(schedule, of_shard));
+            }
+            prop_assert_eq!(count(&step, downloads), offloads * trains);
+            prop_assert_eq!(count(&evaluation, downloads), 0);
             prop_assert_eq!(count(&step, sums), trains * usize::from(setup.mesh.replicas() > 1));
             let folds = |kind: &OpKind| matches!(kind, OpKind::FoldUnsharded { unit: u, .. } if *u == unit);
             let unsharded = built.policy.accumulation == Accumulation::Unsharded && setup.rounds > 1;
@@ -242,7 +252,7 @@ proptest! {
         for (round, kinds) in micro_batches(&built.step()).into_iter().enumerate() {
             for kind in kinds {
                 match kind {
-                    OpKind::ReduceScatter { unit } => open.push(unit),
+                    OpKind::ReduceScatter { unit, .. } => open.push(unit),
                     OpKind::Fold { unit, last } => {
                         prop_assert_eq!(open.remove(0), unit);
                         prop_assert!(open.len() <= 1);
@@ -312,6 +322,7 @@ fn collectives_meet_on_queues_of_their_own() {
             "all-gather" => crate::Queue::Gather,
             "reduce-scatter" | "fold" => crate::Queue::Reduce,
             name if name.starts_with("all-reduce") => crate::Queue::Reduce,
+            "upload" | "download" => crate::Queue::HostCopy,
             _ => crate::Queue::Compute,
         };
         assert_eq!(op.kind.queue(), queue, "{}", op.kind.name());

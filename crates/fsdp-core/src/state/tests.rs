@@ -3,14 +3,16 @@ use proptest::prelude::*;
 use super::*;
 
 /// State names of the reference table.
-const PARAM_TABLE: [(&str, &str, &str); 4] = [
+const PARAM_TABLE: [(&str, &str, &str); 6] = [
     ("sharded", "gather", "gathering"),
+    ("sharded", "upload", "staged"),
+    ("staged", "gather what was uploaded", "gathering"),
     ("gathering", "arrive", "unsharded"),
     ("unsharded", "use", "unsharded"),
     ("unsharded", "reshard", "sharded"),
 ];
 
-const GRADIENT_TABLE: [(&str, &str, &str); 8] = [
+const GRADIENT_TABLE: [(&str, &str, &str); 10] = [
     ("without gradient", "open gradient", "accumulating its gradient"),
     ("holding summed gradients", "open gradient", "accumulating its gradient"),
     ("accumulating its gradient", "close gradient", "holding a complete gradient"),
@@ -19,11 +21,13 @@ const GRADIENT_TABLE: [(&str, &str, &str); 8] = [
     ("holding a complete gradient", "reduce", "reducing its gradient"),
     ("reducing its gradient", "arrive", "holding summed gradients"),
     ("holding summed gradients", "apply", "without gradient"),
+    ("holding summed gradients", "download", "holding summed gradients on the host"),
+    ("holding summed gradients on the host", "apply", "without gradient"),
 ];
 
-const PARAM_EVENTS: [&str; 4] = ["gather", "arrive", "use", "reshard"];
-const GRADIENT_EVENTS: [&str; 7] =
-    ["open gradient", "close gradient", "fold", "take the total", "reduce", "arrive", "apply"];
+const PARAM_EVENTS: [&str; 6] = ["gather", "upload", "gather what was uploaded", "arrive", "use", "reshard"];
+const GRADIENT_EVENTS: [&str; 8] =
+    ["open gradient", "close gradient", "fold", "take the total", "reduce", "arrive", "download", "apply"];
 
 fn next(table: &[(&str, &str, &'static str)], state: &str, event: &str) -> Option<&'static str> {
     table.iter().find(|(from, on, _)| *from == state && *on == event).map(|(_, _, to)| *to)
@@ -32,6 +36,7 @@ fn next(table: &[(&str, &str, &'static str)], state: &str, event: &str) -> Optio
 fn slot_of_params(state: &ParamState<u32>) -> Option<usize> {
     match state {
         ParamState::Sharded => None,
+        ParamState::Staged { staging } => Some(*staging),
         ParamState::Gathering { slot } | ParamState::Unsharded { slot, .. } => Some(*slot),
     }
 }
@@ -42,6 +47,13 @@ type Given = (Option<usize>, Option<u32>);
 fn fire_params(state: &mut ParamState<u32>, event: &str, slot: usize, value: u32) -> Result<Given, Error> {
     Ok(match event {
         "gather" => state.gather("u", slot).map(|()| (None, None))?,
+        "upload" => state.upload("u", slot).map(|()| (None, None))?,
+        // Whatever it was uploaded into; another slot is tried beside.
+        "gather what was uploaded" => {
+            let staging = slot_of_params(state).unwrap_or(0);
+            assert!(state.clone().gather_staged("u", staging + 1, slot).is_err());
+            state.gather_staged("u", staging, slot).map(|()| (None, None))?
+        }
         "arrive" => state.arrive("u", value).map(|()| (None, None))?,
         "use" => (None, Some(*state.unsharded("u")?)),
         "reshard" => state.reshard("u").map(|(slot, buffers)| (Some(slot), Some(buffers)))?,
@@ -51,7 +63,7 @@ fn fire_params(state: &mut ParamState<u32>, event: &str, slot: usize, value: u32
 
 fn slot_of_gradient(state: &GradientState<u32>) -> Option<usize> {
     match state {
-        GradientState::Empty | GradientState::Summed => None,
+        GradientState::Empty | GradientState::Summed | GradientState::OnHost => None,
         GradientState::Accumulating { slot }
         | GradientState::Reducing { slot }
         | GradientState::Closed { slot, .. } => Some(*slot),
@@ -72,6 +84,7 @@ fn fire_gradient(
         "take the total" => state.total("u", slot, value).map(nothing)?,
         "reduce" => (None, Some(state.reduce("u")?)),
         "arrive" => (Some(state.arrive("u")?), None),
+        "download" => state.download("u").map(nothing)?,
         "apply" => state.apply("u").map(nothing)?,
         _ => unreachable!("events are listed"),
     })
@@ -106,7 +119,7 @@ proptest! {
                 continue;
             };
             let expected = match event {
-                "gather" => { reference.slot = Some(slot); (None, None) }
+                "gather" | "upload" | "gather what was uploaded" => { reference.slot = Some(slot); (None, None) }
                 "arrive" => { reference.buffers = Some(value); (None, None) }
                 "use" => (None, reference.buffers),
                 _ => (reference.slot.take(), reference.buffers.take()),
@@ -155,12 +168,13 @@ proptest! {
 /// Every state that some events reach, from every other one.
 #[test]
 fn every_state_answers_every_event() {
-    let sequences: [&[&str]; 5] = [
+    let sequences: [&[&str]; 6] = [
         &[],
         &["open gradient"],
         &["open gradient", "close gradient"],
         &["open gradient", "close gradient", "reduce"],
         &["open gradient", "close gradient", "fold"],
+        &["open gradient", "close gradient", "fold", "download"],
     ];
     let mut legal = 0;
     for events in sequences {

@@ -221,7 +221,7 @@ impl Memory for CudaMemory {
     }
 
     fn allocate_host(&self, category: Category, dtype: DType, len: usize) -> Result<CudaBuffer, Error> {
-        Ok(CudaBuffer(Place::Host(self.host.allocate(category, dtype, len)?)))
+        Ok(CudaBuffer(Place::Host(self.host.allocate_host(category, dtype, len)?)))
     }
 
     fn release(&self, queue: Queue, buffer: &mut CudaBuffer) {

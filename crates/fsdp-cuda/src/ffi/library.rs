@@ -100,7 +100,7 @@ impl Library {
             // and PyTorch, whose initialisers ask nothing of their host; the folders are the user's choice.
             match unsafe { libloading::Library::new(&candidate) } {
                 Ok(handle) => {
-                    let path = if is_bare { mapped(&candidate).unwrap_or(candidate) } else { candidate };
+                    let path = if is_bare { loaded(&candidate).unwrap_or(candidate) } else { candidate };
                     tracing::debug!(library = wanted.name, path = %path.display(), "opened");
                     return Ok(Self { wanted, handle, path });
                 }
@@ -152,8 +152,8 @@ fn reason(error: &libloading::Error) -> String {
     text
 }
 
-/// The file behind a bare name that the loader has just found, if the system says which files are mapped.
-fn mapped(name: &Path) -> Option<PathBuf> {
+/// The file of a library that is loaded, by its name, if the system says which files are mapped.
+pub fn loaded(name: &Path) -> Option<PathBuf> {
     let stem = name.to_str()?.split(".so").next()?;
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..]))).find_map(|path| {

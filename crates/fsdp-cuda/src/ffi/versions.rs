@@ -1,7 +1,7 @@
 //! What libraries say of their version.
 
 use std::ffi::c_int;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::library::{Library, LibraryError, Wanted};
 
@@ -61,9 +61,24 @@ pub(crate) fn nvrtc(folders: &[PathBuf]) -> Result<Found, LibraryError> {
 /// Loads the compiler of kernels from one of `folders`, so that it is found by name later, wherever the system's loader
 /// looks. Nothing is said when it is nowhere: whoever compiles a kernel does.
 pub fn load_compiler(folders: &[PathBuf]) {
+    // The compiler opens its other half by name, and would not look beside itself.
+    for file in folders.iter().flat_map(|folder| files(folder, "libnvrtc-builtins.so")) {
+        // SAFETY: opening runs the initialisers of the library, which are NVIDIA's. It is never closed.
+        match unsafe { libloading::Library::new(&file) } {
+            Ok(library) => std::mem::forget(library),
+            Err(error) => tracing::debug!(%error, file = %file.display(), "not loaded"),
+        }
+    }
     if let Err(error) = nvrtc(folders) {
         tracing::debug!(%error, "no compiler of kernels");
     }
+}
+
+/// The files of a folder whose names begin so.
+fn files(folder: &Path, prefix: &str) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let names = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
+    names.map(|entry| entry.path()).collect()
 }
 
 /// Looks for cuBLAS.

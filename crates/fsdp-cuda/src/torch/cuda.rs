@@ -1,18 +1,21 @@
-//! `cuda`: libtorch over the memory of one GPU, on its compute stream, with our kernels.
+//! `cuda`: libtorch over the memory of a GPU, on its compute queue, with kernels of ours.
+//!
+//! In the tests of this crate the driver is a fake one, whose device memory is memory of the host: libtorch computes
+//! there as on the host, once the compute queue has come as far. So everything but libtorch's own CUDA kernels runs.
 
 use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_core::{Error, Queue};
 
+use super::memory::Torch;
 use super::settings::enter_stream;
-use super::storage::{TorchStorage, sealed};
-use crate::device::{CudaBuffer, CudaMemory, DeviceMemory};
-use crate::fused::FusedOps;
+use super::storage::{Fused, TorchStorage, sealed};
+use crate::device::{CudaBuffer, CudaMemory, DeviceMemory, StreamHandle};
 
 impl sealed::Sealed for CudaMemory {}
 
 impl TorchStorage for CudaMemory {
     fn device(&self) -> tch::Device {
-        tch::Device::Cuda(CudaMemory::device(self))
+        if cfg!(test) { tch::Device::Cpu } else { tch::Device::Cuda(CudaMemory::device(self)) }
     }
 
     fn address(&self, slice: Slice<'_, CudaBuffer>) -> Result<*const u8, Error> {
@@ -24,11 +27,37 @@ impl TorchStorage for CudaMemory {
     }
 
     fn enter(&self) -> Result<(), Error> {
+        if cfg!(test) {
+            return self.synchronize(Queue::Compute);
+        }
         self.bind()?;
         enter_stream(CudaMemory::device(self), self.stream(Queue::Compute))
     }
 
-    fn fused(&self) -> Option<&dyn FusedOps<CudaBuffer>> {
-        Some(self)
+    fn fused(&self) -> Option<Fused<'_, CudaBuffer>> {
+        Some(Fused::Own(self))
+    }
+}
+
+/// NCCL's view of the device is that of the memory below.
+impl<D: TorchStorage + DeviceMemory> DeviceMemory for Torch<D> {
+    fn pointer(&self, slice: Slice<'_, D::Buffer>) -> Result<u64, Error> {
+        self.storage().pointer(slice)
+    }
+
+    fn pointer_mut(&self, slice: SliceMut<'_, D::Buffer>) -> Result<u64, Error> {
+        self.storage().pointer_mut(slice)
+    }
+
+    fn stream(&self, queue: Queue) -> StreamHandle {
+        self.storage().stream(queue)
+    }
+
+    fn bind(&self) -> Result<(), Error> {
+        self.storage().bind()
+    }
+
+    fn is_complete(&self, event: &D::Event) -> Result<bool, Error> {
+        self.storage().is_complete(event)
     }
 }

@@ -19,6 +19,7 @@ mod error;
 mod host;
 mod memory;
 mod ops;
+mod place;
 mod settings;
 mod storage;
 mod threads;
@@ -26,6 +27,7 @@ mod update;
 
 pub use error::TorchError;
 pub use memory::{Kernels, Torch};
+pub use place::{VERSION, folder, library_folders};
 pub use settings::{AllocatorBytes, allocator_bytes, enter_stream, load_cuda, set_deterministic};
-pub use storage::{AttentionOps, TorchStorage};
+pub use storage::{AttentionOps, Fused, TorchStorage};
 pub use threads::{per_rank, set_intra_op};

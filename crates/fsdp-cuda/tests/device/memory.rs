@@ -1,6 +1,6 @@
 //! What buffers promise, on the device and in pinned memory of the host.
 
-use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
+use fsdp_core::memory::{Buffer, Bytes, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_cuda::{CudaBuffer, CudaMemory};
 
@@ -60,11 +60,14 @@ fn usage_counts_until_the_last_handle_is_gone() {
     drop(a);
     assert_eq!(memory.usage().live(Category::Activation), 40);
     let b = memory.allocate_host(Category::Activation, DType::Bf16, 7).unwrap();
-    assert_eq!(memory.usage().total_peak_bytes, 54);
+    assert_eq!(memory.usage().device.total_peak_bytes, 40);
+    assert_eq!(memory.usage().host.peak(Category::Activation), 14);
     drop((clone, b));
-    assert_eq!(memory.usage().live_bytes, [0; 9]);
+    let Usage { device, host, .. } = memory.usage();
+    assert_eq!([device, host].map(|bytes| bytes.live_bytes), [[0; Category::COUNT]; 2]);
     memory.reset_peaks();
-    assert_eq!(memory.usage(), Usage::default());
+    let Usage { device, host, .. } = memory.usage();
+    assert_eq!([device, host], [Bytes::default(); 2]);
 }
 
 #[test]

@@ -18,6 +18,7 @@
 
 #define __device__
 #define __shared__ static
+#define __launch_bounds__(threads)
 
 struct FakeIndex { unsigned x, y, z; };
 

@@ -5,7 +5,9 @@
  * an abort frees only the rank that asked for it. What a caller did is written to a log, and so is every broken rule
  * ("VIOLATION"). Sums are added by the tree of fsdp-core, so that results can be compared bit for bit.
  *
- * Streams are the caller's: `fake_set_enqueue` says how a function is appended to one. */
+ * Streams are the caller's: `fake_set_enqueue` says how a function is appended to one, and `fake_set_finish` how all
+ * work before it is waited for, where functions can not be appended: an operation then runs on a thread of its own,
+ * and its communicator is in progress until it is done, as that of the real one is while it connects. */
 
 #include <pthread.h>
 #include <stdarg.h>
@@ -80,6 +82,7 @@ static uint64_t next_id = 1;
 static clique *cliques;
 static ncclComm_t comms;
 static enqueue_fn enqueue;
+static int (*finish)(void *stream);
 static int refuse_calls;
 
 /* The log. */
@@ -111,6 +114,8 @@ void fake_clear_log(void) {
 }
 
 void fake_set_enqueue(enqueue_fn function) { enqueue = function; }
+
+void fake_set_finish(int (*function)(void *stream)) { finish = function; }
 
 /* From now on, every communicator of a rank of the world reports this in the background, and its operations hang. */
 void fake_async_error(int world_rank, int code) {
@@ -316,11 +321,12 @@ int ncclGroupEnd(void) {
     }
     static const char *names[] = { "all_gather", "reduce_scatter", "all_reduce" };
     ncclComm_t comm = work->comm;
+    if (finish && finish(group_stream)) return INTERNAL;
     pthread_mutex_lock(&lock);
     work->sequence = comm->issued++;
     comm->running++;
     comm->polls = POLLS;
-    work->without_stream = !group_stream || !enqueue;
+    work->without_stream = !enqueue;
     if (work->without_stream) comm->launching++;
     note("rank %d comm %llu %s", comm->world_rank, (unsigned long long)comm->clique->id, names[work->part.kind]);
     for (int at = 0; at < work->part.segments; at++)

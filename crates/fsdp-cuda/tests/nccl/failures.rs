@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
 use fsdp_core::comm::{Comm, CommError, Purpose};
+use fsdp_core::engine::Comms;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut};
-use fsdp_core::{DType, Error, Memory, Queue, Rank};
+use fsdp_core::schedule::Policy;
+use fsdp_core::{DType, Digest, Error, Memory, Mesh, Queue, Rank};
 use fsdp_cuda::nccl::{GpuOptions, Gpus};
 
 use crate::fake::Fake;
@@ -258,4 +260,26 @@ fn buffers_of_a_collective_that_was_given_up_are_leaked() {
         let expected = if rank == Rank(0) { 8 * (2 + 2 * RANKS) } else { 0 };
         assert_eq!(memory.usage().live(Category::CommStaging), expected, "{rank}");
     }
+}
+
+#[test]
+fn ranks_that_were_started_differently_are_named_before_the_first_step() {
+    let fake = Fake::new();
+    let connect = |seat: Seat<StreamMemory>, started_with: &str| {
+        let (mesh, digest) = (Mesh::new(1, RANKS)?, Digest::of(&started_with));
+        Comms::connect(&*seat.memory, seat.gathers, seat.reductions, mesh, &Policy::default(), digest)
+            .map(drop)
+    };
+    let failure = failure(&fake, NEVER, |seat| {
+        let is_other = seat.rank == Rank(1);
+        connect(seat, if is_other { "lr = 1e-3" } else { "lr = 1e-4" })
+    });
+    let FailureReason::Error(Error::Comm(CommError::Differs { ranks, reference })) = failure.reason else {
+        panic!("{failure:?}");
+    };
+    assert_eq!((ranks, reference), (vec![Rank(1)], Rank(0)));
+
+    let fake = Fake::new();
+    gpus(&fake, NEVER).launch(RANKS, &|seat| connect(seat, "lr = 1e-4")).expect("all were started alike");
+    fake.assert_clean();
 }

@@ -30,6 +30,16 @@ impl Fake {
         fake
     }
 
+    /// Operations run on threads of their own when `finish` has waited for what came before them in their stream; a
+    /// call is in progress until its operation is done.
+    pub(crate) fn beside_streams(finish: unsafe extern "C" fn(*mut c_void) -> c_int) -> Self {
+        type Finish = unsafe extern "C" fn(*mut c_void) -> c_int;
+        let fake = Self::without_streams();
+        // SAFETY: the type is that of `fake_set_finish`, which calls it with streams of the caller's memory only.
+        unsafe { fake.function::<unsafe extern "C" fn(Finish)>(b"fake_set_finish")(finish) };
+        fake
+    }
+
     /// Operations run on threads of their own; a call is in progress until its operation is done.
     pub(crate) fn without_streams() -> Self {
         let folder = fresh(&[]);

@@ -4,12 +4,16 @@
 #![expect(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
 mod fake;
+#[path = "../fake_cuda/mod.rs"]
+mod fake_cuda;
 mod memory;
 
 /// What is called, in which groups and order.
 mod calls;
 /// The suite of every communicator.
 mod conformance;
+/// The suite on CUDA memory: two stand-ins, for the driver and for NCCL.
+mod cuda;
 /// What a failing rank, collective or library does to the others.
 mod failures;
 /// Finding and opening the library.

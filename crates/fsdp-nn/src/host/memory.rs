@@ -195,6 +195,13 @@ impl Memory for HostMemory {
         Ok(buffer)
     }
 
+    fn allocate_host(&self, category: Category, dtype: DType, len: usize) -> Result<HostBuffer, Error> {
+        let lease = self.account.open_host(category, dtype, len);
+        let mut buffer = HostBuffer::new(lease, self.source.clone(), dtype, len);
+        buffer.reserve()?;
+        Ok(buffer)
+    }
+
     fn release(&self, _queue: Queue, buffer: &mut HostBuffer) {
         buffer.release();
     }

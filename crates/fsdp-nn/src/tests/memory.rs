@@ -53,10 +53,10 @@ fn a_micro_batch_leaves_nothing_behind() {
         program.set_batches(&memory, 0, vec![batch(2, 7, 13)]).unwrap();
         let mut params = subject.whole(&memory).params();
         let mut gradients = subject.open_gradients(&memory);
-        let before = memory.usage().live_bytes;
+        let before = memory.usage().device.live_bytes;
         for pass in PASSES {
             run(&mut program, &memory, 0, pass, &mut params, &mut gradients).unwrap();
-            assert_eq!(memory.usage().live_bytes, before, "{pass:?}");
+            assert_eq!(memory.usage().device.live_bytes, before, "{pass:?}");
         }
     }
 }

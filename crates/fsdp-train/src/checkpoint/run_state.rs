@@ -17,7 +17,7 @@ use crate::error::TrainError;
 use crate::job::Job;
 
 /// Keys, and tables of keys, that do not change what is computed.
-const FREE: [&str; 17] = [
+const FREE: [&str; 18] = [
     "model.path",
     "model.init",
     // What the files hold is compared instead.
@@ -33,6 +33,7 @@ const FREE: [&str; 17] = [
     "fsdp.forward_prefetch",
     "fsdp.accumulation",
     "fsdp.activation_checkpointing",
+    "fsdp.offload",
     "fsdp.backward_prefetch",
     "checkpoint",
     "run",

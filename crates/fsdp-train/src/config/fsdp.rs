@@ -24,6 +24,7 @@ const ACCUMULATION: Kind<Accumulation> = one_of("\"reduce\" or \"unsharded\"");
 const ORDER: Kind<AccumulationOrder> = one_of("\"tree\" or \"running\"");
 const DTYPE: Kind<Dtype> = one_of("\"f32\", \"bf16\" or \"f64\"");
 const CHECKPOINTING: Kind<ActivationCheckpointing> = one_of("\"none\", \"selective\" or \"full\"");
+const OFFLOAD: Kind<Offload> = one_of("\"none\" or \"cpu\"");
 const KEYS: &[&str] = &[
     "wrap",
     "min_num_params",
@@ -36,6 +37,7 @@ const KEYS: &[&str] = &[
     "param_dtype",
     "reduce_dtype",
     "activation_checkpointing",
+    "offload",
     "mesh",
     "frozen",
 ];
@@ -62,6 +64,8 @@ pub struct FsdpConfig {
     pub reduce_dtype: Dtype,
     /// What backward recomputes.
     pub activation_checkpointing: ActivationCheckpointing,
+    /// Where shards, reduced gradients and optimizer state live.
+    pub offload: Offload,
     /// The axes of the world.
     pub mesh: MeshConfig,
     /// Patterns (see [`FqnPatterns`](super::FqnPatterns)) of parameters that are not trained.
@@ -146,6 +150,16 @@ pub enum ActivationCheckpointing {
     Full,
 }
 
+/// Where shards, reduced gradients and optimizer state live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Offload {
+    /// In the device's memory.
+    None,
+    /// In host memory, where the update happens.
+    Cpu,
+}
+
 /// The axes of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MeshConfig {
@@ -167,6 +181,7 @@ impl FsdpConfig {
         warnings.extend(json.warnings.iter().cloned());
         let mut choice = Choice { reader: &reader, warnings };
         let mesh = Reader::open(origin, "fsdp.mesh", reader.table("mesh")?, &["replicate"])?;
+        let offload = choice.of("offload", OFFLOAD, json.offload)?;
         let checkpointing =
             choice.of("activation_checkpointing", CHECKPOINTING, json.activation_checkpointing)?;
         Ok(FsdpConfig {
@@ -181,6 +196,7 @@ impl FsdpConfig {
             param_dtype: choice.of("param_dtype", DTYPE, json.param_dtype)?.unwrap_or(Dtype::F32),
             reduce_dtype: choice.of("reduce_dtype", DTYPE, json.reduce_dtype)?.unwrap_or(Dtype::F32),
             activation_checkpointing: checkpointing.unwrap_or(ActivationCheckpointing::None),
+            offload: offload.unwrap_or(Offload::None),
             mesh: MeshConfig { replicate: mesh.or("replicate", SIZE, 1)? },
             frozen: patterns::read(&reader, "frozen")?,
         })

@@ -12,7 +12,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::error::ConfigError;
-use super::fsdp::{ActivationCheckpointing, Dtype, Reshard, WrapPolicy};
+use super::fsdp::{ActivationCheckpointing, Dtype, Offload, Reshard, WrapPolicy};
 use super::reader::nearest;
 use super::warning::Warning;
 
@@ -56,6 +56,8 @@ pub struct FsdpJson {
     pub reduce_dtype: Option<Dtype>,
     /// What backward recomputes.
     pub activation_checkpointing: Option<ActivationCheckpointing>,
+    /// Where shards, reduced gradients and optimizer state live.
+    pub offload: Option<Offload>,
     /// What was written and has no effect.
     pub warnings: Vec<Warning>,
 }
@@ -138,6 +140,8 @@ impl File<'_> {
             reshard.map(|free| if free { Reshard::Auto } else { Reshard::Never });
         let checkpointing = self.take_bool("activation_checkpointing")?;
         self.result.activation_checkpointing = checkpointing.map(checkpoint);
+        let offload = self.take_bool("offload_params")?;
+        self.result.offload = offload.map(|on| if on { Offload::Cpu } else { Offload::None });
         Ok(())
     }
 

@@ -28,8 +28,8 @@ mod warning;
 pub use checkpoint::CheckpointConfig;
 pub use error::ConfigError;
 pub use fsdp::{
-    Accumulation, AccumulationOrder, ActivationCheckpointing, Dtype, FsdpConfig, MeshConfig, Reshard,
-    WrapPolicy,
+    Accumulation, AccumulationOrder, ActivationCheckpointing, Dtype, FsdpConfig, MeshConfig, Offload,
+    Reshard, WrapPolicy,
 };
 pub use input::{DataConfig, Format, Packing, TokenRef};
 pub use load::{Loaded, Resolved};

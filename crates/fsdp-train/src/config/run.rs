@@ -18,7 +18,8 @@ const SECONDS: Kind<f64> = Kind {
     allowed: "a number above 0 and at most 1e9",
     read: |value| (POSITIVE.read)(value).filter(|&seconds| seconds <= 1e9),
 };
-const KEYS: &[&str] = &["device", "ranks", "threads", "deterministic", "out_dir", "timeout_s", "peak_tflops"];
+const KEYS: &[&str] =
+    &["device", "ranks", "share_gpu", "threads", "deterministic", "out_dir", "timeout_s", "peak_tflops"];
 
 /// The `[run]` table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -27,6 +28,8 @@ pub struct RunConfig {
     pub device: Device,
     /// The world size.
     pub ranks: usize,
+    /// Whether all ranks run on the first GPU, and communicate in its memory; else each has its own, with NCCL.
+    pub share_gpu: bool,
     /// Threads that compute, over all ranks of this process; 0 means one per core.
     pub threads: usize,
     /// Whether libtorch may only use deterministic algorithms. (Those of `device = "cpu"` always are.)
@@ -69,6 +72,7 @@ impl RunConfig {
         Ok(RunConfig {
             device: reader.or("device", DEVICE, Device::Cpu)?,
             ranks: reader.or("ranks", SIZE, 1)?,
+            share_gpu: reader.or("share_gpu", BOOL, false)?,
             threads: reader.or("threads", THREADS, 0)?,
             deterministic: reader.or("deterministic", BOOL, false)?,
             out_dir: reader.required("out_dir", TEXT)?,

@@ -50,8 +50,9 @@ pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
     }
     let memory = memory_lines::<M, A>(job, ranks)?;
     for line in memory.iter().filter(|line| line.predicted_bytes != line.counted_bytes) {
-        let MemoryLine { category, predicted_bytes, counted_bytes } = line;
-        failures.push(format!("{category}: {counted_bytes} bytes counted, {predicted_bytes} predicted"));
+        let MemoryLine { place, category, predicted_bytes, counted_bytes } = line;
+        let of = if *place == "host" { "host " } else { "" };
+        failures.push(format!("{of}{category}: {counted_bytes} bytes counted, {predicted_bytes} predicted"));
     }
     let Values { loss_difference, norm_difference, params, gradients, states } = values;
     Ok(WorldReport {
@@ -146,6 +147,8 @@ fn growth(first: &Usage, last: &Usage) -> impl Iterator<Item = String> {
         let pairs = [
             ("live", first.live(category), last.live(category)),
             ("peak", first.peak(category), last.peak(category)),
+            ("live host", first.host.live(category), last.host.live(category)),
+            ("peak host", first.host.peak(category), last.host.peak(category)),
         ];
         pairs.into_iter().filter(|(_, first, last)| first != last).map(move |(what, first, last)| {
             format!("{what} {category} were {first} bytes after the first step, {last} after the last")

@@ -1,7 +1,7 @@
 //! The result of a verification, as data.
 
 use fsdp_core::comm::Traffic;
-use fsdp_core::memory::Category;
+use fsdp_core::memory::{Bytes, Category, Usage};
 use serde::Serialize;
 
 use super::promise::Promise;
@@ -25,6 +25,8 @@ pub struct Difference {
 /// Predicted and counted bytes of one memory category (the largest rank).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryLine {
+    /// Whose memory: `device` or `host`.
+    pub place: &'static str,
     /// The category, or `total`.
     pub category: &'static str,
     /// The ledger's peak.
@@ -156,22 +158,27 @@ impl VerifyReport {
 }
 
 impl MemoryLine {
-    /// Lines of all categories and the total.
-    pub(super) fn all(predicted: &fsdp_core::memory::Usage, counted: &fsdp_core::memory::Usage) -> Vec<Self> {
-        let mut lines: Vec<Self> = Category::ALL
-            .into_iter()
-            .map(|category| MemoryLine {
-                category: category.name(),
-                predicted_bytes: predicted.peak(category),
-                counted_bytes: counted.peak(category),
-            })
-            .collect();
-        lines.push(MemoryLine {
+    /// Lines of all categories and the total, of the device and then of the host.
+    pub(super) fn all(predicted: &Usage, counted: &Usage) -> Vec<Self> {
+        let mut lines = Self::of("device", &predicted.device, &counted.device);
+        lines.extend(Self::of("host", &predicted.host, &counted.host));
+        lines
+    }
+
+    fn of(place: &'static str, predicted: &Bytes, counted: &Bytes) -> Vec<Self> {
+        let line = |category: Category| MemoryLine {
+            place,
+            category: category.name(),
+            predicted_bytes: predicted.peak(category),
+            counted_bytes: counted.peak(category),
+        };
+        let total = MemoryLine {
+            place,
             category: "total",
             predicted_bytes: predicted.total_peak_bytes,
             counted_bytes: counted.total_peak_bytes,
-        });
-        lines
+        };
+        Category::ALL.into_iter().map(line).chain([total]).collect()
     }
 }
 

@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 
 use crate::model::BlockId;
 use crate::schedule::Resource::{
-    GradientSlot, GradientStay, Incoming, Scalars, Shard, ShardedGradient, Slot, Statistics, Stay, SubShard,
-    UnshardedSums,
+    GradientSlot, GradientStay, Incoming, ReducedSlot, Scalars, Shard, ShardedGradient, Slot, StagingSlot,
+    Statistics, Stay, SubShard, UnshardedSums,
 };
 use crate::schedule::{Access, Op, OpKind, Resource, Source};
 use crate::testing::Built;
@@ -24,6 +24,14 @@ pub(super) fn of_last(built: &Built, ops: &[Op]) -> BTreeSet<Access> {
     let (reads, writes): (Vec<Resource>, Vec<Resource>) = match ops.last().expect("an operation").kind {
         OpKind::BeginStep => (vec![], units.flat_map(|unit| [Shard(unit), ShardedGradient(unit)]).collect()),
         OpKind::BeginMicroBatch { .. } => (vec![], vec![]),
+        OpKind::Upload { unit, staging } => (vec![Shard(unit)], vec![StagingSlot(staging), Stay(unit)]),
+        OpKind::AllGather { unit, slot, source: Source::Staged(_), .. } => {
+            let uploaded = latest(ops, |kind| match *kind {
+                OpKind::Upload { unit: found, staging } if found == unit => Some(staging),
+                _ => None,
+            });
+            (vec![StagingSlot(uploaded)], vec![Slot(slot), Stay(unit)])
+        }
         OpKind::AllGather { unit, slot, source: Source::Shard, .. } => {
             (vec![Shard(unit)], vec![Slot(slot), Stay(unit)])
         }
@@ -43,9 +51,22 @@ pub(super) fn of_last(built: &Built, ops: &[Op]) -> BTreeSet<Access> {
         OpKind::OpenGradient { unit, slot } => (vec![], vec![GradientSlot(slot), GradientStay(unit)]),
         OpKind::CloseGradient { unit } => (vec![], vec![gradient(unit)]),
         OpKind::FoldUnsharded { unit, .. } => (vec![], vec![gradient(unit), UnshardedSums(unit)]),
-        OpKind::ReduceScatter { unit } => (vec![], vec![gradient(unit), GradientStay(unit), Incoming(unit)]),
+        OpKind::ReduceScatter { unit, slot } => {
+            let mut writes = vec![gradient(unit), GradientStay(unit), Incoming(unit)];
+            writes.extend(slot.map(ReducedSlot));
+            (vec![], writes)
+        }
         OpKind::Fold { unit, .. } => (vec![], vec![Incoming(unit), ShardedGradient(unit)]),
         OpKind::AllReduceReplicas { unit } => (vec![], vec![ShardedGradient(unit)]),
+        OpKind::Download { unit, .. } => {
+            let reduced = latest(ops, |kind| match *kind {
+                OpKind::ReduceScatter { unit: found, slot } if found == unit => Some(slot),
+                _ => None,
+            });
+            let mut writes = vec![ShardedGradient(unit)];
+            writes.extend(reduced.map(ReducedSlot));
+            (vec![], writes)
+        }
         OpKind::SquareNorm { unit } => (vec![ShardedGradient(unit)], vec![Scalars]),
         OpKind::ReduceScalars => (vec![], vec![Scalars]),
         OpKind::Statistics { unit, phase } => {
@@ -66,7 +87,7 @@ pub(super) fn of_last(built: &Built, ops: &[Op]) -> BTreeSet<Access> {
 }
 
 /// The slot that the latest matching operation took.
-fn latest(ops: &[Op], taken: impl Fn(&OpKind) -> Option<usize>) -> usize {
+fn latest<T>(ops: &[Op], taken: impl Fn(&OpKind) -> Option<T>) -> T {
     ops.iter().rev().find_map(|op| taken(&op.kind)).expect("the unit has a slot")
 }
 

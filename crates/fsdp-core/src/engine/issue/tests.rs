@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::schedule::{Op, Source};
+use crate::schedule::{Offload, Op, Source};
 use crate::state::{GradientState, ParamState};
 use crate::testing::{Built, setups};
 
@@ -15,6 +15,11 @@ struct Host<'a> {
     gradients: Vec<GradientState<()>>,
     free_slots: Vec<bool>,
     free_gradient_slots: Vec<bool>,
+    /// The unit in each staging slot.
+    staged: Vec<Option<usize>>,
+    free_reduced_slots: Vec<bool>,
+    /// Units whose total is on the host.
+    on_host: Vec<bool>,
     kept: Vec<bool>,
     incoming: Vec<bool>,
     totals: Vec<bool>,
@@ -37,6 +42,9 @@ impl<'a> Host<'a> {
             gradients: vec![GradientState::default(); units],
             free_slots: vec![true; schedule.slots.len()],
             free_gradient_slots: vec![true; schedule.gradient_slots.len()],
+            staged: vec![None; schedule.staging_slots.len()],
+            free_reduced_slots: vec![true; schedule.reduced_slots.len()],
+            on_host: vec![false; units],
             kept: vec![false; units],
             incoming: vec![false; units],
             totals: vec![false; units],
@@ -73,7 +81,10 @@ impl<'a> Host<'a> {
                     self.count(|done| matches!(done, OpKind::Statistics { phase: p, .. } if *p == phase));
                 assert_eq!(parts, units, "all units are in the statistics");
             }
-            OpKind::Update { .. } => assert_eq!((scalars, phases), (1, self.built.phases)),
+            OpKind::Update { unit } => {
+                assert_eq!((scalars, phases), (1, self.built.phases));
+                assert_eq!(self.on_host[unit], self.built.policy.offload == Offload::Cpu);
+            }
             OpKind::Cast { unit } => assert!(self.done.contains(&OpKind::Update { unit })),
             _ => {}
         }
@@ -84,8 +95,13 @@ impl<'a> Host<'a> {
             return Ok(());
         }
         match self.schedule.op(id).kind {
-            OpKind::AllGather { unit, .. } => self.params[unit].arrive("unit", ())?,
-            OpKind::ReduceScatter { unit } => {
+            OpKind::AllGather { unit, source, .. } => {
+                if let Source::Staged(staging) = source {
+                    assert_eq!(self.staged[staging].take(), Some(unit), "nobody overwrites what is gathered");
+                }
+                self.params[unit].arrive("unit", ())?;
+            }
+            OpKind::ReduceScatter { unit, .. } => {
                 let slot = self.gradients[unit].arrive("unit")?;
                 claim(&mut self.free_gradient_slots[slot], false);
                 claim(&mut self.incoming[unit], false);
@@ -117,10 +133,17 @@ impl<'a> Host<'a> {
             self.in_flight.insert(id);
         }
         match kind {
+            OpKind::Upload { unit, staging } => {
+                self.params[unit].upload("unit", staging)?;
+                assert_eq!(self.staged[staging].replace(unit), None, "a staging slot is free");
+            }
             OpKind::AllGather { unit, slot, source, .. } => {
-                self.params[unit].gather("unit", slot)?;
+                match source {
+                    Source::Staged(staging) => self.params[unit].gather_staged("unit", staging, slot)?,
+                    _ => self.params[unit].gather("unit", slot)?,
+                }
                 claim(&mut self.free_slots[slot], true);
-                assert!(source == Source::Shard || self.kept[unit], "the sub-shard was kept");
+                assert!(source != Source::SubShard || self.kept[unit], "the sub-shard was kept");
             }
             OpKind::Forward { block, .. } => self.computes(block.0, false)?,
             OpKind::Finish { block, backward } => self.computes(block.0, backward)?,
@@ -145,12 +168,25 @@ impl<'a> Host<'a> {
                     false => claim(&mut self.free_gradient_slots[slot], false),
                 }
             }
-            OpKind::ReduceScatter { unit } => self.gradients[unit].reduce("unit")?,
+            OpKind::ReduceScatter { unit, slot } => {
+                self.gradients[unit].reduce("unit")?;
+                if let Some(slot) = slot {
+                    claim(&mut self.free_reduced_slots[slot], true);
+                }
+            }
             OpKind::Fold { unit, last } => {
                 claim(&mut self.incoming[unit], true);
                 self.totals[unit] |= last;
             }
             OpKind::AllReduceReplicas { unit } => claim(&mut self.totals[unit], true),
+            OpKind::Download { unit, slot } => {
+                self.gradients[unit].download("unit")?;
+                assert!(self.totals[unit], "a download has the step's total");
+                claim(&mut self.on_host[unit], false);
+                if let Some(slot) = slot {
+                    claim(&mut self.free_reduced_slots[slot], false);
+                }
+            }
             OpKind::SquareNorm { unit } | OpKind::Statistics { unit, .. } => assert!(self.totals[unit]),
             OpKind::Update { unit } => {
                 self.gradients[unit].apply("unit")?;
@@ -186,6 +222,8 @@ impl<'a> Host<'a> {
         assert!(self.gradients.iter().all(|state| *state == GradientState::Empty));
         assert!(self.free_slots.iter().chain(&self.free_gradient_slots).all(|free| *free));
         assert!(!self.incoming.contains(&true));
+        assert!(self.staged.iter().all(Option::is_none));
+        assert!(self.free_reduced_slots.iter().all(|free| *free));
     }
 }
 

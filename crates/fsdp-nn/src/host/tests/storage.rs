@@ -46,10 +46,10 @@ fn usage_counts_until_the_last_handle_is_gone() {
     drop(a);
     assert_eq!(memory.usage().live(Category::Activation), 40);
     let b = memory.allocate(Category::Workspace, DType::Bf16, 7).unwrap();
-    assert_eq!(memory.usage().total_peak_bytes, 54);
+    assert_eq!(memory.usage().device.total_peak_bytes, 54);
     drop((clone, b));
     let usage = memory.usage();
-    assert_eq!(usage.live_bytes, [0; 9]);
+    assert_eq!(usage.device.live_bytes, [0; Category::COUNT]);
     assert_eq!((usage.peak(Category::Activation), usage.peak(Category::Workspace)), (40, 14));
     assert_eq!(usage.allocations, 0, "storage is taken when it is first written");
 }

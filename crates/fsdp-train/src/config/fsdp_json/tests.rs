@@ -72,6 +72,16 @@ fn version_2_keys_with_a_counterpart_count() {
 }
 
 #[test]
+fn parameters_that_are_offloaded_are_on_the_host() {
+    let offload = |text: &str| read(text).offload;
+    assert_eq!(offload(r#"{"fsdp_offload_params": true}"#), Some(Offload::Cpu));
+    assert_eq!(offload(r#"{"offload_params": false}"#), Some(Offload::None));
+    assert_eq!(offload("{}"), None);
+    assert_eq!(read(r#"{"offload_params": true}"#).warnings, []);
+    rejects(r#"{"offload_params": "cpu"}"#, &["`offload_params` is \"cpu\"", "true or false"]);
+}
+
+#[test]
 fn keys_without_effect_are_named() {
     let json = read(r#"{"xla_fsdp_grad_ckpt": true, "xla_fsdp_settings": {"compute_dtype": "bfloat16"}}"#);
     assert_eq!((json.activation_checkpointing, json.param_dtype), (None, None));

@@ -1,0 +1,86 @@
+//! `fsdp bench gpu` and `fsdp doctor`.
+
+use clap::{Args as ClapArgs, ValueEnum};
+
+use super::{DeviceArg, positive};
+use crate::bench::gpu::ModelName;
+
+/// `fsdp bench gpu`.
+#[derive(Clone, Debug, ClapArgs)]
+#[command(
+    after_help = "Parameters and compute are bf16, master weights and reductions f32; the optimizer is AdamW with gradients
+clipped at 1.0. Steps are timed, then a few more are observed: when each queue worked, and what of
+the communication was not hidden behind compute; then the ceilings of the device are measured (a
+large product, a large copy). Model FLOPs are 6N + 12 L d T per token. The median is over the
+steps after the warm-up.
+
+Examples:
+  fsdp bench gpu --model gpt2-124m
+  fsdp bench gpu --model llama-1.2b --batch 16 --checkpointing selective --json
+  fsdp bench gpu --model llama-tiny --device torch-cpu     (to try it without a GPU)"
+)]
+pub(crate) struct BenchGpuArgs {
+    /// The model
+    #[arg(long, value_name = "NAME", value_enum, default_value_t = ModelName::Gpt2Small)]
+    pub(crate) model: ModelName,
+    /// What computes
+    #[arg(long, value_name = "DEVICE", value_enum, default_value_t = DeviceArg::Cuda)]
+    pub(crate) device: DeviceArg,
+    /// Ranks, one per GPU
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive)]
+    pub(crate) ranks: usize,
+    /// Sequences of a rank's step [default: the model's]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) batch: Option<usize>,
+    /// What backward recomputes
+    #[arg(long, value_name = "POLICY", value_enum, default_value_t = CheckpointingArg::None)]
+    pub(crate) checkpointing: CheckpointingArg,
+    /// Steps to run
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = positive)]
+    pub(crate) steps: usize,
+    /// Steps that do not count
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) warmup: usize,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What backward recomputes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CheckpointingArg {
+    /// Nothing
+    None,
+    /// Layers, but for products and attention
+    Selective,
+    /// Layers
+    Full,
+}
+
+impl CheckpointingArg {
+    /// The name in run files.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            CheckpointingArg::None => "none",
+            CheckpointingArg::Selective => "selective",
+            CheckpointingArg::Full => "full",
+        }
+    }
+}
+
+/// `fsdp doctor`.
+#[derive(Clone, Debug, ClapArgs)]
+#[command(
+    after_help = "Looks for the NVIDIA driver and its GPUs, for NVRTC, cuBLAS and NCCL, and for libtorch if this
+fsdp was built with it: beside libtorch first, then where the system's loader looks. What is not
+there is no failure; the last lines say which devices a run file may name.
+
+Examples:
+  fsdp doctor
+  fsdp doctor --json"
+)]
+pub(crate) struct DoctorArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,93 @@
+//! What the device can do at best: one large product in bf16, one large copy.
+
+use fsdp_core::memory::{Category, Memory, Slice, SliceMut};
+use fsdp_core::{DType, Error, Queue};
+use fsdp_nn::Backend;
+use fsdp_nn::backend::{LinearDims, Orientation};
+
+use crate::clock::Clock;
+
+/// A repetition should take so long that the clock's grain does not matter.
+const LONG_ENOUGH_MS: f64 = 20.0;
+/// Repetitions; the best one counts, as for any ceiling.
+const REPETITIONS: usize = 5;
+/// The edge of the smallest and of the largest matrices.
+const EDGES: [usize; 2] = [512, 8192];
+/// The smallest and the largest copy, in elements of four bytes.
+const COPY_ELEMS: [usize; 2] = [1 << 22, 1 << 28];
+
+/// The best that was seen.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ceilings {
+    /// TFLOP/s of a square product in bf16.
+    pub(super) matmul_tflops: f64,
+    /// Edge of its matrices.
+    pub(super) matmul_edge: usize,
+    /// GB/s read and written by a copy.
+    pub(super) copy_gb_per_s: f64,
+}
+
+/// Measures both, with sizes that grow until they take long enough.
+pub(super) fn measure<M: Backend + Clock>(memory: &M) -> Result<Ceilings, Error> {
+    let [mut edge, largest] = EDGES;
+    let mut time = product(memory, edge)?;
+    while time < LONG_ENOUGH_MS && edge < largest {
+        edge *= 2;
+        time = product(memory, edge)?;
+    }
+    let [mut elements, most] = COPY_ELEMS;
+    let mut copy_time = copy(memory, elements)?;
+    while copy_time < LONG_ENOUGH_MS && elements < most {
+        elements *= 2;
+        copy_time = copy(memory, elements)?;
+    }
+    let flops = 2.0 * (edge as f64).powi(3);
+    let bytes = 2.0 * 4.0 * elements as f64;
+    Ok(Ceilings {
+        matmul_tflops: flops / time / 1e9,
+        matmul_edge: edge,
+        copy_gb_per_s: bytes / copy_time / 1e6,
+    })
+}
+
+/// Milliseconds of a product of two square matrices.
+fn product<M: Backend + Clock>(memory: &M, edge: usize) -> Result<f64, Error> {
+    let dims = LinearDims {
+        rows: edge,
+        inputs: edge,
+        outputs: edge,
+        y_stride: edge,
+        orientation: Orientation::OutIn,
+    };
+    let matrix = || zeroed(memory, DType::Bf16, edge * edge);
+    let (x, weight, mut y) = (matrix()?, matrix()?, matrix()?);
+    best(memory, || {
+        memory.linear(dims, Slice::whole(&x), Slice::whole(&weight), None, SliceMut::whole(&mut y))
+    })
+}
+
+/// Milliseconds of a copy.
+fn copy<M: Clock>(memory: &M, elements: usize) -> Result<f64, Error> {
+    let from = zeroed(memory, DType::F32, elements)?;
+    let mut to = zeroed(memory, DType::F32, elements)?;
+    best(memory, || memory.copy(Queue::Compute, Slice::whole(&from), SliceMut::whole(&mut to)))
+}
+
+fn zeroed<M: Memory>(memory: &M, dtype: DType, len: usize) -> Result<M::Buffer, Error> {
+    let mut buffer = memory.allocate(Category::Workspace, dtype, len)?;
+    memory.zero(Queue::Compute, SliceMut::whole(&mut buffer))?;
+    Ok(buffer)
+}
+
+/// The shortest time, after one run that does not count.
+fn best<M: Clock>(memory: &M, mut run: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
+    run()?;
+    let mut shortest = f64::INFINITY;
+    for _ in 0..REPETITIONS {
+        let begin = memory.mark(Queue::Compute)?;
+        run()?;
+        let end = memory.mark(Queue::Compute)?;
+        shortest = shortest.min(memory.milliseconds(&begin, &end)?);
+    }
+    Ok(shortest)
+}

@@ -1,0 +1,79 @@
+//! The models that `fsdp bench gpu` knows by name; bench/gpu/fsdp2_peer.py has the same.
+
+use clap::ValueEnum;
+use serde_json::{Value, json};
+
+/// A model by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ModelName {
+    /// GPT-2, 12 layers of 768, 1024 tokens
+    #[value(name = "gpt2-124m")]
+    Gpt2Small,
+    /// Llama, 16 layers of 2048, tied head, 2048 tokens
+    #[value(name = "llama-1.2b")]
+    LlamaBillion,
+    /// Llama, 2 layers of 64: to try the command
+    #[value(name = "llama-tiny")]
+    LlamaTiny,
+}
+
+/// What is trained, and how much of it per step.
+#[derive(Clone, Debug)]
+pub(super) struct Workload {
+    /// `config.json`.
+    pub(super) config: Value,
+    /// Classes of modules to wrap.
+    pub(super) wrap: &'static str,
+    /// Tokens of a sequence.
+    pub(super) seq: usize,
+    /// Sequences of a step, in one micro-batch.
+    pub(super) batch: usize,
+    pub(super) vocab: usize,
+    pub(super) layers: usize,
+    /// Heads times head dim.
+    pub(super) width: usize,
+}
+
+impl ModelName {
+    /// The name on the command line.
+    pub(super) fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    pub(super) fn workload(self) -> Workload {
+        match self {
+            ModelName::Gpt2Small => Workload {
+                config: json!({
+                    "model_type": "gpt2", "vocab_size": 50304, "n_embd": 768, "n_layer": 12, "n_head": 12,
+                    "n_positions": 1024, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
+                }),
+                wrap: "GPT2Block",
+                seq: 1024,
+                batch: 64,
+                vocab: 50304,
+                layers: 12,
+                width: 768,
+            },
+            ModelName::LlamaBillion => llama(128_256, 2048, 16, 32, 8, 8192, 2048, 8),
+            ModelName::LlamaTiny => llama(512, 64, 2, 4, 2, 128, 64, 4),
+        }
+    }
+}
+
+fn llama(
+    vocab: usize,
+    width: usize,
+    layers: usize,
+    heads: usize,
+    kv_heads: usize,
+    ffn: usize,
+    seq: usize,
+    batch: usize,
+) -> Workload {
+    let config = json!({
+        "model_type": "llama", "vocab_size": vocab, "hidden_size": width, "intermediate_size": ffn,
+        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "max_position_embeddings": seq, "rms_norm_eps": 1e-5, "tie_word_embeddings": true,
+    });
+    Workload { config, wrap: "LlamaDecoderLayer", seq, batch, vocab, layers, width }
+}

@@ -1,0 +1,113 @@
+//! Steps under observation: when each queue worked, by marks around every operation.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use fsdp_core::engine::{Observer, ProgramOrder};
+use fsdp_core::schedule::{OpId, OpKind};
+use fsdp_core::{Error, Queue};
+use fsdp_nn::hf::HfModel;
+use fsdp_train::{RankTrainer, TrainBackend, TrainError};
+
+use super::timeline::{Interval, busy, exposed};
+use crate::clock::Clock;
+
+/// Medians over the observed steps, in milliseconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Observed {
+    /// A step, with the marks in it.
+    pub(super) step_ms: f64,
+    /// Work on each queue.
+    pub(super) busy_ms: [f64; Queue::ALL.len()],
+    /// Work on other queues than compute while compute did nothing.
+    pub(super) exposed_ms: f64,
+}
+
+/// Observes some steps.
+pub(super) fn measure<M: TrainBackend + Clock>(
+    trainer: &mut RankTrainer<'_, M, HfModel>,
+    memory: &Arc<M>,
+    steps: Range<u64>,
+) -> Result<Observed, TrainError> {
+    let mut found = Vec::new();
+    for step in steps {
+        let mut marks = Marks { memory: Arc::clone(memory), spans: Vec::new(), open: None, failure: None };
+        let begin = memory.mark(Queue::Compute)?;
+        trainer.issue(step, false, &mut ProgramOrder, &mut marks)?;
+        trainer.report()?;
+        let end = memory.mark(Queue::Compute)?;
+        if let Some(failure) = marks.failure {
+            return Err(failure.into());
+        }
+        found.push(one_step(&**memory, &begin, &end, &marks.spans)?);
+    }
+    let median = |of: &dyn Fn(&Observed) -> f64| {
+        let mut values: Vec<f64> = found.iter().map(of).collect();
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    Ok(Observed {
+        step_ms: median(&|step| step.step_ms),
+        busy_ms: Queue::ALL.map(|queue| median(&|step| step.busy_ms[queue as usize])),
+        exposed_ms: median(&|step| step.exposed_ms),
+    })
+}
+
+fn one_step<M: Clock>(
+    memory: &M,
+    begin: &M::Mark,
+    end: &M::Mark,
+    spans: &[Span<M::Mark>],
+) -> Result<Observed, Error> {
+    let mut queues: [Vec<Interval>; Queue::ALL.len()] = Default::default();
+    for span in spans {
+        let at = |mark| memory.milliseconds(begin, mark);
+        queues[span.queue as usize].push(Interval { start: at(&span.begin)?, end: at(&span.end)? });
+    }
+    let compute = &queues[Queue::Compute as usize];
+    let others: Vec<Interval> = Queue::ALL
+        .iter()
+        .filter(|&&queue| queue != Queue::Compute)
+        .flat_map(|&queue| queues[queue as usize].clone())
+        .collect();
+    Ok(Observed {
+        step_ms: memory.milliseconds(begin, end)?,
+        busy_ms: Queue::ALL.map(|queue| busy(&queues[queue as usize])),
+        exposed_ms: exposed(&others, compute),
+    })
+}
+
+/// The work of one operation.
+struct Span<K> {
+    queue: Queue,
+    begin: K,
+    end: K,
+}
+
+/// Marks queues around operations.
+struct Marks<M: Clock> {
+    memory: Arc<M>,
+    spans: Vec<Span<M::Mark>>,
+    open: Option<M::Mark>,
+    /// An observer can not fail; the first failure is told at the end of the step.
+    failure: Option<Error>,
+}
+
+impl<M: Clock> Marks<M> {
+    fn mark(&mut self, queue: Queue) -> Option<M::Mark> {
+        self.memory.mark(queue).map_err(|error| self.failure.get_or_insert(error)).ok()
+    }
+}
+
+impl<M: Clock> Observer for Marks<M> {
+    fn begin(&mut self, _op: OpId, kind: &OpKind) {
+        self.open = self.mark(kind.queue());
+    }
+
+    fn issued(&mut self, _op: OpId, kind: &OpKind) {
+        let queue = kind.queue();
+        if let (Some(begin), Some(end)) = (self.open.take(), self.mark(queue)) {
+            self.spans.push(Span { queue, begin, end });
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! What was found, as text or JSON.
+
+use std::time::Duration;
+
+use fsdp_core::Queue;
+use fsdp_nn::hf::HfModel;
+use fsdp_train::Job;
+use fsdp_train::metrics::FlopModel;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::Measured;
+use super::models::Workload;
+use crate::args::BenchGpuArgs;
+use crate::units::{bytes, params, rate};
+
+/// The figures of a benchmark: times are those of the first rank, bytes those of the largest one.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Report {
+    model: String,
+    device: &'static str,
+    ranks: usize,
+    parameters: usize,
+    tokens_per_step: usize,
+    matmul_ceiling_tflops: f64,
+    matmul_ceiling_edge: usize,
+    copy_ceiling_gb_per_s: f64,
+    step_ms_median: f64,
+    step_ms: Vec<f64>,
+    /// The host's time to issue a step.
+    issue_ms_median: f64,
+    tokens_per_s: f64,
+    /// Model TFLOP/s of one rank: 6N + 12·L·d·T per token.
+    tflops: f64,
+    /// Of the measured ceiling of products, not of a data sheet.
+    of_matmul_ceiling: f64,
+    /// Under observation, which costs a little.
+    observed_step_ms: f64,
+    busy_ms: Map<String, Value>,
+    exposed_communication_ms: f64,
+    loss_first: f64,
+    loss_last: f64,
+    /// What the engine counted; to the byte what the ledger predicts.
+    counted_peak_bytes: usize,
+    /// Counted bytes that libtorch's allocator does not see, and the most that it took; absent on the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peak_bytes: Option<u64>,
+    /// What the driver says is taken, by everybody.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device_used_bytes: Option<u64>,
+}
+
+impl Report {
+    #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^53")]
+    pub(super) fn new(
+        args: &BenchGpuArgs,
+        workload: &Workload,
+        job: &Job<HfModel>,
+        ranks: &[Measured],
+    ) -> Self {
+        let first = &ranks[0];
+        let step = median(&first.steps[args.warmup..]);
+        let tokens = workload.batch * workload.seq * args.ranks;
+        let parameters = job.plan.spec.elements();
+        let flops = flops(workload, parameters).flops_per_token();
+        let tokens_per_s = tokens as f64 / step * 1e3;
+        let tflops = flops * tokens_per_s / args.ranks as f64 / 1e12;
+        let busy =
+            Queue::ALL.map(|queue| (queue.name().to_owned(), first.observed.busy_ms[queue as usize].into()));
+        let counted = ranks.iter().map(|rank| rank.usage.device.total_peak_bytes).max().unwrap_or(0);
+        let device = ranks.iter().filter_map(|rank| rank.device);
+        Self {
+            model: args.model.name(),
+            device: args.device.name(),
+            ranks: args.ranks,
+            parameters,
+            tokens_per_step: tokens,
+            matmul_ceiling_tflops: first.ceilings.matmul_tflops,
+            matmul_ceiling_edge: first.ceilings.matmul_edge,
+            copy_ceiling_gb_per_s: first.ceilings.copy_gb_per_s,
+            step_ms_median: step,
+            step_ms: first.steps.iter().map(|step| step.as_secs_f64() * 1e3).collect(),
+            issue_ms_median: median(&first.issues[args.warmup..]),
+            tokens_per_s,
+            tflops,
+            of_matmul_ceiling: tflops / first.ceilings.matmul_tflops,
+            observed_step_ms: first.observed.step_ms,
+            busy_ms: busy.into_iter().collect(),
+            exposed_communication_ms: first.observed.exposed_ms,
+            loss_first: first.losses[0],
+            loss_last: first.losses[first.losses.len() - 1],
+            counted_peak_bytes: counted,
+            peak_bytes: device.clone().map(|device| counted as u64 + device.reserved_peak).max(),
+            device_used_bytes: device.map(|device| device.used).max(),
+        }
+    }
+
+    /// One JSON object.
+    pub(super) fn json(&self) -> String {
+        let mut text = serde_json::to_string_pretty(self).expect("figures have a JSON form");
+        text.push('\n');
+        text
+    }
+
+    /// Lines for people.
+    pub(super) fn text(&self) -> String {
+        let busy: Vec<String> = self
+            .busy_ms
+            .iter()
+            .map(|(queue, ms)| format!("{queue} {:.2}", ms.as_f64().unwrap_or_default()))
+            .collect();
+        let card = match (self.peak_bytes, self.device_used_bytes) {
+            (Some(peak), Some(used)) => {
+                format!(", {} with libtorch's, {} taken of the device", bytes(peak), bytes(used))
+            }
+            _ => String::new(),
+        };
+        format!(
+            "{model} on {device}: {parameters} parameters, {ranks} ranks, {tokens} tokens a step\n\
+             ceilings: {matmul:.2} TFLOP/s (product of {edge} x {edge}, bf16), {copy:.1} GB/s (copy, read and written)\n\
+             step {step:.2} ms, issued in {issue:.2} ms: {rate} tokens/s, {tflops:.2} TFLOP/s a rank, \
+             {percent:.1} % of the product's ceiling\n\
+             busy ms of an observed step of {observed:.2}: {busy}; {exposed:.2} of them communication that nothing hid\n\
+             loss {first:.4} first, {last:.4} last\n\
+             memory {counted} counted{card}\n",
+            model = self.model,
+            device = self.device,
+            parameters = params(self.parameters),
+            ranks = self.ranks,
+            tokens = self.tokens_per_step,
+            matmul = self.matmul_ceiling_tflops,
+            edge = self.matmul_ceiling_edge,
+            copy = self.copy_ceiling_gb_per_s,
+            step = self.step_ms_median,
+            issue = self.issue_ms_median,
+            rate = rate(self.tokens_per_s),
+            tflops = self.tflops,
+            percent = 100.0 * self.of_matmul_ceiling,
+            observed = self.observed_step_ms,
+            busy = busy.join(", "),
+            exposed = self.exposed_communication_ms,
+            first = self.loss_first,
+            last = self.loss_last,
+            counted = bytes(self.counted_peak_bytes as u64),
+        )
+    }
+}
+
+fn flops(workload: &Workload, parameters: usize) -> FlopModel {
+    FlopModel {
+        parameter_count: parameters as u64,
+        layer_count: workload.layers as u64,
+        attention_width: workload.width as u64,
+        seq_len: workload.seq as u64,
+    }
+}
+
+/// The median in milliseconds.
+fn median(times: &[Duration]) -> f64 {
+    let mut sorted = times.to_vec();
+    sorted.sort_unstable();
+    sorted[sorted.len() / 2].as_secs_f64() * 1e3
+}

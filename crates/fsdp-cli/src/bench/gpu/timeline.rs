@@ -1,0 +1,75 @@
+//! When queues worked, and what of it was hidden: sums over intervals of time.
+
+/// A span of time, in milliseconds from a common beginning.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Interval {
+    pub(super) start: f64,
+    pub(super) end: f64,
+}
+
+/// The parts of time that at least one of the intervals covers, in order and apart from each other.
+fn union(intervals: &[Interval]) -> Vec<Interval> {
+    let mut sorted: Vec<Interval> = intervals.iter().copied().filter(|span| span.end > span.start).collect();
+    sorted.sort_by(|a, b| a.start.total_cmp(&b.start));
+    let mut apart: Vec<Interval> = Vec::with_capacity(sorted.len());
+    for span in sorted {
+        match apart.last_mut() {
+            Some(last) if span.start <= last.end => last.end = last.end.max(span.end),
+            _ => apart.push(span),
+        }
+    }
+    apart
+}
+
+/// How long at least one of the intervals lasted.
+pub(super) fn busy(intervals: &[Interval]) -> f64 {
+    union(intervals).iter().fold(0.0, |sum, span| sum + (span.end - span.start))
+}
+
+/// How long some of `intervals` lasted while none of `cover` did.
+pub(super) fn exposed(intervals: &[Interval], cover: &[Interval]) -> f64 {
+    let all: Vec<Interval> = intervals.iter().chain(cover).copied().collect();
+    busy(&all) - busy(cover)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn spans(ends: &[(f64, f64)]) -> Vec<Interval> {
+        ends.iter().map(|&(start, end)| Interval { start, end }).collect()
+    }
+
+    #[test]
+    fn overlaps_count_once() {
+        assert_eq!(busy(&spans(&[(0.0, 2.0), (1.0, 3.0), (5.0, 6.0), (5.5, 5.6)])), 4.0);
+        assert_eq!(busy(&[]), 0.0);
+    }
+
+    #[test]
+    fn what_compute_covers_is_hidden() {
+        let compute = spans(&[(0.0, 4.0), (6.0, 9.0)]);
+        assert_eq!(exposed(&spans(&[(1.0, 3.0)]), &compute), 0.0);
+        assert_eq!(exposed(&spans(&[(3.0, 7.0)]), &compute), 2.0);
+        assert_eq!(exposed(&spans(&[(10.0, 11.5)]), &[]), 1.5);
+    }
+
+    proptest! {
+        #[test]
+        fn sums_are_those_of_counting_moments(
+            ours in prop::collection::vec((0u8..40, 0u8..9), 0..9),
+            theirs in prop::collection::vec((0u8..40, 0u8..9), 0..9),
+        ) {
+            let covers = |spans: &[(u8, u8)], at: u8| spans.iter().any(|&(s, len)| s <= at && at < s + len);
+            let intervals = |of: &[(u8, u8)]| {
+                spans(&of.iter().map(|&(s, len)| (f64::from(s), f64::from(s + len))).collect::<Vec<_>>())
+            };
+            let count = |holds: &dyn Fn(u8) -> bool| (0..60).filter(|&at| holds(at)).count() as f64;
+            prop_assert_eq!(busy(&intervals(&ours)), count(&|at| covers(&ours, at)));
+            let alone = count(&|at| covers(&ours, at) && !covers(&theirs, at));
+            prop_assert_eq!(exposed(&intervals(&ours), &intervals(&theirs)), alone);
+        }
+    }
+}

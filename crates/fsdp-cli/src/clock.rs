@@ -1,0 +1,89 @@
+//! What a benchmark asks of a device besides training: the time of points in its queues, and the bytes it has taken.
+
+use std::time::Instant;
+
+use fsdp_core::{Error, Memory, Queue};
+use fsdp_nn::HostMemory;
+
+/// A memory whose queues can be timed.
+pub(crate) trait Clock: Memory {
+    /// A point in a queue's work, with the time when it is passed.
+    type Mark: Send + 'static;
+
+    /// Marks the end of the work given to a queue so far.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn mark(&self, queue: Queue) -> Result<Self::Mark, Error>;
+
+    /// Milliseconds between two marks; waits until both are passed.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn milliseconds(&self, from: &Self::Mark, to: &Self::Mark) -> Result<f64, Error>;
+
+    /// What this process and all others have taken of the device, and how much there is.
+    fn device_bytes(&self) -> Option<DeviceBytes> {
+        None
+    }
+}
+
+/// Bytes of a device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeviceBytes {
+    /// Taken, by whomever.
+    pub(crate) used: u64,
+    /// The most that libtorch's allocator took.
+    pub(crate) reserved_peak: u64,
+}
+
+impl Clock for HostMemory {
+    type Mark = Instant;
+
+    fn mark(&self, _queue: Queue) -> Result<Instant, Error> {
+        Ok(Instant::now())
+    }
+
+    fn milliseconds(&self, from: &Instant, to: &Instant) -> Result<f64, Error> {
+        Ok(to.duration_since(*from).as_secs_f64() * 1e3)
+    }
+}
+
+#[cfg(feature = "torch")]
+mod torch {
+    #[cfg(feature = "cuda")]
+    use super::DeviceBytes;
+    use super::{Clock, Error, HostMemory, Instant, Queue};
+    use fsdp_cuda::torch::Torch;
+
+    impl Clock for Torch<HostMemory> {
+        type Mark = Instant;
+
+        fn mark(&self, queue: Queue) -> Result<Instant, Error> {
+            self.storage().mark(queue)
+        }
+
+        fn milliseconds(&self, from: &Instant, to: &Instant) -> Result<f64, Error> {
+            self.storage().milliseconds(from, to)
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    impl Clock for Torch<fsdp_cuda::CudaMemory> {
+        type Mark = fsdp_cuda::TimedEvent;
+
+        fn mark(&self, queue: Queue) -> Result<Self::Mark, Error> {
+            Ok(self.storage().record_timed(queue)?)
+        }
+
+        fn milliseconds(&self, from: &Self::Mark, to: &Self::Mark) -> Result<f64, Error> {
+            Ok(f64::from(to.milliseconds_since(from)?))
+        }
+
+        fn device_bytes(&self) -> Option<DeviceBytes> {
+            let (free, total) = self.storage().free_and_total_bytes().ok()?;
+            let allocator = fsdp_cuda::torch::allocator_bytes(self.storage().device()).ok()?;
+            Some(DeviceBytes { used: (total - free) as u64, reserved_peak: allocator.reserved_peak })
+        }
+    }
+}

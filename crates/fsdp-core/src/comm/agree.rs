@@ -1,0 +1,68 @@
+//! Ranks make sure that they were started alike, before the first step.
+
+use super::{Comm, CommError, Purpose};
+use crate::digest::Digest;
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
+use crate::rank::{Queue, Rank};
+
+impl<M: Memory> Comm<M> {
+    /// Compares a digest with those of all other ranks, on a communicator of the whole world.
+    ///
+    /// # Errors
+    /// [`CommError::Differs`], the same on every rank; those of the communicator and the memory.
+    pub(crate) fn agree(&mut self, memory: &M, digest: Digest) -> Result<(), Error> {
+        let size = self.size();
+        let mut own = memory.allocate(Category::CommStaging, DType::I64, 2)?;
+        memory.write(Queue::Gather, HostSlice::I64(&digest.words()), SliceMut::whole(&mut own))?;
+        let all = memory.allocate(Category::CommStaging, DType::I64, 2 * size)?;
+        let pending = self.all_gather(memory, Purpose::Setup, None, vec![own], vec![all])?;
+        let all = pending.wait_on(memory, Queue::Gather)?.outputs.pop().expect("one buffer came back");
+        let mut words = vec![0; 2 * size];
+        memory.read(Queue::Gather, Slice::whole(&all), HostSliceMut::I64(&mut words))?;
+        self.check()?;
+        match differing(words.as_chunks().0) {
+            Some((ranks, reference)) => Err(CommError::Differs { ranks, reference }.into()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The ranks whose words differ from those of most ranks (of the earlier one, when as many agree on two), and the
+/// first of those most.
+fn differing(words: &[[i64; 2]]) -> Option<(Vec<Rank>, Rank)> {
+    let votes = |word: &[i64; 2]| words.iter().filter(|&other| other == word).count();
+    // The last of equal maxima is found, so the first rank is looked at last.
+    let (reference, most) = words.iter().enumerate().rev().max_by_key(|(_, word)| votes(word))?;
+    let ranks: Vec<Rank> =
+        words.iter().enumerate().filter(|&(_, word)| word != most).map(|(rank, _)| Rank(rank)).collect();
+    (!ranks.is_empty()).then_some((ranks, Rank(reference)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(words: &[i64]) -> Option<(Vec<usize>, usize)> {
+        let words: Vec<[i64; 2]> = words.iter().map(|&word| [7, word]).collect();
+        differing(&words).map(|(ranks, reference)| (ranks.iter().map(|rank| rank.0).collect(), reference.0))
+    }
+
+    #[test]
+    fn the_few_differ_from_the_many() {
+        assert_eq!(found(&[5]), None);
+        assert_eq!(found(&[5, 5, 5]), None);
+        assert_eq!(found(&[5, 6]), Some((vec![1], 0)));
+        assert_eq!(found(&[6, 5, 5, 5]), Some((vec![0], 1)));
+        assert_eq!(found(&[5, 5, 6, 6]), Some((vec![2, 3], 0)));
+        assert_eq!(found(&[1, 2, 3, 3]), Some((vec![0, 1], 2)));
+        assert_eq!(found(&[i64::MIN, i64::MIN]), None);
+    }
+
+    #[test]
+    fn both_words_count() {
+        assert!(differing(&[[0, 1], [0, 2]]).is_some());
+        assert!(differing(&[[1, 0], [2, 0]]).is_some());
+    }
+}

@@ -1,0 +1,116 @@
+//! Whole runs on the fake driver: the engine's schedules with real streams and events, against the oracle.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fsdp_comm::launch::{LaunchFailure, Launcher, Seat};
+use fsdp_core::Memory;
+use fsdp_core::engine::ProgramOrder;
+use fsdp_nn::hf::{HfConfig, HfModel};
+use fsdp_nn::model::Architecture;
+use fsdp_sim::{SeededOrder, Threads, WorldOptions};
+use fsdp_train::config::Resolved;
+use fsdp_train::verify::{VerifyOptions, verify};
+use fsdp_train::{InitSource, Job, RankTrainer, TrainError};
+
+use crate::fake_cuda::{self, FakeDevice};
+use crate::mixed::Mixed;
+use crate::values::cuda_on;
+
+const LLAMA: &str = r#"{
+    "model_type": "llama", "vocab_size": 61, "hidden_size": 24, "intermediate_size": 20,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+    "initializer_range": 0.2, "tie_word_embeddings": false, "hidden_act": "silu"
+}"#;
+
+const GPT2: &str = r#"{
+    "model_type": "gpt2", "vocab_size": 53, "n_embd": 20, "n_layer": 2, "n_head": 2, "n_positions": 32,
+    "initializer_range": 0.2, "embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1
+}"#;
+
+fn job(dir: &Path, model: &str, overrides: &[&str]) -> Job<HfModel> {
+    let model = HfConfig::parse(model).unwrap().build().unwrap();
+    let vocab = model.head().vocab as u32;
+    let ids = (0..700_u32).map(|i| ((i * i * 7 + i * 3 + i / 11) % vocab) as u16);
+    let tokens = dir.join("tokens.bin");
+    std::fs::write(&tokens, ids.flat_map(u16::to_le_bytes).collect::<Vec<u8>>()).unwrap();
+    let text = format!(
+        r#"
+        [model]
+        path = "unused"
+        [data]
+        train = ["{}"]
+        format = "tokens-u16"
+        seq_len = 7
+        [train]
+        steps = 4
+        micro_batch_size = 2
+        global_batch_size = 8
+        grad_clip = 1.0
+        optimizer = {{ name = "adamw", lr = 3e-3 }}
+        lr_schedule = {{ name = "constant" }}
+        [run]
+        ranks = 2
+        out_dir = "{}"
+        "#,
+        tokens.display(),
+        dir.join("out").display()
+    );
+    let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
+    let config = Resolved::parse(&text, "test", &overrides).unwrap_or_else(|error| panic!("{error}")).config;
+    let init = Arc::new(model.description().init.clone());
+    let init = InitSource::Random { seed: config.model.seed, init };
+    Job::new(config, model, init).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Ranks that share a device.
+fn ranks(device: FakeDevice, share_unsharded: bool) -> Threads<Mixed> {
+    let timeout = Duration::from_secs(120);
+    let options = WorldOptions { share_unsharded, timeout, ..WorldOptions::new(1) };
+    Threads::new(options, move |_, _| Arc::new(Mixed::new(cuda_on(device))))
+}
+
+/// The engine on one, two and four ranks gives the bits of a plain trainer of whole parameters.
+fn hold(model: &str, overrides: &[&str], seed: u64, share_unsharded: bool) {
+    let dir = tempfile::tempdir().unwrap();
+    let job = job(dir.path(), model, overrides);
+    let options = VerifyOptions {
+        order: &|rank| Box::new(SeededOrder::for_rank(seed, rank.0)),
+        ..VerifyOptions::new(&[1, 2, 4], 2)
+    };
+    let launcher = ranks(fake_cuda::device().seed(seed), share_unsharded);
+    let report = verify(&job, &launcher, &options).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    assert_eq!(report.worlds.len(), 3, "{:?}", report.skipped);
+    for world in &report.worlds {
+        assert!(world.failures.is_empty(), "{overrides:?}, seed {seed}: {:#?}", world.failures);
+    }
+}
+
+#[test]
+fn runs_have_the_bits_of_the_oracle() {
+    hold(LLAMA, &[], 1, false);
+    hold(LLAMA, &["fsdp.param_dtype=bf16", "fsdp.activation_checkpointing=full"], 2, true);
+    hold(GPT2, &[], 3, false);
+}
+
+#[test]
+fn nothing_is_allocated_after_the_first_step() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = job(dir.path(), LLAMA, &["run.ranks=1"]);
+    let device = fake_cuda::device();
+    let allocations = || ["cuMemAlloc", "cuMemHostAlloc", "cuMemFree"].map(|call| device.calls(call));
+    let launched = ranks(device, false).launch(1, &|seat: Seat<Mixed>| {
+        let memory = Arc::clone(&seat.memory);
+        let mut trainer = RankTrainer::new(&job, seat)?;
+        trainer.step(0, false, &mut ProgramOrder, &mut ())?;
+        let before = (allocations(), memory.usage().allocations);
+        for step in 1..4 {
+            trainer.step(step, false, &mut ProgramOrder, &mut ())?;
+        }
+        assert_eq!((allocations(), memory.usage().allocations), before);
+        Ok(())
+    });
+    launched.unwrap_or_else(|failure: LaunchFailure<TrainError>| panic!("{failure:?}"));
+}

@@ -1,0 +1,146 @@
+//! CPU offload: the same bits as without it, less memory of the device.
+
+use fsdp_core::Rank;
+use fsdp_core::engine::{IssueOrder, ProgramOrder};
+use fsdp_core::memory::{Category, Usage};
+use fsdp_core::schedule::OpKind;
+use fsdp_nn::HostMemory;
+use fsdp_nn::model::{Mlp, MlpConfig};
+use fsdp_sim::SeededOrder;
+use fsdp_train::verify::{VerifyOptions, verify};
+
+use crate::runs::{RankOutcome, train};
+use crate::support::{GPT2, LLAMA, config, job, job_of, threads};
+
+/// A run of three steps, and how many copies between device and host a step makes.
+fn run(model: &str, offload: &str, overrides: &[&str], seed: Option<u64>) -> (Vec<RankOutcome>, usize) {
+    let dir = tempfile::tempdir().unwrap();
+    let (vocab, wrap) = match model {
+        LLAMA => (61, "fsdp.wrap=[\"LlamaDecoderLayer\"]"),
+        _ => (53, "fsdp.wrap=[\"GPT2Block\"]"),
+    };
+    let offload = format!("fsdp.offload=\"{offload}\"");
+    let all = [&[wrap, &*offload], overrides].concat();
+    let jobs = [job(model, config(dir.path(), vocab, &all))];
+    let order = |rank: Rank| -> Box<dyn IssueOrder> {
+        match seed {
+            Some(seed) => Box::new(SeededOrder::for_rank(seed, rank.0)),
+            None => Box::new(ProgramOrder),
+        }
+    };
+    let copies = |kind: &OpKind| matches!(kind, OpKind::Upload { .. } | OpKind::Download { .. });
+    let copies = jobs[0].plan.step.ops.iter().filter(|op| copies(&op.kind)).count();
+    (train(&jobs, &threads(), 3, order).unwrap(), copies)
+}
+
+/// What a case sets besides the mesh; micro-batches of a step are 16.
+const POLICIES: [&[&str]; 6] = [
+    &["train.grad_clip=0.05"],
+    &["fsdp.reshard_after_forward=true", "fsdp.forward_prefetch=2", "fsdp.backward_prefetch=0"],
+    &["fsdp.accumulation=\"unsharded\"", "fsdp.reshard_after_forward=false"],
+    &["fsdp.param_dtype=\"bf16\"", "fsdp.activation_checkpointing=\"selective\""],
+    &["fsdp.accumulation_order=\"running\"", "train.optimizer={ name = \"sgd\", lr = 1e-1, momentum = 0.9 }"],
+    &["train.optimizer={ name = \"adafactor\" }", "fsdp.reduce_dtype=\"bf16\""],
+];
+
+#[test]
+fn offloading_changes_no_bit_at_any_mesh() {
+    for (index, policy) in POLICIES.iter().enumerate() {
+        for (ranks, replicas) in [(1, 1), (2, 1), (4, 1), (4, 2), (8, 2), (16, 1)] {
+            let mesh = [
+                "train.micro_batch_size=1",
+                "train.global_batch_size=16",
+                &format!("run.ranks={ranks}"),
+                &format!("fsdp.mesh={{ replicate = {replicas} }}"),
+            ];
+            let overrides = [&mesh[..], policy].concat();
+            let model = if index % 2 == 0 { LLAMA } else { GPT2 };
+            let (plain, none) = run(model, "none", &overrides, None);
+            assert_eq!(none, 0);
+            for seed in [None, Some(3), Some(ranks + index as u64)] {
+                let (offloaded, copies) = run(model, "cpu", &overrides, seed);
+                assert!(copies > 0);
+                for (offloaded, plain) in offloaded.iter().zip(&plain) {
+                    assert_eq!(offloaded.reports, plain.reports, "{overrides:?}");
+                    assert_eq!(offloaded.shards, plain.shards, "{overrides:?}");
+                    assert_eq!(offloaded.traffic, plain.traffic, "{overrides:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn groups_frozen_units_and_tied_parameters_keep_every_promise_under_offload() {
+    let cases: [(&str, u32, &[&str]); 4] = [
+        (LLAMA, 61, &["fsdp.reshard_after_forward=2", "fsdp.wrap=[\"LlamaDecoderLayer\"]"]),
+        (LLAMA, 61, &["fsdp.frozen=[\"mlp\", \"embed\"]", "fsdp.wrap=[\"LlamaMLP\"]"]),
+        (GPT2, 53, &["fsdp.wrap=[\"GPT2Block\"]", "fsdp.mesh={ replicate = 2 }", "fsdp.forward_prefetch=3"]),
+        (GPT2, 53, &["fsdp.wrap=[]", "fsdp.accumulation=\"unsharded\""]),
+    ];
+    for (model, vocab, overrides) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        let all = [&["fsdp.offload=\"cpu\"", "train.grad_clip=0.1"][..], overrides].concat();
+        let job = job(model, config(dir.path(), vocab, &all));
+        let report = verify(&job, &threads(), &VerifyOptions::new(&[2, 4, 8], 2)).unwrap();
+        assert!(report.worlds.len() >= 2, "{:?}", report.skipped);
+        for world in &report.worlds {
+            assert_eq!(world.promise, "equal bits (D2)");
+            assert!(world.failures.is_empty(), "{overrides:?}: {:#?}", world.failures);
+        }
+    }
+}
+
+/// What lives on the host is what the device no longer holds, but for slots through which it travels.
+#[test]
+fn shards_gradients_and_state_move_to_the_host() {
+    let moved = [Category::ParameterShard, Category::ShardedGradient, Category::OptimizerState];
+    for overrides in [&["fsdp.reshard_after_forward=true"][..], &["fsdp.param_dtype=\"bf16\""]] {
+        let one_round = ["run.ranks=4", "train.micro_batch_size=1", "train.global_batch_size=4"];
+        let overrides = [&one_round[..], overrides].concat();
+        let usage = |offload| -> Vec<Usage> {
+            run(LLAMA, offload, &overrides, None).0.iter().map(|rank| *rank.usage.last().unwrap()).collect()
+        };
+        for (plain, offloaded) in usage("none").into_iter().zip(usage("cpu")) {
+            assert_eq!(plain.host.total_peak_bytes, 0);
+            let mut freed = 0;
+            for category in Category::ALL {
+                let is_moved = moved.contains(&category);
+                let (before, after, on_host) =
+                    (plain.peak(category), offloaded.peak(category), offloaded.host.peak(category));
+                let expected = if is_moved { (0, before) } else { (before, 0) };
+                if category != Category::HostStaging {
+                    assert_eq!((after, on_host), expected, "{category}");
+                }
+                freed += on_host;
+            }
+            let staging = offloaded.peak(Category::HostStaging);
+            assert_eq!(plain.peak(Category::HostStaging), 0);
+            assert!(0 < staging && staging < freed, "{staging} of {freed}");
+            assert_eq!(offloaded.device.total_peak_bytes, plain.device.total_peak_bytes - freed + staging);
+        }
+    }
+}
+
+/// Staging is of the units under way, not of the model: the first one and one that is fetched ahead.
+#[test]
+fn staging_does_not_grow_with_the_number_of_layers() {
+    let staging = |layers: usize| {
+        let dir = tempfile::tempdir().unwrap();
+        let sizes = MlpConfig { vocab: 32, widths: vec![16; layers + 1], bias: false, tied: false, std: 0.2 };
+        let overrides = [
+            "fsdp.offload=\"cpu\"",
+            "fsdp.wrap=[\"MlpLayer\"]",
+            "train.micro_batch_size=1",
+            "train.global_batch_size=4",
+        ];
+        let job = job_of(Mlp::new(&sizes).unwrap(), config(dir.path(), 32, &overrides));
+        let usage = job.predict::<HostMemory>(Rank(0)).unwrap();
+        let (root, layer) = (2 * 32 * 16 * 4 / 4, 16 * 16 * 4 / 4);
+        assert_eq!(usage.host.peak(Category::ParameterShard), root + layers * layer);
+        // Uploads: the root, and a layer while the one before is gathered. Downloads: the root, and two layers.
+        assert_eq!(usage.peak(Category::HostStaging), (root + 2 * layer) + (root + 2 * layer));
+        usage.peak(Category::HostStaging)
+    };
+    assert_eq!(staging(4), staging(40));
+}
