@@ -393,6 +393,10 @@ impl Memory for CudaMemory {
         self.queues.wait(queue, event);
     }
 
+    fn is_asynchronous(&self) -> bool {
+        true
+    }
+
     fn usage(&self) -> Usage {
         self.account.usage()
     }

@@ -20,10 +20,11 @@ use crate::device::DeviceMemory;
 use crate::ffi::nccl::{Nccl, UniqueId};
 use crate::ffi::nccl_comm::{Progress, RawComm};
 
-/// How often NCCL is asked at once whether it is done, before the thread sleeps between questions.
-const SPINS: u32 = 200;
+/// How often NCCL is asked at once whether it is done, before the thread sleeps between questions: long enough for a
+/// launch, which takes tens of microseconds, and not for connecting.
+const SPINS: u32 = 1000;
 
-/// How long a thread sleeps between questions. NCCL takes tens of microseconds to launch a collective.
+/// How long a thread sleeps between questions.
 const NAP: Duration = Duration::from_micros(20);
 
 /// One rank's handle of a group of ranks, each of which is a thread of this process with a device of its own.

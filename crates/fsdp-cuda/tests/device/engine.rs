@@ -93,6 +93,7 @@ fn runs_have_the_bits_of_the_oracle() {
     hold(LLAMA, &[], 1, false);
     hold(LLAMA, &["fsdp.param_dtype=bf16", "fsdp.activation_checkpointing=full"], 2, true);
     hold(GPT2, &[], 3, false);
+    hold(LLAMA, &["fsdp.offload=cpu", "fsdp.param_dtype=bf16"], 4, false);
 }
 
 #[test]

@@ -163,6 +163,10 @@ impl Memory for Mixed {
         self.cuda.wait(queue, event);
     }
 
+    fn is_asynchronous(&self) -> bool {
+        self.cuda.is_asynchronous()
+    }
+
     fn usage(&self) -> Usage {
         self.cuda.usage()
     }

@@ -38,7 +38,10 @@ fn segments_of_a_call_move_in_one_group_and_empty_ones_do_not_move() {
         pending.wait_on(memory, Queue::Compute)?;
         let (inputs, outputs) = (buffers(memory, &[8, 2])?, buffers(memory, &[4, 1])?);
         let pending = seat.reductions.reduce_scatter(memory, Purpose::Gradient, Some(1), inputs, outputs)?;
-        pending.wait_on(memory, Queue::Reduce)?;
+        let consumed = pending.wait_on(memory, Queue::Reduce)?.inputs;
+        let mut values = [0.0; 2];
+        let read = memory.read(Queue::Reduce, Slice::whole(&consumed[1]), HostSliceMut::F64(&mut values));
+        assert!(matches!(read, Err(Error::Released { len: 2, .. })), "consumed inputs come back released");
         let pending = seat.reductions.all_reduce(memory, Purpose::Gradient, None, buffers(memory, &[7])?)?;
         pending.wait_on(memory, Queue::Reduce)?;
         // Nothing at all: no call, and no error.
