@@ -26,6 +26,9 @@ mod bad_weights;
 // Output that cannot be written.
 mod disk_full;
 
+// Devices that need a feature: with it, and without.
+mod devices;
+
 // Checkpoints: fixtures, reports, conversions, and what goes wrong.
 mod ckpt;
 mod ckpt_convert;

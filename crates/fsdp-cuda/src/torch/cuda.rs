@@ -8,9 +8,8 @@ use fsdp_core::{Error, Queue};
 
 use super::memory::Torch;
 use super::settings::enter_stream;
-use super::storage::{TorchStorage, sealed};
+use super::storage::{Fused, TorchStorage, sealed};
 use crate::device::{CudaBuffer, CudaMemory, DeviceMemory, StreamHandle};
-use crate::fused::FusedOps;
 
 impl sealed::Sealed for CudaMemory {}
 
@@ -35,8 +34,8 @@ impl TorchStorage for CudaMemory {
         enter_stream(CudaMemory::device(self), self.stream(Queue::Compute))
     }
 
-    fn fused(&self) -> Option<&dyn FusedOps<CudaBuffer>> {
-        Some(self)
+    fn fused(&self) -> Option<Fused<'_, CudaBuffer>> {
+        Some(Fused::Own(self))
     }
 }
 

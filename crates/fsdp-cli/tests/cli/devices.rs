@@ -1,0 +1,47 @@
+//! `run.device`: what this binary was not built for is refused with the way to build it; what it was built for works.
+
+use crate::support::Sandbox;
+
+#[test]
+fn a_device_that_is_not_built_in() {
+    let sandbox = Sandbox::new();
+    let mut missing = Vec::new();
+    if !cfg!(feature = "torch") {
+        missing.push(("torch-cpu", "torch"));
+    }
+    if !cfg!(feature = "cuda") {
+        missing.push(("cuda", "cuda"));
+    }
+    for (device, feature) in missing {
+        for command in ["train", "verify"] {
+            let message = sandbox.refused(&format!("{command} run.toml --set run.device={device}"));
+            assert!(message.starts_with(&format!("error: run.device = \"{device}\": ")), "{message}");
+            assert!(message.contains(&format!("--features {feature}")), "{message}");
+        }
+        let message = sandbox.refused(&format!("bench train --steps 4 --device {device}"));
+        assert!(message.contains(&format!("without the feature `{feature}`")), "{message}");
+    }
+}
+
+/// A run file says what it is for, whoever reads it.
+#[test]
+fn a_schedule_is_printed_for_any_device() {
+    for device in ["cpu", "torch-cpu", "cuda"] {
+        let ran = Sandbox::new().succeed(&format!("schedule run.toml --set run.device={device}"));
+        assert!(ran.stdout.contains("predicted peak memory"), "{}", ran.stdout);
+    }
+}
+
+#[cfg(feature = "torch")]
+#[test]
+fn libtorch_trains_verifies_and_is_measured() {
+    let sandbox = Sandbox::new();
+    for dtype in ["f32", "bf16"] {
+        let set = format!("--set run.device=torch-cpu --set fsdp.param_dtype={dtype}");
+        sandbox.succeed(&format!("train run.toml --overwrite --set run.deterministic=true {set}"));
+        let ran = sandbox.succeed(&format!("verify run.toml --world-sizes 1,2,4 {set}"));
+        assert!(ran.stdout.contains("promised: derived bounds"), "{}", ran.stdout);
+    }
+    let sizes = "--hidden 32 --layers 1 --heads 2 --kv-heads 1 --ffn 32 --vocab 64 --seq 16 --steps 4";
+    sandbox.succeed(&format!("bench train --device torch-cpu --param-dtype bf16 {sizes}"));
+}
