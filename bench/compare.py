@@ -3,6 +3,7 @@
 
     bench/compare.py --python PATH/TO/python [--peer SCRIPT] [--fsdp target/release/fsdp]
                      [--runs 3] [--worlds 1,2,4] [--steps 12] [--json FILE]
+                     [--device cpu|torch-cpu] [--param-dtype f32|bf16]
 
 `--python` is an interpreter with torch; `--peer` a script like bench/fsdp2_peer.py. Both programs run
 alternately, so that a machine that slows down slows both. For every world there are two cases: one
@@ -31,6 +32,8 @@ def arguments():
     parser.add_argument("--runs", type=int, default=3, help="runs of each program and case")
     parser.add_argument("--worlds", default="1,2,4", help="world sizes")
     parser.add_argument("--steps", type=int, default=12, help="steps of a run")
+    parser.add_argument("--device", choices=["cpu", "torch-cpu"], default="cpu", help="what fsdp computes with")
+    parser.add_argument("--param-dtype", choices=["f32", "bf16"], default="f32", help="dtype of compute, of both")
     parser.add_argument("--json", help="also write all figures to this file")
     return parser.parse_args()
 
@@ -49,9 +52,10 @@ def result_of(command):
 
 def commands(args, world, micro_batch):
     common = ["--micro-batch", str(micro_batch), "--steps", str(args.steps), "--global-batch", str(GLOBAL_BATCH)]
+    common += ["--param-dtype", args.param_dtype]
     launcher = [args.python, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
     return {
-        "fsdp": [args.fsdp, "bench", "train", "--json", "--ranks", str(world), *common],
+        "fsdp": [args.fsdp, "bench", "train", "--json", "--ranks", str(world), "--device", args.device, *common],
         "peer": [*launcher, args.peer, *common],
     }
 
@@ -92,7 +96,7 @@ def processor():
 
 def main():
     args = arguments()
-    print(f"{processor()}, {os.cpu_count()} cores, medians of {args.runs} runs")
+    print(f"{processor()}, {os.cpu_count()} cores, medians of {args.runs} runs, {args.param_dtype}, device {args.device}")
     print(f"{'':>12} {'tokens/s':^34} {'resident MiB':^30}")
     print(f"{'world':>5} {'micro':>6} {'fsdp':>12} {'peer':>12} {'ratio':>8} {'fsdp':>10} {'peer':>10} {'ratio':>8}")
     cases = []
@@ -102,7 +106,7 @@ def main():
             cases.append(measure(args, world, micro_batch))
             show(cases[-1])
     if args.json:
-        about = {"processor": processor(), "cores": os.cpu_count(), "python": platform.python_version()}
+        about = {"device": args.device, "param_dtype": args.param_dtype, "processor": processor(), "cores": os.cpu_count(), "python": platform.python_version()}
         Path(args.json).write_text(json.dumps({"machine": about, "cases": cases}, indent=2) + "\n")
 
 

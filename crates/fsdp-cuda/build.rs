@@ -113,6 +113,8 @@ fn build(libtorch: &Libtorch) {
     cc::Build::new()
         .cpp(true)
         .std("c++17")
+        // Loops over operands: too slow without, in development builds too.
+        .opt_level(3)
         .include(&libtorch.include)
         .include(libtorch.include.join("torch/csrc/api/include"))
         .define("_GLIBCXX_USE_CXX11_ABI", libtorch.cxx11_abi.as_str())

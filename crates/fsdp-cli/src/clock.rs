@@ -51,7 +51,9 @@ impl Clock for HostMemory {
 
 #[cfg(feature = "torch")]
 mod torch {
-    use super::{Clock, DeviceBytes, Error, HostMemory, Instant, Queue};
+    #[cfg(feature = "cuda")]
+    use super::DeviceBytes;
+    use super::{Clock, Error, HostMemory, Instant, Queue};
     use fsdp_cuda::torch::Torch;
 
     impl Clock for Torch<HostMemory> {

@@ -7,7 +7,6 @@
 mod support;
 
 // Help pages.
-mod devices;
 mod help;
 
 // A run: what it writes, and that it can be repeated and continued.
@@ -26,6 +25,12 @@ mod bad_weights;
 
 // Output that cannot be written.
 mod disk_full;
+
+// Devices that need a feature: with it, and without.
+mod devices;
+
+// What the machine has, and how fast it is.
+mod machine;
 
 // Checkpoints: fixtures, reports, conversions, and what goes wrong.
 mod ckpt;

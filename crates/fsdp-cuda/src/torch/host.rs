@@ -10,7 +10,7 @@ use fsdp_core::program::GradientTarget;
 use fsdp_nn::backend::{AttentionDims, Backend, Dropout};
 use fsdp_nn::{HostBuffer, HostMemory};
 
-use super::storage::{AttentionOps, TorchStorage, sealed};
+use super::storage::{AttentionOps, Fused, TorchStorage, sealed};
 use crate::fused::FusedOps;
 
 type In<'a> = Slice<'a, HostBuffer>;
@@ -36,16 +36,20 @@ impl TorchStorage for HostMemory {
         Ok(())
     }
 
-    fn fused(&self) -> Option<&dyn FusedOps<HostBuffer>> {
-        Some(self)
+    fn fused(&self) -> Option<Fused<'_, HostBuffer>> {
+        Some(Fused::Made(Box::new(HostKernels(self))))
     }
 
-    fn attention(&self) -> Option<&dyn AttentionOps<HostBuffer>> {
-        Some(self)
+    fn attention(&self) -> Option<Box<dyn AttentionOps<HostBuffer> + '_>> {
+        Some(Box::new(HostKernels(self)))
     }
 }
 
-impl AttentionOps<HostBuffer> for HostMemory {
+/// The kernels of the host backend under the names of this crate. (Not [`HostMemory`] itself: it has operations of the same
+/// names.)
+struct HostKernels<'a>(&'a HostMemory);
+
+impl AttentionOps<HostBuffer> for HostKernels<'_> {
     fn attention(
         &self,
         dims: AttentionDims,
@@ -54,7 +58,7 @@ impl AttentionOps<HostBuffer> for HostMemory {
         y: Out<'_>,
         lse: Out<'_>,
     ) -> Result<(), Error> {
-        Backend::attention(self, dims, dropout, qkv, y, lse)
+        Backend::attention(self.0, dims, dropout, qkv, y, lse)
     }
 
     fn attention_backward(
@@ -67,11 +71,11 @@ impl AttentionOps<HostBuffer> for HostMemory {
         dy: In<'_>,
         dqkv: Out<'_>,
     ) -> Result<(), Error> {
-        Backend::attention_backward(self, dims, dropout, qkv, y, lse, dy, dqkv)
+        self.0.attention_backward(dims, dropout, qkv, y, lse, dy, dqkv)
     }
 }
 
-impl FusedOps<HostBuffer> for HostMemory {
+impl FusedOps<HostBuffer> for HostKernels<'_> {
     fn rms_norm(
         &self,
         width: usize,
@@ -81,7 +85,7 @@ impl FusedOps<HostBuffer> for HostMemory {
         y: Out<'_>,
         rstd: Out<'_>,
     ) -> Result<(), Error> {
-        Backend::rms_norm(self, width, eps, x, weight, y, rstd)
+        self.0.rms_norm(width, eps, x, weight, y, rstd)
     }
 
     fn rms_norm_backward(
@@ -95,7 +99,7 @@ impl FusedOps<HostBuffer> for HostMemory {
         accumulate: bool,
         dweight: Option<Gradient<'_>>,
     ) -> Result<(), Error> {
-        Backend::rms_norm_backward(self, width, x, weight, rstd, dy, dx, accumulate, dweight)
+        self.0.rms_norm_backward(width, x, weight, rstd, dy, dx, accumulate, dweight)
     }
 
     fn layer_norm(
@@ -108,7 +112,7 @@ impl FusedOps<HostBuffer> for HostMemory {
         y: Out<'_>,
         stats: Out<'_>,
     ) -> Result<(), Error> {
-        Backend::layer_norm(self, width, eps, x, weight, bias, y, stats)
+        self.0.layer_norm(width, eps, x, weight, bias, y, stats)
     }
 
     fn layer_norm_backward_input(
@@ -121,7 +125,7 @@ impl FusedOps<HostBuffer> for HostMemory {
         dx: Out<'_>,
         accumulate: bool,
     ) -> Result<(), Error> {
-        Backend::layer_norm_backward_input(self, width, x, weight, stats, dy, dx, accumulate)
+        self.0.layer_norm_backward_input(width, x, weight, stats, dy, dx, accumulate)
     }
 
     fn layer_norm_backward_weight(
@@ -132,7 +136,7 @@ impl FusedOps<HostBuffer> for HostMemory {
         dy: In<'_>,
         dweight: Gradient<'_>,
     ) -> Result<(), Error> {
-        Backend::layer_norm_backward_weight(self, width, x, stats, dy, dweight)
+        self.0.layer_norm_backward_weight(width, x, stats, dy, dweight)
     }
 
     fn rope(
@@ -142,11 +146,11 @@ impl FusedOps<HostBuffer> for HostMemory {
         qkv: Out<'_>,
         backward: bool,
     ) -> Result<(), Error> {
-        Backend::rope(self, dims, inverse_frequencies, qkv, backward)
+        self.0.rope(dims, inverse_frequencies, qkv, backward)
     }
 
     fn swiglu(&self, gate: In<'_>, up: In<'_>, y: Out<'_>) -> Result<(), Error> {
-        Backend::swiglu(self, gate, up, y)
+        self.0.swiglu(gate, up, y)
     }
 
     fn swiglu_backward(
@@ -157,19 +161,19 @@ impl FusedOps<HostBuffer> for HostMemory {
         dgate: Out<'_>,
         dup: Out<'_>,
     ) -> Result<(), Error> {
-        Backend::swiglu_backward(self, gate, up, dy, dgate, dup)
+        self.0.swiglu_backward(gate, up, dy, dgate, dup)
     }
 
     fn gelu(&self, x: In<'_>, y: Out<'_>) -> Result<(), Error> {
-        Backend::gelu(self, x, y)
+        self.0.gelu(x, y)
     }
 
     fn gelu_backward(&self, x: In<'_>, dy: In<'_>, dx: Out<'_>) -> Result<(), Error> {
-        Backend::gelu_backward(self, x, dy, dx)
+        self.0.gelu_backward(x, dy, dx)
     }
 
     fn dropout(&self, dropout: Dropout<'_>, x: Out<'_>) -> Result<(), Error> {
-        Backend::dropout(self, dropout, x)
+        self.0.dropout(dropout, x)
     }
 
     fn cross_entropy(
@@ -179,7 +183,7 @@ impl FusedOps<HostBuffer> for HostMemory {
         targets: In<'_>,
         losses: Out<'_>,
     ) -> Result<(), Error> {
-        HostMemory::cross_entropy(self, vocab, logits, targets, losses)
+        self.0.cross_entropy(vocab, logits, targets, losses)
     }
 
     fn cross_entropy_backward(
@@ -189,6 +193,6 @@ impl FusedOps<HostBuffer> for HostMemory {
         targets: In<'_>,
         losses: Out<'_>,
     ) -> Result<(), Error> {
-        HostMemory::cross_entropy_backward(self, vocab, logits, targets, losses)
+        self.0.cross_entropy_backward(vocab, logits, targets, losses)
     }
 }

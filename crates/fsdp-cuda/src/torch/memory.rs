@@ -9,10 +9,9 @@ use fsdp_nn::lengths;
 use tch::Kind;
 
 use super::error::{Done, Failure};
-use super::storage::{AttentionOps, TorchStorage};
+use super::storage::{AttentionOps, Fused, TorchStorage};
 use super::threads;
 use crate::ffi::torch::{Place, View};
-use crate::fused::FusedOps;
 
 /// Which kernels run the operations that have more than one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,12 +42,12 @@ impl<D: TorchStorage> Torch<D> {
     }
 
     /// Our kernels, unless ATen's were asked for.
-    pub(super) fn fused(&self) -> Option<&dyn FusedOps<D::Buffer>> {
+    pub(super) fn fused(&self) -> Option<Fused<'_, D::Buffer>> {
         self.storage.fused().filter(|_| self.kernels == Kernels::Fused)
     }
 
     /// Our attention, unless ATen's was asked for.
-    pub(super) fn own_attention(&self) -> Option<&dyn AttentionOps<D::Buffer>> {
+    pub(super) fn own_attention(&self) -> Option<Box<dyn AttentionOps<D::Buffer> + '_>> {
         self.storage.attention().filter(|_| self.kernels == Kernels::Fused)
     }
 

@@ -1,6 +1,8 @@
 //! What libtorch needs to know of a memory.
 
 use fsdp_core::Error;
+use std::ops::Deref;
+
 use fsdp_core::memory::{Memory, Slice, SliceMut};
 use fsdp_nn::backend::{AttentionDims, Dropout};
 
@@ -38,11 +40,30 @@ pub trait TorchStorage: Memory + sealed::Sealed {
     fn enter(&self) -> Result<(), Error>;
 
     /// Our kernels for this memory.
-    fn fused(&self) -> Option<&dyn FusedOps<Self::Buffer>>;
+    fn fused(&self) -> Option<Fused<'_, Self::Buffer>>;
 
     /// Our attention for this memory; libtorch's where there is none.
-    fn attention(&self) -> Option<&dyn AttentionOps<Self::Buffer>> {
+    fn attention(&self) -> Option<Box<dyn AttentionOps<Self::Buffer> + '_>> {
         None
+    }
+}
+
+/// Our kernels for a memory.
+pub enum Fused<'a, B> {
+    /// The memory has them itself.
+    Own(&'a dyn FusedOps<B>),
+    /// Something made of the memory has them.
+    Made(Box<dyn FusedOps<B> + 'a>),
+}
+
+impl<'a, B: 'a> Deref for Fused<'a, B> {
+    type Target = dyn FusedOps<B> + 'a;
+
+    fn deref(&self) -> &(dyn FusedOps<B> + 'a) {
+        match self {
+            Fused::Own(fused) => *fused,
+            Fused::Made(fused) => &**fused,
+        }
     }
 }
 

@@ -1,3 +1,6 @@
 //! libtorch as a backend, on the host.
 
+mod mixed_precision;
 mod operations;
+mod parity;
+mod support;

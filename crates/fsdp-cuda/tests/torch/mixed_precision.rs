@@ -1,0 +1,66 @@
+//! bf16 parameters and arithmetic with f32 masters, against f32: the curve of the loss.
+
+use fsdp_comm::launch::{Launcher, Seat};
+use fsdp_core::engine::ProgramOrder;
+use fsdp_cuda::torch::{Kernels, Torch};
+use fsdp_nn::HostMemory;
+use fsdp_train::{RankTrainer, TrainError};
+
+use crate::support::{config, job, threads};
+
+const STEPS: u64 = 200;
+/// Steps whose mean is one point of the curve.
+const WINDOW: usize = 20;
+/// How far a point may be from that of f32, relatively. An activation in bf16 is rounded by up to 2^-8 after every
+/// operation; over some dozens of operations errors of either sign come to a few times that.
+const BAND: f64 = 0.05;
+
+const MODEL: &str = r#"{
+    "model_type": "llama", "vocab_size": 61, "hidden_size": 48, "intermediate_size": 96,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+    "initializer_range": 0.02, "tie_word_embeddings": true, "hidden_act": "silu"
+}"#;
+
+fn losses(param: &str, reduce: &str) -> Vec<f64> {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let overrides = [
+        "data.seq_len=24",
+        "train.global_batch_size=8",
+        "train.steps=200",
+        "fsdp.wrap=[\"LlamaDecoderLayer\"]",
+        "run.ranks=2",
+        &format!("fsdp.param_dtype=\"{param}\""),
+        &format!("fsdp.reduce_dtype=\"{reduce}\""),
+    ];
+    let job = job(MODEL, config(dir.path(), 61, &overrides));
+    let ranks = threads(Kernels::Fused).launch(2, &|seat: Seat<Torch<HostMemory>>| {
+        let mut trainer = RankTrainer::new(&job, seat)?;
+        let mut losses = Vec::new();
+        for step in 0..STEPS {
+            losses.push(trainer.step(step, false, &mut ProgramOrder, &mut ())?.loss);
+        }
+        Ok::<_, TrainError>(losses)
+    });
+    let mut ranks = ranks.unwrap_or_else(|failure| panic!("{failure:?}"));
+    ranks.swap_remove(0)
+}
+
+fn curve(losses: &[f64]) -> Vec<f64> {
+    losses.chunks(WINDOW).map(|window| window.iter().sum::<f64>() / window.len() as f64).collect()
+}
+
+#[test]
+fn losses_in_bf16_stay_within_a_band_of_those_in_f32() {
+    let full = curve(&losses("f32", "f32"));
+    assert!(full[full.len() - 1] < 0.75 * full[0], "it learns: {full:.3?}");
+    for reduce in ["f32", "bf16"] {
+        let half = curve(&losses("bf16", reduce));
+        let off: Vec<f64> = full.iter().zip(&half).map(|(full, half)| (half - full).abs() / full).collect();
+        let largest = off.iter().copied().fold(0.0, f64::max);
+        println!(
+            "f32 {full:.4?}\nbf16, reduced in {reduce} {half:.4?}\nlargest difference {largest:.4}, band {BAND}"
+        );
+        assert!(largest <= BAND, "reduced in {reduce}: {off:.4?}");
+    }
+}
