@@ -7,8 +7,9 @@
 
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::memory::{Memory, Slice};
+use crate::memory::{Buffer, Memory, Slice, SliceMut};
 use crate::model::ParamId;
+use crate::rank::Queue;
 
 /// A contiguous run of elements of one parameter inside a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -104,12 +105,30 @@ impl StateTensor {
 pub struct SegmentShard<'a, B> {
     /// Master parameters (exclusive).
     pub params: &'a mut B,
+    /// Their copy in the dtype that computes (exclusive), where the two differ.
+    pub low: Option<&'a mut B>,
     /// The reduced gradient: a sum of leaves in the reduce dtype, not yet scaled.
     pub gradient: &'a B,
     /// State tensors, as [`UpdateRule::state`] declared them; zero before step 1.
     pub state: &'a mut [B],
     /// What the shard holds.
     pub pieces: &'a [Piece],
+}
+
+impl<B> SegmentShard<'_, B> {
+    /// Brings the copy up to date, for rules that do not write it in passing.
+    ///
+    /// # Errors
+    /// Those of [`Memory::copy`].
+    pub fn refresh<M: Memory<Buffer = B>>(&mut self, memory: &M) -> Result<(), Error>
+    where
+        B: Buffer,
+    {
+        match &mut self.low {
+            Some(low) => memory.copy(Queue::Compute, Slice::whole(self.params), SliceMut::whole(low)),
+            None => Ok(()),
+        }
+    }
 }
 
 /// An optimizer.
@@ -140,7 +159,7 @@ pub trait UpdateRule<M: Memory>: Send {
         Ok(())
     }
 
-    /// Updates the shard's parameters and state.
+    /// Updates the shard's parameters, their copy, and the state.
     ///
     /// # Errors
     /// Those of the memory.

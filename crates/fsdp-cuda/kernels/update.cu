@@ -1,19 +1,27 @@
 // Update rules over runs of a segment's shard, operation by operation as on the host. T is the type of parameters and
-// state, S that of the gradient. `factors` are scale, clip and a flag: when that is down, nothing is written.
+// state, S that of the gradient. `factors` are scale, clip and a flag: when that is down, nothing is written. The copy of
+// the parameters that computes is written in the same pass, where there is one.
 
 constexpr int W = 16 / (sizeof(T) > sizeof(S) ? sizeof(T) : sizeof(S));
 
 __device__ T scaled(S gradient, T scale, T clip) { return convert<T>(gradient) * scale * clip; }
 
+template <int w> __device__ void copy_to(bf16* copy, u64 i, const Vector<T, w>& params) {
+    if (copy == nullptr) return;
+    Vector<bf16, w> rounded;
+    for (int k = 0; k < w; k++) rounded.at[k] = convert<bf16>(params.at[k]);
+    store<w>(copy + i, rounded);
+}
+
 extern "C" __global__ void adamw(
-    const S* __restrict__ gradient, T* __restrict__ params, T* __restrict__ means, T* __restrict__ squares, u64 len,
-    const double* __restrict__ factors, T keep, T weight, u32 by_end, T beta2, T square_weight, T root_correction,
+    const S* __restrict__ gradient, T* __restrict__ params, T* __restrict__ means, T* __restrict__ squares,
+    bf16* __restrict__ copy, u64 len, const double* __restrict__ factors, T keep, T weight, u32 by_end, T beta2, T square_weight, T root_correction,
     T eps, T step_size
 ) {
     if (factors[2] == 0.0) return;
     T scale = T(factors[0]), clip = T(factors[1]), rest = T(1) - weight;
     bool vectors =
-        aligned<W>(gradient) && aligned<W>(params) && aligned<W>(means) && aligned<W>(squares);
+        aligned<W>(gradient) && aligned<W>(params) && aligned<W>(means) && aligned<W>(squares) && aligned<W>(copy);
     for_elements<W>(len, vectors, [&](auto wide, u64 i) {
         constexpr int w = decltype(wide)::width;
         auto slopes = load<w>(gradient + i);
@@ -30,17 +38,20 @@ extern "C" __global__ void adamw(
             v.at[k] = variance;
         }
         store<w>(params + i, p);
+        copy_to<w>(copy, i, p);
         store<w>(means + i, m);
         store<w>(squares + i, v);
     });
 }
 
 extern "C" __global__ void sgd(
-    const S* __restrict__ gradient, T* __restrict__ params, u64 len, const double* __restrict__ factors, T decay, T lr
+    const S* __restrict__ gradient, T* __restrict__ params, bf16* __restrict__ copy, u64 len,
+    const double* __restrict__ factors, T decay, T lr
 ) {
     if (factors[2] == 0.0) return;
     T scale = T(factors[0]), clip = T(factors[1]);
-    for_elements<W>(len, aligned<W>(gradient) && aligned<W>(params), [&](auto wide, u64 i) {
+    bool vectors = aligned<W>(gradient) && aligned<W>(params) && aligned<W>(copy);
+    for_elements<W>(len, vectors, [&](auto wide, u64 i) {
         constexpr int w = decltype(wide)::width;
         auto slopes = load<w>(gradient + i);
         auto p = load<w>(params + i);
@@ -48,16 +59,17 @@ extern "C" __global__ void sgd(
             p.at[k] += -lr * (scaled(slopes.at[k], scale, clip) + decay * p.at[k]);
         }
         store<w>(params + i, p);
+        copy_to<w>(copy, i, p);
     });
 }
 
 extern "C" __global__ void sgd_momentum(
-    const S* __restrict__ gradient, T* __restrict__ params, T* __restrict__ buffer, u64 len,
+    const S* __restrict__ gradient, T* __restrict__ params, T* __restrict__ buffer, bf16* __restrict__ copy, u64 len,
     const double* __restrict__ factors, T decay, T lr, T momentum, T undamped, u32 nesterov, u32 first
 ) {
     if (factors[2] == 0.0) return;
     T scale = T(factors[0]), clip = T(factors[1]);
-    bool vectors = aligned<W>(gradient) && aligned<W>(params) && aligned<W>(buffer);
+    bool vectors = aligned<W>(gradient) && aligned<W>(params) && aligned<W>(buffer) && aligned<W>(copy);
     for_elements<W>(len, vectors, [&](auto wide, u64 i) {
         constexpr int w = decltype(wide)::width;
         auto slopes = load<w>(gradient + i);
@@ -72,5 +84,6 @@ extern "C" __global__ void sgd_momentum(
         }
         store<w>(params + i, p);
         store<w>(buffer + i, b);
+        copy_to<w>(copy, i, p);
     });
 }

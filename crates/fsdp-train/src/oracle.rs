@@ -272,6 +272,7 @@ impl<B: Buffer> Whole<B> {
     fn shard(&mut self) -> Option<SegmentShard<'_, B>> {
         let gradient = self.gradient.as_ref()?;
         Some(SegmentShard {
+            low: None,
             params: &mut self.master,
             gradient,
             state: &mut self.state,

@@ -58,8 +58,7 @@ fn unit(kind: &OpKind) -> Option<usize> {
         | OpKind::Download { unit, .. }
         | OpKind::SquareNorm { unit }
         | OpKind::Statistics { unit, .. }
-        | OpKind::Update { unit }
-        | OpKind::Cast { unit } => Some(unit),
+        | OpKind::Update { unit } => Some(unit),
         _ => None,
     }
 }

@@ -13,6 +13,8 @@ fn every_command_explains_itself() {
     insta::assert_snapshot!("help_verify", help("verify --help"));
     insta::assert_snapshot!("help_schedule", help("schedule --help"));
     insta::assert_snapshot!("help_bench_train", help("bench train --help"));
+    insta::assert_snapshot!("help_bench_gpu", help("bench gpu --help"));
+    insta::assert_snapshot!("help_doctor", help("doctor --help"));
     insta::assert_snapshot!("help_ckpt", help("ckpt --help"));
     insta::assert_snapshot!("help_ckpt_inspect", help("ckpt inspect --help"));
     insta::assert_snapshot!("help_ckpt_convert", help("ckpt convert --help"));

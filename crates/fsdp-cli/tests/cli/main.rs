@@ -29,6 +29,9 @@ mod disk_full;
 // Devices that need a feature: with it, and without.
 mod devices;
 
+// What the machine has, and how fast it is.
+mod machine;
+
 // Checkpoints: fixtures, reports, conversions, and what goes wrong.
 mod ckpt;
 mod ckpt_convert;

@@ -55,7 +55,6 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
                 self.scalars.reduce_statistics(memory, &mut self.comms.reduce, phase)
             }
             OpKind::Update { unit } => self.update(unit),
-            OpKind::Cast { unit } => self.cast(unit),
         }
     }
 
@@ -238,6 +237,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         for (index, &segment) in buffers.trainable.iter().enumerate() {
             let mut shard = SegmentShard {
                 params: &mut buffers.master[segment],
+                low: buffers.low.get_mut(segment),
                 gradient: &total[index],
                 state: &mut buffers.state[index],
                 pieces: &buffers.pieces[segment],
@@ -245,15 +245,6 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             visit(&mut *self.rule, &self.scalars.reduced, &mut shard)?;
         }
         buffers.total = Some(total);
-        Ok(())
-    }
-
-    /// Refreshes the low-precision copies of a unit.
-    pub(super) fn cast(&mut self, unit: usize) -> Result<(), Error> {
-        let buffers = &mut self.units[unit];
-        for (master, low) in buffers.master.iter().zip(&mut buffers.low) {
-            self.memory.copy(Queue::Compute, Slice::whole(master), SliceMut::whole(low))?;
-        }
         Ok(())
     }
 }

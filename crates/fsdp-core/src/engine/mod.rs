@@ -21,7 +21,7 @@ use crate::comm::{Comm, Pending, Traffic};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::layout::Layout;
-use crate::memory::{Category, HostSlice, Memory, SliceMut};
+use crate::memory::{Category, HostSlice, Memory, Slice, SliceMut};
 use crate::model::ModelSpec;
 use crate::program::{Gradients, Params, Program};
 use crate::rank::{Mesh, Queue, Rank};
@@ -252,8 +252,10 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
                 }
             }
         }
-        for unit in 0..self.units.len() {
-            self.cast(unit)?;
+        for unit in &mut self.units {
+            for (master, low) in unit.master.iter().zip(&mut unit.low) {
+                self.memory.copy(Queue::Compute, Slice::whole(master), SliceMut::whole(low))?;
+            }
         }
         Ok(())
     }

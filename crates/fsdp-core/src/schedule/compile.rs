@@ -271,13 +271,6 @@ impl<'a> Build<'a> {
             }
             self.push(OpKind::ReduceStatistics { phase })?;
         }
-        let dtype = self.compiler.policy.param_dtype;
-        for &unit in &units {
-            self.push(OpKind::Update { unit })?;
-            if dtype != dtype.master() {
-                self.push(OpKind::Cast { unit })?;
-            }
-        }
-        Ok(())
+        units.iter().try_for_each(|&unit| self.push(OpKind::Update { unit }))
     }
 }

@@ -113,8 +113,7 @@ pub(crate) fn describe(kind: &OpKind, spec: &ModelSpec, layout: &Layout) -> Stri
         | OpKind::Download { unit, slot: None }
         | OpKind::AllReduceReplicas { unit }
         | OpKind::SquareNorm { unit }
-        | OpKind::Update { unit }
-        | OpKind::Cast { unit } => format!("{name} {}", unit_name(unit)),
+        | OpKind::Update { unit } => format!("{name} {}", unit_name(unit)),
         OpKind::FoldUnsharded { unit, last } | OpKind::Fold { unit, last } => {
             format!("{name} {}{}", unit_name(unit), if last { ", the last" } else { "" })
         }

@@ -168,11 +168,6 @@ pub enum OpKind {
         /// The unit.
         unit: usize,
     },
-    /// Refreshes the low-precision copy of the unit's shard.
-    Cast {
-        /// The unit.
-        unit: usize,
-    },
 }
 
 impl OpKind {
@@ -224,7 +219,6 @@ impl OpKind {
             OpKind::Statistics { .. } => "statistics",
             OpKind::ReduceStatistics { .. } => "all-reduce statistics",
             OpKind::Update { .. } => "update",
-            OpKind::Cast { .. } => "cast",
         }
     }
 }

@@ -189,7 +189,6 @@ impl<'a> Tenancy<'a> {
                     write(Resource::Shard(unit)),
                 ]
             }
-            OpKind::Cast { unit } => vec![write(Resource::Shard(unit))],
         })
     }
 

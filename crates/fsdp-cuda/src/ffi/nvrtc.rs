@@ -1,13 +1,9 @@
 //! The run-time compiler of kernels.
 
 use std::ffi::{CStr, CString, c_char};
-use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 
 use cudarc::nvrtc::{result, sys};
 
-use super::library::{Library, LibraryError};
-use super::versions::NVRTC;
 use crate::error::DeviceError;
 
 /// Compiles a source for an architecture into an image that the driver loads.
@@ -39,20 +35,6 @@ pub(crate) fn compile(
     // SAFETY: as above; it is not used any more.
     let destroyed = unsafe { result::destroy_program(program) };
     destroyed.map_err(code).and(image)
-}
-
-/// Opens the compiler for the rest of the process, from one of `folders` or from where the loader looks: it is found
-/// by its name from then on. Needed where it is part of a Python wheel, whose folder the loader does not know.
-///
-/// # Errors
-/// [`LibraryError::NotFound`].
-pub fn keep_compiler(folders: &[PathBuf]) -> Result<(), LibraryError> {
-    static KEPT: Mutex<Option<Library>> = Mutex::new(None);
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    if kept.is_none() {
-        *kept = Some(Library::open(NVRTC, folders)?);
-    }
-    Ok(())
 }
 
 /// Looks for the compiler; `cudarc` would panic without it.

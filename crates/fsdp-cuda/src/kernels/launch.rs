@@ -21,6 +21,8 @@ const VECTOR_BYTES: usize = 16;
 pub(crate) enum Word<'a> {
     /// A pointer.
     Range(Range<'a>),
+    /// A pointer to nothing.
+    Null,
     /// `u64`.
     Len(usize),
     /// `u32`; flags are 0 and 1.
@@ -105,6 +107,7 @@ impl Word<'_> {
     fn bits(self, t: DType) -> u64 {
         match self {
             Word::Range(range) => range.address(),
+            Word::Null => 0,
             Word::Len(len) => len as u64,
             Word::Int(value) => u64::from(value),
             Word::Real(value) if t == DType::F64 => value.to_bits(),

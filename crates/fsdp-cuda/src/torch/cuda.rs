@@ -1,7 +1,4 @@
 //! `cuda`: libtorch over the memory of a GPU, on its compute queue, with kernels of ours.
-//!
-//! In the tests of this crate the driver is a fake one, whose device memory is memory of the host: libtorch computes
-//! there as on the host, once the compute queue has come as far. So everything but libtorch's own CUDA kernels runs.
 
 use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_core::{Error, Queue};
@@ -15,7 +12,7 @@ impl sealed::Sealed for CudaMemory {}
 
 impl TorchStorage for CudaMemory {
     fn device(&self) -> tch::Device {
-        if cfg!(test) { tch::Device::Cpu } else { tch::Device::Cuda(CudaMemory::device(self)) }
+        tch::Device::Cuda(CudaMemory::device(self))
     }
 
     fn address(&self, slice: Slice<'_, CudaBuffer>) -> Result<*const u8, Error> {
@@ -27,9 +24,6 @@ impl TorchStorage for CudaMemory {
     }
 
     fn enter(&self) -> Result<(), Error> {
-        if cfg!(test) {
-            return self.synchronize(Queue::Compute);
-        }
         self.bind()?;
         enter_stream(CudaMemory::device(self), self.stream(Queue::Compute))
     }

@@ -28,11 +28,13 @@ pub(super) fn with_host_shard<R: UpdateRule<HostMemory>>(
         shard.state.iter_mut().map(|buffer| take(memory, buffer)).collect::<Result<Vec<_>, _>>()?;
     let result = {
         let pieces = shard.pieces;
-        let mut view = SegmentShard { params: &mut params, gradient: &gradient, state: &mut state, pieces };
+        let mut view =
+            SegmentShard { params: &mut params, low: None, gradient: &gradient, state: &mut state, pieces };
         let scalars = StepScalars { step: scalars.step, lr: scalars.lr, factors };
         run(rule, memory.mirror(), &mut view, &scalars)
     };
     let returned = put_back(memory, params, shard.params);
     let state = state.into_iter().zip(shard.state.iter_mut());
-    state.map(|(buffer, to)| put_back(memory, buffer, to)).fold(result.and(returned), Result::and)
+    state.map(|(buffer, to)| put_back(memory, buffer, to)).fold(result.and(returned), Result::and)?;
+    shard.refresh(memory)
 }

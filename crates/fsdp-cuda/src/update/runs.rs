@@ -37,7 +37,7 @@ pub(super) fn runs(pieces: &[Piece], no_decay: &BTreeSet<ParamId>) -> Vec<Run> {
 }
 
 impl Run {
-    /// The pointers of a kernel: gradient, parameters, states, and the length.
+    /// The pointers of a kernel: gradient, parameters, states, the copy of the parameters (or none), and the length.
     pub(super) fn words<'a>(
         &self,
         memory: &CudaMemory,
@@ -49,6 +49,13 @@ impl Run {
             let range = memory.range_mut(Queue::Compute, SliceMut::new(buffer, self.offset, self.len))?;
             words.push(Word::Range(range));
         }
+        words.push(match shard.low.as_deref_mut() {
+            Some(low) => {
+                expect_dtype(low, DType::Bf16)?;
+                Word::Range(memory.range_mut(Queue::Compute, SliceMut::new(low, self.offset, self.len))?)
+            }
+            None => Word::Null,
+        });
         words.push(Word::Len(self.len));
         Ok(words)
     }

@@ -72,6 +72,11 @@ fn train<M: Memory, R: UpdateRule<M>>(
     let mut params = allocate(Category::ParameterShard, master, len);
     write(&mut params, &normal(1, len));
     let mut gradient = allocate(Category::ShardedGradient, gradients, len);
+    // What computes in bf16 has a copy of its master parameters.
+    let mut low = (master == DType::F32).then(|| allocate(Category::ParameterShard, DType::Bf16, len));
+    if let Some(low) = &mut low {
+        write(low, &normal(1, len));
+    }
     let tensors = rule.state(&pieces, len, master);
     let mut state: Vec<_> =
         tensors.iter().map(|tensor| allocate(Category::OptimizerState, tensor.dtype, tensor.len)).collect();
@@ -82,11 +87,19 @@ fn train<M: Memory, R: UpdateRule<M>>(
         write(&mut factors, &GradientFactors { finite: step != 2, ..FACTORS }.to_array());
         write(&mut gradient, &normal(10 + step, len));
         let scalars = StepScalars { step, lr: 0.03 / step as f64, factors: Slice::whole(&factors) };
-        let mut shard =
-            SegmentShard { params: &mut params, gradient: &gradient, state: &mut state, pieces: &pieces };
+        let mut shard = SegmentShard {
+            params: &mut params,
+            low: low.as_mut(),
+            gradient: &gradient,
+            state: &mut state,
+            pieces: &pieces,
+        };
         run(rule, memory, &mut shard, &scalars).unwrap();
-        let after: Vec<f64> =
-            std::iter::once(&params).chain(&state).flat_map(|buffer| values(memory, buffer)).collect();
+        let after: Vec<f64> = std::iter::once(&params)
+            .chain(&low)
+            .chain(&state)
+            .flat_map(|buffer| values(memory, buffer))
+            .collect();
         seen.push(after);
     }
     assert_bits(&seen[1], &seen[0], "a step whose flag is down");
@@ -160,6 +173,7 @@ fn rules_do_not_wait_for_the_device() {
     let memory = &cuda_on(device);
     let (pieces, len) = pieces();
     let mut params = filled(memory, DType::F32, &normal(1, len));
+    let mut low = filled(memory, DType::Bf16, &normal(1, len));
     let gradient = filled(memory, DType::F32, &normal(2, len));
     let mut state =
         [filled(memory, DType::F32, &vec![0.0; len]), filled(memory, DType::F32, &vec![0.0; len])];
@@ -168,8 +182,13 @@ fn rules_do_not_wait_for_the_device() {
     let waits =
         || ["cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"].map(|call| device.calls(call));
     let before = waits();
-    let mut shard =
-        SegmentShard { params: &mut params, gradient: &gradient, state: &mut state, pieces: &pieces };
+    let mut shard = SegmentShard {
+        params: &mut params,
+        low: Some(&mut low),
+        gradient: &gradient,
+        state: &mut state,
+        pieces: &pieces,
+    };
     run(&mut AdamW::default(), memory, &mut shard, &scalars).unwrap();
     assert_eq!(waits(), before);
     assert_eq!(device.calls("cuLaunchKernel"), 2, "one for every run of pieces");

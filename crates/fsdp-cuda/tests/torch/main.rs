@@ -3,4 +3,5 @@
 mod mixed_precision;
 mod operations;
 mod parity;
+mod ranks;
 mod support;

@@ -6,7 +6,8 @@ use fsdp_cuda::torch::{Kernels, Torch};
 use fsdp_nn::HostMemory;
 use fsdp_train::{RankTrainer, TrainError};
 
-use crate::support::{config, job, threads};
+use crate::ranks::threads;
+use crate::support::{config, job};
 
 const STEPS: u64 = 200;
 /// Steps whose mean is one point of the curve.

@@ -14,7 +14,8 @@ use fsdp_nn::tape::{Backward, Node, Tape, Tensor, Value};
 use fsdp_train::Job;
 use fsdp_train::verify::{VerifyOptions, WorldReport, verify};
 
-use crate::support::{GPT2, LLAMA, config, job, job_of, threads};
+use crate::ranks::threads;
+use crate::support::{GPT2, LLAMA, config, job, job_of};
 
 fn check<A: Architecture + Clone>(job: &Job<A>, kernels: Kernels, worlds: &[usize]) -> Vec<WorldReport> {
     let report = verify(job, &threads(kernels), &VerifyOptions::new(worlds, 3));

@@ -1,14 +1,10 @@
-//! Small jobs, and ranks as threads that compute by libtorch.
+//! Small jobs.
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
-use fsdp_cuda::torch::{Kernels, Torch, set_intra_op};
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::Architecture;
-use fsdp_nn::{HostMemory, HostOptions};
-use fsdp_sim::{Threads, WorldOptions};
 use fsdp_train::config::Resolved;
 use fsdp_train::{InitSource, Job};
 
@@ -68,15 +64,4 @@ pub(crate) fn job_of<A: Architecture + Clone>(architecture: A, config: Resolved)
     let init = Arc::new(architecture.description().init.clone());
     let init = InitSource::Random { seed: config.model.seed, init };
     Job::new(config, architecture, init).unwrap_or_else(|error| panic!("{error}"))
-}
-
-/// Ranks as threads over poisoned memory, with one thread for libtorch each.
-pub(crate) fn threads(kernels: Kernels) -> Threads<Torch<HostMemory>> {
-    set_intra_op(1);
-    let options = WorldOptions { timeout: Duration::from_secs(60), ..WorldOptions::new(1) };
-    Threads::new(options, move |_, _| {
-        let options = HostOptions { poison: true, resident: true, ..HostOptions::default() };
-        let memory = HostMemory::new(options).unwrap_or_else(|error| panic!("{error}"));
-        Arc::new(Torch::new(Arc::new(memory), kernels))
-    })
 }

@@ -177,6 +177,7 @@ fn optimizers(c: &mut Criterion) {
             let bytes = Work::Bytes((4 * tensors * len) as f64);
             run(c, bounds, &format!("{name}/{threads}"), bytes, || {
                 let mut shard = SegmentShard {
+                    low: None,
                     params: &mut params,
                     gradient: &gradient,
                     state: &mut state,

@@ -211,7 +211,8 @@ impl UpdateRule<HostMemory> for Adafactor {
         statistics: &[Vec<f64>],
     ) -> Result<(), Error> {
         let stage = Stage::Update { moments: &statistics[0], norms: &statistics[1] };
-        self.run(memory, shard, scalars, stage)
+        self.run(memory, shard, scalars, stage)?;
+        shard.refresh(memory)
     }
 }
 

@@ -105,8 +105,9 @@ impl UpdateRule<HostMemory> for Sgd {
     ) -> Result<(), Error> {
         let Some(scalars) = &HostScalars::read(memory, scalars)? else { return Ok(()) };
         match shard.params.dtype() {
-            DType::F64 => self.typed::<f64>(memory, shard, scalars),
-            _ => self.typed::<f32>(memory, shard, scalars),
+            DType::F64 => self.typed::<f64>(memory, shard, scalars)?,
+            _ => self.typed::<f32>(memory, shard, scalars)?,
         }
+        shard.refresh(memory)
     }
 }

@@ -53,6 +53,8 @@ fn owners() -> Vec<usize> {
 struct Shard {
     memory: HostMemory,
     params: HostBuffer,
+    /// The copy that computes.
+    low: HostBuffer,
     gradient: HostBuffer,
     state: Vec<HostBuffer>,
     factors: HostBuffer,
@@ -100,9 +102,10 @@ impl Shard {
         let state =
             state.iter().map(|tensor| buffer(Category::OptimizerState, tensor.dtype, tensor.len)).collect();
         let params = buffer(Category::ParameterShard, dtype, len);
+        let low = buffer(Category::ParameterShard, DType::Bf16, len);
         let gradient = buffer(Category::ShardedGradient, DType::F32, len);
         let factors = buffer(Category::CommStaging, DType::F64, GradientFactors::LEN);
-        let mut shard = Self { params, gradient, state, factors, pieces, places, memory };
+        let mut shard = Self { params, low, gradient, state, factors, pieces, places, memory };
         let initial = numbers(1, total());
         shard.scatter(&initial, true);
         shard.set_factors(FACTORS);
@@ -134,6 +137,19 @@ impl Shard {
         }
     }
 
+    /// That the copy is the parameters, rounded.
+    fn assert_copied(&self) {
+        let mut rounded = self.memory.allocate(Category::Workspace, DType::Bf16, self.params.len()).unwrap();
+        let to = SliceMut::whole(&mut rounded);
+        self.memory.copy(Queue::Compute, Slice::whole(&self.params), to).unwrap();
+        let [expected, copied] = [&rounded, &self.low].map(|buffer| {
+            let mut values = vec![0.0; buffer.len()];
+            self.memory.read(Queue::Compute, Slice::whole(buffer), HostSliceMut::F64(&mut values)).unwrap();
+            values
+        });
+        assert_eq!(copied, expected);
+    }
+
     /// Parameters and state.
     fn contents(&self) -> Vec<Vec<f64>> {
         let read = |buffer: &HostBuffer| {
@@ -149,9 +165,9 @@ impl Shard {
         &mut self,
         step: u64,
     ) -> (&HostMemory, SegmentShard<'_, HostBuffer>, StepScalars<'_, HostBuffer>) {
-        let Self { memory, params, gradient, state, factors, pieces, .. } = self;
+        let Self { memory, params, low, gradient, state, factors, pieces, .. } = self;
         let scalars = StepScalars { step, lr: lr(step), factors: Slice::whole(factors) };
-        (memory, SegmentShard { params, gradient, state, pieces }, scalars)
+        (memory, SegmentShard { params, low: Some(low), gradient, state, pieces }, scalars)
     }
 }
 
@@ -178,6 +194,7 @@ fn step(rule: &mut dyn UpdateRule<HostMemory>, shards: &mut [Shard], step: u64) 
 fn train(rule: &mut dyn UpdateRule<HostMemory>, dtype: DType, world: usize, threads: usize) -> Vec<f64> {
     let mut shards: Vec<_> = (0..world).map(|rank| Shard::new(rule, dtype, rank, world, threads)).collect();
     (1..=STEPS).for_each(|number| step(rule, &mut shards, number));
+    shards.iter().for_each(Shard::assert_copied);
     let mut params = vec![f64::NAN; total()];
     shards.iter().for_each(|shard| shard.gather(&mut params));
     params

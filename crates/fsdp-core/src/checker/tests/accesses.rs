@@ -80,7 +80,6 @@ pub(super) fn of_last(built: &Built, ops: &[Op]) -> BTreeSet<Access> {
             reads.extend((0..built.phases).map(Statistics));
             (reads, vec![Shard(unit)])
         }
-        OpKind::Cast { unit } => (vec![], vec![Shard(unit)]),
     };
     let reads = reads.into_iter().map(|resource| Access { resource, write: false });
     reads.chain(writes.into_iter().map(|resource| Access { resource, write: true })).collect()

@@ -85,7 +85,6 @@ impl<'a> Host<'a> {
                 assert_eq!((scalars, phases), (1, self.built.phases));
                 assert_eq!(self.on_host[unit], self.built.policy.offload == Offload::Cpu);
             }
-            OpKind::Cast { unit } => assert!(self.done.contains(&OpKind::Update { unit })),
             _ => {}
         }
     }

@@ -75,7 +75,6 @@ fn notes_say_what_is_special() {
             "gather   all-gather layers.1 -> slot 1 from sub-shard, for backward",
             "compute  statistics 0 of layers.1",
             "reduce   all-reduce statistics 0",
-            "compute  cast layers.1",
         ],
     );
     let policy = Policy { checkpointing: Checkpointing::Selective, ..Policy::default() };

@@ -1,0 +1,55 @@
+//! The first card, and ranks on it.
+
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use fsdp_comm::conformance;
+use fsdp_core::DType;
+use fsdp_core::memory::{Category, Memory};
+use fsdp_cuda::nccl::{GpuOptions, Gpus, Nccl};
+use fsdp_cuda::torch::{Kernels, Torch, library_folders, load_cuda};
+use fsdp_cuda::{CudaMemory, CudaOptions, load_compiler};
+use fsdp_sim::{Threads, WorldOptions};
+
+/// Loads what computes, once; returns the folders of libraries.
+fn libraries() -> &'static [PathBuf] {
+    static FOLDERS: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    FOLDERS.get_or_init(|| {
+        let folders = library_folders();
+        load_compiler(&folders);
+        load_cuda("libtorch_cuda.so").unwrap_or_else(|error| panic!("{error}"));
+        folders
+    })
+}
+
+/// A memory of the first card, poisoned.
+pub(crate) fn memory(kernels: Kernels) -> Torch<CudaMemory> {
+    libraries();
+    let options = CudaOptions { poison: true, ..CudaOptions::new(0) };
+    let memory = CudaMemory::new(options).unwrap_or_else(|error| panic!("{error}"));
+    Torch::new(Arc::new(memory), kernels)
+}
+
+/// Ranks that share the card.
+pub(crate) fn threads(kernels: Kernels) -> Threads<Torch<CudaMemory>> {
+    libraries();
+    let options = WorldOptions { timeout: Duration::from_secs(60), ..WorldOptions::new(1) };
+    Threads::new(options, move |_, _| Arc::new(memory(kernels)))
+}
+
+#[test]
+fn nccl_passes_the_suite_of_communicators_alone() {
+    let nccl = Nccl::open(libraries()).unwrap_or_else(|error| panic!("{error}"));
+    let gpus = Gpus::new(nccl, GpuOptions::new(1), |_, _| Ok(Arc::new(memory(Kernels::Fused))));
+    conformance::all(&gpus, &[1]);
+}
+
+#[test]
+fn a_full_card_is_named_with_what_asked_for_it() {
+    let memory = memory(Kernels::Fused);
+    let (_, total) = memory.storage().free_and_total_bytes().unwrap_or_else(|error| panic!("{error}"));
+    let error =
+        memory.allocate(Category::OptimizerState, DType::F32, total).expect_err("four times the card");
+    assert!(error.to_string().contains("optimizer state"), "{error}");
+}

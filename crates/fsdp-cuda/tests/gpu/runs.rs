@@ -1,0 +1,74 @@
+//! Whole runs of several ranks on one card: against the oracle, memory against the ledger, and what stays untouched.
+
+use std::sync::Arc;
+
+use fsdp_comm::launch::{LaunchFailure, Launcher, Seat};
+use fsdp_core::engine::ProgramOrder;
+use fsdp_core::memory::{Buffer, HostSliceMut, Slice};
+use fsdp_core::{Error, Memory, Queue};
+use fsdp_cuda::CudaMemory;
+use fsdp_cuda::torch::{Kernels, Torch};
+use fsdp_nn::hf::HfModel;
+use fsdp_train::verify::{VerifyOptions, verify};
+use fsdp_train::{RankTrainer, TrainError};
+
+use crate::card::threads;
+use crate::support::{GPT2, LLAMA, config, job};
+
+#[test]
+fn sharded_runs_are_the_unsharded_ones_and_take_the_memory_that_was_predicted() {
+    for (model, vocab, wrap) in [(LLAMA, 61, "LlamaDecoderLayer"), (GPT2, 53, "GPT2Block")] {
+        for more in [
+            "fsdp.param_dtype=\"f32\"",
+            "fsdp.param_dtype=\"bf16\"",
+            "fsdp.activation_checkpointing=\"full\"",
+            "fsdp.activation_checkpointing=\"selective\"",
+            "fsdp.offload=\"cpu\"",
+        ] {
+            let dir = tempfile::tempdir().expect("a temporary folder");
+            let overrides = [&format!("fsdp.wrap=[\"{wrap}\"]"), more];
+            let job = job(model, config(dir.path(), vocab, &overrides));
+            let report = verify(&job, &threads(Kernels::Fused), &VerifyOptions::new(&[1, 2, 4], 3));
+            let report = report.unwrap_or_else(|error| panic!("{wrap}, {more}: {error}"));
+            assert_eq!(report.worlds.len(), 3, "{:?}", report.skipped);
+            for world in &report.worlds {
+                assert!(world.failures.is_empty(), "{wrap}, {more}, {}: {:#?}", world.world, world.failures);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_loss_that_is_not_finite_leaves_the_state_untouched() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let overrides = ["train.optimizer.lr=1e30", "train.grad_clip=none"];
+    let job = job(LLAMA, config(dir.path(), 61, &overrides));
+    let launched = threads(Kernels::Fused).launch(4, &|seat: Seat<Torch<CudaMemory>>| {
+        let mut trainer = RankTrainer::new(&job, seat)?;
+        trainer.step(0, false, &mut ProgramOrder, &mut ())?;
+        let before = state(&trainer)?;
+        trainer.issue(1, false, &mut ProgramOrder, &mut ())?;
+        trainer.issue(2, false, &mut ProgramOrder, &mut ())?;
+        let failure = trainer.report().expect_err("the loss is no number any more");
+        assert!(matches!(failure, TrainError::NotFinite { step: 2, .. }), "{failure}");
+        assert_eq!(state(&trainer)?, before);
+        Ok(())
+    });
+    launched.unwrap_or_else(|failure: LaunchFailure<TrainError>| panic!("{failure:?}"));
+}
+
+/// Parameters and optimizer state, as bits.
+fn state(trainer: &RankTrainer<'_, Torch<CudaMemory>, HfModel>) -> Result<Vec<Vec<u64>>, Error> {
+    let engine = trainer.engine();
+    let memory = Arc::clone(engine.memory());
+    let mut all = Vec::new();
+    for unit in 0..engine.plan().layout.units.len() {
+        let shards = engine.shards(unit);
+        for buffer in shards.params.iter().chain(shards.state.iter().flatten()) {
+            let mut values = vec![0.0; buffer.len()];
+            memory.read(Queue::Compute, Slice::whole(buffer), HostSliceMut::F64(&mut values))?;
+            all.push(values.into_iter().map(f64::to_bits).collect());
+        }
+    }
+    Ok(all)
+}

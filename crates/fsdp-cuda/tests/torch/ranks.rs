@@ -1,0 +1,19 @@
+//! Ranks as threads that compute by libtorch on the host.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fsdp_cuda::torch::{Kernels, Torch, set_intra_op};
+use fsdp_nn::{HostMemory, HostOptions};
+use fsdp_sim::{Threads, WorldOptions};
+
+/// Ranks as threads over poisoned memory, with one thread for libtorch each.
+pub(crate) fn threads(kernels: Kernels) -> Threads<Torch<HostMemory>> {
+    set_intra_op(1);
+    let options = WorldOptions { timeout: Duration::from_secs(60), ..WorldOptions::new(1) };
+    Threads::new(options, move |_, _| {
+        let options = HostOptions { poison: true, resident: true, ..HostOptions::default() };
+        let memory = HostMemory::new(options).unwrap_or_else(|error| panic!("{error}"));
+        Arc::new(Torch::new(Arc::new(memory), kernels))
+    })
+}
