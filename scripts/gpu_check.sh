@@ -6,7 +6,7 @@
 #
 # `build` needs what `cargo build --features cuda` needs (docs/gpu.md). `run` needs the driver and the libraries of the
 # wheel torch==2.11.0; PYTHON names an interpreter that has them (default: python3), and with PEER=1 the comparison with
-# PyTorch is run too, which takes longer.
+# PyTorch is run too, which takes up to twenty minutes more.
 set -euo pipefail
 
 usage() {
@@ -19,6 +19,8 @@ build() {
   mkdir -p "$dir"
   cargo build --release -p fsdp-cli --features cuda
   cp "${CARGO_TARGET_DIR:-target}/release/fsdp" "$dir/fsdp"
+  cargo test --release -p fsdp-cuda --features gpu-tests --test gpu --no-run
+  # Said again, now that it is built.
   executable=$(cargo test --release -p fsdp-cuda --features gpu-tests --test gpu --no-run 2>&1 |
     sed -n 's/.*Executable .*(\(.*\))$/\1/p')
   cp "$executable" "$dir/gpu-tests"
@@ -60,7 +62,8 @@ run() {
     check "bench-$model" 90 "$fsdp" bench gpu --model "$model" --json
   done
   if [ -n "${PEER:-}" ]; then
-    check compare 600 "$python" bench/gpu/compare.py --python "$python" --fsdp "$fsdp" --json "$out/compare.json"
+    check compare 1200 "$python" bench/gpu/compare.py --python "$python" --fsdp "$fsdp" --runs 1 \
+      --json "$out/compare.json"
   fi
   "$python" - "$out" <<'PY'
 import json, pathlib, sys

@@ -89,8 +89,8 @@ def main():
     for model in args.models.split(","):
         cases.append(measure(args, model))
         show(cases[-1])
-    if args.json:
-        Path(args.json).write_text(json.dumps({"cases": cases}, indent=2) + "\n")
+        if args.json:
+            Path(args.json).write_text(json.dumps({"cases": cases}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ pub(crate) trait Clock: Memory {
 pub(crate) struct DeviceBytes {
     /// Taken, by whomever.
     pub(crate) used: u64,
-    /// The most that libtorch's allocator took.
+    /// The most that the driver ever gave to this rank: to its memory, and to libtorch's allocator.
     pub(crate) reserved_peak: u64,
 }
 
@@ -83,7 +83,8 @@ mod torch {
         fn device_bytes(&self) -> Option<DeviceBytes> {
             let (free, total) = self.storage().free_and_total_bytes().ok()?;
             let allocator = fsdp_cuda::torch::allocator_bytes(self.storage().device()).ok()?;
-            Some(DeviceBytes { used: (total - free) as u64, reserved_peak: allocator.reserved_peak })
+            let reserved_peak = self.storage().held_peak_bytes() as u64 + allocator.reserved_peak;
+            Some(DeviceBytes { used: (total - free) as u64, reserved_peak })
         }
     }
 }

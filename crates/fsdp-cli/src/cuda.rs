@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fsdp_core::Rank;
 use fsdp_cuda::device::gpu_count;
-use fsdp_cuda::nccl::{GpuOptions, Gpus, Nccl};
+use fsdp_cuda::nccl::{GpuOptions, Gpus, Nccl, TooManyRanks};
 use fsdp_cuda::torch::{Kernels, Torch, library_folders, load_cuda, set_deterministic, set_intra_op};
 use fsdp_cuda::{CudaMemory, CudaOptions, load_compiler};
 use fsdp_sim::Threads;
@@ -14,6 +14,7 @@ use fsdp_train::config::RunConfig;
 use crate::device::Work;
 use crate::error::CliError;
 use crate::host::{self, threads_per_rank, total_threads};
+use crate::torch;
 
 /// Does work with ranks on GPUs; with `poison`, contents that were given up are overwritten.
 ///
@@ -21,6 +22,9 @@ use crate::host::{self, threads_per_rank, total_threads};
 /// [`CliError`]: something of the device is not there, or there are more ranks than GPUs.
 pub(crate) fn on<W: Work>(run: &RunConfig, poison: bool, work: W) -> Result<W::Outcome, CliError> {
     let devices = gpu_count()?;
+    if !run.share_gpu && run.ranks > devices {
+        return Err(TooManyRanks { ranks: run.ranks, devices }.into());
+    }
     let folders = library_folders();
     load_compiler(&folders);
     load_cuda("libtorch_cuda.so")?;
@@ -28,22 +32,22 @@ pub(crate) fn on<W: Work>(run: &RunConfig, poison: bool, work: W) -> Result<W::O
     let threads = threads_per_rank(total_threads(run.threads), run.ranks);
     set_intra_op(threads);
     let options = move |device| CudaOptions { device, threads, poison };
+    let kernels = torch::kernels(run);
     if run.share_gpu {
         // Whether it can be used at all is better known before ranks start.
         CudaMemory::new(options(0))?;
         let launcher = Threads::new(host::world_options(run, false), move |_: Rank, _| {
-            memory(options(0)).expect("what could be opened once can be opened again")
+            memory(options(0), kernels).expect("what could be opened once can be opened again")
         });
         return Ok(work.on(&launcher));
     }
     let nccl = Nccl::open(&folders)?;
     let timeout = Duration::from_secs_f64(run.timeout_s);
     let gpus = GpuOptions { timeout, ..GpuOptions::new(devices) };
-    let launcher = Gpus::new(nccl, gpus, move |rank: Rank, _| memory(options(rank.0)));
-    launcher.check(run.ranks)?;
+    let launcher = Gpus::new(nccl, gpus, move |rank: Rank, _| memory(options(rank.0), kernels));
     Ok(work.on(&launcher))
 }
 
-fn memory(options: CudaOptions) -> Result<Arc<Torch<CudaMemory>>, fsdp_core::Error> {
-    Ok(Arc::new(Torch::new(Arc::new(CudaMemory::new(options)?), Kernels::Fused)))
+fn memory(options: CudaOptions, kernels: Kernels) -> Result<Arc<Torch<CudaMemory>>, fsdp_core::Error> {
+    Ok(Arc::new(Torch::new(Arc::new(CudaMemory::new(options)?), kernels)))
 }

@@ -60,7 +60,8 @@ pub(crate) fn training<W: Work>(run: &RunConfig, work: W) -> Result<W::Outcome, 
     }
 }
 
-/// Does work with ranks that are compared with the oracle; with `poison`, contents that were given up are overwritten.
+/// Does work with ranks that are compared with the oracle; with `poison`, contents that were given up are overwritten. On
+/// GPUs libtorch is held to deterministic algorithms: what differs must not be its doing.
 ///
 /// # Errors
 /// [`CliError`]: the device is not there.
@@ -70,7 +71,7 @@ pub(crate) fn verification<W: Work>(run: &RunConfig, poison: bool, work: W) -> R
         #[cfg(feature = "torch")]
         Device::TorchCpu => Ok(work.on(&torch::verification(run, poison)?)),
         #[cfg(feature = "cuda")]
-        Device::Cuda => cuda::on(run, poison, work),
+        Device::Cuda => cuda::on(&RunConfig { deterministic: true, ..run.clone() }, poison, work),
         _ => Ok(work.on(&host::verification(run, poison))),
     }
 }

@@ -9,7 +9,7 @@ use fsdp_core::Rank;
 use fsdp_cuda::torch::{Kernels, Torch, per_rank, set_deterministic, set_intra_op};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
 use fsdp_sim::Threads;
-use fsdp_train::config::RunConfig;
+use fsdp_train::config::{KernelChoice, RunConfig};
 
 use crate::error::CliError;
 use crate::host::{self, total_threads};
@@ -22,9 +22,9 @@ pub(crate) fn training(run: &RunConfig) -> Result<Threads<Torch<HostMemory>>, Cl
     let threads = per_rank(total_threads(run.threads), run.ranks);
     set_deterministic(run.deterministic)?;
     set_intra_op(threads);
-    let pool = HostPool::new();
+    let (pool, kernels) = (HostPool::new(), kernels(run));
     Ok(Threads::new(host::world_options(run, true), move |_: Rank, _| {
-        memory(HostOptions { pool: Arc::clone(&pool), threads, poison: false, resident: false })
+        memory(HostOptions { pool: Arc::clone(&pool), threads, poison: false, resident: false }, kernels)
     }))
 }
 
@@ -36,11 +36,20 @@ pub(crate) fn training(run: &RunConfig) -> Result<Threads<Torch<HostMemory>>, Cl
 pub(crate) fn verification(run: &RunConfig, poison: bool) -> Result<Threads<Torch<HostMemory>>, CliError> {
     set_deterministic(run.deterministic)?;
     set_intra_op(1);
+    let kernels = kernels(run);
     Ok(Threads::new(host::world_options(run, false), move |_: Rank, _| {
-        memory(HostOptions { pool: HostPool::new(), threads: 1, poison, resident: true })
+        memory(HostOptions { pool: HostPool::new(), threads: 1, poison, resident: true }, kernels)
     }))
 }
 
-fn memory(options: HostOptions) -> Arc<Torch<HostMemory>> {
-    Arc::new(Torch::new(host::memory(options), Kernels::Fused))
+fn memory(options: HostOptions, kernels: Kernels) -> Arc<Torch<HostMemory>> {
+    Arc::new(Torch::new(host::memory(options), kernels))
+}
+
+/// Whose kernels run the operations that have several.
+pub(crate) fn kernels(run: &RunConfig) -> Kernels {
+    match run.kernels {
+        KernelChoice::Fused => Kernels::Fused,
+        KernelChoice::Aten => Kernels::Aten,
+    }
 }

@@ -91,7 +91,7 @@ pub enum Error {
         dtype: DType,
     },
     /// The memory can not do what was asked.
-    #[error("memory ({category:?}): {what}")]
+    #[error("memory{}: {what}", category.map(|category| format!(" for {category}")).unwrap_or_default())]
     Memory {
         /// What the buffer is for, where one is concerned.
         category: Option<Category>,

@@ -112,6 +112,7 @@ fn cards() -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ffi::library::{Library, Wanted};
 
     #[test]
     fn every_part_is_found_or_says_how_to_get_it() {
@@ -126,10 +127,17 @@ mod tests {
 
     #[test]
     fn a_file_that_is_no_library_is_named() {
+        const NONE: Wanted =
+            Wanted { name: "nothing", files: &["libfsdp-nothing.so"], install: "install it" };
         let folder = tempfile::tempdir().expect("a folder");
-        let file = folder.path().join("libnvrtc.so.13");
+        let file = folder.path().join(NONE.files[0]);
         std::fs::write(&file, "no library").expect("room");
-        let finding = library("NVRTC", versions::nvrtc(&[folder.path().to_owned()]));
-        assert!(finding.is_good() || finding.detail.contains(&file.display().to_string()), "{finding:?}");
+        let opened = Library::open(NONE, &[folder.path().to_owned()]).map(|library| {
+            let path = library.path().to_owned();
+            Found { path, version: None }
+        });
+        let finding = super::library("nothing", opened);
+        assert_eq!(finding.status, Status::Missing);
+        assert!(finding.detail.contains(&file.display().to_string()), "{finding:?}");
     }
 }

@@ -11,7 +11,7 @@ use crate::bench::gpu::ModelName;
     after_help = "Parameters and compute are bf16, master weights and reductions f32; the optimizer is AdamW with gradients
 clipped at 1.0. Steps are timed, then a few more are observed: when each queue worked, and what of
 the communication was not hidden behind compute; then the ceilings of the device are measured (a
-large product, a large copy). Model FLOPs are 6N + 12 L d T per token. The median is over the
+large product, a large copy). Model FLOPs are 6N + 12 L d T per token. The mean is over the
 steps after the warm-up.
 
 Examples:
@@ -41,6 +41,9 @@ pub(crate) struct BenchGpuArgs {
     /// Steps that do not count
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) warmup: usize,
+    /// Peak of the data sheet in TFLOP/s, for the MFU (dense bf16 on H100 and H200: 989)
+    #[arg(long, value_name = "TFLOP/S")]
+    pub(crate) peak_tflops: Option<f64>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

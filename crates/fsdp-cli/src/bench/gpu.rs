@@ -39,7 +39,7 @@ struct Measured {
     ceilings: Ceilings,
     /// From report to report.
     steps: Vec<Duration>,
-    /// What the host took to issue each step.
+    /// What the host took to issue a step to an idle device.
     issues: Vec<Duration>,
     losses: Vec<f64>,
     observed: Observed,
@@ -143,9 +143,7 @@ where
     let (mut times, mut issues, mut losses) = (Vec::new(), Vec::new(), Vec::new());
     let mut clock = Instant::now();
     for step in 0..steps {
-        let begin = Instant::now();
         trainer.issue(step, false, &mut ProgramOrder, &mut ())?;
-        issues.push(begin.elapsed());
         let ahead = if step + 1 == steps { 0 } else { ahead };
         while trainer.unread() > ahead {
             losses.extend(trainer.report()?.map(|(_, report)| report.loss));
@@ -153,6 +151,14 @@ where
             clock = Instant::now();
         }
     }
+    // A device that is behind makes the host wait for room in its queues.
+    for step in steps..steps + OBSERVED_STEPS {
+        let begin = Instant::now();
+        trainer.issue(step, false, &mut ProgramOrder, &mut ())?;
+        issues.push(begin.elapsed());
+        trainer.report()?;
+    }
+    let steps = steps + OBSERVED_STEPS;
     let observed = observed::measure(&mut trainer, &memory, steps..steps + OBSERVED_STEPS)?;
     let (usage, device) = (trainer.usage(), memory.device_bytes());
     // Large buffers of their own: after everything that is counted.

@@ -62,6 +62,7 @@ pub struct CudaMemory {
     host: HostMemory,
     /// Ordinary memory of the host, for what update rules without kernels work on.
     mirror: HostMemory,
+    poison: bool,
 }
 
 impl CudaMemory {
@@ -87,7 +88,8 @@ impl CudaMemory {
         let kernels = Kernels::of(&gpu);
         let rotations = Mutex::default();
         let uncounted = Arc::default();
-        Ok(Self { gpu, account, uncounted, queues, pool, staging, kernels, rotations, host, mirror })
+        let poison = options.poison;
+        Ok(Self { gpu, account, uncounted, queues, pool, staging, kernels, rotations, host, mirror, poison })
     }
 
     /// The name of the device.
@@ -106,6 +108,12 @@ impl CudaMemory {
     /// [`DeviceError::Call`] when the device has failed.
     pub fn free_and_total_bytes(&self) -> Result<(usize, usize), DeviceError> {
         self.gpu.memory()
+    }
+
+    /// The most bytes that the driver ever gave to this memory, whether in use or kept for the next user: never less than
+    /// what [`Memory::usage`] counts on the device.
+    pub fn held_peak_bytes(&self) -> usize {
+        self.pool.held_peak_bytes()
     }
 
     /// Forgets the peaks of [`Memory::usage`]: what is in use now is the new peak.
@@ -227,9 +235,11 @@ impl Memory for CudaMemory {
     fn release(&self, queue: Queue, buffer: &mut CudaBuffer) {
         match &mut buffer.0 {
             Place::Device(buffer) => buffer.release(&self.queues, queue),
-            // Poison is written at once, so what reads the contents has to be done.
             Place::Host(buffer) => {
-                self.queues.kept(self.queues.stream(queue).synchronize());
+                // Poison is written at once, so what reads the contents has to be done.
+                if self.poison {
+                    self.queues.kept(self.queues.stream(queue).synchronize());
+                }
                 self.host.release(queue, buffer);
             }
         }

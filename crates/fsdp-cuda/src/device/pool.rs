@@ -6,7 +6,7 @@
 //! the next user comes later; other queues are ordered by events, the compute queue in between ([`Block::touch`]).
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fsdp_core::{DType, Queue};
 
@@ -17,12 +17,21 @@ use crate::ffi::driver::{DeviceBlock, Gpu, Range};
 /// Lengths of storage are multiples of this: what the driver aligns to.
 const GRANULE_BYTES: usize = 512;
 
+/// Bytes of storage.
+#[derive(Debug, Default)]
+struct Held {
+    now: usize,
+    peak: usize,
+}
+
 /// Storage of one rank.
 #[derive(Debug)]
 pub(super) struct Pool {
     gpu: Arc<Gpu>,
     queues: Arc<Queues>,
     free: Mutex<BTreeMap<usize, Vec<DeviceBlock>>>,
+    /// Bytes that the driver gave and has not got back, and the most that there ever were.
+    held: Mutex<Held>,
     /// Whether storage is filled with NaN when it is new and when it is given up.
     poison: bool,
 }
@@ -30,7 +39,7 @@ pub(super) struct Pool {
 impl Pool {
     pub(super) fn new(gpu: &Arc<Gpu>, queues: &Arc<Queues>, poison: bool) -> Arc<Self> {
         let (gpu, queues) = (Arc::clone(gpu), Arc::clone(queues));
-        Arc::new(Self { gpu, queues, free: Mutex::default(), poison })
+        Arc::new(Self { gpu, queues, free: Mutex::default(), held: Mutex::default(), poison })
     }
 
     /// Storage for elements, and whether the driver was asked for it.
@@ -51,21 +60,35 @@ impl Pool {
         Ok((block, is_new))
     }
 
+    /// The most bytes that the driver ever gave at once, used or not.
+    pub(super) fn held_peak_bytes(&self) -> usize {
+        self.held().peak
+    }
+
     /// Asks the driver; once more without what lies unused when it has no room.
     fn allocate(&self, bytes: usize) -> Result<DeviceBlock, DeviceError> {
-        match self.gpu.allocate(bytes) {
-            Err(DeviceError::OutOfMemory { .. }) if self.trim() => self.gpu.allocate(bytes),
-            result => result,
-        }
+        let block = match self.gpu.allocate(bytes) {
+            Err(DeviceError::OutOfMemory { .. }) if self.trim() => self.gpu.allocate(bytes)?,
+            result => result?,
+        };
+        let mut held = self.held();
+        held.now += bytes;
+        held.peak = held.peak.max(held.now);
+        Ok(block)
     }
 
     /// Gives storage that no buffer uses back to the driver; returns whether there was any.
     fn trim(&self) -> bool {
         let unused = std::mem::take(&mut *self.lists());
+        self.held().now -= unused.values().flatten().map(DeviceBlock::bytes).sum::<usize>();
         unused.values().any(|blocks| !blocks.is_empty())
     }
 
-    fn lists(&self) -> std::sync::MutexGuard<'_, BTreeMap<usize, Vec<DeviceBlock>>> {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lists(&self) -> MutexGuard<'_, BTreeMap<usize, Vec<DeviceBlock>>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

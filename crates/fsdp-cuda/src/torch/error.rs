@@ -1,6 +1,7 @@
 //! What libtorch can fail with.
 
 use fsdp_core::Error;
+use fsdp_core::memory::Category;
 use tch::{TchError, Tensor};
 
 use crate::ffi::torch::ShimError;
@@ -30,9 +31,12 @@ pub enum TorchError {
     },
 }
 
+/// libtorch's words for a full device.
+const FULL: &str = "out of memory";
+
 /// What to do about errors that a user can mend.
 fn way_out(what: &str) -> &'static str {
-    if what.contains("out of memory") {
+    if what.contains(FULL) {
         "; smaller micro-batches, fsdp.activation_checkpointing or fsdp.offload need less"
     } else if what.contains("deterministic") {
         "; run.deterministic = false allows it"
@@ -60,8 +64,10 @@ impl Failure {
             Failure::Tch(error) => error.to_string(),
             Failure::Shim(error) => error.to_string(),
         };
-        let error = TorchError::Operation { operation, what: without_trace(&what) };
-        Error::Memory { category: None, what: error.to_string() }
+        let what = without_trace(&what);
+        // What libtorch allocates is temporary within one operation.
+        let category = what.contains(FULL).then_some(Category::Workspace);
+        Error::Memory { category, what: TorchError::Operation { operation, what }.to_string() }
     }
 }
 
@@ -94,7 +100,7 @@ mod tests {
         let error = Failure::Tch(TchError::Torch(what.into())).of("linear");
         assert_eq!(
             error.to_string(),
-            "memory (None): libtorch, in linear: CUDA out of memory. Tried to allocate 2.00 GiB.; smaller micro-batches, \
+            "memory for workspace: libtorch, in linear: CUDA out of memory. Tried to allocate 2.00 GiB.; smaller micro-batches, \
              fsdp.activation_checkpointing or fsdp.offload need less"
         );
     }

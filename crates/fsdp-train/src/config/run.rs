@@ -8,6 +8,7 @@ use super::kind::{BOOL, Kind, POSITIVE, SIZE, SIZE_OR_ZERO, TEXT, one_of, write_
 use super::reader::{Origin, Reader};
 
 const DEVICE: Kind<Device> = one_of("\"cpu\", \"torch-cpu\" or \"cuda\"");
+const KERNELS: Kind<KernelChoice> = one_of("\"fused\" or \"aten\"");
 /// More threads than any machine has cores would only exhaust its memory.
 const THREADS: Kind<usize> = Kind {
     allowed: "an integer from 0 (one per core) to 1024",
@@ -18,8 +19,17 @@ const SECONDS: Kind<f64> = Kind {
     allowed: "a number above 0 and at most 1e9",
     read: |value| (POSITIVE.read)(value).filter(|&seconds| seconds <= 1e9),
 };
-const KEYS: &[&str] =
-    &["device", "ranks", "share_gpu", "threads", "deterministic", "out_dir", "timeout_s", "peak_tflops"];
+const KEYS: &[&str] = &[
+    "device",
+    "ranks",
+    "share_gpu",
+    "threads",
+    "deterministic",
+    "kernels",
+    "out_dir",
+    "timeout_s",
+    "peak_tflops",
+];
 
 /// The `[run]` table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -34,6 +44,8 @@ pub struct RunConfig {
     pub threads: usize,
     /// Whether libtorch may only use deterministic algorithms. (Those of `device = "cpu"` always are.)
     pub deterministic: bool,
+    /// Whose kernels run, where libtorch computes, the operations that have several.
+    pub kernels: KernelChoice,
     /// The folder for metrics and models.
     pub out_dir: String,
     /// Seconds after which a rank that never arrives is reported.
@@ -41,6 +53,16 @@ pub struct RunConfig {
     /// Peak TFLOP/s of one rank; without it the metrics have no MFU.
     #[serde(serialize_with = "write_or_none")]
     pub peak_tflops: Option<f64>,
+}
+
+/// Kernels of operations that have several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KernelChoice {
+    /// Ours: one pass over the operands.
+    Fused,
+    /// Compositions of libtorch's operations, for comparison.
+    Aten,
 }
 
 /// What computes.
@@ -75,6 +97,7 @@ impl RunConfig {
             share_gpu: reader.or("share_gpu", BOOL, false)?,
             threads: reader.or("threads", THREADS, 0)?,
             deterministic: reader.or("deterministic", BOOL, false)?,
+            kernels: reader.or("kernels", KERNELS, KernelChoice::Fused)?,
             out_dir: reader.required("out_dir", TEXT)?,
             timeout_s: reader.or("timeout_s", SECONDS, 600.0)?,
             peak_tflops: reader.or_none("peak_tflops", POSITIVE)?,

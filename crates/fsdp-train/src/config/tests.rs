@@ -51,6 +51,7 @@ device = "cpu"
 ranks = 4
 threads = 2
 deterministic = true
+kernels = "aten"
 out_dir = "runs/quickstart"
 timeout_s = 600
 peak_tflops = 0.3

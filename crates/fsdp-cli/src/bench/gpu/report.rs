@@ -25,15 +25,19 @@ pub(super) struct Report {
     matmul_ceiling_tflops: f64,
     matmul_ceiling_edge: usize,
     copy_ceiling_gb_per_s: f64,
-    step_ms_median: f64,
+    /// Over the steps after the warm-up: the device is never idle between them, so no step has a time of its own.
+    step_ms_mean: f64,
     step_ms: Vec<f64>,
-    /// The host's time to issue a step.
+    /// The host's time to issue a step to an idle device.
     issue_ms_median: f64,
     tokens_per_s: f64,
     /// Model TFLOP/s of one rank: 6N + 12·L·d·T per token.
     tflops: f64,
     /// Of the measured ceiling of products, not of a data sheet.
     of_matmul_ceiling: f64,
+    /// Of the peak that was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mfu: Option<f64>,
     /// Under observation, which costs a little.
     observed_step_ms: f64,
     busy_ms: Map<String, Value>,
@@ -42,7 +46,7 @@ pub(super) struct Report {
     loss_last: f64,
     /// What the engine counted; to the byte what the ledger predicts.
     counted_peak_bytes: usize,
-    /// Counted bytes that libtorch's allocator does not see, and the most that it took; absent on the host.
+    /// The most that the driver ever gave, to our memory and to libtorch's allocator; absent on the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     peak_bytes: Option<u64>,
     /// What the driver says is taken, by everybody.
@@ -59,7 +63,7 @@ impl Report {
         ranks: &[Measured],
     ) -> Self {
         let first = &ranks[0];
-        let step = median(&first.steps[args.warmup..]);
+        let step = mean(&first.steps[args.warmup..]);
         let tokens = workload.batch * workload.seq * args.ranks;
         let parameters = job.plan.spec.elements();
         let flops = flops(workload, parameters).flops_per_token();
@@ -78,19 +82,20 @@ impl Report {
             matmul_ceiling_tflops: first.ceilings.matmul_tflops,
             matmul_ceiling_edge: first.ceilings.matmul_edge,
             copy_ceiling_gb_per_s: first.ceilings.copy_gb_per_s,
-            step_ms_median: step,
+            step_ms_mean: step,
             step_ms: first.steps.iter().map(|step| step.as_secs_f64() * 1e3).collect(),
-            issue_ms_median: median(&first.issues[args.warmup..]),
+            issue_ms_median: median(&first.issues),
             tokens_per_s,
             tflops,
             of_matmul_ceiling: tflops / first.ceilings.matmul_tflops,
+            mfu: args.peak_tflops.map(|peak| tflops / peak),
             observed_step_ms: first.observed.step_ms,
             busy_ms: busy.into_iter().collect(),
             exposed_communication_ms: first.observed.exposed_ms,
             loss_first: first.losses[0],
             loss_last: first.losses[first.losses.len() - 1],
             counted_peak_bytes: counted,
-            peak_bytes: device.clone().map(|device| counted as u64 + device.reserved_peak).max(),
+            peak_bytes: device.clone().map(|device| device.reserved_peak).max(),
             device_used_bytes: device.map(|device| device.used).max(),
         }
     }
@@ -111,7 +116,11 @@ impl Report {
             .collect();
         let card = match (self.peak_bytes, self.device_used_bytes) {
             (Some(peak), Some(used)) => {
-                format!(", {} with libtorch's, {} taken of the device", bytes(peak), bytes(used))
+                format!(
+                    ", {} given by the driver, {} taken of the device by everybody",
+                    bytes(peak),
+                    bytes(used)
+                )
             }
             _ => String::new(),
         };
@@ -119,7 +128,7 @@ impl Report {
             "{model} on {device}: {parameters} parameters, {ranks} ranks, {tokens} tokens a step\n\
              ceilings: {matmul:.2} TFLOP/s (product of {edge} x {edge}, bf16), {copy:.1} GB/s (copy, read and written)\n\
              step {step:.2} ms, issued in {issue:.2} ms: {rate} tokens/s, {tflops:.2} TFLOP/s a rank, \
-             {percent:.1} % of the product's ceiling\n\
+             {percent:.1} % of the product's ceiling{mfu}\n\
              busy ms of an observed step of {observed:.2}: {busy}; {exposed:.2} of them communication that nothing hid\n\
              loss {first:.4} first, {last:.4} last\n\
              memory {counted} counted{card}\n",
@@ -131,11 +140,12 @@ impl Report {
             matmul = self.matmul_ceiling_tflops,
             edge = self.matmul_ceiling_edge,
             copy = self.copy_ceiling_gb_per_s,
-            step = self.step_ms_median,
+            step = self.step_ms_mean,
             issue = self.issue_ms_median,
             rate = rate(self.tokens_per_s),
             tflops = self.tflops,
             percent = 100.0 * self.of_matmul_ceiling,
+            mfu = self.mfu.map(|mfu| format!(", MFU {:.1} %", 100.0 * mfu)).unwrap_or_default(),
             observed = self.observed_step_ms,
             busy = busy.join(", "),
             exposed = self.exposed_communication_ms,
@@ -153,6 +163,11 @@ fn flops(workload: &Workload, parameters: usize) -> FlopModel {
         attention_width: workload.width as u64,
         seq_len: workload.seq as u64,
     }
+}
+
+/// The mean in milliseconds.
+fn mean(times: &[Duration]) -> f64 {
+    times.iter().sum::<Duration>().as_secs_f64() * 1e3 / times.len() as f64
 }
 
 /// The median in milliseconds.
