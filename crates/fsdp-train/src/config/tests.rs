@@ -50,6 +50,7 @@ async = true
 device = "cpu"
 ranks = 4
 threads = 2
+share_gpu = true
 deterministic = true
 kernels = "aten"
 out_dir = "runs/quickstart"
