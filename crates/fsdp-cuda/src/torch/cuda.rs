@@ -1,7 +1,7 @@
 //! `cuda`: libtorch over the memory of a GPU, on its compute queue, with kernels of ours.
 
 use fsdp_core::memory::{Slice, SliceMut};
-use fsdp_core::{Error, Queue};
+use fsdp_core::{DType, Error, Queue};
 
 use super::memory::Torch;
 use super::settings::enter_stream;
@@ -30,6 +30,10 @@ impl TorchStorage for CudaMemory {
 
     fn fused(&self) -> Option<Fused<'_, CudaBuffer>> {
         Some(Fused::Own(self))
+    }
+
+    fn scratch(&self, dtype: DType, len: usize) -> Result<Option<CudaBuffer>, Error> {
+        CudaMemory::scratch(self, dtype, len).map(Some)
     }
 }
 

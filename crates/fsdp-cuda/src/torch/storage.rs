@@ -1,9 +1,9 @@
 //! What libtorch needs to know of a memory.
 
-use fsdp_core::Error;
 use std::ops::Deref;
 
 use fsdp_core::memory::{Memory, Slice, SliceMut};
+use fsdp_core::{DType, Error};
 use fsdp_nn::backend::{AttentionDims, Dropout};
 
 use crate::fused::FusedOps;
@@ -41,6 +41,14 @@ pub trait TorchStorage: Memory + sealed::Sealed {
 
     /// Our kernels for this memory.
     fn fused(&self) -> Option<Fused<'_, Self::Buffer>>;
+
+    /// A buffer for what an operation needs besides its operands, where kernels of ours fill it.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when the device is full.
+    fn scratch(&self, _dtype: DType, _len: usize) -> Result<Option<Self::Buffer>, Error> {
+        Ok(None)
+    }
 
     /// Our attention for this memory; libtorch's where there is none.
     fn attention(&self) -> Option<Box<dyn AttentionOps<Self::Buffer> + '_>> {

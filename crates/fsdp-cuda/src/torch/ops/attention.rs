@@ -1,5 +1,6 @@
 //! Causal attention over packed rows: by libtorch's fused kernels where they take the operands, else composed.
 
+use fsdp_core::DType;
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_nn::backend::{AttentionDims, Dropout};
 use tch::{Device, Kind, Tensor};
@@ -7,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 use super::int;
 use super::pointwise::factors;
 use crate::ffi::torch::{self as ffi, CudaAttention};
-use crate::torch::error::Failure;
+use crate::torch::error::{Done, Failure};
 use crate::torch::memory::{Torch, kind};
 use crate::torch::storage::TorchStorage;
 
@@ -72,7 +73,7 @@ impl<D: TorchStorage> Torch<D> {
             }
             Way::Cuda(which) => ffi::attention(which, [&q, &k, &v], &mut y, &mut lse)?,
             Way::Composed => {
-                let call = Composed::new(dims, dropout, [&q, &k, &v])?;
+                let call = Composed::new(dims, self.factors(dims, dropout, &q)?, [&q, &k, &v])?;
                 let scores = call.scores()?;
                 let sums = scores.f_logsumexp(-1_i64, false)?;
                 lse.f_copy_(&sums)?;
@@ -118,7 +119,7 @@ impl<D: TorchStorage> Torch<D> {
                 ffi::attention_backward(which, &dy, [&q, &k, &v], [&y, &lse], [&mut dq, &mut dk, &mut dv])?;
             }
             Way::Composed => {
-                let call = Composed::new(dims, dropout, [&q, &k, &v])?;
+                let call = Composed::new(dims, self.factors(dims, dropout, &q)?, [&q, &k, &v])?;
                 let [for_q, for_k, for_v] = call.gradients(&y, &dy, &lse)?;
                 dq.f_copy_(&for_q)?;
                 dk.f_copy_(&for_k)?;
@@ -145,6 +146,37 @@ fn heads(dims: AttentionDims, packed: &Tensor) -> Result<[Tensor; 3], Failure> {
     Ok([part(0, heads)?, part(heads, kv_heads)?, part(heads + kv_heads, kv_heads)?])
 }
 
+/// The type of arithmetic of a composition.
+fn arithmetic(q: &Tensor) -> Result<Kind, Failure> {
+    Ok(if q.f_kind()? == Kind::Double { Kind::Double } else { Kind::Float })
+}
+
+impl<D: TorchStorage> Torch<D> {
+    /// What dropout multiplies probabilities with: made by our kernel where the memory has one, else on the host.
+    fn factors(
+        &self,
+        dims: AttentionDims,
+        dropout: Option<Dropout<'_>>,
+        q: &Tensor,
+    ) -> Result<Option<Tensor>, Failure> {
+        let Some(dropout) = dropout else { return Ok(None) };
+        let kind = arithmetic(q)?;
+        let dtype = if kind == Kind::Double { DType::F64 } else { DType::F32 };
+        let sample_len = dims.heads * dims.seq * dims.seq;
+        let sizes = [dims.batch, dims.heads, dims.seq, dims.seq].map(int);
+        let (Some(fused), Some(mut buffer)) =
+            (self.fused(), self.storage().scratch(dtype, dims.batch * sample_len)?)
+        else {
+            let factors = factors(dropout, sample_len)?;
+            return Ok(Some(factors.f_to_kind(kind)?.f_to_device(q.device())?.f_view(sizes)?));
+        };
+        self.view_mut(SliceMut::whole(&mut buffer), &sizes)?.f_fill_(1.0).done()?;
+        fused.dropout(dropout, SliceMut::whole(&mut buffer))?;
+        let factors = self.view(Slice::whole(&buffer), &sizes)?.f_alias_copy()?;
+        Ok(Some(factors))
+    }
+}
+
 /// Attention with its scores in memory, in the type of arithmetic.
 struct Composed {
     dims: AttentionDims,
@@ -157,25 +189,16 @@ struct Composed {
 }
 
 impl Composed {
-    fn new(
-        dims: AttentionDims,
-        dropout: Option<Dropout<'_>>,
-        [q, k, v]: [&Tensor; 3],
-    ) -> Result<Self, Failure> {
-        let kind = if q.f_kind()? == Kind::Double { Kind::Double } else { Kind::Float };
+    fn new(dims: AttentionDims, factors: Option<Tensor>, [q, k, v]: [&Tensor; 3]) -> Result<Self, Failure> {
+        let kind = arithmetic(q)?;
         let group = int(dims.heads / dims.kv_heads);
         let repeated = |heads: &Tensor| heads.f_to_kind(kind)?.f_repeat_interleave_self_int(group, 1, None);
-        let sizes = [dims.batch, dims.heads, dims.seq, dims.seq].map(int);
-        let factors = dropout.map(|dropout| -> Result<Tensor, Failure> {
-            let factors = factors(dropout, dims.heads * dims.seq * dims.seq)?;
-            Ok(factors.f_to_kind(kind)?.f_to_device(q.device())?.f_view(sizes)?)
-        });
         Ok(Self {
             dims,
             q: q.f_to_kind(kind)?,
             k: repeated(k)?,
             v: repeated(v)?,
-            factors: factors.transpose()?,
+            factors,
             scale: 1.0 / (dims.head_dim as f64).sqrt(),
         })
     }
