@@ -61,6 +61,7 @@ impl Failure {
     pub(super) fn of(self, operation: &'static str) -> Error {
         let what = match self {
             Failure::Memory(error) => return error,
+            Failure::Tch(TchError::Torch(what)) => what,
             Failure::Tch(error) => error.to_string(),
             Failure::Shim(error) => error.to_string(),
         };
