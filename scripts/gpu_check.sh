@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks everything that needs a GPU, in under ten minutes, and leaves JSON and logs in a folder.
+# Checks everything that needs a GPU, meant for ten minutes, and leaves JSON and logs in a folder.
 #
 #   scripts/gpu_check.sh build DIR       on any machine with libtorch: what is to be run, into DIR
 #   scripts/gpu_check.sh run DIR OUT     on a machine with a GPU, from the root of the repository

@@ -27,7 +27,7 @@ struct Usable {
     with: String,
 }
 
-/// Looks, and prints what was found. Only a device of run files that can not be used is no failure.
+/// Looks, and prints what was found. That something is missing is no failure.
 ///
 /// # Errors
 /// [`CliError::Write`].
