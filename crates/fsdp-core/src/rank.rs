@@ -21,19 +21,22 @@ impl fmt::Display for Rank {
 /// ordered only by declared waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Queue {
-    /// Forward, backward, norms and updates.
+    /// Forward, backward and updates.
     Compute,
     /// All-gathers of parameters.
     Gather,
-    /// Reduce-scatters, accumulation of sharded gradients and all-reduces.
+    /// Reduce-scatters, accumulation of sharded gradients, their norms, and all-reduces.
     Reduce,
-    /// Copies between the device and the host.
-    HostCopy,
+    /// Copies from the host to the device.
+    Upload,
+    /// Copies from the device to the host.
+    Download,
 }
 
 impl Queue {
     /// All queues, in the order in which they are listed in reports.
-    pub const ALL: [Queue; 4] = [Queue::Compute, Queue::Gather, Queue::Reduce, Queue::HostCopy];
+    pub const ALL: [Queue; 5] =
+        [Queue::Compute, Queue::Gather, Queue::Reduce, Queue::Upload, Queue::Download];
 
     /// The name used in printed schedules and traces.
     pub const fn name(self) -> &'static str {
@@ -41,7 +44,8 @@ impl Queue {
             Queue::Compute => "compute",
             Queue::Gather => "gather",
             Queue::Reduce => "reduce",
-            Queue::HostCopy => "host copy",
+            Queue::Upload => "upload",
+            Queue::Download => "download",
         }
     }
 }

@@ -66,7 +66,7 @@ fn ranks_and_queues_are_named_once() {
     });
     let names: Vec<&Value> =
         events.iter().filter(|event| event["ph"] == "M").map(|event| &event["args"]["name"]).collect();
-    let queues = ["compute", "gather", "reduce", "host copy"];
+    let queues = ["compute", "gather", "reduce", "upload", "download"];
     let named = |rank| std::iter::once(rank).chain(queues).collect::<Vec<_>>();
     assert_eq!(names, [named("rank 0"), named("rank 1")].concat());
 }

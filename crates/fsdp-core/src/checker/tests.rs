@@ -20,8 +20,12 @@ fn assert_waits_minimal(built: &Built, schedule: &Schedule) -> Result<(), TestCa
         for at in 0..schedule.ops[index].waits.len() {
             changed.ops[index].waits.remove(at);
             let verdict = built.check(&changed);
-            // A join relies on a wait to put the collective first.
-            let raced = matches!(verdict, Err(Violation::Race { .. } | Violation::BadJoin { .. }));
+            // A join relies on a wait to put the collective first; and who waits for an operation that took a
+            // collective's buffers back relies on that.
+            let raced = matches!(
+                verdict,
+                Err(Violation::Race { .. } | Violation::BadJoin { .. } | Violation::NotHandedOver { .. })
+            );
             prop_assert!(raced, "without wait {at} of operation {index}: {verdict:?}");
             changed.ops[index] = schedule.ops[index].clone();
         }
@@ -306,7 +310,10 @@ fn rejects_gradients_out_of_turn() {
     let built = Setup::plain(Sketch::plain(1)).build();
     let schedule = built.step();
     let last = schedule.ops.iter().rposition(|op| matches!(op.kind, OpKind::Fold { .. })).unwrap();
-    assert_rejected(&built, &without(&schedule, last), |violation| {
+    let not_folded = without(&schedule, last);
+    assert_rejected(&built, &not_folded, |violation| matches!(violation, Violation::NoTotal { .. }));
+    assert!(matches!(not_folded.ops[last].kind, OpKind::SquareNorm { .. }), "a total is measured at once");
+    assert_rejected(&built, &without(&not_folded, last), |violation| {
         matches!(violation, Violation::LeftOver { what: "holding a reduced gradient", .. })
     });
 }
@@ -374,12 +381,12 @@ fn a_frozen_model_and_an_evaluation_have_nothing_to_count() {
     assert_eq!(built.check(&schedule), Ok(()));
     assert!(!schedule.ops.iter().any(|op| counted(&op.kind).is_some()));
     let (built, _) = sample();
-    let update = with(&built.evaluation(), built.evaluation().ops.len(), OpKind::SquareNorm { unit: 0 });
+    let update = with(&built.evaluation(), built.evaluation().ops.len(), OpKind::Update { unit: 0 });
     let mut update = update;
     let scalars = find(&update, |kind| matches!(kind, OpKind::ReduceScalars));
     update.ops.last_mut().unwrap().waits.push(OpId(scalars));
     assert_rejected(&built, &update, |violation| {
-        matches!(violation, Violation::Count { what: "square norm", expected: 0, got: 1, .. })
+        matches!(violation, Violation::Count { what: "update", expected: 0, got: 1, .. })
     });
 }
 
@@ -452,7 +459,7 @@ fn swapping_two_collectives_on_one_rank_diverges() {
         let met: Vec<usize> = (0..schedule.ops.len())
             .filter(|&index| {
                 let kind = &schedule.ops[index].kind;
-                kind.queue() == queue && !matches!(kind, OpKind::Fold { .. })
+                kind.queue() == queue && !matches!(kind, OpKind::Fold { .. } | OpKind::SquareNorm { .. })
             })
             .collect();
         for (position, pair) in met.windows(2).enumerate() {

@@ -105,7 +105,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         buffers.param_state.upload(&self.plan.layout.units[unit].name, staging)?;
         let shard = if buffers.low.is_empty() { &buffers.master } else { &buffers.low };
         for (from, to) in shard.iter().zip(&mut self.staging_slots[staging]) {
-            self.memory.copy(Queue::HostCopy, Slice::whole(from), SliceMut::whole(to))?;
+            self.memory.copy(Queue::Upload, Slice::whole(from), SliceMut::whole(to))?;
         }
         Ok(())
     }
@@ -193,7 +193,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         for (gradient, &segment) in total.iter().zip(&buffers.trainable) {
             for piece in &buffers.pieces[segment] {
                 let slice = Slice::new(gradient, piece.offset, piece.len);
-                self.memory.square_sum(Queue::Compute, slice, piece.row_len, self.scalars.norm())?;
+                self.memory.square_sum(Queue::Reduce, slice, piece.row_len, self.scalars.norm())?;
             }
         }
         buffers.total = Some(total);

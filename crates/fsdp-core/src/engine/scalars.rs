@@ -136,9 +136,9 @@ impl<M: Memory> Scalars<M> {
     pub(super) fn report(&mut self, memory: &M) -> Result<Option<StepReport>, Error> {
         let Some(Unread { buffer, ready }) = self.unread.pop_front() else { return Ok(None) };
         let mut words = [0; SCALAR_WORDS];
-        memory.wait(Queue::HostCopy, &ready);
+        memory.wait(Queue::Download, &ready);
         let buffer = self.buffers[buffer].as_ref().expect("the scalars of an issued step came back");
-        memory.read(Queue::HostCopy, Slice::whole(buffer), HostSliceMut::I64(&mut words))?;
+        memory.read(Queue::Download, Slice::whole(buffer), HostSliceMut::I64(&mut words))?;
         Ok(Some(ScalarValues::of(&words).into()))
     }
 

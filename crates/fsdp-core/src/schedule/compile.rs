@@ -6,9 +6,9 @@
 //! does not wait for a reduce-scatter that it just issued.
 //!
 //! Under CPU offload a shard is uploaded into a staging slot where its all-gather is issued, and the slot is free
-//! again where the unit is first used: there the all-gather is complete anyway. The total of a step is downloaded
-//! where it is complete. Sums over micro-batches stay on the device until then; if there is nothing to sum,
-//! reduced gradients only pass through slots.
+//! again where the unit is first used: there the all-gather is complete anyway. The total of a step is measured
+//! where it is complete, and downloaded behind that. Sums over micro-batches stay on the device until then; if there
+//! is nothing to sum, reduced gradients only pass through slots.
 
 mod gradients;
 
@@ -113,8 +113,8 @@ struct Build<'a> {
     staged: BTreeMap<usize, usize>,
     /// A reduced unit whose result is not folded yet, and the slots that it may still use.
     unfolded: Option<Reduction>,
-    /// A unit whose sum over replicas was issued last, and which is downloaded behind it.
-    unfetched: Option<Reduction>,
+    /// A unit whose sum over replicas was issued last, and which is measured behind it.
+    unmeasured: Option<Reduction>,
 }
 
 impl<'a> Build<'a> {
@@ -144,7 +144,7 @@ impl<'a> Build<'a> {
             resident: BTreeMap::new(),
             staged: BTreeMap::new(),
             unfolded: None,
-            unfetched: None,
+            unmeasured: None,
         }
     }
 
@@ -222,7 +222,7 @@ impl<'a> Build<'a> {
             }
         }
         self.fold(round)?;
-        self.fetch()
+        self.measure()
     }
 
     fn gather(&mut self, stay: usize) -> Result<(), Violation> {
@@ -261,9 +261,6 @@ impl<'a> Build<'a> {
         let units: Vec<usize> = (0..self.compiler.layout.units.len())
             .filter(|&unit| self.compiler.layout.units[unit].is_trainable())
             .collect();
-        for &unit in &units {
-            self.push(OpKind::SquareNorm { unit })?;
-        }
         self.push(OpKind::ReduceScalars)?;
         for phase in 0..self.compiler.statistics_phases {
             for &unit in &units {

@@ -144,7 +144,7 @@ pub enum OpKind {
         /// The reduced slot that holds it; `None`: an accumulator of the unit's own.
         slot: Option<usize>,
     },
-    /// Adds the squares of the sharded gradient to the scalars.
+    /// Adds the squares of the total of the step to the scalars, where that lies on the device.
     SquareNorm {
         /// The unit.
         unit: usize,
@@ -175,10 +175,12 @@ impl OpKind {
     pub const fn queue(&self) -> Queue {
         match self {
             OpKind::AllGather { .. } => Queue::Gather,
-            OpKind::Upload { .. } | OpKind::Download { .. } => Queue::HostCopy,
+            OpKind::Upload { .. } => Queue::Upload,
+            OpKind::Download { .. } => Queue::Download,
             OpKind::ReduceScatter { .. }
             | OpKind::Fold { .. }
             | OpKind::AllReduceReplicas { .. }
+            | OpKind::SquareNorm { .. }
             | OpKind::ReduceScalars
             | OpKind::ReduceStatistics { .. } => Queue::Reduce,
             _ => Queue::Compute,

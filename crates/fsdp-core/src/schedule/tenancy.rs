@@ -167,6 +167,7 @@ impl<'a> Tenancy<'a> {
             }
             OpKind::Download { unit, slot } => self.download(unit, slot)?,
             OpKind::SquareNorm { unit } => {
+                self.total(unit)?;
                 vec![read(Resource::ShardedGradient(unit)), write(Resource::Scalars)]
             }
             OpKind::ReduceScalars => vec![write(Resource::Scalars)],

@@ -317,9 +317,10 @@ fn collectives_meet_on_queues_of_their_own() {
     for op in setup.build().step().ops {
         let queue = match op.kind.name() {
             "all-gather" => crate::Queue::Gather,
-            "reduce-scatter" | "fold" => crate::Queue::Reduce,
+            "reduce-scatter" | "fold" | "square norm" => crate::Queue::Reduce,
             name if name.starts_with("all-reduce") => crate::Queue::Reduce,
-            "upload" | "download" => crate::Queue::HostCopy,
+            "upload" => crate::Queue::Upload,
+            "download" => crate::Queue::Download,
             _ => crate::Queue::Compute,
         };
         assert_eq!(op.kind.queue(), queue, "{}", op.kind.name());

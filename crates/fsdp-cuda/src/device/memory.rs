@@ -60,7 +60,7 @@ pub struct CudaMemory {
     rotations: Mutex<Vec<Rotation>>,
     /// Buffers in pinned memory, and the kernels for them.
     host: HostMemory,
-    /// Ordinary memory of the host, for what update rules without kernels work on.
+    /// Ordinary memory of the host, for copies that the rules of the host work on.
     mirror: HostMemory,
     poison: bool,
 }

@@ -54,7 +54,7 @@ impl Drop for PooledEvent {
 /// The streams of one rank.
 #[derive(Debug)]
 pub(crate) struct Queues {
-    streams: [Stream; 4],
+    streams: [Stream; Queue::ALL.len()],
     events: Arc<EventPool>,
     failure: OnceLock<DeviceError>,
 }
@@ -62,7 +62,7 @@ pub(crate) struct Queues {
 impl Queues {
     pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Self, DeviceError> {
         let stream = || Stream::new(gpu);
-        let streams = [stream()?, stream()?, stream()?, stream()?];
+        let streams = [stream()?, stream()?, stream()?, stream()?, stream()?];
         let events = Arc::new(EventPool { gpu: Arc::clone(gpu), free: Mutex::default() });
         Ok(Self { streams, events, failure: OnceLock::new() })
     }

@@ -104,8 +104,14 @@ fn runs_have_the_bits_of_the_oracle() {
 
 #[test]
 fn nothing_is_allocated_after_the_first_step() {
+    for rule in ["{name='adamw', lr=3e-3}", "{name='adafactor'}"] {
+        assert_allocates_once(&["run.ranks=1", &format!("train.optimizer={rule}")]);
+    }
+}
+
+fn assert_allocates_once(overrides: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
-    let job = job(dir.path(), LLAMA, &["run.ranks=1"]);
+    let job = job(dir.path(), LLAMA, overrides);
     let device = fake_cuda::device();
     let allocations = || ["cuMemAlloc", "cuMemHostAlloc", "cuMemFree"].map(|call| device.calls(call));
     let launched = ranks(device, false).launch(1, &|seat: Seat<Mixed>| {
@@ -116,7 +122,7 @@ fn nothing_is_allocated_after_the_first_step() {
         for step in 1..4 {
             trainer.step(step, false, &mut ProgramOrder, &mut ())?;
         }
-        assert_eq!((allocations(), memory.usage().allocations), before);
+        assert_eq!((allocations(), memory.usage().allocations), before, "{overrides:?}");
         Ok(())
     });
     launched.unwrap_or_else(|failure: LaunchFailure<TrainError>| panic!("{failure:?}"));

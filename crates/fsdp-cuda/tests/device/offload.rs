@@ -71,13 +71,13 @@ fn the_host_works_when_the_queue_has_come_so_far() {
         let mut pinned = buffer(memory, true, DType::F32, &[0.0; LEN]);
         let mut total = buffer(memory, true, DType::F32, &[10.0; LEN]);
         let mut shard = buffer(memory, false, DType::F32, &[0.0; LEN]);
-        memory.wait(Queue::HostCopy, &memory.record(Q));
-        memory.copy(Queue::HostCopy, Slice::whole(&gradient), SliceMut::whole(&mut pinned)).unwrap();
-        memory.wait(Q, &memory.record(Queue::HostCopy));
+        memory.wait(Queue::Download, &memory.record(Q));
+        memory.copy(Queue::Download, Slice::whole(&gradient), SliceMut::whole(&mut pinned)).unwrap();
+        memory.wait(Q, &memory.record(Queue::Download));
         memory.accumulate(Q, Slice::whole(&pinned), SliceMut::whole(&mut total)).unwrap();
-        memory.wait(Queue::HostCopy, &memory.record(Q));
-        memory.copy(Queue::HostCopy, Slice::whole(&total), SliceMut::whole(&mut shard)).unwrap();
-        memory.wait(Q, &memory.record(Queue::HostCopy));
+        memory.wait(Queue::Upload, &memory.record(Q));
+        memory.copy(Queue::Upload, Slice::whole(&total), SliceMut::whole(&mut shard)).unwrap();
+        memory.wait(Q, &memory.record(Queue::Upload));
         assert_eq!(values(memory, &shard), [11.0; LEN], "seed {seed}");
     }
 }

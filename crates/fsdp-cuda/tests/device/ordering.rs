@@ -21,7 +21,7 @@ fn relay(memory: &CudaMemory, in_order: bool, round: f32) -> Vec<f32> {
         .collect();
     let mut last = Queue::Compute;
     memory.write(last, HostSlice::F32(&[round; LEN]), SliceMut::whole(&mut buffers[0])).unwrap();
-    for (at, queue) in [Queue::Gather, Queue::Reduce, Queue::HostCopy].into_iter().enumerate() {
+    for (at, queue) in [Queue::Gather, Queue::Reduce, Queue::Download].into_iter().enumerate() {
         if in_order {
             memory.wait(queue, &memory.record(last));
         }

@@ -117,13 +117,13 @@ fn waiting_does_not_block_the_host() {
             first.wait();
         }
         let pending = seat.reductions.all_reduce(memory, Purpose::Scalars, None, vec![buffer])?;
-        let summed = pending.wait_on(memory, Queue::HostCopy)?.outputs.remove(0);
+        let summed = pending.wait_on(memory, Queue::Download)?.outputs.remove(0);
         if seat.rank.0 == 0 {
             first.wait();
         }
         second.wait();
         let mut out = [0];
-        memory.read(Queue::HostCopy, Slice::whole(&summed), HostSliceMut::I64(&mut out))?;
+        memory.read(Queue::Download, Slice::whole(&summed), HostSliceMut::I64(&mut out))?;
         seat.reductions.check()?;
         Ok::<_, Error>(out[0])
     });

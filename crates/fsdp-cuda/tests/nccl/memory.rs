@@ -172,7 +172,7 @@ impl Buffer for StreamBuffer {
 #[derive(Default)]
 pub(crate) struct StreamMemory {
     account: Arc<Account>,
-    streams: [Arc<Stream>; 4],
+    streams: [Arc<Stream>; Queue::ALL.len()],
     /// All storage there ever was: a dropped buffer may still be worked on.
     kept: Mutex<Vec<Arc<Storage>>>,
 }

@@ -70,9 +70,9 @@ fn sum(memory: &StreamMemory, comm: &mut Comm<StreamMemory>, value: i64) -> Resu
     let mut buffer = memory.allocate(Category::CommStaging, DType::I64, 1)?;
     memory.write(Queue::Reduce, HostSlice::I64(&[value]), SliceMut::whole(&mut buffer))?;
     let pending = comm.all_reduce(memory, Purpose::Scalars, None, vec![buffer])?;
-    let summed = pending.wait_on(memory, Queue::HostCopy)?.outputs.remove(0);
+    let summed = pending.wait_on(memory, Queue::Download)?.outputs.remove(0);
     let mut out = [0];
-    memory.read(Queue::HostCopy, Slice::whole(&summed), HostSliceMut::I64(&mut out))?;
+    memory.read(Queue::Download, Slice::whole(&summed), HostSliceMut::I64(&mut out))?;
     comm.check()?;
     Ok(out[0])
 }

@@ -182,12 +182,14 @@ fn rejects_a_download_before_the_total_is_there_or_after_it_was_applied() {
 }
 
 #[test]
-fn rejects_a_sum_over_replicas_of_what_left_the_device() {
+fn rejects_a_sum_over_replicas_and_a_norm_of_what_left_the_device() {
     let (built, schedule) = sample(1, 2);
     let index = find(&schedule, |kind| matches!(kind, OpKind::Download { .. }));
     let OpKind::Download { unit, .. } = schedule.ops[index].kind else { unreachable!("found by its kind") };
-    let again = with(&schedule, index + 1, OpKind::AllReduceReplicas { unit });
-    assert_rejected(&built, &again, |violation| matches!(violation, Violation::NoTotal { .. }));
+    for late in [OpKind::AllReduceReplicas { unit }, OpKind::SquareNorm { unit }] {
+        let late = with(&schedule, index + 1, late);
+        assert_rejected(&built, &late, |violation| matches!(violation, Violation::NoTotal { .. }));
+    }
 }
 
 #[test]

@@ -91,9 +91,9 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         buffers.gradient_state.download(&self.plan.layout.units[unit].name)?;
         let mut on_host = buffers.host_gradient.take().expect("there is room for one total on the host");
         for (from, to) in total.iter().zip(&mut on_host) {
-            self.memory.copy(Queue::HostCopy, Slice::whole(from), SliceMut::whole(to))?;
+            self.memory.copy(Queue::Download, Slice::whole(from), SliceMut::whole(to))?;
         }
-        self.give_up(Queue::HostCopy, unit, total);
+        self.give_up(Queue::Download, unit, total);
         let buffers = &mut self.units[unit];
         (buffers.total, buffers.home) = (Some(on_host), Home::Host);
         Ok(())

@@ -1,4 +1,4 @@
-//! What happens to the gradients of a micro-batch: slots, reductions, sums, and the way to the host.
+//! What happens to the gradients of a micro-batch: slots, reductions, sums, norms, and the way to the host.
 
 use super::super::OpKind;
 use super::super::policy::{Accumulation, Offload, Policy};
@@ -64,24 +64,25 @@ impl Build<'_> {
         if !last {
             return Ok(());
         }
-        let replicated = self.compiler.mesh.replicas() > 1;
-        if replicated {
+        if self.compiler.mesh.replicas() > 1 {
             self.push(OpKind::AllReduceReplicas { unit })?;
-            self.fetch()?;
+            self.measure()?;
+            self.unmeasured = Some(reduction);
+            return Ok(());
         }
-        if self.offload() == Offload::Cpu {
-            self.unfetched = Some(reduction);
-            // There is no sum over replicas to wait for.
-            if !replicated {
-                self.fetch()?;
-            }
-        }
-        Ok(())
+        // There is no sum over replicas to wait for.
+        self.unmeasured = Some(reduction);
+        self.measure()
     }
 
-    /// Downloads the unit whose sum over replicas was issued before the present one.
-    pub(super) fn fetch(&mut self) -> Result<(), Violation> {
-        let Some(Reduction { unit, reduced, .. }) = self.unfetched.take() else { return Ok(()) };
+    /// Measures the unit whose sum over replicas was issued before the present one, and sends it on its way to the
+    /// host.
+    pub(super) fn measure(&mut self) -> Result<(), Violation> {
+        let Some(Reduction { unit, reduced, .. }) = self.unmeasured.take() else { return Ok(()) };
+        self.push(OpKind::SquareNorm { unit })?;
+        if self.offload() == Offload::None {
+            return Ok(());
+        }
         self.push(OpKind::Download { unit, slot: reduced })?;
         if let Some(slot) = reduced {
             self.reduced.give_back(slot);

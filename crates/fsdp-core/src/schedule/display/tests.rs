@@ -36,10 +36,10 @@ micro-batch 0
    20  reduce   all-reduce replicas layers.0
    21  reduce   fold (root), the last
    22  reduce   all-reduce replicas (root)
+   23  reduce   square norm layers.0
+   24  reduce   square norm (root)
 epilogue
-   23  compute  square norm (root)  (after 22)
-   24  compute  square norm layers.0
-   25  reduce   all-reduce scalars  (after 24)
+   25  reduce   all-reduce scalars
    26  compute  update (root)  (after 25)
    27  compute  update layers.0
 ";
