@@ -216,6 +216,11 @@ char* fsdp_torch_allocator_bytes(int32_t device, int64_t bytes[4]) {
   });
 }
 
+char* fsdp_torch_reset_allocator_peaks(int32_t device) {
+  return caught(
+      [&] { c10::getDeviceAllocator(c10::DeviceType::CUDA)->resetPeakStats(static_cast<c10::DeviceIndex>(device)); });
+}
+
 char* fsdp_torch_attention(bool flash, const FsdpTensor* q, const FsdpTensor* k, const FsdpTensor* v, FsdpTensor* y,
                            FsdpTensor* lse) {
   return caught([&] {

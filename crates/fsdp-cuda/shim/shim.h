@@ -35,6 +35,9 @@ char* fsdp_torch_enter_stream(int32_t device, void* stream);
 // Bytes of libtorch's caching allocator on a device: allocated, reserved, and their peaks.
 char* fsdp_torch_allocator_bytes(int32_t device, int64_t bytes[4]);
 
+// Forgets the allocator's peaks.
+char* fsdp_torch_reset_allocator_peaks(int32_t device);
+
 // Causal attention of a CUDA device without dropout over (batch, heads, positions, elements). `flash` takes 16-bit floats
 // and grouped queries; otherwise the memory-efficient kernels run, for as many key heads as query heads.
 char* fsdp_torch_attention(bool flash, const FsdpTensor* q, const FsdpTensor* k, const FsdpTensor* v, FsdpTensor* y,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use fsdp_core::DType;
 
-use super::library::{self, Library, LibraryError};
+use super::library::{self, Library, table};
 use super::nccl_comm::RawComm;
 use crate::nccl::{Code, NcclError, Outcome, Version};
 
@@ -63,6 +63,9 @@ pub(super) type Gather =
 /// The same with a reduction operator.
 pub(super) type Reduce =
     unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> c_int;
+/// The same with the rank that sends.
+pub(super) type Rooted =
+    unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> c_int;
 pub(super) type Query = unsafe extern "C" fn(Handle, *mut c_int) -> c_int;
 pub(super) type End = unsafe extern "C" fn(Handle) -> c_int;
 
@@ -77,23 +80,6 @@ pub(super) fn dtype_code(dtype: DType) -> c_int {
         DType::F64 => 8,
         DType::Bf16 => 9,
     }
-}
-
-macro_rules! table {
-    ($($field:ident: $symbol:literal as $type:ty),* $(,)?) => {
-        /// Addresses of functions, valid while the library is open.
-        #[derive(Debug)]
-        pub(super) struct Table { $(pub(super) $field: $type),* }
-
-        impl Table {
-            /// # Safety
-            /// The types must be those of the library's header.
-            unsafe fn of(library: &Library) -> Result<Self, LibraryError> {
-                // SAFETY: as of the caller.
-                Ok(Self { $($field: unsafe { library.function::<$type>($symbol) }?),* })
-            }
-        }
-    };
 }
 
 table! {
@@ -115,6 +101,7 @@ table! {
     all_gather: "ncclAllGather" as Gather,
     reduce_scatter: "ncclReduceScatter" as Reduce,
     all_reduce: "ncclAllReduce" as Reduce,
+    broadcast: "ncclBroadcast" as Rooted,
 }
 
 /// The library, open and new enough.

@@ -27,6 +27,7 @@ unsafe extern "C" {
     fn fsdp_torch_load_cuda(library: *const c_char) -> *mut c_char;
     fn fsdp_torch_enter_stream(device: i32, stream: *mut c_void) -> *mut c_char;
     fn fsdp_torch_allocator_bytes(device: i32, bytes: *mut i64) -> *mut c_char;
+    fn fsdp_torch_reset_allocator_peaks(device: i32) -> *mut c_char;
     fn fsdp_torch_attention(
         flash: bool,
         q: *const c_void,
@@ -186,6 +187,15 @@ pub(crate) fn allocator_bytes(device: i32) -> Result<[i64; 4], ShimError> {
     // SAFETY: the shim writes four numbers.
     outcome(unsafe { fsdp_torch_allocator_bytes(device, bytes.as_mut_ptr()) })?;
     Ok(bytes)
+}
+
+/// Forgets the peaks of [`allocator_bytes`].
+///
+/// # Errors
+/// [`ShimError`] when there is no such device.
+pub(crate) fn reset_allocator_peaks(device: i32) -> Result<(), ShimError> {
+    // SAFETY: no pointers.
+    outcome(unsafe { fsdp_torch_reset_allocator_peaks(device) })
 }
 
 /// Which of CUDA's attention kernels.
