@@ -26,6 +26,11 @@ pub(crate) trait Clock: Memory {
     fn device_bytes(&self) -> Option<DeviceBytes> {
         None
     }
+
+    /// Which of libtorch's kernels computed the last attention, if it did.
+    fn attention_kernels(&self) -> Option<&'static str> {
+        None
+    }
 }
 
 /// Bytes of a device.
@@ -85,6 +90,10 @@ mod torch {
             let allocator = fsdp_cuda::torch::allocator_bytes(self.storage().device()).ok()?;
             let reserved_peak = self.storage().held_peak_bytes() as u64 + allocator.reserved_peak;
             Some(DeviceBytes { used: (total - free) as u64, reserved_peak })
+        }
+
+        fn attention_kernels(&self) -> Option<&'static str> {
+            fsdp_cuda::torch::attention_kernels()
         }
     }
 }

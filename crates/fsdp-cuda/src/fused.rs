@@ -113,13 +113,15 @@ pub trait FusedOps<B> {
         losses: SliceMut<'_, B>,
     ) -> Result<(), Error>;
 
-    /// [`FusedOps::cross_entropy`] that leaves the gradient of the **sum** of losses where the logits were:
-    /// `softmax - one_hot`, and zeros for rows whose target does not count.
+    /// [`FusedOps::cross_entropy`] with the gradient of the **sum** of losses: `softmax - one_hot`, and zeros for
+    /// rows whose target does not count. It goes to `gradient`, rounded to its dtype, whose master dtype is that of
+    /// the logits; or where the logits were, if there is none.
     fn cross_entropy_backward(
         &self,
         vocab: usize,
         logits: SliceMut<'_, B>,
         targets: Slice<'_, B>,
         losses: SliceMut<'_, B>,
+        gradient: Option<SliceMut<'_, B>>,
     ) -> Result<(), Error>;
 }

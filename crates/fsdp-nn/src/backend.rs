@@ -12,6 +12,8 @@ use fsdp_core::Error;
 use fsdp_core::memory::{Memory, Slice, SliceMut};
 use fsdp_core::program::GradientTarget;
 
+pub use crate::chunks::HeadChunks;
+
 /// How a weight matrix is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Orientation {
@@ -77,7 +79,7 @@ pub struct HeadDims {
     pub hidden: usize,
     /// Classes.
     pub vocab: usize,
-    /// Rows whose logits are in memory at once (at least 1); depends on the shape alone.
+    /// Rows whose logits are in memory at once (at least 1); depends on the shape and on [`Backend::head_chunks`] alone.
     pub chunk_rows: usize,
 }
 
@@ -302,6 +304,11 @@ pub trait Backend: Memory {
 
     /// Dropout in place; applied to a gradient it is its own backward. The samples divide the buffer evenly.
     fn dropout(&self, dropout: Dropout<'_>, x: SliceMut<'_, Self::Buffer>) -> Result<(), Error>;
+
+    /// How many rows of logits the head makes at once. Predictions of memory must be made for the same.
+    fn head_chunks(&self) -> HeadChunks {
+        HeadChunks::Small
+    }
 
     /// Cross-entropy of `logits = x W^T` (`weight` is `vocab x hidden`) against `targets` (u32;
     /// [`IGNORED_TARGET`] does not count). `losses` (f64) gets one entry per row, 0 where ignored. `logits`

@@ -3,7 +3,7 @@
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_core::program::GradientTarget;
 use fsdp_core::{DType, Error};
-use fsdp_nn::backend::{AttentionDims, Backend, Dropout, HeadDims, LinearDims};
+use fsdp_nn::backend::{AttentionDims, Backend, Dropout, HeadChunks, HeadDims, LinearDims};
 use fsdp_nn::lengths;
 
 use super::memory::Torch;
@@ -318,6 +318,10 @@ impl<D: TorchStorage> Backend for Torch<D> {
         }
         lengths::dropout(dropout, x.len)?;
         self.run("dropout", || self.aten_dropout(dropout, x))
+    }
+
+    fn head_chunks(&self) -> HeadChunks {
+        self.storage().head_chunks()
     }
 
     fn head_loss(

@@ -4,7 +4,7 @@
 use fsdp_core::memory::{Memory, Slice, SliceMut};
 use fsdp_core::program::GradientTarget;
 use fsdp_core::{DType, Error};
-use fsdp_cuda::FusedOps;
+use fsdp_cuda::{CudaBuffer, FusedOps};
 use fsdp_nn::backend::{AttentionDims, Backend, Dropout, HeadDims, IGNORED_TARGET};
 use fsdp_nn::{HostBuffer, HostMemory};
 
@@ -398,6 +398,7 @@ fn cross_entropy_agrees_with_the_host() {
                     SliceMut::whole(&mut logits),
                     ids,
                     SliceMut::whole(&mut losses),
+                    None,
                 )
                 .unwrap();
                 assert_bits(&values(cuda, &only), &values(cuda, &losses), "losses with and without gradient");
@@ -413,6 +414,37 @@ fn cross_entropy_agrees_with_the_host() {
             let what = format!("gradients of {rows} x {vocab} logits of {dtype}");
             assert_within(&gradients, &expected, &bounds, &what);
         }
+    }
+}
+
+#[test]
+fn the_gradient_of_logits_is_rounded_once_where_products_take_bf16() {
+    let cuda = &*cuda();
+    for vocab in [5, 64, 333] {
+        let rows = 6;
+        let logits: Vec<f64> = normal(vocab as u64, rows * vocab).iter().map(|x| 5.0 * x).collect();
+        let mut targets: Vec<u32> = (0..rows as u32).map(|row| row * 7 % vocab as u32).collect();
+        targets[4] = IGNORED_TARGET;
+        let ids = ids(cuda, &targets);
+        let run = |gradient: Option<&mut CudaBuffer>| {
+            let mut logits = filled(cuda, DType::F32, &logits);
+            let mut losses = room(cuda, DType::F64, rows);
+            cuda.cross_entropy_backward(
+                vocab,
+                SliceMut::whole(&mut logits),
+                Slice::whole(&ids),
+                SliceMut::whole(&mut losses),
+                gradient.map(SliceMut::whole),
+            )
+            .unwrap();
+            [values(cuda, &losses), values(cuda, &logits)]
+        };
+        let mut rounded_by_kernel = room(cuda, DType::Bf16, rows * vocab);
+        let [losses, gradient] = run(None);
+        let [same_losses, untouched] = run(Some(&mut rounded_by_kernel));
+        assert_bits(&same_losses, &losses, "losses");
+        assert_bits(&values(cuda, &rounded_by_kernel), &rounded(DType::Bf16, gradient), "rounded gradients");
+        assert_bits(&untouched, &rounded(DType::F32, logits), "logits");
     }
 }
 

@@ -25,7 +25,7 @@ namespace {
 enum Code { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101,
             INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
 
-constexpr int DEVICES = 256;
+constexpr int DEVICES = 512;
 constexpr size_t GUARD = 256;
 constexpr unsigned char CANARY = 0xa5;
 constexpr size_t QUARANTINE = 64 << 20;

@@ -44,6 +44,9 @@ pub(super) struct Report {
     exposed_communication_ms: f64,
     loss_first: f64,
     loss_last: f64,
+    /// Which of libtorch's attention kernels ran; absent where it has no choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attention_kernels: Option<&'static str>,
     /// What the engine counted; to the byte what the ledger predicts.
     counted_peak_bytes: usize,
     /// The most that the driver ever gave, to our memory and to libtorch's allocator; absent on the host.
@@ -94,6 +97,7 @@ impl Report {
             exposed_communication_ms: first.observed.exposed_ms,
             loss_first: first.losses[0],
             loss_last: first.losses[first.losses.len() - 1],
+            attention_kernels: first.attention_kernels,
             counted_peak_bytes: counted,
             peak_bytes: device.clone().map(|device| device.reserved_peak).max(),
             device_used_bytes: device.map(|device| device.used).max(),
@@ -131,7 +135,8 @@ impl Report {
              {percent:.1} % of the product's ceiling{mfu}\n\
              busy ms of an observed step of {observed:.2}: {busy}; {exposed:.2} of them communication that nothing hid\n\
              loss {first:.4} first, {last:.4} last\n\
-             memory {counted} counted{card}\n",
+             {attention}memory {counted} counted{card}\n",
+            attention = self.attention_kernels.map(|name| format!("attention {name}\n")).unwrap_or_default(),
             model = self.model,
             device = self.device,
             parameters = params(self.parameters),
