@@ -3,7 +3,8 @@
 //! A rule sees one segment's shard at a time: the master parameters, the reduced gradient and its own state
 //! tensors, and the list of pieces (which elements of which parameter the shard holds). Statistics that
 //! span ranks are declared as phases: the engine lets the rule compute this rank's part of every phase,
-//! sums it over the shard axis, and hands the sums back.
+//! sums it over the shard axis, and hands the sums back. They stay in buffers of the memory all the way, so a
+//! rule for a device never makes the host wait for them.
 
 use crate::dtype::DType;
 use crate::error::Error;
@@ -142,8 +143,8 @@ pub trait UpdateRule<M: Memory>: Send {
         Vec::new()
     }
 
-    /// Adds this shard's part of the statistics of `phase` to `sums`, given the sums of earlier phases. May
-    /// advance state.
+    /// Adds this shard's part of the statistics of `phase` to `sums` (`F64`, exclusive), given the sums of earlier
+    /// phases, as work of the compute queue. May advance state.
     ///
     /// # Errors
     /// Those of the memory.
@@ -153,13 +154,14 @@ pub trait UpdateRule<M: Memory>: Send {
         _phase: usize,
         _shard: &mut SegmentShard<'_, M::Buffer>,
         _scalars: &StepScalars<'_, M::Buffer>,
-        _earlier: &[Vec<f64>],
-        _sums: &mut [f64],
+        _earlier: &[M::Buffer],
+        _sums: &mut M::Buffer,
     ) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Updates the shard's parameters, their copy, and the state.
+    /// Updates the shard's parameters, their copy, and the state, given the sums of all phases, as work of the
+    /// compute queue.
     ///
     /// # Errors
     /// Those of the memory.
@@ -168,6 +170,6 @@ pub trait UpdateRule<M: Memory>: Send {
         memory: &M,
         shard: &mut SegmentShard<'_, M::Buffer>,
         scalars: &StepScalars<'_, M::Buffer>,
-        statistics: &[Vec<f64>],
+        statistics: &[M::Buffer],
     ) -> Result<(), Error>;
 }

@@ -111,6 +111,20 @@ template <int W, class Body> __device__ void for_row(u64 len, bool vectors, Body
     for (u64 i = whole * W + threadIdx.x; i < len; i += blockDim.x) body(Wide<1>(), i);
 }
 
+// Elements in vectors of update rules, which hold both T and S.
+constexpr int W = 16 / (sizeof(T) > sizeof(S) ? sizeof(T) : sizeof(S));
+
+// The gradient that an update rule sees: as a parameter, scaled and clipped.
+template <class E> __device__ E scaled(S gradient, E scale, E clip) { return convert<E>(gradient) * scale * clip; }
+
+// Stores parameters at i in the copy that computes, if there is one.
+template <int w, class E> __device__ void copy_to(bf16* copy, u64 i, const Vector<E, w>& params) {
+    if (copy == nullptr) return;
+    Vector<bf16, w> rounded;
+    for (int k = 0; k < w; k++) rounded.at[k] = convert<bf16>(params.at[k]);
+    store<w>(copy + i, rounded);
+}
+
 __device__ inline float square_root(float value) { return sqrtf(value); }
 __device__ inline double square_root(double value) { return sqrt(value); }
 

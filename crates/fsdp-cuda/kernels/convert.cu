@@ -1,7 +1,6 @@
 // Between element types: copies, sums, and gradients of weights out of partial sums.
 
 extern "C" __global__ void cast(const S* __restrict__ src, T* __restrict__ dst, u64 len) {
-    constexpr int W = 16 / (sizeof(T) > sizeof(S) ? sizeof(T) : sizeof(S));
     for_elements<W>(len, aligned<W>(src) && aligned<W>(dst), [&](auto wide, u64 i) {
         constexpr int w = decltype(wide)::width;
         auto from = load<w>(src + i);
@@ -12,7 +11,6 @@ extern "C" __global__ void cast(const S* __restrict__ src, T* __restrict__ dst, 
 }
 
 extern "C" __global__ void accumulate(const S* __restrict__ src, T* __restrict__ dst, u64 len) {
-    constexpr int W = 16 / (sizeof(T) > sizeof(S) ? sizeof(T) : sizeof(S));
     for_elements<W>(len, aligned<W>(src) && aligned<W>(dst), [&](auto wide, u64 i) {
         constexpr int w = decltype(wide)::width;
         auto from = load<w>(src + i);

@@ -2,17 +2,6 @@
 // state, S that of the gradient. `factors` are scale, clip and a flag: when that is down, nothing is written. The copy of
 // the parameters that computes is written in the same pass, where there is one.
 
-constexpr int W = 16 / (sizeof(T) > sizeof(S) ? sizeof(T) : sizeof(S));
-
-__device__ T scaled(S gradient, T scale, T clip) { return convert<T>(gradient) * scale * clip; }
-
-template <int w> __device__ void copy_to(bf16* copy, u64 i, const Vector<T, w>& params) {
-    if (copy == nullptr) return;
-    Vector<bf16, w> rounded;
-    for (int k = 0; k < w; k++) rounded.at[k] = convert<bf16>(params.at[k]);
-    store<w>(copy + i, rounded);
-}
-
 extern "C" __global__ void adamw(
     const S* __restrict__ gradient, T* __restrict__ params, T* __restrict__ means, T* __restrict__ squares,
     bf16* __restrict__ copy, u64 len, const double* __restrict__ factors, T keep, T weight, u32 by_end, T beta2, T square_weight, T root_correction,

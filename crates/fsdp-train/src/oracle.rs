@@ -213,9 +213,9 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         {
             param.gradient = Some(gradient);
         }
-        let mut reduced: Vec<Vec<f64>> = Vec::new();
+        let mut reduced: Vec<M::Buffer> = Vec::new();
         for (phase, len) in self.rule.phases().into_iter().enumerate() {
-            let mut sums = vec![0.0; len];
+            let mut sums = zeroed(&*memory, Category::CommStaging, DType::F64, len)?;
             for param in self.params.iter_mut() {
                 let Some(mut shard) = param.shard() else { continue };
                 self.rule.statistics(&*memory, phase, &mut shard, &scalars, &reduced, &mut sums)?;

@@ -29,6 +29,23 @@ pub enum CommError {
         /// The call of `peer`.
         expected: Fingerprint,
     },
+    /// Two ranks called collectives of two groups in different orders, and the groups share a connection.
+    #[error(
+        "collectives diverge: {rank} called {call} of group {group} where {peer} called one of group {peer_group}; \
+         these groups are connected once, so their collectives have one order, the same on every rank"
+    )]
+    Order {
+        /// The rank whose call is out of order.
+        rank: Rank,
+        /// Its call.
+        call: Fingerprint,
+        /// The group of its call.
+        group: String,
+        /// The rank that was there first.
+        peer: Rank,
+        /// The group that `peer` called.
+        peer_group: String,
+    },
     /// Ranks were started differently.
     #[error(
         "{} would run another schedule, layout or configuration than {reference}: start every rank with the same \

@@ -203,12 +203,11 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     fn statistics(&mut self, unit: usize, phase: usize) -> Result<(), Error> {
         let (input, factors) = self.scalars.for_update();
         let scalars = StepScalars { step: input.step, lr: input.lr, factors: Slice::whole(&factors) };
-        let (memory, mut sums) = (Arc::clone(&self.memory), std::mem::take(&mut self.scalars.partial[phase]));
-        let result = self.each_shard(unit, "gather statistics", |rule, earlier, shard| {
-            rule.statistics(&*memory, phase, shard, &scalars, earlier, &mut sums)
-        });
-        self.scalars.partial[phase] = sums;
-        result
+        let memory = Arc::clone(&self.memory);
+        self.each_shard(unit, "gather statistics", |rule, statistics, shard| {
+            let (earlier, rest) = statistics.split_at_mut(phase);
+            rule.statistics(&*memory, phase, shard, &scalars, earlier, &mut rest[0])
+        })
     }
 
     fn update(&mut self, unit: usize) -> Result<(), Error> {
@@ -221,14 +220,14 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         })
     }
 
-    /// Shows the update rule every trainable shard of a unit, with the statistics that are reduced so far.
+    /// Shows the update rule every trainable shard of a unit, with the statistics of all phases.
     fn each_shard(
         &mut self,
         unit: usize,
         event: &'static str,
         mut visit: impl FnMut(
             &mut dyn UpdateRule<M>,
-            &[Vec<f64>],
+            &mut [M::Buffer],
             &mut SegmentShard<'_, M::Buffer>,
         ) -> Result<(), Error>,
     ) -> Result<(), Error> {
@@ -242,7 +241,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
                 state: &mut buffers.state[index],
                 pieces: &buffers.pieces[segment],
             };
-            visit(&mut *self.rule, &self.scalars.reduced, &mut shard)?;
+            visit(&mut *self.rule, &mut self.scalars.statistics, &mut shard)?;
         }
         buffers.total = Some(total);
         Ok(())

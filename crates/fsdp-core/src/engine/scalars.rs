@@ -63,11 +63,8 @@ pub(super) struct Scalars<M: Memory> {
     current: usize,
     unread: VecDeque<Unread<M::Event>>,
     factors: M::Buffer,
-    statistics: Vec<Option<M::Buffer>>,
-    /// The reduced statistics of the phases so far.
-    pub(super) reduced: Vec<Vec<f64>>,
-    /// This rank's part of the phase under way.
-    pub(super) partial: Vec<Vec<f64>>,
+    /// Of every phase of the update rule: this rank's part, and from its all-reduce on the sum.
+    pub(super) statistics: Vec<M::Buffer>,
     stop: bool,
     input: Option<StepInput>,
 }
@@ -80,20 +77,17 @@ impl<M: Memory> Scalars<M> {
             memory.zero(Queue::Compute, SliceMut::whole(&mut buffer))?;
             Ok(buffer)
         };
-        let phases = rule.phases();
         let mut factors = allocate(DType::F64, GradientFactors::LEN)?;
         let start = HostSlice::F64(&GradientFactors::START);
         memory.write(Queue::Compute, start, SliceMut::whole(&mut factors))?;
         let words = || allocate(DType::I64, SCALAR_WORDS).map(Some);
-        let statistics = phases.iter().map(|&len| allocate(DType::F64, len).map(Some));
+        let statistics = rule.phases().into_iter().map(|len| allocate(DType::F64, len));
         Ok(Self {
             buffers: [words()?, words()?],
             current: 0,
             unread: VecDeque::new(),
             factors,
             statistics: statistics.collect::<Result<_, _>>()?,
-            reduced: Vec::new(),
-            partial: phases.iter().map(|&len| vec![0.0; len]).collect(),
             stop: false,
             input: None,
         })
@@ -108,9 +102,11 @@ impl<M: Memory> Scalars<M> {
         memory.zero(Queue::Compute, SliceMut::whole(self.words()))?;
         self.stop = stop;
         self.input = input;
-        self.reduced.clear();
-        self.partial.iter_mut().for_each(|sums| sums.fill(0.0));
-        Ok(())
+        if input.is_none() {
+            return Ok(());
+        }
+        // The updates of the step before, which read the sums, are earlier work of this queue.
+        self.statistics.iter_mut().try_for_each(|sums| memory.zero(Queue::Compute, SliceMut::whole(sums)))
     }
 
     /// The buffer that no unread step has.
@@ -197,14 +193,10 @@ impl<M: Memory> Scalars<M> {
         comm: &mut Comm<M>,
         phase: usize,
     ) -> Result<(), Error> {
-        let mut buffer = self.statistics[phase].take().expect("a phase is reduced once at a time");
-        memory.write(Queue::Reduce, HostSlice::F64(&self.partial[phase]), SliceMut::whole(&mut buffer))?;
-        let pending = comm.all_reduce(memory, Purpose::UpdateRule, None, vec![buffer])?;
-        let buffer = pending.wait_on(memory, Queue::Reduce)?.outputs.pop().expect("one buffer came back");
-        let mut sums = vec![0.0; self.partial[phase].len()];
-        memory.read(Queue::Reduce, Slice::whole(&buffer), HostSliceMut::F64(&mut sums))?;
-        self.statistics[phase] = Some(buffer);
-        self.reduced.push(sums);
+        let partial = self.statistics.remove(phase);
+        let pending = comm.all_reduce(memory, Purpose::UpdateRule, None, vec![partial])?;
+        let sums = pending.wait_on(memory, Queue::Reduce)?.outputs.pop().expect("one buffer came back");
+        self.statistics.insert(phase, sums);
         Ok(())
     }
 }

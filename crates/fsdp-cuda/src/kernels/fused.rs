@@ -6,7 +6,7 @@ use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::backend::{AttentionDims, Dropout};
 use fsdp_nn::lengths;
 
-use super::{CONVERT, LOSS, Launch, NORMS, POINTWISE, Source, Word};
+use super::{CONVERT, GRID_HEIGHT_MAX, LOSS, Launch, NORMS, POINTWISE, Source, Word};
 use crate::device::{CudaBuffer, CudaMemory, expect_dtype, expect_float};
 use crate::fused::FusedOps;
 
@@ -20,9 +20,6 @@ const PARTIAL_ROWS: usize = 128;
 /// Threads of a block that sums columns, and columns of a thread.
 const COLUMN_THREADS: usize = 64;
 const COLUMNS_PER_THREAD: usize = 4;
-
-/// The largest second dimension of a grid.
-const GRID_HEIGHT_MAX: usize = 65_535;
 
 impl CudaMemory {
     /// A pointer to read from.

@@ -13,6 +13,9 @@ const ELEMENT_THREADS: u32 = 256;
 /// Blocks per multiprocessor of kernels that stride over their work: enough to hide latencies.
 const BLOCKS_PER_PROCESSOR: u32 = 16;
 
+/// The most blocks of a grid in the second direction.
+pub(crate) const GRID_HEIGHT_MAX: usize = 65_535;
+
 /// The widest load of a thread.
 const VECTOR_BYTES: usize = 16;
 

@@ -18,7 +18,7 @@ use crate::error::DeviceError;
 use crate::ffi::driver::{Function, Gpu};
 use crate::ffi::nvrtc;
 
-pub(crate) use launch::{Launch, Word};
+pub(crate) use launch::{GRID_HEIGHT_MAX, Launch, Word};
 
 /// What every source begins with.
 const COMMON: &str = include_str!("../../kernels/common.cuh");
@@ -49,6 +49,9 @@ sources! {
     POINTWISE = "pointwise.cu": "swiglu", "swiglu_backward", "gelu", "gelu_backward", "dropout", "rope";
     LOSS = "loss.cu": "cross_entropy";
     UPDATE = "update.cu": "adamw", "sgd", "sgd_momentum";
+    FACTORED = "factored.cu": "add_partial", "parameter_squares", "advance_full", "advance_rows", "add_rows",
+        "column_squares", "add_columns", "advance_columns", "row_updates", "block_updates", "factored_update",
+        "full_update";
     EXACT = "exact.cu": "square_sum", "exact_sum", "gradient_factors";
 }
 

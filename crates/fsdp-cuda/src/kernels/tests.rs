@@ -3,7 +3,7 @@
 
 use fsdp_core::DType;
 
-use super::{CONVERT, EXACT, INTEGERS, LOSS, NORMS, POINTWISE, Source, UPDATE, image};
+use super::{CONVERT, EXACT, FACTORED, INTEGERS, LOSS, NORMS, POINTWISE, Source, UPDATE, image};
 use crate::error::DeviceError;
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F64, DType::Bf16];
@@ -15,7 +15,7 @@ fn cases() -> Vec<(&'static Source, (DType, DType))> {
         for s in FLOATS {
             cases.push((&CONVERT, (t, s)));
             if t == t.master() {
-                cases.push((&UPDATE, (t, s)));
+                cases.extend([&UPDATE, &FACTORED].map(|source| (source, (t, s))));
             }
         }
     }

@@ -30,7 +30,7 @@ impl Link {
         Self { state: Mutex::new(State::Open(comm)), seat }
     }
 
-    /// Whose it is.
+    /// Whose it is: a seat in the first group that uses it.
     pub(super) fn seat(&self) -> Seat {
         self.seat
     }

@@ -8,9 +8,13 @@
 //!   rank issues its collectives from its own thread; a lock per communicator keeps the watcher's calls apart.
 //! - *Several communicators on one device* (user guide, "Using multiple NCCL communicators concurrently"): kernels of two
 //!   communicators may have to run at the same time on all their devices, so every rank must launch them in the same
-//!   order. A rank has one communicator for gathers and one for reductions (and those split off from them). The schedule
+//!   order. A rank has one communicator for gathers and one for reductions, and those of smaller groups that are split off
+//!   from them; a split in which all ranks give the same color makes no new one, but shares the parent's. The schedule
 //!   has one order of operations for all ranks, and a call here returns only when NCCL has launched it. So ranks must
 //!   run in program order: an adversarial order that differs between ranks is for `fsdp-sim`.
+//! - *Every rank of a communicator makes the same calls on it in the same order.* The table compares them over all groups
+//!   that share it ([`CommError::Order`](fsdp_core::comm::CommError::Order)).
+//! - *No operation is outstanding when a communicator is split* (`ncclCommSplit`). Groups are made before the first step.
 //! - *No call on a communicator that is not ready* (non-blocking communicators). The first collective of a communicator
 //!   sets up its connections, and waits for all ranks while it does.
 //! - *Nothing may free what the device still uses.* Buffers of a collective that nobody waited for, or that failed, are
@@ -30,6 +34,7 @@ mod launch;
 mod comm;
 
 pub(crate) mod buffers;
+mod connection;
 mod error;
 mod link;
 mod table;

@@ -2,7 +2,10 @@
 //!
 //! Plain data without locks, threads or clocks: [`World`](super::world::World) keeps it behind its lock and says what
 //! time it is. With it, a call that differs from those of the other ranks is refused before it is issued, and a
-//! time-out knows who did not come.
+//! time-out knows who did not come. A group is what a rank sees, with a name and calls of its own; a [`Line`] is the NCCL
+//! communicator below, which groups of the same ranks may share.
+
+mod line;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -11,15 +14,15 @@ use std::time::{Duration, Instant};
 use fsdp_core::Rank;
 use fsdp_core::comm::{CommError, Fingerprint, RankStatus};
 
+pub(super) use line::Position;
+use line::{Different, Line};
+
 /// Which communicator, and which of its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seat {
     pub(super) group: usize,
     pub(super) index: usize,
 }
-
-/// The place of a call among all calls of its communicator.
-pub(super) type Position = u64;
 
 /// The rank to blame, and what every call returns from now on.
 #[derive(Clone, Debug)]
@@ -40,21 +43,11 @@ struct Outstanding<E> {
 /// One rank of a communicator.
 #[derive(Debug)]
 struct Row<E> {
-    entered: Position,
     latest: Option<Fingerprint>,
-    ended: Option<Fingerprint>,
+    ended: Option<(Position, Fingerprint)>,
     outstanding: VecDeque<Outstanding<E>>,
     /// Since when the first of them is the first.
     since: Instant,
-}
-
-/// Calls that some ranks have entered and some have not, or whose notes some have not read.
-#[derive(Debug)]
-struct Meeting {
-    call: Fingerprint,
-    first: Rank,
-    notes: Vec<Option<usize>>,
-    readers_left: usize,
 }
 
 #[derive(Debug)]
@@ -62,15 +55,8 @@ struct Group<E> {
     name: String,
     members: Arc<[Rank]>,
     rows: Vec<Row<E>>,
-    open: BTreeMap<Position, Meeting>,
-}
-
-impl<E> Group<E> {
-    /// Ranks that have not entered the call at `position`.
-    fn missing(&self, position: Position) -> Vec<Rank> {
-        let rows = self.members.iter().zip(&self.rows);
-        rows.filter(|(_, row)| row.entered <= position).map(|(&rank, _)| rank).collect()
-    }
+    /// The NCCL communicator.
+    line: usize,
 }
 
 /// The first collective that a rank has not ended, and who keeps it from ending.
@@ -84,34 +70,40 @@ struct Wait {
 #[derive(Debug)]
 pub(super) struct Table<E> {
     groups: Vec<Group<E>>,
+    lines: Vec<Line>,
     by_path: BTreeMap<Vec<u64>, usize>,
     ended: Vec<bool>,
 }
 
 impl<E> Table<E> {
     pub(super) fn new(ranks: usize) -> Self {
-        Self { groups: Vec::new(), by_path: BTreeMap::new(), ended: vec![false; ranks] }
+        Self { groups: Vec::new(), lines: Vec::new(), by_path: BTreeMap::new(), ended: vec![false; ranks] }
     }
 
-    /// The seat of `rank` in the communicator at `path`, which is made by the first of its members that asks.
+    /// The seat of `rank` in the group at `path`, which is made by the first of its members that asks: on an NCCL
+    /// communicator of its own, or on that of another group of the same ranks.
     pub(super) fn seat(
         &mut self,
         path: &[u64],
         name: &str,
         members: &Arc<[Rank]>,
         rank: Rank,
+        shares: Option<Seat>,
         now: Instant,
     ) -> Seat {
         let next = self.groups.len();
         let group = *self.by_path.entry(path.to_vec()).or_insert(next);
         if group == next {
-            let row =
-                |_| Row { entered: 0, latest: None, ended: None, outstanding: VecDeque::new(), since: now };
+            let line = shares.map_or(self.lines.len(), |other| self.groups[other.group].line);
+            if line == self.lines.len() {
+                self.lines.push(Line::new(members.clone()));
+            }
+            let row = |_| Row { latest: None, ended: None, outstanding: VecDeque::new(), since: now };
             self.groups.push(Group {
                 name: name.to_owned(),
                 members: members.clone(),
                 rows: (0..members.len()).map(row).collect(),
-                open: BTreeMap::new(),
+                line,
             });
         }
         let index = members.iter().position(|&member| member == rank);
@@ -123,8 +115,8 @@ impl<E> Table<E> {
         self.groups[seat.group].members.clone()
     }
 
-    /// Enters a rank into its next call, unless another rank called something else at this place. With a `note`,
-    /// the notes of all ranks are kept until each of them has read them.
+    /// Enters a rank into its next call, unless another rank called something else at this place of the NCCL
+    /// communicator. With a `note`, the notes of all ranks are kept until each of them has read them.
     pub(super) fn enter(
         &mut self,
         seat: Seat,
@@ -132,31 +124,26 @@ impl<E> Table<E> {
         note: Option<usize>,
         now: Instant,
     ) -> Result<Position, CommError> {
-        let group = &mut self.groups[seat.group];
-        let (size, rank) = (group.members.len(), group.members[seat.index]);
-        let row = &mut group.rows[seat.index];
-        let position = row.entered;
-        let meeting = group.open.entry(position).or_insert_with(|| Meeting {
-            call,
-            first: rank,
-            notes: vec![None; size],
-            readers_left: size,
-        });
-        if meeting.call != call {
-            let (peer, expected) = (meeting.first, meeting.call);
-            return Err(CommError::Mismatch { rank, got: call, peer, expected });
-        }
-        meeting.notes[seat.index] = Some(note.unwrap_or(0));
-        if note.is_none() && meeting.notes.iter().all(Option::is_some) {
-            group.open.remove(&position);
-        }
-        row.entered += 1;
+        let line = &mut self.lines[self.groups[seat.group].line];
+        let position = line
+            .enter(seat.index, seat.group, call, note)
+            .map_err(|different| self.divergence(seat, call, &different))?;
+        let row = &mut self.groups[seat.group].rows[seat.index];
         row.latest = Some(call);
         if row.outstanding.is_empty() {
             row.since = now;
         }
         row.outstanding.push_back(Outstanding { position, call, event: None });
         Ok(position)
+    }
+
+    fn divergence(&self, seat: Seat, call: Fingerprint, different: &Different) -> CommError {
+        let (rank, peer) = (self.groups[seat.group].members[seat.index], different.peer);
+        if different.group == seat.group {
+            return CommError::Mismatch { rank, got: call, peer, expected: different.call };
+        }
+        let name = |group: usize| self.groups[group].name.clone();
+        CommError::Order { rank, call, group: name(seat.group), peer, peer_group: name(different.group) }
     }
 
     /// Notes that a call is with the device, and ends at `event`.
@@ -171,20 +158,13 @@ impl<E> Table<E> {
         let row = &mut self.groups[seat.group].rows[seat.index];
         let found = row.outstanding.iter().position(|outstanding| outstanding.position == position);
         let ended = found.and_then(|at| row.outstanding.remove(at));
-        row.ended = Some(ended.expect("a call ends once").call);
+        row.ended = Some((position, ended.expect("a call ends once").call));
         row.since = now;
     }
 
     /// The notes of all ranks once all have entered, for each rank to read once.
     pub(super) fn notes(&mut self, seat: Seat, position: Position) -> Option<Vec<usize>> {
-        let open = &mut self.groups[seat.group].open;
-        let meeting = open.get_mut(&position).expect("notes are kept until all ranks have read them");
-        let notes: Vec<usize> = meeting.notes.iter().copied().collect::<Option<_>>()?;
-        meeting.readers_left -= 1;
-        if meeting.readers_left == 0 {
-            open.remove(&position);
-        }
-        Some(notes)
+        self.lines[self.groups[seat.group].line].notes(position)
     }
 
     /// Notes that a rank has ended.
@@ -200,11 +180,11 @@ impl<E> Table<E> {
     ) -> Result<(), (Rank, X)> {
         for group in &mut self.groups {
             for (&rank, row) in group.members.iter().zip(&mut group.rows) {
-                while let Some(Outstanding { event: Some(event), call, .. }) = row.outstanding.front() {
+                while let Some(Outstanding { event: Some(event), call, position }) = row.outstanding.front() {
                     if !is_past(rank, event).map_err(|error| (rank, error))? {
                         break;
                     }
-                    row.ended = Some(*call);
+                    row.ended = Some((*position, *call));
                     row.since = now;
                     row.outstanding.pop_front();
                 }
@@ -218,10 +198,14 @@ impl<E> Table<E> {
         self.groups.iter().flat_map(|group| &group.rows).all(|row| row.outstanding.is_empty())
     }
 
-    /// The call that a rank of a communicator is in, if it is in one.
+    /// The call that a rank is in on the NCCL communicator of `seat`, or else the last one that has ended there.
     pub(super) fn current(&self, seat: Seat) -> Option<Fingerprint> {
-        let row = &self.groups[seat.group].rows[seat.index];
-        row.outstanding.front().map(|outstanding| outstanding.call).or(row.ended)
+        let line = self.groups[seat.group].line;
+        let rows =
+            || self.groups.iter().filter(|group| group.line == line).map(|group| &group.rows[seat.index]);
+        let first = rows().filter_map(|row| row.outstanding.front()).min_by_key(|first| first.position);
+        let last = || rows().filter_map(|row| row.ended).max_by_key(|&(position, _)| position);
+        first.map(|first| first.call).or_else(|| last().map(|(_, call)| call))
     }
 
     /// The failure to report when a collective can not end because a rank that it needs has ended, or when one has
@@ -255,7 +239,7 @@ impl<E> Table<E> {
         for group in &self.groups {
             for (&rank, row) in group.members.iter().zip(&group.rows) {
                 if let Some(front) = row.outstanding.front() {
-                    let missing = group.missing(front.position);
+                    let missing = self.lines[group.line].missing(front.position);
                     let waited = now.saturating_duration_since(row.since);
                     waits.push(Wait { rank, call: front.call, missing, waited });
                 }
@@ -273,8 +257,8 @@ impl<E> Table<E> {
                 let row = &group.rows[index];
                 let latest = row.latest?;
                 Some(match row.ended {
-                    Some(ended) if ended == latest => format!("{}: ended {ended}", group.name),
-                    Some(ended) => format!("{}: issued {latest}, ended {ended}", group.name),
+                    Some((_, ended)) if ended == latest => format!("{}: ended {ended}", group.name),
+                    Some((_, ended)) => format!("{}: issued {latest}, ended {ended}", group.name),
                     None => format!("{}: issued {latest}, ended none", group.name),
                 })
             };

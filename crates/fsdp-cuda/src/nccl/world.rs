@@ -56,9 +56,16 @@ impl<M: DeviceMemory> World<M> {
         self.lock().memories[rank.0] = Some(memory);
     }
 
-    /// The seat of `rank` in the communicator at `path`.
-    pub(super) fn seat(&self, path: &[u64], name: &str, members: &Arc<[Rank]>, rank: Rank) -> Seat {
-        self.lock().table.seat(path, name, members, rank, Instant::now())
+    /// The seat of `rank` in the group at `path`, which shares the NCCL communicator of another group or has its own.
+    pub(super) fn seat(
+        &self,
+        path: &[u64],
+        name: &str,
+        members: &Arc<[Rank]>,
+        rank: Rank,
+        shares: Option<Seat>,
+    ) -> Seat {
+        self.lock().table.seat(path, name, members, rank, shares, Instant::now())
     }
 
     /// Makes a communicator known to the watcher, which aborts it at once if the world has failed.

@@ -27,8 +27,8 @@ macro_rules! delegated {
                 phase: usize,
                 shard: &mut SegmentShard<'_, D::Buffer>,
                 scalars: &StepScalars<'_, D::Buffer>,
-                earlier: &[Vec<f64>],
-                sums: &mut [f64],
+                earlier: &[D::Buffer],
+                sums: &mut D::Buffer,
             ) -> Result<(), Error> {
                 <$rule as UpdateRule<D>>::statistics(self, memory.storage(), phase, shard, scalars, earlier, sums)
             }
@@ -38,7 +38,7 @@ macro_rules! delegated {
                 memory: &Torch<D>,
                 shard: &mut SegmentShard<'_, D::Buffer>,
                 scalars: &StepScalars<'_, D::Buffer>,
-                statistics: &[Vec<f64>],
+                statistics: &[D::Buffer],
             ) -> Result<(), Error> {
                 <$rule as UpdateRule<D>>::update(self, memory.storage(), shard, scalars, statistics)
             }

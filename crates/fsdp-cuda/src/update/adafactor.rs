@@ -1,12 +1,13 @@
-//! Adafactor: the host's rule, on copies where a shard lies on the device. Its statistics cross the host anyway.
+//! Adafactor: its statistics are sums that stay on the device, so the host waits for nothing.
 
 use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
 use fsdp_core::{DType, Error};
-use fsdp_nn::HostMemory;
 use fsdp_nn::update::Adafactor;
+use fsdp_nn::{HostBuffer, HostMemory};
 
+use super::factored::{Pass, parts};
 use super::on_host::with_host_shard;
-use crate::device::{CudaBuffer, CudaMemory};
+use crate::device::{CudaBuffer, CudaMemory, put_back, readable, take};
 
 impl UpdateRule<CudaMemory> for Adafactor {
     fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
@@ -23,12 +24,25 @@ impl UpdateRule<CudaMemory> for Adafactor {
         phase: usize,
         shard: &mut SegmentShard<'_, CudaBuffer>,
         scalars: &StepScalars<'_, CudaBuffer>,
-        earlier: &[Vec<f64>],
-        sums: &mut [f64],
+        earlier: &[CudaBuffer],
+        sums: &mut CudaBuffer,
     ) -> Result<(), Error> {
-        with_host_shard(self, memory, shard, scalars, |rule, host, shard, scalars| {
-            rule.statistics(host, phase, shard, scalars, earlier, sums)
-        })
+        if shard.params.is_on_host() {
+            let earlier = copies(memory, earlier)?;
+            let mut found = take(memory, sums)?;
+            let result = with_host_shard(self, memory, shard, scalars, |rule, host, shard, scalars| {
+                rule.statistics(host, phase, shard, scalars, &earlier, &mut found)
+            });
+            return put_back(memory, found, sums).and(result);
+        }
+        let pass = Pass::new(memory, shard, scalars)?;
+        for part in parts(self, shard.pieces, scalars) {
+            match earlier {
+                [] => pass.moments(&part, shard, sums)?,
+                [moments, ..] => pass.norms(&part, shard, moments, sums)?,
+            }
+        }
+        Ok(())
     }
 
     fn update(
@@ -36,10 +50,26 @@ impl UpdateRule<CudaMemory> for Adafactor {
         memory: &CudaMemory,
         shard: &mut SegmentShard<'_, CudaBuffer>,
         scalars: &StepScalars<'_, CudaBuffer>,
-        statistics: &[Vec<f64>],
+        statistics: &[CudaBuffer],
     ) -> Result<(), Error> {
-        with_host_shard(self, memory, shard, scalars, |rule, host, shard, scalars| {
-            rule.update(host, shard, scalars, statistics)
-        })
+        let [moments, norms] = statistics else {
+            panic!("{} phases of statistics where the rule declared {}", statistics.len(), Self::PHASES);
+        };
+        if shard.params.is_on_host() {
+            let statistics = copies(memory, statistics)?;
+            return with_host_shard(self, memory, shard, scalars, |rule, host, shard, scalars| {
+                rule.update(host, shard, scalars, &statistics)
+            });
+        }
+        let pass = Pass::new(memory, shard, scalars)?;
+        for part in parts(self, shard.pieces, scalars) {
+            pass.update(&part, shard, [moments, norms])?;
+        }
+        Ok(())
     }
+}
+
+/// Sums as the host's rule reads them.
+fn copies(memory: &CudaMemory, sums: &[CudaBuffer]) -> Result<Vec<HostBuffer>, Error> {
+    sums.iter().map(|sums| readable(memory, sums)).collect()
 }

@@ -20,11 +20,11 @@ impl UpdateRule<CudaMemory> for AdamW {
         memory: &CudaMemory,
         shard: &mut SegmentShard<'_, CudaBuffer>,
         scalars: &StepScalars<'_, CudaBuffer>,
-        statistics: &[Vec<f64>],
+        _statistics: &[CudaBuffer],
     ) -> Result<(), Error> {
         if shard.params.is_on_host() {
             return with_host_shard(self, memory, shard, scalars, |rule, host, shard, scalars| {
-                rule.update(host, shard, scalars, statistics)
+                rule.update(host, shard, scalars, &[])
             });
         }
         let kernels = memory.kernels(Queue::Compute, &UPDATE, types(shard)?);

@@ -7,7 +7,7 @@ use fsdp_nn::{HostBuffer, HostMemory};
 
 use crate::device::{CudaBuffer, CudaMemory, put_back, readable, take};
 
-/// Shows a shard to a rule of the host: buffers in pinned memory as they are, others as copies that go back afterwards.
+/// Shows a shard in pinned memory to a rule of the host, once the compute queue's work so far is done.
 pub(super) fn with_host_shard<R: UpdateRule<HostMemory>>(
     rule: &mut R,
     memory: &CudaMemory,

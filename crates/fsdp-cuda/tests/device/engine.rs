@@ -1,12 +1,15 @@
 //! Whole runs on the fake driver: the engine's schedules with real streams and events, against the oracle.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use fsdp_comm::launch::{LaunchFailure, Launcher, Seat};
 use fsdp_core::Memory;
-use fsdp_core::engine::ProgramOrder;
+use fsdp_core::engine::{Observer, ProgramOrder};
+use fsdp_core::schedule::{OpId, OpKind};
+use fsdp_cuda::{CudaMemory, CudaOptions};
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::Architecture;
 use fsdp_sim::{SeededOrder, Threads, WorldOptions};
@@ -94,6 +97,9 @@ fn runs_have_the_bits_of_the_oracle() {
     hold(LLAMA, &["fsdp.param_dtype=bf16", "fsdp.activation_checkpointing=full"], 2, true);
     hold(GPT2, &[], 3, false);
     hold(LLAMA, &["fsdp.offload=cpu", "fsdp.param_dtype=bf16"], 4, false);
+    let adafactor = "train.optimizer={name='adafactor', beta1=0.9}";
+    hold(LLAMA, &[adafactor], 5, false);
+    hold(LLAMA, &[adafactor, "fsdp.offload=cpu"], 6, false);
 }
 
 #[test]
@@ -114,4 +120,65 @@ fn nothing_is_allocated_after_the_first_step() {
         Ok(())
     });
     launched.unwrap_or_else(|failure: LaunchFailure<TrainError>| panic!("{failure:?}"));
+}
+
+/// Notes during which operations the host waits for the device.
+struct Waits {
+    device: FakeDevice,
+    /// What the fake had counted when the last operation began or was issued, in this step.
+    seen: usize,
+    during: BTreeSet<&'static str>,
+}
+
+impl Waits {
+    fn note(&mut self, what: &'static str) {
+        let calls = ["cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"];
+        let waits = calls.iter().map(|call| self.device.calls(call)).sum();
+        if std::mem::replace(&mut self.seen, waits) != waits {
+            self.during.insert(what);
+        }
+    }
+}
+
+impl Observer for Waits {
+    fn begin(&mut self, _op: OpId, kind: &OpKind) {
+        self.note(if matches!(kind, OpKind::BeginStep) { "report" } else { "hand over" });
+    }
+
+    fn issued(&mut self, _op: OpId, kind: &OpKind) {
+        self.note(kind.name());
+    }
+}
+
+/// During which operations of later steps the host waits, but for blocks: many of these are the host's here.
+fn waits(overrides: &[&str]) -> Vec<&'static str> {
+    let dir = tempfile::tempdir().unwrap();
+    let job = job(dir.path(), LLAMA, &[&["run.ranks=1", "fsdp.param_dtype=bf16"], overrides].concat());
+    let device = fake_cuda::device();
+    let launcher = Threads::new(WorldOptions::new(1), move |_, _| {
+        Arc::new(Mixed::new(CudaMemory::new(CudaOptions::new(device.ordinal)).unwrap()))
+    });
+    let launched = launcher.launch(1, &|seat: Seat<Mixed>| {
+        let mut trainer = RankTrainer::new(&job, seat)?;
+        trainer.step(0, false, &mut ProgramOrder, &mut ())?;
+        let mut waits = Waits { device, seen: 0, during: BTreeSet::new() };
+        for step in 1..3 {
+            trainer.step(step, false, &mut ProgramOrder, &mut waits)?;
+        }
+        let blocks = ["report", "forward", "recompute", "backward", "forward-backward"];
+        Ok(waits.during.into_iter().filter(|what| !blocks.contains(what)).collect())
+    });
+    let mut waits = launched.unwrap_or_else(|failure: LaunchFailure<TrainError>| panic!("{failure:?}"));
+    waits.remove(0)
+}
+
+#[test]
+fn the_host_waits_for_nothing_inside_a_step() {
+    let rules = ["{name='adamw', lr=3e-3}", "{name='sgd', lr=3e-3, momentum=0.9}", "{name='adafactor'}"];
+    for rule in rules {
+        assert_eq!(waits(&[&format!("train.optimizer={rule}")]), [""; 0], "{rule}");
+    }
+    let offload = "fsdp.offload=cpu";
+    assert_eq!(waits(&[offload]), ["update"]);
+    assert_eq!(waits(&[offload, "train.optimizer={name='adafactor'}"]), ["statistics", "update"]);
 }

@@ -442,8 +442,8 @@ macro_rules! rules_of_the_device {
                 phase: usize,
                 shard: &mut SegmentShard<'_, CudaBuffer>,
                 scalars: &StepScalars<'_, CudaBuffer>,
-                earlier: &[Vec<f64>],
-                sums: &mut [f64],
+                earlier: &[CudaBuffer],
+                sums: &mut CudaBuffer,
             ) -> Result<(), Error> {
                 self.statistics(&memory.cuda, phase, shard, scalars, earlier, sums)
             }
@@ -453,7 +453,7 @@ macro_rules! rules_of_the_device {
                 memory: &Mixed,
                 shard: &mut SegmentShard<'_, CudaBuffer>,
                 scalars: &StepScalars<'_, CudaBuffer>,
-                statistics: &[Vec<f64>],
+                statistics: &[CudaBuffer],
             ) -> Result<(), Error> {
                 self.update(&memory.cuda, shard, scalars, statistics)
             }

@@ -18,3 +18,5 @@ mod cuda;
 mod failures;
 /// Finding and opening the library.
 mod opening;
+/// How many communicators are made.
+mod sharing;

@@ -183,9 +183,11 @@ fn optimizers(c: &mut Criterion) {
                     state: &mut state,
                     pieces: &[piece],
                 };
-                let mut sums: Vec<Vec<f64>> = Vec::new();
+                let mut sums: Vec<HostBuffer> = Vec::new();
                 for (phase, count) in rule.phases().into_iter().enumerate() {
-                    let mut found = vec![0.0; count];
+                    let found = memory.allocate(Category::CommStaging, DType::F64, count);
+                    let mut found = found.expect("no limit");
+                    memory.zero(Queue::Compute, write(&mut found)).expect("fits");
                     rule.statistics(&memory, phase, &mut shard, &scalars, &sums, &mut found).expect("fits");
                     sums.push(found);
                 }

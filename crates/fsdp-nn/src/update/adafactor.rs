@@ -13,7 +13,7 @@
 
 use std::collections::BTreeSet;
 
-use fsdp_core::memory::Buffer;
+use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_core::update::{Piece, SegmentShard, StateAxis, StatePiece, StateTensor, StepScalars, UpdateRule};
 use fsdp_core::{DType, Error};
@@ -65,19 +65,54 @@ impl Default for AdafactorOptions {
 
 /// What a parameter's statistics are.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ParamStatistics {
-    /// Elements.
-    pub(super) len: usize,
-    /// Columns, when it is factored.
-    pub(super) cols: Option<usize>,
-    /// Where its sums start in phase 0.
-    pub(super) start: usize,
+struct ParamStatistics {
+    len: usize,
+    cols: Option<usize>,
+    start: usize,
 }
 
 impl ParamStatistics {
     /// Sums in phase 0.
     fn sum_count(&self) -> usize {
         1 + self.cols.map_or(0, |cols| 1 + cols)
+    }
+}
+
+/// What one step of [`Adafactor`] does to a parameter, but for its statistics.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdafactorFactors {
+    /// Elements of the whole parameter.
+    pub len: usize,
+    /// Its columns, when it is factored.
+    pub cols: Option<usize>,
+    /// Where its sums start in phase 0: of squares of the parameter, then, when it is factored, of the means of rows
+    /// and of each column.
+    pub start: usize,
+    /// Decay of running means of squares.
+    pub beta2: f64,
+    /// Added to squares of gradients.
+    pub eps: f64,
+    /// Learning rate, before it is multiplied with the root mean square of the parameter.
+    pub rate: f64,
+    /// The least root mean square that it is multiplied with; `None` when it is not.
+    pub least_rms: Option<f64>,
+    /// Root mean square of an update from which on it is scaled down.
+    pub clip_threshold: f64,
+    /// Weight decay.
+    pub decay: f64,
+    /// Decay of the running mean of updates, if there is one.
+    pub beta1: Option<f64>,
+}
+
+impl AdafactorFactors {
+    /// Rows of the whole parameter, when it is factored.
+    pub fn rows(&self) -> Option<usize> {
+        self.cols.map(|cols| self.len / cols)
+    }
+
+    /// The learning rate for a root mean square of the parameter.
+    pub(super) fn learning_rate(&self, rms: f64) -> f64 {
+        self.least_rms.map_or(self.rate, |least| self.rate * rms.max(least))
     }
 }
 
@@ -106,29 +141,28 @@ impl Adafactor {
         Self { options, params }
     }
 
-    pub(super) fn options(&self) -> &AdafactorOptions {
-        &self.options
-    }
-
-    pub(super) fn param(&self, piece: &Piece) -> ParamStatistics {
-        self.params[piece.param.0]
-    }
-
-    /// The learning rate of a parameter whose root mean square is given.
-    pub(super) fn learning_rate(&self, scalars: &HostScalars, rms: f64) -> f64 {
-        let (options, step) = (&self.options, scalars.step as f64);
+    /// The factors of a step for a parameter.
+    pub fn factors(&self, param: ParamId, step: u64, lr: f64) -> AdafactorFactors {
+        let (options, step) = (&self.options, step as f64);
+        let ParamStatistics { len, cols, start } = self.params[param.0];
         let rate = if options.relative_step {
             let most = if options.warmup_init { 1e-6 * step } else { 1e-2 };
             most.min(1.0 / step.sqrt())
         } else {
-            scalars.lr
+            lr
         };
-        if options.scale_parameter { rate * rms.max(options.eps.1) } else { rate }
-    }
-
-    /// Decay of running means in a step.
-    pub(super) fn beta2(&self, scalars: &HostScalars) -> f64 {
-        1.0 - (scalars.step as f64).powf(self.options.decay_rate)
+        AdafactorFactors {
+            len,
+            cols,
+            start,
+            beta2: 1.0 - step.powf(options.decay_rate),
+            eps: options.eps.0,
+            rate,
+            least_rms: options.scale_parameter.then_some(options.eps.1),
+            clip_threshold: options.clip_threshold,
+            decay: if options.no_decay.contains(&param) { 0.0 } else { options.weight_decay },
+            beta1: options.beta1,
+        }
     }
 
     fn run(
@@ -166,7 +200,7 @@ impl UpdateRule<HostMemory> for Adafactor {
         let empty = |name| StateTensor { name, len: 0, dtype, pieces: Vec::new() };
         let [mut rows, mut cols, mut full] = ["exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq"].map(empty);
         for piece in pieces {
-            match self.param(piece).cols {
+            match self.params[piece.param.0].cols {
                 Some(width) => {
                     append(&mut rows, piece, StateAxis::Rows, piece.param_offset / width, piece.len / width);
                     append(&mut cols, piece, StateAxis::Columns, 0, width);
@@ -193,12 +227,13 @@ impl UpdateRule<HostMemory> for Adafactor {
         phase: usize,
         shard: &mut SegmentShard<'_, HostBuffer>,
         scalars: &StepScalars<'_, HostBuffer>,
-        earlier: &[Vec<f64>],
-        sums: &mut [f64],
+        earlier: &[HostBuffer],
+        sums: &mut HostBuffer,
     ) -> Result<(), Error> {
+        let sums = memory.elements_mut(SliceMut::whole(sums))?;
         let stage = match phase {
             0 => Stage::Moments { sums },
-            _ => Stage::Norms { moments: &earlier[0], sums },
+            _ => Stage::Norms { moments: memory.elements(Slice::whole(&earlier[0]))?, sums },
         };
         self.run(memory, shard, scalars, stage)
     }
@@ -208,9 +243,10 @@ impl UpdateRule<HostMemory> for Adafactor {
         memory: &HostMemory,
         shard: &mut SegmentShard<'_, HostBuffer>,
         scalars: &StepScalars<'_, HostBuffer>,
-        statistics: &[Vec<f64>],
+        statistics: &[HostBuffer],
     ) -> Result<(), Error> {
-        let stage = Stage::Update { moments: &statistics[0], norms: &statistics[1] };
+        let [moments, norms] = [0, 1].map(|phase| memory.elements(Slice::whole(&statistics[phase])));
+        let stage = Stage::Update { moments: moments?, norms: norms? };
         self.run(memory, shard, scalars, stage)?;
         shard.refresh(memory)
     }

@@ -139,7 +139,7 @@ impl UpdateRule<HostMemory> for AdamW {
         memory: &HostMemory,
         shard: &mut SegmentShard<'_, HostBuffer>,
         scalars: &StepScalars<'_, HostBuffer>,
-        _statistics: &[Vec<f64>],
+        _statistics: &[HostBuffer],
     ) -> Result<(), Error> {
         let Some(scalars) = &HostScalars::read(memory, scalars)? else { return Ok(()) };
         match shard.params.dtype() {

@@ -4,7 +4,7 @@ use fsdp_core::Error;
 use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_core::update::{Piece, SegmentShard};
 
-use super::adafactor::{Adafactor, ParamStatistics};
+use super::adafactor::{Adafactor, AdafactorFactors};
 use super::elementwise::{HostScalars, scale_twice};
 use crate::host::element::Float;
 use crate::host::floats::{Floats, transfer};
@@ -34,8 +34,7 @@ pub(super) struct Pass<'a, A> {
     rows: &'a mut [A],
     cols: &'a mut [A],
     full: &'a mut [A],
-    average: Option<&'a mut [A]>,
-    beta2: A,
+    average: &'a mut [A],
     block: Vec<A>,
     /// Per column: sums of squares in phase 0, factors of the update later.
     sums: Vec<f64>,
@@ -48,7 +47,21 @@ struct Step<A> {
     rate: A,
     keep: A,
     clip: A,
-    beta1: A,
+    beta1: Option<A>,
+}
+
+impl<A: Float> Step<A> {
+    /// For the sums of squares of the parameter and of its update.
+    fn new(factors: &AdafactorFactors, squares: f64, norm: f64) -> Self {
+        let rms = |sum: f64| (sum / factors.len as f64).sqrt();
+        let rate = factors.learning_rate(rms(squares));
+        Self {
+            rate: A::of(rate),
+            keep: A::of(1.0 - factors.decay * rate),
+            clip: A::of((rms(norm) / factors.clip_threshold).max(1.0)),
+            beta1: factors.beta1.map(A::of),
+        }
+    }
 }
 
 impl<'a, A: Float> Pass<'a, A> {
@@ -72,8 +85,7 @@ impl<'a, A: Float> Pass<'a, A> {
             rows: next(),
             cols: next(),
             full: next(),
-            average: rule.options().beta1.is_some().then(next),
-            beta2: A::of(rule.beta2(scalars)),
+            average: next(),
             block: Vec::new(),
             sums: Vec::new(),
             factors: Vec::new(),
@@ -82,20 +94,19 @@ impl<'a, A: Float> Pass<'a, A> {
 
     /// Handles the next piece.
     pub(super) fn piece(&mut self, piece: &Piece, stage: &mut Stage<'_>) {
-        let param = self.rule.param(piece);
+        let factors = &self.rule.factors(piece.param, self.scalars.step, self.scalars.lr);
         match stage {
-            Stage::Moments { sums } => self.moments(piece, param, &mut sums[param.start..]),
+            Stage::Moments { sums } => self.moments(piece, factors, &mut sums[factors.start..]),
             Stage::Norms { moments, sums } => {
-                self.advance_cols(param, &moments[param.start..]);
-                sums[piece.param.0] += self.norm(piece, param, &moments[param.start..]);
+                self.advance_cols(factors, &moments[factors.start..]);
+                sums[piece.param.0] += self.norm(piece, factors, &moments[factors.start..]);
             }
             Stage::Update { moments, norms } => {
-                let moments = &moments[param.start..];
-                let step = self.step(piece, param, moments[0], norms[piece.param.0]);
-                self.update(piece, param, moments, step);
+                let moments = &moments[factors.start..];
+                self.update(piece, factors, moments, Step::new(factors, moments[0], norms[piece.param.0]));
             }
         }
-        match param.cols {
+        match factors.cols {
             Some(cols) => {
                 advance(&mut self.rows, piece.len / cols);
                 advance(&mut self.cols, cols);
@@ -104,14 +115,15 @@ impl<'a, A: Float> Pass<'a, A> {
         }
     }
 
-    fn moments(&mut self, piece: &Piece, param: ParamStatistics, sums: &mut [f64]) {
+    fn moments(&mut self, piece: &Piece, factors: &AdafactorFactors, sums: &mut [f64]) {
         sums[0] += square_sum(&self.params[piece.offset..][..piece.len]);
-        let (eps, rest) = (A::of(self.rule.options().eps.0), A::ONE - self.beta2);
-        let Some(cols) = param.cols else {
+        let (eps, beta2) = (A::of(factors.eps), A::of(factors.beta2));
+        let rest = A::ONE - beta2;
+        let Some(cols) = factors.cols else {
             for start in (0..piece.len).step_by(BLOCK_ELEMS) {
                 let len = BLOCK_ELEMS.min(piece.len - start);
                 self.load(piece.offset + start, len);
-                advance_full(self.beta2, rest, eps, &self.block, &mut self.full[start..start + len]);
+                advance_full(beta2, rest, eps, &self.block, &mut self.full[start..start + len]);
             }
             return;
         };
@@ -120,64 +132,52 @@ impl<'a, A: Float> Pass<'a, A> {
         for row in 0..piece.len / cols {
             self.load(piece.offset + row * cols, cols);
             let mean = A::of(add_squares(eps, &self.block, &mut self.sums) / cols as f64);
-            self.rows[row] = self.rows[row] * self.beta2 + rest * mean;
+            self.rows[row] = self.rows[row] * beta2 + rest * mean;
             sums[1] += self.rows[row].as_f64();
         }
         sums[2..2 + cols].iter_mut().zip(&self.sums).for_each(|(sum, part)| *sum += part);
     }
 
-    fn advance_cols(&mut self, param: ParamStatistics, moments: &[f64]) {
-        let Some(cols) = param.cols else { return };
-        let (count, rest) = ((param.len / cols) as f64, A::ONE - self.beta2);
+    fn advance_cols(&mut self, factors: &AdafactorFactors, moments: &[f64]) {
+        let Some(cols) = factors.cols else { return };
+        let (count, beta2) = ((factors.len / cols) as f64, A::of(factors.beta2));
+        let rest = A::ONE - beta2;
         for (mean, sum) in self.cols[..cols].iter_mut().zip(&moments[2..]) {
-            *mean = *mean * self.beta2 + rest * A::of(sum / count);
+            *mean = *mean * beta2 + rest * A::of(sum / count);
         }
     }
 
     /// The sum of squares of the update before clipping.
-    fn norm(&mut self, piece: &Piece, param: ParamStatistics, moments: &[f64]) -> f64 {
-        self.prepare(param);
-        let width = param.cols.unwrap_or(BLOCK_ELEMS);
+    fn norm(&mut self, piece: &Piece, factors: &AdafactorFactors, moments: &[f64]) -> f64 {
+        self.prepare(factors);
+        let width = factors.cols.unwrap_or(BLOCK_ELEMS);
         let mut sum = 0.0;
         for start in (0..piece.len).step_by(width) {
-            self.direction(piece, param, moments, start, width.min(piece.len - start));
+            self.direction(piece, factors, moments, start, width.min(piece.len - start));
             sum += square_sum(&self.block);
         }
         sum
     }
 
-    fn step(&self, piece: &Piece, param: ParamStatistics, squares: f64, norm: f64) -> Step<A> {
-        let options = self.rule.options();
-        let rms = |sum: f64| (sum / param.len as f64).sqrt();
-        let rate = self.rule.learning_rate(self.scalars, rms(squares));
-        let decay = if options.no_decay.contains(&piece.param) { 0.0 } else { options.weight_decay };
-        Step {
-            rate: A::of(rate),
-            keep: A::of(1.0 - decay * rate),
-            clip: A::of((rms(norm) / options.clip_threshold).max(1.0)),
-            beta1: A::of(options.beta1.unwrap_or(0.0)),
-        }
-    }
-
-    fn update(&mut self, piece: &Piece, param: ParamStatistics, moments: &[f64], step: Step<A>) {
-        self.prepare(param);
-        let width = param.cols.unwrap_or(BLOCK_ELEMS);
+    fn update(&mut self, piece: &Piece, factors: &AdafactorFactors, moments: &[f64], step: Step<A>) {
+        self.prepare(factors);
+        let width = factors.cols.unwrap_or(BLOCK_ELEMS);
         for start in (0..piece.len).step_by(width) {
             let len = width.min(piece.len - start);
-            self.direction(piece, param, moments, start, len);
+            self.direction(piece, factors, moments, start, len);
             let at = piece.offset + start;
             finish(step, &mut self.block);
-            if let Some(average) = &mut self.average {
-                average_in(step.beta1, &mut average[at..at + len], &mut self.block);
+            if let Some(beta1) = step.beta1 {
+                average_in(beta1, &mut self.average[at..at + len], &mut self.block);
             }
             apply(step.keep, &self.block, &mut self.params[at..at + len]);
         }
     }
 
     /// Reciprocal roots of the means of columns.
-    fn prepare(&mut self, param: ParamStatistics) {
+    fn prepare(&mut self, factors: &AdafactorFactors) {
         self.factors.clear();
-        let cols = &self.cols[..param.cols.unwrap_or(0)];
+        let cols = &self.cols[..factors.cols.unwrap_or(0)];
         self.factors.extend(cols.iter().map(|&mean| A::ONE / mean.sqrt()));
     }
 
@@ -185,16 +185,16 @@ impl<'a, A: Float> Pass<'a, A> {
     fn direction(
         &mut self,
         piece: &Piece,
-        param: ParamStatistics,
+        factors: &AdafactorFactors,
         moments: &[f64],
         start: usize,
         len: usize,
     ) {
         self.load(piece.offset + start, len);
-        let Some(cols) = param.cols else {
+        let Some(cols) = factors.cols else {
             return divide_by_root(&self.full[start..start + len], &mut self.block);
         };
-        let mean = A::of(moments[1] / (param.len / cols) as f64);
+        let mean = A::of(moments[1] / (factors.len / cols) as f64);
         let row = A::ONE / (self.rows[start / cols] / mean).sqrt();
         multiply_by_factors(row, &self.factors, &mut self.block);
     }

@@ -11,6 +11,6 @@ mod sgd;
 #[cfg(test)]
 mod tests;
 
-pub use adafactor::{Adafactor, AdafactorOptions};
+pub use adafactor::{Adafactor, AdafactorFactors, AdafactorOptions};
 pub use adamw::{AdamW, AdamWFactors};
 pub use sgd::Sgd;

@@ -101,7 +101,7 @@ impl UpdateRule<HostMemory> for Sgd {
         memory: &HostMemory,
         shard: &mut SegmentShard<'_, HostBuffer>,
         scalars: &StepScalars<'_, HostBuffer>,
-        _statistics: &[Vec<f64>],
+        _statistics: &[HostBuffer],
     ) -> Result<(), Error> {
         let Some(scalars) = &HostScalars::read(memory, scalars)? else { return Ok(()) };
         match shard.params.dtype() {

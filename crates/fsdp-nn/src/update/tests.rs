@@ -177,7 +177,9 @@ fn step(rule: &mut dyn UpdateRule<HostMemory>, shards: &mut [Shard], step: u64) 
     shards.iter_mut().for_each(|shard| shard.scatter(&gradient, false));
     let mut statistics = Vec::new();
     for (phase, len) in rule.phases().into_iter().enumerate() {
-        let mut sums = vec![0.0; len];
+        let memory = &shards[0].memory;
+        let mut sums = memory.allocate(Category::CommStaging, DType::F64, len).unwrap();
+        memory.zero(Queue::Compute, SliceMut::whole(&mut sums)).unwrap();
         for shard in shards.iter_mut() {
             let (memory, mut view, scalars) = shard.view(step);
             rule.statistics(memory, phase, &mut view, &scalars, &statistics, &mut sums).unwrap();

@@ -15,7 +15,7 @@ fn table(ranks: usize, now: Instant) -> (Table<bool>, Vec<Seat>, Vec<Seat>) {
     let mut table = Table::new(ranks);
     let members: Arc<[Rank]> = (0..ranks).map(Rank).collect();
     let mut seats = |path, name| {
-        members.iter().map(|&rank| table.seat(&[path], name, &members, rank, now)).collect::<Vec<_>>()
+        members.iter().map(|&rank| table.seat(&[path], name, &members, rank, None, now)).collect::<Vec<_>>()
     };
     let (gathers, reductions) = (seats(0, "gathers"), seats(1, "reductions"));
     (table, gathers, reductions)
@@ -38,6 +38,64 @@ fn the_second_to_call_something_else_is_refused_and_told_of_the_first() {
     assert_eq!(table.enter(gathers[1], call(0), None, now).unwrap(), 0, "equal calls go on");
 }
 
+/// A group beside that of `parents`, on the same NCCL communicator.
+fn sharing(table: &mut Table<bool>, parents: &[Seat], now: Instant) -> Vec<Seat> {
+    let members = table.members(parents[0]);
+    let seat = |(&parent, &rank): (&Seat, &Rank)| {
+        table.seat(&[0, 0, 0], "gathers/0", &members, rank, Some(parent), now)
+    };
+    parents.iter().zip(members.iter()).map(seat).collect()
+}
+
+#[test]
+fn groups_that_share_a_communicator_have_names_and_calls_of_their_own_but_one_order() {
+    let now = Instant::now();
+    let (mut table, gathers, reductions) = table(2, now);
+    let children = sharing(&mut table, &gathers, now);
+    assert_eq!(table.enter(gathers[0], call(0), None, now).unwrap(), 0);
+    assert_eq!(table.enter(children[0], call(0), None, now).unwrap(), 1);
+    assert_eq!(table.enter(reductions[0], call(0), None, now).unwrap(), 0, "another communicator");
+    let first = call(0);
+    assert_eq!(
+        table.status()[0].doing,
+        format!(
+            "gathers: issued {first}, ended none; reductions: issued {first}, ended none; gathers/0: issued {first}, \
+             ended none"
+        )
+    );
+    // The same call of the other group would be taken for that of rank 0 by NCCL.
+    let error = table.enter(children[1], call(0), None, now).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "collectives diverge: rank 1 called {first} of group gathers/0 where rank 0 called one of group gathers; \
+             these groups are connected once, so their collectives have one order, the same on every rank"
+        )
+    );
+    assert!(table.enter(gathers[1], call(0), None, now).is_ok());
+    assert!(table.enter(children[1], call(0), None, now).is_ok());
+    assert!(table.lines[0].is_settled());
+}
+
+#[test]
+fn who_is_missing_is_asked_of_the_group_and_who_is_in_a_call_of_its_communicator() {
+    let now = Instant::now();
+    let (mut table, gathers, _) = table(2, now);
+    let children = sharing(&mut table, &gathers, now);
+    for seats in [&children, &gathers] {
+        let position = table.enter(seats[0], call(seats[0].group as u64), None, now).unwrap();
+        table.issued(seats[0], position, true);
+    }
+    assert_eq!(table.current(gathers[0]), Some(call(2)), "the child's call came first");
+    let position = table.enter(children[1], call(2), None, now).unwrap();
+    table.issued(children[1], position, true);
+    let failure = table.overdue(now + LIMIT, LIMIT).unwrap();
+    let CommError::TimedOut { call: late, missing, .. } = failure.error else { panic!("{}", failure.error) };
+    assert_eq!((late, missing), (call(0), vec![Rank(1)]), "the child's call has all ranks");
+    settle(&mut table, now);
+    assert_eq!(table.current(gathers[0]), Some(call(0)), "the last that has ended");
+}
+
 #[test]
 fn calls_are_forgotten_when_all_ranks_have_entered() {
     let now = Instant::now();
@@ -48,7 +106,7 @@ fn calls_are_forgotten_when_all_ranks_have_entered() {
             table.issued(seat, position, true);
         }
     }
-    assert!(table.groups[0].open.is_empty());
+    assert!(table.lines[0].is_settled());
     assert!(!table.is_idle());
     settle(&mut table, now);
     assert!(table.is_idle());
@@ -66,7 +124,7 @@ fn notes_are_read_once_by_each_rank_when_all_are_there() {
         assert_eq!(table.notes(seat, position), Some(vec![5, 7]));
         table.end_call(seat, position, now);
     }
-    assert!(table.groups[0].open.is_empty());
+    assert!(table.lines[0].is_settled());
     assert!(table.is_idle());
 }
 

@@ -1,0 +1,110 @@
+//! One rank's connection with others: an NCCL communicator that one group uses, or several groups of the same ranks.
+//!
+//! A communicator of NCCL costs memory on its device and time to connect, so a group that is its parent all over again
+//! uses the parent's. The connection is closed when the last group that uses it is dropped.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::time::Duration;
+use std::{hint, thread};
+
+use fsdp_core::Rank;
+use fsdp_core::comm::{CommError, Fingerprint};
+
+use super::NcclError;
+use super::link::Link;
+use super::table::{Failure, Seat};
+use super::world::World;
+use crate::device::DeviceMemory;
+use crate::ffi::nccl_comm::{Progress, RawComm};
+
+/// How often NCCL is asked at once whether it is done, before the thread sleeps between questions: long enough for a
+/// launch, which takes tens of microseconds, and not for connecting.
+const SPINS: u32 = 1000;
+
+/// How long a thread sleeps between questions.
+const NAP: Duration = Duration::from_micros(20);
+
+/// A link of this rank, and the world that it belongs to.
+pub(super) struct Connection<M: DeviceMemory> {
+    pub(super) world: Arc<World<M>>,
+    pub(super) link: Arc<Link>,
+    rank: Rank,
+}
+
+impl<M: DeviceMemory> Connection<M> {
+    /// Makes a communicator known to the watcher, and waits until it is connected.
+    pub(super) fn establish(
+        world: &Arc<World<M>>,
+        raw: RawComm,
+        seat: Seat,
+        members: &[Rank],
+        doing: Fingerprint,
+    ) -> Result<Arc<Self>, CommError> {
+        let link = Arc::new(Link::new(raw, seat));
+        world.add_link(link.clone());
+        let connection = Self { world: world.clone(), link, rank: members[seat.index] };
+        connection.wait_until_ready(doing)?;
+        connection.check_facts(doing, members.len(), seat.index)?;
+        Ok(Arc::new(connection))
+    }
+
+    /// Calls into NCCL, unless the world has failed.
+    fn call<T>(
+        &self,
+        doing: Fingerprint,
+        work: impl FnOnce(&mut RawComm) -> Result<T, NcclError>,
+    ) -> Result<T, CommError> {
+        match self.link.call(work) {
+            Some(Ok(value)) => Ok(value),
+            Some(Err(error)) => Err(self.world.fail_nccl(self.rank, &doing.to_string(), &error)),
+            None => Err(self.world.check().expect_err("a communicator is taken away after a failure only")),
+        }
+    }
+
+    /// Waits until NCCL has done what was started: it has connected, or given its work to the device.
+    pub(super) fn wait_until_ready(&self, doing: Fingerprint) -> Result<(), CommError> {
+        let mut spins = 0;
+        loop {
+            self.world.check()?;
+            if let Progress::Ready = self.call(doing, RawComm::poll)? {
+                return Ok(());
+            }
+            spins += 1;
+            if spins < SPINS { hint::spin_loop() } else { thread::sleep(NAP) }
+        }
+    }
+
+    /// NCCL and the table must agree on who is who.
+    fn check_facts(&self, doing: Fingerprint, members: usize, seat: usize) -> Result<(), CommError> {
+        let (size, index, device) = self.call(doing, RawComm::facts)?;
+        let rank = self.rank;
+        tracing::debug!(rank = rank.0, size, index, device, "connected");
+        if (size, index) == (members, seat) {
+            return Ok(());
+        }
+        let reason = format!("NCCL made {rank} number {index} of {size}, instead of {seat} of {members}");
+        let error = CommError::Transport { rank, reason };
+        self.world.fail(Failure { culprit: rank, error: error.clone() });
+        Err(error)
+    }
+
+    /// Splits off NCCL's communicator of the ranks with the same `color`, in the order of their keys.
+    pub(super) fn split(&self, doing: Fingerprint, color: c_int, key: c_int) -> Result<RawComm, CommError> {
+        let splitting = self.call(doing, |raw| raw.split(color, key))?;
+        self.wait_until_ready(doing)?;
+        self.call(doing, |raw| raw.finish_split(splitting))
+    }
+}
+
+impl<M: DeviceMemory> Drop for Connection<M> {
+    fn drop(&mut self) {
+        // A communicator of a rank that failed is aborted by the watcher.
+        if thread::panicking() || self.world.check().is_err() {
+            return;
+        }
+        if let Err(error) = self.link.close() {
+            tracing::debug!(%error, rank = self.rank.0, "a communicator could not be finalized");
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! The kernels of Adafactor over the pieces of a shard.
+
+use fsdp_core::memory::{Slice, SliceMut};
+use fsdp_core::update::{Piece, SegmentShard, StepScalars};
+use fsdp_core::{DType, Error, Queue};
+use fsdp_nn::update::{Adafactor, AdafactorFactors};
+
+use super::runs::types;
+use crate::device::{CudaBuffer, CudaMemory, expect_dtype};
+use crate::kernels::{FACTORED, GRID_HEIGHT_MAX, Launch, Word};
+
+/// Rows whose column sums are one partial result; this and the next three are as in the kernels.
+const ROWS: usize = 64;
+
+/// Elements of a block of a parameter without rows.
+const BLOCK: usize = 1024;
+
+/// Elements of a parameter whose squares are one partial result.
+const SQUARES: usize = 4096;
+
+/// Rows that a block of threads updates.
+const TILE_ROWS: usize = 16;
+
+/// Threads of a block.
+const THREADS: usize = 256;
+
+/// A piece, and where its state begins.
+pub(super) struct Part {
+    piece: Piece,
+    factors: AdafactorFactors,
+    rows: usize,
+    cols: usize,
+    full: usize,
+}
+
+/// The parts of a shard, in the order of its state.
+pub(super) fn parts(rule: &Adafactor, pieces: &[Piece], scalars: &StepScalars<'_, CudaBuffer>) -> Vec<Part> {
+    let (mut rows, mut cols, mut full) = (0, 0, 0);
+    let part = |piece: &Piece| {
+        let factors = rule.factors(piece.param, scalars.step, scalars.lr);
+        let part = Part { piece: *piece, factors, rows, cols, full };
+        match factors.cols {
+            Some(width) => {
+                rows += piece.len / width;
+                cols += width;
+            }
+            None => full += piece.len,
+        }
+        part
+    };
+    pieces.iter().map(part).collect()
+}
+
+/// The kernels of one pass over a shard.
+pub(super) struct Pass<'a> {
+    memory: &'a CudaMemory,
+    kernels: Launch<'a>,
+    factors: Word<'a>,
+}
+
+impl<'a> Pass<'a> {
+    pub(super) fn new(
+        memory: &'a CudaMemory,
+        shard: &SegmentShard<'_, CudaBuffer>,
+        scalars: &StepScalars<'a, CudaBuffer>,
+    ) -> Result<Self, Error> {
+        let kernels = memory.kernels(Queue::Compute, &FACTORED, types(shard)?);
+        let factors = Word::Range(memory.range(Queue::Compute, scalars.factors)?);
+        Ok(Self { memory, kernels, factors })
+    }
+
+    fn read<'b>(&self, buffer: &'b CudaBuffer, offset: usize, len: usize) -> Result<Word<'b>, Error> {
+        Ok(Word::Range(self.memory.range(Queue::Compute, Slice::new(buffer, offset, len))?))
+    }
+
+    fn write<'b>(&self, buffer: &'b mut CudaBuffer, offset: usize, len: usize) -> Result<Word<'b>, Error> {
+        Ok(Word::Range(self.memory.range_mut(Queue::Compute, SliceMut::new(buffer, offset, len))?))
+    }
+
+    /// Runs a kernel with a warp for each of `count` items.
+    fn warps(&self, kernel: &'static str, count: usize, words: &[Word<'_>]) -> Result<(), Error> {
+        Ok(self.kernels.striding(kernel, count.div_ceil(THREADS / 32), THREADS as u32, words)?)
+    }
+
+    /// Runs a kernel with a thread for each of `count` items.
+    fn threads(&self, kernel: &'static str, count: usize, words: &[Word<'_>]) -> Result<(), Error> {
+        Ok(self.kernels.striding(kernel, count.div_ceil(THREADS), THREADS as u32, words)?)
+    }
+
+    /// Adds `count` partial results to the sum at `at`.
+    fn add(&self, partial: &CudaBuffer, count: usize, sums: &mut CudaBuffer, at: usize) -> Result<(), Error> {
+        let words = [self.read(partial, 0, count)?, Word::Len(count), self.write(sums, at, 1)?, self.factors];
+        Ok(self.kernels.blocks("add_partial", (1, 1), THREADS as u32, &words)?)
+    }
+
+    /// Sums of squares of the parameter, and of those of its gradient by rows and columns.
+    pub(super) fn moments(
+        &self,
+        part: &Part,
+        shard: &mut SegmentShard<'_, CudaBuffer>,
+        sums: &mut CudaBuffer,
+    ) -> Result<(), Error> {
+        let Part { piece: Piece { offset, len, .. }, factors, full, .. } = *part;
+        let count = len.div_ceil(SQUARES);
+        let mut partial = self.memory.scratch(DType::F64, count)?;
+        let words = [
+            self.read(shard.params, offset, len)?,
+            self.write(&mut partial, 0, count)?,
+            Word::Len(len),
+            self.factors,
+        ];
+        self.warps("parameter_squares", count, &words)?;
+        self.add(&partial, count, sums, factors.start)?;
+        if let Some(width) = factors.cols {
+            self.row_means(part, width, shard, sums)?;
+            return self.column_sums(part, width, shard, sums);
+        }
+        let words = [
+            self.read(shard.gradient, offset, len)?,
+            self.write(&mut shard.state[2], full, len)?,
+            Word::Len(len),
+            self.factors,
+            Word::Real(factors.beta2),
+            Word::Real(factors.eps),
+        ];
+        Ok(self.kernels.elements("advance_full", len, &words)?)
+    }
+
+    fn row_means(
+        &self,
+        part: &Part,
+        width: usize,
+        shard: &mut SegmentShard<'_, CudaBuffer>,
+        sums: &mut CudaBuffer,
+    ) -> Result<(), Error> {
+        let Part { piece: Piece { offset, len, .. }, factors, .. } = *part;
+        let rows = len / width;
+        let words = [
+            self.read(shard.gradient, offset, len)?,
+            self.write(&mut shard.state[0], part.rows, rows)?,
+            Word::Len(width),
+            Word::Len(rows),
+            self.factors,
+            Word::Real(factors.beta2),
+            Word::Real(factors.eps),
+        ];
+        self.warps("advance_rows", rows, &words)?;
+        let words = [
+            self.read(&shard.state[0], part.rows, rows)?,
+            Word::Len(rows),
+            self.write(sums, factors.start + 1, 1)?,
+            self.factors,
+        ];
+        Ok(self.kernels.blocks("add_rows", (1, 1), THREADS as u32, &words)?)
+    }
+
+    fn column_sums(
+        &self,
+        part: &Part,
+        width: usize,
+        shard: &SegmentShard<'_, CudaBuffer>,
+        sums: &mut CudaBuffer,
+    ) -> Result<(), Error> {
+        let Part { piece: Piece { offset, len, .. }, factors, .. } = *part;
+        let rows = len / width;
+        let groups = rows.div_ceil(ROWS);
+        let mut partial = self.memory.scratch(DType::F64, groups * width)?;
+        let words = [
+            self.read(shard.gradient, offset, len)?,
+            self.write(&mut partial, 0, groups * width)?,
+            Word::Len(width),
+            Word::Len(rows),
+            self.factors,
+            Word::Real(factors.eps),
+        ];
+        let blocks = (width.div_ceil(THREADS) as u32, groups.min(GRID_HEIGHT_MAX) as u32);
+        self.kernels.blocks("column_squares", blocks, THREADS as u32, &words)?;
+        let words = [
+            self.read(&partial, 0, groups * width)?,
+            self.write(sums, factors.start + 2, width)?,
+            Word::Len(width),
+            Word::Len(groups),
+            self.factors,
+        ];
+        self.threads("add_columns", width, &words)
+    }
+
+    /// The sum of squares of the update before clipping.
+    pub(super) fn norms(
+        &self,
+        part: &Part,
+        shard: &mut SegmentShard<'_, CudaBuffer>,
+        moments: &CudaBuffer,
+        sums: &mut CudaBuffer,
+    ) -> Result<(), Error> {
+        let Part { piece: Piece { param, offset, len, .. }, factors, full, .. } = *part;
+        if let Some(width) = factors.cols {
+            return self.factored_norms(part, width, shard, moments, sums);
+        }
+        let count = len.div_ceil(BLOCK);
+        let mut partial = self.memory.scratch(DType::F64, count)?;
+        let words = [
+            self.read(shard.gradient, offset, len)?,
+            self.write(&mut partial, 0, count)?,
+            Word::Len(len),
+            self.read(&shard.state[2], full, len)?,
+            self.factors,
+        ];
+        self.warps("block_updates", count, &words)?;
+        self.add(&partial, count, sums, param.0)
+    }
+
+    fn factored_norms(
+        &self,
+        part: &Part,
+        width: usize,
+        shard: &mut SegmentShard<'_, CudaBuffer>,
+        moments: &CudaBuffer,
+        sums: &mut CudaBuffer,
+    ) -> Result<(), Error> {
+        let Part { piece: Piece { param, offset, len, .. }, factors, cols, .. } = *part;
+        let (rows, total) = (len / width, Word::Double((factors.len / width) as f64));
+        let mut roots = self.memory.scratch(self.kernels.types.0, width)?;
+        let words = [
+            self.write(&mut shard.state[1], cols, width)?,
+            self.write(&mut roots, 0, width)?,
+            Word::Len(width),
+            self.read(moments, factors.start + 2, width)?,
+            total,
+            self.factors,
+            Word::Real(factors.beta2),
+        ];
+        self.threads("advance_columns", width, &words)?;
+        let mut partial = self.memory.scratch(DType::F64, rows)?;
+        let words = [
+            self.read(shard.gradient, offset, len)?,
+            self.write(&mut partial, 0, rows)?,
+            Word::Len(width),
+            Word::Len(rows),
+            self.read(&shard.state[0], part.rows, rows)?,
+            self.read(&roots, 0, width)?,
+            self.read(moments, factors.start + 1, 1)?,
+            total,
+            self.factors,
+        ];
+        self.warps("row_updates", rows, &words)?;
+        self.add(&partial, rows, sums, param.0)
+    }
+
+    pub(super) fn update(
+        &self,
+        part: &Part,
+        shard: &mut SegmentShard<'_, CudaBuffer>,
+        [moments, norms]: [&CudaBuffer; 2],
+    ) -> Result<(), Error> {
+        let Part { piece: Piece { param, offset, len, .. }, factors, cols, full, .. } = *part;
+        let (state, averages) = shard.state.split_at_mut(3);
+        let average = match averages {
+            [average] => self.write(average, offset, len)?,
+            _ => Word::Null,
+        };
+        let copy = match shard.low.as_deref_mut() {
+            Some(low) => {
+                expect_dtype(low, DType::Bf16)?;
+                self.write(low, offset, len)?
+            }
+            None => Word::Null,
+        };
+        let gradient = self.read(shard.gradient, offset, len)?;
+        let mut words = vec![gradient, self.write(shard.params, offset, len)?, average, copy];
+        let norm = self.read(norms, param.0, 1)?;
+        let Some(width) = factors.cols else {
+            words.extend([Word::Len(len), self.read(&state[2], full, len)?]);
+            words.extend([self.read(moments, factors.start, 1)?, norm]);
+            words.extend(self.step(&factors));
+            return Ok(self.kernels.elements("full_update", len, &words)?);
+        };
+        let rows = len / width;
+        words.extend([Word::Len(width), Word::Len(rows)]);
+        words.extend([self.read(&state[0], part.rows, rows)?, self.read(&state[1], cols, width)?]);
+        words.extend([self.read(moments, factors.start, 2)?, norm]);
+        words.push(Word::Double((factors.len / width) as f64));
+        words.extend(self.step(&factors));
+        // As many threads as there are vectors in a row, and no more than help.
+        let threads = width.div_ceil(4).next_multiple_of(32).min(THREADS / 2);
+        let tiles = rows.div_ceil(TILE_ROWS).min(GRID_HEIGHT_MAX);
+        let blocks = (width.div_ceil(4 * threads) as u32, tiles as u32);
+        Ok(self.kernels.blocks("factored_update", blocks, threads as u32, &words)?)
+    }
+
+    /// The last parameters of both kernels of the update.
+    fn step(&self, factors: &AdafactorFactors) -> [Word<'a>; 7] {
+        [
+            Word::Double(factors.len as f64),
+            self.factors,
+            Word::Double(factors.rate),
+            Word::Double(factors.least_rms.unwrap_or(-1.0)),
+            Word::Double(factors.decay),
+            Word::Double(factors.clip_threshold),
+            Word::Real(factors.beta1.unwrap_or(0.0)),
+        ]
+    }
+}

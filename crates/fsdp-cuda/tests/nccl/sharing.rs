@@ -1,0 +1,154 @@
+//! How many communicators of NCCL are made, and how groups of the same ranks share one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
+use fsdp_core::comm::{Comm, CommError, Purpose};
+use fsdp_core::engine::Comms;
+use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice, SliceMut};
+use fsdp_core::schedule::{Policy, Reshard};
+use fsdp_core::{DType, Digest, Error, Memory, Mesh, Queue, Rank};
+use fsdp_cuda::nccl::{GpuOptions, Gpus};
+
+use crate::fake::Fake;
+use crate::memory::StreamMemory;
+
+/// Runs a world, which leaves nothing behind.
+fn launch<T: Send>(
+    fake: &Fake,
+    ranks: usize,
+    body: impl Fn(Seat<StreamMemory>) -> Result<T, Error> + Sync,
+) -> Result<Vec<T>, LaunchFailure<Error>> {
+    let options = GpuOptions { timeout: Duration::from_secs(20), ..GpuOptions::new(8) };
+    let gpus = Gpus::new(fake.nccl.clone(), options, |_, _| Ok(Arc::new(StreamMemory::default())));
+    let ended = gpus.launch(ranks, &body);
+    fake.assert_clean();
+    ended
+}
+
+/// How many communicators each rank has made, all of which are destroyed.
+fn made(fake: &Fake, ranks: usize) -> Vec<usize> {
+    let log = fake.log();
+    let of_rank = |rank| {
+        let prefix = format!("rank {rank} ");
+        log.iter().filter(|line| line.starts_with(&prefix) && line.ends_with(" destroyed")).count()
+    };
+    (0..ranks).map(of_rank).collect()
+}
+
+/// How many communicators the ranks of a mesh make for their training.
+fn made_for(replicas: usize, shards: usize, reshard: Reshard) -> Vec<usize> {
+    let (fake, mesh) = (Fake::new(), Mesh::new(replicas, shards).unwrap());
+    let policy = Policy { reshard_after_forward: reshard, ..Policy::default() };
+    launch(&fake, mesh.world(), |seat| {
+        let Seat { memory, gathers, reductions, .. } = seat;
+        Comms::connect(&*memory, gathers, reductions, mesh, &policy, Digest::of(&"alike")).map(drop)
+    })
+    .unwrap();
+    made(&fake, mesh.world())
+}
+
+#[test]
+fn plain_sharding_makes_exactly_two_communicators_per_rank() {
+    for ranks in [1, 2, 3, 5] {
+        for reshard in [Reshard::Always, Reshard::Never, Reshard::ToGroup(ranks)] {
+            assert_eq!(made_for(1, ranks, reshard), vec![2; ranks], "{ranks} ranks, {reshard:?}");
+        }
+    }
+}
+
+#[test]
+fn smaller_groups_have_communicators_of_their_own() {
+    assert_eq!(made_for(1, 4, Reshard::ToGroup(2)), [3; 4], "and one for the sub-group");
+    assert_eq!(made_for(2, 2, Reshard::Always), [5; 4], "and two for the row, and one for the column");
+    assert_eq!(made_for(3, 1, Reshard::Always), [4; 3], "the column is the world");
+}
+
+/// Sums a number over a group and looks at it.
+fn sum(memory: &StreamMemory, comm: &mut Comm<StreamMemory>, value: i64) -> Result<i64, Error> {
+    let mut buffer = memory.allocate(Category::CommStaging, DType::I64, 1)?;
+    memory.write(Queue::Reduce, HostSlice::I64(&[value]), SliceMut::whole(&mut buffer))?;
+    let pending = comm.all_reduce(memory, Purpose::Scalars, None, vec![buffer])?;
+    let summed = pending.wait_on(memory, Queue::HostCopy)?.outputs.remove(0);
+    let mut out = [0];
+    memory.read(Queue::HostCopy, Slice::whole(&summed), HostSliceMut::I64(&mut out))?;
+    comm.check()?;
+    Ok(out[0])
+}
+
+#[test]
+fn a_shared_communicator_is_closed_when_the_last_of_its_groups_is_dropped() {
+    let fake = Fake::new();
+    let sums = launch(&fake, 3, |seat| {
+        let (memory, mut parent) = (&*seat.memory, seat.gathers);
+        let mut child = parent.split(memory, 4)?;
+        let mut grandchild = child.split(memory, 0)?;
+        assert_eq!((child.size(), child.rank()), (3, seat.rank.0));
+        let mut sums = vec![sum(memory, &mut parent, 1)?];
+        drop(parent);
+        sums.push(sum(memory, &mut grandchild, 2)?);
+        drop(grandchild);
+        sums.push(sum(memory, &mut child, 3)?);
+        // A smaller group, from a child that has no communicator of its own.
+        let mut pair = child.split(memory, usize::from(seat.rank == Rank(1)))?;
+        drop(child);
+        sums.push(sum(memory, &mut pair, 4)?);
+        Ok(sums)
+    });
+    assert_eq!(sums.unwrap(), [[3, 6, 9, 8], [3, 6, 9, 4], [3, 6, 9, 8]]);
+    assert_eq!(made(&fake, 3), [3; 3]);
+    let log = fake.log();
+    let at = |wanted: &str| log.iter().position(|line| line == wanted).unwrap();
+    let last_sum = log.iter().rposition(|line| line == "rank 0 comm 1 all_reduce 1x4").unwrap();
+    assert!(at("rank 0 comm 1 destroyed") > last_sum, "{log:?}");
+}
+
+#[test]
+fn calls_of_groups_that_share_a_communicator_are_refused_out_of_order() {
+    let fake = Fake::new();
+    let failure = launch(&fake, 2, |mut seat| {
+        let memory = &*seat.memory;
+        let mut child = seat.reductions.split(memory, 0)?;
+        sum(memory, &mut child, 1)?;
+        let (first, second) = match seat.rank.0 {
+            0 => (&mut child, &mut seat.reductions),
+            _ => (&mut seat.reductions, &mut child),
+        };
+        sum(memory, first, 1)?;
+        sum(memory, second, 1)
+    });
+    let reason = failure.unwrap_err().reason;
+    let FailureReason::Error(Error::Comm(CommError::Order { group, peer_group, .. })) = &reason else {
+        panic!("{reason:?}");
+    };
+    let mut groups = [group.as_str(), peer_group];
+    groups.sort_unstable();
+    assert_eq!(groups, ["reductions", "reductions/0"]);
+    for rank in 0..2 {
+        let prefix = format!("rank {rank} comm 2 all_reduce");
+        let calls = fake.log().iter().filter(|line| line.starts_with(&prefix)).count();
+        assert!(calls <= 2, "rank {rank} made {calls} calls");
+    }
+}
+
+#[test]
+fn an_error_in_the_background_names_the_call_of_whichever_group_is_in_one() {
+    let fake = Fake::new();
+    let failure = launch(&fake, 2, |mut seat| {
+        let memory = &*seat.memory;
+        let mut child = seat.reductions.split(memory, 0)?;
+        sum(memory, &mut seat.reductions, 1)?;
+        for round in 0.. {
+            if seat.rank == Rank(1) && round == 3 {
+                fake.async_error(1, 6);
+            }
+            sum(memory, &mut child, 1)?;
+        }
+        Ok(())
+    });
+    let text = failure.unwrap_err().reason.to_string();
+    // Of the child's group it is the fourth sum, or the third if it was seen at once; the world's group had but one.
+    let named = |sequence| text.contains(&format!("in #{sequence} all-reduce (scalars, 1 x i64)"));
+    assert!(named(3) || named(2), "{text}");
+}
