@@ -86,8 +86,8 @@ def layers_of_gpt2(step, s, rows):
     step.move("norms, backward", 4 * row, norms)
     step.move("sums", 3 * row, 2 * layers)
     step.move("activation", 2 * wide, layers)
-    step.move("activation, again in backward", 2 * wide, layers)
-    step.move("activation, backward", 3 * wide, layers)
+    # Input and gradient are read; the gradient of the input is written, and the output again.
+    step.move("activation, backward", 4 * wide, layers)
 
 
 def layers_of_llama(step, s, rows):
@@ -106,8 +106,7 @@ def layers_of_llama(step, s, rows):
     step.move("norms, backward", 2 * row, norms, launches=2)
     step.move("sums", 3 * row, 2 * layers)
     step.move("activation", 3 * wide, layers)
-    step.move("activation, again in backward", 3 * wide, layers)
-    step.move("activation, backward", 5 * wide, layers)
+    step.move("activation, backward", 6 * wide, layers)
 
 
 def head(step, s, rows):

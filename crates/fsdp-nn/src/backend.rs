@@ -283,6 +283,20 @@ pub trait Backend: Memory {
         dup: SliceMut<'_, Self::Buffer>,
     ) -> Result<(), Error>;
 
+    /// [`Backend::swiglu_backward`] that leaves the output of [`Backend::swiglu`] where `dy` was: for whoever did not
+    /// keep it.
+    fn swiglu_backward_again(
+        &self,
+        gate: Slice<'_, Self::Buffer>,
+        up: Slice<'_, Self::Buffer>,
+        dy: SliceMut<'_, Self::Buffer>,
+        dgate: SliceMut<'_, Self::Buffer>,
+        dup: SliceMut<'_, Self::Buffer>,
+    ) -> Result<(), Error> {
+        self.swiglu_backward(gate, up, dy.as_slice(), dgate, dup)?;
+        self.swiglu(gate, up, dy)
+    }
+
     /// GELU in the tanh form (`gelu_new`), element by element.
     fn gelu(&self, x: Slice<'_, Self::Buffer>, y: SliceMut<'_, Self::Buffer>) -> Result<(), Error>;
 
@@ -293,6 +307,17 @@ pub trait Backend: Memory {
         dy: Slice<'_, Self::Buffer>,
         dx: SliceMut<'_, Self::Buffer>,
     ) -> Result<(), Error>;
+
+    /// [`Backend::gelu_backward`] that leaves the output of [`Backend::gelu`] where `dy` was: for whoever did not keep it.
+    fn gelu_backward_again(
+        &self,
+        x: Slice<'_, Self::Buffer>,
+        dy: SliceMut<'_, Self::Buffer>,
+        dx: SliceMut<'_, Self::Buffer>,
+    ) -> Result<(), Error> {
+        self.gelu_backward(x, dy.as_slice(), dx)?;
+        self.gelu(x, dy)
+    }
 
     /// `y = a + b`, element by element.
     fn add(

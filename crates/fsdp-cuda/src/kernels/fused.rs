@@ -246,7 +246,24 @@ impl FusedOps<CudaBuffer> for CudaMemory {
         let lens = [gate.len, up.len, dy.len, dgate.len, dup.len];
         lengths::expect_equal("elements of a gated activation", &lens)?;
         let dtype = one_float(gate.buffer, &[up.buffer, dy.buffer, dgate.buffer, dup.buffer])?;
-        let inputs = [self.input(gate)?, self.input(up)?, self.input(dy)?];
+        let inputs = [self.input(gate)?, self.input(up)?, self.input(dy)?, Word::Null];
+        let words = [&inputs[..], &[self.output(dgate)?, self.output(dup)?, Word::Len(lens[0])]].concat();
+        Ok(self.same(&POINTWISE, dtype).elements("swiglu_backward", lens[0], &words)?)
+    }
+
+    fn swiglu_backward_again(
+        &self,
+        gate: In<'_>,
+        up: In<'_>,
+        dy: Out<'_>,
+        dgate: Out<'_>,
+        dup: Out<'_>,
+    ) -> Result<(), Error> {
+        let lens = [gate.len, up.len, dy.len, dgate.len, dup.len];
+        lengths::expect_equal("elements of a gated activation", &lens)?;
+        let dtype = one_float(gate.buffer, &[up.buffer, dy.buffer, dgate.buffer, dup.buffer])?;
+        let dy = self.output(dy)?;
+        let inputs = [self.input(gate)?, self.input(up)?, dy, dy];
         let words = [&inputs[..], &[self.output(dgate)?, self.output(dup)?, Word::Len(lens[0])]].concat();
         Ok(self.same(&POINTWISE, dtype).elements("swiglu_backward", lens[0], &words)?)
     }
@@ -263,7 +280,16 @@ impl FusedOps<CudaBuffer> for CudaMemory {
         lengths::expect_equal("elements of an activation", &[dx.len, x.len, dy.len])?;
         let dtype = one_float(x.buffer, &[dy.buffer, dx.buffer])?;
         let len = dx.len;
-        let words = [self.input(x)?, self.input(dy)?, self.output(dx)?, Word::Len(len)];
+        let words = [self.input(x)?, self.input(dy)?, Word::Null, self.output(dx)?, Word::Len(len)];
+        Ok(self.same(&POINTWISE, dtype).elements("gelu_backward", len, &words)?)
+    }
+
+    fn gelu_backward_again(&self, x: In<'_>, dy: Out<'_>, dx: Out<'_>) -> Result<(), Error> {
+        lengths::expect_equal("elements of an activation", &[dx.len, x.len, dy.len])?;
+        let dtype = one_float(x.buffer, &[dy.buffer, dx.buffer])?;
+        let len = dx.len;
+        let dy = self.output(dy)?;
+        let words = [self.input(x)?, dy, dy, self.output(dx)?, Word::Len(len)];
         Ok(self.same(&POINTWISE, dtype).elements("gelu_backward", len, &words)?)
     }
 

@@ -164,12 +164,27 @@ impl FusedOps<HostBuffer> for HostKernels<'_> {
         self.0.swiglu_backward(gate, up, dy, dgate, dup)
     }
 
+    fn swiglu_backward_again(
+        &self,
+        gate: In<'_>,
+        up: In<'_>,
+        dy: Out<'_>,
+        dgate: Out<'_>,
+        dup: Out<'_>,
+    ) -> Result<(), Error> {
+        self.0.swiglu_backward_again(gate, up, dy, dgate, dup)
+    }
+
     fn gelu(&self, x: In<'_>, y: Out<'_>) -> Result<(), Error> {
         self.0.gelu(x, y)
     }
 
     fn gelu_backward(&self, x: In<'_>, dy: In<'_>, dx: Out<'_>) -> Result<(), Error> {
         self.0.gelu_backward(x, dy, dx)
+    }
+
+    fn gelu_backward_again(&self, x: In<'_>, dy: Out<'_>, dx: Out<'_>) -> Result<(), Error> {
+        self.0.gelu_backward_again(x, dy, dx)
     }
 
     fn dropout(&self, dropout: Dropout<'_>, x: Out<'_>) -> Result<(), Error> {

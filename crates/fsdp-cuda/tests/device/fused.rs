@@ -3,7 +3,7 @@
 
 use fsdp_core::memory::{Memory, Slice, SliceMut};
 use fsdp_core::program::GradientTarget;
-use fsdp_core::{DType, Error};
+use fsdp_core::{DType, Error, Queue};
 use fsdp_cuda::{CudaBuffer, FusedOps};
 use fsdp_nn::backend::{AttentionDims, Backend, Dropout, HeadDims, IGNORED_TARGET};
 use fsdp_nn::{HostBuffer, HostMemory};
@@ -413,6 +413,38 @@ fn cross_entropy_agrees_with_the_host() {
             let bounds: Vec<f64> = expected.iter().map(|p| 2.0 * error * (p.abs() + unit(dtype))).collect();
             let what = format!("gradients of {rows} x {vocab} logits of {dtype}");
             assert_within(&gradients, &expected, &bounds, &what);
+        }
+    }
+}
+
+#[test]
+fn backward_of_activations_makes_the_output_again() {
+    for dtype in FLOATS {
+        for (len, shift) in [(1, 0), (33, 1), (1000, 0), (4099, 3)] {
+            let (a, b, c) = (normal(1, len), normal(2, len), normal(3, len));
+            let what = format!("{len} x {dtype} from {shift}");
+            for inner in [false, true] {
+                let (got, expected) = both!(dtype, len, |m, y| {
+                    let [gate, up, dy] = [&a, &b, &c].map(|values| shifted(m, dtype, shift, values));
+                    let part = |buffer| Slice::new(buffer, shift, len);
+                    let (mut again, mut dgate, mut dup) = (dy, room(m, dtype, len), room(m, dtype, len));
+                    let dy = SliceMut::new(&mut again, shift, len);
+                    let (to_gate, to_up) = (SliceMut::whole(&mut dgate), SliceMut::whole(&mut dup));
+                    m.swiglu_backward_again(part(&gate), part(&up), dy, to_gate, to_up)?;
+                    let from = if inner { Slice::whole(&dup) } else { Slice::new(&again, shift, len) };
+                    m.copy(Queue::Compute, from, y)
+                });
+                assert_bits(&got, &expected, &format!("swiglu, {what}"));
+                let (got, expected) = both!(dtype, len, |m, y| {
+                    let [x, dy] = [&a, &c].map(|values| shifted(m, dtype, shift, values));
+                    let (mut again, mut dx) = (dy, room(m, dtype, len));
+                    let dy = SliceMut::new(&mut again, shift, len);
+                    m.gelu_backward_again(Slice::new(&x, shift, len), dy, SliceMut::whole(&mut dx))?;
+                    let from = if inner { Slice::whole(&dx) } else { Slice::new(&again, shift, len) };
+                    m.copy(Queue::Compute, from, y)
+                });
+                assert_bits(&got, &expected, &format!("gelu, {what}"));
+            }
         }
     }
 }
