@@ -46,5 +46,8 @@ mod adversarial;
 // Runs that are saved, end, and go on elsewhere.
 mod resume;
 
+// Starting from files, on several replicas.
+mod loading;
+
 // Rules of the house.
 mod tidy;

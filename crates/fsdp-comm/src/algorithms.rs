@@ -6,7 +6,7 @@
 //! | reduce-scatter, n a power of two | recursive halving, neighbours first | log2 n | (n - 1) / n of the input |
 //! | reduce-scatter, other n | every part straight to its owner | n - 1 | (n - 1) / n of the input |
 //! | all-reduce | reduce-scatter, then all-gather | both | both |
-//! | broadcast | binomial tree | up to log2 n | up to log2 n times the message |
+//! | broadcast | a greeting to the next rank, then a binomial tree | 1, and up to log2 n | up to log2 n times the message |
 //!
 //! Sums follow the tree of [`fsdp_core::tree`] exactly, for every n. Halving meets the neighbour first: after
 //! the exchange with `rank ^ 2^k` a rank holds sums over the aligned block of `2^(k+1)` ranks around it, which
@@ -81,8 +81,14 @@ pub fn all_reduce(session: &mut Session<'_>, dtype: DType, data: &[u8]) -> Resul
 /// # Errors
 /// [`CommError`].
 pub fn broadcast(session: &mut Session<'_>, root: usize, message: Vec<u8>) -> Result<Vec<u8>, CommError> {
-    let size = session.size();
-    let place = (session.rank() + size - root) % size;
+    let (rank, size) = (session.rank(), session.size());
+    if size > 1 {
+        // Who is heard depends on the root: ranks that do not agree about it might wait for each other, or end with
+        // different messages. So each first hears what its neighbour calls.
+        session.send((rank + 1) % size, &[])?;
+        session.recv((rank + size - 1) % size)?;
+    }
+    let place = (rank + size - root) % size;
     let rank_at = |place: usize| (place + root) % size;
     // A place hears from the one without its highest bit, and tells those with one more, higher bit.
     let highest = place.checked_ilog2();

@@ -145,6 +145,23 @@ impl<M: Memory> Communicator<M> for LinkComm {
         })
     }
 
+    fn broadcast(
+        &mut self,
+        memory: &M,
+        call: Fingerprint,
+        root: usize,
+        buffers: Vec<M::Buffer>,
+    ) -> Result<Box<dyn InFlight<M>>, Error> {
+        let message = match self.rank {
+            rank if rank == root => read_all(memory, Queue::Reduce, &buffers)?.concat(),
+            _ => Vec::new(),
+        };
+        let buffers = Completed { outputs: buffers, inputs: Vec::new() };
+        self.start(call, buffers, move |session| {
+            algorithms::broadcast(session, root, message).map(|message| vec![message])
+        })
+    }
+
     fn split(
         &mut self,
         _memory: &M,

@@ -2,20 +2,22 @@
 //!
 //! Ranks that meet with different calls thus find out with the first message between them, instead of adding
 //! what does not belong together. A message is the fingerprint, little-endian (sequence, unit, elements: eight
-//! bytes each; kind, purpose, dtype: one each), then the data.
+//! bytes each; the root of a broadcast: four; kind, purpose, dtype: one each), then the data.
 
 use fsdp_core::comm::{CollectiveKind, CommError, Fingerprint, Purpose};
 use fsdp_core::{DType, Rank};
 
 use crate::link::Link;
 
-const HEADER_BYTES: usize = 27;
+const HEADER_BYTES: usize = 31;
 const NO_UNIT: u64 = u64::MAX;
 
-const KINDS: [CollectiveKind; 5] = [
+/// The root in a header is 0 for kinds that have none.
+const KINDS: [CollectiveKind; 6] = [
     CollectiveKind::AllGather,
     CollectiveKind::ReduceScatter,
     CollectiveKind::AllReduce,
+    CollectiveKind::Broadcast { root: 0 },
     CollectiveKind::Split,
     CollectiveKind::Connect,
 ];
@@ -112,21 +114,32 @@ fn encode(call: Fingerprint) -> [u8; HEADER_BYTES] {
     for (place, number) in [call.sequence, unit, call.elements as u64].into_iter().enumerate() {
         header[8 * place..8 * place + 8].copy_from_slice(&number.to_le_bytes());
     }
-    header[24] = index(&KINDS, call.kind);
-    header[25] = index(&PURPOSES, call.purpose);
-    header[26] = index(&DTYPES, call.dtype);
+    let (kind, root) = match call.kind {
+        CollectiveKind::Broadcast { root } => (CollectiveKind::Broadcast { root: 0 }, root),
+        kind => (kind, 0),
+    };
+    header[24..28].copy_from_slice(&root.to_le_bytes());
+    header[28] = index(&KINDS, kind);
+    header[29] = index(&PURPOSES, call.purpose);
+    header[30] = index(&DTYPES, call.dtype);
     header
 }
 
 fn decode(header: &[u8; HEADER_BYTES]) -> Option<Fingerprint> {
     let number = |place: usize| header[8 * place..].first_chunk().copied().map(u64::from_le_bytes);
     let unit = number(1)?;
+    let kind = match *KINDS.get(usize::from(header[28]))? {
+        CollectiveKind::Broadcast { .. } => {
+            CollectiveKind::Broadcast { root: u32::from_le_bytes(*header[24..].first_chunk()?) }
+        }
+        kind => kind,
+    };
     Some(Fingerprint {
         sequence: number(0)?,
-        kind: *KINDS.get(usize::from(header[24]))?,
-        purpose: *PURPOSES.get(usize::from(header[25]))?,
+        kind,
+        purpose: *PURPOSES.get(usize::from(header[29]))?,
         unit: if unit == NO_UNIT { None } else { Some(usize::try_from(unit).ok()?) },
-        dtype: *DTYPES.get(usize::from(header[26]))?,
+        dtype: *DTYPES.get(usize::from(header[30]))?,
         elements: usize::try_from(number(2)?).ok()?,
     })
 }
@@ -137,7 +150,7 @@ mod tests {
 
     #[test]
     fn every_fingerprint_comes_back() {
-        for kind in KINDS {
+        for kind in KINDS.into_iter().chain([CollectiveKind::Broadcast { root: 70_000 }]) {
             for purpose in PURPOSES {
                 for dtype in DTYPES {
                     for unit in [None, Some(0), Some(usize::MAX >> 1)] {
@@ -151,9 +164,9 @@ mod tests {
 
     #[test]
     fn unknown_codes_are_rejected() {
-        for place in 24..HEADER_BYTES {
+        for place in 28..HEADER_BYTES {
             let mut header = [0; HEADER_BYTES];
-            header[place] = 6;
+            header[place] = 7;
             assert_eq!(decode(&header), None);
         }
     }

@@ -183,6 +183,23 @@ impl<M: Memory> Communicator<M> for SimComm<M> {
         self.reduce(memory, call, buffers, Vec::new(), false)
     }
 
+    fn broadcast(
+        &mut self,
+        memory: &M,
+        call: Fingerprint,
+        root: usize,
+        buffers: Vec<M::Buffer>,
+    ) -> Result<Box<dyn InFlight<M>>, Error> {
+        let slot = Slot { inputs: Vec::new(), outputs: buffers, ready: memory.record(Queue::Reduce) };
+        self.start(call, slot, |comm, exchange, is_last| {
+            if is_last {
+                let group = exchange::Group { members: &comm.group.members, call, scatters: false };
+                exchange.broadcast(memory, group, root)?;
+            }
+            Ok(is_last)
+        })
+    }
+
     fn split(
         &mut self,
         _memory: &M,

@@ -1,12 +1,12 @@
 //! The buffers of one collective, and the moving of their elements.
 //!
-//! An all-gather is copied by the last rank to arrive, for all ranks. A reduction is folded on arrival: a rank
+//! An all-gather or a broadcast is copied by the last rank to arrive, for all ranks. A reduction is folded on arrival: a rank
 //! whose sibling in the tree is already there adds the two and releases one of them at once, so that memory
 //! comes back early and the adding is spread over the ranks; whoever completes the root hands out the sum.
 //! No element is moved under a lock.
 //!
 //! Ranks may have devices with queues of their own: events carry the order of the gather queue (all-gathers)
-//! or the reduce queue (reductions) of every rank to the rank that moves the data, and from there to all.
+//! or the reduce queue (all others) of every rank to the rank that moves the data, and from there to all.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -69,6 +69,21 @@ impl<M: Memory> Exchange<M> {
                 }
             }
             Ok(())
+        })
+    }
+
+    /// All ranks are there: the outputs of the rank at place `root` are copied to all others.
+    pub(crate) fn broadcast(&self, memory: &M, group: Group<'_>, root: usize) -> Result<(), Error> {
+        self.with_all_slots(memory, Queue::Reduce, |slots| {
+            let sent = std::mem::take(&mut slots[root].outputs);
+            let copied = slots.iter_mut().enumerate().filter(|&(index, _)| index != root).try_for_each(
+                |(index, slot)| {
+                    group.check_pair(&sent, index, &slot.outputs)?;
+                    copy_all(memory, &sent, &mut slot.outputs)
+                },
+            );
+            slots[root].outputs = sent;
+            copied
         })
     }
 

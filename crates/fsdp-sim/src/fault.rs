@@ -58,8 +58,9 @@ fn other_kind(kind: CollectiveKind) -> CollectiveKind {
     match kind {
         CollectiveKind::AllGather => CollectiveKind::ReduceScatter,
         CollectiveKind::ReduceScatter => CollectiveKind::AllReduce,
-        CollectiveKind::AllReduce | CollectiveKind::Split | CollectiveKind::Connect => {
-            CollectiveKind::AllGather
-        }
+        CollectiveKind::AllReduce
+        | CollectiveKind::Broadcast { .. }
+        | CollectiveKind::Split
+        | CollectiveKind::Connect => CollectiveKind::AllGather,
     }
 }

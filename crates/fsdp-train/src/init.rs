@@ -1,9 +1,11 @@
-//! Where initial parameters come from: a seed, or a checkpoint. Either way a rank asks for its own rows only.
+//! Where initial parameters come from: a seed, or a checkpoint. Either way a rank asks for its own rows only; files are
+//! read by the first replica, for all.
 
 use std::sync::Arc;
 
 use fsdp_ckpt::model_files::ModelReader;
 use fsdp_ckpt::safetensors::TensorType;
+use fsdp_core::engine::Origin;
 use fsdp_core::model::{ModelSpec, ParamSpec};
 use fsdp_core::update::Piece;
 use fsdp_nn::Init;
@@ -28,6 +30,14 @@ pub enum InitSource {
 }
 
 impl InitSource {
+    /// Which ranks ask for values.
+    pub fn origin(&self) -> Origin {
+        match self {
+            InitSource::Random { .. } => Origin::Computed,
+            InitSource::Pretrained(_) => Origin::Read,
+        }
+    }
+
     /// Writes the initial values of a piece.
     ///
     /// # Errors

@@ -38,18 +38,20 @@ pub struct Evaluation {
 }
 
 impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
-    /// Connects the rank, allocates everything and loads (or draws) this rank's rows of the parameters.
+    /// Connects the rank, allocates everything and draws this rank's rows of the parameters, or reads them, or receives
+    /// what the first replica reads.
     ///
     /// # Errors
     /// Those of the parts.
     pub fn new(job: &'a Job<A>, seat: Seat<M>) -> Result<Self, TrainError> {
         let mut engine = Self::connect(job, seat)?;
-        engine.load_params(|piece, values| job.init.fill(&job.plan.spec, piece, values))?;
+        engine
+            .load_params(job.init.origin(), |piece, values| job.init.fill(&job.plan.spec, piece, values))?;
         Ok(Self { job, engine, unread: VecDeque::new() })
     }
 
-    /// Connects the rank, allocates everything and reads this rank's rows of parameters and optimizer state
-    /// from a checkpoint, whoever wrote it.
+    /// Connects the rank, allocates everything and takes this rank's rows of parameters and optimizer state
+    /// from a checkpoint, whoever wrote it. The first replica reads it, and the others receive what it reads.
     ///
     /// # Errors
     /// Those of the parts, and [`TrainError::Checkpoint`].

@@ -67,11 +67,16 @@ fn rows_of(ranks: &[Usage], place: &str, of: fn(&Usage) -> &Bytes) -> Vec<[Strin
 fn traffic_rows(ranks: &[Traffic]) -> Vec<[String; 3]> {
     let largest = ranks.iter().max_by_key(|traffic| traffic.bytes()).copied().unwrap_or_default();
     let row = |name: &str, calls: u64, sent: u64| [name.to_owned(), calls.to_string(), bytes(sent)];
-    vec![
+    let mut rows = vec![
         row("all-gather", largest.all_gathers, largest.all_gather_bytes),
         row("reduce-scatter", largest.reduce_scatters, largest.reduce_scatter_bytes),
         row("all-reduce", largest.all_reduces, largest.all_reduce_bytes),
-    ]
+    ];
+    // Only what is read from files is broadcast, and only to replicas.
+    if largest.broadcasts > 0 {
+        rows.push(row("broadcast", largest.broadcasts, largest.broadcast_bytes));
+    }
+    rows
 }
 
 #[cfg(test)]

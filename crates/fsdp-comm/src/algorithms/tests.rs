@@ -10,7 +10,7 @@ use super::*;
 use crate::InMemoryLinks;
 
 /// Bytes of the fingerprint in front of every message.
-const HEADER_BYTES: u64 = 27;
+const HEADER_BYTES: u64 = 31;
 
 /// Runs an algorithm on every rank; the results, and the bytes of data that each rank sent in `messages`
 /// messages.
@@ -101,6 +101,38 @@ fn broadcast_reaches_all_from_every_root() {
             let results = run(ranks, 0, |session| broadcast(session, root, floats(session.rank(), 3)));
             assert!(results.iter().all(|(message, _)| *message == floats(root, 3)), "{root} of {ranks}");
         }
+    }
+}
+
+#[test]
+fn ranks_that_expect_another_root_are_told_at_once() {
+    for ranks in 2..=5 {
+        let links = InMemoryLinks::new(ranks, Duration::from_secs(60));
+        std::thread::scope(|scope| {
+            let spawn = |rank: usize| {
+                let links = &links;
+                scope.spawn(move || {
+                    let mut link = links.link(0, Rank(rank));
+                    let root = rank / (ranks - 1);
+                    let (kind, purpose) = (CollectiveKind::Broadcast { root: root as u32 }, Purpose::Setup);
+                    let call = Fingerprint {
+                        sequence: 0,
+                        kind,
+                        purpose,
+                        unit: None,
+                        dtype: DType::F32,
+                        elements: 1,
+                    };
+                    let result = broadcast(&mut Session::new(&mut *link, call), root, floats(rank, 1));
+                    result.inspect_err(|error| link.alarm().raise(error.clone()))
+                })
+            };
+            let threads: Vec<_> = (0..ranks).map(spawn).collect();
+            for thread in threads {
+                let error = thread.join().unwrap().unwrap_err();
+                assert!(matches!(error, CommError::Mismatch { .. }), "{error}");
+            }
+        });
     }
 }
 

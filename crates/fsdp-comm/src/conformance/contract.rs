@@ -1,6 +1,6 @@
 //! Checks of the contract around the results: arguments, fingerprints, counters, aborts, who owns what.
 
-use fsdp_core::comm::{Comm, CommError, Pending, Purpose};
+use fsdp_core::comm::{CollectiveKind, Comm, CommError, Pending, Purpose};
 use fsdp_core::memory::{Buffer, Category, HostSliceMut, Slice};
 use fsdp_core::{DType, Error, Memory, Queue, Rank};
 
@@ -43,6 +43,12 @@ pub fn arguments_are_checked(launcher: &impl Launcher, ranks: usize) {
         let started = comm.reduce_scatter(memory, Purpose::Gradient, None, inputs.clone(), outputs);
         let error = comm_error(started);
         assert!(matches!(error, CommError::Shared { segment: 0, .. }), "{error}");
+        let buffers = make(DType::F32, &[3, 3])?;
+        let error = comm_error(comm.broadcast(memory, Purpose::Setup, None, 0, buffers.clone()));
+        assert!(matches!(error, CommError::Shared { segment: 0, .. }), "{error}");
+        let mixed = [make(DType::F32, &[3])?, make(DType::F64, &[3])?].concat();
+        let error = comm_error(comm.broadcast(memory, Purpose::Setup, None, 0, mixed));
+        assert!(matches!(error, CommError::Type { segment: 1, got: DType::F64, .. }), "{error}");
         assert_eq!(comm.traffic().bytes(), 0, "refused calls are not counted");
         reduce(memory, comm, Purpose::Gradient, 4)
     });
@@ -81,11 +87,15 @@ pub fn traffic_matches_formulas(launcher: &impl Launcher, ranks: usize) {
         let pending = comm.reduce_scatter(memory, Purpose::Gradient, None, inputs, outputs)?;
         pending.wait_on(memory, Queue::Compute)?;
         reduce(memory, comm, Purpose::Gradient, 7 * ranks)?;
+        let buffers = filled(memory, Queue::Reduce, DType::Bf16, comm.rank(), &[5 * ranks, 0, ranks], 1)?;
+        let pending = comm.broadcast(memory, Purpose::Setup, None, ranks - 1, buffers)?;
+        pending.wait_on(memory, Queue::Compute)?;
         let (traffic, sent_to) = (comm.traffic(), ranks as u64 - 1);
         assert_eq!((traffic.all_gathers, traffic.reduce_scatters, traffic.all_reduces), (1, 1, 1));
         assert_eq!(traffic.all_gather_bytes, sent_to * 13 * 2);
         assert_eq!(traffic.reduce_scatter_bytes, sent_to * 13 * 4);
         assert_eq!(traffic.all_reduce_bytes, 2 * sent_to * 7 * 4);
+        assert_eq!((traffic.broadcasts, traffic.broadcast_bytes), (1, sent_to * 6 * 2));
         Ok(())
     });
 }
@@ -116,6 +126,12 @@ pub fn buffers_come_back_to_their_rank(launcher: &impl Launcher, ranks: usize) {
         let pending = comm.all_reduce(memory, Purpose::Scalars, None, buffers)?;
         drop(pending.wait_on(memory, Queue::Compute)?);
         assert_eq!(live(), 0, "an all-reduce gives back what it got");
+        let buffers = filled(memory, Queue::Reduce, DType::F64, rank, &[4, 2], 1)?;
+        let pending = comm.broadcast(memory, Purpose::Setup, None, 0, buffers)?;
+        let received = pending.wait_on(memory, Queue::Compute)?;
+        assert_eq!(live(), 8 * 6, "a broadcast keeps the buffers of this rank");
+        drop(received);
+        assert_eq!(live(), 0, "its buffers are this rank's");
         Ok(())
     });
 }
@@ -173,6 +189,37 @@ fn names(error: &CommError, culprit: usize) -> bool {
     match error {
         CommError::Aborted { rank, .. } | CommError::PeerFailed { rank, .. } => *rank == Rank(culprit),
         _ => false,
+    }
+}
+
+/// A broadcast in which one rank expects another root is reported on every rank.
+///
+/// # Panics
+/// When the check fails.
+pub fn divergent_roots_are_reported(launcher: &impl Launcher, ranks: usize) {
+    if ranks == 1 {
+        return;
+    }
+    for culprit in [0, ranks - 1] {
+        let body = |mut seat: Seat<_>| {
+            let (memory, comm) = (&*seat.memory, &mut seat.gathers);
+            let root = if comm.rank() == culprit { 1 } else { 0 };
+            let buffers = filled(memory, Queue::Reduce, DType::F32, comm.rank(), &[3], 1)?;
+            let pending = comm.broadcast(memory, Purpose::Setup, None, root, buffers)?;
+            finish(memory, comm, pending)?;
+            reduce(memory, comm, Purpose::Setup, 3)
+        };
+        run_badly(launcher, ranks, &body, |error| match error {
+            CommError::Mismatch { rank, peer, got, expected } => {
+                let roots = [got.kind, expected.kind].map(|kind| match kind {
+                    CollectiveKind::Broadcast { root } => Some(root),
+                    _ => None,
+                });
+                (*rank == Rank(culprit) || *peer == Rank(culprit))
+                    && (roots == [Some(0), Some(1)] || roots == [Some(1), Some(0)])
+            }
+            _ => false,
+        });
     }
 }
 

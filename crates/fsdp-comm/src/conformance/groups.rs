@@ -9,8 +9,9 @@ use crate::launch::Launcher;
 
 const LEN: usize = 5;
 
-/// The ranks `members` (in world numbers) sum what they have by one reduce-scatter and one all-reduce.
-fn sum_in_group<M: Memory>(
+/// The ranks `members` (in world numbers) sum what they have by one reduce-scatter and one all-reduce, and receive what
+/// the last of them has.
+fn work_in_group<M: Memory>(
     memory: &M,
     comm: &mut Comm<M>,
     world_rank: usize,
@@ -31,7 +32,19 @@ fn sum_in_group<M: Memory>(
     let buffers = filled(memory, Queue::Reduce, DType::I64, world_rank, &[LEN], 1)?;
     let pending = comm.all_reduce(memory, Purpose::Scalars, None, buffers)?;
     let summed = pending.wait_on(memory, Queue::Compute)?.outputs.remove(0);
-    assert_contents(memory, &summed, &sum(DType::I64, members, 0, LEN), "all-reduce in a group")
+    assert_contents(memory, &summed, &sum(DType::I64, members, 0, LEN), "all-reduce in a group")?;
+
+    let root = members.len() - 1;
+    let buffers = filled(memory, Queue::Reduce, DType::F64, world_rank, &[LEN, 1], 1)?;
+    let pending = comm.broadcast(memory, Purpose::Setup, None, root, buffers)?;
+    let received = pending.wait_on(memory, Queue::Compute)?.outputs;
+    assert_contents(
+        memory,
+        &received[0],
+        &values(DType::F64, members[root], 0, LEN),
+        "broadcast in a group",
+    )?;
+    assert_contents(memory, &received[1], &values(DType::F64, members[root], 1, 1), "broadcast in a group")
 }
 
 /// The world splits into the rows (shards) and columns (replicas) of a mesh, and both work.
@@ -48,8 +61,8 @@ pub fn rows_and_columns_of_a_mesh(launcher: &impl Launcher, replicas: usize, sha
         let mut column = seat.gathers.split(memory, shard)?;
         let row_members: Vec<usize> = (0..shards).map(|other| replica * shards + other).collect();
         let column_members: Vec<usize> = (0..replicas).map(|other| other * shards + shard).collect();
-        sum_in_group(memory, &mut row, rank.0, &row_members)?;
-        sum_in_group(memory, &mut column, rank.0, &column_members)
+        work_in_group(memory, &mut row, rank.0, &row_members)?;
+        work_in_group(memory, &mut column, rank.0, &column_members)
     });
 }
 
@@ -65,10 +78,10 @@ pub fn groups_of_groups(launcher: &impl Launcher, ranks: usize) {
         let mut pairs = parity.split(memory, rank / 4)?;
         let pair: Vec<usize> =
             (0..ranks).filter(|other| other % 2 == rank % 2 && other / 4 == rank / 4).collect();
-        sum_in_group(memory, &mut pairs, rank, &pair)?;
+        work_in_group(memory, &mut pairs, rank, &pair)?;
         let half: Vec<usize> = (rank % 2..ranks).step_by(2).collect();
-        sum_in_group(memory, &mut parity, rank, &half)?;
-        sum_in_group(memory, &mut seat.gathers, rank, &(0..ranks).collect::<Vec<_>>())
+        work_in_group(memory, &mut parity, rank, &half)?;
+        work_in_group(memory, &mut seat.gathers, rank, &(0..ranks).collect::<Vec<_>>())
     });
 }
 

@@ -19,13 +19,14 @@ use crate::launch::{FailureReason, LaunchFailure, Launcher, Seat};
 
 pub use contract::{
     abort_reaches_every_rank, arguments_are_checked, buffers_come_back_to_their_rank,
-    divergent_calls_are_reported, dropping_a_pending_aborts, traffic_matches_formulas,
+    divergent_calls_are_reported, divergent_roots_are_reported, dropping_a_pending_aborts,
+    traffic_matches_formulas,
 };
 pub use groups::{
     communicators_are_independent, groups_of_groups, many_in_flight, rows_and_columns_of_a_mesh,
 };
 pub use memory::{PlainBuffer, PlainMemory};
-pub use results::{all_gather, all_reduce, reduce_scatter};
+pub use results::{all_gather, all_reduce, broadcast, reduce_scatter};
 
 /// What one rank does.
 pub type Body<'a, M> = dyn Fn(Seat<M>) -> Result<(), Error> + Sync + 'a;
@@ -44,6 +45,7 @@ pub fn all(launcher: &impl Launcher, sizes: &[usize]) {
                 all_gather(launcher, ranks, dtype, lens);
                 reduce_scatter(launcher, ranks, dtype, lens);
                 all_reduce(launcher, ranks, dtype, lens);
+                broadcast(launcher, ranks, dtype, lens);
             }
         }
         traffic_matches_formulas(launcher, ranks);
@@ -52,6 +54,7 @@ pub fn all(launcher: &impl Launcher, sizes: &[usize]) {
         abort_reaches_every_rank(launcher, ranks);
         dropping_a_pending_aborts(launcher, ranks);
         divergent_calls_are_reported(launcher, ranks);
+        divergent_roots_are_reported(launcher, ranks);
         many_in_flight(launcher, ranks);
         communicators_are_independent(launcher, ranks);
         groups_of_groups(launcher, ranks);

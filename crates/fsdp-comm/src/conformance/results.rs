@@ -79,3 +79,30 @@ pub fn all_reduce(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[
         Ok(())
     });
 }
+
+/// Every rank receives the root's buffers in its own, whatever they held before, and whoever the root is.
+///
+/// # Panics
+/// When the check fails.
+pub fn broadcast(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[usize]) {
+    run_well(launcher, ranks, &|mut seat| {
+        let memory = &*seat.memory;
+        let rank = seat.gathers.rank();
+        for root in 0..ranks {
+            let buffers = match rank {
+                _ if rank == root => filled(memory, Queue::Reduce, dtype, root, lens, 1)?,
+                _ if rank % 2 == 0 => filled(memory, Queue::Reduce, dtype, rank, lens, 1)?,
+                _ => empty(memory, dtype, lens)?,
+            };
+            let pending = seat.gathers.broadcast(memory, Purpose::Setup, Some(3), root, buffers)?;
+            let completed = pending.wait_on(memory, Queue::Compute)?;
+            assert!(completed.inputs.is_empty(), "a broadcast works in place");
+            assert_eq!(completed.outputs.len(), lens.len(), "one output per segment");
+            for (segment, (output, &len)) in completed.outputs.iter().zip(lens).enumerate() {
+                assert_contents(memory, output, &values(dtype, root, segment, len), "broadcast")?;
+                assert!(output.is_exclusive(), "an output belongs to its rank");
+            }
+        }
+        Ok(())
+    });
+}

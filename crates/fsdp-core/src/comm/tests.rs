@@ -1,7 +1,10 @@
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::memory::{Category, HostSlice, HostSliceMut, Slice, SliceMut, Usage};
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
+use crate::rank::{Queue, Rank};
 
 /// A buffer without elements: length, dtype, and who shares it.
 #[derive(Clone)]
@@ -192,6 +195,17 @@ impl Communicator<NoMemory> for Recorder {
         self.start(call, Vec::new(), buffers)
     }
 
+    fn broadcast(
+        &mut self,
+        _: &NoMemory,
+        call: Fingerprint,
+        root: usize,
+        buffers: Vec<Shape>,
+    ) -> Result<Box<dyn InFlight<NoMemory>>, Error> {
+        assert_eq!(call.kind, CollectiveKind::Broadcast { root: root as u32 });
+        self.start(call, Vec::new(), buffers)
+    }
+
     fn split(
         &mut self,
         _: &NoMemory,
@@ -282,6 +296,10 @@ fn dtypes_that_differ_are_refused() {
     let reduced = comm.all_reduce(&NoMemory, Purpose::Scalars, None, mixed);
     let reduced = failure(reduced);
     assert!(matches!(reduced, CommError::Type { segment: 1, got: DType::F64, .. }), "{reduced}");
+    let mut mixed = floats(&[4, 4]);
+    mixed[1].dtype = DType::I64;
+    let sent = failure(comm.broadcast(&NoMemory, Purpose::Setup, None, 0, mixed));
+    assert!(matches!(sent, CommError::Type { segment: 1, got: DType::I64, .. }), "{sent}");
     assert!(log.lock().unwrap().is_empty());
 }
 
@@ -298,6 +316,8 @@ fn shared_outputs_are_refused_and_shared_inputs_of_a_gather_are_not() {
     assert!(matches!(error, CommError::Shared { segment: 0, .. }), "{error}");
     let error = failure(comm.all_reduce(&NoMemory, Purpose::Scalars, None, vec![held[0].clone()]));
     assert!(matches!(error, CommError::Shared { segment: 0, .. }), "{error}");
+    let error = failure(comm.broadcast(&NoMemory, Purpose::Setup, None, 1, vec![held[0].clone()]));
+    assert!(matches!(error, CommError::Shared { segment: 0, .. }), "{error}");
     assert!(log.lock().unwrap().is_empty());
     let pending = gather(&mut comm, vec![held[0].clone()], floats(&[2])).unwrap();
     assert_eq!(pending.wait_on(&NoMemory, Queue::Compute).unwrap().outputs.len(), 1);
@@ -312,14 +332,17 @@ fn calls_are_numbered_and_described() {
     let second = scatter(&mut comm, floats(&[8]), floats(&[4])).unwrap();
     let sub = comm.split(&NoMemory, 7).unwrap();
     let third = comm.all_reduce(&NoMemory, Purpose::Scalars, None, buffers(DType::I64, &[5])).unwrap();
+    let fourth = comm.broadcast(&NoMemory, Purpose::Setup, Some(2), 1, floats(&[3, 4])).unwrap();
     assert_eq!(sub.size(), 2);
-    let calls: Vec<String> = [&first, &second, &third].map(|pending| pending.call().to_string()).to_vec();
+    let calls: Vec<String> =
+        [&first, &second, &third, &fourth].map(|pending| pending.call().to_string()).to_vec();
     assert_eq!(
         calls,
         [
             "#0 all-gather (forward, unit 3, 10 x f32)",
             "#1 reduce-scatter (gradient, unit 3, 8 x f32)",
             "#3 all-reduce (scalars, 5 x i64)",
+            "#4 broadcast from place 1 (setup, unit 2, 7 x f32)",
         ]
     );
     assert_eq!(format!("{second:?}"), "Pending(#1 reduce-scatter (gradient, unit 3, 8 x f32))");
@@ -329,11 +352,11 @@ fn calls_are_numbered_and_described() {
     };
     let splits: Vec<(String, usize)> = log.lock().unwrap().iter().filter_map(split).collect();
     assert_eq!(splits, [("#2 split (setup, 0 x u32)".to_string(), 7)]);
-    for pending in [first, second, third] {
+    for pending in [first, second, third, fourth] {
         pending.wait_on(&NoMemory, Queue::Reduce).unwrap();
     }
     let waits = log.lock().unwrap().iter().filter(|event| matches!(event, Event::Waited(..))).count();
-    assert_eq!(waits, 3);
+    assert_eq!(waits, 4);
 }
 
 #[test]
@@ -369,6 +392,7 @@ fn traffic_counts_calls_and_bytes_sent() {
             let pending = comm.all_reduce(&NoMemory, Purpose::Scalars, None, floats(&[60]));
             finish(pending.unwrap()).unwrap();
         }
+        finish(comm.broadcast(&NoMemory, Purpose::Setup, None, 0, floats(&[60, 60])).unwrap()).unwrap();
         comm.split(&NoMemory, 0).unwrap();
         let others = size as u64 - 1;
         let expected = Traffic {
@@ -378,6 +402,8 @@ fn traffic_counts_calls_and_bytes_sent() {
             reduce_scatter_bytes: 2 * 5 * 8 * others,
             all_reduces: 3,
             all_reduce_bytes: 3 * 2 * (60 / size as u64) * 4 * others,
+            broadcasts: 1,
+            broadcast_bytes: (120 / size as u64) * 4 * others,
         };
         assert_eq!(comm.traffic(), expected, "{size} ranks");
         let mut twice = expected;
@@ -385,10 +411,21 @@ fn traffic_counts_calls_and_bytes_sent() {
         assert_eq!(twice.bytes(), 2 * expected.bytes());
         assert_eq!(
             expected.bytes(),
-            expected.all_gather_bytes + expected.reduce_scatter_bytes + expected.all_reduce_bytes
+            expected.all_gather_bytes
+                + expected.reduce_scatter_bytes
+                + expected.all_reduce_bytes
+                + expected.broadcast_bytes
         );
-        assert_eq!((twice.all_gathers, twice.reduce_scatters, twice.all_reduces), (2, 4, 6));
+        let calls = (twice.all_gathers, twice.reduce_scatters, twice.all_reduces, twice.broadcasts);
+        assert_eq!(calls, (2, 4, 6, 2));
     }
+}
+
+#[test]
+#[should_panic(expected = "place 3 is not in a group of 3 ranks")]
+fn a_root_outside_of_the_group_is_a_bug_of_the_caller() {
+    let (mut comm, _) = comm(3);
+    drop(comm.broadcast(&NoMemory, Purpose::Setup, None, 3, floats(&[1])));
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use super::CollectiveKind;
 
 /// Collectives issued through one [`Comm`](super::Comm) and the bytes this rank sent for them, by the usual convention:
-/// `(n - 1) / n` of the unsharded bytes for all-gather and reduce-scatter, twice that for all-reduce.
+/// `(n - 1) / n` of the unsharded bytes for all-gather and reduce-scatter, twice that for all-reduce. For a broadcast it
+/// is `(n - 1) / n` of the bytes too: what the ranks send on average, whoever passes it on to whom.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// All-gathers: calls.
@@ -18,6 +19,10 @@ pub struct Traffic {
     pub all_reduces: u64,
     /// All-reduces: bytes sent by this rank.
     pub all_reduce_bytes: u64,
+    /// Broadcasts: calls.
+    pub broadcasts: u64,
+    /// Broadcasts: bytes sent by this rank.
+    pub broadcast_bytes: u64,
 }
 
 impl std::ops::AddAssign for Traffic {
@@ -28,13 +33,15 @@ impl std::ops::AddAssign for Traffic {
         self.reduce_scatter_bytes += other.reduce_scatter_bytes;
         self.all_reduces += other.all_reduces;
         self.all_reduce_bytes += other.all_reduce_bytes;
+        self.broadcasts += other.broadcasts;
+        self.broadcast_bytes += other.broadcast_bytes;
     }
 }
 
 impl Traffic {
     /// Bytes sent by this rank in all collectives.
     pub fn bytes(&self) -> u64 {
-        self.all_gather_bytes + self.reduce_scatter_bytes + self.all_reduce_bytes
+        self.all_gather_bytes + self.reduce_scatter_bytes + self.all_reduce_bytes + self.broadcast_bytes
     }
 
     /// Counts one collective of `bytes` unsharded bytes in a group of `size` ranks.
@@ -52,6 +59,10 @@ impl Traffic {
             CollectiveKind::AllReduce => {
                 self.all_reduces += 1;
                 self.all_reduce_bytes += (2 * bytes * (size - 1) / size) as u64;
+            }
+            CollectiveKind::Broadcast { .. } => {
+                self.broadcasts += 1;
+                self.broadcast_bytes += (bytes * (size - 1) / size) as u64;
             }
             CollectiveKind::Split | CollectiveKind::Connect => {}
         }

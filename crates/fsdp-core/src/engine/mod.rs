@@ -7,10 +7,12 @@
 mod buffers;
 mod execute;
 mod issue;
+mod load;
 mod scalars;
 
 pub use buffers::UnitShards;
 pub use issue::{IssueOrder, Observer, ProgramOrder};
+pub use load::Origin;
 pub use scalars::{StepInput, StepReport};
 
 use std::collections::BTreeMap;
@@ -21,12 +23,12 @@ use crate::comm::{Comm, Pending, Traffic};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::layout::Layout;
-use crate::memory::{Category, HostSlice, Memory, Slice, SliceMut};
+use crate::memory::{Category, Memory};
 use crate::model::ModelSpec;
 use crate::program::{Gradients, Params, Program};
-use crate::rank::{Mesh, Queue, Rank};
+use crate::rank::{Mesh, Rank};
 use crate::schedule::{Compiler, OpId, Policy, Reshard, Schedule, compile_evaluation, compile_step};
-use crate::update::{Piece, StatePiece, StateTensor, UpdateRule};
+use crate::update::UpdateRule;
 
 use buffers::{SlotMap, UnitBuffers};
 
@@ -38,7 +40,7 @@ pub struct Comms<M: Memory> {
     sub_gather: Option<Comm<M>>,
     /// Reductions over the shard axis.
     reduce: Comm<M>,
-    /// All-reduces over the replicate axis.
+    /// All-reduces, and broadcasts of what only the first replica reads, over the replicate axis.
     replicate: Option<Comm<M>>,
     /// Scalars over all ranks.
     world: Comm<M>,
@@ -230,58 +232,6 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// This rank's shards of a unit: master parameters, last gradient, optimizer state, and what they hold.
     pub fn shards(&self, unit: usize) -> UnitShards<'_, M::Buffer> {
         self.units[unit].shards()
-    }
-
-    /// Sets master parameters: `fill` gets every piece of this rank's shards and room for its elements.
-    ///
-    /// # Errors
-    /// Those of `fill` and of the memory.
-    pub fn load_params<E: From<Error>>(
-        &mut self,
-        mut fill: impl FnMut(&Piece, &mut Vec<f64>) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let mut values = Vec::new();
-        for unit in &mut self.units {
-            for (buffer, pieces) in unit.master.iter_mut().zip(&unit.pieces) {
-                for piece in pieces {
-                    values.clear();
-                    values.resize(piece.len, 0.0);
-                    fill(piece, &mut values)?;
-                    let slice = SliceMut::new(buffer, piece.offset, piece.len);
-                    self.memory.write(Queue::Compute, HostSlice::F64(&values), slice)?;
-                }
-            }
-        }
-        for unit in &mut self.units {
-            for (master, low) in unit.master.iter().zip(&mut unit.low) {
-                self.memory.copy(Queue::Compute, Slice::whole(master), SliceMut::whole(low))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Sets optimizer state: `fill` gets every piece of this rank's state tensors and room for its elements.
-    ///
-    /// # Errors
-    /// Those of `fill` and of the memory.
-    pub fn load_state<E: From<Error>>(
-        &mut self,
-        mut fill: impl FnMut(&StateTensor, &StatePiece, &mut Vec<f64>) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let mut values = Vec::new();
-        for unit in &mut self.units {
-            let buffers = unit.state.iter_mut().flatten();
-            for (buffer, tensor) in buffers.zip(unit.state_tensors.iter().flatten()) {
-                for piece in &tensor.pieces {
-                    values.clear();
-                    values.resize(piece.len, 0.0);
-                    fill(tensor, piece, &mut values)?;
-                    let slice = SliceMut::new(buffer, piece.offset, piece.len);
-                    self.memory.write(Queue::Compute, HostSlice::F64(&values), slice)?;
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Issues one training step: on a device with queues of its own it may still be under way on return.

@@ -63,6 +63,9 @@ pub(super) type Gather =
 /// The same with a reduction operator.
 pub(super) type Reduce =
     unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> c_int;
+/// The same with the rank that sends.
+pub(super) type Rooted =
+    unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> c_int;
 pub(super) type Query = unsafe extern "C" fn(Handle, *mut c_int) -> c_int;
 pub(super) type End = unsafe extern "C" fn(Handle) -> c_int;
 
@@ -115,6 +118,7 @@ table! {
     all_gather: "ncclAllGather" as Gather,
     reduce_scatter: "ncclReduceScatter" as Reduce,
     all_reduce: "ncclAllReduce" as Reduce,
+    broadcast: "ncclBroadcast" as Rooted,
 }
 
 /// The library, open and new enough.

@@ -140,6 +140,10 @@ impl RawComm {
                     CollectiveKind::ReduceScatter => {
                         (table.reduce_scatter)(from, to, count, dtype, SUM, self.raw(), stream)
                     }
+                    CollectiveKind::Broadcast { root } => {
+                        // A place in a group of ranks, which NCCL counts in integers.
+                        (table.broadcast)(from, to, count, dtype, root as c_int, self.raw(), stream)
+                    }
                     _ => (table.all_reduce)(from, to, count, dtype, SUM, self.raw(), stream),
                 }
             };
@@ -177,6 +181,7 @@ fn name(kind: CollectiveKind) -> &'static str {
     match kind {
         CollectiveKind::AllGather => "ncclAllGather",
         CollectiveKind::ReduceScatter => "ncclReduceScatter",
+        CollectiveKind::Broadcast { .. } => "ncclBroadcast",
         _ => "ncclAllReduce",
     }
 }

@@ -161,6 +161,17 @@ impl<M: DeviceMemory> Communicator<M> for NcclComm<M> {
         self.start(memory, Queue::Reduce, call, Flying::new(Vec::new(), buffers))
     }
 
+    fn broadcast(
+        &mut self,
+        memory: &M,
+        call: Fingerprint,
+        _root: usize,
+        buffers: Vec<M::Buffer>,
+    ) -> Result<Box<dyn InFlight<M>>, Error> {
+        // The root is part of the call's kind, with which NCCL's bindings issue it.
+        self.start(memory, Queue::Reduce, call, Flying::new(Vec::new(), buffers))
+    }
+
     fn split(
         &mut self,
         memory: &M,

@@ -14,6 +14,8 @@
 //!   run in program order: an adversarial order that differs between ranks is for `fsdp-sim`.
 //! - *Every rank of a communicator makes the same calls on it in the same order.* The table compares them over all groups
 //!   that share it ([`CommError::Order`](fsdp_core::comm::CommError::Order)).
+//! - *Buffers are memory that the device can reach* (user guide, "Data Pointers"): its own, or pinned memory of the host,
+//!   where shards live under CPU offload when the first replica sends what it has read.
 //! - *No operation is outstanding when a communicator is split* (`ncclCommSplit`). Groups are made before the first step.
 //! - *No call on a communicator that is not ready* (non-blocking communicators). The first collective of a communicator
 //!   sets up its connections, and waits for all ranks while it does.

@@ -21,7 +21,7 @@
 #endif
 
 enum { SUCCESS = 0, INTERNAL = 3, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
-enum { ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE };
+enum { ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST };
 enum { MAX_RANKS = 64, MAX_SEGMENTS = 64, POLLS = 3 };
 
 typedef struct { char internal[128]; } ncclUniqueId;
@@ -33,7 +33,7 @@ typedef struct {
     int split_share;
 } ncclConfig_t;
 
-typedef struct { const void *from; void *to; size_t count; int dtype; } segment;
+typedef struct { const void *from; void *to; size_t count; int dtype, root; } segment;
 
 /* What one rank brings to a collective. */
 typedef struct {
@@ -208,6 +208,8 @@ static void move(clique *group, collective *op) {
             if (op->part[0].kind == ALL_GATHER) {
                 for (int from = 0; from < group->size; from++)
                     memcpy(to + from * bytes, op->part[from].segment[at].from, bytes);
+            } else if (op->part[0].kind == BROADCAST) {
+                memmove(to, op->part[first->root].segment[at].from, bytes);
             } else {
                 memcpy(to, sums[op->part[0].kind == REDUCE_SCATTER ? rank : 0], bytes);
             }
@@ -222,9 +224,10 @@ static int complete(clique *group, collective *op) {
     for (int rank = 0; rank < group->size; rank++) {
         part *mine = &op->part[rank], *first = &op->part[0];
         if (!mine->entered || mine->kind != first->kind || mine->segments != first->segments) return 0;
-        for (int at = 0; at < mine->segments; at++)
-            if (mine->segment[at].count != first->segment[at].count || mine->segment[at].dtype != first->segment[at].dtype)
-                return 0;
+        for (int at = 0; at < mine->segments; at++) {
+            segment *ours = &mine->segment[at], *theirs = &first->segment[at];
+            if (ours->count != theirs->count || ours->dtype != theirs->dtype || ours->root != theirs->root) return 0;
+        }
     }
     return 1;
 }
@@ -319,7 +322,7 @@ int ncclGroupEnd(void) {
         free(work);
         return error;
     }
-    static const char *names[] = { "all_gather", "reduce_scatter", "all_reduce" };
+    static const char *names[] = { "all_gather", "reduce_scatter", "all_reduce", "broadcast" };
     ncclComm_t comm = work->comm;
     if (finish && finish(group_stream)) return INTERNAL;
     pthread_mutex_lock(&lock);
@@ -329,6 +332,7 @@ int ncclGroupEnd(void) {
     work->without_stream = !enqueue;
     if (work->without_stream) comm->launching++;
     note("rank %d comm %llu %s", comm->world_rank, (unsigned long long)comm->clique->id, names[work->part.kind]);
+    if (work->part.kind == BROADCAST) note(" from %d", work->part.segment[0].root);
     for (int at = 0; at < work->part.segments; at++)
         note(" %zux%d", work->part.segment[at].count, work->part.segment[at].dtype);
     note("\n");
@@ -344,13 +348,15 @@ int ncclGroupEnd(void) {
     return IN_PROGRESS;
 }
 
-static int collective_call(int kind, const void *from, void *to, size_t count, int dtype, ncclComm_t comm, void *stream) {
+static int collective_call(int kind, const void *from, void *to, size_t count, int dtype, int root, ncclComm_t comm,
+                           void *stream) {
     pthread_mutex_lock(&lock);
     int error = SUCCESS;
     if (refuse_calls) error = refuse_calls;
     else if (!ready(comm, "a collective")) error = INVALID_ARGUMENT;
     else if (comm->finalized) error = INVALID_USAGE;
     else if (!from || !to || count == 0 || size_of(dtype) == 0) error = INVALID_ARGUMENT;
+    else if (root < 0 || root >= comm->clique->size) error = INVALID_ARGUMENT;
     if (error == INVALID_ARGUMENT) note("VIOLATION arguments of a collective\n");
     pthread_mutex_unlock(&lock);
     if (error) {
@@ -367,20 +373,24 @@ static int collective_call(int kind, const void *from, void *to, size_t count, i
     group_work->comm = comm;
     group_stream = stream;
     group_work->part.kind = kind;
-    group_work->part.segment[group_work->part.segments++] = (segment){ from, to, count, dtype };
+    group_work->part.segment[group_work->part.segments++] = (segment){ from, to, count, dtype, root };
     return SUCCESS;
 }
 
 int ncclAllGather(const void *from, void *to, size_t count, int dtype, ncclComm_t comm, void *stream) {
-    return collective_call(ALL_GATHER, from, to, count, dtype, comm, stream);
+    return collective_call(ALL_GATHER, from, to, count, dtype, 0, comm, stream);
 }
 
 int ncclReduceScatter(const void *from, void *to, size_t count, int dtype, int op, ncclComm_t comm, void *stream) {
-    return op ? INVALID_ARGUMENT : collective_call(REDUCE_SCATTER, from, to, count, dtype, comm, stream);
+    return op ? INVALID_ARGUMENT : collective_call(REDUCE_SCATTER, from, to, count, dtype, 0, comm, stream);
 }
 
 int ncclAllReduce(const void *from, void *to, size_t count, int dtype, int op, ncclComm_t comm, void *stream) {
-    return op ? INVALID_ARGUMENT : collective_call(ALL_REDUCE, from, to, count, dtype, comm, stream);
+    return op ? INVALID_ARGUMENT : collective_call(ALL_REDUCE, from, to, count, dtype, 0, comm, stream);
+}
+
+int ncclBroadcast(const void *from, void *to, size_t count, int dtype, int root, ncclComm_t comm, void *stream) {
+    return collective_call(BROADCAST, from, to, count, dtype, root, comm, stream);
 }
 
 /* Communicators. */

@@ -44,6 +44,9 @@ fn segments_of_a_call_move_in_one_group_and_empty_ones_do_not_move() {
         assert!(matches!(read, Err(Error::Released { len: 2, .. })), "consumed inputs come back released");
         let pending = seat.reductions.all_reduce(memory, Purpose::Gradient, None, buffers(memory, &[7])?)?;
         pending.wait_on(memory, Queue::Reduce)?;
+        let shared = buffers(memory, &[6, 0, 1])?;
+        let pending = seat.reductions.broadcast(memory, Purpose::Setup, None, 1, shared)?;
+        pending.wait_on(memory, Queue::Compute)?;
         // Nothing at all: no call, and no error.
         for lens in [&[][..], &[0, 0]] {
             let nothing = buffers(memory, lens)?;
@@ -53,10 +56,15 @@ fn segments_of_a_call_move_in_one_group_and_empty_ones_do_not_move() {
         Ok(())
     });
     // Counts are of the shorter side, with NCCL's number of bf16.
-    let expected = ["comm 1 all_gather 3x9 5x9", "comm 2 reduce_scatter 4x9 1x9", "comm 2 all_reduce 7x9"];
+    let expected = [
+        "comm 1 all_gather 3x9 5x9",
+        "comm 2 reduce_scatter 4x9 1x9",
+        "comm 2 all_reduce 7x9",
+        "comm 2 broadcast from 1 6x9 1x9",
+    ];
     for calls in calls {
-        assert_eq!(calls[..3], expected);
-        let mut rest: Vec<&str> = calls[3..].iter().map(String::as_str).collect();
+        assert_eq!(calls[..4], expected);
+        let mut rest: Vec<&str> = calls[4..].iter().map(String::as_str).collect();
         rest.sort_unstable();
         assert_eq!(rest, ["comm 1 destroyed", "comm 2 destroyed"]);
     }

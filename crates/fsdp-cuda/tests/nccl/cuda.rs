@@ -39,6 +39,7 @@ fn the_suite_passes_on_cuda_memory() {
                 conformance::all_gather(&gpus, ranks, dtype, lens);
                 conformance::reduce_scatter(&gpus, ranks, dtype, lens);
                 conformance::all_reduce(&gpus, ranks, dtype, lens);
+                conformance::broadcast(&gpus, ranks, dtype, lens);
             }
         }
         conformance::traffic_matches_formulas(&gpus, ranks);
@@ -47,6 +48,7 @@ fn the_suite_passes_on_cuda_memory() {
         conformance::abort_reaches_every_rank(&gpus, ranks);
         conformance::dropping_a_pending_aborts(&gpus, ranks);
         conformance::divergent_calls_are_reported(&gpus, ranks);
+        conformance::divergent_roots_are_reported(&gpus, ranks);
         conformance::many_in_flight(&gpus, ranks);
         conformance::groups_of_groups(&gpus, ranks);
         conformance::rows_and_columns_of_a_mesh(&gpus, ranks.div_ceil(2), ranks.min(2));

@@ -1,7 +1,8 @@
-//! Filling an engine from a checkpoint: every rank asks for its rows, whoever wrote them.
+//! Filling an engine from a checkpoint: every rank of the first replica asks for its rows, whoever wrote them.
 
 use fsdp_ckpt::native::NativeReader;
-use fsdp_core::engine::Engine;
+use fsdp_core::engine::{Engine, Origin};
+use fsdp_core::model::ModelSpec;
 use fsdp_core::program::Program;
 use fsdp_core::{DType, Memory};
 
@@ -9,7 +10,8 @@ use super::run_state::RunState;
 use super::table::{STEPS, rows_of, state_name, state_rows};
 use crate::error::TrainError;
 
-/// Reads this rank's parameters and optimizer state, and makes sure that all state is of one step.
+/// Reads this rank's parameters and optimizer state, and makes sure that all state is of one step; ranks of later
+/// replicas receive what the first has read.
 ///
 /// # Errors
 /// [`TrainError::Checkpoint`]: a file that is missing or damaged. [`TrainError::OtherStep`].
@@ -20,23 +22,31 @@ pub(crate) fn restore<M: Memory, P: Program<M>>(
     let spec = engine.plan().spec.clone();
     let dtype = engine.plan().policy.param_dtype.master();
     let mut rows = Rows { reader, bytes: Vec::new() };
-    let done = RunState::read(reader)?.step;
+    if engine.reads() {
+        check_steps(&spec, &mut rows)?;
+    }
+    engine.load_params(Origin::Read, |piece, values| -> Result<(), TrainError> {
+        let param = spec.param(piece.param);
+        rows.read(&param.fqn, rows_of(param, piece.param_offset, piece.len), dtype, values)
+    })?;
+    engine.load_state(Origin::Read, |tensor, piece, values| -> Result<(), TrainError> {
+        let param = spec.param(piece.param);
+        rows.read(&state_name(param, tensor.name), state_rows(param, piece), tensor.dtype, values)
+    })
+}
+
+/// Compares the count of steps of every trained parameter with that of the run.
+fn check_steps(spec: &ModelSpec, rows: &mut Rows<'_>) -> Result<(), TrainError> {
+    let done = RunState::read(rows.reader)?.step;
     for param in spec.params.iter().filter(|param| param.trainable) {
         let (name, mut step) = (state_name(param, STEPS), [0.0]);
         rows.read(&name, 0..1, DType::F32, &mut step)?;
         if step[0] != f64::from(done as f32) {
-            let path = reader.dir().to_owned();
+            let path = rows.reader.dir().to_owned();
             return Err(TrainError::OtherStep { path, tensor: name, expected: done, got: step[0] });
         }
     }
-    engine.load_params(|piece, values| -> Result<(), TrainError> {
-        let param = spec.param(piece.param);
-        rows.read(&param.fqn, rows_of(param, piece.param_offset, piece.len), dtype, values)
-    })?;
-    engine.load_state(|tensor, piece, values| -> Result<(), TrainError> {
-        let param = spec.param(piece.param);
-        rows.read(&state_name(param, tensor.name), state_rows(param, piece), tensor.dtype, values)
-    })
+    Ok(())
 }
 
 /// Reads rows through one buffer.

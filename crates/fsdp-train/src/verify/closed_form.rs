@@ -1,7 +1,7 @@
 //! Communication by formulas, written without looking at the compiler.
 //!
 //! With n ranks in a group, a rank sends (n - 1) / n of the unsharded bytes in an all-gather or a
-//! reduce-scatter, and 2 (n - 1) / n of the bytes in an all-reduce.
+//! reduce-scatter, and 2 (n - 1) / n of the bytes in an all-reduce; in a broadcast (n - 1) / n of the bytes, on average.
 
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::Plan;
@@ -57,6 +57,22 @@ pub fn expected_traffic(plan: &Plan, statistics: &[usize]) -> Traffic {
     add_all_reduce(&mut traffic, SCALAR_WORDS * 8, world);
     for &len in statistics {
         add_all_reduce(&mut traffic, len * 8, shards);
+    }
+    traffic
+}
+
+/// What one rank communicates before the first step, when starting parameters are read from files: the shards of every
+/// unit are broadcast to all replicas.
+pub fn expected_loading_traffic(plan: &Plan) -> Traffic {
+    let mut traffic = Traffic::default();
+    let (replicas, shards) = (plan.mesh.replicas(), plan.mesh.shards());
+    if replicas > 1 {
+        for unit in &plan.layout.units {
+            let elements: usize = unit.segments.iter().map(|segment| segment.unsharded_len() / shards).sum();
+            let bytes = elements * plan.policy.param_dtype.master().size_bytes();
+            traffic.broadcasts += 1;
+            traffic.broadcast_bytes += (bytes * (replicas - 1) / replicas) as u64;
+        }
     }
     traffic
 }

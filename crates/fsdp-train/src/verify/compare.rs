@@ -2,12 +2,12 @@
 
 use fsdp_core::DType;
 use fsdp_core::comm::Traffic;
-use fsdp_core::engine::StepReport;
+use fsdp_core::engine::{Origin, StepReport};
 use fsdp_core::memory::{Category, Usage};
 use fsdp_core::model::ModelSpec;
 use fsdp_nn::model::Architecture;
 
-use super::closed_form::expected_traffic;
+use super::closed_form::{expected_loading_traffic, expected_traffic};
 use super::coverage;
 use super::promise::Promise;
 use super::report::{Difference, MemoryLine, TrafficLine, WorldReport};
@@ -227,6 +227,9 @@ fn traffic_lines<A>(job: &Job<A>, ranks: &[RankRun], steps: u64, statistics: &[u
     let mut want = Traffic::default();
     for run in ranks {
         got += run.traffic;
+        if job.init.origin() == Origin::Read {
+            want += expected_loading_traffic(&job.plan);
+        }
         for _ in 0..steps {
             want += expected_traffic(&job.plan, statistics);
         }

@@ -12,7 +12,7 @@ mod promise;
 mod report;
 mod snapshot;
 
-pub use closed_form::expected_traffic;
+pub use closed_form::{expected_loading_traffic, expected_traffic};
 pub use promise::Promise;
 pub use report::{Difference, MemoryLine, Skipped, VerifyReport, WorldReport};
 

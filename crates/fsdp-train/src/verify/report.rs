@@ -59,7 +59,7 @@ impl TrafficLine {
             bytes: got.1,
             expected_bytes: want.1,
         };
-        vec![
+        let mut lines = vec![
             line(
                 "all-gather",
                 (got.all_gathers, got.all_gather_bytes),
@@ -75,7 +75,13 @@ impl TrafficLine {
                 (got.all_reduces, got.all_reduce_bytes),
                 (want.all_reduces, want.all_reduce_bytes),
             ),
-        ]
+        ];
+        // Only weights from files are broadcast, and only to replicas.
+        if got.broadcasts + want.broadcasts > 0 {
+            let pair = |traffic: Traffic| (traffic.broadcasts, traffic.broadcast_bytes);
+            lines.push(line("broadcast", pair(got), pair(want)));
+        }
+        lines
     }
 }
 

@@ -1,0 +1,214 @@
+//! The checks in front of every backend.
+
+use super::{CollectiveKind, CommError, Communicator, Fingerprint, InFlight, Pending, Purpose, Traffic};
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::memory::{Buffer, Memory};
+use crate::rank::Rank;
+
+/// One rank's handle of a group of ranks: the checked front of a [`Communicator`].
+pub struct Comm<M: Memory> {
+    backend: Box<dyn Communicator<M>>,
+    sequence: u64,
+    traffic: Traffic,
+}
+
+impl<M: Memory> Comm<M> {
+    /// Puts the checks in front of a backend.
+    pub fn new(backend: Box<dyn Communicator<M>>) -> Self {
+        Self { backend, sequence: 0, traffic: Traffic::default() }
+    }
+
+    /// This rank's place in the group.
+    pub fn rank(&self) -> usize {
+        self.backend.rank()
+    }
+
+    /// Number of ranks in the group.
+    pub fn size(&self) -> usize {
+        self.backend.size()
+    }
+
+    /// This rank's place in the world.
+    pub fn world_rank(&self) -> Rank {
+        self.backend.world_rank()
+    }
+
+    /// What was communicated through this handle so far.
+    pub fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
+    /// Starts an all-gather of one or more segments: `outputs[i]` (exclusive, `size` times as long as
+    /// `inputs[i]`) becomes the concatenation of all ranks' inputs. Inputs are shared handles.
+    ///
+    /// # Errors
+    /// [`Error::Comm`]: a failed check, or the backend's failure.
+    pub fn all_gather(
+        &mut self,
+        memory: &M,
+        purpose: Purpose,
+        unit: Option<usize>,
+        inputs: Vec<M::Buffer>,
+        outputs: Vec<M::Buffer>,
+    ) -> Result<Pending<M>, Error> {
+        let call = self.call(CollectiveKind::AllGather, purpose, unit, &outputs);
+        self.check_pairs(call, &outputs, &inputs)?;
+        self.check_exclusive(call, &outputs)?;
+        let in_flight = self.backend.all_gather(memory, call, inputs, outputs)?;
+        Ok(self.issued(call, in_flight))
+    }
+
+    /// Starts a reduce-scatter of one or more segments: `outputs[i]` (exclusive) becomes this rank's part of
+    /// the sum of all `inputs[i]` (exclusive, `size` times as long), added by the tree over ranks. The
+    /// inputs come back released.
+    ///
+    /// # Errors
+    /// [`Error::Comm`]: a failed check, or the backend's failure.
+    pub fn reduce_scatter(
+        &mut self,
+        memory: &M,
+        purpose: Purpose,
+        unit: Option<usize>,
+        inputs: Vec<M::Buffer>,
+        outputs: Vec<M::Buffer>,
+    ) -> Result<Pending<M>, Error> {
+        let call = self.call(CollectiveKind::ReduceScatter, purpose, unit, &inputs);
+        self.check_pairs(call, &inputs, &outputs)?;
+        self.check_exclusive(call, &outputs)?;
+        self.check_exclusive(call, &inputs)?;
+        let in_flight = self.backend.reduce_scatter(memory, call, inputs, outputs)?;
+        Ok(self.issued(call, in_flight))
+    }
+
+    /// Starts an all-reduce in place of one or more (exclusive) segments, added by the tree over ranks.
+    ///
+    /// # Errors
+    /// [`Error::Comm`]: a failed check, or the backend's failure.
+    pub fn all_reduce(
+        &mut self,
+        memory: &M,
+        purpose: Purpose,
+        unit: Option<usize>,
+        buffers: Vec<M::Buffer>,
+    ) -> Result<Pending<M>, Error> {
+        let call = self.call(CollectiveKind::AllReduce, purpose, unit, &buffers);
+        self.check_dtypes(call, &buffers)?;
+        self.check_exclusive(call, &buffers)?;
+        let in_flight = self.backend.all_reduce(memory, call, buffers)?;
+        Ok(self.issued(call, in_flight))
+    }
+
+    /// Starts a broadcast in place of one or more (exclusive) segments: they become what the rank at the place `root` of
+    /// the group has in its own.
+    ///
+    /// # Errors
+    /// [`Error::Comm`]: a failed check, or the backend's failure.
+    ///
+    /// # Panics
+    /// When the group has no such place.
+    pub fn broadcast(
+        &mut self,
+        memory: &M,
+        purpose: Purpose,
+        unit: Option<usize>,
+        root: usize,
+        buffers: Vec<M::Buffer>,
+    ) -> Result<Pending<M>, Error> {
+        assert!(root < self.size(), "place {root} is not in a group of {} ranks", self.size());
+        let place = u32::try_from(root).expect("a group has few ranks");
+        let call = self.call(CollectiveKind::Broadcast { root: place }, purpose, unit, &buffers);
+        self.check_dtypes(call, &buffers)?;
+        self.check_exclusive(call, &buffers)?;
+        let in_flight = self.backend.broadcast(memory, call, root, buffers)?;
+        Ok(self.issued(call, in_flight))
+    }
+
+    /// A new group of the ranks that give the same `color`, in the order of their present ranks; blocks.
+    ///
+    /// # Errors
+    /// [`Error::Comm`].
+    pub fn split(&mut self, memory: &M, color: usize) -> Result<Comm<M>, Error> {
+        let call = self.call(CollectiveKind::Split, Purpose::Setup, None, &[]);
+        self.sequence += 1;
+        Ok(Comm::new(self.backend.split(memory, call, color)?))
+    }
+
+    /// To be called when results of collectives have been read on the host, before they are trusted: a collective
+    /// that was cut off on a device leaves wrong numbers behind.
+    ///
+    /// # Errors
+    /// [`Error::Comm`]: the failure that ended the world.
+    pub fn check(&self) -> Result<(), Error> {
+        Ok(self.backend.check()?)
+    }
+
+    /// Makes every pending and future collective of the world fail with `reason`.
+    pub fn abort(&mut self, reason: &str) {
+        self.backend.abort(reason);
+    }
+
+    fn call(
+        &self,
+        kind: CollectiveKind,
+        purpose: Purpose,
+        unit: Option<usize>,
+        unsharded: &[M::Buffer],
+    ) -> Fingerprint {
+        Fingerprint {
+            sequence: self.sequence,
+            kind,
+            purpose,
+            unit,
+            dtype: unsharded.first().map_or(DType::U32, Buffer::dtype),
+            elements: unsharded.iter().map(Buffer::len).sum(),
+        }
+    }
+
+    fn issued(&mut self, call: Fingerprint, in_flight: Box<dyn InFlight<M>>) -> Pending<M> {
+        self.sequence += 1;
+        self.traffic.count(call.kind, call.elements * call.dtype.size_bytes(), self.backend.size());
+        Pending::new(in_flight, call)
+    }
+
+    fn check_pairs(
+        &self,
+        call: Fingerprint,
+        unsharded: &[M::Buffer],
+        sharded: &[M::Buffer],
+    ) -> Result<(), CommError> {
+        let (rank, size) = (self.world_rank(), self.size());
+        if unsharded.len() != sharded.len() {
+            let (expected, got) = (unsharded.len(), sharded.len());
+            return Err(CommError::Length { rank, call, segment: expected.min(got), expected, got });
+        }
+        for (segment, (full, part)) in unsharded.iter().zip(sharded).enumerate() {
+            if full.len() != part.len() * size {
+                let (expected, got) = (part.len() * size, full.len());
+                return Err(CommError::Length { rank, call, segment, expected, got });
+            }
+        }
+        self.check_dtypes(call, unsharded)?;
+        self.check_dtypes(call, sharded)
+    }
+
+    fn check_dtypes(&self, call: Fingerprint, buffers: &[M::Buffer]) -> Result<(), CommError> {
+        match buffers.iter().position(|buffer| buffer.dtype() != call.dtype) {
+            Some(segment) => Err(CommError::Type {
+                rank: self.world_rank(),
+                call,
+                segment,
+                expected: call.dtype,
+                got: buffers[segment].dtype(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_exclusive(&self, call: Fingerprint, buffers: &[M::Buffer]) -> Result<(), CommError> {
+        match buffers.iter().position(|buffer| !buffer.is_exclusive()) {
+            Some(segment) => Err(CommError::Shared { rank: self.world_rank(), call, segment }),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Starting from files on several replicas: the first one reads, and all hold the same bits.
+//!
+//! Ranks that must not read are given files that were cut short after they had been opened, so that any read fails.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+use fsdp_ckpt::model_files::ModelReader;
+use fsdp_ckpt::native::{NativeReader, RunDir};
+use fsdp_comm::launch::{FailureReason, Launcher, Seat};
+use fsdp_core::Rank;
+use fsdp_core::comm::Traffic;
+use fsdp_nn::HostMemory;
+use fsdp_nn::hf::{HfConfig, HfModel};
+use fsdp_train::checkpoint::Resume;
+use fsdp_train::train::{RunOptions, train};
+use fsdp_train::verify::{VerifyOptions, verify};
+use fsdp_train::{InitSource, Job, RankTrainer, TrainError};
+
+use crate::runs::state;
+use crate::support::{LLAMA, config, job, threads};
+
+/// What a rank holds before the first step, and what it communicated for it.
+type Start = (Vec<Vec<u64>>, Traffic);
+
+const REPLICAS: [&str; 2] = ["run.ranks=4", "fsdp.mesh={ replicate = 2 }"];
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/llama-gqa")
+}
+
+/// A copy of the golden weights.
+fn weights(dir: &Path, name: &str) -> PathBuf {
+    let path = dir.join(name);
+    fs::copy(golden().join("model.safetensors"), &path).unwrap();
+    path
+}
+
+/// The job of the golden model, its weights open.
+fn job_with(weights: &Path, dir: &Path, overrides: &[&str]) -> Job<HfModel> {
+    let text = fs::read_to_string(golden().join("config.json")).unwrap();
+    let architecture = HfConfig::parse(&text).unwrap().build().unwrap();
+    let init = InitSource::Pretrained(Arc::new(ModelReader::open(weights).unwrap()));
+    let overrides: Vec<&str> =
+        ["fsdp.wrap=[\"LlamaDecoderLayer\"]"].iter().chain(overrides).copied().collect();
+    Job::new(config(dir, 7, &overrides), architecture, init).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Cuts every file of a folder, or one file, to half of its length.
+fn cut(path: &Path) {
+    if path.is_dir() {
+        return fs::read_dir(path).unwrap().for_each(|entry| cut(&entry.unwrap().path()));
+    }
+    let file = File::options().write(true).open(path).unwrap();
+    file.set_len(file.metadata().unwrap().len() / 2).unwrap();
+}
+
+/// Makes the trainers of all ranks and looks at what they hold; every error, in rank order, where some rank fails.
+fn start(
+    ranks: usize,
+    trainer: impl Fn(Seat<HostMemory>) -> Result<(Vec<Vec<u64>>, Traffic), TrainError> + Sync,
+) -> Result<Vec<Start>, (Rank, FailureReason<TrainError>, Vec<String>)> {
+    let errors = Mutex::new(vec![String::new(); ranks]);
+    let ended = threads().launch(ranks, &|seat: Seat<HostMemory>| {
+        let rank = seat.rank;
+        trainer(seat).inspect_err(|error| errors.lock().unwrap()[rank.0] = error.to_string())
+    });
+    ended.map_err(|failure| (failure.rank, failure.reason, errors.into_inner().unwrap()))
+}
+
+fn from_weights<'a>(
+    job_of: impl Fn(Rank) -> &'a Job<HfModel> + Sync,
+) -> impl Fn(Seat<HostMemory>) -> Result<Start, TrainError> + Sync {
+    move |seat| {
+        let trainer = RankTrainer::new(job_of(seat.rank), seat)?;
+        Ok((state(&trainer)?, trainer.traffic()))
+    }
+}
+
+#[test]
+fn only_the_first_replica_reads_weights_and_every_replica_holds_them() {
+    for more in [&[][..], &["fsdp.offload=\"cpu\""], &["fsdp.param_dtype=\"bf16\""]] {
+        let dir = tempfile::tempdir().unwrap();
+        let overrides: Vec<&str> = REPLICAS.iter().chain(more).copied().collect();
+        let good = job_with(&weights(dir.path(), "good"), dir.path(), &overrides);
+        let damaged = weights(dir.path(), "damaged");
+        let damaged_job = job_with(&damaged, dir.path(), &overrides);
+        cut(&damaged);
+        let held = start(4, from_weights(|rank| if rank.0 < 2 { &good } else { &damaged_job })).unwrap();
+        assert_eq!(held[0].0, held[2].0, "{more:?}");
+        assert_eq!(held[1].0, held[3].0, "{more:?}");
+
+        let one: Vec<&str> = ["run.ranks=2"].iter().chain(more).copied().collect();
+        let one = job_with(&weights(dir.path(), "one"), dir.path(), &one);
+        let alone = start(2, from_weights(|_| &one)).unwrap();
+        assert_eq!([&held[0].0, &held[1].0], [&alone[0].0, &alone[1].0], "as without replicas: {more:?}");
+        assert_eq!(alone[0].1.broadcasts, 0, "nobody else needs them");
+    }
+}
+
+#[test]
+fn a_first_replica_that_can_not_read_ends_every_rank_with_its_error() {
+    for culprit in [0, 1] {
+        let dir = tempfile::tempdir().unwrap();
+        let good = job_with(&weights(dir.path(), "good"), dir.path(), &REPLICAS);
+        let damaged = weights(dir.path(), "damaged");
+        let damaged_job = job_with(&damaged, dir.path(), &REPLICAS);
+        cut(&damaged);
+        let failed = start(4, from_weights(|rank| if rank.0 == culprit { &damaged_job } else { &good }));
+        let (rank, reason, errors) = failed.unwrap_err();
+        assert_eq!(rank, Rank(culprit));
+        let FailureReason::Error(TrainError::Checkpoint(error)) = &reason else { panic!("{reason:?}") };
+        assert!(error.to_string().contains("damaged"), "{error}");
+        let waiting = &errors[culprit + 2];
+        assert_eq!(*waiting, format!("rank {culprit} failed: {reason}"), "who waits for it is told");
+    }
+}
+
+#[test]
+fn weights_are_broadcast_once_and_computed_values_never() {
+    let dir = tempfile::tempdir().unwrap();
+    let read = job_with(&weights(dir.path(), "weights"), dir.path(), &REPLICAS);
+    let held = start(4, from_weights(|_| &read)).unwrap();
+    let elements: usize = held[0].0.iter().map(Vec::len).sum::<usize>() / 3;
+    for (_, traffic) in &held {
+        // Half of the f32 of a shard, which AdamW holds three times; a unit is one segment.
+        assert_eq!((traffic.broadcasts, traffic.broadcast_bytes), (3, 2 * elements as u64));
+    }
+    let computed = job(LLAMA, config(dir.path(), 61, &REPLICAS));
+    let held = start(4, from_weights(|_| &computed)).unwrap();
+    assert!(held.iter().all(|(_, traffic)| traffic.broadcasts == 0));
+}
+
+#[test]
+fn verify_holds_on_replicas_that_start_from_weights() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = job_with(&weights(dir.path(), "weights"), dir.path(), &REPLICAS);
+    let report = verify(&job, &threads(), &VerifyOptions::new(&[4], 2)).unwrap();
+    assert!(report.holds(), "{:?}", report.worlds[0].failures);
+    let lines: Vec<&str> = report.worlds[0].traffic.iter().map(|line| line.collective).collect();
+    assert_eq!(lines, ["all-gather", "reduce-scatter", "all-reduce", "broadcast"]);
+}
+
+/// A checkpoint of two steps, and a copy of it.
+fn checkpoints(dir: &Path, optimizer: &str) -> [PathBuf; 2] {
+    let out = dir.join("out");
+    let overrides = [REPLICAS[0], REPLICAS[1], optimizer, "train.steps=2", "checkpoint.every=2"];
+    let options = RunOptions {
+        reporter: &(),
+        stop: &AtomicBool::new(false),
+        resume: Resume::Fresh,
+        overwrite: false,
+        observer: &|_| Box::new(()),
+        config_json: None,
+        flops: None,
+    };
+    train(&job(LLAMA, config(dir, 61, &overrides)), &threads(), &options).unwrap();
+    let (good, damaged) = (RunDir::new(out).checkpoint(2), dir.join("damaged"));
+    fs::create_dir(&damaged).unwrap();
+    for file in fs::read_dir(&good).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), damaged.join(file.file_name())).unwrap();
+    }
+    [good, damaged]
+}
+
+#[test]
+fn only_the_first_replica_reads_a_checkpoint_and_every_replica_goes_on_from_it() {
+    for optimizer in ["{ name = \"adamw\", lr = 1e-3 }", "{ name = \"adafactor\" }"] {
+        let dir = tempfile::tempdir().unwrap();
+        let optimizer = format!("train.optimizer={optimizer}");
+        let [good, damaged] = checkpoints(dir.path(), &optimizer);
+        let readers = [&good, &damaged].map(|path| NativeReader::open(path).unwrap());
+        cut(&damaged);
+        let overrides = [REPLICAS[0], REPLICAS[1], &optimizer];
+        let job = job(LLAMA, config(dir.path(), 61, &overrides));
+        let resume = |damaged: fn(Rank) -> bool| {
+            let readers = &readers;
+            let job = &job;
+            start(4, move |seat| {
+                let reader = &readers[usize::from(damaged(seat.rank))];
+                let trainer = RankTrainer::resume(job, seat, reader)?;
+                Ok((state(&trainer)?, trainer.traffic()))
+            })
+        };
+        let held = resume(|rank| rank.0 >= 2).unwrap();
+        assert_eq!((&held[0].0, &held[1].0), (&held[2].0, &held[3].0), "{optimizer}");
+        assert!(held[2].0.iter().flatten().any(|&bits| bits != 0));
+        let (rank, reason, errors) = resume(|rank| rank.0 == 1).unwrap_err();
+        assert_eq!(rank, Rank(1), "{reason}");
+        assert_eq!(errors[3], format!("rank 1 failed: {reason}"));
+    }
+}
