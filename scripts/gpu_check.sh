@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Checks everything that needs a GPU, meant for ten minutes, and leaves JSON and logs in a folder.
+# Checks everything that needs a GPU, in ten minutes, and leaves JSON and logs in a folder.
 #
 #   scripts/gpu_check.sh build DIR       on any machine with libtorch: what is to be run, into DIR
 #   scripts/gpu_check.sh run DIR OUT     on a machine with a GPU, from the root of the repository
 #
-# `build` needs what `cargo build --features cuda` needs (docs/gpu.md). `run` needs the driver and the libraries of the
-# wheel torch==2.11.0; PYTHON names an interpreter that has them (default: python3), and with PEER=1 the comparison with
-# PyTorch is run too, which takes up to twenty minutes more.
+# `build` needs what `cargo build --features cuda` needs (docs/gpu.md), and `strip`. `run` needs the driver and the
+# libraries of the wheel torch==2.11.0; PYTHON names an interpreter that has them (default: python3). After BUDGET seconds
+# (default: 590) what is left is cut off and counts as failed. With PEER=1 the comparison with PyTorch is run too, which
+# takes up to twenty minutes more.
 set -euo pipefail
 
 usage() {
-  sed -n '2,10s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,11s/^# \{0,1\}//p' "$0" >&2
   exit 2
 }
 
@@ -18,35 +19,53 @@ build() {
   local dir=$1 executable
   mkdir -p "$dir"
   cargo build --release -p fsdp-cli --features cuda
-  cp "${CARGO_TARGET_DIR:-target}/release/fsdp" "$dir/fsdp"
+  # Without debug information they are small enough to be sent to another machine.
+  strip -o "$dir/fsdp" "${CARGO_TARGET_DIR:-target}/release/fsdp"
   cargo test --release -p fsdp-cuda --features gpu-tests --test gpu --no-run
   # Said again, now that it is built.
   executable=$(cargo test --release -p fsdp-cuda --features gpu-tests --test gpu --no-run 2>&1 |
     sed -n 's/.*Executable .*(\(.*\))$/\1/p')
-  cp "$executable" "$dir/gpu-tests"
+  strip -o "$dir/gpu-tests" "$executable"
   echo "built: $dir/fsdp, $dir/gpu-tests"
 }
 
-# Runs one check with a time limit; its output goes to a log, its outcome to the summary.
+# Runs one check with a time limit; its output goes to a log, its outcome to the summary. Killed if it does not stop.
 check() {
-  local name=$1 limit=$2 begin code=0
+  local name=$1 limit=$2 begin left code=0
   shift 2
   begin=$(date +%s)
-  timeout "$limit" "$@" >"$out/$name.log" 2>&1 || code=$?
+  left=$((deadline - begin))
+  timeout -k 10 "$((left < 1 ? 1 : left < limit ? left : limit))" "$@" >"$out/$name.out" 2>"$out/$name.log" || code=$?
   printf '%s\t%s\t%s\n' "$name" "$code" "$(($(date +%s) - begin))" >>"$out/summary.tsv"
   if [ "$code" = 0 ]; then echo "ok       $name"; else echo "FAILED   $name (exit code $code, see $out/$name.log)"; fi
 }
 
+# The same for a command that prints JSON.
+check_json() {
+  check "$@"
+  mv "$out/$1.out" "$out/$1.json"
+}
+
+# What a card's data sheet says of dense products in bf16, in TFLOP/s, as an option of `fsdp bench gpu`.
+peak_of_card() {
+  case $(nvidia-smi --query-gpu=name --format=csv,noheader --id=0 2>/dev/null) in
+    *H100*PCIe*) ;;
+    *H100* | *H200*) echo "--peak-tflops 989" ;;
+    *A100*) echo "--peak-tflops 312" ;;
+  esac
+}
+
 run() {
-  local dir=$1 fsdp=$1/fsdp python=${PYTHON:-python3} torch
-  out=$2
+  local dir=$1 fsdp=$1/fsdp torch
+  python=${PYTHON:-python3} out=$2 deadline=$(($(date +%s) + ${BUDGET:-590}))
   mkdir -p "$out"
   : >"$out/summary.tsv"
+  trap 'summarize || exit 1' EXIT
   torch=$("$python" -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')
   export LD_LIBRARY_PATH="$torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 
-  check doctor 60 "$fsdp" doctor --json
-  check tests 180 "$dir/gpu-tests" --test-threads 1
+  check_json doctor 60 "$fsdp" doctor --json
+  check tests 300 "$dir/gpu-tests" --test-threads 1
   on_gpu=(--set 'run.device="cuda"' --set run.share_gpu=true --steps 2)
   for policy in none full selective; do
     check "verify-checkpointing-$policy" 60 "$fsdp" verify examples/quickstart.toml "${on_gpu[@]}" \
@@ -59,12 +78,18 @@ run() {
   check train-nccl 60 "$fsdp" train examples/quickstart.toml --set 'run.device="cuda"' --set run.ranks=1 \
     --set "run.out_dir=\"$out/train\"" --overwrite
   for model in gpt2-124m llama-1.2b; do
-    check "bench-$model" 90 "$fsdp" bench gpu --model "$model" --json
+    # shellcheck disable=SC2046 # two words, or none
+    check_json "bench-$model" 150 "$fsdp" bench gpu --model "$model" $(peak_of_card) --json
   done
   if [ -n "${PEER:-}" ]; then
+    deadline=$(($(date +%s) + 1200))
     check compare 1200 "$python" bench/gpu/compare.py --python "$python" --fsdp "$fsdp" --runs 1 \
       --json "$out/compare.json"
   fi
+}
+
+# The outcomes as JSON, whatever ended the run; the exit code is 1 if a check failed or was not reached.
+summarize() {
   "$python" - "$out" <<'PY'
 import json, pathlib, sys
 out = pathlib.Path(sys.argv[1])

@@ -38,8 +38,10 @@ pub(crate) trait Clock: Memory {
 pub(crate) struct DeviceBytes {
     /// Taken, by whomever.
     pub(crate) used: u64,
-    /// The most that the driver ever gave to this rank: to its memory, and to libtorch's allocator.
-    pub(crate) reserved_peak: u64,
+    /// The most that the driver ever gave to the engine's memory of this rank.
+    pub(crate) arena_peak: u64,
+    /// The most that the driver ever gave to libtorch's allocator: temporaries, and workspaces of its libraries.
+    pub(crate) libtorch_peak: u64,
 }
 
 impl Clock for HostMemory {
@@ -88,8 +90,11 @@ mod torch {
         fn device_bytes(&self) -> Option<DeviceBytes> {
             let (free, total) = self.storage().free_and_total_bytes().ok()?;
             let allocator = fsdp_cuda::torch::allocator_bytes(self.storage().device()).ok()?;
-            let reserved_peak = self.storage().held_peak_bytes() as u64 + allocator.reserved_peak;
-            Some(DeviceBytes { used: (total - free) as u64, reserved_peak })
+            Some(DeviceBytes {
+                used: (total - free) as u64,
+                arena_peak: self.storage().held_peak_bytes() as u64,
+                libtorch_peak: allocator.reserved_peak,
+            })
         }
 
         fn attention_kernels(&self) -> Option<&'static str> {

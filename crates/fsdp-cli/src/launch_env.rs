@@ -4,8 +4,13 @@
 //! process; ranks of this program are threads of one process, so each of these processes would train by itself and
 //! write over the others' files.
 //!
-//! Slurm is recognised by the variables of a step, which only `srun` sets: inside of `sbatch` or `salloc` the others
-//! (`SLURM_NTASKS`) describe what was asked for, while a command that was started without `srun` is alone.
+//! Slurm is recognised by `SLURM_STEP_NUM_TASKS`, which only `srun` sets for the tasks of a step. In a script of `sbatch`
+//! `SLURM_NTASKS` is what was asked for, and `SLURM_PROCID` is 0; a command that is started there without `srun` is alone.
+//!
+//! An `mpirun` inside of Slurm often starts its own helpers by `srun`, one per node, and its processes inherit the
+//! variables of that step. So those of `mpirun` come first; `PMI_RANK` alone says nothing, because `srun --mpi=pmi2` sets
+//! it too, and Hydra (MPICH, Intel MPI) is known by `MPI_LOCALRANKID`. A launcher that sets `PMIX_RANK` only does not say
+//! how many processes there are, and is not recognised.
 
 use std::env;
 
@@ -24,11 +29,13 @@ pub(crate) struct ProcessWorld {
 
 /// A launcher, the variable that numbers its processes, and the one that counts them. When several are set, the
 /// innermost comes first: torchrun is often started by srun or mpirun.
-const LAUNCHERS: [(&str, &str, &str); 4] = [
+const LAUNCHERS: [(&str, &str, &str); 6] = [
     ("torchrun", "RANK", "WORLD_SIZE"),
     ("mpirun (Open MPI)", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("mpirun (MPICH, Intel MPI)", "MPI_LOCALRANKID", "PMI_SIZE"),
+    ("mpirun (MVAPICH)", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-    ("mpirun (MPICH, Intel MPI)", "PMI_RANK", "PMI_SIZE"),
+    ("an MPI launcher", "PMI_RANK", "PMI_SIZE"),
 ];
 
 /// The world of more than one process that this one belongs to, as the variables say.
@@ -70,7 +77,50 @@ mod tests {
         let open_mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
         assert_eq!(launcher(&open_mpi), Some(("mpirun (Open MPI)", 2)));
         assert_eq!(launcher(&[("SLURM_PROCID", "7"), ("SLURM_STEP_NUM_TASKS", "8")]), Some(("srun", 8)));
-        assert_eq!(launcher(&[("PMI_RANK", "0"), ("PMI_SIZE", "3")]), Some(("mpirun (MPICH, Intel MPI)", 3)));
+        let hydra =
+            [("PMI_RANK", "4"), ("PMI_SIZE", "5"), ("MPI_LOCALRANKID", "1"), ("MPI_LOCALNRANKS", "2")];
+        assert_eq!(launcher(&hydra), Some(("mpirun (MPICH, Intel MPI)", 5)));
+        let mvapich = [("MV2_COMM_WORLD_RANK", "1"), ("MV2_COMM_WORLD_SIZE", "4")];
+        assert_eq!(launcher(&mvapich), Some(("mpirun (MVAPICH)", 4)));
+        assert_eq!(launcher(&[("PMI_RANK", "0"), ("PMI_SIZE", "3")]), Some(("an MPI launcher", 3)));
+    }
+
+    /// What Slurm sets in a script of `sbatch --ntasks=8`: the script is process 0 of its own.
+    const BATCH: [(&str, &str); 6] = [
+        ("SLURM_JOB_ID", "200505"),
+        ("SLURM_NTASKS", "8"),
+        ("SLURM_NPROCS", "8"),
+        ("SLURM_TASKS_PER_NODE", "4(x2)"),
+        ("SLURM_PROCID", "0"),
+        ("SLURM_LOCALID", "0"),
+    ];
+
+    fn in_batch(more: &[(&str, &str)]) -> Option<(&'static str, usize)> {
+        launcher(&[&BATCH[..], more].concat())
+    }
+
+    #[test]
+    fn a_batch_script_is_alone_until_it_says_srun_or_mpirun() {
+        assert_eq!(in_batch(&[]), None, "whatever was asked for");
+        // A shell of `salloc`, where that is a step of its own.
+        assert_eq!(in_batch(&[("SLURM_STEP_ID", "4294967290"), ("SLURM_STEP_NUM_TASKS", "1")]), None);
+        let step = [("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", "8"), ("SLURM_STEP_NUM_NODES", "2")];
+        assert_eq!(in_batch(&step), Some(("srun", 8)));
+        let pmi2 = [&step[..], &[("PMI_RANK", "3"), ("PMI_SIZE", "8")]].concat();
+        assert_eq!(in_batch(&pmi2), Some(("srun", 8)), "srun --mpi=pmi2");
+    }
+
+    #[test]
+    fn mpirun_is_named_and_not_the_step_of_its_helpers() {
+        // One helper per node, each of which starts four processes.
+        let helpers = [("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", "2")];
+        let open_mpi = [("OMPI_COMM_WORLD_RANK", "5"), ("OMPI_COMM_WORLD_SIZE", "8"), ("PMIX_RANK", "5")];
+        let found = in_batch(&[&helpers[..], &open_mpi].concat());
+        assert_eq!(found, Some(("mpirun (Open MPI)", 8)));
+        let hydra =
+            [("PMI_RANK", "5"), ("PMI_SIZE", "8"), ("MPI_LOCALRANKID", "1"), ("MPI_LOCALNRANKS", "4")];
+        let found = in_batch(&[&helpers[..], &hydra].concat());
+        assert_eq!(found, Some(("mpirun (MPICH, Intel MPI)", 8)));
     }
 
     #[test]

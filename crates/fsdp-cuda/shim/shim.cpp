@@ -269,6 +269,11 @@ char* fsdp_torch_allocator_bytes(int32_t device, int64_t bytes[4]) {
   });
 }
 
+char* fsdp_torch_reset_allocator_peaks(int32_t device) {
+  return caught(
+      [&] { c10::getDeviceAllocator(c10::DeviceType::CUDA)->resetPeakStats(static_cast<c10::DeviceIndex>(device)); });
+}
+
 char* fsdp_torch_empty_cache(bool* had_any) {
   return caught([&] {
     auto* const allocator = c10::getDeviceAllocator(c10::DeviceType::CUDA);

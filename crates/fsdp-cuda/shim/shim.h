@@ -35,6 +35,9 @@ char* fsdp_torch_enter_stream(int32_t device, void* stream);
 // Bytes of libtorch's caching allocator on a device: allocated, reserved, and their peaks.
 char* fsdp_torch_allocator_bytes(int32_t device, int64_t bytes[4]);
 
+// Forgets the allocator's peaks.
+char* fsdp_torch_reset_allocator_peaks(int32_t device);
+
 // Gives the driver what libtorch's caching allocator keeps of CUDA devices and nobody uses; whether there was anything.
 char* fsdp_torch_empty_cache(bool* had_any);
 

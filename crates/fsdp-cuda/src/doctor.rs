@@ -8,6 +8,7 @@ use crate::device::{GpuFacts, gpus};
 use crate::error::DeviceError;
 use crate::ffi::library::LibraryError;
 use crate::ffi::versions::{self, Found};
+use crate::ffi::{driver_library, nvrtc};
 use crate::nccl::Nccl;
 
 /// How it is with a part.
@@ -60,11 +61,17 @@ impl Finding {
 /// Looks for everything but libtorch: in `folders` first, then where the system's loader looks. The driver and its GPUs
 /// come first, then NVRTC, cuBLAS and NCCL.
 pub fn examine(folders: &[PathBuf]) -> Vec<Finding> {
-    let mut findings = vec![library("driver", versions::driver(&[]))];
+    let mut findings = vec![match driver_library::find() {
+        Ok(Found { path, version }) => Finding::found("driver", version, Some(path)),
+        Err(error @ DeviceError::Library { .. }) => {
+            Finding::bad("driver", Status::Missing, error.to_string())
+        }
+        Err(error) => Finding::bad("driver", Status::Unusable, error.to_string()),
+    }];
     if findings[0].is_good() {
         findings.extend(cards());
     }
-    findings.push(library("NVRTC", versions::nvrtc(folders)));
+    findings.push(library("NVRTC", nvrtc::find(folders)));
     findings.push(library("cuBLAS", versions::cublas(folders)));
     findings.push(match Nccl::open(folders) {
         Ok(nccl) => Finding::found("NCCL", Some(nccl.version().to_string()), Some(nccl.path().to_owned())),

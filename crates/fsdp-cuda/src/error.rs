@@ -1,6 +1,10 @@
 //! What can go wrong between us and a device: each error says which call failed and what to do about it.
 
+use std::path::PathBuf;
+
 use fsdp_core::Error;
+
+use crate::ffi::library::LibraryError;
 
 /// A failure of the driver, of the kernel compiler, or of the device itself.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -18,6 +22,23 @@ pub enum DeviceError {
         tried: Vec<String>,
         /// Where it comes from.
         remedy: &'static str,
+    },
+    /// The compiler of kernels is not there, or is not what it is named.
+    #[error(transparent)]
+    Compiler(#[from] LibraryError),
+    /// The driver lacks a function, whatever it says of its version.
+    #[error(
+        "{} has no function {function}: it is not the NVIDIA driver for CUDA {}.{} or newer; install that, or remove \
+         this file from where the loader looks",
+        path.display(), needed / 1000, needed % 1000 / 10
+    )]
+    NoFunction {
+        /// The file that was opened.
+        path: PathBuf,
+        /// What it lacks.
+        function: &'static str,
+        /// The oldest driver that will do.
+        needed: i32,
     },
     /// The driver does not know functions that are needed.
     #[error(

@@ -28,5 +28,5 @@ mod update;
 pub use device::{CudaBuffer, CudaMemory, CudaOptions, DeviceMemory, TimedEvent};
 pub use error::DeviceError;
 pub use ffi::library;
-pub use ffi::versions::load_compiler;
+pub use ffi::nvrtc::load_compiler;
 pub use fused::FusedOps;

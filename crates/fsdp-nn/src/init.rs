@@ -3,7 +3,12 @@
 //! Every element is a function of the seed, the parameter's name and its index, so a rank makes its shard
 //! without the rest, and the same model starts the same at every world size.
 
+use rayon::prelude::*;
+
 use crate::random;
+
+/// Elements that one core writes at a time: a few milliseconds.
+const PART_ELEMS: usize = 1 << 16;
 
 /// The distribution of a parameter's initial values.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,14 +37,33 @@ impl Init {
 
     /// Writes [`Init::values`] in single precision.
     pub fn fill_f32(self, seed: u64, fqn: &str, offset: usize, elements: &mut [f32]) {
-        let values = self.values(seed, fqn, offset);
-        elements.iter_mut().zip(values).for_each(|(element, value)| *element = value as f32);
+        self.fill(seed, fqn, offset, elements, |value| value as f32);
     }
 
     /// Writes [`Init::values`] in double precision.
     pub fn fill_f64(self, seed: u64, fqn: &str, offset: usize, elements: &mut [f64]) {
-        let values = self.values(seed, fqn, offset);
-        elements.iter_mut().zip(values).for_each(|(element, value)| *element = value);
+        self.fill(seed, fqn, offset, elements, |value| value);
+    }
+
+    /// Parts of long ranges are written by all cores: an element takes a logarithm and a cosine, and large models have
+    /// billions of them.
+    fn fill<E: Send>(
+        self,
+        seed: u64,
+        fqn: &str,
+        offset: usize,
+        elements: &mut [E],
+        convert: impl Fn(f64) -> E + Sync,
+    ) {
+        let write = |(part, elements): (usize, &mut [E])| {
+            let values = self.values(seed, fqn, offset + part * PART_ELEMS);
+            elements.iter_mut().zip(values).for_each(|(element, value)| *element = convert(value));
+        };
+        if elements.len() <= PART_ELEMS {
+            write((0, elements));
+        } else {
+            elements.par_chunks_mut(PART_ELEMS).enumerate().for_each(write);
+        }
     }
 }
 
@@ -60,6 +84,14 @@ mod tests {
         let mut single = [0.0; 50];
         init.fill_f32(3, "a.weight", 0, &mut single);
         assert_eq!(single, whole.map(|value| value as f32));
+    }
+
+    #[test]
+    fn long_ranges_are_the_values_one_by_one() {
+        let init = Init::Normal { std: 0.5 };
+        let mut whole = vec![0.0; 2 * PART_ELEMS + 5];
+        init.fill_f64(3, "a.weight", 7, &mut whole);
+        assert!(init.values(3, "a.weight", 7).zip(&whole).all(|(value, &got)| value == got));
     }
 
     #[test]

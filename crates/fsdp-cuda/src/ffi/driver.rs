@@ -1,7 +1,7 @@
 //! The driver: devices, their contexts, and memory.
 //!
 //! The library is loaded by `cudarc` at the first call, and `cudarc` panics when it is missing: nothing here is
-//! called before [`library`] has looked for it. Handles are kept as integers, because they are names of things of
+//! called before [`library`] has looked at it. Handles are kept as integers, because they are names of things of
 //! the driver, which may be used by any thread whose current context is that of the device.
 //!
 //! What is not here: stream-ordered allocation, graphs, several contexts per device. Memory is allocated once and
@@ -10,38 +10,12 @@
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{DriverError, result, sys};
 
+use super::driver_library::library;
 use crate::error::DeviceError;
-
-/// The oldest driver that has every function that is called here: 12.8.
-const OLDEST_DRIVER: i32 = 12_080;
-
-/// Finds and starts the driver, once per process.
-pub(crate) fn library() -> Result<(), DeviceError> {
-    static STARTED: OnceLock<Result<(), DeviceError>> = OnceLock::new();
-    STARTED.get_or_init(start).clone()
-}
-
-fn start() -> Result<(), DeviceError> {
-    // SAFETY: this only asks the loader for the library, whose initialisers are those of NVIDIA's driver.
-    if !unsafe { sys::is_culib_present() } {
-        let tried = cudarc::get_lib_name_candidates("cuda");
-        let remedy = "a GPU needs the NVIDIA driver: install it, or run with another device";
-        return Err(DeviceError::Library { library: "the NVIDIA driver (libcuda)", tried, remedy });
-    }
-    result::init().map_err(|error| failure("cuInit", 0, error))?;
-    let mut found = 0;
-    // SAFETY: the library is there, and `found` outlives the call.
-    let code = unsafe { sys::cuDriverGetVersion(&raw mut found) };
-    code.result().map_err(|error| failure("cuDriverGetVersion", 0, error))?;
-    if found < OLDEST_DRIVER {
-        return Err(DeviceError::OldDriver { found, needed: OLDEST_DRIVER });
-    }
-    Ok(())
-}
 
 /// How many devices there are.
 pub(crate) fn device_count() -> Result<usize, DeviceError> {

@@ -25,6 +25,13 @@ pub const NCCL: Wanted = Wanted {
     install: "install NVIDIA's package libnccl2, or the Python wheel nvidia-nccl-cu13 (it comes with torch)",
 };
 
+/// The run-time compiler of kernels.
+pub(super) const NVRTC: Wanted = Wanted {
+    name: "NVRTC",
+    files: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
+    install: "install the CUDA toolkit, or the Python wheel nvidia-cuda-nvrtc (it comes with torch)",
+};
+
 /// One place where a library was looked for in vain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
@@ -131,6 +138,25 @@ impl Library {
         }
     }
 }
+
+/// A table of a library's functions: fields, symbols, types.
+macro_rules! table {
+    ($($field:ident: $symbol:literal as $type:ty),* $(,)?) => {
+        /// Addresses of functions, valid while the library is open.
+        #[derive(Debug)]
+        pub(super) struct Table { $(pub(super) $field: $type),* }
+
+        impl Table {
+            /// # Safety
+            /// The types must be those of the library's header.
+            unsafe fn of(library: &$crate::ffi::library::Library) -> Result<Self, $crate::ffi::library::LibraryError> {
+                // SAFETY: as of the caller.
+                Ok(Self { $($field: unsafe { library.function::<$type>($symbol) }?),* })
+            }
+        }
+    };
+}
+pub(super) use table;
 
 /// Folders of the libraries that come as Python wheels, where `site_packages` has some: `nvidia/nccl/lib` and others.
 pub fn wheel_folders(site_packages: &Path) -> Vec<PathBuf> {

@@ -2,7 +2,7 @@
 //!
 //! | module | library |
 //! |---|---|
-//! | [`driver`], [`streams`] | libcuda: devices and their memory; streams, events, copies and launches |
+//! | [`driver_library`], [`driver`], [`streams`] | libcuda: what is installed; devices and their memory; streams, events, copies and launches |
 //! | [`nvrtc`] | libnvrtc: kernels compiled at run time |
 //! | [`library`], [`versions`] | any of them: opened by name or folder; what they say of themselves |
 //! | [`nccl`], [`nccl_comm`] | libnccl: communicators and collectives |
@@ -11,6 +11,7 @@
 //! Every unsafe block says which facts it relies on, and who checked them.
 
 pub(crate) mod driver;
+pub(crate) mod driver_library;
 pub mod library;
 pub(crate) mod nccl;
 pub(crate) mod nccl_comm;

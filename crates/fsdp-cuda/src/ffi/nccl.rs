@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use fsdp_core::DType;
 
-use super::library::{self, Library, LibraryError};
+use super::library::{self, Library, table};
 use super::nccl_comm::RawComm;
 use crate::nccl::{Code, NcclError, Outcome, Version};
 
@@ -80,23 +80,6 @@ pub(super) fn dtype_code(dtype: DType) -> c_int {
         DType::F64 => 8,
         DType::Bf16 => 9,
     }
-}
-
-macro_rules! table {
-    ($($field:ident: $symbol:literal as $type:ty),* $(,)?) => {
-        /// Addresses of functions, valid while the library is open.
-        #[derive(Debug)]
-        pub(super) struct Table { $(pub(super) $field: $type),* }
-
-        impl Table {
-            /// # Safety
-            /// The types must be those of the library's header.
-            unsafe fn of(library: &Library) -> Result<Self, LibraryError> {
-                // SAFETY: as of the caller.
-                Ok(Self { $($field: unsafe { library.function::<$type>($symbol) }?),* })
-            }
-        }
-    };
 }
 
 table! {

@@ -1,10 +1,69 @@
 //! The run-time compiler of kernels.
+//!
+//! It is opened once, by [`Nvrtc::open`], which the doctor calls with the same folders: what it names is what compiles.
 
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::OnceLock;
 
-use cudarc::nvrtc::{result, sys};
-
+use super::library::{Library, LibraryError, NVRTC, table};
+use super::versions::Found;
 use crate::error::DeviceError;
+
+/// `nvrtcProgram`
+type Program = *mut c_void;
+type Compile = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int;
+type Create = unsafe extern "C" fn(
+    *mut Program,
+    *const c_char,
+    *const c_char,
+    c_int,
+    *const *const c_char,
+    *const *const c_char,
+) -> c_int;
+type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
+type Text = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
+
+table! {
+    version: "nvrtcVersion" as unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int,
+    error_string: "nvrtcGetErrorString" as unsafe extern "C" fn(c_int) -> *const c_char,
+    create: "nvrtcCreateProgram" as Create,
+    compile: "nvrtcCompileProgram" as Compile,
+    destroy: "nvrtcDestroyProgram" as unsafe extern "C" fn(*mut Program) -> c_int,
+    image_size: "nvrtcGetCUBINSize" as Size,
+    image: "nvrtcGetCUBIN" as Text,
+    log_size: "nvrtcGetProgramLogSize" as Size,
+    log: "nvrtcGetProgramLog" as Text,
+}
+
+/// The compiler, open.
+#[derive(Debug)]
+struct Nvrtc {
+    table: Table,
+    library: Library,
+}
+
+/// The compiler of this process.
+static COMPILER: OnceLock<Result<Nvrtc, LibraryError>> = OnceLock::new();
+
+fn compiler(folders: &[PathBuf]) -> Result<&'static Nvrtc, LibraryError> {
+    COMPILER.get_or_init(|| Nvrtc::open(folders)).as_ref().map_err(LibraryError::clone)
+}
+
+/// Chooses the compiler of kernels of this process: one in `folders`, or else where the system's loader looks. Nothing is
+/// said when it is nowhere: whoever compiles a kernel does.
+pub fn load_compiler(folders: &[PathBuf]) {
+    if let Err(error) = compiler(folders) {
+        tracing::debug!(%error, "no compiler of kernels");
+    }
+}
+
+/// The compiler that [`load_compiler`] chooses with these folders, if nobody has before.
+pub(crate) fn find(folders: &[PathBuf]) -> Result<Found, LibraryError> {
+    let nvrtc = compiler(folders)?;
+    Ok(Found { path: nvrtc.library.path().to_owned(), version: nvrtc.version() })
+}
 
 /// Compiles a source for an architecture into an image that the driver loads.
 ///
@@ -16,51 +75,94 @@ pub(crate) fn compile(
     arch: &str,
     macros: &[String],
 ) -> Result<Vec<u8>, DeviceError> {
-    library()?;
-    let fail = |log: String| DeviceError::Compile { file: file.to_owned(), arch: arch.to_owned(), log };
-    let code = |error: result::NvrtcError| fail(format!("{error}"));
-    let source = CString::new(source).map_err(|error| fail(error.to_string()))?;
-    let name = CString::new(file).map_err(|error| fail(error.to_string()))?;
+    let nvrtc = compiler(&[])?;
     let mut options = vec![format!("--gpu-architecture={arch}")];
     // Closures have no place for an annotation: everything is device code.
     options.extend(["--std=c++17", "--fmad=false", "--device-as-default-execution-space"].map(str::to_owned));
     options.extend(macros.iter().map(|definition| format!("--define-macro={definition}")));
-    let program = result::create_program(&source, Some(&name)).map_err(code)?;
-    // SAFETY: the program was created above and is destroyed below, once; its source outlives it.
-    let compiled = unsafe { result::compile_program(program, &options) };
-    let image = match compiled {
-        Ok(()) => image(program).map_err(code),
-        Err(error) => Err(fail(format!("{error}\n{}", log(program)))),
-    };
-    // SAFETY: as above; it is not used any more.
-    let destroyed = unsafe { result::destroy_program(program) };
-    destroyed.map_err(code).and(image)
+    let compiled = nvrtc.compile(file, source, &options);
+    compiled.map_err(|log| DeviceError::Compile { file: file.to_owned(), arch: arch.to_owned(), log })
 }
 
-/// Looks for the compiler; `cudarc` would panic without it.
-fn library() -> Result<(), DeviceError> {
-    // SAFETY: this only asks the loader for the library, whose initialisers are NVIDIA's.
-    if unsafe { sys::is_culib_present() } {
-        return Ok(());
+impl Nvrtc {
+    fn open(folders: &[PathBuf]) -> Result<Self, LibraryError> {
+        // The compiler opens its other half by name, and would not look beside itself.
+        for file in folders.iter().flat_map(|folder| files(folder, "libnvrtc-builtins.so")) {
+            // SAFETY: opening runs the initialisers of the library, which are NVIDIA's. It is never closed.
+            match unsafe { libloading::Library::new(&file) } {
+                Ok(library) => std::mem::forget(library),
+                Err(error) => tracing::debug!(%error, file = %file.display(), "not loaded"),
+            }
+        }
+        let library = Library::open(NVRTC, folders)?;
+        // SAFETY: the types are those of nvrtc.h, of every version since 11.1.
+        let table = unsafe { Table::of(&library) }?;
+        Ok(Self { table, library })
     }
-    let tried = cudarc::get_lib_name_candidates("nvrtc");
-    let remedy = "it comes with the CUDA toolkit and with the wheel nvidia-cuda-nvrtc: install one of them";
-    Err(DeviceError::Library { library: "the kernel compiler (libnvrtc)", tried, remedy })
+
+    fn version(&self) -> Option<String> {
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: both numbers outlive the call.
+        let code = unsafe { (self.table.version)(&raw mut major, &raw mut minor) };
+        (code == 0).then(|| format!("{major}.{minor}"))
+    }
+
+    /// The image, or what the compiler has to say.
+    fn compile(&self, file: &str, source: &str, options: &[String]) -> Result<Vec<u8>, String> {
+        let c_string = |text: &str| CString::new(text).map_err(|error| error.to_string());
+        let (source, name) = (c_string(source)?, c_string(file)?);
+        let options = options.iter().map(|option| c_string(option)).collect::<Result<Vec<_>, _>>()?;
+        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        let mut program: Program = ptr::null_mut();
+        let none = ptr::null();
+        // SAFETY: the texts end with a zero byte and outlive the program; there are no headers.
+        let created =
+            unsafe { (self.table.create)(&raw mut program, source.as_ptr(), name.as_ptr(), 0, none, none) };
+        self.check(created)?;
+        // SAFETY: the program is live, and there are as many options as the count says, alive in `options`.
+        let compiled = unsafe { (self.table.compile)(program, options.len() as c_int, options.as_ptr()) };
+        let image = match self.check(compiled) {
+            Ok(()) => self.bytes(program, self.table.image_size, self.table.image),
+            Err(error) => Err(format!("{error}\n{}", self.log(program))),
+        };
+        // SAFETY: the program is live, and not used any more.
+        let destroyed = unsafe { (self.table.destroy)(&raw mut program) };
+        self.check(destroyed).and(image)
+    }
+
+    /// What a pair of functions gives of a live program: the length, and as many bytes.
+    fn bytes(&self, program: Program, size: Size, get: Text) -> Result<Vec<u8>, String> {
+        let mut len_bytes = 0;
+        // SAFETY: the program is live; the length outlives the call.
+        self.check(unsafe { size(program, &raw mut len_bytes) })?;
+        let mut bytes = vec![0_u8; len_bytes];
+        // SAFETY: as above, and there is room for as many bytes as the compiler said.
+        self.check(unsafe { get(program, bytes.as_mut_ptr().cast()) })?;
+        Ok(bytes)
+    }
+
+    fn log(&self, program: Program) -> String {
+        let bytes = self.bytes(program, self.table.log_size, self.table.log).unwrap_or_default();
+        CStr::from_bytes_until_nul(&bytes).map(|log| log.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+
+    fn check(&self, code: c_int) -> Result<(), String> {
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: it returns a string of the library's, which is never freed, or null.
+        let text = unsafe { (self.table.error_string)(code) };
+        if text.is_null() {
+            return Err(format!("NVRTC's code {code}"));
+        }
+        // SAFETY: as above.
+        Err(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+    }
 }
 
-fn image(program: sys::nvrtcProgram) -> Result<Vec<u8>, result::NvrtcError> {
-    let mut bytes = 0;
-    // SAFETY: the program is live and was compiled; `bytes` outlives the call.
-    unsafe { sys::nvrtcGetCUBINSize(program, &raw mut bytes) }.result()?;
-    let mut image = vec![0_u8; bytes];
-    // SAFETY: as above, and the image has as many bytes as the compiler said.
-    unsafe { sys::nvrtcGetCUBIN(program, image.as_mut_ptr().cast::<c_char>()) }.result()?;
-    Ok(image)
-}
-
-fn log(program: sys::nvrtcProgram) -> String {
-    // SAFETY: the program is live.
-    let log = unsafe { result::get_program_log(program) }.unwrap_or_default();
-    let bytes: Vec<u8> = log.into_iter().map(|byte| byte as u8).collect();
-    CStr::from_bytes_until_nul(&bytes).map(|log| log.to_string_lossy().into_owned()).unwrap_or_default()
+/// The files of a folder whose names begin so.
+fn files(folder: &Path, prefix: &str) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let names = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
+    names.map(|entry| entry.path()).collect()
 }

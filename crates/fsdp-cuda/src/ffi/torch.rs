@@ -27,6 +27,7 @@ unsafe extern "C" {
     fn fsdp_torch_load_cuda(library: *const c_char) -> *mut c_char;
     fn fsdp_torch_enter_stream(device: i32, stream: *mut c_void) -> *mut c_char;
     fn fsdp_torch_allocator_bytes(device: i32, bytes: *mut i64) -> *mut c_char;
+    fn fsdp_torch_reset_allocator_peaks(device: i32) -> *mut c_char;
     fn fsdp_torch_empty_cache(had_any: *mut bool) -> *mut c_char;
     fn fsdp_torch_on_memory_wanted(give_back: extern "C" fn(i32) -> bool) -> *mut c_char;
     fn fsdp_torch_choose_attention(
@@ -198,6 +199,15 @@ pub(crate) fn allocator_bytes(device: i32) -> Result<[i64; 4], ShimError> {
     // SAFETY: the shim writes four numbers.
     outcome(unsafe { fsdp_torch_allocator_bytes(device, bytes.as_mut_ptr()) })?;
     Ok(bytes)
+}
+
+/// Forgets the peaks of [`allocator_bytes`].
+///
+/// # Errors
+/// [`ShimError`] when there is no such device.
+pub(crate) fn reset_allocator_peaks(device: i32) -> Result<(), ShimError> {
+    // SAFETY: no pointers.
+    outcome(unsafe { fsdp_torch_reset_allocator_peaks(device) })
 }
 
 /// Makes libtorch's allocator give the driver what it caches of CUDA devices; returns whether there was anything.

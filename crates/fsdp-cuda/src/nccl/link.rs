@@ -3,7 +3,7 @@
 //! The lock is held for calls that return at once, so whoever wants to abort never waits for long.
 
 use std::mem;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::NcclError;
 use super::table::Seat;
@@ -75,12 +75,13 @@ impl Link {
         }
     }
 
-    /// Ends everything on the communicator, if it still exists.
-    pub(super) fn abort(&self) -> Result<(), NcclError> {
-        match mem::replace(&mut *self.lock(), State::Gone) {
-            State::Open(comm) | State::Closing(comm) => comm.abort(),
-            State::Gone => Ok(()),
-        }
+    /// Ends everything on the communicators that still exist.
+    pub(super) fn abort_all(links: &[Arc<Link>]) -> Result<(), NcclError> {
+        let take = |link: &Arc<Link>| match mem::replace(&mut *link.lock(), State::Gone) {
+            State::Open(comm) | State::Closing(comm) => Some(comm),
+            State::Gone => None,
+        };
+        RawComm::abort_all(links.iter().filter_map(take).collect())
     }
 
     /// Whether nothing is left to be closed or aborted.

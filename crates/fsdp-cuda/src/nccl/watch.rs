@@ -32,7 +32,10 @@ pub(super) fn watch<M: DeviceMemory>(world: &World<M>) {
         };
         drop(state);
         failure.into_iter().for_each(|failure| world.fail(failure));
-        links.iter().for_each(|link| tend(world, link));
+        links.iter().take_while(|_| world.check().is_ok()).for_each(|link| tend(world, link));
+        if world.check().is_err() {
+            abort(&links);
+        }
 
         let mut state = world.lock();
         let has_news = state.links.len() > links.len();
@@ -44,7 +47,7 @@ pub(super) fn watch<M: DeviceMemory>(world: &World<M>) {
             && state.table.is_idle()
             && idle_since.get_or_insert_with(Instant::now).elapsed() > CLOSE_LIMIT
         {
-            links.iter().for_each(|link| abort(link));
+            abort(&links);
         }
         if !has_news {
             drop(world.pause(state, PAUSE));
@@ -52,11 +55,8 @@ pub(super) fn watch<M: DeviceMemory>(world: &World<M>) {
     }
 }
 
-/// Aborts a communicator of a failed world, or looks whether it is well.
+/// Looks whether a communicator is well.
 fn tend<M: DeviceMemory>(world: &World<M>, link: &Arc<Link>) {
-    if world.check().is_err() {
-        return abort(link);
-    }
     if let Err(error) = link.watch() {
         let (rank, doing) = {
             let state = world.lock();
@@ -64,12 +64,11 @@ fn tend<M: DeviceMemory>(world: &World<M>, link: &Arc<Link>) {
         };
         let doing = doing.map_or_else(|| "no collective".to_owned(), |call| call.to_string());
         world.fail_nccl(rank, &doing, &error);
-        abort(link);
     }
 }
 
-fn abort(link: &Link) {
-    if let Err(error) = link.abort() {
+fn abort(links: &[Arc<Link>]) {
+    if let Err(error) = Link::abort_all(links) {
         tracing::debug!(%error, "a communicator could not be aborted");
     }
 }

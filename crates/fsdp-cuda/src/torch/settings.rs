@@ -82,6 +82,15 @@ pub fn allocator_bytes(device: usize) -> Result<AllocatorBytes, Error> {
     Ok(AllocatorBytes { allocated, reserved, allocated_peak, reserved_peak })
 }
 
+/// Forgets the peaks of [`allocator_bytes`]: what is taken now is the new peak.
+///
+/// # Errors
+/// [`Error::Memory`]: [`load_cuda`] was not called, or there is no such device.
+pub fn reset_allocator_peaks(device: usize) -> Result<(), Error> {
+    ffi::reset_allocator_peaks(i32::try_from(device).unwrap_or(i32::MAX))
+        .map_err(|error| Failure::from(error).of("forgetting the allocator's peaks"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

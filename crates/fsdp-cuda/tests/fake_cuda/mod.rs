@@ -87,7 +87,7 @@ fn libraries() -> &'static Library {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake_cuda");
         std::fs::create_dir_all(&folder).expect("a folder for the fake");
         let driver = load(&build("driver.cpp", "libcuda.so", &folder));
-        let nvrtc = load(&build("nvrtc.cpp", "libnvrtc.so", &folder));
+        let nvrtc = load(&build("nvrtc.cpp", "libnvrtc.so.13", &folder));
         set_up(&nvrtc, &folder);
         std::mem::forget(nvrtc);
         driver

@@ -538,6 +538,8 @@ int ncclCommDestroy(ncclComm_t comm) {
 int ncclCommAbort(ncclComm_t comm) {
     pthread_mutex_lock(&lock);
     int result = INVALID_ARGUMENT;
+    /* Outside of a group the real one frees it at once, which waits for other communicators that nobody told to end. */
+    if (depth == 0) note("VIOLATION ncclCommAbort outside of a group\n");
     if (alive(comm, "ncclCommAbort")) {
         comm->dead = comm->aborted = 1;
         note("rank %d comm %llu aborted\n", comm->world_rank, (unsigned long long)comm->clique->id);

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use fsdp_comm::launch::{LaunchFailure, Launcher, Seat};
 use fsdp_core::engine::ProgramOrder;
-use fsdp_core::memory::{Buffer, HostSliceMut, Slice};
+use fsdp_core::memory::{Buffer, Category, HostSliceMut, Slice};
 use fsdp_core::{Error, Memory, Queue};
 use fsdp_cuda::CudaMemory;
-use fsdp_cuda::torch::{Kernels, Torch};
+use fsdp_cuda::torch::{Kernels, Torch, allocator_bytes, reset_allocator_peaks};
 use fsdp_nn::hf::HfModel;
 use fsdp_train::verify::{VerifyOptions, verify};
 use fsdp_train::{RankTrainer, TrainError};
@@ -52,6 +52,36 @@ fn a_loss_that_is_not_finite_leaves_the_state_untouched() {
         let failure = trainer.report().expect_err("the loss is no number any more");
         assert!(matches!(failure, TrainError::NotFinite { step: 2, .. }), "{failure}");
         assert_eq!(state(&trainer)?, before);
+        Ok(())
+    });
+    launched.unwrap_or_else(|failure: LaunchFailure<TrainError>| panic!("{failure:?}"));
+}
+
+#[test]
+fn libtorch_keeps_nothing_between_operations_and_needs_less_than_the_activations() {
+    let model = LLAMA.replace("\"hidden_size\": 24", "\"hidden_size\": 256").replace("20,", "512,");
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let overrides = ["fsdp.param_dtype=\"bf16\"", "data.seq_len=64", "train.micro_batch_size=8"];
+    let job = job(&model, config(dir.path(), 61, &[&overrides[..], &["train.global_batch_size=8"]].concat()));
+    let launched = threads(Kernels::Fused).launch(1, &|seat: Seat<Torch<CudaMemory>>| {
+        let memory = Arc::clone(&seat.memory);
+        let mut trainer = RankTrainer::new(&job, seat)?;
+        trainer.step(0, false, &mut ProgramOrder, &mut ())?;
+        let device = memory.storage().device();
+        reset_allocator_peaks(device)?;
+        let first = allocator_bytes(device)?;
+        for step in 1..4 {
+            trainer.step(step, false, &mut ProgramOrder, &mut ())?;
+        }
+        let last = allocator_bytes(device)?;
+        // Workspaces of libraries stay, and come with the first step.
+        assert_eq!((last.allocated, last.reserved_peak), (first.allocated, first.reserved_peak));
+        let temporaries = last.allocated_peak - last.allocated;
+        let activations = trainer.usage().device.peak(Category::Activation) as u64;
+        assert!(
+            temporaries <= activations,
+            "{temporaries} bytes of temporaries, {activations} of activations"
+        );
         Ok(())
     });
     launched.unwrap_or_else(|failure: LaunchFailure<TrainError>| panic!("{failure:?}"));

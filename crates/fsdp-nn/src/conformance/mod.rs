@@ -7,6 +7,7 @@
 //!
 //! Memories should fill what was not written with NaN where they can, so that a read of it shows.
 
+mod attention;
 mod bits;
 mod cases;
 pub(crate) mod golden;
@@ -18,6 +19,7 @@ mod precision;
 pub(crate) mod safetensors;
 mod slopes;
 
+pub use attention::attention_is_precise;
 pub use bits::bits_are_equal;
 pub use cases::Sizes;
 pub use golden::golden_models;
@@ -49,6 +51,7 @@ pub fn operations<M: Backend>(subject: &Subject<'_, M>) {
         gradients_are_slopes(subject, sizes);
         outputs_are_precise(subject, sizes);
     }
+    attention_is_precise(subject);
     accumulation_adds(subject, Sizes { rows: 13, inner: 10, outer: 11, seed: 2 });
     slots_may_have_any_float_dtype(subject, Sizes { rows: 9, inner: 12, outer: 7, seed: 3 });
     slots_may_have_any_float_dtype(subject, Sizes { rows: 20, inner: 600, outer: 530, seed: 3 });

@@ -11,7 +11,7 @@ use crate::backend::Backend;
 const FLOATS: [DType; 3] = [DType::F32, DType::F64, DType::Bf16];
 
 /// The error of one rounding to nearest, relative.
-fn unit(dtype: DType) -> f64 {
+pub(super) fn unit(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => f64::EPSILON / 2.0,
         DType::F32 => f64::from(f32::EPSILON) / 2.0,

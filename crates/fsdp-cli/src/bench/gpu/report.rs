@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use super::Measured;
 use super::models::Workload;
 use crate::args::BenchGpuArgs;
+use crate::clock::DeviceBytes;
 use crate::units::{bytes, params, rate};
 
 /// The figures of a benchmark: times are those of the first rank, bytes those of the largest one.
@@ -49,12 +50,43 @@ pub(super) struct Report {
     attention_kernels: Option<&'static str>,
     /// What the engine counted; to the byte what the ledger predicts.
     counted_peak_bytes: usize,
-    /// The most that the driver ever gave, to our memory and to libtorch's allocator; absent on the host.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    peak_bytes: Option<u64>,
+    /// Absent on the host.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    card: Option<Card>,
+}
+
+/// Bytes of the device of the largest rank.
+#[derive(Clone, Debug, Serialize)]
+struct Card {
+    /// The most that the driver ever gave, to the engine's memory and to libtorch's allocator.
+    peak_bytes: u64,
+    /// Of these, the engine's: what was counted, and blocks kept for the next user.
+    arena_peak_bytes: u64,
+    /// Of these, libtorch's: temporaries of operations, and workspaces.
+    libtorch_peak_bytes: u64,
     /// What the driver says is taken, by everybody.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    device_used_bytes: Option<u64>,
+    device_used_bytes: u64,
+}
+
+impl Card {
+    fn of(device: DeviceBytes) -> Self {
+        Self {
+            peak_bytes: device.arena_peak + device.libtorch_peak,
+            arena_peak_bytes: device.arena_peak,
+            libtorch_peak_bytes: device.libtorch_peak,
+            device_used_bytes: device.used,
+        }
+    }
+
+    fn text(&self) -> String {
+        format!(
+            ", {} given by the driver ({} to the engine, {} to libtorch), {} taken of the device by everybody",
+            bytes(self.peak_bytes),
+            bytes(self.arena_peak_bytes),
+            bytes(self.libtorch_peak_bytes),
+            bytes(self.device_used_bytes)
+        )
+    }
 }
 
 impl Report {
@@ -99,8 +131,7 @@ impl Report {
             loss_last: first.losses[first.losses.len() - 1],
             attention_kernels: first.attention_kernels,
             counted_peak_bytes: counted,
-            peak_bytes: device.clone().map(|device| device.reserved_peak).max(),
-            device_used_bytes: device.map(|device| device.used).max(),
+            card: device.map(Card::of).max_by_key(|card| card.peak_bytes),
         }
     }
 
@@ -118,16 +149,6 @@ impl Report {
             .iter()
             .map(|(queue, ms)| format!("{queue} {:.2}", ms.as_f64().unwrap_or_default()))
             .collect();
-        let card = match (self.peak_bytes, self.device_used_bytes) {
-            (Some(peak), Some(used)) => {
-                format!(
-                    ", {} given by the driver, {} taken of the device by everybody",
-                    bytes(peak),
-                    bytes(used)
-                )
-            }
-            _ => String::new(),
-        };
         format!(
             "{model} on {device}: {parameters} parameters, {ranks} ranks, {tokens} tokens a step\n\
              ceilings: {matmul:.2} TFLOP/s (product of {edge} x {edge}, bf16), {copy:.1} GB/s (copy, read and written)\n\
@@ -157,6 +178,7 @@ impl Report {
             first = self.loss_first,
             last = self.loss_last,
             counted = bytes(self.counted_peak_bytes as u64),
+            card = self.card.as_ref().map(Card::text).unwrap_or_default(),
         )
     }
 }

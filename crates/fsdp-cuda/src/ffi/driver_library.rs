@@ -1,0 +1,124 @@
+//! The driver's library: whether it is there, whether it is new enough, and whether it has every function.
+//!
+//! `cudarc` opens it and looks functions up one by one, and panics when one is not there. So all of them are looked for
+//! here, in the library that `cudarc` has opened, before the first is called.
+
+use std::ffi::c_void;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use cudarc::driver::{result, sys};
+
+use super::driver::failure;
+use super::library::loaded;
+use super::versions::Found;
+use crate::error::DeviceError;
+
+/// The oldest driver that has every function that is called here: 12.8.
+const OLDEST_DRIVER: i32 = 12_080;
+
+/// Every function of the driver that this crate calls, by the names in the library; those that say what is wrong with it
+/// come first.
+const FUNCTIONS: &[&str] = &[
+    "cuDriverGetVersion",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuInit",
+    "cuDeviceGetCount",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetName",
+    "cuDeviceTotalMem_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuCtxSetCurrent",
+    "cuCtxSynchronize",
+    "cuMemGetInfo_v2",
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuEventQuery",
+    "cuEventElapsedTime_v2",
+    "cuMemcpyAsync",
+    "cuMemsetD8Async",
+    "cuModuleLoadData",
+    "cuModuleGetFunction",
+    "cuLaunchKernel",
+];
+
+/// Finds and starts the driver, once per process.
+pub(crate) fn library() -> Result<(), DeviceError> {
+    static STARTED: OnceLock<Result<(), DeviceError>> = OnceLock::new();
+    STARTED.get_or_init(start).clone()
+}
+
+fn start() -> Result<(), DeviceError> {
+    let (path, found) = examine(FUNCTIONS)?;
+    tracing::debug!(path = %path.display(), version = found, "opened the driver");
+    result::init().map_err(|error| failure("cuInit", 0, error))
+}
+
+/// The driver that [`library`] takes, and its version.
+///
+/// # Errors
+/// [`DeviceError::Library`], [`DeviceError::OldDriver`], [`DeviceError::NoFunction`].
+pub(crate) fn find() -> Result<Found, DeviceError> {
+    let (path, version) = examine(FUNCTIONS)?;
+    Ok(Found { path, version: Some(format!("CUDA {}.{}", version / 1000, version % 1000 / 10)) })
+}
+
+/// Looks at the file that `cudarc` calls, before it is called: `cudarc` would panic at the first function that is not
+/// there.
+fn examine(functions: &[&'static str]) -> Result<(PathBuf, i32), DeviceError> {
+    // SAFETY: this only asks the loader for the library, whose initialisers are those of NVIDIA's driver.
+    if !unsafe { sys::is_culib_present() } {
+        let tried = cudarc::get_lib_name_candidates("cuda");
+        let remedy = "a GPU needs the NVIDIA driver: install it, or run with another device";
+        return Err(DeviceError::Library { library: "the NVIDIA driver (libcuda)", tried, remedy });
+    }
+    let path = || loaded(Path::new("libcuda.so")).unwrap_or_else(|| PathBuf::from("libcuda.so"));
+    let lacks = |function: &&&'static str| {
+        // SAFETY: the library is there, as was just asked. The address is only looked for; nothing is called.
+        unsafe { sys::culib().get::<*const c_void>(function.as_bytes()) }.is_err()
+    };
+    let no_function = |function| DeviceError::NoFunction { path: path(), function, needed: OLDEST_DRIVER };
+    let missing = functions.iter().find(lacks).copied();
+    if let Some(function @ "cuDriverGetVersion") = missing {
+        return Err(no_function(function));
+    }
+    let mut found = 0;
+    // SAFETY: the function is there, because it comes first in the list and is not the one that is missing; it may be
+    // called before `cuInit`; `found` outlives the call.
+    let code = unsafe { sys::cuDriverGetVersion(&raw mut found) };
+    code.result().map_err(|error| failure("cuDriverGetVersion", 0, error))?;
+    if found < OLDEST_DRIVER {
+        return Err(DeviceError::OldDriver { found, needed: OLDEST_DRIVER });
+    }
+    missing.map_or_else(|| Ok((path(), found)), |function| Err(no_function(function)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The stand-in has what our tests call, and they call everything.
+    #[test]
+    fn every_function_of_the_driver_is_looked_for_before_it_is_called() {
+        let stand_in = include_str!("../../tests/fake_cuda/driver.cpp");
+        let name = |line: &'static str| line.strip_prefix("int ")?.split_once('(').map(|(name, _)| name);
+        let mut called: Vec<&str> =
+            stand_in.lines().filter_map(name).filter(|name| name.starts_with("cu")).collect();
+        let mut listed = FUNCTIONS.to_vec();
+        called.sort_unstable();
+        listed.sort_unstable();
+        assert_eq!(listed, called);
+    }
+}
