@@ -26,6 +26,11 @@ pub(crate) trait Clock: Memory {
     fn device_bytes(&self) -> Option<DeviceBytes> {
         None
     }
+
+    /// Which of libtorch's kernels computed the last attention, if it did.
+    fn attention_kernels(&self) -> Option<&'static str> {
+        None
+    }
 }
 
 /// Bytes of a device.
@@ -90,6 +95,10 @@ mod torch {
                 arena_peak: self.storage().held_peak_bytes() as u64,
                 libtorch_peak: allocator.reserved_peak,
             })
+        }
+
+        fn attention_kernels(&self) -> Option<&'static str> {
+            fsdp_cuda::torch::attention_kernels()
         }
     }
 }

@@ -17,24 +17,27 @@ extern "C" __global__ void swiglu(
     });
 }
 
+// `y` gets the output again; it may be null, and it may be `dy`.
 extern "C" __global__ void swiglu_backward(
-    const T* __restrict__ gate, const T* __restrict__ up, const T* __restrict__ dy,
+    const T* __restrict__ gate, const T* __restrict__ up, const T* dy, T* y,
     T* __restrict__ dgate, T* __restrict__ dup, u64 len
 ) {
-    bool inputs = aligned<WIDTH>(gate) && aligned<WIDTH>(up) && aligned<WIDTH>(dy);
+    bool inputs = aligned<WIDTH>(gate) && aligned<WIDTH>(up) && aligned<WIDTH>(dy) && aligned<WIDTH>(y);
     for_elements<WIDTH>(len, inputs && aligned<WIDTH>(dgate) && aligned<WIDTH>(dup), [&](auto wide, u64 i) {
         constexpr int w = decltype(wide)::width;
         auto gates = load<w>(gate + i);
         auto ups = load<w>(up + i);
         auto slopes = load<w>(dy + i);
-        Vector<T, w> to_gate, to_up;
+        Vector<T, w> to_gate, to_up, out;
         for (int k = 0; k < w; k++) {
             A g = widen(gates.at[k]), u = widen(ups.at[k]), slope = widen(slopes.at[k]);
             A s = logistic(g);
             A silu = g * s;
             to_gate.at[k] = narrow<T>(slope * u * (s + silu * (A(1) - s)));
             to_up.at[k] = narrow<T>(slope * silu);
+            out.at[k] = narrow<T>(silu * u);
         }
+        if (y != nullptr) store<w>(y + i, out);
         store<w>(dgate + i, to_gate);
         store<w>(dup + i, to_up);
     });
@@ -59,22 +62,25 @@ extern "C" __global__ void gelu(const T* __restrict__ x, T* __restrict__ y, u64 
     });
 }
 
+// `y` gets the output again; it may be null, and it may be `dy`.
 extern "C" __global__ void gelu_backward(
-    const T* __restrict__ x, const T* __restrict__ dy, T* __restrict__ dx, u64 len
+    const T* __restrict__ x, const T* dy, T* y, T* __restrict__ dx, u64 len
 ) {
     const A scale = A(2.0 * GELU_SCALE), cubic = A(GELU_CUBIC), cubic_slope = A(3.0 * GELU_CUBIC);
-    bool vectors = aligned<WIDTH>(x) && aligned<WIDTH>(dy) && aligned<WIDTH>(dx);
+    bool vectors = aligned<WIDTH>(x) && aligned<WIDTH>(dy) && aligned<WIDTH>(y) && aligned<WIDTH>(dx);
     for_elements<WIDTH>(len, vectors, [&](auto wide, u64 i) {
         constexpr int w = decltype(wide)::width;
         auto in = load<w>(x + i);
         auto slopes = load<w>(dy + i);
-        Vector<T, w> out;
+        Vector<T, w> out, again;
         for (int k = 0; k < w; k++) {
             A v = widen(in.at[k]);
             A s = logistic(scale * (v + cubic * v * v * v));
             A slope = scale * (A(1) + cubic_slope * v * v);
             out.at[k] = narrow<T>(widen(slopes.at[k]) * (s + v * s * (A(1) - s) * slope));
+            again.at[k] = narrow<T>(v * s);
         }
+        if (y != nullptr) store<w>(y + i, again);
         store<w>(dx + i, out);
     });
 }

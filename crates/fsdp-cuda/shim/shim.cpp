@@ -6,22 +6,42 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/native/CPUBlas.h>
+#include <ATen/SDPBackend.h>
+#include <ATen/ops/_fused_sdp_choice_ops.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention_backward_ops.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention_ops.h>
 #include <ATen/ops/_scaled_dot_product_efficient_attention_backward_ops.h>
 #include <ATen/ops/_scaled_dot_product_efficient_attention_ops.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_backward_ops.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_ops.h>
+#include <ATen/ops/cat_ops.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Registry.h>
+
+namespace c10 {
+
+// As in c10/cuda/CUDACachingAllocator.h, which can not be included without CUDA's own headers.
+class FreeMemoryCallback {
+ public:
+  virtual ~FreeMemoryCallback() = default;
+  virtual bool Execute() = 0;
+};
+
+}  // namespace c10
 
 namespace {
 
@@ -164,6 +184,39 @@ bool multiplies_halves() {
   }
 }
 
+// ---- Memory of CUDA devices --------------------------------------------------------------------------------------------
+
+using Callbacks = c10::Registry<std::string, std::unique_ptr<c10::FreeMemoryCallback>>;
+
+// c10::FreeCudaMemoryCallbacksRegistry of libtorch's CUDA half, which nothing links.
+constexpr const char* CALLBACKS = "_ZN3c1031FreeCudaMemoryCallbacksRegistryB5cxx11Ev";
+
+class GiveBack : public c10::FreeMemoryCallback {
+ public:
+  explicit GiveBack(bool (*give_back)(int32_t)) : give_back_(give_back) {}
+
+  bool Execute() override {
+    return give_back_(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice().index());
+  }
+
+ private:
+  bool (*give_back_)(int32_t);
+};
+
+// ---- Attention ---------------------------------------------------------------------------------------------------------
+
+// Kernels of attention are named by the numbers of at::SDPBackend, on both sides of this interface.
+static_assert(int(at::SDPBackend::flash_attention) == 1 && int(at::SDPBackend::efficient_attention) == 2 &&
+              int(at::SDPBackend::cudnn_attention) == 3);
+
+// Puts (batch, heads, positions, elements) side by side into rows of (batch, positions, all heads, elements). The parts lie
+// in the order of such rows already, as kernels return them for packed operands: so one kernel copies them all, in wide
+// loads, where a copy for each would go element by element.
+void pack_heads(const std::array<at::Tensor, 3>& parts, at::Tensor& rows) {
+  const std::array<at::Tensor, 3> columns = {parts[0].transpose(1, 2), parts[1].transpose(1, 2), parts[2].transpose(1, 2)};
+  at::_ops::cat_out::call(at::TensorList(columns), 2, rows);
+}
+
 }  // namespace
 
 extern "C" {
@@ -221,48 +274,116 @@ char* fsdp_torch_reset_allocator_peaks(int32_t device) {
       [&] { c10::getDeviceAllocator(c10::DeviceType::CUDA)->resetPeakStats(static_cast<c10::DeviceIndex>(device)); });
 }
 
-char* fsdp_torch_attention(bool flash, const FsdpTensor* q, const FsdpTensor* k, const FsdpTensor* v, FsdpTensor* y,
+char* fsdp_torch_empty_cache(bool* had_any) {
+  return caught([&] {
+    auto* const allocator = c10::getDeviceAllocator(c10::DeviceType::CUDA);
+    const auto reserved = [&] {
+      const c10::DeviceIndex device = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice().index();
+      return allocator->getDeviceStats(device).reserved_bytes[0].current;
+    };
+    const int64_t before = reserved();
+    allocator->emptyCache();
+    *had_any = reserved() < before;
+  });
+}
+
+char* fsdp_torch_on_memory_wanted(bool (*give_back)(int32_t device)) {
+  return caught([&] {
+    auto* const callbacks = reinterpret_cast<Callbacks* (*)()>(dlsym(RTLD_DEFAULT, CALLBACKS));
+    if (callbacks == nullptr) throw std::runtime_error("libtorch's CUDA half has no list of callbacks for full devices");
+    static std::once_flag once;
+    std::call_once(once, [&] {
+      callbacks()->Register("fsdp", [give_back] { return std::make_unique<GiveBack>(give_back); });
+    });
+  });
+}
+
+char* fsdp_torch_choose_attention(const FsdpTensor* q, const FsdpTensor* k, const FsdpTensor* v, int32_t* kernel) {
+  return caught([&] {
+    const bool grouped = q->size(1) != k->size(1);
+    const int64_t chosen =
+        at::_ops::_fused_sdp_choice::call(*q, *k, *v, std::nullopt, 0.0, /*is_causal=*/true, std::nullopt, grouped);
+    *kernel = static_cast<int32_t>(chosen);
+  });
+}
+
+char* fsdp_torch_attention(int32_t kernel, const FsdpTensor* q, const FsdpTensor* k, const FsdpTensor* v, FsdpTensor* y,
                            FsdpTensor* lse) {
   return caught([&] {
-    if (flash) {
-      const auto found = at::_ops::_scaled_dot_product_flash_attention::call(*q, *k, *v, 0.0, true, false, std::nullopt);
-      y->copy_(std::get<0>(found));
-      lse->copy_(std::get<1>(found));
-    } else {
-      const auto found = at::_ops::_scaled_dot_product_efficient_attention::call(*q, *k, *v, std::nullopt, true, 0.0, true,
-                                                                                 std::nullopt);
-      y->copy_(std::get<0>(found));
-      // The kernel pads positions.
-      lse->copy_(std::get<1>(found).narrow(2, 0, lse->size(2)));
+    switch (static_cast<at::SDPBackend>(kernel)) {
+      case at::SDPBackend::cudnn_attention: {
+        const auto found = at::_ops::_scaled_dot_product_cudnn_attention::call(
+            *q, *k, *v, std::nullopt, /*compute_log_sumexp=*/true, 0.0, /*is_causal=*/true, false, std::nullopt);
+        y->copy_(std::get<0>(found));
+        // (batch, heads, positions, 1)
+        lse->copy_(std::get<1>(found).reshape(lse->sizes()));
+        return;
+      }
+      case at::SDPBackend::flash_attention: {
+        const auto found = at::_ops::_scaled_dot_product_flash_attention::call(*q, *k, *v, 0.0, /*is_causal=*/true, false,
+                                                                               std::nullopt);
+        y->copy_(std::get<0>(found));
+        lse->copy_(std::get<1>(found));
+        return;
+      }
+      case at::SDPBackend::efficient_attention: {
+        const auto found = at::_ops::_scaled_dot_product_efficient_attention::call(
+            *q, *k, *v, std::nullopt, /*compute_log_sumexp=*/true, 0.0, /*is_causal=*/true, std::nullopt);
+        y->copy_(std::get<0>(found));
+        // The kernel pads positions.
+        lse->copy_(std::get<1>(found).narrow(2, 0, lse->size(2)));
+        return;
+      }
+      default:
+        throw std::runtime_error("no such attention kernel");
     }
   });
 }
 
-char* fsdp_torch_attention_backward(bool flash, const FsdpTensor* dy, const FsdpTensor* q, const FsdpTensor* k,
-                                    const FsdpTensor* v, const FsdpTensor* y, const FsdpTensor* lse, FsdpTensor* dq,
-                                    FsdpTensor* dk, FsdpTensor* dv) {
+char* fsdp_torch_attention_backward(int32_t kernel, const FsdpTensor* dy, const FsdpTensor* q, const FsdpTensor* k,
+                                    const FsdpTensor* v, const FsdpTensor* y, const FsdpTensor* lse, FsdpTensor* dqkv) {
   return caught([&] {
+    const int64_t positions = q->size(2);
+    const at::Tensor none;
     // Without dropout the state of the generator is not read.
-    const at::Tensor none, seed = at::zeros({2}, q->options().dtype(at::kUInt64));
-    if (flash) {
-      const auto found = at::_ops::_scaled_dot_product_flash_attention_backward::call(
-          *dy, *q, *k, *v, *y, *lse, none, none, q->size(2), k->size(2), 0.0, true, seed, seed, std::nullopt);
-      dq->copy_(std::get<0>(found));
-      dk->copy_(std::get<1>(found));
-      dv->copy_(std::get<2>(found));
-    } else {
-      const int64_t positions = q->size(2), padded = (positions + 31) / 32 * 32;
-      at::Tensor sums = at::zeros({q->size(0), q->size(1), padded}, lse->options());
-      sums.narrow(2, 0, positions).copy_(*lse);
-      const at::Tensor scalar = at::zeros({}, q->options().dtype(at::kLong));
-      const auto found = at::_ops::_scaled_dot_product_efficient_attention_backward::call(
-          *dy, *q, *k, *v, none, *y, sums, scalar, scalar, 0.0, std::array<bool, 4>{true, true, true, false}, true,
-          std::nullopt);
-      dq->copy_(std::get<0>(found));
-      dk->copy_(std::get<1>(found));
-      dv->copy_(std::get<2>(found));
+    const auto unread = [&](at::IntArrayRef sizes, at::ScalarType type) {
+      return at::empty(sizes, q->options().dtype(type));
+    };
+    at::Tensor dq, dk, dv;
+    switch (static_cast<at::SDPBackend>(kernel)) {
+      case at::SDPBackend::cudnn_attention: {
+        const at::Tensor seed = unread({}, at::kLong);
+        std::tie(dq, dk, dv) = at::_ops::_scaled_dot_product_cudnn_attention_backward::call(
+            *dy, *q, *k, *v, *y, lse->unsqueeze(-1), seed, seed, none, none, none, positions, positions, 0.0,
+            /*is_causal=*/true, std::nullopt);
+        break;
+      }
+      case at::SDPBackend::flash_attention: {
+        const at::Tensor seed = unread({2}, at::kUInt64);
+        std::tie(dq, dk, dv) = at::_ops::_scaled_dot_product_flash_attention_backward::call(
+            *dy, *q, *k, *v, *y, *lse, none, none, positions, positions, 0.0, /*is_causal=*/true, seed, seed,
+            std::nullopt);
+        break;
+      }
+      case at::SDPBackend::efficient_attention: {
+        const int64_t padded = (positions + 31) / 32 * 32;
+        at::Tensor sums = at::zeros({q->size(0), q->size(1), padded}, lse->options());
+        sums.narrow(2, 0, positions).copy_(*lse);
+        const at::Tensor seed = unread({}, at::kLong);
+        std::tie(dq, dk, dv, std::ignore) = at::_ops::_scaled_dot_product_efficient_attention_backward::call(
+            *dy, *q, *k, *v, none, *y, sums, seed, seed, 0.0, std::array<bool, 4>{true, true, true, false},
+            /*is_causal=*/true, std::nullopt);
+        break;
+      }
+      default:
+        throw std::runtime_error("no such attention kernel");
     }
+    pack_heads({dq, dk, dv}, *dqkv);
   });
+}
+
+char* fsdp_torch_pack_heads(const FsdpTensor* dq, const FsdpTensor* dk, const FsdpTensor* dv, FsdpTensor* dqkv) {
+  return caught([&] { pack_heads({*dq, *dk, *dv}, *dqkv); });
 }
 
 }  // extern "C"

@@ -38,13 +38,26 @@ char* fsdp_torch_allocator_bytes(int32_t device, int64_t bytes[4]);
 // Forgets the allocator's peaks.
 char* fsdp_torch_reset_allocator_peaks(int32_t device);
 
-// Causal attention of a CUDA device without dropout over (batch, heads, positions, elements). `flash` takes 16-bit floats
-// and grouped queries; otherwise the memory-efficient kernels run, for as many key heads as query heads.
-char* fsdp_torch_attention(bool flash, const FsdpTensor* q, const FsdpTensor* k, const FsdpTensor* v, FsdpTensor* y,
+// Gives the driver what libtorch's caching allocator keeps of CUDA devices and nobody uses; whether there was anything.
+char* fsdp_torch_empty_cache(bool* had_any);
+
+// Before libtorch's allocator asks the driver for more memory, it calls `give_back` with the number of the device, which
+// returns whether it has freed some. Only the first call of this function counts.
+char* fsdp_torch_on_memory_wanted(bool (*give_back)(int32_t device));
+
+// The kernel that PyTorch would choose for causal attention without dropout over (batch, heads, positions, elements), by
+// its number in at::SDPBackend: 0 is none but compositions, 1 FlashAttention, 2 the memory-efficient kernels, 3 cuDNN's.
+char* fsdp_torch_choose_attention(const FsdpTensor* q, const FsdpTensor* k, const FsdpTensor* v, int32_t* kernel);
+
+// Causal attention of a CUDA device by kernel 1, 2 or 3. The gradients of q, k and v are put side by side into rows of
+// (batch, positions, all heads, elements).
+char* fsdp_torch_attention(int32_t kernel, const FsdpTensor* q, const FsdpTensor* k, const FsdpTensor* v, FsdpTensor* y,
                            FsdpTensor* lse);
-char* fsdp_torch_attention_backward(bool flash, const FsdpTensor* dy, const FsdpTensor* q, const FsdpTensor* k,
-                                    const FsdpTensor* v, const FsdpTensor* y, const FsdpTensor* lse, FsdpTensor* dq,
-                                    FsdpTensor* dk, FsdpTensor* dv);
+char* fsdp_torch_attention_backward(int32_t kernel, const FsdpTensor* dy, const FsdpTensor* q, const FsdpTensor* k,
+                                    const FsdpTensor* v, const FsdpTensor* y, const FsdpTensor* lse, FsdpTensor* dqkv);
+
+// Puts gradients of q, k and v, wherever they are, side by side into rows.
+char* fsdp_torch_pack_heads(const FsdpTensor* dq, const FsdpTensor* dk, const FsdpTensor* dv, FsdpTensor* dqkv);
 
 #ifdef __cplusplus
 }

@@ -93,11 +93,29 @@ pub trait FusedOps<B> {
         dup: SliceMut<'_, B>,
     ) -> Result<(), Error>;
 
+    /// As [`Backend::swiglu_backward_again`](fsdp_nn::Backend::swiglu_backward_again).
+    fn swiglu_backward_again(
+        &self,
+        gate: Slice<'_, B>,
+        up: Slice<'_, B>,
+        dy: SliceMut<'_, B>,
+        dgate: SliceMut<'_, B>,
+        dup: SliceMut<'_, B>,
+    ) -> Result<(), Error>;
+
     /// As [`Backend::gelu`](fsdp_nn::Backend::gelu).
     fn gelu(&self, x: Slice<'_, B>, y: SliceMut<'_, B>) -> Result<(), Error>;
 
     /// As [`Backend::gelu_backward`](fsdp_nn::Backend::gelu_backward).
     fn gelu_backward(&self, x: Slice<'_, B>, dy: Slice<'_, B>, dx: SliceMut<'_, B>) -> Result<(), Error>;
+
+    /// As [`Backend::gelu_backward_again`](fsdp_nn::Backend::gelu_backward_again).
+    fn gelu_backward_again(
+        &self,
+        x: Slice<'_, B>,
+        dy: SliceMut<'_, B>,
+        dx: SliceMut<'_, B>,
+    ) -> Result<(), Error>;
 
     /// As [`Backend::dropout`](fsdp_nn::Backend::dropout).
     fn dropout(&self, dropout: Dropout<'_>, x: SliceMut<'_, B>) -> Result<(), Error>;
@@ -113,13 +131,15 @@ pub trait FusedOps<B> {
         losses: SliceMut<'_, B>,
     ) -> Result<(), Error>;
 
-    /// [`FusedOps::cross_entropy`] that leaves the gradient of the **sum** of losses where the logits were:
-    /// `softmax - one_hot`, and zeros for rows whose target does not count.
+    /// [`FusedOps::cross_entropy`] with the gradient of the **sum** of losses: `softmax - one_hot`, and zeros for
+    /// rows whose target does not count. It goes to `gradient`, rounded to its dtype, whose master dtype is that of
+    /// the logits; or where the logits were, if there is none.
     fn cross_entropy_backward(
         &self,
         vocab: usize,
         logits: SliceMut<'_, B>,
         targets: Slice<'_, B>,
         losses: SliceMut<'_, B>,
+        gradient: Option<SliceMut<'_, B>>,
     ) -> Result<(), Error>;
 }

@@ -12,6 +12,8 @@ use fsdp_core::Error;
 use fsdp_core::memory::{Memory, Slice, SliceMut};
 use fsdp_core::program::GradientTarget;
 
+pub use crate::chunks::HeadChunks;
+
 /// How a weight matrix is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Orientation {
@@ -77,7 +79,7 @@ pub struct HeadDims {
     pub hidden: usize,
     /// Classes.
     pub vocab: usize,
-    /// Rows whose logits are in memory at once (at least 1); depends on the shape alone.
+    /// Rows whose logits are in memory at once (at least 1); depends on the shape and on [`Backend::head_chunks`] alone.
     pub chunk_rows: usize,
 }
 
@@ -281,6 +283,20 @@ pub trait Backend: Memory {
         dup: SliceMut<'_, Self::Buffer>,
     ) -> Result<(), Error>;
 
+    /// [`Backend::swiglu_backward`] that leaves the output of [`Backend::swiglu`] where `dy` was: for whoever did not
+    /// keep it.
+    fn swiglu_backward_again(
+        &self,
+        gate: Slice<'_, Self::Buffer>,
+        up: Slice<'_, Self::Buffer>,
+        dy: SliceMut<'_, Self::Buffer>,
+        dgate: SliceMut<'_, Self::Buffer>,
+        dup: SliceMut<'_, Self::Buffer>,
+    ) -> Result<(), Error> {
+        self.swiglu_backward(gate, up, dy.as_slice(), dgate, dup)?;
+        self.swiglu(gate, up, dy)
+    }
+
     /// GELU in the tanh form (`gelu_new`), element by element.
     fn gelu(&self, x: Slice<'_, Self::Buffer>, y: SliceMut<'_, Self::Buffer>) -> Result<(), Error>;
 
@@ -292,6 +308,17 @@ pub trait Backend: Memory {
         dx: SliceMut<'_, Self::Buffer>,
     ) -> Result<(), Error>;
 
+    /// [`Backend::gelu_backward`] that leaves the output of [`Backend::gelu`] where `dy` was: for whoever did not keep it.
+    fn gelu_backward_again(
+        &self,
+        x: Slice<'_, Self::Buffer>,
+        dy: SliceMut<'_, Self::Buffer>,
+        dx: SliceMut<'_, Self::Buffer>,
+    ) -> Result<(), Error> {
+        self.gelu_backward(x, dy.as_slice(), dx)?;
+        self.gelu(x, dy)
+    }
+
     /// `y = a + b`, element by element.
     fn add(
         &self,
@@ -302,6 +329,11 @@ pub trait Backend: Memory {
 
     /// Dropout in place; applied to a gradient it is its own backward. The samples divide the buffer evenly.
     fn dropout(&self, dropout: Dropout<'_>, x: SliceMut<'_, Self::Buffer>) -> Result<(), Error>;
+
+    /// How many rows of logits the head makes at once. Predictions of memory must be made for the same.
+    fn head_chunks(&self) -> HeadChunks {
+        HeadChunks::Small
+    }
 
     /// Cross-entropy of `logits = x W^T` (`weight` is `vocab x hidden`) against `targets` (u32;
     /// [`IGNORED_TARGET`] does not count). `losses` (f64) gets one entry per row, 0 where ignored. `logits`

@@ -11,7 +11,7 @@ use fsdp_core::model::ModelSpec;
 use fsdp_core::program::{CallFootprint, Program};
 use fsdp_core::{DType, Error};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, HeadChunks};
 use crate::model::unsharded::{Call, Whole};
 use crate::model::{Architecture, Batch, ModelProgram, ProgramOptions};
 use crate::shape::ShapeMemory;
@@ -27,6 +27,8 @@ pub struct RunShape {
     pub dtype: DType,
     /// The dtype of gradient slots.
     pub gradient_dtype: DType,
+    /// Which chunks of logits the backend of the run wants.
+    pub head_chunks: HeadChunks,
 }
 
 /// What the calls of a micro-batch allocate.
@@ -49,7 +51,7 @@ pub fn footprints<A: Architecture + Clone>(
     shape: RunShape,
     calls: &[Call],
 ) -> Result<Footprints, Error> {
-    measure(&ShapeMemory::default(), ShapeMemory::reset_peaks, architecture, spec, shape, calls)
+    measure(&ShapeMemory::new(shape.head_chunks), ShapeMemory::reset_peaks, architecture, spec, shape, calls)
 }
 
 /// [`footprints`] on any memory that can forget its peaks.

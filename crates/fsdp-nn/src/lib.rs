@@ -15,6 +15,7 @@
 
 pub mod accounting;
 pub mod backend;
+mod chunks;
 #[expect(clippy::unwrap_used, reason = "checks: what fails is their report")]
 pub mod conformance;
 mod error;

@@ -11,7 +11,7 @@ use fsdp_core::program::GradientTarget;
 use fsdp_core::{DType, Error, ExactSum, Queue};
 
 use crate::accounting::{Account, Lease};
-use crate::backend::{AttentionDims, Backend, Dropout, HeadDims, LinearDims};
+use crate::backend::{AttentionDims, Backend, Dropout, HeadChunks, HeadDims, LinearDims};
 use crate::lengths;
 
 /// A buffer of a [`ShapeMemory`]: a dtype, a length and an entry in the account.
@@ -40,15 +40,16 @@ impl Buffer for ShapeBuffer {
 #[derive(Debug, Default)]
 pub struct ShapeMemory {
     account: Arc<Account>,
+    head_chunks: HeadChunks,
     /// Linear maps and attentions, forward, so far.
     #[cfg(test)]
     products: std::sync::atomic::AtomicUsize,
 }
 
 impl ShapeMemory {
-    /// A memory that counts from zero.
-    pub fn new() -> Self {
-        Self::default()
+    /// A memory that counts from zero, with the chunks of logits of the backend that it stands for.
+    pub fn new(head_chunks: HeadChunks) -> Self {
+        Self { head_chunks, ..Self::default() }
     }
 
     /// Forgets the peaks of [`Memory::usage`]: what is in use now is the new peak.
@@ -333,6 +334,10 @@ impl Backend for ShapeMemory {
 
     fn dropout(&self, dropout: Dropout<'_>, x: Out<'_>) -> Result<(), Error> {
         lengths::dropout(dropout, x.len)
+    }
+
+    fn head_chunks(&self) -> HeadChunks {
+        self.head_chunks
     }
 
     fn head_loss(

@@ -45,6 +45,7 @@ struct Measured {
     observed: Observed,
     usage: Usage,
     device: Option<DeviceBytes>,
+    attention_kernels: Option<&'static str>,
 }
 
 /// Measures, and prints what was found.
@@ -161,8 +162,9 @@ where
     let steps = steps + OBSERVED_STEPS;
     let observed = observed::measure(&mut trainer, &memory, steps..steps + OBSERVED_STEPS)?;
     let (usage, device) = (trainer.usage(), memory.device_bytes());
+    let attention_kernels = memory.attention_kernels();
     // Large buffers of their own: after everything that is counted.
     drop(trainer);
     let ceilings = ceilings::measure(&*memory)?;
-    Ok(Measured { ceilings, steps: times, issues, losses, observed, usage, device })
+    Ok(Measured { ceilings, steps: times, issues, losses, observed, usage, device, attention_kernels })
 }

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use fsdp_core::{DType, Queue};
 
 use super::queues::Queues;
+use super::relief;
 use crate::error::DeviceError;
 use crate::ffi::driver::{DeviceBlock, Gpu, Range};
 
@@ -39,7 +40,9 @@ pub(super) struct Pool {
 impl Pool {
     pub(super) fn new(gpu: &Arc<Gpu>, queues: &Arc<Queues>, poison: bool) -> Arc<Self> {
         let (gpu, queues) = (Arc::clone(gpu), Arc::clone(queues));
-        Arc::new(Self { gpu, queues, free: Mutex::default(), held: Mutex::default(), poison })
+        let pool = Arc::new(Self { gpu, queues, free: Mutex::default(), held: Mutex::default(), poison });
+        relief::join(&pool);
+        pool
     }
 
     /// Storage for elements, and whether the driver was asked for it.
@@ -65,20 +68,30 @@ impl Pool {
         self.held().peak
     }
 
-    /// Asks the driver; once more without what lies unused when it has no room.
+    /// Number of the device.
+    pub(super) fn device(&self) -> usize {
+        self.gpu.ordinal()
+    }
+
+    /// Asks the driver; when it has no room, once more without what lies unused in memories like this one, and once more
+    /// without what neighbours keep.
     fn allocate(&self, bytes: usize) -> Result<DeviceBlock, DeviceError> {
-        let block = match self.gpu.allocate(bytes) {
-            Err(DeviceError::OutOfMemory { .. }) if self.trim() => self.gpu.allocate(bytes)?,
-            result => result?,
-        };
+        let mut found = self.gpu.allocate(bytes);
+        for make_room in [relief::give_back, relief::ask_neighbours] {
+            if matches!(found, Err(DeviceError::OutOfMemory { .. })) && make_room(self.device()) {
+                found = self.gpu.allocate(bytes);
+            }
+        }
+        let block = found?;
         let mut held = self.held();
         held.now += bytes;
         held.peak = held.peak.max(held.now);
         Ok(block)
     }
 
-    /// Gives storage that no buffer uses back to the driver; returns whether there was any.
-    fn trim(&self) -> bool {
+    /// Gives storage that no buffer uses back to the driver; returns whether there was any. Any thread may call it: the
+    /// device is waited for.
+    pub(super) fn trim(&self) -> bool {
         let unused = std::mem::take(&mut *self.lists());
         self.held().now -= unused.values().flatten().map(DeviceBlock::bytes).sum::<usize>();
         unused.values().any(|blocks| !blocks.is_empty())

@@ -28,8 +28,16 @@ unsafe extern "C" {
     fn fsdp_torch_enter_stream(device: i32, stream: *mut c_void) -> *mut c_char;
     fn fsdp_torch_allocator_bytes(device: i32, bytes: *mut i64) -> *mut c_char;
     fn fsdp_torch_reset_allocator_peaks(device: i32) -> *mut c_char;
+    fn fsdp_torch_empty_cache(had_any: *mut bool) -> *mut c_char;
+    fn fsdp_torch_on_memory_wanted(give_back: extern "C" fn(i32) -> bool) -> *mut c_char;
+    fn fsdp_torch_choose_attention(
+        q: *const c_void,
+        k: *const c_void,
+        v: *const c_void,
+        kernel: *mut i32,
+    ) -> *mut c_char;
     fn fsdp_torch_attention(
-        flash: bool,
+        kernel: i32,
         q: *const c_void,
         k: *const c_void,
         v: *const c_void,
@@ -37,16 +45,20 @@ unsafe extern "C" {
         lse: *mut c_void,
     ) -> *mut c_char;
     fn fsdp_torch_attention_backward(
-        flash: bool,
+        kernel: i32,
         dy: *const c_void,
         q: *const c_void,
         k: *const c_void,
         v: *const c_void,
         y: *const c_void,
         lse: *const c_void,
-        dq: *mut c_void,
-        dk: *mut c_void,
-        dv: *mut c_void,
+        dqkv: *mut c_void,
+    ) -> *mut c_char;
+    fn fsdp_torch_pack_heads(
+        dq: *const c_void,
+        dk: *const c_void,
+        dv: *const c_void,
+        dqkv: *mut c_void,
     ) -> *mut c_char;
 }
 
@@ -198,13 +210,49 @@ pub(crate) fn reset_allocator_peaks(device: i32) -> Result<(), ShimError> {
     outcome(unsafe { fsdp_torch_reset_allocator_peaks(device) })
 }
 
-/// Which of CUDA's attention kernels.
+/// Makes libtorch's allocator give the driver what it caches of CUDA devices; returns whether there was anything.
+///
+/// # Errors
+/// [`ShimError`] from libtorch: its CUDA half is not loaded.
+pub(crate) fn empty_cache() -> Result<bool, ShimError> {
+    let mut had_any = false;
+    // SAFETY: a pointer to a flag that outlives the call.
+    outcome(unsafe { fsdp_torch_empty_cache(&raw mut had_any) })?;
+    Ok(had_any)
+}
+
+/// From now on libtorch's allocator calls `give_back` with the number of a CUDA device before it asks the driver for more
+/// of it; it may give memory to the driver, and must not use libtorch.
+///
+/// # Errors
+/// [`ShimError`]: libtorch's CUDA half is not loaded.
+pub(crate) fn on_memory_wanted(give_back: extern "C" fn(i32) -> bool) -> Result<(), ShimError> {
+    // SAFETY: a function that lives as long as the process, and can not unwind into C++.
+    outcome(unsafe { fsdp_torch_on_memory_wanted(give_back) })
+}
+
+/// Which of CUDA's attention kernels; the numbers are libtorch's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
 pub(crate) enum CudaAttention {
     /// FlashAttention: 16-bit floats.
-    Flash,
+    Flash = 1,
     /// The memory-efficient kernels of xFormers: f32 too, without grouped queries.
-    Efficient,
+    Efficient = 2,
+    /// cuDNN's: 16-bit floats.
+    Cudnn = 3,
+}
+
+/// The kernel that PyTorch would choose for causal attention over these operands; `None` when none of them takes them.
+///
+/// # Errors
+/// [`ShimError`] from libtorch.
+pub(crate) fn choose_attention([q, k, v]: [&Tensor; 3]) -> Result<Option<CudaAttention>, ShimError> {
+    let mut kernel = 0;
+    // SAFETY: pointers to live tensors, and to a number that outlives the call.
+    outcome(unsafe { fsdp_torch_choose_attention(read(q), read(k), read(v), &raw mut kernel) })?;
+    let all = [CudaAttention::Flash, CudaAttention::Efficient, CudaAttention::Cudnn];
+    Ok(all.into_iter().find(|known| *known as i32 == kernel))
 }
 
 /// Causal attention on a CUDA device: writes the output and the log-sum-exp.
@@ -217,12 +265,11 @@ pub(crate) fn attention(
     y: &mut Tensor,
     lse: &mut Tensor,
 ) -> Result<(), ShimError> {
-    let flash = which == CudaAttention::Flash;
     // SAFETY: pointers to live tensors; the two that are written are borrowed exclusively. libtorch checks the rest.
-    outcome(unsafe { fsdp_torch_attention(flash, read(q), read(k), read(v), write(y), write(lse)) })
+    outcome(unsafe { fsdp_torch_attention(which as i32, read(q), read(k), read(v), write(y), write(lse)) })
 }
 
-/// The gradients of [`attention`].
+/// The gradients of [`attention`], side by side in rows of (batch, positions, all heads, elements).
 ///
 /// # Errors
 /// [`ShimError`] from libtorch.
@@ -231,23 +278,28 @@ pub(crate) fn attention_backward(
     dy: &Tensor,
     [q, k, v]: [&Tensor; 3],
     [y, lse]: [&Tensor; 2],
-    [dq, dk, dv]: [&mut Tensor; 3],
+    dqkv: &mut Tensor,
 ) -> Result<(), ShimError> {
-    let flash = which == CudaAttention::Flash;
-    // SAFETY: pointers to live tensors; the three that are written are borrowed exclusively, and are views of disjoint
-    // columns. libtorch checks the rest.
+    // SAFETY: pointers to live tensors; the one that is written is borrowed exclusively. libtorch checks the rest.
     outcome(unsafe {
         fsdp_torch_attention_backward(
-            flash,
+            which as i32,
             read(dy),
             read(q),
             read(k),
             read(v),
             read(y),
             read(lse),
-            write(dq),
-            write(dk),
-            write(dv),
+            write(dqkv),
         )
     })
+}
+
+/// Puts gradients of (batch, heads, positions, elements) side by side in rows.
+///
+/// # Errors
+/// [`ShimError`] from libtorch: sizes that do not fit.
+pub(crate) fn pack_heads([dq, dk, dv]: [&Tensor; 3], dqkv: &mut Tensor) -> Result<(), ShimError> {
+    // SAFETY: pointers to live tensors; the one that is written is borrowed exclusively. libtorch checks the sizes.
+    outcome(unsafe { fsdp_torch_pack_heads(read(dq), read(dk), read(dv), write(dqkv)) })
 }

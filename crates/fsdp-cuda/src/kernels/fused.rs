@@ -75,29 +75,24 @@ impl CudaMemory {
         Ok(kernels.striding("combine", width.div_ceil(COLUMN_THREADS), threads, &words)?)
     }
 
-    /// Cross-entropy of a chunk of rows.
+    /// Cross-entropy of a chunk of rows. The gradient goes to a place of elements of a dtype, if there is one.
     fn losses(
         &self,
         vocab: usize,
-        (logits, dtype, len): (Word<'_>, DType, usize),
+        (logits, dtype): (Word<'_>, DType),
         targets: In<'_>,
         losses: Out<'_>,
-        gradient: bool,
+        gradient: Option<(Word<'_>, DType)>,
     ) -> Result<(), Error> {
         let rows = targets.len;
-        lengths::expect("logits of a chunk", len, rows * vocab)?;
         lengths::expect("losses of a chunk", losses.len, rows)?;
         expect_dtype(targets.buffer, DType::U32)?;
         expect_dtype(losses.buffer, DType::F64)?;
-        let words = [
-            logits,
-            self.input(targets)?,
-            self.output(losses)?,
-            Word::Len(vocab),
-            Word::Len(rows),
-            Word::Int(u32::from(gradient)),
-        ];
-        Ok(self.same(&LOSS, dtype).rows("cross_entropy", rows, vocab, &words)?)
+        let (slopes, rounded) = gradient.unwrap_or((Word::Null, dtype));
+        let words =
+            [logits, slopes, self.input(targets)?, self.output(losses)?, Word::Len(vocab), Word::Len(rows)];
+        let kernels = self.kernels(Queue::Compute, &LOSS, (dtype, rounded));
+        Ok(kernels.rows("cross_entropy", rows, vocab, &words)?)
     }
 }
 
@@ -251,7 +246,24 @@ impl FusedOps<CudaBuffer> for CudaMemory {
         let lens = [gate.len, up.len, dy.len, dgate.len, dup.len];
         lengths::expect_equal("elements of a gated activation", &lens)?;
         let dtype = one_float(gate.buffer, &[up.buffer, dy.buffer, dgate.buffer, dup.buffer])?;
-        let inputs = [self.input(gate)?, self.input(up)?, self.input(dy)?];
+        let inputs = [self.input(gate)?, self.input(up)?, self.input(dy)?, Word::Null];
+        let words = [&inputs[..], &[self.output(dgate)?, self.output(dup)?, Word::Len(lens[0])]].concat();
+        Ok(self.same(&POINTWISE, dtype).elements("swiglu_backward", lens[0], &words)?)
+    }
+
+    fn swiglu_backward_again(
+        &self,
+        gate: In<'_>,
+        up: In<'_>,
+        dy: Out<'_>,
+        dgate: Out<'_>,
+        dup: Out<'_>,
+    ) -> Result<(), Error> {
+        let lens = [gate.len, up.len, dy.len, dgate.len, dup.len];
+        lengths::expect_equal("elements of a gated activation", &lens)?;
+        let dtype = one_float(gate.buffer, &[up.buffer, dy.buffer, dgate.buffer, dup.buffer])?;
+        let dy = self.output(dy)?;
+        let inputs = [self.input(gate)?, self.input(up)?, dy, dy];
         let words = [&inputs[..], &[self.output(dgate)?, self.output(dup)?, Word::Len(lens[0])]].concat();
         Ok(self.same(&POINTWISE, dtype).elements("swiglu_backward", lens[0], &words)?)
     }
@@ -268,7 +280,16 @@ impl FusedOps<CudaBuffer> for CudaMemory {
         lengths::expect_equal("elements of an activation", &[dx.len, x.len, dy.len])?;
         let dtype = one_float(x.buffer, &[dy.buffer, dx.buffer])?;
         let len = dx.len;
-        let words = [self.input(x)?, self.input(dy)?, self.output(dx)?, Word::Len(len)];
+        let words = [self.input(x)?, self.input(dy)?, Word::Null, self.output(dx)?, Word::Len(len)];
+        Ok(self.same(&POINTWISE, dtype).elements("gelu_backward", len, &words)?)
+    }
+
+    fn gelu_backward_again(&self, x: In<'_>, dy: Out<'_>, dx: Out<'_>) -> Result<(), Error> {
+        lengths::expect_equal("elements of an activation", &[dx.len, x.len, dy.len])?;
+        let dtype = one_float(x.buffer, &[dy.buffer, dx.buffer])?;
+        let len = dx.len;
+        let dy = self.output(dy)?;
+        let words = [self.input(x)?, dy, dy, self.output(dx)?, Word::Len(len)];
         Ok(self.same(&POINTWISE, dtype).elements("gelu_backward", len, &words)?)
     }
 
@@ -299,8 +320,8 @@ impl FusedOps<CudaBuffer> for CudaMemory {
         targets: In<'_>,
         losses: Out<'_>,
     ) -> Result<(), Error> {
-        let facts = (self.input(logits)?, expect_float(logits.buffer)?, logits.len);
-        self.losses(vocab, facts, targets, losses, false)
+        lengths::expect("logits of a chunk", logits.len, targets.len * vocab)?;
+        self.losses(vocab, (self.input(logits)?, expect_float(logits.buffer)?), targets, losses, None)
     }
 
     fn cross_entropy_backward(
@@ -309,9 +330,18 @@ impl FusedOps<CudaBuffer> for CudaMemory {
         logits: Out<'_>,
         targets: In<'_>,
         losses: Out<'_>,
+        gradient: Option<Out<'_>>,
     ) -> Result<(), Error> {
-        let (dtype, len) = (expect_float(logits.buffer)?, logits.len);
-        let facts = (self.output(logits)?, dtype, len);
-        self.losses(vocab, facts, targets, losses, true)
+        lengths::expect("logits of a chunk", logits.len, targets.len * vocab)?;
+        let dtype = expect_float(logits.buffer)?;
+        let Some(gradient) = gradient else {
+            let logits = self.output(logits)?;
+            return self.losses(vocab, (logits, dtype), targets, losses, Some((logits, dtype)));
+        };
+        lengths::expect("gradient of the logits of a chunk", gradient.len, logits.len)?;
+        let rounded = expect_float(gradient.buffer)?;
+        expect_dtype(logits.buffer, rounded.master())?;
+        let (logits, slopes) = (self.input(logits.as_slice())?, self.output(gradient)?);
+        self.losses(vocab, (logits, dtype), targets, losses, Some((slopes, rounded)))
     }
 }

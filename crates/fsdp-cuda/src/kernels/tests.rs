@@ -9,7 +9,11 @@ use crate::error::DeviceError;
 const FLOATS: [DType; 3] = [DType::F32, DType::F64, DType::Bf16];
 
 fn cases() -> Vec<(&'static Source, (DType, DType))> {
-    let mut cases = vec![(&EXACT, (DType::F64, DType::F64)), (&INTEGERS, (DType::I64, DType::I64))];
+    let mut cases = vec![
+        (&EXACT, (DType::F64, DType::F64)),
+        (&INTEGERS, (DType::I64, DType::I64)),
+        (&LOSS, (DType::F32, DType::Bf16)),
+    ];
     for t in FLOATS {
         cases.extend([&NORMS, &POINTWISE, &LOSS, &EXACT].map(|source| (source, (t, t))));
         for s in FLOATS {

@@ -3,7 +3,7 @@
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_core::program::GradientTarget;
 use fsdp_core::{DType, Error};
-use fsdp_nn::backend::{AttentionDims, Backend, Dropout, HeadDims, LinearDims};
+use fsdp_nn::backend::{AttentionDims, Backend, Dropout, HeadChunks, HeadDims, LinearDims};
 use fsdp_nn::lengths;
 
 use super::memory::Torch;
@@ -288,6 +288,21 @@ impl<D: TorchStorage> Backend for Torch<D> {
         self.run("swiglu_backward", || self.aten_swiglu_backward([gate, up, dy], dgate, dup))
     }
 
+    fn swiglu_backward_again(
+        &self,
+        gate: In<'_, D>,
+        up: In<'_, D>,
+        dy: Out<'_, D>,
+        dgate: Out<'_, D>,
+        dup: Out<'_, D>,
+    ) -> Result<(), Error> {
+        if let Some(fused) = self.fused() {
+            return fused.swiglu_backward_again(gate, up, dy, dgate, dup);
+        }
+        self.swiglu_backward(gate, up, dy.as_slice(), dgate, dup)?;
+        self.swiglu(gate, up, dy)
+    }
+
     fn gelu(&self, x: In<'_, D>, y: Out<'_, D>) -> Result<(), Error> {
         if let Some(fused) = self.fused() {
             return fused.gelu(x, y);
@@ -306,6 +321,14 @@ impl<D: TorchStorage> Backend for Torch<D> {
         self.run("gelu_backward", || self.aten_gelu_backward(x, dy, dx))
     }
 
+    fn gelu_backward_again(&self, x: In<'_, D>, dy: Out<'_, D>, dx: Out<'_, D>) -> Result<(), Error> {
+        if let Some(fused) = self.fused() {
+            return fused.gelu_backward_again(x, dy, dx);
+        }
+        self.gelu_backward(x, dy.as_slice(), dx)?;
+        self.gelu(x, dy)
+    }
+
     fn add(&self, a: In<'_, D>, b: In<'_, D>, y: Out<'_, D>) -> Result<(), Error> {
         lengths::expect_equal("elements of a sum", &[a.len, b.len, y.len])?;
         dtypes(&[a.buffer, b.buffer, y.buffer], &[])?;
@@ -318,6 +341,10 @@ impl<D: TorchStorage> Backend for Torch<D> {
         }
         lengths::dropout(dropout, x.len)?;
         self.run("dropout", || self.aten_dropout(dropout, x))
+    }
+
+    fn head_chunks(&self) -> HeadChunks {
+        self.storage().head_chunks()
     }
 
     fn head_loss(

@@ -2,6 +2,7 @@
 
 use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_core::{DType, Error, Queue};
+use fsdp_nn::backend::HeadChunks;
 
 use super::memory::Torch;
 use super::settings::enter_stream;
@@ -30,6 +31,10 @@ impl TorchStorage for CudaMemory {
 
     fn fused(&self) -> Option<Fused<'_, CudaBuffer>> {
         Some(Fused::Own(self))
+    }
+
+    fn head_chunks(&self) -> HeadChunks {
+        HeadChunks::Large
     }
 
     fn scratch(&self, dtype: DType, len: usize) -> Result<Option<CudaBuffer>, Error> {

@@ -4,9 +4,9 @@
 //! blocked attention multiplies through MKL, which is slow on processors that are not Intel's. The host's kernels go once
 //! over the operands.
 
-use fsdp_core::Error;
-use fsdp_core::memory::{Slice, SliceMut};
+use fsdp_core::memory::{Memory, Slice, SliceMut};
 use fsdp_core::program::GradientTarget;
+use fsdp_core::{Error, Queue};
 use fsdp_nn::backend::{AttentionDims, Backend, Dropout};
 use fsdp_nn::{HostBuffer, HostMemory};
 
@@ -164,12 +164,27 @@ impl FusedOps<HostBuffer> for HostKernels<'_> {
         self.0.swiglu_backward(gate, up, dy, dgate, dup)
     }
 
+    fn swiglu_backward_again(
+        &self,
+        gate: In<'_>,
+        up: In<'_>,
+        dy: Out<'_>,
+        dgate: Out<'_>,
+        dup: Out<'_>,
+    ) -> Result<(), Error> {
+        self.0.swiglu_backward_again(gate, up, dy, dgate, dup)
+    }
+
     fn gelu(&self, x: In<'_>, y: Out<'_>) -> Result<(), Error> {
         self.0.gelu(x, y)
     }
 
     fn gelu_backward(&self, x: In<'_>, dy: In<'_>, dx: Out<'_>) -> Result<(), Error> {
         self.0.gelu_backward(x, dy, dx)
+    }
+
+    fn gelu_backward_again(&self, x: In<'_>, dy: Out<'_>, dx: Out<'_>) -> Result<(), Error> {
+        self.0.gelu_backward_again(x, dy, dx)
     }
 
     fn dropout(&self, dropout: Dropout<'_>, x: Out<'_>) -> Result<(), Error> {
@@ -192,7 +207,13 @@ impl FusedOps<HostBuffer> for HostKernels<'_> {
         logits: Out<'_>,
         targets: In<'_>,
         losses: Out<'_>,
+        gradient: Option<Out<'_>>,
     ) -> Result<(), Error> {
-        self.0.cross_entropy_backward(vocab, logits, targets, losses)
+        let Some(gradient) = gradient else {
+            return self.0.cross_entropy_backward(vocab, logits, targets, losses);
+        };
+        let (buffer, offset, len) = (logits.buffer, logits.offset, logits.len);
+        self.0.cross_entropy_backward(vocab, SliceMut::new(&mut *buffer, offset, len), targets, losses)?;
+        self.0.copy(Queue::Compute, Slice::new(buffer, offset, len), gradient)
     }
 }

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 
 use super::error::{Failure, TorchError};
-use crate::device::StreamHandle;
+use crate::device::{self, StreamHandle};
 use crate::ffi::torch as ffi;
 use fsdp_core::Error;
 
@@ -16,14 +16,36 @@ pub fn set_deterministic(deterministic: bool) -> Result<(), Error> {
 }
 
 /// Loads libtorch's CUDA half (`libtorch_cuda.so`, or a path), which nothing links: without it there are only tensors of
-/// the host.
+/// the host. From then on its allocator and the memories of this crate give each other what they do not use of a device
+/// before it is full.
 ///
 /// # Errors
 /// [`TorchError::Cuda`]: it is not there, or needs libraries that are not there.
 pub fn load_cuda(library: &str) -> Result<(), TorchError> {
     let failed = |what: String| TorchError::Cuda { library: library.to_owned(), what };
     let name = CString::new(library).map_err(|error| failed(error.to_string()))?;
-    ffi::load_cuda(&name).map_err(|error| failed(error.to_string()))
+    ffi::load_cuda(&name).map_err(|error| failed(error.to_string()))?;
+    ffi::on_memory_wanted(give_back).map_err(|error| failed(error.to_string()))?;
+    device::ask_when_full(empty_cache);
+    Ok(())
+}
+
+/// Of a device with less than this part of its memory free, unused storage is given back when libtorch wants more. It
+/// does not say how much it wants, and asks before it knows whether the driver has it.
+const SCARCE_PART: usize = 8;
+
+/// What libtorch's allocator calls before it asks the driver for more of a device.
+extern "C" fn give_back(device: i32) -> bool {
+    let Ok(device) = usize::try_from(device) else { return false };
+    device::is_scarce(device, SCARCE_PART) && device::give_back(device)
+}
+
+/// What a memory calls when its device is full.
+fn empty_cache(_device: usize) -> bool {
+    ffi::empty_cache().unwrap_or_else(|error| {
+        tracing::debug!(%error, "libtorch's allocator gave nothing back");
+        false
+    })
 }
 
 /// Makes a stream of a device the one that libtorch's operations of this thread are enqueued on.
@@ -67,4 +89,23 @@ pub fn allocator_bytes(device: usize) -> Result<AllocatorBytes, Error> {
 pub fn reset_allocator_peaks(device: usize) -> Result<(), Error> {
     ffi::reset_allocator_peaks(i32::try_from(device).unwrap_or(i32::MAX))
         .map_err(|error| Failure::from(error).of("forgetting the allocator's peaks"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::torch::folder;
+
+    #[test]
+    fn both_allocators_know_each_other_once_the_cuda_half_is_loaded() {
+        let library = folder().expect("the system knows what is loaded").join("libtorch_cuda.so");
+        if !library.exists() {
+            return;
+        }
+        let library = library.display().to_string();
+        load_cuda(&library).unwrap_or_else(|error| panic!("{error}"));
+        load_cuda(&library).expect("again, which registers nothing twice");
+        assert!(!empty_cache(0), "there is no device here, or nothing in its cache");
+        assert!(!give_back(-1));
+    }
 }

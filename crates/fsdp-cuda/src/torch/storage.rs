@@ -4,7 +4,7 @@ use std::ops::Deref;
 
 use fsdp_core::memory::{Memory, Slice, SliceMut};
 use fsdp_core::{DType, Error};
-use fsdp_nn::backend::{AttentionDims, Dropout};
+use fsdp_nn::backend::{AttentionDims, Dropout, HeadChunks};
 
 use crate::fused::FusedOps;
 
@@ -41,6 +41,11 @@ pub trait TorchStorage: Memory + sealed::Sealed {
 
     /// Our kernels for this memory.
     fn fused(&self) -> Option<Fused<'_, Self::Buffer>>;
+
+    /// How many rows of logits the head makes at once: what is best on processors, unless the memory knows better.
+    fn head_chunks(&self) -> HeadChunks {
+        HeadChunks::Small
+    }
 
     /// A buffer for what an operation needs besides its operands, where kernels of ours fill it.
     ///

@@ -1,11 +1,14 @@
 //! How a device fails, and what is said then.
 
+use std::sync::Mutex;
+
 use fsdp_core::memory::{Category, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Error, Queue};
-use fsdp_cuda::{CudaMemory, CudaOptions};
+use fsdp_cuda::device::{ask_when_full, give_back, is_scarce};
+use fsdp_cuda::{CudaBuffer, CudaMemory, CudaOptions};
 
 use crate::fake_cuda;
-use crate::values::{cuda_on, filled, normal};
+use crate::values::{cuda_on, filled, normal, range};
 
 #[test]
 fn there_are_only_so_many_devices() {
@@ -37,6 +40,54 @@ fn unused_storage_is_given_back_before_a_device_is_full() {
     drop(filled(&memory, DType::F32, &normal(1, 150_000)));
     let mut x = memory.allocate(Category::Activation, DType::F32, 200_000).unwrap();
     memory.zero(Queue::Compute, SliceMut::whole(&mut x)).unwrap();
+}
+
+#[test]
+fn a_full_device_takes_what_another_memory_keeps_there() {
+    let device = fake_cuda::device().capacity(1 << 20);
+    let (first, second) = (cuda_on(device), cuda_on(device));
+    drop(filled(&first, DType::F32, &normal(1, 150_000)));
+    let mut x = second.allocate(Category::Activation, DType::F32, 200_000).unwrap();
+    second.zero(Queue::Compute, SliceMut::whole(&mut x)).unwrap();
+}
+
+#[test]
+fn whoever_is_asked_gets_what_memories_do_not_use() {
+    let device = fake_cuda::device().capacity(1 << 20);
+    let memory = cuda_on(device);
+    let used = filled(&memory, DType::F32, &normal(1, 10_000));
+    let free = || memory.free_and_total_bytes().unwrap().0;
+    let before = free();
+    drop(filled(&memory, DType::F32, &normal(1, 230_000)));
+    assert!(free() < before && is_scarce(device.ordinal, 8), "it is kept for the next user");
+    assert!(give_back(device.ordinal) && !is_scarce(device.ordinal, 8));
+    assert_eq!(free(), before);
+    assert!(!give_back(device.ordinal), "what is in use stays");
+    assert_eq!(range(&memory, &used, 0, 1).len(), 1);
+}
+
+/// What a neighbour keeps on the device of a test, to be dropped when it is asked.
+static KEPT: Mutex<Option<(usize, CudaMemory, CudaBuffer)>> = Mutex::new(None);
+
+fn drop_what_is_kept(device: usize) -> bool {
+    let mut kept = KEPT.lock().unwrap();
+    kept.take_if(|(of, ..)| *of == device).is_some()
+}
+
+#[test]
+fn a_full_device_asks_the_neighbours_last() {
+    let device = fake_cuda::device().capacity(1 << 20);
+    let (memory, neighbour) = (cuda_on(device), cuda_on(device));
+    let buffer = filled(&neighbour, DType::F32, &normal(1, 150_000));
+    *KEPT.lock().unwrap() = Some((device.ordinal, neighbour, buffer));
+    ask_when_full(drop_what_is_kept);
+    drop(filled(&memory, DType::F32, &normal(1, 100_000)));
+    let fits = filled(&memory, DType::F32, &normal(1, 110_000));
+    assert!(KEPT.lock().unwrap().is_some(), "own unused storage was enough");
+    drop(fits);
+    let mut x = memory.allocate(Category::Activation, DType::F32, 200_000).unwrap();
+    memory.zero(Queue::Compute, SliceMut::whole(&mut x)).unwrap();
+    assert!(KEPT.lock().unwrap().is_none());
 }
 
 #[test]

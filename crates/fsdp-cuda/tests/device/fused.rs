@@ -3,8 +3,8 @@
 
 use fsdp_core::memory::{Memory, Slice, SliceMut};
 use fsdp_core::program::GradientTarget;
-use fsdp_core::{DType, Error};
-use fsdp_cuda::FusedOps;
+use fsdp_core::{DType, Error, Queue};
+use fsdp_cuda::{CudaBuffer, FusedOps};
 use fsdp_nn::backend::{AttentionDims, Backend, Dropout, HeadDims, IGNORED_TARGET};
 use fsdp_nn::{HostBuffer, HostMemory};
 
@@ -398,6 +398,7 @@ fn cross_entropy_agrees_with_the_host() {
                     SliceMut::whole(&mut logits),
                     ids,
                     SliceMut::whole(&mut losses),
+                    None,
                 )
                 .unwrap();
                 assert_bits(&values(cuda, &only), &values(cuda, &losses), "losses with and without gradient");
@@ -413,6 +414,69 @@ fn cross_entropy_agrees_with_the_host() {
             let what = format!("gradients of {rows} x {vocab} logits of {dtype}");
             assert_within(&gradients, &expected, &bounds, &what);
         }
+    }
+}
+
+#[test]
+fn backward_of_activations_makes_the_output_again() {
+    for dtype in FLOATS {
+        for (len, shift) in [(1, 0), (33, 1), (1000, 0), (4099, 3)] {
+            let (a, b, c) = (normal(1, len), normal(2, len), normal(3, len));
+            let what = format!("{len} x {dtype} from {shift}");
+            for inner in [false, true] {
+                let (got, expected) = both!(dtype, len, |m, y| {
+                    let [gate, up, dy] = [&a, &b, &c].map(|values| shifted(m, dtype, shift, values));
+                    let part = |buffer| Slice::new(buffer, shift, len);
+                    let (mut again, mut dgate, mut dup) = (dy, room(m, dtype, len), room(m, dtype, len));
+                    let dy = SliceMut::new(&mut again, shift, len);
+                    let (to_gate, to_up) = (SliceMut::whole(&mut dgate), SliceMut::whole(&mut dup));
+                    m.swiglu_backward_again(part(&gate), part(&up), dy, to_gate, to_up)?;
+                    let from = if inner { Slice::whole(&dup) } else { Slice::new(&again, shift, len) };
+                    m.copy(Queue::Compute, from, y)
+                });
+                assert_bits(&got, &expected, &format!("swiglu, {what}"));
+                let (got, expected) = both!(dtype, len, |m, y| {
+                    let [x, dy] = [&a, &c].map(|values| shifted(m, dtype, shift, values));
+                    let (mut again, mut dx) = (dy, room(m, dtype, len));
+                    let dy = SliceMut::new(&mut again, shift, len);
+                    m.gelu_backward_again(Slice::new(&x, shift, len), dy, SliceMut::whole(&mut dx))?;
+                    let from = if inner { Slice::whole(&dx) } else { Slice::new(&again, shift, len) };
+                    m.copy(Queue::Compute, from, y)
+                });
+                assert_bits(&got, &expected, &format!("gelu, {what}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn the_gradient_of_logits_is_rounded_once_where_products_take_bf16() {
+    let cuda = &*cuda();
+    for vocab in [5, 64, 333] {
+        let rows = 6;
+        let logits: Vec<f64> = normal(vocab as u64, rows * vocab).iter().map(|x| 5.0 * x).collect();
+        let mut targets: Vec<u32> = (0..rows as u32).map(|row| row * 7 % vocab as u32).collect();
+        targets[4] = IGNORED_TARGET;
+        let ids = ids(cuda, &targets);
+        let run = |gradient: Option<&mut CudaBuffer>| {
+            let mut logits = filled(cuda, DType::F32, &logits);
+            let mut losses = room(cuda, DType::F64, rows);
+            cuda.cross_entropy_backward(
+                vocab,
+                SliceMut::whole(&mut logits),
+                Slice::whole(&ids),
+                SliceMut::whole(&mut losses),
+                gradient.map(SliceMut::whole),
+            )
+            .unwrap();
+            [values(cuda, &losses), values(cuda, &logits)]
+        };
+        let mut rounded_by_kernel = room(cuda, DType::Bf16, rows * vocab);
+        let [losses, gradient] = run(None);
+        let [same_losses, untouched] = run(Some(&mut rounded_by_kernel));
+        assert_bits(&same_losses, &losses, "losses");
+        assert_bits(&values(cuda, &rounded_by_kernel), &rounded(DType::Bf16, gradient), "rounded gradients");
+        assert_bits(&untouched, &rounded(DType::F32, logits), "logits");
     }
 }
 

@@ -365,12 +365,27 @@ impl Backend for Mixed {
         self.cuda.swiglu_backward(gate, up, dy, dgate, dup)
     }
 
+    fn swiglu_backward_again(
+        &self,
+        gate: In<'_>,
+        up: In<'_>,
+        dy: Out<'_>,
+        dgate: Out<'_>,
+        dup: Out<'_>,
+    ) -> Result<(), Error> {
+        self.cuda.swiglu_backward_again(gate, up, dy, dgate, dup)
+    }
+
     fn gelu(&self, x: In<'_>, y: Out<'_>) -> Result<(), Error> {
         self.cuda.gelu(x, y)
     }
 
     fn gelu_backward(&self, x: In<'_>, dy: In<'_>, dx: Out<'_>) -> Result<(), Error> {
         self.cuda.gelu_backward(x, dy, dx)
+    }
+
+    fn gelu_backward_again(&self, x: In<'_>, dy: Out<'_>, dx: Out<'_>) -> Result<(), Error> {
+        self.cuda.gelu_backward_again(x, dy, dx)
     }
 
     fn add(&self, a: In<'_>, b: In<'_>, y: Out<'_>) -> Result<(), Error> {

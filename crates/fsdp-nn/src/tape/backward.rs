@@ -87,6 +87,11 @@ impl<M: Backend> Backward<'_, M> {
         self.take_gradient(value).map(|gradient| gradient.buffer)
     }
 
+    /// Whether nothing has contributed to the gradient of a value yet.
+    pub fn is_untouched(&self, value: Value) -> bool {
+        self.values[value.index].is_none()
+    }
+
     /// As [`Backward::take`], for an operation that passes the gradient on as it is, by [`Backward::put`].
     pub fn take_gradient(&mut self, value: Value) -> Option<Gradient<M::Buffer>> {
         self.values[value.index].take()

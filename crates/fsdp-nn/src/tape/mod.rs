@@ -43,4 +43,4 @@ pub use batch::MicroBatch;
 pub use forward::{Scope, Tape};
 pub use ops::{head_logits, head_loss, head_loss_backward};
 pub use products::Replay;
-pub use tensor::{Recompute, Saved, Tensor, Value};
+pub use tensor::{BackwardAgain, Recompute, Saved, Tensor, Value};

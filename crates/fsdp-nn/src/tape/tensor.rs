@@ -5,6 +5,7 @@ use std::sync::Arc;
 use fsdp_core::Error;
 use fsdp_core::memory::{Buffer, Slice};
 
+use super::backward::Backward;
 use super::forward::Scope;
 use super::products::Mark;
 use crate::backend::Backend;
@@ -125,6 +126,20 @@ pub trait Recompute<M: Backend>: Send + Sync {
     /// # Errors
     /// Those of the memory.
     fn recompute(&self, scope: &Scope<'_, M>) -> Result<M::Buffer, Error>;
+
+    /// The operation, if its backward makes its output on the way.
+    fn backward_again(&self) -> Option<&dyn BackwardAgain<M>> {
+        None
+    }
+}
+
+/// An operation whose backward reads what its output is made of, so that one pass gives both.
+pub trait BackwardAgain<M: Backend> {
+    /// Takes the gradient of the output, passes on those of the inputs, and returns the output in the gradient's place.
+    ///
+    /// # Errors
+    /// Those of the memory.
+    fn backward_again(&self, walk: &mut Backward<'_, M>, gradient: M::Buffer) -> Result<M::Buffer, Error>;
 }
 
 /// A tensor kept for backward.
@@ -144,6 +159,14 @@ impl<M: Backend> Saved<M> {
         match self {
             Saved::Kept(buffer) => Ok(buffer.clone()),
             Saved::Again(again) => again.recompute(scope),
+        }
+    }
+
+    /// The operation that makes the tensor again in its backward, if there is one.
+    pub(super) fn backward_again(&self) -> Option<&dyn BackwardAgain<M>> {
+        match self {
+            Saved::Kept(_) => None,
+            Saved::Again(again) => again.backward_again(),
         }
     }
 }

@@ -7,6 +7,7 @@ use fsdp_core::{DType, Error};
 
 use super::harness::{Subject, batch, freeze, gpt2, hf_models, host, llama, small};
 use crate::HostMemory;
+use crate::backend::HeadChunks;
 use crate::footprint::{RunShape, footprints, measure};
 use crate::model::unsharded::{Call, Pass, calls, run};
 use crate::model::{Architecture, Gpt2, Llama};
@@ -14,7 +15,7 @@ use crate::model::{Architecture, Gpt2, Llama};
 const PASSES: [Pass; 4] = [Pass::Train, Pass::TrainRecomputing, Pass::TrainKeepingProducts, Pass::Evaluate];
 
 fn shape(dtype: DType) -> RunShape {
-    RunShape { samples: 2, seq: 7, dtype, gradient_dtype: dtype.master() }
+    RunShape { samples: 2, seq: 7, dtype, gradient_dtype: dtype.master(), head_chunks: HeadChunks::Small }
 }
 
 /// Compares prediction and counters for every call of every block.

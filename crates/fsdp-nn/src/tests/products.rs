@@ -24,7 +24,7 @@ struct Observed {
 }
 
 fn observe<A: Architecture + Clone>(architecture: &A, frozen: &[&str], pass: Pass, dtype: DType) -> Observed {
-    let memory = ShapeMemory::new();
+    let memory = ShapeMemory::default();
     let mut spec = architecture.description().spec.clone();
     freeze(&mut spec, frozen);
     let options = ProgramOptions { dtype, seed: 0 };

@@ -45,6 +45,9 @@ pub(super) struct Report {
     exposed_communication_ms: f64,
     loss_first: f64,
     loss_last: f64,
+    /// Which of libtorch's attention kernels ran; absent where it has no choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attention_kernels: Option<&'static str>,
     /// What the engine counted; to the byte what the ledger predicts.
     counted_peak_bytes: usize,
     /// Absent on the host.
@@ -126,6 +129,7 @@ impl Report {
             exposed_communication_ms: first.observed.exposed_ms,
             loss_first: first.losses[0],
             loss_last: first.losses[first.losses.len() - 1],
+            attention_kernels: first.attention_kernels,
             counted_peak_bytes: counted,
             card: device.map(Card::of).max_by_key(|card| card.peak_bytes),
         }
@@ -152,7 +156,8 @@ impl Report {
              {percent:.1} % of the product's ceiling{mfu}\n\
              busy ms of an observed step of {observed:.2}: {busy}; {exposed:.2} of them communication that nothing hid\n\
              loss {first:.4} first, {last:.4} last\n\
-             memory {counted} counted{card}\n",
+             {attention}memory {counted} counted{card}\n",
+            attention = self.attention_kernels.map(|name| format!("attention {name}\n")).unwrap_or_default(),
             model = self.model,
             device = self.device,
             parameters = params(self.parameters),

@@ -1,7 +1,9 @@
 //! Causal attention over packed rows: by libtorch's fused kernels where they take the operands, else composed.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use fsdp_core::DType;
-use fsdp_core::memory::{Buffer, Slice, SliceMut};
+use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_nn::backend::{AttentionDims, Dropout};
 use tch::{Device, Kind, Tensor};
 
@@ -9,38 +11,81 @@ use super::int;
 use super::pointwise::factors;
 use crate::ffi::torch::{self as ffi, CudaAttention};
 use crate::torch::error::{Done, Failure};
-use crate::torch::memory::{Torch, kind};
+use crate::torch::memory::Torch;
 use crate::torch::storage::TorchStorage;
 
 type In<'a, D> = Slice<'a, <D as fsdp_core::Memory>::Buffer>;
 type Out<'a, D> = SliceMut<'a, <D as fsdp_core::Memory>::Buffer>;
 
-/// The largest head that FlashAttention takes, and what must divide its size.
-const FLASH_HEAD_DIM_MAX: usize = 256;
-const FLASH_HEAD_DIM_UNIT: usize = 8;
+/// What must divide the size of a head for libtorch's kernels of CUDA devices, which here get no padded copies.
+const HEAD_DIM_UNIT: usize = 8;
 
 /// How a call is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// libtorch's blocked kernel for the host.
     Host,
-    /// One of libtorch's kernels for CUDA devices.
+    /// One of libtorch's kernels for CUDA devices: the one that PyTorch chooses for its own programs.
     Cuda(CudaAttention),
     /// Scores in memory: for dropout, whose masks are ours, and for heads that the kernels do not take.
     Composed,
 }
 
 impl Way {
-    fn of(device: Device, kind: Kind, dims: AttentionDims, dropout: Option<Dropout<'_>>) -> Self {
-        let fits = dims.head_dim.is_multiple_of(FLASH_HEAD_DIM_UNIT) && dims.head_dim <= FLASH_HEAD_DIM_MAX;
-        match (device, kind) {
-            _ if dropout.is_some() => Way::Composed,
-            (Device::Cpu, _) => Way::Host,
-            (_, Kind::BFloat16) if fits => Way::Cuda(CudaAttention::Flash),
-            (_, Kind::Float) if fits && dims.heads == dims.kv_heads => Way::Cuda(CudaAttention::Efficient),
+    /// Forward and backward of the same operands go the same way: the choice depends on their shapes and dtype, the
+    /// device, and settings of the process.
+    fn of(
+        dims: AttentionDims,
+        dropout: Option<Dropout<'_>>,
+        operands: [&Tensor; 3],
+    ) -> Result<Self, Failure> {
+        let way = if dropout.is_some() {
+            Way::Composed
+        } else if operands[0].device() == Device::Cpu {
+            Way::Host
+        } else {
+            Way::of_kernel(dims, ffi::choose_attention(operands)?)
+        };
+        way.note();
+        Ok(way)
+    }
+
+    /// The way of a kernel that was chosen for a CUDA device, if it takes the operands as they are.
+    fn of_kernel(dims: AttentionDims, chosen: Option<CudaAttention>) -> Self {
+        match chosen {
+            Some(CudaAttention::Efficient) if dims.heads != dims.kv_heads => Way::Composed,
+            Some(kernel) if dims.head_dim.is_multiple_of(HEAD_DIM_UNIT) => Way::Cuda(kernel),
             _ => Way::Composed,
         }
     }
+
+    /// Keeps the name for whoever asks what has run.
+    fn note(self) {
+        let name = match self {
+            Way::Host => 1,
+            Way::Composed => 2,
+            Way::Cuda(CudaAttention::Flash) => 3,
+            Way::Cuda(CudaAttention::Efficient) => 4,
+            Way::Cuda(CudaAttention::Cudnn) => 5,
+        };
+        LAST.store(name, Ordering::Relaxed);
+    }
+}
+
+/// How the last call of this process was computed: an index of [`NAMES`].
+static LAST: AtomicUsize = AtomicUsize::new(0);
+const NAMES: [Option<&str>; 6] = [
+    None,
+    Some("libtorch's for the host"),
+    Some("composed"),
+    Some("FlashAttention"),
+    Some("memory-efficient"),
+    Some("cuDNN"),
+];
+
+/// Which kernels ran the last attention that libtorch computed in this process, if any.
+pub fn attention_kernels() -> Option<&'static str> {
+    NAMES[LAST.load(Ordering::Relaxed)]
 }
 
 impl<D: TorchStorage> Torch<D> {
@@ -52,8 +97,8 @@ impl<D: TorchStorage> Torch<D> {
         y: Out<'_, D>,
         lse: Out<'_, D>,
     ) -> Result<(), Failure> {
-        let way = Way::of(self.storage().device(), kind(qkv.buffer.dtype()), dims, dropout);
         let [q, k, v] = heads(dims, &*self.view(qkv, &packed(dims))?)?;
+        let way = Way::of(dims, dropout, [&q, &k, &v])?;
         let y = self.view_mut(y, &rows(dims))?;
         let mut y = y.f_transpose(1, 2)?;
         let mut lse = self.view_mut(lse, &[dims.batch, dims.heads, dims.seq].map(int))?;
@@ -91,9 +136,9 @@ impl<D: TorchStorage> Torch<D> {
         [qkv, y, lse, dy]: [In<'_, D>; 4],
         dqkv: Out<'_, D>,
     ) -> Result<(), Failure> {
-        let way = Way::of(self.storage().device(), kind(qkv.buffer.dtype()), dims, dropout);
         let [q, k, v] = heads(dims, &*self.view(qkv, &packed(dims))?)?;
-        let [mut dq, mut dk, mut dv] = heads(dims, &*self.view_mut(dqkv, &packed(dims))?)?;
+        let way = Way::of(dims, dropout, [&q, &k, &v])?;
+        let mut dqkv = self.view_mut(dqkv, &packed(dims))?;
         let [y, dy] =
             [self.view(y, &rows(dims))?.f_transpose(1, 2)?, self.view(dy, &rows(dims))?.f_transpose(1, 2)?];
         let lse = self.view(lse, &[dims.batch, dims.heads, dims.seq].map(int))?;
@@ -111,19 +156,15 @@ impl<D: TorchStorage> Torch<D> {
                     None::<Tensor>,
                     None,
                 )?;
-                dq.f_copy_(&gradients.0)?;
-                dk.f_copy_(&gradients.1)?;
-                dv.f_copy_(&gradients.2)?;
+                ffi::pack_heads([&gradients.0, &gradients.1, &gradients.2], &mut dqkv)?;
             }
             Way::Cuda(which) => {
-                ffi::attention_backward(which, &dy, [&q, &k, &v], [&y, &lse], [&mut dq, &mut dk, &mut dv])?;
+                ffi::attention_backward(which, &dy, [&q, &k, &v], [&y, &lse], &mut dqkv)?;
             }
             Way::Composed => {
                 let call = Composed::new(dims, self.factors(dims, dropout, &q)?, [&q, &k, &v])?;
                 let [for_q, for_k, for_v] = call.gradients(&y, &dy, &lse)?;
-                dq.f_copy_(&for_q)?;
-                dk.f_copy_(&for_k)?;
-                dv.f_copy_(&for_v)?;
+                ffi::pack_heads([&for_q, &for_k, &for_v], &mut dqkv)?;
             }
         }
         Ok(())
@@ -237,5 +278,47 @@ impl Composed {
         let AttentionDims { batch, seq, heads, kv_heads, head_dim } = self.dims;
         let sizes = [batch, kv_heads, heads / kv_heads, seq, head_dim].map(int);
         Ok(gradient.f_view(sizes)?.f_sum_dim_intlist(2_i64, false, None)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_that_is_chosen_runs_when_it_takes_the_operands_as_they_are() {
+        let dims = |heads, kv_heads, head_dim| AttentionDims { batch: 2, seq: 8, heads, kv_heads, head_dim };
+        for kernel in [CudaAttention::Flash, CudaAttention::Efficient, CudaAttention::Cudnn] {
+            assert_eq!(Way::of_kernel(dims(4, 4, 64), Some(kernel)), Way::Cuda(kernel));
+            assert_eq!(Way::of_kernel(dims(4, 4, 20), Some(kernel)), Way::Composed);
+        }
+        assert_eq!(
+            Way::of_kernel(dims(4, 2, 64), Some(CudaAttention::Cudnn)),
+            Way::Cuda(CudaAttention::Cudnn)
+        );
+        assert_eq!(Way::of_kernel(dims(4, 2, 64), Some(CudaAttention::Efficient)), Way::Composed);
+        assert_eq!(Way::of_kernel(dims(4, 4, 64), None), Way::Composed);
+    }
+
+    #[test]
+    fn the_shim_asks_libtorch_which_kernel_it_would_take() {
+        let tensor = |heads: i64| Tensor::zeros([1, heads, 8, 8], (Kind::Float, Device::Cpu));
+        // On the host libtorch has one fused kernel, which it calls by the number of FlashAttention.
+        let operands = [tensor(4), tensor(4), tensor(4)];
+        let chosen = ffi::choose_attention(operands.each_ref()).expect("an operation of every libtorch");
+        assert_eq!(chosen, Some(CudaAttention::Flash));
+    }
+
+    #[test]
+    fn gradients_of_heads_lie_side_by_side_in_rows() {
+        let part = |first: f64, heads: i64| {
+            (Tensor::arange(heads * 6, (Kind::Float, Device::Cpu)) + first).view([1, heads, 3, 2])
+        };
+        let parts = [part(0.0, 2), part(100.0, 1), part(200.0, 1)];
+        let mut rows = Tensor::zeros([1, 3, 4, 2], (Kind::Float, Device::Cpu));
+        ffi::pack_heads(parts.each_ref(), &mut rows).expect("sizes that fit");
+        let found = Vec::<f32>::try_from(rows.view([-1])).expect("floats");
+        assert_eq!(&found[..8], [0.0, 1.0, 6.0, 7.0, 100.0, 101.0, 200.0, 201.0]);
+        assert_eq!(&found[8..12], [2.0, 3.0, 8.0, 9.0]);
     }
 }

@@ -70,6 +70,10 @@ impl<D: TorchStorage> Torch<D> {
     ) -> Result<(), Failure> {
         let dims = call.dims;
         let chunk = dims.chunk_rows.clamp(1, dims.rows.max(1));
+        let mut rounded = match &gradients {
+            Some(_) => self.rounded_gradient(&call, chunk * dims.vocab)?,
+            None => None,
+        };
         for start in (0..dims.rows).step_by(chunk) {
             let rows = chunk.min(dims.rows - start);
             let x = Slice::new(call.x.buffer, call.x.offset + start * dims.hidden, rows * dims.hidden);
@@ -77,30 +81,57 @@ impl<D: TorchStorage> Torch<D> {
             let mut logits = part(&mut call.logits, 0, rows * dims.vocab);
             self.chunk_logits(dims, x, call.weight, logits.reborrow())?;
             let losses = part(&mut call.losses, start, rows);
-            let with_gradient = gradients.is_some();
-            self.cross_entropy(dims.vocab, logits.reborrow(), targets, losses, with_gradient)?;
-            let Some(HeadGradients { dx, dweight }) = &mut gradients else { continue };
+            let Some(HeadGradients { dx, dweight }) = &mut gradients else {
+                self.losses(dims.vocab, logits, targets, losses)?;
+                continue;
+            };
+            let dlogits = rounded.as_mut().map(|buffer| SliceMut::new(buffer, 0, rows * dims.vocab));
+            self.losses_backward(dims.vocab, logits.reborrow(), targets, losses, dlogits)?;
+            let dlogits = rounded.as_ref().map(|buffer| Slice::new(buffer, 0, rows * dims.vocab));
             let dx = part(dx, start * dims.hidden, rows * dims.hidden);
-            self.head_gradients(dims, logits.as_slice(), x, call.weight, dx, dweight.as_mut())?;
+            let dlogits = dlogits.unwrap_or_else(|| logits.as_slice());
+            self.head_gradients(dims, dlogits, x, call.weight, dx, dweight.as_mut())?;
         }
         Ok(())
     }
 
-    /// The losses of a chunk; its logits become their gradients if asked for.
-    fn cross_entropy(
+    /// Where our kernel leaves the gradient of a chunk's logits in the dtype that the products take, when that is not the
+    /// one of the logits.
+    fn rounded_gradient(&self, call: &HeadCall<'_, D>, len: usize) -> Result<Option<D::Buffer>, Failure> {
+        let dtype = call.x.buffer.dtype();
+        if self.fused().is_none() || dtype == call.logits.buffer.dtype() {
+            return Ok(None);
+        }
+        Ok(self.storage().scratch(dtype, len)?)
+    }
+
+    /// The losses of a chunk; its logits may be overwritten.
+    fn losses(
         &self,
         vocab: usize,
         logits: Out<'_, D>,
         targets: In<'_, D>,
         losses: Out<'_, D>,
-        with_gradient: bool,
     ) -> Result<(), Failure> {
         match self.fused() {
-            Some(fused) if with_gradient => fused.cross_entropy_backward(vocab, logits, targets, losses)?,
-            Some(fused) => fused.cross_entropy(vocab, logits.as_slice(), targets, losses)?,
-            None => self.aten_cross_entropy(vocab, logits, targets, losses, with_gradient)?,
+            Some(fused) => Ok(fused.cross_entropy(vocab, logits.as_slice(), targets, losses)?),
+            None => self.aten_cross_entropy(vocab, logits, targets, losses, false),
         }
-        Ok(())
+    }
+
+    /// The losses of a chunk, and their gradients: in `dlogits`, or where the logits were if there is no such place.
+    fn losses_backward(
+        &self,
+        vocab: usize,
+        logits: Out<'_, D>,
+        targets: In<'_, D>,
+        losses: Out<'_, D>,
+        dlogits: Option<Out<'_, D>>,
+    ) -> Result<(), Failure> {
+        match self.fused() {
+            Some(fused) => Ok(fused.cross_entropy_backward(vocab, logits, targets, losses, dlogits)?),
+            None => self.aten_cross_entropy(vocab, logits, targets, losses, true),
+        }
     }
 
     fn aten_cross_entropy(

@@ -8,6 +8,7 @@ mod pointwise;
 mod products;
 mod rope;
 
+pub use attention::attention_kernels;
 pub(super) use head::{HeadCall, HeadGradients};
 
 /// A size or stride as libtorch takes it.

@@ -122,8 +122,8 @@ fn widening_product(lhs: &Tensor, rhs: &Tensor, mut target: Target<'_>) -> Resul
             lhs.f_mm_dtype_out(&target.slot, rhs, Kind::Float).done()?;
         }
         (_, true) => {
-            let slot = target.slot.shallow_clone();
-            slot.f_addmm_dtype_out(&target.slot, lhs, rhs, Kind::Float).done()?;
+            // The same tensor as addend and result: another one over the same memory would be copied first.
+            target.slot.f_addmm_dtype_out(&target.slot, lhs, rhs, Kind::Float).done()?;
         }
     }
     Ok(())

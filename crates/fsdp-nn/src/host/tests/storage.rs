@@ -56,7 +56,7 @@ fn usage_counts_until_the_last_handle_is_gone() {
 
 #[test]
 fn shape_memory_counts_as_host_memory_does() {
-    let (host, shape) = (memory(false), ShapeMemory::new());
+    let (host, shape) = (memory(false), ShapeMemory::default());
     exercise(&host);
     exercise(&shape);
     assert_eq!(host.usage(), shape.usage());

@@ -7,7 +7,7 @@ use fsdp_core::Queue;
 use fsdp_core::memory::{Buffer, Category, Slice, SliceMut};
 
 use crate::backend::Backend;
-use crate::tape::{Backward, Gradient, Node, Recompute, Saved, Scope, Tape, Tensor, Value};
+use crate::tape::{Backward, BackwardAgain, Gradient, Node, Recompute, Saved, Scope, Tape, Tensor, Value};
 
 impl<M: Backend> Tape<'_, M> {
     /// `a + b`, in place of whichever nobody else reads.
@@ -43,8 +43,8 @@ impl<M: Backend> Tape<'_, M> {
         if !output.needs_gradient {
             return Ok(y);
         }
-        let gated = Arc::new(Gated { gate: gate.into_saved(), up: up.into_saved() });
-        self.record(SwiGluNode { inputs, output, gated: Arc::clone(&gated) });
+        let gated = Arc::new(Gated { inputs, gate: gate.into_saved(), up: up.into_saved() });
+        self.record(SwiGluNode { output, gated: Arc::clone(&gated) });
         Ok(y.with_recompute(gated))
     }
 
@@ -60,8 +60,8 @@ impl<M: Backend> Tape<'_, M> {
         if !output.needs_gradient {
             return Ok(y);
         }
-        let activated = Arc::new(Activated { x: x.into_saved() });
-        self.record(GeluNode { input, output, activated: Arc::clone(&activated) });
+        let activated = Arc::new(Activated { input, x: x.into_saved() });
+        self.record(GeluNode { output, activated: Arc::clone(&activated) });
         Ok(y.with_recompute(activated))
     }
 }
@@ -91,6 +91,7 @@ impl<M: Backend> Node<M> for AddNode {
 
 /// The output of swiglu, as a way to compute it.
 struct Gated<M: Backend> {
+    inputs: [Value; 2],
     gate: Saved<M>,
     up: Saved<M>,
 }
@@ -99,6 +100,43 @@ impl<M: Backend> Recompute<M> for Gated<M> {
     fn recompute(&self, scope: &Scope<'_, M>) -> Result<M::Buffer, Error> {
         let (gate, up) = (self.gate.load(scope)?, self.up.load(scope)?);
         swiglu(scope, Category::Workspace, Slice::whole(&gate), Slice::whole(&up))
+    }
+
+    fn backward_again(&self) -> Option<&dyn BackwardAgain<M>> {
+        Some(self)
+    }
+}
+
+impl<M: Backend> BackwardAgain<M> for Gated<M> {
+    fn backward_again(&self, walk: &mut Backward<'_, M>, gradient: M::Buffer) -> Result<M::Buffer, Error> {
+        let mut gradient = gradient;
+        self.backward(walk, |memory, [gate, up], dgate, dup| {
+            memory.swiglu_backward_again(gate, up, SliceMut::whole(&mut gradient), dgate, dup)
+        })?;
+        Ok(gradient)
+    }
+}
+
+impl<M: Backend> Gated<M> {
+    /// Passes the gradients on that `write` makes.
+    fn backward(
+        &self,
+        walk: &mut Backward<'_, M>,
+        write: impl FnOnce(
+            &M,
+            [Slice<'_, M::Buffer>; 2],
+            SliceMut<'_, M::Buffer>,
+            SliceMut<'_, M::Buffer>,
+        ) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let (gate, up) = (self.gate.load(&walk.scope)?, self.up.load(&walk.scope)?);
+        let category = Category::Workspace;
+        let mut dgate = walk.scope.allocate(category, gate.len())?;
+        let mut dup = walk.scope.allocate(category, up.len())?;
+        let inputs = [Slice::whole(&gate), Slice::whole(&up)];
+        write(walk.scope.memory, inputs, SliceMut::whole(&mut dgate), SliceMut::whole(&mut dup))?;
+        walk.put(self.inputs[0], Gradient { buffer: dgate, category })?;
+        walk.put(self.inputs[1], Gradient { buffer: dup, category })
     }
 }
 
@@ -114,7 +152,6 @@ fn swiglu<M: Backend>(
 }
 
 struct SwiGluNode<M: Backend> {
-    inputs: [Value; 2],
     output: Value,
     gated: Arc<Gated<M>>,
 }
@@ -122,20 +159,15 @@ struct SwiGluNode<M: Backend> {
 impl<M: Backend> Node<M> for SwiGluNode<M> {
     fn backward(self: Box<Self>, walk: &mut Backward<'_, M>) -> Result<(), Error> {
         let Some(dy) = walk.take(self.output) else { return Ok(()) };
-        let (gate, up) = (self.gated.gate.load(&walk.scope)?, self.gated.up.load(&walk.scope)?);
-        let category = Category::Workspace;
-        let mut dgate = walk.scope.allocate(category, gate.len())?;
-        let mut dup = walk.scope.allocate(category, up.len())?;
-        let (to_gate, to_up) = (SliceMut::whole(&mut dgate), SliceMut::whole(&mut dup));
-        let (gate, up, dy) = (Slice::whole(&gate), Slice::whole(&up), Slice::whole(&dy));
-        walk.scope.memory.swiglu_backward(gate, up, dy, to_gate, to_up)?;
-        walk.put(self.inputs[0], Gradient { buffer: dgate, category })?;
-        walk.put(self.inputs[1], Gradient { buffer: dup, category })
+        self.gated.backward(walk, |memory, [gate, up], dgate, dup| {
+            memory.swiglu_backward(gate, up, Slice::whole(&dy), dgate, dup)
+        })
     }
 }
 
 /// The output of GELU, as a way to compute it.
 struct Activated<M: Backend> {
+    input: Value,
     x: Saved<M>,
 }
 
@@ -143,6 +175,22 @@ impl<M: Backend> Recompute<M> for Activated<M> {
     fn recompute(&self, scope: &Scope<'_, M>) -> Result<M::Buffer, Error> {
         let x = self.x.load(scope)?;
         gelu(scope, Category::Workspace, Slice::whole(&x))
+    }
+
+    fn backward_again(&self) -> Option<&dyn BackwardAgain<M>> {
+        Some(self)
+    }
+}
+
+impl<M: Backend> BackwardAgain<M> for Activated<M> {
+    fn backward_again(&self, walk: &mut Backward<'_, M>, gradient: M::Buffer) -> Result<M::Buffer, Error> {
+        let x = self.x.load(&walk.scope)?;
+        let mut gradient = gradient;
+        walk.write_with(self.input, x.len(), |walk, dx| {
+            let dy = SliceMut::whole(&mut gradient);
+            walk.scope.memory.gelu_backward_again(Slice::whole(&x), dy, dx)
+        })?;
+        Ok(gradient)
     }
 }
 
@@ -157,7 +205,6 @@ fn gelu<M: Backend>(
 }
 
 struct GeluNode<M: Backend> {
-    input: Value,
     output: Value,
     activated: Arc<Activated<M>>,
 }
@@ -166,7 +213,7 @@ impl<M: Backend> Node<M> for GeluNode<M> {
     fn backward(self: Box<Self>, walk: &mut Backward<'_, M>) -> Result<(), Error> {
         let Some(dy) = walk.take(self.output) else { return Ok(()) };
         let x = self.activated.x.load(&walk.scope)?;
-        walk.write_with(self.input, x.len(), |walk, dx| {
+        walk.write_with(self.activated.input, x.len(), |walk, dx| {
             walk.scope.memory.gelu_backward(Slice::whole(&x), Slice::whole(&dy), dx)
         })
     }

@@ -11,23 +11,14 @@ use crate::error::ModelError;
 use crate::layer::Head;
 use crate::tape::{Scope, Tensor};
 
-/// Logits that are in memory at once, as long as a chunk keeps at least [`CHUNK_ROWS_MIN`] rows.
-const CHUNK_LOGITS: usize = 1 << 20;
-/// With fewer rows, reading and writing the gradient of the weight costs more than the product itself.
-const CHUNK_ROWS_MIN: usize = 128;
-
-/// The sizes of a head; chunks depend on the shape alone.
-fn head_dims(head: &Head, rows: usize) -> HeadDims {
-    let chunk_rows = rows.min(CHUNK_ROWS_MIN.max(CHUNK_LOGITS / head.vocab));
-    HeadDims { rows, hidden: head.hidden, vocab: head.vocab, chunk_rows }
-}
-
 fn check<M: Backend>(scope: &Scope<'_, M>, head: &Head, x: &Tensor<M>) -> Result<HeadDims, Error> {
     if x.width() != head.hidden {
         let source = ModelError::Width { op: "head", expected: head.hidden, got: x.width() };
         return Err(scope.error(source));
     }
-    Ok(head_dims(head, x.rows()))
+    let (rows, vocab) = (x.rows(), head.vocab);
+    let chunk_rows = scope.memory.head_chunks().rows(rows, vocab);
+    Ok(HeadDims { rows, hidden: head.hidden, vocab, chunk_rows })
 }
 
 /// The loss of every row, without gradients.

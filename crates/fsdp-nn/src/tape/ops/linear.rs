@@ -135,8 +135,20 @@ impl<M: Backend> Node<M> for LinearNode<M> {
         let Self { input, outputs, saved, parts } = *self;
         let dys: Vec<Option<M::Buffer>> = outputs.into_iter().map(|output| walk.take(output)).collect();
         let used = || parts.iter().filter_map(|part| Some((part, part.of(dys[part.output].as_ref()?))));
-        if let (Some(saved), Some(_)) = (saved, used().next()) {
-            let x = saved.load(&walk.scope)?;
+        if used().next().is_none() {
+            return Ok(());
+        }
+        // An activation that was not kept comes back from its own backward, which needs the gradient of the input first.
+        let again = saved.as_ref().and_then(Saved::backward_again);
+        let again = again.filter(|_| input.needs_gradient && walk.is_untouched(input));
+        if again.is_some() {
+            backward_input(walk, input, used())?;
+        }
+        if let Some(saved) = &saved {
+            let x = match (again, again.and_then(|_| walk.take(input))) {
+                (Some(again), Some(gradient)) => again.backward_again(walk, gradient)?,
+                _ => saved.load(&walk.scope)?,
+            };
             for (part, dy) in used() {
                 if let Some(target) = walk.gradients.target(part.layer.weight) {
                     walk.scope.memory.linear_backward_weight(part.dims, Slice::whole(&x), dy, target)?;
@@ -148,15 +160,27 @@ impl<M: Backend> Node<M> for LinearNode<M> {
                 walk.scope.memory.linear_backward_bias(part.dims, dy, target)?;
             }
         }
-        if !input.needs_gradient {
-            return Ok(());
-        }
-        for (part, dy) in used() {
-            walk.add_with(input, part.dims.rows * part.dims.inputs, |walk, dx, accumulate| {
-                let weight = walk.scope.param(part.layer.weight)?;
-                walk.scope.memory.linear_backward_input(part.dims, dy, weight, dx, accumulate)
-            })?;
+        if again.is_none() && input.needs_gradient {
+            backward_input(walk, input, used())?;
         }
         Ok(())
     }
+}
+
+/// The gradient of the input, from those of all outputs that have one.
+fn backward_input<'a, M: Backend>(
+    walk: &mut Backward<'_, M>,
+    input: Value,
+    used: impl Iterator<Item = (&'a Part, Slice<'a, M::Buffer>)>,
+) -> Result<(), Error>
+where
+    M::Buffer: 'a,
+{
+    for (part, dy) in used {
+        walk.add_with(input, part.dims.rows * part.dims.inputs, |walk, dx, accumulate| {
+            let weight = walk.scope.param(part.layer.weight)?;
+            walk.scope.memory.linear_backward_input(part.dims, dy, weight, dx, accumulate)
+        })?;
+    }
+    Ok(())
 }

@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""What a step of `fsdp bench gpu` should take on one GPU, by counting; nothing is measured.
+
+    bench/gpu/expected.py [--matmul 680] [--copy 4300] [--attention 300] [--attention-backward 240]
+
+Every operation that a training step gives to the device is listed with its operations and the bytes that it must read
+and write, as the models, the tape and the kernels of this repository do it (one rank, bf16 compute, f32 gradients and
+master, AdamW, clipping, no checkpointing, no dropout). A product takes its operations at `--matmul` TFLOP/s, attention
+at its own rates, everything else its bytes at `--copy` GB/s; defaults are for an H200. The host takes HOST_US for each
+kind of call. What is left out: gaps between kernels, tails of waves, the clock of a hot card.
+"""
+
+import argparse
+from collections import defaultdict
+
+MODELS = {
+    "gpt2-124m": {"vocab": 50304, "width": 768, "layers": 12, "heads": 12, "kv_heads": 12, "ffn": 3072, "seq": 1024, "batch": 64},
+    "llama-1.2b": {"vocab": 128256, "width": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "ffn": 8192, "seq": 2048, "batch": 8},
+}
+# Bytes of an element.
+HALF, FULL = 2, 4
+# What the host takes for one operation of libtorch with its views, for one launch of ours, and for attention.
+HOST_US = {"torch": 8.0, "ours": 2.5, "attention": 30.0}
+
+
+def chunk_rows(rows, vocab):
+    """As `HeadChunks::Large`."""
+    most = max((1 << 29) // vocab, 256) // 256 * 256
+    chunks = -(-rows // most)
+    return min(rows, -(-(-(-rows // chunks)) // 256) * 256)
+
+
+class Step:
+    """Operations of a step: seconds on the device by category, and calls of the host."""
+
+    def __init__(self, rates):
+        self.rates = rates
+        self.seconds = defaultdict(float)
+        self.totals = defaultdict(float)
+        self.calls = defaultdict(int)
+
+    def product(self, m, n, k, times=1, category="products of layers"):
+        flops = 2 * m * n * k * times
+        self.seconds[category] += flops / (self.rates.matmul * 1e12)
+        self.totals["flops"] += flops
+        self.calls["torch"] += times
+
+    def attention(self, flops, backward, times):
+        rate = self.rates.attention_backward if backward else self.rates.attention
+        self.seconds["attention"] += flops * times / (rate * 1e12)
+        self.totals["flops"] += flops * times
+        self.calls["attention"] += times
+
+    def move(self, category, bytes_moved, times=1, by="ours", launches=1):
+        """Work that is bound by memory."""
+        self.seconds[category] += bytes_moved * times / (self.rates.copy * 1e9)
+        self.totals["bytes"] += bytes_moved * times
+        self.calls[by] += times * launches
+
+
+def attention_block(step, s, rows, row):
+    """The core of attention, and what lies around it; `row` is the bytes of a row of hidden states."""
+    layers, head = s["layers"], s["width"] // s["heads"]
+    packed = (s["heads"] + 2 * s["kv_heads"]) * head * HALF * rows
+    causal = 2 * 2 * rows * s["seq"] / 2 * s["width"]
+    step.attention(causal, False, layers)
+    step.attention(2.5 * causal, True, layers)
+    # The output is copied out of libtorch's tensor; the gradients of q, k and v into packed rows, by one kernel.
+    step.move("attention, copies", 2 * row, layers, by="torch", launches=0)
+    step.move("attention, copies", 2 * packed, layers, by="torch", launches=0)
+
+
+def layers_of_gpt2(step, s, rows):
+    layers, d, f = s["layers"], s["width"], s["ffn"]
+    row, wide = rows * d * HALF, rows * f * HALF
+    for inputs, outputs in ((d, 3 * d), (d, d), (d, f), (f, d)):
+        step.product(rows, outputs, inputs, 3 * layers)
+        step.move("gradients of biases", rows * outputs * HALF, layers, by="torch", launches=2)
+    attention_block(step, s, rows, row)
+    norms = 2 * layers + 1
+    step.move("norms", 2 * row, norms)
+    step.move("norms, again in backward", 2 * row, 2 * layers)
+    # Gradients of weights, of biases, of the input: added to what is there, but for the last norm.
+    step.move("norms, backward", 2 * row, norms, launches=2)
+    step.move("norms, backward", row, norms, by="torch", launches=2)
+    step.move("norms, backward", 4 * row, norms)
+    step.move("sums", 3 * row, 2 * layers)
+    step.move("activation", 2 * wide, layers)
+    # Input and gradient are read; the gradient of the input is written, and the output again.
+    step.move("activation, backward", 4 * wide, layers)
+
+
+def layers_of_llama(step, s, rows):
+    layers, d, f = s["layers"], s["width"], s["ffn"]
+    head = d // s["heads"]
+    row, wide, kv = rows * d * HALF, rows * f * HALF, s["kv_heads"] * head
+    for inputs, outputs, count in ((d, d, 2), (d, kv, 2), (d, f, 2), (f, d, 1)):
+        step.product(rows, outputs, inputs, 3 * layers * count)
+    attention_block(step, s, rows, row)
+    # Queries and keys, in place, both ways.
+    step.move("rotations", 2 * rows * (d + kv) * HALF, 2 * layers)
+    norms = 2 * layers + 1
+    step.move("norms", 2 * row, norms)
+    step.move("norms, again in backward", 2 * row, 2 * layers)
+    step.move("norms, backward", 4 * row, norms)
+    step.move("norms, backward", 2 * row, norms, launches=2)
+    step.move("sums", 3 * row, 2 * layers)
+    step.move("activation", 3 * wide, layers)
+    step.move("activation, backward", 6 * wide, layers)
+
+
+def head(step, s, rows):
+    vocab, d = s["vocab"], s["width"]
+    chunk = chunk_rows(rows, vocab)
+    chunks = -(-rows // chunk)
+    step.product(rows, vocab, d, 3, category="head, products")
+    step.calls["torch"] += 3 * (chunks - 1)
+    # The logits are read twice; their gradient is written in bf16.
+    step.move("head, cross-entropy", rows * vocab * (2 * FULL + HALF))
+    # Every chunk but the first reads the gradient of the weight again.
+    step.move("head, gradient of the weight", vocab * d * 2 * FULL, chunks - 1, launches=0)
+
+
+def embedding(step, s, rows, tables):
+    d = s["width"]
+    step.move("embedding", rows * d * 2 * HALF, tables, by="torch")
+    # Converted to f32, read, and added atomically in the cache.
+    step.move("embedding", rows * d * (HALF + 2 * FULL), tables, by="torch", launches=2)
+
+
+def update(step, parameters, tensors, launches):
+    step.move("norm and update", parameters * FULL, 1, launches=tensors)
+    # Gradient, master, two moments; three of them and the copy in bf16 are written.
+    step.move("norm and update", parameters * (7 * FULL + HALF), 1, launches=launches)
+
+
+def expected(name, rates):
+    s, step = MODELS[name], Step(rates)
+    rows, d, f, layers, vocab = s["seq"] * s["batch"], s["width"], s["ffn"], s["layers"], s["vocab"]
+    if name.startswith("gpt2"):
+        layers_of_gpt2(step, s, rows)
+        embedding(step, s, rows, 2)
+        parameters = layers * (12 * d * d + 13 * d) + (vocab + s["seq"] + 2) * d
+        update(step, parameters, 12 * layers + 4, 9 * layers + 2)
+    else:
+        layers_of_llama(step, s, rows)
+        embedding(step, s, rows, 1)
+        kv = s["kv_heads"] * (d // s["heads"])
+        parameters = layers * (2 * d * d + 2 * d * kv + 3 * d * f + 2 * d) + vocab * d + d
+        update(step, parameters, 9 * layers + 2, 3 * layers + 2)
+    head(step, s, rows)
+    return s, step, rows, parameters
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--matmul", type=float, default=680, help="TFLOP/s of products in bf16")
+    parser.add_argument("--copy", type=float, default=4300, help="GB/s read and written")
+    parser.add_argument("--attention", type=float, default=300, help="TFLOP/s of causal attention, forward")
+    parser.add_argument("--attention-backward", type=float, default=240, help="and backward")
+    rates = parser.parse_args()
+    for name in MODELS:
+        s, step, rows, parameters = expected(name, rates)
+        total = sum(step.seconds.values())
+        model_flops = 6 * parameters + 12 * s["layers"] * s["width"] * s["seq"]
+        host = sum(HOST_US[kind] * count for kind, count in step.calls.items()) / 1e3
+        print(f"{name}: {parameters:,} parameters, {rows} tokens, {step.totals['flops'] / 1e12:.1f} TFLOP,"
+              f" {step.totals['bytes'] / 1e9:.0f} GB outside products and attention")
+        for category, seconds in sorted(step.seconds.items(), key=lambda item: -item[1]):
+            print(f"  {category:<32} {seconds * 1e3:>8.2f} ms {100 * seconds / total:>6.1f} %")
+        print(f"  {'step':<32} {total * 1e3:>8.2f} ms, {rows / total:,.0f} tokens/s,"
+              f" {model_flops * rows / total / 1e12:.0f} TFLOP/s by 6N + 12LdT")
+        print(f"  {'issued by the host in':<32} {host:>8.2f} ms, {100 * host / total / 1e3:.0f} % of the step:"
+              f" {step.calls['torch']} operations of libtorch, {step.calls['attention']} attentions,"
+              f" {step.calls['ours']} kernels of ours\n")
+
+
+if __name__ == "__main__":
+    main()
