@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use fsdp_cuda::CudaMemory;
-use fsdp_cuda::torch::{Kernels, Torch};
+use fsdp_cuda::torch::{Kernels, Torch, set_deterministic};
 use fsdp_nn::conformance::{self, Subject};
 
 use crate::card::memory;
@@ -18,6 +18,20 @@ fn each(check: impl Fn(&Subject<'_, Torch<CudaMemory>>)) {
 #[test]
 fn operations_conform() {
     each(conformance::operations);
+}
+
+#[test]
+fn attention_conforms_with_kernels_that_are_not_deterministic_too() {
+    // Tests run one at a time: the setting is the process's. cuDNN's kernels are chosen only without it.
+    let memory = || memory(Kernels::Fused);
+    drop(memory());
+    set_deterministic(false).unwrap_or_else(|error| panic!("{error}"));
+    conformance::attention_is_precise(&Subject {
+        memory: &memory,
+        rounds_probabilities: true,
+        adds_alike: false,
+    });
+    set_deterministic(true).unwrap_or_else(|error| panic!("{error}"));
 }
 
 #[test]
