@@ -37,7 +37,7 @@ check() {
   left=$((deadline - begin))
   timeout -k 10 "$((left < 1 ? 1 : left < limit ? left : limit))" "$@" >"$out/$name.out" 2>"$out/$name.log" || code=$?
   printf '%s\t%s\t%s\n' "$name" "$code" "$(($(date +%s) - begin))" >>"$out/summary.tsv"
-  if [ "$code" = 0 ]; then echo "ok       $name"; else echo "FAILED   $name (exit code $code, see $out/$name.log)"; fi
+  if [ "$code" = 0 ]; then echo "ok       $name"; else echo "FAILED   $name (exit code $code, see $out/$name.log and $out/$name.out)"; fi
 }
 
 # The same for a command that prints JSON.

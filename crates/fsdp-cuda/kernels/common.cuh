@@ -111,7 +111,7 @@ template <int W, class Body> __device__ void for_row(u64 len, bool vectors, Body
     for (u64 i = whole * W + threadIdx.x; i < len; i += blockDim.x) body(Wide<1>(), i);
 }
 
-// Elements in vectors of update rules, which hold both T and S.
+// Elements in vectors that hold both T and S.
 constexpr int W = 16 / (sizeof(T) > sizeof(S) ? sizeof(T) : sizeof(S));
 
 // The gradient that an update rule sees: as a parameter, scaled and clipped.

@@ -350,7 +350,8 @@ pub trait Backend: Memory {
 
     /// [`Backend::head_loss`] with the gradients of the **sum** of losses: overwrites `dx`; `dweight` is
     /// `None` when the head is frozen. The gradient of the logits may be rounded to the tensors' dtype before the two
-    /// products: devices multiply operands of one dtype.
+    /// products: devices multiply operands of one dtype. `dlogits` is scratch for that, as long as `logits`, and there when
+    /// [`HeadChunks::round`] says so.
     fn head_loss_backward(
         &self,
         dims: HeadDims,
@@ -359,6 +360,7 @@ pub trait Backend: Memory {
         targets: Slice<'_, Self::Buffer>,
         losses: SliceMut<'_, Self::Buffer>,
         logits: SliceMut<'_, Self::Buffer>,
+        dlogits: Option<SliceMut<'_, Self::Buffer>>,
         dx: SliceMut<'_, Self::Buffer>,
         dweight: Option<GradientTarget<'_, Self::Buffer>>,
     ) -> Result<(), Error>;

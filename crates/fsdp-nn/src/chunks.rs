@@ -4,6 +4,8 @@
 //! writes the whole gradient of the weight. So chunks are small where caches hold them and memory is the smaller concern
 //! of a product, and large where products are so fast that the traffic of a small chunk takes longer than they do.
 
+use fsdp_core::DType;
+
 /// Which chunks a backend wants. Sums over rows are cut where chunks end, so this decides bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum HeadChunks {
@@ -27,6 +29,12 @@ const LARGE_LOGITS: usize = 1 << 29;
 const LARGE_ROWS: usize = 256;
 
 impl HeadChunks {
+    /// Whether the gradient of a chunk's logits, made in the master dtype, takes room of its own in `dtype` too: where it
+    /// is read by large products, and those take operands of one dtype.
+    pub fn round(self, dtype: DType) -> bool {
+        self == HeadChunks::Large && dtype != dtype.master()
+    }
+
     /// Rows of a chunk, for a head of `vocab` classes over `rows` rows.
     pub fn rows(self, rows: usize, vocab: usize) -> usize {
         match self {

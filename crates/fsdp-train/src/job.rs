@@ -14,12 +14,11 @@ use fsdp_core::schedule::{Accumulation, AccumulationOrder, Checkpointing, Offloa
 use fsdp_core::update::UpdateRule;
 use fsdp_core::wrap::{self, WrapPolicy};
 use fsdp_core::{Digest, Error, Memory, Mesh, Rank};
-use fsdp_nn::backend::HeadChunks;
 use fsdp_nn::footprint::{RunShape, footprints};
 use fsdp_nn::model::Architecture;
 use fsdp_nn::model::unsharded::Call;
 
-use crate::config::{self, Device, Resolved};
+use crate::config::{self, Resolved};
 use crate::error::TrainError;
 use crate::init::InitSource;
 use crate::lr::LrSchedule;
@@ -119,7 +118,7 @@ pub fn predict<M: TrainBackend, A: Architecture + Clone>(
         seq: config.data.seq_len,
         dtype: plan.policy.param_dtype,
         gradient_dtype: plan.policy.reduce_dtype,
-        head_chunks: head_chunks(config.run.device),
+        head_chunks: config.run.device.head_chunks(),
     };
     let calls: Vec<Call> = plan.step.calls().iter().map(call).collect();
     let footprints = footprints(architecture, &plan.spec, shape, &calls)?;
@@ -133,14 +132,6 @@ pub fn predict<M: TrainBackend, A: Architecture + Clone>(
         data_bytes: footprints.data_bytes * plan.step.rounds,
     };
     Ok(ledger::predict(&plan.step, &input))
-}
-
-/// The chunks of logits that the backend of a device wants: predictions are made on machines without it.
-fn head_chunks(device: Device) -> HeadChunks {
-    match device {
-        Device::Cpu | Device::TorchCpu => HeadChunks::Small,
-        Device::Cuda => HeadChunks::Large,
-    }
 }
 
 /// The call that an operation makes.

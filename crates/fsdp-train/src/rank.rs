@@ -64,6 +64,11 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     fn connect(job: &'a Job<A>, seat: Seat<M>) -> Result<Engine<M, ModelProgram<M, A>>, TrainError> {
         let Seat { memory, gathers, reductions, .. } = seat;
         let plan = Arc::clone(&job.plan);
+        let (chunks, predicted) = (memory.head_chunks(), job.config.run.device.head_chunks());
+        assert_eq!(
+            chunks, predicted,
+            "memory is predicted for the device of the run file, and this is another"
+        );
         let comms = Comms::connect(&*memory, gathers, reductions, plan.mesh, &plan.policy, job.digest)?;
         let options = ProgramOptions { dtype: plan.policy.param_dtype, seed: job.config.train_seed() };
         let program = ModelProgram::new(job.architecture.clone(), plan.spec.clone(), options);

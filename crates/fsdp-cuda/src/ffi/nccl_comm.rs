@@ -170,7 +170,7 @@ impl RawComm {
     }
 
     /// Ends everything that is running on these communicators, and frees them. In one group: since NCCL 2.22 all are told
-    /// to end before the first is freed. Freeing waits for the device, and so for kernels of communicators that were not
+    /// to end before the first is freed; before that, a group frees one after the other. Freeing waits for the device, and so for kernels of communicators that were not
     /// told yet, which wait for each other's ranks.
     ///
     /// # Errors

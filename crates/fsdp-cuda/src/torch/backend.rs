@@ -372,16 +372,23 @@ impl<D: TorchStorage> Backend for Torch<D> {
         targets: In<'_, D>,
         losses: Out<'_, D>,
         logits: Out<'_, D>,
+        dlogits: Option<Out<'_, D>>,
         dx: Out<'_, D>,
         dweight: Option<Gradient<'_, D>>,
     ) -> Result<(), Error> {
         let gradients = Some((dx.len, dweight.as_ref().map(|target| target.slice.len)));
         lengths::head(dims, x.len, weight.len, Some((targets.len, losses.len)), logits.len, gradients)?;
         dtypes(&[x.buffer, weight.buffer, dx.buffer], &[logits.buffer])?;
+        if let Some(dlogits) = &dlogits {
+            is(dlogits.buffer.dtype(), x.buffer.dtype())?;
+            lengths::expect("gradients of logits", logits.len, dlogits.len)?;
+        }
         is(losses.buffer.dtype(), DType::F64)?;
         is(targets.buffer.dtype(), DType::U32)?;
         let call = HeadCall { dims, x, weight, targets, losses, logits };
-        self.run("head_loss_backward", || self.head_by_torch(call, Some(HeadGradients { dx, dweight })))
+        self.run("head_loss_backward", || {
+            self.head_by_torch(call, Some(HeadGradients { dlogits, dx, dweight }))
+        })
     }
 
     fn head_logits(

@@ -360,6 +360,7 @@ fn head_of_host(vocab: usize, dtype: DType, logits: &[f64], targets: &[u32]) -> 
         Slice::whole(&ids),
         SliceMut::whole(&mut losses),
         SliceMut::whole(&mut scratch),
+        None,
         SliceMut::whole(&mut dx),
         None,
     )

@@ -421,6 +421,7 @@ impl Backend for Mixed {
         targets: In<'_>,
         losses: Out<'_>,
         logits: Out<'_>,
+        _dlogits: Option<Out<'_>>,
         dx: Out<'_>,
         dweight: Option<Gradient<'_>>,
     ) -> Result<(), Error> {
@@ -430,7 +431,7 @@ impl Backend for Mixed {
         let [x, weight, targets] = [&x, &weight, &targets].map(Slice::whole);
         let [losses, logits, dx] = [&mut losses, &mut logits, &mut dx].map(SliceMut::whole);
         self.with_target(dweight, |dweight| {
-            self.host.head_loss_backward(dims, x, weight, targets, losses, logits, dx, dweight)
+            self.host.head_loss_backward(dims, x, weight, targets, losses, logits, None, dx, dweight)
         })
     }
 

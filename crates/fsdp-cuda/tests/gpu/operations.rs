@@ -22,16 +22,19 @@ fn operations_conform() {
 
 #[test]
 fn attention_conforms_with_kernels_that_are_not_deterministic_too() {
-    // Tests run one at a time: the setting is the process's. cuDNN's kernels are chosen only without it.
+    // The setting is the process's, so tests run one at a time. cuDNN's kernels are chosen only without it.
+    struct Restored;
+    impl Drop for Restored {
+        fn drop(&mut self) {
+            set_deterministic(true).unwrap_or_else(|error| panic!("{error}"));
+        }
+    }
     let memory = || memory(Kernels::Fused);
     drop(memory());
     set_deterministic(false).unwrap_or_else(|error| panic!("{error}"));
-    conformance::attention_is_precise(&Subject {
-        memory: &memory,
-        rounds_probabilities: true,
-        adds_alike: false,
-    });
-    set_deterministic(true).unwrap_or_else(|error| panic!("{error}"));
+    let _restored = Restored;
+    let subject = Subject { memory: &memory, rounds_probabilities: true, adds_alike: false };
+    conformance::attention_is_precise(&subject);
 }
 
 #[test]

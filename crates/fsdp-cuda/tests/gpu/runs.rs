@@ -15,6 +15,9 @@ use fsdp_train::{RankTrainer, TrainError};
 use crate::card::threads;
 use crate::support::{GPT2, LLAMA, config, job};
 
+/// Predictions of memory are made for this device.
+const DEVICE: &str = "run.device=\"cuda\"";
+
 #[test]
 fn sharded_runs_are_the_unsharded_ones_and_take_the_memory_that_was_predicted() {
     for (model, vocab, wrap) in [(LLAMA, 61, "LlamaDecoderLayer"), (GPT2, 53, "GPT2Block")] {
@@ -26,7 +29,7 @@ fn sharded_runs_are_the_unsharded_ones_and_take_the_memory_that_was_predicted() 
             "fsdp.offload=\"cpu\"",
         ] {
             let dir = tempfile::tempdir().expect("a temporary folder");
-            let overrides = [&format!("fsdp.wrap=[\"{wrap}\"]"), more];
+            let overrides = [DEVICE, &format!("fsdp.wrap=[\"{wrap}\"]"), more];
             let job = job(model, config(dir.path(), vocab, &overrides));
             let report = verify(&job, &threads(Kernels::Fused), &VerifyOptions::new(&[1, 2, 4], 3));
             let report = report.unwrap_or_else(|error| panic!("{wrap}, {more}: {error}"));
@@ -41,7 +44,7 @@ fn sharded_runs_are_the_unsharded_ones_and_take_the_memory_that_was_predicted() 
 #[test]
 fn a_loss_that_is_not_finite_leaves_the_state_untouched() {
     let dir = tempfile::tempdir().expect("a temporary folder");
-    let overrides = ["train.optimizer.lr=1e30", "train.grad_clip=none"];
+    let overrides = [DEVICE, "train.optimizer.lr=1e30", "train.grad_clip=none"];
     let job = job(LLAMA, config(dir.path(), 61, &overrides));
     let launched = threads(Kernels::Fused).launch(4, &|seat: Seat<Torch<CudaMemory>>| {
         let mut trainer = RankTrainer::new(&job, seat)?;
@@ -61,7 +64,7 @@ fn a_loss_that_is_not_finite_leaves_the_state_untouched() {
 fn libtorch_keeps_nothing_between_operations_and_needs_less_than_the_activations() {
     let model = LLAMA.replace("\"hidden_size\": 24", "\"hidden_size\": 256").replace("20,", "512,");
     let dir = tempfile::tempdir().expect("a temporary folder");
-    let overrides = ["fsdp.param_dtype=\"bf16\"", "data.seq_len=64", "train.micro_batch_size=8"];
+    let overrides = [DEVICE, "fsdp.param_dtype=\"bf16\"", "data.seq_len=64", "train.micro_batch_size=8"];
     let job = job(&model, config(dir.path(), 61, &[&overrides[..], &["train.global_batch_size=8"]].concat()));
     let launched = threads(Kernels::Fused).launch(1, &|seat: Seat<Torch<CudaMemory>>| {
         let memory = Arc::clone(&seat.memory);

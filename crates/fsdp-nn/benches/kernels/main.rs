@@ -111,7 +111,7 @@ fn cross_entropy(c: &mut Criterion) {
             let (losses, logits, dweight) = (write(&mut losses), write(&mut logits), Some(gradient(&mut dw)));
             let (x, w, targets) = (read(&x), read(&w), read(&targets));
             memory
-                .head_loss_backward(dims, x, w, targets, losses, logits, write(&mut dx), dweight)
+                .head_loss_backward(dims, x, w, targets, losses, logits, None, write(&mut dx), dweight)
                 .expect("fits");
         });
     }

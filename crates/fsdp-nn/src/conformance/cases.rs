@@ -340,8 +340,10 @@ fn head<M: Backend>(sizes: Sizes) -> Case<M> {
             let (mut dx, mut dweight) = (kit.result(rows * hidden), kit.slot(vocab * hidden));
             let (x, weight, targets) = (x.read(), weight.read(), targets.read());
             let (losses, logits, target) = (losses.write(), logits.write(), Some(kit.target(&mut dweight)));
+            let mut dlogits = kit.result(dims.chunk_rows * vocab);
+            let dlogits = kit.memory.head_chunks().round(kit.dtype).then(|| dlogits.write());
             kit.memory
-                .head_loss_backward(dims, x, weight, targets, losses, logits, dx.write(), target)
+                .head_loss_backward(dims, x, weight, targets, losses, logits, dlogits, dx.write(), target)
                 .unwrap();
             vec![kit.get(&dx), kit.get(&dweight)]
         }),

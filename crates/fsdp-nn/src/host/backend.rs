@@ -377,6 +377,7 @@ impl Backend for HostMemory {
         targets: In<'_>,
         losses: Out<'_>,
         logits: Out<'_>,
+        _dlogits: Option<Out<'_>>,
         dx: Out<'_>,
         dweight: Option<Gradient<'_>>,
     ) -> Result<(), Error> {

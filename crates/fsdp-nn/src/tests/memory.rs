@@ -46,6 +46,22 @@ fn predicted_footprints_are_the_counted_ones() {
 }
 
 #[test]
+fn the_gradient_of_large_chunks_takes_room_in_the_low_precision_dtype() {
+    let model = small();
+    let spec = model.description().spec.clone();
+    let last = |dtype, head_chunks| {
+        let shape = RunShape { head_chunks, ..shape(dtype) };
+        let calls = calls(&spec, Pass::Train);
+        let footprints = footprints(&model, &spec, shape, &calls).unwrap();
+        footprints.calls.iter().map(|call| call.workspace_peak).max().unwrap()
+    };
+    // All rows are one chunk either way: their logits in f32, and in bf16.
+    let logits = 2 * 7 * 13;
+    assert_eq!(last(DType::F32, HeadChunks::Large), last(DType::F32, HeadChunks::Small));
+    assert_eq!(last(DType::Bf16, HeadChunks::Large), last(DType::Bf16, HeadChunks::Small) + 2 * logits);
+}
+
+#[test]
 fn a_micro_batch_leaves_nothing_behind() {
     for model in hf_models() {
         let subject = Subject::new(model, DType::F32);

@@ -1,5 +1,6 @@
 //! The `[run]` table: where it runs and where its output goes.
 
+use fsdp_nn::backend::HeadChunks;
 use serde::{Deserialize, Serialize};
 use toml::Table;
 
@@ -84,6 +85,14 @@ impl Device {
             Device::Cpu => "cpu",
             Device::TorchCpu => "torch-cpu",
             Device::Cuda => "cuda",
+        }
+    }
+
+    /// The chunks of logits that its backend wants, for predictions of memory on machines without it.
+    pub const fn head_chunks(self) -> HeadChunks {
+        match self {
+            Device::Cpu | Device::TorchCpu => HeadChunks::Small,
+            Device::Cuda => HeadChunks::Large,
         }
     }
 }

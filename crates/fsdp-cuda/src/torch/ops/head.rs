@@ -26,6 +26,9 @@ pub(in crate::torch) struct HeadCall<'a, D: TorchStorage> {
 
 /// Where the gradients of the head go.
 pub(in crate::torch) struct HeadGradients<'a, D: TorchStorage> {
+    /// Scratch for the gradient of a chunk's logits in the dtype that the products take, when it is not the one of the
+    /// logits. Only our kernel fills it.
+    pub(in crate::torch) dlogits: Option<Out<'a, D>>,
     pub(in crate::torch) dx: Out<'a, D>,
     pub(in crate::torch) dweight: Option<GradientTarget<'a, D::Buffer>>,
 }
@@ -70,10 +73,6 @@ impl<D: TorchStorage> Torch<D> {
     ) -> Result<(), Failure> {
         let dims = call.dims;
         let chunk = dims.chunk_rows.clamp(1, dims.rows.max(1));
-        let mut rounded = match &gradients {
-            Some(_) => self.rounded_gradient(&call, chunk * dims.vocab)?,
-            None => None,
-        };
         for start in (0..dims.rows).step_by(chunk) {
             let rows = chunk.min(dims.rows - start);
             let x = Slice::new(call.x.buffer, call.x.offset + start * dims.hidden, rows * dims.hidden);
@@ -81,28 +80,21 @@ impl<D: TorchStorage> Torch<D> {
             let mut logits = part(&mut call.logits, 0, rows * dims.vocab);
             self.chunk_logits(dims, x, call.weight, logits.reborrow())?;
             let losses = part(&mut call.losses, start, rows);
-            let Some(HeadGradients { dx, dweight }) = &mut gradients else {
+            let Some(HeadGradients { dlogits, dx, dweight }) = &mut gradients else {
                 self.losses(dims.vocab, logits, targets, losses)?;
                 continue;
             };
-            let dlogits = rounded.as_mut().map(|buffer| SliceMut::new(buffer, 0, rows * dims.vocab));
-            self.losses_backward(dims.vocab, logits.reborrow(), targets, losses, dlogits)?;
-            let dlogits = rounded.as_ref().map(|buffer| Slice::new(buffer, 0, rows * dims.vocab));
+            let mut dlogits = match dlogits {
+                Some(dlogits) if self.fused().is_some() => Some(part(dlogits, 0, rows * dims.vocab)),
+                _ => None,
+            };
+            let rounded = dlogits.as_mut().map(SliceMut::reborrow);
+            self.losses_backward(dims.vocab, logits.reborrow(), targets, losses, rounded)?;
+            let dlogits = dlogits.as_ref().unwrap_or(&logits).as_slice();
             let dx = part(dx, start * dims.hidden, rows * dims.hidden);
-            let dlogits = dlogits.unwrap_or_else(|| logits.as_slice());
             self.head_gradients(dims, dlogits, x, call.weight, dx, dweight.as_mut())?;
         }
         Ok(())
-    }
-
-    /// Where our kernel leaves the gradient of a chunk's logits in the dtype that the products take, when that is not the
-    /// one of the logits.
-    fn rounded_gradient(&self, call: &HeadCall<'_, D>, len: usize) -> Result<Option<D::Buffer>, Failure> {
-        let dtype = call.x.buffer.dtype();
-        if self.fused().is_none() || dtype == call.logits.buffer.dtype() {
-            return Ok(None);
-        }
-        Ok(self.storage().scratch(dtype, len)?)
     }
 
     /// The losses of a chunk; its logits may be overwritten.

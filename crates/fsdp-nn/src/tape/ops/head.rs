@@ -3,7 +3,7 @@
 //! These are no nodes: the last block runs forward and backward in one, so nothing of them is recorded.
 
 use fsdp_core::Error;
-use fsdp_core::memory::{Category, Slice, SliceMut};
+use fsdp_core::memory::{Buffer, Category, Slice, SliceMut};
 use fsdp_core::program::Gradients;
 
 use crate::backend::{Backend, HeadDims};
@@ -53,7 +53,10 @@ pub fn head_loss_backward<M: Backend>(
 ) -> Result<M::Buffer, Error> {
     let dims = check(scope, head, &x)?;
     let mut dx = scope.allocate(Category::Activation, x.slice().len)?;
-    let mut logits = scope.statistics(Category::Workspace, dims.chunk_rows * dims.vocab)?;
+    let chunk = dims.chunk_rows * dims.vocab;
+    let mut logits = scope.statistics(Category::Workspace, chunk)?;
+    let rounds = scope.memory.head_chunks().round(x.slice().buffer.dtype());
+    let mut dlogits = if rounds { Some(scope.allocate(Category::Workspace, chunk)?) } else { None };
     let weight = scope.param(head.weight)?;
     scope.memory.head_loss_backward(
         dims,
@@ -62,6 +65,7 @@ pub fn head_loss_backward<M: Backend>(
         targets,
         losses,
         SliceMut::whole(&mut logits),
+        dlogits.as_mut().map(SliceMut::whole),
         SliceMut::whole(&mut dx),
         gradients.target(head.weight),
     )?;
