@@ -1,0 +1,43 @@
+//! Waits and joins that order nothing: for later operations, for none, or for what the queue orders anyway.
+
+use super::*;
+
+#[test]
+fn rejects_waits_that_are_none() {
+    let (built, schedule) = sample();
+    let (gather, reshard) = (
+        find(&schedule, |kind| matches!(kind, OpKind::AllGather { .. })),
+        find(&schedule, |kind| matches!(kind, OpKind::Reshard { .. })),
+    );
+    let count = schedule.ops.len();
+    // A later operation, itself, one that does not exist, an earlier one of the same queue.
+    for (op, target) in [(gather, reshard), (gather, gather), (reshard, count), (reshard, reshard - 1)] {
+        let mut changed = schedule.clone();
+        changed.ops[op].waits.push(OpId(target));
+        assert_rejected(
+            &built,
+            &changed,
+            |violation| matches!(violation, Violation::BadWait { target: found, .. } if *found == target),
+        );
+    }
+}
+
+#[test]
+fn rejects_joins_that_are_none() {
+    let (built, schedule) = sample();
+    let gather = find(&schedule, |kind| matches!(kind, OpKind::AllGather { .. }));
+    let begin = find(&schedule, |kind| matches!(kind, OpKind::BeginMicroBatch { .. }));
+    let reshard = find(&schedule, |kind| matches!(kind, OpKind::Reshard { .. }));
+    let last = schedule.ops.iter().rposition(|op| op.kind.is_collective()).unwrap();
+    let count = schedule.ops.len();
+    // No collective, a later one, one that does not exist, an earlier one that nothing puts before.
+    for (op, target) in [(reshard, begin), (reshard, last), (reshard, count), (begin, gather)] {
+        let mut changed = schedule.clone();
+        changed.ops[op].joins.push(OpId(target));
+        assert_rejected(
+            &built,
+            &changed,
+            |violation| matches!(violation, Violation::BadJoin { target: found, .. } if *found == target),
+        );
+    }
+}
