@@ -19,7 +19,7 @@ pub use contract::{DeviceMemory, StreamHandle};
 pub use gpus::{GpuFacts, gpu_count, gpus};
 pub use memory::{CudaMemory, CudaOptions};
 pub use queues::{CudaEvent, TimedEvent};
-pub use relief::{Neighbour, ask_when_full, give_back, is_scarce};
+pub use relief::{Neighbour, ask_when_full, give_back, is_only, is_scarce};
 
 pub(crate) use memory::{expect_dtype, expect_float};
 pub(crate) use mirror::{put_back, readable, take};

@@ -41,19 +41,14 @@ pub fn is_scarce(device: usize, part: usize) -> bool {
     memory.is_ok_and(|(free, total)| free < total / part)
 }
 
-/// Asks the neighbours for what they do not use of a device; returns whether one had anything. Only in a process of one
-/// device: a neighbour may wait for all of them, and another device may be in a collective that waits for this rank.
+/// Whether no memory of this process lies on another device.
+pub fn is_only(device: usize) -> bool {
+    let pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    pools.iter().filter_map(Weak::upgrade).all(|pool| pool.device() == device)
+}
+
+/// Asks the neighbours for what they do not use of a device; returns whether one had anything.
 pub(super) fn ask_neighbours(device: usize) -> bool {
-    let is_other = |pool: &Arc<Pool>| pool.device() != device;
-    if POOLS
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .iter()
-        .filter_map(Weak::upgrade)
-        .any(|pool| is_other(&pool))
-    {
-        return false;
-    }
     let neighbours = NEIGHBOURS.lock().unwrap_or_else(PoisonError::into_inner).clone();
     neighbours.iter().map(|neighbour| neighbour(device)).fold(false, |any, had| any | had)
 }

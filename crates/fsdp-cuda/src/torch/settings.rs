@@ -40,8 +40,12 @@ extern "C" fn give_back(device: i32) -> bool {
     device::is_scarce(device, SCARCE_PART) && device::give_back(device)
 }
 
-/// What a memory calls when its device is full.
-fn empty_cache(_device: usize) -> bool {
+/// What a memory calls when its device is full. Only in a process of one device: libtorch waits for all of them, and
+/// another may be in a collective that waits for the rank that asks.
+fn empty_cache(device: usize) -> bool {
+    if !device::is_only(device) {
+        return false;
+    }
     ffi::empty_cache().unwrap_or_else(|error| {
         tracing::debug!(%error, "libtorch's allocator gave nothing back");
         false

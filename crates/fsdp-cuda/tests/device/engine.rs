@@ -19,7 +19,7 @@ use fsdp_train::{InitSource, Job, RankTrainer, TrainError};
 
 use crate::fake_cuda::{self, FakeDevice};
 use crate::mixed::Mixed;
-use crate::values::cuda_on;
+use crate::subject::cuda_on;
 
 const LLAMA: &str = r#"{
     "model_type": "llama", "vocab_size": 61, "hidden_size": 24, "intermediate_size": 20,

@@ -8,7 +8,8 @@ use fsdp_cuda::device::{ask_when_full, give_back, is_scarce};
 use fsdp_cuda::{CudaBuffer, CudaMemory, CudaOptions};
 
 use crate::fake_cuda;
-use crate::values::{cuda_on, filled, normal, range};
+use crate::subject::cuda_on;
+use crate::values::{filled, normal, range};
 
 #[test]
 fn there_are_only_so_many_devices() {

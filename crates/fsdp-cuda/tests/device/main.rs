@@ -13,6 +13,8 @@ mod memory;
 mod mixed;
 mod offload;
 mod ordering;
+mod subject;
 mod update;
 mod values;
+mod waiting;
 mod world;

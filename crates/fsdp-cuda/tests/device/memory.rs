@@ -5,7 +5,8 @@ use fsdp_core::{DType, Error, Queue};
 use fsdp_cuda::{CudaBuffer, CudaMemory};
 
 use crate::fake_cuda;
-use crate::values::{assert_bits, cuda, cuda_on, filled, host, normal, values};
+use crate::subject::cuda_on;
+use crate::values::{assert_bits, cuda, filled, host, normal, values};
 
 const Q: Queue = Queue::Compute;
 

@@ -6,6 +6,7 @@ use fsdp_core::{DType, ExactSum, Queue};
 use fsdp_cuda::{CudaBuffer, CudaMemory};
 
 use crate::fake_cuda;
+use crate::subject::cuda_on;
 use crate::values::*;
 
 const Q: Queue = Queue::Compute;

@@ -6,7 +6,7 @@ use fsdp_cuda::CudaMemory;
 use fsdp_cuda::device::DeviceMemory;
 
 use crate::fake_cuda;
-use crate::values::cuda_on;
+use crate::subject::cuda_on;
 
 const LEN: usize = 100;
 

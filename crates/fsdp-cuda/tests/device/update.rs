@@ -13,13 +13,13 @@ use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, Sgd};
 
 use crate::values::*;
 
-const FACTORS: GradientFactors = GradientFactors { scale: 0.25, clip: 0.7, finite: true };
+pub(crate) const FACTORS: GradientFactors = GradientFactors { scale: 0.25, clip: 0.7, finite: true };
 
 /// Rows and columns of parameters; one row is a vector.
-type Shapes = &'static [(usize, usize)];
+pub(crate) type Shapes = &'static [(usize, usize)];
 
 /// Two matrices that touch, a gap, a vector, another matrix without decay.
-const SHORT: Shapes = &[(40, 6), (30, 6), (1, 111), (7, 9)];
+pub(crate) const SHORT: Shapes = &[(40, 6), (30, 6), (1, 111), (7, 9)];
 
 /// Parameters whose sums have many partial results on the device.
 const LONG: Shapes = &[(200, 33), (70, 300), (1, 70_000)];
@@ -28,7 +28,7 @@ fn no_decay() -> BTreeSet<ParamId> {
     [ParamId(2), ParamId(3)].into()
 }
 
-fn pieces(shapes: Shapes) -> (Vec<Piece>, usize) {
+pub(crate) fn pieces(shapes: Shapes) -> (Vec<Piece>, usize) {
     let mut pieces = Vec::new();
     let mut offset = 0;
     for (param, &(rows, cols)) in shapes.iter().enumerate() {
@@ -40,7 +40,7 @@ fn pieces(shapes: Shapes) -> (Vec<Piece>, usize) {
     (pieces, offset + 5)
 }
 
-fn spec(shapes: Shapes) -> ModelSpec {
+pub(crate) fn spec(shapes: Shapes) -> ModelSpec {
     let params = shapes.iter().enumerate().map(|(param, &(rows, cols))| ParamSpec {
         fqn: format!("p{param}"),
         aliases: Vec::new(),
@@ -111,7 +111,7 @@ fn train<M: Memory, R: UpdateRule<M>>(
     seen
 }
 
-fn run<M: Memory, R: UpdateRule<M>>(
+pub(crate) fn run<M: Memory, R: UpdateRule<M>>(
     rule: &mut R,
     memory: &M,
     shard: &mut SegmentShard<'_, M::Buffer>,
@@ -200,50 +200,4 @@ fn adafactor_is_near_the_host_where_sums_are_long() {
         let again = train(&*cuda(), &mut rule, types, Where::Device, LONG);
         assert_bits(&again[3].concat(), &got[3].concat(), "the same steps again");
     }
-}
-
-/// Runs a step of a rule, and returns how many kernels that took.
-fn launches(mut rule: impl UpdateRule<CudaMemory>) -> usize {
-    let device = crate::fake_cuda::device();
-    let memory = &cuda_on(device);
-    let (pieces, len) = pieces(SHORT);
-    let mut params = filled(memory, DType::F32, &normal(1, len));
-    let mut low = filled(memory, DType::Bf16, &normal(1, len));
-    let gradient = filled(memory, DType::F32, &normal(2, len));
-    let tensors = rule.state(&pieces, len, DType::F32);
-    let state = tensors.iter().map(|tensor| filled(memory, tensor.dtype, &vec![0.0; tensor.len]));
-    let mut state: Vec<_> = state.collect();
-    let factors = filled(memory, DType::F64, &FACTORS.to_array());
-    let scalars = StepScalars { step: 1, lr: 0.1, factors: Slice::whole(&factors) };
-    let waits =
-        || ["cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"].map(|call| device.calls(call));
-    let mut step = || {
-        let mut shard = SegmentShard {
-            params: &mut params,
-            low: Some(&mut low),
-            gradient: &gradient,
-            state: &mut state,
-            pieces: &pieces,
-        };
-        run(&mut rule, memory, &mut shard, &scalars).unwrap();
-    };
-    // What the pool gets from the driver is poisoned, and waited for.
-    step();
-    let (before, launched) = (waits(), device.calls("cuLaunchKernel"));
-    step();
-    assert_eq!(waits(), before);
-    device.calls("cuLaunchKernel") - launched
-}
-
-#[test]
-fn rules_do_not_wait_for_the_device() {
-    assert_eq!(launches(AdamW::default()), 2, "one for every run of pieces");
-    assert_eq!(launches(Sgd { momentum: 0.9, ..Sgd::default() }), 2, "one for every run of pieces");
-    let options = AdafactorOptions { beta1: Some(0.9), ..AdafactorOptions::default() };
-    let expected = 3 * (6 + 3 + 1) + (3 + 2 + 1);
-    assert_eq!(
-        launches(Adafactor::new(options, &spec(SHORT))),
-        expected,
-        "ten for a matrix, six for a vector"
-    );
 }

@@ -26,11 +26,15 @@ fn libraries() -> &'static [PathBuf] {
 }
 
 /// A memory of the first card, poisoned.
-pub(crate) fn memory(kernels: Kernels) -> Torch<CudaMemory> {
+pub(crate) fn device_memory() -> CudaMemory {
     libraries();
     let options = CudaOptions { poison: true, ..CudaOptions::new(0) };
-    let memory = CudaMemory::new(options).unwrap_or_else(|error| panic!("{error}"));
-    Torch::new(Arc::new(memory), kernels)
+    CudaMemory::new(options).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The same with libtorch's operations.
+pub(crate) fn memory(kernels: Kernels) -> Torch<CudaMemory> {
+    Torch::new(Arc::new(device_memory()), kernels)
 }
 
 /// Ranks that share the card.

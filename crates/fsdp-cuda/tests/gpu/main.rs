@@ -1,8 +1,22 @@
-//! What needs a GPU, with the real driver, libtorch's CUDA half and NCCL. Run by scripts/gpu_check.sh.
+//! What needs a GPU, with the real driver, compiler, libtorch's CUDA half and NCCL. Run by scripts/gpu_check.sh.
+//!
+//! Our kernels are tested by the files that test them on the stand-in.
+
+#![expect(clippy::unwrap_used, reason = "a test panics when a call fails")]
 
 #[path = "../torch/support.rs"]
 mod support;
 
+#[path = "../device/fused.rs"]
+mod fused;
+#[path = "../device/kernels.rs"]
+mod kernels;
+#[path = "../device/update.rs"]
+mod update;
+#[path = "../device/values.rs"]
+mod values;
+
 mod card;
 mod operations;
 mod runs;
+mod subject;

@@ -1,0 +1,57 @@
+//! Update rules on a device do not wait for it, and how many kernels they take.
+
+use fsdp_core::DType;
+use fsdp_core::memory::Slice;
+use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
+use fsdp_cuda::CudaMemory;
+use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, Sgd};
+
+use crate::subject::cuda_on;
+use crate::update::{FACTORS, SHORT, pieces, run, spec};
+use crate::values::*;
+
+/// Runs a step of a rule, and returns how many kernels that took.
+fn launches(mut rule: impl UpdateRule<CudaMemory>) -> usize {
+    let device = crate::fake_cuda::device();
+    let memory = &cuda_on(device);
+    let (pieces, len) = pieces(SHORT);
+    let mut params = filled(memory, DType::F32, &normal(1, len));
+    let mut low = filled(memory, DType::Bf16, &normal(1, len));
+    let gradient = filled(memory, DType::F32, &normal(2, len));
+    let tensors = rule.state(&pieces, len, DType::F32);
+    let state = tensors.iter().map(|tensor| filled(memory, tensor.dtype, &vec![0.0; tensor.len]));
+    let mut state: Vec<_> = state.collect();
+    let factors = filled(memory, DType::F64, &FACTORS.to_array());
+    let scalars = StepScalars { step: 1, lr: 0.1, factors: Slice::whole(&factors) };
+    let waits =
+        || ["cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"].map(|call| device.calls(call));
+    let mut step = || {
+        let mut shard = SegmentShard {
+            params: &mut params,
+            low: Some(&mut low),
+            gradient: &gradient,
+            state: &mut state,
+            pieces: &pieces,
+        };
+        run(&mut rule, memory, &mut shard, &scalars).unwrap();
+    };
+    // What the pool gets from the driver is poisoned, and waited for.
+    step();
+    let (before, launched) = (waits(), device.calls("cuLaunchKernel"));
+    step();
+    assert_eq!(waits(), before);
+    device.calls("cuLaunchKernel") - launched
+}
+
+#[test]
+fn rules_do_not_wait_for_the_device() {
+    assert_eq!(launches(AdamW::default()), 2, "one for every run of pieces");
+    assert_eq!(launches(Sgd { momentum: 0.9, ..Sgd::default() }), 2, "one for every run of pieces");
+    let options = AdafactorOptions { beta1: Some(0.9), ..AdafactorOptions::default() };
+    let expected = 3 * (6 + 3 + 1) + (3 + 2 + 1);
+    assert_eq!(
+        launches(Adafactor::new(options, &spec(SHORT))),
+        expected,
+        "ten for a matrix, six for a vector"
+    );
+}
