@@ -70,7 +70,7 @@ pub(crate) fn segments<M: DeviceMemory>(
         let len = output.len();
         let to = memory.pointer_mut(SliceMut::whole(output))?;
         segments.push(match kind {
-            CollectiveKind::AllGather | CollectiveKind::ReduceScatter => {
+            CollectiveKind::AllGather | CollectiveKind::ReduceScatter(_) => {
                 let input = &buffers.inputs[index];
                 let from = memory.pointer(Slice::whole(input))?;
                 Segment { from, to, count: len.min(input.len()) }

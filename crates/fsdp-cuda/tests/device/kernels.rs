@@ -69,6 +69,28 @@ fn sums_round_as_on_the_host() {
 }
 
 #[test]
+fn multiples_round_as_on_the_host() {
+    fn scaled<M: Memory>(memory: &M, dtype: DType, factor: f64, shift: usize, numbers: &[f64]) -> Vec<f64> {
+        let mut dst = shifted(memory, dtype, shift, numbers);
+        memory.scale(Q, factor, SliceMut::new(&mut dst, shift, numbers.len())).unwrap();
+        range(memory, &dst, shift, numbers.len())
+    }
+    let (cuda, host) = (&*cuda(), &host());
+    for dtype in FLOATS {
+        for factor in [1.0, 0.5, 1.0 / 3.0, 1.0 / 7.0] {
+            for len in LENS {
+                for shift in [0, 1, 4] {
+                    let numbers = wild(9, len);
+                    let got = scaled(cuda, dtype, factor, shift, &numbers);
+                    let expected = scaled(host, dtype, factor, shift, &numbers);
+                    assert_bits(&got, &expected, &format!("{dtype} by {factor}, {len} from {shift}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn sums_of_integers_wrap() {
     let cuda = &*cuda();
     let mut sum = integers(cuda, &[1, i64::MAX, -5]);
