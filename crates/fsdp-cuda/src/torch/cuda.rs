@@ -24,9 +24,13 @@ impl TorchStorage for CudaMemory {
         Ok(self.pointer_mut(slice)? as *mut u8)
     }
 
-    fn enter(&self) -> Result<(), Error> {
+    fn enter(&self, queue: Queue) -> Result<(), Error> {
         self.bind()?;
-        enter_stream(CudaMemory::device(self), self.stream(Queue::Compute))
+        enter_stream(CudaMemory::device(self), self.stream(queue))
+    }
+
+    fn is_on_device(&self, buffer: &CudaBuffer) -> bool {
+        !buffer.is_on_host()
     }
 
     fn fused(&self) -> Option<Fused<'_, CudaBuffer>> {

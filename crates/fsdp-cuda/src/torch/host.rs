@@ -32,7 +32,7 @@ impl TorchStorage for HostMemory {
         HostMemory::address_mut(self, slice)
     }
 
-    fn enter(&self) -> Result<(), Error> {
+    fn enter(&self, _queue: Queue) -> Result<(), Error> {
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
 use fsdp_core::program::GradientTarget;
-use fsdp_core::{DType, Error, Queue};
+use fsdp_core::{DType, Error, ExactSum, Queue};
 use fsdp_nn::lengths;
 use tch::Kind;
 
@@ -19,7 +19,7 @@ pub enum Kernels {
     /// Ours, where the memory has them.
     #[default]
     Fused,
-    /// Compositions of ATen's operations.
+    /// Compositions of ATen's operations: for a model's operations, conversions, sums, squared norms, AdamW and SGD.
     Aten,
 }
 
@@ -51,14 +51,29 @@ impl<D: TorchStorage> Torch<D> {
         self.storage.attention().filter(|_| self.kernels == Kernels::Fused)
     }
 
+    /// Whether ATen is to compute what the memory has kernels for, too, and can: in buffers of its device.
+    pub(super) fn composes(&self, buffers: &[&D::Buffer]) -> bool {
+        self.kernels == Kernels::Aten && buffers.iter().all(|buffer| self.storage.is_on_device(buffer))
+    }
+
     /// Runs an operation of libtorch on the compute queue.
     pub(super) fn run(
         &self,
         operation: &'static str,
         body: impl FnOnce() -> Result<(), Failure>,
     ) -> Result<(), Error> {
+        self.run_on(Queue::Compute, operation, body)
+    }
+
+    /// Runs an operation of libtorch on a queue.
+    fn run_on(
+        &self,
+        queue: Queue,
+        operation: &'static str,
+        body: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<(), Error> {
         threads::prepare();
-        self.storage.enter()?;
+        self.storage.enter(queue)?;
         body().map_err(|failure| failure.of(operation))
     }
 
@@ -188,6 +203,13 @@ impl<D: TorchStorage> Memory for Torch<D> {
         src: Slice<'_, D::Buffer>,
         dst: SliceMut<'_, D::Buffer>,
     ) -> Result<(), Error> {
+        let (from, to) = (src.buffer.dtype(), dst.buffer.dtype());
+        let converts = from != to && from.is_float() && to.is_float();
+        // libtorch rounds doubles on their way to bf16 twice.
+        let rounds_once = (from, to) != (DType::F64, DType::Bf16);
+        if converts && rounds_once && src.len == dst.len && self.composes(&[src.buffer, dst.buffer]) {
+            return self.run_on(queue, "copy", || self.aten_copy(src, dst));
+        }
         self.storage.copy(queue, src, dst)
     }
 
@@ -197,6 +219,10 @@ impl<D: TorchStorage> Memory for Torch<D> {
         src: Slice<'_, D::Buffer>,
         dst: SliceMut<'_, D::Buffer>,
     ) -> Result<(), Error> {
+        let fits = src.len == dst.len && src.buffer.dtype() == dst.buffer.dtype();
+        if fits && self.composes(&[src.buffer, dst.buffer]) {
+            return self.run_on(queue, "accumulate", || self.aten_accumulate(src, dst));
+        }
         self.storage.accumulate(queue, src, dst)
     }
 
@@ -211,6 +237,10 @@ impl<D: TorchStorage> Memory for Torch<D> {
         row_len: usize,
         sum: SliceMut<'_, D::Buffer>,
     ) -> Result<(), Error> {
+        if src.buffer.dtype().is_float() && self.composes(&[src.buffer, sum.buffer]) {
+            lengths::square_sum(src.len, row_len, sum.len)?;
+            return self.run_on(queue, "square_sum", || self.aten_square_sum(src, row_len, sum));
+        }
         self.storage.square_sum(queue, src, row_len, sum)
     }
 
@@ -220,6 +250,10 @@ impl<D: TorchStorage> Memory for Torch<D> {
         src: Slice<'_, D::Buffer>,
         sum: SliceMut<'_, D::Buffer>,
     ) -> Result<(), Error> {
+        if src.buffer.dtype() == DType::F64 && self.composes(&[src.buffer, sum.buffer]) {
+            lengths::expect("words of an exact sum", sum.len, ExactSum::WORDS)?;
+            return self.run_on(queue, "exact_sum", || self.aten_exact_sum(src, sum));
+        }
         self.storage.exact_sum(queue, src, sum)
     }
 

@@ -8,10 +8,10 @@
 //! Nothing of libtorch owns what the ledger counts: parameters, gradients, activations and statistics lie in buffers of
 //! the memory below, and tensors only look at them. Temporaries of an operation come from libtorch's allocator.
 //!
-//! An operation that has a kernel of ours ([`FusedOps`](crate::FusedOps)) runs it; [`Kernels::Aten`] composes everything
-//! of ATen's operations, for comparison. Arithmetic is in the master dtype either way, with two exceptions that keep
-//! products in the matrix units: attention rounds probabilities to the dtype of its operands, and the head rounds the
-//! gradients of its logits.
+//! An operation that has a kernel of ours ([`FusedOps`](crate::FusedOps), those of memories, update rules) runs it;
+//! [`Kernels::Aten`] composes them of ATen's operations, for comparison. Arithmetic is in the master dtype either way, with
+//! two exceptions that keep products in the matrix units: attention rounds probabilities to the dtype of its operands, and
+//! the head rounds the gradients of its logits.
 
 mod backend;
 mod cuda;

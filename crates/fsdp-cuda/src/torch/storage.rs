@@ -3,7 +3,7 @@
 use std::ops::Deref;
 
 use fsdp_core::memory::{Memory, Slice, SliceMut};
-use fsdp_core::{DType, Error};
+use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::backend::{AttentionDims, Dropout, HeadChunks};
 
 use crate::fused::FusedOps;
@@ -33,11 +33,16 @@ pub trait TorchStorage: Memory + sealed::Sealed {
     /// [`Error::Shared`] when the storage has other handles.
     fn address_mut(&self, slice: SliceMut<'_, Self::Buffer>) -> Result<*mut u8, Error>;
 
-    /// Makes the compute queue what libtorch's operations of this thread are enqueued on.
+    /// Makes a queue what libtorch's operations of this thread are enqueued on.
     ///
     /// # Errors
     /// [`Error::Memory`] when the device has failed.
-    fn enter(&self) -> Result<(), Error>;
+    fn enter(&self, queue: Queue) -> Result<(), Error>;
+
+    /// Whether a buffer lies where libtorch computes: [`TorchStorage::device`].
+    fn is_on_device(&self, _buffer: &Self::Buffer) -> bool {
+        true
+    }
 
     /// Our kernels for this memory.
     fn fused(&self) -> Option<Fused<'_, Self::Buffer>>;

@@ -11,3 +11,6 @@ mod factored;
 mod on_host;
 mod runs;
 mod sgd;
+
+#[cfg(feature = "torch")]
+pub(crate) use runs::runs;

@@ -12,17 +12,17 @@ use crate::kernels::Word;
 
 /// Elements of neighbouring pieces that are treated alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Run {
+pub(crate) struct Run {
     /// One of its parameters.
-    pub(super) param: ParamId,
+    pub(crate) param: ParamId,
     /// Its first element.
-    pub(super) offset: usize,
+    pub(crate) offset: usize,
     /// Its length.
-    pub(super) len: usize,
+    pub(crate) len: usize,
 }
 
 /// The runs of a shard: pieces that touch are one when weight decay treats them alike.
-pub(super) fn runs(pieces: &[Piece], no_decay: &BTreeSet<ParamId>) -> Vec<Run> {
+pub(crate) fn runs(pieces: &[Piece], no_decay: &BTreeSet<ParamId>) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for piece in pieces {
         let decays = |param| !no_decay.contains(&param);

@@ -8,6 +8,8 @@ use fsdp_cuda::{CudaBuffer, FusedOps};
 use fsdp_nn::backend::{AttentionDims, Backend, Dropout, HeadDims, IGNORED_TARGET};
 use fsdp_nn::{HostBuffer, HostMemory};
 
+use crate::operands::{assert_alike, ids};
+use crate::subject::subject;
 use crate::values::*;
 
 /// Runs the same call on a device and on the host, with an output of `$len` elements, shifted by one or not.
@@ -23,7 +25,7 @@ macro_rules! both {
             call(memory, SliceMut::new(&mut out, 1, len)).unwrap();
             range(memory, &out, 1, len)
         }
-        let got = run(&*cuda(), $dtype, $len, |$memory, $out| $call);
+        let got = run(&*subject(), $dtype, $len, |$memory, $out| $call);
         let expected = run(&host(), $dtype, $len, |$memory, $out| $call);
         (got, expected)
     }};
@@ -184,7 +186,7 @@ fn norms_agree_with_the_host() {
     for case in Norm::cases() {
         let (width, (sum, last)) = (case.width, case.errors());
         let [y, rstd] =
-            forward(&*cuda(), &case, 1, |m, [x, w, _], y, stats| m.rms_norm(width, 1e-5, x, w, y, stats));
+            forward(&*subject(), &case, 1, |m, [x, w, _], y, stats| m.rms_norm(width, 1e-5, x, w, y, stats));
         let [expected, expected_rstd] =
             forward(&host(), &case, 1, |m, [x, w, _], y, stats| m.rms_norm(width, 1e-5, x, w, y, stats));
         let relative =
@@ -192,7 +194,7 @@ fn norms_agree_with_the_host() {
         assert_within(&rstd, &expected_rstd, &relative(&expected_rstd, 2.0 * sum), &case.what("rstd"));
         assert_within(&y, &expected, &relative(&expected, 2.0 * sum + last), &case.what("rms norm"));
 
-        let [y, stats] = forward(&*cuda(), &case, 2, |m, [x, w, b], y, stats| {
+        let [y, stats] = forward(&*subject(), &case, 2, |m, [x, w, b], y, stats| {
             m.layer_norm(width, 1e-5, x, w, b, y, stats)
         });
         let [expected, expected_stats] =
@@ -262,7 +264,7 @@ fn gradients_of_inputs_of_norms_agree_with_the_host() {
         let [_, stats] =
             forward(&host(), &case, 2, |m, [x, w, b], y, stats| m.layer_norm(width, 1e-5, x, w, b, y, stats));
         for accumulate in [false, true] {
-            let got = backward(&*cuda(), &case, &rstd, accumulate, |m, [x, w, stats, dy], dx| {
+            let got = backward(&*subject(), &case, &rstd, accumulate, |m, [x, w, stats, dy], dx| {
                 m.rms_norm_backward(width, x, w, stats, dy, dx, accumulate, None)
             });
             let expected = backward(&host(), &case, &rstd, accumulate, |m, [x, w, stats, dy], dx| {
@@ -270,7 +272,7 @@ fn gradients_of_inputs_of_norms_agree_with_the_host() {
             });
             let bounds = backward_bounds(&case, |row| (0.0, rstd[row]), accumulate);
             assert_within(&got, &expected, &bounds, &case.what("gradient of rms norm"));
-            let got = backward(&*cuda(), &case, &stats, accumulate, |m, [x, w, stats, dy], dx| {
+            let got = backward(&*subject(), &case, &stats, accumulate, |m, [x, w, stats, dy], dx| {
                 m.layer_norm_backward_input(width, x, w, stats, dy, dx, accumulate)
             });
             let expected = backward(&host(), &case, &stats, accumulate, |m, [x, w, stats, dy], dx| {
@@ -322,14 +324,14 @@ fn gradients_of_weights_of_norms_have_the_bits_of_the_host() {
             for accumulate in [false, true] {
                 let how = (slots, accumulate);
                 let what = case.what(&format!("gradient (to {slots}, added {accumulate}) of the weight"));
-                let got = rms(&*cuda(), &case, how, |m, [x, w, stats, dy], dx, target| {
+                let got = rms(&*subject(), &case, how, |m, [x, w, stats, dy], dx, target| {
                     m.rms_norm_backward(width, x, w, stats, dy, dx, false, Some(target))
                 });
                 let expected = rms(&host(), &case, how, |m, [x, w, stats, dy], dx, target| {
                     m.rms_norm_backward(width, x, w, stats, dy, dx, false, Some(target))
                 });
                 assert_bits(&got, &expected, &what);
-                let got = weights(&*cuda(), &case, 2, how, |m, [x, _, stats, dy], target| {
+                let got = weights(&*subject(), &case, 2, how, |m, [x, _, stats, dy], target| {
                     m.layer_norm_backward_weight(width, x, stats, dy, target)
                 });
                 let expected = weights(&host(), &case, 2, how, |m, [x, _, stats, dy], target| {
@@ -370,7 +372,7 @@ fn head_of_host(vocab: usize, dtype: DType, logits: &[f64], targets: &[u32]) -> 
 
 #[test]
 fn cross_entropy_agrees_with_the_host() {
-    let cuda = &*cuda();
+    let cuda = &*subject();
     for dtype in [DType::F32, DType::F64] {
         for vocab in [1, 5, 64, 333] {
             let rows = 6;
@@ -452,7 +454,7 @@ fn backward_of_activations_makes_the_output_again() {
 
 #[test]
 fn the_gradient_of_logits_is_rounded_once_where_products_take_bf16() {
-    let cuda = &*cuda();
+    let cuda = &*subject();
     for vocab in [5, 64, 333] {
         let rows = 6;
         let logits: Vec<f64> = normal(vocab as u64, rows * vocab).iter().map(|x| 5.0 * x).collect();
@@ -483,7 +485,7 @@ fn the_gradient_of_logits_is_rounded_once_where_products_take_bf16() {
 
 #[test]
 fn a_target_that_is_no_class_is_not_a_number() {
-    let cuda = &*cuda();
+    let cuda = &*subject();
     let logits = filled(cuda, DType::Bf16, &[1.0, 2.0, 3.0, f64::NAN]);
     let ids = ids(cuda, &[2, 0]);
     let mut losses = room(cuda, DType::F64, 2);

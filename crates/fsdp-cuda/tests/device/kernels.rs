@@ -4,7 +4,8 @@ use fsdp_core::memory::{Memory, Slice, SliceMut};
 use fsdp_core::scalars::{COUNT, GradientFactors, LOSS, NORM, SCALAR_WORDS};
 use fsdp_core::{DType, ExactSum, Queue};
 
-use crate::values::*;
+use super::subject::subject;
+use super::values::*;
 
 const Q: Queue = Queue::Compute;
 
@@ -32,7 +33,7 @@ fn copies_round_as_on_the_host() {
         memory.copy(Q, range_of_src, SliceMut::new(&mut dst, 1, numbers.len())).unwrap();
         range(memory, &dst, 1, numbers.len())
     }
-    let (cuda, host) = (&*cuda(), &host());
+    let (cuda, host) = (&*subject(), &host());
     for from in FLOATS {
         for to in FLOATS {
             for (shift, len) in [(0, 1000), (1, 257), (3, 8), (7, 1), (0, 0)] {
@@ -55,7 +56,7 @@ fn sums_round_as_on_the_host() {
         memory.accumulate(Q, range_of_src, SliceMut::new(&mut dst, shift, len)).unwrap();
         range(memory, &dst, shift, len)
     }
-    let (cuda, host) = (&*cuda(), &host());
+    let (cuda, host) = (&*subject(), &host());
     for dtype in FLOATS {
         for len in LENS {
             for shift in [0, 1, 4] {
@@ -92,7 +93,7 @@ fn multiples_round_as_on_the_host() {
 
 #[test]
 fn sums_of_integers_wrap() {
-    let cuda = &*cuda();
+    let cuda = &*subject();
     let mut sum = integers(cuda, &[1, i64::MAX, -5]);
     let more = integers(cuda, &[2, 1, 5]);
     cuda.accumulate(Q, Slice::whole(&more), SliceMut::whole(&mut sum)).unwrap();
@@ -101,7 +102,7 @@ fn sums_of_integers_wrap() {
 
 #[test]
 fn zeros_fill_their_range_only() {
-    let cuda = &*cuda();
+    let cuda = &*subject();
     for dtype in FLOATS {
         let mut buffer = filled(cuda, dtype, &[1.0, 2.0, 3.0, 4.0]);
         cuda.zero(Q, SliceMut::new(&mut buffer, 1, 2)).unwrap();
@@ -126,7 +127,7 @@ fn square_sums<M: Memory>(memory: &M, dtype: DType, row_len: usize, numbers: &[f
 
 #[test]
 fn squares_add_up_to_the_same_words() {
-    let (cuda, host) = (&*cuda(), &host());
+    let (cuda, host) = (&*subject(), &host());
     for dtype in FLOATS {
         for (row_len, rows) in [(1, 1), (1, 1000), (2, 7), (33, 5), (64, 40), (768, 3), (1000, 17)] {
             let numbers = normal(row_len as u64, row_len * rows);
@@ -150,7 +151,7 @@ fn exact_sums_are_exact() {
         memory.exact_sum(Q, Slice::whole(&src), SliceMut::whole(&mut sum)).unwrap();
         ExactSum::from_words(&words(memory, &sum))
     }
-    let (cuda, host) = (&*cuda(), &host());
+    let (cuda, host) = (&*subject(), &host());
     let extremes = [f64::MAX, -f64::MAX, 5e-324, -3e-310, 1e300, -1e-300, 0.0, -0.0, f64::MIN_POSITIVE];
     for numbers in [&extremes[..], &normal(3, 5000), &wild(4, 300), &[1e16, 1.0, -1e16, 1e-300]] {
         assert_eq!(summed(cuda, numbers).to_words(), summed(host, numbers).to_words());
@@ -187,7 +188,7 @@ fn scalars(losses: &[f64], squares: &[f64], count: i64) -> Vec<i64> {
 
 #[test]
 fn factors_are_those_of_the_host() {
-    let (cuda, host) = (&*cuda(), &host());
+    let (cuda, host) = (&*subject(), &host());
     let start = GradientFactors::from_array(GradientFactors::START);
     let mut cases = vec![
         scalars(&[3.0, 5.0], &[9.0, 16.0], 4),

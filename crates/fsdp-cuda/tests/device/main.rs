@@ -12,6 +12,7 @@ mod kernels;
 mod memory;
 mod mixed;
 mod offload;
+mod operands;
 mod ordering;
 mod subject;
 mod update;

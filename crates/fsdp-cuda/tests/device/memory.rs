@@ -5,8 +5,8 @@ use fsdp_core::{DType, Error, Queue};
 use fsdp_cuda::{CudaBuffer, CudaMemory};
 
 use crate::fake_cuda;
-use crate::subject::cuda_on;
-use crate::values::{assert_bits, cuda, filled, host, normal, values};
+use crate::subject::{cuda_on, subject};
+use crate::values::{assert_bits, filled, host, normal, values};
 
 const Q: Queue = Queue::Compute;
 
@@ -26,7 +26,7 @@ fn places(memory: &CudaMemory, category: Category, len: usize) -> [CudaBuffer; 2
 
 #[test]
 fn elements_come_back_as_they_were_written() {
-    let memory = cuda();
+    let memory = subject();
     // More than the ring of pinned memory holds, and a part of it that is not whole.
     let numbers = normal(1, (9 << 20) / 4 + 5);
     for dtype in [DType::F32, DType::Bf16] {
@@ -55,7 +55,7 @@ fn writes_do_not_wait_for_the_device() {
 
 #[test]
 fn usage_counts_until_the_last_handle_is_gone() {
-    let memory = cuda();
+    let memory = subject();
     let a = memory.allocate(Category::Activation, DType::F32, 10).unwrap();
     let clone = a.clone();
     drop(a);
@@ -73,7 +73,7 @@ fn usage_counts_until_the_last_handle_is_gone() {
 
 #[test]
 fn shared_buffers_can_not_be_written() {
-    let memory = cuda();
+    let memory = subject();
     for mut buffer in places(&memory, Category::Unsharded, 4) {
         assert!(buffer.is_exclusive());
         let clone = buffer.clone();
@@ -89,7 +89,7 @@ fn shared_buffers_can_not_be_written() {
 
 #[test]
 fn contents_can_be_read_from_first_write_to_release() {
-    let memory = cuda();
+    let memory = subject();
     for category in [Category::Activation, Category::Unsharded] {
         for mut buffer in places(&memory, category, 2) {
             let live = memory.usage().live(category);
@@ -108,7 +108,7 @@ fn contents_can_be_read_from_first_write_to_release() {
 
 #[test]
 fn an_alias_shares_storage_until_it_is_released() {
-    let memory = cuda();
+    let memory = subject();
     for category in [Category::Activation, Category::Unsharded] {
         let [sources, readers] = [places(&memory, category, 2), places(&memory, Category::Unsharded, 2)];
         for (mut src, mut dst) in sources.into_iter().zip(readers) {
@@ -158,7 +158,7 @@ fn what_comes_and_goes_is_allocated_once() {
 
 #[test]
 fn arguments_are_checked() {
-    let memory = &*cuda();
+    let memory = &*subject();
     let x = filled(memory, DType::F32, &[1.0, 2.0, 3.0]);
     let mut integer = memory.allocate(Category::CommStaging, DType::I64, 3).unwrap();
     let mut short = memory.allocate(Category::CommStaging, DType::F32, 2).unwrap();

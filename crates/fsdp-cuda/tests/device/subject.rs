@@ -9,8 +9,11 @@ use crate::fake_cuda::{self, FakeDevice};
 /// Its kernels are compiled for the host.
 pub(crate) const EXPONENTIAL_OF_HOST: bool = true;
 
+/// What is tested.
+pub(crate) type Subject = CudaMemory;
+
 /// The memory of a test, on a device of its own.
-pub(crate) fn cuda() -> Arc<CudaMemory> {
+pub(crate) fn subject() -> Arc<Subject> {
     thread_local! {
         static MEMORY: Arc<CudaMemory> = Arc::new(cuda_on(fake_cuda::device()));
     }

@@ -7,11 +7,11 @@ use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
 use fsdp_core::scalars::GradientFactors;
 use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule};
 use fsdp_core::{DType, Error, Queue};
-use fsdp_cuda::CudaMemory;
 use fsdp_nn::HostMemory;
 use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, Sgd};
 
-use crate::values::*;
+use super::subject::{Subject, subject};
+use super::values::*;
 
 pub(crate) const FACTORS: GradientFactors = GradientFactors { scale: 0.25, clip: 0.7, finite: true };
 
@@ -127,8 +127,8 @@ pub(crate) fn run<M: Memory, R: UpdateRule<M>>(
 }
 
 /// Compares a rule in both places of a device with the host.
-fn compare<R: UpdateRule<HostMemory> + UpdateRule<CudaMemory>>(mut rule: R, what: &str) {
-    let (cuda, host) = (&*cuda(), &host());
+fn compare<R: UpdateRule<HostMemory> + UpdateRule<Subject>>(mut rule: R, what: &str) {
+    let (cuda, host) = (&*subject(), &host());
     for master in [DType::F32, DType::F64] {
         for gradients in FLOATS {
             let expected = train(host, &mut rule, (master, gradients), Where::Device, SHORT);
@@ -186,7 +186,7 @@ fn adafactor_is_near_the_host_where_sums_are_long() {
     for master in [DType::F32, DType::F64] {
         let types = (master, DType::F32);
         let expected = train(&host(), &mut rule, types, Where::Device, LONG);
-        let got = train(&*cuda(), &mut rule, types, Where::Device, LONG);
+        let got = train(&*subject(), &mut rule, types, Where::Device, LONG);
         let share = 2.0 * 70_000.0 * 2f64.powi(-52) + 32.0 * unit(master);
         for (step, (got, expected)) in got.iter().zip(&expected).enumerate() {
             for (buffer, (got, expected)) in got.iter().zip(expected).enumerate() {
@@ -197,7 +197,7 @@ fn adafactor_is_near_the_host_where_sums_are_long() {
                 assert_within(got, expected, &bounds, &what);
             }
         }
-        let again = train(&*cuda(), &mut rule, types, Where::Device, LONG);
+        let again = train(&*subject(), &mut rule, types, Where::Device, LONG);
         assert_bits(&again[3].concat(), &got[3].concat(), "the same steps again");
     }
 }

@@ -4,9 +4,6 @@ use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice
 use fsdp_core::{DType, Queue};
 use fsdp_nn::{HostMemory, HostOptions, random};
 
-use crate::subject::EXPONENTIAL_OF_HOST;
-pub(crate) use crate::subject::cuda;
-
 /// The float dtypes.
 pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F64, DType::Bf16];
 
@@ -34,13 +31,6 @@ pub(crate) fn shifted<M: Memory>(memory: &M, dtype: DType, shift: usize, values:
 /// A buffer with these numbers.
 pub(crate) fn filled<M: Memory>(memory: &M, dtype: DType, values: &[f64]) -> M::Buffer {
     shifted(memory, dtype, 0, values)
-}
-
-/// A buffer with these token ids.
-pub(crate) fn ids<M: Memory>(memory: &M, values: &[u32]) -> M::Buffer {
-    let mut buffer = room(memory, DType::U32, values.len());
-    memory.write(Queue::Compute, HostSlice::U32(values), SliceMut::whole(&mut buffer)).unwrap();
-    buffer
 }
 
 /// A buffer with these integers.
@@ -82,17 +72,6 @@ pub(crate) fn assert_bits(got: &[f64], expected: &[f64], what: &str) {
         let same = got.to_bits() == expected.to_bits() || (got.is_nan() && expected.is_nan());
         assert!(same, "{what}: element {at} is {got:e}, not {expected:e}");
     }
-}
-
-/// Equal numbers of a computation with exponentials: bit for bit, but in double precision only where the device has the
-/// exponential of the host, whose last place differs elsewhere.
-#[track_caller]
-pub(crate) fn assert_alike(dtype: DType, got: &[f64], expected: &[f64], what: &str) {
-    if dtype != DType::F64 || EXPONENTIAL_OF_HOST {
-        return assert_bits(got, expected, what);
-    }
-    let largest = expected.iter().fold(10.0, |a: f64, b| b.abs().max(a));
-    assert_within(got, expected, &vec![64.0 * unit(dtype) * largest; expected.len()], what);
 }
 
 /// Numbers within their bounds.

@@ -3,6 +3,7 @@
 //! Our kernels are tested by the files that test them on the stand-in.
 
 #![expect(clippy::unwrap_used, reason = "a test panics when a call fails")]
+#![expect(clippy::duplicate_mod, reason = "kernels of ours and compositions pass the same tests")]
 
 #[path = "../torch/support.rs"]
 mod support;
@@ -11,12 +12,15 @@ mod support;
 mod fused;
 #[path = "../device/kernels.rs"]
 mod kernels;
+#[path = "../device/operands.rs"]
+mod operands;
 #[path = "../device/update.rs"]
 mod update;
 #[path = "../device/values.rs"]
 mod values;
 
 mod card;
+mod composed;
 mod operations;
 mod runs;
 mod subject;

@@ -1,7 +1,17 @@
 //! libtorch as a backend, on the host.
 
+#![expect(clippy::unwrap_used, reason = "a test panics when a call fails")]
+
+#[path = "../device/kernels.rs"]
+mod kernels;
+#[path = "../device/update.rs"]
+mod update;
+#[path = "../device/values.rs"]
+mod values;
+
 mod mixed_precision;
 mod operations;
 mod parity;
 mod ranks;
+mod subject;
 mod support;

@@ -7,9 +7,11 @@ mod norm;
 mod pointwise;
 mod products;
 mod rope;
+mod sums;
 
 pub use attention::attention_kernels;
 pub(super) use head::{HeadCall, HeadGradients};
+pub(super) use sums::BLOCK;
 
 /// A size or stride as libtorch takes it.
 pub(super) fn int(len: usize) -> i64 {

@@ -1,0 +1,128 @@
+//! Conversions and sums of ranges, for which the memory below has kernels of its own: with the same bits.
+//!
+//! Exact sums (Kulisch's accumulator, [`ExactSum`]) are additions of integers, so ATen's order does not matter.
+
+use fsdp_core::ExactSum;
+use fsdp_core::memory::{Slice, SliceMut};
+use tch::{Kind, Tensor};
+
+use super::int;
+use crate::torch::error::{Done, Failure};
+use crate::torch::memory::Torch;
+use crate::torch::storage::TorchStorage;
+
+type In<'a, D> = Slice<'a, <D as fsdp_core::Memory>::Buffer>;
+type Out<'a, D> = SliceMut<'a, <D as fsdp_core::Memory>::Buffer>;
+
+/// Elements that a composition takes at once, so that its temporaries stay small.
+pub(in crate::torch) const BLOCK: usize = 1 << 22;
+
+/// Partial sums of a row: lane `l` adds the elements `l`, `l + LANES`, ..., and the lanes are combined in pairs. That is
+/// the order of the host.
+const LANES: usize = 32;
+
+/// Bits of a double below its exponent.
+const FRACTION_BITS: i64 = 52;
+
+/// The exponent of doubles that are not finite; a mask of exponents, too.
+const EXPONENTS: i64 = 0x7ff;
+
+/// Bits of a digit of an exact sum.
+const DIGIT_BITS: i64 = 32;
+
+/// A mask of the lowest digit.
+const DIGIT: i64 = (1 << DIGIT_BITS) - 1;
+
+impl<D: TorchStorage> Torch<D> {
+    pub(in crate::torch) fn aten_copy(&self, src: In<'_, D>, dst: Out<'_, D>) -> Result<(), Failure> {
+        let len = [int(src.len)];
+        self.view_mut(dst, &len)?.f_copy_(&*self.view(src, &len)?)?;
+        Ok(())
+    }
+
+    pub(in crate::torch) fn aten_accumulate(&self, src: In<'_, D>, dst: Out<'_, D>) -> Result<(), Failure> {
+        let len = [int(src.len)];
+        self.view_mut(dst, &len)?.f_add_(&*self.view(src, &len)?).done()?;
+        Ok(())
+    }
+
+    pub(in crate::torch) fn aten_square_sum(
+        &self,
+        src: In<'_, D>,
+        row_len: usize,
+        sum: Out<'_, D>,
+    ) -> Result<(), Failure> {
+        let mut words = self.view_mut(sum, &[int(ExactSum::WORDS)])?;
+        let rows_at_once = (BLOCK / row_len.max(LANES)).max(1);
+        for first in (0..src.len).step_by(rows_at_once * row_len) {
+            let len = (rows_at_once * row_len).min(src.len - first);
+            let rows = Slice::new(src.buffer, src.offset + first, len);
+            let rows = self.view(rows, &[len / row_len, row_len].map(int))?.f_to_kind(Kind::Double)?;
+            add_exactly(&mut words, &sums_of_rows(&rows.f_mul(&rows)?)?)?;
+        }
+        Ok(())
+    }
+
+    pub(in crate::torch) fn aten_exact_sum(&self, src: In<'_, D>, sum: Out<'_, D>) -> Result<(), Failure> {
+        let mut words = self.view_mut(sum, &[int(ExactSum::WORDS)])?;
+        for first in (0..src.len).step_by(BLOCK) {
+            let len = BLOCK.min(src.len - first);
+            let values = self.view(Slice::new(src.buffer, src.offset + first, len), &[int(len)])?;
+            add_exactly(&mut words, &values)?;
+        }
+        Ok(())
+    }
+}
+
+/// The sum of every row, in the order of the host.
+fn sums_of_rows(rows: &Tensor) -> Result<Tensor, Failure> {
+    let (count, row_len) = rows.size2()?;
+    let lanes_len = int(LANES);
+    let mut lanes = Tensor::f_zeros([count, lanes_len], (Kind::Double, rows.device()))?;
+    for start in (0..row_len).step_by(LANES) {
+        let width = lanes_len.min(row_len - start);
+        lanes.f_narrow(1, 0, width)?.f_add_(&rows.f_narrow(1, start, width)?).done()?;
+    }
+    let mut half = lanes_len / 2;
+    while half > 0 {
+        lanes = lanes.f_narrow(1, 0, half)?.f_add(&lanes.f_narrow(1, half, half)?)?;
+        half /= 2;
+    }
+    Ok(lanes.f_view([count])?)
+}
+
+/// Adds doubles to the words of an exact sum, as [`ExactSum::add`] does; carries are left to whoever reads the words.
+fn add_exactly(words: &mut Tensor, values: &Tensor) -> Result<(), Failure> {
+    let bits = values.f_view_dtype(Kind::Int64)?;
+    let exponents = bits.f_bitwise_right_shift_tensor_scalar(FRACTION_BITS)?.f_bitwise_and(EXPONENTS)?;
+    let not_finite = exponents.f_eq(EXPONENTS)?;
+    // A subnormal has no hidden bit and shares the exponent of the smallest normal number.
+    let hidden = exponents.f_ne(0)?.f_to_kind(Kind::Int64)?;
+    let mantissas = bits
+        .f_bitwise_and((1_i64 << FRACTION_BITS) - 1)?
+        .f_add(&hidden.f_mul_scalar(1_i64 << FRACTION_BITS)?)?
+        .f_masked_fill(&not_finite, 0)?;
+    let places = exponents.f_sub(&hidden)?;
+    let shifts = places.f_bitwise_and(DIGIT_BITS - 1)?;
+    // Three digits, each made of what one 64-bit word can hold.
+    let low = mantissas.f_bitwise_and(DIGIT)?.f_bitwise_left_shift(&shifts)?;
+    let high = mantissas
+        .f_bitwise_right_shift_tensor_scalar(DIGIT_BITS)?
+        .f_bitwise_left_shift(&shifts)?
+        .f_add(&low.f_bitwise_right_shift_tensor_scalar(DIGIT_BITS)?)?;
+    let digits = [
+        low.f_bitwise_and(DIGIT)?,
+        high.f_bitwise_and(DIGIT)?,
+        high.f_bitwise_right_shift_tensor_scalar(DIGIT_BITS)?,
+    ];
+    let signs = bits.f_lt(0)?.f_to_kind(Kind::Int64)?.f_mul_scalar(-2)?.f_add_scalar(1)?;
+    let mut at = places.f_bitwise_right_shift_tensor_scalar(i64::from(DIGIT_BITS.ilog2()))?;
+    for digit in digits {
+        words.f_index_add_(0, &at, &digit.f_mul(&signs)?).done()?;
+        at = at.f_add_scalar(1)?;
+    }
+    // The last word counts what is not finite.
+    let count = not_finite.f_sum_dim_intlist(0_i64, true, Kind::Int64)?;
+    words.f_narrow(0, int(ExactSum::WORDS - 1), 1)?.f_add_(&count).done()?;
+    Ok(())
+}

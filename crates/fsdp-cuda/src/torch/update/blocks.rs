@@ -1,0 +1,75 @@
+//! What compositions of update rules share: a shard in blocks of tensors.
+
+use std::collections::BTreeSet;
+
+use fsdp_core::Error;
+use fsdp_core::memory::{Buffer, Slice, SliceMut};
+use fsdp_core::model::ParamId;
+use fsdp_core::scalars::GradientFactors;
+use fsdp_core::update::SegmentShard;
+use tch::Tensor;
+
+use crate::ffi::torch::View;
+use crate::torch::error::Failure;
+use crate::torch::memory::{Torch, arithmetic};
+use crate::torch::ops::{BLOCK, int};
+use crate::torch::storage::TorchStorage;
+use crate::update::runs;
+
+/// Neighbouring elements of a shard that are treated alike.
+pub(super) struct Block<'a> {
+    /// Scaled and clipped, in the dtype of the parameters.
+    pub(super) gradient: Tensor,
+    pub(super) params: View<'a>,
+    pub(super) state: Vec<View<'a>>,
+    /// Whether loss and norm were finite.
+    finite: &'a Tensor,
+}
+
+impl Block<'_> {
+    /// Writes what an update gives, unless the flag is down.
+    pub(super) fn put(&mut self, params: &Tensor, state: &[Tensor]) -> Result<(), Failure> {
+        let slots = std::iter::once(&mut self.params).chain(&mut self.state);
+        for (slot, new) in slots.zip(std::iter::once(params).chain(state)) {
+            let kept = new.f_where_self(self.finite, slot)?;
+            slot.f_copy_(&kept)?;
+        }
+        Ok(())
+    }
+
+    /// The error for another number of state tensors than the rule declared.
+    pub(super) fn wrong_state(&self, declared: usize) -> Failure {
+        let what = format!("{} state tensors where the rule declared {declared}", self.state.len());
+        Error::Memory { category: None, what }.into()
+    }
+}
+
+/// Calls `step` with one of its parameters and the tensors of every block of a shard.
+pub(super) fn each_block<D: TorchStorage>(
+    memory: &Torch<D>,
+    shard: &mut SegmentShard<'_, D::Buffer>,
+    factors: Slice<'_, D::Buffer>,
+    no_decay: &BTreeSet<ParamId>,
+    step: impl Fn(ParamId, Block<'_>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let kind = arithmetic(shard.params.dtype())?;
+    let factors = memory.view(factors, &[int(GradientFactors::LEN)])?;
+    let finite = factors.f_select(0, 2)?.f_ne(0.0)?;
+    let factors = factors.f_to_kind(kind)?;
+    let [scale, clip] = [factors.f_select(0, 0)?, factors.f_select(0, 1)?];
+    for run in runs(shard.pieces, no_decay) {
+        for start in (0..run.len).step_by(BLOCK) {
+            let (offset, len) = (run.offset + start, BLOCK.min(run.len - start));
+            let sizes = [int(len)];
+            let gradient = memory.view(Slice::new(shard.gradient, offset, len), &sizes)?.f_to_kind(kind)?;
+            let gradient = gradient.f_mul(&scale)?.f_mul(&clip)?;
+            let params = memory.view_mut(SliceMut::new(shard.params, offset, len), &sizes)?;
+            let state = shard.state.iter_mut();
+            let state = state
+                .map(|buffer| memory.view_mut(SliceMut::new(buffer, offset, len), &sizes))
+                .collect::<Result<_, _>>()?;
+            step(run.param, Block { gradient, params, state, finite: &finite })?;
+        }
+    }
+    Ok(())
+}

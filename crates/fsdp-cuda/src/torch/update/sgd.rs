@@ -1,0 +1,61 @@
+//! Stochastic gradient descent.
+
+use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
+use fsdp_core::{DType, Error};
+use fsdp_nn::update::Sgd;
+
+use super::blocks::{Block, each_block};
+use crate::torch::error::Failure;
+use crate::torch::memory::Torch;
+use crate::torch::storage::TorchStorage;
+
+impl<D: TorchStorage> UpdateRule<Torch<D>> for Sgd
+where
+    Sgd: UpdateRule<D>,
+{
+    fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
+        UpdateRule::<D>::state(self, pieces, shard_len, dtype)
+    }
+
+    fn update(
+        &mut self,
+        memory: &Torch<D>,
+        shard: &mut SegmentShard<'_, D::Buffer>,
+        scalars: &StepScalars<'_, D::Buffer>,
+        statistics: &[D::Buffer],
+    ) -> Result<(), Error> {
+        if !memory.composes(&[shard.params]) {
+            return UpdateRule::<D>::update(self, memory.storage(), shard, scalars, statistics);
+        }
+        memory.run("sgd", || {
+            each_block(memory, shard, scalars.factors, &self.no_decay, |param, block| {
+                let decay = if self.no_decay.contains(&param) { 0.0 } else { self.weight_decay };
+                step(self, decay, scalars.lr, scalars.step == 1, block)
+            })
+        })?;
+        shard.refresh(memory)
+    }
+}
+
+fn step(rule: &Sgd, decay: f64, lr: f64, first: bool, mut block: Block<'_>) -> Result<(), Failure> {
+    let gradient = block.gradient.f_add(&block.params.f_mul_scalar(decay)?)?;
+    let (direction, state) = if rule.momentum == 0.0 {
+        (gradient, Vec::new())
+    } else {
+        let [momentum] = &block.state[..] else { return Err(block.wrong_state(1)) };
+        let average = if first {
+            gradient.shallow_clone()
+        } else {
+            let undamped = gradient.f_mul_scalar(1.0 - rule.dampening)?;
+            momentum.f_mul_scalar(rule.momentum)?.f_add(&undamped)?
+        };
+        let direction = if rule.nesterov {
+            gradient.f_add(&average.f_mul_scalar(rule.momentum)?)?
+        } else {
+            average.shallow_clone()
+        };
+        (direction, vec![average])
+    };
+    let params = block.params.f_add(&direction.f_mul_scalar(-lr)?)?;
+    block.put(&params, &state)
+}
