@@ -76,7 +76,7 @@ fn multiples_round_as_on_the_host() {
         memory.scale(Q, factor, SliceMut::new(&mut dst, shift, numbers.len())).unwrap();
         range(memory, &dst, shift, numbers.len())
     }
-    let (cuda, host) = (&*cuda(), &host());
+    let (cuda, host) = (&*subject(), &host());
     for dtype in FLOATS {
         for factor in [1.0, 0.5, 1.0 / 3.0, 1.0 / 7.0] {
             for len in LENS {
