@@ -65,7 +65,12 @@ run() {
   export LD_LIBRARY_PATH="$torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 
   check_json doctor 60 "$fsdp" doctor --json
-  check tests 300 "$dir/gpu-tests" --test-threads 1
+  for model in gpt2-124m llama-1.2b; do
+    # shellcheck disable=SC2046 # two words, or none
+    check_json "bench-$model" 150 "$fsdp" bench gpu --model "$model" $(peak_of_card) --json
+  done
+  check train-nccl 60 "$fsdp" train examples/quickstart.toml --set 'run.device="cuda"' --set run.ranks=1 \
+    --set "run.out_dir=\"$out/train\"" --overwrite
   on_gpu=(--set 'run.device="cuda"' --set run.share_gpu=true --steps 2)
   for policy in none full selective; do
     check "verify-checkpointing-$policy" 60 "$fsdp" verify examples/quickstart.toml "${on_gpu[@]}" \
@@ -75,12 +80,7 @@ run() {
     --set 'fsdp.param_dtype="bf16"' --json "$out/verify-bf16.json"
   check verify-offload 60 "$fsdp" verify examples/quickstart.toml "${on_gpu[@]}" \
     --set 'fsdp.offload="cpu"' --json "$out/verify-offload.json"
-  check train-nccl 60 "$fsdp" train examples/quickstart.toml --set 'run.device="cuda"' --set run.ranks=1 \
-    --set "run.out_dir=\"$out/train\"" --overwrite
-  for model in gpt2-124m llama-1.2b; do
-    # shellcheck disable=SC2046 # two words, or none
-    check_json "bench-$model" 150 "$fsdp" bench gpu --model "$model" $(peak_of_card) --json
-  done
+  check tests 300 "$dir/gpu-tests" --test-threads 1
   if [ -n "${PEER:-}" ]; then
     deadline=$(($(date +%s) + 1200))
     check compare 1200 "$python" bench/gpu/compare.py --python "$python" --fsdp "$fsdp" --runs 1 \

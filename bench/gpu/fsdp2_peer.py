@@ -88,6 +88,14 @@ class LlamaLayer(nn.Module):
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
 
+def initialize(module):
+    """Weights as the other program draws them: the power that a product takes depends on its numbers."""
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
 class Model(nn.Module):
     def __init__(self, kind, vocab, width, layers, heads, seq, batch, **sizes):
         super().__init__()
@@ -103,6 +111,7 @@ class Model(nn.Module):
         angles = torch.outer(torch.arange(seq), frequencies).repeat(1, 2)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
+        self.apply(initialize)
 
     def forward(self, ids):
         x = self.embedding(ids)

@@ -6,7 +6,9 @@ use std::time::Duration;
 use fsdp_core::Rank;
 use fsdp_cuda::device::gpu_count;
 use fsdp_cuda::nccl::{GpuOptions, Gpus, Nccl, TooManyRanks};
-use fsdp_cuda::torch::{Kernels, Torch, library_folders, load_cuda, set_deterministic, set_intra_op};
+use fsdp_cuda::torch::{
+    Kernels, Torch, library_folders, load_cuda, set_deterministic, set_intra_op, start_cuda,
+};
 use fsdp_cuda::{CudaMemory, CudaOptions, load_compiler};
 use fsdp_sim::Threads;
 use fsdp_train::config::RunConfig;
@@ -28,6 +30,7 @@ pub(crate) fn on<W: Work>(run: &RunConfig, poison: bool, work: W) -> Result<W::O
     let folders = library_folders();
     load_compiler(&folders);
     load_cuda("libtorch_cuda.so")?;
+    start_cuda()?;
     set_deterministic(run.deterministic)?;
     let threads = threads_per_rank(total_threads(run.threads), run.ranks);
     set_intra_op(threads);

@@ -129,16 +129,26 @@ mod libtorch {
 #[cfg(feature = "torch")]
 mod libtorch {
     use super::{Finding, Libtorch, Status};
-    use fsdp_cuda::torch::{VERSION, folder, library_folders, load_cuda};
+    use fsdp_cuda::device::gpu_count;
+    use fsdp_cuda::torch::{VERSION, folder, library_folders, load_cuda, start_cuda};
 
     pub(super) const PART: &str = "libtorch";
 
     pub(super) fn examine() -> Libtorch {
-        let cuda = match load_cuda("libtorch_cuda.so") {
-            Ok(()) => Finding::found("libtorch's CUDA half", None, folder()),
-            Err(error) => Finding::bad("libtorch's CUDA half", Status::Missing, error.to_string()),
-        };
         let cpu = Finding::found(PART, Some(VERSION.to_owned()), folder());
-        Libtorch { findings: vec![cpu, cuda], folders: library_folders() }
+        Libtorch { findings: vec![cpu, cuda_half()], folders: library_folders() }
+    }
+
+    fn cuda_half() -> Finding {
+        const PART: &str = "libtorch's CUDA half";
+        if let Err(error) = load_cuda("libtorch_cuda.so") {
+            return Finding::bad(PART, Status::Missing, error.to_string());
+        }
+        // Without a GPU there is nothing that it could fail to use.
+        let started = if gpu_count().is_ok_and(|gpus| gpus > 0) { start_cuda() } else { Ok(()) };
+        match started {
+            Ok(()) => Finding::found(PART, None, folder()),
+            Err(error) => Finding::bad(PART, Status::Unusable, error.to_string()),
+        }
     }
 }

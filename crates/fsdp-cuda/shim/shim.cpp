@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -247,6 +248,10 @@ char* fsdp_torch_load_cuda(const char* library) {
   });
 }
 
+char* fsdp_torch_start_cuda() {
+  return caught([&] { at::globalContext().lazyInitDevice(c10::DeviceType::CUDA); });
+}
+
 char* fsdp_torch_enter_stream(int32_t device, void* stream) {
   return caught([&] {
     const c10::Device on(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device));
@@ -301,9 +306,15 @@ char* fsdp_torch_on_memory_wanted(bool (*give_back)(int32_t device)) {
 char* fsdp_torch_choose_attention(const FsdpTensor* q, const FsdpTensor* k, const FsdpTensor* v, int32_t* kernel) {
   return caught([&] {
     const bool grouped = q->size(1) != k->size(1);
-    const int64_t chosen =
-        at::_ops::_fused_sdp_choice::call(*q, *k, *v, std::nullopt, 0.0, /*is_causal=*/true, std::nullopt, grouped);
-    *kernel = static_cast<int32_t>(chosen);
+    const auto choose = [&] {
+      const int64_t chosen =
+          at::_ops::_fused_sdp_choice::call(*q, *k, *v, std::nullopt, 0.0, /*is_causal=*/true, std::nullopt, grouped);
+      *kernel = static_cast<int32_t>(chosen);
+    };
+    // The first choice for CUDA devices sets libtorch's order of kernels, for the process and without a lock.
+    static std::once_flag ordered;
+    if (q->is_cuda()) std::call_once(ordered, choose);
+    choose();
   });
 }
 
@@ -367,7 +378,8 @@ char* fsdp_torch_attention_backward(int32_t kernel, const FsdpTensor* dy, const 
       }
       case at::SDPBackend::efficient_attention: {
         const int64_t padded = (positions + 31) / 32 * 32;
-        at::Tensor sums = at::zeros({q->size(0), q->size(1), padded}, lse->options());
+        at::Tensor sums =
+            at::full({q->size(0), q->size(1), padded}, std::numeric_limits<float>::infinity(), lse->options());
         sums.narrow(2, 0, positions).copy_(*lse);
         const at::Tensor seed = unread({}, at::kLong);
         std::tie(dq, dk, dv, std::ignore) = at::_ops::_scaled_dot_product_efficient_attention_backward::call(

@@ -29,6 +29,9 @@ char* fsdp_torch_multiply_halves(const FsdpTensor* lhs, const FsdpTensor* rhs, F
 // Loads libtorch's CUDA half, so that devices exist; `library` is a name or a path.
 char* fsdp_torch_load_cuda(const char* library);
 
+// Makes libtorch's CUDA half look for the driver and its devices: fails when it can not use them.
+char* fsdp_torch_start_cuda();
+
 // Makes a stream that others created the current one of this thread, and its device the current device.
 char* fsdp_torch_enter_stream(int32_t device, void* stream);
 

@@ -25,6 +25,7 @@ unsafe extern "C" {
         accumulate: bool,
     ) -> *mut c_char;
     fn fsdp_torch_load_cuda(library: *const c_char) -> *mut c_char;
+    fn fsdp_torch_start_cuda() -> *mut c_char;
     fn fsdp_torch_enter_stream(device: i32, stream: *mut c_void) -> *mut c_char;
     fn fsdp_torch_allocator_bytes(device: i32, bytes: *mut i64) -> *mut c_char;
     fn fsdp_torch_reset_allocator_peaks(device: i32) -> *mut c_char;
@@ -133,6 +134,11 @@ impl<'a> Place<'a> {
             is_empty || usize::try_from(last).is_ok_and(|last| last < self.elements),
             "a view lies within its place"
         );
+        if is_empty {
+            // It has no address, by which libtorch would find the device.
+            let tensor = Tensor::f_empty_strided(sizes, strides, (self.kind, self.device))?;
+            return Ok(View { tensor, memory: PhantomData });
+        }
         // SAFETY: every element that the sizes and strides reach is one of the `elements` at `address`, by the
         // assertions above. A storage of this crate (the trait is sealed) gave the address of a range of a buffer that
         // is borrowed for `'a`, exclusively where it will be written; the view can not outlive that borrow.
@@ -178,6 +184,15 @@ pub(crate) fn multiply_halves(
 pub(crate) fn load_cuda(library: &CString) -> Result<(), ShimError> {
     // SAFETY: a string with a zero at its end.
     outcome(unsafe { fsdp_torch_load_cuda(library.as_ptr()) })
+}
+
+/// Makes libtorch's CUDA half look for the driver and its devices.
+///
+/// # Errors
+/// [`ShimError`]: it is not loaded, or there is no driver that it can use, or no device.
+pub(crate) fn start_cuda() -> Result<(), ShimError> {
+    // SAFETY: takes no pointer.
+    outcome(unsafe { fsdp_torch_start_cuda() })
 }
 
 /// Makes a stream of a device the current one of this thread.

@@ -18,6 +18,15 @@ pub enum TorchError {
         /// libtorch's words, without the trace of its calls.
         what: String,
     },
+    /// libtorch's CUDA half finds no driver or device that it can use.
+    #[error(
+        "libtorch's CUDA half: {what}; install a newer driver of NVIDIA, or the build of torch 2.11.0 for the CUDA version of \
+         this one, or use device = \"torch-cpu\""
+    )]
+    Driver {
+        /// libtorch's words.
+        what: String,
+    },
     /// libtorch's CUDA half can not be used.
     #[error(
         "libtorch's CUDA half ({library}) can not be loaded: {what}; install the CUDA build of torch 2.11.0 (pip install \
@@ -85,7 +94,7 @@ impl Done for Result<Tensor, TchError> {
 }
 
 /// The text of an exception without the C++ frames that follow it.
-fn without_trace(what: &str) -> String {
+pub(super) fn without_trace(what: &str) -> String {
     let end = what.find("\nException raised from").unwrap_or(what.len());
     what[..end].trim().to_owned()
 }

@@ -31,6 +31,7 @@ pub use ops::attention_kernels;
 pub use place::{VERSION, folder, library_folders};
 pub use settings::{
     AllocatorBytes, allocator_bytes, enter_stream, load_cuda, reset_allocator_peaks, set_deterministic,
+    start_cuda,
 };
 pub use storage::{AttentionOps, Fused, TorchStorage};
 pub use threads::{per_rank, set_intra_op};

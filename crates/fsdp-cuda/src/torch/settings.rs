@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 
-use super::error::{Failure, TorchError};
+use super::error::{Failure, TorchError, without_trace};
 use crate::device::{self, StreamHandle};
 use crate::ffi::torch as ffi;
 use fsdp_core::Error;
@@ -28,6 +28,15 @@ pub fn load_cuda(library: &str) -> Result<(), TorchError> {
     ffi::on_memory_wanted(give_back).map_err(|error| failed(error.to_string()))?;
     device::ask_when_full(empty_cache);
     Ok(())
+}
+
+/// Makes libtorch's CUDA half look for the driver and its devices, so that a driver that is too old for it is known before
+/// ranks start.
+///
+/// # Errors
+/// [`TorchError::Driver`] with libtorch's words.
+pub fn start_cuda() -> Result<(), TorchError> {
+    ffi::start_cuda().map_err(|error| TorchError::Driver { what: without_trace(&error.to_string()) })
 }
 
 /// Of a device with less than this part of its memory free, unused storage is given back when libtorch wants more. It

@@ -8,7 +8,7 @@ use fsdp_comm::conformance;
 use fsdp_core::DType;
 use fsdp_core::memory::{Category, Memory};
 use fsdp_cuda::nccl::{GpuOptions, Gpus, Nccl};
-use fsdp_cuda::torch::{Kernels, Torch, library_folders, load_cuda, set_deterministic};
+use fsdp_cuda::torch::{Kernels, Torch, library_folders, load_cuda, set_deterministic, start_cuda};
 use fsdp_cuda::{CudaMemory, CudaOptions, load_compiler};
 use fsdp_sim::{Threads, WorldOptions};
 
@@ -18,7 +18,7 @@ fn libraries() -> &'static [PathBuf] {
     FOLDERS.get_or_init(|| {
         let folders = library_folders();
         load_compiler(&folders);
-        load_cuda("libtorch_cuda.so").unwrap_or_else(|error| panic!("{error}"));
+        load_cuda("libtorch_cuda.so").and_then(|()| start_cuda()).unwrap_or_else(|error| panic!("{error}"));
         // Bounds on sums over micro-batches leave no room for sums within one that come in another order each time.
         set_deterministic(true).unwrap_or_else(|error| panic!("{error}"));
         folders

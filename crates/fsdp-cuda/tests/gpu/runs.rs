@@ -60,6 +60,9 @@ fn a_loss_that_is_not_finite_leaves_the_state_untouched() {
     launched.unwrap_or_else(|failure: LaunchFailure<TrainError>| panic!("{failure:?}"));
 }
 
+/// What libtorch's allocator takes from the driver at once, for tensors between one and ten mebibytes.
+const SEGMENT_BYTES: u64 = 20 << 20;
+
 #[test]
 fn libtorch_keeps_nothing_between_operations_and_needs_less_than_the_activations() {
     let model = LLAMA.replace("\"hidden_size\": 24", "\"hidden_size\": 256").replace("20,", "512,");
@@ -78,7 +81,10 @@ fn libtorch_keeps_nothing_between_operations_and_needs_less_than_the_activations
         }
         let last = allocator_bytes(device)?;
         // Workspaces of libraries stay, and come with the first step.
-        assert_eq!((last.allocated, last.reserved_peak), (first.allocated, first.reserved_peak));
+        assert_eq!(last.allocated, first.allocated);
+        // Its cache is cut into blocks in another way from the second step on: by one more segment at most.
+        let more = last.reserved_peak - first.reserved_peak;
+        assert!(more <= SEGMENT_BYTES, "{more} bytes more than after the first step");
         let temporaries = last.allocated_peak - last.allocated;
         let activations = trainer.usage().device.peak(Category::Activation) as u64;
         assert!(
