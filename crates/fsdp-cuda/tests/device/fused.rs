@@ -6,7 +6,7 @@ use fsdp_core::program::GradientTarget;
 use fsdp_core::{DType, Error, Queue};
 use fsdp_cuda::{CudaBuffer, FusedOps};
 use fsdp_nn::backend::{AttentionDims, Backend, Dropout, HeadDims, IGNORED_TARGET};
-use fsdp_nn::{HostBuffer, HostMemory, random};
+use fsdp_nn::{HostBuffer, HostMemory};
 
 use crate::operands::{assert_alike, ids};
 use crate::subject::subject;
