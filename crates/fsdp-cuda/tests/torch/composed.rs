@@ -59,7 +59,7 @@ fn blocks_make_a_whole() {
     fn results<M: Memory>(memory: &M, numbers: &[f64]) -> (Vec<i64>, Vec<i64>) {
         let mut sums = [(); 2].map(|()| integers(memory, &[0; ExactSum::WORDS]));
         let src = filled(memory, DType::F32, numbers);
-        let row_len = if numbers.len() % 1001 == 0 { 1001 } else { 1 };
+        let row_len = if numbers.len().is_multiple_of(1001) { 1001 } else { 1 };
         memory.square_sum(Q, Slice::whole(&src), row_len, SliceMut::whole(&mut sums[0])).unwrap();
         let src = filled(memory, DType::F64, numbers);
         memory.exact_sum(Q, Slice::whole(&src), SliceMut::whole(&mut sums[1])).unwrap();
