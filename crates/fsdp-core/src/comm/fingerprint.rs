@@ -22,14 +22,6 @@ impl ReduceOp {
             ReduceOp::Average => Some(1.0 / ranks as f64),
         }
     }
-
-    /// The name used in configuration files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            ReduceOp::Sum => "sum",
-            ReduceOp::Average => "average",
-        }
-    }
 }
 
 /// The kind of a collective.

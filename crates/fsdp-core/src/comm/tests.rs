@@ -78,6 +78,7 @@ impl Memory for NoMemory {
         &self,
         _: Queue,
         _: Slice<'_, Shape>,
+        _: usize,
         _: Option<f64>,
         _: SliceMut<'_, Shape>,
     ) -> Result<(), Error> {
