@@ -309,6 +309,12 @@ fn dtypes_that_differ_are_refused() {
 }
 
 #[test]
+fn only_an_average_of_several_ranks_multiplies() {
+    assert_eq!([ReduceOp::Average.factor(4), ReduceOp::Average.factor(3)], [Some(0.25), Some(1.0 / 3.0)]);
+    assert_eq!([ReduceOp::Average.factor(1), ReduceOp::Sum.factor(1), ReduceOp::Sum.factor(4)], [None; 3]);
+}
+
+#[test]
 fn averages_of_integers_are_refused() {
     let (mut comm, log) = comm(2);
     let integers = buffers(DType::I64, &[4]);
