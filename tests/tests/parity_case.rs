@@ -221,12 +221,13 @@ fn policies(shards: usize) -> impl Strategy<Value = Vec<String>> {
         one("backward_prefetch", &["1", "0", "2", "3"]),
         one("accumulation", &["\"reduce\"", "\"unsharded\""]),
         one("accumulation_order", &["\"tree\"", "\"tree\"", "\"running\""]),
+        one("reduce_op", &["\"sum\"", "\"sum\"", "\"average\""]),
         one("offload", &["\"none\"", "\"cpu\""]),
         one("activation_checkpointing", &["\"none\"", "\"full\"", "\"selective\""]),
     );
     (precision, others).prop_map(|(precision, others)| {
-        let (reshard, forward, backward, accumulation, order, offload, checkpointing) = others;
-        let others = [reshard, forward, backward, accumulation, order, offload, checkpointing];
+        let (reshard, forward, backward, accumulation, order, op, offload, checkpointing) = others;
+        let others = [reshard, forward, backward, accumulation, order, op, offload, checkpointing];
         precision.into_iter().chain(others).collect()
     })
 }

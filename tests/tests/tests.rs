@@ -21,6 +21,9 @@ mod ahead;
 // Where every world agrees in all bits: exact sums, shared storage, evaluation.
 mod exact;
 
+// Gradients averaged over ranks.
+mod average;
+
 // Bytes and calls against formulas.
 mod traffic;
 

@@ -379,7 +379,8 @@ pub trait Memory: Send + Sync + 'static {
     ) -> Result<(), Error>;
 
     /// Computes [`GradientFactors`](crate::scalars::GradientFactors) (`F64`) from the reduced scalars of a step
-    /// (`I64`, [`SCALAR_WORDS`](crate::scalars::SCALAR_WORDS)). `factors` holds those of the step before: what was
+    /// (`I64`, [`SCALAR_WORDS`](crate::scalars::SCALAR_WORDS)), whose gradient is an average over `averaged_ranks` ranks
+    /// (1: a sum). `factors` holds those of the step before: what was
     /// not finite once stays so.
     ///
     /// # Errors
@@ -388,6 +389,7 @@ pub trait Memory: Send + Sync + 'static {
         &self,
         queue: Queue,
         scalars: Slice<'_, Self::Buffer>,
+        averaged_ranks: usize,
         grad_clip: Option<f64>,
         factors: SliceMut<'_, Self::Buffer>,
     ) -> Result<(), Error>;

@@ -18,7 +18,7 @@ pub const SCALAR_WORDS: usize = 2 * ExactSum::WORDS + 2;
 /// Words of the sum of losses.
 pub const LOSS: Range<usize> = 0..ExactSum::WORDS;
 
-/// Words of the squared norm of the unscaled gradient.
+/// Words of the squared norm of the reduced, unscaled gradient.
 pub const NORM: Range<usize> = ExactSum::WORDS..2 * ExactSum::WORDS;
 
 /// The word of the count of targets; that of the ranks which ask to stop follows.
@@ -34,6 +34,8 @@ pub struct ScalarValues {
     pub loss: f64,
     /// Number of counted targets.
     pub targets: u64,
+    /// Factor from the reduced gradient (a sum of leaves, or its average over ranks) to that of the mean loss.
+    pub scale: f64,
     /// L2 norm of the gradient of the mean loss.
     pub grad_norm: f64,
     /// Whether any rank asked to stop.
@@ -41,17 +43,19 @@ pub struct ScalarValues {
 }
 
 impl ScalarValues {
-    /// Reads the words.
+    /// Reads the words. The squared norm is that of the average over `averaged_ranks` ranks; of the sum, when it is 1.
     ///
     /// # Panics
     /// When there are not [`SCALAR_WORDS`] of them.
-    pub fn of(words: &[i64]) -> Self {
+    pub fn of(words: &[i64], averaged_ranks: usize) -> Self {
         assert_eq!(words.len(), SCALAR_WORDS, "the scalars of a step have a fixed number of words");
         let targets = words[COUNT] as u64;
-        let scale = scale(targets);
+        let mean = scale(targets, 1);
+        let scale = scale(targets, averaged_ranks);
         Self {
-            loss: ExactSum::from_words(&words[LOSS]).value() * scale,
+            loss: ExactSum::from_words(&words[LOSS]).value() * mean,
             targets,
+            scale,
             grad_norm: ExactSum::from_words(&words[NORM]).value().sqrt() * scale,
             stop: words[COUNT + 1] > 0,
         }
@@ -63,16 +67,17 @@ impl ScalarValues {
     }
 }
 
-/// From the sum of gradients to the gradient of the mean.
-fn scale(targets: u64) -> f64 {
-    if targets == 0 { 0.0 } else { 1.0 / targets as f64 }
+/// From the average over ranks (the sum, when it is one rank) to the mean over targets. For a power of two it is exactly
+/// so many times the factor of the sum.
+fn scale(targets: u64, averaged_ranks: usize) -> f64 {
+    if targets == 0 { 0.0 } else { averaged_ranks as f64 / targets as f64 }
 }
 
 /// What an update needs of a step's scalars. On the device: [`GradientFactors::LEN`] numbers in the order of the
 /// fields, the last one 1 or 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GradientFactors {
-    /// Factor from the sum of leaf gradients to the gradient of the mean loss.
+    /// Factor from the reduced gradient to that of the mean loss, as in [`ScalarValues`].
     pub scale: f64,
     /// Clipping coefficient, at most 1, applied after `scale`.
     pub clip: f64,
@@ -90,7 +95,7 @@ impl GradientFactors {
     /// The factors of a step with these scalars. `was_finite` says so of all steps before it.
     pub fn of(values: &ScalarValues, grad_clip: Option<f64>, was_finite: bool) -> Self {
         let clip = grad_clip.map_or(1.0, |max| (max / (values.grad_norm + CLIP_EPSILON)).min(1.0));
-        Self { scale: scale(values.targets), clip, finite: was_finite && values.is_finite() }
+        Self { scale: values.scale, clip, finite: was_finite && values.is_finite() }
     }
 
     /// As numbers.
@@ -131,8 +136,8 @@ mod tests {
 
     #[test]
     fn means_are_over_targets() {
-        let values = ScalarValues::of(&words(&[3.0, 5.0], &[9.0, 16.0], 4));
-        assert_eq!(values, ScalarValues { loss: 2.0, targets: 4, grad_norm: 1.25, stop: false });
+        let values = ScalarValues::of(&words(&[3.0, 5.0], &[9.0, 16.0], 4), 1);
+        assert_eq!(values, ScalarValues { loss: 2.0, targets: 4, scale: 0.25, grad_norm: 1.25, stop: false });
         let factors = GradientFactors::of(&values, Some(0.5), true);
         assert_eq!((factors.scale, factors.finite), (0.25, true));
         assert_eq!(factors.clip, 0.5 / (1.25 + CLIP_EPSILON));
@@ -141,12 +146,32 @@ mod tests {
     }
 
     #[test]
+    fn an_average_over_ranks_is_made_a_sum_again() {
+        // A gradient of (3, 4), averaged over 8 ranks, of losses that are summed.
+        let squares = [(3.0f64 / 8.0).powi(2), (4.0f64 / 8.0).powi(2)];
+        let values = ScalarValues::of(&words(&[3.0, 5.0], &squares, 4), 8);
+        assert_eq!(values, ScalarValues { loss: 2.0, targets: 4, scale: 2.0, grad_norm: 1.25, stop: false });
+        let factors = GradientFactors::of(&values, Some(0.5), true);
+        assert_eq!((factors.scale, factors.clip), (2.0, 0.5 / (1.25 + CLIP_EPSILON)));
+    }
+
+    #[test]
+    fn a_power_of_two_of_ranks_changes_no_bit() {
+        for targets in 1..1000 {
+            for ranks in [2, 8, 64] {
+                assert_eq!(scale(targets, ranks), scale(targets, 1) * ranks as f64);
+            }
+        }
+        assert_eq!(scale(0, 8), 0.0);
+    }
+
+    #[test]
     fn what_is_not_finite_stays_so() {
         for (losses, squares) in [([f64::NAN], [1.0]), ([1.0], [f64::INFINITY])] {
-            let values = ScalarValues::of(&words(&losses, &squares, 1));
+            let values = ScalarValues::of(&words(&losses, &squares, 1), 1);
             assert!(!GradientFactors::of(&values, Some(1.0), true).finite);
         }
-        let sound = ScalarValues::of(&words(&[1.0], &[1.0], 1));
+        let sound = ScalarValues::of(&words(&[1.0], &[1.0], 1), 1);
         assert!(!GradientFactors::of(&sound, None, false).finite);
         let factors = GradientFactors::of(&sound, None, true);
         assert_eq!(GradientFactors::from_array(factors.to_array()), factors);
@@ -154,7 +179,7 @@ mod tests {
 
     #[test]
     fn no_targets_make_no_gradient() {
-        let values = ScalarValues::of(&words(&[], &[], 0));
+        let values = ScalarValues::of(&words(&[], &[], 0), 1);
         assert_eq!((values.loss, values.grad_norm), (0.0, 0.0));
         assert_eq!(GradientFactors::of(&values, None, true).scale, 0.0);
     }

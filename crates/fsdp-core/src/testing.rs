@@ -8,6 +8,7 @@
 use proptest::prelude::*;
 
 use crate::checker;
+use crate::comm::ReduceOp;
 use crate::dtype::DType;
 use crate::layout::Layout;
 use crate::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
@@ -316,6 +317,7 @@ fn policies() -> impl Strategy<Value = (Mesh, Policy)> {
                 },
                 param_dtype: dtypes.0,
                 reduce_dtype: dtypes.1,
+                reduce_op: ReduceOp::Sum,
                 checkpointing,
                 offload: if offloads { Offload::Cpu } else { Offload::None },
             };

@@ -131,13 +131,15 @@ __device__ double value_of(const i64* words) {
 
 __device__ bool is_finite(double value) { return value - value == 0.0; }
 
-// What an update needs of the scalars of a step: loss, squared norm, count of targets. One thread.
+// What an update needs of the scalars of a step: loss, squared norm of an average over `ranks`, count of targets. One
+// thread.
 extern "C" __global__ void gradient_factors(
-    const i64* __restrict__ scalars, double* __restrict__ factors, u32 clips, double most
+    const i64* __restrict__ scalars, double* __restrict__ factors, double ranks, u32 clips, double most
 ) {
     u64 count = u64(scalars[2 * WORDS]);
-    double scale = count == 0 ? 0.0 : 1.0 / double(count);
-    double loss = value_of(scalars) * scale;
+    double mean = count == 0 ? 0.0 : 1.0 / double(count);
+    double scale = count == 0 ? 0.0 : ranks / double(count);
+    double loss = value_of(scalars) * mean;
     double norm = sqrt(value_of(scalars + WORDS)) * scale;
     double clip = 1.0;
     if (clips) {

@@ -119,6 +119,7 @@ impl Memory for ShapeMemory {
         &self,
         _queue: Queue,
         scalars: In<'_>,
+        _averaged_ranks: usize,
         _grad_clip: Option<f64>,
         factors: Out<'_>,
     ) -> Result<(), Error> {

@@ -234,6 +234,7 @@ fn policy(config: &config::FsdpConfig) -> Policy {
         },
         param_dtype: config.param_dtype.into(),
         reduce_dtype: config.reduce_dtype.into(),
+        reduce_op: config.reduce_op.into(),
         checkpointing: match config.activation_checkpointing {
             config::ActivationCheckpointing::None => Checkpointing::None,
             config::ActivationCheckpointing::Selective => Checkpointing::Selective,

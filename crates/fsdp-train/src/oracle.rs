@@ -1,7 +1,7 @@
 //! The oracle: a plain, unsharded trainer.
 //!
 //! It has no engine, no schedule, no layout and no communicator: full parameters in one buffer each, one
-//! micro-batch after the other, gradients added by the tree T(V) (or in running order), the exact norm, the
+//! micro-batch after the other, gradients added (never averaged) by the tree T(V) (or in running order), the exact norm, the
 //! update. It shares with the engine the model's operations, the update rule and the data, and nothing else;
 //! so where both agree bit for bit, sharding and scheduling changed nothing.
 

@@ -254,6 +254,13 @@ fn gradients_of_f64_in_a_narrower_type() {
 }
 
 #[test]
+fn a_reduction_that_there_is_not() {
+    insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.reduce_op=mean"), @r#"
+    error: --set fsdp.reduce_op: `fsdp.reduce_op` is "mean"; it must be "sum" or "average"
+    "#);
+}
+
+#[test]
 fn heads_of_a_benchmark_that_do_not_divide() {
     insta::assert_snapshot!(Sandbox::new().refused("bench train --heads 7"), @r"
     error: --heads: 7 heads do not cut --hidden 256 into parts of even width; change one

@@ -14,20 +14,13 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
-    /// What elements are multiplied by before they are added, in a group of `ranks`; `None` when they are only added.
+    /// What elements are multiplied by before they are added, in a group of `ranks`; `None` when they are only added, or
+    /// stay as they are because one rank is alone.
     /// It is rounded to the dtype of the elements where it is used ([`Memory::scale`](crate::Memory::scale)).
     pub fn factor(self, ranks: usize) -> Option<f64> {
         match self {
-            ReduceOp::Sum => None,
-            ReduceOp::Average => Some(1.0 / ranks as f64),
-        }
-    }
-
-    /// The name used in configuration files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            ReduceOp::Sum => "sum",
-            ReduceOp::Average => "average",
+            ReduceOp::Average if ranks > 1 => Some(1.0 / ranks as f64),
+            ReduceOp::Sum | ReduceOp::Average => None,
         }
     }
 }

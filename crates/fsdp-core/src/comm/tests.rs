@@ -78,6 +78,7 @@ impl Memory for NoMemory {
         &self,
         _: Queue,
         _: Slice<'_, Shape>,
+        _: usize,
         _: Option<f64>,
         _: SliceMut<'_, Shape>,
     ) -> Result<(), Error> {
@@ -305,6 +306,12 @@ fn dtypes_that_differ_are_refused() {
     let sent = failure(comm.broadcast(&NoMemory, Purpose::Setup, None, 0, mixed));
     assert!(matches!(sent, CommError::Type { segment: 1, got: DType::I64, .. }), "{sent}");
     assert!(log.lock().unwrap().is_empty());
+}
+
+#[test]
+fn only_an_average_of_several_ranks_multiplies() {
+    assert_eq!([ReduceOp::Average.factor(4), ReduceOp::Average.factor(3)], [Some(0.25), Some(1.0 / 3.0)]);
+    assert_eq!([ReduceOp::Average.factor(1), ReduceOp::Sum.factor(1), ReduceOp::Sum.factor(4)], [None; 3]);
 }
 
 #[test]

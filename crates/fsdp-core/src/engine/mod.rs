@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::checker;
-use crate::comm::{Comm, Pending, Traffic};
+use crate::comm::{Comm, Pending, ReduceOp, Traffic};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::layout::Layout;
@@ -137,6 +137,15 @@ impl Plan {
         }
         Ok(Self { spec, layout, mesh, policy, step, evaluation })
     }
+
+    /// The number of ranks that a reduced gradient is the average over: what it is multiplied by to be the sum of all
+    /// leaves again. 1 where gradients are summed.
+    pub fn averaged_ranks(&self) -> usize {
+        match self.policy.reduce_op {
+            ReduceOp::Sum => 1,
+            ReduceOp::Average => self.mesh.world(),
+        }
+    }
 }
 
 /// One rank of a sharded training run.
@@ -183,7 +192,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             allocator.slots(&plan.step.staging_slots, Category::HostStaging, plan.policy.param_dtype)?;
         let reduced_slots =
             allocator.slots(&plan.step.reduced_slots, Category::HostStaging, plan.policy.reduce_dtype)?;
-        let scalars = scalars::Scalars::new(&*memory, &*rule)?;
+        let scalars = scalars::Scalars::new(&*memory, &*rule, plan.averaged_ranks())?;
         Ok(Self {
             memory,
             plan,

@@ -46,7 +46,7 @@ pub struct StepReport {
 
 impl From<ScalarValues> for StepReport {
     fn from(values: ScalarValues) -> Self {
-        let ScalarValues { loss, targets, grad_norm, stop } = values;
+        let ScalarValues { loss, targets, grad_norm, stop, scale: _ } = values;
         Self { loss, targets, grad_norm, finite: values.is_finite(), stop }
     }
 }
@@ -63,6 +63,8 @@ pub(super) struct Scalars<M: Memory> {
     current: usize,
     unread: VecDeque<Unread<M::Event>>,
     factors: M::Buffer,
+    /// Of how many ranks the measured gradient is the average.
+    averaged_ranks: usize,
     /// Of every phase of the update rule: this rank's part, and from its all-reduce on the sum.
     pub(super) statistics: Vec<M::Buffer>,
     stop: bool,
@@ -70,7 +72,7 @@ pub(super) struct Scalars<M: Memory> {
 }
 
 impl<M: Memory> Scalars<M> {
-    pub(super) fn new(memory: &M, rule: &dyn UpdateRule<M>) -> Result<Self, Error> {
+    pub(super) fn new(memory: &M, rule: &dyn UpdateRule<M>, averaged_ranks: usize) -> Result<Self, Error> {
         // Written now, so that they have their storage from the first step on.
         let allocate = |dtype, len| -> Result<_, Error> {
             let mut buffer = memory.allocate(Category::CommStaging, dtype, len)?;
@@ -87,6 +89,7 @@ impl<M: Memory> Scalars<M> {
             current: 0,
             unread: VecDeque::new(),
             factors,
+            averaged_ranks,
             statistics: statistics.collect::<Result<_, _>>()?,
             stop: false,
             input: None,
@@ -139,7 +142,7 @@ impl<M: Memory> Scalars<M> {
         memory.wait(Queue::Download, &ready);
         let buffer = self.buffers[buffer].as_ref().expect("the scalars of an issued step came back");
         memory.read(Queue::Download, Slice::whole(buffer), HostSliceMut::I64(&mut words))?;
-        Ok(Some(ScalarValues::of(&words).into()))
+        Ok(Some(ScalarValues::of(&words, self.averaged_ranks).into()))
     }
 
     /// The step's number and learning rate, and the factors as a handle of their own.
@@ -164,7 +167,8 @@ impl<M: Memory> Scalars<M> {
         if let Some(StepInput { grad_clip, .. }) = self.input {
             let words = self.buffers[self.current].as_ref().expect("the scalars came back");
             let factors = SliceMut::whole(&mut self.factors);
-            memory.gradient_factors(Queue::Reduce, Slice::whole(words), grad_clip, factors)?;
+            let (words, ranks) = (Slice::whole(words), self.averaged_ranks);
+            memory.gradient_factors(Queue::Reduce, words, ranks, grad_clip, factors)?;
         }
         self.unread.push_back(Unread { buffer: self.current, ready: memory.record(Queue::Reduce) });
         Ok(())

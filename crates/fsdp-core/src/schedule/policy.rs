@@ -1,5 +1,6 @@
 //! The knobs of fully sharded training, as the compiler reads them.
 
+use crate::comm::ReduceOp;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::program::ForwardMode;
@@ -84,6 +85,8 @@ pub struct Policy {
     pub param_dtype: DType,
     /// Dtype of gradients from the moment they are written until they are reduced.
     pub reduce_dtype: DType,
+    /// How the gradients of ranks are combined, over shards and over replicas.
+    pub reduce_op: ReduceOp,
     /// What forward keeps.
     pub checkpointing: Checkpointing,
     /// Where what is sharded lives.
@@ -100,6 +103,7 @@ impl Default for Policy {
             accumulation_order: AccumulationOrder::Tree,
             param_dtype: DType::F32,
             reduce_dtype: DType::F32,
+            reduce_op: ReduceOp::Sum,
             checkpointing: Checkpointing::None,
             offload: Offload::None,
         }

@@ -369,6 +369,7 @@ impl Memory for CudaMemory {
         &self,
         queue: Queue,
         scalars: Slice<'_, CudaBuffer>,
+        averaged_ranks: usize,
         grad_clip: Option<f64>,
         factors: SliceMut<'_, CudaBuffer>,
     ) -> Result<(), Error> {
@@ -377,11 +378,13 @@ impl Memory for CudaMemory {
         expect_dtype(factors.buffer, DType::F64)?;
         if let (Some(scalars), true) = (host_slice(&scalars), factors.buffer.is_on_host()) {
             let host = self.host_after(queue)?;
-            return host.gradient_factors(queue, scalars, grad_clip, host_slice_mut(factors));
+            let factors = host_slice_mut(factors);
+            return host.gradient_factors(queue, scalars, averaged_ranks, grad_clip, factors);
         }
         let words = [
             Word::Range(self.range(queue, scalars)?),
             Word::Range(self.range_mut(queue, factors)?),
+            Word::Double(averaged_ranks as f64),
             Word::Int(u32::from(grad_clip.is_some())),
             Word::Double(grad_clip.unwrap_or(0.0)),
         ];

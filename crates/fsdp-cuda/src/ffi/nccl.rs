@@ -70,12 +70,13 @@ pub(super) type Rooted =
 pub(super) type Query = unsafe extern "C" fn(Handle, *mut c_int) -> c_int;
 pub(super) type End = unsafe extern "C" fn(Handle) -> c_int;
 
-/// `ncclSum`, `ncclAvg`. For floats, NCCL averages as [`ReduceOp`] says: `hostToDevRedOp` in its `enqueue.cc` makes it a
-/// sum of products with `1 / n` in the type of the elements.
-pub(super) fn op_code(op: ReduceOp) -> c_int {
-    match op {
-        ReduceOp::Sum => 0,
-        ReduceOp::Average => 4,
+/// `ncclSum` or `ncclAvg`, for a communicator of so many ranks. For floats, NCCL averages as [`ReduceOp`] says:
+/// `hostToDevRedOp` in its `enqueue.cc` makes it a sum of products with `1 / n` in the type of the elements. One rank
+/// never asks for it: before 2.29.7, NCCL then left the last elements of a buffer out.
+pub(super) fn op_code(op: ReduceOp, ranks: usize) -> c_int {
+    match op.factor(ranks) {
+        None => 0,
+        Some(_) => 4,
     }
 }
 

@@ -107,7 +107,8 @@ impl RawComm {
     }
 
     /// Issues one collective over all segments, in one group, on the stream of `queue`; segments without elements are
-    /// left out, and a call without any issues nothing. Lengths and dtypes were checked by [`fsdp_core::comm::Comm`].
+    /// left out, and a call without any issues nothing. Lengths and dtypes were checked by [`fsdp_core::comm::Comm`]; the
+    /// communicator has `ranks` ranks.
     ///
     /// # Errors
     /// The memory's or NCCL's; what was issued until then may run.
@@ -115,8 +116,8 @@ impl RawComm {
         &mut self,
         memory: &M,
         queue: Queue,
-        kind: CollectiveKind,
-        dtype: DType,
+        ranks: usize,
+        (kind, dtype): (CollectiveKind, DType),
         buffers: &mut Flying<M::Buffer>,
     ) -> Result<(), IssueError> {
         let segments = segments(memory, kind, buffers)?;
@@ -138,14 +139,14 @@ impl RawComm {
                         (table.all_gather)(from, to, count, dtype, self.raw(), stream)
                     }
                     CollectiveKind::ReduceScatter(op) => {
-                        (table.reduce_scatter)(from, to, count, dtype, op_code(op), self.raw(), stream)
+                        (table.reduce_scatter)(from, to, count, dtype, op_code(op, ranks), self.raw(), stream)
                     }
                     CollectiveKind::Broadcast { root } => {
                         // A place in a group of ranks, which NCCL counts in integers.
                         (table.broadcast)(from, to, count, dtype, root as c_int, self.raw(), stream)
                     }
                     CollectiveKind::AllReduce(op) => {
-                        (table.all_reduce)(from, to, count, dtype, op_code(op), self.raw(), stream)
+                        (table.all_reduce)(from, to, count, dtype, op_code(op, ranks), self.raw(), stream)
                     }
                     CollectiveKind::Split | CollectiveKind::Connect => {
                         unreachable!("only buffers are issued")

@@ -88,8 +88,8 @@ impl<M: DeviceMemory> NcclComm<M> {
         memory.bind()?;
         let rank = self.members[self.seat.index];
         let position = self.world().enter(self.seat, call, None)?;
-        let issued =
-            self.connection.link.call(|raw| raw.issue(memory, queue, call.kind, call.dtype, &mut buffers));
+        let (ranks, what) = (self.members.len(), (call.kind, call.dtype));
+        let issued = self.connection.link.call(|raw| raw.issue(memory, queue, ranks, what, &mut buffers));
         match issued {
             Some(Ok(())) => {}
             Some(Err(IssueError::Memory(error))) => {

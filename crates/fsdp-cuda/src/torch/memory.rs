@@ -279,10 +279,11 @@ impl<D: TorchStorage> Memory for Torch<D> {
         &self,
         queue: Queue,
         scalars: Slice<'_, D::Buffer>,
+        averaged_ranks: usize,
         grad_clip: Option<f64>,
         factors: SliceMut<'_, D::Buffer>,
     ) -> Result<(), Error> {
-        self.storage.gradient_factors(queue, scalars, grad_clip, factors)
+        self.storage.gradient_factors(queue, scalars, averaged_ranks, grad_clip, factors)
     }
 
     fn write(&self, queue: Queue, src: HostSlice<'_>, dst: SliceMut<'_, D::Buffer>) -> Result<(), Error> {

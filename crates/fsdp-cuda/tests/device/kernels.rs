@@ -165,12 +165,14 @@ fn exact_sums_are_exact() {
 fn factors<M: Memory>(
     memory: &M,
     scalars: &[i64],
+    averaged_ranks: usize,
     grad_clip: Option<f64>,
     before: GradientFactors,
 ) -> Vec<f64> {
     let scalars = integers(memory, scalars);
     let mut factors = filled(memory, DType::F64, &before.to_array());
-    memory.gradient_factors(Q, Slice::whole(&scalars), grad_clip, SliceMut::whole(&mut factors)).unwrap();
+    let (scalars, into) = (Slice::whole(&scalars), SliceMut::whole(&mut factors));
+    memory.gradient_factors(Q, scalars, averaged_ranks, grad_clip, into).unwrap();
     values(memory, &factors)
 }
 
@@ -210,11 +212,13 @@ fn factors_are_those_of_the_host() {
     }
     for (case, words) in cases.iter().enumerate() {
         for grad_clip in [None, Some(1.0), Some(1e-3), Some(0.0)] {
-            let (got, expected) =
-                (factors(cuda, words, grad_clip, start), factors(host, words, grad_clip, start));
-            assert_bits(&got, &expected, &format!("case {case} with {grad_clip:?}"));
+            for ranks in [1, 3, 8] {
+                let got = factors(cuda, words, ranks, grad_clip, start);
+                let expected = factors(host, words, ranks, grad_clip, start);
+                assert_bits(&got, &expected, &format!("case {case} on {ranks} ranks with {grad_clip:?}"));
+            }
         }
     }
     let failed = GradientFactors { finite: false, ..start };
-    assert_eq!(factors(cuda, &cases[0], None, failed)[2], 0.0, "what was not finite once stays so");
+    assert_eq!(factors(cuda, &cases[0], 1, None, failed)[2], 0.0, "what was not finite once stays so");
 }

@@ -176,7 +176,7 @@ fn arguments_are_checked() {
         memory.square_sum(Q, whole, 3, SliceMut::whole(&mut double)),
         memory.square_sum(Q, whole, 3, SliceMut::new(&mut sum, 0, 68)),
         memory.exact_sum(Q, whole, SliceMut::whole(&mut sum)),
-        memory.gradient_factors(Q, Slice::whole(&sum), None, SliceMut::whole(&mut double)),
+        memory.gradient_factors(Q, Slice::whole(&sum), 1, None, SliceMut::whole(&mut double)),
         memory.write(Q, HostSlice::I64(&[1, 2, 3]), SliceMut::whole(&mut double)),
         memory.write(Q, HostSlice::F32(&[1.0, 2.0]), SliceMut::whole(&mut double)),
         memory.read(Q, whole, HostSliceMut::I64(&mut [0; 3])),

@@ -376,8 +376,10 @@ static int collective_call(int kind, const void *from, void *to, size_t count, i
     else if (comm->finalized) error = INVALID_USAGE;
     else if (!from || !to || count == 0 || size_of(dtype) == 0) error = INVALID_ARGUMENT;
     else if (root < 0 || root >= comm->clique->size) error = INVALID_ARGUMENT;
-    /* The real one divides integers after adding them; nobody asks for that. */
-    else if (reduction != SUM && (reduction != AVERAGE || dtype < 7)) error = INVALID_ARGUMENT;
+    /* The real one divides integers after adding them, which nobody asks for; and an average of one rank alone lost
+       elements before 2.29.7. */
+    else if (reduction != SUM && (reduction != AVERAGE || dtype < 7 || comm->clique->size == 1))
+        error = INVALID_ARGUMENT;
     if (error == INVALID_ARGUMENT) note("VIOLATION arguments of a collective\n");
     pthread_mutex_unlock(&lock);
     if (error) {

@@ -60,6 +60,23 @@ fn sharded_runs_are_the_unsharded_ones() {
 }
 
 #[test]
+fn averaged_runs_stay_within_the_bounds() {
+    for (reduce, replicas, worlds) in [("f32", 1, &[1, 2, 3, 4][..]), ("bf16", 1, &[2, 3]), ("bf16", 2, &[4])]
+    {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let overrides = [
+            "fsdp.wrap=[\"LlamaDecoderLayer\"]",
+            "fsdp.reduce_op=\"average\"",
+            "train.global_batch_size=24",
+            &format!("fsdp.reduce_dtype=\"{reduce}\""),
+            &format!("fsdp.mesh={{ replicate = {replicas} }}"),
+        ];
+        let job = job(LLAMA, config(dir.path(), 61, &overrides));
+        check(&job, Kernels::Fused, worlds);
+    }
+}
+
+#[test]
 fn recomputed_offloaded_and_replicated_runs_stay_within_the_bounds() {
     for (more, worlds) in [
         ("fsdp.activation_checkpointing=\"full\"", &[2, 3][..]),

@@ -297,11 +297,12 @@ impl Memory for HostMemory {
         &self,
         _queue: Queue,
         scalars: Slice<'_, HostBuffer>,
+        averaged_ranks: usize,
         grad_clip: Option<f64>,
         factors: SliceMut<'_, HostBuffer>,
     ) -> Result<(), Error> {
         lengths::gradient_factors(scalars.len, factors.len)?;
-        let values = ScalarValues::of(self.elements(scalars)?);
+        let values = ScalarValues::of(self.elements(scalars)?, averaged_ranks);
         let factors = self.elements_mut::<f64>(factors)?;
         let was_finite = GradientFactors::from_array([factors[0], factors[1], factors[2]]).finite;
         factors.copy_from_slice(&GradientFactors::of(&values, grad_clip, was_finite).to_array());

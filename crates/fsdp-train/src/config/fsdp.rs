@@ -23,6 +23,7 @@ const RESHARD: Kind<Reshard> = Kind {
 const ACCUMULATION: Kind<Accumulation> = one_of("\"reduce\" or \"unsharded\"");
 const ORDER: Kind<AccumulationOrder> = one_of("\"tree\" or \"running\"");
 const DTYPE: Kind<Dtype> = one_of("\"f32\", \"bf16\" or \"f64\"");
+const REDUCE_OP: Kind<ReduceOp> = one_of("\"sum\" or \"average\"");
 const CHECKPOINTING: Kind<ActivationCheckpointing> = one_of("\"none\", \"selective\" or \"full\"");
 const OFFLOAD: Kind<Offload> = one_of("\"none\" or \"cpu\"");
 const KEYS: &[&str] = &[
@@ -36,6 +37,7 @@ const KEYS: &[&str] = &[
     "accumulation_order",
     "param_dtype",
     "reduce_dtype",
+    "reduce_op",
     "activation_checkpointing",
     "offload",
     "mesh",
@@ -62,6 +64,8 @@ pub struct FsdpConfig {
     pub param_dtype: Dtype,
     /// What gradients are reduced in.
     pub reduce_dtype: Dtype,
+    /// How the gradients of ranks are combined.
+    pub reduce_op: ReduceOp,
     /// What backward recomputes.
     pub activation_checkpointing: ActivationCheckpointing,
     /// Where shards, reduced gradients and optimizer state live.
@@ -138,6 +142,25 @@ impl From<Dtype> for fsdp_core::DType {
     }
 }
 
+/// How the gradients of ranks are combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReduceOp {
+    /// They are added.
+    Sum,
+    /// Each is divided by the number of ranks, then they are added.
+    Average,
+}
+
+impl From<ReduceOp> for fsdp_core::comm::ReduceOp {
+    fn from(op: ReduceOp) -> fsdp_core::comm::ReduceOp {
+        match op {
+            ReduceOp::Sum => fsdp_core::comm::ReduceOp::Sum,
+            ReduceOp::Average => fsdp_core::comm::ReduceOp::Average,
+        }
+    }
+}
+
 /// What backward recomputes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -195,6 +218,7 @@ impl FsdpConfig {
             accumulation_order: reader.or("accumulation_order", ORDER, AccumulationOrder::Tree)?,
             param_dtype: choice.of("param_dtype", DTYPE, json.param_dtype)?.unwrap_or(Dtype::F32),
             reduce_dtype: choice.of("reduce_dtype", DTYPE, json.reduce_dtype)?.unwrap_or(Dtype::F32),
+            reduce_op: reader.or("reduce_op", REDUCE_OP, ReduceOp::Sum)?,
             activation_checkpointing: checkpointing.unwrap_or(ActivationCheckpointing::None),
             offload: offload.unwrap_or(Offload::None),
             mesh: MeshConfig { replicate: mesh.or("replicate", SIZE, 1)? },

@@ -29,7 +29,7 @@ pub use checkpoint::CheckpointConfig;
 pub use error::ConfigError;
 pub use fsdp::{
     Accumulation, AccumulationOrder, ActivationCheckpointing, Dtype, FsdpConfig, MeshConfig, Offload,
-    Reshard, WrapPolicy,
+    ReduceOp, Reshard, WrapPolicy,
 };
 pub use input::{DataConfig, Format, Packing, TokenRef};
 pub use load::{Loaded, Resolved};

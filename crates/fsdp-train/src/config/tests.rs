@@ -38,6 +38,7 @@ accumulation = "reduce"
 accumulation_order = "tree"
 param_dtype = "f32"
 reduce_dtype = "f32"
+reduce_op = "sum"
 activation_checkpointing = "none"
 offload = "none"
 mesh = { replicate = 1 }
@@ -257,6 +258,7 @@ fn rejects_names_that_do_not_exist_and_lists_those_that_do() {
     rejects(&["fsdp.param_dtype=f16"], &["\"f32\", \"bf16\" or \"f64\""]);
     rejects(&["fsdp.accumulation=local"], &["\"reduce\" or \"unsharded\""]);
     rejects(&["fsdp.accumulation_order=any"], &["\"tree\" or \"running\""]);
+    rejects(&["fsdp.reduce_op=mean"], &["`fsdp.reduce_op` is \"mean\"", "\"sum\" or \"average\""]);
     rejects(&["fsdp.offload=gpu"], &["\"none\" or \"cpu\""]);
     rejects(&["fsdp.activation_checkpointing=some"], &["\"none\", \"selective\" or \"full\""]);
     rejects(&["run.device=tpu"], &["`run.device` is \"tpu\"", "\"cpu\", \"torch-cpu\" or \"cuda\""]);

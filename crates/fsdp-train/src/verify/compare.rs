@@ -1,12 +1,12 @@
 //! Comparing what the ranks of a world found with the oracle.
 
-use fsdp_core::DType;
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::{Origin, StepReport};
 use fsdp_core::memory::{Category, Usage};
 use fsdp_core::model::ModelSpec;
 use fsdp_nn::model::Architecture;
 
+use super::bound;
 use super::closed_form::{expected_loading_traffic, expected_traffic};
 use super::coverage;
 use super::promise::Promise;
@@ -31,7 +31,7 @@ pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
     let values = Values::of(&plan.spec, reference, ranks);
     failures.extend(match promise {
         Promise::Bits => values.other_bits(),
-        Promise::Bounds => out_of_bounds(job, reference, ranks),
+        Promise::Bounds => bound::broken(job, reference, ranks),
     });
     if let (Some(got), Some(want)) = (ranks[0].reports.first(), reference.reports.first())
         && got.loss.to_bits() != want.loss.to_bits()
@@ -190,36 +190,6 @@ fn difference(
         }
     }
     result
-}
-
-/// Elements of the first step's gradients outside `2 (n - 1) u sum |leaf|`, by parameter.
-fn out_of_bounds<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun]) -> Vec<String> {
-    let n = job.data.micro_batches() as f64;
-    // Half a unit in the last place of 1: the largest relative error of one rounded addition.
-    let unit_roundoff = match job.plan.policy.reduce_dtype {
-        DType::F64 => 2f64.powi(-53),
-        DType::Bf16 => 2f64.powi(-8),
-        _ => 2f64.powi(-24),
-    };
-    let spec = &job.plan.spec;
-    let trained: Vec<usize> = (0..spec.params.len()).filter(|&id| spec.params[id].trainable).collect();
-    let mut failures = Vec::new();
-    for held in ranks.iter().flat_map(|run| &run.first.values).filter(|held| held.kind == Kind::Gradient) {
-        let Ok(index) = trained.binary_search(&held.param.0) else { continue };
-        let Some(whole) = &reference.first.gradients[held.param.0] else { continue };
-        for (offset, got) in held.values.iter().enumerate() {
-            let element = held.first + offset;
-            let bound = 2.0 * (n - 1.0) * unit_roundoff * reference.magnitudes[index][element];
-            let distance = (got - whole[element]).abs();
-            if distance > bound || distance.is_nan() {
-                let fqn = &spec.param(held.param).fqn;
-                failures
-                    .push(format!("gradient of {fqn}[{element}] is off by {distance:e}, bound {bound:e}"));
-                break;
-            }
-        }
-    }
-    failures
 }
 
 fn traffic_lines<A>(job: &Job<A>, ranks: &[RankRun], steps: u64, statistics: &[usize]) -> Vec<TrafficLine> {

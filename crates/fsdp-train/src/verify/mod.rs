@@ -2,9 +2,10 @@
 //!
 //! For each world size, the sharded engine and the plain unsharded [oracle](crate::Oracle) train the same
 //! steps. Where contract D2 promises bits (docs/numerics.md), everything must be equal; elsewhere the
-//! gradients of the first step must lie within the derived bound, and losses are printed with their largest
+//! gradients of the first step and their norm must lie within derived bounds, and losses are printed with their largest
 //! difference. Communication is compared with closed forms, memory with the ledger, to the byte.
 
+mod bound;
 mod closed_form;
 mod compare;
 mod coverage;

@@ -1,6 +1,7 @@
 //! What the numerics contract promises of a configuration.
 
 use fsdp_core::DType;
+use fsdp_core::comm::ReduceOp;
 use fsdp_core::engine::Plan;
 use fsdp_core::schedule::AccumulationOrder;
 
@@ -11,8 +12,8 @@ use crate::config::{self, Device, OptimizerConfig, Resolved};
 pub enum Promise {
     /// Contract D2: every loss, norm, parameter and optimizer element has the same bits.
     Bits,
-    /// The loss of the first step has the same bits, and its gradients lie within `2 (n - 1) u sum |leaf|` of
-    /// the oracle's.
+    /// The loss of the first step has the same bits; its gradients, and so their norm, lie within a derived bound of the
+    /// oracle's: `2 (n - 1) u sum |leaf|` where they are summed.
     Bounds,
 }
 
@@ -22,7 +23,8 @@ impl Promise {
         let axes = [plan.mesh.replicas(), plan.mesh.shards()];
         let micro_batches = plan.step.rounds * plan.mesh.world();
         let running = plan.policy.accumulation_order == AccumulationOrder::Running;
-        Self::decide(axes, micro_batches, running, plan.policy.reduce_dtype, optimizer, device)
+        let reduction = (plan.policy.reduce_op, plan.policy.reduce_dtype);
+        Self::decide(axes, micro_batches, running, reduction, optimizer, device)
     }
 
     /// The promise for a configuration, without planning it.
@@ -31,26 +33,33 @@ impl Promise {
         let axes = [replicas, config.run.ranks / replicas];
         let running = config.fsdp.accumulation_order == config::AccumulationOrder::Running;
         let micro_batches = config.train.micro_batches_per_step();
-        let (reduce_dtype, optimizer) = (config.fsdp.reduce_dtype.into(), &config.train.optimizer);
-        Self::decide(axes, micro_batches, running, reduce_dtype, optimizer, config.run.device)
+        let reduction = (config.fsdp.reduce_op.into(), config.fsdp.reduce_dtype.into());
+        let optimizer = &config.train.optimizer;
+        Self::decide(axes, micro_batches, running, reduction, optimizer, config.run.device)
     }
 
     fn decide(
         axes: [usize; 2],
         micro_batches: usize,
         running: bool,
-        reduce_dtype: DType,
+        (reduce_op, reduce_dtype): (ReduceOp, DType),
         optimizer: &OptimizerConfig,
         device: Device,
     ) -> Self {
         let powers = axes.into_iter().chain([micro_batches]).all(usize::is_power_of_two);
         // With one rank the running order is the oracle's.
         let ordered = if running { axes == [1, 1] } else { powers };
+        // An average over one rank is a product with one; over more, a product may be no normal number.
+        let summed = reduce_op == ReduceOp::Sum || axes == [1, 1];
         let exact_dtype = reduce_dtype != DType::Bf16;
         let element_wise = !matches!(optimizer, OptimizerConfig::Adafactor(_));
         // libtorch does not say that its kernels give the same bits wherever their operands lie.
         let own_kernels = device == Device::Cpu;
-        if ordered && exact_dtype && element_wise && own_kernels { Promise::Bits } else { Promise::Bounds }
+        if ordered && summed && exact_dtype && element_wise && own_kernels {
+            Promise::Bits
+        } else {
+            Promise::Bounds
+        }
     }
 
     /// The name used in reports.

@@ -11,13 +11,13 @@ use super::*;
 use crate::InitSource;
 use crate::config::Resolved;
 
-fn job(dir: &std::path::Path) -> Job<Mlp> {
+fn job(dir: &std::path::Path, reduce_op: &str) -> Job<Mlp> {
     let data = dir.join("tokens.bin");
     std::fs::write(&data, (0..200u16).flat_map(|i| (i * i % 7).to_le_bytes()).collect::<Vec<u8>>()).unwrap();
     let text = format!(
         "model = {{ path = 'unused' }}\ndata = {{ train = ['{}'], format = 'tokens-u16', seq_len = 3 }}\n\
          train = {{ steps = 2, micro_batch_size = 1, global_batch_size = 4 }}\n\
-         fsdp = {{ wrap = ['MlpLayer'], mesh = {{ replicate = 2 }} }}\n\
+         fsdp = {{ wrap = ['MlpLayer'], mesh = {{ replicate = 2 }}, reduce_op = '{reduce_op}' }}\n\
          run = {{ ranks = 4, out_dir = 'unused' }}",
         data.display()
     );
@@ -27,10 +27,10 @@ fn job(dir: &std::path::Path) -> Job<Mlp> {
     Job::new(Resolved::parse(&text, "test", &[]).unwrap().config, model, init).unwrap()
 }
 
-/// The failures found after `tamper` changed what the ranks hold.
-fn failures(tamper: impl Fn(&mut [RankRun])) -> Vec<String> {
+/// The failures found after `tamper` changed what the ranks hold and report.
+fn failures(reduce_op: &str, tamper: impl Fn(&mut [RankRun])) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
-    let job = job(dir.path());
+    let job = job(dir.path(), reduce_op);
     let launcher = Threads::new(WorldOptions::new(1), |_, _| {
         Arc::new(HostMemory::new(HostOptions { resident: true, ..HostOptions::default() }).unwrap())
     });
@@ -44,9 +44,9 @@ fn failures(tamper: impl Fn(&mut [RankRun])) -> Vec<String> {
 
 #[test]
 fn values_that_a_rank_does_not_hold_break_the_promise() {
-    assert_eq!(failures(|_| {}), [""; 0]);
+    assert_eq!(failures("sum", |_| {}), [""; 0]);
     for kind in [Kind::Param, Kind::Gradient, Kind::State(0)] {
-        let found = failures(|ranks| {
+        let found = failures("sum", |ranks| {
             for pieces in [&mut ranks[3].first, &mut ranks[3].last] {
                 let at = pieces.values.iter().position(|held| held.kind == kind).unwrap();
                 pieces.values.remove(at);
@@ -58,9 +58,30 @@ fn values_that_a_rank_does_not_hold_break_the_promise() {
 
 #[test]
 fn a_replica_with_other_bits_breaks_the_promise() {
-    let found = failures(|ranks| ranks[2].last.values[0].values[0] += 1.0);
+    let found = failures("sum", |ranks| ranks[2].last.values[0].values[0] += 1.0);
     assert!(
         found.contains(&"rank 2 holds other bits than rank 0, a replica of its shard".into()),
         "{found:?}"
     );
+}
+
+#[test]
+fn an_average_that_is_taken_for_the_sum_breaks_its_bounds() {
+    assert_eq!(failures("average", |_| {}), [""; 0]);
+    let found = failures("average", |ranks| {
+        for report in ranks.iter_mut().flat_map(|run| &mut run.reports) {
+            report.grad_norm /= 4.0;
+        }
+    });
+    assert!(
+        matches!(&found[..], [norm] if norm.starts_with("the first gradient norm is off by ")),
+        "{found:?}"
+    );
+    let found = failures("average", |ranks| {
+        let held = ranks.iter_mut().flat_map(|run| &mut run.first.values);
+        for gradient in held.filter(|held| held.kind == Kind::Gradient) {
+            gradient.values.iter_mut().for_each(|value| *value /= 4.0);
+        }
+    });
+    assert!(found.iter().any(|failure| failure.starts_with("gradient of ")), "{found:?}");
 }

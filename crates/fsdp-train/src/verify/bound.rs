@@ -1,0 +1,90 @@
+//! How far a run may be from the oracle where bits are not promised, derived in docs/numerics.md.
+//!
+//! Both add the same leaves, in different orders; an average rounds reciprocals and products besides. What is judged
+//! are the gradients of the first step, element by element, and their norm.
+
+use fsdp_core::DType;
+use fsdp_core::comm::ReduceOp;
+use fsdp_core::engine::Plan;
+
+use super::snapshot::Kind;
+use super::{RankRun, Reference};
+use crate::job::Job;
+
+/// The largest distance of an element of the first gradient from the oracle's.
+struct Bound {
+    /// Times the sum of the absolute leaves.
+    relative: f64,
+    /// What products lose that are no normal numbers.
+    absolute: f64,
+}
+
+impl Bound {
+    fn of(plan: &Plan) -> Self {
+        // The largest relative error of one rounded operation, and the smallest number above zero.
+        let (unit_roundoff, smallest) = match plan.policy.reduce_dtype {
+            DType::F64 => (2f64.powi(-53), f64::from_bits(1)),
+            DType::Bf16 => (2f64.powi(-8), 2f64.powi(-133)),
+            _ => (2f64.powi(-24), f64::from(f32::from_bits(1))),
+        };
+        let leaves = (plan.step.rounds * plan.mesh.world()) as f64;
+        let additions = (leaves - 1.0) * unit_roundoff;
+        if plan.policy.reduce_op == ReduceOp::Sum {
+            return Self { relative: 2.0 * additions, absolute: 0.0 };
+        }
+        let axes = [plan.mesh.replicas(), plan.mesh.shards()];
+        let inexact = axes.into_iter().filter(|axis| !axis.is_power_of_two()).count() as f64;
+        let averaged = if inexact == 0.0 {
+            additions
+        } else {
+            // The reciprocal and the product of every such axis, and the product that undoes them.
+            let roundings = leaves - 1.0 + 2.0 * inexact + 1.0;
+            (roundings * unit_roundoff.ln_1p()).exp_m1()
+        };
+        let absolute = leaves * plan.averaged_ranks() as f64 * smallest;
+        Self { relative: additions + averaged, absolute }
+    }
+
+    fn at(&self, magnitude: f64) -> f64 {
+        self.relative * magnitude + self.absolute
+    }
+}
+
+/// Elements of the first step's gradients outside their bounds, by parameter, and the norm outside of its own.
+pub(super) fn broken<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun]) -> Vec<String> {
+    let (spec, bound) = (&job.plan.spec, Bound::of(&job.plan));
+    let trained: Vec<usize> = (0..spec.params.len()).filter(|&id| spec.params[id].trainable).collect();
+    let mut failures = Vec::new();
+    for held in ranks.iter().flat_map(|run| &run.first.values).filter(|held| held.kind == Kind::Gradient) {
+        let Ok(index) = trained.binary_search(&held.param.0) else { continue };
+        let Some(whole) = &reference.first.gradients[held.param.0] else { continue };
+        for (offset, got) in held.values.iter().enumerate() {
+            let element = held.first + offset;
+            let bound = bound.at(reference.magnitudes[index][element]);
+            let distance = (got - whole[element]).abs();
+            if distance > bound || distance.is_nan() {
+                let fqn = &spec.param(held.param).fqn;
+                failures
+                    .push(format!("gradient of {fqn}[{element}] is off by {distance:e}, bound {bound:e}"));
+                break;
+            }
+        }
+    }
+    failures.extend(norm(job, reference, ranks, &bound));
+    failures
+}
+
+/// The norm of the first step, if it is outside its bound: norms differ by no more than the norm of the difference.
+fn norm<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun], bound: &Bound) -> Option<String> {
+    let (got, want) = (ranks[0].reports.first()?, reference.reports.first()?);
+    let squares: f64 =
+        reference.magnitudes.iter().flatten().map(|&magnitude| bound.at(magnitude).powi(2)).sum();
+    let longest = job.plan.spec.params.iter().map(|param| param.row_len().unwrap_or(1)).max()?;
+    // Both norms are computed in double precision: sums of squares of rows, a root, and the factor of the mean.
+    let computed = (longest as f64 + 8.0) * 2f64.powi(-53) * want.grad_norm;
+    let elements = reference.magnitudes.iter().map(Vec::len).sum::<usize>() as f64;
+    let bound = squares.sqrt() * (1.0 + elements * 2f64.powi(-53)) / (got.targets.max(1) as f64) + computed;
+    let distance = (got.grad_norm - want.grad_norm).abs();
+    (distance > bound || distance.is_nan())
+        .then(|| format!("the first gradient norm is off by {distance:e}, bound {bound:e}"))
+}
