@@ -1,8 +1,9 @@
 // What every kernel is made of: element types, their arithmetic, vectors of them, and reductions.
 //
 // ELEMENT and OTHER are given by whoever compiles; T and S are these types, A and B the types that arithmetic on
-// them is done in. bf16 is widened on load and rounded to nearest even on store, by integer operations: nothing is
-// included. Products and sums are fused only where fma is written, so results round like those of the host's kernels.
+// them is done in. bf16 is widened on load and rounded to nearest even on store; nothing is included. Products and sums
+// are fused only where fma is written, so results round like those of the host's kernels. What is written in PTX has a
+// second form with the same results, for a compiler that makes code for the host of it.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -34,9 +35,16 @@ template <class E> __device__ E narrow(typename Arithmetic<E>::type value);
 template <> __device__ inline float narrow<float>(float value) { return value; }
 template <> __device__ inline double narrow<double>(double value) { return value; }
 template <> __device__ inline bf16 narrow<bf16>(float value) {
+#ifdef __CUDACC__
+    // One instruction, and one for two elements where they are neighbours. What is not a number becomes 0x7fff.
+    u16 rounded;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(value));
+    return bf16{rounded};
+#else
     u32 bits = __float_as_uint(value);
     u32 rounded = (bits + (0x7fff + ((bits >> 16) & 1))) >> 16;
-    return bf16{u16(value != value ? (bits >> 16) | 0x40 : rounded)};
+    return bf16{u16(value != value ? 0x7fff : rounded)};
+#endif
 }
 
 // Rounds a double to an element, once.
@@ -131,11 +139,11 @@ __device__ inline double square_root(double value) { return sqrt(value); }
 // `2^exponent` for the exponents of normal numbers.
 __device__ inline float power_of_two(int exponent) { return __uint_as_float(u32(exponent + 127) << 23); }
 
-// `e^x` as the host computes it: reduction to |r| <= ln 2 / 2, Cephes' polynomial, and the power in two factors.
-__device__ inline float exponential(float x) {
+// `e^x` as the host computes it: reduction to |r| <= ln 2 / 2, Cephes' polynomial, and the power in two factors. Of x that
+// is not above 120.
+__device__ inline float exponential_below(float x) {
     const float shift = 12582912.0f;
     x = x < -150.0f ? -150.0f : x;
-    x = x > 120.0f ? 120.0f : x;
     float shifted = fmaf(x, 1.44269504088896340736f, shift);
     float n = shifted - shift;
     float r = fmaf(n, 2.1219444e-4f, fmaf(n, -0.6933594f, x));
@@ -146,20 +154,53 @@ __device__ inline float exponential(float x) {
     p = fmaf(p, r, 1.6666665e-1f);
     p = fmaf(p, r, 5.0000003e-1f);
     float power = fmaf(p, r * r, r) + 1.0f;
-    int exponent = int(__float_as_uint(shifted)) - int(__float_as_uint(shift));
-    int low = exponent >> 1;
-    return power * power_of_two(low) * power_of_two(exponent - low);
+    // The exponent is the low bits; those of `shift` are even, and leave the word when it is moved to its place.
+    u32 exponent = __float_as_uint(shifted), low = exponent >> 1;
+    return power * power_of_two(int(low)) * power_of_two(int(exponent - low));
 }
+__device__ inline double exponential_below(double x) { return exp(x); }
+
+// The same of any x.
+__device__ inline float exponential(float x) { return exponential_below(x > 120.0f ? 120.0f : x); }
 __device__ inline double exponential(double x) { return exp(x); }
 
-template <class R> __device__ R logistic(R x) { return R(1) / (R(1) + exponential(-x)); }
+// `1 / d` of numbers that are not less than 1, rounded as a division is: an approximation, and one step of Newton's. It is
+// what the compiler makes of the division for normal numbers whose reciprocal is normal; but there it asks each number
+// whether it is one, and here they are asked together.
+template <int w> __device__ void invert(Vector<float, w>& d) {
+#ifdef __CUDACC__
+    bool normal = true;
+    for (int k = 0; k < w; k++) normal &= d.at[k] < 0x1p126f;
+    if (normal) {
+        for (int k = 0; k < w; k++) {
+            float near;
+            asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(d.at[k]));
+            d.at[k] = fmaf(near, fmaf(-d.at[k], near, 1.0f), near);
+        }
+        return;
+    }
+#endif
+    for (int k = 0; k < w; k++) d.at[k] = 1.0f / d.at[k];
+}
+template <int w> __device__ void invert(Vector<double, w>& d) {
+    for (int k = 0; k < w; k++) d.at[k] = 1.0 / d.at[k];
+}
+
+// `1 / (1 + e^-x)` of numbers.
+template <class R, int w> __device__ Vector<R, w> logistic(Vector<R, w> x) {
+    for (int k = 0; k < w; k++) x.at[k] = R(1) + exponential(-x.at[k]);
+    invert(x);
+    return x;
+}
 
 struct Add {
     template <class R> __device__ R operator()(R a, R b) const { return a + b; }
 };
 
+// The larger number; what is none does not count.
 struct Larger {
-    template <class R> __device__ R operator()(R a, R b) const { return b > a ? b : a; }
+    __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+    __device__ double operator()(double a, double b) const { return fmax(a, b); }
 };
 
 // Combines the values of a warp, in pairs, upper half into lower half; lane 0 has the result.

@@ -12,6 +12,8 @@ mod support;
 mod fused;
 #[path = "../device/kernels.rs"]
 mod kernels;
+#[path = "../device/losses.rs"]
+mod losses;
 #[path = "../device/operands.rs"]
 mod operands;
 #[path = "../device/update.rs"]
