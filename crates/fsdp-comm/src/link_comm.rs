@@ -16,7 +16,7 @@ use fsdp_core::{Error, Memory, Queue, Rank};
 use crate::algorithms;
 use crate::link::{Alarm, Link};
 use crate::session::Session;
-use crate::staging;
+use crate::{staging, sums};
 
 /// Work for the thread that owns the link.
 type Job = Box<dyn FnOnce(&mut dyn Link) + Send>;
@@ -89,6 +89,13 @@ fn read_all<M: Memory>(memory: &M, queue: Queue, buffers: &[M::Buffer]) -> Resul
     buffers.iter().map(|buffer| staging::read(memory, queue, buffer)).collect()
 }
 
+/// What a reduction makes of this rank's elements before they are added.
+fn prepare(call: Fingerprint, ranks: usize, segments: &mut [Vec<u8>]) {
+    if let Some(factor) = call.kind.reduce_op().and_then(|op| op.factor(ranks)) {
+        segments.iter_mut().for_each(|segment| sums::scale(call.dtype, factor, segment));
+    }
+}
+
 impl<M: Memory> Communicator<M> for LinkComm {
     fn rank(&self) -> usize {
         self.rank
@@ -121,9 +128,10 @@ impl<M: Memory> Communicator<M> for LinkComm {
         mut inputs: Vec<M::Buffer>,
         outputs: Vec<M::Buffer>,
     ) -> Result<Box<dyn InFlight<M>>, Error> {
-        let segments = read_all(memory, Queue::Reduce, &inputs)?;
+        let mut segments = read_all(memory, Queue::Reduce, &inputs)?;
         inputs.iter_mut().for_each(|input| memory.release(Queue::Reduce, input));
         let size = self.members.len();
+        prepare(call, size, &mut segments);
         let part = |bytes: &Vec<u8>, rank| bytes[bytes.len() / size * rank..][..bytes.len() / size].to_vec();
         let parts: Vec<Vec<u8>> =
             (0..size).map(|rank| segments.iter().flat_map(|bytes| part(bytes, rank)).collect()).collect();
@@ -138,7 +146,9 @@ impl<M: Memory> Communicator<M> for LinkComm {
         call: Fingerprint,
         buffers: Vec<M::Buffer>,
     ) -> Result<Box<dyn InFlight<M>>, Error> {
-        let mine = read_all(memory, Queue::Reduce, &buffers)?.concat();
+        let mut segments = read_all(memory, Queue::Reduce, &buffers)?;
+        prepare(call, self.members.len(), &mut segments);
+        let mine = segments.concat();
         let buffers = Completed { outputs: buffers, inputs: Vec::new() };
         self.start(call, buffers, move |session| {
             algorithms::all_reduce(session, call.dtype, &mine).map(|sum| vec![sum])

@@ -4,7 +4,7 @@
 //! what does not belong together. A message is the fingerprint, little-endian (sequence, unit, elements: eight
 //! bytes each; the root of a broadcast: four; kind, purpose, dtype: one each), then the data.
 
-use fsdp_core::comm::{CollectiveKind, CommError, Fingerprint, Purpose};
+use fsdp_core::comm::{CollectiveKind, CommError, Fingerprint, Purpose, ReduceOp};
 use fsdp_core::{DType, Rank};
 
 use crate::link::Link;
@@ -13,10 +13,12 @@ const HEADER_BYTES: usize = 31;
 const NO_UNIT: u64 = u64::MAX;
 
 /// The root in a header is 0 for kinds that have none.
-const KINDS: [CollectiveKind; 6] = [
+const KINDS: [CollectiveKind; 8] = [
     CollectiveKind::AllGather,
-    CollectiveKind::ReduceScatter,
-    CollectiveKind::AllReduce,
+    CollectiveKind::ReduceScatter(ReduceOp::Sum),
+    CollectiveKind::ReduceScatter(ReduceOp::Average),
+    CollectiveKind::AllReduce(ReduceOp::Sum),
+    CollectiveKind::AllReduce(ReduceOp::Average),
     CollectiveKind::Broadcast { root: 0 },
     CollectiveKind::Split,
     CollectiveKind::Connect,
@@ -166,7 +168,7 @@ mod tests {
     fn unknown_codes_are_rejected() {
         for place in 28..HEADER_BYTES {
             let mut header = [0; HEADER_BYTES];
-            header[place] = 7;
+            header[place] = KINDS.len() as u8;
             assert_eq!(decode(&header), None);
         }
     }

@@ -1,4 +1,4 @@
-//! Adding arrays of elements that are kept as little-endian bytes.
+//! Adding and scaling arrays of elements that are kept as little-endian bytes.
 
 use fsdp_core::DType;
 
@@ -28,6 +28,29 @@ pub(crate) fn add(dtype: DType, sum: &mut [u8], other: &[u8]) {
     }
 }
 
+/// `elements[i] *= factor` for floats of `dtype`, to which the factor is rounded: bf16 is multiplied in `f32` and rounded.
+///
+/// # Panics
+/// When the elements are integers, or not whole.
+pub(crate) fn scale(dtype: DType, factor: f64, elements: &mut [u8]) {
+    assert!(elements.len().is_multiple_of(dtype.size_bytes()), "whole elements are scaled");
+    match dtype {
+        DType::F32 => change(elements, |x| (f32::from_le_bytes(x) * factor as f32).to_le_bytes()),
+        DType::F64 => change(elements, |x| (f64::from_le_bytes(x) * factor).to_le_bytes()),
+        DType::Bf16 => {
+            let factor = bf16::from_bits(bf16::to_bits(factor as f32));
+            change(elements, |x| {
+                bf16::to_bits(bf16::from_bits(u16::from_le_bytes(x)) * factor).to_le_bytes()
+            });
+        }
+        DType::U32 | DType::I64 => panic!("only floats are averaged, which every call is checked for"),
+    }
+}
+
+fn change<const N: usize>(elements: &mut [u8], change: impl Fn([u8; N]) -> [u8; N]) {
+    elements.as_chunks_mut().0.iter_mut().for_each(|element| *element = change(*element));
+}
+
 fn each<const N: usize>(sum: &mut [u8], other: &[u8], add: impl Fn([u8; N], [u8; N]) -> [u8; N]) {
     let (sum, other) = (sum.as_chunks_mut().0, other.as_chunks().0);
     sum.iter_mut().zip(other).for_each(|(a, &b)| *a = add(*a, b));
@@ -49,5 +72,21 @@ mod tests {
         check(DType::Bf16, bf16(256.0).into(), &bf16(1.0), &bf16(256.0));
         check(DType::I64, i64::MAX.to_le_bytes().into(), &1i64.to_le_bytes(), &i64::MIN.to_le_bytes());
         check(DType::U32, u32::MAX.to_le_bytes().into(), &2u32.to_le_bytes(), &1u32.to_le_bytes());
+    }
+
+    #[test]
+    fn factors_and_products_are_rounded_to_the_dtype() {
+        let check = |dtype, mut element: Vec<u8>, expected: &[u8]| {
+            scale(dtype, 1.0 / 3.0, &mut element);
+            assert_eq!(element, expected, "{dtype}");
+        };
+        check(DType::F32, 7f32.to_le_bytes().into(), &(7.0 * (1.0 / 3.0) as f32).to_le_bytes());
+        check(DType::F64, 7f64.to_le_bytes().into(), &(7.0 * (1.0 / 3.0f64)).to_le_bytes());
+        // A third is 0.333984375 in bf16: of 130 that makes 43.418, where a third of 130 is next to 43.25.
+        let bf16 = |value| bf16::to_bits(value).to_le_bytes();
+        check(DType::Bf16, bf16(1.0).into(), &bf16(171.0 / 512.0));
+        check(DType::Bf16, bf16(1.5).into(), &bf16(0.5));
+        check(DType::Bf16, bf16(255.0).into(), &bf16(85.0));
+        check(DType::Bf16, bf16(130.0).into(), &bf16(43.5));
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use fsdp_comm::conformance::{self, PlainMemory, outcomes};
 use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
 use fsdp_comm::{InMemoryLinks, LinkComm};
-use fsdp_core::comm::{Comm, CommError, Purpose};
+use fsdp_core::comm::{Comm, CommError, Purpose, ReduceOp};
 use fsdp_core::memory::{Category, Memory};
 use fsdp_core::{DType, Error, Queue, Rank};
 
@@ -57,7 +57,9 @@ fn worlds_of_one_to_nine_ranks_pass() {
 
 fn reduce(comm: &mut Comm<PlainMemory>, memory: &PlainMemory) -> Result<(), Error> {
     let buffer = memory.allocate(Category::CommStaging, DType::I64, 1)?;
-    comm.all_reduce(memory, Purpose::Setup, None, vec![buffer])?.wait_on(memory, Queue::Reduce).map(drop)
+    comm.all_reduce(memory, ReduceOp::Sum, Purpose::Setup, None, vec![buffer])?
+        .wait_on(memory, Queue::Reduce)
+        .map(drop)
 }
 
 #[test]

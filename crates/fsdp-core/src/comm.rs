@@ -19,7 +19,7 @@ mod traffic;
 
 pub use communicator::{Communicator, Completed, InFlight};
 pub use error::{CommError, RankStatus};
-pub use fingerprint::{CollectiveKind, Fingerprint, Purpose};
+pub use fingerprint::{CollectiveKind, Fingerprint, Purpose, ReduceOp};
 pub use front::Comm;
 pub use pending::Pending;
 pub use traffic::Traffic;

@@ -346,6 +346,13 @@ pub trait Memory: Send + Sync + 'static {
         dst: SliceMut<'_, Self::Buffer>,
     ) -> Result<(), Error>;
 
+    /// Multiplies every element by `factor`, which is rounded to the dtype first; each product is rounded once (bf16:
+    /// multiplied in f32 and rounded).
+    ///
+    /// # Errors
+    /// [`Error::Shared`] when `dst` has other handles; [`Error::Memory`] when the dtype is not a float.
+    fn scale(&self, queue: Queue, factor: f64, dst: SliceMut<'_, Self::Buffer>) -> Result<(), Error>;
+
     /// Adds the squares of all elements to `sum`, the words of an [`ExactSum`](crate::ExactSum) (`I64`): rows of
     /// `row_len` elements are summed in `f64` in a fixed order each, and the sums of rows exactly. `row_len`
     /// divides the length. Words need not be carried.

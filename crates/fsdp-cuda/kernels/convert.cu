@@ -1,4 +1,4 @@
-// Between element types: copies, sums, and gradients of weights out of partial sums.
+// Between element types: copies, sums, and gradients of weights out of partial sums. And multiples of elements.
 
 extern "C" __global__ void cast(const S* __restrict__ src, T* __restrict__ dst, u64 len) {
     for_elements<W>(len, aligned<W>(src) && aligned<W>(dst), [&](auto wide, u64 i) {
@@ -16,6 +16,17 @@ extern "C" __global__ void accumulate(const S* __restrict__ src, T* __restrict__
         auto from = load<w>(src + i);
         auto to = load<w>(dst + i);
         for (int k = 0; k < w; k++) to.at[k] = sum_of(to.at[k], from.at[k]);
+        store<w>(dst + i, to);
+    });
+}
+
+// Multiplies by the element next to `factor`.
+extern "C" __global__ void scale(T* __restrict__ dst, u64 len, double factor) {
+    A rounded = widen(from_double<T>(factor));
+    for_elements<W>(len, aligned<W>(dst), [&](auto wide, u64 i) {
+        constexpr int w = decltype(wide)::width;
+        auto to = load<w>(dst + i);
+        for (int k = 0; k < w; k++) to.at[k] = narrow<T>(widen(to.at[k]) * rounded);
         store<w>(dst + i, to);
     });
 }

@@ -103,6 +103,10 @@ impl Memory for ShapeMemory {
         lengths::expect("accumulated elements", src.len, dst.len)
     }
 
+    fn scale(&self, _queue: Queue, _factor: f64, _dst: Out<'_>) -> Result<(), Error> {
+        Ok(())
+    }
+
     fn square_sum(&self, _queue: Queue, src: In<'_>, row_len: usize, sum: Out<'_>) -> Result<(), Error> {
         lengths::square_sum(src.len, row_len, sum.len)
     }

@@ -95,7 +95,7 @@ impl<M: Memory> Exchange<M> {
             let slot = slots[index].as_mut().expect("the rank deposited its buffers before");
             (std::mem::take(&mut slot.inputs), slot.ready.clone())
         };
-        let mut partial = Partial { owner: index, buffers, ready };
+        let mut partial = self.prepare(memory, group, Partial { owner: index, buffers, ready })?;
         let mut node = index;
         loop {
             let arrival = lock(&self.tree).arrive(node, partial);
@@ -111,6 +111,18 @@ impl<M: Memory> Exchange<M> {
                 }
             }
         }
+    }
+
+    /// What a reduction makes of one rank's input before it is added: an average multiplies it.
+    fn prepare(&self, memory: &M, group: Group<'_>, mut input: Partial<M>) -> Result<Partial<M>, Error> {
+        let op = group.call.kind.reduce_op();
+        let Some(factor) = op.and_then(|op| op.factor(group.members.len())) else { return Ok(input) };
+        memory.wait(Queue::Reduce, &input.ready);
+        for buffer in &mut input.buffers {
+            memory.scale(Queue::Reduce, factor, SliceMut::whole(buffer))?;
+        }
+        input.ready = memory.record(Queue::Reduce);
+        Ok(input)
     }
 
     /// `left + right` in the buffers of `left`; those of `right` go back to their rank.

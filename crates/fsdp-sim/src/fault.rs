@@ -4,7 +4,7 @@
 //! act where a rank enters a collective, so that a test exercises the same code as the real failure.
 
 use fsdp_core::Rank;
-use fsdp_core::comm::{CollectiveKind, CommError, Fingerprint};
+use fsdp_core::comm::{CollectiveKind, CommError, Fingerprint, ReduceOp};
 
 use crate::board::Board;
 
@@ -56,9 +56,9 @@ pub(crate) fn intercept(
 
 fn other_kind(kind: CollectiveKind) -> CollectiveKind {
     match kind {
-        CollectiveKind::AllGather => CollectiveKind::ReduceScatter,
-        CollectiveKind::ReduceScatter => CollectiveKind::AllReduce,
-        CollectiveKind::AllReduce
+        CollectiveKind::AllGather => CollectiveKind::ReduceScatter(ReduceOp::Sum),
+        CollectiveKind::ReduceScatter(op) => CollectiveKind::AllReduce(op),
+        CollectiveKind::AllReduce(_)
         | CollectiveKind::Broadcast { .. }
         | CollectiveKind::Split
         | CollectiveKind::Connect => CollectiveKind::AllGather,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fsdp_core::comm::{CollectiveKind, Fingerprint, Purpose};
+use fsdp_core::comm::{CollectiveKind, Fingerprint, Purpose, ReduceOp};
 use fsdp_core::{Rank, tree};
 use proptest::prelude::*;
 
@@ -20,7 +20,7 @@ fn run<T: Send>(
     body: impl Fn(&mut Session<'_>) -> Result<T, CommError> + Sync,
 ) -> Vec<(T, u64)> {
     let links = InMemoryLinks::new(ranks, Duration::from_secs(60));
-    let (kind, purpose) = (CollectiveKind::AllReduce, Purpose::Setup);
+    let (kind, purpose) = (CollectiveKind::AllReduce(ReduceOp::Sum), Purpose::Setup);
     let call = Fingerprint { sequence: 0, kind, purpose, unit: None, dtype: DType::F32, elements: 0 };
     std::thread::scope(|scope| {
         let spawn = |rank| {

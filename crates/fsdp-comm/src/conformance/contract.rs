@@ -1,6 +1,6 @@
 //! Checks of the contract around the results: arguments, fingerprints, counters, aborts, who owns what.
 
-use fsdp_core::comm::{CollectiveKind, Comm, CommError, Pending, Purpose};
+use fsdp_core::comm::{CollectiveKind, Comm, CommError, Pending, Purpose, ReduceOp};
 use fsdp_core::memory::{Buffer, Category, HostSliceMut, Slice};
 use fsdp_core::{DType, Error, Memory, Queue, Rank};
 
@@ -40,7 +40,8 @@ pub fn arguments_are_checked(launcher: &impl Launcher, ranks: usize) {
 
         let inputs = make(DType::F32, &[3 * ranks])?;
         let outputs = make(DType::F32, &[3])?;
-        let started = comm.reduce_scatter(memory, Purpose::Gradient, None, inputs.clone(), outputs);
+        let started =
+            comm.reduce_scatter(memory, ReduceOp::Sum, Purpose::Gradient, None, inputs.clone(), outputs);
         let error = comm_error(started);
         assert!(matches!(error, CommError::Shared { segment: 0, .. }), "{error}");
         let buffers = make(DType::F32, &[3, 3])?;
@@ -49,6 +50,10 @@ pub fn arguments_are_checked(launcher: &impl Launcher, ranks: usize) {
         let mixed = [make(DType::F32, &[3])?, make(DType::F64, &[3])?].concat();
         let error = comm_error(comm.broadcast(memory, Purpose::Setup, None, 0, mixed));
         assert!(matches!(error, CommError::Type { segment: 1, got: DType::F64, .. }), "{error}");
+        let integers = make(DType::I64, &[3])?;
+        let averaged = comm.all_reduce(memory, ReduceOp::Average, Purpose::Scalars, None, integers);
+        let error = comm_error(averaged);
+        assert!(matches!(error, CommError::IntegerAverage { .. }), "{error}");
         assert_eq!(comm.traffic().bytes(), 0, "refused calls are not counted");
         reduce(memory, comm, Purpose::Gradient, 4)
     });
@@ -56,7 +61,7 @@ pub fn arguments_are_checked(launcher: &impl Launcher, ranks: usize) {
 
 fn reduce<M: Memory>(memory: &M, comm: &mut Comm<M>, purpose: Purpose, len: usize) -> Result<(), Error> {
     let buffers = filled(memory, Queue::Reduce, DType::F32, comm.rank(), &[len], 1)?;
-    let pending = comm.all_reduce(memory, purpose, None, buffers)?;
+    let pending = comm.all_reduce(memory, ReduceOp::Sum, purpose, None, buffers)?;
     finish(memory, comm, pending)
 }
 
@@ -84,7 +89,7 @@ pub fn traffic_matches_formulas(launcher: &impl Launcher, ranks: usize) {
         comm.all_gather(memory, Purpose::Forward, None, parts, whole)?.wait_on(memory, Queue::Compute)?;
         let inputs = filled(memory, Queue::Reduce, DType::F32, comm.rank(), &lens, ranks)?;
         let outputs = empty(memory, DType::F32, &lens)?;
-        let pending = comm.reduce_scatter(memory, Purpose::Gradient, None, inputs, outputs)?;
+        let pending = comm.reduce_scatter(memory, ReduceOp::Sum, Purpose::Gradient, None, inputs, outputs)?;
         pending.wait_on(memory, Queue::Compute)?;
         reduce(memory, comm, Purpose::Gradient, 7 * ranks)?;
         let buffers = filled(memory, Queue::Reduce, DType::Bf16, comm.rank(), &[5 * ranks, 0, ranks], 1)?;
@@ -111,7 +116,7 @@ pub fn buffers_come_back_to_their_rank(launcher: &impl Launcher, ranks: usize) {
         let rank = comm.rank();
         let inputs = filled(memory, Queue::Reduce, DType::F64, rank, &[2, 3], ranks)?;
         let outputs = empty(memory, DType::F64, &[2, 3])?;
-        let pending = comm.reduce_scatter(memory, Purpose::Gradient, None, inputs, outputs)?;
+        let pending = comm.reduce_scatter(memory, ReduceOp::Sum, Purpose::Gradient, None, inputs, outputs)?;
         let reduced = pending.wait_on(memory, Queue::Gather)?;
         assert_eq!(live(), 8 * (5 * ranks + 5), "a reduce-scatter keeps the buffers of this rank");
         drop(reduced.inputs);
@@ -123,7 +128,7 @@ pub fn buffers_come_back_to_their_rank(launcher: &impl Launcher, ranks: usize) {
         drop(gathered);
         assert_eq!(live(), 0, "its outputs are this rank's");
         let buffers = filled(memory, Queue::Reduce, DType::F64, rank, &[4], 1)?;
-        let pending = comm.all_reduce(memory, Purpose::Scalars, None, buffers)?;
+        let pending = comm.all_reduce(memory, ReduceOp::Sum, Purpose::Scalars, None, buffers)?;
         drop(pending.wait_on(memory, Queue::Compute)?);
         assert_eq!(live(), 0, "an all-reduce gives back what it got");
         let buffers = filled(memory, Queue::Reduce, DType::F64, rank, &[4, 2], 1)?;
@@ -174,7 +179,7 @@ pub fn dropping_a_pending_aborts(launcher: &impl Launcher, ranks: usize) {
     let body = |mut seat: Seat<_>| {
         let (memory, comm) = (&*seat.memory, &mut seat.gathers);
         let buffers = filled(memory, Queue::Reduce, DType::F32, comm.rank(), &[3], 1)?;
-        let pending = comm.all_reduce(memory, Purpose::Scalars, None, buffers)?;
+        let pending = comm.all_reduce(memory, ReduceOp::Sum, Purpose::Scalars, None, buffers)?;
         if comm.rank() == 0 {
             drop(pending);
         } else {
@@ -223,7 +228,7 @@ pub fn divergent_roots_are_reported(launcher: &impl Launcher, ranks: usize) {
     }
 }
 
-/// Different lengths, purposes, kinds or sequence numbers on one rank are reported on every rank.
+/// Different lengths, purposes, kinds, operations or sequence numbers on one rank are reported on every rank.
 ///
 /// # Panics
 /// When the check fails.
@@ -232,7 +237,7 @@ pub fn divergent_calls_are_reported(launcher: &impl Launcher, ranks: usize) {
         return;
     }
     let culprit = ranks / 2;
-    for fault in 0..4 {
+    for fault in 0..5 {
         let body = |mut seat: Seat<_>| {
             let (memory, comm) = (&*seat.memory, &mut seat.gathers);
             reduce(memory, comm, Purpose::Setup, 3)?;
@@ -244,7 +249,14 @@ pub fn divergent_calls_are_reported(launcher: &impl Launcher, ranks: usize) {
                     let (whole, part) = ([4 * ranks], [4]);
                     let inputs = filled(memory, Queue::Reduce, DType::F32, comm.rank(), &whole, 1)?;
                     let outputs = empty(memory, DType::F32, &part)?;
-                    let pending = comm.reduce_scatter(memory, Purpose::Scalars, None, inputs, outputs)?;
+                    let pending =
+                        comm.reduce_scatter(memory, ReduceOp::Sum, Purpose::Scalars, None, inputs, outputs)?;
+                    finish(memory, comm, pending)
+                }
+                3 => {
+                    let buffers = filled(memory, Queue::Reduce, DType::F32, comm.rank(), &[4 * ranks], 1)?;
+                    let pending =
+                        comm.all_reduce(memory, ReduceOp::Average, Purpose::Scalars, None, buffers)?;
                     finish(memory, comm, pending)
                 }
                 _ => comm.split(memory, 0).map(drop),

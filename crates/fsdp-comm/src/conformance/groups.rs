@@ -1,16 +1,16 @@
 //! Checks of groups, and of many collectives at once.
 
-use fsdp_core::comm::{Comm, Completed, Pending, Purpose};
+use fsdp_core::comm::{Comm, Completed, Pending, Purpose, ReduceOp};
 use fsdp_core::{DType, Error, Memory, Mesh, Queue};
 
 use super::run_well;
-use super::values::{assert_contents, empty, filled, sum, values};
+use super::values::{assert_contents, empty, filled, reduced, values};
 use crate::launch::Launcher;
 
 const LEN: usize = 5;
 
-/// The ranks `members` (in world numbers) sum what they have by one reduce-scatter and one all-reduce, and receive what
-/// the last of them has.
+/// The ranks `members` (in world numbers) average what they have by one reduce-scatter, sum it by one all-reduce, and
+/// receive what the last of them has.
 fn work_in_group<M: Memory>(
     memory: &M,
     comm: &mut Comm<M>,
@@ -22,17 +22,22 @@ fn work_in_group<M: Memory>(
     assert_eq!(comm.world_rank().0, world_rank, "a rank keeps its name");
     let inputs = filled(memory, Queue::Reduce, DType::F32, world_rank, &[LEN], comm.size())?;
     let outputs = empty(memory, DType::F32, &[LEN])?;
-    let pending = comm.reduce_scatter(memory, Purpose::Gradient, None, inputs, outputs)?;
+    let pending = comm.reduce_scatter(memory, ReduceOp::Average, Purpose::Gradient, None, inputs, outputs)?;
     let mut completed = pending.wait_on(memory, Queue::Compute)?;
-    let expected = sum(DType::F32, members, 0, LEN * members.len());
+    let expected = reduced(DType::F32, ReduceOp::Average, members, 0, LEN * members.len());
     let start = comm.rank() * LEN;
     let part = completed.outputs.remove(0);
     assert_contents(memory, &part, &expected[start..start + LEN], "reduce-scatter in a group")?;
 
     let buffers = filled(memory, Queue::Reduce, DType::I64, world_rank, &[LEN], 1)?;
-    let pending = comm.all_reduce(memory, Purpose::Scalars, None, buffers)?;
+    let pending = comm.all_reduce(memory, ReduceOp::Sum, Purpose::Scalars, None, buffers)?;
     let summed = pending.wait_on(memory, Queue::Compute)?.outputs.remove(0);
-    assert_contents(memory, &summed, &sum(DType::I64, members, 0, LEN), "all-reduce in a group")?;
+    assert_contents(
+        memory,
+        &summed,
+        &reduced(DType::I64, ReduceOp::Sum, members, 0, LEN),
+        "all-reduce in a group",
+    )?;
 
     let root = members.len() - 1;
     let buffers = filled(memory, Queue::Reduce, DType::F64, world_rank, &[LEN, 1], 1)?;
@@ -102,21 +107,32 @@ pub fn communicators_are_independent(launcher: &impl Launcher, ranks: usize) {
                     gather = Some(start_gather(memory, &mut seat.gathers)?);
                 } else {
                     let buffers = filled(memory, Queue::Reduce, DType::F64, rank, &[LEN], 1)?;
-                    reduce = Some(seat.reductions.all_reduce(memory, Purpose::Gradient, None, buffers)?);
+                    reduce = Some(seat.reductions.all_reduce(
+                        memory,
+                        ReduceOp::Sum,
+                        Purpose::Gradient,
+                        None,
+                        buffers,
+                    )?);
                 }
             }
             let (gather, reduce) = (gather.expect("issued above"), reduce.expect("issued above"));
             let wait = |pending: Pending<_>| pending.wait_on(memory, Queue::Compute);
-            let (gathered, reduced) = if order < 2 {
+            let (gathered, summed) = if order < 2 {
                 let gathered = wait(gather)?;
                 (gathered, wait(reduce)?)
             } else {
-                let reduced = wait(reduce)?;
-                (wait(gather)?, reduced)
+                let summed = wait(reduce)?;
+                (wait(gather)?, summed)
             };
             check_gather(memory, ranks, &gathered)?;
             let all: Vec<usize> = (0..ranks).collect();
-            assert_contents(memory, &reduced.outputs[0], &sum(DType::F64, &all, 0, LEN), "all-reduce")?;
+            assert_contents(
+                memory,
+                &summed.outputs[0],
+                &reduced(DType::F64, ReduceOp::Sum, &all, 0, LEN),
+                "all-reduce",
+            )?;
         }
         Ok(())
     });

@@ -225,6 +225,16 @@ impl Memory for PlainMemory {
         combine(src, dst, |sum, value| round(dtype, sum + value), i64::wrapping_add)
     }
 
+    fn scale(&self, _queue: Queue, factor: f64, dst: SliceMut<'_, PlainBuffer>) -> Result<(), Error> {
+        let (dtype, range) = (dst.buffer.dtype, dst.offset..dst.offset + dst.len);
+        let Data::Floats(values) = dst.buffer.writable()? else {
+            return Err(invalid("integers are not scaled"));
+        };
+        let factor = round(dtype, factor);
+        values[range].iter_mut().for_each(|value| *value = round(dtype, *value * factor));
+        Ok(())
+    }
+
     fn square_sum(
         &self,
         _queue: Queue,

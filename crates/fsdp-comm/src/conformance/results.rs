@@ -1,11 +1,11 @@
 //! Checks of results: every collective against the slow way.
 
-use fsdp_core::comm::Purpose;
+use fsdp_core::comm::{Purpose, ReduceOp};
 use fsdp_core::memory::Buffer;
 use fsdp_core::{DType, Queue};
 
 use super::run_well;
-use super::values::{assert_contents, empty, filled, sum, values};
+use super::values::{assert_contents, empty, filled, reduced, values};
 use crate::launch::Launcher;
 
 /// Every rank receives all inputs, in rank order; inputs are only read. `lens` are the elements per rank of
@@ -34,7 +34,12 @@ pub fn all_gather(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[
     });
 }
 
-/// Every rank receives its part of the sum by the tree; the inputs come back, writable.
+/// The reductions that there are of a dtype.
+fn operations(dtype: DType) -> &'static [ReduceOp] {
+    if dtype.is_float() { &[ReduceOp::Sum, ReduceOp::Average] } else { &[ReduceOp::Sum] }
+}
+
+/// Every rank receives its part of the sum or average by the tree; the inputs come back, writable.
 ///
 /// # Panics
 /// When the check fails.
@@ -43,24 +48,27 @@ pub fn reduce_scatter(launcher: &impl Launcher, ranks: usize, dtype: DType, lens
     run_well(launcher, ranks, &|mut seat| {
         let memory = &*seat.memory;
         let rank = seat.gathers.rank();
-        let inputs = filled(memory, Queue::Reduce, dtype, rank, lens, ranks)?;
-        let outputs = empty(memory, dtype, lens)?;
-        let pending = seat.gathers.reduce_scatter(memory, Purpose::Gradient, Some(2), inputs, outputs)?;
-        let completed = pending.wait_on(memory, Queue::Compute)?;
-        assert_eq!(completed.outputs.len(), lens.len(), "one output per segment");
-        assert_eq!(completed.inputs.len(), lens.len(), "all inputs come back");
-        for (segment, (output, &len)) in completed.outputs.iter().zip(lens).enumerate() {
-            let expected = sum(dtype, &all, segment, len * ranks);
-            assert_contents(memory, output, &expected[rank * len..(rank + 1) * len], "reduce-scatter")?;
-            assert!(output.is_exclusive(), "an output belongs to its rank");
-            assert_eq!(completed.inputs[segment].len(), len * ranks, "inputs come back in order");
-            assert!(completed.inputs[segment].is_exclusive(), "an input belongs to its rank again");
+        for &op in operations(dtype) {
+            let inputs = filled(memory, Queue::Reduce, dtype, rank, lens, ranks)?;
+            let outputs = empty(memory, dtype, lens)?;
+            let pending =
+                seat.gathers.reduce_scatter(memory, op, Purpose::Gradient, Some(2), inputs, outputs)?;
+            let completed = pending.wait_on(memory, Queue::Compute)?;
+            assert_eq!(completed.outputs.len(), lens.len(), "one output per segment");
+            assert_eq!(completed.inputs.len(), lens.len(), "all inputs come back");
+            for (segment, (output, &len)) in completed.outputs.iter().zip(lens).enumerate() {
+                let expected = reduced(dtype, op, &all, segment, len * ranks);
+                assert_contents(memory, output, &expected[rank * len..(rank + 1) * len], "reduce-scatter")?;
+                assert!(output.is_exclusive(), "an output belongs to its rank");
+                assert_eq!(completed.inputs[segment].len(), len * ranks, "inputs come back in order");
+                assert!(completed.inputs[segment].is_exclusive(), "an input belongs to its rank again");
+            }
         }
         Ok(())
     });
 }
 
-/// Every rank receives the whole sum by the tree, in its own buffers.
+/// Every rank receives the whole sum or average by the tree, in its own buffers.
 ///
 /// # Panics
 /// When the check fails.
@@ -68,13 +76,15 @@ pub fn all_reduce(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[
     let all: Vec<usize> = (0..ranks).collect();
     run_well(launcher, ranks, &|mut seat| {
         let memory = &*seat.memory;
-        let buffers = filled(memory, Queue::Reduce, dtype, seat.gathers.rank(), lens, 1)?;
-        let pending = seat.gathers.all_reduce(memory, Purpose::Scalars, None, buffers)?;
-        let completed = pending.wait_on(memory, Queue::Compute)?;
-        assert_eq!(completed.outputs.len(), lens.len(), "one output per segment");
-        for (segment, (output, &len)) in completed.outputs.iter().zip(lens).enumerate() {
-            assert_contents(memory, output, &sum(dtype, &all, segment, len), "all-reduce")?;
-            assert!(output.is_exclusive(), "an output belongs to its rank");
+        for &op in operations(dtype) {
+            let buffers = filled(memory, Queue::Reduce, dtype, seat.gathers.rank(), lens, 1)?;
+            let pending = seat.gathers.all_reduce(memory, op, Purpose::Scalars, None, buffers)?;
+            let completed = pending.wait_on(memory, Queue::Compute)?;
+            assert_eq!(completed.outputs.len(), lens.len(), "one output per segment");
+            for (segment, (output, &len)) in completed.outputs.iter().zip(lens).enumerate() {
+                assert_contents(memory, output, &reduced(dtype, op, &all, segment, len), "all-reduce")?;
+                assert!(output.is_exclusive(), "an output belongs to its rank");
+            }
         }
         Ok(())
     });

@@ -2,6 +2,7 @@
 //!
 //! Values are kept as `f64` whatever the dtype: every float dtype and every integer used here fits exactly.
 
+use fsdp_core::comm::ReduceOp;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut};
 use fsdp_core::{DType, Error, Memory, Queue, tree};
 
@@ -30,9 +31,16 @@ pub(super) fn values(dtype: DType, rank: usize, segment: usize, len: usize) -> V
     (0..len).map(value).collect()
 }
 
-/// The sum over ranks, by the tree, of what [`values`] gives each of them.
-pub(super) fn sum(dtype: DType, ranks: &[usize], segment: usize, len: usize) -> Vec<f64> {
-    let mut leaf = |rank: usize| values(dtype, ranks[rank], segment, len);
+/// The sum or average over ranks, by the tree, of what [`values`] gives each of them.
+pub(super) fn reduced(dtype: DType, op: ReduceOp, ranks: &[usize], segment: usize, len: usize) -> Vec<f64> {
+    let factor = match op {
+        ReduceOp::Sum => 1.0,
+        ReduceOp::Average => round(dtype, 1.0 / ranks.len() as f64),
+    };
+    let mut leaf = |rank: usize| -> Vec<f64> {
+        let values = values(dtype, ranks[rank], segment, len);
+        values.into_iter().map(|value| round(dtype, value * factor)).collect()
+    };
     let mut add =
         |left: Vec<f64>, right: Vec<f64>| left.iter().zip(&right).map(|(a, b)| round(dtype, a + b)).collect();
     tree::fold(0, ranks.len(), &mut leaf, &mut add)
@@ -91,4 +99,33 @@ pub(super) fn assert_contents<M: Memory>(
         assert_eq!(got.to_bits(), expected.to_bits(), "{what}: element {index}: {got} != {expected}");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_average_is_told_from_a_sum_that_is_divided() {
+        let ranks = [0, 1, 2];
+        for dtype in [DType::F32, DType::F64, DType::Bf16] {
+            let average = reduced(dtype, ReduceOp::Average, &ranks, 0, 64);
+            let sum = reduced(dtype, ReduceOp::Sum, &ranks, 0, 64);
+            let third = round(dtype, 1.0 / 3.0);
+            assert_ne!(average, sum.iter().map(|value| round(dtype, value * third)).collect::<Vec<_>>());
+            assert_ne!(average, sum.iter().map(|value| round(dtype, value / 3.0)).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn an_average_over_a_power_of_two_is_the_sum_divided() {
+        for ranks in [&[4][..], &[0, 1], &[3, 1, 0, 2]] {
+            for dtype in [DType::F32, DType::F64, DType::Bf16] {
+                let average = reduced(dtype, ReduceOp::Average, ranks, 1, 64);
+                let sum = reduced(dtype, ReduceOp::Sum, ranks, 1, 64);
+                let divided: Vec<f64> = sum.iter().map(|value| value / ranks.len() as f64).collect();
+                assert_eq!(average, divided);
+            }
+        }
+    }
 }

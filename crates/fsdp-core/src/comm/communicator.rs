@@ -61,7 +61,10 @@ pub trait Communicator<M: Memory>: Send {
     ) -> Result<Box<dyn InFlight<M>>, Error>;
 
     /// Starts a reduce-scatter: `outputs[i]` becomes this rank's part of the sum of every rank's `inputs[i]`,
-    /// added by the tree over ranks. The inputs are consumed.
+    /// added by the tree over ranks. The inputs are consumed. The operation is in `call.kind`: for an average, every
+    /// rank's elements are first multiplied by [`ReduceOp::factor`](super::ReduceOp::factor), rounded to their dtype,
+    /// and each product is rounded. (A library that adds in an order of its own may round the first product and sum
+    /// together; then it does not have the bits of the others.)
     ///
     /// # Errors
     /// [`Error::Comm`].
@@ -73,7 +76,8 @@ pub trait Communicator<M: Memory>: Send {
         outputs: Vec<M::Buffer>,
     ) -> Result<Box<dyn InFlight<M>>, Error>;
 
-    /// Starts an all-reduce in place, added by the tree over ranks.
+    /// Starts an all-reduce in place, added by the tree over ranks, with the operation in `call.kind` as
+    /// [`Communicator::reduce_scatter`].
     ///
     /// # Errors
     /// [`Error::Comm`].

@@ -131,6 +131,14 @@ pub enum CommError {
         /// Dtype found.
         got: DType,
     },
+    /// An average of integers, which is none.
+    #[error("{call}: integers on {rank} can not be averaged; sum them, and divide where the mean is used")]
+    IntegerAverage {
+        /// The caller.
+        rank: Rank,
+        /// The call.
+        call: Fingerprint,
+    },
     /// A buffer that the collective writes has other readers.
     #[error("{call}: segment {segment} on {rank} is still read elsewhere")]
     Shared {

@@ -4,15 +4,43 @@ use std::fmt;
 
 use crate::dtype::DType;
 
+/// How a reduction combines the ranks' elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ReduceOp {
+    /// They are added.
+    Sum,
+    /// Each is multiplied by the reciprocal of the number of ranks, in its own dtype, then they are added. Floats only.
+    Average,
+}
+
+impl ReduceOp {
+    /// What elements are multiplied by before they are added, in a group of `ranks`; `None` when they are only added.
+    /// It is rounded to the dtype of the elements where it is used ([`Memory::scale`](crate::Memory::scale)).
+    pub fn factor(self, ranks: usize) -> Option<f64> {
+        match self {
+            ReduceOp::Sum => None,
+            ReduceOp::Average => Some(1.0 / ranks as f64),
+        }
+    }
+
+    /// The name used in configuration files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ReduceOp::Sum => "sum",
+            ReduceOp::Average => "average",
+        }
+    }
+}
+
 /// The kind of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CollectiveKind {
     /// Every rank receives the concatenation of all inputs, in rank order.
     AllGather,
-    /// Every rank receives its part of the sum of all inputs.
-    ReduceScatter,
-    /// Every rank receives the sum of all inputs.
-    AllReduce,
+    /// Every rank receives its part of the sum or average of all inputs.
+    ReduceScatter(ReduceOp),
+    /// Every rank receives the sum or average of all inputs.
+    AllReduce(ReduceOp),
     /// Every rank receives what one rank of the group has.
     Broadcast {
         /// The place in the group of the rank that has it.
@@ -29,11 +57,19 @@ impl CollectiveKind {
     pub const fn name(self) -> &'static str {
         match self {
             CollectiveKind::AllGather => "all-gather",
-            CollectiveKind::ReduceScatter => "reduce-scatter",
-            CollectiveKind::AllReduce => "all-reduce",
+            CollectiveKind::ReduceScatter(_) => "reduce-scatter",
+            CollectiveKind::AllReduce(_) => "all-reduce",
             CollectiveKind::Broadcast { .. } => "broadcast",
             CollectiveKind::Split => "split",
             CollectiveKind::Connect => "connect",
+        }
+    }
+
+    /// How elements are combined, if this kind combines any.
+    pub const fn reduce_op(self) -> Option<ReduceOp> {
+        match self {
+            CollectiveKind::ReduceScatter(op) | CollectiveKind::AllReduce(op) => Some(op),
+            _ => None,
         }
     }
 }
@@ -89,8 +125,11 @@ pub struct Fingerprint {
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "#{} {}", self.sequence, self.kind.name())?;
-        if let CollectiveKind::Broadcast { root } = self.kind {
-            write!(f, " from place {root}")?;
+        match self.kind {
+            CollectiveKind::Broadcast { root } => write!(f, " from place {root}")?,
+            // Sums are the rule, so only what differs from it is said.
+            kind if kind.reduce_op() == Some(ReduceOp::Average) => f.write_str(" by average")?,
+            _ => {}
         }
         write!(f, " ({}", self.purpose.name())?;
         if let Some(unit) = self.unit {

@@ -1,6 +1,8 @@
 //! The checks in front of every backend.
 
-use super::{CollectiveKind, CommError, Communicator, Fingerprint, InFlight, Pending, Purpose, Traffic};
+use super::{
+    CollectiveKind, CommError, Communicator, Fingerprint, InFlight, Pending, Purpose, ReduceOp, Traffic,
+};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::memory::{Buffer, Memory};
@@ -60,7 +62,7 @@ impl<M: Memory> Comm<M> {
     }
 
     /// Starts a reduce-scatter of one or more segments: `outputs[i]` (exclusive) becomes this rank's part of
-    /// the sum of all `inputs[i]` (exclusive, `size` times as long), added by the tree over ranks. The
+    /// the sum or average of all `inputs[i]` (exclusive, `size` times as long), added by the tree over ranks. The
     /// inputs come back released.
     ///
     /// # Errors
@@ -68,32 +70,37 @@ impl<M: Memory> Comm<M> {
     pub fn reduce_scatter(
         &mut self,
         memory: &M,
+        op: ReduceOp,
         purpose: Purpose,
         unit: Option<usize>,
         inputs: Vec<M::Buffer>,
         outputs: Vec<M::Buffer>,
     ) -> Result<Pending<M>, Error> {
-        let call = self.call(CollectiveKind::ReduceScatter, purpose, unit, &inputs);
+        let call = self.call(CollectiveKind::ReduceScatter(op), purpose, unit, &inputs);
         self.check_pairs(call, &inputs, &outputs)?;
+        self.check_operation(call, op, &inputs)?;
         self.check_exclusive(call, &outputs)?;
         self.check_exclusive(call, &inputs)?;
         let in_flight = self.backend.reduce_scatter(memory, call, inputs, outputs)?;
         Ok(self.issued(call, in_flight))
     }
 
-    /// Starts an all-reduce in place of one or more (exclusive) segments, added by the tree over ranks.
+    /// Starts an all-reduce in place of one or more (exclusive) segments: their sum or average, added by the tree over
+    /// ranks.
     ///
     /// # Errors
     /// [`Error::Comm`]: a failed check, or the backend's failure.
     pub fn all_reduce(
         &mut self,
         memory: &M,
+        op: ReduceOp,
         purpose: Purpose,
         unit: Option<usize>,
         buffers: Vec<M::Buffer>,
     ) -> Result<Pending<M>, Error> {
-        let call = self.call(CollectiveKind::AllReduce, purpose, unit, &buffers);
+        let call = self.call(CollectiveKind::AllReduce(op), purpose, unit, &buffers);
         self.check_dtypes(call, &buffers)?;
+        self.check_operation(call, op, &buffers)?;
         self.check_exclusive(call, &buffers)?;
         let in_flight = self.backend.all_reduce(memory, call, buffers)?;
         Ok(self.issued(call, in_flight))
@@ -203,6 +210,19 @@ impl<M: Memory> Comm<M> {
             }),
             None => Ok(()),
         }
+    }
+
+    fn check_operation(
+        &self,
+        call: Fingerprint,
+        op: ReduceOp,
+        buffers: &[M::Buffer],
+    ) -> Result<(), CommError> {
+        let has_integers = || buffers.iter().any(|buffer| !buffer.dtype().is_float());
+        if op == ReduceOp::Average && has_integers() {
+            return Err(CommError::IntegerAverage { rank: self.world_rank(), call });
+        }
+        Ok(())
     }
 
     fn check_exclusive(&self, call: Fingerprint, buffers: &[M::Buffer]) -> Result<(), CommError> {

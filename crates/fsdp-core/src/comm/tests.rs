@@ -56,6 +56,10 @@ impl Memory for NoMemory {
         Ok(())
     }
 
+    fn scale(&self, _: Queue, _: f64, _: SliceMut<'_, Shape>) -> Result<(), Error> {
+        Ok(())
+    }
+
     fn square_sum(
         &self,
         _: Queue,
@@ -255,7 +259,7 @@ fn scatter(
     inputs: Vec<Shape>,
     outputs: Vec<Shape>,
 ) -> Result<Pending<NoMemory>, Error> {
-    comm.reduce_scatter(&NoMemory, Purpose::Gradient, Some(3), inputs, outputs)
+    comm.reduce_scatter(&NoMemory, ReduceOp::Sum, Purpose::Gradient, Some(3), inputs, outputs)
 }
 
 #[test]
@@ -293,7 +297,7 @@ fn dtypes_that_differ_are_refused() {
     drop(output);
     let mut mixed = floats(&[4, 4]);
     mixed[1].dtype = DType::F64;
-    let reduced = comm.all_reduce(&NoMemory, Purpose::Scalars, None, mixed);
+    let reduced = comm.all_reduce(&NoMemory, ReduceOp::Sum, Purpose::Scalars, None, mixed);
     let reduced = failure(reduced);
     assert!(matches!(reduced, CommError::Type { segment: 1, got: DType::F64, .. }), "{reduced}");
     let mut mixed = floats(&[4, 4]);
@@ -301,6 +305,24 @@ fn dtypes_that_differ_are_refused() {
     let sent = failure(comm.broadcast(&NoMemory, Purpose::Setup, None, 0, mixed));
     assert!(matches!(sent, CommError::Type { segment: 1, got: DType::I64, .. }), "{sent}");
     assert!(log.lock().unwrap().is_empty());
+}
+
+#[test]
+fn averages_of_integers_are_refused() {
+    let (mut comm, log) = comm(2);
+    let integers = buffers(DType::I64, &[4]);
+    let error = failure(comm.all_reduce(&NoMemory, ReduceOp::Average, Purpose::Scalars, None, integers));
+    assert_eq!(
+        error.to_string(),
+        "#0 all-reduce by average (scalars, 4 x i64): integers on rank 5 can not be averaged; sum them, and divide \
+         where the mean is used"
+    );
+    let (whole, part) = (buffers(DType::U32, &[4]), buffers(DType::U32, &[2]));
+    let scattered = comm.reduce_scatter(&NoMemory, ReduceOp::Average, Purpose::Gradient, None, whole, part);
+    assert!(matches!(failure(scattered), CommError::IntegerAverage { rank: Rank(5), .. }));
+    assert!(log.lock().unwrap().is_empty(), "no backend is called");
+    let nothing = comm.all_reduce(&NoMemory, ReduceOp::Average, Purpose::Gradient, None, Vec::new());
+    nothing.unwrap().wait_on(&NoMemory, Queue::Reduce).unwrap();
 }
 
 #[test]
@@ -314,7 +336,8 @@ fn shared_outputs_are_refused_and_shared_inputs_of_a_gather_are_not() {
     assert!(matches!(error, CommError::Shared { segment: 0, .. }), "{error}");
     let error = failure(scatter(&mut comm, floats(&[2]), vec![held[0].clone()]));
     assert!(matches!(error, CommError::Shared { segment: 0, .. }), "{error}");
-    let error = failure(comm.all_reduce(&NoMemory, Purpose::Scalars, None, vec![held[0].clone()]));
+    let error =
+        failure(comm.all_reduce(&NoMemory, ReduceOp::Sum, Purpose::Scalars, None, vec![held[0].clone()]));
     assert!(matches!(error, CommError::Shared { segment: 0, .. }), "{error}");
     let error = failure(comm.broadcast(&NoMemory, Purpose::Setup, None, 1, vec![held[0].clone()]));
     assert!(matches!(error, CommError::Shared { segment: 0, .. }), "{error}");
@@ -331,11 +354,13 @@ fn calls_are_numbered_and_described() {
     let _ = failure(gather(&mut comm, floats(&[2]), floats(&[5])));
     let second = scatter(&mut comm, floats(&[8]), floats(&[4])).unwrap();
     let sub = comm.split(&NoMemory, 7).unwrap();
-    let third = comm.all_reduce(&NoMemory, Purpose::Scalars, None, buffers(DType::I64, &[5])).unwrap();
+    let third =
+        comm.all_reduce(&NoMemory, ReduceOp::Sum, Purpose::Scalars, None, buffers(DType::I64, &[5])).unwrap();
     let fourth = comm.broadcast(&NoMemory, Purpose::Setup, Some(2), 1, floats(&[3, 4])).unwrap();
+    let fifth = comm.all_reduce(&NoMemory, ReduceOp::Average, Purpose::Gradient, None, floats(&[6])).unwrap();
     assert_eq!(sub.size(), 2);
     let calls: Vec<String> =
-        [&first, &second, &third, &fourth].map(|pending| pending.call().to_string()).to_vec();
+        [&first, &second, &third, &fourth, &fifth].map(|pending| pending.call().to_string()).to_vec();
     assert_eq!(
         calls,
         [
@@ -343,6 +368,7 @@ fn calls_are_numbered_and_described() {
             "#1 reduce-scatter (gradient, unit 3, 8 x f32)",
             "#3 all-reduce (scalars, 5 x i64)",
             "#4 broadcast from place 1 (setup, unit 2, 7 x f32)",
+            "#5 all-reduce by average (gradient, 6 x f32)",
         ]
     );
     assert_eq!(format!("{second:?}"), "Pending(#1 reduce-scatter (gradient, unit 3, 8 x f32))");
@@ -352,11 +378,11 @@ fn calls_are_numbered_and_described() {
     };
     let splits: Vec<(String, usize)> = log.lock().unwrap().iter().filter_map(split).collect();
     assert_eq!(splits, [("#2 split (setup, 0 x u32)".to_string(), 7)]);
-    for pending in [first, second, third, fourth] {
+    for pending in [first, second, third, fourth, fifth] {
         pending.wait_on(&NoMemory, Queue::Reduce).unwrap();
     }
     let waits = log.lock().unwrap().iter().filter(|event| matches!(event, Event::Waited(..))).count();
-    assert_eq!(waits, 4);
+    assert_eq!(waits, 5);
 }
 
 #[test]
@@ -389,7 +415,7 @@ fn traffic_counts_calls_and_bytes_sent() {
             finish(pending.unwrap()).unwrap();
         }
         for _ in 0..3 {
-            let pending = comm.all_reduce(&NoMemory, Purpose::Scalars, None, floats(&[60]));
+            let pending = comm.all_reduce(&NoMemory, ReduceOp::Sum, Purpose::Scalars, None, floats(&[60]));
             finish(pending.unwrap()).unwrap();
         }
         finish(comm.broadcast(&NoMemory, Purpose::Setup, None, 0, floats(&[60, 60])).unwrap()).unwrap();
@@ -432,7 +458,7 @@ fn a_root_outside_of_the_group_is_a_bug_of_the_caller() {
 fn failures_of_the_backend_come_back_uncounted() {
     let log = Log::default();
     let mut comm = Comm::new(Box::new(Recorder { size: 2, log: Arc::clone(&log), fails: true }));
-    let error = failure(comm.all_reduce(&NoMemory, Purpose::Scalars, None, floats(&[2])));
+    let error = failure(comm.all_reduce(&NoMemory, ReduceOp::Sum, Purpose::Scalars, None, floats(&[2])));
     assert_eq!(error.to_string(), "rank 5: transport: unplugged");
     assert_eq!(comm.traffic(), Traffic::default());
 }
@@ -453,7 +479,8 @@ fn messages_name_ranks_and_calls() {
         missing.to_string(),
         "rank 1, rank 3 did not arrive in #4 all-gather (backward, 8 x f32)\n  rank 0: waits in #4"
     );
-    let expected = Fingerprint { kind: CollectiveKind::AllReduce, purpose: Purpose::UpdateRule, ..call };
+    let kind = CollectiveKind::AllReduce(ReduceOp::Sum);
+    let expected = Fingerprint { kind, purpose: Purpose::UpdateRule, ..call };
     let mismatch = CommError::Mismatch { rank: Rank(2), got: call, peer: Rank(0), expected };
     assert_eq!(
         mismatch.to_string(),

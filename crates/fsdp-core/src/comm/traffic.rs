@@ -52,11 +52,11 @@ impl Traffic {
                 self.all_gathers += 1;
                 self.all_gather_bytes += sent;
             }
-            CollectiveKind::ReduceScatter => {
+            CollectiveKind::ReduceScatter(_) => {
                 self.reduce_scatters += 1;
                 self.reduce_scatter_bytes += sent;
             }
-            CollectiveKind::AllReduce => {
+            CollectiveKind::AllReduce(_) => {
                 self.all_reduces += 1;
                 self.all_reduce_bytes += (2 * bytes * (size - 1) / size) as u64;
             }

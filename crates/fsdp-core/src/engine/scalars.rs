@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use crate::comm::{Comm, Purpose};
+use crate::comm::{Comm, Purpose, ReduceOp};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
@@ -172,7 +172,7 @@ impl<M: Memory> Scalars<M> {
 
     fn all_reduce(&mut self, memory: &M, world: &mut Comm<M>) -> Result<(), Error> {
         let buffer = self.buffers[self.current].take().expect("scalars are reduced once at a time");
-        let pending = world.all_reduce(memory, Purpose::Scalars, None, vec![buffer])?;
+        let pending = world.all_reduce(memory, ReduceOp::Sum, Purpose::Scalars, None, vec![buffer])?;
         self.buffers[self.current] = pending.wait_on(memory, Queue::Reduce)?.outputs.pop();
         Ok(())
     }
@@ -194,7 +194,7 @@ impl<M: Memory> Scalars<M> {
         phase: usize,
     ) -> Result<(), Error> {
         let partial = self.statistics.remove(phase);
-        let pending = comm.all_reduce(memory, Purpose::UpdateRule, None, vec![partial])?;
+        let pending = comm.all_reduce(memory, ReduceOp::Sum, Purpose::UpdateRule, None, vec![partial])?;
         let sums = pending.wait_on(memory, Queue::Reduce)?.outputs.pop().expect("one buffer came back");
         self.statistics.insert(phase, sums);
         Ok(())

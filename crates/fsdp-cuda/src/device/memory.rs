@@ -309,6 +309,16 @@ impl Memory for CudaMemory {
         Ok(self.kernels(queue, source, (dtype, dtype)).elements(kernel, len, &words)?)
     }
 
+    fn scale(&self, queue: Queue, factor: f64, dst: SliceMut<'_, CudaBuffer>) -> Result<(), Error> {
+        let dtype = expect_float(dst.buffer)?;
+        if dst.buffer.is_on_host() {
+            return self.host_after(queue)?.scale(queue, factor, host_slice_mut(dst));
+        }
+        let len = dst.len;
+        let words = [Word::Range(self.range_mut(queue, dst)?), Word::Len(len), Word::Double(factor)];
+        Ok(self.kernels(queue, &CONVERT, (dtype, dtype)).elements("scale", len, &words)?)
+    }
+
     fn square_sum(
         &self,
         queue: Queue,

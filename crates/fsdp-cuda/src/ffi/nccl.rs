@@ -10,6 +10,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use fsdp_core::DType;
+use fsdp_core::comm::ReduceOp;
 
 use super::library::{self, Library, table};
 use super::nccl_comm::RawComm;
@@ -69,8 +70,14 @@ pub(super) type Rooted =
 pub(super) type Query = unsafe extern "C" fn(Handle, *mut c_int) -> c_int;
 pub(super) type End = unsafe extern "C" fn(Handle) -> c_int;
 
-/// `ncclSum`
-pub(super) const SUM: c_int = 0;
+/// `ncclSum`, `ncclAvg`. For floats, NCCL averages as [`ReduceOp`] says: `hostToDevRedOp` in its `enqueue.cc` makes it a
+/// sum of products with `1 / n` in the type of the elements.
+pub(super) fn op_code(op: ReduceOp) -> c_int {
+    match op {
+        ReduceOp::Sum => 0,
+        ReduceOp::Average => 4,
+    }
+}
 
 pub(super) fn dtype_code(dtype: DType) -> c_int {
     match dtype {

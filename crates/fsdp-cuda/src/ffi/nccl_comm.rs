@@ -8,7 +8,7 @@ use std::sync::Arc;
 use fsdp_core::comm::CollectiveKind;
 use fsdp_core::{DType, Queue};
 
-use super::nccl::{Config, Handle, Nccl, Query, SUM, dtype_code};
+use super::nccl::{Config, Handle, Nccl, Query, dtype_code, op_code};
 use crate::device::DeviceMemory;
 use crate::nccl::buffers::{Flying, IssueError, Segment, segments};
 use crate::nccl::{Code, NcclError, Outcome};
@@ -137,14 +137,19 @@ impl RawComm {
                     CollectiveKind::AllGather => {
                         (table.all_gather)(from, to, count, dtype, self.raw(), stream)
                     }
-                    CollectiveKind::ReduceScatter => {
-                        (table.reduce_scatter)(from, to, count, dtype, SUM, self.raw(), stream)
+                    CollectiveKind::ReduceScatter(op) => {
+                        (table.reduce_scatter)(from, to, count, dtype, op_code(op), self.raw(), stream)
                     }
                     CollectiveKind::Broadcast { root } => {
                         // A place in a group of ranks, which NCCL counts in integers.
                         (table.broadcast)(from, to, count, dtype, root as c_int, self.raw(), stream)
                     }
-                    _ => (table.all_reduce)(from, to, count, dtype, SUM, self.raw(), stream),
+                    CollectiveKind::AllReduce(op) => {
+                        (table.all_reduce)(from, to, count, dtype, op_code(op), self.raw(), stream)
+                    }
+                    CollectiveKind::Split | CollectiveKind::Connect => {
+                        unreachable!("only buffers are issued")
+                    }
                 }
             };
             failed = failed.or(self.nccl.started(name(kind), code, self.raw()).err());
@@ -194,7 +199,7 @@ impl RawComm {
 fn name(kind: CollectiveKind) -> &'static str {
     match kind {
         CollectiveKind::AllGather => "ncclAllGather",
-        CollectiveKind::ReduceScatter => "ncclReduceScatter",
+        CollectiveKind::ReduceScatter(_) => "ncclReduceScatter",
         CollectiveKind::Broadcast { .. } => "ncclBroadcast",
         _ => "ncclAllReduce",
     }

@@ -42,7 +42,7 @@ macro_rules! sources {
 }
 
 sources! {
-    CONVERT = "convert.cu": "cast", "accumulate", "combine";
+    CONVERT = "convert.cu": "cast", "accumulate", "scale", "combine";
     INTEGERS = "integers.cu": "accumulate_u32", "accumulate_i64";
     NORMS = "norms.cu": "rms_norm", "rms_norm_backward", "rms_norm_weight",
         "layer_norm", "layer_norm_backward", "layer_norm_weight";

@@ -72,7 +72,7 @@ pub(crate) fn segments<M: DeviceMemory>(
         let len = output.len();
         let to = memory.pointer_mut(queue, SliceMut::whole(output))?;
         segments.push(match kind {
-            CollectiveKind::AllGather | CollectiveKind::ReduceScatter => {
+            CollectiveKind::AllGather | CollectiveKind::ReduceScatter(_) => {
                 let input = &buffers.inputs[index];
                 let from = memory.pointer(queue, Slice::whole(input))?;
                 Segment { from, to, count: len.min(input.len()) }

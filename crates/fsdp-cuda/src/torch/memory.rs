@@ -226,6 +226,10 @@ impl<D: TorchStorage> Memory for Torch<D> {
         self.storage.accumulate(queue, src, dst)
     }
 
+    fn scale(&self, queue: Queue, factor: f64, dst: SliceMut<'_, D::Buffer>) -> Result<(), Error> {
+        self.storage.scale(queue, factor, dst)
+    }
+
     fn square_sum(
         &self,
         queue: Queue,

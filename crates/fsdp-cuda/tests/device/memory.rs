@@ -171,6 +171,7 @@ fn arguments_are_checked() {
         memory.copy(Q, whole, SliceMut::whole(&mut short)),
         memory.accumulate(Q, whole, SliceMut::whole(&mut double)),
         memory.accumulate(Q, whole, SliceMut::whole(&mut short)),
+        memory.scale(Q, 0.5, SliceMut::whole(&mut integer)),
         memory.square_sum(Q, whole, 2, SliceMut::whole(&mut sum)),
         memory.square_sum(Q, whole, 3, SliceMut::whole(&mut double)),
         memory.square_sum(Q, whole, 3, SliceMut::new(&mut sum, 0, 68)),

@@ -129,6 +129,10 @@ impl Memory for Mixed {
         self.cuda.accumulate(queue, src, dst)
     }
 
+    fn scale(&self, queue: Queue, factor: f64, dst: Out<'_>) -> Result<(), Error> {
+        self.cuda.scale(queue, factor, dst)
+    }
+
     fn square_sum(&self, queue: Queue, src: In<'_>, row_len: usize, sum: Out<'_>) -> Result<(), Error> {
         self.cuda.square_sum(queue, src, row_len, sum)
     }

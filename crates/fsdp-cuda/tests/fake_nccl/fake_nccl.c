@@ -22,6 +22,7 @@
 
 enum { SUCCESS = 0, INTERNAL = 3, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
 enum { ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST };
+enum { SUM = 0, AVERAGE = 4 };
 enum { MAX_RANKS = 64, MAX_SEGMENTS = 64, POLLS = 3 };
 
 typedef struct { char internal[128]; } ncclUniqueId;
@@ -33,7 +34,7 @@ typedef struct {
     int split_share;
 } ncclConfig_t;
 
-typedef struct { const void *from; void *to; size_t count; int dtype, root; } segment;
+typedef struct { const void *from; void *to; size_t count; int dtype, root, reduction; } segment;
 
 /* What one rank brings to a collective. */
 typedef struct {
@@ -177,18 +178,33 @@ static void add(void *to, const void *from, size_t count, int dtype) {
     }
 }
 
-/* The sum over the ranks start..start + ranks, by the tree: a power of two to the left, the rest to the right. */
-static void *tree(collective *op, int at, size_t skip, size_t count, int start, int ranks) {
+/* What the real one does to the elements of every rank before it adds them, when it averages: the factor is in their
+   type. */
+static void divide(void *to, size_t count, int dtype, int ranks) {
+    float single = (float)(1.0 / ranks), brain = from_bf16(to_bf16(single));
+    for (size_t i = 0; i < count; i++) {
+        switch (dtype) {
+        case 7: ((float *)to)[i] *= single; break;
+        case 8: ((double *)to)[i] *= 1.0 / ranks; break;
+        case 9: ((uint16_t *)to)[i] = to_bf16(from_bf16(((uint16_t *)to)[i]) * brain);
+        }
+    }
+}
+
+/* The sum over the ranks start..start + ranks of `all`, by the tree: a power of two to the left, the rest to the right. */
+static void *tree(collective *op, int at, size_t skip, size_t count, int start, int ranks, int all) {
     int dtype = op->part[0].segment[at].dtype;
     size_t bytes = count * size_of(dtype);
     if (ranks == 1) {
         char *copy = malloc(bytes + 1);
-        return memcpy(copy, (const char *)op->part[start].segment[at].from + skip * size_of(dtype), bytes);
+        memcpy(copy, (const char *)op->part[start].segment[at].from + skip * size_of(dtype), bytes);
+        if (op->part[0].segment[at].reduction == AVERAGE) divide(copy, count, dtype, all);
+        return copy;
     }
     int left = 1;
     while (2 * left < ranks) left *= 2;
-    void *sum = tree(op, at, skip, count, start, left);
-    void *right = tree(op, at, skip, count, start + left, ranks - left);
+    void *sum = tree(op, at, skip, count, start, left, all);
+    void *right = tree(op, at, skip, count, start + left, ranks - left, all);
     add(sum, right, count, dtype);
     free(right);
     return sum;
@@ -198,12 +214,13 @@ static void move(clique *group, collective *op) {
     for (int at = 0; at < op->part[0].segments; at++) {
         segment *first = &op->part[0].segment[at];
         size_t count = first->count, bytes = count * size_of(first->dtype);
+        int size = group->size;
         void *sums[MAX_RANKS];
-        for (int rank = 0; rank < group->size; rank++) {
-            if (op->part[0].kind == REDUCE_SCATTER) sums[rank] = tree(op, at, rank * count, count, 0, group->size);
-            if (op->part[0].kind == ALL_REDUCE && rank == 0) sums[0] = tree(op, at, 0, count, 0, group->size);
+        for (int rank = 0; rank < size; rank++) {
+            if (op->part[0].kind == REDUCE_SCATTER) sums[rank] = tree(op, at, rank * count, count, 0, size, size);
+            if (op->part[0].kind == ALL_REDUCE && rank == 0) sums[0] = tree(op, at, 0, count, 0, size, size);
         }
-        for (int rank = 0; rank < group->size; rank++) {
+        for (int rank = 0; rank < size; rank++) {
             char *to = op->part[rank].segment[at].to;
             if (op->part[0].kind == ALL_GATHER) {
                 for (int from = 0; from < group->size; from++)
@@ -226,7 +243,8 @@ static int complete(clique *group, collective *op) {
         if (!mine->entered || mine->kind != first->kind || mine->segments != first->segments) return 0;
         for (int at = 0; at < mine->segments; at++) {
             segment *ours = &mine->segment[at], *theirs = &first->segment[at];
-            if (ours->count != theirs->count || ours->dtype != theirs->dtype || ours->root != theirs->root) return 0;
+            if (ours->count != theirs->count || ours->dtype != theirs->dtype || ours->root != theirs->root
+                || ours->reduction != theirs->reduction) return 0;
         }
     }
     return 1;
@@ -333,6 +351,7 @@ int ncclGroupEnd(void) {
     if (work->without_stream) comm->launching++;
     note("rank %d comm %llu %s", comm->world_rank, (unsigned long long)comm->clique->id, names[work->part.kind]);
     if (work->part.kind == BROADCAST) note(" from %d", work->part.segment[0].root);
+    if (work->part.segment[0].reduction == AVERAGE) note(" average");
     for (int at = 0; at < work->part.segments; at++)
         note(" %zux%d", work->part.segment[at].count, work->part.segment[at].dtype);
     note("\n");
@@ -348,8 +367,8 @@ int ncclGroupEnd(void) {
     return IN_PROGRESS;
 }
 
-static int collective_call(int kind, const void *from, void *to, size_t count, int dtype, int root, ncclComm_t comm,
-                           void *stream) {
+static int collective_call(int kind, const void *from, void *to, size_t count, int dtype, int root, int reduction,
+                           ncclComm_t comm, void *stream) {
     pthread_mutex_lock(&lock);
     int error = SUCCESS;
     if (refuse_calls) error = refuse_calls;
@@ -357,6 +376,8 @@ static int collective_call(int kind, const void *from, void *to, size_t count, i
     else if (comm->finalized) error = INVALID_USAGE;
     else if (!from || !to || count == 0 || size_of(dtype) == 0) error = INVALID_ARGUMENT;
     else if (root < 0 || root >= comm->clique->size) error = INVALID_ARGUMENT;
+    /* The real one divides integers after adding them; nobody asks for that. */
+    else if (reduction != SUM && (reduction != AVERAGE || dtype < 7)) error = INVALID_ARGUMENT;
     if (error == INVALID_ARGUMENT) note("VIOLATION arguments of a collective\n");
     pthread_mutex_unlock(&lock);
     if (error) {
@@ -373,24 +394,24 @@ static int collective_call(int kind, const void *from, void *to, size_t count, i
     group_work->comm = comm;
     group_stream = stream;
     group_work->part.kind = kind;
-    group_work->part.segment[group_work->part.segments++] = (segment){ from, to, count, dtype, root };
+    group_work->part.segment[group_work->part.segments++] = (segment){ from, to, count, dtype, root, reduction };
     return SUCCESS;
 }
 
 int ncclAllGather(const void *from, void *to, size_t count, int dtype, ncclComm_t comm, void *stream) {
-    return collective_call(ALL_GATHER, from, to, count, dtype, 0, comm, stream);
+    return collective_call(ALL_GATHER, from, to, count, dtype, 0, SUM, comm, stream);
 }
 
 int ncclReduceScatter(const void *from, void *to, size_t count, int dtype, int op, ncclComm_t comm, void *stream) {
-    return op ? INVALID_ARGUMENT : collective_call(REDUCE_SCATTER, from, to, count, dtype, 0, comm, stream);
+    return collective_call(REDUCE_SCATTER, from, to, count, dtype, 0, op, comm, stream);
 }
 
 int ncclAllReduce(const void *from, void *to, size_t count, int dtype, int op, ncclComm_t comm, void *stream) {
-    return op ? INVALID_ARGUMENT : collective_call(ALL_REDUCE, from, to, count, dtype, 0, comm, stream);
+    return collective_call(ALL_REDUCE, from, to, count, dtype, 0, op, comm, stream);
 }
 
 int ncclBroadcast(const void *from, void *to, size_t count, int dtype, int root, ncclComm_t comm, void *stream) {
-    return collective_call(BROADCAST, from, to, count, dtype, root, comm, stream);
+    return collective_call(BROADCAST, from, to, count, dtype, root, SUM, comm, stream);
 }
 
 /* Communicators. */

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fsdp_comm::launch::{Launcher, Seat};
-use fsdp_core::comm::Purpose;
+use fsdp_core::comm::{Purpose, ReduceOp};
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice, SliceMut};
 use fsdp_core::{DType, Error, Memory, Queue};
 use fsdp_cuda::nccl::{GpuOptions, Gpus};
@@ -37,20 +37,40 @@ fn segments_of_a_call_move_in_one_group_and_empty_ones_do_not_move() {
         let pending = seat.gathers.all_gather(memory, Purpose::Forward, Some(1), inputs, outputs)?;
         pending.wait_on(memory, Queue::Compute)?;
         let (inputs, outputs) = (buffers(memory, &[8, 2])?, buffers(memory, &[4, 1])?);
-        let pending = seat.reductions.reduce_scatter(memory, Purpose::Gradient, Some(1), inputs, outputs)?;
+        let pending = seat.reductions.reduce_scatter(
+            memory,
+            ReduceOp::Sum,
+            Purpose::Gradient,
+            Some(1),
+            inputs,
+            outputs,
+        )?;
         let consumed = pending.wait_on(memory, Queue::Reduce)?.inputs;
         let mut values = [0.0; 2];
         let read = memory.read(Queue::Reduce, Slice::whole(&consumed[1]), HostSliceMut::F64(&mut values));
         assert!(matches!(read, Err(Error::Released { len: 2, .. })), "consumed inputs come back released");
-        let pending = seat.reductions.all_reduce(memory, Purpose::Gradient, None, buffers(memory, &[7])?)?;
+        let pending = seat.reductions.all_reduce(
+            memory,
+            ReduceOp::Sum,
+            Purpose::Gradient,
+            None,
+            buffers(memory, &[7])?,
+        )?;
         pending.wait_on(memory, Queue::Reduce)?;
+        for op in [ReduceOp::Average, ReduceOp::Sum] {
+            let (inputs, outputs) = (buffers(memory, &[6])?, buffers(memory, &[3])?);
+            let comm = &mut seat.reductions;
+            let pending = comm.reduce_scatter(memory, op, Purpose::Gradient, Some(1), inputs, outputs)?;
+            pending.wait_on(memory, Queue::Reduce)?;
+        }
         let shared = buffers(memory, &[6, 0, 1])?;
         let pending = seat.reductions.broadcast(memory, Purpose::Setup, None, 1, shared)?;
         pending.wait_on(memory, Queue::Compute)?;
         // Nothing at all: no call, and no error.
         for lens in [&[][..], &[0, 0]] {
             let nothing = buffers(memory, lens)?;
-            let pending = seat.reductions.all_reduce(memory, Purpose::Scalars, None, nothing)?;
+            let pending =
+                seat.reductions.all_reduce(memory, ReduceOp::Sum, Purpose::Scalars, None, nothing)?;
             assert_eq!(pending.wait_on(memory, Queue::Reduce)?.outputs.len(), lens.len());
         }
         Ok(())
@@ -60,11 +80,13 @@ fn segments_of_a_call_move_in_one_group_and_empty_ones_do_not_move() {
         "comm 1 all_gather 3x9 5x9",
         "comm 2 reduce_scatter 4x9 1x9",
         "comm 2 all_reduce 7x9",
+        "comm 2 reduce_scatter average 3x9",
+        "comm 2 reduce_scatter 3x9",
         "comm 2 broadcast from 1 6x9 1x9",
     ];
     for calls in calls {
-        assert_eq!(calls[..4], expected);
-        let mut rest: Vec<&str> = calls[4..].iter().map(String::as_str).collect();
+        assert_eq!(calls[..expected.len()], expected);
+        let mut rest: Vec<&str> = calls[expected.len()..].iter().map(String::as_str).collect();
         rest.sort_unstable();
         assert_eq!(rest, ["comm 1 destroyed", "comm 2 destroyed"]);
     }
@@ -85,7 +107,13 @@ fn every_rank_launches_in_the_order_of_its_calls_over_all_communicators() {
                     buffers(memory, &[1])?,
                     buffers(memory, &[3])?,
                 )?,
-                1 => seat.reductions.all_reduce(memory, Purpose::Scalars, None, buffers(memory, &[2])?)?,
+                1 => seat.reductions.all_reduce(
+                    memory,
+                    ReduceOp::Sum,
+                    Purpose::Scalars,
+                    None,
+                    buffers(memory, &[2])?,
+                )?,
                 _ => seat.gathers.all_gather(
                     memory,
                     Purpose::Forward,
@@ -124,7 +152,8 @@ fn waiting_does_not_block_the_host() {
         if seat.rank.0 == 1 {
             first.wait();
         }
-        let pending = seat.reductions.all_reduce(memory, Purpose::Scalars, None, vec![buffer])?;
+        let pending =
+            seat.reductions.all_reduce(memory, ReduceOp::Sum, Purpose::Scalars, None, vec![buffer])?;
         let summed = pending.wait_on(memory, Queue::Download)?.outputs.remove(0);
         if seat.rank.0 == 0 {
             first.wait();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
-use fsdp_core::comm::{Comm, CommError, Purpose};
+use fsdp_core::comm::{Comm, CommError, Purpose, ReduceOp};
 use fsdp_core::engine::Comms;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut};
 use fsdp_core::schedule::Policy;
@@ -25,7 +25,7 @@ fn gpus(fake: &Fake, timeout: Duration) -> Gpus<StreamMemory> {
 fn sum(memory: &StreamMemory, comm: &mut Comm<StreamMemory>, value: i64) -> Result<i64, Error> {
     let mut buffer = memory.allocate(Category::CommStaging, DType::I64, 1)?;
     memory.write(Queue::Reduce, HostSlice::I64(&[value]), SliceMut::whole(&mut buffer))?;
-    let pending = comm.all_reduce(memory, Purpose::Scalars, None, vec![buffer])?;
+    let pending = comm.all_reduce(memory, ReduceOp::Sum, Purpose::Scalars, None, vec![buffer])?;
     let summed = pending.wait_on(memory, Queue::Download)?.outputs.remove(0);
     let mut out = [0];
     memory.read(Queue::Download, Slice::whole(&summed), HostSliceMut::I64(&mut out))?;
@@ -161,7 +161,8 @@ fn calls_that_differ_never_reach_nccl() {
         let memory = &*seat.memory;
         let mut buffer = memory.allocate(Category::CommStaging, DType::F32, len)?;
         memory.write(Queue::Reduce, HostSlice::F64(&vec![1.0; len]), SliceMut::whole(&mut buffer))?;
-        let pending = seat.reductions.all_reduce(memory, Purpose::Gradient, Some(4), vec![buffer])?;
+        let pending =
+            seat.reductions.all_reduce(memory, ReduceOp::Sum, Purpose::Gradient, Some(4), vec![buffer])?;
         let out = pending.wait_on(memory, Queue::Compute)?.outputs.remove(0);
         let mut values = vec![0.0; len];
         memory.read(Queue::Compute, Slice::whole(&out), HostSliceMut::F64(&mut values))?;

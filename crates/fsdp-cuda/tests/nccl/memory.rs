@@ -271,6 +271,10 @@ impl Memory for StreamMemory {
         Err(unsupported("accumulate"))
     }
 
+    fn scale(&self, _queue: Queue, _factor: f64, _dst: SliceMut<'_, StreamBuffer>) -> Result<(), Error> {
+        Err(unsupported("scale"))
+    }
+
     fn square_sum(
         &self,
         _queue: Queue,

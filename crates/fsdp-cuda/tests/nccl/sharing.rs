@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
-use fsdp_core::comm::{Comm, CommError, Purpose};
+use fsdp_core::comm::{Comm, CommError, Purpose, ReduceOp};
 use fsdp_core::engine::Comms;
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice, SliceMut};
 use fsdp_core::schedule::{Policy, Reshard};
@@ -69,7 +69,7 @@ fn smaller_groups_have_communicators_of_their_own() {
 fn sum(memory: &StreamMemory, comm: &mut Comm<StreamMemory>, value: i64) -> Result<i64, Error> {
     let mut buffer = memory.allocate(Category::CommStaging, DType::I64, 1)?;
     memory.write(Queue::Reduce, HostSlice::I64(&[value]), SliceMut::whole(&mut buffer))?;
-    let pending = comm.all_reduce(memory, Purpose::Scalars, None, vec![buffer])?;
+    let pending = comm.all_reduce(memory, ReduceOp::Sum, Purpose::Scalars, None, vec![buffer])?;
     let summed = pending.wait_on(memory, Queue::Download)?.outputs.remove(0);
     let mut out = [0];
     memory.read(Queue::Download, Slice::whole(&summed), HostSliceMut::I64(&mut out))?;

@@ -44,6 +44,15 @@ vectorized! {
 }
 
 vectorized! {
+    /// `elements *= factor`.
+    pub(crate) fn multiply<E: Element>(elements: &mut [E], factor: E::Acc) {
+        for element in elements {
+            *element = E::store(element.load() * factor);
+        }
+    }
+}
+
+vectorized! {
     /// Converts element by element, through double precision.
     fn cast_any<S: Element, D: Element>(src: &[S], dst: &mut [D]) {
         for (to, from) in dst.iter_mut().zip(src) {

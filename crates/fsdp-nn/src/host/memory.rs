@@ -8,7 +8,7 @@ use fsdp_core::{DType, Error, ExactSum, Queue};
 
 use super::buffer::{HostBuffer, Source};
 use super::element::{Element, Scalar, for_float, for_scalar};
-use super::floats::{Floats, FloatsMut, add, transfer};
+use super::floats::{Floats, FloatsMut, add, multiply, transfer};
 use super::math;
 use super::pool::HostPool;
 use super::raw::vectorized;
@@ -244,6 +244,15 @@ impl Memory for HostMemory {
             DType::I64 => self.accumulate_integers(src, dst, i64::wrapping_add),
             float => for_float!(float, E => self.accumulate_floats::<E>(src, dst)),
         }
+    }
+
+    fn scale(&self, _queue: Queue, factor: f64, dst: SliceMut<'_, HostBuffer>) -> Result<(), Error> {
+        for_float!(dst.buffer.dtype(), E => {
+            let factor = E::from_f64(factor).load();
+            let tasks = self.elements_mut::<E>(dst)?.chunks_mut(TASK_ELEMS);
+            self.workers.each(tasks, |elements| multiply(elements, factor));
+            Ok(())
+        })
     }
 
     fn square_sum(

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use bounds::CopyRate;
 use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
-use fsdp_core::comm::{Comm, Purpose};
+use fsdp_core::comm::{Comm, Purpose, ReduceOp};
 use fsdp_core::memory::{Category, Memory, SliceMut};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::{HostBuffer, HostMemory, HostOptions, HostPool};
@@ -162,7 +162,8 @@ impl Seat {
         let (memory, mut whole) = (&self.memory, std::mem::take(&mut self.whole));
         whole.iter_mut().try_for_each(|buffer| memory.zero(Queue::Compute, SliceMut::new(buffer, 0, 1)))?;
         let part = std::mem::take(&mut self.part);
-        let pending = self.comm.reduce_scatter(memory, Purpose::Gradient, None, whole, part)?;
+        let pending =
+            self.comm.reduce_scatter(memory, ReduceOp::Sum, Purpose::Gradient, None, whole, part)?;
         let completed = pending.wait_on(memory, Queue::Reduce)?;
         (self.whole, self.part) = (completed.inputs, completed.outputs);
         Ok(())
@@ -170,7 +171,7 @@ impl Seat {
 
     fn all_reduce(&mut self) -> Result<(), Error> {
         let (memory, whole) = (&self.memory, std::mem::take(&mut self.whole));
-        let pending = self.comm.all_reduce(memory, Purpose::Scalars, None, whole)?;
+        let pending = self.comm.all_reduce(memory, ReduceOp::Sum, Purpose::Scalars, None, whole)?;
         self.whole = pending.wait_on(memory, Queue::Reduce)?.outputs;
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use fsdp_comm::conformance::PlainMemory;
-use fsdp_core::comm::{Comm, CommError, Purpose};
+use fsdp_core::comm::{Comm, CommError, Purpose, ReduceOp};
 use fsdp_core::memory::{Category, Memory, SliceMut};
 use fsdp_core::{DType, Error, Queue, Rank};
 use fsdp_sim::{Action, Fault, RankContext, RankFailure, World, WorldError, WorldOptions};
@@ -17,7 +17,9 @@ fn reduce(comm: &mut Comm<PlainMemory>) -> Result<(), Error> {
     let memory = PlainMemory::new(true);
     let mut buffer = memory.allocate(Category::CommStaging, DType::F32, 4)?;
     memory.zero(Queue::Reduce, SliceMut::whole(&mut buffer))?;
-    comm.all_reduce(&memory, Purpose::Scalars, None, vec![buffer])?.wait_on(&memory, Queue::Reduce).map(drop)
+    comm.all_reduce(&memory, ReduceOp::Sum, Purpose::Scalars, None, vec![buffer])?
+        .wait_on(&memory, Queue::Reduce)
+        .map(drop)
 }
 
 fn gather(comm: &mut Comm<PlainMemory>) -> Result<(), Error> {
@@ -197,7 +199,7 @@ fn segments_that_differ_though_their_total_is_equal_are_reported() {
             memory.zero(Queue::Reduce, SliceMut::whole(&mut buffer))?;
             buffers.push(buffer);
         }
-        let pending = comm.all_reduce(&memory, Purpose::Scalars, None, buffers)?;
+        let pending = comm.all_reduce(&memory, ReduceOp::Sum, Purpose::Scalars, None, buffers)?;
         pending.wait_on(&memory, Queue::Reduce).map(drop)
     });
     let error = error.expect_err("lengths differ");
@@ -210,7 +212,7 @@ fn a_pending_collective_that_is_dropped_fails_a_world_of_otherwise_content_ranks
     let error = World::run(options(2, 2), |mut context| -> Result<(), Error> {
         let memory = PlainMemory::new(true);
         let buffer = memory.allocate(Category::CommStaging, DType::I64, 1)?;
-        drop(context.comm().all_reduce(&memory, Purpose::Scalars, None, vec![buffer])?);
+        drop(context.comm().all_reduce(&memory, ReduceOp::Sum, Purpose::Scalars, None, vec![buffer])?);
         Ok(())
     });
     let error = error.expect_err("nobody waited");

@@ -153,6 +153,18 @@ impl Memory for LaggingMemory {
         }
     }
 
+    fn scale(&self, queue: Queue, factor: f64, dst: SliceMut<'_, LaggingBuffer>) -> Result<(), Error> {
+        let round = match dst.buffer.dtype {
+            DType::F32 => |value: f64| f64::from(value as f32),
+            _ => |value: f64| value,
+        };
+        let (cells, range) = (dst.buffer.cells.clone(), dst.offset..dst.offset + dst.len);
+        self.work(queue, move || {
+            let factor = round(factor);
+            cells.lock().unwrap()[range].iter_mut().for_each(|value| *value = round(*value * factor));
+        })
+    }
+
     fn square_sum(
         &self,
         _queue: Queue,

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fsdp_comm::conformance::{PlainBuffer, PlainMemory};
-use fsdp_core::comm::{Comm, Purpose};
+use fsdp_core::comm::{Comm, Purpose, ReduceOp};
 use fsdp_core::memory::{Buffer, Category, Memory, SliceMut};
 use fsdp_core::{DType, Error, Queue, Rank};
 use fsdp_sim::{RankContext, World, WorldOptions};
@@ -16,7 +16,8 @@ fn zeros(memory: &PlainMemory, len: usize) -> Result<PlainBuffer, Error> {
 
 fn reduce_scatter(comm: &mut Comm<PlainMemory>, memory: &PlainMemory) -> Result<Vec<PlainBuffer>, Error> {
     let (whole, part) = (zeros(memory, comm.size())?, zeros(memory, 1)?);
-    let pending = comm.reduce_scatter(memory, Purpose::Gradient, None, vec![whole], vec![part])?;
+    let pending =
+        comm.reduce_scatter(memory, ReduceOp::Sum, Purpose::Gradient, None, vec![whole], vec![part])?;
     pending.wait_on(memory, Queue::Reduce).map(|completed| completed.inputs)
 }
 

@@ -2,7 +2,7 @@
 
 use super::super::Engine;
 use super::super::buffers::Home;
-use crate::comm::Purpose;
+use crate::comm::{Purpose, ReduceOp};
 use crate::error::Error;
 use crate::memory::{Memory, Slice, SliceMut};
 use crate::program::Program;
@@ -57,7 +57,14 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             Some(slot) => self.reduced_slots[slot].take().expect("the checker proved the slot free"),
         };
         let comm = &mut self.comms.reduce;
-        let pending = comm.reduce_scatter(&*self.memory, Purpose::Gradient, Some(unit), inputs, outputs)?;
+        let pending = comm.reduce_scatter(
+            &*self.memory,
+            ReduceOp::Sum,
+            Purpose::Gradient,
+            Some(unit),
+            inputs,
+            outputs,
+        )?;
         self.in_flight.insert(id, pending);
         Ok(())
     }
@@ -79,7 +86,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     pub(super) fn all_reduce_replicas(&mut self, id: OpId, unit: usize) -> Result<(), Error> {
         let set = self.take_total(unit, "all-reduce")?;
         let comm = self.comms.replicate.as_mut().expect("a mesh with replicas has their communicator");
-        let pending = comm.all_reduce(&*self.memory, Purpose::Gradient, Some(unit), set)?;
+        let pending = comm.all_reduce(&*self.memory, ReduceOp::Sum, Purpose::Gradient, Some(unit), set)?;
         self.in_flight.insert(id, pending);
         Ok(())
     }

@@ -1,12 +1,12 @@
 use fsdp_core::DType;
-use fsdp_core::comm::{CollectiveKind, Purpose};
+use fsdp_core::comm::{CollectiveKind, Purpose, ReduceOp};
 
 use super::*;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
 fn call(sequence: u64) -> Fingerprint {
-    let (kind, purpose) = (CollectiveKind::AllReduce, Purpose::Scalars);
+    let (kind, purpose) = (CollectiveKind::AllReduce(ReduceOp::Sum), Purpose::Scalars);
     Fingerprint { sequence, kind, purpose, unit: None, dtype: DType::I64, elements: 4 }
 }
 

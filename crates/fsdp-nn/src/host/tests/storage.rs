@@ -179,6 +179,28 @@ fn accumulation_wraps_integers_and_rounds_floats() {
 }
 
 #[test]
+fn scaling_rounds_the_factor_and_then_each_product() {
+    let memory = memory(true);
+    let third = 1.0 / 3.0;
+    let scaled = |dtype, value: f64| {
+        let mut buffer = memory.allocate(Category::GradientSlot, dtype, 3).unwrap();
+        memory.write(Q, HostSlice::F64(&[value; 3]), SliceMut::whole(&mut buffer)).unwrap();
+        memory.scale(Q, third, SliceMut::new(&mut buffer, 1, 1)).unwrap();
+        let mut values = [0.0; 3];
+        memory.read(Q, Slice::whole(&buffer), HostSliceMut::F64(&mut values)).unwrap();
+        assert_eq!((values[0], values[2]), (value, value), "elements beside the range stay");
+        values[1]
+    };
+    assert_eq!(scaled(DType::F32, 7.0), f64::from(7.0 * third as f32));
+    assert_eq!(scaled(DType::F64, 7.0), 7.0 * third);
+    // A third is 0.333984375 in bf16: of 130 that makes 43.418, where a third of 130 is next to 43.25.
+    assert_eq!(scaled(DType::Bf16, 130.0), 43.5);
+    let mut integers = memory.allocate(Category::CommStaging, DType::I64, 1).unwrap();
+    memory.zero(Q, SliceMut::whole(&mut integers)).unwrap();
+    assert!(memory.scale(Q, third, SliceMut::whole(&mut integers)).is_err(), "only floats are scaled");
+}
+
+#[test]
 fn square_sums_are_by_row_and_exact_over_rows() {
     let memory = memory(false);
     let buffer = filled(&memory, &[3.0, 4.0, 1e-3, 2.0, 0.0, 1.0]);
