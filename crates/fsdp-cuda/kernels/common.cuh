@@ -139,11 +139,15 @@ __device__ inline double square_root(double value) { return sqrt(value); }
 // `2^exponent` for the exponents of normal numbers.
 __device__ inline float power_of_two(int exponent) { return __uint_as_float(u32(exponent + 127) << 23); }
 
-// `e^x` as the host computes it: reduction to |r| <= ln 2 / 2, Cephes' polynomial, and the power in two factors. Of x that
-// is not above 120.
-__device__ inline float exponential_below(float x) {
+// `e^x` as `fraction * 2^exponent`; the exponent in the low bits, below even ones.
+struct Power {
+    float fraction;
+    u32 exponent;
+};
+
+// As the host computes it: reduction to |r| <= ln 2 / 2, and Cephes' polynomial.
+__device__ inline Power power_of_e(float x) {
     const float shift = 12582912.0f;
-    x = x < -150.0f ? -150.0f : x;
     float shifted = fmaf(x, 1.44269504088896340736f, shift);
     float n = shifted - shift;
     float r = fmaf(n, 2.1219444e-4f, fmaf(n, -0.6933594f, x));
@@ -153,43 +157,52 @@ __device__ inline float exponential_below(float x) {
     p = fmaf(p, r, 4.1665796e-2f);
     p = fmaf(p, r, 1.6666665e-1f);
     p = fmaf(p, r, 5.0000003e-1f);
-    float power = fmaf(p, r * r, r) + 1.0f;
-    // The exponent is the low bits; those of `shift` are even, and leave the word when it is moved to its place.
-    u32 exponent = __float_as_uint(shifted), low = exponent >> 1;
-    return power * power_of_two(int(low)) * power_of_two(int(exponent - low));
+    return Power{fmaf(p, r * r, r) + 1.0f, __float_as_uint(shifted)};
+}
+
+// `e^x` for |x| below this: a number whose exponent is that of a normal number, and so is its reciprocal's.
+constexpr float NEAR = 87.0f;
+__device__ inline float exponential_near(float x) {
+    Power power = power_of_e(x);
+    return power.fraction * power_of_two(int(power.exponent));
+}
+
+// `e^x` for x that is not above 120: in two factors, so that neither underflows where the result does not.
+__device__ inline float exponential_below(float x) {
+    Power power = power_of_e(x < -150.0f ? -150.0f : x);
+    u32 low = power.exponent >> 1;
+    return power.fraction * power_of_two(int(low)) * power_of_two(int(power.exponent - low));
 }
 __device__ inline double exponential_below(double x) { return exp(x); }
 
-// The same of any x.
+// `e^x`. All of these round alike.
 __device__ inline float exponential(float x) { return exponential_below(x > 120.0f ? 120.0f : x); }
-__device__ inline double exponential(double x) { return exp(x); }
 
-// `1 / d` of numbers that are not less than 1, rounded as a division is: an approximation, and one step of Newton's. It is
-// what the compiler makes of the division for normal numbers whose reciprocal is normal; but there it asks each number
-// whether it is one, and here they are asked together.
-template <int w> __device__ void invert(Vector<float, w>& d) {
+// `1 / d`, rounded as a division is, for d from 1 to 2^126: an approximation, and one step of Newton's. It is what the
+// compiler makes of the division for such d, without the question whether it is one.
+__device__ inline float reciprocal(float d) {
 #ifdef __CUDACC__
-    bool normal = true;
-    for (int k = 0; k < w; k++) normal &= d.at[k] < 0x1p126f;
-    if (normal) {
-        for (int k = 0; k < w; k++) {
-            float near;
-            asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(d.at[k]));
-            d.at[k] = fmaf(near, fmaf(-d.at[k], near, 1.0f), near);
-        }
-        return;
-    }
+    float near;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(d));
+    return fmaf(near, fmaf(-d, near, 1.0f), near);
+#else
+    return 1.0f / d;
 #endif
-    for (int k = 0; k < w; k++) d.at[k] = 1.0f / d.at[k];
-}
-template <int w> __device__ void invert(Vector<double, w>& d) {
-    for (int k = 0; k < w; k++) d.at[k] = 1.0 / d.at[k];
 }
 
-// `1 / (1 + e^-x)` of numbers.
-template <class R, int w> __device__ Vector<R, w> logistic(Vector<R, w> x) {
-    for (int k = 0; k < w; k++) x.at[k] = R(1) + exponential(-x.at[k]);
-    invert(x);
+// `1 / (1 + e^-x)` of numbers. One question is asked of all: numbers that are near 0 are spared what others need.
+template <int w> __device__ Vector<float, w> logistic(Vector<float, w> x) {
+    bool near = true;
+    for (int k = 0; k < w; k++) near &= fabsf(x.at[k]) < NEAR;
+    if (near) {
+        for (int k = 0; k < w; k++) x.at[k] = reciprocal(1.0f + exponential_near(-x.at[k]));
+    } else {
+        for (int k = 0; k < w; k++) x.at[k] = 1.0f / (1.0f + exponential(-x.at[k]));
+    }
+    return x;
+}
+template <int w> __device__ Vector<double, w> logistic(Vector<double, w> x) {
+    for (int k = 0; k < w; k++) x.at[k] = 1.0 / (1.0 + exp(-x.at[k]));
     return x;
 }
 
