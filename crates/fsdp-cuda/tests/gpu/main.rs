@@ -14,6 +14,8 @@ mod fused;
 mod kernels;
 #[path = "../device/losses.rs"]
 mod losses;
+#[path = "../torch/mixed_precision.rs"]
+mod mixed_precision;
 #[path = "../device/operands.rs"]
 mod operands;
 #[path = "../device/update.rs"]
@@ -23,6 +25,8 @@ mod values;
 
 mod card;
 mod composed;
+mod jobs;
 mod operations;
+mod ranks;
 mod runs;
 mod subject;
