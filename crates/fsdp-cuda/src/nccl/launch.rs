@@ -30,8 +30,8 @@ pub struct GpuOptions {
 }
 
 impl GpuOptions {
-    /// Room for what NVIDIA's libraries do on the stack of whoever calls them: cuBLASLt and cuDNN plan there. It is that of
-    /// a process's first thread, twice; pages that are not touched cost nothing.
+    /// Room for what NVIDIA's libraries do on the stack of whoever calls them: cuBLASLt and cuDNN plan there. Twice what the
+    /// first thread of a process has; pages that are not touched cost nothing.
     pub const STACK_BYTES: usize = 16 << 20;
 
     /// `devices` devices and a time limit of ten minutes.
