@@ -5,6 +5,7 @@
 #[path = "../fake_cuda/mod.rs"]
 mod fake_cuda;
 
+mod dropout;
 mod engine;
 mod failures;
 mod fused;

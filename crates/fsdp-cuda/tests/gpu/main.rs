@@ -8,6 +8,8 @@
 #[path = "../torch/support.rs"]
 mod support;
 
+#[path = "../device/dropout.rs"]
+mod dropout;
 #[path = "../device/fused.rs"]
 mod fused;
 #[path = "../device/kernels.rs"]
