@@ -10,6 +10,7 @@ mod engine;
 mod failures;
 mod fused;
 mod kernels;
+mod losses;
 mod memory;
 mod mixed;
 mod offload;

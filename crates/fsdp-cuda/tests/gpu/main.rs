@@ -14,6 +14,8 @@ mod dropout;
 mod fused;
 #[path = "../device/kernels.rs"]
 mod kernels;
+#[path = "../device/losses.rs"]
+mod losses;
 #[path = "../torch/mixed_precision.rs"]
 mod mixed_precision;
 #[path = "../device/operands.rs"]
