@@ -119,6 +119,15 @@ impl<'a> Place<'a> {
         Place { address, elements, kind, device, memory: PhantomData }
     }
 
+    /// All elements, in a row.
+    ///
+    /// # Errors
+    /// [`TchError`] when libtorch rejects it.
+    pub(crate) fn flat(self) -> Result<View<'a>, TchError> {
+        let len = i64::try_from(self.elements).expect("no buffer is that long");
+        self.view(&[len], &[1])
+    }
+
     /// A tensor of these sizes and strides over the place.
     ///
     /// # Errors

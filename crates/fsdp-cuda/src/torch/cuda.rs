@@ -16,12 +16,12 @@ impl TorchStorage for CudaMemory {
         tch::Device::Cuda(CudaMemory::device(self))
     }
 
-    fn address(&self, slice: Slice<'_, CudaBuffer>) -> Result<*const u8, Error> {
-        Ok(self.pointer(Queue::Compute, slice)? as *const u8)
+    fn address(&self, queue: Queue, slice: Slice<'_, CudaBuffer>) -> Result<*const u8, Error> {
+        Ok(self.pointer(queue, slice)? as *const u8)
     }
 
-    fn address_mut(&self, slice: SliceMut<'_, CudaBuffer>) -> Result<*mut u8, Error> {
-        Ok(self.pointer_mut(Queue::Compute, slice)? as *mut u8)
+    fn address_mut(&self, queue: Queue, slice: SliceMut<'_, CudaBuffer>) -> Result<*mut u8, Error> {
+        Ok(self.pointer_mut(queue, slice)? as *mut u8)
     }
 
     fn enter(&self, queue: Queue) -> Result<(), Error> {

@@ -24,11 +24,11 @@ impl TorchStorage for HostMemory {
         tch::Device::Cpu
     }
 
-    fn address(&self, slice: In<'_>) -> Result<*const u8, Error> {
+    fn address(&self, _queue: Queue, slice: In<'_>) -> Result<*const u8, Error> {
         HostMemory::address(self, slice)
     }
 
-    fn address_mut(&self, slice: Out<'_>) -> Result<*mut u8, Error> {
+    fn address_mut(&self, _queue: Queue, slice: Out<'_>) -> Result<*mut u8, Error> {
         HostMemory::address_mut(self, slice)
     }
 

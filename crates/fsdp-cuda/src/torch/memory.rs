@@ -104,9 +104,7 @@ impl<D: TorchStorage> Torch<D> {
         sizes: &[i64],
         strides: &[i64],
     ) -> Result<View<'a>, Failure> {
-        let address = self.storage.address(slice)?;
-        let place = Place::new(address, slice.len, kind(slice.buffer.dtype()), self.storage.device());
-        Ok(place.view(sizes, strides)?)
+        Ok(self.place(Queue::Compute, slice)?.view(sizes, strides)?)
     }
 
     /// A range to be written, as a dense tensor.
@@ -125,9 +123,24 @@ impl<D: TorchStorage> Torch<D> {
         sizes: &[i64],
         strides: &[i64],
     ) -> Result<View<'a>, Failure> {
+        Ok(self.place_mut(Queue::Compute, slice)?.view(sizes, strides)?)
+    }
+
+    /// Where a range lies, for work of a queue.
+    pub(super) fn place<'a>(&self, queue: Queue, slice: Slice<'a, D::Buffer>) -> Result<Place<'a>, Failure> {
+        let address = self.storage.address(queue, slice)?;
+        Ok(Place::new(address, slice.len, kind(slice.buffer.dtype()), self.storage.device()))
+    }
+
+    /// Where a range to be written lies, for work of a queue.
+    pub(super) fn place_mut<'a>(
+        &self,
+        queue: Queue,
+        slice: SliceMut<'a, D::Buffer>,
+    ) -> Result<Place<'a>, Failure> {
         let (len, kind) = (slice.len, kind(slice.buffer.dtype()));
-        let address = self.storage.address_mut(slice)?;
-        Ok(Place::new(address, len, kind, self.storage.device()).view(sizes, strides)?)
+        let address = self.storage.address_mut(queue, slice)?;
+        Ok(Place::new(address, len, kind, self.storage.device()))
     }
 
     /// The place of a gradient, as a dense tensor.
@@ -223,7 +236,7 @@ impl<D: TorchStorage> Memory for Torch<D> {
         // libtorch rounds doubles on their way to bf16 twice.
         let rounds_once = (from, to) != (DType::F64, DType::Bf16);
         if converts && rounds_once && src.len == dst.len && self.composes(&[src.buffer, dst.buffer]) {
-            return self.run_on(queue, "copy", || self.aten_copy(src, dst));
+            return self.run_on(queue, "copy", || self.aten_copy(queue, src, dst));
         }
         self.storage.copy(queue, src, dst)
     }
@@ -236,14 +249,14 @@ impl<D: TorchStorage> Memory for Torch<D> {
     ) -> Result<(), Error> {
         let fits = src.len == dst.len && src.buffer.dtype() == dst.buffer.dtype();
         if fits && self.composes(&[src.buffer, dst.buffer]) {
-            return self.run_on(queue, "accumulate", || self.aten_accumulate(src, dst));
+            return self.run_on(queue, "accumulate", || self.aten_accumulate(queue, src, dst));
         }
         self.storage.accumulate(queue, src, dst)
     }
 
     fn scale(&self, queue: Queue, factor: f64, dst: SliceMut<'_, D::Buffer>) -> Result<(), Error> {
         if dst.buffer.dtype().is_float() && self.composes(&[dst.buffer]) {
-            return self.run_on(queue, "scale", || self.aten_scale(factor, dst));
+            return self.run_on(queue, "scale", || self.aten_scale(queue, factor, dst));
         }
         self.storage.scale(queue, factor, dst)
     }
@@ -257,7 +270,7 @@ impl<D: TorchStorage> Memory for Torch<D> {
     ) -> Result<(), Error> {
         if src.buffer.dtype().is_float() && self.composes(&[src.buffer, sum.buffer]) {
             lengths::square_sum(src.len, row_len, sum.len)?;
-            return self.run_on(queue, "square_sum", || self.aten_square_sum(src, row_len, sum));
+            return self.run_on(queue, "square_sum", || self.aten_square_sum(queue, src, row_len, sum));
         }
         self.storage.square_sum(queue, src, row_len, sum)
     }
@@ -270,7 +283,7 @@ impl<D: TorchStorage> Memory for Torch<D> {
     ) -> Result<(), Error> {
         if src.buffer.dtype() == DType::F64 && self.composes(&[src.buffer, sum.buffer]) {
             lengths::expect("words of an exact sum", sum.len, ExactSum::WORDS)?;
-            return self.run_on(queue, "exact_sum", || self.aten_exact_sum(src, sum));
+            return self.run_on(queue, "exact_sum", || self.aten_exact_sum(queue, src, sum));
         }
         self.storage.exact_sum(queue, src, sum)
     }

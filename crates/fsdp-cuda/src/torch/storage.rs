@@ -21,17 +21,17 @@ pub trait TorchStorage: Memory + sealed::Sealed {
     /// Where buffers lie.
     fn device(&self) -> tch::Device;
 
-    /// Where the elements of a range begin.
+    /// Where the elements of a range begin, for work of a queue.
     ///
     /// # Errors
     /// [`Error::Released`] when the buffer has no contents.
-    fn address(&self, slice: Slice<'_, Self::Buffer>) -> Result<*const u8, Error>;
+    fn address(&self, queue: Queue, slice: Slice<'_, Self::Buffer>) -> Result<*const u8, Error>;
 
     /// As [`TorchStorage::address`], to be written; the buffer takes storage if it has none.
     ///
     /// # Errors
     /// [`Error::Shared`] when the storage has other handles.
-    fn address_mut(&self, slice: SliceMut<'_, Self::Buffer>) -> Result<*mut u8, Error>;
+    fn address_mut(&self, queue: Queue, slice: SliceMut<'_, Self::Buffer>) -> Result<*mut u8, Error>;
 
     /// Makes a queue what libtorch's operations of this thread are enqueued on.
     ///

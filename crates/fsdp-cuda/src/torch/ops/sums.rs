@@ -4,7 +4,7 @@
 //! Exact sums (Kulisch's accumulator, [`ExactSum`]) are additions of integers, so ATen's order does not matter.
 
 use fsdp_core::memory::{Buffer, HostSlice, HostSliceMut, Slice, SliceMut};
-use fsdp_core::{DType, ExactSum};
+use fsdp_core::{DType, ExactSum, Queue};
 use fsdp_nn::host::convert::{convert_from, convert_to};
 use tch::{Kind, Tensor};
 
@@ -36,47 +36,61 @@ const DIGIT_BITS: i64 = 32;
 const DIGIT: i64 = (1 << DIGIT_BITS) - 1;
 
 impl<D: TorchStorage> Torch<D> {
-    pub(in crate::torch) fn aten_copy(&self, src: In<'_, D>, dst: Out<'_, D>) -> Result<(), Failure> {
-        let len = [int(src.len)];
-        self.view_mut(dst, &len)?.f_copy_(&*self.view(src, &len)?)?;
+    pub(in crate::torch) fn aten_copy(
+        &self,
+        queue: Queue,
+        src: In<'_, D>,
+        dst: Out<'_, D>,
+    ) -> Result<(), Failure> {
+        self.place_mut(queue, dst)?.flat()?.f_copy_(&*self.place(queue, src)?.flat()?)?;
         Ok(())
     }
 
-    pub(in crate::torch) fn aten_accumulate(&self, src: In<'_, D>, dst: Out<'_, D>) -> Result<(), Failure> {
-        let len = [int(src.len)];
-        self.view_mut(dst, &len)?.f_add_(&*self.view(src, &len)?).done()?;
+    pub(in crate::torch) fn aten_accumulate(
+        &self,
+        queue: Queue,
+        src: In<'_, D>,
+        dst: Out<'_, D>,
+    ) -> Result<(), Failure> {
+        self.place_mut(queue, dst)?.flat()?.f_add_(&*self.place(queue, src)?.flat()?).done()?;
         Ok(())
     }
 
-    pub(in crate::torch) fn aten_scale(&self, factor: f64, dst: Out<'_, D>) -> Result<(), Failure> {
+    pub(in crate::torch) fn aten_scale(
+        &self,
+        queue: Queue,
+        factor: f64,
+        dst: Out<'_, D>,
+    ) -> Result<(), Failure> {
         let factor = rounded(dst.buffer.dtype(), factor);
-        let len = [int(dst.len)];
-        self.view_mut(dst, &len)?.f_mul_scalar_(factor).done()?;
+        self.place_mut(queue, dst)?.flat()?.f_mul_scalar_(factor).done()?;
         Ok(())
     }
 
     pub(in crate::torch) fn aten_square_sum(
         &self,
+        queue: Queue,
         src: In<'_, D>,
         row_len: usize,
         sum: Out<'_, D>,
     ) -> Result<(), Failure> {
-        let mut words = self.view_mut(sum, &[int(ExactSum::WORDS)])?;
-        let rows_at_once = (BLOCK / row_len.max(LANES)).max(1);
-        for first in (0..src.len).step_by(rows_at_once * row_len) {
-            let len = (rows_at_once * row_len).min(src.len - first);
-            let rows = Slice::new(src.buffer, src.offset + first, len);
-            let rows = self.view(rows, &[len / row_len, row_len].map(int))?.f_to_kind(Kind::Double)?;
+        let mut words = self.place_mut(queue, sum)?.flat()?;
+        let src = self.place(queue, src)?.flat()?.f_view([-1, int(row_len)])?;
+        for rows in src.f_split(int((BLOCK / row_len.max(LANES)).max(1)), 0)? {
+            let rows = rows.f_to_kind(Kind::Double)?;
             add_exactly(&mut words, &sums_of_rows(&rows.f_mul(&rows)?)?)?;
         }
         Ok(())
     }
 
-    pub(in crate::torch) fn aten_exact_sum(&self, src: In<'_, D>, sum: Out<'_, D>) -> Result<(), Failure> {
-        let mut words = self.view_mut(sum, &[int(ExactSum::WORDS)])?;
-        for first in (0..src.len).step_by(BLOCK) {
-            let len = BLOCK.min(src.len - first);
-            let values = self.view(Slice::new(src.buffer, src.offset + first, len), &[int(len)])?;
+    pub(in crate::torch) fn aten_exact_sum(
+        &self,
+        queue: Queue,
+        src: In<'_, D>,
+        sum: Out<'_, D>,
+    ) -> Result<(), Failure> {
+        let mut words = self.place_mut(queue, sum)?.flat()?;
+        for values in self.place(queue, src)?.flat()?.f_split(int(BLOCK), 0)? {
             add_exactly(&mut words, &values)?;
         }
         Ok(())
