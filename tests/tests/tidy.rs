@@ -135,6 +135,36 @@ fn functions_are_short() {
     assert!(seen > 500, "{seen} functions were found");
 }
 
+/// Whether a word in backticks is the name of a test: a sentence.
+fn is_sentence(word: &str) -> bool {
+    word.matches('_').count() >= 3
+        && word.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+}
+
+#[test]
+fn tests_that_the_table_of_parity_names_exist() {
+    fn rust(folder: &Path, text: &mut String) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                rust(&path, text);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                text.push_str(&fs::read_to_string(&path).unwrap());
+            }
+        }
+    }
+    let mut code = String::new();
+    [crates(), crates().join("../tests/tests")].iter().for_each(|folder| rust(folder, &mut code));
+    let table = fs::read_to_string(crates().join("../docs/parity.md")).unwrap();
+    let rows = table.lines().filter(|line| line.starts_with("| "));
+    let names: Vec<&str> =
+        rows.flat_map(|row| row.split('`').skip(1).step_by(2)).filter(|word| is_sentence(word)).collect();
+    for name in &names {
+        assert!(code.contains(&format!("fn {name}")), "docs/parity.md names `{name}`, which is nowhere");
+    }
+    assert!(names.len() > 100, "{} names were found", names.len());
+}
+
 #[test]
 fn everything_is_formatted() {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

@@ -121,9 +121,9 @@ pub(crate) struct TrainArgs {
 #[derive(Debug, ClapArgs)]
 #[command(
     after_help = "Each world size trains the same steps as one plain process without sharding. Where the
-numerics contract promises equal bits (worlds and micro-batches that are powers of two), losses,
-gradients, parameters and optimizer state must have them; elsewhere gradients must lie within a
-derived bound. Communication must match its closed form and memory its prediction, to the byte.
+numerics contract promises equal bits (worlds and micro-batches that are powers of two, on the
+device \"cpu\"), losses, gradients, parameters and optimizer state must have them; elsewhere gradients
+must lie within a derived bound. Communication must match its closed form and memory its prediction, to the byte.
 
 Examples:
   fsdp verify examples/quickstart.toml --world-sizes 1,2,4

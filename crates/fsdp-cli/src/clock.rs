@@ -22,6 +22,11 @@ pub(crate) trait Clock: Memory {
     /// Those of the device.
     fn milliseconds(&self, from: &Self::Mark, to: &Self::Mark) -> Result<f64, Error>;
 
+    /// The device's own name, if it has one.
+    fn device_name(&self) -> Option<String> {
+        None
+    }
+
     /// What this process and all others have taken of the device, and how much there is.
     fn device_bytes(&self) -> Option<DeviceBytes> {
         None
@@ -85,6 +90,10 @@ mod torch {
 
         fn milliseconds(&self, from: &Self::Mark, to: &Self::Mark) -> Result<f64, Error> {
             Ok(f64::from(to.milliseconds_since(from)?))
+        }
+
+        fn device_name(&self) -> Option<String> {
+            Some(self.storage().name().to_owned())
         }
 
         fn device_bytes(&self) -> Option<DeviceBytes> {

@@ -129,6 +129,34 @@ extern "C" __global__ void dropout(
     });
 }
 
+// The factors of elements first .. first + run_len of samples, for runs that lie side by side: 0 where dropped. A run may
+// begin and end within a group of four words.
+extern "C" __global__ void dropout_factors(
+    T* __restrict__ factors, const u64* __restrict__ keys, const u64* __restrict__ firsts, u64 run_len, u64 runs,
+    u32 threshold, A kept
+) {
+    u64 groups = run_len / 4 + 2;
+    bool vectors = run_len % 4 == 0 && aligned<4>(factors);
+    T chosen[2] = {narrow<T>(kept), narrow<T>(A(0))};
+    for_elements<1>(groups * runs, false, [&](auto, u64 i) {
+        u64 run = i / groups, first = firsts[run], end = first + run_len;
+        u64 group = first / 4 + i % groups;
+        if (4 * group >= end) return;
+        Words words = philox(keys[run], group);
+        T* to = factors + run * run_len;
+        if (vectors && first % 4 == 0) {
+            Vector<T, 4> values;
+            for (int k = 0; k < 4; k++) values.at[k] = chosen[words.at[k] < threshold];
+            store<4>(to + (4 * group - first), values);
+            return;
+        }
+        for (int k = 0; k < 4; k++) {
+            u64 element = 4 * group + k;
+            if (element >= first && element < end) to[element - first] = chosen[words.at[k] < threshold];
+        }
+    });
+}
+
 // Rotates element j of a head with element j + half, by the cosines and then sines of the row's position.
 extern "C" __global__ void rope(
     T* __restrict__ qkv, const A* __restrict__ table, u64 seq, u64 rows, u32 packed, u32 heads, u32 half, u32 back

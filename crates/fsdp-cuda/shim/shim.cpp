@@ -212,9 +212,15 @@ static_assert(int(at::SDPBackend::flash_attention) == 1 && int(at::SDPBackend::e
 
 // Puts (batch, heads, positions, elements) side by side into rows of (batch, positions, all heads, elements). The parts lie
 // in the order of such rows already, as kernels return them for packed operands: so one kernel copies them all, in wide
-// loads, where a copy for each would go element by element.
+// loads, where a copy for each would go element by element. Where key heads were repeated for the query heads that read
+// them, the gradient of a key head is the sum over these.
 void pack_heads(const std::array<at::Tensor, 3>& parts, at::Tensor& rows) {
-  const std::array<at::Tensor, 3> columns = {parts[0].transpose(1, 2), parts[1].transpose(1, 2), parts[2].transpose(1, 2)};
+  const int64_t kv_heads = (rows.size(2) - parts[0].size(1)) / 2;
+  const auto summed = [&](const at::Tensor& part) {
+    return part.size(1) == kv_heads ? part : part.unflatten(1, {kv_heads, -1}).sum(2);
+  };
+  const std::array<at::Tensor, 3> columns = {parts[0].transpose(1, 2), summed(parts[1]).transpose(1, 2),
+                                             summed(parts[2]).transpose(1, 2)};
   at::_ops::cat_out::call(at::TensorList(columns), 2, rows);
 }
 

@@ -41,7 +41,7 @@ pub(crate) struct BenchGpuArgs {
     /// Steps that do not count
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) warmup: usize,
-    /// Peak of the data sheet in TFLOP/s, for the MFU (dense bf16 on H100 and H200: 989)
+    /// Peak in TFLOP/s, for the MFU [default: the data sheet's, for cards that are known]
     #[arg(long, value_name = "TFLOP/S")]
     pub(crate) peak_tflops: Option<f64>,
     /// Print JSON

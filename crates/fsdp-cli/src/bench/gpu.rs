@@ -3,6 +3,7 @@
 //! Steps against the wall clock, then a few more under observation: when each queue worked, and what of the
 //! communication nothing hid. Then the ceilings: a large product, a large copy.
 
+mod cards;
 mod ceilings;
 mod models;
 mod observed;
@@ -45,6 +46,7 @@ struct Measured {
     observed: Observed,
     usage: Usage,
     device: Option<DeviceBytes>,
+    device_name: Option<String>,
     attention_kernels: Option<&'static str>,
 }
 
@@ -162,9 +164,19 @@ where
     let steps = steps + OBSERVED_STEPS;
     let observed = observed::measure(&mut trainer, &memory, steps..steps + OBSERVED_STEPS)?;
     let (usage, device) = (trainer.usage(), memory.device_bytes());
-    let attention_kernels = memory.attention_kernels();
+    let (device_name, attention_kernels) = (memory.device_name(), memory.attention_kernels());
     // Large buffers of their own: after everything that is counted.
     drop(trainer);
     let ceilings = ceilings::measure(&*memory)?;
-    Ok(Measured { ceilings, steps: times, issues, losses, observed, usage, device, attention_kernels })
+    Ok(Measured {
+        ceilings,
+        steps: times,
+        issues,
+        losses,
+        observed,
+        usage,
+        device,
+        device_name,
+        attention_kernels,
+    })
 }

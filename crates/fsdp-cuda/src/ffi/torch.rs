@@ -284,7 +284,8 @@ pub(crate) fn attention(
     outcome(unsafe { fsdp_torch_attention(which as i32, read(q), read(k), read(v), write(y), write(lse)) })
 }
 
-/// The gradients of [`attention`], side by side in rows of (batch, positions, all heads, elements).
+/// The gradients of [`attention`], side by side in rows of (batch, positions, all heads, elements), as [`pack_heads`] puts
+/// them.
 ///
 /// # Errors
 /// [`ShimError`] from libtorch.
@@ -310,7 +311,8 @@ pub(crate) fn attention_backward(
     })
 }
 
-/// Puts gradients of (batch, heads, positions, elements) side by side in rows.
+/// Puts gradients of (batch, heads, positions, elements) side by side in rows. Those of keys and values may have as many
+/// heads as those of queries: what each key head was repeated for is summed.
 ///
 /// # Errors
 /// [`ShimError`] from libtorch: sizes that do not fit.

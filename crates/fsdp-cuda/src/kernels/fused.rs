@@ -23,17 +23,17 @@ const COLUMNS_PER_THREAD: usize = 4;
 
 impl CudaMemory {
     /// A pointer to read from.
-    fn input<'a>(&self, slice: In<'a>) -> Result<Word<'a>, Error> {
+    pub(super) fn input<'a>(&self, slice: In<'a>) -> Result<Word<'a>, Error> {
         Ok(Word::Range(self.range(Queue::Compute, slice)?))
     }
 
     /// A pointer to write to.
-    fn output<'a>(&self, slice: Out<'a>) -> Result<Word<'a>, Error> {
+    pub(super) fn output<'a>(&self, slice: Out<'a>) -> Result<Word<'a>, Error> {
         Ok(Word::Range(self.range_mut(Queue::Compute, slice)?))
     }
 
     /// Kernels of a source for tensors of one dtype.
-    fn same(&self, source: &'static Source, dtype: DType) -> Launch<'_> {
+    pub(super) fn same(&self, source: &'static Source, dtype: DType) -> Launch<'_> {
         self.kernels(Queue::Compute, source, (dtype, dtype))
     }
 
@@ -306,9 +306,8 @@ impl FusedOps<CudaBuffer> for CudaMemory {
             self.input(Slice::whole(&on_device))?,
             Word::Len(len / samples),
             Word::Len(samples),
-            // An element is dropped when its 32 random bits are less than `p` in units of 2^-32.
-            Word::Int((dropout.p * 4_294_967_296.0) as u32),
-            Word::Real(1.0 / (1.0 - dropout.p)),
+            Word::Int(dropout.threshold()),
+            Word::Real(dropout.kept()),
         ];
         Ok(self.same(&POINTWISE, dtype).elements("dropout", len, &words)?)
     }

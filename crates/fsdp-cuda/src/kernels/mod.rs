@@ -4,6 +4,7 @@
 //! (see `common.cuh`). Everything is rounded as the host's kernels round it, where the order of operations is the
 //! same: no product is fused with a sum unless a source says so.
 
+mod dropout;
 mod fused;
 mod launch;
 #[cfg(test)]
@@ -46,7 +47,8 @@ sources! {
     INTEGERS = "integers.cu": "accumulate_u32", "accumulate_i64";
     NORMS = "norms.cu": "rms_norm", "rms_norm_backward", "rms_norm_weight",
         "layer_norm", "layer_norm_backward", "layer_norm_weight";
-    POINTWISE = "pointwise.cu": "swiglu", "swiglu_backward", "gelu", "gelu_backward", "dropout", "rope";
+    POINTWISE = "pointwise.cu": "swiglu", "swiglu_backward", "gelu", "gelu_backward", "dropout", "dropout_factors",
+        "rope";
     LOSS = "loss.cu": "cross_entropy";
     UPDATE = "update.cu": "adamw", "sgd", "sgd_momentum";
     FACTORED = "factored.cu": "add_partial", "parameter_squares", "advance_full", "advance_rows", "add_rows",

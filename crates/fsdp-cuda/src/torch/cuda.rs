@@ -2,7 +2,7 @@
 
 use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_core::{DType, Error, Queue};
-use fsdp_nn::backend::HeadChunks;
+use fsdp_nn::backend::{Dropout, HeadChunks};
 
 use super::memory::Torch;
 use super::settings::enter_stream;
@@ -41,8 +41,14 @@ impl TorchStorage for CudaMemory {
         HeadChunks::Large
     }
 
-    fn scratch(&self, dtype: DType, len: usize) -> Result<Option<CudaBuffer>, Error> {
-        CudaMemory::scratch(self, dtype, len).map(Some)
+    fn dropout_factors(
+        &self,
+        runs: Dropout<'_>,
+        firsts: &[u64],
+        dtype: DType,
+        run_len: usize,
+    ) -> Result<Option<CudaBuffer>, Error> {
+        CudaMemory::dropout_factors(self, runs, firsts, dtype, run_len).map(Some)
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
 use fsdp_core::program::GradientTarget;
 use fsdp_core::{DType, Error, ExactSum, Queue};
+use fsdp_nn::backend::Dropout;
 use fsdp_nn::lengths;
 use tch::Kind;
 
@@ -49,6 +50,20 @@ impl<D: TorchStorage> Torch<D> {
     /// Our attention, unless ATen's was asked for.
     pub(super) fn own_attention(&self) -> Option<Box<dyn AttentionOps<D::Buffer> + '_>> {
         self.storage.attention().filter(|_| self.kernels == Kernels::Fused)
+    }
+
+    /// Factors of dropout by our kernel, if the memory has one, unless ATen's were asked for.
+    pub(super) fn dropout_factors(
+        &self,
+        runs: Dropout<'_>,
+        firsts: &[u64],
+        dtype: DType,
+        run_len: usize,
+    ) -> Result<Option<D::Buffer>, Error> {
+        match self.kernels {
+            Kernels::Fused => self.storage.dropout_factors(runs, firsts, dtype, run_len),
+            Kernels::Aten => Ok(None),
+        }
     }
 
     /// Whether ATen is to compute what the memory has kernels for, too, and can: in buffers of its device.

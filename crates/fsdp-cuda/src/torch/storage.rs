@@ -52,11 +52,18 @@ pub trait TorchStorage: Memory + sealed::Sealed {
         HeadChunks::Small
     }
 
-    /// A buffer for what an operation needs besides its operands, where kernels of ours fill it.
+    /// The factors of dropout for runs of `run_len` elements, side by side, where a kernel of ours makes them: run `i` has
+    /// the elements from `firsts[i]` of the sample whose key is `runs.keys[i]`.
     ///
     /// # Errors
     /// [`Error::Memory`] when the device is full.
-    fn scratch(&self, _dtype: DType, _len: usize) -> Result<Option<Self::Buffer>, Error> {
+    fn dropout_factors(
+        &self,
+        _runs: Dropout<'_>,
+        _firsts: &[u64],
+        _dtype: DType,
+        _run_len: usize,
+    ) -> Result<Option<Self::Buffer>, Error> {
         Ok(None)
     }
 

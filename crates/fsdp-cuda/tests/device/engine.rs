@@ -96,6 +96,7 @@ fn runs_have_the_bits_of_the_oracle() {
     hold(LLAMA, &[], 1, false);
     hold(LLAMA, &["fsdp.param_dtype=bf16", "fsdp.activation_checkpointing=full"], 2, true);
     hold(GPT2, &[], 3, false);
+    hold(GPT2, &["fsdp.activation_checkpointing=selective"], 7, true);
     hold(LLAMA, &["fsdp.offload=cpu", "fsdp.param_dtype=bf16"], 4, false);
     let adafactor = "train.optimizer={name='adafactor', beta1=0.9}";
     hold(LLAMA, &[adafactor], 5, false);

@@ -6,7 +6,7 @@ use fsdp_core::program::GradientTarget;
 use fsdp_core::{DType, Error, Queue};
 use fsdp_cuda::{CudaBuffer, FusedOps};
 use fsdp_nn::backend::{AttentionDims, Backend, Dropout, HeadDims, IGNORED_TARGET};
-use fsdp_nn::{HostBuffer, HostMemory};
+use fsdp_nn::{HostBuffer, HostMemory, random};
 
 use crate::operands::{assert_alike, ids};
 use crate::subject::subject;
@@ -86,6 +86,31 @@ fn dropout_has_the_masks_of_the_host() {
             });
             assert_bits(&got, &expected, &format!("{samples} samples of {len} x {dtype}"));
             assert!(len < 30 || got.contains(&0.0), "something is dropped");
+        }
+    }
+}
+
+#[test]
+fn factors_of_dropout_are_those_of_any_part_of_a_sample() {
+    let keys = [5, u64::MAX - 3, 5];
+    let runs = Dropout { p: 0.5, keys: &keys };
+    for dtype in FLOATS {
+        for (firsts, run_len) in
+            [([0, 1, 2], 1), ([4, 0, 1 << 40], 36), ([7, 1001, 3], 1001), ([3, 2, 8], 64)]
+        {
+            let memory = subject();
+            let got = values(&*memory, &memory.dropout_factors(runs, &firsts, dtype, run_len).unwrap());
+            let mut words = vec![0; run_len];
+            let expected: Vec<f64> = (keys.iter().zip(firsts))
+                .flat_map(|(&key, first)| {
+                    random::words(key, first, &mut words);
+                    words
+                        .iter()
+                        .map(|&word| if word < runs.threshold() { 0.0 } else { 2.0 })
+                        .collect::<Vec<_>>()
+                })
+                .collect();
+            assert_bits(&got, &expected, &format!("{run_len} from {firsts:?} x {dtype}"));
         }
     }
 }

@@ -12,6 +12,8 @@ mod support;
 mod fused;
 #[path = "../device/kernels.rs"]
 mod kernels;
+#[path = "../torch/mixed_precision.rs"]
+mod mixed_precision;
 #[path = "../device/operands.rs"]
 mod operands;
 #[path = "../device/update.rs"]
@@ -21,6 +23,8 @@ mod values;
 
 mod card;
 mod composed;
+mod jobs;
 mod operations;
+mod ranks;
 mod runs;
 mod subject;

@@ -2,8 +2,11 @@
 
 use std::path::Path;
 
+use fsdp_core::memory::{Category, Memory, Slice, SliceMut};
+use fsdp_core::{DType, Queue};
 use fsdp_cuda::CudaMemory;
-use fsdp_cuda::torch::{Kernels, Torch, set_deterministic};
+use fsdp_cuda::torch::{Kernels, Torch, attention_kernels, set_deterministic};
+use fsdp_nn::backend::{AttentionDims, Backend};
 use fsdp_nn::conformance::{self, Subject};
 
 use crate::card::memory;
@@ -35,6 +38,20 @@ fn attention_conforms_with_kernels_that_are_not_deterministic_too() {
     let _restored = Restored;
     let subject = Subject { memory: &memory, rounds_probabilities: true, adds_alike: false };
     conformance::attention_is_precise(&subject);
+}
+
+#[test]
+fn grouped_queries_in_f32_run_the_memory_efficient_kernels() {
+    let memory = memory(Kernels::Fused);
+    let dims = AttentionDims { batch: 1, seq: 160, heads: 4, kv_heads: 2, head_dim: 64 };
+    let room = |len| memory.allocate(Category::Activation, DType::F32, len).unwrap();
+    let mut qkv = room(dims.rows() * dims.packed());
+    memory.zero(Queue::Compute, SliceMut::whole(&mut qkv)).unwrap();
+    let (mut y, mut lse) = (room(dims.rows() * dims.heads * dims.head_dim), room(dims.rows() * dims.heads));
+    let (y, lse) = (SliceMut::whole(&mut y), SliceMut::whole(&mut lse));
+    memory.attention(dims, None, Slice::whole(&qkv), y, lse).unwrap();
+    // Tests run one at a time; that the results are right is part of `attention_is_precise`.
+    assert_eq!(attention_kernels(), Some("memory-efficient"));
 }
 
 #[test]

@@ -12,42 +12,26 @@ use fsdp_nn::hf::HfModel;
 use fsdp_train::verify::{VerifyOptions, verify};
 use fsdp_train::{RankTrainer, TrainError};
 
-use crate::card::threads;
-use crate::support::{GPT2, LLAMA, config, job};
-
-/// Predictions of memory are made for this device.
-const DEVICE: &str = "run.device=\"cuda\"";
+use crate::jobs::{CardJob, diverging, policies, wide};
+use crate::ranks::threads;
 
 #[test]
 fn sharded_runs_are_the_unsharded_ones_and_take_the_memory_that_was_predicted() {
-    for (model, vocab, wrap) in [(LLAMA, 61, "LlamaDecoderLayer"), (GPT2, 53, "GPT2Block")] {
-        for more in [
-            "fsdp.param_dtype=\"f32\"",
-            "fsdp.param_dtype=\"bf16\"",
-            "fsdp.activation_checkpointing=\"full\"",
-            "fsdp.activation_checkpointing=\"selective\"",
-            "fsdp.offload=\"cpu\"",
-        ] {
-            let dir = tempfile::tempdir().expect("a temporary folder");
-            let overrides = [DEVICE, &format!("fsdp.wrap=[\"{wrap}\"]"), more];
-            let job = job(model, config(dir.path(), vocab, &overrides));
-            let report = verify(&job, &threads(Kernels::Fused), &VerifyOptions::new(&[1, 2, 4], 3));
-            let report = report.unwrap_or_else(|error| panic!("{wrap}, {more}: {error}"));
-            assert_eq!(report.worlds.len(), 3, "{:?}", report.skipped);
-            for world in &report.worlds {
-                assert!(world.failures.is_empty(), "{wrap}, {more}, {}: {:#?}", world.world, world.failures);
-            }
+    for CardJob { job, what, .. } in &policies() {
+        let report = verify(job, &threads(Kernels::Fused), &VerifyOptions::new(&[1, 2, 4], 3));
+        let report = report.unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(report.worlds.len(), 3, "{:?}", report.skipped);
+        for world in &report.worlds {
+            assert!(world.failures.is_empty(), "{what}, {}: {:#?}", world.world, world.failures);
         }
     }
 }
 
 #[test]
 fn a_loss_that_is_not_finite_leaves_the_state_untouched() {
-    let dir = tempfile::tempdir().expect("a temporary folder");
-    let overrides = [DEVICE, "train.optimizer.lr=1e30", "train.grad_clip=none"];
-    let job = job(LLAMA, config(dir.path(), 61, &overrides));
+    let CardJob { job, .. } = &diverging();
     let launched = threads(Kernels::Fused).launch(4, &|seat: Seat<Torch<CudaMemory>>| {
-        let mut trainer = RankTrainer::new(&job, seat)?;
+        let mut trainer = RankTrainer::new(job, seat)?;
         trainer.step(0, false, &mut ProgramOrder, &mut ())?;
         let before = state(&trainer)?;
         trainer.issue(1, false, &mut ProgramOrder, &mut ())?;
@@ -65,13 +49,10 @@ const SEGMENT_BYTES: u64 = 20 << 20;
 
 #[test]
 fn libtorch_keeps_nothing_between_operations_and_needs_less_than_the_activations() {
-    let model = LLAMA.replace("\"hidden_size\": 24", "\"hidden_size\": 256").replace("20,", "512,");
-    let dir = tempfile::tempdir().expect("a temporary folder");
-    let overrides = [DEVICE, "fsdp.param_dtype=\"bf16\"", "data.seq_len=64", "train.micro_batch_size=8"];
-    let job = job(&model, config(dir.path(), 61, &[&overrides[..], &["train.global_batch_size=8"]].concat()));
+    let CardJob { job, .. } = &wide();
     let launched = threads(Kernels::Fused).launch(1, &|seat: Seat<Torch<CudaMemory>>| {
         let memory = Arc::clone(&seat.memory);
-        let mut trainer = RankTrainer::new(&job, seat)?;
+        let mut trainer = RankTrainer::new(job, seat)?;
         trainer.step(0, false, &mut ProgramOrder, &mut ())?;
         let device = memory.storage().device();
         reset_allocator_peaks(device)?;

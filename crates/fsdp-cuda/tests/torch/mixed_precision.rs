@@ -2,11 +2,10 @@
 
 use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::engine::ProgramOrder;
-use fsdp_cuda::torch::{Kernels, Torch};
-use fsdp_nn::HostMemory;
+use fsdp_cuda::torch::Kernels;
 use fsdp_train::{RankTrainer, TrainError};
 
-use crate::ranks::threads;
+use crate::ranks::{DEVICE, RankMemory, threads};
 use crate::support::{config, job};
 
 const STEPS: u64 = 200;
@@ -26,6 +25,7 @@ const MODEL: &str = r#"{
 fn losses(param: &str, reduce: &str) -> Vec<f64> {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let overrides = [
+        DEVICE,
         "data.seq_len=24",
         "train.global_batch_size=8",
         "train.steps=200",
@@ -35,7 +35,7 @@ fn losses(param: &str, reduce: &str) -> Vec<f64> {
         &format!("fsdp.reduce_dtype=\"{reduce}\""),
     ];
     let job = job(MODEL, config(dir.path(), 61, &overrides));
-    let ranks = threads(Kernels::Fused).launch(2, &|seat: Seat<Torch<HostMemory>>| {
+    let ranks = threads(Kernels::Fused).launch(2, &|seat: Seat<RankMemory>| {
         let mut trainer = RankTrainer::new(&job, seat)?;
         let mut losses = Vec::new();
         for step in 0..STEPS {

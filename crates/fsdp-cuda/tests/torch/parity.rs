@@ -60,9 +60,11 @@ fn sharded_runs_are_the_unsharded_ones() {
 }
 
 #[test]
-fn recomputed_and_replicated_runs_stay_within_the_bounds() {
+fn recomputed_offloaded_and_replicated_runs_stay_within_the_bounds() {
     for (more, worlds) in [
         ("fsdp.activation_checkpointing=\"full\"", &[2, 3][..]),
+        ("fsdp.activation_checkpointing=\"selective\"", &[2, 3]),
+        ("fsdp.offload=\"cpu\"", &[2, 3]),
         ("fsdp.mesh={ replicate = 2 }", &[2, 4]),
         ("fsdp.accumulation=\"unsharded\"", &[2]),
     ] {

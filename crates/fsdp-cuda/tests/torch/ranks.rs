@@ -7,8 +7,14 @@ use fsdp_cuda::torch::{Kernels, Torch, set_intra_op};
 use fsdp_nn::{HostMemory, HostOptions};
 use fsdp_sim::{Threads, WorldOptions};
 
+/// The memory of a rank.
+pub(crate) type RankMemory = Torch<HostMemory>;
+
+/// What a run file says of it.
+pub(crate) const DEVICE: &str = "run.device=\"torch-cpu\"";
+
 /// Ranks as threads over poisoned memory, with one thread for libtorch each.
-pub(crate) fn threads(kernels: Kernels) -> Threads<Torch<HostMemory>> {
+pub(crate) fn threads(kernels: Kernels) -> Threads<RankMemory> {
     set_intra_op(1);
     let options = WorldOptions { timeout: Duration::from_secs(60), ..WorldOptions::new(1) };
     Threads::new(options, move |_, _| {

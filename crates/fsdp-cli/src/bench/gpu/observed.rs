@@ -65,15 +65,11 @@ fn one_step<M: Clock>(
         queues[span.queue as usize].push(Interval { start: at(&span.begin)?, end: at(&span.end)? });
     }
     let compute = &queues[Queue::Compute as usize];
-    let others: Vec<Interval> = Queue::ALL
-        .iter()
-        .filter(|&&queue| queue != Queue::Compute)
-        .flat_map(|&queue| queues[queue as usize].clone())
-        .collect();
+    let communication = [Queue::Gather, Queue::Reduce].map(|queue| queues[queue as usize].clone()).concat();
     Ok(Observed {
         step_ms: memory.milliseconds(begin, end)?,
         busy_ms: Queue::ALL.map(|queue| busy(&queues[queue as usize])),
-        exposed_ms: exposed(&others, compute),
+        exposed_ms: exposed(&communication, compute),
     })
 }
 

@@ -9,8 +9,8 @@ use fsdp_train::metrics::FlopModel;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::Measured;
 use super::models::Workload;
+use super::{Measured, cards};
 use crate::args::BenchGpuArgs;
 use crate::clock::DeviceBytes;
 use crate::units::{bytes, params, rate};
@@ -20,6 +20,9 @@ use crate::units::{bytes, params, rate};
 pub(super) struct Report {
     model: String,
     device: &'static str,
+    /// The card's name; absent on the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device_name: Option<String>,
     ranks: usize,
     parameters: usize,
     tokens_per_step: usize,
@@ -36,7 +39,7 @@ pub(super) struct Report {
     tflops: f64,
     /// Of the measured ceiling of products, not of a data sheet.
     of_matmul_ceiling: f64,
-    /// Of the peak that was given.
+    /// Of the peak that was given, or that is known of the card.
     #[serde(skip_serializing_if = "Option::is_none")]
     mfu: Option<f64>,
     /// Under observation, which costs a little.
@@ -108,9 +111,11 @@ impl Report {
             Queue::ALL.map(|queue| (queue.name().to_owned(), first.observed.busy_ms[queue as usize].into()));
         let counted = ranks.iter().map(|rank| rank.usage.device.total_peak_bytes).max().unwrap_or(0);
         let device = ranks.iter().filter_map(|rank| rank.device);
+        let peak = args.peak_tflops.or_else(|| first.device_name.as_deref().and_then(cards::peak_tflops));
         Self {
             model: args.model.name(),
             device: args.device.name(),
+            device_name: first.device_name.clone(),
             ranks: args.ranks,
             parameters,
             tokens_per_step: tokens,
@@ -123,7 +128,7 @@ impl Report {
             tokens_per_s,
             tflops,
             of_matmul_ceiling: tflops / first.ceilings.matmul_tflops,
-            mfu: args.peak_tflops.map(|peak| tflops / peak),
+            mfu: peak.map(|peak| tflops / peak),
             observed_step_ms: first.observed.step_ms,
             busy_ms: busy.into_iter().collect(),
             exposed_communication_ms: first.observed.exposed_ms,
@@ -159,7 +164,7 @@ impl Report {
              {attention}memory {counted} counted{card}\n",
             attention = self.attention_kernels.map(|name| format!("attention {name}\n")).unwrap_or_default(),
             model = self.model,
-            device = self.device,
+            device = self.device_name.as_deref().unwrap_or(self.device),
             parameters = params(self.parameters),
             ranks = self.ranks,
             tokens = self.tokens_per_step,

@@ -1,16 +1,19 @@
 //! Causal attention over packed rows: by libtorch's fused kernels where they take the operands, else composed.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+mod composed;
+#[cfg(test)]
+mod tests;
 
-use fsdp_core::DType;
+use std::sync::{Mutex, PoisonError};
+
 use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_nn::backend::{AttentionDims, Dropout};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
+use self::composed::Composed;
 use super::int;
-use super::pointwise::factors;
 use crate::ffi::torch::{self as ffi, CudaAttention};
-use crate::torch::error::{Done, Failure};
+use crate::torch::error::Failure;
 use crate::torch::memory::Torch;
 use crate::torch::storage::TorchStorage;
 
@@ -27,7 +30,11 @@ enum Way {
     Host,
     /// One of libtorch's kernels for CUDA devices: the one that PyTorch chooses for its own programs.
     Cuda(CudaAttention),
-    /// Scores in memory: for dropout, whose masks are ours, and for heads that the kernels do not take.
+    /// The same over keys and values repeated for every query head that reads them, where no kernel takes groups of
+    /// queries: those for f32 do not.
+    Repeated(CudaAttention),
+    /// Scores in memory, a bounded number at a time: for dropout, whose masks are ours, and for heads that the kernels
+    /// do not take.
     Composed,
 }
 
@@ -44,10 +51,20 @@ impl Way {
         } else if operands[0].device() == Device::Cpu {
             Way::Host
         } else {
-            Way::of_kernel(dims, ffi::choose_attention(operands)?)
+            Way::of_kernels(dims, operands)?
         };
-        way.note();
+        *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Some(way.name());
         Ok(way)
+    }
+
+    /// The way of a CUDA device.
+    fn of_kernels(dims: AttentionDims, [q, k, v]: [&Tensor; 3]) -> Result<Self, Failure> {
+        let way = Way::of_kernel(dims, ffi::choose_attention([q, k, v])?);
+        if way != Way::Composed || dims.heads == dims.kv_heads {
+            return Ok(way);
+        }
+        // Repeated keys and values have the sizes and the dtype of queries, which is all that the choice looks at.
+        Ok(Way::of_repeated(dims, ffi::choose_attention([q, q, q])?))
     }
 
     /// The way of a kernel that was chosen for a CUDA device, if it takes the operands as they are.
@@ -59,33 +76,33 @@ impl Way {
         }
     }
 
-    /// Keeps the name for whoever asks what has run.
-    fn note(self) {
-        let name = match self {
-            Way::Host => 1,
-            Way::Composed => 2,
-            Way::Cuda(CudaAttention::Flash) => 3,
-            Way::Cuda(CudaAttention::Efficient) => 4,
-            Way::Cuda(CudaAttention::Cudnn) => 5,
-        };
-        LAST.store(name, Ordering::Relaxed);
+    /// The way of a kernel that was chosen for repeated keys and values.
+    fn of_repeated(dims: AttentionDims, chosen: Option<CudaAttention>) -> Self {
+        match chosen {
+            Some(kernel) if dims.head_dim.is_multiple_of(HEAD_DIM_UNIT) => Way::Repeated(kernel),
+            _ => Way::Composed,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Way::Host => "libtorch's for the host",
+            Way::Cuda(CudaAttention::Flash) | Way::Repeated(CudaAttention::Flash) => "FlashAttention",
+            Way::Cuda(CudaAttention::Efficient) | Way::Repeated(CudaAttention::Efficient) => {
+                "memory-efficient"
+            }
+            Way::Cuda(CudaAttention::Cudnn) | Way::Repeated(CudaAttention::Cudnn) => "cuDNN",
+            Way::Composed => "composed",
+        }
     }
 }
 
-/// How the last call of this process was computed: an index of [`NAMES`].
-static LAST: AtomicUsize = AtomicUsize::new(0);
-const NAMES: [Option<&str>; 6] = [
-    None,
-    Some("libtorch's for the host"),
-    Some("composed"),
-    Some("FlashAttention"),
-    Some("memory-efficient"),
-    Some("cuDNN"),
-];
+/// How the last call of this process was computed.
+static LAST: Mutex<Option<&'static str>> = Mutex::new(None);
 
 /// Which kernels ran the last attention that libtorch computed in this process, if any.
 pub fn attention_kernels() -> Option<&'static str> {
-    NAMES[LAST.load(Ordering::Relaxed)]
+    *LAST.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<D: TorchStorage> Torch<D> {
@@ -117,14 +134,11 @@ impl<D: TorchStorage> Torch<D> {
                 lse.f_copy_(&sums)?;
             }
             Way::Cuda(which) => ffi::attention(which, [&q, &k, &v], &mut y, &mut lse)?,
-            Way::Composed => {
-                let call = Composed::new(dims, self.factors(dims, dropout, &q)?, [&q, &k, &v])?;
-                let scores = call.scores()?;
-                let sums = scores.f_logsumexp(-1_i64, false)?;
-                lse.f_copy_(&sums)?;
-                let seen = call.dropped(&scores.f_sub(&sums.f_unsqueeze(-1)?)?.f_exp()?)?;
-                y.f_copy_(&seen.f_matmul(&call.v)?)?;
+            Way::Repeated(which) => {
+                let [k, v] = [repeated(dims, &k)?, repeated(dims, &v)?];
+                ffi::attention(which, [&q, &k, &v], &mut y, &mut lse)?;
             }
+            Way::Composed => Composed::new(self, dims, dropout).forward([&q, &k, &v], [&y, &lse])?,
         }
         Ok(())
     }
@@ -161,10 +175,17 @@ impl<D: TorchStorage> Torch<D> {
             Way::Cuda(which) => {
                 ffi::attention_backward(which, &dy, [&q, &k, &v], [&y, &lse], &mut dqkv)?;
             }
+            Way::Repeated(which) => {
+                let [k, v] = [repeated(dims, &k)?, repeated(dims, &v)?];
+                ffi::attention_backward(which, &dy, [&q, &k, &v], [&y, &lse], &mut dqkv)?;
+            }
             Way::Composed => {
-                let call = Composed::new(dims, self.factors(dims, dropout, &q)?, [&q, &k, &v])?;
-                let [for_q, for_k, for_v] = call.gradients(&y, &dy, &lse)?;
-                ffi::pack_heads([&for_q, &for_k, &for_v], &mut dqkv)?;
+                let [for_q, for_k, for_v] = heads(dims, &dqkv)?;
+                Composed::new(self, dims, dropout).backward(
+                    [&q, &k, &v],
+                    [&y, &lse, &dy],
+                    [&for_q, &for_k, &for_v],
+                )?;
             }
         }
         Ok(())
@@ -187,138 +208,9 @@ fn heads(dims: AttentionDims, packed: &Tensor) -> Result<[Tensor; 3], Failure> {
     Ok([part(0, heads)?, part(heads, kv_heads)?, part(heads + kv_heads, kv_heads)?])
 }
 
-/// The type of arithmetic of a composition.
-fn arithmetic(q: &Tensor) -> Result<Kind, Failure> {
-    Ok(if q.f_kind()? == Kind::Double { Kind::Double } else { Kind::Float })
-}
-
-impl<D: TorchStorage> Torch<D> {
-    /// What dropout multiplies probabilities with: made by our kernel where the memory has one, else on the host.
-    fn factors(
-        &self,
-        dims: AttentionDims,
-        dropout: Option<Dropout<'_>>,
-        q: &Tensor,
-    ) -> Result<Option<Tensor>, Failure> {
-        let Some(dropout) = dropout else { return Ok(None) };
-        let kind = arithmetic(q)?;
-        let dtype = if kind == Kind::Double { DType::F64 } else { DType::F32 };
-        let sample_len = dims.heads * dims.seq * dims.seq;
-        let sizes = [dims.batch, dims.heads, dims.seq, dims.seq].map(int);
-        let (Some(fused), Some(mut buffer)) =
-            (self.fused(), self.storage().scratch(dtype, dims.batch * sample_len)?)
-        else {
-            let factors = factors(dropout, sample_len)?;
-            return Ok(Some(factors.f_to_kind(kind)?.f_to_device(q.device())?.f_view(sizes)?));
-        };
-        self.view_mut(SliceMut::whole(&mut buffer), &sizes)?.f_fill_(1.0).done()?;
-        fused.dropout(dropout, SliceMut::whole(&mut buffer))?;
-        let factors = self.view(Slice::whole(&buffer), &sizes)?.f_alias_copy()?;
-        Ok(Some(factors))
-    }
-}
-
-/// Attention with its scores in memory, in the type of arithmetic.
-struct Composed {
-    dims: AttentionDims,
-    q: Tensor,
-    /// Keys and values, repeated for every query head that reads them.
-    k: Tensor,
-    v: Tensor,
-    factors: Option<Tensor>,
-    scale: f64,
-}
-
-impl Composed {
-    fn new(dims: AttentionDims, factors: Option<Tensor>, [q, k, v]: [&Tensor; 3]) -> Result<Self, Failure> {
-        let kind = arithmetic(q)?;
-        let group = int(dims.heads / dims.kv_heads);
-        let repeated = |heads: &Tensor| heads.f_to_kind(kind)?.f_repeat_interleave_self_int(group, 1, None);
-        Ok(Self {
-            dims,
-            q: q.f_to_kind(kind)?,
-            k: repeated(k)?,
-            v: repeated(v)?,
-            factors,
-            scale: 1.0 / (dims.head_dim as f64).sqrt(),
-        })
-    }
-
-    /// Scaled scores; minus infinity for keys that a query does not see.
-    fn scores(&self) -> Result<Tensor, Failure> {
-        let scores = self.q.f_matmul(&self.k.f_transpose(-2, -1)?)?.f_mul_scalar(self.scale)?;
-        let seq = int(self.dims.seq);
-        let unseen = Tensor::f_ones([seq, seq], (Kind::Bool, scores.device()))?.f_triu(1)?;
-        Ok(scores.f_masked_fill(&unseen, f64::NEG_INFINITY)?)
-    }
-
-    fn dropped(&self, values: &Tensor) -> Result<Tensor, Failure> {
-        Ok(match &self.factors {
-            Some(factors) => values.f_mul(factors)?,
-            None => values.shallow_clone(),
-        })
-    }
-
-    /// The gradients of queries, keys and values.
-    fn gradients(&self, y: &Tensor, dy: &Tensor, lse: &Tensor) -> Result<[Tensor; 3], Failure> {
-        let kind = self.q.f_kind()?;
-        let (y, dy) = (y.f_to_kind(kind)?, dy.f_to_kind(kind)?);
-        let probabilities = self.scores()?.f_sub(&lse.f_unsqueeze(-1)?)?.f_exp()?;
-        let slopes = self.dropped(&dy.f_matmul(&self.v.f_transpose(-2, -1)?)?)?;
-        let mean = y.f_mul(&dy)?.f_sum_dim_intlist(-1_i64, true, None)?;
-        let for_scores = probabilities.f_mul(&slopes.f_sub(&mean)?)?.f_mul_scalar(self.scale)?;
-        let for_q = for_scores.f_matmul(&self.k)?;
-        let for_k = for_scores.f_transpose(-2, -1)?.f_matmul(&self.q)?;
-        let for_v = self.dropped(&probabilities)?.f_transpose(-2, -1)?.f_matmul(&dy)?;
-        Ok([for_q, self.grouped(&for_k)?, self.grouped(&for_v)?])
-    }
-
-    /// The sums over the query heads that read a key head.
-    fn grouped(&self, gradient: &Tensor) -> Result<Tensor, Failure> {
-        let AttentionDims { batch, seq, heads, kv_heads, head_dim } = self.dims;
-        let sizes = [batch, kv_heads, heads / kv_heads, seq, head_dim].map(int);
-        Ok(gradient.f_view(sizes)?.f_sum_dim_intlist(2_i64, false, None)?)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_kernel_that_is_chosen_runs_when_it_takes_the_operands_as_they_are() {
-        let dims = |heads, kv_heads, head_dim| AttentionDims { batch: 2, seq: 8, heads, kv_heads, head_dim };
-        for kernel in [CudaAttention::Flash, CudaAttention::Efficient, CudaAttention::Cudnn] {
-            assert_eq!(Way::of_kernel(dims(4, 4, 64), Some(kernel)), Way::Cuda(kernel));
-            assert_eq!(Way::of_kernel(dims(4, 4, 20), Some(kernel)), Way::Composed);
-        }
-        assert_eq!(
-            Way::of_kernel(dims(4, 2, 64), Some(CudaAttention::Cudnn)),
-            Way::Cuda(CudaAttention::Cudnn)
-        );
-        assert_eq!(Way::of_kernel(dims(4, 2, 64), Some(CudaAttention::Efficient)), Way::Composed);
-        assert_eq!(Way::of_kernel(dims(4, 4, 64), None), Way::Composed);
-    }
-
-    #[test]
-    fn the_shim_asks_libtorch_which_kernel_it_would_take() {
-        let tensor = |heads: i64| Tensor::zeros([1, heads, 8, 8], (Kind::Float, Device::Cpu));
-        // On the host libtorch has one fused kernel, which it calls by the number of FlashAttention.
-        let operands = [tensor(4), tensor(4), tensor(4)];
-        let chosen = ffi::choose_attention(operands.each_ref()).expect("an operation of every libtorch");
-        assert_eq!(chosen, Some(CudaAttention::Flash));
-    }
-
-    #[test]
-    fn gradients_of_heads_lie_side_by_side_in_rows() {
-        let part = |first: f64, heads: i64| {
-            (Tensor::arange(heads * 6, (Kind::Float, Device::Cpu)) + first).view([1, heads, 3, 2])
-        };
-        let parts = [part(0.0, 2), part(100.0, 1), part(200.0, 1)];
-        let mut rows = Tensor::zeros([1, 3, 4, 2], (Kind::Float, Device::Cpu));
-        ffi::pack_heads(parts.each_ref(), &mut rows).expect("sizes that fit");
-        let found = Vec::<f32>::try_from(rows.view([-1])).expect("floats");
-        assert_eq!(&found[..8], [0.0, 1.0, 6.0, 7.0, 100.0, 101.0, 200.0, 201.0]);
-        assert_eq!(&found[8..12], [2.0, 3.0, 8.0, 9.0]);
-    }
+/// Keys or values, once for every query head that reads them. They lie as packed rows do: (batch, positions, heads,
+/// elements).
+fn repeated(dims: AttentionDims, heads: &Tensor) -> Result<Tensor, Failure> {
+    let group = int(dims.heads / dims.kv_heads);
+    Ok(heads.f_transpose(1, 2)?.f_repeat_interleave_self_int(group, 2, None)?.f_transpose(1, 2)?)
 }

@@ -81,7 +81,7 @@ impl<D: TorchStorage> Torch<D> {
     pub(in crate::torch) fn aten_dropout(&self, dropout: Dropout<'_>, x: Out<'_, D>) -> Result<(), Failure> {
         let kind = arithmetic(x.buffer.dtype())?;
         let len = x.len;
-        let factors = factors(dropout, len / dropout.keys.len())?;
+        let factors = factors(dropout, &vec![0; dropout.keys.len()], len / dropout.keys.len())?;
         let mut x = self.view_mut(x, &[int(len)])?;
         let factors = factors.f_to_kind(kind)?.f_to_device(x.device())?;
         x.f_mul_(&factors).done()?;
@@ -100,13 +100,18 @@ fn gelu_logistic(x: &Tensor) -> Result<Tensor, Failure> {
     Ok(cubic.f_mul_scalar(2.0 * GELU_SCALE)?.f_sigmoid()?)
 }
 
-/// The factors of `sample_len` elements of every sample, on the host: 0 where dropped.
-pub(in crate::torch) fn factors(dropout: Dropout<'_>, sample_len: usize) -> Result<Tensor, Failure> {
-    let (threshold, kept) = (dropout.threshold(), dropout.kept());
-    let mut words = vec![0; sample_len];
-    let mut factors = Vec::with_capacity(sample_len * dropout.keys.len());
-    for &key in dropout.keys {
-        random::words(key, 0, &mut words);
+/// The factors of runs of `run_len` elements, side by side, on the host: 0 where dropped. Run `i` has the elements from
+/// `firsts[i]` of the sample whose key is `runs.keys[i]`.
+pub(in crate::torch) fn factors(
+    runs: Dropout<'_>,
+    firsts: &[u64],
+    run_len: usize,
+) -> Result<Tensor, Failure> {
+    let (threshold, kept) = (runs.threshold(), runs.kept());
+    let mut words = vec![0; run_len];
+    let mut factors = Vec::with_capacity(run_len * runs.keys.len());
+    for (&key, &first) in runs.keys.iter().zip(firsts) {
+        random::words(key, first, &mut words);
         factors.extend(words.iter().map(|&word| if word < threshold { 0.0 } else { kept }));
     }
     Ok(Tensor::f_from_slice::<f64>(&factors)?)

@@ -1,0 +1,275 @@
+//! Attention composed of libtorch's operations, with its scores in memory, in the type of arithmetic.
+//!
+//! All scores of a call would be (samples x heads x positions x positions) numbers, several times over: more than a
+//! card has. So they are made block by block. A block has whole samples if their scores fit; else heads of one sample,
+//! those that read the same key head together; else some positions of the queries of one such group. The queries of a
+//! group lie one below the other, so that one product is that of all of them, and sums over the heads of a group are
+//! sums over rows. Blocks depend on shapes alone.
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use fsdp_core::DType;
+use fsdp_core::memory::Slice;
+use fsdp_nn::backend::{AttentionDims, Dropout};
+use tch::{Kind, Tensor};
+
+use crate::torch::error::{Done, Failure};
+use crate::torch::memory::Torch;
+use crate::torch::ops::int;
+use crate::torch::ops::pointwise::factors;
+use crate::torch::storage::TorchStorage;
+
+/// The most scores of a block: 256 MiB in f32. Forward has at most two temporaries of this size at once (scores, and
+/// their exponentials or the factors of dropout), backward three (probabilities, their gradients, and the factors).
+const SCORES_MAX: usize = 1 << 26;
+
+/// What is computed at once: positions of queries, of groups of heads, of samples.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Block {
+    samples: Range<usize>,
+    /// Key heads, each with the query heads that read it.
+    groups: Range<usize>,
+    /// Positions of queries, which see the keys before `rows.end`.
+    rows: Range<usize>,
+}
+
+/// The ranges that steps of `step`, at least 1, cut `0 .. end` into.
+fn ranges(end: usize, step: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
+    let step = step.max(1);
+    (0..end).step_by(step).map(move |start| start..end.min(start + step))
+}
+
+/// What is narrowed of a tensor.
+fn part(tensor: &Tensor, dim: i64, range: &Range<usize>) -> Result<Tensor, Failure> {
+    Ok(tensor.f_narrow(dim, int(range.start), int(range.len()))?)
+}
+
+/// The type of arithmetic.
+fn arithmetic(operand: &Tensor) -> Result<Kind, Failure> {
+    Ok(if operand.f_kind()? == Kind::Double { Kind::Double } else { Kind::Float })
+}
+
+/// The composition of one call. Operands and results are (batch, heads, positions, elements); statistics are (batch,
+/// heads, positions).
+pub(super) struct Composed<'a, D: TorchStorage> {
+    torch: &'a Torch<D>,
+    dims: AttentionDims,
+    dropout: Option<Dropout<'a>>,
+    /// The most scores of a block that has more than one position.
+    scores_max: usize,
+}
+
+impl<'a, D: TorchStorage> Composed<'a, D> {
+    pub(super) fn new(torch: &'a Torch<D>, dims: AttentionDims, dropout: Option<Dropout<'a>>) -> Self {
+        Self { torch, dims, dropout, scores_max: SCORES_MAX }
+    }
+
+    /// Writes the output and the log-sum-exp.
+    pub(super) fn forward(&self, [q, k, v]: [&Tensor; 3], [y, lse]: [&Tensor; 2]) -> Result<(), Failure> {
+        let lse = lse.f_unsqueeze(-1)?;
+        for block in self.spans().flat_map(|span| self.blocks(span)) {
+            let mut scores = self.scores(&block, q, k)?;
+            let sums = scores.f_logsumexp(-1_i64, true)?;
+            self.write(&block, &sums, &lse)?;
+            scores.f_sub_(&sums)?.f_exp_().done()?;
+            if let Some(factors) = self.factors(&block, scores.f_kind()?)? {
+                factors.multiply(self, &block, &mut scores)?;
+            }
+            self.write(&block, &scores.f_matmul(&self.keys(&block, v)?)?, y)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the gradients of queries, keys and values.
+    pub(super) fn backward(
+        &self,
+        qkv: [&Tensor; 3],
+        [y, lse, dy]: [&Tensor; 3],
+        [to_q, to_k, to_v]: [&Tensor; 3],
+    ) -> Result<(), Failure> {
+        let lse = lse.f_unsqueeze(-1)?;
+        for span in self.spans() {
+            let mut sums: Option<[Tensor; 2]> = None;
+            // The last positions come first: what they read is all that others read.
+            for block in self.blocks(span.clone()).rev() {
+                let [for_q, for_k, for_v] = self.gradients(&block, qkv, [y, &lse, dy])?;
+                self.write(&block, &for_q, to_q)?;
+                match &sums {
+                    None => sums = Some([for_k, for_v]),
+                    Some([keys, values]) => {
+                        let read = 0..block.rows.end;
+                        part(keys, 2, &read)?.f_add_(&for_k).done()?;
+                        part(values, 2, &read)?.f_add_(&for_v).done()?;
+                    }
+                }
+            }
+            for (sum, to) in sums.iter().flatten().zip([to_k, to_v]) {
+                span.of_heads(to, 1)?.f_copy_(sum)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The gradients of a block.
+    fn gradients(
+        &self,
+        block: &Block,
+        [q, k, v]: [&Tensor; 3],
+        [y, lse, dy]: [&Tensor; 3],
+    ) -> Result<[Tensor; 3], Failure> {
+        let (queries, dy) = (self.queries(block, q)?, self.queries(block, dy)?);
+        let mean = self.queries(block, y)?.f_mul(&dy)?.f_sum_dim_intlist(-1_i64, true, None)?;
+        let mut probabilities = self.scores(block, q, k)?;
+        probabilities.f_sub_(&self.queries(block, lse)?)?.f_exp_().done()?;
+        let mut slopes = dy.f_matmul(&self.keys(block, v)?.f_transpose(-2, -1)?)?;
+        let factors = self.factors(block, slopes.f_kind()?)?;
+        if let Some(factors) = &factors {
+            factors.multiply(self, block, &mut slopes)?;
+        }
+        slopes.f_sub_(&mean)?.f_mul_(&probabilities)?.f_mul_scalar_(self.scale()).done()?;
+        if let Some(factors) = &factors {
+            factors.multiply(self, block, &mut probabilities)?;
+        }
+        Ok([
+            slopes.f_matmul(&self.keys(block, k)?)?,
+            slopes.f_transpose(-2, -1)?.f_matmul(&queries)?,
+            probabilities.f_transpose(-2, -1)?.f_matmul(&dy)?,
+        ])
+    }
+
+    /// Scaled scores of a block; minus infinity for keys that a query does not see.
+    fn scores(&self, block: &Block, q: &Tensor, k: &Tensor) -> Result<Tensor, Failure> {
+        let mut scores = self.queries(block, q)?.f_matmul(&self.keys(block, k)?.f_transpose(-2, -1)?)?;
+        scores.f_mul_scalar_(self.scale()).done()?;
+        let (rows, keys) = (int(block.rows.len()), int(block.rows.end));
+        let first_unseen = int(block.rows.start) + 1;
+        let unseen = Tensor::f_ones([rows, keys], (Kind::Bool, scores.device()))?.f_triu(first_unseen)?;
+        let mut by_head = scores.f_view([-1, rows, keys])?;
+        by_head.f_masked_fill_(&unseen, f64::NEG_INFINITY).done()?;
+        Ok(scores)
+    }
+
+    fn scale(&self) -> f64 {
+        1.0 / (self.dims.head_dim as f64).sqrt()
+    }
+
+    /// Query heads that read one key head.
+    fn group(&self) -> usize {
+        self.dims.heads / self.dims.kv_heads
+    }
+
+    /// Blocks of all positions.
+    fn spans(&self) -> impl Iterator<Item = Block> {
+        let AttentionDims { batch, seq, heads, kv_heads, .. } = self.dims;
+        let of_group = self.group() * seq * self.row_len();
+        let groups = (self.scores_max / of_group.max(1)).clamp(1, kv_heads);
+        let samples = self.scores_max / (heads * seq * self.row_len()).max(1);
+        ranges(batch, samples).flat_map(move |samples| {
+            ranges(kv_heads, groups).map(move |groups| Block {
+                samples: samples.clone(),
+                groups,
+                rows: 0..seq,
+            })
+        })
+    }
+
+    /// The blocks of a span.
+    fn blocks(&self, span: Block) -> impl DoubleEndedIterator<Item = Block> {
+        let rows = self.scores_max / (span.heads_len(self.group()) * self.row_len()).max(1);
+        ranges(span.rows.end, rows).map(move |rows| Block { rows, ..span.clone() })
+    }
+
+    /// What a row of a block may have: as many scores as keys, or the elements of a query.
+    fn row_len(&self) -> usize {
+        self.dims.seq.max(self.dims.head_dim)
+    }
+
+    /// Rows of a block's queries in the type of arithmetic, those of a group one below the other:
+    /// (samples, groups, rows, elements).
+    fn queries(&self, block: &Block, of_all: &Tensor) -> Result<Tensor, Failure> {
+        let rows = part(&block.of_heads(of_all, self.group())?, 2, &block.rows)?;
+        let by_group = [block.groups.len(), self.group()].map(int);
+        Ok(rows.f_to_kind(arithmetic(&rows)?)?.f_unflatten(1, by_group)?.f_flatten(2, 3)?)
+    }
+
+    /// Keys or values that a block reads, in the type of arithmetic: (samples, groups, positions, elements).
+    fn keys(&self, block: &Block, of_all: &Tensor) -> Result<Tensor, Failure> {
+        let seen = part(&block.of_heads(of_all, 1)?, 2, &(0..block.rows.end))?;
+        Ok(seen.f_to_kind(arithmetic(&seen)?)?)
+    }
+
+    /// Puts rows of a block where they belong: the inverse of [`Composed::queries`].
+    fn write(&self, block: &Block, rows: &Tensor, of_all: &Tensor) -> Result<(), Failure> {
+        let mut to = part(&block.of_heads(of_all, self.group())?, 2, &block.rows)?;
+        to.f_copy_(&rows.f_view_as(&to)?)?;
+        Ok(())
+    }
+
+    /// What dropout multiplies the probabilities of a block with: made by our kernel where the memory has one, else on
+    /// the host. The rows of a head are consecutive elements of its sample.
+    fn factors(&self, block: &Block, kind: Kind) -> Result<Option<Factors<D::Buffer>>, Failure> {
+        let Some(dropout) = self.dropout else { return Ok(None) };
+        let (seq, group) = (self.dims.seq, self.group());
+        let heads = block.groups.start * group..block.groups.end * group;
+        let keys = &dropout.keys[block.samples.clone()];
+        let run_keys: Vec<u64> = keys.iter().flat_map(|&key| heads.clone().map(move |_| key)).collect();
+        let first = |head: usize| ((head * seq + block.rows.start) * seq) as u64;
+        let firsts: Vec<u64> = keys.iter().flat_map(|_| heads.clone().map(first)).collect();
+        let runs = Dropout { keys: &run_keys, ..dropout };
+        let run_len = block.rows.len() * seq;
+        let dtype = if kind == Kind::Double { DType::F64 } else { DType::F32 };
+        if let Some(made) = self.torch.dropout_factors(runs, &firsts, dtype, run_len)? {
+            return Ok(Some(Factors::Ours(made)));
+        }
+        let made = factors(runs, &firsts, run_len)?.f_to_kind(kind)?;
+        Ok(Some(Factors::OfHost(made.f_to_device(self.torch.storage().device())?)))
+    }
+}
+
+impl Block {
+    /// The samples and heads of a block, of a tensor that has `group` heads for each key head.
+    fn of_heads(&self, of_all: &Tensor, group: usize) -> Result<Tensor, Failure> {
+        let heads = self.groups.start * group..self.groups.end * group;
+        part(&part(of_all, 0, &self.samples)?, 1, &heads)
+    }
+
+    /// Query heads of all samples.
+    fn heads_len(&self, group: usize) -> usize {
+        self.samples.len() * self.groups.len() * group
+    }
+}
+
+/// Factors for all keys of every row of a block.
+enum Factors<B> {
+    /// In a buffer of the memory.
+    Ours(B),
+    /// Made on the host, in libtorch's memory.
+    OfHost(Tensor),
+}
+
+impl<B: fsdp_core::memory::Buffer> Factors<B> {
+    /// Multiplies numbers for the keys that a block reads.
+    fn multiply<D: TorchStorage<Buffer = B>>(
+        &self,
+        call: &Composed<'_, D>,
+        block: &Block,
+        values: &mut Tensor,
+    ) -> Result<(), Failure> {
+        let rows = call.group() * block.rows.len();
+        let sizes = [block.samples.len(), block.groups.len(), rows, call.dims.seq].map(int);
+        let read = 0..block.rows.end;
+        match self {
+            Factors::Ours(buffer) => {
+                let all = call.torch.view(Slice::whole(buffer), &sizes)?;
+                values.f_mul_(&part(&all, 3, &read)?).done()?;
+            }
+            Factors::OfHost(all) => {
+                values.f_mul_(&part(&all.f_view(sizes)?, 3, &read)?).done()?;
+            }
+        }
+        Ok(())
+    }
+}

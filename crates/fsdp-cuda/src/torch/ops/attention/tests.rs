@@ -1,0 +1,92 @@
+//! Which kernels run, and what surrounds them.
+
+use tch::Kind;
+
+use super::*;
+
+#[test]
+fn the_kernel_that_is_chosen_runs_when_it_takes_the_operands_as_they_are() {
+    let dims = |heads, kv_heads, head_dim| AttentionDims { batch: 2, seq: 8, heads, kv_heads, head_dim };
+    for kernel in [CudaAttention::Flash, CudaAttention::Efficient, CudaAttention::Cudnn] {
+        assert_eq!(Way::of_kernel(dims(4, 4, 64), Some(kernel)), Way::Cuda(kernel));
+        assert_eq!(Way::of_kernel(dims(4, 4, 20), Some(kernel)), Way::Composed);
+    }
+    assert_eq!(Way::of_kernel(dims(4, 2, 64), Some(CudaAttention::Cudnn)), Way::Cuda(CudaAttention::Cudnn));
+    assert_eq!(Way::of_kernel(dims(4, 2, 64), Some(CudaAttention::Efficient)), Way::Composed);
+    assert_eq!(Way::of_kernel(dims(4, 4, 64), None), Way::Composed);
+    let efficient = Some(CudaAttention::Efficient);
+    assert_eq!(Way::of_repeated(dims(4, 2, 64), efficient), Way::Repeated(CudaAttention::Efficient));
+    assert_eq!(Way::of_repeated(dims(4, 2, 20), efficient), Way::Composed);
+    assert_eq!(Way::of_repeated(dims(4, 2, 64), None), Way::Composed);
+}
+
+#[test]
+fn the_shim_asks_libtorch_which_kernel_it_would_take() {
+    let tensor = |heads: i64| Tensor::zeros([1, heads, 8, 8], (Kind::Float, Device::Cpu));
+    // On the host libtorch has one fused kernel, which it calls by the number of FlashAttention.
+    let operands = [tensor(4), tensor(4), tensor(4)];
+    let chosen = ffi::choose_attention(operands.each_ref()).expect("an operation of every libtorch");
+    assert_eq!(chosen, Some(CudaAttention::Flash));
+}
+
+#[test]
+fn gradients_of_heads_lie_side_by_side_in_rows() {
+    let part = |first: f64, heads: i64| {
+        (Tensor::arange(heads * 6, (Kind::Float, Device::Cpu)) + first).view([1, heads, 3, 2])
+    };
+    let parts = [part(0.0, 2), part(100.0, 1), part(200.0, 1)];
+    let mut rows = Tensor::zeros([1, 3, 4, 2], (Kind::Float, Device::Cpu));
+    ffi::pack_heads(parts.each_ref(), &mut rows).expect("sizes that fit");
+    let found = Vec::<f32>::try_from(rows.view([-1])).expect("floats");
+    assert_eq!(&found[..8], [0.0, 1.0, 6.0, 7.0, 100.0, 101.0, 200.0, 201.0]);
+    assert_eq!(&found[8..12], [2.0, 3.0, 8.0, 9.0]);
+}
+
+#[test]
+fn attention_over_repeated_keys_is_that_over_groups_of_queries() {
+    let dims = AttentionDims { batch: 2, seq: 19, heads: 6, kv_heads: 2, head_dim: 8 };
+    let options = (Kind::Double, Device::Cpu);
+    let [qkv, dy] = [(packed(dims), 3.0), (rows(dims), 5.0)].map(|(sizes, step)| {
+        (Tensor::arange(sizes.iter().product::<i64>(), options) * step).sin().view(&sizes[..])
+    });
+    let [q, k, v] = heads(dims, &qkv).expect("views");
+    let dy = dy.transpose(1, 2);
+    let by = |k: &Tensor, v: &Tensor| {
+        let (y, lse) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu(
+            &q,
+            k,
+            v,
+            0.0,
+            true,
+            None::<Tensor>,
+            None,
+        );
+        let gradients = Tensor::internal_scaled_dot_product_flash_attention_for_cpu_backward(
+            &dy,
+            &q,
+            k,
+            v,
+            &y,
+            &lse,
+            0.0,
+            true,
+            None::<Tensor>,
+            None,
+        );
+        (y, [gradients.0, gradients.1, gradients.2])
+    };
+    let (y, [for_q, for_k, for_v]) =
+        by(&repeated(dims, &k).expect("heads that divide"), &repeated(dims, &v).expect("heads that divide"));
+    let mut dqkv = Tensor::zeros(packed(dims), options);
+    ffi::pack_heads([&for_q, &for_k, &for_v], &mut dqkv).expect("heads that divide");
+    // The sums of reference are libtorch's own over a dimension of groups: no head is summed with that of another key.
+    let (expected, [for_q, for_k, for_v]) = by(&k, &v);
+    let parts = heads(dims, &dqkv).expect("views");
+    for (got, expected) in
+        [&y, &parts[0], &parts[1], &parts[2]].into_iter().zip([&expected, &for_q, &for_k, &for_v])
+    {
+        let off = (got - expected).abs().max().double_value(&[]);
+        // Numbers of at most 1, sums of at most 3 x 19 of them: a thousand roundings are more than any order needs.
+        assert!(off <= 1e3 * f64::EPSILON * 57.0, "{off}");
+    }
+}

@@ -1,0 +1,62 @@
+//! Jobs of whole runs on a card. They are made where there is none, too: so their configurations are known to be sound.
+
+use fsdp_nn::hf::HfModel;
+use fsdp_train::Job;
+use tempfile::TempDir;
+
+use crate::support::{GPT2, LLAMA, config, job};
+
+/// Predictions of memory are made for this device.
+const DEVICE: &str = "run.device=\"cuda\"";
+
+/// A job, and the folder of its tokens.
+pub(crate) struct CardJob {
+    pub(crate) job: Job<HfModel>,
+    /// What is special about it.
+    pub(crate) what: String,
+    _dir: TempDir,
+}
+
+fn make(model: &str, vocab: u32, overrides: &[&str]) -> CardJob {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let overrides = [&[DEVICE], overrides].concat();
+    let job = job(model, config(dir.path(), vocab, &overrides));
+    CardJob { job, what: overrides.join(" "), _dir: dir }
+}
+
+/// Four ranks under every policy that moves work between memories or computes it again.
+pub(crate) fn policies() -> Vec<CardJob> {
+    let mut jobs = Vec::new();
+    for (model, vocab, wrap) in [(LLAMA, 61, "LlamaDecoderLayer"), (GPT2, 53, "GPT2Block")] {
+        for policy in [
+            "fsdp.param_dtype=\"f32\"",
+            "fsdp.param_dtype=\"bf16\"",
+            "fsdp.activation_checkpointing=\"full\"",
+            "fsdp.activation_checkpointing=\"selective\"",
+            "fsdp.offload=\"cpu\"",
+        ] {
+            jobs.push(make(model, vocab, &[&format!("fsdp.wrap=[\"{wrap}\"]"), policy]));
+        }
+    }
+    jobs
+}
+
+/// Four ranks whose loss is soon no number.
+pub(crate) fn diverging() -> CardJob {
+    make(LLAMA, 61, &["train.optimizer.lr=1e30", "train.grad_clip=none"])
+}
+
+/// One rank with activations of some mebibytes.
+pub(crate) fn wide() -> CardJob {
+    let model = LLAMA.replace("\"hidden_size\": 24", "\"hidden_size\": 256").replace("20,", "512,");
+    let sizes = ["data.seq_len=64", "train.micro_batch_size=8", "train.global_batch_size=8", "run.ranks=1"];
+    make(&model, 61, &[&["fsdp.param_dtype=\"bf16\""], &sizes[..]].concat())
+}
+
+#[test]
+fn all_jobs_can_be_made_without_a_card() {
+    let jobs: Vec<CardJob> = policies().into_iter().chain([diverging(), wide()]).collect();
+    let ranks = jobs.iter().map(|made| made.job.plan.mesh.world());
+    assert_eq!(ranks.collect::<Vec<_>>(), [vec![4; 11], vec![1]].concat());
+    assert!(jobs.iter().all(|made| made.what.contains(DEVICE)));
+}
