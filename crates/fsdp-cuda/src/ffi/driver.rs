@@ -300,5 +300,6 @@ mod tests {
         }
         let message = Gpu::open(0).expect_err("there is no driver").to_string();
         assert!(message.contains("libcuda.so") && message.contains("install it"), "{message}");
+        assert_eq!(message.matches("libcuda.so.12,").count(), 1, "every name is told once: {message}");
     }
 }

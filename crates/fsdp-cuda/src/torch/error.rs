@@ -1,10 +1,13 @@
 //! What libtorch can fail with.
 
+use std::path::PathBuf;
+
 use fsdp_core::Error;
 use fsdp_core::memory::{Category, Usage};
 use tch::{TchError, Tensor};
 
 use crate::device::{in_use, remedy};
+use crate::ffi::library;
 use crate::ffi::torch::ShimError;
 
 /// A failure of libtorch, or of the memory below it.
@@ -18,6 +21,20 @@ pub enum TorchError {
         operation: &'static str,
         /// libtorch's words, without the trace of its calls.
         what: String,
+    },
+    /// Another libtorch is loaded than the one that this was built with.
+    #[error(
+        "{} says that the libtorch that is loaded is {found}, but this program was built with {expected}, and versions do \
+         not mix; take its folder out of LD_LIBRARY_PATH, install torch=={expected} there, or build again with that libtorch",
+        file.display()
+    )]
+    Version {
+        /// The file that says so.
+        file: PathBuf,
+        /// The version that it says.
+        found: String,
+        /// The version that this was built with.
+        expected: &'static str,
     },
     /// libtorch's CUDA half finds no driver or device that it can use.
     #[error(
@@ -39,6 +56,13 @@ pub enum TorchError {
         /// The loader's words.
         what: String,
     },
+}
+
+impl TorchError {
+    /// Whether libtorch's CUDA half is nowhere, rather than there and of no use.
+    pub fn is_absent(&self) -> bool {
+        matches!(self, TorchError::Cuda { library, what } if library::is_absent(library, what))
+    }
 }
 
 /// Words of libtorch for a full device: of its allocators, of CUDA, of cuBLAS and cuDNN.
@@ -143,6 +167,14 @@ mod tests {
             let error = failed(what, &usage);
             assert!(matches!(error, Error::Memory { category: Some(Category::Workspace), .. }), "{error:?}");
         }
+    }
+
+    #[test]
+    fn a_cuda_half_that_needs_what_is_not_there_is_there_itself() {
+        let error = |what: &str| TorchError::Cuda { library: "libtorch_cuda.so".into(), what: what.into() };
+        let missing = "cannot open shared object file: No such file or directory";
+        assert!(error(&format!("libtorch_cuda.so: {missing}")).is_absent());
+        assert!(!error(&format!("libcudart.so.13: {missing}")).is_absent());
     }
 
     #[test]
