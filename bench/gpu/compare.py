@@ -45,10 +45,13 @@ def result_of(command):
     """Runs a program and returns the JSON object that it prints, or nothing if it failed."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     start = done.stdout.find("{")
-    if start < 0:
-        print(f"{' '.join(command)}: exit code {done.returncode}, no result\n{done.stderr}", file=sys.stderr)
-        return None
-    return json.JSONDecoder().raw_decode(done.stdout[start:])[0]
+    try:
+        if done.returncode == 0 and start >= 0:
+            return json.JSONDecoder().raw_decode(done.stdout[start:])[0]
+    except json.JSONDecodeError as error:
+        print(error, file=sys.stderr)
+    print(f"{' '.join(command)}: exit code {done.returncode}, no result\n{done.stderr}", file=sys.stderr)
+    return None
 
 
 def commands(args, model):

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """What a step of `fsdp bench gpu` should take on one GPU, by counting; nothing is measured.
 
-    bench/gpu/expected.py [--matmul 680] [--copy 4300] [--attention 300] [--attention-backward 240]
+    bench/gpu/expected.py [--matmul 680] [--copy 4300] [--attention 300] [--attention-backward 240] [--issue 22.2]
 
 Every operation that a training step gives to the device is listed with its operations and the bytes that it must read
 and write, as the models, the tape and the kernels of this repository do it (one rank, bf16 compute, f32 gradients and
 master, AdamW, clipping, no checkpointing, no dropout). A product takes its operations at `--matmul` TFLOP/s, attention
-at its own rates, everything else its bytes at `--copy` GB/s; defaults are for an H200. The host takes HOST_US for each
-kind of call. What is left out: gaps between kernels, tails of waves, the clock of a hot card.
+at its own rates, everything else its bytes at `--copy` GB/s; a kernel of ours that has more instructions than that takes
+them at `--issue`, which is for all lanes: 132 multiprocessors of 128 lanes at 1.755 GHz, three cycles of four. Defaults
+are for an H200. The host takes HOST_US for each kind of call. What is left out: gaps between kernels, tails of waves,
+waits at barriers, the clock of a hot card.
 """
 
 import argparse
@@ -19,6 +21,23 @@ MODELS = {
 }
 # Bytes of an element.
 HALF, FULL = 2, 4
+# Instructions for an element of the kernels of ours that could be bound by them: counted in what NVRTC 13.0 makes for
+# sm_90, along the way that a thread takes; for norms with all that it does for a row of one vector per thread, as here.
+INSTRUCTIONS = {
+    "cross_entropy": 60.5,
+    "gelu": 29.5,
+    "gelu_backward": 42.5,
+    "swiglu": 28,
+    "swiglu_backward": 38.5,
+    "layer_norm": 44,
+    "layer_norm_backward": 51,
+    "layer_norm_weight": 10,
+    "rms_norm": 27,
+    "rms_norm_backward": 42,
+    "rms_norm_weight": 8.5,
+    "rope": 18,
+    "adamw": 52,
+}
 # What the host takes for one operation of libtorch with its views, for one launch of ours, and for attention.
 HOST_US = {"torch": 8.0, "ours": 2.5, "attention": 30.0}
 
@@ -51,9 +70,14 @@ class Step:
         self.totals["flops"] += flops * times
         self.calls["attention"] += times
 
-    def move(self, category, bytes_moved, times=1, by="ours", launches=1):
-        """Work that is bound by memory."""
-        self.seconds[category] += bytes_moved * times / (self.rates.copy * 1e9)
+    def move(self, category, bytes_moved, times=1, by="ours", launches=1, kernel=None, elements=0):
+        """Work that is bound by memory, or by the instructions of a kernel."""
+        seconds = bytes_moved / (self.rates.copy * 1e9)
+        if kernel:
+            issued = INSTRUCTIONS[kernel] * elements / (self.rates.issue * 1e12)
+            self.totals["more to issue"] += max(issued - seconds, 0) * times
+            seconds = max(seconds, issued)
+        self.seconds[category] += seconds * times
         self.totals["bytes"] += bytes_moved * times
         self.calls[by] += times * launches
 
@@ -78,16 +102,16 @@ def layers_of_gpt2(step, s, rows):
         step.move("gradients of biases", rows * outputs * HALF, layers, by="torch", launches=2)
     attention_block(step, s, rows, row)
     norms = 2 * layers + 1
-    step.move("norms", 2 * row, norms)
-    step.move("norms, again in backward", 2 * row, 2 * layers)
+    step.move("norms", 2 * row, norms, kernel="layer_norm", elements=rows * d)
+    step.move("norms, again in backward", 2 * row, 2 * layers, kernel="layer_norm", elements=rows * d)
     # Gradients of weights, of biases, of the input: added to what is there, but for the last norm.
-    step.move("norms, backward", 2 * row, norms, launches=2)
+    step.move("norms, backward", 2 * row, norms, launches=2, kernel="layer_norm_weight", elements=rows * d)
     step.move("norms, backward", row, norms, by="torch", launches=2)
-    step.move("norms, backward", 4 * row, norms)
+    step.move("norms, backward", 4 * row, norms, kernel="layer_norm_backward", elements=rows * d)
     step.move("sums", 3 * row, 2 * layers)
-    step.move("activation", 2 * wide, layers)
+    step.move("activation", 2 * wide, layers, kernel="gelu", elements=rows * f)
     # Input and gradient are read; the gradient of the input is written, and the output again.
-    step.move("activation, backward", 4 * wide, layers)
+    step.move("activation, backward", 4 * wide, layers, kernel="gelu_backward", elements=rows * f)
 
 
 def layers_of_llama(step, s, rows):
@@ -98,15 +122,16 @@ def layers_of_llama(step, s, rows):
         step.product(rows, outputs, inputs, 3 * layers * count)
     attention_block(step, s, rows, row)
     # Queries and keys, in place, both ways.
-    step.move("rotations", 2 * rows * (d + kv) * HALF, 2 * layers)
+    rotated = rows * (d + kv)
+    step.move("rotations", 2 * rotated * HALF, 2 * layers, kernel="rope", elements=rotated)
     norms = 2 * layers + 1
-    step.move("norms", 2 * row, norms)
-    step.move("norms, again in backward", 2 * row, 2 * layers)
-    step.move("norms, backward", 4 * row, norms)
-    step.move("norms, backward", 2 * row, norms, launches=2)
+    step.move("norms", 2 * row, norms, kernel="rms_norm", elements=rows * d)
+    step.move("norms, again in backward", 2 * row, 2 * layers, kernel="rms_norm", elements=rows * d)
+    step.move("norms, backward", 4 * row, norms, kernel="rms_norm_backward", elements=rows * d)
+    step.move("norms, backward", 2 * row, norms, launches=2, kernel="rms_norm_weight", elements=rows * d)
     step.move("sums", 3 * row, 2 * layers)
-    step.move("activation", 3 * wide, layers)
-    step.move("activation, backward", 6 * wide, layers)
+    step.move("activation", 3 * wide, layers, kernel="swiglu", elements=rows * f)
+    step.move("activation, backward", 6 * wide, layers, kernel="swiglu_backward", elements=rows * f)
 
 
 def head(step, s, rows):
@@ -116,7 +141,8 @@ def head(step, s, rows):
     step.product(rows, vocab, d, 3, category="head, products")
     step.calls["torch"] += 3 * (chunks - 1)
     # The logits are read twice; their gradient is written in bf16.
-    step.move("head, cross-entropy", rows * vocab * (2 * FULL + HALF))
+    logits = rows * vocab
+    step.move("head, cross-entropy", logits * (2 * FULL + HALF), kernel="cross_entropy", elements=logits)
     # Every chunk but the first reads the gradient of the weight again.
     step.move("head, gradient of the weight", vocab * d * 2 * FULL, chunks - 1, launches=0)
 
@@ -131,7 +157,8 @@ def embedding(step, s, rows, tables):
 def update(step, parameters, tensors, launches):
     step.move("norm and update", parameters * FULL, 1, launches=tensors)
     # Gradient, master, two moments; three of them and the copy in bf16 are written.
-    step.move("norm and update", parameters * (7 * FULL + HALF), 1, launches=launches)
+    moved = parameters * (7 * FULL + HALF)
+    step.move("norm and update", moved, 1, launches=launches, kernel="adamw", elements=parameters)
 
 
 def expected(name, rates):
@@ -158,6 +185,7 @@ def main():
     parser.add_argument("--copy", type=float, default=4300, help="GB/s read and written")
     parser.add_argument("--attention", type=float, default=300, help="TFLOP/s of causal attention, forward")
     parser.add_argument("--attention-backward", type=float, default=240, help="and backward")
+    parser.add_argument("--issue", type=float, default=22.2, help="10^12 instructions per second, over all lanes")
     rates = parser.parse_args()
     for name in MODELS:
         s, step, rows, parameters = expected(name, rates)
@@ -168,6 +196,7 @@ def main():
               f" {step.totals['bytes'] / 1e9:.0f} GB outside products and attention")
         for category, seconds in sorted(step.seconds.items(), key=lambda item: -item[1]):
             print(f"  {category:<32} {seconds * 1e3:>8.2f} ms {100 * seconds / total:>6.1f} %")
+        print(f"  {'more than bytes, to issue':<32} {step.totals['more to issue'] * 1e3:>8.2f} ms (part of the above)")
         print(f"  {'step':<32} {total * 1e3:>8.2f} ms, {rows / total:,.0f} tokens/s,"
               f" {model_flops * rows / total / 1e12:.0f} TFLOP/s by 6N + 12LdT")
         print(f"  {'issued by the host in':<32} {host:>8.2f} ms, {100 * host / total / 1e3:.0f} % of the step:"

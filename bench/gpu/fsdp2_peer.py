@@ -9,6 +9,7 @@ users do. `--device cpu --model llama-tiny` tries the script without a GPU. Rank
 
 import argparse
 import json
+import math
 import time
 
 import torch
@@ -112,6 +113,11 @@ class Model(nn.Module):
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
         self.apply(initialize)
+        if is_gpt2:
+            # What adds to the residual stream starts smaller, the more layers there are.
+            for block in self.layers:
+                for linear in (block.out, block.down):
+                    nn.init.normal_(linear.weight, std=0.02 / math.sqrt(2 * layers))
 
     def forward(self, ids):
         x = self.embedding(ids)

@@ -10,7 +10,7 @@ use fsdp_cuda::torch::{
     Kernels, Torch, library_folders, load_cuda, set_deterministic, set_intra_op, start_cuda,
 };
 use fsdp_cuda::{CudaMemory, CudaOptions, DeviceError, load_compiler};
-use fsdp_sim::Threads;
+use fsdp_sim::{Threads, WorldOptions};
 use fsdp_train::config::RunConfig;
 
 use crate::device::Work;
@@ -43,8 +43,9 @@ pub(crate) fn on<W: Work>(run: &RunConfig, poison: bool, work: W) -> Result<W::O
     let Some(nccl) = nccl else {
         // Whether it can be used at all is better known before ranks start.
         CudaMemory::new(options(0))?;
-        let launcher =
-            Threads::new(host::world_options(run, false), move |_: Rank, _| memory(options(0), kernels));
+        let stack_bytes = GpuOptions::STACK_BYTES;
+        let world = WorldOptions { stack_bytes, ..host::world_options(run, false) };
+        let launcher = Threads::new(world, move |_: Rank, _| memory(options(0), kernels));
         return Ok(work.on(&launcher));
     };
     let timeout = Duration::from_secs_f64(run.timeout_s);

@@ -1,8 +1,9 @@
 // What every kernel is made of: element types, their arithmetic, vectors of them, and reductions.
 //
 // ELEMENT and OTHER are given by whoever compiles; T and S are these types, A and B the types that arithmetic on
-// them is done in. bf16 is widened on load and rounded to nearest even on store, by integer operations: nothing is
-// included. Products and sums are fused only where fma is written, so results round like those of the host's kernels.
+// them is done in. bf16 is widened on load and rounded to nearest even on store; nothing is included. Products and sums
+// are fused only where fma is written, so results round like those of the host's kernels. What is written in PTX has a
+// second form with the same results, for a compiler that makes code for the host of it.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -34,9 +35,16 @@ template <class E> __device__ E narrow(typename Arithmetic<E>::type value);
 template <> __device__ inline float narrow<float>(float value) { return value; }
 template <> __device__ inline double narrow<double>(double value) { return value; }
 template <> __device__ inline bf16 narrow<bf16>(float value) {
+#ifdef __CUDACC__
+    // One instruction, and one for two elements where they are neighbours. What is not a number becomes 0x7fff.
+    u16 rounded;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(value));
+    return bf16{rounded};
+#else
     u32 bits = __float_as_uint(value);
     u32 rounded = (bits + (0x7fff + ((bits >> 16) & 1))) >> 16;
-    return bf16{u16(value != value ? (bits >> 16) | 0x40 : rounded)};
+    return bf16{u16(value != value ? 0x7fff : rounded)};
+#endif
 }
 
 // Rounds a double to an element, once.
@@ -131,11 +139,15 @@ __device__ inline double square_root(double value) { return sqrt(value); }
 // `2^exponent` for the exponents of normal numbers.
 __device__ inline float power_of_two(int exponent) { return __uint_as_float(u32(exponent + 127) << 23); }
 
-// `e^x` as the host computes it: reduction to |r| <= ln 2 / 2, Cephes' polynomial, and the power in two factors.
-__device__ inline float exponential(float x) {
+// `e^x` as `fraction * 2^exponent`; the exponent in the low bits, below even ones.
+struct Power {
+    float fraction;
+    u32 exponent;
+};
+
+// As the host computes it: reduction to |r| <= ln 2 / 2, and Cephes' polynomial.
+__device__ inline Power power_of_e(float x) {
     const float shift = 12582912.0f;
-    x = x < -150.0f ? -150.0f : x;
-    x = x > 120.0f ? 120.0f : x;
     float shifted = fmaf(x, 1.44269504088896340736f, shift);
     float n = shifted - shift;
     float r = fmaf(n, 2.1219444e-4f, fmaf(n, -0.6933594f, x));
@@ -145,21 +157,63 @@ __device__ inline float exponential(float x) {
     p = fmaf(p, r, 4.1665796e-2f);
     p = fmaf(p, r, 1.6666665e-1f);
     p = fmaf(p, r, 5.0000003e-1f);
-    float power = fmaf(p, r * r, r) + 1.0f;
-    int exponent = int(__float_as_uint(shifted)) - int(__float_as_uint(shift));
-    int low = exponent >> 1;
-    return power * power_of_two(low) * power_of_two(exponent - low);
+    return Power{fmaf(p, r * r, r) + 1.0f, __float_as_uint(shifted)};
 }
-__device__ inline double exponential(double x) { return exp(x); }
 
-template <class R> __device__ R logistic(R x) { return R(1) / (R(1) + exponential(-x)); }
+// `e^x` for |x| below this: a number whose exponent is that of a normal number, and so is its reciprocal's.
+constexpr float NEAR = 87.0f;
+__device__ inline float exponential_near(float x) {
+    Power power = power_of_e(x);
+    return power.fraction * power_of_two(int(power.exponent));
+}
+
+// `e^x` for x that is not above 120: in two factors, so that neither underflows where the result does not.
+__device__ inline float exponential_below(float x) {
+    Power power = power_of_e(x < -150.0f ? -150.0f : x);
+    u32 low = power.exponent >> 1;
+    return power.fraction * power_of_two(int(low)) * power_of_two(int(power.exponent - low));
+}
+__device__ inline double exponential_below(double x) { return exp(x); }
+
+// `e^x`. All of these round alike.
+__device__ inline float exponential(float x) { return exponential_below(x > 120.0f ? 120.0f : x); }
+
+// `1 / d`, rounded as a division is, for d from 1 to 2^126: an approximation, and one step of Newton's. It is what the
+// compiler makes of the division for such d, without the question whether it is one.
+__device__ inline float reciprocal(float d) {
+#ifdef __CUDACC__
+    float near;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(d));
+    return fmaf(near, fmaf(-d, near, 1.0f), near);
+#else
+    return 1.0f / d;
+#endif
+}
+
+// `1 / (1 + e^-x)` of numbers. One question is asked of all: numbers that are near 0 are spared what others need.
+template <int w> __device__ Vector<float, w> logistic(Vector<float, w> x) {
+    bool near = true;
+    for (int k = 0; k < w; k++) near &= fabsf(x.at[k]) < NEAR;
+    if (near) {
+        for (int k = 0; k < w; k++) x.at[k] = reciprocal(1.0f + exponential_near(-x.at[k]));
+    } else {
+        for (int k = 0; k < w; k++) x.at[k] = 1.0f / (1.0f + exponential(-x.at[k]));
+    }
+    return x;
+}
+template <int w> __device__ Vector<double, w> logistic(Vector<double, w> x) {
+    for (int k = 0; k < w; k++) x.at[k] = 1.0 / (1.0 + exp(-x.at[k]));
+    return x;
+}
 
 struct Add {
     template <class R> __device__ R operator()(R a, R b) const { return a + b; }
 };
 
+// The larger number; what is none does not count.
 struct Larger {
-    template <class R> __device__ R operator()(R a, R b) const { return b > a ? b : a; }
+    __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+    __device__ double operator()(double a, double b) const { return fmax(a, b); }
 };
 
 // Combines the values of a warp, in pairs, upper half into lower half; lane 0 has the result.

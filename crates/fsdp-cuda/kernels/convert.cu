@@ -31,11 +31,21 @@ extern "C" __global__ void scale(T* __restrict__ dst, u64 len, double factor) {
     });
 }
 
+// Parts whose elements are loaded before the first of them is added: there are few threads, and many parts.
+constexpr int AHEAD = 16;
+
 // Adds `count` partial vectors of `len` in order, and puts the sum where it belongs.
 extern "C" __global__ void combine(const S* __restrict__ partial, T* __restrict__ dst, u64 len, u64 count, u32 add) {
     for_elements<1>(len, false, [&](auto, u64 i) {
-        S sum = partial[i];
-        for (u64 part = 1; part < count; part++) sum = narrow<S>(widen(sum) + widen(partial[part * len + i]));
+        const S* from = partial + i;
+        S sum = *from;
+        u64 part = 1;
+        for (; part + AHEAD <= count; part += AHEAD) {
+            S next[AHEAD];
+            for (int k = 0; k < AHEAD; k++) next[k] = from[(part + k) * len];
+            for (int k = 0; k < AHEAD; k++) sum = narrow<S>(widen(sum) + widen(next[k]));
+        }
+        for (; part < count; part++) sum = narrow<S>(widen(sum) + widen(from[part * len]));
         dst[i] = add ? sum_of(dst[i], sum) : convert<T>(sum);
     });
 }

@@ -5,16 +5,20 @@
 constexpr int DIGITS = 68;
 constexpr int WORDS = DIGITS + 1;
 
+// Sums of a block. Those of a word lie side by side.
+constexpr int COPIES = 32;
+
 __device__ void add_word(i64* word, i64 value) {
     if (value != 0) atomicAdd(reinterpret_cast<u64*>(word), u64(value));
 }
 
+// Adds to a sum whose words are `COPIES` apart.
 __device__ void add_exactly(i64* words, double value) {
     u64 bits = u64(__double_as_longlong(value));
     u32 exponent = u32(bits >> 52) & 0x7ff;
     u64 fraction = bits & ((u64(1) << 52) - 1);
     if (exponent == 0x7ff) {
-        add_word(words + DIGITS, 1);
+        add_word(words + DIGITS * COPIES, 1);
         return;
     }
     // A subnormal has no hidden bit and shares the exponent of the smallest normal number.
@@ -24,34 +28,41 @@ __device__ void add_exactly(i64* words, double value) {
     u64 low = mantissa << shift;
     u64 high = shift == 0 ? 0 : mantissa >> (64 - shift);
     i64 sign = bits >> 63 ? -1 : 1;
-    i64* first = words + place / 32;
+    i64* first = words + place / 32 * COPIES;
     add_word(first, sign * i64(low & 0xffffffff));
-    add_word(first + 1, sign * i64(low >> 32));
-    add_word(first + 2, sign * i64(high));
+    add_word(first + COPIES, sign * i64(low >> 32));
+    add_word(first + 2 * COPIES, sign * i64(high));
 }
 
-// Every block has a sum of its own, so that atomics seldom meet.
-__device__ i64* block_sum_begin() {
-    __shared__ i64 words[WORDS];
-    for (int i = threadIdx.x; i < WORDS; i += blockDim.x) words[i] = 0;
+// Every block has sums of its own, so that atomics seldom meet: numbers of one size, as gradients and losses are, go to the
+// same three words. Lanes that add at once have a sum each, because an addition of 64 bits in shared memory is a loop
+// that one of those who meet leaves at a time; in global memory it is none, but all blocks of the grid would meet.
+__device__ i64* block_sums_begin() {
+    __shared__ i64 words[WORDS * COPIES];
+    for (int i = threadIdx.x; i < WORDS * COPIES; i += blockDim.x) words[i] = 0;
     __syncthreads();
     return words;
 }
 
-__device__ void block_sum_end(const i64* words, i64* sum) {
+__device__ void block_sums_end(const i64* words, i64* sum) {
     __syncthreads();
-    for (int i = threadIdx.x; i < WORDS; i += blockDim.x) add_word(sum + i, words[i]);
+    for (int i = threadIdx.x; i < WORDS; i += blockDim.x) {
+        i64 total = 0;
+        // Threads begin at different sums, so that their words are in different banks.
+        for (int copy = 0; copy < COPIES; copy++) total += words[i * COPIES + (copy + i) % COPIES];
+        add_word(sum + i, total);
+    }
 }
 
 // A warp for each row: lane l adds the elements l, l + 32, ..., and the lanes are combined in pairs. That is the order
 // of the host.
 extern "C" __global__ void square_sum(const T* __restrict__ src, i64* __restrict__ sum, u64 row_len, u64 rows) {
-    i64* words = block_sum_begin();
+    i64* words = block_sums_begin();
     if (row_len == 1) {
         u64 stride = u64(gridDim.x) * blockDim.x;
         for (u64 row = u64(blockIdx.x) * blockDim.x + threadIdx.x; row < rows; row += stride) {
             double value = double(widen(src[row]));
-            add_exactly(words, value * value);
+            add_exactly(words + threadIdx.x % COPIES, value * value);
         }
     } else {
         u32 lane = threadIdx.x % 32, warps = blockDim.x / 32;
@@ -62,17 +73,19 @@ extern "C" __global__ void square_sum(const T* __restrict__ src, i64* __restrict
                 squares += value * value;
             }
             squares = warp_reduce(squares, Add());
-            if (lane == 0) add_exactly(words, squares);
+            if (lane == 0) add_exactly(words + threadIdx.x / 32, squares);
         }
     }
-    block_sum_end(words, sum);
+    block_sums_end(words, sum);
 }
 
 extern "C" __global__ void exact_sum(const double* __restrict__ src, i64* __restrict__ sum, u64 len) {
-    i64* words = block_sum_begin();
+    i64* words = block_sums_begin();
     u64 stride = u64(gridDim.x) * blockDim.x;
-    for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < len; i += stride) add_exactly(words, src[i]);
-    block_sum_end(words, sum);
+    for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < len; i += stride) {
+        add_exactly(words + threadIdx.x % COPIES, src[i]);
+    }
+    block_sums_end(words, sum);
 }
 
 // Every digit but the highest becomes 0 .. 2^32 - 1.

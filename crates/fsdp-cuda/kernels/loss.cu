@@ -1,18 +1,43 @@
 // Softmax cross-entropy of rows of logits, a block for each row. The largest logit and the sum of exponentials are found
-// in one pass: a thread that meets a larger logit scales what it has summed so far.
+// in one pass: a thread that meets a larger logit scales what it has summed so far. Threads of a warp would seldom agree
+// on a branch, so there is none: what has not grown is scaled by 1.
+//
+// The order of sums in a row follows from its length and from where it begins between multiples of 16 bytes.
 
 constexpr u32 IGNORED_TARGET = 0xffffffffu;
 
 __device__ float lowest(float) { return __uint_as_float(0xff800000u); }
 __device__ double lowest(double) { return __longlong_as_double(i64(0xfff0000000000000ull)); }
 
-__device__ void fill_row(S* row, u64 len, bool vectors) {
-    for_row<WIDTH>(len, vectors, [&](auto wide, u64 i) {
-        constexpr int w = decltype(wide)::width;
-        Vector<S, w> zeros;
-        for (int k = 0; k < w; k++) zeros.at[k] = narrow<S>(B(0));
-        store<w>(row + i, zeros);
-    });
+// A row as vectors, which begin where a vector of T may lie, and single elements: `head` in front, and the rest behind.
+struct Cut {
+    u64 head, vectors, len;
+
+    __device__ Cut(const T* row, u64 len) : len(len) {
+        head = (WIDTH - u64(row) / sizeof(T) % WIDTH) % WIDTH;
+        head = head < len ? head : len;
+        vectors = (len - head) / WIDTH;
+    }
+};
+
+// Calls body(Wide<WIDTH>(), i) for the vectors of a row, and body(Wide<1>(), i) for its single elements; the threads of a
+// block share it.
+template <bool FROM_END, class Body> __device__ void for_cut(const Cut& cut, Body body) {
+    for (u64 i = threadIdx.x; i < cut.vectors; i += blockDim.x) {
+        body(Wide<WIDTH>(), cut.head + (FROM_END ? cut.vectors - 1 - i : i) * WIDTH);
+    }
+    // There are less than a warp of them.
+    u64 i = threadIdx.x, between = cut.vectors * WIDTH;
+    if (i < cut.len - between) body(Wide<1>(), i < cut.head ? i : i + between);
+}
+
+// Stores at once where a vector may lie.
+template <int w> __device__ void store_at(S* to, const Vector<S, w>& vector, bool at_once) {
+    if (at_once) {
+        store<w>(to, vector);
+    } else {
+        for (int k = 0; k < w; k++) to[k] = vector.at[k];
+    }
 }
 
 // `gradient` gets softmax - one_hot, or zeros where the target does not count; it may be null, and it may be `logits`.
@@ -20,49 +45,53 @@ extern "C" __launch_bounds__(1024) __global__ void cross_entropy(
     const T* logits, S* gradient, const u32* __restrict__ targets, double* __restrict__ losses, u64 vocab, u64 rows
 ) {
     const A none = lowest(A(0));
-    bool vectors = vocab % WIDTH == 0 && aligned<WIDTH>(logits) && aligned<WIDTH>(gradient);
     for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const T* values = logits + row * vocab;
         S* slopes = gradient == nullptr ? nullptr : gradient + row * vocab;
+        Cut cut(values, vocab);
+        // A gradient of its own lies as the logits do, or else is stored element by element.
+        bool at_once = aligned<WIDTH>(slopes + cut.head);
         u32 target = targets[row];
         if (target >= vocab) {
             bool counts = target != IGNORED_TARGET;
             if (threadIdx.x == 0) losses[row] = counts ? __longlong_as_double(0x7ff8000000000000ll) : 0.0;
-            if (slopes != nullptr) fill_row(slopes, vocab, vectors);
+            if (slopes == nullptr) continue;
+            for_cut<false>(cut, [&](auto wide, u64 i) {
+                constexpr int w = decltype(wide)::width;
+                Vector<S, w> zeros;
+                for (int k = 0; k < w; k++) zeros.at[k] = narrow<S>(B(0));
+                store_at<w>(slopes + i, zeros, at_once);
+            });
             continue;
         }
         A own = widen(values[target]);
         A largest = none, sum = 0;
-        for_row<WIDTH>(vocab, vectors, [&](auto wide, u64 i) {
+        for_cut<false>(cut, [&](auto wide, u64 i) {
             constexpr int w = decltype(wide)::width;
             auto in = load<w>(values + i);
-            A most = largest;
-            for (int k = 0; k < w; k++) most = Larger()(most, widen(in.at[k]));
-            if (most > largest) {
-                sum *= exponential(largest - most);
-                largest = most;
-            }
-            for (int k = 0; k < w; k++) {
-                A value = widen(in.at[k]);
-                if (value != none) sum += exponential(value - largest);
-            }
+            A before = largest;
+            for (int k = 0; k < w; k++) largest = Larger()(largest, widen(in.at[k]));
+            // From -inf nothing can be taken; its own exponential is 0 from wherever it is taken.
+            A shift = largest == none ? A(0) : largest;
+            sum *= exponential_below(before - shift);
+            for (int k = 0; k < w; k++) sum += exponential_below(widen(in.at[k]) - shift);
         });
         A top = block_reduce(largest, none, Larger());
-        A total = block_reduce(largest == none ? sum : sum * exponential(largest - top), A(0), Add());
+        A total = block_reduce(largest == none ? sum : sum * exponential_below(largest - top), A(0), Add());
         if (threadIdx.x == 0) losses[row] = log(double(total)) + (double(top) - double(own));
         if (slopes == nullptr) continue;
         A scale = A(1) / total;
         // From the end: what was read last is still in the cache.
-        for_row<WIDTH>(vocab, vectors, [&](auto wide, u64 from_end) {
+        for_cut<true>(cut, [&](auto wide, u64 i) {
             constexpr int w = decltype(wide)::width;
-            u64 i = vocab - w - from_end;
             auto in = load<w>(values + i);
+            u32 of_target = target - u32(i);
             Vector<S, w> out;
             for (int k = 0; k < w; k++) {
-                A share = exponential(widen(in.at[k]) - top) * scale;
-                out.at[k] = narrow<S>(B(i + k == target ? share - A(1) : share));
+                A share = exponential_below(widen(in.at[k]) - top) * scale;
+                out.at[k] = narrow<S>(B(of_target == k ? share - A(1) : share));
             }
-            store<w>(slopes + i, out);
+            store_at<w>(slopes + i, out, at_once);
         });
     }
 }

@@ -8,11 +8,11 @@ extern "C" __global__ void swiglu(
         constexpr int w = decltype(wide)::width;
         auto gates = load<w>(gate + i);
         auto ups = load<w>(up + i);
+        Vector<A, w> g;
+        for (int k = 0; k < w; k++) g.at[k] = widen(gates.at[k]);
+        auto s = logistic(g);
         Vector<T, w> out;
-        for (int k = 0; k < w; k++) {
-            A g = widen(gates.at[k]);
-            out.at[k] = narrow<T>(g * logistic(g) * widen(ups.at[k]));
-        }
+        for (int k = 0; k < w; k++) out.at[k] = narrow<T>(g.at[k] * s.at[k] * widen(ups.at[k]));
         store<w>(y + i, out);
     });
 }
@@ -28,11 +28,14 @@ extern "C" __global__ void swiglu_backward(
         auto gates = load<w>(gate + i);
         auto ups = load<w>(up + i);
         auto slopes = load<w>(dy + i);
+        Vector<A, w> g;
+        for (int k = 0; k < w; k++) g.at[k] = widen(gates.at[k]);
+        auto logistics = logistic(g);
         Vector<T, w> to_gate, to_up, out;
         for (int k = 0; k < w; k++) {
-            A g = widen(gates.at[k]), u = widen(ups.at[k]), slope = widen(slopes.at[k]);
-            A s = logistic(g);
-            A silu = g * s;
+            A u = widen(ups.at[k]), slope = widen(slopes.at[k]);
+            A s = logistics.at[k];
+            A silu = g.at[k] * s;
             to_gate.at[k] = narrow<T>(slope * u * (s + silu * (A(1) - s)));
             to_up.at[k] = narrow<T>(slope * silu);
             out.at[k] = narrow<T>(silu * u);
@@ -52,12 +55,14 @@ extern "C" __global__ void gelu(const T* __restrict__ x, T* __restrict__ y, u64 
     for_elements<WIDTH>(len, aligned<WIDTH>(x) && aligned<WIDTH>(y), [&](auto wide, u64 i) {
         constexpr int w = decltype(wide)::width;
         auto in = load<w>(x + i);
-        Vector<T, w> out;
+        Vector<A, w> u;
         for (int k = 0; k < w; k++) {
             A v = widen(in.at[k]);
-            A u = scale * (v + cubic * v * v * v);
-            out.at[k] = narrow<T>(v * logistic(u));
+            u.at[k] = scale * (v + cubic * v * v * v);
         }
+        auto s = logistic(u);
+        Vector<T, w> out;
+        for (int k = 0; k < w; k++) out.at[k] = narrow<T>(widen(in.at[k]) * s.at[k]);
         store<w>(y + i, out);
     });
 }
@@ -72,10 +77,15 @@ extern "C" __global__ void gelu_backward(
         constexpr int w = decltype(wide)::width;
         auto in = load<w>(x + i);
         auto slopes = load<w>(dy + i);
-        Vector<T, w> out, again;
+        Vector<A, w> u;
         for (int k = 0; k < w; k++) {
             A v = widen(in.at[k]);
-            A s = logistic(scale * (v + cubic * v * v * v));
+            u.at[k] = scale * (v + cubic * v * v * v);
+        }
+        auto logistics = logistic(u);
+        Vector<T, w> out, again;
+        for (int k = 0; k < w; k++) {
+            A v = widen(in.at[k]), s = logistics.at[k];
             A slope = scale * (A(1) + cubic_slope * v * v);
             out.at[k] = narrow<T>(widen(slopes.at[k]) * (s + v * s * (A(1) - s) * slope));
             again.at[k] = narrow<T>(v * s);

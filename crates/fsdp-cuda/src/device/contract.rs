@@ -7,17 +7,18 @@ use fsdp_core::{Error, Queue};
 
 /// A memory whose buffers have addresses, and whose queues are streams that others can enqueue work on.
 pub trait DeviceMemory: Memory {
-    /// Where the elements of a range begin. The address holds until the buffer is released or dropped.
+    /// Where the elements of a range begin, for work of `queue` that reads them: later work of the queue is ordered behind
+    /// who had the storage before. The address holds until the buffer is released or dropped.
     ///
     /// # Errors
     /// [`Error::Released`] when the buffer has no contents.
-    fn pointer(&self, slice: Slice<'_, Self::Buffer>) -> Result<u64, Error>;
+    fn pointer(&self, queue: Queue, slice: Slice<'_, Self::Buffer>) -> Result<u64, Error>;
 
     /// As [`DeviceMemory::pointer`], to be written; the buffer takes storage if it has none.
     ///
     /// # Errors
     /// [`Error::Shared`] when the storage has other handles; [`Error::Memory`] when the device is full.
-    fn pointer_mut(&self, slice: SliceMut<'_, Self::Buffer>) -> Result<u64, Error>;
+    fn pointer_mut(&self, queue: Queue, slice: SliceMut<'_, Self::Buffer>) -> Result<u64, Error>;
 
     /// The stream of a queue, for as long as the memory lives.
     fn stream(&self, queue: Queue) -> StreamHandle;

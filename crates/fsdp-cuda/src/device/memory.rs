@@ -425,12 +425,12 @@ impl Memory for CudaMemory {
 }
 
 impl DeviceMemory for CudaMemory {
-    fn pointer(&self, slice: Slice<'_, CudaBuffer>) -> Result<u64, Error> {
-        Ok(self.range(Queue::Compute, slice)?.address())
+    fn pointer(&self, queue: Queue, slice: Slice<'_, CudaBuffer>) -> Result<u64, Error> {
+        Ok(self.range(queue, slice)?.address())
     }
 
-    fn pointer_mut(&self, slice: SliceMut<'_, CudaBuffer>) -> Result<u64, Error> {
-        Ok(self.range_mut(Queue::Compute, slice)?.address())
+    fn pointer_mut(&self, queue: Queue, slice: SliceMut<'_, CudaBuffer>) -> Result<u64, Error> {
+        Ok(self.range_mut(queue, slice)?.address())
     }
 
     fn stream(&self, queue: Queue) -> StreamHandle {

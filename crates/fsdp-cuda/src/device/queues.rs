@@ -9,7 +9,7 @@ use fsdp_core::Queue;
 
 use crate::error::DeviceError;
 use crate::ffi::driver::Gpu;
-use crate::ffi::streams::{Event, Stream};
+use crate::ffi::streams::{Event, Priority, Stream};
 
 /// A point in the work of a queue of a [`CudaMemory`](super::CudaMemory).
 #[derive(Clone, Debug)]
@@ -61,8 +61,8 @@ pub(crate) struct Queues {
 
 impl Queues {
     pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Self, DeviceError> {
-        let stream = || Stream::new(gpu);
-        let streams = [stream()?, stream()?, stream()?, stream()?, stream()?];
+        let [a, b, c, d, e] = Queue::ALL.map(|queue| Stream::new(gpu, priority(queue)));
+        let streams = [a?, b?, c?, d?, e?];
         let events = Arc::new(EventPool { gpu: Arc::clone(gpu), free: Mutex::default() });
         Ok(Self { streams, events, failure: OnceLock::new() })
     }
@@ -112,6 +112,16 @@ impl Queues {
             None => Event::new(&self.events.gpu, false)?,
         };
         Ok(PooledEvent { event: Some(event), pool: Arc::clone(&self.events) })
+    }
+}
+
+/// A collective has few blocks, and on every device: behind a product's, which fill this one, all would wait for it. So
+/// collectives start first, as those of PyTorch's FSDP do. Uploads and downloads are copies, which have no priority, or
+/// kernels that reach over the bus: they would keep multiprocessors busy with waiting.
+fn priority(queue: Queue) -> Priority {
+    match queue {
+        Queue::Gather | Queue::Reduce => Priority::Greatest,
+        Queue::Compute | Queue::Upload | Queue::Download => Priority::Least,
     }
 }
 

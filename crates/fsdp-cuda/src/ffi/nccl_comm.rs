@@ -119,7 +119,7 @@ impl RawComm {
         dtype: DType,
         buffers: &mut Flying<M::Buffer>,
     ) -> Result<(), IssueError> {
-        let segments = segments(memory, kind, buffers)?;
+        let segments = segments(memory, queue, kind, buffers)?;
         if segments.is_empty() {
             return Ok(());
         }

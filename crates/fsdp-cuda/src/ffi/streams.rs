@@ -19,6 +19,15 @@ pub(crate) struct Stream {
     handle: usize,
 }
 
+/// Whose blocks the device starts first, where several streams have some. Copies have no priority.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Priority {
+    /// Behind all others.
+    Least,
+    /// Before all others.
+    Greatest,
+}
+
 /// How many blocks of how many threads run a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grid {
@@ -28,10 +37,16 @@ pub(crate) struct Grid {
 
 impl Stream {
     /// A new stream of a device.
-    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self, DeviceError> {
+    pub(crate) fn new(gpu: &Arc<Gpu>, priority: Priority) -> Result<Self, DeviceError> {
         gpu.bind()?;
-        let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
-        let handle = stream.map_err(|error| gpu.failure("cuStreamCreate", error))? as usize;
+        let range = result::stream::get_priority_range();
+        let (least, greatest) = range.map_err(|error| gpu.failure("cuCtxGetStreamPriorityRange", error))?;
+        let number = match priority {
+            Priority::Least => least,
+            Priority::Greatest => greatest,
+        };
+        let stream = result::stream::create_with_priority(result::stream::StreamKind::NonBlocking, number);
+        let handle = stream.map_err(|error| gpu.failure("cuStreamCreateWithPriority", error))? as usize;
         Ok(Self { gpu: Arc::clone(gpu), handle })
     }
 

@@ -258,6 +258,13 @@ pub(crate) enum CudaAttention {
     Cudnn = 3,
 }
 
+impl CudaAttention {
+    /// Whether several query heads may read one head of keys and values.
+    pub(crate) fn takes_groups(self) -> bool {
+        self != CudaAttention::Efficient
+    }
+}
+
 /// The kernel that PyTorch would choose for causal attention over these operands; `None` when none of them takes them.
 ///
 /// # Errors

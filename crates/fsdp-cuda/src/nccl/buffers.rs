@@ -2,9 +2,9 @@
 
 use std::mem::ManuallyDrop;
 
-use fsdp_core::Error;
 use fsdp_core::comm::{CollectiveKind, Completed};
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
+use fsdp_core::{Error, Queue};
 
 use super::NcclError;
 use crate::device::DeviceMemory;
@@ -59,20 +59,22 @@ impl From<NcclError> for IssueError {
     }
 }
 
-/// Addresses and counts of the segments that have elements. The count is of the shorter side, as NCCL wants it.
+/// Addresses, for work of `queue`, and counts of the segments that have elements. The count is of the shorter side, as NCCL
+/// wants it.
 pub(crate) fn segments<M: DeviceMemory>(
     memory: &M,
+    queue: Queue,
     kind: CollectiveKind,
     buffers: &mut Flying<M::Buffer>,
 ) -> Result<Vec<Segment>, Error> {
     let mut segments = Vec::with_capacity(buffers.outputs.len());
     for (index, output) in buffers.outputs.iter_mut().enumerate().filter(|(_, output)| !output.is_empty()) {
         let len = output.len();
-        let to = memory.pointer_mut(SliceMut::whole(output))?;
+        let to = memory.pointer_mut(queue, SliceMut::whole(output))?;
         segments.push(match kind {
             CollectiveKind::AllGather | CollectiveKind::ReduceScatter(_) => {
                 let input = &buffers.inputs[index];
-                let from = memory.pointer(Slice::whole(input))?;
+                let from = memory.pointer(queue, Slice::whole(input))?;
                 Segment { from, to, count: len.min(input.len()) }
             }
             _ => Segment { from: to, to, count: len },

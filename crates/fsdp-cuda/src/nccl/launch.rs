@@ -30,9 +30,13 @@ pub struct GpuOptions {
 }
 
 impl GpuOptions {
+    /// Room for what NVIDIA's libraries do on the stack of whoever calls them: cuBLASLt and cuDNN plan there. Twice what the
+    /// first thread of a process has; pages that are not touched cost nothing.
+    pub const STACK_BYTES: usize = 16 << 20;
+
     /// `devices` devices and a time limit of ten minutes.
     pub fn new(devices: usize) -> Self {
-        Self { devices, timeout: Duration::from_secs(600), stack_bytes: 2 << 20 }
+        Self { devices, timeout: Duration::from_secs(600), stack_bytes: Self::STACK_BYTES }
     }
 }
 

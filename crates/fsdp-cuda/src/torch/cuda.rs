@@ -17,11 +17,11 @@ impl TorchStorage for CudaMemory {
     }
 
     fn address(&self, slice: Slice<'_, CudaBuffer>) -> Result<*const u8, Error> {
-        Ok(self.pointer(slice)? as *const u8)
+        Ok(self.pointer(Queue::Compute, slice)? as *const u8)
     }
 
     fn address_mut(&self, slice: SliceMut<'_, CudaBuffer>) -> Result<*mut u8, Error> {
-        Ok(self.pointer_mut(slice)? as *mut u8)
+        Ok(self.pointer_mut(Queue::Compute, slice)? as *mut u8)
     }
 
     fn enter(&self, queue: Queue) -> Result<(), Error> {
@@ -54,12 +54,12 @@ impl TorchStorage for CudaMemory {
 
 /// NCCL's view of the device is that of the memory below.
 impl<D: TorchStorage + DeviceMemory> DeviceMemory for Torch<D> {
-    fn pointer(&self, slice: Slice<'_, D::Buffer>) -> Result<u64, Error> {
-        self.storage().pointer(slice)
+    fn pointer(&self, queue: Queue, slice: Slice<'_, D::Buffer>) -> Result<u64, Error> {
+        self.storage().pointer(queue, slice)
     }
 
-    fn pointer_mut(&self, slice: SliceMut<'_, D::Buffer>) -> Result<u64, Error> {
-        self.storage().pointer_mut(slice)
+    fn pointer_mut(&self, queue: Queue, slice: SliceMut<'_, D::Buffer>) -> Result<u64, Error> {
+        self.storage().pointer_mut(queue, slice)
     }
 
     fn stream(&self, queue: Queue) -> StreamHandle {

@@ -242,6 +242,9 @@ impl<D: TorchStorage> Memory for Torch<D> {
     }
 
     fn scale(&self, queue: Queue, factor: f64, dst: SliceMut<'_, D::Buffer>) -> Result<(), Error> {
+        if dst.buffer.dtype().is_float() && self.composes(&[dst.buffer]) {
+            return self.run_on(queue, "scale", || self.aten_scale(factor, dst));
+        }
         self.storage.scale(queue, factor, dst)
     }
 

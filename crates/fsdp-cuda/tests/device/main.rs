@@ -5,10 +5,12 @@
 #[path = "../fake_cuda/mod.rs"]
 mod fake_cuda;
 
+mod dropout;
 mod engine;
 mod failures;
 mod fused;
 mod kernels;
+mod losses;
 mod memory;
 mod mixed;
 mod offload;

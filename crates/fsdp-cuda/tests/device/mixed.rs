@@ -68,13 +68,13 @@ impl Mixed {
     /// A readable range, as a buffer of the host.
     fn of(&self, slice: In<'_>) -> Result<HostBuffer, Error> {
         let (dtype, len) = (slice.buffer.dtype(), slice.len);
-        self.at(self.cuda.pointer(slice)?, dtype, len)
+        self.at(self.cuda.pointer(Queue::Compute, slice)?, dtype, len)
     }
 
     /// A writable range, as a buffer of the host.
     fn of_mut(&self, slice: Out<'_>) -> Result<HostBuffer, Error> {
         let (dtype, len) = (slice.buffer.dtype(), slice.len);
-        self.at(self.cuda.pointer_mut(slice)?, dtype, len)
+        self.at(self.cuda.pointer_mut(Queue::Compute, slice)?, dtype, len)
     }
 
     fn at(&self, address: u64, dtype: DType, len: usize) -> Result<HostBuffer, Error> {

@@ -4,13 +4,19 @@ use fsdp_core::memory::{HostSlice, Memory, SliceMut};
 use fsdp_core::{DType, Queue};
 
 use crate::subject::EXPONENTIAL_OF_HOST;
-use crate::values::{assert_bits, assert_within, room, unit};
+use crate::values::{assert_bits, assert_within, filled, host, room, unit, values};
 
 /// A buffer with these token ids.
 pub(crate) fn ids<M: Memory>(memory: &M, values: &[u32]) -> M::Buffer {
     let mut buffer = room(memory, DType::U32, values.len());
     memory.write(Queue::Compute, HostSlice::U32(values), SliceMut::whole(&mut buffer)).unwrap();
     buffer
+}
+
+/// Numbers rounded to a dtype.
+pub(crate) fn rounded(dtype: DType, numbers: Vec<f64>) -> Vec<f64> {
+    let host = host();
+    values(&host, &filled(&host, dtype, &numbers))
 }
 
 /// Equal numbers of a computation with exponentials: bit for bit, but in double precision only where the device has the

@@ -87,7 +87,7 @@ fn the_host_can_ask_whether_work_is_done() {
         assert!(asked < 100, "it happens at last");
     }
     assert_ne!(memory.stream(Queue::Gather), memory.stream(Queue::Compute));
-    assert_ne!(memory.pointer(Slice::whole(&buffer)).unwrap(), 0);
+    assert_ne!(memory.pointer(Queue::Gather, Slice::whole(&buffer)).unwrap(), 0);
     memory.bind().unwrap();
 }
 
@@ -99,4 +99,14 @@ fn time_passes_between_timed_events() {
     memory.zero(Queue::Compute, SliceMut::whole(&mut buffer)).unwrap();
     let second = memory.record_timed(Queue::Compute).unwrap();
     assert!(second.milliseconds_since(&first).unwrap() > 0.0);
+}
+
+#[test]
+fn collectives_start_before_other_work() {
+    let memory = cuda_on(fake_cuda::device());
+    for queue in Queue::ALL {
+        let is_collective = matches!(queue, Queue::Gather | Queue::Reduce);
+        let priority = fake_cuda::priority(memory.stream(queue));
+        assert_eq!(priority, if is_collective { -5 } else { 0 }, "{queue:?}");
+    }
 }

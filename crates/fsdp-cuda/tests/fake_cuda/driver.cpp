@@ -26,6 +26,7 @@ enum Code { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, 
             INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
 
 constexpr int DEVICES = 512;
+constexpr int GREATEST_PRIORITY = -5;
 constexpr size_t GUARD = 256;
 constexpr unsigned char CANARY = 0xa5;
 constexpr size_t QUARANTINE = 64 << 20;
@@ -41,6 +42,7 @@ struct Device;
 
 struct Stream {
     Device* device;
+    int priority;
     std::deque<Operation> queue;
 };
 
@@ -182,6 +184,12 @@ void fake_cuda_capacity(int device, size_t bytes) {
     devices[device].capacity = bytes;
 }
 
+// The priority that a stream was made with: the smaller, the greater.
+int fake_cuda_priority(void* stream) {
+    std::lock_guard<std::mutex> guard(lock);
+    return static_cast<Stream*>(stream)->priority;
+}
+
 // The call after `skip` more ones of this name fails.
 void fake_cuda_fail(int device, const char* call, int skip, int code) {
     std::lock_guard<std::mutex> guard(lock);
@@ -303,9 +311,19 @@ int cuMemFreeHost(void* address) {
     return SUCCESS;
 }
 
-int cuStreamCreate(void** stream, unsigned) {
-    ENTER("cuStreamCreate");
-    auto* created = new Stream{current, {}};
+int cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+    ENTER("cuCtxGetStreamPriorityRange");
+    *least = 0;
+    *greatest = GREATEST_PRIORITY;
+    return SUCCESS;
+}
+
+// Stricter than the real driver: a priority outside of the range is refused, and so is a stream that waits for the
+// default stream.
+int cuStreamCreateWithPriority(void** stream, unsigned flags, int priority) {
+    ENTER("cuStreamCreateWithPriority");
+    if (flags != 1 || priority > 0 || priority < GREATEST_PRIORITY) return INVALID_VALUE;
+    auto* created = new Stream{current, priority, {}};
     current->streams.push_back(created);
     *stream = created;
     return SUCCESS;

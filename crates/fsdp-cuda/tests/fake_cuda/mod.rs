@@ -6,12 +6,13 @@
 
 #![allow(dead_code, unsafe_code)]
 
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use fsdp_cuda::device::StreamHandle;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 /// A device of the fake driver.
@@ -78,6 +79,13 @@ impl FakeDevice {
     fn number(self) -> c_int {
         self.ordinal as c_int
     }
+}
+
+/// The priority of a live stream: the smaller, the greater; 0 is the least.
+pub(crate) fn priority(stream: StreamHandle) -> c_int {
+    type Priority = unsafe extern "C" fn(*mut c_void) -> c_int;
+    // SAFETY: as for `seed`; the handle is of a stream that the fake has made and not destroyed.
+    unsafe { libraries().get::<Priority>(b"fake_cuda_priority").expect("the fake has it")(stream.as_ptr()) }
 }
 
 /// The fake driver; both libraries are loaded.

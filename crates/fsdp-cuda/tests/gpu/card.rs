@@ -40,7 +40,8 @@ pub(crate) fn memory(kernels: Kernels) -> Torch<CudaMemory> {
 /// Ranks that share the card.
 pub(crate) fn threads(kernels: Kernels) -> Threads<Torch<CudaMemory>> {
     libraries();
-    let options = WorldOptions { timeout: Duration::from_secs(60), ..WorldOptions::new(1) };
+    let stack_bytes = GpuOptions::STACK_BYTES;
+    let options = WorldOptions { timeout: Duration::from_secs(60), stack_bytes, ..WorldOptions::new(1) };
     Threads::new(options, move |_, _| Ok(Arc::new(memory(kernels))))
 }
 

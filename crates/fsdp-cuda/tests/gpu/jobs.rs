@@ -48,7 +48,11 @@ pub(crate) fn diverging() -> CardJob {
 
 /// One rank with activations of some mebibytes.
 pub(crate) fn wide() -> CardJob {
-    let model = LLAMA.replace("\"hidden_size\": 24", "\"hidden_size\": 256").replace("20,", "512,");
+    let sizes = [("\"hidden_size\": 24", "\"hidden_size\": 256"), ("_size\": 20,", "_size\": 512,")];
+    let model = sizes.iter().fold(LLAMA.to_owned(), |model, (from, to)| {
+        assert!(model.contains(from), "the model has another size than {from}");
+        model.replace(from, to)
+    });
     let sizes = ["data.seq_len=64", "train.micro_batch_size=8", "train.global_batch_size=8", "run.ranks=1"];
     make(&model, 61, &[&["fsdp.param_dtype=\"bf16\""], &sizes[..]].concat())
 }

@@ -8,10 +8,14 @@
 #[path = "../torch/support.rs"]
 mod support;
 
+#[path = "../device/dropout.rs"]
+mod dropout;
 #[path = "../device/fused.rs"]
 mod fused;
 #[path = "../device/kernels.rs"]
 mod kernels;
+#[path = "../device/losses.rs"]
+mod losses;
 #[path = "../torch/mixed_precision.rs"]
 mod mixed_precision;
 #[path = "../device/operands.rs"]

@@ -1,5 +1,7 @@
 //! The suite on CUDA memory: the real memory and the real communicator, over stand-ins for the driver and for NCCL.
 //!
+//! Storage is poisoned, and the driver runs streams in random orders that respect events only.
+//!
 //! The stand-in for the driver does work when it is forced to, so the one for NCCL can not append to its streams. It
 //! forces what came before an operation, and says that the operation is in progress until it is done: calls wait for all
 //! ranks, as the first ones of every communicator do on real devices. So all checks are run but the one whose
@@ -10,13 +12,16 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use fsdp_comm::conformance;
-use fsdp_core::DType;
+use fsdp_comm::launch::{Launcher, Seat};
+use fsdp_core::comm::Purpose;
+use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
+use fsdp_core::{DType, Error, Queue, Rank};
 use fsdp_cuda::nccl::{GpuOptions, Gpus};
 use fsdp_cuda::{CudaMemory, CudaOptions};
 use libloading::os::unix::Library;
 
 use crate::fake::Fake;
-use crate::fake_cuda;
+use crate::fake_cuda::{self, FakeDevice};
 
 type Synchronize = unsafe extern "C" fn(*mut c_void) -> c_int;
 
@@ -26,13 +31,20 @@ fn synchronize() -> Synchronize {
     unsafe { *Library::this().get::<Synchronize>(b"cuStreamSynchronize").expect("the driver has it") }
 }
 
+/// Ranks on cards of their own.
+fn gpus<const RANKS: usize>(fake: &Fake, devices: [FakeDevice; RANKS]) -> Gpus<CudaMemory> {
+    let memory = move |rank: Rank, _| {
+        let options = CudaOptions { poison: true, ..CudaOptions::new(devices[rank.0].ordinal) };
+        Ok(Arc::new(CudaMemory::new(options)?))
+    };
+    Gpus::new(fake.nccl.clone(), GpuOptions::new(RANKS), memory)
+}
+
 #[test]
 fn the_suite_passes_on_cuda_memory() {
-    let devices = [(); 4].map(|()| fake_cuda::device().ordinal);
+    let devices = [(); 4].map(|()| fake_cuda::device());
     let fake = Fake::beside_streams(synchronize());
-    let memory =
-        move |rank: fsdp_core::Rank, _| Ok(Arc::new(CudaMemory::new(CudaOptions::new(devices[rank.0]))?));
-    let gpus = Gpus::new(fake.nccl.clone(), GpuOptions::new(devices.len()), memory);
+    let gpus = gpus(&fake, devices);
     for ranks in [1, 2, 4] {
         for dtype in [DType::F32, DType::F64, DType::Bf16, DType::I64] {
             for lens in [&[3, 0, 5, 1][..], &[64, 129]] {
@@ -52,6 +64,38 @@ fn the_suite_passes_on_cuda_memory() {
         conformance::many_in_flight(&gpus, ranks);
         conformance::groups_of_groups(&gpus, ranks);
         conformance::rows_and_columns_of_a_mesh(&gpus, ranks.div_ceil(2), ranks.min(2));
+    }
+    fake.assert_clean();
+}
+
+/// What arrives in storage that was an activation's until now.
+fn gather_into_used_storage(mut seat: Seat<CudaMemory>) -> Result<[f32; 2 * LEN], Error> {
+    let memory = &*seat.memory;
+    let mut own = memory.allocate(Category::CommStaging, DType::F32, LEN)?;
+    memory.write(Queue::Gather, HostSlice::F32(&[seat.rank.0 as f32; LEN]), SliceMut::whole(&mut own))?;
+    let mut activation = memory.allocate(Category::Activation, DType::F32, 2 * LEN)?;
+    memory.zero(Queue::Compute, SliceMut::whole(&mut activation))?;
+    drop(activation);
+    let full = memory.allocate(Category::Activation, DType::F32, 2 * LEN)?;
+    let pending = seat.gathers.all_gather(memory, Purpose::Forward, Some(0), vec![own], vec![full])?;
+    let gathered = pending.wait_on(memory, Queue::Compute)?.outputs;
+    let mut values = [f32::NAN; 2 * LEN];
+    memory.read(Queue::Compute, Slice::whole(&gathered[0]), HostSliceMut::F32(&mut values))?;
+    Ok(values)
+}
+
+const LEN: usize = 100;
+
+#[test]
+fn a_collective_waits_for_whoever_had_its_storage() {
+    let worlds = (0..10).map(|seed| [2 * seed, 2 * seed + 1].map(|seed| fake_cuda::device().seed(seed)));
+    let worlds: Vec<[FakeDevice; 2]> = worlds.collect();
+    let fake = Fake::beside_streams(synchronize());
+    let mut expected = [0.0; 2 * LEN];
+    expected[LEN..].fill(1.0);
+    for (world, devices) in worlds.into_iter().enumerate() {
+        let arrived = gpus(&fake, devices).launch(2, &gather_into_used_storage).unwrap();
+        assert!(arrived.iter().all(|values| *values == expected), "world {world}: {arrived:?}");
     }
     fake.assert_clean();
 }

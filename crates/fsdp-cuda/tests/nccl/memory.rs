@@ -353,14 +353,14 @@ impl Memory for StreamMemory {
 }
 
 impl DeviceMemory for StreamMemory {
-    fn pointer(&self, slice: Slice<'_, StreamBuffer>) -> Result<u64, Error> {
+    fn pointer(&self, _queue: Queue, slice: Slice<'_, StreamBuffer>) -> Result<u64, Error> {
         slice.buffer.readable()?;
         Ok(slice.buffer.storage.words.as_ptr() as u64 + slice.buffer.start(slice.offset) as u64)
     }
 
-    fn pointer_mut(&self, slice: SliceMut<'_, StreamBuffer>) -> Result<u64, Error> {
+    fn pointer_mut(&self, queue: Queue, slice: SliceMut<'_, StreamBuffer>) -> Result<u64, Error> {
         slice.buffer.writable()?;
-        self.pointer(slice.as_slice())
+        self.pointer(queue, slice.as_slice())
     }
 
     fn stream(&self, queue: Queue) -> StreamHandle {

@@ -11,6 +11,7 @@ mod update;
 #[path = "../device/values.rs"]
 mod values;
 
+mod composed;
 mod mixed_precision;
 mod operations;
 mod parity;

@@ -2,9 +2,10 @@
 
 /// Dense products of bf16 matrices with sums in f32, in TFLOP/s. A name is looked for in its order: parts of names come
 /// after names that contain them.
-const PEAKS: [(&str, f64); 10] = [
+const PEAKS: [(&str, f64); 11] = [
+    ("GB200", 2500.0),
     ("B200", 2250.0),
-    ("GH200", 989.4),
+    ("H200 NVL", 835.5),
     ("H200", 989.4),
     ("H100 PCIe", 756.0),
     ("H100 NVL", 835.5),
@@ -15,8 +16,11 @@ const PEAKS: [(&str, f64); 10] = [
     ("L4", 121.0),
 ];
 
-/// The peak of a card by the name that the driver gives it, if it is known.
+/// The peak of a card by the name that the driver gives it, if it is known. Nothing is known of parts of cards.
 pub(super) fn peak_tflops(name: &str) -> Option<f64> {
+    if name.contains("MIG") {
+        return None;
+    }
     PEAKS.iter().find(|(part, _)| name.contains(part)).map(|&(_, peak)| peak)
 }
 
@@ -27,7 +31,10 @@ mod tests {
     #[test]
     fn names_of_the_driver_are_known_and_others_are_not() {
         let known = [
+            ("NVIDIA GB200", 2500.0),
             ("NVIDIA H200", 989.4),
+            ("NVIDIA GH200 480GB", 989.4),
+            ("NVIDIA H200 NVL", 835.5),
             ("NVIDIA H100 PCIe", 756.0),
             ("NVIDIA H100 80GB HBM3", 989.4),
             ("NVIDIA A100-SXM4-80GB", 311.9),
@@ -37,6 +44,8 @@ mod tests {
         for (name, peak) in known {
             assert_eq!(peak_tflops(name), Some(peak), "{name}");
         }
-        assert_eq!(peak_tflops("Tesla T4"), None);
+        for name in ["Tesla T4", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"] {
+            assert_eq!(peak_tflops(name), None, "{name}");
+        }
     }
 }

@@ -51,36 +51,29 @@ impl Way {
         } else if operands[0].device() == Device::Cpu {
             Way::Host
         } else {
-            Way::of_kernels(dims, operands)?
+            // Repeated keys and values have the sizes and the dtype of queries, which is all that the choice looks at.
+            let [q, k, v] = operands;
+            Way::of_kernels(dims, |repeated| {
+                Ok(ffi::choose_attention(if repeated { [q, q, q] } else { [q, k, v] })?)
+            })?
         };
         *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Some(way.name());
         Ok(way)
     }
 
-    /// The way of a CUDA device.
-    fn of_kernels(dims: AttentionDims, [q, k, v]: [&Tensor; 3]) -> Result<Self, Failure> {
-        let way = Way::of_kernel(dims, ffi::choose_attention([q, k, v])?);
-        if way != Way::Composed || dims.heads == dims.kv_heads {
-            return Ok(way);
+    /// The way of a CUDA device, by what is chosen for the operands as they are, or with keys and values repeated.
+    fn of_kernels(
+        dims: AttentionDims,
+        choose: impl Fn(bool) -> Result<Option<CudaAttention>, Failure>,
+    ) -> Result<Self, Failure> {
+        if !dims.head_dim.is_multiple_of(HEAD_DIM_UNIT) {
+            return Ok(Way::Composed);
         }
-        // Repeated keys and values have the sizes and the dtype of queries, which is all that the choice looks at.
-        Ok(Way::of_repeated(dims, ffi::choose_attention([q, q, q])?))
-    }
-
-    /// The way of a kernel that was chosen for a CUDA device, if it takes the operands as they are.
-    fn of_kernel(dims: AttentionDims, chosen: Option<CudaAttention>) -> Self {
-        match chosen {
-            Some(CudaAttention::Efficient) if dims.heads != dims.kv_heads => Way::Composed,
-            Some(kernel) if dims.head_dim.is_multiple_of(HEAD_DIM_UNIT) => Way::Cuda(kernel),
-            _ => Way::Composed,
-        }
-    }
-
-    /// The way of a kernel that was chosen for repeated keys and values.
-    fn of_repeated(dims: AttentionDims, chosen: Option<CudaAttention>) -> Self {
-        match chosen {
-            Some(kernel) if dims.head_dim.is_multiple_of(HEAD_DIM_UNIT) => Way::Repeated(kernel),
-            _ => Way::Composed,
+        let is_grouped = dims.heads != dims.kv_heads;
+        match choose(false)? {
+            Some(kernel) if !is_grouped || kernel.takes_groups() => Ok(Way::Cuda(kernel)),
+            None if !is_grouped => Ok(Way::Composed),
+            _ => Ok(choose(true)?.map_or(Way::Composed, Way::Repeated)),
         }
     }
 

@@ -1,9 +1,11 @@
-//! Conversions and sums of ranges, for which the memory below has kernels of its own: with the same bits.
+//! Conversions, multiples and sums of ranges, for which the memory below has kernels of its own: with the same bits, but for
+//! payloads of what is not a number.
 //!
 //! Exact sums (Kulisch's accumulator, [`ExactSum`]) are additions of integers, so ATen's order does not matter.
 
-use fsdp_core::ExactSum;
-use fsdp_core::memory::{Slice, SliceMut};
+use fsdp_core::memory::{Buffer, HostSlice, HostSliceMut, Slice, SliceMut};
+use fsdp_core::{DType, ExactSum};
+use fsdp_nn::host::convert::{convert_from, convert_to};
 use tch::{Kind, Tensor};
 
 use super::int;
@@ -46,6 +48,13 @@ impl<D: TorchStorage> Torch<D> {
         Ok(())
     }
 
+    pub(in crate::torch) fn aten_scale(&self, factor: f64, dst: Out<'_, D>) -> Result<(), Failure> {
+        let factor = rounded(dst.buffer.dtype(), factor);
+        let len = [int(dst.len)];
+        self.view_mut(dst, &len)?.f_mul_scalar_(factor).done()?;
+        Ok(())
+    }
+
     pub(in crate::torch) fn aten_square_sum(
         &self,
         src: In<'_, D>,
@@ -72,6 +81,15 @@ impl<D: TorchStorage> Torch<D> {
         }
         Ok(())
     }
+}
+
+/// A number rounded to a float dtype, once.
+fn rounded(dtype: DType, value: f64) -> f64 {
+    let (mut bytes, mut rounded) = ([0; 8], [0.0]);
+    let bytes = &mut bytes[..dtype.size_bytes()];
+    convert_to(HostSlice::F64(&[value]), dtype, bytes);
+    convert_from(dtype, bytes, HostSliceMut::F64(&mut rounded));
+    rounded[0]
 }
 
 /// The sum of every row, in the order of the host.

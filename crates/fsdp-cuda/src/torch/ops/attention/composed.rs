@@ -261,15 +261,11 @@ impl<B: fsdp_core::memory::Buffer> Factors<B> {
         let rows = call.group() * block.rows.len();
         let sizes = [block.samples.len(), block.groups.len(), rows, call.dims.seq].map(int);
         let read = 0..block.rows.end;
-        match self {
-            Factors::Ours(buffer) => {
-                let all = call.torch.view(Slice::whole(buffer), &sizes)?;
-                values.f_mul_(&part(&all, 3, &read)?).done()?;
-            }
-            Factors::OfHost(all) => {
-                values.f_mul_(&part(&all.f_view(sizes)?, 3, &read)?).done()?;
-            }
-        }
+        let read_ones = match self {
+            Factors::Ours(buffer) => part(&*call.torch.view(Slice::whole(buffer), &sizes)?, 3, &read)?,
+            Factors::OfHost(all) => part(&all.f_view(sizes)?, 3, &read)?,
+        };
+        values.f_mul_(&read_ones).done()?;
         Ok(())
     }
 }

@@ -1,0 +1,167 @@
+//! Cross-entropy: against the host's, wherever rows of logits and of their gradient begin, and with logits that are not
+//! finite.
+
+use fsdp_core::DType;
+use fsdp_core::memory::{Slice, SliceMut};
+use fsdp_cuda::FusedOps;
+use fsdp_nn::backend::{Backend, HeadDims, IGNORED_TARGET};
+
+use crate::operands::{ids, rounded};
+use crate::subject::{Subject, subject};
+use crate::values::*;
+
+/// Losses and gradients of logits on the host: of a head whose weight is the identity.
+fn head_of_host(vocab: usize, dtype: DType, logits: &[f64], targets: &[u32]) -> [Vec<f64>; 2] {
+    let host = host();
+    let rows = targets.len();
+    let dims = HeadDims { rows, hidden: vocab, vocab, chunk_rows: rows };
+    let identity: Vec<f64> =
+        (0..vocab * vocab).map(|i| f64::from(u8::from(i / vocab == i % vocab))).collect();
+    let [x, weight] = [logits, &identity].map(|values| filled(&host, dtype, values));
+    let ids = ids(&host, targets);
+    let mut losses = room(&host, DType::F64, rows);
+    let mut scratch = room(&host, dtype, rows * vocab);
+    let mut dx = room(&host, dtype, rows * vocab);
+    host.head_loss_backward(
+        dims,
+        Slice::whole(&x),
+        Slice::whole(&weight),
+        Slice::whole(&ids),
+        SliceMut::whole(&mut losses),
+        SliceMut::whole(&mut scratch),
+        None,
+        SliceMut::whole(&mut dx),
+        None,
+    )
+    .unwrap();
+    [values(&host, &losses), values(&host, &dx)]
+}
+
+/// Losses, and gradients where the logits were; the losses are the same without gradients.
+fn in_place(cuda: &Subject, dtype: DType, shift: usize, logits: &[f64], targets: &[u32]) -> [Vec<f64>; 2] {
+    let (len, vocab) = (logits.len(), logits.len() / targets.len());
+    let mut logits = shifted(cuda, dtype, shift, logits);
+    let ids = ids(cuda, targets);
+    let [mut only, mut losses] = [(); 2].map(|()| room(cuda, DType::F64, targets.len()));
+    let ids = Slice::whole(&ids);
+    cuda.cross_entropy(vocab, Slice::new(&logits, shift, len), ids, SliceMut::whole(&mut only)).unwrap();
+    let from = SliceMut::new(&mut logits, shift, len);
+    cuda.cross_entropy_backward(vocab, from, ids, SliceMut::whole(&mut losses), None).unwrap();
+    assert_bits(&values(cuda, &only), &values(cuda, &losses), "losses with and without gradient");
+    [values(cuda, &losses), range(cuda, &logits, shift, len)]
+}
+
+/// Losses, and gradients in a place of their own; the logits stay.
+fn apart(
+    cuda: &Subject,
+    [dtype, of_gradient]: [DType; 2],
+    [shift, to]: [usize; 2],
+    logits: &[f64],
+    targets: &[u32],
+) -> [Vec<f64>; 2] {
+    let (len, vocab) = (logits.len(), logits.len() / targets.len());
+    let mut there = shifted(cuda, dtype, shift, logits);
+    let ids = ids(cuda, targets);
+    let mut losses = room(cuda, DType::F64, targets.len());
+    let mut gradient = room(cuda, of_gradient, to + len);
+    cuda.cross_entropy_backward(
+        vocab,
+        SliceMut::new(&mut there, shift, len),
+        Slice::whole(&ids),
+        SliceMut::whole(&mut losses),
+        Some(SliceMut::new(&mut gradient, to, len)),
+    )
+    .unwrap();
+    assert_bits(&range(cuda, &there, shift, len), &rounded(dtype, logits.to_vec()), "logits");
+    [values(cuda, &losses), range(cuda, &gradient, to, len)]
+}
+
+#[test]
+fn cross_entropy_agrees_with_the_host() {
+    let cuda = &*subject();
+    for dtype in [DType::F32, DType::F64] {
+        for vocab in [1, 5, 64, 333] {
+            let rows = 6;
+            let mut logits: Vec<f64> = normal(vocab as u64, rows * vocab).iter().map(|x| 5.0 * x).collect();
+            logits = rounded(dtype, logits);
+            if vocab > 5 {
+                logits[3..vocab / 2].fill(f64::NEG_INFINITY);
+            }
+            let mut targets: Vec<u32> = (0..rows as u32).map(|row| row * 7 % vocab as u32).collect();
+            targets[4] = IGNORED_TARGET;
+            // Where infinite logits meet the zeros of the identity there is no number: a large negative one instead.
+            let finite: Vec<f64> = logits.iter().map(|x| x.max(-200.0)).collect();
+            let [expected_losses, expected] = head_of_host(vocab, dtype, &finite, &targets);
+            // Sums in another order, and exponentials of rounded differences of up to 50.
+            let error = (vocab as f64 + 120.0) * unit(dtype);
+            let bounds: Vec<f64> = expected.iter().map(|p| 2.0 * error * (p.abs() + unit(dtype))).collect();
+            for shift in [0, 1, 3] {
+                let [losses, gradients] = in_place(cuda, dtype, shift, &logits, &targets);
+                let what = format!("of {rows} x {vocab} logits of {dtype} from {shift}");
+                assert_within(&losses, &expected_losses, &vec![error; rows], &format!("losses {what}"));
+                assert_within(&gradients, &expected, &bounds, &format!("gradients {what}"));
+                for to in [shift, shift + 1] {
+                    let apart = apart(cuda, [dtype, dtype], [shift, to], &logits, &targets);
+                    assert_bits(&apart[0], &losses, &format!("losses {what}, gradients to {to}"));
+                    assert_bits(&apart[1], &gradients, &format!("gradients {what} to {to}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_gradient_of_logits_is_rounded_once_where_products_take_bf16() {
+    let cuda = &*subject();
+    for vocab in [5, 64, 333] {
+        let rows = 6;
+        let logits: Vec<f64> = normal(vocab as u64, rows * vocab).iter().map(|x| 5.0 * x).collect();
+        let mut targets: Vec<u32> = (0..rows as u32).map(|row| row * 7 % vocab as u32).collect();
+        targets[4] = IGNORED_TARGET;
+        let [losses, gradient] = in_place(cuda, DType::F32, 0, &logits, &targets);
+        let [same_losses, by_kernel] = apart(cuda, [DType::F32, DType::Bf16], [0, 0], &logits, &targets);
+        assert_bits(&same_losses, &losses, "losses");
+        assert_bits(&by_kernel, &rounded(DType::Bf16, gradient), "rounded gradients");
+    }
+}
+
+#[test]
+fn logits_that_are_not_finite_count_as_they_do_in_a_formula() {
+    let cuda = &*subject();
+    let (nan, low) = (f64::NAN, f64::NEG_INFINITY);
+    for dtype in FLOATS {
+        for vocab in [3, 64, 333] {
+            let mut logits = vec![low; 5 * vocab];
+            // No row but the first and the last has nothing but -inf.
+            logits[vocab..2 * vocab].fill(1.0);
+            logits[vocab + 1] = nan;
+            logits[2 * vocab + 2] = f64::INFINITY;
+            logits[3 * vocab + 1] = 7.0;
+            let targets = [0, 0, 1, 1, IGNORED_TARGET];
+            let [losses, gradients] = in_place(cuda, dtype, 0, &logits, &targets);
+            assert_bits(&losses, &[nan, nan, nan, 0.0, 0.0], &format!("{vocab} logits of {dtype}"));
+            let (without, sure) = gradients.split_at(3 * vocab);
+            assert!(
+                without.iter().all(|slope| slope.is_nan()),
+                "nothing is right where the sum is no number"
+            );
+            assert!(
+                sure.iter().all(|&slope| slope == 0.0),
+                "a class that is sure, and a row that does not count"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_target_that_is_no_class_is_not_a_number() {
+    let cuda = &*subject();
+    let logits = filled(cuda, DType::Bf16, &[1.0, 2.0, 3.0, f64::NAN]);
+    let ids = ids(cuda, &[2, 0]);
+    let mut losses = room(cuda, DType::F64, 2);
+    cuda.cross_entropy(2, Slice::whole(&logits), Slice::whole(&ids), SliceMut::whole(&mut losses)).unwrap();
+    assert!(
+        values(cuda, &losses).iter().all(|loss| loss.is_nan()),
+        "a wrong target, and a logit that is none"
+    );
+}

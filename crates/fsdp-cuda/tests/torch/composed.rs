@@ -1,0 +1,101 @@
+//! That what has the bits of the host's kernels is composed of libtorch's operations all the same, and in blocks.
+
+use fsdp_core::memory::{Buffer, Memory, Slice, SliceMut};
+use fsdp_core::model::ParamId;
+use fsdp_core::scalars::GradientFactors;
+use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule};
+use fsdp_core::{DType, ExactSum, Queue};
+use fsdp_nn::update::{AdamW, Sgd};
+
+use crate::subject::{Subject, subject};
+use crate::values::*;
+
+const Q: Queue = Queue::Compute;
+
+/// More elements than a composition takes at once.
+const MANY: usize = (1 << 22) + 1001;
+
+#[test]
+fn sums_and_updates_fail_with_the_words_of_libtorch() {
+    let memory = &*subject();
+    let src = filled(memory, DType::F64, &[1.0; 6]);
+    let mut wrong = filled(memory, DType::F64, &[0.0; ExactSum::WORDS]);
+    let failed = memory.exact_sum(Q, Slice::whole(&src), SliceMut::whole(&mut wrong)).unwrap_err();
+    assert!(failed.to_string().contains("libtorch, in exact_sum"), "{failed}");
+    let failed = memory.square_sum(Q, Slice::whole(&src), 3, SliceMut::whole(&mut wrong)).unwrap_err();
+    assert!(failed.to_string().contains("libtorch, in square_sum"), "{failed}");
+    for rule in
+        [&mut AdamW::default() as &mut dyn UpdateRule<Subject>, &mut Sgd { momentum: 0.9, ..Sgd::default() }]
+    {
+        // The host's rules panic.
+        let failed = update(memory, rule, &mut filled(memory, DType::F32, &[1.0; 6]), &mut []).unwrap_err();
+        assert!(failed.contains("0 state tensors"), "{failed}");
+    }
+}
+
+/// libtorch forgets the payload of what is not a number; the host's kernels keep its upper part.
+#[test]
+fn copies_sums_and_multiples_are_libtorchs() {
+    let odd = f64::from_bits(f64::NAN.to_bits() | 3 << 46);
+    fn results<M: Memory>(memory: &M, odd: f64) -> Vec<u64> {
+        let src = filled(memory, DType::F32, &[odd]);
+        let mut copied = room(memory, DType::Bf16, 1);
+        memory.copy(Q, Slice::whole(&src), SliceMut::whole(&mut copied)).unwrap();
+        let one = filled(memory, DType::Bf16, &[1.0]);
+        let mut summed = filled(memory, DType::Bf16, &[odd]);
+        memory.accumulate(Q, Slice::whole(&one), SliceMut::whole(&mut summed)).unwrap();
+        let mut scaled = filled(memory, DType::Bf16, &[odd]);
+        memory.scale(Q, 0.5, SliceMut::whole(&mut scaled)).unwrap();
+        [copied, summed, scaled].iter().map(|buffer| values(memory, buffer)[0].to_bits()).collect()
+    }
+    let (composed, host) = (results(&*subject(), odd), results(&host(), odd));
+    for (operation, (composed, host)) in composed.iter().zip(&host).enumerate() {
+        assert_ne!(composed, host, "operation {operation}");
+    }
+}
+
+#[test]
+fn blocks_make_a_whole() {
+    fn results<M: Memory>(memory: &M, numbers: &[f64]) -> (Vec<i64>, Vec<i64>) {
+        let mut sums = [(); 2].map(|()| integers(memory, &[0; ExactSum::WORDS]));
+        let src = filled(memory, DType::F32, numbers);
+        let row_len = if numbers.len().is_multiple_of(1001) { 1001 } else { 1 };
+        memory.square_sum(Q, Slice::whole(&src), row_len, SliceMut::whole(&mut sums[0])).unwrap();
+        let src = filled(memory, DType::F64, numbers);
+        memory.exact_sum(Q, Slice::whole(&src), SliceMut::whole(&mut sums[1])).unwrap();
+        let [squares, exact] = sums.map(|sum| ExactSum::from_words(&words(memory, &sum)).to_words().into());
+        (squares, exact)
+    }
+    for len in [MANY, MANY.next_multiple_of(1001)] {
+        let numbers = normal(1, len);
+        assert!(results(&*subject(), &numbers) == results(&host(), &numbers), "sums of {len}");
+    }
+}
+
+#[test]
+fn updates_in_blocks_make_a_whole() {
+    let (memory, host) = (&*subject(), &host());
+    let numbers = normal(1, MANY);
+    let mut params = filled(memory, DType::F32, &numbers);
+    let mut expected = filled(host, DType::F32, &numbers);
+    update(memory, &mut Sgd::default(), &mut params, &mut []).unwrap();
+    update(host, &mut Sgd::default(), &mut expected, &mut []).unwrap();
+    assert_bits(&values(memory, &params), &values(host, &expected), "parameters");
+}
+
+/// One step with a gradient of its own for every element.
+fn update<M: Memory>(
+    memory: &M,
+    rule: &mut (impl UpdateRule<M> + ?Sized),
+    params: &mut M::Buffer,
+    state: &mut [M::Buffer],
+) -> Result<(), String> {
+    let len = params.len();
+    let gradient = filled(memory, DType::F32, &normal(2, len));
+    let piece = Piece { param: ParamId(0), offset: 0, len, param_offset: 0, row_len: 1 };
+    let factors = filled(memory, DType::F64, &[0.25, 0.7, 1.0]);
+    assert_eq!(factors.len(), GradientFactors::LEN);
+    let scalars = StepScalars { step: 1, lr: 0.1, factors: Slice::whole(&factors) };
+    let mut shard = SegmentShard { params, low: None, gradient: &gradient, state, pieces: &[piece] };
+    rule.update(memory, &mut shard, &scalars, &[]).map_err(|error| error.to_string())
+}
