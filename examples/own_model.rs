@@ -145,9 +145,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let init = InitSource::Random { seed: 0, init: Arc::new(model.description().init.clone()) };
     let job = Job::new(config(out_dir.path())?, model, init)?;
     // Ranks are threads here; the number of ranks is that of the job.
-    let ranks = Threads::new(WorldOptions::new(4), |_, _| {
-        Arc::new(HostMemory::new(HostOptions::default()).expect("a rank of one thread can start"))
-    });
+    let ranks =
+        Threads::new(WorldOptions::new(4), |_, _| Ok(Arc::new(HostMemory::new(HostOptions::default())?)));
 
     let report = verify(&job, &ranks, &VerifyOptions::new(&[1, 2, 4], 3))?;
     for world in &report.worlds {

@@ -55,7 +55,7 @@ fn two_hundred_and_fifty_six_ranks_hold_a_fraction_of_what_they_count() {
     let shared = Arc::clone(&pool);
     let launcher = Threads::new(world, move |_, _| {
         let options = HostOptions { pool: Arc::clone(&shared), ..HostOptions::default() };
-        Arc::new(HostMemory::new(options).expect("host memory of one thread"))
+        Ok(Arc::new(HostMemory::new(options)?))
     });
     let ranks = train(&jobs, &launcher, 2, |_| Box::new(ProgramOrder)).unwrap();
     assert!(ranks.iter().all(|rank| rank.reports == ranks[0].reports));

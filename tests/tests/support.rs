@@ -89,6 +89,6 @@ pub(crate) fn options() -> WorldOptions {
 pub(crate) fn threads_with(options: WorldOptions) -> Threads<HostMemory> {
     Threads::new(options, |_, _| {
         let options = HostOptions { poison: true, resident: true, ..HostOptions::default() };
-        Arc::new(HostMemory::new(options).expect("host memory of one thread"))
+        Ok(Arc::new(HostMemory::new(options)?))
     })
 }

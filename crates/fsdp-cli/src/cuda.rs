@@ -9,7 +9,7 @@ use fsdp_cuda::nccl::{GpuOptions, Gpus, Nccl, TooManyRanks};
 use fsdp_cuda::torch::{
     Kernels, Torch, library_folders, load_cuda, set_deterministic, set_intra_op, start_cuda,
 };
-use fsdp_cuda::{CudaMemory, CudaOptions, load_compiler};
+use fsdp_cuda::{CudaMemory, CudaOptions, DeviceError, load_compiler};
 use fsdp_sim::{Threads, WorldOptions};
 use fsdp_train::config::RunConfig;
 
@@ -27,8 +27,12 @@ pub(crate) fn on<W: Work>(run: &RunConfig, poison: bool, work: W) -> Result<W::O
     if !run.share_gpu && run.ranks > devices {
         return Err(TooManyRanks { ranks: run.ranks, devices }.into());
     }
+    if devices == 0 {
+        return Err(DeviceError::NoDevice { device: 0, count: 0 }.into());
+    }
     let folders = library_folders();
-    load_compiler(&folders);
+    load_compiler(&folders)?;
+    let nccl = if run.share_gpu { None } else { Some(Nccl::open(&folders)?) };
     load_cuda("libtorch_cuda.so")?;
     start_cuda()?;
     set_deterministic(run.deterministic)?;
@@ -36,17 +40,14 @@ pub(crate) fn on<W: Work>(run: &RunConfig, poison: bool, work: W) -> Result<W::O
     set_intra_op(threads);
     let options = move |device| CudaOptions { device, threads, poison };
     let kernels = torch::kernels(run);
-    if run.share_gpu {
+    let Some(nccl) = nccl else {
         // Whether it can be used at all is better known before ranks start.
         CudaMemory::new(options(0))?;
         let stack_bytes = GpuOptions::STACK_BYTES;
-        let options_of_world = WorldOptions { stack_bytes, ..host::world_options(run, false) };
-        let launcher = Threads::new(options_of_world, move |_: Rank, _| {
-            memory(options(0), kernels).expect("what could be opened once can be opened again")
-        });
+        let world = WorldOptions { stack_bytes, ..host::world_options(run, false) };
+        let launcher = Threads::new(world, move |_: Rank, _| memory(options(0), kernels));
         return Ok(work.on(&launcher));
-    }
-    let nccl = Nccl::open(&folders)?;
+    };
     let timeout = Duration::from_secs_f64(run.timeout_s);
     let gpus = GpuOptions { timeout, ..GpuOptions::new(devices) };
     let launcher = Gpus::new(nccl, gpus, move |rank: Rank, _| memory(options(rank.0), kernels));

@@ -26,20 +26,25 @@ pub(crate) trait Work {
         L::Memory: TrainBackend + Clock;
 }
 
-/// That this binary can compute on a device: better known before the data is read.
+/// That this binary can compute on a device, with the libtorch that it has found: better known before the data is read.
 ///
 /// # Errors
-/// [`CliError::Device`].
+/// [`CliError`]: the device is not built in, or libtorch is of another version than the one that this was built with.
 pub(crate) fn expect(device: Device) -> Result<(), CliError> {
     match device {
         Device::Cpu => Ok(()),
-        Device::TorchCpu if cfg!(feature = "torch") => Ok(()),
+        #[cfg(feature = "torch")]
+        Device::TorchCpu => Ok(fsdp_cuda::torch::check_version()?),
+        #[cfg(feature = "cuda")]
+        Device::Cuda => Ok(fsdp_cuda::torch::check_version()?),
+        #[cfg(not(feature = "torch"))]
         Device::TorchCpu => Err(missing(device, "torch")),
-        Device::Cuda if cfg!(feature = "cuda") => Ok(()),
+        #[cfg(not(feature = "cuda"))]
         Device::Cuda => Err(missing(device, "cuda")),
     }
 }
 
+#[cfg(not(feature = "cuda"))]
 fn missing(device: Device, feature: &'static str) -> CliError {
     let instead = if cfg!(feature = "torch") { "\"cpu\" or \"torch-cpu\"" } else { "\"cpu\"" };
     CliError::Device { device: device.name(), feature, instead }

@@ -48,10 +48,10 @@ fn host_device() -> Usable {
 
 fn torch_cpu(findings: &[Finding]) -> Usable {
     let usable = findings.iter().any(|finding| finding.part == libtorch::PART && finding.is_good());
-    let with = if usable {
-        format!("libtorch on {} threads", host::total_threads(0))
-    } else {
-        "this fsdp was built without the feature `torch`".to_owned()
+    let with = match usable {
+        true => format!("libtorch on {} threads", host::total_threads(0)),
+        false if cfg!(feature = "torch") => "libtorch is of no use".to_owned(),
+        false => "this fsdp was built without the feature `torch`".to_owned(),
     };
     Usable { device: Device::TorchCpu.name(), usable, with }
 }
@@ -62,22 +62,36 @@ fn cuda(findings: &[Finding]) -> Usable {
         let with = "this fsdp was built without the feature `cuda`".to_owned();
         return Usable { device, usable: false, with };
     }
-    let bad: Vec<&str> =
-        findings.iter().filter(|finding| !finding.is_good()).map(|finding| finding.part.as_str()).collect();
-    let cards =
-        findings.iter().filter(|finding| finding.is_good() && finding.part.starts_with("GPU ")).count();
-    // One rank, or several on one card, do without NCCL.
-    match bad.iter().all(|&part| part == "NCCL") && cards > 0 {
-        true if bad.is_empty() => {
-            Usable { device, usable: true, with: format!("up to {cards} ranks, one per GPU, with NCCL") }
-        }
-        true => Usable {
-            device,
-            usable: true,
-            with: "one GPU (run.share_gpu = true), for want of NCCL".to_owned(),
-        },
-        false => Usable { device, usable: false, with: format!("missing: {}", bad.join(", ")) },
+    match gpus(findings) {
+        Ok(with) => Usable { device, usable: true, with },
+        Err(with) => Usable { device, usable: false, with },
     }
+}
+
+/// What of the GPUs ranks can use, or why they can not. Rank r uses GPU r, so those from number 0 to the first that is of no
+/// use; `CUDA_VISIBLE_DEVICES` gives other numbers.
+fn gpus(findings: &[Finding]) -> Result<String, String> {
+    let is_card = |finding: &&Finding| finding.part.starts_with("GPU ");
+    let bad = findings.iter().filter(|finding| !finding.is_good());
+    let parts: Vec<&str> = bad.clone().map(|finding| finding.part.as_str()).collect();
+    if bad.clone().any(|finding| !is_card(&finding) && finding.part != "NCCL") {
+        return Err(format!("missing or of no use: {}", parts.join(", ")));
+    }
+    let cards: Vec<&Finding> = findings.iter().filter(is_card).collect();
+    let good = cards.iter().filter(|card| card.is_good()).count();
+    let first = cards.iter().take_while(|card| card.is_good()).count();
+    let others: Vec<&str> =
+        cards.iter().filter(|card| !card.is_good()).map(|card| card.part.as_str()).collect();
+    let more = format!("leave {} out of CUDA_VISIBLE_DEVICES to use {good}", others.join(", "));
+    // One rank, or several on one card, do without NCCL.
+    let with = match first {
+        0 if good == 0 => return Err("there is no GPU that can be used".to_owned()),
+        0 => return Err(format!("ranks use GPUs from number 0 on; {more}")),
+        _ if parts.contains(&"NCCL") => "one GPU (run.share_gpu = true), for want of NCCL".to_owned(),
+        1 => "1 rank, on one GPU, with NCCL".to_owned(),
+        _ => format!("up to {first} ranks, one per GPU, with NCCL"),
+    };
+    Ok(if good > first { format!("{with}; {more}") } else { with })
 }
 
 fn json(report: &Report) -> String {
@@ -130,19 +144,28 @@ mod libtorch {
 mod libtorch {
     use super::{Finding, Libtorch, Status};
     use fsdp_cuda::device::gpu_count;
-    use fsdp_cuda::torch::{VERSION, folder, library_folders, load_cuda, start_cuda};
+    use fsdp_cuda::torch::{check_version, folder, library_folders, load_cuda, start_cuda, stated_version};
 
     pub(super) const PART: &str = "libtorch";
 
     pub(super) fn examine() -> Libtorch {
-        let cpu = Finding::found(PART, Some(VERSION.to_owned()), folder());
-        Libtorch { findings: vec![cpu, cuda_half()], folders: library_folders() }
+        let version = stated_version().map(|stated| stated.version);
+        let found = Finding::found(PART, version, folder());
+        let findings = match check_version() {
+            Ok(()) => vec![found, cuda_half()],
+            // Its other half is of the same version, and not to be called either.
+            Err(error) => {
+                vec![Finding { status: Status::Unusable, detail: error.to_string(), ..found }]
+            }
+        };
+        Libtorch { findings, folders: library_folders() }
     }
 
     fn cuda_half() -> Finding {
         const PART: &str = "libtorch's CUDA half";
         if let Err(error) = load_cuda("libtorch_cuda.so") {
-            return Finding::bad(PART, Status::Missing, error.to_string());
+            let status = if error.is_absent() { Status::Missing } else { Status::Unusable };
+            return Finding::bad(PART, status, error.to_string());
         }
         // Without a GPU there is nothing that it could fail to use.
         let started = if gpu_count().is_ok_and(|gpus| gpus > 0) { start_cuda() } else { Ok(()) };
@@ -150,5 +173,41 @@ mod libtorch {
             Ok(()) => Finding::found(PART, None, folder()),
             Err(error) => Finding::bad(PART, Status::Unusable, error.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn findings(cards: &[bool], bad: &[&str]) -> Vec<Finding> {
+        let finding = |part: String, is_good: bool| match is_good {
+            true => Finding::found(part, None, None),
+            false => Finding::bad(part, Status::Unusable, "broken"),
+        };
+        let parts =
+            ["driver", "NVRTC", "NCCL", "libtorch"].map(|part| (part.to_owned(), !bad.contains(&part)));
+        let cards = cards.iter().enumerate().map(|(number, &is_good)| (format!("GPU {number}"), is_good));
+        parts.into_iter().chain(cards).map(|(part, is_good)| finding(part, is_good)).collect()
+    }
+
+    #[test]
+    fn a_broken_gpu_does_not_hide_the_others() {
+        let with = |cards: &[bool]| gpus(&findings(cards, &[]));
+        assert_eq!(with(&[true, true]).as_deref(), Ok("up to 2 ranks, one per GPU, with NCCL"));
+        let expected = "1 rank, on one GPU, with NCCL; leave GPU 1 out of CUDA_VISIBLE_DEVICES to use 2";
+        assert_eq!(with(&[true, false, true]).as_deref(), Ok(expected));
+        let expected = "ranks use GPUs from number 0 on; leave GPU 0 out of CUDA_VISIBLE_DEVICES to use 1";
+        assert_eq!(with(&[false, true]), Err(expected.to_owned()));
+        assert_eq!(with(&[false]), Err("there is no GPU that can be used".to_owned()));
+        assert_eq!(with(&[true, false]).as_deref(), Ok("1 rank, on one GPU, with NCCL"));
+    }
+
+    #[test]
+    fn only_nccl_can_be_done_without() {
+        let expected = "one GPU (run.share_gpu = true), for want of NCCL";
+        assert_eq!(gpus(&findings(&[true, true], &["NCCL"])).as_deref(), Ok(expected));
+        let found = gpus(&findings(&[true], &["NVRTC", "NCCL"]));
+        assert_eq!(found, Err("missing or of no use: NVRTC, NCCL".to_owned()));
     }
 }

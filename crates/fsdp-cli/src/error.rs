@@ -56,9 +56,9 @@ pub(crate) enum CliError {
     /// This process is one of several that would all do the same.
     #[error(
         "this is one of {} processes that {} has started ({}={}); ranks are threads of one process, so each of them \
-         would train by itself: start fsdp once, without {}, and set run.ranks = {} (one process per rank is not \
-         supported yet)",
-        world.processes, world.launcher, world.variable, world.processes, world.launcher, world.processes
+         would train by itself: start fsdp once, without {}, and set run.ranks to the GPUs or cores of this machine (one \
+         process per rank, and ranks on several machines, are not supported yet)",
+        world.processes, world.launcher, world.variable, world.processes, world.launcher
     )]
     ProcessWorld {
         /// The world that it belongs to.
@@ -83,8 +83,9 @@ pub(crate) enum CliError {
         source: io::Error,
     },
     /// A device that this binary was not built for.
+    #[cfg(not(feature = "cuda"))]
     #[error(
-        "run.device = \"{device}\": this fsdp was built without the feature `{feature}`; build it with \
+        "device \"{device}\": this fsdp was built without the feature `{feature}`; build it with \
          `LIBTORCH_USE_PYTORCH=1 cargo build --release -p fsdp-cli --features {feature}` (after `pip install \
          torch==2.11.0`), or use {instead}"
     )]
@@ -97,11 +98,12 @@ pub(crate) enum CliError {
         instead: &'static str,
     },
     /// There is no GPU that can be used.
-    #[error("run.device = \"cuda\": {0}; `fsdp doctor` shows what there is")]
+    #[error("device \"cuda\" can not be used (`fsdp doctor` shows what there is): {0}")]
     Gpu(#[from] fsdp_cuda::DeviceError),
     /// NCCL is not there, or not good enough.
     #[error(
-        "run.device = \"cuda\": {0}; one rank per GPU needs it, several ranks on one GPU (run.share_gpu) do not"
+        "device \"cuda\" can not be used with one rank per GPU (several ranks on one GPU, run.share_gpu = true, do without \
+         NCCL): {0}"
     )]
     Nccl(#[from] fsdp_cuda::nccl::NcclError),
     /// There are fewer GPUs than ranks.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use fsdp_core::Rank;
+use fsdp_core::{Error, Rank};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
 use fsdp_sim::{Threads, WorldOptions};
 use fsdp_train::config::RunConfig;
@@ -32,9 +32,9 @@ pub(crate) fn verification(run: &RunConfig, poison: bool) -> Threads<HostMemory>
     })
 }
 
-/// The host memory of a rank. The launcher catches the panic and says which rank could not be started.
-pub(crate) fn memory(options: HostOptions) -> Arc<HostMemory> {
-    Arc::new(HostMemory::new(options).expect("the compute threads of a rank can be started"))
+/// The host memory of a rank.
+pub(crate) fn memory(options: HostOptions) -> Result<Arc<HostMemory>, Error> {
+    Ok(Arc::new(HostMemory::new(options)?))
 }
 
 pub(crate) fn world_options(run: &RunConfig, share_unsharded: bool) -> WorldOptions {

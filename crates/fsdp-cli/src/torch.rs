@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use fsdp_core::Rank;
+use fsdp_core::{Error, Rank};
 use fsdp_cuda::torch::{Kernels, Torch, per_rank, set_deterministic, set_intra_op};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
 use fsdp_sim::Threads;
@@ -42,8 +42,8 @@ pub(crate) fn verification(run: &RunConfig, poison: bool) -> Result<Threads<Torc
     }))
 }
 
-fn memory(options: HostOptions, kernels: Kernels) -> Arc<Torch<HostMemory>> {
-    Arc::new(Torch::new(host::memory(options), kernels))
+fn memory(options: HostOptions, kernels: Kernels) -> Result<Arc<Torch<HostMemory>>, Error> {
+    Ok(Arc::new(Torch::new(host::memory(options)?, kernels)))
 }
 
 /// Whose kernels run the operations that have several.

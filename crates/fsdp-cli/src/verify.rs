@@ -11,7 +11,7 @@ use fsdp_core::Rank;
 use fsdp_core::engine::{IssueOrder, ProgramOrder};
 use fsdp_nn::hf::HfModel;
 use fsdp_sim::SeededOrder;
-use fsdp_train::config::{Reshard, Resolved};
+use fsdp_train::config::{Reshard, Resolved, RunConfig};
 use fsdp_train::verify::{Promise, Skipped, VerifyOptions, VerifyReport, WorldReport, verify};
 use fsdp_train::{Job, TrainBackend, TrainError};
 
@@ -51,7 +51,10 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<bool, CliError> {
         },
     };
     let work = Verification { job: &job, options: &options };
-    let mut found = device::verification(&job.config.run, args.order_seed.is_some(), work)??;
+    // What is started is the worlds that were asked for, whatever the run file has.
+    let ranks = options.world_sizes.iter().copied().max().unwrap_or(1);
+    let largest = RunConfig { ranks, ..job.config.run.clone() };
+    let mut found = device::verification(&largest, args.order_seed.is_some(), work)??;
     if args.shrink {
         quote_the_run_file(&mut found, &setup.config);
     }

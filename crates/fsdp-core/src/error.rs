@@ -98,6 +98,10 @@ pub enum Error {
         /// What is wrong.
         what: String,
     },
+    /// A device failed, or a library that works on it did; the source names the call, the device and what to do. (A
+    /// device without room is [`Error::Memory`].)
+    #[error(transparent)]
+    Device(Box<dyn std::error::Error + Send + Sync>),
     /// A block used a parameter that is not unsharded, or not listed as one of its own.
     #[error("block `{block}` uses parameter `{param}`, which {why}")]
     Parameter {

@@ -1,6 +1,7 @@
 //! What this machine has of what devices need, and what will be used: for people whose run does not start.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde::Serialize;
 
@@ -9,7 +10,7 @@ use crate::error::DeviceError;
 use crate::ffi::library::LibraryError;
 use crate::ffi::versions::{self, Found};
 use crate::ffi::{driver_library, nvrtc};
-use crate::nccl::Nccl;
+use crate::nccl::{Nccl, NcclError};
 
 /// How it is with a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -73,19 +74,30 @@ pub fn examine(folders: &[PathBuf]) -> Vec<Finding> {
     }
     findings.push(library("NVRTC", nvrtc::find(folders)));
     findings.push(library("cuBLAS", versions::cublas(folders)));
-    findings.push(match Nccl::open(folders) {
-        Ok(nccl) => Finding::found("NCCL", Some(nccl.version().to_string()), Some(nccl.path().to_owned())),
-        Err(error) => Finding::bad("NCCL", Status::Missing, error.to_string()),
-    });
+    findings.push(nccl(Nccl::open(folders)));
     findings
 }
 
 fn library(part: &str, found: Result<Found, LibraryError>) -> Finding {
     match found {
         Ok(Found { path, version }) => Finding::found(part, version, Some(path)),
-        Err(error @ LibraryError::NotFound { .. }) => Finding::bad(part, Status::Missing, error.to_string()),
-        Err(error) => Finding::bad(part, Status::Unusable, error.to_string()),
+        Err(error) => Finding::bad(part, state(error.is_absent()), error.to_string()),
     }
+}
+
+/// NCCL, by what came of opening it.
+fn nccl(opened: Result<Arc<Nccl>, NcclError>) -> Finding {
+    match opened {
+        Ok(nccl) => Finding::found("NCCL", Some(nccl.version().to_string()), Some(nccl.path().to_owned())),
+        Err(error) => {
+            let is_absent = matches!(&error, NcclError::Library(error) if error.is_absent());
+            Finding::bad("NCCL", state(is_absent), error.to_string())
+        }
+    }
+}
+
+fn state(is_absent: bool) -> Status {
+    if is_absent { Status::Missing } else { Status::Unusable }
 }
 
 fn cards() -> Vec<Finding> {
@@ -120,6 +132,7 @@ fn cards() -> Vec<Finding> {
 mod tests {
     use super::*;
     use crate::ffi::library::{Library, Wanted};
+    use crate::nccl::Version;
 
     #[test]
     fn every_part_is_found_or_says_how_to_get_it() {
@@ -144,7 +157,18 @@ mod tests {
             Found { path, version: None }
         });
         let finding = super::library("nothing", opened);
-        assert_eq!(finding.status, Status::Missing);
+        assert_eq!(finding.status, Status::Unusable, "it is there");
         assert!(finding.detail.contains(&file.display().to_string()), "{finding:?}");
+        std::fs::remove_file(&file).expect("it is ours");
+        let opened = Library::open(NONE, &[folder.path().to_owned()]).map(|_| unreachable!("there is none"));
+        assert_eq!(super::library("nothing", opened).status, Status::Missing);
+    }
+
+    #[test]
+    fn an_nccl_that_is_too_old_is_there() {
+        let (path, found, needed) = (PathBuf::from("libnccl.so.2"), Version(2_14_03), Version::NEEDED);
+        let finding = nccl(Err(NcclError::TooOld { path, found, needed }));
+        assert_eq!(finding.status, Status::Unusable);
+        assert!(finding.detail.contains("is NCCL 2.1"), "{finding:?}");
     }
 }

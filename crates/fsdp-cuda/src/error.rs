@@ -61,17 +61,21 @@ pub enum DeviceError {
         /// How many there are.
         count: usize,
     },
-    /// The device, or the host for pinned memory, is full.
-    #[error("{bytes} bytes of {place} memory can not be had: {free} of {total} bytes of the device are free")]
+    /// The device is full.
+    #[error("{bytes} bytes of device memory can not be had: {free} of {total} bytes are free")]
     OutOfMemory {
         /// What was asked for.
         bytes: usize,
-        /// "device" or "pinned host".
-        place: &'static str,
         /// Free on the device.
         free: usize,
         /// In all.
         total: usize,
+    },
+    /// The driver can not pin so much memory of the host.
+    #[error("{bytes} bytes of pinned memory of the host can not be had")]
+    OutOfPinnedMemory {
+        /// What was asked for.
+        bytes: usize,
     },
     /// A call of the driver failed.
     #[error("{call} failed on GPU {device}: {code} ({what}){}", remedy(code))]
@@ -103,6 +107,10 @@ fn remedy(code: &str) -> &'static str {
         "CUDA_ERROR_ILLEGAL_ADDRESS" | "CUDA_ERROR_LAUNCH_FAILED" | "CUDA_ERROR_MISALIGNED_ADDRESS" => {
             "; the device is unusable for this process from now on: start again from the last checkpoint"
         }
+        "CUDA_ERROR_OUT_OF_MEMORY" => {
+            "; the device or the host has no room for what the driver needs itself: see nvidia-smi for other processes, or \
+             take a smaller micro-batch, activation checkpointing, more ranks or fsdp.offload"
+        }
         "CUDA_ERROR_ECC_UNCORRECTABLE" => "; the memory of the GPU is faulty: reset it or use another one",
         "CUDA_ERROR_NO_BINARY_FOR_GPU" | "CUDA_ERROR_INVALID_PTX" => {
             "; the kernel compiler (libnvrtc) and the driver do not fit: install libnvrtc of the driver's version"
@@ -116,6 +124,11 @@ fn remedy(code: &str) -> &'static str {
 
 impl From<DeviceError> for Error {
     fn from(error: DeviceError) -> Self {
-        Error::Memory { category: None, what: error.to_string() }
+        match error {
+            DeviceError::OutOfMemory { .. } | DeviceError::OutOfPinnedMemory { .. } => {
+                Error::Memory { category: None, what: error.to_string() }
+            }
+            other => Error::Device(Box::new(other)),
+        }
     }
 }

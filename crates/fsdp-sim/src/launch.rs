@@ -4,13 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
-use fsdp_core::{Memory, Rank};
+use fsdp_core::{Error, Memory, Rank};
 
 use crate::failure::RankFailure;
 use crate::world::{World, WorldOptions};
 
 /// Makes the memory of a rank in a world of a size.
-type MakeMemory<M> = dyn Fn(Rank, usize) -> Arc<M> + Send + Sync;
+type MakeMemory<M> = dyn Fn(Rank, usize) -> Result<Arc<M>, Error> + Send + Sync;
 
 /// Launches every rank as a thread of this process.
 pub struct Threads<M> {
@@ -20,10 +20,10 @@ pub struct Threads<M> {
 
 impl<M: Memory> Threads<M> {
     /// Threads with `options` (whose number of ranks is replaced by each launch's world) and memory made by
-    /// `memory(rank, world)`.
+    /// `memory(rank, world)`, each in its rank's thread: a rank that gets none was not set up.
     pub fn new(
         options: WorldOptions,
-        memory: impl Fn(Rank, usize) -> Arc<M> + Send + Sync + 'static,
+        memory: impl Fn(Rank, usize) -> Result<Arc<M>, Error> + Send + Sync + 'static,
     ) -> Self {
         Self { options, memory: Box::new(memory) }
     }
@@ -40,13 +40,14 @@ impl<M: Memory> Launcher for Threads<M> {
         let options = WorldOptions { ranks: world, ..self.options.clone() };
         let outcome = World::run(options, |mut context| {
             let rank = context.rank();
-            let memory = (self.memory)(rank, world);
-            body(Seat { rank, memory, gathers: context.comm(), reductions: context.comm() })
+            let memory = (self.memory)(rank, world).map_err(|error| FailureReason::Setup(error.into()))?;
+            let seat = Seat { rank, memory, gathers: context.comm(), reductions: context.comm() };
+            body(seat).map_err(FailureReason::Error)
         });
         outcome.map_err(|error| LaunchFailure {
             rank: error.rank,
             reason: match *error.cause {
-                RankFailure::Error(error) => FailureReason::Error(error),
+                RankFailure::Error(reason) => reason,
                 RankFailure::Panic(message) => FailureReason::Panic(message),
                 RankFailure::Comm(error) => FailureReason::Comm(error),
                 RankFailure::Spawn(error) => FailureReason::Spawn(error),

@@ -86,6 +86,9 @@ pub struct Summary {
     pub model: PathBuf,
 }
 
+/// The folder of the exported model, in the output folder.
+pub(crate) const MODEL: &str = "model";
+
 /// Trains a job and writes its output folder.
 ///
 /// # Errors
@@ -102,7 +105,7 @@ where
     let rule = L::Memory::rule(&job.config.train.optimizer, &job.plan.spec)?;
     let table = StateTable::new(&job.plan, &*rule);
     let start = Start::prepare(job, &table, options)?;
-    let model = out_dir.join("model");
+    let model = out_dir.join(MODEL);
     std::fs::create_dir_all(&model).map_err(TrainError::io("create", &model))?;
     let plan = plan_export(&model.join("model.safetensors"), &job.plan.spec, export_dtype(job))?;
     let export = plan.create()?;
@@ -157,3 +160,6 @@ fn write_whole(path: &Path, text: &str) -> Result<(), TrainError> {
     std::fs::write(&temporary, text).map_err(TrainError::io("write", &temporary))?;
     std::fs::rename(&temporary, path).map_err(TrainError::io("rename", path))
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,7 +15,7 @@ fn a_device_that_is_not_built_in() {
     for (device, feature) in missing {
         for command in ["train", "verify"] {
             let message = sandbox.refused(&format!("{command} run.toml --set run.device={device}"));
-            assert!(message.starts_with(&format!("error: run.device = \"{device}\": ")), "{message}");
+            assert!(message.starts_with(&format!("error: device \"{device}\": ")), "{message}");
             assert!(message.contains(&format!("--features {feature}")), "{message}");
         }
         let message = sandbox.refused(&format!("bench train --steps 4 --device {device}"));

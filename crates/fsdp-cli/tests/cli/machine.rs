@@ -44,5 +44,6 @@ fn a_benchmark_of_a_named_model_adds_up() {
 fn a_gpu_that_is_not_there_is_an_error_of_the_input() {
     let refused = Sandbox::new().refused("bench gpu --model llama-tiny --steps 2 --warmup 0");
     let what = if cfg!(feature = "cuda") { "NVIDIA driver" } else { "--features cuda" };
-    assert!(refused.contains("run.device = \"cuda\"") && refused.contains(what), "{refused}");
+    assert!(refused.contains("device \"cuda\"") && refused.contains(what), "{refused}");
+    assert!(!refused.contains("run.device"), "there is no run file: {refused}");
 }

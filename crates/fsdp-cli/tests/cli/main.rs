@@ -28,6 +28,8 @@ mod disk_full;
 
 // Devices that need a feature: with it, and without.
 mod devices;
+#[cfg(feature = "cuda")]
+mod installed;
 
 // What the machine has, and how fast it is.
 mod machine;

@@ -42,15 +42,15 @@ pub(super) struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// A handle that has its storage already, unless its category is one that comes and goes.
+    /// A handle that has its storage already, unless its category is one that comes and goes. When there is no room for
+    /// the storage, `account` says what the rank has; that need not be where the lease is counted.
     pub(super) fn new(
+        lease: Arc<Lease>,
         account: &Arc<Account>,
         pool: &Arc<Pool>,
-        category: Category,
         dtype: DType,
         len: usize,
     ) -> Result<Self, Error> {
-        let lease = account.open(category, dtype, len);
         let (account, pool) = (Arc::clone(account), Arc::clone(pool));
         let mut buffer = Self { lease, account, pool, storage: None, spare: None, dtype, len };
         if !buffer.comes_and_goes() && len > 0 {

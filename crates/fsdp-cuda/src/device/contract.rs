@@ -26,13 +26,13 @@ pub trait DeviceMemory: Memory {
     /// Makes the device the current one of the calling thread.
     ///
     /// # Errors
-    /// [`Error::Memory`] when the device has failed.
+    /// [`Error::Device`] when the device has failed.
     fn bind(&self) -> Result<(), Error>;
 
     /// Whether the device has come past a point in a queue's work; any thread may ask, after [`DeviceMemory::bind`].
     ///
     /// # Errors
-    /// [`Error::Memory`] when the device has failed.
+    /// [`Error::Device`] when the device has failed.
     fn is_complete(&self, event: &Self::Event) -> Result<bool, Error>;
 }
 

@@ -1,28 +1,43 @@
 //! What is said when memory runs out: who asked, who has it, and what would make room.
 
 use fsdp_core::Error;
-use fsdp_core::memory::{Category, Usage};
+use fsdp_core::memory::{Bytes, Category, Usage};
 
 use crate::error::DeviceError;
 
 /// The error of an allocation for `category`, with what this rank has in use.
 pub(super) fn explain(error: DeviceError, category: Category, usage: &Usage) -> Error {
-    let DeviceError::OutOfMemory { bytes, place, free, total } = error else { return error.into() };
-    let in_use = Category::ALL.iter().filter(|category| usage.live(**category) > 0);
-    let in_use: Vec<String> =
-        in_use.map(|category| format!("{category} {}", size(usage.live(*category)))).collect();
-    let what = format!(
-        "no room for {} of {place} memory: {} of {} of the GPU are free; in use or asked for by this rank: {}. {}",
-        size(bytes),
-        size(free),
-        size(total),
-        in_use.join(", "),
-        remedy(category)
-    );
+    let what = match error {
+        DeviceError::OutOfMemory { bytes, free, total } => format!(
+            "no room for {} of device memory: {} of {} of the GPU are free; {}. {}",
+            size(bytes),
+            size(free),
+            size(total),
+            in_use(&usage.device),
+            remedy(category)
+        ),
+        DeviceError::OutOfPinnedMemory { bytes } => format!(
+            "no room for {} of pinned memory of the host; {}. fsdp.offload = \"none\" needs hardly any, and with more ranks \
+             (on more machines) each pins less; a limit of locked memory (ulimit -l) or of a container may be the cause",
+            size(bytes),
+            in_use(&usage.host)
+        ),
+        other => return other.into(),
+    };
     Error::Memory { category: Some(category), what }
 }
 
-fn remedy(category: Category) -> &'static str {
+/// What a rank has in use of one kind of memory, by category.
+pub(crate) fn in_use(bytes: &Bytes) -> String {
+    let live = Category::ALL.iter().filter(|category| bytes.live(**category) > 0);
+    let live: Vec<String> =
+        live.map(|category| format!("{category} {}", size(bytes.live(*category)))).collect();
+    let live = if live.is_empty() { "nothing".to_owned() } else { live.join(", ") };
+    format!("in use or asked for by this rank: {live}")
+}
+
+/// What makes room on a device for a category.
+pub(crate) fn remedy(category: Category) -> &'static str {
     match category {
         Category::Activation | Category::Workspace => {
             "A smaller micro-batch makes room, activation checkpointing too; and offloading shards to the host"

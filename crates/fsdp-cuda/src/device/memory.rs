@@ -69,7 +69,7 @@ impl CudaMemory {
     /// The memory of one rank.
     ///
     /// # Errors
-    /// [`DeviceError`] when there is no driver or no such device; [`Error::Memory`] when the threads can not
+    /// [`Error::Device`] when there is no driver or no such device; [`Error::Memory`] when the threads can not
     /// be started.
     pub fn new(options: CudaOptions) -> Result<Self, Error> {
         let gpu = Gpu::open(options.device)?;
@@ -77,7 +77,7 @@ impl CudaMemory {
         let queues = Arc::new(Queues::new(&gpu)?);
         let pool = Pool::new(&gpu, &queues, options.poison);
         let host_options = HostOptions {
-            pool: HostPool::of_blocks(Arc::new(PinnedBlocks::new(&gpu))),
+            pool: HostPool::of_blocks(Arc::new(PinnedBlocks::new(&gpu, &account))),
             threads: options.threads,
             poison: options.poison,
             resident: true,
@@ -132,7 +132,7 @@ impl CudaMemory {
     /// Waits for the work of a queue.
     ///
     /// # Errors
-    /// [`Error::Memory`] when the device has failed.
+    /// [`Error::Device`] when the device has failed.
     pub fn synchronize(&self, queue: Queue) -> Result<(), Error> {
         self.queues.check()?;
         Ok(self.queues.stream(queue).synchronize()?)
@@ -179,7 +179,8 @@ impl CudaMemory {
 
     /// A buffer for the kernels' own use on the compute queue; its storage comes from the pool and returns to it.
     pub(crate) fn scratch(&self, dtype: DType, len: usize) -> Result<CudaBuffer, Error> {
-        let buffer = DeviceBuffer::new(&self.uncounted, &self.pool, Category::Workspace, dtype, len)?;
+        let lease = self.uncounted.open(Category::Workspace, dtype, len);
+        let buffer = DeviceBuffer::new(lease, &self.account, &self.pool, dtype, len)?;
         Ok(CudaBuffer(Place::Device(buffer)))
     }
 
@@ -224,7 +225,8 @@ impl Memory for CudaMemory {
 
     fn allocate(&self, category: Category, dtype: DType, len: usize) -> Result<CudaBuffer, Error> {
         self.queues.check()?;
-        let buffer = DeviceBuffer::new(&self.account, &self.pool, category, dtype, len)?;
+        let lease = self.account.open(category, dtype, len);
+        let buffer = DeviceBuffer::new(lease, &self.account, &self.pool, dtype, len)?;
         Ok(CudaBuffer(Place::Device(buffer)))
     }
 

@@ -1,12 +1,14 @@
 //! Elements of the host's own slices, to the device and back, in parts through pinned memory.
 
-use fsdp_core::memory::{Buffer, HostSlice, HostSliceMut, Slice, SliceMut};
+use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::host::convert::{convert_from, convert_to};
 
 use super::buffer::CudaBuffer;
+use super::full;
 use super::memory::{CudaMemory, expect_dtype, expect_float};
 use super::staging::PART_BYTES;
+use crate::error::DeviceError;
 
 /// Copies to the device; returns when the elements are in pinned memory.
 pub(super) fn write(
@@ -24,9 +26,10 @@ pub(super) fn write(
     for (start, len) in parts(dst.len, dtype) {
         let part = dst.reborrow();
         let range = memory.range_mut(queue, SliceMut::new(part.buffer, part.offset + start, len))?;
-        memory.staging().send(memory.queues(), queue, range, |bytes| {
+        let sent = memory.staging().send(memory.queues(), queue, range, |bytes| {
             convert_to(part_of(&src, start, len), dtype, bytes);
-        })?;
+        });
+        explained(memory, sent)?;
     }
     Ok(())
 }
@@ -45,9 +48,10 @@ pub(super) fn read(
     }
     for (start, len) in parts(src.len, dtype) {
         let range = memory.range(queue, Slice::new(src.buffer, src.offset + start, len))?;
-        memory.staging().receive(memory.queues(), queue, range, |bytes| {
+        let received = memory.staging().receive(memory.queues(), queue, range, |bytes| {
             convert_from(dtype, bytes, part_of_mut(&mut dst, start, len));
-        })?;
+        });
+        explained(memory, received)?;
     }
     Ok(())
 }
@@ -63,7 +67,9 @@ pub(super) fn download(
     for (start, len) in parts(src.len(), dtype) {
         let range = memory.range(queue, Slice::new(src, start, len))?;
         let part = &mut bytes[start * dtype.size_bytes()..][..len * dtype.size_bytes()];
-        memory.staging().receive(memory.queues(), queue, range, |bytes| part.copy_from_slice(bytes))?;
+        let taken =
+            memory.staging().receive(memory.queues(), queue, range, |bytes| part.copy_from_slice(bytes));
+        explained(memory, taken)?;
     }
     Ok(())
 }
@@ -79,9 +85,15 @@ pub(super) fn upload(
     for (start, len) in parts(dst.len(), dtype) {
         let range = memory.range_mut(queue, SliceMut::new(dst, start, len))?;
         let part = &bytes[start * dtype.size_bytes()..][..len * dtype.size_bytes()];
-        memory.staging().send(memory.queues(), queue, range, |bytes| bytes.copy_from_slice(part))?;
+        let sent = memory.staging().send(memory.queues(), queue, range, |bytes| bytes.copy_from_slice(part));
+        explained(memory, sent)?;
     }
     Ok(())
+}
+
+/// The ring is allocated at its first use, and there may be no room for it.
+fn explained(memory: &CudaMemory, moved: Result<(), DeviceError>) -> Result<(), Error> {
+    moved.map_err(|error| full::explain(error, Category::HostStaging, &memory.usage()))
 }
 
 /// Where parts begin and how long they are.

@@ -125,7 +125,7 @@ impl Gpu {
         self.bind()?;
         // SAFETY: the context is current; nobody reads the memory as any type before it was written.
         let address = unsafe { result::malloc_sync(bytes) };
-        let address = address.map_err(|error| self.full("cuMemAlloc", "device", bytes, error))?;
+        let address = address.map_err(|error| self.full(bytes, error))?;
         Ok(DeviceBlock { gpu: Arc::clone(self), address, bytes })
     }
 
@@ -135,7 +135,10 @@ impl Gpu {
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: the context is current.
         let start = unsafe { result::malloc_host(bytes, flags) };
-        let start = start.map_err(|error| self.full("cuMemHostAlloc", "pinned host", bytes, error))?;
+        let start = start.map_err(|error| match error.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => DeviceError::OutOfPinnedMemory { bytes },
+            _ => self.failure("cuMemHostAlloc", error),
+        })?;
         // SAFETY: the driver has just given out these bytes, to nobody else; zeros are valid bytes.
         unsafe { std::ptr::write_bytes(start.cast::<u8>(), 0, bytes) };
         Ok(PinnedBlock { gpu: Arc::clone(self), address: start as usize, bytes })
@@ -163,12 +166,13 @@ impl Gpu {
         failure(call, self.ordinal, error)
     }
 
-    fn full(&self, call: &'static str, place: &'static str, bytes: usize, error: DriverError) -> DeviceError {
+    /// Why memory of the device was not given.
+    fn full(&self, bytes: usize, error: DriverError) -> DeviceError {
         if error.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            return self.failure(call, error);
+            return self.failure("cuMemAlloc", error);
         }
         let (free, total) = self.memory().unwrap_or((0, self.total_bytes));
-        DeviceError::OutOfMemory { bytes, place, free, total }
+        DeviceError::OutOfMemory { bytes, free, total }
     }
 }
 
@@ -296,5 +300,6 @@ mod tests {
         }
         let message = Gpu::open(0).expect_err("there is no driver").to_string();
         assert!(message.contains("libcuda.so") && message.contains("install it"), "{message}");
+        assert_eq!(message.matches("libcuda.so.12,").count(), 1, "every name is told once: {message}");
     }
 }

@@ -3,6 +3,7 @@
 //! `cudarc` opens it and looks functions up one by one, and panics when one is not there. So all of them are looked for
 //! here, in the library that `cudarc` has opened, before the first is called.
 
+use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -81,7 +82,9 @@ pub(crate) fn find() -> Result<Found, DeviceError> {
 fn examine(functions: &[&'static str]) -> Result<(PathBuf, i32), DeviceError> {
     // SAFETY: this only asks the loader for the library, whose initialisers are those of NVIDIA's driver.
     if !unsafe { sys::is_culib_present() } {
-        let tried = cudarc::get_lib_name_candidates("cuda");
+        let mut tried = cudarc::get_lib_name_candidates("cuda");
+        let mut told = BTreeSet::new();
+        tried.retain(|name| told.insert(name.clone()));
         let remedy = "a GPU needs the NVIDIA driver: install it, or run with another device";
         return Err(DeviceError::Library { library: "the NVIDIA driver (libcuda)", tried, remedy });
     }

@@ -68,6 +68,33 @@ pub enum LibraryError {
     },
 }
 
+impl Attempt {
+    /// Whether there is no such file, rather than one that can not be opened.
+    fn is_absent(&self) -> bool {
+        self.why == NO_FILE || is_absent(&self.candidate.display().to_string(), &self.why)
+    }
+}
+
+impl LibraryError {
+    /// Whether it is nowhere: there is no file of its name that could not be opened, or that lacks something.
+    pub fn is_absent(&self) -> bool {
+        match self {
+            LibraryError::NotFound { tried, .. } => tried.iter().all(Attempt::is_absent),
+            LibraryError::NoSymbol { .. } => false,
+        }
+    }
+}
+
+/// Why a file in a folder was not opened.
+const NO_FILE: &str = "no such file";
+
+/// Whether the loader's words say that it found no file of this name. (It says the same of a library that the file needs,
+/// with that one's name in front.)
+pub(crate) fn is_absent(file: &str, why: &str) -> bool {
+    why.strip_prefix(file)
+        .is_some_and(|why| why.starts_with(": cannot open shared object file: No such file"))
+}
+
 struct Tried<'a>(&'a [Attempt]);
 
 impl fmt::Display for Tried<'_> {
@@ -100,7 +127,7 @@ impl Library {
         for candidate in candidates {
             let is_bare = candidate.components().count() == 1;
             if !is_bare && !candidate.exists() {
-                tried.push(Attempt { candidate, why: "no such file".to_owned() });
+                tried.push(Attempt { candidate, why: NO_FILE.to_owned() });
                 continue;
             }
             // SAFETY: opening runs the initialisers of the library. The candidates are names of libraries of NVIDIA

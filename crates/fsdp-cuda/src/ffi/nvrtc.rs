@@ -51,12 +51,13 @@ fn compiler(folders: &[PathBuf]) -> Result<&'static Nvrtc, LibraryError> {
     COMPILER.get_or_init(|| Nvrtc::open(folders)).as_ref().map_err(LibraryError::clone)
 }
 
-/// Chooses the compiler of kernels of this process: one in `folders`, or else where the system's loader looks. Nothing is
-/// said when it is nowhere: whoever compiles a kernel does.
-pub fn load_compiler(folders: &[PathBuf]) {
-    if let Err(error) = compiler(folders) {
-        tracing::debug!(%error, "no compiler of kernels");
-    }
+/// Chooses the compiler of kernels of this process: one in `folders`, or else where the system's loader looks.
+///
+/// # Errors
+/// [`DeviceError::Compiler`]: it is nowhere, or is not what it is named. So will be every kernel's.
+pub fn load_compiler(folders: &[PathBuf]) -> Result<(), DeviceError> {
+    compiler(folders)?;
+    Ok(())
 }
 
 /// The compiler that [`load_compiler`] chooses with these folders, if nobody has before.

@@ -1,9 +1,13 @@
 //! What libtorch can fail with.
 
+use std::path::PathBuf;
+
 use fsdp_core::Error;
-use fsdp_core::memory::Category;
+use fsdp_core::memory::{Category, Usage};
 use tch::{TchError, Tensor};
 
+use crate::device::{in_use, remedy};
+use crate::ffi::library;
 use crate::ffi::torch::ShimError;
 
 /// A failure of libtorch, or of the memory below it.
@@ -17,6 +21,20 @@ pub enum TorchError {
         operation: &'static str,
         /// libtorch's words, without the trace of its calls.
         what: String,
+    },
+    /// Another libtorch is loaded than the one that this was built with.
+    #[error(
+        "{} says that the libtorch that is loaded is {found}, but this program was built with {expected}, and versions do \
+         not mix; take its folder out of LD_LIBRARY_PATH, install torch=={expected} there, or build again with that libtorch",
+        file.display()
+    )]
+    Version {
+        /// The file that says so.
+        file: PathBuf,
+        /// The version that it says.
+        found: String,
+        /// The version that this was built with.
+        expected: &'static str,
     },
     /// libtorch's CUDA half finds no driver or device that it can use.
     #[error(
@@ -40,12 +58,24 @@ pub enum TorchError {
     },
 }
 
-/// libtorch's words for a full device.
-const FULL: &str = "out of memory";
+impl TorchError {
+    /// Whether libtorch's CUDA half is nowhere, rather than there and of no use.
+    pub fn is_absent(&self) -> bool {
+        matches!(self, TorchError::Cuda { library, what } if library::is_absent(library, what))
+    }
+}
+
+/// Words of libtorch for a full device: of its allocators, of CUDA, of cuBLAS and cuDNN.
+const FULL: [&str; 5] =
+    ["out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "ALLOCATION_FAILED"];
+
+fn is_full(what: &str) -> bool {
+    FULL.iter().any(|words| what.contains(words))
+}
 
 /// What to do about errors that a user can mend.
 fn way_out(what: &str) -> &'static str {
-    if what.contains(FULL) {
+    if is_full(what) {
         "; smaller micro-batches, fsdp.activation_checkpointing or fsdp.offload need less"
     } else if what.contains("deterministic") {
         "; run.deterministic = false allows it"
@@ -66,8 +96,8 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// The error of the contracts.
-    pub(super) fn of(self, operation: &'static str) -> Error {
+    /// The error of the contracts, of a rank that has so much in use.
+    pub(super) fn of(self, operation: &'static str, usage: &Usage) -> Error {
         let what = match self {
             Failure::Memory(error) => return error,
             Failure::Tch(TchError::Torch(what)) => what,
@@ -75,10 +105,20 @@ impl Failure {
             Failure::Shim(error) => error.to_string(),
         };
         let what = without_trace(&what);
+        if !is_full(&what) {
+            return Error::Device(Box::new(TorchError::Operation { operation, what }));
+        }
         // What libtorch allocates is temporary within one operation.
-        let category = what.contains(FULL).then_some(Category::Workspace);
-        Error::Memory { category, what: TorchError::Operation { operation, what }.to_string() }
+        let category = Category::Workspace;
+        let (in_use, remedy) = (in_use(&usage.device), remedy(category));
+        let what = format!("libtorch, in {operation}: {what}; {in_use}. {remedy}");
+        Error::Memory { category: Some(category), what }
     }
+}
+
+/// The error of a call that concerns the whole process.
+pub(super) fn of_process(operation: &'static str, error: &ShimError) -> Error {
+    Error::Device(Box::new(TorchError::Operation { operation, what: without_trace(&error.to_string()) }))
 }
 
 /// For operations that write where they were told: what they return is not needed.
@@ -103,15 +143,47 @@ pub(super) fn without_trace(what: &str) -> String {
 mod tests {
     use super::*;
 
+    fn failed(what: &str, usage: &Usage) -> Error {
+        Failure::Tch(TchError::Torch(what.into())).of("linear", usage)
+    }
+
     #[test]
-    fn traces_are_cut_and_ways_out_are_named() {
+    fn a_full_device_is_told_with_what_the_rank_has_and_what_makes_room() {
+        let mut usage = Usage::default();
+        usage.device.add(Category::ParameterShard, 3 << 20);
         let what =
             "CUDA out of memory. Tried to allocate 2.00 GiB.\nException raised from malloc at x.cpp:1\n#0 ..";
-        let error = Failure::Tch(TchError::Torch(what.into())).of("linear");
+        assert_eq!(
+            failed(what, &usage).to_string(),
+            "memory for workspace: libtorch, in linear: CUDA out of memory. Tried to allocate 2.00 GiB.; in use or asked \
+             for by this rank: parameter shards 3.0 MiB. A smaller micro-batch makes room, activation checkpointing too; \
+             and offloading shards to the host"
+        );
+        for what in [
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
+        ] {
+            let error = failed(what, &usage);
+            assert!(matches!(error, Error::Memory { category: Some(Category::Workspace), .. }), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn a_cuda_half_that_needs_what_is_not_there_is_there_itself() {
+        let error = |what: &str| TorchError::Cuda { library: "libtorch_cuda.so".into(), what: what.into() };
+        let missing = "cannot open shared object file: No such file or directory";
+        assert!(error(&format!("libtorch_cuda.so: {missing}")).is_absent());
+        assert!(!error(&format!("libcudart.so.13: {missing}")).is_absent());
+    }
+
+    #[test]
+    fn what_is_not_about_memory_is_a_failure_of_the_device() {
+        let error = failed("x does not have a deterministic implementation", &Usage::default());
+        assert!(matches!(error, Error::Device(_)), "{error:?}");
         assert_eq!(
             error.to_string(),
-            "memory for workspace: libtorch, in linear: CUDA out of memory. Tried to allocate 2.00 GiB.; smaller micro-batches, \
-             fsdp.activation_checkpointing or fsdp.offload need less"
+            "libtorch, in linear: x does not have a deterministic implementation; run.deterministic = false allows it"
         );
     }
 }

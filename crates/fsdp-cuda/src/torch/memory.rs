@@ -89,7 +89,7 @@ impl<D: TorchStorage> Torch<D> {
     ) -> Result<(), Error> {
         threads::prepare();
         self.storage.enter(queue)?;
-        body().map_err(|failure| failure.of(operation))
+        body().map_err(|failure| failure.of(operation, &self.storage.usage()))
     }
 
     /// A range as a dense tensor.

@@ -28,7 +28,7 @@ mod update;
 pub use error::TorchError;
 pub use memory::{Kernels, Torch};
 pub use ops::attention_kernels;
-pub use place::{VERSION, folder, library_folders};
+pub use place::{StatedVersion, VERSION, check_version, folder, library_folders, stated_version};
 pub use settings::{
     AllocatorBytes, allocator_bytes, enter_stream, load_cuda, reset_allocator_peaks, set_deterministic,
     start_cuda,

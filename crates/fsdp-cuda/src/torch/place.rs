@@ -1,7 +1,9 @@
 //! Which libtorch this process has, and what came with it.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::error::TorchError;
 use crate::library;
 
 /// The version of the libtorch that this was built with.
@@ -18,4 +20,94 @@ pub fn library_folders() -> Vec<PathBuf> {
     // <site-packages>/torch/lib
     let wheels = lib.ancestors().nth(2).map(library::wheel_folders).unwrap_or_default();
     std::iter::once(lib).chain(wheels).collect()
+}
+
+/// What a libtorch says of its version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StatedVersion {
+    /// The version, with what follows a plus (`2.11.0+cu130`).
+    pub version: String,
+    /// The file that says so.
+    pub file: PathBuf,
+}
+
+/// What the libtorch that is loaded says of its version. The library itself has no function for that; there is a file
+/// beside its folder. `None` where a distribution has left that away.
+pub fn stated_version() -> Option<StatedVersion> {
+    stated_in(folder()?.parent()?)
+}
+
+/// Whether the libtorch that is loaded is of the version that this was built with: its functions take and return C++
+/// classes, whose layout is another one in every version. One that does not say its version passes.
+///
+/// # Errors
+/// [`TorchError::Version`].
+pub fn check_version() -> Result<(), TorchError> {
+    stated_version().map_or(Ok(()), |stated| stated.expect(VERSION))
+}
+
+impl StatedVersion {
+    fn expect(self, expected: &'static str) -> Result<(), TorchError> {
+        // Of headers that did not say theirs, there is nothing to compare with.
+        if release(&self.version) == expected || expected == "unknown" {
+            return Ok(());
+        }
+        Err(TorchError::Version { file: self.file, found: self.version, expected })
+    }
+}
+
+/// Wheels have `version.py` in the folder of the module, zip distributions `build-version`.
+fn stated_in(root: &Path) -> Option<StatedVersion> {
+    let read = |name: &str, parse: fn(&str) -> Option<&str>| {
+        let file = root.join(name);
+        let text = fs::read_to_string(&file).ok()?;
+        Some(StatedVersion { version: parse(&text)?.to_owned(), file })
+    };
+    let wheel = read("version.py", |text| {
+        let value =
+            text.lines().find_map(|line| line.strip_prefix("__version__"))?.trim().strip_prefix('=')?;
+        Some(value.trim().trim_matches(['\'', '"']))
+    });
+    wheel.or_else(|| read("build-version", |text| Some(text.trim()).filter(|text| !text.is_empty())))
+}
+
+/// Major, minor and patch of a version, which is all that headers say.
+fn release(version: &str) -> &str {
+    let end = version.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(version.len());
+    version[..end].trim_end_matches('.')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loaded_libtorch_is_of_the_version_that_this_was_built_with() {
+        check_version().unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    #[test]
+    fn wheels_and_zip_files_say_their_version() {
+        let root = tempfile::tempdir().expect("a folder");
+        assert_eq!(stated_in(root.path()), None, "that is no error");
+        fs::write(root.path().join("build-version"), "2.10.0+cpu\n").expect("room");
+        let zip = stated_in(root.path()).expect("it is said");
+        assert_eq!((zip.version.as_str(), zip.file), ("2.10.0+cpu", root.path().join("build-version")));
+        let text = "__all__ = ['__version__']\n__version__ = '2.12.1+cu130'\ncuda = '13.0'\n";
+        fs::write(root.path().join("version.py"), text).expect("room");
+        let wheel = stated_in(root.path()).expect("it is said");
+        assert_eq!((wheel.version.as_str(), &wheel.file), ("2.12.1+cu130", &root.path().join("version.py")));
+        let error = wheel.expect("2.11.0").expect_err("it is another version").to_string();
+        for part in ["2.12.1+cu130", "version.py", "2.11.0", "LD_LIBRARY_PATH"] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+    }
+
+    #[test]
+    fn only_the_release_counts() {
+        for version in ["2.11.0", "2.11.0+cu130", "2.11.0a0+gitabc", "2.11.0.dev20260101"] {
+            assert_eq!(release(version), "2.11.0");
+        }
+        assert_eq!(release("2.11.1"), "2.11.1");
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 
-use super::error::{Failure, TorchError, without_trace};
+use super::error::{TorchError, of_process, without_trace};
 use crate::device::{self, StreamHandle};
 use crate::ffi::torch as ffi;
 use fsdp_core::Error;
@@ -10,9 +10,9 @@ use fsdp_core::Error;
 /// Makes libtorch use deterministic algorithms, and fail where an operation has none.
 ///
 /// # Errors
-/// [`Error::Memory`] with libtorch's words.
+/// [`Error::Device`] with libtorch's words.
 pub fn set_deterministic(deterministic: bool) -> Result<(), Error> {
-    ffi::set_deterministic(deterministic).map_err(|error| Failure::from(error).of("setting determinism"))
+    ffi::set_deterministic(deterministic).map_err(|error| of_process("setting determinism", &error))
 }
 
 /// Loads libtorch's CUDA half (`libtorch_cuda.so`, or a path), which nothing links: without it there are only tensors of
@@ -64,10 +64,10 @@ fn empty_cache(device: usize) -> bool {
 /// Makes a stream of a device the one that libtorch's operations of this thread are enqueued on.
 ///
 /// # Errors
-/// [`Error::Memory`]: [`load_cuda`] was not called, or there is no such device.
+/// [`Error::Device`]: [`load_cuda`] was not called, or there is no such device.
 pub fn enter_stream(device: usize, stream: StreamHandle) -> Result<(), Error> {
     let device = i32::try_from(device).unwrap_or(i32::MAX);
-    ffi::enter_stream(device, stream.as_ptr()).map_err(|error| Failure::from(error).of("entering a stream"))
+    ffi::enter_stream(device, stream.as_ptr()).map_err(|error| of_process("entering a stream", &error))
 }
 
 /// What libtorch's caching allocator holds on a device, in bytes.
@@ -86,10 +86,10 @@ pub struct AllocatorBytes {
 /// The caching allocator's figures for a CUDA device.
 ///
 /// # Errors
-/// [`Error::Memory`]: [`load_cuda`] was not called, or there is no such device.
+/// [`Error::Device`]: [`load_cuda`] was not called, or there is no such device.
 pub fn allocator_bytes(device: usize) -> Result<AllocatorBytes, Error> {
     let bytes = ffi::allocator_bytes(i32::try_from(device).unwrap_or(i32::MAX))
-        .map_err(|error| Failure::from(error).of("reading the allocator's figures"))?;
+        .map_err(|error| of_process("reading the allocator's figures", &error))?;
     let [allocated, reserved, allocated_peak, reserved_peak] =
         bytes.map(|bytes| u64::try_from(bytes).unwrap_or_default());
     Ok(AllocatorBytes { allocated, reserved, allocated_peak, reserved_peak })
@@ -98,10 +98,10 @@ pub fn allocator_bytes(device: usize) -> Result<AllocatorBytes, Error> {
 /// Forgets the peaks of [`allocator_bytes`]: what is taken now is the new peak.
 ///
 /// # Errors
-/// [`Error::Memory`]: [`load_cuda`] was not called, or there is no such device.
+/// [`Error::Device`]: [`load_cuda`] was not called, or there is no such device.
 pub fn reset_allocator_peaks(device: usize) -> Result<(), Error> {
     ffi::reset_allocator_peaks(i32::try_from(device).unwrap_or(i32::MAX))
-        .map_err(|error| Failure::from(error).of("forgetting the allocator's peaks"))
+        .map_err(|error| of_process("forgetting the allocator's peaks", &error))
 }
 
 #[cfg(test)]

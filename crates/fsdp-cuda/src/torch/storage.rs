@@ -36,7 +36,7 @@ pub trait TorchStorage: Memory + sealed::Sealed {
     /// Makes a queue what libtorch's operations of this thread are enqueued on.
     ///
     /// # Errors
-    /// [`Error::Memory`] when the device has failed.
+    /// [`Error::Device`] when the device has failed.
     fn enter(&self, queue: Queue) -> Result<(), Error>;
 
     /// Whether a buffer lies where libtorch computes: [`TorchStorage::device`].

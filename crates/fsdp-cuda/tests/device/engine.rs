@@ -72,7 +72,7 @@ fn job(dir: &Path, model: &str, overrides: &[&str]) -> Job<HfModel> {
 fn ranks(device: FakeDevice, share_unsharded: bool) -> Threads<Mixed> {
     let timeout = Duration::from_secs(120);
     let options = WorldOptions { share_unsharded, timeout, ..WorldOptions::new(1) };
-    Threads::new(options, move |_, _| Arc::new(Mixed::new(cuda_on(device))))
+    Threads::new(options, move |_, _| Ok(Arc::new(Mixed::new(cuda_on(device)))))
 }
 
 /// The engine on one, two and four ranks gives the bits of a plain trainer of whole parameters.
@@ -163,7 +163,7 @@ fn waits(overrides: &[&str]) -> Vec<&'static str> {
     let job = job(dir.path(), LLAMA, &[&["run.ranks=1", "fsdp.param_dtype=bf16"], overrides].concat());
     let device = fake_cuda::device();
     let launcher = Threads::new(WorldOptions::new(1), move |_, _| {
-        Arc::new(Mixed::new(CudaMemory::new(CudaOptions::new(device.ordinal)).unwrap()))
+        Ok(Arc::new(Mixed::new(CudaMemory::new(CudaOptions::new(device.ordinal))?)))
     });
     let launched = launcher.launch(1, &|seat: Seat<Mixed>| {
         let mut trainer = RankTrainer::new(&job, seat)?;

@@ -3,9 +3,10 @@
 use std::sync::Mutex;
 
 use fsdp_core::memory::{Category, HostSlice, Memory, Slice, SliceMut};
+use fsdp_core::program::GradientTarget;
 use fsdp_core::{DType, Error, Queue};
 use fsdp_cuda::device::{ask_when_full, give_back, is_scarce};
-use fsdp_cuda::{CudaBuffer, CudaMemory, CudaOptions};
+use fsdp_cuda::{CudaBuffer, CudaMemory, CudaOptions, FusedOps};
 
 use crate::fake_cuda;
 use crate::subject::cuda_on;
@@ -33,6 +34,25 @@ fn a_full_device_says_who_has_the_memory_and_what_makes_room() {
     }
     let error = memory.allocate(Category::OptimizerState, DType::F32, 200_000).unwrap_err().to_string();
     assert!(error.contains("optimizer state") && error.contains("More ranks"), "{error}");
+}
+
+#[test]
+fn kernels_without_room_for_themselves_say_who_has_the_memory() {
+    const WIDTH: usize = 50_000;
+    let memory = cuda_on(fake_cuda::device().capacity(1 << 20));
+    let x = filled(&memory, DType::F32, &normal(1, WIDTH));
+    let (weight, rstd) =
+        (filled(&memory, DType::F32, &normal(2, WIDTH)), filled(&memory, DType::F32, &[1.0]));
+    let (mut dx, mut dweight) =
+        (filled(&memory, DType::F32, &normal(3, WIDTH)), filled(&memory, DType::F32, &normal(4, WIDTH)));
+    let _rest = filled(&memory, DType::F32, &normal(5, WIDTH));
+    let [input, weight, rstd] = [&x, &weight, &rstd].map(Slice::whole);
+    let dx = SliceMut::whole(&mut dx);
+    let target = GradientTarget { slice: SliceMut::whole(&mut dweight), accumulate: false };
+    let error =
+        memory.rms_norm_backward(WIDTH, input, weight, rstd, input, dx, false, Some(target)).unwrap_err();
+    assert!(matches!(error, Error::Memory { category: Some(Category::Workspace), .. }), "{error:?}");
+    assert!(error.to_string().contains("activations 976.6 KiB"), "{error}");
 }
 
 #[test]
@@ -95,9 +115,27 @@ fn a_full_device_asks_the_neighbours_last() {
 fn full_pinned_memory_is_an_error_too() {
     let device = fake_cuda::device();
     let memory = cuda_on(device);
+    let _shard = memory.allocate_host(Category::ParameterShard, DType::F32, 2048).unwrap();
     device.fail("cuMemHostAlloc", 0, 2);
-    let error = memory.allocate_host(Category::OptimizerState, DType::F32, 1000).unwrap_err().to_string();
-    assert!(error.contains("pinned host memory"), "{error}");
+    let error = memory.allocate_host(Category::OptimizerState, DType::F32, 1000).unwrap_err();
+    assert!(matches!(error, Error::Memory { category: Some(Category::OptimizerState), .. }), "{error:?}");
+    let message = error.to_string();
+    for part in ["3.9 KiB of pinned memory of the host", "parameter shards 8.0 KiB", "\"none\"", "more ranks"]
+    {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    assert!(!message.contains("GPU"), "free memory of the device says nothing here: {message}");
+}
+
+#[test]
+fn the_ring_of_copies_is_pinned_memory_too() {
+    let device = fake_cuda::device();
+    let memory = cuda_on(device);
+    let mut x = memory.allocate(Category::Activation, DType::F32, 1).unwrap();
+    device.fail("cuMemHostAlloc", 0, 2);
+    let error = memory.write(Queue::Compute, HostSlice::F32(&[2.0]), SliceMut::whole(&mut x)).unwrap_err();
+    assert!(matches!(error, Error::Memory { category: Some(Category::HostStaging), .. }), "{error:?}");
+    assert!(error.to_string().contains("4.0 MiB of pinned memory"), "{error}");
 }
 
 #[test]
@@ -107,11 +145,24 @@ fn a_failed_call_names_itself_and_the_device() {
     let x = filled(&memory, DType::F32, &[1.0; 10]);
     let mut y = memory.allocate(Category::Activation, DType::F64, 10).unwrap();
     device.fail("cuLaunchKernel", 0, 700);
-    let error =
-        memory.copy(Queue::Compute, Slice::whole(&x), SliceMut::whole(&mut y)).unwrap_err().to_string();
+    let error = memory.copy(Queue::Compute, Slice::whole(&x), SliceMut::whole(&mut y)).unwrap_err();
+    assert!(matches!(error, Error::Device(_)), "it is not about memory: {error:?}");
+    let error = error.to_string();
     let place = format!("cuLaunchKernel failed on GPU {}", device.ordinal);
     assert!(error.contains(&place), "{error}");
     assert!(error.contains("CUDA_ERROR_ILLEGAL_ADDRESS") && error.contains("last checkpoint"), "{error}");
+}
+
+#[test]
+fn a_driver_without_room_for_itself_says_what_may_help() {
+    let device = fake_cuda::device();
+    let memory = cuda_on(device);
+    let x = filled(&memory, DType::F32, &[1.0; 10]);
+    let mut y = memory.allocate(Category::Activation, DType::F64, 10).unwrap();
+    device.fail("cuModuleLoadData", 0, 2);
+    let error = memory.copy(Queue::Compute, Slice::whole(&x), SliceMut::whole(&mut y)).unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("cuModuleLoadData") && error.contains("nvidia-smi"), "{error}");
 }
 
 #[test]

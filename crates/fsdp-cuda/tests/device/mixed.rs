@@ -39,7 +39,7 @@ struct There {
 }
 
 impl HostBlocks for Next {
-    fn allocate(&self, bytes: usize) -> Result<Box<dyn HostBlock>, Error> {
+    fn allocate(&self, _: Category, bytes: usize) -> Result<Box<dyn HostBlock>, Error> {
         let address = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(Box::new(There { address, bytes }))
     }

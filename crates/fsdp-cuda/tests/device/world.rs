@@ -12,9 +12,7 @@ fn worlds(seed: u64, share_unsharded: bool) -> Threads<CudaMemory> {
     let device = fake_cuda::device().seed(seed);
     let options = WorldOptions { share_unsharded, ..WorldOptions::new(1) };
     let options_of_memory = CudaOptions { poison: true, ..CudaOptions::new(device.ordinal) };
-    Threads::new(options, move |_, _| {
-        Arc::new(CudaMemory::new(options_of_memory).expect("the fake has devices"))
-    })
+    Threads::new(options, move |_, _| Ok(Arc::new(CudaMemory::new(options_of_memory)?)))
 }
 
 #[test]

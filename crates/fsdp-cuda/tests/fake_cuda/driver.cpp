@@ -228,7 +228,12 @@ int cuGetErrorName(int code, const char** name) {
 
 int cuGetErrorString(int, const char** text) { *text = "the fake was told to fail, or refused"; return SUCCESS; }
 
-int cuDeviceGetCount(int* count) { *count = DEVICES; return SUCCESS; }
+// A process can be given a machine with fewer.
+int cuDeviceGetCount(int* count) {
+    const char* devices = getenv("FAKE_CUDA_DEVICES");
+    *count = devices ? atoi(devices) : DEVICES;
+    return SUCCESS;
+}
 
 int cuDeviceGet(int* device, int ordinal) {
     if (ordinal < 0 || ordinal >= DEVICES) return INVALID_DEVICE;

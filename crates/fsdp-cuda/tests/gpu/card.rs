@@ -17,7 +17,7 @@ fn libraries() -> &'static [PathBuf] {
     static FOLDERS: OnceLock<Vec<PathBuf>> = OnceLock::new();
     FOLDERS.get_or_init(|| {
         let folders = library_folders();
-        load_compiler(&folders);
+        load_compiler(&folders).unwrap_or_else(|error| panic!("{error}"));
         load_cuda("libtorch_cuda.so").and_then(|()| start_cuda()).unwrap_or_else(|error| panic!("{error}"));
         // Bounds on sums over micro-batches leave no room for sums within one that come in another order each time.
         set_deterministic(true).unwrap_or_else(|error| panic!("{error}"));
@@ -42,7 +42,7 @@ pub(crate) fn threads(kernels: Kernels) -> Threads<Torch<CudaMemory>> {
     libraries();
     let stack_bytes = GpuOptions::STACK_BYTES;
     let options = WorldOptions { timeout: Duration::from_secs(60), stack_bytes, ..WorldOptions::new(1) };
-    Threads::new(options, move |_, _| Arc::new(memory(kernels)))
+    Threads::new(options, move |_, _| Ok(Arc::new(memory(kernels))))
 }
 
 #[test]

@@ -229,7 +229,7 @@ fn ranks_without_a_device_are_counted() {
     assert_eq!(failure.rank, Rank(2));
     assert_eq!(
         failure.reason.to_string(),
-        "3 ranks need 3 GPUs, but this machine has 2: lower run.ranks, or make more GPUs visible \
+        "3 ranks need 3 GPUs, but this machine has 2: use fewer ranks (run.ranks), or make more GPUs visible \
          (CUDA_VISIBLE_DEVICES)"
     );
     assert!(fake.log().is_empty(), "NCCL is not asked");

@@ -71,7 +71,7 @@ fn compiler() -> &'static Path {
         let version =
             "int nvrtcVersion(int *major, int *minor) { *major = 99; *minor = 1; return 0; }\n".to_owned();
         let file = library("libnvrtc.so.13", &stubs.chain([version]).collect::<String>());
-        load_compiler(&[file.parent().unwrap().to_owned()]);
+        load_compiler(&[file.parent().unwrap().to_owned()]).unwrap();
         file
     })
 }

@@ -19,7 +19,6 @@ pub(crate) fn threads(kernels: Kernels) -> Threads<RankMemory> {
     let options = WorldOptions { timeout: Duration::from_secs(60), ..WorldOptions::new(1) };
     Threads::new(options, move |_, _| {
         let options = HostOptions { poison: true, resident: true, ..HostOptions::default() };
-        let memory = HostMemory::new(options).unwrap_or_else(|error| panic!("{error}"));
-        Arc::new(Torch::new(Arc::new(memory), kernels))
+        Ok(Arc::new(Torch::new(Arc::new(HostMemory::new(options)?), kernels)))
     })
 }

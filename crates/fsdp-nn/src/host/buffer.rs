@@ -101,7 +101,7 @@ impl HostBuffer {
 
     fn take_storage(&self) -> Result<Arc<Block>, Error> {
         let Source { pool, poison: poisons, .. } = &self.source;
-        let (mut storage, is_new) = pool.take(self.len * self.dtype.size_bytes())?;
+        let (mut storage, is_new) = pool.take(self.lease.category(), self.len * self.dtype.size_bytes())?;
         if is_new {
             self.lease.count_allocation();
             if *poisons {

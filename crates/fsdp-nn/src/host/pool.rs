@@ -14,16 +14,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytemuck::{Pod, Zeroable};
 use fsdp_core::Error;
+use fsdp_core::memory::Category;
 
 use super::element::Float;
 
 /// Where storage comes from when it is not the allocator's: host memory that a device can copy from and to.
 pub trait HostBlocks: Send + Sync + fmt::Debug {
-    /// A block of at least `bytes` bytes of unspecified contents, aligned to 64.
+    /// A block of at least `bytes` bytes of unspecified contents, aligned to 64, for a buffer of a category.
     ///
     /// # Errors
     /// [`Error::Memory`] when there is no room.
-    fn allocate(&self, bytes: usize) -> Result<Box<dyn HostBlock>, Error>;
+    fn allocate(&self, category: Category, bytes: usize) -> Result<Box<dyn HostBlock>, Error>;
 }
 
 /// A block of host memory that is given back when it is dropped.
@@ -78,9 +79,9 @@ impl HostPool {
     }
 
     /// Storage for `bytes` bytes of unspecified contents, and whether it is new.
-    pub(super) fn take(self: &Arc<Self>, bytes: usize) -> Result<(Storage, bool), Error> {
+    pub(super) fn take(self: &Arc<Self>, category: Category, bytes: usize) -> Result<(Storage, bool), Error> {
         if let Some(source) = &self.source {
-            return Ok((Storage::Foreign(source.allocate(bytes)?), true));
+            return Ok((Storage::Foreign(source.allocate(category, bytes)?), true));
         }
         let line_count = bytes.div_ceil(size_of::<Line>());
         let reused = self

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 /// Worlds on so many cores that share the outputs of all-gathers, or do not.
 fn worlds(cores: usize, share_unsharded: bool, can_alias: bool) -> Threads<PlainMemory> {
     let options = WorldOptions { cores, share_unsharded, stack_bytes: 256 << 10, ..WorldOptions::new(1) };
-    Threads::new(options, move |_, _| Arc::new(PlainMemory::new(can_alias)))
+    Threads::new(options, move |_, _| Ok(Arc::new(PlainMemory::new(can_alias))))
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn the_memory_that_trains_passes() {
         let options = WorldOptions { cores: 2, share_unsharded, ..WorldOptions::new(1) };
         let launcher = Threads::new(options, move |_, _| {
             let options = HostOptions { pool: pool.clone(), poison: true, ..HostOptions::default() };
-            Arc::new(HostMemory::new(options).expect("one thread needs no pool of threads"))
+            Ok(Arc::new(HostMemory::new(options)?))
         });
         conformance::all(&launcher, &[1, 2, 3, 4, 6, 8]);
     }

@@ -1,14 +1,15 @@
 //! Every failure ends every rank with a typed error that names the culprit, and none hangs.
 
 use std::sync::mpsc;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fsdp_comm::conformance::PlainMemory;
+use fsdp_comm::launch::{FailureReason, Launcher, Seat};
 use fsdp_core::comm::{Comm, CommError, Purpose, ReduceOp};
 use fsdp_core::memory::{Category, Memory, SliceMut};
 use fsdp_core::{DType, Error, Queue, Rank};
-use fsdp_sim::{Action, Fault, RankContext, RankFailure, World, WorldError, WorldOptions};
+use fsdp_sim::{Action, Fault, RankContext, RankFailure, Threads, World, WorldError, WorldOptions};
 
 /// A time limit that no test reaches unless it is broken.
 const LONG: Duration = Duration::from_secs(600);
@@ -217,4 +218,19 @@ fn a_pending_collective_that_is_dropped_fails_a_world_of_otherwise_content_ranks
     });
     let error = error.expect_err("nobody waited");
     assert!(matches!(comm_error(&error.cause), CommError::Aborted { .. }), "{error}");
+}
+
+#[test]
+fn a_rank_without_memory_was_not_set_up() {
+    let launcher = Threads::new(WorldOptions::new(1), |rank, world| match rank.0 {
+        2 => Err(Error::Memory { category: None, what: format!("no room for one of {world}") }),
+        _ => Ok(Arc::new(PlainMemory::new(true))),
+    });
+    let failure =
+        launcher.launch(4, &|mut seat: Seat<PlainMemory>| reduce(&mut seat.reductions)).unwrap_err();
+    assert_eq!(failure.rank, Rank(2));
+    match failure.reason {
+        FailureReason::Setup(error) => assert_eq!(error.to_string(), "memory: no room for one of 4"),
+        other => panic!("{other}"),
+    }
 }

@@ -11,7 +11,7 @@ use crate::lagging::{Device, LaggingMemory};
 fn worlds(share_unsharded: bool) -> Threads<LaggingMemory> {
     let device = Arc::<Device>::default();
     let options = WorldOptions { cores: 3, share_unsharded, ..WorldOptions::new(1) };
-    Threads::new(options, move |rank, _| Arc::new(LaggingMemory { rank, device: device.clone() }))
+    Threads::new(options, move |rank, _| Ok(Arc::new(LaggingMemory { rank, device: device.clone() })))
 }
 
 #[test]

@@ -14,7 +14,7 @@ use super::run_state::{Change, RunState};
 use super::table::StateTable;
 use crate::error::TrainError;
 use crate::job::Job;
-use crate::train::RunOptions;
+use crate::train::{MODEL, RunOptions};
 
 /// What a run that begins anew replaces under `overwrite`. The exported model is replaced when it is complete.
 const REPLACED: [&str; 2] = ["metrics.jsonl", "resolved.toml"];
@@ -158,7 +158,8 @@ fn open<A>(
     Ok((reader, saved, resumed))
 }
 
-/// Whether there is anything in the output folder, but for its lock and an empty folder of checkpoints.
+/// Whether there is anything in the output folder, but for its lock and the empty folders that a run leaves when it fails
+/// before its first step.
 fn is_filled(out_dir: &Path) -> Result<bool, TrainError> {
     let entries = match fs::read_dir(out_dir) {
         Ok(entries) => entries,
@@ -171,8 +172,9 @@ fn is_filled(out_dir: &Path) -> Result<bool, TrainError> {
     for entry in entries {
         let entry = entry.map_err(TrainError::io("open", out_dir))?;
         let is_empty = || fs::read_dir(entry.path()).is_ok_and(|mut entries| entries.next().is_none());
-        if entry.file_name() != RunDir::LOCK_FILE && !(entry.file_name() == RunDir::CHECKPOINTS && is_empty())
-        {
+        let name = entry.file_name();
+        let is_made_first = name == RunDir::CHECKPOINTS || name == MODEL;
+        if name != RunDir::LOCK_FILE && !(is_made_first && is_empty()) {
             return Ok(true);
         }
     }

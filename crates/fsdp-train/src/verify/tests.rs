@@ -32,7 +32,7 @@ fn failures(reduce_op: &str, tamper: impl Fn(&mut [RankRun])) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     let job = job(dir.path(), reduce_op);
     let launcher = Threads::new(WorldOptions::new(1), |_, _| {
-        Arc::new(HostMemory::new(HostOptions { resident: true, ..HostOptions::default() }).unwrap())
+        Ok(Arc::new(HostMemory::new(HostOptions { resident: true, ..HostOptions::default() })?))
     });
     let oracle = |seat: Seat<HostMemory>| oracle(&job, seat, 2);
     let reference = launcher.launch(1, &oracle).unwrap().pop().unwrap();
