@@ -24,11 +24,11 @@ use crate::torch;
 /// [`CliError`]: something of the device is not there, or there are more ranks than GPUs.
 pub(crate) fn on<W: Work>(run: &RunConfig, poison: bool, work: W) -> Result<W::Outcome, CliError> {
     let devices = gpu_count()?;
-    if !run.share_gpu && run.ranks > devices {
-        return Err(TooManyRanks { ranks: run.ranks, devices }.into());
-    }
     if devices == 0 {
         return Err(DeviceError::NoDevice { device: 0, count: 0 }.into());
+    }
+    if !run.share_gpu && run.ranks > devices {
+        return Err(TooManyRanks { ranks: run.ranks, devices }.into());
     }
     let folders = library_folders();
     load_compiler(&folders)?;

@@ -87,7 +87,9 @@ fn gpus(findings: &[Finding]) -> Result<String, String> {
     let with = match first {
         0 if good == 0 => return Err("there is no GPU that can be used".to_owned()),
         0 => return Err(format!("ranks use GPUs from number 0 on; {more}")),
-        _ if parts.contains(&"NCCL") => "one GPU (run.share_gpu = true), for want of NCCL".to_owned(),
+        _ if parts.contains(&"NCCL") => {
+            return Ok("one GPU (run.share_gpu = true), for want of NCCL".to_owned());
+        }
         1 => "1 rank, on one GPU, with NCCL".to_owned(),
         _ => format!("up to {first} ranks, one per GPU, with NCCL"),
     };
@@ -207,6 +209,7 @@ mod tests {
     fn only_nccl_can_be_done_without() {
         let expected = "one GPU (run.share_gpu = true), for want of NCCL";
         assert_eq!(gpus(&findings(&[true, true], &["NCCL"])).as_deref(), Ok(expected));
+        assert_eq!(gpus(&findings(&[true, false, true], &["NCCL"])).as_deref(), Ok(expected));
         let found = gpus(&findings(&[true], &["NVRTC", "NCCL"]));
         assert_eq!(found, Err("missing or of no use: NVRTC, NCCL".to_owned()));
     }

@@ -52,7 +52,9 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<bool, CliError> {
     };
     let work = Verification { job: &job, options: &options };
     // What is started is the worlds that were asked for, whatever the run file has.
-    let ranks = options.world_sizes.iter().copied().max().unwrap_or(1);
+    // Those that do not fit the run file are skipped, not started.
+    let started = options.world_sizes.iter().copied().filter(|&world| job.config.at_world(world).is_ok());
+    let ranks = started.max().unwrap_or(1);
     let largest = RunConfig { ranks, ..job.config.run.clone() };
     let mut found = device::verification(&largest, args.order_seed.is_some(), work)??;
     if args.shrink {

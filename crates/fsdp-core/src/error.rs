@@ -99,7 +99,7 @@ pub enum Error {
         what: String,
     },
     /// A device failed, or a library that works on it did; the source names the call, the device and what to do. (A
-    /// device without room is [`Error::Memory`].)
+    /// device without room for a buffer, for scratch or for a temporary is [`Error::Memory`].)
     #[error(transparent)]
     Device(Box<dyn std::error::Error + Send + Sync>),
     /// A block used a parameter that is not unsharded, or not listed as one of its own.

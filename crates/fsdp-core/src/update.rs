@@ -108,7 +108,8 @@ pub struct SegmentShard<'a, B> {
     pub params: &'a mut B,
     /// Their copy in the dtype that computes (exclusive), where the two differ.
     pub low: Option<&'a mut B>,
-    /// The reduced gradient: a sum of leaves in the reduce dtype, not yet scaled.
+    /// The reduced gradient, in the reduce dtype: the sum of leaves or, with averages, that over the averaged
+    /// ranks; the factors of [`StepScalars`] make it the gradient of the mean loss.
     pub gradient: &'a B,
     /// State tensors, as [`UpdateRule::state`] declared them; zero before step 1.
     pub state: &'a mut [B],

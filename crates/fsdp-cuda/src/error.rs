@@ -53,7 +53,8 @@ pub enum DeviceError {
     },
     /// There is no such device.
     #[error(
-        "there is no GPU {device}: the driver shows {count}; use fewer ranks, or check CUDA_VISIBLE_DEVICES"
+        "there is no GPU {device}: the driver shows {count}; {}check nvidia-smi and CUDA_VISIBLE_DEVICES",
+        if *count > 0 { "use fewer ranks, or " } else { "" }
     )]
     NoDevice {
         /// The number that was asked for, from 0.

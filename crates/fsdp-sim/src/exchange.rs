@@ -2,7 +2,8 @@
 //!
 //! An all-gather or a broadcast is copied by the last rank to arrive, for all ranks. A reduction is folded on arrival: a rank
 //! whose sibling in the tree is already there adds the two and releases one of them at once, so that memory
-//! comes back early and the adding is spread over the ranks; whoever completes the root hands out the sum.
+//! comes back early and the adding is spread over the ranks; whoever completes the root hands out the sum. For an
+//! average every rank multiplies its own input, in place, before.
 //! No element is moved under a lock.
 //!
 //! Ranks may have devices with queues of their own: events carry the order of the gather queue (all-gathers)

@@ -15,6 +15,7 @@ use crate::support::{Ran, Sandbox};
 struct Machine {
     sandbox: Sandbox,
     dir: TempDir,
+    gpus: &'static str,
 }
 
 impl Machine {
@@ -22,19 +23,24 @@ impl Machine {
     fn new() -> Self {
         // Where the target folder is: libtorch is linked from there, not copied.
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fsdp-cuda/tests/fake_cuda/driver.cpp");
-        let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".into());
-        let mut build = Command::new(compiler);
-        build.args(["-std=c++17", "-shared", "-fPIC", "-Wl,-soname,libcuda.so", "-o"]);
-        let built = build.arg(dir.path().join("libcuda.so")).arg(source).status();
+        let machine = Self { sandbox: Sandbox::new(), dir, gpus: "2" };
+        machine.build("driver.cpp", "libcuda.so");
+        machine
+    }
+
+    /// Gives it a stand-in for a library.
+    fn build(&self, source: &str, library: &str) {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fsdp-cuda/tests/fake_cuda").join(source);
+        let mut build = Command::new(std::env::var("CXX").unwrap_or_else(|_| "g++".into()));
+        build.args(["-std=c++17", "-shared", "-fPIC", &format!("-Wl,-soname,{library}"), "-o"]);
+        let built = build.arg(self.dir.path().join(library)).arg(source).status();
         assert!(built.expect("a C++ compiler: install g++, or set CXX").success());
-        Self { sandbox: Sandbox::new(), dir }
     }
 
     fn fsdp(&self, args: &str) -> Ran {
         let folders = format!("{}:{}", self.torch().join("lib").display(), self.dir.path().display());
         let mut command = self.sandbox.command();
-        command.env("LD_LIBRARY_PATH", folders).env("FAKE_CUDA_DEVICES", "2");
+        command.env("LD_LIBRARY_PATH", folders).env("FAKE_CUDA_DEVICES", self.gpus);
         Ran::of(command.args(args.split_whitespace()).output().unwrap())
     }
 
@@ -50,24 +56,24 @@ impl Machine {
         self.dir.path().join("torch")
     }
 
-    /// Gives it the libtorch of this machine, of a version in words; false where files can not be linked.
-    fn link_libtorch(&self, version: &str) -> bool {
+    /// Gives it the libtorch of this machine, of a version in words.
+    fn link_libtorch(&self, version: &str) {
         let ran = Sandbox::new().succeed("doctor --json");
         let report: Value = serde_json::from_str(&ran.stdout).unwrap();
         let parts = report["findings"].as_array().unwrap();
         let libtorch = parts.iter().find(|found| found["part"] == "libtorch").unwrap();
-        let Some(lib) = libtorch["path"].as_str() else { return false };
+        let lib = libtorch["path"].as_str().expect("these tests are built with libtorch");
         std::fs::create_dir_all(self.torch().join("lib")).unwrap();
         std::fs::write(self.torch().join("version.py"), format!("__version__ = '{version}'\n")).unwrap();
         let files = std::fs::read_dir(lib).unwrap().map(|entry| entry.unwrap().path());
-        let linked = files.filter(|file| file.is_file()).try_for_each(|file| {
-            std::fs::hard_link(&file, self.torch().join("lib").join(file.file_name().unwrap()))
-        });
-        self.link_neighbours(Path::new(lib));
-        if let Err(error) = &linked {
-            eprintln!("not checked: libtorch can not be linked from {lib}: {error}");
+        for file in files.filter(|file| file.is_file()) {
+            let to = self.torch().join("lib").join(file.file_name().unwrap());
+            // Other file systems, and files of others, can not be linked.
+            if std::fs::hard_link(&file, &to).is_err() {
+                std::fs::copy(&file, &to).unwrap();
+            }
         }
-        linked.is_ok()
+        self.link_neighbours(Path::new(lib));
     }
 
     /// What libtorch itself needs of the wheels beside it, without those that these tests are about.
@@ -76,7 +82,8 @@ impl Machine {
         for file in wheels.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()) {
             let file = file.unwrap().path();
             let name = file.file_name().unwrap().to_str().unwrap().to_owned();
-            if !["libnccl", "libnvrtc"].iter().any(|spoiled| name.starts_with(spoiled)) {
+            let spoiled = ["libnccl", "libnvrtc"].iter().any(|spoiled| name.starts_with(spoiled));
+            if name.contains(".so") && !spoiled {
                 std::os::unix::fs::symlink(&file, self.dir.path().join(name)).unwrap();
             }
         }
@@ -85,15 +92,6 @@ impl Machine {
     /// Gives it files that are no libraries.
     fn spoil(&self, names: &[&str]) {
         names.iter().for_each(|name| std::fs::write(self.dir.path().join(name), "no library").unwrap());
-    }
-
-    /// A compiler of kernels that can be opened.
-    fn link_nvrtc(&self) {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fsdp-cuda/tests/fake_cuda/nvrtc.cpp");
-        let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".into());
-        let mut build = Command::new(compiler);
-        build.args(["-std=c++17", "-shared", "-fPIC", "-Wl,-soname,libnvrtc.so.13", "-o"]);
-        assert!(build.arg(self.dir.path().join("libnvrtc.so.13")).arg(source).status().unwrap().success());
     }
 }
 
@@ -110,55 +108,57 @@ fn more_ranks_than_gpus() {
     assert!(message.contains("4 ranks need 4 GPUs"), "the worlds count, not run.ranks: {message}");
     let message = machine.refused("bench gpu --model llama-tiny --ranks 3 --steps 2 --warmup 0");
     assert!(message.contains("3 ranks need 3 GPUs"), "{message}");
+    let none = Machine { gpus: "0", ..machine };
+    for set in ["", "--set run.share_gpu=true"] {
+        let message = none.refused(&format!("train run.toml --set run.device=cuda {set}"));
+        assert!(message.contains("the driver shows 0; check nvidia-smi"), "{message}");
+    }
 }
 
 #[test]
 fn kernels_that_can_not_be_compiled() {
     let machine = Machine::new();
-    if machine.link_libtorch("2.11.0+cu130") {
-        machine.spoil(&NVRTC);
-        for share in ["false", "true"] {
-            let set = format!("--set run.device=cuda --set run.share_gpu={share}");
-            let message = machine.refused(&format!("train run.toml {set}"));
-            assert!(message.contains("NVRTC was not found; install"), "{message}");
-            assert!(message.contains("fsdp doctor"), "{message}");
-        }
-        let report: Value = serde_json::from_str(&machine.fsdp("doctor --json").stdout).unwrap();
-        let parts = report["findings"].as_array().unwrap();
-        let nvrtc = parts.iter().find(|found| found["part"] == "NVRTC").unwrap();
-        assert_eq!(nvrtc["status"], "unusable", "there are files of that name: {nvrtc}");
+    machine.link_libtorch("2.11.0+cu130");
+    machine.spoil(&NVRTC);
+    for share in ["false", "true"] {
+        let set = format!("--set run.device=cuda --set run.share_gpu={share}");
+        let message = machine.refused(&format!("train run.toml {set}"));
+        assert!(message.contains("NVRTC was not found; install"), "{message}");
+        assert!(message.contains("fsdp doctor"), "{message}");
     }
+    let report: Value = serde_json::from_str(&machine.fsdp("doctor --json").stdout).unwrap();
+    let parts = report["findings"].as_array().unwrap();
+    let nvrtc = parts.iter().find(|found| found["part"] == "NVRTC").unwrap();
+    assert_eq!(nvrtc["status"], "unusable", "there are files of that name: {nvrtc}");
 }
 
 #[test]
 fn ranks_that_can_not_be_connected() {
     let machine = Machine::new();
-    if machine.link_libtorch("2.11.0+cu130") {
-        machine.link_nvrtc();
-        machine.spoil(&NCCL);
-        let message = machine.refused("train run.toml --set run.device=cuda");
-        assert!(message.contains("NCCL was not found; install"), "{message}");
-        assert!(message.contains("run.share_gpu"), "{message}");
-    }
+    machine.link_libtorch("2.11.0+cu130");
+    machine.build("nvrtc.cpp", "libnvrtc.so.13");
+    machine.spoil(&NCCL);
+    let message = machine.refused("train run.toml --set run.device=cuda");
+    assert!(message.contains("NCCL was not found; install"), "{message}");
+    assert!(message.contains("run.share_gpu"), "{message}");
 }
 
 #[test]
 fn another_libtorch_than_the_one_that_it_was_built_with() {
     let machine = Machine::new();
-    if machine.link_libtorch("2.4.1+cu121") {
-        let file = machine.torch().join("version.py").display().to_string();
-        for command in ["train run.toml", "verify run.toml --world-sizes 1"] {
-            for device in ["torch-cpu", "cuda"] {
-                let message = machine.refused(&format!("{command} --set run.device={device}"));
-                for part in [&file, "2.4.1+cu121", "2.11.0", "LD_LIBRARY_PATH"] {
-                    assert!(message.contains(part), "{part}: {message}");
-                }
+    machine.link_libtorch("2.4.1+cu121");
+    let file = machine.torch().join("version.py").display().to_string();
+    for command in ["train run.toml", "verify run.toml --world-sizes 1"] {
+        for device in ["torch-cpu", "cuda"] {
+            let message = machine.refused(&format!("{command} --set run.device={device}"));
+            for part in [&file, "2.4.1+cu121", "2.11.0", "LD_LIBRARY_PATH"] {
+                assert!(message.contains(part), "{part}: {message}");
             }
         }
-        let message = machine.refused("bench train --steps 4 --device torch-cpu");
-        assert!(message.contains("2.4.1+cu121"), "{message}");
-        let text = machine.fsdp("doctor").stdout;
-        assert!(text.contains("libtorch (of no use)") && text.contains(&file), "{text}");
-        assert!(text.contains("run.device = \"torch-cpu\": not usable"), "{text}");
     }
+    let message = machine.refused("bench train --steps 4 --device torch-cpu");
+    assert!(message.contains("2.4.1+cu121"), "{message}");
+    let text = machine.fsdp("doctor").stdout;
+    assert!(text.contains("libtorch (of no use)") && text.contains(&file), "{text}");
+    assert!(text.contains("run.device = \"torch-cpu\": not usable"), "{text}");
 }

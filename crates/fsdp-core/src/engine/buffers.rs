@@ -122,7 +122,8 @@ pub struct UnitShards<'a, B> {
     pub pieces: &'a [Vec<Piece>],
     /// For each trainable segment its index among all segments.
     pub trainable: &'a [usize],
-    /// The gradient of the last step per trainable segment, unscaled; `None` before the first step.
+    /// The gradient of the last step per trainable segment, as it was reduced: the sum of leaves, over
+    /// [`Plan::averaged_ranks`](super::Plan::averaged_ranks); `None` before the first step.
     pub gradients: Option<&'a [B]>,
     /// Optimizer state per trainable segment.
     pub state: &'a [Vec<B>],

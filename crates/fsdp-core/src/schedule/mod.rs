@@ -117,7 +117,7 @@ pub enum OpKind {
         /// Whether this was the last micro-batch.
         last: bool,
     },
-    /// Sums the closed gradient over the shard axis; this rank keeps its part, the slot is given back.
+    /// Reduces the closed gradient over the shard axis; this rank keeps its part, the slot is given back.
     ReduceScatter {
         /// The unit.
         unit: usize,
@@ -132,7 +132,7 @@ pub enum OpKind {
         /// Whether this was the last reduce-scatter of the step.
         last: bool,
     },
-    /// Sums the sharded gradient over the replicate axis.
+    /// Reduces the sharded gradient over the replicate axis.
     AllReduceReplicas {
         /// The unit.
         unit: usize,

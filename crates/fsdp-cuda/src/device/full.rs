@@ -17,8 +17,9 @@ pub(super) fn explain(error: DeviceError, category: Category, usage: &Usage) -> 
             remedy(category)
         ),
         DeviceError::OutOfPinnedMemory { bytes } => format!(
-            "no room for {} of pinned memory of the host; {}. fsdp.offload = \"none\" needs hardly any, and with more ranks \
-             (on more machines) each pins less; a limit of locked memory (ulimit -l) or of a container may be the cause",
+            "no room for {} of pinned memory of the host; {}. fsdp.offload = \"none\" needs hardly any, and SGD \
+             without momentum has no state to keep there; a limit of locked memory (ulimit -l) or of a container may be \
+             the cause",
             size(bytes),
             in_use(&usage.host)
         ),

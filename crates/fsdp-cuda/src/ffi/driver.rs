@@ -19,7 +19,11 @@ use crate::error::DeviceError;
 
 /// How many devices there are.
 pub(crate) fn device_count() -> Result<usize, DeviceError> {
-    library()?;
+    match library() {
+        // Without one the driver does not start.
+        Err(DeviceError::Call { code, .. }) if code == "CUDA_ERROR_NO_DEVICE" => return Ok(0),
+        started => started?,
+    }
     let count = result::device::get_count().map_err(|error| failure("cuDeviceGetCount", 0, error))?;
     Ok(usize::try_from(count).unwrap_or(0))
 }

@@ -43,8 +43,8 @@ impl GpuOptions {
 /// There is no device for some of the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{ranks} ranks need {ranks} GPUs, but this machine has {devices}: use fewer ranks (run.ranks), or make more \
-     GPUs visible (CUDA_VISIBLE_DEVICES)"
+    "{ranks} ranks need {ranks} GPUs, but this machine has {devices}: use fewer ranks (run.ranks, --ranks or \
+     --world-sizes), let them share one GPU (run.share_gpu = true), or make more visible (CUDA_VISIBLE_DEVICES)"
 )]
 pub struct TooManyRanks {
     /// Ranks asked for.

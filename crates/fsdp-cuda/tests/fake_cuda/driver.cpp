@@ -26,6 +26,13 @@ enum Code { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, 
             INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
 
 constexpr int DEVICES = 512;
+
+// A process can be given a machine with fewer.
+int device_count() {
+    const char* devices = getenv("FAKE_CUDA_DEVICES");
+    return devices ? atoi(devices) : DEVICES;
+}
+
 constexpr int GREATEST_PRIORITY = -5;
 constexpr size_t GUARD = 256;
 constexpr unsigned char CANARY = 0xa5;
@@ -204,6 +211,8 @@ int fake_cuda_calls(int device, const char* call) {
 // The driver.
 
 int cuInit(unsigned) {
+    // As the driver, which does not start without a device.
+    if (device_count() == 0) return NO_DEVICE;
     for (int i = 0; i < DEVICES; i++) {
         devices[i].ordinal = i;
         if (!devices[i].random) devices[i].random = i;
@@ -217,6 +226,7 @@ int cuGetErrorName(int code, const char** name) {
     switch (code) {
         case INVALID_VALUE: *name = "CUDA_ERROR_INVALID_VALUE"; break;
         case OUT_OF_MEMORY: *name = "CUDA_ERROR_OUT_OF_MEMORY"; break;
+        case NO_DEVICE: *name = "CUDA_ERROR_NO_DEVICE"; break;
         case INVALID_CONTEXT: *name = "CUDA_ERROR_INVALID_CONTEXT"; break;
         case INVALID_HANDLE: *name = "CUDA_ERROR_INVALID_HANDLE"; break;
         case NOT_FOUND: *name = "CUDA_ERROR_NOT_FOUND"; break;
@@ -228,10 +238,8 @@ int cuGetErrorName(int code, const char** name) {
 
 int cuGetErrorString(int, const char** text) { *text = "the fake was told to fail, or refused"; return SUCCESS; }
 
-// A process can be given a machine with fewer.
 int cuDeviceGetCount(int* count) {
-    const char* devices = getenv("FAKE_CUDA_DEVICES");
-    *count = devices ? atoi(devices) : DEVICES;
+    *count = device_count();
     return SUCCESS;
 }
 

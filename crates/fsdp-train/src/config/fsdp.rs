@@ -148,7 +148,7 @@ impl From<Dtype> for fsdp_core::DType {
 pub enum ReduceOp {
     /// They are added.
     Sum,
-    /// Each is divided by the number of ranks, then they are added.
+    /// Each is multiplied by one over the number of ranks, rounded, then they are added.
     Average,
 }
 
