@@ -120,7 +120,7 @@ fn full_pinned_memory_is_an_error_too() {
     let error = memory.allocate_host(Category::OptimizerState, DType::F32, 1000).unwrap_err();
     assert!(matches!(error, Error::Memory { category: Some(Category::OptimizerState), .. }), "{error:?}");
     let message = error.to_string();
-    for part in ["3.9 KiB of pinned memory of the host", "parameter shards 8.0 KiB", "\"none\"", "more ranks"]
+    for part in ["3.9 KiB of pinned memory of the host", "parameter shards 8.0 KiB", "\"none\"", "ulimit -l"]
     {
         assert!(message.contains(part), "{part}: {message}");
     }
