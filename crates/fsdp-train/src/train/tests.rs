@@ -19,7 +19,7 @@ fn job(dir: &Path) -> Job<Mlp> {
     let text = format!(
         "model = {{ path = 'unused' }}\ndata = {{ train = ['{}'], format = 'tokens-u16', seq_len = 3 }}\n\
          train = {{ steps = 1, micro_batch_size = 1, global_batch_size = 2 }}\n\
-         fsdp = {{ wrap = ['MlpLayer'] }}\nrun = {{ ranks = 2, out_dir = '{}' }}",
+         fsdp = {{ wrap = ['Linear'] }}\nrun = {{ ranks = 2, out_dir = '{}' }}",
         data.display(),
         dir.join("out").display()
     );
