@@ -5,13 +5,11 @@
 //! tensor number `t` is `i % 2^20 + t`, so that others can check what they read. `bench/native_save.sh`
 //! compares the time with that of `dd`.
 
-use std::{
-    env, error::Error, process::ExitCode, sync::atomic::AtomicBool, thread, time::Duration, time::Instant,
-};
+use std::{env, error::Error, process::ExitCode, thread, time::Instant};
 
 use fsdp_ckpt::{
     checkpoint::{Key, Role},
-    native::{RankSave, RunDir, SavePlan, SavedTensor, WaitLimit, even_rows},
+    native::{RankReport, RankSave, RunDir, SavePlan, SaveSpace, SavedTensor, even_rows},
     safetensors::{TensorSpec, TensorType},
 };
 
@@ -42,23 +40,23 @@ fn run() -> Result<(), AnyError> {
     let lock = run.lock()?;
     lock.remove_leftovers()?;
     let step = run.newest()?.map_or(1, |(step, _)| step + 1);
-    let stop = AtomicBool::new(false);
-    let limit = WaitLimit { limit: Duration::from_secs(600), stop: &stop };
+    lock.reserve(&SaveSpace::new(&plan)?)?;
     let begin = Instant::now();
-    thread::scope(|scope| -> Result<(), AnyError> {
-        let others: Vec<_> = (1..ranks)
+    let reports = thread::scope(|scope| -> Result<Vec<_>, AnyError> {
+        let ranks: Vec<_> = (0..ranks)
             .map(|rank| {
                 let (run, plan, state) = (&run, &plan, &state[rank]);
-                scope.spawn(move || save(run, plan, step, rank, state)?.wait(limit))
+                scope.spawn(move || save(run, plan, step, rank, state))
             })
             .collect();
-        let _done = save(&run, &plan, step, 0, &state[0])?;
-        lock.commit(&plan, step, serde_json::Map::new(), limit)?;
-        others.into_iter().try_for_each(|other| match other.join() {
-            Ok(waited) => waited.map(drop).map_err(AnyError::from),
-            Err(_) => Err("a rank panicked".into()),
-        })
+        let join =
+            |rank: thread::ScopedJoinHandle<'_, Result<RankReport, fsdp_ckpt::Error>>| match rank.join() {
+                Ok(saved) => saved.map_err(AnyError::from),
+                Err(_) => Err("a rank panicked".into()),
+            };
+        ranks.into_iter().map(join).collect()
     })?;
+    lock.commit(&plan, step, serde_json::Map::new(), reports)?;
     let seconds = begin.elapsed().as_secs_f64();
     let bytes: usize = state.iter().flatten().map(Vec::len).sum();
     println!("{bytes} bytes {ranks} ranks {seconds:.3} s {:.0} MB/s", bytes as f64 / seconds / 1e6);
@@ -96,7 +94,7 @@ fn save(
     step: u64,
     rank: usize,
     state: &[Vec<u8>],
-) -> Result<fsdp_ckpt::native::RankDone, fsdp_ckpt::Error> {
+) -> Result<RankReport, fsdp_ckpt::Error> {
     let mut part = RankSave::create(run, plan, step, rank)?;
     for (tensor, bytes) in plan.tensors().iter().zip(state) {
         part.write_rows(&tensor.spec.name, tensor.rows[rank].start, bytes)?;

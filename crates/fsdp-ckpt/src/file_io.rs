@@ -53,7 +53,7 @@ impl Files {
         self.open_as(path, Access::CreateNew, FileAction::Create)
     }
 
-    /// Creates a file of `len` zero bytes and locks it for as long as it is open. A leftover of a former
+    /// Creates a file of `len` zero bytes, with their disk space, and locks it for as long as it is open. A leftover of a former
     /// process is emptied first; one that another holder has locked is an error.
     pub(crate) fn create_locked(&self, path: &Path, len: u64) -> Result<PathFile, Error> {
         let taken = |in_use| Error::TemporaryFileTaken { path: path.to_owned(), in_use };
@@ -65,10 +65,10 @@ impl Files {
         if !created.try_lock()? || !created.is_still_at_path() {
             return Err(taken(true));
         }
-        if let Err(cause) = created.file.set_len(0).and_then(|()| created.file.set_len(len)) {
+        if let Err(error) = created.set_len(0).and_then(|()| created.allocate(len)) {
             // The first error is the one to report; what is left behind is an empty file at worst.
             let _ = self.0.remove_file(path);
-            return Err(failed(FileAction::Resize, path)(cause));
+            return Err(error);
         }
         Ok(created)
     }
@@ -181,6 +181,11 @@ impl Files {
         self.0.remove_directory(dir).map_err(failed(FileAction::Remove, dir))
     }
 
+    /// Bytes that may still be written to the disk of a directory.
+    pub(crate) fn free_bytes(&self, dir: &Path) -> Result<u64, Error> {
+        self.0.free_bytes(dir).map_err(failed(FileAction::Measure, dir))
+    }
+
     fn open_as(&self, path: &Path, access: Access, action: FileAction) -> Result<PathFile, Error> {
         let file = self.0.open(path, access).map_err(failed(action, path))?;
         Ok(PathFile { file, files: self.clone(), path: path.to_owned() })
@@ -261,6 +266,11 @@ impl PathFile {
             }
         }
         Ok(())
+    }
+
+    /// Extends the file by zeros to `len` bytes and takes their disk space; false where only the length could be set.
+    pub(crate) fn allocate(&self, len: u64) -> Result<bool, Error> {
+        self.file.allocate(len).map_err(failed(FileAction::Allocate, &self.path))
     }
 
     /// Cuts the file or extends it by zeros.

@@ -42,6 +42,9 @@ pub(crate) trait FileSystem: fmt::Debug + Send + Sync {
 
     /// Removes an empty directory.
     fn remove_directory(&self, dir: &Path) -> io::Result<()>;
+
+    /// Bytes that this process may still write to the disk of a directory.
+    fn free_bytes(&self, dir: &Path) -> io::Result<u64>;
 }
 
 /// Operations on an open file. All are positioned, so threads share one.
@@ -51,6 +54,10 @@ pub(crate) trait OpenFile: fmt::Debug + Send + Sync {
 
     /// Writes a part of `bytes`, at least one byte of those that there are.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize>;
+
+    /// Extends the file by zeros to `len` bytes, and takes the disk space for them, so that writing them can not fail
+    /// for lack of it. False where the file system can not do that: then only the length is set.
+    fn allocate(&self, len: u64) -> io::Result<bool>;
 
     /// Cuts the file or extends it by zeros.
     fn set_len(&self, len: u64) -> io::Result<()>;

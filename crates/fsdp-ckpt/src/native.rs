@@ -7,21 +7,21 @@
 //!     shard-00002-model-00001-of-00001.safetensors     rank 1
 //!     manifest.json                                    tensors, rows, checksums, state of the run
 //! out_dir/checkpoints/step-00000100.tmp/           a save under way, or a leftover of one
-//!     shard-..., rank-0.done, rank-1.done
+//! out_dir/checkpoints/step-00000075.diverged/      set aside: its weights gave a loss that is not finite
+//! out_dir/checkpoints/reserved-00001.tmp           disk space for rank 0's part of the next save
 //! ```
 //!
 //! | every rank | | rank 0 besides |
 //! | --- | --- | --- |
 //! | [`SavePlan::new`] | the layout, equal everywhere without communication | [`RunDir::lock`], [`RunLock::remove_leftovers`] |
+//! | | disk space for the next save | [`RunLock::reserve`] |
 //! | [`RankSave::create`] | its file, in `step-N.tmp` | |
 //! | [`RankSave::write_rows`] | rows, with checksums on the way | |
-//! | [`RankSave::finish`] | durable, then `rank-R.done` | |
-//! | [`RankDone::wait`] | for the final name, or a failure | [`RunLock::commit`], [`RunLock::keep_last`] |
+//! | [`RankSave::finish`] | durable, and a [`RankReport`] of it | |
+//! | | all reports, held against the plan | [`RunLock::commit`], [`RunLock::keep_last`] |
 //!
-//! Ranks meet in the directory only, never on a communicator, so that a save runs beside training. A failure of
-//! any rank fails the save on all: who fails leaves `rank-R.failed` (rank 0 `commit.failed`) with its reason,
-//! and everyone looks for those while waiting. To commit, rank 0 takes the `done` markers away one by one; a
-//! rank that has waited too long takes its own away. Whoever comes second finds it gone, so that both agree.
+//! How reports reach rank 0, and how its decision reaches the others, is the business of the caller: nothing here
+//! waits.
 //!
 //! The manifest records no units and no mesh: [`NativeReader::read_rows`] serves any rows, so any world size
 //! can resume. PyTorch's `HuggingFaceStorageReader` reads the directory too; it ignores the manifest.
@@ -32,24 +32,23 @@
 
 mod commit;
 mod manifest;
-mod markers;
 mod plan;
 mod rank_save;
 mod reader;
+mod reserve;
 mod run_dir;
 mod seal;
 mod values;
-mod wait;
 
 pub(crate) use commit::{manifest, manifest_file};
 pub use manifest::{MANIFEST_FILE, Manifest, ManifestFile, ManifestShard, ManifestTensor};
 pub(crate) use plan::SHARD_MARK;
 pub use plan::{CHUNK_BYTES_MAX, RankFile, SavePlan, SavedTensor, Shard, even_rows};
-pub use rank_save::{RankDone, RankSave};
+pub use rank_save::{RankReport, RankSave};
 pub use reader::NativeReader;
+pub use reserve::SaveSpace;
 pub use run_dir::{RunDir, RunLock};
 pub(crate) use values::{RUN_STATE, run_state_to_value, value_to_run_state};
-pub use wait::WaitLimit;
 
 #[cfg(test)]
 mod tests;

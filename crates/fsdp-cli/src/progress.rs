@@ -111,6 +111,10 @@ impl Reporter for Progress {
         self.first.store(resumed.map_or(0, |resumed| resumed.step), Ordering::Relaxed);
     }
 
+    fn warning(&self, text: &str) {
+        self.say(&output::warning_line(text));
+    }
+
     fn saved(&self, saved: &Saved) {
         let Saved { step, path, bytes, elapsed } = saved;
         let (size, seconds) = (units::bytes(*bytes), elapsed.as_secs_f64());

@@ -6,6 +6,8 @@
 //! | `run_state` | what is saved beside the tensors, and how two runs are compared |
 //! | `snapshot` | a copy of a rank's part of the state, in reused buffers |
 //! | `saver` | one rank's saves, one at a time, in the step or behind it |
+//! | `meeting` | where the ranks bring a save together, and learn how it ended |
+//! | `tidying` | what is done between two saves: old checkpoints go, disk space is set aside |
 //! | `start` | from which checkpoint a run begins, and what becomes of its output folder |
 //! | `restore` | filling an engine from a checkpoint |
 //!
@@ -13,18 +15,23 @@
 //! holds rows of them, and whoever reads asks for rows. File formats, checksums and the commit are
 //! `fsdp-ckpt`.
 
+mod meeting;
 mod restore;
 mod run_state;
 mod saver;
 mod snapshot;
 mod start;
 mod table;
+mod tidying;
 
+pub use meeting::SaveFailure;
 pub use run_state::{Change, DataPosition, Difference, RunState};
 pub use saver::Saved;
 pub use start::{Resume, Resumed};
 
+pub(crate) use meeting::Outcome;
 pub(crate) use restore::restore;
-pub(crate) use saver::{SaveOptions, Saver};
+pub(crate) use saver::{Place, SaveOptions, Saver};
 pub(crate) use start::Start;
 pub(crate) use table::StateTable;
+pub(crate) use tidying::{Tidied, Tidying};

@@ -2,13 +2,16 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use fsdp_comm::launch::{FailureReason, LaunchFailure};
 use fsdp_core::Rank;
 
-use crate::checkpoint::Difference;
+use crate::checkpoint::{Difference, SaveFailure};
 use crate::config::ConfigError;
 use crate::data::DataError;
+use crate::train::{Divergence, Ending};
 
 /// A run that can not start, or failed.
 #[derive(Debug, thiserror::Error)]
@@ -127,6 +130,47 @@ pub enum TrainError {
         /// Why.
         source: io::Error,
     },
+    /// Ranks did not write their parts of a checkpoint in time.
+    #[error(
+        "ranks {} did not write their parts of the checkpoint within {limit:?} (run.timeout_s); see whether their disk is \
+         slow or hangs",
+        numbers(ranks)
+    )]
+    SaveLate {
+        /// The ranks that are late (the first few).
+        ranks: Vec<Rank>,
+        /// The limit.
+        limit: Duration,
+    },
+    /// A save was given up because the run has failed elsewhere.
+    #[error("the save was given up because the run failed")]
+    SaveAbandoned,
+    /// A checkpoint could not be saved.
+    #[error("{0}")]
+    NotSaved(Arc<SaveFailure>),
+    /// The model could not be exported.
+    #[error("the model could not be exported: {source}")]
+    NotExported {
+        /// Why.
+        source: Box<TrainError>,
+    },
+    /// Something beside the computation failed; all ranks have stopped after the same step and saved their state, or have
+    /// tried to.
+    #[error("{source}; {ending}")]
+    Ended {
+        /// What failed.
+        source: Box<TrainError>,
+        /// What became of the run.
+        ending: Ending,
+    },
+    /// Loss or state is not finite any more.
+    #[error("{source}; {divergence}")]
+    Diverged {
+        /// What was found.
+        source: Box<TrainError>,
+        /// From where the run can go on.
+        divergence: Divergence,
+    },
     /// The state of a parameter is of another step than the rest.
     #[error(
         "{}: tensor {tensor} says that {got} steps were done, the state of the run says {expected}; \
@@ -240,6 +284,9 @@ impl TrainError {
             TrainError::RankFailed { source, .. } => {
                 matches!(**source, TrainError::Io { .. } | TrainError::Checkpoint(_))
             }
+            TrainError::Ended { source, .. } | TrainError::NotExported { source } => source.is_usage(),
+            TrainError::NotSaved(failure) => failure.error.is_usage(),
+            TrainError::SaveLate { .. } | TrainError::SaveAbandoned | TrainError::Diverged { .. } => false,
             TrainError::NotFinite { .. }
             | TrainError::Spawn { .. }
             | TrainError::Setup { .. }
@@ -269,6 +316,10 @@ impl From<LaunchFailure<TrainError>> for TrainError {
             FailureReason::Setup(source) => TrainError::Setup { rank, source },
         }
     }
+}
+
+fn numbers(ranks: &[Rank]) -> String {
+    ranks.iter().map(|rank| rank.0.to_string()).collect::<Vec<_>>().join(", ")
 }
 
 fn list(differences: &[Difference]) -> String {

@@ -199,6 +199,19 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         Ok(Some(Evaluation { loss: sum.value() / targets.max(1) as f64, targets, stop: false }))
     }
 
+    /// Returns when every rank has called it; the state after `_step` steps is about to be saved or exported.
+    pub(crate) fn check_state(&mut self, _step: u64) -> Result<(), TrainError> {
+        self.meet()
+    }
+
+    /// Whether any rank says yes; every rank calls it.
+    ///
+    /// # Errors
+    /// Those of communication.
+    pub(crate) fn any(&mut self, yes: bool) -> Result<bool, TrainError> {
+        Ok(self.engine.any(yes)?)
+    }
+
     /// Returns when every rank has called it.
     ///
     /// # Errors

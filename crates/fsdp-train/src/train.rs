@@ -1,10 +1,12 @@
 //! A whole training run: the output folder, the loop over steps on every rank, metrics, export.
 
+mod ending;
+mod rank_run;
 mod run;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fsdp_comm::launch::{Launcher, Seat};
@@ -22,6 +24,7 @@ use crate::metrics::{FlopModel, StepMetrics};
 use crate::rank::Evaluation;
 use crate::rule::TrainBackend;
 
+pub use ending::{Divergence, Ending, Kept};
 use run::{Log, RankResult, Run};
 
 /// What a run tells while it goes on. Called on the first rank only.
@@ -37,6 +40,9 @@ pub trait Reporter: Sync {
 
     /// A checkpoint is complete.
     fn saved(&self, _saved: &Saved) {}
+
+    /// Something that the user should know, and that the run goes on with.
+    fn warning(&self, _text: &str) {}
 }
 
 impl Reporter for () {}
@@ -110,15 +116,20 @@ where
     let plan = plan_export(&model.join("model.safetensors"), &job.plan.spec, export_dtype(job))?;
     let export = plan.create()?;
     let saves = Arc::new(SaveOptions::new(job, table, Arc::clone(&start.lock))?);
-    let log = Mutex::new(Log::default());
+    let run = Run::new(job, options, &start, &saves, export);
     let begin = Instant::now();
-    let run = Run { job, options, log: &log, plan: &plan, start: &start, saves: &saves };
-    let ranks = launcher.launch(job.plan.mesh.world(), &|seat: Seat<L::Memory>| run.rank(seat))?;
-    export.commit(ranks.iter().filter_map(|rank| rank.receipt.clone()))?;
-    if let Some(text) = &options.config_json {
-        write_whole(&model.join("config.json"), text)?;
+    let launched = launcher.launch(job.plan.mesh.world(), &|seat: Seat<L::Memory>| run.rank(seat));
+    // What was set aside for saves is given back, however the run has ended.
+    let cleared = start.lock.remove_leftovers();
+    let ranks = launched.or_else(|failure| Err(Divergence::of(failure.into(), &start.lock)?))?;
+    let (mut log, done) = (run.into_log(), ranks[0].done);
+    if let Some(source) = log.trouble.take() {
+        let ending = Ending::of(&log, out_dir, done);
+        return Err(TrainError::Ended { source: Box::new(source), ending });
     }
-    let log = log.into_inner().unwrap_or_else(PoisonError::into_inner);
+    cleared?;
+    // Nothing shows that the weights of a stopped run give a finite loss.
+    saves.prune(if done < job.config.train.steps { done.saturating_sub(1) } else { done })?;
     Ok(summary(job, &start, log, ranks, begin.elapsed(), model))
 }
 
@@ -134,11 +145,10 @@ fn summary<A>(
     elapsed: Duration,
     model: PathBuf,
 ) -> Summary {
-    let records = &log.records;
+    let (records, done) = (&log.records, ranks[0].done);
     let mut speeds: Vec<f64> =
         records.iter().skip(usize::from(records.len() > 1)).map(|record| record.tokens_per_s).collect();
     speeds.sort_by(f64::total_cmp);
-    let done = start.step + records.len() as u64;
     Summary {
         steps: done,
         resumed_from: start.source.is_some().then_some(start.step),

@@ -16,6 +16,10 @@ pub enum FileAction {
     Create,
     /// Set the length of a file.
     Resize,
+    /// Allocate the bytes of a file before they are written.
+    Allocate,
+    /// Ask how many bytes a disk has left.
+    Measure,
     /// Write to a file.
     Write,
     /// Make a file or a directory durable.
@@ -36,6 +40,8 @@ impl fmt::Display for FileAction {
             FileAction::Read => "read",
             FileAction::Create => "create",
             FileAction::Resize => "set the length of",
+            FileAction::Allocate => "allocate disk space for",
+            FileAction::Measure => "ask for the free disk space of",
             FileAction::Write => "write",
             FileAction::Sync => "sync",
             FileAction::Rename => "rename",

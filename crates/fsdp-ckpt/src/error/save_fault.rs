@@ -1,7 +1,7 @@
 //! Why a native checkpoint could not be saved: one variant per cause. The error around it names the directory
 //! or file.
 
-use std::{ops::Range, time::Duration};
+use std::ops::Range;
 
 /// Why a save was refused or given up.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -78,47 +78,20 @@ pub enum SaveFault {
         /// The rows that are missing.
         rows: Range<usize>,
     },
-    /// A rank could not save its part.
-    #[error("rank {rank} failed to save its part: {reason}")]
-    RankFailed {
-        /// The rank.
-        rank: usize,
-        /// What it says.
-        reason: String,
-    },
-    /// Rank 0 gave up the save.
-    #[error("rank 0 gave up the save: {reason}")]
-    CommitFailed {
-        /// What it says.
-        reason: String,
-    },
-    /// Ranks did not finish in time.
+    /// The disk has no room for a save.
     #[error(
-        "ranks {ranks:?} did not finish saving within {limit:?}; look for their errors or raise the limit"
+        "a save needs {needed} bytes, and the disk has {free} left; make room there, or choose another out_dir"
     )]
-    RanksLate {
-        /// The ranks that are late (the first few).
-        ranks: Vec<usize>,
-        /// The limit.
-        limit: Duration,
+    NoSpace {
+        /// Bytes of a save.
+        needed: u64,
+        /// Bytes that are left.
+        free: u64,
     },
-    /// Rank 0 did not decide in time.
-    #[error("rank 0 did not commit the checkpoint within {limit:?}; this rank has withdrawn its part")]
-    CommitLate {
-        /// The limit.
-        limit: Duration,
-    },
-    /// Rank 0 took this rank's part, and was not heard of again.
-    #[error("rank 0 took all parts but did not finish within {limit:?}; see whether the checkpoint is there")]
-    OutcomeUnknown {
-        /// The limit.
-        limit: Duration,
-    },
-    /// The wait was ended from outside.
-    #[error("the save was stopped before all ranks had finished")]
-    Stopped,
     /// The temporary directory disappeared.
-    #[error("the directory of the save disappeared; another process removed it")]
+    #[error(
+        "was removed by another process while the checkpoint was being saved; keep others from the output directory"
+    )]
     Disappeared,
     /// A rank saved by another plan.
     #[error(
@@ -131,12 +104,6 @@ pub enum SaveFault {
     /// A rank's report does not fit what is planned for it.
     #[error("rank {rank} reports another file than the one that is planned for it")]
     OtherFile {
-        /// The rank.
-        rank: usize,
-    },
-    /// A rank withdrew its part while it was being committed.
-    #[error("rank {rank} withdrew its part because the commit took too long; raise the limit")]
-    Withdrawn {
         /// The rank.
         rank: usize,
     },

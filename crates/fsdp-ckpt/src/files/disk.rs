@@ -8,6 +8,11 @@ use std::{
     path::Path,
 };
 
+use rustix::{
+    fs::{FallocateFlags, fallocate, statvfs},
+    io::Errno,
+};
+
 use super::{Access, FileKind, FileSystem, Metadata, OpenFile};
 
 /// The real file system.
@@ -57,6 +62,11 @@ impl FileSystem for Disk {
     fn remove_directory(&self, dir: &Path) -> io::Result<()> {
         fs::remove_dir(dir)
     }
+
+    fn free_bytes(&self, dir: &Path) -> io::Result<u64> {
+        let disk = statvfs(dir)?;
+        Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
+    }
 }
 
 impl OpenFile for File {
@@ -66,6 +76,16 @@ impl OpenFile for File {
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
         FileExt::write_at(self, bytes, offset)
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<bool> {
+        if len == 0 {
+            return self.set_len(0).map(|()| true);
+        }
+        match fallocate(self, FallocateFlags::empty(), 0, len) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.set_len(len).map(|()| false),
+            allocated => Ok(allocated.map(|()| true)?),
+        }
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {

@@ -390,6 +390,13 @@ impl FileSystem for FaultyFiles {
     fn remove_directory(&self, dir: &Path) -> io::Result<()> {
         self.operate(|state, _| state.remove(dir, FileKind::Directory))
     }
+
+    fn free_bytes(&self, _dir: &Path) -> io::Result<u64> {
+        self.operate(|state, _| match state.fault {
+            Fault::FullAt(bytes) => Ok(bytes.saturating_sub(state.bytes()) as u64),
+            _ => Ok(u64::MAX),
+        })
+    }
 }
 
 impl OpenFile for FaultyFile {
@@ -419,6 +426,22 @@ impl OpenFile for FaultyFile {
             }
             state.change_data(self.node, DataChange::Write(offset as usize, bytes[..count].to_vec()));
             Ok(count)
+        })
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<bool> {
+        self.files.operate(|state, _| {
+            let Node::File { now, .. } = &state.nodes[self.node] else { panic!("a file is open") };
+            let grows = (len as usize).saturating_sub(now.len());
+            if let Fault::FullAt(full) = state.fault
+                && state.bytes() + grows > full
+            {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            if grows > 0 {
+                state.change_data(self.node, DataChange::Length(len as usize));
+            }
+            Ok(true)
         })
     }
 

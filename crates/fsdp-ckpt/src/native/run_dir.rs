@@ -109,7 +109,8 @@ impl RunLock {
         &self.run
     }
 
-    /// Removes what interrupted saves and deletions left. Call it once, before the first rank saves.
+    /// Removes what interrupted saves and deletions left, and what is set aside for saves. Call it before the first
+    /// rank saves or after the last.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -118,20 +119,55 @@ impl RunLock {
         for name in files.list(checkpoints)? {
             if name.starts_with("step-") && name.ends_with(".tmp") {
                 files.remove_tree(&checkpoints.join(name))?;
+            } else if name.starts_with("reserved-") && name.ends_with(".tmp") {
+                files.remove_if_there(&checkpoints.join(name))?;
             }
         }
         Ok(())
     }
 
-    /// Deletes all complete checkpoints but the newest `count`. Call it after a commit; on an error more are
-    /// left than asked for, and each is whole.
+    /// Removes what a save that failed has left, if anything. Every rank must have ended its part.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn keep_last(&self, count: NonZeroUsize) -> Result<(), Error> {
+    pub fn discard(&self, step: u64) -> Result<(), Error> {
+        let unfinished = self.run.unfinished(step);
+        match self.run.files.metadata_if_there(&unfinished)? {
+            Some(_) => self.run.files.remove_tree(&unfinished),
+            None => Ok(()),
+        }
+    }
+
+    /// Sets the checkpoint of a step aside, if there is one: its name gets `.mark` appended, under which it is none of the
+    /// run's checkpoints any more, and can still be inspected or named to go on from. Returns where it is now.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn set_aside(&self, step: u64, mark: &str) -> Result<Option<PathBuf>, Error> {
+        let (files, checkpoint) = (&self.run.files, self.run.checkpoint(step));
+        if files.metadata_if_there(&checkpoint)?.is_none() {
+            return Ok(None);
+        }
+        let aside = self.run.checkpoints.join(format!("{}.{mark}", name_of(step)));
+        if files.metadata_if_there(&aside)?.is_some() {
+            files.remove_tree(&aside)?;
+        }
+        files.rename(&checkpoint, &aside)?;
+        files.sync_directory(&self.run.checkpoints)?;
+        Ok(Some(aside))
+    }
+
+    /// Deletes all complete checkpoints but the newest `count`, and never the newest of those up to step `proven`: what
+    /// was saved later may turn out to be of a run that has diverged. On an error more are left than asked for, and
+    /// each is whole.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn keep_last(&self, count: NonZeroUsize, proven: u64) -> Result<(), Error> {
         let steps = self.run.steps()?;
+        let newest_proven = steps.iter().rfind(|&&step| step <= proven);
         let old = &steps[..steps.len().saturating_sub(count.get())];
-        old.iter().try_for_each(|&step| self.delete(step))
+        old.iter().filter(|step| Some(*step) != newest_proven).try_for_each(|&step| self.delete(step))
     }
 
     /// Deletes the complete checkpoints of all steps after `step`: those of the future, to a run that goes

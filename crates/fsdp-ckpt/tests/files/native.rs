@@ -1,28 +1,17 @@
-//! Ranks as threads that meet in the directory only: what they save is what is read, and every failure is told.
+//! Ranks as threads: what they save is what is read, and every failure is told.
 
-use std::{
-    fs,
-    num::NonZeroUsize,
-    path::Path,
-    sync::atomic::{AtomicBool, Ordering},
-    thread,
-    time::Duration,
-};
+use std::{fs, num::NonZeroUsize, path::Path, thread};
 
 use fsdp_ckpt::{
     Error, NativeFault, SaveFault,
     checkpoint::{Key, Role},
     formats,
-    native::{NativeReader, RankSave, RunDir, RunLock, SavePlan, SavedTensor, WaitLimit, even_rows},
+    native::{NativeReader, RankSave, RunDir, RunLock, SavePlan, SavedTensor, even_rows},
     safetensors::TensorType,
 };
 use serde_json::{Map, Value, json};
 
 use super::{names_in, spec};
-
-static NEVER: AtomicBool = AtomicBool::new(false);
-const PATIENT: WaitLimit<'static> = WaitLimit { limit: Duration::from_secs(60), stop: &NEVER };
-const HASTY: WaitLimit<'static> = WaitLimit { limit: Duration::from_millis(20), stop: &NEVER };
 
 fn parameter(name: &str, dtype: TensorType, shape: &[usize], world: usize) -> SavedTensor {
     let rows = even_rows(shape.first().copied().unwrap_or(1), world);
@@ -77,23 +66,20 @@ fn run_state(step: u64) -> Map<String, Value> {
     state.as_object().unwrap().clone()
 }
 
-/// Saves by `world` threads that meet in the directory only.
+/// Saves by as many threads as the plan has ranks.
 pub(super) fn save(lock: &RunLock, plan: &SavePlan, step: u64, seed: u8) {
     let run = lock.run();
-    thread::scope(|scope| {
-        for rank in 1..plan.world_size() {
-            scope.spawn(move || {
-                let mut part = RankSave::create(run, plan, step, rank).unwrap();
-                write_part(&mut part, plan, rank, seed);
-                let complete = part.finish().unwrap().wait(PATIENT).unwrap();
-                assert_eq!(complete, run.checkpoint(step));
-            });
-        }
-        let mut part = RankSave::create(run, plan, step, 0).unwrap();
-        write_part(&mut part, plan, 0, seed);
-        let _done = part.finish().unwrap();
-        lock.commit(plan, step, run_state(step), PATIENT).unwrap();
+    let part = |rank| {
+        let mut part = RankSave::create(run, plan, step, rank).unwrap();
+        write_part(&mut part, plan, rank, seed);
+        part.finish().unwrap()
+    };
+    let reports = thread::scope(|scope| {
+        let ranks = 0..plan.world_size();
+        let threads: Vec<_> = ranks.map(|rank| scope.spawn(move || part(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
+    assert_eq!(lock.commit(plan, step, run_state(step), reports).unwrap(), run.checkpoint(step));
 }
 
 /// Reads every tensor in `cuts` parts and compares it.
@@ -195,7 +181,11 @@ fn what_four_threads_save_reads_back_at_any_world_size() {
             check(&path, &plan(world), step, step as u8, cuts);
         }
     }
-    lock.keep_last(NonZeroUsize::new(2).unwrap()).unwrap();
+    // What a run that diverged could go back to is kept.
+    lock.keep_last(NonZeroUsize::MIN, 50).unwrap();
+    assert_eq!(run.steps().unwrap(), [50, 150]);
+    save(&lock, &plan(1), 100, 100);
+    lock.keep_last(NonZeroUsize::new(2).unwrap(), 100).unwrap();
     assert_eq!(run.steps().unwrap(), [100, 150]);
     lock.delete_after(100).unwrap();
     assert_eq!(names_in(&dir.path().join("run/checkpoints")), ["step-00000100"]);
@@ -228,93 +218,32 @@ fn leftovers_are_no_checkpoints_and_are_removed() {
 }
 
 #[test]
-fn the_failure_of_a_rank_fails_the_save_on_all_and_says_why() {
+fn rejects_a_part_with_missing_rows() {
     let dir = tempfile::tempdir().unwrap();
     let run = RunDir::new(dir.path());
     let lock = run.lock().unwrap();
-    let plan = plan(3);
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| {
-            let mut part = RankSave::create(&run, &plan, 5, 1).unwrap();
-            write_part(&mut part, &plan, 1, 0);
-            part.finish().unwrap().wait(PATIENT).unwrap_err()
-        });
-        RankSave::create(&run, &plan, 5, 2).unwrap().fail("the disk is on fire");
-        let mut part = RankSave::create(&run, &plan, 5, 0).unwrap();
-        write_part(&mut part, &plan, 0, 0);
-        let _done = part.finish().unwrap();
-        let told = SaveFault::RankFailed { rank: 2, reason: "the disk is on fire".to_owned() };
-        assert_eq!(*save_fault(&lock.commit(&plan, 5, Map::new(), PATIENT).unwrap_err()), told);
-        let error = waiting.join().unwrap();
-        assert!(matches!(save_fault(&error), SaveFault::RankFailed { .. } | SaveFault::CommitFailed { .. }));
-    });
-    assert_eq!(run.newest().unwrap(), None);
+    let error = RankSave::create(&run, &plan(1), 1, 0).unwrap().finish().unwrap_err();
+    assert!(matches!(save_fault(&error), SaveFault::RowsNotWritten { .. }), "{error}");
+    lock.discard(1).unwrap();
+    assert_eq!(names_in(&dir.path().join("checkpoints")), [""; 0]);
 }
 
 #[test]
-fn a_dropped_part_and_a_part_with_missing_rows_fail_the_save() {
+fn a_save_whose_directory_was_removed_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let run = RunDir::new(dir.path());
     let lock = run.lock().unwrap();
     let plan = plan(1);
-    let part = RankSave::create(&run, &plan, 1, 0).unwrap();
-    let error = part.finish().unwrap_err();
-    assert!(matches!(save_fault(&error), SaveFault::RowsNotWritten { .. }), "{error}");
-    let error = lock.commit(&plan, 1, Map::new(), PATIENT).unwrap_err();
-    assert!(matches!(save_fault(&error), SaveFault::RankFailed { rank: 0, .. }), "{error}");
-    drop(RankSave::create(&run, &plan, 2, 0).unwrap());
-    let error = lock.commit(&plan, 2, Map::new(), PATIENT).unwrap_err();
-    assert!(error.to_string().contains("gave up"), "{error}");
-}
-
-#[test]
-fn a_late_rank_fails_the_save_and_learns_of_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let run = RunDir::new(dir.path());
-    let lock = run.lock().unwrap();
-    let plan = plan(2);
-    let parts: Vec<RankSave> = (0..2).map(|rank| RankSave::create(&run, &plan, 1, rank).unwrap()).collect();
-    let mut parts = parts.into_iter();
-    let (mut first, mut second) = (parts.next().unwrap(), parts.next().unwrap());
-    write_part(&mut first, &plan, 0, 0);
-    let _done = first.finish().unwrap();
-    let error = lock.commit(&plan, 1, Map::new(), HASTY).unwrap_err();
-    assert!(matches!(save_fault(&error), SaveFault::RanksLate { ranks, .. } if ranks == &[1]), "{error}");
-    write_part(&mut second, &plan, 1, 0);
-    let error = second.finish().unwrap().wait(PATIENT).unwrap_err();
-    assert!(matches!(save_fault(&error), SaveFault::CommitFailed { .. }), "{error}");
-}
-
-#[test]
-fn a_rank_that_waited_too_long_withdraws_and_the_commit_fails() {
-    let dir = tempfile::tempdir().unwrap();
-    let run = RunDir::new(dir.path());
-    let lock = run.lock().unwrap();
-    let plan = plan(2);
-    let mut part = RankSave::create(&run, &plan, 1, 1).unwrap();
-    write_part(&mut part, &plan, 1, 0);
-    let error = part.finish().unwrap().wait(HASTY).unwrap_err();
-    assert!(matches!(save_fault(&error), SaveFault::CommitLate { .. }), "{error}");
     let mut part = RankSave::create(&run, &plan, 1, 0).unwrap();
     write_part(&mut part, &plan, 0, 0);
-    let _done = part.finish().unwrap();
-    let error = lock.commit(&plan, 1, Map::new(), PATIENT).unwrap_err();
-    assert!(matches!(save_fault(&error), SaveFault::RankFailed { rank: 1, .. }), "{error}");
-}
-
-#[test]
-fn a_wait_can_be_stopped() {
-    let dir = tempfile::tempdir().unwrap();
-    let run = RunDir::new(dir.path());
-    let lock = run.lock().unwrap();
-    let plan = plan(2);
-    let mut part = RankSave::create(&run, &plan, 1, 0).unwrap();
-    write_part(&mut part, &plan, 0, 0);
-    let _done = part.finish().unwrap();
-    let stop = AtomicBool::new(false);
-    stop.store(true, Ordering::Relaxed);
-    let error = lock.commit(&plan, 1, Map::new(), WaitLimit { stop: &stop, ..PATIENT }).unwrap_err();
-    assert_eq!(*save_fault(&error), SaveFault::Stopped);
+    let report = part.finish().unwrap();
+    fs::remove_dir_all(dir.path().join("checkpoints/step-00000001.tmp")).unwrap();
+    let error = lock.commit(&plan, 1, Map::new(), vec![report]).unwrap_err();
+    assert_eq!(*save_fault(&error), SaveFault::Disappeared);
+    assert!(error.to_string().contains("was removed by another process"), "{error}");
+    // The next one is not in its way.
+    lock.discard(1).unwrap();
+    save(&lock, &plan, 1, 1);
 }
 
 #[test]
@@ -338,12 +267,13 @@ fn rejects_a_rank_that_saved_by_another_plan() {
     let run = RunDir::new(dir.path());
     let lock = run.lock().unwrap();
     let (plan, other) = (plan(2), plan(3));
-    for (rank, plan) in [(0, &plan), (1, &other)] {
+    let report = |(rank, plan): (usize, &SavePlan)| {
         let mut part = RankSave::create(&run, plan, 1, rank).unwrap();
         write_part(&mut part, plan, rank, 0);
-        let _done = part.finish().unwrap();
-    }
-    let error = lock.commit(&plan, 1, Map::new(), PATIENT).unwrap_err();
+        part.finish().unwrap()
+    };
+    let reports = [(0, &plan), (1, &other)].map(report).into();
+    let error = lock.commit(&plan, 1, Map::new(), reports).unwrap_err();
     assert_eq!(*save_fault(&error), SaveFault::OtherPlan { rank: 1 });
 }
 

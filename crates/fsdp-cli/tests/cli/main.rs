@@ -26,6 +26,9 @@ mod bad_weights;
 // Output that cannot be written.
 mod disk_full;
 
+// What must never cost a run its state.
+mod lost_state;
+
 // Devices that need a feature: with it, and without.
 mod devices;
 #[cfg(feature = "cuda")]

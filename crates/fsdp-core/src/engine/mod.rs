@@ -302,8 +302,17 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// # Errors
     /// [`Error::Comm`].
     pub fn meet(&mut self) -> Result<(), Error> {
-        self.scalars.meet(&*self.memory, &mut self.comms.world)?;
-        self.comms.world.check()
+        self.any(false).map(drop)
+    }
+
+    /// Whether any rank says yes: the same answer on all. Every rank calls it, as [`Engine::meet`].
+    ///
+    /// # Errors
+    /// [`Error::Comm`].
+    pub fn any(&mut self, yes: bool) -> Result<bool, Error> {
+        let any = self.scalars.any(&*self.memory, &mut self.comms.world, yes)?;
+        self.comms.world.check()?;
+        Ok(any)
     }
 
     /// Runs a schedule; when it fails, tells the other ranks why before the collectives in flight are dropped.

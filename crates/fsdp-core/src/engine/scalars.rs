@@ -181,13 +181,16 @@ impl<M: Memory> Scalars<M> {
         Ok(())
     }
 
-    /// Returns when every rank has called it.
-    pub(super) fn meet(&mut self, memory: &M, world: &mut Comm<M>) -> Result<(), Error> {
+    /// Whether any rank says yes. Returns when every rank has called it.
+    pub(super) fn any(&mut self, memory: &M, world: &mut Comm<M>, yes: bool) -> Result<bool, Error> {
         self.current = self.free();
         memory.zero(Queue::Reduce, SliceMut::whole(self.words()))?;
+        let votes = SliceMut::new(self.words(), COUNT, 1);
+        memory.write(Queue::Reduce, HostSlice::I64(&[i64::from(yes)]), votes)?;
         self.all_reduce(memory, world)?;
-        let word = Slice::new(self.words(), COUNT, 1);
-        memory.read(Queue::Reduce, word, HostSliceMut::I64(&mut [0]))
+        let mut votes = [0];
+        memory.read(Queue::Reduce, Slice::new(self.words(), COUNT, 1), HostSliceMut::I64(&mut votes))?;
+        Ok(votes != [0])
     }
 
     /// Sums the statistics of a phase over the shard axis.

@@ -1,22 +1,21 @@
 //! One rank's saves: a copy of its part of the state is written, in the step or behind the steps that follow.
 //!
-//! Writing is the business of a thread. At most one save is under way. Its outcome is asked for after every step and
-//! at the end: an error in it ends the run, on this rank with its reason and on the others because this one is gone.
-//! The rank that commits (the first) waits for the others in the directory of the checkpoint, never on a
-//! communicator, so a save can not disturb or deadlock a step.
+//! Writing is the business of a thread. At most one save is under way. How it ended is asked for after every step and
+//! at the end. A save that failed does not end the run at once: all ranks stop together, and try again.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use fsdp_ckpt::native::{RankSave, RunLock, SavePlan, WaitLimit};
+use fsdp_ckpt::native::{RankReport, RankSave, RunDir, RunLock, SavePlan, SaveSpace};
 use fsdp_core::engine::Engine;
 use fsdp_core::program::Program;
 use fsdp_core::{Memory, Mesh, Rank};
 
+use super::meeting::{Meeting, Outcome};
 use super::run_state::RunState;
 use super::snapshot::Snapshot;
 use super::table::StateTable;
@@ -24,18 +23,32 @@ use crate::error::TrainError;
 use crate::job::Job;
 
 /// How a run saves, the same on every rank.
-#[derive(Debug)]
 pub(crate) struct SaveOptions {
     /// The right to write checkpoints.
     lock: Arc<RunLock>,
+    /// The same for a directory that is made when the run's own can not be written.
+    elsewhere: Mutex<Option<Arc<RunLock>>>,
     /// What is saved by whom.
     table: StateTable,
     /// Its files.
     plan: SavePlan,
+    /// Their bytes.
+    space: SaveSpace,
     /// Checkpoints to keep, if not all.
     keep_last: Option<NonZeroUsize>,
     /// How long ranks wait for each other.
     limit: Duration,
+    /// Saves that not every rank has begun, by number.
+    meetings: Mutex<BTreeMap<u64, Arc<Meeting>>>,
+}
+
+/// Where a checkpoint goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// To the output folder.
+    OutDir,
+    /// To a new directory among the temporary files of the machine, because the output folder can not be written.
+    Elsewhere,
 }
 
 impl SaveOptions {
@@ -45,39 +58,89 @@ impl SaveOptions {
     /// [`TrainError::Checkpoint`] for a model that the format can not hold.
     pub(crate) fn new<A>(job: &Job<A>, table: StateTable, lock: Arc<RunLock>) -> Result<Self, TrainError> {
         let plan = SavePlan::new(job.plan.mesh.shards(), table.tensors.clone())?;
+        let space = SaveSpace::new(&plan)?;
         let config = &job.config.checkpoint;
         Ok(Self {
             lock,
+            elsewhere: Mutex::default(),
             table,
             plan,
+            space,
             keep_last: NonZeroUsize::new(config.keep_last),
             limit: Duration::from_secs_f64(job.config.run.timeout_s),
+            meetings: Mutex::default(),
         })
     }
 
-    /// Writes one rank's part; the first rank commits, the others wait for it.
+    /// Sets disk space aside for the next save.
+    ///
+    /// # Errors
+    /// [`TrainError::Checkpoint`]: there is not enough.
+    pub(crate) fn reserve(&self) -> Result<(), TrainError> {
+        Ok(self.lock.reserve(&self.space)?)
+    }
+
+    /// Removes checkpoints that are not to be kept. The state after `proven` steps is known to give a finite loss.
+    ///
+    /// # Errors
+    /// [`TrainError::Checkpoint`].
+    pub(crate) fn prune(&self, proven: u64) -> Result<(), TrainError> {
+        Ok(self.keep_last.map_or(Ok(()), |count| self.lock.keep_last(count, proven))?)
+    }
+
+    /// The save of this number, begun by the first rank that asks.
+    fn join(&self, number: u64, step: u64) -> Arc<Meeting> {
+        let mut meetings = locked(&self.meetings);
+        let new = || Arc::new(Meeting::new(step, self.plan.world_size()));
+        let meeting = Arc::clone(meetings.entry(number).or_insert_with(new));
+        if meeting.begin() {
+            meetings.remove(&number);
+        }
+        meeting
+    }
+
+    fn lock_of(&self, place: Place) -> Result<Arc<RunLock>, TrainError> {
+        if place == Place::OutDir {
+            return Ok(Arc::clone(&self.lock));
+        }
+        let mut elsewhere = locked(&self.elsewhere);
+        if let Some(lock) = &*elsewhere {
+            return Ok(Arc::clone(lock));
+        }
+        let made = tempfile::Builder::new().prefix("fsdp-state-").tempdir();
+        let dir = made.map_err(TrainError::io("create a directory in", std::env::temp_dir()))?.keep();
+        let lock = Arc::new(RunDir::new(dir).lock()?);
+        Ok(Arc::clone(elsewhere.insert(lock)))
+    }
+
+    /// Writes one rank's part.
     fn write(
         &self,
         shard: usize,
         snapshot: &Snapshot,
-        run: &RunState,
-        cancel: &AtomicBool,
-    ) -> Result<PathBuf, TrainError> {
-        let mut save = RankSave::create(self.lock.run(), &self.plan, run.step, shard)?;
+        step: u64,
+        place: Place,
+    ) -> Result<RankReport, TrainError> {
+        let lock = self.lock_of(place)?;
+        let mut save = RankSave::create(lock.run(), &self.plan, step, shard)?;
         for (index, held) in self.table.held[shard].iter().enumerate() {
             let tensor = &self.table.tensors[held.tensor];
             save.write_rows(&tensor.spec.name, tensor.rows[shard].start, snapshot.bytes(index))?;
         }
-        let done = save.finish()?;
-        let limit = WaitLimit { limit: self.limit, stop: cancel };
-        if shard > 0 {
-            return Ok(done.wait(limit)?);
+        Ok(save.finish()?)
+    }
+
+    /// What the first rank does besides: waits for all parts and gives the checkpoint its name.
+    fn commit(&self, meeting: &Meeting, run: &RunState, place: Place) -> Result<PathBuf, TrainError> {
+        let lock = self.lock_of(place)?;
+        let reports = meeting.reports(self.limit);
+        let is_late = matches!(reports, Err(TrainError::SaveLate { .. }));
+        let committed = reports.and_then(|all| Ok(lock.commit(&self.plan, run.step, run.to_json(), all)?));
+        if committed.is_err() && !is_late {
+            // The failure of the save is the one to report; the next start removes what is left.
+            let _ = lock.discard(run.step);
         }
-        let path = self.lock.commit(&self.plan, run.step, run.to_json(), limit)?;
-        if let Some(count) = self.keep_last {
-            self.lock.keep_last(count)?;
-        }
-        Ok(path)
+        committed
     }
 
     /// Bytes of all tensors.
@@ -106,15 +169,17 @@ pub(crate) struct Saver {
     options: Arc<SaveOptions>,
     /// Which part of the state this rank saves.
     shard: usize,
-    state: State,
-    cancel: Arc<AtomicBool>,
+    /// Saves begun.
+    count: u64,
+    snapshot: Snapshot,
+    writing: Option<Writing>,
 }
 
-enum State {
-    Idle(Snapshot),
-    Writing(JoinHandle<(Snapshot, Result<Saved, TrainError>)>),
-    /// A save failed or panicked; the run is about to end.
-    Failed,
+/// A save under way.
+struct Writing {
+    meeting: Arc<Meeting>,
+    /// Gives the copy back, whose buffers the next save uses. None if it could not be started.
+    thread: Option<JoinHandle<Snapshot>>,
 }
 
 impl Saver {
@@ -124,78 +189,88 @@ impl Saver {
         is_first_replica.then(|| Self {
             options: Arc::clone(options),
             shard: mesh.shard_of(rank),
-            state: State::Idle(Snapshot::default()),
-            cancel: Arc::new(AtomicBool::new(false)),
+            count: 0,
+            snapshot: Snapshot::default(),
+            writing: None,
         })
     }
 
-    /// Begins to save the state of an engine. Returns the former checkpoint, if it was not told of yet.
+    /// Begins to save the state of an engine.
     ///
     /// # Errors
-    /// [`TrainError::Checkpoint`], also that of a former save.
+    /// Those of the memory.
+    ///
+    /// # Panics
+    /// When a former save was not ended by [`Saver::finish`].
     pub(crate) fn save<M: Memory, P: Program<M>>(
         &mut self,
         engine: &Engine<M, P>,
-        run: &RunState,
-    ) -> Result<Option<Saved>, TrainError> {
-        let complete = self.finish()?;
-        let State::Idle(mut snapshot) = std::mem::replace(&mut self.state, State::Failed) else {
-            unreachable!("a save that has ended leaves the saver idle or returns its error");
-        };
-        let start = Instant::now();
-        snapshot.take(engine, &self.options.table.held[self.shard], run.step)?;
-        let (options, shard, cancel) = (Arc::clone(&self.options), self.shard, Arc::clone(&self.cancel));
-        let run = run.clone();
+        run: RunState,
+        place: Place,
+    ) -> Result<(), TrainError> {
+        assert!(self.writing.is_none(), "a rank has one save at a time");
+        let begin = Instant::now();
+        let (options, shard) = (Arc::clone(&self.options), self.shard);
+        self.snapshot.take(engine, &options.table.held[shard], run.step)?;
+        let snapshot = std::mem::take(&mut self.snapshot);
+        let meeting = options.join(self.count, run.step);
+        self.count += 1;
+        let end = EndOnPanic(Arc::clone(&meeting));
         let write = move || {
-            let written = options.write(shard, &snapshot, &run, &cancel);
-            let (bytes, elapsed) = (options.len_bytes(), start.elapsed());
-            (snapshot, written.map(|path| Saved { step: run.step, path, bytes, elapsed }))
+            let EndOnPanic(meeting) = &end;
+            meeting.report(shard, options.write(shard, &snapshot, run.step, place));
+            if shard == 0 {
+                let committed = options.commit(meeting, &run, place);
+                let (step, bytes, elapsed) = (run.step, options.len_bytes(), begin.elapsed());
+                meeting.decide(committed.map(|path| Saved { step, path, bytes, elapsed }));
+            }
+            snapshot
         };
-        let thread = std::thread::Builder::new().name(format!("save {}", self.shard));
-        let thread = thread.spawn(write).map_err(|source| TrainError::SaveThread { source })?;
-        self.state = State::Writing(thread);
-        Ok(complete)
+        let thread = std::thread::Builder::new().name(format!("save {shard}")).spawn(write);
+        let failed = |source| meeting.decide(Err(TrainError::SaveThread { source }));
+        self.writing = Some(Writing { thread: thread.map_err(failed).ok(), meeting });
+        Ok(())
     }
 
-    /// The checkpoint that became complete since the last call, if any. Does not wait.
-    ///
-    /// # Errors
-    /// [`TrainError::Checkpoint`] of the save.
-    pub(crate) fn poll(&mut self) -> Result<Option<Saved>, TrainError> {
-        match &self.state {
-            State::Writing(thread) if thread.is_finished() => self.finish(),
-            _ => Ok(None),
-        }
+    /// How the save ended that ended since the last call, if one did. Does not wait for other ranks.
+    pub(crate) fn poll(&mut self) -> Option<Outcome> {
+        let has_ended = self.writing.as_ref().is_some_and(|writing| writing.meeting.has_ended());
+        if has_ended { self.finish() } else { None }
     }
 
     /// Waits for the save under way, if there is one. All ranks must have begun it, or waiting may keep them from
     /// it: see [`Engine::meet`].
-    ///
-    /// # Errors
-    /// As [`Saver::poll`].
-    pub(crate) fn finish(&mut self) -> Result<Option<Saved>, TrainError> {
-        match std::mem::replace(&mut self.state, State::Failed) {
-            State::Writing(thread) => {
-                let (snapshot, result) =
-                    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                let saved = result?;
-                self.state = State::Idle(snapshot);
-                Ok(Some(saved))
-            }
-            other => {
-                self.state = other;
-                Ok(None)
-            }
+    pub(crate) fn finish(&mut self) -> Option<Outcome> {
+        let Writing { meeting, thread } = self.writing.take()?;
+        if let Some(thread) = thread {
+            self.snapshot = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         }
+        Some(meeting.outcome())
     }
 }
 
 impl Drop for Saver {
     fn drop(&mut self) {
-        if let State::Writing(thread) = std::mem::replace(&mut self.state, State::Failed) {
-            // The run has failed elsewhere; that error is the one to report.
-            self.cancel.store(true, Ordering::Relaxed);
-            let _ = thread.join();
+        if let Some(Writing { meeting, thread }) = self.writing.take() {
+            // The run has failed elsewhere; that error is the one to report. What is being saved is sound.
+            meeting.abandon_unless_all_begun();
+            let _ = thread.map(JoinHandle::join);
         }
     }
+}
+
+/// Ends a save whose thread panics, so that nobody waits for it.
+struct EndOnPanic(Arc<Meeting>);
+
+impl Drop for EndOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.decide(Err(TrainError::SaveAbandoned));
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every change under these locks is complete before anything can panic.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

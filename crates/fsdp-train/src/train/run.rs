@@ -1,21 +1,21 @@
-//! The run as each rank lives it: steps, with what is recorded, saved and evaluated between them.
+//! What the ranks of a run share: the output folder, the log of the first rank, the export, and what asks all to stop.
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use fsdp_ckpt::export::{ExportPlan, Receipt};
+use fsdp_ckpt::export::{Export, ExportPlan, Receipt};
 use fsdp_comm::launch::Seat;
 use fsdp_core::comm::Traffic;
-use fsdp_core::engine::{Observer, ProgramOrder, StepReport};
+use fsdp_core::engine::StepReport;
 use fsdp_core::memory::Usage;
 use fsdp_nn::model::Architecture;
 
-use super::{RunOptions, write_whole};
-use crate::checkpoint::{RunState, SaveOptions, Saved, Saver, Start};
+use super::rank_run::RankRun;
+use super::{MODEL, RunOptions, write_whole};
+use crate::checkpoint::{Outcome, SaveFailure, SaveOptions, Saved, Start};
 use crate::error::TrainError;
-use crate::export::export_model;
 use crate::job::Job;
 use crate::metrics::{MetricsWriter, StepMetrics};
 use crate::rank::{Evaluation, RankTrainer};
@@ -28,29 +28,53 @@ const METRICS: &str = "metrics.jsonl";
 pub(super) struct RankResult {
     pub(super) usage: Usage,
     pub(super) traffic: Traffic,
-    pub(super) receipt: Option<Receipt>,
+    /// Steps done.
+    pub(super) done: u64,
 }
 
-/// What the first rank notes.
+/// What is noted of a run, by the first rank unless it says otherwise.
 #[derive(Default)]
 pub(super) struct Log {
-    /// There from the moment where the output folder is this run's.
+    /// There from the moment where the output folder is this run's, until it can not be written.
     metrics: Option<MetricsWriter<std::io::BufWriter<std::fs::File>>>,
     pub(super) records: Vec<StepMetrics>,
     pub(super) evaluation: Option<Evaluation>,
+    /// The newest checkpoint of this run.
+    pub(super) saved: Option<Saved>,
+    /// The last save that failed.
+    pub(super) not_saved: Option<Arc<SaveFailure>>,
+    /// The first failure beside the computation. All ranks stop after the step under way, save their state and export.
+    pub(super) trouble: Option<TrainError>,
+    /// What the ranks have exported: any rank's.
+    receipts: Vec<Receipt>,
+    export: Option<Export>,
 }
 
 /// What all ranks of a run share.
 pub(super) struct Run<'a, A> {
     pub(super) job: &'a Job<A>,
     pub(super) options: &'a RunOptions<'a>,
-    pub(super) log: &'a Mutex<Log>,
-    pub(super) plan: &'a ExportPlan,
     pub(super) start: &'a Start,
     pub(super) saves: &'a Arc<SaveOptions>,
+    /// The files of the exported model.
+    pub(super) plan: ExportPlan,
+    log: Mutex<Log>,
 }
 
-impl<A: Architecture + Clone> Run<'_, A> {
+impl<'a, A: Architecture + Clone> Run<'a, A> {
+    /// A run that is about to start.
+    pub(super) fn new(
+        job: &'a Job<A>,
+        options: &'a RunOptions<'a>,
+        start: &'a Start,
+        saves: &'a Arc<SaveOptions>,
+        export: Export,
+    ) -> Self {
+        let plan = export.plan().clone();
+        let log = Mutex::new(Log { export: Some(export), ..Log::default() });
+        Self { job, options, start, saves, plan, log }
+    }
+
     /// Everything that one rank does.
     pub(super) fn rank<M: TrainBackend>(&self, seat: Seat<M>) -> Result<RankResult, TrainError> {
         let observer = (self.options.observer)(seat.rank);
@@ -63,27 +87,40 @@ impl<A: Architecture + Clone> Run<'_, A> {
         if trainer.rank().0 == 0 {
             self.take_over()?;
         }
-        let saver = Saver::of_rank(self.saves, self.job.plan.mesh, trainer.rank());
-        let mut rank = RankRun { run: self, trainer, saver, observer, clock: Instant::now() };
-        rank.steps()?;
-        let receipt = export_model(rank.trainer.engine(), self.plan)?;
-        rank.finish_save()?;
-        Ok(RankResult { usage: rank.trainer.usage(), traffic: rank.trainer.traffic(), receipt })
+        RankRun::new(self, trainer, observer).run()
     }
 
-    /// Makes the output folder this run's.
+    /// What is noted so far.
+    pub(super) fn log(&self) -> MutexGuard<'_, Log> {
+        // Every change under the lock is complete before anything can panic.
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was noted.
+    pub(super) fn into_log(self) -> Log {
+        self.log.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this process wants the run to stop.
+    pub(super) fn is_to_stop(&self) -> bool {
+        self.options.stop.load(Ordering::Relaxed) || self.log().trouble.is_some()
+    }
+
+    /// Makes the output folder this run's, with the disk space that its end will need.
     fn take_over(&self) -> Result<(), TrainError> {
-        let out_dir = Path::new(&self.job.config.run.out_dir);
+        let out_dir = self.out_dir();
         self.start.settle(out_dir)?;
+        self.saves.reserve()?;
         write_whole(&out_dir.join("resolved.toml"), &self.job.config.to_toml())?;
         let path = out_dir.join(METRICS);
         let metrics =
             MetricsWriter::resume(&path, self.start.step).map_err(TrainError::io("write", &path))?;
-        self.lock().metrics = Some(metrics);
+        self.log().metrics = Some(metrics);
         Ok(())
     }
 
-    fn record(&self, step: u64, report: &StepReport, elapsed: Duration) -> Result<(), TrainError> {
+    /// Records a step.
+    pub(super) fn record(&self, step: u64, report: &StepReport, elapsed: Duration) {
         let config = &self.job.config;
         let tokens = (config.train.global_batch_size * config.data.seq_len) as u64;
         let tokens_per_s = tokens as f64 / elapsed.as_secs_f64();
@@ -102,128 +139,61 @@ impl<A: Architecture + Clone> Run<'_, A> {
             step_ms: elapsed.as_secs_f64() * 1e3,
             utilization,
         };
-        let mut log = self.lock();
-        let writer = log.metrics.as_mut().expect("the folder was taken over before the first step");
-        let path = Path::new(&config.run.out_dir).join(METRICS);
-        writer.write(&metrics).map_err(TrainError::io("write", path))?;
+        let mut log = self.log();
+        // Once the file could not be written, the rest of the run is not recorded: it is about to stop.
+        if let Some(Err(error)) = log.metrics.as_mut().map(|writer| writer.write(&metrics)) {
+            log.metrics = None;
+            log.is_in_trouble(TrainError::io("write", self.out_dir().join(METRICS))(error));
+        }
         self.options.reporter.step(&metrics);
         log.records.push(metrics);
-        Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Notes how a save has ended.
+    pub(super) fn note_save(&self, outcome: Outcome) {
+        let mut log = self.log();
+        match outcome {
+            Ok(saved) => {
+                self.options.reporter.saved(&saved);
+                log.saved = Some(saved);
+            }
+            Err(failure) => {
+                log.not_saved = Some(Arc::clone(&failure));
+                log.is_in_trouble(TrainError::NotSaved(failure));
+            }
+        }
+    }
+
+    /// Notes what a rank has exported; false if that failed.
+    pub(super) fn note_export(&self, exported: Result<Option<Receipt>, TrainError>) -> bool {
+        let mut log = self.log();
+        let noted = exported.map(|receipt| log.receipts.extend(receipt));
+        log.is_exported(noted)
+    }
+
+    /// Gives the exported model its final name, after all ranks have exported their rows; false if that failed.
+    pub(super) fn commit_export(&self) -> bool {
+        let mut log = self.log();
+        let export = log.export.take().expect("an export is committed once");
+        let committed = export.commit(std::mem::take(&mut log.receipts)).map_err(TrainError::from);
+        let config = self.out_dir().join(MODEL).join("config.json");
+        let text = self.options.config_json.as_deref();
+        log.is_exported(committed.and_then(|()| text.map_or(Ok(()), |text| write_whole(&config, text))))
+    }
+
+    fn out_dir(&self) -> &'a Path {
+        Path::new(&self.job.config.run.out_dir)
     }
 }
 
-/// One rank on its way.
-struct RankRun<'a, 'r, M: TrainBackend, A: Architecture + Clone> {
-    run: &'r Run<'a, A>,
-    trainer: RankTrainer<'a, M, A>,
-    saver: Option<Saver>,
-    observer: Box<dyn Observer>,
-    /// When the step whose report is read next began, as far as the host can tell.
-    clock: Instant,
-}
-
-impl<M: TrainBackend, A: Architecture + Clone> RankRun<'_, '_, M, A> {
-    /// All steps, with the evaluations and saves between them.
-    fn steps(&mut self) -> Result<(), TrainError> {
-        let Run { job, options, start, .. } = self.run;
-        let (steps, every) = (job.config.train.steps, job.config.data.eval_every);
-        for step in start.step..steps {
-            let done = step + 1;
-            let is_due = job.config.checkpoint.is_due(done, steps);
-            let evaluates = done == steps || (every > 0 && done.is_multiple_of(every));
-            if self.trainer.unread() == 0 {
-                self.clock = Instant::now();
-            }
-            let stop = options.stop.load(Ordering::Relaxed);
-            self.trainer.issue(step, stop, &mut ProgramOrder, &mut *self.observer)?;
-            // The host goes ahead of a device that works behind it, by one step, but not past what reads the state.
-            let is_behind = self.trainer.engine().memory().is_asynchronous();
-            let mut stop = self.read_until(usize::from(is_behind && !is_due && !evaluates))?;
-            if stop {
-                self.read_until(0)?;
-            }
-            let is_saved = stop || is_due;
-            if is_saved {
-                self.save(done)?;
-            }
-            let saved = self.saver.as_mut().map_or(Ok(None), Saver::poll)?;
-            self.tell(saved);
-            stop |= evaluates && self.evaluate(done)?;
-            if stop && !is_saved {
-                self.save(done)?;
-            }
-            if stop {
-                return Ok(());
-            }
-        }
-        if start.step == steps {
-            self.evaluate(steps)?;
-        }
-        Ok(())
+impl Log {
+    /// Asks all ranks to stop, and says why.
+    pub(super) fn is_in_trouble(&mut self, error: TrainError) {
+        self.trouble.get_or_insert(error);
     }
 
-    /// Reads the reports of steps until no more than `unread` are left; returns whether some rank asked to stop.
-    fn read_until(&mut self, unread: usize) -> Result<bool, TrainError> {
-        let mut stop = false;
-        while self.trainer.unread() > unread {
-            let (step, report) = match self.trainer.report() {
-                // The state before that step is sound: what is being saved of it becomes complete. All ranks are
-                // here, so all have begun it.
-                Err(error @ TrainError::NotFinite { .. }) => {
-                    let saved = self.saver.as_mut().and_then(|saver| saver.finish().ok()?);
-                    self.tell(saved);
-                    return Err(error);
-                }
-                other => other?.expect("a step is unread"),
-            };
-            if self.trainer.rank().0 == 0 {
-                self.run.record(step, &report, self.clock.elapsed())?;
-            }
-            self.clock = Instant::now();
-            stop |= report.stop;
-        }
-        Ok(stop)
-    }
-
-    /// Saves the state after `step` steps. Loss and norm of the last one are known to be finite: otherwise the
-    /// step would have been an error.
-    fn save(&mut self, step: u64) -> Result<(), TrainError> {
-        if let Some(saver) = &mut self.saver {
-            let model = self.run.options.config_json.as_deref();
-            let state = RunState::of(self.run.job, step, model, &self.run.start.changes);
-            let saved = saver.save(self.trainer.engine(), &state)?;
-            self.tell(saved);
-        }
-        if self.run.job.config.checkpoint.is_async { Ok(()) } else { self.finish_save() }
-    }
-
-    /// Waits for the save under way.
-    fn finish_save(&mut self) -> Result<(), TrainError> {
-        self.trainer.meet()?;
-        let saved = self.saver.as_mut().map_or(Ok(None), Saver::finish)?;
-        self.tell(saved);
-        Ok(())
-    }
-
-    fn tell(&self, saved: Option<Saved>) {
-        if let Some(saved) = saved.filter(|_| self.trainer.rank().0 == 0) {
-            self.run.options.reporter.saved(&saved);
-        }
-    }
-
-    /// Evaluates; returns whether some rank asked to stop before it was done.
-    fn evaluate(&mut self, step: u64) -> Result<bool, TrainError> {
-        let evaluation =
-            self.trainer.evaluate(self.run.options.stop, &mut ProgramOrder, &mut *self.observer)?;
-        let Some(evaluation) = evaluation else { return Ok(false) };
-        if self.trainer.rank().0 == 0 && !evaluation.stop {
-            self.run.options.reporter.evaluation(step, &evaluation);
-            self.run.lock().evaluation = Some(evaluation);
-        }
-        Ok(evaluation.stop)
+    fn is_exported(&mut self, exported: Result<(), TrainError>) -> bool {
+        let failed = |error| self.is_in_trouble(TrainError::NotExported { source: Box::new(error) });
+        exported.map_err(failed).is_ok()
     }
 }

@@ -1,9 +1,12 @@
-//! What is left of a run that could not begin.
+//! What is left of a run that could not begin, or that something beside the computation has ended.
 
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
+use fsdp_ckpt::native::{NativeReader, RunDir};
 use fsdp_core::Error;
 use fsdp_nn::model::{Mlp, MlpConfig};
 use fsdp_nn::{HostMemory, HostOptions};
@@ -13,13 +16,12 @@ use super::*;
 use crate::InitSource;
 use crate::config::Resolved;
 
-fn job(dir: &Path) -> Job<Mlp> {
+fn job(dir: &Path, settings: &str) -> Job<Mlp> {
     let data = dir.join("tokens.bin");
-    std::fs::write(&data, (0..200u16).flat_map(|i| (i % 7).to_le_bytes()).collect::<Vec<u8>>()).unwrap();
+    fs::write(&data, (0..200u16).flat_map(|i| (i % 7).to_le_bytes()).collect::<Vec<u8>>()).unwrap();
     let text = format!(
         "model = {{ path = 'unused' }}\ndata = {{ train = ['{}'], format = 'tokens-u16', seq_len = 3 }}\n\
-         train = {{ steps = 1, micro_batch_size = 1, global_batch_size = 2 }}\n\
-         fsdp = {{ wrap = ['Linear'] }}\nrun = {{ ranks = 2, out_dir = '{}' }}",
+         fsdp = {{ wrap = ['Linear'] }}\nrun = {{ ranks = 2, out_dir = '{}' }}\n{settings}",
         data.display(),
         dir.join("out").display()
     );
@@ -29,15 +31,28 @@ fn job(dir: &Path) -> Job<Mlp> {
     Job::new(Resolved::parse(&text, "test", &[]).unwrap().config, model, init).unwrap()
 }
 
-fn train_on(job: &Job<Mlp>, has_room: bool) -> Result<Summary, TrainError> {
+fn steps(count: u64) -> String {
+    format!("train = {{ steps = {count}, micro_batch_size = 1, global_batch_size = 2 }}\n")
+}
+
+fn train_on(job: &Job<Mlp>, has_room: bool, reporter: &dyn Reporter) -> Result<Summary, TrainError> {
+    resume_on(job, has_room, reporter, Resume::Fresh)
+}
+
+fn resume_on(
+    job: &Job<Mlp>,
+    has_room: bool,
+    reporter: &dyn Reporter,
+    resume: Resume,
+) -> Result<Summary, TrainError> {
     let launcher = Threads::new(WorldOptions::new(2), move |rank, _| match rank.0 {
         1 if !has_room => Err(Error::Memory { category: None, what: "no room".to_owned() }),
         _ => Ok(Arc::new(HostMemory::new(HostOptions::default())?)),
     });
     let options = RunOptions {
-        reporter: &(),
+        reporter,
         stop: &AtomicBool::new(false),
-        resume: Resume::Fresh,
+        resume,
         overwrite: false,
         observer: &|_| Box::new(()),
         config_json: None,
@@ -46,16 +61,150 @@ fn train_on(job: &Job<Mlp>, has_room: bool) -> Result<Summary, TrainError> {
     train(job, &launcher, &options)
 }
 
+/// Does something to the output folder after a step, when all ranks are in the middle of the run.
+struct After<F>(u64, F);
+
+impl<F: Fn() + Sync> Reporter for After<F> {
+    fn step(&self, metrics: &StepMetrics) {
+        if metrics.step == self.0 {
+            self.1();
+        }
+    }
+}
+
+/// How a run ended that something beside the computation has ended.
+fn ended(result: Result<Summary, TrainError>) -> (TrainError, Ending) {
+    match result {
+        Err(TrainError::Ended { source, ending }) => (*source, ending),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn kept(ending: &Ending) -> &Path {
+    match &ending.state {
+        Ok(Kept::InOutDir(path) | Kept::Elsewhere(path)) => path,
+        Err(failure) => panic!("{failure:?}"),
+    }
+}
+
+/// A checkpoint is whole, and of this step.
+fn check(path: &Path, step: u64) {
+    let reader = NativeReader::open(path).unwrap();
+    reader.verify().unwrap();
+    assert_eq!(reader.manifest().run_state["step"], step);
+}
+
 #[test]
 fn a_run_whose_ranks_were_not_set_up_can_be_tried_again() {
     let dir = tempfile::tempdir().unwrap();
-    let job = job(dir.path());
-    let error = train_on(&job, false).unwrap_err();
-    assert!(matches!(error, TrainError::Setup { .. }) && !error.is_usage(), "{error}");
-    train_on(&job, true).unwrap_or_else(|error| panic!("{error}"));
-    let error = train_on(&job, true).unwrap_err();
+    let job = job(dir.path(), &steps(1));
+    let error = train_on(&job, false, &()).unwrap_err();
+    assert!(matches!(error, TrainError::Setup { .. }), "{error}");
+    train_on(&job, true, &()).unwrap_or_else(|error| panic!("{error}"));
+    let error = train_on(&job, true, &()).unwrap_err();
     assert!(
         matches!(error, TrainError::OutDirNotEmpty { .. }),
         "what a run has made is not replaced: {error}"
     );
+}
+
+#[test]
+fn an_export_that_fails_costs_no_checkpoint_and_says_where_the_state_is() {
+    // With and without a checkpoint that is due after the last step.
+    for every in [100, 0] {
+        for is_async in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let checkpoint = format!("checkpoint = {{ every = {every}, async = {is_async} }}\n");
+            let job = job(dir.path(), &(steps(4) + &checkpoint));
+            let remove = After(2, || fs::remove_dir_all(dir.path().join("out/model")).unwrap());
+            let (source, ending) = ended(train_on(&job, true, &remove));
+            assert!(matches!(source, TrainError::NotExported { .. }), "{source}");
+            assert_eq!(ending.done, 4);
+            check(kept(&ending), 4);
+            assert!(ending.to_string().contains("--resume"), "{ending}");
+            // It is as the message says.
+            let summary = resume_on(&job, true, &(), Resume::Newest).unwrap();
+            assert_eq!((summary.steps, summary.resumed_from), (4, Some(4)));
+            assert!(dir.path().join("out/model/model.safetensors").exists());
+        }
+    }
+}
+
+#[test]
+fn a_save_that_fails_on_one_rank_is_tried_again_after_the_step_under_way() {
+    for is_async in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let checkpoint = format!("checkpoint = {{ every = 3, async = {is_async} }}\n");
+        let job = job(dir.path(), &(steps(1000) + &checkpoint));
+        // Only rank 1 finds its file there already.
+        let name = "out/checkpoints/step-00000003.tmp/shard-00002-model-00001-of-00001.safetensors";
+        let block = After(2, || fs::create_dir_all(dir.path().join(name)).unwrap());
+        let begin = Instant::now();
+        let (source, ending) = ended(train_on(&job, true, &block));
+        assert!(begin.elapsed() < Duration::from_secs(60), "nobody waits for run.timeout_s");
+        let text = source.to_string();
+        assert!(
+            text.starts_with("the checkpoint after step 3 could not be saved: rank 1 failed: "),
+            "{text}"
+        );
+        assert!((4..1000).contains(&ending.done), "all stop soon: {}", ending.done);
+        check(kept(&ending), ending.done);
+        assert_eq!(RunDir::new(dir.path().join("out")).newest().unwrap().unwrap().0, ending.done);
+    }
+}
+
+#[test]
+fn a_state_that_the_output_folder_does_not_take_is_saved_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = job(dir.path(), &(steps(5) + "checkpoint = { every = 2 }\n"));
+    let checkpoints = dir.path().join("out/checkpoints");
+    let block = After(1, || {
+        fs::remove_dir_all(&checkpoints).unwrap();
+        fs::write(&checkpoints, "in the way").unwrap();
+    });
+    let (source, ending) = ended(train_on(&job, true, &block));
+    assert!(source.to_string().contains("step 2 could not be saved"), "{source}");
+    let Ok(Kept::Elsewhere(path)) = &ending.state else { panic!("{ending}") };
+    check(path, ending.done);
+    assert!(ending.to_string().contains("--resume-from"), "{ending}");
+    // The model is exported all the same.
+    assert!(dir.path().join("out/model/model.safetensors").exists());
+    fs::remove_dir_all(path.parent().unwrap().parent().unwrap()).unwrap();
+}
+
+#[test]
+fn old_checkpoints_go_only_when_the_weights_of_a_newer_one_have_given_a_loss() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = job(dir.path(), &(steps(6) + "checkpoint = { every = 2, keep_last = 1, async = false }\n"));
+    let run = RunDir::new(dir.path().join("out"));
+    let seen = std::sync::Mutex::new(Vec::new());
+    struct Look<'a>(&'a RunDir, &'a std::sync::Mutex<Vec<Vec<u64>>>);
+    impl Reporter for Look<'_> {
+        fn saved(&self, _saved: &Saved) {
+            self.1.lock().unwrap().push(self.0.steps().unwrap());
+        }
+    }
+    train_on(&job, true, &Look(&run, &seen)).unwrap();
+    assert_eq!(*seen.lock().unwrap(), [vec![2], vec![2, 4], vec![4, 6]]);
+    assert_eq!(run.steps().unwrap(), [6], "the end of a run leaves what is to be kept");
+    let left: Vec<_> = fs::read_dir(run.checkpoints()).unwrap().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+}
+
+#[test]
+fn disk_space_for_the_first_save_is_set_aside_from_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = job(dir.path(), &(steps(5) + "checkpoint = { every = 2, keep_last = 1, async = false }\n"));
+    let checkpoints = dir.path().join("out/checkpoints");
+    let seen = std::sync::Mutex::new(Vec::new());
+    struct Count<'a>(&'a Path, &'a std::sync::Mutex<Vec<usize>>);
+    impl Reporter for Count<'_> {
+        fn step(&self, _metrics: &StepMetrics) {
+            let names = fs::read_dir(self.0).unwrap().map(|entry| entry.unwrap().file_name());
+            let reserved = names.filter(|name| name.to_string_lossy().starts_with("reserved-"));
+            self.1.lock().unwrap().push(reserved.count());
+        }
+    }
+    train_on(&job, true, &Count(&checkpoints, &seen)).unwrap();
+    assert_eq!(seen.lock().unwrap()[..2], [2, 2], "one file for each rank, until the first save takes them");
 }

@@ -323,6 +323,10 @@ impl FileSystem for FailingDisk {
     fn remove_directory(&self, dir: &Path) -> io::Result<()> {
         self.disk.remove_directory(dir)
     }
+
+    fn free_bytes(&self, dir: &Path) -> io::Result<u64> {
+        self.disk.free_bytes(dir)
+    }
 }
 
 impl OpenFile for FailingFile {
@@ -332,6 +336,10 @@ impl OpenFile for FailingFile {
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
         count(&self.left).and_then(|()| self.file.write_at(bytes, offset))
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<bool> {
+        count(&self.left).and_then(|()| self.file.allocate(len))
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {

@@ -1,0 +1,101 @@
+//! Disk space that is set aside for the next save, so that a disk which others fill does not cost a run its state.
+//!
+//! One file per rank, as long as what the rank will write; rank 0's has room for the manifest too. A rank removes
+//! its own right before it creates its part of a checkpoint.
+
+use std::path::PathBuf;
+
+use serde_json::Map;
+
+use super::{
+    RunDir, RunLock, SavePlan,
+    commit::{manifest, manifest_file},
+};
+use crate::error::{Error, SaveFault};
+
+/// Room in a manifest for the state of a run: configuration, config.json and changes of it.
+const RUN_STATE_BYTES: u64 = 64 << 10;
+
+/// The bytes that each rank of a plan writes in a save.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SaveSpace {
+    rank_bytes: Vec<u64>,
+}
+
+impl SaveSpace {
+    /// The space for one save by a plan.
+    ///
+    /// # Errors
+    /// Those of [`SavePlan::lay_out`].
+    pub fn new(plan: &SavePlan) -> Result<SaveSpace, Error> {
+        let (mut rank_bytes, mut files) = (Vec::new(), Vec::new());
+        for rank in 0..plan.world_size() {
+            let layout = plan.lay_out(rank)?;
+            rank_bytes.push(layout.header.file_len());
+            // The longest text that digests can have.
+            let chunks = (0..layout.shards.len()).map(|shard| vec![u64::MAX; layout.chunks(shard).len()]);
+            files.push(manifest_file(plan, &layout, chunks.collect()));
+        }
+        let text = manifest(plan, files, Map::new()).to_bytes();
+        rank_bytes[0] += text.map_or(0, |text| text.len() as u64) + RUN_STATE_BYTES;
+        Ok(SaveSpace { rank_bytes })
+    }
+
+    /// Bytes of all ranks.
+    pub fn bytes(&self) -> u64 {
+        self.rank_bytes.iter().sum()
+    }
+}
+
+impl RunLock {
+    /// Sets the space of one save aside. Where the file system can not do that, the free space is compared with what a
+    /// save needs.
+    ///
+    /// # Errors
+    /// [`SaveFault::NoSpace`]; [`Error::Io`]. Nothing is set aside then.
+    pub fn reserve(&self, space: &SaveSpace) -> Result<(), Error> {
+        let reserved = self.try_reserve(space);
+        if !matches!(reserved, Ok(true)) {
+            (0..space.rank_bytes.len()).try_for_each(|rank| self.run().give_back(rank))?;
+        }
+        let (run, needed) = (self.run(), space.bytes());
+        let is_full = match reserved {
+            Ok(true) => return Ok(()),
+            Ok(false) => false,
+            Err(Error::Io { cause, .. }) if is_full(&cause) => true,
+            Err(error) => return Err(error),
+        };
+        let free = run.files.free_bytes(run.checkpoints())?;
+        if !is_full && needed <= free {
+            return Ok(());
+        }
+        let fault = Box::new(SaveFault::NoSpace { needed, free });
+        Err(Error::Save { path: run.checkpoints().to_owned(), fault })
+    }
+
+    /// False if the file system only sets lengths.
+    fn try_reserve(&self, space: &SaveSpace) -> Result<bool, Error> {
+        for (rank, &bytes) in space.rank_bytes.iter().enumerate() {
+            let file = self.run().files.open_lock(&self.run().reserved(rank))?;
+            if !file.allocate(bytes)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl RunDir {
+    /// Gives back what is set aside for a rank, if anything is.
+    pub(super) fn give_back(&self, rank: usize) -> Result<(), Error> {
+        self.files.remove_if_there(&self.reserved(rank)).map(drop)
+    }
+
+    fn reserved(&self, rank: usize) -> PathBuf {
+        self.checkpoints().join(format!("reserved-{:05}.tmp", rank + 1))
+    }
+}
+
+fn is_full(cause: &std::io::Error) -> bool {
+    matches!(cause.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
+}

@@ -1,0 +1,82 @@
+//! Disk space that is set aside, on a disk that others fill.
+
+use super::*;
+use crate::{error::SaveFault, files::faulty::Fault};
+
+/// The bytes that a save of a plan really leaves on the disk.
+fn saved_bytes(plan: &SavePlan) -> usize {
+    let files = FaultyFiles::new();
+    save(&run_dir(&files).lock().unwrap(), plan, 1, &mut false).unwrap();
+    files.bytes()
+}
+
+fn files_in_checkpoints(files: &FaultyFiles) -> Vec<String> {
+    Files::of(std::sync::Arc::new(files.clone())).list(Path::new("/run/checkpoints")).unwrap()
+}
+
+#[test]
+fn what_is_set_aside_is_what_a_save_needs() {
+    for world in 1..6 {
+        let plan = plan(world);
+        let (space, saved) = (SaveSpace::new(&plan).unwrap().bytes(), saved_bytes(&plan) as u64);
+        // But for the room for the state of a run.
+        assert!((saved..=saved + (64 << 10)).contains(&space), "{world} ranks: {space} for {saved}");
+    }
+}
+
+#[test]
+fn a_save_succeeds_on_a_disk_that_others_have_filled() {
+    for world in [1, 4] {
+        let plan = plan(world);
+        let start = FaultyFiles::new();
+        let before = start.bytes();
+        run_dir(&start).lock().unwrap().reserve(&SaveSpace::new(&plan).unwrap()).unwrap();
+        // From here on there is room for not one byte more.
+        let full = start.with(Fault::FullAt(start.bytes()));
+        save(&run_dir(&full).lock().unwrap(), &plan, 1, &mut false).unwrap();
+        check(&full, &plan, 1);
+        // What was not set aside is taken by others.
+        run_dir(&start).lock().unwrap().remove_leftovers().unwrap();
+        let full = start.with(Fault::FullAt(before + 1));
+        save(&run_dir(&full).lock().unwrap(), &plan, 1, &mut false).unwrap_err();
+    }
+}
+
+#[test]
+fn a_disk_without_room_is_told_before_anything_is_written() {
+    let plan = plan(3);
+    let space = SaveSpace::new(&plan).unwrap();
+    let start = FaultyFiles::new();
+    drop(run_dir(&start).lock().unwrap());
+    for room in [0, 1, space.bytes() / 2, space.bytes() - 1] {
+        let files = start.with(Fault::FullAt(start.bytes() + room as usize));
+        let lock = run_dir(&files).lock().unwrap();
+        let error = lock.reserve(&space).unwrap_err();
+        let expected = SaveFault::NoSpace { needed: space.bytes(), free: room };
+        assert!(matches!(&error, Error::Save { fault, .. } if **fault == expected), "{error}");
+        assert!(files_in_checkpoints(&files).is_empty(), "nothing stays set aside");
+    }
+    let files = start.with(Fault::FullAt(start.bytes() + space.bytes() as usize));
+    let lock = run_dir(&files).lock().unwrap();
+    lock.reserve(&space).unwrap();
+    assert_eq!(files_in_checkpoints(&files).len(), 3);
+    lock.reserve(&space).unwrap();
+    lock.remove_leftovers().unwrap();
+    assert!(files_in_checkpoints(&files).is_empty());
+}
+
+#[test]
+fn a_checkpoint_that_is_set_aside_is_none_of_the_run_and_whole() {
+    let (files, plan) = (FaultyFiles::new(), plan(2));
+    let lock = run_dir(&files).lock().unwrap();
+    for round in 0..2 {
+        save(&lock, &plan, 1, &mut false).unwrap();
+        let aside = lock.set_aside(1, "diverged").unwrap().unwrap();
+        assert_eq!(aside, Path::new("/run/checkpoints/step-00000001.diverged"), "round {round}");
+        assert_eq!(lock.run().newest().unwrap(), None);
+        open(&files, &aside).unwrap().verify().unwrap();
+    }
+    assert_eq!(lock.set_aside(1, "diverged").unwrap(), None);
+    lock.remove_leftovers().unwrap();
+    assert_eq!(files_in_checkpoints(&files), ["step-00000001.diverged"]);
+}

@@ -1,0 +1,207 @@
+//! No run loses its state: full disks, folders that go away, values that are not finite.
+
+use std::fs;
+
+use fsdp_ckpt::native::{NativeReader, RunDir};
+
+use crate::signals::Running;
+use crate::support::{Ran, Sandbox, folded};
+
+/// Runs a shell script in a file system of its own, `disk`, of so many KiB; `$FSDP` is the binary. None where the
+/// machine does not allow that.
+fn on_small_disk(sandbox: &Sandbox, kib: usize, script: &str) -> Option<Ran> {
+    fs::create_dir_all(sandbox.path("disk")).unwrap();
+    let mount = format!("mount -t tmpfs -o size={kib}k none disk");
+    let inside =
+        |script: &str| format!("unshare --user --map-root-user --mount sh -c '{mount} && {{ {script}; }}'");
+    if sandbox.shell(&inside("true")).code != Some(0) {
+        println!("skipped: this machine has no user namespaces in which tmpfs can be mounted");
+        return None;
+    }
+    Some(sandbox.shell(&inside(script)))
+}
+
+/// The error of a run, folded, without the number of steps.
+fn error_of(ran: &Ran) -> String {
+    let lines: Vec<&str> = ran.stderr.lines().skip_while(|line| !line.starts_with("error")).collect();
+    folded(&lines.join("\n"))
+}
+
+#[test]
+fn a_disk_that_fills_up_costs_nothing_although_no_checkpoints_were_asked_for() {
+    let sandbox = Sandbox::new();
+    // As soon as a step is done, somebody else takes all of the disk that is left.
+    let script = "$FSDP train run.toml --set run.out_dir=disk/out --set train.steps=1000000 2>told & \
+        until grep -q step told; do :; done; \
+        dd if=/dev/zero of=disk/other bs=1k 2>dd; wait $!; echo code $?; cat told >&2; \
+        cp -r disk/out/checkpoints disk/out/metrics.jsonl . && cp -r disk/out/model exported";
+    let Some(ran) = on_small_disk(&sandbox, 4000, script) else { return };
+    assert!(ran.stdout.contains("code 75"), "{} {}", ran.stdout, ran.stderr);
+    let error = error_of(&ran);
+    assert!(error.contains("can not write disk/out/metrics.jsonl: No space left on device"), "{error}");
+    let steps = RunDir::new(sandbox.path("")).steps().unwrap();
+    let [step] = steps[..] else { panic!("{steps:?}: {error}") };
+    assert!(
+        error.contains(&format!("the state after step {step} is in disk/out/checkpoints/step-{step:08}")),
+        "{error}"
+    );
+    NativeReader::open(sandbox.path(&format!("checkpoints/step-{step:08}"))).unwrap().verify().unwrap();
+    // The model is there too, with the same weights.
+    let diff = format!("ckpt diff checkpoints/step-{step:08} exported/model.safetensors --only model");
+    sandbox.succeed(&diff);
+}
+
+#[test]
+fn a_disk_that_is_full_between_two_saves_keeps_the_space_of_the_next() {
+    let sandbox = Sandbox::new();
+    let script = "$FSDP train run.toml --set run.out_dir=disk/out --set train.steps=1000000 \
+            --set checkpoint.every=1000 --set checkpoint.keep_last=1 2>told & \
+        until grep -q \"checkpoint after\" told; do :; done; \
+        dd if=/dev/zero of=disk/other bs=1k 2>dd; wait $!; echo code $?; cat told >&2; \
+        cp -r disk/out/checkpoints .";
+    let Some(ran) = on_small_disk(&sandbox, 6000, script) else { return };
+    assert!(ran.stdout.contains("code 75"), "{} {}", ran.stdout, ran.stderr);
+    let (newest, path) = RunDir::new(sandbox.path("")).newest().unwrap().unwrap();
+    assert!(newest > 1000, "{newest}: {}", ran.stderr);
+    NativeReader::open(path).unwrap().verify().unwrap();
+}
+
+#[test]
+fn a_disk_without_room_for_the_end_of_the_run_is_told_before_its_first_step() {
+    // Room for the exported model, and not for a checkpoint; then not even for the model.
+    for (kib, what) in [
+        (100, "a save needs"),
+        (20, "failed to allocate disk space for disk/out/model/model.safetensors.tmp"),
+    ] {
+        let sandbox = Sandbox::new();
+        let script = "$FSDP train run.toml --set run.out_dir=disk/out; echo code $?; ls disk/out/model disk/out/checkpoints";
+        let Some(ran) = on_small_disk(&sandbox, kib, script) else { return };
+        let error = error_of(&ran);
+        assert!(error.contains(what), "{kib}: {error}");
+        assert!(!ran.stderr.contains("step"), "no step was done: {}", ran.stderr);
+        assert!(ran.stdout.starts_with("code 75\n"), "{}", ran.stdout);
+        assert!(!ran.stdout.contains(".tmp"), "nothing is left: {}", ran.stdout);
+    }
+}
+
+#[test]
+fn a_full_disk_fails_a_synchronous_save_at_once() {
+    let sandbox = Sandbox::new();
+    let script = "TMPDIR=. $FSDP train run.toml --set run.out_dir=disk/out --set train.steps=1000000 \
+            --set checkpoint.every=3 --set checkpoint.async=false --set checkpoint.keep_last=0 2>told; \
+        echo code $?; cat told >&2; ls disk/out/checkpoints >names";
+    let begin = std::time::Instant::now();
+    let Some(ran) = on_small_disk(&sandbox, 1200, script) else { return };
+    assert!(begin.elapsed().as_secs() < 60, "run.timeout_s is 600");
+    assert!(ran.stdout.contains("code 75"), "{} {}", ran.stdout, ran.stderr);
+    let error = error_of(&ran);
+    assert!(error.contains("could not be saved") && error.contains("fsdp-state-"), "{error}");
+}
+
+#[test]
+fn a_folder_that_goes_away_costs_no_state() {
+    let sandbox = Sandbox::new();
+    let run = Running::start(&sandbox, "train run.toml --set train.steps=1000000");
+    fs::remove_dir_all(sandbox.path("out/checkpoints")).unwrap();
+    fs::write(sandbox.path("out/checkpoints"), "in the way").unwrap();
+    run.signal("TERM");
+    let ran = run.end();
+    let error = error_of(&ran);
+    assert!(error.contains("run.out_dir can not be written, so the state after step"), "{error}");
+    let dir = error.split_whitespace().find(|word| word.contains("fsdp-state-")).unwrap();
+    let checkpoint = dir.trim_end_matches(':');
+    // It is as the message says.
+    let step: u64 = checkpoint.rsplit('-').next().unwrap().parse().unwrap();
+    let on = format!(
+        "train run.toml --set run.out_dir=on --resume-from {checkpoint} --set train.steps={}",
+        step + 1
+    );
+    sandbox.succeed(&on);
+}
+
+/// Learning rates from too large to absurd.
+const OPTIMIZERS: [&str; 8] = [
+    r#"{name="sgd",lr=1e39}"#,
+    r#"{name="sgd",lr=1e25}"#,
+    r#"{name="sgd",lr=1e12,momentum=0.9}"#,
+    r#"{name="adamw",lr=1e39}"#,
+    r#"{name="adamw",lr=1e30}"#,
+    r#"{name="adamw",lr=1e19}"#,
+    r#"{name="adafactor",lr=1e38,relative_step=false,scale_parameter=false}"#,
+    r#"{name="adafactor",lr=1e20,relative_step=false,scale_parameter=false}"#,
+];
+
+/// The same optimizer with a learning rate that works.
+fn mended(optimizer: &str) -> String {
+    let (name, rest) = optimizer.split_once("lr=").unwrap();
+    let rest = rest.find([',', '}']).map_or("", |at| &rest[at..]);
+    format!("{name}lr=1e-3{rest}")
+}
+
+#[test]
+fn a_state_that_is_not_finite_is_never_complete_and_never_exported() {
+    for optimizer in OPTIMIZERS {
+        for every in [0, 1] {
+            let sandbox = Sandbox::new();
+            let ran = sandbox
+                .command()
+                .args(["train", "run.toml", "--set", "train.steps=1", "--set", r#"train.grad_clip="none""#])
+                .args([
+                    "--set",
+                    &format!("checkpoint.every={every}"),
+                    "--set",
+                    &format!("train.optimizer={optimizer}"),
+                ])
+                .output()
+                .map(Ran::of)
+                .unwrap();
+            let model = sandbox.path("out/model/model.safetensors");
+            match ran.code {
+                Some(3) => assert!(!model.exists(), "{optimizer}"),
+                Some(0) => assert!(is_finite(&fs::read(&model).unwrap()), "{optimizer}"),
+                other => panic!("{optimizer}: {other:?} {}", ran.stderr),
+            }
+            let saved = RunDir::new(sandbox.path("out")).steps().unwrap();
+            assert_eq!(saved.is_empty(), ran.code == Some(3) || every == 0, "{optimizer}: {saved:?}");
+        }
+    }
+}
+
+#[test]
+fn a_run_that_diverged_goes_on_with_a_lower_learning_rate_as_its_message_says() {
+    for optimizer in OPTIMIZERS {
+        for every in [1, 2] {
+            let sandbox = Sandbox::new();
+            let train = |optimizer: &str, steps: u64, more: &[&str]| {
+                let set = |text: String| ["--set".to_owned(), text];
+                let mut command = sandbox.command();
+                command.args(["train", "run.toml", "--set", r#"train.grad_clip="none""#]);
+                command
+                    .args(set(format!("train.steps={steps}")))
+                    .args(set(format!("checkpoint.every={every}")));
+                command.args(set("checkpoint.keep_last=1".to_owned()));
+                command.args(set(format!("train.optimizer={optimizer}"))).args(more);
+                Ran::of(command.output().unwrap())
+            };
+            // A sound beginning, then a learning rate that is too large.
+            let good = mended(optimizer);
+            assert_eq!(train(&good, 4, &[]).code, Some(0), "{optimizer}");
+            let ran = train(optimizer, 12, &["--resume"]);
+            if ran.code == Some(0) {
+                continue;
+            }
+            assert_eq!(ran.code, Some(3), "{optimizer}: {}", ran.stderr);
+            let error = error_of(&ran).replace('\n', " ");
+            assert!(error.contains("--resume goes on from step"), "{optimizer}: {error}");
+            let on = train(&good, 12, &["--resume"]);
+            assert_eq!(on.code, Some(0), "{optimizer}, every {every}: {error} then {}", on.stderr);
+        }
+    }
+}
+
+/// Whether all `f32` behind the header of a safetensors file are.
+fn is_finite(file: &[u8]) -> bool {
+    let header = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let (values, _) = file[8 + header..].as_chunks();
+    values.iter().all(|&bytes| f32::from_le_bytes(bytes).is_finite())
+}

@@ -1,0 +1,40 @@
+//! What is done for checkpoints between two saves, behind the steps: old ones are removed, and disk space for the next one
+//! is set aside.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use super::SaveOptions;
+use crate::error::TrainError;
+
+/// The work under way, in a thread of the first rank.
+pub(crate) struct Tidying {
+    thread: JoinHandle<Tidied>,
+}
+
+/// What came of it.
+pub(crate) struct Tidied {
+    /// Whether all that was to be removed is.
+    pub(crate) pruned: Result<(), TrainError>,
+    /// Whether the next save has its space.
+    pub(crate) reserved: Result<(), TrainError>,
+}
+
+impl Tidying {
+    /// Begins. The state after `proven` steps is known to give a finite loss.
+    ///
+    /// # Errors
+    /// [`TrainError::SaveThread`].
+    pub(crate) fn begin(options: &Arc<SaveOptions>, proven: u64) -> Result<Self, TrainError> {
+        let options = Arc::clone(options);
+        let tidy = move || Tidied { pruned: options.prune(proven), reserved: options.reserve() };
+        let thread = std::thread::Builder::new().name("tidy checkpoints".to_owned());
+        let thread = thread.spawn(tidy).map_err(|source| TrainError::SaveThread { source })?;
+        Ok(Self { thread })
+    }
+
+    /// Waits for the end.
+    pub(crate) fn finish(self) -> Tidied {
+        self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}

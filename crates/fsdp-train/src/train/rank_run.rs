@@ -1,0 +1,216 @@
+//! The run as each rank lives it: steps, with what is recorded, saved and evaluated between them; then the end, where
+//! the state comes first and the model second.
+
+use std::time::Instant;
+
+use fsdp_core::engine::{Observer, ProgramOrder};
+use fsdp_nn::model::Architecture;
+
+use super::run::{RankResult, Run};
+use crate::checkpoint::{Outcome, Place, RunState, Saver, Tidied, Tidying};
+use crate::error::TrainError;
+use crate::export::export_model;
+use crate::rank::RankTrainer;
+use crate::rule::TrainBackend;
+
+/// One rank on its way.
+pub(super) struct RankRun<'a, 'r, M: TrainBackend, A: Architecture + Clone> {
+    run: &'r Run<'a, A>,
+    trainer: RankTrainer<'a, M, A>,
+    saver: Option<Saver>,
+    /// On the first rank, after a save.
+    tidying: Option<Tidying>,
+    /// A checkpoint whose weights have not given a loss yet: older ones are kept until they have.
+    unproven: Option<u64>,
+    observer: Box<dyn Observer>,
+    /// When the step whose report is read next began, as far as the host can tell.
+    clock: Instant,
+}
+
+impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
+    /// A rank that is ready for its first step.
+    pub(super) fn new(
+        run: &'r Run<'a, A>,
+        trainer: RankTrainer<'a, M, A>,
+        observer: Box<dyn Observer>,
+    ) -> Self {
+        let saver = Saver::of_rank(run.saves, run.job.plan.mesh, trainer.rank());
+        Self { run, trainer, saver, tidying: None, unproven: None, observer, clock: Instant::now() }
+    }
+
+    /// The whole way.
+    pub(super) fn run(mut self) -> Result<RankResult, TrainError> {
+        let done = self.steps()?;
+        self.end_save()?;
+        let has_trouble = self.is_first() && self.run.log().trouble.is_some();
+        if self.trainer.any(has_trouble)? {
+            self.secure(done)?;
+        }
+        self.trainer.check_state(done)?;
+        if !self.export()? {
+            self.secure(done)?;
+        }
+        self.tidied();
+        Ok(RankResult { usage: self.trainer.usage(), traffic: self.trainer.traffic(), done })
+    }
+
+    /// All steps, with the evaluations and saves between them; returns how many are done.
+    fn steps(&mut self) -> Result<u64, TrainError> {
+        let (job, start) = (self.run.job, self.run.start);
+        let (steps, every) = (job.config.train.steps, job.config.data.eval_every);
+        for step in start.step..steps {
+            let done = step + 1;
+            let is_due = job.config.checkpoint.is_due(done, steps);
+            let evaluates = done == steps || (every > 0 && done.is_multiple_of(every));
+            if self.trainer.unread() == 0 {
+                self.clock = Instant::now();
+            }
+            self.trainer.issue(step, self.run.is_to_stop(), &mut ProgramOrder, &mut *self.observer)?;
+            // The host goes ahead of a device that works behind it, by one step, but not past what reads the state.
+            let is_behind = self.trainer.engine().memory().is_asynchronous();
+            let mut stop = self.read_until(usize::from(is_behind && !is_due && !evaluates))?;
+            if stop {
+                self.read_until(0)?;
+            }
+            let is_saved = stop || is_due;
+            if is_saved {
+                self.save(done)?;
+            }
+            let outcome = self.saver.as_mut().and_then(Saver::poll);
+            self.note(outcome);
+            stop |= evaluates && self.evaluate(done)?;
+            if stop && !is_saved {
+                self.save(done)?;
+            }
+            if stop {
+                return Ok(done);
+            }
+        }
+        if start.step == steps {
+            self.evaluate(steps)?;
+        }
+        Ok(steps)
+    }
+
+    /// Reads the reports of steps until no more than `unread` are left; returns whether some rank asked to stop.
+    fn read_until(&mut self, unread: usize) -> Result<bool, TrainError> {
+        let mut stop = false;
+        while self.trainer.unread() > unread {
+            let (step, report) = self.trainer.report()?.expect("a step is unread");
+            if self.is_first() {
+                self.run.record(step, &report, self.clock.elapsed());
+                self.tidy(step);
+            }
+            self.clock = Instant::now();
+            stop |= report.stop;
+        }
+        Ok(stop)
+    }
+
+    /// Saves the state after `step` steps, in this step or behind the next ones.
+    fn save(&mut self, step: u64) -> Result<(), TrainError> {
+        self.tidied();
+        // All ranks have begun the save before this one when they answer.
+        self.trainer.check_state(step)?;
+        self.note_save();
+        self.begin_save(step, Place::OutDir)?;
+        if self.run.job.config.checkpoint.is_async { Ok(()) } else { self.end_save() }
+    }
+
+    fn begin_save(&mut self, step: u64, place: Place) -> Result<(), TrainError> {
+        let Some(saver) = &mut self.saver else { return Ok(()) };
+        let model = self.run.options.config_json.as_deref();
+        let state = RunState::of(self.run.job, step, model, &self.run.start.changes);
+        saver.save(self.trainer.engine(), state, place)
+    }
+
+    /// Waits for the save under way, if there is one.
+    fn end_save(&mut self) -> Result<(), TrainError> {
+        self.trainer.meet()?;
+        self.note_save();
+        Ok(())
+    }
+
+    /// Waits for the save under way, if there is one, which all ranks have begun.
+    fn note_save(&mut self) {
+        let outcome = self.saver.as_mut().and_then(Saver::finish);
+        self.note(outcome);
+    }
+
+    /// Notes how a save has ended, if one has.
+    fn note(&mut self, outcome: Option<Outcome>) {
+        if let Some(outcome) = outcome.filter(|_| self.is_first()) {
+            self.unproven = outcome.as_ref().ok().map(|saved| saved.step).or(self.unproven);
+            self.run.note_save(outcome);
+        }
+    }
+
+    /// After the report of `step` (from 0), which is finite: a checkpoint that its weights came from is proven. Old ones may
+    /// go, and the next one may have their space.
+    fn tidy(&mut self, step: u64) {
+        let Some(proven) = self.unproven.filter(|&saved| saved <= step) else { return };
+        self.tidied();
+        self.unproven = None;
+        match Tidying::begin(self.run.saves, proven) {
+            Ok(tidying) => self.tidying = Some(tidying),
+            Err(error) => self.run.log().is_in_trouble(error),
+        }
+    }
+
+    /// Waits for the end of what [`RankRun::tidy`] began.
+    fn tidied(&mut self) {
+        let Some(Tidied { pruned, reserved }) = self.tidying.take().map(Tidying::finish) else { return };
+        if let Err(error) = pruned {
+            self.run.log().is_in_trouble(error);
+        }
+        if let Err(error) = reserved {
+            self.run
+                .options
+                .reporter
+                .warning(&format!("no disk space is set aside for the next checkpoint: {error}"));
+        }
+    }
+
+    /// Sees to it that there is a checkpoint of the last step, wherever there is room for it.
+    fn secure(&mut self, step: u64) -> Result<(), TrainError> {
+        for place in [Place::OutDir, Place::Elsewhere] {
+            let is_saved = self.run.log().saved.as_ref().is_some_and(|saved| saved.step == step);
+            if self.trainer.any(self.is_first() && is_saved)? {
+                return Ok(());
+            }
+            self.trainer.check_state(step)?;
+            self.begin_save(step, place)?;
+            self.end_save()?;
+        }
+        Ok(())
+    }
+
+    /// Exports the model; false, on all ranks, if that failed.
+    fn export(&mut self) -> Result<bool, TrainError> {
+        let exported = export_model(self.trainer.engine(), &self.run.plan);
+        let mut is_exported = self.run.note_export(exported);
+        if self.trainer.any(!is_exported)? {
+            return Ok(false);
+        }
+        if self.is_first() {
+            is_exported = self.run.commit_export();
+        }
+        Ok(!self.trainer.any(!is_exported)?)
+    }
+
+    /// Evaluates; returns whether some rank asked to stop before it was done.
+    fn evaluate(&mut self, step: u64) -> Result<bool, TrainError> {
+        let evaluation =
+            self.trainer.evaluate(self.run.options.stop, &mut ProgramOrder, &mut *self.observer)?;
+        let Some(evaluation) = evaluation else { return Ok(false) };
+        if self.is_first() && !evaluation.stop {
+            self.run.options.reporter.evaluation(step, &evaluation);
+            self.run.log().evaluation = Some(evaluation);
+        }
+        Ok(evaluation.stop)
+    }
+
+    fn is_first(&self) -> bool {
+        self.trainer.rank().0 == 0
+    }
+}
