@@ -27,4 +27,4 @@ pub use start::{Resume, Resumed};
 pub(crate) use restore::restore;
 pub(crate) use saver::{SaveOptions, Saver};
 pub(crate) use start::Start;
-pub(crate) use table::StateTable;
+pub(crate) use table::{StateTable, state_name, state_shape};

@@ -302,8 +302,18 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// # Errors
     /// [`Error::Comm`].
     pub fn meet(&mut self) -> Result<(), Error> {
-        self.scalars.meet(&*self.memory, &mut self.comms.world)?;
-        self.comms.world.check()
+        self.state_is_finite().map(drop)
+    }
+
+    /// Whether all parameters and all optimizer state that the steps so far wrote, on all ranks, are finite: the same
+    /// answer everywhere. Every rank calls it, as [`Engine::meet`], and waits for its updates.
+    ///
+    /// # Errors
+    /// [`Error::Comm`].
+    pub fn state_is_finite(&mut self) -> Result<bool, Error> {
+        let finite = self.scalars.meet(&*self.memory, &mut self.comms.world)?;
+        self.comms.world.check()?;
+        Ok(finite)
     }
 
     /// Runs a schedule; when it fails, tells the other ranks why before the collectives in flight are dropped.

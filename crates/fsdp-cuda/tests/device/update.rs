@@ -89,6 +89,7 @@ fn train<M: Memory, R: UpdateRule<M>>(
         tensors.iter().map(|tensor| allocate(Category::OptimizerState, tensor.dtype, tensor.len)).collect();
     state.iter_mut().for_each(|buffer| memory.zero(Queue::Compute, SliceMut::whole(buffer)).unwrap());
     let mut factors = memory.allocate(Category::CommStaging, DType::F64, GradientFactors::LEN).unwrap();
+    let mut not_finite = integers(memory, &[0]);
     let mut seen: Vec<Vec<Vec<f64>>> = Vec::new();
     for step in 1..=4 {
         write(&mut factors, &GradientFactors { finite: step != 2, ..FACTORS }.to_array());
@@ -100,6 +101,7 @@ fn train<M: Memory, R: UpdateRule<M>>(
             gradient: &gradient,
             state: &mut state,
             pieces: &pieces,
+            not_finite: &mut not_finite,
         };
         run(rule, memory, &mut shard, &scalars).unwrap();
         let buffers = std::iter::once(&params).chain(&low).chain(&state);
@@ -107,6 +109,7 @@ fn train<M: Memory, R: UpdateRule<M>>(
     }
     assert_bits(&seen[1].concat(), &seen[0].concat(), "a step whose flag is down");
     assert_ne!(seen[2], seen[1], "a step whose flag is up");
+    assert_eq!(words(memory, &not_finite), [0], "all of it is finite");
     assert!(params.is_exclusive() && state.iter().all(Buffer::is_exclusive));
     seen
 }
