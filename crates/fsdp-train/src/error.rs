@@ -180,7 +180,7 @@ pub enum TrainError {
     },
     /// An update wrote a value that is not finite.
     #[error(
-        "step {step} wrote {value} to {tensor}, at {index:?}: not finite in {dtype}; nothing of this state was saved or \
+        "step {step} wrote {value:e} to {tensor}, at {index:?}: not finite in {dtype}; nothing of this state was saved or \
          exported. Lower the learning rate, or clip gradients (train.grad_clip)"
     )]
     StateNotFinite {

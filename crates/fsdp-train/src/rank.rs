@@ -247,3 +247,6 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
