@@ -164,8 +164,8 @@ fn evaluation(model: &str, vocab: u32, world: usize, more: &[&str]) -> (u64, u64
     let ranks = threads()
         .launch(world, &|seat: Seat<HostMemory>| {
             let mut trainer = RankTrainer::new(&job, seat)?;
-            let first = trainer.evaluate(&AtomicBool::new(false), &mut ProgramOrder, &mut ())?;
-            let again = trainer.evaluate(&AtomicBool::new(false), &mut ProgramOrder, &mut ())?;
+            let first = trainer.evaluate(0, &AtomicBool::new(false), &mut ProgramOrder, &mut ())?;
+            let again = trainer.evaluate(0, &AtomicBool::new(false), &mut ProgramOrder, &mut ())?;
             assert_eq!(first, again, "evaluation changes nothing");
             Ok::<_, fsdp_train::TrainError>(first.expect("there is evaluation data"))
         })

@@ -44,6 +44,16 @@ impl DType {
         }
     }
 
+    /// The largest number of the master dtype that is still finite when it is rounded to this one, to nearest even.
+    pub const fn largest(self) -> f64 {
+        match self {
+            DType::F64 => f64::MAX,
+            // The next one is as near to the power of two that bf16 does not have.
+            DType::Bf16 => f32::from_bits(0x7f7f_7fff) as f64,
+            _ => f32::MAX as f64,
+        }
+    }
+
     /// The name used in configuration files and reports.
     pub const fn name(self) -> &'static str {
         match self {

@@ -103,8 +103,9 @@ fn static_bytes(category: Category, schedule: &Schedule, input: &LedgerInput<'_>
         Category::CommStaging => {
             let statistics: usize = input.statistics.iter().sum();
             let factors = GradientFactors::LEN + statistics;
-            // One step's scalars may be read while the next step adds to its own.
-            2 * SCALAR_WORDS * DType::I64.size_bytes() + factors * DType::F64.size_bytes()
+            // One step's scalars may be read while the next step adds to its own. One word is noted by updates.
+            let words = 2 * SCALAR_WORDS + 1;
+            words * DType::I64.size_bytes() + factors * DType::F64.size_bytes()
         }
         Category::HostStaging => {
             slot_elements(&schedule.staging_slots) * param_bytes

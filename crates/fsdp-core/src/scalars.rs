@@ -1,4 +1,5 @@
-//! The scalars of a step: loss, count of targets, gradient norm and stop flag, as words of one integer buffer.
+//! The scalars of a step: loss, count of targets, gradient norm, stop flag and whether parameters and optimizer state
+//! are finite, as words of one integer buffer.
 //!
 //! They stay on the device: blocks and norms add to the words, one integer all-reduce sums them over all ranks
 //! (so the result depends on neither their number nor their order), and what an update needs of them,
@@ -11,9 +12,9 @@ use crate::exact::ExactSum;
 use crate::memory::{HostSliceMut, Memory, Slice};
 use crate::rank::Queue;
 
-/// Words of the buffer: exact sums of loss and squared norm, the count of targets, and the number of ranks that ask
-/// to stop.
-pub const SCALAR_WORDS: usize = 2 * ExactSum::WORDS + 2;
+/// Words of the buffer: exact sums of loss and squared norm, the count of targets, the number of ranks that ask to stop,
+/// and the number of ranks whose parameters or state are not finite.
+pub const SCALAR_WORDS: usize = 2 * ExactSum::WORDS + 3;
 
 /// Words of the sum of losses.
 pub const LOSS: Range<usize> = 0..ExactSum::WORDS;
@@ -23,6 +24,9 @@ pub const NORM: Range<usize> = ExactSum::WORDS..2 * ExactSum::WORDS;
 
 /// The word of the count of targets; that of the ranks which ask to stop follows.
 pub const COUNT: usize = 2 * ExactSum::WORDS;
+
+/// The word of the number of ranks where an earlier update wrote a value that is not finite.
+pub const NOT_FINITE: usize = COUNT + 2;
 
 /// PyTorch's `clip_grad_norm_` adds this to the norm before dividing.
 const CLIP_EPSILON: f64 = 1e-6;
@@ -40,6 +44,8 @@ pub struct ScalarValues {
     pub grad_norm: f64,
     /// Whether any rank asked to stop.
     pub stop: bool,
+    /// Whether all that earlier updates wrote, on any rank, is finite.
+    pub state_finite: bool,
 }
 
 impl ScalarValues {
@@ -58,12 +64,13 @@ impl ScalarValues {
             scale,
             grad_norm: ExactSum::from_words(&words[NORM]).value().sqrt() * scale,
             stop: words[COUNT + 1] > 0,
+            state_finite: words[NOT_FINITE] == 0,
         }
     }
 
-    /// Whether loss and norm are finite: only then is anything updated.
+    /// Whether loss, norm, parameters and state are finite: only then is anything updated.
     pub fn is_finite(&self) -> bool {
-        self.loss.is_finite() && self.grad_norm.is_finite()
+        self.loss.is_finite() && self.grad_norm.is_finite() && self.state_finite
     }
 }
 
@@ -81,7 +88,7 @@ pub struct GradientFactors {
     pub scale: f64,
     /// Clipping coefficient, at most 1, applied after `scale`.
     pub clip: f64,
-    /// Whether loss and norm were finite in this step and all before it.
+    /// Whether loss, norm, parameters and state were finite in this step and all before it.
     pub finite: bool,
 }
 
@@ -137,7 +144,17 @@ mod tests {
     #[test]
     fn means_are_over_targets() {
         let values = ScalarValues::of(&words(&[3.0, 5.0], &[9.0, 16.0], 4), 1);
-        assert_eq!(values, ScalarValues { loss: 2.0, targets: 4, scale: 0.25, grad_norm: 1.25, stop: false });
+        assert_eq!(
+            values,
+            ScalarValues {
+                loss: 2.0,
+                targets: 4,
+                scale: 0.25,
+                grad_norm: 1.25,
+                stop: false,
+                state_finite: true
+            }
+        );
         let factors = GradientFactors::of(&values, Some(0.5), true);
         assert_eq!((factors.scale, factors.finite), (0.25, true));
         assert_eq!(factors.clip, 0.5 / (1.25 + CLIP_EPSILON));
@@ -150,7 +167,17 @@ mod tests {
         // A gradient of (3, 4), averaged over 8 ranks, of losses that are summed.
         let squares = [(3.0f64 / 8.0).powi(2), (4.0f64 / 8.0).powi(2)];
         let values = ScalarValues::of(&words(&[3.0, 5.0], &squares, 4), 8);
-        assert_eq!(values, ScalarValues { loss: 2.0, targets: 4, scale: 2.0, grad_norm: 1.25, stop: false });
+        assert_eq!(
+            values,
+            ScalarValues {
+                loss: 2.0,
+                targets: 4,
+                scale: 2.0,
+                grad_norm: 1.25,
+                stop: false,
+                state_finite: true
+            }
+        );
         let factors = GradientFactors::of(&values, Some(0.5), true);
         assert_eq!((factors.scale, factors.clip), (2.0, 0.5 / (1.25 + CLIP_EPSILON)));
     }
@@ -173,6 +200,13 @@ mod tests {
         }
         let sound = ScalarValues::of(&words(&[1.0], &[1.0], 1), 1);
         assert!(!GradientFactors::of(&sound, None, false).finite);
+        for ranks in [1, 3] {
+            let mut words = words(&[1.0], &[1.0], 1);
+            words[NOT_FINITE] = ranks;
+            let values = ScalarValues::of(&words, 1);
+            assert_eq!(values, ScalarValues { state_finite: false, ..sound });
+            assert!(!GradientFactors::of(&values, Some(1.0), true).finite);
+        }
         let factors = GradientFactors::of(&sound, None, true);
         assert_eq!(GradientFactors::from_array(factors.to_array()), factors);
     }

@@ -8,7 +8,7 @@
 
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::memory::{Buffer, Memory, Slice, SliceMut};
+use crate::memory::{Buffer, HostSlice, Memory, Slice, SliceMut};
 use crate::model::ParamId;
 use crate::rank::Queue;
 
@@ -35,7 +35,7 @@ pub struct StepScalars<'a, B> {
     /// Learning rate.
     pub lr: f64,
     /// [`GradientFactors`](crate::scalars::GradientFactors), on the device. When they say that something was not
-    /// finite, a rule leaves parameters and state untouched.
+    /// finite, a rule leaves parameters and state untouched, and notes nothing.
     pub factors: Slice<'a, B>,
 }
 
@@ -115,9 +115,32 @@ pub struct SegmentShard<'a, B> {
     pub state: &'a mut [B],
     /// What the shard holds.
     pub pieces: &'a [Piece],
+    /// One word (`I64`, exclusive), 0 at first. A rule sets it to 1 in the pass that writes a value which is not finite:
+    /// of a parameter, of its copy (see [`SegmentShard::largest_param`]) or of state, but not of padding. Nobody
+    /// clears it.
+    pub not_finite: &'a mut B,
 }
 
 impl<B> SegmentShard<'_, B> {
+    /// The largest magnitude of a parameter that is finite, and in the copy too, where there is one.
+    pub fn largest_param(&self) -> f64
+    where
+        B: Buffer,
+    {
+        self.low.as_ref().map_or(self.params.dtype(), |low| low.dtype()).largest()
+    }
+
+    /// Notes that a value which was written is not finite.
+    ///
+    /// # Errors
+    /// Those of [`Memory::write`].
+    pub fn note_not_finite<M: Memory<Buffer = B>>(&mut self, memory: &M) -> Result<(), Error>
+    where
+        B: Buffer,
+    {
+        memory.write(Queue::Compute, HostSlice::I64(&[1]), SliceMut::whole(self.not_finite))
+    }
+
     /// Brings the copy up to date, for rules that do not write it in passing.
     ///
     /// # Errors

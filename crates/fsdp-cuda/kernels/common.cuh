@@ -133,6 +133,29 @@ template <int w, class E> __device__ void copy_to(bf16* copy, u64 i, const Vecto
     store<w>(copy + i, rounded);
 }
 
+// Whether a magnitude is at most this; what is not a number has none.
+__device__ inline bool is_within(float value, float most) { return fabsf(value) <= most; }
+__device__ inline bool is_within(double value, double most) { return fabs(value) <= most; }
+
+__device__ inline bool is_finite(float value) { return is_within(value, 3.4028234663852886e38f); }
+__device__ inline bool is_finite(double value) { return is_within(value, 1.7976931348623157e308); }
+
+// Whether all that a thread of an update wrote is finite. `most` is the largest magnitude of a parameter that is, in the
+// copy too.
+template <class E> struct Written {
+    E most;
+    bool finite = true;
+
+    __device__ explicit Written(E most) : most(most) {}
+    __device__ void param(E value) { finite &= is_within(value, most); }
+    __device__ void state(E value) { finite &= is_finite(value); }
+
+    // Notes it. Whoever writes the word writes the same.
+    __device__ void end(i64* not_finite) const {
+        if (!finite) *not_finite = 1;
+    }
+};
+
 __device__ inline float square_root(float value) { return sqrtf(value); }
 __device__ inline double square_root(double value) { return sqrt(value); }
 

@@ -142,10 +142,8 @@ __device__ double value_of(const i64* words) {
     return -rounded(digits);
 }
 
-__device__ bool is_finite(double value) { return value - value == 0.0; }
-
-// What an update needs of the scalars of a step: loss, squared norm of an average over `ranks`, count of targets. One
-// thread.
+// What an update needs of the scalars of a step: loss, squared norm of an average over `ranks`, count of targets, and
+// behind the ranks that ask to stop those whose parameters or state are not finite. One thread.
 extern "C" __global__ void gradient_factors(
     const i64* __restrict__ scalars, double* __restrict__ factors, double ranks, u32 clips, double most
 ) {
@@ -160,7 +158,7 @@ extern "C" __global__ void gradient_factors(
         // As Rust's min: a norm that is not a number clips nothing.
         clip = clip < 1.0 ? clip : 1.0;
     }
-    bool was_finite = factors[2] != 0.0;
+    bool was_finite = factors[2] != 0.0 && scalars[2 * WORDS + 2] == 0;
     factors[0] = scale;
     factors[1] = clip;
     factors[2] = was_finite && is_finite(loss) && is_finite(norm) ? 1.0 : 0.0;

@@ -1,6 +1,7 @@
 // Adafactor over one piece of a segment's shard: whole rows of a matrix, or a run of a parameter without rows, which
 // is taken in blocks of a fixed length instead. T is the type of parameters and state, S that of the gradient.
-// `factors` are scale, clip and a flag: when that is down, nothing is written.
+// `factors` are scale, clip and a flag: when that is down, nothing is written. `not_finite` is set when parameters or
+// state that are written are not finite; `most` is the largest parameter that is.
 //
 // Within a row or a block the order of sums is that of the host. Rows are summed in groups, one after the other, and
 // the groups in their order: the order of the host up to ROWS of them, and always the same.
@@ -68,10 +69,12 @@ extern "C" __global__ void parameter_squares(
 
 // Advances the full second moment of a parameter without rows.
 extern "C" __global__ void advance_full(
-    const S* __restrict__ gradient, T* __restrict__ full, u64 len, const double* __restrict__ factors, T beta2, T eps
+    const S* __restrict__ gradient, T* __restrict__ full, u64 len, const double* __restrict__ factors, i64* not_finite,
+    T most, T beta2, T eps
 ) {
     if (factors[2] == 0.0) return;
     T scale = T(factors[0]), clip = T(factors[1]), rest = T(1) - beta2;
+    Written<T> written(most);
     for_elements<W>(len, aligned<W>(gradient) && aligned<W>(full), [&](auto wide, u64 i) {
         constexpr int w = decltype(wide)::width;
         auto slopes = load<w>(gradient + i);
@@ -79,25 +82,33 @@ extern "C" __global__ void advance_full(
         for (int k = 0; k < w; k++) {
             T g = scaled(slopes.at[k], scale, clip);
             moment.at[k] = moment.at[k] * beta2 + rest * (g * g + eps);
+            written.state(moment.at[k]);
         }
         store<w>(full + i, moment);
     });
+    written.end(not_finite);
 }
 
 // Advances the means of rows.
 extern "C" __global__ void advance_rows(
     const S* __restrict__ gradient, T* __restrict__ means, u64 width, u64 rows, const double* __restrict__ factors,
-    T beta2, T eps
+    i64* not_finite, T most, T beta2, T eps
 ) {
     if (factors[2] == 0.0) return;
     T scale = T(factors[0]), clip = T(factors[1]), rest = T(1) - beta2;
+    Written<T> written(most);
     for_warps(rows, [&](u64 row) {
         double sum = warp_sum(row * width, (row + 1) * width, [&](u64 i) {
             T g = scaled(gradient[i], scale, clip);
             return double(g * g + eps);
         });
-        if (threadIdx.x % 32 == 0) means[row] = means[row] * beta2 + rest * T(sum / double(width));
+        if (threadIdx.x % 32 == 0) {
+            T mean = means[row] * beta2 + rest * T(sum / double(width));
+            means[row] = mean;
+            written.state(mean);
+        }
     });
+    written.end(not_finite);
 }
 
 extern "C" __global__ void add_rows(
@@ -145,16 +156,19 @@ extern "C" __global__ void add_columns(
 // gradient is multiplied with.
 extern "C" __global__ void advance_columns(
     T* __restrict__ means, T* __restrict__ roots, u64 width, const double* __restrict__ sums, double rows,
-    const double* __restrict__ factors, T beta2
+    const double* __restrict__ factors, i64* not_finite, T most, T beta2
 ) {
     if (factors[2] == 0.0) return;
     T rest = T(1) - beta2;
+    Written<T> written(most);
     u64 stride = u64(gridDim.x) * blockDim.x;
     for (u64 col = u64(blockIdx.x) * blockDim.x + threadIdx.x; col < width; col += stride) {
         T mean = means[col] * beta2 + rest * T(sums[col] / rows);
         means[col] = mean;
+        written.state(mean);
         roots[col] = T(1) / square_root(mean);
     }
+    written.end(not_finite);
 }
 
 // Sums of squares of the update of rows. `sum_of_rows` is that of their means over all `count` rows of the parameter.
@@ -209,7 +223,7 @@ __device__ Step step_of(
 
 // Updates parameters at i. `average` is their running mean of updates, or null.
 template <int w> __device__ void apply(
-    const Step& step, const Vector<T, w>& directions, T* params, T* average, bf16* copy, u64 i
+    const Step& step, const Vector<T, w>& directions, T* params, T* average, bf16* copy, u64 i, Written<T>& written
 ) {
     auto p = load<w>(params + i);
     Vector<T, w> updates;
@@ -221,6 +235,8 @@ template <int w> __device__ void apply(
         updates = means;
     }
     for (int k = 0; k < w; k++) p.at[k] = p.at[k] * step.keep - updates.at[k];
+    // A mean that is not finite leaves no parameter finite.
+    for (int k = 0; k < w; k++) written.param(p.at[k]);
     store<w>(params + i, p);
     copy_to<w>(copy, i, p);
 }
@@ -229,11 +245,12 @@ template <int w> __device__ void apply(
 extern "C" __global__ void factored_update(
     const S* __restrict__ gradient, T* __restrict__ params, T* __restrict__ average, bf16* __restrict__ copy, u64 width,
     u64 rows, const T* __restrict__ row_means, const T* __restrict__ col_means, const double* __restrict__ moments,
-    const double* __restrict__ norm, double count, double len, const double* __restrict__ factors, double rate,
-    double least_rms, double decay, double threshold, T beta1
+    const double* __restrict__ norm, double count, double len, const double* __restrict__ factors,
+    i64* not_finite, T most, double rate, double least_rms, double decay, double threshold, T beta1
 ) {
     if (factors[2] == 0.0) return;
     __shared__ T roots[TILE_ROWS];
+    Written<T> written(most);
     Step step = step_of(moments[0], *norm, len, rate, least_rms, decay, threshold, beta1);
     T scale = T(factors[0]), clip = T(factors[1]), mean = T(moments[1] / count);
     bool vectors = width % W == 0 && aligned<W>(gradient) && aligned<W>(params) && aligned<W>(average) &&
@@ -254,20 +271,22 @@ extern "C" __global__ void factored_update(
                 for (int k = 0; k < w; k++) {
                     directions.at[k] = scaled(slopes.at[k], scale, clip) * (roots[row] * cols.at[k]);
                 }
-                apply<w>(step, directions, params, average, copy, i);
+                apply<w>(step, directions, params, average, copy, i, written);
             }
         });
     }
+    written.end(not_finite);
 }
 
 // The update of a parameter without rows. `squares` is the sum of phase 0.
 extern "C" __global__ void full_update(
     const S* __restrict__ gradient, T* __restrict__ params, T* __restrict__ average, bf16* __restrict__ copy,
     u64 piece_len, const T* __restrict__ full, const double* __restrict__ squares, const double* __restrict__ norm,
-    double len, const double* __restrict__ factors, double rate, double least_rms, double decay, double threshold,
-    T beta1
+    double len, const double* __restrict__ factors, i64* not_finite, T most, double rate, double least_rms, double decay,
+    double threshold, T beta1
 ) {
     if (factors[2] == 0.0) return;
+    Written<T> written(most);
     Step step = step_of(*squares, *norm, len, rate, least_rms, decay, threshold, beta1);
     T scale = T(factors[0]), clip = T(factors[1]);
     bool vectors = aligned<W>(gradient) && aligned<W>(params) && aligned<W>(average) && aligned<W>(copy) &&
@@ -280,6 +299,7 @@ extern "C" __global__ void full_update(
         for (int k = 0; k < w; k++) {
             directions.at[k] = scaled(slopes.at[k], scale, clip) / square_root(moments.at[k]);
         }
-        apply<w>(step, directions, params, average, copy, i);
+        apply<w>(step, directions, params, average, copy, i, written);
     });
+    written.end(not_finite);
 }

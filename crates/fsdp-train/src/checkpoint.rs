@@ -33,5 +33,5 @@ pub(crate) use meeting::Outcome;
 pub(crate) use restore::restore;
 pub(crate) use saver::{Place, SaveOptions, Saver};
 pub(crate) use start::Start;
-pub(crate) use table::StateTable;
+pub(crate) use table::{StateTable, state_name, state_shape};
 pub(crate) use tidying::{Tidied, Tidying};

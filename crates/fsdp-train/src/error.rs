@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fsdp_comm::launch::{FailureReason, LaunchFailure};
-use fsdp_core::Rank;
+use fsdp_core::{DType, Rank};
 
 use crate::checkpoint::{Difference, SaveFailure};
 use crate::config::ConfigError;
@@ -222,6 +222,34 @@ pub enum TrainError {
         /// The norm before clipping.
         grad_norm: f64,
     },
+    /// An update wrote a value that is not finite.
+    #[error(
+        "step {step} wrote {value:e} to {tensor}, at {index:?}: not finite in {dtype}; nothing of this state was saved or \
+         exported. Lower the learning rate, or clip gradients (train.grad_clip)"
+    )]
+    StateNotFinite {
+        /// The step that wrote it, from 1.
+        step: u64,
+        /// The tensor, as checkpoints name it.
+        tensor: String,
+        /// Where in the tensor, along each of its dimensions.
+        index: Vec<usize>,
+        /// The value.
+        value: f64,
+        /// The type in which it is not finite: that of the tensor, or of the parameters that compute.
+        dtype: DType,
+    },
+    /// The loss of an evaluation is not finite.
+    #[error(
+        "evaluation after step {step}: loss {loss}: not finite, though all parameters are, so activations overflow. \
+         Lower the learning rate, clip gradients (train.grad_clip) or look at the data of the evaluation"
+    )]
+    EvaluationNotFinite {
+        /// Steps done.
+        step: u64,
+        /// The loss.
+        loss: f64,
+    },
     /// A checkpoint is of another run.
     #[error(
         "the run can not go on from {}: {}. Give the run what it had, or start another one (model.init = \
@@ -288,6 +316,8 @@ impl TrainError {
             TrainError::NotSaved(failure) => failure.error.is_usage(),
             TrainError::SaveLate { .. } | TrainError::SaveAbandoned | TrainError::Diverged { .. } => false,
             TrainError::NotFinite { .. }
+            | TrainError::StateNotFinite { .. }
+            | TrainError::EvaluationNotFinite { .. }
             | TrainError::Spawn { .. }
             | TrainError::Setup { .. }
             | TrainError::SaveThread { .. }

@@ -24,6 +24,7 @@ mod init;
 mod job;
 pub mod lr;
 pub mod metrics;
+mod not_finite;
 mod oracle;
 mod rank;
 mod rule;

@@ -45,6 +45,8 @@ pub struct Oracle<'a, M: TrainBackend, A: Architecture + Clone> {
     /// Words of the sums of losses and of squares.
     sums: [M::Buffer; 2],
     factors: M::Buffer,
+    /// Where the update rule notes what is not finite: comparisons find that anyway.
+    not_finite: M::Buffer,
     /// Per trained parameter the sum of the absolute values of all leaves of the last step, if asked for.
     magnitudes: Option<Vec<Vec<f64>>>,
 }
@@ -69,7 +71,8 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         let words = || memory.allocate(Category::CommStaging, DType::I64, ExactSum::WORDS);
         let sums = [words()?, words()?];
         let factors = memory.allocate(Category::CommStaging, DType::F64, GradientFactors::LEN)?;
-        Ok(Self { job, memory, program, rule, params, sums, factors, magnitudes: None })
+        let not_finite = zeroed(&*memory, Category::CommStaging, DType::I64, 1)?;
+        Ok(Self { job, memory, program, rule, params, sums, factors, not_finite, magnitudes: None })
     }
 
     /// Runs step `step` (from 0). With `measure`, the magnitudes of the leaves are kept.
@@ -87,7 +90,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         let norm = self.squares(&total)?.sqrt();
         let scale = if targets == 0 { 0.0 } else { 1.0 / targets as f64 };
         let (loss, grad_norm) = (loss * scale, norm * scale);
-        let report = StepReport { loss, targets, grad_norm, finite: true, stop: false };
+        let report = StepReport { loss, targets, grad_norm, finite: true, state_finite: true, stop: false };
         let input = StepInput {
             step: step + 1,
             lr: self.job.schedule.lr(step),
@@ -217,13 +220,13 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         for (phase, len) in self.rule.phases().into_iter().enumerate() {
             let mut sums = zeroed(&*memory, Category::CommStaging, DType::F64, len)?;
             for param in self.params.iter_mut() {
-                let Some(mut shard) = param.shard() else { continue };
+                let Some(mut shard) = param.shard(&mut self.not_finite) else { continue };
                 self.rule.statistics(&*memory, phase, &mut shard, &scalars, &reduced, &mut sums)?;
             }
             reduced.push(sums);
         }
         for param in self.params.iter_mut() {
-            let Some(mut shard) = param.shard() else { continue };
+            let Some(mut shard) = param.shard(&mut self.not_finite) else { continue };
             self.rule.update(&*memory, &mut shard, &scalars, &reduced)?;
             if let Some(low) = &mut param.low {
                 memory.copy(Queue::Compute, Slice::whole(&param.master), SliceMut::whole(low))?;
@@ -269,7 +272,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
 }
 
 impl<B: Buffer> Whole<B> {
-    fn shard(&mut self) -> Option<SegmentShard<'_, B>> {
+    fn shard<'a>(&'a mut self, not_finite: &'a mut B) -> Option<SegmentShard<'a, B>> {
         let gradient = self.gradient.as_ref()?;
         Some(SegmentShard {
             low: None,
@@ -277,6 +280,7 @@ impl<B: Buffer> Whole<B> {
             gradient,
             state: &mut self.state,
             pieces: std::slice::from_ref(&self.piece),
+            not_finite,
         })
     }
 }

@@ -16,6 +16,7 @@ use fsdp_nn::model::{Architecture, Batch, ModelProgram, ProgramOptions};
 use crate::checkpoint::restore;
 use crate::error::TrainError;
 use crate::job::Job;
+use crate::not_finite::{Found, first_not_finite};
 use crate::rule::TrainBackend;
 
 /// One rank of a training run.
@@ -99,7 +100,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     /// Runs step `step` (from 0).
     ///
     /// # Errors
-    /// [`TrainError::NotFinite`], or whatever failed.
+    /// [`TrainError::NotFinite`], [`TrainError::StateNotFinite`] of the step before, or whatever failed.
     ///
     /// # Panics
     /// When the report of a step that was issued before was not read.
@@ -157,11 +158,15 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     /// there.
     ///
     /// # Errors
-    /// [`TrainError::NotFinite`], or those of the memory.
+    /// [`TrainError::NotFinite`] and [`TrainError::StateNotFinite`], or those of the memory and of communication.
     pub fn report(&mut self) -> Result<Option<(u64, StepReport)>, TrainError> {
         let Some(step) = self.unread.pop_front() else { return Ok(None) };
         let report = self.engine.report()?.expect("the engine has a report for every step that was issued");
-        let StepReport { loss, grad_norm, finite, .. } = report;
+        let StepReport { loss, grad_norm, finite, state_finite, .. } = report;
+        if !state_finite {
+            // Counted from 1, it is the step before: had it been an earlier one, its report would have said so.
+            return self.fail_of_state(step);
+        }
         if finite {
             Ok(Some((step, report)))
         } else {
@@ -169,13 +174,34 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         }
     }
 
-    /// Evaluates all batches of the evaluation data, if there is any; ends after the batch in which `stop` is
-    /// raised on some rank.
+    /// Asks all ranks whether the parameters and the optimizer state that `step` steps have written are finite; all of
+    /// them call it, after they have read the reports of these steps. A state for which this fails must not be saved
+    /// or exported.
     ///
     /// # Errors
-    /// Whatever failed.
+    /// [`TrainError::StateNotFinite`] on a rank that has such a value; those of communication, also on all others.
+    pub fn check_state(&mut self, step: u64) -> Result<(), TrainError> {
+        if self.engine.state_is_finite()? { Ok(()) } else { self.fail_of_state(step) }
+    }
+
+    /// Fails with the first value of this rank that is not finite. A rank that has none waits for one that fails, so
+    /// that the error which ends the run says where the value is.
+    fn fail_of_state<T>(&mut self, step: u64) -> Result<T, TrainError> {
+        if let Some(Found { tensor, index, value, dtype }) = first_not_finite(&self.engine)? {
+            return Err(TrainError::StateNotFinite { step, tensor, index, value, dtype });
+        }
+        self.meet()?;
+        panic!("an update has noted a value that is not finite, and no rank finds it");
+    }
+
+    /// Evaluates all batches of the evaluation data, if there is any, after `step` steps; ends after the batch in which
+    /// `stop` is raised on some rank.
+    ///
+    /// # Errors
+    /// [`TrainError::EvaluationNotFinite`], [`TrainError::StateNotFinite`], or whatever failed.
     pub fn evaluate(
         &mut self,
+        step: u64,
         stop: &AtomicBool,
         order: &mut dyn IssueOrder,
         observer: &mut dyn Observer,
@@ -190,18 +216,21 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
                 .collect();
             self.set_batches(0, data)?;
             let report = self.engine.evaluate(stop.load(Ordering::Relaxed), order, observer)?;
+            if !report.state_finite {
+                return self.fail_of_state(step);
+            }
             sum.add(report.loss * report.targets as f64);
             targets += report.targets;
             if report.stop {
                 return Ok(Some(Evaluation { loss: f64::NAN, targets, stop: true }));
             }
         }
-        Ok(Some(Evaluation { loss: sum.value() / targets.max(1) as f64, targets, stop: false }))
-    }
-
-    /// Returns when every rank has called it; the state after `_step` steps is about to be saved or exported.
-    pub(crate) fn check_state(&mut self, _step: u64) -> Result<(), TrainError> {
-        self.meet()
+        let loss = sum.value() / targets.max(1) as f64;
+        if loss.is_finite() {
+            Ok(Some(Evaluation { loss, targets, stop: false }))
+        } else {
+            Err(TrainError::EvaluationNotFinite { step, loss })
+        }
     }
 
     /// Whether any rank says yes; every rank calls it.
@@ -226,3 +255,6 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

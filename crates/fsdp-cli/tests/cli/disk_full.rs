@@ -1,4 +1,4 @@
-//! Output that cannot be written: exit code 2, and no half-written model.
+//! Output that cannot be written: what is said, and no half-written model.
 
 use std::process::Command;
 
@@ -28,8 +28,8 @@ fn a_limit_on_file_sizes_is_met_before_training() {
     let ran = sandbox.shell("trap '' XFSZ; ulimit -f 8; exec \"$FSDP\" train run.toml");
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     insta::assert_snapshot!(folded(&ran.stderr), @r"
-    error: failed to set the length of out/model/model.safetensors.tmp: File too large (os error 27);
-    choose a smaller shard size or another file system
+    error: failed to allocate disk space for out/model/model.safetensors.tmp: File too large (os error
+    27); choose a smaller shard size or another file system
     ");
     assert_eq!(std::fs::read_dir(sandbox.path("out/model")).unwrap().count(), 0);
 }
@@ -48,21 +48,24 @@ fn a_full_disk_leaves_no_half_written_model() {
     let ran = sandbox.shell(&format!("unshare --user --map-root-user --mount sh -c '{mount}; {train}'"));
     assert_eq!(ran.stdout, "code 2\n", "{}", ran.stderr);
     insta::assert_snapshot!(failure(&ran), @r"
-    error: rank N failed: failed to write tiny/out/model/model.safetensors.tmp: No space left on device
-    (os error 28); free space or choose a directory on another disk
+    error: failed to allocate disk space for tiny/out/model/model.safetensors.tmp: No space left on
+    device (os error 28); free space or choose a directory on another disk
     ");
 }
 
 #[test]
-fn metrics_that_cannot_be_written_end_the_run() {
+fn metrics_that_cannot_be_written_end_the_run_with_its_state_and_model() {
     let sandbox = Sandbox::new();
-    // Room for the model, not for the metrics of many steps.
-    let train = "exec \"$FSDP\" train run.toml --set train.steps=1000 --set run.ranks=1";
-    let ran = sandbox.shell(&format!("trap '' XFSZ; ulimit -f 100; {train}"));
+    // Room for the model and a checkpoint, not for the metrics of many steps.
+    let train = "exec \"$FSDP\" train run.toml --set train.steps=1000000 --set run.ranks=1";
+    let ran = sandbox.shell(&format!("trap '' XFSZ; ulimit -f 300; {train}"));
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-    insta::assert_snapshot!(failure(&ran), @r"
-    error: rank N failed: can not write out/metrics.jsonl: File too large (os error 27); make room
-    there, or choose another run.out_dir
+    let steps = sandbox.read("out/metrics.jsonl").lines().count();
+    let done = (steps..steps + 3).find(|done| failure(&ran).contains(&format!("step-{done:08}"))).unwrap();
+    insta::assert_snapshot!(failure(&ran).replace(&done.to_string(), "N"), @r"
+    error: can not write out/metrics.jsonl: File too large (os error 27); make room there, or choose
+    another run.out_dir; the state after step N is in out/checkpoints/step-0000N: when this is
+    mended, --resume goes on from there, or exports the model if no step is left
     ");
-    assert_eq!(std::fs::read_dir(sandbox.path("out/model")).unwrap().count(), 0);
+    assert!(sandbox.path("out/model/model.safetensors").exists());
 }

@@ -139,7 +139,7 @@ fn a_loss_that_is_not_finite_ends_the_run_without_a_model() {
 }
 
 #[test]
-fn a_step_that_is_not_finite_is_not_saved_and_the_one_before_is() {
+fn a_step_that_is_not_finite_is_not_saved_and_the_weights_that_gave_it_are_set_aside() {
     let sandbox = Sandbox::new();
     let ran = sandbox.fsdp(
         "train run.toml --set train.optimizer.lr=1e30 --set train.steps=50 --set checkpoint.every=1 \
@@ -148,7 +148,9 @@ fn a_step_that_is_not_finite_is_not_saved_and_the_one_before_is() {
     assert_eq!(ran.code, Some(3), "{}", ran.stderr);
     let applied = sandbox.metrics("out").len() as u64;
     let saved = fsdp_ckpt::native::RunDir::new(sandbox.path("out")).steps().unwrap();
-    assert_eq!(saved, (1..=applied).collect::<Vec<_>>());
+    assert_eq!(saved, (1..applied).collect::<Vec<_>>());
+    assert!(sandbox.path(&format!("out/checkpoints/step-{applied:08}.diverged/manifest.json")).exists());
+    assert!(ran.stderr.contains("begin again with a lower learning rate and --overwrite"), "{}", ran.stderr);
 }
 
 #[test]

@@ -240,6 +240,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
                 gradient: &total[index],
                 state: &mut buffers.state[index],
                 pieces: &buffers.pieces[segment],
+                not_finite: &mut self.scalars.not_finite,
             };
             visit(&mut *self.rule, &mut self.scalars.statistics, &mut shard)?;
         }

@@ -310,9 +310,20 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// # Errors
     /// [`Error::Comm`].
     pub fn any(&mut self, yes: bool) -> Result<bool, Error> {
-        let any = self.scalars.any(&*self.memory, &mut self.comms.world, yes)?;
+        let answers = self.scalars.ask(&*self.memory, &mut self.comms.world, yes)?;
         self.comms.world.check()?;
-        Ok(any)
+        Ok(answers.any)
+    }
+
+    /// Whether all parameters and all optimizer state that the steps so far wrote, on all ranks, are finite: the same
+    /// answer everywhere. Every rank calls it, as [`Engine::meet`], and waits for its updates.
+    ///
+    /// # Errors
+    /// [`Error::Comm`].
+    pub fn state_is_finite(&mut self) -> Result<bool, Error> {
+        let answers = self.scalars.ask(&*self.memory, &mut self.comms.world, false)?;
+        self.comms.world.check()?;
+        Ok(answers.state_finite)
     }
 
     /// Runs a schedule; when it fails, tells the other ranks why before the collectives in flight are dropped.

@@ -1,5 +1,5 @@
-//! The scalars of a step on their way: gathered by blocks and norms, reduced in one integer all-reduce, used by
-//! updates, read by the host when it asks; and the statistics that an update rule declares.
+//! The scalars of a step on their way: gathered by blocks, norms and the updates of the step before, reduced in one
+//! integer all-reduce, used by updates, read by the host when it asks; and the statistics that an update rule declares.
 //!
 //! There are two buffers, used in turn: the report of one step may be read while the next one is under way, so that
 //! the host never waits inside a step.
@@ -12,8 +12,11 @@ use crate::error::Error;
 use crate::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use crate::program::Program;
 use crate::rank::Queue;
-use crate::scalars::{COUNT, GradientFactors, LOSS, NORM, SCALAR_WORDS, ScalarValues};
+use crate::scalars::{COUNT, GradientFactors, LOSS, NORM, NOT_FINITE, SCALAR_WORDS, ScalarValues};
 use crate::update::UpdateRule;
+
+/// The invariant of the two buffers.
+const REDUCED_ONCE: &str = "scalars are reduced once at a time";
 
 /// What a caller says about a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,18 +40,29 @@ pub struct StepReport {
     pub targets: u64,
     /// L2 norm of the gradient of the mean loss, before clipping (0 in evaluation).
     pub grad_norm: f64,
-    /// Whether loss and norm are finite. When they are not, neither this step nor a later one updates parameters
-    /// and optimizer state.
+    /// Whether loss, norm, and parameters and optimizer state before the update are finite. When they are not, neither
+    /// this step nor a later one updates parameters and state.
     pub finite: bool,
+    /// Whether parameters and state are. If not, the first report that says so names the step after the one that wrote
+    /// such a value.
+    pub state_finite: bool,
     /// Whether any rank asked to stop.
     pub stop: bool,
 }
 
 impl From<ScalarValues> for StepReport {
     fn from(values: ScalarValues) -> Self {
-        let ScalarValues { loss, targets, grad_norm, stop, scale: _ } = values;
-        Self { loss, targets, grad_norm, finite: values.is_finite(), stop }
+        let ScalarValues { loss, targets, grad_norm, stop, state_finite, scale: _ } = values;
+        Self { loss, targets, grad_norm, finite: values.is_finite(), state_finite, stop }
     }
+}
+
+/// What all ranks say between two steps.
+pub(super) struct Answers {
+    /// Whether any rank says yes.
+    pub(super) any: bool,
+    /// Whether all that the updates so far wrote, on any rank, is finite.
+    pub(super) state_finite: bool,
 }
 
 /// A step that was issued and whose report was not read yet.
@@ -63,6 +77,8 @@ pub(super) struct Scalars<M: Memory> {
     current: usize,
     unread: VecDeque<Unread<M::Event>>,
     factors: M::Buffer,
+    /// One word: 1 from the update on that wrote a value which is not finite on this rank.
+    pub(super) not_finite: M::Buffer,
     /// Of how many ranks the measured gradient is the average.
     averaged_ranks: usize,
     /// Of every phase of the update rule: this rank's part, and from its all-reduce on the sum.
@@ -89,6 +105,7 @@ impl<M: Memory> Scalars<M> {
             current: 0,
             unread: VecDeque::new(),
             factors,
+            not_finite: allocate(DType::I64, 1)?,
             averaged_ranks,
             statistics: statistics.collect::<Result<_, _>>()?,
             stop: false,
@@ -102,13 +119,13 @@ impl<M: Memory> Scalars<M> {
     /// When two steps are unread.
     pub(super) fn begin(&mut self, memory: &M, input: Option<StepInput>, stop: bool) -> Result<(), Error> {
         self.current = self.free();
-        memory.zero(Queue::Compute, SliceMut::whole(self.words()))?;
+        // The updates of the step before are earlier work of this queue.
+        self.clear(memory, Queue::Compute)?;
         self.stop = stop;
         self.input = input;
         if input.is_none() {
             return Ok(());
         }
-        // The updates of the step before, which read the sums, are earlier work of this queue.
         self.statistics.iter_mut().try_for_each(|sums| memory.zero(Queue::Compute, SliceMut::whole(sums)))
     }
 
@@ -122,7 +139,14 @@ impl<M: Memory> Scalars<M> {
     }
 
     fn words(&mut self) -> &mut M::Buffer {
-        self.buffers[self.current].as_mut().expect("scalars are reduced once at a time")
+        self.buffers[self.current].as_mut().expect(REDUCED_ONCE)
+    }
+
+    /// Sets the words to what is known before a step: what earlier updates wrote.
+    fn clear(&mut self, memory: &M, queue: Queue) -> Result<(), Error> {
+        let words = self.buffers[self.current].as_mut().expect(REDUCED_ONCE);
+        memory.zero(queue, SliceMut::whole(words))?;
+        memory.copy(queue, Slice::whole(&self.not_finite), SliceMut::new(words, NOT_FINITE, 1))
     }
 
     /// Whether the reports of all issued steps were read.
@@ -150,7 +174,7 @@ impl<M: Memory> Scalars<M> {
         (self.input.expect("only training steps update"), self.factors.clone())
     }
 
-    /// Sums loss, count, norm and stop flag over all ranks, and derives what updates need.
+    /// Sums loss, count, norm and flags over all ranks, and derives what updates need.
     pub(super) fn reduce<P: Program<M>>(
         &mut self,
         memory: &M,
@@ -175,22 +199,23 @@ impl<M: Memory> Scalars<M> {
     }
 
     fn all_reduce(&mut self, memory: &M, world: &mut Comm<M>) -> Result<(), Error> {
-        let buffer = self.buffers[self.current].take().expect("scalars are reduced once at a time");
+        let buffer = self.buffers[self.current].take().expect(REDUCED_ONCE);
         let pending = world.all_reduce(memory, ReduceOp::Sum, Purpose::Scalars, None, vec![buffer])?;
         self.buffers[self.current] = pending.wait_on(memory, Queue::Reduce)?.outputs.pop();
         Ok(())
     }
 
-    /// Whether any rank says yes. Returns when every rank has called it.
-    pub(super) fn any(&mut self, memory: &M, world: &mut Comm<M>, yes: bool) -> Result<bool, Error> {
+    /// What all ranks answer together. Returns when every rank has called it, after its updates.
+    pub(super) fn ask(&mut self, memory: &M, world: &mut Comm<M>, yes: bool) -> Result<Answers, Error> {
         self.current = self.free();
-        memory.zero(Queue::Reduce, SliceMut::whole(self.words()))?;
+        memory.wait(Queue::Reduce, &memory.record(Queue::Compute));
+        self.clear(memory, Queue::Reduce)?;
         let votes = SliceMut::new(self.words(), COUNT, 1);
         memory.write(Queue::Reduce, HostSlice::I64(&[i64::from(yes)]), votes)?;
         self.all_reduce(memory, world)?;
-        let mut votes = [0];
-        memory.read(Queue::Reduce, Slice::new(self.words(), COUNT, 1), HostSliceMut::I64(&mut votes))?;
-        Ok(votes != [0])
+        let mut ranks = [0; SCALAR_WORDS];
+        memory.read(Queue::Reduce, Slice::whole(self.words()), HostSliceMut::I64(&mut ranks))?;
+        Ok(Answers { any: ranks[COUNT] > 0, state_finite: ranks[NOT_FINITE] == 0 })
     }
 
     /// Sums the statistics of a phase over the shard axis.

@@ -31,8 +31,7 @@ impl UpdateRule<CudaMemory> for AdamW {
         for run in runs(shard.pieces, &self.no_decay) {
             let AdamWFactors { keep, weight, by_end, beta2, square, root_correction, eps, step_size } =
                 self.factors(run.param, scalars.step, scalars.lr);
-            let mut words = run.words(memory, shard)?;
-            words.push(Word::Range(memory.range(Queue::Compute, scalars.factors)?));
+            let mut words = run.words(memory, shard, scalars.factors)?;
             words.extend([Word::Real(keep), Word::Real(weight), Word::Int(u32::from(by_end))]);
             words.extend([beta2, square, root_correction, eps, step_size].map(Word::Real));
             kernels.elements("adamw", run.len, &words)?;

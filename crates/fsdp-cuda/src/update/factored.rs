@@ -56,6 +56,8 @@ pub(super) struct Pass<'a> {
     memory: &'a CudaMemory,
     kernels: Launch<'a>,
     factors: Word<'a>,
+    /// The largest parameter that is finite.
+    most: Word<'a>,
 }
 
 impl<'a> Pass<'a> {
@@ -66,7 +68,7 @@ impl<'a> Pass<'a> {
     ) -> Result<Self, Error> {
         let kernels = memory.kernels(Queue::Compute, &FACTORED, types(shard)?);
         let factors = Word::Range(memory.range(Queue::Compute, scalars.factors)?);
-        Ok(Self { memory, kernels, factors })
+        Ok(Self { memory, kernels, factors, most: Word::Real(shard.largest_param()) })
     }
 
     fn read<'b>(&self, buffer: &'b CudaBuffer, offset: usize, len: usize) -> Result<Word<'b>, Error> {
@@ -120,6 +122,8 @@ impl<'a> Pass<'a> {
             self.write(&mut shard.state[2], full, len)?,
             Word::Len(len),
             self.factors,
+            self.write(shard.not_finite, 0, 1)?,
+            self.most,
             Word::Real(factors.beta2),
             Word::Real(factors.eps),
         ];
@@ -141,6 +145,8 @@ impl<'a> Pass<'a> {
             Word::Len(width),
             Word::Len(rows),
             self.factors,
+            self.write(shard.not_finite, 0, 1)?,
+            self.most,
             Word::Real(factors.beta2),
             Word::Real(factors.eps),
         ];
@@ -228,6 +234,8 @@ impl<'a> Pass<'a> {
             self.read(moments, factors.start + 2, width)?,
             total,
             self.factors,
+            self.write(shard.not_finite, 0, 1)?,
+            self.most,
             Word::Real(factors.beta2),
         ];
         self.threads("advance_columns", width, &words)?;
@@ -266,13 +274,14 @@ impl<'a> Pass<'a> {
             }
             None => Word::Null,
         };
+        let not_finite = self.write(shard.not_finite, 0, 1)?;
         let gradient = self.read(shard.gradient, offset, len)?;
         let mut words = vec![gradient, self.write(shard.params, offset, len)?, average, copy];
         let norm = self.read(norms, param.0, 1)?;
         let Some(width) = factors.cols else {
             words.extend([Word::Len(len), self.read(&state[2], full, len)?]);
             words.extend([self.read(moments, factors.start, 1)?, norm]);
-            words.extend(self.step(&factors));
+            words.extend(self.step(&factors, not_finite));
             return Ok(self.kernels.elements("full_update", len, &words)?);
         };
         let rows = len / width;
@@ -280,7 +289,7 @@ impl<'a> Pass<'a> {
         words.extend([self.read(&state[0], part.rows, rows)?, self.read(&state[1], cols, width)?]);
         words.extend([self.read(moments, factors.start, 2)?, norm]);
         words.push(Word::Double((factors.len / width) as f64));
-        words.extend(self.step(&factors));
+        words.extend(self.step(&factors, not_finite));
         // As many threads as there are vectors in a row, and no more than help.
         let threads = width.div_ceil(4).next_multiple_of(32).min(THREADS / 2);
         let tiles = rows.div_ceil(TILE_ROWS).min(GRID_HEIGHT_MAX);
@@ -289,10 +298,15 @@ impl<'a> Pass<'a> {
     }
 
     /// The last parameters of both kernels of the update.
-    fn step(&self, factors: &AdafactorFactors) -> [Word<'a>; 7] {
+    fn step<'b>(&self, factors: &AdafactorFactors, not_finite: Word<'b>) -> [Word<'b>; 9]
+    where
+        'a: 'b,
+    {
         [
             Word::Double(factors.len as f64),
             self.factors,
+            not_finite,
+            self.most,
             Word::Double(factors.rate),
             Word::Double(factors.least_rms.unwrap_or(-1.0)),
             Word::Double(factors.decay),

@@ -1,8 +1,8 @@
 //! Updates by the host's rules.
 
-use fsdp_core::Error;
-use fsdp_core::memory::Slice;
+use fsdp_core::memory::{Category, HostSliceMut, Memory, Slice, SliceMut};
 use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
+use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::{HostBuffer, HostMemory};
 
 use crate::device::{CudaBuffer, CudaMemory, put_back, readable, take};
@@ -24,17 +24,29 @@ pub(super) fn with_host_shard<R: UpdateRule<HostMemory>>(
     let factors = readable(memory, scalars.factors.buffer)?;
     let factors = Slice::new(&factors, scalars.factors.offset, scalars.factors.len);
     let mut params = take(memory, shard.params)?;
+    let mut low = shard.low.as_deref_mut().map(|low| take(memory, low)).transpose()?;
     let mut state =
         shard.state.iter_mut().map(|buffer| take(memory, buffer)).collect::<Result<Vec<_>, _>>()?;
+    let mirror = memory.mirror();
+    let mut noted = mirror.allocate(Category::Workspace, DType::I64, 1)?;
+    mirror.zero(Queue::Compute, SliceMut::whole(&mut noted))?;
     let result = {
-        let pieces = shard.pieces;
-        let mut view =
-            SegmentShard { params: &mut params, low: None, gradient: &gradient, state: &mut state, pieces };
+        let mut view = SegmentShard {
+            params: &mut params,
+            low: low.as_mut(),
+            gradient: &gradient,
+            state: &mut state,
+            pieces: shard.pieces,
+            not_finite: &mut noted,
+        };
         let scalars = StepScalars { step: scalars.step, lr: scalars.lr, factors };
-        run(rule, memory.mirror(), &mut view, &scalars)
+        run(rule, mirror, &mut view, &scalars)
     };
-    let returned = put_back(memory, params, shard.params);
-    let state = state.into_iter().zip(shard.state.iter_mut());
-    state.map(|(buffer, to)| put_back(memory, buffer, to)).fold(result.and(returned), Result::and)?;
-    shard.refresh(memory)
+    let returned = std::iter::once((params, &mut *shard.params))
+        .chain(low.into_iter().zip(shard.low.as_deref_mut()))
+        .chain(state.into_iter().zip(shard.state.iter_mut()));
+    returned.map(|(buffer, to)| put_back(memory, buffer, to)).fold(result, Result::and)?;
+    let mut word = [0];
+    mirror.read(Queue::Compute, Slice::whole(&noted), HostSliceMut::I64(&mut word))?;
+    if word == [0] { Ok(()) } else { shard.note_not_finite(memory) }
 }

@@ -37,12 +37,15 @@ pub(crate) fn runs(pieces: &[Piece], no_decay: &BTreeSet<ParamId>) -> Vec<Run> {
 }
 
 impl Run {
-    /// The pointers of a kernel: gradient, parameters, states, the copy of the parameters (or none), and the length.
+    /// What a kernel takes first: gradient, parameters, states, the copy of the parameters (or none), the length, the
+    /// factors of the step, the word that it notes in what is not finite, and the largest parameter that is.
     pub(super) fn words<'a>(
         &self,
         memory: &CudaMemory,
         shard: &'a mut SegmentShard<'_, CudaBuffer>,
+        factors: Slice<'a, CudaBuffer>,
     ) -> Result<Vec<Word<'a>>, Error> {
+        let most = Word::Real(shard.largest_param());
         let gradient = memory.range(Queue::Compute, Slice::new(shard.gradient, self.offset, self.len))?;
         let mut words = vec![Word::Range(gradient)];
         for buffer in std::iter::once(&mut *shard.params).chain(shard.state.iter_mut()) {
@@ -56,7 +59,9 @@ impl Run {
             }
             None => Word::Null,
         });
-        words.push(Word::Len(self.len));
+        words.extend([Word::Len(self.len), Word::Range(memory.range(Queue::Compute, factors)?)]);
+        let not_finite = memory.range_mut(Queue::Compute, SliceMut::whole(shard.not_finite))?;
+        words.extend([Word::Range(not_finite), most]);
         Ok(words)
     }
 }

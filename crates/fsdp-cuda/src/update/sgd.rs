@@ -30,8 +30,7 @@ impl UpdateRule<CudaMemory> for Sgd {
         let kernels = memory.kernels(Queue::Compute, &UPDATE, types(shard)?);
         for run in runs(shard.pieces, &self.no_decay) {
             let decay = if self.no_decay.contains(&run.param) { 0.0 } else { self.weight_decay };
-            let mut words = run.words(memory, shard)?;
-            words.push(Word::Range(memory.range(Queue::Compute, scalars.factors)?));
+            let mut words = run.words(memory, shard, scalars.factors)?;
             words.extend([decay, scalars.lr].map(Word::Real));
             if self.momentum == 0.0 {
                 kernels.elements("sgd", run.len, &words)?;

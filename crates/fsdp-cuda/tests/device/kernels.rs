@@ -1,7 +1,7 @@
 //! The operations of a memory, on the device and on the host: the same bits.
 
 use fsdp_core::memory::{Memory, Slice, SliceMut};
-use fsdp_core::scalars::{COUNT, GradientFactors, LOSS, NORM, SCALAR_WORDS};
+use fsdp_core::scalars::{COUNT, GradientFactors, LOSS, NORM, NOT_FINITE, SCALAR_WORDS};
 use fsdp_core::{DType, ExactSum, Queue};
 
 use super::subject::subject;
@@ -221,4 +221,11 @@ fn factors_are_those_of_the_host() {
     }
     let failed = GradientFactors { finite: false, ..start };
     assert_eq!(factors(cuda, &cases[0], 1, None, failed)[2], 0.0, "what was not finite once stays so");
+    for ranks in [1, 4] {
+        let mut words = cases[0].clone();
+        words[NOT_FINITE] = ranks;
+        for memory in [factors(cuda, &words, 1, None, start), factors(host, &words, 1, None, start)] {
+            assert_eq!(memory, [0.25, 1.0, 0.0], "the state of {ranks} ranks is not finite");
+        }
+    }
 }

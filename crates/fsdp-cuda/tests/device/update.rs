@@ -89,6 +89,7 @@ fn train<M: Memory, R: UpdateRule<M>>(
         tensors.iter().map(|tensor| allocate(Category::OptimizerState, tensor.dtype, tensor.len)).collect();
     state.iter_mut().for_each(|buffer| memory.zero(Queue::Compute, SliceMut::whole(buffer)).unwrap());
     let mut factors = memory.allocate(Category::CommStaging, DType::F64, GradientFactors::LEN).unwrap();
+    let mut not_finite = integers(memory, &[0]);
     let mut seen: Vec<Vec<Vec<f64>>> = Vec::new();
     for step in 1..=4 {
         write(&mut factors, &GradientFactors { finite: step != 2, ..FACTORS }.to_array());
@@ -100,6 +101,7 @@ fn train<M: Memory, R: UpdateRule<M>>(
             gradient: &gradient,
             state: &mut state,
             pieces: &pieces,
+            not_finite: &mut not_finite,
         };
         run(rule, memory, &mut shard, &scalars).unwrap();
         let buffers = std::iter::once(&params).chain(&low).chain(&state);
@@ -107,6 +109,7 @@ fn train<M: Memory, R: UpdateRule<M>>(
     }
     assert_bits(&seen[1].concat(), &seen[0].concat(), "a step whose flag is down");
     assert_ne!(seen[2], seen[1], "a step whose flag is up");
+    assert_eq!(words(memory, &not_finite), [0], "all of it is finite");
     assert!(params.is_exclusive() && state.iter().all(Buffer::is_exclusive));
     seen
 }
@@ -199,5 +202,124 @@ fn adafactor_is_near_the_host_where_sums_are_long() {
         }
         let again = train(&*subject(), &mut rule, types, Where::Device, LONG);
         assert_bits(&again[3].concat(), &got[3].concat(), "the same steps again");
+    }
+}
+
+/// A value in one of the tensors of a shard: parameters, gradient, state.
+#[derive(Clone, Copy, Debug)]
+struct Edge {
+    tensor: usize,
+    at: usize,
+    value: f64,
+}
+
+/// Updates a shard once, with these values in it and padding that is no number. Returns the word that the rule noted
+/// in, and whether a look at every value of the pieces finds one that is not finite.
+fn noted<M: Memory, R: UpdateRule<M>>(
+    memory: &M,
+    rule: &mut R,
+    master: DType,
+    place: Where,
+    (lr, edges): (f64, &[Edge]),
+) -> (i64, bool) {
+    let (pieces, len) = pieces(SHORT);
+    let buffer = |category, dtype, values: &[f64]| {
+        let mut buffer = match place {
+            Where::Device => memory.allocate(category, dtype, values.len()).unwrap(),
+            Where::Pinned => memory.allocate_host(category, dtype, values.len()).unwrap(),
+        };
+        memory.write(Queue::Compute, HostSlice::F64(values), SliceMut::whole(&mut buffer)).unwrap();
+        buffer
+    };
+    let tensors = rule.state(&pieces, len, master);
+    let padded = |key| {
+        let mut numbers = vec![f64::NAN; len];
+        for piece in &pieces {
+            numbers[piece.offset..][..piece.len].copy_from_slice(&normal(key, len)[..piece.len]);
+        }
+        numbers
+    };
+    let mut contents = vec![padded(1), padded(2)];
+    contents.extend(tensors.iter().map(|tensor| vec![0.01; tensor.len]));
+    for &Edge { tensor, at, value } in edges {
+        let tensor = &mut contents[tensor];
+        let last = tensor.len() - 1;
+        tensor[at.min(last)] = value;
+    }
+    let mut params = buffer(Category::ParameterShard, master, &contents[0]);
+    let mut low = (master == DType::F32).then(|| buffer(Category::ParameterShard, DType::Bf16, &contents[0]));
+    let gradient = buffer(Category::ShardedGradient, DType::F32, &contents[1]);
+    let mut state: Vec<_> =
+        contents[2..].iter().map(|values| buffer(Category::OptimizerState, master, values)).collect();
+    let factors =
+        filled(memory, DType::F64, &GradientFactors { scale: 1.0, clip: 1.0, finite: true }.to_array());
+    let mut not_finite = integers(memory, &[0]);
+    let scalars = StepScalars { step: 3, lr, factors: Slice::whole(&factors) };
+    let mut shard = SegmentShard {
+        params: &mut params,
+        low: low.as_mut(),
+        gradient: &gradient,
+        state: &mut state,
+        pieces: &pieces,
+        not_finite: &mut not_finite,
+    };
+    run(rule, memory, &mut shard, &scalars).unwrap();
+    let found = |buffer: &M::Buffer, offset, len| {
+        range(memory, buffer, offset, len).iter().any(|value| !value.is_finite())
+    };
+    let mut copies = std::iter::once(&params).chain(&low);
+    let in_params = copies.any(|buffer| pieces.iter().any(|piece| found(buffer, piece.offset, piece.len)));
+    let mut of_state = state.iter().zip(&tensors);
+    let in_state = of_state
+        .any(|(buffer, tensor)| tensor.pieces.iter().any(|piece| found(buffer, piece.offset, piece.len)));
+    (words(memory, &not_finite)[0], in_params || in_state)
+}
+
+/// Compares what is noted in both places of a device with a look at every value.
+fn compare_notes<R: UpdateRule<HostMemory> + UpdateRule<Subject>>(mut rule: R, what: &str) {
+    let bf16 = [f32::from_bits(0x7f7f_7fff), f32::from_bits(0xff7f_8000)].map(f64::from);
+    let largest = [f64::from(f32::MAX), 0.0, 1e-45, 1e19, 1e25, f64::INFINITY, f64::NAN];
+    let values: Vec<f64> = bf16.into_iter().chain(largest).collect();
+    let tensors = 2 + UpdateRule::<HostMemory>::state(&rule, &pieces(SHORT).0, 1, DType::F32).len();
+    let mut seen = [0, 0];
+    let mut check = |lr, edges: &[Edge]| {
+        for (master, place) in
+            [(DType::F32, Where::Device), (DType::F64, Where::Device), (DType::F32, Where::Pinned)]
+        {
+            let (word, found) = noted(&*subject(), &mut rule, master, place, (lr, edges));
+            assert_eq!(word, i64::from(found), "{what} of {master} on {place:?} by {lr} with {edges:?}");
+            seen[usize::from(found)] += 1;
+        }
+    };
+    for lr in [0.0, 1e-3, 1e39] {
+        check(lr, &[]);
+    }
+    for (turn, &value) in values.iter().enumerate() {
+        for tensor in 0..tensors {
+            // Among vectors, and in what is left after them; in the first run and in the last.
+            for at in [0, 7 + turn, 245, 419, 425 + turn, 533, 596] {
+                check(1e-3, &[Edge { tensor, at, value }]);
+            }
+        }
+    }
+    assert!(seen[0] > 50 && seen[1] > 50, "{what}: {seen:?}");
+}
+
+#[test]
+fn adamw_notes_what_is_not_finite() {
+    compare_notes(AdamW { no_decay: no_decay(), ..AdamW::default() }, "AdamW");
+}
+
+#[test]
+fn sgd_notes_what_is_not_finite() {
+    compare_notes(Sgd { weight_decay: 0.1, no_decay: no_decay(), ..Sgd::default() }, "plain SGD");
+    compare_notes(Sgd { momentum: 0.9, nesterov: true, ..Sgd::default() }, "SGD of Nesterov");
+}
+
+#[test]
+fn adafactor_notes_what_is_not_finite() {
+    let average = AdafactorOptions { beta1: Some(0.9), ..AdafactorOptions::default() };
+    for (options, what) in [(AdafactorOptions::default(), "Adafactor"), (average, "its average")] {
+        compare_notes(Adafactor::new(options, &spec(SHORT)), what);
     }
 }

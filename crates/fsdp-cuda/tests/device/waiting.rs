@@ -23,6 +23,7 @@ fn launches(mut rule: impl UpdateRule<CudaMemory>) -> usize {
     let mut state: Vec<_> = state.collect();
     let factors = filled(memory, DType::F64, &FACTORS.to_array());
     let scalars = StepScalars { step: 1, lr: 0.1, factors: Slice::whole(&factors) };
+    let mut not_finite = integers(memory, &[0]);
     let waits =
         || ["cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"].map(|call| device.calls(call));
     let mut step = || {
@@ -32,6 +33,7 @@ fn launches(mut rule: impl UpdateRule<CudaMemory>) -> usize {
             gradient: &gradient,
             state: &mut state,
             pieces: &pieces,
+            not_finite: &mut not_finite,
         };
         run(&mut rule, memory, &mut shard, &scalars).unwrap();
     };

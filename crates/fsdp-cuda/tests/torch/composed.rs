@@ -96,6 +96,14 @@ fn update<M: Memory>(
     let factors = filled(memory, DType::F64, &[0.25, 0.7, 1.0]);
     assert_eq!(factors.len(), GradientFactors::LEN);
     let scalars = StepScalars { step: 1, lr: 0.1, factors: Slice::whole(&factors) };
-    let mut shard = SegmentShard { params, low: None, gradient: &gradient, state, pieces: &[piece] };
+    let mut not_finite = integers(memory, &[0]);
+    let mut shard = SegmentShard {
+        params,
+        low: None,
+        gradient: &gradient,
+        state,
+        pieces: &[piece],
+        not_finite: &mut not_finite,
+    };
     rule.update(memory, &mut shard, &scalars, &[]).map_err(|error| error.to_string())
 }

@@ -158,6 +158,7 @@ fn optimizers(c: &mut Criterion) {
         let mut on_device =
             memory.allocate(Category::CommStaging, DType::F64, GradientFactors::LEN).expect("no limit");
         memory.write(Queue::Compute, HostSlice::F64(&factors), write(&mut on_device)).expect("fits");
+        let mut not_finite = memory.allocate(Category::CommStaging, DType::I64, 1).expect("no limit");
         let scalars = StepScalars { step: 3, lr: 1e-3, factors: Slice::whole(&on_device) };
         // Adafactor's passes read the gradient thrice, and the parameters once more than they update them.
         let rules: [(&str, usize, Box<dyn UpdateRule<HostMemory>>); 3] = [
@@ -182,6 +183,7 @@ fn optimizers(c: &mut Criterion) {
                     gradient: &gradient,
                     state: &mut state,
                     pieces: &[piece],
+                    not_finite: &mut not_finite,
                 };
                 let mut sums: Vec<HostBuffer> = Vec::new();
                 for (phase, count) in rule.phases().into_iter().enumerate() {

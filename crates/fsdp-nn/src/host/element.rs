@@ -70,6 +70,8 @@ pub(crate) trait Float:
     const ONE: Self;
     /// Less than every finite number.
     const LOWEST: Self;
+    /// Magnitudes as integers: in the order of the numbers, with what is not finite above all that are.
+    type Magnitude: Ord + Copy + Default + Send + Sync;
 
     /// The slice of this type, if it is one.
     fn from_floats<'a>(floats: Floats<'a>) -> Option<&'a [Self]>;
@@ -88,6 +90,9 @@ pub(crate) trait Float:
 
     /// The exponential, within two units in the last place; vectorises for `f32`.
     fn exp(self) -> Self;
+
+    /// The magnitude.
+    fn magnitude(self) -> Self::Magnitude;
 
     /// The logistic function.
     #[inline(always)]
@@ -205,6 +210,7 @@ impl Float for f32 {
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
     const LOWEST: Self = f32::NEG_INFINITY;
+    type Magnitude = i32;
 
     fn from_floats<'a>(floats: Floats<'a>) -> Option<&'a [Self]> {
         match floats {
@@ -239,12 +245,19 @@ impl Float for f32 {
     fn exp(self) -> f32 {
         math::exp(self)
     }
+
+    // Signed integers are what all vectors can compare.
+    #[inline(always)]
+    fn magnitude(self) -> i32 {
+        self.to_bits() as i32 & i32::MAX
+    }
 }
 
 impl Float for f64 {
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
     const LOWEST: Self = f64::NEG_INFINITY;
+    type Magnitude = i64;
 
     fn from_floats<'a>(floats: Floats<'a>) -> Option<&'a [Self]> {
         match floats {
@@ -278,6 +291,11 @@ impl Float for f64 {
     #[inline(always)]
     fn exp(self) -> f64 {
         f64::exp(self)
+    }
+
+    #[inline(always)]
+    fn magnitude(self) -> i64 {
+        self.to_bits() as i64 & i64::MAX
     }
 }
 

@@ -20,6 +20,7 @@ use fsdp_core::{DType, Error};
 
 use super::elementwise::HostScalars;
 use super::factored::{Pass, Stage};
+use super::largest::Largest;
 use crate::host::element::Float;
 use crate::host::{HostBuffer, HostMemory};
 
@@ -186,12 +187,12 @@ impl Adafactor {
         scalars: &HostScalars,
         mut stage: Stage<'_>,
     ) -> Result<(), Error> {
-        let pieces = shard.pieces;
+        let (pieces, most) = (shard.pieces, Largest::finite(shard));
         let mut pass = Pass::<A>::new(self, memory, shard, scalars)?;
         for piece in pieces {
             pass.piece(piece, &mut stage);
         }
-        Ok(())
+        if pass.end().exceeds(&most) { shard.note_not_finite(memory) } else { Ok(()) }
     }
 }
 

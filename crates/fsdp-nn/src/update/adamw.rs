@@ -8,6 +8,7 @@ use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRul
 use fsdp_core::{DType, Error};
 
 use super::elementwise::{HostScalars, each_block};
+use super::largest::Largest;
 use crate::host::element::Float;
 use crate::host::raw::vectorized;
 use crate::host::{HostBuffer, HostMemory};
@@ -85,7 +86,14 @@ impl<A: Float> Factors<A> {
 }
 
 vectorized! {
-    fn step<A: Float>(f: Factors<A>, gradient: &[A], params: &mut [A], mean: &mut [A], square: &mut [A]) {
+    fn step<A: Float>(
+        f: Factors<A>,
+        gradient: &[A],
+        params: &mut [A],
+        mean: &mut [A],
+        square: &mut [A],
+    ) -> Largest<A> {
+        let mut largest = Largest::none();
         for (((p, m), v), &g) in params.iter_mut().zip(mean).zip(square).zip(gradient) {
             let average = if f.by_end { g - (g - *m) * f.rest } else { *m + f.weight * (g - *m) };
             let variance = *v * f.beta2 + f.square * g * g;
@@ -93,7 +101,11 @@ vectorized! {
             *p = *p * f.keep + f.step_size * average / denominator;
             *m = average;
             *v = variance;
+            // An average that is not finite leaves no parameter finite; a variance does.
+            largest.param(*p);
+            largest.state(variance);
         }
+        largest
     }
 }
 
@@ -124,7 +136,7 @@ impl AdamW {
     ) -> Result<(), Error> {
         each_block(memory, shard, scalars, |piece, gradient, params, [mean, square]| {
             let factors = self.factors(piece.param, scalars.step, scalars.lr);
-            step(Factors::<A>::new(factors), gradient, params, mean, square);
+            step(Factors::<A>::new(factors), gradient, params, mean, square)
         })
     }
 }

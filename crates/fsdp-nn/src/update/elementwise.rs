@@ -1,11 +1,14 @@
 //! What element-wise update rules share: one pass over the pieces of a shard in small blocks.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use fsdp_core::Error;
 use fsdp_core::Queue;
 use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_core::scalars::GradientFactors;
 use fsdp_core::update::{Piece, SegmentShard, StepScalars};
 
+use super::largest::Largest;
 use crate::host::element::Float;
 use crate::host::floats::{Floats, transfer};
 use crate::host::raw::vectorized;
@@ -45,14 +48,15 @@ struct Task<'a, A, const N: usize> {
     state: [&'a mut [A]; N],
 }
 
-/// Runs `step(piece, gradient, parameters, states)` over blocks of every piece. The gradient is scaled and
-/// clipped, in the master dtype.
+/// Runs `step(piece, gradient, parameters, states)` over blocks of every piece, and notes whether all that it wrote is
+/// finite. The gradient is scaled and clipped, in the master dtype.
 pub(super) fn each_block<A: Float, const N: usize>(
     memory: &HostMemory,
     shard: &mut SegmentShard<'_, HostBuffer>,
     scalars: &HostScalars,
-    step: impl Fn(&Piece, &[A], &mut [A], [&mut [A]; N]) + Sync + Send,
+    step: impl Fn(&Piece, &[A], &mut [A], [&mut [A]; N]) -> Largest<A> + Sync + Send,
 ) -> Result<(), Error> {
+    let (most, exceeds) = (Largest::finite(shard), AtomicBool::new(false));
     let gradient = memory.floats(Slice::whole(shard.gradient))?;
     let mut params = memory.elements_mut::<A>(SliceMut::whole(shard.params))?;
     let mut states = Vec::with_capacity(N);
@@ -82,8 +86,14 @@ pub(super) fn each_block<A: Float, const N: usize>(
         }
         position = piece.offset + piece.len;
     }
-    memory.workers().each(tasks.into_iter(), |task| run_task(gradient, scalars, task, &step));
-    Ok(())
+    memory.workers().each(tasks.into_iter(), |task| {
+        run_task(gradient, scalars, task, |piece, gradient, params, state| {
+            if step(piece, gradient, params, state).exceeds(&most) {
+                exceeds.store(true, Ordering::Relaxed);
+            }
+        });
+    });
+    if exceeds.into_inner() { shard.note_not_finite(memory) } else { Ok(()) }
 }
 
 /// Takes the first `count` elements off a slice.
@@ -97,7 +107,7 @@ fn run_task<A: Float, const N: usize>(
     gradient: Floats<'_>,
     scalars: &HostScalars,
     task: Task<'_, A, N>,
-    step: &impl Fn(&Piece, &[A], &mut [A], [&mut [A]; N]),
+    step: impl Fn(&Piece, &[A], &mut [A], [&mut [A]; N]),
 ) {
     let Task { start, piece, params, mut state } = task;
     let mut block = [A::ZERO; BLOCK_ELEMS];

@@ -6,6 +6,7 @@ use fsdp_core::update::{Piece, SegmentShard};
 
 use super::adafactor::{Adafactor, AdafactorFactors};
 use super::elementwise::{HostScalars, scale_twice};
+use super::largest::Largest;
 use crate::host::element::Float;
 use crate::host::floats::{Floats, transfer};
 use crate::host::math::sum1;
@@ -26,7 +27,7 @@ pub(super) enum Stage<'a> {
 }
 
 /// A shard's tensors, with the parts of the state that belong to pieces still to come.
-pub(super) struct Pass<'a, A> {
+pub(super) struct Pass<'a, A: Float> {
     rule: &'a Adafactor,
     scalars: &'a HostScalars,
     gradient: Floats<'a>,
@@ -39,6 +40,8 @@ pub(super) struct Pass<'a, A> {
     /// Per column: sums of squares in phase 0, factors of the update later.
     sums: Vec<f64>,
     factors: Vec<A>,
+    /// What was written so far.
+    largest: Largest<A>,
 }
 
 /// How the update of a parameter is applied.
@@ -89,7 +92,13 @@ impl<'a, A: Float> Pass<'a, A> {
             block: Vec::new(),
             sums: Vec::new(),
             factors: Vec::new(),
+            largest: Largest::none(),
         })
+    }
+
+    /// The largest magnitudes that the pass wrote.
+    pub(super) fn end(self) -> Largest<A> {
+        self.largest
     }
 
     /// Handles the next piece.
@@ -123,7 +132,8 @@ impl<'a, A: Float> Pass<'a, A> {
             for start in (0..piece.len).step_by(BLOCK_ELEMS) {
                 let len = BLOCK_ELEMS.min(piece.len - start);
                 self.load(piece.offset + start, len);
-                advance_full(beta2, rest, eps, &self.block, &mut self.full[start..start + len]);
+                let moment = &mut self.full[start..start + len];
+                self.largest = advance_full(self.largest, [beta2, rest, eps], &self.block, moment);
             }
             return;
         };
@@ -133,6 +143,7 @@ impl<'a, A: Float> Pass<'a, A> {
             self.load(piece.offset + row * cols, cols);
             let mean = A::of(add_squares(eps, &self.block, &mut self.sums) / cols as f64);
             self.rows[row] = self.rows[row] * beta2 + rest * mean;
+            self.largest.state(self.rows[row]);
             sums[1] += self.rows[row].as_f64();
         }
         sums[2..2 + cols].iter_mut().zip(&self.sums).for_each(|(sum, part)| *sum += part);
@@ -144,6 +155,7 @@ impl<'a, A: Float> Pass<'a, A> {
         let rest = A::ONE - beta2;
         for (mean, sum) in self.cols[..cols].iter_mut().zip(&moments[2..]) {
             *mean = *mean * beta2 + rest * A::of(sum / count);
+            self.largest.state(*mean);
         }
     }
 
@@ -170,7 +182,8 @@ impl<'a, A: Float> Pass<'a, A> {
             if let Some(beta1) = step.beta1 {
                 average_in(beta1, &mut self.average[at..at + len], &mut self.block);
             }
-            apply(step.keep, &self.block, &mut self.params[at..at + len]);
+            let params = &mut self.params[at..at + len];
+            self.largest = apply(self.largest, step.keep, &self.block, params);
         }
     }
 
@@ -229,10 +242,19 @@ vectorized! {
 }
 
 vectorized! {
-    fn advance_full<A: Float>(beta2: A, rest: A, eps: A, gradient: &[A], moment: &mut [A]) {
+    /// Returns the largest magnitudes so far.
+    fn advance_full<A: Float>(
+        largest: Largest<A>,
+        factors: [A; 3],
+        gradient: &[A],
+        moment: &mut [A],
+    ) -> Largest<A> {
+        let (mut largest, [beta2, rest, eps]) = (largest, factors);
         for (moment, &g) in moment.iter_mut().zip(gradient) {
             *moment = *moment * beta2 + rest * (g * g + eps);
+            largest.state(*moment);
         }
+        largest
     }
 }
 
@@ -269,9 +291,14 @@ vectorized! {
 }
 
 vectorized! {
-    fn apply<A: Float>(keep: A, update: &[A], params: &mut [A]) {
+    /// Returns the largest magnitudes so far.
+    fn apply<A: Float>(largest: Largest<A>, keep: A, update: &[A], params: &mut [A]) -> Largest<A> {
+        let mut largest = largest;
         for (p, &u) in params.iter_mut().zip(update) {
             *p = *p * keep - u;
+            // A running mean of updates that is not finite leaves no parameter finite.
+            largest.param(*p);
         }
+        largest
     }
 }

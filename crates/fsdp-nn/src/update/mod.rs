@@ -7,6 +7,7 @@ mod adafactor;
 mod adamw;
 mod elementwise;
 mod factored;
+mod largest;
 mod sgd;
 #[cfg(test)]
 mod tests;

@@ -8,6 +8,7 @@ use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRul
 use fsdp_core::{DType, Error};
 
 use super::elementwise::{HostScalars, each_block};
+use super::largest::Largest;
 use crate::host::element::Float;
 use crate::host::raw::vectorized;
 use crate::host::{HostBuffer, HostMemory};
@@ -39,22 +40,34 @@ struct Factors<A> {
 }
 
 vectorized! {
-    fn plain_step<A: Float>(f: Factors<A>, gradient: &[A], params: &mut [A]) {
+    fn plain_step<A: Float>(f: Factors<A>, gradient: &[A], params: &mut [A]) -> Largest<A> {
+        let mut largest = Largest::none();
         for (p, &g) in params.iter_mut().zip(gradient) {
             *p += -f.lr * (g + f.decay * *p);
+            largest.param(*p);
         }
+        largest
     }
 }
 
 vectorized! {
-    fn momentum_step<A: Float>(f: Factors<A>, gradient: &[A], params: &mut [A], momentum: &mut [A]) {
+    fn momentum_step<A: Float>(
+        f: Factors<A>,
+        gradient: &[A],
+        params: &mut [A],
+        momentum: &mut [A],
+    ) -> Largest<A> {
+        let mut largest = Largest::none();
         for ((p, buffer), &g) in params.iter_mut().zip(momentum).zip(gradient) {
             let g = g + f.decay * *p;
             let average = if f.first { g } else { *buffer * f.momentum + f.undamped * g };
             let direction = if f.nesterov { g + f.momentum * average } else { average };
             *buffer = average;
             *p += -f.lr * direction;
+            // A momentum that is not finite leaves no parameter finite.
+            largest.param(*p);
         }
+        largest
     }
 }
 
@@ -79,11 +92,11 @@ impl Sgd {
     ) -> Result<(), Error> {
         if self.momentum == 0.0 {
             return each_block(memory, shard, scalars, |piece, gradient, params, []| {
-                plain_step(self.factors::<A>(piece, scalars), gradient, params);
+                plain_step(self.factors::<A>(piece, scalars), gradient, params)
             });
         }
         each_block(memory, shard, scalars, |piece, gradient, params, [momentum]| {
-            momentum_step(self.factors::<A>(piece, scalars), gradient, params, momentum);
+            momentum_step(self.factors::<A>(piece, scalars), gradient, params, momentum)
         })
     }
 }

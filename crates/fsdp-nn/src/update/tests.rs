@@ -17,6 +17,8 @@ use crate::{HostBuffer, HostMemory, HostOptions};
 const SHAPES: [&[usize]; 4] = [&[7, 5], &[13], &[31, 3], &[1, 6]];
 const STEPS: u64 = 4;
 
+mod not_finite;
+
 fn row_len(shape: &[usize]) -> usize {
     shape[1..].iter().product()
 }
@@ -54,10 +56,11 @@ struct Shard {
     memory: HostMemory,
     params: HostBuffer,
     /// The copy that computes.
-    low: HostBuffer,
+    low: Option<HostBuffer>,
     gradient: HostBuffer,
     state: Vec<HostBuffer>,
     factors: HostBuffer,
+    not_finite: HostBuffer,
     pieces: Vec<Piece>,
     /// For every piece: where its elements are in the unsharded segment.
     places: Vec<usize>,
@@ -102,10 +105,11 @@ impl Shard {
         let state =
             state.iter().map(|tensor| buffer(Category::OptimizerState, tensor.dtype, tensor.len)).collect();
         let params = buffer(Category::ParameterShard, dtype, len);
-        let low = buffer(Category::ParameterShard, DType::Bf16, len);
+        let low = Some(buffer(Category::ParameterShard, DType::Bf16, len));
         let gradient = buffer(Category::ShardedGradient, DType::F32, len);
         let factors = buffer(Category::CommStaging, DType::F64, GradientFactors::LEN);
-        let mut shard = Self { params, low, gradient, state, factors, pieces, places, memory };
+        let not_finite = buffer(Category::CommStaging, DType::I64, 1);
+        let mut shard = Self { params, low, gradient, state, factors, not_finite, pieces, places, memory };
         let initial = numbers(1, total());
         shard.scatter(&initial, true);
         shard.set_factors(FACTORS);
@@ -142,7 +146,7 @@ impl Shard {
         let mut rounded = self.memory.allocate(Category::Workspace, DType::Bf16, self.params.len()).unwrap();
         let to = SliceMut::whole(&mut rounded);
         self.memory.copy(Queue::Compute, Slice::whole(&self.params), to).unwrap();
-        let [expected, copied] = [&rounded, &self.low].map(|buffer| {
+        let [expected, copied] = [&rounded, self.low.as_ref().unwrap()].map(|buffer| {
             let mut values = vec![0.0; buffer.len()];
             self.memory.read(Queue::Compute, Slice::whole(buffer), HostSliceMut::F64(&mut values)).unwrap();
             values
@@ -165,9 +169,10 @@ impl Shard {
         &mut self,
         step: u64,
     ) -> (&HostMemory, SegmentShard<'_, HostBuffer>, StepScalars<'_, HostBuffer>) {
-        let Self { memory, params, low, gradient, state, factors, pieces, .. } = self;
+        let Self { memory, params, low, gradient, state, factors, not_finite, pieces, .. } = self;
         let scalars = StepScalars { step, lr: lr(step), factors: Slice::whole(factors) };
-        (memory, SegmentShard { params, low: Some(low), gradient, state, pieces }, scalars)
+        let low = low.as_mut();
+        (memory, SegmentShard { params, low, gradient, state, pieces, not_finite }, scalars)
     }
 }
 

@@ -67,7 +67,7 @@ impl StateTable {
 }
 
 /// The name of a state tensor of a parameter.
-pub(super) fn state_name(param: &ParamSpec, name: &str) -> String {
+pub(crate) fn state_name(param: &ParamSpec, name: &str) -> String {
     format!("optim.state.{}.{name}", param.fqn)
 }
 
@@ -86,7 +86,7 @@ pub(super) fn state_rows(param: &ParamSpec, piece: &StatePiece) -> Range<usize> 
 }
 
 /// The shape of a whole state tensor.
-fn state_shape(param: &ParamSpec, axis: StateAxis) -> Vec<usize> {
+pub(crate) fn state_shape(param: &ParamSpec, axis: StateAxis) -> Vec<usize> {
     let row_len = param.row_len().unwrap_or(1);
     match axis {
         StateAxis::Elements => param.shape.clone(),

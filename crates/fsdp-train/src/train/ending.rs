@@ -80,6 +80,10 @@ impl Divergence {
         let TrainError::RankFailed { source, .. } = &error else { return Err(error) };
         let aside = match **source {
             TrainError::NotFinite { step, .. } => lock.set_aside(step - 1, "diverged")?,
+            // The weights of this step are finite, and give a loss that is not.
+            TrainError::EvaluationNotFinite { step, .. } => lock.set_aside(step, "diverged")?,
+            // Such a state is never saved.
+            TrainError::StateNotFinite { .. } => None,
             _ => return Err(error),
         };
         let divergence = Self { aside, newest: lock.run().newest()? };

@@ -201,7 +201,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     /// Evaluates; returns whether some rank asked to stop before it was done.
     fn evaluate(&mut self, step: u64) -> Result<bool, TrainError> {
         let evaluation =
-            self.trainer.evaluate(self.run.options.stop, &mut ProgramOrder, &mut *self.observer)?;
+            self.trainer.evaluate(step, self.run.options.stop, &mut ProgramOrder, &mut *self.observer)?;
         let Some(evaluation) = evaluation else { return Ok(false) };
         if self.is_first() && !evaluation.stop {
             self.run.options.reporter.evaluation(step, &evaluation);

@@ -22,17 +22,26 @@ pub(super) struct Block<'a> {
     pub(super) gradient: Tensor,
     pub(super) params: View<'a>,
     pub(super) state: Vec<View<'a>>,
-    /// Whether loss and norm were finite.
+    /// Whether the step updates.
     finite: &'a Tensor,
+    /// The largest magnitudes of parameters and of state that are finite.
+    most: [f64; 2],
+    /// The word that says whether something was written that is not.
+    not_finite: &'a mut Tensor,
 }
 
 impl Block<'_> {
     /// Writes what an update gives, unless the flag is down.
     pub(super) fn put(&mut self, params: &Tensor, state: &[Tensor]) -> Result<(), Failure> {
-        let slots = std::iter::once(&mut self.params).chain(&mut self.state);
-        for (slot, new) in slots.zip(std::iter::once(params).chain(state)) {
+        let [most, most_of_state] = self.most;
+        let slots = std::iter::once((&mut self.params, most));
+        let slots = slots.chain(self.state.iter_mut().map(|slot| (slot, most_of_state)));
+        for ((slot, most), new) in slots.zip(std::iter::once(params).chain(state)) {
             let kept = new.f_where_self(self.finite, slot)?;
             slot.f_copy_(&kept)?;
+            // A maximum of what is not a number is none, and that is not at most anything.
+            let exceeds = new.f_abs()?.f_max()?.f_le(most)?.f_logical_not()?.f_logical_and(self.finite)?;
+            self.not_finite.f_logical_or_(&exceeds)?;
         }
         Ok(())
     }
@@ -57,6 +66,8 @@ pub(super) fn each_block<D: TorchStorage>(
     let finite = factors.f_select(0, 2)?.f_ne(0.0)?;
     let factors = factors.f_to_kind(kind)?;
     let [scale, clip] = [factors.f_select(0, 0)?, factors.f_select(0, 1)?];
+    let most = [shard.largest_param(), shard.params.dtype().largest()];
+    let mut not_finite = memory.view_mut(SliceMut::whole(shard.not_finite), &[1])?;
     for run in runs(shard.pieces, no_decay) {
         for start in (0..run.len).step_by(BLOCK) {
             let (offset, len) = (run.offset + start, BLOCK.min(run.len - start));
@@ -68,7 +79,8 @@ pub(super) fn each_block<D: TorchStorage>(
             let state = state
                 .map(|buffer| memory.view_mut(SliceMut::new(buffer, offset, len), &sizes))
                 .collect::<Result<_, _>>()?;
-            step(run.param, Block { gradient, params, state, finite: &finite })?;
+            let (finite, not_finite) = (&finite, &mut *not_finite);
+            step(run.param, Block { gradient, params, state, finite, most, not_finite })?;
         }
     }
     Ok(())
