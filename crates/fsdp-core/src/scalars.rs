@@ -144,7 +144,17 @@ mod tests {
     #[test]
     fn means_are_over_targets() {
         let values = ScalarValues::of(&words(&[3.0, 5.0], &[9.0, 16.0], 4), 1);
-        assert_eq!(values, ScalarValues { loss: 2.0, targets: 4, scale: 0.25, grad_norm: 1.25, stop: false, state_finite: true });
+        assert_eq!(
+            values,
+            ScalarValues {
+                loss: 2.0,
+                targets: 4,
+                scale: 0.25,
+                grad_norm: 1.25,
+                stop: false,
+                state_finite: true
+            }
+        );
         let factors = GradientFactors::of(&values, Some(0.5), true);
         assert_eq!((factors.scale, factors.finite), (0.25, true));
         assert_eq!(factors.clip, 0.5 / (1.25 + CLIP_EPSILON));
@@ -157,7 +167,17 @@ mod tests {
         // A gradient of (3, 4), averaged over 8 ranks, of losses that are summed.
         let squares = [(3.0f64 / 8.0).powi(2), (4.0f64 / 8.0).powi(2)];
         let values = ScalarValues::of(&words(&[3.0, 5.0], &squares, 4), 8);
-        assert_eq!(values, ScalarValues { loss: 2.0, targets: 4, scale: 2.0, grad_norm: 1.25, stop: false, state_finite: true });
+        assert_eq!(
+            values,
+            ScalarValues {
+                loss: 2.0,
+                targets: 4,
+                scale: 2.0,
+                grad_norm: 1.25,
+                stop: false,
+                state_finite: true
+            }
+        );
         let factors = GradientFactors::of(&values, Some(0.5), true);
         assert_eq!((factors.scale, factors.clip), (2.0, 0.5 / (1.25 + CLIP_EPSILON)));
     }

@@ -90,8 +90,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         let norm = self.squares(&total)?.sqrt();
         let scale = if targets == 0 { 0.0 } else { 1.0 / targets as f64 };
         let (loss, grad_norm) = (loss * scale, norm * scale);
-        let report =
-            StepReport { loss, targets, grad_norm, finite: true, state_finite: true, stop: false };
+        let report = StepReport { loss, targets, grad_norm, finite: true, state_finite: true, stop: false };
         let input = StepInput {
             step: step + 1,
             lr: self.job.schedule.lr(step),

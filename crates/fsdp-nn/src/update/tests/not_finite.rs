@@ -111,7 +111,11 @@ fn a_second_moment_that_overflows_alone_is_noticed() {
     let [mut adamw, _, _, mut adafactor, _] = rules();
     let mut all = shard(&*adamw, DType::F32, 1.0, 1e-3);
     Shard::put(&mut all.gradient, &all.memory, 1, 1e25);
-    assert_eq!(broken(&mut *adamw, &mut all, 1e-3), [false, false, false, true], "params, copy, mean, square");
+    assert_eq!(
+        broken(&mut *adamw, &mut all, 1e-3),
+        [false, false, false, true],
+        "params, copy, mean, square"
+    );
     // The second parameter is a vector; its second moment is whole.
     let mut all = shard(&*adafactor, DType::F32, 1.0, 1e-3);
     let at = all.pieces[1].offset;
@@ -233,8 +237,7 @@ fn a_value_is_noticed_wherever_it_is() {
         for (dtype, threads) in [(DType::F32, 1), (DType::F32, 2), (DType::F64, 1)] {
             for rule in &mut rules()[..3] {
                 let mut all = Shard::new(&**rule, dtype, 0, 1, threads);
-                let whole =
-                    Piece { param: ParamId(0), offset: 1, len, param_offset: 0, row_len: 1 };
+                let whole = Piece { param: ParamId(0), offset: 1, len, param_offset: 0, row_len: 1 };
                 let buffer = |category, dtype| {
                     let mut buffer = all.memory.allocate(category, dtype, len + 2).unwrap();
                     all.memory.zero(Queue::Compute, SliceMut::whole(&mut buffer)).unwrap();
