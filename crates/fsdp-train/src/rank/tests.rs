@@ -80,22 +80,29 @@ fn failure(
     (failure.rank, error, errors.into_inner().unwrap())
 }
 
-/// Gives a row of the embedding this value in the last replica. Returns whether this rank has the row there.
-fn put_in_embedding(trainer: &mut Trainer<'_>, row: usize, value: f64) -> bool {
+/// Puts a value into rows of parameters in the last replica. Returns whether this rank has one of them there.
+fn put(trainer: &mut Trainer<'_>, value: f64, is_chosen: impl Fn(&str, usize) -> bool) -> bool {
     let job = trainer.job;
     let is_last = job.plan.mesh.replica_of(trainer.rank()) + 1 == job.plan.mesh.replicas();
     let mut holds = false;
     let filled = trainer.engine.load_params(Origin::Computed, |piece, values| {
         job.init.fill(&job.plan.spec, piece, values)?;
-        let rows = piece.param_offset / piece.row_len..(piece.param_offset + piece.len) / piece.row_len;
-        if is_last && job.plan.spec.param(piece.param).fqn == "embed.weight" && rows.contains(&row) {
-            values[(row - rows.start) * piece.row_len + 1] = value;
-            holds = true;
+        let first = piece.param_offset / piece.row_len;
+        for (row, values) in values.chunks_mut(piece.row_len).enumerate() {
+            if is_last && is_chosen(&job.plan.spec.param(piece.param).fqn, first + row) {
+                values[1] = value;
+                holds = true;
+            }
         }
         Ok::<_, TrainError>(())
     });
     filled.unwrap();
     holds
+}
+
+/// Puts a value into the row of the embedding that no batch reads.
+fn put_in_unread_row(trainer: &mut Trainer<'_>, value: f64) -> bool {
+    put(trainer, value, |name, row| name == "embed.weight" && row == UNREAD_ROW)
 }
 
 /// Parameters and state, as bits.
@@ -133,7 +140,7 @@ fn a_parameter_of_one_rank_ends_all_of_them_in_the_next_step() {
         for ahead in [false, true] {
             let holder = Mutex::new(None);
             let failed = failure(&job, |trainer| {
-                if put_in_embedding(trainer, UNREAD_ROW, -2e38) {
+                if put_in_unread_row(trainer, -2e38) {
                     *holder.lock().unwrap() = Some(trainer.rank().0);
                 }
                 let report = step(trainer, 0)?;
@@ -198,7 +205,7 @@ fn ranks_ask_each_other_between_steps() {
             trainer.check_state(0).expect("nothing was written");
             step(trainer, 0)?;
             trainer.check_state(1).expect("all of it is finite");
-            if put_in_embedding(trainer, UNREAD_ROW, 2e38) {
+            if put_in_unread_row(trainer, 2e38) {
                 *holder.lock().unwrap() = Some(trainer.rank().0);
             }
             step(trainer, 1)?;
@@ -217,17 +224,17 @@ fn a_parameter_that_only_its_copy_can_not_hold_is_named_with_the_type_of_the_cop
     let run = |job: &Job<Mlp>| {
         let ended = launcher().launch(2, &|seat: Seat<HostMemory>| {
             let mut trainer = RankTrainer::new(job, seat)?;
-            put_in_embedding(&mut trainer, UNREAD_ROW, value);
+            put_in_unread_row(&mut trainer, value);
             step(&mut trainer, 0)?;
             trainer.check_state(1)
         });
-        ended.map(drop).map_err(|failure| failure.to_string())
+        ended.map(drop).map_err(|failure| TrainError::from(failure).to_string())
     };
     run(&job(dir.path(), optimizer, ["param_dtype = 'f32'", "2"])).unwrap();
     let error = run(&job(dir.path(), optimizer, ["param_dtype = 'bf16'", "2"])).unwrap_err();
     assert_eq!(
         error,
-        "rank 1 failed first: step 1 wrote 3.39617752923046e38 to embed.weight, at [8, 1]: not \
+        "rank 1 failed: step 1 wrote 3.39617752923046e38 to embed.weight, at [8, 1]: not \
          finite in bf16; nothing of this state was saved or exported. Lower the learning rate, or clip gradients \
          (train.grad_clip)"
     );
@@ -243,9 +250,7 @@ fn an_evaluation_that_overflows_is_an_error_and_a_stopped_one_is_not() {
     let failed = failure(&job, |trainer| {
         let sound = evaluate(trainer, false)?.unwrap();
         assert!(sound.loss.is_finite() && !sound.stop);
-        for row in 0..usize::from(TOKENS) {
-            put_in_embedding(trainer, row, 3e38);
-        }
+        put(trainer, 3e38, |name, _| name == "embed.weight" || name == "head.weight");
         let stopped = evaluate(trainer, true)?.unwrap();
         assert!(stopped.loss.is_nan() && stopped.stop);
         trainer.check_state(3).expect("parameters are finite");
@@ -265,7 +270,7 @@ fn an_evaluation_behind_a_step_that_broke_the_state_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let job = job(dir.path(), SGD, ["mesh = { replicate = 1 }", "2"]);
     let failed = failure(&job, |trainer| {
-        put_in_embedding(trainer, UNREAD_ROW, 2e38);
+        put_in_unread_row(trainer, 2e38);
         step(trainer, 0)?;
         trainer.evaluate(1, &AtomicBool::new(false), &mut ProgramOrder, &mut ()).map(drop)
     });
