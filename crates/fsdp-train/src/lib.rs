@@ -29,6 +29,7 @@ mod rank;
 mod rule;
 mod run_data;
 pub mod train;
+mod true_path;
 pub mod verify;
 
 pub use error::TrainError;
