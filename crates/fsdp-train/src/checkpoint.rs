@@ -7,22 +7,30 @@
 //! | `snapshot` | a copy of a rank's part of the state, in reused buffers |
 //! | `saver` | one rank's saves, one at a time, in the step or behind it |
 //! | `start` | from which checkpoint a run begins, and what becomes of its output folder |
+//! | `folder` | what an output folder holds before a run begins |
+//! | `soundness` | whether checkpoints can be read whole, and which is the newest that can |
+//! | `start_warning` | what a user should know of how a run begins |
 //! | `restore` | filling an engine from a checkpoint |
 //!
 //! A checkpoint knows no units and no world: parameters and optimizer state are tensors by name, each rank
 //! holds rows of them, and whoever reads asks for rows. File formats, checksums and the commit are
 //! `fsdp-ckpt`.
 
+mod folder;
 mod restore;
 mod run_state;
 mod saver;
 mod snapshot;
+mod soundness;
 mod start;
+mod start_warning;
 mod table;
 
+pub use folder::is_output;
 pub use run_state::{Change, DataPosition, Difference, RunState};
 pub use saver::Saved;
 pub use start::{Resume, Resumed};
+pub use start_warning::StartWarning;
 
 pub(crate) use restore::restore;
 pub(crate) use saver::{SaveOptions, Saver};

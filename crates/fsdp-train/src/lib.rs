@@ -31,6 +31,7 @@ mod run_data;
 pub mod train;
 mod true_path;
 pub mod verify;
+mod whole_file;
 
 pub use error::TrainError;
 pub use export::export_model;

@@ -14,13 +14,14 @@ use fsdp_core::engine::Observer;
 use fsdp_core::memory::Usage;
 use fsdp_nn::model::Architecture;
 
-use crate::checkpoint::{Resume, Resumed, SaveOptions, Saved, Start, StateTable};
+use crate::checkpoint::{Resume, Resumed, SaveOptions, Saved, Start, StartWarning, StateTable};
 use crate::error::TrainError;
 use crate::export::plan_export;
 use crate::job::Job;
 use crate::metrics::{FlopModel, StepMetrics};
 use crate::rank::Evaluation;
 use crate::rule::TrainBackend;
+use crate::whole_file;
 
 use run::{Log, RankResult, Run};
 
@@ -34,6 +35,9 @@ pub trait Reporter: Sync {
 
     /// The run goes on from a checkpoint; or none was found, and it begins.
     fn resumed(&self, _resumed: Option<&Resumed>) {}
+
+    /// Something about the beginning that the user should know.
+    fn warn(&self, _warning: &StartWarning) {}
 
     /// A checkpoint is complete.
     fn saved(&self, _saved: &Saved) {}
@@ -89,10 +93,13 @@ pub struct Summary {
 /// The folder of the exported model, in the output folder.
 pub(crate) const MODEL: &str = "model";
 
+/// The file of its weights.
+pub(crate) const MODEL_FILE: &str = "model.safetensors";
+
 /// Trains a job and writes its output folder.
 ///
 /// # Errors
-/// [`TrainError`]: the folder is not empty or in use, the checkpoint to go on from is damaged or of another
+/// [`TrainError`]: a stop was asked for before the first step, the folder is not empty or in use, the checkpoint to go on from is damaged or of another
 /// run, or the first failure of any rank. Nothing half-written stays under a final name, and an exported model
 /// is replaced only by a complete one.
 pub fn train<L, A>(job: &Job<A>, launcher: &L, options: &RunOptions<'_>) -> Result<Summary, TrainError>
@@ -107,16 +114,18 @@ where
     let start = Start::prepare(job, &table, options)?;
     let model = out_dir.join(MODEL);
     std::fs::create_dir_all(&model).map_err(TrainError::io("create", &model))?;
-    let plan = plan_export(&model.join("model.safetensors"), &job.plan.spec, export_dtype(job))?;
+    let plan = plan_export(&model.join(MODEL_FILE), &job.plan.spec, export_dtype(job))?;
     let export = plan.create()?;
     let saves = Arc::new(SaveOptions::new(job, table, Arc::clone(&start.lock))?);
     let log = Mutex::new(Log::default());
     let begin = Instant::now();
     let run = Run { job, options, log: &log, plan: &plan, start: &start, saves: &saves };
-    let ranks = launcher.launch(job.plan.mesh.world(), &|seat: Seat<L::Memory>| run.rank(seat))?;
+    let ranks = launcher.launch(job.plan.mesh.world(), &|seat: Seat<L::Memory>| run.rank(seat));
+    let ranks = ranks.map_err(|failure| start.explain(failure.into(), options))?;
     export.commit(ranks.iter().filter_map(|rank| rank.receipt.clone()))?;
     if let Some(text) = &options.config_json {
-        write_whole(&model.join("config.json"), text)?;
+        let path = model.join("config.json");
+        whole_file::replace(&path, text.as_bytes()).map_err(TrainError::io("write", &path))?;
     }
     let log = log.into_inner().unwrap_or_else(PoisonError::into_inner);
     Ok(summary(job, &start, log, ranks, begin.elapsed(), model))
@@ -152,13 +161,6 @@ fn summary<A>(
         traffic: ranks.iter().map(|rank| rank.traffic).collect(),
         model,
     }
-}
-
-/// Writes a file beside its name and renames it, so that it is whole or absent.
-fn write_whole(path: &Path, text: &str) -> Result<(), TrainError> {
-    let temporary = path.with_extension("tmp");
-    std::fs::write(&temporary, text).map_err(TrainError::io("write", &temporary))?;
-    std::fs::rename(&temporary, path).map_err(TrainError::io("rename", path))
 }
 
 #[cfg(test)]

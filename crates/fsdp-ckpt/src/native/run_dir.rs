@@ -63,6 +63,11 @@ impl RunDir {
         self.checkpoints.join(format!("{}.tmp", name_of(step)))
     }
 
+    /// The name of the directory of a complete checkpoint.
+    pub fn name_of(step: u64) -> String {
+        name_of(step)
+    }
+
     /// The step that the name of a directory gives, if it is the name of a complete checkpoint.
     pub fn step_named(path: &Path) -> Option<u64> {
         step_of(path.file_name()?.to_str()?)

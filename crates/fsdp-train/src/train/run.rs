@@ -12,17 +12,14 @@ use fsdp_core::engine::{Observer, ProgramOrder, StepReport};
 use fsdp_core::memory::Usage;
 use fsdp_nn::model::Architecture;
 
-use super::{RunOptions, write_whole};
+use super::RunOptions;
 use crate::checkpoint::{RunState, SaveOptions, Saved, Saver, Start};
 use crate::error::TrainError;
 use crate::export::export_model;
 use crate::job::Job;
-use crate::metrics::{MetricsWriter, StepMetrics};
+use crate::metrics::{METRICS, MetricsWriter, StepMetrics};
 use crate::rank::{Evaluation, RankTrainer};
 use crate::rule::TrainBackend;
-
-/// One object per step, in the output folder.
-const METRICS: &str = "metrics.jsonl";
 
 /// What one rank brings back.
 pub(super) struct RankResult {
@@ -60,6 +57,9 @@ impl<A: Architecture + Clone> Run<'_, A> {
         };
         // From here on nothing that was given can be at fault; only now is an earlier run replaced.
         trainer.meet()?;
+        if self.start.gives_up(self.options.stop) {
+            return Err(TrainError::Stopped);
+        }
         if trainer.rank().0 == 0 {
             self.take_over()?;
         }
@@ -74,11 +74,7 @@ impl<A: Architecture + Clone> Run<'_, A> {
     /// Makes the output folder this run's.
     fn take_over(&self) -> Result<(), TrainError> {
         let out_dir = Path::new(&self.job.config.run.out_dir);
-        self.start.settle(out_dir)?;
-        write_whole(&out_dir.join("resolved.toml"), &self.job.config.to_toml())?;
-        let path = out_dir.join(METRICS);
-        let metrics =
-            MetricsWriter::resume(&path, self.start.step).map_err(TrainError::io("write", &path))?;
+        let metrics = self.start.settle(out_dir, &self.job.config.to_toml())?;
         self.lock().metrics = Some(metrics);
         Ok(())
     }

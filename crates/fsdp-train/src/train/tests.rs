@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use fsdp_core::Error;
 use fsdp_nn::model::{Mlp, MlpConfig};
@@ -30,15 +30,29 @@ fn job(dir: &Path) -> Job<Mlp> {
 }
 
 fn train_on(job: &Job<Mlp>, has_room: bool) -> Result<Summary, TrainError> {
+    run(job, has_room, &Arc::new(AtomicBool::new(false)), false)
+}
+
+/// A run that `stop` is raised for when its ranks are set up, if it replaces an earlier one.
+fn run(
+    job: &Job<Mlp>,
+    has_room: bool,
+    stop: &Arc<AtomicBool>,
+    overwrite: bool,
+) -> Result<Summary, TrainError> {
+    let raised = Arc::clone(stop);
     let launcher = Threads::new(WorldOptions::new(2), move |rank, _| match rank.0 {
         1 if !has_room => Err(Error::Memory { category: None, what: "no room".to_owned() }),
-        _ => Ok(Arc::new(HostMemory::new(HostOptions::default())?)),
+        _ => {
+            raised.store(overwrite, Ordering::Relaxed);
+            Ok(Arc::new(HostMemory::new(HostOptions::default())?))
+        }
     });
     let options = RunOptions {
         reporter: &(),
-        stop: &AtomicBool::new(false),
+        stop,
         resume: Resume::Fresh,
-        overwrite: false,
+        overwrite,
         observer: &|_| Box::new(()),
         config_json: None,
         flops: None,
@@ -58,4 +72,28 @@ fn a_run_whose_ranks_were_not_set_up_can_be_tried_again() {
         matches!(error, TrainError::OutDirNotEmpty { .. }),
         "what a run has made is not replaced: {error}"
     );
+}
+
+#[test]
+fn a_run_that_is_stopped_before_it_starts_makes_no_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = job(dir.path());
+    let error = run(&job, true, &Arc::new(AtomicBool::new(true)), false).unwrap_err();
+    assert!(matches!(error, TrainError::Stopped), "{error}");
+    assert!(!dir.path().join("out").exists());
+}
+
+#[test]
+fn a_run_that_is_stopped_before_its_first_step_leaves_the_one_before_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = job(dir.path());
+    train_on(&job, true).unwrap();
+    let read = |name: &str| std::fs::read(dir.path().join("out").join(name)).unwrap();
+    let names = ["metrics.jsonl", "resolved.toml", "model/model.safetensors"];
+    let before = names.map(read);
+    for _ in 0..3 {
+        let error = run(&job, true, &Arc::new(AtomicBool::new(false)), true).unwrap_err();
+        assert!(matches!(error, TrainError::Stopped) && !error.is_usage(), "{error}");
+        assert_eq!(names.map(read), before);
+    }
 }
