@@ -26,6 +26,17 @@ pub(crate) struct PathFile {
     path: PathBuf,
 }
 
+/// What came of an attempt to lock a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Locked {
+    /// It is locked until it is closed.
+    Here,
+    /// Another opening of the file holds the lock.
+    Elsewhere,
+    /// The file system has no locks: two holders are not noticed.
+    Unsupported,
+}
+
 impl Files {
     /// The file system of the operating system.
     pub(crate) fn disk() -> Files {
@@ -62,7 +73,7 @@ impl Files {
         }
         let created = self.open_as(path, Access::CreateOrWrite, FileAction::Create)?;
         // Between opening and locking, the former holder may have renamed or removed the file.
-        if !created.try_lock()? || !created.is_still_at_path() {
+        if created.try_lock()? == Locked::Elsewhere || !created.is_still_at_path() {
             return Err(taken(true));
         }
         if let Err(error) = created.set_len(0).and_then(|()| created.allocate(len)) {
@@ -81,7 +92,7 @@ impl Files {
     /// Locks a directory or file until the handle is closed; none if another holds it.
     pub(crate) fn lock(&self, path: &Path) -> Result<Option<PathFile>, Error> {
         let opened = self.open_as(path, Access::Read, FileAction::Open)?;
-        Ok(opened.try_lock()?.then_some(opened))
+        Ok((opened.try_lock()? != Locked::Elsewhere).then_some(opened))
     }
 
     /// Opens a file, created if it is not there, whose only purpose is to be locked.
@@ -108,6 +119,11 @@ impl Files {
     /// Whether something has this name, be it a link that leads nowhere.
     pub(crate) fn link_exists(&self, path: &Path) -> bool {
         self.0.link_metadata(path).is_ok()
+    }
+
+    /// Whether the name is a directory itself, and no link to one.
+    pub(crate) fn is_own_directory(&self, path: &Path) -> bool {
+        self.0.link_metadata(path).is_ok_and(|found| found.kind == FileKind::Directory)
     }
 
     /// What a path leads to, or nothing.
@@ -208,12 +224,13 @@ impl PathFile {
         Files::disk().create_locked(path, len)
     }
 
-    /// Locks the file until it is closed; false if another holds it.
-    pub(crate) fn try_lock(&self) -> Result<bool, Error> {
+    /// Tries to lock the file until it is closed.
+    pub(crate) fn try_lock(&self) -> Result<Locked, Error> {
         match self.file.try_lock() {
-            // Some file systems have no locks; there, two holders are not noticed.
-            Err(cause) if cause.kind() == io::ErrorKind::Unsupported => Ok(true),
-            locked => locked.map_err(failed(FileAction::Lock, &self.path)),
+            Ok(true) => Ok(Locked::Here),
+            Ok(false) => Ok(Locked::Elsewhere),
+            Err(cause) if cause.kind() == io::ErrorKind::Unsupported => Ok(Locked::Unsupported),
+            Err(cause) => Err(failed(FileAction::Lock, &self.path)(cause)),
         }
     }
 

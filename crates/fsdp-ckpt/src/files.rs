@@ -69,7 +69,7 @@ pub(crate) trait OpenFile: fmt::Debug + Send + Sync {
     fn sync(&self) -> io::Result<()>;
 
     /// Locks the file against other openings of it until it is closed, also by a crash. False if another
-    /// holds the lock.
+    /// holds the lock; an error of the kind `Unsupported` if the file system has no locks.
     fn try_lock(&self) -> io::Result<bool>;
 }
 

@@ -28,12 +28,7 @@ pub(crate) fn note(line: &str) {
 
 /// Prints a warning on stderr.
 pub(crate) fn warning(text: &str) {
-    note(&warning_line(text));
-}
-
-/// A warning as it is printed on stderr.
-pub(crate) fn warning_line(text: &str) -> String {
-    format!("{} {text}", Paint::of(&io::stderr()).warning("warning:"))
+    note(&format!("{} {text}", Paint::of(&io::stderr()).warning("warning:")));
 }
 
 /// Prints an error and what caused it on stderr.

@@ -9,25 +9,33 @@
 //! | `meeting` | where the ranks bring a save together, and learn how it ended |
 //! | `tidying` | what is done between two saves: old checkpoints go, disk space is set aside |
 //! | `start` | from which checkpoint a run begins, and what becomes of its output folder |
+//! | `folder` | what an output folder holds before a run begins |
+//! | `soundness` | whether checkpoints can be read whole, and which is the newest that can |
+//! | `warning` | what a user should know and a run goes on with |
 //! | `restore` | filling an engine from a checkpoint |
 //!
 //! A checkpoint knows no units and no world: parameters and optimizer state are tensors by name, each rank
 //! holds rows of them, and whoever reads asks for rows. File formats, checksums and the commit are
 //! `fsdp-ckpt`.
 
+mod folder;
 mod meeting;
 mod restore;
 mod run_state;
 mod saver;
 mod snapshot;
+mod soundness;
 mod start;
 mod table;
 mod tidying;
+mod warning;
 
+pub use folder::is_output;
 pub use meeting::SaveFailure;
 pub use run_state::{Change, DataPosition, Difference, RunState};
 pub use saver::Saved;
 pub use start::{Resume, Resumed};
+pub use warning::RunWarning;
 
 pub(crate) use meeting::Outcome;
 pub(crate) use restore::restore;

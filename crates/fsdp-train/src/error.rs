@@ -1,7 +1,7 @@
 //! What can go wrong in a run.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -98,6 +98,58 @@ pub enum TrainError {
         /// Steps done by the newest one.
         newest: u64,
     },
+    /// There is a model of a finished run, and no checkpoint to go on from.
+    #[error(
+        "run.out_dir {} holds {} and no checkpoint: its run has ended, and to go on would be to begin anew. Give \
+         --overwrite to train from the start; to go on from these weights, --set model.init=pretrained --set \
+         model.path={}, with --overwrite or another run.out_dir",
+        out_dir.display(), model.display(), model.parent().unwrap_or(out_dir).display()
+    )]
+    OnlyModel {
+        /// The folder.
+        out_dir: PathBuf,
+        /// The exported weights.
+        model: PathBuf,
+    },
+    /// The newest checkpoint is damaged.
+    #[error("{} is damaged: {fault}. {}", path.display(), after_damage(sound.as_deref()))]
+    Damaged {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: Box<fsdp_ckpt::Error>,
+        /// The newest older one that can be read whole.
+        sound: Option<PathBuf>,
+    },
+    /// No checkpoint can be read whole.
+    #[error(
+        "none of the {count} checkpoints in {} can be read whole; restore one from a copy, or give --overwrite to begin \
+         anew",
+        dir.display()
+    )]
+    NoSoundCheckpoint {
+        /// The directory of checkpoints.
+        dir: PathBuf,
+        /// How many there are.
+        count: usize,
+    },
+    /// The directory of a checkpoint has the name of another step.
+    #[error(
+        "{} has the name of step {named}, and holds the state after step {step}: it was renamed. Rename it back to {}, \
+         or move it away",
+        path.display(), fsdp_ckpt::native::RunDir::name_of(*step)
+    )]
+    Renamed {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Steps done, by its name.
+        named: u64,
+        /// Steps done, by the state in it.
+        step: u64,
+    },
+    /// A stop was asked for before the first step.
+    #[error("stopped before the first step; what an earlier run left was not touched")]
+    Stopped,
     /// A checkpoint has done more steps than are asked for.
     #[error(
         "{} has done {done} steps, and train.steps is {steps}; extend the run with --set train.steps=N, or go on from \
@@ -318,6 +370,7 @@ impl TrainError {
             TrainError::NotFinite { .. }
             | TrainError::StateNotFinite { .. }
             | TrainError::EvaluationNotFinite { .. }
+            | TrainError::Stopped
             | TrainError::Spawn { .. }
             | TrainError::Setup { .. }
             | TrainError::SaveThread { .. }
@@ -350,6 +403,19 @@ impl From<LaunchFailure<TrainError>> for TrainError {
 
 fn numbers(ranks: &[Rank]) -> String {
     ranks.iter().map(|rank| rank.0.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// What to do when the newest checkpoint is damaged.
+fn after_damage(sound: Option<&Path>) -> String {
+    match sound.map(Path::display) {
+        Some(sound) => format!(
+            "The newest sound one is {sound}: go on from it with --resume --skip-unsound (damaged ones are kept, under \
+             names that end in .unsound), or with --resume-from {sound} --overwrite (later ones are removed)"
+        ),
+        None => {
+            "No older one is sound: restore one from a copy, or give --overwrite to begin anew".to_owned()
+        }
+    }
 }
 
 fn list(differences: &[Difference]) -> String {

@@ -30,7 +30,9 @@ mod rank;
 mod rule;
 mod run_data;
 pub mod train;
+mod true_path;
 pub mod verify;
+mod whole_file;
 
 pub use error::TrainError;
 pub use export::export_model;

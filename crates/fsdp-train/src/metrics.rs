@@ -3,11 +3,16 @@
 //! `metrics.jsonl` holds one JSON object per step and is flushed after each, so that a run can be watched
 //! and an interrupted one keeps what it did. Nothing here reads a clock: the trainer measures.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use serde::Serialize;
+
+use crate::whole_file;
+
+/// The name of the file, in the output folder.
+pub(crate) const METRICS: &str = "metrics.jsonl";
 
 /// One line of `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -91,39 +96,50 @@ pub struct MetricsWriter<W: Write> {
 }
 
 impl MetricsWriter<BufWriter<File>> {
-    /// Creates, or empties, a file.
-    ///
-    /// # Errors
-    /// If the file cannot be created.
-    pub fn create(path: &Path) -> io::Result<MetricsWriter<BufWriter<File>>> {
-        Ok(MetricsWriter::new(BufWriter::new(File::create(path)?)))
-    }
-}
-
-impl MetricsWriter<BufWriter<File>> {
-    /// Goes on with a file: lines of later steps than `step`, and an incomplete last one, are cut off. A file
-    /// that is not there is created. The cut file replaces the old one in one step.
+    /// Goes on with a file: lines of later steps than `step` are cut off, and so is a line that is incomplete or
+    /// damaged with everything after it. A file that is not there is created. The cut file replaces the old one in
+    /// one step, durably; a link is replaced, not followed.
     ///
     /// # Errors
     /// If a file cannot be read or written.
     pub fn resume(path: &Path, step: u64) -> io::Result<MetricsWriter<BufWriter<File>>> {
-        let text = match fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return MetricsWriter::create(path),
-            Err(error) => return Err(error),
-        };
-        let kept = |line: &&str| line.ends_with('\n') && step_of(line).is_some_and(|done| done <= step);
-        let kept: String = text.split_inclusive('\n').take_while(kept).collect();
-        let cut = path.with_extension("jsonl.tmp");
-        fs::write(&cut, kept)?;
-        fs::rename(&cut, path)?;
-        Ok(MetricsWriter::new(BufWriter::new(OpenOptions::new().append(true).open(path)?)))
+        let bytes = read(path)?.unwrap_or_default();
+        let kept = lines(&bytes).take_while(|&(done, _)| done <= step).last().map_or(0, |(_, end)| end);
+        Ok(MetricsWriter::new(BufWriter::new(whole_file::replace(path, &bytes[..kept])?)))
     }
 }
 
+/// The step of the last line that can be read, 0 if there is none; nothing if there is no file.
+///
+/// # Errors
+/// If the file cannot be read.
+pub(crate) fn last_step(path: &Path) -> io::Result<Option<u64>> {
+    Ok(read(path)?.map(|bytes| lines(&bytes).last().map_or(0, |(step, _)| step)))
+}
+
+fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    match fs::metadata(path) {
+        Ok(found) if !found.is_file() => {
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"))
+        }
+        Ok(_) => fs::read(path).map(Some),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The step of each line and where the line ends, up to the first line that is incomplete or damaged.
+fn lines(bytes: &[u8]) -> impl Iterator<Item = (u64, usize)> {
+    let mut end = 0;
+    bytes.split_inclusive(|&byte| byte == b'\n').map_while(move |line| {
+        end += line.len();
+        step_of(line.strip_suffix(b"\n")?).map(|step| (step, end))
+    })
+}
+
 /// The step of a line.
-fn step_of(line: &str) -> Option<u64> {
-    let value: serde_json::Value = serde_json::from_str(line).ok()?;
+fn step_of(line: &[u8]) -> Option<u64> {
+    let value: serde_json::Value = serde_json::from_slice(line).ok()?;
     value.get("step")?.as_u64()
 }
 

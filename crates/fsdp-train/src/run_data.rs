@@ -1,5 +1,7 @@
 //! The data of a run, by step and micro-batch.
 
+use std::path::Path;
+
 use fsdp_ckpt::digest::Digest;
 use fsdp_nn::model::Batch;
 
@@ -22,17 +24,18 @@ impl RunData {
     /// Reads the data that a configuration names.
     ///
     /// # Errors
-    /// [`TrainError::Data`]: unreadable, too short, or tokens outside of the vocabulary.
+    /// [`TrainError::Data`]: unreadable, too short, in the output folder, or tokens outside of the vocabulary.
     pub fn load(config: &Resolved, vocab: usize) -> Result<Self, TrainError> {
         let (global, micro) = (config.train.global_batch_size, config.train.micro_batch_size);
-        let train = Dataset::load(&config.data.train, &config.data)?;
+        let out_dir = Path::new(&config.run.out_dir);
+        let train = Dataset::load(&config.data.train, &config.data, out_dir)?;
         train.check_vocabulary(vocab)?;
         let seed = config.data.shuffle.then_some(config.data.seed);
         let sampler = Sampler::new(train.len(), train.seq_len(), global, micro, seed)?;
         let eval = if config.data.eval.is_empty() {
             None
         } else {
-            let dataset = Dataset::load(&config.data.eval, &config.data)?;
+            let dataset = Dataset::load(&config.data.eval, &config.data, out_dir)?;
             dataset.check_vocabulary(vocab)?;
             let sampler =
                 EvalSampler::new(dataset.len(), dataset.seq_len(), global, micro, config.data.eval_batches)?;

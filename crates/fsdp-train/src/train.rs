@@ -16,7 +16,7 @@ use fsdp_core::engine::Observer;
 use fsdp_core::memory::Usage;
 use fsdp_nn::model::Architecture;
 
-use crate::checkpoint::{Resume, Resumed, SaveOptions, Saved, Start, StateTable};
+use crate::checkpoint::{Resume, Resumed, RunWarning, SaveOptions, Saved, Start, StateTable};
 use crate::error::TrainError;
 use crate::export::plan_export;
 use crate::job::Job;
@@ -38,11 +38,11 @@ pub trait Reporter: Sync {
     /// The run goes on from a checkpoint; or none was found, and it begins.
     fn resumed(&self, _resumed: Option<&Resumed>) {}
 
+    /// Something that the user should know, and that the run goes on with.
+    fn warn(&self, _warning: &RunWarning) {}
+
     /// A checkpoint is complete.
     fn saved(&self, _saved: &Saved) {}
-
-    /// Something that the user should know, and that the run goes on with.
-    fn warning(&self, _text: &str) {}
 }
 
 impl Reporter for () {}
@@ -95,10 +95,13 @@ pub struct Summary {
 /// The folder of the exported model, in the output folder.
 pub(crate) const MODEL: &str = "model";
 
+/// The file of its weights.
+pub(crate) const MODEL_FILE: &str = "model.safetensors";
+
 /// Trains a job and writes its output folder.
 ///
 /// # Errors
-/// [`TrainError`]: the folder is not empty or in use, the checkpoint to go on from is damaged or of another
+/// [`TrainError`]: a stop was asked for before the first step, the folder is not empty or in use, the checkpoint to go on from is damaged or of another
 /// run, or the first failure of any rank. Nothing half-written stays under a final name, and an exported model
 /// is replaced only by a complete one.
 pub fn train<L, A>(job: &Job<A>, launcher: &L, options: &RunOptions<'_>) -> Result<Summary, TrainError>
@@ -113,7 +116,7 @@ where
     let start = Start::prepare(job, &table, options)?;
     let model = out_dir.join(MODEL);
     std::fs::create_dir_all(&model).map_err(TrainError::io("create", &model))?;
-    let plan = plan_export(&model.join("model.safetensors"), &job.plan.spec, export_dtype(job))?;
+    let plan = plan_export(&model.join(MODEL_FILE), &job.plan.spec, export_dtype(job))?;
     let export = plan.create()?;
     let saves = Arc::new(SaveOptions::new(job, table, Arc::clone(&start.lock))?);
     let run = Run::new(job, options, &start, &saves, export);
@@ -121,7 +124,8 @@ where
     let launched = launcher.launch(job.plan.mesh.world(), &|seat: Seat<L::Memory>| run.rank(seat));
     // What was set aside for saves is given back, however the run has ended.
     let cleared = start.lock.remove_leftovers();
-    let ranks = launched.or_else(|failure| Err(Divergence::of(failure.into(), &start.lock)?))?;
+    let explain = |failure| Divergence::of(start.explain(TrainError::from(failure), options), &start.lock);
+    let ranks = launched.or_else(|failure| Err(explain(failure)?))?;
     let (mut log, done) = (run.into_log(), ranks[0].done);
     if let Some(source) = log.trouble.take() {
         let ending = Ending::of(&log, out_dir, done);
@@ -162,13 +166,6 @@ fn summary<A>(
         traffic: ranks.iter().map(|rank| rank.traffic).collect(),
         model,
     }
-}
-
-/// Writes a file beside its name and renames it, so that it is whole or absent.
-fn write_whole(path: &Path, text: &str) -> Result<(), TrainError> {
-    let temporary = path.with_extension("tmp");
-    std::fs::write(&temporary, text).map_err(TrainError::io("write", &temporary))?;
-    std::fs::rename(&temporary, path).map_err(TrainError::io("rename", path))
 }
 
 #[cfg(test)]

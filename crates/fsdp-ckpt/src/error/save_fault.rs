@@ -12,6 +12,12 @@ pub enum SaveFault {
         "is locked by another process that writes to this directory; stop that run or choose another out_dir"
     )]
     Locked,
+    /// The directory of all checkpoints is a link, which can not be cleared in one step.
+    #[error(
+        "is a link to a directory with checkpoints, which can not be cleared in one step; remove what is there, or \
+         choose another out_dir"
+    )]
+    Linked,
     /// A checkpoint of this step is there.
     #[error("exists already, and a checkpoint is never overwritten; remove it to save this step again")]
     AlreadyThere,

@@ -15,6 +15,9 @@ use rustix::{
 
 use super::{Access, FileKind, FileSystem, Metadata, OpenFile};
 
+/// `ENOLCK` of Linux: no locks are left, or (NFS without its lock daemon) there are none.
+const NO_LOCKS: i32 = 37;
+
 /// The real file system.
 #[derive(Debug)]
 pub(crate) struct Disk;
@@ -101,11 +104,19 @@ impl OpenFile for File {
     }
 
     fn try_lock(&self) -> io::Result<bool> {
-        match File::try_lock(self) {
-            Ok(()) => Ok(true),
-            Err(TryLockError::WouldBlock) => Ok(false),
-            Err(TryLockError::Error(cause)) => Err(cause),
+        locked(File::try_lock(self))
+    }
+}
+
+/// Whether a lock was taken.
+fn locked(attempt: Result<(), TryLockError>) -> io::Result<bool> {
+    match attempt {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(cause)) if cause.raw_os_error() == Some(NO_LOCKS) => {
+            Err(io::Error::new(io::ErrorKind::Unsupported, cause))
         }
+        Err(TryLockError::Error(cause)) => Err(cause),
     }
 }
 
@@ -117,5 +128,18 @@ impl From<fs::Metadata> for Metadata {
             _ => FileKind::Other,
         };
         Metadata { kind, len: found.len(), id: (found.dev(), found.ino()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_that_has_no_locks_left_is_one_without_locks() {
+        let failed = |number| locked(Err(TryLockError::Error(io::Error::from_raw_os_error(number))));
+        assert_eq!(failed(NO_LOCKS).unwrap_err().kind(), io::ErrorKind::Unsupported);
+        assert_eq!(failed(5).unwrap_err().raw_os_error(), Some(5), "other failures stay what they are");
+        assert!(locked(Ok(())).unwrap() && !locked(Err(TryLockError::WouldBlock)).unwrap());
     }
 }

@@ -32,6 +32,8 @@ pub(crate) enum Fault {
     CrashAt(u64),
     /// Files can hold this many bytes in all.
     FullAt(usize),
+    /// There are no locks.
+    NoLocks,
 }
 
 /// Which of the changes that were never made durable survive a crash.
@@ -473,6 +475,9 @@ impl OpenFile for FaultyFile {
             let Node::File { is_locked, .. } = &mut state.nodes[self.node] else {
                 return Err(io::ErrorKind::IsADirectory.into());
             };
+            if state.fault == Fault::NoLocks {
+                return Err(io::ErrorKind::Unsupported.into());
+            }
             let is_free = !*is_locked;
             *is_locked = true;
             *self.holds_lock.lock().expect("no test panics while locking") |= is_free;

@@ -2,7 +2,7 @@
 //!
 //! A checkpoint is complete when it has its final name, which it gets last and loses first: to delete one, it
 //! is renamed to a name that nobody takes for a checkpoint. So half a checkpoint never looks whole, whatever
-//! is interrupted when.
+//! is interrupted when. All of them go in one step too: the directory that holds them gets another name.
 
 use std::{
     num::NonZeroUsize,
@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     error::{Error, SaveFault},
-    file_io::{Files, PathFile},
+    file_io::{Files, Locked, PathFile},
 };
 
 /// The output directory of a run. Reading it needs no lock.
@@ -30,6 +30,7 @@ pub struct RunDir {
 pub struct RunLock {
     run: RunDir,
     _held: PathFile,
+    is_exclusive: bool,
 }
 
 impl RunDir {
@@ -38,6 +39,9 @@ impl RunDir {
 
     /// The file in `out_dir` whose lock says that a run writes there.
     pub const LOCK_FILE: &str = ".lock";
+
+    /// What [`RunDir::CHECKPOINTS`] is called while it is removed with all that is in it.
+    const CLEARED: &str = "checkpoints.cleared.tmp";
 
     /// The run that writes to `out_dir`, which need not exist yet.
     pub fn new(out_dir: impl Into<PathBuf>) -> RunDir {
@@ -57,6 +61,20 @@ impl RunDir {
     /// Where it is while it is being saved.
     pub(super) fn unfinished(&self, step: u64) -> PathBuf {
         self.checkpoints.join(format!("{}.tmp", name_of(step)))
+    }
+
+    /// The name of the directory of a complete checkpoint.
+    pub fn name_of(step: u64) -> String {
+        name_of(step)
+    }
+
+    /// The step that the name of a directory gives, if it is the name of a complete checkpoint.
+    pub fn step_named(path: &Path) -> Option<u64> {
+        step_of(path.file_name()?.to_str()?)
+    }
+
+    fn cleared(&self) -> PathBuf {
+        self.out_dir.join(Self::CLEARED)
     }
 
     /// The directory of all checkpoints.
@@ -94,12 +112,14 @@ impl RunDir {
         self.files.create_directory_if_absent(&self.out_dir)?;
         let path = self.out_dir.join(Self::LOCK_FILE);
         let held = self.files.open_lock(&path)?;
-        if !held.try_lock()? {
-            return Err(Error::Save { path: self.out_dir.clone(), fault: Box::new(SaveFault::Locked) });
-        }
+        let is_exclusive = match held.try_lock()? {
+            Locked::Here => true,
+            Locked::Unsupported => false,
+            Locked::Elsewhere => return Err(save_fault(&self.out_dir, SaveFault::Locked)),
+        };
         self.files.create_directory_if_absent(&self.checkpoints)?;
         self.files.sync_directory(&self.out_dir)?;
-        Ok(RunLock { run: self.clone(), _held: held })
+        Ok(RunLock { run: self.clone(), _held: held, is_exclusive })
     }
 }
 
@@ -109,8 +129,50 @@ impl RunLock {
         &self.run
     }
 
-    /// Removes what interrupted saves and deletions left, and what is set aside for saves. Call it before the first
-    /// rank saves or after the last.
+    /// Whether other processes are kept out. They are not where the file system has no locks.
+    pub fn is_exclusive(&self) -> bool {
+        self.is_exclusive
+    }
+
+    /// Takes away everything in the directory of checkpoints, in one step: after a crash either nothing was
+    /// touched or nothing is left. It is removed by [`RunLock::remove_cleared`].
+    ///
+    /// # Errors
+    /// [`SaveFault::Linked`]; [`Error::Io`].
+    pub fn clear(&self) -> Result<(), Error> {
+        let RunDir { files, out_dir, checkpoints } = &self.run;
+        if files.list(checkpoints)?.is_empty() {
+            return Ok(());
+        }
+        if !files.is_own_directory(checkpoints) {
+            return Err(save_fault(checkpoints, SaveFault::Linked));
+        }
+        self.remove_cleared()?;
+        files.rename(checkpoints, &self.run.cleared())?;
+        // The name is gone for good before it is used again.
+        files.sync_directory(out_dir)?;
+        files.create_directory_if_absent(checkpoints)?;
+        files.sync_directory(out_dir)
+    }
+
+    /// Whether all checkpoints were taken away, and [`RunLock::remove_cleared`] has not ended since.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn is_clearing(&self) -> Result<bool, Error> {
+        Ok(self.run.files.metadata_if_there(&self.run.cleared())?.is_some())
+    }
+
+    /// Removes what [`RunLock::clear`] took away, in this process or in one that was killed.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn remove_cleared(&self) -> Result<(), Error> {
+        if self.is_clearing()? { self.run.files.remove_tree(&self.run.cleared()) } else { Ok(()) }
+    }
+
+    /// Removes what interrupted saves and deletions of single checkpoints left, and what is set aside for saves. Call it
+    /// before the first rank saves or after the last.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -201,4 +263,8 @@ fn name_of(step: u64) -> String {
 fn step_of(name: &str) -> Option<u64> {
     let step = name.strip_prefix("step-")?.parse().ok()?;
     (name_of(step) == name).then_some(step)
+}
+
+fn save_fault(path: &Path, fault: SaveFault) -> Error {
+    Error::Save { path: path.to_owned(), fault: Box::new(fault) }
 }

@@ -1,5 +1,6 @@
 //! Tests of a save as a whole, on a file system that fails.
 
+mod clearing;
 mod crash;
 mod damage;
 mod space;
@@ -13,9 +14,22 @@ use crate::{
     checkpoint::{Key, Role},
     error::Error,
     file_io::Files,
-    files::faulty::FaultyFiles,
+    files::faulty::{FaultyFiles, Survival},
     safetensors::{TensorSpec, TensorType},
 };
+
+/// How the changes that were not durable survive, in every test of a crash.
+const SURVIVALS: [Survival; 9] = [
+    Survival::Nothing,
+    Survival::Everything,
+    Survival::NamesOnly,
+    Survival::DataOnly,
+    Survival::LastOnly,
+    Survival::Chance(1),
+    Survival::Chance(2),
+    Survival::Chance(3),
+    Survival::Chance(4),
+];
 
 fn run_dir(files: &FaultyFiles) -> RunDir {
     RunDir::on(Files::of(std::sync::Arc::new(files.clone())), "/run".into())

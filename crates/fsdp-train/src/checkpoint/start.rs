@@ -1,23 +1,27 @@
 //! From which checkpoint a run begins, and what becomes of its output folder.
 //!
 //! Nothing of an earlier run is touched before it is known that this one can begin: the folder is free, the
-//! checkpoint is of this run, and every rank has read its part of it. Exported weights are never removed here; the
-//! export replaces them.
+//! checkpoint is of this run, every rank has read its part of it, and nobody has asked to stop. Exported weights are
+//! never removed here; the export replaces them.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::BufWriter;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use fsdp_ckpt::native::{MANIFEST_FILE, NativeReader, RunDir, RunLock};
 
+use super::folder::{RESOLVED, finished_model, is_filled};
 use super::run_state::{Change, RunState};
+use super::soundness::{damaged, is_damage, newest_sound};
 use super::table::StateTable;
+use super::warning::RunWarning;
 use crate::error::TrainError;
 use crate::job::Job;
-use crate::train::{MODEL, RunOptions};
-
-/// What a run that begins anew replaces under `overwrite`. The exported model is replaced when it is complete.
-const REPLACED: [&str; 2] = ["metrics.jsonl", "resolved.toml"];
+use crate::metrics::{METRICS, MetricsWriter};
+use crate::train::RunOptions;
+use crate::whole_file;
 
 /// Whether a run goes on from a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +30,8 @@ pub enum Resume {
     Fresh,
     /// It goes on from the newest complete checkpoint of its output folder, or begins if there is none.
     Newest,
+    /// As [`Resume::Newest`], but it passes over checkpoints that can not be read whole, and sets them aside.
+    NewestSound,
     /// It goes on from this checkpoint.
     From(PathBuf),
 }
@@ -49,17 +55,27 @@ pub(crate) struct Start {
     pub(crate) source: Option<Arc<NativeReader>>,
     /// What was changed in the course of the run, up to here.
     pub(crate) changes: Vec<Change>,
-    replaced: Replaced,
     /// The lock of the output folder.
     pub(crate) lock: Arc<RunLock>,
+    earlier: Earlier,
+    is_settled: AtomicBool,
+    gives_up: OnceLock<bool>,
 }
 
-/// What a run replaces of an earlier one in its folder.
-enum Replaced {
-    /// Everything that a run writes.
-    All,
-    /// Checkpoints after this step.
-    After(u64),
+/// What becomes of an earlier run in the folder.
+enum Earlier {
+    /// It goes on: its checkpoints after this one are removed, but for unsound ones of these steps, which are set
+    /// aside.
+    GoesOn { unsound: Vec<u64> },
+    /// It is replaced, with all of its checkpoints if there may be any.
+    Replaced { has_checkpoints: bool },
+}
+
+/// A checkpoint that the run can go on from.
+struct Chosen {
+    reader: NativeReader,
+    saved: RunState,
+    resumed: Resumed,
 }
 
 impl Start {
@@ -68,61 +84,132 @@ impl Start {
     ///
     /// # Errors
     /// [`TrainError::OutDirNotEmpty`], [`TrainError::NewerCheckpoints`], [`TrainError::NoCheckpoint`],
-    /// [`TrainError::OtherRun`], [`TrainError::NothingLeft`], [`TrainError::Checkpoint`] (a damaged checkpoint, a
-    /// folder in use), [`TrainError::Io`].
+    /// [`TrainError::OtherRun`], [`TrainError::NothingLeft`], [`TrainError::Renamed`], [`TrainError::Damaged`],
+    /// [`TrainError::NoSoundCheckpoint`], [`TrainError::OnlyModel`], [`TrainError::Stopped`],
+    /// [`TrainError::Checkpoint`] (a damaged checkpoint, a folder in use), [`TrainError::Io`].
     pub(crate) fn prepare<A>(
         job: &Job<A>,
         table: &StateTable,
         options: &RunOptions<'_>,
     ) -> Result<Self, TrainError> {
         let out_dir = Path::new(&job.config.run.out_dir);
-        let is_filled = is_filled(out_dir)?;
-        fs::create_dir_all(out_dir).map_err(TrainError::io("create", out_dir))?;
-        let lock = Arc::new(RunDir::new(out_dir).lock()?);
-        lock.remove_leftovers()?;
-        let source = match &options.resume {
-            Resume::Fresh => None,
-            Resume::Newest => lock.run().newest()?.map(|(_, path)| path),
-            Resume::From(path) => Some(found(path)?),
-        };
+        let (run, is_filled) = (RunDir::new(out_dir), is_filled(out_dir)?);
+        let choose = |path: &Path| choose(job, table, options, NativeReader::open(path)?);
+        let named = if let Resume::From(path) = &options.resume { Some(found(path)?) } else { None };
         // Links were resolved, so that a checkpoint of this folder is known as such by whatever name.
-        let is_own = |path: &Path| path.parent().is_some_and(|dir| is_same(dir, lock.run().checkpoints()));
-        let is_own = source.as_deref().is_some_and(is_own);
-        if is_filled && !is_own && options.resume != Resume::Newest && !options.overwrite {
+        let is_own = |path: &Path| path.parent().is_some_and(|dir| is_same(dir, run.checkpoints()));
+        let (own, foreign) = named.map_or((None, None), |path| match is_own(&path) {
+            true => (Some(path), None),
+            false => (None, Some(path)),
+        });
+        let looks = matches!(options.resume, Resume::Newest | Resume::NewestSound);
+        if own.is_none() && !looks && !options.overwrite && is_filled {
             return Err(TrainError::OutDirNotEmpty { path: out_dir.into() });
         }
-        let Some(path) = source else {
-            if options.resume == Resume::Newest {
-                options.reporter.resumed(None);
-            }
-            return Ok(Self { step: 0, source: None, changes: Vec::new(), replaced: Replaced::All, lock });
-        };
-        let (reader, saved, resumed) = open(job, table, options, &path)?;
-        let replaced = if is_own { Replaced::After(saved.step) } else { Replaced::All };
-        let newest = lock.run().newest()?.map_or(saved.step, |(newest, _)| newest);
-        if is_own && newest > saved.step && !options.overwrite {
-            let dir = lock.run().checkpoints().to_owned();
-            return Err(TrainError::NewerCheckpoints { dir, step: saved.step, newest });
+        // Before the folder is made: what can not begin leaves none.
+        let foreign = foreign.as_deref().map(choose).transpose()?;
+        if options.stop.load(Ordering::Relaxed) {
+            return Err(TrainError::Stopped);
         }
-        options.reporter.resumed(Some(&resumed));
-        let changes = saved.changes.into_iter().chain(resumed.changes).collect();
-        Ok(Self { step: saved.step, source: Some(Arc::new(reader)), changes, replaced, lock })
+        let lock = lock(&run, out_dir, options)?;
+        let (chosen, unsound) = match own {
+            Some(path) => (Some(choose(&path)?), Vec::new()),
+            None if looks => newest(lock.run(), options, choose)?,
+            None => (None, Vec::new()),
+        };
+        let goes_on = chosen.is_some();
+        if let Some(Chosen { saved, .. }) = &chosen {
+            refuse_newer(lock.run(), saved.step, &unsound, options)?;
+        } else if looks && !options.overwrite && !lock.is_clearing()? {
+            refuse_only_model(out_dir)?;
+        }
+        let earlier = match goes_on {
+            true => Earlier::GoesOn { unsound },
+            false => Earlier::Replaced { has_checkpoints: options.overwrite },
+        };
+        Ok(Self::at(chosen.or(foreign), lock, earlier, options))
     }
 
-    /// Removes what an earlier run left and this one replaces, but never its exported model. To be called when
-    /// every rank has read its part of the checkpoint.
+    fn at(chosen: Option<Chosen>, lock: RunLock, earlier: Earlier, options: &RunOptions<'_>) -> Self {
+        if chosen.is_some() || matches!(options.resume, Resume::Newest | Resume::NewestSound) {
+            options.reporter.resumed(chosen.as_ref().map(|chosen| &chosen.resumed));
+        }
+        let (step, source, changes) = match chosen {
+            Some(Chosen { reader, saved, resumed }) => {
+                let changes = saved.changes.into_iter().chain(resumed.changes).collect();
+                (saved.step, Some(Arc::new(reader)), changes)
+            }
+            None => (0, None, Vec::new()),
+        };
+        let (lock, is_settled, gives_up) = (Arc::new(lock), AtomicBool::new(false), OnceLock::new());
+        Self { step, source, changes, lock, earlier, is_settled, gives_up }
+    }
+
+    /// Whether a stop was asked for before the folder is taken over. All ranks are given the same answer.
+    pub(crate) fn gives_up(&self, stop: &AtomicBool) -> bool {
+        *self.gives_up.get_or_init(|| stop.load(Ordering::Relaxed))
+    }
+
+    /// Makes the output folder this run's: removes what an earlier run left and this one replaces, but never its
+    /// exported model. To be called when every rank has read its part of the checkpoint.
+    ///
+    /// The checkpoints go first, in one step, and the mark that they are gone goes last: whenever this is cut off, a
+    /// later start finds either the earlier run, whole, or none that could be gone on from.
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`], [`TrainError::Io`].
-    pub(crate) fn settle(&self, out_dir: &Path) -> Result<(), TrainError> {
-        match self.replaced {
-            Replaced::After(step) => Ok(self.lock.delete_after(step)?),
-            Replaced::All => {
-                self.lock.delete_after(0)?;
-                REPLACED.map(|name| out_dir.join(name)).iter().try_for_each(|path| remove(path))
+    pub(crate) fn settle(
+        &self,
+        out_dir: &Path,
+        resolved: &str,
+    ) -> Result<MetricsWriter<BufWriter<File>>, TrainError> {
+        self.is_settled.store(true, Ordering::Relaxed);
+        let lines_until = match &self.earlier {
+            Earlier::GoesOn { unsound } => {
+                unsound.iter().try_for_each(|&step| self.lock.set_aside(step, "unsound").map(drop))?;
+                self.lock.delete_after(self.step)?;
+                self.step
             }
+            Earlier::Replaced { has_checkpoints } => {
+                if *has_checkpoints {
+                    self.lock.clear()?;
+                }
+                0
+            }
+        };
+        let (run_file, metrics) = (out_dir.join(RESOLVED), out_dir.join(METRICS));
+        whole_file::replace(&run_file, resolved.as_bytes()).map_err(TrainError::io("write", &run_file))?;
+        let metrics =
+            MetricsWriter::resume(&metrics, lines_until).map_err(TrainError::io("write", &metrics))?;
+        self.lock.remove_cleared()?;
+        Ok(metrics)
+    }
+
+    /// The error of a run that failed: where a rank could not read the newest checkpoint, it names the older ones
+    /// that can be read.
+    pub(crate) fn explain(&self, error: TrainError, options: &RunOptions<'_>) -> TrainError {
+        let TrainError::RankFailed { rank, source } = error else { return error };
+        let is_newest = matches!(options.resume, Resume::Newest | Resume::NewestSound);
+        let reads = is_newest && self.source.is_some() && !self.is_settled.load(Ordering::Relaxed);
+        match *source {
+            TrainError::Stopped => TrainError::Stopped,
+            TrainError::Checkpoint(fault) if reads && is_damage(&fault) => {
+                damaged(self.lock.run(), self.step, fault, options.stop)
+            }
+            other => TrainError::RankFailed { rank, source: Box::new(other) },
         }
     }
+}
+
+/// Makes the output folder and locks it.
+fn lock(run: &RunDir, out_dir: &Path, options: &RunOptions<'_>) -> Result<RunLock, TrainError> {
+    fs::create_dir_all(out_dir).map_err(TrainError::io("create", out_dir))?;
+    let lock = run.lock()?;
+    if !lock.is_exclusive() {
+        options.reporter.warn(&RunWarning::NoLocks { out_dir: out_dir.into() });
+    }
+    lock.remove_leftovers()?;
+    Ok(lock)
 }
 
 /// A checkpoint by its true path.
@@ -136,57 +223,71 @@ fn found(path: &Path) -> Result<PathBuf, TrainError> {
     }
 }
 
-/// Opens a checkpoint and makes sure that the run can go on from it.
-fn open<A>(
+/// The newest checkpoint of a run if it has any, and the steps of unsound ones that were passed over.
+fn newest(
+    run: &RunDir,
+    options: &RunOptions<'_>,
+    choose: impl Fn(&Path) -> Result<Chosen, TrainError>,
+) -> Result<(Option<Chosen>, Vec<u64>), TrainError> {
+    if options.resume == Resume::NewestSound {
+        let Some((path, unsound)) = newest_sound(run, options)? else { return Ok((None, Vec::new())) };
+        return Ok((Some(choose(&path)?), unsound));
+    }
+    let Some((step, path)) = run.newest()? else { return Ok((None, Vec::new())) };
+    match choose(&path) {
+        Err(TrainError::Checkpoint(fault)) if is_damage(&fault) => {
+            Err(damaged(run, step, fault, options.stop))
+        }
+        chosen => Ok((Some(chosen?), Vec::new())),
+    }
+}
+
+/// Makes sure that the run can go on from a checkpoint.
+fn choose<A>(
     job: &Job<A>,
     table: &StateTable,
     options: &RunOptions<'_>,
-    path: &Path,
-) -> Result<(NativeReader, RunState, Resumed), TrainError> {
-    let reader = NativeReader::open(path)?;
+    reader: NativeReader,
+) -> Result<Chosen, TrainError> {
+    let path = reader.dir().to_owned();
     let saved = RunState::read(&reader)?;
+    if let Some(named) = RunDir::step_named(&path).filter(|&named| named != saved.step) {
+        return Err(TrainError::Renamed { path, named, step: saved.step });
+    }
     let now = RunState::of(job, saved.step, options.config_json.as_deref(), &[]);
     let changes = saved
         .changes_to(&now)
-        .map_err(|differences| TrainError::OtherRun { path: path.to_owned(), differences })?;
+        .map_err(|differences| TrainError::OtherRun { path: path.clone(), differences })?;
     reader.check_tensors(table.tensors.iter().map(|tensor| &tensor.spec))?;
     let steps = job.config.train.steps;
     if saved.step > steps {
-        return Err(TrainError::NothingLeft { path: path.to_owned(), done: saved.step, steps });
+        return Err(TrainError::NothingLeft { path, done: saved.step, steps });
     }
-    let resumed = Resumed { step: saved.step, path: path.to_owned(), changes };
-    Ok((reader, saved, resumed))
+    let resumed = Resumed { step: saved.step, path, changes };
+    Ok(Chosen { reader, saved, resumed })
 }
 
-/// Whether there is anything in the output folder, but for its lock and the empty folders that a run leaves when it fails
-/// before its first step.
-fn is_filled(out_dir: &Path) -> Result<bool, TrainError> {
-    let entries = match fs::read_dir(out_dir) {
-        Ok(entries) => entries,
-        Err(source) if source.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-        Err(source) if source.kind() == std::io::ErrorKind::NotADirectory => {
-            return Err(TrainError::OutDirIsFile { path: out_dir.into() });
-        }
-        Err(source) => return Err(TrainError::io("open", out_dir)(source)),
-    };
-    for entry in entries {
-        let entry = entry.map_err(TrainError::io("open", out_dir))?;
-        let is_empty = || fs::read_dir(entry.path()).is_ok_and(|mut entries| entries.next().is_none());
-        let name = entry.file_name();
-        let is_made_first = name == RunDir::CHECKPOINTS || name == MODEL;
-        if name != RunDir::LOCK_FILE && !(is_made_first && is_empty()) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
-fn remove(path: &Path) -> Result<(), TrainError> {
-    match fs::remove_file(path) {
-        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-            Err(TrainError::io("remove", path)(source))
+/// Sound checkpoints of later steps than the one that the run goes on from are removed with leave only.
+fn refuse_newer(
+    run: &RunDir,
+    step: u64,
+    unsound: &[u64],
+    options: &RunOptions<'_>,
+) -> Result<(), TrainError> {
+    let newest = run.steps()?.into_iter().rev().find(|later| !unsound.contains(later));
+    match newest {
+        Some(newest) if newest > step && !options.overwrite => {
+            Err(TrainError::NewerCheckpoints { dir: run.checkpoints().to_owned(), step, newest })
         }
         _ => Ok(()),
+    }
+}
+
+/// To go on without a checkpoint is to begin, which would replace the model of a finished run.
+fn refuse_only_model(out_dir: &Path) -> Result<(), TrainError> {
+    match finished_model(out_dir)? {
+        Some(model) => Err(TrainError::OnlyModel { out_dir: out_dir.to_owned(), model }),
+        None => Ok(()),
     }
 }
 

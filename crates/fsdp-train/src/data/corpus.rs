@@ -33,13 +33,18 @@ struct Line {
 }
 
 impl Corpus {
-    /// Reads files and folders.
+    /// Reads files and folders, but nothing in `out_dir`.
     ///
     /// # Errors
     /// If something cannot be read or tokenized, or there is no file.
-    pub(super) fn read(paths: &[String], format: Format, tokenizer: &Tokenizer) -> Result<Corpus, DataError> {
+    pub(super) fn read(
+        paths: &[String],
+        format: Format,
+        out_dir: &Path,
+        tokenizer: &Tokenizer,
+    ) -> Result<Corpus, DataError> {
         let mut corpus = Corpus { files: Vec::new(), tokens: Vec::new(), documents: Vec::new() };
-        for file in files::find(paths, format)? {
+        for file in files::find(paths, format, out_dir)? {
             let bytes = fs::read(&file.path).map_err(|source| files::unreadable(&file.path, source))?;
             match format {
                 Format::Text => corpus.push_text(file, bytes, tokenizer)?,

@@ -45,17 +45,18 @@ struct Special {
 }
 
 impl Dataset {
-    /// Reads files and folders (`config.train` or `config.eval`) as `config` says.
+    /// Reads files and folders (`config.train` or `config.eval`) as `config` says; what lies in `out_dir`, the output
+    /// folder of the run, is not data.
     ///
     /// # Errors
-    /// If something cannot be read or tokenized, or a token that is to be added does not exist.
-    pub fn load(paths: &[String], config: &DataConfig) -> Result<Dataset, DataError> {
+    /// If something cannot be read or tokenized, a path lies in `out_dir`, or a token that is to be added does not exist.
+    pub fn load(paths: &[String], config: &DataConfig, out_dir: &Path) -> Result<Dataset, DataError> {
         let tokenizer = Tokenizer::load(&config.tokenizer)?;
         let special = match config.packing {
             Packing::Stream => None,
             Packing::Documents => Some(Special::resolve(config, &tokenizer)?),
         };
-        let corpus = Corpus::read(paths, config.format, &tokenizer)?;
+        let corpus = Corpus::read(paths, config.format, out_dir, &tokenizer)?;
         let layout = match special {
             None => Layout::Stream,
             Some(special) => Layout::Documents { special, documents: special.trainable(&corpus) },

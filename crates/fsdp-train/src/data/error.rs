@@ -21,6 +21,19 @@ pub enum DataError {
         /// Why.
         source: io::Error,
     },
+    /// A file or folder of the data is in the folder that the run writes to.
+    #[error(
+        "{key}: {} lies in run.out_dir {}, which the run writes to; move the data, or choose another run.out_dir",
+        path.display(), out_dir.display()
+    )]
+    InOutDir {
+        /// The key that leads there, dotted.
+        key: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The output folder.
+        out_dir: PathBuf,
+    },
     /// None of the paths holds a file of the format.
     #[error("no {wanted} in {}; check the paths of [data] and data.format", paths.join(", "))]
     NoFiles {
@@ -147,9 +160,9 @@ pub enum DataError {
 }
 
 impl DataError {
-    /// Names the key whose paths lead to a file that can not be read.
+    /// Names the key whose paths lead to a file or folder that can not be used.
     pub(crate) fn with_key(mut self, config: &DataConfig) -> DataError {
-        if let DataError::Read { key, file, .. } = &mut self {
+        if let DataError::Read { key, file, .. } | DataError::InOutDir { key, path: file, .. } = &mut self {
             let leads = |paths: &[String]| paths.iter().any(|path| file.starts_with(path));
             *key = if leads(&config.train) || !leads(&config.eval) { "data.train" } else { "data.eval" };
         }

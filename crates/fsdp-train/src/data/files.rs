@@ -3,14 +3,16 @@
 //! A path that is a file is taken as it is. Folders are walked in the order of names; hidden entries,
 //! folders named `target` and links to folders are skipped. What a folder contributes depends on the
 //! format: any file for text (those that are not UTF-8 are dropped when read), `.jsonl` or `.bin`
-//! otherwise.
+//! otherwise. What lies in the output folder of the run is never data: a run would else change the data that it
+//! is to go on with.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::error::DataError;
-use crate::config::Format;
+use crate::config::{DataConfig, Format};
+use crate::true_path::true_path;
 
 /// A data file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,16 +23,22 @@ pub(super) struct DataFile {
     pub(super) named: bool,
 }
 
-/// The files of a list of paths: in the order of the list, each folder's in the order of names.
+/// The files of a list of paths, without those in `out_dir`: in the order of the list, each folder's in the order of
+/// names.
 ///
 /// # Errors
-/// If a path cannot be read or there is no file at all.
-pub(super) fn find(paths: &[String], format: Format) -> Result<Vec<DataFile>, DataError> {
+/// If a path cannot be read or lies in `out_dir`, or there is no file at all.
+pub(super) fn find(paths: &[String], format: Format, out_dir: &Path) -> Result<Vec<DataFile>, DataError> {
+    let true_out_dir = true_path(out_dir);
     let mut files = Vec::new();
     for path in paths.iter().map(Path::new) {
         let metadata = fs::metadata(path).map_err(|source| unreadable(path, source))?;
+        if true_path(path).starts_with(&true_out_dir) {
+            let (path, out_dir) = (path.to_owned(), out_dir.to_owned());
+            return Err(DataError::InOutDir { key: "[data]", path, out_dir });
+        }
         if metadata.is_dir() {
-            walk(path, format, &mut files)?;
+            walk(path, format, &true_out_dir, &mut files)?;
         } else {
             files.push(DataFile { path: path.to_owned(), named: true });
         }
@@ -50,7 +58,20 @@ pub(super) fn wanted(format: Format) -> &'static str {
     }
 }
 
-fn walk(folder: &Path, format: Format, files: &mut Vec<DataFile>) -> Result<(), DataError> {
+/// Whether a file of this path is data of a run, or will be once it is there.
+pub fn is_data(data: &DataConfig, out_dir: &Path, file: &Path) -> bool {
+    let (file, out_dir) = (true_path(file), true_path(out_dir));
+    let leads_there = |path: &String| {
+        let path = true_path(Path::new(path));
+        file == path || (path.is_dir() && file.starts_with(&path) && is_of(&file, data.format))
+    };
+    !file.starts_with(out_dir) && data.train.iter().chain(&data.eval).any(leads_there)
+}
+
+fn walk(folder: &Path, format: Format, out_dir: &Path, files: &mut Vec<DataFile>) -> Result<(), DataError> {
+    if true_path(folder) == out_dir {
+        return Ok(());
+    }
     let entries = fs::read_dir(folder).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     let mut entries = entries.map_err(|source| unreadable(folder, source))?;
     entries.sort_by_key(fs::DirEntry::file_name);
@@ -62,8 +83,10 @@ fn walk(folder: &Path, format: Format, files: &mut Vec<DataFile>) -> Result<(), 
         let kind = entry.file_type().map_err(|source| unreadable(&path, source))?;
         if kind.is_dir() {
             if entry.file_name() != "target" {
-                walk(&path, format, files)?;
+                walk(&path, format, out_dir, files)?;
             }
+        } else if kind.is_symlink() && true_path(&path).starts_with(out_dir) {
+            continue;
         } else if path.is_file() && is_of(&path, format) {
             files.push(DataFile { path, named: false });
         }

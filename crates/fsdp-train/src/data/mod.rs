@@ -16,6 +16,7 @@ mod tokenizer;
 pub use dataset::{Dataset, IGNORE};
 pub use error::DataError;
 pub use eval::EvalSampler;
+pub use files::is_data;
 pub use permutation::Permutation;
 pub use sampler::Sampler;
 pub use tokenizer::Tokenizer;

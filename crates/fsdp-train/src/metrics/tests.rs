@@ -37,7 +37,7 @@ fn a_loss_that_is_not_finite_is_null() {
 fn every_line_is_in_the_file_as_soon_as_it_is_written() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("metrics.jsonl");
-    let mut writer = MetricsWriter::create(&path).unwrap();
+    let mut writer = MetricsWriter::resume(&path, 0).unwrap();
     for lines in 1..=3 {
         writer.write(&metrics(lines, None)).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count() as u64, lines);
@@ -55,24 +55,55 @@ fn utilization_by_6n_matches_by_hand() {
     assert!(utilization.mfu > utilization.mfu_6n);
 }
 
+/// The steps in a file that held `before`, after it was resumed at `step` and the next step was written.
+fn resumed(before: &[u8], step: u64) -> Vec<u64> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(METRICS);
+    std::fs::write(&path, before).unwrap();
+    MetricsWriter::resume(&path, step).unwrap().write(&metrics(step + 1, None)).unwrap();
+    let text = std::fs::read(&path).unwrap();
+    let steps: Vec<(u64, usize)> = lines(&text).collect();
+    assert_eq!(steps.last().unwrap().1, text.len(), "every line is one of a step");
+    assert_eq!(last_step(&path).unwrap(), Some(step + 1));
+    steps.into_iter().map(|(step, _)| step).collect()
+}
+
+fn line(step: u64) -> String {
+    format!("{{\"step\":{step},\"loss\":1.0}}\n")
+}
+
 #[test]
 fn resuming_cuts_later_steps_and_incomplete_lines() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("metrics.jsonl");
-    let resume = |text: &str, step| {
-        std::fs::write(&path, text).unwrap();
-        MetricsWriter::resume(&path, step).unwrap().write(&metrics(step + 1, None)).unwrap();
-        let lines: Vec<Option<u64>> =
-            std::fs::read_to_string(&path).unwrap().split_inclusive('\n').map(step_of).collect();
-        lines.into_iter().map(|step| step.expect("a line of a step")).collect::<Vec<_>>()
-    };
-    let line = |step: u64| format!("{{\"step\":{step},\"loss\":1.0}}\n");
     let all = (1..=5).map(line).collect::<String>();
-    assert_eq!(resume(&all, 3), [1, 2, 3, 4]);
-    assert_eq!(resume(&all, 5), [1, 2, 3, 4, 5, 6]);
-    assert_eq!(resume(&all, 0), [1]);
-    assert_eq!(resume(&format!("{all}{{\"step\":6,\"lo"), 9), [1, 2, 3, 4, 5, 10]);
-    std::fs::remove_file(&path).unwrap();
+    assert_eq!(resumed(all.as_bytes(), 3), [1, 2, 3, 4]);
+    assert_eq!(resumed(all.as_bytes(), 5), [1, 2, 3, 4, 5, 6]);
+    assert_eq!(resumed(all.as_bytes(), 0), [1]);
+    assert_eq!(resumed(format!("{all}{{\"step\":6,\"lo").as_bytes(), 9), [1, 2, 3, 4, 5, 10]);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(METRICS);
+    assert_eq!(last_step(&path).unwrap(), None);
     drop(MetricsWriter::resume(&path, 3).unwrap());
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+    assert_eq!(last_step(&path).unwrap(), Some(0));
+}
+
+#[test]
+fn a_damaged_line_is_cut_off_with_everything_after_it() {
+    let text = (1..=5).map(line).collect::<String>().into_bytes();
+    let third = 2 * line(1).len()..3 * line(1).len();
+    // Bytes that are not UTF-8, and bytes that end the JSON.
+    for byte in [0xff, 0xc3, 0x00, b'}'] {
+        let mut damaged = text.clone();
+        damaged[third.start + 10] = byte;
+        assert_eq!(resumed(&damaged, 5), [1, 2, 6], "{byte:#x}");
+    }
+}
+
+#[test]
+fn what_is_no_file_is_neither_read_nor_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(METRICS);
+    std::fs::create_dir(&path).unwrap();
+    let error = MetricsWriter::resume(&path, 1).unwrap_err().to_string();
+    assert!(error.contains("not a regular file"), "{error}");
 }

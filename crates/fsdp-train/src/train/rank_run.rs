@@ -7,7 +7,7 @@ use fsdp_core::engine::{Observer, ProgramOrder};
 use fsdp_nn::model::Architecture;
 
 use super::run::{RankResult, Run};
-use crate::checkpoint::{Outcome, Place, RunState, Saver, Tidied, Tidying};
+use crate::checkpoint::{Outcome, Place, RunState, RunWarning, Saver, Tidied, Tidying};
 use crate::error::TrainError;
 use crate::export::export_model;
 use crate::rank::RankTrainer;
@@ -164,10 +164,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             self.run.log().is_in_trouble(error);
         }
         if let Err(error) = reserved {
-            self.run
-                .options
-                .reporter
-                .warning(&format!("no disk space is set aside for the next checkpoint: {error}"));
+            self.run.options.reporter.warn(&RunWarning::NotReserved { fault: error.to_string() });
         }
     }
 

@@ -13,16 +13,14 @@ use fsdp_core::memory::Usage;
 use fsdp_nn::model::Architecture;
 
 use super::rank_run::RankRun;
-use super::{MODEL, RunOptions, write_whole};
+use super::{MODEL, RunOptions};
 use crate::checkpoint::{Outcome, SaveFailure, SaveOptions, Saved, Start};
 use crate::error::TrainError;
 use crate::job::Job;
-use crate::metrics::{MetricsWriter, StepMetrics};
+use crate::metrics::{METRICS, MetricsWriter, StepMetrics};
 use crate::rank::{Evaluation, RankTrainer};
 use crate::rule::TrainBackend;
-
-/// One object per step, in the output folder.
-const METRICS: &str = "metrics.jsonl";
+use crate::whole_file;
 
 /// What one rank brings back.
 pub(super) struct RankResult {
@@ -84,6 +82,9 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         };
         // From here on nothing that was given can be at fault; only now is an earlier run replaced.
         trainer.meet()?;
+        if self.start.gives_up(self.options.stop) {
+            return Err(TrainError::Stopped);
+        }
         if trainer.rank().0 == 0 {
             self.take_over()?;
         }
@@ -108,13 +109,8 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
 
     /// Makes the output folder this run's, with the disk space that its end will need.
     fn take_over(&self) -> Result<(), TrainError> {
-        let out_dir = self.out_dir();
-        self.start.settle(out_dir)?;
+        let metrics = self.start.settle(self.out_dir(), &self.job.config.to_toml())?;
         self.saves.reserve()?;
-        write_whole(&out_dir.join("resolved.toml"), &self.job.config.to_toml())?;
-        let path = out_dir.join(METRICS);
-        let metrics =
-            MetricsWriter::resume(&path, self.start.step).map_err(TrainError::io("write", &path))?;
         self.log().metrics = Some(metrics);
         Ok(())
     }
@@ -178,7 +174,9 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         let committed = export.commit(std::mem::take(&mut log.receipts)).map_err(TrainError::from);
         let config = self.out_dir().join(MODEL).join("config.json");
         let text = self.options.config_json.as_deref();
-        log.is_exported(committed.and_then(|()| text.map_or(Ok(()), |text| write_whole(&config, text))))
+        let write = |text: &str| whole_file::replace(&config, text.as_bytes());
+        let written = |()| text.map_or(Ok(()), write).map_err(TrainError::io("write", &config));
+        log.is_exported(committed.and_then(written))
     }
 
     fn out_dir(&self) -> &'a Path {

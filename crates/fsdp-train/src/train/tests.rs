@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fsdp_ckpt::native::{NativeReader, RunDir};
@@ -35,25 +35,45 @@ fn steps(count: u64) -> String {
     format!("train = {{ steps = {count}, micro_batch_size = 1, global_batch_size = 2 }}\n")
 }
 
-fn train_on(job: &Job<Mlp>, has_room: bool, reporter: &dyn Reporter) -> Result<Summary, TrainError> {
-    resume_on(job, has_room, reporter, Resume::Fresh)
+fn train_on(job: &Job<Mlp>, reporter: &dyn Reporter) -> Result<Summary, TrainError> {
+    run(job, reporter, Resume::Fresh, &going_on(), Setup::Works)
 }
 
-fn resume_on(
+/// Nobody asks to stop.
+fn going_on() -> Arc<AtomicBool> {
+    Arc::new(AtomicBool::new(false))
+}
+
+/// What happens while ranks are set up.
+#[derive(Clone, Copy, PartialEq)]
+enum Setup {
+    Works,
+    /// Rank 1 has no memory.
+    Fails,
+    /// A stop is asked for; the run is to replace an earlier one.
+    IsStopped,
+}
+
+fn run(
     job: &Job<Mlp>,
-    has_room: bool,
     reporter: &dyn Reporter,
     resume: Resume,
+    stop: &Arc<AtomicBool>,
+    setup: Setup,
 ) -> Result<Summary, TrainError> {
+    let raised = Arc::clone(stop);
     let launcher = Threads::new(WorldOptions::new(2), move |rank, _| match rank.0 {
-        1 if !has_room => Err(Error::Memory { category: None, what: "no room".to_owned() }),
-        _ => Ok(Arc::new(HostMemory::new(HostOptions::default())?)),
+        1 if setup == Setup::Fails => Err(Error::Memory { category: None, what: "no room".to_owned() }),
+        _ => {
+            raised.fetch_or(setup == Setup::IsStopped, Ordering::Relaxed);
+            Ok(Arc::new(HostMemory::new(HostOptions::default())?))
+        }
     });
     let options = RunOptions {
         reporter,
-        stop: &AtomicBool::new(false),
+        stop,
         resume,
-        overwrite: false,
+        overwrite: setup == Setup::IsStopped,
         observer: &|_| Box::new(()),
         config_json: None,
         flops: None,
@@ -98,10 +118,10 @@ fn check(path: &Path, step: u64) {
 fn a_run_whose_ranks_were_not_set_up_can_be_tried_again() {
     let dir = tempfile::tempdir().unwrap();
     let job = job(dir.path(), &steps(1));
-    let error = train_on(&job, false, &()).unwrap_err();
+    let error = run(&job, &(), Resume::Fresh, &going_on(), Setup::Fails).unwrap_err();
     assert!(matches!(error, TrainError::Setup { .. }), "{error}");
-    train_on(&job, true, &()).unwrap_or_else(|error| panic!("{error}"));
-    let error = train_on(&job, true, &()).unwrap_err();
+    train_on(&job, &()).unwrap_or_else(|error| panic!("{error}"));
+    let error = train_on(&job, &()).unwrap_err();
     assert!(
         matches!(error, TrainError::OutDirNotEmpty { .. }),
         "what a run has made is not replaced: {error}"
@@ -117,13 +137,13 @@ fn an_export_that_fails_costs_no_checkpoint_and_says_where_the_state_is() {
             let checkpoint = format!("checkpoint = {{ every = {every}, async = {is_async} }}\n");
             let job = job(dir.path(), &(steps(4) + &checkpoint));
             let remove = After(2, || fs::remove_dir_all(dir.path().join("out/model")).unwrap());
-            let (source, ending) = ended(train_on(&job, true, &remove));
+            let (source, ending) = ended(train_on(&job, &remove));
             assert!(matches!(source, TrainError::NotExported { .. }), "{source}");
             assert_eq!(ending.done, 4);
             check(kept(&ending), 4);
             assert!(ending.to_string().contains("--resume"), "{ending}");
             // It is as the message says.
-            let summary = resume_on(&job, true, &(), Resume::Newest).unwrap();
+            let summary = run(&job, &(), Resume::Newest, &going_on(), Setup::Works).unwrap();
             assert_eq!((summary.steps, summary.resumed_from), (4, Some(4)));
             assert!(dir.path().join("out/model/model.safetensors").exists());
         }
@@ -140,7 +160,7 @@ fn a_save_that_fails_on_one_rank_is_tried_again_after_the_step_under_way() {
         let name = "out/checkpoints/step-00000003.tmp/shard-00002-model-00001-of-00001.safetensors";
         let block = After(2, || fs::create_dir_all(dir.path().join(name)).unwrap());
         let begin = Instant::now();
-        let (source, ending) = ended(train_on(&job, true, &block));
+        let (source, ending) = ended(train_on(&job, &block));
         assert!(begin.elapsed() < Duration::from_secs(60), "nobody waits for run.timeout_s");
         let text = source.to_string();
         assert!(
@@ -162,7 +182,7 @@ fn a_state_that_the_output_folder_does_not_take_is_saved_elsewhere() {
         fs::remove_dir_all(&checkpoints).unwrap();
         fs::write(&checkpoints, "in the way").unwrap();
     });
-    let (source, ending) = ended(train_on(&job, true, &block));
+    let (source, ending) = ended(train_on(&job, &block));
     assert!(source.to_string().contains("step 2 could not be saved"), "{source}");
     let Ok(Kept::Elsewhere(path)) = &ending.state else { panic!("{ending}") };
     check(path, ending.done);
@@ -184,7 +204,7 @@ fn old_checkpoints_go_only_when_the_weights_of_a_newer_one_have_given_a_loss() {
             self.1.lock().unwrap().push(self.0.steps().unwrap());
         }
     }
-    train_on(&job, true, &Look(&run, &seen)).unwrap();
+    train_on(&job, &Look(&run, &seen)).unwrap();
     assert_eq!(*seen.lock().unwrap(), [vec![2], vec![2, 4], vec![4, 6]]);
     assert_eq!(run.steps().unwrap(), [6], "the end of a run leaves what is to be kept");
     let left: Vec<_> = fs::read_dir(run.checkpoints()).unwrap().collect();
@@ -205,6 +225,30 @@ fn disk_space_for_the_first_save_is_set_aside_from_the_start() {
             self.1.lock().unwrap().push(reserved.count());
         }
     }
-    train_on(&job, true, &Count(&checkpoints, &seen)).unwrap();
+    train_on(&job, &Count(&checkpoints, &seen)).unwrap();
     assert_eq!(seen.lock().unwrap()[..2], [2, 2], "one file for each rank, until the first save takes them");
+}
+
+#[test]
+fn a_run_that_is_stopped_before_it_starts_makes_no_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = job(dir.path(), &steps(1));
+    let error = run(&job, &(), Resume::Fresh, &Arc::new(AtomicBool::new(true)), Setup::Works).unwrap_err();
+    assert!(matches!(error, TrainError::Stopped), "{error}");
+    assert!(!dir.path().join("out").exists());
+}
+
+#[test]
+fn a_run_that_is_stopped_before_its_first_step_leaves_the_one_before_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = job(dir.path(), &steps(1));
+    train_on(&job, &()).unwrap();
+    let read = |name: &str| std::fs::read(dir.path().join("out").join(name)).unwrap();
+    let names = ["metrics.jsonl", "resolved.toml", "model/model.safetensors"];
+    let before = names.map(read);
+    for _ in 0..3 {
+        let error = run(&job, &(), Resume::Fresh, &going_on(), Setup::IsStopped).unwrap_err();
+        assert!(matches!(error, TrainError::Stopped), "{error}");
+        assert_eq!(names.map(read), before);
+    }
 }

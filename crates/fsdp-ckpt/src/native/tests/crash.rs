@@ -3,20 +3,7 @@
 use std::num::NonZeroUsize;
 
 use super::*;
-use crate::files::faulty::{Fault, Survival};
-
-/// How the changes that were not durable survive, in every test of a crash.
-const SURVIVALS: [Survival; 9] = [
-    Survival::Nothing,
-    Survival::Everything,
-    Survival::NamesOnly,
-    Survival::DataOnly,
-    Survival::LastOnly,
-    Survival::Chance(1),
-    Survival::Chance(2),
-    Survival::Chance(3),
-    Survival::Chance(4),
-];
+use crate::files::faulty::Fault;
 
 /// What a process does between its start and its end: it saves step 2 and keeps one checkpoint.
 ///

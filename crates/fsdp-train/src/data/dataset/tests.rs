@@ -1,5 +1,5 @@
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -45,7 +45,7 @@ impl Files {
     }
 
     fn load(&self, config: &DataConfig) -> Result<Dataset, DataError> {
-        Dataset::load(&[self.folder.path().to_str().unwrap().to_owned()], config)
+        Dataset::load(&[self.folder.path().to_str().unwrap().to_owned()], config, &self.path("out"))
     }
 }
 
@@ -113,7 +113,7 @@ fn folders_skip_hidden_target_and_binary_files() {
 #[test]
 fn a_named_file_is_read_even_if_hidden_and_must_be_text() {
     let files = Files::new(&[(".hidden", b"yes"), ("bad.txt", b"ab\xffcd")]);
-    let load = |name: &str| Dataset::load(&[files.name(name)], &config(Packing::Stream, 1));
+    let load = |name: &str| Dataset::load(&[files.name(name)], &config(Packing::Stream, 1), Path::new("out"));
     assert_eq!(load(".hidden").unwrap().token_count(), 3);
     assert_message(load("bad.txt"), &["bad.txt is not UTF-8 text (byte 2)"]);
     assert_message(load("absent.txt"), &["cannot read", "absent.txt", "[data]"]);
@@ -194,12 +194,12 @@ fn a_hugging_face_tokenizer_neither_truncates_nor_pads() {
     config.tokenizer = files.name("tokenizer.json");
     config.bos = Some(TokenRef::Token("<s>".to_owned()));
     config.pad = TokenRef::Token("<pad>".to_owned());
-    let data = Dataset::load(&[files.name("data")], &config).unwrap();
+    let data = Dataset::load(&[files.name("data")], &config, Path::new("out")).unwrap();
     assert_eq!(data.sample(0), (vec![5, 1, 2, 3, 1, 4], vec![1, 2, 3, 1, 4, IGNORE]));
     assert_eq!(Tokenizer::load(&config.tokenizer).unwrap().vocab_size(), 6);
     config.eos = Some(TokenRef::Token("</s>".to_owned()));
     assert_message(
-        Dataset::load(&[files.name("data")], &config),
+        Dataset::load(&[files.name("data")], &config, Path::new("out")),
         &["`data.eos` is \"</s>\"", "tokenizer.json"],
     );
 }
@@ -302,4 +302,47 @@ proptest! {
             prop_assert!(inputs[1..].iter().zip(&targets).all(|(i, t)| *t == IGNORE || i == t));
         }
     }
+}
+
+#[test]
+fn what_lies_in_the_output_folder_is_not_data() {
+    let files = Files::new(&[("a.txt", b"abcd"), ("out/metrics.jsonl", b"{}"), ("z/b.txt", b"efgh")]);
+    std::os::unix::fs::symlink(files.path("out/metrics.jsonl"), files.path("link.jsonl")).unwrap();
+    std::os::unix::fs::symlink(files.path("out"), files.path("z/latest")).unwrap();
+    let config = config(Packing::Stream, 1);
+    let digest = |out_dir: &str| {
+        let folder = [files.folder.path().to_str().unwrap().to_owned()];
+        let data = Dataset::load(&folder, &config, &files.path(out_dir)).unwrap();
+        (data.token_count(), data.digest())
+    };
+    assert_eq!(digest("out").0, 8);
+    // By whatever name, and also before it is there.
+    assert_eq!(digest("z/latest"), digest("out"));
+    assert_eq!(digest("z/../out"), digest("out"));
+    assert_eq!(digest("new/out").0, 12, "the outputs of another run are, in the file and by the link to it");
+}
+
+#[test]
+fn data_in_the_output_folder_is_refused() {
+    let files = Files::new(&[("out/data/a.txt", b"abcd")]);
+    std::os::unix::fs::symlink(files.path("out/data"), files.path("link")).unwrap();
+    for path in ["out", "out/data", "out/data/a.txt", "link"] {
+        let loaded = Dataset::load(&[files.name(path)], &config(Packing::Stream, 1), &files.path("out"));
+        assert_message(loaded, &["lies in run.out_dir", "choose another run.out_dir"]);
+    }
+}
+
+#[test]
+fn a_file_that_is_not_there_yet_is_data_where_a_folder_would_yield_it() {
+    let files = Files::new(&[("data/a.txt", b"abcd"), ("b.txt", b"efgh")]);
+    let mut config = config(Packing::Stream, 1);
+    config.train = vec![files.name("data")];
+    config.eval = vec![files.name("b.txt")];
+    let is_data = |config: &DataConfig, name: &str| {
+        crate::data::is_data(config, &files.path("data/out"), &files.path(name))
+    };
+    assert!(is_data(&config, "data/trace.json") && is_data(&config, "b.txt"));
+    assert!(!is_data(&config, "data/out/trace.json") && !is_data(&config, "trace.json"));
+    config.format = Format::Jsonl;
+    assert!(!is_data(&config, "data/trace.json"));
 }

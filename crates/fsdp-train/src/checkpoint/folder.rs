@@ -1,0 +1,65 @@
+//! What an output folder holds before a run begins.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use fsdp_ckpt::native::RunDir;
+use toml::Table;
+
+use crate::error::TrainError;
+use crate::metrics::{METRICS, last_step};
+use crate::train::{MODEL, MODEL_FILE};
+use crate::true_path::true_path;
+
+/// The run file with every default written out, in the output folder.
+pub(crate) const RESOLVED: &str = "resolved.toml";
+
+/// Whether there is anything in the output folder, but for its lock and the empty folders that a run leaves when it fails
+/// before its first step.
+pub(super) fn is_filled(out_dir: &Path) -> Result<bool, TrainError> {
+    let entries = match fs::read_dir(out_dir) {
+        Ok(entries) => entries,
+        Err(source) if source.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        Err(source) if source.kind() == std::io::ErrorKind::NotADirectory => {
+            return Err(TrainError::OutDirIsFile { path: out_dir.into() });
+        }
+        Err(source) => return Err(TrainError::io("open", out_dir)(source)),
+    };
+    for entry in entries {
+        let entry = entry.map_err(TrainError::io("open", out_dir))?;
+        let is_empty = || fs::read_dir(entry.path()).is_ok_and(|mut entries| entries.next().is_none());
+        let name = entry.file_name();
+        let is_made_first = name == RunDir::CHECKPOINTS || name == MODEL;
+        if name != RunDir::LOCK_FILE && !(is_made_first && is_empty()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The exported model in the folder, unless it is an older one beside the metrics of a later run that was cut off:
+/// under `overwrite`, the model of the run before stays until the export replaces it.
+pub(super) fn finished_model(out_dir: &Path) -> Result<Option<PathBuf>, TrainError> {
+    let model = out_dir.join(MODEL).join(MODEL_FILE);
+    if fs::symlink_metadata(&model).is_err() {
+        return Ok(None);
+    }
+    let metrics = out_dir.join(METRICS);
+    let done = last_step(&metrics).map_err(TrainError::io("read", &metrics))?;
+    let is_cut_off = done.zip(planned_steps(out_dir)).is_some_and(|(done, planned)| done < planned);
+    Ok((!is_cut_off).then_some(model))
+}
+
+/// `train.steps` of the run that the folder is of, as far as that can be read.
+fn planned_steps(out_dir: &Path) -> Option<u64> {
+    let resolved: Table = fs::read_to_string(out_dir.join(RESOLVED)).ok()?.parse().ok()?;
+    u64::try_from(resolved.get("train")?.get("steps")?.as_integer()?).ok()
+}
+
+/// Whether a run with this output folder writes, or replaces, what has this path.
+pub fn is_output(out_dir: &Path, path: &Path) -> bool {
+    let (out_dir, path) = (true_path(out_dir), true_path(path));
+    let is_file = |name| path == out_dir.join(name);
+    [METRICS, RESOLVED, RunDir::LOCK_FILE].into_iter().any(is_file)
+        || [MODEL, RunDir::CHECKPOINTS].iter().any(|folder| path.starts_with(out_dir.join(folder)))
+}

@@ -1,0 +1,97 @@
+//! Whether checkpoints can be read whole, and what becomes of those that can not.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use fsdp_ckpt::native::RunDir;
+use fsdp_ckpt::transfer::{NoProgress, Options};
+use fsdp_ckpt::{Error, NativeFault, TransferFault, formats, verify};
+
+use super::warning::RunWarning;
+use crate::error::TrainError;
+use crate::train::RunOptions;
+
+/// `EIO`: the device can not read what it has stored.
+const DEVICE_FAILED: i32 = 5;
+
+/// Reads all of a checkpoint and compares its checksums. `stop` ends it early.
+///
+/// # Errors
+/// The first thing that is wrong with it.
+pub(super) fn read_all(path: &Path, stop: &AtomicBool) -> Result<(), Error> {
+    let checkpoint = formats::native::open(path)?;
+    let found = verify::verify(&checkpoint, &Options::new(&NoProgress, stop))?;
+    found.problems.into_iter().next().map_or(Ok(()), Err)
+}
+
+/// Whether an error of reading a checkpoint is the checkpoint's own: another one may do. Rights that are missing, a
+/// network that is down or a later version of the format are not.
+pub(super) fn is_damage(error: &Error) -> bool {
+    use std::io::ErrorKind::{IsADirectory, NotADirectory, NotFound, UnexpectedEof};
+    match error {
+        Error::Io { cause, .. } => {
+            matches!(cause.kind(), NotFound | UnexpectedEof | IsADirectory | NotADirectory)
+                || cause.raw_os_error() == Some(DEVICE_FAILED)
+        }
+        Error::Native { fault, .. } => !matches!(**fault, NativeFault::OtherVersion { .. }),
+        Error::Malformed { .. } | Error::Coverage(_) => true,
+        Error::Transfer(fault) => !matches!(fault, TransferFault::Canceled),
+        Error::Several { problems } => problems.iter().all(is_damage),
+        _ => false,
+    }
+}
+
+/// The newest checkpoint that can be read whole, with the steps of the newer ones that can not, the newest first; or
+/// nothing if there are no checkpoints.
+///
+/// # Errors
+/// [`TrainError::NoSoundCheckpoint`], [`TrainError::Checkpoint`], [`TrainError::Stopped`].
+pub(super) fn newest_sound(
+    run: &RunDir,
+    options: &RunOptions<'_>,
+) -> Result<Option<(PathBuf, Vec<u64>)>, TrainError> {
+    let mut unsound = Vec::new();
+    for step in run.steps()?.into_iter().rev() {
+        let path = run.checkpoint(step);
+        match read_all(&path, options.stop) {
+            Ok(()) => return Ok(Some((path, unsound))),
+            Err(error) if is_damage(&error) => {
+                options.reporter.warn(&RunWarning::PassedOver { path, fault: error.to_string() });
+                unsound.push(step);
+            }
+            Err(error) => return Err(given_up(error)),
+        }
+    }
+    if unsound.is_empty() {
+        return Ok(None);
+    }
+    Err(TrainError::NoSoundCheckpoint { dir: run.checkpoints().to_owned(), count: unsound.len() })
+}
+
+/// The error for a damaged checkpoint of a run, with the newest older one that can be read whole.
+pub(super) fn damaged(run: &RunDir, step: u64, fault: Error, stop: &AtomicBool) -> TrainError {
+    let path = run.checkpoint(step);
+    let older = match run.steps() {
+        Ok(steps) => steps.into_iter().rev().filter(|&older| older < step).map(|older| run.checkpoint(older)),
+        Err(error) => return error.into(),
+    };
+    let mut sound = None;
+    for older in older {
+        match read_all(&older, stop) {
+            Ok(()) => {
+                sound = Some(older);
+                break;
+            }
+            Err(error @ Error::Transfer(TransferFault::Canceled)) => return given_up(error),
+            Err(_) => {}
+        }
+    }
+    TrainError::Damaged { path, fault: Box::new(fault), sound }
+}
+
+fn given_up(error: Error) -> TrainError {
+    match error {
+        Error::Transfer(TransferFault::Canceled) => TrainError::Stopped,
+        error => error.into(),
+    }
+}

@@ -1,0 +1,45 @@
+//! What a user should know and a run goes on with.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// Something that does not end a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RunWarning {
+    /// The file system of the output folder has no locks.
+    NoLocks {
+        /// The output folder.
+        out_dir: PathBuf,
+    },
+    /// A checkpoint was passed over because it can not be read whole.
+    PassedOver {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: String,
+    },
+    /// There is no disk space for the next checkpoint.
+    NotReserved {
+        /// Why not.
+        fault: String,
+    },
+}
+
+impl fmt::Display for RunWarning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RunWarning::NoLocks { out_dir } => write!(
+                f,
+                "run.out_dir {} is on a file system without locks: a second run there would not be noticed",
+                out_dir.display()
+            ),
+            RunWarning::PassedOver { path, fault } => {
+                write!(f, "{} is damaged and is passed over: {fault}", path.display())
+            }
+            RunWarning::NotReserved { fault } => {
+                write!(f, "no disk space is set aside for the next checkpoint: {fault}")
+            }
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Paths without links, also of what is not there yet.
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+/// The absolute path that `path` leads to: links are followed as far as it exists. What can not be resolved at
+/// all is taken as it is.
+pub(crate) fn true_path(path: &Path) -> PathBuf {
+    for existing in path.ancestors() {
+        let or_here = if existing.as_os_str().is_empty() { Path::new(".") } else { existing };
+        let Ok(mut found) = fs::canonicalize(or_here) else { continue };
+        let rest = path.strip_prefix(existing).unwrap_or(Path::new(""));
+        for component in rest.components() {
+            match component {
+                Component::ParentDir => drop(found.pop()),
+                Component::Normal(name) => found.push(name),
+                _ => {}
+            }
+        }
+        return found;
+    }
+    path.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_followed_as_far_as_the_path_exists() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(dir.path()).unwrap();
+        fs::create_dir(root.join("real")).unwrap();
+        std::os::unix::fs::symlink("real", root.join("link")).unwrap();
+        assert_eq!(true_path(&root.join("link")), root.join("real"));
+        assert_eq!(true_path(&root.join("link/new/out")), root.join("real/new/out"));
+        assert_eq!(true_path(&root.join("link/new/../out")), root.join("real/out"));
+    }
+
+    #[test]
+    fn relative_paths_begin_in_the_current_folder() {
+        let here = fs::canonicalize(".").unwrap();
+        assert_eq!(true_path(Path::new("not-there/out")), here.join("not-there/out"));
+        assert_eq!(true_path(Path::new(".")), here);
+    }
+}

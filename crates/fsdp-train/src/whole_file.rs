@@ -1,0 +1,82 @@
+//! Files that are whole or absent, whatever is interrupted when.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// Replaces a file in one step: the content is durable before it gets the name, and the name before this returns.
+/// The result is open for writing behind the content.
+///
+/// Links are never followed: one that has the name of the file, or of the temporary file beside it, is replaced as
+/// a name.
+///
+/// # Errors
+/// If the folder or a file in it can not be written. The old file, if there is one, is then still there.
+pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<File> {
+    let mut name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
+    name.push(".tmp");
+    let temporary = path.with_file_name(name);
+    match fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let replaced = write_new(&temporary, content).and_then(|file| {
+        fs::rename(&temporary, path)?;
+        Ok(file)
+    });
+    if replaced.is_err() {
+        // The first error is the one to report.
+        let _ = fs::remove_file(&temporary);
+    }
+    let file = replaced?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()?;
+    Ok(file)
+}
+
+/// Creates a file, which must not be there, not even as a link that leads nowhere.
+fn write_new(path: &Path, content: &[u8]) -> io::Result<File> {
+    let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_and_open_behind_its_content() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.txt");
+        fs::write(&path, "old and long").unwrap();
+        replace(&path, b"new").unwrap().write_all(b", more").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new, more");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file is left");
+    }
+
+    #[test]
+    fn planted_links_are_replaced_and_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let other = dir.path().join("other");
+        for planted in ["a.txt", "a.txt.tmp"] {
+            fs::write(&other, "precious").unwrap();
+            symlink(&other, dir.path().join(planted)).unwrap();
+            replace(&dir.path().join("a.txt"), b"new").unwrap();
+            assert_eq!(fs::read_to_string(&other).unwrap(), "precious", "{planted}");
+            assert!(fs::symlink_metadata(dir.path().join("a.txt")).unwrap().is_file(), "{planted}");
+        }
+    }
+
+    #[test]
+    fn what_can_not_be_replaced_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("a.txt/inside")).unwrap();
+        replace(&dir.path().join("a.txt"), b"new").unwrap_err();
+        assert!(dir.path().join("a.txt/inside").exists());
+        assert!(!dir.path().join("a.txt.tmp").exists(), "no temporary file is left");
+    }
+}
