@@ -91,6 +91,7 @@ pub(crate) struct RunFileArgs {
 
 Ctrl-C (or SIGTERM) stops after the step under way, saves a checkpoint and exports the model; a
 second one exits at once. After SIGTERM the exit code is 75: the same command with --resume goes on.
+Before the first step, SIGTERM (75) and Ctrl-C (130) leave what an earlier run left as it was.
 A run that goes on has the bits of one that never stopped, also on another number of ranks where the
 numerics contract holds. train.steps and the optimizer's numbers may change; that is recorded.
 
@@ -99,6 +100,7 @@ Examples:
   fsdp train examples/quickstart.toml --set train.steps=50 --set run.out_dir=runs/short
   fsdp train examples/quickstart.toml --set checkpoint.every=50
   fsdp train examples/quickstart.toml --set checkpoint.every=50 --resume --set run.ranks=2
+  fsdp train examples/quickstart.toml --set checkpoint.every=50 --resume --skip-unsound
   fsdp train examples/quickstart.toml --overwrite --trace trace.json   (open it in ui.perfetto.dev)")]
 pub(crate) struct TrainArgs {
     #[command(flatten)]
@@ -106,13 +108,17 @@ pub(crate) struct TrainArgs {
     /// Go on from the newest complete checkpoint in run.out_dir, or begin if there is none
     #[arg(long)]
     pub(crate) resume: bool,
+    /// With --resume: pass over damaged checkpoints, and keep them under names that end in .unsound
+    #[arg(long, requires = "resume")]
+    pub(crate) skip_unsound: bool,
     /// Go on from this checkpoint (a directory step-..)
     #[arg(long, value_name = "DIR", conflicts_with = "resume")]
     pub(crate) resume_from: Option<PathBuf>,
     /// Replace what an earlier run left in run.out_dir
     #[arg(long)]
     pub(crate) overwrite: bool,
-    /// Write every operation of the schedule, per rank and queue, as Chrome/Perfetto JSON
+    /// Write every operation of the schedule, per rank and queue, as Chrome/Perfetto JSON; of files that are
+    /// there, only an earlier trace is replaced
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
 }

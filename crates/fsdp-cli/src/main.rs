@@ -4,8 +4,8 @@
 //! itself is `fsdp-train`. One module per command; what several of them need stands below them.
 //!
 //! Exit codes: 0 done, 1 a verification failed or checkpoints differ, 2 the input is wrong or the output cannot
-//! be written, 3 the run failed, 75 stopped by SIGTERM with its state saved, 130 interrupted (a training run: for
-//! the second time).
+//! be written, 3 the run failed, 75 stopped by SIGTERM with nothing lost, 130 interrupted (a training run: before its
+//! first step, or for the second time).
 #![forbid(unsafe_code)]
 
 mod args;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fsdp_train::Evaluation;
-use fsdp_train::checkpoint::{Change, Resumed, Saved};
+use fsdp_train::checkpoint::{Change, Resumed, Saved, StartWarning};
 use fsdp_train::metrics::StepMetrics;
 use fsdp_train::train::Reporter;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -109,6 +109,14 @@ impl Reporter for Progress {
             bar.reset_eta();
         }
         self.first.store(resumed.map_or(0, |resumed| resumed.step), Ordering::Relaxed);
+    }
+
+    fn warn(&self, warning: &StartWarning) {
+        let warn = || output::warning(&warning.to_string());
+        match &self.display {
+            Display::Bar(bar) => bar.suspend(warn),
+            Display::Lines { .. } => warn(),
+        }
     }
 
     fn saved(&self, saved: &Saved) {

@@ -1,4 +1,5 @@
-//! SIGINT and SIGTERM: the first one asks to stop, the second one exits at once.
+//! SIGINT and SIGTERM: the first one asks to stop, the second one exits at once. Before there is anything to save or
+//! to put back, the first one exits at once too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,8 +9,11 @@ use signal_hook::flag;
 
 use crate::error::CliError;
 
-/// The exit code of a run that was interrupted twice, as shells report SIGINT.
-const INTERRUPTED: i32 = 130;
+/// The exit code of a run that was interrupted, as shells report SIGINT.
+pub(crate) const INTERRUPTED: u8 = 130;
+
+/// `EX_TEMPFAIL` of sysexits.h: the run was told to stop, nothing of it is lost, and it can go on.
+pub(crate) const TEMPORARY_FAILURE: u8 = 75;
 
 /// What signals have asked for so far.
 #[derive(Clone, Debug)]
@@ -17,6 +21,7 @@ pub(crate) struct StopSignal {
     /// Raised by the first signal of either kind.
     pub(crate) stop: Arc<AtomicBool>,
     terminate: Arc<AtomicBool>,
+    is_idle: Arc<AtomicBool>,
 }
 
 impl StopSignal {
@@ -25,16 +30,38 @@ impl StopSignal {
     /// # Errors
     /// [`CliError::Signal`].
     pub(crate) fn install() -> Result<Self, CliError> {
-        let (stop, terminate) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        Self::register(false)
+    }
+
+    /// Handles signals from now on. Until [`StopSignal::begin`], the first one exits at once: SIGTERM with
+    /// [`TEMPORARY_FAILURE`], SIGINT with [`INTERRUPTED`].
+    ///
+    /// # Errors
+    /// [`CliError::Signal`].
+    pub(crate) fn install_idle() -> Result<Self, CliError> {
+        Self::register(true)
+    }
+
+    /// From here on the first signal asks to stop.
+    pub(crate) fn begin(&self) {
+        self.is_idle.store(false, Ordering::Relaxed);
+    }
+
+    fn register(is_idle: bool) -> Result<Self, CliError> {
+        let [stop, terminate, is_idle] =
+            [false, false, is_idle].map(|is_raised| Arc::new(AtomicBool::new(is_raised)));
         let failed = |source| CliError::Signal { source };
         flag::register(SIGTERM, Arc::clone(&terminate)).map_err(failed)?;
-        for signal in [SIGINT, SIGTERM] {
+        for (signal, idle_code) in [(SIGINT, INTERRUPTED), (SIGTERM, TEMPORARY_FAILURE)] {
             // Actions run in the order of registration: the exit looks at the flag before this signal raises it.
-            flag::register_conditional_shutdown(signal, INTERRUPTED, Arc::clone(&stop))
+            flag::register_conditional_shutdown(signal, idle_code.into(), Arc::clone(&is_idle))
+                .and_then(|_| {
+                    flag::register_conditional_shutdown(signal, INTERRUPTED.into(), Arc::clone(&stop))
+                })
                 .and_then(|_| flag::register(signal, Arc::clone(&stop)))
                 .map_err(failed)?;
         }
-        Ok(Self { stop, terminate })
+        Ok(Self { stop, terminate, is_idle })
     }
 
     /// Whether SIGTERM was among them: a scheduler wants the machine back, and the run is to go on elsewhere.

@@ -7,14 +7,18 @@ mod layer;
 mod observer;
 mod sink;
 
-use std::fs::File;
-use std::io::BufWriter;
+use std::fs::{self, File};
+use std::io::{BufWriter, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use fsdp_train::checkpoint::is_output;
+use fsdp_train::config::Resolved;
+use fsdp_train::data::is_data;
+
 pub(crate) use layer::TraceLayer;
 pub(crate) use observer::SpanObserver;
-use sink::Sink;
+use sink::{HEAD, Sink};
 
 use crate::error::CliError;
 
@@ -26,6 +30,44 @@ pub(crate) const TARGET: &str = "fsdp::op";
 pub(crate) struct TraceFile {
     path: PathBuf,
     sink: Arc<Mutex<Sink<BufWriter<File>>>>,
+}
+
+/// Makes sure that a trace may be written to a file: nothing but an earlier trace would be lost, and the run does not
+/// take it for its own.
+///
+/// # Errors
+/// [`CliError::Option`], [`CliError::Create`].
+pub(crate) fn check(path: &Path, config: &Resolved) -> Result<(), CliError> {
+    let refused = |what: &str| {
+        let what = format!("{} {what}; choose another file", path.display());
+        Err(CliError::Option { option: "--trace", what })
+    };
+    let out_dir = Path::new(&config.run.out_dir);
+    if is_output(out_dir, path) {
+        return refused("is for the run to write (run.out_dir)");
+    }
+    if is_data(&config.data, out_dir, path) {
+        return refused("is or would become data of the run ([data])");
+    }
+    match is_replaceable(path) {
+        Ok(true) => Ok(()),
+        Ok(false) => refused("is there already, and is no trace: it would be lost"),
+        Err(source) => Err(CliError::Create { option: "--trace", file: path.to_owned(), source }),
+    }
+}
+
+/// Whether a file is not there, holds nothing, or begins as traces do. What is no regular file, such as a pipe, has
+/// nothing that could be lost.
+fn is_replaceable(path: &Path) -> std::io::Result<bool> {
+    match fs::metadata(path) {
+        Ok(found) if !found.is_file() || found.len() == 0 => return Ok(true),
+        Ok(_) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(true),
+        Err(error) => return Err(error),
+    }
+    let mut head = Vec::new();
+    File::open(path)?.take(HEAD.len() as u64).read_to_end(&mut head)?;
+    Ok(head == HEAD.as_bytes())
 }
 
 impl TraceFile {

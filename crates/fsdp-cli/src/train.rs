@@ -20,28 +20,28 @@ use crate::device::Work;
 use crate::error::CliError;
 use crate::progress::Progress;
 use crate::run_setup::RunSetup;
-use crate::stop_signal::StopSignal;
+use crate::stop_signal::{INTERRUPTED, StopSignal, TEMPORARY_FAILURE};
 use crate::trace::{SpanObserver, TraceFile};
-use crate::{device, logging, output};
-
-/// `EX_TEMPFAIL` of sysexits.h: the run was told to stop, is saved, and can go on.
-const TEMPORARY_FAILURE: u8 = 75;
+use crate::{device, logging, output, trace};
 
 /// Trains as a run file says and prints the summary.
 ///
-/// The exit code is not 0 for a run that SIGTERM stopped before its end.
+/// The exit code is not 0 for a run that SIGTERM stopped before its end, or any signal before its first step.
 ///
 /// # Errors
 /// [`CliError`]: the input is wrong, or the run failed.
 pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode, CliError> {
+    let signal = StopSignal::install_idle()?;
     let setup = RunSetup::load(&args.run)?;
     device::expect(setup.config.run.device)?;
+    args.trace.as_deref().map_or(Ok(()), |path| trace::check(path, &setup.config))?;
     let architecture = setup.build()?;
     let init = setup.init(&architecture)?;
     let job = Job::new(setup.config.clone(), architecture, init)?;
+    // From here on there is something to leave as it was, or to save.
+    signal.begin();
     let trace = args.trace.as_deref().map(TraceFile::create).transpose()?;
     logging::install(trace.as_ref())?;
-    let signal = StopSignal::install()?;
     let progress = Progress::new(job.config.train.steps, Arc::clone(&signal.stop));
     let is_observed = trace.is_some() || logging::is_asked_for();
     let observer = |rank: Rank| -> Box<dyn Observer> {
@@ -60,7 +60,14 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode, CliError> {
     progress.finish();
     // A trace of a run that failed is worth having; but the reason of the failure comes first.
     let traced = trace.as_ref().map_or(Ok(()), TraceFile::finish);
-    let summary = outcome?;
+    let summary = match outcome {
+        Err(stopped @ TrainError::Stopped) => {
+            output::note(&stopped.to_string());
+            let code = if signal.is_terminated() { TEMPORARY_FAILURE } else { INTERRUPTED };
+            return Ok(ExitCode::from(code));
+        }
+        outcome => outcome?,
+    };
     traced?;
     output::print(&summary::render(&job, &summary))?;
     let is_to_go_on = summary.stopped && signal.is_terminated();
@@ -87,6 +94,7 @@ impl Work for Training<'_> {
 fn resume(args: &TrainArgs) -> Resume {
     match &args.resume_from {
         Some(checkpoint) => Resume::From(checkpoint.clone()),
+        None if args.skip_unsound => Resume::NewestSound,
         None if args.resume => Resume::Newest,
         None => Resume::Fresh,
     }

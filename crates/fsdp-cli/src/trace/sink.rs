@@ -10,8 +10,8 @@ use fsdp_core::Queue;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// What comes before the events.
-const HEAD: &str = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
+/// What comes before the events: how every trace begins.
+pub(super) const HEAD: &str = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
 
 /// One operation, as the trace shows it.
 #[derive(Clone, Debug, PartialEq)]

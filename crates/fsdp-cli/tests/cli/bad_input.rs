@@ -369,8 +369,8 @@ fn an_output_folder_that_is_not_empty() {
 #[test]
 fn an_output_folder_that_is_a_file() {
     let sandbox = Sandbox::new();
-    insta::assert_snapshot!(sandbox.refused_with("--set run.out_dir=data.txt"), @r"
-    error: run.out_dir data.txt is a file; remove it, or choose another run.out_dir
+    insta::assert_snapshot!(sandbox.refused_with("--set run.out_dir=run.toml"), @r"
+    error: run.out_dir run.toml is a file; remove it, or choose another run.out_dir
     ");
 }
 

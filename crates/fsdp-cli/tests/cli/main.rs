@@ -4,6 +4,7 @@
 //! name relative paths. Snapshots hold what is meant to be read.
 #![expect(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
+mod interposer;
 mod support;
 
 // Help pages.
@@ -11,6 +12,11 @@ mod help;
 
 // A run: what it writes, and that it can be repeated and continued.
 mod train;
+
+// How a run begins: what it takes for its own, what it leaves as it was, what it goes on from.
+mod start;
+mod trace_file;
+mod unsound;
 
 // SIGINT and SIGTERM.
 mod signals;

@@ -16,13 +16,18 @@ struct Running {
 
 impl Running {
     fn start(sandbox: &Sandbox, args: &str) -> Self {
+        Self::start_at(sandbox, args, "step")
+    }
+
+    /// Starts a run and waits for its first line on stderr.
+    fn start_at(sandbox: &Sandbox, args: &str, first: &str) -> Self {
         let mut command = sandbox.command();
         command.args(args.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();
         stderr.read_line(&mut line).unwrap();
-        assert!(line.trim_start().starts_with("step"), "the first line is of the first step: {line}");
+        assert!(line.trim_start().starts_with(first), "the first line begins with {first}: {line}");
         Self { child, stderr }
     }
 
@@ -85,6 +90,30 @@ fn a_second_signal_exits_at_once_without_a_model() {
     assert_eq!(ran.code, Some(130), "{}", ran.stderr);
     assert!(!sandbox.path("out/model/model.safetensors").exists());
     assert!(!sandbox.path("out/model/config.json").exists());
+}
+
+/// The first line on stderr is a warning on the run file; the data, which takes long to read, comes after it.
+fn stops_before_the_data_is_read(signal: &str, code: i32) {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml --set checkpoint.every=1");
+    let before = sandbox.files("out");
+    sandbox.write("data.txt", "0123456789abcdef".repeat(4 << 20));
+    let args = "train run.toml --overwrite --set data.seq_len=65 --set train.steps=1";
+    let run = Running::start_at(&sandbox, args, "warning: data.seq_len = 65");
+    run.signal(signal);
+    let ran = run.end();
+    assert_eq!(ran.code, Some(code), "{}", ran.stderr);
+    assert_eq!((ran.stdout.as_str(), sandbox.files("out") == before), ("", true), "{}", ran.stderr);
+}
+
+#[test]
+fn sigterm_before_the_data_is_read_asks_to_be_run_again() {
+    stops_before_the_data_is_read("TERM", 75);
+}
+
+#[test]
+fn sigint_before_the_data_is_read_is_an_interrupt() {
+    stops_before_the_data_is_read("INT", 130);
 }
 
 /// Schedulers give seconds between SIGTERM and SIGKILL; an evaluation may take hours.

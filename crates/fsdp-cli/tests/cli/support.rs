@@ -1,6 +1,7 @@
 //! A folder with a tiny model, data and a run file.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
@@ -105,6 +106,13 @@ impl Sandbox {
         ran
     }
 
+    /// All files of a folder with their content.
+    pub(crate) fn files(&self, folder: &str) -> BTreeMap<PathBuf, Vec<u8>> {
+        let mut files = BTreeMap::new();
+        collect(&self.path(folder), &mut files);
+        files
+    }
+
     /// Objects of the lines of a `metrics.jsonl`.
     pub(crate) fn metrics(&self, out_dir: &str) -> Vec<Value> {
         let text = self.read(&format!("{out_dir}/metrics.jsonl"));
@@ -114,6 +122,18 @@ impl Sandbox {
     /// A number of each step, such as the loss.
     pub(crate) fn column(&self, out_dir: &str, key: &str) -> Vec<f64> {
         self.metrics(out_dir).iter().map(|step| step[key].as_f64().unwrap()).collect()
+    }
+}
+
+fn collect(folder: &Path, files: &mut BTreeMap<PathBuf, Vec<u8>>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect(&path, files);
+        } else {
+            let content = std::fs::read(&path).unwrap();
+            files.insert(path, content);
+        }
     }
 }
 

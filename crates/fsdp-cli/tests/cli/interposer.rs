@@ -1,0 +1,62 @@
+//! A library in front of the C library, for what the machine of a test does not do by itself: a file system without
+//! locks, and a process that is killed at a chosen change of a name.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use tempfile::TempDir;
+
+const SOURCE: &str = r#"
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <dlfcn.h>
+
+static void count() {
+    static int seen = 0;
+    const char *at = getenv("KILL_AT");
+    if (at && __sync_fetch_and_add(&seen, 1) == atoi(at)) raise(SIGKILL);
+}
+
+extern "C" int flock(int file, int operation) {
+    if (getenv("NO_LOCKS")) { errno = ENOLCK; return -1; }
+    return ((int (*)(int, int))dlsym(RTLD_NEXT, "flock"))(file, operation);
+}
+extern "C" int rename(const char *from, const char *to) {
+    count();
+    return ((int (*)(const char *, const char *))dlsym(RTLD_NEXT, "rename"))(from, to);
+}
+extern "C" int unlink(const char *path) {
+    count();
+    return ((int (*)(const char *))dlsym(RTLD_NEXT, "unlink"))(path);
+}
+extern "C" int rmdir(const char *path) {
+    count();
+    return ((int (*)(const char *))dlsym(RTLD_NEXT, "rmdir"))(path);
+}
+extern "C" int mkdir(const char *path, unsigned mode) {
+    count();
+    return ((int (*)(const char *, unsigned))dlsym(RTLD_NEXT, "mkdir"))(path, mode);
+}
+"#;
+
+/// The library, for `LD_PRELOAD`. With `NO_LOCKS` in the environment no file can be locked; with `KILL_AT=n` the
+/// process kills itself before it changes a name for the n-th time, from 0.
+pub(crate) fn library() -> PathBuf {
+    static BUILT: OnceLock<TempDir> = OnceLock::new();
+    let dir = BUILT.get_or_init(|| {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("interposer.cpp"), SOURCE).unwrap();
+        let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".into());
+        let mut command = Command::new(&compiler);
+        command.current_dir(dir.path()).args(["-shared", "-fPIC", "-o", "interposer.so", "interposer.cpp", "-ldl"]);
+        let output = command.output();
+        let output = output.unwrap_or_else(|error| {
+            panic!("these tests need a C++ compiler, and `{compiler}` does not start: {error}; install g++, or set CXX")
+        });
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        dir
+    });
+    dir.path().join("interposer.so")
+}

@@ -1,0 +1,49 @@
+//! What `--trace` may write to.
+
+use std::fs;
+
+use crate::support::{Sandbox, folded};
+
+#[test]
+fn a_trace_replaces_nothing_but_a_trace() {
+    let sandbox = Sandbox::new();
+    for file in ["run.toml", "data.txt", "model/config.json"] {
+        let before = sandbox.read(file);
+        let ran = sandbox.fsdp(&format!("train run.toml --trace {file}"));
+        assert_eq!(ran.code, Some(2), "{file}: {}", ran.stderr);
+        assert_eq!(sandbox.read(file), before);
+    }
+    insta::assert_snapshot!(sandbox.refused("train run.toml --trace run.toml"), @r"
+    error: --trace: run.toml is there already, and is no trace: it would be lost; choose another file
+    ");
+    insta::assert_snapshot!(sandbox.refused("train run.toml --trace data.txt"), @r"
+    error: --trace: data.txt is or would become data of the run ([data]); choose another file
+    ");
+    sandbox.succeed("train run.toml --trace trace.json");
+    let first = sandbox.read("trace.json");
+    sandbox.succeed("train run.toml --overwrite --set train.steps=1 --trace trace.json");
+    assert!(sandbox.read("trace.json").len() < first.len(), "it was replaced");
+    // What a run that was killed at once leaves.
+    sandbox.write("trace.json", "");
+    sandbox.succeed("train run.toml --overwrite --trace trace.json");
+}
+
+#[test]
+fn a_trace_is_not_put_where_the_run_writes_or_reads() {
+    let sandbox = Sandbox::new();
+    let files =
+        ["model/t.json", "checkpoints/t.json", "metrics.jsonl", "resolved.toml", "./model/../model/t.json"];
+    for file in files {
+        let text = sandbox.refused(&format!("train run.toml --trace out/{file}"));
+        assert!(text.contains("is for the run to write (run.out_dir)"), "{file}: {text}");
+    }
+    fs::create_dir(sandbox.path("texts")).unwrap();
+    sandbox.write("texts/a.txt", "0123456789".repeat(30));
+    let folder = "--set data.train=[\"texts\"]";
+    let ran = sandbox.fsdp(&format!("train run.toml {folder} --trace texts/trace.json"));
+    assert_eq!(ran.code, Some(2));
+    insta::assert_snapshot!(folded(&ran.stderr), @r"
+    error: --trace: texts/trace.json is or would become data of the run ([data]); choose another file
+    ");
+    sandbox.succeed(&format!("train run.toml {folder} --trace trace.json"));
+}
