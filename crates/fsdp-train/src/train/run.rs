@@ -174,7 +174,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         let committed = export.commit(std::mem::take(&mut log.receipts)).map_err(TrainError::from);
         let config = self.out_dir().join(MODEL).join("config.json");
         let text = self.options.config_json.as_deref();
-        let write = |text: &str| whole_file::replace(&config, text.as_bytes());
+        let write = |text: &str| whole_file::replace(&config, text.as_bytes()).map(drop);
         let written = |()| text.map_or(Ok(()), write).map_err(TrainError::io("write", &config));
         log.is_exported(committed.and_then(written))
     }
