@@ -9,6 +9,8 @@ use std::{
     sync::Arc,
 };
 
+use rustix::io::Errno;
+
 use crate::{
     error::{Error, FileAction},
     files::{Access, FileKind, FileSystem, Metadata, OpenFile, disk::Disk},
@@ -38,13 +40,15 @@ impl Files {
         Files(files)
     }
 
-    /// Opens for reading; returns the length too.
+    /// Opens a regular file for reading; returns the length too.
     pub(crate) fn open(&self, path: &Path) -> Result<(PathFile, u64), Error> {
+        let opened = failed(FileAction::Open, path);
+        // Opening a device may already do something.
+        expect_file(path, self.0.metadata(path).map_err(&opened)?)?;
         let file = self.open_as(path, Access::Read, FileAction::Open)?;
-        let metadata = file.file.metadata().map_err(failed(FileAction::Open, path))?;
-        if metadata.kind == FileKind::Directory {
-            return Err(failed(FileAction::Open, path)(io::ErrorKind::IsADirectory.into()));
-        }
+        // Something else may have the name since.
+        let metadata = file.file.metadata().map_err(&opened)?;
+        expect_file(path, metadata)?;
         Ok((file, metadata.len))
     }
 
@@ -57,20 +61,26 @@ impl Files {
     /// process is emptied first; one that another holder has locked is an error.
     pub(crate) fn create_locked(&self, path: &Path, len: u64) -> Result<PathFile, Error> {
         let taken = |in_use| Error::TemporaryFileTaken { path: path.to_owned(), in_use };
-        if self.0.link_metadata(path).is_ok_and(|found| found.kind != FileKind::File) {
+        let before = self.0.link_metadata(path).ok();
+        if before.is_some_and(|found| found.kind != FileKind::File) {
             return Err(taken(false));
         }
         let created = self.open_as(path, Access::CreateOrWrite, FileAction::Create)?;
-        // Between opening and locking, the former holder may have renamed or removed the file.
-        if !created.try_lock()? || !created.is_still_at_path() {
-            return Err(taken(true));
+        let locked = created.try_lock();
+        let is_ours = *locked.as_ref().unwrap_or(&before.is_none());
+        let ready = locked.and_then(|is_locked| {
+            // Between opening and locking, the former holder may have renamed or removed the file.
+            if !is_locked || !created.is_still_at_path() {
+                return Err(taken(true));
+            }
+            created.set_len(0)?;
+            created.set_len(len)
+        });
+        if is_ours && ready.is_err() {
+            // The first error is the one to report.
+            let _ = created.remove();
         }
-        if let Err(cause) = created.file.set_len(0).and_then(|()| created.file.set_len(len)) {
-            // The first error is the one to report; what is left behind is an empty file at worst.
-            let _ = self.0.remove_file(path);
-            return Err(failed(FileAction::Resize, path)(cause));
-        }
-        Ok(created)
+        ready.map(|()| created)
     }
 
     /// Opens an existing file for writing in place.
@@ -207,7 +217,7 @@ impl PathFile {
     pub(crate) fn try_lock(&self) -> Result<bool, Error> {
         match self.file.try_lock() {
             // Some file systems have no locks; there, two holders are not noticed.
-            Err(cause) if cause.kind() == io::ErrorKind::Unsupported => Ok(true),
+            Err(cause) if has_no_locks(&cause) => Ok(true),
             locked => locked.map_err(failed(FileAction::Lock, &self.path)),
         }
     }
@@ -289,8 +299,25 @@ pub(crate) fn sync_directory(path: &Path) -> Result<(), Error> {
     Files::disk().sync_directory(path)
 }
 
+/// Whether there are no locks at all: the file system knows none, or (NFS) their service does not run.
+fn has_no_locks(cause: &io::Error) -> bool {
+    cause.kind() == io::ErrorKind::Unsupported || cause.raw_os_error() == Some(Errno::NOLCK.raw_os_error())
+}
+
+/// Refuses to read what is no regular file: a pipe can wait for ever, a device has no end.
+fn expect_file(path: &Path, found: Metadata) -> Result<(), Error> {
+    match found.kind {
+        FileKind::File => Ok(()),
+        FileKind::Directory => Err(failed(FileAction::Open, path)(io::ErrorKind::IsADirectory.into())),
+        FileKind::Other(what) => Err(Error::NotRegular { path: path.to_owned(), what }),
+    }
+}
+
 /// Turns an error of the operating system into ours.
 pub(crate) fn failed(action: FileAction, path: &Path) -> impl Fn(io::Error) -> Error + use<> {
     let path = path.to_owned();
     move |cause| Error::Io { action, path: path.clone(), cause }
 }
+
+#[cfg(test)]
+mod tests;

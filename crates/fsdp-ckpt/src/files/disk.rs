@@ -4,9 +4,11 @@ use std::{
     ffi::OsString,
     fs::{self, File, OpenOptions, TryLockError},
     io,
-    os::unix::fs::{FileExt, MetadataExt},
+    os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt},
     path::Path,
 };
+
+use rustix::fs::OFlags;
 
 use super::{Access, FileKind, FileSystem, Metadata, OpenFile};
 
@@ -17,6 +19,8 @@ pub(crate) struct Disk;
 impl FileSystem for Disk {
     fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn OpenFile>> {
         let mut options = OpenOptions::new();
+        // Opening a pipe would wait for its other end; on files this changes nothing.
+        options.custom_flags(OFlags::NONBLOCK.bits().cast_signed());
         match access {
             Access::Read => options.read(true),
             Access::Write => options.write(true),
@@ -94,7 +98,10 @@ impl From<fs::Metadata> for Metadata {
         let kind = match found.file_type() {
             kind if kind.is_file() => FileKind::File,
             kind if kind.is_dir() => FileKind::Directory,
-            _ => FileKind::Other,
+            kind if kind.is_symlink() => FileKind::Other("a symbolic link"),
+            kind if kind.is_fifo() => FileKind::Other("a named pipe"),
+            kind if kind.is_socket() => FileKind::Other("a socket"),
+            _ => FileKind::Other("a device"),
         };
         Metadata { kind, len: found.len(), id: (found.dev(), found.ino()) }
     }
