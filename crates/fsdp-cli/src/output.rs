@@ -40,9 +40,14 @@ pub(crate) fn warning(text: &str) {
 /// Prints what is wrong with the arguments, on stderr, or the help that was asked for, on stdout.
 pub(crate) fn usage(told: &clap::Error) {
     let text = told.to_string();
-    let plain = shown(&text);
-    // Nothing can be done when printing fails.
-    let _ = if plain == text { told.print() } else { io::stderr().write_all(plain.as_bytes()) };
+    // Arguments may be names of files too, as a shell finds them.
+    let breaks_lines = std::env::args_os().any(|arg| arg.to_string_lossy().contains('\n'));
+    if breaks_lines || shown(&text) != text {
+        say(&indented(&text));
+    } else {
+        // Nothing can be done when printing fails.
+        let _ = told.print();
+    }
 }
 
 /// Writes what is fit to be seen. Nothing can be done when that fails.
