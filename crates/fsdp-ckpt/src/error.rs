@@ -11,6 +11,7 @@ mod dcp_fault;
 mod file_action;
 mod format_fault;
 mod header_fault;
+mod kind;
 mod names;
 mod native_fault;
 mod nesting_fault;
@@ -57,6 +58,14 @@ pub enum Error {
         path: PathBuf,
         /// What the operating system said.
         cause: io::Error,
+    },
+    /// A pipe, device or socket where a file is read.
+    #[error("{} is {what}, not a regular file; nothing else is read, so copy its content into a file", path.display())]
+    NotRegular {
+        /// The path.
+        path: PathBuf,
+        /// What it is, in words.
+        what: &'static str,
     },
     /// The bytes are not a valid safetensors file.
     #[error("{} is not a valid safetensors file: {fault}; fetch or export the file again", path.display())]

@@ -9,6 +9,8 @@ use std::{
     sync::Arc,
 };
 
+use rustix::io::Errno;
+
 use crate::{
     error::{Error, FileAction},
     files::{Access, FileKind, FileSystem, Metadata, OpenFile, disk::Disk},
@@ -49,13 +51,15 @@ impl Files {
         Files(files)
     }
 
-    /// Opens for reading; returns the length too.
+    /// Opens a regular file for reading; returns the length too.
     pub(crate) fn open(&self, path: &Path) -> Result<(PathFile, u64), Error> {
+        let opened = failed(FileAction::Open, path);
+        // Opening a device may already do something.
+        expect_file(path, self.0.metadata(path).map_err(&opened)?)?;
         let file = self.open_as(path, Access::Read, FileAction::Open)?;
-        let metadata = file.file.metadata().map_err(failed(FileAction::Open, path))?;
-        if metadata.kind == FileKind::Directory {
-            return Err(failed(FileAction::Open, path)(io::ErrorKind::IsADirectory.into()));
-        }
+        // Something else may have the name since.
+        let metadata = file.file.metadata().map_err(&opened)?;
+        expect_file(path, metadata)?;
         Ok((file, metadata.len))
     }
 
@@ -68,20 +72,26 @@ impl Files {
     /// process is emptied first; one that another holder has locked is an error.
     pub(crate) fn create_locked(&self, path: &Path, len: u64) -> Result<PathFile, Error> {
         let taken = |in_use| Error::TemporaryFileTaken { path: path.to_owned(), in_use };
-        if self.0.link_metadata(path).is_ok_and(|found| found.kind != FileKind::File) {
+        let before = self.kind_of_name(path);
+        if before.is_some_and(|found| found != FileKind::File) {
             return Err(taken(false));
         }
         let created = self.open_as(path, Access::CreateOrWrite, FileAction::Create)?;
-        // Between opening and locking, the former holder may have renamed or removed the file.
-        if created.try_lock()? == Locked::Elsewhere || !created.is_still_at_path() {
-            return Err(taken(true));
+        let locked = created.try_lock();
+        let is_ours = locked.as_ref().map_or(before.is_none(), |locked| *locked != Locked::Elsewhere);
+        let ready = locked.and_then(|locked| {
+            // Between opening and locking, the former holder may have renamed or removed the file.
+            if locked == Locked::Elsewhere || !created.is_still_at_path() {
+                return Err(taken(true));
+            }
+            created.set_len(0)?;
+            created.allocate(len)
+        });
+        if is_ours && ready.is_err() {
+            // The first error is the one to report.
+            let _ = created.remove();
         }
-        if let Err(error) = created.set_len(0).and_then(|()| created.allocate(len)) {
-            // The first error is the one to report; what is left behind is an empty file at worst.
-            let _ = self.0.remove_file(path);
-            return Err(error);
-        }
-        Ok(created)
+        ready.map(|_| created)
     }
 
     /// Opens an existing file for writing in place.
@@ -121,9 +131,9 @@ impl Files {
         self.0.link_metadata(path).is_ok()
     }
 
-    /// Whether the name is a directory itself, and no link to one.
-    pub(crate) fn is_own_directory(&self, path: &Path) -> bool {
-        self.0.link_metadata(path).is_ok_and(|found| found.kind == FileKind::Directory)
+    /// What has this name, a link not followed; nothing if it can not be looked at.
+    pub(crate) fn kind_of_name(&self, path: &Path) -> Option<FileKind> {
+        self.0.link_metadata(path).ok().map(|found| found.kind)
     }
 
     /// What a path leads to, or nothing.
@@ -316,8 +326,20 @@ pub(crate) fn sync_directory(path: &Path) -> Result<(), Error> {
     Files::disk().sync_directory(path)
 }
 
+/// Refuses to read what is no regular file: a pipe can wait for ever, a device has no end.
+fn expect_file(path: &Path, found: Metadata) -> Result<(), Error> {
+    match found.kind {
+        FileKind::File => Ok(()),
+        FileKind::Directory => Err(failed(FileAction::Open, path)(io::ErrorKind::IsADirectory.into())),
+        FileKind::Other(what) => Err(Error::NotRegular { path: path.to_owned(), what }),
+    }
+}
+
 /// Turns an error of the operating system into ours.
 pub(crate) fn failed(action: FileAction, path: &Path) -> impl Fn(io::Error) -> Error + use<> {
     let path = path.to_owned();
     move |cause| Error::Io { action, path: path.clone(), cause }
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,7 +16,7 @@ use std::{ffi::OsString, fmt, io, path::Path};
 
 /// Operations on names.
 pub(crate) trait FileSystem: fmt::Debug + Send + Sync {
-    /// Opens a file.
+    /// Opens a file. It never waits: a pipe or device is opened as it is, or refused.
     fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn OpenFile>>;
 
     /// What a path leads to, through symbolic links.
@@ -100,6 +100,6 @@ pub(crate) struct Metadata {
 pub(crate) enum FileKind {
     File,
     Directory,
-    /// A symbolic link, a pipe, a device.
-    Other,
+    /// Something else, in words.
+    Other(&'static str),
 }

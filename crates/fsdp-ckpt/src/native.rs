@@ -48,6 +48,7 @@ pub use rank_save::{RankReport, RankSave};
 pub use reader::NativeReader;
 pub use reserve::SaveSpace;
 pub use run_dir::{RunDir, RunLock};
+pub(crate) use run_dir::{name_of, step_of};
 pub(crate) use values::{RUN_STATE, run_state_to_value, value_to_run_state};
 
 #[cfg(test)]

@@ -6,11 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fsdp_train::Evaluation;
-<<<<<<< HEAD
 use fsdp_train::checkpoint::{Change, Resumed, RunWarning, Saved};
-=======
-use fsdp_train::checkpoint::{Change, Resumed, Saved, StartWarning};
->>>>>>> w/start
 use fsdp_train::metrics::StepMetrics;
 use fsdp_train::train::Reporter;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -64,7 +60,7 @@ impl Progress {
 
     fn say(&self, line: &str) {
         match &self.display {
-            Display::Bar(bar) => bar.println(line),
+            Display::Bar(bar) => bar.println(output::shown(line)),
             Display::Lines { .. } => output::note(line),
         }
     }
@@ -115,11 +111,7 @@ impl Reporter for Progress {
         self.first.store(resumed.map_or(0, |resumed| resumed.step), Ordering::Relaxed);
     }
 
-<<<<<<< HEAD
     fn warn(&self, warning: &RunWarning) {
-=======
-    fn warn(&self, warning: &StartWarning) {
->>>>>>> w/start
         let warn = || output::warning(&warning.to_string());
         match &self.display {
             Display::Bar(bar) => bar.suspend(warn),

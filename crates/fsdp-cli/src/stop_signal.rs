@@ -8,12 +8,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use crate::error::CliError;
-
-/// The exit code of a run that was interrupted, as shells report SIGINT.
-pub(crate) const INTERRUPTED: u8 = 130;
-
-/// `EX_TEMPFAIL` of sysexits.h: the run was told to stop, nothing of it is lost, and it can go on.
-pub(crate) const TEMPORARY_FAILURE: u8 = 75;
+use crate::exit_code::Exit;
 
 /// What signals have asked for so far.
 #[derive(Clone, Debug)]
@@ -34,7 +29,7 @@ impl StopSignal {
     }
 
     /// Handles signals from now on. Until [`StopSignal::begin`], the first one exits at once: SIGTERM with
-    /// [`TEMPORARY_FAILURE`], SIGINT with [`INTERRUPTED`].
+    /// [`Exit::Temporary`], SIGINT with [`Exit::Interrupted`].
     ///
     /// # Errors
     /// [`CliError::Signal`].
@@ -52,12 +47,13 @@ impl StopSignal {
             [false, false, is_idle].map(|is_raised| Arc::new(AtomicBool::new(is_raised)));
         let failed = |source| CliError::Signal { source };
         flag::register(SIGTERM, Arc::clone(&terminate)).map_err(failed)?;
-        for (signal, idle_code) in [(SIGINT, INTERRUPTED), (SIGTERM, TEMPORARY_FAILURE)] {
+        for (signal, idle_code) in [(SIGINT, Exit::Interrupted), (SIGTERM, Exit::Temporary)] {
             // Actions run in the order of registration: the exit looks at the flag before this signal raises it.
-            flag::register_conditional_shutdown(signal, idle_code.into(), Arc::clone(&is_idle))
-                .and_then(|_| {
-                    flag::register_conditional_shutdown(signal, INTERRUPTED.into(), Arc::clone(&stop))
-                })
+            let now = |code: Exit, is_raised: &Arc<AtomicBool>| {
+                flag::register_conditional_shutdown(signal, code.code().into(), Arc::clone(is_raised))
+            };
+            now(idle_code, &is_idle)
+                .and_then(|_| now(Exit::Interrupted, &stop))
                 .and_then(|_| flag::register(signal, Arc::clone(&stop)))
                 .map_err(failed)?;
         }

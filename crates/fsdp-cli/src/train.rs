@@ -4,7 +4,6 @@ mod summary;
 
 pub(crate) use summary::memory_rows;
 
-use std::process::ExitCode;
 use std::sync::Arc;
 
 use fsdp_comm::launch::Launcher;
@@ -18,9 +17,10 @@ use fsdp_train::{Job, TrainBackend, TrainError};
 use crate::args::TrainArgs;
 use crate::device::Work;
 use crate::error::CliError;
+use crate::exit_code::Exit;
 use crate::progress::Progress;
 use crate::run_setup::RunSetup;
-use crate::stop_signal::{INTERRUPTED, StopSignal, TEMPORARY_FAILURE};
+use crate::stop_signal::StopSignal;
 use crate::trace::{SpanObserver, TraceFile};
 use crate::{device, logging, output, trace};
 
@@ -30,7 +30,7 @@ use crate::{device, logging, output, trace};
 ///
 /// # Errors
 /// [`CliError`]: the input is wrong, or the run failed.
-pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode, CliError> {
+pub(crate) fn run(args: &TrainArgs) -> Result<Exit, CliError> {
     let signal = StopSignal::install_idle()?;
     let setup = RunSetup::load(&args.run)?;
     device::expect(setup.config.run.device)?;
@@ -63,15 +63,14 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode, CliError> {
     let summary = match outcome {
         Err(stopped @ TrainError::Stopped) => {
             output::note(&stopped.to_string());
-            let code = if signal.is_terminated() { TEMPORARY_FAILURE } else { INTERRUPTED };
-            return Ok(ExitCode::from(code));
+            return Ok(if signal.is_terminated() { Exit::Temporary } else { Exit::Interrupted });
         }
         outcome => outcome?,
     };
     traced?;
     output::print(&summary::render(&job, &summary))?;
     let is_to_go_on = summary.stopped && signal.is_terminated();
-    Ok(if is_to_go_on { ExitCode::from(TEMPORARY_FAILURE) } else { ExitCode::SUCCESS })
+    Ok(if is_to_go_on { Exit::Temporary } else { Exit::Done })
 }
 
 /// The run, on whichever device.

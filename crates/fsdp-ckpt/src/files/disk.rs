@@ -4,12 +4,12 @@ use std::{
     ffi::OsString,
     fs::{self, File, OpenOptions, TryLockError},
     io,
-    os::unix::fs::{FileExt, MetadataExt},
+    os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt},
     path::Path,
 };
 
 use rustix::{
-    fs::{FallocateFlags, fallocate, statvfs},
+    fs::{FallocateFlags, OFlags, fallocate, statvfs},
     io::Errno,
 };
 
@@ -25,6 +25,8 @@ pub(crate) struct Disk;
 impl FileSystem for Disk {
     fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn OpenFile>> {
         let mut options = OpenOptions::new();
+        // Opening a pipe would wait for its other end; on files this changes nothing.
+        options.custom_flags(OFlags::NONBLOCK.bits().cast_signed());
         match access {
             Access::Read => options.read(true),
             Access::Write => options.write(true),
@@ -125,7 +127,10 @@ impl From<fs::Metadata> for Metadata {
         let kind = match found.file_type() {
             kind if kind.is_file() => FileKind::File,
             kind if kind.is_dir() => FileKind::Directory,
-            _ => FileKind::Other,
+            kind if kind.is_symlink() => FileKind::Other("a symbolic link"),
+            kind if kind.is_fifo() => FileKind::Other("a named pipe"),
+            kind if kind.is_socket() => FileKind::Other("a socket"),
+            _ => FileKind::Other("a device"),
         };
         Metadata { kind, len: found.len(), id: (found.dev(), found.ino()) }
     }

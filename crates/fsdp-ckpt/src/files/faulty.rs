@@ -15,6 +15,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
+use rustix::io::Errno;
+
 use super::{Access, FileKind, FileSystem, Metadata, OpenFile};
 
 /// The most bytes that one write takes: longer ones come in parts, each of which may be the last.
@@ -32,7 +34,7 @@ pub(crate) enum Fault {
     CrashAt(u64),
     /// Files can hold this many bytes in all.
     FullAt(usize),
-    /// There are no locks.
+    /// There are no locks, as on NFS without its service for them.
     NoLocks,
 }
 
@@ -472,6 +474,9 @@ impl OpenFile for FaultyFile {
 
     fn try_lock(&self) -> io::Result<bool> {
         self.files.operate(|state, _| {
+            if state.fault == Fault::NoLocks {
+                return Err(Errno::NOLCK.into());
+            }
             let Node::File { is_locked, .. } = &mut state.nodes[self.node] else {
                 return Err(io::ErrorKind::IsADirectory.into());
             };

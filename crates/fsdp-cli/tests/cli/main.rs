@@ -29,8 +29,9 @@ mod verification;
 mod bad_input;
 mod bad_weights;
 
-// Output that cannot be written.
+// Output that cannot be written, and what may reach a terminal.
 mod disk_full;
+mod terminal;
 
 // What must never cost a run its state.
 mod lost_state;
@@ -47,4 +48,5 @@ mod machine;
 mod ckpt;
 mod ckpt_convert;
 mod ckpt_failures;
+mod ckpt_hostile;
 mod ckpt_reports;

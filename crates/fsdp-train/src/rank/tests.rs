@@ -4,9 +4,9 @@ use std::sync::Mutex;
 
 use fsdp_comm::launch::{FailureReason, Launcher};
 use fsdp_core::DType;
-use fsdp_core::Queue;
 use fsdp_core::engine::{Origin, ProgramOrder};
 use fsdp_core::memory::{Buffer, HostSliceMut, Memory, Slice};
+use fsdp_core::{FailureKind, Queue};
 use fsdp_nn::model::{Mlp, MlpConfig};
 use fsdp_nn::{HostMemory, HostOptions};
 use fsdp_sim::{Threads, WorldOptions};
@@ -159,7 +159,7 @@ fn a_parameter_of_one_rank_ends_all_of_them_in_the_next_step() {
             };
             assert_eq!((tensor.as_str(), &index[..]), ("embed.weight", &[UNREAD_ROW, 1][..]), "{case:?}");
             assert_eq!((value, dtype), (f64::INFINITY, job.plan.policy.param_dtype), "{case:?}");
-            assert!(!failed.1.is_usage());
+            assert_eq!(failed.1.kind(), FailureKind::Permanent);
             assert_told(failed, holder.into_inner().unwrap(), &format!("{case:?}"));
         }
     }
@@ -257,7 +257,7 @@ fn an_evaluation_that_overflows_is_an_error_and_a_stopped_one_is_not() {
         evaluate(trainer, false).map(drop)
     });
     assert!(matches!(failed.1, TrainError::EvaluationNotFinite { step: 3, .. }), "{}", failed.1);
-    assert!(!failed.1.is_usage());
+    assert_eq!(failed.1.kind(), FailureKind::Permanent);
     let says_so = |error: &String| error.contains("evaluation after step 3: loss NaN: ");
     assert!(failed.2.iter().all(says_so), "{:?}", failed.2);
 }
