@@ -9,8 +9,6 @@ use std::{
     sync::Arc,
 };
 
-use rustix::io::Errno;
-
 use crate::{
     error::{Error, FileAction},
     files::{Access, FileKind, FileSystem, Metadata, OpenFile, disk::Disk},

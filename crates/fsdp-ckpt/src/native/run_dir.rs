@@ -12,6 +12,7 @@ use std::{
 use crate::{
     error::{Error, SaveFault},
     file_io::{Files, Locked, PathFile},
+    files::FileKind,
 };
 
 /// The output directory of a run. Reading it needs no lock.

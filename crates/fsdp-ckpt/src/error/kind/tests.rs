@@ -1,5 +1,7 @@
 //! Every error has a kind.
 
+use std::{io, path::PathBuf};
+
 use super::*;
 use crate::{
     digest::DigestKind,
