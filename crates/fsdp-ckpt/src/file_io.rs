@@ -61,8 +61,8 @@ impl Files {
     /// process is emptied first; one that another holder has locked is an error.
     pub(crate) fn create_locked(&self, path: &Path, len: u64) -> Result<PathFile, Error> {
         let taken = |in_use| Error::TemporaryFileTaken { path: path.to_owned(), in_use };
-        let before = self.0.link_metadata(path).ok();
-        if before.is_some_and(|found| found.kind != FileKind::File) {
+        let before = self.kind_of_name(path);
+        if before.is_some_and(|found| found != FileKind::File) {
             return Err(taken(false));
         }
         let created = self.open_as(path, Access::CreateOrWrite, FileAction::Create)?;
@@ -118,6 +118,11 @@ impl Files {
     /// Whether something has this name, be it a link that leads nowhere.
     pub(crate) fn link_exists(&self, path: &Path) -> bool {
         self.0.link_metadata(path).is_ok()
+    }
+
+    /// What has this name, a link not followed; nothing if it can not be looked at.
+    pub(crate) fn kind_of_name(&self, path: &Path) -> Option<FileKind> {
+        self.0.link_metadata(path).ok().map(|found| found.kind)
     }
 
     /// What a path leads to, or nothing.

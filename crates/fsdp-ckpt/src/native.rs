@@ -48,6 +48,7 @@ pub use plan::{CHUNK_BYTES_MAX, RankFile, SavePlan, SavedTensor, Shard, even_row
 pub use rank_save::{RankDone, RankSave};
 pub use reader::NativeReader;
 pub use run_dir::{RunDir, RunLock};
+pub(crate) use run_dir::{name_of, step_of};
 pub(crate) use values::{RUN_STATE, run_state_to_value, value_to_run_state};
 pub use wait::WaitLimit;
 

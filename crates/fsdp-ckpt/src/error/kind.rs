@@ -87,6 +87,7 @@ impl TransferFault {
             TransferFault::Canceled => FailureKind::Interrupted,
             TransferFault::BrokenStream { cause, .. } => FailureKind::of_io(cause),
             TransferFault::DestinationExists { .. }
+            | TransferFault::DestinationIsLink { .. }
             | TransferFault::ChecksumMismatch { .. }
             | TransferFault::StreamTooLong { .. }
             | TransferFault::StreamTooShort { .. }

@@ -51,6 +51,16 @@ pub enum NativeFault {
         /// The version of the file.
         got: u64,
     },
+    /// Another number of ranks than there are files.
+    #[error(
+        "it says that {got} ranks saved it, but lists {expected} files, one for each rank; use another checkpoint"
+    )]
+    WorldSize {
+        /// Files, of which each rank has one; at least one in a sound manifest.
+        expected: usize,
+        /// The number of ranks in the manifest.
+        got: usize,
+    },
     /// A dtype that is not known.
     #[error("tensor `{tensor}` has the unknown dtype `{dtype}`")]
     UnknownDtype {

@@ -17,6 +17,15 @@ pub enum TransferFault {
         /// The destination.
         path: PathBuf,
     },
+    /// The output is to replace a link.
+    #[error(
+        "{} is a symbolic link to a directory, which an output can not take the place of; name the directory that it \
+         leads to, which must be empty, or another destination", path.display()
+    )]
+    DestinationIsLink {
+        /// The link.
+        path: PathBuf,
+    },
     /// A checksum of the checkpoint does not match its bytes.
     #[error(
         "bytes {}..{} of {} ({what}) are damaged: their checksum is {got}, the checkpoint says {expected}; fetch or \

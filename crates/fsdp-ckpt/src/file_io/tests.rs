@@ -1,11 +1,6 @@
 //! Locked temporary files, and what is refused to be read.
 
-use std::{
-    os::unix::net::UnixListener,
-    process::Command,
-    sync::mpsc,
-    time::Duration,
-};
+use std::{os::unix::net::UnixListener, process::Command, sync::mpsc, time::Duration};
 
 use super::*;
 use crate::files::faulty::{Fault, FaultyFiles};
@@ -44,7 +39,8 @@ fn a_temporary_file_of_another_process_stays_when_it_cannot_be_locked() {
     let empty = FaultyFiles::new();
     drop(create_on(&empty).unwrap());
     let failing = (0..empty.operations()).map(|at| empty.with(Fault::FailAt(at)));
-    let refused = |files: &FaultyFiles| matches!(create_on(files), Err(Error::Io { action: FileAction::Lock, .. }));
+    let refused =
+        |files: &FaultyFiles| matches!(create_on(files), Err(Error::Io { action: FileAction::Lock, .. }));
     let unlocked: Vec<FaultyFiles> = failing.filter(refused).collect();
     assert_eq!(unlocked.len(), 1);
     assert!(is_there(&unlocked[0]));
@@ -83,7 +79,8 @@ fn what_is_no_file_is_refused_by_its_kind_and_never_waited_for() {
         }
     });
     for _ in 0..8 {
-        let (error, expected) = receiver.recv_timeout(Duration::from_secs(60)).expect("nothing is waited for");
+        let (error, expected) =
+            receiver.recv_timeout(Duration::from_secs(60)).expect("nothing is waited for");
         assert!(error.contains(&format!(" is {expected}, not a regular file")), "{error}");
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::{
     checkpoint::{Checkpoint, Chunk, Key, Object, Protection, Region, Role, Source, Tensor},
     error::Error,
-    native::{MANIFEST_FILE, ManifestFile, NativeReader, RUN_STATE, run_state_to_value},
+    native::{MANIFEST_FILE, ManifestFile, NativeReader, RUN_STATE, name_of, run_state_to_value, step_of},
 };
 
 /// Opens the directory of a native checkpoint. Lengths and headers of its files are checked.
@@ -51,6 +51,7 @@ fn checkpoint(reader: &NativeReader) -> Checkpoint {
         let object = Object { path: vec![Key::Name(RUN_STATE.to_owned())], role: Role::Other, value };
         checkpoint.values.insert(RUN_STATE.to_owned(), object);
     }
+    checkpoint.notes.extend(other_name(reader));
     let facts = manifest.run_state.iter().map(|(key, value)| (key.clone(), shown(value)));
     checkpoint.run_state = facts.collect();
     checkpoint
@@ -82,6 +83,19 @@ fn add_file(checkpoint: &mut Checkpoint, reader: &NativeReader, index: usize, fi
             }
         }
     }
+}
+
+/// What to say of a directory that has the name of another step than the one that was saved.
+fn other_name(reader: &NativeReader) -> Option<String> {
+    let name = reader.dir().file_name()?.to_str()?;
+    let saved = reader.manifest().run_state.get("step")?.as_u64()?;
+    (step_of(name)? != saved).then(|| {
+        format!(
+            "the directory is named {name}, but the run had done {saved} steps when it was saved: it was renamed. \
+             `fsdp train --resume` goes by names; name it {} again",
+            name_of(saved)
+        )
+    })
 }
 
 fn shown(value: &serde_json::Value) -> String {

@@ -133,6 +133,11 @@ impl Manifest {
     /// A [`NativeFault`] that names the tensor and the file.
     pub fn parse(bytes: Vec<u8>) -> Result<Manifest, NativeFault> {
         let manifest = text::read(&seal::unseal(bytes)?)?;
+        // Every rank has a file, be it one without tensors.
+        let (expected, got) = (manifest.files.len(), manifest.world_size);
+        if expected != got || got == 0 {
+            return Err(NativeFault::WorldSize { expected, got });
+        }
         manifest.tensors.iter().try_for_each(|(name, tensor)| tensor.check_size(name))?;
         let mut names = std::collections::BTreeSet::new();
         for file in &manifest.files {

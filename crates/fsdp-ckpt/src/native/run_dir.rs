@@ -157,12 +157,12 @@ impl RunLock {
     }
 }
 
-fn name_of(step: u64) -> String {
+pub(crate) fn name_of(step: u64) -> String {
     format!("step-{step:08}")
 }
 
 /// The step of a complete checkpoint by the name of its directory; each step has one name only.
-fn step_of(name: &str) -> Option<u64> {
+pub(crate) fn step_of(name: &str) -> Option<u64> {
     let step = name.strip_prefix("step-")?.parse().ok()?;
     (name_of(step) == name).then_some(step)
 }

@@ -14,6 +14,7 @@ use crate::{
     error::{Error, TransferFault},
     export::directory_of,
     file_io::{Files, PathFile},
+    files::FileKind,
 };
 
 /// Tells outputs of one process apart.
@@ -47,7 +48,8 @@ impl Staged {
     /// empty directory may be there where a directory is to come.
     ///
     /// # Errors
-    /// [`TransferFault::DestinationExists`], [`Error::NoFileName`], [`Error::Io`].
+    /// [`TransferFault::DestinationExists`], [`TransferFault::DestinationIsLink`], [`Error::NoFileName`],
+    /// [`Error::Io`].
     pub fn new(destination: &Path, kind: OutputKind) -> Result<Staged, Error> {
         Staged::on(Files::disk(), destination, kind)
     }
@@ -126,17 +128,17 @@ impl Drop for Staged {
 }
 
 fn refuse_existing(files: &Files, destination: &Path, kind: OutputKind) -> Result<(), Error> {
-    let is_free = match files.link_exists(destination) {
-        false => true,
-        true if kind == OutputKind::Directory && files.is_directory(destination) => {
-            files.list(destination)?.is_empty()
+    let path = destination.to_owned();
+    match files.kind_of_name(destination) {
+        None => Ok(()),
+        Some(FileKind::Directory) if kind == OutputKind::Directory && files.list(destination)?.is_empty() => {
+            Ok(())
         }
-        true => false,
-    };
-    if is_free {
-        Ok(())
-    } else {
-        Err(TransferFault::DestinationExists { path: destination.to_owned() }.into())
+        // The output takes the place of what has its name, which would be the link.
+        Some(FileKind::Other(_)) if files.is_directory(destination) => {
+            Err(TransferFault::DestinationIsLink { path }.into())
+        }
+        Some(_) => Err(TransferFault::DestinationExists { path }.into()),
     }
 }
 
@@ -205,6 +207,20 @@ mod tests {
         Staged::new(&destination, OutputKind::Directory).unwrap().commit(true).unwrap();
         fs::write(destination.join("x"), b"").unwrap();
         assert!(Staged::new(&destination, OutputKind::Directory).is_err());
+    }
+
+    #[test]
+    fn a_link_to_a_directory_is_refused_before_anything_is_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let (real, link) = (dir.path().join("real"), dir.path().join("link"));
+        fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        for kind in [OutputKind::File, OutputKind::Directory] {
+            let error = Staged::new(&link, kind).unwrap_err().to_string();
+            assert!(error.contains("link is a symbolic link to a directory"), "{error}");
+        }
+        assert_eq!(names(dir.path()), ["link", "real"]);
+        Staged::new(&link.canonicalize().unwrap(), OutputKind::Directory).unwrap().commit(true).unwrap();
     }
 
     #[test]

@@ -143,6 +143,7 @@ fn every_way_of_a_transfer_to_fail_has_a_kind() {
     let table = [
         (TransferFault::Canceled, FailureKind::Interrupted),
         (TransferFault::DestinationExists { path: path() }, FailureKind::Input),
+        (TransferFault::DestinationIsLink { path: path() }, FailureKind::Input),
         (
             TransferFault::ChecksumMismatch {
                 path: path(),
@@ -162,10 +163,7 @@ fn every_way_of_a_transfer_to_fail_has_a_kind() {
             TransferFault::StreamTooShort { path: path(), range: range.clone(), needed: 2, got: 1 },
             FailureKind::Input,
         ),
-        (
-            TransferFault::BeyondSource { tensor: text(), path: path(), range, len: 0 },
-            FailureKind::Input,
-        ),
+        (TransferFault::BeyondSource { tensor: text(), path: path(), range, len: 0 }, FailureKind::Input),
     ];
     for (fault, expected) in table {
         assert_eq!(Error::from(fault).kind(), expected);

@@ -62,6 +62,18 @@ fn rejects_other_formats_and_later_versions() {
 }
 
 #[test]
+fn rejects_numbers_of_ranks_that_are_not_those_of_the_files() {
+    for world_size in [0, 1, 3, usize::MAX] {
+        let fault = refused(|text| text["world_size"] = json!(world_size));
+        assert_eq!(fault, NativeFault::WorldSize { expected: 2, got: world_size });
+    }
+    let nothing = refused(|text| {
+        (text["world_size"], text["files"], text["tensors"]) = (json!(0), json!([]), json!({}));
+    });
+    assert_eq!(nothing, NativeFault::WorldSize { expected: 0, got: 0 });
+}
+
+#[test]
 fn rejects_unknown_missing_and_repeated_fields() {
     let malformed = |change: fn(&mut Json)| {
         let fault = refused(change);
