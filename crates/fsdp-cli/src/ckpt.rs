@@ -10,6 +10,7 @@ mod values;
 mod verify;
 
 use std::fmt::Write;
+use std::path::Path;
 
 use fsdp_ckpt::checkpoint::Role;
 use fsdp_ckpt::conversion::Part;
@@ -17,7 +18,7 @@ use fsdp_ckpt::transfer::Options;
 
 use crate::args::{CkptCommand, MemoryArgs};
 use crate::error::CliError;
-use crate::output;
+use crate::output::{self, one_line};
 use crate::stop_signal::StopSignal;
 use byte_progress::ByteProgress;
 
@@ -70,6 +71,11 @@ fn print(
     if is_json { output::print(&format!("{:#}\n", json())) } else { output::print(&text()) }
 }
 
+/// A path in JSON, which holds no bytes that are not UTF-8.
+fn json_path(path: &Path) -> String {
+    path.display().to_string()
+}
+
 /// The name of a role in reports.
 fn role_name(role: Role) -> &'static str {
     match role {
@@ -90,7 +96,7 @@ fn is_in(role: Role, part: Part) -> bool {
 
 /// A line of a summary.
 fn line(text: &mut String, name: &str, value: &str) {
-    let _ = writeln!(text, "{name:<14}{value}");
+    let _ = writeln!(text, "{:<14}{}", one_line(name), one_line(value));
 }
 
 /// A count with its noun: `1 file`, `2 files`.

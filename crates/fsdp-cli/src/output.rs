@@ -1,4 +1,8 @@
 //! Text for people: the report on stdout, everything else on stderr, colour only where it is read by eye.
+//!
+//! All of it passes here, where what could act on a terminal is escaped: see [`escape`].
+
+mod escape;
 
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
@@ -6,6 +10,7 @@ use std::io::{self, IsTerminal, Write};
 use comfy_table::{CellAlignment, Table, TableComponent, presets};
 
 use crate::error::CliError;
+pub(crate) use escape::{one_line, shown};
 
 /// Prints text on stdout. A reader that has seen enough (`| head`) is no failure.
 ///
@@ -13,6 +18,7 @@ use crate::error::CliError;
 /// [`CliError::Write`].
 pub(crate) fn print(text: &str) -> Result<(), CliError> {
     let mut stdout = io::stdout().lock();
+    let text = Paint::of(&stdout).shown(text);
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(source) if source.kind() != io::ErrorKind::BrokenPipe => {
             Err(CliError::Write { what: "to stdout".to_owned(), source })
@@ -21,32 +27,58 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
     }
 }
 
-/// Prints a line on stderr. Nothing can be done when that fails.
+/// Prints a line on stderr.
 pub(crate) fn note(line: &str) {
-    let _ = writeln!(io::stderr(), "{line}");
+    say(&shown(line));
 }
 
 /// Prints a warning on stderr.
 pub(crate) fn warning(text: &str) {
-    note(&format!("{} {text}", Paint::of(&io::stderr()).warning("warning:")));
+    say(&format!("{} {}", Paint::of(&io::stderr()).warning("warning:"), indented(text)));
+}
+
+/// Prints what is wrong with the arguments, on stderr, or the help that was asked for, on stdout.
+pub(crate) fn usage(told: &clap::Error) {
+    let text = told.to_string();
+    // Arguments may be names of files too, as a shell finds them.
+    let breaks_lines = std::env::args_os().any(|arg| arg.to_string_lossy().contains('\n'));
+    if breaks_lines || shown(&text) != text {
+        say(&indented(&text));
+    } else {
+        // Nothing can be done when printing fails.
+        let _ = told.print();
+    }
+}
+
+/// Writes what is fit to be seen. Nothing can be done when that fails.
+fn say(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// A message whose later lines can not be taken for messages of their own: a name in it may have put them there.
+fn indented(text: &str) -> String {
+    shown(text.trim_end()).replace('\n', "\n  ")
 }
 
 /// Prints an error and what caused it on stderr.
 pub(crate) fn error(error: &dyn Error) {
     let paint = Paint::of(&io::stderr());
     let mut text = error.to_string();
-    note(&format!("{} {text}", paint.bad("error:")));
+    say(&format!("{} {}", paint.bad("error:"), indented(&text)));
     let mut cause = error.source();
     while let Some(source) = cause {
         let next = source.to_string();
         // Many errors already say what caused them.
         if !text.contains(&next) {
-            note(&format!("  caused by: {next}"));
+            say(&format!("  caused by: {}", indented(&next)));
         }
         text = next;
         cause = source.source();
     }
 }
+
+/// The sequences that [`Paint`] writes.
+const CODES: [&str; 5] = ["\x1b[32m", "\x1b[1;31m", "\x1b[33m", "\x1b[1m", "\x1b[0m"];
 
 /// Colours, or none.
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +116,18 @@ impl Paint {
     fn paint(self, code: &str, text: &str) -> String {
         if self.is_on { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
+
+    /// A text as it may be shown: with these colours, if they are on, and nothing else that acts on a terminal.
+    fn shown(self, mut text: &str) -> String {
+        let mut out = String::new();
+        while let Some(at) = text.find('\x1b').filter(|_| self.is_on) {
+            let code = CODES.into_iter().find(|code| text[at..].starts_with(code));
+            out += &shown(&text[..at]);
+            out += code.unwrap_or("\\u001b");
+            text = &text[at + code.map_or(1, str::len)..];
+        }
+        out + &shown(text)
+    }
 }
 
 /// A table: names on the left, numbers on the right.
@@ -92,6 +136,7 @@ pub(crate) fn table<const COLUMNS: usize>(
     rows: impl IntoIterator<Item = [String; COLUMNS]>,
 ) -> String {
     let mut table = Table::new();
+    let rows = rows.into_iter().map(|row| row.map(|cell| one_line(&cell)));
     table.load_preset(presets::NOTHING).set_header(header).add_rows(rows);
     table
         .set_style(TableComponent::HeaderLines, '─')
@@ -116,5 +161,26 @@ mod tests {
     fn paint_is_plain_when_off() {
         assert_eq!(Paint { is_on: false }.bad("x"), "x");
         assert_eq!(Paint { is_on: true }.bad("x"), "\x1b[1;31mx\x1b[0m");
+    }
+
+    #[test]
+    fn colours_are_shown_and_no_other_sequence_is() {
+        let paint = Paint { is_on: true };
+        let painted = [paint.good("a"), paint.bad("b"), paint.warning("c"), paint.heading("d")]
+            .join("\x1b[2J\x1b]0;x\x07");
+        let expected = painted.replace("\x1b[2J\x1b]0;x\x07", r"\u001b[2J\u001b]0;x\u0007");
+        assert_eq!(paint.shown(&painted), expected);
+        assert_eq!(Paint { is_on: false }.shown("\x1b[32ma"), r"\u001b[32ma");
+    }
+
+    #[test]
+    fn a_name_in_an_error_can_not_forge_a_line() {
+        assert_eq!(indented("no file a\nerror: none\u{9b}\n"), "no file a\n  error: none\\u009b");
+    }
+
+    #[test]
+    fn cells_of_tables_are_one_line() {
+        let text = table(["name"], [["a\nb\u{202e}".into()]]);
+        assert!(text.ends_with("a\\nb\\u202e\n"), "{text}");
     }
 }

@@ -60,7 +60,7 @@ impl Progress {
 
     fn say(&self, line: &str) {
         match &self.display {
-            Display::Bar(bar) => bar.println(line),
+            Display::Bar(bar) => bar.println(output::shown(line)),
             Display::Lines { .. } => output::note(line),
         }
     }

@@ -161,7 +161,7 @@ Exit code: 0 if nothing differs, 1 if something does, 2 if a checkpoint cannot b
 
 JSON keys: equal, first and second (path, format), tensors (by name: outcome, and what belongs to
 it: dtypes, shapes, differing, beyond_tolerance, largest, at, values), values (names of those that
-differ). Outcomes: equal_bits, equal_values, within_tolerance, differs, bits_differ, types_differ,
+differ), run_state (facts of the run that differ: in A, in B). Outcomes: equal_bits, equal_values, within_tolerance, differs, bits_differ, types_differ,
 shapes_differ, only_in_first, only_in_second.
 
 Examples:

@@ -10,10 +10,10 @@ use fsdp_ckpt::formats;
 use fsdp_ckpt::transfer::Options;
 use serde_json::{Value as Json, json};
 
-use super::{Work, counted, is_in, line, listed, print};
+use super::{Work, counted, is_in, json_path, line, listed, print};
 use crate::args::{ConvertArgs, TargetArg};
 use crate::error::CliError;
-use crate::output::Paint;
+use crate::output::{Paint, one_line};
 use crate::units::bytes;
 
 /// Converts a checkpoint and prints what was done.
@@ -116,7 +116,7 @@ impl Summary<'_> {
             line(&mut text, "tied", &format!("{copy} is {kept}, which is written once"));
         }
         for note in self.notes() {
-            let _ = writeln!(text, "{} {note}", paint.warning("note:"));
+            let _ = writeln!(text, "{} {}", paint.warning("note:"), one_line(note));
         }
         text
     }
@@ -136,9 +136,9 @@ impl Summary<'_> {
         let [model, optimizer, other] = self.left_out;
         let tied = |(copy, kept): &(String, String)| json!({"tensor": copy, "same_as": kept});
         json!({
-            "source": self.args.source,
+            "source": json_path(&self.args.source),
             "source_format": self.checkpoint.format,
-            "destination": self.args.destination,
+            "destination": json_path(&self.args.destination),
             "target": self.args.to.name(),
             "tensors": self.report.tensors,
             "values": self.report.values,

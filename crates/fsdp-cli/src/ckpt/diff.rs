@@ -11,10 +11,10 @@ use fsdp_ckpt::formats;
 use fsdp_ckpt::safetensors::TensorType;
 use serde_json::{Map, Value as Json, json};
 
-use super::{Work, counted, is_in, line, listed, print};
+use super::{Work, counted, is_in, json_path, line, listed, print, values};
 use crate::args::DiffArgs;
 use crate::error::CliError;
-use crate::output::{Paint, table};
+use crate::output::{Paint, one_line, table};
 
 /// Compares two checkpoints, prints the report and returns whether nothing differs.
 ///
@@ -59,11 +59,31 @@ impl Report<'_> {
             let header = ["tensor", "outcome", "types or shapes", "differing", "by up to", "at element"];
             let _ = write!(text, "\n{}", table(header, rows));
         }
+        let states = self.states();
+        if !states.is_empty() {
+            let shown = |value: Option<&String>| value.map_or_else(String::new, |value| values::short(value));
+            let rows = states.into_iter().map(|(key, [a, b])| [key.clone(), shown(a), shown(b)]);
+            let _ = write!(text, "\n{}", table(["state of the run", "A", "B"], rows));
+        }
         if !self.found.values.is_empty() {
-            let _ = writeln!(text, "\nvalues that differ: {}", listed(&self.found.values));
+            let _ = writeln!(text, "\nvalues that differ: {}", one_line(&listed(&self.found.values)));
         }
         let _ = writeln!(text, "\n{}", self.verdict(paint));
         text
+    }
+
+    /// Facts about the run that differ, by their names; none if no value does.
+    fn states(&self) -> BTreeMap<&String, [Option<&String>; 2]> {
+        let mut states: BTreeMap<&String, [Option<&String>; 2]> = BTreeMap::new();
+        for (number, side) in self.sides.iter().enumerate() {
+            for (key, value) in &side.run_state {
+                states.entry(key).or_default()[number] = Some(value);
+            }
+        }
+        let is_shown =
+            !self.found.values.is_empty() && self.sides.iter().all(|side| !side.run_state.is_empty());
+        states.retain(|_, [a, b]| is_shown && a != b);
+        states
     }
 
     fn verdict(&self, paint: Paint) -> String {
@@ -75,15 +95,23 @@ impl Report<'_> {
             counts.iter().map(|((_, words), count)| format!("{count} {words}")).collect();
         let counts = counts.join(", ");
         let tensors = counted(self.found.tensors.len(), "tensor");
+        let values = match self.found.values.len() {
+            0 => String::new(),
+            count => counted(count, "value"),
+        };
         if self.found.is_equal() {
             paint.good(&format!("no difference: {tensors} ({counts})"))
-        } else {
+        } else if self.found.tensors.values().all(Outcome::is_equal) {
+            paint.bad(&format!("they differ in {values}; no tensor differs: {tensors} ({counts})"))
+        } else if values.is_empty() {
             paint.bad(&format!("they differ: {tensors} ({counts})"))
+        } else {
+            paint.bad(&format!("they differ: {tensors} ({counts}), and {values}"))
         }
     }
 
     fn json(&self) -> Json {
-        let side = |side: &Checkpoint| json!({"path": side.path, "format": side.format});
+        let side = |side: &Checkpoint| json!({"path": json_path(&side.path), "format": side.format});
         let tensors: Map<String, Json> =
             self.found.tensors.iter().map(|(name, outcome)| (name.clone(), outcome_json(outcome))).collect();
         json!({
@@ -92,6 +120,7 @@ impl Report<'_> {
             "second": side(&self.sides[1]),
             "tensors": tensors,
             "values": self.found.values,
+            "run_state": self.states(),
         })
     }
 }

@@ -10,10 +10,10 @@ use fsdp_ckpt::checkpoint::{Checkpoint, Chunk, Region, Role, Tensor};
 use fsdp_ckpt::formats;
 use serde_json::{Map, Value as Json, json};
 
-use super::{LISTED_MAX, counted, line, print, role_name, values};
+use super::{LISTED_MAX, counted, json_path, line, print, role_name, values};
 use crate::args::InspectArgs;
 use crate::error::CliError;
-use crate::output::{Paint, table};
+use crate::output::{Paint, one_line, table};
 use crate::units::{bytes, grouped};
 
 /// Prints what a checkpoint is.
@@ -93,10 +93,10 @@ impl<'a> Report<'a> {
             let _ = write!(text, "\n{}", table(header, checkpoint.tensors.iter().map(tensor_row)));
         }
         for note in &checkpoint.notes {
-            let _ = writeln!(text, "{} {note}", paint.warning("note:"));
+            let _ = writeln!(text, "{} {}", paint.warning("note:"), one_line(note));
         }
         for problem in self.problems.iter().take(LISTED_MAX) {
-            let _ = writeln!(text, "{} {problem}", paint.bad("problem:"));
+            let _ = writeln!(text, "{} {}", paint.bad("problem:"), one_line(problem));
         }
         if let Some(more @ 1..) = self.problems.len().checked_sub(LISTED_MAX) {
             let _ = writeln!(text, "{} {more} more (--json lists all)", paint.bad("problem:"));
@@ -134,7 +134,7 @@ impl<'a> Report<'a> {
         }
         text.push('\n');
         for (name, object) in shown {
-            let _ = writeln!(text, "  {name} = {}", values::text(&object.value));
+            let _ = writeln!(text, "  {} = {}", one_line(name), one_line(&values::text(&object.value)));
         }
         text
     }
@@ -154,9 +154,9 @@ impl<'a> Report<'a> {
             .map(|(name, object)| (name.clone(), values::json(&object.value)))
             .collect();
         let files: Vec<Json> =
-            self.files.iter().map(|(path, bytes)| json!({"path": path, "bytes": bytes})).collect();
+            self.files.iter().map(|(path, bytes)| json!({"path": json_path(path), "bytes": bytes})).collect();
         let mut json = json!({
-            "path": checkpoint.path,
+            "path": json_path(&checkpoint.path),
             "format": checkpoint.format,
             "world_size": checkpoint.world_size,
             "tensor_count": checkpoint.tensors.len(),
@@ -184,7 +184,7 @@ fn tensor_row((name, tensor): (&String, &Tensor)) -> [String; 5] {
 fn tensor_json(checkpoint: &Checkpoint, (name, tensor): (&String, &Tensor)) -> Json {
     let chunk = |chunk: &Chunk| {
         let mut json = json!({
-            "file": checkpoint.sources[chunk.source].path(),
+            "file": json_path(checkpoint.sources[chunk.source].path()),
             "offset": chunk.offset,
         });
         match &chunk.region {

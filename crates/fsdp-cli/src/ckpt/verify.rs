@@ -12,10 +12,10 @@ use fsdp_ckpt::verify::{Unprotected, Verification, verify};
 use fsdp_ckpt::{Error, FormatFault, formats};
 use serde_json::{Value as Json, json};
 
-use super::{LISTED_MAX, Work, counted, line, print};
+use super::{LISTED_MAX, Work, counted, json_path, line, print};
 use crate::args::VerifyCkptArgs;
 use crate::error::CliError;
-use crate::output::Paint;
+use crate::output::{Paint, one_line};
 use crate::units::bytes;
 
 /// Verifies a checkpoint, prints the report and returns whether it is sound.
@@ -40,6 +40,7 @@ pub(super) fn run(args: &VerifyCkptArgs) -> Result<bool, CliError> {
 /// Whether an error says that the user named something that is no checkpoint or cannot be read.
 fn is_mistake(error: &Error, named: &Path) -> bool {
     match error {
+        Error::NotRegular { path, .. } => path == named,
         Error::Io { path, cause, .. } => path == named || cause.kind() != io::ErrorKind::NotFound,
         Error::NoModel { .. } | Error::TwoModels { .. } => true,
         Error::Format { fault, .. } => matches!(
@@ -88,10 +89,10 @@ impl Report<'_> {
             line(&mut text, "unprotected", &format!("{}{files}", bytes(unprotected_bytes)));
         }
         for note in self.notes() {
-            let _ = writeln!(text, "{} {note}", paint.warning("note:"));
+            let _ = writeln!(text, "{} {}", paint.warning("note:"), one_line(note));
         }
         for problem in problems.iter().take(LISTED_MAX) {
-            let _ = writeln!(text, "{} {problem}", paint.bad("problem:"));
+            let _ = writeln!(text, "{} {}", paint.bad("problem:"), one_line(&problem.to_string()));
         }
         if let Some(more @ 1..) = problems.len().checked_sub(LISTED_MAX) {
             let _ = writeln!(text, "{} {more} more problems (--json lists all)", paint.bad("problem:"));
@@ -114,10 +115,10 @@ impl Report<'_> {
     fn json(&self) -> Json {
         let file = |file: &Unprotected| {
             let ranges: Vec<[u64; 2]> = file.ranges.iter().map(|range| [range.start, range.end]).collect();
-            json!({"path": file.path, "bytes": file.bytes(), "ranges": ranges})
+            json!({"path": json_path(&file.path), "bytes": file.bytes(), "ranges": ranges})
         };
         json!({
-            "path": self.path,
+            "path": json_path(self.path),
             "format": self.checkpoint.map(|checkpoint| &checkpoint.format),
             "sound": self.found.is_sound(),
             "tensors": self.found.tensors,

@@ -95,10 +95,10 @@ fn text_that_is_not_toml() {
     sandbox.edit("run.toml", "steps = 3", "steps = 3 x");
     insta::assert_snapshot!(sandbox.refused_with(""), @r"
     error: run.toml: not valid TOML: TOML parse error at line 8, column 9
-      |
-    8 | steps = 3 x
-      |         ^^^
-    string values must be quoted, expected literal string
+        |
+      8 | steps = 3 x
+        |         ^^^
+      string values must be quoted, expected literal string
     ");
 }
 

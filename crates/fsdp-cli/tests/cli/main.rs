@@ -23,8 +23,9 @@ mod verification;
 mod bad_input;
 mod bad_weights;
 
-// Output that cannot be written.
+// Output that cannot be written, and what may reach a terminal.
 mod disk_full;
+mod terminal;
 
 // Devices that need a feature: with it, and without.
 mod devices;
@@ -38,4 +39,5 @@ mod machine;
 mod ckpt;
 mod ckpt_convert;
 mod ckpt_failures;
+mod ckpt_hostile;
 mod ckpt_reports;

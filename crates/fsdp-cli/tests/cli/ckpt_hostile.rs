@@ -1,0 +1,157 @@
+//! Checkpoints that are not what they are named, and things that are no files: said at once, and nothing waits.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use serde_json::Value;
+
+use crate::support::{Ran, Sandbox, folded};
+
+impl Sandbox {
+    fn make_pipe(&self, name: &str) {
+        assert_eq!(self.shell(&format!("mkfifo {name}")).code, Some(0));
+    }
+
+    /// Runs a command that would wait for ever for a pipe that nobody writes to.
+    fn patient(&self, args: &str) -> Ran {
+        let ran = self.shell(&format!("timeout 60 \"$FSDP\" {args}"));
+        assert_ne!(ran.code, Some(124), "fsdp {args} waits");
+        ran
+    }
+}
+
+#[test]
+fn pipes_and_devices_are_no_checkpoints() {
+    let sandbox = Sandbox::with_fixtures(&["full.pth"]);
+    sandbox.make_pipe("pipe");
+    symlink("/dev/zero", sandbox.path("zeros")).unwrap();
+    for (path, kind) in [("pipe", "a named pipe"), ("zeros", "a device"), ("/dev/zero", "a device")] {
+        let reads = ["inspect", "verify", "diff full.pth", "diff --only model full.pth"];
+        for command in reads.map(|command| format!("ckpt {command} {path}")) {
+            let ran = sandbox.patient(&command);
+            assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{command}: {}", ran.stderr);
+            assert!(ran.stderr.contains(&format!("{path} is {kind}, not a regular file")), "{}", ran.stderr);
+        }
+        for args in [format!("{path} out"), format!("full.pth out --config {path}")] {
+            let ran = sandbox.patient(&format!("ckpt convert {args} --to safetensors"));
+            assert_eq!(ran.code, Some(2), "{args}: {}", ran.stderr);
+            assert!(ran.stderr.contains(kind), "{}", ran.stderr);
+            assert!(!sandbox.path("out").exists());
+        }
+    }
+}
+
+#[test]
+fn a_pipe_or_device_in_the_place_of_any_file_of_a_checkpoint_is_named() {
+    let fixtures = ["dcp_2rank", "hf_sharded", "fsdp2_rank_pth", "deepspeed_layout/zero2"];
+    let whole = Sandbox::with_fixtures(&fixtures);
+    whole.succeed("ckpt convert dcp_2rank native --to native --world-size 2 --no-sync");
+    let mut named = 0;
+    for directory in fixtures.into_iter().chain(["native"]) {
+        for name in whole.names(directory) {
+            let path = whole.path(directory).join(&name);
+            if path.is_dir() {
+                continue;
+            }
+            let kept = fs::read(&path).unwrap();
+            for target in ["pipe", "/dev/zero"] {
+                fs::remove_file(&path).unwrap();
+                match target {
+                    "pipe" => whole.make_pipe(&format!("{directory}/{name}")),
+                    _ => symlink(target, &path).unwrap(),
+                }
+                let ran = whole.patient(&format!("ckpt verify {directory}"));
+                let told = ran.stdout + &ran.stderr;
+                named += usize::from(told.contains("not a regular file"));
+                assert!(!told.contains("panicked"), "{told}");
+            }
+            fs::remove_file(&path).unwrap();
+            fs::write(&path, kept).unwrap();
+        }
+    }
+    // Nobody looks at configurations beside weights, and a directory without the file that names it is none.
+    assert!(named >= 20, "{named} were named");
+}
+
+#[test]
+fn a_number_of_ranks_that_is_none_is_not_sound() {
+    for (number, written) in [(0, "0"), (u64::MAX, "18446744073709551615")] {
+        let sandbox = Sandbox::with_fixtures(&["dcp_2rank"]);
+        sandbox.succeed("ckpt convert dcp_2rank native --to native --world-size 2 --no-sync");
+        sandbox.reseal("native/manifest.json", |manifest| manifest["world_size"] = number.into());
+        let ran = sandbox.find_fault("ckpt verify native");
+        assert!(
+            ran.stdout.contains(&format!("it says that {written} ranks saved it, but lists 2 files")),
+            "{}",
+            ran.stdout
+        );
+        let ran = sandbox.fsdp("ckpt inspect native");
+        assert_eq!(ran.code, Some(2), "{}", ran.stdout);
+    }
+}
+
+impl Sandbox {
+    /// Changes the text of a manifest and gives it the digest that belongs to it.
+    fn reseal(&self, name: &str, change: impl FnOnce(&mut Value)) {
+        let mut manifest: Value = serde_json::from_str(&self.read(name)).unwrap();
+        change(&mut manifest);
+        manifest.as_object_mut().unwrap().shift_remove("digest");
+        let text = manifest.to_string();
+        let body = text.strip_suffix('}').unwrap();
+        let digest = fsdp_ckpt::digest::DigestKind::Crc64.of(body.as_bytes());
+        self.write(name, format!("{body},\"digest\":\"{digest}\"}}\n"));
+    }
+}
+
+#[test]
+fn a_checkpoint_with_the_name_of_another_step_says_so() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml --set checkpoint.every=1 --set run.ranks=1");
+    let checkpoints = sandbox.path("out/checkpoints");
+    fs::rename(checkpoints.join("step-00000003"), checkpoints.join("step-00000020")).unwrap();
+    for command in ["inspect", "verify"] {
+        let ran = sandbox.succeed(&format!("ckpt {command} out/checkpoints/step-00000020"));
+        let note = ran.stdout.lines().find(|line| line.starts_with("note:")).unwrap();
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(folded(note), @r"
+            note: the directory is named step-00000020, but the run had done 3 steps when it was saved: it was
+            renamed. `fsdp train --resume` goes by names; name it step-00000003 again
+            ");
+        }
+    }
+    let report = sandbox.json("ckpt verify out/checkpoints/step-00000020");
+    assert_eq!(report["sound"], true);
+    assert!(report["notes"][0].as_str().unwrap().contains("step-00000003"), "{report}");
+    let ran = sandbox.succeed("ckpt verify out/checkpoints/step-00000002");
+    assert!(!ran.stdout.contains("note:"), "{}", ran.stdout);
+}
+
+#[test]
+fn two_checkpoints_of_other_states_and_equal_tensors_differ_in_their_state_alone() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml --set checkpoint.every=3 --set run.ranks=1");
+    let saved = sandbox.path("out/checkpoints/step-00000003");
+    fs::create_dir(sandbox.path("other")).unwrap();
+    for entry in fs::read_dir(saved).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), sandbox.path("other").join(entry.file_name())).unwrap();
+    }
+    sandbox.reseal("other/manifest.json", |manifest| manifest["run_state"]["step"] = 4.into());
+    let diff = "ckpt diff out/checkpoints/step-00000003 other";
+    insta::assert_snapshot!(sandbox.find_fault(diff).stdout, @r"
+    A             out/checkpoints/step-00000003 (native)
+    B             other (native)
+
+     state of the run   A   B
+    ──────────────────────────
+     step               3   4
+
+    values that differ: run_state
+
+    they differ in 1 value; no tensor differs: 80 tensors (80 equal bits)
+    ");
+    let report: Value = serde_json::from_str(&sandbox.find_fault(&format!("{diff} --json")).stdout).unwrap();
+    assert_eq!(report["run_state"], serde_json::json!({"step": ["3", "4"]}));
+    assert_eq!(report["values"], serde_json::json!(["run_state"]));
+    sandbox.succeed(&format!("{diff} --only model"));
+}
