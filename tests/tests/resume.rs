@@ -10,6 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fsdp_ckpt::native::{NativeReader, RunDir};
+use fsdp_core::FailureKind;
 use fsdp_nn::hf::HfModel;
 use fsdp_train::checkpoint::{Change, Resume, Resumed, Saved};
 use fsdp_train::metrics::StepMetrics;
@@ -296,7 +297,7 @@ fn a_run_can_not_go_on_to_an_earlier_step() {
     let shorter = job(LLAMA, config(dir.path(), 61, &["checkpoint.every=1", "train.steps=3"]));
     let error = run(&shorter, Resume::Newest, &Told::default()).unwrap_err();
     assert!(matches!(error, TrainError::NothingLeft { done: 4, steps: 3, .. }), "{error}");
-    assert!(error.is_usage());
+    assert_eq!(error.kind(), FailureKind::Input);
 }
 
 /// Goes back to an older checkpoint with leave to remove later ones.
@@ -360,7 +361,7 @@ fn another_run_is_refused_with_all_differences() {
     let TrainError::OtherRun { differences, .. } = &error else { panic!("{error}") };
     let names: Vec<&str> = differences.iter().map(|difference| difference.what.as_str()).collect();
     assert_eq!(names, ["data.seq_len", "model.seed", "content of data.train"]);
-    assert!(error.is_usage());
+    assert_eq!(error.kind(), FailureKind::Input);
 }
 
 #[test]
@@ -371,7 +372,7 @@ fn another_model_is_refused_with_its_tensors() {
     let other = job(&other, config(dir.path(), 61, &[]));
     let error = run(&other, Resume::Newest, &Told::default()).unwrap_err();
     assert!(error.to_string().contains("model.layers.2."), "{error}");
-    assert!(error.is_usage());
+    assert_eq!(error.kind(), FailureKind::Input);
 }
 
 #[test]

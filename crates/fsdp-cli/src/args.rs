@@ -11,11 +11,19 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use fsdp_train::config::Device;
 
+use crate::exit_code;
+
 pub(crate) use gpu::{BenchGpuArgs, DoctorArgs};
 
 pub(crate) use ckpt::{
     CkptCommand, ConvertArgs, DiffArgs, InspectArgs, MemoryArgs, TargetArg, VerifyCkptArgs,
 };
+
+const EXAMPLES: &str = "Examples:
+  fsdp train examples/quickstart.toml
+  fsdp verify examples/quickstart.toml --world-sizes 1,2,4
+  fsdp schedule examples/quickstart.toml
+  fsdp ckpt convert checkpoint/ model.safetensors --to safetensors";
 
 /// Fully sharded data parallel training that equals unsharded training, bit for bit.
 #[derive(Debug, Parser)]
@@ -25,16 +33,7 @@ pub(crate) use ckpt::{
     max_term_width = 100,
     subcommand_required = true,
     arg_required_else_help = true,
-    after_help = "Examples:
-  fsdp train examples/quickstart.toml
-  fsdp verify examples/quickstart.toml --world-sizes 1,2,4
-  fsdp schedule examples/quickstart.toml
-  fsdp ckpt convert checkpoint/ model.safetensors --to safetensors
-
-Exit codes: 0 done, 1 a verification failed or checkpoints differ, 2 the input is wrong or the output
-cannot be written, 3 the run failed, 75 stopped by SIGTERM and saved (go on with --resume),
-130 interrupted (a training run: twice).
-RUST_LOG=fsdp=debug logs to stderr."
+    after_help = format!("{EXAMPLES}\n\n{}\nRUST_LOG=fsdp=debug logs to stderr.", exit_code::help())
 )]
 pub(crate) struct Args {
     /// What to do.

@@ -89,7 +89,7 @@ mod tests {
     fn what_is_not_built_in_is_named_with_the_way_to_build_it() {
         assert_eq!(expect(Device::Cuda).is_ok(), cfg!(feature = "cuda"));
         if let Err(error) = expect(Device::Cuda) {
-            assert_eq!(error.exit_code(), 2);
+            assert_eq!(error.exit().code(), 2);
             assert!(error.to_string().contains("--features cuda"), "{error}");
         }
         assert_eq!(expect(Device::TorchCpu).is_ok(), cfg!(feature = "torch"));

@@ -3,18 +3,14 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use fsdp_ckpt::TransferFault;
+use fsdp_core::FailureKind;
+use fsdp_cuda::DeviceError;
+use fsdp_cuda::nccl::NcclError;
 use fsdp_train::TrainError;
 use fsdp_train::config::ConfigError;
 
+use crate::exit_code::Exit;
 use crate::launch_env::ProcessWorld;
-
-/// The input is wrong, or the output cannot be written.
-const USAGE: u8 = 2;
-/// The user interrupted it.
-const INTERRUPTED: u8 = 130;
-/// The run failed.
-const RUN_FAILED: u8 = 3;
 
 /// A command that did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -99,13 +95,13 @@ pub(crate) enum CliError {
     },
     /// There is no GPU that can be used.
     #[error("device \"cuda\" can not be used (`fsdp doctor` shows what there is): {0}")]
-    Gpu(#[from] fsdp_cuda::DeviceError),
+    Gpu(#[from] DeviceError),
     /// NCCL is not there, or not good enough.
     #[error(
         "device \"cuda\" can not be used with one rank per GPU (several ranks on one GPU, run.share_gpu = true, do without \
          NCCL): {0}"
     )]
-    Nccl(#[from] fsdp_cuda::nccl::NcclError),
+    Nccl(#[from] NcclError),
     /// There are fewer GPUs than ranks.
     #[error(transparent)]
     Ranks(#[from] fsdp_cuda::nccl::TooManyRanks),
@@ -136,13 +132,36 @@ pub(crate) enum CliError {
 }
 
 impl CliError {
-    /// The exit code of a command that ends with this error.
-    pub(crate) fn exit_code(&self) -> u8 {
+    /// How a command ends that fails with this error.
+    pub(crate) fn exit(&self) -> Exit {
+        self.kind().into()
+    }
+
+    /// What this failure calls for. There is no wildcard: a new variant does not compile before it is classified.
+    fn kind(&self) -> FailureKind {
         match self {
-            CliError::Train(error) if !error.is_usage() => RUN_FAILED,
-            CliError::Signal { .. } => RUN_FAILED,
-            CliError::Checkpoint(fsdp_ckpt::Error::Transfer(TransferFault::Canceled)) => INTERRUPTED,
-            _ => USAGE,
+            CliError::Train(error) => error.kind(),
+            CliError::Checkpoint(error) => error.kind(),
+            CliError::ReadModel { source, .. }
+            | CliError::Create { source, .. }
+            | CliError::Write { source, .. } => FailureKind::of_io(source),
+            CliError::Signal { .. } => FailureKind::Permanent,
+            // What is there did not work this time; what is missing stays away.
+            CliError::Gpu(DeviceError::Call { .. }) | CliError::Nccl(NcclError::Call { .. }) => {
+                FailureKind::Temporary
+            }
+            CliError::Gpu(_)
+            | CliError::Nccl(_)
+            | CliError::Ranks(_)
+            | CliError::Model { .. }
+            | CliError::Rank { .. }
+            | CliError::ProcessWorld { .. }
+            | CliError::Option { .. }
+            | CliError::LogFilter { .. } => FailureKind::Input,
+            #[cfg(not(feature = "cuda"))]
+            CliError::Device { .. } => FailureKind::Input,
+            #[cfg(feature = "torch")]
+            CliError::Libtorch(_) => FailureKind::Input,
         }
     }
 
@@ -164,3 +183,6 @@ impl From<fsdp_core::Error> for CliError {
         CliError::Train(error.into())
     }
 }
+
+#[cfg(test)]
+mod tests;

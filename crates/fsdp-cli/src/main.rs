@@ -3,9 +3,7 @@
 //! It parses arguments, chooses the launcher, prints reports and maps outcomes to exit codes; training
 //! itself is `fsdp-train`. One module per command; what several of them need stands below them.
 //!
-//! Exit codes: 0 done, 1 a verification failed or checkpoints differ, 2 the input is wrong or the output cannot
-//! be written, 3 the run failed, 75 stopped by SIGTERM with its state saved, 130 interrupted (a training run: for
-//! the second time).
+//! Exit codes are those of [`exit_code`].
 #![forbid(unsafe_code)]
 
 mod args;
@@ -25,6 +23,7 @@ mod clock;
 mod cuda;
 mod device;
 mod error;
+mod exit_code;
 mod host;
 mod launch_env;
 mod logging;
@@ -35,27 +34,39 @@ mod stop_signal;
 mod torch;
 mod units;
 
+use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
 
 use clap::Parser;
 
 use args::{Args, BenchCommand, Command};
 use error::CliError;
-
-/// A verification found a broken promise, or a comparison a difference.
-const VERIFICATION_FAILED: u8 = 1;
+use exit_code::Exit;
 
 fn main() -> ExitCode {
-    match run(Args::parse().command) {
-        Ok(code) => code,
-        Err(error) => {
-            output::error(&error);
-            ExitCode::from(error.exit_code())
+    match Args::try_parse() {
+        Ok(args) => ended(|| run(args.command)).into(),
+        Err(told) => {
+            output::usage(&told);
+            if told.use_stderr() { Exit::Input.into() } else { Exit::Done.into() }
         }
     }
 }
 
-fn run(command: Command) -> Result<ExitCode, CliError> {
+/// How a command ends that succeeds, fails or panics; it is told why. (A panic has told so itself.)
+fn ended(command: impl FnOnce() -> Result<Exit, CliError>) -> Exit {
+    // Nothing that the command has touched is looked at again.
+    match panic::catch_unwind(AssertUnwindSafe(command)) {
+        Ok(Ok(exit)) => exit,
+        Ok(Err(error)) => {
+            output::error(&error);
+            error.exit()
+        }
+        Err(_) => Exit::Failed,
+    }
+}
+
+fn run(command: Command) -> Result<Exit, CliError> {
     if matches!(command, Command::Train(_) | Command::Verify(_) | Command::Bench(_)) {
         launch_env::refuse_process_worlds()?;
     }
@@ -63,13 +74,25 @@ fn run(command: Command) -> Result<ExitCode, CliError> {
         Command::Train(args) => train::run(&args),
         Command::Verify(args) => verify::run(&args).map(judged),
         Command::Ckpt(command) => ckpt::run(&command).map(judged),
-        Command::Schedule(args) => schedule::run(&args).map(|()| ExitCode::SUCCESS),
-        Command::Bench(BenchCommand::Train(args)) => bench::run(&args).map(|()| ExitCode::SUCCESS),
-        Command::Bench(BenchCommand::Gpu(args)) => bench::gpu::run(&args).map(|()| ExitCode::SUCCESS),
-        Command::Doctor(args) => doctor::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Schedule(args) => schedule::run(&args).map(|()| Exit::Done),
+        Command::Bench(BenchCommand::Train(args)) => bench::run(&args).map(|()| Exit::Done),
+        Command::Bench(BenchCommand::Gpu(args)) => bench::gpu::run(&args).map(|()| Exit::Done),
+        Command::Doctor(args) => doctor::run(&args).map(|()| Exit::Done),
     }
 }
 
-fn judged(holds: bool) -> ExitCode {
-    if holds { ExitCode::SUCCESS } else { ExitCode::from(VERIFICATION_FAILED) }
+fn judged(holds: bool) -> Exit {
+    if holds { Exit::Done } else { Exit::Found }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_panics_has_failed() {
+        assert_eq!(ended(|| panic!("a bug of ours")), Exit::Failed);
+        assert_eq!(ended(|| Ok(Exit::Found)), Exit::Found);
+        assert_eq!(ended(|| Err(CliError::Rank { rank: 2, ranks: 2 })), Exit::Input);
+    }
 }

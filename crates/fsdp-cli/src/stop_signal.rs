@@ -7,9 +7,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use crate::error::CliError;
-
-/// The exit code of a run that was interrupted twice, as shells report SIGINT.
-const INTERRUPTED: i32 = 130;
+use crate::exit_code::Exit;
 
 /// What signals have asked for so far.
 #[derive(Clone, Debug)]
@@ -30,7 +28,7 @@ impl StopSignal {
         flag::register(SIGTERM, Arc::clone(&terminate)).map_err(failed)?;
         for signal in [SIGINT, SIGTERM] {
             // Actions run in the order of registration: the exit looks at the flag before this signal raises it.
-            flag::register_conditional_shutdown(signal, INTERRUPTED, Arc::clone(&stop))
+            flag::register_conditional_shutdown(signal, Exit::Interrupted.code().into(), Arc::clone(&stop))
                 .and_then(|_| flag::register(signal, Arc::clone(&stop)))
                 .map_err(failed)?;
         }

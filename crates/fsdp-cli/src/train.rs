@@ -4,7 +4,6 @@ mod summary;
 
 pub(crate) use summary::memory_rows;
 
-use std::process::ExitCode;
 use std::sync::Arc;
 
 use fsdp_comm::launch::Launcher;
@@ -18,14 +17,12 @@ use fsdp_train::{Job, TrainBackend, TrainError};
 use crate::args::TrainArgs;
 use crate::device::Work;
 use crate::error::CliError;
+use crate::exit_code::Exit;
 use crate::progress::Progress;
 use crate::run_setup::RunSetup;
 use crate::stop_signal::StopSignal;
 use crate::trace::{SpanObserver, TraceFile};
 use crate::{device, logging, output};
-
-/// `EX_TEMPFAIL` of sysexits.h: the run was told to stop, is saved, and can go on.
-const TEMPORARY_FAILURE: u8 = 75;
 
 /// Trains as a run file says and prints the summary.
 ///
@@ -33,7 +30,7 @@ const TEMPORARY_FAILURE: u8 = 75;
 ///
 /// # Errors
 /// [`CliError`]: the input is wrong, or the run failed.
-pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode, CliError> {
+pub(crate) fn run(args: &TrainArgs) -> Result<Exit, CliError> {
     let setup = RunSetup::load(&args.run)?;
     device::expect(setup.config.run.device)?;
     let architecture = setup.build()?;
@@ -64,7 +61,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode, CliError> {
     traced?;
     output::print(&summary::render(&job, &summary))?;
     let is_to_go_on = summary.stopped && signal.is_terminated();
-    Ok(if is_to_go_on { ExitCode::from(TEMPORARY_FAILURE) } else { ExitCode::SUCCESS })
+    Ok(if is_to_go_on { Exit::Temporary } else { Exit::Done })
 }
 
 /// The run, on whichever device.

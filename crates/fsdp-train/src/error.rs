@@ -1,5 +1,7 @@
 //! What can go wrong in a run.
 
+mod kind;
+
 use std::io;
 use std::path::PathBuf;
 
@@ -225,30 +227,6 @@ pub enum TrainError {
 }
 
 impl TrainError {
-    /// Whether something that the user gave is at fault: a key, a file, or a disk that is full (exit code 2).
-    pub fn is_usage(&self) -> bool {
-        match self {
-            TrainError::Core(source) => matches!(
-                source,
-                fsdp_core::Error::Mesh { .. }
-                    | fsdp_core::Error::WrapClass { .. }
-                    | fsdp_core::Error::TiedAcrossUnits { .. }
-                    | fsdp_core::Error::Policy { .. }
-                    | fsdp_core::Error::Model { .. }
-            ),
-            // Ranks meet files only after the run has begun.
-            TrainError::RankFailed { source, .. } => {
-                matches!(**source, TrainError::Io { .. } | TrainError::Checkpoint(_))
-            }
-            TrainError::NotFinite { .. }
-            | TrainError::Spawn { .. }
-            | TrainError::Setup { .. }
-            | TrainError::SaveThread { .. }
-            | TrainError::RankPanicked { .. } => false,
-            _ => true,
-        }
-    }
-
     /// Wraps an I/O error.
     pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> TrainError {
         let path = path.into();

@@ -177,6 +177,12 @@ fn a_destination_that_exists_stays_as_it_is() {
     error: out exists already; remove it or choose another destination
     ");
     assert_eq!(sandbox.read("out"), "precious");
+    fs::create_dir(sandbox.path("empty")).unwrap();
+    std::os::unix::fs::symlink("empty", sandbox.path("link")).unwrap();
+    insta::assert_snapshot!(sandbox.failed_conversion("full.pth link --to dcp"), @r"
+    error: link is a symbolic link to a directory, which an output can not take the place of; name the
+    directory that it leads to, which must be empty, or another destination
+    ");
     sandbox.failed_conversion("full.pth model --to dcp");
     assert_eq!(sandbox.names("model"), ["config.json"]);
     insta::assert_snapshot!(sandbox.failed_conversion("full.pth nowhere/out --to torch"), @r"
@@ -253,6 +259,6 @@ fn a_full_disk_leaves_nothing_behind() {
     }
     let convert = "$FSDP ckpt convert dcp_2rank tiny/out --to dcp; echo code $?; ls -A tiny";
     let ran = sandbox.shell(&format!("unshare --user --map-root-user --mount sh -c '{mount}; {convert}'"));
-    assert_eq!(ran.stdout, "code 2\n", "{}", ran.stderr);
+    assert_eq!(ran.stdout, "code 75\n", "{}", ran.stderr);
     assert!(ran.stderr.contains("No space left on device"), "{}", ran.stderr);
 }

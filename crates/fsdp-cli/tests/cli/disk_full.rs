@@ -1,4 +1,5 @@
-//! Output that cannot be written: exit code 2, and no half-written model.
+//! Output that cannot be written: no half-written model, and exit code 75 where the disk is full, so that another try can
+//! help, but 2 at a limit that the user has set.
 
 use std::process::Command;
 
@@ -46,7 +47,7 @@ fn a_full_disk_leaves_no_half_written_model() {
     }
     let train = "$FSDP train run.toml --set run.out_dir=tiny/out; echo code $?; ls tiny/out/model";
     let ran = sandbox.shell(&format!("unshare --user --map-root-user --mount sh -c '{mount}; {train}'"));
-    assert_eq!(ran.stdout, "code 2\n", "{}", ran.stderr);
+    assert_eq!(ran.stdout, "code 75\n", "{}", ran.stderr);
     insta::assert_snapshot!(failure(&ran), @r"
     error: rank N failed: failed to write tiny/out/model/model.safetensors.tmp: No space left on device
     (os error 28); free space or choose a directory on another disk
@@ -65,4 +66,17 @@ fn metrics_that_cannot_be_written_end_the_run() {
     there, or choose another run.out_dir
     ");
     assert_eq!(std::fs::read_dir(sandbox.path("out/model")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_folder_that_another_run_holds_is_worth_another_try() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml");
+    let held = std::fs::File::open(sandbox.path("out/.lock")).unwrap();
+    held.lock().unwrap();
+    let ran = sandbox.fsdp("train run.toml --overwrite");
+    assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+    assert!(ran.stderr.contains("is locked by another process"), "{}", ran.stderr);
+    drop(held);
+    sandbox.succeed("train run.toml --overwrite");
 }

@@ -18,6 +18,7 @@ pub use promise::Promise;
 pub use report::{Difference, MemoryLine, Skipped, VerifyReport, WorldReport};
 
 use fsdp_comm::launch::{Launcher, Seat};
+use fsdp_core::FailureKind;
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::{IssueOrder, ProgramOrder, StepReport};
 use fsdp_core::memory::Usage;
@@ -94,7 +95,7 @@ where
     for &world in &options.world_sizes {
         match job.at_world(world) {
             Ok(job) => jobs.push((world, job)),
-            Err(error) if error.is_usage() => {
+            Err(error) if error.kind() == FailureKind::Input => {
                 report.skipped.push(Skipped { world, reason: error.to_string() });
             }
             Err(error) => return Err(error),

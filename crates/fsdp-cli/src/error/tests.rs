@@ -1,0 +1,71 @@
+//! Every error of the command ends with a code.
+
+use super::*;
+
+const EIO: i32 = 5;
+const EACCES: i32 = 13;
+
+fn path() -> PathBuf {
+    "x".into()
+}
+
+fn text() -> String {
+    "x".to_owned()
+}
+
+fn os(number: i32) -> io::Error {
+    io::Error::from_raw_os_error(number)
+}
+
+fn input() -> Vec<CliError> {
+    let world = ProcessWorld { launcher: "torchrun", variable: "WORLD_SIZE", processes: 2 };
+    vec![
+        ConfigError::Override { argument: text() }.into(),
+        fsdp_core::Error::Mesh { replicas: 2, world: 3 }.into(),
+        fsdp_ckpt::Error::NoFileName { path: path() }.into(),
+        CliError::ReadModel { file: path(), source: os(EACCES) },
+        CliError::Model { origin: text(), source: fsdp_nn::hf::HfConfig::parse("1").unwrap_err() },
+        CliError::Rank { rank: 2, ranks: 2 },
+        CliError::ProcessWorld { world },
+        CliError::Option { option: "--only", what: text() },
+        CliError::Create { option: "--json", file: path(), source: os(EACCES) },
+        #[cfg(not(feature = "cuda"))]
+        CliError::Device { device: "cuda", feature: "cuda", instead: "\"cpu\"" },
+        DeviceError::NoDevice { device: 1, count: 1 }.into(),
+        fsdp_cuda::nccl::TooManyRanks { ranks: 2, devices: 1 }.into(),
+        CliError::LogFilter { source: std::env::VarError::NotPresent.into() },
+        CliError::Write { what: text(), source: os(EACCES) },
+    ]
+}
+
+fn failed() -> Vec<CliError> {
+    vec![
+        fsdp_core::Error::Memory { category: None, what: text() }.into(),
+        CliError::Signal { source: os(EIO) },
+    ]
+}
+
+fn temporary() -> Vec<CliError> {
+    let cause = io::ErrorKind::StorageFull.into();
+    let full = fsdp_ckpt::Error::Io { action: fsdp_ckpt::FileAction::Write, path: path(), cause };
+    let lost = DeviceError::Call { call: "cuInit", device: 0, code: text(), what: text() };
+    vec![
+        ConfigError::Read { file: path(), source: os(EIO) }.into(),
+        full.into(),
+        CliError::ReadModel { file: path(), source: os(EIO) },
+        CliError::Create { option: "--json", file: path(), source: os(EIO) },
+        CliError::Write { what: text(), source: io::ErrorKind::QuotaExceeded.into() },
+        lost.into(),
+    ]
+}
+
+#[test]
+fn every_error_of_the_command_ends_with_a_code() {
+    let canceled = fsdp_ckpt::Error::Transfer(fsdp_ckpt::TransferFault::Canceled);
+    let table = [(input(), 2), (failed(), 3), (temporary(), 75), (vec![CliError::Checkpoint(canceled)], 130)];
+    for (errors, code) in table {
+        for error in errors {
+            assert_eq!(error.exit().code(), code, "{error}");
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! What exit codes mean: the one table, which `--help`, README.md and ARCHITECTURE.md show.
+
+use std::process::ExitCode;
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use fsdp_core::FailureKind;
+
+/// The widest line of the help page.
+const HELP_COLUMNS: u16 = 98;
+
+/// How a command ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// It did what it was asked.
+    Done,
+    /// It looked, and what it found is not as it should be.
+    Found,
+    /// It was asked for something that can not be.
+    Input,
+    /// It failed, and would fail again.
+    Failed,
+    /// It ended before it was done, and can go on: `EX_TEMPFAIL` of sysexits.h.
+    Temporary,
+    /// The user interrupted it: as shells report SIGINT.
+    Interrupted,
+}
+
+impl Exit {
+    /// All of them, in the order of their codes.
+    const ALL: [Exit; 6] =
+        [Exit::Done, Exit::Found, Exit::Input, Exit::Failed, Exit::Temporary, Exit::Interrupted];
+
+    /// The number that the parent process sees.
+    pub(crate) const fn code(self) -> u8 {
+        match self {
+            Exit::Done => 0,
+            Exit::Found => 1,
+            Exit::Input => 2,
+            Exit::Failed => 3,
+            Exit::Temporary => 75,
+            Exit::Interrupted => 130,
+        }
+    }
+
+    /// Why a command ends so.
+    const fn meaning(self) -> &'static str {
+        match self {
+            Exit::Done => "done",
+            Exit::Found => {
+                "a verification failed or found nothing to verify, or checkpoints differ or are damaged"
+            }
+            Exit::Input => {
+                "usage, configuration or input is wrong, or what a device needs is missing: change that first"
+            }
+            Exit::Failed => {
+                "the run failed and would fail again: a loss or state that is not finite, ranks that disagree, a full \
+                 device, a panic"
+            }
+            Exit::Temporary => {
+                "SIGTERM stopped the run and its state is saved; or something outside failed: a full disk or quota, I/O, \
+                 a lock that another run holds, a rank or save that is late, a thread, a device"
+            }
+            Exit::Interrupted => "interrupted (a training run: for the second time)",
+        }
+    }
+
+    /// Whether a scheduler should start the same command again.
+    const fn retry(self) -> &'static str {
+        match self {
+            Exit::Done | Exit::Found | Exit::Input | Exit::Failed => "no",
+            Exit::Temporary => "yes; `train` with `--resume`",
+            Exit::Interrupted => "as you like",
+        }
+    }
+
+    const fn row(self) -> [&'static str; 2] {
+        [self.meaning(), self.retry()]
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> ExitCode {
+        ExitCode::from(exit.code())
+    }
+}
+
+impl From<FailureKind> for Exit {
+    fn from(kind: FailureKind) -> Exit {
+        match kind {
+            FailureKind::Input => Exit::Input,
+            FailureKind::Permanent => Exit::Failed,
+            FailureKind::Temporary => Exit::Temporary,
+            FailureKind::Interrupted => Exit::Interrupted,
+        }
+    }
+}
+
+/// The table of the help page.
+pub(crate) fn help() -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
+    table.set_width(HELP_COLUMNS).set_header(["exit code", "meaning", "retry"]);
+    for exit in Exit::ALL {
+        let [meaning, retry] = exit.row();
+        table.add_row([&exit.code().to_string(), meaning, &retry.replace('`', "")]);
+    }
+    if let Some(codes) = table.column_mut(0) {
+        codes.set_cell_alignment(CellAlignment::Right);
+    }
+    table.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The table of the documents.
+    fn markdown() -> String {
+        let row = |exit: Exit| {
+            let [meaning, retry] = exit.row();
+            format!("| {} | {meaning} | {retry} |\n", exit.code())
+        };
+        let rows: String = Exit::ALL.into_iter().map(row).collect();
+        format!("| code | meaning | retry |\n|---|---|---|\n{rows}")
+    }
+
+    #[test]
+    fn documents_have_the_table_of_exit_codes() {
+        let documents = [
+            ("README.md", include_str!("../../../README.md")),
+            ("ARCHITECTURE.md", include_str!("../../../ARCHITECTURE.md")),
+        ];
+        let table = markdown();
+        for (name, text) in documents {
+            assert!(text.contains(&table), "{name} needs this table of exit codes:\n{table}");
+        }
+    }
+
+    #[test]
+    fn codes_are_the_agreed_ones_and_differ() {
+        assert_eq!(Exit::ALL.map(Exit::code), [0, 1, 2, 3, 75, 130]);
+    }
+
+    #[test]
+    fn only_what_can_pass_is_to_be_tried_again() {
+        let again = Exit::ALL.into_iter().filter(|exit| exit.retry().starts_with("yes"));
+        assert_eq!(again.collect::<Vec<_>>(), [Exit::from(FailureKind::Temporary)]);
+    }
+}

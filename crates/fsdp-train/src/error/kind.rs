@@ -1,0 +1,48 @@
+//! What each error calls for: see [`FailureKind`].
+//!
+//! The `match` over errors of runs has no wildcard: a new variant does not compile before it is classified.
+
+use fsdp_core::FailureKind;
+
+use super::TrainError;
+use crate::config::ConfigError;
+use crate::data::DataError;
+
+impl TrainError {
+    /// What this failure calls for. A rank that failed calls for what its own failure does.
+    pub fn kind(&self) -> FailureKind {
+        match self {
+            TrainError::Config(ConfigError::Read { source, .. })
+            | TrainError::Data(DataError::Read { source, .. })
+            | TrainError::Io { source, .. } => FailureKind::of_io(source),
+            TrainError::Checkpoint(source) => source.kind(),
+            TrainError::Core(source) => source.kind(),
+            TrainError::RankFailed { source, .. } => source.kind(),
+            TrainError::Setup { source, .. } => {
+                // What is not of core is of a device or its library.
+                let core = source.downcast_ref::<fsdp_core::Error>();
+                core.map_or(FailureKind::Temporary, fsdp_core::Error::kind)
+            }
+            TrainError::Config(_)
+            | TrainError::Data(_)
+            | TrainError::Model(_)
+            | TrainError::Pattern { .. }
+            | TrainError::TiedDiffer { .. }
+            | TrainError::NothingToTrain
+            | TrainError::SequenceTooLong { .. }
+            | TrainError::OutDirNotEmpty { .. }
+            | TrainError::OutDirIsFile { .. }
+            | TrainError::NewerCheckpoints { .. }
+            | TrainError::NothingLeft { .. }
+            | TrainError::NoCheckpoint { .. }
+            | TrainError::OtherStep { .. }
+            | TrainError::NoRunState { .. }
+            | TrainError::OtherRun { .. } => FailureKind::Input,
+            TrainError::NotFinite { .. } | TrainError::RankPanicked { .. } => FailureKind::Permanent,
+            TrainError::SaveThread { .. } | TrainError::Spawn { .. } => FailureKind::Temporary,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,99 @@
+//! Every error of a run has a kind.
+
+use std::io;
+use std::path::PathBuf;
+
+use fsdp_core::Rank;
+use fsdp_core::comm::CommError;
+
+use super::*;
+
+const EIO: i32 = 5;
+const EACCES: i32 = 13;
+
+fn path() -> PathBuf {
+    "x".into()
+}
+
+fn text() -> String {
+    "x".to_owned()
+}
+
+fn os(number: i32) -> io::Error {
+    io::Error::from_raw_os_error(number)
+}
+
+fn of_rank(source: impl Into<TrainError>) -> TrainError {
+    TrainError::RankFailed { rank: Rank(1), source: Box::new(source.into()) }
+}
+
+fn wrong_input() -> Vec<TrainError> {
+    vec![
+        ConfigError::Override { argument: text() }.into(),
+        ConfigError::Read { file: path(), source: os(EACCES) }.into(),
+        DataError::NoSamples { seq_len: 1 }.into(),
+        DataError::Read { key: "data.train", file: path(), source: os(EACCES) }.into(),
+        fsdp_nn::ModelError::NotInLayer.into(),
+        fsdp_ckpt::Error::NoFileName { path: path() }.into(),
+        fsdp_core::Error::Mesh { replicas: 2, world: 3 }.into(),
+        TrainError::Pattern { key: "fsdp.frozen", pattern: text(), example: text() },
+        TrainError::TiedDiffer { path: path(), first: text(), second: text() },
+        TrainError::NothingToTrain,
+        TrainError::SequenceTooLong { seq_len: 2, positions: 1 },
+        TrainError::OutDirNotEmpty { path: path() },
+        TrainError::OutDirIsFile { path: path() },
+        TrainError::NewerCheckpoints { dir: path(), step: 1, newest: 2 },
+        TrainError::NothingLeft { path: path(), done: 2, steps: 1 },
+        TrainError::NoCheckpoint { path: path(), detail: text() },
+        TrainError::OtherStep { path: path(), tensor: text(), expected: 1, got: 2.0 },
+        TrainError::NoRunState { path: path(), detail: text() },
+        TrainError::Io { action: "write", path: path(), source: os(EACCES) },
+        TrainError::OtherRun { path: path(), differences: Vec::new() },
+        of_rank(DataError::NoSamples { seq_len: 1 }),
+    ]
+}
+
+fn what_repeats() -> Vec<TrainError> {
+    let full = || fsdp_core::Error::Memory { category: None, what: text() };
+    vec![
+        full().into(),
+        of_rank(full()),
+        TrainError::Setup { rank: Rank(0), source: Box::new(full()) },
+        TrainError::NotFinite { step: 1, loss: f64::NAN, grad_norm: 1.0 },
+        of_rank(TrainError::NotFinite { step: 1, loss: f64::NAN, grad_norm: 1.0 }),
+        TrainError::RankPanicked { rank: Rank(0), message: text() },
+        of_rank(fsdp_core::Error::from(CommError::Differs { ranks: vec![Rank(1)], reference: Rank(0) })),
+    ]
+}
+
+fn what_can_pass() -> Vec<TrainError> {
+    let late = fsdp_ckpt::SaveFault::Disappeared;
+    let device = || fsdp_core::Error::Device("the GPU fell off the bus".into());
+    vec![
+        ConfigError::Read { file: path(), source: os(EIO) }.into(),
+        DataError::Read { key: "data.train", file: path(), source: os(EIO) }.into(),
+        TrainError::Io { action: "write", path: path(), source: io::ErrorKind::StorageFull.into() },
+        of_rank(TrainError::Io { action: "write", path: path(), source: os(EIO) }),
+        of_rank(fsdp_ckpt::Error::Save { path: path(), fault: Box::new(late) }),
+        of_rank(device()),
+        of_rank(fsdp_core::Error::from(CommError::Transport { rank: Rank(1), reason: text() })),
+        TrainError::SaveThread { source: os(EIO) },
+        TrainError::Spawn { rank: Rank(0), source: os(EIO) },
+        TrainError::Setup { rank: Rank(0), source: Box::new(device()) },
+        TrainError::Setup { rank: Rank(0), source: "NCCL could not connect".into() },
+    ]
+}
+
+#[test]
+fn every_error_of_a_run_has_a_kind() {
+    let table = [
+        (wrong_input(), FailureKind::Input),
+        (what_repeats(), FailureKind::Permanent),
+        (what_can_pass(), FailureKind::Temporary),
+    ];
+    for (errors, expected) in table {
+        for error in errors {
+            assert_eq!(error.kind(), expected, "{error}");
+        }
+    }
+}
