@@ -83,3 +83,16 @@ fn a_folder_that_another_run_holds_is_worth_another_try() {
     drop(held);
     sandbox.succeed("train run.toml --overwrite");
 }
+
+#[test]
+fn a_folder_that_another_run_holds_is_worth_another_try() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml");
+    let held = std::fs::File::open(sandbox.path("out/.lock")).unwrap();
+    held.lock().unwrap();
+    let ran = sandbox.fsdp("train run.toml --overwrite");
+    assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+    assert!(ran.stderr.contains("is locked by another process"), "{}", ran.stderr);
+    drop(held);
+    sandbox.succeed("train run.toml --overwrite");
+}
