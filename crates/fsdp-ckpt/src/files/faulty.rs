@@ -15,7 +15,6 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
-use rustix::io::Errno;
 
 use super::{Access, FileKind, FileSystem, Metadata, OpenFile};
 
@@ -474,9 +473,6 @@ impl OpenFile for FaultyFile {
 
     fn try_lock(&self) -> io::Result<bool> {
         self.files.operate(|state, _| {
-            if state.fault == Fault::NoLocks {
-                return Err(Errno::NOLCK.into());
-            }
             let Node::File { is_locked, .. } = &mut state.nodes[self.node] else {
                 return Err(io::ErrorKind::IsADirectory.into());
             };
