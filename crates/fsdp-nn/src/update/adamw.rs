@@ -7,7 +7,7 @@ use fsdp_core::model::ParamId;
 use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
 use fsdp_core::{DType, Error};
 
-use super::elementwise::{HostScalars, each_block};
+use super::elementwise::{HostScalars, Scale, each_block};
 use super::largest::Largest;
 use crate::host::element::Float;
 use crate::host::raw::vectorized;
@@ -56,6 +56,7 @@ pub struct AdamWFactors {
 /// The factors of one step, in the type of arithmetic.
 #[derive(Clone, Copy)]
 struct Factors<A> {
+    scale: Scale<A>,
     keep: A,
     weight: A,
     /// `1 - weight`.
@@ -69,9 +70,10 @@ struct Factors<A> {
 }
 
 impl<A: Float> Factors<A> {
-    fn new(factors: AdamWFactors) -> Self {
+    fn new(factors: AdamWFactors, scale: Scale<A>) -> Self {
         let weight = A::of(factors.weight);
         Self {
+            scale,
             keep: A::of(factors.keep),
             weight,
             rest: A::of(1.0) - weight,
@@ -95,6 +97,7 @@ vectorized! {
     ) -> Largest<A> {
         let mut largest = Largest::none();
         for (((p, m), v), &g) in params.iter_mut().zip(mean).zip(square).zip(gradient) {
+            let g = f.scale.of(g);
             let average = if f.by_end { g - (g - *m) * f.rest } else { *m + f.weight * (g - *m) };
             let variance = *v * f.beta2 + f.square * g * g;
             let denominator = variance.sqrt() / f.root_correction + f.eps;
@@ -134,9 +137,10 @@ impl AdamW {
         shard: &mut SegmentShard<'_, HostBuffer>,
         scalars: &HostScalars,
     ) -> Result<(), Error> {
-        each_block(memory, shard, scalars, |piece, gradient, params, [mean, square]| {
+        let scale = Scale::<A>::new(scalars);
+        each_block(memory, shard, |piece, gradient, params, [mean, square]| {
             let factors = self.factors(piece.param, scalars.step, scalars.lr);
-            step(Factors::<A>::new(factors), gradient, params, mean, square)
+            step(Factors::new(factors, scale), gradient, params, mean, square)
         })
     }
 }

@@ -11,7 +11,6 @@ use fsdp_core::update::{Piece, SegmentShard, StepScalars};
 use super::largest::Largest;
 use crate::host::element::Float;
 use crate::host::floats::{Floats, transfer};
-use crate::host::raw::vectorized;
 use crate::host::workers::TASK_ELEMS;
 use crate::host::{HostBuffer, HostMemory};
 
@@ -40,6 +39,25 @@ impl HostScalars {
     }
 }
 
+/// What a gradient is multiplied with, one after the other, in the type of arithmetic.
+#[derive(Clone, Copy)]
+pub(super) struct Scale<A> {
+    scale: A,
+    clip: A,
+}
+
+impl<A: Float> Scale<A> {
+    pub(super) fn new(scalars: &HostScalars) -> Self {
+        Self { scale: A::of(scalars.gradient_scale), clip: A::of(scalars.clip) }
+    }
+
+    /// The gradient of the mean loss, clipped.
+    #[inline(always)]
+    pub(super) fn of(self, gradient: A) -> A {
+        gradient * self.scale * self.clip
+    }
+}
+
 /// A range of one piece, of the parameters and of `N` state tensors, with the whole shard's gradient.
 struct Task<'a, A, const N: usize> {
     start: usize,
@@ -49,11 +67,10 @@ struct Task<'a, A, const N: usize> {
 }
 
 /// Runs `step(piece, gradient, parameters, states)` over blocks of every piece, and notes whether all that it wrote is
-/// finite. The gradient is scaled and clipped, in the master dtype.
+/// finite. The gradient is in the master dtype; [`Scale`] is left to the step, which saves a pass.
 pub(super) fn each_block<A: Float, const N: usize>(
     memory: &HostMemory,
     shard: &mut SegmentShard<'_, HostBuffer>,
-    scalars: &HostScalars,
     step: impl Fn(&Piece, &[A], &mut [A], [&mut [A]; N]) -> Largest<A> + Sync + Send,
 ) -> Result<(), Error> {
     let (most, exceeds) = (Largest::finite(shard), AtomicBool::new(false));
@@ -87,7 +104,7 @@ pub(super) fn each_block<A: Float, const N: usize>(
         position = piece.offset + piece.len;
     }
     memory.workers().each(tasks.into_iter(), |task| {
-        run_task(gradient, scalars, task, |piece, gradient, params, state| {
+        run_task(gradient, task, |piece, gradient, params, state| {
             if step(piece, gradient, params, state).exceeds(&most) {
                 exceeds.store(true, Ordering::Relaxed);
             }
@@ -105,24 +122,15 @@ fn skip<'a, A>(slice: &mut &'a mut [A], count: usize) -> &'a mut [A] {
 
 fn run_task<A: Float, const N: usize>(
     gradient: Floats<'_>,
-    scalars: &HostScalars,
     task: Task<'_, A, N>,
     step: impl Fn(&Piece, &[A], &mut [A], [&mut [A]; N]),
 ) {
     let Task { start, piece, params, mut state } = task;
     let mut block = [A::ZERO; BLOCK_ELEMS];
-    let (scale, clip) = (A::of(scalars.gradient_scale), A::of(scalars.clip));
     for (index, params) in params.chunks_mut(BLOCK_ELEMS).enumerate() {
         let (offset, len) = (index * BLOCK_ELEMS, params.len());
         let block = &mut block[..len];
         transfer(gradient.range(start + offset, len), A::floats_mut(block), false);
-        scale_twice(scale, clip, block);
         step(&piece, block, params, state.each_mut().map(|state| &mut state[offset..offset + len]));
-    }
-}
-
-vectorized! {
-    pub(super) fn scale_twice<A: Float>(scale: A, clip: A, gradient: &mut [A]) {
-        gradient.iter_mut().for_each(|g| *g = *g * scale * clip);
     }
 }

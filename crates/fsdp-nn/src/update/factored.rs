@@ -5,7 +5,7 @@ use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_core::update::{Piece, SegmentShard};
 
 use super::adafactor::{Adafactor, AdafactorFactors};
-use super::elementwise::{HostScalars, scale_twice};
+use super::elementwise::{HostScalars, Scale};
 use super::largest::Largest;
 use crate::host::element::Float;
 use crate::host::floats::{Floats, transfer};
@@ -30,6 +30,7 @@ pub(super) enum Stage<'a> {
 pub(super) struct Pass<'a, A: Float> {
     rule: &'a Adafactor,
     scalars: &'a HostScalars,
+    scale: Scale<A>,
     gradient: Floats<'a>,
     params: &'a mut [A],
     rows: &'a mut [A],
@@ -83,6 +84,7 @@ impl<'a, A: Float> Pass<'a, A> {
         Ok(Self {
             rule,
             scalars,
+            scale: Scale::new(scalars),
             gradient: memory.floats(Slice::whole(shard.gradient))?,
             params: memory.elements_mut(SliceMut::whole(shard.params))?,
             rows: next(),
@@ -133,7 +135,8 @@ impl<'a, A: Float> Pass<'a, A> {
                 let len = BLOCK_ELEMS.min(piece.len - start);
                 self.load(piece.offset + start, len);
                 let moment = &mut self.full[start..start + len];
-                self.largest = advance_full(self.largest, [beta2, rest, eps], &self.block, moment);
+                self.largest =
+                    advance_full(self.largest, self.scale, [beta2, rest, eps], &self.block, moment);
             }
             return;
         };
@@ -141,7 +144,7 @@ impl<'a, A: Float> Pass<'a, A> {
         self.sums.resize(cols, 0.0);
         for row in 0..piece.len / cols {
             self.load(piece.offset + row * cols, cols);
-            let mean = A::of(add_squares(eps, &self.block, &mut self.sums) / cols as f64);
+            let mean = A::of(add_squares(self.scale, eps, &self.block, &mut self.sums) / cols as f64);
             self.rows[row] = self.rows[row] * beta2 + rest * mean;
             self.largest.state(self.rows[row]);
             sums[1] += self.rows[row].as_f64();
@@ -205,18 +208,17 @@ impl<'a, A: Float> Pass<'a, A> {
     ) {
         self.load(piece.offset + start, len);
         let Some(cols) = factors.cols else {
-            return divide_by_root(&self.full[start..start + len], &mut self.block);
+            return divide_by_root(self.scale, &self.full[start..start + len], &mut self.block);
         };
         let mean = A::of(moments[1] / (factors.len / cols) as f64);
         let row = A::ONE / (self.rows[start / cols] / mean).sqrt();
-        multiply_by_factors(row, &self.factors, &mut self.block);
+        multiply_by_factors(self.scale, row, &self.factors, &mut self.block);
     }
 
-    /// Puts the scaled and clipped gradient into the block.
+    /// Puts the gradient into the block; who reads it there scales it.
     fn load(&mut self, start: usize, len: usize) {
         self.block.resize(len, A::ZERO);
         transfer(self.gradient.range(start, len), A::floats_mut(&mut self.block), false);
-        scale_twice(A::of(self.scalars.gradient_scale), A::of(self.scalars.clip), &mut self.block);
     }
 }
 
@@ -233,11 +235,15 @@ vectorized! {
 
 vectorized! {
     /// Adds `gradient^2 + eps` to the sums of columns and returns the sum of the row.
-    fn add_squares<A: Float>(eps: A, gradient: &[A], cols: &mut [f64]) -> f64 {
+    fn add_squares<A: Float>(scale: Scale<A>, eps: A, gradient: &[A], cols: &mut [f64]) -> f64 {
         for (sum, &g) in cols.iter_mut().zip(gradient) {
+            let g = scale.of(g);
             *sum += (g * g + eps).as_f64();
         }
-        sum1(gradient, |g| (g * g + eps).as_f64())
+        sum1(gradient, |g| {
+            let g = scale.of(g);
+            (g * g + eps).as_f64()
+        })
     }
 }
 
@@ -245,12 +251,14 @@ vectorized! {
     /// Returns the largest magnitudes so far.
     fn advance_full<A: Float>(
         largest: Largest<A>,
+        scale: Scale<A>,
         factors: [A; 3],
         gradient: &[A],
         moment: &mut [A],
     ) -> Largest<A> {
         let (mut largest, [beta2, rest, eps]) = (largest, factors);
         for (moment, &g) in moment.iter_mut().zip(gradient) {
+            let g = scale.of(g);
             *moment = *moment * beta2 + rest * (g * g + eps);
             largest.state(*moment);
         }
@@ -259,17 +267,17 @@ vectorized! {
 }
 
 vectorized! {
-    fn divide_by_root<A: Float>(moment: &[A], gradient: &mut [A]) {
+    fn divide_by_root<A: Float>(scale: Scale<A>, moment: &[A], gradient: &mut [A]) {
         for (g, moment) in gradient.iter_mut().zip(moment) {
-            *g = *g / moment.sqrt();
+            *g = scale.of(*g) / moment.sqrt();
         }
     }
 }
 
 vectorized! {
-    fn multiply_by_factors<A: Float>(row: A, cols: &[A], gradient: &mut [A]) {
+    fn multiply_by_factors<A: Float>(scale: Scale<A>, row: A, cols: &[A], gradient: &mut [A]) {
         for (g, &col) in gradient.iter_mut().zip(cols) {
-            *g *= row * col;
+            *g = scale.of(*g) * (row * col);
         }
     }
 }

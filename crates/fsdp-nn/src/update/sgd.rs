@@ -7,7 +7,7 @@ use fsdp_core::model::ParamId;
 use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
 use fsdp_core::{DType, Error};
 
-use super::elementwise::{HostScalars, each_block};
+use super::elementwise::{HostScalars, Scale, each_block};
 use super::largest::Largest;
 use crate::host::element::Float;
 use crate::host::raw::vectorized;
@@ -31,6 +31,7 @@ pub struct Sgd {
 /// The factors of one step, in the type of arithmetic.
 #[derive(Clone, Copy)]
 struct Factors<A> {
+    scale: Scale<A>,
     decay: A,
     momentum: A,
     undamped: A,
@@ -43,7 +44,7 @@ vectorized! {
     fn plain_step<A: Float>(f: Factors<A>, gradient: &[A], params: &mut [A]) -> Largest<A> {
         let mut largest = Largest::none();
         for (p, &g) in params.iter_mut().zip(gradient) {
-            *p += -f.lr * (g + f.decay * *p);
+            *p += -f.lr * (f.scale.of(g) + f.decay * *p);
             largest.param(*p);
         }
         largest
@@ -59,7 +60,7 @@ vectorized! {
     ) -> Largest<A> {
         let mut largest = Largest::none();
         for ((p, buffer), &g) in params.iter_mut().zip(momentum).zip(gradient) {
-            let g = g + f.decay * *p;
+            let g = f.scale.of(g) + f.decay * *p;
             let average = if f.first { g } else { *buffer * f.momentum + f.undamped * g };
             let direction = if f.nesterov { g + f.momentum * average } else { average };
             *buffer = average;
@@ -75,6 +76,7 @@ impl Sgd {
     fn factors<A: Float>(&self, piece: &Piece, scalars: &HostScalars) -> Factors<A> {
         let decay = if self.no_decay.contains(&piece.param) { 0.0 } else { self.weight_decay };
         Factors {
+            scale: Scale::new(scalars),
             decay: A::of(decay),
             momentum: A::of(self.momentum),
             undamped: A::of(1.0 - self.dampening),
@@ -91,11 +93,11 @@ impl Sgd {
         scalars: &HostScalars,
     ) -> Result<(), Error> {
         if self.momentum == 0.0 {
-            return each_block(memory, shard, scalars, |piece, gradient, params, []| {
+            return each_block(memory, shard, |piece, gradient, params, []| {
                 plain_step(self.factors::<A>(piece, scalars), gradient, params)
             });
         }
-        each_block(memory, shard, scalars, |piece, gradient, params, [momentum]| {
+        each_block(memory, shard, |piece, gradient, params, [momentum]| {
             momentum_step(self.factors::<A>(piece, scalars), gradient, params, momentum)
         })
     }

@@ -10,7 +10,7 @@ use fsdp_core::update::SegmentShard;
 use tch::Tensor;
 
 use crate::ffi::torch::View;
-use crate::torch::error::Failure;
+use crate::torch::error::{Done, Failure};
 use crate::torch::memory::{Torch, arithmetic};
 use crate::torch::ops::{BLOCK, int};
 use crate::torch::storage::TorchStorage;
@@ -41,7 +41,7 @@ impl Block<'_> {
             slot.f_copy_(&kept)?;
             // A maximum of what is not a number is none, and that is not at most anything.
             let exceeds = new.f_abs()?.f_max()?.f_le(most)?.f_logical_not()?.f_logical_and(self.finite)?;
-            self.not_finite.f_logical_or_(&exceeds)?;
+            self.not_finite.f_logical_or_(&exceeds).done()?;
         }
         Ok(())
     }
