@@ -6,6 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fsdp_core::RunClock;
+
 use crate::error::{Error, SaveFault};
 
 const PAUSE_FIRST: Duration = Duration::from_millis(1);
@@ -33,6 +35,8 @@ impl WaitLimit<'_> {
         mut look: impl FnMut() -> Result<Option<T>, Error>,
     ) -> Result<Result<T, Unfulfilled>, Error> {
         let begin = Instant::now();
+        // A process that was stopped in between has not waited.
+        let mut clock = RunClock::new(self.limit, begin);
         let mut pause = PAUSE_FIRST;
         loop {
             if let Some(found) = look()? {
@@ -41,11 +45,11 @@ impl WaitLimit<'_> {
             if self.stop.load(Ordering::Relaxed) {
                 return Ok(Err(Unfulfilled::Stopped));
             }
-            let left = self.limit.saturating_sub(begin.elapsed());
+            let left = self.limit.saturating_sub(clock.at(Instant::now()).duration_since(begin));
             if left.is_zero() {
                 return Ok(Err(Unfulfilled::Late));
             }
-            thread::sleep(pause.min(left));
+            thread::sleep(pause.min(left).min(clock.interval()));
             pause = (pause * 2).min(PAUSE_MAX);
         }
     }

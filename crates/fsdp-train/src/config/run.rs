@@ -15,10 +15,11 @@ const THREADS: Kind<usize> = Kind {
     allowed: "an integer from 0 (one per core) to 1024",
     read: |value| (SIZE_OR_ZERO.read)(value).filter(|&threads| threads <= 1024),
 };
-/// A `Duration` holds no more than some 1e19 seconds.
+/// Below a tenth of a second a rank may be late only because another process has the core. And a `Duration` holds no more
+/// than some 1e19 seconds.
 const SECONDS: Kind<f64> = Kind {
-    allowed: "a number above 0 and at most 1e9",
-    read: |value| (POSITIVE.read)(value).filter(|&seconds| seconds <= 1e9),
+    allowed: "a number from 0.1 to 1e9",
+    read: |value| (POSITIVE.read)(value).filter(|seconds| (0.1..=1e9).contains(seconds)),
 };
 const KEYS: &[&str] = &[
     "device",
