@@ -6,11 +6,13 @@
 //! independently of this, and must agree.
 
 use crate::dtype::DType;
-use crate::layout::Layout;
+use crate::layout::{Layout, Segment};
 use crate::memory::{Category, Usage};
 use crate::program::CallFootprint;
 use crate::scalars::{GradientFactors, SCALAR_WORDS};
-use crate::schedule::{Accumulation, AccumulationOrder, Offload, Policy, Reshard, Schedule, Slot};
+use crate::schedule::{
+    Accumulation, AccumulationOrder, Offload, OpId, OpKind, Policy, Reshard, Schedule, Slot,
+};
 use crate::tree;
 
 /// What the ledger needs besides the schedule.
@@ -56,6 +58,59 @@ pub fn predict(schedule: &Schedule, input: &LedgerInput<'_>) -> Usage {
     usage.device.peak_bytes[Category::Workspace as usize] = workspace_peak;
     usage.device.total_peak_bytes = fixed + total_peak;
     usage
+}
+
+/// Storage that comes and goes in a step, at the moment where there is most of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moving {
+    /// What a rank holds that computes.
+    pub rank_bytes: usize,
+    /// What all ranks hold together.
+    pub world_bytes: usize,
+}
+
+/// The storage of gathered parameters, activations, workspace and gradients that `ranks` ranks surely hold at one time,
+/// when they hold gathered parameters once for all and give storage back with its contents.
+///
+/// All ranks but the last one wait for an all-gather, so what a rank holds there is held by all. What a call needs beside
+/// is counted for one rank: others may be behind it.
+pub fn moving(schedule: &Schedule, input: &LedgerInput<'_>, ranks: usize) -> Moving {
+    let (param, reduce) = (input.policy.param_dtype.size_bytes(), input.policy.reduce_dtype.size_bytes());
+    let unit = |unit: usize| &input.layout.units[unit];
+    let gathered_bytes = |index: usize| unit(index).segments.iter().map(Segment::unsharded_len).sum::<usize>() * param;
+    let trained = |index: usize, len: fn(&Segment) -> usize| unit(index).trainable_segments().map(len).sum::<usize>();
+    let is_gather = |id: &OpId| matches!(schedule.op(*id).kind, OpKind::AllGather { .. });
+    let (mut gathered, mut open, mut reduced, mut activations) = (0, 0, 0, input.data_bytes);
+    let mut most = Moving::default();
+    let mut calls = input.calls.iter();
+    for op in &schedule.ops {
+        let held = activations + open + reduced;
+        let mut note = |one: usize, others: usize| {
+            most.rank_bytes = most.rank_bytes.max(gathered + one);
+            most.world_bytes = most.world_bytes.max(gathered + one + (ranks - 1) * others);
+        };
+        if op.waits.iter().any(is_gather) {
+            note(held, held);
+        }
+        match op.kind {
+            OpKind::AllGather { unit, .. } => gathered += gathered_bytes(unit),
+            OpKind::Reshard { unit } => gathered -= gathered_bytes(unit),
+            OpKind::OpenGradient { unit, .. } => open += trained(unit, Segment::unsharded_len) * reduce,
+            OpKind::CloseGradient { unit } => open -= trained(unit, Segment::unsharded_len) * reduce,
+            OpKind::Fold { unit, .. } if input.policy.offload == Offload::None => {
+                reduced += trained(unit, Segment::shard_len) * reduce;
+            }
+            OpKind::ReduceScalars => note(held, reduced),
+            OpKind::Forward { .. } | OpKind::Finish { .. } | OpKind::Backward { .. } => {
+                // The calls of the first micro-batch say what those of all others do.
+                let Some(call) = calls.next() else { break };
+                note(held + call.total_peak, reduced);
+                activations = call.after(activations);
+            }
+            _ => {}
+        }
+    }
+    most
 }
 
 /// What lives in host memory.

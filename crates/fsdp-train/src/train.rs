@@ -18,6 +18,7 @@ use crate::checkpoint::{Resume, Resumed, SaveOptions, Saved, Start, StateTable};
 use crate::error::TrainError;
 use crate::export::plan_export;
 use crate::job::Job;
+use crate::memory::expect_room_to_train;
 use crate::metrics::{FlopModel, StepMetrics};
 use crate::rank::Evaluation;
 use crate::rule::TrainBackend;
@@ -101,6 +102,7 @@ where
     L::Memory: TrainBackend,
     A: Architecture + Clone,
 {
+    expect_room_to_train::<L::Memory, A>(job)?;
     let out_dir = Path::new(&job.config.run.out_dir);
     let rule = L::Memory::rule(&job.config.train.optimizer, &job.plan.spec)?;
     let table = StateTable::new(&job.plan, &*rule);

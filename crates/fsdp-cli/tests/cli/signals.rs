@@ -9,13 +9,13 @@ use fsdp_ckpt::native::RunDir;
 use crate::support::{Ran, Sandbox};
 
 /// A run of many steps, of which the first is done.
-struct Running {
+pub(crate) struct Running {
     child: Child,
     stderr: BufReader<ChildStderr>,
 }
 
 impl Running {
-    fn start(sandbox: &Sandbox, args: &str) -> Self {
+    pub(crate) fn start(sandbox: &Sandbox, args: &str) -> Self {
         let mut command = sandbox.command();
         command.args(args.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
@@ -26,12 +26,12 @@ impl Running {
         Self { child, stderr }
     }
 
-    fn signal(&self, name: &str) {
+    pub(crate) fn signal(&self, name: &str) {
         let kill = format!("kill -{name} {}", self.child.id());
         assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
     }
 
-    fn end(mut self) -> Ran {
+    pub(crate) fn end(mut self) -> Ran {
         let mut stderr = String::new();
         self.stderr.read_to_string(&mut stderr).unwrap();
         let output = self.child.wait_with_output().unwrap();

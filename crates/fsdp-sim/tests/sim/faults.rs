@@ -116,6 +116,19 @@ fn a_hundred_ranks_survive_the_failure_of_one() {
 }
 
 #[test]
+fn what_a_failure_says_of_every_rank_is_held_once() {
+    let faults = vec![Fault { rank: Rank(3), nth: 2, action: Action::Never }];
+    let error = fails(WorldOptions { faults, ..options(40, 2) });
+    let table = |failure: &RankFailure<Error>| match comm_error(failure) {
+        CommError::Missing { status, .. } => Arc::clone(status),
+        other => panic!("{other}"),
+    };
+    let first = table(&error.cause);
+    assert_eq!(first.len(), 40);
+    assert!(error.others.iter().all(|(_, other)| Arc::ptr_eq(&table(other), &first)));
+}
+
+#[test]
 fn an_error_of_a_body_is_carried_and_reaches_the_others() {
     let result = World::run(options(3, 2), |mut context| {
         let mut comm = context.comm();

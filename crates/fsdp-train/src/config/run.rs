@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use toml::Table;
 
 use super::error::ConfigError;
-use super::kind::{BOOL, Kind, POSITIVE, SIZE, SIZE_OR_ZERO, TEXT, one_of, write_or_none};
+use super::kind::{BOOL, Kind, POSITIVE, RANKS, SIZE_OR_ZERO, TEXT, one_of, write_or_none};
 use super::reader::{Origin, Reader};
 
 const DEVICE: Kind<Device> = one_of("\"cpu\", \"torch-cpu\" or \"cuda\"");
@@ -103,7 +103,7 @@ impl RunConfig {
         let reader = Reader::open(origin, "run", table, KEYS)?;
         Ok(RunConfig {
             device: reader.or("device", DEVICE, Device::Cpu)?,
-            ranks: reader.or("ranks", SIZE, 1)?,
+            ranks: reader.or("ranks", RANKS, 1)?,
             share_gpu: reader.or("share_gpu", BOOL, false)?,
             threads: reader.or("threads", THREADS, 0)?,
             deterministic: reader.or("deterministic", BOOL, false)?,

@@ -18,4 +18,4 @@ pub use error::DataError;
 pub use eval::EvalSampler;
 pub use permutation::Permutation;
 pub use sampler::Sampler;
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{Tokenizer, TokenizerFault};
