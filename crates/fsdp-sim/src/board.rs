@@ -11,8 +11,8 @@ use std::fmt::Display;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use fsdp_core::{Rank, RunClock};
 use fsdp_core::comm::{CommError, Fingerprint};
+use fsdp_core::{Rank, RunClock};
 
 use crate::failure::Failure;
 use crate::meetings::{Arrival, Doing, MeetingId, Meetings};

@@ -38,7 +38,8 @@ pub enum InputFault {
 /// # Errors
 /// Those of the file system, and [`InputFault`].
 pub fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
-    let file = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
+    let file =
+        OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(io::Error::other(InputFault::NotRegular { what: kind(metadata.file_type()) }));

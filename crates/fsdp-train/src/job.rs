@@ -4,6 +4,7 @@
 //! wrong with them is found here, so that a started run fails only for reasons outside of the configuration.
 
 use std::sync::Arc;
+use std::thread;
 
 use fsdp_core::engine::Plan;
 use fsdp_core::layout::{Layout, Segment};
@@ -120,10 +121,21 @@ impl<A: Architecture + Clone> Job<A> {
     /// # Errors
     /// Those of the model, run on shapes alone.
     pub(crate) fn forecast<M: TrainBackend>(&self) -> Result<Forecast, TrainError> {
+        let computing = match self.config.run.threads {
+            0 => thread::available_parallelism().map_or(1, usize::from),
+            threads => threads,
+        };
         measured::<M, A, _>(&self.config, &self.architecture, &self.plan, Rank(0), |input| Forecast {
             usage: ledger::predict(&self.plan.step, input),
-            moving: ledger::moving(&self.plan.step, input, self.plan.mesh.world()),
-            shard_elements: self.plan.layout.units.iter().flat_map(|u| &u.segments).map(Segment::shard_len).sum(),
+            moving: ledger::moving(&self.plan.step, input, self.plan.mesh.world(), computing),
+            shard_elements: self
+                .plan
+                .layout
+                .units
+                .iter()
+                .flat_map(|u| &u.segments)
+                .map(Segment::shard_len)
+                .sum(),
         })
     }
 

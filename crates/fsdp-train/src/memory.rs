@@ -33,7 +33,9 @@ enum Storage {
 ///
 /// # Errors
 /// [`TrainError::NotEnoughMemory`]; those of the model, run on shapes alone.
-pub fn expect_room_to_train<M: TrainBackend, A: Architecture + Clone>(job: &Job<A>) -> Result<(), TrainError> {
+pub fn expect_room_to_train<M: TrainBackend, A: Architecture + Clone>(
+    job: &Job<A>,
+) -> Result<(), TrainError> {
     expect::<M, A>(job, Storage::Shared, Available::now())
 }
 
@@ -78,13 +80,16 @@ fn parts<A>(job: &Job<A>, storage: Storage, forecast: &Forecast) -> Vec<Part> {
     let mut parts = Vec::new();
     match storage {
         Storage::Shared => {
-            parts.extend([Category::ParameterShard, Category::OptimizerState, Category::CommStaging].map(of_category));
+            parts.extend(
+                [Category::ParameterShard, Category::OptimizerState, Category::CommStaging].map(of_category),
+            );
             let (rank, world) = (forecast.moving.rank_bytes as u64, forecast.moving.world_bytes as u64);
             let name = "gathered parameters, activations and gradients";
             parts.push(Part { name, per_rank_bytes: rank, bytes: world });
         }
         Storage::Separate => {
-            let is_kept = |category: &Category| !matches!(category, Category::Activation | Category::Workspace);
+            let is_kept =
+                |category: &Category| !matches!(category, Category::Activation | Category::Workspace);
             let own: Vec<Category> = Category::ALL.into_iter().filter(is_kept).collect();
             let all: usize = own.iter().map(|&category| device.live(category)).sum();
             parts.extend(own.into_iter().map(of_category));

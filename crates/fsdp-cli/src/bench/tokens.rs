@@ -39,7 +39,8 @@ impl Tokens {
     /// # Errors
     /// [`CliError::Write`].
     pub(super) fn write(&self, vocab: usize) -> Result<(), CliError> {
-        let bytes: Vec<u8> = (0..self.count as u64).flat_map(|index| token(vocab, index).to_le_bytes()).collect();
+        let bytes: Vec<u8> =
+            (0..self.count as u64).flat_map(|index| token(vocab, index).to_le_bytes()).collect();
         fs::write(&self.file, bytes).map_err(CliError::write(&self.file))
     }
 

@@ -79,9 +79,19 @@ fn sizes_of_a_run_file_that_no_machine_has() {
 fn options_of_a_benchmark_that_no_machine_has() {
     let sandbox = Sandbox::new();
     let largest = usize::MAX;
-    for option in
-        ["hidden", "layers", "heads", "kv-heads", "ffn", "vocab", "seq", "global-batch", "micro-batch", "ranks", "threads"]
-    {
+    for option in [
+        "hidden",
+        "layers",
+        "heads",
+        "kv-heads",
+        "ffn",
+        "vocab",
+        "seq",
+        "global-batch",
+        "micro-batch",
+        "ranks",
+        "threads",
+    ] {
         for size in [1 << 40, 1 << 62, (1 << 63) - 1, largest] {
             refused(&sandbox, &format!("bench train --steps 2 --warmup 0 --{option} {size}"));
         }

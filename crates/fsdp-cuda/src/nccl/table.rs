@@ -214,7 +214,8 @@ impl<E> Table<E> {
         let waits = self.waits(now);
         for wait in &waits {
             // The others may still come.
-            let missing: Arc<[Rank]> = wait.missing.iter().copied().filter(|rank| self.ended[rank.0]).collect();
+            let missing: Arc<[Rank]> =
+                wait.missing.iter().copied().filter(|rank| self.ended[rank.0]).collect();
             if let Some(&culprit) = missing.first() {
                 let (call, status) = (wait.call, self.status());
                 return Some(Failure { culprit, error: CommError::Missing { missing, call, status } });

@@ -23,11 +23,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A size from 1 to `limit` under one of several spellings.
-    pub(super) fn size(
-        self,
-        spellings: &[&'static str],
-        limit: usize,
-    ) -> Result<Option<usize>, ConfigError> {
+    pub(super) fn size(self, spellings: &[&'static str], limit: usize) -> Result<Option<usize>, ConfigError> {
         let Some((key, value)) = self.any(spellings) else { return Ok(None) };
         match value.as_u64() {
             Some(size) if size > limit as u64 => {

@@ -123,11 +123,12 @@ impl HostPool {
         let reused = fitting.map(|index| free.swap_remove(index)).or_else(|| free.pop());
         drop(free);
         // A block that is too small is not worth copying.
-        let lines = reused
-            .filter(|lines| lines.len() >= line_count)
-            .unwrap_or_else(|| match try_zeroed_vec(line_count) {
-                Ok(lines) => lines,
-                Err(()) => panic!("the host has no room for {line_count} x 64 bytes of scratch"),
+        let lines =
+            reused.filter(|lines| lines.len() >= line_count).unwrap_or_else(|| {
+                match try_zeroed_vec(line_count) {
+                    Ok(lines) => lines,
+                    Err(()) => panic!("the host has no room for {line_count} x 64 bytes of scratch"),
+                }
             });
         Scratch { lines, len, pool: Arc::clone(self), element: PhantomData }
     }

@@ -1,8 +1,8 @@
 use std::sync::Arc;
 use std::thread;
 
-use fsdp_core::comm::{CollectiveKind, Purpose};
 use fsdp_core::DType;
+use fsdp_core::comm::{CollectiveKind, Purpose};
 
 use super::*;
 

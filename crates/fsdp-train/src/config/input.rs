@@ -4,9 +4,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use super::error::ConfigError;
-use super::kind::{
-    BOOL, COUNT, Kind, MICRO_BATCH_SIDE, SOME_TEXTS, TEXT, TEXTS, one_of, write_or_none,
-};
+use super::kind::{BOOL, COUNT, Kind, MICRO_BATCH_SIDE, SOME_TEXTS, TEXT, TEXTS, one_of, write_or_none};
 use super::reader::{Origin, Reader};
 
 const FORMAT: Kind<Format> = one_of("\"text\", \"jsonl\", \"tokens-u16\" or \"tokens-u32\"");

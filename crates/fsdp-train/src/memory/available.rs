@@ -89,7 +89,8 @@ impl ControlGroup {
         let used = number(used)?;
         let stat = read("memory.stat").unwrap_or_default();
         let prefix = if self.version == Version::V1 { "total_" } else { "" };
-        let cached = ["active_file", "inactive_file"].map(|key| number_after(&stat, &format!("{prefix}{key}")));
+        let cached =
+            ["active_file", "inactive_file"].map(|key| number_after(&stat, &format!("{prefix}{key}")));
         let cached: u64 = cached.into_iter().flatten().sum();
         Some(limit.saturating_sub(used.saturating_sub(cached)))
     }

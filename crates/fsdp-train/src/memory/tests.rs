@@ -1,12 +1,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use fsdp_comm::launch::Launcher;
 use fsdp_core::Error;
 use fsdp_core::engine::ProgramOrder;
 use fsdp_nn::model::{Llama, LlamaConfig};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
 use fsdp_sim::{Threads, WorldOptions};
-use fsdp_comm::launch::Launcher;
 
 use super::*;
 use crate::config::Resolved;
@@ -19,7 +19,7 @@ fn job(dir: &Path, ranks: usize, overrides: &[&str]) -> Job<Llama> {
     let text = format!(
         "model = {{ path = 'unused' }}\ndata = {{ train = ['{}'], seq_len = 32 }}\n\
          train = {{ steps = 1, micro_batch_size = 1, global_batch_size = {ranks} }}\n\
-         fsdp = {{ wrap = ['LlamaDecoderLayer'] }}\nrun = {{ ranks = {ranks}, out_dir = 'unused', threads = 1 }}",
+         fsdp = {{ wrap = ['LlamaDecoderLayer'] }}\nrun = {{ ranks = {ranks}, out_dir = 'unused', threads = 2 }}",
         data.display()
     );
     let sizes = LlamaConfig {
@@ -86,9 +86,9 @@ fn what_is_needed_is_held_in_fact_so_that_nothing_is_refused_that_would_run() {
                 let job = job(dir.path(), ranks, overrides);
                 let (needed, held) = (needed(&job, storage), held(&job, storage));
                 let case = format!("{storage:?}, {ranks} ranks, {overrides:?}: {needed} of {held}");
-                println!("{case}");
                 assert!(needed <= held, "{case}");
-                assert!(2 * needed > held, "{case}");
+                // And is most of it, where ranks meet often enough to know what they hold.
+                assert!(4 * needed > 3 * held || !overrides.is_empty(), "{case}");
             }
         }
     }

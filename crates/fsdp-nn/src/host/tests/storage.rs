@@ -235,7 +235,10 @@ fn storage_that_the_host_does_not_have_is_an_error_with_words() {
     let error = memory.zero(Q, SliceMut::whole(&mut buffer)).unwrap_err();
     assert!(matches!(error, Error::Memory { category: Some(Category::OptimizerState), .. }), "{error}");
     let text = error.to_string();
-    assert!(text.contains("no room for 1152921504606846976 bytes") && text.contains("hold 64 bytes"), "{text}");
+    assert!(
+        text.contains("no room for 1152921504606846976 bytes") && text.contains("hold 64 bytes"),
+        "{text}"
+    );
     assert_eq!(pool.held_bytes(), 64);
 }
 

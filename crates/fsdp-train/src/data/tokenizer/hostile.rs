@@ -32,7 +32,9 @@ pub enum TokenizerFault {
         bytes: u64,
     },
     /// Replacements that blow texts up.
-    #[error("its normalizer makes texts {growth} times as long or more, at most {GROWTH_MAX} times are accepted")]
+    #[error(
+        "its normalizer makes texts {growth} times as long or more, at most {GROWTH_MAX} times are accepted"
+    )]
     Growth {
         /// How many times.
         growth: u64,

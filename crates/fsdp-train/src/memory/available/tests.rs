@@ -25,7 +25,8 @@ impl Machine {
 
     fn unified(self, membership: &str, mounted: &str) -> Self {
         self.write("proc/self/cgroup", &format!("0::{membership}\n"));
-        let mount = format!("30 23 0:26 {mounted} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n");
+        let mount =
+            format!("30 23 0:26 {mounted} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n");
         self.write("proc/self/mountinfo", &mount);
         self
     }
@@ -105,7 +106,8 @@ fn groups_of_the_first_generation_limit_too() {
         let at = |file: &str| format!("sys/fs/cgroup/memory{dir}/{file}");
         machine.write(&at("memory.limit_in_bytes"), &limit.to_string());
         machine.write(&at("memory.usage_in_bytes"), &used.to_string());
-        machine.write(&at("memory.stat"), "inactive_file 1\ntotal_inactive_file 1048576\ntotal_active_file 0\n");
+        machine
+            .write(&at("memory.stat"), "inactive_file 1\ntotal_inactive_file 1048576\ntotal_active_file 0\n");
     };
     group("", 9_223_372_036_854_771_712, 900 * MIB);
     group("/slice", 300 * MIB, 101 * MIB);

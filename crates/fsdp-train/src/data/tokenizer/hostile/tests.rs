@@ -57,9 +57,7 @@ fn the_first_word_of_base64_is_its_first_four_bytes() {
 #[test]
 fn normalizers_that_blow_texts_up_are_refused() {
     let tenfold = json!({"type": "Replace", "pattern": {"Regex": "."}, "content": "aaaaaaaaaa"});
-    let chain = |steps: usize| {
-        json!({"normalizer": {"type": "Sequence", "normalizers": vec![tenfold.clone(); steps]}})
-    };
+    let chain = |steps: usize| json!({"normalizer": {"type": "Sequence", "normalizers": vec![tenfold.clone(); steps]}});
     refused(chain(4), "10000 times as long or more, at most 1024");
     refused(chain(40), "times as long or more");
     assert_eq!(encoded(chain(1)).unwrap().len(), 1);
