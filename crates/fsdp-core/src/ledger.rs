@@ -5,7 +5,7 @@
 //! (the same for all of them); their footprints come from running the model on a shape-only memory. The engine's memory counts
 //! independently of this, and must agree.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::dtype::DType;
 use crate::layout::{Layout, Segment};
@@ -88,6 +88,7 @@ pub fn moving(schedule: &Schedule, input: &LedgerInput<'_>, ranks: usize, comput
     let waiting = ranks.saturating_sub(computing);
     // Bytes of gathered units, and by which operation.
     let mut gathered: BTreeMap<usize, (OpId, usize)> = BTreeMap::new();
+    let mut folded = BTreeSet::new();
     let (mut open, mut reduced, mut activations) = (0, 0, input.data_bytes);
     let mut most = Moving::default();
     let mut calls = input.calls.iter();
@@ -111,7 +112,7 @@ pub fn moving(schedule: &Schedule, input: &LedgerInput<'_>, ranks: usize, comput
             OpKind::Reshard { unit } => drop(gathered.remove(&unit)),
             OpKind::OpenGradient { unit, .. } => open += trained(unit, Segment::unsharded_len) * reduce,
             OpKind::CloseGradient { unit } => open -= trained(unit, Segment::unsharded_len) * reduce,
-            OpKind::Fold { unit, .. } if input.policy.offload == Offload::None => {
+            OpKind::Fold { unit, .. } if input.policy.offload == Offload::None && folded.insert(unit) => {
                 reduced += trained(unit, Segment::shard_len) * reduce;
             }
             OpKind::ReduceScalars => note(held, ranks * reduced),

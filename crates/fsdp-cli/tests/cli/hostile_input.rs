@@ -65,7 +65,7 @@ fn sizes_of_a_run_file_that_no_machine_has() {
         }
     }
     let long = refused(&sandbox, "schedule run.toml --set train.global_batch_size=4294967292");
-    assert!(long.contains("a schedule that is too long"), "{long}");
+    assert!(long.replace('\n', " ").contains("a schedule that is too long"), "{long}");
     let many = "--set run.ranks=8192 --set train.global_batch_size=16384";
     sandbox.write("data.txt", "x".repeat(1 << 18));
     insta::assert_snapshot!(refused(&sandbox, &format!("train run.toml {many}")), @r"
@@ -107,10 +107,11 @@ fn a_model_that_is_larger_than_memory() {
     for command in ["train run.toml", "verify run.toml --world-sizes 2"] {
         let error = refused(&sandbox, command);
         for fragment in [
-            "needs ",
-            "the limit on the address space (ulimit -v) leaves ",
+            "need ",
+            "the limit on the address space",
             "\n  parameter shards ",
             "per rank,",
+            "in all",
             "\n  optimizer state ",
             "\nLower train.micro_batch_size",
         ] {
@@ -118,7 +119,7 @@ fn a_model_that_is_larger_than_memory() {
         }
     }
     let bench = refused(&sandbox, "bench train --vocab 4194304 --hidden 64 --ffn 64");
-    assert!(bench.contains("leaves ") && bench.contains("gradient"), "{bench}");
+    assert!(bench.contains("leaves") && bench.contains("gradient"), "{bench}");
 }
 
 #[test]
@@ -129,8 +130,8 @@ fn files_that_are_none_are_refused_at_once() {
         ("train fifo", "it is a FIFO, not a regular file"),
         ("train /dev/zero", "it is a device, not a regular file"),
         ("schedule run.toml --set model.path=other", "it is a FIFO, not a regular file"),
-        ("train run.toml --set data.train=[\"fifo\"]", "it is a FIFO, not a regular file"),
-        ("train run.toml --set data.train=[\"/dev/zero\"]", "it is a device, not a regular file"),
+        ("train run.toml --set data.train=[\\\"fifo\\\"]", "it is a FIFO, not a regular file"),
+        ("train run.toml --set data.train=[\\\"/dev/zero\\\"]", "it is a device, not a regular file"),
         ("train run.toml --set data.tokenizer=fifo", "it is a FIFO, not a regular file"),
         ("train run.toml --set data.tokenizer=/dev/zero", "it is a device, not a regular file"),
         ("train run.toml --set fsdp.config=fifo", "it is a FIFO, not a regular file"),

@@ -31,11 +31,11 @@ pub struct Shortage {
 impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { parts, ranks, needed_bytes, available } = self;
-        write!(f, "the run needs {} of memory, and {available}", size(*needed_bytes))?;
+        write!(f, "{ranks} ranks need {} of memory at one time, and {available}", size(*needed_bytes))?;
         let width = parts.iter().map(|part| part.name.len()).max().unwrap_or(0);
         for Part { name, per_rank_bytes, bytes } in parts {
             let (per_rank, all) = (size(*per_rank_bytes), size(*bytes));
-            write!(f, "\n  {name:<width$}  {per_rank:>10} per rank, {all:>10} for {ranks} at one time")?;
+            write!(f, "\n  {name:<width$}  {per_rank:>10} per rank, {all:>10} in all")?;
         }
         write!(
             f,

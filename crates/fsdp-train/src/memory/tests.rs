@@ -88,7 +88,7 @@ fn what_is_needed_is_held_in_fact_so_that_nothing_is_refused_that_would_run() {
                 let case = format!("{storage:?}, {ranks} ranks, {overrides:?}: {needed} of {held}");
                 assert!(needed <= held, "{case}");
                 // And is most of it, where ranks meet often enough to know what they hold.
-                assert!(4 * needed > 3 * held || !overrides.is_empty(), "{case}");
+                assert!(3 * needed > 2 * held || !overrides.is_empty(), "{case}");
             }
         }
     }
@@ -134,9 +134,9 @@ fn a_shortage_says_what_is_needed_and_what_helps() {
     let shortage = Shortage { parts, ranks: 2, needed_bytes: (3 << 30) + 1024, available };
     assert_eq!(
         shortage.to_string(),
-        "the run needs 3.0 GiB of memory, and this machine leaves 2.0 MiB\n\
-         \x20 parameter shards   512 bytes per rank,    1.0 KiB for 2 at one time\n\
-         \x20 unsharded slots      3.0 GiB per rank,    3.0 GiB for 2 at one time\n\
+        "2 ranks need 3.0 GiB of memory at one time, and this machine leaves 2.0 MiB\n\
+         \x20 parameter shards   512 bytes per rank,    1.0 KiB in all\n\
+         \x20 unsharded slots      3.0 GiB per rank,    3.0 GiB in all\n\
          Lower train.micro_batch_size, data.seq_len or run.ranks, recompute (fsdp.activation_checkpointing = \"full\"), \
          wrap smaller units (fsdp.wrap), or use a smaller model or a machine with more memory"
     );
