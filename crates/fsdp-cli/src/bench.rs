@@ -11,6 +11,7 @@ use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::engine::ProgramOrder;
 use fsdp_core::memory::Usage;
 use fsdp_nn::hf::HfModel;
+use fsdp_train::memory::expect_room_to_train;
 use fsdp_train::{Job, RankTrainer, TrainBackend, TrainError};
 
 use crate::args::BenchTrainArgs;
@@ -61,6 +62,7 @@ impl Work for Steps<'_> {
     where
         L::Memory: TrainBackend,
     {
+        expect_room_to_train::<L::Memory, _>(self.job)?;
         let ranks = self.job.config.run.ranks;
         Ok(launcher.launch(ranks, &|seat: Seat<L::Memory>| measure(self.job, seat, self.steps))?)
     }

@@ -1,6 +1,5 @@
 //! From a run file to its model: what every command does first.
 
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,6 +7,7 @@ use fsdp_ckpt::model_files::ModelReader;
 use fsdp_nn::hf::{HfConfig, HfFamily, HfModel};
 use fsdp_nn::model::Architecture;
 use fsdp_train::config::{Init, Resolved};
+use fsdp_train::input_file::{self, CONFIG_BYTES_MAX};
 use fsdp_train::metrics::FlopModel;
 use fsdp_train::{InitSource, TrainError};
 
@@ -99,9 +99,12 @@ pub(crate) fn random(seed: u64, architecture: &HfModel) -> InitSource {
 
 fn read_model(dir: &Path) -> Result<HfConfig, CliError> {
     let file = dir.join("config.json");
-    let text = match fs::read_to_string(&file) {
+    let text = match input_file::read_text(&file, CONFIG_BYTES_MAX) {
         Ok(text) => text,
         Err(source) => return Err(CliError::ReadModel { file, source }),
     };
     HfConfig::parse(&text).map_err(|source| CliError::Model { origin: dir.display().to_string(), source })
 }
+
+#[cfg(test)]
+mod tests;

@@ -74,7 +74,7 @@ impl<'a> Session<'a> {
     pub fn recv(&mut self, from: usize) -> Result<Vec<u8>, CommError> {
         let (rank, peer) = (self.member(from), self.member(self.rank()));
         let Some(mut message) = self.link.recv(from)? else {
-            return Err(CommError::Missing { missing: vec![rank], call: self.call, status: Vec::new() });
+            return Err(CommError::Missing { missing: [rank].into(), call: self.call, status: [].into() });
         };
         let Some(got) = message.first_chunk().and_then(decode) else {
             return Err(CommError::Transport {

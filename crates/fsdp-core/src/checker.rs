@@ -12,6 +12,8 @@ mod ranks;
 
 pub use ranks::check_ranks;
 
+use std::collections::BTreeMap;
+
 use crate::layout::{Layout, Segment, UnitLayout};
 use crate::model::ModelSpec;
 use crate::rank::{Queue, Rank};
@@ -253,6 +255,10 @@ fn check_counts(schedule: &Schedule, layout: &Layout) -> Result<(), Violation> {
     let trains = any(|kind| matches!(kind, OpKind::Finish { backward: true, .. }));
     let replicated = any(|kind| matches!(kind, OpKind::AllReduceReplicas { .. }));
     let offloaded = any(|kind| matches!(kind, OpKind::Download { .. }));
+    let mut counts: BTreeMap<(&str, usize), usize> = BTreeMap::new();
+    for found in schedule.ops.iter().filter_map(|op| counted(&op.kind)) {
+        *counts.entry(found).or_default() += 1;
+    }
     for (unit, unit_layout) in layout.units.iter().enumerate() {
         let once = trains * usize::from(unit_layout.is_trainable());
         for (what, expected) in [
@@ -263,7 +269,7 @@ fn check_counts(schedule: &Schedule, layout: &Layout) -> Result<(), Violation> {
             ("square norm", once),
             ("update", once),
         ] {
-            let got = schedule.ops.iter().filter(|op| counted(&op.kind) == Some((what, unit))).count();
+            let got = counts.get(&(what, unit)).copied().unwrap_or(0);
             if got != expected {
                 return Err(Violation::Count { unit: unit_layout.name.clone(), what, expected, got });
             }

@@ -130,6 +130,8 @@ pub struct Layout {
     pub shards: usize,
     /// The units.
     pub units: Vec<UnitLayout>,
+    /// Unit, segment and place in it of every parameter.
+    places: Vec<Option<[usize; 3]>>,
 }
 
 impl Layout {
@@ -139,7 +141,7 @@ impl Layout {
     /// When `shards` is zero.
     pub fn new(spec: &ModelSpec, units: &[Unit], shards: usize, param_dtype: DType) -> Self {
         assert!(shards > 0, "a shard axis has at least one rank");
-        let units = units
+        let units: Vec<UnitLayout> = units
             .iter()
             .map(|unit| UnitLayout {
                 name: unit.name.clone(),
@@ -147,17 +149,27 @@ impl Layout {
                 segments: segments(spec, &unit.params, shards, param_dtype),
             })
             .collect();
-        Self { shards, units }
+        let places = places(&units, spec.params.len());
+        Self { shards, units, places }
     }
 
     /// The unit, segment and placement of a parameter.
     pub fn find(&self, id: ParamId) -> Option<(usize, usize, Placement)> {
-        self.units.iter().enumerate().find_map(|(unit, layout)| {
-            layout.segments.iter().enumerate().find_map(|(index, segment)| {
-                segment.params.iter().find(|place| place.param == id).map(|place| (unit, index, *place))
-            })
-        })
+        let [unit, segment, index] = self.places.get(id.0).copied().flatten()?;
+        Some((unit, segment, self.units[unit].segments[segment].params[index]))
     }
+}
+
+fn places(units: &[UnitLayout], params: usize) -> Vec<Option<[usize; 3]>> {
+    let mut places = vec![None; params];
+    for (unit, layout) in units.iter().enumerate() {
+        for (segment, held) in layout.segments.iter().enumerate() {
+            for (index, place) in held.params.iter().enumerate() {
+                places[place.param.0] = Some([unit, segment, index]);
+            }
+        }
+    }
+    places
 }
 
 fn segments(spec: &ModelSpec, params: &[ParamId], shards: usize, dtype: DType) -> Vec<Segment> {

@@ -5,12 +5,16 @@
 //! (the same for all of them); their footprints come from running the model on a shape-only memory. The engine's memory counts
 //! independently of this, and must agree.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::dtype::DType;
-use crate::layout::Layout;
+use crate::layout::{Layout, Segment};
 use crate::memory::{Category, Usage};
 use crate::program::CallFootprint;
 use crate::scalars::{GradientFactors, SCALAR_WORDS};
-use crate::schedule::{Accumulation, AccumulationOrder, Offload, Policy, Reshard, Schedule, Slot};
+use crate::schedule::{
+    Accumulation, AccumulationOrder, Offload, OpId, OpKind, Policy, Reshard, Schedule, Slot,
+};
 use crate::tree;
 
 /// What the ledger needs besides the schedule.
@@ -56,6 +60,73 @@ pub fn predict(schedule: &Schedule, input: &LedgerInput<'_>) -> Usage {
     usage.device.peak_bytes[Category::Workspace as usize] = workspace_peak;
     usage.device.total_peak_bytes = fixed + total_peak;
     usage
+}
+
+/// Storage that comes and goes in a step, at the moment where there is most of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moving {
+    /// What a rank holds that computes.
+    pub rank_bytes: usize,
+    /// What all ranks hold together.
+    pub world_bytes: usize,
+}
+
+/// The storage of gathered parameters, activations, workspace and gradients that `ranks` ranks surely hold at one time, of
+/// which at most `computing` compute at a time, when they hold gathered parameters once for all and give storage back with
+/// its contents.
+///
+/// When an all-gather ends, all ranks that did not compute just then have waited for it, with what they held. What a call
+/// needs beside is counted for one rank: others may be behind it.
+pub fn moving(schedule: &Schedule, input: &LedgerInput<'_>, ranks: usize, computing: usize) -> Moving {
+    let (param, reduce) = (input.policy.param_dtype.size_bytes(), input.policy.reduce_dtype.size_bytes());
+    let unit = |unit: usize| &input.layout.units[unit];
+    let gathered_bytes =
+        |index: usize| unit(index).segments.iter().map(Segment::unsharded_len).sum::<usize>() * param;
+    let trained =
+        |index: usize, len: fn(&Segment) -> usize| unit(index).trainable_segments().map(len).sum::<usize>();
+    let is_gather = |id: &&OpId| matches!(schedule.op(**id).kind, OpKind::AllGather { .. });
+    let waiting = ranks.saturating_sub(computing);
+    // Bytes of gathered units, and by which operation.
+    let mut gathered: BTreeMap<usize, (OpId, usize)> = BTreeMap::new();
+    let mut folded = BTreeSet::new();
+    let (mut open, mut reduced, mut activations) = (0, 0, input.data_bytes);
+    let mut most = Moving::default();
+    let mut calls = input.calls.iter();
+    for (index, op) in schedule.ops.iter().enumerate() {
+        let held = activations + open + reduced;
+        let there = |last: OpId| -> usize {
+            gathered.values().filter(|(by, _)| *by <= last).map(|(_, bytes)| bytes).sum()
+        };
+        let mut note = |rank: usize, world: usize| {
+            most.rank_bytes = most.rank_bytes.max(rank);
+            most.world_bytes = most.world_bytes.max(world);
+        };
+        if let Some(&last) = op.waits.iter().filter(is_gather).max() {
+            // What was issued later ends later.
+            note(there(last) + held, there(last) + waiting * held + (ranks - waiting) * reduced);
+        }
+        match op.kind {
+            OpKind::AllGather { unit, .. } => {
+                gathered.insert(unit, (OpId(index), gathered_bytes(unit)));
+            }
+            OpKind::Reshard { unit } => drop(gathered.remove(&unit)),
+            OpKind::OpenGradient { unit, .. } => open += trained(unit, Segment::unsharded_len) * reduce,
+            OpKind::CloseGradient { unit } => open -= trained(unit, Segment::unsharded_len) * reduce,
+            OpKind::Fold { unit, .. } if input.policy.offload == Offload::None && folded.insert(unit) => {
+                reduced += trained(unit, Segment::shard_len) * reduce;
+            }
+            OpKind::ReduceScalars => note(held, ranks * reduced),
+            OpKind::Forward { .. } | OpKind::Finish { .. } | OpKind::Backward { .. } => {
+                // The calls of the first micro-batch say what those of all others do.
+                let Some(call) = calls.next() else { break };
+                let rank = there(OpId(index)) + held + call.total_peak;
+                note(rank, rank + (ranks - 1) * reduced);
+                activations = call.after(activations);
+            }
+            _ => {}
+        }
+    }
+    most
 }
 
 /// What lives in host memory.

@@ -6,6 +6,10 @@
 
 use crate::error::Error;
 
+/// The most elements that the parameters of a model may have together. It is some hundred times what the largest models
+/// have, and leaves 15 of 63 bits for what elements are multiplied by: bytes of an element, and copies of the model.
+pub const ELEMENTS_MAX: usize = 1 << 48;
+
 /// Index of a parameter in [`ModelSpec::params`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ParamId(pub usize);
@@ -105,12 +109,13 @@ impl ModelSpec {
             .map(BlockId)
     }
 
-    /// Checks what every other part relies on: at least one block, a tree of modules that own every
+    /// Checks what every other part relies on: at most [`ELEMENTS_MAX`] elements, at least one block, a tree of modules that own every
     /// parameter exactly once, ids in range, names that are unique, a use for every trainable parameter.
     ///
     /// # Errors
     /// [`Error::Model`] that names the module, block or parameter.
     pub fn validate(&self) -> Result<(), Error> {
+        self.check_elements()?;
         let fail = |what: String| Err(Error::Model { what });
         if self.blocks.is_empty() {
             return fail("the model has no blocks".into());
@@ -145,15 +150,34 @@ impl ModelSpec {
                 }
             }
         }
+        let mut is_read = vec![false; self.params.len()];
         for block in &self.blocks {
-            if let Some(id) = block.params.iter().find(|id| id.0 >= self.params.len()) {
-                return fail(format!("block {} reads unknown parameter {}", block.name, id.0));
+            for id in &block.params {
+                match is_read.get_mut(id.0) {
+                    Some(read) => *read = true,
+                    None => return fail(format!("block {} reads unknown parameter {}", block.name, id.0)),
+                }
             }
         }
-        for (index, param) in self.params.iter().enumerate().filter(|(_, param)| param.trainable) {
-            if !self.blocks.iter().any(|block| block.params.contains(&ParamId(index))) {
-                return fail(format!("no block reads parameter {}, so it can not be trained", param.fqn));
-            }
+        let mut params = self.params.iter().zip(is_read);
+        if let Some((param, _)) = params.find(|(param, is_read)| param.trainable && !is_read) {
+            return fail(format!("no block reads parameter {}, so it can not be trained", param.fqn));
+        }
+        Ok(())
+    }
+
+    /// Checks that everything that is computed from sizes (elements and bytes of shards, slots and sums of them) fits.
+    fn check_elements(&self) -> Result<(), Error> {
+        let mut elements = 0usize;
+        for param in &self.params {
+            let len = param.shape.iter().try_fold(1usize, |len, &size| len.checked_mul(size));
+            let sum = len.and_then(|len| elements.checked_add(len)).filter(|&sum| sum <= ELEMENTS_MAX);
+            elements = sum.ok_or_else(|| Error::Model {
+                what: format!(
+                    "with {} of shape {:?} it has more than {ELEMENTS_MAX} (2^48) elements; give it smaller sizes",
+                    param.fqn, param.shape
+                ),
+            })?;
         }
         Ok(())
     }

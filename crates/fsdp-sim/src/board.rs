@@ -7,11 +7,12 @@
 //! together, and none starves, because a rank gets no further ahead than the next collective that it
 //! waits for. After a failure cores do not matter any more: all ranks run, to report it.
 
+use std::fmt::Display;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use fsdp_core::Rank;
 use fsdp_core::comm::{CommError, Fingerprint};
+use fsdp_core::{Rank, RunClock};
 
 use crate::failure::Failure;
 use crate::meetings::{Arrival, Doing, MeetingId, Meetings};
@@ -22,7 +23,18 @@ struct State {
     free_cores: usize,
     meetings: Meetings,
     failure: Option<Failure>,
+    clock: RunClock,
     last_progress: Instant,
+}
+
+impl State {
+    fn now(&mut self) -> Instant {
+        self.clock.at(Instant::now())
+    }
+
+    fn note_progress(&mut self) {
+        self.last_progress = self.now();
+    }
 }
 
 /// The shared state of a world, without its buffers.
@@ -37,12 +49,14 @@ pub(crate) struct Board {
 impl Board {
     /// A board on which all ranks are ready to run.
     pub(crate) fn new(ranks: usize, cores: usize, timeout: Duration) -> Self {
+        let now = Instant::now();
         let state = State {
             ranks: vec![Doing::Ready; ranks],
             free_cores: cores.max(1),
             meetings: Meetings::default(),
             failure: None,
-            last_progress: Instant::now(),
+            clock: RunClock::new(timeout, now),
+            last_progress: now,
         };
         Self { state: Mutex::new(state), wake: (0..ranks).map(|_| Condvar::new()).collect(), timeout }
     }
@@ -57,11 +71,12 @@ impl Board {
     }
 
     /// Notes that `rank` has ended, and with what.
-    pub(crate) fn end(&self, rank: Rank, failed: Option<String>) {
+    pub(crate) fn end(&self, rank: Rank, failed: Option<&dyn Display>) {
         let mut state = self.lock();
-        state.last_progress = Instant::now();
-        if let Some(reason) = failed {
-            self.fail_locked(&mut state, Failure::of_rank(rank, reason));
+        state.note_progress();
+        // Only the first reason counts, and those of thousands of ranks may be long.
+        if let Some(reason) = failed.filter(|_| state.failure.is_none()) {
+            self.fail_locked(&mut state, Failure::of_rank(rank, reason.to_string()));
         }
         self.block(&mut state, rank, Doing::Ended);
     }
@@ -72,7 +87,7 @@ impl Board {
         if let Some(failure) = &state.failure {
             return Err(failure.error.clone());
         }
-        state.last_progress = Instant::now();
+        state.note_progress();
         let culprit = arrival.members[arrival.index];
         state.meetings.arrive(arrival).inspect_err(|error| {
             self.fail_locked(&mut state, Failure { culprit, error: error.clone() });
@@ -82,7 +97,7 @@ impl Board {
     /// Marks a collective as finished and wakes who waits for it.
     pub(crate) fn complete(&self, id: MeetingId) {
         let mut state = self.lock();
-        state.last_progress = Instant::now();
+        state.note_progress();
         state.meetings.complete(id);
         for doing in state.ranks.iter_mut().filter(|doing| **doing == Doing::Waiting(id)) {
             *doing = Doing::Ready;
@@ -96,8 +111,26 @@ impl Board {
         state.failure.is_some() || state.meetings.is_done(id)
     }
 
-    /// Waits for a collective, without a core, and leaves it; the notes of all ranks.
-    pub(crate) fn wait(&self, rank: Rank, id: MeetingId) -> Result<Vec<usize>, CommError> {
+    /// Waits for a collective, without a core, and leaves it.
+    pub(crate) fn wait(&self, rank: Rank, id: MeetingId) -> Result<(), CommError> {
+        self.wait_then(rank, id, |meetings| meetings.leave(id))
+    }
+
+    /// As [`Board::wait`]; the notes of all ranks.
+    pub(crate) fn wait_for_notes(&self, rank: Rank, id: MeetingId) -> Result<Vec<usize>, CommError> {
+        self.wait_then(rank, id, |meetings| {
+            let notes = meetings.notes(id);
+            meetings.leave(id);
+            notes
+        })
+    }
+
+    fn wait_then<T>(
+        &self,
+        rank: Rank,
+        id: MeetingId,
+        end: impl FnOnce(&mut Meetings) -> T,
+    ) -> Result<T, CommError> {
         let mut state = self.lock();
         if state.failure.is_none() && !state.meetings.is_done(id) {
             self.block(&mut state, rank, Doing::Waiting(id));
@@ -105,7 +138,7 @@ impl Board {
         }
         match &state.failure {
             Some(failure) => Err(failure.error.clone()),
-            None => Ok(state.meetings.leave(id)),
+            None => Ok(end(&mut state.meetings)),
         }
     }
 
@@ -149,16 +182,20 @@ impl Board {
     /// Sleeps until `rank` runs again or the world has failed, which it has when nothing happens for long.
     fn sleep<'a>(&self, mut state: MutexGuard<'a, State>, rank: Rank) -> MutexGuard<'a, State> {
         while state.ranks[rank.0] != Doing::Running && state.failure.is_none() {
-            let left = self.timeout.saturating_sub(state.last_progress.elapsed());
-            if left.is_zero() {
+            let now = state.now();
+            if now.duration_since(state.last_progress) >= self.timeout {
                 match state.meetings.missing(&state.ranks) {
-                    Some(failure) => self.fail_locked(&mut state, failure),
+                    Some(failure) => {
+                        self.fail_locked(&mut state, failure);
+                        break;
+                    }
                     // All have arrived: the rank that moves the data is slow, but at work.
-                    None => state.last_progress = Instant::now(),
+                    None => state.last_progress = now,
                 }
-                continue;
             }
-            let woken = self.wake[rank.0].wait_timeout(state, left);
+            // Also when the limit has passed: the rank that moves the data needs the lock to say that it is done.
+            let pause = state.clock.interval();
+            let woken = self.wake[rank.0].wait_timeout(state, pause);
             state = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
         state
@@ -182,3 +219,6 @@ impl Board {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

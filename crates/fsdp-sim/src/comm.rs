@@ -212,7 +212,7 @@ impl<M: Memory> Communicator<M> for SimComm<M> {
             self.world.board.complete(id);
         }
         let rank = self.group.members[self.index];
-        let colors = self.world.board.wait(rank, id)?;
+        let colors = self.world.board.wait_for_notes(rank, id)?;
         let same = self.group.members.iter().zip(&colors).filter(|&(_, &theirs)| theirs == color);
         let members: Arc<[Rank]> = same.map(|(&member, _)| member).collect();
         let mut path = self.path.clone();

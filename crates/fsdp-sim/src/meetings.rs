@@ -2,7 +2,7 @@
 //!
 //! Plain data without locks, threads or buffers; [`Board`](crate::board::Board) keeps it behind its lock.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use fsdp_core::Rank;
@@ -54,6 +54,7 @@ struct Meeting {
     first: Rank,
     members: Arc<[Rank]>,
     notes: Vec<Option<usize>>,
+    arrived: usize,
     done: bool,
     left: usize,
 }
@@ -84,6 +85,7 @@ impl Meetings {
             call,
             first: rank,
             notes: vec![None; members.len()],
+            arrived: 0,
             members,
             done: false,
             left: 0,
@@ -93,7 +95,8 @@ impl Meetings {
             return Err(CommError::Mismatch { rank, got: call, peer, expected });
         }
         assert!(meeting.notes[index].replace(note).is_none(), "a rank enters a collective once");
-        Ok(meeting.notes.iter().all(Option::is_some))
+        meeting.arrived += 1;
+        Ok(meeting.arrived == meeting.members.len())
     }
 
     /// Marks the collective as finished.
@@ -106,23 +109,31 @@ impl Meetings {
         self.open.get(&id).is_some_and(|meeting| meeting.done)
     }
 
-    /// Lets a rank leave a finished collective; the notes of all ranks.
-    pub(crate) fn leave(&mut self, id: MeetingId) -> Vec<usize> {
+    /// The notes of all ranks of a finished collective.
+    pub(crate) fn notes(&self, id: MeetingId) -> Vec<usize> {
+        let meeting = self.open.get(&id).expect("a meeting is open until all ranks have left");
+        meeting.notes.iter().copied().flatten().collect()
+    }
+
+    /// Lets a rank leave a finished collective.
+    pub(crate) fn leave(&mut self, id: MeetingId) {
         let meeting = self.open.get_mut(&id).expect("a meeting is open until all ranks have left");
         meeting.left += 1;
-        if meeting.left < meeting.members.len() {
-            return meeting.notes.iter().copied().flatten().collect();
+        if meeting.left == meeting.members.len() {
+            self.open.remove(&id);
         }
-        let meeting = self.open.remove(&id).expect("it was just found");
-        meeting.notes.into_iter().flatten().collect()
     }
 
     /// The failure to report when ranks wait in vain: of the collectives that are waited for, one that lacks
     /// a rank which waits nowhere itself, else any that lacks a rank. `None` when no rank is lacking.
     pub(crate) fn missing(&self, ranks: &[Doing]) -> Option<Failure> {
         let idle = |rank: &Rank| !matches!(ranks[rank.0], Doing::Waiting(_));
+        // Thousands of ranks may wait in the same collective: each is looked at once.
+        let mut seen = BTreeSet::new();
         let waits = ranks.iter().filter_map(|doing| match doing {
-            Doing::Waiting(id) => self.open.get(id).map(|meeting| (meeting.missing(), meeting.call)),
+            Doing::Waiting(id) if seen.insert(*id) => {
+                self.open.get(id).map(|meeting| (meeting.missing(), meeting.call))
+            }
             _ => None,
         });
         let nevers = ranks.iter().enumerate().filter_map(|(rank, doing)| match doing {
@@ -136,10 +147,11 @@ impl Meetings {
         }
         let (missing, call) = lacking.swap_remove(chosen);
         let culprit = *missing.iter().find(|rank| idle(rank)).unwrap_or(&missing[0]);
-        Some(Failure { culprit, error: CommError::Missing { missing, call, status: self.status(ranks) } })
+        let (missing, status) = (missing.into(), self.status(ranks));
+        Some(Failure { culprit, error: CommError::Missing { missing, call, status } })
     }
 
-    fn status(&self, ranks: &[Doing]) -> Vec<RankStatus> {
+    fn status(&self, ranks: &[Doing]) -> Arc<[RankStatus]> {
         let describe = |doing: &Doing| match doing {
             Doing::Ready => "waits for a core".to_owned(),
             Doing::Running => "runs outside of collectives".to_owned(),

@@ -157,7 +157,7 @@ impl World {
             let mut threads = Vec::with_capacity(ranks);
             for rank in members.iter() {
                 threads.push(spawn(rank).map_err(|error| {
-                    world.board.end(*rank, Some("its thread could not be started".to_owned()));
+                    world.board.end(*rank, Some(&"its thread could not be started"));
                     RankFailure::Spawn(error)
                 }));
             }
@@ -178,7 +178,7 @@ fn run_rank<T, E: fmt::Display>(
         Ok(result) => result.map_err(RankFailure::Error),
         Err(panic) => Err(RankFailure::Panic(panic_message(panic.as_ref()))),
     };
-    world.board.end(rank, outcome.as_ref().err().map(ToString::to_string));
+    world.board.end(rank, outcome.as_ref().err().map(|failure| failure as &dyn fmt::Display));
     outcome
 }
 

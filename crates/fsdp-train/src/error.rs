@@ -13,6 +13,7 @@ use fsdp_core::{DType, Rank};
 use crate::checkpoint::{Difference, SaveFailure};
 use crate::config::ConfigError;
 use crate::data::DataError;
+use crate::memory::Shortage;
 use crate::train::{Divergence, Ending};
 
 /// A run that can not start, or failed.
@@ -70,6 +71,34 @@ pub enum TrainError {
         seq_len: usize,
         /// Rows of the position table.
         positions: usize,
+    },
+    /// The run would not fit into memory.
+    #[error("{0}")]
+    NotEnoughMemory(Box<Shortage>),
+    /// More ranks than one process can have as threads.
+    #[error(
+        "{ranks} ranks are too many: the ranks of a run are threads of one process, at most {ranks_max}; lower run.ranks \
+         (`fsdp schedule` shows the schedule and memory of larger worlds)"
+    )]
+    TooManyRanks {
+        /// Asked-for ranks.
+        ranks: usize,
+        /// The most that can be started.
+        ranks_max: usize,
+    },
+    /// A schedule with more operations than are worth having.
+    #[error(
+        "a step of {rounds} micro-batches per rank over {blocks} blocks of the model has a schedule that is too long \
+         (micro-batches times blocks may be {limit}); raise train.micro_batch_size or run.ranks, or lower \
+         train.global_batch_size"
+    )]
+    StepTooLong {
+        /// Micro-batches per rank and step.
+        rounds: usize,
+        /// Blocks of the model.
+        blocks: usize,
+        /// The most that both may be, multiplied.
+        limit: usize,
     },
     /// The output folder has content.
     #[error(

@@ -4,10 +4,11 @@
 //! wrong with them is found here, so that a started run fails only for reasons outside of the configuration.
 
 use std::sync::Arc;
+use std::thread;
 
 use fsdp_core::engine::Plan;
 use fsdp_core::layout::{Layout, Segment};
-use fsdp_core::ledger::{self, LedgerInput};
+use fsdp_core::ledger::{self, LedgerInput, Moving};
 use fsdp_core::memory::Usage;
 use fsdp_core::model::ModelSpec;
 use fsdp_core::schedule::{Accumulation, AccumulationOrder, Checkpointing, Offload, OpKind, Policy, Reshard};
@@ -24,6 +25,15 @@ use crate::init::InitSource;
 use crate::lr::LrSchedule;
 use crate::rule::{self, TrainBackend, optimizer_phases};
 use crate::run_data::RunData;
+
+/// The most ranks of a run, which are threads of one process. As many take 8 GiB of address space for their stacks, as much
+/// again for the buffers of matrix products, and a third of the memory maps that Linux gives a process.
+const RANKS_MAX: usize = 4096;
+
+/// The most that micro-batches of a step on a rank, times blocks of the model, may be: the schedule then has about half a
+/// million operations, whose compiling and checking takes some 150 MiB and a few seconds. A model of 126 layers may
+/// accumulate over 500 micro-batches.
+const BLOCK_ROUNDS_MAX: usize = 1 << 17;
 
 /// A run, ready to be started.
 #[derive(Clone, Debug)]
@@ -42,6 +52,17 @@ pub struct Job<A> {
     pub data: Arc<RunData>,
     /// Learning rates.
     pub schedule: LrSchedule,
+}
+
+/// The memory of a rank of a job.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Forecast {
+    /// By category.
+    pub(crate) usage: Usage,
+    /// What ranks that share storage hold besides what they keep.
+    pub(crate) moving: Moving,
+    /// Elements of its shards of the parameters.
+    pub(crate) shard_elements: usize,
 }
 
 impl<A: Architecture + Clone> Job<A> {
@@ -73,6 +94,9 @@ impl<A: Architecture + Clone> Job<A> {
         init: InitSource,
         data: Arc<RunData>,
     ) -> Result<Self, TrainError> {
+        if config.run.ranks > RANKS_MAX {
+            return Err(TrainError::TooManyRanks { ranks: config.run.ranks, ranks_max: RANKS_MAX });
+        }
         let plan = Arc::new(plan(&config, &architecture.description().spec, data.has_evaluation())?);
         init.check(&plan.spec)?;
         let schedule = LrSchedule::new(
@@ -90,6 +114,29 @@ impl<A: Architecture + Clone> Job<A> {
     /// Those of the model, run on shapes alone.
     pub fn predict<M: TrainBackend>(&self, rank: Rank) -> Result<Usage, TrainError> {
         predict::<M, A>(&self.config, &self.architecture, &self.plan, rank)
+    }
+
+    /// What ranks surely hold at one time, as far as the ledger can tell.
+    ///
+    /// # Errors
+    /// Those of the model, run on shapes alone.
+    pub(crate) fn forecast<M: TrainBackend>(&self) -> Result<Forecast, TrainError> {
+        let computing = match self.config.run.threads {
+            0 => thread::available_parallelism().map_or(1, usize::from),
+            threads => threads,
+        };
+        measured::<M, A, _>(&self.config, &self.architecture, &self.plan, Rank(0), |input| Forecast {
+            usage: ledger::predict(&self.plan.step, input),
+            moving: ledger::moving(&self.plan.step, input, self.plan.mesh.world(), computing),
+            shard_elements: self
+                .plan
+                .layout
+                .units
+                .iter()
+                .flat_map(|u| &u.segments)
+                .map(Segment::shard_len)
+                .sum(),
+        })
     }
 
     /// The same job on another number of ranks; the mesh keeps its replicas where they still divide.
@@ -112,6 +159,17 @@ pub fn predict<M: TrainBackend, A: Architecture + Clone>(
     plan: &Plan,
     rank: Rank,
 ) -> Result<Usage, TrainError> {
+    measured::<M, A, _>(config, architecture, plan, rank, |input| ledger::predict(&plan.step, input))
+}
+
+/// What is said of a rank's memory once its calls are measured.
+fn measured<M: TrainBackend, A: Architecture + Clone, T>(
+    config: &Resolved,
+    architecture: &A,
+    plan: &Plan,
+    rank: Rank,
+    say: impl FnOnce(&LedgerInput<'_>) -> T,
+) -> Result<T, TrainError> {
     let rule = M::rule(&config.train.optimizer, &plan.spec)?;
     let shape = RunShape {
         samples: config.train.micro_batch_size,
@@ -131,7 +189,7 @@ pub fn predict<M: TrainBackend, A: Architecture + Clone>(
         calls: &footprints.calls,
         data_bytes: footprints.data_bytes * plan.step.rounds,
     };
-    Ok(ledger::predict(&plan.step, &input))
+    Ok(say(&input))
 }
 
 /// The call that an operation makes.
@@ -199,6 +257,10 @@ pub fn plan(config: &Resolved, described: &ModelSpec, evaluates: bool) -> Result
     let units = wrap::units(&spec, &wrap_policy(&config.fsdp.wrap))?;
     let layout = Layout::new(&spec, &units, mesh.shards(), policy.param_dtype);
     let rounds = config.train.micro_batches_per_step() / mesh.world();
+    let blocks = spec.blocks.len();
+    if rounds > BLOCK_ROUNDS_MAX / blocks {
+        return Err(TrainError::StepTooLong { rounds, blocks, limit: BLOCK_ROUNDS_MAX });
+    }
     let phases = optimizer_phases(&config.train.optimizer);
     let evaluation_rounds = if evaluates { rounds } else { 0 };
     Ok(Plan::new(spec, layout, mesh, policy, phases, rounds, evaluation_rounds)?)

@@ -8,6 +8,8 @@
 //! |---|---|
 //! | [`config`] | the run file: TOML, `--set`, Hugging Face's `fsdp_config.json`, every default written out |
 //! | [`data`] | files, tokenizers, packing, the order of samples |
+//! | [`memory`] | whether a job fits into this machine |
+//! | [`input_file`] | reading files that somebody else names |
 //! | [`train`](mod@train) | a whole run: output folder, steps, evaluation, metrics, export |
 //! | [`verify`](mod@verify) | sharded training against the [`Oracle`], communication against closed forms, memory against the ledger |
 //! | [`lr`], [`metrics`] | learning rates as functions of the step; what a step reports |
@@ -21,8 +23,10 @@ pub mod data;
 mod error;
 mod export;
 mod init;
+pub mod input_file;
 mod job;
 pub mod lr;
+pub mod memory;
 pub mod metrics;
 mod not_finite;
 mod oracle;

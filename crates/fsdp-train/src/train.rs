@@ -20,6 +20,7 @@ use crate::checkpoint::{Resume, Resumed, RunWarning, SaveOptions, Saved, Start, 
 use crate::error::TrainError;
 use crate::export::plan_export;
 use crate::job::Job;
+use crate::memory::expect_room_to_train;
 use crate::metrics::{FlopModel, StepMetrics};
 use crate::rank::Evaluation;
 use crate::rule::TrainBackend;
@@ -110,6 +111,7 @@ where
     L::Memory: TrainBackend,
     A: Architecture + Clone,
 {
+    expect_room_to_train::<L::Memory, A>(job)?;
     let out_dir = Path::new(&job.config.run.out_dir);
     let rule = L::Memory::rule(&job.config.train.optimizer, &job.plan.spec)?;
     let table = StateTable::new(&job.plan, &*rule);

@@ -77,8 +77,9 @@ fn job(args: &BenchGpuArgs, workload: &Workload) -> Result<Job<HfModel>, CliErro
     let model = HfConfig::parse(&workload.config.to_string())
         .map_err(|source| CliError::Model { origin: "bench gpu".to_owned(), source })?;
     let architecture = model.build()?;
-    let global_batch = workload.batch * args.ranks;
-    let tokens = Tokens::create(workload.vocab, global_batch * workload.seq + 1)?;
+    let global_batch = workload.batch.saturating_mul(args.ranks);
+    let tokens = Tokens::of_step("--batch", global_batch, workload.seq)?;
+    tokens.write(workload.vocab)?;
     let run = format!(
         r#"
 [model]

@@ -7,22 +7,41 @@ use fsdp_nn::random;
 
 use crate::error::CliError;
 
+/// The most tokens of a step: all are in a file and in memory, 256 MiB each.
+const TOKENS_MAX: usize = 1 << 26;
+
 /// A file of random tokens (`tokens-u32`), which is gone when they have been read.
 pub(super) struct Tokens {
     file: PathBuf,
+    count: usize,
 }
 
 impl Tokens {
-    /// `count` tokens of a vocabulary.
+    /// The tokens of one step and the target of the last one, in a file that is not written yet; `option` chose the
+    /// number of sequences.
+    ///
+    /// # Errors
+    /// [`CliError::Option`] when they are more than a measurement needs.
+    pub(super) fn of_step(option: &'static str, sequences: usize, seq: usize) -> Result<Self, CliError> {
+        let tokens = sequences.saturating_mul(seq);
+        if tokens > TOKENS_MAX {
+            let what = format!(
+                "{sequences} sequences of {seq} tokens are too many: a step has at most {TOKENS_MAX} tokens here"
+            );
+            return Err(CliError::Option { option, what });
+        }
+        let file = std::env::temp_dir().join(format!("fsdp-bench-{}.u32", std::process::id()));
+        Ok(Self { file, count: tokens + 1 })
+    }
+
+    /// Writes them, of a vocabulary.
     ///
     /// # Errors
     /// [`CliError::Write`].
-    pub(super) fn create(vocab: usize, count: usize) -> Result<Self, CliError> {
-        let file = std::env::temp_dir().join(format!("fsdp-bench-{}.u32", std::process::id()));
-        let tokens = Self { file };
-        let bytes: Vec<u8> = (0..count as u64).flat_map(|index| token(vocab, index).to_le_bytes()).collect();
-        fs::write(&tokens.file, bytes).map_err(CliError::write(&tokens.file))?;
-        Ok(tokens)
+    pub(super) fn write(&self, vocab: usize) -> Result<(), CliError> {
+        let bytes: Vec<u8> =
+            (0..self.count as u64).flat_map(|index| token(vocab, index).to_le_bytes()).collect();
+        fs::write(&self.file, bytes).map_err(CliError::write(&self.file))
     }
 
     /// The file's path as a TOML string: a string in JSON spelling, whose escapes are TOML's too.

@@ -22,8 +22,9 @@ pub(super) fn job(args: &BenchTrainArgs) -> Result<Job<HfModel>, CliError> {
     let model = HfConfig::parse(&model_json(args))
         .map_err(|source| CliError::Model { origin: "bench train".to_owned(), source })?;
     let architecture = model.build()?;
-    let tokens = Tokens::create(args.vocab, args.global_batch * args.seq + 1)?;
+    let tokens = Tokens::of_step("--global-batch", args.global_batch, args.seq)?;
     let loaded = Resolved::parse(&run_toml(args, &tokens)?, "bench train", &[])?;
+    tokens.write(args.vocab)?;
     let init = run_setup::random(loaded.config.model.seed, &architecture);
     Ok(Job::new(loaded.config, architecture, init)?)
 }
@@ -31,7 +32,7 @@ pub(super) fn job(args: &BenchTrainArgs) -> Result<Job<HfModel>, CliError> {
 /// Heads that do not fit are options here, where the model would blame a `config.json` that nobody wrote.
 fn heads(args: &BenchTrainArgs) -> Result<(), CliError> {
     let BenchTrainArgs { hidden, heads, kv_heads, .. } = *args;
-    if heads > 0 && !hidden.is_multiple_of(2 * heads) {
+    if heads > 0 && !heads.checked_mul(2).is_some_and(|parts| hidden.is_multiple_of(parts)) {
         let what = format!("{heads} heads do not cut --hidden {hidden} into parts of even width; change one");
         return Err(CliError::Option { option: "--heads", what });
     }
@@ -64,7 +65,8 @@ pub(super) fn micro_batch(args: &BenchTrainArgs) -> Result<usize, CliError> {
         Some(micro_batch) => micro_batch,
         None => args.global_batch / args.ranks,
     };
-    if micro_batch > 0 && args.global_batch.is_multiple_of(micro_batch * args.ranks) {
+    let per_round = micro_batch.checked_mul(args.ranks).filter(|&samples| samples > 0);
+    if per_round.is_some_and(|samples| args.global_batch.is_multiple_of(samples)) {
         return Ok(micro_batch);
     }
     let (global, ranks) = (args.global_batch, args.ranks);

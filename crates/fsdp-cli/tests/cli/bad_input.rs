@@ -72,7 +72,7 @@ fn a_value_outside_its_range() {
     "none"
     "#);
     insta::assert_snapshot!(sandbox.refused_with("--set run.ranks=0"), @r"
-    error: --set run.ranks: `run.ranks` is 0; it must be an integer from 1 to 4294967295
+    error: --set run.ranks: `run.ranks` is 0; it must be an integer from 1 to 1048576
     ");
     insta::assert_snapshot!(sandbox.refused_with("--set train.optimizer={betas=[0.9,1.0]}"), @r"
     error: --set train.optimizer: `train.optimizer.betas` is [0.9, 1.0]; it must be two numbers of at

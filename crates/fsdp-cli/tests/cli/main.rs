@@ -29,6 +29,9 @@ mod verification;
 mod bad_input;
 mod bad_weights;
 
+// Input that is meant to do harm, or would by accident.
+mod hostile_input;
+
 // Output that cannot be written, and what may reach a terminal.
 mod disk_full;
 mod terminal;

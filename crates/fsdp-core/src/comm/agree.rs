@@ -1,5 +1,7 @@
 //! Ranks make sure that they were started alike, before the first step.
 
+use std::collections::BTreeMap;
+
 use super::{Comm, CommError, Purpose};
 use crate::digest::Digest;
 use crate::dtype::DType;
@@ -32,9 +34,10 @@ impl<M: Memory> Comm<M> {
 /// The ranks whose words differ from those of most ranks (of the earlier one, when as many agree on two), and the
 /// first of those most.
 fn differing(words: &[[i64; 2]]) -> Option<(Vec<Rank>, Rank)> {
-    let votes = |word: &[i64; 2]| words.iter().filter(|&other| other == word).count();
+    let mut votes: BTreeMap<&[i64; 2], usize> = BTreeMap::new();
+    words.iter().for_each(|word| *votes.entry(word).or_default() += 1);
     // The last of equal maxima is found, so the first rank is looked at last.
-    let (reference, most) = words.iter().enumerate().rev().max_by_key(|(_, word)| votes(word))?;
+    let (reference, most) = words.iter().enumerate().rev().max_by_key(|(_, word)| votes[word])?;
     let ranks: Vec<Rank> =
         words.iter().enumerate().filter(|&(_, word)| word != most).map(|(rank, _)| Rank(rank)).collect();
     (!ranks.is_empty()).then_some((ranks, Rank(reference)))

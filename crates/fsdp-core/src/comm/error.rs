@@ -1,5 +1,7 @@
 //! How collectives fail.
 
+use std::sync::Arc;
+
 use super::Fingerprint;
 use crate::dtype::DType;
 use crate::rank::Rank;
@@ -13,7 +15,8 @@ pub struct RankStatus {
     pub doing: String,
 }
 
-/// Failures of collectives. They name ranks of the whole world, not of the group.
+/// Failures of collectives. They name ranks of the whole world, not of the group. Every rank gets the same one, so what
+/// has an entry per rank is shared.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
@@ -70,11 +73,11 @@ pub enum CommError {
     #[error("{} did not arrive in {call}{}", join_ranks(missing), table(status))]
     Missing {
         /// The ranks that did not arrive.
-        missing: Vec<Rank>,
+        missing: Arc<[Rank]>,
         /// The collective that waits for them.
         call: Fingerprint,
         /// Who waits where.
-        status: Vec<RankStatus>,
+        status: Arc<[RankStatus]>,
     },
     /// A collective has not ended in time.
     #[error(
@@ -91,9 +94,9 @@ pub enum CommError {
         /// The time limit.
         seconds: u64,
         /// The ranks that have not entered it.
-        missing: Vec<Rank>,
+        missing: Arc<[Rank]>,
         /// What every rank was last seen doing.
-        status: Vec<RankStatus>,
+        status: Arc<[RankStatus]>,
     },
     /// The communicator was aborted on this rank.
     #[error("the communicator was aborted on {rank}: {reason}")]

@@ -480,8 +480,8 @@ fn messages_name_ranks_and_calls() {
         dtype: DType::F32,
         elements: 8,
     };
-    let status = vec![RankStatus { rank: Rank(0), doing: "waits in #4".into() }];
-    let missing = CommError::Missing { missing: vec![Rank(1), Rank(3)], call, status };
+    let status = [RankStatus { rank: Rank(0), doing: "waits in #4".into() }].into();
+    let missing = CommError::Missing { missing: [Rank(1), Rank(3)].into(), call, status };
     assert_eq!(
         missing.to_string(),
         "rank 1, rank 3 did not arrive in #4 all-gather (backward, 8 x f32)\n  rank 0: waits in #4"

@@ -234,6 +234,23 @@ fn a_unit_without_rows_is_cut_into_short_ones() {
 }
 
 #[test]
+fn a_parameter_is_found_where_it_lies() {
+    let params = [(vec![2, 6], true), (vec![3, 4], false), (vec![5], true), (vec![7], true)];
+    let mut units = cut(&[0, 1, 1, 0]);
+    units[0].params.pop();
+    let layout = Layout::new(&model(&params), &units, 2, DType::F32);
+    for (unit, held) in layout.units.iter().enumerate() {
+        for (index, segment) in held.segments.iter().enumerate() {
+            for place in &segment.params {
+                assert_eq!(layout.find(place.param), Some((unit, index, *place)));
+            }
+        }
+    }
+    assert_eq!(layout.find(ParamId(3)), None, "no unit has it");
+    assert_eq!(layout.find(ParamId(4)), None);
+}
+
+#[test]
 fn no_shards_are_refused() {
     let empty = std::panic::catch_unwind(|| Layout::new(&model(&[]), &[], 0, DType::F32));
     assert!(empty.is_err());

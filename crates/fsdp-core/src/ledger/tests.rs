@@ -157,6 +157,10 @@ proptest! {
                 data_bytes,
             };
             let usage = predict(&schedule, &input);
+            let alone = moving(&schedule, &input, 1, 1);
+            prop_assert!(alone.world_bytes <= alone.rank_bytes);
+            prop_assert!(alone.rank_bytes <= usage.device.total_peak_bytes);
+            prop_assert!(moving(&schedule, &input, 7, 2).world_bytes <= 7 * alone.rank_bytes);
             let mut counter = Counter::default();
             allocate_static(&mut counter, &built, &schedule, optimizer);
             for _ in 0..2 {

@@ -106,8 +106,11 @@ pub(super) fn residencies(layout: &Layout, steps: &[Step], policy: &Policy) -> V
         .position(|step| matches!(step.kind, OpKind::Finish { .. }))
         .expect("every micro-batch has a last block");
     let mut all: Vec<Residency> = Vec::new();
-    for (unit, unit_layout) in layout.units.iter().enumerate() {
-        let uses: Vec<usize> = (0..steps.len()).filter(|&at| steps[at].units.contains(&unit)).collect();
+    let mut all_uses = vec![Vec::new(); layout.units.len()];
+    for (at, step) in steps.iter().enumerate() {
+        step.units.iter().for_each(|&unit| all_uses[unit].push(at));
+    }
+    for ((unit, unit_layout), uses) in layout.units.iter().enumerate().zip(all_uses) {
         let forward = span(uses.iter().copied().filter(|&at| at <= finish));
         let backward = span(uses.iter().copied().filter(|&at| at >= finish));
         let keep = match policy.reshard_after_forward {

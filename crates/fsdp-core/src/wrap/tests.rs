@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::{BlockSpec, ModuleSpec, ParamSpec};
+use crate::model::{BlockSpec, ELEMENTS_MAX, ModuleSpec, ParamSpec};
 use crate::testing::{Sketch, setups};
 
 /// A random tree of modules: per module its parent, class, and the sizes of its parameters.
@@ -221,6 +221,17 @@ fn models_that_contradict_themselves_are_refused() {
         |spec| spec.blocks[0].params.truncate(1),
         "no block reads parameter scale, so it can not be trained",
     );
+    let rest = Sketch::plain(1).spec().elements() - Sketch::plain(1).spec().params[0].len();
+    let most = ELEMENTS_MAX - rest;
+    let mut largest = Sketch::plain(1).spec();
+    largest.params[0].shape = vec![most];
+    assert!(largest.validate().is_ok());
+    for shape in [vec![most + 1], vec![usize::MAX], vec![1 << 40, 1 << 40]] {
+        let mut spec = Sketch::plain(1).spec();
+        spec.params[0].shape = shape;
+        let error = spec.validate().unwrap_err().to_string();
+        assert!(error.contains("more than 281474976710656 (2^48) elements"), "{error}");
+    }
     let mut unread = Sketch::plain(1).spec();
     unread.blocks[0].params.truncate(1);
     unread.params[1].trainable = false;

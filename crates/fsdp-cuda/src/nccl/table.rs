@@ -214,7 +214,8 @@ impl<E> Table<E> {
         let waits = self.waits(now);
         for wait in &waits {
             // The others may still come.
-            let missing: Vec<Rank> = wait.missing.iter().copied().filter(|rank| self.ended[rank.0]).collect();
+            let missing: Arc<[Rank]> =
+                wait.missing.iter().copied().filter(|rank| self.ended[rank.0]).collect();
             if let Some(&culprit) = missing.first() {
                 let (call, status) = (wait.call, self.status());
                 return Some(Failure { culprit, error: CommError::Missing { missing, call, status } });
@@ -227,7 +228,7 @@ impl<E> Table<E> {
         let is_root = |wait: &&Wait| wait.missing.iter().any(|rank| !waits_for_another(rank));
         let Wait { rank, call, missing, .. } = waits.iter().find(is_root).unwrap_or(late);
         let culprit = *missing.iter().find(|rank| !waits_for_another(rank)).unwrap_or(rank);
-        let (seconds, missing, status) = (limit.as_secs(), missing.clone(), self.status());
+        let (seconds, missing, status) = (limit.as_secs(), missing.as_slice().into(), self.status());
         Some(Failure {
             culprit,
             error: CommError::TimedOut { rank: *rank, call: *call, seconds, missing, status },
@@ -249,7 +250,7 @@ impl<E> Table<E> {
     }
 
     /// What every rank has issued last and ended last, on every communicator.
-    pub(super) fn status(&self) -> Vec<RankStatus> {
+    pub(super) fn status(&self) -> Arc<[RankStatus]> {
         let line = |(rank, ended): (usize, &bool)| {
             let rank = Rank(rank);
             let of_group = |group: &Group<E>| {

@@ -76,7 +76,7 @@ fn abort(links: &[Arc<Link>]) {
 impl<M: DeviceMemory> State<M> {
     /// Settles what has ended; the failure if a device has failed or a collective takes too long.
     fn failure_of_events(&mut self, limit: Duration) -> Option<Failure> {
-        let now = Instant::now();
+        let now = self.now();
         let memories = &self.memories;
         let settled = self.table.settle(now, |rank, event| {
             let memory = memories[rank.0].as_ref().expect("a rank has its memory before it communicates");

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fsdp_core::comm::{CommError, Fingerprint};
-use fsdp_core::{Error, Rank};
+use fsdp_core::{Error, Rank, RunClock};
 
 use super::NcclError;
 use super::link::Link;
@@ -15,6 +15,7 @@ use crate::device::DeviceMemory;
 pub(super) struct State<M: DeviceMemory> {
     pub(super) table: Table<M::Event>,
     pub(super) failure: Option<Failure>,
+    clock: RunClock,
     /// The memories of ranks that have one, to ask them about events.
     pub(super) memories: Vec<Option<Arc<M>>>,
     pub(super) links: Vec<Arc<Link>>,
@@ -22,6 +23,13 @@ pub(super) struct State<M: DeviceMemory> {
     seated: usize,
     /// All ranks have returned: the watcher closes what is left and ends.
     pub(super) stopping: bool,
+}
+
+impl<M: DeviceMemory> State<M> {
+    /// The time as far as this process ran.
+    pub(super) fn now(&mut self) -> Instant {
+        self.clock.at(Instant::now())
+    }
 }
 
 /// Shared by all ranks, and the watcher.
@@ -38,6 +46,7 @@ impl<M: DeviceMemory> World<M> {
         let state = State {
             table: Table::new(ranks),
             failure: None,
+            clock: RunClock::new(limit, Instant::now()),
             memories: vec![None; ranks],
             links: Vec::new(),
             seated: 0,
@@ -65,7 +74,9 @@ impl<M: DeviceMemory> World<M> {
         rank: Rank,
         shares: Option<Seat>,
     ) -> Seat {
-        self.lock().table.seat(path, name, members, rank, shares, Instant::now())
+        let mut state = self.lock();
+        let now = state.now();
+        state.table.seat(path, name, members, rank, shares, now)
     }
 
     /// Makes a communicator known to the watcher, which aborts it at once if the world has failed.
@@ -86,7 +97,8 @@ impl<M: DeviceMemory> World<M> {
             return Err(failure.error.clone());
         }
         let culprit = state.table.members(seat)[seat.index];
-        match state.table.enter(seat, call, note, Instant::now()) {
+        let now = state.now();
+        match state.table.enter(seat, call, note, now) {
             Ok(position) => {
                 if note.is_some() {
                     self.changed.notify_all();
@@ -136,7 +148,9 @@ impl<M: DeviceMemory> World<M> {
 
     /// Notes that a call that the device has no part in has ended.
     pub(super) fn end_call(&self, seat: Seat, position: Position) {
-        self.lock().table.end_call(seat, position, Instant::now());
+        let mut state = self.lock();
+        let now = state.now();
+        state.table.end_call(seat, position, now);
     }
 
     /// Notes that a rank has returned, and why it failed if it did.

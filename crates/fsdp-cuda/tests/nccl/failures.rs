@@ -105,7 +105,7 @@ fn a_rank_that_does_not_come_is_named_with_its_latest_collectives() {
         panic!("{failure:?}");
     };
     assert_eq!((call.to_string().as_str(), *seconds), ("#1 all-reduce (scalars, 1 x i64)", 1));
-    assert_eq!(*missing, [Rank(2)]);
+    assert_eq!(**missing, [Rank(2)]);
     let lines: Vec<&str> = status.iter().map(|line| line.doing.as_str()).collect();
     let connected = "#0 connect (setup, 0 x u32)";
     let (first, second) = ("#0 all-reduce (scalars, 1 x i64)", "#1 all-reduce (scalars, 1 x i64)");
@@ -149,7 +149,7 @@ fn a_rank_that_returns_too_early_is_missed_at_once() {
     let FailureReason::Comm(CommError::Missing { missing, status, .. }) = &failure.reason else {
         panic!("{failure:?}");
     };
-    assert_eq!(*missing, [Rank(1)]);
+    assert_eq!(**missing, [Rank(1)]);
     assert!(status[1].doing.starts_with("has returned"), "{status:?}");
 }
 

@@ -26,6 +26,16 @@ pub enum ConfigError {
         /// What is allowed.
         expected: &'static str,
     },
+    /// A size beyond what is supported.
+    #[error("config.json: `{key}` = {value} is too large: at most {limit} is supported")]
+    TooLarge {
+        /// The key, or the product of two keys.
+        key: &'static str,
+        /// The rejected value, as JSON.
+        value: String,
+        /// The largest that is supported.
+        limit: usize,
+    },
     /// A value that changes the mathematics in a way that is not supported.
     #[error("config.json: `{key}` = {value} is not supported, only {supported}")]
     Unsupported {

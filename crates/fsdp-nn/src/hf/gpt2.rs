@@ -2,6 +2,7 @@
 
 use super::error::ConfigError;
 use super::keys::{Keys, divides};
+use super::limits::{INNER_MAX, LAYERS_MAX, ROWS_MAX, WIDTH_MAX};
 use crate::model::Gpt2Config;
 
 pub(super) fn parse(keys: Keys<'_>) -> Result<Gpt2Config, ConfigError> {
@@ -10,16 +11,16 @@ pub(super) fn parse(keys: Keys<'_>) -> Result<Gpt2Config, ConfigError> {
     keys.only_false("scale_attn_by_inverse_layer_idx")?;
     keys.only_false("reorder_and_upcast_attn")?;
     keys.only_false("add_cross_attention")?;
-    let n_embd = keys.required_size(&["n_embd", "hidden_size"])?;
-    let n_head = keys.required_size(&["n_head", "num_attention_heads"])?;
+    let n_embd = keys.required_size(&["n_embd", "hidden_size"], WIDTH_MAX)?;
+    let n_head = keys.required_size(&["n_head", "num_attention_heads"], WIDTH_MAX)?;
     divides(("n_embd", n_embd), ("n_head", n_head))?;
     Ok(Gpt2Config {
-        vocab_size: keys.required_size(&["vocab_size"])?,
-        n_positions: keys.required_size(&["n_positions", "max_position_embeddings"])?,
+        vocab_size: keys.required_size(&["vocab_size"], ROWS_MAX)?,
+        n_positions: keys.required_size(&["n_positions", "max_position_embeddings"], ROWS_MAX)?,
         n_embd,
-        n_layer: keys.required_size(&["n_layer", "num_hidden_layers"])?,
+        n_layer: keys.required_size(&["n_layer", "num_hidden_layers"], LAYERS_MAX)?,
         n_head,
-        n_inner: keys.size(&["n_inner"])?.unwrap_or(4 * n_embd),
+        n_inner: keys.size(&["n_inner"], INNER_MAX)?.unwrap_or(4 * n_embd),
         layer_norm_epsilon: keys.positive("layer_norm_epsilon", 1e-5)?,
         embd_pdrop: keys.probability("embd_pdrop", 0.1)?,
         attn_pdrop: keys.probability("attn_pdrop", 0.1)?,

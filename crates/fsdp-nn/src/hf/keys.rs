@@ -22,18 +22,25 @@ impl<'a> Keys<'a> {
         spellings.iter().find_map(|&key| Some((key, self.get(key)?)))
     }
 
-    /// A size of at least 1 under one of several spellings.
-    pub(super) fn size(self, spellings: &[&'static str]) -> Result<Option<usize>, ConfigError> {
+    /// A size from 1 to `limit` under one of several spellings.
+    pub(super) fn size(self, spellings: &[&'static str], limit: usize) -> Result<Option<usize>, ConfigError> {
         let Some((key, value)) = self.any(spellings) else { return Ok(None) };
-        match value.as_u64().and_then(|size| usize::try_from(size).ok()) {
-            Some(size) if size > 0 => Ok(Some(size)),
+        match value.as_u64() {
+            Some(size) if size > limit as u64 => {
+                Err(ConfigError::TooLarge { key, value: value.to_string(), limit })
+            }
+            Some(size) if size > 0 => Ok(Some(size as usize)),
             _ => Err(ConfigError::Value { key, value: value.to_string(), expected: "a positive integer" }),
         }
     }
 
     /// As [`Keys::size`], but it must be there.
-    pub(super) fn required_size(self, spellings: &[&'static str]) -> Result<usize, ConfigError> {
-        self.size(spellings)?.ok_or(ConfigError::Missing { key: spellings[0] })
+    pub(super) fn required_size(
+        self,
+        spellings: &[&'static str],
+        limit: usize,
+    ) -> Result<usize, ConfigError> {
+        self.size(spellings, limit)?.ok_or(ConfigError::Missing { key: spellings[0] })
     }
 
     /// A number that `accepts` accepts.

@@ -2,20 +2,21 @@
 
 use super::error::ConfigError;
 use super::keys::{Keys, divides};
+use super::limits::{INNER_MAX, LAYERS_MAX, ROWS_MAX, WIDTH_MAX};
 use crate::model::LlamaConfig;
 
 pub(super) fn parse(keys: Keys<'_>) -> Result<LlamaConfig, ConfigError> {
     keys.only("hidden_act", "\"silu\"", |act| act == "silu" || act == "swish")?;
     keys.only_null("sliding_window")?;
-    let hidden_size = keys.required_size(&["hidden_size"])?;
-    let heads = keys.required_size(&["num_attention_heads"])?;
-    let kv_heads = keys.size(&["num_key_value_heads"])?.unwrap_or(heads);
+    let hidden_size = keys.required_size(&["hidden_size"], WIDTH_MAX)?;
+    let heads = keys.required_size(&["num_attention_heads"], WIDTH_MAX)?;
+    let kv_heads = keys.size(&["num_key_value_heads"], WIDTH_MAX)?.unwrap_or(heads);
     divides(("num_attention_heads", heads), ("num_key_value_heads", kv_heads))?;
     Ok(LlamaConfig {
-        vocab_size: keys.required_size(&["vocab_size"])?,
+        vocab_size: keys.required_size(&["vocab_size"], ROWS_MAX)?,
         hidden_size,
-        intermediate_size: keys.required_size(&["intermediate_size"])?,
-        num_hidden_layers: keys.required_size(&["num_hidden_layers"])?,
+        intermediate_size: keys.required_size(&["intermediate_size"], INNER_MAX)?,
+        num_hidden_layers: keys.required_size(&["num_hidden_layers"], LAYERS_MAX)?,
         num_attention_heads: heads,
         num_key_value_heads: kv_heads,
         head_dim: head_dim(keys, hidden_size, heads)?,
@@ -26,18 +27,22 @@ pub(super) fn parse(keys: Keys<'_>) -> Result<LlamaConfig, ConfigError> {
         mlp_bias: keys.flag("mlp_bias", false)?,
         attention_dropout: keys.probability("attention_dropout", 0.0)?,
         initializer_range: keys.initializer_range()?,
-        max_position_embeddings: keys.size(&["max_position_embeddings"])?.unwrap_or(2048),
+        max_position_embeddings: keys.size(&["max_position_embeddings"], ROWS_MAX)?.unwrap_or(2048),
     })
 }
 
 fn head_dim(keys: Keys<'_>, hidden_size: usize, heads: usize) -> Result<usize, ConfigError> {
-    let head_dim = match keys.size(&["head_dim"])? {
+    let head_dim = match keys.size(&["head_dim"], WIDTH_MAX)? {
         Some(head_dim) => head_dim,
         None => {
             divides(("hidden_size", hidden_size), ("num_attention_heads", heads))?;
             hidden_size / heads
         }
     };
+    if head_dim * heads > WIDTH_MAX {
+        let value = (head_dim * heads).to_string();
+        return Err(ConfigError::TooLarge { key: "num_attention_heads * head_dim", value, limit: WIDTH_MAX });
+    }
     if head_dim.is_multiple_of(2) {
         return Ok(head_dim);
     }

@@ -9,6 +9,7 @@ mod config;
 mod error;
 mod gpt2;
 mod keys;
+mod limits;
 mod llama;
 mod model;
 mod names;

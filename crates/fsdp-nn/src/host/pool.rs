@@ -12,6 +12,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bytemuck::allocation::try_zeroed_vec;
 use bytemuck::{Pod, Zeroable};
 use fsdp_core::Error;
 use fsdp_core::memory::Category;
@@ -91,14 +92,30 @@ impl HostPool {
             .get_mut(&line_count)
             .and_then(Vec::pop);
         let is_new = reused.is_none();
+        let lines = match reused {
+            Some(lines) => lines,
+            None => try_zeroed_vec(line_count).map_err(|()| self.full(category, bytes))?,
+        };
         if is_new {
             self.held_lines.fetch_add(line_count, Ordering::Relaxed);
         }
-        let lines = reused.unwrap_or_else(|| bytemuck::zeroed_vec(line_count));
         Ok((Storage::Own(PooledLines { lines, pool: Arc::clone(self) }), is_new))
     }
 
+    fn full(&self, category: Category, bytes: usize) -> Error {
+        let what = format!(
+            "the host has no room for {bytes} bytes more; the buffers of this process hold {} bytes. Lower \
+             data.seq_len or train.micro_batch_size, recompute (fsdp.activation_checkpointing), or train on a machine \
+             with more memory",
+            self.held_bytes()
+        );
+        Error::Memory { category: Some(category), what }
+    }
+
     /// `len` elements of unspecified contents for the duration of a kernel.
+    ///
+    /// # Panics
+    /// When the host has no room for them. A kernel can not fail, and this is little beside what it works on.
     pub(crate) fn scratch<A: Float>(self: &Arc<Self>, len: usize) -> Scratch<A> {
         let line_count = (len * size_of::<A>()).div_ceil(size_of::<Line>());
         let mut free = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
@@ -106,9 +123,13 @@ impl HostPool {
         let reused = fitting.map(|index| free.swap_remove(index)).or_else(|| free.pop());
         drop(free);
         // A block that is too small is not worth copying.
-        let lines = reused
-            .filter(|lines| lines.len() >= line_count)
-            .unwrap_or_else(|| bytemuck::zeroed_vec(line_count));
+        let lines =
+            reused.filter(|lines| lines.len() >= line_count).unwrap_or_else(|| {
+                match try_zeroed_vec(line_count) {
+                    Ok(lines) => lines,
+                    Err(()) => panic!("the host has no room for {line_count} x 64 bytes of scratch"),
+                }
+            });
         Scratch { lines, len, pool: Arc::clone(self), element: PhantomData }
     }
 }

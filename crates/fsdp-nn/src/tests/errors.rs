@@ -88,6 +88,31 @@ fn missing_keys_wrong_values_and_sizes_that_do_not_divide_are_named() {
 }
 
 #[test]
+fn sizes_beyond_their_limit_are_named_with_it() {
+    for (base, key, most) in [
+        (LLAMA, "num_hidden_layers", 4096u64),
+        (LLAMA, "intermediate_size", 1 << 22),
+        (LLAMA, "vocab_size", 1 << 24),
+        (LLAMA, "max_position_embeddings", 1 << 24),
+        (LLAMA, "head_dim", 1 << 18),
+        (GPT2, "n_layer", 4096),
+        (GPT2, "n_inner", 1 << 22),
+        (GPT2, "n_positions", 1 << 24),
+    ] {
+        assert!(with(base, key, &most.to_string()).is_ok(), "{key} = {most}");
+        for size in [most + 2, 1 << 40, 1 << 62, u64::MAX] {
+            let error = with(base, key, &size.to_string()).unwrap_err().to_string();
+            assert!(error.contains(key) && error.contains("too large: at most"), "{error}");
+        }
+    }
+    let error = with(LLAMA, "head_dim", "262146").unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "config.json: `num_attention_heads * head_dim` = 1048584 is too large: at most 1048576 is supported"
+    );
+}
+
+#[test]
 fn defaults_and_spellings_are_those_of_transformers() {
     let HfFamily::Llama(llama) = HfConfig::parse(LLAMA).unwrap().family else { panic!("a Llama") };
     assert_eq!((llama.head_dim, llama.rope_theta, llama.tie_word_embeddings), (6, 10000.0, false));

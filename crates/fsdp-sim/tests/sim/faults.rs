@@ -85,7 +85,7 @@ fn check(rank: Rank, action: Action, ranks: usize, error: &WorldError<Error>) {
                 CommError::Mismatch { rank: named, peer, got, expected },
             ) => (*named == rank || *peer == rank) && got != expected,
             (Action::Never, CommError::Missing { missing, status, .. }) => {
-                *missing == [rank] && status.len() == ranks
+                **missing == [rank] && status.len() == ranks
             }
             _ => false,
         };
@@ -116,6 +116,19 @@ fn a_hundred_ranks_survive_the_failure_of_one() {
 }
 
 #[test]
+fn what_a_failure_says_of_every_rank_is_held_once() {
+    let faults = vec![Fault { rank: Rank(3), nth: 2, action: Action::Never }];
+    let error = fails(WorldOptions { faults, ..options(40, 2) });
+    let table = |failure: &RankFailure<Error>| match comm_error(failure) {
+        CommError::Missing { status, .. } => Arc::clone(status),
+        other => panic!("{other}"),
+    };
+    let first = table(&error.cause);
+    assert_eq!(first.len(), 40);
+    assert!(error.others.iter().all(|(_, other)| Arc::ptr_eq(&table(other), &first)));
+}
+
+#[test]
 fn an_error_of_a_body_is_carried_and_reaches_the_others() {
     let result = World::run(options(3, 2), |mut context| {
         let mut comm = context.comm();
@@ -141,7 +154,7 @@ fn a_rank_that_returns_early_is_missed_at_once() {
     let error = error.expect_err("rank 2 never arrives");
     assert_eq!(error.rank, Rank(2));
     let CommError::Missing { missing, call, status } = comm_error(&error.cause) else { panic!("{error}") };
-    assert_eq!((missing.as_slice(), call.sequence), (&[Rank(2)][..], 1));
+    assert_eq!((&missing[..], call.sequence), (&[Rank(2)][..], 1));
     assert_eq!(status[2].doing, "has ended");
     assert_eq!(status[0].doing, "waits in #1 all-reduce (scalars, 4 x f32) of 4 ranks");
 }
@@ -184,7 +197,7 @@ fn a_rank_that_works_too_long_is_missed_after_the_time_limit() {
     let CommError::Missing { missing, status, .. } = comm_error(&error.others[0].1) else {
         panic!("{error}")
     };
-    assert_eq!(missing, &[Rank(1)]);
+    assert_eq!(**missing, [Rank(1)]);
     assert_eq!(status[1].doing, "runs outside of collectives");
 }
 

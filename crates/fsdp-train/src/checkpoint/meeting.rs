@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fsdp_ckpt::native::RankReport;
-use fsdp_core::Rank;
+use fsdp_core::{Rank, RunClock};
 
 use super::Saved;
 use crate::error::TrainError;
@@ -70,6 +70,7 @@ impl Meeting {
     /// The first failure by rank; [`TrainError::SaveLate`] after `limit`; whatever ended the save meanwhile.
     pub(super) fn reports(&self, limit: Duration) -> Result<Vec<RankReport>, TrainError> {
         let begin = Instant::now();
+        let mut clock = RunClock::new(limit, begin);
         let mut state = self.lock();
         loop {
             if state.outcome.is_some() {
@@ -78,12 +79,11 @@ impl Meeting {
             if state.reports.iter().all(Option::is_some) {
                 break;
             }
-            let left = limit.saturating_sub(begin.elapsed());
-            if left.is_zero() {
+            if clock.at(Instant::now()).duration_since(begin) >= limit {
                 let late = (0..state.reports.len()).filter(|&shard| state.reports[shard].is_none());
                 return Err(TrainError::SaveLate { ranks: late.take(NAMED_MAX).map(Rank).collect(), limit });
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.changed.wait_timeout(state, clock.interval()).unwrap_or_else(PoisonError::into_inner).0;
         }
         let reports = std::mem::take(&mut state.reports).into_iter().flatten().enumerate();
         let of_rank = |(rank, report): (usize, Result<RankReport, TrainError>)| {

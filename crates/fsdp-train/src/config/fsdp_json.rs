@@ -6,7 +6,6 @@
 //! meaning here.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -15,6 +14,7 @@ use super::error::ConfigError;
 use super::fsdp::{ActivationCheckpointing, Dtype, Offload, Reshard, WrapPolicy};
 use super::reader::nearest;
 use super::warning::Warning;
+use crate::input_file::{self, CONFIG_BYTES_MAX};
 
 const CLASSES: &str = "transformer_layer_cls_to_wrap";
 const SIZE: &str = "min_num_params";
@@ -67,8 +67,8 @@ pub struct FsdpJson {
 /// # Errors
 /// If it cannot be read, is not a JSON object, or breaks a rule.
 pub fn load(path: &Path) -> Result<FsdpJson, ConfigError> {
-    let text =
-        fs::read_to_string(path).map_err(|source| ConfigError::Read { file: path.to_owned(), source })?;
+    let text = input_file::read_text(path, CONFIG_BYTES_MAX)
+        .map_err(|source| ConfigError::Read { file: path.to_owned(), source })?;
     parse(&text, &path.display().to_string())
 }
 

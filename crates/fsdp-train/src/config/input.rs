@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use super::error::ConfigError;
-use super::kind::{BOOL, COUNT, Kind, SIZE, SOME_TEXTS, TEXT, TEXTS, one_of, write_or_none};
+use super::kind::{BOOL, COUNT, Kind, MICRO_BATCH_SIDE, SOME_TEXTS, TEXT, TEXTS, one_of, write_or_none};
 use super::reader::{Origin, Reader};
 
 const FORMAT: Kind<Format> = one_of("\"text\", \"jsonl\", \"tokens-u16\" or \"tokens-u32\"");
@@ -107,7 +107,7 @@ impl DataConfig {
             bos: reader.or_none("bos", TOKEN)?,
             eos: reader.or_none("eos", TOKEN)?,
             pad: reader.or("pad", TOKEN, TokenRef::Id(0))?,
-            seq_len: reader.required("seq_len", SIZE)?,
+            seq_len: reader.required("seq_len", MICRO_BATCH_SIDE)?,
             shuffle: reader.or("shuffle", BOOL, true)?,
             seed: reader.or("seed", COUNT, 0)?,
         })

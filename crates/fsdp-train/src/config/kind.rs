@@ -25,6 +25,23 @@ pub(super) const COUNT: Kind<u64> = Kind { allowed: "an integer of at least 0", 
 pub(super) const POSITIVE_COUNT: Kind<u64> =
     Kind { allowed: "an integer of at least 1", read: |value| count(value).filter(|&n| n > 0) };
 
+/// The most tokens of a micro-batch. Its tokens and targets then take 64 MiB, and a count of elements of activations stays
+/// within 63 bits; the longest sequences that are trained have a million tokens.
+pub(super) const MICRO_BATCH_TOKENS_MAX: usize = 1 << 23;
+
+/// Tokens of a sequence, or sequences of a micro-batch: their product has the same limit.
+pub(super) const MICRO_BATCH_SIDE: Kind<usize> = Kind {
+    allowed: "an integer from 1 to 8388608",
+    read: |value| (SIZE.read)(value).filter(|&size| size <= MICRO_BATCH_TOKENS_MAX),
+};
+
+/// A number of ranks. Schedules can be looked at for clusters that no machine is; how many ranks can be started is less,
+/// and depends on what starts them.
+pub(super) const RANKS: Kind<usize> = Kind {
+    allowed: "an integer from 1 to 1048576",
+    read: |value| (SIZE.read)(value).filter(|&ranks| ranks <= 1 << 20),
+};
+
 /// A size that fits in memory: an integer from 1 to 2^32 - 1.
 pub(super) const SIZE: Kind<usize> =
     Kind { allowed: "an integer from 1 to 4294967295", read: |value| size(value).filter(|&n| n > 0) };

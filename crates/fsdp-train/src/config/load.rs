@@ -1,6 +1,5 @@
 //! From a run file to a [`Resolved`] configuration: parse, override, read, validate.
 
-use std::fs;
 use std::path::Path;
 
 use serde::Serialize;
@@ -16,6 +15,7 @@ use super::run::RunConfig;
 use super::train::TrainConfig;
 use super::validate::validate;
 use super::warning::Warning;
+use crate::input_file::{self, CONFIG_BYTES_MAX};
 
 const TABLES: &[&str] = &["model", "data", "train", "fsdp", "checkpoint", "run"];
 
@@ -51,8 +51,8 @@ impl Resolved {
     /// # Errors
     /// The first thing that is wrong with it.
     pub fn load(path: &Path, overrides: &[String]) -> Result<Loaded, ConfigError> {
-        let text =
-            fs::read_to_string(path).map_err(|source| ConfigError::Read { file: path.to_owned(), source })?;
+        let text = input_file::read_text(path, CONFIG_BYTES_MAX)
+            .map_err(|source| ConfigError::Read { file: path.to_owned(), source })?;
         Resolved::parse(&text, &path.display().to_string(), overrides)
     }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use toml::Table;
 
 use super::error::ConfigError;
-use super::kind::{BOOL, Kind, POSITIVE, SIZE, SIZE_OR_ZERO, TEXT, one_of, write_or_none};
+use super::kind::{BOOL, Kind, POSITIVE, RANKS, SIZE_OR_ZERO, TEXT, one_of, write_or_none};
 use super::reader::{Origin, Reader};
 
 const DEVICE: Kind<Device> = one_of("\"cpu\", \"torch-cpu\" or \"cuda\"");
@@ -15,10 +15,11 @@ const THREADS: Kind<usize> = Kind {
     allowed: "an integer from 0 (one per core) to 1024",
     read: |value| (SIZE_OR_ZERO.read)(value).filter(|&threads| threads <= 1024),
 };
-/// A `Duration` holds no more than some 1e19 seconds.
+/// Below a tenth of a second a rank may be late only because another process has the core. And a `Duration` holds no more
+/// than some 1e19 seconds.
 const SECONDS: Kind<f64> = Kind {
-    allowed: "a number above 0 and at most 1e9",
-    read: |value| (POSITIVE.read)(value).filter(|&seconds| seconds <= 1e9),
+    allowed: "a number from 0.1 to 1e9",
+    read: |value| (POSITIVE.read)(value).filter(|seconds| (0.1..=1e9).contains(seconds)),
 };
 const KEYS: &[&str] = &[
     "device",
@@ -102,7 +103,7 @@ impl RunConfig {
         let reader = Reader::open(origin, "run", table, KEYS)?;
         Ok(RunConfig {
             device: reader.or("device", DEVICE, Device::Cpu)?,
-            ranks: reader.or("ranks", SIZE, 1)?,
+            ranks: reader.or("ranks", RANKS, 1)?,
             share_gpu: reader.or("share_gpu", BOOL, false)?,
             threads: reader.or("threads", THREADS, 0)?,
             deterministic: reader.or("deterministic", BOOL, false)?,

@@ -244,6 +244,9 @@ fn rejects_values_outside_their_range() {
     rejects(&["fsdp.reshard_after_forward=0"], &["`fsdp.reshard_after_forward` is 0", "\"auto\""]);
     rejects(&["run.timeout_s=0"], &["`run.timeout_s`"]);
     rejects(&["run.timeout_s=1e300"], &["`run.timeout_s`", "1e9"]);
+    rejects(&["run.timeout_s=inf"], &["`run.timeout_s`", "1e9"]);
+    rejects(&["run.timeout_s=1e-12"], &["`run.timeout_s`", "from 0.1"]);
+    rejects(&["run.timeout_s=0.0999"], &["`run.timeout_s`", "from 0.1"]);
     rejects(&["run.threads=1025"], &["`run.threads`", "1024"]);
     rejects(&["fsdp.frozen=['(']"], &["`fsdp.frozen`", "is not a regular expression"]);
 }

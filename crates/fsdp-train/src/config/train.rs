@@ -4,7 +4,7 @@ use serde::Serialize;
 use toml::Table;
 
 use super::error::ConfigError;
-use super::kind::{POSITIVE, POSITIVE_COUNT, SIZE, write_or_none};
+use super::kind::{MICRO_BATCH_SIDE, POSITIVE, POSITIVE_COUNT, SIZE, write_or_none};
 use super::optimizer::OptimizerConfig;
 use super::reader::{Origin, Reader};
 use super::schedule::LrScheduleConfig;
@@ -35,7 +35,7 @@ impl TrainConfig {
         let reader = Reader::open(origin, "train", table, KEYS)?;
         Ok(TrainConfig {
             steps: reader.required("steps", POSITIVE_COUNT)?,
-            micro_batch_size: reader.required("micro_batch_size", SIZE)?,
+            micro_batch_size: reader.required("micro_batch_size", MICRO_BATCH_SIDE)?,
             global_batch_size: reader.required("global_batch_size", SIZE)?,
             grad_clip: reader.or_none("grad_clip", POSITIVE)?,
             optimizer: OptimizerConfig::read(origin, &reader)?,

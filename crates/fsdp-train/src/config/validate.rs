@@ -2,6 +2,7 @@
 
 use super::error::ConfigError;
 use super::fsdp::Reshard;
+use super::kind::MICRO_BATCH_TOKENS_MAX;
 use super::load::Resolved;
 use super::optimizer::OptimizerConfig;
 use super::reader::Origin;
@@ -25,6 +26,14 @@ pub(super) fn validate(
 
 fn batches(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     let (global, micro) = (config.train.global_batch_size, config.train.micro_batch_size);
+    let seq_len = config.data.seq_len;
+    if micro * seq_len > MICRO_BATCH_TOKENS_MAX {
+        let most = MICRO_BATCH_TOKENS_MAX / seq_len;
+        let allowed = format!(
+            "at most {most} with data.seq_len = {seq_len}: a micro-batch has at most {MICRO_BATCH_TOKENS_MAX} tokens"
+        );
+        return Err(out_of_range(origin, "train.micro_batch_size", &micro.to_string(), allowed));
+    }
     divides(origin, ("train.micro_batch_size", micro), ("train.global_batch_size", global))?;
     let per_step = "the micro-batches per step, global_batch_size / micro_batch_size";
     divides(origin, ("run.ranks", config.run.ranks), (per_step, config.train.micro_batches_per_step()))

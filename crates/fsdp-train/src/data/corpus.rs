@@ -2,7 +2,6 @@
 //!
 //! Tokens are kept in memory, four bytes each; the ranks of a process share them.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -11,6 +10,7 @@ use super::error::DataError;
 use super::files::{self, DataFile};
 use super::tokenizer::Tokenizer;
 use crate::config::Format;
+use crate::input_file;
 
 /// Tokens of documents, one after the other.
 #[derive(Debug)]
@@ -45,7 +45,8 @@ impl Corpus {
     ) -> Result<Corpus, DataError> {
         let mut corpus = Corpus { files: Vec::new(), tokens: Vec::new(), documents: Vec::new() };
         for file in files::find(paths, format, out_dir)? {
-            let bytes = fs::read(&file.path).map_err(|source| files::unreadable(&file.path, source))?;
+            let bytes = input_file::read(&file.path, u64::MAX)
+                .map_err(|source| files::unreadable(&file.path, source))?;
             match format {
                 Format::Text => corpus.push_text(file, bytes, tokenizer)?,
                 Format::Jsonl => corpus.push_jsonl(file, bytes, tokenizer)?,

@@ -19,4 +19,4 @@ pub use eval::EvalSampler;
 pub use files::is_data;
 pub use permutation::Permutation;
 pub use sampler::Sampler;
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{Tokenizer, TokenizerFault};

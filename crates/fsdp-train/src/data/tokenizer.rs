@@ -1,9 +1,14 @@
 //! From text to token ids.
 
+mod hostile;
+
 use std::path::Path;
+
+pub use hostile::TokenizerFault;
 
 use super::error::DataError;
 use crate::config::TokenRef;
+use crate::input_file::{self, TOKENIZER_BYTES_MAX};
 
 const BYTES: &str = "bytes";
 
@@ -20,14 +25,20 @@ impl Tokenizer {
     /// Truncation and padding that the file may ask for are turned off: cutting is the packing's task.
     ///
     /// # Errors
-    /// If the file cannot be read.
+    /// If the file cannot be read, or would take more memory than it has bytes by far.
     pub fn load(name: &str) -> Result<Tokenizer, DataError> {
         if name == BYTES {
             return Ok(Tokenizer { name: name.to_owned(), vocabulary: None });
         }
+        let load = || {
+            let text = input_file::read_text(Path::new(name), TOKENIZER_BYTES_MAX)?;
+            hostile::check(&text)?;
+            let mut vocabulary: tokenizers::Tokenizer = text.parse()?;
+            vocabulary.with_truncation(None)?.with_padding(None);
+            Ok(vocabulary)
+        };
         let failed = |source| DataError::Tokenizer { file: name.into(), source };
-        let mut vocabulary = tokenizers::Tokenizer::from_file(name).map_err(failed)?;
-        vocabulary.with_truncation(None).map_err(failed)?.with_padding(None);
+        let vocabulary = hostile::guarded(load).map_err(failed)?;
         Ok(Tokenizer { name: name.to_owned(), vocabulary: Some(Box::new(vocabulary)) })
     }
 
@@ -42,7 +53,7 @@ impl Tokenizer {
     /// If the tokenizer fails.
     pub fn encode(&self, text: &str, file: &Path) -> Result<Vec<u32>, DataError> {
         let Some(vocabulary) = &self.vocabulary else { return Ok(text.bytes().map(u32::from).collect()) };
-        let encoding = vocabulary.encode_fast(text, false);
+        let encoding = hostile::guarded(|| vocabulary.encode_fast(text, false));
         let encoding = encoding.map_err(|source| DataError::Encode { file: file.to_owned(), source })?;
         Ok(encoding.get_ids().to_vec())
     }

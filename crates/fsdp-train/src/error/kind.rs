@@ -33,6 +33,7 @@ impl TrainError {
             | TrainError::TiedDiffer { .. }
             | TrainError::NothingToTrain
             | TrainError::SequenceTooLong { .. }
+            | TrainError::NotEnoughMemory(_)
             | TrainError::OutDirNotEmpty { .. }
             | TrainError::OutDirIsFile { .. }
             | TrainError::NewerCheckpoints { .. }

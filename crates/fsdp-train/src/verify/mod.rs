@@ -26,6 +26,7 @@ use fsdp_nn::model::Architecture;
 
 use crate::error::TrainError;
 use crate::job::Job;
+use crate::memory::expect_room_to_verify;
 use crate::oracle::Oracle;
 use crate::rank::RankTrainer;
 use crate::rule::TrainBackend;
@@ -103,6 +104,9 @@ where
     }
     if jobs.is_empty() {
         return Ok(report);
+    }
+    for (_, job) in &jobs {
+        expect_room_to_verify::<L::Memory, A>(job)?;
     }
     (options.progress)(None);
     let reference = launcher

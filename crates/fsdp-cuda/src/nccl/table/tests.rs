@@ -91,7 +91,7 @@ fn who_is_missing_is_asked_of_the_group_and_who_is_in_a_call_of_its_communicator
     table.issued(children[1], position, true);
     let failure = table.overdue(now + LIMIT, LIMIT).unwrap();
     let CommError::TimedOut { call: late, missing, .. } = failure.error else { panic!("{}", failure.error) };
-    assert_eq!((late, missing), (call(0), vec![Rank(1)]), "the child's call has all ranks");
+    assert_eq!((late, missing), (call(0), [Rank(1)].into()), "the child's call has all ranks");
     settle(&mut table, now);
     assert_eq!(table.current(gathers[0]), Some(call(0)), "the last that has ended");
 }
@@ -146,7 +146,7 @@ fn a_collective_is_overdue_when_it_was_first_in_line_for_the_limit() {
     let CommError::TimedOut { rank, call: late, seconds, missing, .. } = failure.error else {
         panic!("{}", failure.error)
     };
-    assert_eq!((rank, late, seconds, missing), (Rank(0), call(1), 10, vec![]));
+    assert_eq!((rank, late, seconds, missing), (Rank(0), call(1), 10, [].into()));
     assert_eq!(failure.culprit, Rank(0));
 }
 
@@ -184,7 +184,7 @@ fn a_rank_that_has_returned_is_missed_before_any_limit() {
     table.end_rank(Rank(2));
     let failure = table.overdue(now, LIMIT).unwrap();
     let CommError::Missing { missing, .. } = failure.error else { panic!("{}", failure.error) };
-    assert_eq!((failure.culprit, missing), (Rank(2), vec![Rank(2)]), "rank 1 may still come");
+    assert_eq!((failure.culprit, missing), (Rank(2), [Rank(2)].into()), "rank 1 may still come");
 }
 
 #[test]

@@ -227,6 +227,22 @@ fn square_sums_are_by_row_and_exact_over_rows() {
 }
 
 #[test]
+fn storage_that_the_host_does_not_have_is_an_error_with_words() {
+    let pool = HostPool::new();
+    let memory = HostMemory::new(HostOptions { pool: Arc::clone(&pool), ..HostOptions::default() }).unwrap();
+    let _kept = filled(&memory, &[1.0; 16]);
+    let mut buffer = memory.allocate(Category::OptimizerState, DType::F32, 1 << 58).unwrap();
+    let error = memory.zero(Q, SliceMut::whole(&mut buffer)).unwrap_err();
+    assert!(matches!(error, Error::Memory { category: Some(Category::OptimizerState), .. }), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("no room for 1152921504606846976 bytes") && text.contains("hold 64 bytes"),
+        "{text}"
+    );
+    assert_eq!(pool.held_bytes(), 64);
+}
+
+#[test]
 fn wrong_lengths_and_dtypes_are_errors() {
     let memory = memory(false);
     let a = filled(&memory, &[1.0; 4]);

@@ -1,0 +1,127 @@
+//! What keeps a `tokenizer.json` from ending the process.
+//!
+//! The library that reads it trusts it: it allocates what the file says, indexes with numbers of the file, and writes
+//! whatever text a normalizer makes. What would allocate without bound is looked for before the file is handed over;
+//! panics are caught, here and when text is encoded.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// How much longer a normalizer may make a text: writing `▁` for each space makes it three times as long, and published
+/// tokenizers have few such steps.
+const GROWTH_MAX: u64 = 1024;
+
+/// The rules of SentencePiece, a table in front of a text: its length in bytes is in its first four.
+const CHARSMAP: &str = "precompiled_charsmap";
+
+type Source = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why a tokenizer is refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenizerFault {
+    /// A table that says that it is longer than all that is there.
+    #[error("its {CHARSMAP} says that it has a table of {table_bytes} bytes, and has {bytes} in all")]
+    Charsmap {
+        /// What it says.
+        table_bytes: u64,
+        /// What is there.
+        bytes: u64,
+    },
+    /// Replacements that blow texts up.
+    #[error(
+        "its normalizer makes texts {growth} times as long or more, at most {GROWTH_MAX} times are accepted"
+    )]
+    Growth {
+        /// How many times.
+        growth: u64,
+    },
+    /// The library panicked on it.
+    #[error("it contradicts itself: {message}")]
+    Panic {
+        /// What the library said.
+        message: String,
+    },
+}
+
+/// The part of the file in which text is written.
+#[derive(Deserialize)]
+struct Parts {
+    #[serde(default)]
+    normalizer: Value,
+}
+
+/// Looks for what would allocate without bound.
+///
+/// # Errors
+/// [`TokenizerFault`]; JSON that is none.
+pub(super) fn check(text: &str) -> Result<(), Source> {
+    let parts: Parts = serde_json::from_str(text)?;
+    let growth = growth(&parts.normalizer)?;
+    if growth > GROWTH_MAX {
+        return Err(TokenizerFault::Growth { growth }.into());
+    }
+    Ok(())
+}
+
+/// Runs the library; a panic of it is an error.
+pub(super) fn guarded<T>(run: impl FnOnce() -> Result<T, Source>) -> Result<T, Source> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let message = message(&*panic);
+        Err(TokenizerFault::Panic { message }.into())
+    })
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}
+
+/// How many times longer a normalizer may make a text. Steps follow each other, so their growths multiply.
+fn growth(normalizer: &Value) -> Result<u64, TokenizerFault> {
+    match normalizer {
+        Value::Array(steps) => {
+            steps.iter().try_fold(1, |so_far: u64, step| Ok(so_far.saturating_mul(growth(step)?)))
+        }
+        Value::Object(step) => {
+            if let Some(Value::String(charsmap)) = step.get(CHARSMAP) {
+                check_charsmap(charsmap)?;
+            }
+            // What is replaced is at least one byte; a pattern that matches nothing matches between any two.
+            let written = step.get("content").and_then(Value::as_str).map_or(1, |text| text.len().max(1));
+            let inner = step.get("normalizers").map_or(Ok(1), growth)?;
+            Ok(inner.saturating_mul(written as u64))
+        }
+        _ => Ok(1),
+    }
+}
+
+fn check_charsmap(base64: &str) -> Result<(), TokenizerFault> {
+    let bytes = base64.trim_end_matches('=').len() as u64 * 3 / 4;
+    let Some(table_bytes) = first_word(base64) else { return Ok(()) };
+    if u64::from(table_bytes) + 4 > bytes {
+        return Err(TokenizerFault::Charsmap { table_bytes: table_bytes.into(), bytes });
+    }
+    Ok(())
+}
+
+/// The first four bytes of a base64 text, as a little-endian number. What is no base64 the library refuses.
+fn first_word(base64: &str) -> Option<u32> {
+    let six_bits = |digit: u8| match digit {
+        b'A'..=b'Z' => Some(digit - b'A'),
+        b'a'..=b'z' => Some(digit - b'a' + 26),
+        b'0'..=b'9' => Some(digit - b'0' + 52),
+        b'+' => Some(62),
+        b'/' => Some(63),
+        _ => None,
+    };
+    let digits = base64.as_bytes().first_chunk::<6>()?;
+    let bits = digits.iter().try_fold(0u64, |bits, &digit| Some(bits << 6 | u64::from(six_bits(digit)?)))?;
+    Some(u32::try_from(bits >> 4).ok()?.swap_bytes())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,141 @@
+//! Reading files that somebody else names: regular ones only, and no longer than they can sensibly be.
+//!
+//! A FIFO would wait for a writer for ever, and a device such as `/dev/zero` has no end. What a path is is asked of the
+//! open file, so that it can not change in between; opening does not wait.
+
+use std::fs::{File, FileType, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::fs::OFlags;
+
+/// The longest run file, `config.json` or `fsdp_config.json`: what people write has some kilobytes.
+pub const CONFIG_BYTES_MAX: u64 = 1 << 20;
+/// The longest `tokenizer.json`: the largest that are published have some 30 MiB.
+pub const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
+
+/// Why a file is not read. It comes inside an [`io::Error`], as all that keeps a file from being read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InputFault {
+    /// It is something else than a file.
+    #[error("it is {what}, not a regular file")]
+    NotRegular {
+        /// What it is.
+        what: &'static str,
+    },
+    /// It is longer than such a file can be.
+    #[error("it has more than {bytes_max} bytes, the most that such a file may have")]
+    TooLong {
+        /// The limit.
+        bytes_max: u64,
+    },
+}
+
+/// The bytes of a regular file (or of one that a link leads to).
+///
+/// # Errors
+/// Those of the file system, and [`InputFault`].
+pub fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let file =
+        OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(io::Error::other(InputFault::NotRegular { what: kind(metadata.file_type()) }));
+    }
+    let too_long = || io::Error::other(InputFault::TooLong { bytes_max });
+    if metadata.len() > bytes_max {
+        return Err(too_long());
+    }
+    // Some regular files (those of /proc) say that they are empty and are not.
+    let bytes = read_to(file, metadata.len(), bytes_max.saturating_add(1))?;
+    if bytes.len() as u64 > bytes_max { Err(too_long()) } else { Ok(bytes) }
+}
+
+/// The text of a regular file.
+///
+/// # Errors
+/// As [`read`]; [`io::ErrorKind::InvalidData`] when it is not UTF-8.
+pub fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
+    let text = String::from_utf8(read(path, bytes_max)?);
+    text.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.utf8_error()))
+}
+
+fn read_to(file: File, expected: u64, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(usize::try_from(expected).unwrap_or(usize::MAX))?;
+    file.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn kind(kind: FileType) -> &'static str {
+    if kind.is_dir() {
+        "a directory"
+    } else if kind.is_fifo() {
+        "a FIFO"
+    } else if kind.is_char_device() || kind.is_block_device() {
+        "a device"
+    } else if kind.is_socket() {
+        "a socket"
+    } else {
+        "something else"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+
+    use rustix::fs::{CWD, FileType as NodeType, Mode, mknodat};
+
+    use super::*;
+
+    fn fault(path: &Path) -> InputFault {
+        let error = read(path, 100).unwrap_err();
+        *error.get_ref().and_then(|inner| inner.downcast_ref()).unwrap_or_else(|| panic!("{error}"))
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_refused_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let [fifo, socket, link] = ["fifo", "socket", "link"].map(|name| dir.path().join(name));
+        mknodat(CWD, &fifo, NodeType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        symlink(&fifo, &link).unwrap();
+        let _listener = UnixListener::bind(&socket).unwrap();
+        assert_eq!(fault(&fifo), InputFault::NotRegular { what: "a FIFO" });
+        assert_eq!(fault(&link), InputFault::NotRegular { what: "a FIFO" });
+        assert_eq!(fault(dir.path()), InputFault::NotRegular { what: "a directory" });
+        assert_eq!(fault(Path::new("/dev/zero")), InputFault::NotRegular { what: "a device" });
+        // A socket can not even be opened.
+        assert!(read(&socket, 100).is_err());
+    }
+
+    #[test]
+    fn a_regular_file_is_read_through_links_up_to_its_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let [file, link] = ["file", "link"].map(|name| dir.path().join(name));
+        symlink(&file, &link).unwrap();
+        for len in [0, 99, 100] {
+            fs::write(&file, vec![b'x'; len]).unwrap();
+            assert_eq!(read_text(&link, 100).unwrap(), "x".repeat(len));
+        }
+        fs::write(&file, [b'x'; 101]).unwrap();
+        assert_eq!(fault(&file), InputFault::TooLong { bytes_max: 100 });
+        // Its metadata says that it is empty.
+        assert_eq!(fault(Path::new("/proc/self/mountinfo")), InputFault::TooLong { bytes_max: 100 });
+        assert!(!read(Path::new("/proc/self/status"), u64::MAX).unwrap().is_empty());
+    }
+
+    #[test]
+    fn text_that_is_not_utf_8_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, b"ab\xffc").unwrap();
+        let error = read_text(&file, 100).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        assert!(error.to_string().contains("index 2"), "{error}");
+    }
+}

@@ -1,0 +1,156 @@
+//! How much memory this process may still take: the least of what the machine has, what its control groups allow, and what
+//! its address space is limited to.
+//!
+//! Pages of files that are only cached count as available, because the kernel gives them up before it refuses anything:
+//! a control group counts them as used. All is read from files that Linux has; what can not be read limits nothing.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Memory that is left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Available {
+    /// Bytes.
+    pub bytes: u64,
+    /// What limits them.
+    pub limit: Limit,
+}
+
+/// What may limit memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Limit {
+    /// The machine.
+    Machine,
+    /// A control group: a container, or a limit of a job.
+    ControlGroup(PathBuf),
+    /// The address space of a process.
+    AddressSpace,
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Limit::Machine => f.write_str("this machine"),
+            Limit::ControlGroup(path) => write!(f, "the control group {}", path.display()),
+            Limit::AddressSpace => f.write_str("the limit on the address space (ulimit -v)"),
+        }
+    }
+}
+
+impl Available {
+    /// What is left now, if that can be found out.
+    pub fn now() -> Option<Self> {
+        Self::under(Path::new("/"))
+    }
+
+    /// As [`Available::now`], on a machine whose files lie under `root`.
+    fn under(root: &Path) -> Option<Self> {
+        let proc = root.join("proc");
+        let meminfo = fs::read_to_string(proc.join("meminfo")).unwrap_or_default();
+        let kib = |key| number_after(&meminfo, key).map(|kib| kib.saturating_mul(1024));
+        let swap = kib("SwapFree:").unwrap_or(0);
+        let machine = kib("MemAvailable:").map(|bytes| (bytes.saturating_add(swap), Limit::Machine));
+        let groups = control_groups(root, &proc).into_iter().filter_map(|group| {
+            let left = group.left()?.saturating_add(swap);
+            Some((left, Limit::ControlGroup(group.dir)))
+        });
+        let space = address_space(&proc).map(|bytes| (bytes, Limit::AddressSpace));
+        let all = machine.into_iter().chain(groups).chain(space);
+        all.min_by_key(|(bytes, _)| *bytes).map(|(bytes, limit)| Self { bytes, limit })
+    }
+}
+
+/// The two generations of control groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    V1,
+    V2,
+}
+
+/// A control group that this process is in, or one around it.
+struct ControlGroup {
+    version: Version,
+    dir: PathBuf,
+}
+
+impl ControlGroup {
+    /// What it leaves; `None` where it has no limit.
+    fn left(&self) -> Option<u64> {
+        let read = |file: &str| fs::read_to_string(self.dir.join(file)).ok();
+        let number = |file: &str| read(file)?.trim().parse::<u64>().ok();
+        let (limit, used) = match self.version {
+            Version::V1 => ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            Version::V2 => ("memory.max", "memory.current"),
+        };
+        // Without a limit the first generation has a number near 2^63 there, the second one a word.
+        let limit = number(limit).filter(|&limit| limit < 1 << 62)?;
+        let used = number(used)?;
+        let stat = read("memory.stat").unwrap_or_default();
+        let prefix = if self.version == Version::V1 { "total_" } else { "" };
+        let cached =
+            ["active_file", "inactive_file"].map(|key| number_after(&stat, &format!("{prefix}{key}")));
+        let cached: u64 = cached.into_iter().flatten().sum();
+        Some(limit.saturating_sub(used.saturating_sub(cached)))
+    }
+}
+
+/// The control groups that limit this process: its own and all around it, of both generations.
+fn control_groups(root: &Path, proc: &Path) -> Vec<ControlGroup> {
+    let read = |file: &str| fs::read_to_string(proc.join("self").join(file)).unwrap_or_default();
+    let (membership, mounts) = (read("cgroup"), read("mountinfo"));
+    let mut groups = Vec::new();
+    for line in membership.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+            continue;
+        };
+        let version = match controllers {
+            "" => Version::V2,
+            list if list.split(',').any(|name| name == "memory") => Version::V1,
+            _ => continue,
+        };
+        let Some((mounted, at)) = mounts.lines().find_map(|line| mount(line, version)) else { continue };
+        let at = root.join(at.strip_prefix("/").unwrap_or(at));
+        // A container may see only a part of the tree; what it does not see it can not read.
+        let inside = Path::new(path).strip_prefix(mounted).unwrap_or(Path::new(""));
+        let dirs = inside.ancestors().map(|inside| at.join(inside));
+        groups.extend(dirs.map(|dir| ControlGroup { version, dir }));
+    }
+    groups
+}
+
+/// Which part of the tree of a generation a line of `mountinfo` mounts, and where.
+fn mount(line: &str, version: Version) -> Option<(&Path, &Path)> {
+    let (place, kind) = line.split_once(" - ")?;
+    let mut place = place.split(' ').skip(3);
+    let (mounted, at) = (place.next()?, place.next()?);
+    let mut kind = kind.split(' ');
+    let found = match (kind.next()?, version) {
+        ("cgroup2", Version::V2) => true,
+        ("cgroup", Version::V1) => kind.nth(1)?.split(',').any(|option| option == "memory"),
+        _ => false,
+    };
+    found.then_some((Path::new(mounted), Path::new(at)))
+}
+
+/// What a limit on the address space leaves.
+fn address_space(proc: &Path) -> Option<u64> {
+    let limits = fs::read_to_string(proc.join("self/limits")).ok()?;
+    let status = fs::read_to_string(proc.join("self/status")).ok()?;
+    let limit = number_after(&limits, "Max address space")?;
+    Some(limit.saturating_sub(number_after(&status, "VmSize:")?.saturating_mul(1024)))
+}
+
+/// The number behind the key that a line begins with; words are no numbers.
+fn number_after(text: &str, key: &str) -> Option<u64> {
+    let rest = text.lines().find_map(|line| {
+        let rest = line.strip_prefix(key)?;
+        rest.starts_with(char::is_whitespace).then_some(rest)
+    });
+    rest?.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,64 @@
+//! Too little memory, in words.
+
+use std::fmt;
+
+use super::available::Available;
+
+/// Memory that is held for one purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The purpose.
+    pub name: &'static str,
+    /// What a rank counts.
+    pub per_rank_bytes: u64,
+    /// What all ranks hold together at one time.
+    pub bytes: u64,
+}
+
+/// A job that does not fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shortage {
+    /// What is needed, by purpose.
+    pub parts: Vec<Part>,
+    /// Number of ranks.
+    pub ranks: usize,
+    /// The sum of the parts.
+    pub needed_bytes: u64,
+    /// What there is.
+    pub available: Available,
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { parts, ranks, needed_bytes, available } = self;
+        write!(f, "{ranks} ranks need {} of memory at one time, and {available}", size(*needed_bytes))?;
+        let width = parts.iter().map(|part| part.name.len()).max().unwrap_or(0);
+        for Part { name, per_rank_bytes, bytes } in parts {
+            let (per_rank, all) = (size(*per_rank_bytes), size(*bytes));
+            write!(f, "\n  {name:<width$}  {per_rank:>10} per rank, {all:>10} in all")?;
+        }
+        write!(
+            f,
+            "\nLower train.micro_batch_size, data.seq_len or run.ranks, recompute (fsdp.activation_checkpointing = \
+             \"full\"), wrap smaller units (fsdp.wrap), or use a smaller model or a machine with more memory"
+        )
+    }
+}
+
+/// Bytes for people.
+fn size(bytes: u64) -> String {
+    const UNITS: [&str; 7] = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} bytes") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+impl fmt::Display for Available {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} leaves {}", self.limit, size(self.bytes))
+    }
+}

@@ -1,0 +1,143 @@
+use std::path::Path;
+use std::sync::Arc;
+
+use fsdp_comm::launch::Launcher;
+use fsdp_core::Error;
+use fsdp_core::engine::ProgramOrder;
+use fsdp_nn::model::{Llama, LlamaConfig};
+use fsdp_nn::{HostMemory, HostOptions, HostPool};
+use fsdp_sim::{Threads, WorldOptions};
+
+use super::*;
+use crate::config::Resolved;
+use crate::{InitSource, RankTrainer};
+
+/// A Llama of bytes.
+fn job(dir: &Path, ranks: usize, overrides: &[&str]) -> Job<Llama> {
+    let data = dir.join("data.txt");
+    std::fs::write(&data, "what fits is not refused. ".repeat(100)).unwrap();
+    let text = format!(
+        "model = {{ path = 'unused' }}\ndata = {{ train = ['{}'], seq_len = 32 }}\n\
+         train = {{ steps = 1, micro_batch_size = 1, global_batch_size = {ranks} }}\n\
+         fsdp = {{ wrap = ['LlamaDecoderLayer'] }}\nrun = {{ ranks = {ranks}, out_dir = 'unused', threads = 2 }}",
+        data.display()
+    );
+    let sizes = LlamaConfig {
+        vocab_size: 256,
+        hidden_size: 64,
+        intermediate_size: 128,
+        num_hidden_layers: 3,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_dim: 16,
+        rms_norm_eps: 1e-5,
+        rope_theta: 1e4,
+        tie_word_embeddings: true,
+        attention_bias: false,
+        mlp_bias: false,
+        attention_dropout: 0.0,
+        initializer_range: 0.02,
+        max_position_embeddings: 64,
+    };
+    let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
+    let model = Llama::new(&sizes).unwrap();
+    let init = InitSource::Random { seed: 0, init: Arc::new(model.description().init.clone()) };
+    Job::new(Resolved::parse(&text, "test", &overrides).unwrap().config, model, init).unwrap()
+}
+
+fn needed<A: Architecture + Clone>(job: &Job<A>, storage: Storage) -> u64 {
+    parts(job, storage, &job.forecast::<HostMemory>().unwrap()).iter().map(|part| part.bytes).sum()
+}
+
+fn left(bytes: u64) -> Option<Available> {
+    Some(Available { bytes, limit: Limit::Machine })
+}
+
+/// Bytes of the storage of all buffers together, after two steps.
+fn held(job: &Job<Llama>, storage: Storage) -> u64 {
+    let pool = HostPool::new();
+    let mut world = WorldOptions::new(1);
+    (world.cores, world.share_unsharded) = (2, storage == Storage::Shared);
+    let (shared, resident) = (Arc::clone(&pool), storage == Storage::Separate);
+    let launcher = Threads::new(world, move |_, _| {
+        let pool = Arc::clone(&shared);
+        Ok::<_, Error>(Arc::new(HostMemory::new(HostOptions { pool, resident, ..HostOptions::default() })?))
+    });
+    let ran = launcher.launch(job.plan.mesh.world(), &|seat| {
+        let mut trainer = RankTrainer::new(job, seat)?;
+        trainer.step(0, false, &mut ProgramOrder, &mut ())?;
+        trainer.step(1, false, &mut ProgramOrder, &mut ()).map(drop)
+    });
+    ran.unwrap_or_else(|error| panic!("{}", TrainError::from(error)));
+    pool.held_bytes() as u64
+}
+
+#[test]
+fn what_is_needed_is_held_in_fact_so_that_nothing_is_refused_that_would_run() {
+    let dir = tempfile::tempdir().unwrap();
+    for storage in [Storage::Shared, Storage::Separate] {
+        for ranks in [1, 2, 8, 64] {
+            for overrides in [
+                &[][..],
+                &["fsdp.activation_checkpointing=full"],
+                &["fsdp.wrap=[]"],
+                &["fsdp.param_dtype=bf16", "fsdp.reshard_after_forward=true"],
+            ] {
+                let job = job(dir.path(), ranks, overrides);
+                let (needed, held) = (needed(&job, storage), held(&job, storage));
+                let case = format!("{storage:?}, {ranks} ranks, {overrides:?}: {needed} of {held}");
+                assert!(needed <= held, "{case}");
+                // And is most of it, where ranks meet often enough to know what they hold.
+                assert!(3 * needed > 2 * held || !overrides.is_empty(), "{case}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_job_fits_to_the_byte() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = job(dir.path(), 2, &[]);
+    let needed = needed(&job, Storage::Shared);
+    let expect = |available| expect::<HostMemory, _>(&job, Storage::Shared, available);
+    assert!(expect(left(needed)).is_ok());
+    assert!(expect(None).is_ok(), "where nothing is known, allocation decides");
+    let error = expect(left(needed - 1)).unwrap_err();
+    assert!(error.is_usage());
+    let TrainError::NotEnoughMemory(shortage) = error else { panic!("{error}") };
+    assert_eq!((shortage.needed_bytes, shortage.available.bytes, shortage.ranks), (needed, needed - 1, 2));
+}
+
+#[test]
+fn one_rank_needs_what_the_ledger_predicts() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = job(dir.path(), 1, &[]);
+    let predicted = job.predict::<HostMemory>(fsdp_core::Rank(0)).unwrap().device.total_peak_bytes as u64;
+    assert_eq!(needed(&job, Storage::Separate), predicted);
+    assert!(needed(&job, Storage::Shared) <= predicted, "storage goes from hand to hand");
+}
+
+#[test]
+fn what_is_saved_is_copied_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let [without, with] = [&[][..], &["checkpoint.every=5"]].map(|overrides| job(dir.path(), 2, overrides));
+    // Parameters and two moments, in single precision.
+    let shards = without.forecast::<HostMemory>().unwrap().shard_elements as u64;
+    assert_eq!(needed(&with, Storage::Shared) - needed(&without, Storage::Shared), 2 * 3 * 4 * shards);
+}
+
+#[test]
+fn a_shortage_says_what_is_needed_and_what_helps() {
+    let part = |name, per_rank_bytes, bytes| Part { name, per_rank_bytes, bytes };
+    let parts = vec![part("parameter shards", 512, 1024), part("unsharded slots", 3 << 30, 3 << 30)];
+    let available = left(2 << 20).unwrap();
+    let shortage = Shortage { parts, ranks: 2, needed_bytes: (3 << 30) + 1024, available };
+    assert_eq!(
+        shortage.to_string(),
+        "2 ranks need 3.0 GiB of memory at one time, and this machine leaves 2.0 MiB\n\
+         \x20 parameter shards   512 bytes per rank,    1.0 KiB in all\n\
+         \x20 unsharded slots      3.0 GiB per rank,    3.0 GiB in all\n\
+         Lower train.micro_batch_size, data.seq_len or run.ranks, recompute (fsdp.activation_checkpointing = \"full\"), \
+         wrap smaller units (fsdp.wrap), or use a smaller model or a machine with more memory"
+    );
+}
