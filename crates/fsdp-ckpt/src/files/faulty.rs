@@ -15,7 +15,6 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
-
 use super::{Access, FileKind, FileSystem, Metadata, OpenFile};
 
 /// The most bytes that one write takes: longer ones come in parts, each of which may be the last.

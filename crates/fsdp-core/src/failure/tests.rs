@@ -1,5 +1,7 @@
 //! Every error has a kind.
 
+use std::sync::Arc;
+
 use super::*;
 use crate::checker::Violation;
 use crate::comm::{CollectiveKind, Fingerprint, Purpose, ReduceOp};
@@ -23,7 +25,7 @@ fn text() -> String {
 fn every_error_of_core_has_a_kind() {
     let (rank, peer) = (Rank(0), Rank(1));
     let (len, dtype) = (1, DType::F32);
-    let missing = CommError::Missing { missing: vec![peer], call: CALL, status: Vec::new() };
+    let missing = CommError::Missing { missing: [peer].into(), call: CALL, status: [].into() };
     let program = Error::Program { block: text(), source: "no such token".into() };
     let [param, alias, first, second] = std::array::from_fn(|_| text());
     let table = [
@@ -51,7 +53,7 @@ fn every_error_of_core_has_a_kind() {
 #[test]
 fn every_error_of_collectives_has_a_kind() {
     let (rank, peer, call, reason) = (Rank(0), Rank(1), CALL, text());
-    let (segment, status, missing) = (0, Vec::new(), vec![peer]);
+    let (segment, status, missing) = (0, Arc::default(), Arc::from([peer]));
     let (group, peer_group) = (text(), text());
     let table = [
         (CommError::Mismatch { rank, got: call, peer, expected: call }, FailureKind::Permanent),
@@ -66,7 +68,7 @@ fn every_error_of_collectives_has_a_kind() {
         (CommError::Shared { rank, call, segment }, FailureKind::Permanent),
         (CommError::PeerFailed { rank, reason: reason.clone() }, FailureKind::Temporary),
         (
-            CommError::Missing { missing: missing.clone(), call, status: Vec::clone(&status) },
+            CommError::Missing { missing: Arc::clone(&missing), call, status: Arc::clone(&status) },
             FailureKind::Temporary,
         ),
         (CommError::TimedOut { rank, call, seconds: 600, missing, status }, FailureKind::Temporary),

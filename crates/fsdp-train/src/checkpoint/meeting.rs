@@ -83,7 +83,8 @@ impl Meeting {
                 let late = (0..state.reports.len()).filter(|&shard| state.reports[shard].is_none());
                 return Err(TrainError::SaveLate { ranks: late.take(NAMED_MAX).map(Rank).collect(), limit });
             }
-            state = self.changed.wait_timeout(state, clock.interval()).unwrap_or_else(PoisonError::into_inner).0;
+            state =
+                self.changed.wait_timeout(state, clock.interval()).unwrap_or_else(PoisonError::into_inner).0;
         }
         let reports = std::mem::take(&mut state.reports).into_iter().flatten().enumerate();
         let of_rank = |(rank, report): (usize, Result<RankReport, TrainError>)| {

@@ -34,6 +34,8 @@ impl TrainError {
             | TrainError::NothingToTrain
             | TrainError::SequenceTooLong { .. }
             | TrainError::NotEnoughMemory(_)
+            | TrainError::TooManyRanks { .. }
+            | TrainError::StepTooLong { .. }
             | TrainError::OutDirNotEmpty { .. }
             | TrainError::OutDirIsFile { .. }
             | TrainError::NewerCheckpoints { .. }

@@ -2,8 +2,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fsdp_comm::launch::Launcher;
-use fsdp_core::Error;
 use fsdp_core::engine::ProgramOrder;
+use fsdp_core::{Error, FailureKind};
 use fsdp_nn::model::{Llama, LlamaConfig};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
 use fsdp_sim::{Threads, WorldOptions};
@@ -103,7 +103,7 @@ fn a_job_fits_to_the_byte() {
     assert!(expect(left(needed)).is_ok());
     assert!(expect(None).is_ok(), "where nothing is known, allocation decides");
     let error = expect(left(needed - 1)).unwrap_err();
-    assert!(error.is_usage());
+    assert_eq!(error.kind(), FailureKind::Input);
     let TrainError::NotEnoughMemory(shortage) = error else { panic!("{error}") };
     assert_eq!((shortage.needed_bytes, shortage.available.bytes, shortage.ranks), (needed, needed - 1, 2));
 }
