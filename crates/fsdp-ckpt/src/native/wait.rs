@@ -36,7 +36,7 @@ impl WaitLimit<'_> {
     ) -> Result<Result<T, Unfulfilled>, Error> {
         let begin = Instant::now();
         // A process that was stopped in between has not waited.
-        let mut clock = RunClock::new(self.limit, begin);
+        let mut clock = RunClock::new(self.limit);
         let mut pause = PAUSE_FIRST;
         loop {
             if let Some(found) = look()? {
@@ -45,7 +45,7 @@ impl WaitLimit<'_> {
             if self.stop.load(Ordering::Relaxed) {
                 return Ok(Err(Unfulfilled::Stopped));
             }
-            let left = self.limit.saturating_sub(clock.at(Instant::now()).duration_since(begin));
+            let left = self.limit.saturating_sub(clock.at(begin.elapsed()));
             if left.is_zero() {
                 return Ok(Err(Unfulfilled::Late));
             }
