@@ -64,7 +64,7 @@ fn accused(failure: &LaunchFailure<TrainError>) -> Vec<Rank> {
     let of_comm = |error: &CommError| match error {
         CommError::Mismatch { rank, peer, .. } => vec![*rank, *peer],
         CommError::PeerFailed { rank, .. } | CommError::Transport { rank, .. } => vec![*rank],
-        CommError::Missing { missing, .. } => missing.clone(),
+        CommError::Missing { missing, .. } => missing.to_vec(),
         other => panic!("an unexpected kind of failure: {other}"),
     };
     match &failure.reason {

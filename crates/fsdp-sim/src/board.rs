@@ -23,13 +23,15 @@ struct State {
     free_cores: usize,
     meetings: Meetings,
     failure: Option<Failure>,
+    start: Instant,
     clock: RunClock,
-    last_progress: Instant,
+    /// How long this process had run then.
+    last_progress: Duration,
 }
 
 impl State {
-    fn now(&mut self) -> Instant {
-        self.clock.at(Instant::now())
+    fn now(&mut self) -> Duration {
+        self.clock.at(self.start.elapsed())
     }
 
     fn note_progress(&mut self) {
@@ -49,14 +51,14 @@ pub(crate) struct Board {
 impl Board {
     /// A board on which all ranks are ready to run.
     pub(crate) fn new(ranks: usize, cores: usize, timeout: Duration) -> Self {
-        let now = Instant::now();
         let state = State {
             ranks: vec![Doing::Ready; ranks],
             free_cores: cores.max(1),
             meetings: Meetings::default(),
             failure: None,
-            clock: RunClock::new(timeout, now),
-            last_progress: now,
+            start: Instant::now(),
+            clock: RunClock::new(timeout),
+            last_progress: Duration::ZERO,
         };
         Self { state: Mutex::new(state), wake: (0..ranks).map(|_| Condvar::new()).collect(), timeout }
     }
@@ -183,7 +185,7 @@ impl Board {
     fn sleep<'a>(&self, mut state: MutexGuard<'a, State>, rank: Rank) -> MutexGuard<'a, State> {
         while state.ranks[rank.0] != Doing::Running && state.failure.is_none() {
             let now = state.now();
-            if now.duration_since(state.last_progress) >= self.timeout {
+            if now - state.last_progress >= self.timeout {
                 match state.meetings.missing(&state.ranks) {
                     Some(failure) => {
                         self.fail_locked(&mut state, failure);

@@ -15,6 +15,7 @@ use crate::device::DeviceMemory;
 pub(super) struct State<M: DeviceMemory> {
     pub(super) table: Table<M::Event>,
     pub(super) failure: Option<Failure>,
+    start: Instant,
     clock: RunClock,
     /// The memories of ranks that have one, to ask them about events.
     pub(super) memories: Vec<Option<Arc<M>>>,
@@ -28,7 +29,7 @@ pub(super) struct State<M: DeviceMemory> {
 impl<M: DeviceMemory> State<M> {
     /// The time as far as this process ran.
     pub(super) fn now(&mut self) -> Instant {
-        self.clock.at(Instant::now())
+        self.start + self.clock.at(self.start.elapsed())
     }
 }
 
@@ -46,7 +47,8 @@ impl<M: DeviceMemory> World<M> {
         let state = State {
             table: Table::new(ranks),
             failure: None,
-            clock: RunClock::new(limit, Instant::now()),
+            start: Instant::now(),
+            clock: RunClock::new(limit),
             memories: vec![None; ranks],
             links: Vec::new(),
             seated: 0,

@@ -70,7 +70,7 @@ impl Meeting {
     /// The first failure by rank; [`TrainError::SaveLate`] after `limit`; whatever ended the save meanwhile.
     pub(super) fn reports(&self, limit: Duration) -> Result<Vec<RankReport>, TrainError> {
         let begin = Instant::now();
-        let mut clock = RunClock::new(limit, begin);
+        let mut clock = RunClock::new(limit);
         let mut state = self.lock();
         loop {
             if state.outcome.is_some() {
@@ -79,7 +79,7 @@ impl Meeting {
             if state.reports.iter().all(Option::is_some) {
                 break;
             }
-            if clock.at(Instant::now()).duration_since(begin) >= limit {
+            if clock.at(begin.elapsed()) >= limit {
                 let late = (0..state.reports.len()).filter(|&shard| state.reports[shard].is_none());
                 return Err(TrainError::SaveLate { ranks: late.take(NAMED_MAX).map(Rank).collect(), limit });
             }
