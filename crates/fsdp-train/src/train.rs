@@ -134,8 +134,10 @@ where
         return Err(TrainError::Ended { source: Box::new(source), ending });
     }
     cleared?;
-    // Nothing shows that the weights of a stopped run give a finite loss.
-    saves.prune(if done < job.config.train.steps { done.saturating_sub(1) } else { done })?;
+    if log.saved.is_some() {
+        // Nothing shows that the weights of a stopped run give a finite loss.
+        saves.prune(if done < job.config.train.steps { done.saturating_sub(1) } else { done })?;
+    }
     Ok(summary(job, &start, log, ranks, begin.elapsed(), model))
 }
 

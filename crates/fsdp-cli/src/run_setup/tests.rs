@@ -75,7 +75,7 @@ fn judged(outcome: Result<(), CliError>, case: &str) -> bool {
     match outcome {
         Ok(()) => true,
         Err(error) => {
-            assert_eq!(error.exit_code(), 2, "{case}: {error}");
+            assert_eq!(error.exit().code(), 2, "{case}: {error}");
             assert!(error.to_string().len() < 1000, "{case}: {error}");
             false
         }

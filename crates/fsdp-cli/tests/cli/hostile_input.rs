@@ -109,11 +109,11 @@ fn a_model_that_is_larger_than_memory() {
         for fragment in [
             "need ",
             "the limit on the address space",
-            "\n  parameter shards ",
+            "\n    parameter shards ",
             "per rank,",
             "in all",
-            "\n  optimizer state ",
-            "\nLower train.micro_batch_size",
+            "\n    optimizer state ",
+            "\n  Lower train.micro_batch_size",
         ] {
             assert!(error.contains(fragment), "{fragment}: {error}");
         }

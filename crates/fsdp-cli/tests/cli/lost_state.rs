@@ -5,7 +5,7 @@ use std::fs;
 use fsdp_ckpt::native::{NativeReader, RunDir};
 
 use crate::signals::Running;
-use crate::support::{Ran, Sandbox, folded};
+use crate::support::{Ran, Sandbox};
 
 /// Runs a shell script in a file system of its own, `disk`, of so many KiB; `$FSDP` is the binary. None where the
 /// machine does not allow that.
@@ -21,10 +21,10 @@ fn on_small_disk(sandbox: &Sandbox, kib: usize, script: &str) -> Option<Ran> {
     Some(sandbox.shell(&inside(script)))
 }
 
-/// The error of a run, folded, without the number of steps.
+/// The error of a run.
 fn error_of(ran: &Ran) -> String {
     let lines: Vec<&str> = ran.stderr.lines().skip_while(|line| !line.starts_with("error")).collect();
-    folded(&lines.join("\n"))
+    lines.join("\n")
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn a_run_that_diverged_goes_on_with_a_lower_learning_rate_as_its_message_says() 
                 continue;
             }
             assert_eq!(ran.code, Some(3), "{optimizer}: {}", ran.stderr);
-            let error = error_of(&ran).replace('\n', " ");
+            let error = error_of(&ran);
             assert!(error.contains("--resume goes on from step"), "{optimizer}: {error}");
             let on = train(&good, 12, &["--resume"]);
             assert_eq!(on.code, Some(0), "{optimizer}, every {every}: {error} then {}", on.stderr);
