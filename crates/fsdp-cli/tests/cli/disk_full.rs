@@ -61,7 +61,7 @@ fn metrics_that_cannot_be_written_end_the_run_with_its_state_and_model() {
     let sandbox = Sandbox::new();
     // Room for the model and a checkpoint, not for the metrics of many steps.
     let train = "exec \"$FSDP\" train run.toml --set train.steps=1000000 --set run.ranks=1";
-    let ran = sandbox.shell(&format!("trap '' XFSZ; ulimit -f 300; {train}"));
+    let ran = sandbox.shell(&format!("trap '' XFSZ; ulimit -f 600; {train}"));
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     let [done] = RunDir::new(sandbox.path("out")).steps().unwrap()[..] else { panic!("{}", ran.stderr) };
     insta::assert_snapshot!(failure(&ran).replace(&done.to_string(), "N"), @r"
