@@ -164,9 +164,9 @@ proptest! {
             let mut counter = Counter::default();
             allocate_static(&mut counter, &built, &schedule, optimizer);
             for _ in 0..2 {
-                counter.allocate(Category::CommStaging, 8 * (2 * 69 + 2));
+                counter.allocate(Category::CommStaging, 8 * (2 * 69 + 3));
             }
-            counter.allocate(Category::CommStaging, 8 * 3);
+            [1, 3].into_iter().for_each(|len| counter.allocate(Category::CommStaging, 8 * len));
             statistics.iter().for_each(|len| counter.allocate(Category::CommStaging, 8 * len));
             walk(&mut counter, schedule.rounds, &calls, data_bytes);
             prop_assert_eq!(usage.device.live_bytes, counter.live);
