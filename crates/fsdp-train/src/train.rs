@@ -102,9 +102,10 @@ pub(crate) const MODEL_FILE: &str = "model.safetensors";
 /// Trains a job and writes its output folder.
 ///
 /// # Errors
-/// [`TrainError`]: a stop was asked for before the first step, the folder is not empty or in use, the checkpoint to go on from is damaged or of another
-/// run, or the first failure of any rank. Nothing half-written stays under a final name, and an exported model
-/// is replaced only by a complete one.
+/// [`TrainError`]: a stop was asked for before the first step, there is not enough memory, the folder is not empty or in
+/// use, the checkpoint to go on from is damaged or of another run; the first failure of any rank; or something beside the
+/// computation failed ([`TrainError::Ended`], which says where the state is). Nothing half-written stays under a final
+/// name, and an exported model is replaced only by a complete one.
 pub fn train<L, A>(job: &Job<A>, launcher: &L, options: &RunOptions<'_>) -> Result<Summary, TrainError>
 where
     L: Launcher,

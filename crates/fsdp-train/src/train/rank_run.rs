@@ -42,6 +42,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     pub(super) fn run(mut self) -> Result<RankResult, TrainError> {
         let done = self.steps()?;
         self.end_save()?;
+        self.tidied();
         let has_trouble = self.is_first() && self.run.log().trouble.is_some();
         if self.trainer.any(has_trouble)? {
             self.secure(done)?;
@@ -50,7 +51,6 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         if !self.export()? {
             self.secure(done)?;
         }
-        self.tidied();
         Ok(RankResult { usage: self.trainer.usage(), traffic: self.trainer.traffic(), done })
     }
 
