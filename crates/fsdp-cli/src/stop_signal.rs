@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 
 use crate::error::CliError;
@@ -47,6 +47,8 @@ impl StopSignal {
             [false, false, is_idle].map(|is_raised| Arc::new(AtomicBool::new(is_raised)));
         let failed = |source| CliError::Signal { source };
         flag::register(SIGTERM, Arc::clone(&terminate)).map_err(failed)?;
+        // Writing beyond a limit on file sizes is then an error, and not the end of the process.
+        flag::register(SIGXFSZ, Arc::default()).map_err(failed)?;
         for (signal, idle_code) in [(SIGINT, Exit::Interrupted), (SIGTERM, Exit::Temporary)] {
             // Actions run in the order of registration: the exit looks at the flag before this signal raises it.
             let now = |code: Exit, is_raised: &Arc<AtomicBool>| {

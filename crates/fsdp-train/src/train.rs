@@ -128,7 +128,7 @@ where
     // What was set aside for saves is given back, however the run has ended.
     let cleared = start.lock.remove_leftovers();
     let explain = |failure| Divergence::of(start.explain(TrainError::from(failure), options), &start.lock);
-    let ranks = launched.or_else(|failure| Err(explain(failure)?))?;
+    let ranks = launched.map_err(explain)?;
     let (mut log, done) = (run.into_log(), ranks[0].done);
     if let Some(source) = log.trouble.take() {
         let ending = Ending::of(&log, out_dir, done);
@@ -136,8 +136,8 @@ where
     }
     cleared?;
     if log.saved.is_some() {
-        // Nothing shows that the weights of a stopped run give a finite loss.
-        saves.prune(if done < job.config.train.steps { done.saturating_sub(1) } else { done })?;
+        // Without an evaluation nothing shows that the last weights give a finite loss.
+        saves.prune(log.proven.max(done.saturating_sub(1)))?;
     }
     Ok(summary(job, &start, log, ranks, begin.elapsed(), model))
 }

@@ -10,7 +10,7 @@ use std::{
 
 use rustix::{
     fs::{FallocateFlags, OFlags, fallocate, statvfs},
-    io::Errno,
+    io::{Errno, retry_on_intr},
 };
 
 use super::{Access, FileKind, FileSystem, Metadata, OpenFile};
@@ -87,7 +87,7 @@ impl OpenFile for File {
         if len == 0 {
             return self.set_len(0).map(|()| true);
         }
-        match fallocate(self, FallocateFlags::empty(), 0, len) {
+        match retry_on_intr(|| fallocate(self, FallocateFlags::empty(), 0, len)) {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.set_len(len).map(|()| false),
             allocated => Ok(allocated.map(|()| true)?),
         }

@@ -54,29 +54,26 @@ impl RunLock {
     /// # Errors
     /// [`SaveFault::NoSpace`]; [`Error::Io`]. Nothing is set aside then.
     pub fn reserve(&self, space: &SaveSpace) -> Result<(), Error> {
+        let (run, needed) = (self.run(), space.bytes());
+        let give_back = || (0..space.rank_bytes.len()).try_for_each(|rank| run.give_back(rank));
+        give_back()?;
+        // To fill the disk in order to learn that it is too small would fail what else is written there.
+        let free = run.files.free_bytes(run.checkpoints())?;
+        if needed > free {
+            let fault = Box::new(SaveFault::NoSpace { needed, free });
+            return Err(Error::Save { path: run.checkpoints().to_owned(), fault });
+        }
         let reserved = self.try_reserve(space);
         if !matches!(reserved, Ok(true)) {
-            (0..space.rank_bytes.len()).try_for_each(|rank| self.run().give_back(rank))?;
+            give_back()?;
         }
-        let (run, needed) = (self.run(), space.bytes());
-        let is_full = match reserved {
-            Ok(true) => return Ok(()),
-            Ok(false) => false,
-            Err(Error::Io { cause, .. }) if is_full(&cause) => true,
-            Err(error) => return Err(error),
-        };
-        let free = run.files.free_bytes(run.checkpoints())?;
-        if !is_full && needed <= free {
-            return Ok(());
-        }
-        let fault = Box::new(SaveFault::NoSpace { needed, free });
-        Err(Error::Save { path: run.checkpoints().to_owned(), fault })
+        reserved.map(drop)
     }
 
     /// False if the file system only sets lengths.
     fn try_reserve(&self, space: &SaveSpace) -> Result<bool, Error> {
         for (rank, &bytes) in space.rank_bytes.iter().enumerate() {
-            let file = self.run().files.open_lock(&self.run().reserved(rank))?;
+            let file = self.run().files.create_new(&self.run().reserved(rank))?;
             if !file.allocate(bytes)? {
                 return Ok(false);
             }
@@ -94,8 +91,4 @@ impl RunDir {
     fn reserved(&self, rank: usize) -> PathBuf {
         self.checkpoints().join(format!("reserved-{:05}.tmp", rank + 1))
     }
-}
-
-fn is_full(cause: &std::io::Error) -> bool {
-    matches!(cause.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
 }

@@ -1,5 +1,6 @@
 //! A library in front of the C library, for what the machine of a test does not do by itself: a file system without
-//! locks, and a process that is killed at a chosen change of a name.
+//! locks, a process that is killed at a chosen change of a name, and one that ends when it gives a file a name whose content
+//! is not durable.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,6 +13,12 @@ const SOURCE: &str = r#"
 #include <csignal>
 #include <cstdlib>
 #include <dlfcn.h>
+#include <mutex>
+#include <set>
+#include <sys/stat.h>
+
+static std::mutex lock;
+static std::set<ino_t> synced;
 
 static void count() {
     static int seen = 0;
@@ -23,8 +30,21 @@ extern "C" int flock(int file, int operation) {
     if (getenv("NO_LOCKS")) { errno = ENOLCK; return -1; }
     return ((int (*)(int, int))dlsym(RTLD_NEXT, "flock"))(file, operation);
 }
+extern "C" int fsync(int file) {
+    struct stat found;
+    if (fstat(file, &found) == 0) {
+        std::lock_guard<std::mutex> guard(lock);
+        synced.insert(found.st_ino);
+    }
+    return ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(file);
+}
 extern "C" int rename(const char *from, const char *to) {
     count();
+    struct stat found;
+    if (getenv("SYNC_FIRST") && stat(from, &found) == 0 && S_ISREG(found.st_mode)) {
+        std::lock_guard<std::mutex> guard(lock);
+        if (!synced.count(found.st_ino)) raise(SIGKILL);
+    }
     return ((int (*)(const char *, const char *))dlsym(RTLD_NEXT, "rename"))(from, to);
 }
 extern "C" int unlink(const char *path) {
@@ -42,7 +62,8 @@ extern "C" int mkdir(const char *path, unsigned mode) {
 "#;
 
 /// The library, for `LD_PRELOAD`. With `NO_LOCKS` in the environment no file can be locked; with `KILL_AT=n` the
-/// process kills itself before it changes a name for the n-th time, from 0.
+/// process kills itself before it changes a name for the n-th time, from 0; with `SYNC_FIRST`, before it renames a file that it
+/// has not synced.
 pub(crate) fn library() -> PathBuf {
     static BUILT: OnceLock<TempDir> = OnceLock::new();
     let dir = BUILT.get_or_init(|| {

@@ -230,3 +230,28 @@ fn a_checkpoint_with_the_name_of_another_step_is_to_be_renamed_back() {
     let last: Vec<Value> = sandbox.metrics("out");
     assert_eq!(last.len(), 4);
 }
+
+#[test]
+fn a_finished_run_whose_metrics_are_damaged_is_not_begun_again() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml");
+    let lines = sandbox.read("out/metrics.jsonl");
+    let last = lines.trim_end().rfind('\n').unwrap();
+    sandbox.write("out/metrics.jsonl", [&lines.as_bytes()[..=last], b"\xff\n"].concat());
+    let before = sandbox.weights("out");
+    let ran = sandbox.fsdp("train run.toml --resume");
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert_eq!(sandbox.weights("out"), before);
+}
+
+#[test]
+fn what_is_given_a_name_is_durable_by_then() {
+    let sandbox = Sandbox::new();
+    for more in ["--set train.steps=2", "--set train.steps=4 --resume"] {
+        let args = format!("train run.toml --set checkpoint.every=1 {more}");
+        let mut command = sandbox.command();
+        command.args(args.split_whitespace()).env("LD_PRELOAD", interposer::library()).env("SYNC_FIRST", "1");
+        let ran = Ran::of(command.output().unwrap());
+        assert_eq!(ran.code, Some(0), "a file was renamed before it was synced: {}", ran.stderr);
+    }
+}

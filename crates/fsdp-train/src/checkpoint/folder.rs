@@ -7,6 +7,7 @@ use fsdp_ckpt::native::RunDir;
 use toml::Table;
 
 use crate::error::TrainError;
+use crate::input_file;
 use crate::metrics::{METRICS, last_step};
 use crate::train::{MODEL, MODEL_FILE};
 use crate::true_path::true_path;
@@ -47,12 +48,20 @@ pub(super) fn finished_model(out_dir: &Path) -> Result<Option<PathBuf>, TrainErr
     let metrics = out_dir.join(METRICS);
     let done = last_step(&metrics).map_err(TrainError::io("read", &metrics))?;
     let is_cut_off = done.zip(planned_steps(out_dir)).is_some_and(|(done, planned)| done < planned);
-    Ok((!is_cut_off).then_some(model))
+    let is_older = is_older(&model, &out_dir.join(RESOLVED));
+    Ok((!(is_cut_off && is_older)).then_some(model))
+}
+
+/// Whether a file was written before another: a run writes its run file when it begins and its model when it ends.
+fn is_older(file: &Path, other: &Path) -> bool {
+    let written = |path: &Path| fs::metadata(path).and_then(|found| found.modified()).ok();
+    written(file).zip(written(other)).is_some_and(|(file, other)| file < other)
 }
 
 /// `train.steps` of the run that the folder is of, as far as that can be read.
 fn planned_steps(out_dir: &Path) -> Option<u64> {
-    let resolved: Table = fs::read_to_string(out_dir.join(RESOLVED)).ok()?.parse().ok()?;
+    let resolved: Table =
+        input_file::read_text(&out_dir.join(RESOLVED), input_file::CONFIG_BYTES_MAX).ok()?.parse().ok()?;
     u64::try_from(resolved.get("train")?.get("steps")?.as_integer()?).ok()
 }
 

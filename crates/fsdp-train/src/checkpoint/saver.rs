@@ -88,6 +88,14 @@ impl SaveOptions {
         Ok(self.keep_last.map_or(Ok(()), |count| self.lock.keep_last(count, proven))?)
     }
 
+    /// Removes what a save of this step has left that failed and that all ranks have ended.
+    ///
+    /// # Errors
+    /// [`TrainError::Checkpoint`].
+    pub(crate) fn discard(&self, step: u64) -> Result<(), TrainError> {
+        Ok(self.lock.discard(step)?)
+    }
+
     /// The save of this number, begun by the first rank that asks.
     fn join(&self, number: u64, step: u64) -> Arc<Meeting> {
         let mut meetings = locked(&self.meetings);
@@ -134,7 +142,8 @@ impl SaveOptions {
     fn commit(&self, meeting: &Meeting, run: &RunState, place: Place) -> Result<PathBuf, TrainError> {
         let lock = self.lock_of(place)?;
         let reports = meeting.reports(self.limit);
-        let is_late = matches!(reports, Err(TrainError::SaveLate { .. }));
+        // Then some rank may still be writing.
+        let is_late = matches!(reports, Err(TrainError::SaveLate { .. } | TrainError::SaveAbandoned));
         let committed = reports.and_then(|all| Ok(lock.commit(&self.plan, run.step, run.to_json(), all)?));
         if committed.is_err() && !is_late {
             // The failure of the save is the one to report; the next start removes what is left.
@@ -230,6 +239,11 @@ impl Saver {
         let failed = |source| meeting.decide(Err(TrainError::SaveThread { source }));
         self.writing = Some(Writing { thread: thread.map_err(failed).ok(), meeting });
         Ok(())
+    }
+
+    /// Whether a save is under way, as far as this rank has asked.
+    pub(crate) fn is_writing(&self) -> bool {
+        self.writing.is_some()
     }
 
     /// How the save ended that ended since the last call, if one did. Does not wait for other ranks.

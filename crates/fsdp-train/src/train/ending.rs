@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use fsdp_ckpt::native::RunLock;
+use fsdp_ckpt::native::{RunDir, RunLock};
 
 use super::run::Log;
 use crate::checkpoint::SaveFailure;
@@ -31,7 +31,8 @@ pub enum Kept {
 impl Ending {
     /// What became of a run that wrote to `out_dir` and was stopped after `done` steps.
     pub(super) fn of(log: &Log, out_dir: &Path, done: u64) -> Self {
-        let kept = |path: &PathBuf| match path.starts_with(out_dir) {
+        let checkpoints = out_dir.join(RunDir::CHECKPOINTS);
+        let kept = |path: &PathBuf| match path.parent() == Some(&checkpoints) {
             true => Kept::InOutDir(path.clone()),
             false => Kept::Elsewhere(path.clone()),
         };
@@ -67,27 +68,37 @@ impl fmt::Display for Ending {
 pub struct Divergence {
     /// A checkpoint whose weights gave a loss or a gradient that is not finite, and its name from now on.
     pub aside: Option<PathBuf>,
+    /// Why it could not be given that name: it is still taken for one to go on from.
+    pub not_aside: Option<String>,
     /// The newest checkpoint before it, with the steps that it has done.
     pub newest: Option<(u64, PathBuf)>,
 }
 
 impl Divergence {
-    /// Sets the checkpoint aside that `error` speaks of, if there is one, and finds the newest of the others.
+    /// Sets the checkpoint aside that `error` speaks of, if there is one, and finds the newest of the others. Other errors
+    /// are returned as they are.
     ///
     /// Loss and gradient of a step are those of the weights of the step before. No learning rate makes them finite, so
     /// a run must go back further.
-    pub(super) fn of(error: TrainError, lock: &RunLock) -> Result<TrainError, TrainError> {
-        let TrainError::RankFailed { source, .. } = &error else { return Err(error) };
-        let aside = match **source {
-            TrainError::NotFinite { step, .. } => lock.set_aside(step - 1, "diverged")?,
+    pub(super) fn of(error: TrainError, lock: &RunLock) -> TrainError {
+        let TrainError::RankFailed { source, .. } = &error else { return error };
+        let condemned = match **source {
+            TrainError::NotFinite { step, .. } => step - 1,
             // The weights of this step are finite, and give a loss that is not.
-            TrainError::EvaluationNotFinite { step, .. } => lock.set_aside(step, "diverged")?,
+            TrainError::EvaluationNotFinite { step, .. } => step,
             // Such a state is never saved.
-            TrainError::StateNotFinite { .. } => None,
-            _ => return Err(error),
+            TrainError::StateNotFinite { step, .. } => step,
+            _ => return error,
         };
-        let divergence = Self { aside, newest: lock.run().newest()? };
-        Ok(TrainError::Diverged { source: Box::new(error), divergence })
+        let (aside, not_aside) = match lock.set_aside(condemned, "diverged") {
+            Ok(aside) => (aside, None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        let steps = lock.run().steps().unwrap_or_default();
+        let newest = steps.into_iter().rfind(|&step| step < condemned);
+        let newest = newest.map(|step| (step, lock.run().checkpoint(step)));
+        let divergence = Self { aside, not_aside, newest };
+        TrainError::Diverged { source: Box::new(error), divergence }
     }
 }
 
@@ -95,6 +106,9 @@ impl fmt::Display for Divergence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(aside) = &self.aside {
             write!(f, "the checkpoint of these weights is set aside as {}; ", aside.display())?;
+        }
+        if let Some(fault) = &self.not_aside {
+            write!(f, "the checkpoint of these weights could not be set aside ({fault}): remove it; ")?;
         }
         match &self.newest {
             Some((step, path)) => write!(

@@ -151,7 +151,8 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         let Some(proven) = self.unproven.filter(|&saved| saved <= step) else { return };
         self.tidied();
         self.unproven = None;
-        match Tidying::begin(self.run.saves, proven) {
+        let is_writing = self.saver.as_ref().is_some_and(Saver::is_writing);
+        match Tidying::begin(self.run.saves, proven, !is_writing) {
             Ok(tidying) => self.tidying = Some(tidying),
             Err(error) => self.run.log().is_in_trouble(error),
         }
@@ -174,6 +175,10 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             let is_saved = self.run.log().saved.as_ref().is_some_and(|saved| saved.step == step);
             if self.trainer.any(self.is_first() && is_saved)? {
                 return Ok(());
+            }
+            if self.is_first() {
+                // If this fails, so will the save, which says why.
+                let _ = self.run.saves.discard(step);
             }
             self.trainer.check_state(step)?;
             self.begin_save(step, place)?;
@@ -202,7 +207,8 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         let Some(evaluation) = evaluation else { return Ok(false) };
         if self.is_first() && !evaluation.stop {
             self.run.options.reporter.evaluation(step, &evaluation);
-            self.run.log().evaluation = Some(evaluation);
+            let mut log = self.run.log();
+            (log.evaluation, log.proven) = (Some(evaluation), step);
         }
         Ok(evaluation.stop)
     }

@@ -37,6 +37,8 @@ pub(super) struct Log {
     metrics: Option<MetricsWriter<std::io::BufWriter<std::fs::File>>>,
     pub(super) records: Vec<StepMetrics>,
     pub(super) evaluation: Option<Evaluation>,
+    /// The last step whose weights are known to give a finite loss.
+    pub(super) proven: u64,
     /// The newest checkpoint of this run.
     pub(super) saved: Option<Saved>,
     /// The last save that failed.
@@ -109,8 +111,17 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
 
     /// Makes the output folder this run's, with the disk space that its end will need.
     fn take_over(&self) -> Result<(), TrainError> {
+        // A run that trains no step saves nothing.
+        let reserve =
+            || if self.start.step < self.job.config.train.steps { self.saves.reserve() } else { Ok(()) };
+        // What an earlier run gives up may be the space that this one needs; else nothing is touched before it is known.
+        if !self.options.overwrite {
+            reserve()?;
+        }
         let metrics = self.start.settle(self.out_dir(), &self.job.config.to_toml())?;
-        self.saves.reserve()?;
+        if self.options.overwrite {
+            reserve()?;
+        }
         self.log().metrics = Some(metrics);
         Ok(())
     }
