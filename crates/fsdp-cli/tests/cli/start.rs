@@ -56,6 +56,9 @@ fn a_run_that_was_killed_before_its_first_checkpoint_begins_again() {
     // With --overwrite the model of the run before stays until the new one is exported.
     let first = sandbox.read("out/metrics.jsonl").lines().next().unwrap().to_owned();
     sandbox.write("out/metrics.jsonl", format!("{first}\n"));
+    let refused = sandbox.fsdp("train run.toml --resume");
+    assert_eq!(refused.code, Some(2), "the model is newer than the run file: {}", refused.stderr);
+    sandbox.write("out/resolved.toml", sandbox.read("out/resolved.toml"));
     sandbox.succeed("train run.toml --resume");
     assert_eq!(sandbox.metrics("out").len(), 3);
 }
