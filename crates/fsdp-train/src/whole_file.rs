@@ -11,7 +11,8 @@ use std::path::Path;
 /// a name.
 ///
 /// # Errors
-/// If the folder or a file in it can not be written. The old file, if there is one, is then still there.
+/// If the folder or a file in it can not be written. The old file, if there is one, is then still there, unless only the
+/// last step failed, making the new name durable.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<File> {
     let mut name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
     name.push(".tmp");
