@@ -205,6 +205,17 @@ impl Files {
         self.0.remove_directory(dir).map_err(failed(FileAction::Remove, dir))
     }
 
+    /// Bytes of all files below a directory, by their lengths.
+    pub(crate) fn tree_bytes(&self, dir: &Path) -> Result<u64, Error> {
+        let mut bytes = 0;
+        for name in self.0.list(dir).map_err(failed(FileAction::List, dir))? {
+            let path = dir.join(name);
+            let found = self.0.link_metadata(&path).map_err(failed(FileAction::Open, &path))?;
+            bytes += if found.kind == FileKind::Directory { self.tree_bytes(&path)? } else { found.len };
+        }
+        Ok(bytes)
+    }
+
     /// Bytes that may still be written to the disk of a directory.
     pub(crate) fn free_bytes(&self, dir: &Path) -> Result<u64, Error> {
         self.0.free_bytes(dir).map_err(failed(FileAction::Measure, dir))

@@ -54,20 +54,34 @@ impl RunLock {
     /// # Errors
     /// [`SaveFault::NoSpace`]; [`Error::Io`]. Nothing is set aside then.
     pub fn reserve(&self, space: &SaveSpace) -> Result<(), Error> {
-        let (run, needed) = (self.run(), space.bytes());
+        let run = self.run();
         let give_back = || (0..space.rank_bytes.len()).try_for_each(|rank| run.give_back(rank));
         give_back()?;
         // To fill the disk in order to learn that it is too small would fail what else is written there.
-        let free = run.files.free_bytes(run.checkpoints())?;
-        if needed > free {
-            let fault = Box::new(SaveFault::NoSpace { needed, free });
-            return Err(Error::Save { path: run.checkpoints().to_owned(), fault });
-        }
+        self.expect_free(space.bytes(), run.files.free_bytes(run.checkpoints())?)?;
         let reserved = self.try_reserve(space);
         if !matches!(reserved, Ok(true)) {
             give_back()?;
         }
         reserved.map(drop)
+    }
+
+    /// Makes sure that there is room for one save once the checkpoints that are there are [cleared](RunLock::clear).
+    ///
+    /// # Errors
+    /// [`SaveFault::NoSpace`]; [`Error::Io`].
+    pub fn expect_room_after_clearing(&self, space: &SaveSpace) -> Result<(), Error> {
+        let RunDir { files, .. } = self.run();
+        let checkpoints = self.run().checkpoints();
+        self.expect_free(space.bytes(), files.free_bytes(checkpoints)? + files.tree_bytes(checkpoints)?)
+    }
+
+    fn expect_free(&self, needed: u64, free: u64) -> Result<(), Error> {
+        if needed <= free {
+            return Ok(());
+        }
+        let fault = Box::new(SaveFault::NoSpace { needed, free });
+        Err(Error::Save { path: self.run().checkpoints().to_owned(), fault })
     }
 
     /// False if the file system only sets lengths.

@@ -99,6 +99,19 @@ fn a_full_disk_fails_a_synchronous_save_at_once() {
 }
 
 #[test]
+fn a_state_that_fits_nowhere_leaves_nothing_behind() {
+    let sandbox = Sandbox::new();
+    let script = "mkdir disk/tmp; TMPDIR=disk/tmp $FSDP train run.toml --set run.out_dir=disk/out \
+            --set train.steps=1000000 --set checkpoint.every=3 --set checkpoint.async=false \
+            --set checkpoint.keep_last=0 2>told; echo code $?; cat told >&2; ls -A disk/tmp >names";
+    let Some(ran) = on_small_disk(&sandbox, 1200, script) else { return };
+    assert!(ran.stdout.contains("code 75"), "{} {}", ran.stdout, ran.stderr);
+    let error = error_of(&ran);
+    assert!(error.contains("nor anywhere else"), "{error}");
+    assert_eq!(fs::read_to_string(sandbox.path("names")).unwrap(), "");
+}
+
+#[test]
 fn a_folder_that_goes_away_costs_no_state() {
     let sandbox = Sandbox::new();
     let run = Running::start(&sandbox, "train run.toml --set train.steps=1000000");

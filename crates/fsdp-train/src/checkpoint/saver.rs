@@ -14,6 +14,7 @@ use fsdp_ckpt::native::{RankReport, RankSave, RunDir, RunLock, SavePlan, SaveSpa
 use fsdp_core::engine::Engine;
 use fsdp_core::program::Program;
 use fsdp_core::{Memory, Mesh, Rank};
+use tempfile::TempDir;
 
 use super::meeting::{Meeting, Outcome};
 use super::run_state::RunState;
@@ -26,8 +27,9 @@ use crate::job::Job;
 pub(crate) struct SaveOptions {
     /// The right to write checkpoints.
     lock: Arc<RunLock>,
-    /// The same for a directory that is made when the run's own can not be written.
-    elsewhere: Mutex<Option<Arc<RunLock>>>,
+    /// The same for a directory that is made when the run's own can not be written. It goes with the run, unless a
+    /// checkpoint is committed there.
+    elsewhere: Mutex<Option<(TempDir, Arc<RunLock>)>>,
     /// What is saved by whom.
     table: StateTable,
     /// Its files.
@@ -80,6 +82,14 @@ impl SaveOptions {
         Ok(self.lock.reserve(&self.space)?)
     }
 
+    /// Makes sure that there is room for a save once the checkpoints of an earlier run are removed.
+    ///
+    /// # Errors
+    /// [`TrainError::Checkpoint`]: there is not.
+    pub(crate) fn expect_room_after_clearing(&self) -> Result<(), TrainError> {
+        Ok(self.lock.expect_room_after_clearing(&self.space)?)
+    }
+
     /// Removes checkpoints that are not to be kept. The state after `proven` steps is known to give a finite loss.
     ///
     /// # Errors
@@ -112,13 +122,14 @@ impl SaveOptions {
             return Ok(Arc::clone(&self.lock));
         }
         let mut elsewhere = locked(&self.elsewhere);
-        if let Some(lock) = &*elsewhere {
+        if let Some((_, lock)) = &*elsewhere {
             return Ok(Arc::clone(lock));
         }
         let made = tempfile::Builder::new().prefix("fsdp-state-").tempdir();
-        let dir = made.map_err(TrainError::io("create a directory in", std::env::temp_dir()))?.keep();
-        let lock = Arc::new(RunDir::new(dir).lock()?);
-        Ok(Arc::clone(elsewhere.insert(lock)))
+        let dir = made.map_err(TrainError::io("create a directory in", std::env::temp_dir()))?;
+        let lock = Arc::new(RunDir::new(dir.path()).lock()?);
+        *elsewhere = Some((dir, Arc::clone(&lock)));
+        Ok(lock)
     }
 
     /// Writes one rank's part.
@@ -145,6 +156,11 @@ impl SaveOptions {
         // Then some rank may still be writing.
         let is_late = matches!(reports, Err(TrainError::SaveLate { .. } | TrainError::SaveAbandoned));
         let committed = reports.and_then(|all| Ok(lock.commit(&self.plan, run.step, run.to_json(), all)?));
+        if committed.is_ok()
+            && let (Place::Elsewhere, Some((dir, _))) = (place, &mut *locked(&self.elsewhere))
+        {
+            dir.disable_cleanup(true);
+        }
         if committed.is_err() && !is_late {
             // The failure of the save is the one to report; the next start removes what is left.
             let _ = lock.discard(run.step);

@@ -114,8 +114,10 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         // A run that trains no step saves nothing.
         let reserve =
             || if self.start.step < self.job.config.train.steps { self.saves.reserve() } else { Ok(()) };
-        // What an earlier run gives up may be the space that this one needs; else nothing is touched before it is known.
-        if !self.options.overwrite {
+        // Nothing is touched before it is known that there is room; what an earlier run gives up may be part of it.
+        if self.options.overwrite {
+            self.saves.expect_room_after_clearing()?;
+        } else {
             reserve()?;
         }
         let metrics = self.start.settle(self.out_dir(), &self.job.config.to_toml())?;

@@ -66,6 +66,27 @@ fn a_disk_without_room_is_told_before_anything_is_written() {
 }
 
 #[test]
+fn a_disk_that_is_too_small_without_the_old_checkpoints_too_is_told_before_they_are_cleared() {
+    let plan = plan(3);
+    let space = SaveSpace::new(&plan).unwrap();
+    let start = FaultyFiles::new();
+    save(&run_dir(&start).lock().unwrap(), &plan, 1, &mut false).unwrap();
+    let freed = saved_bytes(&plan) as u64;
+    let needed = space.bytes();
+    for (room, fits) in [(0, false), (needed - freed - 1, false), (needed - freed, true)] {
+        let files = start.with(Fault::FullAt(start.bytes() + room as usize));
+        let lock = run_dir(&files).lock().unwrap();
+        assert_eq!(lock.expect_room_after_clearing(&space).is_ok(), fits, "room for {room} bytes");
+        check(&files, &plan, 1);
+        if fits {
+            lock.clear().unwrap();
+            lock.remove_cleared().unwrap();
+            lock.reserve(&space).unwrap();
+        }
+    }
+}
+
+#[test]
 fn a_checkpoint_that_is_set_aside_is_none_of_the_run_and_whole() {
     let (files, plan) = (FaultyFiles::new(), plan(2));
     let lock = run_dir(&files).lock().unwrap();
