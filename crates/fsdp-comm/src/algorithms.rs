@@ -1,8 +1,9 @@
-//! Collectives of bytes over a link.
+//! Collectives of bytes over a link, in place.
 //!
 //! | collective | algorithm | messages sent per rank | bytes sent per rank |
 //! |---|---|---|---|
-//! | all-gather | ring | n - 1 | (n - 1) / n of the result |
+//! | all-gather, n a power of two | recursive doubling, farthest first | log2 n | (n - 1) / n of the result |
+//! | all-gather, other n | ring | n - 1 | (n - 1) / n of the result |
 //! | reduce-scatter, n a power of two | recursive halving, neighbours first | log2 n | (n - 1) / n of the input |
 //! | reduce-scatter, other n | every part straight to its owner | n - 1 | (n - 1) / n of the input |
 //! | all-reduce | reduce-scatter, then all-gather | both | both |
@@ -11,34 +12,38 @@
 //! Sums follow the tree of [`fsdp_core::tree`] exactly, for every n. Halving meets the neighbour first: after
 //! the exchange with `rank ^ 2^k` a rank holds sums over the aligned block of `2^(k+1)` ranks around it, which
 //! are the nodes of the perfect tree. (Halving that meets the farthest rank first, the usual kind, adds in
-//! another order.) Without a perfect tree the owner of a part folds all n pieces itself, in rank order, and
-//! holds at most log2 n + 1 of them.
+//! another order.) It sends its largest messages to neighbours, which are on the same node; doubling is its mirror
+//! image, and so does the same. Without a perfect tree the owner of a part adds pieces in the order of the tree
+//! as they arrive.
 
 use fsdp_core::DType;
 use fsdp_core::comm::CommError;
-use fsdp_core::tree::Counter;
+use fsdp_core::tree::{Arrival, Arrivals};
 
 use crate::session::Session;
 use crate::sums;
 
-/// Every rank's `mine`, in rank order; lengths may differ.
+/// What belongs to one rank: slices of a buffer, one per segment.
+pub type Part<'a> = Vec<&'a mut [u8]>;
+
+/// Fills `parts`, one per rank, of which this rank's own is there. Lengths may differ from rank to rank, and are the
+/// same on all ranks.
 ///
 /// # Errors
 /// [`CommError`], as all collectives.
-pub fn all_gather(session: &mut Session<'_>, mine: Vec<u8>) -> Result<Vec<Vec<u8>>, CommError> {
-    let (rank, size) = (session.rank(), session.size());
-    let mut parts = vec![Vec::new(); size];
-    parts[rank] = mine;
-    let (left, right) = ((rank + size - 1) % size, (rank + 1) % size);
-    for step in 1..size {
-        // The part that came in the step before goes on.
-        session.send(right, &parts[(rank + size + 1 - step) % size])?;
-        parts[(rank + size - step) % size] = session.recv(left)?;
+///
+/// # Panics
+/// When there is not one part per rank.
+pub fn all_gather(session: &mut Session<'_>, parts: &mut [Part<'_>]) -> Result<(), CommError> {
+    assert_eq!(parts.len(), session.size(), "an all-gather has one part per rank");
+    if session.size().is_power_of_two() {
+        all_gather_by_doubling(session, parts)
+    } else {
+        all_gather_around_ring(session, parts)
     }
-    Ok(parts)
 }
 
-/// This rank's part of the sum of all ranks' `parts` (one per rank, elements of `dtype`).
+/// Makes this rank's part the sum of that part over all ranks (elements of `dtype`); other parts are overwritten.
 ///
 /// # Errors
 /// [`CommError`].
@@ -48,8 +53,8 @@ pub fn all_gather(session: &mut Session<'_>, mine: Vec<u8>) -> Result<Vec<Vec<u8
 pub fn reduce_scatter(
     session: &mut Session<'_>,
     dtype: DType,
-    parts: Vec<Vec<u8>>,
-) -> Result<Vec<u8>, CommError> {
+    parts: &mut [Part<'_>],
+) -> Result<(), CommError> {
     assert_eq!(parts.len(), session.size(), "a reduce-scatter has one part per rank");
     if session.size().is_power_of_two() {
         reduce_scatter_by_halving(session, dtype, parts)
@@ -58,107 +63,173 @@ pub fn reduce_scatter(
     }
 }
 
-/// The sum of all ranks' `data` (elements of `dtype`).
+/// Makes `data` (elements of `dtype`) its sum over all ranks.
 ///
 /// # Errors
 /// [`CommError`].
 ///
 /// # Panics
 /// When `data` is not whole elements.
-pub fn all_reduce(session: &mut Session<'_>, dtype: DType, data: &[u8]) -> Result<Vec<u8>, CommError> {
+pub fn all_reduce(session: &mut Session<'_>, dtype: DType, data: &mut [u8]) -> Result<(), CommError> {
     let (size, width) = (session.size(), dtype.size_bytes());
     assert!(data.len().is_multiple_of(width), "an all-reduce adds whole elements");
     let elements = data.len() / width;
     // Parts differ by one element at most; which element is in which part does not matter to its sum.
     let border = |part: usize| part * elements / size * width;
-    let parts = (0..size).map(|part| data[border(part)..border(part + 1)].to_vec()).collect();
-    let mine = reduce_scatter(session, dtype, parts)?;
-    Ok(all_gather(session, mine)?.concat())
+    let mut rest = data;
+    let mut parts = Vec::with_capacity(size);
+    for part in 0..size {
+        let (mine, after) = rest.split_at_mut(border(part + 1) - border(part));
+        parts.push(vec![mine]);
+        rest = after;
+    }
+    reduce_scatter(session, dtype, &mut parts)?;
+    all_gather(session, &mut parts)
 }
 
-/// The `message` of `root`, on every rank; those of other ranks are ignored.
+/// Makes `message` that of `root`, on every rank.
 ///
 /// # Errors
 /// [`CommError`].
-pub fn broadcast(session: &mut Session<'_>, root: usize, message: Vec<u8>) -> Result<Vec<u8>, CommError> {
+pub fn broadcast(session: &mut Session<'_>, root: usize, message: &mut [u8]) -> Result<(), CommError> {
     let (rank, size) = (session.rank(), session.size());
     if size > 1 {
         // Who is heard depends on the root: ranks that do not agree about it might wait for each other, or end with
         // different messages. So each first hears what its neighbour calls.
-        session.send((rank + 1) % size, &[])?;
-        session.recv((rank + size - 1) % size)?;
+        session.exchange(Some(((rank + 1) % size, &[])), Some(((rank + size - 1) % size, &mut [])))?;
     }
     let place = (rank + size - root) % size;
     let rank_at = |place: usize| (place + root) % size;
     // A place hears from the one without its highest bit, and tells those with one more, higher bit.
     let highest = place.checked_ilog2();
-    let message = match highest {
-        None => message,
-        Some(bit) => session.recv(rank_at(place - (1 << bit)))?,
-    };
+    if let Some(bit) = highest {
+        session.receive(rank_at(place - (1 << bit)), message)?;
+    }
     let mut step = highest.map_or(1, |bit| 2 << bit);
     while place + step < size {
-        session.send(rank_at(place + step), &message)?;
+        session.send(rank_at(place + step), message)?;
         step *= 2;
     }
-    Ok(message)
+    Ok(())
+}
+
+fn all_gather_by_doubling(session: &mut Session<'_>, parts: &mut [Part<'_>]) -> Result<(), CommError> {
+    let rank = session.rank();
+    let mut distance = session.size() / 2;
+    while distance > 0 {
+        // Held are the parts of ranks that agree with this one in all bits below 2 `distance`; the partner holds those
+        // that differ in the highest of them.
+        let (mut held, mut missing) = (Vec::new(), Vec::new());
+        for (place, part) in parts.iter_mut().enumerate() {
+            match (place ^ rank) % (2 * distance) {
+                0 => held.extend(part.iter().map(|slice| &**slice)),
+                differs if differs == distance => missing.extend(part.iter_mut().map(|slice| &mut **slice)),
+                _ => {}
+            }
+        }
+        let partner = rank ^ distance;
+        session.exchange(Some((partner, &held)), Some((partner, &mut missing)))?;
+        distance /= 2;
+    }
+    Ok(())
+}
+
+fn all_gather_around_ring(session: &mut Session<'_>, parts: &mut [Part<'_>]) -> Result<(), CommError> {
+    let (rank, size) = (session.rank(), session.size());
+    let (left, right) = ((rank + size - 1) % size, (rank + 1) % size);
+    for step in 1..size {
+        // The part that came in the step before goes on.
+        let (held, missing) = ((rank + size + 1 - step) % size, (rank + size - step) % size);
+        let [held, missing] = parts.get_disjoint_mut([held, missing]).expect("neighbours differ");
+        let held: Vec<&[u8]> = held.iter().map(|slice| &**slice).collect();
+        let mut missing: Part<'_> = missing.iter_mut().map(|slice| &mut **slice).collect();
+        session.exchange(Some((right, &held)), Some((left, &mut missing)))?;
+    }
+    Ok(())
 }
 
 fn reduce_scatter_by_halving(
     session: &mut Session<'_>,
     dtype: DType,
-    mut parts: Vec<Vec<u8>>,
-) -> Result<Vec<u8>, CommError> {
+    parts: &mut [Part<'_>],
+) -> Result<(), CommError> {
     let rank = session.rank();
+    let mut received = Vec::new();
     let mut distance = 1;
     while distance < session.size() {
         let partner = rank ^ distance;
         // Held are the parts that agree with this rank in all bits below `distance`; of these, those that
         // agree with the partner in the next bit go to it.
-        let held = (0..parts.len()).filter(|part| part % distance == rank % distance);
-        let (keep, give): (Vec<_>, Vec<_>) = held.partition(|part| part & distance == rank & distance);
-        let message: Vec<_> = give.iter().map(|&part| std::mem::take(&mut parts[part])).collect();
-        session.send(partner, &message.concat())?;
-        let len_bytes = keep.iter().map(|&part| parts[part].len()).sum();
-        let received = session.recv_exact(partner, len_bytes)?;
-        let mut rest = received.as_slice();
-        for part in keep {
-            let (theirs, after) = rest.split_at(parts[part].len());
-            sums::add(dtype, &mut parts[part], theirs);
-            rest = after;
+        let (mut keep, mut give) = (Vec::new(), Vec::new());
+        for (place, part) in parts.iter_mut().enumerate() {
+            match (place ^ rank) % (2 * distance) {
+                0 => keep.extend(part.iter_mut().map(|slice| &mut **slice)),
+                differs if differs == distance => give.extend(part.iter().map(|slice| &**slice)),
+                _ => {}
+            }
         }
+        received.resize(len_bytes(&keep), 0);
+        session.exchange(Some((partner, &give)), Some((partner, &mut [&mut received])))?;
+        add(dtype, &mut keep, &received);
         distance *= 2;
     }
-    Ok(parts.swap_remove(rank))
+    Ok(())
 }
 
 fn reduce_scatter_directly(
     session: &mut Session<'_>,
     dtype: DType,
-    mut parts: Vec<Vec<u8>>,
-) -> Result<Vec<u8>, CommError> {
+    parts: &mut [Part<'_>],
+) -> Result<(), CommError> {
     let (rank, size) = (session.rank(), session.size());
+    let len_bytes = len_bytes(&parts[rank]);
+    let mut tree = Arrivals::new(size);
+    let mine = parts[rank].iter().flat_map(|slice| slice.iter().copied()).collect();
+    let mut sum = arrive(dtype, &mut tree, rank, mine);
     for step in 1..size {
         // Ranks start at different owners, so that none is flooded.
-        let owner = (rank + step) % size;
-        session.send(owner, &std::mem::take(&mut parts[owner]))?;
+        let (owner, from) = ((rank + step) % size, (rank + size - step) % size);
+        let give: Vec<&[u8]> = parts[owner].iter().map(|slice| &**slice).collect();
+        let mut piece = vec![0; len_bytes];
+        session.exchange(Some((owner, &give)), Some((from, &mut [&mut piece])))?;
+        sum = arrive(dtype, &mut tree, from, piece);
     }
-    let mine = parts.swap_remove(rank);
-    let len_bytes = mine.len();
-    let mut mine = Some(mine);
-    let mut sum = Counter::default();
-    let mut add = |mut left: Vec<u8>, right: Vec<u8>| {
-        sums::add(dtype, &mut left, &right);
-        Ok(left)
-    };
-    for from in 0..size {
-        let piece = match mine.take_if(|_| from == rank) {
-            Some(mine) => mine,
-            None => session.recv_exact(from, len_bytes)?,
-        };
-        sum.push(piece, &mut add)?;
+    let sum = sum.expect("all leaves have arrived");
+    let mut rest = sum.as_slice();
+    for slice in &mut parts[rank] {
+        let (bytes, after) = rest.split_at(slice.len());
+        slice.copy_from_slice(bytes);
+        rest = after;
     }
-    Ok(sum.finish(add)?.expect("a group has a rank"))
+    Ok(())
+}
+
+/// Adds a leaf to the tree; the sum when it was the last one.
+fn arrive(dtype: DType, tree: &mut Arrivals<Vec<u8>>, leaf: usize, value: Vec<u8>) -> Option<Vec<u8>> {
+    let (mut node, mut value) = (leaf, value);
+    loop {
+        match tree.arrive(node, value) {
+            Arrival::Kept => return None,
+            Arrival::Done(sum) => return Some(sum),
+            Arrival::Add { mut left, right, node: parent } => {
+                sums::add(dtype, &mut left, &right);
+                (node, value) = (parent, left);
+            }
+        }
+    }
+}
+
+fn add(dtype: DType, sums: &mut [&mut [u8]], received: &[u8]) {
+    let mut rest = received;
+    for sum in sums {
+        let (theirs, after) = rest.split_at(sum.len());
+        sums::add(dtype, sum, theirs);
+        rest = after;
+    }
+}
+
+fn len_bytes(slices: &[&mut [u8]]) -> usize {
+    slices.iter().map(|slice| slice.len()).sum()
 }
 
 #[cfg(test)]

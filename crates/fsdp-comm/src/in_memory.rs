@@ -1,21 +1,27 @@
-//! Links within one process, for tests: a mailbox per pair of ranks, under one lock.
+//! Links within one process: a mailbox per channel and pair of ranks, under one lock.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fsdp_core::Rank;
 use fsdp_core::comm::CommError;
 
-use crate::link::{Alarm, Link};
+use crate::link::{Alarm, Exchanged, Header, Incoming, Link, Outgoing};
 
-/// Names a set of connections: which world, then the channels of subgroups on the way.
-type Path = Vec<u64>;
+/// A message on its way.
+struct Message {
+    header: Header,
+    bytes: Vec<u8>,
+}
 
 #[derive(Default)]
 struct State {
-    boxes: BTreeMap<(Path, Rank, Rank), VecDeque<Vec<u8>>>,
-    closed: BTreeSet<(Path, Rank)>,
+    /// By channel, sender and receiver.
+    boxes: BTreeMap<(u64, Rank, Rank), VecDeque<Message>>,
+    closed: BTreeSet<(u64, Rank)>,
+    /// Bytes without headers.
     sent_bytes: BTreeMap<Rank, u64>,
     alarm: Option<CommError>,
 }
@@ -24,6 +30,8 @@ struct Office {
     state: Mutex<State>,
     changed: Condvar,
     timeout: Duration,
+    /// By rank: channels that it has used.
+    channels: Vec<AtomicU64>,
 }
 
 impl Office {
@@ -53,18 +61,14 @@ pub struct InMemoryLinks {
 impl InMemoryLinks {
     /// Connections among `ranks` ranks; nobody waits longer than `timeout` for a message.
     pub fn new(ranks: usize, timeout: Duration) -> Self {
-        let office = Office { state: Mutex::default(), changed: Condvar::new(), timeout };
+        let channels = (0..ranks).map(|_| AtomicU64::default()).collect();
+        let office = Office { state: Mutex::default(), changed: Condvar::new(), timeout, channels };
         Self { office: Arc::new(office), members: (0..ranks).map(Rank).collect() }
     }
 
-    /// The ends of `rank`. Links of different `world`s are independent of each other.
-    pub fn link(&self, world: u64, rank: Rank) -> Box<dyn Link> {
-        Box::new(InMemoryLink {
-            office: self.office.clone(),
-            path: vec![world],
-            rank: rank.0,
-            members: self.members.clone(),
-        })
+    /// The ends of `rank`. Links of different `channel`s are independent of each other.
+    pub fn link(&self, channel: u64, rank: Rank) -> Box<dyn Link> {
+        Box::new(InMemoryLink::new(self.office.clone(), channel, rank.0, self.members.clone()))
     }
 
     /// The alarm of all these links.
@@ -72,7 +76,7 @@ impl InMemoryLinks {
         self.office.clone()
     }
 
-    /// Bytes that `rank` has sent so far.
+    /// Bytes that `rank` has sent so far, without headers.
     pub fn sent_bytes(&self, rank: Rank) -> u64 {
         self.office.lock().sent_bytes.get(&rank).copied().unwrap_or(0)
     }
@@ -80,14 +84,72 @@ impl InMemoryLinks {
 
 struct InMemoryLink {
     office: Arc<Office>,
-    path: Path,
+    channel: u64,
     rank: usize,
     members: Arc<[Rank]>,
 }
 
 impl InMemoryLink {
+    fn new(office: Arc<Office>, channel: u64, rank: usize, members: Arc<[Rank]>) -> Self {
+        office.channels[members[rank].0].fetch_max(channel + 1, Ordering::Relaxed);
+        Self { office, channel, rank, members }
+    }
+
     fn world_rank(&self) -> Rank {
         self.members[self.rank]
+    }
+
+    fn send(&self, outgoing: Outgoing<'_>) -> Result<(), CommError> {
+        let (from, to) = (self.world_rank(), self.members[outgoing.to]);
+        let mut state = self.office.lock();
+        if let Some(error) = &state.alarm {
+            return Err(error.clone());
+        }
+        *state.sent_bytes.entry(from).or_default() += outgoing.len_bytes();
+        let message = Message { header: *outgoing.header, bytes: outgoing.parts.concat() };
+        state.boxes.entry((self.channel, from, to)).or_default().push_back(message);
+        self.office.changed.notify_all();
+        Ok(())
+    }
+
+    /// The next message of a member; `None` after the time limit.
+    fn next(&self, from: usize) -> Result<Option<Message>, CommError> {
+        let (rank, to) = (self.members[from], self.world_rank());
+        let mut state = self.office.lock();
+        loop {
+            if let Some(error) = &state.alarm {
+                return Err(error.clone());
+            }
+            let message = state.boxes.get_mut(&(self.channel, rank, to)).and_then(VecDeque::pop_front);
+            if let Some(message) = message {
+                return Ok(Some(message));
+            }
+            if state.closed.contains(&(self.channel, rank)) {
+                return Err(CommError::PeerFailed { rank, reason: "it has closed its links".to_owned() });
+            }
+            let waited = self.office.changed.wait_timeout(state, self.office.timeout);
+            let (woken, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+            if waited.timed_out() {
+                return Ok(None);
+            }
+            state = woken;
+        }
+    }
+
+    fn receive(&self, incoming: Incoming<'_, '_>) -> Result<Exchanged, CommError> {
+        let Some(Message { header, bytes }) = self.next(incoming.from)? else {
+            return Ok(Exchanged::Late { peer: incoming.from });
+        };
+        if header != *incoming.header || bytes.len() as u64 != incoming.len_bytes() {
+            return Ok(Exchanged::Differs { header, len_bytes: bytes.len() as u64 });
+        }
+        let mut rest = bytes.as_slice();
+        for part in incoming.parts {
+            let (bytes, after) = rest.split_at(part.len());
+            part.copy_from_slice(bytes);
+            rest = after;
+        }
+        Ok(Exchanged::Done)
     }
 }
 
@@ -100,50 +162,24 @@ impl Link for InMemoryLink {
         &self.members
     }
 
-    fn send(&mut self, to: usize, message: Vec<u8>) -> Result<(), CommError> {
-        let (from, to) = (self.world_rank(), self.members[to]);
-        let mut state = self.office.lock();
-        if let Some(error) = &state.alarm {
-            return Err(error.clone());
-        }
-        *state.sent_bytes.entry(from).or_default() += message.len() as u64;
-        state.boxes.entry((self.path.clone(), from, to)).or_default().push_back(message);
-        self.office.changed.notify_all();
-        Ok(())
+    fn exchange(
+        &mut self,
+        outgoing: Option<Outgoing<'_>>,
+        incoming: Option<Incoming<'_, '_>>,
+    ) -> Result<Exchanged, CommError> {
+        outgoing.map_or(Ok(()), |outgoing| self.send(outgoing))?;
+        incoming.map_or(Ok(Exchanged::Done), |incoming| self.receive(incoming))
     }
 
-    fn recv(&mut self, from: usize) -> Result<Option<Vec<u8>>, CommError> {
-        let (rank, to) = (self.members[from], self.world_rank());
-        let key = (self.path.clone(), rank, to);
-        let sender = (self.path.clone(), rank);
-        let mut state = self.office.lock();
-        loop {
-            if let Some(error) = &state.alarm {
-                return Err(error.clone());
-            }
-            if let Some(message) = state.boxes.get_mut(&key).and_then(VecDeque::pop_front) {
-                return Ok(Some(message));
-            }
-            if state.closed.contains(&sender) {
-                return Err(CommError::PeerFailed { rank, reason: "it has closed its links".to_owned() });
-            }
-            let waited = self.office.changed.wait_timeout(state, self.office.timeout);
-            let (woken, waited) = waited.unwrap_or_else(PoisonError::into_inner);
-            if waited.timed_out() {
-                return Ok(None);
-            }
-            state = woken;
-        }
+    fn unused_channel(&self) -> u64 {
+        self.office.channels[self.world_rank().0].load(Ordering::Relaxed)
     }
 
-    fn subgroup(&self, members: &[usize], channel: [u64; 2]) -> Box<dyn Link> {
+    fn subgroup(&self, members: &[usize], channel: u64) -> Box<dyn Link> {
         let rank = members.iter().position(|&member| member == self.rank);
-        Box::new(InMemoryLink {
-            office: self.office.clone(),
-            path: self.path.iter().copied().chain(channel).collect(),
-            rank: rank.expect("a rank is a member of its subgroups"),
-            members: members.iter().map(|&member| self.members[member]).collect(),
-        })
+        let rank = rank.expect("a rank is a member of its subgroups");
+        let members = members.iter().map(|&member| self.members[member]).collect();
+        Box::new(InMemoryLink::new(self.office.clone(), channel, rank, members))
     }
 
     fn alarm(&self) -> Arc<dyn Alarm> {
@@ -153,8 +189,7 @@ impl Link for InMemoryLink {
 
 impl Drop for InMemoryLink {
     fn drop(&mut self) {
-        let closed = (std::mem::take(&mut self.path), self.members[self.rank]);
-        self.office.lock().closed.insert(closed);
+        self.office.lock().closed.insert((self.channel, self.members[self.rank]));
         self.office.changed.notify_all();
     }
 }

@@ -2,6 +2,7 @@
 //! suite.
 //!
 //! - [`launch`]: what a trainer asks of whoever starts its ranks.
+//! - [`assembly`]: what ranks tell each other beside collectives.
 //! - [`conformance`]: what every implementation of [`Communicator`](fsdp_core::comm::Communicator) must do,
 //!   as plain functions over a [`Launcher`](launch::Launcher).
 //! - [`Link`]: messages between pairs of ranks; [`InMemoryLinks`] for tests.
@@ -9,6 +10,7 @@
 //! - [`LinkComm`]: a communicator made of these, for any memory.
 #![forbid(unsafe_code)]
 
+pub mod assembly;
 pub mod conformance;
 pub mod launch;
 
@@ -26,6 +28,6 @@ mod staging;
 mod bf16;
 
 pub use in_memory::InMemoryLinks;
-pub use link::{Alarm, Link};
+pub use link::{Alarm, Exchanged, Header, Incoming, Link, Outgoing};
 pub use link_comm::LinkComm;
 pub use session::Session;

@@ -2,27 +2,26 @@
 //!
 //! A start reads the inputs to the host and hands them to this communicator's own thread, which talks to the
 //! other ranks; waiting writes what came back. So collectives are in flight while the rank computes, those of
-//! one communicator in issue order, those of different communicators independently. All data passes through
-//! host memory twice: right for processes on CPUs and for tests, not for devices with links of their own.
+//! one communicator in issue order, those of different communicators independently. All data is copied once on its
+//! way out and once on its way in: right for processes on CPUs and for tests, not for devices with links of their own.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 
 use fsdp_core::comm::{CommError, Communicator, Completed, Fingerprint, InFlight};
-use fsdp_core::memory::{Buffer, SliceMut};
 use fsdp_core::{Error, Memory, Queue, Rank};
 
-use crate::algorithms;
 use crate::link::{Alarm, Link};
 use crate::session::Session;
-use crate::{staging, sums};
+use crate::staging::{self, Wire};
+use crate::{algorithms, sums};
 
 /// Work for the thread that owns the link.
 type Job = Box<dyn FnOnce(&mut dyn Link) + Send>;
 
-/// What an algorithm brings back: one piece per rank, or one piece.
-type Pieces = Result<Vec<Vec<u8>>, CommError>;
+/// What an algorithm brings back: the bytes of the outputs.
+type Bytes = Result<Wire, CommError>;
 
 /// One rank's handle of a group that is connected by links.
 pub struct LinkComm {
@@ -76,23 +75,18 @@ impl LinkComm {
         &self,
         call: Fingerprint,
         buffers: Completed<M::Buffer>,
-        talk: impl FnOnce(&mut Session<'_>) -> Pieces + Send + 'static,
+        talk: impl FnOnce(&mut Session<'_>) -> Bytes + Send + 'static,
     ) -> Result<Box<dyn InFlight<M>>, Error> {
-        let pieces = self.submit(move |link| talk(&mut Session::new(link, call)))?;
+        let bytes = self.submit(move |link| talk(&mut Session::new(link, call)))?;
         let (rank, alarm) = (self.members[self.rank], self.alarm.clone());
-        Ok(Box::new(Flight::<M> { pieces, arrived: None, buffers, call, rank, alarm }))
+        Ok(Box::new(Flight::<M> { bytes, arrived: None, buffers, call, rank, alarm }))
     }
 }
 
-/// All segments of a call, read to the host one after the other.
-fn read_all<M: Memory>(memory: &M, queue: Queue, buffers: &[M::Buffer]) -> Result<Vec<Vec<u8>>, Error> {
-    buffers.iter().map(|buffer| staging::read(memory, queue, buffer)).collect()
-}
-
 /// What a reduction makes of this rank's elements before they are added.
-fn prepare(call: Fingerprint, ranks: usize, segments: &mut [Vec<u8>]) {
+fn prepare(call: Fingerprint, ranks: usize, wire: &mut Wire) {
     if let Some(factor) = call.kind.reduce_op().and_then(|op| op.factor(ranks)) {
-        segments.iter_mut().for_each(|segment| sums::scale(call.dtype, factor, segment));
+        wire.segments_mut().into_iter().for_each(|segment| sums::scale(call.dtype, factor, segment));
     }
 }
 
@@ -116,9 +110,15 @@ impl<M: Memory> Communicator<M> for LinkComm {
         inputs: Vec<M::Buffer>,
         outputs: Vec<M::Buffer>,
     ) -> Result<Box<dyn InFlight<M>>, Error> {
-        let mine = read_all(memory, Queue::Gather, &inputs)?.concat();
-        let buffers = Completed { outputs, inputs: Vec::new() };
-        self.start(call, buffers, move |session| algorithms::all_gather(session, mine))
+        let (rank, size) = (self.rank, self.members.len());
+        let mut wire = Wire::new(outputs.iter().map(staging::len_bytes));
+        for (input, mine) in inputs.iter().zip(&mut wire.parts(size)[rank]) {
+            staging::read(memory, Queue::Gather, input, mine)?;
+        }
+        self.start(call, Completed { outputs, inputs: Vec::new() }, move |session| {
+            algorithms::all_gather(session, &mut wire.parts(size))?;
+            Ok(wire)
+        })
     }
 
     fn reduce_scatter(
@@ -128,15 +128,19 @@ impl<M: Memory> Communicator<M> for LinkComm {
         mut inputs: Vec<M::Buffer>,
         outputs: Vec<M::Buffer>,
     ) -> Result<Box<dyn InFlight<M>>, Error> {
-        let mut segments = read_all(memory, Queue::Reduce, &inputs)?;
+        let (rank, size) = (self.rank, self.members.len());
+        let mut wire = Wire::read(memory, Queue::Reduce, &inputs)?;
         inputs.iter_mut().for_each(|input| memory.release(Queue::Reduce, input));
-        let size = self.members.len();
-        prepare(call, size, &mut segments);
-        let part = |bytes: &Vec<u8>, rank| bytes[bytes.len() / size * rank..][..bytes.len() / size].to_vec();
-        let parts: Vec<Vec<u8>> =
-            (0..size).map(|rank| segments.iter().flat_map(|bytes| part(bytes, rank)).collect()).collect();
+        prepare(call, size, &mut wire);
+        let mut sums = Wire::new(outputs.iter().map(staging::len_bytes));
         self.start(call, Completed { outputs, inputs }, move |session| {
-            algorithms::reduce_scatter(session, call.dtype, parts).map(|sum| vec![sum])
+            let mut parts = wire.parts(size);
+            algorithms::reduce_scatter(session, call.dtype, &mut parts)?;
+            sums.segments_mut()
+                .into_iter()
+                .zip(&parts[rank])
+                .for_each(|(sum, part)| sum.copy_from_slice(part));
+            Ok(sums)
         })
     }
 
@@ -146,12 +150,13 @@ impl<M: Memory> Communicator<M> for LinkComm {
         call: Fingerprint,
         buffers: Vec<M::Buffer>,
     ) -> Result<Box<dyn InFlight<M>>, Error> {
-        let mut segments = read_all(memory, Queue::Reduce, &buffers)?;
-        prepare(call, self.members.len(), &mut segments);
-        let mine = segments.concat();
-        let buffers = Completed { outputs: buffers, inputs: Vec::new() };
-        self.start(call, buffers, move |session| {
-            algorithms::all_reduce(session, call.dtype, &mine).map(|sum| vec![sum])
+        let mut wire = Wire::read(memory, Queue::Reduce, &buffers)?;
+        prepare(call, self.members.len(), &mut wire);
+        self.start(call, Completed { outputs: buffers, inputs: Vec::new() }, move |session| {
+            for segment in wire.segments_mut() {
+                algorithms::all_reduce(session, call.dtype, segment)?;
+            }
+            Ok(wire)
         })
     }
 
@@ -162,13 +167,15 @@ impl<M: Memory> Communicator<M> for LinkComm {
         root: usize,
         buffers: Vec<M::Buffer>,
     ) -> Result<Box<dyn InFlight<M>>, Error> {
-        let message = match self.rank {
-            rank if rank == root => read_all(memory, Queue::Reduce, &buffers)?.concat(),
-            _ => Vec::new(),
+        let mut wire = match self.rank {
+            rank if rank == root => Wire::read(memory, Queue::Reduce, &buffers)?,
+            _ => Wire::new(buffers.iter().map(staging::len_bytes)),
         };
-        let buffers = Completed { outputs: buffers, inputs: Vec::new() };
-        self.start(call, buffers, move |session| {
-            algorithms::broadcast(session, root, message).map(|message| vec![message])
+        self.start(call, Completed { outputs: buffers, inputs: Vec::new() }, move |session| {
+            for segment in wire.segments_mut() {
+                algorithms::broadcast(session, root, segment)?;
+            }
+            Ok(wire)
         })
     }
 
@@ -178,11 +185,16 @@ impl<M: Memory> Communicator<M> for LinkComm {
         call: Fingerprint,
         color: usize,
     ) -> Result<Box<dyn Communicator<M>>, Error> {
-        let color = (color as u64).to_le_bytes();
         let link = self.submit(move |link| {
-            let colors = algorithms::all_gather(&mut Session::new(link, call), color.to_vec())?;
-            let members: Vec<usize> = (0..colors.len()).filter(|&rank| colors[rank] == color).collect();
-            Ok(link.subgroup(&members, [call.sequence, u64::from_le_bytes(color)]))
+            let (rank, size) = (link.rank(), link.members().len());
+            let mut said = vec![[0; 2]; size];
+            said[rank] = [color as u64, link.unused_channel()];
+            let mut parts: Vec<_> =
+                said.iter_mut().map(|said| vec![bytemuck::cast_slice_mut(said)]).collect();
+            algorithms::all_gather(&mut Session::new(link, call), &mut parts)?;
+            let members: Vec<usize> = (0..size).filter(|&member| said[member][0] == color as u64).collect();
+            let channel = members.iter().map(|&member| said[member][1]).max();
+            Ok(link.subgroup(&members, channel.expect("a rank is in its own group")))
         })?;
         let link = link.recv().map_err(|_| self.thread_ended())??;
         Ok(Box::new(LinkComm::new(link)?))
@@ -196,8 +208,8 @@ impl<M: Memory> Communicator<M> for LinkComm {
 
 /// A collective that the thread of the links works on, or has finished.
 struct Flight<M: Memory> {
-    pieces: Receiver<Pieces>,
-    arrived: Option<Pieces>,
+    bytes: Receiver<Bytes>,
+    arrived: Option<Bytes>,
     buffers: Completed<M::Buffer>,
     call: Fingerprint,
     rank: Rank,
@@ -206,25 +218,18 @@ struct Flight<M: Memory> {
 
 impl<M: Memory> InFlight<M> for Flight<M> {
     fn is_ready(&mut self) -> bool {
-        self.arrived = self.arrived.take().or_else(|| self.pieces.try_recv().ok());
+        self.arrived = self.arrived.take().or_else(|| self.bytes.try_recv().ok());
         self.arrived.is_some()
     }
 
     fn wait_on(mut self: Box<Self>, memory: &M, queue: Queue) -> Result<Completed<M::Buffer>, Error> {
-        let pieces = self.arrived.take().or_else(|| self.pieces.recv().ok()).unwrap_or_else(|| {
+        let wire = self.arrived.take().or_else(|| self.bytes.recv().ok()).unwrap_or_else(|| {
             let reason = "the thread of its links has ended".to_owned();
             Err(CommError::Transport { rank: self.rank, reason })
         })?;
         let mut buffers = self.buffers;
-        let mut offsets = vec![0; pieces.len()];
-        for output in &mut buffers.outputs {
-            let len = output.len() / pieces.len();
-            let len_bytes = len * output.dtype().size_bytes();
-            for (place, (piece, offset)) in pieces.iter().zip(&mut offsets).enumerate() {
-                let dst = SliceMut::new(output, place * len, len);
-                staging::write(memory, queue, &piece[*offset..*offset + len_bytes], dst)?;
-                *offset += len_bytes;
-            }
+        for (index, output) in buffers.outputs.iter_mut().enumerate() {
+            staging::write(memory, queue, wire.segment(index), output)?;
         }
         Ok(buffers)
     }

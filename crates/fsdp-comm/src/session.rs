@@ -7,9 +7,8 @@
 use fsdp_core::comm::{CollectiveKind, CommError, Fingerprint, Purpose, ReduceOp};
 use fsdp_core::{DType, Rank};
 
-use crate::link::Link;
+use crate::link::{Exchanged, Header, Incoming, Link, Outgoing};
 
-const HEADER_BYTES: usize = 31;
 const NO_UNIT: u64 = u64::MAX;
 
 /// The root in a header is 0 for kinds that have none.
@@ -37,12 +36,13 @@ const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::Bf16, DType::U32, DTy
 pub struct Session<'a> {
     link: &'a mut dyn Link,
     call: Fingerprint,
+    header: Header,
 }
 
 impl<'a> Session<'a> {
     /// The messages of `call` over `link`.
     pub fn new(link: &'a mut dyn Link, call: Fingerprint) -> Self {
-        Self { link, call }
+        Self { link, call, header: encode(call) }
     }
 
     /// This rank's place in the group.
@@ -55,51 +55,61 @@ impl<'a> Session<'a> {
         self.link.members().len()
     }
 
+    /// Sends data to a rank, `outgoing.0`, and receives data from one, `incoming.0`, at the same time.
+    ///
+    /// # Errors
+    /// As [`Link::exchange`]; [`CommError::Missing`] after the time limit; [`CommError::Mismatch`] when the other
+    /// rank sent it for another call; [`CommError::Transport`] when the length differs.
+    pub fn exchange(
+        &mut self,
+        outgoing: Option<(usize, &[&[u8]])>,
+        incoming: Option<(usize, &mut [&mut [u8]])>,
+    ) -> Result<(), CommError> {
+        let header = &self.header;
+        let from = incoming.as_ref().map(|(from, _)| *from);
+        let expected: usize =
+            incoming.iter().flat_map(|(_, parts)| parts.iter()).map(|part| part.len()).sum();
+        let outgoing = outgoing.map(|(to, parts)| Outgoing { to, header, parts });
+        let incoming = incoming.map(|(from, parts)| Incoming { from, header, parts });
+        match self.link.exchange(outgoing, incoming)? {
+            Exchanged::Done => Ok(()),
+            Exchanged::Late { peer } => {
+                let missing = [self.member(peer)].into();
+                Err(CommError::Missing { missing, call: self.call, status: [].into() })
+            }
+            Exchanged::Differs { header, len_bytes } => {
+                let from = from.expect("only what is expected can differ");
+                Err(self.unexpected(from, &header, len_bytes, expected))
+            }
+        }
+    }
+
     /// Sends data to another rank.
     ///
     /// # Errors
-    /// As [`Link::send`].
+    /// As [`Session::exchange`].
     pub fn send(&mut self, to: usize, data: &[u8]) -> Result<(), CommError> {
-        let mut message = Vec::with_capacity(HEADER_BYTES + data.len());
-        message.extend(encode(self.call));
-        message.extend_from_slice(data);
-        self.link.send(to, message)
+        self.exchange(Some((to, &[data])), None)
     }
 
     /// Receives data from another rank.
     ///
     /// # Errors
-    /// As [`Link::recv`]; [`CommError::Missing`] after the time limit; [`CommError::Mismatch`] when the other
-    /// rank sent it for another call.
-    pub fn recv(&mut self, from: usize) -> Result<Vec<u8>, CommError> {
-        let (rank, peer) = (self.member(from), self.member(self.rank()));
-        let Some(mut message) = self.link.recv(from)? else {
-            return Err(CommError::Missing { missing: [rank].into(), call: self.call, status: [].into() });
-        };
-        let Some(got) = message.first_chunk().and_then(decode) else {
-            return Err(CommError::Transport {
-                rank,
-                reason: "it sent a message without a header".to_owned(),
-            });
-        };
-        if got != self.call {
-            return Err(CommError::Mismatch { rank, got, peer, expected: self.call });
-        }
-        message.drain(..HEADER_BYTES);
-        Ok(message)
+    /// As [`Session::exchange`].
+    pub fn receive(&mut self, from: usize, data: &mut [u8]) -> Result<(), CommError> {
+        self.exchange(None, Some((from, &mut [data])))
     }
 
-    /// Receives data whose length is known.
-    ///
-    /// # Errors
-    /// As [`Session::recv`]; [`CommError::Transport`] when the length differs.
-    pub fn recv_exact(&mut self, from: usize, len_bytes: usize) -> Result<Vec<u8>, CommError> {
-        let data = self.recv(from)?;
-        if data.len() != len_bytes {
-            let reason = format!("it sent {} bytes in {}, expected {len_bytes}", data.len(), self.call);
-            return Err(CommError::Transport { rank: self.member(from), reason });
+    fn unexpected(&self, from: usize, header: &Header, len_bytes: u64, expected: usize) -> CommError {
+        let (rank, peer) = (self.member(from), self.member(self.rank()));
+        match decode(header) {
+            Some(got) if got != self.call => CommError::Mismatch { rank, got, peer, expected: self.call },
+            Some(_) => {
+                let reason = format!("it sent {len_bytes} bytes in {}, expected {expected}", self.call);
+                CommError::Transport { rank, reason }
+            }
+            None => CommError::Transport { rank, reason: "it sent a message without a header".to_owned() },
         }
-        Ok(data)
     }
 
     fn member(&self, place: usize) -> Rank {
@@ -107,12 +117,12 @@ impl<'a> Session<'a> {
     }
 }
 
-fn encode(call: Fingerprint) -> [u8; HEADER_BYTES] {
+fn encode(call: Fingerprint) -> Header {
     fn index<T: PartialEq>(table: &[T], value: T) -> u8 {
         table.iter().position(|entry| *entry == value).expect("the tables list every variant") as u8
     }
     let unit = call.unit.map_or(NO_UNIT, |unit| unit as u64);
-    let mut header = [0; HEADER_BYTES];
+    let mut header = Header::default();
     for (place, number) in [call.sequence, unit, call.elements as u64].into_iter().enumerate() {
         header[8 * place..8 * place + 8].copy_from_slice(&number.to_le_bytes());
     }
@@ -127,7 +137,7 @@ fn encode(call: Fingerprint) -> [u8; HEADER_BYTES] {
     header
 }
 
-fn decode(header: &[u8; HEADER_BYTES]) -> Option<Fingerprint> {
+fn decode(header: &Header) -> Option<Fingerprint> {
     let number = |place: usize| header[8 * place..].first_chunk().copied().map(u64::from_le_bytes);
     let unit = number(1)?;
     let kind = match *KINDS.get(usize::from(header[28]))? {
@@ -166,8 +176,8 @@ mod tests {
 
     #[test]
     fn unknown_codes_are_rejected() {
-        for place in 28..HEADER_BYTES {
-            let mut header = [0; HEADER_BYTES];
+        for place in 28..size_of::<Header>() {
+            let mut header = Header::default();
             header[place] = KINDS.len() as u8;
             assert_eq!(decode(&header), None);
         }

@@ -3,58 +3,129 @@
 //! Bytes are little-endian in the buffer's own dtype. Host slices have no bf16: such buffers are read as
 //! `f32`, which is exact, and the lower halves, all zero, are left away.
 
+use std::ops::Range;
+
 use fsdp_core::memory::{Buffer, HostSlice, HostSliceMut, Slice, SliceMut};
 use fsdp_core::{DType, Error, Memory, Queue};
 
+use crate::algorithms::Part;
 use crate::bf16;
 
-/// The elements of a whole buffer, after all earlier work of `queue`.
-pub(crate) fn read<M: Memory>(memory: &M, queue: Queue, buffer: &M::Buffer) -> Result<Vec<u8>, Error> {
-    let (len, src) = (buffer.len(), Slice::whole(buffer));
+#[cfg(target_endian = "big")]
+compile_error!("elements are sent as they lie in memory, which is little-endian");
+
+/// The bytes of several buffers, one after the other, each aligned for its elements.
+pub(crate) struct Wire {
+    /// Words, so that elements of every dtype are aligned.
+    words: Vec<u64>,
+    segments: Vec<Range<usize>>,
+}
+
+impl Wire {
+    /// Zeros for buffers of these lengths in bytes.
+    pub(crate) fn new(lens_bytes: impl Iterator<Item = usize>) -> Self {
+        let mut end = 0;
+        let place = |len: usize| {
+            let start = end;
+            end = (start + len).next_multiple_of(size_of::<u64>());
+            start..start + len
+        };
+        let segments = lens_bytes.map(place).collect();
+        Self { words: vec![0; end / size_of::<u64>()], segments }
+    }
+
+    /// The bytes of buffers, after all earlier work of `queue`.
+    pub(crate) fn read<M: Memory>(memory: &M, queue: Queue, buffers: &[M::Buffer]) -> Result<Self, Error> {
+        let mut wire = Self::new(buffers.iter().map(len_bytes));
+        for (buffer, bytes) in buffers.iter().zip(wire.segments_mut()) {
+            read(memory, queue, buffer, bytes)?;
+        }
+        Ok(wire)
+    }
+
+    /// The bytes of one buffer.
+    pub(crate) fn segment(&self, index: usize) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[self.segments[index].clone()]
+    }
+
+    /// The bytes of each buffer.
+    pub(crate) fn segments_mut(&mut self) -> Vec<&mut [u8]> {
+        let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
+        let mut start = 0;
+        let cut = |segment: &Range<usize>| {
+            let after = std::mem::take(&mut rest).split_at_mut(segment.start - start).1;
+            let (bytes, after) = after.split_at_mut(segment.len());
+            (rest, start) = (after, segment.end);
+            bytes
+        };
+        self.segments.iter().map(cut).collect()
+    }
+
+    /// What belongs to each of `ranks` ranks: an equal share of each buffer.
+    pub(crate) fn parts(&mut self, ranks: usize) -> Vec<Part<'_>> {
+        let mut parts: Vec<Part<'_>> = (0..ranks).map(|_| Vec::new()).collect();
+        for bytes in self.segments_mut() {
+            let share = bytes.len() / ranks;
+            // An empty buffer has empty shares, which `chunks` would leave out.
+            let mut rest = bytes;
+            for part in &mut parts {
+                let (mine, after) = rest.split_at_mut(share);
+                part.push(mine);
+                rest = after;
+            }
+        }
+        parts
+    }
+}
+
+/// Bytes of a buffer's elements.
+pub(crate) fn len_bytes(buffer: &impl Buffer) -> usize {
+    buffer.len() * buffer.dtype().size_bytes()
+}
+
+/// Writes the elements of a whole buffer to `bytes`, which are aligned for them, after all earlier work of `queue`.
+pub(crate) fn read<M: Memory>(
+    memory: &M,
+    queue: Queue,
+    buffer: &M::Buffer,
+    bytes: &mut [u8],
+) -> Result<(), Error> {
+    let src = Slice::whole(buffer);
     match buffer.dtype() {
-        dtype @ (DType::F32 | DType::Bf16) => {
-            let mut host = vec![0f32; len];
+        DType::F32 => memory.read(queue, src, HostSliceMut::F32(bytemuck::cast_slice_mut(bytes))),
+        DType::F64 => memory.read(queue, src, HostSliceMut::F64(bytemuck::cast_slice_mut(bytes))),
+        DType::I64 => memory.read(queue, src, HostSliceMut::I64(bytemuck::cast_slice_mut(bytes))),
+        DType::Bf16 => {
+            let mut host = vec![0f32; buffer.len()];
             memory.read(queue, src, HostSliceMut::F32(&mut host))?;
-            Ok(match dtype {
-                DType::Bf16 => host.iter().flat_map(|&value| bf16::to_bits(value).to_le_bytes()).collect(),
-                _ => host.iter().flat_map(|value| value.to_le_bytes()).collect(),
-            })
-        }
-        DType::F64 => {
-            let mut host = vec![0f64; len];
-            memory.read(queue, src, HostSliceMut::F64(&mut host))?;
-            Ok(host.iter().flat_map(|value| value.to_le_bytes()).collect())
-        }
-        DType::I64 => {
-            let mut host = vec![0i64; len];
-            memory.read(queue, src, HostSliceMut::I64(&mut host))?;
-            Ok(host.iter().flat_map(|value| value.to_le_bytes()).collect())
+            let bytes = bytemuck::cast_slice_mut(bytes);
+            bytes.iter_mut().zip(&host).for_each(|(bits, &value)| *bits = bf16::to_bits(value));
+            Ok(())
         }
         DType::U32 => Err(unsupported()),
     }
 }
 
-/// Fills a range of a buffer from bytes, on `queue`.
+/// Fills a whole buffer from bytes, which are aligned for its elements, on `queue`.
 pub(crate) fn write<M: Memory>(
     memory: &M,
     queue: Queue,
     bytes: &[u8],
-    dst: SliceMut<'_, M::Buffer>,
+    buffer: &mut M::Buffer,
 ) -> Result<(), Error> {
-    match dst.buffer.dtype() {
-        DType::F32 => memory.write(queue, HostSlice::F32(&elements(bytes, f32::from_le_bytes)), dst),
-        DType::F64 => memory.write(queue, HostSlice::F64(&elements(bytes, f64::from_le_bytes)), dst),
-        DType::I64 => memory.write(queue, HostSlice::I64(&elements(bytes, i64::from_le_bytes)), dst),
+    let dtype = buffer.dtype();
+    let dst = SliceMut::whole(buffer);
+    match dtype {
+        DType::F32 => memory.write(queue, HostSlice::F32(bytemuck::cast_slice(bytes)), dst),
+        DType::F64 => memory.write(queue, HostSlice::F64(bytemuck::cast_slice(bytes)), dst),
+        DType::I64 => memory.write(queue, HostSlice::I64(bytemuck::cast_slice(bytes)), dst),
         DType::Bf16 => {
-            let host = elements(bytes, |bytes| bf16::from_bits(u16::from_le_bytes(bytes)));
+            let bits: &[u16] = bytemuck::cast_slice(bytes);
+            let host: Vec<f32> = bits.iter().map(|&bits| bf16::from_bits(bits)).collect();
             memory.write(queue, HostSlice::F32(&host), dst)
         }
         DType::U32 => Err(unsupported()),
     }
-}
-
-fn elements<const N: usize, T>(bytes: &[u8], decode: impl Fn([u8; N]) -> T) -> Vec<T> {
-    bytes.as_chunks().0.iter().map(|&chunk| decode(chunk)).collect()
 }
 
 fn unsupported() -> Error {

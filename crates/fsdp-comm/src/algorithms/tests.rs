@@ -9,14 +9,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::InMemoryLinks;
 
-/// Bytes of the fingerprint in front of every message.
-const HEADER_BYTES: u64 = 31;
-
-/// Runs an algorithm on every rank; the results, and the bytes of data that each rank sent in `messages`
-/// messages.
+/// Runs an algorithm on every rank; the results, and the bytes of data that each rank sent.
 fn run<T: Send>(
     ranks: usize,
-    messages: u64,
     body: impl Fn(&mut Session<'_>) -> Result<T, CommError> + Sync,
 ) -> Vec<(T, u64)> {
     let links = InMemoryLinks::new(ranks, Duration::from_secs(60));
@@ -29,7 +24,7 @@ fn run<T: Send>(
                 let mut link = links.link(0, Rank(rank));
                 let result = body(&mut Session::new(&mut *link, call)).unwrap();
                 let sent = links.sent_bytes(Rank(rank));
-                (result, sent.saturating_sub(messages * HEADER_BYTES))
+                (result, sent)
             })
         };
         let threads: Vec<_> = (0..ranks).map(spawn).collect();
@@ -50,28 +45,47 @@ fn tree_sum(ranks: usize, len: usize) -> Vec<u8> {
     })
 }
 
+/// Buffers of these lengths, as parts of one slice each.
+fn parts(buffers: &mut [Vec<u8>]) -> Vec<Part<'_>> {
+    buffers.iter_mut().map(|buffer| vec![buffer.as_mut_slice()]).collect()
+}
+
+type Gather = fn(&mut Session<'_>, &mut [Part<'_>]) -> Result<(), CommError>;
+
 #[test]
-fn all_gather_brings_parts_of_different_lengths_to_all() {
-    for ranks in 1..=9 {
-        let expected: Vec<_> = (0..ranks).map(|rank| floats(rank, rank % 4)).collect();
-        for (parts, _) in
-            run(ranks, 0, |session| all_gather(session, floats(session.rank(), session.rank() % 4)))
-        {
-            assert_eq!(parts, expected);
+fn both_ways_to_all_gather_bring_parts_of_different_lengths_to_all() {
+    let doubling: Gather = all_gather_by_doubling;
+    for (algorithm, any_size) in [(doubling, false), (all_gather_around_ring, true)] {
+        for ranks in (1..=17usize).filter(|ranks| any_size || ranks.is_power_of_two()) {
+            let expected: Vec<_> = (0..ranks).map(|rank| floats(rank, rank % 4)).collect();
+            let results = run(ranks, |session| {
+                let mut buffers: Vec<_> = expected.iter().map(|part| vec![0; part.len()]).collect();
+                buffers[session.rank()] = expected[session.rank()].clone();
+                algorithm(session, &mut parts(&mut buffers))?;
+                Ok(buffers)
+            });
+            assert!(results.iter().all(|(buffers, _)| *buffers == expected), "{ranks} ranks");
         }
     }
 }
 
 #[test]
 fn both_ways_to_reduce_scatter_give_the_bits_of_the_tree() {
-    type Algorithm = fn(&mut Session<'_>, DType, Vec<Vec<u8>>) -> Result<Vec<u8>, CommError>;
+    type Algorithm = fn(&mut Session<'_>, DType, &mut [Part<'_>]) -> Result<(), CommError>;
     let halving: Algorithm = reduce_scatter_by_halving;
     for (algorithm, any_size) in [(halving, false), (reduce_scatter_directly, true)] {
         for ranks in (1..=17usize).filter(|ranks| any_size || ranks.is_power_of_two()) {
             let sum = tree_sum(ranks, 3 * ranks);
-            let results = run(ranks, 0, |session| {
-                let input = floats(session.rank(), 3 * ranks);
-                algorithm(session, DType::F32, input.chunks(12).map(<[u8]>::to_vec).collect())
+            let results = run(ranks, |session| {
+                let mut input = floats(session.rank(), 3 * ranks);
+                // Two slices per part.
+                let mut parts: Vec<Part<'_>> = input
+                    .chunks_mut(12)
+                    .map(|part| part.split_at_mut(4))
+                    .map(|(first, second)| vec![first, second])
+                    .collect();
+                algorithm(session, DType::F32, &mut parts)?;
+                Ok(parts[session.rank()].concat())
             });
             for (rank, (part, _)) in results.into_iter().enumerate() {
                 assert_eq!(part, sum[12 * rank..12 * rank + 12], "rank {rank} of {ranks}");
@@ -82,15 +96,14 @@ fn both_ways_to_reduce_scatter_give_the_bits_of_the_tree() {
 
 #[test]
 fn traffic_is_what_the_table_says() {
-    for ranks in 1..=9u64 {
-        let others = ranks - 1;
-        let size = ranks as usize;
-        let gathered = run(size, others, |session| all_gather(session, vec![0; 40]));
-        assert!(gathered.iter().all(|(_, sent)| *sent == others * 40));
-        let messages = if size.is_power_of_two() { u64::from(ranks.ilog2()) } else { others };
-        let parts = || vec![vec![0; 40]; size];
-        let reduced = run(size, messages, |session| reduce_scatter(session, DType::F32, parts()));
-        assert!(reduced.iter().all(|(_, sent)| *sent == others * 40));
+    for ranks in 1..=9usize {
+        let expected = (ranks as u64 - 1) * 40;
+        let gathered = run(ranks, |session| all_gather(session, &mut parts(&mut vec![vec![0; 40]; ranks])));
+        assert!(gathered.iter().all(|(_, sent)| *sent == expected));
+        let reduced = run(ranks, |session| {
+            reduce_scatter(session, DType::F32, &mut parts(&mut vec![vec![0; 40]; ranks]))
+        });
+        assert!(reduced.iter().all(|(_, sent)| *sent == expected));
     }
 }
 
@@ -98,7 +111,11 @@ fn traffic_is_what_the_table_says() {
 fn broadcast_reaches_all_from_every_root() {
     for ranks in 1..=9 {
         for root in 0..ranks {
-            let results = run(ranks, 0, |session| broadcast(session, root, floats(session.rank(), 3)));
+            let results = run(ranks, |session| {
+                let mut message = floats(session.rank(), 3);
+                broadcast(session, root, &mut message)?;
+                Ok(message)
+            });
             assert!(results.iter().all(|(message, _)| *message == floats(root, 3)), "{root} of {ranks}");
         }
     }
@@ -123,7 +140,7 @@ fn ranks_that_expect_another_root_are_told_at_once() {
                         dtype: DType::F32,
                         elements: 1,
                     };
-                    let result = broadcast(&mut Session::new(&mut *link, call), root, floats(rank, 1));
+                    let result = broadcast(&mut Session::new(&mut *link, call), root, &mut floats(rank, 1));
                     result.inspect_err(|error| link.alarm().raise(error.clone()))
                 })
             };
@@ -139,12 +156,13 @@ fn ranks_that_expect_another_root_are_told_at_once() {
 #[test]
 fn a_part_of_another_length_is_an_error_that_names_its_sender() {
     for ranks in [2, 3] {
-        let results = run(ranks, 0, |session| {
+        let results = run(ranks, |session| {
             let len = if session.rank() == 1 { 8 } else { 4 };
-            Ok(reduce_scatter(session, DType::F32, vec![vec![0; len]; ranks]))
+            Ok(reduce_scatter(session, DType::F32, &mut parts(&mut vec![vec![0; len]; ranks])))
         });
-        let error = results[0].0.as_ref().unwrap_err();
-        assert!(matches!(error, CommError::Transport { rank: Rank(1), .. }), "{error}");
+        let names_sender =
+            |result: &Result<_, _>| matches!(result, Err(CommError::Transport { rank: Rank(1), .. }));
+        assert!(results.iter().any(|(result, _)| names_sender(result)), "{results:?}");
     }
 }
 
@@ -154,7 +172,12 @@ proptest! {
     #[test]
     fn all_reduce_gives_the_bits_of_the_tree_everywhere(ranks in 1usize..=12, len in 0usize..40) {
         let expected = tree_sum(ranks, len);
-        for (sum, _) in run(ranks, 0, |session| all_reduce(session, DType::F32, &floats(session.rank(), len))) {
+        let results = run(ranks, |session| {
+            let mut data = floats(session.rank(), len);
+            all_reduce(session, DType::F32, &mut data)?;
+            Ok(data)
+        });
+        for (sum, _) in results {
             prop_assert_eq!(&sum, &expected);
         }
     }

@@ -1,0 +1,119 @@
+//! What has been given and announced in a process, and who waits for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use fsdp_core::comm::CommError;
+use fsdp_core::{Rank, RunClock};
+
+use super::AssemblyError;
+
+/// The values of a process, under one lock.
+#[derive(Default)]
+pub(crate) struct Board {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    given: BTreeMap<String, BTreeMap<Rank, Vec<u8>>>,
+    announced: BTreeMap<String, Vec<u8>>,
+    given_up: BTreeSet<String>,
+    /// Ranks from which nothing more will come, and why.
+    lost: BTreeMap<Rank, CommError>,
+}
+
+impl Board {
+    /// A value of a rank; a second one is ignored.
+    pub(crate) fn give(&self, topic: &str, rank: Rank, value: Vec<u8>) {
+        self.lock().given.entry(topic.to_owned()).or_default().entry(rank).or_insert(value);
+        self.changed.notify_all();
+    }
+
+    /// How many ranks have given to a topic that has not been collected.
+    pub(crate) fn given(&self, topic: &str) -> usize {
+        self.lock().given.get(topic).map_or(0, BTreeMap::len)
+    }
+
+    /// What the leader has announced; a second announcement is ignored.
+    pub(crate) fn announce(&self, topic: &str, value: Vec<u8>) {
+        self.lock().announced.entry(topic.to_owned()).or_insert(value);
+        self.changed.notify_all();
+    }
+
+    /// What was announced, if it was.
+    pub(crate) fn heard(&self, topic: &str) -> Option<Vec<u8>> {
+        self.lock().announced.get(topic).cloned()
+    }
+
+    /// Ends all waiting for a topic.
+    pub(crate) fn give_up(&self, topic: &str) {
+        self.lock().given_up.insert(topic.to_owned());
+        self.changed.notify_all();
+    }
+
+    /// Nothing more will come from a rank: who waits for it is told why.
+    pub(crate) fn lose(&self, rank: Rank, error: CommError) {
+        self.lock().lost.entry(rank).or_insert(error);
+        self.changed.notify_all();
+    }
+
+    /// See [`Assembly::collect`](super::Assembly::collect).
+    pub(crate) fn collect(
+        &self,
+        topic: &str,
+        ranks: usize,
+        limit: Duration,
+    ) -> Result<Vec<Vec<u8>>, AssemblyError> {
+        let missing = |state: &State| -> Vec<Rank> {
+            let given = state.given.get(topic);
+            let has_given = |rank: &Rank| given.is_some_and(|given| given.contains_key(rank));
+            (0..ranks).map(Rank).filter(|rank| !has_given(rank)).collect()
+        };
+        let mut state = self.wait(topic, limit, missing)?;
+        Ok(state.given.remove(topic).unwrap_or_default().into_values().take(ranks).collect())
+    }
+
+    /// See [`Assembly::hear`](super::Assembly::hear).
+    pub(crate) fn hear(&self, topic: &str, limit: Duration) -> Result<Vec<u8>, AssemblyError> {
+        let missing =
+            |state: &State| if state.announced.contains_key(topic) { Vec::new() } else { vec![Rank(0)] };
+        Ok(self.wait(topic, limit, missing)?.announced[topic].clone())
+    }
+
+    /// Waits until nobody is missing.
+    fn wait(
+        &self,
+        topic: &str,
+        limit: Duration,
+        missing: impl Fn(&State) -> Vec<Rank>,
+    ) -> Result<MutexGuard<'_, State>, AssemblyError> {
+        let begin = Instant::now();
+        let mut clock = RunClock::new(limit);
+        let mut state = self.lock();
+        loop {
+            let ranks = missing(&state);
+            if ranks.is_empty() {
+                return Ok(state);
+            }
+            if let Some(error) = ranks.iter().find_map(|rank| state.lost.get(rank)) {
+                return Err(error.clone().into());
+            }
+            if state.given_up.contains(topic) {
+                return Err(AssemblyError::GivenUp);
+            }
+            if clock.at(begin.elapsed()) >= limit {
+                return Err(AssemblyError::Late { ranks, limit });
+            }
+            let woken = self.changed.wait_timeout(state, clock.interval());
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change under the lock is complete before anything can panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,71 @@
+use std::thread;
+
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_millis(20);
+
+#[test]
+fn what_all_ranks_give_comes_in_rank_order_and_only_once() {
+    let assembly = InMemoryAssembly::new(4);
+    thread::scope(|scope| {
+        for rank in (0..4).rev() {
+            let assembly = &assembly;
+            scope.spawn(move || assembly.give("save 0", Rank(rank), vec![rank as u8; rank]).unwrap());
+        }
+        let expected: Vec<_> = (0..4).map(|rank| vec![rank as u8; rank]).collect();
+        assert_eq!(assembly.collect("save 0", 4, LIMIT).unwrap(), expected);
+    });
+    assert_eq!(assembly.given("save 0"), 0);
+    assert_eq!(assembly.given("save 1"), 0);
+}
+
+#[test]
+fn who_is_late_is_named() {
+    let assembly = InMemoryAssembly::new(3);
+    assembly.give("topic", Rank(1), Vec::new()).unwrap();
+    let error = assembly.collect("topic", 3, SHORT).unwrap_err();
+    assert_eq!(error, AssemblyError::Late { ranks: vec![Rank(0), Rank(2)], limit: SHORT });
+    assert_eq!(assembly.given("topic"), 1, "what was given is kept");
+    let error = assembly.hear("topic", SHORT).unwrap_err();
+    assert_eq!(error.to_string(), "rank 0 said nothing within 0.02 s");
+}
+
+#[test]
+fn what_is_announced_is_heard_by_all_and_stays() {
+    let assembly = InMemoryAssembly::new(2);
+    assert_eq!(assembly.heard("start"), None);
+    thread::scope(|scope| {
+        let heard: Vec<_> = (0..2).map(|_| scope.spawn(|| assembly.hear("start", LIMIT).unwrap())).collect();
+        assembly.announce("start", vec![7]).unwrap();
+        assembly.announce("start", vec![8]).unwrap();
+        assert!(heard.into_iter().all(|thread| thread.join().unwrap() == [7]));
+    });
+    assert_eq!(assembly.heard("start"), Some(vec![7]));
+}
+
+#[test]
+fn waiting_ends_when_it_is_given_up_but_what_is_there_is_taken() {
+    let assembly = InMemoryAssembly::new(2);
+    assembly.give("whole", Rank(0), Vec::new()).unwrap();
+    assembly.give("whole", Rank(1), Vec::new()).unwrap();
+    assembly.give("half", Rank(0), Vec::new()).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| assembly.collect("half", 2, LIMIT));
+        assembly.give_up("half");
+        assembly.give_up("whole");
+        assert_eq!(waiting.join().unwrap().unwrap_err(), AssemblyError::GivenUp);
+    });
+    assert_eq!(assembly.collect("whole", 2, LIMIT).unwrap().len(), 2);
+}
+
+#[test]
+fn nobody_waits_for_a_rank_that_is_lost_but_what_it_gave_counts() {
+    let board = Board::default();
+    board.give("before", Rank(1), vec![1]);
+    let error = CommError::PeerFailed { rank: Rank(1), reason: "it was killed".to_owned() };
+    board.lose(Rank(1), error.clone());
+    assert_eq!(board.collect("after", 2, LIMIT).unwrap_err(), AssemblyError::Failed(error));
+    board.give("before", Rank(0), vec![0]);
+    assert_eq!(board.collect("before", 2, LIMIT).unwrap(), [[0], [1]]);
+}
