@@ -6,9 +6,10 @@
 use std::fmt;
 
 use crc_fast::CrcAlgorithm;
+use serde::{Deserialize, Serialize};
 
 /// Which checksum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum DigestKind {
     /// CRC-32/ISO-HDLC, the checksum of zip.
     Crc32,
@@ -36,7 +37,7 @@ impl DigestKind {
 }
 
 /// A checksum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Digest {
     /// Which checksum.
     pub kind: DigestKind,

@@ -10,6 +10,8 @@ use fsdp_core::Memory;
 use fsdp_core::Rank;
 use fsdp_core::comm::{Comm, CommError};
 
+use crate::assembly::{Assembly, InMemoryAssembly};
+
 /// What a rank is given to start with.
 pub struct Seat<M: Memory> {
     /// The rank.
@@ -63,7 +65,13 @@ pub trait Launcher {
     /// The memory of every rank.
     type Memory: Memory;
 
-    /// Runs `body` on `world` ranks and returns their results in rank order.
+    /// Where the ranks of the next world, of this many ranks, come together beside their collectives.
+    fn assemble(&self, world: usize) -> Arc<dyn Assembly> {
+        Arc::new(InMemoryAssembly::new(world))
+    }
+
+    /// Runs `body` on those ranks of a world of this size that this process holds, and returns their results in rank
+    /// order.
     ///
     /// # Errors
     /// [`LaunchFailure`] of the rank that failed first; no rank is left running.

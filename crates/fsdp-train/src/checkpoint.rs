@@ -37,7 +37,7 @@ pub use saver::Saved;
 pub use start::{Resume, Resumed};
 pub use warning::RunWarning;
 
-pub(crate) use meeting::Outcome;
+pub(crate) use meeting::{Outcome, not_heard};
 pub(crate) use restore::restore;
 pub(crate) use saver::{Place, SaveOptions, Saver};
 pub(crate) use start::Start;

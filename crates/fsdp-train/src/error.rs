@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fsdp_comm::launch::{FailureReason, LaunchFailure};
-use fsdp_core::{DType, Rank};
+use fsdp_core::{DType, FailureKind, Rank};
 
 use crate::checkpoint::{Difference, SaveFailure};
 use crate::config::ConfigError;
@@ -352,6 +352,14 @@ pub enum TrainError {
         rank: Rank,
         /// Why.
         source: Box<TrainError>,
+    },
+    /// What failed in another process, as it says it.
+    #[error("{message}")]
+    Told {
+        /// What it calls for.
+        kind: FailureKind,
+        /// What it says.
+        message: String,
     },
     /// A rank could not be started.
     #[error("{rank} could not be started: {source}")]

@@ -33,6 +33,7 @@ mod oracle;
 mod rank;
 mod rule;
 mod run_data;
+mod told;
 pub mod train;
 mod true_path;
 pub mod verify;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use fsdp_ckpt::export::Export;
 use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::DType;
 use fsdp_core::comm::Traffic;
@@ -16,7 +17,7 @@ use fsdp_core::engine::Observer;
 use fsdp_core::memory::Usage;
 use fsdp_nn::model::Architecture;
 
-use crate::checkpoint::{Resume, Resumed, RunWarning, SaveOptions, Saved, Start, StateTable};
+use crate::checkpoint::{Resume, Resumed, RunWarning, SaveOptions, Saved, Start, StateTable, not_heard};
 use crate::error::TrainError;
 use crate::export::plan_export;
 use crate::job::Job;
@@ -24,11 +25,12 @@ use crate::memory::expect_room_to_train;
 use crate::metrics::{FlopModel, StepMetrics};
 use crate::rank::Evaluation;
 use crate::rule::TrainBackend;
+use crate::told;
 
 pub use ending::{Divergence, Ending, Kept};
 use run::{Log, RankResult, Run};
 
-/// What a run tells while it goes on. Called on the first rank only.
+/// What a run tells while it goes on. Called on the first rank of the world only.
 pub trait Reporter: Sync {
     /// A step is done.
     fn step(&self, _metrics: &StepMetrics) {}
@@ -85,13 +87,16 @@ pub struct Summary {
     pub evaluation: Option<Evaluation>,
     /// Wall time.
     pub elapsed: Duration,
-    /// What each rank's memory counted.
+    /// What the memory of each rank of this process counted.
     pub usage: Vec<Usage>,
-    /// What each rank communicated.
+    /// What each rank of this process communicated.
     pub traffic: Vec<Traffic>,
     /// Where the model was exported to.
     pub model: PathBuf,
 }
+
+/// Where the first rank tells how the run has ended.
+const OUTCOME: &str = "outcome";
 
 /// The folder of the exported model, in the output folder.
 pub(crate) const MODEL: &str = "model";
@@ -116,30 +121,56 @@ where
     let out_dir = Path::new(&job.config.run.out_dir);
     let rule = L::Memory::rule(&job.config.train.optimizer, &job.plan.spec)?;
     let table = StateTable::new(&job.plan, &*rule);
-    let start = Start::prepare(job, &table, options)?;
+    let world = job.plan.mesh.world();
+    let assembly = launcher.assemble(world);
+    let start = Start::agree(job, &table, options, &*assembly)?;
     let model = out_dir.join(MODEL);
-    std::fs::create_dir_all(&model).map_err(TrainError::io("create", &model))?;
     let plan = plan_export(&model.join(MODEL_FILE), &job.plan.spec, export_dtype(job))?;
-    let export = plan.create()?;
-    let saves = Arc::new(SaveOptions::new(job, table, Arc::clone(&start.lock))?);
-    let run = Run::new(job, options, &start, &saves, export);
+    let create = || -> Result<Export, TrainError> {
+        std::fs::create_dir_all(&model).map_err(TrainError::io("create", &model))?;
+        Ok(plan.create()?)
+    };
+    let export = start.lock().map(|_| create()).transpose()?;
+    let saves = SaveOptions::new(job, table, Arc::clone(&assembly), start.lock().cloned())?;
+    let saves = Arc::new(saves);
+    let run = Run::new(job, options, &start, &saves, &*assembly, (plan, export));
     let begin = Instant::now();
-    let launched = launcher.launch(job.plan.mesh.world(), &|seat: Seat<L::Memory>| run.rank(seat));
+    let launched = launcher.launch(world, &|seat: Seat<L::Memory>| run.rank(seat));
     // What was set aside for saves is given back, however the run has ended.
-    let cleared = start.lock.remove_leftovers();
-    let explain = |failure| Divergence::of(start.explain(TrainError::from(failure), options), &start.lock);
+    let cleared = start.lock().map_or(Ok(()), |lock| lock.remove_leftovers());
+    let explain = |failure| Divergence::of(start.explain(TrainError::from(failure), options), start.lock());
     let ranks = launched.map_err(explain)?;
-    let (mut log, done) = (run.into_log(), ranks[0].done);
-    if let Some(source) = log.trouble.take() {
-        let ending = Ending::of(&log, out_dir, done);
+    let done = ranks[0].done;
+    if assembly.is_leader() {
+        let ended = conclude(&run, &saves, done, cleared);
+        let told = assembly.announce(OUTCOME, told::encode(ended.as_ref()));
+        ended?;
+        told.map_err(fsdp_core::Error::from)?;
+    } else {
+        let limit = Duration::from_secs_f64(job.config.run.timeout_s);
+        told::decode::<()>(&assembly.hear(OUTCOME, limit).map_err(not_heard)?)?;
+    }
+    Ok(summary(job, &start, run.into_log(), ranks, begin.elapsed(), model))
+}
+
+/// What the first rank finds when all have come to their end: whether something has gone wrong beside the computation.
+fn conclude<A: Architecture + Clone>(
+    run: &Run<'_, A>,
+    saves: &SaveOptions,
+    done: u64,
+    cleared: Result<(), fsdp_ckpt::Error>,
+) -> Result<(), TrainError> {
+    if let Some(source) = run.trouble() {
+        let ending = Ending::of(&run.log(), Path::new(&run.job.config.run.out_dir), done);
         return Err(TrainError::Ended { source: Box::new(source), ending });
     }
     cleared?;
+    let log = run.log();
     if log.saved.is_some() {
         // Without an evaluation nothing shows that the last weights give a finite loss.
         saves.prune(log.proven.max(done.saturating_sub(1)))?;
     }
-    Ok(summary(job, &start, log, ranks, begin.elapsed(), model))
+    Ok(())
 }
 
 fn export_dtype<A>(job: &Job<A>) -> DType {

@@ -1,20 +1,23 @@
 //! Which rows were written: receipts of the writers, and the proof that they add up to the plan.
 
-use std::ops::Range;
+use std::{ops::Range, path::PathBuf};
+
+use serde::{Deserialize, Serialize};
 
 use super::ExportPlan;
-use crate::error::Error;
+use crate::{digest::Digest, error::Error};
 
-/// What one writer has written, made durable.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What one writer has written, made durable. Writers in other processes serialize it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[must_use = "a commit needs the receipts of all writers"]
 pub struct Receipt {
-    plan: ExportPlan,
+    path: PathBuf,
+    plan: Digest,
     written: Vec<WrittenRows>,
 }
 
 /// Rows of one tensor.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct WrittenRows {
     file: usize,
     tensor: usize,
@@ -23,8 +26,8 @@ struct WrittenRows {
 }
 
 impl Receipt {
-    pub(super) fn new(plan: ExportPlan) -> Receipt {
-        Receipt { plan, written: Vec::new() }
+    pub(super) fn new(plan: &ExportPlan) -> Receipt {
+        Receipt { path: plan.path().to_owned(), plan: plan.digest(), written: Vec::new() }
     }
 
     /// Notes rows; a run that continues the last one extends it.
@@ -45,8 +48,8 @@ impl Receipt {
 pub(super) fn check(plan: &ExportPlan, receipts: impl IntoIterator<Item = Receipt>) -> Result<(), Error> {
     let mut written = Vec::new();
     for receipt in receipts {
-        if receipt.plan != *plan {
-            let (expected, got) = (plan.path().to_owned(), receipt.plan.path().to_owned());
+        if receipt.plan != plan.digest() {
+            let (expected, got) = (plan.path().to_owned(), receipt.path);
             return Err(Error::ForeignReceipt { expected, got });
         }
         written.extend(receipt.written);

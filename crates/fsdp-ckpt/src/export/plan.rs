@@ -9,6 +9,7 @@ use std::{
 use serde::Serialize;
 
 use crate::{
+    digest::{Digest, DigestKind},
     error::Error,
     model_files::{INDEX_FILE, SINGLE_FILE},
     safetensors::{Header, Metadata, TensorEntry, TensorSpec},
@@ -27,6 +28,7 @@ struct Shared {
     index: Option<PlannedIndex>,
     /// The file of each tensor, as an index in `files`.
     file_of: BTreeMap<String, usize>,
+    digest: Digest,
 }
 
 /// One safetensors file of an export.
@@ -92,7 +94,7 @@ impl ExportPlan {
         let file = PlannedFile::new(path.into(), tensors, with_format(metadata))?;
         let dir = directory_of(&file.path);
         let file_of = file.header.entries().iter().map(|entry| (entry.name().to_owned(), 0)).collect();
-        Ok(ExportPlan { shared: Arc::new(Shared { dir, files: vec![file], index: None, file_of }) })
+        Ok(ExportPlan::of(dir, vec![file], None, file_of))
     }
 
     /// Plans a model in a directory, in files of at most `shard_bytes_max` bytes of tensors each, cut and named
@@ -125,7 +127,28 @@ impl ExportPlan {
             files.push(PlannedFile::new(path, tensors, metadata.clone())?);
         }
         let index = Some(index_of(&dir, &whole, &files, &file_of));
-        Ok(ExportPlan { shared: Arc::new(Shared { dir, files, index, file_of }) })
+        Ok(ExportPlan::of(dir, files, index, file_of))
+    }
+
+    fn of(
+        dir: PathBuf,
+        files: Vec<PlannedFile>,
+        index: Option<PlannedIndex>,
+        file_of: BTreeMap<String, usize>,
+    ) -> ExportPlan {
+        let heads = files.iter().map(|file| (&file.path, &file.prefix));
+        let heads = heads.chain(index.iter().map(|index| (&index.path, &index.text)));
+        let text: Vec<u8> = heads
+            .flat_map(|(path, head)| [path.as_os_str().as_encoded_bytes(), head])
+            .flat_map(|bytes| [&(bytes.len() as u64).to_le_bytes(), bytes].concat())
+            .collect();
+        let digest = DigestKind::Crc64.of(&text);
+        ExportPlan { shared: Arc::new(Shared { dir, files, index, file_of, digest }) }
+    }
+
+    /// What tells this plan from others.
+    pub(super) fn digest(&self) -> Digest {
+        self.shared.digest
     }
 
     /// The files in the order of their numbers.

@@ -26,7 +26,7 @@ impl ExportPlan {
         ExportWriter {
             plan: self.clone(),
             files: self.files().iter().map(|_| None).collect(),
-            receipt: Receipt::new(self.clone()),
+            receipt: Receipt::new(self),
             buffer: Vec::new(),
         }
     }

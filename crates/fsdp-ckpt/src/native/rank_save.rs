@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use super::{RankFile, RunDir, SavePlan};
 use crate::{
     digest::{Digest, DigestKind},
@@ -26,8 +28,8 @@ pub struct RankSave {
 }
 
 /// What a rank reports of its file, which is durable by then. [`RunLock::commit`](super::RunLock::commit) takes the
-/// reports of all ranks; how they come together is the business of the caller.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// reports of all ranks; how they come together is the business of the caller, who may serialize them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[must_use = "the save has succeeded only when the commit has"]
 pub struct RankReport {
     pub(super) rank: usize,

@@ -78,6 +78,11 @@ impl RunDir {
         self.out_dir.join(Self::CLEARED)
     }
 
+    /// The output directory.
+    pub fn out_dir(&self) -> &Path {
+        &self.out_dir
+    }
+
     /// The directory of all checkpoints.
     pub fn checkpoints(&self) -> &Path {
         &self.checkpoints

@@ -3,32 +3,38 @@
 //! Writing is the business of a thread. At most one save is under way. How it ended is asked for after every step and
 //! at the end. A save that failed does not end the run at once: all ranks stop together, and try again.
 
-use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::num::NonZeroUsize;
+use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use fsdp_ckpt::native::{RankReport, RankSave, RunDir, RunLock, SavePlan, SaveSpace};
+use fsdp_comm::assembly::Assembly;
 use fsdp_core::engine::Engine;
 use fsdp_core::program::Program;
 use fsdp_core::{Memory, Mesh, Rank};
 use tempfile::TempDir;
 
-use super::meeting::{Meeting, Outcome};
+use super::meeting::{Meeting, Outcome, SaveFailure, not_heard};
 use super::run_state::RunState;
 use super::snapshot::Snapshot;
 use super::table::StateTable;
 use crate::error::TrainError;
 use crate::job::Job;
+use crate::told;
 
 /// How a run saves, the same on every rank.
 pub(crate) struct SaveOptions {
-    /// The right to write checkpoints.
-    lock: Arc<RunLock>,
-    /// The same for a directory that is made when the run's own can not be written. It goes with the run, unless a
-    /// checkpoint is committed there.
+    assembly: Arc<dyn Assembly>,
+    /// Where checkpoints go.
+    run: RunDir,
+    /// The right to change what is there, in the process of the first rank.
+    lock: Option<Arc<RunLock>>,
+    /// The directory that was made because the run's own can not be written, in the same process. It goes with the run,
+    /// unless a checkpoint is committed there.
     elsewhere: Mutex<Option<(TempDir, Arc<RunLock>)>>,
     /// What is saved by whom.
     table: StateTable,
@@ -40,8 +46,6 @@ pub(crate) struct SaveOptions {
     keep_last: Option<NonZeroUsize>,
     /// How long ranks wait for each other.
     limit: Duration,
-    /// Saves that not every rank has begun, by number.
-    meetings: Mutex<BTreeMap<u64, Arc<Meeting>>>,
 }
 
 /// Where a checkpoint goes.
@@ -54,15 +58,22 @@ pub(crate) enum Place {
 }
 
 impl SaveOptions {
-    /// The saves of a job whose output folder is locked.
+    /// The saves of a job whose output folder is locked, by the process of the first rank.
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`] for a model that the format can not hold.
-    pub(crate) fn new<A>(job: &Job<A>, table: StateTable, lock: Arc<RunLock>) -> Result<Self, TrainError> {
+    pub(crate) fn new<A>(
+        job: &Job<A>,
+        table: StateTable,
+        assembly: Arc<dyn Assembly>,
+        lock: Option<Arc<RunLock>>,
+    ) -> Result<Self, TrainError> {
         let plan = SavePlan::new(job.plan.mesh.shards(), table.tensors.clone())?;
         let space = SaveSpace::new(&plan)?;
         let config = &job.config.checkpoint;
         Ok(Self {
+            assembly,
+            run: RunDir::new(&job.config.run.out_dir),
             lock,
             elsewhere: Mutex::default(),
             table,
@@ -70,8 +81,12 @@ impl SaveOptions {
             space,
             keep_last: NonZeroUsize::new(config.keep_last),
             limit: Duration::from_secs_f64(job.config.run.timeout_s),
-            meetings: Mutex::default(),
         })
+    }
+
+    /// The right to change checkpoints. In the process of the first rank.
+    fn lock(&self) -> &RunLock {
+        self.lock.as_ref().expect("only the first rank changes what is there")
     }
 
     /// Sets disk space aside for the next save.
@@ -79,7 +94,7 @@ impl SaveOptions {
     /// # Errors
     /// [`TrainError::Checkpoint`]: there is not enough.
     pub(crate) fn reserve(&self) -> Result<(), TrainError> {
-        Ok(self.lock.reserve(&self.space)?)
+        Ok(self.lock().reserve(&self.space)?)
     }
 
     /// Makes sure that there is room for a save once the checkpoints of an earlier run are removed.
@@ -87,7 +102,7 @@ impl SaveOptions {
     /// # Errors
     /// [`TrainError::Checkpoint`]: there is not.
     pub(crate) fn expect_room_after_clearing(&self) -> Result<(), TrainError> {
-        Ok(self.lock.expect_room_after_clearing(&self.space)?)
+        Ok(self.lock().expect_room_after_clearing(&self.space)?)
     }
 
     /// Removes checkpoints that are not to be kept. The state after `proven` steps is known to give a finite loss.
@@ -95,7 +110,7 @@ impl SaveOptions {
     /// # Errors
     /// [`TrainError::Checkpoint`].
     pub(crate) fn prune(&self, proven: u64) -> Result<(), TrainError> {
-        Ok(self.keep_last.map_or(Ok(()), |count| self.lock.keep_last(count, proven))?)
+        Ok(self.keep_last.map_or(Ok(()), |count| self.lock().keep_last(count, proven))?)
     }
 
     /// Removes what a save of this step has left that failed and that all ranks have ended.
@@ -103,23 +118,13 @@ impl SaveOptions {
     /// # Errors
     /// [`TrainError::Checkpoint`].
     pub(crate) fn discard(&self, step: u64) -> Result<(), TrainError> {
-        Ok(self.lock.discard(step)?)
+        Ok(self.lock().discard(step)?)
     }
 
-    /// The save of this number, begun by the first rank that asks.
-    fn join(&self, number: u64, step: u64) -> Arc<Meeting> {
-        let mut meetings = locked(&self.meetings);
-        let new = || Arc::new(Meeting::new(step, self.plan.world_size()));
-        let meeting = Arc::clone(meetings.entry(number).or_insert_with(new));
-        if meeting.begin() {
-            meetings.remove(&number);
-        }
-        meeting
-    }
-
+    /// The lock of the directory of a place. In the process of the first rank.
     fn lock_of(&self, place: Place) -> Result<Arc<RunLock>, TrainError> {
         if place == Place::OutDir {
-            return Ok(Arc::clone(&self.lock));
+            return Ok(Arc::clone(self.lock.as_ref().expect("only the first rank changes what is there")));
         }
         let mut elsewhere = locked(&self.elsewhere);
         if let Some((_, lock)) = &*elsewhere {
@@ -132,6 +137,24 @@ impl SaveOptions {
         Ok(lock)
     }
 
+    /// The directory of a place: what the first rank makes elsewhere is announced to the others.
+    fn run_of(&self, place: Place, shard: usize) -> Result<RunDir, TrainError> {
+        const TOPIC: &str = "elsewhere";
+        if place == Place::OutDir {
+            return Ok(self.run.clone());
+        }
+        if shard == 0 {
+            let made = self.lock_of(place);
+            let path = made.as_ref().map(|lock| lock.run().out_dir().as_os_str().as_encoded_bytes());
+            // If the others can not be told, the run has failed, which is told elsewhere.
+            let _ = self.assembly.announce(TOPIC, told::encode(path.as_ref().map_err(|error| *error)));
+            return Ok(made?.run().clone());
+        }
+        let heard = self.assembly.hear(TOPIC, self.limit).map_err(not_heard)?;
+        let path: Vec<u8> = told::decode(&heard)?;
+        Ok(RunDir::new(PathBuf::from(OsString::from_vec(path))))
+    }
+
     /// Writes one rank's part.
     fn write(
         &self,
@@ -140,8 +163,7 @@ impl SaveOptions {
         step: u64,
         place: Place,
     ) -> Result<RankReport, TrainError> {
-        let lock = self.lock_of(place)?;
-        let mut save = RankSave::create(lock.run(), &self.plan, step, shard)?;
+        let mut save = RankSave::create(&self.run_of(place, shard)?, &self.plan, step, shard)?;
         for (index, held) in self.table.held[shard].iter().enumerate() {
             let tensor = &self.table.tensors[held.tensor];
             save.write_rows(&tensor.spec.name, tensor.rows[shard].start, snapshot.bytes(index))?;
@@ -202,9 +224,9 @@ pub(crate) struct Saver {
 
 /// A save under way.
 struct Writing {
-    meeting: Arc<Meeting>,
-    /// Gives the copy back, whose buffers the next save uses. None if it could not be started.
-    thread: Option<JoinHandle<Snapshot>>,
+    meeting: Meeting,
+    /// Gives the copy back, whose buffers the next save uses, and on the first rank how the save has ended.
+    thread: Result<JoinHandle<(Snapshot, Option<Outcome>)>, Option<Outcome>>,
 }
 
 impl Saver {
@@ -238,22 +260,30 @@ impl Saver {
         let (options, shard) = (Arc::clone(&self.options), self.shard);
         self.snapshot.take(engine, &options.table.held[shard], run.step)?;
         let snapshot = std::mem::take(&mut self.snapshot);
-        let meeting = options.join(self.count, run.step);
+        let shards = options.plan.world_size();
+        let meeting = Meeting::begin(&options.assembly, self.count, shard, shards)?;
         self.count += 1;
-        let end = EndOnPanic(Arc::clone(&meeting));
+        let (step, writes) = (run.step, meeting.clone());
         let write = move || {
-            let EndOnPanic(meeting) = &end;
-            meeting.report(shard, options.write(shard, &snapshot, run.step, place));
-            if shard == 0 {
-                let committed = options.commit(meeting, &run, place);
+            writes.report(options.write(shard, &snapshot, run.step, place));
+            let commit = || {
+                let committed = options.commit(&writes, &run, place);
                 let (step, bytes, elapsed) = (run.step, options.len_bytes(), begin.elapsed());
-                meeting.decide(committed.map(|path| Saved { step, path, bytes, elapsed }));
-            }
-            snapshot
+                let saved = committed.map(|path| Saved { step, path, bytes, elapsed });
+                saved.map_err(|error| Arc::new(SaveFailure { step, error }))
+            };
+            (snapshot, (shard == 0).then(commit))
         };
         let thread = std::thread::Builder::new().name(format!("save {shard}")).spawn(write);
-        let failed = |source| meeting.decide(Err(TrainError::SaveThread { source }));
-        self.writing = Some(Writing { thread: thread.map_err(failed).ok(), meeting });
+        let failed = |source| {
+            if shard > 0 {
+                meeting.report(Err(TrainError::SaveThread { source }));
+                return None;
+            }
+            Some(Err(Arc::new(SaveFailure { step, error: TrainError::SaveThread { source } })))
+        };
+        let thread = thread.map_err(failed);
+        self.writing = Some(Writing { meeting, thread });
         Ok(())
     }
 
@@ -262,20 +292,24 @@ impl Saver {
         self.writing.is_some()
     }
 
-    /// How the save ended that ended since the last call, if one did. Does not wait for other ranks.
+    /// How the save ended that ended since the last call, if one did and this is the first rank. Does not wait for other
+    /// ranks.
     pub(crate) fn poll(&mut self) -> Option<Outcome> {
-        let has_ended = self.writing.as_ref().is_some_and(|writing| writing.meeting.has_ended());
-        if has_ended { self.finish() } else { None }
+        let has_ended = |writing: &Writing| writing.thread.as_ref().map_or(true, JoinHandle::is_finished);
+        if self.writing.as_ref().is_some_and(has_ended) { self.finish() } else { None }
     }
 
-    /// Waits for the save under way, if there is one. All ranks must have begun it, or waiting may keep them from
-    /// it: see [`Engine::meet`].
+    /// Waits for the save under way, if there is one: on the first rank for all of it, and says how it ended; on others
+    /// for their part. All ranks must have begun it, or waiting may keep them from it: see [`Engine::meet`].
     pub(crate) fn finish(&mut self) -> Option<Outcome> {
-        let Writing { meeting, thread } = self.writing.take()?;
-        if let Some(thread) = thread {
-            self.snapshot = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        match self.writing.take()?.thread {
+            Ok(thread) => {
+                let ended = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                self.snapshot = ended.0;
+                ended.1
+            }
+            Err(outcome) => outcome,
         }
-        Some(meeting.outcome())
     }
 }
 
@@ -283,19 +317,10 @@ impl Drop for Saver {
     fn drop(&mut self) {
         if let Some(Writing { meeting, thread }) = self.writing.take() {
             // The run has failed elsewhere; that error is the one to report. What is being saved is sound.
-            meeting.abandon_unless_all_begun();
+            if self.shard == 0 {
+                meeting.abandon_unless_all_begun();
+            }
             let _ = thread.map(JoinHandle::join);
-        }
-    }
-}
-
-/// Ends a save whose thread panics, so that nobody waits for it.
-struct EndOnPanic(Arc<Meeting>);
-
-impl Drop for EndOnPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.decide(Err(TrainError::SaveAbandoned));
         }
     }
 }

@@ -7,12 +7,16 @@
 use std::fs::{self, File};
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use fsdp_ckpt::native::{MANIFEST_FILE, NativeReader, RunDir, RunLock};
+use fsdp_comm::assembly::Assembly;
+use serde::{Deserialize, Serialize};
 
 use super::folder::{RESOLVED, finished_model, is_filled};
+use super::meeting::not_heard;
 use super::run_state::{Change, RunState};
 use super::soundness::{damaged, is_damage, newest_sound};
 use super::table::StateTable;
@@ -20,6 +24,7 @@ use super::warning::RunWarning;
 use crate::error::TrainError;
 use crate::job::Job;
 use crate::metrics::{METRICS, MetricsWriter};
+use crate::told;
 use crate::train::RunOptions;
 use crate::whole_file;
 
@@ -55,12 +60,39 @@ pub(crate) struct Start {
     pub(crate) source: Option<Arc<NativeReader>>,
     /// What was changed in the course of the run, up to here.
     pub(crate) changes: Vec<Change>,
-    /// The lock of the output folder.
-    pub(crate) lock: Arc<RunLock>,
+    /// The output folder, in the process of the first rank.
+    folder: Option<Folder>,
+}
+
+/// An output folder that is locked.
+struct Folder {
+    lock: Arc<RunLock>,
     earlier: Earlier,
     is_settled: AtomicBool,
-    gives_up: OnceLock<bool>,
 }
+
+/// Where a run begins, as the first rank tells it.
+#[derive(Serialize, Deserialize)]
+struct Beginning {
+    step: u64,
+    from: From,
+    changes: Vec<Change>,
+}
+
+/// What a run goes on from.
+#[derive(Serialize, Deserialize)]
+enum From {
+    /// Nothing.
+    Nothing,
+    /// The checkpoint of this step in its own folder.
+    Own,
+    /// The checkpoint that was named.
+    Named,
+}
+
+/// How long the other ranks wait for the first one to find the checkpoint, which may mean to read all that there are. If
+/// it fails they are told so, and at once.
+const PATIENCE: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// What becomes of an earlier run in the folder.
 enum Earlier {
@@ -79,6 +111,50 @@ struct Chosen {
 }
 
 impl Start {
+    /// Finds out where a run begins, in the process of the first rank, and tells the others.
+    ///
+    /// # Errors
+    /// Those of [`Start::prepare`]; in other processes [`TrainError::Told`] of them, and [`TrainError::Core`] when the
+    /// first one is lost.
+    pub(crate) fn agree<A>(
+        job: &Job<A>,
+        table: &StateTable,
+        options: &RunOptions<'_>,
+        assembly: &dyn Assembly,
+    ) -> Result<Self, TrainError> {
+        const TOPIC: &str = "start";
+        if !assembly.is_leader() {
+            let told = assembly.hear(TOPIC, PATIENCE).map_err(not_heard)?;
+            return Self::hear(job, options, told::decode(&told)?);
+        }
+        let start = Self::prepare(job, table, options);
+        let beginning = start.as_ref().map(|start| start.beginning(Path::new(&job.config.run.out_dir)));
+        let told = assembly.announce(TOPIC, told::encode(beginning.as_ref().map_err(|error| *error)));
+        let start = start?;
+        told.map_err(fsdp_core::Error::from)?;
+        Ok(start)
+    }
+
+    fn beginning(&self, out_dir: &Path) -> Beginning {
+        let own = |source: &Arc<NativeReader>| source.dir() == RunDir::new(out_dir).checkpoint(self.step);
+        let from = self.source.as_ref().map_or(From::Nothing, |source| match own(source) {
+            true => From::Own,
+            false => From::Named,
+        });
+        Beginning { step: self.step, from, changes: self.changes.clone() }
+    }
+
+    fn hear<A>(job: &Job<A>, options: &RunOptions<'_>, beginning: Beginning) -> Result<Self, TrainError> {
+        let Beginning { step, from, changes } = beginning;
+        let path = match (from, &options.resume) {
+            (From::Nothing, _) => None,
+            (From::Named, Resume::From(path)) => Some(found(path)?),
+            (From::Own | From::Named, _) => Some(RunDir::new(&job.config.run.out_dir).checkpoint(step)),
+        };
+        let source = path.map(|path| NativeReader::open(&path).map(Arc::new)).transpose()?;
+        Ok(Self { step, source, changes, folder: None })
+    }
+
     /// Finds out whether a run can begin, and where. What an earlier run left is still there afterwards: see
     /// [`Start::settle`].
     ///
@@ -87,7 +163,7 @@ impl Start {
     /// [`TrainError::OtherRun`], [`TrainError::NothingLeft`], [`TrainError::Renamed`], [`TrainError::Damaged`],
     /// [`TrainError::NoSoundCheckpoint`], [`TrainError::OnlyModel`], [`TrainError::Stopped`],
     /// [`TrainError::Checkpoint`] (a damaged checkpoint, a folder in use), [`TrainError::Io`].
-    pub(crate) fn prepare<A>(
+    fn prepare<A>(
         job: &Job<A>,
         table: &StateTable,
         options: &RunOptions<'_>,
@@ -141,17 +217,17 @@ impl Start {
             }
             None => (0, None, Vec::new()),
         };
-        let (lock, is_settled, gives_up) = (Arc::new(lock), AtomicBool::new(false), OnceLock::new());
-        Self { step, source, changes, lock, earlier, is_settled, gives_up }
+        let folder = Folder { lock: Arc::new(lock), earlier, is_settled: AtomicBool::new(false) };
+        Self { step, source, changes, folder: Some(folder) }
     }
 
-    /// Whether a stop was asked for before the folder is taken over. All ranks are given the same answer.
-    pub(crate) fn gives_up(&self, stop: &AtomicBool) -> bool {
-        *self.gives_up.get_or_init(|| stop.load(Ordering::Relaxed))
+    /// The lock of the output folder, in the process of the first rank.
+    pub(crate) fn lock(&self) -> Option<&Arc<RunLock>> {
+        self.folder.as_ref().map(|folder| &folder.lock)
     }
 
     /// Makes the output folder this run's: removes what an earlier run left and this one replaces, but never its
-    /// exported model. To be called when every rank has read its part of the checkpoint.
+    /// exported model. To be called by the first rank, when every rank has read its part of the checkpoint.
     ///
     /// The checkpoints go first, in one step, and the mark that they are gone goes last: whenever this is cut off, a
     /// later start finds either the earlier run, whole, or none that could be gone on from.
@@ -163,16 +239,17 @@ impl Start {
         out_dir: &Path,
         resolved: &str,
     ) -> Result<MetricsWriter<BufWriter<File>>, TrainError> {
-        self.is_settled.store(true, Ordering::Relaxed);
-        let lines_until = match &self.earlier {
+        let Folder { lock, earlier, is_settled } = self.folder.as_ref().expect("the first rank has the lock");
+        is_settled.store(true, Ordering::Relaxed);
+        let lines_until = match earlier {
             Earlier::GoesOn { unsound } => {
-                unsound.iter().try_for_each(|&step| self.lock.set_aside(step, "unsound").map(drop))?;
-                self.lock.delete_after(self.step)?;
+                unsound.iter().try_for_each(|&step| lock.set_aside(step, "unsound").map(drop))?;
+                lock.delete_after(self.step)?;
                 self.step
             }
             Earlier::Replaced { has_checkpoints } => {
                 if *has_checkpoints {
-                    self.lock.clear()?;
+                    lock.clear()?;
                 }
                 0
             }
@@ -181,7 +258,7 @@ impl Start {
         whole_file::replace(&run_file, resolved.as_bytes()).map_err(TrainError::io("write", &run_file))?;
         let metrics =
             MetricsWriter::resume(&metrics, lines_until).map_err(TrainError::io("write", &metrics))?;
-        self.lock.remove_cleared()?;
+        lock.remove_cleared()?;
         Ok(metrics)
     }
 
@@ -190,13 +267,15 @@ impl Start {
     pub(crate) fn explain(&self, error: TrainError, options: &RunOptions<'_>) -> TrainError {
         let TrainError::RankFailed { rank, source } = error else { return error };
         let is_newest = matches!(options.resume, Resume::Newest | Resume::NewestSound);
-        let reads = is_newest && self.source.is_some() && !self.is_settled.load(Ordering::Relaxed);
-        match *source {
-            TrainError::Stopped => TrainError::Stopped,
-            TrainError::Checkpoint(fault) if reads && is_damage(&fault) => {
-                damaged(self.lock.run(), self.step, fault, options.stop)
+        let reads = self.folder.as_ref().filter(|folder| {
+            is_newest && self.source.is_some() && !folder.is_settled.load(Ordering::Relaxed)
+        });
+        match (*source, reads) {
+            (TrainError::Stopped, _) => TrainError::Stopped,
+            (TrainError::Checkpoint(fault), Some(folder)) if is_damage(&fault) => {
+                damaged(folder.lock.run(), self.step, fault, options.stop)
             }
-            other => TrainError::RankFailed { rank, source: Box::new(other) },
+            (other, _) => TrainError::RankFailed { rank, source: Box::new(other) },
         }
     }
 }

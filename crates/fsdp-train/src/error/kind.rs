@@ -15,6 +15,7 @@ impl TrainError {
             TrainError::Config(ConfigError::Read { source, .. })
             | TrainError::Data(DataError::Read { source, .. })
             | TrainError::Io { source, .. } => FailureKind::of_io(source),
+            TrainError::Told { kind, .. } => *kind,
             TrainError::Checkpoint(source) => source.kind(),
             TrainError::Core(source) => source.kind(),
             TrainError::RankFailed { source, .. }

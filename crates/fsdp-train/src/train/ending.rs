@@ -76,12 +76,12 @@ pub struct Divergence {
 
 impl Divergence {
     /// Sets the checkpoint aside that `error` speaks of, if there is one, and finds the newest of the others. Other errors
-    /// are returned as they are.
+    /// are returned as they are, and so are all without the lock of the output folder.
     ///
     /// Loss and gradient of a step are those of the weights of the step before. No learning rate makes them finite, so
     /// a run must go back further.
-    pub(super) fn of(error: TrainError, lock: &RunLock) -> TrainError {
-        let TrainError::RankFailed { source, .. } = &error else { return error };
+    pub(super) fn of(error: TrainError, lock: Option<&Arc<RunLock>>) -> TrainError {
+        let (TrainError::RankFailed { source, .. }, Some(lock)) = (&error, lock) else { return error };
         let condemned = match **source {
             TrainError::NotFinite { step, .. } => step - 1,
             // The weights of this step are finite, and give a loss that is not.

@@ -43,7 +43,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         let done = self.steps()?;
         self.end_save()?;
         self.tidied();
-        let has_trouble = self.is_first() && self.run.log().trouble.is_some();
+        let has_trouble = self.run.log().trouble.is_some();
         if self.trainer.any(has_trouble)? {
             self.secure(done)?;
         }
@@ -51,6 +51,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         if !self.export()? {
             self.secure(done)?;
         }
+        self.run.note_end(self.trainer.rank())?;
         Ok(RankResult { usage: self.trainer.usage(), traffic: self.trainer.traffic(), done })
     }
 
@@ -97,8 +98,10 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         let mut stop = false;
         while self.trainer.unread() > unread {
             let (step, report) = self.trainer.report()?.expect("a step is unread");
-            if self.is_first() {
+            if self.is_first_here() {
                 self.run.record(step, &report, self.clock.elapsed());
+            }
+            if self.is_first() {
                 self.tidy(step);
             }
             self.clock = Instant::now();
@@ -137,9 +140,9 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         self.note(outcome);
     }
 
-    /// Notes how a save has ended, if one has.
+    /// Notes how a save has ended, if one has and this is the first rank.
     fn note(&mut self, outcome: Option<Outcome>) {
-        if let Some(outcome) = outcome.filter(|_| self.is_first()) {
+        if let Some(outcome) = outcome {
             self.unproven = outcome.as_ref().ok().map(|saved| saved.step).or(self.unproven);
             self.run.note_save(outcome);
         }
@@ -190,7 +193,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     /// Exports the model; false, on all ranks, if that failed.
     fn export(&mut self) -> Result<bool, TrainError> {
         let exported = export_model(self.trainer.engine(), &self.run.plan);
-        let mut is_exported = self.run.note_export(exported);
+        let mut is_exported = self.run.note_export(self.trainer.rank(), exported);
         if self.trainer.any(!is_exported)? {
             return Ok(false);
         }
@@ -205,15 +208,23 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         let evaluation =
             self.trainer.evaluate(step, self.run.options.stop, &mut ProgramOrder, &mut *self.observer)?;
         let Some(evaluation) = evaluation else { return Ok(false) };
-        if self.is_first() && !evaluation.stop {
-            self.run.options.reporter.evaluation(step, &evaluation);
+        if self.is_first_here() && !evaluation.stop {
+            if self.is_first() {
+                self.run.options.reporter.evaluation(step, &evaluation);
+            }
             let mut log = self.run.log();
             (log.evaluation, log.proven) = (Some(evaluation), step);
         }
         Ok(evaluation.stop)
     }
 
+    /// Whether this is the first rank of all.
     fn is_first(&self) -> bool {
         self.trainer.rank().0 == 0
+    }
+
+    /// Whether this is the first rank of this process.
+    fn is_first_here(&self) -> bool {
+        self.trainer.rank().0 == self.run.assembly.local().start
     }
 }

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fsdp_ckpt::export::{Export, ExportPlan, Receipt};
+use fsdp_comm::assembly::Assembly;
 use fsdp_comm::launch::Seat;
+use fsdp_core::Rank;
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::StepReport;
 use fsdp_core::memory::Usage;
@@ -14,13 +16,20 @@ use fsdp_nn::model::Architecture;
 
 use super::rank_run::RankRun;
 use super::{MODEL, RunOptions};
-use crate::checkpoint::{Outcome, SaveFailure, SaveOptions, Saved, Start};
+use crate::checkpoint::{Outcome, SaveFailure, SaveOptions, Saved, Start, not_heard};
 use crate::error::TrainError;
 use crate::job::Job;
 use crate::metrics::{METRICS, MetricsWriter, StepMetrics};
 use crate::rank::{Evaluation, RankTrainer};
 use crate::rule::TrainBackend;
+use crate::told;
 use crate::whole_file;
+
+/// Where ranks give what they have exported.
+const RECEIPTS: &str = "receipts";
+
+/// Where they say that they have come to their end.
+const ENDS: &str = "ends";
 
 /// What one rank brings back.
 pub(super) struct RankResult {
@@ -30,10 +39,10 @@ pub(super) struct RankResult {
     pub(super) done: u64,
 }
 
-/// What is noted of a run, by the first rank unless it says otherwise.
+/// What is noted of a run, by the first rank of this process unless it says otherwise.
 #[derive(Default)]
 pub(super) struct Log {
-    /// There from the moment where the output folder is this run's, until it can not be written.
+    /// On the first rank of all, from the moment where the output folder is this run's, until it can not be written.
     metrics: Option<MetricsWriter<std::io::BufWriter<std::fs::File>>>,
     pub(super) records: Vec<StepMetrics>,
     pub(super) evaluation: Option<Evaluation>,
@@ -45,17 +54,17 @@ pub(super) struct Log {
     pub(super) not_saved: Option<Arc<SaveFailure>>,
     /// The first failure beside the computation. All ranks stop after the step under way, save their state and export.
     pub(super) trouble: Option<TrainError>,
-    /// What the ranks have exported: any rank's.
-    receipts: Vec<Receipt>,
+    /// The files that the model is exported to, in the process of the first rank.
     export: Option<Export>,
 }
 
-/// What all ranks of a run share.
+/// What the ranks of a run share that this process holds.
 pub(super) struct Run<'a, A> {
     pub(super) job: &'a Job<A>,
     pub(super) options: &'a RunOptions<'a>,
     pub(super) start: &'a Start,
     pub(super) saves: &'a Arc<SaveOptions>,
+    pub(super) assembly: &'a dyn Assembly,
     /// The files of the exported model.
     pub(super) plan: ExportPlan,
     log: Mutex<Log>,
@@ -68,11 +77,11 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         options: &'a RunOptions<'a>,
         start: &'a Start,
         saves: &'a Arc<SaveOptions>,
-        export: Export,
+        assembly: &'a dyn Assembly,
+        (plan, export): (ExportPlan, Option<Export>),
     ) -> Self {
-        let plan = export.plan().clone();
-        let log = Mutex::new(Log { export: Some(export), ..Log::default() });
-        Self { job, options, start, saves, plan, log }
+        let log = Mutex::new(Log { export, ..Log::default() });
+        Self { job, options, start, saves, assembly, plan, log }
     }
 
     /// Everything that one rank does.
@@ -82,9 +91,8 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
             Some(checkpoint) => RankTrainer::resume(self.job, seat, checkpoint)?,
             None => RankTrainer::new(self.job, seat)?,
         };
-        // From here on nothing that was given can be at fault; only now is an earlier run replaced.
-        trainer.meet()?;
-        if self.start.gives_up(self.options.stop) {
+        // When all have answered, nothing that was given can be at fault; only then is an earlier run replaced.
+        if trainer.any(self.options.stop.load(Ordering::Relaxed))? {
             return Err(TrainError::Stopped);
         }
         if trainer.rank().0 == 0 {
@@ -154,7 +162,9 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
             log.metrics = None;
             log.is_in_trouble(TrainError::io("write", self.out_dir().join(METRICS))(error));
         }
-        self.options.reporter.step(&metrics);
+        if self.assembly.is_leader() {
+            self.options.reporter.step(&metrics);
+        }
         log.records.push(metrics);
     }
 
@@ -174,22 +184,55 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
     }
 
     /// Notes what a rank has exported; false if that failed.
-    pub(super) fn note_export(&self, exported: Result<Option<Receipt>, TrainError>) -> bool {
-        let mut log = self.log();
-        let noted = exported.map(|receipt| log.receipts.extend(receipt));
-        log.is_exported(noted)
+    pub(super) fn note_export(&self, rank: Rank, exported: Result<Option<Receipt>, TrainError>) -> bool {
+        let given = exported.and_then(|receipt| {
+            let given = self.assembly.give(RECEIPTS, rank, told::encode(Ok(&receipt)));
+            given.map_err(|error| fsdp_core::Error::from(error).into())
+        });
+        self.log().is_exported(given)
     }
 
     /// Gives the exported model its final name, after all ranks have exported their rows; false if that failed.
     pub(super) fn commit_export(&self) -> bool {
-        let mut log = self.log();
-        let export = log.export.take().expect("an export is committed once");
-        let committed = export.commit(std::mem::take(&mut log.receipts)).map_err(TrainError::from);
+        let export = self.log().export.take().expect("an export is committed once");
+        let limit = Duration::from_secs_f64(self.job.config.run.timeout_s);
+        let receipts = self.assembly.collect(RECEIPTS, self.job.plan.mesh.world(), limit).map_err(not_heard);
+        let receipts = receipts.and_then(|receipts| {
+            receipts.iter().map(|receipt| told::decode::<Option<Receipt>>(receipt)).collect::<Result<Vec<_>, _>>()
+        });
+        let committed =
+            receipts.and_then(|receipts| Ok(export.commit(receipts.into_iter().flatten())?));
         let config = self.out_dir().join(MODEL).join("config.json");
         let text = self.options.config_json.as_deref();
         let write = |text: &str| whole_file::replace(&config, text.as_bytes()).map(drop);
         let written = |()| text.map_or(Ok(()), write).map_err(TrainError::io("write", &config));
-        log.is_exported(committed.and_then(written))
+        self.log().is_exported(committed.and_then(written))
+    }
+
+    /// A rank has come to its end, with what has gone wrong in its process besides.
+    pub(super) fn note_end(&self, rank: Rank) -> Result<(), TrainError> {
+        let log = self.log();
+        let trouble = log.trouble.as_ref().filter(|_| rank.0 == self.assembly.local().start);
+        let ended = told::encode(trouble.map_or(Ok(&()), Err));
+        Ok(self.assembly.give(ENDS, rank, ended).map_err(fsdp_core::Error::from)?)
+    }
+
+    /// Where all ranks have come to their end: what has gone wrong besides, in any process. In the process of the first
+    /// rank.
+    pub(super) fn trouble(&self) -> Option<TrainError> {
+        if let Some(trouble) = self.log().trouble.take() {
+            return Some(trouble);
+        }
+        let limit = Duration::from_secs_f64(self.job.config.run.timeout_s);
+        let ends = match self.assembly.collect(ENDS, self.job.plan.mesh.world(), limit) {
+            Ok(ends) => ends,
+            Err(error) => return Some(not_heard(error)),
+        };
+        let failed = |(rank, end): (usize, &Vec<u8>)| {
+            let source = Box::new(told::decode::<()>(end).err()?);
+            Some(TrainError::RankFailed { rank: Rank(rank), source })
+        };
+        ends.iter().enumerate().find_map(failed)
     }
 
     fn out_dir(&self) -> &'a Path {

@@ -1,7 +1,9 @@
 //! Ranks that write, fail, hang and never come, without files.
 
-use std::sync::Barrier;
 use std::thread;
+
+use fsdp_ckpt::native::{RankSave, RunDir, SavePlan};
+use fsdp_comm::assembly::InMemoryAssembly;
 
 use super::*;
 
@@ -11,92 +13,90 @@ fn failure(rank: usize) -> TrainError {
     TrainError::SaveThread { source: std::io::Error::other(format!("the disk of rank {rank} is full")) }
 }
 
-fn saved() -> Saved {
-    Saved { step: 7, path: "checkpoints/step-00000007".into(), bytes: 1, elapsed: Duration::ZERO }
+fn world(ranks: usize) -> Arc<dyn Assembly> {
+    Arc::new(InMemoryAssembly::new(ranks))
+}
+
+fn begin(assembly: &Arc<dyn Assembly>, rank: usize) -> Meeting {
+    Meeting::begin(assembly, 0, rank, assembly.world()).unwrap()
 }
 
 /// A report as a rank makes it of its file.
 fn report(dir: &std::path::Path) -> RankReport {
-    use fsdp_ckpt::native::{RankSave, RunDir, SavePlan};
     let (run, plan) = (RunDir::new(dir), SavePlan::new(1, Vec::new()).unwrap());
     let _lock = run.lock().unwrap();
     RankSave::create(&run, &plan, 1, 0).unwrap().finish().unwrap()
 }
 
 #[test]
-fn the_first_failure_by_rank_is_told_to_all_at_once() {
-    let meeting = Meeting::new(7, 4);
-    thread::scope(|scope| {
-        let waiting: Vec<_> = (1..4).map(|_| scope.spawn(|| meeting.outcome())).collect();
-        let dir = tempfile::tempdir().unwrap();
-        for rank in [3, 0, 2, 1] {
-            assert_eq!(meeting.begin(), rank == 1);
-            meeting.report(
-                rank,
-                if rank < 2 { Ok(report(&dir.path().join(rank.to_string()))) } else { Err(failure(rank)) },
-            );
-        }
-        // Nobody waits for the limit.
-        let error = meeting.reports(LONG).unwrap_err();
-        assert!(error.to_string().contains("rank 2 failed: "), "{error}");
-        meeting.decide(Err(error));
-        for outcome in waiting.into_iter().map(|thread| thread.join().unwrap()) {
-            let told = outcome.unwrap_err().to_string();
-            assert!(
-                told.starts_with("the checkpoint after step 7 could not be saved: rank 2 failed"),
-                "{told}"
-            );
-        }
-    });
+fn reports_come_in_rank_order_and_as_they_were_made() {
+    let (assembly, dir) = (world(3), tempfile::tempdir().unwrap());
+    let reports: Vec<_> = (0..3).map(|rank| report(&dir.path().join(rank.to_string()))).collect();
+    let meetings: Vec<_> = (0..3).map(|rank| begin(&assembly, rank)).collect();
+    for rank in [2, 0, 1] {
+        meetings[rank].report(Ok(reports[rank].clone()));
+    }
+    assert_eq!(meetings[0].reports(LONG).unwrap(), reports);
 }
 
 #[test]
-fn ranks_that_are_late_are_named_and_the_save_ends() {
-    let meeting = Meeting::new(7, 12);
-    meeting.report(1, Err(failure(1)));
-    let error = meeting.reports(Duration::ZERO).unwrap_err();
+fn the_first_failure_by_rank_is_told_at_once() {
+    let (assembly, dir) = (world(4), tempfile::tempdir().unwrap());
+    for rank in [3, 0, 2, 1] {
+        let ok = || Ok(report(&dir.path().join(rank.to_string())));
+        begin(&assembly, rank).report(if rank < 2 { ok() } else { Err(failure(rank)) });
+    }
+    // Nobody waits for the limit.
+    let error = begin(&assembly, 0).reports(LONG).unwrap_err();
+    assert!(matches!(error, TrainError::RankFailed { rank: Rank(2), .. }), "{error}");
+    assert_eq!(error.kind(), failure(2).kind());
+    assert!(error.to_string().contains("the disk of rank 2 is full"), "{error}");
+}
+
+#[test]
+fn ranks_that_are_late_are_named() {
+    let assembly = world(12);
+    begin(&assembly, 1).report(Err(failure(1)));
+    let error = begin(&assembly, 0).reports(Duration::ZERO).unwrap_err();
     let named = [0, 2, 3, 4, 5, 6, 7, 8].map(Rank);
     assert!(matches!(&error, TrainError::SaveLate { ranks, .. } if ranks == &named), "{error}");
-    meeting.decide(Err(error));
-    assert!(meeting.has_ended());
-    // What they report later changes nothing.
-    meeting.report(0, Err(failure(0)));
-    assert!(matches!(meeting.outcome().unwrap_err().error, TrainError::SaveLate { .. }));
 }
 
 #[test]
 fn a_save_that_some_rank_has_not_begun_ends_with_the_run_and_one_that_all_have_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = report(dir.path());
     for all in [false, true] {
-        let meeting = Meeting::new(7, 2);
-        meeting.begin();
-        if all {
-            meeting.begin();
-        }
-        meeting.abandon_unless_all_begun();
-        assert_eq!(meeting.has_ended(), !all);
-        meeting.decide(Ok(saved()));
-        assert_eq!(meeting.outcome().is_ok(), all);
+        let assembly = world(2);
+        let meeting = begin(&assembly, 0);
+        let other = all.then(|| begin(&assembly, 1));
+        meeting.report(Ok(report.clone()));
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| meeting.reports(LONG));
+            meeting.abandon_unless_all_begun();
+            if let Some(other) = other {
+                other.report(Ok(report.clone()));
+            }
+            match waiting.join().unwrap() {
+                Ok(reports) => assert!(all && reports.len() == 2),
+                Err(error) => assert!(!all && matches!(error, TrainError::SaveAbandoned), "{error}"),
+            }
+        });
     }
 }
 
 #[test]
-fn whoever_waits_for_reports_is_woken_when_the_run_ends() {
-    let (meeting, barrier) = (Meeting::new(7, 2), Barrier::new(2));
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| {
-            barrier.wait();
-            meeting.reports(LONG)
+fn nobody_waits_for_a_rank_that_has_panicked() {
+    let assembly = world(2);
+    let first = begin(&assembly, 0);
+    first.report(Err(failure(0)));
+    let panicked = thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let _meeting = begin(&assembly, 1);
+            panic!("a bug of ours");
         });
-        barrier.wait();
-        meeting.abandon_unless_all_begun();
-        assert!(matches!(waiting.join().unwrap().unwrap_err(), TrainError::SaveAbandoned));
+        other.join().is_err()
     });
-}
-
-#[test]
-fn what_is_decided_stays() {
-    let meeting = Meeting::new(7, 1);
-    meeting.decide(Ok(saved()));
-    meeting.decide(Err(failure(0)));
-    assert_eq!(meeting.outcome().unwrap(), saved());
+    assert!(panicked);
+    assert!(first.reports(LONG).unwrap_err().to_string().contains("rank 0"));
 }

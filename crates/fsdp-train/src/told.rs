@@ -1,0 +1,77 @@
+//! Failures as one process tells them to another: what they say and what they call for.
+
+use fsdp_core::FailureKind;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::TrainError;
+
+/// A failure in words.
+#[derive(Serialize, Deserialize)]
+struct Words {
+    kind: Kind,
+    message: String,
+}
+
+/// [`FailureKind`], for JSON.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    Temporary,
+    Permanent,
+    Input,
+    Interrupted,
+}
+
+impl From<FailureKind> for Kind {
+    fn from(kind: FailureKind) -> Self {
+        match kind {
+            FailureKind::Temporary => Kind::Temporary,
+            FailureKind::Permanent => Kind::Permanent,
+            FailureKind::Input => Kind::Input,
+            FailureKind::Interrupted => Kind::Interrupted,
+        }
+    }
+}
+
+impl From<Kind> for FailureKind {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::Temporary => FailureKind::Temporary,
+            Kind::Permanent => FailureKind::Permanent,
+            Kind::Input => FailureKind::Input,
+            Kind::Interrupted => FailureKind::Interrupted,
+        }
+    }
+}
+
+/// A result as JSON.
+pub(crate) fn encode<T: Serialize>(result: Result<&T, &TrainError>) -> Vec<u8> {
+    let words = |error: &TrainError| Words { kind: error.kind().into(), message: error.to_string() };
+    serde_json::to_vec(&result.map_err(words)).expect("what ranks tell each other has a JSON form")
+}
+
+/// What [`encode`] made; an error is [`TrainError::Told`].
+///
+/// # Panics
+/// When the bytes are not from [`encode`] of the same program, which ranks make sure of before they begin.
+pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, TrainError> {
+    let result: Result<T, Words> = serde_json::from_slice(bytes).expect("all ranks run the same program");
+    result.map_err(|Words { kind, message }| TrainError::Told { kind: kind.into(), message })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_says_and_calls_for_the_same_on_the_other_side() {
+        let io = std::io::Error::from(std::io::ErrorKind::StorageFull);
+        for error in [TrainError::SaveAbandoned, TrainError::NothingToTrain, TrainError::io("write", "a")(io)] {
+            let told = decode::<()>(&encode::<()>(Err(&error))).unwrap_err();
+            assert_eq!(told.to_string(), error.to_string());
+            assert_eq!(told.kind(), error.kind());
+        }
+        assert_eq!(decode::<u64>(&encode(Ok(&7u64))).unwrap(), 7);
+    }
+}
