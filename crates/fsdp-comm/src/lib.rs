@@ -3,6 +3,7 @@
 //!
 //! - [`launch`]: what a trainer asks of whoever starts its ranks.
 //! - [`assembly`]: what ranks tell each other beside collectives.
+//! - [`process`]: worlds of several processes.
 //! - [`conformance`]: what every implementation of [`Communicator`](fsdp_core::comm::Communicator) must do,
 //!   as plain functions over a [`Launcher`](launch::Launcher).
 //! - [`Link`]: messages between pairs of ranks; [`InMemoryLinks`] for tests.
@@ -13,6 +14,7 @@
 pub mod assembly;
 pub mod conformance;
 pub mod launch;
+pub mod process;
 
 mod link;
 

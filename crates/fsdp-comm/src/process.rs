@@ -1,0 +1,3 @@
+//! Worlds of several processes.
+
+pub mod auth;

@@ -1,0 +1,165 @@
+//! Proof, both ways, that the other end of a connection knows the token of this world.
+//!
+//! ```text
+//! caller                                        answerer
+//!   version (8 bytes), nonce c (32)      ->
+//!                                        <-     version (8), nonce a (32), MAC of the answerer (32)
+//!   MAC of the caller (32)               ->
+//! ```
+//!
+//! A MAC is HMAC-SHA256 under the token over version, side, purpose and both nonces. So no proof can be sent back to
+//! who made it, used on a connection of another purpose, or used twice. Until the proof nothing is read or kept but these few
+//! bytes. What follows is neither encrypted nor signed: the token keeps strangers out, but does not
+//! help against who can change packets on their way.
+
+mod deadline;
+mod token;
+
+use std::io::{self, Read, Write};
+
+use fsdp_core::FailureKind;
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+pub use deadline::authenticate_within;
+pub use token::{Token, TokenError};
+
+/// What this program speaks. Another number when the bytes of the proof, or of anything behind it, change.
+const VERSION: [u8; 8] = *b"fsdp\0\0\0\x01";
+
+const NONCE_LEN: usize = 32;
+const MAC_LEN: usize = 32;
+
+/// Which end of a connection this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// It has connected.
+    Caller,
+    /// It was connected to.
+    Answerer,
+}
+
+impl Side {
+    fn other(self) -> Side {
+        match self {
+            Side::Caller => Side::Answerer,
+            Side::Answerer => Side::Caller,
+        }
+    }
+}
+
+/// Why the other end was not believed.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthError {
+    /// The connection failed or was closed, or the time limit has passed.
+    #[error("the connection failed while its ends proved that they know the token: {0}")]
+    Connection(#[from] io::Error),
+    /// The other end is something else, or another version of this program.
+    #[error(
+        "the other end says {got:02x?}, expected {VERSION:02x?}: it is no process of fsdp, or of another version; \
+         start the same program everywhere"
+    )]
+    Version {
+        /// What it said first.
+        got: [u8; 8],
+    },
+    /// The other end knows another token.
+    #[error("the other end has another token: start all processes of a run with the same one")]
+    Token,
+    /// The operating system has no random numbers.
+    #[error("no random numbers can be had: {0}")]
+    Random(#[from] getrandom::Error),
+}
+
+impl AuthError {
+    /// What this failure calls for.
+    pub fn kind(&self) -> FailureKind {
+        match self {
+            AuthError::Connection(_) | AuthError::Random(_) => FailureKind::Temporary,
+            AuthError::Version { .. } | AuthError::Token => FailureKind::Input,
+        }
+    }
+}
+
+/// Proves to the other end that this one knows the token, and demands the same of it. Both ends name the same
+/// `purpose`.
+///
+/// Waits as long as the stream lets it: see [`authenticate_within`] for a limit.
+///
+/// # Errors
+/// [`AuthError`]. The stream is of no more use then.
+pub fn authenticate<S: Read + Write>(
+    stream: &mut S,
+    token: &Token,
+    side: Side,
+    purpose: &[u8],
+) -> Result<(), AuthError> {
+    let mut own = [0; NONCE_LEN];
+    getrandom::fill(&mut own)?;
+    match side {
+        Side::Caller => {
+            write(stream, &[&VERSION, &own])?;
+            let other = read_nonce(stream)?;
+            let proof = read::<MAC_LEN, S>(stream)?;
+            let nonces = [own, other];
+            // Sent even to an end that is not believed, so that it can say why as well; alone it proves nothing.
+            write(stream, &[&prove(token, side, purpose, &nonces)])?;
+            verify(token, side.other(), purpose, &nonces, &proof)
+        }
+        Side::Answerer => {
+            let other = read_nonce(stream)?;
+            let nonces = [other, own];
+            write(stream, &[&VERSION, &own, &prove(token, side, purpose, &nonces)])?;
+            let proof = read::<MAC_LEN, S>(stream)?;
+            verify(token, side.other(), purpose, &nonces, &proof)
+        }
+    }
+}
+
+/// The MAC over everything that both ends must agree on. Nonces are the caller's and the answerer's.
+fn mac(token: &Token, side: Side, purpose: &[u8], nonces: &[[u8; NONCE_LEN]; 2]) -> Hmac<Sha256> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(token.bytes()).expect("HMAC takes keys of any length");
+    mac.update(&VERSION);
+    mac.update(&[side as u8]);
+    mac.update(&(purpose.len() as u64).to_le_bytes());
+    mac.update(purpose);
+    nonces.iter().for_each(|nonce| mac.update(nonce));
+    mac
+}
+
+fn prove(token: &Token, side: Side, purpose: &[u8], nonces: &[[u8; NONCE_LEN]; 2]) -> [u8; MAC_LEN] {
+    mac(token, side, purpose, nonces).finalize().into_bytes().into()
+}
+
+fn verify(
+    token: &Token,
+    side: Side,
+    purpose: &[u8],
+    nonces: &[[u8; NONCE_LEN]; 2],
+    proof: &[u8; MAC_LEN],
+) -> Result<(), AuthError> {
+    mac(token, side, purpose, nonces).verify_slice(proof).map_err(|_| AuthError::Token)
+}
+
+fn read_nonce<S: Read>(stream: &mut S) -> Result<[u8; NONCE_LEN], AuthError> {
+    let got = read::<8, S>(stream)?;
+    if got != VERSION {
+        return Err(AuthError::Version { got });
+    }
+    Ok(read::<NONCE_LEN, S>(stream)?)
+}
+
+fn read<const LEN: usize, S: Read>(stream: &mut S) -> io::Result<[u8; LEN]> {
+    let mut bytes = [0; LEN];
+    stream.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// One message in one write.
+fn write<S: Write>(stream: &mut S, parts: &[&[u8]]) -> io::Result<()> {
+    stream.write_all(&parts.concat())?;
+    stream.flush()
+}
+
+#[cfg(test)]
+mod tests;

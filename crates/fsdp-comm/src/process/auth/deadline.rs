@@ -1,0 +1,64 @@
+//! A limit on the whole proof. The time-outs of a socket are per read: who sends a byte now and then would hold the
+//! connection for minutes.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use super::{AuthError, Side, Token, authenticate};
+
+/// [`authenticate`] on a socket, for at most `limit`. The socket has no time-outs afterwards.
+///
+/// # Errors
+/// [`AuthError`]; [`AuthError::Connection`] of kind `TimedOut` when the limit has passed.
+pub fn authenticate_within(
+    stream: &TcpStream,
+    limit: Duration,
+    token: &Token,
+    side: Side,
+    purpose: &[u8],
+) -> Result<(), AuthError> {
+    authenticate(&mut Deadline { stream, end: Instant::now() + limit }, token, side, purpose)?;
+    stream.set_read_timeout(None)?;
+    stream.set_write_timeout(None)?;
+    Ok(())
+}
+
+struct Deadline<'a> {
+    stream: &'a TcpStream,
+    end: Instant,
+}
+
+impl Deadline<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.end.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(late()) } else { Ok(Some(left)) }
+    }
+}
+
+fn late() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "the time limit has passed")
+}
+
+/// A time-out of a socket is reported as this.
+fn or_late(error: io::Error) -> io::Error {
+    if error.kind() == io::ErrorKind::WouldBlock { late() } else { error }
+}
+
+impl Read for Deadline<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(bytes).map_err(or_late)
+    }
+}
+
+impl Write for Deadline<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes).map_err(or_late)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,132 @@
+//! The secret that the processes of a run share.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use fsdp_core::FailureKind;
+
+const LEN: usize = 32;
+
+/// More of a file is not read.
+const FILE_LEN_MAX: u64 = 4096;
+
+/// Permission bits of everybody but the owner.
+const OTHERS: u32 = 0o077;
+
+/// 32 secret bytes. `Debug` does not show them.
+#[derive(Clone)]
+pub struct Token([u8; LEN]);
+
+/// Why there is no token.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// It is not 64 hexadecimal digits. What it is instead is not told: it may be a secret.
+    #[error("a token is 64 hexadecimal digits, but this has {got} characters, or others than 0-9 and a-f")]
+    Hex {
+        /// Characters found.
+        got: usize,
+    },
+    /// The file can not be read.
+    #[error("can not read the token in {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file holds something else.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: Box<TokenError>,
+    },
+    /// Others than the owner may read the file or write to it.
+    #[error("{} has mode {mode:03o}, so others may know the token: make a new one, with mode 600", path.display())]
+    Mode {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// The operating system has no random numbers.
+    #[error("no random numbers can be had: {0}")]
+    Random(#[from] getrandom::Error),
+}
+
+impl TokenError {
+    /// What this failure calls for.
+    pub fn kind(&self) -> FailureKind {
+        match self {
+            TokenError::Hex { .. } | TokenError::File { .. } | TokenError::Mode { .. } => FailureKind::Input,
+            TokenError::Read { source, .. } => FailureKind::of_io(source),
+            TokenError::Random(_) => FailureKind::Temporary,
+        }
+    }
+}
+
+impl Token {
+    /// A new one, of random bytes.
+    ///
+    /// # Errors
+    /// [`TokenError::Random`].
+    pub fn generate() -> Result<Self, TokenError> {
+        let mut bytes = [0; LEN];
+        getrandom::fill(&mut bytes)?;
+        Ok(Self(bytes))
+    }
+
+    /// The one that everybody knows: for worlds that nobody outside this machine can reach.
+    pub fn open() -> Self {
+        Self(*b"fsdp: everybody knows this token")
+    }
+
+    /// Reads 64 hexadecimal digits; white space around them is left out.
+    ///
+    /// # Errors
+    /// [`TokenError::Hex`].
+    pub fn from_hex(text: &str) -> Result<Self, TokenError> {
+        let text = text.trim();
+        let error = || TokenError::Hex { got: text.chars().count() };
+        let digits: Option<Vec<u8>> = text.chars().map(|digit| digit.to_digit(16).map(|d| d as u8)).collect();
+        let digits = digits.filter(|digits| digits.len() == 2 * LEN).ok_or_else(error)?;
+        Ok(Self(std::array::from_fn(|byte| digits[2 * byte] << 4 | digits[2 * byte + 1])))
+    }
+
+    /// As [`Token::from_hex`] reads it.
+    pub fn to_hex(&self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Reads a token from a file that nobody but its owner may read or write.
+    ///
+    /// # Errors
+    /// [`TokenError`].
+    pub fn from_file(path: &Path) -> Result<Self, TokenError> {
+        let at = |source| TokenError::Read { path: path.to_owned(), source };
+        let file = File::open(path).map_err(at)?;
+        // Of the open file, so that nobody can exchange it in between.
+        let mode = file.metadata().map_err(at)?.mode() & 0o777;
+        if mode & OTHERS != 0 {
+            return Err(TokenError::Mode { path: path.to_owned(), mode });
+        }
+        let mut text = String::new();
+        file.take(FILE_LEN_MAX).read_to_string(&mut text).map_err(at)?;
+        let wrong = |source| TokenError::File { path: path.to_owned(), source: Box::new(source) };
+        Self::from_hex(&text).map_err(wrong)
+    }
+
+    pub(super) fn bytes(&self) -> &[u8; LEN] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
