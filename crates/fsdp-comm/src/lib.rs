@@ -26,6 +26,7 @@ mod sums;
 
 mod link_comm;
 mod staging;
+mod tcp;
 
 mod bf16;
 
@@ -33,3 +34,4 @@ pub use in_memory::InMemoryLinks;
 pub use link::{Alarm, Exchanged, Header, Incoming, Link, Outgoing};
 pub use link_comm::LinkComm;
 pub use session::Session;
+pub use tcp::{TcpDoor, TcpLinks, TcpWorld};

@@ -1,6 +1,7 @@
-//! The communicator over links passes the suite of every communicator.
+//! The communicator over links, in memory and over TCP, passes the suite of every communicator.
 
 use std::fmt;
+use std::net::Ipv4Addr;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::thread;
@@ -8,14 +9,53 @@ use std::time::Duration;
 
 use fsdp_comm::conformance::{self, PlainMemory, outcomes};
 use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
-use fsdp_comm::{InMemoryLinks, LinkComm};
+use fsdp_comm::process::auth::Token;
+use fsdp_comm::{Alarm, InMemoryLinks, Link, LinkComm, TcpDoor, TcpLinks, TcpWorld};
 use fsdp_core::comm::{Comm, CommError, Purpose, ReduceOp};
 use fsdp_core::memory::{Category, Memory};
 use fsdp_core::{DType, Error, Queue, Rank};
 
-/// Worlds of threads that are connected by in-memory links.
+/// How threads are connected.
+#[derive(Clone, Copy, Debug)]
+enum Transport {
+    InMemory,
+    Tcp,
+}
+
+/// Worlds of threads that are connected by links.
 struct Linked {
+    transport: Transport,
     timeout: Duration,
+}
+
+/// Makes the link of a channel and rank.
+type Links = Box<dyn Fn(u64, Rank) -> Box<dyn Link> + Sync>;
+
+impl Linked {
+    fn links(&self, world: usize) -> (Links, Arc<dyn Alarm>) {
+        let in_memory = InMemoryLinks::new(world, self.timeout);
+        let alarm = in_memory.alarm();
+        let links: Links = match self.transport {
+            Transport::InMemory => Box::new(move |channel, rank| in_memory.link(channel, rank)),
+            Transport::Tcp => {
+                let links = tcp_links(world, self.timeout, &alarm);
+                Box::new(move |channel, rank| links[rank.0].link(channel, rank))
+            }
+        };
+        (links, alarm)
+    }
+}
+
+/// Links as processes with one rank each have them.
+fn tcp_links(world: usize, timeout: Duration, alarm: &Arc<dyn Alarm>) -> Vec<TcpLinks> {
+    let doors: Vec<_> = (0..world).map(|_| TcpDoor::bind(Ipv4Addr::LOCALHOST.into()).unwrap()).collect();
+    let addresses: Vec<_> = doors.iter().map(|door| vec![door.address().unwrap()]).collect();
+    let open = |door: TcpDoor| {
+        let alarm = Arc::clone(alarm);
+        door.open(TcpWorld { addresses: addresses.clone(), generation: 1, alarm, timeout }, Token::open())
+            .unwrap()
+    };
+    doors.into_iter().map(open).collect()
 }
 
 impl Launcher for Linked {
@@ -26,14 +66,14 @@ impl Launcher for Linked {
         world: usize,
         body: &(dyn Fn(Seat<PlainMemory>) -> Result<T, E> + Sync),
     ) -> Result<Vec<T>, LaunchFailure<E>> {
-        let links = InMemoryLinks::new(world, self.timeout);
+        let (links, alarm) = self.links(world);
         let run = |rank| {
-            let comm = |world| LinkComm::new(links.link(world, rank)).expect("threads can be started");
+            let comm = |world| LinkComm::new(links(world, rank)).expect("threads can be started");
             let comm = |world| Comm::new(Box::new(comm(world)));
             let memory = Arc::new(PlainMemory::new(true));
             let outcome = body(Seat { rank, memory, gathers: comm(0), reductions: comm(1) });
             outcome.inspect_err(|error| {
-                links.alarm().raise(CommError::PeerFailed { rank, reason: error.to_string() });
+                alarm.raise(CommError::PeerFailed { rank, reason: error.to_string() });
             })
         };
         thread::scope(|scope| {
@@ -50,9 +90,17 @@ impl Launcher for Linked {
     }
 }
 
+const LONG: Duration = Duration::from_secs(60);
+const SIZES: [usize; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 9];
+
 #[test]
-fn worlds_of_one_to_nine_ranks_pass() {
-    conformance::all(&Linked { timeout: Duration::from_secs(60) }, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+fn worlds_of_one_to_nine_ranks_pass_in_memory() {
+    conformance::all(&Linked { transport: Transport::InMemory, timeout: LONG }, &SIZES);
+}
+
+#[test]
+fn worlds_of_one_to_nine_ranks_pass_over_tcp() {
+    conformance::all(&Linked { transport: Transport::Tcp, timeout: LONG }, &SIZES);
 }
 
 fn reduce(comm: &mut Comm<PlainMemory>, memory: &PlainMemory) -> Result<(), Error> {
@@ -64,25 +112,32 @@ fn reduce(comm: &mut Comm<PlainMemory>, memory: &PlainMemory) -> Result<(), Erro
 
 #[test]
 fn ranks_that_wait_for_each_other_are_told_after_the_time_limit() {
-    let outcomes = outcomes(&Linked { timeout: Duration::from_millis(50) }, 2, &|mut seat| {
-        let comm = if seat.gathers.rank() == 1 { &mut seat.reductions } else { &mut seat.gathers };
-        reduce(comm, &seat.memory)
-    });
-    for outcome in outcomes {
-        let Err(Error::Comm(CommError::Missing { missing, .. })) = outcome else { panic!("{outcome:?}") };
-        assert_eq!(missing.len(), 1);
+    for transport in [Transport::InMemory, Transport::Tcp] {
+        let timeout = Duration::from_millis(50);
+        let outcomes = outcomes(&Linked { transport, timeout }, 2, &|mut seat| {
+            let comm = if seat.gathers.rank() == 1 { &mut seat.reductions } else { &mut seat.gathers };
+            reduce(comm, &seat.memory)
+        });
+        for outcome in outcomes {
+            let Err(Error::Comm(CommError::Missing { missing, .. })) = outcome else { panic!("{outcome:?}") };
+            assert_eq!(missing.len(), 1);
+        }
     }
 }
 
 #[test]
 fn a_rank_that_returns_early_is_named() {
-    let outcomes = outcomes(&Linked { timeout: Duration::from_secs(60) }, 3, &|mut seat| {
-        if seat.gathers.rank() == 1 { Ok(()) } else { reduce(&mut seat.gathers, &seat.memory) }
-    });
-    for (rank, outcome) in outcomes.into_iter().enumerate().filter(|(rank, _)| *rank != 1) {
-        let Err(Error::Comm(CommError::PeerFailed { rank: named, .. })) = outcome else {
-            panic!("rank {rank}: {outcome:?}")
-        };
-        assert_eq!(named, Rank(1));
+    for transport in [Transport::InMemory, Transport::Tcp] {
+        let outcomes = outcomes(&Linked { transport, timeout: LONG }, 3, &|mut seat| {
+            // Over TCP ranks hear of each other from their first collective on.
+            reduce(&mut seat.gathers, &seat.memory)?;
+            if seat.gathers.rank() == 1 { Ok(()) } else { reduce(&mut seat.gathers, &seat.memory) }
+        });
+        for (rank, outcome) in outcomes.into_iter().enumerate().filter(|(rank, _)| *rank != 1) {
+            let Err(Error::Comm(CommError::PeerFailed { rank: named, .. })) = outcome else {
+                panic!("rank {rank}: {outcome:?}")
+            };
+            assert_eq!(named, Rank(1), "{transport:?}");
+        }
     }
 }

@@ -67,7 +67,8 @@ mod tests {
     #[test]
     fn a_failure_says_and_calls_for_the_same_on_the_other_side() {
         let io = std::io::Error::from(std::io::ErrorKind::StorageFull);
-        for error in [TrainError::SaveAbandoned, TrainError::NothingToTrain, TrainError::io("write", "a")(io)] {
+        for error in [TrainError::SaveAbandoned, TrainError::NothingToTrain, TrainError::io("write", "a")(io)]
+        {
             let told = decode::<()>(&encode::<()>(Err(&error))).unwrap_err();
             assert_eq!(told.to_string(), error.to_string());
             assert_eq!(told.kind(), error.kind());

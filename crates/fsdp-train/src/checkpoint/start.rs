@@ -163,11 +163,7 @@ impl Start {
     /// [`TrainError::OtherRun`], [`TrainError::NothingLeft`], [`TrainError::Renamed`], [`TrainError::Damaged`],
     /// [`TrainError::NoSoundCheckpoint`], [`TrainError::OnlyModel`], [`TrainError::Stopped`],
     /// [`TrainError::Checkpoint`] (a damaged checkpoint, a folder in use), [`TrainError::Io`].
-    fn prepare<A>(
-        job: &Job<A>,
-        table: &StateTable,
-        options: &RunOptions<'_>,
-    ) -> Result<Self, TrainError> {
+    fn prepare<A>(job: &Job<A>, table: &StateTable, options: &RunOptions<'_>) -> Result<Self, TrainError> {
         let out_dir = Path::new(&job.config.run.out_dir);
         let (run, is_filled) = (RunDir::new(out_dir), is_filled(out_dir)?);
         let choose = |path: &Path| choose(job, table, options, NativeReader::open(path)?);

@@ -198,10 +198,12 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         let limit = Duration::from_secs_f64(self.job.config.run.timeout_s);
         let receipts = self.assembly.collect(RECEIPTS, self.job.plan.mesh.world(), limit).map_err(not_heard);
         let receipts = receipts.and_then(|receipts| {
-            receipts.iter().map(|receipt| told::decode::<Option<Receipt>>(receipt)).collect::<Result<Vec<_>, _>>()
+            receipts
+                .iter()
+                .map(|receipt| told::decode::<Option<Receipt>>(receipt))
+                .collect::<Result<Vec<_>, _>>()
         });
-        let committed =
-            receipts.and_then(|receipts| Ok(export.commit(receipts.into_iter().flatten())?));
+        let committed = receipts.and_then(|receipts| Ok(export.commit(receipts.into_iter().flatten())?));
         let config = self.out_dir().join(MODEL).join("config.json");
         let text = self.options.config_json.as_deref();
         let write = |text: &str| whole_file::replace(&config, text.as_bytes()).map(drop);

@@ -1,0 +1,151 @@
+//! Links over TCP, for ranks in different processes.
+//!
+//! Every channel has a connection of its own between two ranks, made when it is first used: so collectives of
+//! different communicators do not wait for each other, the kernel's buffers receive while a rank computes, and bytes
+//! go from and to the slices of a collective without another copy. Of two ranks the later one connects.
+//!
+//! A connection begins with the proof that both ends know the token of this world (see [`auth`](crate::process::auth)),
+//! then the later rank says which channel it is. A message is its length without the header (8 bytes, little-endian), the
+//! header, and the data.
+//!
+//! When a connection ends, the peer has failed, or has ended because another rank did. Who was first is known to
+//! whoever watches the processes, so its alarm is waited for a moment before the peer is blamed. A rank that ends before
+//! it was ever connected is noticed only by whoever watches.
+
+mod connection;
+mod door;
+mod exchange;
+
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fsdp_core::Rank;
+use fsdp_core::comm::CommError;
+
+use crate::link::{Alarm, Exchanged, Incoming, Link, Outgoing};
+
+pub use door::TcpDoor;
+
+use connection::Connections;
+
+/// What the connections of a process need to know of the world.
+pub struct TcpWorld {
+    /// By rank: where its process answers.
+    pub addresses: Vec<Vec<SocketAddr>>,
+    /// What tells this world from those before and after it.
+    pub generation: u64,
+    /// Where failures are told, and heard.
+    pub alarm: Arc<dyn Alarm>,
+    /// How long a message is waited for.
+    pub timeout: Duration,
+}
+
+/// The connections of the ranks of one process to all others.
+pub struct TcpLinks {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    world: TcpWorld,
+    connections: Connections,
+    /// By rank, of this process: channels that it has used.
+    channels: Vec<AtomicU64>,
+}
+
+impl TcpLinks {
+    /// The ends of `rank`, which this process holds, of connections among all ranks. Links of different `channel`s are
+    /// independent of each other.
+    pub fn link(&self, channel: u64, rank: Rank) -> Box<dyn Link> {
+        let members = (0..self.shared.world.addresses.len()).map(Rank).collect();
+        Box::new(TcpLink::new(self.shared.clone(), channel, rank.0, members))
+    }
+}
+
+/// One rank's ends of the connections of a channel.
+struct TcpLink {
+    shared: Arc<Shared>,
+    channel: u64,
+    rank: usize,
+    members: Arc<[Rank]>,
+    /// By member.
+    streams: Vec<Option<TcpStream>>,
+}
+
+impl TcpLink {
+    fn new(shared: Arc<Shared>, channel: u64, rank: usize, members: Arc<[Rank]>) -> Self {
+        shared.channels[members[rank].0].fetch_max(channel + 1, Ordering::Relaxed);
+        let streams = members.iter().map(|_| None).collect();
+        Self { shared, channel, rank, members, streams }
+    }
+
+    fn connect(&mut self, peer: usize) -> Result<bool, CommError> {
+        if self.streams[peer].is_some() {
+            return Ok(true);
+        }
+        let (own, other) = (self.members[self.rank], self.members[peer]);
+        let stream = self.shared.connections.connect(&self.shared.world, self.channel, own, other);
+        self.streams[peer] = stream.map_err(|error| self.blame(peer, &error))?;
+        Ok(self.streams[peer].is_some())
+    }
+
+    /// The first failure of the world, or else that of the connection to a member.
+    fn blame(&self, peer: usize, error: &std::io::Error) -> CommError {
+        let rank = self.members[peer];
+        let reason = match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => "it has closed its links".to_owned(),
+            _ => format!("the connection to it failed: {error}"),
+        };
+        connection::first_failure(&*self.shared.world.alarm).unwrap_or(CommError::PeerFailed { rank, reason })
+    }
+}
+
+impl Link for TcpLink {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn members(&self) -> &[Rank] {
+        &self.members
+    }
+
+    fn exchange(
+        &mut self,
+        outgoing: Option<Outgoing<'_>>,
+        incoming: Option<Incoming<'_, '_>>,
+    ) -> Result<Exchanged, CommError> {
+        let peers = [outgoing.as_ref().map(|out| out.to), incoming.as_ref().map(|come| come.from)];
+        for peer in peers.into_iter().flatten() {
+            if !self.connect(peer)? {
+                return Ok(Exchanged::Late { peer });
+            }
+        }
+        let stream = |peer: usize| self.streams[peer].as_ref().expect("it was just connected");
+        let outgoing = outgoing.map(|out| exchange::Sending::new(stream(out.to), out));
+        let incoming = incoming.map(|come| exchange::Receiving::new(stream(come.from), come));
+        let world = &self.shared.world;
+        exchange::exchange(outgoing, incoming, &*world.alarm, world.timeout).map_err(|failed| match failed {
+            exchange::Failed::Alarm(error) => error,
+            exchange::Failed::Connection { peer, error } => self.blame(peer, &error),
+        })
+    }
+
+    fn unused_channel(&self) -> u64 {
+        self.shared.channels[self.members[self.rank].0].load(Ordering::Relaxed)
+    }
+
+    fn subgroup(&self, members: &[usize], channel: u64) -> Box<dyn Link> {
+        let rank = members.iter().position(|&member| member == self.rank);
+        let rank = rank.expect("a rank is a member of its subgroups");
+        let members = members.iter().map(|&member| self.members[member]).collect();
+        Box::new(TcpLink::new(self.shared.clone(), channel, rank, members))
+    }
+
+    fn alarm(&self) -> Arc<dyn Alarm> {
+        self.shared.world.alarm.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests;

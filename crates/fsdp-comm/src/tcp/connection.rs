@@ -1,0 +1,145 @@
+//! How two ranks get a connection of a channel: the later one connects, the earlier one is answered by the door.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use fsdp_core::comm::CommError;
+use fsdp_core::{Rank, RunClock};
+
+use super::TcpWorld;
+use crate::link::Alarm;
+use crate::process::auth::{Side, Token, authenticate_within};
+
+/// How long the proof of a connection may take.
+pub(super) const PROOF_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long the first failure of the world is waited for, before a peer is blamed whose connection ended.
+const BLAME_AFTER: Duration = Duration::from_secs(2);
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What the caller of a connection says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Name {
+    channel: u64,
+    caller: u64,
+    answerer: u64,
+}
+
+impl Name {
+    fn to_bytes(self) -> [u8; 24] {
+        let words = [self.channel, self.caller, self.answerer].map(u64::to_le_bytes);
+        bytemuck::cast(words)
+    }
+
+    /// Reads the name of a connection that has proven itself.
+    pub(super) fn read(mut stream: &TcpStream) -> io::Result<Self> {
+        let mut bytes = [0; 24];
+        stream.read_exact(&mut bytes)?;
+        let words: [[u8; 8]; 3] = bytemuck::cast(bytes);
+        let [channel, caller, answerer] = words.map(u64::from_le_bytes);
+        Ok(Self { channel, caller, answerer })
+    }
+}
+
+/// What a proof on a data connection is for.
+pub(super) fn purpose(generation: u64) -> Vec<u8> {
+    [b"data ".as_slice(), &generation.to_le_bytes()].concat()
+}
+
+/// The connections of a process that nobody uses yet.
+pub(super) struct Connections {
+    token: Token,
+    arrived: Mutex<BTreeMap<Name, TcpStream>>,
+    changed: Condvar,
+}
+
+impl Connections {
+    pub(super) fn new(token: Token) -> Self {
+        Self { token, arrived: Mutex::default(), changed: Condvar::new() }
+    }
+
+    pub(super) fn token(&self) -> &Token {
+        &self.token
+    }
+
+    /// A connection has come from outside, and proven itself.
+    pub(super) fn arrive(&self, name: Name, stream: TcpStream) {
+        self.lock().insert(name, stream);
+        self.changed.notify_all();
+    }
+
+    /// The connection of a channel between two ranks; none after the time limit of the world.
+    pub(super) fn connect(
+        &self,
+        world: &TcpWorld,
+        channel: u64,
+        own: Rank,
+        peer: Rank,
+    ) -> io::Result<Option<TcpStream>> {
+        if own < peer {
+            let name = Name { channel, caller: peer.0 as u64, answerer: own.0 as u64 };
+            return self.wait_for(name, world);
+        }
+        let name = Name { channel, caller: own.0 as u64, answerer: peer.0 as u64 };
+        let mut stream = call(&world.addresses[peer.0], world.timeout)?;
+        stream.set_nodelay(true)?;
+        authenticate_within(&stream, PROOF_LIMIT, &self.token, Side::Caller, &purpose(world.generation))
+            .map_err(io::Error::other)?;
+        stream.write_all(&name.to_bytes())?;
+        stream.set_nonblocking(true)?;
+        Ok(Some(stream))
+    }
+
+    fn wait_for(&self, name: Name, world: &TcpWorld) -> io::Result<Option<TcpStream>> {
+        let begin = Instant::now();
+        let mut clock = RunClock::new(world.timeout);
+        let mut arrived = self.lock();
+        loop {
+            if let Some(stream) = arrived.remove(&name) {
+                return Ok(Some(stream));
+            }
+            if world.alarm.raised().is_some() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            if clock.at(begin.elapsed()) >= world.timeout {
+                return Ok(None);
+            }
+            let waited = self.changed.wait_timeout(arrived, clock.interval().min(LOOK));
+            arrived = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Name, TcpStream>> {
+        // Every change under the lock is complete before anything can panic.
+        self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Connects to the first address that answers.
+fn call(addresses: &[SocketAddr], timeout: Duration) -> io::Result<TcpStream> {
+    let mut failed = io::Error::other("it has told no address");
+    for address in addresses {
+        match TcpStream::connect_timeout(address, timeout.min(PROOF_LIMIT)) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => failed = io::Error::new(error.kind(), format!("{address}: {error}")),
+        }
+    }
+    Err(failed)
+}
+
+/// The first failure of the world, if it is told soon.
+pub(super) fn first_failure(alarm: &dyn Alarm) -> Option<CommError> {
+    let begin = Instant::now();
+    loop {
+        let raised = alarm.raised();
+        if raised.is_some() || begin.elapsed() >= BLAME_AFTER {
+            return raised;
+        }
+        std::thread::sleep(LOOK);
+    }
+}
