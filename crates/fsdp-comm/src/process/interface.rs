@@ -1,0 +1,137 @@
+//! Which network interface others reach this process by.
+//!
+//! As NCCL has it: `FSDP_SOCKET_IFNAME`, or else `NCCL_SOCKET_IFNAME`, is a list of prefixes of names (`eth,ib`); with `=`
+//! in front of whole names, with `^` of those that are not taken. Without either it is the interface that leads to
+//! the process of rank 0; and loopback where all processes are on one node.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+
+/// An interface that is up, and one of its addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// As the system names it.
+    pub name: String,
+    /// Its address.
+    pub address: IpAddr,
+}
+
+/// No interface is as it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum InterfaceError {
+    /// The system does not say which there are.
+    #[error("can not list the network interfaces of this machine: {0}")]
+    List(#[from] io::Error),
+    /// None matches.
+    #[error("{variable} is `{value}`, which matches none of the network interfaces {}", names(there))]
+    NoMatch {
+        /// Where it was asked for.
+        variable: &'static str,
+        /// What.
+        value: String,
+        /// What there is.
+        there: Vec<Interface>,
+    },
+}
+
+/// The variables that name interfaces, in the order in which they count.
+const VARIABLES: [&str; 2] = ["FSDP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"];
+
+/// All interfaces with an address.
+///
+/// # Errors
+/// Those of the operating system.
+pub fn interfaces() -> io::Result<Vec<Interface>> {
+    let found = if_addrs::get_if_addrs()?;
+    Ok(found.into_iter().map(|found| Interface { address: found.ip(), name: found.name }).collect())
+}
+
+/// The addresses that were asked for; `None` if no variable asks.
+///
+/// # Errors
+/// [`InterfaceError::NoMatch`].
+pub fn asked_for(
+    variable: &dyn Fn(&str) -> Option<String>,
+    there: &[Interface],
+) -> Result<Option<Vec<IpAddr>>, InterfaceError> {
+    let asked = VARIABLES.into_iter().find_map(|name| Some((name, variable(name)?)));
+    let Some((variable, value)) = asked.filter(|(_, value)| !value.is_empty()) else { return Ok(None) };
+    let matching: Vec<IpAddr> = there
+        .iter()
+        .filter(|interface| matches(&value, &interface.name))
+        .map(|found| found.address)
+        .collect();
+    if matching.is_empty() {
+        return Err(InterfaceError::NoMatch { variable, value, there: there.to_vec() });
+    }
+    Ok(Some(matching))
+}
+
+/// Whether a name is one of a list, by NCCL's rules.
+fn matches(list: &str, name: &str) -> bool {
+    let (excludes, list) = list.strip_prefix('^').map_or((false, list), |list| (true, list));
+    let (is_exact, list) = list.strip_prefix('=').map_or((false, list), |list| (true, list));
+    let is_listed =
+        list.split(',').any(|entry| if is_exact { name == entry } else { name.starts_with(entry) });
+    is_listed != excludes
+}
+
+/// The address of this machine on the way to another one. Nothing is sent.
+///
+/// # Errors
+/// Those of the operating system: there is no way.
+pub fn towards(leader: SocketAddr) -> io::Result<IpAddr> {
+    let any: IpAddr =
+        if leader.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(leader)?;
+    Ok(socket.local_addr()?.ip())
+}
+
+fn names(interfaces: &[Interface]) -> String {
+    let mut names: Vec<&str> = interfaces.iter().map(|interface| interface.name.as_str()).collect();
+    names.dedup();
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_match_as_nccl_has_it() {
+        let names = ["eth0", "eth10", "ib0", "lo"];
+        let matching =
+            |list: &str| -> Vec<&str> { names.into_iter().filter(|name| matches(list, name)).collect() };
+        assert_eq!(matching("eth"), ["eth0", "eth10"]);
+        assert_eq!(matching("=eth0"), ["eth0"]);
+        assert_eq!(matching("=eth1"), [""; 0]);
+        assert_eq!(matching("^lo,eth"), ["ib0"]);
+        assert_eq!(matching("^=eth0"), ["eth10", "ib0", "lo"]);
+        assert_eq!(matching("ib,lo"), ["ib0", "lo"]);
+    }
+
+    #[test]
+    fn ours_counts_before_nccls_and_what_is_not_there_is_told() {
+        let at = |name: &str, last| Interface {
+            name: name.to_owned(),
+            address: Ipv4Addr::new(10, 0, 0, last).into(),
+        };
+        let there = [at("eth0", 1), at("ib0", 2)];
+        let both = |name: &str| Some(if name.starts_with("FSDP") { "ib" } else { "eth" }.to_owned());
+        assert_eq!(asked_for(&both, &there).unwrap(), Some(vec![there[1].address]));
+        assert_eq!(asked_for(&|_| None, &there).unwrap(), None);
+        let error = asked_for(&|_| Some("en".to_owned()), &there).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "FSDP_SOCKET_IFNAME is `en`, which matches none of the network interfaces eth0, ib0"
+        );
+    }
+
+    #[test]
+    fn the_way_to_loopback_is_loopback() {
+        let leader = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        assert_eq!(towards(leader).unwrap(), Ipv4Addr::LOCALHOST);
+        assert!(interfaces().unwrap().iter().any(|interface| interface.address == Ipv4Addr::LOCALHOST));
+    }
+}

@@ -1,0 +1,123 @@
+use super::*;
+
+fn recognised(variables: &[(&str, &str)]) -> Result<Option<Place>, PlaceError> {
+    recognise(&|name| {
+        let found = variables.iter().find(|(variable, _)| *variable == name);
+        found.map(|(_, value)| (*value).to_owned())
+    })
+}
+
+fn place(variables: &[(&str, &str)]) -> Option<(LaunchedBy, [usize; 4])> {
+    let found = recognised(variables).unwrap()?;
+    let Place { launched_by, process, processes, local_process, local_processes } = found;
+    Some((launched_by, [process, processes, local_process, local_processes]))
+}
+
+const TORCHRUN: [(&str, &str); 4] =
+    [("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "4")];
+const HYDRA: [(&str, &str); 4] =
+    [("PMI_RANK", "5"), ("PMI_SIZE", "8"), ("MPI_LOCALRANKID", "1"), ("MPI_LOCALNRANKS", "4")];
+const OPEN_MPI: [(&str, &str); 5] = [
+    ("OMPI_COMM_WORLD_RANK", "5"),
+    ("OMPI_COMM_WORLD_SIZE", "8"),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
+    ("PMIX_RANK", "5"),
+];
+const STEP: [(&str, &str); 6] = [
+    ("SLURM_STEP_ID", "0"),
+    ("SLURM_PROCID", "5"),
+    ("SLURM_STEP_NUM_TASKS", "8"),
+    ("SLURM_LOCALID", "1"),
+    ("SLURM_NODEID", "1"),
+    ("SLURM_STEP_TASKS_PER_NODE", "4(x2)"),
+];
+const MVAPICH: [(&str, &str); 4] = [
+    ("MV2_COMM_WORLD_RANK", "5"),
+    ("MV2_COMM_WORLD_SIZE", "8"),
+    ("MV2_COMM_WORLD_LOCAL_RANK", "1"),
+    ("MV2_COMM_WORLD_LOCAL_SIZE", "4"),
+];
+const FSDP: [(&str, &str); 4] = [
+    ("FSDP_PROCESS", "5"),
+    ("FSDP_PROCESSES", "8"),
+    ("FSDP_LOCAL_PROCESS", "1"),
+    ("FSDP_LOCAL_PROCESSES", "4"),
+];
+
+#[test]
+fn every_launcher_is_recognised() {
+    let numbers = [5, 8, 1, 4];
+    assert_eq!(place(&FSDP), Some((LaunchedBy::Fsdp, numbers)));
+    assert_eq!(place(&TORCHRUN), Some((LaunchedBy::Torchrun, numbers)));
+    assert_eq!(place(&OPEN_MPI), Some((LaunchedBy::OpenMpi, numbers)));
+    assert_eq!(place(&HYDRA), Some((LaunchedBy::Hydra, numbers)));
+    assert_eq!(place(&MVAPICH), Some((LaunchedBy::Mvapich, numbers)));
+    assert_eq!(place(&STEP), Some((LaunchedBy::Srun, numbers)));
+}
+
+/// What Slurm sets in a script of `sbatch --ntasks=8`: the script is process 0 of its own.
+const BATCH: [(&str, &str); 6] = [
+    ("SLURM_JOB_ID", "200505"),
+    ("SLURM_NTASKS", "8"),
+    ("SLURM_NPROCS", "8"),
+    ("SLURM_TASKS_PER_NODE", "4(x2)"),
+    ("SLURM_PROCID", "0"),
+    ("SLURM_LOCALID", "0"),
+];
+
+#[test]
+fn a_batch_script_is_alone_until_it_says_srun_or_mpirun() {
+    assert_eq!(place(&BATCH), None, "whatever was asked for");
+    // A shell of `salloc`, where that is a step of its own.
+    let shell = [&BATCH[..], &[("SLURM_STEP_ID", "4294967290"), ("SLURM_STEP_NUM_TASKS", "1")]].concat();
+    assert_eq!(place(&shell), None);
+    let pmi2 = [&STEP[..], &[("PMI_RANK", "5"), ("PMI_SIZE", "8")]].concat();
+    assert_eq!(place(&pmi2).unwrap().0, LaunchedBy::Srun, "srun --mpi=pmi2");
+}
+
+#[test]
+fn the_innermost_launcher_counts() {
+    // mpirun starts one helper per node with srun; torchrun is started by either.
+    assert_eq!(place(&[&STEP[..], &OPEN_MPI].concat()).unwrap().0, LaunchedBy::OpenMpi);
+    assert_eq!(place(&[&STEP[..], &HYDRA].concat()).unwrap().0, LaunchedBy::Hydra);
+    assert_eq!(place(&[&STEP[..], &OPEN_MPI, &TORCHRUN].concat()).unwrap().0, LaunchedBy::Torchrun);
+    let alone = [&STEP[..], &[("RANK", "0"), ("WORLD_SIZE", "1")]].concat();
+    assert_eq!(
+        place(&alone).unwrap().0,
+        LaunchedBy::Srun,
+        "a world of one says nothing about the one around it"
+    );
+}
+
+#[test]
+fn one_process_is_nobodys_world() {
+    assert_eq!(place(&[]), None);
+    assert_eq!(place(&[("RANK", "0"), ("WORLD_SIZE", "1")]), None);
+    assert_eq!(place(&[("WORLD_SIZE", "4")]), None, "without a rank, nobody numbered this process");
+    assert_eq!(place(&[("RANK", "0"), ("WORLD_SIZE", "many")]), None);
+    assert_eq!(place(&[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_UNIVERSE_SIZE", "64")]), None);
+}
+
+#[test]
+fn what_contradicts_itself_is_told() {
+    let error = recognised(&[("RANK", "1"), ("WORLD_SIZE", "2")]).unwrap_err();
+    assert_eq!(error.to_string(), "torchrun has set RANK, but LOCAL_RANK is not set");
+    let mut torchrun = TORCHRUN;
+    torchrun[0].1 = "8";
+    let error = recognised(&torchrun).unwrap_err();
+    assert_eq!(error.to_string(), "torchrun says that this is process 8 of 8, by RANK");
+    let mut torchrun = TORCHRUN;
+    torchrun[3].1 = "9";
+    assert!(matches!(recognised(&torchrun), Err(PlaceError::Range { .. })));
+}
+
+#[test]
+fn slurms_counts_per_node_are_read() {
+    let tasks = |counts, nodes| (0..nodes).map(|node| tasks_of_node(counts, node)).collect::<Vec<_>>();
+    assert_eq!(tasks("1(x4)", 5), [Some(1), Some(1), Some(1), Some(1), None]);
+    assert_eq!(tasks("4(x2),3", 4), [Some(4), Some(4), Some(3), None]);
+    assert_eq!(tasks("8", 2), [Some(8), None]);
+    assert_eq!(tasks("4(x2", 1), [None]);
+    assert_eq!(tasks("", 1), [None]);
+}

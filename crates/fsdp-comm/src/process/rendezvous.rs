@@ -1,0 +1,362 @@
+//! How the processes of a world find the one of rank 0, and the token that they prove themselves with.
+//!
+//! On one node: a directory in the temporary files of the machine that only this user can read, named by what the launcher
+//! has in common for its processes. On several, in this order: what `FSDP_RENDEZVOUS` says (`host:port`), torchrun's
+//! store, a port of Slurm's first host; else, and for the token, the folder that all share, which is the output folder of the
+//! run.
+//!
+//! What is found may be of a process that is dead, so whoever does not get through looks again.
+
+mod slurm;
+mod tcp_store;
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::auth::{Token, TokenError};
+use super::place::{LaunchedBy, Place};
+use tcp_store::TcpStore;
+
+/// The key of the leader's addresses in torchrun's store.
+const STORE_KEY: &str = "/fsdp/leader";
+
+/// The file of the leader's addresses, in a folder that all processes see.
+pub const LEADER_FILE: &str = ".leader";
+
+/// The file of the token, in the same folder.
+pub const TOKEN_FILE: &str = ".token";
+
+/// How the leader is found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rendezvous {
+    way: Way,
+    /// Where the token is, if no variable says it.
+    folder: PathBuf,
+    /// Whether the folder is there for this purpose only, and may be read by nobody else.
+    is_private: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Way {
+    /// The leader answers at a port that is agreed.
+    Port { host: String, port: u16 },
+    /// It says in torchrun's store where it answers.
+    Store { host: String, port: u16 },
+    /// It says so in a file of the folder.
+    File,
+}
+
+/// Why processes can not find each other.
+#[derive(Debug, thiserror::Error)]
+pub enum RendezvousError {
+    /// A variable is not as it should be.
+    #[error("{variable} is `{value}`, expected {expected}")]
+    Variable {
+        /// Its name.
+        variable: &'static str,
+        /// Its value.
+        value: String,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// Processes of several nodes have no folder in common.
+    #[error(
+        "the processes that {launched_by} has started on several nodes do not know where to meet: give FSDP_RENDEZVOUS \
+         (host:port of the node of process 0) and FSDP_TOKEN_FILE"
+    )]
+    Nowhere {
+        /// The launcher.
+        launched_by: LaunchedBy,
+    },
+    /// A folder or file that processes meet by can not be used.
+    #[error("can not {action} {}, by which processes find each other: {source}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// A folder with a name that anybody could have taken belongs to somebody else.
+    #[error("{} belongs to another user or can be read by others; remove it", path.display())]
+    NotPrivate {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The port or store can not be reached.
+    #[error("can not reach {what} at {host}:{port}, by which processes find each other: {source}")]
+    Network {
+        /// What is there.
+        what: &'static str,
+        /// The host.
+        host: String,
+        /// The port.
+        port: u16,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// The token can not be used.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+}
+
+impl Rendezvous {
+    /// Where the processes of a world meet. `variable` looks a variable of the environment up; `shared` is a folder that all
+    /// nodes see, if there is one; `parent` is the process that has started this one.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Variable`], [`RendezvousError::Nowhere`].
+    pub fn of(
+        place: &Place,
+        variable: &dyn Fn(&str) -> Option<String>,
+        shared: Option<&Path>,
+        parent: u32,
+    ) -> Result<Self, RendezvousError> {
+        if let Some(folder) = variable("FSDP_RENDEZVOUS_DIR") {
+            return Ok(Self { way: Way::File, folder: folder.into(), is_private: true });
+        }
+        let named = variable("FSDP_RENDEZVOUS").map(|value| endpoint(&value)).transpose()?;
+        if place.is_one_node() && named.is_none() {
+            let folder = std::env::temp_dir().join(common_name(place.launched_by, variable, parent));
+            return Ok(Self { way: Way::File, folder, is_private: true });
+        }
+        let way = match (named, place.launched_by) {
+            (Some((host, port)), _) => Some(Way::Port { host, port }),
+            (None, LaunchedBy::Torchrun) => torchrun(variable)?,
+            (None, LaunchedBy::Srun) => {
+                slurm::first_host(variable).map(|(host, port)| Way::Port { host, port })
+            }
+            (None, _) => None,
+        };
+        let nowhere = || RendezvousError::Nowhere { launched_by: place.launched_by };
+        let folder = shared.map(Path::to_owned);
+        match (way, folder) {
+            (Some(way), folder) => Ok(Self { way, folder: folder.unwrap_or_default(), is_private: false }),
+            (None, Some(folder)) => Ok(Self { way: Way::File, folder, is_private: false }),
+            (None, None) => Err(nowhere()),
+        }
+    }
+
+    /// The token of the world: from the file that `FSDP_TOKEN_FILE` names, from `FSDP_TOKEN`, or from the folder that all
+    /// share, where the leader leaves one. None if there is no such folder, or it is not there yet.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Token`], [`RendezvousError::Io`], [`RendezvousError::NotPrivate`].
+    pub fn token(
+        &self,
+        variable: &dyn Fn(&str) -> Option<String>,
+        is_leader: bool,
+    ) -> Result<Option<Token>, RendezvousError> {
+        if let Some(path) = variable("FSDP_TOKEN_FILE") {
+            return Ok(Some(Token::from_file(Path::new(&path))?));
+        }
+        if let Some(hex) = variable("FSDP_TOKEN") {
+            return Ok(Some(Token::from_hex(&hex)?));
+        }
+        if self.folder.as_os_str().is_empty() {
+            return Ok(None);
+        }
+        let path = self.folder.join(TOKEN_FILE);
+        if is_leader {
+            self.make_folder()?;
+            if !path.exists() {
+                write_private(&path, Token::generate()?.to_hex().as_bytes())?;
+            }
+        }
+        if path.exists() { Ok(Some(Token::from_file(&path)?)) } else { Ok(None) }
+    }
+
+    /// Where the leader answers: at the port that is agreed, or at one that the system chooses of `address`.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Network`].
+    pub fn bind(&self, address: IpAddr) -> Result<TcpListener, RendezvousError> {
+        let (host, port) = match &self.way {
+            Way::Port { host, port } => (host.clone(), *port),
+            Way::Store { .. } | Way::File => (address.to_string(), 0),
+        };
+        let failed = |source| RendezvousError::Network { what: "a port for the leader", host, port, source };
+        TcpListener::bind((address, port)).map_err(failed)
+    }
+
+    /// The leader says where it answers. What it leaves is removed when the value is dropped.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Network`], [`RendezvousError::Io`].
+    pub fn publish(&self, addresses: &[SocketAddr]) -> Result<Published, RendezvousError> {
+        let text: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
+        let text = text.join("\n");
+        match &self.way {
+            Way::Port { .. } => Ok(Published { file: None, is_private: false }),
+            Way::Store { host, port } => {
+                let set = || TcpStore::connect(host, *port)?.set(STORE_KEY, text.as_bytes());
+                set().map_err(store_failed(host, *port))?;
+                Ok(Published { file: None, is_private: false })
+            }
+            Way::File => {
+                self.make_folder()?;
+                let path = self.folder.join(LEADER_FILE);
+                write_private(&path, text.as_bytes())?;
+                Ok(Published { file: Some((path, text)), is_private: self.is_private })
+            }
+        }
+    }
+
+    /// Where the leader answers, as far as it has said so: none if it has not yet.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Network`], [`RendezvousError::Io`], [`RendezvousError::NotPrivate`].
+    pub fn find(&self) -> Result<Vec<SocketAddr>, RendezvousError> {
+        let text = match &self.way {
+            Way::Port { host, port } => {
+                let failed = |source| RendezvousError::Network {
+                    what: "the leader",
+                    host: host.clone(),
+                    port: *port,
+                    source,
+                };
+                return Ok((host.as_str(), *port).to_socket_addrs().map_err(failed)?.collect());
+            }
+            Way::Store { host, port } => {
+                let get = || TcpStore::connect(host, *port)?.get(STORE_KEY);
+                String::from_utf8(get().map_err(store_failed(host, *port))?.unwrap_or_default())
+                    .unwrap_or_default()
+            }
+            Way::File => {
+                let path = self.folder.join(LEADER_FILE);
+                match fs::read_to_string(&path) {
+                    Ok(text) => {
+                        self.expect_private()?;
+                        text
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+                    Err(source) => return Err(io_failed("read", &path)(source)),
+                }
+            }
+        };
+        // What is not an address is of a program that is none of ours; the leader will overwrite it.
+        Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
+    }
+
+    /// The folder is made for this purpose among temporary files; an output folder may be there.
+    fn make_folder(&self) -> Result<(), RendezvousError> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.folder);
+        made.map_err(io_failed("create", &self.folder))?;
+        self.expect_private()
+    }
+
+    /// Among temporary files anybody could have taken the name.
+    fn expect_private(&self) -> Result<(), RendezvousError> {
+        if !self.is_private {
+            return Ok(());
+        }
+        let found = fs::symlink_metadata(&self.folder).map_err(io_failed("look at", &self.folder))?;
+        let is_own = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
+        if is_own && found.mode() & 0o077 == 0 {
+            Ok(())
+        } else {
+            Err(RendezvousError::NotPrivate { path: self.folder.clone() })
+        }
+    }
+}
+
+/// What the leader has left for others to find. Dropping it removes a file.
+#[derive(Debug)]
+pub struct Published {
+    file: Option<(PathBuf, String)>,
+    is_private: bool,
+}
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        if let Some((path, text)) = &self.file
+            && fs::read_to_string(path).is_ok_and(|found| found == *text)
+        {
+            // A leader that comes later overwrites what could not be removed.
+            let _ = fs::remove_file(path);
+            let folder = path.parent().filter(|_| self.is_private);
+            let _ = folder
+                .map(|folder| fs::remove_file(folder.join(TOKEN_FILE)).and_then(|()| fs::remove_dir(folder)));
+        }
+    }
+}
+
+/// `host:port`; an IPv6 address in brackets.
+fn endpoint(value: &str) -> Result<(String, u16), RendezvousError> {
+    let wrong = || RendezvousError::Variable {
+        variable: "FSDP_RENDEZVOUS",
+        value: value.to_owned(),
+        expected: "host:port of the node of process 0",
+    };
+    let (host, port) = value.rsplit_once(':').ok_or_else(wrong)?;
+    let port = port.parse().map_err(|_| wrong())?;
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    if host.is_empty() { Err(wrong()) } else { Ok((host.to_owned(), port)) }
+}
+
+/// Torchrun's agents keep a store at the master's port, or leave the port to the processes.
+fn torchrun(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Way>, RendezvousError> {
+    let (Some(host), Some(port)) = (variable("MASTER_ADDR"), variable("MASTER_PORT")) else {
+        return Ok(None);
+    };
+    let wrong = |_| RendezvousError::Variable {
+        variable: "MASTER_PORT",
+        value: port.clone(),
+        expected: "a number of a port",
+    };
+    let port = port.trim().parse().map_err(wrong)?;
+    let has_store = variable("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
+    Ok(Some(if has_store { Way::Store { host, port } } else { Way::Port { host, port } }))
+}
+
+/// A name that the processes of one launch on one node have in common, and nobody else's.
+fn common_name(launched_by: LaunchedBy, variable: &dyn Fn(&str) -> Option<String>, parent: u32) -> String {
+    let names: &[&str] = match launched_by {
+        LaunchedBy::Torchrun => &["MASTER_ADDR", "MASTER_PORT"],
+        LaunchedBy::OpenMpi => &["PMIX_NAMESPACE"],
+        LaunchedBy::Srun => &["SLURM_JOB_ID", "SLURM_STEP_ID"],
+        LaunchedBy::Fsdp | LaunchedBy::Hydra | LaunchedBy::Mvapich => &[],
+    };
+    let values: Option<Vec<String>> = names.iter().map(|name| variable(name)).collect();
+    let common = match values.filter(|values| !values.is_empty()) {
+        Some(values) => values.join("\n"),
+        None => parent.to_string(),
+    };
+    let text = format!("{launched_by}\n{common}\n{}", rustix::process::geteuid().as_raw());
+    let digest: String = Sha256::digest(text).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    format!("fsdp-{digest}")
+}
+
+/// Gives a file that only this user can read its content in one step.
+fn write_private(path: &Path, content: &[u8]) -> Result<(), RendezvousError> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.tmp", std::process::id()));
+    let temporary = path.with_file_name(name);
+    let write = || {
+        let mut file =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    };
+    write().map_err(io_failed("write", path))
+}
+
+fn io_failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RendezvousError {
+    let path = path.to_owned();
+    move |source| RendezvousError::Io { action, path, source }
+}
+
+fn store_failed(host: &str, port: u16) -> impl FnOnce(io::Error) -> RendezvousError {
+    let host = host.to_owned();
+    move |source| RendezvousError::Network { what: "torchrun's store", host, port, source }
+}
+
+#[cfg(test)]
+mod tests;

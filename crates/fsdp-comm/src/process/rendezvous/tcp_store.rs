@@ -1,0 +1,74 @@
+//! A client of torchrun's store, which is used as a name service only.
+//!
+//! Bytes as in PyTorch's `TCPStoreBackend.hpp`: a connection begins with `VALIDATE` (1 byte, and a magic number of 4,
+//! without a reply) and `PING` (1 byte and a nonce of 4, which comes back); then one byte per query. Strings are a length of
+//! 8 bytes, little-endian, and bytes. Keys begin with a slash.
+//!
+//! Keys outlive a restart of the processes: who reads one may find what a dead process has set.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+const VALIDATE: [u8; 5] = [0x00, 0xce, 0xf7, 0x85, 0x3c];
+const PING: u8 = 0x0d;
+const SET: u8 = 0x01;
+const GET: u8 = 0x03;
+
+/// The longest value that is read: ours are addresses.
+const VALUE_BYTES_MAX: u64 = 8 << 10;
+
+/// How long the store may take for an answer.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// A connection to a store.
+pub(super) struct TcpStore {
+    stream: TcpStream,
+}
+
+impl TcpStore {
+    /// Connects.
+    pub(super) fn connect(host: &str, port: u16) -> io::Result<Self> {
+        let mut failed = io::Error::other(format!("{host} has no address"));
+        for address in (host, port).to_socket_addrs()? {
+            match TcpStream::connect_timeout(&address, LIMIT) {
+                Ok(stream) => return Self::greet(stream),
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
+    }
+
+    fn greet(mut stream: TcpStream) -> io::Result<Self> {
+        stream.set_read_timeout(Some(LIMIT))?;
+        stream.set_write_timeout(Some(LIMIT))?;
+        let nonce = std::process::id().to_le_bytes();
+        stream.write_all(&[&VALIDATE[..], &[PING], &nonce].concat())?;
+        let mut answer = [0; 4];
+        stream.read_exact(&mut answer)?;
+        if answer == nonce { Ok(Self { stream }) } else { Err(io::Error::other("it is no store of PyTorch")) }
+    }
+
+    /// Sets a key.
+    pub(super) fn set(&mut self, key: &str, value: &[u8]) -> io::Result<()> {
+        self.stream.write_all(&[&[SET][..], &text(key.as_bytes()), &text(value)].concat())
+    }
+
+    /// The value of a key; none if nobody has set it.
+    pub(super) fn get(&mut self, key: &str) -> io::Result<Option<Vec<u8>>> {
+        self.stream.write_all(&[&[GET][..], &text(key.as_bytes())].concat())?;
+        let mut len = [0; 8];
+        self.stream.read_exact(&mut len)?;
+        let len = u64::from_le_bytes(len);
+        if len > VALUE_BYTES_MAX {
+            return Err(io::Error::other(format!("the value of {key} has {len} bytes")));
+        }
+        let mut value = vec![0; len as usize];
+        self.stream.read_exact(&mut value)?;
+        Ok((len > 0).then_some(value))
+    }
+}
+
+fn text(bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as u64).to_le_bytes(), bytes].concat()
+}
