@@ -8,6 +8,7 @@ mod workload;
 use std::time::{Duration, Instant};
 
 use fsdp_comm::launch::{Launcher, Seat};
+use fsdp_comm::process::cluster::Cluster;
 use fsdp_core::engine::ProgramOrder;
 use fsdp_core::memory::Usage;
 use fsdp_nn::hf::HfModel;
@@ -17,7 +18,8 @@ use fsdp_train::{Job, RankTrainer, TrainBackend, TrainError};
 use crate::args::BenchTrainArgs;
 use crate::device::Work;
 use crate::error::CliError;
-use crate::{device, logging, output};
+use crate::exit_code::Exit;
+use crate::{cluster, device, logging, output};
 
 /// What one rank measured.
 struct Measured {
@@ -30,14 +32,20 @@ struct Measured {
 ///
 /// # Errors
 /// [`CliError`]: dimensions that do not fit each other, or a run that failed.
-pub(crate) fn run(args: &BenchTrainArgs) -> Result<(), CliError> {
+pub(crate) fn run(args: &BenchTrainArgs) -> Result<Exit, CliError> {
     expect_timed_steps(args.warmup, args.steps)?;
     logging::install(None)?;
     let job = workload::job(args)?;
     device::expect(job.config.run.device)?;
-    let ranks = device::training(&job.config.run, Steps { job: &job, steps: args.steps as u64 })??;
-    let report = report::Report::new(args, &job, &ranks);
-    output::print(&if args.json { report.json() } else { report.text() })
+    cluster::within(cluster::place()?, &job.config.run, |cluster| {
+        let steps = Steps { job: &job, steps: args.steps as u64 };
+        let ranks = device::training(&job.config.run, cluster, steps)??;
+        if cluster.is_none_or(Cluster::is_leader) {
+            let report = report::Report::new(args, &job, &ranks);
+            output::print(&if args.json { report.json() } else { report.text() })?;
+        }
+        Ok(Exit::Done)
+    })
 }
 
 /// That some steps are left after the warm-up.

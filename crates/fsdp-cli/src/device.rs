@@ -4,6 +4,7 @@
 //! verification: [`host`], and `torch` and `cuda` where they are built in.
 
 use fsdp_comm::launch::Launcher;
+use fsdp_comm::process::cluster::Cluster;
 use fsdp_train::TrainBackend;
 use fsdp_train::config::{Device, RunConfig};
 
@@ -50,12 +51,24 @@ fn missing(device: Device, feature: &'static str) -> CliError {
     CliError::Device { device: device.name(), feature, instead }
 }
 
-/// Does work with ranks that train or are measured.
+/// Does work with ranks that train or are measured: those of this process, where there are several.
 ///
 /// # Errors
 /// [`CliError`]: the device is not there.
-pub(crate) fn training<W: Work>(run: &RunConfig, work: W) -> Result<W::Outcome, CliError> {
+pub(crate) fn training<W: Work>(
+    run: &RunConfig,
+    cluster: Option<&Cluster>,
+    work: W,
+) -> Result<W::Outcome, CliError> {
     expect(run.device)?;
+    if let Some(cluster) = cluster {
+        return match run.device {
+            Device::Cpu => Ok(work.on(&host::processes(run, cluster))),
+            #[cfg(feature = "torch")]
+            Device::TorchCpu => Ok(work.on(&torch::processes(run, cluster)?)),
+            device => Err(CliError::ProcessDevice { device: device.name() }),
+        };
+    }
     match run.device {
         #[cfg(feature = "torch")]
         Device::TorchCpu => Ok(work.on(&torch::training(run)?)),

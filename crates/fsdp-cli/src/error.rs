@@ -3,6 +3,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use fsdp_comm::process::cluster::ClusterError;
+use fsdp_comm::process::place::{Place, PlaceError};
+use fsdp_comm::process::world::Verdict;
 use fsdp_core::FailureKind;
 use fsdp_cuda::DeviceError;
 use fsdp_cuda::nccl::NcclError;
@@ -10,7 +13,6 @@ use fsdp_train::TrainError;
 use fsdp_train::config::ConfigError;
 
 use crate::exit_code::Exit;
-use crate::launch_env::ProcessWorld;
 
 /// A command that did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -49,17 +51,32 @@ pub(crate) enum CliError {
         /// Number of ranks.
         ranks: usize,
     },
-    /// This process is one of several that would all do the same.
+    /// A launcher has told this process what can not be.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// The processes that were started can not hold the ranks of the run.
     #[error(
-        "this is one of {} processes that {} has started ({}={}); ranks are threads of one process, so each of them \
-         would train by itself: start fsdp once, without {}, and set run.ranks to the GPUs or cores of this machine (one \
-         process per rank, and ranks on several machines, are not supported yet)",
-        world.processes, world.launcher, world.variable, world.processes, world.launcher
+        "run.ranks = {ranks}, but {} has started {} processes, which would not hold equal numbers of them: start as many          processes as ranks or a divisor of it, or leave run.ranks out",
+        place.launched_by, place.processes
     )]
-    ProcessWorld {
-        /// The world that it belongs to.
-        world: ProcessWorld,
+    Processes {
+        /// The place of this process.
+        place: Place,
+        /// The world size of the run.
+        ranks: usize,
     },
+    /// Processes that were started together have not come together.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// A device whose ranks can not be in several processes.
+    #[error("device \"{device}\": its ranks are threads of one process so far; start fsdp once per machine with GPUs")]
+    ProcessDevice {
+        /// The device, as it is written in run files.
+        device: &'static str,
+    },
+    /// Another process has failed.
+    #[error("{0}")]
+    World(Box<Verdict>),
     /// Two options of a command do not fit each other.
     #[error("{option}: {what}")]
     Option {
@@ -138,10 +155,12 @@ impl CliError {
     }
 
     /// What this failure calls for. There is no wildcard: a new variant does not compile before it is classified.
-    fn kind(&self) -> FailureKind {
+    pub(crate) fn kind(&self) -> FailureKind {
         match self {
             CliError::Train(error) => error.kind(),
             CliError::Checkpoint(error) => error.kind(),
+            CliError::Cluster(error) => error.kind(),
+            CliError::World(verdict) => verdict.failure.kind,
             CliError::ReadModel { source, .. }
             | CliError::Create { source, .. }
             | CliError::Write { source, .. } => FailureKind::of_io(source),
@@ -155,7 +174,9 @@ impl CliError {
             | CliError::Ranks(_)
             | CliError::Model { .. }
             | CliError::Rank { .. }
-            | CliError::ProcessWorld { .. }
+            | CliError::Place(_)
+            | CliError::Processes { .. }
+            | CliError::ProcessDevice { .. }
             | CliError::Option { .. }
             | CliError::LogFilter { .. } => FailureKind::Input,
             #[cfg(not(feature = "cuda"))]

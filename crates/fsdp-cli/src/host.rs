@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use fsdp_comm::process::cluster::Cluster;
+use fsdp_comm::process::launch::Processes;
 use fsdp_core::{Error, Rank};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
 use fsdp_sim::{Threads, WorldOptions};
@@ -20,6 +22,20 @@ pub(crate) fn training(run: &RunConfig) -> Threads<HostMemory> {
         let threads = threads_per_rank(total, world);
         memory(HostOptions { pool: Arc::clone(&pool), threads, poison: false, resident: false })
     })
+}
+
+/// The ranks of this process, one of several: each has its own storage, and its share of the cores of the machine.
+pub(crate) fn processes(run: &RunConfig, cluster: &Cluster) -> Processes<HostMemory> {
+    let threads = threads_per_rank(total_threads(run.threads), ranks_here(run, cluster));
+    cluster.processes(move |_: Rank, _| {
+        memory(HostOptions { pool: HostPool::new(), threads, poison: false, resident: false })
+    })
+}
+
+/// Ranks on this machine, of all its processes.
+pub(crate) fn ranks_here(run: &RunConfig, cluster: &Cluster) -> usize {
+    let place = cluster.place();
+    run.ranks / place.processes * place.local_processes
 }
 
 /// Ranks that are compared with the oracle: nothing shared. With `poison`, contents that were given up are

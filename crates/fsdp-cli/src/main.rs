@@ -19,13 +19,13 @@ mod shrink;
 mod trace;
 
 mod clock;
+mod cluster;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod device;
 mod error;
 mod exit_code;
 mod host;
-mod launch_env;
 mod logging;
 mod output;
 mod progress;
@@ -67,15 +67,18 @@ fn ended(command: impl FnOnce() -> Result<Exit, CliError>) -> Exit {
 }
 
 fn run(command: Command) -> Result<Exit, CliError> {
-    if matches!(command, Command::Train(_) | Command::Verify(_) | Command::Bench(_)) {
-        launch_env::refuse_process_worlds()?;
+    // What one process can say alone, several say once.
+    let is_alone = matches!(command, Command::Verify(_) | Command::Schedule(_) | Command::Doctor(_))
+        || matches!(command, Command::Bench(BenchCommand::Gpu(_)));
+    if is_alone && cluster::is_another()? {
+        return Ok(Exit::Done);
     }
     match command {
         Command::Train(args) => train::run(&args),
         Command::Verify(args) => verify::run(&args).map(judged),
         Command::Ckpt(command) => ckpt::run(&command).map(judged),
         Command::Schedule(args) => schedule::run(&args).map(|()| Exit::Done),
-        Command::Bench(BenchCommand::Train(args)) => bench::run(&args).map(|()| Exit::Done),
+        Command::Bench(BenchCommand::Train(args)) => bench::run(&args),
         Command::Bench(BenchCommand::Gpu(args)) => bench::gpu::run(&args).map(|()| Exit::Done),
         Command::Doctor(args) => doctor::run(&args).map(|()| Exit::Done),
     }

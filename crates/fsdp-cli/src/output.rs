@@ -6,6 +6,7 @@ mod escape;
 
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
+use std::sync::OnceLock;
 
 use comfy_table::{CellAlignment, Table, TableComponent, presets};
 
@@ -27,14 +28,29 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
     }
 }
 
+/// Who speaks, if it is another process than the first of several.
+static SPEAKER: OnceLock<String> = OnceLock::new();
+
+/// From now on errors say who speaks, and everything else goes to the log: it is said by the first process.
+pub(crate) fn speak_as(speaker: String) {
+    // A process has one place.
+    let _ = SPEAKER.set(speaker);
+}
+
 /// Prints a line on stderr.
 pub(crate) fn note(line: &str) {
-    say(&shown(line));
+    match SPEAKER.get() {
+        None => say(&shown(line)),
+        Some(speaker) => tracing::info!("{speaker}: {}", shown(line)),
+    }
 }
 
 /// Prints a warning on stderr.
 pub(crate) fn warning(text: &str) {
-    say(&format!("{} {}", Paint::of(&io::stderr()).warning("warning:"), indented(text)));
+    match SPEAKER.get() {
+        None => say(&format!("{} {}", Paint::of(&io::stderr()).warning("warning:"), indented(text))),
+        Some(speaker) => tracing::warn!("{speaker}: {}", shown(text)),
+    }
 }
 
 /// Prints what is wrong with the arguments, on stderr, or the help that was asked for, on stdout.
@@ -64,7 +80,8 @@ fn indented(text: &str) -> String {
 pub(crate) fn error(error: &dyn Error) {
     let paint = Paint::of(&io::stderr());
     let mut text = error.to_string();
-    say(&format!("{} {}", paint.bad("error:"), indented(&text)));
+    let speaker = SPEAKER.get().map_or(String::new(), |speaker| format!("{speaker}: "));
+    say(&format!("{} {speaker}{}", paint.bad("error:"), indented(&text)));
     let mut cause = error.source();
     while let Some(source) = cause {
         let next = source.to_string();

@@ -12,6 +12,7 @@ use fsdp_train::metrics::FlopModel;
 use fsdp_train::{InitSource, TrainError};
 
 use crate::args::RunFileArgs;
+use crate::cluster;
 use crate::error::CliError;
 use crate::output;
 
@@ -30,7 +31,8 @@ impl RunSetup {
     /// # Errors
     /// [`CliError`]: one of the files is missing or wrong.
     pub(crate) fn load(args: &RunFileArgs) -> Result<Self, CliError> {
-        let loaded = Resolved::load(&args.file, &args.overrides)?;
+        let processes = cluster::place()?.map_or(1, |place| place.processes);
+        let loaded = Resolved::load(&args.file, &args.overrides, processes)?;
         for warning in &loaded.warnings {
             output::warning(&warning.to_string());
         }

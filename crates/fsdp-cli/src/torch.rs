@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use fsdp_comm::process::cluster::Cluster;
+use fsdp_comm::process::launch::Processes;
 use fsdp_core::{Error, Rank};
 use fsdp_cuda::torch::{Kernels, Torch, per_rank, set_deterministic, set_intra_op};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
@@ -25,6 +27,23 @@ pub(crate) fn training(run: &RunConfig) -> Result<Threads<Torch<HostMemory>>, Cl
     let (pool, kernels) = (HostPool::new(), kernels(run));
     Ok(Threads::new(host::world_options(run, true), move |_: Rank, _| {
         memory(HostOptions { pool: Arc::clone(&pool), threads, poison: false, resident: false }, kernels)
+    }))
+}
+
+/// The ranks of this process, one of several.
+///
+/// # Errors
+/// [`CliError`]: libtorch refuses a setting.
+pub(crate) fn processes(
+    run: &RunConfig,
+    cluster: &Cluster,
+) -> Result<Processes<Torch<HostMemory>>, CliError> {
+    let threads = per_rank(total_threads(run.threads), host::ranks_here(run, cluster));
+    set_deterministic(run.deterministic)?;
+    set_intra_op(threads);
+    let kernels = kernels(run);
+    Ok(cluster.processes(move |_: Rank, _| {
+        memory(HostOptions { pool: HostPool::new(), threads, poison: false, resident: false }, kernels)
     }))
 }
 

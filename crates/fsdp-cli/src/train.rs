@@ -7,6 +7,7 @@ pub(crate) use summary::memory_rows;
 use std::sync::Arc;
 
 use fsdp_comm::launch::Launcher;
+use fsdp_comm::process::cluster::Cluster;
 use fsdp_core::Rank;
 use fsdp_core::engine::Observer;
 use fsdp_nn::hf::HfModel;
@@ -22,7 +23,7 @@ use crate::progress::Progress;
 use crate::run_setup::RunSetup;
 use crate::stop_signal::StopSignal;
 use crate::trace::{SpanObserver, TraceFile};
-use crate::{device, logging, output, trace};
+use crate::{cluster, device, logging, output, trace};
 
 /// Trains as a run file says and prints the summary.
 ///
@@ -32,7 +33,17 @@ use crate::{device, logging, output, trace};
 /// [`CliError`]: the input is wrong, or the run failed.
 pub(crate) fn run(args: &TrainArgs) -> Result<Exit, CliError> {
     let signal = StopSignal::install_idle()?;
+    let place = cluster::place()?;
     let setup = RunSetup::load(&args.run)?;
+    cluster::within(place, &setup.config.run, |cluster| run_within(args, &setup, &signal, cluster))
+}
+
+fn run_within(
+    args: &TrainArgs,
+    setup: &RunSetup,
+    signal: &StopSignal,
+    cluster: Option<&Cluster>,
+) -> Result<Exit, CliError> {
     device::expect(setup.config.run.device)?;
     args.trace.as_deref().map_or(Ok(()), |path| trace::check(path, &setup.config))?;
     let architecture = setup.build()?;
@@ -56,7 +67,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<Exit, CliError> {
         config_json: Some(setup.model.export(job.plan.policy.param_dtype.master())),
         flops: Some(setup.flops(job.plan.spec.elements())),
     };
-    let outcome = device::training(&job.config.run, Training { job: &job, options: &options })?;
+    let outcome = device::training(&job.config.run, cluster, Training { job: &job, options: &options })?;
     progress.finish();
     // A trace of a run that failed is worth having; but the reason of the failure comes first.
     let traced = trace.as_ref().map_or(Ok(()), TraceFile::finish);
@@ -68,8 +79,11 @@ pub(crate) fn run(args: &TrainArgs) -> Result<Exit, CliError> {
         outcome => outcome?,
     };
     traced?;
-    output::print(&summary::render(&job, &summary))?;
-    let is_to_go_on = summary.stopped && signal.is_terminated();
+    if cluster.is_none_or(Cluster::is_leader) {
+        output::print(&summary::render(&job, &summary))?;
+    }
+    // Where there are several processes, the signal may have reached only one of them.
+    let is_to_go_on = summary.stopped && (signal.is_terminated() || cluster.is_some());
     Ok(if is_to_go_on { Exit::Temporary } else { Exit::Done })
 }
 

@@ -10,7 +10,7 @@ mod in_memory;
 use std::ops::Range;
 use std::time::Duration;
 
-use fsdp_core::Rank;
+use fsdp_core::{FailureKind, Rank};
 use fsdp_core::comm::CommError;
 
 pub(crate) use board::Board;
@@ -62,6 +62,10 @@ pub trait Assembly: Send + Sync {
 
     /// What the leader has announced, if it has.
     fn heard(&self, topic: &str) -> Option<Vec<u8>>;
+
+    /// Tells the world that a rank of this process has failed, what that calls for, and why. In one process whoever has
+    /// launched the ranks sees it.
+    fn fail(&self, _rank: Rank, _kind: FailureKind, _cause: String) {}
 
     /// Ends all waiting for a topic in this process, now and later, but for what is there already.
     fn give_up(&self, topic: &str);

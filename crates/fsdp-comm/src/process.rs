@@ -2,5 +2,6 @@
 
 pub mod auth;
 pub mod interface;
+pub mod launch;
 pub mod place;
 pub mod rendezvous;

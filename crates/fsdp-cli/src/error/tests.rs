@@ -1,5 +1,7 @@
 //! Every error of the command ends with a code.
 
+use fsdp_comm::process::place::LaunchedBy;
+
 use super::*;
 
 const EIO: i32 = 5;
@@ -18,7 +20,13 @@ fn os(number: i32) -> io::Error {
 }
 
 fn input() -> Vec<CliError> {
-    let world = ProcessWorld { launcher: "torchrun", variable: "WORLD_SIZE", processes: 2 };
+    let place = Place {
+        launched_by: LaunchedBy::Torchrun,
+        process: 1,
+        processes: 2,
+        local_process: 1,
+        local_processes: 2,
+    };
     vec![
         ConfigError::Override { argument: text() }.into(),
         fsdp_core::Error::Mesh { replicas: 2, world: 3 }.into(),
@@ -26,7 +34,9 @@ fn input() -> Vec<CliError> {
         CliError::ReadModel { file: path(), source: os(EACCES) },
         CliError::Model { origin: text(), source: fsdp_nn::hf::HfConfig::parse("1").unwrap_err() },
         CliError::Rank { rank: 2, ranks: 2 },
-        CliError::ProcessWorld { world },
+        CliError::Processes { place, ranks: 3 },
+        CliError::ProcessDevice { device: "cuda" },
+        ClusterError::NoToken.into(),
         CliError::Option { option: "--only", what: text() },
         CliError::Create { option: "--json", file: path(), source: os(EACCES) },
         #[cfg(not(feature = "cuda"))]
@@ -56,6 +66,7 @@ fn temporary() -> Vec<CliError> {
         CliError::Create { option: "--json", file: path(), source: os(EIO) },
         CliError::Write { what: text(), source: io::ErrorKind::QuotaExceeded.into() },
         lost.into(),
+        ClusterError::Io(os(EIO)).into(),
     ]
 }
 

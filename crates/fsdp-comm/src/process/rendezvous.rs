@@ -16,6 +16,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use fsdp_core::FailureKind;
 use sha2::{Digest, Sha256};
 
 use super::auth::{Token, TokenError};
@@ -106,6 +107,20 @@ pub enum RendezvousError {
     Token(#[from] TokenError),
 }
 
+impl RendezvousError {
+    /// What this failure calls for.
+    pub fn kind(&self) -> FailureKind {
+        match self {
+            RendezvousError::Variable { .. }
+            | RendezvousError::Nowhere { .. }
+            | RendezvousError::NotPrivate { .. } => FailureKind::Input,
+            RendezvousError::Io { source, .. } => FailureKind::of_io(source),
+            RendezvousError::Network { .. } => FailureKind::Temporary,
+            RendezvousError::Token(error) => error.kind(),
+        }
+    }
+}
+
 impl Rendezvous {
     /// Where the processes of a world meet. `variable` looks a variable of the environment up; `shared` is a folder that all
     /// nodes see, if there is one; `parent` is the process that has started this one.
@@ -159,7 +174,7 @@ impl Rendezvous {
         if let Some(hex) = variable("FSDP_TOKEN") {
             return Ok(Some(Token::from_hex(&hex)?));
         }
-        if self.folder.as_os_str().is_empty() {
+        if !self.has_folder() {
             return Ok(None);
         }
         let path = self.folder.join(TOKEN_FILE);
@@ -170,6 +185,11 @@ impl Rendezvous {
             }
         }
         if path.exists() { Ok(Some(Token::from_file(&path)?)) } else { Ok(None) }
+    }
+
+    /// Whether there is a folder in which the leader may leave a token.
+    pub fn has_folder(&self) -> bool {
+        !self.folder.as_os_str().is_empty()
     }
 
     /// Where the leader answers: at the port that is agreed, or at one that the system chooses of `address`.

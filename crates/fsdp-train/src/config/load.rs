@@ -46,14 +46,15 @@ pub struct Loaded {
 }
 
 impl Resolved {
-    /// Reads a run file; each override is `table.key=value` and is applied before anything is checked.
+    /// Reads a run file; each override is `table.key=value` and is applied before anything is checked. Where nothing says
+    /// how many ranks there are, there is one for each of `processes`.
     ///
     /// # Errors
     /// The first thing that is wrong with it.
-    pub fn load(path: &Path, overrides: &[String]) -> Result<Loaded, ConfigError> {
+    pub fn load(path: &Path, overrides: &[String], processes: usize) -> Result<Loaded, ConfigError> {
         let text = input_file::read_text(path, CONFIG_BYTES_MAX)
             .map_err(|source| ConfigError::Read { file: path.to_owned(), source })?;
-        Resolved::parse(&text, &path.display().to_string(), overrides)
+        Resolved::parse_for(&text, &path.display().to_string(), overrides, processes)
     }
 
     /// Reads the text of a run file; `origin` names it in errors.
@@ -61,6 +62,15 @@ impl Resolved {
     /// # Errors
     /// As [`Resolved::load`].
     pub fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Loaded, ConfigError> {
+        Self::parse_for(text, origin, overrides, 1)
+    }
+
+    fn parse_for(
+        text: &str,
+        origin: &str,
+        overrides: &[String],
+        processes: usize,
+    ) -> Result<Loaded, ConfigError> {
         let mut table: Table = toml::from_str(text)
             .map_err(|source| ConfigError::Toml { origin: origin.to_owned(), source: Box::new(source) })?;
         let mut origin = Origin::new(origin);
@@ -77,7 +87,7 @@ impl Resolved {
             train: TrainConfig::read(&origin, root.table("train")?)?,
             fsdp: FsdpConfig::read(&origin, root.table("fsdp")?, &mut warnings)?,
             checkpoint: CheckpointConfig::read(&origin, root.table("checkpoint")?)?,
-            run: RunConfig::read(&origin, root.table("run")?)?,
+            run: RunConfig::read(&origin, root.table("run")?, processes)?,
         };
         validate(&config, &origin, &mut warnings)?;
         Ok(Loaded { config, warnings })

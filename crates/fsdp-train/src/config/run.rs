@@ -30,6 +30,7 @@ const KEYS: &[&str] = &[
     "kernels",
     "out_dir",
     "timeout_s",
+    "heartbeat_s",
     "peak_tflops",
 ];
 
@@ -52,6 +53,8 @@ pub struct RunConfig {
     pub out_dir: String,
     /// Seconds after which a rank that never arrives is reported.
     pub timeout_s: f64,
+    /// Seconds between two signs of life of a process, where there are several; after 15 times as long without one it is dead.
+    pub heartbeat_s: f64,
     /// Peak TFLOP/s of one rank; without it the metrics have no MFU.
     #[serde(serialize_with = "write_or_none")]
     pub peak_tflops: Option<f64>,
@@ -99,17 +102,19 @@ impl Device {
 }
 
 impl RunConfig {
-    pub(super) fn read(origin: &Origin, table: Table) -> Result<RunConfig, ConfigError> {
+    /// `processes` is the default of the world size.
+    pub(super) fn read(origin: &Origin, table: Table, processes: usize) -> Result<RunConfig, ConfigError> {
         let reader = Reader::open(origin, "run", table, KEYS)?;
         Ok(RunConfig {
             device: reader.or("device", DEVICE, Device::Cpu)?,
-            ranks: reader.or("ranks", RANKS, 1)?,
+            ranks: reader.or("ranks", RANKS, processes)?,
             share_gpu: reader.or("share_gpu", BOOL, false)?,
             threads: reader.or("threads", THREADS, 0)?,
             deterministic: reader.or("deterministic", BOOL, false)?,
             kernels: reader.or("kernels", KERNELS, KernelChoice::Fused)?,
             out_dir: reader.required("out_dir", TEXT)?,
             timeout_s: reader.or("timeout_s", SECONDS, 600.0)?,
+            heartbeat_s: reader.or("heartbeat_s", SECONDS, 1.0)?,
             peak_tflops: reader.or_none("peak_tflops", POSITIVE)?,
         })
     }

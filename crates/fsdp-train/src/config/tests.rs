@@ -326,7 +326,7 @@ fn rejects_text_that_is_not_toml_with_its_line() {
 
 #[test]
 fn rejects_a_file_that_does_not_exist() {
-    let message = Resolved::load("missing/run.toml".as_ref(), &[]).unwrap_err().to_string();
+    let message = Resolved::load("missing/run.toml".as_ref(), &[], 1).unwrap_err().to_string();
     assert!(message.contains("missing/run.toml"), "{message}");
 }
 

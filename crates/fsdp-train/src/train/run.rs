@@ -84,8 +84,13 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         Self { job, options, start, saves, assembly, plan, log }
     }
 
-    /// Everything that one rank does.
+    /// Everything that one rank does. What fails is told to all.
     pub(super) fn rank<M: TrainBackend>(&self, seat: Seat<M>) -> Result<RankResult, TrainError> {
+        let rank = seat.rank;
+        self.live(seat).inspect_err(|error| self.assembly.fail(rank, error.kind(), error.to_string()))
+    }
+
+    fn live<M: TrainBackend>(&self, seat: Seat<M>) -> Result<RankResult, TrainError> {
         let observer = (self.options.observer)(seat.rank);
         let mut trainer = match &self.start.source {
             Some(checkpoint) => RankTrainer::resume(self.job, seat, checkpoint)?,

@@ -1,0 +1,60 @@
+//! The file by which torchrun learns why a process has failed.
+//!
+//! Of all files that its processes write, torchrun shows the one with the earliest time as the root cause. It wants whole
+//! seconds, and breaks on a file that is cut: so the file is written beside and renamed, and processes that did not fail
+//! themselves give what they know of the culprit a later time.
+
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+use std::{env, fs, io};
+
+use fsdp_comm::process::world::Verdict;
+use serde_json::json;
+
+/// How much later a process says it that only heard of the failure, in seconds.
+const LATER: u64 = 60;
+
+/// Writes the file that torchrun has asked for, if it has.
+pub(super) fn write(verdict: &Verdict, process: usize) {
+    let Some(path) = env::var_os("TORCHELASTIC_ERROR_FILE").map(PathBuf::from) else { return };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    if let Err(error) = replace(&path, &text(verdict, process, now)) {
+        // torchrun then says the exit code only.
+        tracing::warn!("can not write {}: {error}", path.display());
+    }
+}
+
+fn text(verdict: &Verdict, process: usize, now: u64) -> String {
+    let time = if verdict.process == process { now } else { now + LATER };
+    // What is shown to users is the "call stack".
+    let extra = json!({ "py_callstack": verdict.to_string(), "timestamp": time.to_string() });
+    json!({ "message": { "message": verdict.failure.cause, "extraInfo": extra } }).to_string()
+}
+
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".tmp");
+    fs::write(&name, text)?;
+    fs::rename(&name, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use fsdp_comm::process::world::Failure;
+    use fsdp_core::{FailureKind, Rank};
+
+    use super::*;
+
+    #[test]
+    fn the_culprit_is_earlier_than_those_who_heard_of_it() {
+        let cause = "loss is not finite".to_owned();
+        let failure = Failure { rank: Some(Rank(1)), cause, kind: FailureKind::Permanent, last_call: None };
+        let verdict = Verdict { process: 1, ranks: 1..2, host: "n1".to_owned(), pid: 7, failure };
+        let text = |process| text(&verdict, process, 1000);
+        assert_eq!(
+            text(1),
+            r#"{"message":{"message":"loss is not finite","extraInfo":{"py_callstack":"process 1 (pid 7 on host n1): loss is not finite","timestamp":"1000"}}}"#
+        );
+        assert!(text(0).contains(r#""timestamp":"1060""#));
+    }
+}

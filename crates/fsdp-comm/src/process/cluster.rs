@@ -1,0 +1,275 @@
+//! From the place of a process to its part in a world: who it meets, where it listens, what it proves itself with.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fsdp_core::{Error, FailureKind, Memory, Rank};
+
+use super::auth::Token;
+use super::control::{Control, ControlOptions, JoinError};
+use super::interface::{self, InterfaceError};
+use super::launch::{MakeLink, Processes};
+use super::place::Place;
+use super::rendezvous::{Published, Rendezvous, RendezvousError};
+use super::world::{Facts, Failure, Roster, Verdict};
+use crate::tcp::{TcpDoor, TcpWorld};
+
+/// How often a process looks whether the leader has said where it is.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Who is silent for so many heartbeats is dead.
+const BEATS_TO_DEATH: u32 = 15;
+
+/// What a process brings to a world.
+pub struct Joining<'a> {
+    /// Its place among those that were started.
+    pub place: Place,
+    /// Looks a variable of the environment up.
+    pub variable: &'a dyn Fn(&str) -> Option<String>,
+    /// A folder that all nodes see, if there is one: the output folder of the run.
+    pub shared: Option<&'a Path>,
+    /// Ranks of this process.
+    pub local_ranks: usize,
+    /// What they compute on.
+    pub device: String,
+    /// How often processes say that they are there.
+    pub heartbeat: Duration,
+    /// How long others are waited for: until all have joined, and later for a message.
+    pub timeout: Duration,
+    /// Whether processes on several nodes may do without a token.
+    pub is_insecure: bool,
+}
+
+/// Why a process has no part in a world.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// There is nowhere to meet.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
+    /// The interface that was asked for is not there.
+    #[error(transparent)]
+    Interface(#[from] InterfaceError),
+    /// The others did not come, or did not want this one.
+    #[error(transparent)]
+    Join(#[from] JoinError),
+    /// Nothing keeps strangers out.
+    #[error(
+        "the processes of several nodes have no token: anybody who reaches their ports could take part. Give \
+         FSDP_TOKEN_FILE (a file of 64 hexadecimal digits that only you can read), a run.out_dir that all nodes share, \
+         or --insecure-network"
+    )]
+    NoToken,
+    /// The leader has not said where it is.
+    #[error("process 0 has not said within {} s where it can be reached: see whether it was started", waited.as_secs())]
+    NoLeader {
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// The operating system failed.
+    #[error("can not open a port for the data of other processes: {0}")]
+    Io(#[from] io::Error),
+}
+
+impl ClusterError {
+    /// What this failure calls for.
+    pub fn kind(&self) -> FailureKind {
+        match self {
+            ClusterError::Rendezvous(error) => error.kind(),
+            ClusterError::Interface(InterfaceError::NoMatch { .. }) | ClusterError::NoToken => FailureKind::Input,
+            ClusterError::Join(error) => error.kind(),
+            ClusterError::NoLeader { .. } | ClusterError::Io(_) | ClusterError::Interface(InterfaceError::List(_)) => {
+                FailureKind::Temporary
+            }
+        }
+    }
+}
+
+/// The part of this process in a world that has begun.
+pub struct Cluster {
+    place: Place,
+    control: Arc<Control>,
+    links: Arc<MakeLink>,
+    /// Removed when the world has ended.
+    _published: Option<Published>,
+}
+
+impl Cluster {
+    /// Joins the other processes.
+    ///
+    /// # Errors
+    /// [`ClusterError`].
+    pub fn join(joining: &Joining<'_>) -> Result<Self, ClusterError> {
+        let Joining { place, variable, shared, timeout, .. } = *joining;
+        let begin = Instant::now();
+        let meet = Rendezvous::of(&place, variable, shared, std::os::unix::process::parent_id())?;
+        let asked = match interface::interfaces() {
+            Ok(there) => interface::asked_for(variable, &there)?,
+            Err(error) => return Err(InterfaceError::List(error).into()),
+        };
+        let asked = asked.and_then(|addresses| addresses.first().copied());
+        let (control, door, published) = if place.process == 0 {
+            let token = token(joining, &meet)?;
+            let address = asked.unwrap_or(if place.is_one_node() {
+                Ipv4Addr::LOCALHOST.into()
+            } else {
+                Ipv4Addr::UNSPECIFIED.into()
+            });
+            let listener = meet.bind(address)?;
+            let door = TcpDoor::bind(address)?;
+            let options = joining.control(token.clone(), reachable(door.address()?)?);
+            let published = meet.publish(&reachable(listener.local_addr()?)?)?;
+            (Control::lead(listener, options)?, (door, token), Some(published))
+        } else {
+            let leader = first_address(&meet, timeout)?;
+            let token = token(joining, &meet)?;
+            let address = match asked {
+                Some(address) => address,
+                None => interface::towards(leader)?,
+            };
+            let door = TcpDoor::bind(address)?;
+            let options = joining.control(token.clone(), reachable(door.address()?)?);
+            let options = ControlOptions { join_timeout: timeout.saturating_sub(begin.elapsed()), ..options };
+            let find = || {
+                meet.find().map_err(|error| {
+                    let kind = error.kind();
+                    JoinError::Rendezvous { source: Box::new(error), kind }
+                })
+            };
+            (Control::follow(&find, options)?, (door, token), None)
+        };
+        let (door, token) = door;
+        let roster = control.roster();
+        let addresses = roster
+            .processes
+            .iter()
+            .flat_map(|process| process.ranks.clone().map(|_| process.facts.addresses.clone()))
+            .collect();
+        let world = TcpWorld { addresses, generation: roster.generation, alarm: control.alarm(), timeout };
+        let links = door.open(world, token)?;
+        let links: Arc<MakeLink> = Arc::new(move |channel, rank| links.link(channel, rank));
+        Ok(Self { place, control, links, _published: published })
+    }
+
+    /// The place of this process.
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    /// All processes.
+    pub fn roster(&self) -> &Roster {
+        self.control.roster()
+    }
+
+    /// Whether this is the process of rank 0.
+    pub fn is_leader(&self) -> bool {
+        self.place.process == 0
+    }
+
+    /// The ranks of this process, with the memory that `memory` makes.
+    pub fn processes<M: Memory>(
+        &self,
+        memory: impl Fn(Rank, usize) -> Result<Arc<M>, Error> + Send + Sync + 'static,
+    ) -> Processes<M> {
+        Processes::new(self.control.clone(), self.control.alarm(), self.links.clone(), memory)
+    }
+
+    /// Tells all that something has failed here; only the first failure of the world counts.
+    pub fn fail(&self, failure: Failure) {
+        self.control.fail(failure);
+    }
+
+    /// What ended the world, if something has.
+    pub fn verdict(&self) -> Option<Verdict> {
+        self.control.verdict()
+    }
+
+    /// Calls `hook` when something ends the world.
+    pub fn on_verdict(&self, hook: Box<dyn FnOnce(&Verdict) + Send>) {
+        self.control.on_verdict(hook);
+    }
+
+    /// Ends this process's part, when its work is done or its failure is told.
+    pub fn leave(&self) {
+        self.control.leave();
+    }
+}
+
+impl Joining<'_> {
+    fn control(&self, token: Token, addresses: Vec<SocketAddr>) -> ControlOptions {
+        ControlOptions {
+            process: self.place.process,
+            processes: self.place.processes,
+            local_ranks: self.local_ranks,
+            facts: Facts {
+                host: host(),
+                pid: std::process::id(),
+                addresses,
+                cpu_model: cpu_model(),
+                device: self.device.clone(),
+            },
+            token,
+            heartbeat: self.heartbeat,
+            dead_after: self.heartbeat * BEATS_TO_DEATH,
+            join_timeout: self.timeout,
+        }
+    }
+}
+
+/// The name of this machine.
+pub fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// The model of the CPU, as Linux names it.
+fn cpu_model() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    model.map_or("unknown", |(_, model)| model).to_owned()
+}
+
+/// The token: it may take the leader a moment to make it.
+fn token(joining: &Joining<'_>, meet: &Rendezvous) -> Result<Token, ClusterError> {
+    let is_leader = joining.place.process == 0;
+    let begin = Instant::now();
+    loop {
+        if let Some(token) = meet.token(joining.variable, is_leader)? {
+            return Ok(token);
+        }
+        let may_come = meet.has_folder() && begin.elapsed() < joining.timeout;
+        if !may_come {
+            let is_open = joining.is_insecure || joining.place.is_one_node();
+            return if is_open { Ok(Token::open()) } else { Err(ClusterError::NoToken) };
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+fn first_address(meet: &Rendezvous, timeout: Duration) -> Result<SocketAddr, ClusterError> {
+    let begin = Instant::now();
+    loop {
+        // A store that is not there yet is waited for too.
+        let found = meet.find();
+        if let Some(address) = found.as_ref().ok().and_then(|addresses| addresses.first()) {
+            return Ok(*address);
+        }
+        if begin.elapsed() >= timeout {
+            return Err(found.err().map_or(ClusterError::NoLeader { waited: timeout }, Into::into));
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Where a port of this machine can be reached: if it answers everywhere, at each address of the machine that is not its
+/// own loopback.
+fn reachable(port: SocketAddr) -> Result<Vec<SocketAddr>, ClusterError> {
+    if !port.ip().is_unspecified() {
+        return Ok(vec![port]);
+    }
+    let is_outside = |address: &IpAddr| !address.is_loopback() && address.is_ipv4() == port.is_ipv4();
+    let addresses = interface::interfaces().map_err(InterfaceError::List)?;
+    let outside = addresses.into_iter().map(|found| found.address).filter(is_outside);
+    Ok(outside.map(|address| SocketAddr::new(address, port.port())).collect())
+}
