@@ -1,0 +1,1 @@
+//! Single rules of the protocol, each in the smallest world that shows it.
