@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use fsdp_comm::process::cluster::{Cluster, Joining};
 use fsdp_comm::process::place::{Place, recognise};
-use fsdp_comm::process::world::{Failure, Verdict};
+use fsdp_comm::process::{Failure, Verdict};
 use fsdp_train::TrainError;
 use fsdp_train::config::RunConfig;
 

@@ -3,9 +3,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use fsdp_comm::process::Verdict;
 use fsdp_comm::process::cluster::ClusterError;
 use fsdp_comm::process::place::{Place, PlaceError};
-use fsdp_comm::process::world::Verdict;
 use fsdp_core::FailureKind;
 use fsdp_cuda::DeviceError;
 use fsdp_cuda::nccl::NcclError;
@@ -69,7 +69,9 @@ pub(crate) enum CliError {
     #[error(transparent)]
     Cluster(#[from] ClusterError),
     /// A device whose ranks can not be in several processes.
-    #[error("device \"{device}\": its ranks are threads of one process so far; start fsdp once per machine with GPUs")]
+    #[error(
+        "device \"{device}\": its ranks are threads of one process so far; start fsdp once per machine with GPUs"
+    )]
     ProcessDevice {
         /// The device, as it is written in run files.
         device: &'static str,

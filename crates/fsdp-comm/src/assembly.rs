@@ -10,8 +10,8 @@ mod in_memory;
 use std::ops::Range;
 use std::time::Duration;
 
-use fsdp_core::{FailureKind, Rank};
 use fsdp_core::comm::CommError;
+use fsdp_core::{FailureKind, Rank};
 
 pub(crate) use board::Board;
 pub use in_memory::InMemoryAssembly;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 use std::{env, fs, io};
 
-use fsdp_comm::process::world::Verdict;
+use fsdp_comm::process::Verdict;
 use serde_json::json;
 
 /// How much later a process says it that only heard of the failure, in seconds.
@@ -40,7 +40,7 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use fsdp_comm::process::world::Failure;
+    use fsdp_comm::process::Failure;
     use fsdp_core::{FailureKind, Rank};
 
     use super::*;

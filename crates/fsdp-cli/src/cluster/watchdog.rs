@@ -6,8 +6,8 @@
 use std::thread;
 use std::time::Duration;
 
+use fsdp_comm::process::Verdict;
 use fsdp_comm::process::cluster::Cluster;
-use fsdp_comm::process::world::Verdict;
 
 use super::error_file;
 use crate::exit_code::Exit;

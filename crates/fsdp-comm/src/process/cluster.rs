@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use fsdp_core::{Error, FailureKind, Memory, Rank};
 
 use super::auth::Token;
-use super::control::{Control, ControlOptions, JoinError};
 use super::interface::{self, InterfaceError};
 use super::launch::{MakeLink, Processes};
 use super::place::Place;
 use super::rendezvous::{Published, Rendezvous, RendezvousError};
-use super::world::{Facts, Failure, Roster, Verdict};
+use super::{Control, ControlOptions, JoinError};
+use super::{Facts, Failure, Roster, Verdict};
 use crate::tcp::{TcpDoor, TcpWorld};
 
 /// How often a process looks whether the leader has said where it is.
@@ -78,11 +78,13 @@ impl ClusterError {
     pub fn kind(&self) -> FailureKind {
         match self {
             ClusterError::Rendezvous(error) => error.kind(),
-            ClusterError::Interface(InterfaceError::NoMatch { .. }) | ClusterError::NoToken => FailureKind::Input,
-            ClusterError::Join(error) => error.kind(),
-            ClusterError::NoLeader { .. } | ClusterError::Io(_) | ClusterError::Interface(InterfaceError::List(_)) => {
-                FailureKind::Temporary
+            ClusterError::Interface(InterfaceError::NoMatch { .. }) | ClusterError::NoToken => {
+                FailureKind::Input
             }
+            ClusterError::Join(error) => error.kind(),
+            ClusterError::NoLeader { .. }
+            | ClusterError::Io(_)
+            | ClusterError::Interface(InterfaceError::List(_)) => FailureKind::Temporary,
         }
     }
 }

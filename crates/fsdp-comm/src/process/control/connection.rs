@@ -1,0 +1,89 @@
+//! A connection that never waits.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::sync::Arc;
+
+use mio::net::TcpStream;
+
+use crate::process::frame::{Decoder, Frame};
+
+/// Bytes that are read at once.
+const CHUNK_LEN: usize = 16 << 10;
+
+/// A socket with what is on its way out, and what has come in in part.
+pub(super) struct Connection {
+    pub(super) stream: TcpStream,
+    decoder: Decoder,
+    outbox: VecDeque<Arc<[u8]>>,
+    /// How much of the first part of the outbox is sent.
+    sent: usize,
+}
+
+impl Connection {
+    pub(super) fn new(stream: TcpStream) -> Self {
+        Self { stream, decoder: Decoder::default(), outbox: VecDeque::new(), sent: 0 }
+    }
+
+    /// Takes what has come; the error says how the connection has ended behind that.
+    pub(super) fn read(&mut self, frames: &mut Vec<Frame>) -> Result<(), String> {
+        let mut chunk = [0; CHUNK_LEN];
+        loop {
+            match self.stream.read(&mut chunk) {
+                Ok(0) => {
+                    self.decoder.end().map_err(|error| error.to_string())?;
+                    return Err(closed());
+                }
+                Ok(len) => {
+                    self.decoder.push(&chunk[..len]);
+                    while let Some(frame) = self.decoder.next().map_err(|error| error.to_string())? {
+                        frames.push(frame);
+                    }
+                }
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return Ok(()),
+                    io::ErrorKind::Interrupted => {}
+                    io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => return Err(closed()),
+                    _ => return Err(format!("its connection failed: {error}")),
+                },
+            }
+        }
+    }
+
+    /// Puts bytes behind those on their way, and sends what can be sent.
+    pub(super) fn send(&mut self, bytes: Arc<[u8]>) {
+        self.outbox.push_back(bytes);
+        self.write();
+    }
+
+    /// Sends what can be sent. An error is not told here: reading meets it too, behind what the other end has said.
+    pub(super) fn write(&mut self) {
+        while let Some(bytes) = self.outbox.front() {
+            match self.stream.write(&bytes[self.sent..]) {
+                Ok(len) => self.sent += len,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => return self.outbox.clear(),
+            }
+            if self.outbox.front().is_some_and(|bytes| bytes.len() == self.sent) {
+                self.outbox.pop_front();
+                self.sent = 0;
+            }
+        }
+    }
+
+    /// Says that nothing more comes, once everything is sent; and whether the other end has said so too.
+    pub(super) fn drain(&mut self) -> bool {
+        self.write();
+        if self.outbox.is_empty() {
+            // It fails when the connection has ended; then so says reading.
+            let _ended = self.stream.shutdown(Shutdown::Write);
+        }
+        self.read(&mut Vec::new()).is_err()
+    }
+}
+
+fn closed() -> String {
+    "its connection was closed".to_owned()
+}

@@ -1,0 +1,219 @@
+//! The loop that moves bytes and time between sockets and the protocol.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mio::net::TcpStream;
+use mio::{Events, Interest, Poll, Token, Waker};
+
+use super::connection::Connection;
+use super::gate::Gate;
+use super::shared::{Arrival, Shared};
+use crate::process::auth::AuthError;
+use crate::process::protocol::{ConnectionId, Event, Machine, Output};
+
+const WAKER: Token = Token(0);
+const GATE: Token = Token(1);
+const FIRST_CONNECTION: usize = 2;
+
+/// Ticks in the time of a heartbeat.
+const TICKS: u32 = 4;
+
+/// How long the last words of this process may take to be read.
+const DRAIN_MAX: Duration = Duration::from_secs(5);
+
+/// Events that are looked at in one turn, beside one per process.
+const EVENTS: usize = 64;
+
+/// See the [module](self).
+pub(super) struct Driver<M> {
+    poll: Poll,
+    events: Events,
+    pub(super) machine: M,
+    gate: Option<Gate>,
+    connections: BTreeMap<ConnectionId, Connection>,
+    /// The number of the next connection.
+    next: usize,
+    begin: Instant,
+    tick: Duration,
+    ticked: Instant,
+    shared: Arc<Shared>,
+    /// Why the last stranger was not believed.
+    pub(super) stranger: Option<AuthError>,
+    has_left: bool,
+}
+
+impl<M: Machine> Driver<M> {
+    pub(super) fn new(machine: M, heartbeat: Duration, processes: usize) -> io::Result<Self> {
+        let poll = Poll::new()?;
+        let shared = Arc::new(Shared::new(Waker::new(poll.registry(), WAKER)?));
+        let now = Instant::now();
+        Ok(Self {
+            poll,
+            events: Events::with_capacity(processes + EVENTS),
+            machine,
+            gate: None,
+            connections: BTreeMap::new(),
+            next: FIRST_CONNECTION,
+            begin: now,
+            tick: heartbeat / TICKS,
+            ticked: now,
+            shared,
+            stranger: None,
+            has_left: false,
+        })
+    }
+
+    pub(super) fn shared(&self) -> Arc<Shared> {
+        self.shared.clone()
+    }
+
+    /// Accepts connections from now on.
+    pub(super) fn open(&mut self, mut gate: Gate) -> io::Result<()> {
+        self.poll.registry().register(&mut gate.listener, GATE, Interest::READABLE)?;
+        self.gate = Some(gate);
+        Ok(())
+    }
+
+    /// Serves a connection whose ends believe each other.
+    pub(super) fn add(&mut self, stream: net::TcpStream) -> io::Result<()> {
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        let mut stream = TcpStream::from_std(stream);
+        let id = ConnectionId(self.next);
+        self.next += 1;
+        self.poll.registry().register(&mut stream, Token(id.0), Interest::READABLE | Interest::WRITABLE)?;
+        self.connections.insert(id, Connection::new(stream));
+        self.machine.opened(id);
+        Ok(())
+    }
+
+    /// Serves until the end.
+    pub(super) fn run(mut self) {
+        let shared = self.shared.clone();
+        while !self.has_left {
+            if let Err(error) = self.turn() {
+                self.break_down(&error);
+                break;
+            }
+        }
+        self.drain();
+        shared.leave();
+    }
+
+    /// Waits until something happens or a tick is due, does what is to be done, and returns what concerns joining.
+    pub(super) fn turn(&mut self) -> io::Result<Vec<Event>> {
+        self.wait((self.ticked + self.tick).saturating_duration_since(Instant::now()))?;
+        let ready: Vec<Token> = self.events.iter().map(|event| event.token()).collect();
+        for token in ready {
+            match token {
+                WAKER => {}
+                GATE => self.gate.iter_mut().for_each(|gate| gate.is_called = true),
+                Token(id) => self.serve(ConnectionId(id)),
+            }
+        }
+        self.look_into_inbox();
+        if let Some(gate) = &mut self.gate {
+            gate.accept(&self.shared);
+        }
+        // Behind all that has come: a process that was stopped has not read for long.
+        if self.ticked.elapsed() >= self.tick {
+            self.ticked = Instant::now();
+            self.machine.tick(self.begin.elapsed());
+        }
+        Ok(self.perform())
+    }
+
+    fn wait(&mut self, limit: Duration) -> io::Result<()> {
+        match self.poll.poll(&mut self.events, Some(limit)) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(self.events.clear()),
+            other => other,
+        }
+    }
+
+    fn serve(&mut self, id: ConnectionId) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        connection.write();
+        let mut frames = Vec::new();
+        let end = connection.read(&mut frames);
+        frames.into_iter().for_each(|frame| self.machine.received(id, frame));
+        if let Err(reason) = end {
+            self.connections.remove(&id);
+            self.machine.closed(id, &reason);
+        }
+    }
+
+    fn look_into_inbox(&mut self) {
+        let inbox = self.shared.take();
+        for Arrival { proof } in inbox.arrivals {
+            self.gate.iter_mut().for_each(Gate::examined);
+            // Whoever is let in and then has no room in the tables of this process comes again.
+            let _refused = proof.map(|stream| self.add(stream)).map_err(|error| self.stranger = Some(error));
+        }
+        inbox.requests.into_iter().for_each(|request| self.machine.request(request));
+        if inbox.is_abandoned {
+            self.perform();
+            self.connections.clear();
+            self.has_left = true;
+        }
+    }
+
+    fn perform(&mut self) -> Vec<Event> {
+        let mut joining = Vec::new();
+        for output in self.machine.take() {
+            match output {
+                Output::Send(to, frame) => {
+                    let bytes: Arc<[u8]> = frame.encode().into();
+                    for id in to {
+                        self.connections.get_mut(&id).into_iter().for_each(|it| it.send(bytes.clone()));
+                    }
+                }
+                Output::Close(id) => drop(self.connections.remove(&id)),
+                Output::Event(event) => joining.extend(self.tell(event)),
+            }
+        }
+        joining
+    }
+
+    /// Tells the ranks of this process; what concerns joining is handed back.
+    fn tell(&mut self, event: Event) -> Option<Event> {
+        match event {
+            Event::Gave { topic, rank, value } => {
+                self.shared.board.give(&topic, fsdp_core::Rank(rank), value);
+            }
+            Event::Announced { topic, value } => self.shared.board.announce(&topic, value),
+            Event::Verdict(verdict) => self.shared.decide(&verdict),
+            Event::Lost { ranks, error } => self.shared.lose(ranks, &error),
+            Event::Left => self.has_left = true,
+            Event::Refused(_) | Event::Dropped { .. } | Event::Go(_) => return Some(event),
+        }
+        None
+    }
+
+    /// The operating system does not let this process serve its connections: they end, and so say the others.
+    fn break_down(&mut self, error: &io::Error) {
+        for id in std::mem::take(&mut self.connections).into_keys() {
+            self.machine.closed(id, &format!("it can not be reached: {error}"));
+        }
+        self.perform();
+    }
+
+    /// Sends what is left, and waits until the other ends have closed: a connection that is closed while something lies
+    /// in it unread is reset, and may lose what was sent last.
+    fn drain(&mut self) {
+        self.gate = None;
+        let begin = Instant::now();
+        loop {
+            self.connections.retain(|_, connection| !connection.drain());
+            let left = DRAIN_MAX.saturating_sub(begin.elapsed());
+            if self.connections.is_empty() || left.is_zero() || self.wait(left).is_err() {
+                return;
+            }
+        }
+    }
+}

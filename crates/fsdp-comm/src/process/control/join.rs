@@ -1,0 +1,121 @@
+//! Coming together, before there is a thread of the control plane.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::driver::Driver;
+use super::error::{JoinError, Obstacle};
+use super::gate::{Gate, PROOF_MAX};
+use super::{ControlOptions, PURPOSE};
+use crate::process::auth::{Side, authenticate_within};
+use crate::process::protocol::{Event, Leader, Member};
+use crate::process::world::Roster;
+
+/// How long one address may take to answer.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+
+/// Pauses between two tries.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// See [`Control::lead`](super::Control::lead).
+pub(super) fn lead(
+    listener: TcpListener,
+    options: ControlOptions,
+) -> Result<(Driver<Leader>, Roster), JoinError> {
+    let begin = Instant::now();
+    // 0 is the generation of who knows none.
+    let generation = getrandom::u64()?.max(1);
+    let leader = Leader::new(options.join(), generation, options.pulse());
+    let mut driver = Driver::new(leader, options.heartbeat, options.processes)?;
+    driver.open(Gate::new(listener, options.token, options.processes)?)?;
+    loop {
+        for event in driver.turn()? {
+            if let Event::Go(roster) = event {
+                return Ok((driver, roster));
+            }
+        }
+        if begin.elapsed() >= options.join_timeout {
+            let (processes, waited) = (driver.machine.missing(), options.join_timeout);
+            return Err(JoinError::Missing { processes, waited, stranger: driver.stranger });
+        }
+    }
+}
+
+/// See [`Control::follow`](super::Control::follow).
+pub(super) fn follow(
+    leader: &dyn Fn() -> Result<Vec<SocketAddr>, JoinError>,
+    options: ControlOptions,
+) -> Result<(Driver<Member>, Roster), JoinError> {
+    let begin = Instant::now();
+    let end = begin + options.join_timeout;
+    let member = Member::new(options.join(), options.pulse());
+    let mut driver = Driver::new(member, options.heartbeat, options.processes)?;
+    let mut pause = PAUSE_MIN;
+    // Since when there is nothing but obstacles that do not pass by themselves.
+    let mut hopeless = None;
+    loop {
+        let obstacle = match attempt(&mut driver, &leader()?, &options, end)? {
+            Ok(roster) => return Ok((driver, roster)),
+            Err(obstacle) => obstacle,
+        };
+        let is_hopeless = match obstacle.patience(options.dead_after) {
+            None => {
+                hopeless = None;
+                false
+            }
+            Some(patience) => hopeless.get_or_insert_with(Instant::now).elapsed() >= patience,
+        };
+        if is_hopeless || Instant::now() + pause >= end {
+            let (process, waited) = (options.process, begin.elapsed());
+            return Err(JoinError::Follow { process, waited, obstacle });
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// One try: at every address until somebody there knows the token.
+fn attempt(
+    driver: &mut Driver<Member>,
+    addresses: &[SocketAddr],
+    options: &ControlOptions,
+    end: Instant,
+) -> Result<Result<Roster, Obstacle>, JoinError> {
+    let mut obstacle = Obstacle::NoAddress;
+    for &address in addresses {
+        match connect(address, options, end) {
+            Ok(stream) => {
+                driver.add(stream)?;
+                return wait_for_go(driver, end);
+            }
+            Err(other) => obstacle = other,
+        }
+    }
+    Ok(Err(obstacle))
+}
+
+fn connect(address: SocketAddr, options: &ControlOptions, end: Instant) -> Result<TcpStream, Obstacle> {
+    // A limit of zero is an error.
+    let left = end.saturating_duration_since(Instant::now()).max(PAUSE_MIN);
+    let stream = TcpStream::connect_timeout(&address, left.min(CONNECT_MAX));
+    let stream = stream.map_err(|source| Obstacle::Connect { address, source })?;
+    authenticate_within(&stream, left.min(PROOF_MAX), &options.token, Side::Caller, PURPOSE)
+        .map_err(|source| Obstacle::Auth { address, source })?;
+    Ok(stream)
+}
+
+fn wait_for_go(driver: &mut Driver<Member>, end: Instant) -> Result<Result<Roster, Obstacle>, JoinError> {
+    while Instant::now() < end {
+        for event in driver.turn()? {
+            match event {
+                Event::Go(roster) => return Ok(Ok(roster)),
+                Event::Refused(refusal) => return Ok(Err(Obstacle::Refused(refusal))),
+                Event::Dropped { reason } => return Ok(Err(Obstacle::Dropped { reason })),
+                other => unreachable!("{other:?} does not concern joining"),
+            }
+        }
+    }
+    Ok(Err(Obstacle::Others))
+}

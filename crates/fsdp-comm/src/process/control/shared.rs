@@ -1,0 +1,155 @@
+//! What the ranks of a process share with the thread of its control plane.
+
+use std::net::TcpStream;
+use std::ops::Range;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use fsdp_core::Rank;
+use fsdp_core::comm::CommError;
+use mio::Waker;
+
+use crate::assembly::Board;
+use crate::link::Alarm;
+use crate::process::auth::AuthError;
+use crate::process::protocol::Request;
+use crate::process::world::{Failure, Verdict};
+
+type Hook = Box<dyn FnOnce(&Verdict) + Send>;
+
+/// A connection that has tried to prove itself.
+pub(super) struct Arrival {
+    pub(super) proof: Result<TcpStream, AuthError>,
+}
+
+/// See the [module](self).
+pub(super) struct Shared {
+    pub(super) board: Board,
+    state: Mutex<State>,
+    left: Condvar,
+    waker: Waker,
+}
+
+#[derive(Default)]
+struct State {
+    inbox: Inbox,
+    verdict: Option<Verdict>,
+    /// The first failure of this process.
+    failure: Option<CommError>,
+    hooks: Vec<Hook>,
+    /// Why nothing can be given or announced any more.
+    lost: Option<CommError>,
+    has_left: bool,
+}
+
+/// What the thread is to look at.
+#[derive(Default)]
+pub(super) struct Inbox {
+    pub(super) requests: Vec<Request>,
+    pub(super) arrivals: Vec<Arrival>,
+    /// Nobody holds the control plane any more.
+    pub(super) is_abandoned: bool,
+}
+
+impl Shared {
+    pub(super) fn new(waker: Waker) -> Self {
+        Self { board: Board::default(), state: Mutex::default(), left: Condvar::new(), waker }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change under the lock is complete before anything can panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, put: impl FnOnce(&mut Inbox)) {
+        put(&mut self.lock().inbox);
+        // The thread also looks at each tick.
+        let _woken = self.waker.wake();
+    }
+
+    pub(super) fn request(&self, request: Request) {
+        self.put(|inbox| inbox.requests.push(request));
+    }
+
+    pub(super) fn arrive(&self, arrival: Arrival) {
+        self.put(|inbox| inbox.arrivals.push(arrival));
+    }
+
+    pub(super) fn abandon(&self) {
+        self.put(|inbox| inbox.is_abandoned = true);
+    }
+
+    /// What was put since the last call.
+    pub(super) fn take(&self) -> Inbox {
+        std::mem::take(&mut self.lock().inbox)
+    }
+
+    pub(super) fn verdict(&self) -> Option<Verdict> {
+        self.lock().verdict.clone()
+    }
+
+    pub(super) fn on_verdict(&self, hook: Hook) {
+        let mut state = self.lock();
+        match state.verdict.clone() {
+            None => state.hooks.push(hook),
+            Some(verdict) => {
+                drop(state);
+                hook(&verdict);
+            }
+        }
+    }
+
+    /// The world has failed.
+    pub(super) fn decide(&self, verdict: &Verdict) {
+        let mut state = self.lock();
+        state.verdict = Some(verdict.clone());
+        let hooks = std::mem::take(&mut state.hooks);
+        drop(state);
+        hooks.into_iter().for_each(|hook| hook(verdict));
+    }
+
+    /// Something failed here; only the first time counts.
+    pub(super) fn fail(&self, error: CommError, failure: Failure) {
+        let mut state = self.lock();
+        if state.failure.is_none() {
+            state.failure = Some(error);
+            drop(state);
+            self.request(Request::Fail(failure));
+        }
+    }
+
+    /// Nothing more comes from some ranks.
+    pub(super) fn lose(&self, ranks: Range<usize>, error: &CommError) {
+        if ranks.contains(&0) {
+            self.lock().lost.get_or_insert_with(|| error.clone());
+        }
+        ranks.for_each(|rank| self.board.lose(Rank(rank), error.clone()));
+    }
+
+    /// Whether there is somebody to give or announce to.
+    pub(super) fn reach_leader(&self) -> Result<(), CommError> {
+        self.lock().lost.clone().map_or(Ok(()), Err)
+    }
+
+    /// The thread has ended.
+    pub(super) fn leave(&self) {
+        self.lock().has_left = true;
+        self.left.notify_all();
+    }
+
+    pub(super) fn wait_until_left(&self) {
+        let state = self.left.wait_while(self.lock(), |state| !state.has_left);
+        drop(state.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Alarm for Shared {
+    fn raise(&self, error: CommError) {
+        let failure = Failure::from(&error);
+        self.fail(error, failure);
+    }
+
+    fn raised(&self) -> Option<CommError> {
+        let state = self.lock();
+        state.verdict.as_ref().map(Verdict::error).or_else(|| state.failure.clone())
+    }
+}

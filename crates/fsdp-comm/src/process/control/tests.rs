@@ -1,0 +1,388 @@
+//! Processes as threads of one test, over sockets of this machine.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fsdp_core::comm::CommError;
+use fsdp_core::{FailureKind, Rank};
+
+use super::*;
+use crate::process::Refusal;
+use crate::process::auth::{AuthError, Side, authenticate};
+use crate::process::frame::{Decoder, Frame};
+use crate::process::message::Message;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(2);
+
+fn token(byte: u8) -> Token {
+    Token::from_hex(&format!("{byte:02x}").repeat(32)).unwrap()
+}
+
+/// A process holds one rank more than its index.
+fn options(process: usize, processes: usize) -> ControlOptions {
+    let facts = Facts {
+        host: format!("n{process}"),
+        pid: 100 + process as u32,
+        addresses: vec![SocketAddr::from(([10, 0, 0, 1], 1000 + process as u16))],
+        cpu_model: "model".to_owned(),
+        device: "cpu".to_owned(),
+    };
+    ControlOptions {
+        process,
+        processes,
+        local_ranks: process + 1,
+        facts,
+        token: token(1),
+        heartbeat: Duration::from_millis(200),
+        dead_after: Duration::from_secs(15),
+        join_timeout: LIMIT,
+    }
+}
+
+fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+fn follow(address: SocketAddr, options: ControlOptions) -> Result<Arc<Control>, JoinError> {
+    Control::follow(&|| Ok(vec![address]), options)
+}
+
+/// A world of so many processes.
+fn world(processes: usize) -> Vec<Arc<Control>> {
+    let (listener, address) = listener();
+    thread::scope(|scope| {
+        let leader = scope.spawn(move || Control::lead(listener, options(0, processes)));
+        let others =
+            (1..processes).map(|process| scope.spawn(move || follow(address, options(process, processes))));
+        let others: Vec<_> = others.collect();
+        [leader].into_iter().chain(others).map(|thread| thread.join().unwrap().unwrap()).collect()
+    })
+}
+
+fn leave(world: &[Arc<Control>]) {
+    thread::scope(|scope| world.iter().for_each(|control| drop(scope.spawn(|| control.leave()))));
+}
+
+/// Waits for the verdict of a process.
+fn verdict(control: &Control) -> Verdict {
+    let (sender, receiver) = mpsc::channel();
+    control.on_verdict(Box::new(move |verdict| sender.send(verdict.clone()).unwrap()));
+    receiver.recv_timeout(SOON).expect("a verdict comes soon")
+}
+
+#[test]
+fn processes_that_come_in_any_order_begin_together_and_talk_until_they_leave() {
+    let (listener, address) = listener();
+    let known = Mutex::new(Vec::new());
+    let begun = thread::scope(|scope| {
+        // They ask for the leader before there is one.
+        let leader = || Ok(known.lock().unwrap().clone());
+        let mut threads: Vec<_> = [3, 1, 2]
+            .map(|process| scope.spawn(move || Control::follow(&leader, options(process, 4))))
+            .into();
+        known.lock().unwrap().push(address);
+        threads.push(scope.spawn(move || Control::lead(listener, options(0, 4))));
+        let mut begun: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect();
+        begun.sort_by_key(|control| control.process());
+        begun
+    });
+    let ranks: Vec<_> = begun.iter().map(|control| control.local()).collect();
+    assert_eq!(ranks, [0..1, 1..3, 3..6, 6..10]);
+    for control in &begun {
+        assert_eq!(control.roster(), begun[0].roster());
+        assert_eq!((control.world(), control.is_leader()), (10, control.process() == 0));
+        control.local().for_each(|rank| control.give("save", Rank(rank), vec![rank as u8; rank]).unwrap());
+    }
+    assert_eq!(begun[0].roster().processes[3].facts, options(3, 4).facts);
+    let expected: Vec<_> = (0..10).map(|rank| vec![rank as u8; rank]).collect();
+    assert_eq!(begun[0].collect("save", 10, LIMIT).unwrap(), expected);
+    begun[0].announce("saved", vec![7; 100]).unwrap();
+    assert!(begun.iter().all(|control| control.hear("saved", LIMIT).unwrap() == [7; 100]));
+    leave(&begun);
+    assert!(begun.iter().all(|control| control.verdict().is_none() && control.alarm().raised().is_none()));
+}
+
+#[test]
+fn what_was_given_last_arrives_though_its_giver_leaves_at_once() {
+    let world = world(3);
+    let value = vec![5; 8 << 20];
+    for control in &world[1..] {
+        control.local().for_each(|rank| control.give("last", Rank(rank), value.clone()).unwrap());
+    }
+    world[0].give("last", Rank(0), value.clone()).unwrap();
+    leave(&world);
+    assert!(world[0].collect("last", 6, LIMIT).unwrap().iter().all(|given| *given == value));
+}
+
+#[test]
+fn when_a_process_dies_all_others_get_the_same_verdict_soon() {
+    let mut world = world(4);
+    let dead = world.remove(2);
+    dead.give("before", Rank(4), vec![4]).unwrap();
+    let begin = Instant::now();
+    drop(dead);
+    let verdicts: Vec<_> = world.iter().map(|control| verdict(control)).collect();
+    assert!(begin.elapsed() < SOON);
+    assert!(verdicts.iter().all(|verdict| *verdict == verdicts[0]));
+    let reason = "process 2 (pid 102 on host n2): its connection was closed".to_owned();
+    let error = CommError::PeerFailed { rank: Rank(3), reason };
+    for control in &world {
+        assert_eq!(control.alarm().raised(), Some(error.clone()));
+        assert_eq!(control.verdict(), Some(verdicts[0].clone()));
+    }
+    // The rest can still end what they have begun, but nobody waits for the dead.
+    assert_eq!(world[0].given("before"), 1, "what it gave counts");
+    let begin = Instant::now();
+    assert_eq!(world[0].collect("none", 6, LIMIT).unwrap_err(), AssemblyError::Failed(error));
+    assert!(begin.elapsed() < SOON);
+    world[0].announce("end", vec![1]).unwrap();
+    assert!(world.iter().all(|control| control.hear("end", SOON).unwrap() == [1]));
+    leave(&world);
+}
+
+#[test]
+fn after_a_verdict_the_living_are_waited_for_a_moment_only() {
+    let world = world(2);
+    world[1].fail(Failure {
+        rank: Some(Rank(2)),
+        cause: "the loss is not finite".to_owned(),
+        kind: FailureKind::Permanent,
+        last_call: Some("all_reduce 7".to_owned()),
+    });
+    let own = world[1].alarm().raised().expect("it is known at once");
+    assert!(own.to_string().contains("the loss is not finite"), "{own}");
+    let told = verdict(&world[0]);
+    assert_eq!(told.failure.kind, FailureKind::Permanent);
+    let begin = Instant::now();
+    let error = world[0].collect("save", 3, LIMIT).unwrap_err();
+    assert!(matches!(&error, AssemblyError::Failed(_)), "{error}");
+    assert_eq!(world[1].hear("saved", LIMIT).unwrap_err(), error);
+    assert!(begin.elapsed() < super::super::protocol::GRACE + SOON);
+    insta::assert_snapshot!(
+        error,
+        @"rank 2 failed: process 1 (pid 101 on host n1): the loss is not finite; its last collective was all_reduce 7"
+    );
+    world[1].give("late", Rank(1), Vec::new()).unwrap_err();
+    leave(&world);
+}
+
+#[test]
+fn when_the_leader_dies_every_process_says_so_itself() {
+    let mut world = world(3);
+    drop(world.remove(0));
+    let verdicts: Vec<_> = world.iter().map(|control| verdict(control)).collect();
+    assert_eq!(verdicts[0], verdicts[1]);
+    assert_eq!(verdicts[0].to_string(), "process 0 (pid 100 on host n0): its connection was closed");
+    world[0].hear("saved", LIMIT).unwrap_err();
+    world[0].give("save", Rank(1), Vec::new()).unwrap_err();
+    leave(&world);
+}
+
+/// A member that says only what it is told to.
+struct Puppet {
+    stream: TcpStream,
+    decoder: Decoder,
+}
+
+impl Puppet {
+    fn new(address: SocketAddr) -> Self {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        authenticate(&mut stream, &token(1), Side::Caller, PURPOSE).unwrap();
+        Puppet { stream, decoder: Decoder::default() }
+    }
+
+    fn say(&mut self, generation: u64, message: Message) {
+        self.stream.write_all(&Frame { generation, message }.encode()).unwrap();
+    }
+
+    /// The next frame that is no heartbeat.
+    fn hear(&mut self) -> Frame {
+        let mut chunk = [0; 1000];
+        loop {
+            match self.decoder.next().unwrap() {
+                Some(frame) if frame.message != Message::Heartbeat => return frame,
+                Some(_) => {}
+                None => {
+                    let len = self.stream.read(&mut chunk).unwrap();
+                    assert!(len > 0, "the connection was closed");
+                    self.decoder.push(&chunk[..len]);
+                }
+            }
+        }
+    }
+
+    /// Joins as process 1 of 2 and returns the generation.
+    fn join(&mut self) -> u64 {
+        self.say(0, Message::Join(options(1, 2).join()));
+        assert_eq!(self.hear().message, Message::Joined);
+        let Frame { generation, message: Message::Prepare { round, .. } } = self.hear() else {
+            panic!("both are there")
+        };
+        self.say(generation, Message::Ready { round });
+        assert_eq!(self.hear().message, Message::Go { round });
+        generation
+    }
+}
+
+#[test]
+fn a_process_that_is_silent_is_dead_and_is_told_so() {
+    let (listener, address) = listener();
+    let dead_after = Duration::from_millis(600);
+    let leader =
+        thread::spawn(move || Control::lead(listener, ControlOptions { dead_after, ..options(0, 2) }));
+    let mut puppet = Puppet::new(address);
+    puppet.join();
+    let leader = leader.join().unwrap().unwrap();
+    let verdict = verdict(&leader);
+    assert_eq!(verdict.to_string(), "process 1 (pid 101 on host n1): it was silent for 0.6 s");
+    assert_eq!(puppet.hear().message, Message::Verdict(verdict));
+    leader.leave();
+}
+
+#[test]
+fn a_process_of_another_world_is_not_heard() {
+    let (listener, address) = listener();
+    let leader = thread::spawn(move || Control::lead(listener, options(0, 2)));
+    let mut puppet = Puppet::new(address);
+    let generation = puppet.join();
+    puppet.say(generation ^ 1, Message::Give { topic: "save".to_owned(), rank: 1, value: Vec::new() });
+    let leader = leader.join().unwrap().unwrap();
+    let verdict = verdict(&leader).to_string();
+    assert!(
+        verdict.contains("it is of world") && verdict.contains(&format!("{generation:016x}")),
+        "{verdict}"
+    );
+    assert_eq!(leader.given("save"), 0);
+    leader.leave();
+}
+
+#[test]
+fn strangers_do_not_keep_others_from_joining() {
+    let (listener, address) = listener();
+    let mut strangers: Vec<_> = (0..40).map(|_| TcpStream::connect(address).unwrap()).collect();
+    strangers[0].write_all(b"GET / HTTP/1.1\r\nHost: fsdp\r\n\r\n").unwrap();
+    strangers[1].write_all(&[0xff; 10_000]).unwrap();
+    strangers[2].write_all(b"fsdp").unwrap();
+    // One that knows the token, and then talks nonsense.
+    let mut known = thread::scope(|scope| {
+        let begin = Instant::now();
+        let leader = scope.spawn(move || Control::lead(listener, options(0, 2)));
+        let known = scope.spawn(move || {
+            let mut puppet = Puppet::new(address);
+            puppet.stream.write_all(&[0xff; 100]).unwrap();
+            puppet
+        });
+        let follower = scope.spawn(move || follow(address, options(1, 2)));
+        let world = [leader, follower].map(|thread| thread.join().unwrap().unwrap());
+        assert!(begin.elapsed() < SOON);
+        leave(&world);
+        known.join().unwrap()
+    });
+    let _closed_or_reset = known.stream.read_to_end(&mut Vec::new());
+    let answer = strangers[0].read(&mut [0; 10]);
+    assert!(matches!(answer, Ok(0) | Err(_)), "a stranger gets no answer: {answer:?}");
+}
+
+#[test]
+fn another_token_is_refused_and_both_sides_say_so() {
+    let (listener, address) = listener();
+    let short = Duration::from_millis(500);
+    let leader = thread::spawn(move || {
+        Control::lead(listener, ControlOptions { join_timeout: short, ..options(0, 2) })
+    });
+    let other = ControlOptions { token: token(2), dead_after: Duration::from_millis(50), ..options(1, 2) };
+    let refused = follow(address, other).err().expect("it has another token");
+    assert!(
+        matches!(
+            &refused,
+            JoinError::Follow { obstacle: Obstacle::Auth { source: AuthError::Token, .. }, .. }
+        ),
+        "{refused}"
+    );
+    assert_eq!(refused.kind(), FailureKind::Input);
+    let error = leader.join().unwrap().err().expect("nobody has joined");
+    insta::assert_snapshot!(
+        error,
+        @"process 0 has waited 0.5 s for process 1: look at what they say, or give them more time; of a connection that was refused: the other end has another token: start all processes of a run with the same one"
+    );
+}
+
+#[test]
+fn a_second_process_with_an_index_is_refused_and_the_first_one_stays() {
+    let (listener, address) = listener();
+    let leader = thread::spawn(move || Control::lead(listener, options(0, 3)));
+    let first = thread::spawn(move || follow(address, options(1, 3)));
+    let mut puppet = Puppet::new(address);
+    let mut twin = Puppet::new(address);
+    puppet.say(0, Message::Join(options(2, 3).join()));
+    assert_eq!(puppet.hear().message, Message::Joined);
+    let mut join = options(2, 3).join();
+    join.facts.pid = 999;
+    twin.say(0, Message::Join(join));
+    let refusal = Refusal::Duplicate { process: 2, host: "n2".to_owned(), pid: 102 };
+    assert_eq!(twin.hear().message, Message::Refused(refusal));
+    // Who has lost its connection may come again.
+    drop(puppet);
+    let third = thread::spawn(move || follow(address, options(2, 3)));
+    let world = [leader, first, third].map(|thread| thread.join().unwrap().unwrap());
+    let error = follow(address, ControlOptions { join_timeout: Duration::from_secs(1), ..options(1, 3) });
+    let error = error.err().expect("the world has begun");
+    assert!(
+        matches!(&error, JoinError::Follow { obstacle: Obstacle::Refused(Refusal::Started), .. }),
+        "{error}"
+    );
+    leave(&world);
+}
+
+#[test]
+fn processes_that_contradict_the_leader_are_told_both_numbers_at_once() {
+    let (listener, address) = listener();
+    let (done, wait) = mpsc::channel();
+    let leader = thread::spawn(move || {
+        let options = ControlOptions { join_timeout: Duration::from_secs(1), ..options(0, 2) };
+        done.send(Control::lead(listener, options).err().map(|error| error.to_string())).unwrap();
+    });
+    let messages = [(1, 3), (5, 2), (0, 2)].map(|(process, processes)| {
+        let dead_after = Duration::from_millis(10);
+        let join = options(process, processes);
+        if process == 0 {
+            let mut puppet = Puppet::new(address);
+            puppet.say(0, Message::Join(join.join()));
+            return match puppet.hear().message {
+                Message::Refused(refusal) => refusal.to_string(),
+                other => panic!("{other:?}"),
+            };
+        }
+        let error = follow(address, ControlOptions { dead_after, ..join }).err().expect("it is refused");
+        let JoinError::Follow { obstacle, .. } = error else { panic!("{error}") };
+        obstacle.to_string()
+    });
+    insta::assert_snapshot!(messages.join("\n"), @r"
+    process 0 refuses it: it was told of 3 processes, but process 0 of 2: give every process the same number
+    process 0 refuses it: its index is 5, but there are 2 processes, counted from 0
+    process 0 is there already (pid 100 on host n0): give every process its own index
+    ");
+    assert!(wait.recv().unwrap().is_some_and(|error| error.contains("process 1")));
+    leader.join().unwrap();
+}
+
+#[test]
+fn a_leader_serves_dozens_of_processes() {
+    let begin = Instant::now();
+    let world = world(48);
+    assert!(begin.elapsed() < Duration::from_secs(10), "joined in {:?}", begin.elapsed());
+    let ranks = world[0].world();
+    for control in &world {
+        control.local().for_each(|rank| control.give("save", Rank(rank), vec![1]).unwrap());
+    }
+    assert_eq!(world[0].collect("save", ranks, LIMIT).unwrap().len(), ranks);
+    leave(&world);
+}

@@ -1,0 +1,112 @@
+//! Messages as bytes.
+//!
+//! ```text
+//! u32  length of the text          all numbers are little-endian
+//! u32  length of the value
+//! u64  generation of the world     0 in a join, which does not know it
+//!      text                        JSON: what is said
+//!      value                       bytes that are given or announced, as they are
+//! ```
+
+use super::message::Message;
+
+const HEADER_LEN: usize = 16;
+
+/// A roster of ten thousand processes has a tenth of this.
+const TEXT_MAX: usize = 16 << 20;
+const VALUE_MAX: usize = 1 << 30;
+
+/// What opens a connection, in both directions, is short and has no value.
+const FIRST_TEXT_MAX: usize = 64 << 10;
+const FIRST_VALUE_MAX: usize = 0;
+
+/// What is sent over a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Frame {
+    pub(super) generation: u64,
+    pub(super) message: Message,
+}
+
+/// Why bytes are no frame.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FrameError {
+    #[error("it sent a message of {text} + {value} bytes; up to {text_max} + {value_max} are taken")]
+    Length { text: usize, value: usize, text_max: usize, value_max: usize },
+    #[error("it sent a message that nobody knows: {0}")]
+    Unknown(#[from] serde_json::Error),
+    #[error("it sent {len} bytes with a message ({message:?}) that has none")]
+    Value { message: Message, len: usize },
+    #[error("its connection was closed in the middle of a message")]
+    Torn,
+}
+
+impl Frame {
+    /// The bytes of this frame.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let text = serde_json::to_vec(&self.message).expect("messages are trees of plain values");
+        let value = self.message.value();
+        assert!(text.len() <= TEXT_MAX && value.len() <= VALUE_MAX, "a value that is given is below 1 GiB");
+        let mut bytes = Vec::with_capacity(HEADER_LEN + text.len() + value.len());
+        bytes.extend((text.len() as u32).to_le_bytes());
+        bytes.extend((value.len() as u32).to_le_bytes());
+        bytes.extend(self.generation.to_le_bytes());
+        bytes.extend(text);
+        bytes.extend(value);
+        bytes
+    }
+}
+
+/// Makes frames of bytes as they come. It keeps no more than has come.
+#[derive(Default)]
+pub(super) struct Decoder {
+    bytes: Vec<u8>,
+    /// Where the next frame begins.
+    at: usize,
+    is_begun: bool,
+}
+
+impl Decoder {
+    /// More bytes.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.bytes.drain(..self.at);
+        self.at = 0;
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The next frame; `None` until all of it is there.
+    pub(super) fn next(&mut self) -> Result<Option<Frame>, FrameError> {
+        let rest = &self.bytes[self.at..];
+        let Some((header, rest)) = rest.split_first_chunk::<HEADER_LEN>() else {
+            return Ok(None);
+        };
+        let [text, value, low, high] = std::array::from_fn(|word| {
+            u32::from_le_bytes(std::array::from_fn(|byte| header[4 * word + byte]))
+        });
+        let (text, value) = (text as usize, value as usize);
+        let (text_max, value_max) =
+            if self.is_begun { (TEXT_MAX, VALUE_MAX) } else { (FIRST_TEXT_MAX, FIRST_VALUE_MAX) };
+        if text > text_max || value > value_max {
+            return Err(FrameError::Length { text, value, text_max, value_max });
+        }
+        let Some((body, _)) = rest.split_at_checked(text + value) else {
+            return Ok(None);
+        };
+        let mut message: Message = serde_json::from_slice(&body[..text])?;
+        match message.value_mut() {
+            Some(bytes) => bytes.extend_from_slice(&body[text..]),
+            None if value > 0 => return Err(FrameError::Value { message, len: value }),
+            None => {}
+        }
+        self.at += HEADER_LEN + text + value;
+        self.is_begun = true;
+        Ok(Some(Frame { generation: u64::from(high) << 32 | u64::from(low), message }))
+    }
+
+    /// Nothing more comes.
+    pub(super) fn end(&self) -> Result<(), FrameError> {
+        if self.at == self.bytes.len() { Ok(()) } else { Err(FrameError::Torn) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,157 @@
+//! What the leader and the other processes tell each other.
+
+use std::fmt;
+
+use fsdp_core::FailureKind;
+use serde::{Deserialize, Serialize};
+
+use super::world::{Facts, Failure, Roster, Verdict};
+
+/// What a process says first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Join {
+    /// Version of its program.
+    pub(super) version: String,
+    /// Its index.
+    pub(super) process: usize,
+    /// How many processes it expects.
+    pub(super) processes: usize,
+    /// How many ranks it holds.
+    pub(super) local_ranks: usize,
+    pub(super) facts: Facts,
+}
+
+/// Everything that is said, by whom and when: see [`process`](super).
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Message {
+    // From other processes to the leader.
+    Join(Join),
+    Ready {
+        round: u32,
+    },
+    Failed(Failure),
+    Give {
+        topic: String,
+        rank: usize,
+        #[serde(skip)]
+        value: Vec<u8>,
+    },
+    // From the leader.
+    Joined,
+    Refused(Refusal),
+    Prepare {
+        round: u32,
+        roster: Roster,
+    },
+    Go {
+        round: u32,
+    },
+    Verdict(Verdict),
+    Announce {
+        topic: String,
+        #[serde(skip)]
+        value: Vec<u8>,
+    },
+    // From both.
+    Heartbeat,
+    Goodbye,
+}
+
+impl Message {
+    /// The bytes that travel as they are.
+    pub(super) fn value(&self) -> &[u8] {
+        match self {
+            Message::Give { value, .. } | Message::Announce { value, .. } => value,
+            _ => &[],
+        }
+    }
+
+    /// Where these bytes go; `None` when there are none in such a message.
+    pub(super) fn value_mut(&mut self) -> Option<&mut Vec<u8>> {
+        match self {
+            Message::Give { value, .. } | Message::Announce { value, .. } => Some(value),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Debug for Message {
+    /// The name; what it carries may be long.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Message::Join(_) => "join",
+            Message::Ready { .. } => "ready",
+            Message::Failed(_) => "failed",
+            Message::Give { .. } => "give",
+            Message::Joined => "joined",
+            Message::Refused(_) => "refused",
+            Message::Prepare { .. } => "prepare",
+            Message::Go { .. } => "go",
+            Message::Verdict(_) => "verdict",
+            Message::Announce { .. } => "announce",
+            Message::Heartbeat => "heartbeat",
+            Message::Goodbye => "goodbye",
+        })
+    }
+}
+
+/// Why a leader does not let a process join.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum Refusal {
+    /// Its program is of another version.
+    #[error(
+        "its program is fsdp {got}, but process 0 runs fsdp {expected}: start the same program everywhere"
+    )]
+    Version {
+        /// The version of the leader.
+        expected: String,
+        /// The version of the process.
+        got: String,
+    },
+    /// It expects another number of processes.
+    #[error(
+        "it was told of {got} processes, but process 0 of {expected}: give every process the same number"
+    )]
+    Processes {
+        /// As the leader knows.
+        expected: usize,
+        /// As the process knows.
+        got: usize,
+    },
+    /// Its index is not below the number of processes.
+    #[error("its index is {process}, but there are {processes} processes, counted from 0")]
+    Index {
+        /// The index.
+        process: usize,
+        /// The number of processes.
+        processes: usize,
+    },
+    /// Another process has its index, and is connected.
+    #[error(
+        "process {process} is there already (pid {pid} on host {host}): give every process its own index"
+    )]
+    Duplicate {
+        /// The index.
+        process: usize,
+        /// The machine of the other one.
+        host: String,
+        /// Its number there.
+        pid: u32,
+    },
+    /// The world has begun without it.
+    #[error("the processes of this run have begun already: it can not join them before the next start")]
+    Started,
+}
+
+impl Refusal {
+    /// What this failure calls for.
+    pub fn kind(&self) -> FailureKind {
+        match self {
+            Refusal::Version { .. }
+            | Refusal::Processes { .. }
+            | Refusal::Index { .. }
+            | Refusal::Duplicate { .. } => FailureKind::Input,
+            Refusal::Started => FailureKind::Temporary,
+        }
+    }
+}

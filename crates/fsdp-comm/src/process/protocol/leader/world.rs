@@ -1,0 +1,182 @@
+//! The leader of a world that has begun: who is alive, and what ended it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::process::frame::Frame;
+use crate::process::message::Message;
+use crate::process::protocol::{ConnectionId, Event, GRACE, LEAVE_MAX, Output, Pulse, Request};
+use crate::process::world::{Failure, Roster, Verdict};
+
+/// See the [module](self). The processes that are not in `live` are dead or have left.
+pub(super) struct World {
+    roster: Roster,
+    live: BTreeMap<ConnectionId, Live>,
+    /// With the time at which it was made.
+    verdict: Option<(Duration, Verdict)>,
+    /// Blame of one process by another, and since when: what the blamed one says itself counts more.
+    blame: Option<(Duration, Verdict)>,
+    /// Whether the rest of a failed world has had its time.
+    is_over: bool,
+    /// Since when this process wants to leave.
+    leaving: Option<Duration>,
+    has_left: bool,
+    outputs: Vec<Output>,
+}
+
+struct Live {
+    process: usize,
+    heard: Duration,
+}
+
+impl World {
+    pub(super) fn new(roster: Roster) -> Self {
+        World {
+            roster,
+            live: BTreeMap::new(),
+            verdict: None,
+            blame: None,
+            is_over: false,
+            leaving: None,
+            has_left: false,
+            outputs: Vec::new(),
+        }
+    }
+
+    /// A process that takes part.
+    pub(super) fn add(&mut self, connection: ConnectionId, process: usize, heard: Duration) {
+        self.live.insert(connection, Live { process, heard });
+    }
+
+    /// Who is alive.
+    pub(super) fn connections(&self) -> impl Iterator<Item = ConnectionId> {
+        self.live.keys().copied()
+    }
+
+    pub(super) fn take(&mut self) -> Vec<Output> {
+        std::mem::take(&mut self.outputs)
+    }
+
+    pub(super) fn received(&mut self, connection: ConnectionId, frame: &Frame, pulse: &Pulse) {
+        let Some(live) = self.live.get_mut(&connection) else {
+            return;
+        };
+        live.heard = pulse.now();
+        let (process, ranks) = (live.process, self.roster.processes[live.process].ranks.clone());
+        if frame.generation != self.roster.generation {
+            let (got, own) = (frame.generation, self.roster.generation);
+            return self.lose(connection, format!("it is of world {got:016x}, not of {own:016x}"), pulse);
+        }
+        match &frame.message {
+            Message::Heartbeat => {}
+            Message::Give { topic, rank, value } if ranks.contains(rank) => {
+                let (topic, rank, value) = (topic.clone(), *rank, value.clone());
+                self.tell(Event::Gave { topic, rank, value });
+            }
+            Message::Failed(failure) => self.fail(process, failure.clone(), pulse),
+            Message::Goodbye => self.end(connection, "it has left"),
+            other => {
+                let cause = format!("it sent a message that it must not send now ({other:?})");
+                self.lose(connection, cause, pulse);
+            }
+        }
+        self.leave_if_last(pulse);
+    }
+
+    /// A process is dead.
+    pub(super) fn lose(&mut self, connection: ConnectionId, cause: String, pulse: &Pulse) {
+        if let Some(live) = self.live.get(&connection) {
+            // Told while it is still among the living: one that was only silent may read it some day.
+            self.decide(Verdict::of_loss(&self.roster, live.process, cause.clone()), pulse);
+            self.end(connection, &cause);
+            self.leave_if_last(pulse);
+        }
+    }
+
+    /// Nothing more comes from a process.
+    fn end(&mut self, connection: ConnectionId, cause: &str) {
+        if let Some(live) = self.live.remove(&connection) {
+            let loss = Verdict::of_loss(&self.roster, live.process, cause.to_owned());
+            self.outputs.push(Output::Close(connection));
+            self.tell(Event::Lost { ranks: loss.ranks.clone(), error: loss.error() });
+        }
+    }
+
+    /// A process says that it has failed, or that another one has.
+    fn fail(&mut self, reporter: usize, failure: Failure, pulse: &Pulse) {
+        let process = failure.rank.and_then(|rank| self.roster.process_of(rank)).unwrap_or(reporter);
+        let can_speak = process == 0 || self.live.values().any(|live| live.process == process);
+        let verdict = Verdict::new(&self.roster, process, failure);
+        if process == reporter || !can_speak {
+            self.decide(verdict, pulse);
+        } else {
+            self.blame.get_or_insert((pulse.now(), verdict));
+        }
+    }
+
+    /// The first verdict is the only one.
+    fn decide(&mut self, verdict: Verdict, pulse: &Pulse) {
+        if self.verdict.is_none() {
+            self.send_all(Message::Verdict(verdict.clone()));
+            self.tell(Event::Verdict(verdict.clone()));
+            self.verdict = Some((pulse.now(), verdict));
+        }
+    }
+
+    fn send_all(&mut self, message: Message) {
+        let frame = Frame { generation: self.roster.generation, message };
+        self.outputs.push(Output::Send(self.connections().collect(), frame));
+    }
+
+    fn tell(&mut self, event: Event) {
+        if !self.has_left {
+            self.outputs.push(Output::Event(event));
+        }
+    }
+
+    pub(super) fn tick(&mut self, pulse: &Pulse) {
+        let silent = self.live.iter().filter(|(_, live)| pulse.is_dead(live.heard));
+        let silent: Vec<ConnectionId> = silent.map(|(connection, _)| *connection).collect();
+        silent.into_iter().for_each(|connection| self.lose(connection, pulse.silence(), pulse));
+        if let Some((_, verdict)) = self.blame.take_if(|(since, _)| pulse.is_past(*since, pulse.hearing())) {
+            self.decide(verdict, pulse);
+        }
+        if let Some((since, verdict)) = &self.verdict
+            && !self.is_over
+            && pulse.is_past(*since, GRACE)
+        {
+            self.is_over = true;
+            let (ranks, error) = (0..self.roster.world(), verdict.error());
+            self.tell(Event::Lost { ranks, error });
+        }
+        self.leave_if_last(pulse);
+    }
+
+    pub(super) fn request(&mut self, request: Request, pulse: &Pulse) {
+        match request {
+            Request::Give { .. } => unreachable!("the leader has the board"),
+            Request::Announce { topic, value } => self.send_all(Message::Announce { topic, value }),
+            Request::Fail(failure) => self.fail(0, failure, pulse),
+            Request::Leave => {
+                self.leaving.get_or_insert(pulse.now());
+            }
+        }
+        self.leave_if_last(pulse);
+    }
+
+    /// Leaves when nobody else is there, or when the others have had their time.
+    fn leave_if_last(&mut self, pulse: &Pulse) {
+        let Some(leaving) = self.leaving.filter(|_| !self.has_left) else {
+            return;
+        };
+        let is_late = match &self.verdict {
+            Some((decided, _)) => pulse.is_past(leaving.max(*decided), GRACE),
+            None => pulse.is_past(leaving, LEAVE_MAX),
+        };
+        if self.live.is_empty() || is_late {
+            self.send_all(Message::Goodbye);
+            self.tell(Event::Left);
+            self.has_left = true;
+        }
+    }
+}

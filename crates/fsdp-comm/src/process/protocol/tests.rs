@@ -1,0 +1,7 @@
+//! The protocol in a simulated world: see [`sim`].
+
+mod check;
+mod exhaustive;
+mod rules;
+mod seeds;
+mod sim;

@@ -1,0 +1,101 @@
+//! What must hold when every process of a simulated world has ended.
+
+use std::time::Duration;
+
+use super::sim::{DEAD_AFTER, HEARTBEAT, Node, Sim};
+
+pub(super) fn check(sim: &Sim, delay_max: u64) {
+    let delay_max = Duration::from_millis(delay_max);
+    let leader = &sim.nodes[0];
+    check_go(sim);
+    check_gifts(sim, leader, delay_max);
+    for node in &sim.nodes {
+        check_verdict(sim, leader, node, delay_max);
+        check_loss_of_leader(sim, leader, node, delay_max);
+    }
+    if sim.faults.is_empty() {
+        check_peace(sim);
+    }
+}
+
+/// Who begins, begins the same world, of processes that were all alive when its roster was sent.
+fn check_go(sim: &Sim) {
+    let rosters: Vec<_> = sim.nodes.iter().filter_map(|node| node.go.as_ref()).collect();
+    let Some(roster) = rosters.first() else {
+        return;
+    };
+    assert!(rosters.iter().all(|other| other == roster), "rosters differ");
+    assert_eq!(roster.world(), sim.world());
+    for (process, entry) in roster.processes.iter().enumerate() {
+        let node = &sim.nodes[entry.facts.pid as usize];
+        assert_eq!(node.process, process);
+        assert_eq!(entry.ranks, sim.ranks_of(process));
+        assert!(node.born <= sim.last_prepare, "process {process} was not there");
+        assert!(node.died.is_none_or(|died| died >= sim.last_prepare), "process {process} was dead");
+    }
+}
+
+/// What was given by who could be heard has come, however its giver ended.
+fn check_gifts(sim: &Sim, leader: &Node, delay_max: Duration) {
+    let Some(end) = leader.died.filter(|_| !leader.is_unheard) else {
+        return;
+    };
+    for node in sim.nodes.iter().filter(|node| !node.is_unheard) {
+        for (rank, given) in &node.given {
+            let is_in_time = *given + delay_max * 2 + sim.stopped_for < end;
+            let has_come = leader.given.contains_key(rank);
+            assert!(has_come || !is_in_time, "rank {rank} gave at {given:?}, which did not come");
+        }
+    }
+}
+
+/// One verdict at most, the leader's where there is one, and in time.
+fn check_verdict(sim: &Sim, leader: &Node, node: &Node, delay_max: Duration) {
+    let process = node.process;
+    assert!(node.verdicts.len() <= 1, "process {process} got {} verdicts", node.verdicts.len());
+    let Some((decided, verdict)) = leader.verdicts.first() else {
+        return;
+    };
+    if node.is_cut_off || leader.is_cut_off || node.go.is_none() {
+        return;
+    }
+    let Some((heard, own)) = node.verdicts.first() else {
+        let left = node.died.expect("all have ended");
+        let bound = *decided + delay_max * 2 + HEARTBEAT + sim.stopped_for;
+        assert!(node.has_left && left <= bound, "process {process} was never told: {verdict}");
+        return;
+    };
+    assert_eq!(own, verdict, "process {process} and the leader disagree");
+    let fault = sim.faults.iter().rfind(|fault| *fault <= decided).expect("a verdict has a reason");
+    let bound = *fault + DEAD_AFTER + HEARTBEAT * 4 + delay_max * 2 + sim.stopped_for;
+    assert!(*heard <= bound, "process {process} was told at {heard:?}, after {bound:?}: {verdict}");
+}
+
+/// Who outlives the leader says so itself, unless it knows of another failure.
+fn check_loss_of_leader(sim: &Sim, leader: &Node, node: &Node, delay_max: Duration) {
+    let (Some(died), Some(left)) = (leader.died, node.died) else {
+        panic!("all have ended");
+    };
+    let bound = died + DEAD_AFTER + HEARTBEAT * 2 + delay_max * 2 + sim.stopped_for;
+    if !leader.has_left && node.go.is_some() && left > bound {
+        assert_eq!(node.verdicts.len(), 1, "process {} was never told of the end of process 0", node.process);
+        assert!(node.verdicts[0].0 <= bound);
+    }
+}
+
+/// Where nothing went wrong nobody says so, and everything is done.
+fn check_peace(sim: &Sim) {
+    for node in &sim.nodes {
+        assert!(node.verdicts.is_empty(), "a false verdict: {}", node.verdicts[0].1);
+        if node.go.is_some() {
+            assert!(
+                node.has_left && node.announced.contains("save"),
+                "process {} has not ended",
+                node.process
+            );
+        }
+    }
+    let begun = sim.nodes.iter().filter(|node| node.go.is_some()).count();
+    let processes = sim.nodes[0].go.as_ref().map(|roster| roster.processes.len());
+    assert_eq!(Some(begun), processes, "not everybody has begun");
+}

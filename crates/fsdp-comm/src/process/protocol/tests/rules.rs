@@ -1,0 +1,233 @@
+//! Single rules of the protocol, each in the smallest world that shows it.
+
+use std::time::Duration;
+
+use fsdp_core::{FailureKind, Rank};
+
+use super::super::*;
+use super::sim::{DEAD_AFTER, HEARTBEAT};
+use crate::process::message::{Join, Message};
+use crate::process::world::Facts;
+
+const GENERATION: u64 = 7;
+const TICK: Duration = Duration::from_millis(500);
+
+fn join(process: usize) -> Join {
+    let facts = Facts {
+        host: format!("n{process}"),
+        pid: process as u32,
+        addresses: Vec::new(),
+        cpu_model: String::new(),
+        device: String::new(),
+    };
+    Join { version: "1".to_owned(), process, processes: 3, local_ranks: 1, facts }
+}
+
+/// A leader with connections 1 and 2 to the processes of these numbers.
+struct World {
+    leader: Leader,
+    time: Duration,
+}
+
+impl World {
+    fn joining() -> Self {
+        let leader = Leader::new(join(0), GENERATION, Pulse::new(HEARTBEAT, DEAD_AFTER));
+        World { leader, time: Duration::ZERO }
+    }
+
+    fn begun() -> Self {
+        let mut world = Self::joining();
+        for process in [1, 2] {
+            world.leader.opened(ConnectionId(process));
+            world.receives(process, Message::Join(join(process)));
+        }
+        for process in [1, 2] {
+            world.receives(process, Message::Ready { round: 1 });
+        }
+        let events = world.events();
+        assert!(matches!(events.as_slice(), [Event::Go(_)]), "{events:?}");
+        world
+    }
+
+    fn receives(&mut self, process: usize, message: Message) {
+        let generation = if matches!(message, Message::Join(_)) { 0 } else { GENERATION };
+        self.leader.received(ConnectionId(process), Frame { generation, message });
+    }
+
+    /// Passes time in which the others are there.
+    fn pass(&mut self, time: Duration) {
+        let end = self.time + time;
+        while self.time < end {
+            self.time += TICK;
+            [1, 2].into_iter().for_each(|process| self.receives(process, Message::Heartbeat));
+            self.leader.tick(self.time);
+        }
+    }
+
+    fn sent(&mut self) -> Vec<Message> {
+        let sent = |output| if let Output::Send(_, frame) = output { Some(frame.message) } else { None };
+        self.leader.take().into_iter().filter_map(sent).collect()
+    }
+
+    fn events(&mut self) -> Vec<Event> {
+        let event = |output| if let Output::Event(event) = output { Some(event) } else { None };
+        self.leader.take().into_iter().filter_map(event).collect()
+    }
+
+    fn verdicts(&mut self) -> Vec<Verdict> {
+        let verdict = |event| if let Event::Verdict(verdict) = event { Some(verdict) } else { None };
+        self.events().into_iter().filter_map(verdict).collect()
+    }
+}
+
+fn failure(rank: usize, cause: &str) -> Failure {
+    let kind = FailureKind::Permanent;
+    Failure { rank: Some(Rank(rank)), cause: cause.to_owned(), kind, last_call: None }
+}
+
+#[test]
+fn nobody_goes_before_all_are_ready_for_the_same_roster() {
+    let mut world = World::joining();
+    for process in [1, 2] {
+        world.leader.opened(ConnectionId(process));
+        world.receives(process, Message::Join(join(process)));
+    }
+    world.receives(1, Message::Ready { round: 1 });
+    assert_eq!(world.events(), []);
+    // Process 2 comes again: what process 1 was ready for is no more.
+    world.leader.closed(ConnectionId(2), "cut");
+    world.leader.opened(ConnectionId(3));
+    world.receives(3, Message::Join(join(2)));
+    world.receives(3, Message::Ready { round: 2 });
+    world.receives(1, Message::Ready { round: 1 });
+    assert_eq!(world.events(), []);
+    world.receives(1, Message::Ready { round: 2 });
+    assert!(matches!(world.events().as_slice(), [Event::Go(_)]));
+}
+
+#[test]
+fn who_is_blamed_by_others_is_heard_first() {
+    let mut world = World::begun();
+    world.receives(1, Message::Failed(failure(2, "it has closed its links")));
+    assert_eq!(world.verdicts(), []);
+    world.receives(2, Message::Failed(failure(2, "the loss is not finite")));
+    let verdicts = world.verdicts();
+    assert_eq!(verdicts.len(), 1);
+    assert_eq!((verdicts[0].process, verdicts[0].failure.cause.as_str()), (2, "the loss is not finite"));
+    world.pass(HEARTBEAT * 5);
+    assert_eq!(world.verdicts(), [], "there is one verdict");
+}
+
+#[test]
+fn blame_counts_when_the_blamed_process_says_nothing_of_it() {
+    let mut world = World::begun();
+    world.receives(1, Message::Failed(failure(2, "it has closed its links")));
+    world.pass(HEARTBEAT);
+    assert_eq!(world.verdicts(), []);
+    world.pass(HEARTBEAT);
+    let verdicts = world.verdicts();
+    assert_eq!(verdicts.len(), 1);
+    assert_eq!((verdicts[0].process, verdicts[0].failure.cause.as_str()), (2, "it has closed its links"));
+}
+
+#[test]
+fn a_process_that_was_stopped_blames_nobody() {
+    let mut world = World::begun();
+    world.pass(HEARTBEAT);
+    // An hour later the first tick comes before what the others have sent.
+    world.time += Duration::from_secs(3600);
+    world.leader.tick(world.time);
+    world.pass(DEAD_AFTER * 2);
+    assert_eq!(world.verdicts(), []);
+}
+
+#[test]
+fn silence_is_death_not_before_its_time() {
+    let mut world = World::begun();
+    world.pass(HEARTBEAT);
+    let silent_since = world.time;
+    let verdict = loop {
+        world.time += TICK;
+        world.receives(1, Message::Heartbeat);
+        world.leader.tick(world.time);
+        if let Some(verdict) = world.verdicts().pop() {
+            break verdict;
+        }
+    };
+    assert_eq!((verdict.process, verdict.failure.cause.as_str()), (2, "it was silent for 15 s"));
+    let silence = world.time - silent_since;
+    assert!(silence >= DEAD_AFTER - TICK && silence <= DEAD_AFTER, "after {silence:?}");
+}
+
+#[test]
+fn a_rank_that_is_not_its_own_is_not_given_for() {
+    let mut world = World::begun();
+    world.receives(1, Message::Give { topic: "save".to_owned(), rank: 2, value: Vec::new() });
+    let verdict = &world.verdicts()[0];
+    assert_eq!(verdict.process, 1);
+    assert!(verdict.failure.cause.contains("must not send"), "{verdict}");
+}
+
+#[test]
+fn the_leader_leaves_last_and_waits_for_a_minute() {
+    let mut world = World::begun();
+    world.leader.request(Request::Leave);
+    world.receives(1, Message::Goodbye);
+    world.leader.closed(ConnectionId(1), "closed");
+    world.pass(LEAVE_MAX - TICK);
+    assert!(!world.events().contains(&Event::Left));
+    world.pass(TICK);
+    let outputs = world.leader.take();
+    let says_goodbye = |output: &Output| matches!(output, Output::Send(to, frame) if frame.message == Message::Goodbye && *to == [ConnectionId(2)]);
+    assert!(outputs.iter().any(says_goodbye), "who is there still is told");
+    assert!(outputs.iter().any(|output| matches!(output, Output::Event(Event::Left))));
+}
+
+#[test]
+fn a_process_that_has_left_is_not_waited_for_and_has_not_failed() {
+    let mut world = World::begun();
+    world.receives(1, Message::Goodbye);
+    world.leader.closed(ConnectionId(1), "closed");
+    world.time += DEAD_AFTER;
+    world.receives(2, Message::Heartbeat);
+    world.leader.tick(world.time);
+    let events = world.events();
+    let [Event::Lost { ranks, error }] = events.as_slice() else { panic!("{events:?}") };
+    assert_eq!(*ranks, 1..2);
+    assert_eq!(error.to_string(), "rank 1 failed: process 1 (pid 1 on host n1): it has left");
+}
+
+#[test]
+fn another_version_of_the_program_is_refused() {
+    let mut world = World::joining();
+    world.leader.opened(ConnectionId(1));
+    world.receives(1, Message::Join(Join { version: "2".to_owned(), ..join(1) }));
+    let sent = world.sent();
+    let [Message::Refused(refusal)] = sent.as_slice() else { panic!("{sent:?}") };
+    insta::assert_snapshot!(
+        refusal,
+        @"its program is fsdp 2, but process 0 runs fsdp 1: start the same program everywhere"
+    );
+}
+
+#[test]
+fn a_process_that_comes_again_takes_its_own_place() {
+    let mut world = World::joining();
+    for connection in [1, 2] {
+        world.leader.opened(ConnectionId(connection));
+        world.receives(connection, Message::Join(join(1)));
+        assert!(matches!(world.sent().as_slice(), [Message::Joined]));
+    }
+    assert_eq!(world.leader.missing(), [2]);
+}
+
+#[test]
+fn a_connection_that_says_nothing_is_closed_in_the_end() {
+    let mut world = World::joining();
+    world.leader.opened(ConnectionId(1));
+    for second in 1..=15 {
+        world.leader.tick(Duration::from_secs(second));
+    }
+    let outputs = world.leader.take();
+    assert!(outputs.iter().any(|output| matches!(output, Output::Close(ConnectionId(1)))), "{outputs:?}");
+}
