@@ -76,6 +76,17 @@ pub(crate) enum CliError {
         /// The device, as it is written in run files.
         device: &'static str,
     },
+    /// What is to be launched is no command.
+    #[error("what comes after -- is no command that can be launched: {0}")]
+    Launched(Box<clap::Error>),
+    /// Something of a launch can not be started.
+    #[error("can not start {what}: {source}")]
+    Start {
+        /// What.
+        what: String,
+        /// Why.
+        source: io::Error,
+    },
     /// Another process has failed.
     #[error("{0}")]
     World(Box<Verdict>),
@@ -165,6 +176,7 @@ impl CliError {
             CliError::World(verdict) => verdict.failure.kind,
             CliError::ReadModel { source, .. }
             | CliError::Create { source, .. }
+            | CliError::Start { source, .. }
             | CliError::Write { source, .. } => FailureKind::of_io(source),
             CliError::Signal { .. } => FailureKind::Permanent,
             // What is there did not work this time; what is missing stays away.
@@ -179,6 +191,7 @@ impl CliError {
             | CliError::Place(_)
             | CliError::Processes { .. }
             | CliError::ProcessDevice { .. }
+            | CliError::Launched(_)
             | CliError::Option { .. }
             | CliError::LogFilter { .. } => FailureKind::Input,
             #[cfg(not(feature = "cuda"))]

@@ -42,6 +42,11 @@ impl Exit {
         }
     }
 
+    /// What a code means, if it is one of ours.
+    pub(crate) fn of_code(code: i32) -> Option<Exit> {
+        Self::ALL.into_iter().find(|exit| i32::from(exit.code()) == code)
+    }
+
     /// Why a command ends so.
     const fn meaning(self) -> &'static str {
         match self {

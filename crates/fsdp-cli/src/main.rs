@@ -10,6 +10,7 @@ mod args;
 mod bench;
 mod ckpt;
 mod doctor;
+mod launch;
 mod schedule;
 mod train;
 mod verify;
@@ -75,6 +76,7 @@ fn run(command: Command) -> Result<Exit, CliError> {
     }
     match command {
         Command::Train(args) => train::run(&args),
+        Command::Launch(args) => launch::run(&args),
         Command::Verify(args) => verify::run(&args).map(judged),
         Command::Ckpt(command) => ckpt::run(&command).map(judged),
         Command::Schedule(args) => schedule::run(&args).map(|()| Exit::Done),

@@ -31,7 +31,14 @@ impl RunSetup {
     /// # Errors
     /// [`CliError`]: one of the files is missing or wrong.
     pub(crate) fn load(args: &RunFileArgs) -> Result<Self, CliError> {
-        let processes = cluster::place()?.map_or(1, |place| place.processes);
+        Self::load_for(args, cluster::place()?.map_or(1, |place| place.processes))
+    }
+
+    /// As [`RunSetup::load`], for a run in several processes.
+    ///
+    /// # Errors
+    /// As [`RunSetup::load`].
+    pub(crate) fn load_for(args: &RunFileArgs, processes: usize) -> Result<Self, CliError> {
         let loaded = Resolved::load(&args.file, &args.overrides, processes)?;
         for warning in &loaded.warnings {
             output::warning(&warning.to_string());

@@ -1,10 +1,10 @@
-//! SIGINT and SIGTERM: the first one asks to stop, the second one exits at once. Before there is anything to save or
+//! SIGINT, SIGTERM and SIGUSR1: the first one asks to stop, the second one exits at once. Before there is anything to save or
 //! to put back, the first one exits at once too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
 
 use crate::error::CliError;
@@ -13,7 +13,7 @@ use crate::exit_code::Exit;
 /// What signals have asked for so far.
 #[derive(Clone, Debug)]
 pub(crate) struct StopSignal {
-    /// Raised by the first signal of either kind.
+    /// Raised by the first signal of any kind.
     pub(crate) stop: Arc<AtomicBool>,
     terminate: Arc<AtomicBool>,
     is_idle: Arc<AtomicBool>,
@@ -29,7 +29,7 @@ impl StopSignal {
     }
 
     /// Handles signals from now on. Until [`StopSignal::begin`], the first one exits at once: SIGTERM with
-    /// [`Exit::Temporary`], SIGINT with [`Exit::Interrupted`].
+    /// [`Exit::Temporary`] (and so does SIGUSR1), SIGINT with [`Exit::Interrupted`].
     ///
     /// # Errors
     /// [`CliError::Signal`].
@@ -46,10 +46,14 @@ impl StopSignal {
         let [stop, terminate, is_idle] =
             [false, false, is_idle].map(|is_raised| Arc::new(AtomicBool::new(is_raised)));
         let failed = |source| CliError::Signal { source };
-        flag::register(SIGTERM, Arc::clone(&terminate)).map_err(failed)?;
+        for signal in [SIGTERM, SIGUSR1] {
+            flag::register(signal, Arc::clone(&terminate)).map_err(failed)?;
+        }
         // Writing beyond a limit on file sizes is then an error, and not the end of the process.
         flag::register(SIGXFSZ, Arc::default()).map_err(failed)?;
-        for (signal, idle_code) in [(SIGINT, Exit::Interrupted), (SIGTERM, Exit::Temporary)] {
+        for (signal, idle_code) in
+            [(SIGINT, Exit::Interrupted), (SIGTERM, Exit::Temporary), (SIGUSR1, Exit::Temporary)]
+        {
             // Actions run in the order of registration: the exit looks at the flag before this signal raises it.
             let now = |code: Exit, is_raised: &Arc<AtomicBool>| {
                 flag::register_conditional_shutdown(signal, code.code().into(), Arc::clone(is_raised))
@@ -62,7 +66,7 @@ impl StopSignal {
         Ok(Self { stop, terminate, is_idle })
     }
 
-    /// Whether SIGTERM was among them: a scheduler wants the machine back, and the run is to go on elsewhere.
+    /// Whether SIGTERM or SIGUSR1 was among them: a scheduler wants the machine back, and the run is to go on elsewhere.
     pub(crate) fn is_terminated(&self) -> bool {
         self.terminate.load(Ordering::Relaxed)
     }

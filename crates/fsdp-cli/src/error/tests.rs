@@ -36,6 +36,8 @@ fn input() -> Vec<CliError> {
         CliError::Rank { rank: 2, ranks: 2 },
         CliError::Processes { place, ranks: 3 },
         CliError::ProcessDevice { device: "cuda" },
+        CliError::Launched(Box::new(clap::Error::new(clap::error::ErrorKind::InvalidValue))),
+        CliError::Start { what: text(), source: os(EACCES) },
         ClusterError::NoToken.into(),
         CliError::Option { option: "--only", what: text() },
         CliError::Create { option: "--json", file: path(), source: os(EACCES) },
@@ -66,6 +68,7 @@ fn temporary() -> Vec<CliError> {
         CliError::Create { option: "--json", file: path(), source: os(EIO) },
         CliError::Write { what: text(), source: io::ErrorKind::QuotaExceeded.into() },
         lost.into(),
+        CliError::Start { what: text(), source: os(EIO) },
         ClusterError::Io(os(EIO)).into(),
     ]
 }

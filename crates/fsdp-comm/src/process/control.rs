@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fsdp_core::{FailureKind, Rank};
 use fsdp_core::comm::CommError;
+use fsdp_core::{FailureKind, Rank};
 
 use super::auth::Token;
 use super::message::Join;

@@ -1,0 +1,108 @@
+//! What is launched, and with which arguments again after a failure.
+
+use std::ffi::OsString;
+
+use clap::Parser;
+use fsdp_ckpt::native::RunDir;
+
+use crate::args::{Args, BenchCommand, Command, LaunchArgs, TrainArgs};
+use crate::error::CliError;
+use crate::run_setup::RunSetup;
+
+/// A command whose processes are started together.
+pub(super) struct Plan {
+    arguments: Vec<OsString>,
+    /// The output folder of a training run.
+    run: Option<RunDir>,
+}
+
+impl Plan {
+    /// What the arguments after `--` ask for. What is wrong with them is told here, once, and not by each process.
+    ///
+    /// # Errors
+    /// [`CliError`].
+    pub(super) fn new(args: &LaunchArgs) -> Result<Self, CliError> {
+        let given = std::iter::once(OsString::from("fsdp")).chain(args.command.iter().cloned());
+        let command = Args::try_parse_from(given).map_err(|told| CliError::Launched(Box::new(told)))?.command;
+        let run = match &command {
+            Command::Train(train) => Some(run_of(train, args)?),
+            Command::Bench(BenchCommand::Train(_)) => None,
+            _ => {
+                let what =
+                    "only `train` and `bench train` have several processes; start anything else by itself";
+                return Err(CliError::Option { option: "--", what: what.to_owned() });
+            }
+        };
+        Ok(Self { arguments: args.command.clone(), run })
+    }
+
+    /// The arguments of an attempt. After the first one a training run goes on from its own newest checkpoint; if it had not
+    /// come to one, it begins as it was told to, and replaces what it has left.
+    ///
+    /// # Errors
+    /// [`CliError`]: the output folder can not be read.
+    pub(super) fn arguments(&self, attempt: u32) -> Result<Vec<OsString>, CliError> {
+        let Some(run) = self.run.as_ref().filter(|_| attempt > 0) else { return Ok(self.arguments.clone()) };
+        Ok(again(&self.arguments, run.newest()?.is_some()))
+    }
+}
+
+/// The arguments of a training run that is started again.
+fn again(arguments: &[OsString], has_checkpoint: bool) -> Vec<OsString> {
+    let is = |argument: &OsString, name: &str| argument.to_str() == Some(name);
+    let has = |name| arguments.iter().any(|argument| is(argument, name));
+    if has("--resume") || !has_checkpoint {
+        let needs_leave = !has("--resume") && !has("--overwrite");
+        let leave = needs_leave.then(|| OsString::from("--overwrite"));
+        return arguments.iter().cloned().chain(leave).collect();
+    }
+    let mut kept = Vec::new();
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        if is(argument, "--resume-from") {
+            rest.next();
+        } else if !is(argument, "--overwrite")
+            && !argument.to_str().is_some_and(|text| text.starts_with("--resume-from="))
+        {
+            kept.push(argument.clone());
+        }
+    }
+    kept.push("--resume".into());
+    kept
+}
+
+fn run_of(train: &TrainArgs, args: &LaunchArgs) -> Result<RunDir, CliError> {
+    let setup = RunSetup::load_for(&train.run, args.nproc)?;
+    Ok(RunDir::new(setup.config.run.out_dir))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(given: &str, has_checkpoint: bool) -> String {
+        let given: Vec<OsString> = given.split(' ').map(OsString::from).collect();
+        let again: Vec<String> = again(&given, has_checkpoint)
+            .into_iter()
+            .map(|argument| argument.into_string().unwrap())
+            .collect();
+        again.join(" ")
+    }
+
+    #[test]
+    fn a_run_goes_on_from_its_own_checkpoint() {
+        assert_eq!(of("train a.toml", true), "train a.toml --resume");
+        assert_eq!(of("train a.toml --overwrite", true), "train a.toml --resume");
+        assert_eq!(of("train a.toml --resume-from b --set x.y=1", true), "train a.toml --set x.y=1 --resume");
+        assert_eq!(of("train --resume-from=b a.toml", true), "train a.toml --resume");
+        assert_eq!(of("train a.toml --resume", true), "train a.toml --resume");
+    }
+
+    #[test]
+    fn a_run_without_one_begins_as_it_was_told_to() {
+        assert_eq!(of("train a.toml", false), "train a.toml --overwrite");
+        assert_eq!(of("train a.toml --resume-from b", false), "train a.toml --resume-from b --overwrite");
+        assert_eq!(of("train a.toml --resume", false), "train a.toml --resume");
+        assert_eq!(of("train a.toml --overwrite", false), "train a.toml --overwrite");
+    }
+}
