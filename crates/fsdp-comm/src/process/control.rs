@@ -21,6 +21,7 @@ use fsdp_core::Rank;
 use fsdp_core::comm::CommError;
 
 use super::auth::Token;
+use super::frame::VALUE_MAX;
 use super::message::Join;
 use super::protocol::{Machine, Pulse, Request};
 use super::world::{Facts, Failure, Roster, Verdict};
@@ -35,9 +36,6 @@ pub use error::{JoinError, Obstacle};
 /// What connections of the control plane prove that they are for.
 const PURPOSE: &[u8] = b"control";
 
-/// A longer value would not fit into one message.
-const VALUE_MAX: usize = 1 << 30;
-
 /// Who a process is, and how long it waits.
 #[derive(Clone, Debug)]
 pub struct ControlOptions {
@@ -51,9 +49,9 @@ pub struct ControlOptions {
     pub facts: Facts,
     /// The token of the run.
     pub token: Token,
-    /// How often a process says that it is there.
+    /// How often a process says that it is there: more than 0.
     pub heartbeat: Duration,
-    /// Who is silent for so long is dead.
+    /// Who is silent for so long is dead: several heartbeats.
     pub dead_after: Duration,
     /// How long to wait until all processes are there.
     pub join_timeout: Duration,
@@ -68,6 +66,10 @@ impl ControlOptions {
     }
 
     fn pulse(&self) -> Pulse {
+        assert!(
+            !self.heartbeat.is_zero() && self.heartbeat < self.dead_after,
+            "silence is longer than a heartbeat"
+        );
         Pulse::new(self.heartbeat, self.dead_after)
     }
 }
@@ -110,7 +112,7 @@ impl Control {
         process: usize,
     ) -> Result<Arc<Self>, JoinError> {
         let shared = driver.shared();
-        let thread = std::thread::Builder::new().name("fsdp-control".to_owned());
+        let thread = std::thread::Builder::new().name(format!("fsdp-control-{process}"));
         let thread = Some(thread.spawn(move || driver.run())?);
         Ok(Arc::new(Control { shared, roster, process, thread }))
     }

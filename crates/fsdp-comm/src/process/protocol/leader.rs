@@ -171,8 +171,8 @@ impl Machine for Leader {
     }
 
     fn received(&mut self, connection: ConnectionId, frame: Frame) {
-        if let Some(world) = &mut self.world {
-            world.received(connection, &frame, &self.pulse);
+        if let Some(world) = self.world.as_mut().filter(|world| world.is_live(connection)) {
+            return world.received(connection, frame, &self.pulse);
         }
         let Some(joiner) = self.joiners.get_mut(&connection) else {
             return;
