@@ -23,7 +23,7 @@
 //!
 //! Joining: a connection that is lost before *go* takes its process out again, whoever was ready has to say so again, and
 //! the process may come back. An index can be held once: a second process that comes with it is refused, but the same
-//! one (host and pid) takes its own place. Whoever contradicts the leader (another number of processes, an index
+//! one, known by a random number of its own, takes its own place. Whoever contradicts the leader (another number of processes, an index
 //! that is too high, another version of the program) is refused at once. Who comes when the world has begun is
 //! refused, and tries again until its time is over: it may belong to the next start, and the leader to the last one.
 //!

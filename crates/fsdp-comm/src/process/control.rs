@@ -58,11 +58,11 @@ pub struct ControlOptions {
 }
 
 impl ControlOptions {
-    fn join(&self) -> Join {
+    fn join(&self, nonce: u64) -> Join {
         assert!(self.local_ranks > 0, "a process holds at least one rank");
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let (process, processes, local_ranks) = (self.process, self.processes, self.local_ranks);
-        Join { version, process, processes, local_ranks, facts: self.facts.clone() }
+        Join { version, process, processes, local_ranks, nonce, facts: self.facts.clone() }
     }
 
     fn pulse(&self) -> Pulse {

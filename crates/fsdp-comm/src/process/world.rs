@@ -164,3 +164,6 @@ mod number_of_kind {
         kind.ok_or_else(|| D::Error::custom(format!("{number} is no kind of failure")))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -27,7 +27,7 @@ pub(super) fn lead(
     let begin = Instant::now();
     // 0 is the generation of who knows none.
     let generation = getrandom::u64()?.max(1);
-    let leader = Leader::new(options.join(), generation, options.pulse());
+    let leader = Leader::new(options.join(generation), generation, options.pulse());
     let mut driver = Driver::new(leader, options.heartbeat, options.processes)?;
     driver.open(Gate::new(listener, options.token, options.processes)?)?;
     loop {
@@ -48,7 +48,7 @@ pub(super) fn follow(
 ) -> Result<(Driver<Member>, Roster), JoinError> {
     let begin = Instant::now();
     let end = begin + options.join_timeout;
-    let member = Member::new(options.join(), options.pulse());
+    let member = Member::new(options.join(getrandom::u64()?), options.pulse());
     let mut driver = Driver::new(member, options.heartbeat, options.processes)?;
     let mut pause = PAUSE_MIN;
     // Since when there is nothing but obstacles that do not pass by themselves.

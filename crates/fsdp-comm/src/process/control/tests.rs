@@ -175,6 +175,29 @@ fn after_a_verdict_the_living_are_waited_for_a_moment_only() {
 }
 
 #[test]
+fn who_is_blamed_by_another_process_is_named_with_its_host_and_pid() {
+    let world = world(3);
+    let error = CommError::PeerFailed { rank: Rank(4), reason: "it has closed its links".to_owned() };
+    world[1].alarm().raise(error.clone());
+    assert_eq!(world[1].alarm().raised(), Some(error), "it is known here at once");
+    let verdicts: Vec<_> = world.iter().map(|control| verdict(control).to_string()).collect();
+    assert_eq!(verdicts, vec!["process 2 (pid 102 on host n2): it has closed its links"; 3]);
+    leave(&world);
+}
+
+#[test]
+fn a_world_of_one_process_begins_and_ends_alone() {
+    let (listener, _) = listener();
+    let control = Control::lead(listener, options(0, 1)).unwrap();
+    control.give("save", Rank(0), vec![1]).unwrap();
+    assert_eq!(control.collect("save", 1, LIMIT).unwrap(), [[1]]);
+    control.announce("saved", vec![2]).unwrap();
+    assert_eq!(control.heard("saved"), Some(vec![2]));
+    control.leave();
+    control.leave();
+}
+
+#[test]
 fn when_the_leader_dies_every_process_says_so_itself() {
     let mut world = world(3);
     drop(world.remove(0));
@@ -222,7 +245,7 @@ impl Puppet {
 
     /// Joins as process 1 of 2 and returns the generation.
     fn join(&mut self) -> u64 {
-        self.say(0, Message::Join(options(1, 2).join()));
+        self.say(0, Message::Join(options(1, 2).join(1)));
         assert_eq!(self.hear().message, Message::Joined);
         let Frame { generation, message: Message::Prepare { round, .. } } = self.hear() else {
             panic!("both are there")
@@ -324,11 +347,9 @@ fn a_second_process_with_an_index_is_refused_and_the_first_one_stays() {
     let first = thread::spawn(move || follow(address, options(1, 3)));
     let mut puppet = Puppet::new(address);
     let mut twin = Puppet::new(address);
-    puppet.say(0, Message::Join(options(2, 3).join()));
+    puppet.say(0, Message::Join(options(2, 3).join(1)));
     assert_eq!(puppet.hear().message, Message::Joined);
-    let mut join = options(2, 3).join();
-    join.facts.pid = 999;
-    twin.say(0, Message::Join(join));
+    twin.say(0, Message::Join(options(2, 3).join(2)));
     let refusal = Refusal::Duplicate { process: 2, host: "n2".to_owned(), pid: 102 };
     assert_eq!(twin.hear().message, Message::Refused(refusal));
     // Who has lost its connection may come again.
@@ -356,7 +377,7 @@ fn processes_that_contradict_the_leader_are_told_both_numbers_at_once() {
         let join = options(process, processes);
         if process == 0 {
             let mut puppet = Puppet::new(address);
-            puppet.say(0, Message::Join(join.join()));
+            puppet.say(0, Message::Join(join.join(1)));
             return match puppet.hear().message {
                 Message::Refused(refusal) => refusal.to_string(),
                 other => panic!("{other:?}"),

@@ -218,7 +218,8 @@ impl Sim {
             device: String::new(),
         };
         let local_ranks = self.local_ranks[process];
-        let join = Join { version: "1".into(), process, processes: self.processes, local_ranks, facts };
+        let (nonce, processes) = (node as u64, self.processes);
+        let join = Join { version: "1".into(), process, processes, local_ranks, nonce, facts };
         let pulse = Pulse::new(HEARTBEAT, DEAD_AFTER);
         let machine: Box<dyn Machine> = if process == 0 {
             Box::new(Leader::new(join, 1 + node as u64, pulse))
