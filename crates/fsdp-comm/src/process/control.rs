@@ -21,6 +21,7 @@ use fsdp_core::comm::CommError;
 use fsdp_core::{FailureKind, Rank};
 
 use super::auth::Token;
+use super::frame::VALUE_MAX;
 use super::message::Join;
 use super::protocol::{Machine, Pulse, Request};
 use super::world::{Facts, Failure, Roster, Verdict};
@@ -35,9 +36,6 @@ pub use error::{JoinError, Obstacle};
 /// What connections of the control plane prove that they are for.
 const PURPOSE: &[u8] = b"control";
 
-/// A longer value would not fit into one message.
-const VALUE_MAX: usize = 1 << 30;
-
 /// Who a process is, and how long it waits.
 #[derive(Clone, Debug)]
 pub struct ControlOptions {
@@ -51,23 +49,27 @@ pub struct ControlOptions {
     pub facts: Facts,
     /// The token of the run.
     pub token: Token,
-    /// How often a process says that it is there.
+    /// How often a process says that it is there: more than 0.
     pub heartbeat: Duration,
-    /// Who is silent for so long is dead.
+    /// Who is silent for so long is dead: several heartbeats.
     pub dead_after: Duration,
     /// How long to wait until all processes are there.
     pub join_timeout: Duration,
 }
 
 impl ControlOptions {
-    fn join(&self) -> Join {
+    fn join(&self, nonce: u64) -> Join {
         assert!(self.local_ranks > 0, "a process holds at least one rank");
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let (process, processes, local_ranks) = (self.process, self.processes, self.local_ranks);
-        Join { version, process, processes, local_ranks, facts: self.facts.clone() }
+        Join { version, process, processes, local_ranks, nonce, facts: self.facts.clone() }
     }
 
     fn pulse(&self) -> Pulse {
+        assert!(
+            !self.heartbeat.is_zero() && self.heartbeat < self.dead_after,
+            "silence is longer than a heartbeat"
+        );
         Pulse::new(self.heartbeat, self.dead_after)
     }
 }
@@ -110,7 +112,7 @@ impl Control {
         process: usize,
     ) -> Result<Arc<Self>, JoinError> {
         let shared = driver.shared();
-        let thread = std::thread::Builder::new().name("fsdp-control".to_owned());
+        let thread = std::thread::Builder::new().name(format!("fsdp-control-{process}"));
         let thread = Some(thread.spawn(move || driver.run())?);
         Ok(Arc::new(Control { shared, roster, process, thread }))
     }

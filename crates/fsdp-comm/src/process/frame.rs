@@ -14,7 +14,7 @@ const HEADER_LEN: usize = 16;
 
 /// A roster of ten thousand processes has a tenth of this.
 const TEXT_MAX: usize = 16 << 20;
-const VALUE_MAX: usize = 1 << 30;
+pub(super) const VALUE_MAX: usize = 1 << 30;
 
 /// What opens a connection, in both directions, is short and has no value.
 const FIRST_TEXT_MAX: usize = 64 << 10;

@@ -18,6 +18,9 @@ pub(super) struct Join {
     pub(super) processes: usize,
     /// How many ranks it holds.
     pub(super) local_ranks: usize,
+    /// A random number of this process, which tells it from another one with its index. Host and pid do not: containers
+    /// share them.
+    pub(super) nonce: u64,
     pub(super) facts: Facts,
 }
 

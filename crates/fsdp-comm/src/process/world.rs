@@ -75,7 +75,17 @@ impl From<&CommError> for Failure {
             CommError::PeerFailed { rank, reason }
             | CommError::Aborted { rank, reason }
             | CommError::Transport { rank, reason } => (Some(*rank), reason.clone()),
-            _ => (None, error.to_string()),
+            CommError::Missing { missing, .. } | CommError::TimedOut { missing, .. } => {
+                (missing.first().copied(), error.to_string())
+            }
+            CommError::Differs { ranks, .. } => (ranks.first().copied(), error.to_string()),
+            CommError::Mismatch { rank, .. }
+            | CommError::Order { rank, .. }
+            | CommError::Length { rank, .. }
+            | CommError::Type { rank, .. }
+            | CommError::IntegerAverage { rank, .. }
+            | CommError::Shared { rank, .. } => (Some(*rank), error.to_string()),
+            other => (None, other.to_string()),
         };
         Failure { rank, cause, kind: error.kind(), last_call: None }
     }
@@ -154,3 +164,6 @@ mod number_of_kind {
         kind.ok_or_else(|| D::Error::custom(format!("{number} is no kind of failure")))
     }
 }
+
+#[cfg(test)]
+mod tests;

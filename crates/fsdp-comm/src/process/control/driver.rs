@@ -104,8 +104,9 @@ impl<M: Machine> Driver<M> {
         shared.leave();
     }
 
-    /// Waits until something happens or a tick is due, does what is to be done, and returns what concerns joining.
-    pub(super) fn turn(&mut self) -> io::Result<Vec<Event>> {
+    /// Waits until something happens or a tick is due, does what is to be done, and returns what concerns joining: a
+    /// process joins over one connection at a time, so there is one such event at most.
+    pub(super) fn turn(&mut self) -> io::Result<Option<Event>> {
         self.wait((self.ticked + self.tick).saturating_duration_since(Instant::now()))?;
         let ready: Vec<Token> = self.events.iter().map(|event| event.token()).collect();
         for token in ready {
@@ -129,7 +130,10 @@ impl<M: Machine> Driver<M> {
 
     fn wait(&mut self, limit: Duration) -> io::Result<()> {
         match self.poll.poll(&mut self.events, Some(limit)) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(self.events.clear()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                self.events.clear();
+                Ok(())
+            }
             other => other,
         }
     }
@@ -163,8 +167,8 @@ impl<M: Machine> Driver<M> {
         }
     }
 
-    fn perform(&mut self) -> Vec<Event> {
-        let mut joining = Vec::new();
+    fn perform(&mut self) -> Option<Event> {
+        let mut joining = None;
         for output in self.machine.take() {
             match output {
                 Output::Send(to, frame) => {
@@ -174,7 +178,7 @@ impl<M: Machine> Driver<M> {
                     }
                 }
                 Output::Close(id) => drop(self.connections.remove(&id)),
-                Output::Event(event) => joining.extend(self.tell(event)),
+                Output::Event(event) => joining = joining.or(self.tell(event)),
             }
         }
         joining

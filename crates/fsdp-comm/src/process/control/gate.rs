@@ -16,7 +16,8 @@ use crate::process::auth::{Side, Token, authenticate_within};
 /// How long a proof may take.
 pub(super) const PROOF_MAX: Duration = Duration::from_secs(5);
 
-/// Strangers that may try at the same time, beside as many processes as there are.
+/// Strangers that may try at the same time, beside as many processes as there are. Whoever comes then waits in the queue
+/// of the system until one of them has proven itself or has had its time.
 const STRANGERS_MAX: usize = 64;
 
 /// A proof needs a few hundred bytes.

@@ -27,14 +27,12 @@ pub(super) fn lead(
     let begin = Instant::now();
     // 0 is the generation of who knows none.
     let generation = getrandom::u64()?.max(1);
-    let leader = Leader::new(options.join(), generation, options.pulse());
+    let leader = Leader::new(options.join(generation), generation, options.pulse());
     let mut driver = Driver::new(leader, options.heartbeat, options.processes)?;
     driver.open(Gate::new(listener, options.token, options.processes)?)?;
     loop {
-        for event in driver.turn()? {
-            if let Event::Go(roster) = event {
-                return Ok((driver, roster));
-            }
+        if let Some(Event::Go(roster)) = driver.turn()? {
+            return Ok((driver, roster));
         }
         if begin.elapsed() >= options.join_timeout {
             let (processes, waited) = (driver.machine.missing(), options.join_timeout);
@@ -50,7 +48,7 @@ pub(super) fn follow(
 ) -> Result<(Driver<Member>, Roster), JoinError> {
     let begin = Instant::now();
     let end = begin + options.join_timeout;
-    let member = Member::new(options.join(), options.pulse());
+    let member = Member::new(options.join(getrandom::u64()?), options.pulse());
     let mut driver = Driver::new(member, options.heartbeat, options.processes)?;
     let mut pause = PAUSE_MIN;
     // Since when there is nothing but obstacles that do not pass by themselves.
@@ -108,13 +106,12 @@ fn connect(address: SocketAddr, options: &ControlOptions, end: Instant) -> Resul
 
 fn wait_for_go(driver: &mut Driver<Member>, end: Instant) -> Result<Result<Roster, Obstacle>, JoinError> {
     while Instant::now() < end {
-        for event in driver.turn()? {
-            match event {
-                Event::Go(roster) => return Ok(Ok(roster)),
-                Event::Refused(refusal) => return Ok(Err(Obstacle::Refused(refusal))),
-                Event::Dropped { reason } => return Ok(Err(Obstacle::Dropped { reason })),
-                other => unreachable!("{other:?} does not concern joining"),
-            }
+        match driver.turn()? {
+            None => {}
+            Some(Event::Go(roster)) => return Ok(Ok(roster)),
+            Some(Event::Refused(refusal)) => return Ok(Err(Obstacle::Refused(refusal))),
+            Some(Event::Dropped { reason }) => return Ok(Err(Obstacle::Dropped { reason })),
+            Some(other) => unreachable!("{other:?} does not concern joining"),
         }
     }
     Ok(Err(Obstacle::Others))

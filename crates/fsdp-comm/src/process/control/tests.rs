@@ -17,6 +17,7 @@ use crate::process::frame::{Decoder, Frame};
 use crate::process::message::Message;
 
 const LIMIT: Duration = Duration::from_secs(60);
+/// In what time all must know of a death.
 const SOON: Duration = Duration::from_secs(2);
 
 fn token(byte: u8) -> Token {
@@ -74,7 +75,7 @@ fn leave(world: &[Arc<Control>]) {
 fn verdict(control: &Control) -> Verdict {
     let (sender, receiver) = mpsc::channel();
     control.on_verdict(Box::new(move |verdict| sender.send(verdict.clone()).unwrap()));
-    receiver.recv_timeout(SOON).expect("a verdict comes soon")
+    receiver.recv_timeout(LIMIT).expect("a verdict comes")
 }
 
 #[test]
@@ -143,7 +144,7 @@ fn when_a_process_dies_all_others_get_the_same_verdict_soon() {
     assert_eq!(world[0].collect("none", 6, LIMIT).unwrap_err(), AssemblyError::Failed(error));
     assert!(begin.elapsed() < SOON);
     world[0].announce("end", vec![1]).unwrap();
-    assert!(world.iter().all(|control| control.hear("end", SOON).unwrap() == [1]));
+    assert!(world.iter().all(|control| control.hear("end", LIMIT).unwrap() == [1]));
     leave(&world);
 }
 
@@ -164,13 +165,36 @@ fn after_a_verdict_the_living_are_waited_for_a_moment_only() {
     let error = world[0].collect("save", 3, LIMIT).unwrap_err();
     assert!(matches!(&error, AssemblyError::Failed(_)), "{error}");
     assert_eq!(world[1].hear("saved", LIMIT).unwrap_err(), error);
-    assert!(begin.elapsed() < super::super::protocol::GRACE + SOON);
+    assert!(begin.elapsed() < LIMIT / 2);
     insta::assert_snapshot!(
         error,
         @"rank 2 failed: process 1 (pid 101 on host n1): the loss is not finite; its last collective was all_reduce 7"
     );
     world[1].give("late", Rank(1), Vec::new()).unwrap_err();
     leave(&world);
+}
+
+#[test]
+fn who_is_blamed_by_another_process_is_named_with_its_host_and_pid() {
+    let world = world(3);
+    let error = CommError::PeerFailed { rank: Rank(4), reason: "it has closed its links".to_owned() };
+    world[1].alarm().raise(error.clone());
+    assert_eq!(world[1].alarm().raised(), Some(error), "it is known here at once");
+    let verdicts: Vec<_> = world.iter().map(|control| verdict(control).to_string()).collect();
+    assert_eq!(verdicts, vec!["process 2 (pid 102 on host n2): it has closed its links"; 3]);
+    leave(&world);
+}
+
+#[test]
+fn a_world_of_one_process_begins_and_ends_alone() {
+    let (listener, _) = listener();
+    let control = Control::lead(listener, options(0, 1)).unwrap();
+    control.give("save", Rank(0), vec![1]).unwrap();
+    assert_eq!(control.collect("save", 1, LIMIT).unwrap(), [[1]]);
+    control.announce("saved", vec![2]).unwrap();
+    assert_eq!(control.heard("saved"), Some(vec![2]));
+    control.leave();
+    control.leave();
 }
 
 #[test]
@@ -194,7 +218,7 @@ struct Puppet {
 impl Puppet {
     fn new(address: SocketAddr) -> Self {
         let mut stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(SOON)).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
         authenticate(&mut stream, &token(1), Side::Caller, PURPOSE).unwrap();
         Puppet { stream, decoder: Decoder::default() }
     }
@@ -221,7 +245,7 @@ impl Puppet {
 
     /// Joins as process 1 of 2 and returns the generation.
     fn join(&mut self) -> u64 {
-        self.say(0, Message::Join(options(1, 2).join()));
+        self.say(0, Message::Join(options(1, 2).join(1)));
         assert_eq!(self.hear().message, Message::Joined);
         let Frame { generation, message: Message::Prepare { round, .. } } = self.hear() else {
             panic!("both are there")
@@ -282,7 +306,7 @@ fn strangers_do_not_keep_others_from_joining() {
         });
         let follower = scope.spawn(move || follow(address, options(1, 2)));
         let world = [leader, follower].map(|thread| thread.join().unwrap().unwrap());
-        assert!(begin.elapsed() < SOON);
+        assert!(begin.elapsed() < super::gate::PROOF_MAX, "strangers were waited for");
         leave(&world);
         known.join().unwrap()
     });
@@ -298,7 +322,8 @@ fn another_token_is_refused_and_both_sides_say_so() {
     let leader = thread::spawn(move || {
         Control::lead(listener, ControlOptions { join_timeout: short, ..options(0, 2) })
     });
-    let other = ControlOptions { token: token(2), dead_after: Duration::from_millis(50), ..options(1, 2) };
+    let (heartbeat, dead_after) = (Duration::from_millis(10), Duration::from_millis(50));
+    let other = ControlOptions { token: token(2), heartbeat, dead_after, ..options(1, 2) };
     let refused = follow(address, other).err().expect("it has another token");
     assert!(
         matches!(
@@ -322,11 +347,9 @@ fn a_second_process_with_an_index_is_refused_and_the_first_one_stays() {
     let first = thread::spawn(move || follow(address, options(1, 3)));
     let mut puppet = Puppet::new(address);
     let mut twin = Puppet::new(address);
-    puppet.say(0, Message::Join(options(2, 3).join()));
+    puppet.say(0, Message::Join(options(2, 3).join(1)));
     assert_eq!(puppet.hear().message, Message::Joined);
-    let mut join = options(2, 3).join();
-    join.facts.pid = 999;
-    twin.say(0, Message::Join(join));
+    twin.say(0, Message::Join(options(2, 3).join(2)));
     let refusal = Refusal::Duplicate { process: 2, host: "n2".to_owned(), pid: 102 };
     assert_eq!(twin.hear().message, Message::Refused(refusal));
     // Who has lost its connection may come again.
@@ -351,17 +374,16 @@ fn processes_that_contradict_the_leader_are_told_both_numbers_at_once() {
         done.send(Control::lead(listener, options).err().map(|error| error.to_string())).unwrap();
     });
     let messages = [(1, 3), (5, 2), (0, 2)].map(|(process, processes)| {
-        let dead_after = Duration::from_millis(10);
         let join = options(process, processes);
         if process == 0 {
             let mut puppet = Puppet::new(address);
-            puppet.say(0, Message::Join(join.join()));
+            puppet.say(0, Message::Join(join.join(1)));
             return match puppet.hear().message {
                 Message::Refused(refusal) => refusal.to_string(),
                 other => panic!("{other:?}"),
             };
         }
-        let error = follow(address, ControlOptions { dead_after, ..join }).err().expect("it is refused");
+        let error = follow(address, join).err().expect("it is refused");
         let JoinError::Follow { obstacle, .. } = error else { panic!("{error}") };
         obstacle.to_string()
     });

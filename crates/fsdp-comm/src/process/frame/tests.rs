@@ -18,7 +18,8 @@ fn frames() -> Vec<Frame> {
         cpu_model: "a \"model\"".to_owned(),
         device: "cpu".to_owned(),
     };
-    let join = Join { version: "1".to_owned(), process: 1, processes: 2, local_ranks: 3, facts };
+    let join =
+        Join { version: "1".to_owned(), process: 1, processes: 2, local_ranks: 3, nonce: u64::MAX, facts };
     let failure = |rank, kind| Failure { rank, cause: "c".to_owned(), kind, last_call: None };
     vec![
         frame(Message::Join(join)),

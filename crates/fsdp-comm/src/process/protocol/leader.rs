@@ -68,9 +68,7 @@ impl Leader {
     }
 
     fn join(&mut self, connection: ConnectionId, join: Join) {
-        let same_process =
-            |other: &Join| other.facts.host == join.facts.host && other.facts.pid == join.facts.pid;
-        if let Err(refusal) = self.judge(&join, same_process) {
+        if let Err(refusal) = self.judge(&join) {
             self.send(vec![connection], Message::Refused(refusal));
             return self.drop(connection);
         }
@@ -83,8 +81,8 @@ impl Leader {
     }
 
     /// Whether a process may join.
-    fn judge(&self, join: &Join, same_process: impl Fn(&Join) -> bool) -> Result<(), Refusal> {
-        let Join { version, process, processes, .. } = &self.own;
+    fn judge(&self, join: &Join) -> Result<(), Refusal> {
+        let Join { version, processes, .. } = &self.own;
         if join.version != *version {
             return Err(Refusal::Version { expected: version.clone(), got: join.version.clone() });
         }
@@ -97,15 +95,12 @@ impl Leader {
         if self.world.is_some() {
             return Err(Refusal::Started);
         }
-        let holder = self.joined().map(|(_, other)| other).find(|other| other.process == join.process);
-        let holder = holder.or((join.process == *process).then_some(&self.own));
-        match holder {
-            Some(other) if !same_process(other) || join.process == *process => {
-                let (host, pid) = (other.facts.host.clone(), other.facts.pid);
-                Err(Refusal::Duplicate { process: join.process, host, pid })
-            }
-            _ => Ok(()),
-        }
+        let others = self.joined().map(|(_, other)| other).chain([&self.own]);
+        let mut holders = others.filter(|other| other.process == join.process && other.nonce != join.nonce);
+        holders.next().map_or(Ok(()), |other| {
+            let (host, pid) = (other.facts.host.clone(), other.facts.pid);
+            Err(Refusal::Duplicate { process: join.process, host, pid })
+        })
     }
 
     /// Closes a connection that is of no use, or forgets one that is closed.
@@ -171,8 +166,8 @@ impl Machine for Leader {
     }
 
     fn received(&mut self, connection: ConnectionId, frame: Frame) {
-        if let Some(world) = &mut self.world {
-            world.received(connection, &frame, &self.pulse);
+        if let Some(world) = self.world.as_mut().filter(|world| world.is_live(connection)) {
+            return world.received(connection, frame, &self.pulse);
         }
         let Some(joiner) = self.joiners.get_mut(&connection) else {
             return;

@@ -2,6 +2,7 @@
 
 mod check;
 mod exhaustive;
+mod faults;
 mod rules;
 mod seeds;
 mod sim;

@@ -57,23 +57,25 @@ impl World {
         std::mem::take(&mut self.outputs)
     }
 
-    pub(super) fn received(&mut self, connection: ConnectionId, frame: &Frame, pulse: &Pulse) {
-        let Some(live) = self.live.get_mut(&connection) else {
-            return;
-        };
+    pub(super) fn is_live(&self, connection: ConnectionId) -> bool {
+        self.live.contains_key(&connection)
+    }
+
+    /// A live process has said something.
+    pub(super) fn received(&mut self, connection: ConnectionId, frame: Frame, pulse: &Pulse) {
+        let live = self.live.get_mut(&connection).expect("the process is alive");
         live.heard = pulse.now();
         let (process, ranks) = (live.process, self.roster.processes[live.process].ranks.clone());
         if frame.generation != self.roster.generation {
             let (got, own) = (frame.generation, self.roster.generation);
             return self.lose(connection, format!("it is of world {got:016x}, not of {own:016x}"), pulse);
         }
-        match &frame.message {
+        match frame.message {
             Message::Heartbeat => {}
-            Message::Give { topic, rank, value } if ranks.contains(rank) => {
-                let (topic, rank, value) = (topic.clone(), *rank, value.clone());
+            Message::Give { topic, rank, value } if ranks.contains(&rank) => {
                 self.tell(Event::Gave { topic, rank, value });
             }
-            Message::Failed(failure) => self.fail(process, failure.clone(), pulse),
+            Message::Failed(failure) => self.fail(process, failure, pulse),
             Message::Goodbye => self.end(connection, "it has left"),
             other => {
                 let cause = format!("it sent a message that it must not send now ({other:?})");

@@ -1,7 +1,8 @@
 //! Every event of a small world x every process killed in front of it.
 
 use super::check::check;
-use super::sim::{Case, Fault, Sim};
+use super::faults::{Case, Fault};
+use super::sim::Sim;
 
 const DELAY_MAX: u64 = 20;
 

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::check::check;
-use super::sim::{Case, Fault, Random, Sim};
+use super::faults::{Case, Fault, Random};
+use super::sim::Sim;
 
 const SEEDS: u64 = 20_000;
 
