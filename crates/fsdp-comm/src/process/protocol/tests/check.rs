@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::faults::Fault;
 use super::sim::{DEAD_AFTER, HEARTBEAT, Node, Sim};
 
 pub(super) fn check(sim: &Sim, delay_max: u64) {
@@ -9,9 +10,10 @@ pub(super) fn check(sim: &Sim, delay_max: u64) {
     let leader = &sim.nodes[0];
     check_go(sim);
     check_gifts(sim, leader, delay_max);
+    check_deaths(sim, leader, delay_max);
     for node in &sim.nodes {
         check_verdict(sim, leader, node, delay_max);
-        check_loss_of_leader(sim, leader, node, delay_max);
+        check_loss_of_leader(leader, node);
     }
     if sim.faults.is_empty() {
         check_peace(sim);
@@ -66,20 +68,34 @@ fn check_verdict(sim: &Sim, leader: &Node, node: &Node, delay_max: Duration) {
         return;
     };
     assert_eq!(own, verdict, "process {process} and the leader disagree");
+    assert!(sim.faulty.contains(&verdict.process), "an innocent process was blamed: {verdict}");
     let fault = sim.faults.iter().rfind(|fault| *fault <= decided).expect("a verdict has a reason");
     let bound = *fault + DEAD_AFTER + HEARTBEAT * 4 + delay_max * 2 + sim.stopped_for;
     assert!(*heard <= bound, "process {process} was told at {heard:?}, after {bound:?}: {verdict}");
 }
 
-/// Who outlives the leader says so itself, unless it knows of another failure.
-fn check_loss_of_leader(sim: &Sim, leader: &Node, node: &Node, delay_max: Duration) {
-    let (Some(died), Some(left)) = (leader.died, node.died) else {
-        panic!("all have ended");
-    };
-    let bound = died + DEAD_AFTER + HEARTBEAT * 2 + delay_max * 2 + sim.stopped_for;
-    if !leader.has_left && node.go.is_some() && left > bound {
-        assert_eq!(node.verdicts.len(), 1, "process {} was never told of the end of process 0", node.process);
-        assert!(node.verdicts[0].0 <= bound);
+/// No death of a process in a world goes unnoticed.
+fn check_deaths(sim: &Sim, leader: &Node, delay_max: Duration) {
+    for (time, process, fault) in sim.deaths.iter().filter(|_| !leader.is_cut_off) {
+        let is_noticed = match fault {
+            // Whoever blames another one can leave in peace before that one has been heard.
+            Fault::Blame => {
+                let heard = *time + HEARTBEAT * 3 + delay_max * 2 + sim.stopped_for;
+                leader.died.is_some_and(|died| died > heard)
+            }
+            // A leader that was stopped too may have missed the silence.
+            Fault::Stop(stop) => sim.stopped_for == *stop,
+            _ => true,
+        };
+        let what = format!("{fault:?} of process {process} at {time:?}");
+        assert!(!leader.verdicts.is_empty() || !is_noticed, "nobody was told: {what}");
+    }
+}
+
+/// Who left without having heard what it waited for knows why.
+fn check_loss_of_leader(leader: &Node, node: &Node) {
+    if node.has_left && !node.announced.contains("save") && !leader.has_left {
+        assert_eq!(node.verdicts.len(), 1, "process {} was told nothing", node.process);
     }
 }
 

@@ -87,6 +87,10 @@ pub(super) struct Sim {
     delay_max: u64,
     /// When faults came that end a world.
     pub(super) faults: Vec<Duration>,
+    /// Those of processes that were part of a world then.
+    pub(super) deaths: Vec<(Duration, usize, Fault)>,
+    /// The processes that may be blamed for them.
+    pub(super) faulty: BTreeSet<usize>,
     pub(super) stopped_for: Duration,
     pub(super) last_prepare: Duration,
     pub(super) trace: bool,
@@ -109,6 +113,8 @@ impl Sim {
             local_ranks,
             delay_max,
             faults: Vec::new(),
+            deaths: Vec::new(),
+            faulty: BTreeSet::new(),
             stopped_for: Duration::ZERO,
             last_prepare: Duration::ZERO,
             trace: false,
@@ -293,6 +299,8 @@ impl Sim {
         machine.tick(passed);
         self.perform(node);
         if self.nodes[node].go.is_none() && self.now > self.nodes[node].give_up {
+            // It may be on its way to all others that the world begins.
+            self.faulty.insert(self.nodes[node].process);
             return self.end(node, true);
         }
         self.at(self.now + TICK, What::Tick(node));
@@ -427,6 +435,10 @@ impl Sim {
         let ends_a_world = !matches!(fault, Fault::Stop(time) if time < DEAD_AFTER / 3);
         if ends_a_world && fault != Fault::Duplicate {
             self.faults.push(self.now);
+            self.faulty.insert(process);
+            if self.nodes[node].go.is_some() && !self.nodes[node].stopped {
+                self.deaths.push((self.now, process, fault));
+            }
             self.nodes[node].is_cut_off |= !matches!(fault, Fault::Fail | Fault::Blame);
             self.nodes[node].is_unheard |= matches!(fault, Fault::Cut | Fault::CutAtLeader | Fault::Stop(_));
         }
@@ -441,7 +453,11 @@ impl Sim {
                 }
             }
             Fault::Fail => self.fail(node, self.ranks_of(process).start),
-            Fault::Blame => self.fail(node, (self.ranks_of(process).start + 1) % self.world()),
+            Fault::Blame => {
+                let rank = (self.ranks_of(process).end) % self.world();
+                self.faulty.insert((process + 1) % self.processes);
+                self.fail(node, rank);
+            }
             Fault::Restart | Fault::Duplicate => {
                 if fault == Fault::Restart {
                     self.end(node, true);
