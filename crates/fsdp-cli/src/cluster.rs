@@ -9,9 +9,9 @@ mod watchdog;
 use std::env;
 use std::time::Duration;
 
+use fsdp_comm::process::Verdict;
 use fsdp_comm::process::cluster::{Cluster, Joining};
 use fsdp_comm::process::place::{Place, recognise};
-use fsdp_comm::process::{Failure, Verdict};
 use fsdp_train::TrainError;
 use fsdp_train::config::RunConfig;
 
@@ -60,8 +60,7 @@ pub(crate) fn within(
     if let Err(error) = &outcome
         && !is_told(error)
     {
-        let (cause, kind) = (error.to_string(), error.kind());
-        cluster.fail(Failure { rank: None, cause, kind, last_call: None });
+        cluster.fail(error.kind(), error.to_string());
     }
     cluster.leave();
     conclude(outcome, cluster.verdict(), place)
@@ -100,7 +99,12 @@ fn conclude(
         (Ok(exit), _) => Ok(exit),
         // Its own failure it tells itself, in its own words.
         (Err(error), Some(verdict)) if verdict.process == place.process => Err(error),
-        (Err(_), Some(verdict)) if place.process == 0 => Err(CliError::World(Box::new(verdict))),
+        // The first one that is left tells it for all.
+        (Err(_), Some(verdict))
+            if place.process == usize::from(verdict.process == 0 && verdict.is_loss()) =>
+        {
+            Err(CliError::World { verdict: Box::new(verdict) })
+        }
         (Err(error), Some(verdict)) => {
             tracing::info!("ended: {error}");
             Ok(verdict.failure.kind.into())

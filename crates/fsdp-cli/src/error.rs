@@ -88,8 +88,11 @@ pub(crate) enum CliError {
         source: io::Error,
     },
     /// Another process has failed.
-    #[error("{0}")]
-    World(Box<Verdict>),
+    #[error("{verdict}{}", way_out(verdict))]
+    World {
+        /// What ended all.
+        verdict: Box<Verdict>,
+    },
     /// Two options of a command do not fit each other.
     #[error("{option}: {what}")]
     Option {
@@ -161,6 +164,14 @@ pub(crate) enum CliError {
     },
 }
 
+/// What to do when another process has failed.
+fn way_out(verdict: &Verdict) -> &'static str {
+    match verdict.failure.kind {
+        FailureKind::Temporary => "; start the run again with --resume",
+        FailureKind::Permanent | FailureKind::Input | FailureKind::Interrupted => "",
+    }
+}
+
 impl CliError {
     /// How a command ends that fails with this error.
     pub(crate) fn exit(&self) -> Exit {
@@ -173,7 +184,7 @@ impl CliError {
             CliError::Train(error) => error.kind(),
             CliError::Checkpoint(error) => error.kind(),
             CliError::Cluster(error) => error.kind(),
-            CliError::World(verdict) => verdict.failure.kind,
+            CliError::World { verdict } => verdict.failure.kind,
             CliError::ReadModel { source, .. }
             | CliError::Create { source, .. }
             | CliError::Start { source, .. }

@@ -65,6 +65,17 @@ pub(crate) struct Forecast {
     pub(crate) shard_elements: usize,
 }
 
+/// What is the same on all ranks: where a node keeps the files that it reads, and how many of its cores compute, is its own
+/// business. What is in the files is compared instead.
+fn common(config: &Resolved) -> Resolved {
+    let mut common = config.clone();
+    common.model.path.clear();
+    common.data.train.clear();
+    common.data.eval.clear();
+    common.run.threads = 0;
+    common
+}
+
 impl<A: Architecture + Clone> Job<A> {
     /// Puts a configuration and a model together.
     ///
@@ -104,7 +115,7 @@ impl<A: Architecture + Clone> Job<A> {
             config.train.optimizer.lr().unwrap_or(0.0),
             config.train.steps,
         );
-        let digest = Digest::of(&config).and(&*plan);
+        let digest = Digest::of(&common(&config)).and(&data.digest()).and(&*plan);
         Ok(Self { config, architecture, plan, digest, init, data, schedule })
     }
 

@@ -45,6 +45,11 @@ impl RunData {
         Ok(Self { train, digest, sampler, eval })
     }
 
+    /// The digest of all tokens that are trained on.
+    pub(crate) fn digest(&self) -> Digest {
+        self.digest
+    }
+
     /// Where in the training data step `step` (from 0) begins.
     pub(crate) fn position(&self, step: u64) -> DataPosition {
         let epoch = self.sampler.epoch(step);

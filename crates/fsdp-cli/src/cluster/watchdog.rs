@@ -1,8 +1,10 @@
-//! What ends a process whose world has failed, if it does not end by itself.
+//! What ends a process whose world has failed, or whose launcher has gone, if it does not end by itself.
 //!
 //! A rank may hang in a device, a file system or a library, and would then keep a node from being used again. It is
-//! given a moment for a save that all ranks had begun.
+//! given a moment for a save that all ranks had begun. A launcher that was killed can not end its processes, and
+//! whoever starts the run again would find them still writing.
 
+use std::os::unix::process::parent_id;
 use std::thread;
 use std::time::Duration;
 
@@ -11,12 +13,17 @@ use fsdp_comm::process::cluster::Cluster;
 
 use super::error_file;
 use crate::exit_code::Exit;
+use crate::output;
 
 /// How long a process may take to end by itself.
 const GRACE: Duration = Duration::from_secs(4);
 
+/// How often a process looks whether its launcher is still there.
+const LOOK: Duration = Duration::from_millis(500);
+
 /// Watches over the end of this process.
 pub(super) fn install(cluster: &Cluster) {
+    watch_launcher();
     let process = cluster.place().process;
     cluster.on_verdict(Box::new(move |verdict| {
         error_file::write(verdict, process);
@@ -30,4 +37,25 @@ pub(super) fn install(cluster: &Cluster) {
         // Without a thread the process has to end by itself.
         let _ = thread::Builder::new().name("watchdog".to_owned()).spawn(watch);
     }));
+}
+
+/// A process whose parent has ended gets another one.
+fn watch_launcher() {
+    let parent = parent_id();
+    let watch = move || {
+        while parent_id() == parent {
+            thread::sleep(LOOK);
+        }
+        output::error(&Orphaned { parent });
+        std::process::exit(Exit::Temporary.code().into());
+    };
+    // Without a thread the launcher's end is not noticed.
+    let _ = thread::Builder::new().name("launcher watch".to_owned()).spawn(watch);
+}
+
+/// The launcher is gone.
+#[derive(Debug, thiserror::Error)]
+#[error("the process that has started this one ({parent}) has ended: exiting")]
+struct Orphaned {
+    parent: u32,
 }

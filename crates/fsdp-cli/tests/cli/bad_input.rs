@@ -446,26 +446,3 @@ fn examples_are_accepted() {
         assert!(output.stderr.is_empty(), "{example}: {}", String::from_utf8_lossy(&output.stderr));
     }
 }
-
-#[test]
-fn one_of_several_processes() {
-    let sandbox = Sandbox::new();
-    for command in ["train run.toml", "verify run.toml", "bench train"] {
-        let mut run = sandbox.command();
-        run.args(command.split(' ')).env("RANK", "1").env("WORLD_SIZE", "4");
-        let output = run.output().unwrap();
-        assert_eq!(output.status.code(), Some(2), "{command}");
-        assert!(!sandbox.path("out").exists(), "nothing is written");
-        let text = String::from_utf8(output.stderr).unwrap();
-        let expected = "this is one of 4 processes that torchrun has started (WORLD_SIZE=4)";
-        let text = folded(&text).split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(
-            text.contains(expected) && text.contains("set run.ranks to the GPUs or cores of this machine"),
-            "{text}"
-        );
-    }
-    // What needs no ranks runs anywhere.
-    let schedule =
-        sandbox.command().args(["schedule", "run.toml"]).env("RANK", "1").env("WORLD_SIZE", "4").output();
-    assert_eq!(schedule.unwrap().status.code(), Some(0));
-}

@@ -21,6 +21,11 @@ mod unsound;
 // SIGINT and SIGTERM.
 mod signals;
 
+// Several processes: started by whatever, failing together, started again.
+mod launching;
+mod processes;
+mod world;
+
 // The reports of `schedule` and `verify`, and traces.
 mod reports;
 mod verification;

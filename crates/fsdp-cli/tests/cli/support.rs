@@ -88,7 +88,9 @@ impl Sandbox {
         command.current_dir(self.dir.path()).stdin(Stdio::null());
         command.env_remove("RUST_LOG").env_remove("COLUMNS").env("NO_COLOR", "1");
         // The tests themselves may run below a launcher of processes.
-        for variable in ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE"] {
+        for variable in
+            ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE", "FSDP_PROCESSES"]
+        {
             command.env_remove(variable);
         }
         command

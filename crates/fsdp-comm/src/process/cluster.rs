@@ -178,9 +178,10 @@ impl Cluster {
         Processes::new(self.control.clone(), self.control.alarm(), self.links.clone(), memory)
     }
 
-    /// Tells all that something has failed here; only the first failure of the world counts.
-    pub fn fail(&self, failure: Failure) {
-        self.control.fail(failure);
+    /// Tells all that something has failed here, what it calls for and why; only the first failure of the world counts.
+    pub fn fail(&self, kind: FailureKind, cause: String) {
+        let rank = self.control.roster().processes[self.place.process].ranks.start;
+        self.control.fail(Failure { rank: Some(Rank(rank)), cause, kind, last_call: None });
     }
 
     /// What ended the world, if something has.

@@ -56,7 +56,7 @@ impl Roster {
 /// What failed in a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// The rank that failed: one of this process, or another one that it blames. `None`: the process as a whole.
+    /// The rank that failed: one of this process, or another one that it blames. `None`: the process is gone.
     #[serde(with = "number_of_rank")]
     pub rank: Option<Rank>,
     /// Why.
@@ -117,6 +117,11 @@ impl Verdict {
     pub(super) fn of_loss(roster: &Roster, process: usize, cause: String) -> Self {
         let failure = Failure { rank: None, cause, kind: FailureKind::Temporary, last_call: None };
         Self::new(roster, process, failure)
+    }
+
+    /// Whether the process is gone, and has told nothing itself.
+    pub fn is_loss(&self) -> bool {
+        self.failure.rank.is_none()
     }
 
     /// What operations of other ranks fail with.

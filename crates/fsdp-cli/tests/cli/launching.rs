@@ -1,0 +1,153 @@
+//! `fsdp launch`: processes of this machine, watched over and started again.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use fsdp_ckpt::native::RunDir;
+
+use crate::support::{Ran, Sandbox};
+use crate::world::{send, wait_until};
+
+/// A launch of very many steps.
+struct Launch {
+    child: Option<std::process::Child>,
+}
+
+const ENDLESS: &str = "train run.toml --set train.steps=1000000 --set checkpoint.every=2";
+
+impl Launch {
+    fn start(sandbox: &Sandbox, args: &str) -> Self {
+        let mut command = sandbox.command();
+        command.args(args.split_whitespace()).env("TMPDIR", sandbox.path(""));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self { child: Some(command.spawn().unwrap()) }
+    }
+
+    fn id(&self) -> u32 {
+        self.child.as_ref().unwrap().id()
+    }
+
+    /// The processes that it has started.
+    fn workers(&self) -> Vec<u32> {
+        let found = Command::new("pgrep").args(["-P", &self.id().to_string()]).output().unwrap();
+        String::from_utf8(found.stdout).unwrap().lines().map(|line| line.parse().unwrap()).collect()
+    }
+
+    fn end(mut self) -> Ran {
+        Ran::of(self.child.take().unwrap().wait_with_output().unwrap())
+    }
+}
+
+impl Drop for Launch {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill().and_then(|()| child.wait());
+        }
+    }
+}
+
+fn newest(sandbox: &Sandbox) -> u64 {
+    RunDir::new(sandbox.path("out")).newest().unwrap().map_or(0, |(step, _)| step)
+}
+
+#[test]
+fn a_launch_has_the_bits_of_threads() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml --set run.out_dir=threads");
+    let ran = sandbox.succeed("launch --nproc 2 -- train run.toml");
+    assert!(ran.stdout.contains("steps         3,"), "{}", ran.stdout);
+    assert_eq!(ran.stdout.matches("steps ").count(), 1, "{}", ran.stdout);
+    let model = |out: &str| std::fs::read(sandbox.path(&format!("{out}/model/model.safetensors"))).unwrap();
+    assert!(model("out") == model("threads"));
+}
+
+#[test]
+fn a_process_that_is_killed_costs_no_more_than_the_steps_since_the_last_checkpoint() {
+    let sandbox = Sandbox::new();
+    let launch = Launch::start(&sandbox, &format!("launch --nproc 2 -- {ENDLESS}"));
+    for _ in 0..2 {
+        let before = newest(&sandbox);
+        wait_until("a checkpoint", || newest(&sandbox) > before + 3);
+        let workers = launch.workers();
+        send("KILL", workers[workers.len() - 1]);
+        wait_until("other processes", || {
+            launch.workers().iter().all(|worker| !workers.contains(worker)) && launch.workers().len() == 2
+        });
+    }
+    let before = newest(&sandbox);
+    wait_until("a checkpoint", || newest(&sandbox) > before + 3);
+    send("TERM", launch.id());
+    let ran = launch.end();
+    assert_eq!(ran.code, Some(75), "stopped, and not started again: {}", ran.stderr);
+    assert_eq!(ran.stderr.matches("starting all processes again").count(), 2, "{}", ran.stderr);
+    let steps: Vec<u64> = sandbox.metrics("out").iter().map(|step| step["step"].as_u64().unwrap()).collect();
+    assert!(steps.iter().copied().eq(1..=steps.len() as u64), "no step is missing or there twice");
+    assert_eq!(newest(&sandbox), steps.len() as u64);
+}
+
+#[test]
+fn restarts_have_a_limit() {
+    let sandbox = Sandbox::new();
+    let launch = Launch::start(&sandbox, &format!("launch --nproc 2 --max-restarts 0 -- {ENDLESS}"));
+    wait_until("a checkpoint", || newest(&sandbox) > 3);
+    send("KILL", launch.workers()[0]);
+    let ran = launch.end();
+    assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+    assert!(ran.stderr.contains("no restart is left (--max-restarts 0)"), "{}", ran.stderr);
+}
+
+#[test]
+fn what_would_fail_again_is_not_started_again() {
+    let sandbox = Sandbox::new();
+    for (args, code, message) in [
+        ("train run.toml --set train.optimizer={name=\"sgd\",lr=1e39}", 3, "not finite"),
+        ("train run.toml --set data.train=[\"none.txt\"]", 2, "none.txt"),
+    ] {
+        let ran = sandbox.fsdp(&format!("launch --nproc 2 -- {args} --overwrite"));
+        assert_eq!(ran.code, Some(code), "{}", ran.stderr);
+        assert!(ran.stderr.contains(message) && !ran.stderr.contains("again ("), "{}", ran.stderr);
+    }
+    // What is wrong with the command is told once, before any process is started.
+    for (args, message) in [
+        ("train", "<RUN.toml>"),
+        ("train none.toml", "none.toml"),
+        ("train run.toml --set run.ranks=x", "run.ranks"),
+        ("verify run.toml", "only `train` and `bench train` have several processes"),
+    ] {
+        let ran = sandbox.fsdp(&format!("launch --nproc 2 -- {args}"));
+        assert_eq!(ran.code, Some(2), "{args}: {}", ran.stderr);
+        assert_eq!(
+            ran.stderr.matches("error:").count(),
+            1 + usize::from(args == "train"),
+            "{args}: {}",
+            ran.stderr
+        );
+        assert!(ran.stderr.contains(message), "{args}: {}", ran.stderr);
+    }
+}
+
+#[test]
+fn each_process_has_its_own_files() {
+    let sandbox = Sandbox::new();
+    let ran = sandbox.succeed("launch --nproc 2 --log-dir logs -- train run.toml");
+    assert!(ran.stdout.contains("steps         3,") && ran.stderr.contains("step 3/3"), "{}", ran.stderr);
+    assert_eq!(sandbox.read("logs/attempt-0/rank-0/stdout.log"), ran.stdout);
+    assert!(sandbox.read("logs/attempt-0/rank-0/stderr.log").contains("step 3/3"));
+    assert_eq!(sandbox.read("logs/attempt-0/rank-1/stdout.log"), "");
+}
+
+#[test]
+fn nothing_is_left_of_a_launch_that_was_killed() {
+    let sandbox = Sandbox::new();
+    let launch = Launch::start(&sandbox, &format!("launch --nproc 2 -- {ENDLESS}"));
+    wait_until("a checkpoint", || newest(&sandbox) > 3);
+    let workers = launch.workers();
+    assert_eq!(workers.len(), 2);
+    send("KILL", launch.id());
+    let is_there = |worker: &u32| std::path::Path::new(&format!("/proc/{worker}/exe")).read_link().is_ok();
+    wait_until("the end of its processes", || !workers.iter().any(is_there));
+    std::thread::sleep(Duration::from_millis(50));
+    let done = newest(&sandbox);
+    sandbox
+        .succeed(&format!("train run.toml --resume --set checkpoint.every=2 --set train.steps={}", done + 1));
+}

@@ -1,0 +1,289 @@
+//! Ranks in several processes: the same bits as threads, one voice, and one end for all.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use fsdp_ckpt::native::{NativeReader, RunDir};
+
+use crate::support::Sandbox;
+use crate::world::{FSDP, HYDRA, OPEN_MPI, SRUN, TORCHRUN, Variables, World, process, wait_until};
+
+const SAVES: &str = "--set checkpoint.every=1 --set checkpoint.keep_last=0";
+
+/// Everything that two runs must have in common: losses and norms, the exported model, and all shards of checkpoints.
+fn bits(sandbox: &Sandbox, out_dir: &str) -> (Vec<f64>, BTreeMap<PathBuf, Vec<u8>>) {
+    let numbers = [sandbox.column(out_dir, "loss"), sandbox.column(out_dir, "grad_norm")].concat();
+    let root = sandbox.path(out_dir);
+    let files = sandbox
+        .files(out_dir)
+        .into_iter()
+        .filter(|(path, _)| path.extension().is_some_and(|extension| extension == "safetensors"));
+    (numbers, files.map(|(path, bytes)| (path.strip_prefix(&root).unwrap().to_owned(), bytes)).collect())
+}
+
+#[test]
+fn processes_have_the_bits_of_threads_whatever_they_hold() {
+    let sandbox = Sandbox::new();
+    for ranks in [2, 3, 4] {
+        let run = |out: &str| {
+            format!(
+                "train run.toml {SAVES} --set run.ranks={ranks} --set run.out_dir={out} --set train.micro_batch_size=1 --set train.global_batch_size=12"
+            )
+        };
+        let threads = format!("threads{ranks}");
+        sandbox.succeed(&run(&threads));
+        let expected = bits(&sandbox, &threads);
+        assert_eq!(expected.1.len(), 3 * ranks + 1, "three checkpoints and the model");
+        for processes in (2..=ranks).filter(|processes| ranks % processes == 0) {
+            let out = format!("processes{ranks}of{processes}");
+            World::succeed(&sandbox, FSDP, processes, &run(&out));
+            assert!(bits(&sandbox, &out) == expected, "{ranks} ranks in {processes} processes");
+        }
+    }
+}
+
+#[test]
+fn every_launcher_brings_processes_together_and_one_of_them_speaks() {
+    let launchers: [(&str, Variables); 5] =
+        [("fsdp", FSDP), ("torchrun", TORCHRUN), ("openmpi", OPEN_MPI), ("hydra", HYDRA), ("srun", SRUN)];
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml --set run.out_dir=threads");
+    for (name, variables) in launchers {
+        let args = format!("train run.toml --set run.out_dir={name}");
+        let ran = World::start(&sandbox, variables, 2, &args).end();
+        for (process, ran) in ran.iter().enumerate() {
+            assert_eq!(ran.code, Some(0), "{name} {process}: {}", ran.stderr);
+        }
+        assert!(bits(&sandbox, name) == bits(&sandbox, "threads"), "{name}");
+        assert!(ran[0].stdout.contains("steps         3,"), "{}", ran[0].stdout);
+        assert_eq!((&*ran[1].stdout, &*ran[1].stderr), ("", ""), "{name}: it is said once");
+    }
+}
+
+#[test]
+fn a_run_without_a_number_of_ranks_has_one_per_process() {
+    let sandbox = Sandbox::new();
+    sandbox.edit("run.toml", "ranks = 2\n", "");
+    World::succeed(&sandbox, TORCHRUN, 4, "train run.toml");
+    assert!(sandbox.read("out/resolved.toml").contains("ranks = 4"));
+}
+
+#[test]
+fn ranks_that_processes_can_not_hold_are_refused_with_both_numbers() {
+    let sandbox = Sandbox::new();
+    for ran in World::start(&sandbox, TORCHRUN, 3, "train run.toml --set run.ranks=4").end() {
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        assert!(ran.stderr.contains("run.ranks = 4, but torchrun has started 3 processes"), "{}", ran.stderr);
+    }
+    assert!(!sandbox.path("out").exists());
+}
+
+#[test]
+fn what_needs_no_ranks_is_said_once() {
+    let sandbox = Sandbox::new();
+    for args in ["schedule run.toml", "doctor", "verify run.toml --world-sizes 1,2"] {
+        let ran = World::start(&sandbox, TORCHRUN, 2, args).end();
+        assert_eq!([ran[0].code, ran[1].code], [Some(0); 2], "{args}: {}", ran[0].stderr);
+        assert!(!ran[0].stdout.is_empty() && ran[1].stdout.is_empty() && ran[1].stderr.is_empty(), "{args}");
+    }
+    let bench = "bench train --ranks 2 --steps 3 --warmup 1 --layers 1 --hidden 32 --ffn 32 --heads 2 --vocab 64 --seq 8 \
+                 --global-batch 4";
+    let ran = World::start(&sandbox, TORCHRUN, 2, bench).end();
+    assert_eq!([ran[0].code, ran[1].code], [Some(0); 2], "{}", ran[0].stderr);
+    assert!(ran[0].stdout.contains("2 ranks") && ran[1].stdout.is_empty(), "{}", ran[0].stdout);
+}
+
+/// A run of very many steps that has saved some of them.
+fn endless(sandbox: &Sandbox, processes: usize, more: &str) -> World {
+    let args = format!(
+        "train run.toml --resume --set run.ranks={processes} --set train.global_batch_size={} --set train.steps=1000000 \
+         --set checkpoint.every=2 {more}",
+        2 * processes
+    );
+    let before = newest(sandbox);
+    let world = World::start(sandbox, FSDP, processes, &args);
+    wait_until("the second checkpoint", || newest(sandbox) > before + 3);
+    world
+}
+
+fn newest(sandbox: &Sandbox) -> u64 {
+    RunDir::new(sandbox.path("out")).newest().unwrap().map_or(0, |(step, _)| step)
+}
+
+#[test]
+fn whoever_is_killed_is_named_and_all_others_end_within_five_seconds() {
+    let sandbox = Sandbox::new();
+    for victim in 0..3 {
+        let world = endless(&sandbox, 3, "");
+        world.signal(victim, "KILL");
+        let begin = Instant::now();
+        let ran = world.end();
+        assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+        let speaker = usize::from(victim == 0);
+        for process in (0..3).filter(|&process| process != victim) {
+            assert_eq!(ran[process].code, Some(75), "{victim}, {process}: {}", ran[process].stderr);
+            let has_spoken = ran[process].stderr.contains("error:");
+            assert_eq!(has_spoken, process == speaker, "{victim}, {process}: {}", ran[process].stderr);
+        }
+        let told = &ran[speaker].stderr;
+        let names_it = told.contains(&format!("process {victim} (pid")) && told.contains("--resume");
+        assert!(names_it, "{told}");
+        let (_, path) = RunDir::new(sandbox.path("out")).newest().unwrap().unwrap();
+        NativeReader::open(path).unwrap().verify().unwrap();
+    }
+}
+
+#[test]
+fn a_process_that_falls_silent_is_dead_after_fifteen_heartbeats() {
+    let sandbox = Sandbox::new();
+    for victim in 0..2 {
+        let world = endless(&sandbox, 2, "--set run.heartbeat_s=0.1");
+        world.signal(victim, "STOP");
+        let begin = Instant::now();
+        wait_until("the end of the other", || {
+            let status = world.try_wait(1 - victim);
+            status.is_some_and(|code| {
+                assert_eq!(code, Some(75));
+                true
+            })
+        });
+        let took = begin.elapsed();
+        assert!(took > Duration::from_millis(1200) && took < Duration::from_secs(12), "{took:?}");
+        world.signal(victim, "CONT");
+        let ran = world.end();
+        assert_eq!(ran[victim].code, Some(75), "it finds that the world has ended: {}", ran[victim].stderr);
+    }
+}
+
+#[test]
+fn a_signal_to_any_process_saves_and_stops_all() {
+    for (signal, process) in [("TERM", 0), ("TERM", 1), ("USR1", 1)] {
+        let sandbox = Sandbox::new();
+        let world = endless(&sandbox, 2, "");
+        world.signal(process, signal);
+        let ran = world.end();
+        assert_eq!([ran[0].code, ran[1].code], [Some(75); 2], "{signal}: {}", ran[0].stderr);
+        assert!(ran[0].stdout.contains("stopped early"), "{}", ran[0].stdout);
+        let steps = sandbox.metrics("out").len() as u64;
+        assert_eq!(newest(&sandbox), steps, "the last step is saved");
+    }
+}
+
+#[test]
+fn a_run_that_was_killed_goes_on_with_other_numbers_of_processes_as_if_nothing_had_been() {
+    let sandbox = Sandbox::new();
+    let args = |out: &str, steps| {
+        format!(
+            "train run.toml --resume {SAVES} --set run.ranks=4 --set run.out_dir={out} --set train.steps={steps} \
+             --set train.global_batch_size=16"
+        )
+    };
+    sandbox.succeed(&args("whole", 6));
+    World::succeed(&sandbox, FSDP, 4, &args("cut", 2));
+    World::succeed(&sandbox, TORCHRUN, 2, &args("cut", 4));
+    sandbox.succeed(&args("cut", 5));
+    World::succeed(&sandbox, FSDP, 4, &args("cut", 6));
+    assert!(bits(&sandbox, "cut") == bits(&sandbox, "whole"));
+}
+
+#[test]
+fn what_is_wrong_in_one_process_ends_all_with_its_code() {
+    let sandbox = Sandbox::new();
+    // Another learning rate: all are told which ranks differ. Missing data: only that process can tell.
+    let cases = [
+        ("--set train.optimizer={name=\"adamw\",lr=1e-9}", 3, "would run another schedule"),
+        ("--set data.train=[\"none.txt\"]", 2, "none.txt"),
+    ];
+    for (wrong, code, message) in cases {
+        let args = |process| {
+            let wrong = if process == 1 { wrong } else { "" };
+            format!("train run.toml --set run.ranks=3 --set train.global_batch_size=6 {wrong}")
+        };
+        let ran = World::start_each(&sandbox, FSDP, 3, args).end();
+        for (process, ran) in ran.iter().enumerate() {
+            assert_eq!(ran.code, Some(code), "{wrong}, {process}: {}", ran.stderr);
+        }
+        assert!(ran.iter().any(|ran| ran.stderr.contains(message)), "{}", ran[0].stderr);
+        let _ = std::fs::remove_dir_all(sandbox.path("out"));
+    }
+}
+
+#[test]
+fn an_error_of_the_folder_is_told_once_and_ends_all() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml");
+    let ran = World::start(&sandbox, FSDP, 2, "train run.toml").end();
+    assert_eq!([ran[0].code, ran[1].code], [Some(2); 2]);
+    assert!(ran[0].stderr.contains("run.out_dir out is not empty"), "{}", ran[0].stderr);
+    assert_eq!(ran[1].stderr, "");
+}
+
+#[test]
+fn a_full_disk_of_another_process_saves_the_state_and_ends_all() {
+    let sandbox = Sandbox::new();
+    let limited = |process: usize| {
+        let mut command = process_of(&sandbox, process);
+        if process == 1 {
+            // Files of this process may have so many blocks of 512 bytes: less than its shard.
+            let shell = format!("ulimit -f 8; exec {}", quoted(&command));
+            let mut limited = crate::world::process(&sandbox, FSDP, process, 2);
+            let envs: Vec<_> = limited
+                .get_envs()
+                .map(|(key, value)| (key.to_owned(), value.map(ToOwned::to_owned)))
+                .collect();
+            let mut sh = std::process::Command::new("sh");
+            sh.args(["-c", &shell]).current_dir(sandbox.path(""));
+            for (key, value) in envs {
+                match value {
+                    Some(value) => sh.env(key, value),
+                    None => sh.env_remove(key),
+                };
+            }
+            sh.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+            limited = sh;
+            command = limited;
+        }
+        command.spawn().unwrap()
+    };
+    let children: Vec<_> = (0..2).map(limited).collect();
+    let ran: Vec<_> = children
+        .into_iter()
+        .map(|child| crate::support::Ran::of(child.wait_with_output().unwrap()))
+        .collect();
+    assert_eq!([ran[0].code, ran[1].code], [ran[0].code; 2], "{} {}", ran[0].stderr, ran[1].stderr);
+    assert!(ran[0].stderr.contains("rank 1 failed"), "{}", ran[0].stderr);
+}
+
+fn process_of(sandbox: &Sandbox, number: usize) -> std::process::Command {
+    let mut command = process(sandbox, FSDP, number, 2);
+    command.args(["train", "run.toml", "--set", "checkpoint.every=1"]);
+    command
+}
+
+/// A command as a shell takes it; none of its words needs quotes.
+fn quoted(command: &std::process::Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn torchrun_is_told_the_culprit_in_its_own_way() {
+    let sandbox = Sandbox::new();
+    let args = format!("train run.toml {SAVES} --set train.optimizer={{name=\"sgd\",lr=1e39}}");
+    let start = |number: usize| {
+        let mut command = process(&sandbox, TORCHRUN, number, 2);
+        let file = sandbox.path(&format!("error{number}.json"));
+        command.env("TORCHELASTIC_ERROR_FILE", file).args(args.split_whitespace()).spawn().unwrap()
+    };
+    let children: Vec<_> = (0..2).map(start).collect();
+    for child in children {
+        assert_eq!(child.wait_with_output().unwrap().status.code(), Some(3));
+    }
+    for number in 0..2 {
+        let text = sandbox.read(&format!("error{number}.json"));
+        let told: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let cause = told["message"]["extraInfo"]["py_callstack"].as_str().unwrap();
+        assert!(cause.contains("not finite"), "{cause}");
+    }
+}

@@ -1,0 +1,115 @@
+//! Several processes of one run, as a launcher starts them.
+
+use std::cell::RefCell;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::{Ran, Sandbox};
+
+/// The variables of a launcher: number, count, number on the node, count on the node.
+pub(crate) type Variables = [&'static str; 4];
+
+pub(crate) const FSDP: Variables =
+    ["FSDP_PROCESS", "FSDP_PROCESSES", "FSDP_LOCAL_PROCESS", "FSDP_LOCAL_PROCESSES"];
+pub(crate) const TORCHRUN: Variables = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
+pub(crate) const OPEN_MPI: Variables = [
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+];
+pub(crate) const HYDRA: Variables = ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"];
+pub(crate) const SRUN: Variables =
+    ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"];
+
+/// Processes that run.
+pub(crate) struct World {
+    children: RefCell<Vec<Option<Child>>>,
+}
+
+/// One process of a world, not started yet.
+pub(crate) fn process(sandbox: &Sandbox, variables: Variables, process: usize, processes: usize) -> Command {
+    let mut command = sandbox.command();
+    let [number, count, local, locals] = variables;
+    command
+        .env(number, process.to_string())
+        .env(count, processes.to_string())
+        .env(local, process.to_string())
+        .env(locals, processes.to_string())
+        .env("SLURM_NODEID", "0")
+        .env("TMPDIR", sandbox.path(""))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+impl World {
+    /// Starts processes with the same arguments.
+    pub(crate) fn start(sandbox: &Sandbox, variables: Variables, processes: usize, args: &str) -> Self {
+        Self::start_each(sandbox, variables, processes, |_| args.to_owned())
+    }
+
+    /// Starts processes with arguments of their own.
+    pub(crate) fn start_each(
+        sandbox: &Sandbox,
+        variables: Variables,
+        processes: usize,
+        args: impl Fn(usize) -> String,
+    ) -> Self {
+        let start = |number| {
+            let mut command = process(sandbox, variables, number, processes);
+            Some(command.args(args(number).split_whitespace()).spawn().unwrap())
+        };
+        Self { children: RefCell::new((0..processes).map(start).collect()) }
+    }
+
+    /// Sends a signal to one of them.
+    pub(crate) fn signal(&self, process: usize, signal: &str) {
+        send(signal, self.children.borrow()[process].as_ref().unwrap().id());
+    }
+
+    /// The exit code of one of them, if it has ended.
+    pub(crate) fn try_wait(&self, process: usize) -> Option<Option<i32>> {
+        let mut children = self.children.borrow_mut();
+        Some(children[process].as_mut().unwrap().try_wait().unwrap()?.code())
+    }
+
+    /// Waits for the end of all of them.
+    pub(crate) fn end(self) -> Vec<Ran> {
+        let end = |child: &mut Option<Child>| Ran::of(child.take().unwrap().wait_with_output().unwrap());
+        self.children.borrow_mut().iter_mut().map(end).collect()
+    }
+
+    /// Runs processes that must succeed; what the first one says.
+    pub(crate) fn succeed(sandbox: &Sandbox, variables: Variables, processes: usize, args: &str) -> Ran {
+        let mut ran = Self::start(sandbox, variables, processes, args).end();
+        for (process, ran) in ran.iter().enumerate() {
+            assert_eq!(ran.code, Some(0), "process {process} of {processes}: {}", ran.stderr);
+        }
+        ran.swap_remove(0)
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // A test that has failed leaves nobody behind.
+        for child in self.children.get_mut().iter_mut().flatten() {
+            let _ = child.kill().and_then(|()| child.wait());
+        }
+    }
+}
+
+/// Sends a signal to a process.
+pub(crate) fn send(signal: &str, pid: u32) {
+    let kill = format!("kill -{signal} {pid}");
+    assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success(), "{kill}");
+}
+
+/// Waits until something holds, for as long as a minute.
+pub(crate) fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "{what} does not come");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
