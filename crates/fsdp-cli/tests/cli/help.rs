@@ -10,6 +10,7 @@ fn help(args: &str) -> String {
 fn every_command_explains_itself() {
     insta::assert_snapshot!("help", help("--help"));
     insta::assert_snapshot!("help_train", help("train --help"));
+    insta::assert_snapshot!("help_launch", help("launch --help"));
     insta::assert_snapshot!("help_verify", help("verify --help"));
     insta::assert_snapshot!("help_schedule", help("schedule --help"));
     insta::assert_snapshot!("help_bench_train", help("bench train --help"));

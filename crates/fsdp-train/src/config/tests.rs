@@ -56,6 +56,7 @@ deterministic = true
 kernels = "aten"
 out_dir = "runs/quickstart"
 timeout_s = 600
+heartbeat_s = 2
 peak_tflops = 0.3
 "#;
 
@@ -127,6 +128,7 @@ fn every_key_of_the_full_file_is_in_its_resolved_form() {
     assert_eq!(resolved, {
         let mut expected = written;
         expected["run"]["timeout_s"] = toml::Value::Float(600.0);
+        expected["run"]["heartbeat_s"] = toml::Value::Float(2.0);
         expected
     });
 }
@@ -134,7 +136,7 @@ fn every_key_of_the_full_file_is_in_its_resolved_form() {
 #[test]
 fn a_minimal_file_gets_every_default_and_round_trips() {
     let config = parse(MINIMAL, &[]).unwrap().config;
-    assert_eq!((config.run.ranks, config.run.timeout_s), (1, 600.0));
+    assert_eq!((config.run.ranks, config.run.timeout_s, config.run.heartbeat_s), (1, 600.0, 1.0));
     assert_eq!(config.train.grad_clip, None);
     assert_eq!(config.data.pad, TokenRef::Id(0));
     assert_eq!(config.fsdp.reshard_after_forward, Reshard::Auto);
@@ -243,6 +245,7 @@ fn rejects_values_outside_their_range() {
     rejects(&["train.lr_schedule.start_factor=0"], &["above 0 and at most 1"]);
     rejects(&["fsdp.reshard_after_forward=0"], &["`fsdp.reshard_after_forward` is 0", "\"auto\""]);
     rejects(&["run.timeout_s=0"], &["`run.timeout_s`"]);
+    rejects(&["run.heartbeat_s=0"], &["`run.heartbeat_s`"]);
     rejects(&["run.timeout_s=1e300"], &["`run.timeout_s`", "1e9"]);
     rejects(&["run.timeout_s=inf"], &["`run.timeout_s`", "1e9"]);
     rejects(&["run.timeout_s=1e-12"], &["`run.timeout_s`", "from 0.1"]);
@@ -417,4 +420,18 @@ proptest! {
         let _ = parse(&text, &[]);
         let _ = parse(FULL, &[&format!("{key}={text}")]);
     }
+}
+
+#[test]
+fn where_nothing_says_how_many_ranks_there_are_there_is_one_per_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.toml");
+    let ranks = |text: &str, overrides: &[String]| {
+        std::fs::write(&file, text).unwrap();
+        Resolved::load(&file, overrides, 2).unwrap().config.run.ranks
+    };
+    assert_eq!(ranks(FULL, &[]), 4);
+    let without = FULL.replace("ranks = 4\n", "");
+    assert_eq!(ranks(&without, &[]), 2);
+    assert_eq!(ranks(&without, &["run.ranks=1".to_owned()]), 1);
 }
