@@ -64,8 +64,8 @@ pub fn all(launcher: &impl Launcher, sizes: &[usize]) {
     }
 }
 
-/// Runs a body on every rank; what each of them returned, in rank order. An error ends the world, as it would
-/// in training.
+/// Runs a body on every rank; what each of them returned, in rank order: all, or those of this process. An error ends the
+/// world, as it would in training.
 ///
 /// # Panics
 /// When a body panics.
@@ -83,11 +83,15 @@ pub fn outcomes<L: Launcher>(
         *kept[rank.0].lock().expect("one rank writes it") = Some(outcome);
         ends
     });
-    if let Err(LaunchFailure { rank, reason: FailureReason::Panic(message) }) = ended {
+    if let Err(LaunchFailure { rank, reason: FailureReason::Panic(message) }) = &ended {
         panic!("{rank} of {ranks}: {message}");
     }
-    let outcome = |cell: Mutex<Option<_>>| cell.into_inner().ok().flatten();
-    kept.into_iter().map(|cell| outcome(cell).expect("every rank has returned")).collect()
+    let outcomes: Vec<_> = kept.into_iter().filter_map(|cell| cell.into_inner().ok().flatten()).collect();
+    assert!(!outcomes.is_empty(), "this process has ranks");
+    if let Ok(results) = ended {
+        assert_eq!(outcomes.len(), results.len(), "every rank has returned");
+    }
+    outcomes
 }
 
 /// Runs a body that is expected to succeed on every rank.

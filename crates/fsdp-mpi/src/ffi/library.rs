@@ -1,0 +1,217 @@
+//! Finding an MPI library, opening it, and telling whose it is.
+
+use std::env;
+use std::error::Error as _;
+use std::ffi::{OsString, c_char, c_int, c_void};
+use std::fmt;
+use std::fs;
+use std::mem::ManuallyDrop;
+use std::os::unix::process::parent_id;
+use std::path::{Path, PathBuf};
+
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+
+use super::functions::{self, ByHandle, Constants, Functions};
+use crate::error::{Attempt, MpiError};
+
+/// Names of the file of Open MPI, of MPICH and its relatives, and of any library with the standard ABI.
+const OPEN_MPI: &[&str] = &["libmpi.so.40"];
+const MPICH: &[&str] = &["libmpi.so.12", "libmpich.so.12"];
+const STANDARD: &[&str] = &["libmpi_abi.so.1"];
+
+/// What libraries with the ABI of MPICH call themselves.
+const RELATIVES_OF_MPICH: [&str; 3] = ["MPICH", "MVAPICH", "Intel(R) MPI"];
+
+/// `MPI_MAX_LIBRARY_VERSION_STRING`, the largest of the families.
+const VERSION_LEN: usize = 8192;
+
+/// Who defines the values of handles and constants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// Open MPI 4 and 5.
+    OpenMpi,
+    /// MPICH and what is binary compatible with it: Intel MPI, Cray MPICH, MVAPICH.
+    Mpich,
+    /// The standard ABI of MPI 5.
+    Standard,
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Family::OpenMpi => "Open MPI",
+            Family::Mpich => "MPICH",
+            Family::Standard => "standard ABI",
+        })
+    }
+}
+
+/// An MPI library that is open until the process ends. Nothing of MPI has begun.
+pub struct MpiLibrary {
+    pub(super) functions: ByHandle,
+    pub(super) constants: Constants,
+    family: Family,
+    path: PathBuf,
+    version: String,
+}
+
+impl fmt::Debug for MpiLibrary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MpiLibrary({}, {})", self.family, self.path.display())
+    }
+}
+
+impl MpiLibrary {
+    /// Opens the file that the environment variable `FSDP_MPI_LIBRARY` names, or else the first that is found: beside
+    /// the program that started this process, then where the system's loader looks. The family of the launcher, as the
+    /// environment shows it, comes first, because a library that does not know the launcher sees a world of one rank.
+    ///
+    /// # Errors
+    /// [`MpiError`]: not found, or not a known MPI.
+    pub fn find() -> Result<Self, MpiError> {
+        let variable = |name: &str| env::var_os(name);
+        let mut tried = Vec::new();
+        for candidate in candidates(&variable, launcher_libraries()) {
+            match Self::open(&candidate) {
+                Err(MpiError::NotFound { tried: more }) => tried.extend(more),
+                other => return other,
+            }
+        }
+        Err(MpiError::NotFound { tried })
+    }
+
+    /// Opens a file, by its path or by a bare name that the system's loader looks for.
+    ///
+    /// # Errors
+    /// [`MpiError`]: not found, or not a known MPI.
+    pub fn open(file: &Path) -> Result<Self, MpiError> {
+        let library = Opened::open(file)?;
+        let version = library.version()?;
+        let (family, functions, constants) = library.family(&version)?;
+        let path = library.path;
+        tracing::debug!(path = %path.display(), %family, version, "opened MPI");
+        Ok(Self { functions, constants, family, path, version })
+    }
+
+    /// Who defines its values.
+    pub fn family(&self) -> Family {
+        self.family
+    }
+
+    /// Its file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it says of itself, in one line.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+}
+
+/// Files in the order in which they are tried.
+fn candidates(variable: &dyn Fn(&str) -> Option<OsString>, beside: Option<PathBuf>) -> Vec<PathBuf> {
+    if let Some(file) = variable("FSDP_MPI_LIBRARY").filter(|file| !file.is_empty()) {
+        return vec![file.into()];
+    }
+    let set = |name| variable(name).is_some();
+    let by_open_mpi = set("OMPI_COMM_WORLD_SIZE") || set("PMIX_RANK");
+    let families = if by_open_mpi || !set("PMI_RANK") {
+        [OPEN_MPI, MPICH, STANDARD]
+    } else {
+        [MPICH, STANDARD, OPEN_MPI]
+    };
+    let names = || families.concat().into_iter();
+    let inside = beside.iter().flat_map(|folder| names().map(|name| folder.join(name)));
+    inside.filter(|file| file.exists()).chain(names().map(PathBuf::from)).collect()
+}
+
+/// The folder of libraries of whoever started this process: of `/opt/mpi/bin/hydra_pmi_proxy`, `/opt/mpi/lib`.
+fn launcher_libraries() -> Option<PathBuf> {
+    let program = fs::read_link(format!("/proc/{}/exe", parent_id())).ok()?;
+    Some(program.parent()?.parent()?.join("lib"))
+}
+
+/// A file that was opened, and may not be MPI. It is never closed: MPI leaves threads, and its functions are called as long as
+/// the process lives.
+pub(super) struct Opened {
+    handle: ManuallyDrop<Library>,
+    path: PathBuf,
+}
+
+impl Opened {
+    fn open(file: &Path) -> Result<Self, MpiError> {
+        // Open MPI's plugins look for its symbols among those of the whole process.
+        // SAFETY: opening runs the initialisers of the library. The candidates are names of MPI libraries, whose
+        // initialisers ask nothing of their host, or a file of the user's choice.
+        let opened = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_GLOBAL) };
+        let handle = opened.map_err(|error| {
+            let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+            let why = why.trim_start_matches(&format!("{}: ", file.display())).to_owned();
+            MpiError::NotFound { tried: vec![Attempt { candidate: file.to_owned(), why }] }
+        })?;
+        Ok(Self { handle: ManuallyDrop::new(handle), path: file.to_owned() })
+    }
+
+    /// The address of a function, as a value of its type.
+    ///
+    /// # Safety
+    /// `T` is a function pointer of the type that the library's header gives `symbol`.
+    pub(super) unsafe fn function<T: Copy>(&self, symbol: &'static str) -> Result<T, MpiError> {
+        // SAFETY: the caller vouches for the type.
+        match unsafe { self.handle.get::<T>(symbol.as_bytes()) } {
+            Ok(function) => Ok(*function),
+            Err(_) => Err(MpiError::NoSymbol { path: self.path.clone(), symbol }),
+        }
+    }
+
+    fn address(&self, symbol: &'static str) -> Result<usize, MpiError> {
+        // SAFETY: nothing is done with the address but to hand it back to the library.
+        unsafe { self.function::<*mut c_void>(symbol) }.map(|address| address.expose_provenance())
+    }
+
+    fn version(&self) -> Result<String, MpiError> {
+        type Version = unsafe extern "C" fn(*mut c_char, *mut c_int) -> c_int;
+        // SAFETY: the type is that of the MPI standard, since MPI 3.
+        let get = unsafe { self.function::<Version>("MPI_Get_library_version") }?;
+        let (mut text, mut len) = (vec![0u8; VERSION_LEN], 0);
+        // SAFETY: it may be called before MPI is initialised; it writes at most as many bytes as there are.
+        unsafe { get(text.as_mut_ptr().cast(), &mut len) };
+        let text = String::from_utf8_lossy(text.split(|byte| *byte == 0).next().unwrap_or_default());
+        Ok(text.lines().next().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" "))
+    }
+
+    /// The major version of the standard ABI; none or -1 for a library that has values of its own.
+    fn standard_abi(&self) -> Option<c_int> {
+        type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+        // SAFETY: the type is that of the MPI standard, since MPI 5.
+        let get = unsafe { self.function::<Version>("MPI_Abi_get_version") }.ok()?;
+        let (mut major, mut minor) = (-1, -1);
+        // SAFETY: it may be called before MPI is initialised; it writes two integers.
+        unsafe { get(&mut major, &mut minor) };
+        Some(major)
+    }
+
+    /// The first question is the standard's own: a library of Open MPI or MPICH that has its ABI answers it with 1, and
+    /// one that has the values of its own header with -1.
+    fn family(&self, version: &str) -> Result<(Family, ByHandle, Constants), MpiError> {
+        if self.standard_abi() == Some(1) {
+            // SAFETY: handles of the standard ABI are pointers.
+            let table = unsafe { Functions::of(self) }?;
+            Ok((Family::Standard, ByHandle::Pointers(table), functions::STANDARD))
+        } else if self.address("ompi_mpi_comm_world").is_ok() {
+            let constants = functions::open_mpi(|name| self.address(name))?;
+            // SAFETY: handles of Open MPI, which alone has this variable, are pointers.
+            Ok((Family::OpenMpi, ByHandle::Pointers(unsafe { Functions::of(self) }?), constants))
+        } else if RELATIVES_OF_MPICH.iter().any(|name| version.contains(name)) {
+            // SAFETY: handles of MPICH and its relatives are integers.
+            let table = unsafe { Functions::of(self) }?;
+            Ok((Family::Mpich, ByHandle::Integers(table), functions::MPICH))
+        } else {
+            Err(MpiError::Unknown { path: self.path.clone(), version: version.to_owned() })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

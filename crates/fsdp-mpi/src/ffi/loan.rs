@@ -1,0 +1,152 @@
+//! Slices of a caller, lent to another thread until all of it has come back.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+/// How many pieces are out.
+#[derive(Default)]
+struct Out {
+    pieces: Mutex<usize>,
+    returned: Condvar,
+}
+
+/// Part of a slice that was lent. Dropping it gives it back.
+pub(crate) struct Piece {
+    start: *mut u8,
+    len: usize,
+    may_write: bool,
+    out: Arc<Out>,
+}
+
+// SAFETY: a piece is a part of a slice that nobody else uses (or, if it may not be written, only reads) while it lives,
+// and bytes may be read and written by any thread.
+unsafe impl Send for Piece {}
+
+impl Piece {
+    fn new(start: *mut u8, len: usize, may_write: bool, out: &Arc<Out>) -> Self {
+        *out.pieces.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        Self { start, len, may_write, out: out.clone() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Where it may be read until it is dropped.
+    pub(super) fn start(&self) -> *const u8 {
+        self.start
+    }
+
+    /// Where it may be written until it is dropped.
+    ///
+    /// # Panics
+    /// When it was lent for reading.
+    pub(super) fn start_mut(&self) -> *mut u8 {
+        assert!(self.may_write, "what was lent for reading is not written");
+        self.start
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        *self.out.pieces.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.out.returned.notify_all();
+    }
+}
+
+/// Waits for the pieces, also when the borrower panics.
+struct Lender(Arc<Out>);
+
+impl Drop for Lender {
+    fn drop(&mut self) {
+        let pieces = self.0.pieces.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.0.returned.wait_while(pieces, |pieces| *pieces > 0));
+    }
+}
+
+/// Cuts slices, one after the other, into messages of `message_max` bytes, the last one of what is left.
+fn cut(
+    slices: impl Iterator<Item = (*mut u8, usize)>,
+    message_max: usize,
+    may_write: bool,
+    out: &Arc<Out>,
+) -> Vec<Vec<Piece>> {
+    let (mut messages, mut room) = (Vec::<Vec<Piece>>::new(), 0);
+    for (start, len) in slices {
+        let mut taken = 0;
+        while taken < len {
+            if room == 0 {
+                messages.push(Vec::new());
+                room = message_max;
+            }
+            let now = room.min(len - taken);
+            let piece = Piece::new(start.wrapping_add(taken), now, may_write, out);
+            messages.last_mut().expect("one was just begun").push(piece);
+            (taken, room) = (taken + now, room - now);
+        }
+    }
+    messages
+}
+
+/// Lends slices, those of `read` for reading and those of `written` for writing, and returns what `borrow` does, but not
+/// before every piece was dropped, on whichever thread. A piece that is never dropped keeps its lender for ever: that is
+/// what makes this sound.
+///
+/// The pieces come by messages of `message_max` bytes, so that messages do not depend on how either side cuts its data.
+pub(crate) fn lend<R>(
+    read: &[&[u8]],
+    written: &mut [&mut [u8]],
+    message_max: usize,
+    borrow: impl FnOnce(Vec<Vec<Piece>>, Vec<Vec<Piece>>) -> R,
+) -> R {
+    let lender = Lender(Arc::default());
+    let read = read.iter().map(|slice| (slice.as_ptr().cast_mut(), slice.len()));
+    let read = cut(read, message_max, false, &lender.0);
+    let written = written.iter_mut().map(|slice| (slice.as_mut_ptr(), slice.len()));
+    let written = cut(written, message_max, true, &lender.0);
+    borrow(read, written)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn messages_have_one_length_however_the_slices_are_cut() {
+        fn lens(messages: &[Vec<Piece>]) -> Vec<Vec<usize>> {
+            messages.iter().map(|pieces| pieces.iter().map(Piece::len).collect()).collect()
+        }
+        let mut target = [0; 9];
+        let (first, second) = target.split_at_mut(1);
+        lend(&[&[1, 2, 3], &[], &[4, 5, 6, 7, 8, 9]], &mut [first, second], 4, |read, written| {
+            assert_eq!(lens(&read), [vec![3, 1], vec![4], vec![1]]);
+            assert_eq!(lens(&written), [vec![1, 3], vec![4], vec![1]]);
+        });
+    }
+
+    #[test]
+    fn the_lender_waits_for_pieces_that_other_threads_have() {
+        let returned = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let (sender, pieces) = std::sync::mpsc::channel();
+            let returned = &returned;
+            scope.spawn(move || {
+                lend(&[&[1, 2]], &mut [], 1, |read, _| sender.send(read).unwrap());
+                returned.store(true, Ordering::SeqCst);
+            });
+            let mut pieces: Vec<Vec<Piece>> = pieces.recv().unwrap();
+            pieces.pop();
+            assert!(!returned.load(Ordering::SeqCst), "one piece is still out");
+            drop(pieces);
+        });
+        assert!(returned.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    #[should_panic(expected = "lent for reading")]
+    fn what_was_lent_for_reading_is_not_written() {
+        lend(&[&[1]], &mut [], 1, |read, _| read[0][0].start_mut());
+    }
+}

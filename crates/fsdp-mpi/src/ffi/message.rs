@@ -1,0 +1,101 @@
+//! One message of several blocks of memory: MPI gathers and scatters them, by a type that is made for it.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use super::functions::{Constants, Functions, Handle};
+
+/// Whether a message goes out or comes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Send,
+    Receive,
+}
+
+/// Blocks of a message as MPI takes them: addresses and lengths in bytes.
+pub(super) struct Blocks {
+    starts: Vec<isize>,
+    lens: Vec<c_int>,
+}
+
+impl Blocks {
+    pub(super) fn of(blocks: impl Iterator<Item = (*const u8, usize)>) -> Self {
+        let len = |len| c_int::try_from(len).expect("messages are cut long before 2 GiB");
+        let (starts, lens) =
+            blocks.map(|(start, bytes)| (start.expose_provenance().cast_signed(), len(bytes))).unzip();
+        Self { starts, lens }
+    }
+}
+
+/// A call that failed, with its code.
+type Refused = (&'static str, c_int);
+
+fn checked(call: &'static str, code: c_int) -> Result<(), Refused> {
+    if code == 0 { Ok(()) } else { Err((call, code)) }
+}
+
+/// Begins to send or receive a message, and says by which request.
+///
+/// # Safety
+/// The functions and constants are of one library, in which MPI is initialised by this thread. The blocks may be read, or
+/// written if the message comes in, until the request has ended; nobody else writes them, or uses them at all.
+pub(super) unsafe fn begin<H: Handle>(
+    f: &Functions<H>,
+    constants: &Constants,
+    way: Way,
+    blocks: &Blocks,
+    peer: c_int,
+    tag: c_int,
+    request: &mut usize,
+) -> Result<(), Refused> {
+    let byte = H::from_bits(constants.byte);
+    if let ([start], [len]) = (&blocks.starts[..], &blocks.lens[..]) {
+        let start = ptr::with_exposed_provenance_mut(start.cast_unsigned());
+        // SAFETY: as of the caller.
+        return unsafe { post(f, constants, way, (start, *len, byte), peer, tag, request) };
+    }
+    let mut of_blocks = H::from_bits(constants.request_null);
+    // SAFETY: both lists have as many entries as is said, and are read before the call returns.
+    let code = unsafe {
+        (f.type_of_blocks)(
+            blocks.lens.len() as c_int,
+            blocks.lens.as_ptr(),
+            blocks.starts.as_ptr(),
+            byte,
+            &mut of_blocks,
+        )
+    };
+    checked("MPI_Type_create_hindexed", code)?;
+    // SAFETY: the type was just made.
+    let committed = checked("MPI_Type_commit", unsafe { (f.commit_type)(&mut of_blocks) });
+    // Addresses are absolute: they count from `MPI_BOTTOM`, which is null in all families.
+    let whole = (ptr::null_mut(), 1, of_blocks);
+    // SAFETY: as of the caller; the type has its blocks.
+    let posted = committed.and_then(|()| unsafe { post(f, constants, way, whole, peer, tag, request) });
+    // SAFETY: the type was made above. MPI keeps it for as long as the request needs it. What it says cannot matter: whoever
+    // posted the message has it either way.
+    unsafe { (f.free_type)(&mut of_blocks) };
+    posted
+}
+
+/// # Safety
+/// As of [`begin`].
+unsafe fn post<H: Handle>(
+    f: &Functions<H>,
+    constants: &Constants,
+    way: Way,
+    (start, count, of): (*mut c_void, c_int, H),
+    peer: c_int,
+    tag: c_int,
+    request: &mut usize,
+) -> Result<(), Refused> {
+    let (world, mut handle) = (H::from_bits(constants.world), H::from_bits(constants.request_null));
+    let code = match way {
+        // SAFETY: as of the caller.
+        Way::Send => unsafe { (f.send)(start.cast_const(), count, of, peer, tag, world, &mut handle) },
+        // SAFETY: as of the caller.
+        Way::Receive => unsafe { (f.receive)(start, count, of, peer, tag, world, &mut handle) },
+    };
+    *request = handle.bits();
+    checked(if way == Way::Send { "MPI_Isend" } else { "MPI_Irecv" }, code)
+}
