@@ -4,10 +4,12 @@
 //! what else it has to say goes to the log (`RUST_LOG`).
 
 mod error_file;
+mod transport;
 mod watchdog;
 
-use std::env;
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+use std::{env, thread};
 
 use fsdp_comm::process::Verdict;
 use fsdp_comm::process::cluster::{Cluster, Joining};
@@ -18,6 +20,13 @@ use fsdp_train::config::RunConfig;
 use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::output;
+use transport::Carrier;
+
+/// How long the first failure of the world is waited for by who has failed.
+const VERDICT_WITHIN: Duration = Duration::from_secs(3);
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// The place of this process, if it is one of several. From here on only the first one speaks.
 ///
@@ -47,23 +56,66 @@ fn variable(name: &str) -> Option<String> {
 /// processes, and the first failure of any of them decides it.
 ///
 /// # Errors
-/// [`CliError`]: of the work, or of the world; in other processes than the first only their own.
+/// [`CliError`]: of the work when there is one process; or this one could not join the others. What happens to the world
+/// afterwards is told here.
 pub(crate) fn within(
     place: Option<Place>,
     run: &RunConfig,
     work: impl FnOnce(Option<&Cluster>) -> Result<Exit, CliError>,
 ) -> Result<Exit, CliError> {
     let Some(place) = place else { return work(None) };
-    let cluster = join(place, run)?;
+    let mut cluster = join(place, run)?;
     watchdog::install(&cluster);
-    let outcome = work(Some(&cluster));
+    let outcome = Carrier::choose(&mut cluster, run).and_then(|carrier| {
+        introduce(&cluster, run, &carrier);
+        let exit = work(Some(&cluster))?;
+        carrier.finish(&mut cluster)?;
+        Ok(exit)
+    });
     if let Err(error) = &outcome
         && !is_told(error)
     {
         cluster.fail(error.kind(), error.to_string());
+        wait_for_verdict(&cluster);
     }
+    // Some launchers kill all processes as soon as one has ended: whoever has something to say says it before.
+    let exit = conclude(outcome, cluster.verdict(), place).unwrap_or_else(|error| {
+        output::error(&error);
+        error.exit()
+    });
     cluster.leave();
-    conclude(outcome, cluster.verdict(), place)
+    Ok(exit)
+}
+
+/// What a process says of its failure may be the consequence of another one that was first.
+fn wait_for_verdict(cluster: &Cluster) {
+    let begin = Instant::now();
+    while cluster.verdict().is_none() && begin.elapsed() < VERDICT_WITHIN {
+        thread::sleep(LOOK);
+    }
+}
+
+/// Says who takes part.
+fn introduce(cluster: &Cluster, run: &RunConfig, carrier: &Carrier) {
+    let processes = &cluster.roster().processes;
+    let mut hosts: BTreeMap<&str, usize> = BTreeMap::new();
+    processes.iter().for_each(|process| *hosts.entry(&process.facts.host).or_default() += 1);
+    let hosts: Vec<String> = hosts.iter().map(|(host, count)| format!("{count} on {host}")).collect();
+    output::note(&format!(
+        "{} processes ({}) with {} ranks on device \"{}\", connected over {carrier}",
+        processes.len(),
+        hosts.join(", "),
+        run.ranks,
+        run.device.name()
+    ));
+    let models: BTreeSet<&str> = processes.iter().map(|process| &*process.facts.cpu_model).collect();
+    if models.len() > 1 {
+        let models: Vec<&str> = models.into_iter().collect();
+        output::warning(&format!(
+            "the nodes have different CPUs ({}): the bits of a run are promised on one model",
+            models.join("; ")
+        ));
+    }
 }
 
 fn join(place: Place, run: &RunConfig) -> Result<Cluster, CliError> {

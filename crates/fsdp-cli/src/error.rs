@@ -9,6 +9,7 @@ use fsdp_comm::process::place::{Place, PlaceError};
 use fsdp_core::FailureKind;
 use fsdp_cuda::DeviceError;
 use fsdp_cuda::nccl::NcclError;
+use fsdp_mpi::MpiError;
 use fsdp_train::TrainError;
 use fsdp_train::config::ConfigError;
 
@@ -76,6 +77,15 @@ pub(crate) enum CliError {
         /// The device, as it is written in run files.
         device: &'static str,
     },
+    /// Ranks can not be connected as `run.transport` says.
+    #[error("run.transport: {why}")]
+    Transport {
+        /// What is in the way.
+        why: String,
+    },
+    /// MPI has failed.
+    #[error(transparent)]
+    Mpi(#[from] MpiError),
     /// What is to be launched is no command.
     #[error("what comes after -- is no command that can be launched: {0}")]
     Launched(Box<clap::Error>),
@@ -184,6 +194,7 @@ impl CliError {
             CliError::Train(error) => error.kind(),
             CliError::Checkpoint(error) => error.kind(),
             CliError::Cluster(error) => error.kind(),
+            CliError::Mpi(error) => error.kind(),
             CliError::World { verdict } => verdict.failure.kind,
             CliError::ReadModel { source, .. }
             | CliError::Create { source, .. }
@@ -202,6 +213,7 @@ impl CliError {
             | CliError::Place(_)
             | CliError::Processes { .. }
             | CliError::ProcessDevice { .. }
+            | CliError::Transport { .. }
             | CliError::Launched(_)
             | CliError::Option { .. }
             | CliError::LogFilter { .. } => FailureKind::Input,

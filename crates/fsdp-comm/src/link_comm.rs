@@ -6,8 +6,9 @@
 //! way out and once on its way in: right for processes on CPUs and for tests, not for devices with links of their own.
 
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use fsdp_core::comm::{CommError, Communicator, Completed, Fingerprint, InFlight};
 use fsdp_core::{Error, Memory, Queue, Rank};
@@ -16,6 +17,12 @@ use crate::link::{Alarm, Link};
 use crate::session::Session;
 use crate::staging::{self, Wire};
 use crate::{algorithms, sums};
+
+/// How often somebody who waits looks whether the world has failed.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How long the thread of the links may take to come back when the world has failed.
+const STUCK_AFTER: Duration = Duration::from_secs(2);
 
 /// Work for the thread that owns the link.
 type Job = Box<dyn FnOnce(&mut dyn Link) + Send>;
@@ -80,6 +87,23 @@ impl LinkComm {
         let bytes = self.submit(move |link| talk(&mut Session::new(link, call)))?;
         let (rank, alarm) = (self.members[self.rank], self.alarm.clone());
         Ok(Box::new(Flight::<M> { bytes, arrived: None, buffers, call, rank, alarm }))
+    }
+}
+
+/// What the thread of the links brings back; `None` if it has ended. When the world has failed and it is stuck (MPI can not
+/// be told to give memory back), the failure is the outcome: the thread keeps the bytes that it works on.
+fn outcome<T>(results: &Receiver<Result<T, CommError>>, alarm: &dyn Alarm) -> Option<Result<T, CommError>> {
+    let mut failed: Option<Instant> = None;
+    loop {
+        match results.recv_timeout(LOOK) {
+            Ok(result) => return Some(result),
+            Err(RecvTimeoutError::Disconnected) => return None,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        let Some(error) = alarm.raised() else { continue };
+        if failed.get_or_insert_with(Instant::now).elapsed() >= STUCK_AFTER {
+            return Some(Err(error));
+        }
     }
 }
 
@@ -196,7 +220,7 @@ impl<M: Memory> Communicator<M> for LinkComm {
             let channel = members.iter().map(|&member| said[member][1]).max();
             Ok(link.subgroup(&members, channel.expect("a rank is in its own group")))
         })?;
-        let link = link.recv().map_err(|_| self.thread_ended())??;
+        let link = outcome(&link, &*self.alarm).ok_or_else(|| self.thread_ended())??;
         Ok(Box::new(LinkComm::new(link)?))
     }
 
@@ -223,7 +247,8 @@ impl<M: Memory> InFlight<M> for Flight<M> {
     }
 
     fn wait_on(mut self: Box<Self>, memory: &M, queue: Queue) -> Result<Completed<M::Buffer>, Error> {
-        let wire = self.arrived.take().or_else(|| self.bytes.recv().ok()).unwrap_or_else(|| {
+        let arrived = self.arrived.take();
+        let wire = arrived.or_else(|| outcome(&self.bytes, &*self.alarm)).unwrap_or_else(|| {
             let reason = "the thread of its links has ended".to_owned();
             Err(CommError::Transport { rank: self.rank, reason })
         })?;

@@ -38,6 +38,8 @@ fn input() -> Vec<CliError> {
         CliError::ProcessDevice { device: "cuda" },
         CliError::Launched(Box::new(clap::Error::new(clap::error::ErrorKind::InvalidValue))),
         CliError::Start { what: text(), source: os(EACCES) },
+        CliError::Transport { why: text() },
+        MpiError::NotFound { tried: Vec::new() }.into(),
         ClusterError::NoToken.into(),
         CliError::Option { option: "--only", what: text() },
         CliError::Create { option: "--json", file: path(), source: os(EACCES) },

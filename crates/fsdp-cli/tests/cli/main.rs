@@ -22,6 +22,7 @@ mod unsound;
 mod signals;
 
 // Several processes: started by whatever, failing together, started again.
+mod launchers;
 mod launching;
 mod processes;
 mod world;

@@ -50,7 +50,8 @@ fn every_launcher_brings_processes_together_and_one_of_them_speaks() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set run.out_dir=threads");
     for (name, variables) in launchers {
-        let args = format!("train run.toml --set run.out_dir={name}");
+        // Nobody has started MPI here.
+        let args = format!("train run.toml --set run.out_dir={name} --set run.transport=tcp");
         let ran = World::start(&sandbox, variables, 2, &args).end();
         for (process, ran) in ran.iter().enumerate() {
             assert_eq!(ran.code, Some(0), "{name} {process}: {}", ran.stderr);
@@ -58,6 +59,12 @@ fn every_launcher_brings_processes_together_and_one_of_them_speaks() {
         assert!(bits(&sandbox, name) == bits(&sandbox, "threads"), "{name}");
         assert!(ran[0].stdout.contains("steps         3,"), "{}", ran[0].stdout);
         assert_eq!((&*ran[1].stdout, &*ran[1].stderr), ("", ""), "{name}: it is said once");
+        let told = "2 processes (2 on ";
+        assert!(
+            ran[0].stderr.contains(told) && ran[0].stderr.contains("connected over TCP"),
+            "{}",
+            ran[0].stderr
+        );
     }
 }
 

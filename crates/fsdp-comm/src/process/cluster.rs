@@ -15,6 +15,8 @@ use super::place::Place;
 use super::rendezvous::{Published, Rendezvous, RendezvousError};
 use super::{Control, ControlOptions, JoinError};
 use super::{Facts, Failure, Roster, Verdict};
+use crate::assembly::Assembly;
+use crate::link::Alarm;
 use crate::tcp::{TcpDoor, TcpWorld};
 
 /// How often a process looks whether the leader has said where it is.
@@ -168,6 +170,21 @@ impl Cluster {
     /// Whether this is the process of rank 0.
     pub fn is_leader(&self) -> bool {
         self.place.process == 0
+    }
+
+    /// Where all ranks come together beside collectives.
+    pub fn assembly(&self) -> Arc<dyn Assembly> {
+        self.control.clone()
+    }
+
+    /// Where failures are told, and heard.
+    pub fn alarm(&self) -> Arc<dyn Alarm> {
+        self.control.alarm()
+    }
+
+    /// Lets ranks that are started from now on talk over other links than TCP.
+    pub fn connect_by(&mut self, links: Arc<MakeLink>) {
+        self.links = links;
     }
 
     /// The ranks of this process, with the memory that `memory` makes.

@@ -36,7 +36,7 @@ pub use load::{Loaded, Resolved};
 pub use model::{Init, ModelConfig};
 pub use optimizer::{AdafactorConfig, AdamwConfig, OptimizerConfig, SgdConfig};
 pub use patterns::FqnPatterns;
-pub use run::{Device, KernelChoice, RunConfig};
+pub use run::{Device, KernelChoice, RunConfig, Transport};
 pub use schedule::{LrScheduleConfig, Warmup};
 pub use train::TrainConfig;
 pub use warning::Warning;

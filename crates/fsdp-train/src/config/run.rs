@@ -10,6 +10,7 @@ use super::reader::{Origin, Reader};
 
 const DEVICE: Kind<Device> = one_of("\"cpu\", \"torch-cpu\" or \"cuda\"");
 const KERNELS: Kind<KernelChoice> = one_of("\"fused\" or \"aten\"");
+const TRANSPORT: Kind<Transport> = one_of("\"auto\", \"nccl\", \"mpi\" or \"tcp\"");
 /// More threads than any machine has cores would only exhaust its memory.
 const THREADS: Kind<usize> = Kind {
     allowed: "an integer from 0 (one per core) to 1024",
@@ -29,6 +30,7 @@ const KEYS: &[&str] = &[
     "deterministic",
     "kernels",
     "out_dir",
+    "transport",
     "timeout_s",
     "heartbeat_s",
     "peak_tflops",
@@ -51,6 +53,8 @@ pub struct RunConfig {
     pub kernels: KernelChoice,
     /// The folder for metrics and models.
     pub out_dir: String,
+    /// What connects ranks of different processes.
+    pub transport: Transport,
     /// Seconds after which a rank that never arrives is reported.
     pub timeout_s: f64,
     /// Seconds between two signs of life of a process, where there are several; after 15 times as long without one it is dead.
@@ -68,6 +72,20 @@ pub enum KernelChoice {
     Fused,
     /// Compositions of libtorch's operations, for comparison.
     Aten,
+}
+
+/// What connects ranks of different processes. Those of one process always share its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Transport {
+    /// NCCL between GPUs; between CPUs MPI where `mpirun` has started the processes and a library is found, else TCP.
+    Auto,
+    /// NCCL.
+    Nccl,
+    /// MPI.
+    Mpi,
+    /// Connections of our own.
+    Tcp,
 }
 
 /// What computes.
@@ -113,6 +131,7 @@ impl RunConfig {
             deterministic: reader.or("deterministic", BOOL, false)?,
             kernels: reader.or("kernels", KERNELS, KernelChoice::Fused)?,
             out_dir: reader.required("out_dir", TEXT)?,
+            transport: reader.or("transport", TRANSPORT, Transport::Auto)?,
             timeout_s: reader.or("timeout_s", SECONDS, 600.0)?,
             heartbeat_s: reader.or("heartbeat_s", SECONDS, 1.0)?,
             peak_tflops: reader.or_none("peak_tflops", POSITIVE)?,

@@ -57,6 +57,7 @@ kernels = "aten"
 out_dir = "runs/quickstart"
 timeout_s = 600
 heartbeat_s = 2
+transport = "tcp"
 peak_tflops = 0.3
 "#;
 

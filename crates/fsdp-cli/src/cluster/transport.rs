@@ -1,0 +1,134 @@
+//! How ranks in different processes talk: over MPI where `mpirun` has started them and a library is found, else over TCP.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fsdp_comm::process::cluster::Cluster;
+use fsdp_core::Rank;
+use fsdp_mpi::{MpiLibrary, MpiWorld};
+use fsdp_train::config::{Device, RunConfig, Transport};
+
+use crate::error::CliError;
+
+/// Where processes say what they have, and are told what is taken.
+const TOPIC: &str = "transport";
+
+/// What all processes take when they can.
+const MPI: &str = "mpi";
+
+/// What carries the data between processes.
+pub(super) enum Carrier {
+    /// Connections of our own.
+    Tcp,
+    /// An MPI library, which says this of itself.
+    Mpi { world: Arc<MpiWorld>, version: String },
+}
+
+impl Carrier {
+    /// Chooses what `run.transport` asks for, the same in all processes, and makes the links of the cluster of it.
+    ///
+    /// # Errors
+    /// [`CliError::Transport`]; [`CliError::Mpi`]; [`CliError::World`].
+    pub(super) fn choose(cluster: &mut Cluster, run: &RunConfig) -> Result<Self, CliError> {
+        let place = cluster.place();
+        let wants_mpi = match run.transport {
+            Transport::Tcp => false,
+            Transport::Mpi => true,
+            Transport::Auto => place.launched_by.has_mpi() && run.device != Device::Cuda,
+            Transport::Nccl => {
+                let why = "\"nccl\" connects GPUs, and these ranks are on CPUs; choose \"auto\", \"mpi\" or \"tcp\"";
+                return Err(CliError::Transport { why: why.to_owned() });
+            }
+        };
+        if !wants_mpi {
+            return Ok(Carrier::Tcp);
+        }
+        let ranks_here = run.ranks / place.processes;
+        let found = match MpiLibrary::find() {
+            _ if ranks_here > 1 => {
+                Err(format!("a process holds {ranks_here} ranks; over MPI it can hold one"))
+            }
+            Ok(library) => Ok(library),
+            Err(error) => Err(error.to_string()),
+        };
+        match (agree(cluster, found.as_ref().err(), run)?, found) {
+            (None, Ok(library)) => Self::open(cluster, library, run),
+            (Some(why), _) if run.transport == Transport::Mpi => Err(CliError::Transport { why }),
+            (Some(why), _) => {
+                tracing::info!("over TCP and not MPI: {why}");
+                Ok(Carrier::Tcp)
+            }
+            (None, Err(why)) => Err(CliError::Transport { why }),
+        }
+    }
+
+    fn open(cluster: &mut Cluster, library: MpiLibrary, run: &RunConfig) -> Result<Self, CliError> {
+        let place = cluster.place();
+        let version = library.version().to_owned();
+        let world = MpiWorld::open(library, Duration::from_secs_f64(run.timeout_s), cluster.alarm())?;
+        if (world.rank(), world.size()) != (Rank(place.process), place.processes) {
+            let why = format!(
+                "{} has started this process as number {} of {}, and the MPI library ({version}) takes it for {} of {}: it is \
+                 not the library of that launcher; name the right one in FSDP_MPI_LIBRARY, or set run.transport = \"tcp\"",
+                place.launched_by,
+                place.process,
+                place.processes,
+                world.rank(),
+                world.size()
+            );
+            return Err(CliError::Transport { why });
+        }
+        let world = Arc::new(world);
+        let (links, members) = (Arc::clone(&world), (0..place.processes).map(Rank).collect::<Arc<[Rank]>>());
+        // A process holds one rank.
+        cluster.connect_by(Arc::new(move |channel, _| links.link(channel, Arc::clone(&members))));
+        Ok(Carrier::Mpi { world, version })
+    }
+
+    /// Ends it, when all ranks have done their work. After a failure it is not ended: that would wait for ranks that may
+    /// never come.
+    ///
+    /// # Errors
+    /// [`CliError::Mpi`].
+    pub(super) fn finish(self, cluster: &mut Cluster) -> Result<(), CliError> {
+        let Carrier::Mpi { world, .. } = self else { return Ok(()) };
+        cluster.connect_by(Arc::new(|_, _| unreachable!("no rank is started after the end")));
+        match Arc::into_inner(world) {
+            Some(world) => Ok(world.finalise()?),
+            None => unreachable!("nobody else holds the world when all ranks have ended"),
+        }
+    }
+}
+
+impl std::fmt::Display for Carrier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Carrier::Tcp => f.write_str("TCP"),
+            Carrier::Mpi { version, .. } => write!(f, "MPI ({version})"),
+        }
+    }
+}
+
+/// Why some process can not take MPI; none if all can.
+fn agree(cluster: &Cluster, missing: Option<&String>, run: &RunConfig) -> Result<Option<String>, CliError> {
+    let assembly = cluster.assembly();
+    let limit = Duration::from_secs_f64(run.timeout_s);
+    let failed = |error: fsdp_core::comm::CommError| CliError::from(fsdp_core::Error::from(error));
+    let not_heard =
+        |error: fsdp_comm::assembly::AssemblyError| CliError::Transport { why: error.to_string() };
+    let said = missing.map_or(MPI, String::as_str);
+    for rank in assembly.local() {
+        assembly.give(TOPIC, Rank(rank), said.as_bytes().to_vec()).map_err(failed)?;
+    }
+    if assembly.is_leader() {
+        let all = assembly.collect(TOPIC, assembly.world(), limit).map_err(not_heard)?;
+        let found = all.iter().position(|said| said != MPI.as_bytes());
+        let decided = found.map_or(MPI.to_owned(), |rank| {
+            format!("{}: {}", Rank(rank), String::from_utf8_lossy(&all[rank]))
+        });
+        assembly.announce(TOPIC, decided.into_bytes()).map_err(failed)?;
+    }
+    let decided = assembly.hear(TOPIC, limit).map_err(not_heard)?;
+    let decided = String::from_utf8_lossy(&decided).into_owned();
+    Ok((decided != MPI).then_some(decided))
+}

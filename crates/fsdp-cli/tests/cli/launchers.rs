@@ -1,0 +1,180 @@
+//! Launchers that this machine has: those on `PATH`, and those that `FSDP_TEST_MPIRUN` and `FSDP_TEST_TORCHRUN` name (paths
+//! with colons between them).
+
+use std::env;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::support::{Ran, Sandbox};
+
+/// A launcher and its arguments for processes on this machine.
+struct Launcher {
+    program: PathBuf,
+    arguments: fn(usize) -> Vec<String>,
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+fn open_mpi(processes: usize) -> Vec<String> {
+    words(&format!("--allow-run-as-root --oversubscribe -np {processes}"))
+}
+
+fn hydra(processes: usize) -> Vec<String> {
+    words(&format!("-np {processes}"))
+}
+
+fn torchrun(processes: usize) -> Vec<String> {
+    words(&format!("--standalone --nproc_per_node {processes} --no-python"))
+}
+
+/// Programs of these names on `PATH`, and those that a variable names.
+fn programs(names: &[&str], variable: &str) -> Vec<PathBuf> {
+    let folders = env::var_os("PATH").unwrap_or_default();
+    let on_path =
+        env::split_paths(&folders).flat_map(|folder| names.iter().map(move |name| folder.join(name)));
+    let named = env::var_os(variable).unwrap_or_default();
+    let mut found: Vec<PathBuf> = on_path
+        .chain(env::split_paths(&named))
+        .filter_map(|path| path.canonicalize().ok().map(|_| path))
+        .collect();
+    found.sort_by_key(|path| path.canonicalize().ok());
+    found.dedup_by_key(|path| path.canonicalize().ok());
+    found
+}
+
+fn mpi() -> Vec<Launcher> {
+    let of = |program: PathBuf| {
+        let said = Command::new(&program).arg("--version").output().ok()?;
+        let is_open_mpi = String::from_utf8_lossy(&said.stdout).contains("Open MPI");
+        Some(Launcher { program, arguments: if is_open_mpi { open_mpi } else { hydra } })
+    };
+    programs(&["mpirun", "mpirun.mpich", "mpirun.openmpi"], "FSDP_TEST_MPIRUN")
+        .into_iter()
+        .filter_map(of)
+        .collect()
+}
+
+fn of_torch() -> Vec<Launcher> {
+    let of = |program| Launcher { program, arguments: torchrun };
+    programs(&["torchrun"], "FSDP_TEST_TORCHRUN").into_iter().map(of).collect()
+}
+
+impl Launcher {
+    fn run(&self, sandbox: &Sandbox, processes: usize, args: &str) -> Ran {
+        let fsdp = sandbox.command();
+        let mut command = Command::new(&self.program);
+        command.args((self.arguments)(processes)).arg(fsdp.get_program()).args(args.split_whitespace());
+        command.current_dir(sandbox.path("")).stdin(std::process::Stdio::null());
+        for (name, value) in fsdp.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        Ran::of(command.output().unwrap())
+    }
+}
+
+/// Whether there is something to try.
+fn is_there(launchers: &[Launcher], what: &str) -> bool {
+    if launchers.is_empty() {
+        println!("skipped: this machine has no {what}");
+    }
+    !launchers.is_empty()
+}
+
+fn model(sandbox: &Sandbox, out: &str) -> Vec<u8> {
+    std::fs::read(sandbox.path(out).join("model/model.safetensors")).unwrap()
+}
+
+fn has_the_bits_of_threads(launchers: &[Launcher], connected_over: fn(&Path) -> &'static str) {
+    for launcher in launchers {
+        let sandbox = Sandbox::new();
+        let program = launcher.program.display();
+        for ranks in [2, 4] {
+            let args =
+                |out: &str| format!("train run.toml --set run.ranks={ranks} --set run.out_dir={out}{ranks}");
+            sandbox.succeed(&args("threads"));
+            let ran = launcher.run(&sandbox, ranks, &args("processes"));
+            assert_eq!(ran.code, Some(0), "{program}: {}", ran.stderr);
+            let (threads, processes) = (format!("threads{ranks}"), format!("processes{ranks}"));
+            assert!(model(&sandbox, &processes) == model(&sandbox, &threads), "{program}");
+            assert_eq!(sandbox.column(&processes, "loss"), sandbox.column(&threads, "loss"), "{program}");
+            let over = connected_over(&launcher.program);
+            assert!(ran.stderr.contains(&format!("connected over {over}")), "{program}: {}", ran.stderr);
+            assert_eq!(ran.stdout.matches("steps         3,").count(), 1, "{program}: {}", ran.stdout);
+        }
+        // One that holds several ranks.
+        let args = "train run.toml --set run.ranks=4 --set run.transport=tcp --set run.out_dir=tcp";
+        let ran = launcher.run(&sandbox, 2, args);
+        assert_eq!(ran.code, Some(0), "{program}: {}", ran.stderr);
+        assert!(model(&sandbox, "tcp") == model(&sandbox, "threads4"), "{program}");
+    }
+}
+
+#[test]
+fn every_mpirun_of_this_machine_has_the_bits_of_threads() {
+    let launchers = mpi();
+    if is_there(&launchers, "mpirun") {
+        has_the_bits_of_threads(&launchers, |_| "MPI (");
+    }
+}
+
+#[test]
+fn torchrun_has_the_bits_of_threads() {
+    let launchers = of_torch();
+    if is_there(&launchers, "torchrun (named in FSDP_TEST_TORCHRUN or on PATH)") {
+        has_the_bits_of_threads(&launchers, |_| "TCP");
+    }
+}
+
+#[test]
+fn a_launcher_sees_the_exit_code_of_a_run_that_diverges() {
+    for launcher in mpi() {
+        let sandbox = Sandbox::new();
+        let args = "train run.toml --set train.optimizer={name=\"sgd\",lr=1e39}";
+        let ran = launcher.run(&sandbox, 2, args);
+        assert_eq!(ran.code, Some(3), "{}: {}", launcher.program.display(), ran.stderr);
+        assert!(ran.stderr.contains("not finite"), "{}", ran.stderr);
+    }
+    for launcher in of_torch() {
+        let sandbox = Sandbox::new();
+        let args = "train run.toml --set train.optimizer={name=\"sgd\",lr=1e39}";
+        let ran = launcher.run(&sandbox, 2, args);
+        // torchrun makes every failure 1, and shows what the process that failed first has told it.
+        assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+        assert!(ran.stderr.contains("not finite"), "{}", ran.stderr);
+    }
+}
+
+#[test]
+fn an_mpi_library_that_is_not_the_launchers_is_told() {
+    let has = |launchers: &[Launcher], arguments: fn(usize) -> Vec<String>| {
+        launchers.iter().any(|launcher| (launcher.arguments)(1) == arguments(1))
+    };
+    let launchers = mpi();
+    if !(has(&launchers, open_mpi) && has(&launchers, hydra)) {
+        println!("skipped: this machine has not both Open MPI and MPICH");
+        return;
+    }
+    let library = |name: &str| Path::new("/usr/lib/x86_64-linux-gnu").join(name);
+    for launcher in launchers.iter().filter(|launcher| launcher.program.starts_with("/usr")) {
+        let is_open_mpi = (launcher.arguments)(1) == open_mpi(1);
+        let foreign = library(if is_open_mpi { "libmpich.so.12" } else { "libmpi.so.40" });
+        if !foreign.exists() {
+            continue;
+        }
+        let sandbox = Sandbox::new();
+        let fsdp = sandbox.command();
+        let mut command = Command::new(&launcher.program);
+        command.args((launcher.arguments)(2)).arg(fsdp.get_program()).args(["train", "run.toml"]);
+        command.current_dir(sandbox.path("")).env("FSDP_MPI_LIBRARY", &foreign);
+        command.env_remove(OsStr::new("RUST_LOG"));
+        let ran = Ran::of(command.output().unwrap());
+        assert_eq!(ran.code, Some(2), "{}: {}", launcher.program.display(), ran.stderr);
+        assert!(ran.stderr.contains("name the right one in FSDP_MPI_LIBRARY"), "{}", ran.stderr);
+    }
+}
