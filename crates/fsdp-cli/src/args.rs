@@ -118,6 +118,14 @@ pub(crate) struct LaunchArgs {
     pub(crate) command: Vec<OsString>,
 }
 
+/// How processes reach each other.
+#[derive(Clone, Copy, Debug, ClapArgs)]
+pub(crate) struct NetworkArgs {
+    /// Let processes on several nodes do without a token: for networks that nobody else can reach
+    #[arg(long)]
+    pub(crate) insecure_network: bool,
+}
+
 /// `fsdp train`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "The output folder (run.out_dir) gets:
@@ -158,6 +166,8 @@ pub(crate) struct TrainArgs {
     /// there, only an earlier trace is replaced
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) network: NetworkArgs,
 }
 
 /// `fsdp verify`.
@@ -279,6 +289,8 @@ pub(crate) struct BenchTrainArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) network: NetworkArgs,
 }
 
 /// What computes.

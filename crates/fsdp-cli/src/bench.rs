@@ -37,7 +37,7 @@ pub(crate) fn run(args: &BenchTrainArgs) -> Result<Exit, CliError> {
     logging::install(None)?;
     let job = workload::job(args)?;
     device::expect(job.config.run.device)?;
-    cluster::within(cluster::place()?, &job.config.run, |cluster| {
+    cluster::within(cluster::place()?, &job.config.run, args.network, |cluster| {
         let steps = Steps { job: &job, steps: args.steps as u64 };
         let ranks = device::training(&job.config.run, cluster, steps)??;
         if cluster.is_none_or(Cluster::is_leader) {
@@ -70,8 +70,8 @@ impl Work for Steps<'_> {
     where
         L::Memory: TrainBackend,
     {
-        expect_room_to_train::<L::Memory, _>(self.job)?;
         let ranks = self.job.config.run.ranks;
+        expect_room_to_train::<L::Memory, _>(self.job, launcher.ranks_on_machine(ranks))?;
         Ok(launcher.launch(ranks, &|seat: Seat<L::Memory>| measure(self.job, seat, self.steps))?)
     }
 }

@@ -17,6 +17,7 @@ use fsdp_comm::process::place::{Place, recognise};
 use fsdp_train::TrainError;
 use fsdp_train::config::RunConfig;
 
+use crate::args::NetworkArgs;
 use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::output;
@@ -61,10 +62,11 @@ fn variable(name: &str) -> Option<String> {
 pub(crate) fn within(
     place: Option<Place>,
     run: &RunConfig,
+    network: NetworkArgs,
     work: impl FnOnce(Option<&Cluster>) -> Result<Exit, CliError>,
 ) -> Result<Exit, CliError> {
     let Some(place) = place else { return work(None) };
-    let mut cluster = join(place, run)?;
+    let mut cluster = join(place, run, network)?;
     watchdog::install(&cluster);
     let outcome = Carrier::choose(&mut cluster, run).and_then(|carrier| {
         introduce(&cluster, run, &carrier);
@@ -118,7 +120,7 @@ fn introduce(cluster: &Cluster, run: &RunConfig, carrier: &Carrier) {
     }
 }
 
-fn join(place: Place, run: &RunConfig) -> Result<Cluster, CliError> {
+fn join(place: Place, run: &RunConfig, network: NetworkArgs) -> Result<Cluster, CliError> {
     let processes = place.processes;
     if !run.ranks.is_multiple_of(processes) {
         return Err(CliError::Processes { place, ranks: run.ranks });
@@ -131,7 +133,7 @@ fn join(place: Place, run: &RunConfig) -> Result<Cluster, CliError> {
         device: run.device.name().to_owned(),
         heartbeat: Duration::from_secs_f64(run.heartbeat_s),
         timeout: Duration::from_secs_f64(run.timeout_s),
-        is_insecure: false,
+        is_insecure: network.insecure_network,
     };
     Ok(Cluster::join(&joining)?)
 }

@@ -26,16 +26,10 @@ pub(crate) fn training(run: &RunConfig) -> Threads<HostMemory> {
 
 /// The ranks of this process, one of several: each has its own storage, and its share of the cores of the machine.
 pub(crate) fn processes(run: &RunConfig, cluster: &Cluster) -> Processes<HostMemory> {
-    let threads = threads_per_rank(total_threads(run.threads), ranks_here(run, cluster));
+    let threads = threads_per_rank(total_threads(run.threads), cluster.ranks_on_machine());
     cluster.processes(move |_: Rank, _| {
         memory(HostOptions { pool: HostPool::new(), threads, poison: false, resident: false })
     })
-}
-
-/// Ranks on this machine, of all its processes.
-pub(crate) fn ranks_here(run: &RunConfig, cluster: &Cluster) -> usize {
-    let place = cluster.place();
-    run.ranks / place.processes * place.local_processes
 }
 
 /// Ranks that are compared with the oracle: nothing shared. With `poison`, contents that were given up are

@@ -38,7 +38,7 @@ pub(crate) fn processes(
     run: &RunConfig,
     cluster: &Cluster,
 ) -> Result<Processes<Torch<HostMemory>>, CliError> {
-    let threads = per_rank(total_threads(run.threads), host::ranks_here(run, cluster));
+    let threads = per_rank(total_threads(run.threads), cluster.ranks_on_machine());
     set_deterministic(run.deterministic)?;
     set_intra_op(threads);
     let kernels = kernels(run);

@@ -35,7 +35,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<Exit, CliError> {
     let signal = StopSignal::install_idle()?;
     let place = cluster::place()?;
     let setup = RunSetup::load(&args.run)?;
-    cluster::within(place, &setup.config.run, |cluster| run_within(args, &setup, &signal, cluster))
+    cluster::within(place, &setup.config.run, args.network, |cluster| {
+        run_within(args, &setup, &signal, cluster)
+    })
 }
 
 fn run_within(

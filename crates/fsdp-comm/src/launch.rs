@@ -65,6 +65,11 @@ pub trait Launcher {
     /// The memory of every rank.
     type Memory: Memory;
 
+    /// How many ranks of a world of this size share the memory of this machine.
+    fn ranks_on_machine(&self, world: usize) -> usize {
+        world
+    }
+
     /// Where the ranks of the next world, of this many ranks, come together beside their collectives.
     fn assemble(&self, world: usize) -> Arc<dyn Assembly> {
         Arc::new(InMemoryAssembly::new(world))

@@ -294,3 +294,50 @@ fn torchrun_is_told_the_culprit_in_its_own_way() {
         assert!(cause.contains("not finite"), "{cause}");
     }
 }
+
+#[test]
+fn processes_of_several_nodes_meet_at_a_port_with_a_token_in_the_output_folder() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml --set run.ranks=4 --set run.out_dir=threads");
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let start = |number: usize| {
+        let mut command = process(&sandbox, TORCHRUN, number, 4);
+        // Two nodes with two processes each.
+        command.env("LOCAL_RANK", (number % 2).to_string()).env("LOCAL_WORLD_SIZE", "2");
+        command.env("FSDP_RENDEZVOUS", format!("127.0.0.1:{port}")).env("FSDP_SOCKET_IFNAME", "lo");
+        command.args(["train", "run.toml", "--set", "run.ranks=4"]).spawn().unwrap()
+    };
+    for child in [3, 1, 0, 2].map(start) {
+        let ran = crate::support::Ran::of(child.wait_with_output().unwrap());
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    }
+    assert!(bits(&sandbox, "out") == bits(&sandbox, "threads"));
+    let token = sandbox.read("out/.token");
+    assert_eq!(token.trim().len(), 64);
+}
+
+#[test]
+fn processes_that_have_another_token_are_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let sandbox = Sandbox::new();
+    for (name, digit) in [("a", "a"), ("b", "b")] {
+        sandbox.write(name, digit.repeat(64));
+        std::fs::set_permissions(sandbox.path(name), std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    let start = |number: usize| {
+        let mut command = process(&sandbox, FSDP, number, 2);
+        command.env("FSDP_TOKEN_FILE", if number == 0 { "a" } else { "b" });
+        let short = ["train", "run.toml", "--set", "run.timeout_s=6", "--set", "run.heartbeat_s=0.1"];
+        command.args(short).spawn().unwrap()
+    };
+    for child in [0, 1].map(start) {
+        let ran = crate::support::Ran::of(child.wait_with_output().unwrap());
+        assert_ne!(ran.code, Some(0), "{}", ran.stderr);
+        assert!(ran.stderr.contains("another token"), "{}", ran.stderr);
+    }
+    std::fs::set_permissions(sandbox.path("a"), std::fs::Permissions::from_mode(0o644)).unwrap();
+    let mut command = process(&sandbox, FSDP, 0, 2);
+    let ran = command.env("FSDP_TOKEN_FILE", "a").args(["train", "run.toml"]).output().unwrap();
+    let ran = crate::support::Ran::of(ran);
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+}

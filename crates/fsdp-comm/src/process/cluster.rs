@@ -192,7 +192,13 @@ impl Cluster {
         &self,
         memory: impl Fn(Rank, usize) -> Result<Arc<M>, Error> + Send + Sync + 'static,
     ) -> Processes<M> {
-        Processes::new(self.control.clone(), self.control.alarm(), self.links.clone(), memory)
+        let (assembly, alarm) = (self.control.clone(), self.control.alarm());
+        Processes::new(assembly, alarm, self.links.clone(), self.ranks_on_machine(), memory)
+    }
+
+    /// Ranks on this machine, of all its processes.
+    pub fn ranks_on_machine(&self) -> usize {
+        self.roster().world() / self.place.processes * self.place.local_processes
     }
 
     /// Tells all that something has failed here, what it calls for and why; only the first failure of the world counts.

@@ -34,6 +34,7 @@ pub struct Processes<M> {
     alarm: Arc<dyn Alarm>,
     links: Arc<MakeLink>,
     memory: Box<MakeMemory<M>>,
+    ranks_on_machine: usize,
     /// Worlds that were assembled, and launched.
     assembled: AtomicU64,
     launched: AtomicU64,
@@ -51,15 +52,16 @@ pub struct OtherWorld {
 
 impl<M: Memory> Processes<M> {
     /// Ranks that come together over `assembly`, talk over `links`, tell and hear failures by `alarm`, and have the memory
-    /// that `memory` makes in each rank's thread.
+    /// that `memory` makes in each rank's thread; of all ranks so many are on this machine.
     pub fn new(
         assembly: Arc<dyn Assembly>,
         alarm: Arc<dyn Alarm>,
         links: Arc<MakeLink>,
+        ranks_on_machine: usize,
         memory: impl Fn(Rank, usize) -> Result<Arc<M>, Error> + Send + Sync + 'static,
     ) -> Self {
         let (assembled, launched) = Default::default();
-        Self { assembly, alarm, links, memory: Box::new(memory), assembled, launched }
+        Self { assembly, alarm, links, memory: Box::new(memory), ranks_on_machine, assembled, launched }
     }
 
     /// One rank, from its communicators to its end.
@@ -116,6 +118,10 @@ impl<M: Memory> Processes<M> {
 
 impl<M: Memory> Launcher for Processes<M> {
     type Memory = M;
+
+    fn ranks_on_machine(&self, _world: usize) -> usize {
+        self.ranks_on_machine
+    }
 
     fn assemble(&self, _world: usize) -> Arc<dyn Assembly> {
         let number = self.assembled.fetch_add(1, Ordering::Relaxed);

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use fsdp_ckpt::native::RunDir;
+use fsdp_comm::process::rendezvous::{LEADER_FILE, TOKEN_FILE};
 use toml::Table;
 
 use crate::error::TrainError;
@@ -15,8 +16,8 @@ use crate::true_path::true_path;
 /// The run file with every default written out, in the output folder.
 pub(crate) const RESOLVED: &str = "resolved.toml";
 
-/// Whether there is anything in the output folder, but for its lock and the empty folders that a run leaves when it fails
-/// before its first step.
+/// Whether there is anything in the output folder, but for its lock, what processes find each other by, and the empty
+/// folders that a run leaves when it fails before its first step.
 pub(super) fn is_filled(out_dir: &Path) -> Result<bool, TrainError> {
     let entries = match fs::read_dir(out_dir) {
         Ok(entries) => entries,
@@ -31,7 +32,8 @@ pub(super) fn is_filled(out_dir: &Path) -> Result<bool, TrainError> {
         let is_empty = || fs::read_dir(entry.path()).is_ok_and(|mut entries| entries.next().is_none());
         let name = entry.file_name();
         let is_made_first = name == RunDir::CHECKPOINTS || name == MODEL;
-        if name != RunDir::LOCK_FILE && !(is_made_first && is_empty()) {
+        let is_of_any_run = [RunDir::LOCK_FILE, LEADER_FILE, TOKEN_FILE].into_iter().any(|file| name == file);
+        if !is_of_any_run && !(is_made_first && is_empty()) {
             return Ok(true);
         }
     }
