@@ -21,7 +21,19 @@ const LAYERS: [(&str, &[&str]); 9] = [
     ("fsdp-cuda", &["fsdp-core", "fsdp-comm", "fsdp-nn"]),
     ("fsdp-ckpt", &["fsdp-core"]),
     ("fsdp-train", &["fsdp-core", "fsdp-comm", "fsdp-nn", "fsdp-ckpt"]),
-    ("fsdp-cli", &["fsdp-core", "fsdp-comm", "fsdp-nn", "fsdp-sim", "fsdp-cuda", "fsdp-ckpt", "fsdp-train"]),
+    (
+        "fsdp-cli",
+        &[
+            "fsdp-core",
+            "fsdp-comm",
+            "fsdp-mpi",
+            "fsdp-nn",
+            "fsdp-sim",
+            "fsdp-cuda",
+            "fsdp-ckpt",
+            "fsdp-train",
+        ],
+    ),
 ];
 
 /// What core has no business with: effects, and iteration in an order that is not fixed.

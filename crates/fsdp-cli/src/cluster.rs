@@ -4,6 +4,7 @@
 //! what else it has to say goes to the log (`RUST_LOG`).
 
 mod error_file;
+mod flight;
 mod transport;
 mod watchdog;
 
@@ -21,10 +22,14 @@ use crate::args::NetworkArgs;
 use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::output;
+pub(crate) use flight::LOG_DIR;
 use transport::Carrier;
 
 /// How long the first failure of the world is waited for by who has failed.
 const VERDICT_WITHIN: Duration = Duration::from_secs(3);
+
+/// How long mpirun may take to read what a process says.
+const READ_WITHIN: Duration = Duration::from_millis(300);
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(5);
@@ -67,7 +72,7 @@ pub(crate) fn within(
 ) -> Result<Exit, CliError> {
     let Some(place) = place else { return work(None) };
     let mut cluster = join(place, run, network)?;
-    watchdog::install(&cluster);
+    watchdog::install(&cluster, flight::Record::new(&cluster, run));
     let outcome = Carrier::choose(&mut cluster, run).and_then(|carrier| {
         introduce(&cluster, run, &carrier);
         let exit = work(Some(&cluster))?;
@@ -80,9 +85,13 @@ pub(crate) fn within(
         cluster.fail(error.kind(), error.to_string());
         wait_for_verdict(&cluster);
     }
-    // Some launchers kill all processes as soon as one has ended: whoever has something to say says it before.
+    // Some launchers kill all processes as soon as one has ended, and do not read what was said just before: whoever has
+    // something to say says it first.
     let exit = conclude(outcome, cluster.verdict(), place).unwrap_or_else(|error| {
         output::error(&error);
+        if place.launched_by.has_mpi() {
+            thread::sleep(READ_WITHIN);
+        }
         error.exit()
     });
     cluster.leave();

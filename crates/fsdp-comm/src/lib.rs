@@ -24,12 +24,14 @@ mod session;
 pub mod algorithms;
 mod sums;
 
+mod flight;
 mod link_comm;
 mod staging;
 mod tcp;
 
 mod bf16;
 
+pub use flight::FlightRecorder;
 pub use in_memory::InMemoryLinks;
 pub use link::{Alarm, Exchanged, Header, Incoming, Link, Outgoing};
 pub use link_comm::LinkComm;

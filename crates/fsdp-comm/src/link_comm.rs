@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use fsdp_core::comm::{CommError, Communicator, Completed, Fingerprint, InFlight};
 use fsdp_core::{Error, Memory, Queue, Rank};
 
+use crate::flight::FlightRecorder;
 use crate::link::{Alarm, Link};
 use crate::session::Session;
 use crate::staging::{self, Wire};
@@ -36,14 +37,23 @@ pub struct LinkComm {
     rank: usize,
     members: Vec<Rank>,
     alarm: Arc<dyn Alarm>,
+    recorder: Arc<FlightRecorder>,
 }
 
 impl LinkComm {
-    /// The group of a link.
+    /// The group of a link, whose calls nobody asks for afterwards.
+    ///
+    /// # Errors
+    /// As [`LinkComm::recorded`].
+    pub fn new(link: Box<dyn Link>) -> Result<Self, CommError> {
+        Self::recorded(link, Arc::new(FlightRecorder::new()))
+    }
+
+    /// The group of a link, whose calls and those of its subgroups are recorded.
     ///
     /// # Errors
     /// [`CommError::Transport`] when its thread can not be started.
-    pub fn new(mut link: Box<dyn Link>) -> Result<Self, CommError> {
+    pub fn recorded(mut link: Box<dyn Link>, recorder: Arc<FlightRecorder>) -> Result<Self, CommError> {
         let (rank, members, alarm) = (link.rank(), link.members().to_vec(), link.alarm());
         let (jobs, queue) = mpsc::channel::<Job>();
         let work = move || queue.iter().for_each(|job| job(&mut *link));
@@ -52,20 +62,25 @@ impl LinkComm {
             rank: members[rank],
             reason: format!("its thread could not be started: {error}"),
         })?;
-        Ok(Self { jobs, rank, members, alarm })
+        Ok(Self { jobs, rank, members, alarm, recorder })
     }
 
-    /// Runs `talk` on the thread of the link; where its result arrives. A failure raises the alarm.
+    /// Runs `talk`, which is a call, on the thread of the link; where its result arrives. A failure raises the alarm.
     fn submit<T: Send + 'static>(
         &self,
+        call: Fingerprint,
         talk: impl FnOnce(&mut dyn Link) -> Result<T, CommError> + Send + 'static,
     ) -> Result<Receiver<Result<T, CommError>>, CommError> {
         if let Some(error) = self.alarm.raised() {
             return Err(error);
         }
         let (sender, receiver) = mpsc::channel();
+        let number = self.recorder.issue(self.members[self.rank], &self.members, &call);
+        let recorder = Arc::clone(&self.recorder);
         let job: Job = Box::new(move |link| {
+            recorder.begin(number);
             let result = talk(link).inspect_err(|error| link.alarm().raise(error.clone()));
+            recorder.end(number, result.as_ref().err().map(CommError::to_string));
             // Nobody listens any more when the collective was given up, which raised the alarm.
             drop(sender.send(result));
         });
@@ -84,7 +99,7 @@ impl LinkComm {
         buffers: Completed<M::Buffer>,
         talk: impl FnOnce(&mut Session<'_>) -> Bytes + Send + 'static,
     ) -> Result<Box<dyn InFlight<M>>, Error> {
-        let bytes = self.submit(move |link| talk(&mut Session::new(link, call)))?;
+        let bytes = self.submit(call, move |link| talk(&mut Session::new(link, call)))?;
         let (rank, alarm) = (self.members[self.rank], self.alarm.clone());
         Ok(Box::new(Flight::<M> { bytes, arrived: None, buffers, call, rank, alarm }))
     }
@@ -209,7 +224,7 @@ impl<M: Memory> Communicator<M> for LinkComm {
         call: Fingerprint,
         color: usize,
     ) -> Result<Box<dyn Communicator<M>>, Error> {
-        let link = self.submit(move |link| {
+        let link = self.submit(call, move |link| {
             let (rank, size) = (link.rank(), link.members().len());
             let mut said = vec![[0; 2]; size];
             said[rank] = [color as u64, link.unused_channel()];
@@ -221,7 +236,7 @@ impl<M: Memory> Communicator<M> for LinkComm {
             Ok(link.subgroup(&members, channel.expect("a rank is in its own group")))
         })?;
         let link = outcome(&link, &*self.alarm).ok_or_else(|| self.thread_ended())??;
-        Ok(Box::new(LinkComm::new(link)?))
+        Ok(Box::new(LinkComm::recorded(link, Arc::clone(&self.recorder))?))
     }
 
     fn abort(&mut self, reason: &str) {

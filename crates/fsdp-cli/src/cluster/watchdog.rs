@@ -12,6 +12,7 @@ use fsdp_comm::process::Verdict;
 use fsdp_comm::process::cluster::Cluster;
 
 use super::error_file;
+use super::flight::Record;
 use crate::exit_code::Exit;
 use crate::output;
 
@@ -22,11 +23,12 @@ const GRACE: Duration = Duration::from_secs(4);
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Watches over the end of this process.
-pub(super) fn install(cluster: &Cluster) {
+pub(super) fn install(cluster: &Cluster, record: Record) {
     watch_launcher();
     let process = cluster.place().process;
     cluster.on_verdict(Box::new(move |verdict| {
         error_file::write(verdict, process);
+        record.write(verdict);
         let code = Exit::from(verdict.failure.kind).code();
         let verdict = Verdict::clone(verdict);
         let watch = move || {

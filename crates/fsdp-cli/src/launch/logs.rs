@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
+use crate::cluster::LOG_DIR;
+
 /// The folder of a process of an attempt.
 pub(super) fn folder(dir: &Path, attempt: u32, process: usize) -> PathBuf {
     dir.join(format!("attempt-{attempt}")).join(format!("rank-{process}"))
@@ -14,6 +16,8 @@ pub(super) fn folder(dir: &Path, attempt: u32, process: usize) -> PathBuf {
 /// Starts a process that writes into files of a folder, and to the console as well if it `is_shown`.
 pub(super) fn spawn(command: &mut Command, folder: &Path, is_shown: bool) -> io::Result<Child> {
     fs::create_dir_all(folder)?;
+    // A process may change its directory before it writes there.
+    command.env(LOG_DIR, folder.canonicalize()?);
     let [out, err] = ["stdout.log", "stderr.log"].map(|name| File::create(folder.join(name)));
     let (out, err) = (out?, err?);
     if !is_shown {

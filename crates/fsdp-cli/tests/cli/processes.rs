@@ -138,6 +138,16 @@ fn whoever_is_killed_is_named_and_all_others_end_within_five_seconds() {
         assert!(names_it, "{told}");
         let (_, path) = RunDir::new(sandbox.path("out")).newest().unwrap().unwrap();
         NativeReader::open(path).unwrap().verify().unwrap();
+        // What was going on can be read afterwards.
+        let record = sandbox.read(&format!("out/flight-{speaker}.jsonl"));
+        let lines: Vec<serde_json::Value> =
+            record.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert!(lines[0]["verdict"].as_str().is_some_and(|verdict| told.contains(verdict)), "{}", lines[0]);
+        assert!(
+            lines.len() > 100 && lines[1..].iter().all(|line| line["issued"].is_f64()),
+            "{}",
+            lines.len()
+        );
     }
 }
 

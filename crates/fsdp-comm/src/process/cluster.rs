@@ -16,6 +16,7 @@ use super::rendezvous::{Published, Rendezvous, RendezvousError};
 use super::{Control, ControlOptions, JoinError};
 use super::{Facts, Failure, Roster, Verdict};
 use crate::assembly::Assembly;
+use crate::flight::FlightRecorder;
 use crate::link::Alarm;
 use crate::tcp::{TcpDoor, TcpWorld};
 
@@ -96,6 +97,7 @@ pub struct Cluster {
     place: Place,
     control: Arc<Control>,
     links: Arc<MakeLink>,
+    recorder: Arc<FlightRecorder>,
     /// Removed when the world has ended.
     _published: Option<Published>,
 }
@@ -154,7 +156,9 @@ impl Cluster {
         let world = TcpWorld { addresses, generation: roster.generation, alarm: control.alarm(), timeout };
         let links = door.open(world, token)?;
         let links: Arc<MakeLink> = Arc::new(move |channel, rank| links.link(channel, rank));
-        Ok(Self { place, control, links, _published: published })
+        let recorder = Arc::new(FlightRecorder::new());
+        control.record(Arc::clone(&recorder));
+        Ok(Self { place, control, links, recorder, _published: published })
     }
 
     /// The place of this process.
@@ -193,7 +197,8 @@ impl Cluster {
         memory: impl Fn(Rank, usize) -> Result<Arc<M>, Error> + Send + Sync + 'static,
     ) -> Processes<M> {
         let (assembly, alarm) = (self.control.clone(), self.control.alarm());
-        Processes::new(assembly, alarm, self.links.clone(), self.ranks_on_machine(), memory)
+        let (links, recorder) = (self.links.clone(), self.recorder.clone());
+        Processes::new(assembly, alarm, links, self.ranks_on_machine(), recorder, memory)
     }
 
     /// Ranks on this machine, of all its processes.
@@ -201,10 +206,16 @@ impl Cluster {
         self.roster().world() / self.place.processes * self.place.local_processes
     }
 
+    /// The last collectives of the ranks of this process.
+    pub fn recorder(&self) -> Arc<FlightRecorder> {
+        self.recorder.clone()
+    }
+
     /// Tells all that something has failed here, what it calls for and why; only the first failure of the world counts.
     pub fn fail(&self, kind: FailureKind, cause: String) {
         let rank = self.control.roster().processes[self.place.process].ranks.start;
-        self.control.fail(Failure { rank: Some(Rank(rank)), cause, kind, last_call: None });
+        let last_call = self.recorder.last(None);
+        self.control.fail(Failure { rank: Some(Rank(rank)), cause, kind, last_call });
     }
 
     /// What ended the world, if something has.

@@ -26,6 +26,7 @@ use super::message::Join;
 use super::protocol::{Machine, Pulse, Request};
 use super::world::{Facts, Failure, Roster, Verdict};
 use crate::assembly::{Assembly, AssemblyError};
+use crate::flight::FlightRecorder;
 use crate::link::Alarm;
 
 use driver::Driver;
@@ -133,6 +134,11 @@ impl Control {
         self.shared.clone()
     }
 
+    /// Tells others, from now on, which collective this process has begun last, as `recorder` has it.
+    pub fn record(&self, recorder: Arc<FlightRecorder>) {
+        self.shared.record(recorder);
+    }
+
     /// Tells that something has failed in this process: an [`Alarm::raise`] that says more.
     pub fn fail(&self, failure: Failure) {
         let rank = failure.rank.unwrap_or(Rank(self.local().start));
@@ -215,7 +221,8 @@ impl Assembly for Control {
     }
 
     fn fail(&self, rank: Rank, kind: FailureKind, cause: String) {
-        Control::fail(self, Failure { rank: Some(rank), cause, kind, last_call: None });
+        let last_call = self.shared.last_call(Some(rank));
+        Control::fail(self, Failure { rank: Some(rank), cause, kind, last_call });
     }
 
     fn give_up(&self, topic: &str) {

@@ -14,7 +14,7 @@ use fsdp_core::{Error, FailureKind, Memory, Rank};
 
 use crate::assembly::{Assembly, AssemblyError};
 use crate::launch::{FailureReason, LaunchFailure, Launcher, Seat};
-use crate::{Alarm, Link, LinkComm};
+use crate::{Alarm, FlightRecorder, Link, LinkComm};
 
 /// Channels of one world: two of all ranks, and those that are split off.
 const CHANNELS_PER_WORLD: u64 = 64;
@@ -35,6 +35,7 @@ pub struct Processes<M> {
     links: Arc<MakeLink>,
     memory: Box<MakeMemory<M>>,
     ranks_on_machine: usize,
+    recorder: Arc<FlightRecorder>,
     /// Worlds that were assembled, and launched.
     assembled: AtomicU64,
     launched: AtomicU64,
@@ -52,16 +53,26 @@ pub struct OtherWorld {
 
 impl<M: Memory> Processes<M> {
     /// Ranks that come together over `assembly`, talk over `links`, tell and hear failures by `alarm`, and have the memory
-    /// that `memory` makes in each rank's thread; of all ranks so many are on this machine.
+    /// that `memory` makes in each rank's thread; of all ranks so many are on this machine. Their collectives are recorded.
     pub fn new(
         assembly: Arc<dyn Assembly>,
         alarm: Arc<dyn Alarm>,
         links: Arc<MakeLink>,
         ranks_on_machine: usize,
+        recorder: Arc<FlightRecorder>,
         memory: impl Fn(Rank, usize) -> Result<Arc<M>, Error> + Send + Sync + 'static,
     ) -> Self {
         let (assembled, launched) = Default::default();
-        Self { assembly, alarm, links, memory: Box::new(memory), ranks_on_machine, assembled, launched }
+        Self {
+            assembly,
+            alarm,
+            links,
+            memory: Box::new(memory),
+            ranks_on_machine,
+            recorder,
+            assembled,
+            launched,
+        }
     }
 
     /// One rank, from its communicators to its end.
@@ -74,7 +85,9 @@ impl<M: Memory> Processes<M> {
         let run = || {
             let comm = |channel| {
                 let link = (self.links)(number * CHANNELS_PER_WORLD + channel, rank);
-                LinkComm::new(link).map(|comm| Comm::new(Box::new(comm))).map_err(FailureReason::Comm)
+                LinkComm::recorded(link, Arc::clone(&self.recorder))
+                    .map(|comm| Comm::new(Box::new(comm)))
+                    .map_err(FailureReason::Comm)
             };
             let memory = (self.memory)(rank, self.assembly.world());
             let memory = memory.map_err(|error| FailureReason::Setup(error.into()))?;

@@ -39,6 +39,10 @@ pub(super) enum Message {
         #[serde(skip)]
         value: Vec<u8>,
     },
+    /// The collective that a rank of the process has begun last.
+    Calling {
+        call: String,
+    },
     // From the leader.
     Joined,
     Refused(Refusal),
@@ -86,6 +90,7 @@ impl fmt::Debug for Message {
             Message::Ready { .. } => "ready",
             Message::Failed(_) => "failed",
             Message::Give { .. } => "give",
+            Message::Calling { .. } => "calling",
             Message::Joined => "joined",
             Message::Refused(_) => "refused",
             Message::Prepare { .. } => "prepare",

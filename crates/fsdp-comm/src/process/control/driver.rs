@@ -13,7 +13,7 @@ use super::connection::Connection;
 use super::gate::Gate;
 use super::shared::{Arrival, Shared};
 use crate::process::auth::AuthError;
-use crate::process::protocol::{ConnectionId, Event, Machine, Output};
+use crate::process::protocol::{ConnectionId, Event, Machine, Output, Request};
 
 const WAKER: Token = Token(0);
 const GATE: Token = Token(1);
@@ -40,6 +40,9 @@ pub(super) struct Driver<M> {
     begin: Instant,
     tick: Duration,
     ticked: Instant,
+    ticks: u32,
+    /// The call that the others were told of last.
+    said: Option<String>,
     shared: Arc<Shared>,
     /// Why the last stranger was not believed.
     pub(super) stranger: Option<AuthError>,
@@ -61,6 +64,8 @@ impl<M: Machine> Driver<M> {
             begin: now,
             tick: heartbeat / TICKS,
             ticked: now,
+            ticks: 0,
+            said: None,
             shared,
             stranger: None,
             has_left: false,
@@ -123,9 +128,23 @@ impl<M: Machine> Driver<M> {
         // Behind all that has come: a process that was stopped has not read for long.
         if self.ticked.elapsed() >= self.tick {
             self.ticked = Instant::now();
+            self.say_last_call();
             self.machine.tick(self.begin.elapsed());
         }
         Ok(self.perform())
+    }
+
+    /// With each heartbeat the others hear what this process has begun last, if that is news.
+    fn say_last_call(&mut self) {
+        self.ticks += 1;
+        if !self.ticks.is_multiple_of(TICKS) {
+            return;
+        }
+        let call = self.shared.last_call(None);
+        if call.is_some() && call != self.said {
+            self.said.clone_from(&call);
+            self.machine.request(Request::Calling { call: call.unwrap_or_default() });
+        }
     }
 
     fn wait(&mut self, limit: Duration) -> io::Result<()> {

@@ -2,13 +2,14 @@
 
 use std::net::TcpStream;
 use std::ops::Range;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fsdp_core::Rank;
 use fsdp_core::comm::CommError;
 use mio::Waker;
 
 use crate::assembly::Board;
+use crate::flight::FlightRecorder;
 use crate::link::Alarm;
 use crate::process::auth::AuthError;
 use crate::process::protocol::Request;
@@ -27,6 +28,7 @@ pub(super) struct Shared {
     state: Mutex<State>,
     left: Condvar,
     waker: Waker,
+    recorder: OnceLock<Arc<FlightRecorder>>,
 }
 
 #[derive(Default)]
@@ -52,7 +54,19 @@ pub(super) struct Inbox {
 
 impl Shared {
     pub(super) fn new(waker: Waker) -> Self {
-        Self { board: Board::default(), state: Mutex::default(), left: Condvar::new(), waker }
+        let (state, left, recorder) = (Mutex::default(), Condvar::new(), OnceLock::new());
+        Self { board: Board::default(), state, left, waker, recorder }
+    }
+
+    /// From now on others are told what is recorded last.
+    pub(super) fn record(&self, recorder: Arc<FlightRecorder>) {
+        // A world has one recorder.
+        let _ = self.recorder.set(recorder);
+    }
+
+    /// The last collective of a rank of this process, or of any.
+    pub(super) fn last_call(&self, rank: Option<Rank>) -> Option<String> {
+        self.recorder.get()?.last(rank)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -144,7 +158,8 @@ impl Shared {
 
 impl Alarm for Shared {
     fn raise(&self, error: CommError) {
-        let failure = Failure::from(&error);
+        let mut failure = Failure::from(&error);
+        failure.last_call = self.last_call(failure.rank);
         self.fail(error, failure);
     }
 

@@ -29,6 +29,7 @@ fn frames() -> Vec<Frame> {
         frame(Message::Failed(failure(None, FailureKind::Interrupted))),
         frame(Message::Go { round: 9 }),
         frame(Message::Heartbeat),
+        frame(Message::Calling { call: "all-gather #7".to_owned() }),
     ]
 }
 
@@ -102,7 +103,7 @@ fn bytes_that_say_nothing_known_are_refused() {
         .join("\n"),
         @r"
     it sent a message that nobody knows: expected value at line 1 column 1
-    it sent a message that nobody knows: unknown variant `Dance`, expected one of `Join`, `Ready`, `Failed`, `Give`, `Joined`, `Refused`, `Prepare`, `Go`, `Verdict`, `Announce`, `Heartbeat`, `Goodbye` at line 1 column 7
+    it sent a message that nobody knows: unknown variant `Dance`, expected one of `Join`, `Ready`, `Failed`, `Give`, `Calling`, `Joined`, `Refused`, `Prepare`, `Go`, `Verdict`, `Announce`, `Heartbeat`, `Goodbye` at line 1 column 7
     it sent 2 bytes with a message (heartbeat) that has none
     "
     );

@@ -177,6 +177,7 @@ impl Machine for Member {
         match request {
             Request::Give { topic, rank, value } => self.send(Message::Give { topic, rank, value }),
             Request::Announce { .. } => unreachable!("the leader announces"),
+            Request::Calling { call } => self.send(Message::Calling { call }),
             Request::Fail(failure) if self.leader.is_some() => self.send(Message::Failed(failure)),
             Request::Fail(failure) => {
                 let process = failure.rank.and_then(|rank| world.roster.process_of(rank));

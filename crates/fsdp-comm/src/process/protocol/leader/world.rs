@@ -27,6 +27,8 @@ pub(super) struct World {
 struct Live {
     process: usize,
     heard: Duration,
+    /// The collective that it has begun last, as far as it has said so.
+    last_call: Option<String>,
 }
 
 impl World {
@@ -45,7 +47,7 @@ impl World {
 
     /// A process that takes part.
     pub(super) fn add(&mut self, connection: ConnectionId, process: usize, heard: Duration) {
-        self.live.insert(connection, Live { process, heard });
+        self.live.insert(connection, Live { process, heard, last_call: None });
     }
 
     /// Who is alive.
@@ -75,6 +77,7 @@ impl World {
             Message::Give { topic, rank, value } if ranks.contains(&rank) => {
                 self.tell(Event::Gave { topic, rank, value });
             }
+            Message::Calling { call } => live.last_call = Some(call),
             Message::Failed(failure) => self.fail(process, failure, pulse),
             Message::Goodbye => self.end(connection, "it has left"),
             other => {
@@ -89,7 +92,9 @@ impl World {
     pub(super) fn lose(&mut self, connection: ConnectionId, cause: String, pulse: &Pulse) {
         if let Some(live) = self.live.get(&connection) {
             // Told while it is still among the living: one that was only silent may read it some day.
-            self.decide(Verdict::of_loss(&self.roster, live.process, cause.clone()), pulse);
+            let mut verdict = Verdict::of_loss(&self.roster, live.process, cause.clone());
+            verdict.failure.last_call.clone_from(&live.last_call);
+            self.decide(verdict, pulse);
             self.end(connection, &cause);
             self.leave_if_last(pulse);
         }
@@ -158,6 +163,7 @@ impl World {
         match request {
             Request::Give { .. } => unreachable!("the leader has the board"),
             Request::Announce { topic, value } => self.send_all(Message::Announce { topic, value }),
+            Request::Calling { .. } => {}
             Request::Fail(failure) => self.fail(0, failure, pulse),
             Request::Leave => {
                 self.leaving.get_or_insert(pulse.now());

@@ -233,3 +233,17 @@ fn a_connection_that_says_nothing_is_closed_in_the_end() {
     let outputs = world.leader.take();
     assert!(outputs.iter().any(|output| matches!(output, Output::Close(ConnectionId(1)))), "{outputs:?}");
 }
+
+#[test]
+fn a_verdict_on_a_dead_process_names_its_last_collective() {
+    let mut world = World::begun();
+    for call in ["all-gather #6", "all-gather #7"] {
+        world.receives(2, Message::Calling { call: call.to_owned() });
+    }
+    world.receives(1, Message::Calling { call: "reduce-scatter #3".to_owned() });
+    world.pass(DEAD_AFTER * 2);
+    let verdicts = world.verdicts();
+    let told = verdicts[0].to_string();
+    let call = if verdicts[0].process == 2 { "all-gather #7" } else { "reduce-scatter #3" };
+    assert!(told.ends_with(&format!("; its last collective was {call}")), "{told}");
+}

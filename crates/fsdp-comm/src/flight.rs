@@ -1,0 +1,175 @@
+//! The last collectives of the ranks of a process, for whoever asks after a failure what was going on.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use fsdp_core::Rank;
+use fsdp_core::comm::Fingerprint;
+use serde::Serialize;
+
+/// Calls that are kept.
+const CALLS_MAX: usize = 1024;
+
+/// Records calls as they are issued, begin to talk to other ranks, and end. The oldest are forgotten.
+pub struct FlightRecorder {
+    begin: Instant,
+    /// When that was, in seconds since 1970.
+    begin_unix: f64,
+    calls: Mutex<Calls>,
+}
+
+#[derive(Default)]
+struct Calls {
+    /// Number of the first that is kept.
+    first: u64,
+    kept: VecDeque<Call>,
+}
+
+/// A call. Times are in seconds since 1970; what has not happened has none.
+#[derive(Serialize)]
+struct Call {
+    rank: usize,
+    /// Ranks of its group.
+    group: Box<[usize]>,
+    call: String,
+    issued: f64,
+    begun: Option<f64>,
+    ended: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+/// A recorded call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CallNumber(u64);
+
+impl FlightRecorder {
+    /// A recorder that has recorded nothing.
+    #[expect(clippy::new_without_default, reason = "it begins to count time")]
+    pub fn new() -> Self {
+        let begin_unix =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+        Self { begin: Instant::now(), begin_unix, calls: Mutex::default() }
+    }
+
+    /// A rank has issued a call in a group.
+    pub(crate) fn issue(&self, rank: Rank, group: &[Rank], call: &Fingerprint) -> CallNumber {
+        let group = group.iter().map(|rank| rank.0).collect();
+        let (call, issued) = (call.to_string(), self.now());
+        let call = Call { rank: rank.0, group, call, issued, begun: None, ended: None, error: None };
+        let mut calls = self.lock();
+        calls.kept.push_back(call);
+        if calls.kept.len() > CALLS_MAX {
+            calls.kept.pop_front();
+            calls.first += 1;
+        }
+        CallNumber(calls.first + calls.kept.len() as u64 - 1)
+    }
+
+    /// It begins to talk to the others.
+    pub(crate) fn begin(&self, number: CallNumber) {
+        let now = self.now();
+        self.change(number, |call| call.begun = Some(now));
+    }
+
+    /// It has ended.
+    pub(crate) fn end(&self, number: CallNumber, error: Option<String>) {
+        let now = self.now();
+        self.change(number, |call| (call.ended, call.error) = (Some(now), error));
+    }
+
+    /// The call that was issued last and has not ended; or else the last one. Of a rank if one is named.
+    pub fn last(&self, rank: Option<Rank>) -> Option<String> {
+        let calls = self.lock();
+        let of_rank = || calls.kept.iter().rev().filter(|call| rank.is_none_or(|rank| rank.0 == call.rank));
+        let open = of_rank().find(|call| call.ended.is_none());
+        open.or_else(|| of_rank().next()).map(|call| call.call.clone())
+    }
+
+    /// Writes what is kept, a JSON object per line, the oldest first.
+    ///
+    /// # Errors
+    /// Those of `to`.
+    pub fn write(&self, to: &mut dyn Write) -> io::Result<()> {
+        let calls = self.lock();
+        for call in &calls.kept {
+            serde_json::to_writer(&mut *to, call)?;
+            to.write_all(b"\n")?;
+        }
+        Ok(())
+    }
+
+    fn change(&self, CallNumber(number): CallNumber, change: impl FnOnce(&mut Call)) {
+        let mut calls = self.lock();
+        // It may be forgotten by now.
+        let place = number.checked_sub(calls.first).and_then(|place| usize::try_from(place).ok());
+        if let Some(call) = place.and_then(|place| calls.kept.get_mut(place)) {
+            change(call);
+        }
+    }
+
+    fn now(&self) -> f64 {
+        self.begin_unix + self.begin.elapsed().as_secs_f64()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Calls> {
+        // Every change under the lock is complete before anything can panic.
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fsdp_core::DType;
+    use fsdp_core::comm::{CollectiveKind, Purpose};
+
+    use super::*;
+
+    fn call(sequence: u64) -> Fingerprint {
+        let (kind, purpose) = (CollectiveKind::AllGather, Purpose::Forward);
+        Fingerprint { sequence, kind, purpose, unit: None, dtype: DType::F32, elements: 1 }
+    }
+
+    fn lines(recorder: &FlightRecorder) -> Vec<serde_json::Value> {
+        let mut bytes = Vec::new();
+        recorder.write(&mut bytes).unwrap();
+        let text = String::from_utf8(bytes).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    #[test]
+    fn the_last_calls_are_kept_with_what_has_happened_to_them() {
+        let recorder = FlightRecorder::new();
+        let numbers: Vec<_> =
+            (0..2000).map(|number| recorder.issue(Rank(1), &[Rank(1), Rank(3)], &call(number))).collect();
+        for number in &numbers[..1999] {
+            recorder.begin(*number);
+            recorder.end(*number, None);
+        }
+        recorder.begin(numbers[1999]);
+        let lines = lines(&recorder);
+        assert_eq!(lines.len(), CALLS_MAX);
+        let last = &lines[CALLS_MAX - 1];
+        assert_eq!(last["call"], call(1999).to_string());
+        assert_eq!((&last["rank"], &last["group"]), (&1.into(), &vec![1, 3].into()));
+        assert!(last["begun"].is_f64() && last["ended"].is_null());
+        let before = &lines[CALLS_MAX - 2];
+        assert!(before["issued"].as_f64() <= before["begun"].as_f64());
+        assert!(before["begun"].as_f64() <= before["ended"].as_f64());
+    }
+
+    #[test]
+    fn what_has_not_ended_is_the_last_call_of_a_rank() {
+        let recorder = FlightRecorder::new();
+        assert_eq!(recorder.last(None), None);
+        let numbers: Vec<_> =
+            (0..4).map(|number| recorder.issue(Rank(number as usize % 2), &[], &call(number))).collect();
+        recorder.end(numbers[3], None);
+        assert_eq!(recorder.last(Some(Rank(1))), Some(call(1).to_string()));
+        recorder.end(numbers[1], Some("it failed".to_owned()));
+        assert_eq!(recorder.last(Some(Rank(1))), Some(call(3).to_string()));
+        assert_eq!(recorder.last(None), Some(call(2).to_string()));
+    }
+}
