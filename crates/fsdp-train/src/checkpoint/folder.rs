@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use fsdp_ckpt::native::RunDir;
 use toml::Table;
 
+use crate::config::DataConfig;
+use crate::data::CACHE;
 use crate::error::TrainError;
 use crate::input_file;
 use crate::metrics::{METRICS, last_step};
@@ -15,9 +17,10 @@ use crate::true_path::true_path;
 /// The run file with every default written out, in the output folder.
 pub(crate) const RESOLVED: &str = "resolved.toml";
 
-/// Whether there is anything in the output folder, but for its lock and the empty folders that a run leaves when it fails
-/// before its first step.
-pub(super) fn is_filled(out_dir: &Path) -> Result<bool, TrainError> {
+/// Whether there is anything in the output folder, but for its lock, kept tokens, and the empty folders that a run leaves
+/// when it fails before its first step.
+pub(super) fn is_filled(out_dir: &Path, data: &DataConfig) -> Result<bool, TrainError> {
+    let cache = true_path(&data.cache_folder(out_dir));
     let entries = match fs::read_dir(out_dir) {
         Ok(entries) => entries,
         Err(source) if source.kind() == std::io::ErrorKind::NotFound => return Ok(false),
@@ -31,7 +34,8 @@ pub(super) fn is_filled(out_dir: &Path) -> Result<bool, TrainError> {
         let is_empty = || fs::read_dir(entry.path()).is_ok_and(|mut entries| entries.next().is_none());
         let name = entry.file_name();
         let is_made_first = name == RunDir::CHECKPOINTS || name == MODEL;
-        if name != RunDir::LOCK_FILE && !(is_made_first && is_empty()) {
+        let has_cache = || cache.starts_with(true_path(&entry.path()));
+        if name != RunDir::LOCK_FILE && !(is_made_first && is_empty()) && !has_cache() {
             return Ok(true);
         }
     }
@@ -70,5 +74,5 @@ pub fn is_output(out_dir: &Path, path: &Path) -> bool {
     let (out_dir, path) = (true_path(out_dir), true_path(path));
     let is_file = |name| path == out_dir.join(name);
     [METRICS, RESOLVED, RunDir::LOCK_FILE].into_iter().any(is_file)
-        || [MODEL, RunDir::CHECKPOINTS].iter().any(|folder| path.starts_with(out_dir.join(folder)))
+        || [MODEL, RunDir::CHECKPOINTS, CACHE].iter().any(|folder| path.starts_with(out_dir.join(folder)))
 }
