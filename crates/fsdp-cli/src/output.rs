@@ -9,6 +9,7 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
 
 use comfy_table::{CellAlignment, Table, TableComponent, presets};
+use fsdp_train::RunData;
 
 use crate::error::CliError;
 pub(crate) use escape::{one_line, shown};
@@ -51,6 +52,11 @@ pub(crate) fn warning(text: &str) {
         None => say(&format!("{} {}", Paint::of(&io::stderr()).warning("warning:"), indented(text))),
         Some(speaker) => tracing::warn!("{speaker}: {}", shown(text)),
     }
+}
+
+/// Prints what the user should know of the data of a job, on stderr.
+pub(crate) fn data_warnings(data: &RunData) {
+    data.warnings().for_each(|text| warning(&text.to_string()));
 }
 
 /// Prints what is wrong with the arguments, on stderr, or the help that was asked for, on stdout.

@@ -51,6 +51,7 @@ fn run_within(
     let architecture = setup.build()?;
     let init = setup.init(&architecture)?;
     let job = Job::new(setup.config.clone(), architecture, init)?;
+    output::data_warnings(&job.data);
     // From here on there is something to leave as it was, or to save.
     signal.begin();
     let trace = args.trace.as_deref().map(TraceFile::create).transpose()?;

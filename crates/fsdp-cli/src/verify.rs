@@ -35,6 +35,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<bool, CliError> {
     let json = args.json.as_deref().map(create).transpose()?;
     let worlds = Worlds::of(&setup.config, args);
     let job = if args.shrink { shrunk(&setup, &worlds.fitting)? } else { whole(&setup)? };
+    output::data_warnings(&job.data);
     let order = |rank: Rank| -> Box<dyn IssueOrder> {
         match args.order_seed {
             Some(seed) => Box::new(SeededOrder::for_rank(seed, rank.0)),

@@ -33,17 +33,28 @@ pub enum InputFault {
     },
 }
 
+/// Opens a regular file (or one that a link leads to).
+///
+/// # Errors
+/// Those of the file system, and [`InputFault::NotRegular`].
+pub(crate) fn open(path: &Path) -> io::Result<File> {
+    let file =
+        OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
+    let kind_of = file.metadata()?.file_type();
+    if kind_of.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::other(InputFault::NotRegular { what: kind(kind_of) }))
+    }
+}
+
 /// The bytes of a regular file (or of one that a link leads to).
 ///
 /// # Errors
 /// Those of the file system, and [`InputFault`].
 pub fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
-    let file =
-        OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
+    let file = open(path)?;
     let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return Err(io::Error::other(InputFault::NotRegular { what: kind(metadata.file_type()) }));
-    }
     let too_long = || io::Error::other(InputFault::TooLong { bytes_max });
     if metadata.len() > bytes_max {
         return Err(too_long());

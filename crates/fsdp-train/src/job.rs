@@ -72,6 +72,7 @@ fn common(config: &Resolved) -> Resolved {
     common.model.path.clear();
     common.data.train.clear();
     common.data.eval.clear();
+    common.data.cache = None;
     common.run.threads = 0;
     common
 }

@@ -15,7 +15,6 @@
 //! | [`lr`], [`metrics`] | learning rates as functions of the step; what a step reports |
 //!
 //! What is promised of bits stands in docs/numerics.md of the repository.
-#![forbid(unsafe_code)]
 
 pub mod checkpoint;
 pub mod config;

@@ -3,8 +3,9 @@
 //! What is compared is what will surely be held at one time, so that nothing is refused that would run: the ledger's
 //! prediction, which is exact, for as many ranks as hold it at once. Ranks of a training run hold gathered parameters once
 //! and give storage back with its contents ([`ledger::moving`](fsdp_core::ledger::moving)); ranks that are verified share
-//! nothing and keep what they have. The data is read before, and is in use already when it is asked what is left. Where a
-//! GPU computes, its memory is asked by allocating it, and says itself when it is full.
+//! nothing and keep what they have. The data is opened before: tokens in memory are in use already when it is asked what is
+//! left, and those of mapped files are in the kernel's cache, which counts as left. Where a GPU computes, its memory is asked
+//! by allocating it, and says itself when it is full.
 
 mod available;
 mod shortage;

@@ -7,15 +7,13 @@ use fsdp_nn::model::Batch;
 
 use crate::checkpoint::DataPosition;
 use crate::config::Resolved;
-use crate::data::{Dataset, EvalSampler, Sampler};
+use crate::data::{DataWarning, Dataset, EvalSampler, Sampler};
 use crate::error::TrainError;
 
 /// Training and evaluation data with their samplers.
 #[derive(Debug)]
 pub struct RunData {
     train: Dataset,
-    /// Of the tokens of `train`.
-    digest: Digest,
     sampler: Sampler,
     eval: Option<(Dataset, EvalSampler)>,
 }
@@ -41,13 +39,26 @@ impl RunData {
                 EvalSampler::new(dataset.len(), dataset.seq_len(), global, micro, config.data.eval_batches)?;
             Some((dataset, sampler))
         };
-        let digest = train.digest();
-        Ok(Self { train, digest, sampler, eval })
+        Ok(Self { train, sampler, eval })
     }
 
     /// The digest of all tokens that are trained on.
     pub(crate) fn digest(&self) -> Digest {
-        self.digest
+        self.train.digest()
+    }
+
+    /// What the user should know of how it was read.
+    pub fn warnings(&self) -> impl Iterator<Item = &DataWarning> {
+        self.datasets().flat_map(Dataset::warnings)
+    }
+
+    /// Keeps the tokens of text that belong into the output folder: see [`Dataset::keep`].
+    pub(crate) fn keep(&self) -> impl Iterator<Item = DataWarning> {
+        self.datasets().filter_map(Dataset::keep)
+    }
+
+    fn datasets(&self) -> impl Iterator<Item = &Dataset> {
+        std::iter::once(&self.train).chain(self.eval.as_ref().map(|(dataset, _)| dataset))
     }
 
     /// Where in the training data step `step` (from 0) begins.
@@ -58,7 +69,7 @@ impl RunData {
             step_in_epoch: step - epoch * self.sampler.steps_per_epoch(),
             seed: self.sampler.shuffle_seed(),
             samples: self.train.len() as u64,
-            digest: self.digest.to_string(),
+            digest: self.digest().to_string(),
         }
     }
 

@@ -13,6 +13,9 @@ mod help;
 // A run: what it writes, and that it can be repeated and continued.
 mod train;
 
+// Tokens of text that are kept for later starts.
+mod kept_tokens;
+
 // How a run begins: what it takes for its own, what it leaves as it was, what it goes on from.
 mod start;
 mod trace_file;

@@ -7,6 +7,8 @@ use fsdp_ckpt::native::RunDir;
 use fsdp_comm::process::rendezvous::{LEADER_FILE, TOKEN_FILE};
 use toml::Table;
 
+use crate::config::DataConfig;
+use crate::data::CACHE;
 use crate::error::TrainError;
 use crate::input_file;
 use crate::metrics::{METRICS, last_step};
@@ -16,9 +18,10 @@ use crate::true_path::true_path;
 /// The run file with every default written out, in the output folder.
 pub(crate) const RESOLVED: &str = "resolved.toml";
 
-/// Whether there is anything in the output folder, but for its lock, what processes find each other by, and the empty
-/// folders that a run leaves when it fails before its first step.
-pub(super) fn is_filled(out_dir: &Path) -> Result<bool, TrainError> {
+/// Whether there is anything in the output folder, but for its lock, what processes find each other by, kept tokens, and the
+/// empty folders that a run leaves when it fails before its first step.
+pub(super) fn is_filled(out_dir: &Path, data: &DataConfig) -> Result<bool, TrainError> {
+    let cache = true_path(&data.cache_folder(out_dir));
     let entries = match fs::read_dir(out_dir) {
         Ok(entries) => entries,
         Err(source) if source.kind() == std::io::ErrorKind::NotFound => return Ok(false),
@@ -33,7 +36,8 @@ pub(super) fn is_filled(out_dir: &Path) -> Result<bool, TrainError> {
         let name = entry.file_name();
         let is_made_first = name == RunDir::CHECKPOINTS || name == MODEL;
         let is_of_any_run = [RunDir::LOCK_FILE, LEADER_FILE, TOKEN_FILE].into_iter().any(|file| name == file);
-        if !is_of_any_run && !(is_made_first && is_empty()) {
+        let has_cache = || cache.starts_with(true_path(&entry.path()));
+        if !(is_of_any_run || has_cache() || is_made_first && is_empty()) {
             return Ok(true);
         }
     }
@@ -72,5 +76,5 @@ pub fn is_output(out_dir: &Path, path: &Path) -> bool {
     let (out_dir, path) = (true_path(out_dir), true_path(path));
     let is_file = |name| path == out_dir.join(name);
     [METRICS, RESOLVED, RunDir::LOCK_FILE].into_iter().any(is_file)
-        || [MODEL, RunDir::CHECKPOINTS].iter().any(|folder| path.starts_with(out_dir.join(folder)))
+        || [MODEL, RunDir::CHECKPOINTS, CACHE].iter().any(|folder| path.starts_with(out_dir.join(folder)))
 }

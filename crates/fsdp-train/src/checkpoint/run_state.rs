@@ -17,13 +17,14 @@ use crate::error::TrainError;
 use crate::job::Job;
 
 /// Keys, and tables of keys, that do not change what is computed.
-const FREE: [&str; 18] = [
+const FREE: [&str; 19] = [
     "model.path",
     "model.init",
     // What the files hold is compared instead.
     "data.train",
     "data.format",
     "data.tokenizer",
+    "data.cache",
     "data.eval",
     "data.eval_every",
     "data.eval_batches",

@@ -165,7 +165,7 @@ impl Start {
     /// [`TrainError::Checkpoint`] (a damaged checkpoint, a folder in use), [`TrainError::Io`].
     fn prepare<A>(job: &Job<A>, table: &StateTable, options: &RunOptions<'_>) -> Result<Self, TrainError> {
         let out_dir = Path::new(&job.config.run.out_dir);
-        let (run, is_filled) = (RunDir::new(out_dir), is_filled(out_dir)?);
+        let (run, is_filled) = (RunDir::new(out_dir), is_filled(out_dir, &job.config.data)?);
         let choose = |path: &Path| choose(job, table, options, NativeReader::open(path)?);
         let named = if let Resume::From(path) = &options.resume { Some(found(path)?) } else { None };
         // Links were resolved, so that a checkpoint of this folder is known as such by whatever name.

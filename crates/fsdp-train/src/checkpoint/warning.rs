@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::data::DataWarning;
+
 /// Something that does not end a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -19,6 +21,8 @@ pub enum RunWarning {
         /// What is wrong with it.
         fault: String,
     },
+    /// Something about the data.
+    Data(DataWarning),
     /// There is no disk space for the next checkpoint.
     NotReserved {
         /// Why not.
@@ -37,6 +41,7 @@ impl fmt::Display for RunWarning {
             RunWarning::PassedOver { path, fault } => {
                 write!(f, "{} is damaged and is passed over: {fault}", path.display())
             }
+            RunWarning::Data(warning) => warning.fmt(f),
             RunWarning::NotReserved { fault } => {
                 write!(f, "no disk space is set aside for the next checkpoint: {fault}")
             }

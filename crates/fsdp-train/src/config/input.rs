@@ -17,6 +17,7 @@ const KEYS: &[&str] = &[
     "eval_batches",
     "format",
     "tokenizer",
+    "cache",
     "packing",
     "bos",
     "eos",
@@ -29,7 +30,8 @@ const KEYS: &[&str] = &[
 /// The `[data]` table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DataConfig {
-    /// Files and folders to train on, relative to the current directory.
+    /// Files and folders to train on, relative to the current directory. Files of tokens are mapped: they must not change
+    /// during a run.
     pub train: Vec<String>,
     /// Files and folders to evaluate on; none means no evaluation.
     pub eval: Vec<String>,
@@ -41,6 +43,10 @@ pub struct DataConfig {
     pub format: Format,
     /// `"bytes"`, or the path of a Hugging Face `tokenizer.json`.
     pub tokenizer: String,
+    /// The folder where the tokens that a `tokenizer.json` makes of text are kept for later starts; none means `cache` in
+    /// the output folder.
+    #[serde(serialize_with = "write_or_none")]
+    pub cache: Option<String>,
     /// How documents become samples.
     pub packing: Packing,
     /// Put before every document (packing "documents" only).
@@ -103,6 +109,7 @@ impl DataConfig {
             eval_batches: reader.or("eval_batches", COUNT, 0)?,
             format: reader.or("format", FORMAT, Format::Text)?,
             tokenizer: reader.or("tokenizer", TEXT, "bytes".to_owned())?,
+            cache: reader.or_none("cache", TEXT)?,
             packing: reader.or("packing", PACKING, Packing::Stream)?,
             bos: reader.or_none("bos", TOKEN)?,
             eos: reader.or_none("eos", TOKEN)?,

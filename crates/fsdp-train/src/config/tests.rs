@@ -15,6 +15,7 @@ eval_every = 50
 eval_batches = 4
 format = "text"
 tokenizer = "bytes"
+cache = "kept"
 packing = "stream"
 bos = "<s>"
 eos = "</s>"

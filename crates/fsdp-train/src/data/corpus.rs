@@ -1,70 +1,129 @@
 //! All tokens of a list of files, and where each document starts.
-//!
-//! Tokens are kept in memory, four bytes each; the ranks of a process share them.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-
+use super::cache::{self, Cache, Cached, DataWarning, Unkept};
 use super::error::DataError;
 use super::files::{self, DataFile};
+use super::image::Document;
+use super::text::Text;
 use super::tokenizer::Tokenizer;
-use crate::config::Format;
-use crate::input_file;
+use super::tokens::{Bytes, Scan, Tokens, Width};
+use crate::config::{DataConfig, Format};
 
-/// Tokens of documents, one after the other.
+/// Tokens of documents, one after the other. Those that lie in files are mapped: the processes of a node share them.
 #[derive(Debug)]
 pub(super) struct Corpus {
     files: Vec<PathBuf>,
-    tokens: Vec<u32>,
+    /// One per file of tokens; those of text are one part.
+    parts: Vec<Part>,
     documents: Vec<Document>,
+    scan: Scan,
+    unkept: Option<Unkept>,
+    warnings: Vec<DataWarning>,
 }
 
+/// Tokens that lie together.
 #[derive(Debug)]
-struct Document {
-    file: usize,
+struct Part {
+    tokens: Tokens,
+    /// The number of tokens before them.
     start: usize,
 }
 
-/// A line of a `.jsonl` file; other keys are not read.
-#[derive(Deserialize)]
-struct Line {
-    text: String,
+impl Part {
+    fn end(&self) -> usize {
+        self.start + self.tokens.len()
+    }
 }
 
 impl Corpus {
-    /// Reads files and folders, but nothing in `out_dir`.
+    /// Opens files and folders, but nothing that the run writes, and reads all tokens once.
     ///
     /// # Errors
     /// If something cannot be read or tokenized, or there is no file.
-    pub(super) fn read(
+    pub(super) fn open(
         paths: &[String],
-        format: Format,
+        config: &DataConfig,
         out_dir: &Path,
         tokenizer: &Tokenizer,
     ) -> Result<Corpus, DataError> {
-        let mut corpus = Corpus { files: Vec::new(), tokens: Vec::new(), documents: Vec::new() };
-        for file in files::find(paths, format, out_dir)? {
-            let bytes = input_file::read(&file.path, u64::MAX)
-                .map_err(|source| files::unreadable(&file.path, source))?;
-            match format {
-                Format::Text => corpus.push_text(file, bytes, tokenizer)?,
-                Format::Jsonl => corpus.push_jsonl(file, bytes, tokenizer)?,
-                Format::TokensU16 => {
-                    corpus.push_tokens(file, &bytes, |id: [u8; 2]| u32::from(u16::from_le_bytes(id)))?;
-                }
-                Format::TokensU32 => corpus.push_tokens(file, &bytes, u32::from_le_bytes)?,
+        let format = config.format;
+        let found = files::find(paths, config, out_dir)?;
+        let corpus = match format {
+            Format::Text | Format::Jsonl => {
+                let text = Text { files: &found, format, tokenizer };
+                // With bytes there is nothing to keep: they are in the files.
+                let cached = match tokenizer.digest() {
+                    Some(_) => Cache::of(config, out_dir).tokens(&text)?,
+                    None => Cached { image: cache::in_memory(&text)?.0, unkept: None, warnings: Vec::new() },
+                };
+                Corpus::of_text(found, cached)
             }
-        }
-        if corpus.files.is_empty() {
+            Format::TokensU16 => Corpus::of_tokens(found, Width::U16)?,
+            Format::TokensU32 => Corpus::of_tokens(found, Width::U32)?,
+        };
+        // All files of text that have not been dropped have a document.
+        if format == Format::Text && corpus.documents.is_empty() {
             return Err(DataError::NoFiles { wanted: files::wanted(format), paths: paths.to_vec() });
         }
         Ok(corpus)
     }
 
-    /// All tokens.
-    pub(super) fn tokens(&self) -> &[u32] {
-        &self.tokens
+    fn of_text(found: Vec<DataFile>, Cached { image, unkept, warnings }: Cached) -> Corpus {
+        Corpus {
+            files: found.into_iter().map(|file| file.path).collect(),
+            parts: vec![Part { tokens: image.tokens, start: 0 }],
+            documents: image.documents,
+            scan: image.scan,
+            unkept,
+            warnings,
+        }
+    }
+
+    fn of_tokens(found: Vec<DataFile>, width: Width) -> Result<Corpus, DataError> {
+        let files: Vec<PathBuf> = found.into_iter().map(|file| file.path).collect();
+        let (mut parts, mut documents): (Vec<Part>, _) = (Vec::new(), Vec::new());
+        for (index, file) in files.iter().enumerate() {
+            let start = parts.last().map_or(0, Part::end);
+            documents.push(Document { file: index, start });
+            parts.push(Part { tokens: token_file(file, width)?, start });
+        }
+        let scans = parts.iter().map(|part| part.tokens.scan());
+        let scan = scans.fold(Scan::empty(), Scan::then);
+        Ok(Corpus { files, parts, documents, scan, unkept: None, warnings: Vec::new() })
+    }
+
+    /// The number of tokens.
+    pub(super) fn len(&self) -> usize {
+        self.parts.last().map_or(0, Part::end)
+    }
+
+    /// What is known of all tokens.
+    pub(super) fn scan(&self) -> Scan {
+        self.scan
+    }
+
+    /// What the user should know.
+    pub(super) fn warnings(&self) -> &[DataWarning] {
+        &self.warnings
+    }
+
+    /// Keeps tokens that were made for this run and are to be kept in its output folder.
+    pub(super) fn keep(&self) -> Option<DataWarning> {
+        self.unkept.as_ref().and_then(|unkept| unkept.keep(self.parts[0].tokens.bytes()))
+    }
+
+    /// The tokens in a range, which must be one of this corpus.
+    pub(super) fn tokens(&self, range: Range<usize>) -> impl Iterator<Item = u32> {
+        let first = self.parts.partition_point(|part| part.end() <= range.start);
+        let Range { start, end } = range;
+        let parts = self.parts[first..].iter().take_while(move |part| part.start < end);
+        parts.flat_map(move |part| {
+            let inside = start.max(part.start)..end.min(part.end());
+            inside.map(|index| part.tokens.id(index - part.start))
+        })
     }
 
     /// The number of documents.
@@ -72,10 +131,10 @@ impl Corpus {
         self.documents.len()
     }
 
-    /// The tokens of a document.
-    pub(super) fn document(&self, index: usize) -> &[u32] {
-        let end = self.documents.get(index + 1).map_or(self.tokens.len(), |next| next.start);
-        &self.tokens[self.documents[index].start..end]
+    /// Where the tokens of a document are.
+    pub(super) fn document(&self, index: usize) -> Range<usize> {
+        let end = self.documents.get(index + 1).map_or(self.len(), |next| next.start);
+        self.documents[index].start..end
     }
 
     /// The file of a document.
@@ -88,67 +147,13 @@ impl Corpus {
         let after = self.documents.partition_point(|document| document.start <= index);
         self.file_of_document(after.checked_sub(1).expect("the first document starts at token 0"))
     }
-
-    fn push_text(&mut self, file: DataFile, bytes: Vec<u8>, tokenizer: &Tokenizer) -> Result<(), DataError> {
-        let text = match utf8(&file, bytes) {
-            Err(_) if !file.named => return Ok(()),
-            text => text?,
-        };
-        let tokens = tokenizer.encode(&text, &file.path)?;
-        let file = self.push_file(file);
-        self.push_document(file, tokens);
-        Ok(())
-    }
-
-    fn push_jsonl(&mut self, file: DataFile, bytes: Vec<u8>, tokenizer: &Tokenizer) -> Result<(), DataError> {
-        let text = utf8(&file, bytes)?;
-        let path = file.path.clone();
-        let file = self.push_file(file);
-        for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-            let line: Line = serde_json::from_str(line).map_err(|source| DataError::Jsonl {
-                file: path.clone(),
-                line: index + 1,
-                source,
-            })?;
-            let tokens = tokenizer.encode(&line.text, &path)?;
-            self.push_document(file, tokens);
-        }
-        Ok(())
-    }
-
-    fn push_tokens<const WIDTH: usize>(
-        &mut self,
-        file: DataFile,
-        bytes: &[u8],
-        id: fn([u8; WIDTH]) -> u32,
-    ) -> Result<(), DataError> {
-        let (ids, rest) = bytes.as_chunks::<WIDTH>();
-        if !rest.is_empty() {
-            return Err(DataError::TornTokens {
-                file: file.path,
-                len_bytes: bytes.len(),
-                width_bytes: WIDTH,
-            });
-        }
-        let file = self.push_file(file);
-        self.push_document(file, ids.iter().map(|&bytes| id(bytes)));
-        Ok(())
-    }
-
-    fn push_file(&mut self, file: DataFile) -> usize {
-        self.files.push(file.path);
-        self.files.len() - 1
-    }
-
-    fn push_document(&mut self, file: usize, tokens: impl IntoIterator<Item = u32>) {
-        self.documents.push(Document { file, start: self.tokens.len() });
-        self.tokens.extend(tokens);
-    }
 }
 
-fn utf8(file: &DataFile, bytes: Vec<u8>) -> Result<String, DataError> {
-    String::from_utf8(bytes).map_err(|error| DataError::NotUtf8 {
-        file: file.path.clone(),
-        offset_bytes: error.utf8_error().valid_up_to(),
-    })
+fn token_file(file: &Path, width: Width) -> Result<Tokens, DataError> {
+    let bytes = Bytes::open(file).map_err(|source| files::unreadable(file, source))?;
+    let (len_bytes, width_bytes) = (bytes.len(), width.bytes());
+    if !len_bytes.is_multiple_of(width_bytes) {
+        return Err(DataError::TornTokens { file: file.to_owned(), len_bytes, width_bytes });
+    }
+    Ok(Tokens::new(bytes, width, len_bytes / width_bytes))
 }

@@ -9,15 +9,13 @@
 
 use std::path::Path;
 
-use fsdp_ckpt::digest::{Digest, DigestKind};
+use fsdp_ckpt::digest::Digest;
 
+use super::cache::DataWarning;
 use super::corpus::Corpus;
 use super::error::DataError;
 use super::tokenizer::Tokenizer;
 use crate::config::{DataConfig, Packing};
-
-/// Tokens whose bytes are held at once for a digest.
-const DIGEST_BLOCK_TOKENS: usize = 1 << 16;
 
 /// A target that does not count in the loss.
 pub const IGNORE: u32 = u32::MAX;
@@ -45,8 +43,8 @@ struct Special {
 }
 
 impl Dataset {
-    /// Reads files and folders (`config.train` or `config.eval`) as `config` says; what lies in `out_dir`, the output
-    /// folder of the run, is not data.
+    /// Opens files and folders (`config.train` or `config.eval`) as `config` says; what lies in `out_dir`, the output
+    /// folder of the run, is not data. A file of tokens is mapped, so it must not change afterwards.
     ///
     /// # Errors
     /// If something cannot be read or tokenized, a path lies in `out_dir`, or a token that is to be added does not exist.
@@ -56,7 +54,7 @@ impl Dataset {
             Packing::Stream => None,
             Packing::Documents => Some(Special::resolve(config, &tokenizer)?),
         };
-        let corpus = Corpus::read(paths, config.format, out_dir, &tokenizer)?;
+        let corpus = Corpus::open(paths, config, out_dir, &tokenizer)?;
         let layout = match special {
             None => Layout::Stream,
             Some(special) => Layout::Documents { special, documents: special.trainable(&corpus) },
@@ -67,7 +65,7 @@ impl Dataset {
     /// The number of samples.
     pub fn len(&self) -> usize {
         match &self.layout {
-            Layout::Stream => self.corpus.tokens().len().saturating_sub(1) / self.seq_len,
+            Layout::Stream => self.corpus.len().saturating_sub(1) / self.seq_len,
             Layout::Documents { documents, .. } => documents.len(),
         }
     }
@@ -84,18 +82,24 @@ impl Dataset {
 
     /// The tokens that were read, without any that packing adds.
     pub fn token_count(&self) -> usize {
-        self.corpus.tokens().len()
+        self.corpus.len()
     }
 
     /// CRC-64 of the tokens that were read, each as four little-endian bytes. Where documents begin does not
     /// count.
     pub fn digest(&self) -> Digest {
-        let block = |tokens: &[u32]| {
-            let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
-            (DigestKind::Crc64.of(&bytes), bytes.len() as u64)
-        };
-        let blocks = self.corpus.tokens().chunks(DIGEST_BLOCK_TOKENS).map(block);
-        blocks.fold(DigestKind::Crc64.empty(), |digest, (next, len)| digest.then(next, len))
+        self.corpus.scan().digest
+    }
+
+    /// What the user should know of how it was read.
+    pub fn warnings(&self) -> &[DataWarning] {
+        self.corpus.warnings()
+    }
+
+    /// Keeps the tokens of text for later starts where they belong into the output folder, in which nothing may be made
+    /// before the run is accepted. (All others are kept already.) Returns why that was not possible, if it was not.
+    pub fn keep(&self) -> Option<DataWarning> {
+        self.corpus.keep()
     }
 
     /// The inputs and targets of a sample; targets that do not count are [`IGNORE`].
@@ -135,6 +139,10 @@ impl Dataset {
             special.check_vocabulary(vocab_size)?;
         }
         let beyond = |id: u32| id as usize >= vocab_size;
+        if !self.corpus.scan().id_max.is_some_and(beyond) {
+            return Ok(());
+        }
+        // It may be in no sample.
         for sample in 0..self.len() {
             if let Some((position, id)) = self.tokens(sample).enumerate().find(|&(_, id)| beyond(id)) {
                 let file = self.file_of(sample, position).to_owned();
@@ -149,13 +157,13 @@ impl Dataset {
         let (bos, tokens, eos) = match &self.layout {
             Layout::Stream => {
                 let start = index * self.seq_len;
-                (None, &self.corpus.tokens()[start..=start + self.seq_len], None)
+                (None, start..start + self.seq_len + 1, None)
             }
             Layout::Documents { special, documents } => {
                 (special.bos, self.corpus.document(documents[index]), special.eos)
             }
         };
-        bos.into_iter().chain(tokens.iter().copied()).chain(eos).take(self.seq_len + 1)
+        bos.into_iter().chain(self.corpus.tokens(tokens)).chain(eos).take(self.seq_len + 1)
     }
 
     fn pad(&self) -> u32 {

@@ -21,18 +21,20 @@ pub enum DataError {
         /// Why.
         source: io::Error,
     },
-    /// A file or folder of the data is in the folder that the run writes to.
+    /// A file or folder of the data is in a folder that the run writes to.
     #[error(
-        "{key}: {} lies in run.out_dir {}, which the run writes to; move the data, or choose another run.out_dir",
-        path.display(), out_dir.display()
+        "{key}: {} lies in {written} {}, which the run writes to; move the data, or choose another {written}",
+        path.display(), folder.display()
     )]
-    InOutDir {
+    InOutput {
         /// The key that leads there, dotted.
         key: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The output folder.
-        out_dir: PathBuf,
+        /// The key of the folder, dotted.
+        written: &'static str,
+        /// The folder.
+        folder: PathBuf,
     },
     /// None of the paths holds a file of the format.
     #[error("no {wanted} in {}; check the paths of [data] and data.format", paths.join(", "))]
@@ -162,7 +164,7 @@ pub enum DataError {
 impl DataError {
     /// Names the key whose paths lead to a file or folder that can not be used.
     pub(crate) fn with_key(mut self, config: &DataConfig) -> DataError {
-        if let DataError::Read { key, file, .. } | DataError::InOutDir { key, path: file, .. } = &mut self {
+        if let DataError::Read { key, file, .. } | DataError::InOutput { key, path: file, .. } = &mut self {
             let leads = |paths: &[String]| paths.iter().any(|path| file.starts_with(path));
             *key = if leads(&config.train) || !leads(&config.eval) { "data.train" } else { "data.eval" };
         }

@@ -3,8 +3,8 @@
 //! A path that is a file is taken as it is. Folders are walked in the order of names; hidden entries,
 //! folders named `target` and links to folders are skipped. What a folder contributes depends on the
 //! format: any file for text (those that are not UTF-8 are dropped when read), `.jsonl` or `.bin`
-//! otherwise. What lies in the output folder of the run is never data: a run would else change the data that it
-//! is to go on with.
+//! otherwise. What lies in a folder that the run writes to, its output folder or its cache, is never data: a run
+//! would else change the data that it is to go on with.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -23,22 +23,47 @@ pub(super) struct DataFile {
     pub(super) named: bool,
 }
 
-/// The files of a list of paths, without those in `out_dir`: in the order of the list, each folder's in the order of
-/// names.
+/// The folders that a run writes to.
+struct Written {
+    /// The key, the path, and the true path of each.
+    folders: Vec<(&'static str, PathBuf, PathBuf)>,
+}
+
+impl Written {
+    fn by(config: &DataConfig, out_dir: &Path) -> Written {
+        let cache = config.cache.iter().map(|cache| ("data.cache", PathBuf::from(cache)));
+        let named = [("run.out_dir", out_dir.to_owned())].into_iter().chain(cache);
+        Written { folders: named.map(|(key, path)| (key, path.clone(), true_path(&path))).collect() }
+    }
+
+    /// The key and the path of the folder that a path lies in.
+    fn folder_of(&self, path: &Path) -> Option<(&'static str, &Path)> {
+        let path = true_path(path);
+        let (key, folder, _) = self.folders.iter().find(|(_, _, folder)| path.starts_with(folder))?;
+        Some((key, folder))
+    }
+}
+
+/// The files of a list of paths, without those that the run writes: in the order of the list, each folder's in the order
+/// of names.
 ///
 /// # Errors
-/// If a path cannot be read or lies in `out_dir`, or there is no file at all.
-pub(super) fn find(paths: &[String], format: Format, out_dir: &Path) -> Result<Vec<DataFile>, DataError> {
-    let true_out_dir = true_path(out_dir);
+/// If a path cannot be read or lies where the run writes, or there is no file at all.
+pub(super) fn find(
+    paths: &[String],
+    config: &DataConfig,
+    out_dir: &Path,
+) -> Result<Vec<DataFile>, DataError> {
+    let (format, written) = (config.format, Written::by(config, out_dir));
     let mut files = Vec::new();
     for path in paths.iter().map(Path::new) {
         let metadata = fs::metadata(path).map_err(|source| unreadable(path, source))?;
-        if true_path(path).starts_with(&true_out_dir) {
-            let (path, out_dir) = (path.to_owned(), out_dir.to_owned());
-            return Err(DataError::InOutDir { key: "[data]", path, out_dir });
+        if let Some((written, folder)) = written.folder_of(path) {
+            let (path, folder) = (path.to_owned(), folder.to_owned());
+            return Err(DataError::InOutput { key: "[data]", path, written, folder });
         }
         if metadata.is_dir() {
-            walk(path, format, &true_out_dir, &mut files)?;
+            walk(path, format, &written, &mut files)?;
         } else {
             files.push(DataFile { path: path.to_owned(), named: true });
         }
@@ -60,16 +85,22 @@ pub(super) fn wanted(format: Format) -> &'static str {
 
 /// Whether a file of this path is data of a run, or will be once it is there.
 pub fn is_data(data: &DataConfig, out_dir: &Path, file: &Path) -> bool {
-    let (file, out_dir) = (true_path(file), true_path(out_dir));
+    let is_written = Written::by(data, out_dir).folder_of(file).is_some();
+    let file = true_path(file);
     let leads_there = |path: &String| {
         let path = true_path(Path::new(path));
         file == path || (path.is_dir() && file.starts_with(&path) && is_of(&file, data.format))
     };
-    !file.starts_with(out_dir) && data.train.iter().chain(&data.eval).any(leads_there)
+    !is_written && data.train.iter().chain(&data.eval).any(leads_there)
 }
 
-fn walk(folder: &Path, format: Format, out_dir: &Path, files: &mut Vec<DataFile>) -> Result<(), DataError> {
-    if true_path(folder) == out_dir {
+fn walk(
+    folder: &Path,
+    format: Format,
+    written: &Written,
+    files: &mut Vec<DataFile>,
+) -> Result<(), DataError> {
+    if written.folder_of(folder).is_some() {
         return Ok(());
     }
     let entries = fs::read_dir(folder).and_then(Iterator::collect::<Result<Vec<_>, _>>);
@@ -83,9 +114,9 @@ fn walk(folder: &Path, format: Format, out_dir: &Path, files: &mut Vec<DataFile>
         let kind = entry.file_type().map_err(|source| unreadable(&path, source))?;
         if kind.is_dir() {
             if entry.file_name() != "target" {
-                walk(&path, format, out_dir, files)?;
+                walk(&path, format, written, files)?;
             }
-        } else if kind.is_symlink() && true_path(&path).starts_with(out_dir) {
+        } else if kind.is_symlink() && written.folder_of(&path).is_some() {
             continue;
         } else if path.is_file() && is_of(&path, format) {
             files.push(DataFile { path, named: false });

@@ -4,15 +4,23 @@
 //! position. Which samples a micro-batch holds follows from the step and the micro-batch alone
 //! ([`Sampler`]), so that any world cuts the same global batches and a resumed run needs no state.
 
+mod cache;
 mod corpus;
 mod dataset;
 mod error;
 mod eval;
 mod files;
+mod image;
+#[expect(unsafe_code, reason = "the one module of this crate that may")]
+mod mapped;
 mod permutation;
 mod sampler;
+mod text;
 mod tokenizer;
+mod tokens;
 
+pub(crate) use cache::CACHE;
+pub use cache::DataWarning;
 pub use dataset::{Dataset, IGNORE};
 pub use error::DataError;
 pub use eval::EvalSampler;

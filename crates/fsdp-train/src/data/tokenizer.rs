@@ -4,6 +4,8 @@ mod hostile;
 
 use std::path::Path;
 
+use fsdp_ckpt::digest::{Digest, DigestKind};
+
 pub use hostile::TokenizerFault;
 
 use super::error::DataError;
@@ -17,6 +19,8 @@ const BYTES: &str = "bytes";
 pub struct Tokenizer {
     name: String,
     vocabulary: Option<Box<tokenizers::Tokenizer>>,
+    /// Of the file.
+    digest: Option<(usize, Digest)>,
 }
 
 impl Tokenizer {
@@ -28,18 +32,23 @@ impl Tokenizer {
     /// If the file cannot be read, or would take more memory than it has bytes by far.
     pub fn load(name: &str) -> Result<Tokenizer, DataError> {
         if name == BYTES {
-            return Ok(Tokenizer { name: name.to_owned(), vocabulary: None });
+            return Ok(Tokenizer { name: name.to_owned(), vocabulary: None, digest: None });
         }
         let load = || {
             let text = input_file::read_text(Path::new(name), TOKENIZER_BYTES_MAX)?;
             hostile::check(&text)?;
             let mut vocabulary: tokenizers::Tokenizer = text.parse()?;
             vocabulary.with_truncation(None)?.with_padding(None);
-            Ok(vocabulary)
+            Ok((vocabulary, (text.len(), DigestKind::Crc64.of(text.as_bytes()))))
         };
         let failed = |source| DataError::Tokenizer { file: name.into(), source };
-        let vocabulary = hostile::guarded(load).map_err(failed)?;
-        Ok(Tokenizer { name: name.to_owned(), vocabulary: Some(Box::new(vocabulary)) })
+        let (vocabulary, digest) = hostile::guarded(load).map_err(failed)?;
+        Ok(Tokenizer { name: name.to_owned(), vocabulary: Some(Box::new(vocabulary)), digest: Some(digest) })
+    }
+
+    /// Length and checksum of the file; `"bytes"` is none.
+    pub(super) fn digest(&self) -> Option<(usize, Digest)> {
+        self.digest
     }
 
     /// The number of ids.

@@ -16,7 +16,7 @@ use fsdp_nn::model::Architecture;
 
 use super::rank_run::RankRun;
 use super::{MODEL, RunOptions};
-use crate::checkpoint::{Outcome, SaveFailure, SaveOptions, Saved, Start, not_heard};
+use crate::checkpoint::{Outcome, RunWarning, SaveFailure, SaveOptions, Saved, Start, not_heard};
 use crate::error::TrainError;
 use crate::job::Job;
 use crate::metrics::{METRICS, MetricsWriter, StepMetrics};
@@ -138,6 +138,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
             reserve()?;
         }
         self.log().metrics = Some(metrics);
+        self.job.data.keep().for_each(|warning| self.options.reporter.warn(&RunWarning::Data(warning)));
         Ok(())
     }
 

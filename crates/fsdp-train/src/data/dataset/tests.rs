@@ -57,6 +57,7 @@ fn config(packing: Packing, seq_len: usize) -> DataConfig {
         eval_batches: 0,
         format: Format::Text,
         tokenizer: "bytes".to_owned(),
+        cache: None,
         packing,
         bos: None,
         eos: None,
@@ -184,6 +185,59 @@ fn token_files_are_little_endian_and_whole() {
     assert_eq!(data.sample(0), (vec![0x0100_0001], vec![2]));
     let torn = Files::new(&[("a.bin", &[1, 0, 0])]);
     assert_message(torn.load(&config), &["a.bin has 3 bytes, not a multiple of 4"]);
+}
+
+#[test]
+fn samples_of_mapped_files_are_those_of_tokens_in_memory() {
+    for (format, width) in [(Format::TokensU16, 2), (Format::TokensU32, 4)] {
+        // The middle ones are read, the others mapped; none ends where a sample does.
+        let mut next = 0u32..;
+        let tokens: Vec<Vec<u32>> =
+            [50_001, 0, 3, 40_000].map(|len| next.by_ref().take(len).map(|id| id % 60_000).collect()).into();
+        let bytes = |ids: &Vec<u32>| ids.iter().flat_map(|id| id.to_le_bytes()[..width].to_vec()).collect();
+        let contents: Vec<Vec<u8>> = tokens.iter().map(bytes).collect();
+        let names = ["a.bin", "b.bin", "c.bin", "d.bin"];
+        let files: Vec<(&str, &[u8])> = names.into_iter().zip(contents.iter().map(Vec::as_slice)).collect();
+        let files = Files::new(&files);
+        let mut config = config(Packing::Stream, 1000);
+        config.format = format;
+        let (data, all) = (files.load(&config).unwrap(), tokens.concat());
+        assert_eq!((data.len(), data.token_count()), (90, 90_004));
+        for sample in 0..data.len() {
+            let start = sample * 1000;
+            let expected = (all[start..start + 1000].to_vec(), all[start + 1..start + 1001].to_vec());
+            assert_eq!(data.sample(sample), expected, "{sample}");
+        }
+        data.check_vocabulary(60_000).unwrap();
+        assert_message(data.check_vocabulary(59_999), &["d.bin: token id 59999 (sample 59, position 999)"]);
+        config.packing = Packing::Documents;
+        let data = files.load(&config).unwrap();
+        assert_eq!(data.len(), 3);
+        assert_eq!(data.sample(1).0[..3], tokens[2]);
+        assert_eq!(data.sample(2).0, tokens[3][..1000]);
+    }
+}
+
+#[test]
+fn a_token_beyond_the_vocabulary_that_no_sample_holds_is_no_error() {
+    let mut config = config(Packing::Stream, 2);
+    config.format = Format::TokensU16;
+    let data = Files::new(&[("a.bin", &[1, 0, 2, 0, 3, 0, 9, 0])]).load(&config).unwrap();
+    data.check_vocabulary(4).unwrap();
+    assert_message(data.check_vocabulary(3), &["a.bin: token id 3 (sample 0, position 2)"]);
+}
+
+#[test]
+fn token_files_are_regular_files() {
+    let files = Files::new(&[]);
+    let mut config = config(Packing::Stream, 2);
+    config.format = Format::TokensU16;
+    let load = |name: &str| Dataset::load(&[name.to_owned()], &config, Path::new("out"));
+    let fifo = files.path("a.bin");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0)
+        .unwrap();
+    assert_message(load(&files.name("a.bin")), &["cannot read", "it is a FIFO, not a regular file"]);
+    assert_message(load("/dev/zero"), &["it is a device, not a regular file"]);
 }
 
 #[test]

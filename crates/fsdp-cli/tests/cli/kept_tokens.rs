@@ -1,0 +1,96 @@
+//! Tokens of text: made once, kept where they may be, and never believed unseen.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use crate::support::Sandbox;
+
+/// A model that takes ids below 4, and text of as many words.
+fn sandbox() -> Sandbox {
+    let sandbox = Sandbox::new();
+    sandbox.write(
+        "tokenizer.json",
+        r#"{"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": {"type": "WordLevel",
+            "vocab": {"the": 1, "cat": 2, "sat": 3, "<unk>": 0}, "unk_token": "<unk>"}}"#,
+    );
+    sandbox.write("data.txt", "the cat sat the dog sat on the cat ".repeat(20));
+    sandbox.edit("run.toml", "seq_len = 8", "seq_len = 8\ntokenizer = \"tokenizer.json\"");
+    sandbox
+}
+
+impl Sandbox {
+    /// The one file in a folder.
+    fn kept(&self, folder: &str) -> PathBuf {
+        let mut files: Vec<_> =
+            fs::read_dir(self.path(folder)).unwrap().map(|file| file.unwrap().path()).collect();
+        assert_eq!(files.len(), 1, "{files:?}");
+        files.remove(0)
+    }
+}
+
+#[test]
+fn text_is_tokenized_once_for_all_runs_in_a_folder() {
+    let sandbox = sandbox();
+    let first = sandbox.succeed("train run.toml --set checkpoint.every=2");
+    assert!(!first.stderr.contains("warning"), "{}", first.stderr);
+    let (kept, losses) = (sandbox.kept("out/cache"), sandbox.column("out", "loss"));
+    let inode = fs::metadata(&kept).unwrap().ino();
+
+    // What is kept does not make the folder a run's, and the folder of a run is still refused.
+    assert_eq!(sandbox.fsdp("train run.toml").code, Some(2));
+    sandbox.succeed("train run.toml --overwrite");
+    assert_eq!(sandbox.column("out", "loss"), losses);
+    assert_eq!(fs::metadata(sandbox.kept("out/cache")).unwrap().ino(), inode, "it was used, not made again");
+    let cache = sandbox.path("cache");
+    fs::rename(sandbox.path("out/cache"), &cache).unwrap();
+    fs::remove_dir_all(sandbox.path("out")).unwrap();
+    fs::create_dir(sandbox.path("out")).unwrap();
+    fs::rename(cache, sandbox.path("out/cache")).unwrap();
+    sandbox.succeed("train run.toml");
+
+    let whole = fs::read(&kept).unwrap();
+    fs::remove_file(&kept).unwrap();
+    fs::write(&kept, &whole[..100]).unwrap();
+    let again = sandbox.succeed("train run.toml --overwrite");
+    assert!(again.stderr.contains("is not used, and the text is tokenized again: "), "{}", again.stderr);
+    assert_eq!(fs::read(&kept).unwrap(), whole);
+    assert_eq!(sandbox.column("out", "loss"), losses);
+}
+
+#[test]
+fn what_is_no_run_keeps_nothing_in_the_output_folder() {
+    let sandbox = sandbox();
+    for (command, code) in [
+        ("verify run.toml --world-sizes 2", 0),
+        ("schedule run.toml", 0),
+        ("train run.toml --resume-from missing", 2),
+    ] {
+        let ran = sandbox.fsdp(command);
+        assert_eq!(ran.code, Some(code), "{command}: {}", ran.stderr);
+        assert!(!sandbox.path("out").exists(), "{command}");
+    }
+}
+
+#[test]
+fn processes_and_runs_share_a_folder_of_tokens() {
+    let sandbox = sandbox();
+    sandbox.succeed("train run.toml --set run.out_dir=alone");
+    let cache = "--set data.cache=shared/tokens";
+    sandbox.succeed(&format!("launch --nproc 2 -- train run.toml {cache}"));
+    let kept = sandbox.kept("shared/tokens");
+    assert!(!sandbox.path("out/cache").exists());
+    assert_eq!(sandbox.column("out", "loss"), sandbox.column("alone", "loss"));
+    let inode = fs::metadata(&kept).unwrap().ino();
+    sandbox.succeed(&format!("verify run.toml --world-sizes 2 {cache}"));
+    sandbox.succeed(&format!("train run.toml {cache} --set run.out_dir=third"));
+    assert_eq!(fs::metadata(sandbox.kept("shared/tokens")).unwrap().ino(), inode);
+    // Where it can not be written, the run goes on without.
+    let ran = sandbox.succeed("train run.toml --set data.cache=/proc/fsdp --set run.out_dir=fourth");
+    assert!(
+        ran.stderr.contains("warning: tokens are not kept in /proc/fsdp, so each start"),
+        "{}",
+        ran.stderr
+    );
+    assert_eq!(sandbox.column("fourth", "loss"), sandbox.column("alone", "loss"));
+}

@@ -1,0 +1,201 @@
+//! Tokens of text that are kept for later starts, one file per text and tokenizer.
+//!
+//! A file of the cache is named by what decides its tokens ([`Text::key`]), written under another name, and renamed when it
+//! is whole. Processes that come at the same time do not wait for each other: each makes the same file, and all use the one
+//! that was named first. A lock would save their work, but not all cluster file systems have locks, and who waits for a
+//! process that is stopped waits for ever. A sound file is never replaced: on NFS, what another machine replaces is gone for
+//! those who have it mapped. Nothing is made durable: what a power failure damages, the checksum finds.
+
+use std::fmt;
+use std::fs::{self, Permissions};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use fsdp_core::Digest;
+use tempfile::NamedTempFile;
+
+use super::error::DataError;
+use super::image::{Image, ImageFault};
+use super::mapped::Mapped;
+use super::text::{NotTokenized, Text};
+use super::tokens::Bytes;
+use crate::config::DataConfig;
+use crate::true_path::true_path;
+
+/// The cache in an output folder, where no other is asked for.
+pub(crate) const CACHE: &str = "cache";
+
+/// Who reads a file of the cache maps it, so nobody is to write into it.
+const READ_ONLY: u32 = 0o444;
+
+/// Something about data that a run goes on with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DataWarning {
+    /// A file of the cache is not used.
+    Damaged {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        fault: String,
+    },
+    /// Tokens can not be kept.
+    NotKept {
+        /// The folder of the cache.
+        folder: PathBuf,
+        /// Why not.
+        fault: String,
+    },
+}
+
+impl fmt::Display for DataWarning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DataWarning::Damaged { file, fault } => {
+                write!(f, "{} is not used, and the text is tokenized again: {fault}", file.display())
+            }
+            DataWarning::NotKept { folder, fault } => write!(
+                f,
+                "tokens are not kept in {}, so each start tokenizes the text: {fault}; data.cache may name \
+                 another folder",
+                folder.display()
+            ),
+        }
+    }
+}
+
+impl DataConfig {
+    /// Where the tokens of text are kept, by a run with this output folder.
+    pub fn cache_folder(&self, out_dir: &Path) -> PathBuf {
+        self.cache.as_ref().map_or_else(|| out_dir.join(CACHE), PathBuf::from)
+    }
+}
+
+/// A folder of kept tokens.
+pub(super) struct Cache {
+    folder: PathBuf,
+    /// Whether it lies in the output folder, where nothing may be made before the run is accepted.
+    is_output: bool,
+}
+
+/// Tokens of text, from a cache or for it.
+#[derive(Debug)]
+pub(super) struct Cached {
+    /// The tokens.
+    pub(super) image: Image,
+    /// Where they are to be kept.
+    pub(super) unkept: Option<Unkept>,
+    /// What the user should know.
+    pub(super) warnings: Vec<DataWarning>,
+}
+
+/// Where tokens are to be kept once the run is accepted.
+#[derive(Debug)]
+pub(super) struct Unkept {
+    folder: PathBuf,
+    key: Digest,
+}
+
+impl Cache {
+    /// The cache of a run.
+    pub(super) fn of(config: &DataConfig, out_dir: &Path) -> Cache {
+        let folder = config.cache_folder(out_dir);
+        let is_output = true_path(&folder).starts_with(true_path(out_dir));
+        Cache { folder, is_output }
+    }
+
+    /// The tokens of a text: kept ones if there are any, else new ones, which are kept if that is possible.
+    ///
+    /// # Errors
+    /// Text that can not be read or tokenized.
+    pub(super) fn tokens(self, text: &Text<'_>) -> Result<Cached, DataError> {
+        let key = text.key()?;
+        let file = self.folder.join(name(key));
+        let mut warnings = Vec::new();
+        match open(&file, key) {
+            Ok(image) => return Ok(Cached { image, unkept: None, warnings }),
+            Err(ImageFault::Read(fault)) if fault.kind() == io::ErrorKind::NotFound => {}
+            Err(fault) => warnings.push(DataWarning::Damaged { file, fault: fault.to_string() }),
+        }
+        if !self.is_output {
+            match self.build(text) {
+                Ok(image) => return Ok(Cached { image, unkept: None, warnings }),
+                Err(NotTokenized::Data(error)) => return Err(error),
+                Err(NotTokenized::Write(fault)) => warnings.push(not_kept(&self.folder, &fault)),
+            }
+        }
+        let (image, key) = in_memory(text)?;
+        let unkept = self.is_output.then_some(Unkept { folder: self.folder, key });
+        Ok(Cached { image, unkept, warnings })
+    }
+
+    /// Tokenizes into a file, never holding all tokens in memory.
+    fn build(&self, text: &Text<'_>) -> Result<Image, NotTokenized> {
+        let file = beside(&self.folder)?;
+        let (_, key) = text.tokenize(BufWriter::new(file.as_file()))?;
+        let image = Image::open(Bytes::Mapped(Mapped::of(file.as_file())?), key).map_err(io::Error::other)?;
+        Ok(name_it(file, &self.folder, key)?.unwrap_or(image))
+    }
+}
+
+impl Unkept {
+    /// Keeps the bytes of an [`Image`].
+    pub(super) fn keep(&self, bytes: &[u8]) -> Option<DataWarning> {
+        let write = || -> io::Result<()> {
+            let mut file = beside(&self.folder)?;
+            file.write_all(bytes)?;
+            name_it(file, &self.folder, self.key).map(drop)
+        };
+        write().err().map(|fault| not_kept(&self.folder, &fault))
+    }
+}
+
+/// Tokenizes into memory; returns the key of what was read as well.
+///
+/// # Errors
+/// Text that can not be read or tokenized.
+pub(super) fn in_memory(text: &Text<'_>) -> Result<(Image, Digest), DataError> {
+    let (bytes, key) = match text.tokenize(Vec::new()) {
+        Ok(made) => made,
+        Err(NotTokenized::Data(error)) => return Err(error),
+        Err(NotTokenized::Write(fault)) => unreachable!("memory takes everything, but: {fault}"),
+    };
+    Ok((Image::open(Bytes::Owned(bytes), key).expect("what was just made is whole"), key))
+}
+
+fn open(file: &Path, key: Digest) -> Result<Image, ImageFault> {
+    Image::open(Bytes::open(file)?, key)
+}
+
+fn name(key: Digest) -> String {
+    let [high, low] = key.words();
+    format!("{high:016x}{low:016x}.tokens")
+}
+
+/// A new file in a folder, which is made if need be, under a name that nobody else uses.
+fn beside(folder: &Path) -> io::Result<NamedTempFile> {
+    fs::create_dir_all(folder)?;
+    let permissions = Permissions::from_mode(READ_ONLY);
+    tempfile::Builder::new().prefix("new-").suffix(".tmp").permissions(permissions).tempfile_in(folder)
+}
+
+/// Gives a file its name, or returns what another process has given it to before.
+fn name_it(file: NamedTempFile, folder: &Path, key: Digest) -> io::Result<Option<Image>> {
+    let path = folder.join(name(key));
+    match file.persist_noclobber(&path) {
+        Ok(_) => Ok(None),
+        Err(taken) if taken.error.kind() == io::ErrorKind::AlreadyExists => match open(&path, key) {
+            Ok(image) => Ok(Some(image)),
+            Err(_) => Ok(taken.file.persist(&path).map(|_| None)?),
+        },
+        Err(failed) => Err(failed.error),
+    }
+}
+
+fn not_kept(folder: &Path, fault: &io::Error) -> DataWarning {
+    DataWarning::NotKept { folder: folder.to_owned(), fault: fault.to_string() }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,277 @@
+use std::sync::Barrier;
+use std::thread;
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::config::{Format, Packing, TokenRef};
+use crate::data::Dataset;
+use crate::data::files::DataFile;
+use crate::data::image::ImageWriter;
+use crate::data::tokenizer::Tokenizer;
+
+const TEXT: &str = "the cat sat the cat sat the dog";
+
+/// A text, its tokenizer, and a folder for what is kept.
+struct Place {
+    folder: TempDir,
+    config: DataConfig,
+}
+
+impl Place {
+    fn new() -> Place {
+        let folder = tempfile::tempdir().unwrap();
+        let name = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        let config = DataConfig {
+            train: vec![name("a.txt")],
+            eval: Vec::new(),
+            eval_every: 0,
+            eval_batches: 0,
+            format: Format::Text,
+            tokenizer: name("tokenizer.json"),
+            cache: Some(name("kept/here")),
+            packing: Packing::Stream,
+            bos: None,
+            eos: None,
+            pad: TokenRef::Id(0),
+            seq_len: 2,
+            shuffle: false,
+            seed: 0,
+        };
+        let place = Place { folder, config };
+        place.write_tokenizer(["the", "cat", "sat"]);
+        fs::write(place.path("a.txt"), TEXT).unwrap();
+        place
+    }
+
+    /// A tokenizer that knows three words.
+    fn write_tokenizer(&self, [one, two, three]: [&str; 3]) {
+        let text = format!(
+            r#"{{"version": "1.0", "pre_tokenizer": {{"type": "Whitespace"}}, "model": {{"type": "WordLevel",
+            "vocab": {{"{one}": 1, "{two}": 2, "{three}": 3, "<unk>": 4}}, "unk_token": "<unk>"}}}}"#
+        );
+        fs::write(self.path("tokenizer.json"), text).unwrap();
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn load(&self) -> Dataset {
+        Dataset::load(&self.config.train, &self.config, &self.path("out")).unwrap()
+    }
+
+    /// The files in the folder of the cache.
+    fn kept(&self) -> Vec<PathBuf> {
+        let folder = self.config.cache_folder(&self.path("out"));
+        fs::read_dir(folder)
+            .map_or(Vec::new(), |entries| entries.map(|entry| entry.unwrap().path()).collect())
+    }
+
+    /// The one file there.
+    fn file(&self) -> PathBuf {
+        let [file] = self.kept().try_into().unwrap();
+        file
+    }
+
+    /// Replaces the one file; it can not be written to, so that nobody does so by mistake.
+    fn replace(&self, bytes: &[u8]) {
+        let file = self.file();
+        fs::remove_file(&file).unwrap();
+        fs::write(file, bytes).unwrap();
+    }
+}
+
+fn ids(data: &Dataset) -> Vec<u32> {
+    let inputs = (0..data.len()).flat_map(|index| data.sample(index).0);
+    inputs.collect()
+}
+
+#[test]
+fn tokens_come_from_the_cache_where_it_has_them() {
+    let place = Place::new();
+    let first = place.load();
+    assert_eq!(ids(&first), [1, 2, 3, 1, 2, 3]);
+    let second = place.load();
+    assert_eq!((ids(&second), second.digest()), (ids(&first), first.digest()));
+
+    // Other tokens under the same key show that it is not the tokenizer that gives them.
+    let text = Text {
+        files: &[DataFile { path: place.path("a.txt"), named: true }],
+        format: Format::Text,
+        tokenizer: &Tokenizer::load(&place.config.tokenizer).unwrap(),
+    };
+    let mut other = ImageWriter::new(Vec::new());
+    other.push(0, &[7, 8, 9]).unwrap();
+    place.replace(&other.finish(text.key().unwrap()).unwrap());
+    let marked = place.load();
+    assert_eq!((ids(&marked), marked.token_count(), marked.warnings()), (vec![7, 8], 3, &[][..]));
+}
+
+#[test]
+fn all_that_decides_tokens_is_in_the_key_and_nothing_else() {
+    let mut place = Place::new();
+    let mut files = Vec::new();
+    let mut changed = |place: &Place, what: &str, is_new: bool| {
+        let data = place.load();
+        assert_eq!(data.warnings(), [], "{what}");
+        assert_eq!(place.kept().len() > files.len(), is_new, "{what}");
+        files = place.kept();
+    };
+    changed(&place, "the first time", true);
+    place.config.seq_len = 3;
+    place.config.packing = Packing::Documents;
+    place.config.eos = Some(TokenRef::Id(0));
+    changed(&place, "samples", false);
+    fs::rename(place.path("a.txt"), place.path("b.txt")).unwrap();
+    place.config.train = vec![place.path("b.txt").to_str().unwrap().to_owned()];
+    changed(&place, "the name of a file", false);
+    fs::write(place.path("b.txt"), TEXT.replace("dog", "cat")).unwrap();
+    changed(&place, "text of the same length", true);
+    place.write_tokenizer(["the", "sat", "cat"]);
+    changed(&place, "the tokenizer", true);
+    fs::write(place.path("b.txt"), "{\"text\": \"the cat\"}\n").unwrap();
+    changed(&place, "text", true);
+    place.config.format = Format::Jsonl;
+    changed(&place, "the format", true);
+    fs::write(place.path("b.txt"), "{\"text\": \"the\"}\n").unwrap();
+    changed(&place, "text", true);
+    // Two files are not one that has the content of both.
+    place.config.train.push(place.config.train[0].clone());
+    changed(&place, "a second file", true);
+}
+
+#[test]
+fn documents_are_kept_with_their_files() {
+    let mut place = Place::new();
+    let folder = place.path("data");
+    fs::create_dir(&folder).unwrap();
+    let texts: [(&str, &[u8]); 4] = [("a", b"the"), ("b", b"\xff"), ("c", b"cat sat"), ("d", b"cat unknown")];
+    texts.iter().for_each(|(name, text)| fs::write(folder.join(name), text).unwrap());
+    place.config.train = vec![folder.to_str().unwrap().to_owned()];
+    place.config.packing = Packing::Documents;
+    place.config.bos = Some(TokenRef::Id(0));
+    for time in ["first", "second"] {
+        let data = place.load();
+        let samples: Vec<Vec<u32>> = (0..data.len()).map(|index| data.sample(index).0).collect();
+        assert_eq!(samples, [[0, 1], [0, 2], [0, 2]], "{time}");
+        let beyond = data.check_vocabulary(4).unwrap_err().to_string();
+        assert!(beyond.contains("data/d: token id 4 (sample 2, position 2)"), "{time}: {beyond}");
+    }
+}
+
+#[test]
+fn what_is_damaged_cut_or_foreign_is_made_again_with_a_warning() {
+    let place = Place::new();
+    let (sound, expected) = (place.load().digest(), ids(&place.load()));
+    let whole = fs::read(place.file()).unwrap();
+    let mut faults: Vec<(Vec<u8>, &str)> = (0..whole.len())
+        .map(|at| {
+            let mut changed = whole.clone();
+            changed[at] ^= 1;
+            (changed, "")
+        })
+        .collect();
+    faults.extend([0, 1, 47, 48, whole.len() - 1].map(|len| (whole[..len].to_vec(), "no tokens of text")));
+    faults.push((whole[4..].to_vec(), "it has 92 bytes, its trailer says 96"));
+    faults.push((b"#!/bin/sh\n".repeat(20), "it holds no tokens of text"));
+    let mut other = ImageWriter::new(Vec::new());
+    other.push(0, &[1]).unwrap();
+    faults.push((other.finish(Digest::of(&"another")).unwrap(), "it holds the tokens of another text"));
+    for (bytes, fault) in faults {
+        place.replace(&bytes);
+        let again = place.load();
+        assert_eq!((again.digest(), ids(&again)), (sound, expected.clone()));
+        let [warning] = again.warnings() else { panic!("{fault}: {:?}", again.warnings()) };
+        let warning = warning.to_string();
+        assert!(warning.contains(fault) && warning.contains("is tokenized again"), "{warning}");
+        assert_eq!(fs::read(place.file()).unwrap(), whole);
+        assert_eq!(place.load().warnings(), []);
+    }
+}
+
+#[test]
+fn those_who_come_at_the_same_time_make_the_same_file() {
+    let place = Place::new();
+    fs::write(place.path("a.txt"), TEXT.repeat(5000)).unwrap();
+    let alone = {
+        let data = place.load();
+        fs::remove_file(place.file()).unwrap();
+        (data.digest(), ids(&data))
+    };
+    let begin = Barrier::new(8);
+    let load = || {
+        begin.wait();
+        let data = place.load();
+        assert_eq!(data.warnings(), []);
+        assert_eq!((data.digest(), ids(&data)), alone);
+    };
+    thread::scope(|scope| (0..8).for_each(|_| drop(scope.spawn(load))));
+    assert_eq!(place.kept(), [place.file()], "one file, and nothing beside it");
+    assert_eq!(place.load().warnings(), []);
+}
+
+#[test]
+fn where_nothing_can_be_kept_the_text_is_tokenized_with_a_warning() {
+    let mut place = Place::new();
+    // Not even root writes there.
+    for folder in ["/proc/fsdp", place.path("a.txt/below").to_str().unwrap()] {
+        place.config.cache = Some(folder.to_owned());
+        let data = place.load();
+        assert_eq!(ids(&data), [1, 2, 3, 1, 2, 3]);
+        let warning = data.warnings().last().unwrap().to_string();
+        assert!(warning.starts_with(&format!("tokens are not kept in {folder}, so each start")), "{warning}");
+    }
+}
+
+#[test]
+fn in_the_output_folder_nothing_is_kept_before_it_may_be() {
+    let mut place = Place::new();
+    for cache in [None, Some("out/inside"), Some("out")] {
+        place.config.cache = cache.map(|name| place.path(name).to_str().unwrap().to_owned());
+        let data = place.load();
+        assert!(!place.path("out").exists());
+        assert_eq!(data.keep(), None);
+        let kept = fs::read(place.file()).unwrap();
+        let again = place.load();
+        assert_eq!((ids(&again), again.warnings()), (ids(&data), &[][..]));
+        assert_eq!(again.keep(), None);
+        assert_eq!(fs::read(place.file()).unwrap(), kept);
+        fs::remove_dir_all(place.path("out")).unwrap();
+    }
+    let data = place.load();
+    fs::write(place.path("out"), "no folder").unwrap();
+    let warning = data.keep().unwrap().to_string();
+    assert!(warning.contains("tokens are not kept"), "{warning}");
+}
+
+#[test]
+fn bytes_are_not_kept() {
+    let mut place = Place::new();
+    place.config.tokenizer = "bytes".to_owned();
+    let data = place.load();
+    assert_eq!((data.token_count(), data.keep()), (TEXT.len(), None));
+    assert_eq!(place.kept(), [] as [PathBuf; 0]);
+}
+
+#[test]
+fn what_is_kept_is_not_data() {
+    let mut place = Place::new();
+    let folder = place.path("data");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("a.txt"), TEXT).unwrap();
+    place.config.train = vec![folder.to_str().unwrap().to_owned()];
+    place.config.cache = Some(folder.join("kept").to_str().unwrap().to_owned());
+    let first = place.load();
+    assert_eq!(place.kept().len(), 1);
+    assert_eq!(place.load().digest(), first.digest());
+    assert_eq!(place.kept().len(), 1);
+
+    place.config.cache = place.config.train.first().cloned();
+    let refused = Dataset::load(&place.config.train, &place.config, &place.path("out")).unwrap_err();
+    let message = refused.to_string();
+    assert!(
+        message.contains("lies in data.cache") && message.contains("choose another data.cache"),
+        "{message}"
+    );
+}

@@ -1,0 +1,187 @@
+//! Token ids as bytes: mapped from a file, or in memory.
+
+use std::ops::Deref;
+use std::path::Path;
+use std::{fmt, io};
+
+use fsdp_ckpt::digest::{Digest, DigestKind};
+use rayon::prelude::*;
+
+use super::mapped::Mapped;
+use crate::input_file;
+
+/// Files below this length are read. A process has some 65,000 mappings, and documents may lie in as many files.
+const MAPPED_BYTES_MIN: u64 = 1 << 16;
+
+/// What one task of a scan reads.
+const BLOCK_BYTES: usize = 1 << 18;
+
+/// Bytes that do not change.
+pub(super) enum Bytes {
+    /// In the memory of this process.
+    Owned(Vec<u8>),
+    /// In the kernel's cache of files.
+    Mapped(Mapped),
+}
+
+impl Bytes {
+    /// The bytes of a regular file.
+    ///
+    /// # Errors
+    /// Those of the file system, and [`InputFault`](input_file::InputFault) for what is no regular file.
+    pub(super) fn open(path: &Path) -> io::Result<Bytes> {
+        let file = input_file::open(path)?;
+        if file.metadata()?.len() < MAPPED_BYTES_MIN {
+            return input_file::read(path, u64::MAX).map(Bytes::Owned);
+        }
+        Mapped::of(&file).map(Bytes::Mapped)
+    }
+
+    /// CRC-64 of them, worked out by all cores.
+    pub(super) fn digest(bytes: &[u8]) -> Digest {
+        let block = |bytes: &[u8]| (DigestKind::Crc64.of(bytes), bytes.len() as u64);
+        let then =
+            |(first, len): (Digest, u64), (next, next_len)| (first.then(next, next_len), len + next_len);
+        in_blocks(bytes, block, then).0
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Bytes::Owned(bytes) => bytes,
+            Bytes::Mapped(bytes) => bytes,
+        }
+    }
+}
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.len())
+    }
+}
+
+/// How wide an id is. Ids are little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Width {
+    /// Two bytes.
+    U16,
+    /// Four bytes.
+    U32,
+}
+
+impl Width {
+    /// Bytes of an id.
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Width::U16 => 2,
+            Width::U32 => 4,
+        }
+    }
+}
+
+/// The ids that bytes begin with.
+#[derive(Debug)]
+pub(super) struct Tokens {
+    bytes: Bytes,
+    width: Width,
+    len: usize,
+}
+
+impl Tokens {
+    /// The first `len` ids.
+    ///
+    /// # Panics
+    /// If there are fewer bytes.
+    pub(super) fn new(bytes: Bytes, width: Width, len: usize) -> Tokens {
+        assert!(len <= bytes.len() / width.bytes(), "{bytes:?} hold {len} ids");
+        Tokens { bytes, width, len }
+    }
+
+    /// The number of ids.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// An id.
+    ///
+    /// # Panics
+    /// If it is behind the last.
+    pub(super) fn id(&self, index: usize) -> u32 {
+        match self.width {
+            Width::U16 => u16::from_le_bytes(self.bytes.as_chunks().0[..self.len][index]).into(),
+            Width::U32 => u32::from_le_bytes(self.bytes.as_chunks().0[..self.len][index]),
+        }
+    }
+
+    /// All bytes, also those behind the ids.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Reads all ids once.
+    pub(super) fn scan(&self) -> Scan {
+        let ids = &self.bytes[..self.len * self.width.bytes()];
+        in_blocks(ids, |block| Scan::of(block, self.width), Scan::then)
+    }
+}
+
+/// What is known of bytes, by all cores: of each block, then of neighbours together.
+fn in_blocks<T: Send>(
+    bytes: &[u8],
+    of: impl Fn(&[u8]) -> T + Sync + Send,
+    then: impl Fn(T, T) -> T + Sync + Send,
+) -> T {
+    // What is small starts no threads.
+    if bytes.len() <= BLOCK_BYTES {
+        return of(bytes);
+    }
+    bytes.par_chunks(BLOCK_BYTES).map(of).reduce_with(then).expect("there is a block")
+}
+
+/// What is known of ids once all were read. Scans of neighbours combine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Scan {
+    /// CRC-64 of the ids, each as four little-endian bytes.
+    pub(super) digest: Digest,
+    /// The length of these bytes.
+    len_bytes: u64,
+    /// The largest id; `None` where there is none.
+    pub(super) id_max: Option<u32>,
+}
+
+impl Scan {
+    /// Of no ids.
+    pub(super) fn empty() -> Scan {
+        Scan { digest: DigestKind::Crc64.empty(), len_bytes: 0, id_max: None }
+    }
+
+    /// Of these ids followed by others.
+    pub(super) fn then(self, next: Scan) -> Scan {
+        Scan {
+            digest: self.digest.then(next.digest, next.len_bytes),
+            len_bytes: self.len_bytes + next.len_bytes,
+            id_max: self.id_max.max(next.id_max),
+        }
+    }
+
+    fn of(block: &[u8], width: Width) -> Scan {
+        match width {
+            Width::U16 => {
+                let wide = block.as_chunks().0.iter().map(|&id| u32::from(u16::from_le_bytes(id)).to_le());
+                Scan::of_wide(bytemuck::cast_slice(&wide.collect::<Vec<u32>>()))
+            }
+            Width::U32 => Scan::of_wide(block),
+        }
+    }
+
+    fn of_wide(bytes: &[u8]) -> Scan {
+        let id_max = bytes.as_chunks().0.iter().map(|&id| u32::from_le_bytes(id)).max();
+        Scan { digest: DigestKind::Crc64.of(bytes), len_bytes: bytes.len() as u64, id_max }
+    }
+}
+
+#[cfg(test)]
+mod tests;
