@@ -39,7 +39,7 @@ impl RunSetup {
     /// # Errors
     /// As [`RunSetup::load`].
     pub(crate) fn load_for(args: &RunFileArgs, processes: usize) -> Result<Self, CliError> {
-        let loaded = Resolved::load(&args.file, &args.overrides, processes)?;
+        let loaded = Resolved::load_for(&args.file, &args.overrides, processes)?;
         for warning in &loaded.warnings {
             output::warning(&warning.to_string());
         }

@@ -143,11 +143,7 @@ fn whoever_is_killed_is_named_and_all_others_end_within_five_seconds() {
         let lines: Vec<serde_json::Value> =
             record.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert!(lines[0]["verdict"].as_str().is_some_and(|verdict| told.contains(verdict)), "{}", lines[0]);
-        assert!(
-            lines.len() > 100 && lines[1..].iter().all(|line| line["issued"].is_f64()),
-            "{}",
-            lines.len()
-        );
+        assert!(lines.len() > 20 && lines[1..].iter().all(|line| line["issued"].is_f64()), "{}", lines.len());
     }
 }
 

@@ -46,12 +46,19 @@ pub struct Loaded {
 }
 
 impl Resolved {
-    /// Reads a run file; each override is `table.key=value` and is applied before anything is checked. Where nothing says
-    /// how many ranks there are, there is one for each of `processes`.
+    /// Reads a run file; each override is `table.key=value` and is applied before anything is checked.
     ///
     /// # Errors
     /// The first thing that is wrong with it.
-    pub fn load(path: &Path, overrides: &[String], processes: usize) -> Result<Loaded, ConfigError> {
+    pub fn load(path: &Path, overrides: &[String]) -> Result<Loaded, ConfigError> {
+        Self::load_for(path, overrides, 1)
+    }
+
+    /// As [`Resolved::load`]; where nothing says how many ranks there are, there is one for each of `processes`.
+    ///
+    /// # Errors
+    /// As [`Resolved::load`].
+    pub fn load_for(path: &Path, overrides: &[String], processes: usize) -> Result<Loaded, ConfigError> {
         let text = input_file::read_text(path, CONFIG_BYTES_MAX)
             .map_err(|source| ConfigError::Read { file: path.to_owned(), source })?;
         Resolved::parse_for(&text, &path.display().to_string(), overrides, processes)

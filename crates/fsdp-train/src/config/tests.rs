@@ -331,7 +331,7 @@ fn rejects_text_that_is_not_toml_with_its_line() {
 
 #[test]
 fn rejects_a_file_that_does_not_exist() {
-    let message = Resolved::load("missing/run.toml".as_ref(), &[], 1).unwrap_err().to_string();
+    let message = Resolved::load("missing/run.toml".as_ref(), &[]).unwrap_err().to_string();
     assert!(message.contains("missing/run.toml"), "{message}");
 }
 
@@ -430,7 +430,7 @@ fn where_nothing_says_how_many_ranks_there_are_there_is_one_per_process() {
     let file = dir.path().join("run.toml");
     let ranks = |text: &str, overrides: &[String]| {
         std::fs::write(&file, text).unwrap();
-        Resolved::load(&file, overrides, 2).unwrap().config.run.ranks
+        Resolved::load_for(&file, overrides, 2).unwrap().config.run.ranks
     };
     assert_eq!(ranks(FULL, &[]), 4);
     let without = FULL.replace("ranks = 4\n", "");
