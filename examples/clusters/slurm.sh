@@ -9,10 +9,12 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 
-# --kill-on-bad-exit: a task that was killed ends the step, and the others have ended by themselves before.
-srun --kill-on-bad-exit=1 fsdp train "$1" --resume
+# A task that was killed ends all others, which may take a few seconds: --wait ends what is left after a minute.
+srun --wait=60 fsdp train "$1" --resume
 code=$?
-if [ "$code" -eq 75 ]; then
+# 75: stopped and saved, or something failed that can pass. 128 and more: a task was killed by a signal, which srun says
+# although the others have ended with 75. 130: somebody has interrupted it.
+if [ "$code" -eq 75 ] || { [ "$code" -gt 128 ] && [ "$code" -ne 130 ]; }; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

@@ -41,7 +41,9 @@ pub(crate) fn run(args: &BenchTrainArgs) -> Result<Exit, CliError> {
         let steps = Steps { job: &job, steps: args.steps as u64 };
         let ranks = device::training(&job.config.run, cluster, steps)??;
         if cluster.is_none_or(Cluster::is_leader) {
-            let report = report::Report::new(args, &job, &ranks);
+            let processes = cluster.map_or(1, |cluster| cluster.place().processes);
+            let ranks_on_machine = cluster.map_or(args.ranks, Cluster::ranks_on_machine);
+            let report = report::Report::new(args, &job, &ranks, processes, ranks_on_machine);
             output::print(&if args.json { report.json() } else { report.text() })?;
         }
         Ok(Exit::Done)

@@ -24,9 +24,10 @@ use crate::exit_code::Exit;
 use crate::output;
 pub(crate) use flight::LOG_DIR;
 use transport::Carrier;
+pub(crate) use watchdog::watch_launcher;
 
-/// How long the first failure of the world is waited for by who has failed.
-const VERDICT_WITHIN: Duration = Duration::from_secs(3);
+/// How long the first failure of the world is waited for by who has failed, beside two heartbeats.
+const VERDICT_WITHIN: Duration = Duration::from_secs(1);
 
 /// How long mpirun may take to read what a process says.
 const READ_WITHIN: Duration = Duration::from_millis(300);
@@ -54,6 +55,14 @@ pub(crate) fn is_another() -> Result<bool, CliError> {
     Ok(place()?.is_some_and(|place| place.process > 0))
 }
 
+/// Whether this process ends with the one that has started it: one of several, or the only one of `fsdp launch`.
+///
+/// # Errors
+/// [`CliError::Place`].
+pub(crate) fn is_launched() -> Result<bool, CliError> {
+    Ok(variable("FSDP_PROCESS").is_some() || place()?.is_some())
+}
+
 fn variable(name: &str) -> Option<String> {
     env::var(name).ok()
 }
@@ -76,14 +85,17 @@ pub(crate) fn within(
     let outcome = Carrier::choose(&mut cluster, run).and_then(|carrier| {
         introduce(&cluster, run, &carrier);
         let exit = work(Some(&cluster))?;
-        carrier.finish(&mut cluster)?;
+        if cluster.verdict().is_none() {
+            carrier.finish(&mut cluster)?;
+        }
         Ok(exit)
     });
     if let Err(error) = &outcome
         && !is_told(error)
     {
         cluster.fail(error.kind(), error.to_string());
-        wait_for_verdict(&cluster);
+        // What others say of a process is held back for two heartbeats, so that it can speak for itself.
+        wait_for_verdict(&cluster, VERDICT_WITHIN + Duration::from_secs_f64(2.0 * run.heartbeat_s));
     }
     // Some launchers kill all processes as soon as one has ended, and do not read what was said just before: whoever has
     // something to say says it first.
@@ -99,9 +111,9 @@ pub(crate) fn within(
 }
 
 /// What a process says of its failure may be the consequence of another one that was first.
-fn wait_for_verdict(cluster: &Cluster) {
+fn wait_for_verdict(cluster: &Cluster, limit: Duration) {
     let begin = Instant::now();
-    while cluster.verdict().is_none() && begin.elapsed() < VERDICT_WITHIN {
+    while cluster.verdict().is_none() && begin.elapsed() < limit {
         thread::sleep(LOOK);
     }
 }
@@ -160,8 +172,9 @@ fn conclude(
 ) -> Result<Exit, CliError> {
     match (outcome, verdict) {
         (Ok(exit), _) => Ok(exit),
-        // Its own failure it tells itself, in its own words.
+        // Its own failure it tells itself, in its own words; and the first one where the run can go on that has diverged.
         (Err(error), Some(verdict)) if verdict.process == place.process => Err(error),
+        (Err(error @ CliError::Train(TrainError::Diverged { .. })), _) if place.process == 0 => Err(error),
         // The first one that is left tells it for all.
         (Err(_), Some(verdict))
             if place.process == usize::from(verdict.process == 0 && verdict.is_loss()) =>

@@ -57,7 +57,8 @@ pub(crate) enum CliError {
     Place(#[from] PlaceError),
     /// The processes that were started can not hold the ranks of the run.
     #[error(
-        "run.ranks = {ranks}, but {} has started {} processes, which would not hold equal numbers of them: start as many          processes as ranks or a divisor of it, or leave run.ranks out",
+        "run.ranks = {ranks}, but {} has started {} processes, which would not hold equal numbers of them: start as many \
+         processes as ranks or a divisor of it, or leave run.ranks out",
         place.launched_by, place.processes
     )]
     Processes {

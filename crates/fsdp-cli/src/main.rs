@@ -74,6 +74,9 @@ fn run(command: Command) -> Result<Exit, CliError> {
     if is_alone && cluster::is_another()? {
         return Ok(Exit::Done);
     }
+    if cluster::is_launched()? {
+        cluster::watch_launcher();
+    }
     match command {
         Command::Train(args) => train::run(&args),
         Command::Launch(args) => launch::run(&args),

@@ -11,8 +11,8 @@ use fsdp_train::metrics::StepMetrics;
 use fsdp_train::train::Reporter;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::output;
 use crate::units::{self, clock, rate};
+use crate::{launch, output};
 
 /// Plain lines per run, when steps are short.
 const LINES: u64 = 20;
@@ -95,6 +95,10 @@ impl Reporter for Progress {
                 "stopping after the step under way; interrupt again to exit at once, with nothing saved",
             );
         }
+    }
+
+    fn taken_over(&self) {
+        launch::Note::TakenOver.leave();
     }
 
     fn evaluation(&self, step: u64, evaluation: &Evaluation) {

@@ -1,4 +1,4 @@
-//! SIGINT, SIGTERM and SIGUSR1: the first one asks to stop, the second one exits at once. Before there is anything to save or
+//! SIGINT, SIGTERM and SIGUSR1: the first one asks to stop, a second SIGINT or SIGTERM exits at once. Before there is anything to save or
 //! to put back, the first one exits at once too.
 
 use std::sync::Arc;
@@ -58,10 +58,12 @@ impl StopSignal {
             let now = |code: Exit, is_raised: &Arc<AtomicBool>| {
                 flag::register_conditional_shutdown(signal, code.code().into(), Arc::clone(is_raised))
             };
-            now(idle_code, &is_idle)
-                .and_then(|_| now(Exit::Interrupted, &stop))
-                .and_then(|_| flag::register(signal, Arc::clone(&stop)))
-                .map_err(failed)?;
+            now(idle_code, &is_idle).map_err(failed)?;
+            // `fsdp launch` sends SIGUSR1 beside what a scheduler sends: it only asks.
+            if signal != SIGUSR1 {
+                now(Exit::Interrupted, &stop).map_err(failed)?;
+            }
+            flag::register(signal, Arc::clone(&stop)).map_err(failed)?;
         }
         Ok(Self { stop, terminate, is_idle })
     }

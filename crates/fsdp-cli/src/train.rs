@@ -12,7 +12,7 @@ use fsdp_core::Rank;
 use fsdp_core::engine::Observer;
 use fsdp_nn::hf::HfModel;
 use fsdp_train::checkpoint::Resume;
-use fsdp_train::train::{RunOptions, Summary, train};
+use fsdp_train::train::{Ending, Kept, RunOptions, Summary, train};
 use fsdp_train::{Job, TrainBackend, TrainError};
 
 use crate::args::TrainArgs;
@@ -23,7 +23,7 @@ use crate::progress::Progress;
 use crate::run_setup::RunSetup;
 use crate::stop_signal::StopSignal;
 use crate::trace::{SpanObserver, TraceFile};
-use crate::{cluster, device, logging, output, trace};
+use crate::{cluster, device, launch, logging, output, trace};
 
 /// Trains as a run file says and prints the summary.
 ///
@@ -35,6 +35,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<Exit, CliError> {
     let signal = StopSignal::install_idle()?;
     let place = cluster::place()?;
     let setup = RunSetup::load(&args.run)?;
+    if args.trace.is_none() {
+        logging::install(None)?;
+    }
     cluster::within(place, &setup.config.run, args.network, |cluster| {
         run_within(args, &setup, &signal, cluster)
     })
@@ -77,7 +80,12 @@ fn run_within(
     let summary = match outcome {
         Err(stopped @ TrainError::Stopped) => {
             output::note(&stopped.to_string());
-            return Ok(if signal.is_terminated() { Exit::Temporary } else { Exit::Interrupted });
+            let is_to_go_on = signal.is_terminated() || cluster.is_some();
+            return Ok(if is_to_go_on { Exit::Temporary } else { Exit::Interrupted });
+        }
+        Err(ended @ TrainError::Ended { ending: Ending { state: Ok(Kept::Elsewhere(_)), .. }, .. }) => {
+            launch::Note::Elsewhere.leave();
+            return Err(ended.into());
         }
         outcome => outcome?,
     };

@@ -41,6 +41,9 @@ pub trait Reporter: Sync {
     /// The run goes on from a checkpoint; or none was found, and it begins.
     fn resumed(&self, _resumed: Option<&Resumed>) {}
 
+    /// The output folder is this run's from now on: what an earlier run left and this one replaces is gone.
+    fn taken_over(&self) {}
+
     /// Something that the user should know, and that the run goes on with.
     fn warn(&self, _warning: &RunWarning) {}
 

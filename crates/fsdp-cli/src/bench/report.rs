@@ -19,6 +19,7 @@ use crate::units::{bytes, params, rate};
 pub(super) struct Report {
     parameters: usize,
     ranks: usize,
+    processes: usize,
     threads_per_rank: usize,
     micro_batch: usize,
     micro_batches: usize,
@@ -30,7 +31,7 @@ pub(super) struct Report {
     gflops: f64,
     loss_first: f64,
     loss_last: f64,
-    /// Of this process, all ranks together; absent where the system does not say.
+    /// Of this process (the first one, of several), all of its ranks together; absent where the system does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     resident_peak_bytes: Option<u64>,
     /// Peaks of the largest rank, as if each rank had its own memory.
@@ -39,7 +40,14 @@ pub(super) struct Report {
 
 impl Report {
     #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^53")]
-    pub(super) fn new(args: &BenchTrainArgs, job: &Job<HfModel>, ranks: &[Measured]) -> Self {
+    /// `ranks` are those of this process; of all so many are on this machine.
+    pub(super) fn new(
+        args: &BenchTrainArgs,
+        job: &Job<HfModel>,
+        ranks: &[Measured],
+        processes: usize,
+        ranks_on_machine: usize,
+    ) -> Self {
         let first = &ranks[0];
         let median = median(&first.steps[args.warmup..]).as_secs_f64();
         let tokens = args.global_batch * args.seq;
@@ -48,7 +56,8 @@ impl Report {
         Self {
             parameters,
             ranks: args.ranks,
-            threads_per_rank: threads_per_rank(total_threads(args.threads.unwrap_or(0)), args.ranks),
+            processes,
+            threads_per_rank: threads_per_rank(total_threads(args.threads.unwrap_or(0)), ranks_on_machine),
             micro_batch: job.config.train.micro_batch_size,
             micro_batches: job.config.train.micro_batches_per_step(),
             tokens_per_step: tokens,
@@ -78,7 +87,7 @@ impl Report {
             "{} parameters, {} ranks x {} threads, {} micro-batches of {}\n\
              step {:.1} ms (median of those after the warm-up), {} tokens/s, {:.1} GFLOP/s\n\
              loss {:.4} first, {:.4} last\n\
-             resident {resident} (all ranks), logical {logical} per rank\n",
+             resident {resident} ({}), logical {logical} per rank\n",
             params(self.parameters),
             self.ranks,
             self.threads_per_rank,
@@ -89,6 +98,7 @@ impl Report {
             self.gflops,
             self.loss_first,
             self.loss_last,
+            if self.processes == 1 { "all ranks" } else { "process 0" },
         )
     }
 }

@@ -24,7 +24,6 @@ const LOOK: Duration = Duration::from_millis(500);
 
 /// Watches over the end of this process.
 pub(super) fn install(cluster: &Cluster, record: Record) {
-    watch_launcher();
     let process = cluster.place().process;
     cluster.on_verdict(Box::new(move |verdict| {
         error_file::write(verdict, process);
@@ -41,8 +40,9 @@ pub(super) fn install(cluster: &Cluster, record: Record) {
     }));
 }
 
-/// A process whose parent has ended gets another one.
-fn watch_launcher() {
+/// Ends this process when the one ends that has started it: it then gets another parent. To be called before anything takes
+/// long.
+pub(crate) fn watch_launcher() {
     let parent = parent_id();
     let watch = move || {
         while parent_id() == parent {

@@ -1,18 +1,16 @@
 //! One start of all processes, and their end.
 
 use std::ffi::OsString;
-use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use tempfile::TempDir;
 
-use super::logs;
+use super::{logs, note};
 use crate::args::LaunchArgs;
 use crate::error::CliError;
 use crate::exit_code::Exit;
@@ -31,16 +29,14 @@ pub(super) enum Event {
         /// How.
         status: ExitStatus,
     },
-    /// This process was sent a signal.
-    Signal(i32),
+    /// This process was sent a signal that asks to stop.
+    Signal,
 }
 
 /// The processes of an attempt.
 pub(super) struct Attempt {
     number: u32,
     processes: Vec<Running>,
-    /// Where they find each other.
-    _rendezvous: TempDir,
 }
 
 struct Running {
@@ -58,7 +54,7 @@ pub(super) struct Ended {
 }
 
 impl Attempt {
-    /// Starts all processes.
+    /// Starts all processes; `folder` is for them to meet and to leave notes.
     ///
     /// # Errors
     /// [`CliError::Start`]; none is left running.
@@ -66,16 +62,12 @@ impl Attempt {
         args: &LaunchArgs,
         number: u32,
         arguments: &[OsString],
+        folder: &Path,
         events: &Sender<Event>,
     ) -> Result<Self, CliError> {
-        let failed = |what: &str| {
-            let what = what.to_owned();
-            move |source| CliError::Start { what, source }
-        };
-        let rendezvous = tempfile::Builder::new().prefix("fsdp-launch-").tempdir();
-        let rendezvous = rendezvous.map_err(failed("a directory for the processes to meet"))?;
-        let program = std::env::current_exe().map_err(failed("fsdp"))?;
-        let mut attempt = Self { number, processes: Vec::new(), _rendezvous: rendezvous };
+        let failed = |source| CliError::Start { what: "fsdp".to_owned(), source };
+        let program = std::env::current_exe().map_err(failed)?;
+        let mut attempt = Self { number, processes: Vec::new() };
         for process in 0..args.nproc {
             let mut command = Command::new(&program);
             command
@@ -84,7 +76,10 @@ impl Attempt {
                 .env("FSDP_PROCESSES", args.nproc.to_string())
                 .env("FSDP_LOCAL_PROCESS", process.to_string())
                 .env("FSDP_LOCAL_PROCESSES", args.nproc.to_string())
-                .env("FSDP_RENDEZVOUS_DIR", attempt._rendezvous.path().join("meet"))
+                .env("FSDP_RENDEZVOUS_DIR", folder.join(format!("attempt-{number}")))
+                .env(note::FOLDER, folder)
+                // What the terminal sends to this group, it gets from here.
+                .process_group(0)
                 .stdin(Stdio::null());
             let logs = args.log_dir.as_deref().map(|dir| logs::folder(dir, number, process));
             let started = attempt.start_one(process, command, logs, events);
@@ -137,9 +132,9 @@ impl Attempt {
                     }
                 }
                 Ok(Event::Ended { .. }) => {}
-                Ok(Event::Signal(signal)) => {
+                Ok(Event::Signal) => {
                     let again = std::mem::replace(&mut was_stopped, true);
-                    self.signal(forwarded(signal, again));
+                    self.signal(forwarded(again));
                 }
                 Err(RecvTimeoutError::Timeout) if deadline.is_some() => self.signal(Signal::KILL),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
@@ -166,14 +161,10 @@ impl Drop for Attempt {
     }
 }
 
-/// What processes are sent when this one is: a second signal ends them at once.
-fn forwarded(signal: i32, again: bool) -> Signal {
-    match signal {
-        _ if again => Signal::KILL,
-        SIGINT => Signal::INT,
-        SIGTERM => Signal::TERM,
-        _ => Signal::USR1,
-    }
+/// What processes are sent when this one is: first to save and stop, then to end at once. Not the signal itself: a scheduler
+/// may have sent it to all processes, and the second of its kind would end them.
+fn forwarded(again: bool) -> Signal {
+    if again { Signal::KILL } else { Signal::USR1 }
 }
 
 fn exit_of(status: ExitStatus) -> Exit {

@@ -1,10 +1,12 @@
 //! What is launched, and with which arguments again after a failure.
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use clap::Parser;
 use fsdp_ckpt::native::RunDir;
 
+use super::note::Note;
 use crate::args::{Args, BenchCommand, Command, LaunchArgs, TrainArgs};
 use crate::error::CliError;
 use crate::run_setup::RunSetup;
@@ -36,13 +38,15 @@ impl Plan {
         Ok(Self { arguments: args.command.clone(), run })
     }
 
-    /// The arguments of an attempt. After the first one a training run goes on from its own newest checkpoint; if it had not
-    /// come to one, it begins as it was told to, and replaces what it has left.
+    /// The arguments of an attempt. As soon as the output folder was the run's in an earlier one, it goes on from its own
+    /// newest checkpoint; if it had not come to one, it begins as it was told to, and replaces what it has left. Before, what
+    /// is in the folder is another run's.
     ///
     /// # Errors
     /// [`CliError`]: the output folder can not be read.
-    pub(super) fn arguments(&self, attempt: u32) -> Result<Vec<OsString>, CliError> {
-        let Some(run) = self.run.as_ref().filter(|_| attempt > 0) else { return Ok(self.arguments.clone()) };
+    pub(super) fn arguments(&self, folder: &Path) -> Result<Vec<OsString>, CliError> {
+        let run = self.run.as_ref().filter(|_| Note::TakenOver.is_in(folder));
+        let Some(run) = run else { return Ok(self.arguments.clone()) };
         Ok(again(&self.arguments, run.newest()?.is_some()))
     }
 }
@@ -87,6 +91,17 @@ mod tests {
             .map(|argument| argument.into_string().unwrap())
             .collect();
         again.join(" ")
+    }
+
+    #[test]
+    fn what_is_in_the_folder_before_the_run_has_it_is_another_ones() {
+        let (out, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::fs::create_dir_all(out.path().join("checkpoints/step-00000005")).unwrap();
+        let given: Vec<OsString> = ["train", "a.toml", "--overwrite"].map(OsString::from).into();
+        let plan = Plan { arguments: given.clone(), run: Some(RunDir::new(out.path())) };
+        assert_eq!(plan.arguments(folder.path()).unwrap(), given);
+        std::fs::write(folder.path().join("taken-over"), "").unwrap();
+        assert_eq!(plan.arguments(folder.path()).unwrap(), ["train", "a.toml", "--resume"]);
     }
 
     #[test]

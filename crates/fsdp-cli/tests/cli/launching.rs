@@ -1,5 +1,6 @@
 //! `fsdp launch`: processes of this machine, watched over and started again.
 
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use fsdp_ckpt::native::RunDir;
@@ -18,7 +19,7 @@ impl Launch {
     fn start(sandbox: &Sandbox, args: &str) -> Self {
         let mut command = sandbox.command();
         command.args(args.split_whitespace()).env("TMPDIR", sandbox.path(""));
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         Self { child: Some(command.spawn().unwrap()) }
     }
 
@@ -85,6 +86,26 @@ fn a_process_that_is_killed_costs_no_more_than_the_steps_since_the_last_checkpoi
 }
 
 #[test]
+fn what_a_terminal_or_a_scheduler_sends_to_all_saves_and_stops() {
+    for (signal, to_workers) in [("INT", false), ("TERM", true)] {
+        let sandbox = Sandbox::new();
+        let launch = Launch::start(&sandbox, &format!("launch --nproc 2 -- {ENDLESS}"));
+        wait_until("a checkpoint", || newest(&sandbox) > 3);
+        // A terminal signals the group of the launcher; a scheduler every process that there is.
+        let workers = launch.workers();
+        for worker in workers.into_iter().filter(|_| to_workers) {
+            send(signal, worker);
+        }
+        let group = format!("kill -{signal} -{}", launch.id());
+        assert!(Command::new("sh").args(["-c", &group]).status().unwrap().success());
+        let ran = launch.end();
+        assert_eq!(ran.code, Some(75), "{signal}: {}", ran.stderr);
+        assert!(ran.stdout.contains("stopped early"), "{signal}: {}", ran.stdout);
+        assert_eq!(newest(&sandbox), sandbox.metrics("out").len() as u64, "the last step is saved");
+    }
+}
+
+#[test]
 fn restarts_have_a_limit() {
     let sandbox = Sandbox::new();
     let launch = Launch::start(&sandbox, &format!("launch --nproc 2 --max-restarts 0 -- {ENDLESS}"));
@@ -137,11 +158,17 @@ fn each_process_has_its_own_files() {
 
 #[test]
 fn nothing_is_left_of_a_launch_that_was_killed() {
+    for processes in [1, 2] {
+        killed(processes);
+    }
+}
+
+fn killed(processes: usize) {
     let sandbox = Sandbox::new();
-    let launch = Launch::start(&sandbox, &format!("launch --nproc 2 -- {ENDLESS}"));
+    let launch = Launch::start(&sandbox, &format!("launch --nproc {processes} -- {ENDLESS}"));
     wait_until("a checkpoint", || newest(&sandbox) > 3);
     let workers = launch.workers();
-    assert_eq!(workers.len(), 2);
+    assert_eq!(workers.len(), processes);
     send("KILL", launch.id());
     // Who adopts them may leave them as zombies.
     let is_there = |worker: &u32| {

@@ -323,6 +323,24 @@ fn processes_of_several_nodes_meet_at_a_port_with_a_token_in_the_output_folder()
 }
 
 #[test]
+fn a_network_of_ones_own_needs_no_token() {
+    let sandbox = Sandbox::new();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let start = |number: usize| {
+        let mut command = process(&sandbox, TORCHRUN, number, 2);
+        // Two nodes, which reach each other by the name of this one.
+        command.env("LOCAL_RANK", "0").env("LOCAL_WORLD_SIZE", "1");
+        command.env("FSDP_RENDEZVOUS", format!("localhost:{port}"));
+        command.args(["train", "run.toml", "--insecure-network"]).spawn().unwrap()
+    };
+    for child in [1, 0].map(start) {
+        let ran = crate::support::Ran::of(child.wait_with_output().unwrap());
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    }
+    assert!(!sandbox.path("out/.token").exists());
+}
+
+#[test]
 fn processes_that_have_another_token_are_refused() {
     use std::os::unix::fs::PermissionsExt;
     let sandbox = Sandbox::new();

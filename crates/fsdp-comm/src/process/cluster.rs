@@ -1,7 +1,7 @@
 //! From the place of a process to its part in a world: who it meets, where it listens, what it proves itself with.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,6 +23,9 @@ use crate::tcp::{TcpDoor, TcpWorld};
 /// How often a process looks whether the leader has said where it is.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// How long an address of the leader may take to answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+
 /// Who is silent for so many heartbeats is dead.
 const BEATS_TO_DEATH: u32 = 15;
 
@@ -32,7 +35,7 @@ pub struct Joining<'a> {
     pub place: Place,
     /// Looks a variable of the environment up.
     pub variable: &'a dyn Fn(&str) -> Option<String>,
-    /// A folder that all nodes see, if there is one: the output folder of the run.
+    /// A folder that all nodes see, if there is one: the output folder of a run.
     pub shared: Option<&'a Path>,
     /// Ranks of this process.
     pub local_ranks: usize,
@@ -118,7 +121,7 @@ impl Cluster {
         let asked = asked.and_then(|addresses| addresses.first().copied());
         let (control, door, published) = if place.process == 0 {
             let token = token(joining, &meet)?;
-            let address = asked.unwrap_or(if place.is_one_node() {
+            let address = asked.unwrap_or(if place.is_one_node() && !meet.is_at_port() {
                 Ipv4Addr::LOCALHOST.into()
             } else {
                 Ipv4Addr::UNSPECIFIED.into()
@@ -135,6 +138,9 @@ impl Cluster {
                 Some(address) => address,
                 None => interface::towards(leader)?,
             };
+            // The name of this machine may stand for its loopback, which others can not reach.
+            let is_hidden = asked.is_none() && address.is_loopback() && !place.is_one_node();
+            let address = if is_hidden { Ipv4Addr::UNSPECIFIED.into() } else { address };
             let door = TcpDoor::bind(address)?;
             let options = joining.control(token.clone(), reachable(door.address()?)?);
             let options = ControlOptions { join_timeout: timeout.saturating_sub(begin.elapsed()), ..options };
@@ -270,6 +276,11 @@ fn cpu_model() -> String {
 /// The token: it may take the leader a moment to make it.
 fn token(joining: &Joining<'_>, meet: &Rendezvous) -> Result<Token, ClusterError> {
     let is_leader = joining.place.process == 0;
+    let is_named =
+        ["FSDP_TOKEN_FILE", "FSDP_TOKEN"].into_iter().any(|name| (joining.variable)(name).is_some());
+    if joining.is_insecure && !is_named {
+        return Ok(Token::open());
+    }
     let begin = Instant::now();
     loop {
         if let Some(token) = meet.token(joining.variable, is_leader)? {
@@ -277,19 +288,20 @@ fn token(joining: &Joining<'_>, meet: &Rendezvous) -> Result<Token, ClusterError
         }
         let may_come = meet.has_folder() && begin.elapsed() < joining.timeout;
         if !may_come {
-            let is_open = joining.is_insecure || joining.place.is_one_node();
-            return if is_open { Ok(Token::open()) } else { Err(ClusterError::NoToken) };
+            return Err(ClusterError::NoToken);
         }
         std::thread::sleep(LOOK);
     }
 }
 
+/// The first address of the leader that answers.
 fn first_address(meet: &Rendezvous, timeout: Duration) -> Result<SocketAddr, ClusterError> {
     let begin = Instant::now();
     loop {
         // A store that is not there yet is waited for too.
         let found = meet.find();
-        if let Some(address) = found.as_ref().ok().and_then(|addresses| addresses.first()) {
+        let answers = |address: &&SocketAddr| TcpStream::connect_timeout(address, ANSWER_WITHIN).is_ok();
+        if let Some(address) = found.as_ref().ok().and_then(|addresses| addresses.iter().find(answers)) {
             return Ok(*address);
         }
         if begin.elapsed() >= timeout {
@@ -299,8 +311,7 @@ fn first_address(meet: &Rendezvous, timeout: Duration) -> Result<SocketAddr, Clu
     }
 }
 
-/// Where a port of this machine can be reached: if it answers everywhere, at each address of the machine that is not its
-/// own loopback.
+/// Where a port of this machine can be reached: if it answers everywhere, at each address of the machine, loopback last.
 fn reachable(port: SocketAddr) -> Result<Vec<SocketAddr>, ClusterError> {
     if !port.ip().is_unspecified() {
         return Ok(vec![port]);
@@ -308,5 +319,7 @@ fn reachable(port: SocketAddr) -> Result<Vec<SocketAddr>, ClusterError> {
     let is_outside = |address: &IpAddr| !address.is_loopback() && address.is_ipv4() == port.is_ipv4();
     let addresses = interface::interfaces().map_err(InterfaceError::List)?;
     let outside = addresses.into_iter().map(|found| found.address).filter(is_outside);
-    Ok(outside.map(|address| SocketAddr::new(address, port.port())).collect())
+    // A machine without a network still has its loopback.
+    let all = outside.chain([Ipv4Addr::LOCALHOST.into()]);
+    Ok(all.map(|address| SocketAddr::new(address, port.port())).collect())
 }

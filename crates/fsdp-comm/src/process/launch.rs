@@ -101,31 +101,24 @@ impl<M: Memory> Processes<M> {
         })
     }
 
-    /// The failure to report: that of the rank that failed first, wherever it is.
+    /// The failure to report of those here: that of the rank that failed first in the world, if it is here.
     fn first<T, E>(&self, outcomes: Vec<Result<T, FailureReason<E>>>) -> Result<Vec<T>, LaunchFailure<E>> {
-        let here = self.assembly.local();
-        let culprit = match self.alarm.raised() {
-            Some(CommError::PeerFailed { rank, .. }) => Some(rank),
-            _ => None,
-        };
         let (mut results, mut failures) = (Vec::new(), Vec::new());
-        for (rank, outcome) in here.clone().map(Rank).zip(outcomes) {
+        for (rank, outcome) in self.assembly.local().map(Rank).zip(outcomes) {
             match outcome {
                 Ok(result) => results.push(result),
                 Err(reason) => failures.push(LaunchFailure { rank, reason }),
             }
         }
-        let at = failures.iter().position(|failure| Some(failure.rank) == culprit).unwrap_or(0);
         if failures.is_empty() {
             return Ok(results);
         }
-        let mut failure = failures.swap_remove(at);
-        if let (Some(rank), Some(error)) = (culprit, self.alarm.raised())
-            && !here.contains(&rank.0)
-        {
-            failure = LaunchFailure { rank, reason: FailureReason::Comm(error) };
-        }
-        Err(failure)
+        let culprit = match self.alarm.raised() {
+            Some(CommError::PeerFailed { rank, .. }) => Some(rank),
+            _ => None,
+        };
+        let at = failures.iter().position(|failure| Some(failure.rank) == culprit).unwrap_or(0);
+        Err(failures.swap_remove(at))
     }
 }
 

@@ -192,6 +192,11 @@ impl Rendezvous {
         !self.folder.as_os_str().is_empty()
     }
 
+    /// Whether the leader is told by name where to answer: then any of its addresses may be meant.
+    pub fn is_at_port(&self) -> bool {
+        matches!(self.way, Way::Port { .. })
+    }
+
     /// Where the leader answers: at the port that is agreed, or at one that the system chooses of `address`.
     ///
     /// # Errors
@@ -266,8 +271,11 @@ impl Rendezvous {
 
     /// The folder is made for this purpose among temporary files; an output folder may be there.
     fn make_folder(&self) -> Result<(), RendezvousError> {
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.folder);
-        made.map_err(io_failed("create", &self.folder))?;
+        let mut builder = DirBuilder::new();
+        if self.is_private {
+            builder.mode(0o700);
+        }
+        builder.recursive(true).create(&self.folder).map_err(io_failed("create", &self.folder))?;
         self.expect_private()
     }
 

@@ -86,13 +86,40 @@ impl Connections {
             return self.wait_for(name, world);
         }
         let name = Name { channel, caller: own.0 as u64, answerer: peer.0 as u64 };
-        let mut stream = call(&world.addresses[peer.0], world.timeout)?;
-        stream.set_nodelay(true)?;
-        authenticate_within(&stream, PROOF_LIMIT, &self.token, Side::Caller, &purpose(world.generation))
-            .map_err(io::Error::other)?;
-        stream.write_all(&name.to_bytes())?;
-        stream.set_nonblocking(true)?;
-        Ok(Some(stream))
+        let begin = Instant::now();
+        let mut clock = RunClock::new(world.timeout);
+        loop {
+            // Of several addresses one may lead elsewhere, and whoever answers may have too many strangers to look at.
+            let failed = match self.call(&world.addresses[peer.0], world, name) {
+                Ok(stream) => return Ok(Some(stream)),
+                Err(error) => error,
+            };
+            if world.alarm.raised().is_some() || clock.at(begin.elapsed()) >= world.timeout {
+                return Err(failed);
+            }
+            std::thread::sleep(clock.interval().min(LOOK));
+        }
+    }
+
+    /// Connects to the first address that answers, and believes this end.
+    fn call(&self, addresses: &[SocketAddr], world: &TcpWorld, name: Name) -> io::Result<TcpStream> {
+        let call = |address: &SocketAddr| -> io::Result<TcpStream> {
+            let mut stream = TcpStream::connect_timeout(address, world.timeout.min(PROOF_LIMIT))?;
+            stream.set_nodelay(true)?;
+            authenticate_within(&stream, PROOF_LIMIT, &self.token, Side::Caller, &purpose(world.generation))
+                .map_err(io::Error::other)?;
+            stream.write_all(&name.to_bytes())?;
+            stream.set_nonblocking(true)?;
+            Ok(stream)
+        };
+        let mut failed = io::Error::other("it has told no address");
+        for address in addresses {
+            match call(address) {
+                Ok(stream) => return Ok(stream),
+                Err(error) => failed = io::Error::new(error.kind(), format!("{address}: {error}")),
+            }
+        }
+        Err(failed)
     }
 
     fn wait_for(&self, name: Name, world: &TcpWorld) -> io::Result<Option<TcpStream>> {
@@ -118,18 +145,6 @@ impl Connections {
         // Every change under the lock is complete before anything can panic.
         self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Connects to the first address that answers.
-fn call(addresses: &[SocketAddr], timeout: Duration) -> io::Result<TcpStream> {
-    let mut failed = io::Error::other("it has told no address");
-    for address in addresses {
-        match TcpStream::connect_timeout(address, timeout.min(PROOF_LIMIT)) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => failed = io::Error::new(error.kind(), format!("{address}: {error}")),
-        }
-    }
-    Err(failed)
 }
 
 /// The first failure of the world, if it is told soon.

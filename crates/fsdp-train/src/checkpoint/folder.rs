@@ -18,8 +18,8 @@ use crate::true_path::true_path;
 /// The run file with every default written out, in the output folder.
 pub(crate) const RESOLVED: &str = "resolved.toml";
 
-/// Whether there is anything in the output folder, but for its lock, what processes find each other by, kept tokens, and the
-/// empty folders that a run leaves when it fails before its first step.
+/// Whether there is anything in the output folder, but for its lock, what processes find each other by and leave when they fail, kept
+/// tokens, and the empty folders that a run leaves when it fails before its first step.
 pub(super) fn is_filled(out_dir: &Path, data: &DataConfig) -> Result<bool, TrainError> {
     let cache = true_path(&data.cache_folder(out_dir));
     let entries = match fs::read_dir(out_dir) {
@@ -36,8 +36,10 @@ pub(super) fn is_filled(out_dir: &Path, data: &DataConfig) -> Result<bool, Train
         let name = entry.file_name();
         let is_made_first = name == RunDir::CHECKPOINTS || name == MODEL;
         let is_of_any_run = [RunDir::LOCK_FILE, LEADER_FILE, TOKEN_FILE].into_iter().any(|file| name == file);
+        let is_record =
+            name.to_str().is_some_and(|name| name.starts_with("flight-") && name.ends_with(".jsonl"));
         let has_cache = || cache.starts_with(true_path(&entry.path()));
-        if !(is_of_any_run || has_cache() || is_made_first && is_empty()) {
+        if !(is_of_any_run || is_record || has_cache() || is_made_first && is_empty()) {
             return Ok(true);
         }
     }

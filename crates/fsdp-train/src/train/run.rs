@@ -134,6 +134,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
             reserve()?;
         }
         let metrics = self.start.settle(self.out_dir(), &self.job.config.to_toml())?;
+        self.options.reporter.taken_over();
         if self.options.overwrite {
             reserve()?;
         }
