@@ -81,7 +81,8 @@ pub(crate) fn within(
 ) -> Result<Exit, CliError> {
     let Some(place) = place else { return work(None) };
     let mut cluster = join(place, run, network)?;
-    watchdog::install(&cluster, flight::Record::new(&cluster, run));
+    let record = flight::Record::new(&cluster, run);
+    watchdog::install(&cluster, record.clone());
     let outcome = Carrier::choose(&mut cluster, run).and_then(|carrier| {
         introduce(&cluster, run, &carrier);
         let exit = work(Some(&cluster))?;
@@ -107,6 +108,9 @@ pub(crate) fn within(
         error.exit()
     });
     cluster.leave();
+    if cluster.verdict().is_some() {
+        record.wait();
+    }
     Ok(exit)
 }
 

@@ -31,25 +31,23 @@ impl RunSetup {
     /// # Errors
     /// [`CliError`]: one of the files is missing or wrong.
     pub(crate) fn load(args: &RunFileArgs) -> Result<Self, CliError> {
-        Self::load_for(args, cluster::place()?.map_or(1, |place| place.processes))
+        let (setup, warnings) = Self::read(args, cluster::place()?.map_or(1, |place| place.processes))?;
+        warnings.iter().for_each(|warning| output::warning(warning));
+        Ok(setup)
     }
 
-    /// As [`RunSetup::load`], for a run in several processes.
+    /// Reads them for a run in several processes, and returns what the user should hear.
     ///
     /// # Errors
     /// As [`RunSetup::load`].
-    pub(crate) fn load_for(args: &RunFileArgs, processes: usize) -> Result<Self, CliError> {
+    pub(crate) fn read(args: &RunFileArgs, processes: usize) -> Result<(Self, Vec<String>), CliError> {
         let loaded = Resolved::load_for(&args.file, &args.overrides, processes)?;
-        for warning in &loaded.warnings {
-            output::warning(&warning.to_string());
-        }
+        let mut warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
         let config = loaded.config;
         let model = read_model(Path::new(&config.model.path))?;
         let setup = Self { config, model };
-        if let Some(text) = setup.position_warning() {
-            output::warning(&text);
-        }
-        Ok(setup)
+        warnings.extend(setup.position_warning());
+        Ok((setup, warnings))
     }
 
     /// The described model.

@@ -76,7 +76,8 @@ fn again(arguments: &[OsString], has_checkpoint: bool) -> Vec<OsString> {
 }
 
 fn run_of(train: &TrainArgs, args: &LaunchArgs) -> Result<RunDir, CliError> {
-    let setup = RunSetup::load_for(&train.run, args.nproc)?;
+    // Warnings are for the processes to give.
+    let (setup, _) = RunSetup::read(&train.run, args.nproc)?;
     Ok(RunDir::new(setup.config.run.out_dir))
 }
 

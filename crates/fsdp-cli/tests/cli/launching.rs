@@ -53,8 +53,11 @@ fn newest(sandbox: &Sandbox) -> u64 {
 #[test]
 fn a_launch_has_the_bits_of_threads() {
     let sandbox = Sandbox::new();
-    sandbox.succeed("train run.toml --set run.out_dir=threads");
-    let ran = sandbox.succeed("launch --nproc 2 -- train run.toml");
+    // With something to warn of, once.
+    let warned = "train run.toml --set train.lr_schedule={name=\"warmup-cosine\",warmup_steps=20}";
+    let ran = sandbox.succeed(&format!("launch --nproc 2 -- {warned}"));
+    assert_eq!(ran.stderr.matches("warning:").count(), 1, "{}", ran.stderr);
+    sandbox.succeed(&format!("{warned} --set run.out_dir=threads"));
     assert!(ran.stdout.contains("steps         3,"), "{}", ran.stdout);
     assert_eq!(ran.stdout.matches("steps ").count(), 1, "{}", ran.stdout);
     let model = |out: &str| std::fs::read(sandbox.path(&format!("{out}/model/model.safetensors"))).unwrap();
