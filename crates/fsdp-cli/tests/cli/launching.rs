@@ -29,8 +29,17 @@ impl Launch {
 
     /// The processes that it has started.
     fn workers(&self) -> Vec<u32> {
-        let found = Command::new("pgrep").args(["-P", &self.id().to_string()]).output().unwrap();
-        String::from_utf8(found.stdout).unwrap().lines().map(|line| line.parse().unwrap()).collect()
+        let parent_of = |process: u32| -> Option<u32> {
+            let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+            // Behind the name, which may hold anything: the state, then the parent.
+            stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+        };
+        let processes = std::fs::read_dir("/proc").unwrap();
+        let numbers = processes.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+        let mut workers: Vec<u32> =
+            numbers.filter(|&process| parent_of(process) == Some(self.id())).collect();
+        workers.sort_unstable();
+        workers
     }
 
     fn end(mut self) -> Ran {
