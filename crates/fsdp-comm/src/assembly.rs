@@ -60,9 +60,6 @@ pub trait Assembly: Send + Sync {
     /// [`AssemblyError`].
     fn hear(&self, topic: &str, limit: Duration) -> Result<Vec<u8>, AssemblyError>;
 
-    /// What the leader has announced, if it has.
-    fn heard(&self, topic: &str) -> Option<Vec<u8>>;
-
     /// Tells the world that a rank of this process has failed, what that calls for, and why. In one process whoever has
     /// launched the ranks sees it.
     fn fail(&self, _rank: Rank, _kind: FailureKind, _cause: String) {}

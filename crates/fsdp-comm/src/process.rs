@@ -64,4 +64,4 @@ mod world;
 
 pub use control::{Control, ControlOptions, JoinError, Obstacle};
 pub use message::Refusal;
-pub use world::{Facts, Failure, ProcessEntry, Roster, Verdict};
+pub use world::{Facts, Failure, ProcessEntry, Roster, Verdict, number_of_kind};

@@ -1,5 +1,6 @@
 //! Failures as one process tells them to another: what they say and what they call for.
 
+use fsdp_comm::process::number_of_kind;
 use fsdp_core::FailureKind;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -9,45 +10,14 @@ use crate::error::TrainError;
 /// A failure in words.
 #[derive(Serialize, Deserialize)]
 struct Words {
-    kind: Kind,
+    #[serde(with = "number_of_kind")]
+    kind: FailureKind,
     message: String,
-}
-
-/// [`FailureKind`], for JSON.
-#[derive(Clone, Copy, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Kind {
-    Temporary,
-    Permanent,
-    Input,
-    Interrupted,
-}
-
-impl From<FailureKind> for Kind {
-    fn from(kind: FailureKind) -> Self {
-        match kind {
-            FailureKind::Temporary => Kind::Temporary,
-            FailureKind::Permanent => Kind::Permanent,
-            FailureKind::Input => Kind::Input,
-            FailureKind::Interrupted => Kind::Interrupted,
-        }
-    }
-}
-
-impl From<Kind> for FailureKind {
-    fn from(kind: Kind) -> Self {
-        match kind {
-            Kind::Temporary => FailureKind::Temporary,
-            Kind::Permanent => FailureKind::Permanent,
-            Kind::Input => FailureKind::Input,
-            Kind::Interrupted => FailureKind::Interrupted,
-        }
-    }
 }
 
 /// A result as JSON.
 pub(crate) fn encode<T: Serialize>(result: Result<&T, &TrainError>) -> Vec<u8> {
-    let words = |error: &TrainError| Words { kind: error.kind().into(), message: error.to_string() };
+    let words = |error: &TrainError| Words { kind: error.kind(), message: error.to_string() };
     serde_json::to_vec(&result.map_err(words)).expect("what ranks tell each other has a JSON form")
 }
 
@@ -57,7 +27,7 @@ pub(crate) fn encode<T: Serialize>(result: Result<&T, &TrainError>) -> Vec<u8> {
 /// When the bytes are not from [`encode`] of the same program, which ranks make sure of before they begin.
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, TrainError> {
     let result: Result<T, Words> = serde_json::from_slice(bytes).expect("all ranks run the same program");
-    result.map_err(|Words { kind, message }| TrainError::Told { kind: kind.into(), message })
+    result.map_err(|Words { kind, message }| TrainError::Told { kind, message })
 }
 
 #[cfg(test)]

@@ -43,11 +43,6 @@ impl Board {
         self.changed.notify_all();
     }
 
-    /// What was announced, if it was.
-    pub(crate) fn heard(&self, topic: &str) -> Option<Vec<u8>> {
-        self.lock().announced.get(topic).cloned()
-    }
-
     /// Ends all waiting for a topic.
     pub(crate) fn give_up(&self, topic: &str) {
         self.lock().given_up.insert(topic.to_owned());

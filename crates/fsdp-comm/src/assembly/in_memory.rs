@@ -52,10 +52,6 @@ impl Assembly for InMemoryAssembly {
         self.board.hear(topic, limit)
     }
 
-    fn heard(&self, topic: &str) -> Option<Vec<u8>> {
-        self.board.heard(topic)
-    }
-
     fn give_up(&self, topic: &str) {
         self.board.give_up(topic);
     }

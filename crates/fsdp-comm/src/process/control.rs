@@ -216,10 +216,6 @@ impl Assembly for Control {
         self.shared.board.hear(topic, limit)
     }
 
-    fn heard(&self, topic: &str) -> Option<Vec<u8>> {
-        self.shared.board.heard(topic)
-    }
-
     fn fail(&self, rank: Rank, kind: FailureKind, cause: String) {
         let last_call = self.shared.last_call(Some(rank));
         Control::fail(self, Failure { rank: Some(rank), cause, kind, last_call });

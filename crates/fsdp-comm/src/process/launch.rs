@@ -210,10 +210,6 @@ impl Assembly for Scoped {
         self.all.hear(&self.topic(topic), limit)
     }
 
-    fn heard(&self, topic: &str) -> Option<Vec<u8>> {
-        self.all.heard(&self.topic(topic))
-    }
-
     fn fail(&self, rank: Rank, kind: FailureKind, cause: String) {
         self.all.fail(rank, kind, cause);
     }

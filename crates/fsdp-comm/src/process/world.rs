@@ -151,7 +151,8 @@ mod number_of_rank {
     }
 }
 
-mod number_of_kind {
+/// [`FailureKind`] as a number, for `#[serde(with = ..)]`: core knows nothing of files and messages.
+pub mod number_of_kind {
     use serde::de::Error;
 
     use super::{Deserialize, FailureKind};
@@ -159,11 +160,19 @@ mod number_of_kind {
     const KINDS: [FailureKind; 4] =
         [FailureKind::Temporary, FailureKind::Permanent, FailureKind::Input, FailureKind::Interrupted];
 
-    pub(super) fn serialize<S: serde::Serializer>(kind: &FailureKind, to: S) -> Result<S::Ok, S::Error> {
+    /// Writes the number.
+    ///
+    /// # Errors
+    /// Those of the serializer.
+    pub fn serialize<S: serde::Serializer>(kind: &FailureKind, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_u8(*kind as u8)
     }
 
-    pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(from: D) -> Result<FailureKind, D::Error> {
+    /// Reads the number.
+    ///
+    /// # Errors
+    /// Those of the deserializer; a number that no kind has.
+    pub fn deserialize<'de, D: serde::Deserializer<'de>>(from: D) -> Result<FailureKind, D::Error> {
         let number = u8::deserialize(from)?;
         let kind = KINDS.into_iter().find(|kind| *kind as u8 == number);
         kind.ok_or_else(|| D::Error::custom(format!("{number} is no kind of failure")))

@@ -192,7 +192,7 @@ fn a_world_of_one_process_begins_and_ends_alone() {
     control.give("save", Rank(0), vec![1]).unwrap();
     assert_eq!(control.collect("save", 1, LIMIT).unwrap(), [[1]]);
     control.announce("saved", vec![2]).unwrap();
-    assert_eq!(control.heard("saved"), Some(vec![2]));
+    assert_eq!(control.hear("saved", Duration::ZERO).unwrap(), [2]);
     control.leave();
     control.leave();
 }
