@@ -4,9 +4,9 @@
 
 mod ckpt;
 mod gpu;
+mod launch;
 mod sizes;
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
@@ -15,6 +15,7 @@ use fsdp_train::config::Device;
 use crate::exit_code;
 
 pub(crate) use gpu::{BenchGpuArgs, DoctorArgs};
+pub(crate) use launch::LaunchArgs;
 
 pub(crate) use ckpt::{
     CkptCommand, ConvertArgs, DiffArgs, InspectArgs, MemoryArgs, TargetArg, VerifyCkptArgs,
@@ -81,41 +82,6 @@ pub(crate) struct RunFileArgs {
     /// Change a key of the run file, such as --set train.steps=50 (may be repeated)
     #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
     pub(crate) overrides: Vec<String>,
-}
-
-/// A number of processes.
-fn processes(text: &str) -> Result<usize, String> {
-    let number = text.parse().ok().filter(|number| (1..=4096).contains(number));
-    number.ok_or_else(|| "expected a number from 1 to 4096".to_owned())
-}
-
-/// `fsdp launch`.
-#[derive(Debug, ClapArgs)]
-#[command(
-    after_help = "The processes end together: when one fails, the others hear of it and end within seconds. After exit
-code 75 or a death by a signal all are started again, and `train` goes on from its newest checkpoint
-(checkpoint.every). Configuration errors and failures that would come again end the launch at once.
-SIGTERM, SIGINT and SIGUSR1 are passed on: the run saves and stops.
-
-torchrun, srun and mpirun start `fsdp train` just as well: see docs/clusters.md.
-
-Examples:
-  fsdp launch --nproc 4 -- train examples/quickstart.toml --set checkpoint.every=50
-  fsdp launch --nproc 8 --max-restarts 100 --log-dir logs -- train run.toml --resume"
-)]
-pub(crate) struct LaunchArgs {
-    /// Processes to start; run.ranks is a multiple of it, and this number if the run file leaves it out
-    #[arg(long, value_name = "N", default_value = "1", value_parser = processes)]
-    pub(crate) nproc: usize,
-    /// How often all processes are started again
-    #[arg(long, value_name = "K", default_value_t = 3)]
-    pub(crate) max_restarts: u32,
-    /// Write what processes say to DIR/attempt-A/rank-R/ (the first one also speaks here)
-    #[arg(long, value_name = "DIR")]
-    pub(crate) log_dir: Option<PathBuf>,
-    /// What to start: `train RUN.toml ..` or `bench train ..`
-    #[arg(last = true, required = true, value_name = "COMMAND")]
-    pub(crate) command: Vec<OsString>,
 }
 
 /// How processes reach each other.

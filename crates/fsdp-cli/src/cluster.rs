@@ -63,7 +63,8 @@ pub(crate) fn is_launched() -> Result<bool, CliError> {
     Ok(variable("FSDP_PROCESS").is_some() || place()?.is_some())
 }
 
-fn variable(name: &str) -> Option<String> {
+/// A variable of the environment.
+pub(crate) fn variable(name: &str) -> Option<String> {
     env::var(name).ok()
 }
 

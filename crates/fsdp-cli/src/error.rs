@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use fsdp_comm::process::Verdict;
 use fsdp_comm::process::cluster::ClusterError;
@@ -90,6 +91,15 @@ pub(crate) enum CliError {
     /// What is to be launched is no command.
     #[error("what comes after -- is no command that can be launched: {0}")]
     Launched(Box<clap::Error>),
+    /// No node of a launch coordinates it.
+    #[error(
+        "the coordinator of the launch was not to be found for {} s: see whether `fsdp launch` runs on the other nodes",
+        waited.as_secs()
+    )]
+    NoCoordinator {
+        /// How long it was looked for.
+        waited: Duration,
+    },
     /// Something of a launch can not be started.
     #[error("can not start {what}: {source}")]
     Start {
@@ -201,6 +211,7 @@ impl CliError {
             | CliError::Create { source, .. }
             | CliError::Start { source, .. }
             | CliError::Write { source, .. } => FailureKind::of_io(source),
+            CliError::NoCoordinator { .. } => FailureKind::Temporary,
             CliError::Signal { .. } => FailureKind::Permanent,
             // What is there did not work this time; what is missing stays away.
             CliError::Gpu(DeviceError::Call { .. }) | CliError::Nccl(NcclError::Call { .. }) => {

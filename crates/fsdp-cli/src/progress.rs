@@ -10,6 +10,7 @@ use fsdp_train::checkpoint::{Change, Resumed, RunWarning, Saved};
 use fsdp_train::metrics::StepMetrics;
 use fsdp_train::train::Reporter;
 use indicatif::{ProgressBar, ProgressStyle};
+use signal_hook::consts::SIGUSR1;
 
 use crate::units::{self, clock, rate};
 use crate::{launch, output};
@@ -127,6 +128,13 @@ impl Reporter for Progress {
         let Saved { step, path, bytes, elapsed } = saved;
         let (size, seconds) = (units::bytes(*bytes), elapsed.as_secs_f64());
         self.say(&format!("checkpoint after step {step}: {size} in {seconds:.2} s, {}", path.display()));
+        if launch::Note::StopAtSave.is_there() && !self.stop.load(Ordering::Relaxed) {
+            self.say("stopping: other nodes have come, and the run goes on with them");
+            // As if the launcher had asked for it, as it does to stop at once.
+            if let Err(error) = signal_hook::low_level::raise(SIGUSR1) {
+                tracing::warn!("can not stop for other nodes to take part: {error}");
+            }
+        }
     }
 }
 

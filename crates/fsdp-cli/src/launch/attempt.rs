@@ -1,15 +1,18 @@
-//! One start of all processes, and their end.
+//! The processes of this node in one attempt, from their start to their end.
 
 use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::agent::Event;
+use super::coordinator::worst;
+use super::message::Start;
 use super::{logs, note};
 use crate::args::LaunchArgs;
 use crate::error::CliError;
@@ -18,25 +21,27 @@ use crate::exit_code::Exit;
 /// How long the others may take to end when one process has.
 const GRACE: Duration = Duration::from_secs(15);
 
-/// What happens to a launch.
-pub(super) enum Event {
-    /// A process of an attempt has ended.
-    Ended {
-        /// The attempt.
-        attempt: u32,
-        /// The process.
-        process: usize,
-        /// How.
-        status: ExitStatus,
-    },
-    /// This process was sent a signal that asks to stop.
-    Signal,
+/// What the processes of an attempt have in common.
+pub(super) struct Common<'a> {
+    /// What they are started with.
+    pub(super) arguments: &'a [OsString],
+    /// A folder of this node, for them to meet and to leave notes.
+    pub(super) folder: &'a Path,
+    /// What they prove themselves with, if there are several nodes.
+    pub(super) token: Option<&'a str>,
 }
 
-/// The processes of an attempt.
+/// See the [module](self).
 pub(super) struct Attempt {
-    number: u32,
+    pub(super) number: u32,
+    /// The number of the first process of this node.
+    first_process: usize,
     processes: Vec<Running>,
+    /// The process that failed first, and how.
+    failed: Option<(usize, ExitStatus)>,
+    /// When the others are killed.
+    pub(super) deadline: Option<Instant>,
+    was_asked: bool,
 }
 
 struct Running {
@@ -44,49 +49,53 @@ struct Running {
     status: Option<ExitStatus>,
 }
 
-/// How an attempt has ended.
-pub(super) struct Ended {
-    pub(super) exit: Exit,
-    /// Whether that is because somebody asked for it.
-    pub(super) was_stopped: bool,
-    /// What happened first.
-    pub(super) because: String,
-}
-
 impl Attempt {
-    /// Starts all processes; `folder` is for them to meet and to leave notes.
+    /// Starts the processes of this node.
     ///
     /// # Errors
     /// [`CliError::Start`]; none is left running.
     pub(super) fn start(
         args: &LaunchArgs,
-        number: u32,
-        arguments: &[OsString],
-        folder: &Path,
+        start: &Start,
+        common: &Common<'_>,
         events: &Sender<Event>,
     ) -> Result<Self, CliError> {
         let failed = |source| CliError::Start { what: "fsdp".to_owned(), source };
         let program = std::env::current_exe().map_err(failed)?;
-        let mut attempt = Self { number, processes: Vec::new() };
-        for process in 0..args.nproc {
+        let nproc = args.nproc;
+        let mut attempt = Self {
+            number: start.attempt,
+            first_process: start.node * nproc,
+            processes: Vec::new(),
+            failed: None,
+            deadline: None,
+            was_asked: false,
+        };
+        for local in 0..nproc {
+            let process = attempt.first_process + local;
             let mut command = Command::new(&program);
             command
-                .args(arguments)
+                .args(common.arguments)
                 .env("FSDP_PROCESS", process.to_string())
-                .env("FSDP_PROCESSES", args.nproc.to_string())
-                .env("FSDP_LOCAL_PROCESS", process.to_string())
-                .env("FSDP_LOCAL_PROCESSES", args.nproc.to_string())
-                .env("FSDP_RENDEZVOUS_DIR", folder.join(format!("attempt-{number}")))
-                .env(note::FOLDER, folder)
+                .env("FSDP_PROCESSES", (start.nodes * nproc).to_string())
+                .env("FSDP_LOCAL_PROCESS", local.to_string())
+                .env("FSDP_LOCAL_PROCESSES", nproc.to_string())
+                .env(note::FOLDER, common.folder)
                 // What the terminal sends to this group, it gets from here.
                 .process_group(0)
                 .stdin(Stdio::null());
-            let logs = args.log_dir.as_deref().map(|dir| logs::folder(dir, number, process));
-            let started = attempt.start_one(process, command, logs, events);
-            if let Err(error) = started {
-                attempt.signal(Signal::KILL);
-                return Err(error);
+            match (&start.rendezvous, common.token) {
+                (Some(endpoint), Some(token)) => {
+                    command.env("FSDP_RENDEZVOUS", endpoint).env("FSDP_TOKEN", token);
+                }
+                _ => {
+                    let folder = common.folder.join(format!("attempt-{}", start.attempt));
+                    command.env("FSDP_RENDEZVOUS_DIR", folder);
+                }
             }
+            let logs = args.log_dir.as_deref().map(|dir| logs::folder(dir, start.attempt, process));
+            // Dropping what was begun ends it.
+            attempt.start_one(process, command, logs, events)?;
         }
         Ok(attempt)
     }
@@ -116,33 +125,39 @@ impl Attempt {
         Ok(())
     }
 
-    /// Waits until all processes have ended.
-    pub(super) fn watch(mut self, events: &Receiver<Event>) -> Ended {
-        let mut first: Option<(usize, ExitStatus)> = None;
-        let mut deadline: Option<Instant> = None;
-        let mut was_stopped = false;
-        while self.processes.iter().any(|running| running.status.is_none()) {
-            let wait = deadline.map_or(GRACE, |deadline| deadline.saturating_duration_since(Instant::now()));
-            match events.recv_timeout(wait) {
-                Ok(Event::Ended { attempt, process, status }) if attempt == self.number => {
-                    self.processes[process].status = Some(status);
-                    if !status.success() && first.is_none() {
-                        first = Some((process, status));
-                        deadline = Some(Instant::now() + GRACE);
-                    }
-                }
-                Ok(Event::Ended { .. }) => {}
-                Ok(Event::Signal) => {
-                    let again = std::mem::replace(&mut was_stopped, true);
-                    self.signal(forwarded(again));
-                }
-                Err(RecvTimeoutError::Timeout) if deadline.is_some() => self.signal(Signal::KILL),
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
-            }
+    /// A process has ended.
+    pub(super) fn note(&mut self, process: usize, status: ExitStatus) {
+        self.processes[process - self.first_process].status = Some(status);
+        if !status.success() && self.failed.is_none() {
+            self.failed = Some((process, status));
+            self.end();
         }
-        let because = first.map_or_else(String::new, |(process, status)| describe(process, status));
-        let exits = self.processes.iter().filter_map(|running| running.status).map(exit_of);
-        Ended { exit: worst(exits), was_stopped, because }
+    }
+
+    /// Gives the processes a moment to end by themselves.
+    pub(super) fn end(&mut self) {
+        self.deadline.get_or_insert_with(|| Instant::now() + GRACE);
+    }
+
+    /// Lets the processes save and stop. Not by the signal that was sent to this one: a scheduler may have sent it to all
+    /// processes, and the second of its kind would end them.
+    pub(super) fn stop(&mut self) {
+        if !std::mem::replace(&mut self.was_asked, true) {
+            self.signal(Signal::USR1);
+        }
+    }
+
+    /// Kills what still runs.
+    pub(super) fn kill(&self) {
+        self.signal(Signal::KILL);
+    }
+
+    /// What the processes come to, and what failed first, when all have ended.
+    pub(super) fn ended(&self) -> Option<(Exit, Option<String>)> {
+        let statuses = self.processes.iter().map(|running| running.status);
+        let statuses = statuses.collect::<Option<Vec<ExitStatus>>>()?;
+        let because = self.failed.map(|(process, status)| describe(process, status));
+        Some((worst(statuses.into_iter().map(exit_of)), because))
     }
 
     fn signal(&self, signal: Signal) {
@@ -157,27 +172,14 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        self.signal(Signal::KILL);
+        self.kill();
     }
-}
-
-/// What processes are sent when this one is: first to save and stop, then to end at once. Not the signal itself: a scheduler
-/// may have sent it to all processes, and the second of its kind would end them.
-fn forwarded(again: bool) -> Signal {
-    if again { Signal::KILL } else { Signal::USR1 }
 }
 
 fn exit_of(status: ExitStatus) -> Exit {
     let of_code = |code: i32| Exit::of_code(code).unwrap_or(Exit::Failed);
     // Whatever kills a process (a lack of memory, an administrator, a failing device) can pass.
     status.code().map_or(Exit::Temporary, of_code)
-}
-
-/// What all processes come to: what can not pass counts before what can.
-fn worst(exits: impl Iterator<Item = Exit>) -> Exit {
-    const ORDER: [Exit; 6] =
-        [Exit::Input, Exit::Failed, Exit::Interrupted, Exit::Temporary, Exit::Found, Exit::Done];
-    exits.min_by_key(|exit| ORDER.iter().position(|other| other == exit)).unwrap_or(Exit::Done)
 }
 
 fn describe(process: usize, status: ExitStatus) -> String {

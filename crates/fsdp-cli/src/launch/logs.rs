@@ -8,6 +8,14 @@ use std::thread;
 
 use crate::cluster::LOG_DIR;
 
+/// The number of the next attempt, behind those that have written there.
+pub(super) fn next(dir: &Path) -> u32 {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let number =
+        |entry: fs::DirEntry| entry.file_name().to_str()?.strip_prefix("attempt-")?.parse::<u32>().ok();
+    entries.filter_map(number).max().map_or(0, |last| last + 1)
+}
+
 /// The folder of a process of an attempt.
 pub(super) fn folder(dir: &Path, attempt: u32, process: usize) -> PathBuf {
     dir.join(format!("attempt-{attempt}")).join(format!("rank-{process}"))

@@ -1,4 +1,4 @@
-//! What the first process leaves for its launcher to know, in the launch's own folder.
+//! What a launcher and its processes leave for each other to know, in a folder of the launcher's own.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -9,10 +9,13 @@ pub(super) const FOLDER: &str = "FSDP_LAUNCH_DIR";
 /// Something that decides how processes are started again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Note {
-    /// The output folder is this run's: before, what is there is another one's.
+    /// Of the first process: the output folder is this run's; before, what is there is another one's.
     TakenOver,
-    /// The state of the run is somewhere else than in its output folder, and a person has to say how to go on.
+    /// Of the first process: the state of the run is somewhere else than in its output folder, and a person has to say how
+    /// to go on.
     Elsewhere,
+    /// Of the launcher: stop when the next checkpoint is complete.
+    StopAtSave,
 }
 
 impl Note {
@@ -20,21 +23,37 @@ impl Note {
         folder.join(match self {
             Note::TakenOver => "taken-over",
             Note::Elsewhere => "elsewhere",
+            Note::StopAtSave => "stop-at-save",
         })
     }
 
     /// Leaves it, if this process was launched by `fsdp launch`.
     pub(crate) fn leave(self) {
-        if let Some(folder) = env::var_os(FOLDER)
-            && let Err(error) = fs::write(self.file(Path::new(&folder)), "")
-        {
-            // The launcher then does what is right for a run that has not begun.
-            tracing::warn!("can not leave a note for the launcher: {error}");
+        if let Some(folder) = env::var_os(FOLDER) {
+            self.leave_in(Path::new(&folder));
         }
     }
 
-    /// Whether a process has left it.
+    /// Whether it is there, if this process was launched by `fsdp launch`.
+    pub(crate) fn is_there(self) -> bool {
+        env::var_os(FOLDER).is_some_and(|folder| self.is_in(Path::new(&folder)))
+    }
+
+    /// Leaves it in a folder.
+    pub(super) fn leave_in(self, folder: &Path) {
+        if let Err(error) = fs::write(self.file(folder), "") {
+            // Whoever would find it does what is right without it, if later or from further back.
+            tracing::warn!("can not leave a note in {}: {error}", folder.display());
+        }
+    }
+
+    /// Whether it was left in a folder.
     pub(super) fn is_in(self, folder: &Path) -> bool {
         self.file(folder).exists()
+    }
+
+    /// Takes it back, if it is there.
+    pub(super) fn remove_from(self, folder: &Path) {
+        let _ = fs::remove_file(self.file(folder));
     }
 }

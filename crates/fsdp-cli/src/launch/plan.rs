@@ -6,12 +6,13 @@ use std::path::Path;
 use clap::Parser;
 use fsdp_ckpt::native::RunDir;
 
-use super::note::Note;
+use super::message::Beginning;
 use crate::args::{Args, BenchCommand, Command, LaunchArgs, TrainArgs};
 use crate::error::CliError;
 use crate::run_setup::RunSetup;
 
 /// A command whose processes are started together.
+#[derive(Clone, Debug)]
 pub(super) struct Plan {
     arguments: Vec<OsString>,
     /// The output folder of a training run.
@@ -38,16 +39,32 @@ impl Plan {
         Ok(Self { arguments: args.command.clone(), run })
     }
 
-    /// The arguments of an attempt. As soon as the output folder was the run's in an earlier one, it goes on from its own
-    /// newest checkpoint; if it had not come to one, it begins as it was told to, and replaces what it has left. Before, what
-    /// is in the folder is another run's.
+    /// The output folder of a training run.
+    pub(super) fn out_dir(&self) -> Option<&Path> {
+        self.run.as_ref().map(RunDir::out_dir)
+    }
+
+    /// How an attempt begins. As soon as the output folder was the run's in an earlier one, it goes on from its own newest
+    /// checkpoint; if it had not come to one, it begins as it was told to, and replaces what it has left. Before, what is in
+    /// the folder is another run's.
     ///
     /// # Errors
     /// [`CliError`]: the output folder can not be read.
-    pub(super) fn arguments(&self, folder: &Path) -> Result<Vec<OsString>, CliError> {
-        let run = self.run.as_ref().filter(|_| Note::TakenOver.is_in(folder));
-        let Some(run) = run else { return Ok(self.arguments.clone()) };
-        Ok(again(&self.arguments, run.newest()?.is_some()))
+    pub(super) fn beginning(&self, is_taken_over: bool) -> Result<Beginning, CliError> {
+        match self.run.as_ref().filter(|_| is_taken_over) {
+            None => Ok(Beginning::AsAsked),
+            Some(run) if run.newest()?.is_some() => Ok(Beginning::Resume),
+            Some(_) => Ok(Beginning::Over),
+        }
+    }
+
+    /// The arguments of an attempt.
+    pub(super) fn arguments(&self, beginning: Beginning) -> Vec<OsString> {
+        match beginning {
+            Beginning::AsAsked => self.arguments.clone(),
+            Beginning::Over => again(&self.arguments, false),
+            Beginning::Resume => again(&self.arguments, true),
+        }
     }
 }
 
@@ -77,7 +94,8 @@ fn again(arguments: &[OsString], has_checkpoint: bool) -> Vec<OsString> {
 
 fn run_of(train: &TrainArgs, args: &LaunchArgs) -> Result<RunDir, CliError> {
     // Warnings are for the processes to give.
-    let (setup, _) = RunSetup::read(&train.run, args.nproc)?;
+    let processes = args.nproc * args.nnodes.max;
+    let (setup, _) = RunSetup::read(&train.run, processes)?;
     Ok(RunDir::new(setup.config.run.out_dir))
 }
 
@@ -96,13 +114,13 @@ mod tests {
 
     #[test]
     fn what_is_in_the_folder_before_the_run_has_it_is_another_ones() {
-        let (out, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let out = tempfile::tempdir().unwrap();
+        let begins = |plan: &Plan, is_taken_over| plan.arguments(plan.beginning(is_taken_over).unwrap());
         std::fs::create_dir_all(out.path().join("checkpoints/step-00000005")).unwrap();
         let given: Vec<OsString> = ["train", "a.toml", "--overwrite"].map(OsString::from).into();
         let plan = Plan { arguments: given.clone(), run: Some(RunDir::new(out.path())) };
-        assert_eq!(plan.arguments(folder.path()).unwrap(), given);
-        std::fs::write(folder.path().join("taken-over"), "").unwrap();
-        assert_eq!(plan.arguments(folder.path()).unwrap(), ["train", "a.toml", "--resume"]);
+        assert_eq!(begins(&plan, false), given);
+        assert_eq!(begins(&plan, true), ["train", "a.toml", "--resume"]);
     }
 
     #[test]

@@ -55,6 +55,7 @@ mod installed;
 
 // What the machine has, and how fast it is.
 mod machine;
+mod nodes;
 
 // Checkpoints: fixtures, reports, conversions, and what goes wrong.
 mod ckpt;

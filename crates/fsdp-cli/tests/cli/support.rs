@@ -47,6 +47,7 @@ pub(crate) struct Sandbox {
 }
 
 /// What a command did.
+#[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,

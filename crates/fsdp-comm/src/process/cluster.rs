@@ -1,7 +1,7 @@
 //! From the place of a process to its part in a world: who it meets, where it listens, what it proves itself with.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -114,11 +114,7 @@ impl Cluster {
         let Joining { place, variable, shared, timeout, .. } = *joining;
         let begin = Instant::now();
         let meet = Rendezvous::of(&place, variable, shared, std::os::unix::process::parent_id())?;
-        let asked = match interface::interfaces() {
-            Ok(there) => interface::asked_for(variable, &there)?,
-            Err(error) => return Err(InterfaceError::List(error).into()),
-        };
-        let asked = asked.and_then(|addresses| addresses.first().copied());
+        let asked = interface::asked_for(variable)?;
         let (control, door, published) = if place.process == 0 {
             let token = token(joining, &meet)?;
             let address = asked.unwrap_or(if place.is_one_node() && !meet.is_at_port() {
@@ -128,8 +124,8 @@ impl Cluster {
             });
             let listener = meet.bind(address)?;
             let door = TcpDoor::bind(address)?;
-            let options = joining.control(token.clone(), reachable(door.address()?)?);
-            let published = meet.publish(&reachable(listener.local_addr()?)?)?;
+            let options = joining.control(token.clone(), interface::reachable(door.address()?)?);
+            let published = meet.publish(&interface::reachable(listener.local_addr()?)?)?;
             (Control::lead(listener, options)?, (door, token), Some(published))
         } else {
             let leader = first_address(&meet, timeout)?;
@@ -142,7 +138,7 @@ impl Cluster {
             let is_hidden = asked.is_none() && address.is_loopback() && !place.is_one_node();
             let address = if is_hidden { Ipv4Addr::UNSPECIFIED.into() } else { address };
             let door = TcpDoor::bind(address)?;
-            let options = joining.control(token.clone(), reachable(door.address()?)?);
+            let options = joining.control(token.clone(), interface::reachable(door.address()?)?);
             let options = ControlOptions { join_timeout: timeout.saturating_sub(begin.elapsed()), ..options };
             let find = || {
                 meet.find().map_err(|error| {
@@ -309,17 +305,4 @@ fn first_address(meet: &Rendezvous, timeout: Duration) -> Result<SocketAddr, Clu
         }
         std::thread::sleep(LOOK);
     }
-}
-
-/// Where a port of this machine can be reached: if it answers everywhere, at each address of the machine, loopback last.
-fn reachable(port: SocketAddr) -> Result<Vec<SocketAddr>, ClusterError> {
-    if !port.ip().is_unspecified() {
-        return Ok(vec![port]);
-    }
-    let is_outside = |address: &IpAddr| !address.is_loopback() && address.is_ipv4() == port.is_ipv4();
-    let addresses = interface::interfaces().map_err(InterfaceError::List)?;
-    let outside = addresses.into_iter().map(|found| found.address).filter(is_outside);
-    // A machine without a network still has its loopback.
-    let all = outside.chain([Ipv4Addr::LOCALHOST.into()]);
-    Ok(all.map(|address| SocketAddr::new(address, port.port())).collect())
 }

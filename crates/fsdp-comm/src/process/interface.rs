@@ -46,25 +46,24 @@ pub fn interfaces() -> io::Result<Vec<Interface>> {
     Ok(found.into_iter().map(|found| Interface { address: found.ip(), name: found.name }).collect())
 }
 
-/// The addresses that were asked for; `None` if no variable asks.
+/// The address of this machine that was asked for; `None` if no variable asks.
 ///
 /// # Errors
-/// [`InterfaceError::NoMatch`].
-pub fn asked_for(
+/// [`InterfaceError`].
+pub fn asked_for(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<IpAddr>, InterfaceError> {
+    asked_for_of(variable, &interfaces()?)
+}
+
+fn asked_for_of(
     variable: &dyn Fn(&str) -> Option<String>,
     there: &[Interface],
-) -> Result<Option<Vec<IpAddr>>, InterfaceError> {
+) -> Result<Option<IpAddr>, InterfaceError> {
     let asked = VARIABLES.into_iter().find_map(|name| Some((name, variable(name)?)));
     let Some((variable, value)) = asked.filter(|(_, value)| !value.is_empty()) else { return Ok(None) };
-    let matching: Vec<IpAddr> = there
-        .iter()
-        .filter(|interface| matches(&value, &interface.name))
-        .map(|found| found.address)
-        .collect();
-    if matching.is_empty() {
-        return Err(InterfaceError::NoMatch { variable, value, there: there.to_vec() });
+    match there.iter().find(|interface| matches(&value, &interface.name)) {
+        Some(found) => Ok(Some(found.address)),
+        None => Err(InterfaceError::NoMatch { variable, value, there: there.to_vec() }),
     }
-    Ok(Some(matching))
 }
 
 /// Whether a name is one of a list, by NCCL's rules.
@@ -86,6 +85,21 @@ pub fn towards(leader: SocketAddr) -> io::Result<IpAddr> {
     let socket = UdpSocket::bind((any, 0))?;
     socket.connect(leader)?;
     Ok(socket.local_addr()?.ip())
+}
+
+/// Where a port of this machine can be reached: if it answers everywhere, at each address of the machine, loopback last.
+///
+/// # Errors
+/// Those of [`interfaces`].
+pub fn reachable(port: SocketAddr) -> io::Result<Vec<SocketAddr>> {
+    if !port.ip().is_unspecified() {
+        return Ok(vec![port]);
+    }
+    let is_outside = |address: &IpAddr| !address.is_loopback() && address.is_ipv4() == port.is_ipv4();
+    let outside = interfaces()?.into_iter().map(|found| found.address).filter(is_outside);
+    // A machine without a network still has its loopback.
+    let all = outside.chain([Ipv4Addr::LOCALHOST.into()]);
+    Ok(all.map(|address| SocketAddr::new(address, port.port())).collect())
 }
 
 fn names(interfaces: &[Interface]) -> String {
@@ -119,9 +133,9 @@ mod tests {
         };
         let there = [at("eth0", 1), at("ib0", 2)];
         let both = |name: &str| Some(if name.starts_with("FSDP") { "ib" } else { "eth" }.to_owned());
-        assert_eq!(asked_for(&both, &there).unwrap(), Some(vec![there[1].address]));
-        assert_eq!(asked_for(&|_| None, &there).unwrap(), None);
-        let error = asked_for(&|_| Some("en".to_owned()), &there).unwrap_err();
+        assert_eq!(asked_for_of(&both, &there).unwrap(), Some(there[1].address));
+        assert_eq!(asked_for_of(&|_| None, &there).unwrap(), None);
+        let error = asked_for_of(&|_| Some("en".to_owned()), &there).unwrap_err();
         assert_eq!(
             error.to_string(),
             "FSDP_SOCKET_IFNAME is `en`, which matches none of the network interfaces eth0, ib0"

@@ -7,6 +7,7 @@
 //!
 //! What is found may be of a process that is dead, so whoever does not get through looks again.
 
+pub mod election;
 mod slurm;
 mod tcp_store;
 
@@ -31,6 +32,9 @@ pub const LEADER_FILE: &str = ".leader";
 
 /// The file of the token, in the same folder.
 pub const TOKEN_FILE: &str = ".token";
+
+/// The folder by which the nodes of `fsdp launch` find each other, in the same folder.
+pub const LAUNCH_FOLDER: &str = ".launch";
 
 /// How the leader is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -168,23 +172,16 @@ impl Rendezvous {
         variable: &dyn Fn(&str) -> Option<String>,
         is_leader: bool,
     ) -> Result<Option<Token>, RendezvousError> {
-        if let Some(path) = variable("FSDP_TOKEN_FILE") {
-            return Ok(Some(Token::from_file(Path::new(&path))?));
-        }
-        if let Some(hex) = variable("FSDP_TOKEN") {
-            return Ok(Some(Token::from_hex(&hex)?));
+        if let Some(named) = named_token(variable)? {
+            return Ok(Some(named));
         }
         if !self.has_folder() {
             return Ok(None);
         }
-        let path = self.folder.join(TOKEN_FILE);
         if is_leader {
             self.make_folder()?;
-            if !path.exists() {
-                write_private(&path, Token::generate()?.to_hex().as_bytes())?;
-            }
         }
-        if path.exists() { Ok(Some(Token::from_file(&path)?)) } else { Ok(None) }
+        shared_token(&self.folder, is_leader)
     }
 
     /// Whether there is a folder in which the leader may leave a token.
@@ -292,6 +289,41 @@ impl Rendezvous {
             Err(RendezvousError::NotPrivate { path: self.folder.clone() })
         }
     }
+}
+
+/// The token that a variable names: `FSDP_TOKEN_FILE` a file, `FSDP_TOKEN` the token itself.
+///
+/// # Errors
+/// [`TokenError`].
+pub fn named_token(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Token>, TokenError> {
+    match (variable("FSDP_TOKEN_FILE"), variable("FSDP_TOKEN")) {
+        (Some(path), _) => Token::from_file(Path::new(&path)).map(Some),
+        (None, Some(hex)) => Token::from_hex(&hex).map(Some),
+        (None, None) => Ok(None),
+    }
+}
+
+/// The token in a folder that all who need it see, and nobody else can read; whoever `makes` it does so if there is none. Of
+/// several that do so at once, one does, and all have the same.
+///
+/// # Errors
+/// [`RendezvousError::Token`], [`RendezvousError::Io`].
+pub fn shared_token(folder: &Path, makes: bool) -> Result<Option<Token>, RendezvousError> {
+    let path = folder.join(TOKEN_FILE);
+    if makes && !path.exists() {
+        let make = || {
+            // It is made with mode 600.
+            let mut file = tempfile::NamedTempFile::new_in(folder)?;
+            file.write_all(Token::generate().map_err(io::Error::other)?.to_hex().as_bytes())?;
+            file.as_file().sync_all()?;
+            match fs::hard_link(file.path(), &path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+                made => made,
+            }
+        };
+        make().map_err(io_failed("write", &path))?;
+    }
+    if path.exists() { Ok(Some(Token::from_file(&path)?)) } else { Ok(None) }
 }
 
 /// What the leader has left for others to find. Dropping it removes a file.

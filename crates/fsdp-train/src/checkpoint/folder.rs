@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use fsdp_ckpt::native::RunDir;
-use fsdp_comm::process::rendezvous::{LEADER_FILE, TOKEN_FILE};
+use fsdp_comm::process::rendezvous::{LAUNCH_FOLDER, LEADER_FILE, TOKEN_FILE};
 use toml::Table;
 
 use crate::config::DataConfig;
@@ -35,7 +35,8 @@ pub(super) fn is_filled(out_dir: &Path, data: &DataConfig) -> Result<bool, Train
         let is_empty = || fs::read_dir(entry.path()).is_ok_and(|mut entries| entries.next().is_none());
         let name = entry.file_name();
         let is_made_first = name == RunDir::CHECKPOINTS || name == MODEL;
-        let is_of_any_run = [RunDir::LOCK_FILE, LEADER_FILE, TOKEN_FILE].into_iter().any(|file| name == file);
+        let is_of_any_run =
+            [RunDir::LOCK_FILE, LEADER_FILE, TOKEN_FILE, LAUNCH_FOLDER].into_iter().any(|file| name == file);
         let is_record =
             name.to_str().is_some_and(|name| name.starts_with("flight-") && name.ends_with(".jsonl"));
         let has_cache = || cache.starts_with(true_path(&entry.path()));

@@ -1,0 +1,202 @@
+//! The agent of a node: starts processes when the coordinator says so, watches over them, and tells how they have ended.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitStatus;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use super::attempt::{Attempt, Common};
+use super::coordinator::PATIENCE;
+use super::logs;
+use super::meeting::{Meeting, Session};
+use super::message::{Known, Message, NodeFacts, Order, Start, exit_of};
+use super::note::Note;
+use super::plan::Plan;
+use crate::args::LaunchArgs;
+use crate::error::CliError;
+use crate::exit_code::Exit;
+use crate::output;
+
+/// Between two signs of life.
+pub(super) const PULSE: Duration = Duration::from_secs(1);
+
+/// What happens to an agent.
+pub(super) enum Event {
+    /// A process of an attempt has ended.
+    Ended {
+        /// The attempt.
+        attempt: u32,
+        /// The process.
+        process: usize,
+        /// How.
+        status: ExitStatus,
+    },
+    /// This process was sent a signal that asks to stop.
+    Signal,
+    /// The coordinator says something.
+    Ordered(Order),
+    /// The connection with the coordinator of a session is gone.
+    Lost {
+        /// The number of the session.
+        session: u64,
+    },
+}
+
+/// See the [module](self).
+pub(super) struct Agent<'a> {
+    args: &'a LaunchArgs,
+    plan: &'a Plan,
+    /// Where processes of this node meet and leave notes.
+    folder: &'a Path,
+    sender: Sender<Event>,
+    events: Receiver<Event>,
+    running: Option<Attempt>,
+    known: Known,
+    was_stopped: bool,
+}
+
+impl<'a> Agent<'a> {
+    /// An agent that has done nothing yet; what happens to it comes through the channel.
+    pub(super) fn new(
+        args: &'a LaunchArgs,
+        plan: &'a Plan,
+        folder: &'a Path,
+        (sender, events): (Sender<Event>, Receiver<Event>),
+    ) -> Self {
+        let known = Known { attempts: args.log_dir.as_deref().map_or(0, logs::next), is_taken_over: false };
+        Self { args, plan, folder, sender, events, running: None, known, was_stopped: false }
+    }
+
+    /// Takes part in a launch until it is over.
+    ///
+    /// # Errors
+    /// [`CliError`]: a process can not be started; there is no coordinator.
+    pub(super) fn live(&mut self, meeting: &mut Meeting<'_>) -> Result<Exit, CliError> {
+        loop {
+            let begin = Instant::now();
+            let session = meeting.session(&self.sender, PATIENCE)?;
+            if let Some(exit) = self.take_part(&session)? {
+                session.close();
+                return Ok(exit);
+            }
+            output::note("the coordinator of the launch is lost; looking for another one");
+            if self.was_stopped {
+                return Ok(Exit::Temporary);
+            }
+            // One that is lost as soon as it is found is not asked without a pause.
+            std::thread::sleep(PULSE.saturating_sub(begin.elapsed()));
+        }
+    }
+
+    /// Does what one coordinator says; none if it is lost.
+    fn take_part(&mut self, session: &Session) -> Result<Option<Exit>, CliError> {
+        session.say(Message::Join(NodeFacts {
+            host: fsdp_comm::process::cluster::host(),
+            number: self.args.node_rank,
+            nproc: self.args.nproc,
+            address: session.address(),
+            port: session.free_port(),
+            known: self.known,
+        }));
+        let mut is_lost = false;
+        loop {
+            if is_lost && self.running.is_none() {
+                return Ok(None);
+            }
+            match self.next() {
+                Some(Event::Ended { attempt, process, status }) => {
+                    self.ended(attempt, process, status, session)
+                }
+                Some(Event::Signal) => self.asked_to_stop(session),
+                Some(Event::Ordered(Order::Start(start))) => self.start(&start, session)?,
+                Some(Event::Ordered(Order::Finish { code, because })) => {
+                    // What is told to all nodes is told by the coordinator's.
+                    if let Some(because) = because.filter(|_| !session.is_own() || code != 0) {
+                        output::note(&because);
+                    }
+                    return Ok(Some(exit_of(code)));
+                }
+                Some(Event::Ordered(order)) => self.obey(&order),
+                Some(Event::Lost { session: number }) if number == session.number => {
+                    is_lost = true;
+                    self.obey(&Order::End);
+                }
+                Some(Event::Lost { .. }) => {}
+                None => self.look(session),
+            }
+        }
+    }
+
+    /// The next event; none when it is time to look around.
+    fn next(&self) -> Option<Event> {
+        let deadline = self.running.as_ref().and_then(|attempt| attempt.deadline);
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        match self.events.recv_timeout(left.map_or(PULSE, |left| left.min(PULSE))) {
+            Ok(event) => Some(event),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => unreachable!("the agent holds a sender itself"),
+        }
+    }
+
+    fn look(&mut self, session: &Session) {
+        if let Some(attempt) = &self.running
+            && attempt.deadline.is_some_and(|deadline| deadline <= Instant::now())
+        {
+            attempt.kill();
+        }
+        if !self.known.is_taken_over && Note::TakenOver.is_in(self.folder) {
+            self.known.is_taken_over = true;
+            session.say(Message::TakenOver);
+        }
+        session.say(Message::Pulse);
+    }
+
+    fn start(&mut self, start: &Start, session: &Session) -> Result<(), CliError> {
+        Note::StopAtSave.remove_from(self.folder);
+        let arguments: Vec<OsString> = self.plan.arguments(start.beginning);
+        let common = Common { arguments: &arguments, folder: self.folder, token: session.token() };
+        self.running = Some(Attempt::start(self.args, start, &common, &self.sender)?);
+        Ok(())
+    }
+
+    fn obey(&mut self, order: &Order) {
+        if let Order::Pulse(known) = order {
+            self.known = *known;
+        }
+        let Some(attempt) = &mut self.running else { return };
+        match order {
+            Order::Stop => attempt.stop(),
+            Order::StopAtSave => Note::StopAtSave.leave_in(self.folder),
+            Order::End => attempt.end(),
+            Order::Start(_) | Order::Finish { .. } | Order::Pulse(_) => {}
+        }
+    }
+
+    fn asked_to_stop(&mut self, session: &Session) {
+        session.say(Message::Leave);
+        if let Some(attempt) = &mut self.running {
+            if self.was_stopped {
+                attempt.kill();
+            } else {
+                attempt.stop();
+            }
+        }
+        self.was_stopped = true;
+    }
+
+    fn ended(&mut self, number: u32, process: usize, status: ExitStatus, session: &Session) {
+        let Some(attempt) = self.running.as_mut().filter(|attempt| attempt.number == number) else { return };
+        attempt.note(process, status);
+        let Some((exit, because)) = attempt.ended() else { return };
+        self.running = None;
+        self.look(session);
+        session.say(Message::Ended {
+            attempt: number,
+            code: exit.code(),
+            because,
+            is_elsewhere: Note::Elsewhere.is_in(self.folder),
+            port: session.free_port(),
+        });
+    }
+}

@@ -1,0 +1,377 @@
+//! What a launch does: which nodes take part in an attempt, what follows when it ends, and when the launch is over.
+//!
+//! A state machine without I/O: it is told what happens and what time it is, and says what to do. Nodes come and go at any
+//! time. An attempt has as many nodes as [`Rules::size`] allows of those that are there; the others are spares. It ends on
+//! all of its nodes before another one is started.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::message::{Known, Message, NodeFacts, Order, exit_of};
+use crate::exit_code::Exit;
+
+/// How long nodes are waited for while there are fewer than are needed.
+pub(super) const PATIENCE: Duration = Duration::from_secs(600);
+
+/// The longest pause before processes are started again, in seconds. What has failed may need a while.
+const PAUSE_MAX: u32 = 30;
+
+/// A connection of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct NodeId(pub(super) u64);
+
+impl NodeId {
+    /// The node of the coordinator itself.
+    pub(super) const OWN: NodeId = NodeId(0);
+}
+
+/// What a launch was asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules {
+    /// The fewest nodes that are enough.
+    pub(super) min: usize,
+    /// The most that are used.
+    pub(super) max: usize,
+    /// Failures after which processes are started again.
+    pub(super) max_restarts: u32,
+    /// How long missing nodes are waited for when there are enough.
+    pub(super) wait: Duration,
+}
+
+impl Rules {
+    /// How many of so many nodes take part: all that were asked for, or a power of two, which keeps the bits; none if they
+    /// are too few.
+    pub(super) fn size(&self, there: usize) -> Option<usize> {
+        let most = there.min(self.max);
+        let size = if self.min == self.max { most } else { (most + 1).next_power_of_two() / 2 };
+        (size >= self.min && size > 0).then_some(size)
+    }
+}
+
+/// What happens to a launch.
+#[derive(Clone, Debug)]
+pub(super) enum Event {
+    /// A node says something.
+    Said(NodeId, Message),
+    /// Its connection is gone, or it was silent for too long.
+    Lost(NodeId),
+    /// Time has passed.
+    Tick,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Tell a node something.
+    Tell(NodeId, Order),
+    /// Start an attempt on these nodes, in this order; the run goes on if it `is_taken_over`.
+    Start {
+        /// Its number.
+        attempt: u32,
+        /// Its nodes.
+        nodes: Vec<NodeId>,
+        /// Whether the output folder was the run's before.
+        is_taken_over: bool,
+    },
+    /// Tell the user.
+    Note(String),
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct Coordinator {
+    rules: Rules,
+    nodes: BTreeMap<NodeId, Node>,
+    phase: Phase,
+    known: Known,
+    restarts: u32,
+    /// Whether somebody has asked to stop.
+    is_stopping: bool,
+}
+
+#[derive(Debug)]
+struct Node {
+    facts: NodeFacts,
+    is_leaving: bool,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Gathering { since: Duration, pause: Duration },
+    Running(Running),
+    Over,
+}
+
+/// An attempt under way.
+#[derive(Debug)]
+struct Running {
+    attempt: u32,
+    /// Its nodes, and how they have ended.
+    nodes: BTreeMap<NodeId, Option<Exit>>,
+    first: NodeId,
+    /// What failed first.
+    because: Option<String>,
+    /// Whether the processes were asked to stop, and when: then their end is no failure.
+    asked: Option<Order>,
+    is_elsewhere: bool,
+}
+
+impl Coordinator {
+    /// A launch that begins.
+    pub(super) fn new(rules: Rules, now: Duration) -> Self {
+        Self {
+            rules,
+            nodes: BTreeMap::new(),
+            phase: Phase::Gathering { since: now, pause: Duration::ZERO },
+            known: Known::default(),
+            restarts: 0,
+            is_stopping: false,
+        }
+    }
+
+    /// What it knows.
+    pub(super) fn known(&self) -> Known {
+        self.known
+    }
+
+    /// Where process 0 of an attempt is to be, if its node has said an address: by that and a port.
+    pub(super) fn endpoint(&self, id: NodeId) -> (Option<IpAddr>, u16) {
+        self.nodes.get(&id).map_or((None, 0), |node| (node.facts.address, node.facts.port))
+    }
+
+    /// Ends the launch, whose next attempt can not be started.
+    pub(super) fn abandon(&mut self, exit: Exit, because: String) -> Vec<Action> {
+        let mut actions = Vec::new();
+        self.finish(exit, Some(because), &mut actions);
+        actions
+    }
+
+    /// Whether the launch is over, and all nodes were told.
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Over)
+    }
+
+    /// When to say that time has passed, if nothing else happens.
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        let Phase::Gathering { since, pause } = self.phase else { return None };
+        match self.rules.size(self.nodes.len()) {
+            Some(size) if Some(size) == self.rules.size(self.rules.max) => Some(since + pause),
+            Some(_) => Some(since + pause.max(self.rules.wait)),
+            None => Some(since + PATIENCE),
+        }
+    }
+
+    /// What follows from something that happens.
+    pub(super) fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
+        let mut actions = Vec::new();
+        match event {
+            Event::Said(id, Message::Join(facts)) => self.join(id, facts, &mut actions),
+            Event::Said(id, Message::Leave) => self.leave(id, &mut actions),
+            Event::Said(_, Message::TakenOver) => self.known.is_taken_over = true,
+            Event::Said(id, Message::Ended { attempt, code, because, is_elsewhere, port }) => {
+                if let Some(node) = self.nodes.get_mut(&id) {
+                    node.facts.port = port;
+                }
+                self.ended(id, Some(attempt), exit_of(code), because, is_elsewhere, &mut actions);
+            }
+            Event::Lost(id) => self.lost(id, &mut actions),
+            Event::Said(_, Message::Pulse) | Event::Tick => {}
+        }
+        self.conclude(now, &mut actions);
+        self.gathered(now, &mut actions);
+        actions
+    }
+
+    fn join(&mut self, id: NodeId, facts: NodeFacts, actions: &mut Vec<Action>) {
+        let nproc = self.nodes.values().next().map_or(facts.nproc, |node| node.facts.nproc);
+        if self.is_over() || facts.nproc != nproc {
+            let over = format!(
+                "node {} has --nproc {}, and the others have {nproc}: give all nodes the same",
+                facts.host, facts.nproc
+            );
+            let (code, because) = match self.is_over() {
+                true => (Exit::Temporary.code(), "the launch is over".to_owned()),
+                false => (Exit::Input.code(), over),
+            };
+            actions.push(Action::Tell(id, Order::Finish { code, because: Some(because) }));
+            return;
+        }
+        self.known.attempts = self.known.attempts.max(facts.known.attempts);
+        self.known.is_taken_over |= facts.known.is_taken_over;
+        if self.rules.max > 1 {
+            let there = self.nodes.len() + 1;
+            actions
+                .push(Action::Note(format!("node {} is there: {there} of {}", facts.host, self.rules.max)));
+        }
+        self.nodes.insert(id, Node { facts, is_leaving: false });
+        let there = self.nodes.values().filter(|node| !node.is_leaving).count();
+        let size = self.rules.size(there);
+        if let Phase::Running(running) = &mut self.phase
+            && running.asked.is_none()
+            && size > Some(running.nodes.len())
+        {
+            running.asked = Some(Order::StopAtSave);
+            actions.push(Action::Tell(running.first, Order::StopAtSave));
+        }
+    }
+
+    fn leave(&mut self, id: NodeId, actions: &mut Vec<Action>) {
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        node.is_leaving = true;
+        // The coordinator ends with its own node; and a fixed number of nodes can do without none.
+        self.is_stopping |= id == NodeId::OWN || self.rules.min == self.rules.max;
+        if let Phase::Running(running) = &mut self.phase
+            && (self.is_stopping || running.nodes.contains_key(&id))
+            && running.asked != Some(Order::Stop)
+        {
+            running.asked = Some(Order::Stop);
+            actions.extend(running.nodes.keys().map(|&id| Action::Tell(id, Order::Stop)));
+        }
+        self.dismiss(actions);
+    }
+
+    /// Lets nodes go that want to leave and take part in nothing.
+    fn dismiss(&mut self, actions: &mut Vec<Action>) {
+        if self.is_stopping {
+            return;
+        }
+        let is_busy =
+            |id: &NodeId| matches!(&self.phase, Phase::Running(running) if running.nodes.contains_key(id));
+        let free: Vec<NodeId> = self
+            .nodes
+            .iter()
+            .filter(|(id, node)| node.is_leaving && !is_busy(id))
+            .map(|(&id, _)| id)
+            .collect();
+        for id in free {
+            self.nodes.remove(&id);
+            actions.push(Action::Tell(id, Order::Finish { code: Exit::Temporary.code(), because: None }));
+        }
+    }
+
+    fn lost(&mut self, id: NodeId, actions: &mut Vec<Action>) {
+        let Some(node) = self.nodes.remove(&id) else { return };
+        let because = format!("node {} is lost", node.facts.host);
+        self.ended(id, None, Exit::Temporary, Some(because), false, actions);
+    }
+
+    /// The part of a node in an attempt has ended; that of a node that is lost in whichever it had a part.
+    fn ended(
+        &mut self,
+        id: NodeId,
+        attempt: Option<u32>,
+        exit: Exit,
+        because: Option<String>,
+        is_elsewhere: bool,
+        actions: &mut Vec<Action>,
+    ) {
+        let Phase::Running(running) = &mut self.phase else { return };
+        let Some(end) = running.nodes.get_mut(&id) else { return };
+        if end.is_some() || attempt.is_some_and(|attempt| attempt != running.attempt) {
+            return;
+        }
+        *end = Some(exit);
+        running.is_elsewhere |= is_elsewhere;
+        if exit != Exit::Done && running.because.is_none() && because.is_some() {
+            running.because = because;
+            let others = running.nodes.iter().filter(|(_, end)| end.is_none());
+            actions.extend(others.map(|(&id, _)| Action::Tell(id, Order::End)));
+        }
+    }
+
+    /// What follows when an attempt has ended on all of its nodes.
+    fn conclude(&mut self, now: Duration, actions: &mut Vec<Action>) {
+        let Phase::Running(running) = &self.phase else {
+            if self.is_stopping && !self.is_over() {
+                self.finish(Exit::Temporary, None, actions);
+            }
+            return;
+        };
+        let Some(ends) = running.nodes.values().copied().collect::<Option<Vec<Exit>>>() else { return };
+        let exit = worst(ends);
+        let because = running.because.clone().unwrap_or_else(|| "the processes have ended".to_owned());
+        let left = self.rules.max_restarts - self.restarts;
+        let is_asked = running.asked.is_some();
+        let (why_not, pause) = match exit {
+            Exit::Temporary if self.is_stopping => (Some(None), 0),
+            Exit::Temporary if running.is_elsewhere => {
+                (Some(Some("its state is not in run.out_dir, so it is not started again".to_owned())), 0)
+            }
+            Exit::Temporary if is_asked => (None, 0),
+            Exit::Temporary if left == 0 => {
+                (Some(Some(format!("no restart is left (--max-restarts {})", self.rules.max_restarts))), 0)
+            }
+            Exit::Temporary => {
+                let more = format!("{because}; starting all processes again ({left} more times at most)");
+                actions.push(Action::Note(more));
+                self.restarts += 1;
+                (None, (self.restarts - 1).min(PAUSE_MAX))
+            }
+            _ => (Some(None), 0),
+        };
+        match why_not {
+            Some(why) => self.finish(exit, why.map(|why| format!("{because}; {why}")), actions),
+            None => {
+                self.phase = Phase::Gathering { since: now, pause: Duration::from_secs(pause.into()) };
+                self.dismiss(actions);
+            }
+        }
+    }
+
+    /// Starts an attempt when there are enough nodes, or gives up when they do not come.
+    fn gathered(&mut self, now: Duration, actions: &mut Vec<Action>) {
+        let Phase::Gathering { since, .. } = self.phase else { return };
+        if self.deadline().is_none_or(|deadline| now < deadline) {
+            return;
+        }
+        let (there, Rules { min, .. }) = (self.nodes.len(), self.rules);
+        let Some(size) = self.rules.size(there) else {
+            let waited = (now - since).as_secs();
+            let why = format!("{there} of at least {min} nodes are there after {waited} s");
+            return self.finish(Exit::Temporary, Some(why), actions);
+        };
+        let mut order: Vec<(Option<usize>, NodeId)> =
+            self.nodes.iter().map(|(&id, node)| (node.facts.number, id)).collect();
+        // Nodes without a number come last, in the order in which they came.
+        order.sort_by_key(|&(number, id)| (number.is_none(), number, id));
+        let nodes: Vec<NodeId> = order.into_iter().take(size).map(|(_, id)| id).collect();
+        if self.rules.max > 1 {
+            let spares = there - size;
+            let spares = if spares > 0 { format!(", {spares} spare") } else { String::new() };
+            actions.push(Action::Note(format!(
+                "attempt {}: {size} of {} nodes{spares}",
+                self.known.attempts, self.rules.max
+            )));
+        }
+        let attempt = self.known.attempts;
+        self.known.attempts += 1;
+        self.phase = Phase::Running(Running {
+            attempt,
+            first: nodes[0],
+            nodes: nodes.iter().map(|&id| (id, None)).collect(),
+            because: None,
+            asked: None,
+            is_elsewhere: false,
+        });
+        actions.push(Action::Start { attempt, nodes, is_taken_over: self.known.is_taken_over });
+    }
+
+    fn finish(&mut self, exit: Exit, because: Option<String>, actions: &mut Vec<Action>) {
+        self.phase = Phase::Over;
+        let finish =
+            |&id: &NodeId| Action::Tell(id, Order::Finish { code: exit.code(), because: because.clone() });
+        actions.extend(self.nodes.keys().map(finish));
+    }
+}
+
+/// What all processes come to: what can not pass counts before what can.
+pub(super) fn worst(exits: impl IntoIterator<Item = Exit>) -> Exit {
+    const ORDER: [Exit; 6] =
+        [Exit::Input, Exit::Failed, Exit::Interrupted, Exit::Temporary, Exit::Found, Exit::Done];
+    let place = |exit: &Exit| ORDER.iter().position(|other| other == exit);
+    exits.into_iter().min_by_key(place).unwrap_or(Exit::Done)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,288 @@
+//! A launch with nodes that come, go, fail and return, in scenarios and by seeds.
+
+use std::collections::BTreeSet;
+
+use super::*;
+
+const WAIT: Duration = Duration::from_secs(30);
+
+fn rules(min: usize, max: usize) -> Rules {
+    Rules { min, max, max_restarts: 2, wait: WAIT }
+}
+
+/// A coordinator and the time.
+struct Launch {
+    coordinator: Coordinator,
+    now: Duration,
+}
+
+impl Launch {
+    fn new(rules: Rules) -> Self {
+        Self { coordinator: Coordinator::new(rules, Duration::ZERO), now: Duration::ZERO }
+    }
+
+    fn happens(&mut self, event: Event) -> Vec<Action> {
+        let actions = self.coordinator.handle(self.now, event);
+        actions.into_iter().filter(|action| !matches!(action, Action::Note(_))).collect()
+    }
+
+    fn says(&mut self, node: u64, message: Message) -> Vec<Action> {
+        self.happens(Event::Said(NodeId(node), message))
+    }
+
+    fn joins(&mut self, node: u64) -> Vec<Action> {
+        self.says(node, Message::Join(facts(node)))
+    }
+
+    fn ends(&mut self, node: u64, attempt: u32, exit: Exit) -> Vec<Action> {
+        let because = (exit != Exit::Done).then(|| format!("a process of node {node} has failed"));
+        self.says(node, ended(attempt, exit, because))
+    }
+
+    fn after(&mut self, seconds: u64) -> Vec<Action> {
+        self.now += Duration::from_secs(seconds);
+        self.happens(Event::Tick)
+    }
+}
+
+fn facts(node: u64) -> NodeFacts {
+    NodeFacts {
+        host: format!("n{node}"),
+        number: None,
+        nproc: 2,
+        address: None,
+        port: 1,
+        known: Known::default(),
+    }
+}
+
+fn ended(attempt: u32, exit: Exit, because: Option<String>) -> Message {
+    Message::Ended { attempt, code: exit.code(), because, is_elsewhere: false, port: 1 }
+}
+
+fn start(attempt: u32, nodes: &[u64]) -> Action {
+    let nodes = nodes.iter().map(|&node| NodeId(node)).collect();
+    Action::Start { attempt, nodes, is_taken_over: false }
+}
+
+fn tell(node: u64, order: Order) -> Action {
+    Action::Tell(NodeId(node), order)
+}
+
+fn finish(node: u64, exit: Exit, because: Option<&str>) -> Action {
+    tell(node, Order::Finish { code: exit.code(), because: because.map(str::to_owned) })
+}
+
+#[test]
+fn a_range_has_the_largest_power_of_two_and_a_number_itself() {
+    let sizes = |min, max| (0..=9).map(|there| rules(min, max).size(there).unwrap_or(0)).collect::<Vec<_>>();
+    assert_eq!(sizes(1, 8), [0, 1, 2, 2, 4, 4, 4, 4, 8, 8]);
+    assert_eq!(sizes(3, 6), [0, 0, 0, 0, 4, 4, 4, 4, 4, 4]);
+    assert_eq!(sizes(3, 3), [0, 0, 0, 3, 3, 3, 3, 3, 3, 3]);
+}
+
+#[test]
+fn one_node_starts_at_once_and_again_until_restarts_are_used_up() {
+    let mut launch = Launch::new(rules(1, 1));
+    assert_eq!(launch.joins(0), [start(0, &[0])]);
+    assert_eq!(launch.ends(0, 0, Exit::Temporary), [start(1, &[0])]);
+    assert_eq!(launch.ends(0, 1, Exit::Temporary), [], "the second restart is after a pause");
+    assert_eq!(launch.after(1), [start(2, &[0])]);
+    let why = "a process of node 0 has failed; no restart is left (--max-restarts 2)";
+    assert_eq!(launch.ends(0, 2, Exit::Temporary), [finish(0, Exit::Temporary, Some(why))]);
+}
+
+#[test]
+fn what_would_fail_again_ends_the_launch_on_all_nodes_and_spares() {
+    for exit in [Exit::Input, Exit::Failed, Exit::Done] {
+        let mut launch = Launch::new(rules(1, 2));
+        launch.joins(0);
+        assert_eq!(launch.joins(1), [start(0, &[0, 1])]);
+        launch.joins(2);
+        launch.ends(1, 0, exit);
+        let all = [0, 1, 2].map(|node| finish(node, exit, None));
+        let other = if exit == Exit::Done { Exit::Done } else { Exit::Temporary };
+        assert_eq!(launch.ends(0, 0, other), all, "{exit:?}");
+    }
+}
+
+#[test]
+fn a_node_that_is_lost_is_waited_for_and_then_done_without() {
+    let mut launch = Launch::new(rules(1, 4));
+    for node in 0..3 {
+        assert_eq!(launch.joins(node), []);
+    }
+    assert_eq!(launch.joins(3), [start(0, &[0, 1, 2, 3])]);
+    let others = [0, 1, 3].map(|node| tell(node, Order::End));
+    assert_eq!(launch.happens(Event::Lost(NodeId(2))), others, "the others are told");
+    launch.ends(0, 0, Exit::Temporary);
+    launch.ends(1, 0, Exit::Temporary);
+    assert_eq!(launch.ends(3, 0, Exit::Temporary), []);
+    assert_eq!(launch.after(29), []);
+    assert_eq!(launch.after(1), [start(1, &[0, 1])], "node 3 is a spare");
+    assert_eq!(launch.happens(Event::Lost(NodeId(0))), [tell(1, Order::End)]);
+    assert_eq!(launch.ends(1, 1, Exit::Temporary), []);
+    assert_eq!(launch.after(30), [start(2, &[1, 3])], "the spare takes its place");
+}
+
+#[test]
+fn a_node_that_returns_takes_part_from_the_next_save_on() {
+    let mut launch = Launch::new(rules(1, 2));
+    launch.joins(0);
+    assert_eq!(launch.after(30), [start(0, &[0])]);
+    assert_eq!(launch.joins(1), [tell(0, Order::StopAtSave)]);
+    assert_eq!(launch.joins(2), [], "there is no place for it");
+    // It is no failure, and uses up no restart.
+    assert_eq!(launch.ends(0, 0, Exit::Temporary), [start(1, &[0, 1])]);
+    assert_eq!(launch.coordinator.restarts, 0);
+}
+
+#[test]
+fn a_node_with_a_number_has_its_place() {
+    let mut launch = Launch::new(rules(3, 3));
+    launch.says(5, Message::Join(NodeFacts { number: Some(1), ..facts(5) }));
+    launch.joins(6);
+    let first = NodeFacts { number: Some(0), address: Some([10, 0, 0, 1].into()), port: 7, ..facts(7) };
+    assert_eq!(launch.says(7, Message::Join(first)), [start(0, &[7, 5, 6])]);
+    assert_eq!(launch.coordinator.endpoint(NodeId(7)), (Some([10, 0, 0, 1].into()), 7));
+}
+
+#[test]
+fn a_signal_takes_its_node_out_and_on_the_coordinators_it_ends_the_launch() {
+    let begun = || {
+        let mut launch = Launch::new(rules(1, 2));
+        launch.joins(0);
+        assert_eq!(launch.joins(1), [start(0, &[0, 1])]);
+        launch
+    };
+    let stop = [0, 1].map(|node| tell(node, Order::Stop));
+    let mut launch = begun();
+    assert_eq!(launch.says(1, Message::Leave), stop);
+    launch.ends(1, 0, Exit::Temporary);
+    assert_eq!(launch.ends(0, 0, Exit::Temporary), [finish(1, Exit::Temporary, None)]);
+    assert_eq!(launch.after(30), [start(1, &[0])]);
+    let mut launch = begun();
+    assert_eq!(launch.says(0, Message::Leave), stop);
+    launch.ends(1, 0, Exit::Temporary);
+    let all = [0, 1].map(|node| finish(node, Exit::Temporary, None));
+    assert_eq!(launch.ends(0, 0, Exit::Temporary), all);
+    // A spare goes at once.
+    let mut launch = begun();
+    launch.joins(2);
+    assert_eq!(launch.says(2, Message::Leave), [finish(2, Exit::Temporary, None)]);
+}
+
+#[test]
+fn too_few_nodes_are_waited_for_but_not_for_ever() {
+    let mut launch = Launch::new(rules(2, 4));
+    launch.joins(0);
+    assert_eq!(launch.after(PATIENCE.as_secs() - 1), []);
+    let why = "1 of at least 2 nodes are there after 600 s";
+    assert_eq!(launch.after(1), [finish(0, Exit::Temporary, Some(why))]);
+    assert_eq!(launch.joins(1), [finish(1, Exit::Temporary, Some("the launch is over"))]);
+}
+
+#[test]
+fn nodes_start_equal_numbers_of_processes() {
+    let mut launch = Launch::new(rules(1, 2));
+    launch.joins(0);
+    let why = "node n1 has --nproc 3, and the others have 2: give all nodes the same";
+    let other = Message::Join(NodeFacts { nproc: 3, ..facts(1) });
+    assert_eq!(launch.says(1, other), [finish(1, Exit::Input, Some(why))]);
+}
+
+#[test]
+fn a_coordinator_that_takes_over_goes_on_counting() {
+    let mut launch = Launch::new(rules(1, 1));
+    let known = NodeFacts { known: Known { attempts: 3, is_taken_over: true }, ..facts(0) };
+    let goes_on = Action::Start { attempt: 3, nodes: vec![NodeId(0)], is_taken_over: true };
+    assert_eq!(launch.says(0, Message::Join(known)), [goes_on]);
+}
+
+/// Numbers by a seed.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        // SplitMix64, as Steele and others give it.
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % sides
+    }
+}
+
+/// Nodes as they really are: an agent runs one attempt at a time, and says what ends.
+#[derive(Default)]
+struct Cluster {
+    /// Nodes that are there, and the attempt that runs on each.
+    nodes: BTreeMap<NodeId, Option<u32>>,
+    finished: BTreeSet<NodeId>,
+    started: u32,
+}
+
+impl Cluster {
+    fn obey(&mut self, action: Action, rules: Rules) {
+        match action {
+            Action::Start { attempt, nodes, .. } => {
+                assert_eq!(attempt, self.started, "attempts are counted");
+                self.started += 1;
+                assert_eq!(rules.size(nodes.len()), Some(nodes.len()), "an allowed number of nodes");
+                for id in nodes {
+                    let running = self.nodes.get_mut(&id).expect("a node that is there");
+                    assert_eq!(running.replace(attempt), None, "no attempt begins before another has ended");
+                }
+            }
+            Action::Tell(id, Order::Finish { .. }) => {
+                assert_eq!(self.nodes.remove(&id), Some(None), "nothing is cut off");
+                self.finished.insert(id);
+            }
+            Action::Tell(..) | Action::Note(_) => {}
+        }
+    }
+}
+
+#[test]
+fn whatever_nodes_do_attempts_do_not_overlap_and_the_launch_ends() {
+    for seed in 0..3000 {
+        let mut dice = Dice(seed);
+        let min = 1 + dice.roll(3) as usize;
+        let max = min.next_power_of_two() + dice.roll(3) as usize;
+        let rules = Rules { min, max, max_restarts: 50, wait: WAIT };
+        let (mut coordinator, mut cluster) = (Coordinator::new(rules, Duration::ZERO), Cluster::default());
+        let (mut now, mut next) = (Duration::ZERO, 0);
+        for turn in 0..400 {
+            // At last nothing fails any more, and nodes come until there are enough.
+            let is_calm = turn > 200;
+            now += Duration::from_secs(dice.roll(20));
+            let ids: Vec<NodeId> = cluster.nodes.keys().copied().collect();
+            let any = (!ids.is_empty()).then(|| ids[dice.roll(ids.len() as u64) as usize]);
+            let event = match (dice.roll(if is_calm { 4 } else { 8 }), any) {
+                (0, _) if next == 0 || ids.len() < max => {
+                    next += 1;
+                    cluster.nodes.insert(NodeId(next), None);
+                    Event::Said(NodeId(next), Message::Join(facts(next)))
+                }
+                (1..=3, Some(id)) if cluster.nodes[&id].is_some() => {
+                    let attempt = cluster.nodes.insert(id, None).flatten().unwrap();
+                    let exit = if is_calm { Exit::Done } else { Exit::Temporary };
+                    Event::Said(id, ended(attempt, exit, None))
+                }
+                (4, Some(id)) => {
+                    cluster.nodes.remove(&id);
+                    Event::Lost(id)
+                }
+                (5, Some(id)) if min < max => Event::Said(id, Message::Leave),
+                _ => Event::Tick,
+            };
+            for action in coordinator.handle(now, event) {
+                cluster.obey(action, rules);
+            }
+            if coordinator.is_over() {
+                break;
+            }
+        }
+        assert!(coordinator.is_over(), "seed {seed}: {coordinator:?}");
+    }
+}

@@ -1,0 +1,199 @@
+//! The coordinator of a launch at work: it hears the agents of all nodes and does what [`Coordinator`] decides.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fsdp_comm::process::auth::{Side, Token, authenticate_within};
+
+use super::agent::{self, PULSE};
+use super::coordinator::{Action, Coordinator, Event, NodeId, Rules};
+use super::lines;
+use super::message::{Beginning, Message, Order, Start};
+use super::plan::Plan;
+use crate::output;
+
+/// What both ends prove the token for.
+pub(super) const PURPOSE: &[u8] = b"fsdp launch";
+
+/// How long a proof may take.
+pub(super) const PROOF_MAX: Duration = Duration::from_secs(5);
+
+/// Strangers that may prove themselves at the same time.
+const STRANGERS_MAX: usize = 64;
+
+/// How long nodes may take to hear that the launch is over.
+const FAREWELL: Duration = Duration::from_secs(3);
+
+/// What the coordinator hears.
+pub(super) enum Heard {
+    /// A node has connected.
+    Came(NodeId, TcpStream),
+    /// It says something.
+    Said(NodeId, Message),
+    /// Its connection is gone.
+    Lost(NodeId),
+}
+
+/// See the [module](self).
+pub(super) struct Host {
+    pub(super) rules: Rules,
+    pub(super) plan: Plan,
+    /// The agent of this node.
+    pub(super) own: Sender<agent::Event>,
+    /// Where other nodes reach this one, if that is known before any has.
+    pub(super) address: Option<IpAddr>,
+}
+
+/// Nodes that can be told something.
+struct Nodes {
+    own: Sender<agent::Event>,
+    own_address: Option<IpAddr>,
+    others: BTreeMap<NodeId, TcpStream>,
+}
+
+impl Host {
+    /// Coordinates until the launch is over.
+    pub(super) fn run(self, heard: &Receiver<Heard>) {
+        let begin = Instant::now();
+        let mut coordinator = Coordinator::new(self.rules, Duration::ZERO);
+        let mut nodes = Nodes { own: self.own, own_address: self.address, others: BTreeMap::new() };
+        let mut pulsed = Instant::now();
+        while !coordinator.is_over() {
+            if pulsed.elapsed() >= PULSE {
+                pulsed = Instant::now();
+                let pulse = Order::Pulse(coordinator.known());
+                nodes.others.values().for_each(|node| lines::send(node, &pulse));
+            }
+            let left = coordinator.deadline().map(|deadline| deadline.saturating_sub(begin.elapsed()));
+            let event = match heard.recv_timeout(left.map_or(PULSE, |left| left.min(PULSE))) {
+                Ok(Heard::Came(id, stream)) => {
+                    nodes.came(id, stream);
+                    continue;
+                }
+                Ok(Heard::Said(id, message)) => Event::Said(id, message),
+                Ok(Heard::Lost(id)) => {
+                    nodes.others.remove(&id);
+                    Event::Lost(id)
+                }
+                Err(RecvTimeoutError::Timeout) => Event::Tick,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            for action in coordinator.handle(begin.elapsed(), event) {
+                nodes.act(action, &mut coordinator, &self.plan);
+            }
+        }
+        nodes.part(heard);
+    }
+}
+
+impl Nodes {
+    fn came(&mut self, id: NodeId, stream: TcpStream) {
+        // By this address of this node it was reached.
+        self.own_address = self.own_address.or(stream.local_addr().ok().map(|address| address.ip()));
+        self.others.insert(id, stream);
+    }
+
+    fn act(&mut self, action: Action, coordinator: &mut Coordinator, plan: &Plan) {
+        match action {
+            Action::Tell(id, order) => self.tell(id, order),
+            Action::Note(text) => output::note(&text),
+            Action::Start { attempt, nodes, is_taken_over } => match plan.beginning(is_taken_over) {
+                Ok(beginning) => self.start(attempt, &nodes, beginning, coordinator),
+                Err(error) => {
+                    for action in coordinator.abandon(error.exit(), error.to_string()) {
+                        self.act(action, coordinator, plan);
+                    }
+                }
+            },
+        }
+    }
+
+    fn start(&self, attempt: u32, nodes: &[NodeId], beginning: Beginning, coordinator: &Coordinator) {
+        let rendezvous = (nodes.len() > 1).then(|| {
+            let (address, port) = coordinator.endpoint(nodes[0]);
+            let of_peer = || self.others.get(&nodes[0])?.peer_addr().ok().map(|address| address.ip());
+            let own = || self.own_address.filter(|_| nodes[0] == NodeId::OWN);
+            // A node that is lost has no address any more, and its attempt fails.
+            address.or_else(own).or_else(of_peer).map_or(String::new(), |ip| bracketed(ip, port))
+        });
+        for (node, &id) in nodes.iter().enumerate() {
+            let (nodes, rendezvous) = (nodes.len(), rendezvous.clone());
+            self.tell(id, Order::Start(Start { attempt, node, nodes, beginning, rendezvous }));
+        }
+    }
+
+    fn tell(&self, id: NodeId, order: Order) {
+        if id == NodeId::OWN {
+            // The agent has ended; so does the launch.
+            let _ = self.own.send(agent::Event::Ordered(order));
+        } else if let Some(stream) = self.others.get(&id) {
+            lines::send(stream, &order);
+        }
+    }
+
+    /// Waits until the other nodes have gone, which they do when they have heard that it is over.
+    fn part(mut self, heard: &Receiver<Heard>) {
+        let end = Instant::now() + FAREWELL;
+        while !self.others.is_empty()
+            && let Ok(heard) = heard.recv_timeout(end.saturating_duration_since(Instant::now()))
+        {
+            match heard {
+                Heard::Lost(id) => drop(self.others.remove(&id)),
+                Heard::Came(..) | Heard::Said(..) => {}
+            }
+        }
+    }
+}
+
+fn bracketed(address: IpAddr, port: u16) -> String {
+    std::net::SocketAddr::new(address, port).to_string()
+}
+
+/// Lets nodes in that know the token, and passes on what they say.
+pub(super) fn admit(listener: TcpListener, token: Token, heard: Sender<Heard>) -> std::io::Result<()> {
+    let (strangers, next) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicU64::new(NodeId::OWN.0 + 1)));
+    let admit = move || {
+        for stream in listener.incoming() {
+            let Ok(stream) = stream else {
+                // Files may be short: look again later.
+                thread::sleep(PULSE);
+                continue;
+            };
+            if strangers.fetch_add(1, Ordering::Relaxed) >= STRANGERS_MAX {
+                strangers.fetch_sub(1, Ordering::Relaxed);
+                continue;
+            }
+            let (token, heard) = (token.clone(), heard.clone());
+            let (strangers, next) = (Arc::clone(&strangers), Arc::clone(&next));
+            let attend = move || {
+                let proof = authenticate_within(&stream, PROOF_MAX, &token, Side::Answerer, PURPOSE);
+                strangers.fetch_sub(1, Ordering::Relaxed);
+                match proof {
+                    Ok(()) => attend(stream, NodeId(next.fetch_add(1, Ordering::Relaxed)), &heard),
+                    Err(error) => tracing::info!("a stranger at the port of the launch: {error}"),
+                }
+            };
+            let _ = thread::Builder::new().name("node".to_owned()).spawn(attend);
+        }
+    };
+    thread::Builder::new().name("nodes".to_owned()).spawn(admit).map(drop)
+}
+
+/// Passes on what a node says until it is gone. Nobody listens any more when the launch is over.
+fn attend(stream: TcpStream, id: NodeId, heard: &Sender<Heard>) {
+    let Ok(lines) = lines::receive::<Message>(&stream) else { return };
+    if heard.send(Heard::Came(id, stream)).is_err() {
+        return;
+    }
+    for message in lines {
+        if heard.send(Heard::Said(id, message)).is_err() {
+            return;
+        }
+    }
+    let _ = heard.send(Heard::Lost(id));
+}

@@ -1,0 +1,66 @@
+//! Messages between nodes: a line of JSON each, over a connection that has proven itself.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::agent::PULSE;
+
+/// Who says nothing for so long is lost.
+const SILENCE_MAX: Duration = PULSE.saturating_mul(15);
+
+/// Messages are short, so they go into the system's buffer at once, or the other end reads no longer.
+const SEND_WITHIN: Duration = Duration::from_secs(2);
+
+/// No message is as long.
+const LINE_MAX: u64 = 64 << 10;
+
+/// Sends a message. If it can not be sent, whoever reads from the connection finds out.
+pub(super) fn send<T: Serialize>(mut stream: &TcpStream, message: &T) {
+    let mut line = serde_json::to_vec(message).expect("messages are plain values");
+    line.push(b'\n');
+    if let Err(error) = stream.set_write_timeout(Some(SEND_WITHIN)).and_then(|()| stream.write_all(&line)) {
+        tracing::debug!("a message to another node: {error}");
+    }
+}
+
+/// The messages that come, until the other end is gone, silent for too long, or says what is none.
+pub(super) fn receive<T: DeserializeOwned>(
+    stream: &TcpStream,
+) -> io::Result<impl Iterator<Item = T> + use<T>> {
+    stream.set_read_timeout(Some(SILENCE_MAX))?;
+    stream.set_nodelay(true)?;
+    let mut reader = BufReader::new(stream.try_clone()?);
+    Ok(std::iter::from_fn(move || {
+        let mut line = Vec::new();
+        let read = (&mut reader).take(LINE_MAX).read_until(b'\n', &mut line);
+        read.ok().and_then(|_| serde_json::from_slice(&line).ok())
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use super::super::message::Order;
+    use super::*;
+
+    #[test]
+    fn messages_come_until_one_is_none() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (answerer, _) = listener.accept().unwrap();
+        let mut heard = receive::<Order>(&answerer).unwrap();
+        for order in [Order::Stop, Order::Finish { code: 3, because: Some("a\nb".to_owned()) }] {
+            send(&caller, &order);
+            assert_eq!(heard.next(), Some(order));
+        }
+        caller.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        assert_eq!(heard.next(), None);
+        drop(caller);
+        assert_eq!(receive::<Order>(&answerer).unwrap().next(), None, "it is gone");
+    }
+}

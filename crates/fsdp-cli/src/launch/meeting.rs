@@ -1,0 +1,278 @@
+//! How the agent of a node finds the coordinator of its launch, or becomes it.
+
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use fsdp_comm::process::auth::{AuthError, Side, Token, authenticate_within};
+use fsdp_comm::process::cluster::ClusterError;
+use fsdp_comm::process::interface;
+use fsdp_comm::process::rendezvous::election::{Elected, Lead, elect};
+use fsdp_comm::process::rendezvous::{LAUNCH_FOLDER, RendezvousError, named_token, shared_token};
+
+use super::agent::{Event, PULSE};
+use super::coordinator::{NodeId, Rules};
+use super::host::{Heard, Host, PROOF_MAX, PURPOSE, admit};
+use super::lines;
+use super::message::{Message, Order};
+use super::plan::Plan;
+use crate::args::LaunchArgs;
+use crate::cluster::variable;
+use crate::error::CliError;
+
+/// How long an address may take to answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+
+/// Where the agents of a launch meet.
+enum Where {
+    /// There is only this one.
+    Here,
+    /// At an address that all were told.
+    Endpoint {
+        host: String,
+        port: u16,
+        /// Whether the coordinator is on this node.
+        is_here: bool,
+    },
+    /// By a folder that all see.
+    Folder(PathBuf),
+}
+
+/// See the [module](self).
+pub(super) struct Meeting<'a> {
+    meet: Where,
+    rules: Rules,
+    plan: &'a Plan,
+    /// What agents, and later processes, prove themselves with.
+    token: Option<Token>,
+    /// The interface that was asked for.
+    address: Option<IpAddr>,
+    sessions: u64,
+}
+
+/// The connection of an agent with a coordinator.
+pub(super) struct Session {
+    pub(super) number: u64,
+    link: Link,
+    token: Option<String>,
+    address: Option<IpAddr>,
+}
+
+enum Link {
+    /// The coordinator is a thread of this process.
+    Own { to: Sender<Heard>, thread: JoinHandle<()>, _lead: Option<Lead> },
+    /// It is on another node.
+    Other(TcpStream),
+}
+
+impl<'a> Meeting<'a> {
+    /// Where the nodes of a launch meet.
+    ///
+    /// # Errors
+    /// [`CliError`]: there is nowhere, or no token.
+    pub(super) fn new(args: &LaunchArgs, plan: &'a Plan) -> Result<Self, CliError> {
+        let rules = Rules {
+            min: args.nnodes.min,
+            max: args.nnodes.max,
+            max_restarts: args.max_restarts,
+            wait: Duration::from_secs(args.node_wait),
+        };
+        let mut meeting = Self { meet: Where::Here, rules, plan, token: None, address: None, sessions: 0 };
+        if rules.max == 1 {
+            return Ok(meeting);
+        }
+        meeting.address = interface::asked_for(&variable).map_err(cluster_error)?;
+        let folder = plan.out_dir();
+        meeting.token = Some(token(args, folder)?);
+        meeting.meet = match (args.endpoint(), folder) {
+            (Some((host, port)), _) => {
+                let is_here = match args.node_rank {
+                    Some(number) => number == 0,
+                    None => is_own(&host)?,
+                };
+                Where::Endpoint { host, port, is_here }
+            }
+            (None, Some(folder)) => Where::Folder(folder.join(LAUNCH_FOLDER)),
+            (None, None) => {
+                let what = "the nodes of this command have no folder in common to meet; give host:port of the first one";
+                return Err(CliError::Option { option: "--endpoint", what: what.to_owned() });
+            }
+        };
+        Ok(meeting)
+    }
+
+    /// Finds the coordinator, or becomes it. What it says comes as events.
+    ///
+    /// # Errors
+    /// [`CliError`]: there is none within `patience`.
+    pub(super) fn session(
+        &mut self,
+        events: &Sender<Event>,
+        patience: Duration,
+    ) -> Result<Session, CliError> {
+        self.sessions += 1;
+        let end = Instant::now() + patience;
+        loop {
+            match self.try_session(events)? {
+                Some(link) => {
+                    let token = self.token.as_ref().map(Token::to_hex);
+                    return Ok(Session { number: self.sessions, link, token, address: self.address });
+                }
+                None if Instant::now() >= end => {
+                    return Err(CliError::NoCoordinator { waited: patience });
+                }
+                None => thread::sleep(PULSE),
+            }
+        }
+    }
+
+    fn try_session(&self, events: &Sender<Event>) -> Result<Option<Link>, CliError> {
+        let any = self.address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
+        match &self.meet {
+            Where::Here => Ok(Some(self.lead(None, None, None, events)?)),
+            Where::Endpoint { host, port, is_here: true } => {
+                let what = || format!("the coordinator at {host}:{port}");
+                let listener = TcpListener::bind((any, *port))
+                    .map_err(|source| CliError::Start { what: what(), source })?;
+                // Others reach process 0 as they reach the coordinator.
+                let address = self.address.or_else(|| resolve(host, *port).first().map(SocketAddr::ip));
+                Ok(Some(self.lead(Some(listener), None, address, events)?))
+            }
+            Where::Endpoint { host, port, is_here: false } => {
+                let connect = |address| TcpStream::connect_timeout(address, ANSWER_WITHIN).ok();
+                let Some(stream) = resolve(host, *port).iter().find_map(connect) else { return Ok(None) };
+                match self.prove(&stream) {
+                    Ok(()) => self.follow(stream, events).map(Some),
+                    Err(AuthError::Connection(_)) => Ok(None),
+                    Err(error) => {
+                        let why = format!("the coordinator at {host}:{port}: {error}");
+                        Err(CliError::Option { option: "--endpoint", what: why })
+                    }
+                }
+            }
+            Where::Folder(folder) => {
+                let is_one = |stream: &TcpStream| self.prove(stream).is_ok();
+                match elect(folder, any, &is_one).map_err(cluster_error)? {
+                    Elected::Follower(stream) => self.follow(stream, events).map(Some),
+                    Elected::Leader(listener, lead) => {
+                        Ok(Some(self.lead(Some(listener), Some(lead), self.address, events)?))
+                    }
+                }
+            }
+        }
+    }
+
+    fn prove(&self, stream: &TcpStream) -> Result<(), AuthError> {
+        let token = self.token.as_ref().expect("there is a token where there are several nodes");
+        authenticate_within(stream, PROOF_MAX, token, Side::Caller, PURPOSE)
+    }
+
+    fn lead(
+        &self,
+        listener: Option<TcpListener>,
+        lead: Option<Lead>,
+        address: Option<IpAddr>,
+        events: &Sender<Event>,
+    ) -> Result<Link, CliError> {
+        let failed = |source| CliError::Start { what: "a thread".to_owned(), source };
+        let (to, heard) = mpsc::channel();
+        if let (Some(listener), Some(token)) = (listener, &self.token) {
+            admit(listener, token.clone(), to.clone()).map_err(failed)?;
+        }
+        let host = Host { rules: self.rules, plan: self.plan.clone(), own: events.clone(), address };
+        let thread = thread::Builder::new().name("coordinator".to_owned()).spawn(move || host.run(&heard));
+        Ok(Link::Own { to, thread: thread.map_err(failed)?, _lead: lead })
+    }
+
+    fn follow(&self, stream: TcpStream, events: &Sender<Event>) -> Result<Link, CliError> {
+        let failed = |source| CliError::Start { what: "a thread".to_owned(), source };
+        let orders = lines::receive::<Order>(&stream).map_err(failed)?;
+        let (events, session) = (events.clone(), self.sessions);
+        let hear = move || {
+            for order in orders {
+                // Nobody listens any more when the launch is over.
+                let _ = events.send(Event::Ordered(order));
+            }
+            let _ = events.send(Event::Lost { session });
+        };
+        thread::Builder::new().name("coordinator".to_owned()).spawn(hear).map_err(failed)?;
+        Ok(Link::Other(stream))
+    }
+}
+
+impl Session {
+    /// Tells the coordinator something.
+    pub(super) fn say(&self, message: Message) {
+        match &self.link {
+            // It has ended when the launch is over.
+            Link::Own { to, .. } => drop(to.send(Heard::Said(NodeId::OWN, message))),
+            Link::Other(stream) => lines::send(stream, &message),
+        }
+    }
+
+    /// Whether the coordinator is of this process.
+    pub(super) fn is_own(&self) -> bool {
+        matches!(self.link, Link::Own { .. })
+    }
+
+    /// What processes prove themselves with.
+    pub(super) fn token(&self) -> Option<&str> {
+        self.token.as_deref()
+    }
+
+    /// The interface that was asked for.
+    pub(super) fn address(&self) -> Option<IpAddr> {
+        self.address
+    }
+
+    /// A port that is free now, for process 0. If somebody takes it before that does, the attempt fails and is repeated.
+    pub(super) fn free_port(&self) -> u16 {
+        let any = self.address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
+        let bound = TcpListener::bind((any, 0)).and_then(|listener| listener.local_addr());
+        bound.map_or(0, |address| address.port())
+    }
+
+    /// Ends it, when the launch is over.
+    pub(super) fn close(self) {
+        match self.link {
+            Link::Own { to, thread, _lead } => {
+                drop(to);
+                let ended = thread.join();
+                ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            }
+            Link::Other(stream) => drop(stream.shutdown(Shutdown::Both)),
+        }
+    }
+}
+
+/// The token of a launch on several nodes: named, or in the output folder.
+fn token(args: &LaunchArgs, folder: Option<&Path>) -> Result<Token, CliError> {
+    if let Some(named) = named_token(&variable).map_err(RendezvousError::from).map_err(cluster_error)? {
+        return Ok(named);
+    }
+    if args.network.insecure_network {
+        return Ok(Token::open());
+    }
+    let Some(folder) = folder else { return Err(ClusterError::NoToken.into()) };
+    let failed = |source| CliError::Create { option: "run.out_dir", file: folder.to_owned(), source };
+    std::fs::create_dir_all(folder).map_err(failed)?;
+    let token = shared_token(folder, true).map_err(cluster_error)?;
+    Ok(token.expect("it is made if there is none"))
+}
+
+fn cluster_error<E: Into<ClusterError>>(error: E) -> CliError {
+    CliError::Cluster(error.into())
+}
+
+fn resolve(host: &str, port: u16) -> Vec<SocketAddr> {
+    (host, port).to_socket_addrs().map(Iterator::collect).unwrap_or_default()
+}
+
+/// Whether a host is this one.
+fn is_own(host: &str) -> Result<bool, CliError> {
+    let own = interface::interfaces().map_err(|source| CliError::Start { what: host.to_owned(), source })?;
+    let addresses = resolve(host, 0);
+    Ok(own.iter().any(|interface| addresses.iter().any(|address| address.ip() == interface.address)))
+}
