@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fsdp_core::Rank;
 use fsdp_core::comm::CommError;
@@ -32,7 +32,12 @@ struct Office {
     timeout: Duration,
     /// By rank: channels that it has used.
     channels: Vec<AtomicU64>,
+    /// The alarm of a world that is larger than this process.
+    outer: Option<Arc<dyn Alarm>>,
 }
+
+/// How often somebody who waits asks the alarm of a larger world, which can not wake it.
+const LOOK: Duration = Duration::from_millis(50);
 
 impl Office {
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -42,12 +47,15 @@ impl Office {
 
 impl Alarm for Office {
     fn raise(&self, error: CommError) {
+        if let Some(outer) = &self.outer {
+            outer.raise(error.clone());
+        }
         self.lock().alarm.get_or_insert(error);
         self.changed.notify_all();
     }
 
     fn raised(&self) -> Option<CommError> {
-        self.lock().alarm.clone()
+        self.outer.as_ref().map_or_else(|| self.lock().alarm.clone(), |outer| outer.raised())
     }
 }
 
@@ -61,8 +69,18 @@ pub struct InMemoryLinks {
 impl InMemoryLinks {
     /// Connections among `ranks` ranks; nobody waits longer than `timeout` for a message.
     pub fn new(ranks: usize, timeout: Duration) -> Self {
+        Self::of_world(ranks, timeout, None)
+    }
+
+    /// Connections among those of a world's ranks that are in this process; they fail with the world, whose alarm is
+    /// `alarm`.
+    pub(crate) fn within(ranks: usize, timeout: Duration, alarm: Arc<dyn Alarm>) -> Self {
+        Self::of_world(ranks, timeout, Some(alarm))
+    }
+
+    fn of_world(ranks: usize, timeout: Duration, outer: Option<Arc<dyn Alarm>>) -> Self {
         let channels = (0..ranks).map(|_| AtomicU64::default()).collect();
-        let office = Office { state: Mutex::default(), changed: Condvar::new(), timeout, channels };
+        let office = Office { state: Mutex::default(), changed: Condvar::new(), timeout, channels, outer };
         Self { office: Arc::new(office), members: (0..ranks).map(Rank).collect() }
     }
 
@@ -115,9 +133,11 @@ impl InMemoryLink {
     /// The next message of a member; `None` after the time limit.
     fn next(&self, from: usize) -> Result<Option<Message>, CommError> {
         let (rank, to) = (self.members[from], self.world_rank());
+        let begin = Instant::now();
         let mut state = self.office.lock();
         loop {
-            if let Some(error) = &state.alarm {
+            let outer = self.office.outer.as_ref().and_then(|outer| outer.raised());
+            if let Some(error) = outer.as_ref().or(state.alarm.as_ref()) {
                 return Err(error.clone());
             }
             let message = state.boxes.get_mut(&(self.channel, rank, to)).and_then(VecDeque::pop_front);
@@ -127,12 +147,13 @@ impl InMemoryLink {
             if state.closed.contains(&(self.channel, rank)) {
                 return Err(CommError::PeerFailed { rank, reason: "it has closed its links".to_owned() });
             }
-            let waited = self.office.changed.wait_timeout(state, self.office.timeout);
-            let (woken, waited) = waited.unwrap_or_else(PoisonError::into_inner);
-            if waited.timed_out() {
+            let left = self.office.timeout.saturating_sub(begin.elapsed());
+            if left.is_zero() {
                 return Ok(None);
             }
-            state = woken;
+            let wait = if self.office.outer.is_some() { left.min(LOOK) } else { left };
+            let waited = self.office.changed.wait_timeout(state, wait);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 

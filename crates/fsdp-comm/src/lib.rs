@@ -6,7 +6,7 @@
 //! - [`process`]: worlds of several processes.
 //! - [`conformance`]: what every implementation of [`Communicator`](fsdp_core::comm::Communicator) must do,
 //!   as plain functions over a [`Launcher`](launch::Launcher).
-//! - [`Link`]: messages between pairs of ranks; [`InMemoryLinks`] for tests.
+//! - [`Link`]: messages between pairs of ranks; [`InMemoryLinks`] between ranks of one process.
 //! - [`algorithms`]: all-gather, reduce-scatter, all-reduce and broadcast of bytes over a link.
 //! - [`LinkComm`]: a communicator made of these, for any memory.
 #![forbid(unsafe_code)]
@@ -26,6 +26,7 @@ mod sums;
 
 mod flight;
 mod link_comm;
+mod near;
 mod staging;
 mod tcp;
 
@@ -35,5 +36,6 @@ pub use flight::FlightRecorder;
 pub use in_memory::InMemoryLinks;
 pub use link::{Alarm, Exchanged, Header, Incoming, Link, Outgoing};
 pub use link_comm::LinkComm;
+pub use near::{MakeLink, near_links};
 pub use session::Session;
 pub use tcp::{TcpDoor, TcpLinks, TcpWorld};

@@ -12,7 +12,7 @@ use std::time::Duration;
 use fsdp_comm::conformance::{self, PlainMemory, outcomes};
 use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
 use fsdp_comm::process::auth::Token;
-use fsdp_comm::{Alarm, InMemoryLinks, Link, LinkComm, TcpDoor, TcpLinks, TcpWorld};
+use fsdp_comm::{Alarm, InMemoryLinks, Link, LinkComm, MakeLink, TcpDoor, TcpLinks, TcpWorld, near_links};
 use fsdp_core::comm::{Comm, CommError, Purpose, ReduceOp};
 use fsdp_core::memory::{Category, Memory};
 use fsdp_core::{DType, Error, Queue, Rank};
@@ -22,6 +22,8 @@ use fsdp_core::{DType, Error, Queue, Rank};
 enum Transport {
     InMemory,
     Tcp,
+    /// TCP between processes of so many ranks each, the last one of fewer.
+    Both(usize),
 }
 
 /// Worlds of threads that are connected by links.
@@ -40,18 +42,30 @@ impl Linked {
         let links: Links = match self.transport {
             Transport::InMemory => Box::new(move |channel, rank| in_memory.link(channel, rank)),
             Transport::Tcp => {
-                let links = tcp_links(world, self.timeout, &alarm);
+                let links = tcp_links(world, 1, self.timeout, &alarm);
                 Box::new(move |channel, rank| links[rank.0].link(channel, rank))
+            }
+            Transport::Both(each) => {
+                let far = tcp_links(world, each, self.timeout, &alarm);
+                let near = |(process, far): (usize, TcpLinks)| {
+                    let local = process * each..world.min((process + 1) * each);
+                    let far: Arc<MakeLink> = Arc::new(move |channel, rank| far.link(channel, rank));
+                    near_links(far, local, world, self.timeout, Arc::clone(&alarm))
+                };
+                let links: Vec<_> = far.into_iter().enumerate().map(near).collect();
+                Box::new(move |channel, rank| links[rank.0 / each](channel, rank))
             }
         };
         (links, alarm)
     }
 }
 
-/// Links as processes with one rank each have them.
-fn tcp_links(world: usize, timeout: Duration, alarm: &Arc<dyn Alarm>) -> Vec<TcpLinks> {
-    let doors: Vec<_> = (0..world).map(|_| TcpDoor::bind(Ipv4Addr::LOCALHOST.into()).unwrap()).collect();
-    let addresses: Vec<_> = doors.iter().map(|door| vec![door.address().unwrap()]).collect();
+/// Links as processes with so many ranks each have them.
+fn tcp_links(world: usize, each: usize, timeout: Duration, alarm: &Arc<dyn Alarm>) -> Vec<TcpLinks> {
+    let processes = 0..world.div_ceil(each);
+    let doors: Vec<_> = processes.map(|_| TcpDoor::bind(Ipv4Addr::LOCALHOST.into()).unwrap()).collect();
+    let address = |rank: usize| vec![doors[rank / each].address().unwrap()];
+    let addresses: Vec<_> = (0..world).map(address).collect();
     let open = |door: TcpDoor| {
         let alarm = Arc::clone(alarm);
         door.open(TcpWorld { addresses: addresses.clone(), generation: 1, alarm, timeout }, Token::open())
@@ -105,6 +119,12 @@ fn worlds_of_one_to_nine_ranks_pass_over_tcp() {
     conformance::all(&Linked { transport: Transport::Tcp, timeout: LONG }, &SIZES);
 }
 
+#[test]
+fn worlds_of_one_to_nine_ranks_pass_with_several_ranks_per_process() {
+    conformance::all(&Linked { transport: Transport::Both(2), timeout: LONG }, &SIZES);
+    conformance::all(&Linked { transport: Transport::Both(3), timeout: LONG }, &[4, 5, 7, 8]);
+}
+
 fn reduce(comm: &mut Comm<PlainMemory>, memory: &PlainMemory) -> Result<(), Error> {
     let buffer = memory.allocate(Category::CommStaging, DType::I64, 1)?;
     comm.all_reduce(memory, ReduceOp::Sum, Purpose::Setup, None, vec![buffer])?
@@ -114,7 +134,7 @@ fn reduce(comm: &mut Comm<PlainMemory>, memory: &PlainMemory) -> Result<(), Erro
 
 #[test]
 fn ranks_that_wait_for_each_other_are_told_after_the_time_limit() {
-    for transport in [Transport::InMemory, Transport::Tcp] {
+    for transport in [Transport::InMemory, Transport::Tcp, Transport::Both(2)] {
         let timeout = Duration::from_millis(50);
         let outcomes = outcomes(&Linked { transport, timeout }, 2, &|mut seat| {
             let comm = if seat.gathers.rank() == 1 { &mut seat.reductions } else { &mut seat.gathers };
@@ -129,7 +149,7 @@ fn ranks_that_wait_for_each_other_are_told_after_the_time_limit() {
 
 #[test]
 fn a_rank_that_returns_early_is_named() {
-    for transport in [Transport::InMemory, Transport::Tcp] {
+    for transport in [Transport::InMemory, Transport::Tcp, Transport::Both(2)] {
         let outcomes = outcomes(&Linked { transport, timeout: LONG }, 3, &|mut seat| {
             // Over TCP ranks hear of each other from their first collective on.
             reduce(&mut seat.gathers, &seat.memory)?;

@@ -10,7 +10,7 @@ use fsdp_core::{Error, FailureKind, Memory, Rank};
 
 use super::auth::Token;
 use super::interface::{self, InterfaceError};
-use super::launch::{MakeLink, Processes};
+use super::launch::Processes;
 use super::place::Place;
 use super::rendezvous::{Published, Rendezvous, RendezvousError};
 use super::{Control, ControlOptions, JoinError};
@@ -18,6 +18,7 @@ use super::{Facts, Failure, Roster, Verdict};
 use crate::assembly::Assembly;
 use crate::flight::FlightRecorder;
 use crate::link::Alarm;
+use crate::near::{MakeLink, near_links};
 use crate::tcp::{TcpDoor, TcpWorld};
 
 /// How often a process looks whether the leader has said where it is.
@@ -157,7 +158,9 @@ impl Cluster {
             .collect();
         let world = TcpWorld { addresses, generation: roster.generation, alarm: control.alarm(), timeout };
         let links = door.open(world, token)?;
-        let links: Arc<MakeLink> = Arc::new(move |channel, rank| links.link(channel, rank));
+        let far: Arc<MakeLink> = Arc::new(move |channel, rank| links.link(channel, rank));
+        let local = roster.processes[place.process].ranks.clone();
+        let links = near_links(far, local, roster.world(), timeout, control.alarm());
         let recorder = Arc::new(FlightRecorder::new());
         control.record(Arc::clone(&recorder));
         Ok(Self { place, control, links, recorder, _published: published })

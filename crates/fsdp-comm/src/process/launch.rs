@@ -14,16 +14,13 @@ use fsdp_core::{Error, FailureKind, Memory, Rank};
 
 use crate::assembly::{Assembly, AssemblyError};
 use crate::launch::{FailureReason, LaunchFailure, Launcher, Seat};
-use crate::{Alarm, FlightRecorder, Link, LinkComm};
+use crate::{Alarm, FlightRecorder, LinkComm, MakeLink};
 
 /// Channels of one world: two of all ranks, and those that are split off.
 const CHANNELS_PER_WORLD: u64 = 64;
 
 /// Enough for the deepest recursion of a rank, which is that of an unoptimized build.
 const STACK_BYTES: usize = 8 << 20;
-
-/// Makes the link of a channel for a rank of this process.
-pub type MakeLink = dyn Fn(u64, Rank) -> Box<dyn Link> + Send + Sync;
 
 /// Makes the memory of a rank in a world of a size.
 pub type MakeMemory<M> = dyn Fn(Rank, usize) -> Result<Arc<M>, Error> + Send + Sync;

@@ -1,0 +1,94 @@
+//! Links of ranks of which some are in one process: those talk through memory, and to others over another transport.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fsdp_core::Rank;
+use fsdp_core::comm::CommError;
+
+use crate::in_memory::InMemoryLinks;
+use crate::link::{Alarm, Exchanged, Incoming, Link, Outgoing};
+
+/// Makes the link of a channel for a rank of this process.
+pub type MakeLink = dyn Fn(u64, Rank) -> Box<dyn Link> + Send + Sync;
+
+/// Links of a world of which `local` ranks are in this process, where `far` connects all; nobody waits longer than
+/// `timeout` for a message.
+pub fn near_links(
+    far: Arc<MakeLink>,
+    local: Range<usize>,
+    world: usize,
+    timeout: Duration,
+    alarm: Arc<dyn Alarm>,
+) -> Arc<MakeLink> {
+    if local.len() < 2 {
+        return far;
+    }
+    let near = InMemoryLinks::within(world, timeout, alarm);
+    Arc::new(move |channel, rank| {
+        let (near, far) = (near.link(channel, rank), far(channel, rank));
+        Box::new(NearLink { near, far, local: local.clone() })
+    })
+}
+
+struct NearLink {
+    near: Box<dyn Link>,
+    far: Box<dyn Link>,
+    local: Range<usize>,
+}
+
+impl NearLink {
+    fn is_near(&self, member: usize) -> bool {
+        self.local.contains(&self.far.members()[member].0)
+    }
+}
+
+impl Link for NearLink {
+    fn rank(&self) -> usize {
+        self.far.rank()
+    }
+
+    fn members(&self) -> &[Rank] {
+        self.far.members()
+    }
+
+    fn exchange(
+        &mut self,
+        outgoing: Option<Outgoing<'_>>,
+        incoming: Option<Incoming<'_, '_>>,
+    ) -> Result<Exchanged, CommError> {
+        let (near_out, far_out) = outgoing.map_or((None, None), |out| match self.is_near(out.to) {
+            true => (Some(out), None),
+            false => (None, Some(out)),
+        });
+        let (near_in, far_in) = incoming.map_or((None, None), |come| match self.is_near(come.from) {
+            true => (Some(come), None),
+            false => (None, Some(come)),
+        });
+        // In this order nobody waits for somebody who waits for it: what goes through memory is sent without waiting, and
+        // whoever is sent something over the far link takes it before it waits for memory.
+        let no = || Ok(Exchanged::Done);
+        near_out.map_or_else(no, |out| self.near.exchange(Some(out), None))?;
+        if far_out.is_some() || far_in.is_some() {
+            let exchanged = self.far.exchange(far_out, far_in)?;
+            if exchanged != Exchanged::Done {
+                return Ok(exchanged);
+            }
+        }
+        near_in.map_or_else(no, |come| self.near.exchange(None, Some(come)))
+    }
+
+    fn unused_channel(&self) -> u64 {
+        self.near.unused_channel().max(self.far.unused_channel())
+    }
+
+    fn subgroup(&self, members: &[usize], channel: u64) -> Box<dyn Link> {
+        let (near, far) = (self.near.subgroup(members, channel), self.far.subgroup(members, channel));
+        Box::new(Self { near, far, local: self.local.clone() })
+    }
+
+    fn alarm(&self) -> Arc<dyn Alarm> {
+        self.far.alarm()
+    }
+}
