@@ -12,11 +12,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
-use fsdp_comm::process::Verdict;
 use fsdp_comm::process::cluster::{Cluster, Joining};
 use fsdp_comm::process::place::{Place, recognise};
+use fsdp_comm::process::{ProcessEntry, Verdict};
 use fsdp_train::TrainError;
 use fsdp_train::config::RunConfig;
+use fsdp_train::metrics::{Census, Participant};
 
 use crate::args::NetworkArgs;
 use crate::error::CliError;
@@ -63,6 +64,29 @@ pub(crate) fn is_launched() -> Result<bool, CliError> {
     Ok(variable("FSDP_PROCESS").is_some() || place()?.is_some())
 }
 
+/// The processes that work together, and what connects them.
+#[derive(Clone, Copy)]
+pub(crate) struct Team<'a> {
+    pub(crate) cluster: &'a Cluster,
+    carrier: &'a Carrier,
+}
+
+impl Team<'_> {
+    /// Who they are, for the metrics.
+    pub(crate) fn census(&self) -> Census {
+        let participant = |ProcessEntry { ranks, facts }: &ProcessEntry| Participant {
+            host: facts.host.clone(),
+            pid: facts.pid,
+            device: facts.device.clone(),
+            cpu: facts.cpu_model.clone(),
+            first_rank: ranks.start,
+            ranks: ranks.len(),
+        };
+        let processes = self.cluster.roster().processes.iter().map(participant).collect();
+        Census { transport: self.carrier.to_string(), processes }
+    }
+}
+
 fn variable(name: &str) -> Option<String> {
     env::var(name).ok()
 }
@@ -77,7 +101,7 @@ pub(crate) fn within(
     place: Option<Place>,
     run: &RunConfig,
     network: NetworkArgs,
-    work: impl FnOnce(Option<&Cluster>) -> Result<Exit, CliError>,
+    work: impl FnOnce(Option<Team<'_>>) -> Result<Exit, CliError>,
 ) -> Result<Exit, CliError> {
     let Some(place) = place else { return work(None) };
     let mut cluster = join(place, run, network)?;
@@ -85,7 +109,7 @@ pub(crate) fn within(
     watchdog::install(&cluster, record.clone());
     let outcome = Carrier::choose(&mut cluster, run).and_then(|carrier| {
         introduce(&cluster, run, &carrier);
-        let exit = work(Some(&cluster))?;
+        let exit = work(Some(Team { cluster: &cluster, carrier: &carrier }))?;
         if cluster.verdict().is_none() {
             carrier.finish(&mut cluster)?;
         }

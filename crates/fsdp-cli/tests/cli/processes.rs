@@ -57,6 +57,11 @@ fn every_launcher_brings_processes_together_and_one_of_them_speaks() {
             assert_eq!(ran.code, Some(0), "{name} {process}: {}", ran.stderr);
         }
         assert!(bits(&sandbox, name) == bits(&sandbox, "threads"), "{name}");
+        let starts = sandbox.starts(name);
+        let processes = starts[0]["processes"].as_array().unwrap();
+        assert_eq!((&starts[0]["transport"], processes.len()), (&"TCP".into(), 2), "{name}");
+        assert_ne!(processes[0]["pid"], processes[1]["pid"], "{name}");
+        assert_eq!(processes[1]["first_rank"], 1, "{name}");
         assert!(ran[0].stdout.contains("steps         3,"), "{}", ran[0].stdout);
         assert_eq!((&*ran[1].stdout, &*ran[1].stderr), ("", ""), "{name}: it is said once");
         let told = "2 processes (2 on ";
@@ -168,6 +173,25 @@ fn a_process_that_falls_silent_is_dead_after_fifteen_heartbeats() {
         assert_eq!(ran[victim].code, Some(75), "it finds that the world has ended: {}", ran[victim].stderr);
     }
 }
+
+#[test]
+fn processes_tell_how_long_their_ranks_waited_for_each_other() {
+    let sandbox = Sandbox::new();
+    let world = World::start(&sandbox, FSDP, 3, &format!("train run.toml {ENDLESS_OF_THREE}"));
+    let metrics = || std::fs::read_to_string(sandbox.path("out/metrics.jsonl")).unwrap_or_default();
+    wait_until("the waiting of some steps", || metrics().matches("wait_step").count() > 20);
+    world.signal(0, "TERM");
+    world.end().iter().for_each(|ran| assert_eq!(ran.code, Some(75), "{}", ran.stderr));
+    for line in sandbox.metrics("out").iter().filter(|line| line["wait_step"].is_u64()) {
+        assert!(line["wait_step"].as_u64() < line["step"].as_u64(), "{line}");
+        assert!(
+            line["wait_ms"].as_f64().unwrap() > 0.0 && line["slowest_rank"].as_u64().unwrap() < 3,
+            "{line}"
+        );
+    }
+}
+
+const ENDLESS_OF_THREE: &str = "--set run.ranks=3 --set train.global_batch_size=6 --set train.steps=1000000";
 
 #[test]
 fn a_signal_to_any_process_saves_and_stops_all() {
