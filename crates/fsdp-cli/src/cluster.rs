@@ -5,6 +5,7 @@
 
 mod error_file;
 mod flight;
+mod srun;
 mod transport;
 mod watchdog;
 
