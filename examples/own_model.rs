@@ -162,6 +162,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         observer: &|_| Box::new(()),
         config_json: None,
         flops: None,
+        census: None,
     };
     let summary = train(&job, &ranks, &options)?;
     println!("loss {:.3} first, {:.3} last", summary.first_loss, summary.last_loss);

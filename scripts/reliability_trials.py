@@ -78,7 +78,9 @@ class Trial:
 
     def losses(self, out="out"):
         lines = (self.dir / out / "metrics.jsonl").read_text().splitlines()
-        return [(line["step"], line["loss"], line["grad_norm"]) for line in map(json.loads, lines)]
+        # A line without a step says who takes part from there on.
+        steps = (line for line in map(json.loads, lines) if "step" in line)
+        return [(line["step"], line["loss"], line["grad_norm"]) for line in steps]
 
     def kill_after(self, args, seconds, sig=signal.SIGKILL):
         with open(self.dir / "told", "w") as told:

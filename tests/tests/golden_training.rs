@@ -91,6 +91,7 @@ impl Case {
             observer: &|_| Box::new(()),
             config_json: None,
             flops: None,
+            census: None,
         };
         train(&job, &threads(), &options).unwrap_or_else(|error| panic!("{error}"));
         outcome(&dir.path().join("out"))
@@ -167,7 +168,8 @@ impl Case {
 
 fn outcome(out_dir: &Path) -> Outcome {
     let lines = std::fs::read_to_string(out_dir.join("metrics.jsonl")).unwrap();
-    let steps: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    // The first one says who takes part.
+    let steps: Vec<Value> = lines.lines().skip(1).map(|line| serde_json::from_str(line).unwrap()).collect();
     let column = |key: &str| steps.iter().map(|step| step[key].as_f64().unwrap()).collect();
     let model = ModelReader::open(out_dir.join("model")).unwrap();
     let params = model.names().map(|name| (name.to_owned(), tensor(&model, name))).collect();

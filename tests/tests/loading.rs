@@ -155,6 +155,7 @@ fn checkpoints(dir: &Path, optimizer: &str) -> [PathBuf; 2] {
         observer: &|_| Box::new(()),
         config_json: None,
         flops: None,
+        census: None,
     };
     train(&job(LLAMA, config(dir, 61, &overrides)), &threads(), &options).unwrap();
     let (good, damaged) = (RunDir::new(out).checkpoint(2), dir.join("damaged"));

@@ -61,6 +61,7 @@ fn run(job: &Job<HfModel>, resume: Resume, told: &Told) -> Result<Summary, Train
         observer: &|_| Box::new(()),
         config_json: Some("{\"hidden_size\": 24}".into()),
         flops: None,
+        census: None,
     };
     train(job, &threads_with(options()), &options_of_run)
 }
@@ -259,7 +260,8 @@ fn going_on_extends_a_run_and_records_the_change() {
     assert_eq!(resumed[0].as_ref().unwrap().changes, [change]);
     assert_eq!(RunDir::new(&out).steps().unwrap(), [4, 6], "two are kept");
     let lines = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
-    assert_eq!(lines.lines().count(), 6);
+    // Six steps, and who took part in each of two starts.
+    assert_eq!(lines.lines().count(), 8);
     let last = NativeReader::open(RunDir::new(&out).checkpoint(6)).unwrap();
     let changes = last.manifest().run_state["changes"].as_array().unwrap().len();
     assert_eq!(changes, 1, "the change travels with the run");
@@ -310,6 +312,7 @@ fn go_back(job: &Job<HfModel>, to: &Path) -> Result<Summary, TrainError> {
         observer: &|_| Box::new(()),
         config_json: Some("{\"hidden_size\": 24}".into()),
         flops: None,
+        census: None,
     };
     train(job, &threads_with(options()), &options_of_run)
 }
@@ -430,6 +433,7 @@ fn an_error_behind_the_steps_ends_the_run() {
             observer: &|_| Box::new(()),
             config_json: None,
             flops: None,
+            census: None,
         };
         let job = job(LLAMA, config(dir.path(), 61, &overrides));
         let error = train(&job, &threads_with(options()), &options_of_run).unwrap_err();

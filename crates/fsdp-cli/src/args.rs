@@ -95,7 +95,8 @@ pub(crate) struct NetworkArgs {
 /// `fsdp train`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "The output folder (run.out_dir) gets:
-  metrics.jsonl   one JSON object per step: loss, grad_norm, lr, tokens_per_s, ...
+  metrics.jsonl   one JSON object per step: loss, grad_norm, lr, tokens_per_s, wait_ms, ...;
+                  in front of the steps of each start, one with hosts, processes and transport
   resolved.toml   the run file with every default written out
   model/          config.json and model.safetensors, for transformers and others
   checkpoints/    step-00000050, ..: the whole state, as [checkpoint] says; PyTorch reads them too

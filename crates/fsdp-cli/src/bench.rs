@@ -37,7 +37,8 @@ pub(crate) fn run(args: &BenchTrainArgs) -> Result<Exit, CliError> {
     logging::install(None)?;
     let job = workload::job(args)?;
     device::expect(job.config.run.device)?;
-    cluster::within(cluster::place()?, &job.config.run, args.network, |cluster| {
+    cluster::within(cluster::place()?, &job.config.run, args.network, |team| {
+        let cluster = team.map(|team| team.cluster);
         let steps = Steps { job: &job, steps: args.steps as u64 };
         let ranks = device::training(&job.config.run, cluster, steps)??;
         if cluster.is_none_or(Cluster::is_leader) {

@@ -5,18 +5,24 @@
 
 mod error_file;
 mod flight;
+mod srun;
 mod transport;
 mod watchdog;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::os::unix::process::parent_id;
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
-use fsdp_comm::process::Verdict;
-use fsdp_comm::process::cluster::{Cluster, Joining};
+use fsdp_comm::process::cluster::{Cluster, Joining, host};
 use fsdp_comm::process::place::{Place, recognise};
+use fsdp_comm::process::rendezvous::NodeFolder;
+use fsdp_comm::process::{ProcessEntry, Verdict};
+use fsdp_core::Rank;
 use fsdp_train::TrainError;
 use fsdp_train::config::RunConfig;
+use fsdp_train::metrics::{Census, Participant};
 
 use crate::args::NetworkArgs;
 use crate::error::CliError;
@@ -42,9 +48,32 @@ const LOOK: Duration = Duration::from_millis(5);
 pub(crate) fn place() -> Result<Option<Place>, CliError> {
     let place = recognise(&variable)?;
     if let Some(place) = place.filter(|place| place.process > 0) {
-        output::speak_as(format!("process {}", place.process));
+        output::speak_as(format!("process {} on {}", place.process, host()));
     }
     Ok(place)
+}
+
+/// How long a process waits for the first one of its node to say what is wrong.
+const SAID_WITHIN: Duration = Duration::from_secs(1);
+
+/// Whether what ends this process, before it has met the others, is said by the first process of its node in the same words:
+/// then it need not be said again. On the first process it is not, and the others are told what it says. Nodes may have
+/// different files and libraries, so each of them speaks for itself.
+pub(crate) fn is_said_by_another(text: &str) -> bool {
+    let Ok(Some(place)) = recognise(&variable) else { return false };
+    let folder = NodeFolder::of(place, &variable, parent_id());
+    if place.local_process > 0 {
+        let is_said = folder.hear(SAID_WITHIN).is_some_and(|said| said == text);
+        if is_said {
+            tracing::debug!("ended: {text}");
+        }
+        return is_said;
+    }
+    if let Err(error) = folder.tell(text) {
+        // Then they say it too.
+        tracing::debug!("{error}");
+    }
+    false
 }
 
 /// Whether this process is another one than the first of several: what one can say alone, it need not say too.
@@ -63,6 +92,29 @@ pub(crate) fn is_launched() -> Result<bool, CliError> {
     Ok(variable("FSDP_PROCESS").is_some() || place()?.is_some())
 }
 
+/// The processes that work together, and what connects them.
+#[derive(Clone, Copy)]
+pub(crate) struct Team<'a> {
+    pub(crate) cluster: &'a Cluster,
+    carrier: &'a Carrier,
+}
+
+impl Team<'_> {
+    /// Who they are, for the metrics.
+    pub(crate) fn census(&self) -> Census {
+        let participant = |ProcessEntry { ranks, facts }: &ProcessEntry| Participant {
+            host: facts.host.clone(),
+            pid: facts.pid,
+            device: facts.device.clone(),
+            cpu: facts.cpu_model.clone(),
+            first_rank: ranks.start,
+            ranks: ranks.len(),
+        };
+        let processes = self.cluster.roster().processes.iter().map(participant).collect();
+        Census { transport: self.carrier.to_string(), processes }
+    }
+}
+
 /// A variable of the environment.
 pub(crate) fn variable(name: &str) -> Option<String> {
     env::var(name).ok()
@@ -78,15 +130,18 @@ pub(crate) fn within(
     place: Option<Place>,
     run: &RunConfig,
     network: NetworkArgs,
-    work: impl FnOnce(Option<&Cluster>) -> Result<Exit, CliError>,
+    work: impl FnOnce(Option<Team<'_>>) -> Result<Exit, CliError>,
 ) -> Result<Exit, CliError> {
     let Some(place) = place else { return work(None) };
     let mut cluster = join(place, run, network)?;
+    if place.process > 0 {
+        output::speak_as(format!("{} on {}", ranks(&cluster.assembly().local()), host()));
+    }
     let record = flight::Record::new(&cluster, run);
     watchdog::install(&cluster, record.clone());
     let outcome = Carrier::choose(&mut cluster, run).and_then(|carrier| {
         introduce(&cluster, run, &carrier);
-        let exit = work(Some(&cluster))?;
+        let exit = work(Some(Team { cluster: &cluster, carrier: &carrier }))?;
         if cluster.verdict().is_none() {
             carrier.finish(&mut cluster)?;
         }
@@ -162,6 +217,14 @@ fn join(place: Place, run: &RunConfig, network: NetworkArgs) -> Result<Cluster, 
         is_insecure: network.insecure_network,
     };
     Ok(Cluster::join(&joining)?)
+}
+
+/// Ranks that follow each other, in words.
+fn ranks(ranks: &Range<usize>) -> String {
+    match ranks.len() {
+        1 => Rank(ranks.start).to_string(),
+        _ => format!("ranks {} to {}", ranks.start, ranks.end - 1),
+    }
 }
 
 /// Whether all processes know of a failure, and come to an end of their own.

@@ -2,14 +2,18 @@
 
 use std::io::{self, IsTerminal};
 
+use tracing::{Event, Subscriber};
 use tracing_subscriber::filter::{EnvFilter, filter_fn};
 use tracing_subscriber::fmt;
-use tracing_subscriber::fmt::format::FmtSpan;
+use tracing_subscriber::fmt::format::{FmtSpan, Writer};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, registry};
 
 use crate::error::CliError;
+use crate::output;
 use crate::trace::{TARGET, TraceFile};
 
 /// Whether `RUST_LOG` asks for anything.
@@ -26,6 +30,7 @@ pub(crate) fn install(trace: Option<&TraceFile>) -> Result<(), CliError> {
         let filter = EnvFilter::try_from_default_env().map_err(|source| CliError::LogFilter { source })?;
         let ansi = io::stderr().is_terminal();
         let layer = fmt::layer().with_writer(io::stderr).with_ansi(ansi).with_span_events(FmtSpan::CLOSE);
+        let layer = layer.event_format(Spoken(fmt::format()));
         Some(layer.with_filter(filter))
     } else {
         None
@@ -36,4 +41,26 @@ pub(crate) fn install(trace: Option<&TraceFile>) -> Result<(), CliError> {
         let _ = registry().with(text).with(trace).try_init();
     }
     Ok(())
+}
+
+/// Lines that begin with who speaks, where that is another process than the first of several.
+struct Spoken<F>(F);
+
+impl<S, N, F> FormatEvent<S, N> for Spoken<F>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> std::fmt::Result {
+        if let Some(speaker) = output::speaker() {
+            write!(writer, "{speaker}: ")?;
+        }
+        self.0.format_event(context, writer, event)
+    }
 }

@@ -39,6 +39,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
 
 use clap::Parser;
+use fsdp_core::FailureKind;
 
 use args::{Args, BenchCommand, Command};
 use error::CliError;
@@ -48,7 +49,9 @@ fn main() -> ExitCode {
     match Args::try_parse() {
         Ok(args) => ended(|| run(args.command)).into(),
         Err(told) => {
-            output::usage(&told);
+            if !(told.use_stderr() && cluster::is_said_by_another(&told.to_string())) {
+                output::usage(&told);
+            }
             if told.use_stderr() { Exit::Input.into() } else { Exit::Done.into() }
         }
     }
@@ -60,7 +63,9 @@ fn ended(command: impl FnOnce() -> Result<Exit, CliError>) -> Exit {
     match panic::catch_unwind(AssertUnwindSafe(command)) {
         Ok(Ok(exit)) => exit,
         Ok(Err(error)) => {
-            output::error(&error);
+            if !(error.kind() == FailureKind::Input && cluster::is_said_by_another(&error.to_string())) {
+                output::error(&error);
+            }
             error.exit()
         }
         Err(_) => Exit::Failed,

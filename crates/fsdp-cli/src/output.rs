@@ -6,7 +6,7 @@ mod escape;
 
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
-use std::sync::OnceLock;
+use std::sync::{PoisonError, RwLock};
 
 use comfy_table::{CellAlignment, Table, TableComponent, presets};
 use fsdp_train::RunData;
@@ -30,27 +30,31 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
 }
 
 /// Who speaks, if it is another process than the first of several.
-static SPEAKER: OnceLock<String> = OnceLock::new();
+static SPEAKER: RwLock<Option<String>> = RwLock::new(None);
 
-/// From now on errors say who speaks, and everything else goes to the log: it is said by the first process.
+/// From now on errors and the log say who speaks, and everything else goes to the log: it is said by the first process.
 pub(crate) fn speak_as(speaker: String) {
-    // A process has one place.
-    let _ = SPEAKER.set(speaker);
+    *SPEAKER.write().unwrap_or_else(PoisonError::into_inner) = Some(speaker);
+}
+
+/// Who speaks, if it is not the first process.
+pub(crate) fn speaker() -> Option<String> {
+    SPEAKER.read().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 /// Prints a line on stderr.
 pub(crate) fn note(line: &str) {
-    match SPEAKER.get() {
+    match speaker() {
         None => say(&shown(line)),
-        Some(speaker) => tracing::info!("{speaker}: {}", shown(line)),
+        Some(_) => tracing::info!("{}", shown(line)),
     }
 }
 
 /// Prints a warning on stderr.
 pub(crate) fn warning(text: &str) {
-    match SPEAKER.get() {
+    match speaker() {
         None => say(&format!("{} {}", Paint::of(&io::stderr()).warning("warning:"), indented(text))),
-        Some(speaker) => tracing::warn!("{speaker}: {}", shown(text)),
+        Some(_) => tracing::warn!("{}", shown(text)),
     }
 }
 
@@ -86,7 +90,7 @@ fn indented(text: &str) -> String {
 pub(crate) fn error(error: &dyn Error) {
     let paint = Paint::of(&io::stderr());
     let mut text = error.to_string();
-    let speaker = SPEAKER.get().map_or(String::new(), |speaker| format!("{speaker}: "));
+    let speaker = speaker().map_or(String::new(), |speaker| format!("{speaker}: "));
     say(&format!("{} {speaker}{}", paint.bad("error:"), indented(&text)));
     let mut cause = error.source();
     while let Some(source) = cause {

@@ -16,6 +16,7 @@ use fsdp_train::train::{Ending, Kept, RunOptions, Summary, train};
 use fsdp_train::{Job, TrainBackend, TrainError};
 
 use crate::args::TrainArgs;
+use crate::cluster::Team;
 use crate::device::Work;
 use crate::error::CliError;
 use crate::exit_code::Exit;
@@ -38,17 +39,16 @@ pub(crate) fn run(args: &TrainArgs) -> Result<Exit, CliError> {
     if args.trace.is_none() {
         logging::install(None)?;
     }
-    cluster::within(place, &setup.config.run, args.network, |cluster| {
-        run_within(args, &setup, &signal, cluster)
-    })
+    cluster::within(place, &setup.config.run, args.network, |team| run_within(args, &setup, &signal, team))
 }
 
 fn run_within(
     args: &TrainArgs,
     setup: &RunSetup,
     signal: &StopSignal,
-    cluster: Option<&Cluster>,
+    team: Option<Team<'_>>,
 ) -> Result<Exit, CliError> {
+    let cluster = team.map(|team| team.cluster);
     device::expect(setup.config.run.device)?;
     args.trace.as_deref().map_or(Ok(()), |path| trace::check(path, &setup.config))?;
     let architecture = setup.build()?;
@@ -72,6 +72,7 @@ fn run_within(
         observer: &observer,
         config_json: Some(setup.model.export(job.plan.policy.param_dtype.master())),
         flops: Some(setup.flops(job.plan.spec.elements())),
+        census: team.map(|team| team.census()),
     };
     let outcome = device::training(&job.config.run, cluster, Training { job: &job, options: &options })?;
     progress.finish();

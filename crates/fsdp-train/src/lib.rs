@@ -36,6 +36,7 @@ mod told;
 pub mod train;
 mod true_path;
 pub mod verify;
+mod waiting;
 mod whole_file;
 
 pub use error::TrainError;

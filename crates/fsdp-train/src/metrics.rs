@@ -1,18 +1,25 @@
 //! What a step reports, and the file it is reported in.
 //!
 //! `metrics.jsonl` holds one JSON object per step and is flushed after each, so that a run can be watched
-//! and an interrupted one keeps what it did. Nothing here reads a clock: the trainer measures.
+//! and an interrupted one keeps what it did. In front of the steps of each start stands a line that says who takes part;
+//! it has no `step`. Nothing here reads a clock: the trainer measures.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
+use std::time::Duration;
 
+use fsdp_comm::process::cluster;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::whole_file;
 
 /// The name of the file, in the output folder.
 pub(crate) const METRICS: &str = "metrics.jsonl";
+
+/// The key of the line that stands in front of the steps of a start.
+const START: &str = "start";
 
 /// One line of `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -34,6 +41,79 @@ pub struct StepMetrics {
     /// Model FLOP/s over peak FLOP/s, where the peak is known.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub utilization: Option<Utilization>,
+    /// How long ranks waited for each other, where that is known of a step that no line has told yet.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<Waiting>,
+}
+
+/// How long the ranks of a step waited in its collectives: for ranks that came later, and for the data on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Waiting {
+    /// The step, as [`StepMetrics::step`]: one before the line's, since ranks tell it when a step is over.
+    pub wait_step: u64,
+    /// The mean over all ranks.
+    pub wait_ms: f64,
+    /// That of the rank which waited longest.
+    pub wait_ms_max: f64,
+    /// That of the rank which waited least. What others waited beyond it, they waited for it.
+    pub wait_ms_min: f64,
+    /// The rank which waited least: the one that all others wait for.
+    pub slowest_rank: usize,
+}
+
+impl Waiting {
+    /// What the ranks of a step say, in their order: how long each one waited.
+    ///
+    /// # Panics
+    /// Without ranks.
+    #[expect(clippy::cast_precision_loss, reason = "a number of ranks")]
+    pub(crate) fn of(step: u64, waited: &[Duration]) -> Self {
+        let ms = |waited: &Duration| waited.as_secs_f64() * 1e3;
+        let slowest = waited.iter().enumerate().min_by_key(|(_, waited)| **waited);
+        let (slowest_rank, least) = slowest.expect("a world has ranks");
+        Self {
+            wait_step: step,
+            wait_ms: waited.iter().map(ms).sum::<f64>() / waited.len() as f64,
+            wait_ms_max: waited.iter().max().map_or(0.0, ms),
+            wait_ms_min: ms(least),
+            slowest_rank,
+        }
+    }
+}
+
+/// Who takes part in a run, and how they are connected.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Census {
+    /// What carries data between ranks.
+    pub transport: String,
+    /// The processes, in the order of their ranks.
+    pub processes: Vec<Participant>,
+}
+
+/// A process of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Participant {
+    /// Name of its machine.
+    pub host: String,
+    /// Number of the process there.
+    pub pid: u32,
+    /// What its ranks compute on, as run files name it.
+    pub device: String,
+    /// Model of its CPU: bits are promised on one model.
+    pub cpu: String,
+    /// The first of its ranks, which follow each other.
+    pub first_rank: usize,
+    /// How many ranks it holds.
+    pub ranks: usize,
+}
+
+impl Census {
+    /// A run whose ranks are threads of this process.
+    pub(crate) fn alone(device: &str, ranks: usize) -> Self {
+        let (host, pid, cpu) = (cluster::host(), std::process::id(), cluster::cpu_model());
+        let this = Participant { host, pid, device: device.to_owned(), cpu, first_rank: 0, ranks };
+        Self { transport: "threads".to_owned(), processes: vec![this] }
+    }
 }
 
 /// Model FLOP/s utilization, by two conventions.
@@ -104,6 +184,7 @@ impl MetricsWriter<BufWriter<File>> {
     /// If a file cannot be read or written.
     pub fn resume(path: &Path, step: u64) -> io::Result<MetricsWriter<BufWriter<File>>> {
         let bytes = read(path)?.unwrap_or_default();
+        // With the last line of a step everything goes that follows it: what said who took part in those that are cut off.
         let kept = lines(&bytes).take_while(|&(done, _)| done <= step).last().map_or(0, |(_, end)| end);
         Ok(MetricsWriter::new(BufWriter::new(whole_file::replace(path, &bytes[..kept])?)))
     }
@@ -128,19 +209,33 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// The step of each line and where the line ends, up to the first line that is incomplete or damaged.
+/// The step of each line that is one of a step, and where the line ends, up to the first line that is incomplete or damaged.
 fn lines(bytes: &[u8]) -> impl Iterator<Item = (u64, usize)> {
     let mut end = 0;
-    bytes.split_inclusive(|&byte| byte == b'\n').map_while(move |line| {
+    let lines = bytes.split_inclusive(|&byte| byte == b'\n').map_while(move |line| {
         end += line.len();
-        step_of(line.strip_suffix(b"\n")?).map(|step| (step, end))
+        read_line(line.strip_suffix(b"\n")?).map(|line| (line, end))
+    });
+    lines.filter_map(|(line, end)| match line {
+        Line::Start => None,
+        Line::Step(step) => Some((step, end)),
     })
 }
 
-/// The step of a line.
-fn step_of(line: &[u8]) -> Option<u64> {
+/// What a line tells.
+enum Line {
+    /// Who takes part from here on.
+    Start,
+    /// The figures of this step.
+    Step(u64),
+}
+
+fn read_line(line: &[u8]) -> Option<Line> {
     let value: serde_json::Value = serde_json::from_slice(line).ok()?;
-    value.get("step")?.as_u64()
+    match value.get(START) {
+        Some(_) => Some(Line::Start),
+        None => value.get("step")?.as_u64().map(Line::Step),
+    }
 }
 
 impl<W: Write> MetricsWriter<W> {
@@ -149,12 +244,28 @@ impl<W: Write> MetricsWriter<W> {
         MetricsWriter { sink }
     }
 
-    /// Writes and flushes one line. Numbers that are not finite become `null`: JSON has none such.
+    /// Writes and flushes the line of a start after `step` steps.
+    ///
+    /// # Errors
+    /// If the sink fails.
+    pub fn start(&mut self, step: u64, census: &Census) -> io::Result<()> {
+        let Census { transport, processes } = census;
+        let ranks: usize = processes.iter().map(|process| process.ranks).sum();
+        let who =
+            json!({ "after_step": step, "ranks": ranks, "transport": transport, "processes": processes });
+        self.line(&json!({ START: who }))
+    }
+
+    /// Writes and flushes the line of a step. Numbers that are not finite become `null`: JSON has none such.
     ///
     /// # Errors
     /// If the sink fails.
     pub fn write(&mut self, metrics: &StepMetrics) -> io::Result<()> {
-        serde_json::to_writer(&mut self.sink, metrics)?;
+        self.line(metrics)
+    }
+
+    fn line(&mut self, line: &impl Serialize) -> io::Result<()> {
+        serde_json::to_writer(&mut self.sink, line)?;
         self.sink.write_all(b"\n")?;
         self.sink.flush()
     }

@@ -22,7 +22,7 @@ use crate::error::TrainError;
 use crate::export::plan_export;
 use crate::job::Job;
 use crate::memory::expect_room_to_train;
-use crate::metrics::{FlopModel, StepMetrics};
+use crate::metrics::{Census, FlopModel, StepMetrics};
 use crate::rank::Evaluation;
 use crate::rule::TrainBackend;
 use crate::told;
@@ -69,6 +69,8 @@ pub struct RunOptions<'a> {
     pub config_json: Option<String>,
     /// What the FLOPs of a token depend on, where utilization is asked for.
     pub flops: Option<FlopModel>,
+    /// Who takes part, where that is more than this process.
+    pub census: Option<Census>,
 }
 
 /// What a finished run found.

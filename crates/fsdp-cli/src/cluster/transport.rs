@@ -1,13 +1,16 @@
-//! How ranks in different processes talk: over MPI where `mpirun` has started them and a library is found, else over TCP.
+//! How ranks in different processes talk: over MPI where `mpirun`, or `srun` with PMI, has started them and a library is
+//! found, else over TCP.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use fsdp_comm::process::cluster::Cluster;
+use fsdp_comm::process::place::LaunchedBy;
 use fsdp_core::Rank;
 use fsdp_mpi::{MpiLibrary, MpiWorld};
 use fsdp_train::config::{Device, RunConfig, Transport};
 
+use super::srun;
 use crate::error::CliError;
 
 /// Where processes say what they have, and are told what is taken.
@@ -34,7 +37,11 @@ impl Carrier {
         let wants_mpi = match run.transport {
             Transport::Tcp => false,
             Transport::Mpi => true,
-            Transport::Auto => place.launched_by.has_mpi() && run.device != Device::Cuda,
+            // Whether srun has started MPI each task finds for itself, and all agree.
+            Transport::Auto => {
+                (place.launched_by.has_mpi() || place.launched_by == LaunchedBy::Srun)
+                    && run.device != Device::Cuda
+            }
             Transport::Nccl => {
                 let why = "\"nccl\" connects GPUs, and these ranks are on CPUs; choose \"auto\", \"mpi\" or \"tcp\"";
                 return Err(CliError::Transport { why: why.to_owned() });
@@ -48,7 +55,15 @@ impl Carrier {
             _ if ranks_here > 1 => {
                 Err(format!("a process holds {ranks_here} ranks; over MPI it can hold one"))
             }
-            Ok(library) => Ok(library),
+            Ok(library) => {
+                let is_asked_for = run.transport == Transport::Mpi || place.launched_by.has_mpi();
+                let expected = if is_asked_for {
+                    Ok(())
+                } else {
+                    srun::expect_mpi(&place, library.family(), &super::variable)
+                };
+                expected.map(|()| library)
+            }
             Err(error) => Err(error.to_string()),
         };
         match (agree(cluster, found.as_ref().err(), run)?, found) {

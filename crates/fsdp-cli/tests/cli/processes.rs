@@ -50,13 +50,19 @@ fn every_launcher_brings_processes_together_and_one_of_them_speaks() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set run.out_dir=threads");
     for (name, variables) in launchers {
-        // Nobody has started MPI here.
-        let args = format!("train run.toml --set run.out_dir={name} --set run.transport=tcp");
+        // Nobody has started MPI here: srun says so, mpirun always has.
+        let transport = if [OPEN_MPI, HYDRA].contains(&variables) { "tcp" } else { "auto" };
+        let args = format!("train run.toml --set run.out_dir={name} --set run.transport={transport}");
         let ran = World::start(&sandbox, variables, 2, &args).end();
         for (process, ran) in ran.iter().enumerate() {
             assert_eq!(ran.code, Some(0), "{name} {process}: {}", ran.stderr);
         }
         assert!(bits(&sandbox, name) == bits(&sandbox, "threads"), "{name}");
+        let starts = sandbox.starts(name);
+        let processes = starts[0]["processes"].as_array().unwrap();
+        assert_eq!((&starts[0]["transport"], processes.len()), (&"TCP".into(), 2), "{name}");
+        assert_ne!(processes[0]["pid"], processes[1]["pid"], "{name}");
+        assert_eq!(processes[1]["first_rank"], 1, "{name}");
         assert!(ran[0].stdout.contains("steps         3,"), "{}", ran[0].stdout);
         assert_eq!((&*ran[1].stdout, &*ran[1].stderr), ("", ""), "{name}: it is said once");
         let told = "2 processes (2 on ";
@@ -79,11 +85,67 @@ fn a_run_without_a_number_of_ranks_has_one_per_process() {
 #[test]
 fn ranks_that_processes_can_not_hold_are_refused_with_both_numbers() {
     let sandbox = Sandbox::new();
-    for ran in World::start(&sandbox, TORCHRUN, 3, "train run.toml --set run.ranks=4").end() {
-        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-        assert!(ran.stderr.contains("run.ranks = 4, but torchrun has started 3 processes"), "{}", ran.stderr);
-    }
+    let ran = World::start(&sandbox, TORCHRUN, 3, "train run.toml --set run.ranks=4").end();
+    assert!(ran.iter().all(|ran| ran.code == Some(2)), "{}", ran[0].stderr);
+    let told = &ran[0].stderr;
+    assert!(told.contains("run.ranks = 4, but torchrun has started 3 processes"), "{told}");
     assert!(!sandbox.path("out").exists());
+}
+
+#[test]
+fn what_is_wrong_with_the_command_is_told_once() {
+    let sandbox = Sandbox::new();
+    for (args, message) in [
+        ("train none.toml", "none.toml"),
+        ("train run.toml --set train.stpes=3", "train.stpes"),
+        ("trian run.toml", "unrecognized subcommand"),
+    ] {
+        let ran = World::start(&sandbox, TORCHRUN, 3, args).end();
+        assert!(ran.iter().all(|ran| ran.code == Some(2)), "{args}: {}", ran[0].stderr);
+        assert!(ran[0].stderr.contains(message), "{args}: {}", ran[0].stderr);
+        assert_eq!((&*ran[1].stderr, &*ran[2].stderr), ("", ""), "{args}");
+    }
+    let left = sandbox.files("").into_keys().filter(|path| path.to_string_lossy().contains("told-")).count();
+    assert_eq!(left, 0, "nothing is left of it");
+}
+
+#[test]
+fn what_is_wrong_in_one_process_only_is_told_by_that_one() {
+    let sandbox = Sandbox::new();
+    let args = |process| match process {
+        1 => "train none.toml".to_owned(),
+        _ => "train run.toml --set run.timeout_s=2 --set run.heartbeat_s=0.1".to_owned(),
+    };
+    let ran = World::start_each(&sandbox, TORCHRUN, 2, args).end();
+    let host = fsdp_comm::process::cluster::host();
+    assert_eq!(ran[1].code, Some(2), "{}", ran[1].stderr);
+    let told = &ran[1].stderr;
+    assert!(
+        told.starts_with(&format!("error: process 1 on {host}: ")) && told.contains("none.toml"),
+        "{told}"
+    );
+}
+
+#[test]
+fn the_log_of_other_processes_says_who_speaks() {
+    let sandbox = Sandbox::new();
+    let start = |number: usize| {
+        let mut command = process(&sandbox, FSDP, number, 2);
+        command.env("RUST_LOG", "info").args(["train", "run.toml", "--set", "run.ranks=4"]).spawn().unwrap()
+    };
+    let children: Vec<_> = (0..2).map(start).collect();
+    let ran: Vec<_> = children
+        .into_iter()
+        .map(|child| crate::support::Ran::of(child.wait_with_output().unwrap()))
+        .collect();
+    assert_eq!([ran[0].code, ran[1].code], [Some(0); 2], "{}", ran[0].stderr);
+    let host = fsdp_comm::process::cluster::host();
+    let (before, after) = (format!("process 1 on {host}: "), format!("ranks 2 to 3 on {host}: "));
+    assert!(ran[1].stderr.lines().any(|line| line.starts_with(&after)), "{}", ran[1].stderr);
+    for line in ran[1].stderr.lines() {
+        assert!(line.starts_with(&before) || line.starts_with(&after), "{line}");
+    }
+    assert!(!ran[0].stderr.contains(&format!("on {host}: ")), "{}", ran[0].stderr);
 }
 
 #[test]
@@ -168,6 +230,25 @@ fn a_process_that_falls_silent_is_dead_after_fifteen_heartbeats() {
         assert_eq!(ran[victim].code, Some(75), "it finds that the world has ended: {}", ran[victim].stderr);
     }
 }
+
+#[test]
+fn processes_tell_how_long_their_ranks_waited_for_each_other() {
+    let sandbox = Sandbox::new();
+    let world = World::start(&sandbox, FSDP, 3, &format!("train run.toml {ENDLESS_OF_THREE}"));
+    let metrics = || std::fs::read_to_string(sandbox.path("out/metrics.jsonl")).unwrap_or_default();
+    wait_until("the waiting of some steps", || metrics().matches("wait_step").count() > 20);
+    world.signal(0, "TERM");
+    world.end().iter().for_each(|ran| assert_eq!(ran.code, Some(75), "{}", ran.stderr));
+    for line in sandbox.metrics("out").iter().filter(|line| line["wait_step"].is_u64()) {
+        assert!(line["wait_step"].as_u64() < line["step"].as_u64(), "{line}");
+        assert!(
+            line["wait_ms"].as_f64().unwrap() > 0.0 && line["slowest_rank"].as_u64().unwrap() < 3,
+            "{line}"
+        );
+    }
+}
+
+const ENDLESS_OF_THREE: &str = "--set run.ranks=3 --set train.global_batch_size=6 --set train.steps=1000000";
 
 #[test]
 fn a_signal_to_any_process_saves_and_stops_all() {

@@ -116,10 +116,20 @@ impl Sandbox {
         files
     }
 
-    /// Objects of the lines of a `metrics.jsonl`.
+    /// Objects of the steps of a `metrics.jsonl`.
     pub(crate) fn metrics(&self, out_dir: &str) -> Vec<Value> {
+        self.lines_of_metrics(out_dir).filter(|line| line["step"].is_u64()).collect()
+    }
+
+    /// What a `metrics.jsonl` says of each start.
+    pub(crate) fn starts(&self, out_dir: &str) -> Vec<Value> {
+        self.lines_of_metrics(out_dir).filter_map(|mut line| Some(line.get_mut("start")?.take())).collect()
+    }
+
+    fn lines_of_metrics(&self, out_dir: &str) -> impl Iterator<Item = Value> {
         let text = self.read(&format!("{out_dir}/metrics.jsonl"));
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        lines.into_iter()
     }
 
     /// A number of each step, such as the loss.

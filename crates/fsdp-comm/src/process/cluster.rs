@@ -265,8 +265,8 @@ pub fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// The model of the CPU, as Linux names it.
-fn cpu_model() -> String {
+/// The model of this machine's CPU, as Linux names it.
+pub fn cpu_model() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     model.map_or("unknown", |(_, model)| model).to_owned()

@@ -8,6 +8,7 @@
 //! What is found may be of a process that is dead, so whoever does not get through looks again.
 
 pub mod election;
+mod node;
 mod slurm;
 mod tcp_store;
 
@@ -22,6 +23,7 @@ use sha2::{Digest, Sha256};
 
 use super::auth::{Token, TokenError};
 use super::place::{LaunchedBy, Place};
+pub use node::NodeFolder;
 use tcp_store::TcpStore;
 
 /// The key of the leader's addresses in torchrun's store.

@@ -10,6 +10,7 @@ fn metrics(step: u64, utilization: Option<Utilization>) -> StepMetrics {
         tokens_per_s: 1000.5,
         step_ms: 2047.0,
         utilization,
+        waiting: None,
     }
 }
 
@@ -24,6 +25,65 @@ fn a_line_is_one_object_with_the_fixed_keys_in_order() {
         r#""loss":5.5,"grad_norm":1.25,"lr":0.0003,"tokens":2048,"tokens_per_s":1000.5,"step_ms":2047.0"#;
     let expected = format!("{{\"step\":1,{common}}}\n{{\"step\":2,{common},\"mfu\":0.5,\"mfu_6n\":0.25}}\n");
     assert_eq!(text, expected);
+}
+
+fn census() -> Census {
+    let process = |first_rank, host: &str| Participant {
+        host: host.to_owned(),
+        pid: 7,
+        device: "cpu".to_owned(),
+        cpu: "Z".to_owned(),
+        first_rank,
+        ranks: 2,
+    };
+    Census { transport: "TCP".to_owned(), processes: vec![process(0, "n1"), process(2, "n2")] }
+}
+
+#[test]
+fn the_line_of_a_start_says_who_takes_part() {
+    let mut sink = Vec::new();
+    MetricsWriter::new(&mut sink).start(3, &census()).unwrap();
+    let process = |first_rank: usize, host: &str| json!({ "host": host, "pid": 7, "device": "cpu", "cpu": "Z", "first_rank": first_rank, "ranks": 2 });
+    let processes = [process(0, "n1"), process(2, "n2")];
+    let start = json!({ "after_step": 3, "ranks": 4, "transport": "TCP", "processes": processes });
+    let text = String::from_utf8(sink).unwrap();
+    assert!(text.ends_with("}\n") && text.lines().count() == 1, "{text}");
+    let line: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(line, json!({ "start": start }));
+    let alone = Census::alone("cpu", 3);
+    let this = &alone.processes[0];
+    assert_eq!((&*alone.transport, alone.processes.len(), this.ranks), ("threads", 1, 3));
+    assert_eq!(this.pid, std::process::id());
+}
+
+#[test]
+fn the_rank_that_waits_least_is_the_one_that_others_wait_for() {
+    let waiting = Waiting::of(4, &[30, 10, 20].map(Duration::from_millis));
+    let expected =
+        Waiting { wait_step: 4, wait_ms: 20.0, wait_ms_max: 30.0, wait_ms_min: 10.0, slowest_rank: 1 };
+    assert_eq!(waiting, expected);
+    let mut sink = Vec::new();
+    MetricsWriter::new(&mut sink).write(&StepMetrics { waiting: Some(waiting), ..metrics(5, None) }).unwrap();
+    let text = String::from_utf8(sink).unwrap();
+    let columns = r#""wait_step":4,"wait_ms":20.0,"wait_ms_max":30.0,"wait_ms_min":10.0,"slowest_rank":1}"#;
+    assert!(text.trim_end().ends_with(columns), "{text}");
+}
+
+#[test]
+fn lines_of_starts_are_no_steps_and_go_with_the_steps_behind_them() {
+    let mut start = Vec::new();
+    MetricsWriter::new(&mut start).start(0, &census()).unwrap();
+    let start = String::from_utf8(start).unwrap();
+    let text = [&start, &line(1), &line(2), &start, &line(3), &start].map(String::as_str).concat();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(METRICS);
+    for (step, kept) in [(0, 0), (1, 2), (2, 3), (3, 5), (9, 5)] {
+        std::fs::write(&path, &text).unwrap();
+        assert_eq!(last_step(&path).unwrap(), Some(3));
+        drop(MetricsWriter::resume(&path, step).unwrap());
+        let expected: String = text.lines().take(kept).map(|line| format!("{line}\n")).collect();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), expected, "{step}");
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ use crate::error::TrainError;
 use crate::export::export_model;
 use crate::rank::RankTrainer;
 use crate::rule::TrainBackend;
+use crate::waiting::{self, Heard, WaitTimer};
 
 /// One rank on its way.
 pub(super) struct RankRun<'a, 'r, M: TrainBackend, A: Architecture + Clone> {
@@ -23,6 +24,8 @@ pub(super) struct RankRun<'a, 'r, M: TrainBackend, A: Architecture + Clone> {
     /// A checkpoint whose weights have not given a loss yet: older ones are kept until they have.
     unproven: Option<u64>,
     observer: Box<dyn Observer>,
+    /// On the first rank.
+    heard: Heard,
     /// When the step whose report is read next began, as far as the host can tell.
     clock: Instant,
 }
@@ -35,7 +38,8 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         observer: Box<dyn Observer>,
     ) -> Self {
         let saver = Saver::of_rank(run.saves, run.job.plan.mesh, trainer.rank());
-        Self { run, trainer, saver, tidying: None, unproven: None, observer, clock: Instant::now() }
+        let (heard, clock) = (Heard::new(run.start.step), Instant::now());
+        Self { run, trainer, saver, tidying: None, unproven: None, observer, heard, clock }
     }
 
     /// The whole way.
@@ -66,9 +70,15 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             if self.trainer.unread() == 0 {
                 self.clock = Instant::now();
             }
-            self.trainer.issue(step, self.run.is_to_stop(), &mut ProgramOrder, &mut *self.observer)?;
-            // The host goes ahead of a device that works behind it, by one step, but not past what reads the state.
             let is_behind = self.trainer.engine().memory().is_asynchronous();
+            let mut timer = WaitTimer::new(&mut *self.observer);
+            self.trainer.issue(step, self.run.is_to_stop(), &mut ProgramOrder, &mut timer)?;
+            let waited = timer.waited();
+            // On a device that works behind the host it is the device that waits.
+            if !is_behind && job.plan.mesh.world() > 1 {
+                waiting::tell(self.run.assembly, step, self.trainer.rank(), waited)?;
+            }
+            // The host goes ahead of a device that works behind it, by one step, but not past what reads the state.
             let mut stop = self.read_until(usize::from(is_behind && !is_due && !evaluates))?;
             if stop {
                 self.read_until(0)?;
@@ -99,7 +109,10 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         while self.trainer.unread() > unread {
             let (step, report) = self.trainer.report()?.expect("a step is unread");
             if self.is_first_here() {
-                self.run.record(step, &report, self.clock.elapsed());
+                let elapsed = self.clock.elapsed();
+                let first = if self.is_first() { Some(&mut self.heard) } else { None };
+                let waiting = first.and_then(|heard| heard.newest_before(step, self.run.assembly));
+                self.run.record(step, &report, elapsed, waiting);
             }
             if self.is_first() {
                 self.tidy(step);

@@ -19,7 +19,7 @@ use super::{MODEL, RunOptions};
 use crate::checkpoint::{Outcome, RunWarning, SaveFailure, SaveOptions, Saved, Start, not_heard};
 use crate::error::TrainError;
 use crate::job::Job;
-use crate::metrics::{METRICS, MetricsWriter, StepMetrics};
+use crate::metrics::{Census, METRICS, MetricsWriter, StepMetrics, Waiting};
 use crate::rank::{Evaluation, RankTrainer};
 use crate::rule::TrainBackend;
 use crate::told;
@@ -133,7 +133,9 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         } else {
             reserve()?;
         }
-        let metrics = self.start.settle(self.out_dir(), &self.job.config.to_toml())?;
+        let mut metrics = self.start.settle(self.out_dir(), &self.job.config.to_toml())?;
+        let begun = metrics.start(self.start.step, &self.census());
+        begun.map_err(TrainError::io("write", self.out_dir().join(METRICS)))?;
         self.options.reporter.taken_over();
         if self.options.overwrite {
             reserve()?;
@@ -143,8 +145,13 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         Ok(())
     }
 
+    fn census(&self) -> Census {
+        let alone = || Census::alone(self.job.config.run.device.name(), self.job.plan.mesh.world());
+        self.options.census.clone().unwrap_or_else(alone)
+    }
+
     /// Records a step.
-    pub(super) fn record(&self, step: u64, report: &StepReport, elapsed: Duration) {
+    pub(super) fn record(&self, step: u64, report: &StepReport, elapsed: Duration, waiting: Option<Waiting>) {
         let config = &self.job.config;
         let tokens = (config.train.global_batch_size * config.data.seq_len) as u64;
         let tokens_per_s = tokens as f64 / elapsed.as_secs_f64();
@@ -162,6 +169,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
             tokens_per_s,
             step_ms: elapsed.as_secs_f64() * 1e3,
             utilization,
+            waiting,
         };
         let mut log = self.log();
         // Once the file could not be written, the rest of the run is not recorded: it is about to stop.

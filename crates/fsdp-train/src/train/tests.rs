@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use fsdp_ckpt::native::{NativeReader, RunDir};
 use fsdp_core::Error;
+use fsdp_core::schedule::{OpId, OpKind};
 use fsdp_nn::model::{Mlp, MlpConfig};
 use fsdp_nn::{HostMemory, HostOptions};
 use fsdp_sim::{Threads, WorldOptions};
@@ -15,6 +16,7 @@ use fsdp_sim::{Threads, WorldOptions};
 use super::*;
 use crate::InitSource;
 use crate::config::Resolved;
+use crate::metrics::METRICS;
 
 fn job(dir: &Path, settings: &str) -> Job<Mlp> {
     let data = dir.join("tokens.bin");
@@ -61,6 +63,17 @@ fn run(
     stop: &Arc<AtomicBool>,
     setup: Setup,
 ) -> Result<Summary, TrainError> {
+    run_observed(job, reporter, resume, stop, setup, &|_| Box::new(()))
+}
+
+fn run_observed(
+    job: &Job<Mlp>,
+    reporter: &dyn Reporter,
+    resume: Resume,
+    stop: &Arc<AtomicBool>,
+    setup: Setup,
+    observer: &(dyn Fn(fsdp_core::Rank) -> Box<dyn Observer> + Sync),
+) -> Result<Summary, TrainError> {
     let raised = Arc::clone(stop);
     let launcher = Threads::new(WorldOptions::new(2), move |rank, _| match rank.0 {
         1 if setup == Setup::Fails => Err(Error::Memory { category: None, what: "no room".to_owned() }),
@@ -74,9 +87,10 @@ fn run(
         stop,
         resume,
         overwrite: setup == Setup::IsStopped,
-        observer: &|_| Box::new(()),
+        observer,
         config_json: None,
         flops: None,
+        census: None,
     };
     train(job, &launcher, &options)
 }
@@ -254,5 +268,64 @@ fn a_run_that_is_stopped_before_its_first_step_leaves_the_one_before_as_it_was()
         let error = run(&job, &(), Resume::Fresh, &going_on(), Setup::IsStopped).unwrap_err();
         assert!(matches!(error, TrainError::Stopped), "{error}");
         assert_eq!(names.map(read), before);
+    }
+}
+
+#[test]
+fn the_rank_that_is_slow_is_named() {
+    /// Takes its time, on one rank, before an operation that computes.
+    struct Slow(bool);
+    impl Observer for Slow {
+        fn begin(&mut self, _op: OpId, kind: &OpKind) {
+            if self.0 && matches!(kind, OpKind::Forward { .. }) {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let job = job(dir.path(), &steps(5));
+    let observer = |rank: fsdp_core::Rank| -> Box<dyn Observer> { Box::new(Slow(rank.0 == 1)) };
+    run_observed(&job, &(), Resume::Fresh, &going_on(), Setup::Works, &observer).unwrap();
+    let text = fs::read_to_string(dir.path().join("out").join(METRICS)).unwrap();
+    let named: Vec<u64> = text
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+        .filter_map(|line| line["slowest_rank"].as_u64())
+        .collect();
+    // The other one may have to wait for a core of this machine now and then.
+    assert!(named.iter().filter(|&&rank| rank == 1).count() >= 3, "{named:?}");
+}
+
+#[test]
+fn metrics_say_at_every_start_who_takes_part_and_how_long_ranks_waited_for_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let saving = "checkpoint = { every = 2 }\n";
+    train_on(&job(dir.path(), &format!("{saving}{}", steps(4))), &()).unwrap();
+    let longer = job(dir.path(), &format!("{saving}{}", steps(6)));
+    run(&longer, &(), Resume::Newest, &going_on(), Setup::Works).unwrap();
+    let text = fs::read_to_string(dir.path().join("out").join(METRICS)).unwrap();
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let steps: Vec<Option<u64>> = lines.iter().map(|line| line["step"].as_u64()).collect();
+    assert_eq!(steps, [None, Some(1), Some(2), Some(3), Some(4), None, Some(5), Some(6)]);
+    for (line, after) in [(&lines[0], 0), (&lines[5], 4)] {
+        let start = &line["start"];
+        assert_eq!((&start["after_step"], &start["ranks"]), (&after.into(), &2.into()), "{start}");
+        assert_eq!(
+            (&start["transport"], &start["processes"][0]["device"]),
+            (&"threads".into(), &"cpu".into())
+        );
+    }
+    for line in lines.iter().filter(|line| line["step"].is_u64()) {
+        let step = line["step"].as_u64().unwrap();
+        // Of the step before, but for the first one of a start.
+        let expected = if [1, 5].contains(&step) { None } else { Some(step - 1) };
+        assert_eq!(line["wait_step"].as_u64(), expected, "{line}");
+        if expected.is_some() {
+            let [least, mean, most] =
+                ["wait_ms_min", "wait_ms", "wait_ms_max"].map(|key| line[key].as_f64().unwrap());
+            assert!(0.0 <= least && least <= mean && mean <= most, "{line}");
+            assert!(line["slowest_rank"].as_u64().unwrap() < 2, "{line}");
+        }
     }
 }

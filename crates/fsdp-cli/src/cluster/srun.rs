@@ -1,0 +1,108 @@
+//! Whether tasks of `srun` can begin MPI: only if Slurm has started what an MPI library asks for its place
+//! (`srun --mpi=pmi2` or `pmix`). A library that finds nobody to ask takes each task for a world of its own, or ends it.
+
+use fsdp_comm::process::place::Place;
+use fsdp_mpi::Family;
+
+/// What libraries ask, by what Slurm sets for it.
+struct Service {
+    name: &'static str,
+    rank: &'static str,
+    /// How many there are, where it is said.
+    size: &'static str,
+    /// One of these says where it answers.
+    reached_by: &'static [&'static str],
+}
+
+const PMI2: Service =
+    Service { name: "pmi2", rank: "PMI_RANK", size: "PMI_SIZE", reached_by: &["PMI_FD", "PMI_PORT"] };
+
+const PMIX: Service = Service {
+    name: "pmix",
+    rank: "PMIX_RANK",
+    size: "PMIX_SIZE",
+    reached_by: &["PMIX_NAMESPACE", "PMIX_SERVER_URI2"],
+};
+
+/// That Slurm has started what a library of this family asks, and that it takes this process for the one that Slurm does:
+/// the variables may be those of another launcher, around this one.
+///
+/// # Errors
+/// What is in the way.
+pub(super) fn expect_mpi(
+    place: &Place,
+    family: Family,
+    variable: &dyn Fn(&str) -> Option<String>,
+) -> Result<(), String> {
+    let services: &[Service] = match family {
+        Family::OpenMpi => &[PMIX],
+        Family::Mpich => &[PMI2],
+        Family::Standard => &[PMI2, PMIX],
+    };
+    let is_there = |service: &&Service| {
+        variable(service.rank).is_some() && service.reached_by.iter().any(|name| variable(name).is_some())
+    };
+    let Some(service) = services.iter().find(is_there) else {
+        let names: Vec<&str> = services.iter().map(|service| service.name).collect();
+        return Err(format!("srun has not started MPI for this library (srun --mpi={})", names.join(" or ")));
+    };
+    let differs = |name: &'static str, number: usize| {
+        let value = variable(name)?;
+        (value.trim().parse() != Ok(number)).then(|| {
+            format!("{name} is {value}, but this is task {} of {} of srun", place.process, place.processes)
+        })
+    };
+    let other = differs(service.rank, place.process).or_else(|| differs(service.size, place.processes));
+    other.map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use fsdp_comm::process::place::LaunchedBy;
+
+    use super::*;
+
+    const PLACE: Place = Place {
+        launched_by: LaunchedBy::Srun,
+        process: 5,
+        processes: 8,
+        local_process: 1,
+        local_processes: 4,
+    };
+
+    fn expected(family: Family, variables: &[(&str, &str)]) -> Result<(), String> {
+        expect_mpi(&PLACE, family, &|name| {
+            let found = variables.iter().find(|(variable, _)| *variable == name);
+            found.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn a_library_needs_the_service_that_it_asks() {
+        let pmi2 = [("PMI_RANK", "5"), ("PMI_SIZE", "8"), ("PMI_FD", "21")];
+        let pmix = [("PMIX_RANK", "5"), ("PMIX_NAMESPACE", "slurm.pmix.7.0")];
+        assert_eq!(expected(Family::Mpich, &pmi2), Ok(()));
+        assert_eq!(expected(Family::OpenMpi, &pmix), Ok(()));
+        assert_eq!(expected(Family::Standard, &pmi2), Ok(()));
+        assert_eq!(expected(Family::Standard, &pmix), Ok(()));
+        for (family, variables, way_out) in [
+            (Family::Mpich, &pmix[..], "(srun --mpi=pmi2)"),
+            (Family::OpenMpi, &pmi2, "(srun --mpi=pmix)"),
+            (Family::Standard, &[], "(srun --mpi=pmi2 or pmix)"),
+            (Family::Mpich, &pmi2[..2], "(srun --mpi=pmi2)"),
+        ] {
+            let error = expected(family, variables).unwrap_err();
+            assert!(error.ends_with(way_out), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_variables_of_another_launcher_are_not_taken_for_slurms() {
+        let outer = [("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("PMI_FD", "21")];
+        let error = expected(Family::Mpich, &outer).unwrap_err();
+        assert_eq!(error, "PMI_RANK is 0, but this is task 5 of 8 of srun");
+        let error =
+            expected(Family::Mpich, &[("PMI_RANK", "5"), ("PMI_SIZE", "9"), ("PMI_FD", "3")]).unwrap_err();
+        assert_eq!(error, "PMI_SIZE is 9, but this is task 5 of 8 of srun");
+    }
+}

@@ -1,0 +1,100 @@
+//! What the first process of a node tells the others there that never come together: why it has ended.
+//!
+//! It leaves a file for each of them in the folder of the launch, which only this user can read; who reads it removes it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{Rendezvous, RendezvousError, Way, common_name, write_private};
+use crate::process::place::Place;
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What is older was left by an earlier start.
+const FRESH: Duration = Duration::from_secs(10);
+
+/// The folder that the processes of one launch on one node have in common.
+pub struct NodeFolder {
+    rendezvous: Rendezvous,
+    place: Place,
+}
+
+impl NodeFolder {
+    /// That of this process; `variable` looks a variable of the environment up, `parent` is who has started it.
+    pub fn of(place: Place, variable: &dyn Fn(&str) -> Option<String>, parent: u32) -> Self {
+        let folder = match variable("FSDP_RENDEZVOUS_DIR") {
+            Some(folder) => PathBuf::from(folder),
+            None => std::env::temp_dir().join(common_name(place.launched_by, variable, parent)),
+        };
+        Self { rendezvous: Rendezvous { way: Way::File, folder, is_private: true }, place }
+    }
+
+    /// Leaves a text for each of the others on this node.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Io`], [`RendezvousError::NotPrivate`].
+    pub fn tell(&self, text: &str) -> Result<(), RendezvousError> {
+        if self.place.local_processes > 1 {
+            self.rendezvous.make_folder()?;
+        }
+        (1..self.place.local_processes)
+            .try_for_each(|process| write_private(&self.file(process), text.as_bytes()))
+    }
+
+    /// What the first process of this node has told this one, if it does within a limit.
+    pub fn hear(&self, limit: Duration) -> Option<String> {
+        let (file, begin) = (self.file(self.place.local_process), Instant::now());
+        loop {
+            let is_fresh = |found: fs::Metadata| {
+                found.modified().is_ok_and(|then| then.elapsed().is_ok_and(|age| age < FRESH))
+            };
+            if fs::symlink_metadata(&file).is_ok_and(is_fresh) && self.rendezvous.expect_private().is_ok() {
+                let text = fs::read_to_string(&file).ok();
+                // The last one leaves nothing behind.
+                let _ = fs::remove_file(&file).and_then(|()| fs::remove_dir(&self.rendezvous.folder));
+                return text;
+            }
+            if begin.elapsed() >= limit {
+                return None;
+            }
+            thread::sleep(LOOK);
+        }
+    }
+
+    fn file(&self, process: usize) -> PathBuf {
+        self.rendezvous.folder.join(format!("told-{process}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::place::LaunchedBy;
+
+    #[test]
+    fn others_on_the_node_hear_it_once_and_nothing_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("launch");
+        let variable =
+            |name: &str| (name == "FSDP_RENDEZVOUS_DIR").then(|| folder.to_str().unwrap().to_owned());
+        let at = |local_process| {
+            let place = Place {
+                launched_by: LaunchedBy::Srun,
+                process: 4 + local_process,
+                processes: 8,
+                local_process,
+                local_processes: 3,
+            };
+            NodeFolder::of(place, &variable, 1)
+        };
+        assert_eq!(at(1).hear(Duration::ZERO), None);
+        at(0).tell("no file").unwrap();
+        assert_eq!(at(1).hear(Duration::ZERO).as_deref(), Some("no file"));
+        assert_eq!(at(1).hear(Duration::ZERO), None);
+        assert_eq!(at(2).hear(Duration::ZERO).as_deref(), Some("no file"));
+        assert!(!folder.exists());
+    }
+}

@@ -1,0 +1,171 @@
+//! How long the ranks of a step wait for each other.
+//!
+//! Each rank knows how long it was held up by its collectives: until the others had come, and the data with them. The rank
+//! that waits least is the one that the others wait for. This holds for every transport whose collectives the host waits
+//! for; where the host runs ahead of its device, nothing is told.
+//!
+//! Ranks tell it beside their collectives, when a step is over, and nobody waits for that: the line of a step has what is
+//! known of an earlier one. In the all-reduce of a step's scalars it would be a word per rank, or one all-reduce more, and
+//! other traffic than the closed form says.
+
+use std::time::{Duration, Instant};
+
+use fsdp_comm::assembly::Assembly;
+use fsdp_core::engine::Observer;
+use fsdp_core::schedule::{OpId, OpKind};
+use fsdp_core::{Error, Rank};
+
+use crate::error::TrainError;
+use crate::metrics::Waiting;
+
+/// Times how long a rank waits in the collectives of a step. An operation that needs one waits between the end of the
+/// operation before it and the [end](Observer::end) of the collective; those that are waited for where they are issued, from
+/// their begin on.
+pub(crate) struct WaitTimer<'a> {
+    inner: &'a mut dyn Observer,
+    /// When this rank was last heard of.
+    mark: Instant,
+    waited: Duration,
+}
+
+impl<'a> WaitTimer<'a> {
+    /// A step that begins, with another observer of its operations.
+    pub(crate) fn new(inner: &'a mut dyn Observer) -> Self {
+        Self { inner, mark: Instant::now(), waited: Duration::ZERO }
+    }
+
+    /// How long the rank has waited.
+    pub(crate) fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    fn pass(&mut self, is_waiting: bool) {
+        let now = Instant::now();
+        if is_waiting {
+            self.waited += now - self.mark;
+        }
+        self.mark = now;
+    }
+}
+
+impl Observer for WaitTimer<'_> {
+    fn begin(&mut self, op: OpId, kind: &OpKind) {
+        self.inner.begin(op, kind);
+        self.pass(false);
+    }
+
+    fn issued(&mut self, op: OpId, kind: &OpKind) {
+        self.pass(matches!(kind, OpKind::ReduceScalars | OpKind::ReduceStatistics { .. }));
+        self.inner.issued(op, kind);
+        self.mark = Instant::now();
+    }
+
+    fn end(&mut self, op: OpId, kind: &OpKind) {
+        self.pass(kind.is_collective());
+        self.inner.end(op, kind);
+        self.mark = Instant::now();
+    }
+}
+
+/// Tells the first rank how long `rank` has waited in `step`.
+///
+/// # Errors
+/// Those of communication.
+pub(crate) fn tell(
+    assembly: &dyn Assembly,
+    step: u64,
+    rank: Rank,
+    waited: Duration,
+) -> Result<(), TrainError> {
+    let nanos = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
+    let given = assembly.give(&topic(step), rank, nanos.to_le_bytes().to_vec());
+    Ok(given.map_err(Error::from)?)
+}
+
+/// What the first rank has heard of how long ranks have waited.
+pub(crate) struct Heard {
+    /// The first step that not all ranks were heard of.
+    next: u64,
+}
+
+impl Heard {
+    /// Nothing yet of a run whose first step is `first`.
+    pub(crate) fn new(first: u64) -> Self {
+        Self { next: first }
+    }
+
+    /// The newest step before `step` that all ranks have told of, if nobody was told of it yet. Does not wait: the step right
+    /// before is known by now, but where messages between processes are late.
+    pub(crate) fn newest_before(&mut self, step: u64, assembly: &dyn Assembly) -> Option<Waiting> {
+        let mut newest = None;
+        while self.next < step && assembly.given(&topic(self.next)) == assembly.world() {
+            let told = assembly.collect(&topic(self.next), assembly.world(), Duration::ZERO).ok()?;
+            let nanos = |told: Vec<u8>| u64::from_le_bytes(told.try_into().expect("a number was given"));
+            let waited: Vec<Duration> = told.into_iter().map(nanos).map(Duration::from_nanos).collect();
+            self.next += 1;
+            newest = Some(Waiting::of(self.next, &waited));
+        }
+        newest
+    }
+}
+
+/// The topic of a step (from 0).
+fn topic(step: u64) -> String {
+    format!("waited {step}")
+}
+
+#[cfg(test)]
+mod tests {
+    use fsdp_comm::assembly::InMemoryAssembly;
+
+    use super::*;
+
+    #[test]
+    fn only_what_comes_before_the_end_of_a_collective_is_waiting() {
+        let pause = || std::thread::sleep(Duration::from_millis(3));
+        let gather = OpKind::ReduceScatter { unit: 0, slot: None };
+        let mut nobody = ();
+        let mut timer = WaitTimer::new(&mut nobody);
+        pause();
+        timer.begin(OpId(0), &OpKind::BeginStep);
+        pause();
+        timer.issued(OpId(0), &OpKind::BeginStep);
+        timer.end(OpId(0), &OpKind::BeginStep);
+        timer.begin(OpId(1), &gather);
+        pause();
+        timer.issued(OpId(1), &gather);
+        assert_eq!(timer.waited(), Duration::ZERO);
+        pause();
+        timer.end(OpId(1), &gather);
+        let of_one = timer.waited();
+        assert!(of_one >= Duration::from_millis(3));
+        timer.begin(OpId(2), &OpKind::ReduceScalars);
+        pause();
+        timer.issued(OpId(2), &OpKind::ReduceScalars);
+        assert!(timer.waited() >= of_one + Duration::from_millis(3));
+    }
+
+    #[test]
+    fn a_step_is_told_when_all_ranks_have_and_only_once() {
+        let assembly = InMemoryAssembly::new(2);
+        let give = |step, rank, ms| tell(&assembly, step, Rank(rank), Duration::from_millis(ms)).unwrap();
+        let mut heard = Heard::new(5);
+        give(5, 1, 4);
+        assert_eq!(heard.newest_before(6, &assembly), None);
+        give(5, 0, 8);
+        give(6, 0, 1);
+        let of = |step, slowest_rank| Waiting { wait_step: step, slowest_rank, ..waited(8.0, 4.0) };
+        assert_eq!(heard.newest_before(5, &assembly), None, "that step goes on");
+        assert_eq!(heard.newest_before(6, &assembly), Some(of(6, 1)));
+        assert_eq!(heard.newest_before(7, &assembly), None);
+        give(6, 1, 2);
+        give(7, 0, 8);
+        give(7, 1, 4);
+        assert_eq!(heard.newest_before(9, &assembly), Some(of(8, 1)), "an older one is passed over");
+    }
+
+    fn waited(wait_ms_max: f64, wait_ms_min: f64) -> Waiting {
+        let wait_ms = f64::midpoint(wait_ms_max, wait_ms_min);
+        Waiting { wait_step: 0, wait_ms, wait_ms_max, wait_ms_min, slowest_rank: 0 }
+    }
+}
