@@ -67,7 +67,7 @@ fn run(job: &Job<HfModel>, resume: Resume, told: &Told) -> Result<Summary, Train
 }
 
 /// Every tensor of a checkpoint, as bytes.
-fn tensors(checkpoint: &Path) -> BTreeMap<String, Vec<u8>> {
+pub(crate) fn tensors(checkpoint: &Path) -> BTreeMap<String, Vec<u8>> {
     let reader = NativeReader::open(checkpoint).unwrap();
     let whole = |(name, tensor): (&String, &fsdp_ckpt::native::ManifestTensor)| {
         let rows = tensor.shape.first().copied().unwrap_or(1);

@@ -43,6 +43,10 @@ mod offload;
 // Ranks that fail while they train.
 mod faults;
 
+// Processes that die, at every moment of a run.
+mod deaths;
+mod mortal;
+
 // Schedules with an error planted in them.
 mod adversarial;
 

@@ -19,6 +19,11 @@ impl InMemoryAssembly {
     pub fn new(world: usize) -> Self {
         Self { board: Board::default(), world }
     }
+
+    /// A rank is gone: whoever waits for what it has not given or announced, now or later, gets `error`.
+    pub fn lose(&self, rank: Rank, error: CommError) {
+        self.board.lose(rank, error);
+    }
 }
 
 impl Assembly for InMemoryAssembly {

@@ -1,0 +1,216 @@
+//! A process that dies, at every moment of a run: all others end and name it, and what is left on the disk goes on as if
+//! nothing had been.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use fsdp_ckpt::native::{NativeReader, RunDir};
+use fsdp_nn::model::{Mlp, MlpConfig};
+use fsdp_train::Job;
+use fsdp_train::checkpoint::Resume;
+use fsdp_train::train::{RunOptions, train};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::mortal::{Crew, Death, End, train_mortals};
+use crate::resume::tensors;
+use crate::support::{config, job_of, threads};
+
+/// Enough for a save behind a step, old checkpoints that are removed, and a last step.
+const STEPS: u64 = 3;
+
+/// The only names that a run leaves among its checkpoints.
+const STEP_NAMES: [&str; STEPS as usize] = ["step-00000001", "step-00000002", "step-00000003"];
+
+/// A run in which a process dies.
+struct Case {
+    crew: Crew,
+    settings: &'static [&'static str],
+    /// Steps that an earlier run has done, from whose checkpoint this one goes on.
+    done: u64,
+}
+
+/// All that two runs must have in common: losses, norms and rates, every tensor of the last checkpoint, the model.
+type Bits = (Vec<[Value; 4]>, BTreeMap<String, Vec<u8>>, Vec<u8>);
+
+fn bits(out: &Path) -> Bits {
+    let metrics = fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+    let line = |line: &str| {
+        let step: Value = serde_json::from_str(line).unwrap();
+        ["step", "loss", "grad_norm", "lr"].map(|key| step[key].clone())
+    };
+    let last = tensors(&RunDir::new(out).checkpoint(STEPS));
+    (metrics.lines().map(line).collect(), last, fs::read(out.join("model/model.safetensors")).unwrap())
+}
+
+fn job(dir: &Path, out: &str, settings: &[&str], steps: u64) -> Job<Mlp> {
+    let out = format!("run.out_dir={}", dir.join(out).display());
+    let steps = format!("train.steps={steps}");
+    let own = ["fsdp.wrap=[\"MlpLayer\"]", "checkpoint.every=1", &steps, &out];
+    let sizes = MlpConfig { vocab: 7, widths: vec![3, 5, 4], bias: true, tied: false, std: 0.2 };
+    job_of(Mlp::new(&sizes).unwrap(), config(dir, 7, &[&own, settings].concat()))
+}
+
+/// Begins, or goes on with what there is, in threads.
+fn go_on(job: &Job<Mlp>, what: &str) {
+    let options = RunOptions {
+        reporter: &(),
+        stop: &AtomicBool::new(false),
+        resume: Resume::Newest,
+        overwrite: false,
+        observer: &|_| Box::new(()),
+        config_json: None,
+        flops: None,
+    };
+    train(job, &threads(), &options).unwrap_or_else(|error| panic!("{what}: {error}"));
+}
+
+/// The folders of a case.
+struct Folders(TempDir);
+
+impl Folders {
+    fn new() -> Self {
+        // In memory, if there is such a place: every death leaves several checkpoints.
+        Self(tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap())
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Copies a folder, to which the threads of a dead process may still write: what it was at some time.
+    fn copy(&self, from: &str, to: &str) {
+        loop {
+            let _ = fs::remove_dir_all(self.path(to));
+            match copy(&self.path(from), &self.path(to)) {
+                Ok(()) => return,
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::NotFound, "{error}"),
+            }
+        }
+    }
+}
+
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    if !from.exists() {
+        return Ok(());
+    }
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let path = entry?.path();
+        let target = to.join(path.file_name().unwrap());
+        if path.is_dir() {
+            copy(&path, &target)?;
+        } else {
+            fs::copy(&path, &target)?;
+        }
+    }
+    Ok(())
+}
+
+impl Case {
+    fn check(&self) {
+        let folders = Folders::new();
+        let job = |out, steps| job(folders.0.path(), out, self.settings, steps);
+        go_on(&job("whole", STEPS), "the run that nothing happens to");
+        let expected = bits(&folders.path("whole"));
+        if self.done > 0 {
+            go_on(&job("begun", self.done), "the earlier run");
+        }
+        folders.copy("begun", "run");
+        let (run, left) = (job("run", STEPS), job("left", STEPS));
+        let all = train_mortals(&run, self.crew, None, || ());
+        assert!(all.results.iter().all(|(_, result)| result.is_ok()), "{:?}", all.results);
+        assert!(bits(&folders.path("run")) == expected, "processes have the bits of threads");
+        for process in 0..all.moments.len() {
+            let deaths = (0..).map(|moments| Death { process, moments });
+            let count =
+                deaths.take_while(|&death| self.survive(&folders, &run, &left, &expected, death)).count();
+            // Threads differ a little in what they do from run to run.
+            assert!(count as u64 + 20 > all.moments[process], "{count} of {}", all.moments[process]);
+        }
+    }
+
+    /// Lets a process die, if it lives long enough, and goes on with what is left.
+    fn survive(
+        &self,
+        folders: &Folders,
+        run: &Job<Mlp>,
+        left: &Job<Mlp>,
+        expected: &Bits,
+        death: Death,
+    ) -> bool {
+        folders.copy("begun", "run");
+        let end = train_mortals(run, self.crew, Some(death), || folders.copy("run", "left"));
+        if !end.is_dead {
+            return false;
+        }
+        if self.say_who_died(death, &end) {
+            assert!(
+                bits(&folders.path("left")) == *expected,
+                "{death:?}: others have succeeded without result"
+            );
+        }
+        if let Some((_, newest)) = RunDir::new(folders.path("left")).newest().unwrap() {
+            NativeReader::open(newest).unwrap().verify().unwrap();
+        }
+        go_on(left, &format!("{death:?}"));
+        assert!(bits(&folders.path("left")) == *expected, "{death:?}");
+        let checkpoints = fs::read_dir(folders.path("left/checkpoints")).unwrap();
+        let names = checkpoints.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let others: Vec<_> = names.filter(|name| !STEP_NAMES.contains(&name.as_str())).collect();
+        assert!(others.is_empty(), "{death:?} leaves {others:?}");
+        true
+    }
+
+    /// Whether all others have succeeded, which they may when nothing but the end was left to hear; else their errors name a
+    /// rank of the dead.
+    fn say_who_died(&self, death: Death, end: &End) -> bool {
+        let held = self.crew.ranks_per_process;
+        let ranks = death.process * held..(death.process + 1) * held;
+        let errors: Vec<_> = end.results.iter().filter_map(|(_, result)| result.as_ref().err()).collect();
+        for error in &errors {
+            let text = error.to_string();
+            let names = |rank| text.contains(&format!("rank {rank} failed: its process died"));
+            assert!(ranks.clone().any(names), "{death:?}: {text}");
+        }
+        assert!(errors.is_empty() || errors.len() == end.results.len(), "{death:?}: {:?}", end.results);
+        errors.is_empty()
+    }
+}
+
+/// One rank per process; operations, words and reports are its moments.
+const ONE_RANK: Crew = Crew { ranks_per_process: 1, counts_messages: false };
+
+#[test]
+fn whichever_of_two_processes_dies_at_whatever_moment_or_message_the_run_goes_on() {
+    let crew = Crew { counts_messages: true, ..ONE_RANK };
+    Case { crew, settings: &["run.ranks=2", "train.global_batch_size=4"], done: 0 }.check();
+}
+
+#[test]
+fn whichever_of_three_processes_dies_at_whatever_moment_of_offloading_the_run_goes_on() {
+    let settings = &["run.ranks=3", "train.global_batch_size=6", "fsdp.offload=\"cpu\""];
+    Case { crew: ONE_RANK, settings, done: 0 }.check();
+}
+
+#[test]
+fn whichever_of_four_replicas_and_shards_dies_at_whatever_moment_of_going_on_the_run_goes_on() {
+    let settings = &["run.ranks=4", "train.global_batch_size=8", "fsdp.mesh={ replicate = 2 }"];
+    Case { crew: ONE_RANK, settings, done: 1 }.check();
+}
+
+#[test]
+fn whichever_process_of_two_ranks_dies_at_whatever_moment_of_a_step_that_saves_the_run_goes_on() {
+    let settings = &[
+        "run.ranks=4",
+        "train.global_batch_size=16",
+        "train.grad_clip=0.05",
+        "checkpoint.async=false",
+        "fsdp.reshard_after_forward=false",
+        "fsdp.accumulation=\"unsharded\"",
+    ];
+    Case { crew: Crew { ranks_per_process: 2, ..ONE_RANK }, settings, done: 0 }.check();
+}
