@@ -40,10 +40,11 @@ fn bits(out: &Path) -> Bits {
     let metrics = fs::read_to_string(out.join("metrics.jsonl")).unwrap();
     let line = |line: &str| {
         let step: Value = serde_json::from_str(line).unwrap();
-        ["step", "loss", "grad_norm", "lr"].map(|key| step[key].clone())
+        // In front of the steps of each start is a line that says who takes part.
+        step.get("step").map(|_| ["step", "loss", "grad_norm", "lr"].map(|key| step[key].clone()))
     };
     let last = tensors(&RunDir::new(out).checkpoint(STEPS));
-    (metrics.lines().map(line).collect(), last, fs::read(out.join("model/model.safetensors")).unwrap())
+    (metrics.lines().filter_map(line).collect(), last, fs::read(out.join("model/model.safetensors")).unwrap())
 }
 
 fn job(dir: &Path, out: &str, settings: &[&str], steps: u64) -> Job<Mlp> {
@@ -64,6 +65,7 @@ fn go_on(job: &Job<Mlp>, what: &str) {
         observer: &|_| Box::new(()),
         config_json: None,
         flops: None,
+        census: None,
     };
     train(job, &threads(), &options).unwrap_or_else(|error| panic!("{what}: {error}"));
 }

@@ -250,6 +250,7 @@ impl Process {
             observer: &|_| Box::new(self.clone()),
             config_json: None,
             flops: None,
+            census: None,
         };
         train(job, &launcher, &options)
     }
