@@ -15,11 +15,13 @@ use std::os::unix::process::parent_id;
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
+use fsdp_comm::assembly::AssemblyError;
 use fsdp_comm::process::cluster::{Cluster, Joining, host};
 use fsdp_comm::process::place::{Place, recognise};
 use fsdp_comm::process::rendezvous::NodeFolder;
 use fsdp_comm::process::{ProcessEntry, Verdict};
 use fsdp_core::Rank;
+use fsdp_core::comm::CommError;
 use fsdp_train::TrainError;
 use fsdp_train::config::RunConfig;
 use fsdp_train::metrics::{Census, Participant};
@@ -37,6 +39,9 @@ const VERDICT_WITHIN: Duration = Duration::from_secs(1);
 
 /// How long mpirun may take to read what a process says.
 const READ_WITHIN: Duration = Duration::from_millis(300);
+
+/// Longer than any text takes; whoever is lost meanwhile ends the world.
+const PATIENCE: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(5);
@@ -224,6 +229,52 @@ fn ranks(ranks: &Range<usize>) -> String {
     match ranks.len() {
         1 => Rank(ranks.start).to_string(),
         _ => format!("ranks {} to {}", ranks.start, ranks.end - 1),
+    }
+}
+
+/// Loads data in turns: in the first process, which lets the others find what it has made; in the first one of each other node;
+/// in all others. So text is tokenized once, or once per node where nodes keep tokens of their own.
+///
+/// # Errors
+/// Those of `load`; [`CliError`] of the world.
+pub(crate) fn in_turns<T>(
+    team: Option<Team<'_>>,
+    load: impl FnOnce() -> Result<T, CliError>,
+    share: impl FnOnce(&T),
+) -> Result<T, CliError> {
+    const FIRST: &str = "data of the first process";
+    const NODES: &str = "data of the nodes";
+    let Some(Team { cluster, .. }) = team else { return load() };
+    let (assembly, place) = (cluster.assembly(), cluster.place());
+    let failed = |error: CommError| CliError::from(fsdp_core::Error::from(error));
+    let give = || assembly.local().try_for_each(|rank| assembly.give(NODES, Rank(rank), Vec::new()));
+    if place.process == 0 {
+        let loaded = load()?;
+        share(&loaded);
+        assembly.announce(FIRST, Vec::new()).map_err(failed)?;
+        give().map_err(failed)?;
+        assembly.collect(NODES, assembly.world(), PATIENCE).map_err(not_heard)?;
+        assembly.announce(NODES, Vec::new()).map_err(failed)?;
+        return Ok(loaded);
+    }
+    if place.local_process == 0 {
+        assembly.hear(FIRST, PATIENCE).map_err(not_heard)?;
+        let loaded = load()?;
+        give().map_err(failed)?;
+        return Ok(loaded);
+    }
+    give().map_err(failed)?;
+    assembly.hear(NODES, PATIENCE).map_err(not_heard)?;
+    load()
+}
+
+/// Why something was not heard of other processes.
+fn not_heard(error: AssemblyError) -> CliError {
+    match error {
+        AssemblyError::Failed(error) => fsdp_core::Error::from(error).into(),
+        error @ (AssemblyError::Late { .. } | AssemblyError::GivenUp) => {
+            CliError::Transport { why: error.to_string() }
+        }
     }
 }
 

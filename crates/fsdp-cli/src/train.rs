@@ -53,7 +53,8 @@ fn run_within(
     args.trace.as_deref().map_or(Ok(()), |path| trace::check(path, &setup.config))?;
     let architecture = setup.build()?;
     let init = setup.init(&architecture)?;
-    let job = Job::new(setup.config.clone(), architecture, init)?;
+    let load = || Ok::<_, CliError>(Job::new(setup.config.clone(), architecture, init)?);
+    let job = cluster::in_turns(team, load, |job| job.data.share())?;
     output::data_warnings(&job.data);
     // From here on there is something to leave as it was, or to save.
     signal.begin();

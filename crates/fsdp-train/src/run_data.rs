@@ -57,6 +57,14 @@ impl RunData {
         self.datasets().filter_map(Dataset::keep)
     }
 
+    /// Lets other processes of this run find such tokens: see [`Dataset::share`]. If that is not possible, they make them
+    /// themselves.
+    pub fn share(&self) {
+        for warning in self.datasets().filter_map(Dataset::share) {
+            tracing::info!("{warning}");
+        }
+    }
+
     fn datasets(&self) -> impl Iterator<Item = &Dataset> {
         std::iter::once(&self.train).chain(self.eval.as_ref().map(|(dataset, _)| dataset))
     }

@@ -10,6 +10,7 @@ use fsdp_core::Rank;
 use fsdp_mpi::{MpiLibrary, MpiWorld};
 use fsdp_train::config::{Device, RunConfig, Transport};
 
+use super::not_heard;
 use super::srun;
 use crate::error::CliError;
 
@@ -129,8 +130,6 @@ fn agree(cluster: &Cluster, missing: Option<&String>, run: &RunConfig) -> Result
     let assembly = cluster.assembly();
     let limit = Duration::from_secs_f64(run.timeout_s);
     let failed = |error: fsdp_core::comm::CommError| CliError::from(fsdp_core::Error::from(error));
-    let not_heard =
-        |error: fsdp_comm::assembly::AssemblyError| CliError::Transport { why: error.to_string() };
     let said = missing.map_or(MPI, String::as_str);
     for rank in assembly.local() {
         assembly.give(TOPIC, Rank(rank), said.as_bytes().to_vec()).map_err(failed)?;

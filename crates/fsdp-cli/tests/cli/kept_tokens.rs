@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use crate::support::Sandbox;
+use crate::support::{Ran, Sandbox};
 
 /// A model that takes ids below 4, and text of as many words.
 fn sandbox() -> Sandbox {
@@ -93,4 +93,29 @@ fn processes_and_runs_share_a_folder_of_tokens() {
         ran.stderr
     );
     assert_eq!(sandbox.column("fourth", "loss"), sandbox.column("alone", "loss"));
+}
+
+#[test]
+fn one_of_several_processes_tokenizes_for_all() {
+    let sandbox = sandbox();
+    let ran = |args: &str| {
+        let mut command = sandbox.command();
+        let args = format!(
+            "launch --nproc 3 -- train run.toml --set run.ranks=3 --set train.global_batch_size=6 {args}"
+        );
+        Ran::of(command.args(args.split_whitespace()).env("RUST_LOG", "info").output().unwrap())
+    };
+    for (args, out) in [("", "out"), ("--set run.out_dir=other --set data.cache=shared", "other")] {
+        let ran = ran(args);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        assert_eq!(ran.stderr.matches("text is tokenized").count(), 1, "{}", ran.stderr);
+        assert_eq!(sandbox.column(out, "loss").len(), 3);
+    }
+    sandbox.kept("out/cache");
+    sandbox.kept("shared");
+    // What is there for the others only goes again.
+    fs::remove_dir_all(sandbox.path("out/cache")).unwrap();
+    let refused = ran("");
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(!sandbox.path("out/cache").exists());
 }

@@ -1,9 +1,9 @@
 //! Tokens of text that are kept for later starts, one file per text and tokenizer.
 //!
 //! A file of the cache is named by what decides its tokens ([`Text::key`]), written under another name, and renamed when it
-//! is whole. Processes that come at the same time do not wait for each other: each makes the same file, and all use the one
-//! that was named first. A lock would save their work, but not all cluster file systems have locks, and who waits for a
-//! process that is stopped waits for ever. A sound file is never replaced: on NFS, what another machine replaces is gone for
+//! is whole. Nobody waits for a lock: not all cluster file systems have them, and who waits for a process that is stopped
+//! waits for ever. Processes of one run take turns (whoever starts them sees to that), and one of them makes the file; of
+//! runs that come at the same time each makes the same file, and all use the one that was named first. A sound file is never replaced: on NFS, what another machine replaces is gone for
 //! those who have it mapped. Nothing is made durable: what a power failure damages, the checksum finds.
 
 use std::fmt;
@@ -11,6 +11,7 @@ use std::fs::{self, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use fsdp_core::Digest;
 use tempfile::NamedTempFile;
@@ -95,6 +96,18 @@ pub(super) struct Cached {
 pub(super) struct Unkept {
     folder: PathBuf,
     key: Digest,
+    stage: Mutex<Stage>,
+}
+
+/// How far tokens have come on their way into an output folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// They are in memory only.
+    Nowhere,
+    /// They are there for other processes of this run, and go with it if it is not accepted.
+    Shared,
+    /// They stay.
+    Kept,
 }
 
 impl Cache {
@@ -126,7 +139,8 @@ impl Cache {
             }
         }
         let (image, key) = in_memory(text)?;
-        let unkept = self.is_output.then_some(Unkept { folder: self.folder, key });
+        let stage = Mutex::new(Stage::Nowhere);
+        let unkept = self.is_output.then_some(Unkept { folder: self.folder, key, stage });
         Ok(Cached { image, unkept, warnings })
     }
 
@@ -142,12 +156,37 @@ impl Cache {
 impl Unkept {
     /// Keeps the bytes of an [`Image`].
     pub(super) fn keep(&self, bytes: &[u8]) -> Option<DataWarning> {
+        self.reach(Stage::Kept, bytes)
+    }
+
+    /// Puts them there for other processes of this run to find.
+    pub(super) fn share(&self, bytes: &[u8]) -> Option<DataWarning> {
+        self.reach(Stage::Shared, bytes)
+    }
+
+    fn reach(&self, next: Stage, bytes: &[u8]) -> Option<DataWarning> {
+        let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         let write = || -> io::Result<()> {
             let mut file = beside(&self.folder)?;
             file.write_all(bytes)?;
             name_it(file, &self.folder, self.key).map(drop)
         };
-        write().err().map(|fault| not_kept(&self.folder, &fault))
+        let written = if *stage == Stage::Nowhere { write() } else { Ok(()) };
+        match written {
+            Ok(()) => *stage = next,
+            Err(fault) => return Some(not_kept(&self.folder, &fault)),
+        }
+        None
+    }
+}
+
+impl Drop for Unkept {
+    fn drop(&mut self) {
+        if *self.stage.get_mut().unwrap_or_else(PoisonError::into_inner) == Stage::Shared {
+            // The folder stays if there is anything else in it.
+            let _ =
+                fs::remove_file(self.folder.join(name(self.key))).and_then(|()| fs::remove_dir(&self.folder));
+        }
     }
 }
 

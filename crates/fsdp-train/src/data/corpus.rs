@@ -115,6 +115,11 @@ impl Corpus {
         self.unkept.as_ref().and_then(|unkept| unkept.keep(self.parts[0].tokens.bytes()))
     }
 
+    /// Puts such tokens there for other processes of this run, as long as it lasts or until they are kept.
+    pub(super) fn share(&self) -> Option<DataWarning> {
+        self.unkept.as_ref().and_then(|unkept| unkept.share(self.parts[0].tokens.bytes()))
+    }
+
     /// The tokens in a range, which must be one of this corpus.
     pub(super) fn tokens(&self, range: Range<usize>) -> impl Iterator<Item = u32> {
         let first = self.parts.partition_point(|part| part.end() <= range.start);

@@ -102,6 +102,12 @@ impl Dataset {
         self.corpus.keep()
     }
 
+    /// Puts such tokens there already, for other processes of this run. They go when the value is dropped, unless they are
+    /// [kept](Dataset::keep). Returns why that was not possible, if it was not.
+    pub fn share(&self) -> Option<DataWarning> {
+        self.corpus.share()
+    }
+
     /// The inputs and targets of a sample; targets that do not count are [`IGNORE`].
     ///
     /// # Panics

@@ -61,6 +61,7 @@ impl Text<'_> {
     /// # Errors
     /// Text that can not be read or tokenized, or a sink that can not be written.
     pub(super) fn tokenize<W: Write>(&self, sink: W) -> Result<(W, Digest), NotTokenized> {
+        tracing::info!(files = self.files.len(), "text is tokenized");
         let mut image = ImageWriter::new(sink);
         let mut key = self.key_of_none();
         for (index, file) in self.files.iter().enumerate() {
