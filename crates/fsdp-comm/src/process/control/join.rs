@@ -4,6 +4,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fsdp_core::FailureKind;
+
 use super::driver::Driver;
 use super::error::{JoinError, Obstacle};
 use super::gate::{Gate, PROOF_MAX};
@@ -54,7 +56,16 @@ pub(super) fn follow(
     // Since when there is nothing but obstacles that do not pass by themselves.
     let mut hopeless = None;
     loop {
-        let obstacle = match attempt(&mut driver, &leader()?, &options, end)? {
+        let addresses = match leader() {
+            // A name service may be away for a moment.
+            Err(error) if error.kind() == FailureKind::Temporary && Instant::now() + pause < end => {
+                thread::sleep(pause);
+                pause = (pause * 2).min(PAUSE_MAX);
+                continue;
+            }
+            found => found?,
+        };
+        let obstacle = match attempt(&mut driver, &addresses, &options, end)? {
             Ok(roster) => return Ok((driver, roster)),
             Err(obstacle) => obstacle,
         };

@@ -408,3 +408,24 @@ fn a_leader_serves_dozens_of_processes() {
     assert_eq!(world[0].collect("save", ranks, LIMIT).unwrap().len(), ranks);
     leave(&world);
 }
+
+#[test]
+fn a_name_service_that_fails_for_a_moment_is_asked_again() {
+    let (listener, address) = listener();
+    let left = std::cell::Cell::new(3);
+    let find = |kind| {
+        left.set(left.get() - 1);
+        match left.get() {
+            0 => Ok(vec![address]),
+            _ => Err(JoinError::Rendezvous { source: "it is away".into(), kind }),
+        }
+    };
+    let wrong = Control::follow(&|| find(FailureKind::Input), options(1, 2));
+    assert!(matches!(wrong.err(), Some(JoinError::Rendezvous { kind: FailureKind::Input, .. })));
+    thread::scope(|scope| {
+        let leader = scope.spawn(|| Control::lead(listener, options(0, 2)).unwrap());
+        let other = Control::follow(&|| find(FailureKind::Temporary), options(1, 2)).unwrap();
+        assert_eq!(left.get(), 0);
+        leave(&[leader.join().unwrap(), other]);
+    });
+}
