@@ -141,6 +141,30 @@ fn nodes_are_lost_and_return() {
 }
 
 #[test]
+fn a_pod_that_is_started_again_coordinates_as_before() {
+    let sandbox = Sandbox::new();
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+    let start = |rank| {
+        let options = format!("--nnodes 2 --endpoint 127.0.0.1:{port} --node-rank {rank} --log-dir logs");
+        Agent::start(&sandbox, &format!("launch {options} -- {ENDLESS}"))
+    };
+    let (first, second) = (start(0), start(1));
+    wait_until("a checkpoint", || newest(&sandbox) > 0);
+    first.signal("KILL");
+    let killed = first.end();
+    assert_eq!(killed.code, None, "{}", killed.stderr);
+    let first = start(0);
+    wait_until("the next attempt", || sandbox.path("logs/attempt-1/rank-0").exists());
+    saves_go_on(&sandbox);
+    first.signal("TERM");
+    for agent in [first, second] {
+        let ran = agent.end();
+        assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+    }
+    are_of_one_run(&sandbox);
+}
+
+#[test]
 fn nodes_that_can_not_take_part_are_told_why() {
     let sandbox = Sandbox::new();
     let run = |nproc| format!("launch --nnodes 1:2 --node-wait 0 --nproc {nproc} -- {ENDLESS}");
