@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fsdp_comm::process::auth::{Side, Token, authenticate_within};
+use fsdp_comm::process::rendezvous::election::Lead;
 
 use super::agent::{self, PULSE};
 use super::coordinator::{Action, Coordinator, Event, NodeId, Rules};
@@ -45,6 +46,10 @@ pub(super) struct Host {
     pub(super) plan: Plan,
     /// The agent of this node.
     pub(super) own: Sender<agent::Event>,
+    /// The session of that agent.
+    pub(super) session: u64,
+    /// By what other nodes find this one, if they were not told.
+    pub(super) lead: Option<Lead>,
     /// Where other nodes reach this one, if that is known before any has.
     pub(super) address: Option<IpAddr>,
 }
@@ -57,7 +62,8 @@ struct Nodes {
 }
 
 impl Host {
-    /// Coordinates until the launch is over.
+    /// Coordinates until the launch is over, or another one has taken its place. Then all nodes go there, this one
+    /// included.
     pub(super) fn run(self, heard: &Receiver<Heard>) {
         let begin = Instant::now();
         let mut coordinator = Coordinator::new(self.rules, Duration::ZERO);
@@ -83,7 +89,12 @@ impl Host {
                 Err(RecvTimeoutError::Timeout) => Event::Tick,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            for action in coordinator.handle(begin.elapsed(), event) {
+            let actions = coordinator.handle(begin.elapsed(), event);
+            let starts = actions.iter().any(|action| matches!(action, Action::Start { .. }));
+            if starts && self.lead.as_ref().is_some_and(Lead::is_superseded) {
+                return drop(nodes.own.send(agent::Event::Lost { session: self.session }));
+            }
+            for action in actions {
                 nodes.act(action, &mut coordinator, &self.plan);
             }
         }

@@ -62,7 +62,7 @@ pub(super) struct Session {
 
 enum Link {
     /// The coordinator is a thread of this process.
-    Own { to: Sender<Heard>, thread: JoinHandle<()>, _lead: Option<Lead> },
+    Own { to: Sender<Heard>, thread: JoinHandle<()> },
     /// It is on another node.
     Other(TcpStream),
 }
@@ -181,9 +181,10 @@ impl<'a> Meeting<'a> {
         if let (Some(listener), Some(token)) = (listener, &self.token) {
             admit(listener, token.clone(), to.clone()).map_err(failed)?;
         }
-        let host = Host { rules: self.rules, plan: self.plan.clone(), own: events.clone(), address };
+        let (rules, plan, session) = (self.rules, self.plan.clone(), self.sessions);
+        let host = Host { rules, plan, own: events.clone(), session, lead, address };
         let thread = thread::Builder::new().name("coordinator".to_owned()).spawn(move || host.run(&heard));
-        Ok(Link::Own { to, thread: thread.map_err(failed)?, _lead: lead })
+        Ok(Link::Own { to, thread: thread.map_err(failed)? })
     }
 
     fn follow(&self, stream: TcpStream, events: &Sender<Event>) -> Result<Link, CliError> {
@@ -237,7 +238,7 @@ impl Session {
     /// Ends it, when the launch is over.
     pub(super) fn close(self) {
         match self.link {
-            Link::Own { to, thread, _lead } => {
+            Link::Own { to, thread } => {
                 drop(to);
                 let ended = thread.join();
                 ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic));

@@ -109,6 +109,13 @@ fn file(folder: &Path, number: u64) -> PathBuf {
     folder.join(format!("{PREFIX}{number}"))
 }
 
+impl Lead {
+    /// Whether somebody has taken the next number: who did not answer for a while may be led by another one.
+    pub fn is_superseded(&self) -> bool {
+        newest(&self.folder).is_ok_and(|newest| newest > Some(self.number))
+    }
+}
+
 impl Drop for Lead {
     fn drop(&mut self) {
         // Its own file goes last: as long as it is there, nobody takes a number that was taken before.
@@ -151,10 +158,11 @@ mod tests {
         std::mem::forget(lead);
         drop(listener);
         let Elected::Leader(listener, lead) = join(folder.path()) else { panic!("the leader is gone") };
+        assert!(!lead.is_superseded());
         assert!(folder.path().join("leader-1").exists() && folder.path().join("leader-2").exists());
         // Another program has its port.
         let stranger = elect(folder.path(), Ipv4Addr::LOCALHOST.into(), &|_| false).unwrap();
-        assert!(matches!(stranger, Elected::Leader(..)));
+        assert!(matches!(stranger, Elected::Leader(..)) && lead.is_superseded());
         drop((listener, lead, stranger));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
     }
