@@ -76,12 +76,9 @@ pub(crate) fn is_said_by_another(text: &str) -> bool {
     false
 }
 
-/// Whether this process is another one than the first of several: what one can say alone, it need not say too.
-///
-/// # Errors
-/// [`CliError::Place`].
-pub(crate) fn is_another() -> Result<bool, CliError> {
-    Ok(place()?.is_some_and(|place| place.process > 0))
+/// Whether a process is another one than the first of several: what one can say alone, it need not say too.
+pub(crate) fn is_another(place: Option<Place>) -> bool {
+    place.is_some_and(|place| place.process > 0)
 }
 
 /// Whether this process ends with the one that has started it: one of several, or the only one of `fsdp launch`.

@@ -74,9 +74,9 @@ fn ended(command: impl FnOnce() -> Result<Exit, CliError>) -> Exit {
 
 fn run(command: Command) -> Result<Exit, CliError> {
     // What one process can say alone, several say once.
-    let is_alone = matches!(command, Command::Verify(_) | Command::Schedule(_) | Command::Doctor(_))
+    let is_alone = matches!(command, Command::Schedule(_) | Command::Doctor(_))
         || matches!(command, Command::Bench(BenchCommand::Gpu(_)));
-    if is_alone && cluster::is_another()? {
+    if is_alone && cluster::is_another(cluster::place()?) {
         return Ok(Exit::Done);
     }
     if cluster::is_launched()? {
@@ -85,7 +85,7 @@ fn run(command: Command) -> Result<Exit, CliError> {
     match command {
         Command::Train(args) => train::run(&args),
         Command::Launch(args) => launch::run(&args),
-        Command::Verify(args) => verify::run(&args).map(judged),
+        Command::Verify(args) => verify::run(&args),
         Command::Ckpt(command) => ckpt::run(&command).map(judged),
         Command::Schedule(args) => schedule::run(&args).map(|()| Exit::Done),
         Command::Bench(BenchCommand::Train(args)) => bench::run(&args),
