@@ -97,6 +97,11 @@ pub(crate) struct Team<'a> {
 }
 
 impl Team<'_> {
+    /// What carries the data.
+    pub(crate) fn transport(&self) -> String {
+        self.carrier.to_string()
+    }
+
     /// Who they are, for the metrics.
     pub(crate) fn census(&self) -> Census {
         let participant = |ProcessEntry { ranks, facts }: &ProcessEntry| Participant {
@@ -108,11 +113,12 @@ impl Team<'_> {
             ranks: ranks.len(),
         };
         let processes = self.cluster.roster().processes.iter().map(participant).collect();
-        Census { transport: self.carrier.to_string(), processes }
+        Census { transport: self.transport(), processes }
     }
 }
 
-fn variable(name: &str) -> Option<String> {
+/// A variable of the environment.
+pub(crate) fn variable(name: &str) -> Option<String> {
     env::var(name).ok()
 }
 

@@ -74,8 +74,7 @@ fn ended(command: impl FnOnce() -> Result<Exit, CliError>) -> Exit {
 
 fn run(command: Command) -> Result<Exit, CliError> {
     // What one process can say alone, several say once.
-    let is_alone = matches!(command, Command::Schedule(_) | Command::Doctor(_))
-        || matches!(command, Command::Bench(BenchCommand::Gpu(_)));
+    let is_alone = matches!(command, Command::Schedule(_) | Command::Bench(BenchCommand::Gpu(_)));
     if is_alone && cluster::is_another(cluster::place()?) {
         return Ok(Exit::Done);
     }
@@ -90,7 +89,7 @@ fn run(command: Command) -> Result<Exit, CliError> {
         Command::Schedule(args) => schedule::run(&args).map(|()| Exit::Done),
         Command::Bench(BenchCommand::Train(args)) => bench::run(&args),
         Command::Bench(BenchCommand::Gpu(args)) => bench::gpu::run(&args).map(|()| Exit::Done),
-        Command::Doctor(args) => doctor::run(&args).map(|()| Exit::Done),
+        Command::Doctor(args) => doctor::run(&args),
     }
 }
 

@@ -46,7 +46,8 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<Exit, CliError> {
     // A path that cannot be written is better known before the work than after it.
     let json = args.json.as_deref().filter(|_| !cluster::is_another(place));
     let json = json.map(|path| Ok::<_, CliError>((path, create(path)?))).transpose()?;
-    let worlds = Worlds::of(&setup.config, asked(args, place, &setup.config.run)?, args.shrink);
+    let worlds =
+        Worlds::of(&setup.config, asked(&args.world_sizes, place, setup.config.run.ranks)?, args.shrink);
     // What is started is the worlds that were asked for, whatever the run file has.
     // Those that do not fit the run file are skipped, not started.
     let run = setup.config.run.clone();
@@ -67,19 +68,18 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<Exit, CliError> {
 }
 
 /// The world sizes that are asked for. Processes that were started together hold one.
-fn asked(args: &VerifyArgs, place: Option<Place>, run: &RunConfig) -> Result<Vec<usize>, CliError> {
-    let given = &args.world_sizes;
+fn asked(given: &[usize], place: Option<Place>, ranks: usize) -> Result<Vec<usize>, CliError> {
     let Some(place) = place else {
-        return Ok(if given.is_empty() { WORLDS.into() } else { given.clone() });
+        return Ok(if given.is_empty() { WORLDS.into() } else { given.into() });
     };
-    match given[..] {
-        [] => Ok(vec![run.ranks]),
+    match *given {
+        [] => Ok(vec![ranks]),
         [world] if world.is_multiple_of(place.processes) => Ok(vec![world]),
         _ => {
             let what = format!(
                 "{} has started {} processes, which hold one world together, in equal parts: give one multiple of that, or \
-                 leave it out for run.ranks = {}",
-                place.launched_by, place.processes, run.ranks
+                 leave it out for run.ranks = {ranks}",
+                place.launched_by, place.processes
             );
             Err(CliError::Option { option: "--world-sizes", what })
         }
@@ -215,4 +215,24 @@ fn write_json(path: &Path, mut file: File, report: &VerifyReport) -> Result<(), 
     let mut text = serde_json::to_string_pretty(report).expect("a report has a JSON form");
     text.push('\n');
     file.write_all(text.as_bytes()).map_err(CliError::write(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use fsdp_comm::process::place::LaunchedBy;
+
+    use super::*;
+
+    #[test]
+    fn one_process_verifies_any_worlds_and_several_the_one_that_they_hold() {
+        assert_eq!(asked(&[], None, 8).unwrap(), [1, 2, 4]);
+        assert_eq!(asked(&[3, 1], None, 8).unwrap(), [3, 1]);
+        let launched_by = LaunchedBy::Torchrun;
+        let place = Place { launched_by, process: 1, processes: 4, local_process: 1, local_processes: 4 };
+        assert_eq!(asked(&[], Some(place), 8).unwrap(), [8]);
+        assert_eq!(asked(&[12], Some(place), 8).unwrap(), [12]);
+        for refused in [&[2][..], &[4, 8]] {
+            assert_eq!(asked(refused, Some(place), 8).unwrap_err().exit(), Exit::Input);
+        }
+    }
 }

@@ -17,7 +17,7 @@ use super::{Control, ControlOptions, JoinError};
 use super::{Facts, Failure, Roster, Verdict};
 use crate::assembly::Assembly;
 use crate::flight::FlightRecorder;
-use crate::link::Alarm;
+use crate::link::{Alarm, Link};
 use crate::tcp::{TcpDoor, TcpWorld};
 
 /// How often a process looks whether the leader has said where it is.
@@ -101,6 +101,7 @@ pub struct Cluster {
     control: Arc<Control>,
     links: Arc<MakeLink>,
     recorder: Arc<FlightRecorder>,
+    met_by: String,
     /// Removed when the world has ended.
     _published: Option<Published>,
 }
@@ -119,6 +120,7 @@ impl Cluster {
             Err(error) => return Err(InterfaceError::List(error).into()),
         };
         let asked = asked.and_then(|addresses| addresses.first().copied());
+        let met_by = meet.to_string();
         let (control, door, published) = if place.process == 0 {
             let token = token(joining, &meet)?;
             let address = asked.unwrap_or(if place.is_one_node() && !meet.is_at_port() {
@@ -164,7 +166,7 @@ impl Cluster {
         let links: Arc<MakeLink> = Arc::new(move |channel, rank| links.link(channel, rank));
         let recorder = Arc::new(FlightRecorder::new());
         control.record(Arc::clone(&recorder));
-        Ok(Self { place, control, links, recorder, _published: published })
+        Ok(Self { place, control, links, recorder, met_by, _published: published })
     }
 
     /// The place of this process.
@@ -175,6 +177,17 @@ impl Cluster {
     /// All processes.
     pub fn roster(&self) -> &Roster {
         self.control.roster()
+    }
+
+    /// How the processes have found each other, in words.
+    pub fn met_by(&self) -> &str {
+        &self.met_by
+    }
+
+    /// The ends of a rank, which this process holds, of connections among all ranks; channels from 0 on are those of the
+    /// [worlds](Cluster::processes) of ranks.
+    pub fn link(&self, channel: u64, rank: Rank) -> Box<dyn Link> {
+        (self.links)(channel, rank)
     }
 
     /// Whether this is the process of rank 0.

@@ -11,6 +11,7 @@ mod node;
 mod slurm;
 mod tcp_store;
 
+use std::fmt;
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
@@ -292,6 +293,16 @@ impl Rendezvous {
             Ok(())
         } else {
             Err(RendezvousError::NotPrivate { path: self.folder.clone() })
+        }
+    }
+}
+
+impl fmt::Display for Rendezvous {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.way {
+            Way::Port { host, port } => write!(f, "{host}:{port}"),
+            Way::Store { host, port } => write!(f, "torchrun's store at {host}:{port}"),
+            Way::File => write!(f, "a file in {}", self.folder.display()),
         }
     }
 }
