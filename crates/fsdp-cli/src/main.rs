@@ -49,10 +49,12 @@ fn main() -> ExitCode {
     match Args::try_parse() {
         Ok(args) => ended(|| run(args.command)).into(),
         Err(told) => {
-            if !(told.use_stderr() && cluster::is_said_by_another(&told.to_string())) {
+            if !told.use_stderr() {
                 output::usage(&told);
+                return Exit::Done.into();
             }
-            if told.use_stderr() { Exit::Input.into() } else { Exit::Done.into() }
+            cluster::say_once(&told.to_string(), || output::usage(&told));
+            Exit::Input.into()
         }
     }
 }
@@ -63,8 +65,9 @@ fn ended(command: impl FnOnce() -> Result<Exit, CliError>) -> Exit {
     match panic::catch_unwind(AssertUnwindSafe(command)) {
         Ok(Ok(exit)) => exit,
         Ok(Err(error)) => {
-            if !(error.kind() == FailureKind::Input && cluster::is_said_by_another(&error.to_string())) {
-                output::error(&error);
+            match error.kind() {
+                FailureKind::Input => cluster::say_once(&error.to_string(), || output::error(&error)),
+                _ => output::error(&error),
             }
             error.exit()
         }
