@@ -120,7 +120,7 @@ impl Cluster {
             Err(error) => return Err(InterfaceError::List(error).into()),
         };
         let asked = asked.and_then(|addresses| addresses.first().copied());
-        let met_by = meet.to_string();
+        let mut met_by = meet.to_string();
         let (control, door, published) = if place.process == 0 {
             let token = token(joining, &meet)?;
             let address = asked.unwrap_or(if place.is_one_node() && !meet.is_at_port() {
@@ -131,7 +131,11 @@ impl Cluster {
             let listener = meet.bind(address)?;
             let door = TcpDoor::bind(address)?;
             let options = joining.control(token.clone(), reachable(door.address()?)?);
-            let published = meet.publish(&reachable(listener.local_addr()?)?)?;
+            let addresses = reachable(listener.local_addr()?)?;
+            let published = meet.publish(&addresses)?;
+            if let Some(address) = addresses.first().filter(|_| !meet.is_at_port()) {
+                met_by += &format!(", which leads to {address}");
+            }
             (Control::lead(listener, options)?, (door, token), Some(published))
         } else {
             let leader = first_address(&meet, timeout)?;
@@ -179,7 +183,7 @@ impl Cluster {
         self.control.roster()
     }
 
-    /// How the processes have found each other, in words.
+    /// How the processes have found each other, in words; on the leader with its address.
     pub fn met_by(&self) -> &str {
         &self.met_by
     }
