@@ -144,6 +144,8 @@ pub(crate) struct TrainArgs {
 numerics contract promises equal bits (worlds and micro-batches that are powers of two, on the
 device \"cpu\"), losses, gradients, parameters and optimizer state must have them; elsewhere gradients
 must lie within a derived bound. Communication must match its closed form and memory its prediction, to the byte.
+Where a launcher has started several processes, they hold the ranks, connected as in training; the first
+one also trains without sharding, compares, and reports.
 
 Examples:
   fsdp verify examples/quickstart.toml --world-sizes 1,2,4
@@ -153,9 +155,9 @@ Examples:
 pub(crate) struct VerifyArgs {
     #[command(flatten)]
     pub(crate) run: RunFileArgs,
-    /// Numbers of ranks to try; those that do not fit the run file are skipped, with the reason
-    #[arg(long, value_name = "N,N,...", value_delimiter = ',', default_values_t = [1, 2, 4],
-          value_parser = positive)]
+    /// Numbers of ranks to try; those that do not fit the run file are skipped, with the reason [default: 1,2,4; in several
+    /// processes, which hold one world, run.ranks]
+    #[arg(long, value_name = "N,N,...", value_delimiter = ',', value_parser = positive)]
     pub(crate) world_sizes: Vec<usize>,
     /// Optimizer steps to train
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
@@ -169,6 +171,8 @@ pub(crate) struct VerifyArgs {
     /// Run host queues in a random order that respects declared waits only, with poisoned memory
     #[arg(long, value_name = "SEED")]
     pub(crate) order_seed: Option<u64>,
+    #[command(flatten)]
+    pub(crate) network: NetworkArgs,
 }
 
 /// `fsdp schedule`.

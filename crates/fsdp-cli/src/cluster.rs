@@ -58,35 +58,31 @@ pub(crate) fn place() -> Result<Option<Place>, CliError> {
     Ok(place)
 }
 
-/// How long a process waits for the first one of its node to say what is wrong.
+/// How long a process waits for the first one of its node to say what is wrong, and that one for the others to hear it.
 const SAID_WITHIN: Duration = Duration::from_secs(1);
 
-/// Whether what ends this process, before it has met the others, is said by the first process of its node in the same words:
-/// then it need not be said again. On the first process it is not, and the others are told what it says. Nodes may have
-/// different files and libraries, so each of them speaks for itself.
-pub(crate) fn is_said_by_another(text: &str) -> bool {
-    let Ok(Some(place)) = recognise(&variable) else { return false };
+/// Says what ends this process before it has met the others. The first process of a node says it, and tells the others
+/// there, which then need not say the same, word by word. Nodes may have different files and libraries, so each of them speaks
+/// for itself; and so does a process that was started with other arguments.
+pub(crate) fn say_once(text: &str, say: impl FnOnce()) {
+    let Ok(Some(place)) = recognise(&variable) else { return say() };
     let folder = NodeFolder::of(place, &variable, parent_id());
-    if place.local_process > 0 {
-        let is_said = folder.hear(SAID_WITHIN).is_some_and(|said| said == text);
-        if is_said {
-            tracing::debug!("ended: {text}");
+    if place.local_process == 0 {
+        say();
+        if let Err(error) = folder.tell(text, SAID_WITHIN) {
+            // Then they say it too.
+            tracing::debug!("{error}");
         }
-        return is_said;
+    } else if folder.hear(SAID_WITHIN).is_some_and(|said| said == text) {
+        tracing::debug!("ended: {text}");
+    } else {
+        say();
     }
-    if let Err(error) = folder.tell(text) {
-        // Then they say it too.
-        tracing::debug!("{error}");
-    }
-    false
 }
 
-/// Whether this process is another one than the first of several: what one can say alone, it need not say too.
-///
-/// # Errors
-/// [`CliError::Place`].
-pub(crate) fn is_another() -> Result<bool, CliError> {
-    Ok(place()?.is_some_and(|place| place.process > 0))
+/// Whether a process is another one than the first of several: what one can say alone, it need not say too.
+pub(crate) fn is_another(place: Option<Place>) -> bool {
+    place.is_some_and(|place| place.process > 0)
 }
 
 /// Whether this process ends with the one that has started it: one of several, or the only one of `fsdp launch`.
@@ -105,6 +101,11 @@ pub(crate) struct Team<'a> {
 }
 
 impl Team<'_> {
+    /// What carries the data.
+    pub(crate) fn transport(&self) -> String {
+        self.carrier.to_string()
+    }
+
     /// Who they are, for the metrics.
     pub(crate) fn census(&self) -> Census {
         let participant = |ProcessEntry { ranks, facts }: &ProcessEntry| Participant {
@@ -116,7 +117,7 @@ impl Team<'_> {
             ranks: ranks.len(),
         };
         let processes = self.cluster.roster().processes.iter().map(participant).collect();
-        Census { transport: self.carrier.to_string(), processes }
+        Census { transport: self.transport(), processes }
     }
 }
 

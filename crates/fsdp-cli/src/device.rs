@@ -83,8 +83,21 @@ pub(crate) fn training<W: Work>(
 ///
 /// # Errors
 /// [`CliError`]: the device is not there.
-pub(crate) fn verification<W: Work>(run: &RunConfig, poison: bool, work: W) -> Result<W::Outcome, CliError> {
+pub(crate) fn verification<W: Work>(
+    run: &RunConfig,
+    poison: bool,
+    cluster: Option<&Cluster>,
+    work: W,
+) -> Result<W::Outcome, CliError> {
     expect(run.device)?;
+    if let Some(cluster) = cluster {
+        return match run.device {
+            Device::Cpu => Ok(work.on(&host::verification_processes(run, poison, cluster))),
+            #[cfg(feature = "torch")]
+            Device::TorchCpu => Ok(work.on(&torch::verification_processes(run, poison, cluster)?)),
+            device => Err(CliError::ProcessDevice { device: device.name() }),
+        };
+    }
     match run.device {
         #[cfg(feature = "torch")]
         Device::TorchCpu => Ok(work.on(&torch::verification(run, poison)?)),

@@ -1,15 +1,28 @@
-//! `fsdp doctor`: what of the machine was found, and which devices a run may name.
+//! `fsdp doctor`: what of the machine was found, and which devices a run may name; and, in several processes, how they can
+//! work together.
+
+mod circle;
+mod folder;
+mod links;
+mod report;
+mod together;
 
 use std::path::PathBuf;
+use std::{fmt, io};
 
 use comfy_table::Table;
 use fsdp_cuda::doctor::{Finding, Status, examine};
-use fsdp_train::config::Device;
-use serde::Serialize;
+use fsdp_train::config::{Device, KernelChoice, Resolved, RunConfig, Transport};
+use serde::{Deserialize, Serialize};
 
 use crate::args::DoctorArgs;
 use crate::error::CliError;
-use crate::{host, output};
+use crate::exit_code::Exit;
+use crate::output::Paint;
+use crate::{cluster, host, logging, output};
+
+/// How long processes wait for each other where no run file says it.
+const TIMEOUT_S: f64 = 600.0;
 
 /// What was found.
 #[derive(Debug, Serialize)]
@@ -19,31 +32,88 @@ struct Report {
 }
 
 /// Whether a run may name a device.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Usable {
-    device: &'static str,
+    device: String,
     usable: bool,
     /// What will compute, or what is missing.
     with: String,
 }
 
-/// Looks, and prints what was found. That something is missing is no failure.
+impl fmt::Display for Usable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, usable, with } = self;
+        let verdict = if *usable { "usable" } else { "not usable" };
+        write!(f, "run.device = \"{device}\": {verdict}, {with}")
+    }
+}
+
+/// Looks, and prints what was found. That something is missing on this machine is no failure; that processes can not work
+/// together is [`Exit::Found`].
 ///
 /// # Errors
-/// [`CliError::Write`].
-pub(crate) fn run(args: &DoctorArgs) -> Result<(), CliError> {
+/// [`CliError`]: the run file is wrong, processes do not come together, or the report can not be written.
+pub(crate) fn run(args: &DoctorArgs) -> Result<Exit, CliError> {
+    logging::install(None)?;
+    let place = cluster::place()?;
+    if place.is_none() && !args.launch && args.file.is_none() {
+        let findings = findings();
+        let devices = devices(&findings);
+        let report = Report { findings, devices };
+        output::print(&if args.json { json(&report) } else { text(&report) })?;
+        return Ok(Exit::Done);
+    }
+    let config = config(args, place.map_or(1, |place| place.processes))?;
+    cluster::within(place, &config, args.network, |team| {
+        let (works, found) = together::examine(team, &config)?;
+        if let Some(found) = found {
+            output::print(&if args.json {
+                json(&found)
+            } else {
+                report::render(&found, Paint::of(&io::stdout()))
+            })?;
+        }
+        Ok(if works { Exit::Done } else { Exit::Found })
+    })
+}
+
+/// Where and how a run would run: each process stands for itself, with one rank.
+fn config(args: &DoctorArgs, processes: usize) -> Result<RunConfig, CliError> {
+    let run = match &args.file {
+        Some(file) => Resolved::load_for(file, &args.overrides, processes)?.config.run,
+        None => RunConfig {
+            device: Device::Cpu,
+            ranks: processes,
+            share_gpu: false,
+            threads: 0,
+            deterministic: false,
+            kernels: KernelChoice::Fused,
+            out_dir: ".".to_owned(),
+            transport: Transport::Auto,
+            timeout_s: TIMEOUT_S,
+            heartbeat_s: 1.0,
+            peak_tflops: None,
+        },
+    };
+    Ok(RunConfig { ranks: processes, ..run })
+}
+
+/// What this machine has.
+fn findings() -> Vec<Finding> {
     let libtorch = libtorch::examine();
-    let folders = libtorch.folders;
-    let mut findings = examine(&folders);
+    let mut findings = examine(&libtorch.folders);
     findings.extend(libtorch.findings);
-    let devices = vec![host_device(), torch_cpu(&findings), cuda(&findings)];
-    let report = Report { findings, devices };
-    output::print(&if args.json { json(&report) } else { text(&report) })
+    findings
+}
+
+/// What of it a run may name.
+fn devices(findings: &[Finding]) -> Vec<Usable> {
+    vec![host_device(), torch_cpu(findings), cuda(findings)]
 }
 
 fn host_device() -> Usable {
     let with = format!("the kernels of fsdp on {} threads", host::total_threads(0));
-    Usable { device: Device::Cpu.name(), usable: true, with }
+    Usable { device: Device::Cpu.name().to_owned(), usable: true, with }
 }
 
 fn torch_cpu(findings: &[Finding]) -> Usable {
@@ -53,11 +123,11 @@ fn torch_cpu(findings: &[Finding]) -> Usable {
         false if cfg!(feature = "torch") => "libtorch is of no use".to_owned(),
         false => "this fsdp was built without the feature `torch`".to_owned(),
     };
-    Usable { device: Device::TorchCpu.name(), usable, with }
+    Usable { device: Device::TorchCpu.name().to_owned(), usable, with }
 }
 
 fn cuda(findings: &[Finding]) -> Usable {
-    let device = Device::Cuda.name();
+    let device = Device::Cuda.name().to_owned();
     if !cfg!(feature = "cuda") {
         let with = "this fsdp was built without the feature `cuda`".to_owned();
         return Usable { device, usable: false, with };
@@ -96,7 +166,7 @@ fn gpus(findings: &[Finding]) -> Result<String, String> {
     Ok(if good > first { format!("{with}; {more}") } else { with })
 }
 
-fn json(report: &Report) -> String {
+fn json(report: &impl Serialize) -> String {
     let mut text = serde_json::to_string_pretty(report).expect("findings have a JSON form");
     text.push('\n');
     text
@@ -116,10 +186,7 @@ fn text(report: &Report) -> String {
         text += &format!("\n{} ({state}): {}\n", finding.part, finding.detail);
     }
     text.push('\n');
-    for Usable { device, usable, with } in &report.devices {
-        let verdict = if *usable { "usable" } else { "not usable" };
-        text += &format!("run.device = \"{device}\": {verdict}, {with}\n");
-    }
+    report.devices.iter().for_each(|device| text += &format!("{device}\n"));
     text
 }
 

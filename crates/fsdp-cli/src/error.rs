@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use fsdp_comm::assembly::AssemblyError;
 use fsdp_comm::process::Verdict;
 use fsdp_comm::process::cluster::ClusterError;
 use fsdp_comm::process::place::{Place, PlaceError};
@@ -85,6 +86,9 @@ pub(crate) enum CliError {
         /// What is in the way.
         why: String,
     },
+    /// Other processes were not heard of.
+    #[error("waiting for other processes: {0}")]
+    NotHeard(#[from] AssemblyError),
     /// MPI has failed.
     #[error(transparent)]
     Mpi(#[from] MpiError),
@@ -206,6 +210,9 @@ impl CliError {
             CliError::Checkpoint(error) => error.kind(),
             CliError::Cluster(error) => error.kind(),
             CliError::Mpi(error) => error.kind(),
+            CliError::NotHeard(AssemblyError::Failed(error)) => error.kind(),
+            CliError::NotHeard(AssemblyError::Late { .. }) => FailureKind::Temporary,
+            CliError::NotHeard(AssemblyError::GivenUp) => FailureKind::Permanent,
             CliError::World { verdict } => verdict.failure.kind,
             CliError::ReadModel { source, .. }
             | CliError::Create { source, .. }

@@ -52,7 +52,8 @@ impl Exit {
         match self {
             Exit::Done => "done",
             Exit::Found => {
-                "a verification failed or found nothing to verify, or checkpoints differ or are damaged"
+                "a verification failed or found nothing to verify, checkpoints differ or are damaged, or `doctor` found what \
+                 would fail a run"
             }
             Exit::Input => {
                 "usage, configuration or input is wrong, or what a device needs is missing: change that first"
@@ -110,7 +111,8 @@ pub(crate) fn help() -> String {
     table.set_width(HELP_COLUMNS).set_header(["exit code", "meaning", "retry"]);
     for exit in Exit::ALL {
         let [meaning, retry] = exit.row();
-        table.add_row([&exit.code().to_string(), meaning, &retry.replace('`', "")]);
+        let plain = |text: &str| text.replace('`', "");
+        table.add_row([exit.code().to_string(), plain(meaning), plain(retry)]);
     }
     if let Some(codes) = table.column_mut(0) {
         codes.set_cell_alignment(CellAlignment::Right);

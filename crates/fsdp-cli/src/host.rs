@@ -14,6 +14,8 @@ use fsdp_nn::{HostMemory, HostOptions, HostPool};
 use fsdp_sim::{Threads, WorldOptions};
 use fsdp_train::config::RunConfig;
 
+use crate::verify::Together;
+
 /// Ranks that train or are measured: one pool, gathered parameters held once.
 pub(crate) fn training(run: &RunConfig) -> Threads<HostMemory> {
     let pool = HostPool::new();
@@ -40,6 +42,19 @@ pub(crate) fn verification(run: &RunConfig, poison: bool) -> Threads<HostMemory>
         let threads = threads_per_rank(total, world);
         memory(HostOptions { pool: HostPool::new(), threads, poison, resident: true })
     })
+}
+
+/// The ranks of this process, one of several, that are compared with the oracle, and the oracle.
+pub(crate) fn verification_processes(
+    run: &RunConfig,
+    poison: bool,
+    cluster: &Cluster,
+) -> Together<HostMemory> {
+    let threads = threads_per_rank(total_threads(run.threads), cluster.ranks_on_machine());
+    let processes = cluster.processes(move |_: Rank, _| {
+        memory(HostOptions { pool: HostPool::new(), threads, poison, resident: true })
+    });
+    Together::new(verification(&RunConfig { ranks: 1, ..run.clone() }, poison), processes)
 }
 
 /// The host memory of a rank.

@@ -49,10 +49,12 @@ fn main() -> ExitCode {
     match Args::try_parse() {
         Ok(args) => ended(|| run(args.command)).into(),
         Err(told) => {
-            if !(told.use_stderr() && cluster::is_said_by_another(&told.to_string())) {
+            if !told.use_stderr() {
                 output::usage(&told);
+                return Exit::Done.into();
             }
-            if told.use_stderr() { Exit::Input.into() } else { Exit::Done.into() }
+            cluster::say_once(&told.to_string(), || output::usage(&told));
+            Exit::Input.into()
         }
     }
 }
@@ -63,8 +65,9 @@ fn ended(command: impl FnOnce() -> Result<Exit, CliError>) -> Exit {
     match panic::catch_unwind(AssertUnwindSafe(command)) {
         Ok(Ok(exit)) => exit,
         Ok(Err(error)) => {
-            if !(error.kind() == FailureKind::Input && cluster::is_said_by_another(&error.to_string())) {
-                output::error(&error);
+            match error.kind() {
+                FailureKind::Input => cluster::say_once(&error.to_string(), || output::error(&error)),
+                _ => output::error(&error),
             }
             error.exit()
         }
@@ -74,9 +77,8 @@ fn ended(command: impl FnOnce() -> Result<Exit, CliError>) -> Exit {
 
 fn run(command: Command) -> Result<Exit, CliError> {
     // What one process can say alone, several say once.
-    let is_alone = matches!(command, Command::Verify(_) | Command::Schedule(_) | Command::Doctor(_))
-        || matches!(command, Command::Bench(BenchCommand::Gpu(_)));
-    if is_alone && cluster::is_another()? {
+    let is_alone = matches!(command, Command::Schedule(_) | Command::Bench(BenchCommand::Gpu(_)));
+    if is_alone && cluster::is_another(cluster::place()?) {
         return Ok(Exit::Done);
     }
     if cluster::is_launched()? {
@@ -85,12 +87,12 @@ fn run(command: Command) -> Result<Exit, CliError> {
     match command {
         Command::Train(args) => train::run(&args),
         Command::Launch(args) => launch::run(&args),
-        Command::Verify(args) => verify::run(&args).map(judged),
+        Command::Verify(args) => verify::run(&args),
         Command::Ckpt(command) => ckpt::run(&command).map(judged),
         Command::Schedule(args) => schedule::run(&args).map(|()| Exit::Done),
         Command::Bench(BenchCommand::Train(args)) => bench::run(&args),
         Command::Bench(BenchCommand::Gpu(args)) => bench::gpu::run(&args).map(|()| Exit::Done),
-        Command::Doctor(args) => doctor::run(&args).map(|()| Exit::Done),
+        Command::Doctor(args) => doctor::run(&args),
     }
 }
 

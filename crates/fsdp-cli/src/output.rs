@@ -162,8 +162,14 @@ pub(crate) fn table<const COLUMNS: usize>(
     header: [&str; COLUMNS],
     rows: impl IntoIterator<Item = [String; COLUMNS]>,
 ) -> String {
+    grid(header.map(str::to_owned).into(), rows.into_iter().map(Vec::from))
+}
+
+/// A [`table`] of any number of columns.
+pub(crate) fn grid(header: Vec<String>, rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
-    let rows = rows.into_iter().map(|row| row.map(|cell| one_line(&cell)));
+    let shown = |row: Vec<String>| row.into_iter().map(|cell| one_line(&cell)).collect::<Vec<_>>();
+    let (header, rows) = (shown(header), rows.into_iter().map(shown));
     table.load_preset(presets::NOTHING).set_header(header).add_rows(rows);
     table
         .set_style(TableComponent::HeaderLines, '─')

@@ -15,6 +15,7 @@ use fsdp_train::config::{KernelChoice, RunConfig};
 
 use crate::error::CliError;
 use crate::host::{self, total_threads};
+use crate::verify::Together;
 
 /// Ranks that train or are measured: one pool, gathered parameters held once.
 ///
@@ -59,6 +60,23 @@ pub(crate) fn verification(run: &RunConfig, poison: bool) -> Result<Threads<Torc
     Ok(Threads::new(host::world_options(run, false), move |_: Rank, _| {
         memory(HostOptions { pool: HostPool::new(), threads: 1, poison, resident: true }, kernels)
     }))
+}
+
+/// The ranks of this process, one of several, that are compared with the oracle, and the oracle.
+///
+/// # Errors
+/// [`CliError`]: libtorch refuses a setting.
+pub(crate) fn verification_processes(
+    run: &RunConfig,
+    poison: bool,
+    cluster: &Cluster,
+) -> Result<Together<Torch<HostMemory>>, CliError> {
+    let alone = verification(&RunConfig { ranks: 1, ..run.clone() }, poison)?;
+    let kernels = kernels(run);
+    let processes = cluster.processes(move |_: Rank, _| {
+        memory(HostOptions { pool: HostPool::new(), threads: 1, poison, resident: true }, kernels)
+    });
+    Ok(Together::new(alone, processes))
 }
 
 fn memory(options: HostOptions, kernels: Kernels) -> Result<Arc<Torch<HostMemory>>, Error> {

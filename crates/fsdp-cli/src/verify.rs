@@ -1,40 +1,98 @@
 //! `fsdp verify`.
 
 mod report;
+mod together;
 
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
 use fsdp_comm::launch::Launcher;
+use fsdp_comm::process::cluster::Cluster;
+use fsdp_comm::process::place::Place;
 use fsdp_core::Rank;
 use fsdp_core::engine::{IssueOrder, ProgramOrder};
 use fsdp_nn::hf::HfModel;
 use fsdp_sim::SeededOrder;
 use fsdp_train::config::{Reshard, Resolved, RunConfig};
-use fsdp_train::verify::{Promise, Skipped, VerifyOptions, VerifyReport, WorldReport, verify};
+use fsdp_train::verify::{
+    Promise, Skipped, Verified, VerifyOptions, VerifyReport, WorldReport, verify_together,
+};
 use fsdp_train::{Job, TrainBackend, TrainError};
 
 use crate::args::VerifyArgs;
 use crate::device::Work;
 use crate::error::CliError;
+use crate::exit_code::Exit;
 use crate::run_setup::{self, RunSetup};
-use crate::{device, logging, output, shrink};
+use crate::{cluster, device, logging, output, shrink};
+pub(crate) use together::Together;
 
-/// Verifies a run file, prints the report and returns whether every promise was kept.
+/// World sizes that are verified in one process, unless others are asked for.
+const WORLDS: [usize; 3] = [1, 2, 4];
+
+/// Verifies a run file and prints the report. Where there are several processes, they hold the ranks, and the first one
+/// reports; all end alike.
 ///
 /// # Errors
 /// [`CliError`]: the input is wrong, or a run failed.
-pub(crate) fn run(args: &VerifyArgs) -> Result<bool, CliError> {
+pub(crate) fn run(args: &VerifyArgs) -> Result<Exit, CliError> {
     logging::install(None)?;
+    let place = cluster::place()?;
     let mut setup = RunSetup::load(&args.run)?;
     device::expect(setup.config.run.device)?;
     // Nothing is evaluated here, so evaluation data need not be read.
     setup.config.data.eval.clear();
     // A path that cannot be written is better known before the work than after it.
-    let json = args.json.as_deref().map(create).transpose()?;
-    let worlds = Worlds::of(&setup.config, args);
-    let job = if args.shrink { shrunk(&setup, &worlds.fitting)? } else { whole(&setup)? };
+    let json = args.json.as_deref().filter(|_| !cluster::is_another(place));
+    let json = json.map(|path| Ok::<_, CliError>((path, create(path)?))).transpose()?;
+    let worlds =
+        Worlds::of(&setup.config, asked(&args.world_sizes, place, setup.config.run.ranks)?, args.shrink);
+    // What is started is the worlds that were asked for, whatever the run file has.
+    // Those that do not fit the run file are skipped, not started.
+    let run = setup.config.run.clone();
+    let joined = RunConfig { ranks: worlds.all.iter().copied().max().unwrap_or(1), ..run };
+    cluster::within(place, &joined, args.network, |team| {
+        let found = found(args, &setup, worlds, team.map(|team| team.cluster))?;
+        if let Some(report) = found.report.filter(|_| !cluster::is_another(place)) {
+            if let Some((path, file)) = json {
+                write_json(path, file, &report)?;
+            }
+            output::print(&report::render(&report))?;
+            if args.shrink {
+                other_promises(&report, &setup.config).iter().for_each(|note| output::note(note));
+            }
+        }
+        Ok(if found.holds { Exit::Done } else { Exit::Found })
+    })
+}
+
+/// The world sizes that are asked for. Processes that were started together hold one.
+fn asked(given: &[usize], place: Option<Place>, ranks: usize) -> Result<Vec<usize>, CliError> {
+    let Some(place) = place else {
+        return Ok(if given.is_empty() { WORLDS.into() } else { given.into() });
+    };
+    match *given {
+        [] => Ok(vec![ranks]),
+        [world] if world.is_multiple_of(place.processes) => Ok(vec![world]),
+        _ => {
+            let what = format!(
+                "{} has started {} processes, which hold one world together, in equal parts: give one multiple of that, or \
+                 leave it out for run.ranks = {ranks}",
+                place.launched_by, place.processes
+            );
+            Err(CliError::Option { option: "--world-sizes", what })
+        }
+    }
+}
+
+fn found(
+    args: &VerifyArgs,
+    setup: &RunSetup,
+    worlds: Worlds,
+    cluster: Option<&Cluster>,
+) -> Result<Verified, CliError> {
+    let job = if args.shrink { shrunk(setup, &worlds.fitting)? } else { whole(setup)? };
     output::data_warnings(&job.data);
     let order = |rank: Rank| -> Box<dyn IssueOrder> {
         match args.order_seed {
@@ -43,7 +101,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<bool, CliError> {
         }
     };
     let options = VerifyOptions {
-        world_sizes: worlds.fitting.clone(),
+        world_sizes: worlds.fitting,
         steps: args.steps,
         order: &order,
         progress: &|world| match world {
@@ -51,25 +109,18 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<bool, CliError> {
             Some(world) => output::note(&format!("training {} steps over {world} ranks", args.steps)),
         },
     };
-    let work = Verification { job: &job, options: &options };
-    // What is started is the worlds that were asked for, whatever the run file has.
-    // Those that do not fit the run file are skipped, not started.
     let started = options.world_sizes.iter().copied().filter(|&world| job.config.at_world(world).is_ok());
     let ranks = started.max().unwrap_or(1);
+    let work = Verification { job: &job, options: &options };
     let largest = RunConfig { ranks, ..job.config.run.clone() };
-    let mut found = device::verification(&largest, args.order_seed.is_some(), work)??;
-    if args.shrink {
-        quote_the_run_file(&mut found, &setup.config);
+    let mut found = device::verification(&largest, args.order_seed.is_some(), cluster, work)??;
+    if let Some(report) = &mut found.report {
+        if args.shrink {
+            quote_the_run_file(report, &setup.config);
+        }
+        report.skipped.extend(worlds.skipped);
     }
-    found.skipped.extend(worlds.skipped);
-    if let (Some(path), Some(file)) = (&args.json, json) {
-        write_json(path, file, &found)?;
-    }
-    output::print(&report::render(&found))?;
-    if args.shrink {
-        other_promises(&found, &setup.config).iter().for_each(|note| output::note(note));
-    }
-    Ok(found.holds())
+    Ok(found)
 }
 
 /// The verification, on whichever device.
@@ -79,29 +130,30 @@ struct Verification<'a> {
 }
 
 impl Work for Verification<'_> {
-    type Outcome = Result<VerifyReport, TrainError>;
+    type Outcome = Result<Verified, TrainError>;
 
     fn on<L: Launcher>(self, launcher: &L) -> Self::Outcome
     where
         L::Memory: TrainBackend,
     {
-        verify(self.job, launcher, self.options)
+        verify_together(self.job, launcher, self.options)
     }
 }
 
 /// The world sizes that were asked for.
 struct Worlds {
+    all: Vec<usize>,
     fitting: Vec<usize>,
     /// Those that a shrunk run could have, but not the run that it stands for.
     skipped: Vec<Skipped>,
 }
 
 impl Worlds {
-    fn of(config: &Resolved, args: &VerifyArgs) -> Self {
-        let mut worlds = Self { fitting: Vec::new(), skipped: Vec::new() };
-        for &world in &args.world_sizes {
+    fn of(config: &Resolved, all: Vec<usize>, is_shrunk: bool) -> Self {
+        let mut worlds = Self { all: all.clone(), fitting: Vec::new(), skipped: Vec::new() };
+        for world in all {
             match config.at_world(world) {
-                Err(error) if args.shrink => {
+                Err(error) if is_shrunk => {
                     worlds.skipped.push(Skipped { world, reason: error.to_string() });
                 }
                 _ => worlds.fitting.push(world),
@@ -163,4 +215,24 @@ fn write_json(path: &Path, mut file: File, report: &VerifyReport) -> Result<(), 
     let mut text = serde_json::to_string_pretty(report).expect("a report has a JSON form");
     text.push('\n');
     file.write_all(text.as_bytes()).map_err(CliError::write(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use fsdp_comm::process::place::LaunchedBy;
+
+    use super::*;
+
+    #[test]
+    fn one_process_verifies_any_worlds_and_several_the_one_that_they_hold() {
+        assert_eq!(asked(&[], None, 8).unwrap(), [1, 2, 4]);
+        assert_eq!(asked(&[3, 1], None, 8).unwrap(), [3, 1]);
+        let launched_by = LaunchedBy::Torchrun;
+        let place = Place { launched_by, process: 1, processes: 4, local_process: 1, local_processes: 4 };
+        assert_eq!(asked(&[], Some(place), 8).unwrap(), [8]);
+        assert_eq!(asked(&[12], Some(place), 8).unwrap(), [12]);
+        for refused in [&[2][..], &[4, 8]] {
+            assert_eq!(asked(refused, Some(place), 8).unwrap_err().exit(), Exit::Input);
+        }
+    }
 }

@@ -75,6 +75,19 @@ pub enum TrainError {
     /// The run would not fit into memory.
     #[error("{0}")]
     NotEnoughMemory(Box<Shortage>),
+    /// What a rank has found is more than processes tell each other.
+    #[error(
+        "{rank} has {bytes} bytes to compare, and processes tell each other up to {bytes_max}: verify with --shrink, with \
+         more ranks, or in one process"
+    )]
+    TooMuchToCompare {
+        /// The rank.
+        rank: Rank,
+        /// What it has.
+        bytes: usize,
+        /// What can be told.
+        bytes_max: usize,
+    },
     /// More ranks than one process can have as threads.
     #[error(
         "{ranks} ranks are too many: the ranks of a run are threads of one process, at most {ranks_max}; lower run.ranks \

@@ -50,8 +50,9 @@ pub fn expect_room_to_train<M: TrainBackend, A: Architecture + Clone>(
 /// As [`expect_room_to_train`].
 pub(crate) fn expect_room_to_verify<M: TrainBackend, A: Architecture + Clone>(
     job: &Job<A>,
+    ranks_on_machine: usize,
 ) -> Result<(), TrainError> {
-    expect::<M, A>(job, job.plan.mesh.world(), Storage::Separate, Available::now())
+    expect::<M, A>(job, ranks_on_machine, Storage::Separate, Available::now())
 }
 
 fn expect<M: TrainBackend, A: Architecture + Clone>(

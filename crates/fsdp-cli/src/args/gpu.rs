@@ -1,8 +1,10 @@
 //! `fsdp bench gpu` and `fsdp doctor`.
 
+use std::path::PathBuf;
+
 use clap::{Args as ClapArgs, ValueEnum};
 
-use super::{DeviceArg, positive};
+use super::{DeviceArg, NetworkArgs, positive};
 use crate::bench::gpu::ModelName;
 
 /// `fsdp bench gpu`.
@@ -78,12 +80,31 @@ impl CheckpointingArg {
 fsdp was built with it: beside libtorch first, then where the system's loader looks. What is not
 there is no failure; the last lines say which devices a run file may name.
 
+Where a launcher has started several processes, they come together as for a run, and the first one
+says what was recognised, how fast nodes reach each other, how their clocks, CPUs and libraries
+differ, and whether all see the output folder of the run file (without one: the current folder).
+What would fail a run is exit code 1, and names the node.
+
 Examples:
   fsdp doctor
-  fsdp doctor --json"
+  fsdp doctor --json
+  fsdp doctor --launch run.toml
+  srun -N 4 --ntasks-per-node 8 fsdp doctor run.toml
+  fsdp launch --nproc 4 -- doctor run.toml"
 )]
 pub(crate) struct DoctorArgs {
+    /// A run file, for run.out_dir, run.device and run.transport
+    #[arg(value_name = "RUN.toml")]
+    pub(crate) file: Option<PathBuf>,
+    /// Change a key of the run file (may be repeated)
+    #[arg(long = "set", value_name = "TABLE.KEY=VALUE", requires = "file")]
+    pub(crate) overrides: Vec<String>,
+    /// Look at what processes need to work together, also where there is only this one
+    #[arg(long)]
+    pub(crate) launch: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) network: NetworkArgs,
 }

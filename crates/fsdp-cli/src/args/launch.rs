@@ -97,7 +97,7 @@ pub(crate) struct LaunchArgs {
     /// Write what processes say to DIR/attempt-A/rank-R/ (the first one also speaks here)
     #[arg(long, value_name = "DIR")]
     pub(crate) log_dir: Option<PathBuf>,
-    /// What to start: `train RUN.toml ..` or `bench train ..`
+    /// What to start: `train RUN.toml ..`, `bench train ..`, `verify RUN.toml ..` or `doctor ..`
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
     #[command(flatten)]

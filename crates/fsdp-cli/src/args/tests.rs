@@ -32,12 +32,6 @@ fn verify_splits_world_sizes() {
 }
 
 #[test]
-fn verify_has_default_world_sizes() {
-    let Ok(Command::Verify(args)) = parse("verify a.toml") else { panic!("verify is parsed") };
-    assert_eq!(args.world_sizes, [1, 2, 4]);
-}
-
-#[test]
 fn zero_ranks_and_steps_are_rejected() {
     for line in ["verify a.toml --world-sizes 1,0", "bench train --ranks 0", "bench train --steps 0"] {
         let error = parse(line).unwrap_err();

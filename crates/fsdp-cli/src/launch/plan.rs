@@ -29,10 +29,9 @@ impl Plan {
         let command = Args::try_parse_from(given).map_err(|told| CliError::Launched(Box::new(told)))?.command;
         let run = match &command {
             Command::Train(train) => Some(run_of(train, args)?),
-            Command::Bench(BenchCommand::Train(_)) => None,
+            Command::Bench(BenchCommand::Train(_)) | Command::Verify(_) | Command::Doctor(_) => None,
             _ => {
-                let what =
-                    "only `train` and `bench train` have several processes; start anything else by itself";
+                let what = "only `train`, `bench train`, `verify` and `doctor` have several processes; start anything else by itself";
                 return Err(CliError::Option { option: "--", what: what.to_owned() });
             }
         };

@@ -124,6 +124,25 @@ fn every_mpirun_of_this_machine_has_the_bits_of_threads() {
 }
 
 #[test]
+fn every_mpirun_of_this_machine_verifies_and_is_examined_over_mpi() {
+    let launchers = mpi();
+    if !is_there(&launchers, "mpirun") {
+        return;
+    }
+    for launcher in &launchers {
+        let sandbox = Sandbox::new();
+        let program = launcher.program.display();
+        let ran = launcher.run(&sandbox, 4, "verify run.toml --world-sizes 4");
+        assert_eq!(ran.code, Some(0), "{program}: {}", ran.stderr);
+        assert!(ran.stderr.contains("connected over MPI ("), "{program}: {}", ran.stderr);
+        assert_eq!(ran.stdout.matches("every promise was kept").count(), 1, "{program}: {}", ran.stdout);
+        let ran = launcher.run(&sandbox, 2, "doctor run.toml");
+        assert_eq!(ran.code, Some(0), "{program}: {}", ran.stderr);
+        assert!(ran.stdout.contains("connected over  MPI ("), "{program}: {}", ran.stdout);
+    }
+}
+
+#[test]
 fn torchrun_has_the_bits_of_threads() {
     let launchers = of_torch();
     if is_there(&launchers, "torchrun (named in FSDP_TEST_TORCHRUN or on PATH)") {

@@ -144,7 +144,7 @@ fn what_would_fail_again_is_not_started_again() {
         ("train", "<RUN.toml>"),
         ("train none.toml", "none.toml"),
         ("train run.toml --set run.ranks=x", "run.ranks"),
-        ("verify run.toml", "only `train` and `bench train` have several processes"),
+        ("schedule run.toml", "only `train`, `bench train`, `verify` and `doctor` have several processes"),
     ] {
         let ran = sandbox.fsdp(&format!("launch --nproc 2 -- {args}"));
         assert_eq!(ran.code, Some(2), "{args}: {}", ran.stderr);
@@ -182,10 +182,14 @@ fn killed(processes: usize) {
     let workers = launch.workers();
     assert_eq!(workers.len(), processes);
     send("KILL", launch.id());
-    // Who adopts them may leave them as zombies.
+    // Who adopts them may leave them as zombies; as long as a thread is left, so are files and their locks.
     let is_there = |worker: &u32| {
         let status = std::fs::read_to_string(format!("/proc/{worker}/status"));
-        status.is_ok_and(|status| !status.contains("State:\tZ"))
+        let is_over = |status: &str| {
+            status.contains("State:\tZ")
+                && ["Threads:\t0\n", "Threads:\t1\n"].iter().any(|one| status.contains(one))
+        };
+        status.is_ok_and(|status| !is_over(&status))
     };
     wait_until("the end of its processes", || !workers.iter().any(is_there));
     let done = newest(&sandbox);

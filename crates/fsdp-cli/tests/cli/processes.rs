@@ -151,7 +151,7 @@ fn the_log_of_other_processes_says_who_speaks() {
 #[test]
 fn what_needs_no_ranks_is_said_once() {
     let sandbox = Sandbox::new();
-    for args in ["schedule run.toml", "doctor", "verify run.toml --world-sizes 1,2"] {
+    for args in ["schedule run.toml", "doctor"] {
         let ran = World::start(&sandbox, TORCHRUN, 2, args).end();
         assert_eq!([ran[0].code, ran[1].code], [Some(0); 2], "{args}: {}", ran[0].stderr);
         assert!(!ran[0].stdout.is_empty() && ran[1].stdout.is_empty() && ran[1].stderr.is_empty(), "{args}");

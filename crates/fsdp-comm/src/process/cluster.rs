@@ -17,7 +17,7 @@ use super::{Control, ControlOptions, JoinError};
 use super::{Facts, Failure, Roster, Verdict};
 use crate::assembly::Assembly;
 use crate::flight::FlightRecorder;
-use crate::link::Alarm;
+use crate::link::{Alarm, Link};
 use crate::near::{MakeLink, near_links};
 use crate::tcp::{TcpDoor, TcpWorld};
 
@@ -102,6 +102,7 @@ pub struct Cluster {
     control: Arc<Control>,
     links: Arc<MakeLink>,
     recorder: Arc<FlightRecorder>,
+    met_by: String,
     /// Removed when the world has ended.
     _published: Option<Published>,
 }
@@ -116,6 +117,7 @@ impl Cluster {
         let begin = Instant::now();
         let meet = Rendezvous::of(&place, variable, shared, std::os::unix::process::parent_id())?;
         let asked = interface::asked_for(variable)?;
+        let mut met_by = meet.to_string();
         let (control, door, published) = if place.process == 0 {
             let token = token(joining, &meet)?;
             let address = asked.unwrap_or(if place.is_one_node() && !meet.is_at_port() {
@@ -126,7 +128,11 @@ impl Cluster {
             let listener = meet.bind(address)?;
             let door = TcpDoor::bind(address)?;
             let options = joining.control(token.clone(), interface::reachable(door.address()?)?);
-            let published = meet.publish(&interface::reachable(listener.local_addr()?)?)?;
+            let addresses = interface::reachable(listener.local_addr()?)?;
+            let published = meet.publish(&addresses)?;
+            if let Some(address) = addresses.first().filter(|_| !meet.is_at_port()) {
+                met_by += &format!(", which leads to {address}");
+            }
             (Control::lead(listener, options)?, (door, token), Some(published))
         } else {
             let leader = first_address(&meet, timeout)?;
@@ -163,7 +169,7 @@ impl Cluster {
         let links = near_links(far, local, roster.world(), timeout, control.alarm());
         let recorder = Arc::new(FlightRecorder::new());
         control.record(Arc::clone(&recorder));
-        Ok(Self { place, control, links, recorder, _published: published })
+        Ok(Self { place, control, links, recorder, met_by, _published: published })
     }
 
     /// The place of this process.
@@ -174,6 +180,17 @@ impl Cluster {
     /// All processes.
     pub fn roster(&self) -> &Roster {
         self.control.roster()
+    }
+
+    /// How the processes have found each other, in words; on the leader with its address.
+    pub fn met_by(&self) -> &str {
+        &self.met_by
+    }
+
+    /// The ends of a rank, which this process holds, of connections among all ranks; channels from 0 on are those of the
+    /// [worlds](Cluster::processes) of ranks.
+    pub fn link(&self, channel: u64, rank: Rank) -> Box<dyn Link> {
+        (self.links)(channel, rank)
     }
 
     /// Whether this is the process of rank 0.

@@ -30,6 +30,13 @@ pub enum LaunchedBy {
 }
 
 impl LaunchedBy {
+    /// The variables by which it is recognised: the number of a process, how many there are, and the same on its node.
+    pub fn variables(self) -> [&'static str; 4] {
+        let of = LAUNCHERS.iter().find(|names| names.launched_by == self);
+        let names = of.expect("every launcher has variables");
+        [names.process, names.processes, names.local_process, names.local_processes]
+    }
+
     /// Whether its processes can begin MPI.
     pub fn has_mpi(self) -> bool {
         matches!(self, LaunchedBy::OpenMpi | LaunchedBy::Hydra | LaunchedBy::Mvapich)

@@ -12,6 +12,7 @@ mod node;
 mod slurm;
 mod tcp_store;
 
+use std::fmt;
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
@@ -326,6 +327,16 @@ pub fn shared_token(folder: &Path, makes: bool) -> Result<Option<Token>, Rendezv
         make().map_err(io_failed("write", &path))?;
     }
     if path.exists() { Ok(Some(Token::from_file(&path)?)) } else { Ok(None) }
+}
+
+impl fmt::Display for Rendezvous {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.way {
+            Way::Port { host, port } => write!(f, "{host}:{port}"),
+            Way::Store { host, port } => write!(f, "torchrun's store at {host}:{port}"),
+            Way::File => write!(f, "a file in {}", self.folder.display()),
+        }
+    }
 }
 
 /// What the leader has left for others to find. Dropping it removes a file.

@@ -35,6 +35,7 @@ impl TrainError {
             | TrainError::NothingToTrain
             | TrainError::SequenceTooLong { .. }
             | TrainError::NotEnoughMemory(_)
+            | TrainError::TooMuchToCompare { .. }
             | TrainError::TooManyRanks { .. }
             | TrainError::StepTooLong { .. }
             | TrainError::OutDirNotEmpty { .. }

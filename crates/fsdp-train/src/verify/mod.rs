@@ -4,6 +4,9 @@
 //! steps. Where contract D2 promises bits (docs/numerics.md), everything must be equal; elsewhere the
 //! gradients of the first step and their norm must lie within derived bounds, and losses are printed with their largest
 //! difference. Communication is compared with closed forms, memory with the ledger, to the byte.
+//!
+//! Where ranks are in several processes, the oracle runs in the first one, and all others tell it what their ranks hold: each
+//! rank up to a gibibyte, which is some 26 million parameters of it with AdamW.
 
 mod bound;
 mod closed_form;
@@ -12,26 +15,42 @@ mod coverage;
 mod promise;
 mod report;
 mod snapshot;
+mod wire;
 
 pub use closed_form::{expected_loading_traffic, expected_traffic};
 pub use promise::Promise;
 pub use report::{Difference, MemoryLine, Skipped, VerifyReport, WorldReport};
 
+use std::time::Duration;
+
+use fsdp_comm::assembly::Assembly;
 use fsdp_comm::launch::{Launcher, Seat};
-use fsdp_core::FailureKind;
+use fsdp_comm::process::VALUE_MAX;
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::{IssueOrder, ProgramOrder, StepReport};
 use fsdp_core::memory::Usage;
+use fsdp_core::{FailureKind, Rank};
 use fsdp_nn::model::Architecture;
 
+use crate::checkpoint::not_heard;
 use crate::error::TrainError;
 use crate::job::Job;
 use crate::memory::expect_room_to_verify;
 use crate::oracle::Oracle;
 use crate::rank::RankTrainer;
 use crate::rule::TrainBackend;
+use crate::told;
 
 use snapshot::{Pieces, Snapshot};
+
+/// Where the first process says that the oracle has ended, what ranks give that they have found, and where it says whether
+/// promises were kept.
+const ORACLE: &str = "oracle";
+const FOUND: &str = "found";
+const HOLDS: &str = "holds";
+
+/// How long processes wait for each other beside collectives. A process that fails ends all waiting at once.
+const PATIENCE: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// What to verify.
 pub struct VerifyOptions<'a> {
@@ -77,15 +96,45 @@ struct RankRun {
     usage: Usage,
 }
 
-/// Trains `job` unsharded and sharded, and compares.
+/// What a verification came to, as each process knows it.
+pub struct Verified {
+    /// What [`VerifyReport::holds`] says.
+    pub holds: bool,
+    /// In the process of the first rank.
+    pub report: Option<VerifyReport>,
+}
+
+/// Trains `job` unsharded and sharded, and compares. The launcher has all ranks in this process.
 ///
 /// # Errors
 /// [`TrainError`] when a run fails. Broken promises are no errors: [`VerifyReport::holds`] says.
+///
+/// # Panics
+/// When the first rank is in another process.
 pub fn verify<L, A>(
     job: &Job<A>,
     launcher: &L,
     options: &VerifyOptions<'_>,
 ) -> Result<VerifyReport, TrainError>
+where
+    L: Launcher,
+    L::Memory: TrainBackend,
+    A: Architecture + Clone,
+{
+    let verified = verify_together(job, launcher, options)?;
+    Ok(verified.report.expect("all ranks are of this process"))
+}
+
+/// As [`verify`], with ranks that may be in several processes, all of which call it. The launcher runs worlds of one rank in
+/// the process of the first rank alone.
+///
+/// # Errors
+/// As [`verify`]; [`TrainError::TooMuchToCompare`].
+pub fn verify_together<L, A>(
+    job: &Job<A>,
+    launcher: &L,
+    options: &VerifyOptions<'_>,
+) -> Result<Verified, TrainError>
 where
     L: Launcher,
     L::Memory: TrainBackend,
@@ -102,27 +151,71 @@ where
             Err(error) => return Err(error),
         }
     }
-    if jobs.is_empty() {
-        return Ok(report);
+    let Some(&(first, _)) = jobs.first() else {
+        return Ok(Verified { holds: false, report: Some(report) });
+    };
+    for (world, job) in &jobs {
+        expect_room_to_verify::<L::Memory, A>(job, launcher.ranks_on_machine(*world))?;
     }
-    for (_, job) in &jobs {
-        expect_room_to_verify::<L::Memory, A>(job)?;
-    }
-    (options.progress)(None);
-    let reference = launcher
-        .launch(1, &|seat: Seat<L::Memory>| oracle(job, seat, options.steps))?
-        .pop()
-        .expect("one rank ran");
-    report.oracle_losses = reference.reports.iter().map(|report| report.loss).collect();
+    let assembly = launcher.assemble(first);
+    let reference = match assembly.is_leader() {
+        true => {
+            (options.progress)(None);
+            let oracle = |seat: Seat<L::Memory>| oracle(job, seat, options.steps);
+            let reference = launcher.launch(1, &oracle)?.pop().expect("one rank ran");
+            assembly.announce(ORACLE, Vec::new()).map_err(fsdp_core::Error::from)?;
+            Some(reference)
+        }
+        // Before its end they would wait for the first rank in a collective, which has a limit.
+        false => {
+            assembly.hear(ORACLE, PATIENCE).map_err(not_heard)?;
+            None
+        }
+    };
+    let losses = |reference: &Reference| reference.reports.iter().map(|report| report.loss).collect();
+    report.oracle_losses = reference.as_ref().map_or_else(Vec::new, losses);
     for (world, job) in jobs {
         (options.progress)(Some(world));
+        let assembly = launcher.assemble(world);
         let ranks = launcher.launch(world, &|seat: Seat<L::Memory>| {
             let mut order = (options.order)(seat.rank);
             sharded(&job, seat, options.steps, &mut *order)
         })?;
-        report.worlds.push(compare::world::<L::Memory, A>(&job, &reference, &ranks, options.steps)?);
+        if let (Some(ranks), Some(reference)) = (collect(&*assembly, ranks)?, &reference) {
+            report.worlds.push(compare::world::<L::Memory, A>(&job, reference, &ranks, options.steps)?);
+        }
     }
-    Ok(report)
+    conclude(&*assembly, report)
+}
+
+/// Brings what the ranks of all processes found to the first one.
+fn collect(assembly: &dyn Assembly, ranks: Vec<RankRun>) -> Result<Option<Vec<RankRun>>, TrainError> {
+    if ranks.len() == assembly.world() {
+        return Ok(Some(ranks));
+    }
+    for (rank, run) in assembly.local().map(Rank).zip(ranks) {
+        let bytes = wire::encode(&run);
+        if bytes.len() > VALUE_MAX {
+            return Err(TrainError::TooMuchToCompare { rank, bytes: bytes.len(), bytes_max: VALUE_MAX });
+        }
+        assembly.give(FOUND, rank, bytes).map_err(fsdp_core::Error::from)?;
+    }
+    if !assembly.is_leader() {
+        return Ok(None);
+    }
+    let found = assembly.collect(FOUND, assembly.world(), PATIENCE).map_err(not_heard)?;
+    Ok(Some(found.iter().map(|bytes| wire::decode(bytes)).collect()))
+}
+
+/// Tells all processes whether promises were kept.
+fn conclude(assembly: &dyn Assembly, report: VerifyReport) -> Result<Verified, TrainError> {
+    if assembly.is_leader() {
+        let holds = report.holds();
+        assembly.announce(HOLDS, told::encode(Ok(&holds))).map_err(fsdp_core::Error::from)?;
+        return Ok(Verified { holds, report: Some(report) });
+    }
+    let holds = told::decode(&assembly.hear(HOLDS, PATIENCE).map_err(not_heard)?)?;
+    Ok(Verified { holds, report: None })
 }
 
 fn oracle<M: TrainBackend, A: Architecture + Clone>(

@@ -32,16 +32,25 @@ impl NodeFolder {
         Self { rendezvous: Rendezvous { way: Way::File, folder, is_private: true }, place }
     }
 
-    /// Leaves a text for each of the others on this node.
+    /// Leaves a text for each of the others on this node, and waits until they have heard it: launchers end them when this
+    /// process has ended. What is not heard within a limit is removed.
     ///
     /// # Errors
     /// [`RendezvousError::Io`], [`RendezvousError::NotPrivate`].
-    pub fn tell(&self, text: &str) -> Result<(), RendezvousError> {
-        if self.place.local_processes > 1 {
-            self.rendezvous.make_folder()?;
+    pub fn tell(&self, text: &str, limit: Duration) -> Result<(), RendezvousError> {
+        let others = 1..self.place.local_processes;
+        if others.is_empty() {
+            return Ok(());
         }
-        (1..self.place.local_processes)
-            .try_for_each(|process| write_private(&self.file(process), text.as_bytes()))
+        self.rendezvous.make_folder()?;
+        others.clone().try_for_each(|process| write_private(&self.file(process), text.as_bytes()))?;
+        let begin = Instant::now();
+        while begin.elapsed() < limit && others.clone().any(|process| self.file(process).exists()) {
+            thread::sleep(LOOK);
+        }
+        others.for_each(|process| drop(fs::remove_file(self.file(process))));
+        drop(fs::remove_dir(&self.rendezvous.folder));
+        Ok(())
     }
 
     /// What the first process of this node has told this one, if it does within a limit.
@@ -53,8 +62,7 @@ impl NodeFolder {
             };
             if fs::symlink_metadata(&file).is_ok_and(is_fresh) && self.rendezvous.expect_private().is_ok() {
                 let text = fs::read_to_string(&file).ok();
-                // The last one leaves nothing behind.
-                let _ = fs::remove_file(&file).and_then(|()| fs::remove_dir(&self.rendezvous.folder));
+                drop(fs::remove_file(&file));
                 return text;
             }
             if begin.elapsed() >= limit {
@@ -80,7 +88,7 @@ mod tests {
         let folder = dir.path().join("launch");
         let variable =
             |name: &str| (name == "FSDP_RENDEZVOUS_DIR").then(|| folder.to_str().unwrap().to_owned());
-        let at = |local_process| {
+        let at = &|local_process| {
             let place = Place {
                 launched_by: LaunchedBy::Srun,
                 process: 4 + local_process,
@@ -90,11 +98,17 @@ mod tests {
             };
             NodeFolder::of(place, &variable, 1)
         };
+        let limit = Duration::from_secs(60);
         assert_eq!(at(1).hear(Duration::ZERO), None);
-        at(0).tell("no file").unwrap();
-        assert_eq!(at(1).hear(Duration::ZERO).as_deref(), Some("no file"));
-        assert_eq!(at(1).hear(Duration::ZERO), None);
-        assert_eq!(at(2).hear(Duration::ZERO).as_deref(), Some("no file"));
+        thread::scope(|scope| {
+            let others = [1, 2].map(|process| scope.spawn(move || at(process).hear(limit)));
+            at(0).tell("no file", limit).unwrap();
+            for other in others {
+                assert_eq!(other.join().unwrap().as_deref(), Some("no file"));
+            }
+        });
+        assert!(!folder.exists());
+        at(0).tell("nobody hears it", Duration::ZERO).unwrap();
         assert!(!folder.exists());
     }
 }

@@ -48,6 +48,7 @@ fn wrong_input() -> Vec<TrainError> {
         TrainError::Pattern { key: "fsdp.frozen", pattern: text(), example: text() },
         TrainError::TiedDiffer { path: path(), first: text(), second: text() },
         TrainError::NothingToTrain,
+        TrainError::TooMuchToCompare { rank: Rank(1), bytes: 2, bytes_max: 1 },
         TrainError::SequenceTooLong { seq_len: 2, positions: 1 },
         TrainError::OutDirNotEmpty { path: path() },
         TrainError::OutDirIsFile { path: path() },

@@ -1,0 +1,78 @@
+//! What the processes that examine themselves tell each other. One rank stands for each of them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fsdp_comm::assembly::{Assembly, InMemoryAssembly};
+use fsdp_core::{Error, Rank};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::cluster::Team;
+use crate::error::CliError;
+
+/// How long processes wait for each other. One that fails ends all waiting at once.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+const SAME_PROGRAM: &str = "all processes run the same program";
+
+/// All processes, of which this one may be the only one.
+pub(super) struct Circle {
+    assembly: Arc<dyn Assembly>,
+}
+
+impl Circle {
+    /// The processes of a team.
+    pub(super) fn of(team: Option<Team<'_>>) -> Self {
+        let alone = || Arc::new(InMemoryAssembly::new(1)) as Arc<dyn Assembly>;
+        Self { assembly: team.map_or_else(alone, |team| team.cluster.assembly()) }
+    }
+
+    /// Number of this process.
+    pub(super) fn process(&self) -> usize {
+        self.assembly.local().start
+    }
+
+    /// What all processes say, in their order; in the first one.
+    ///
+    /// # Errors
+    /// [`CliError::NotHeard`].
+    pub(super) fn gather<T: Serialize + DeserializeOwned>(
+        &self,
+        topic: &str,
+        own: &T,
+    ) -> Result<Option<Vec<T>>, CliError> {
+        let bytes = serde_json::to_vec(own).expect("what is told has a JSON form");
+        self.assembly.give(topic, Rank(self.process()), bytes).map_err(Error::from)?;
+        if !self.assembly.is_leader() {
+            return Ok(None);
+        }
+        let all = self.assembly.collect(topic, self.assembly.world(), PATIENCE)?;
+        Ok(Some(all.iter().map(|bytes| serde_json::from_slice(bytes).expect(SAME_PROGRAM)).collect()))
+    }
+
+    /// What the first process says: `Some` there.
+    ///
+    /// # Errors
+    /// [`CliError::NotHeard`].
+    pub(super) fn share<T: Serialize + DeserializeOwned>(
+        &self,
+        topic: &str,
+        said: Option<T>,
+    ) -> Result<T, CliError> {
+        if let Some(said) = said {
+            let bytes = serde_json::to_vec(&said).expect("what is told has a JSON form");
+            self.assembly.announce(topic, bytes).map_err(Error::from)?;
+        }
+        Ok(serde_json::from_slice(&self.assembly.hear(topic, PATIENCE)?).expect(SAME_PROGRAM))
+    }
+
+    /// Returns when all processes have come here.
+    ///
+    /// # Errors
+    /// [`CliError::NotHeard`].
+    pub(super) fn meet(&self, topic: &str) -> Result<(), CliError> {
+        let met = self.gather(topic, &())?.map(|_| ());
+        self.share(topic, met)
+    }
+}

@@ -1,0 +1,224 @@
+//! The output folder as every node sees it: whether what one writes is seen by the others, and after how long, and
+//! whether a lock of one keeps the others out.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::circle::Circle;
+use crate::error::CliError;
+
+/// Between two looks at what another node has written.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// How long a file may stay unseen: clients of NFS keep what they know of a folder for up to a minute.
+const SEEN_WITHIN: Duration = Duration::from_secs(65);
+
+/// What locks of another node do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Lock {
+    /// They keep this one out.
+    Excludes,
+    /// They do not: each node locks for itself.
+    Ignored,
+    /// There are none.
+    Unsupported,
+}
+
+/// The folder as a node sees it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct View {
+    /// Free space, where the system says it.
+    pub(super) free_bytes: Option<u64>,
+    /// How long it took until it saw what process 0 had written.
+    pub(super) seen_after_ms: Option<f64>,
+    /// What the lock of process 0 does here.
+    pub(super) lock: Option<Lock>,
+    /// What is wrong.
+    pub(super) faults: Vec<String>,
+}
+
+/// What process 0 has written, for others to find.
+#[derive(Clone, Serialize, Deserialize)]
+struct Probe {
+    name: String,
+    content: String,
+}
+
+impl Probe {
+    fn file(&self, folder: &Path) -> PathBuf {
+        folder.join(&self.name)
+    }
+
+    fn lock(&self, folder: &Path) -> PathBuf {
+        folder.join(format!("{}.lock", self.name))
+    }
+}
+
+/// Looks at the folder from all processes for which `looks` holds. Returns, in the first process, what each one sees. What is
+/// written is removed.
+///
+/// # Errors
+/// Those of the circle; what is wrong with the folder is no error.
+pub(super) fn look(
+    circle: &Circle,
+    folder: &Path,
+    looks: bool,
+) -> Result<Option<Vec<Option<View>>>, CliError> {
+    let is_first = circle.process() == 0;
+    let made = if is_first { Some(Made::make(folder)) } else { None };
+    let probe = is_first.then(|| {
+        let pid = std::process::id();
+        Probe {
+            name: format!(".fsdp-doctor-{pid}"),
+            content: format!("{pid} at {:?}", std::time::SystemTime::now()),
+        }
+    });
+    let probe = circle.share("probe", probe)?;
+    // Whoever has looked for a file in vain may remember that it is not there: as it would be in a run.
+    let _ = fs::metadata(probe.file(folder));
+    circle.meet("probe looked for")?;
+    let held = is_first.then(|| write(folder, &probe));
+    let wrong = held.as_ref().map(|held| held.as_ref().err().map(|error| said("write to", folder, error)));
+    let wrong: Option<String> = circle.share("probe written", wrong)?;
+    let view = match (looks, wrong) {
+        (false, _) => None,
+        (true, None) => Some(view(folder, &probe, circle.process())),
+        (true, Some(wrong)) => {
+            Some(View { faults: if is_first { vec![wrong] } else { Vec::new() }, ..View::default() })
+        }
+    };
+    let views = circle.gather("views", &view)?;
+    drop(held);
+    if let Some(made) = made {
+        let _ = fs::remove_file(probe.file(folder));
+        let _ = fs::remove_file(probe.lock(folder));
+        made.remove();
+    }
+    Ok(views)
+}
+
+/// Writes and locks what others look for. The lock is held as long as the file.
+fn write(folder: &Path, probe: &Probe) -> io::Result<File> {
+    let lock = File::create(probe.lock(folder))?;
+    // Where there are no locks, that is seen when others try.
+    let _ = lock.try_lock();
+    let mut file = File::create(probe.file(folder))?;
+    file.write_all(probe.content.as_bytes())?;
+    file.sync_all()?;
+    Ok(lock)
+}
+
+fn view(folder: &Path, probe: &Probe, process: usize) -> View {
+    let mut view = View { free_bytes: free(folder), ..View::default() };
+    if folder.exists() && !folder.is_dir() {
+        view.faults.push(format!("{} is no folder", folder.display()));
+        return view;
+    }
+    let begin = Instant::now();
+    let is_there = || fs::read_to_string(probe.file(folder)).is_ok_and(|content| content == probe.content);
+    let mut is_seen = is_there();
+    while !is_seen && begin.elapsed() < SEEN_WITHIN {
+        thread::sleep(LOOK);
+        is_seen = is_there();
+    }
+    if is_seen {
+        view.seen_after_ms = Some(begin.elapsed().as_secs_f64() * 1e3);
+        match lock_of(&probe.lock(folder)) {
+            Ok(lock) => view.lock = Some(lock),
+            Err(error) => view.faults.push(said("lock a file of", folder, &error)),
+        }
+    } else {
+        let waited = SEEN_WITHIN.as_secs();
+        view.faults.push(format!(
+            "what process 0 has written to {} is not seen within {waited} s: it is not the same folder",
+            folder.display()
+        ));
+    }
+    let own = folder.join(format!("{}-{process}", probe.name));
+    match File::create(&own).and_then(|mut file| file.write_all(b"x").and_then(|()| file.sync_all())) {
+        Ok(()) => {}
+        Err(error) => view.faults.push(said("write to", folder, &error)),
+    }
+    let _ = fs::remove_file(own);
+    view
+}
+
+/// What a lock that another process holds does here.
+fn lock_of(file: &Path) -> io::Result<Lock> {
+    match File::open(file)?.try_lock() {
+        Err(TryLockError::WouldBlock) => Ok(Lock::Excludes),
+        Ok(()) => Ok(Lock::Ignored),
+        Err(TryLockError::Error(error)) if is_unsupported(&error) => Ok(Lock::Unsupported),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+fn is_unsupported(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Unsupported
+        || error.raw_os_error() == Some(rustix::io::Errno::NOLCK.raw_os_error())
+}
+
+fn free(folder: &Path) -> Option<u64> {
+    let found = rustix::fs::statvfs(folder).ok()?;
+    Some(found.f_bavail * found.f_frsize)
+}
+
+fn said(action: &str, folder: &Path, error: &io::Error) -> String {
+    format!("can not {action} {}: {error}", folder.display())
+}
+
+/// Folders that were made to look at them.
+struct Made(Vec<PathBuf>);
+
+impl Made {
+    /// Makes a folder, and those around it. That it fails is seen when it is written to.
+    fn make(folder: &Path) -> Self {
+        let missing =
+            folder.ancestors().take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists());
+        let made = missing.map(Path::to_owned).collect();
+        let _ = fs::create_dir_all(folder);
+        Self(made)
+    }
+
+    /// Removes what is empty of them.
+    fn remove(self) {
+        self.0.iter().for_each(|folder| drop(fs::remove_dir(folder)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_is_held_excludes_and_one_that_is_not_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let probe = Probe { name: "probe".to_owned(), content: "x".to_owned() };
+        let held = write(dir.path(), &probe).unwrap();
+        let seen = view(dir.path(), &probe, 3);
+        assert_eq!((seen.lock, &*seen.faults), (Some(Lock::Excludes), &[][..]));
+        assert!(seen.free_bytes.is_some() && seen.seen_after_ms.is_some_and(|ms| ms < 1e3), "{seen:?}");
+        drop(held);
+        assert_eq!(lock_of(&probe.lock(dir.path())).unwrap(), Lock::Ignored);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "its own file is removed");
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_look_and_what_is_wrong_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let circle = Circle::of(None);
+        let views = look(&circle, &dir.path().join("a/b"), true).unwrap().unwrap();
+        assert_eq!(views[0].as_ref().unwrap().lock, Some(Lock::Excludes));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        fs::write(dir.path().join("file"), "").unwrap();
+        let views = look(&Circle::of(None), &dir.path().join("file"), true).unwrap().unwrap();
+        let faults = &views[0].as_ref().unwrap().faults;
+        assert!(faults[0].starts_with("can not write to ") && faults[0].contains("file"), "{faults:?}");
+    }
+}

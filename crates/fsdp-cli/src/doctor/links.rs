@@ -1,0 +1,278 @@
+//! How fast nodes reach each other, and how their clocks differ, by messages over the links of a run.
+//!
+//! One process stands for each node. Pairs are measured in rounds in which each node has one partner, as the rounds of a
+//! tournament: so a node's interface serves one measurement at a time, and a large cluster is not measured for hours.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use fsdp_comm::process::cluster::Cluster;
+use fsdp_comm::{Exchanged, Header, Incoming, Link, Outgoing};
+use fsdp_core::comm::CommError;
+use fsdp_core::{Error, Rank};
+use serde::{Deserialize, Serialize};
+
+use super::circle::Circle;
+use crate::error::CliError;
+
+/// Partners of a node: all, where there are no more nodes than these and itself.
+pub(super) const PARTNERS_MAX: usize = 15;
+
+const HEADER: Header = [1; 31];
+
+/// Round trips that only connect, and those that count.
+const WARM_UP: usize = 5;
+const ROUND_TRIPS: usize = 50;
+
+/// A message of those by which bandwidth is measured, and the most of them.
+const BULK: usize = 4 << 20;
+const BULKS_MAX: f64 = 32.0;
+
+/// How long bulk is sent, about.
+const BULK_TIME: f64 = 0.15;
+
+/// What was measured between two nodes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Pair {
+    /// The nodes, by number, the lower one first.
+    pub(super) nodes: [usize; 2],
+    /// Half of a round trip of a short message: the median, in microseconds.
+    pub(super) latency_us: f64,
+    /// Bandwidth from the first to the second, and back.
+    pub(super) gb_per_s: [f64; 2],
+}
+
+/// How a node's clock differs from that of the first one.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Clock {
+    /// How much it is ahead, in milliseconds.
+    pub(super) ahead_ms: f64,
+    /// By how much that may be wrong: half of the shortest round trip.
+    pub(super) uncertainty_ms: f64,
+}
+
+/// This process's ends of the links to all others.
+pub(super) struct Lane {
+    link: Box<dyn Link>,
+}
+
+impl Lane {
+    /// Of a process of a cluster that has one rank each.
+    pub(super) fn new(cluster: &Cluster) -> Self {
+        Self { link: cluster.link(0, Rank(cluster.place().process)) }
+    }
+
+    fn exchange(
+        &mut self,
+        outgoing: Option<Outgoing<'_>>,
+        incoming: Option<Incoming<'_, '_>>,
+    ) -> Result<(), CliError> {
+        let failed = |peer, reason: &str| {
+            let reason = reason.to_owned();
+            CliError::from(Error::from(CommError::PeerFailed { rank: Rank(peer), reason }))
+        };
+        let peer =
+            outgoing.as_ref().map_or_else(|| incoming.as_ref().map(|come| come.from), |out| Some(out.to));
+        match self.link.exchange(outgoing, incoming).map_err(Error::from)? {
+            Exchanged::Done => Ok(()),
+            Exchanged::Late { peer } => Err(failed(peer, "it did not answer in time")),
+            Exchanged::Differs { .. } => {
+                Err(failed(peer.unwrap_or_default(), "it sent what nobody has asked for"))
+            }
+        }
+    }
+
+    fn send(&mut self, to: usize, data: &[u8]) -> Result<(), CliError> {
+        self.exchange(Some(Outgoing { to, header: &HEADER, parts: &[data] }), None)
+    }
+
+    fn receive(&mut self, from: usize, data: &mut [u8]) -> Result<(), CliError> {
+        self.exchange(None, Some(Incoming { from, header: &HEADER, parts: &mut [data] }))
+    }
+
+    fn send_number(&mut self, to: usize, number: u64) -> Result<(), CliError> {
+        self.send(to, &number.to_le_bytes())
+    }
+
+    fn receive_number(&mut self, from: usize) -> Result<u64, CliError> {
+        let mut bytes = [0; 8];
+        self.receive(from, &mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Sends a number, and gets the other one's clock back: how long that took, and what it was.
+    fn ask(&mut self, peer: usize) -> Result<(Duration, u64), CliError> {
+        let begin = Instant::now();
+        self.send_number(peer, 0)?;
+        let clock = self.receive_number(peer)?;
+        Ok((begin.elapsed(), clock))
+    }
+
+    /// Answers as often as it is asked.
+    fn answer(&mut self, peer: usize) -> Result<(), CliError> {
+        (0..WARM_UP + ROUND_TRIPS).try_for_each(|_| {
+            self.receive_number(peer)?;
+            self.send_number(peer, now())
+        })
+    }
+
+    fn send_bulk(&mut self, to: usize, count: u64) -> Result<(), CliError> {
+        let bulk = vec![0; BULK];
+        (0..count).try_for_each(|_| self.send(to, &bulk))
+    }
+
+    fn receive_bulk(&mut self, from: usize, count: u64) -> Result<(), CliError> {
+        let mut bulk = vec![0; BULK];
+        (0..count).try_for_each(|_| self.receive(from, &mut bulk))
+    }
+
+    /// Bytes per second to and from a peer, which [serves](Lane::serve).
+    fn measure(&mut self, peer: usize, nodes: [usize; 2]) -> Result<Pair, CliError> {
+        let mut trips = Vec::new();
+        for trip in 0..WARM_UP + ROUND_TRIPS {
+            let (took, _) = self.ask(peer)?;
+            trips.extend((trip >= WARM_UP).then_some(took));
+        }
+        trips.sort_unstable();
+        let latency_us = trips[trips.len() / 2].as_secs_f64() * 1e6 / 2.0;
+        // One message says how many are worth it.
+        let mut once = |count: u64| -> Result<[f64; 2], CliError> {
+            let begin = Instant::now();
+            self.send_number(peer, count)?;
+            self.send_bulk(peer, count)?;
+            self.receive_number(peer)?;
+            let there = begin.elapsed().as_secs_f64();
+            let begin = Instant::now();
+            self.send_number(peer, count)?;
+            self.receive_bulk(peer, count)?;
+            Ok([there, begin.elapsed().as_secs_f64()])
+        };
+        let [there, _] = once(1)?;
+        let count = (BULK_TIME / there).clamp(1.0, BULKS_MAX).floor();
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is between 1 and 32")]
+        let took = once(count as u64)?;
+        #[expect(clippy::cast_precision_loss, reason = "a few MiB")]
+        let gb_per_s = took.map(|seconds| count * BULK as f64 / seconds / 1e9);
+        Ok(Pair { nodes, latency_us, gb_per_s })
+    }
+
+    /// The other end of [`Lane::measure`].
+    fn serve(&mut self, peer: usize) -> Result<(), CliError> {
+        self.answer(peer)?;
+        for _ in 0..2 {
+            let count = self.receive_number(peer)?;
+            self.receive_bulk(peer, count)?;
+            self.send_number(peer, 0)?;
+            let count = self.receive_number(peer)?;
+            self.send_bulk(peer, count)?;
+        }
+        Ok(())
+    }
+
+    /// Measures between nodes, whose processes are given by number. All processes call it; what was measured is returned in
+    /// the first one.
+    ///
+    /// # Errors
+    /// [`CliError`]: somebody does not answer.
+    pub(super) fn pairs(&mut self, circle: &Circle, nodes: &[usize]) -> Result<Option<Vec<Pair>>, CliError> {
+        let own = nodes.iter().position(|&process| process == circle.process());
+        let mut measured = Vec::new();
+        for (number, round) in rounds(nodes.len()).into_iter().take(PARTNERS_MAX).enumerate() {
+            let pair = round.into_iter().find(|pair| pair.iter().any(|&node| Some(node) == own));
+            match pair {
+                Some([first, second]) if Some(first) == own => {
+                    measured.push(self.measure(nodes[second], [first, second])?);
+                }
+                Some([first, _]) => self.serve(nodes[first])?,
+                None => {}
+            }
+            circle.meet(&format!("round {number}"))?;
+        }
+        let all = circle.gather("pairs", &measured)?;
+        Ok(all.map(|all| {
+            let mut pairs: Vec<Pair> = all.into_iter().flatten().collect();
+            pairs.sort_by_key(|pair| pair.nodes);
+            pairs
+        }))
+    }
+
+    /// How the clocks of nodes differ from the first one's, in the first process; all others answer. In turns: a clock is
+    /// known as well as the way to it is short.
+    ///
+    /// # Errors
+    /// As [`Lane::pairs`].
+    pub(super) fn clocks(&mut self, circle: &Circle, nodes: &[usize]) -> Result<Vec<Clock>, CliError> {
+        if circle.process() > 0 {
+            if nodes.contains(&circle.process()) {
+                self.answer(0)?;
+            }
+            return Ok(Vec::new());
+        }
+        let mut clocks = vec![Clock { ahead_ms: 0.0, uncertainty_ms: 0.0 }];
+        for &process in &nodes[1..] {
+            let mut best: Option<(Duration, Clock)> = None;
+            for _ in 0..WARM_UP + ROUND_TRIPS {
+                let before = now();
+                let (took, theirs) = self.ask(process)?;
+                if best.is_none_or(|(shortest, _)| took < shortest) {
+                    best = Some((took, clock(before, took, theirs)));
+                }
+            }
+            clocks.extend(best.map(|(_, clock)| clock));
+        }
+        Ok(clocks)
+    }
+}
+
+/// What a round trip says of a clock: it was read at some time of it.
+#[expect(clippy::cast_precision_loss, reason = "differences of milliseconds")]
+fn clock(before: u64, took: Duration, theirs: u64) -> Clock {
+    let half = took.as_secs_f64() / 2.0;
+    let since = theirs as i128 - before as i128;
+    Clock { ahead_ms: since as f64 / 1e6 - half * 1e3, uncertainty_ms: half * 1e3 }
+}
+
+/// Nanoseconds since 1970, by the clock of this node.
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Rounds in which everybody meets everybody once, one at a time: one stays, the others move on by a place.
+fn rounds(nodes: usize) -> Vec<Vec<[usize; 2]>> {
+    let players = nodes + nodes % 2;
+    let others = players.saturating_sub(1);
+    let pair = |a: usize, b: usize| [a.min(b), a.max(b)];
+    let round = |round: usize| {
+        let moving = (1..players / 2).map(|k| pair((round + k) % others, (round + others - k) % others));
+        // With an odd number, whoever would meet the one that is not there rests.
+        std::iter::once(pair(others, round)).chain(moving).filter(|pair| pair[1] < nodes).collect()
+    };
+    (0..others).map(round).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn in_the_rounds_all_meet_once_and_nobody_is_in_two_pairs() {
+        assert!(rounds(0).concat().is_empty() && rounds(1).concat().is_empty());
+        for nodes in 2..20 {
+            let rounds = rounds(nodes);
+            for round in &rounds {
+                let met: BTreeSet<usize> = round.iter().flatten().copied().collect();
+                assert_eq!(met.len(), 2 * round.len(), "{round:?}");
+            }
+            let met: BTreeSet<[usize; 2]> = rounds.concat().into_iter().collect();
+            assert_eq!((met.len(), rounds.concat().len()), (nodes * (nodes - 1) / 2, met.len()));
+        }
+    }
+
+    #[test]
+    fn a_clock_is_known_to_half_of_a_round_trip() {
+        let clock = clock(1_000_000_000, Duration::from_millis(4), 1_005_000_000);
+        assert_eq!(clock, Clock { ahead_ms: 3.0, uncertainty_ms: 2.0 });
+    }
+}
