@@ -3,8 +3,7 @@
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use fsdp_ckpt::native::RunDir;
-
+use crate::processes::newest;
 use crate::support::{Ran, Sandbox};
 use crate::world::{send, wait_until};
 
@@ -53,10 +52,6 @@ impl Drop for Launch {
             let _ = child.kill().and_then(|()| child.wait());
         }
     }
-}
-
-fn newest(sandbox: &Sandbox) -> u64 {
-    RunDir::new(sandbox.path("out")).newest().unwrap().map_or(0, |(step, _)| step)
 }
 
 #[test]

@@ -28,6 +28,7 @@ mod signals;
 mod launchers;
 mod launching;
 mod processes;
+mod slurm;
 mod world;
 
 // The reports of `schedule` and `verify`, and traces.
