@@ -27,7 +27,9 @@ mod signals;
 // Several processes: started by whatever, failing together, started again.
 mod launchers;
 mod launching;
+mod namespaces;
 mod processes;
+mod shell;
 mod slurm;
 mod world;
 

@@ -1,19 +1,19 @@
 //! Slurm with 4 nodes on this machine (`scripts/slurm-nodes.sh`), where it is installed and namespaces may be made.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::launchers::programs;
 use crate::processes::{bits, newest};
-use crate::support::{Ran, Sandbox};
-use crate::world::{may_make_namespaces, send, wait_until};
+use crate::shell::{Shell, may_make_namespaces};
+use crate::support::Sandbox;
+use crate::world::{send, wait_until};
 
 /// A shell on the first of the nodes.
 struct Nodes<'a> {
     sandbox: &'a Sandbox,
-    shell: Child,
+    shell: Shell<'a>,
 }
 
 fn repository() -> PathBuf {
@@ -28,53 +28,18 @@ impl<'a> Nodes<'a> {
             println!("skipped: {missing} is not on PATH");
             return None;
         }
-        if !may_make_namespaces() {
-            return None;
-        }
-        let folder = Path::new(env!("CARGO_BIN_EXE_fsdp")).parent().unwrap().to_owned();
-        let path =
-            [vec![folder], std::env::split_paths(&std::env::var_os("PATH").unwrap()).collect()].concat();
-        let mut shell = Command::new(repository().join("scripts/slurm-nodes.sh"));
-        shell.arg(sandbox.path("slurm")).arg("sh").current_dir(sandbox.path(""));
-        shell.env("PATH", std::env::join_paths(path).unwrap()).stdin(Stdio::piped());
-        Some(Self { sandbox, shell: shell.spawn().unwrap() })
-    }
-
-    /// Begins a command.
-    fn begin(&mut self, name: &str, command: &str) {
-        let line = format!(
-            "({command}; echo $? > {name}.part; mv {name}.part {name}.code) > {name}.out 2> {name}.err &"
-        );
-        writeln!(self.shell.stdin.as_ref().unwrap(), "{line}").unwrap();
-    }
-
-    /// Waits for the end of a command.
-    fn end(&self, name: &str) -> Ran {
-        let file = format!("{name}.code");
-        wait_until(&file, || self.sandbox.path(&file).exists());
-        let read = |what: &str| self.sandbox.read(&format!("{name}.{what}"));
-        Ran { code: read("code").trim().parse().ok(), stdout: read("out"), stderr: read("err") }
-    }
-
-    fn run(&mut self, name: &str, command: &str) -> Ran {
-        self.begin(name, command);
-        self.end(name)
+        let mut command = Command::new(repository().join("scripts/slurm-nodes.sh"));
+        command.arg(sandbox.path("slurm")).arg("sh");
+        may_make_namespaces().then(|| Self { sandbox, shell: Shell::start(sandbox, command) })
     }
 
     /// The process of a task.
     fn task(&self, number: usize) -> Option<u32> {
-        let variable = format!("SLURM_PROCID={number}");
-        let is_task = |process: &u32| {
-            let folder = PathBuf::from(format!("/proc/{process}"));
-            let runs =
-                |name: &str, of: &Path| std::fs::read_link(folder.join(name)).is_ok_and(|found| found == of);
-            let environment = std::fs::read(folder.join("environ")).unwrap_or_default();
-            runs("exe", &Path::new(env!("CARGO_BIN_EXE_fsdp")).canonicalize().unwrap())
-                && runs("cwd", &self.sandbox.path("").canonicalize().unwrap())
-                && environment.split(|&byte| byte == 0).any(|entry| entry == variable.as_bytes())
-        };
-        let numbers = std::fs::read_dir("/proc").unwrap();
-        numbers.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok()).find(is_task)
+        self.shell.process_with(&format!("SLURM_PROCID={number}"))
+    }
+
+    fn submit(&self, script: &str) -> String {
+        self.shell.succeed("submit", &format!("sbatch --parsable {script}")).stdout.trim().to_owned()
     }
 
     /// Waits until the run has saved more than it has.
@@ -84,11 +49,10 @@ impl<'a> Nodes<'a> {
     }
 
     /// Waits until Slurm says all this of a job.
-    fn wait_for_job(&mut self, job: &str, state: &[&str]) {
+    fn wait_for_job(&self, job: &str, state: &[&str]) {
         let begin = Instant::now();
         loop {
-            let _ = std::fs::remove_file(self.sandbox.path("show.code"));
-            let told = self.run("show", &format!("scontrol show job {job}")).stdout;
+            let told = self.shell.succeed("show", &format!("scontrol show job {job}")).stdout;
             if state.iter().all(|state| told.contains(state)) {
                 return;
             }
@@ -101,28 +65,22 @@ impl<'a> Nodes<'a> {
     }
 }
 
-impl Drop for Nodes<'_> {
-    fn drop(&mut self) {
-        // All that runs on the nodes goes with the shell.
-        let _ = self.shell.kill().and_then(|()| self.shell.wait());
-    }
-}
-
 const FOUR: &str = "--set run.ranks=4 --set train.global_batch_size=16";
 
 #[test]
 fn srun_on_four_nodes_has_the_bits_of_threads_and_ends_with_a_task_that_is_killed() {
     let sandbox = Sandbox::new();
-    let Some(mut nodes) = Nodes::start(&sandbox) else { return };
+    let Some(nodes) = Nodes::start(&sandbox) else { return };
     sandbox.succeed(&format!("train run.toml {FOUR} --set run.out_dir=threads"));
-    let ran = nodes.run("whole", &format!("srun -N 4 fsdp train run.toml {FOUR} --set run.out_dir=whole"));
+    let ran =
+        nodes.shell.run("whole", &format!("srun -N 4 fsdp train run.toml {FOUR} --set run.out_dir=whole"));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert!(bits(&sandbox, "whole") == bits(&sandbox, "threads"));
     assert!(ran.stderr.contains("4 processes (") && ran.stderr.contains("over TCP"), "{}", ran.stderr);
 
     for victim in [0, 2] {
         let name = format!("killed{victim}");
-        nodes.begin(
+        nodes.shell.begin(
             &name,
             &format!(
                 "srun -N 4 fsdp train run.toml {FOUR} --resume --set train.steps=1000000 --set checkpoint.every=2"
@@ -133,7 +91,7 @@ fn srun_on_four_nodes_has_the_bits_of_threads_and_ends_with_a_task_that_is_kille
         let begin = Instant::now();
         wait_until("the end of all tasks", || (0..4).all(|task| nodes.task(task).is_none()));
         assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
-        let ran = nodes.end(&name);
+        let ran = nodes.shell.end(&name);
         // Slurm says that a task was killed, not that others ended with 75.
         assert_eq!(ran.code, Some(137), "{}", ran.stderr);
         assert!(ran.stderr.contains(&format!("process {victim} (pid")), "{}", ran.stderr);
@@ -143,7 +101,7 @@ fn srun_on_four_nodes_has_the_bits_of_threads_and_ends_with_a_task_that_is_kille
 #[test]
 fn a_job_that_is_killed_and_signalled_goes_back_into_the_queue_and_on_to_the_same_end() {
     let sandbox = Sandbox::new();
-    let Some(mut nodes) = Nodes::start(&sandbox) else { return };
+    let Some(nodes) = Nodes::start(&sandbox) else { return };
     // The script that users copy, with one process per node.
     let script = std::fs::read_to_string(repository().join("examples/clusters/slurm.sh")).unwrap();
     let tasks = "#SBATCH --ntasks-per-node=8";
@@ -156,26 +114,22 @@ fn a_job_that_is_killed_and_signalled_goes_back_into_the_queue_and_on_to_the_sam
     sandbox.edit("run.toml", "steps = 3", "steps = 1000000");
     sandbox.edit("run.toml", "[data]", "[checkpoint]\nevery = 2\n[data]");
 
-    let submitted = nodes.run("submit", "sbatch --parsable slurm.sh run.toml");
-    assert_eq!(submitted.code, Some(0), "{}", submitted.stderr);
-    let job = submitted.stdout.trim();
+    let job = &nodes.submit("slurm.sh run.toml");
     nodes.wait_for_saves();
     send("KILL", nodes.task(3).unwrap());
     nodes.wait_for_job(job, &["Restarts=1", "JobState=PENDING"]);
     assert!(nodes.output(job).contains("process 3 (pid"), "{}", nodes.output(job));
     nodes.wait_for_saves();
     // As `--signal=TERM@120` does, when there are two minutes left.
-    assert_eq!(nodes.run("signal", &format!("scancel --signal=TERM {job}")).code, Some(0));
+    nodes.shell.succeed("signal", &format!("scancel --signal=TERM {job}"));
     nodes.wait_for_job(job, &["Restarts=2", "JobState=PENDING"]);
     assert!(nodes.output(job).contains("stopped early"), "{}", nodes.output(job));
     assert_eq!(sandbox.metrics("out").len() as u64, newest(&sandbox), "the last step is saved");
-    assert_eq!(nodes.run("cancel", &format!("scancel {job}")).code, Some(0));
+    nodes.shell.succeed("cancel", &format!("scancel {job}"));
 
-    let submitted = nodes.run("again", "sbatch --parsable plain.sh");
-    assert_eq!(submitted.code, Some(0), "{}", submitted.stderr);
-    let job = submitted.stdout.trim();
+    let job = &nodes.submit("plain.sh");
     nodes.wait_for_saves();
-    assert_eq!(nodes.run("usr1", &format!("scancel --signal=USR1 {job}")).code, Some(0));
+    nodes.shell.succeed("usr1", &format!("scancel --signal=USR1 {job}"));
     nodes.wait_for_job(job, &["Restarts=1", "JobState=PENDING"]);
     let steps = newest(&sandbox) + 3;
     sandbox.edit("run.toml", "steps = 1000000", &format!("steps = {steps}"));

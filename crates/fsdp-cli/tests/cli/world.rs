@@ -113,13 +113,3 @@ pub(crate) fn wait_until(what: &str, holds: impl Fn() -> bool) {
         std::thread::sleep(Duration::from_millis(10));
     }
 }
-
-/// Whether tests may make networks of their own here: as root, and where a container does not forbid it. If not, says so.
-pub(crate) fn may_make_namespaces() -> bool {
-    let tried = Command::new("unshare").args(["--mount", "--net", "--pid", "--fork", "ip", "link"]).output();
-    let may = tried.as_ref().is_ok_and(|tried| tried.status.success());
-    if !may {
-        println!("skipped: namespaces with networks can not be made here: {tried:?}");
-    }
-    may
-}
