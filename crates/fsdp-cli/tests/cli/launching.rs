@@ -8,26 +8,26 @@ use crate::support::{Ran, Sandbox};
 use crate::world::{send, wait_until};
 
 /// A launch of very many steps.
-struct Launch {
+pub(crate) struct Launch {
     child: Option<std::process::Child>,
 }
 
 const ENDLESS: &str = "train run.toml --set train.steps=1000000 --set checkpoint.every=2";
 
 impl Launch {
-    fn start(sandbox: &Sandbox, args: &str) -> Self {
+    pub(crate) fn start(sandbox: &Sandbox, args: &str) -> Self {
         let mut command = sandbox.command();
         command.args(args.split_whitespace()).env("TMPDIR", sandbox.path(""));
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         Self { child: Some(command.spawn().unwrap()) }
     }
 
-    fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.child.as_ref().unwrap().id()
     }
 
     /// The processes that it has started.
-    fn workers(&self) -> Vec<u32> {
+    pub(crate) fn workers(&self) -> Vec<u32> {
         let parent_of = |process: u32| -> Option<u32> {
             let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
             // Behind the name, which may hold anything: the state, then the parent.
@@ -41,7 +41,13 @@ impl Launch {
         workers
     }
 
-    fn end(mut self) -> Ran {
+    /// Whether a process is there that it has started. Who adopts those of a launch that was killed may leave them as zombies.
+    pub(crate) fn is_there(worker: &u32) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{worker}/status"));
+        status.is_ok_and(|status| !status.contains("State:\tZ"))
+    }
+
+    pub(crate) fn end(mut self) -> Ran {
         Ran::of(self.child.take().unwrap().wait_with_output().unwrap())
     }
 }
@@ -177,12 +183,7 @@ fn killed(processes: usize) {
     let workers = launch.workers();
     assert_eq!(workers.len(), processes);
     send("KILL", launch.id());
-    // Who adopts them may leave them as zombies.
-    let is_there = |worker: &u32| {
-        let status = std::fs::read_to_string(format!("/proc/{worker}/status"));
-        status.is_ok_and(|status| !status.contains("State:\tZ"))
-    };
-    wait_until("the end of its processes", || !workers.iter().any(is_there));
+    wait_until("the end of its processes", || !workers.iter().any(Launch::is_there));
     let done = newest(&sandbox);
     sandbox
         .succeed(&format!("train run.toml --resume --set checkpoint.every=2 --set train.steps={}", done + 1));

@@ -25,12 +25,14 @@ mod unsound;
 mod signals;
 
 // Several processes: started by whatever, failing together, started again.
+mod kills;
 mod launchers;
 mod launching;
 mod namespaces;
 mod processes;
 mod shell;
 mod slurm;
+mod strangers;
 mod world;
 
 // The reports of `schedule` and `verify`, and traces.
