@@ -141,8 +141,7 @@ where
     let run = Run::new(job, options, &start, &saves, &*assembly, (plan, export));
     let begin = Instant::now();
     let launched = launcher.launch(world, &|seat: Seat<L::Memory>| run.rank(seat));
-    // What was set aside for saves is given back, however the run has ended.
-    let cleared = start.lock().map_or(Ok(()), |lock| lock.remove_leftovers());
+    let cleared = run.clear(launched.is_ok());
     let explain = |failure| Divergence::of(start.explain(TrainError::from(failure), options), start.lock());
     let ranks = launched.map_err(explain)?;
     let done = ranks[0].done;

@@ -86,6 +86,12 @@ impl Export {
         result
     }
 
+    /// Leaves the temporary files as they are, for the next export to overwrite: where there are no locks, they may be those of
+    /// one that has begun already.
+    pub fn leave(mut self) {
+        self.open.clear();
+    }
+
     /// The temporary files are still those that were created, at their full length.
     fn check_files(&self) -> Result<(), Error> {
         let lengths = self.plan.files().iter().map(|file| file.header.file_len());

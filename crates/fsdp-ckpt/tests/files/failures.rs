@@ -62,6 +62,21 @@ fn dropping_or_aborting_removes_everything() {
 }
 
 #[test]
+fn what_an_export_leaves_is_overwritten_by_the_next_one() {
+    let dir = tempfile::tempdir().unwrap();
+    for plan in [single(dir.path()), sharded(dir.path())] {
+        let export = plan.create().unwrap();
+        let _receipt = write_all(&plan, 1.0);
+        let begun = names_in(dir.path());
+        export.leave();
+        assert_eq!(names_in(dir.path()), begun);
+        let export = plan.create().unwrap();
+        assert_eq!(names_in(dir.path()), begun);
+        export.abort().unwrap();
+    }
+}
+
+#[test]
 fn a_full_disk_is_an_error_that_says_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let plan = single(dir.path());

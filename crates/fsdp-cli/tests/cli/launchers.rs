@@ -31,7 +31,7 @@ fn torchrun(processes: usize) -> Vec<String> {
 }
 
 /// Programs of these names on `PATH`, and those that a variable names.
-fn programs(names: &[&str], variable: &str) -> Vec<PathBuf> {
+pub(crate) fn programs(names: &[&str], variable: &str) -> Vec<PathBuf> {
     let folders = env::var_os("PATH").unwrap_or_default();
     let on_path =
         env::split_paths(&folders).flat_map(|folder| names.iter().map(move |name| folder.join(name)));

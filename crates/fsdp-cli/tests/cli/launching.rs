@@ -3,32 +3,31 @@
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use fsdp_ckpt::native::RunDir;
-
+use crate::processes::newest;
 use crate::support::{Ran, Sandbox};
 use crate::world::{send, wait_until};
 
 /// A launch of very many steps.
-struct Launch {
+pub(crate) struct Launch {
     child: Option<std::process::Child>,
 }
 
 const ENDLESS: &str = "train run.toml --set train.steps=1000000 --set checkpoint.every=2";
 
 impl Launch {
-    fn start(sandbox: &Sandbox, args: &str) -> Self {
+    pub(crate) fn start(sandbox: &Sandbox, args: &str) -> Self {
         let mut command = sandbox.command();
         command.args(args.split_whitespace()).env("TMPDIR", sandbox.path(""));
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         Self { child: Some(command.spawn().unwrap()) }
     }
 
-    fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.child.as_ref().unwrap().id()
     }
 
     /// The processes that it has started.
-    fn workers(&self) -> Vec<u32> {
+    pub(crate) fn workers(&self) -> Vec<u32> {
         let parent_of = |process: u32| -> Option<u32> {
             let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
             // Behind the name, which may hold anything: the state, then the parent.
@@ -42,7 +41,18 @@ impl Launch {
         workers
     }
 
-    fn end(mut self) -> Ran {
+    /// Whether a process is there that it has started.
+    pub(crate) fn is_there(worker: &u32) -> bool {
+        // Who adopts them may leave them as zombies; as long as a thread is left, so are files and their locks.
+        let status = std::fs::read_to_string(format!("/proc/{worker}/status"));
+        let is_over = |status: &str| {
+            status.contains("State:\tZ")
+                && ["Threads:\t0\n", "Threads:\t1\n"].iter().any(|one| status.contains(one))
+        };
+        status.is_ok_and(|status| !is_over(&status))
+    }
+
+    pub(crate) fn end(mut self) -> Ran {
         Ran::of(self.child.take().unwrap().wait_with_output().unwrap())
     }
 }
@@ -53,10 +63,6 @@ impl Drop for Launch {
             let _ = child.kill().and_then(|()| child.wait());
         }
     }
-}
-
-fn newest(sandbox: &Sandbox) -> u64 {
-    RunDir::new(sandbox.path("out")).newest().unwrap().map_or(0, |(step, _)| step)
 }
 
 #[test]
@@ -182,16 +188,7 @@ fn killed(processes: usize) {
     let workers = launch.workers();
     assert_eq!(workers.len(), processes);
     send("KILL", launch.id());
-    // Who adopts them may leave them as zombies; as long as a thread is left, so are files and their locks.
-    let is_there = |worker: &u32| {
-        let status = std::fs::read_to_string(format!("/proc/{worker}/status"));
-        let is_over = |status: &str| {
-            status.contains("State:\tZ")
-                && ["Threads:\t0\n", "Threads:\t1\n"].iter().any(|one| status.contains(one))
-        };
-        status.is_ok_and(|status| !is_over(&status))
-    };
-    wait_until("the end of its processes", || !workers.iter().any(is_there));
+    wait_until("the end of its processes", || !workers.iter().any(Launch::is_there));
     let done = newest(&sandbox);
     sandbox
         .succeed(&format!("train run.toml --resume --set checkpoint.every=2 --set train.steps={}", done + 1));

@@ -25,9 +25,14 @@ mod unsound;
 mod signals;
 
 // Several processes: started by whatever, failing together, started again.
+mod kills;
 mod launchers;
 mod launching;
+mod namespaces;
 mod processes;
+mod shell;
+mod slurm;
+mod strangers;
 mod together;
 mod world;
 

@@ -12,7 +12,7 @@ use crate::world::{FSDP, HYDRA, OPEN_MPI, SRUN, TORCHRUN, Variables, World, proc
 const SAVES: &str = "--set checkpoint.every=1 --set checkpoint.keep_last=0";
 
 /// Everything that two runs must have in common: losses and norms, the exported model, and all shards of checkpoints.
-fn bits(sandbox: &Sandbox, out_dir: &str) -> (Vec<f64>, BTreeMap<PathBuf, Vec<u8>>) {
+pub(crate) fn bits(sandbox: &Sandbox, out_dir: &str) -> (Vec<f64>, BTreeMap<PathBuf, Vec<u8>>) {
     let numbers = [sandbox.column(out_dir, "loss"), sandbox.column(out_dir, "grad_norm")].concat();
     let root = sandbox.path(out_dir);
     let files = sandbox
@@ -176,7 +176,7 @@ fn endless(sandbox: &Sandbox, processes: usize, more: &str) -> World {
     world
 }
 
-fn newest(sandbox: &Sandbox) -> u64 {
+pub(crate) fn newest(sandbox: &Sandbox) -> u64 {
     RunDir::new(sandbox.path("out")).newest().unwrap().map_or(0, |(step, _)| step)
 }
 

@@ -56,16 +56,27 @@ impl World {
         processes: usize,
         args: impl Fn(usize) -> String,
     ) -> Self {
-        let start = |number| {
+        Self::of((0..processes).map(|number| {
             let mut command = process(sandbox, variables, number, processes);
-            Some(command.args(args(number).split_whitespace()).spawn().unwrap())
-        };
-        Self { children: RefCell::new((0..processes).map(start).collect()) }
+            command.args(args(number).split_whitespace());
+            command
+        }))
+    }
+
+    /// Starts these processes.
+    pub(crate) fn of(commands: impl Iterator<Item = Command>) -> Self {
+        let children = commands.map(|mut command| Some(command.spawn().unwrap()));
+        Self { children: RefCell::new(children.collect()) }
+    }
+
+    /// The number of one of them.
+    pub(crate) fn id(&self, process: usize) -> u32 {
+        self.children.borrow()[process].as_ref().unwrap().id()
     }
 
     /// Sends a signal to one of them.
     pub(crate) fn signal(&self, process: usize, signal: &str) {
-        send(signal, self.children.borrow()[process].as_ref().unwrap().id());
+        send(signal, self.id(process));
     }
 
     /// The exit code of one of them, if it has ended.

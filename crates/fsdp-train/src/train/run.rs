@@ -252,6 +252,18 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         ends.iter().enumerate().find_map(failed)
     }
 
+    /// Takes away what is not finished, and what was set aside for saves, when all ranks here have ended. Where there are no
+    /// locks and others were lost, they may have begun anew, and it may be theirs: then the next start does that.
+    pub(super) fn clear(&self, has_succeeded: bool) -> Result<(), fsdp_ckpt::Error> {
+        match self.start.lock() {
+            Some(lock) if has_succeeded || lock.is_exclusive() => lock.remove_leftovers(),
+            _ => {
+                self.log().export.take().into_iter().for_each(Export::leave);
+                Ok(())
+            }
+        }
+    }
+
     fn out_dir(&self) -> &'a Path {
         Path::new(&self.job.config.run.out_dir)
     }

@@ -1,0 +1,162 @@
+//! Processes that are killed at random, that wake up when others have gone on without them, and that come back in other
+//! numbers: what is left is the run that nothing happened to.
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use fsdp_ckpt::native::{NativeReader, RunDir};
+use fsdp_sim::SeededOrder;
+
+use crate::interposer;
+use crate::launching::Launch;
+use crate::processes::newest;
+use crate::support::Sandbox;
+use crate::world::{FSDP, World, process, send, wait_until};
+
+const FOUR: &str = "train run.toml --set run.ranks=4 --set train.global_batch_size=16";
+
+/// More steps than any test has time for.
+const ENDLESS: &str = "--set train.steps=1000000";
+
+/// Lets a run do its last steps, and compares it with one of threads that nothing happened to.
+fn ends_as_if_nothing_had_been(sandbox: &Sandbox, args: &str) {
+    let steps = format!("--set train.steps={}", newest(sandbox) + 2);
+    sandbox.succeed(&format!("{args} {steps} --resume"));
+    sandbox.succeed(&format!("{args} {steps} --set run.out_dir=whole"));
+    for key in ["step", "loss", "grad_norm", "lr"] {
+        assert!(sandbox.column("out", key) == sandbox.column("whole", key), "{key}");
+    }
+    let model = |out: &str| std::fs::read(sandbox.path(&format!("{out}/model/model.safetensors"))).unwrap();
+    assert!(model("out") == model("whole"));
+    let run = RunDir::new(sandbox.path("out"));
+    for step in run.steps().unwrap() {
+        NativeReader::open(run.checkpoint(step)).unwrap().verify().unwrap();
+    }
+}
+
+fn wait_for_saves(sandbox: &Sandbox) {
+    let before = newest(sandbox);
+    wait_until("a checkpoint", || newest(sandbox) > before + 3);
+}
+
+#[test]
+fn a_run_that_is_killed_at_random_is_the_run_that_was_not() {
+    let sandbox = Sandbox::new();
+    let mut kills = 0;
+    for seed in 0..6 {
+        let mut random = SeededOrder::new(seed);
+        let some_time = |random: &mut SeededOrder| {
+            std::thread::sleep(Duration::from_millis(random.choose(500) as u64));
+        };
+        let processes = [2, 4][random.choose(2)];
+        let args =
+            format!("launch --nproc {processes} -- {FOUR} {ENDLESS} --resume --set checkpoint.every=3");
+        let launch = Launch::start(&sandbox, &args);
+        some_time(&mut random);
+        // One of the processes, which are all started again; then the launcher, with which they all end.
+        let workers = launch.workers();
+        if !workers.is_empty() {
+            send("KILL", workers[random.choose(workers.len())]);
+            kills += 1;
+        }
+        some_time(&mut random);
+        let workers = launch.workers();
+        send("KILL", launch.id());
+        kills += 1;
+        wait_until("the end of its processes", || !workers.iter().any(Launch::is_there));
+    }
+    assert!(kills > 8, "{kills}");
+    ends_as_if_nothing_had_been(&sandbox, FOUR);
+}
+
+#[test]
+fn four_nodes_that_become_two_and_four_again_have_the_metrics_of_threads() {
+    let sandbox = Sandbox::new();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    for (nodes, victim) in [(4, 3), (2, 0), (4, 1)] {
+        let args = format!("{FOUR} {ENDLESS} --resume --set checkpoint.every=2");
+        let world = World::of((0..nodes).map(|number| {
+            let mut command = process(&sandbox, FSDP, number, nodes);
+            command.env("FSDP_LOCAL_PROCESS", "0").env("FSDP_LOCAL_PROCESSES", "1");
+            command.env("FSDP_RENDEZVOUS", format!("127.0.0.1:{port}")).env("FSDP_SOCKET_IFNAME", "lo");
+            command.args(args.split_whitespace());
+            command
+        }));
+        wait_for_saves(&sandbox);
+        world.signal(victim, "KILL");
+        for (node, ran) in world.end().into_iter().enumerate().filter(|(node, _)| *node != victim) {
+            assert_eq!(ran.code, Some(75), "{node} of {nodes}: {}", ran.stderr);
+        }
+    }
+    ends_as_if_nothing_had_been(&sandbox, FOUR);
+}
+
+const TWO: &str = "train run.toml --resume --set checkpoint.every=1 --set run.heartbeat_s=0.1";
+
+/// Two processes that go on with the run; file systems of clusters may have no locks that other nodes see.
+fn attempt(sandbox: &Sandbox, has_locks: bool) -> World {
+    World::of((0..2).map(|number| {
+        let mut command = process(sandbox, FSDP, number, 2);
+        command.args(TWO.split_whitespace()).args(ENDLESS.split_whitespace());
+        if !has_locks {
+            command.env("LD_PRELOAD", interposer::library()).env("NO_LOCKS", "1");
+        }
+        command
+    }))
+}
+
+/// Stops process 0 after a moment, and waits until the other one has given up.
+fn stop_the_leader(world: &World, random: &mut SeededOrder) {
+    std::thread::sleep(Duration::from_millis(random.choose(20) as u64));
+    world.signal(0, "STOP");
+    wait_until("the end of the other", || world.try_wait(1) == Some(Some(75)));
+}
+
+#[test]
+fn a_leader_that_wakes_when_others_have_gone_on_damages_nothing() {
+    let sandbox = Sandbox::new();
+    for seed in 0..2 {
+        let mut random = SeededOrder::new(seed);
+        let zombie = attempt(&sandbox, false);
+        wait_for_saves(&sandbox);
+        stop_the_leader(&zombie, &mut random);
+        let next = attempt(&sandbox, false);
+        wait_for_saves(&sandbox);
+        zombie.signal(0, "CONT");
+        let ran = zombie.end();
+        assert_eq!(ran[0].code, Some(75), "{}", ran[0].stderr);
+        // If it has done harm, they have ended already, and say why.
+        let before = newest(&sandbox);
+        wait_until("a checkpoint", || newest(&sandbox) > before + 3 || next.try_wait(0).is_some());
+        if next.try_wait(0).is_none() {
+            next.signal(0, "TERM");
+        }
+        let ran = next.end();
+        assert!(ran[0].stdout.contains("stopped early"), "{} {}", ran[0].stdout, ran[0].stderr);
+    }
+    ends_as_if_nothing_had_been(&sandbox, "train run.toml");
+}
+
+#[test]
+fn where_there_are_locks_nobody_goes_on_beside_a_leader_that_may_wake() {
+    let sandbox = Sandbox::new();
+    let zombie = attempt(&sandbox, true);
+    wait_for_saves(&sandbox);
+    stop_the_leader(&zombie, &mut SeededOrder::new(0));
+    let ran = attempt(&sandbox, true).end();
+    assert_eq!([ran[0].code, ran[1].code], [Some(75); 2], "{}", ran[0].stderr);
+    assert!(ran[0].stderr.contains("is locked by another process"), "{}", ran[0].stderr);
+    zombie.signal(0, "CONT");
+    assert_eq!(zombie.end()[0].code, Some(75));
+    // A launcher makes an end of it itself.
+    let launch = Launch::start(&sandbox, &format!("launch --nproc 2 -- {TWO} {ENDLESS}"));
+    wait_for_saves(&sandbox);
+    let workers = launch.workers();
+    send("STOP", workers[0]);
+    wait_until("other processes", || !workers.iter().any(Launch::is_there));
+    wait_for_saves(&sandbox);
+    send("TERM", launch.id());
+    let ran = launch.end();
+    assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+    ends_as_if_nothing_had_been(&sandbox, "train run.toml");
+}

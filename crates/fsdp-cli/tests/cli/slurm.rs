@@ -1,0 +1,143 @@
+//! Slurm with 4 nodes on this machine (`scripts/slurm-nodes.sh`), where it is installed and namespaces may be made.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::launchers::programs;
+use crate::processes::{bits, newest};
+use crate::shell::{Shell, may_make_namespaces};
+use crate::support::Sandbox;
+use crate::world::{send, wait_until};
+
+/// A shell on the first of the nodes.
+struct Nodes<'a> {
+    sandbox: &'a Sandbox,
+    shell: Shell<'a>,
+}
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+impl<'a> Nodes<'a> {
+    /// Starts Slurm, if this machine can.
+    fn start(sandbox: &'a Sandbox) -> Option<Self> {
+        let names = ["slurmctld", "slurmd", "munged", "srun", "sbatch"];
+        if let Some(missing) = names.into_iter().find(|name| programs(&[name], "").is_empty()) {
+            println!("skipped: {missing} is not on PATH");
+            return None;
+        }
+        let mut command = Command::new(repository().join("scripts/slurm-nodes.sh"));
+        command.arg(sandbox.path("slurm")).arg("sh");
+        may_make_namespaces().then(|| Self { sandbox, shell: Shell::start(sandbox, command) })
+    }
+
+    /// The process of a task.
+    fn task(&self, number: usize) -> Option<u32> {
+        self.shell.process_with(&format!("SLURM_PROCID={number}"))
+    }
+
+    fn submit(&self, script: &str) -> String {
+        self.shell.succeed("submit", &format!("sbatch --parsable {script}")).stdout.trim().to_owned()
+    }
+
+    /// Waits until the run has saved more than it has.
+    fn wait_for_saves(&self) {
+        let before = newest(self.sandbox);
+        wait_until("a checkpoint", || newest(self.sandbox) > before + 3);
+    }
+
+    /// Waits until Slurm says all this of a job.
+    fn wait_for_job(&self, job: &str, state: &[&str]) {
+        let begin = Instant::now();
+        loop {
+            let told = self.shell.succeed("show", &format!("scontrol show job {job}")).stdout;
+            if state.iter().all(|state| told.contains(state)) {
+                return;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(60), "{told}\n{}", self.output(job));
+        }
+    }
+
+    fn output(&self, job: &str) -> String {
+        self.sandbox.read(&format!("slurm-{job}.out"))
+    }
+}
+
+const FOUR: &str = "--set run.ranks=4 --set train.global_batch_size=16";
+
+#[test]
+fn srun_on_four_nodes_has_the_bits_of_threads_and_ends_with_a_task_that_is_killed() {
+    let sandbox = Sandbox::new();
+    let Some(nodes) = Nodes::start(&sandbox) else { return };
+    sandbox.succeed(&format!("train run.toml {FOUR} --set run.out_dir=threads"));
+    let ran =
+        nodes.shell.run("whole", &format!("srun -N 4 fsdp train run.toml {FOUR} --set run.out_dir=whole"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(bits(&sandbox, "whole") == bits(&sandbox, "threads"));
+    assert!(ran.stderr.contains("4 processes (") && ran.stderr.contains("over TCP"), "{}", ran.stderr);
+
+    for victim in [0, 2] {
+        let name = format!("killed{victim}");
+        nodes.shell.begin(
+            &name,
+            &format!(
+                "srun -N 4 fsdp train run.toml {FOUR} --resume --set train.steps=1000000 --set checkpoint.every=2"
+            ),
+        );
+        nodes.wait_for_saves();
+        send("KILL", nodes.task(victim).unwrap());
+        let begin = Instant::now();
+        wait_until("the end of all tasks", || (0..4).all(|task| nodes.task(task).is_none()));
+        assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+        let ran = nodes.shell.end(&name);
+        // Slurm says that a task was killed, not that others ended with 75.
+        assert_eq!(ran.code, Some(137), "{}", ran.stderr);
+        assert!(ran.stderr.contains(&format!("process {victim} (pid")), "{}", ran.stderr);
+    }
+}
+
+#[test]
+fn a_job_that_is_killed_and_signalled_goes_back_into_the_queue_and_on_to_the_same_end() {
+    let sandbox = Sandbox::new();
+    let Some(nodes) = Nodes::start(&sandbox) else { return };
+    // The script that users copy, with one process per node.
+    let script = std::fs::read_to_string(repository().join("examples/clusters/slurm.sh")).unwrap();
+    let tasks = "#SBATCH --ntasks-per-node=8";
+    assert!(script.contains(tasks));
+    sandbox.write("slurm.sh", script.replace(tasks, "#SBATCH --ntasks-per-node=1"));
+    // And one that leaves all to `RequeueExit=75`.
+    sandbox.write("plain.sh", "#!/bin/sh\n#SBATCH --nodes=4\nsrun fsdp train run.toml --resume\n");
+    sandbox.edit("run.toml", "ranks = 2", "ranks = 4");
+    sandbox.edit("run.toml", "global_batch_size = 8", "global_batch_size = 16");
+    sandbox.edit("run.toml", "steps = 3", "steps = 1000000");
+    sandbox.edit("run.toml", "[data]", "[checkpoint]\nevery = 2\n[data]");
+
+    let job = &nodes.submit("slurm.sh run.toml");
+    nodes.wait_for_saves();
+    send("KILL", nodes.task(3).unwrap());
+    nodes.wait_for_job(job, &["Restarts=1", "JobState=PENDING"]);
+    assert!(nodes.output(job).contains("process 3 (pid"), "{}", nodes.output(job));
+    nodes.wait_for_saves();
+    // As `--signal=TERM@120` does, when there are two minutes left.
+    nodes.shell.succeed("signal", &format!("scancel --signal=TERM {job}"));
+    nodes.wait_for_job(job, &["Restarts=2", "JobState=PENDING"]);
+    assert!(nodes.output(job).contains("stopped early"), "{}", nodes.output(job));
+    assert_eq!(sandbox.metrics("out").len() as u64, newest(&sandbox), "the last step is saved");
+    nodes.shell.succeed("cancel", &format!("scancel {job}"));
+
+    let job = &nodes.submit("plain.sh");
+    nodes.wait_for_saves();
+    nodes.shell.succeed("usr1", &format!("scancel --signal=USR1 {job}"));
+    nodes.wait_for_job(job, &["Restarts=1", "JobState=PENDING"]);
+    let steps = newest(&sandbox) + 3;
+    sandbox.edit("run.toml", "steps = 1000000", &format!("steps = {steps}"));
+    nodes.wait_for_job(job, &["JobState=COMPLETED"]);
+    sandbox.succeed("train run.toml --set run.out_dir=threads");
+    for key in ["loss", "grad_norm", "lr"] {
+        assert_eq!(sandbox.column("out", key), sandbox.column("threads", key), "{key}");
+    }
+    let model = |out: &str| std::fs::read(sandbox.path(&format!("{out}/model/model.safetensors"))).unwrap();
+    assert!(model("out") == model("threads"));
+}

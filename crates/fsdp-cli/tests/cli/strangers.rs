@@ -1,0 +1,88 @@
+//! Clients at the ports of a run that are none of its processes.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use fsdp_comm::process::auth::{Side, Token, authenticate_within};
+
+use crate::processes::bits;
+use crate::support::Sandbox;
+use crate::world::{FSDP, World, wait_until};
+
+/// Where a process listens, as Linux tells it.
+fn ports(process: u32) -> Vec<SocketAddr> {
+    const LISTENS: &str = "0A";
+    let Ok(files) = std::fs::read_dir(format!("/proc/{process}/fd")) else { return Vec::new() };
+    let sockets: Vec<String> = files
+        .filter_map(|file| Some(std::fs::read_link(file.ok()?.path()).ok()?.to_str()?.to_owned()))
+        .collect();
+    let table = std::fs::read_to_string(format!("/proc/{process}/net/tcp")).unwrap_or_default();
+    let port = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let is_own = sockets.contains(&format!("socket:[{}]", words[9]));
+        let (_, port) = words[1].split_once(':')?;
+        (words[3] == LISTENS && is_own)
+            .then(|| SocketAddr::from(([127, 0, 0, 1], u16::from_str_radix(port, 16).unwrap())))
+    };
+    table.lines().skip(1).filter_map(port).collect()
+}
+
+/// What strangers do with a connection, one after the other.
+const DEEDS: [fn(TcpStream) -> bool; 4] = [
+    // Garbage: as long as anybody takes it.
+    |mut stream| (0..100).all(|_| stream.write_all(&[0x5a; 4096]).is_ok()),
+    // Nothing.
+    |mut stream| stream.read(&mut [0]).is_ok_and(|count| count > 0),
+    // A byte now and then.
+    |mut stream| {
+        (0..20).all(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            stream.write_all(&[0]).is_ok()
+        })
+    },
+    // What a process says, with another token.
+    |stream| {
+        let token = Token::generate().unwrap();
+        let limit = Duration::from_millis(500);
+        assert!(authenticate_within(&stream, limit, &token, Side::Caller, b"control").is_err());
+        false
+    },
+];
+
+#[test]
+fn strangers_at_all_ports_cost_a_run_no_bit() {
+    let sandbox = Sandbox::new();
+    let args = "train run.toml --set train.steps=400";
+    sandbox.succeed(&format!("{args} --set run.out_dir=threads"));
+    let world = World::start(&sandbox, FSDP, 2, args);
+    let (is_over, count) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let mut ran = Vec::new();
+    std::thread::scope(|scope| {
+        for process in [0, 1] {
+            let id = world.id(process);
+            // The leader has one port for words and one for data, another process one for data.
+            wait_until("its ports", || ports(id).len() >= 2 - process);
+            for port in ports(id) {
+                for deed in DEEDS {
+                    let (is_over, count) = (&is_over, &count);
+                    scope.spawn(move || {
+                        while !is_over.load(Ordering::Relaxed) {
+                            let Ok(stream) = TcpStream::connect(port) else { return };
+                            stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+                            deed(stream);
+                            count.fetch_add(1, Ordering::Relaxed);
+                        }
+                    });
+                }
+            }
+        }
+        ran = world.end();
+        is_over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!([ran[0].code, ran[1].code], [Some(0); 2], "{} {}", ran[0].stderr, ran[1].stderr);
+    assert!(bits(&sandbox, "out") == bits(&sandbox, "threads"));
+    let count = count.load(Ordering::Relaxed);
+    assert!(count > 10, "{count} strangers came");
+}
