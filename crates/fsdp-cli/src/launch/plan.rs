@@ -77,7 +77,7 @@ fn again(arguments: &[OsString], has_checkpoint: bool) -> Vec<OsString> {
 
 fn run_of(train: &TrainArgs, args: &LaunchArgs) -> Result<RunDir, CliError> {
     // Warnings are for the processes to give.
-    let (setup, _) = RunSetup::read(&train.run, args.nproc)?;
+    let (setup, _) = RunSetup::read(&train.run, &|_| args.nproc)?;
     Ok(RunDir::new(setup.config.run.out_dir))
 }
 
