@@ -52,11 +52,16 @@ pub(crate) fn on<W: Work>(run: &RunConfig, poison: bool, work: W) -> Result<W::O
     Ok(work.on(&launcher))
 }
 
-/// Does work with the ranks of this process, one of several, on GPUs.
+/// Does work with the ranks of this process, one of several, on GPUs; `poison` as for [`on`].
 ///
 /// # Errors
 /// [`CliError`]: something of the device is not there, or ranks have no GPU of their own.
-pub(crate) fn among<W: Work>(run: &RunConfig, cluster: &Cluster, work: W) -> Result<W::Outcome, CliError> {
+pub(crate) fn among<W: Work>(
+    run: &RunConfig,
+    cluster: &Cluster,
+    poison: bool,
+    work: W,
+) -> Result<W::Outcome, CliError> {
     let gpus = own_gpus(run, cluster)?;
     let nccl = open(has_nccl(run))?;
     let threads = start(run, cluster.ranks_on_machine())?;
@@ -64,7 +69,7 @@ pub(crate) fn among<W: Work>(run: &RunConfig, cluster: &Cluster, work: W) -> Res
     let count = gpus.len();
     let make = move |rank: Rank, _: usize| {
         let device = if count == 1 { gpus.start } else { gpus.start + rank.0 - first };
-        memory(CudaOptions { device, threads, poison: false }, kernels)
+        memory(CudaOptions { device, threads, poison }, kernels)
     };
     let Some(nccl) = nccl else { return Ok(work.on(&cluster.processes(make))) };
     let peers = Peers {

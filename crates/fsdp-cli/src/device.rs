@@ -86,7 +86,7 @@ pub(crate) fn training<W: Work>(
             #[cfg(feature = "torch")]
             Device::TorchCpu => Ok(work.on(&torch::processes(run, cluster)?)),
             #[cfg(feature = "cuda")]
-            Device::Cuda => cuda::among(run, cluster, work),
+            Device::Cuda => cuda::among(run, cluster, false, work),
             _ => Ok(work.on(&host::processes(run, cluster))),
         };
     }
