@@ -32,6 +32,8 @@ use crate::exit_code::Exit;
 use crate::output;
 pub(crate) use flight::LOG_DIR;
 use transport::Carrier;
+#[cfg(feature = "cuda")]
+pub(crate) use transport::decide;
 pub(crate) use watchdog::watch_launcher;
 
 /// How long the first failure of the world is waited for by who has failed, beside two heartbeats.

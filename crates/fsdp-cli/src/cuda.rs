@@ -1,11 +1,15 @@
 //! Launchers of ranks on GPUs: one GPU each with NCCL, or all on the first one.
 
+use std::collections::BTreeMap;
+use std::env;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fsdp_comm::process::cluster::{Cluster, host};
 use fsdp_core::Rank;
-use fsdp_cuda::device::gpu_count;
-use fsdp_cuda::nccl::{GpuOptions, Gpus, Nccl, TooManyRanks};
+use fsdp_cuda::device::{TooManyRanks, gpu_count, gpu_uuid, gpus_of_process};
+use fsdp_cuda::nccl::{GpuOptions, Gpus, Nccl, Peers};
 use fsdp_cuda::torch::{
     Kernels, Torch, library_folders, load_cuda, set_deterministic, set_intra_op, start_cuda,
 };
@@ -13,47 +17,144 @@ use fsdp_cuda::{CudaMemory, CudaOptions, DeviceError, load_compiler};
 use fsdp_sim::{Threads, WorldOptions};
 use fsdp_train::config::RunConfig;
 
-use crate::device::Work;
+use crate::cluster::decide;
+use crate::device::{Work, has_nccl};
 use crate::error::CliError;
-use crate::host::{self, threads_per_rank, total_threads};
+use crate::host::{self as on_host, threads_per_rank, total_threads};
 use crate::torch;
+
+/// Where processes say which GPUs they have.
+const TOPIC: &str = "gpus";
 
 /// Does work with ranks on GPUs; with `poison`, contents that were given up are overwritten.
 ///
 /// # Errors
 /// [`CliError`]: something of the device is not there, or there are more ranks than GPUs.
 pub(crate) fn on<W: Work>(run: &RunConfig, poison: bool, work: W) -> Result<W::Outcome, CliError> {
-    let devices = gpu_count()?;
-    if devices == 0 {
-        return Err(DeviceError::NoDevice { device: 0, count: 0 }.into());
-    }
+    let devices = count()?;
     if !run.share_gpu && run.ranks > devices {
         return Err(TooManyRanks { ranks: run.ranks, devices }.into());
     }
-    let folders = library_folders();
-    load_compiler(&folders)?;
-    let nccl = if run.share_gpu { None } else { Some(Nccl::open(&folders)?) };
-    load_cuda("libtorch_cuda.so")?;
-    start_cuda()?;
-    set_deterministic(run.deterministic)?;
-    let threads = threads_per_rank(total_threads(run.threads), run.ranks);
-    set_intra_op(threads);
+    let nccl = open(!run.share_gpu)?;
+    let threads = start(run, run.ranks)?;
     let options = move |device| CudaOptions { device, threads, poison };
     let kernels = torch::kernels(run);
     let Some(nccl) = nccl else {
         // Whether it can be used at all is better known before ranks start.
         CudaMemory::new(options(0))?;
         let stack_bytes = GpuOptions::STACK_BYTES;
-        let world = WorldOptions { stack_bytes, ..host::world_options(run, false) };
+        let world = WorldOptions { stack_bytes, ..on_host::world_options(run, false) };
         let launcher = Threads::new(world, move |_: Rank, _| memory(options(0), kernels));
         return Ok(work.on(&launcher));
     };
-    let timeout = Duration::from_secs_f64(run.timeout_s);
-    let gpus = GpuOptions { timeout, ..GpuOptions::new(devices) };
-    let launcher = Gpus::new(nccl, gpus, move |rank: Rank, _| memory(options(rank.0), kernels));
+    let launcher =
+        Gpus::new(nccl, gpu_options(run, devices), move |rank: Rank, _| memory(options(rank.0), kernels));
     Ok(work.on(&launcher))
+}
+
+/// Does work with the ranks of this process, one of several, on GPUs; `poison` as for [`on`].
+///
+/// # Errors
+/// [`CliError`]: something of the device is not there, or ranks have no GPU of their own.
+pub(crate) fn among<W: Work>(
+    run: &RunConfig,
+    cluster: &Cluster,
+    poison: bool,
+    work: W,
+) -> Result<W::Outcome, CliError> {
+    let gpus = own_gpus(run, cluster)?;
+    let nccl = open(has_nccl(run))?;
+    let threads = start(run, cluster.ranks_on_machine())?;
+    let (first, kernels) = (cluster.assembly().local().start, torch::kernels(run));
+    let count = gpus.len();
+    let make = move |rank: Rank, _: usize| {
+        let device = if count == 1 { gpus.start } else { gpus.start + rank.0 - first };
+        memory(CudaOptions { device, threads, poison }, kernels)
+    };
+    let Some(nccl) = nccl else { return Ok(work.on(&cluster.processes(make))) };
+    let peers = Peers {
+        assembly: cluster.assembly(),
+        alarm: cluster.alarm(),
+        recorder: cluster.recorder(),
+        ranks_on_machine: cluster.ranks_on_machine(),
+        heartbeat: Duration::from_secs_f64(run.heartbeat_s),
+    };
+    Ok(work.on(&Gpus::new(nccl, gpu_options(run, count), make).among(peers)))
+}
+
+fn count() -> Result<usize, CliError> {
+    match gpu_count()? {
+        0 => Err(DeviceError::NoDevice { device: 0, count: 0 }.into()),
+        devices => Ok(devices),
+    }
+}
+
+fn gpu_options(run: &RunConfig, devices: usize) -> GpuOptions {
+    GpuOptions { timeout: Duration::from_secs_f64(run.timeout_s), ..GpuOptions::new(devices) }
+}
+
+/// Finds the compiler of kernels, and NCCL if it is needed.
+fn open(needs_nccl: bool) -> Result<Option<Arc<Nccl>>, CliError> {
+    let folders = library_folders();
+    load_compiler(&folders)?;
+    Ok(if needs_nccl { Some(Nccl::open(&folders)?) } else { None })
+}
+
+/// Starts libtorch, and sets what is set once per process; the host's threads of each of so many ranks on this machine.
+fn start(run: &RunConfig, ranks: usize) -> Result<usize, CliError> {
+    load_cuda("libtorch_cuda.so")?;
+    start_cuda()?;
+    set_deterministic(run.deterministic)?;
+    let threads = threads_per_rank(total_threads(run.threads), ranks);
+    set_intra_op(threads);
+    Ok(threads)
+}
+
+/// The GPUs of the ranks of this process, which no rank of another one has; or the one that all ranks share.
+fn own_gpus(run: &RunConfig, cluster: &Cluster) -> Result<Range<usize>, CliError> {
+    let devices = count()?;
+    if run.share_gpu {
+        return Ok(0..1);
+    }
+    let (place, ranks) = (cluster.place(), cluster.assembly().local());
+    let is_chosen = env::var_os("CUDA_VISIBLE_DEVICES").is_some();
+    let processes = (place.local_process, place.local_processes);
+    let gpus = gpus_of_process(devices, ranks.len(), processes, is_chosen)?;
+    let names: Result<Vec<String>, CliError> =
+        gpus.clone().map(|number| Ok(format!("{} of host {}", gpu_uuid(number)?, host()))).collect();
+    let names = names?;
+    match decide(cluster, run, TOPIC, &|rank| names[rank.0 - ranks.start].clone(), &shared_gpu)? {
+        Some(why) => Err(CliError::Transport { why }),
+        None => Ok(gpus),
+    }
+}
+
+/// Which ranks would have the same GPU.
+fn shared_gpu(names: &[String]) -> Option<String> {
+    let mut owners = BTreeMap::new();
+    names.iter().enumerate().find_map(|(rank, name)| {
+        let owner = owners.insert(name, Rank(rank))?;
+        Some(format!(
+            "{owner} and {} would both have {name}: let each process see GPUs of its own (CUDA_VISIBLE_DEVICES), or \
+             all GPUs of the node; only with run.share_gpu = true and \"tcp\" can ranks share one",
+            Rank(rank)
+        ))
+    })
 }
 
 fn memory(options: CudaOptions, kernels: Kernels) -> Result<Arc<Torch<CudaMemory>>, fsdp_core::Error> {
     Ok(Arc::new(Torch::new(Arc::new(CudaMemory::new(options)?), kernels)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_would_have_the_same_gpu_are_named() {
+        let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(shared_gpu(&names(&["a of host n0", "b of host n0", "a of host n1"])), None);
+        let why = shared_gpu(&names(&["a of host n0", "b of host n0", "b of host n0"])).unwrap();
+        assert!(why.starts_with("rank 1 and rank 2 would both have b of host n0: "), "{why}");
+    }
 }

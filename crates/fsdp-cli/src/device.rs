@@ -5,8 +5,9 @@
 
 use fsdp_comm::launch::Launcher;
 use fsdp_comm::process::cluster::Cluster;
+use fsdp_comm::process::place::Place;
 use fsdp_train::TrainBackend;
-use fsdp_train::config::{Device, RunConfig};
+use fsdp_train::config::{Device, RunConfig, Transport};
 
 use crate::clock::Clock;
 #[cfg(feature = "cuda")]
@@ -45,6 +46,25 @@ pub(crate) fn expect(device: Device) -> Result<(), CliError> {
     }
 }
 
+/// How many ranks a run has that does not say: one for each process, or, where a node has one process, one for each GPU
+/// that it sees.
+pub(crate) fn ranks(place: Option<Place>, device: Device) -> usize {
+    match place {
+        None => 1,
+        Some(place) if device == Device::Cuda && place.local_processes == 1 => {
+            // What is wrong with the driver is told when it is needed.
+            place.processes * fsdp_cuda::device::gpu_count().unwrap_or(1).max(1)
+        }
+        Some(place) => place.processes,
+    }
+}
+
+/// Whether NCCL connects the ranks of different processes. It wants a GPU for each.
+pub(crate) fn has_nccl(run: &RunConfig) -> bool {
+    let is_asked = matches!(run.transport, Transport::Auto | Transport::Nccl);
+    is_asked && run.device == Device::Cuda && !run.share_gpu
+}
+
 #[cfg(not(feature = "cuda"))]
 fn missing(device: Device, feature: &'static str) -> CliError {
     let instead = if cfg!(feature = "torch") { "\"cpu\" or \"torch-cpu\"" } else { "\"cpu\"" };
@@ -63,10 +83,11 @@ pub(crate) fn training<W: Work>(
     expect(run.device)?;
     if let Some(cluster) = cluster {
         return match run.device {
-            Device::Cpu => Ok(work.on(&host::processes(run, cluster))),
             #[cfg(feature = "torch")]
             Device::TorchCpu => Ok(work.on(&torch::processes(run, cluster)?)),
-            device => Err(CliError::ProcessDevice { device: device.name() }),
+            #[cfg(feature = "cuda")]
+            Device::Cuda => cuda::among(run, cluster, false, work),
+            _ => Ok(work.on(&host::processes(run, cluster))),
         };
     }
     match run.device {
@@ -92,10 +113,13 @@ pub(crate) fn verification<W: Work>(
     expect(run.device)?;
     if let Some(cluster) = cluster {
         return match run.device {
-            Device::Cpu => Ok(work.on(&host::verification_processes(run, poison, cluster))),
             #[cfg(feature = "torch")]
             Device::TorchCpu => Ok(work.on(&torch::verification_processes(run, poison, cluster)?)),
-            device => Err(CliError::ProcessDevice { device: device.name() }),
+            #[cfg(feature = "cuda")]
+            Device::Cuda => {
+                cuda::among(&RunConfig { deterministic: true, ..run.clone() }, cluster, poison, work)
+            }
+            _ => Ok(work.on(&host::verification_processes(run, poison, cluster))),
         };
     }
     match run.device {
@@ -109,7 +133,23 @@ pub(crate) fn verification<W: Work>(
 
 #[cfg(test)]
 mod tests {
+    use fsdp_comm::process::place::LaunchedBy;
+
     use super::*;
+
+    #[test]
+    fn a_process_has_one_rank_unless_it_is_alone_on_a_node_with_gpus() {
+        let place = |processes, local_processes| {
+            let (process, local_process) = Default::default();
+            let launched_by = LaunchedBy::Torchrun;
+            Some(Place { launched_by, process, processes, local_process, local_processes })
+        };
+        assert_eq!(ranks(None, Device::Cuda), 1);
+        assert_eq!(ranks(place(8, 4), Device::Cuda), 8);
+        assert_eq!(ranks(place(8, 1), Device::Cpu), 8);
+        let gpus = fsdp_cuda::device::gpu_count().unwrap_or(1).max(1);
+        assert_eq!(ranks(place(8, 1), Device::Cuda), 8 * gpus);
+    }
 
     #[test]
     fn what_is_not_built_in_is_named_with_the_way_to_build_it() {

@@ -80,7 +80,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Exit, CliError> {
 /// Where and how a run would run: each process stands for itself, with one rank.
 fn config(args: &DoctorArgs, processes: usize) -> Result<RunConfig, CliError> {
     let run = match &args.file {
-        Some(file) => Resolved::load_for(file, &args.overrides, processes)?.config.run,
+        Some(file) => Resolved::load_for(file, &args.overrides, &|_| processes)?.config.run,
         None => RunConfig {
             device: Device::Cpu,
             ranks: processes,

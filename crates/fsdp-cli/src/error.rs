@@ -72,14 +72,6 @@ pub(crate) enum CliError {
     /// Processes that were started together have not come together.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
-    /// A device whose ranks can not be in several processes.
-    #[error(
-        "device \"{device}\": its ranks are threads of one process so far; start fsdp once per machine with GPUs"
-    )]
-    ProcessDevice {
-        /// The device, as it is written in run files.
-        device: &'static str,
-    },
     /// Ranks can not be connected as `run.transport` says.
     #[error("run.transport: {why}")]
     Transport {
@@ -162,7 +154,7 @@ pub(crate) enum CliError {
     Nccl(#[from] NcclError),
     /// There are fewer GPUs than ranks.
     #[error(transparent)]
-    Ranks(#[from] fsdp_cuda::nccl::TooManyRanks),
+    Ranks(#[from] fsdp_cuda::device::TooManyRanks),
     /// libtorch can not be used.
     #[cfg(feature = "torch")]
     #[error(transparent)]
@@ -231,7 +223,6 @@ impl CliError {
             | CliError::Rank { .. }
             | CliError::Place(_)
             | CliError::Processes { .. }
-            | CliError::ProcessDevice { .. }
             | CliError::Transport { .. }
             | CliError::Launched(_)
             | CliError::Option { .. }

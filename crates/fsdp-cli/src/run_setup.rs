@@ -6,13 +6,14 @@ use std::sync::Arc;
 use fsdp_ckpt::model_files::ModelReader;
 use fsdp_nn::hf::{HfConfig, HfFamily, HfModel};
 use fsdp_nn::model::Architecture;
-use fsdp_train::config::{Init, Resolved};
+use fsdp_train::config::{Device, Init, Resolved};
 use fsdp_train::input_file::{self, CONFIG_BYTES_MAX};
 use fsdp_train::metrics::FlopModel;
 use fsdp_train::{InitSource, TrainError};
 
 use crate::args::RunFileArgs;
 use crate::cluster;
+use crate::device;
 use crate::error::CliError;
 use crate::output;
 
@@ -31,17 +32,21 @@ impl RunSetup {
     /// # Errors
     /// [`CliError`]: one of the files is missing or wrong.
     pub(crate) fn load(args: &RunFileArgs) -> Result<Self, CliError> {
-        let (setup, warnings) = Self::read(args, cluster::place()?.map_or(1, |place| place.processes))?;
+        let place = cluster::place()?;
+        let (setup, warnings) = Self::read(args, &|device| device::ranks(place, device))?;
         warnings.iter().for_each(|warning| output::warning(warning));
         Ok(setup)
     }
 
-    /// Reads them for a run in several processes, and returns what the user should hear.
+    /// Reads them for a run that has so many ranks if it does not say, and returns what the user should hear.
     ///
     /// # Errors
     /// As [`RunSetup::load`].
-    pub(crate) fn read(args: &RunFileArgs, processes: usize) -> Result<(Self, Vec<String>), CliError> {
-        let loaded = Resolved::load_for(&args.file, &args.overrides, processes)?;
+    pub(crate) fn read(
+        args: &RunFileArgs,
+        ranks: &dyn Fn(Device) -> usize,
+    ) -> Result<(Self, Vec<String>), CliError> {
+        let loaded = Resolved::load_for(&args.file, &args.overrides, ranks)?;
         let mut warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
         let config = loaded.config;
         let model = read_model(Path::new(&config.model.path))?;

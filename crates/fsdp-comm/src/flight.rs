@@ -43,7 +43,7 @@ struct Call {
 
 /// A recorded call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CallNumber(u64);
+pub struct CallNumber(u64);
 
 impl FlightRecorder {
     /// A recorder that has recorded nothing.
@@ -55,7 +55,7 @@ impl FlightRecorder {
     }
 
     /// A rank has issued a call in a group.
-    pub(crate) fn issue(&self, rank: Rank, group: &[Rank], call: &Fingerprint) -> CallNumber {
+    pub fn issue(&self, rank: Rank, group: &[Rank], call: &Fingerprint) -> CallNumber {
         let group = group.iter().map(|rank| rank.0).collect();
         let (call, issued) = (call.to_string(), self.now());
         let call = Call { rank: rank.0, group, call, issued, begun: None, ended: None, error: None };
@@ -69,13 +69,13 @@ impl FlightRecorder {
     }
 
     /// It begins to talk to the others.
-    pub(crate) fn begin(&self, number: CallNumber) {
+    pub fn begin(&self, number: CallNumber) {
         let now = self.now();
         self.change(number, |call| call.begun = Some(now));
     }
 
     /// It has ended.
-    pub(crate) fn end(&self, number: CallNumber, error: Option<String>) {
+    pub fn end(&self, number: CallNumber, error: Option<String>) {
         let now = self.now();
         self.change(number, |call| (call.ended, call.error) = (Some(now), error));
     }

@@ -32,10 +32,10 @@ mod tcp;
 
 mod bf16;
 
-pub use flight::FlightRecorder;
+pub use flight::{CallNumber, FlightRecorder};
 pub use in_memory::InMemoryLinks;
 pub use link::{Alarm, Exchanged, Header, Incoming, Link, Outgoing};
 pub use link_comm::LinkComm;
 pub use near::{MakeLink, near_links};
-pub use session::Session;
+pub use session::{Session, decode as call_of, encode as header_of};
 pub use tcp::{TcpDoor, TcpLinks, TcpWorld};

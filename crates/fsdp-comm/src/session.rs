@@ -117,7 +117,8 @@ impl<'a> Session<'a> {
     }
 }
 
-fn encode(call: Fingerprint) -> Header {
+/// A call as bytes.
+pub fn encode(call: Fingerprint) -> Header {
     fn index<T: PartialEq>(table: &[T], value: T) -> u8 {
         table.iter().position(|entry| *entry == value).expect("the tables list every variant") as u8
     }
@@ -137,7 +138,8 @@ fn encode(call: Fingerprint) -> Header {
     header
 }
 
-fn decode(header: &Header) -> Option<Fingerprint> {
+/// The call of these bytes; `None` when they are of no call.
+pub fn decode(header: &Header) -> Option<Fingerprint> {
     let number = |place: usize| header[8 * place..].first_chunk().copied().map(u64::from_le_bytes);
     let unit = number(1)?;
     let kind = match *KINDS.get(usize::from(header[28]))? {

@@ -1,5 +1,5 @@
-//! How ranks in different processes talk: over MPI where `mpirun`, or `srun` with PMI, has started them and a library is
-//! found, else over TCP.
+//! How ranks in different processes talk: over NCCL on GPUs; else over MPI where `mpirun`, or `srun` with PMI, has started
+//! them and a library is found; else over TCP.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use fsdp_train::config::{Device, RunConfig, Transport};
 
 use super::not_heard;
 use super::srun;
+use crate::device::has_nccl;
 use crate::error::CliError;
 
 /// Where processes say what they have, and are told what is taken.
@@ -24,6 +25,8 @@ const MPI: &str = "mpi";
 pub(super) enum Carrier {
     /// Connections of our own.
     Tcp,
+    /// NCCL, with a GPU for each rank.
+    Nccl,
     /// An MPI library, which says this of itself.
     Mpi { world: Arc<MpiWorld>, version: String },
 }
@@ -35,17 +38,22 @@ impl Carrier {
     /// [`CliError::Transport`]; [`CliError::Mpi`]; [`CliError::World`].
     pub(super) fn choose(cluster: &mut Cluster, run: &RunConfig) -> Result<Self, CliError> {
         let place = cluster.place();
+        if has_nccl(run) {
+            return Ok(Carrier::Nccl);
+        }
         let wants_mpi = match run.transport {
             Transport::Tcp => false,
             Transport::Mpi => true,
             // Whether srun has started MPI each task finds for itself, and all agree.
-            Transport::Auto => {
-                (place.launched_by.has_mpi() || place.launched_by == LaunchedBy::Srun)
-                    && run.device != Device::Cuda
-            }
+            Transport::Auto => place.launched_by.has_mpi() || place.launched_by == LaunchedBy::Srun,
             Transport::Nccl => {
-                let why = "\"nccl\" connects GPUs, and these ranks are on CPUs; choose \"auto\", \"mpi\" or \"tcp\"";
-                return Err(CliError::Transport { why: why.to_owned() });
+                let ranks =
+                    if run.device == Device::Cuda { "share one (run.share_gpu)" } else { "are on CPUs" };
+                let why = format!(
+                    "\"nccl\" connects GPUs, one for each rank, and these ranks {ranks}; choose \"auto\", \"mpi\" or \
+                     \"tcp\""
+                );
+                return Err(CliError::Transport { why });
             }
         };
         if !wants_mpi {
@@ -120,6 +128,7 @@ impl std::fmt::Display for Carrier {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Carrier::Tcp => f.write_str("TCP"),
+            Carrier::Nccl => f.write_str("NCCL"),
             Carrier::Mpi { version, .. } => write!(f, "MPI ({version})"),
         }
     }
@@ -127,22 +136,36 @@ impl std::fmt::Display for Carrier {
 
 /// Why some process can not take MPI; none if all can.
 fn agree(cluster: &Cluster, missing: Option<&String>, run: &RunConfig) -> Result<Option<String>, CliError> {
+    let said = missing.map_or(MPI, String::as_str);
+    decide(cluster, run, TOPIC, &|_| said.to_owned(), &|all| {
+        let found = all.iter().position(|said| said != MPI)?;
+        Some(format!("{}: {}", Rank(found), all[found]))
+    })
+}
+
+/// What process 0 finds to be in the way, in all processes, by what is `said` of every rank; none if nothing is.
+///
+/// # Errors
+/// [`CliError`]: somebody has said nothing, or the world has failed.
+pub(crate) fn decide(
+    cluster: &Cluster,
+    run: &RunConfig,
+    topic: &str,
+    said: &dyn Fn(Rank) -> String,
+    rule: &dyn Fn(&[String]) -> Option<String>,
+) -> Result<Option<String>, CliError> {
     let assembly = cluster.assembly();
     let limit = Duration::from_secs_f64(run.timeout_s);
     let failed = |error: fsdp_core::comm::CommError| CliError::from(fsdp_core::Error::from(error));
-    let said = missing.map_or(MPI, String::as_str);
-    for rank in assembly.local() {
-        assembly.give(TOPIC, Rank(rank), said.as_bytes().to_vec()).map_err(failed)?;
+    for rank in assembly.local().map(Rank) {
+        assembly.give(topic, rank, said(rank).into_bytes()).map_err(failed)?;
     }
     if assembly.is_leader() {
-        let all = assembly.collect(TOPIC, assembly.world(), limit).map_err(not_heard)?;
-        let found = all.iter().position(|said| said != MPI.as_bytes());
-        let decided = found.map_or(MPI.to_owned(), |rank| {
-            format!("{}: {}", Rank(rank), String::from_utf8_lossy(&all[rank]))
-        });
-        assembly.announce(TOPIC, decided.into_bytes()).map_err(failed)?;
+        let all = assembly.collect(topic, assembly.world(), limit).map_err(not_heard)?;
+        let all: Vec<String> = all.iter().map(|said| String::from_utf8_lossy(said).into_owned()).collect();
+        assembly.announce(topic, rule(&all).unwrap_or_default().into_bytes()).map_err(failed)?;
     }
-    let decided = assembly.hear(TOPIC, limit).map_err(not_heard)?;
+    let decided = assembly.hear(topic, limit).map_err(not_heard)?;
     let decided = String::from_utf8_lossy(&decided).into_owned();
-    Ok((decided != MPI).then_some(decided))
+    Ok((!decided.is_empty()).then_some(decided))
 }

@@ -35,7 +35,6 @@ fn input() -> Vec<CliError> {
         CliError::Model { origin: text(), source: fsdp_nn::hf::HfConfig::parse("1").unwrap_err() },
         CliError::Rank { rank: 2, ranks: 2 },
         CliError::Processes { place, ranks: 3 },
-        CliError::ProcessDevice { device: "cuda" },
         CliError::Launched(Box::new(clap::Error::new(clap::error::ErrorKind::InvalidValue))),
         CliError::Start { what: text(), source: os(EACCES) },
         CliError::Transport { why: text() },
@@ -46,7 +45,7 @@ fn input() -> Vec<CliError> {
         #[cfg(not(feature = "cuda"))]
         CliError::Device { device: "cuda", feature: "cuda", instead: "\"cpu\"" },
         DeviceError::NoDevice { device: 1, count: 1 }.into(),
-        fsdp_cuda::nccl::TooManyRanks { ranks: 2, devices: 1 }.into(),
+        fsdp_cuda::device::TooManyRanks { ranks: 2, devices: 1 }.into(),
         CliError::LogFilter { source: std::env::VarError::NotPresent.into() },
         CliError::Write { what: text(), source: os(EACCES) },
     ]

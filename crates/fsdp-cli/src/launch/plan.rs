@@ -94,7 +94,7 @@ fn again(arguments: &[OsString], has_checkpoint: bool) -> Vec<OsString> {
 fn run_of(train: &TrainArgs, args: &LaunchArgs) -> Result<RunDir, CliError> {
     // Warnings are for the processes to give.
     let processes = args.nproc * args.nnodes.max;
-    let (setup, _) = RunSetup::read(&train.run, processes)?;
+    let (setup, _) = RunSetup::read(&train.run, &|_| processes)?;
     Ok(RunDir::new(setup.config.run.out_dir))
 }
 

@@ -23,6 +23,14 @@ fn a_device_that_is_not_built_in() {
     }
 }
 
+#[test]
+fn ranks_on_cpus_are_not_connected_by_nccl() {
+    let ran = Sandbox::new().fsdp("launch --nproc 2 -- train run.toml --set run.transport=nccl");
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    let expected = "\"nccl\" connects GPUs, one for each rank, and these ranks are on CPUs";
+    assert!(ran.stderr.contains(expected), "{}", ran.stderr);
+}
+
 /// A run file says what it is for, whoever reads it.
 #[test]
 fn a_schedule_is_printed_for_any_device() {

@@ -38,9 +38,14 @@ impl Machine {
     }
 
     fn fsdp(&self, args: &str) -> Ran {
+        self.fsdp_with(&[], args)
+    }
+
+    fn fsdp_with(&self, variables: &[(&str, &str)], args: &str) -> Ran {
         let folders = format!("{}:{}", self.torch().join("lib").display(), self.dir.path().display());
         let mut command = self.sandbox.command();
         command.env("LD_LIBRARY_PATH", folders).env("FAKE_CUDA_DEVICES", self.gpus);
+        command.envs(variables.iter().copied());
         Ran::of(command.args(args.split_whitespace()).output().unwrap())
     }
 
@@ -102,7 +107,7 @@ const NCCL: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 fn more_ranks_than_gpus() {
     let machine = Machine::new();
     let message = machine.refused("train run.toml --set run.device=cuda --set run.ranks=4");
-    assert!(message.contains("4 ranks need 4 GPUs, but this machine has 2"), "{message}");
+    assert!(message.contains("4 ranks need 4 GPUs, but this process sees 2"), "{message}");
     assert!(message.contains("use fewer ranks") && message.contains("CUDA_VISIBLE_DEVICES"), "{message}");
     let message = machine.refused("verify run.toml --world-sizes 1,4 --set run.device=cuda");
     assert!(message.contains("4 ranks need 4 GPUs"), "the worlds count, not run.ranks: {message}");
@@ -113,6 +118,24 @@ fn more_ranks_than_gpus() {
         let message = none.refused(&format!("train run.toml --set run.device=cuda {set}"));
         assert!(message.contains("the driver shows 0; check nvidia-smi"), "{message}");
     }
+}
+
+#[test]
+fn more_processes_than_gpus() {
+    let machine = Machine::new();
+    let train = "-- train run.toml --set run.device=cuda";
+    let ran = machine.fsdp(&format!("launch --nproc 4 {train} --set run.ranks=4"));
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("4 ranks need 4 GPUs, but this process sees 2"), "{}", ran.stderr);
+    let one = Machine { gpus: "1", ..machine };
+    let ran = one.fsdp_with(&[("CUDA_VISIBLE_DEVICES", "0")], &format!("launch --nproc 2 {train}"));
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    let expected = "rank 0 and rank 1 would both have GPU-00000000-0000-0000-0000-000000000000 of host ";
+    assert!(ran.stderr.contains(expected), "{}", ran.stderr);
+    let ran =
+        one.fsdp(&format!("launch --nproc 2 {train} --set run.share_gpu=true --set run.transport=nccl"));
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("and these ranks share one (run.share_gpu)"), "{}", ran.stderr);
 }
 
 #[test]

@@ -128,7 +128,7 @@ impl<M: Memory> Launcher for Processes<M> {
 
     fn assemble(&self, _world: usize) -> Arc<dyn Assembly> {
         let number = self.assembled.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Scoped { all: Arc::clone(&self.assembly), prefix: format!("world {number}: ") })
+        Arc::new(Scoped::new(&self.assembly, &format!("world {number}")))
     }
 
     fn launch<T: Send, E: Send + fmt::Debug + fmt::Display>(
@@ -167,12 +167,17 @@ fn message(panic: &(dyn Any + Send)) -> String {
 }
 
 /// The assembly of one of several worlds of the same processes: its topics are its own.
-struct Scoped {
+pub struct Scoped {
     all: Arc<dyn Assembly>,
     prefix: String,
 }
 
 impl Scoped {
+    /// The topics of all that begin with this name.
+    pub fn new(all: &Arc<dyn Assembly>, name: &str) -> Self {
+        Self { all: Arc::clone(all), prefix: format!("{name}: ") }
+    }
+
     fn topic(&self, topic: &str) -> String {
         format!("{}{topic}", self.prefix)
     }

@@ -1,7 +1,9 @@
 //! The GPUs that the driver shows.
 
+use std::ops::Range;
+
 use crate::error::DeviceError;
-use crate::ffi::driver::{Gpu, device_count};
+use crate::ffi::driver::{Gpu, device_count, device_uuid};
 
 /// Facts about a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,4 +39,78 @@ fn facts(number: usize) -> Result<GpuFacts, DeviceError> {
     let (free_bytes, total_bytes) = gpu.memory()?;
     let (name, architecture) = (gpu.name().to_owned(), gpu.architecture());
     Ok(GpuFacts { name, architecture, free_bytes, total_bytes })
+}
+
+/// What NVIDIA calls a GPU (`GPU-..`), whatever its number here.
+///
+/// # Errors
+/// As [`gpu_count`]; [`DeviceError::NoDevice`].
+pub fn gpu_uuid(number: usize) -> Result<String, DeviceError> {
+    let uuid = device_uuid(number)?;
+    let text = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let parts = [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]].map(text);
+    Ok(format!("GPU-{}", parts.join("-")))
+}
+
+/// There is no device for some of the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{ranks} ranks need {ranks} GPUs, but this process sees {devices}: use fewer ranks (run.ranks, --ranks or \
+     --world-sizes), let them share one GPU (run.share_gpu = true), or make more visible (CUDA_VISIBLE_DEVICES)"
+)]
+pub struct TooManyRanks {
+    /// Ranks asked for.
+    pub ranks: usize,
+    /// Devices found.
+    pub devices: usize,
+}
+
+/// The GPUs of the ranks of a process, one each, by their numbers among the `devices` that it sees. It is number
+/// `local_process` of `local_processes` on its node, which hold `ranks` each.
+///
+/// Where the process sees enough for all of its node, each takes those of its place. Where it sees fewer, and somebody has
+/// chosen what it sees (`is_chosen`: `CUDA_VISIBLE_DEVICES` is set), these are its own.
+///
+/// # Errors
+/// [`TooManyRanks`].
+pub fn gpus_of_process(
+    devices: usize,
+    ranks: usize,
+    (local_process, local_processes): (usize, usize),
+    is_chosen: bool,
+) -> Result<Range<usize>, TooManyRanks> {
+    let on_node = ranks * local_processes;
+    if devices >= on_node {
+        Ok(local_process * ranks..(local_process + 1) * ranks)
+    } else if !is_chosen {
+        Err(TooManyRanks { ranks: on_node, devices })
+    } else if devices >= ranks {
+        Ok(0..ranks)
+    } else {
+        Err(TooManyRanks { ranks, devices })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_takes_the_gpus_of_its_place_or_those_that_were_chosen_for_it() {
+        let too_many = |ranks, devices| Err(TooManyRanks { ranks, devices });
+        let gpus = |devices, ranks, place| gpus_of_process(devices, ranks, place, false);
+        assert_eq!(gpus(8, 8, (0, 1)), Ok(0..8), "one process per node");
+        assert_eq!(gpus(8, 2, (0, 1)), Ok(0..2));
+        assert_eq!(gpus(8, 9, (0, 1)), too_many(9, 8));
+        assert_eq!(gpus(8, 1, (5, 8)), Ok(5..6), "one per GPU, and all see all");
+        assert_eq!(gpus(8, 2, (3, 4)), Ok(6..8));
+        assert_eq!(gpus(4, 1, (5, 8)), too_many(8, 4));
+        assert_eq!(gpus(1, 1, (1, 2)), too_many(2, 1), "two processes that see the same GPU");
+        let chosen = |devices, ranks, place| gpus_of_process(devices, ranks, place, true);
+        assert_eq!(chosen(1, 1, (0, 8)), Ok(0..1), "torchrun --virtual-local-rank: all are number 0");
+        assert_eq!(chosen(1, 1, (5, 8)), Ok(0..1), "srun --gpus-per-task");
+        assert_eq!(chosen(2, 2, (1, 4)), Ok(0..2));
+        assert_eq!(chosen(1, 2, (1, 4)), too_many(2, 1));
+        assert_eq!(chosen(8, 1, (5, 8)), Ok(5..6), "all were chosen, and all see all");
+    }
 }

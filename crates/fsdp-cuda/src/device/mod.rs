@@ -16,7 +16,7 @@ mod transfer;
 
 pub use buffer::CudaBuffer;
 pub use contract::{DeviceMemory, StreamHandle};
-pub use gpus::{GpuFacts, gpu_count, gpus};
+pub use gpus::{GpuFacts, TooManyRanks, gpu_count, gpu_uuid, gpus, gpus_of_process};
 pub use memory::{CudaMemory, CudaOptions};
 pub use queues::{CudaEvent, TimedEvent};
 pub use relief::{Neighbour, ask_when_full, give_back, is_only, is_scarce};

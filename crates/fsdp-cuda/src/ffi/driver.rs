@@ -28,6 +28,19 @@ pub(crate) fn device_count() -> Result<usize, DeviceError> {
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
+/// The number that NVIDIA has given to a device, whatever its place among those that this process sees.
+pub(crate) fn device_uuid(ordinal: usize) -> Result<[u8; 16], DeviceError> {
+    let count = device_count()?;
+    if ordinal >= count {
+        return Err(DeviceError::NoDevice { device: ordinal, count });
+    }
+    let device =
+        result::device::get(ordinal as i32).map_err(|error| failure("cuDeviceGet", ordinal, error))?;
+    let uuid = result::device::get_uuid(device);
+    let uuid = uuid.map_err(|error| failure("cuDeviceGetUuid_v2", ordinal, error))?;
+    Ok(uuid.bytes.map(|byte| byte as u8))
+}
+
 /// An error with the names that the driver has for it.
 pub(super) fn failure(call: &'static str, device: usize, error: DriverError) -> DeviceError {
     let text = |text: Result<&std::ffi::CStr, DriverError>| {

@@ -29,6 +29,7 @@ const FUNCTIONS: &[&str] = &[
     "cuDeviceGet",
     "cuDeviceGetAttribute",
     "cuDeviceGetName",
+    "cuDeviceGetUuid_v2",
     "cuDeviceTotalMem_v2",
     "cuDevicePrimaryCtxRetain",
     "cuCtxSetCurrent",

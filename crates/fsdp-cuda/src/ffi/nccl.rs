@@ -23,6 +23,18 @@ pub(crate) struct UniqueId {
     bytes: [c_char; 128],
 }
 
+impl UniqueId {
+    /// As bytes, for other processes.
+    pub(crate) fn to_bytes(self) -> [u8; 128] {
+        self.bytes.map(|byte| byte as u8)
+    }
+
+    /// Of bytes that another process has sent.
+    pub(crate) fn from_bytes(bytes: [u8; 128]) -> Self {
+        Self { bytes: bytes.map(|byte| byte as c_char) }
+    }
+}
+
 pub(super) type Handle = *mut c_void;
 
 /// `ncclConfig_t` as of 2.18. Newer versions read what `size` says and have defaults for the rest.

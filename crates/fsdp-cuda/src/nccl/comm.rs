@@ -9,17 +9,19 @@ use std::sync::Arc;
 use std::thread;
 
 use fsdp_core::comm::{CollectiveKind, CommError, Communicator, Completed, Fingerprint, InFlight, Purpose};
+use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice, SliceMut};
 use fsdp_core::{DType, Error, Queue, Rank};
 
 use super::NcclError;
 use super::buffers::{Flying, IssueError};
 use super::connection::Connection;
-use super::table::{Failure, Seat};
+use super::table::Seat;
+use super::waits::Failure;
 use super::world::World;
 use crate::device::DeviceMemory;
 use crate::ffi::nccl::{Nccl, UniqueId};
 
-/// One rank's handle of a group of ranks, each of which is a thread of this process with a device of its own.
+/// One rank's handle of a group of ranks, each of which is a thread, of this process or another, with a device of its own.
 pub struct NcclComm<M: DeviceMemory> {
     /// Shared with the groups of the same ranks that this one was split off from, and those split off from it.
     connection: Arc<Connection<M>>,
@@ -66,11 +68,11 @@ impl<M: DeviceMemory> NcclComm<M> {
             dtype: DType::U32,
             elements: 0,
         };
-        let position = world.enter(seat, call, None)?;
+        let entered = world.enter(seat, call)?;
         let refused = |error: &NcclError| world.fail_nccl(rank, &call.to_string(), error);
         let raw = nccl.init(id, to_int(members.len()), to_int(rank.0)).map_err(|error| refused(&error))?;
         let connection = Connection::establish(world, raw, seat, members, call)?;
-        world.end_call(seat, position);
+        world.end_call(seat, entered);
         Ok(Self { connection, path, name, members: members.clone(), seat })
     }
 
@@ -86,10 +88,24 @@ impl<M: DeviceMemory> NcclComm<M> {
         mut buffers: Flying<M::Buffer>,
     ) -> Result<Box<dyn InFlight<M>>, Error> {
         memory.bind()?;
+        let entered = self.world().enter(self.seat, call)?;
+        let event = self.issue(memory, queue, call, &mut buffers)?;
+        self.world().issued(self.seat, entered, event.clone());
         let rank = self.members[self.seat.index];
-        let position = self.world().enter(self.seat, call, None)?;
+        Ok(Box::new(Flight { world: self.world().clone(), rank, call, buffers, event }))
+    }
+
+    /// Gives a call that was entered to the device; the point behind it.
+    fn issue(
+        &self,
+        memory: &M,
+        queue: Queue,
+        call: Fingerprint,
+        buffers: &mut Flying<M::Buffer>,
+    ) -> Result<M::Event, Error> {
+        let rank = self.members[self.seat.index];
         let (ranks, what) = (self.members.len(), (call.kind, call.dtype));
-        let issued = self.connection.link.call(|raw| raw.issue(memory, queue, ranks, what, &mut buffers));
+        let issued = self.connection.link.call(|raw| raw.issue(memory, queue, ranks, what, buffers));
         match issued {
             Some(Ok(())) => {}
             Some(Err(IssueError::Memory(error))) => {
@@ -102,9 +118,24 @@ impl<M: DeviceMemory> NcclComm<M> {
             None => self.world().check()?,
         }
         self.connection.wait_until_ready(call)?;
-        let event = memory.record(queue);
-        self.world().issued(self.seat, position, event.clone());
-        Ok(Box::new(Flight { world: self.world().clone(), rank, call, buffers, event }))
+        Ok(memory.record(queue))
+    }
+
+    /// The colors that all ranks of the group have given to a split.
+    fn colors(&self, memory: &M, split: Fingerprint, color: usize) -> Result<Vec<usize>, Error> {
+        let size = self.members.len();
+        let mut own = memory.allocate(Category::CommStaging, DType::I64, 1)?;
+        let queue = Queue::Gather;
+        memory.write(queue, HostSlice::I64(&[color as i64]), SliceMut::whole(&mut own))?;
+        let all = memory.allocate(Category::CommStaging, DType::I64, size)?;
+        let mut buffers = Flying::new(vec![own], vec![all]);
+        let gather = Fingerprint { kind: CollectiveKind::AllGather, dtype: DType::I64, ..split };
+        self.issue(memory, queue, gather, &mut buffers)?;
+        let outputs = buffers.land().outputs;
+        let mut colors = vec![0; size];
+        memory.read(queue, Slice::whole(&outputs[0]), HostSliceMut::I64(&mut colors))?;
+        self.world().check()?;
+        Ok(colors.into_iter().map(|color| color as usize).collect())
     }
 }
 
@@ -179,12 +210,12 @@ impl<M: DeviceMemory> Communicator<M> for NcclComm<M> {
         color: usize,
     ) -> Result<Box<dyn Communicator<M>>, Error> {
         memory.bind()?;
-        let position = self.world().enter(self.seat, call, Some(color))?;
-        let colors = self.world().notes(self.seat, position)?;
+        let entered = self.world().enter(self.seat, call)?;
+        let colors = self.colors(memory, call, color)?;
         let same = self.members.iter().zip(&colors).filter(|&(_, &theirs)| theirs == color);
         let members: Arc<[Rank]> = same.map(|(&member, _)| member).collect();
         let mut path = self.path.clone();
-        path.extend([position, color as u64]);
+        path.extend([entered.position, color as u64]);
         let name = format!("{}/{color}", self.name);
         let rank = self.world_rank();
 
@@ -196,7 +227,7 @@ impl<M: DeviceMemory> Communicator<M> for NcclComm<M> {
             let seat = self.world().seat(&path, &name, &members, rank, None);
             (Connection::establish(self.world(), raw, seat, &members, call)?, seat)
         };
-        self.world().end_call(self.seat, position);
+        self.world().end_call(self.seat, entered);
         Ok(Box::new(Self { connection, path, name, members, seat }))
     }
 

@@ -13,7 +13,8 @@ use fsdp_core::comm::{CommError, Fingerprint};
 
 use super::NcclError;
 use super::link::Link;
-use super::table::{Failure, Seat};
+use super::table::Seat;
+use super::waits::Failure;
 use super::world::World;
 use crate::device::DeviceMemory;
 use crate::ffi::nccl_comm::{Progress, RawComm};

@@ -1,4 +1,4 @@
-//! Communicators over NCCL, for ranks that are threads of one process, each with a device of its own.
+//! Communicators over NCCL, for ranks that are threads of one process or of several, each with a device of its own.
 //!
 //! [`Nccl::open`] finds the library, [`Gpus`] starts the ranks, [`NcclComm`] is what they communicate with.
 //!
@@ -24,11 +24,12 @@
 //!
 //! # What goes wrong, and who says so
 //!
-//! Every call is first entered into a table that all ranks share, and compared with what the others called at this
+//! Every call is first entered into a table that all ranks of a process share, and compared with what the others called at this
 //! place: a difference is [`CommError::Mismatch`](fsdp_core::comm::CommError::Mismatch) before NCCL sees it, because NCCL
 //! would hang or add up the wrong numbers. A watcher polls NCCL's asynchronous errors and the ends of collectives; when
 //! something fails or takes too long, all communicators of the process are aborted, and every later call returns
-//! the first reason. A collective that was cut off leaves wrong numbers behind: whoever reads results on the host
+//! the first reason. Other processes hear of it by their alarm. What only differs between processes is found by the
+//! reports that the leader compares with each heartbeat: NCCL may hang on it meanwhile. A collective that was cut off leaves wrong numbers behind: whoever reads results on the host
 //! calls [`Comm::check`](fsdp_core::comm::Comm::check) afterwards.
 
 mod launch;
@@ -38,8 +39,12 @@ mod comm;
 pub(crate) mod buffers;
 mod connection;
 mod error;
+mod judge;
 mod link;
+mod remote;
+mod report;
 mod table;
+mod waits;
 mod watch;
 mod world;
 
@@ -47,4 +52,5 @@ pub use crate::ffi::nccl::Nccl;
 pub use comm::NcclComm;
 pub(crate) use error::Outcome;
 pub use error::{Code, NcclError, Version};
-pub use launch::{GpuOptions, Gpus, TooManyRanks};
+pub use launch::{GpuOptions, Gpus};
+pub use remote::Peers;

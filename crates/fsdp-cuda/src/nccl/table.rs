@@ -1,4 +1,5 @@
-//! The table of all ranks: which collectives each of them has issued on each communicator, and which have ended.
+//! The table of the ranks of this process: which collectives each of them has issued on each communicator, and which have
+//! ended.
 //!
 //! Plain data without locks, threads or clocks: [`World`](super::world::World) keeps it behind its lock and says what
 //! time it is. With it, a call that differs from those of the other ranks is refused before it is issued, and a
@@ -6,8 +7,10 @@
 //! communicator below, which groups of the same ranks may share.
 
 mod line;
+mod tell;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,18 +20,13 @@ use fsdp_core::comm::{CommError, Fingerprint, RankStatus};
 pub(super) use line::Position;
 use line::{Different, Line};
 
+use super::waits::{self, Failure, Wait};
+
 /// Which communicator, and which of its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seat {
     pub(super) group: usize,
     pub(super) index: usize,
-}
-
-/// The rank to blame, and what every call returns from now on.
-#[derive(Clone, Debug)]
-pub(super) struct Failure {
-    pub(super) culprit: Rank,
-    pub(super) error: CommError,
 }
 
 /// A collective that a rank has entered and that has not ended on it.
@@ -53,18 +51,11 @@ struct Row<E> {
 #[derive(Debug)]
 struct Group<E> {
     name: String,
+    path: Vec<u64>,
     members: Arc<[Rank]>,
     rows: Vec<Row<E>>,
     /// The NCCL communicator.
     line: usize,
-}
-
-/// The first collective that a rank has not ended, and who keeps it from ending.
-struct Wait {
-    rank: Rank,
-    call: Fingerprint,
-    missing: Vec<Rank>,
-    waited: Duration,
 }
 
 #[derive(Debug)]
@@ -72,12 +63,16 @@ pub(super) struct Table<E> {
     groups: Vec<Group<E>>,
     lines: Vec<Line>,
     by_path: BTreeMap<Vec<u64>, usize>,
-    ended: Vec<bool>,
+    /// The ranks of this process, and those of them that have returned.
+    here: Range<usize>,
+    ended: BTreeSet<Rank>,
 }
 
 impl<E> Table<E> {
-    pub(super) fn new(ranks: usize) -> Self {
-        Self { groups: Vec::new(), lines: Vec::new(), by_path: BTreeMap::new(), ended: vec![false; ranks] }
+    /// A table of the ranks `here`.
+    pub(super) fn new(here: Range<usize>) -> Self {
+        let (groups, lines, by_path) = Default::default();
+        Self { groups, lines, by_path, here, ended: BTreeSet::new() }
     }
 
     /// The seat of `rank` in the group at `path`, which is made by the first of its members that asks: on an NCCL
@@ -96,11 +91,13 @@ impl<E> Table<E> {
         if group == next {
             let line = shares.map_or(self.lines.len(), |other| self.groups[other.group].line);
             if line == self.lines.len() {
-                self.lines.push(Line::new(members.clone()));
+                let is_here = |&index: &usize| self.here.contains(&members[index].0);
+                self.lines.push(Line::new(members.clone(), (0..members.len()).filter(is_here).collect()));
             }
             let row = |_| Row { latest: None, ended: None, outstanding: VecDeque::new(), since: now };
             self.groups.push(Group {
                 name: name.to_owned(),
+                path: path.to_vec(),
                 members: members.clone(),
                 rows: (0..members.len()).map(row).collect(),
                 line,
@@ -116,17 +113,16 @@ impl<E> Table<E> {
     }
 
     /// Enters a rank into its next call, unless another rank called something else at this place of the NCCL
-    /// communicator. With a `note`, the notes of all ranks are kept until each of them has read them.
+    /// communicator.
     pub(super) fn enter(
         &mut self,
         seat: Seat,
         call: Fingerprint,
-        note: Option<usize>,
         now: Instant,
     ) -> Result<Position, CommError> {
-        let line = &mut self.lines[self.groups[seat.group].line];
-        let position = line
-            .enter(seat.index, seat.group, call, note)
+        let group = &self.groups[seat.group];
+        let position = self.lines[group.line]
+            .enter(seat.index, seat.group, &group.path, call)
             .map_err(|different| self.divergence(seat, call, &different))?;
         let row = &mut self.groups[seat.group].rows[seat.index];
         row.latest = Some(call);
@@ -162,14 +158,9 @@ impl<E> Table<E> {
         row.since = now;
     }
 
-    /// The notes of all ranks once all have entered, for each rank to read once.
-    pub(super) fn notes(&mut self, seat: Seat, position: Position) -> Option<Vec<usize>> {
-        self.lines[self.groups[seat.group].line].notes(position)
-    }
-
     /// Notes that a rank has ended.
     pub(super) fn end_rank(&mut self, rank: Rank) {
-        self.ended[rank.0] = true;
+        self.ended.insert(rank);
     }
 
     /// Takes calls out whose event has passed, as `is_past` says for an event of a rank.
@@ -209,30 +200,17 @@ impl<E> Table<E> {
     }
 
     /// The failure to report when a collective can not end because a rank that it needs has ended, or when one has
-    /// been outstanding for `limit`.
+    /// been outstanding for `limit`. Of other processes nothing is known here.
     pub(super) fn overdue(&self, now: Instant, limit: Duration) -> Option<Failure> {
+        let (waits, status) = (self.waits(now), || self.status());
+        waits::deserted(&waits, |rank| self.ended.contains(&rank), &status)
+            .or_else(|| waits::overdue(&waits, limit, &status))
+    }
+
+    /// A rank and the call in which it has waited for `limit`.
+    pub(super) fn waiting(&self, now: Instant, limit: Duration) -> Option<(Rank, Fingerprint)> {
         let waits = self.waits(now);
-        for wait in &waits {
-            // The others may still come.
-            let missing: Arc<[Rank]> =
-                wait.missing.iter().copied().filter(|rank| self.ended[rank.0]).collect();
-            if let Some(&culprit) = missing.first() {
-                let (call, status) = (wait.call, self.status());
-                return Some(Failure { culprit, error: CommError::Missing { missing, call, status } });
-            }
-        }
-        let late = waits.iter().find(|wait| wait.waited >= limit)?;
-        // Who is waited for may wait itself: for somebody that waits for nobody.
-        let waits_for_another =
-            |rank: &Rank| waits.iter().any(|wait| wait.rank == *rank && !wait.missing.is_empty());
-        let is_root = |wait: &&Wait| wait.missing.iter().any(|rank| !waits_for_another(rank));
-        let Wait { rank, call, missing, .. } = waits.iter().find(is_root).unwrap_or(late);
-        let culprit = *missing.iter().find(|rank| !waits_for_another(rank)).unwrap_or(rank);
-        let (seconds, missing, status) = (limit.as_secs(), missing.as_slice().into(), self.status());
-        Some(Failure {
-            culprit,
-            error: CommError::TimedOut { rank: *rank, call: *call, seconds, missing, status },
-        })
+        waits.iter().find(|wait| wait.waited >= limit).map(|wait| (wait.rank, wait.call))
     }
 
     fn waits(&self, now: Instant) -> Vec<Wait> {
@@ -249,10 +227,9 @@ impl<E> Table<E> {
         waits
     }
 
-    /// What every rank has issued last and ended last, on every communicator.
+    /// What every rank of this process has issued last and ended last, on every communicator.
     pub(super) fn status(&self) -> Arc<[RankStatus]> {
-        let line = |(rank, ended): (usize, &bool)| {
-            let rank = Rank(rank);
+        let line = |rank: Rank| {
             let of_group = |group: &Group<E>| {
                 let index = group.members.iter().position(|&member| member == rank)?;
                 let row = &group.rows[index];
@@ -264,14 +241,14 @@ impl<E> Table<E> {
                 })
             };
             let mut parts: Vec<String> = self.groups.iter().filter_map(of_group).collect();
-            if *ended {
+            if self.ended.contains(&rank) {
                 parts.insert(0, "has returned".to_owned());
             } else if parts.is_empty() {
                 parts.push("has issued nothing".to_owned());
             }
             RankStatus { rank, doing: parts.join("; ") }
         };
-        self.ended.iter().enumerate().map(line).collect()
+        self.here.clone().map(Rank).map(line).collect()
     }
 }
 

@@ -1,7 +1,8 @@
 //! The watcher: one thread per process that sees to it that nothing fails in silence.
 //!
 //! It asks the devices which collectives have ended, NCCL for errors in the background, and the clock whether one of
-//! them takes too long. After a failure it aborts all communicators; at the end it closes those that are left.
+//! them takes too long; among several processes it is the [leader's](super::remote) that asks the clock. After a failure it
+//! aborts all communicators; at the end it closes those that are left.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,28 +11,25 @@ use fsdp_core::Rank;
 use fsdp_core::comm::CommError;
 
 use super::link::Link;
-use super::table::Failure;
-use super::world::{State, World};
+use super::remote::Beats;
+use super::waits::Failure;
+use super::world::World;
 use crate::device::DeviceMemory;
 
 /// Between two looks at everything.
-const PAUSE: Duration = Duration::from_millis(10);
+pub(super) const PAUSE: Duration = Duration::from_millis(10);
 
 /// How long communicators may take to close; those that take longer are aborted. All their work has ended before.
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Watches until all ranks have returned and all communicators are gone.
+/// Watches until all ranks have returned, those of other processes too, and all communicators are gone.
 pub(super) fn watch<M: DeviceMemory>(world: &World<M>) {
+    let mut beats = world.peers.clone().map(|peers| Beats::new(world, peers));
     let mut idle_since = None;
     loop {
-        let mut state = world.lock();
-        let links = state.links.clone();
-        let failure = match state.failure {
-            Some(_) => None,
-            None => state.failure_of_events(world.limit),
-        };
-        drop(state);
-        failure.into_iter().for_each(|failure| world.fail(failure));
+        let links = world.lock().links.clone();
+        failure_of_events(world).into_iter().for_each(|failure| world.fail(failure));
+        beats.iter_mut().for_each(Beats::turn);
         links.iter().take_while(|_| world.check().is_ok()).for_each(|link| tend(world, link));
         if world.check().is_err() {
             abort(&links);
@@ -40,10 +38,11 @@ pub(super) fn watch<M: DeviceMemory>(world: &World<M>) {
         let mut state = world.lock();
         let has_news = state.links.len() > links.len();
         state.links.retain(|link| !link.is_gone());
-        if state.stopping && state.links.is_empty() {
+        let is_over = state.stopping && beats.as_ref().is_none_or(|beats| beats.are_over(&state));
+        if is_over && state.links.is_empty() {
             return;
         }
-        if state.stopping
+        if is_over
             && state.table.is_idle()
             && idle_since.get_or_insert_with(Instant::now).elapsed() > CLOSE_LIMIT
         {
@@ -73,19 +72,24 @@ fn abort(links: &[Arc<Link>]) {
     }
 }
 
-impl<M: DeviceMemory> State<M> {
-    /// Settles what has ended; the failure if a device has failed or a collective takes too long.
-    fn failure_of_events(&mut self, limit: Duration) -> Option<Failure> {
-        let now = self.now();
-        let memories = &self.memories;
-        let settled = self.table.settle(now, |rank, event| {
-            let memory = memories[rank.0].as_ref().expect("a rank has its memory before it communicates");
-            memory.bind().and_then(|()| memory.is_complete(event))
-        });
-        match settled {
-            Ok(()) => self.table.overdue(now, limit),
-            Err((rank, error)) => Some(device_failed(rank, &error)),
-        }
+/// Settles what has ended; the failure if a device has failed or a collective takes too long.
+fn failure_of_events<M: DeviceMemory>(world: &World<M>) -> Option<Failure> {
+    let mut state = world.lock();
+    if state.failure.is_some() {
+        return None;
+    }
+    let (now, state) = (state.now(), &mut *state);
+    let memories = &state.memories;
+    let settled = state.table.settle(now, |rank, issued| {
+        let memory = memories[rank.0].as_ref().expect("a rank has its memory before it communicates");
+        let is_past = memory.bind().and_then(|()| memory.is_complete(&issued.event))?;
+        world.end_record(issued.record.filter(|_| is_past));
+        Ok(is_past)
+    });
+    match settled {
+        Ok(()) if world.peers.is_some() => None,
+        Ok(()) => state.table.overdue(now, world.limit),
+        Err((rank, error)) => Some(device_failed(rank, &error)),
     }
 }
 

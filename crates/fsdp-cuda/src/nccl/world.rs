@@ -1,27 +1,46 @@
-//! What the ranks of a process share: the table of their calls, the first failure, and all their communicators.
+//! What the ranks of a process share: the table of their calls, the first failure, all their communicators, and the way to
+//! other processes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use fsdp_comm::CallNumber;
+use fsdp_comm::assembly::{Assembly, AssemblyError};
 use fsdp_core::comm::{CommError, Fingerprint};
 use fsdp_core::{Error, Rank, RunClock};
 
 use super::NcclError;
 use super::link::Link;
-use super::table::{Failure, Position, Seat, Table};
+use super::remote::Peers;
+use super::report::Report;
+use super::table::{Position, Seat, Table};
+use super::waits::Failure;
 use crate::device::DeviceMemory;
 
+/// A call that is with the device.
+#[derive(Debug)]
+pub(super) struct Issued<E> {
+    /// The point in its queue behind it.
+    pub(super) event: E,
+    pub(super) record: Option<CallNumber>,
+}
+
+/// A call that a rank has entered.
+#[derive(Clone, Copy)]
+pub(super) struct Entered {
+    pub(super) position: Position,
+    record: Option<CallNumber>,
+}
+
 pub(super) struct State<M: DeviceMemory> {
-    pub(super) table: Table<M::Event>,
+    pub(super) table: Table<Issued<M::Event>>,
     pub(super) failure: Option<Failure>,
     start: Instant,
     clock: RunClock,
     /// The memories of ranks that have one, to ask them about events.
     pub(super) memories: Vec<Option<Arc<M>>>,
     pub(super) links: Vec<Arc<Link>>,
-    /// How many ranks are connected with all others.
-    seated: usize,
     /// All ranks have returned: the watcher closes what is left and ends.
     pub(super) stopping: bool,
 }
@@ -37,24 +56,32 @@ impl<M: DeviceMemory> State<M> {
 pub(super) struct World<M: DeviceMemory> {
     state: Mutex<State<M>>,
     has_failed: AtomicBool,
-    /// Wakes the watcher, and whoever waits for notes.
+    /// Wakes the watcher.
     changed: Condvar,
     pub(super) limit: Duration,
+    /// Where all ranks come together; the topics of this world.
+    pub(super) assembly: Arc<dyn Assembly>,
+    /// Other processes, if there are any.
+    pub(super) peers: Option<Peers>,
 }
 
+/// Where ranks say that they are connected with all others.
+const SEATED: &str = "seated";
+
 impl<M: DeviceMemory> World<M> {
-    pub(super) fn new(ranks: usize, limit: Duration) -> Self {
+    pub(super) fn new(assembly: Arc<dyn Assembly>, peers: Option<Peers>, limit: Duration) -> Self {
+        let ranks = assembly.world();
         let state = State {
-            table: Table::new(ranks),
+            table: Table::new(assembly.local()),
             failure: None,
             start: Instant::now(),
             clock: RunClock::new(limit),
             memories: vec![None; ranks],
             links: Vec::new(),
-            seated: 0,
             stopping: false,
         };
-        Self { state: Mutex::new(state), has_failed: AtomicBool::new(false), changed: Condvar::new(), limit }
+        let (state, has_failed, changed) = (Mutex::new(state), AtomicBool::new(false), Condvar::new());
+        Self { state, has_failed, changed, limit, assembly, peers }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State<M>> {
@@ -88,71 +115,81 @@ impl<M: DeviceMemory> World<M> {
     }
 
     /// Enters a rank into its next call; a call that differs from another rank's ends the world.
-    pub(super) fn enter(
-        &self,
-        seat: Seat,
-        call: Fingerprint,
-        note: Option<usize>,
-    ) -> Result<Position, CommError> {
+    pub(super) fn enter(&self, seat: Seat, call: Fingerprint) -> Result<Entered, CommError> {
         let mut state = self.lock();
         if let Some(failure) = &state.failure {
             return Err(failure.error.clone());
         }
-        let culprit = state.table.members(seat)[seat.index];
-        let now = state.now();
-        match state.table.enter(seat, call, note, now) {
+        let (members, now) = (state.table.members(seat), state.now());
+        let rank = members[seat.index];
+        match state.table.enter(seat, call, now) {
             Ok(position) => {
-                if note.is_some() {
-                    self.changed.notify_all();
-                }
-                Ok(position)
+                let record = self.peers.as_ref().map(|peers| peers.recorder.issue(rank, &members, &call));
+                Ok(Entered { position, record })
             }
             Err(error) => {
-                self.fail_locked(&mut state, Failure { culprit, error: error.clone() });
+                self.fail_locked(&mut state, Failure { culprit: rank, error: error.clone() }, true);
                 Err(error)
             }
         }
     }
 
-    /// Waits until all ranks have entered a call with notes; the notes.
-    pub(super) fn notes(&self, seat: Seat, position: Position) -> Result<Vec<usize>, CommError> {
-        let mut state = self.lock();
-        loop {
-            if let Some(failure) = &state.failure {
-                return Err(failure.error.clone());
-            }
-            if let Some(notes) = state.table.notes(seat, position) {
-                return Ok(notes);
-            }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
     /// Waits until all ranks are connected: one that fails afterwards fails in the middle of its work, and leaves no
     /// other without its seat.
-    pub(super) fn meet_seated(&self) -> Result<(), CommError> {
-        let mut state = self.lock();
-        state.seated += 1;
-        self.changed.notify_all();
-        while state.seated < state.memories.len() {
-            if let Some(failure) = &state.failure {
-                return Err(failure.error.clone());
+    pub(super) fn meet_seated(&self, rank: Rank) -> Result<(), CommError> {
+        let meet = || -> Result<Vec<u8>, AssemblyError> {
+            self.assembly.give(SEATED, rank, Vec::new())?;
+            if rank == Rank(0) {
+                self.assembly.collect(SEATED, self.assembly.world(), self.limit)?;
+                self.assembly.announce(SEATED, Vec::new())?;
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        Ok(())
+            self.assembly.hear(SEATED, self.limit)
+        };
+        meet().map(drop).or_else(|error| {
+            // Given up or lost: then it is known why.
+            self.check()?;
+            let reason = format!("it is not connected with all ranks: {error}");
+            self.fail(Failure { culprit: rank, error: CommError::Transport { rank, reason } });
+            self.check()
+        })
     }
 
     /// Notes that a call is with the device, and ends at `event`.
-    pub(super) fn issued(&self, seat: Seat, position: Position, event: M::Event) {
-        self.lock().table.issued(seat, position, event);
+    pub(super) fn issued(&self, seat: Seat, entered: Entered, event: M::Event) {
+        let Entered { position, record } = entered;
+        if let (Some(peers), Some(record)) = (&self.peers, record) {
+            peers.recorder.begin(record);
+        }
+        self.lock().table.issued(seat, position, Issued { event, record });
     }
 
     /// Notes that a call that the device has no part in has ended.
-    pub(super) fn end_call(&self, seat: Seat, position: Position) {
+    pub(super) fn end_call(&self, seat: Seat, entered: Entered) {
+        self.end_record(entered.record);
         let mut state = self.lock();
         let now = state.now();
-        state.table.end_call(seat, position, now);
+        state.table.end_call(seat, entered.position, now);
+    }
+
+    /// Records that a call has ended.
+    pub(super) fn end_record(&self, record: Option<CallNumber>) {
+        if let (Some(peers), Some(record)) = (&self.peers, record) {
+            peers.recorder.end(record, None);
+        }
+    }
+
+    /// What other processes are told of the ranks of this one; see [`Table::report`].
+    pub(super) fn report(&self, patience: Duration, asked: Option<&[u64]>) -> Report {
+        let mut state = self.lock();
+        let now = state.now();
+        state.table.report(now, patience, self.assembly.world(), asked)
+    }
+
+    /// A rank that has waited for the limit and so much longer, and its call.
+    pub(super) fn waits_for(&self, longer: Duration) -> Option<(Rank, Fingerprint)> {
+        let mut state = self.lock();
+        let now = state.now();
+        state.table.waiting(now, self.limit + longer)
     }
 
     /// Notes that a rank has returned, and why it failed if it did.
@@ -161,7 +198,7 @@ impl<M: DeviceMemory> World<M> {
         state.table.end_rank(rank);
         if let Some(reason) = failed {
             let error = CommError::PeerFailed { rank, reason };
-            self.fail_locked(&mut state, Failure { culprit: rank, error });
+            self.fail_locked(&mut state, Failure { culprit: rank, error }, true);
         }
     }
 
@@ -173,23 +210,44 @@ impl<M: DeviceMemory> World<M> {
 
     /// Makes every pending and future call of all ranks fail, unless the world has failed already.
     pub(super) fn fail(&self, failure: Failure) {
-        self.fail_locked(&mut self.lock(), failure);
+        self.fail_locked(&mut self.lock(), failure, true);
     }
 
-    fn fail_locked(&self, state: &mut State<M>, failure: Failure) {
-        if state.failure.is_none() {
-            tracing::debug!(culprit = failure.culprit.0, error = %failure.error, "the world failed");
-            state.failure = Some(failure);
-            // Before anything is aborted: whoever sees the results of an aborted collective sees this too.
-            self.has_failed.store(true, Ordering::SeqCst);
-            self.changed.notify_all();
+    /// What ended the world, as other processes tell.
+    pub(super) fn hear(&self, error: &CommError) {
+        let culprit = match error {
+            CommError::PeerFailed { rank, .. } => *rank,
+            _ => Rank(0),
+        };
+        self.fail_locked(&mut self.lock(), Failure { culprit, error: error.clone() }, false);
+    }
+
+    /// `is_news`: other processes do not know of it.
+    fn fail_locked(&self, state: &mut State<M>, failure: Failure, is_news: bool) {
+        if state.failure.is_some() {
+            return;
         }
+        tracing::debug!(culprit = failure.culprit.0, error = %failure.error, "the world failed");
+        if let Some(peers) = self.peers.as_ref().filter(|_| is_news) {
+            peers.alarm.raise(failure.error.clone());
+        }
+        state.failure = Some(failure);
+        // Before anything is aborted: whoever sees the results of an aborted collective sees this too.
+        self.has_failed.store(true, Ordering::SeqCst);
+        self.assembly.give_up(SEATED);
+        self.changed.notify_all();
     }
 
-    /// NCCL refused a call of a rank, or failed in the background.
+    /// NCCL refused a call of a rank, or failed in the background. When another process is gone, NCCL may be the first to
+    /// notice; it does not know which one, and others do a moment later.
     pub(super) fn fail_nccl(&self, rank: Rank, doing: &str, error: &NcclError) -> CommError {
-        let error = CommError::Transport { rank, reason: format!("NCCL: {error}, in {doing}") };
-        self.fail(Failure { culprit: rank, error });
+        match self.peers.as_ref().and_then(Peers::verdict_soon) {
+            Some(told) => self.hear(&told),
+            None => {
+                let error = CommError::Transport { rank, reason: format!("NCCL: {error}, in {doing}") };
+                self.fail(Failure { culprit: rank, error });
+            }
+        }
         self.check().expect_err("the world has failed")
     }
 

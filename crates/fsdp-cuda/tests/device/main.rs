@@ -9,6 +9,7 @@ mod dropout;
 mod engine;
 mod failures;
 mod fused;
+mod job;
 mod kernels;
 mod losses;
 mod memory;

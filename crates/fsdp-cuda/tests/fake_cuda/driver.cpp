@@ -260,6 +260,12 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
 
 int cuDeviceGetName(char* name, int len, int device) { snprintf(name, len, "Fake GPU %d", device); return SUCCESS; }
 
+int cuDeviceGetUuid_v2(char* uuid, int device) {
+    memset(uuid, 0, 16);
+    memcpy(uuid, &device, sizeof device);
+    return SUCCESS;
+}
+
 int cuDeviceTotalMem_v2(size_t* bytes, int device) { *bytes = devices[device].capacity; return SUCCESS; }
 
 int cuDevicePrimaryCtxRetain(void** context, int device) { *context = &devices[device]; return SUCCESS; }

@@ -1,4 +1,4 @@
-/* A stand-in for libnccl over host memory, for ranks that are threads of one process.
+/* A stand-in for libnccl over host memory, for ranks that are threads of one process or of several.
  *
  * It keeps the rules of the real one where a caller can break them: communicators are non-blocking, a call on one that is
  * not ready is refused, operations run on streams and move data only when all ranks have come, a mismatch hangs,
@@ -7,14 +7,23 @@
  *
  * Streams are the caller's: `fake_set_enqueue` says how a function is appended to one, and `fake_set_finish` how all
  * work before it is waited for, where functions can not be appended: an operation then runs on a thread of its own,
- * and its communicator is in progress until it is done, as that of the real one is while it connects. */
+ * and its communicator is in progress until it is done, as that of the real one is while it connects.
+ *
+ * What the ranks of a communicator share lies in a clique, with the elements on their way. Processes that have the same
+ * folder in FAKE_NCCL_DIR map cliques from files in it, which are named by id; without it they are in memory. */
 
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
 
 #ifndef FAKE_VERSION
 #define FAKE_VERSION 22809
@@ -23,7 +32,7 @@
 enum { SUCCESS = 0, INTERNAL = 3, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
 enum { ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST };
 enum { SUM = 0, AVERAGE = 4 };
-enum { MAX_RANKS = 64, MAX_SEGMENTS = 64, POLLS = 3 };
+enum { MAX_RANKS = 16, MAX_SEGMENTS = 16, MAX_SPLITS = 16, SLOTS = 4, DATA_MAX = 1 << 16, POLLS = 3 };
 
 typedef struct { char internal[128]; } ncclUniqueId;
 typedef struct {
@@ -34,39 +43,45 @@ typedef struct {
     int split_share;
 } ncclConfig_t;
 
-typedef struct { const void *from; void *to; size_t count; int dtype, root, reduction; } segment;
+typedef struct { size_t count, at; int dtype, root, reduction; } segment;
 
-/* What one rank brings to a collective. */
+/* What one rank brings to a collective. The elements of a segment begin at its place in `data`. */
 typedef struct {
-    int kind, segments;
+    int entered, kind, segments;
     segment segment[MAX_SEGMENTS];
-    int entered;
+    char data[DATA_MAX];
 } part;
 
 /* A collective: it happens when all ranks have entered it with the same call. */
-typedef struct collective {
+typedef struct {
     uint64_t sequence;
+    int used, done, left;
     part part[MAX_RANKS];
-    int done, left;
-    struct collective *next;
 } collective;
 
 /* A split: it happens when all ranks have come. */
-typedef struct { int color[MAX_RANKS], key[MAX_RANKS], came[MAX_RANKS], arrived; struct clique *made[MAX_RANKS]; } split;
+typedef struct { int color[MAX_RANKS], key[MAX_RANKS], arrived; } split;
 
-/* The ranks of a communicator. */
-typedef struct clique {
+/* What the ranks of a communicator share, in whatever process they are. */
+typedef struct {
+    pthread_mutex_t lock;
     uint64_t id;
     int size, joined, rank_joined[MAX_RANKS];
-    collective *open;
-    split splits[64];
+    collective slot[SLOTS];
+    split splits[MAX_SPLITS];
+} shared;
+
+/* A clique, as this process has it mapped. */
+typedef struct clique {
+    shared *all;
+    int users;
     struct clique *next;
 } clique;
 
 typedef struct ncclComm {
     clique *clique;
-    int rank, world_rank;
-    uint64_t issued, running, splits;
+    int rank, world_rank, size;
+    uint64_t id, issued, running, splits;
     int polls;               /* how often it still says that it is in progress */
     int pending_split;       /* 1 + number of the split it takes part in */
     struct ncclComm **split_slot;
@@ -193,51 +208,46 @@ static void divide(void *to, size_t count, int dtype, int ranks) {
 
 /* The sum over the ranks start..start + ranks of `all`, by the tree: a power of two to the left, the rest to the right. */
 static void *tree(collective *op, int at, size_t skip, size_t count, int start, int ranks, int all) {
-    int dtype = op->part[0].segment[at].dtype;
-    size_t bytes = count * size_of(dtype);
+    segment *mine = &op->part[start].segment[at];
+    size_t bytes = count * size_of(mine->dtype);
     if (ranks == 1) {
         char *copy = malloc(bytes + 1);
-        memcpy(copy, (const char *)op->part[start].segment[at].from + skip * size_of(dtype), bytes);
-        if (op->part[0].segment[at].reduction == AVERAGE) divide(copy, count, dtype, all);
+        memcpy(copy, op->part[start].data + mine->at + skip * size_of(mine->dtype), bytes);
+        if (mine->reduction == AVERAGE) divide(copy, count, mine->dtype, all);
         return copy;
     }
     int left = 1;
     while (2 * left < ranks) left *= 2;
     void *sum = tree(op, at, skip, count, start, left, all);
     void *right = tree(op, at, skip, count, start + left, ranks - left, all);
-    add(sum, right, count, dtype);
+    add(sum, right, count, mine->dtype);
     free(right);
     return sum;
 }
 
-static void move(clique *group, collective *op) {
-    for (int at = 0; at < op->part[0].segments; at++) {
-        segment *first = &op->part[0].segment[at];
-        size_t count = first->count, bytes = count * size_of(first->dtype);
-        int size = group->size;
-        void *sums[MAX_RANKS];
-        for (int rank = 0; rank < size; rank++) {
-            if (op->part[0].kind == REDUCE_SCATTER) sums[rank] = tree(op, at, rank * count, count, 0, size, size);
-            if (op->part[0].kind == ALL_REDUCE && rank == 0) sums[0] = tree(op, at, 0, count, 0, size, size);
+/* Gives a rank what comes of a collective. */
+static void take_out(shared *group, collective *op, int rank, void *const *to) {
+    part *mine = &op->part[rank];
+    for (int at = 0; at < mine->segments; at++) {
+        segment *own = &mine->segment[at];
+        size_t count = own->count, bytes = count * size_of(own->dtype);
+        if (mine->kind == ALL_GATHER) {
+            for (int from = 0; from < group->size; from++)
+                memcpy((char *)to[at] + from * bytes, op->part[from].data + op->part[from].segment[at].at, bytes);
+        } else if (mine->kind == BROADCAST) {
+            part *root = &op->part[own->root];
+            memcpy(to[at], root->data + root->segment[at].at, bytes);
+        } else {
+            size_t skip = mine->kind == REDUCE_SCATTER ? rank * count : 0;
+            void *sum = tree(op, at, skip, count, 0, group->size, group->size);
+            memcpy(to[at], sum, bytes);
+            free(sum);
         }
-        for (int rank = 0; rank < size; rank++) {
-            char *to = op->part[rank].segment[at].to;
-            if (op->part[0].kind == ALL_GATHER) {
-                for (int from = 0; from < group->size; from++)
-                    memcpy(to + from * bytes, op->part[from].segment[at].from, bytes);
-            } else if (op->part[0].kind == BROADCAST) {
-                memmove(to, op->part[first->root].segment[at].from, bytes);
-            } else {
-                memcpy(to, sums[op->part[0].kind == REDUCE_SCATTER ? rank : 0], bytes);
-            }
-        }
-        if (op->part[0].kind == REDUCE_SCATTER) for (int rank = 0; rank < group->size; rank++) free(sums[rank]);
-        if (op->part[0].kind == ALL_REDUCE) free(sums[0]);
     }
 }
 
 /* Whether all ranks have entered with the same call; real ranks that did not would wait for ever. */
-static int complete(clique *group, collective *op) {
+static int complete(shared *group, collective *op) {
     for (int rank = 0; rank < group->size; rank++) {
         part *mine = &op->part[rank], *first = &op->part[0];
         if (!mine->entered || mine->kind != first->kind || mine->segments != first->segments) return 0;
@@ -250,48 +260,102 @@ static int complete(clique *group, collective *op) {
     return 1;
 }
 
-static collective *find(clique *group, uint64_t sequence) {
-    collective *op = group->open;
-    while (op && op->sequence != sequence) op = op->next;
-    if (!op) {
-        op = calloc(1, sizeof *op);
-        op->sequence = sequence;
-        op->next = group->open;
-        group->open = op;
-    }
-    return op;
+/* A process may have been killed while it held the lock; what it changed is then of a world that has failed. */
+static void hold(shared *group) {
+    if (pthread_mutex_lock(&group->lock) == EOWNERDEAD) pthread_mutex_consistent(&group->lock);
+}
+
+static void let_go(shared *group) { pthread_mutex_unlock(&group->lock); }
+
+/* A communicator that is gone, and on which nothing runs, needs its clique no more. With `lock`. */
+static void release(ncclComm_t comm) {
+    if (!comm->dead || comm->running || !comm->clique) return;
+    clique *group = comm->clique;
+    comm->clique = NULL;
+    if (--group->users) return;
+    clique **at = &cliques;
+    while (*at != group) at = &(*at)->next;
+    *at = group->next;
+    munmap(group->all, sizeof *group->all);
+    free(group);
 }
 
 /* Operations. */
 
-typedef struct { ncclComm_t comm; uint64_t sequence; part part; int without_stream; } launch;
+typedef struct {
+    ncclComm_t comm;
+    uint64_t sequence;
+    int kind, segments, without_stream;
+    segment segment[MAX_SEGMENTS];
+    const void *from[MAX_SEGMENTS];
+    void *to[MAX_SEGMENTS];
+} launch;
+
+/* Elements that a rank brings, by the count of the shorter side. */
+static size_t brought(launch *work, int at) {
+    size_t ranks = work->kind == REDUCE_SCATTER ? work->comm->size : 1;
+    return ranks * work->segment[at].count * size_of(work->segment[at].dtype);
+}
+
+static void enter(launch *work, collective *op) {
+    part *mine = &op->part[work->comm->rank];
+    op->used = 1;
+    op->sequence = work->sequence;
+    mine->kind = work->kind;
+    mine->segments = work->segments;
+    for (int at = 0; at < work->segments; at++) {
+        mine->segment[at] = work->segment[at];
+        memcpy(mine->data + work->segment[at].at, work->from[at], brought(work, at));
+    }
+    mine->entered = 1;
+}
+
+/* One look at the others; 1 when it has ended. */
+static int look(launch *work, int *entered) {
+    ncclComm_t comm = work->comm;
+    shared *group = comm->clique->all;
+    collective *op = &group->slot[work->sequence % SLOTS];
+    int ended = 0;
+    hold(group);
+    int is_free = !op->used || op->sequence == work->sequence;
+    if (!*entered && !comm->aborted && !comm->async_error && is_free) {
+        enter(work, op);
+        *entered = 1;
+        if (complete(group, op)) op->done = 1;
+    }
+    if (*entered && op->done) {
+        take_out(group, op, comm->rank, work->to);
+        if (++op->left == group->size) {
+            for (int rank = 0; rank < group->size; rank++) op->part[rank].entered = 0;
+            op->used = op->done = op->left = 0;
+        }
+        ended = 1;
+    } else if (comm->aborted) {
+        if (*entered) op->part[comm->rank].entered = 0; /* its buffers may go now */
+        ended = 1;
+    }
+    let_go(group);
+    return ended;
+}
 
 /* What runs on a stream: enters, waits for the others, leaves. */
 static void run(void *argument) {
     launch *work = argument;
     ncclComm_t comm = work->comm;
+    int entered = 0;
     pthread_mutex_lock(&lock);
-    clique *group = comm->clique;
-    collective *op = find(group, work->sequence);
-    if (!comm->aborted && !comm->async_error) {
-        op->part[comm->rank] = work->part;
-        op->part[comm->rank].entered = 1;
-        if (complete(group, op)) {
-            move(group, op);
-            op->done = 1;
-            pthread_cond_broadcast(&changed);
-        }
-    }
-    while (!op->done && !comm->aborted) pthread_cond_wait(&changed, &lock);
-    if (!op->done) op->part[comm->rank].entered = 0; /* its buffers may go now */
-    if (op->done && ++op->left == group->size) {
-        collective **at = &group->open;
-        while (*at != op) at = &(*at)->next;
-        *at = op->next;
-        free(op);
+    while (!look(work, &entered)) {
+        /* Those of this process say when something has changed. */
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += 500000;
+        if (until.tv_nsec >= 1000000000) { until.tv_sec++; until.tv_nsec -= 1000000000; }
+        if (entered) pthread_cond_broadcast(&changed);
+        pthread_cond_timedwait(&changed, &lock, &until);
     }
     comm->running--;
     if (work->without_stream) comm->launching--;
+    release(comm);
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
     free(work);
@@ -317,7 +381,7 @@ static int alive(ncclComm_t comm, const char *call) {
 /* Whether a new call may be made. */
 static int ready(ncclComm_t comm, const char *call) {
     if (!alive(comm, call)) return 0;
-    if (comm->polls || comm->pending_split || comm->launching || comm->clique->joined < comm->clique->size) {
+    if (comm->polls || comm->pending_split || comm->launching || comm->clique->all->joined < comm->size) {
         note("VIOLATION %s on a communicator that is not ready\n", call);
         return 0;
     }
@@ -349,11 +413,10 @@ int ncclGroupEnd(void) {
     comm->polls = POLLS;
     work->without_stream = !enqueue;
     if (work->without_stream) comm->launching++;
-    note("rank %d comm %llu %s", comm->world_rank, (unsigned long long)comm->clique->id, names[work->part.kind]);
-    if (work->part.kind == BROADCAST) note(" from %d", work->part.segment[0].root);
-    if (work->part.segment[0].reduction == AVERAGE) note(" average");
-    for (int at = 0; at < work->part.segments; at++)
-        note(" %zux%d", work->part.segment[at].count, work->part.segment[at].dtype);
+    note("rank %d comm %u %s", comm->world_rank, (unsigned)comm->id, names[work->kind]);
+    if (work->kind == BROADCAST) note(" from %d", work->segment[0].root);
+    if (work->segment[0].reduction == AVERAGE) note(" average");
+    for (int at = 0; at < work->segments; at++) note(" %zux%d", work->segment[at].count, work->segment[at].dtype);
     note("\n");
     int without_stream = work->without_stream;
     pthread_mutex_unlock(&lock);
@@ -375,10 +438,10 @@ static int collective_call(int kind, const void *from, void *to, size_t count, i
     else if (!ready(comm, "a collective")) error = INVALID_ARGUMENT;
     else if (comm->finalized) error = INVALID_USAGE;
     else if (!from || !to || count == 0 || size_of(dtype) == 0) error = INVALID_ARGUMENT;
-    else if (root < 0 || root >= comm->clique->size) error = INVALID_ARGUMENT;
+    else if (root < 0 || root >= comm->size) error = INVALID_ARGUMENT;
     /* The real one divides integers after adding them, which nobody asks for; and an average of one rank alone lost
        elements before 2.29.7. */
-    else if (reduction != SUM && (reduction != AVERAGE || dtype < 7 || comm->clique->size == 1))
+    else if (reduction != SUM && (reduction != AVERAGE || dtype < 7 || comm->size == 1))
         error = INVALID_ARGUMENT;
     if (error == INVALID_ARGUMENT) note("VIOLATION arguments of a collective\n");
     pthread_mutex_unlock(&lock);
@@ -391,13 +454,19 @@ static int collective_call(int kind, const void *from, void *to, size_t count, i
         return INVALID_USAGE;
     }
     if (!group_work) group_work = calloc(1, sizeof *group_work);
-    if (group_work->comm && (group_work->comm != comm || group_stream != stream || group_work->part.kind != kind))
+    if (group_work->comm && (group_work->comm != comm || group_stream != stream || group_work->kind != kind))
         return group_error = INVALID_USAGE;
     group_work->comm = comm;
     group_stream = stream;
-    group_work->part.kind = kind;
-    group_work->part.segment[group_work->part.segments++] = (segment){ from, to, count, dtype, root, reduction };
-    return SUCCESS;
+    group_work->kind = kind;
+    int last = group_work->segments;
+    if (last == MAX_SEGMENTS) return group_error = INTERNAL;
+    size_t begin = last ? group_work->segment[last - 1].at + brought(group_work, last - 1) : 0;
+    group_work->segment[last] = (segment){ count, begin, dtype, root, reduction };
+    group_work->from[last] = from;
+    group_work->to[last] = to;
+    group_work->segments++;
+    return begin + brought(group_work, last) > DATA_MAX ? (group_error = INTERNAL) : SUCCESS;
 }
 
 int ncclAllGather(const void *from, void *to, size_t count, int dtype, ncclComm_t comm, void *stream) {
@@ -426,35 +495,83 @@ int ncclGetVersion(int *version) {
 int ncclGetUniqueId(ncclUniqueId *id) {
     pthread_mutex_lock(&lock);
     memset(id, 0, sizeof *id);
-    memcpy(id, &next_id, sizeof next_id);
-    next_id++;
+    uint64_t number = (uint64_t)getpid() << 32 | next_id++;
+    memcpy(id, &number, sizeof number);
     pthread_mutex_unlock(&lock);
     return SUCCESS;
 }
 
-static clique *clique_of(uint64_t id, int size) {
-    clique *group = cliques;
-    while (group && group->id != id) group = group->next;
-    if (!group) {
-        group = calloc(1, sizeof *group);
-        group->id = id;
-        group->size = size;
-        group->next = cliques;
-        cliques = group;
-    }
-    return group;
+static shared *map_new(int file, uint64_t id, int size) {
+    if (file >= 0 && ftruncate(file, sizeof(shared))) return NULL;
+    int flags = file < 0 ? MAP_SHARED | MAP_ANONYMOUS : MAP_SHARED;
+    shared *all = mmap(NULL, sizeof *all, PROT_READ | PROT_WRITE, flags, file, 0);
+    if (all == MAP_FAILED) return NULL;
+    pthread_mutexattr_t kind;
+    pthread_mutexattr_init(&kind);
+    pthread_mutexattr_setpshared(&kind, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&kind, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&all->lock, &kind);
+    all->id = id;
+    all->size = size;
+    return all;
 }
 
-static ncclComm_t join(clique *group, int rank, int world_rank) {
+/* The clique of an id, which the first process that comes makes. A file gets its name when it is whole. */
+static shared *map(uint64_t id, int size) {
+    const char *folder = getenv("FAKE_NCCL_DIR");
+    if (!folder) return map_new(-1, id, size);
+    char name[4096], draft[4096 + 32];
+    snprintf(name, sizeof name, "%s/%016llx", folder, (unsigned long long)id);
+    snprintf(draft, sizeof draft, "%s.%d", name, (int)getpid());
+    int file = open(name, O_RDWR | O_CLOEXEC);
+    if (file < 0) {
+        file = open(draft, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        shared *made = file < 0 ? NULL : map_new(file, id, size);
+        int is_mine = made && !link(draft, name);
+        unlink(draft);
+        close(file);
+        if (is_mine || !made) return made;
+        munmap(made, sizeof *made);
+        file = open(name, O_RDWR | O_CLOEXEC);
+    }
+    void *all = mmap(NULL, sizeof(shared), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    return all == MAP_FAILED ? NULL : all;
+}
+
+static clique *clique_of(uint64_t id, int size) {
+    clique *group = cliques;
+    while (group && group->all->id != id) group = group->next;
+    if (group) return group;
+    shared *all = map(id, size);
+    if (!all) return NULL;
+    group = calloc(1, sizeof *group);
+    group->all = all;
+    group->next = cliques;
+    return cliques = group;
+}
+
+/* A rank of a clique; none if it is there already, or the clique is of another size. */
+static ncclComm_t join(clique *group, int size, int rank, int world_rank) {
+    shared *all = group->all;
+    hold(all);
+    int is_wrong = all->size != size || all->rank_joined[rank];
+    if (!is_wrong) {
+        all->joined++;
+        all->rank_joined[rank] = 1;
+    }
+    let_go(all);
+    if (is_wrong) return NULL;
     ncclComm_t comm = calloc(1, sizeof *comm);
     comm->clique = group;
+    comm->id = all->id;
+    comm->size = size;
     comm->rank = rank;
     comm->world_rank = world_rank;
     comm->polls = POLLS;
     comm->next = comms;
     comms = comm;
-    group->joined++;
-    group->rank_joined[rank] = 1;
+    group->users++;
     return comm;
 }
 
@@ -469,23 +586,23 @@ int ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int ran
     if (rank < 0 || rank >= ranks || ranks > MAX_RANKS || !valid(config) || number == 0) return INVALID_ARGUMENT;
     pthread_mutex_lock(&lock);
     clique *group = clique_of(number, ranks);
-    int result = IN_PROGRESS;
-    if (group->size != ranks || group->rank_joined[rank]) result = INVALID_ARGUMENT;
-    else *comm = join(group, rank, rank);
+    *comm = group ? join(group, ranks, rank, rank) : NULL;
     pthread_mutex_unlock(&lock);
-    return result;
+    return *comm ? IN_PROGRESS : INVALID_ARGUMENT;
 }
 
 #ifndef WITHOUT_SPLIT
 int ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out, ncclConfig_t *config) {
     pthread_mutex_lock(&lock);
     int result = INVALID_ARGUMENT;
-    if (ready(comm, "ncclCommSplit") && valid(config) && color >= 0 && comm->splits < 64) {
-        split *cut = &comm->clique->splits[comm->splits++];
+    if (ready(comm, "ncclCommSplit") && valid(config) && color >= 0 && comm->splits < MAX_SPLITS) {
+        shared *all = comm->clique->all;
+        hold(all);
+        split *cut = &all->splits[comm->splits++];
         cut->color[comm->rank] = color;
         cut->key[comm->rank] = key;
-        cut->came[comm->rank] = 1;
         cut->arrived++;
+        let_go(all);
         comm->pending_split = (int)comm->splits;
         comm->split_slot = out;
         *out = NULL;
@@ -498,16 +615,16 @@ int ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out, ncclConf
 
 /* Gives a rank its part of a split that all ranks have come to. */
 static void finish_split(ncclComm_t comm) {
-    split *cut = &comm->clique->splits[comm->pending_split - 1];
-    int size = 0, rank = 0, first = -1, mine = comm->rank;
-    for (int other = 0; other < comm->clique->size; other++) {
+    split *cut = &comm->clique->all->splits[comm->pending_split - 1];
+    int size = 0, rank = 0, mine = comm->rank;
+    for (int other = 0; other < comm->size; other++) {
         if (cut->color[other] != cut->color[mine]) continue;
-        if (first < 0) first = other;
         if (cut->key[other] < cut->key[mine] || (cut->key[other] == cut->key[mine] && other < mine)) rank++;
         size++;
     }
-    if (!cut->made[first]) cut->made[first] = clique_of(next_id++, size);
-    *comm->split_slot = join(cut->made[first], rank, comm->world_rank);
+    /* The same in all processes, and another one for every group. */
+    uint64_t id = (comm->id * MAX_SPLITS + comm->pending_split) * 1000003 + cut->color[mine] + 1;
+    *comm->split_slot = join(clique_of(id, size), size, rank, comm->world_rank);
     comm->pending_split = 0;
 }
 
@@ -518,14 +635,14 @@ int ncclCommGetAsyncError(ncclComm_t comm, int *error) {
         result = INVALID_ARGUMENT;
     } else if (comm->async_error) {
         *error = comm->async_error;
-    } else if (comm->clique->joined < comm->clique->size || comm->launching) {
+    } else if (comm->clique->all->joined < comm->size || comm->launching) {
         *error = IN_PROGRESS;
     } else if (comm->polls > 0) {
         comm->polls--;
         *error = IN_PROGRESS;
     } else if (comm->pending_split) {
         *error = IN_PROGRESS;
-        if (comm->clique->splits[comm->pending_split - 1].arrived == comm->clique->size) finish_split(comm);
+        if (comm->clique->all->splits[comm->pending_split - 1].arrived == comm->size) finish_split(comm);
     } else {
         *error = comm->finalized && comm->running ? IN_PROGRESS : SUCCESS;
     }
@@ -551,7 +668,8 @@ int ncclCommDestroy(ncclComm_t comm) {
     if (ready(comm, "ncclCommDestroy")) {
         if (!comm->finalized || comm->running) note("VIOLATION ncclCommDestroy before everything has ended\n");
         comm->dead = 1;
-        note("rank %d comm %llu destroyed\n", comm->world_rank, (unsigned long long)comm->clique->id);
+        note("rank %d comm %u destroyed\n", comm->world_rank, (unsigned)comm->id);
+        release(comm);
         result = SUCCESS;
     }
     pthread_mutex_unlock(&lock);
@@ -565,7 +683,8 @@ int ncclCommAbort(ncclComm_t comm) {
     if (depth == 0) note("VIOLATION ncclCommAbort outside of a group\n");
     if (alive(comm, "ncclCommAbort")) {
         comm->dead = comm->aborted = 1;
-        note("rank %d comm %llu aborted\n", comm->world_rank, (unsigned long long)comm->clique->id);
+        note("rank %d comm %u aborted\n", comm->world_rank, (unsigned)comm->id);
+        release(comm);
         pthread_cond_broadcast(&changed);
         result = SUCCESS;
     }
@@ -576,7 +695,7 @@ int ncclCommAbort(ncclComm_t comm) {
 static int query(ncclComm_t comm, int *out, int value_of) {
     pthread_mutex_lock(&lock);
     int result = ready(comm, "a query") ? SUCCESS : INVALID_ARGUMENT;
-    if (result == SUCCESS) *out = value_of == 0 ? comm->clique->size : value_of == 1 ? comm->rank : comm->world_rank;
+    if (result == SUCCESS) *out = value_of == 0 ? comm->size : value_of == 1 ? comm->rank : comm->world_rank;
     pthread_mutex_unlock(&lock);
     return result;
 }

@@ -23,10 +23,10 @@ use libloading::os::unix::Library;
 use crate::fake::Fake;
 use crate::fake_cuda::{self, FakeDevice};
 
-type Synchronize = unsafe extern "C" fn(*mut c_void) -> c_int;
+pub(crate) type Synchronize = unsafe extern "C" fn(*mut c_void) -> c_int;
 
 /// `cuStreamSynchronize` of the stand-in for the driver, which is loaded when a device of it is taken.
-fn synchronize() -> Synchronize {
+pub(crate) fn synchronize() -> Synchronize {
     // SAFETY: the type is that of cuda.h; the library stays loaded.
     unsafe { *Library::this().get::<Synchronize>(b"cuStreamSynchronize").expect("the driver has it") }
 }

@@ -229,7 +229,7 @@ fn ranks_without_a_device_are_counted() {
     assert_eq!(failure.rank, Rank(2));
     assert_eq!(
         failure.reason.to_string(),
-        "3 ranks need 3 GPUs, but this machine has 2: use fewer ranks (run.ranks, --ranks or \
+        "3 ranks need 3 GPUs, but this process sees 2: use fewer ranks (run.ranks, --ranks or \
          --world-sizes), let them share one GPU (run.share_gpu = true), or make more visible (CUDA_VISIBLE_DEVICES)"
     );
     assert!(fake.log().is_empty(), "NCCL is not asked");

@@ -13,6 +13,9 @@ use fsdp_cuda::nccl::Nccl;
 
 use crate::memory;
 
+/// Where a process that a test has started finds the stand-in: the one of the test.
+pub(crate) const FOLDER: &str = "FSDP_TEST_NCCL";
+
 /// An open stand-in.
 pub(crate) struct Fake {
     pub(crate) nccl: Arc<Nccl>,
@@ -42,7 +45,7 @@ impl Fake {
 
     /// Operations run on threads of their own; a call is in progress until its operation is done.
     pub(crate) fn without_streams() -> Self {
-        let folder = fresh(&[]);
+        let folder = std::env::var_os(FOLDER).map_or_else(|| fresh(&[]), PathBuf::from);
         let nccl = Nccl::open(std::slice::from_ref(&folder)).expect("the stand-in has all functions");
         assert_eq!(nccl.path(), folder.join("libnccl.so.2"));
         // SAFETY: it has no initialisers.

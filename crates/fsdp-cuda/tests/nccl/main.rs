@@ -6,7 +6,11 @@
 mod fake;
 #[path = "../fake_cuda/mod.rs"]
 mod fake_cuda;
+#[path = "../device/job.rs"]
+mod job;
 mod memory;
+#[path = "../device/mixed.rs"]
+mod mixed;
 
 /// What is called, in which groups and order.
 mod calls;
@@ -18,5 +22,9 @@ mod cuda;
 mod failures;
 /// Finding and opening the library.
 mod opening;
+/// Ranks in several processes.
+mod processes;
 /// How many communicators are made.
 mod sharing;
+/// Whole runs in one process and in several.
+mod training;

@@ -11,7 +11,7 @@ use super::fsdp::FsdpConfig;
 use super::input::DataConfig;
 use super::model::ModelConfig;
 use super::reader::{Origin, Reader};
-use super::run::RunConfig;
+use super::run::{Device, RunConfig};
 use super::train::TrainConfig;
 use super::validate::validate;
 use super::warning::Warning;
@@ -51,17 +51,21 @@ impl Resolved {
     /// # Errors
     /// The first thing that is wrong with it.
     pub fn load(path: &Path, overrides: &[String]) -> Result<Loaded, ConfigError> {
-        Self::load_for(path, overrides, 1)
+        Self::load_for(path, overrides, &|_| 1)
     }
 
-    /// As [`Resolved::load`]; where nothing says how many ranks there are, there is one for each of `processes`.
+    /// As [`Resolved::load`]; where nothing says how many ranks there are, there are as many as `ranks` says for the device.
     ///
     /// # Errors
     /// As [`Resolved::load`].
-    pub fn load_for(path: &Path, overrides: &[String], processes: usize) -> Result<Loaded, ConfigError> {
+    pub fn load_for(
+        path: &Path,
+        overrides: &[String],
+        ranks: &dyn Fn(Device) -> usize,
+    ) -> Result<Loaded, ConfigError> {
         let text = input_file::read_text(path, CONFIG_BYTES_MAX)
             .map_err(|source| ConfigError::Read { file: path.to_owned(), source })?;
-        Resolved::parse_for(&text, &path.display().to_string(), overrides, processes)
+        Resolved::parse_for(&text, &path.display().to_string(), overrides, ranks)
     }
 
     /// Reads the text of a run file; `origin` names it in errors.
@@ -69,14 +73,14 @@ impl Resolved {
     /// # Errors
     /// As [`Resolved::load`].
     pub fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Loaded, ConfigError> {
-        Self::parse_for(text, origin, overrides, 1)
+        Self::parse_for(text, origin, overrides, &|_| 1)
     }
 
     fn parse_for(
         text: &str,
         origin: &str,
         overrides: &[String],
-        processes: usize,
+        ranks: &dyn Fn(Device) -> usize,
     ) -> Result<Loaded, ConfigError> {
         let mut table: Table = toml::from_str(text)
             .map_err(|source| ConfigError::Toml { origin: origin.to_owned(), source: Box::new(source) })?;
@@ -94,7 +98,7 @@ impl Resolved {
             train: TrainConfig::read(&origin, root.table("train")?)?,
             fsdp: FsdpConfig::read(&origin, root.table("fsdp")?, &mut warnings)?,
             checkpoint: CheckpointConfig::read(&origin, root.table("checkpoint")?)?,
-            run: RunConfig::read(&origin, root.table("run")?, processes)?,
+            run: RunConfig::read(&origin, root.table("run")?, ranks)?,
         };
         validate(&config, &origin, &mut warnings)?;
         Ok(Loaded { config, warnings })

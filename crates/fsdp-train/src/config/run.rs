@@ -120,12 +120,17 @@ impl Device {
 }
 
 impl RunConfig {
-    /// `processes` is the default of the world size.
-    pub(super) fn read(origin: &Origin, table: Table, processes: usize) -> Result<RunConfig, ConfigError> {
+    /// `ranks` is the default of the world size.
+    pub(super) fn read(
+        origin: &Origin,
+        table: Table,
+        ranks: &dyn Fn(Device) -> usize,
+    ) -> Result<RunConfig, ConfigError> {
         let reader = Reader::open(origin, "run", table, KEYS)?;
+        let device = reader.or("device", DEVICE, Device::Cpu)?;
         Ok(RunConfig {
-            device: reader.or("device", DEVICE, Device::Cpu)?,
-            ranks: reader.or("ranks", RANKS, processes)?,
+            device,
+            ranks: reader.or("ranks", RANKS, ranks(device))?,
             share_gpu: reader.or("share_gpu", BOOL, false)?,
             threads: reader.or("threads", THREADS, 0)?,
             deterministic: reader.or("deterministic", BOOL, false)?,

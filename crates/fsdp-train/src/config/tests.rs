@@ -425,15 +425,17 @@ proptest! {
 }
 
 #[test]
-fn where_nothing_says_how_many_ranks_there_are_there_is_one_per_process() {
+fn where_nothing_says_how_many_ranks_there_are_the_device_decides() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("run.toml");
     let ranks = |text: &str, overrides: &[String]| {
         std::fs::write(&file, text).unwrap();
-        Resolved::load_for(&file, overrides, 2).unwrap().config.run.ranks
+        let ranks = |device| if device == Device::Cuda { 8 } else { 2 };
+        Resolved::load_for(&file, overrides, &ranks).unwrap().config.run.ranks
     };
     assert_eq!(ranks(FULL, &[]), 4);
     let without = FULL.replace("ranks = 4\n", "");
     assert_eq!(ranks(&without, &[]), 2);
+    assert_eq!(ranks(&without, &["run.device=\"cuda\"".to_owned()]), 8);
     assert_eq!(ranks(&without, &["run.ranks=1".to_owned()]), 1);
 }

@@ -1,26 +1,31 @@
-//! The calls that all ranks make on one NCCL communicator, in order.
+//! The calls that the ranks of this process make on one NCCL communicator, in order.
 //!
 //! Groups of the same ranks may share an NCCL communicator. NCCL then sees one line of calls, whatever group they are
 //! of, and would match the first call of one rank with the first of another; so the order is compared here, over all
-//! groups of a line.
+//! groups of a line. The last calls are kept, each with a digest of all up to it, to be compared with those of other
+//! processes.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-use fsdp_core::Rank;
 use fsdp_core::comm::Fingerprint;
+use fsdp_core::{Digest, Rank};
 
 /// The place of a call among all calls of its line.
 pub(in crate::nccl) type Position = u64;
 
-/// Calls that some ranks have entered and some have not, or whose notes some have not read.
+/// Calls that are kept when all ranks of this process have entered them: those of some seconds, because what other
+/// processes called is compared that much later.
+const KEPT_MAX: usize = 4096;
+
+/// A call that a rank of this process was the first to enter.
 #[derive(Debug)]
-struct Meeting {
-    group: usize,
-    call: Fingerprint,
-    first: Rank,
-    notes: Vec<Option<usize>>,
-    readers_left: usize,
+pub(super) struct Call {
+    pub(super) group: usize,
+    pub(super) call: Fingerprint,
+    pub(super) first: Rank,
+    /// Of all calls up to this one, with their groups.
+    digest: Digest,
 }
 
 /// What another rank called at this place.
@@ -34,65 +39,90 @@ pub(super) struct Different {
 /// One NCCL communicator, as the order of its calls.
 #[derive(Debug)]
 pub(super) struct Line {
+    /// Places of the members that this process holds.
+    here: Vec<usize>,
     members: Arc<[Rank]>,
+    /// By place; only of those that are here.
     entered: Vec<Position>,
-    open: BTreeMap<Position, Meeting>,
+    /// Position of the first call that is kept.
+    first: Position,
+    kept: VecDeque<Call>,
+    digest: Digest,
 }
 
 impl Line {
-    pub(super) fn new(members: Arc<[Rank]>) -> Self {
-        Self { entered: vec![0; members.len()], members, open: BTreeMap::new() }
+    /// A line of these ranks, of which those at the places `here` are of this process.
+    pub(super) fn new(members: Arc<[Rank]>, here: Vec<usize>) -> Self {
+        let (entered, digest) = (vec![0; members.len()], Digest::of(&""));
+        Self { here, members, entered, first: 0, kept: VecDeque::new(), digest }
     }
 
-    /// Enters the rank with this index into its next call, a call of `group`. With a `note`, the notes of all ranks are
-    /// kept until each of them has read them.
+    /// Enters the rank at this place into its next call, a call of `group`, which is at `path`.
     pub(super) fn enter(
         &mut self,
         index: usize,
         group: usize,
+        path: &[u64],
         call: Fingerprint,
-        note: Option<usize>,
     ) -> Result<Position, Different> {
-        let (size, first) = (self.members.len(), self.members[index]);
-        let position = self.entered[index];
-        let meeting = self.open.entry(position).or_insert_with(|| Meeting {
-            group,
-            call,
-            first,
-            notes: vec![None; size],
-            readers_left: size,
-        });
-        if (meeting.group, meeting.call) != (group, call) {
-            return Err(Different { peer: meeting.first, group: meeting.group, call: meeting.call });
-        }
-        meeting.notes[index] = Some(note.unwrap_or(0));
-        if note.is_none() && meeting.notes.iter().all(Option::is_some) {
-            self.open.remove(&position);
+        let (position, first) = (self.entered[index], self.members[index]);
+        match self.kept.get((position - self.first) as usize) {
+            Some(there) if (there.group, there.call) != (group, call) => {
+                return Err(Different { peer: there.first, group: there.group, call: there.call });
+            }
+            Some(_) => {}
+            None => {
+                self.digest = self.digest.and(&(path, call));
+                self.kept.push_back(Call { group, call, first, digest: self.digest });
+            }
         }
         self.entered[index] += 1;
+        // The last one that a rank has entered is kept for its digest.
+        let all = self.here.iter().map(|&index| self.entered[index]).min().unwrap_or(0);
+        while self.kept.len() > KEPT_MAX && self.first + 1 < all {
+            self.kept.pop_front();
+            self.first += 1;
+        }
         Ok(position)
     }
 
-    /// The notes of all ranks once all have entered, for each rank to read once.
-    pub(super) fn notes(&mut self, position: Position) -> Option<Vec<usize>> {
-        let meeting = self.open.get_mut(&position).expect("notes are kept until all ranks have read them");
-        let notes: Vec<usize> = meeting.notes.iter().copied().collect::<Option<_>>()?;
-        meeting.readers_left -= 1;
-        if meeting.readers_left == 0 {
-            self.open.remove(&position);
-        }
-        Some(notes)
+    /// The ranks of this process, by place.
+    pub(super) fn here(&self) -> &[usize] {
+        &self.here
     }
 
-    /// Ranks that have not entered the call at `position`.
+    /// All ranks.
+    pub(super) fn members(&self) -> &[Rank] {
+        &self.members
+    }
+
+    /// How many calls the rank at this place, which is here, has entered, and the digest of them.
+    pub(super) fn entered(&self, index: usize) -> (Position, Digest) {
+        let entered = self.entered[index];
+        let last = entered.checked_sub(self.first + 1).map(|place| self.kept[place as usize].digest);
+        (entered, last.unwrap_or_else(|| Digest::of(&"")))
+    }
+
+    /// The calls that are kept, from a position on.
+    pub(super) fn calls(&self, from: Position) -> impl Iterator<Item = (Position, &Call)> {
+        (self.first..).zip(&self.kept).skip_while(move |&(position, _)| position < from)
+    }
+
+    /// Ranks of this process that have not entered the call at `position`.
     pub(super) fn missing(&self, position: Position) -> Vec<Rank> {
-        let ranks = self.members.iter().zip(&self.entered);
-        ranks.filter(|&(_, &entered)| entered <= position).map(|(&rank, _)| rank).collect()
+        let ranks = self.here.iter().filter(|&&index| self.entered[index] <= position);
+        ranks.map(|&index| self.members[index]).collect()
     }
 
-    /// Whether every call has been entered by all ranks, and every note read.
+    /// Whether every call has been entered by all ranks of this process.
     #[cfg(test)]
     pub(super) fn is_settled(&self) -> bool {
-        self.open.is_empty()
+        self.here.iter().all(|&index| self.entered[index] == self.first + self.kept.len() as u64)
+    }
+
+    /// How many calls are kept.
+    #[cfg(test)]
+    pub(super) fn kept_len(&self) -> usize {
+        self.kept.len()
     }
 }

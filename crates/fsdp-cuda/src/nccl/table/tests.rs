@@ -12,7 +12,7 @@ fn call(sequence: u64) -> Fingerprint {
 
 /// Two communicators of all ranks.
 fn table(ranks: usize, now: Instant) -> (Table<bool>, Vec<Seat>, Vec<Seat>) {
-    let mut table = Table::new(ranks);
+    let mut table = Table::new(0..ranks);
     let members: Arc<[Rank]> = (0..ranks).map(Rank).collect();
     let mut seats = |path, name| {
         members.iter().map(|&rank| table.seat(&[path], name, &members, rank, None, now)).collect::<Vec<_>>()
@@ -30,12 +30,12 @@ fn settle(table: &mut Table<bool>, now: Instant) {
 fn the_second_to_call_something_else_is_refused_and_told_of_the_first() {
     let now = Instant::now();
     let (mut table, gathers, _) = table(3, now);
-    assert_eq!(table.enter(gathers[2], call(0), None, now).unwrap(), 0);
+    assert_eq!(table.enter(gathers[2], call(0), now).unwrap(), 0);
     let other = Fingerprint { purpose: Purpose::UpdateRule, ..call(0) };
-    let error = table.enter(gathers[0], other, None, now).unwrap_err();
+    let error = table.enter(gathers[0], other, now).unwrap_err();
     let expected = CommError::Mismatch { rank: Rank(0), got: other, peer: Rank(2), expected: call(0) };
     assert_eq!(error, expected);
-    assert_eq!(table.enter(gathers[1], call(0), None, now).unwrap(), 0, "equal calls go on");
+    assert_eq!(table.enter(gathers[1], call(0), now).unwrap(), 0, "equal calls go on");
 }
 
 /// A group beside that of `parents`, on the same NCCL communicator.
@@ -52,9 +52,9 @@ fn groups_that_share_a_communicator_have_names_and_calls_of_their_own_but_one_or
     let now = Instant::now();
     let (mut table, gathers, reductions) = table(2, now);
     let children = sharing(&mut table, &gathers, now);
-    assert_eq!(table.enter(gathers[0], call(0), None, now).unwrap(), 0);
-    assert_eq!(table.enter(children[0], call(0), None, now).unwrap(), 1);
-    assert_eq!(table.enter(reductions[0], call(0), None, now).unwrap(), 0, "another communicator");
+    assert_eq!(table.enter(gathers[0], call(0), now).unwrap(), 0);
+    assert_eq!(table.enter(children[0], call(0), now).unwrap(), 1);
+    assert_eq!(table.enter(reductions[0], call(0), now).unwrap(), 0, "another communicator");
     let first = call(0);
     assert_eq!(
         table.status()[0].doing,
@@ -64,7 +64,7 @@ fn groups_that_share_a_communicator_have_names_and_calls_of_their_own_but_one_or
         )
     );
     // The same call of the other group would be taken for that of rank 0 by NCCL.
-    let error = table.enter(children[1], call(0), None, now).unwrap_err();
+    let error = table.enter(children[1], call(0), now).unwrap_err();
     assert_eq!(
         error.to_string(),
         format!(
@@ -72,8 +72,8 @@ fn groups_that_share_a_communicator_have_names_and_calls_of_their_own_but_one_or
              these groups are connected once, so their collectives have one order, the same on every rank"
         )
     );
-    assert!(table.enter(gathers[1], call(0), None, now).is_ok());
-    assert!(table.enter(children[1], call(0), None, now).is_ok());
+    assert!(table.enter(gathers[1], call(0), now).is_ok());
+    assert!(table.enter(children[1], call(0), now).is_ok());
     assert!(table.lines[0].is_settled());
 }
 
@@ -83,11 +83,11 @@ fn who_is_missing_is_asked_of_the_group_and_who_is_in_a_call_of_its_communicator
     let (mut table, gathers, _) = table(2, now);
     let children = sharing(&mut table, &gathers, now);
     for seats in [&children, &gathers] {
-        let position = table.enter(seats[0], call(seats[0].group as u64), None, now).unwrap();
+        let position = table.enter(seats[0], call(seats[0].group as u64), now).unwrap();
         table.issued(seats[0], position, true);
     }
     assert_eq!(table.current(gathers[0]), Some(call(2)), "the child's call came first");
-    let position = table.enter(children[1], call(2), None, now).unwrap();
+    let position = table.enter(children[1], call(2), now).unwrap();
     table.issued(children[1], position, true);
     let failure = table.overdue(now + LIMIT, LIMIT).unwrap();
     let CommError::TimedOut { call: late, missing, .. } = failure.error else { panic!("{}", failure.error) };
@@ -97,35 +97,26 @@ fn who_is_missing_is_asked_of_the_group_and_who_is_in_a_call_of_its_communicator
 }
 
 #[test]
-fn calls_are_forgotten_when_all_ranks_have_entered() {
+fn the_last_calls_are_kept_and_all_that_a_rank_has_not_entered() {
     let now = Instant::now();
     let (mut table, gathers, _) = table(3, now);
-    for sequence in 0..100 {
-        for &seat in &gathers {
-            let position = table.enter(seat, call(sequence), None, now).unwrap();
+    let mut enter = |seat: Seat, sequences: std::ops::Range<u64>| {
+        for sequence in sequences {
+            let position = table.enter(seat, call(sequence), now).unwrap();
             table.issued(seat, position, true);
         }
-    }
+        table.lines[0].kept_len()
+    };
+    // However far two of them are ahead, the third is compared with them.
+    assert_eq!(enter(gathers[0], 0..9000), 9000);
+    assert_eq!(enter(gathers[1], 0..9000), 9000);
+    assert_eq!(enter(gathers[2], 0..6000), 4096);
+    assert_eq!(enter(gathers[2], 6000..9000), 4096);
     assert!(table.lines[0].is_settled());
     assert!(!table.is_idle());
     settle(&mut table, now);
     assert!(table.is_idle());
-    assert_eq!(table.status()[1].doing, format!("gathers: ended {}", call(99)));
-}
-
-#[test]
-fn notes_are_read_once_by_each_rank_when_all_are_there() {
-    let now = Instant::now();
-    let (mut table, gathers, _) = table(2, now);
-    let position = table.enter(gathers[1], call(0), Some(7), now).unwrap();
-    assert_eq!(table.notes(gathers[1], position), None);
-    table.enter(gathers[0], call(0), Some(5), now).unwrap();
-    for &seat in &gathers {
-        assert_eq!(table.notes(seat, position), Some(vec![5, 7]));
-        table.end_call(seat, position, now);
-    }
-    assert!(table.lines[0].is_settled());
-    assert!(table.is_idle());
+    assert_eq!(table.status()[1].doing, format!("gathers: ended {}", call(8999)));
 }
 
 #[test]
@@ -134,9 +125,9 @@ fn a_collective_is_overdue_when_it_was_first_in_line_for_the_limit() {
     let at = |seconds| start + Duration::from_secs(seconds);
     let (mut table, gathers, _) = table(2, start);
     for &seat in &gathers {
-        let position = table.enter(seat, call(0), None, at(0)).unwrap();
+        let position = table.enter(seat, call(0), at(0)).unwrap();
         table.issued(seat, position, true);
-        let position = table.enter(seat, call(1), None, at(0)).unwrap();
+        let position = table.enter(seat, call(1), at(0)).unwrap();
         table.issued(seat, position, false);
     }
     assert!(table.overdue(at(9), LIMIT).is_none());
@@ -154,7 +145,7 @@ fn a_collective_is_overdue_when_it_was_first_in_line_for_the_limit() {
 fn a_call_that_is_still_on_the_host_can_be_overdue_too() {
     let now = Instant::now();
     let (mut table, gathers, _) = table(2, now);
-    table.enter(gathers[0], call(0), None, now).unwrap();
+    table.enter(gathers[0], call(0), now).unwrap();
     settle(&mut table, now);
     let failure = table.overdue(now + LIMIT, LIMIT).unwrap();
     assert_eq!(failure.culprit, Rank(1));
@@ -166,8 +157,8 @@ fn the_end_of_a_chain_of_waits_is_to_blame() {
     let now = Instant::now();
     let (mut table, gathers, reductions) = table(3, now);
     // 0 waits for 1 and 2; 1 waits for 0 and 2; 2 waits for nobody.
-    table.enter(gathers[0], call(0), None, now).unwrap();
-    table.enter(reductions[1], call(0), None, now).unwrap();
+    table.enter(gathers[0], call(0), now).unwrap();
+    table.enter(reductions[1], call(0), now).unwrap();
     let failure = table.overdue(now + LIMIT, LIMIT).unwrap();
     assert_eq!(failure.culprit, Rank(2));
     let status = table.status();
@@ -179,7 +170,7 @@ fn the_end_of_a_chain_of_waits_is_to_blame() {
 fn a_rank_that_has_returned_is_missed_before_any_limit() {
     let now = Instant::now();
     let (mut table, gathers, _) = table(3, now);
-    table.enter(gathers[0], call(0), None, now).unwrap();
+    table.enter(gathers[0], call(0), now).unwrap();
     assert!(table.overdue(now, LIMIT).is_none());
     table.end_rank(Rank(2));
     let failure = table.overdue(now, LIMIT).unwrap();
@@ -191,7 +182,7 @@ fn a_rank_that_has_returned_is_missed_before_any_limit() {
 fn a_device_that_fails_is_the_one_of_the_event() {
     let now = Instant::now();
     let (mut table, gathers, _) = table(2, now);
-    let position = table.enter(gathers[1], call(0), None, now).unwrap();
+    let position = table.enter(gathers[1], call(0), now).unwrap();
     table.issued(gathers[1], position, false);
     assert_eq!(table.settle(now, |_, _| Err("lost")).unwrap_err(), (Rank(1), "lost"));
     assert_eq!(table.current(gathers[1]), Some(call(0)));

@@ -1,0 +1,381 @@
+//! Ranks in several processes: the communicator's suite, and what becomes of all when one of them fails.
+//!
+//! Each process is this test binary, started anew; their stand-ins for NCCL meet in files of a folder.
+
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{self, Child, Command, Stdio};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use fsdp_comm::conformance;
+use fsdp_comm::launch::{LaunchFailure, Launcher, Seat};
+use fsdp_comm::process::cluster::{Cluster, Joining};
+use fsdp_comm::process::place::recognise;
+use fsdp_core::comm::{Comm, Purpose, ReduceOp};
+use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice, SliceMut};
+use fsdp_core::{DType, Error, Memory, Queue};
+use fsdp_cuda::nccl::{GpuOptions, Gpus, Peers};
+
+use crate::fake::{self, Fake, fresh};
+use crate::memory::StreamMemory;
+use crate::training;
+
+/// What a process does, and how many ranks it holds.
+const SCENARIO: &str = "FSDP_TEST_SCENARIO";
+const LOCAL_RANKS: &str = "FSDP_TEST_LOCAL_RANKS";
+const TIMEOUT_S: &str = "FSDP_TEST_TIMEOUT_S";
+
+const HEARTBEAT: Duration = Duration::from_millis(250);
+
+/// In what time every fault must have ended every process: silence is told after 15 heartbeats, and the processes start.
+const BOUND: Duration = Duration::from_secs(20);
+
+/// In what time ranks must have returned when the failure is known.
+const ABORT_BOUND: Duration = Duration::from_secs(3);
+
+/// What a process that a test has started says of its end, in one line.
+const SAYS: &str = "the process says: ";
+
+/// Only for processes that other tests start.
+#[test]
+fn a_process_of_a_world() {
+    let Some(scenario) = env::var(SCENARIO).ok() else { return };
+    let variable = |name: &str| env::var(name).ok();
+    let number = |name: &str| variable(name).unwrap().parse::<u64>().unwrap();
+    let cluster = Cluster::join(&Joining {
+        place: recognise(&variable).unwrap().unwrap(),
+        variable: &variable,
+        shared: None,
+        local_ranks: number(LOCAL_RANKS) as usize,
+        device: "cuda".to_owned(),
+        heartbeat: HEARTBEAT,
+        timeout: Duration::from_secs(60),
+        is_insecure: false,
+    });
+    let cluster = cluster.unwrap();
+    let peers = Peers {
+        assembly: cluster.assembly(),
+        alarm: cluster.alarm(),
+        recorder: cluster.recorder(),
+        ranks_on_machine: cluster.ranks_on_machine(),
+        heartbeat: HEARTBEAT,
+    };
+    if scenario == "train" {
+        training::in_processes(peers);
+        cluster.leave();
+        return;
+    }
+    let fake = Fake::new();
+    let options = GpuOptions { timeout: Duration::from_secs(number(TIMEOUT_S)), ..GpuOptions::new(2) };
+    let gpus =
+        Gpus::new(fake.nccl.clone(), options, |_, _| Ok(Arc::new(StreamMemory::default()))).among(peers);
+    let world = cluster.roster().world();
+    if scenario == "suite" {
+        suite(&gpus, world);
+    } else {
+        let decided = Arc::new(OnceLock::new());
+        let hook = decided.clone();
+        cluster.on_verdict(Box::new(move |_| hook.set(Instant::now()).expect("there is one verdict")));
+        let ended = gpus.launch(world, &|seat| faulty(&scenario, &fake, seat)).map(drop);
+        // It may be told only afterwards.
+        let took = decided.get().map(Instant::elapsed);
+        assert!(took.is_none_or(|took| took < ABORT_BOUND), "it took {took:?} to abort");
+        say(&cluster, ended);
+    }
+    cluster.leave();
+    fake.assert_clean();
+}
+
+/// What every communicator must do, but for failures: a world of processes has one.
+fn suite(gpus: &Gpus<StreamMemory>, ranks: usize) {
+    for dtype in [DType::F32, DType::F64, DType::Bf16, DType::I64] {
+        for lens in [&[][..], &[3, 0, 5, 1], &[64, 129]] {
+            conformance::all_gather(gpus, ranks, dtype, lens);
+            conformance::reduce_scatter(gpus, ranks, dtype, lens);
+            conformance::all_reduce(gpus, ranks, dtype, lens);
+            conformance::broadcast(gpus, ranks, dtype, lens);
+        }
+    }
+    conformance::traffic_matches_formulas(gpus, ranks);
+    conformance::buffers_come_back_to_their_rank(gpus, ranks);
+    conformance::arguments_are_checked(gpus, ranks);
+    conformance::many_in_flight(gpus, ranks);
+    conformance::communicators_are_independent(gpus, ranks);
+    conformance::groups_of_groups(gpus, ranks);
+    for replicas in (1..=ranks).filter(|&replicas| ranks.is_multiple_of(replicas)) {
+        conformance::rows_and_columns_of_a_mesh(gpus, replicas, ranks / replicas);
+    }
+}
+
+/// Sums a number over all ranks and looks at it.
+fn sum(
+    memory: &StreamMemory,
+    comm: &mut Comm<StreamMemory>,
+    purpose: Purpose,
+    len: usize,
+) -> Result<(), Error> {
+    let mut buffer = memory.allocate(Category::CommStaging, DType::I64, len)?;
+    memory.write(Queue::Reduce, HostSlice::I64(&vec![1; len]), SliceMut::whole(&mut buffer))?;
+    let pending = comm.all_reduce(memory, ReduceOp::Sum, purpose, None, vec![buffer])?;
+    let summed = pending.wait_on(memory, Queue::Download)?.outputs.remove(0);
+    let mut out = vec![0; len];
+    memory.read(Queue::Download, Slice::whole(&summed), HostSliceMut::I64(&mut out))?;
+    comm.check()?;
+    assert_eq!(out, vec![comm.size() as i64; len], "a sum that was cut off is not trusted");
+    Ok(())
+}
+
+/// Where the stand-ins of all processes meet.
+fn cliques() -> PathBuf {
+    env::var_os("FAKE_NCCL_DIR").unwrap().into()
+}
+
+/// Files there by which ranks tell the last one that NCCL has failed.
+const NOTE: &str = "failed-";
+
+fn is_note(file: &fs::DirEntry) -> bool {
+    file.file_name().to_string_lossy().starts_with(NOTE)
+}
+
+/// A rank of a world in which the last rank, or what it calls, is not as it should be.
+fn faulty(scenario: &str, fake: &Fake, mut seat: Seat<StreamMemory>) -> Result<(), Error> {
+    let (memory, comm) = (&*seat.memory, &mut seat.reductions);
+    let is_culprit = comm.rank() == comm.size() - 1;
+    let mut pairs = seat.gathers.split(memory, comm.rank() / 2)?;
+    for _ in 0..3 {
+        sum(memory, comm, Purpose::Scalars, 2)?;
+    }
+    match scenario {
+        "longer" if is_culprit => sum(memory, comm, Purpose::Scalars, 3)?,
+        // NCCL knows nothing of purposes, and goes on.
+        "other purpose" => {
+            let purpose = if is_culprit { Purpose::UpdateRule } else { Purpose::Scalars };
+            sum(memory, comm, purpose, 2)?;
+            (0..500).try_for_each(|_| sum(memory, comm, Purpose::Scalars, 2))?;
+            return until_failed(comm);
+        }
+        "longer in a group" => sum(memory, &mut pairs, Purpose::Scalars, 2 + usize::from(is_culprit))?,
+        "killed" if is_culprit => process::abort(),
+        "killed, and NCCL knows" if is_culprit => {
+            while fs::read_dir(cliques()).unwrap().flatten().filter(is_note).count() < comm.size() - 1 {
+                std::thread::yield_now();
+            }
+            process::abort()
+        }
+        "killed, and NCCL knows" => {
+            fake.async_error(comm.rank(), 6);
+            fs::write(cliques().join(format!("{NOTE}{}", comm.rank())), "").unwrap();
+        }
+        "stopped" if is_culprit => {
+            Command::new("sh").args(["-c", "kill -STOP $PPID"]).status().unwrap();
+        }
+        "leader killed" if comm.rank() == 0 => process::abort(),
+        "returns" if is_culprit => return Ok(()),
+        "fails" if is_culprit => {
+            return Err(Error::Memory { category: None, what: "planted".to_owned() });
+        }
+        "late" if is_culprit => return until_failed(comm),
+        _ => {}
+    }
+    // Others go on as if nothing had happened.
+    loop {
+        sum(memory, comm, Purpose::Scalars, 2)?;
+    }
+}
+
+/// Does nothing until the world has failed.
+fn until_failed(comm: &Comm<StreamMemory>) -> Result<(), Error> {
+    while comm.check().is_ok() {
+        std::thread::yield_now();
+    }
+    comm.check()
+}
+
+/// Waits until the failure is known to all, and says it.
+fn say(cluster: &Cluster, ended: Result<(), LaunchFailure<Error>>) {
+    let begin = Instant::now();
+    while cluster.verdict().is_none() {
+        assert!(begin.elapsed() < BOUND, "nobody knows of a failure");
+        std::thread::yield_now();
+    }
+    let own = match ended {
+        Ok(()) => "well".to_owned(),
+        Err(LaunchFailure { rank, reason }) => format!("{rank}: {reason}"),
+    };
+    let verdict = cluster.verdict().unwrap();
+    let told = (verdict.failure.rank.map(|rank| rank.0), verdict.failure.kind, verdict.failure.cause);
+    let last = verdict.failure.last_call;
+    println!("{SAYS}{}", format!("{told:?}, last {last:?} | {own}").replace('\n', " "));
+}
+
+/// Processes with so many ranks each.
+pub(crate) struct Processes {
+    children: Vec<Child>,
+    begin: Instant,
+    _folder: tempfile::TempDir,
+}
+
+impl Processes {
+    pub(crate) fn start(scenario: &str, processes: usize, local_ranks: usize, timeout_s: u64) -> Self {
+        Self::start_with(scenario, processes, local_ranks, timeout_s, &[])
+    }
+
+    /// With more variables.
+    pub(crate) fn start_with(
+        scenario: &str,
+        processes: usize,
+        local_ranks: usize,
+        timeout_s: u64,
+        variables: &[(&str, &str)],
+    ) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let [meeting, cliques] = ["meeting", "cliques"].map(|name| folder.path().join(name));
+        fs::create_dir(&cliques).unwrap();
+        let stand_in = fresh(&[]);
+        let start = |process: usize| {
+            Command::new(env::current_exe().unwrap())
+                .args(["--exact", "processes::a_process_of_a_world", "--nocapture"])
+                .envs([(SCENARIO, scenario), ("RUST_BACKTRACE", "0")])
+                .envs(
+                    [(LOCAL_RANKS, local_ranks), (TIMEOUT_S, timeout_s as usize)]
+                        .map(|(k, v)| (k, v.to_string())),
+                )
+                .envs(["FSDP_PROCESS", "FSDP_LOCAL_PROCESS"].map(|name| (name, process.to_string())))
+                .envs(["FSDP_PROCESSES", "FSDP_LOCAL_PROCESSES"].map(|name| (name, processes.to_string())))
+                .envs([("FSDP_RENDEZVOUS_DIR", &meeting), ("FAKE_NCCL_DIR", &cliques)])
+                .env(fake::FOLDER, &stand_in)
+                .envs(variables.iter().copied())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        };
+        let children = (0..processes).map(start).collect();
+        Self { children, begin: Instant::now(), _folder: folder }
+    }
+
+    /// Whether each process has ended well, and what it said.
+    pub(crate) fn ends(self) -> Vec<(bool, String)> {
+        let end = |child: Child| {
+            let output = child.wait_with_output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            let said = text.lines().find_map(|line| Some(line.split_once(SAYS)?.1.to_owned()));
+            let errors = String::from_utf8_lossy(&output.stderr);
+            (output.status.success(), said.unwrap_or_else(|| format!("{text}{errors}")))
+        };
+        self.children.into_iter().map(end).collect()
+    }
+
+    /// As [`Processes::ends`], of processes of which one has failed.
+    fn fail(self) -> Vec<(bool, String)> {
+        let begin = self.begin;
+        let ends = self.ends();
+        assert!(begin.elapsed() < BOUND, "took {:?}: {ends:?}", begin.elapsed());
+        ends
+    }
+}
+
+/// All processes have ended well by themselves, after they were told this.
+#[track_caller]
+fn assert_told(ends: &[(bool, String)], expected: &str) {
+    for (process, (is_well, said)) in ends.iter().enumerate() {
+        assert!(*is_well && said.contains(expected), "process {process} of {ends:#?}");
+    }
+}
+
+#[test]
+fn the_suite_passes_over_processes() {
+    for (processes, local_ranks) in [(2, 1), (3, 1), (2, 2), (4, 1)] {
+        let ends = Processes::start("suite", processes, local_ranks, 60).ends();
+        assert!(ends.iter().all(|(is_well, _)| *is_well), "{processes} x {local_ranks}: {ends:#?}");
+    }
+}
+
+/// What all of so many processes with one rank each are told of a fault.
+fn told_of(scenario: &str, processes: usize, timeout_s: u64, expected: &str) {
+    assert_told(&Processes::start(scenario, processes, 1, timeout_s).fail(), expected);
+}
+
+/// Longer than any of these tests may take.
+const NEVER: u64 = 600;
+
+#[test]
+fn a_call_on_which_nccl_hangs_is_told_with_both_fingerprints_and_ranks() {
+    let expected = "(Some(2), Permanent, \"collectives diverge: rank 2 called #3 all-reduce (scalars, 3 x i64), but rank 0 \
+                    called #3 all-reduce (scalars, 2 x i64)\")";
+    told_of("longer", 3, NEVER, expected);
+}
+
+#[test]
+fn a_call_of_a_group_that_the_leader_is_not_in_is_told_too() {
+    let expected = "(Some(3), Permanent, \"collectives diverge: rank 3 called #0 all-reduce (scalars, 3 x i64), but rank 2 \
+                    called #0 all-reduce (scalars, 2 x i64)\")";
+    told_of("longer in a group", 4, NEVER, expected);
+}
+
+#[test]
+fn a_call_that_nccl_does_not_tell_from_others_is_found_by_the_digest() {
+    let expected = "(Some(2), Permanent, \"collectives diverge: rank 2 called #3 all-reduce (update rule, 2 x i64), but \
+                    rank 0 called #3 all-reduce (scalars, 2 x i64)\")";
+    told_of("other purpose", 3, NEVER, expected);
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_after_the_time_limit() {
+    let expected = "(Some(2), Temporary, \"rank 0 has waited 2 s in #3 all-reduce (scalars, 2 x i64): rank 2 did not enter \
+                    it";
+    told_of("late", 3, 2, expected);
+}
+
+#[test]
+fn a_rank_that_has_returned_is_missed_at_once() {
+    told_of(
+        "returns",
+        3,
+        NEVER,
+        "(Some(2), Temporary, \"rank 2 did not arrive in #3 all-reduce (scalars, 2 x i64)",
+    );
+}
+
+#[test]
+fn a_rank_that_fails_ends_the_others_with_its_reason() {
+    let expected =
+        "(Some(2), Temporary, \"memory: planted\"), last Some(\"#2 all-reduce (scalars, 2 x i64)\")";
+    told_of("fails", 3, NEVER, expected);
+}
+
+#[test]
+fn a_process_that_is_killed_in_a_collective_ends_all_others() {
+    for processes in [2, 3] {
+        let mut ends = Processes::start("killed", processes, 2, NEVER).fail();
+        let (is_well, said) = ends.pop().unwrap();
+        assert!(!is_well, "{said}");
+        assert_told(&ends, "(None, Temporary, \"its connection was closed\")");
+    }
+}
+
+#[test]
+fn a_death_that_nccl_notices_first_is_still_told_of_who_has_died() {
+    let mut ends = Processes::start("killed, and NCCL knows", 3, 1, NEVER).fail();
+    ends.pop().unwrap();
+    assert_told(&ends, "(None, Temporary, \"its connection was closed\")");
+}
+
+#[test]
+fn a_process_that_is_stopped_in_a_collective_ends_all_others() {
+    let mut processes = Processes::start("stopped", 3, 1, NEVER);
+    let mut stopped = processes.children.pop().unwrap();
+    let ends = processes.fail();
+    stopped.kill().unwrap();
+    stopped.wait().unwrap();
+    assert_told(&ends, "(None, Temporary, \"it was silent for 3.75 s");
+}
+
+#[test]
+fn a_leader_that_is_killed_ends_all_others() {
+    let mut ends = Processes::start("leader killed", 3, 1, NEVER).fail();
+    assert!(!ends.remove(0).0);
+    assert_told(&ends, "(None, Temporary, \"its connection was closed\")");
+}

@@ -1,0 +1,125 @@
+//! Whole runs of the trainer on CUDA memory and NCCL, over stand-ins for both: several processes make the same model, bit for
+//! bit, as one.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use fsdp_core::memory::{Slice, SliceMut};
+use fsdp_core::{Error, Queue, Rank};
+use fsdp_cuda::device::{CudaEvent, DeviceMemory, StreamHandle};
+use fsdp_cuda::nccl::{GpuOptions, Gpus, Peers};
+use fsdp_cuda::{CudaBuffer, CudaMemory, CudaOptions};
+use fsdp_train::checkpoint::Resume;
+use fsdp_train::train::{RunOptions, train};
+
+use crate::cuda::synchronize;
+use crate::fake::Fake;
+use crate::fake_cuda::{self, FakeDevice};
+use crate::job::{GPT2, LLAMA, job};
+use crate::mixed::Mixed;
+use crate::processes::Processes;
+
+/// Where a run lies, which model it trains, where its output goes, and how many ranks it has.
+const DIR: &str = "FSDP_TEST_DIR";
+const MODEL: &str = "FSDP_TEST_MODEL";
+const OUT: &str = "FSDP_TEST_OUT";
+const RANKS: &str = "FSDP_TEST_RANKS";
+
+impl DeviceMemory for Mixed {
+    fn pointer(&self, queue: Queue, slice: Slice<'_, CudaBuffer>) -> Result<u64, Error> {
+        self.cuda.pointer(queue, slice)
+    }
+
+    fn pointer_mut(&self, queue: Queue, slice: SliceMut<'_, CudaBuffer>) -> Result<u64, Error> {
+        self.cuda.pointer_mut(queue, slice)
+    }
+
+    fn stream(&self, queue: Queue) -> StreamHandle {
+        self.cuda.stream(queue)
+    }
+
+    fn bind(&self) -> Result<(), Error> {
+        self.cuda.bind()
+    }
+
+    fn is_complete(&self, event: &CudaEvent) -> Result<bool, Error> {
+        self.cuda.is_complete(event)
+    }
+}
+
+/// Trains with the ranks of this process.
+fn run(dir: &Path, model: &str, out: &Path, ranks: usize, peers: Option<Peers>) {
+    let here = peers.as_ref().map_or(0..ranks, |peers| peers.assembly.local());
+    let devices: Vec<FakeDevice> = here.clone().map(|_| fake_cuda::device()).collect();
+    let count = devices.len();
+    let memory = move |rank: Rank, _| {
+        let options = CudaOptions { poison: true, ..CudaOptions::new(devices[rank.0 - here.start].ordinal) };
+        Ok(Arc::new(Mixed::new(CudaMemory::new(options)?)))
+    };
+    let fake = Fake::beside_streams(synchronize());
+    let gpus = Gpus::new(fake.nccl.clone(), GpuOptions::new(count), memory);
+    let gpus = match peers {
+        Some(peers) => gpus.among(peers),
+        None => gpus,
+    };
+    let overrides = [
+        format!("run.ranks={ranks}"),
+        format!("run.out_dir='{}'", out.display()),
+        "checkpoint.every=2".to_owned(),
+    ];
+    let job = job(dir, model, &overrides.each_ref().map(String::as_str));
+    let options = RunOptions {
+        reporter: &(),
+        stop: &AtomicBool::new(false),
+        resume: Resume::Fresh,
+        overwrite: false,
+        observer: &|_| Box::new(()),
+        config_json: None,
+        flops: None,
+        census: None,
+    };
+    let summary = train(&job, &gpus, &options).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(summary.steps, 4);
+    fake.assert_clean();
+}
+
+/// What a process does that a test has started.
+pub(crate) fn in_processes(peers: Peers) {
+    let variable = |name: &str| env::var(name).unwrap();
+    let (dir, out, ranks) = (variable(DIR), variable(OUT), variable(RANKS).parse().unwrap());
+    run(Path::new(&dir), &variable(MODEL), Path::new(&out), ranks, Some(peers));
+}
+
+/// The bytes of all ranks' files of the checkpoint behind the last step, and of the model, by their names.
+fn made(out: &Path) -> BTreeMap<OsString, Vec<u8>> {
+    let files = ["checkpoints/step-00000004", "model"].map(|folder| fs::read_dir(out.join(folder)).unwrap());
+    let files = files.into_iter().flatten().map(|file| file.unwrap().path());
+    let is_data = |file: &PathBuf| file.extension().is_some_and(|kind| kind != "json");
+    files
+        .filter(is_data)
+        .map(|file| (file.file_name().unwrap().to_owned(), fs::read(file).unwrap()))
+        .collect()
+}
+
+#[test]
+fn several_processes_make_the_checkpoint_and_model_of_one_bit_for_bit() {
+    for (model, processes, local_ranks) in [(LLAMA, 2, 1), (LLAMA, 2, 2), (GPT2, 4, 1)] {
+        let dir = tempfile::tempdir().unwrap();
+        let (alone, out) = (dir.path().join("alone"), dir.path().join("several"));
+        let ranks = processes * local_ranks;
+        run(dir.path(), model, &alone, ranks, None);
+        let [folder, there] = [dir.path(), &out].map(|path| path.to_str().unwrap());
+        let variables = [(DIR, folder), (MODEL, model), (OUT, there), (RANKS, &ranks.to_string())];
+        let ends = Processes::start_with("train", processes, local_ranks, 60, &variables).ends();
+        assert!(ends.iter().all(|(is_well, _)| *is_well), "{processes} x {local_ranks}: {ends:#?}");
+        let (expected, made) = (made(&alone), made(&out));
+        assert!(expected.len() > ranks, "{:?}", expected.keys());
+        assert_eq!(made.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+        assert!(made == expected, "{processes} x {local_ranks}");
+    }
+}
