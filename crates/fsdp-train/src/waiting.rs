@@ -39,31 +39,42 @@ impl<'a> WaitTimer<'a> {
         self.waited
     }
 
-    fn pass(&mut self, is_waiting: bool) {
-        let now = Instant::now();
-        if is_waiting {
-            self.waited += now - self.mark;
-        }
-        self.mark = now;
+    fn has_waited(&mut self) {
+        self.waited += self.mark.elapsed();
     }
 }
 
+/// Whether an operation waits for its collective where it is issued.
+fn waits_inside(kind: &OpKind) -> bool {
+    matches!(kind, OpKind::ReduceScalars | OpKind::ReduceStatistics { .. })
+}
+
+/// The clock is read where it must be only: there are hundreds of operations in a step, and some machines are slow to say
+/// what time it is.
 impl Observer for WaitTimer<'_> {
     fn begin(&mut self, op: OpId, kind: &OpKind) {
         self.inner.begin(op, kind);
-        self.pass(false);
+        if waits_inside(kind) {
+            self.mark = Instant::now();
+        }
     }
 
     fn issued(&mut self, op: OpId, kind: &OpKind) {
-        self.pass(matches!(kind, OpKind::ReduceScalars | OpKind::ReduceStatistics { .. }));
+        if waits_inside(kind) {
+            self.has_waited();
+        }
         self.inner.issued(op, kind);
         self.mark = Instant::now();
     }
 
     fn end(&mut self, op: OpId, kind: &OpKind) {
-        self.pass(kind.is_collective());
+        if kind.is_collective() {
+            self.has_waited();
+        }
         self.inner.end(op, kind);
-        self.mark = Instant::now();
+        if kind.is_collective() {
+            self.mark = Instant::now();
+        }
     }
 }
 
