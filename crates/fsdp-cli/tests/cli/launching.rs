@@ -41,12 +41,10 @@ impl Launch {
         workers
     }
 
-    /// Whether a process that it has started, or a thread of it, is there. Who adopts those of a launch that was killed may leave
-    /// them as zombies; they hold files for as long as one of their threads has not ended.
+    /// Whether a process is there that it has started. Who adopts those of a launch that was killed may leave them as zombies.
     pub(crate) fn is_there(worker: &u32) -> bool {
         let status = std::fs::read_to_string(format!("/proc/{worker}/status"));
-        let threads = std::fs::read_dir(format!("/proc/{worker}/task")).map_or(0, Iterator::count);
-        status.is_ok_and(|status| !status.contains("State:\tZ")) || threads > 1
+        status.is_ok_and(|status| !status.contains("State:\tZ"))
     }
 
     pub(crate) fn end(mut self) -> Ran {
