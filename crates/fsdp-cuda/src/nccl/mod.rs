@@ -24,13 +24,14 @@
 //!
 //! # What goes wrong, and who says so
 //!
-//! Every call is first entered into a table that all ranks of a process share, and compared with what the others called at this
-//! place: a difference is [`CommError::Mismatch`](fsdp_core::comm::CommError::Mismatch) before NCCL sees it, because NCCL
-//! would hang or add up the wrong numbers. A watcher polls NCCL's asynchronous errors and the ends of collectives; when
-//! something fails or takes too long, all communicators of the process are aborted, and every later call returns
-//! the first reason. Other processes hear of it by their alarm. What only differs between processes is found by the
-//! reports that the leader compares with each heartbeat: NCCL may hang on it meanwhile. A collective that was cut off leaves wrong numbers behind: whoever reads results on the host
-//! calls [`Comm::check`](fsdp_core::comm::Comm::check) afterwards.
+//! Every call is first entered into a table that all ranks of a process share, and compared with what the others called
+//! at this place: a difference is [`CommError::Mismatch`](fsdp_core::comm::CommError::Mismatch) before NCCL sees it,
+//! because NCCL would hang or add up the wrong numbers. A watcher polls NCCL's asynchronous errors and the ends of
+//! collectives; when something fails or takes too long, all communicators of the process are aborted, and every later
+//! call returns the first reason. Other processes hear of it by their alarm. What only differs between processes is
+//! found by the reports that the leader compares every second: NCCL may hang on it meanwhile. A collective that was cut
+//! off leaves wrong numbers behind: whoever reads results on the host calls
+//! [`Comm::check`](fsdp_core::comm::Comm::check) afterwards.
 
 mod launch;
 

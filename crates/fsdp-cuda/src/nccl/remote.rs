@@ -1,6 +1,6 @@
 //! The table across processes.
 //!
-//! With each sign of life every process tells the leader how far its ranks are: for each NCCL communicator the number of
+//! Once a second or more often every process tells the leader how far its ranks are: for each NCCL communicator the number of
 //! calls and a digest of them. The leader [judges](judge()) what all have told at the same beat. Calls themselves travel
 //! only when somebody waits, which is when NCCL may hang because of them, or when digests of as many calls differ, which NCCL
 //! does not notice: then the leader asks, and everybody tells what is kept of that communicator.
@@ -35,16 +35,23 @@ pub struct Peers {
     pub heartbeat: Duration,
 }
 
-/// Whoever is in a call for so many heartbeats tells of it.
+/// How often a process tells of its calls at least, also where signs of life are rare: a world ends with such a beat.
+const BEAT_MAX: Duration = Duration::from_secs(1);
+
+/// Whoever is in a call for so many beats tells of it.
 const PATIENCE: u32 = 2;
 
 /// What NCCL says of others may be the consequence of a death, which processes hear of in so many heartbeats.
 const HOLD: u32 = 3;
 
-/// A leader that has not judged for so many heartbeats longer than it should never will.
+/// A leader that has not judged for so many beats longer than it should never will.
 const LEADER_LATE: u32 = 20;
 
 impl Peers {
+    fn beat(&self) -> Duration {
+        self.heartbeat.min(BEAT_MAX)
+    }
+
     /// What has ended the world, as far as it is known within the time in which a death is heard of.
     pub(super) fn verdict_soon(&self) -> Option<CommError> {
         let begin = Instant::now();
@@ -105,7 +112,7 @@ impl<'a, M: DeviceMemory> Beats<'a, M> {
         // Beats that were missed are made up for: all processes count alike.
         if Instant::now() >= self.due {
             self.tell();
-            self.due += self.peers.heartbeat;
+            self.due += self.peers.beat();
         }
         // Once more at the end, at once: mostly all are there together.
         if is_end && !self.has_told_end {
@@ -114,8 +121,8 @@ impl<'a, M: DeviceMemory> Beats<'a, M> {
         }
         if assembly.is_leader() {
             self.judge();
-        } else if let Some((rank, call)) = self.world.waits_for(self.peers.heartbeat * LEADER_LATE) {
-            let waited = (self.world.limit + self.peers.heartbeat * LEADER_LATE).as_secs();
+        } else if let Some((rank, call)) = self.world.waits_for(self.peers.beat() * LEADER_LATE) {
+            let waited = (self.world.limit + self.peers.beat() * LEADER_LATE).as_secs();
             let reason =
                 format!("{rank} has waited {waited} s in {call}, and its process has not said for whom");
             self.world
@@ -130,7 +137,7 @@ impl<'a, M: DeviceMemory> Beats<'a, M> {
             let (numbers, _) = path.as_chunks();
             numbers.iter().map(|&number| u64::from_le_bytes(number)).collect()
         });
-        let report = self.world.report(self.peers.heartbeat * PATIENCE, asked.as_deref());
+        let report = self.world.report(self.peers.beat() * PATIENCE, asked.as_deref());
         let mut report = Some(report.encode());
         let topic = topic(self.next);
         for rank in self.here.clone() {
@@ -158,7 +165,7 @@ impl<'a, M: DeviceMemory> Beats<'a, M> {
     }
 
     fn late_after(&self) -> Duration {
-        self.world.limit + self.peers.heartbeat * PATIENCE
+        self.world.limit + self.peers.beat() * PATIENCE
     }
 
     fn rule(&mut self, reports: &[Vec<u8>]) {
