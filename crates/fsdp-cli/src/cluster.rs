@@ -166,11 +166,12 @@ pub(crate) fn within(
     // something to say says it first.
     let exit = conclude(outcome, cluster.verdict(), place).unwrap_or_else(|error| {
         output::error(&error);
-        if place.launched_by.has_mpi() {
-            thread::sleep(READ_WITHIN);
-        }
         error.exit()
     });
+    // All of them wait: the first that ends would have the others killed, and mpirun would pass on that they were.
+    if exit != Exit::Done && place.launched_by.has_mpi() {
+        thread::sleep(READ_WITHIN);
+    }
     cluster.leave();
     if cluster.verdict().is_some() {
         record.wait();
