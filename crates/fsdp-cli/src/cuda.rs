@@ -22,6 +22,7 @@ use crate::device::{Work, has_nccl};
 use crate::error::CliError;
 use crate::host::{self as on_host, threads_per_rank, total_threads};
 use crate::torch;
+use crate::verify::Together;
 
 /// Where processes say which GPUs they have.
 const TOPIC: &str = "gpus";
@@ -52,7 +53,8 @@ pub(crate) fn on<W: Work>(run: &RunConfig, poison: bool, work: W) -> Result<W::O
     Ok(work.on(&launcher))
 }
 
-/// Does work with the ranks of this process, one of several, on GPUs; `poison` as for [`on`].
+/// Does work with the ranks of this process, one of several, on GPUs; the one of an oracle is on the first GPU of each process.
+/// `poison` as for [`on`].
 ///
 /// # Errors
 /// [`CliError`]: something of the device is not there, or ranks have no GPU of their own.
@@ -67,11 +69,16 @@ pub(crate) fn among<W: Work>(
     let threads = start(run, cluster.ranks_on_machine())?;
     let (first, kernels) = (cluster.assembly().local().start, torch::kernels(run));
     let count = gpus.len();
-    let make = move |rank: Rank, _: usize| {
-        let device = if count == 1 { gpus.start } else { gpus.start + rank.0 - first };
-        memory(CudaOptions { device, threads, poison }, kernels)
+    let on_gpu = move |device| memory(CudaOptions { device, threads, poison }, kernels);
+    let start = gpus.start;
+    let stack_bytes = GpuOptions::STACK_BYTES;
+    let one = RunConfig { ranks: 1, ..run.clone() };
+    let world = WorldOptions { stack_bytes, ..on_host::world_options(&one, false) };
+    let alone = Threads::new(world, move |_: Rank, _| on_gpu(start));
+    let make = move |rank: Rank, _: usize| on_gpu(if count == 1 { start } else { start + rank.0 - first });
+    let Some(nccl) = nccl else {
+        return Ok(work.on(&Together::new(alone, cluster.processes(make))));
     };
-    let Some(nccl) = nccl else { return Ok(work.on(&cluster.processes(make))) };
     let peers = Peers {
         assembly: cluster.assembly(),
         alarm: cluster.alarm(),
@@ -79,7 +86,8 @@ pub(crate) fn among<W: Work>(
         ranks_on_machine: cluster.ranks_on_machine(),
         heartbeat: Duration::from_secs_f64(run.heartbeat_s),
     };
-    Ok(work.on(&Gpus::new(nccl, gpu_options(run, count), make).among(peers)))
+    let gpus = Gpus::new(nccl, gpu_options(run, count), make).among(peers);
+    Ok(work.on(&Together::new(alone, gpus)))
 }
 
 fn count() -> Result<usize, CliError> {

@@ -14,7 +14,7 @@ use fsdp_nn::{HostMemory, HostOptions, HostPool};
 use fsdp_sim::{Threads, WorldOptions};
 use fsdp_train::config::RunConfig;
 
-use crate::verify::Together;
+use crate::verify::{OnHost, Together};
 
 /// Ranks that train or are measured: one pool, gathered parameters held once.
 pub(crate) fn training(run: &RunConfig) -> Threads<HostMemory> {
@@ -45,11 +45,7 @@ pub(crate) fn verification(run: &RunConfig, poison: bool) -> Threads<HostMemory>
 }
 
 /// The ranks of this process, one of several, that are compared with the oracle, and the oracle.
-pub(crate) fn verification_processes(
-    run: &RunConfig,
-    poison: bool,
-    cluster: &Cluster,
-) -> Together<HostMemory> {
+pub(crate) fn verification_processes(run: &RunConfig, poison: bool, cluster: &Cluster) -> OnHost<HostMemory> {
     let threads = threads_per_rank(total_threads(run.threads), cluster.ranks_on_machine());
     let processes = cluster.processes(move |_: Rank, _| {
         memory(HostOptions { pool: HostPool::new(), threads, poison, resident: true })

@@ -15,7 +15,7 @@ use fsdp_train::config::{KernelChoice, RunConfig};
 
 use crate::error::CliError;
 use crate::host::{self, total_threads};
-use crate::verify::Together;
+use crate::verify::{OnHost, Together};
 
 /// Ranks that train or are measured: one pool, gathered parameters held once.
 ///
@@ -70,7 +70,7 @@ pub(crate) fn verification_processes(
     run: &RunConfig,
     poison: bool,
     cluster: &Cluster,
-) -> Result<Together<Torch<HostMemory>>, CliError> {
+) -> Result<OnHost<Torch<HostMemory>>, CliError> {
     let alone = verification(&RunConfig { ranks: 1, ..run.clone() }, poison)?;
     let kernels = kernels(run);
     let processes = cluster.processes(move |_: Rank, _| {

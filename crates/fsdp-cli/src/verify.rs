@@ -26,7 +26,7 @@ use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::run_setup::{self, RunSetup};
 use crate::{cluster, device, logging, output, shrink};
-pub(crate) use together::Together;
+pub(crate) use together::{OnHost, Together};
 
 /// World sizes that are verified in one process, unless others are asked for.
 const WORLDS: [usize; 3] = [1, 2, 4];

@@ -6,25 +6,27 @@ use std::sync::Arc;
 use fsdp_comm::assembly::Assembly;
 use fsdp_comm::launch::{LaunchFailure, Launcher, Seat};
 use fsdp_comm::process::launch::Processes;
-use fsdp_core::Memory;
 use fsdp_sim::Threads;
 
 /// Runs a world of one rank, which is the oracle's, in this process alone, and all others with the other processes. (One
 /// rank is never spread over several processes.)
-pub(crate) struct Together<M: Memory> {
-    alone: Threads<M>,
-    processes: Processes<M>,
+pub(crate) struct Together<A, P> {
+    alone: A,
+    processes: P,
 }
 
-impl<M: Memory> Together<M> {
+/// With ranks on the host.
+pub(crate) type OnHost<M> = Together<Threads<M>, Processes<M>>;
+
+impl<A: Launcher, P: Launcher<Memory = A::Memory>> Together<A, P> {
     /// Of the ranks of this process, and the one that is here alone.
-    pub(crate) fn new(alone: Threads<M>, processes: Processes<M>) -> Self {
+    pub(crate) fn new(alone: A, processes: P) -> Self {
         Self { alone, processes }
     }
 }
 
-impl<M: Memory> Launcher for Together<M> {
-    type Memory = M;
+impl<A: Launcher, P: Launcher<Memory = A::Memory>> Launcher for Together<A, P> {
+    type Memory = A::Memory;
 
     fn ranks_on_machine(&self, world: usize) -> usize {
         self.processes.ranks_on_machine(world)
@@ -37,7 +39,7 @@ impl<M: Memory> Launcher for Together<M> {
     fn launch<T: Send, E: Send + fmt::Debug + fmt::Display>(
         &self,
         world: usize,
-        body: &(dyn Fn(Seat<M>) -> Result<T, E> + Sync),
+        body: &(dyn Fn(Seat<A::Memory>) -> Result<T, E> + Sync),
     ) -> Result<Vec<T>, LaunchFailure<E>> {
         if world == 1 { self.alone.launch(world, body) } else { self.processes.launch(world, body) }
     }
