@@ -52,6 +52,8 @@ mod torch_types;
 mod unique_map;
 mod zip;
 
+pub use files::url::is_url;
+
 pub use error::{
     ConversionFault, CoverageFault, DcpFault, DtypeDifference, Error, FileAction, FormatFault, HeaderFault,
     NameDifferences, NativeFault, NestingFault, PickleFault, PlanFault, RankFault, SaveFault,

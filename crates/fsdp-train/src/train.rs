@@ -134,7 +134,7 @@ where
         Ok(plan.create()?)
     };
     let export = start.lock().map(|_| create()).transpose()?;
-    let saves = SaveOptions::new(job, table, Arc::clone(&assembly), start.lock().cloned())?;
+    let saves = SaveOptions::new(job, table, Arc::clone(&assembly), start.attempt, start.lock().cloned())?;
     let saves = Arc::new(saves);
     let run = Run::new(job, options, &start, &saves, &*assembly, (plan, export));
     let begin = Instant::now();

@@ -28,6 +28,8 @@ pub(crate) enum Fault {
     None,
     /// The operation of this number fails; nothing else does.
     FailAt(u64),
+    /// The operation of this number happens and says that it failed, as a reply that is lost.
+    LieAt(u64),
     /// The power goes in the middle of this operation; everything after it fails.
     CrashAt(u64),
     /// Files can hold this many bytes in all.
@@ -140,6 +142,10 @@ impl FaultyFiles {
         }
         match state.fault {
             Fault::FailAt(at) if at == number => Err(io::Error::other("this operation was made to fail")),
+            Fault::LieAt(at) if at == number => {
+                let _ = run(&mut state, Extent::Whole);
+                Err(io::Error::other("this operation was made to fail"))
+            }
             Fault::CrashAt(at) if at == number => {
                 let _ = run(&mut state, Extent::Torn);
                 state.is_off = true;
@@ -321,6 +327,10 @@ impl State {
 }
 
 impl FileSystem for FaultyFiles {
+    fn renames(&self, _: &Path) -> bool {
+        true
+    }
+
     fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn OpenFile>> {
         let node = self.operate(|state, _| match (state.find(path), access) {
             (Ok(_), Access::CreateNew) => Err(io::ErrorKind::AlreadyExists.into()),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::{RankFile, RunDir, SavePlan};
+use super::{Attempt, RankFile, RunDir, SavePlan};
 use crate::{
     digest::{Digest, DigestKind},
     error::{Error, SaveFault},
@@ -53,19 +53,26 @@ struct Progress {
 impl RankSave {
     /// Creates the file of a rank with its disk space, which was [reserved](super::RunLock::reserve) at best, and the
     /// directory of the save if this rank is the first to come. Somebody must have taken the lock of the run, which
-    /// makes the directory above.
+    /// makes the directory above, and has told this rank the attempt.
     ///
     /// # Errors
-    /// [`SaveFault::AlreadyThere`] if the step has a checkpoint; [`Error::Io`], also when the disk is too small or this
-    /// rank has a file there.
-    pub fn create(run: &RunDir, plan: &SavePlan, step: u64, rank: usize) -> Result<RankSave, Error> {
-        let (dir, complete) = (run.unfinished(step), run.checkpoint(step));
-        if run.files.metadata_if_there(&complete)?.is_some() {
-            return Err(save_fault(&complete, SaveFault::AlreadyThere));
+    /// [`SaveFault::AlreadyThere`], from rank 0, if the step has a checkpoint; [`Error::Io`], also when the disk is too
+    /// small or this rank has a file there.
+    pub fn create(
+        run: &RunDir,
+        attempt: Attempt,
+        plan: &SavePlan,
+        step: u64,
+        rank: usize,
+    ) -> Result<RankSave, Error> {
+        let dir = run.unfinished(step, attempt);
+        // Other ranks do not look: their client of a network file system would remember for long that it is not there.
+        if rank == 0 && run.is_complete(step)? {
+            return Err(save_fault(&run.checkpoint(step), SaveFault::AlreadyThere));
         }
         let layout = plan.lay_out(rank)?;
         // The directory takes space too.
-        run.give_back(rank)?;
+        run.give_back(rank, attempt)?;
         run.files.create_directory_if_absent(&dir)?;
         let file = run.files.create_new(&dir.join(&layout.name))?;
         file.allocate(layout.header.file_len())?;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fsdp_ckpt::native::{MANIFEST_FILE, NativeReader, RunDir, RunLock};
+use fsdp_ckpt::native::{Attempt, MANIFEST_FILE, NativeReader, RunDir, RunLock};
 use fsdp_comm::assembly::Assembly;
 use serde::{Deserialize, Serialize};
 
@@ -60,6 +60,8 @@ pub(crate) struct Start {
     pub(crate) source: Option<Arc<NativeReader>>,
     /// What was changed in the course of the run, up to here.
     pub(crate) changes: Vec<Change>,
+    /// What tells this start of the run from others, in the names of what is not complete yet.
+    pub(crate) attempt: Attempt,
     /// The output folder, in the process of the first rank.
     folder: Option<Folder>,
 }
@@ -77,6 +79,7 @@ struct Beginning {
     step: u64,
     from: From,
     changes: Vec<Change>,
+    attempt: Attempt,
 }
 
 /// What a run goes on from.
@@ -141,18 +144,18 @@ impl Start {
             true => From::Own,
             false => From::Named,
         });
-        Beginning { step: self.step, from, changes: self.changes.clone() }
+        Beginning { step: self.step, from, changes: self.changes.clone(), attempt: self.attempt }
     }
 
     fn hear<A>(job: &Job<A>, options: &RunOptions<'_>, beginning: Beginning) -> Result<Self, TrainError> {
-        let Beginning { step, from, changes } = beginning;
+        let Beginning { step, from, changes, attempt } = beginning;
         let path = match (from, &options.resume) {
             (From::Nothing, _) => None,
             (From::Named, Resume::From(path)) => Some(found(path)?),
             (From::Own | From::Named, _) => Some(RunDir::new(&job.config.run.out_dir).checkpoint(step)),
         };
         let source = path.map(|path| NativeReader::open(&path).map(Arc::new)).transpose()?;
-        Ok(Self { step, source, changes, folder: None })
+        Ok(Self { step, source, changes, attempt, folder: None })
     }
 
     /// Finds out whether a run can begin, and where. What an earlier run left is still there afterwards: see
@@ -213,8 +216,9 @@ impl Start {
             }
             None => (0, None, Vec::new()),
         };
+        let attempt = lock.attempt();
         let folder = Folder { lock: Arc::new(lock), earlier, is_settled: AtomicBool::new(false) };
-        Self { step, source, changes, folder: Some(folder) }
+        Self { step, source, changes, attempt, folder: Some(folder) }
     }
 
     /// The lock of the output folder, in the process of the first rank.
