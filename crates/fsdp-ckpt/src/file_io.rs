@@ -290,6 +290,14 @@ impl PathFile {
         if self.is_still_at_path() { self.files.remove_if_there(&self.path).map(drop) } else { Ok(()) }
     }
 
+    /// Gives the file up, if it is an object on its way: it keeps memory until then.
+    pub(crate) fn give_up(&self) {
+        if !self.files.renames(&self.path) {
+            // Nobody is left to tell; the store can be told to remove what is left of such.
+            let _ = self.files.give_up(&self.path);
+        }
+    }
+
     /// Whether the path still leads to this file.
     pub(crate) fn is_still_at_path(&self) -> bool {
         match (self.file.metadata(), self.files.0.link_metadata(&self.path)) {

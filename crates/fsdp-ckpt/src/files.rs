@@ -104,7 +104,7 @@ pub(crate) enum Access {
 pub(crate) struct Metadata {
     pub(crate) kind: FileKind,
     pub(crate) len: u64,
-    /// Device and number of the file: equal for equal files.
+    /// Device and number of the file: equal for equal files. Of an object, 0 and what tells its version.
     pub(crate) id: (u64, u64),
 }
 

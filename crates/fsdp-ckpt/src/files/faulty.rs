@@ -7,6 +7,8 @@
 //!
 //! Not modeled: symbolic links, permissions, and directories moved between directories.
 
+mod chance;
+
 use std::{
     collections::BTreeMap,
     ffi::{OsStr, OsString},
@@ -14,6 +16,8 @@ use std::{
     path::{Component, Path},
     sync::{Arc, Mutex, MutexGuard},
 };
+
+use chance::Chance;
 
 use super::{Access, FileKind, FileSystem, Metadata, OpenFile};
 
@@ -142,10 +146,8 @@ impl FaultyFiles {
         }
         match state.fault {
             Fault::FailAt(at) if at == number => Err(io::Error::other("this operation was made to fail")),
-            Fault::LieAt(at) if at == number => {
-                let _ = run(&mut state, Extent::Whole);
-                Err(io::Error::other("this operation was made to fail"))
-            }
+            Fault::LieAt(at) if at == number => run(&mut state, Extent::Whole)
+                .and_then(|_| Err(io::Error::other("this operation was made to fail"))),
             Fault::CrashAt(at) if at == number => {
                 let _ = run(&mut state, Extent::Torn);
                 state.is_off = true;
@@ -161,18 +163,6 @@ impl FaultyFiles {
 enum Extent {
     Whole,
     Torn,
-}
-
-/// A small generator of pseudo-random bits.
-struct Chance(u64);
-
-impl Chance {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
 }
 
 impl Node {

@@ -26,7 +26,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use object_store::{ObjectStore, ObjectStoreExt, path::Path as Key};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, path::Path as Key};
 
 use blocks::{Blocks, ObjectReader};
 use fault::{StoreFault, failed};
@@ -36,6 +36,7 @@ use stores::wait;
 use upload::{Upload, UploadFile};
 
 use super::{Access, FileKind, FileSystem, Metadata, OpenFile, url};
+use crate::digest::DigestKind;
 
 /// How often a request is repeated.
 const RETRIES: usize = 10;
@@ -104,6 +105,12 @@ fn key(path: &Path) -> io::Result<Key> {
     Key::parse(names.join("/")).map_err(|fault| failed(fault.into()))
 }
 
+/// A number for the version of an object.
+fn version(found: &ObjectMeta) -> u64 {
+    let tag = found.e_tag.clone().unwrap_or_else(|| found.last_modified.to_rfc3339());
+    DigestKind::Crc64.of(format!("{tag} {}", found.size).as_bytes()).value
+}
+
 impl FileSystem for ObjectFiles {
     fn renames(&self, _: &Path) -> bool {
         false
@@ -124,7 +131,9 @@ impl FileSystem for ObjectFiles {
             return Ok(directory);
         }
         let error = match wait(self.0.store.head(&key)) {
-            Ok(found) => return Ok(Metadata { kind: FileKind::File, len: found.size, id: (0, 0) }),
+            Ok(found) => {
+                return Ok(Metadata { kind: FileKind::File, len: found.size, id: (0, version(&found)) });
+            }
             Err(error) => error,
         };
         if !matches!(error, object_store::Error::NotFound { .. }) {

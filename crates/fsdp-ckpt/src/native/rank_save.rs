@@ -25,6 +25,7 @@ pub struct RankSave {
     layout: RankFile,
     file: PathFile,
     progress: Vec<Progress>,
+    is_finished: bool,
 }
 
 /// What a rank reports of its file, which is durable by then. [`RunLock::commit`](super::RunLock::commit) takes the
@@ -78,7 +79,7 @@ impl RankSave {
         file.allocate(layout.header.file_len())?;
         file.write_all_at(&layout.prefix, 0)?;
         let progress = layout.shards.iter().map(|_| Progress { bytes: 0, chunks: Vec::new() }).collect();
-        Ok(RankSave { rank, plan: plan.clone(), layout, file, progress })
+        Ok(RankSave { rank, plan: plan.clone(), layout, file, progress, is_finished: false })
     }
 
     /// The file that is written: which rows of which tensors.
@@ -120,7 +121,7 @@ impl RankSave {
     ///
     /// # Errors
     /// [`SaveFault::RowsNotWritten`]; [`Error::Io`].
-    pub fn finish(self) -> Result<RankReport, Error> {
+    pub fn finish(mut self) -> Result<RankReport, Error> {
         for ((shard, entry), progress) in
             self.layout.shards.iter().zip(self.layout.header.entries()).zip(&self.progress)
         {
@@ -132,6 +133,7 @@ impl RankSave {
             }
         }
         self.file.sync()?;
+        self.is_finished = true;
         Ok(RankReport {
             rank: self.rank,
             plan: self.plan.digest(),
@@ -175,6 +177,14 @@ impl RankSave {
         let mut digests: Vec<u64> = self.progress[shard].chunks.iter().map(|chunk| chunk.value).collect();
         digests.resize(self.layout.chunks(shard).len(), DigestKind::Crc64.empty().value);
         digests
+    }
+}
+
+impl Drop for RankSave {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            self.file.give_up();
+        }
     }
 }
 

@@ -46,7 +46,7 @@ fn row_bytes(tensor: &SavedTensor) -> usize {
     tensor.spec.shape.iter().skip(1).product::<usize>() * tensor.spec.dtype.size_bytes()
 }
 
-fn write_part(save: &mut RankSave, plan: &SavePlan, rank: usize, seed: u8) {
+pub(super) fn write_part(save: &mut RankSave, plan: &SavePlan, rank: usize, seed: u8) {
     for tensor in plan.tensors() {
         let (rows, name) = (tensor.rows[rank].clone(), tensor.spec.name.as_str());
         if rows.is_empty() {
@@ -61,7 +61,7 @@ fn write_part(save: &mut RankSave, plan: &SavePlan, rank: usize, seed: u8) {
     }
 }
 
-fn run_state(step: u64) -> Map<String, Value> {
+pub(super) fn run_state(step: u64) -> Map<String, Value> {
     let state = json!({"step": step, "lr": 0.1 + 0.2, "seed": u64::MAX});
     state.as_object().unwrap().clone()
 }

@@ -182,7 +182,7 @@ impl Parts {
         let part = self.waiting.remove(&self.next).expect("room was made for it");
         let (bytes, room) = match part.bytes {
             Some((bytes, room)) => (bytes, Some(room)),
-            None => (self.from_scratch(self.next)?, None),
+            None => (self.read_scratch(self.next)?, None),
         };
         let sent = self.upload.put_part(bytes.into());
         self.in_flight.push_back(runtime().spawn(async move {
@@ -194,7 +194,7 @@ impl Parts {
         Ok(())
     }
 
-    fn from_scratch(&self, part: u64) -> io::Result<Vec<u8>> {
+    fn read_scratch(&self, part: u64) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; self.part_len(part)];
         let (scratch, mut done) = (self.scratch.as_deref().expect("the part is there"), 0);
         while done < bytes.len() {

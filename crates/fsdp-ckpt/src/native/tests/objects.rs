@@ -117,6 +117,19 @@ fn of_two_runs_that_save_one_step_the_second_succeeds_only_with_the_same_content
 }
 
 #[test]
+fn a_part_that_is_dropped_before_its_end_is_gone_and_can_be_written_again() {
+    let (store, plan) = (FaultyStore::new(), long_plan(1));
+    let lock = run_of(&store).lock().unwrap();
+    let create = || RankSave::create(lock.run(), lock.attempt(), &plan, 7, 0);
+    let part = create().unwrap();
+    assert!(matches!(create(), Err(Error::Io { .. })), "one at a time");
+    drop(part);
+    drop(create().unwrap());
+    save(&lock, &plan, 7, &mut false).unwrap();
+    check_in(lock.run(), &plan, 7);
+}
+
+#[test]
 fn an_attempt_that_should_be_dead_harms_no_other() {
     let (store, plan) = (FaultyStore::new(), long_plan(2));
     let [zombie, lock] = [(); 2].map(|()| run_of(&store.again()).lock().unwrap());
