@@ -12,6 +12,7 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use fsdp_ckpt::is_url;
 use fsdp_core::Digest;
 use tempfile::NamedTempFile;
 
@@ -110,6 +111,11 @@ impl Cache {
     /// # Errors
     /// Text that can not be read or tokenized.
     pub(super) fn tokens(self, text: &Text<'_>) -> Result<Cached, DataError> {
+        // Kept tokens are mapped, which needs a file of this machine.
+        if is_url(&self.folder) {
+            let (image, _) = in_memory(text)?;
+            return Ok(Cached { image, unkept: None, warnings: Vec::new() });
+        }
         let key = text.key()?;
         let file = self.folder.join(name(key));
         let mut warnings = Vec::new();

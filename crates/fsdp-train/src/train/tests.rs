@@ -1,5 +1,8 @@
 //! What is left of a run that could not begin, or that something beside the computation has ended.
 
+#[cfg(feature = "object-store")]
+mod in_store;
+
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
