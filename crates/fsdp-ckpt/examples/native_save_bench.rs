@@ -9,7 +9,7 @@ use std::{env, error::Error, process::ExitCode, thread, time::Instant};
 
 use fsdp_ckpt::{
     checkpoint::{Key, Role},
-    native::{RankReport, RankSave, RunDir, SavePlan, SaveSpace, SavedTensor, even_rows},
+    native::{Attempt, RankReport, RankSave, RunDir, SavePlan, SaveSpace, SavedTensor, even_rows},
     safetensors::{TensorSpec, TensorType},
 };
 
@@ -41,12 +41,12 @@ fn run() -> Result<(), AnyError> {
     lock.remove_leftovers()?;
     let step = run.newest()?.map_or(1, |(step, _)| step + 1);
     lock.reserve(&SaveSpace::new(&plan)?)?;
-    let begin = Instant::now();
+    let (begin, attempt) = (Instant::now(), lock.attempt());
     let reports = thread::scope(|scope| -> Result<Vec<_>, AnyError> {
         let ranks: Vec<_> = (0..ranks)
             .map(|rank| {
                 let (run, plan, state) = (&run, &plan, &state[rank]);
-                scope.spawn(move || save(run, plan, step, rank, state))
+                scope.spawn(move || save(run, attempt, plan, step, rank, state))
             })
             .collect();
         let join =
@@ -90,12 +90,13 @@ fn shards(plan: &SavePlan, rank: usize) -> Vec<Vec<u8>> {
 
 fn save(
     run: &RunDir,
+    attempt: Attempt,
     plan: &SavePlan,
     step: u64,
     rank: usize,
     state: &[Vec<u8>],
 ) -> Result<RankReport, fsdp_ckpt::Error> {
-    let mut part = RankSave::create(run, plan, step, rank)?;
+    let mut part = RankSave::create(run, attempt, plan, step, rank)?;
     for (tensor, bytes) in plan.tensors().iter().zip(state) {
         part.write_rows(&tensor.spec.name, tensor.rows[rank].start, bytes)?;
     }

@@ -24,6 +24,8 @@ use crate::{
     checkpoint::Checkpoint,
     error::{ConversionFault, Error},
     export::directory_of,
+    file_io::Files,
+    files::url::is_url,
     safetensors::TensorType,
     targets::{Selection, dcp, native, safetensors, torch_file},
     transfer::{self, Moved, Options, OutputKind, OutputPlan, Staged},
@@ -85,6 +87,8 @@ pub struct Conversion {
     pub renames: Vec<Rename>,
     /// A Hugging Face configuration to put beside the weights as `config.json`.
     pub config: Option<PathBuf>,
+    /// Whether an output of one file takes the place of what has its name.
+    pub replaces: bool,
 }
 
 impl Conversion {
@@ -99,6 +103,7 @@ impl Conversion {
             strip_prefix: None,
             renames: Vec::new(),
             config: None,
+            replaces: false,
         }
     }
 }
@@ -126,7 +131,8 @@ pub struct ConversionReport {
     pub notes: Vec<String>,
 }
 
-/// Converts `checkpoint` to `destination`, which must not exist (an empty directory may be there).
+/// Converts `checkpoint` to `destination`, which must not exist (an empty directory may be there), unless it is to be
+/// replaced.
 ///
 /// # Errors
 /// [`Error::Conversion`] for requests that make no sense for this checkpoint, [`Error::Coverage`] when a
@@ -140,13 +146,19 @@ pub fn convert(
 ) -> Result<ConversionReport, Error> {
     let started = Instant::now();
     // A slash at the end says nothing about what is made, but file systems refuse it for files.
-    let destination = &destination.components().collect::<PathBuf>();
+    let destination = &match is_url(destination) {
+        true => PathBuf::from(destination.to_string_lossy().trim_end_matches('/')),
+        false => destination.components().collect(),
+    };
     refuse_inside(checkpoint, destination)?;
     let kind = output_kind(conversion.target, destination);
     if conversion.config.is_some() && kind == OutputKind::File {
         return Err(ConversionFault::ConfigNeedsDirectory { path: destination.to_owned() }.into());
     }
-    let staged = Staged::new(destination, kind)?;
+    let staged = match conversion.replaces && kind == OutputKind::File {
+        true => Staged::replacing(destination)?,
+        false => Staged::new(destination, kind)?,
+    };
     let mut report = ConversionReport::default();
     let mut selection = select::select(checkpoint, conversion, &mut report.notes)?;
     for tensor in &selection.tensors {
@@ -170,12 +182,12 @@ pub fn convert(
 fn refuse_inside(checkpoint: &Checkpoint, destination: &Path) -> Result<(), Error> {
     let is_index = checkpoint.path.to_string_lossy().ends_with(".index.json");
     let source_dir = if is_index { directory_of(&checkpoint.path) } else { checkpoint.path.clone() };
-    if !source_dir.is_dir() {
+    if !Files::anywhere().is_directory(&source_dir) {
         return Ok(());
     }
     // Where one of them cannot be resolved, reading or writing it says so.
-    let (Ok(source), Ok(parent)) = (source_dir.canonicalize(), directory_of(destination).canonicalize())
-    else {
+    let resolved = |path: &Path| if is_url(path) { Ok(path.to_owned()) } else { path.canonicalize() };
+    let (Ok(source), Ok(parent)) = (resolved(&source_dir), resolved(&directory_of(destination))) else {
         return Ok(());
     };
     if parent.starts_with(source) {

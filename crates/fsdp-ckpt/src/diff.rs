@@ -181,7 +181,7 @@ fn side<'a>(
     side: usize,
     options: &Options,
 ) -> Result<SourceFiles<'a>, Error> {
-    let mut sources = SourceFiles::new(&Files::disk(), checkpoint);
+    let mut sources = SourceFiles::new(&Files::anywhere(), checkpoint);
     let is_zstd = |source: usize| matches!(checkpoint.sources[source], Source::Zstd { .. });
     sources.spool_where(&std::env::temp_dir(), pairs.iter().map(|pair| &pair[side]), is_zstd, options)?;
     Ok(sources)

@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     error::{Error, FileAction},
-    files::{Access, FileKind, FileSystem, Metadata, OpenFile, disk::Disk},
+    files::{Access, FileKind, FileSystem, Metadata, OpenFile, anywhere::Anywhere},
 };
 
 /// A file system whose errors name the path.
@@ -38,15 +38,20 @@ pub(crate) enum Locked {
 }
 
 impl Files {
-    /// The file system of the operating system.
-    pub(crate) fn disk() -> Files {
-        Files(Arc::new(Disk))
+    /// The disk, and object stores by their URLs.
+    pub(crate) fn anywhere() -> Files {
+        Files(Arc::new(Anywhere))
     }
 
-    /// Another one, for tests.
+    /// Another file system, for tests.
     #[cfg(test)]
     pub(crate) fn of(files: Arc<dyn FileSystem>) -> Files {
         Files(files)
+    }
+
+    /// Whether names can be changed at a path, as on disks and not in object stores.
+    pub(crate) fn renames(&self, path: &Path) -> bool {
+        self.0.renames(path)
     }
 
     /// Opens a regular file for reading; returns the length too.
@@ -119,6 +124,28 @@ impl Files {
         Ok(Some(bytes))
     }
 
+    /// The whole content of a file whose length is ours to choose.
+    pub(crate) fn read_whole(&self, path: &Path) -> Result<Vec<u8>, Error> {
+        let (file, len) = self.open(path)?;
+        let mut bytes = vec![0; len as usize];
+        file.read_exact_at(&mut bytes, 0)?;
+        Ok(bytes)
+    }
+
+    /// Writes a small file that must not be there yet, and makes its content durable.
+    pub(crate) fn write_new(&self, path: &Path, bytes: &[u8]) -> Result<(), Error> {
+        let file = self.create_new(path)?;
+        file.write_all_at(bytes, 0)?;
+        file.sync()
+    }
+
+    /// Writes a small file of an object store in one step, in the place of what has its name.
+    pub(crate) fn replace(&self, path: &Path, bytes: &[u8]) -> Result<(), Error> {
+        let file = self.open_as(path, Access::CreateOrWrite, FileAction::Create)?;
+        file.write_all_at(bytes, 0)?;
+        file.sync()
+    }
+
     /// Whether something has this name, or is where it leads.
     pub(crate) fn exists(&self, path: &Path) -> bool {
         self.0.metadata(path).is_ok()
@@ -162,14 +189,14 @@ impl Files {
             Ok(()) => return Ok(()),
             Err(cause) => cause,
         };
-        let found = match cause.kind() {
-            io::ErrorKind::AlreadyExists => self.metadata_if_there(dir)?,
-            _ => None,
-        };
-        match found {
-            Some(Metadata { kind: FileKind::Directory, .. }) => Ok(()),
-            _ => Err(failed(FileAction::Create, dir)(cause)),
+        if cause.kind() == io::ErrorKind::AlreadyExists {
+            match self.metadata_if_there(dir)? {
+                // One that another client has just made may not be seen yet; what is created in it will tell.
+                None | Some(Metadata { kind: FileKind::Directory, .. }) => return Ok(()),
+                Some(_) => {}
+            }
         }
+        Err(failed(FileAction::Create, dir)(cause))
     }
 
     /// Makes the names in a directory durable.
@@ -189,6 +216,11 @@ impl Files {
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(cause) => Err(failed(FileAction::Remove, path)(cause)),
         }
+    }
+
+    /// Gives up an object that is on its way.
+    pub(crate) fn give_up(&self, path: &Path) -> Result<(), Error> {
+        self.0.remove_directory(path).map_err(failed(FileAction::Remove, path))
     }
 
     /// Removes a directory and everything in it.
@@ -230,17 +262,17 @@ impl Files {
 impl PathFile {
     /// Opens a file of the disk for reading; returns the length too.
     pub(crate) fn open(path: &Path) -> Result<(PathFile, u64), Error> {
-        Files::disk().open(path)
+        Files::anywhere().open(path)
     }
 
     /// Opens an existing file of the disk for writing in place.
     pub(crate) fn open_for_writing(path: &Path) -> Result<PathFile, Error> {
-        Files::disk().open_for_writing(path)
+        Files::anywhere().open_for_writing(path)
     }
 
     /// Creates a locked file of `len` zero bytes on the disk: [`Files::create_locked`].
     pub(crate) fn create_locked(path: &Path, len: u64) -> Result<PathFile, Error> {
-        Files::disk().create_locked(path, len)
+        Files::anywhere().create_locked(path, len)
     }
 
     /// Tries to lock the file until it is closed.
@@ -256,6 +288,14 @@ impl PathFile {
     /// Removes the path, if it still leads to this file: another process may have put its own there since.
     pub(crate) fn remove(&self) -> Result<(), Error> {
         if self.is_still_at_path() { self.files.remove_if_there(&self.path).map(drop) } else { Ok(()) }
+    }
+
+    /// Gives the file up, if it is an object on its way: it keeps memory until then.
+    pub(crate) fn give_up(&self) {
+        if !self.files.renames(&self.path) {
+            // Nobody is left to tell; the store can be told to remove what is left of such.
+            let _ = self.files.give_up(&self.path);
+        }
     }
 
     /// Whether the path still leads to this file.
@@ -322,17 +362,17 @@ impl PathFile {
 
 /// Renames a file of the disk, replacing what has the new name.
 pub(crate) fn rename(from: &Path, to: &Path) -> Result<(), Error> {
-    Files::disk().rename(from, to)
+    Files::anywhere().rename(from, to)
 }
 
 /// Removes a file of the disk; one that is not there is fine.
 pub(crate) fn remove_if_there(path: &Path) -> Result<(), Error> {
-    Files::disk().remove_if_there(path).map(drop)
+    Files::anywhere().remove_if_there(path).map(drop)
 }
 
 /// Makes the names in a directory of the disk durable.
 pub(crate) fn sync_directory(path: &Path) -> Result<(), Error> {
-    Files::disk().sync_directory(path)
+    Files::anywhere().sync_directory(path)
 }
 
 /// Refuses to read what is no regular file: a pipe can wait for ever, a device has no end.

@@ -1,4 +1,5 @@
-//! What this crate asks of a file system: one small trait, so that tests can put a failing one underneath.
+//! What this crate asks of a file system: one small trait, behind which are the disk, object stores, and a failing
+//! one for tests.
 //!
 //! Nothing else here calls `std::fs`. [`disk::Disk`] is the real one. The trait knows positions, lengths,
 //! names and durability and nothing else: no cursors, no buffering, no recursion, no temporary names. Those
@@ -7,8 +8,14 @@
 //! Writes become durable by [`OpenFile::sync`], names by [`FileSystem::sync_directory`]; whatever was not
 //! made durable may be lost or kept by a crash, in any order.
 
+pub(crate) mod anywhere;
 pub(crate) mod disk;
+#[cfg(feature = "object-store")]
+pub(crate) mod object;
+pub(crate) mod url;
 
+#[cfg(test)]
+mod conformance;
 #[cfg(test)]
 pub(crate) mod faulty;
 
@@ -16,6 +23,12 @@ use std::{ffi::OsString, fmt, io, path::Path};
 
 /// Operations on names.
 pub(crate) trait FileSystem: fmt::Debug + Send + Sync {
+    /// Whether names can be changed, and files seen while they are written. Where not, a file appears under its name
+    /// when it is synced, and that is all that there is to publish it. One created as new is then refused if it is
+    /// there and its length was not set before: this is how of several writers the first is found. Others may replace
+    /// what is there.
+    fn renames(&self, path: &Path) -> bool;
+
     /// Opens a file. It never waits: a pipe or device is opened as it is, or refused.
     fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn OpenFile>>;
 
@@ -91,7 +104,7 @@ pub(crate) enum Access {
 pub(crate) struct Metadata {
     pub(crate) kind: FileKind,
     pub(crate) len: u64,
-    /// Device and number of the file: equal for equal files.
+    /// Device and number of the file: equal for equal files. Of an object, 0 and what tells its version.
     pub(crate) id: (u64, u64),
 }
 

@@ -7,6 +7,7 @@
 //! | [`export`] | writing such a model: any number of writers put their rows in place, then one commit |
 //! | [`checkpoint`] | any checkpoint: named tensors, and where their bytes lie |
 //! | [`native`] | sharded checkpoints of training runs: saved by all ranks, committed by one |
+//! | [`objects`] | small files in object stores |
 //! | [`formats`] | reading any format: [`formats::open`] |
 //! | [`targets`] | formats that are written, each as a plan of files |
 //! | [`transfer`] | moving tensor bytes from a checkpoint into planned files |
@@ -35,6 +36,7 @@ pub mod fuzzing;
 pub mod inspect;
 pub mod model_files;
 pub mod native;
+pub mod objects;
 pub mod safetensors;
 pub mod targets;
 pub mod transfer;
@@ -51,6 +53,8 @@ mod torch;
 mod torch_types;
 mod unique_map;
 mod zip;
+
+pub use files::url::is_url;
 
 pub use error::{
     ConversionFault, CoverageFault, DcpFault, DtypeDifference, Error, FileAction, FormatFault, HeaderFault,

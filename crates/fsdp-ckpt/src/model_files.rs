@@ -46,7 +46,7 @@ impl ModelReader {
     /// [`Error::MalformedIndex`], [`Error::IndexEscapesDirectory`]); [`Error::Malformed`]; [`Error::Io`].
     pub fn open(path: impl AsRef<Path>) -> Result<ModelReader, Error> {
         let path = path.as_ref();
-        let file = if Files::disk().is_directory(path) { find_in(path)? } else { path.to_owned() };
+        let file = if Files::anywhere().is_directory(path) { find_in(path)? } else { path.to_owned() };
         if file.extension().is_some_and(|extension| extension == "json") {
             index::open(file)
         } else {
@@ -95,7 +95,7 @@ impl ModelReader {
 /// The file or index of the model in a directory.
 fn find_in(dir: &Path) -> Result<PathBuf, Error> {
     let (single, index) = (dir.join(SINGLE_FILE), dir.join(INDEX_FILE));
-    match (Files::disk().exists(&single), Files::disk().exists(&index)) {
+    match (Files::anywhere().exists(&single), Files::anywhere().exists(&index)) {
         (true, true) => Err(Error::TwoModels { wanted: single, other: index }),
         (true, false) => Ok(single),
         (false, true) => Ok(index),
@@ -104,7 +104,7 @@ fn find_in(dir: &Path) -> Result<PathBuf, Error> {
 }
 
 fn weight_files(dir: &Path) -> Result<Vec<String>, Error> {
-    let mut names = Files::disk().list(dir)?;
+    let mut names = Files::anywhere().list(dir)?;
     names.retain(|name| WEIGHT_ENDINGS.iter().any(|ending| name.ends_with(ending)));
     Ok(names)
 }

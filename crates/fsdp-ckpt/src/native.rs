@@ -6,19 +6,22 @@
 //!     shard-00001-model-00001-of-00001.safetensors     rank 0: its rows of parameters and optimizer state
 //!     shard-00002-model-00001-of-00001.safetensors     rank 1
 //!     manifest.json                                    tensors, rows, checksums, state of the run
-//! out_dir/checkpoints/step-00000100.tmp/           a save under way, or a leftover of one
+//! out_dir/checkpoints/step-00000100.<attempt>.tmp/ a save under way, or a leftover of one
 //! out_dir/checkpoints/step-00000075.diverged/      set aside: its weights gave a loss that is not finite
-//! out_dir/checkpoints/reserved-00001.tmp           disk space for rank 0's part of the next save
+//! out_dir/checkpoints/reserved-00001.<attempt>.tmp disk space for rank 0's part of the next save
 //! ```
 //!
 //! | every rank | | rank 0 besides |
 //! | --- | --- | --- |
 //! | [`SavePlan::new`] | the layout, equal everywhere without communication | [`RunDir::lock`], [`RunLock::remove_leftovers`] |
 //! | | disk space for the next save | [`RunLock::reserve`] |
-//! | [`RankSave::create`] | its file, in `step-N.tmp` | |
+//! | [`RankSave::create`] | its file, in `step-N.<attempt>.tmp` | |
 //! | [`RankSave::write_rows`] | rows, with checksums on the way | |
 //! | [`RankSave::finish`] | durable, and a [`RankReport`] of it | |
 //! | | all reports, held against the plan | [`RunLock::commit`], [`RunLock::keep_last`] |
+//!
+//! In an object store the files of ranks are in `step-N/<attempt>/` from the start, and the manifest is put last, into
+//! `step-N/`, on the condition that it is not there: see `objects`.
 //!
 //! How reports reach rank 0, and how its decision reaches the others, is the business of the caller: nothing here
 //! waits.
@@ -30,8 +33,10 @@
 //! chunk), each with a CRC-64 in the manifest; so are the headers of the files; and the manifest ends in the
 //! CRC-64 of itself.
 
+mod attempt;
 mod commit;
 mod manifest;
+mod objects;
 mod plan;
 mod rank_save;
 mod reader;
@@ -40,6 +45,7 @@ mod run_dir;
 mod seal;
 mod values;
 
+pub use attempt::Attempt;
 pub(crate) use commit::{manifest, manifest_file};
 pub use manifest::{MANIFEST_FILE, Manifest, ManifestFile, ManifestShard, ManifestTensor};
 pub(crate) use plan::SHARD_MARK;

@@ -103,7 +103,7 @@ pub fn verify(checkpoint: &Checkpoint, options: &Options) -> Result<Verification
     for tensor in checkpoint.tensors.values() {
         found.problems.extend(tensor.check_coverage(&checkpoint.sources).err());
     }
-    let sources = SourceFiles::new(&Files::disk(), checkpoint);
+    let sources = SourceFiles::new(&Files::anywhere(), checkpoint);
     let files = files(checkpoint);
     let queue = Queue::new(checkpoint, &files, piece_bytes(options) as u64);
     options.progress.begin(queue.total());

@@ -15,6 +15,7 @@ use std::os::unix::process::parent_id;
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
+use fsdp_ckpt::is_url;
 use fsdp_comm::assembly::AssemblyError;
 use fsdp_comm::process::cluster::{Cluster, Joining, host};
 use fsdp_comm::process::place::{Place, recognise};
@@ -218,7 +219,8 @@ fn join(place: Place, run: &RunConfig, network: NetworkArgs) -> Result<Cluster, 
     let joining = Joining {
         place,
         variable: &variable,
-        shared: Some(run.out_dir.as_ref()),
+        // In an object store nobody can find each other.
+        shared: (!is_url(&run.out_dir)).then(|| run.out_dir.as_ref()),
         local_ranks: run.ranks / processes,
         device: run.device.name().to_owned(),
         heartbeat: Duration::from_secs_f64(run.heartbeat_s),

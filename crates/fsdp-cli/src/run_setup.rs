@@ -1,9 +1,11 @@
 //! From a run file to its model: what every command does first.
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use fsdp_ckpt::model_files::ModelReader;
+use fsdp_ckpt::{is_url, objects};
 use fsdp_nn::hf::{HfConfig, HfFamily, HfModel};
 use fsdp_nn::model::Architecture;
 use fsdp_train::config::{Device, Init, Resolved};
@@ -111,11 +113,19 @@ pub(crate) fn random(seed: u64, architecture: &HfModel) -> InitSource {
 
 fn read_model(dir: &Path) -> Result<HfConfig, CliError> {
     let file = dir.join("config.json");
-    let text = match input_file::read_text(&file, CONFIG_BYTES_MAX) {
-        Ok(text) => text,
-        Err(source) => return Err(CliError::ReadModel { file, source }),
+    let text = match is_url(dir) {
+        true => read_object(&file)?,
+        false => input_file::read_text(&file, CONFIG_BYTES_MAX)
+            .map_err(|source| CliError::ReadModel { file, source })?,
     };
     HfConfig::parse(&text).map_err(|source| CliError::Model { origin: dir.display().to_string(), source })
+}
+
+/// The text of a configuration in an object store.
+fn read_object(url: &Path) -> Result<String, CliError> {
+    let unreadable = |source| CliError::ReadModel { file: url.to_owned(), source };
+    let text = objects::read(url)?.ok_or_else(|| unreadable(io::ErrorKind::NotFound.into()))?;
+    String::from_utf8(text).map_err(|error| unreadable(io::Error::new(io::ErrorKind::InvalidData, error)))
 }
 
 #[cfg(test)]

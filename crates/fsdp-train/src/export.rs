@@ -2,9 +2,14 @@
 //! place; no rank holds more than one piece.
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
+use fsdp_ckpt::conversion::{Conversion, Target, convert};
 use fsdp_ckpt::export::{ExportPlan, Receipt};
+use fsdp_ckpt::formats;
 use fsdp_ckpt::safetensors::{TensorSpec, TensorType};
+use fsdp_ckpt::transfer::{NoProgress, Options};
 use fsdp_core::engine::Engine;
 use fsdp_core::memory::{HostSliceMut, Slice};
 use fsdp_core::model::ModelSpec;
@@ -17,11 +22,7 @@ use crate::error::TrainError;
 ///
 /// # Errors
 /// [`TrainError::Checkpoint`].
-pub(crate) fn plan_export(
-    path: &std::path::Path,
-    spec: &ModelSpec,
-    dtype: DType,
-) -> Result<ExportPlan, TrainError> {
+pub(crate) fn plan_export(path: &Path, spec: &ModelSpec, dtype: DType) -> Result<ExportPlan, TrainError> {
     let dtype = match dtype {
         DType::F64 => TensorType::F64,
         DType::Bf16 => TensorType::Bf16,
@@ -33,6 +34,18 @@ pub(crate) fn plan_export(
         .map(|param| TensorSpec { name: param.fqn.clone(), dtype, shape: param.shape.clone() })
         .collect();
     Ok(ExportPlan::new(path, tensors, BTreeMap::new())?)
+}
+
+/// Exports the model of a checkpoint to an object store, in the place of one that is there.
+///
+/// # Errors
+/// [`TrainError::Checkpoint`].
+pub(crate) fn export_checkpoint(checkpoint: &Path, model: &Path) -> Result<(), TrainError> {
+    let checkpoint = formats::native::open(checkpoint)?;
+    let conversion = Conversion { replaces: true, ..Conversion::new(Target::Safetensors) };
+    let cancel = AtomicBool::new(false);
+    convert(&checkpoint, model, &conversion, &Options::new(&NoProgress, &cancel))?;
+    Ok(())
 }
 
 /// Writes this rank's rows of all parameters; ranks of later replicas have nothing to write.

@@ -27,6 +27,7 @@ mod job;
 pub mod lr;
 pub mod memory;
 pub mod metrics;
+mod metrics_file;
 mod not_finite;
 mod oracle;
 mod rank;

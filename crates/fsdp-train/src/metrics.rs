@@ -195,7 +195,12 @@ impl MetricsWriter<BufWriter<File>> {
 /// # Errors
 /// If the file cannot be read.
 pub(crate) fn last_step(path: &Path) -> io::Result<Option<u64>> {
-    Ok(read(path)?.map(|bytes| lines(&bytes).last().map_or(0, |(step, _)| step)))
+    Ok(read(path)?.map(|bytes| last_step_in(&bytes)))
+}
+
+/// The step of the last line that can be read, 0 if there is none.
+pub(crate) fn last_step_in(bytes: &[u8]) -> u64 {
+    lines(bytes).last().map_or(0, |(step, _)| step)
 }
 
 fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {

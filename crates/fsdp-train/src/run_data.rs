@@ -22,18 +22,20 @@ impl RunData {
     /// Reads the data that a configuration names.
     ///
     /// # Errors
-    /// [`TrainError::Data`]: unreadable, too short, in the output folder, or tokens outside of the vocabulary.
+    /// [`TrainError::Data`]: unreadable, too short, in the output folder, or tokens outside of the vocabulary;
+    /// [`TrainError::Checkpoint`]: not in its object store.
     pub fn load(config: &Resolved, vocab: usize) -> Result<Self, TrainError> {
         let (global, micro) = (config.train.global_batch_size, config.train.micro_batch_size);
         let out_dir = Path::new(&config.run.out_dir);
-        let train = Dataset::load(&config.data.train, &config.data, out_dir)?;
+        let data = config.data.fetched()?;
+        let train = Dataset::load(&data.train, &data, out_dir)?;
         train.check_vocabulary(vocab)?;
         let seed = config.data.shuffle.then_some(config.data.seed);
         let sampler = Sampler::new(train.len(), train.seq_len(), global, micro, seed)?;
         let eval = if config.data.eval.is_empty() {
             None
         } else {
-            let dataset = Dataset::load(&config.data.eval, &config.data, out_dir)?;
+            let dataset = Dataset::load(&data.eval, &data, out_dir)?;
             dataset.check_vocabulary(vocab)?;
             let sampler =
                 EvalSampler::new(dataset.len(), dataset.seq_len(), global, micro, config.data.eval_batches)?;

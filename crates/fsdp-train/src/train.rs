@@ -10,6 +10,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use fsdp_ckpt::export::Export;
+use fsdp_ckpt::is_url;
 use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::DType;
 use fsdp_core::comm::Traffic;
@@ -135,8 +136,8 @@ where
         std::fs::create_dir_all(&model).map_err(TrainError::io("create", &model))?;
         Ok(plan.create()?)
     };
-    let export = start.lock().map(|_| create()).transpose()?;
-    let saves = SaveOptions::new(job, table, Arc::clone(&assembly), start.lock().cloned())?;
+    let export = start.lock().filter(|_| !is_url(out_dir)).map(|_| create()).transpose()?;
+    let saves = SaveOptions::new(job, table, Arc::clone(&assembly), start.attempt, start.lock().cloned())?;
     let saves = Arc::new(saves);
     let run = Run::new(job, options, &start, &saves, &*assembly, (plan, export));
     let begin = Instant::now();
@@ -147,6 +148,8 @@ where
     let done = ranks[0].done;
     if assembly.is_leader() {
         let ended = conclude(&run, &saves, done, cleared);
+        let ended =
+            ended.and_then(|()| Ok(start.lock().map_or(Ok(()), |lock| lock.remove_other_attempts())?));
         let told = assembly.announce(OUTCOME, told::encode(ended.as_ref()));
         ended?;
         told.map_err(fsdp_core::Error::from)?;
@@ -164,6 +167,7 @@ fn conclude<A: Architecture + Clone>(
     done: u64,
     cleared: Result<(), fsdp_ckpt::Error>,
 ) -> Result<(), TrainError> {
+    run.log().publish_metrics();
     if let Some(source) = run.trouble() {
         let ending = Ending::of(&run.log(), Path::new(&run.job.config.run.out_dir), done);
         return Err(TrainError::Ended { source: Box::new(source), ending });

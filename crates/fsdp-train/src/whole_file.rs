@@ -4,6 +4,21 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 
+use fsdp_ckpt::{is_url, objects};
+
+use crate::error::TrainError;
+
+/// Replaces a small file of a run by a text, in one step, on a disk or in an object store.
+///
+/// # Errors
+/// [`TrainError::Io`], [`TrainError::Checkpoint`].
+pub(crate) fn write_small(path: &Path, text: &str) -> Result<(), TrainError> {
+    if is_url(path) {
+        return Ok(objects::write(path, text.as_bytes())?);
+    }
+    replace(path, text.as_bytes()).map(drop).map_err(TrainError::io("write", path))
+}
+
 /// Replaces a file in one step: the content is durable before it gets the name, and the name before this returns.
 /// The result is open for writing behind the content.
 ///

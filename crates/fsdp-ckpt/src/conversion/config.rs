@@ -42,7 +42,7 @@ impl Config {
 /// Reads a configuration.
 pub(super) fn read(path: &Path) -> Result<Config, Error> {
     let bad = |detail: String| ConversionFault::BadConfig { path: path.to_owned(), detail };
-    let text = Files::disk().read_small(path, CONFIG_BYTES_MAX)?;
+    let text = Files::anywhere().read_small(path, CONFIG_BYTES_MAX)?;
     let text = text.ok_or_else(|| bad(format!("it has more than {CONFIG_BYTES_MAX} bytes")))?;
     let json: serde_json::Value = serde_json::from_slice(&text).map_err(|error| bad(error.to_string()))?;
     if !json.is_object() {

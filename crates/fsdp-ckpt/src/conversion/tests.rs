@@ -2,6 +2,8 @@
 
 mod damage;
 mod random;
+#[cfg(feature = "object-store")]
+mod urls;
 
 use std::{fs, path::Path, sync::atomic::AtomicBool};
 

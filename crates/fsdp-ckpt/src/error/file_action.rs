@@ -30,6 +30,8 @@ pub enum FileAction {
     Remove,
     /// Lock a file against other processes.
     Lock,
+    /// Copy an object to this machine.
+    Copy,
 }
 
 impl fmt::Display for FileAction {
@@ -47,6 +49,7 @@ impl fmt::Display for FileAction {
             FileAction::Rename => "rename",
             FileAction::Remove => "remove",
             FileAction::Lock => "lock",
+            FileAction::Copy => "copy",
         })
     }
 }

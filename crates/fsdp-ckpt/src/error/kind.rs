@@ -58,7 +58,7 @@ impl SaveFault {
     /// What this failure calls for. What another rank or process did is not known to happen again.
     pub fn kind(&self) -> FailureKind {
         match self {
-            SaveFault::AlreadyThere | SaveFault::Linked => FailureKind::Input,
+            SaveFault::AlreadyThere | SaveFault::Linked | SaveFault::TwoRuns => FailureKind::Input,
             SaveFault::RankCount { .. }
             | SaveFault::RowsOutside { .. }
             | SaveFault::RowsUncovered { .. }
@@ -67,7 +67,9 @@ impl SaveFault {
             | SaveFault::RowsNotWritten { .. }
             | SaveFault::OtherPlan { .. }
             | SaveFault::OtherFile { .. } => FailureKind::Permanent,
-            SaveFault::Locked | SaveFault::NoSpace { .. } | SaveFault::Disappeared => FailureKind::Temporary,
+            SaveFault::Locked | SaveFault::NoSpace { .. } | SaveFault::Disappeared { .. } => {
+                FailureKind::Temporary
+            }
         }
     }
 }

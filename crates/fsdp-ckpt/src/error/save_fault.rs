@@ -94,11 +94,18 @@ pub enum SaveFault {
         /// Bytes that are left.
         free: u64,
     },
-    /// The temporary directory disappeared.
+    /// The file of a rank is not where rank 0 looks for it.
     #[error(
-        "was removed by another process while the checkpoint was being saved; keep others from the output directory"
+        "was written by rank {rank} and is not there for rank 0: all processes need the same out_dir, and nobody else \
+         may remove files there"
     )]
-    Disappeared,
+    Disappeared {
+        /// The rank.
+        rank: usize,
+    },
+    /// The step has got another checkpoint meanwhile.
+    #[error("was saved by another run meanwhile, with other content: two runs write here; stop one of them")]
+    TwoRuns,
     /// A rank saved by another plan.
     #[error(
         "rank {rank} saved other tensors or rows than rank 0 expects; all ranks need the same model and world"

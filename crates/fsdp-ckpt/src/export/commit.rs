@@ -128,7 +128,7 @@ fn refuse_ambiguity(plan: &ExportPlan) -> Result<(), Error> {
         None if is_single_model => plan.dir().join(INDEX_FILE),
         None => return Ok(()),
     };
-    if Files::disk().exists(&other) {
+    if Files::anywhere().exists(&other) {
         return Err(Error::TwoModels { wanted: plan.path().to_owned(), other });
     }
     Ok(())

@@ -3,6 +3,7 @@
 use std::{os::unix::net::UnixListener, process::Command, sync::mpsc, time::Duration};
 
 use super::*;
+use crate::files::disk::Disk;
 use crate::files::faulty::{Fault, FaultyFiles};
 
 const TEMPORARY: &str = "/model.tmp";
@@ -71,9 +72,10 @@ fn what_is_no_file_is_refused_by_its_kind_and_never_waited_for() {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         for (path, expected) in expected {
-            for error in
-                [Files::disk().open(&path).unwrap_err(), Files::disk().read_small(&path, 100).unwrap_err()]
-            {
+            for error in [
+                Files::anywhere().open(&path).unwrap_err(),
+                Files::anywhere().read_small(&path, 100).unwrap_err(),
+            ] {
                 sender.send((error.to_string(), expected)).unwrap();
             }
         }

@@ -23,6 +23,10 @@ const NO_LOCKS: i32 = 37;
 pub(crate) struct Disk;
 
 impl FileSystem for Disk {
+    fn renames(&self, _: &Path) -> bool {
+        true
+    }
+
     fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn OpenFile>> {
         let mut options = OpenOptions::new();
         // Opening a pipe would wait for its other end; on files this changes nothing.

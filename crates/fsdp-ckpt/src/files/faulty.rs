@@ -7,6 +7,8 @@
 //!
 //! Not modeled: symbolic links, permissions, and directories moved between directories.
 
+mod chance;
+
 use std::{
     collections::BTreeMap,
     ffi::{OsStr, OsString},
@@ -14,6 +16,8 @@ use std::{
     path::{Component, Path},
     sync::{Arc, Mutex, MutexGuard},
 };
+
+use chance::Chance;
 
 use super::{Access, FileKind, FileSystem, Metadata, OpenFile};
 
@@ -28,6 +32,8 @@ pub(crate) enum Fault {
     None,
     /// The operation of this number fails; nothing else does.
     FailAt(u64),
+    /// The operation of this number happens and says that it failed, as a reply that is lost.
+    LieAt(u64),
     /// The power goes in the middle of this operation; everything after it fails.
     CrashAt(u64),
     /// Files can hold this many bytes in all.
@@ -140,6 +146,8 @@ impl FaultyFiles {
         }
         match state.fault {
             Fault::FailAt(at) if at == number => Err(io::Error::other("this operation was made to fail")),
+            Fault::LieAt(at) if at == number => run(&mut state, Extent::Whole)
+                .and_then(|_| Err(io::Error::other("this operation was made to fail"))),
             Fault::CrashAt(at) if at == number => {
                 let _ = run(&mut state, Extent::Torn);
                 state.is_off = true;
@@ -155,18 +163,6 @@ impl FaultyFiles {
 enum Extent {
     Whole,
     Torn,
-}
-
-/// A small generator of pseudo-random bits.
-struct Chance(u64);
-
-impl Chance {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
 }
 
 impl Node {
@@ -321,6 +317,10 @@ impl State {
 }
 
 impl FileSystem for FaultyFiles {
+    fn renames(&self, _: &Path) -> bool {
+        true
+    }
+
     fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn OpenFile>> {
         let node = self.operate(|state, _| match (state.find(path), access) {
             (Ok(_), Access::CreateNew) => Err(io::ErrorKind::AlreadyExists.into()),

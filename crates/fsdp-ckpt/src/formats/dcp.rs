@@ -50,7 +50,7 @@ pub const FIRST_RANK_METADATA_FILE: &str = "__0.metadata";
 
 /// Whether there is such a checkpoint, judged by its metadata files alone.
 pub fn is_at(dir: &Path) -> bool {
-    [METADATA_FILE, FIRST_RANK_METADATA_FILE].iter().any(|name| dir.join(name).is_file())
+    [METADATA_FILE, FIRST_RANK_METADATA_FILE].iter().any(|name| Files::anywhere().exists(&dir.join(name)))
 }
 
 /// Reads a checkpoint directory.
@@ -77,10 +77,10 @@ fn read_metadata(dir: &Path) -> Result<Metadata, Error> {
         Metadata::read(&graph).map_err(|fault| dcp_error(path, fault))
     };
     let path = dir.join(METADATA_FILE);
-    if path.is_file() || !is_at(dir) {
+    if Files::anywhere().exists(&path) || !is_at(dir) {
         return read(&path);
     }
-    let mut ranks: Vec<u64> = Files::disk().list(dir)?.iter().filter_map(|name| rank_of(name)).collect();
+    let mut ranks: Vec<u64> = Files::anywhere().list(dir)?.iter().filter_map(|name| rank_of(name)).collect();
     ranks.sort_unstable();
     let mut all = Metadata::default();
     for rank in ranks {

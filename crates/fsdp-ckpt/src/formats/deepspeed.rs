@@ -64,7 +64,7 @@ pub(crate) fn is_rank_file(root: &Item) -> bool {
 /// read.
 pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let path = path.as_ref();
-    let files = Files::disk();
+    let files = Files::anywhere();
     let dir = directory_of(&files, path)?;
     let mut sets = sets_of(&files.list(&dir)?);
     let mut take = |end: &str| {

@@ -14,7 +14,7 @@ use crate::{
     export::directory_of,
     file_io::{Files, PathFile},
     model_files::{INDEX_FILE, SINGLE_FILE},
-    native::MANIFEST_FILE,
+    native::{Attempt, MANIFEST_FILE},
 };
 
 /// The first bytes of a zip archive, as `torch.save` writes them.
@@ -44,7 +44,7 @@ const TORCH_ENDINGS: [&str; 4] = [".pth", ".pt", ".bin", ".ckpt"];
 /// [`Error::Format`] when the path is no checkpoint; the errors of the format otherwise.
 pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let path = path.as_ref();
-    if Files::disk().is_directory(path) { open_directory(path) } else { open_file(path) }
+    if Files::anywhere().is_directory(path) { open_directory(path) } else { open_file(path) }
 }
 
 /// What a file is, by its first bytes.
@@ -159,7 +159,7 @@ impl Contents {
 }
 
 fn contents(dir: &Path) -> Result<Contents, Error> {
-    let names = Files::disk().list(dir)?;
+    let names = Files::anywhere().list(dir)?;
     let has = |name: &str| names.iter().any(|found| found == name);
     let ending = |endings: &[&str]| -> Vec<String> {
         let is_one =
@@ -169,7 +169,8 @@ fn contents(dir: &Path) -> Result<Contents, Error> {
     let safetensors = ending(&[".safetensors"]);
     // Files of ranks beside a manifest are native whatever the manifest says: one that is damaged must not make
     // them plain shards, which nothing protects.
-    if has(MANIFEST_FILE) && safetensors.iter().any(|name| name.starts_with("shard-")) {
+    let is_of_rank = |name: &String| name.starts_with("shard-") || Attempt::named(name).is_some();
+    if has(MANIFEST_FILE) && names.iter().any(is_of_rank) {
         return Ok(Contents::Native);
     }
     // Where PyTorch wrote safetensors, its metadata says nothing of use.
@@ -217,7 +218,7 @@ fn open_directory(dir: &Path) -> Result<Checkpoint, Error> {
         Contents::Unknown => {
             // DeepSpeed's directory of all steps names the newest one, in which a file may be damaged.
             let names_newest =
-                || deepspeed::directory_of(&Files::disk(), dir).is_ok_and(|newest| newest != dir);
+                || deepspeed::directory_of(&Files::anywhere(), dir).is_ok_and(|newest| newest != dir);
             match RankKind::of(dir) {
                 Ok(Some(kind)) => return open_ranks(kind, dir),
                 Err(error) if names_newest() => return Err(error),
@@ -225,7 +226,7 @@ fn open_directory(dir: &Path) -> Result<Checkpoint, Error> {
             }
             let candidates = candidates(dir);
             if candidates.is_empty() {
-                let mut found = Files::disk().list(dir)?;
+                let mut found = Files::anywhere().list(dir)?;
                 found.sort();
                 fault(FormatFault::UnknownDirectory { found })
             } else {
@@ -243,11 +244,11 @@ fn candidates(dir: &Path) -> Vec<String> {
     for _ in 0..SEARCH_DEPTH {
         let mut next = Vec::new();
         for relative in level {
-            for name in Files::disk().list(&dir.join(&relative)).unwrap_or_default() {
+            for name in Files::anywhere().list(&dir.join(&relative)).unwrap_or_default() {
                 let inner = relative.join(&name);
                 if name.starts_with('.')
                     || searched == SEARCHED_MAX
-                    || !Files::disk().is_directory(&dir.join(&inner))
+                    || !Files::anywhere().is_directory(&dir.join(&inner))
                 {
                     continue;
                 }

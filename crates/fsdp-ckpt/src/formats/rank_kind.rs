@@ -39,7 +39,7 @@ impl RankKind {
 
 /// The file itself, or the first one of a directory whose name says a rank.
 fn one_file(path: &Path) -> Result<Option<PathBuf>, Error> {
-    let files = Files::disk();
+    let files = Files::anywhere();
     if !files.is_directory(path) {
         return Ok(Some(path.to_owned()));
     }

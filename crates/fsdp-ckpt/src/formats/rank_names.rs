@@ -131,7 +131,7 @@ pub(crate) struct FoundSets {
 /// # Errors
 /// [`Error::Ranks`] when there is no set or more than one, and when ranks are missing.
 pub(crate) fn find(path: &Path, companions: &[Companion]) -> Result<FoundSets, Error> {
-    let files = Files::disk();
+    let files = Files::anywhere();
     let (dir, name) = match path.file_name() {
         Some(name) if !files.is_directory(path) => {
             let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());

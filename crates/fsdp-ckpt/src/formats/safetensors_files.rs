@@ -96,7 +96,7 @@ fn refuse_native(reader: &SafetensorsReader) -> Result<(), Error> {
         return Ok(());
     }
     let directory = directory_of(reader.path());
-    let fault = if Files::disk().link_exists(&directory.join(MANIFEST_FILE)) {
+    let fault = if Files::anywhere().link_exists(&directory.join(MANIFEST_FILE)) {
         FormatFault::PartOfDirectory { directory }
     } else {
         FormatFault::NoManifest

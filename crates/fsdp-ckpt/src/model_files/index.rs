@@ -57,7 +57,7 @@ pub(super) fn open(path: PathBuf) -> Result<ModelReader, Error> {
 /// The pairs (tensor, file) of an index, in its order.
 pub(crate) fn read(path: &Path) -> Result<Vec<(String, String)>, Error> {
     let malformed = |detail| Error::MalformedIndex { path: path.to_owned(), detail };
-    let text = Files::disk().read_small(path, HEADER_LEN_MAX)?;
+    let text = Files::anywhere().read_small(path, HEADER_LEN_MAX)?;
     let text = text.ok_or_else(|| malformed(format!("it has more than {HEADER_LEN_MAX} bytes")))?;
     let index: IndexFile = serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))?;
     Ok(index.weight_map.0)
@@ -89,7 +89,7 @@ pub(crate) fn file_path(
         return Err(Error::IndexEscapesDirectory { path, tensor, file });
     }
     let full = dir.join(file);
-    if !Files::disk().exists(&full) {
+    if !Files::anywhere().exists(&full) {
         return Err(Error::MissingFile {
             path: path.to_owned(),
             file: full,

@@ -1,12 +1,15 @@
 //! The end of a save: all parts are there and fit, so the checkpoint gets its name; or the save fails.
 
-use std::path::{Path, PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use serde_json::{Map, Value};
 
 use super::{
     MANIFEST_FILE, Manifest, ManifestFile, ManifestShard, ManifestTensor, RankFile, RankReport, RunLock,
-    SavePlan, rank_save::save_fault,
+    SavePlan, objects::is_twin, rank_save::save_fault,
 };
 use crate::{
     digest::DigestKind,
@@ -19,8 +22,12 @@ impl RunLock {
     /// its final name. Lengths and headers of the files are read back; their data is not, which was digested when it
     /// was written.
     ///
+    /// Files are opened by name; no directory is asked what it holds, because a client of a network file system may
+    /// remember for long what another one has changed since. If giving the name fails it may have happened all the same:
+    /// then what has the name decides. An equal checkpoint there is as good as this one.
+    ///
     /// # Errors
-    /// [`Error::Save`] if a rank saved something else, the directory has gone, or the step has a checkpoint;
+    /// [`Error::Save`] if a rank saved something else, its file has gone, or the step has another checkpoint;
     /// [`Error::Native`] if a header is damaged; [`Error::Io`]. What was saved is then removed by
     /// [`RunLock::discard`]. If the very last step fails, making the final name durable, the checkpoint is there and may
     /// be lost by a crash of the machine.
@@ -36,15 +43,20 @@ impl RunLock {
     ) -> Result<PathBuf, Error> {
         assert_eq!(reports.len(), plan.world_size(), "every rank reports its file");
         let (files, complete) = (&self.run().files, self.run().checkpoint(step));
-        let commit = Commit { files, dir: self.run().unfinished(step), plan };
-        if files.metadata_if_there(&commit.dir)?.is_none() {
-            return Err(save_fault(&commit.dir, SaveFault::Disappeared));
+        let is_on_disk = self.run().renames();
+        let prefix = if is_on_disk { String::new() } else { format!("{}/", self.attempt()) };
+        let commit =
+            Commit { files, dir: self.run().unfinished(step, self.attempt()), plan, is_on_disk, prefix };
+        let manifest = commit.prepare(run_state, reports)?;
+        if let Err(error) = commit.publish(&complete, &manifest) {
+            match files.read_whole(&complete.join(MANIFEST_FILE)) {
+                // Where names are not changed, the files are where the manifest says that they are.
+                Ok(there) if there == manifest && !self.run().renames() => {}
+                Ok(there) if is_twin(&there, &manifest) => self.discard(step)?,
+                Ok(_) => return Err(save_fault(&complete, SaveFault::TwoRuns)),
+                Err(_) => return Err(error),
+            }
         }
-        commit.prepare(run_state, reports)?;
-        if files.metadata_if_there(&complete)?.is_some() {
-            return Err(save_fault(&complete, SaveFault::AlreadyThere));
-        }
-        files.rename(&commit.dir, &complete)?;
         files.sync_directory(self.run().checkpoints())?;
         Ok(complete)
     }
@@ -54,20 +66,37 @@ struct Commit<'a> {
     files: &'a Files,
     dir: PathBuf,
     plan: &'a SavePlan,
+    /// Whether the directory will get another name.
+    is_on_disk: bool,
+    /// What is in front of the names of files, as the manifest lists them.
+    prefix: String,
 }
 
 impl Commit<'_> {
-    /// Everything up to the final name.
-    fn prepare(&self, run_state: Map<String, Value>, reports: Vec<RankReport>) -> Result<(), Error> {
+    /// Everything up to the final step. Returns the text of the manifest.
+    fn prepare(&self, run_state: Map<String, Value>, reports: Vec<RankReport>) -> Result<Vec<u8>, Error> {
         let listed = reports.into_iter().enumerate();
         let listed = listed.map(|(rank, report)| self.check(rank, report)).collect::<Result<_, Error>>()?;
         let path = self.dir.join(MANIFEST_FILE);
-        let manifest = manifest(self.plan, listed, run_state);
+        let mut manifest = manifest(self.plan, listed, run_state);
+        manifest.files.iter_mut().for_each(|file| file.name.insert_str(0, &self.prefix));
         let text = manifest.to_bytes().map_err(|fault| native_fault(&path, fault))?;
-        let file = self.files.create_new(&path)?;
-        file.write_all_at(&text, 0)?;
-        file.sync()?;
-        self.files.sync_directory(&self.dir)
+        if self.is_on_disk {
+            self.files.write_new(&path, &text)?;
+            self.files.sync_directory(&self.dir)?;
+        }
+        Ok(text)
+    }
+
+    /// The final step: the checkpoint gets its name, or its manifest.
+    fn publish(&self, complete: &Path, manifest: &[u8]) -> Result<(), Error> {
+        if !self.is_on_disk {
+            return self.files.write_new(&complete.join(MANIFEST_FILE), manifest);
+        }
+        match self.files.metadata_if_there(complete)? {
+            Some(_) => Err(save_fault(complete, SaveFault::AlreadyThere)),
+            None => self.files.rename(&self.dir, complete),
+        }
     }
 
     /// Holds the report of a rank against the plan and the file, and makes the file's entry in the manifest.
@@ -79,8 +108,17 @@ impl Commit<'_> {
         if !fits(&report, &layout, rank) {
             return Err(save_fault(&self.dir, SaveFault::OtherFile { rank }));
         }
+        if !self.is_on_disk {
+            // The store has said that it is there, and shows the same to all.
+            return Ok(manifest_file(self.plan, &layout, report.chunks));
+        }
         let path = self.dir.join(&layout.name);
-        let (file, got) = self.files.open(&path)?;
+        let (file, got) = self.files.open(&path).map_err(|error| match error {
+            Error::Io { cause, .. } if cause.kind() == io::ErrorKind::NotFound => {
+                save_fault(&path, SaveFault::Disappeared { rank })
+            }
+            other => other,
+        })?;
         if got != report.file_len {
             return Err(native_fault(&path, NativeFault::FileLength { expected: report.file_len, got }));
         }

@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, ops::Range};
 
 pub(super) use text::tensor_text;
 
-use super::{plan::row_count, seal};
+use super::{objects::plain_name, plan::row_count, seal};
 use crate::{
     checkpoint::{Key, Object, Role},
     digest::{Digest, DigestKind},
@@ -53,7 +53,7 @@ pub struct ManifestTensor {
 /// A file of the checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManifestFile {
-    /// Its name in the directory.
+    /// Its name in the directory; in object stores with the attempt that has written it and a slash in front.
     pub name: String,
     /// Its length in bytes.
     pub len: u64,
@@ -141,7 +141,8 @@ impl Manifest {
         manifest.tensors.iter().try_for_each(|(name, tensor)| tensor.check_size(name))?;
         let mut names = std::collections::BTreeSet::new();
         for file in &manifest.files {
-            let is_plain = file.name.ends_with(".safetensors") && !file.name.contains(['/', '\\', '\0']);
+            let name = plain_name(&file.name);
+            let is_plain = name.ends_with(".safetensors") && !name.contains(['/', '\\', '\0']);
             if !is_plain || !names.insert(&file.name) {
                 return Err(NativeFault::BadFileName { name: file.name.clone() });
             }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::{RankFile, RunDir, SavePlan};
+use super::{Attempt, RankFile, RunDir, SavePlan};
 use crate::{
     digest::{Digest, DigestKind},
     error::{Error, SaveFault},
@@ -25,6 +25,7 @@ pub struct RankSave {
     layout: RankFile,
     file: PathFile,
     progress: Vec<Progress>,
+    is_finished: bool,
 }
 
 /// What a rank reports of its file, which is durable by then. [`RunLock::commit`](super::RunLock::commit) takes the
@@ -53,25 +54,32 @@ struct Progress {
 impl RankSave {
     /// Creates the file of a rank with its disk space, which was [reserved](super::RunLock::reserve) at best, and the
     /// directory of the save if this rank is the first to come. Somebody must have taken the lock of the run, which
-    /// makes the directory above.
+    /// makes the directory above, and has told this rank the attempt.
     ///
     /// # Errors
-    /// [`SaveFault::AlreadyThere`] if the step has a checkpoint; [`Error::Io`], also when the disk is too small or this
-    /// rank has a file there.
-    pub fn create(run: &RunDir, plan: &SavePlan, step: u64, rank: usize) -> Result<RankSave, Error> {
-        let (dir, complete) = (run.unfinished(step), run.checkpoint(step));
-        if run.files.metadata_if_there(&complete)?.is_some() {
-            return Err(save_fault(&complete, SaveFault::AlreadyThere));
+    /// [`SaveFault::AlreadyThere`], from rank 0, if the step has a checkpoint; [`Error::Io`], also when the disk is too
+    /// small or this rank has a file there.
+    pub fn create(
+        run: &RunDir,
+        attempt: Attempt,
+        plan: &SavePlan,
+        step: u64,
+        rank: usize,
+    ) -> Result<RankSave, Error> {
+        let dir = run.unfinished(step, attempt);
+        // Other ranks do not look: their client of a network file system would remember for long that it is not there.
+        if rank == 0 && run.is_complete(step)? {
+            return Err(save_fault(&run.checkpoint(step), SaveFault::AlreadyThere));
         }
         let layout = plan.lay_out(rank)?;
         // The directory takes space too.
-        run.give_back(rank)?;
+        run.give_back(rank, attempt)?;
         run.files.create_directory_if_absent(&dir)?;
         let file = run.files.create_new(&dir.join(&layout.name))?;
         file.allocate(layout.header.file_len())?;
         file.write_all_at(&layout.prefix, 0)?;
         let progress = layout.shards.iter().map(|_| Progress { bytes: 0, chunks: Vec::new() }).collect();
-        Ok(RankSave { rank, plan: plan.clone(), layout, file, progress })
+        Ok(RankSave { rank, plan: plan.clone(), layout, file, progress, is_finished: false })
     }
 
     /// The file that is written: which rows of which tensors.
@@ -113,7 +121,7 @@ impl RankSave {
     ///
     /// # Errors
     /// [`SaveFault::RowsNotWritten`]; [`Error::Io`].
-    pub fn finish(self) -> Result<RankReport, Error> {
+    pub fn finish(mut self) -> Result<RankReport, Error> {
         for ((shard, entry), progress) in
             self.layout.shards.iter().zip(self.layout.header.entries()).zip(&self.progress)
         {
@@ -125,6 +133,7 @@ impl RankSave {
             }
         }
         self.file.sync()?;
+        self.is_finished = true;
         Ok(RankReport {
             rank: self.rank,
             plan: self.plan.digest(),
@@ -168,6 +177,14 @@ impl RankSave {
         let mut digests: Vec<u64> = self.progress[shard].chunks.iter().map(|chunk| chunk.value).collect();
         digests.resize(self.layout.chunks(shard).len(), DigestKind::Crc64.empty().value);
         digests
+    }
+}
+
+impl Drop for RankSave {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            self.file.give_up();
+        }
     }
 }
 

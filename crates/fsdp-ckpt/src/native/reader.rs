@@ -8,7 +8,10 @@ use std::{
     sync::Arc,
 };
 
-use super::{MANIFEST_FILE, Manifest, ManifestFile, ManifestShard, ManifestTensor, seal::SEALED_LEN_MAX};
+use super::{
+    MANIFEST_FILE, Manifest, ManifestFile, ManifestShard, ManifestTensor, objects::plain_name,
+    seal::SEALED_LEN_MAX,
+};
 use crate::{
     digest::{Digest, DigestKind},
     error::{DtypeDifference, Error, NameDifferences, NativeFault, ShapeDifference},
@@ -51,7 +54,7 @@ impl NativeReader {
     /// type or shape, or changed; [`Error::Malformed`] for a header that breaks a rule of safetensors;
     /// [`Error::Io`]. [`Error::Several`] if more than one file is missing or damaged.
     pub fn open(dir: impl Into<PathBuf>) -> Result<NativeReader, Error> {
-        NativeReader::open_on(Files::disk(), dir.into())
+        NativeReader::open_on(Files::anywhere(), dir.into())
     }
 
     pub(super) fn open_on(files: Files, dir: PathBuf) -> Result<NativeReader, Error> {
@@ -164,12 +167,14 @@ impl NativeReader {
     }
 }
 
-/// Other readers take every safetensors file of the directory for a part of the checkpoint.
+/// Other readers take every safetensors file of the directory for a part of the checkpoint. What other attempts have
+/// left lies elsewhere.
 fn foreign_files(files: &Files, dir: &Path, manifest: &Manifest) -> Result<Vec<Error>, Error> {
-    let is_foreign = |name: &String| {
-        name.ends_with(".safetensors") && !manifest.files.iter().any(|file| file.name == *name)
-    };
-    let foreign = files.list(dir)?.into_iter().filter(is_foreign);
+    let listed: BTreeSet<&str> = manifest.files.iter().map(|file| plain_name(&file.name)).collect();
+    let is_foreign = |name: &String| name.ends_with(".safetensors") && !listed.contains(name.as_str());
+    let first = manifest.files.first().map_or("", |file| &file.name);
+    let dir = dir.join(first.strip_suffix(plain_name(first)).unwrap_or(""));
+    let foreign = files.list(&dir)?.into_iter().filter(is_foreign);
     Ok(foreign.map(|name| native_fault(&dir.join(name), NativeFault::ForeignFile)).collect())
 }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde_json::Map;
 
 use super::{
-    RunDir, RunLock, SavePlan,
+    Attempt, RunDir, RunLock, SavePlan,
     commit::{manifest, manifest_file},
 };
 use crate::error::{Error, SaveFault};
@@ -49,13 +49,17 @@ impl SaveSpace {
 
 impl RunLock {
     /// Sets the space of one save aside. Where the file system can not do that, the free space is compared with what a
-    /// save needs.
+    /// save needs. Object stores are never full.
     ///
     /// # Errors
     /// [`SaveFault::NoSpace`]; [`Error::Io`]. Nothing is set aside then.
     pub fn reserve(&self, space: &SaveSpace) -> Result<(), Error> {
         let run = self.run();
-        let give_back = || (0..space.rank_bytes.len()).try_for_each(|rank| run.give_back(rank));
+        if !run.renames() {
+            return Ok(());
+        }
+        let give_back =
+            || (0..space.rank_bytes.len()).try_for_each(|rank| run.give_back(rank, self.attempt()));
         give_back()?;
         // To fill the disk in order to learn that it is too small would fail what else is written there.
         self.expect_free(space.bytes(), run.files.free_bytes(run.checkpoints())?)?;
@@ -72,6 +76,9 @@ impl RunLock {
     /// [`SaveFault::NoSpace`]; [`Error::Io`].
     pub fn expect_room_after_clearing(&self, space: &SaveSpace) -> Result<(), Error> {
         let RunDir { files, .. } = self.run();
+        if !self.run().renames() {
+            return Ok(());
+        }
         let checkpoints = self.run().checkpoints();
         self.expect_free(space.bytes(), files.free_bytes(checkpoints)? + files.tree_bytes(checkpoints)?)
     }
@@ -87,7 +94,7 @@ impl RunLock {
     /// False if the file system only sets lengths.
     fn try_reserve(&self, space: &SaveSpace) -> Result<bool, Error> {
         for (rank, &bytes) in space.rank_bytes.iter().enumerate() {
-            let file = self.run().files.create_new(&self.run().reserved(rank))?;
+            let file = self.run().files.create_new(&self.run().reserved(rank, self.attempt()))?;
             if !file.allocate(bytes)? {
                 return Ok(false);
             }
@@ -97,12 +104,16 @@ impl RunLock {
 }
 
 impl RunDir {
-    /// Gives back what is set aside for a rank, if anything is.
-    pub(super) fn give_back(&self, rank: usize) -> Result<(), Error> {
-        self.files.remove_if_there(&self.reserved(rank)).map(drop)
+    /// Gives back what an attempt has set aside for a rank, if anything.
+    pub(super) fn give_back(&self, rank: usize, attempt: Attempt) -> Result<(), Error> {
+        if self.renames() {
+            self.files.remove_if_there(&self.reserved(rank, attempt)).map(drop)
+        } else {
+            Ok(())
+        }
     }
 
-    fn reserved(&self, rank: usize) -> PathBuf {
-        self.checkpoints().join(format!("reserved-{:05}.tmp", rank + 1))
+    fn reserved(&self, rank: usize, attempt: Attempt) -> PathBuf {
+        self.checkpoints().join(format!("reserved-{:05}.{attempt}.tmp", rank + 1))
     }
 }

@@ -1,14 +1,16 @@
 //! The directory of a run: where its checkpoints are, who may change them, and which are kept.
 //!
-//! A checkpoint is complete when it has its final name, which it gets last and loses first: to delete one, it
-//! is renamed to a name that nobody takes for a checkpoint. So half a checkpoint never looks whole, whatever
-//! is interrupted when. All of them go in one step too: the directory that holds them gets another name.
+//! A checkpoint is complete when it has its manifest. On a disk it has it under its final name, which it gets last and
+//! loses first: to delete one, it is renamed to a name that nobody takes for a checkpoint. So half a checkpoint never
+//! looks whole, whatever is interrupted when. All of them go in one step too: the directory that holds them gets another
+//! name. How it is without renaming is in `objects`.
 
 use std::{
     num::NonZeroUsize,
     path::{Path, PathBuf},
 };
 
+use super::{Attempt, MANIFEST_FILE};
 use crate::{
     error::{Error, SaveFault},
     file_io::{Files, Locked, PathFile},
@@ -30,7 +32,8 @@ pub struct RunDir {
 #[must_use = "dropping the lock gives it back"]
 pub struct RunLock {
     run: RunDir,
-    _held: PathFile,
+    attempt: Attempt,
+    _held: Option<PathFile>,
     is_exclusive: bool,
 }
 
@@ -46,7 +49,7 @@ impl RunDir {
 
     /// The run that writes to `out_dir`, which need not exist yet.
     pub fn new(out_dir: impl Into<PathBuf>) -> RunDir {
-        RunDir::on(Files::disk(), out_dir.into())
+        RunDir::on(Files::anywhere(), out_dir.into())
     }
 
     pub(super) fn on(files: Files, out_dir: PathBuf) -> RunDir {
@@ -59,9 +62,12 @@ impl RunDir {
         self.checkpoints.join(name_of(step))
     }
 
-    /// Where it is while it is being saved.
-    pub(super) fn unfinished(&self, step: u64) -> PathBuf {
-        self.checkpoints.join(format!("{}.tmp", name_of(step)))
+    /// Where an attempt writes the files of its ranks: where names can be changed, not where they are in the end.
+    pub(super) fn unfinished(&self, step: u64, attempt: Attempt) -> PathBuf {
+        match self.renames() {
+            true => self.checkpoints.join(format!("{}.{attempt}.tmp", name_of(step))),
+            false => self.checkpoint(step).join(attempt.to_string()),
+        }
     }
 
     /// The name of the directory of a complete checkpoint.
@@ -74,7 +80,19 @@ impl RunDir {
         step_of(path.file_name()?.to_str()?)
     }
 
-    fn cleared(&self) -> PathBuf {
+    /// Whether names can be changed here, as on disks and not in object stores.
+    pub(super) fn renames(&self) -> bool {
+        self.files.renames(&self.out_dir)
+    }
+
+    /// Whether a step has a complete checkpoint.
+    pub(super) fn is_complete(&self, step: u64) -> Result<bool, Error> {
+        let complete = self.checkpoint(step);
+        let last = if self.renames() { complete } else { complete.join(MANIFEST_FILE) };
+        Ok(self.files.metadata_if_there(&last)?.is_some())
+    }
+
+    pub(super) fn cleared(&self) -> PathBuf {
         self.out_dir.join(Self::CLEARED)
     }
 
@@ -99,6 +117,9 @@ impl RunDir {
         let names = self.files.list(&self.checkpoints)?;
         let mut steps: Vec<u64> = names.iter().filter_map(|name| step_of(name)).collect();
         steps.sort_unstable();
+        if !self.renames() {
+            self.retain_complete(&mut steps)?;
+        }
         Ok(steps)
     }
 
@@ -110,11 +131,19 @@ impl RunDir {
         Ok(self.steps()?.last().map(|&step| (step, self.checkpoint(step))))
     }
 
-    /// Takes the lock of the run, creating `out_dir` (not its parents) and what belongs in it.
+    /// Takes the lock of the run, creating `out_dir` (not its parents) and what belongs in it. In an object store there
+    /// is no lock to take.
     ///
     /// # Errors
     /// [`SaveFault::Locked`] if another process holds it; [`Error::Io`].
     pub fn lock(&self) -> Result<RunLock, Error> {
+        self.lock_as(Attempt::draw())
+    }
+
+    pub(super) fn lock_as(&self, attempt: Attempt) -> Result<RunLock, Error> {
+        if !self.renames() {
+            return Ok(RunLock { run: self.clone(), attempt, _held: None, is_exclusive: false });
+        }
         self.files.create_directory_if_absent(&self.out_dir)?;
         let path = self.out_dir.join(Self::LOCK_FILE);
         let held = self.files.open_lock(&path)?;
@@ -125,7 +154,7 @@ impl RunDir {
         };
         self.files.create_directory_if_absent(&self.checkpoints)?;
         self.files.sync_directory(&self.out_dir)?;
-        Ok(RunLock { run: self.clone(), _held: held, is_exclusive })
+        Ok(RunLock { run: self.clone(), attempt, _held: Some(held), is_exclusive })
     }
 }
 
@@ -135,7 +164,12 @@ impl RunLock {
         &self.run
     }
 
-    /// Whether other processes are kept out. They are not where the file system has no locks.
+    /// The attempt that saves under this lock. All ranks must know it.
+    pub fn attempt(&self) -> Attempt {
+        self.attempt
+    }
+
+    /// Whether other processes are kept out. They are not where the file system has no locks, nor in object stores.
     pub fn is_exclusive(&self) -> bool {
         self.is_exclusive
     }
@@ -149,6 +183,9 @@ impl RunLock {
         let RunDir { files, out_dir, checkpoints } = &self.run;
         if files.list(checkpoints)?.is_empty() {
             return Ok(());
+        }
+        if !self.run.renames() {
+            return self.clear_objects();
         }
         if files.kind_of_name(checkpoints) != Some(FileKind::Directory) {
             return Err(save_fault(checkpoints, SaveFault::Linked));
@@ -174,11 +211,15 @@ impl RunLock {
     /// # Errors
     /// [`Error::Io`].
     pub fn remove_cleared(&self) -> Result<(), Error> {
-        if self.is_clearing()? { self.run.files.remove_tree(&self.run.cleared()) } else { Ok(()) }
+        match (self.is_clearing()?, self.run.renames()) {
+            (false, _) => Ok(()),
+            (true, true) => self.run.files.remove_tree(&self.run.cleared()),
+            (true, false) => self.remove_cleared_objects(),
+        }
     }
 
     /// Removes what interrupted saves and deletions of single checkpoints left, and what is set aside for saves. Call it
-    /// before the first rank saves or after the last.
+    /// before the first rank saves or after the last. In object stores see [`RunLock::remove_other_attempts`].
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -194,27 +235,32 @@ impl RunLock {
         Ok(())
     }
 
-    /// Removes what a save that failed has left, if anything. Every rank must have ended its part.
+    /// Removes what a save of this attempt that failed has left, if anything. Every rank must have ended its part.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn discard(&self, step: u64) -> Result<(), Error> {
-        let unfinished = self.run.unfinished(step);
-        match self.run.files.metadata_if_there(&unfinished)? {
-            Some(_) => self.run.files.remove_tree(&unfinished),
-            None => Ok(()),
+        let unfinished = self.run.unfinished(step, self.attempt);
+        // In an object store nothing may be there yet and much under way.
+        match self.run.files.metadata_if_there(&unfinished)?.is_some() || !self.run.renames() {
+            true => self.run.files.remove_tree(&unfinished),
+            false => Ok(()),
         }
     }
 
     /// Sets the checkpoint of a step aside, if there is one: its name gets `.mark` appended, under which it is none of the
-    /// run's checkpoints any more, and can still be inspected or named to go on from. Returns where it is now.
+    /// run's checkpoints any more, and can still be inspected or named to go on from. In an object store its manifest is
+    /// given the name `manifest.mark.json` instead. Returns where that is now.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn set_aside(&self, step: u64, mark: &str) -> Result<Option<PathBuf>, Error> {
         let (files, checkpoint) = (&self.run.files, self.run.checkpoint(step));
-        if files.metadata_if_there(&checkpoint)?.is_none() {
+        if !self.run.is_complete(step)? {
             return Ok(None);
+        }
+        if !self.run.renames() {
+            return self.set_object_aside(step, mark).map(Some);
         }
         let aside = self.run.checkpoints.join(format!("{}.{mark}", name_of(step)));
         if files.metadata_if_there(&aside)?.is_some() {
@@ -251,6 +297,10 @@ impl RunLock {
 
     fn delete(&self, step: u64) -> Result<(), Error> {
         let (files, checkpoints) = (&self.run.files, &self.run.checkpoints);
+        if !self.run.renames() {
+            files.remove_if_there(&self.run.checkpoint(step).join(MANIFEST_FILE))?;
+            return files.remove_tree(&self.run.checkpoint(step));
+        }
         let doomed = checkpoints.join(format!("{}.old.tmp", name_of(step)));
         if files.metadata_if_there(&doomed)?.is_some() {
             files.remove_tree(&doomed)?;

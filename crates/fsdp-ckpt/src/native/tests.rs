@@ -3,6 +3,8 @@
 mod clearing;
 mod crash;
 mod damage;
+#[cfg(feature = "object-store")]
+mod objects;
 mod space;
 
 use std::path::Path;
@@ -72,7 +74,7 @@ fn write_row(save: &mut RankSave, tensor: &SavedTensor, row: usize, step: u64) -
 
 /// A save by all ranks in one thread: ranks take turns row by row. `is_committed` tells how it ended.
 fn save(lock: &RunLock, plan: &SavePlan, step: u64, is_committed: &mut bool) -> Result<(), Error> {
-    let saved = save_parts(lock.run(), plan, step).and_then(|reports| {
+    let saved = save_parts(lock, plan, step).and_then(|reports| {
         let state = json!({ "step": step }).as_object().cloned().unwrap_or_else(Map::new);
         lock.commit(plan, step, state, reports)
     });
@@ -81,10 +83,11 @@ fn save(lock: &RunLock, plan: &SavePlan, step: u64, is_committed: &mut bool) -> 
     saved.map(drop)
 }
 
-fn save_parts(run: &RunDir, plan: &SavePlan, step: u64) -> Result<Vec<RankReport>, Error> {
+fn save_parts(lock: &RunLock, plan: &SavePlan, step: u64) -> Result<Vec<RankReport>, Error> {
     let ranks = 0..plan.world_size();
-    let mut parts =
-        ranks.map(|rank| RankSave::create(run, plan, step, rank)).collect::<Result<Vec<_>, _>>()?;
+    let mut parts = ranks
+        .map(|rank| RankSave::create(lock.run(), lock.attempt(), plan, step, rank))
+        .collect::<Result<Vec<_>, _>>()?;
     for tensor in plan.tensors() {
         let turns = tensor.rows.iter().map(|rows| rows.len()).max().unwrap_or(0);
         for turn in 0..turns {
@@ -98,7 +101,11 @@ fn save_parts(run: &RunDir, plan: &SavePlan, step: u64) -> Result<Vec<RankReport
 
 /// The checkpoint of a step is whole, and holds what was saved at that step.
 fn check(files: &FaultyFiles, plan: &SavePlan, step: u64) {
-    let reader = open(files, &run_dir(files).checkpoint(step)).unwrap();
+    check_in(&run_dir(files), plan, step);
+}
+
+fn check_in(run: &RunDir, plan: &SavePlan, step: u64) {
+    let reader = NativeReader::open_on(run.files.clone(), run.checkpoint(step)).unwrap();
     assert_eq!(reader.manifest().run_state["step"], step);
     for tensor in plan.tensors() {
         let expected = data(tensor, step);

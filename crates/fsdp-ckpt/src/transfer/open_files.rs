@@ -58,16 +58,6 @@ impl OpenFiles {
         open.push_back((file, handle.clone()));
         Ok(handle)
     }
-
-    /// Adds a file under the next number.
-    pub(super) fn add(&mut self, path: PathBuf) {
-        self.paths.push(path);
-    }
-
-    /// The paths, by number.
-    pub(super) fn paths(&self) -> &[PathBuf] {
-        &self.paths
-    }
 }
 
 #[cfg(test)]
@@ -81,7 +71,7 @@ mod tests {
         for (number, path) in paths.iter().enumerate() {
             std::fs::write(path, [number as u8]).unwrap();
         }
-        let files = OpenFiles::new(Files::disk(), paths, Purpose::Reading);
+        let files = OpenFiles::new(Files::anywhere(), paths, Purpose::Reading);
         for round in 0..3 {
             for number in 0..OPEN_MAX * 3 {
                 let number = (number * 7 + round) % (OPEN_MAX * 3);

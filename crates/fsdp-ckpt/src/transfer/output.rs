@@ -1,10 +1,14 @@
 //! The files of an output while they grow: created at full length, written at positions, made durable.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use super::{
-    Finish, PlannedFile, Staged,
+    Finish, Options, PlannedFile, Staged,
     open_files::{OpenFiles, Purpose},
+    run::in_threads,
     runs::Runs,
 };
 use crate::{digest::Digest, error::Error};
@@ -24,8 +28,8 @@ impl<'a> Output<'a> {
         for (path, file) in paths.iter().zip(files) {
             // A single file exists since it was staged.
             let created = match staged.kind() {
-                super::OutputKind::File => staged.files.open_for_writing(path)?,
-                super::OutputKind::Directory => staged.files.create_new(path)?,
+                super::OutputKind::File if !staged.in_place => staged.files.open_for_writing(path)?,
+                super::OutputKind::File | super::OutputKind::Directory => staged.files.create_new(path)?,
             };
             created.set_len(file.len)?;
             for (offset, bytes) in &file.literals {
@@ -74,27 +78,38 @@ impl<'a> Output<'a> {
         self.digests.iter().zip(files).map(of_file).collect()
     }
 
-    /// Writes what is known last.
-    pub(super) fn finish(&mut self, finish: Finish) -> Result<(), Error> {
+    /// Writes what is known last, and makes all files durable if they are to be: those with tensors first, in threads,
+    /// and then what tells a reader of them. Returns how many files there are.
+    pub(super) fn finish(
+        &self,
+        files: &[PlannedFile],
+        finish: Finish,
+        options: &Options,
+    ) -> Result<usize, Error> {
         for (file, offset, bytes) in &finish.patches {
             self.write(*file, bytes, *offset)?;
         }
+        // An object is not there before.
+        let sync = options.sync || self.staged.in_place;
+        let order = |has_places: bool| {
+            (0..files.len()).filter(move |&file| files[file].places.is_empty() != has_places)
+        };
+        let (with_tensors, others): (Vec<usize>, Vec<usize>) =
+            (order(true).collect(), order(false).collect());
+        let next = AtomicUsize::new(0);
+        in_threads(options, |(): &mut ()| {
+            let file = with_tensors.get(next.fetch_add(1, Ordering::Relaxed)).filter(|_| sync);
+            file.map_or(Ok(false), |&file| self.open.get(file)?.sync().map(|()| true))
+        })?;
+        others.iter().filter(|_| sync).try_for_each(|&file| self.open.get(file)?.sync())?;
         for (name, bytes) in &finish.files {
             assert_eq!(self.staged.kind(), super::OutputKind::Directory, "one file has no files beside it");
-            let path = self.staged.path_of(name);
-            self.staged.files.create_new(&path)?.write_all_at(bytes, 0)?;
-            self.open.add(path);
+            let file = self.staged.files.create_new(&self.staged.path_of(name))?;
+            file.write_all_at(bytes, 0)?;
+            if sync {
+                file.sync()?;
+            }
         }
-        Ok(())
-    }
-
-    /// How many files there are.
-    pub(super) fn len(&self) -> usize {
-        self.open.paths().len()
-    }
-
-    /// Makes a file durable.
-    pub(super) fn sync(&self, file: usize) -> Result<(), Error> {
-        self.open.get(file)?.sync()
+        Ok(files.len() + finish.files.len())
     }
 }

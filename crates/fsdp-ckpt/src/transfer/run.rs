@@ -2,7 +2,7 @@
 
 use std::sync::{
     Mutex, PoisonError,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+    atomic::{AtomicBool, Ordering},
 };
 
 use super::{
@@ -68,8 +68,8 @@ pub fn run(
     options.progress.begin(data_bytes);
     let mut sources = SourceFiles::new(&staged.files, checkpoint);
     let sizes = piece_sizes(options);
-    sources.spool(&staged.files, &staged.scratch_dir(), &work.spooled, options)?;
-    let mut output = Output::create(&staged, &files)?;
+    sources.spool(&staged.scratch_files(), &staged.scratch_dir(), &work.spooled, options)?;
+    let output = Output::create(&staged, &files)?;
     let queue = Queue::new(&work, sizes);
     in_threads(options, |buffers: &mut Buffers| {
         let Some(job) = queue.next() else { return Ok(false) };
@@ -83,15 +83,8 @@ pub fn run(
     sources.complete_checks(options)?;
     sources.checks.finish()?;
     let finish = finish(&output.digests(&files))?;
-    output.finish(finish)?;
-    if options.sync {
-        let next = AtomicUsize::new(0);
-        in_threads(options, |(): &mut ()| {
-            let file = next.fetch_add(1, Ordering::Relaxed);
-            if file < output.len() { output.sync(file).map(|()| true) } else { Ok(false) }
-        })?;
-    }
-    let moved = Moved { data_bytes, files: output.len(), checked: sources.checks.complete() };
+    let count = output.finish(&files, finish, options)?;
+    let moved = Moved { data_bytes, files: count, checked: sources.checks.complete() };
     drop(output);
     staged.commit(options.sync)?;
     Ok(moved)

@@ -84,7 +84,7 @@ impl<'a> SourceFiles<'a> {
         is_wanted: impl Fn(usize) -> bool,
         options: &Options,
     ) -> Result<(), Error> {
-        self.spool(&Files::disk(), dir, &needed(readers, is_wanted), options)
+        self.spool(&Files::anywhere(), dir, &needed(readers, is_wanted), options)
     }
 
     /// Reads bytes of a source, for `tensor`, and holds them against the checksums of the checkpoint. Returns

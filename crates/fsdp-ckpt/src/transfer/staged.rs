@@ -1,5 +1,6 @@
 //! The life of an output: it grows under a temporary name beside its destination and gets its final name in
-//! one step, complete, or is removed.
+//! one step, complete, or is removed. In an object store it has its final names from the start, and what makes it
+//! complete (a manifest, an index, the metadata of DCP) comes last.
 //!
 //! An [`export`](crate::export) replaces what has its name, because a trainer writes the same model again; a
 //! staged output refuses to. Temporary names begin with a dot, tell processes apart and are locked, so that
@@ -37,6 +38,10 @@ pub struct Staged {
     destination: PathBuf,
     temporary: PathBuf,
     kind: OutputKind,
+    /// Whether it takes the place of a file.
+    replaces: bool,
+    /// Whether it has its final name from the start.
+    pub(super) in_place: bool,
     /// Open for its lock.
     lock: Option<PathFile>,
     /// Whether there is something to remove.
@@ -51,22 +56,51 @@ impl Staged {
     /// [`TransferFault::DestinationExists`], [`TransferFault::DestinationIsLink`], [`Error::NoFileName`],
     /// [`Error::Io`].
     pub fn new(destination: &Path, kind: OutputKind) -> Result<Staged, Error> {
-        Staged::on(Files::disk(), destination, kind)
+        Staged::on(Files::anywhere(), destination, kind)
+    }
+
+    /// Begins an output of one file that takes the place of a file of its name.
+    ///
+    /// # Errors
+    /// [`Error::NoFileName`], [`Error::Io`].
+    pub fn replacing(destination: &Path) -> Result<Staged, Error> {
+        Staged::begin(Files::anywhere(), destination, OutputKind::File, true)
     }
 
     /// Begins an output on a file system.
     pub(crate) fn on(files: Files, destination: &Path, kind: OutputKind) -> Result<Staged, Error> {
+        Staged::begin(files, destination, kind, false)
+    }
+
+    fn begin(files: Files, destination: &Path, kind: OutputKind, replaces: bool) -> Result<Staged, Error> {
         let Some(name) = destination.file_name() else {
             return Err(Error::NoFileName { path: destination.to_owned() });
         };
-        refuse_existing(&files, destination, kind)?;
+        if !replaces {
+            refuse_existing(&files, destination, kind)?;
+        }
+        let in_place = !files.renames(destination);
+        if in_place {
+            let (destination, temporary) = (destination.to_owned(), destination.to_owned());
+            return Ok(Staged {
+                files,
+                destination,
+                temporary,
+                kind,
+                replaces,
+                in_place,
+                lock: None,
+                is_there: true,
+            });
+        }
         let dir = directory_of(destination);
         let prefix = format!(".{}.tmp-", name.to_string_lossy());
         remove_leftovers(&files, &dir, &prefix)?;
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let temporary = dir.join(format!("{prefix}{}-{number}", std::process::id()));
         let destination = destination.to_owned();
-        let mut staged = Staged { files, destination, temporary, kind, lock: None, is_there: false };
+        let mut staged =
+            Staged { files, destination, temporary, kind, replaces, in_place, lock: None, is_there: false };
         staged.lock = match kind {
             OutputKind::File => Some(staged.files.create_locked(&staged.temporary, 0)?),
             OutputKind::Directory => {
@@ -97,9 +131,15 @@ impl Staged {
         }
     }
 
+    /// The file system of temporary files.
+    pub(super) fn scratch_files(&self) -> Files {
+        if self.in_place { Files::anywhere() } else { self.files.clone() }
+    }
+
     /// The directory in which temporary files may be made.
     pub(super) fn scratch_dir(&self) -> PathBuf {
         match self.kind {
+            _ if self.in_place => std::env::temp_dir(),
             OutputKind::File => directory_of(&self.temporary),
             OutputKind::Directory => self.temporary.clone(),
         }
@@ -108,10 +148,16 @@ impl Staged {
     /// Gives the output its name. With `sync`, the name is durable when this returns; contents must have been
     /// made durable before.
     pub(super) fn commit(mut self, sync: bool) -> Result<(), Error> {
+        if self.in_place {
+            self.is_there = false;
+            return Ok(());
+        }
         if sync && self.kind == OutputKind::Directory {
             self.files.sync_directory(&self.temporary)?;
         }
-        refuse_existing(&self.files, &self.destination, self.kind)?;
+        if !self.replaces {
+            refuse_existing(&self.files, &self.destination, self.kind)?;
+        }
         self.files.rename(&self.temporary, &self.destination)?;
         self.is_there = false;
         if sync { self.files.sync_directory(&directory_of(&self.destination)) } else { Ok(()) }
@@ -122,7 +168,13 @@ impl Drop for Staged {
     fn drop(&mut self) {
         if self.is_there {
             // Nobody is left to tell; the next output to this destination removes a leftover.
-            let _ = remove(&self.files, &self.temporary);
+            let _ = match (self.in_place, self.kind) {
+                // Nothing may be there yet and much under way.
+                (true, OutputKind::Directory) => self.files.remove_tree(&self.temporary),
+                // What is there is not of this output, which would be complete.
+                (true, OutputKind::File) => self.files.give_up(&self.temporary),
+                (false, _) => remove(&self.files, &self.temporary),
+            };
         }
     }
 }
@@ -164,7 +216,7 @@ mod tests {
     use super::*;
 
     fn names(dir: &Path) -> Vec<String> {
-        Files::disk().list(dir).unwrap()
+        Files::anywhere().list(dir).unwrap()
     }
 
     #[test]
@@ -181,7 +233,7 @@ mod tests {
             assert!(!destination.exists());
             staged.commit(true).unwrap();
             assert_eq!(names(dir.path()), ["out"]);
-            remove(&Files::disk(), &destination).unwrap();
+            remove(&Files::anywhere(), &destination).unwrap();
         }
     }
 

@@ -19,6 +19,9 @@ mod native;
 /// A process that saves is killed at random moments.
 mod native_kill;
 
+/// Nodes whose clients of a network file system have stale caches.
+mod stale_caches;
+
 use std::{
     fs,
     path::{Path, PathBuf},

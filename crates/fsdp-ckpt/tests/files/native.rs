@@ -46,7 +46,7 @@ fn row_bytes(tensor: &SavedTensor) -> usize {
     tensor.spec.shape.iter().skip(1).product::<usize>() * tensor.spec.dtype.size_bytes()
 }
 
-fn write_part(save: &mut RankSave, plan: &SavePlan, rank: usize, seed: u8) {
+pub(super) fn write_part(save: &mut RankSave, plan: &SavePlan, rank: usize, seed: u8) {
     for tensor in plan.tensors() {
         let (rows, name) = (tensor.rows[rank].clone(), tensor.spec.name.as_str());
         if rows.is_empty() {
@@ -61,7 +61,7 @@ fn write_part(save: &mut RankSave, plan: &SavePlan, rank: usize, seed: u8) {
     }
 }
 
-fn run_state(step: u64) -> Map<String, Value> {
+pub(super) fn run_state(step: u64) -> Map<String, Value> {
     let state = json!({"step": step, "lr": 0.1 + 0.2, "seed": u64::MAX});
     state.as_object().unwrap().clone()
 }
@@ -70,7 +70,7 @@ fn run_state(step: u64) -> Map<String, Value> {
 pub(super) fn save(lock: &RunLock, plan: &SavePlan, step: u64, seed: u8) {
     let run = lock.run();
     let part = |rank| {
-        let mut part = RankSave::create(run, plan, step, rank).unwrap();
+        let mut part = RankSave::create(run, lock.attempt(), plan, step, rank).unwrap();
         write_part(&mut part, plan, rank, seed);
         part.finish().unwrap()
     };
@@ -208,7 +208,13 @@ fn leftovers_are_no_checkpoints_and_are_removed() {
     let run = RunDir::new(dir.path());
     let lock = run.lock().unwrap();
     let checkpoints = dir.path().join("checkpoints");
-    for name in ["step-00000010.tmp", "step-00000005.old.tmp", "step-7", "step-0000000x", "notes.tmp"] {
+    for name in [
+        "step-00000010.0123456789abcdef.tmp",
+        "step-00000005.old.tmp",
+        "step-7",
+        "step-0000000x",
+        "notes.tmp",
+    ] {
         fs::create_dir(checkpoints.join(name)).unwrap();
         fs::write(checkpoints.join(name).join("rank-0.done"), "x").unwrap();
     }
@@ -222,7 +228,7 @@ fn rejects_a_part_with_missing_rows() {
     let dir = tempfile::tempdir().unwrap();
     let run = RunDir::new(dir.path());
     let lock = run.lock().unwrap();
-    let error = RankSave::create(&run, &plan(1), 1, 0).unwrap().finish().unwrap_err();
+    let error = RankSave::create(&run, lock.attempt(), &plan(1), 1, 0).unwrap().finish().unwrap_err();
     assert!(matches!(save_fault(&error), SaveFault::RowsNotWritten { .. }), "{error}");
     lock.discard(1).unwrap();
     assert_eq!(names_in(&dir.path().join("checkpoints")), [""; 0]);
@@ -234,13 +240,14 @@ fn a_save_whose_directory_was_removed_says_so() {
     let run = RunDir::new(dir.path());
     let lock = run.lock().unwrap();
     let plan = plan(1);
-    let mut part = RankSave::create(&run, &plan, 1, 0).unwrap();
+    let mut part = RankSave::create(&run, lock.attempt(), &plan, 1, 0).unwrap();
     write_part(&mut part, &plan, 0, 0);
     let report = part.finish().unwrap();
-    fs::remove_dir_all(dir.path().join("checkpoints/step-00000001.tmp")).unwrap();
+    let unfinished = format!("checkpoints/step-00000001.{}.tmp", lock.attempt());
+    fs::remove_dir_all(dir.path().join(unfinished)).unwrap();
     let error = lock.commit(&plan, 1, Map::new(), vec![report]).unwrap_err();
-    assert_eq!(*save_fault(&error), SaveFault::Disappeared);
-    assert!(error.to_string().contains("was removed by another process"), "{error}");
+    assert_eq!(*save_fault(&error), SaveFault::Disappeared { rank: 0 });
+    assert!(error.to_string().contains("written by rank 0 and is not there"), "{error}");
     // The next one is not in its way.
     lock.discard(1).unwrap();
     save(&lock, &plan, 1, 1);
@@ -253,10 +260,10 @@ fn rejects_a_second_checkpoint_of_a_step_and_a_second_file_of_a_rank() {
     let lock = run.lock().unwrap();
     let plan = plan(1);
     save(&lock, &plan, 3, 1);
-    let error = RankSave::create(&run, &plan, 3, 0).unwrap_err();
+    let error = RankSave::create(&run, lock.attempt(), &plan, 3, 0).unwrap_err();
     assert_eq!(*save_fault(&error), SaveFault::AlreadyThere);
-    let _part = RankSave::create(&run, &plan, 4, 0).unwrap();
-    let error = RankSave::create(&run, &plan, 4, 0).unwrap_err();
+    let _part = RankSave::create(&run, lock.attempt(), &plan, 4, 0).unwrap();
+    let error = RankSave::create(&run, lock.attempt(), &plan, 4, 0).unwrap_err();
     assert!(matches!(error, Error::Io { .. }), "{error}");
     check(&run.checkpoint(3), &plan, 3, 1, 1);
 }
@@ -268,7 +275,7 @@ fn rejects_a_rank_that_saved_by_another_plan() {
     let lock = run.lock().unwrap();
     let (plan, other) = (plan(2), plan(3));
     let report = |(rank, plan): (usize, &SavePlan)| {
-        let mut part = RankSave::create(&run, plan, 1, rank).unwrap();
+        let mut part = RankSave::create(&run, lock.attempt(), plan, 1, rank).unwrap();
         write_part(&mut part, plan, rank, 0);
         part.finish().unwrap()
     };
@@ -281,9 +288,9 @@ fn rejects_a_rank_that_saved_by_another_plan() {
 fn rejects_rows_that_do_not_fit_the_plan() {
     let dir = tempfile::tempdir().unwrap();
     let run = RunDir::new(dir.path());
-    let _lock = run.lock().unwrap();
+    let lock = run.lock().unwrap();
     let plan = plan(2);
-    let mut part = RankSave::create(&run, &plan, 1, 1).unwrap();
+    let mut part = RankSave::create(&run, lock.attempt(), &plan, 1, 1).unwrap();
     let error = part.write_rows("step", 0, &[0; 8]).unwrap_err();
     assert!(matches!(error, Error::UnknownTensor { .. }), "{error}");
     let error = part.write_rows("w", 19, &[0; 15]).unwrap_err();

@@ -7,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 use std::{env, thread};
 
+use fsdp_ckpt::is_url;
 use fsdp_comm::FlightRecorder;
 use fsdp_comm::process::Verdict;
 use fsdp_comm::process::cluster::Cluster;
@@ -28,11 +29,12 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// In the folder of logs of this process, if it has one, or else in the output folder of the run.
+    /// In the folder of logs of this process, if it has one, or else in the output folder of the run; among the temporary
+    /// files of the machine, where that is in an object store.
     pub(super) fn new(cluster: &Cluster, run: &RunConfig) -> Self {
         let file = match env::var_os(LOG_DIR) {
             Some(dir) => PathBuf::from(dir).join("flight.jsonl"),
-            None => PathBuf::from(&run.out_dir).join(format!("flight-{}.jsonl", cluster.place().process)),
+            None => folder(run).join(format!("flight-{}.jsonl", cluster.place().process)),
         };
         Self { recorder: cluster.recorder(), file, written: Arc::default() }
     }
@@ -76,4 +78,8 @@ impl Record {
         file.into_inner()?.sync_all()?;
         fs::rename(&name, &self.file)
     }
+}
+
+fn folder(run: &RunConfig) -> PathBuf {
+    if is_url(&run.out_dir) { env::temp_dir() } else { PathBuf::from(&run.out_dir) }
 }

@@ -6,6 +6,7 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use fsdp_ckpt::is_url;
 use fsdp_comm::process::auth::{AuthError, Side, Token, authenticate_within};
 use fsdp_comm::process::cluster::ClusterError;
 use fsdp_comm::process::interface;
@@ -84,7 +85,7 @@ impl<'a> Meeting<'a> {
             return Ok(meeting);
         }
         meeting.address = interface::asked_for(&variable).map_err(cluster_error)?;
-        let folder = plan.out_dir();
+        let folder = plan.out_dir().filter(|folder| !is_url(folder));
         meeting.token = Some(token(args, folder)?);
         meeting.meet = match (args.endpoint(), folder) {
             (Some((host, port)), _) => {

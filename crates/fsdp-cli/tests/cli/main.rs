@@ -18,6 +18,7 @@ mod kept_tokens;
 
 // How a run begins: what it takes for its own, what it leaves as it was, what it goes on from.
 mod start;
+mod stores;
 mod trace_file;
 mod unsound;
 

@@ -88,6 +88,15 @@ impl Sandbox {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fsdp"));
         command.current_dir(self.dir.path()).stdin(Stdio::null());
         command.env_remove("RUST_LOG").env_remove("COLUMNS").env("NO_COLOR", "1");
+        // Copies of data do not stay with whoever runs the tests.
+        command.env("XDG_CACHE_HOME", self.path("cache"));
+        if let Ok(endpoint) = std::env::var("FSDP_TEST_S3") {
+            command
+                .env("AWS_ENDPOINT_URL", endpoint)
+                .env("AWS_ALLOW_HTTP", "true")
+                .env("AWS_REGION", "us-east-1");
+            command.env("AWS_ACCESS_KEY_ID", "test").env("AWS_SECRET_ACCESS_KEY", "test");
+        }
         // The tests themselves may run below a launcher of processes.
         for variable in
             ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE", "FSDP_PROCESSES"]

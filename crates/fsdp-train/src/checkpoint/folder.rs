@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use fsdp_ckpt::native::RunDir;
+use fsdp_ckpt::{is_url, objects};
 use fsdp_comm::process::rendezvous::{LAUNCH_FOLDER, LEADER_FILE, TOKEN_FILE};
 use toml::Table;
 
@@ -11,7 +12,7 @@ use crate::config::DataConfig;
 use crate::data::CACHE;
 use crate::error::TrainError;
 use crate::input_file;
-use crate::metrics::{METRICS, last_step};
+use crate::metrics::{METRICS, last_step, last_step_in};
 use crate::train::{MODEL, MODEL_FILE};
 use crate::true_path::true_path;
 
@@ -21,6 +22,9 @@ pub(crate) const RESOLVED: &str = "resolved.toml";
 /// Whether there is anything in the output folder, but for its lock, what processes find each other by and leave when they fail, kept
 /// tokens, and the empty folders that a run leaves when it fails before its first step.
 pub(super) fn is_filled(out_dir: &Path, data: &DataConfig) -> Result<bool, TrainError> {
+    if is_url(out_dir) {
+        return Ok(!objects::names(out_dir)?.is_empty());
+    }
     let cache = true_path(&data.cache_folder(out_dir));
     let entries = match fs::read_dir(out_dir) {
         Ok(entries) => entries,
@@ -51,12 +55,17 @@ pub(super) fn is_filled(out_dir: &Path, data: &DataConfig) -> Result<bool, Train
 /// under `overwrite`, the model of the run before stays until the export replaces it.
 pub(super) fn finished_model(out_dir: &Path) -> Result<Option<PathBuf>, TrainError> {
     let model = out_dir.join(MODEL).join(MODEL_FILE);
+    if is_url(out_dir) {
+        return Ok(is_finished_in_store(out_dir, &model)?.then_some(model));
+    }
     if fs::symlink_metadata(&model).is_err() {
         return Ok(None);
     }
     let metrics = out_dir.join(METRICS);
     let done = last_step(&metrics).map_err(TrainError::io("read", &metrics))?;
-    let is_cut_off = done.zip(planned_steps(out_dir)).is_some_and(|(done, planned)| done < planned);
+    let planned = input_file::read_text(&out_dir.join(RESOLVED), input_file::CONFIG_BYTES_MAX).ok();
+    let is_cut_off =
+        done.zip(planned.as_deref().and_then(planned_steps)).is_some_and(|(done, planned)| done < planned);
     let is_older = is_older(&model, &out_dir.join(RESOLVED));
     Ok((!(is_cut_off && is_older)).then_some(model))
 }
@@ -67,10 +76,21 @@ fn is_older(file: &Path, other: &Path) -> bool {
     written(file).zip(written(other)).is_some_and(|(file, other)| file < other)
 }
 
-/// `train.steps` of the run that the folder is of, as far as that can be read.
-fn planned_steps(out_dir: &Path) -> Option<u64> {
-    let resolved: Table =
-        input_file::read_text(&out_dir.join(RESOLVED), input_file::CONFIG_BYTES_MAX).ok()?.parse().ok()?;
+/// As [`finished_model`], in an object store: nobody asks which object is older.
+fn is_finished_in_store(out_dir: &Path, model: &Path) -> Result<bool, TrainError> {
+    let folder = model.parent().unwrap_or(out_dir);
+    if !objects::names(folder)?.iter().any(|name| name == MODEL_FILE) {
+        return Ok(false);
+    }
+    let done = objects::read(&out_dir.join(METRICS))?.map(|lines| last_step_in(&lines));
+    let resolved = objects::read(&out_dir.join(RESOLVED))?.and_then(|text| String::from_utf8(text).ok());
+    let planned = resolved.as_deref().and_then(planned_steps);
+    Ok(done.zip(planned).is_none_or(|(done, planned)| done >= planned))
+}
+
+/// `train.steps` of a run file, as far as that can be read.
+fn planned_steps(resolved: &str) -> Option<u64> {
+    let resolved: Table = resolved.parse().ok()?;
     u64::try_from(resolved.get("train")?.get("steps")?.as_integer()?).ok()
 }
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use fsdp_ckpt::native::{RankReport, RankSave, RunDir, RunLock, SavePlan, SaveSpace};
+use fsdp_ckpt::native::{Attempt, RankReport, RankSave, RunDir, RunLock, SavePlan, SaveSpace};
 use fsdp_comm::assembly::Assembly;
 use fsdp_core::engine::Engine;
 use fsdp_core::program::Program;
@@ -31,6 +31,8 @@ pub(crate) struct SaveOptions {
     assembly: Arc<dyn Assembly>,
     /// Where checkpoints go.
     run: RunDir,
+    /// Under which names, until they are complete.
+    attempt: Attempt,
     /// The right to change what is there, in the process of the first rank.
     lock: Option<Arc<RunLock>>,
     /// The directory that was made because the run's own can not be written, in the same process. It goes with the run,
@@ -58,7 +60,7 @@ pub(crate) enum Place {
 }
 
 impl SaveOptions {
-    /// The saves of a job whose output folder is locked, by the process of the first rank.
+    /// The saves of a job whose output folder is locked, by the process of the first rank, as this attempt.
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`] for a model that the format can not hold.
@@ -66,6 +68,7 @@ impl SaveOptions {
         job: &Job<A>,
         table: StateTable,
         assembly: Arc<dyn Assembly>,
+        attempt: Attempt,
         lock: Option<Arc<RunLock>>,
     ) -> Result<Self, TrainError> {
         let plan = SavePlan::new(job.plan.mesh.shards(), table.tensors.clone())?;
@@ -74,6 +77,7 @@ impl SaveOptions {
         Ok(Self {
             assembly,
             run: RunDir::new(&job.config.run.out_dir),
+            attempt,
             lock,
             elsewhere: Mutex::default(),
             table,
@@ -137,22 +141,28 @@ impl SaveOptions {
         Ok(lock)
     }
 
-    /// The directory of a place: what the first rank makes elsewhere is announced to the others.
-    fn run_of(&self, place: Place, shard: usize) -> Result<RunDir, TrainError> {
+    /// The directory of a place, and the attempt that saves there: what the first rank makes elsewhere is announced to
+    /// the others.
+    fn run_of(&self, place: Place, shard: usize) -> Result<(RunDir, Attempt), TrainError> {
         const TOPIC: &str = "elsewhere";
         if place == Place::OutDir {
-            return Ok(self.run.clone());
+            return Ok((self.run.clone(), self.attempt));
         }
         if shard == 0 {
             let made = self.lock_of(place);
-            let path = made.as_ref().map(|lock| lock.run().out_dir().as_os_str().as_encoded_bytes());
+            let told = |lock: &Arc<RunLock>| {
+                (lock.run().out_dir().as_os_str().as_encoded_bytes().to_vec(), lock.attempt())
+            };
             // If the others can not be told, the run has failed, which is told elsewhere.
-            let _ = self.assembly.announce(TOPIC, told::encode(path.as_ref().map_err(|error| *error)));
-            return Ok(made?.run().clone());
+            let _ = self
+                .assembly
+                .announce(TOPIC, told::encode(made.as_ref().map(told).as_ref().map_err(|error| *error)));
+            let lock = made?;
+            return Ok((lock.run().clone(), lock.attempt()));
         }
         let heard = self.assembly.hear(TOPIC, self.limit).map_err(not_heard)?;
-        let path: Vec<u8> = told::decode(&heard)?;
-        Ok(RunDir::new(PathBuf::from(OsString::from_vec(path))))
+        let (path, attempt): (Vec<u8>, Attempt) = told::decode(&heard)?;
+        Ok((RunDir::new(PathBuf::from(OsString::from_vec(path))), attempt))
     }
 
     /// Writes one rank's part.
@@ -163,7 +173,8 @@ impl SaveOptions {
         step: u64,
         place: Place,
     ) -> Result<RankReport, TrainError> {
-        let mut save = RankSave::create(&self.run_of(place, shard)?, &self.plan, step, shard)?;
+        let (run, attempt) = self.run_of(place, shard)?;
+        let mut save = RankSave::create(&run, attempt, &self.plan, step, shard)?;
         for (index, held) in self.table.held[shard].iter().enumerate() {
             let tensor = &self.table.tensors[held.tensor];
             save.write_rows(&tensor.spec.name, tensor.rows[shard].start, snapshot.bytes(index))?;

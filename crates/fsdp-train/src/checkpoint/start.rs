@@ -4,14 +4,14 @@
 //! checkpoint is of this run, every rank has read its part of it, and nobody has asked to stop. Exported weights are
 //! never removed here; the export replaces them.
 
-use std::fs::{self, File};
-use std::io::BufWriter;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fsdp_ckpt::native::{MANIFEST_FILE, NativeReader, RunDir, RunLock};
+use fsdp_ckpt::native::{Attempt, MANIFEST_FILE, NativeReader, RunDir, RunLock};
+use fsdp_ckpt::{is_url, objects};
 use fsdp_comm::assembly::Assembly;
 use serde::{Deserialize, Serialize};
 
@@ -23,10 +23,10 @@ use super::table::StateTable;
 use super::warning::RunWarning;
 use crate::error::TrainError;
 use crate::job::Job;
-use crate::metrics::{METRICS, MetricsWriter};
+use crate::metrics_file::MetricsFile;
 use crate::told;
 use crate::train::RunOptions;
-use crate::whole_file;
+use crate::whole_file::write_small;
 
 /// Whether a run goes on from a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +60,8 @@ pub(crate) struct Start {
     pub(crate) source: Option<Arc<NativeReader>>,
     /// What was changed in the course of the run, up to here.
     pub(crate) changes: Vec<Change>,
+    /// What tells this start of the run from others, in the names of what is not complete yet.
+    pub(crate) attempt: Attempt,
     /// The output folder, in the process of the first rank.
     folder: Option<Folder>,
 }
@@ -77,6 +79,7 @@ struct Beginning {
     step: u64,
     from: From,
     changes: Vec<Change>,
+    attempt: Attempt,
 }
 
 /// What a run goes on from.
@@ -141,18 +144,18 @@ impl Start {
             true => From::Own,
             false => From::Named,
         });
-        Beginning { step: self.step, from, changes: self.changes.clone() }
+        Beginning { step: self.step, from, changes: self.changes.clone(), attempt: self.attempt }
     }
 
     fn hear<A>(job: &Job<A>, options: &RunOptions<'_>, beginning: Beginning) -> Result<Self, TrainError> {
-        let Beginning { step, from, changes } = beginning;
+        let Beginning { step, from, changes, attempt } = beginning;
         let path = match (from, &options.resume) {
             (From::Nothing, _) => None,
             (From::Named, Resume::From(path)) => Some(found(path)?),
             (From::Own | From::Named, _) => Some(RunDir::new(&job.config.run.out_dir).checkpoint(step)),
         };
         let source = path.map(|path| NativeReader::open(&path).map(Arc::new)).transpose()?;
-        Ok(Self { step, source, changes, folder: None })
+        Ok(Self { step, source, changes, attempt, folder: None })
     }
 
     /// Finds out whether a run can begin, and where. What an earlier run left is still there afterwards: see
@@ -213,8 +216,9 @@ impl Start {
             }
             None => (0, None, Vec::new()),
         };
+        let attempt = lock.attempt();
         let folder = Folder { lock: Arc::new(lock), earlier, is_settled: AtomicBool::new(false) };
-        Self { step, source, changes, folder: Some(folder) }
+        Self { step, source, changes, attempt, folder: Some(folder) }
     }
 
     /// The lock of the output folder, in the process of the first rank.
@@ -230,11 +234,7 @@ impl Start {
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`], [`TrainError::Io`].
-    pub(crate) fn settle(
-        &self,
-        out_dir: &Path,
-        resolved: &str,
-    ) -> Result<MetricsWriter<BufWriter<File>>, TrainError> {
+    pub(crate) fn settle(&self, out_dir: &Path, resolved: &str) -> Result<MetricsFile, TrainError> {
         let Folder { lock, earlier, is_settled } = self.folder.as_ref().expect("the first rank has the lock");
         is_settled.store(true, Ordering::Relaxed);
         let lines_until = match earlier {
@@ -250,10 +250,8 @@ impl Start {
                 0
             }
         };
-        let (run_file, metrics) = (out_dir.join(RESOLVED), out_dir.join(METRICS));
-        whole_file::replace(&run_file, resolved.as_bytes()).map_err(TrainError::io("write", &run_file))?;
-        let metrics =
-            MetricsWriter::resume(&metrics, lines_until).map_err(TrainError::io("write", &metrics))?;
+        write_small(&out_dir.join(RESOLVED), resolved)?;
+        let metrics = MetricsFile::resume(out_dir, lines_until)?;
         lock.remove_cleared()?;
         Ok(metrics)
     }
@@ -278,6 +276,10 @@ impl Start {
 
 /// Makes the output folder and locks it.
 fn lock(run: &RunDir, out_dir: &Path, options: &RunOptions<'_>) -> Result<RunLock, TrainError> {
+    if is_url(out_dir) {
+        // Nobody can be kept out there: whoever saves a step first has it, and the other is told so.
+        return Ok(run.lock()?);
+    }
     fs::create_dir_all(out_dir).map_err(TrainError::io("create", out_dir))?;
     let lock = run.lock()?;
     if !lock.is_exclusive() {
@@ -290,6 +292,12 @@ fn lock(run: &RunDir, out_dir: &Path, options: &RunOptions<'_>) -> Result<RunLoc
 /// A checkpoint by its true path.
 fn found(path: &Path) -> Result<PathBuf, TrainError> {
     let named = |detail: String| TrainError::NoCheckpoint { path: path.to_owned(), detail };
+    if is_url(path) {
+        let has_manifest = objects::names(path)?.iter().any(|name| name == MANIFEST_FILE);
+        return has_manifest
+            .then(|| path.to_owned())
+            .ok_or_else(|| named(format!("it has no {MANIFEST_FILE}")));
+    }
     let true_path = fs::canonicalize(path).map_err(|source| named(source.to_string()))?;
     if true_path.join(MANIFEST_FILE).exists() {
         Ok(true_path)
@@ -368,6 +376,9 @@ fn refuse_only_model(out_dir: &Path) -> Result<(), TrainError> {
 
 /// Whether two paths lead to one directory.
 fn is_same(a: &Path, b: &Path) -> bool {
+    if is_url(a) || is_url(b) {
+        return a == b;
+    }
     let dir =
         |path: &Path| fs::canonicalize(if path.as_os_str().is_empty() { Path::new(".") } else { path }).ok();
     dir(a).is_some() && dir(a) == dir(b)

@@ -1,5 +1,7 @@
 //! Rules between keys that need no model.
 
+use fsdp_ckpt::is_url;
+
 use super::error::ConfigError;
 use super::fsdp::Reshard;
 use super::kind::MICRO_BATCH_TOKENS_MAX;
@@ -19,6 +21,7 @@ pub(super) fn validate(
     warnings: &mut Vec<Warning>,
 ) -> Result<(), ConfigError> {
     batches(config, origin)?;
+    cache(config, origin)?;
     mesh(config, origin)?;
     reshard(config, origin, warnings)?;
     schedule(config, origin, warnings)
@@ -37,6 +40,14 @@ fn batches(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     divides(origin, ("train.micro_batch_size", micro), ("train.global_batch_size", global))?;
     let per_step = "the micro-batches per step, global_batch_size / micro_batch_size";
     divides(origin, ("run.ranks", config.run.ranks), (per_step, config.train.micro_batches_per_step()))
+}
+
+/// Kept tokens are mapped, which needs files of this machine.
+fn cache(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
+    match config.data.cache.as_ref().filter(|cache| is_url(cache)) {
+        Some(cache) => Err(out_of_range(origin, "data.cache", cache, "a folder, not a URL".to_owned())),
+        None => Ok(()),
+    }
 }
 
 fn mesh(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {

@@ -13,6 +13,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use fsdp_ckpt::is_url;
 use fsdp_core::Digest;
 use tempfile::NamedTempFile;
 
@@ -123,6 +124,11 @@ impl Cache {
     /// # Errors
     /// Text that can not be read or tokenized.
     pub(super) fn tokens(self, text: &Text<'_>) -> Result<Cached, DataError> {
+        // Kept tokens are mapped, which needs a file of this machine.
+        if is_url(&self.folder) {
+            let (image, _) = in_memory(text)?;
+            return Ok(Cached { image, unkept: None, warnings: Vec::new() });
+        }
         let key = text.key()?;
         let file = self.folder.join(name(key));
         let mut warnings = Vec::new();

@@ -9,6 +9,7 @@ mod corpus;
 mod dataset;
 mod error;
 mod eval;
+mod fetched;
 mod files;
 mod image;
 #[expect(unsafe_code, reason = "the one module of this crate that may")]

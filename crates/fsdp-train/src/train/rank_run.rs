@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use fsdp_ckpt::is_url;
 use fsdp_core::engine::{Observer, ProgramOrder};
 use fsdp_nn::model::Architecture;
 
@@ -52,7 +53,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             self.secure(done)?;
         }
         self.trainer.check_state(done)?;
-        if !self.export()? {
+        if !self.export(done)? {
             self.secure(done)?;
         }
         self.run.note_end(self.trainer.rank())?;
@@ -204,7 +205,10 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     }
 
     /// Exports the model; false, on all ranks, if that failed.
-    fn export(&mut self) -> Result<bool, TrainError> {
+    fn export(&mut self, done: u64) -> Result<bool, TrainError> {
+        if is_url(&self.run.job.config.run.out_dir) {
+            return self.export_object(done);
+        }
         let exported = export_model(self.trainer.engine(), &self.run.plan);
         let mut is_exported = self.run.note_export(self.trainer.rank(), exported);
         if self.trainer.any(!is_exported)? {
@@ -214,6 +218,17 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             is_exported = self.run.commit_export();
         }
         Ok(!self.trainer.any(!is_exported)?)
+    }
+
+    /// As [`RankRun::export`], to an object store.
+    fn export_object(&mut self, done: u64) -> Result<bool, TrainError> {
+        let is_saved = self.is_first() && self.run.checkpoint_of(done).is_some();
+        if !self.trainer.any(is_saved)? {
+            self.begin_save(done, Place::OutDir)?;
+            self.end_save()?;
+        }
+        let is_exported = self.is_first() && self.run.export_object(done);
+        self.run.tell_exported(self.trainer.rank(), is_exported)
     }
 
     /// Evaluates; returns whether some rank asked to stop before it was done.

@@ -1,6 +1,6 @@
 //! What the ranks of a run share: the output folder, the log of the first rank, the export, and what asks all to stop.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,21 +15,26 @@ use fsdp_core::memory::Usage;
 use fsdp_nn::model::Architecture;
 
 use super::rank_run::RankRun;
-use super::{MODEL, RunOptions};
+use super::{MODEL, MODEL_FILE, RunOptions};
 use crate::checkpoint::{Outcome, RunWarning, SaveFailure, SaveOptions, Saved, Start, not_heard};
 use crate::error::TrainError;
+use crate::export::export_checkpoint;
 use crate::job::Job;
-use crate::metrics::{Census, METRICS, MetricsWriter, StepMetrics, Waiting};
+use crate::metrics::{Census, METRICS, StepMetrics, Waiting};
+use crate::metrics_file::MetricsFile;
 use crate::rank::{Evaluation, RankTrainer};
 use crate::rule::TrainBackend;
 use crate::told;
-use crate::whole_file;
+use crate::whole_file::write_small;
 
 /// Where ranks give what they have exported.
 const RECEIPTS: &str = "receipts";
 
 /// Where they say that they have come to their end.
 const ENDS: &str = "ends";
+
+/// How long ranks wait for the model to be exported by the first one.
+const EXPORT_PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
 /// What one rank brings back.
 pub(super) struct RankResult {
@@ -43,7 +48,7 @@ pub(super) struct RankResult {
 #[derive(Default)]
 pub(super) struct Log {
     /// On the first rank of all, from the moment where the output folder is this run's, until it can not be written.
-    metrics: Option<MetricsWriter<std::io::BufWriter<std::fs::File>>>,
+    metrics: Option<MetricsFile>,
     pub(super) records: Vec<StepMetrics>,
     pub(super) evaluation: Option<Evaluation>,
     /// The last step whose weights are known to give a finite loss.
@@ -190,6 +195,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
             Ok(saved) => {
                 self.options.reporter.saved(&saved);
                 log.saved = Some(saved);
+                log.publish_metrics();
             }
             Err(failure) => {
                 log.not_saved = Some(Arc::clone(&failure));
@@ -221,9 +227,38 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         let committed = receipts.and_then(|receipts| Ok(export.commit(receipts.into_iter().flatten())?));
         let config = self.out_dir().join(MODEL).join("config.json");
         let text = self.options.config_json.as_deref();
-        let write = |text: &str| whole_file::replace(&config, text.as_bytes()).map(drop);
-        let written = |()| text.map_or(Ok(()), write).map_err(TrainError::io("write", &config));
+        let written = |()| text.map_or(Ok(()), |text| write_small(&config, text));
         self.log().is_exported(committed.and_then(written))
+    }
+
+    /// The checkpoint of the state after `done` steps, as far as the process of the first rank knows of one.
+    pub(super) fn checkpoint_of(&self, done: u64) -> Option<PathBuf> {
+        let saved =
+            self.log().saved.as_ref().filter(|saved| saved.step == done).map(|saved| saved.path.clone());
+        let source = || self.start.source.as_ref().filter(|_| self.start.step == done);
+        saved.or_else(|| source().map(|source| source.dir().to_owned()))
+    }
+
+    /// Exports the model to an object store, out of the checkpoint of its state; false if that failed. By the first rank:
+    /// an object can not be written by several.
+    pub(super) fn export_object(&self, done: u64) -> bool {
+        let model = self.out_dir().join(MODEL);
+        // Why there is none has been noted.
+        let Some(checkpoint) = self.checkpoint_of(done) else { return false };
+        let exported = export_checkpoint(&checkpoint, &model.join(MODEL_FILE));
+        let text = self.options.config_json.as_deref();
+        let written = |()| text.map_or(Ok(()), |text| write_small(&model.join("config.json"), text));
+        self.log().is_exported(exported.and_then(written))
+    }
+
+    /// The other ranks learn whether the model is exported; that may take longer than a collective may.
+    pub(super) fn tell_exported(&self, rank: Rank, is_exported: bool) -> Result<bool, TrainError> {
+        const TOPIC: &str = "exported";
+        if rank.0 > 0 {
+            return told::decode(&self.assembly.hear(TOPIC, EXPORT_PATIENCE).map_err(not_heard)?);
+        }
+        let told = self.assembly.announce(TOPIC, told::encode(Ok(&is_exported)));
+        told.map(|()| is_exported).map_err(|error| fsdp_core::Error::from(error).into())
     }
 
     /// A rank has come to its end, with what has gone wrong in its process besides.
@@ -270,6 +305,14 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
 }
 
 impl Log {
+    /// Copies metrics to where users look for them.
+    pub(super) fn publish_metrics(&mut self) {
+        if let Some(Err(error)) = self.metrics.as_ref().map(MetricsFile::publish) {
+            self.metrics = None;
+            self.is_in_trouble(error);
+        }
+    }
+
     /// Asks all ranks to stop, and says why.
     pub(super) fn is_in_trouble(&mut self, error: TrainError) {
         self.trouble.get_or_insert(error);

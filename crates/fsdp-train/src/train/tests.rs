@@ -1,5 +1,8 @@
 //! What is left of a run that could not begin, or that something beside the computation has ended.
 
+#[cfg(feature = "object-store")]
+mod in_store;
+
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -171,8 +174,14 @@ fn a_save_that_fails_on_one_rank_is_tried_again_after_the_step_under_way() {
         let checkpoint = format!("checkpoint = {{ every = 3, async = {is_async} }}\n");
         let job = job(dir.path(), &(steps(1000) + &checkpoint));
         // Only rank 1 finds its file there already.
-        let name = "out/checkpoints/step-00000003.tmp/shard-00002-model-00001-of-00001.safetensors";
-        let block = After(2, || fs::create_dir_all(dir.path().join(name)).unwrap());
+        let block = After(2, || {
+            let checkpoints = dir.path().join("out/checkpoints");
+            let mut names = fs::read_dir(&checkpoints).unwrap().map(|entry| entry.unwrap().file_name());
+            let reserved =
+                names.find_map(|name| name.to_str()?.strip_prefix("reserved-00002.").map(str::to_owned));
+            let unfinished = checkpoints.join(format!("step-00000003.{}", reserved.unwrap()));
+            fs::create_dir_all(unfinished.join("shard-00002-model-00001-of-00001.safetensors")).unwrap();
+        });
         let begin = Instant::now();
         let (source, ending) = ended(train_on(&job, &block));
         assert!(begin.elapsed() < Duration::from_secs(60), "nobody waits for run.timeout_s");

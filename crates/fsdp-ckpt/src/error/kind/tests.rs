@@ -124,7 +124,7 @@ fn every_way_of_a_save_to_fail_has_a_kind() {
         (SaveFault::OtherFile { rank: 0 }, FailureKind::Permanent),
         (SaveFault::Locked, FailureKind::Temporary),
         (SaveFault::NoSpace { needed: 2, free: 1 }, FailureKind::Temporary),
-        (SaveFault::Disappeared, FailureKind::Temporary),
+        (SaveFault::Disappeared { rank: 1 }, FailureKind::Temporary),
     ];
     for (fault, expected) in table {
         assert_eq!(save(fault.clone()).kind(), expected, "{fault}");

@@ -27,7 +27,7 @@ fn fixture(name: &str) -> PathBuf {
 #[test]
 fn shards_of_real_ranks_cover_their_tensors() {
     let dir = fixture("hf_dcp_shards");
-    let names: Vec<String> = Files::disk().list(&dir).unwrap();
+    let names: Vec<String> = Files::anywhere().list(&dir).unwrap();
     let names: Vec<String> = names.into_iter().filter(|name| name.ends_with(".safetensors")).collect();
     let checkpoint = open_files(&dir, &names).unwrap();
     checkpoint.check_coverage().unwrap();
@@ -51,7 +51,7 @@ fn replicas_are_read_once_and_missing_ranks_are_noted() {
     );
     write(&dir.path().join("shard-00003-model-00001-of-00001.safetensors"), &[("w", &[1, 3])], Some(info));
     write(&dir.path().join("shard-00004-model-00001-of-00001.safetensors"), &[("w", &[1, 3])], Some(info));
-    let checkpoint = open_files(dir.path(), &Files::disk().list(dir.path()).unwrap()).unwrap();
+    let checkpoint = open_files(dir.path(), &Files::anywhere().list(dir.path()).unwrap()).unwrap();
     checkpoint.check_coverage().unwrap();
     assert_eq!(checkpoint.tensors["w"].shape, [3, 3]);
     assert_eq!(checkpoint.world_size, Some(4));
@@ -68,7 +68,7 @@ fn files_without_an_index_join_only_when_all_that_their_names_count_are_there() 
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     write(&path("model-00001-of-00002.safetensors"), &[("a", &[2])], None);
-    let names = || Files::disk().list(dir.path()).unwrap();
+    let names = || Files::anywhere().list(dir.path()).unwrap();
     assert!(open_files(dir.path(), &names()).is_ok_and(|one| one.tensors.len() == 1));
     write(&path("model-00002-of-00002.safetensors"), &[("b", &[2])], None);
     assert_eq!(open_files(dir.path(), &names()).unwrap().tensors.len(), 2);

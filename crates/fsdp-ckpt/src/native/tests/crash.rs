@@ -24,7 +24,7 @@ fn before(plan: &SavePlan) -> FaultyFiles {
     let files = FaultyFiles::new();
     let run = run_dir(&files);
     let lock = run.lock().unwrap();
-    let crashed = RankSave::create(&run, plan, 2, 0).unwrap();
+    let crashed = RankSave::create(&run, lock.attempt(), plan, 2, 0).unwrap();
     drop(crashed);
     save(&lock, plan, 1, &mut false).unwrap();
     drop(lock);
@@ -116,13 +116,14 @@ fn the_first_checkpoint_of_a_run_survives_a_crash_right_after_it() {
     }
 }
 
-fn survives_every_failure(world: usize) {
+/// Every operation fails in turn; returns how often nothing was noticed of it.
+fn survives_every_failure(world: usize, fault: fn(u64) -> Fault) -> usize {
     let plan = plan(world);
     let start = before(&plan);
     let count = operations(&start, &plan);
     let mut tolerated = 0;
     for at in 0..count {
-        let files = start.with(Fault::FailAt(at));
+        let files = start.with(fault(at));
         let (is_committed, ended) = work(&files, &plan);
         match ended {
             Ok(()) => tolerated += 1,
@@ -134,17 +135,60 @@ fn survives_every_failure(world: usize) {
             check_restart(&files.restart(survival), &plan, is_committed);
         }
     }
-    assert_eq!(tolerated, 0, "no failure goes unnoticed");
+    tolerated
 }
 
 #[test]
 fn one_rank_survives_the_failure_of_every_operation() {
-    survives_every_failure(1);
+    assert_eq!(survives_every_failure(1, Fault::FailAt), 0, "no failure goes unnoticed");
 }
 
 #[test]
 fn four_ranks_survive_the_failure_of_every_operation() {
-    survives_every_failure(4);
+    assert_eq!(survives_every_failure(4, Fault::FailAt), 0, "no failure goes unnoticed");
+}
+
+#[test]
+fn every_operation_that_happens_and_says_that_it_failed_is_survived() {
+    for world in [1, 4] {
+        let tolerated = survives_every_failure(world, Fault::LieAt);
+        assert_eq!(tolerated, 1, "the rename of a save is looked after");
+    }
+}
+
+#[test]
+fn what_an_earlier_attempt_still_writes_stays_out_of_the_way() {
+    let (files, plan) = (FaultyFiles::new(), plan(2));
+    let run = run_dir(&files);
+    let zombie = run.lock().unwrap();
+    let attempt = zombie.attempt();
+    // Without locks, as another machine has it.
+    let files = files.with(Fault::NoLocks);
+    let lock = run_dir(&files).lock().unwrap();
+    let late = RankSave::create(lock.run(), attempt, &plan, 7, 1).unwrap();
+    save(&lock, &plan, 7, &mut false).unwrap();
+    drop(late);
+    check(&files, &plan, 7);
+    lock.remove_leftovers().unwrap();
+    check(&files, &plan, 7);
+}
+
+#[test]
+fn of_two_runs_that_save_one_step_the_second_succeeds_only_with_the_same_content() {
+    let (files, plan) = (FaultyFiles::new(), plan(2));
+    let files = files.with(Fault::NoLocks);
+    let [one, same, other] = [(); 3].map(|()| run_dir(&files).lock().unwrap());
+    let parts = [&one, &same, &other].map(|lock| save_parts(lock, &plan, 7).unwrap());
+    let state = |step: u64| json!({ "step": step }).as_object().cloned().unwrap();
+    let [first, second, third] = parts;
+    one.commit(&plan, 7, state(7), first).unwrap();
+    same.commit(&plan, 7, state(7), second).unwrap();
+    let error = other.commit(&plan, 7, state(8), third).unwrap_err().to_string();
+    assert!(error.contains("two runs write here"), "{error}");
+    other.discard(7).unwrap();
+    check(&files, &plan, 7);
+    let names = Files::of(std::sync::Arc::new(files)).list(Path::new("/run/checkpoints")).unwrap();
+    assert_eq!(names, ["step-00000007"]);
 }
 
 #[test]

@@ -30,10 +30,13 @@ fn a_save_succeeds_on_a_disk_that_others_have_filled() {
         let plan = plan(world);
         let start = FaultyFiles::new();
         let before = start.bytes();
-        run_dir(&start).lock().unwrap().reserve(&SaveSpace::new(&plan).unwrap()).unwrap();
+        let lock = run_dir(&start).lock().unwrap();
+        let attempt = lock.attempt();
+        lock.reserve(&SaveSpace::new(&plan).unwrap()).unwrap();
+        drop(lock);
         // From here on there is room for not one byte more.
         let full = start.with(Fault::FullAt(start.bytes()));
-        save(&run_dir(&full).lock().unwrap(), &plan, 1, &mut false).unwrap();
+        save(&run_dir(&full).lock_as(attempt).unwrap(), &plan, 1, &mut false).unwrap();
         check(&full, &plan, 1);
         // What was not set aside is taken by others.
         run_dir(&start).lock().unwrap().remove_leftovers().unwrap();

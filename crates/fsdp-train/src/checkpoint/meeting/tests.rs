@@ -24,8 +24,8 @@ fn begin(assembly: &Arc<dyn Assembly>, rank: usize) -> Meeting {
 /// A report as a rank makes it of its file.
 fn report(dir: &std::path::Path) -> RankReport {
     let (run, plan) = (RunDir::new(dir), SavePlan::new(1, Vec::new()).unwrap());
-    let _lock = run.lock().unwrap();
-    RankSave::create(&run, &plan, 1, 0).unwrap().finish().unwrap()
+    let lock = run.lock().unwrap();
+    RankSave::create(&run, lock.attempt(), &plan, 1, 0).unwrap().finish().unwrap()
 }
 
 #[test]

@@ -85,7 +85,7 @@ fn what_repeats() -> Vec<TrainError> {
 }
 
 fn what_can_pass() -> Vec<TrainError> {
-    let late = fsdp_ckpt::SaveFault::Disappeared;
+    let late = fsdp_ckpt::SaveFault::Disappeared { rank: 1 };
     let device = || fsdp_core::Error::Device("the GPU fell off the bus".into());
     vec![
         ConfigError::Read { file: path(), source: os(EIO) }.into(),

@@ -1,0 +1,86 @@
+//! Conversions from and to object stores.
+
+use super::*;
+use crate::file_io::Files;
+
+/// The bytes of all files of an output, by name.
+fn contents(path: &Path) -> Vec<(String, Vec<u8>)> {
+    let files = Files::anywhere();
+    if !files.is_directory(path) {
+        return vec![(String::new(), files.read_whole(path).unwrap())];
+    }
+    let names = files.list(path).unwrap();
+    names.into_iter().map(|name| (name.clone(), files.read_whole(&path.join(&name)).unwrap())).collect()
+}
+
+#[test]
+fn what_is_written_to_a_store_is_what_is_written_to_a_disk_and_reads_the_same() {
+    for name in ["full.pth", "dcp_2rank_zstd", "hf_dcp_shards"] {
+        let source = formats::open(fixture(name)).unwrap();
+        for target in [Target::Torch, Target::Dcp, Target::Native, Target::Safetensors] {
+            let dir = tempfile::tempdir().unwrap();
+            let conversion = Conversion { world_size: NonZero::new(3).unwrap(), ..Conversion::new(target) };
+            let conversion = Conversion { shard_bytes_max: 1000, ..conversion };
+            let (disk, back) = (dir.path().join("out"), dir.path().join("back"));
+            let url = PathBuf::from(format!("memory://convert/{name}/{target:?}/out"));
+            let on_disk = converted(&source, &disk, &conversion).unwrap();
+            let in_store = converted(&source, &url, &conversion).unwrap();
+            assert_eq!(ConversionReport { elapsed: on_disk.elapsed, ..in_store }, on_disk);
+            assert_eq!(contents(&url), contents(&disk), "{name} to {target:?}");
+            // And from there.
+            let opened = formats::open(&url).unwrap();
+            assert!(is_same(&opened, &formats::open(&disk).unwrap()));
+            let all = Conversion { part: Part::All, ..Conversion::new(Target::Native) };
+            converted(&opened, &back, &all).unwrap();
+            assert!(is_same(&opened, &formats::open(&back).unwrap()));
+            let cancel = AtomicBool::new(false);
+            let found = crate::verify::verify(&opened, &Options::new(&NoProgress, &cancel)).unwrap();
+            assert!(found.is_sound(), "{:?}", found.problems);
+        }
+    }
+}
+
+#[test]
+fn what_is_there_is_refused_unless_it_is_to_be_replaced() {
+    let source = formats::open(fixture("full.pth")).unwrap();
+    let url = Path::new("memory://refused/out/model.safetensors");
+    let plain = Conversion::new(Target::Safetensors);
+    converted(&source, url, &plain).unwrap();
+    let error = converted(&source, url, &plain).unwrap_err().to_string();
+    assert!(error.contains("memory://refused/out/model.safetensors exists already"), "{error}");
+    let directory = converted(&source, Path::new("memory://refused/out"), &Conversion::new(Target::Dcp));
+    assert!(directory.unwrap_err().to_string().contains("exists already"));
+    let inside = converted(&formats::open(url.parent().unwrap()).unwrap(), &url.with_file_name("in"), &plain);
+    assert!(matches!(inside, Err(Error::Conversion(ConversionFault::InsideSource { .. }))));
+    let before = contents(url);
+    let bf16 = Conversion { dtype: Some(TensorType::Bf16), replaces: true, ..plain };
+    converted(&source, url, &bf16).unwrap();
+    assert_ne!(contents(url), before);
+    // One that fails leaves what is there.
+    let before = contents(url);
+    let (canceled, options) = (AtomicBool::new(true), &NoProgress);
+    convert(&source, url, &bf16, &Options::new(options, &canceled)).unwrap_err();
+    assert_eq!(contents(url), before);
+}
+
+#[test]
+fn a_conversion_that_fails_leaves_nothing_in_the_store() {
+    let source = formats::open(fixture("dcp_2rank")).unwrap();
+    let url = Path::new("memory://canceled/out");
+    let canceled = AtomicBool::new(true);
+    let native = Conversion::new(Target::Native);
+    convert(&source, url, &native, &Options::new(&NoProgress, &canceled)).unwrap_err();
+    assert!(Files::anywhere().list(url).unwrap().is_empty());
+    converted(&source, url, &native).unwrap();
+}
+
+#[test]
+fn urls_of_no_store_say_which_there_are() {
+    let error = formats::open("s4://bucket/a").unwrap_err().to_string();
+    assert!(error.contains("s4://bucket/a") && error.contains("there are s3, gs, az"), "{error}");
+    let error = formats::open("memory://empty/a").unwrap_err();
+    assert!(
+        matches!(&error, Error::Io { cause, .. } if cause.kind() == std::io::ErrorKind::NotFound),
+        "{error}"
+    );
+}

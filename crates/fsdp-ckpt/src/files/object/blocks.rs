@@ -1,0 +1,127 @@
+//! Reading objects: ranged requests of whole blocks, the last of which are kept.
+//!
+//! Readers of formats ask for few bytes often (headers, pickles, directories of archives) and for many in order. So
+//! there are small blocks for short reads and large ones for long reads. All files of a store share what is kept.
+
+use std::{
+    collections::VecDeque,
+    io,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use object_store::{GetOptions, ObjectStore, path::Path as Key};
+
+use super::{Inner, failed, stores::wait};
+use crate::files::{FileKind, Metadata, OpenFile};
+
+/// Reads of at least so many bytes ask for large blocks.
+const LONG_READ: usize = 64 << 10;
+
+/// Bytes of a small block, and how many are kept: 16 MiB.
+const SMALL: (u64, usize) = (256 << 10, 64);
+
+/// Bytes of a large block, and how many are kept: 128 MiB. One request of this size hides its latency.
+const LARGE: (u64, usize) = (4 << 20, 32);
+
+/// Blocks that were read last.
+#[derive(Debug, Default)]
+pub(super) struct Blocks {
+    small: Mutex<VecDeque<(Place, Arc<Block>)>>,
+    large: Mutex<VecDeque<(Place, Arc<Block>)>>,
+}
+
+/// A block of an object of which nothing has changed since.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Place {
+    key: Key,
+    e_tag: Option<String>,
+    start: u64,
+}
+
+/// The bytes of a block once they are there; whoever comes first asks for them.
+type Block = Mutex<Option<Vec<u8>>>;
+
+impl Blocks {
+    fn block(&self, place: Place, size: (u64, usize)) -> Arc<Block> {
+        let blocks = if size == LARGE { &self.large } else { &self.small };
+        // Every change under the lock is complete before anything can panic.
+        let mut blocks = blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = blocks.iter().rposition(|(other, _)| *other == place).and_then(|at| blocks.remove(at));
+        let block = found.map_or_else(Arc::default, |(_, block)| block);
+        if blocks.len() == size.1 {
+            blocks.pop_front();
+        }
+        blocks.push_back((place, Arc::clone(&block)));
+        block
+    }
+}
+
+/// An object that is read, as it was when it was opened: one that changes is an error.
+#[derive(Debug)]
+pub(super) struct ObjectReader {
+    pub(super) inner: Arc<Inner>,
+    pub(super) key: Key,
+    pub(super) len: u64,
+    pub(super) e_tag: Option<String>,
+}
+
+impl ObjectReader {
+    fn fetch(&self, start: u64, end: u64) -> io::Result<Vec<u8>> {
+        let options = GetOptions {
+            range: Some((start..end).into()),
+            if_match: self.e_tag.clone(),
+            ..GetOptions::default()
+        };
+        let bytes = wait(async { self.inner.store.get_opts(&self.key, options).await?.bytes().await });
+        let bytes = bytes.map_err(failed)?;
+        if bytes.len() as u64 != end - start {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(bytes.into())
+    }
+}
+
+impl OpenFile for ObjectReader {
+    fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<usize> {
+        if out.is_empty() || offset >= self.len {
+            return Ok(0);
+        }
+        let size = if out.len() < LONG_READ { SMALL } else { LARGE };
+        let start = offset - offset % size.0;
+        let place = Place { key: self.key.clone(), e_tag: self.e_tag.clone(), start };
+        let block = self.inner.blocks.block(place, size);
+        let mut block = block.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = match &mut *block {
+            Some(bytes) => bytes,
+            empty => empty.insert(self.fetch(start, self.len.min(start + size.0))?),
+        };
+        let there = &bytes[(offset - start) as usize..];
+        let count = there.len().min(out.len());
+        out[..count].copy_from_slice(&there[..count]);
+        Ok(count)
+    }
+
+    fn write_at(&self, _: &[u8], _: u64) -> io::Result<usize> {
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
+
+    fn allocate(&self, _: u64) -> io::Result<bool> {
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
+
+    fn set_len(&self, _: u64) -> io::Result<()> {
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
+
+    fn metadata(&self) -> io::Result<Metadata> {
+        Ok(Metadata { kind: FileKind::File, len: self.len, id: (0, 0) })
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn try_lock(&self) -> io::Result<bool> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}

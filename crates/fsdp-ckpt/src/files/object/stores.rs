@@ -1,0 +1,89 @@
+//! From a URL to a store, with the settings that the environment has for it.
+
+use std::{
+    collections::BTreeMap,
+    future::Future,
+    io,
+    path::Path,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
+
+use object_store::{
+    ObjectStore, RetryConfig, aws::AmazonS3Builder, azure::MicrosoftAzureBuilder,
+    gcp::GoogleCloudStorageBuilder, local::LocalFileSystem, memory::InMemory,
+};
+use tokio::runtime::{Builder, Runtime};
+
+use super::{
+    ObjectFiles, RETRIES, RETRY_TIME,
+    parts::Limits,
+    url::{self, UrlFault},
+};
+
+/// Threads that drive requests: they copy bytes and wait.
+const THREADS: usize = 2;
+
+/// The stores of this process, by the beginning of their URLs.
+static STORES: Mutex<BTreeMap<String, ObjectFiles>> = Mutex::new(BTreeMap::new());
+
+/// The store of a URL.
+pub(crate) fn at(path: &Path) -> io::Result<Arc<ObjectFiles>> {
+    let (scheme, host, _) = url::split(path).ok_or(io::ErrorKind::InvalidInput)?;
+    let root = format!("{scheme}://{host}");
+    // Every change under the lock is complete before anything can panic.
+    let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(files) = stores.get(&root) {
+        return Ok(Arc::new(files.clone()));
+    }
+    let files = ObjectFiles::new(open(scheme, &root)?, Limits::USUAL);
+    stores.insert(root, files.clone());
+    Ok(Arc::new(files))
+}
+
+fn open(scheme: &str, root: &str) -> io::Result<Arc<dyn ObjectStore>> {
+    let retry = RetryConfig { max_retries: RETRIES, retry_timeout: RETRY_TIME, ..RetryConfig::default() };
+    let settings = |variables| {
+        move |error: object_store::Error| {
+            let detail = error.to_string();
+            io::Error::new(io::ErrorKind::InvalidInput, UrlFault::Settings { detail, variables })
+        }
+    };
+    Ok(match scheme {
+        "s3" | "s3a" => {
+            let store = AmazonS3Builder::from_env().with_url(root).with_retry(retry).build();
+            Arc::new(store.map_err(settings("AWS_*"))?)
+        }
+        "gs" => {
+            let store = GoogleCloudStorageBuilder::from_env().with_url(root).with_retry(retry).build();
+            Arc::new(store.map_err(settings("GOOGLE_*"))?)
+        }
+        "az" | "azure" | "adl" | "abfs" | "abfss" => {
+            let store = MicrosoftAzureBuilder::from_env().with_url(root).with_retry(retry).build();
+            Arc::new(store.map_err(settings("AZURE_*"))?)
+        }
+        "file" => Arc::new(LocalFileSystem::new().with_automatic_cleanup(true)),
+        "memory" => Arc::new(InMemory::new()),
+        _ => {
+            let fault = UrlFault::UnknownScheme { scheme: scheme.to_owned() };
+            return Err(io::Error::new(io::ErrorKind::Unsupported, fault));
+        }
+    })
+}
+
+/// The runtime behind all stores of this process.
+pub(super) fn runtime() -> &'static Runtime {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| {
+        let built = Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .thread_name("object store")
+            .enable_all()
+            .build();
+        built.expect("the system has room for two more threads")
+    })
+}
+
+/// Waits for what a store answers.
+pub(super) fn wait<F: Future>(answer: F) -> F::Output {
+    runtime().block_on(answer)
+}

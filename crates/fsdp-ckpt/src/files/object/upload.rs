@@ -1,0 +1,161 @@
+//! Writing objects: an object is there, whole, when its file is synced, and not before.
+//!
+//! A file that is no longer than one part, or whose length nobody has told, is uploaded in one request; others in
+//! [`parts`](super::parts).
+
+use std::{
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, path::Path as Key};
+
+use super::{
+    ObjectFiles, failed,
+    parts::{Limits, Parts},
+    stores::wait,
+};
+use crate::files::{FileKind, Metadata, OpenFile};
+
+/// An object on its way.
+#[derive(Debug)]
+pub(super) struct Upload {
+    store: Arc<dyn ObjectStore>,
+    key: Key,
+    /// Whether it must not be there yet.
+    is_new: bool,
+    limits: Limits,
+    body: Mutex<Body>,
+}
+
+#[derive(Debug)]
+enum Body {
+    /// Bytes for one request, and whether their number was told.
+    Whole(Vec<u8>, bool),
+    Parts(Parts),
+    /// So many bytes are there.
+    Done(u64),
+}
+
+impl Upload {
+    pub(super) fn new(store: Arc<dyn ObjectStore>, key: Key, is_new: bool, limits: Limits) -> Upload {
+        Upload { store, key, is_new, limits, body: Mutex::new(Body::Whole(Vec::new(), false)) }
+    }
+
+    fn body(&self) -> MutexGuard<'_, Body> {
+        self.body.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let mut body = self.body();
+        match &mut *body {
+            Body::Whole(bytes, _) if bytes.is_empty() && len > self.limits.part_bytes => {
+                let upload = wait(self.store.put_multipart(&self.key)).map_err(failed)?;
+                *body = Body::Parts(Parts::new(len, self.limits, upload));
+                Ok(())
+            }
+            Body::Whole(bytes, is_told) => {
+                bytes.resize(len as usize, 0);
+                *is_told = true;
+                Ok(())
+            }
+            Body::Parts(parts) if parts.len() == len => Ok(()),
+            Body::Parts(_) | Body::Done(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        match &mut *self.body() {
+            Body::Whole(whole, _) => {
+                let (start, end) = (offset as usize, offset as usize + bytes.len());
+                whole.resize(whole.len().max(end), 0);
+                whole[start..end].copy_from_slice(bytes);
+                Ok(bytes.len())
+            }
+            Body::Parts(parts) => parts.write_at(bytes, offset),
+            Body::Done(_) => Err(io::ErrorKind::PermissionDenied.into()),
+        }
+    }
+
+    fn len(&self) -> u64 {
+        match &*self.body() {
+            Body::Whole(bytes, _) => bytes.len() as u64,
+            Body::Parts(parts) => parts.len(),
+            Body::Done(len) => *len,
+        }
+    }
+
+    /// Uploads what is left.
+    fn finish(&self) -> io::Result<()> {
+        let mut body = self.body();
+        let len = match &mut *body {
+            Body::Whole(bytes, is_told) => {
+                // Files whose length is told have names of their own; for others the name decides who was first.
+                let mode = if self.is_new && !*is_told { PutMode::Create } else { PutMode::Overwrite };
+                let options = PutOptions { mode, ..PutOptions::default() };
+                wait(self.store.put_opts(&self.key, bytes.clone().into(), options)).map_err(failed)?;
+                bytes.len() as u64
+            }
+            Body::Parts(parts) => {
+                if let Err(error) = parts.finish() {
+                    // Only the answer may have been lost: nobody else uploads parts under this name.
+                    let there = wait(self.store.head(&self.key));
+                    if !there.is_ok_and(|there| there.size == parts.len()) {
+                        return Err(error);
+                    }
+                }
+                parts.len()
+            }
+            Body::Done(_) => return Ok(()),
+        };
+        *body = Body::Done(len);
+        Ok(())
+    }
+
+    /// Gives it up.
+    pub(super) fn abort(&self) {
+        if let Body::Parts(parts) = std::mem::replace(&mut *self.body(), Body::Done(0)) {
+            parts.abort();
+        }
+    }
+}
+
+/// A handle to an object on its way.
+#[derive(Debug)]
+pub(super) struct UploadFile {
+    pub(super) files: ObjectFiles,
+    pub(super) key: Key,
+    pub(super) upload: Arc<Upload>,
+}
+
+impl OpenFile for UploadFile {
+    fn read_at(&self, _: &mut [u8], _: u64) -> io::Result<usize> {
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        self.upload.write_at(bytes, offset)
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<bool> {
+        self.upload.set_len(len).map(|()| true)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.upload.set_len(len)
+    }
+
+    fn metadata(&self) -> io::Result<Metadata> {
+        Ok(Metadata { kind: FileKind::File, len: self.upload.len(), id: (0, 0) })
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.upload.finish()?;
+        self.files.forget(&self.key);
+        Ok(())
+    }
+
+    fn try_lock(&self) -> io::Result<bool> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}

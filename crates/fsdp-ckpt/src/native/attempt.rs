@@ -1,0 +1,67 @@
+//! Which start of a run a save belongs to.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::seal::parse_digits;
+
+/// A number that tells one start of a run from all others. The process of the first rank draws it when it takes the
+/// folder over; the other ranks hear it from there.
+///
+/// Everything that is not complete yet carries it in its name. So processes of an earlier start that are still alive
+/// write beside the files of this one, and never into them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attempt(u64);
+
+impl Attempt {
+    /// A new one.
+    pub(super) fn draw() -> Attempt {
+        // The standard library seeds its hashers from the operating system.
+        let seed = std::collections::hash_map::RandomState::new();
+        Attempt(std::hash::BuildHasher::hash_one(&seed, std::process::id()))
+    }
+
+    /// The attempt that a name stands for, if it is one.
+    pub(crate) fn named(name: &str) -> Option<Attempt> {
+        parse_digits(name.as_bytes()).map(Attempt)
+    }
+}
+
+impl fmt::Display for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl Serialize for Attempt {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Attempt {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Attempt, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Attempt::named(&text)
+            .ok_or_else(|| serde::de::Error::custom("16 lower-case hexadecimal digits were expected"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempts_differ_and_are_their_names() {
+        let drawn: std::collections::BTreeSet<String> =
+            (0..100).map(|_| Attempt::draw().to_string()).collect();
+        assert_eq!(drawn.len(), 100);
+        for name in &drawn {
+            assert_eq!(Attempt::named(name).map(|attempt| attempt.to_string()).as_ref(), Some(name));
+            let told = serde_json::to_string(&Attempt::named(name).unwrap()).unwrap();
+            assert_eq!(serde_json::from_str::<Attempt>(&told).unwrap().to_string(), *name);
+        }
+        assert_eq!(Attempt::named("tmp"), None);
+    }
+}

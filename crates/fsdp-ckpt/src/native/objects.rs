@@ -1,0 +1,112 @@
+//! The directory of a run in an object store, where nothing can be renamed and nobody can be kept out.
+//!
+//! ```text
+//! checkpoints/step-00000050/manifest.json                     complete: it comes last and goes first
+//! checkpoints/step-00000050/<attempt>/shard-00001-..          what the manifest lists
+//! checkpoints/step-00000050/<other attempt>/shard-00001-..    a save that was interrupted, or is under way
+//! checkpoints/step-00000075/manifest.diverged.json            set aside: to use it again, copy it to manifest.json
+//! checkpoints.cleared.tmp                                     no checkpoint counts until this is gone
+//! ```
+//!
+//! Who puts the manifest of a step first has saved it: others find it there. Whatever an attempt that is not known to
+//! have ended may still be writing is left alone, because its manifest could come after its files were removed.
+
+use std::path::{Path, PathBuf};
+
+use super::{Attempt, MANIFEST_FILE, Manifest, RunDir, RunLock, run_dir::step_of};
+use crate::error::Error;
+
+impl RunDir {
+    /// Keeps the steps that have a manifest.
+    pub(super) fn retain_complete(&self, steps: &mut Vec<u64>) -> Result<(), Error> {
+        if self.files.metadata_if_there(&self.cleared())?.is_some() {
+            steps.clear();
+        }
+        let mut complete = Vec::new();
+        for &step in steps.iter() {
+            if self.is_complete(step)? {
+                complete.push(step);
+            }
+        }
+        *steps = complete;
+        Ok(())
+    }
+}
+
+impl RunLock {
+    /// From here on no checkpoint counts.
+    pub(super) fn clear_objects(&self) -> Result<(), Error> {
+        self.run().files.replace(&self.run().cleared(), b"")
+    }
+
+    pub(super) fn remove_cleared_objects(&self) -> Result<(), Error> {
+        let files = &self.run().files;
+        for name in files.list(self.run().checkpoints())? {
+            files.remove_if_there(&self.run().checkpoints().join(name).join(MANIFEST_FILE))?;
+        }
+        files.remove_tree(self.run().checkpoints())?;
+        files.remove_if_there(&self.run().cleared()).map(drop)
+    }
+
+    pub(super) fn set_object_aside(&self, step: u64, mark: &str) -> Result<PathBuf, Error> {
+        let (files, checkpoint) = (&self.run().files, self.run().checkpoint(step));
+        let aside = checkpoint.join(format!("manifest.{mark}.json"));
+        files.replace(&aside, &files.read_whole(&checkpoint.join(MANIFEST_FILE))?)?;
+        files.remove_if_there(&checkpoint.join(MANIFEST_FILE))?;
+        Ok(aside)
+    }
+
+    /// Removes, from an object store, what attempts have left that are no part of a checkpoint. Call it when the run
+    /// ends: an attempt before this one that was not yet dead at its start is by then.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn remove_other_attempts(&self) -> Result<(), Error> {
+        let (files, checkpoints) = (&self.run().files, self.run().checkpoints());
+        if self.run().renames() {
+            return Ok(());
+        }
+        for name in files.list(checkpoints)?.iter().filter(|name| step_of(name).is_some()) {
+            self.remove_unlisted(&checkpoints.join(name))?;
+        }
+        Ok(())
+    }
+
+    fn remove_unlisted(&self, dir: &Path) -> Result<(), Error> {
+        let files = &self.run().files;
+        let names = files.list(dir)?;
+        let mut unlisted: Vec<&String> = names.iter().filter(|name| Attempt::named(name).is_some()).collect();
+        let is_manifest = |name: &&String| name.starts_with("manifest.") && name.ends_with(".json");
+        let manifests: Vec<&String> = names.iter().filter(is_manifest).collect();
+        if unlisted.len() <= manifests.len() {
+            return Ok(());
+        }
+        for manifest in manifests {
+            // Whatever can not be read may list anything.
+            let Ok(manifest) = Manifest::parse(files.read_whole(&dir.join(manifest))?) else { return Ok(()) };
+            let lists = |attempt: &String| manifest.files.iter().any(|file| file.name.starts_with(attempt));
+            unlisted.retain(|attempt| !lists(attempt));
+        }
+        unlisted.into_iter().try_for_each(|attempt| files.remove_tree(&dir.join(attempt)))
+    }
+}
+
+/// Whether two manifests are of equal checkpoints, by whatever attempts they were saved.
+pub(super) fn is_twin(one: &[u8], other: &[u8]) -> bool {
+    let plain = |text: &[u8]| {
+        let mut manifest = Manifest::parse(text.to_vec()).ok()?;
+        for file in &mut manifest.files {
+            file.name = plain_name(&file.name).to_owned();
+        }
+        Some(manifest)
+    };
+    plain(one).is_some_and(|one| plain(other) == Some(one))
+}
+
+/// The name of a file without the attempt in front of it.
+pub(super) fn plain_name(name: &str) -> &str {
+    match name.split_once('/') {
+        Some((attempt, plain)) if Attempt::named(attempt).is_some() => plain,
+        _ => name,
+    }
+}

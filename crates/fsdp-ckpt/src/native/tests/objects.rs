@@ -1,0 +1,197 @@
+//! Saves to an object store: every request that can fail, runs that race, and attempts that should be dead.
+
+use std::num::NonZeroUsize;
+
+use super::*;
+use crate::{
+    error::SaveFault,
+    files::object::faulty::{FaultyStore, StoreFails},
+    native::objects::plain_name,
+};
+
+const OUT_DIR: &str = "memory:///bucket/run";
+
+fn run_of(store: &FaultyStore) -> RunDir {
+    RunDir::on(store.files(), OUT_DIR.into())
+}
+
+/// Files of several parts: each row is longer than one.
+fn long_plan(world: usize) -> SavePlan {
+    let tensors =
+        vec![tensor("w", TensorType::F32, &[9, 200], world), tensor("step", TensorType::I64, &[], world)];
+    SavePlan::new(world, tensors).unwrap()
+}
+
+/// A store with a checkpoint of step 1 and an interrupted save of step 2.
+fn before(plan: &SavePlan) -> FaultyStore {
+    let store = FaultyStore::new();
+    let lock = run_of(&store).lock().unwrap();
+    save(&lock, plan, 1, &mut false).unwrap();
+    let _ = save_parts(&lock, plan, 2).unwrap();
+    store
+}
+
+/// What a process does: it saves step 2, keeps one checkpoint and tidies up behind others.
+fn work(store: &FaultyStore, plan: &SavePlan) -> (bool, Result<(), Error>) {
+    let mut is_committed = false;
+    let ended = (|| {
+        let lock = run_of(store).lock()?;
+        save(&lock, plan, 2, &mut is_committed)?;
+        lock.keep_last(NonZeroUsize::MIN, u64::MAX)?;
+        lock.remove_other_attempts()
+    })();
+    (is_committed, ended)
+}
+
+/// Whatever looks complete is, and saving goes on.
+fn check_restart(store: &FaultyStore, plan: &SavePlan, is_committed: bool) {
+    let store = store.again();
+    let run = run_of(&store);
+    let (newest, _) = run.newest().unwrap().unwrap();
+    assert!(newest == 2 || (newest == 1 && !is_committed), "step {newest} is the newest");
+    run.steps().unwrap().into_iter().for_each(|step| check_in(&run, plan, step));
+    let lock = run.lock().unwrap();
+    save(&lock, plan, 3, &mut false).unwrap();
+    lock.keep_last(NonZeroUsize::MIN, u64::MAX).unwrap();
+    lock.remove_other_attempts().unwrap();
+    check_in(&run, plan, 3);
+    let names = store.files().list(run.checkpoints()).unwrap();
+    assert_eq!(names, ["step-00000003"]);
+    assert_eq!(store.files().list(&run.checkpoint(3)).unwrap().len(), 2, "a manifest and an attempt");
+}
+
+fn survives(plan: &SavePlan, fails: fn(u64) -> StoreFails) -> usize {
+    let start = before(plan);
+    let whole = start.with(StoreFails::Never);
+    work(&whole, plan).1.unwrap();
+    assert!(whole.requests() > 10);
+    let mut tolerated = 0;
+    for at in 0..whole.requests() {
+        let store = start.with(fails(at));
+        let (is_committed, ended) = work(&store, plan);
+        if let Err(error) = &ended {
+            assert!(error.to_string().contains("made to fail"), "request {at}: {error}");
+        }
+        tolerated += usize::from(ended.is_ok());
+        check_restart(&store, plan, is_committed);
+    }
+    tolerated
+}
+
+#[test]
+fn the_failure_of_every_request_is_noticed_and_survived() {
+    for plan in [plan(1), plan(4), long_plan(2)] {
+        assert_eq!(survives(&plan, StoreFails::At), 0);
+        assert_eq!(survives(&plan, StoreFails::From), 0);
+    }
+}
+
+#[test]
+fn every_lost_answer_is_survived_and_looked_after_where_it_decides() {
+    // The manifest's; and that of the end of each file in parts.
+    assert_eq!(survives(&plan(1), StoreFails::AnswerAt), 1);
+    assert_eq!(survives(&plan(4), StoreFails::AnswerAt), 1);
+    assert_eq!(survives(&long_plan(2), StoreFails::AnswerAt), 3);
+    for plan in [plan(1), plan(4), long_plan(2)] {
+        assert_eq!(survives(&plan, StoreFails::AfterAnswer), 0);
+    }
+}
+
+fn state(step: u64) -> Map<String, serde_json::Value> {
+    json!({ "step": step }).as_object().cloned().unwrap()
+}
+
+#[test]
+fn of_two_runs_that_save_one_step_the_second_succeeds_only_with_the_same_content() {
+    let (store, plan) = (FaultyStore::new(), long_plan(2));
+    let [one, same, other] = [(); 3].map(|()| run_of(&store.again()).lock().unwrap());
+    let [first, second, third] = [&one, &same, &other].map(|lock| save_parts(lock, &plan, 7).unwrap());
+    one.commit(&plan, 7, state(7), first).unwrap();
+    same.commit(&plan, 7, state(7), second).unwrap();
+    let error = other.commit(&plan, 7, state(8), third).unwrap_err();
+    assert!(matches!(&error, Error::Save { fault, .. } if **fault == SaveFault::TwoRuns), "{error}");
+    other.discard(7).unwrap();
+    check_in(one.run(), &plan, 7);
+    let names = store.files().list(&one.run().checkpoint(7)).unwrap();
+    assert_eq!(names, [one.attempt().to_string(), "manifest.json".to_owned()]);
+}
+
+#[test]
+fn a_part_that_is_dropped_before_its_end_is_gone_and_can_be_written_again() {
+    let (store, plan) = (FaultyStore::new(), long_plan(1));
+    let lock = run_of(&store).lock().unwrap();
+    let create = || RankSave::create(lock.run(), lock.attempt(), &plan, 7, 0);
+    let part = create().unwrap();
+    assert!(matches!(create(), Err(Error::Io { .. })), "one at a time");
+    drop(part);
+    drop(create().unwrap());
+    save(&lock, &plan, 7, &mut false).unwrap();
+    check_in(lock.run(), &plan, 7);
+}
+
+#[test]
+fn an_attempt_that_should_be_dead_harms_no_other() {
+    let (store, plan) = (FaultyStore::new(), long_plan(2));
+    let [zombie, lock] = [(); 2].map(|()| run_of(&store.again()).lock().unwrap());
+    let late = save_parts(&zombie, &plan, 7).unwrap();
+    save(&lock, &plan, 7, &mut false).unwrap();
+    save(&lock, &plan, 8, &mut false).unwrap();
+    // It publishes what is there already, and what the other has not saved; both are whole.
+    zombie.commit(&plan, 7, state(7), late).unwrap();
+    save(&zombie, &plan, 9, &mut false).unwrap();
+    assert_eq!(lock.run().steps().unwrap(), [7, 8, 9]);
+    [7, 8, 9].into_iter().for_each(|step| check_in(lock.run(), &plan, step));
+    let error = RankSave::create(lock.run(), lock.attempt(), &plan, 9, 0).unwrap_err();
+    assert!(matches!(&error, Error::Save { fault, .. } if **fault == SaveFault::AlreadyThere), "{error}");
+}
+
+#[test]
+fn what_is_cleared_counts_no_more_whenever_clearing_is_cut_off() {
+    let plan = plan(2);
+    let start = FaultyStore::new();
+    let lock = run_of(&start).lock().unwrap();
+    (1..=3).for_each(|step| save(&lock, &plan, step, &mut false).unwrap());
+    let clear = |lock: &RunLock| {
+        lock.clear()?;
+        lock.remove_cleared()
+    };
+    let whole = start.with(StoreFails::Never);
+    clear(&run_of(&whole).lock().unwrap()).unwrap();
+    for at in 0..whole.requests() {
+        let store = start.with(StoreFails::From(at));
+        clear(&run_of(&store).lock().unwrap()).unwrap_err();
+        let run = run_of(&store.again());
+        let steps = run.steps().unwrap();
+        assert!(steps == [1, 2, 3] || steps.is_empty(), "request {at}: {steps:?}");
+        steps.iter().for_each(|&step| check_in(&run, &plan, step));
+        let lock = run.lock().unwrap();
+        clear(&lock).unwrap();
+        assert!(!lock.is_clearing().unwrap());
+        save(&lock, &plan, 1, &mut false).unwrap();
+        assert_eq!(run.steps().unwrap(), [1]);
+        check_in(&run, &plan, 1);
+    }
+}
+
+#[test]
+fn a_checkpoint_that_is_set_aside_is_none_until_its_manifest_is_copied_back() {
+    let (store, plan) = (FaultyStore::new(), plan(2));
+    let lock = run_of(&store).lock().unwrap();
+    save(&lock, &plan, 1, &mut false).unwrap();
+    let aside = lock.set_aside(1, "diverged").unwrap().unwrap();
+    assert_eq!(aside, lock.run().checkpoint(1).join("manifest.diverged.json"));
+    assert_eq!(lock.run().newest().unwrap(), None);
+    lock.remove_other_attempts().unwrap();
+    let text = store.files().read_whole(&aside).unwrap();
+    store.files().replace(&lock.run().checkpoint(1).join(MANIFEST_FILE), &text).unwrap();
+    check_in(lock.run(), &plan, 1);
+    assert_eq!(lock.set_aside(2, "diverged").unwrap(), None);
+}
+
+#[test]
+fn names_without_attempts_are_what_they_are() {
+    assert_eq!(plain_name("0123456789abcdef/a.safetensors"), "a.safetensors");
+    for name in ["a.safetensors", "other/a.safetensors", "0123456789ABCDEF/a.safetensors"] {
+        assert_eq!(plain_name(name), name);
+    }
+}

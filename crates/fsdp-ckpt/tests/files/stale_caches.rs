@@ -1,0 +1,96 @@
+//! Clients of a network file system that remember for long what others have changed since: two mounts of one
+//! directory, each with caches of half a minute (bindfs). Skipped where they can not be mounted.
+
+use std::{
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use fsdp_ckpt::native::{RankSave, RunDir};
+
+use super::native::{check, plan, run_state, write_part};
+
+/// Another way to a directory.
+struct Client {
+    path: PathBuf,
+    process: Child,
+}
+
+impl Client {
+    /// None where this machine does not mount.
+    fn mount(real: &Path, path: PathBuf) -> Option<Client> {
+        fs::create_dir(&path).unwrap();
+        let before = fs::metadata(&path).unwrap().dev();
+        let caches = "attr_timeout=30,entry_timeout=30,negative_timeout=30";
+        let mut process = Command::new("bindfs")
+            .args(["-f", "-o", caches])
+            .args([real, &path])
+            .stderr(Stdio::null())
+            .spawn()
+            .ok()?;
+        let begin = Instant::now();
+        while fs::metadata(&path).is_ok_and(|found| found.dev() == before) {
+            if process.try_wait().unwrap().is_some() || begin.elapsed() > Duration::from_secs(30) {
+                let _ = process.kill();
+                let _ = process.wait();
+                return None;
+            }
+            thread::yield_now();
+        }
+        Some(Client { path, process })
+    }
+
+    fn sees(&self, name: &str) -> bool {
+        self.path.join(name).exists()
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let unmounted = Command::new("umount").arg("-l").arg(&self.path).status();
+        if !unmounted.is_ok_and(|status| status.success()) {
+            let _ = self.process.kill();
+        }
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn a_save_of_ranks_on_clients_with_stale_caches_is_committed() {
+    let dir = tempfile::tempdir().unwrap();
+    let real = dir.path().join("real");
+    fs::create_dir_all(real.join("run/checkpoints")).unwrap();
+    let mount = |name: &str| Client::mount(&real, dir.path().join(name));
+    let (Some(first), Some(second)) = (mount("first"), mount("second")) else {
+        println!("skipped: bindfs can not mount here");
+        return;
+    };
+    let plan = plan(2);
+    let lock = RunDir::new(first.path.join("run")).lock().unwrap();
+    let other = RunDir::new(second.path.join("run"));
+    for step in 1..=3 {
+        let complete = format!("run/checkpoints/{}", RunDir::name_of(step));
+        let unfinished = format!("{complete}.{}.tmp", lock.attempt());
+        // Both remember from here on that neither name is there.
+        for client in [&first, &second] {
+            assert!(!client.sees(&unfinished) && !client.sees(&complete));
+        }
+        let mut parts = Vec::new();
+        for (run, rank) in [(&other, 1), (lock.run(), 0)] {
+            if rank == 0 {
+                assert!(!first.sees(&unfinished), "without stale caches this test shows nothing");
+            }
+            let mut part = RankSave::create(run, lock.attempt(), &plan, step, rank).unwrap();
+            write_part(&mut part, &plan, rank, step as u8);
+            parts.insert(0, part.finish().unwrap());
+        }
+        let path = lock.commit(&plan, step, run_state(step), parts).unwrap();
+        check(&path, &plan, step, step as u8, 2);
+        assert!(!second.sees(&complete), "without stale caches this test shows nothing");
+    }
+    assert_eq!(RunDir::new(real.join("run")).steps().unwrap(), [1, 2, 3]);
+}

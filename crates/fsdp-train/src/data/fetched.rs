@@ -1,0 +1,142 @@
+//! Data in object stores: files are copied to this machine before they are read.
+//!
+//! Training reads samples in random order, which a store serves slowly and for money, and the files are mapped, which
+//! needs them on a disk. So each is copied once per machine, under a name made of its URL and version, and found there by
+//! later runs. Weights are not: each rank reads its rows of them once.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use fsdp_ckpt::{is_url, objects};
+use fsdp_core::Digest;
+use tempfile::NamedTempFile;
+
+use crate::config::DataConfig;
+use crate::error::TrainError;
+
+/// The variable that names the folder of copies.
+const FOLDER: &str = "FSDP_CACHE_DIR";
+
+/// An object to copy.
+struct Object {
+    url: PathBuf,
+    name: String,
+    version: u64,
+}
+
+impl DataConfig {
+    /// The same data with all URLs replaced by copies on this machine, which are made if they are not there.
+    ///
+    /// # Errors
+    /// [`TrainError::Checkpoint`]: the store does not have them. [`TrainError::Io`]: they can not be written here.
+    pub(crate) fn fetched(&self) -> Result<DataConfig, TrainError> {
+        let mut here = self.clone();
+        for path in here.train.iter_mut().chain(&mut here.eval).chain([&mut here.tokenizer]) {
+            if is_url(&path) {
+                *path = copy_of(Path::new(path), &folder())?.to_string_lossy().into_owned();
+            }
+        }
+        Ok(here)
+    }
+}
+
+/// Where copies are kept.
+fn folder() -> PathBuf {
+    let named = std::env::var_os(FOLDER).map(PathBuf::from);
+    let usual = || {
+        let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
+        std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or(home).map(|cache| cache.join("fsdp"))
+    };
+    named.or_else(usual).unwrap_or_else(|| std::env::temp_dir().join("fsdp"))
+}
+
+/// The copy of an object, or of all objects directly below a URL.
+fn copy_of(url: &Path, folder: &Path) -> Result<PathBuf, TrainError> {
+    let object = |url: PathBuf| -> Result<Option<Object>, TrainError> {
+        let name = url.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(objects::version(&url)?.map(|version| Object { url, name, version }))
+    };
+    let (is_one, found) = match object(url.to_owned())? {
+        Some(one) => (true, vec![one]),
+        None => {
+            let inside = objects::names(url)?.into_iter().map(|name| object(url.join(name)));
+            (false, inside.filter_map(Result::transpose).collect::<Result<Vec<_>, _>>()?)
+        }
+    };
+    if found.is_empty() {
+        return Err(TrainError::io("find", url)(io::ErrorKind::NotFound.into()));
+    }
+    let facts: Vec<(String, u64)> =
+        found.iter().map(|object| (object.url.display().to_string(), object.version)).collect();
+    let [high, low] = Digest::of(&facts).words();
+    let dir = folder.join(format!("{high:016x}{low:016x}"));
+    fs::create_dir_all(&dir).map_err(TrainError::io("create", &dir))?;
+    // Whoever comes first of the processes of a machine copies; the others wait.
+    let lock = dir.with_extension("lock");
+    let locked = File::create(&lock).and_then(|file| file.lock().map(|()| file));
+    let _locked = locked.map_err(TrainError::io("lock", &lock))?;
+    for Object { url, name, .. } in &found {
+        let file = dir.join(name);
+        if !file.exists() {
+            tracing::info!("copying {} to {}", url.display(), file.display());
+            copy(url, &file)?;
+        }
+    }
+    Ok(if is_one { dir.join(&found[0].name) } else { dir })
+}
+
+/// Copies an object; the file is there whole or not at all.
+fn copy(url: &Path, file: &Path) -> Result<(), TrainError> {
+    let failed = |action| TrainError::io(action, file);
+    let beside = file.parent().and_then(Path::parent).unwrap_or(Path::new("."));
+    let mut temporary = NamedTempFile::new_in(beside).map_err(failed("create"))?;
+    objects::read_to(url, temporary.as_file_mut())?;
+    temporary.as_file().sync_all().map_err(failed("sync"))?;
+    temporary.persist(file).map_err(|error| failed("name")(error.error))?;
+    Ok(())
+}
+
+#[cfg(feature = "object-store")]
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(url: &str, text: &str) {
+        objects::write(Path::new(url), text.as_bytes()).unwrap();
+    }
+
+    fn read(path: &Path) -> String {
+        fs::read_to_string(path).unwrap()
+    }
+
+    #[test]
+    fn an_object_is_copied_once_and_again_when_it_has_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let url = "memory://fetched/one/data.txt";
+        put(url, "first");
+        let copy = copy_of(Path::new(url), dir.path()).unwrap();
+        assert_eq!((copy.file_name().unwrap().to_str(), read(&copy).as_str()), (Some("data.txt"), "first"));
+        // What is there is taken, not copied again.
+        fs::write(&copy, "here").unwrap();
+        assert_eq!(read(&copy_of(Path::new(url), dir.path()).unwrap()), "here");
+        put(url, "second");
+        let other = copy_of(Path::new(url), dir.path()).unwrap();
+        assert_ne!(other, copy);
+        assert_eq!(read(&other), "second");
+    }
+
+    #[test]
+    fn what_is_below_a_url_becomes_a_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a.txt", "b.txt", "deep/c.txt"] {
+            put(&format!("memory://fetched/many/{name}"), name);
+        }
+        let copy = copy_of(Path::new("memory://fetched/many"), dir.path()).unwrap();
+        let mut names: Vec<_> =
+            fs::read_dir(&copy).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["a.txt", "b.txt"]);
+        assert_eq!(read(&copy.join("b.txt")), "b.txt");
+    }
+}
