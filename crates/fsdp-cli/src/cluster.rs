@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 use std::{env, thread};
 
 use fsdp_ckpt::is_url;
-use fsdp_comm::assembly::AssemblyError;
 use fsdp_comm::process::cluster::{Cluster, Joining, host};
 use fsdp_comm::process::place::{Place, recognise};
 use fsdp_comm::process::rendezvous::NodeFolder;
@@ -93,7 +92,7 @@ pub(crate) fn is_another(place: Option<Place>) -> bool {
 /// # Errors
 /// [`CliError::Place`].
 pub(crate) fn is_launched() -> Result<bool, CliError> {
-    Ok(variable("FSDP_PROCESS").is_some() || place()?.is_some())
+    Ok(variable("FSDP_PROCESS").is_some() || recognise(&variable)?.is_some())
 }
 
 /// The processes that work together, and what connects them.
@@ -259,29 +258,19 @@ pub(crate) fn in_turns<T>(
         share(&loaded);
         assembly.announce(FIRST, Vec::new()).map_err(failed)?;
         give().map_err(failed)?;
-        assembly.collect(NODES, assembly.world(), PATIENCE).map_err(not_heard)?;
+        assembly.collect(NODES, assembly.world(), PATIENCE)?;
         assembly.announce(NODES, Vec::new()).map_err(failed)?;
         return Ok(loaded);
     }
     if place.local_process == 0 {
-        assembly.hear(FIRST, PATIENCE).map_err(not_heard)?;
+        assembly.hear(FIRST, PATIENCE)?;
         let loaded = load()?;
         give().map_err(failed)?;
         return Ok(loaded);
     }
     give().map_err(failed)?;
-    assembly.hear(NODES, PATIENCE).map_err(not_heard)?;
+    assembly.hear(NODES, PATIENCE)?;
     load()
-}
-
-/// Why something was not heard of other processes.
-fn not_heard(error: AssemblyError) -> CliError {
-    match error {
-        AssemblyError::Failed(error) => fsdp_core::Error::from(error).into(),
-        error @ (AssemblyError::Late { .. } | AssemblyError::GivenUp) => {
-            CliError::Transport { why: error.to_string() }
-        }
-    }
 }
 
 /// Whether all processes know of a failure, and come to an end of their own.

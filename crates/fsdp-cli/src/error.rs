@@ -8,6 +8,7 @@ use fsdp_comm::assembly::AssemblyError;
 use fsdp_comm::process::Verdict;
 use fsdp_comm::process::cluster::ClusterError;
 use fsdp_comm::process::place::{Place, PlaceError};
+use fsdp_comm::process::rendezvous::RendezvousError;
 use fsdp_core::FailureKind;
 use fsdp_cuda::DeviceError;
 use fsdp_cuda::nccl::NcclError;
@@ -238,6 +239,12 @@ impl CliError {
     pub(crate) fn write(file: &Path) -> impl FnOnce(io::Error) -> CliError {
         let what = file.display().to_string();
         move |source| CliError::Write { what, source }
+    }
+}
+
+impl From<RendezvousError> for CliError {
+    fn from(error: RendezvousError) -> Self {
+        CliError::Cluster(error.into())
     }
 }
 

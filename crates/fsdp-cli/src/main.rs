@@ -84,6 +84,10 @@ fn run(command: Command) -> Result<Exit, CliError> {
     if cluster::is_launched()? {
         cluster::watch_launcher();
     }
+    // From here on one of several processes speaks; but agents of a launch each do.
+    if !matches!(command, Command::Launch(_)) {
+        cluster::place()?;
+    }
     match command {
         Command::Train(args) => train::run(&args),
         Command::Launch(args) => launch::run(&args),

@@ -1,4 +1,5 @@
-//! Links of ranks of which some are in one process: those talk through memory, and to others over another transport.
+//! Links for a process that holds several ranks: they talk to each other through memory, and to the ranks of other processes
+//! over another transport.
 
 use std::ops::Range;
 use std::sync::Arc;

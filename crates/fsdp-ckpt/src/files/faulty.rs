@@ -146,8 +146,10 @@ impl FaultyFiles {
         }
         match state.fault {
             Fault::FailAt(at) if at == number => Err(io::Error::other("this operation was made to fail")),
-            Fault::LieAt(at) if at == number => run(&mut state, Extent::Whole)
-                .and_then(|_| Err(io::Error::other("this operation was made to fail"))),
+            Fault::LieAt(at) if at == number => {
+                let _ = run(&mut state, Extent::Whole);
+                Err(io::Error::other("this operation was made to fail"))
+            }
             Fault::CrashAt(at) if at == number => {
                 let _ = run(&mut state, Extent::Torn);
                 state.is_off = true;

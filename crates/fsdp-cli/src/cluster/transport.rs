@@ -10,7 +10,6 @@ use fsdp_core::Rank;
 use fsdp_mpi::{MpiLibrary, MpiWorld};
 use fsdp_train::config::{Device, RunConfig, Transport};
 
-use super::not_heard;
 use super::srun;
 use crate::device::has_nccl;
 use crate::error::CliError;
@@ -161,11 +160,11 @@ pub(crate) fn decide(
         assembly.give(topic, rank, said(rank).into_bytes()).map_err(failed)?;
     }
     if assembly.is_leader() {
-        let all = assembly.collect(topic, assembly.world(), limit).map_err(not_heard)?;
+        let all = assembly.collect(topic, assembly.world(), limit)?;
         let all: Vec<String> = all.iter().map(|said| String::from_utf8_lossy(said).into_owned()).collect();
         assembly.announce(topic, rule(&all).unwrap_or_default().into_bytes()).map_err(failed)?;
     }
-    let decided = assembly.hear(topic, limit).map_err(not_heard)?;
+    let decided = assembly.hear(topic, limit)?;
     let decided = String::from_utf8_lossy(&decided).into_owned();
     Ok((!decided.is_empty()).then_some(decided))
 }

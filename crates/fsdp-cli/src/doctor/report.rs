@@ -85,8 +85,11 @@ fn nodes(found: &Together) -> String {
 
 fn links(found: &Together, paint: Paint) -> String {
     let mut text = String::new();
-    let title = "links: latency (half of a round trip) and bandwidth, from the row to the column";
-    let _ = writeln!(text, "{}", paint.heading(title));
+    // NCCL is not measured.
+    let by = if found.transport == "NCCL" { "TCP" } else { &found.transport };
+    let title =
+        format!("links over {by}: latency (half of a round trip) and bandwidth, from the row to the column");
+    let _ = writeln!(text, "{}", paint.heading(&title));
     if let Some(partners) = found.sampled {
         let _ = writeln!(
             text,

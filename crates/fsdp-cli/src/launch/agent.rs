@@ -53,6 +53,8 @@ pub(super) struct Agent<'a> {
     events: Receiver<Event>,
     running: Option<Attempt>,
     known: Known,
+    /// When it last looked around.
+    looked: Instant,
     was_stopped: bool,
 }
 
@@ -64,8 +66,10 @@ impl<'a> Agent<'a> {
         folder: &'a Path,
         (sender, events): (Sender<Event>, Receiver<Event>),
     ) -> Self {
-        let known = Known { attempts: args.log_dir.as_deref().map_or(0, logs::next), is_taken_over: false };
-        Self { args, plan, folder, sender, events, running: None, known, was_stopped: false }
+        let attempts = args.log_dir.as_deref().map_or(0, logs::next);
+        let known = Known { attempts, ..Known::default() };
+        let (running, looked, was_stopped) = (None, Instant::now(), false);
+        Self { args, plan, folder, sender, events, running, known, looked, was_stopped }
     }
 
     /// Takes part in a launch until it is over.
@@ -75,7 +79,7 @@ impl<'a> Agent<'a> {
     pub(super) fn live(&mut self, meeting: &mut Meeting<'_>) -> Result<Exit, CliError> {
         loop {
             let begin = Instant::now();
-            let session = meeting.session(&self.sender, PATIENCE)?;
+            let Some(session) = self.find(meeting)? else { return Ok(Exit::Temporary) };
             if let Some(exit) = self.take_part(&session)? {
                 session.close();
                 return Ok(exit);
@@ -86,6 +90,25 @@ impl<'a> Agent<'a> {
             }
             // One that is lost as soon as it is found is not asked without a pause.
             std::thread::sleep(PULSE.saturating_sub(begin.elapsed()));
+        }
+    }
+
+    /// The coordinator; none if somebody asks to stop before it is found.
+    fn find(&mut self, meeting: &mut Meeting<'_>) -> Result<Option<Session>, CliError> {
+        let begin = Instant::now();
+        loop {
+            if let Some(session) = meeting.session(&self.sender)? {
+                return Ok(Some(session));
+            }
+            if begin.elapsed() >= PATIENCE {
+                return Err(CliError::NoCoordinator { waited: PATIENCE });
+            }
+            let pause = Instant::now() + PULSE;
+            while let Ok(event) = self.events.recv_timeout(pause.saturating_duration_since(Instant::now())) {
+                if matches!(event, Event::Signal) {
+                    return Ok(None);
+                }
+            }
         }
     }
 
@@ -103,6 +126,9 @@ impl<'a> Agent<'a> {
         loop {
             if is_lost && self.running.is_none() {
                 return Ok(None);
+            }
+            if self.looked.elapsed() >= PULSE {
+                self.look(session);
             }
             match self.next() {
                 Some(Event::Ended { attempt, process, status }) => {
@@ -123,7 +149,7 @@ impl<'a> Agent<'a> {
                     self.obey(&Order::End);
                 }
                 Some(Event::Lost { .. }) => {}
-                None => self.look(session),
+                None => {}
             }
         }
     }
@@ -131,15 +157,18 @@ impl<'a> Agent<'a> {
     /// The next event; none when it is time to look around.
     fn next(&self) -> Option<Event> {
         let deadline = self.running.as_ref().and_then(|attempt| attempt.deadline);
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        match self.events.recv_timeout(left.map_or(PULSE, |left| left.min(PULSE))) {
+        let look = self.looked + PULSE;
+        let wake = deadline.map_or(look, |deadline| deadline.min(look));
+        match self.events.recv_timeout(wake.saturating_duration_since(Instant::now())) {
             Ok(event) => Some(event),
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => unreachable!("the agent holds a sender itself"),
         }
     }
 
+    /// Looks after what passes with time.
     fn look(&mut self, session: &Session) {
+        self.looked = Instant::now();
         if let Some(attempt) = &self.running
             && attempt.deadline.is_some_and(|deadline| deadline <= Instant::now())
         {
@@ -153,6 +182,7 @@ impl<'a> Agent<'a> {
     }
 
     fn start(&mut self, start: &Start, session: &Session) -> Result<(), CliError> {
+        self.known.attempts = self.known.attempts.max(start.attempt + 1);
         Note::StopAtSave.remove_from(self.folder);
         let arguments: Vec<OsString> = self.plan.arguments(start.beginning);
         let common = Common { arguments: &arguments, folder: self.folder, token: session.token() };
@@ -189,12 +219,14 @@ impl<'a> Agent<'a> {
         let Some(attempt) = self.running.as_mut().filter(|attempt| attempt.number == number) else { return };
         attempt.note(process, status);
         let Some((exit, because)) = attempt.ended() else { return };
+        let was_killed = attempt.was_killed();
         self.running = None;
         self.look(session);
         session.say(Message::Ended {
             attempt: number,
             code: exit.code(),
             because,
+            was_killed,
             is_elsewhere: Note::Elsewhere.is_in(self.folder),
             port: session.free_port(),
         });

@@ -152,6 +152,11 @@ impl Attempt {
         self.signal(Signal::KILL);
     }
 
+    /// Whether a process was killed by a signal before it was asked to end.
+    pub(super) fn was_killed(&self) -> bool {
+        self.failed.is_some_and(|(_, status)| status.code().is_none())
+    }
+
     /// What the processes come to, and what failed first, when all have ended.
     pub(super) fn ended(&self) -> Option<(Exit, Option<String>)> {
         let statuses = self.processes.iter().map(|running| running.status);

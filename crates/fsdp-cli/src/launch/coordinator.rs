@@ -5,7 +5,6 @@
 //! all of its nodes before another one is started.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::time::Duration;
 
 use super::message::{Known, Message, NodeFacts, Order, exit_of};
@@ -85,7 +84,6 @@ pub(super) struct Coordinator {
     nodes: BTreeMap<NodeId, Node>,
     phase: Phase,
     known: Known,
-    restarts: u32,
     /// Whether somebody has asked to stop.
     is_stopping: bool,
 }
@@ -98,7 +96,12 @@ struct Node {
 
 #[derive(Debug)]
 enum Phase {
-    Gathering { since: Duration, pause: Duration },
+    /// Nodes are waited for; `enough` says since when there are enough.
+    Gathering {
+        since: Duration,
+        pause: Duration,
+        enough: Option<Duration>,
+    },
     Running(Running),
     Over,
 }
@@ -114,7 +117,24 @@ struct Running {
     because: Option<String>,
     /// Whether the processes were asked to stop, and when: then their end is no failure.
     asked: Option<Order>,
+    was_killed: bool,
     is_elsewhere: bool,
+}
+
+/// How the part of a node in an attempt has ended.
+struct End {
+    exit: Exit,
+    because: Option<String>,
+    was_killed: bool,
+    is_elsewhere: bool,
+}
+
+/// What follows when an attempt has ended.
+enum Next {
+    /// The launch is over; why, if a person should know.
+    Finish(Option<String>),
+    /// The next attempt, not before a pause in seconds.
+    Again { pause: u32 },
 }
 
 impl Coordinator {
@@ -123,9 +143,8 @@ impl Coordinator {
         Self {
             rules,
             nodes: BTreeMap::new(),
-            phase: Phase::Gathering { since: now, pause: Duration::ZERO },
+            phase: Phase::Gathering { since: now, pause: Duration::ZERO, enough: None },
             known: Known::default(),
-            restarts: 0,
             is_stopping: false,
         }
     }
@@ -135,9 +154,12 @@ impl Coordinator {
         self.known
     }
 
-    /// Where process 0 of an attempt is to be, if its node has said an address: by that and a port.
-    pub(super) fn endpoint(&self, id: NodeId) -> (Option<IpAddr>, u16) {
-        self.nodes.get(&id).map_or((None, 0), |node| (node.facts.address, node.facts.port))
+    /// A node that is there, and what it brings.
+    ///
+    /// # Panics
+    /// When it is not there.
+    pub(super) fn node(&self, id: NodeId) -> &NodeFacts {
+        &self.nodes[&id].facts
     }
 
     /// Ends the launch, whose next attempt can not be started.
@@ -154,10 +176,10 @@ impl Coordinator {
 
     /// When to say that time has passed, if nothing else happens.
     pub(super) fn deadline(&self) -> Option<Duration> {
-        let Phase::Gathering { since, pause } = self.phase else { return None };
+        let Phase::Gathering { since, pause, enough } = self.phase else { return None };
         match self.rules.size(self.nodes.len()) {
             Some(size) if Some(size) == self.rules.size(self.rules.max) => Some(since + pause),
-            Some(_) => Some(since + pause.max(self.rules.wait)),
+            Some(_) => Some((since + pause).max(enough.unwrap_or(since) + self.rules.wait)),
             None => Some(since + PATIENCE),
         }
     }
@@ -169,11 +191,12 @@ impl Coordinator {
             Event::Said(id, Message::Join(facts)) => self.join(id, facts, &mut actions),
             Event::Said(id, Message::Leave) => self.leave(id, &mut actions),
             Event::Said(_, Message::TakenOver) => self.known.is_taken_over = true,
-            Event::Said(id, Message::Ended { attempt, code, because, is_elsewhere, port }) => {
+            Event::Said(id, Message::Ended { attempt, code, because, was_killed, is_elsewhere, port }) => {
                 if let Some(node) = self.nodes.get_mut(&id) {
                     node.facts.port = port;
                 }
-                self.ended(id, Some(attempt), exit_of(code), because, is_elsewhere, &mut actions);
+                let end = End { exit: exit_of(code), because, was_killed, is_elsewhere };
+                self.ended(id, Some(attempt), end, &mut actions);
             }
             Event::Lost(id) => self.lost(id, &mut actions),
             Event::Said(_, Message::Pulse) | Event::Tick => {}
@@ -198,6 +221,7 @@ impl Coordinator {
             return;
         }
         self.known.attempts = self.known.attempts.max(facts.known.attempts);
+        self.known.restarts = self.known.restarts.max(facts.known.restarts);
         self.known.is_taken_over |= facts.known.is_taken_over;
         if self.rules.max > 1 {
             let there = self.nodes.len() + 1;
@@ -219,7 +243,7 @@ impl Coordinator {
     fn leave(&mut self, id: NodeId, actions: &mut Vec<Action>) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         node.is_leaving = true;
-        // The coordinator ends with its own node; and a fixed number of nodes can do without none.
+        // The coordinator ends with its own node; and when the number of nodes is fixed, each of them is needed.
         self.is_stopping |= id == NodeId::OWN || self.rules.min == self.rules.max;
         if let Phase::Running(running) = &mut self.phase
             && (self.is_stopping || running.nodes.contains_key(&id))
@@ -253,7 +277,9 @@ impl Coordinator {
     fn lost(&mut self, id: NodeId, actions: &mut Vec<Action>) {
         let Some(node) = self.nodes.remove(&id) else { return };
         let because = format!("node {} is lost", node.facts.host);
-        self.ended(id, None, Exit::Temporary, Some(because), false, actions);
+        let end =
+            End { exit: Exit::Temporary, because: Some(because), was_killed: true, is_elsewhere: false };
+        self.ended(id, None, end, actions);
     }
 
     /// The part of a node in an attempt has ended; that of a node that is lost in whichever it had a part.
@@ -261,9 +287,7 @@ impl Coordinator {
         &mut self,
         id: NodeId,
         attempt: Option<u32>,
-        exit: Exit,
-        because: Option<String>,
-        is_elsewhere: bool,
+        End { exit, because, was_killed, is_elsewhere }: End,
         actions: &mut Vec<Action>,
     ) {
         let Phase::Running(running) = &mut self.phase else { return };
@@ -273,6 +297,7 @@ impl Coordinator {
         }
         *end = Some(exit);
         running.is_elsewhere |= is_elsewhere;
+        running.was_killed |= was_killed;
         if exit != Exit::Done && running.because.is_none() && because.is_some() {
             running.because = because;
             let others = running.nodes.iter().filter(|(_, end)| end.is_none());
@@ -291,29 +316,33 @@ impl Coordinator {
         let Some(ends) = running.nodes.values().copied().collect::<Option<Vec<Exit>>>() else { return };
         let exit = worst(ends);
         let because = running.because.clone().unwrap_or_else(|| "the processes have ended".to_owned());
-        let left = self.rules.max_restarts - self.restarts;
-        let is_asked = running.asked.is_some();
-        let (why_not, pause) = match exit {
-            Exit::Temporary if self.is_stopping => (Some(None), 0),
-            Exit::Temporary if running.is_elsewhere => {
-                (Some(Some("its state is not in run.out_dir, so it is not started again".to_owned())), 0)
+        let is_asked = running.asked.is_some() && !running.was_killed;
+        let is_elsewhere = running.is_elsewhere;
+        let left = self.rules.max_restarts.saturating_sub(self.known.restarts);
+        let next = match exit {
+            Exit::Temporary if self.is_stopping => Next::Finish(None),
+            Exit::Temporary if is_elsewhere => {
+                let why = "its state is not in run.out_dir, so it is not started again";
+                Next::Finish(Some(format!("{because}; {why}")))
             }
-            Exit::Temporary if is_asked => (None, 0),
+            Exit::Temporary if is_asked => Next::Again { pause: 0 },
             Exit::Temporary if left == 0 => {
-                (Some(Some(format!("no restart is left (--max-restarts {})", self.rules.max_restarts))), 0)
+                let max = self.rules.max_restarts;
+                Next::Finish(Some(format!("{because}; no restart is left (--max-restarts {max})")))
             }
             Exit::Temporary => {
                 let more = format!("{because}; starting all processes again ({left} more times at most)");
                 actions.push(Action::Note(more));
-                self.restarts += 1;
-                (None, (self.restarts - 1).min(PAUSE_MAX))
+                self.known.restarts += 1;
+                Next::Again { pause: (self.known.restarts - 1).min(PAUSE_MAX) }
             }
-            _ => (Some(None), 0),
+            _ => Next::Finish(None),
         };
-        match why_not {
-            Some(why) => self.finish(exit, why.map(|why| format!("{because}; {why}")), actions),
-            None => {
-                self.phase = Phase::Gathering { since: now, pause: Duration::from_secs(pause.into()) };
+        match next {
+            Next::Finish(why) => self.finish(exit, why, actions),
+            Next::Again { pause } => {
+                let pause = Duration::from_secs(pause.into());
+                self.phase = Phase::Gathering { since: now, pause, enough: None };
                 self.dismiss(actions);
             }
         }
@@ -321,7 +350,10 @@ impl Coordinator {
 
     /// Starts an attempt when there are enough nodes, or gives up when they do not come.
     fn gathered(&mut self, now: Duration, actions: &mut Vec<Action>) {
-        let Phase::Gathering { since, .. } = self.phase else { return };
+        let is_enough = self.rules.size(self.nodes.len()).is_some();
+        let Phase::Gathering { since, enough, .. } = &mut self.phase else { return };
+        let since = *since;
+        *enough = if is_enough { enough.or(Some(now)) } else { None };
         if self.deadline().is_none_or(|deadline| now < deadline) {
             return;
         }
@@ -352,6 +384,7 @@ impl Coordinator {
             nodes: nodes.iter().map(|&id| (id, None)).collect(),
             because: None,
             asked: None,
+            was_killed: false,
             is_elsewhere: false,
         });
         actions.push(Action::Start { attempt, nodes, is_taken_over: self.known.is_taken_over });

@@ -1,7 +1,7 @@
 //! The coordinator of a launch at work: it hears the agents of all nodes and does what [`Coordinator`] decides.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -126,11 +126,13 @@ impl Nodes {
 
     fn start(&self, attempt: u32, nodes: &[NodeId], beginning: Beginning, coordinator: &Coordinator) {
         let rendezvous = (nodes.len() > 1).then(|| {
-            let (address, port) = coordinator.endpoint(nodes[0]);
+            let first = coordinator.node(nodes[0]);
             let of_peer = || self.others.get(&nodes[0])?.peer_addr().ok().map(|address| address.ip());
             let own = || self.own_address.filter(|_| nodes[0] == NodeId::OWN);
-            // A node that is lost has no address any more, and its attempt fails.
-            address.or_else(own).or_else(of_peer).map_or(String::new(), |ip| bracketed(ip, port))
+            let address = first.address.or_else(own).or_else(of_peer);
+            let by_address = |ip| SocketAddr::new(ip, first.port).to_string();
+            // A node that has just been lost has no address any more. Its attempt fails, and another one follows.
+            address.map_or_else(|| format!("{}:{}", first.host, first.port), by_address)
         });
         for (node, &id) in nodes.iter().enumerate() {
             let (nodes, rendezvous) = (nodes.len(), rendezvous.clone());
@@ -161,10 +163,6 @@ impl Nodes {
     }
 }
 
-fn bracketed(address: IpAddr, port: u16) -> String {
-    std::net::SocketAddr::new(address, port).to_string()
-}
-
 /// Lets nodes in that know the token, and passes on what they say.
 pub(super) fn admit(listener: TcpListener, token: Token, heard: Sender<Heard>) -> std::io::Result<()> {
     let (strangers, next) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicU64::new(NodeId::OWN.0 + 1)));
@@ -180,16 +178,18 @@ pub(super) fn admit(listener: TcpListener, token: Token, heard: Sender<Heard>) -
                 continue;
             }
             let (token, heard) = (token.clone(), heard.clone());
-            let (strangers, next) = (Arc::clone(&strangers), Arc::clone(&next));
+            let (busy, next) = (Arc::clone(&strangers), Arc::clone(&next));
             let attend = move || {
                 let proof = authenticate_within(&stream, PROOF_MAX, &token, Side::Answerer, PURPOSE);
-                strangers.fetch_sub(1, Ordering::Relaxed);
+                busy.fetch_sub(1, Ordering::Relaxed);
                 match proof {
                     Ok(()) => attend(stream, NodeId(next.fetch_add(1, Ordering::Relaxed)), &heard),
                     Err(error) => tracing::info!("a stranger at the port of the launch: {error}"),
                 }
             };
-            let _ = thread::Builder::new().name("node".to_owned()).spawn(attend);
+            if thread::Builder::new().name("node".to_owned()).spawn(attend).is_err() {
+                strangers.fetch_sub(1, Ordering::Relaxed);
+            }
         }
     };
     thread::Builder::new().name("nodes".to_owned()).spawn(admit).map(drop)

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, T
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fsdp_ckpt::is_url;
 use fsdp_comm::process::auth::{AuthError, Side, Token, authenticate_within};
@@ -13,7 +13,7 @@ use fsdp_comm::process::interface;
 use fsdp_comm::process::rendezvous::election::{Elected, Lead, elect};
 use fsdp_comm::process::rendezvous::{LAUNCH_FOLDER, RendezvousError, named_token, shared_token};
 
-use super::agent::{Event, PULSE};
+use super::agent::Event;
 use super::coordinator::{NodeId, Rules};
 use super::host::{Heard, Host, PROOF_MAX, PURPOSE, admit};
 use super::lines;
@@ -34,8 +34,8 @@ enum Where {
     Endpoint {
         host: String,
         port: u16,
-        /// Whether the coordinator is on this node.
-        is_here: bool,
+        /// Whether the coordinator is on this node; if that is not said, it is where the address is.
+        is_here: Option<bool>,
     },
     /// By a folder that all see.
     Folder(PathBuf),
@@ -48,6 +48,8 @@ pub(super) struct Meeting<'a> {
     plan: &'a Plan,
     /// What agents, and later processes, prove themselves with.
     token: Option<Token>,
+    /// Whether a variable names it.
+    is_token_named: bool,
     /// The interface that was asked for.
     address: Option<IpAddr>,
     sessions: u64,
@@ -80,7 +82,10 @@ impl<'a> Meeting<'a> {
             max_restarts: args.max_restarts,
             wait: Duration::from_secs(args.node_wait),
         };
-        let mut meeting = Self { meet: Where::Here, rules, plan, token: None, address: None, sessions: 0 };
+        let is_token_named =
+            ["FSDP_TOKEN_FILE", "FSDP_TOKEN"].into_iter().any(|name| variable(name).is_some());
+        let mut meeting =
+            Self { meet: Where::Here, rules, plan, token: None, is_token_named, address: None, sessions: 0 };
         if rules.max == 1 {
             return Ok(meeting);
         }
@@ -89,11 +94,7 @@ impl<'a> Meeting<'a> {
         meeting.token = Some(token(args, folder)?);
         meeting.meet = match (args.endpoint(), folder) {
             (Some((host, port)), _) => {
-                let is_here = match args.node_rank {
-                    Some(number) => number == 0,
-                    None => is_own(&host)?,
-                };
-                Where::Endpoint { host, port, is_here }
+                Where::Endpoint { host, port, is_here: args.node_rank.map(|number| number == 0) }
             }
             (None, Some(folder)) => Where::Folder(folder.join(LAUNCH_FOLDER)),
             (None, None) => {
@@ -104,63 +105,71 @@ impl<'a> Meeting<'a> {
         Ok(meeting)
     }
 
-    /// Finds the coordinator, or becomes it. What it says comes as events.
+    /// Finds the coordinator, or becomes it; none if there is none yet. What it says comes as events.
     ///
     /// # Errors
-    /// [`CliError`]: there is none within `patience`.
-    pub(super) fn session(
-        &mut self,
-        events: &Sender<Event>,
-        patience: Duration,
-    ) -> Result<Session, CliError> {
+    /// [`CliError`]: another token, a folder or port that can not be used.
+    pub(super) fn session(&mut self, events: &Sender<Event>) -> Result<Option<Session>, CliError> {
         self.sessions += 1;
-        let end = Instant::now() + patience;
-        loop {
-            match self.try_session(events)? {
-                Some(link) => {
-                    let token = self.token.as_ref().map(Token::to_hex);
-                    return Ok(Session { number: self.sessions, link, token, address: self.address });
-                }
-                None if Instant::now() >= end => {
-                    return Err(CliError::NoCoordinator { waited: patience });
-                }
-                None => thread::sleep(PULSE),
+        let link = self.link(events)?;
+        let token = self.token.as_ref().map(Token::to_hex);
+        Ok(link.map(|link| Session { number: self.sessions, link, token, address: self.address }))
+    }
+
+    fn link(&self, events: &Sender<Event>) -> Result<Option<Link>, CliError> {
+        match &self.meet {
+            Where::Here => Ok(Some(self.lead(None, None, events)?)),
+            Where::Endpoint { host, port, is_here } => self.at_endpoint(host, *port, *is_here, events),
+            Where::Folder(folder) => match elect(folder, self.any(), &|stream| self.is_one(stream))? {
+                Elected::Follower(stream) => self.follow(stream, events).map(Some),
+                Elected::Leader(listener, lead) => Ok(Some(self.lead(Some(listener), Some(lead), events)?)),
+            },
+        }
+    }
+
+    fn at_endpoint(
+        &self,
+        host: &str,
+        port: u16,
+        is_here: Option<bool>,
+        events: &Sender<Event>,
+    ) -> Result<Option<Link>, CliError> {
+        if is_here.map_or_else(|| is_own(host), Ok)? {
+            let failed = |source| {
+                let what = format!("the coordinator at {host}:{port}");
+                CliError::Start { what, source }
+            };
+            let listener = TcpListener::bind((self.any(), port)).map_err(failed)?;
+            return Ok(Some(self.lead(Some(listener), None, events)?));
+        }
+        let connect = |address| TcpStream::connect_timeout(&address, ANSWER_WITHIN).ok();
+        let Some(stream) = resolve(host, port).into_iter().find_map(connect) else { return Ok(None) };
+        match self.prove(&stream) {
+            Ok(()) => self.follow(stream, events).map(Some),
+            Err(AuthError::Connection(_)) => Ok(None),
+            Err(error) => {
+                let why = format!("the coordinator at {host}:{port}: {error}");
+                Err(CliError::Option { option: "--endpoint", what: why })
             }
         }
     }
 
-    fn try_session(&self, events: &Sender<Event>) -> Result<Option<Link>, CliError> {
-        let any = self.address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
-        match &self.meet {
-            Where::Here => Ok(Some(self.lead(None, None, None, events)?)),
-            Where::Endpoint { host, port, is_here: true } => {
-                let what = || format!("the coordinator at {host}:{port}");
-                let listener = TcpListener::bind((any, *port))
-                    .map_err(|source| CliError::Start { what: what(), source })?;
-                // Others reach process 0 as they reach the coordinator.
-                let address = self.address.or_else(|| resolve(host, *port).first().map(SocketAddr::ip));
-                Ok(Some(self.lead(Some(listener), None, address, events)?))
+    fn any(&self) -> IpAddr {
+        self.address.unwrap_or(Ipv4Addr::UNSPECIFIED.into())
+    }
+
+    /// Whether the other end is a coordinator of this launch. With another token than a variable names it can be none; a
+    /// token of the folder is the same for all, so whoever has another one is another program.
+    fn is_one(&self, stream: &TcpStream) -> Result<bool, CliError> {
+        match self.prove(stream) {
+            Ok(()) => Ok(true),
+            Err(error @ AuthError::Token) if self.is_token_named => {
+                let what = format!("the coordinator in {LAUNCH_FOLDER}: {error}");
+                Err(CliError::Option { option: "FSDP_TOKEN", what })
             }
-            Where::Endpoint { host, port, is_here: false } => {
-                let connect = |address| TcpStream::connect_timeout(address, ANSWER_WITHIN).ok();
-                let Some(stream) = resolve(host, *port).iter().find_map(connect) else { return Ok(None) };
-                match self.prove(&stream) {
-                    Ok(()) => self.follow(stream, events).map(Some),
-                    Err(AuthError::Connection(_)) => Ok(None),
-                    Err(error) => {
-                        let why = format!("the coordinator at {host}:{port}: {error}");
-                        Err(CliError::Option { option: "--endpoint", what: why })
-                    }
-                }
-            }
-            Where::Folder(folder) => {
-                let is_one = |stream: &TcpStream| self.prove(stream).is_ok();
-                match elect(folder, any, &is_one).map_err(cluster_error)? {
-                    Elected::Follower(stream) => self.follow(stream, events).map(Some),
-                    Elected::Leader(listener, lead) => {
-                        Ok(Some(self.lead(Some(listener), Some(lead), self.address, events)?))
-                    }
-                }
+            Err(error) => {
+                tracing::info!("who answers in {LAUNCH_FOLDER} is no coordinator: {error}");
+                Ok(false)
             }
         }
     }
@@ -174,7 +183,6 @@ impl<'a> Meeting<'a> {
         &self,
         listener: Option<TcpListener>,
         lead: Option<Lead>,
-        address: Option<IpAddr>,
         events: &Sender<Event>,
     ) -> Result<Link, CliError> {
         let failed = |source| CliError::Start { what: "a thread".to_owned(), source };
@@ -183,7 +191,7 @@ impl<'a> Meeting<'a> {
             admit(listener, token.clone(), to.clone()).map_err(failed)?;
         }
         let (rules, plan, session) = (self.rules, self.plan.clone(), self.sessions);
-        let host = Host { rules, plan, own: events.clone(), session, lead, address };
+        let host = Host { rules, plan, own: events.clone(), session, lead, address: self.address };
         let thread = thread::Builder::new().name("coordinator".to_owned()).spawn(move || host.run(&heard));
         Ok(Link::Own { to, thread: thread.map_err(failed)? })
     }
@@ -276,5 +284,7 @@ fn resolve(host: &str, port: u16) -> Vec<SocketAddr> {
 fn is_own(host: &str) -> Result<bool, CliError> {
     let own = interface::interfaces().map_err(|source| CliError::Start { what: host.to_owned(), source })?;
     let addresses = resolve(host, 0);
-    Ok(own.iter().any(|interface| addresses.iter().any(|address| address.ip() == interface.address)))
+    // Systems give the name of the machine an address of the loopback that is on no interface.
+    let is_here = |ip: IpAddr| ip.is_loopback() || own.iter().any(|interface| interface.address == ip);
+    Ok(addresses.iter().any(|address| is_here(address.ip())))
 }

@@ -36,6 +36,8 @@ pub(super) enum Message {
         code: u8,
         /// What happened first, if something failed.
         because: Option<String>,
+        /// Whether a process was killed by a signal: then it did not stop because it was asked to.
+        was_killed: bool,
         /// Whether the state of the run is not in its output folder.
         is_elsewhere: bool,
         /// A port that was free a moment ago.
@@ -76,6 +78,8 @@ pub(super) enum Order {
 pub(super) struct Known {
     /// Attempts so far.
     pub(super) attempts: u32,
+    /// Failures after which processes were started again.
+    pub(super) restarts: u32,
     /// Whether the output folder was the run's in one of them.
     pub(super) is_taken_over: bool,
 }

@@ -314,17 +314,7 @@ pub fn named_token(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<T
 pub fn shared_token(folder: &Path, makes: bool) -> Result<Option<Token>, RendezvousError> {
     let path = folder.join(TOKEN_FILE);
     if makes && !path.exists() {
-        let make = || {
-            // It is made with mode 600.
-            let mut file = tempfile::NamedTempFile::new_in(folder)?;
-            file.write_all(Token::generate().map_err(io::Error::other)?.to_hex().as_bytes())?;
-            file.as_file().sync_all()?;
-            match fs::hard_link(file.path(), &path) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-                made => made,
-            }
-        };
-        make().map_err(io_failed("write", &path))?;
+        create_once(&path, Token::generate()?.to_hex().as_bytes()).map_err(io_failed("write", &path))?;
     }
     if path.exists() { Ok(Some(Token::from_file(&path)?)) } else { Ok(None) }
 }
@@ -404,6 +394,27 @@ fn common_name(launched_by: LaunchedBy, variable: &dyn Fn(&str) -> Option<String
     let text = format!("{launched_by}\n{common}\n{}", rustix::process::geteuid().as_raw());
     let digest: String = Sha256::digest(text).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     format!("fsdp-{digest}")
+}
+
+/// Makes a file that only this user can read; whether it was not there. Of several that do so at once, one does.
+fn create_once(path: &Path, content: &[u8]) -> io::Result<bool> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let mut made = tempfile::NamedTempFile::new_in(folder)?;
+    made.write_all(content)?;
+    made.as_file().sync_all()?;
+    let created = fs::hard_link(made.path(), path).or_else(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => Err(error),
+        // Not all file systems have links. Then it is there for a moment before its content is.
+        _ => {
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+            file.write_all(content).and_then(|()| file.sync_all())
+        }
+    });
+    match created {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Gives a file that only this user can read its content in one step.

@@ -78,7 +78,7 @@ fn nodes_that_are_alike_and_work_together() {
      n1       8 to 15   eth0 10.0.0.1    +0.250 ± 0.031   AMD EPYC 9654
      n2      16 to 23   eth0 10.0.0.2    +0.500 ± 0.031   AMD EPYC 9654
 
-    links: latency (half of a round trip) and bandwidth, from the row to the column
+    links over TCP: latency (half of a round trip) and bandwidth, from the row to the column
      µs     n0     n1     n2
     ─────────────────────────
      n0          10.0   20.0
@@ -163,7 +163,7 @@ fn of_many_nodes_the_slowest_pairs_are_shown() {
         .take_while(|line| !line.is_empty())
         .collect();
     insta::assert_snapshot!(shown[..6].join("\n"), @r"
-    links: latency (half of a round trip) and bandwidth, from the row to the column
+    links over TCP: latency (half of a round trip) and bandwidth, from the row to the column
     each node was measured with 15 others; the slowest of 780
      node   and      µs   GB/s there   GB/s back
     ─────────────────────────────────────────────

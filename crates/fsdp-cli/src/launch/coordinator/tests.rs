@@ -57,7 +57,7 @@ fn facts(node: u64) -> NodeFacts {
 }
 
 fn ended(attempt: u32, exit: Exit, because: Option<String>) -> Message {
-    Message::Ended { attempt, code: exit.code(), because, is_elsewhere: false, port: 1 }
+    Message::Ended { attempt, code: exit.code(), because, was_killed: false, is_elsewhere: false, port: 1 }
 }
 
 fn start(attempt: u32, nodes: &[u64]) -> Action {
@@ -134,7 +134,24 @@ fn a_node_that_returns_takes_part_from_the_next_save_on() {
     assert_eq!(launch.joins(2), [], "there is no place for it");
     // It is no failure, and uses up no restart.
     assert_eq!(launch.ends(0, 0, Exit::Temporary), [start(1, &[0, 1])]);
-    assert_eq!(launch.coordinator.restarts, 0);
+    assert_eq!(launch.coordinator.known.restarts, 0);
+    // But who is killed while another node waits has failed.
+    launch.happens(Event::Lost(NodeId(2)));
+    launch.happens(Event::Lost(NodeId(1)));
+    launch.ends(0, 1, Exit::Temporary);
+    assert_eq!(launch.coordinator.known.restarts, 1);
+    assert_eq!(launch.after(30), [start(2, &[0])]);
+    assert_eq!(launch.joins(3), [tell(0, Order::StopAtSave)]);
+    let killed = Message::Ended {
+        attempt: 2,
+        code: 75,
+        because: Some("process 0 was killed by signal 9".to_owned()),
+        was_killed: true,
+        is_elsewhere: false,
+        port: 1,
+    };
+    launch.says(0, killed);
+    assert_eq!(launch.coordinator.known.restarts, 2);
 }
 
 #[test]
@@ -144,7 +161,7 @@ fn a_node_with_a_number_has_its_place() {
     launch.joins(6);
     let first = NodeFacts { number: Some(0), address: Some([10, 0, 0, 1].into()), port: 7, ..facts(7) };
     assert_eq!(launch.says(7, Message::Join(first)), [start(0, &[7, 5, 6])]);
-    assert_eq!(launch.coordinator.endpoint(NodeId(7)), (Some([10, 0, 0, 1].into()), 7));
+    assert_eq!(launch.coordinator.node(NodeId(7)).port, 7);
 }
 
 #[test]
@@ -183,6 +200,17 @@ fn too_few_nodes_are_waited_for_but_not_for_ever() {
 }
 
 #[test]
+fn missing_nodes_are_waited_for_from_when_there_are_enough() {
+    let mut launch = Launch::new(rules(2, 4));
+    launch.joins(0);
+    launch.after(40);
+    assert_eq!(launch.joins(1), []);
+    launch.after(1);
+    assert_eq!(launch.joins(2), []);
+    assert_eq!(launch.joins(3), [start(0, &[0, 1, 2, 3])]);
+}
+
+#[test]
 fn nodes_start_equal_numbers_of_processes() {
     let mut launch = Launch::new(rules(1, 2));
     launch.joins(0);
@@ -194,9 +222,11 @@ fn nodes_start_equal_numbers_of_processes() {
 #[test]
 fn a_coordinator_that_takes_over_goes_on_counting() {
     let mut launch = Launch::new(rules(1, 1));
-    let known = NodeFacts { known: Known { attempts: 3, is_taken_over: true }, ..facts(0) };
+    let known = NodeFacts { known: Known { attempts: 3, restarts: 2, is_taken_over: true }, ..facts(0) };
     let goes_on = Action::Start { attempt: 3, nodes: vec![NodeId(0)], is_taken_over: true };
     assert_eq!(launch.says(0, Message::Join(known)), [goes_on]);
+    let why = "a process of node 0 has failed; no restart is left (--max-restarts 2)";
+    assert_eq!(launch.ends(0, 3, Exit::Temporary), [finish(0, Exit::Temporary, Some(why))]);
 }
 
 /// Numbers by a seed.

@@ -1,6 +1,6 @@
 //! Which of several equal programs leads, where they have a folder in common and none is named.
 //!
-//! Who leads has made the file with the highest number, by a hard link, which of several that try only one can. When it does
+//! Who leads has made the file with the highest number, which of several that try only one can. When it does
 //! not answer, the next number is anybody's to take. So a folder is enough, and neither locks nor clocks are asked, which
 //! network file systems have of many kinds.
 
@@ -8,13 +8,18 @@ use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
-use super::{RendezvousError, io_failed};
+use super::{RendezvousError, create_once, io_failed};
 use crate::process::interface;
 
 /// How long an address may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+
+/// How often somebody who does not answer is asked again, and the pause between two tries.
+const SILENT_TRIES: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(500);
 
 const PREFIX: &str = "leader-";
 
@@ -38,46 +43,67 @@ pub struct Lead {
 /// another program's by now. A leader listens at `address`.
 ///
 /// # Errors
-/// [`RendezvousError::Io`], [`RendezvousError::Network`].
-pub fn elect(
+/// Those of `is_one`; [`RendezvousError::Io`], [`RendezvousError::Network`].
+pub fn elect<E: From<RendezvousError>>(
     folder: &Path,
     address: IpAddr,
-    is_one: &dyn Fn(&TcpStream) -> bool,
-) -> Result<Elected, RendezvousError> {
+    is_one: &dyn Fn(&TcpStream) -> Result<bool, E>,
+) -> Result<Elected, E> {
     fs::create_dir_all(folder).map_err(io_failed("create", folder))?;
+    // Listings of network file systems may be old; what could not be taken is there.
+    let (mut taken, mut tries) = (0, 0);
     loop {
-        let newest = newest(folder)?;
-        if let Some(number) = newest
-            && let Some(stream) = reach(&file(folder, number), is_one)?
-        {
-            return Ok(Elected::Follower(stream));
+        taken = newest(folder)?.max(taken);
+        let reached = if taken > 0 { reach(&file(folder, taken), is_one)? } else { Reached::Nobody };
+        match reached {
+            Reached::Leader(stream) => return Ok(Elected::Follower(stream)),
+            // It may have too much to do for a moment.
+            Reached::Silence if tries < SILENT_TRIES => tries += 1,
+            Reached::Silence | Reached::Nobody => match take(folder, taken + 1, address)? {
+                Some(leader) => return Ok(leader),
+                None => (taken, tries) = (taken + 1, 0),
+            },
         }
-        let number = newest.unwrap_or(0) + 1;
-        if let Some(leader) = take(folder, number, address)? {
-            return Ok(leader);
-        }
+        thread::sleep(PAUSE);
     }
 }
 
-/// The highest number that was taken.
-fn newest(folder: &Path) -> Result<Option<u64>, RendezvousError> {
+/// Who answers where a leader should be.
+enum Reached {
+    Leader(TcpStream),
+    /// There is something, but it does not prove that it is a leader.
+    Silence,
+    Nobody,
+}
+
+/// The highest number that was taken, 0 if none was.
+fn newest(folder: &Path) -> Result<u64, RendezvousError> {
     let failed = io_failed("list", folder);
     let names = fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>).map_err(failed)?;
     let number = |entry: &fs::DirEntry| entry.file_name().to_str()?.strip_prefix(PREFIX)?.parse().ok();
-    Ok(names.iter().filter_map(number).max())
+    Ok(names.iter().filter_map(number).max().unwrap_or(0))
 }
 
 /// A connection with who has made a file.
-fn reach(file: &Path, is_one: &dyn Fn(&TcpStream) -> bool) -> Result<Option<TcpStream>, RendezvousError> {
+fn reach<E: From<RendezvousError>>(
+    file: &Path,
+    is_one: &dyn Fn(&TcpStream) -> Result<bool, E>,
+) -> Result<Reached, E> {
     let text = match fs::read_to_string(file) {
         Ok(text) => text,
         // It leads no longer.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(io_failed("read", file)(source)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Reached::Nobody),
+        Err(source) => return Err(io_failed("read", file)(source).into()),
     };
-    let addresses = text.lines().filter_map(|line| line.parse::<SocketAddr>().ok());
-    let connect = |address| TcpStream::connect_timeout(&address, ANSWER_WITHIN).ok();
-    Ok(addresses.filter_map(connect).find(|stream| is_one(stream)))
+    let mut reached = Reached::Nobody;
+    for address in text.lines().filter_map(|line| line.parse::<SocketAddr>().ok()) {
+        match TcpStream::connect_timeout(&address, ANSWER_WITHIN) {
+            Ok(stream) if is_one(&stream)? => return Ok(Reached::Leader(stream)),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+            Ok(_) | Err(_) => reached = Reached::Silence,
+        }
+    }
+    Ok(reached)
 }
 
 /// Takes a number; none if somebody else has.
@@ -92,17 +118,8 @@ fn take(folder: &Path, number: u64, address: IpAddr) -> Result<Option<Elected>, 
     let addresses = listener.local_addr().and_then(interface::reachable).map_err(failed)?;
     let text: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
     let path = file(folder, number);
-    let publish = || {
-        let mut content = tempfile::NamedTempFile::new_in(folder)?;
-        io::Write::write_all(&mut content, text.join("\n").as_bytes())?;
-        content.as_file().sync_all()?;
-        fs::hard_link(content.path(), &path)
-    };
-    match publish() {
-        Ok(()) => Ok(Some(Elected::Leader(listener, Lead { folder: folder.to_owned(), number }))),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
-        Err(source) => Err(io_failed("write", &path)(source)),
-    }
+    let is_first = create_once(&path, text.join("\n").as_bytes()).map_err(io_failed("write", &path))?;
+    Ok(is_first.then(|| Elected::Leader(listener, Lead { folder: folder.to_owned(), number })))
 }
 
 fn file(folder: &Path, number: u64) -> PathBuf {
@@ -112,7 +129,9 @@ fn file(folder: &Path, number: u64) -> PathBuf {
 impl Lead {
     /// Whether somebody has taken the next number: who did not answer for a while may be led by another one.
     pub fn is_superseded(&self) -> bool {
-        newest(&self.folder).is_ok_and(|newest| newest > Some(self.number))
+        // By name as well: a listing may be old. Who can not look does not lead.
+        let next = file(&self.folder, self.number + 1);
+        next.exists() || newest(&self.folder).map_or(true, |newest| newest > self.number)
     }
 }
 
@@ -127,13 +146,11 @@ impl Drop for Lead {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-    use std::thread;
-
     use super::*;
+    use std::net::Ipv4Addr;
 
     fn join(folder: &Path) -> Elected {
-        elect(folder, Ipv4Addr::LOCALHOST.into(), &|_| true).unwrap()
+        elect::<RendezvousError>(folder, Ipv4Addr::LOCALHOST.into(), &|_| Ok(true)).unwrap()
     }
 
     #[test]
@@ -161,7 +178,8 @@ mod tests {
         assert!(!lead.is_superseded());
         assert!(folder.path().join("leader-1").exists() && folder.path().join("leader-2").exists());
         // Another program has its port.
-        let stranger = elect(folder.path(), Ipv4Addr::LOCALHOST.into(), &|_| false).unwrap();
+        let is_none = |_: &TcpStream| Ok::<_, RendezvousError>(false);
+        let stranger = elect(folder.path(), Ipv4Addr::LOCALHOST.into(), &is_none).unwrap();
         assert!(matches!(stranger, Elected::Leader(..)) && lead.is_superseded());
         drop((listener, lead, stranger));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");

@@ -1,4 +1,4 @@
-//! What the first process of a node tells the others there that never come together: why it has ended.
+//! Lets the first process of a node tell the others there why it ends, when they end before they have met.
 //!
 //! It leaves a file for each of them in the folder of the launch, which only this user can read; who reads it removes it.
 
