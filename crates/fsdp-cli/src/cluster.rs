@@ -34,7 +34,7 @@ pub(crate) use flight::LOG_DIR;
 use transport::Carrier;
 #[cfg(feature = "cuda")]
 pub(crate) use transport::decide;
-pub(crate) use watchdog::watch_launcher;
+pub(crate) use watchdog::{LAUNCHER, watch_launcher};
 
 /// How long the first failure of the world is waited for by who has failed, beside two heartbeats.
 const VERDICT_WITHIN: Duration = Duration::from_secs(1);

@@ -40,10 +40,14 @@ pub(super) fn install(cluster: &Cluster, record: Record) {
     }));
 }
 
+/// The variable by which processes of `fsdp launch` know who has started them: it may have ended before they look.
+pub(crate) const LAUNCHER: &str = "FSDP_LAUNCHER";
+
 /// Ends this process when the one ends that has started it: it then gets another parent. To be called before anything takes
 /// long.
 pub(crate) fn watch_launcher() {
-    let parent = parent_id();
+    let told = std::env::var(LAUNCHER).ok().and_then(|launcher| launcher.parse().ok());
+    let parent = told.unwrap_or_else(parent_id);
     let watch = move || {
         while parent_id() == parent {
             thread::sleep(LOOK);

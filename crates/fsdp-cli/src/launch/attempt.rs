@@ -15,6 +15,7 @@ use super::coordinator::worst;
 use super::message::Start;
 use super::{logs, note};
 use crate::args::LaunchArgs;
+use crate::cluster::LAUNCHER;
 use crate::error::CliError;
 use crate::exit_code::Exit;
 
@@ -80,6 +81,7 @@ impl Attempt {
                 .env("FSDP_PROCESSES", (start.nodes * nproc).to_string())
                 .env("FSDP_LOCAL_PROCESS", local.to_string())
                 .env("FSDP_LOCAL_PROCESSES", nproc.to_string())
+                .env(LAUNCHER, std::process::id().to_string())
                 .env(note::FOLDER, common.folder)
                 // What the terminal sends to this group, it gets from here.
                 .process_group(0)

@@ -53,6 +53,17 @@ fn saves_go_on(sandbox: &Sandbox) {
     wait_until("a checkpoint", || newest(sandbox) > before + 10);
 }
 
+/// Waits until the newest start has this many processes: a node that was started takes part some time later.
+fn take_part(sandbox: &Sandbox, processes: usize) {
+    wait_until("the start of these processes", || {
+        // The last line may be half written.
+        let text = std::fs::read_to_string(sandbox.path("out/metrics.jsonl")).unwrap_or_default();
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        let newest = lines.filter_map(|line| line["start"]["processes"].as_array().map(Vec::len)).last();
+        newest == Some(processes)
+    });
+}
+
 /// Whether the metrics are those of a run that was never stopped, as far as they go.
 fn are_of_one_run(sandbox: &Sandbox) {
     let steps = sandbox.column("out", "step");
@@ -117,22 +128,25 @@ fn nodes_are_lost_and_return() {
     wait_until("a checkpoint", || newest(&sandbox) > 0);
     // It takes part when the next checkpoint is complete, and is lost.
     let second = Agent::start(&sandbox, &run);
-    wait_until("the folder of the coordinator", || sandbox.path("out/.launch/leader-1").exists());
-    saves_go_on(&sandbox);
+    take_part(&sandbox, 2);
+    assert!(sandbox.path("out/.launch/leader-1").exists());
     second.signal("KILL");
+    take_part(&sandbox, 1);
     saves_go_on(&sandbox);
     // It returns, and now the coordinator is lost.
     let second = Agent::start(&sandbox, &run);
-    saves_go_on(&sandbox);
+    take_part(&sandbox, 2);
     first.signal("KILL");
     wait_until("another coordinator", || sandbox.path("out/.launch/leader-2").exists());
+    take_part(&sandbox, 1);
     saves_go_on(&sandbox);
     // Its node returns as any other, and is taken out again.
     let first = Agent::start(&sandbox, &run);
-    saves_go_on(&sandbox);
+    take_part(&sandbox, 2);
     first.signal("TERM");
     let first = first.end();
     assert_eq!(first.code, Some(75), "{}", first.stderr);
+    take_part(&sandbox, 1);
     saves_go_on(&sandbox);
     second.signal("TERM");
     let second = second.end();
