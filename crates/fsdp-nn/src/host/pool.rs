@@ -17,8 +17,6 @@ use bytemuck::{Pod, Zeroable};
 use fsdp_core::Error;
 use fsdp_core::memory::Category;
 
-use super::element::Float;
-
 /// Where storage comes from when it is not the allocator's: host memory that a device can copy from and to.
 pub trait HostBlocks: Send + Sync + fmt::Debug {
     /// A block of at least `bytes` bytes of unspecified contents, aligned to 64, for a buffer of a category.
@@ -116,7 +114,7 @@ impl HostPool {
     ///
     /// # Panics
     /// When the host has no room for them. A kernel can not fail, and this is little beside what it works on.
-    pub(crate) fn scratch<A: Float>(self: &Arc<Self>, len: usize) -> Scratch<A> {
+    pub(crate) fn scratch<A: Pod>(self: &Arc<Self>, len: usize) -> Scratch<A> {
         let line_count = (len * size_of::<A>()).div_ceil(size_of::<Line>());
         let mut free = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let fitting = free.iter().rposition(|lines| lines.len() >= line_count);
@@ -191,7 +189,7 @@ pub(crate) struct Scratch<A> {
     element: PhantomData<A>,
 }
 
-impl<A: Float> Deref for Scratch<A> {
+impl<A: Pod> Deref for Scratch<A> {
     type Target = [A];
 
     fn deref(&self) -> &[A] {
@@ -199,7 +197,7 @@ impl<A: Float> Deref for Scratch<A> {
     }
 }
 
-impl<A: Float> DerefMut for Scratch<A> {
+impl<A: Pod> DerefMut for Scratch<A> {
     fn deref_mut(&mut self) -> &mut [A] {
         &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
     }

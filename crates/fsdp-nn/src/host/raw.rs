@@ -1,7 +1,8 @@
-//! The only unsafe code of this crate: calls of `gemm`, and of functions compiled for wider vectors.
+//! The only unsafe code of this crate: calls of `gemm`, and of functions compiled for wider vectors or for instructions
+//! on bf16.
 //!
-//! Both are wrapped so that callers can not break them: matrices come as `ndarray` views, whose pointers and
-//! strides are valid by construction, and a wide function is entered only after the CPU was asked.
+//! They are wrapped so that callers can not break them: matrices come as `ndarray` views, whose pointers and
+//! strides are valid by construction, and such a function is entered only after the CPU was asked.
 
 use gemm::Parallelism;
 use ndarray::{ArrayView2, ArrayViewMut2};
@@ -63,6 +64,81 @@ pub(crate) fn product<A: Float>(
             false,
             parallelism,
         );
+    }
+}
+
+/// Rows of a tile of [`Bf16Dot`].
+pub(crate) const TILE_ROWS: usize = 12;
+/// Columns of a tile of [`Bf16Dot`].
+pub(crate) const TILE_COLS: usize = 32;
+
+/// Instructions that multiply pairs of bf16 and add in f32. Who has a value has a CPU with them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bf16Dot(());
+
+impl Bf16Dot {
+    /// The instructions, if this CPU has them.
+    pub(crate) fn detect() -> Option<Self> {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16") {
+            return Some(Self(()));
+        }
+        None
+    }
+
+    /// The products of rows with columns: for every entry, which holds a pair of elements of each of them (the first in the
+    /// low half), both products are added, second one first. Products are not rounded, sums are; subnormal numbers count as zero.
+    ///
+    /// # Panics
+    /// When there are not as many entries of rows as of columns.
+    #[allow(clippy::needless_pass_by_ref_mut, reason = "it is written where there is such a CPU")]
+    pub(crate) fn tile(
+        self,
+        rows: &[[u32; TILE_ROWS]],
+        columns: &[[u32; TILE_COLS]],
+        tile: &mut [[f32; TILE_COLS]; TILE_ROWS],
+    ) {
+        assert_eq!(rows.len(), columns.len(), "rows and columns are summed together");
+        // SAFETY: `detect` found the features that `bf16_tile` is compiled for, or there would be no `self`.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            bf16_tile(rows, columns, tile);
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn bf16_tile(
+    rows: &[[u32; TILE_ROWS]],
+    columns: &[[u32; TILE_COLS]],
+    tile: &mut [[f32; TILE_COLS]; TILE_ROWS],
+) {
+    use std::arch::x86_64::{
+        __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_set1_epi32, _mm512_setzero_ps,
+        _mm512_storeu_ps,
+    };
+    // SAFETY: both are 64 bytes of plain bits.
+    let pairs = |bits: __m512i| unsafe { std::mem::transmute::<__m512i, __m512bh>(bits) };
+    // In registers: two of 16 columns for every row.
+    let mut sums = [[_mm512_setzero_ps(); 2]; TILE_ROWS];
+    for (row, columns) in rows.iter().zip(columns) {
+        let (halves, _) = columns.as_chunks::<16>();
+        // SAFETY: each half is 64 bytes; the load needs no alignment.
+        let [left, right] =
+            [0, 1].map(|half| pairs(unsafe { _mm512_loadu_si512(halves[half].as_ptr().cast()) }));
+        for (sums, &element) in sums.iter_mut().zip(row) {
+            let element = pairs(_mm512_set1_epi32(element.cast_signed()));
+            sums[0] = _mm512_dpbf16_ps(sums[0], element, left);
+            sums[1] = _mm512_dpbf16_ps(sums[1], element, right);
+        }
+    }
+    for (row, sums) in tile.iter_mut().zip(sums) {
+        let (halves, _) = row.as_chunks_mut::<16>();
+        for (half, sum) in halves.iter_mut().zip(sums) {
+            // SAFETY: a half is 64 bytes; the store needs no alignment.
+            unsafe { _mm512_storeu_ps(half.as_mut_ptr(), sum) };
+        }
     }
 }
 

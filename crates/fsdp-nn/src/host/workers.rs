@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
+use bytemuck::Pod;
 use fsdp_core::Error;
 use rayon::prelude::*;
 
-use super::element::Float;
 use super::pool::{HostPool, Scratch};
 
 /// Elements of a task of an element-wise kernel: small enough for a core's cache, large enough to outweigh
@@ -40,6 +40,11 @@ impl Workers {
         };
         let pool = if threads > 1 { Some(build(threads)?) } else { None };
         Ok(Self { pool, scratch })
+    }
+
+    /// These workers, of which only the caller's own thread works: for what is part of a task.
+    pub(crate) fn inline(&self) -> Self {
+        Self { pool: None, scratch: Arc::clone(&self.scratch) }
     }
 
     /// Runs every task.
@@ -74,7 +79,7 @@ impl Workers {
     }
 
     /// Temporary elements of unspecified contents.
-    pub(crate) fn scratch<A: Float>(&self, len: usize) -> Scratch<A> {
+    pub(crate) fn scratch<A: Pod>(&self, len: usize) -> Scratch<A> {
         self.scratch.scratch(len)
     }
 }

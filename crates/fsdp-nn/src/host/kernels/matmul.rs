@@ -1,15 +1,21 @@
 //! Matrix products of any mix of float types, by products in the type of arithmetic.
 //!
-//! Where all types agree this is one call of `gemm`. Otherwise operands are widened and results rounded
-//! (once) panel by panel; the panels are fixed by the shape and never cut the summed dimension.
+//! Where all types agree this is one call of `gemm`. Where an operand is in bf16, the CPU's own instructions for that
+//! are used if there are any. Otherwise operands are widened and results rounded (once) panel by panel; the panels are
+//! fixed by the shape and never cut the summed dimension.
 
+mod bf16;
+
+use fsdp_core::DType;
 use ndarray::{ArrayView2, ArrayViewMut2, ShapeBuilder};
 
 use crate::host::element::{Element, Float};
 use crate::host::floats::{Target, cast};
 use crate::host::pool::Scratch;
-use crate::host::raw::product;
+use crate::host::raw::{Bf16Dot, product};
 use crate::host::workers::{Workers, task_rows};
+
+use bf16::Operand;
 
 /// Rows and columns of a panel of the result.
 const PANEL: usize = 512;
@@ -93,6 +99,14 @@ pub(crate) fn matmul<L: Element, R: Element<Acc = L::Acc>>(
         let dst = mutable(data, rows, cols, stride);
         workers.product(multiplications, |threads| product(dst, accumulate, lhs, rhs, threads));
         return;
+    }
+    let depth = lhs.dim().1;
+    let is_bf16 = L::DTYPE == DType::Bf16 || R::DTYPE == DType::Bf16;
+    if is_bf16
+        && depth > 0
+        && let (Some(dot), Some(lhs), Some(rhs)) = (Bf16Dot::detect(), Operand::of(lhs), Operand::of(rhs))
+    {
+        return bf16::matmul(dot, workers, dst, depth, lhs, rhs);
     }
     for row in (0..rows).step_by(PANEL) {
         let panel_rows = PANEL.min(rows - row);
