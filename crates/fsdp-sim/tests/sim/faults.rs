@@ -260,14 +260,14 @@ fn a_pending_collective_that_is_dropped_fails_a_world_of_otherwise_content_ranks
 #[test]
 fn a_rank_without_memory_was_not_set_up() {
     let launcher = Threads::new(ThreadOptions::default(), |rank, world| match rank.0 {
-        2 => Err(Error::Memory { category: None, what: format!("no room for one of {world}") }),
+        2 => Err(Error::Device(format!("no room for one of {world}").into())),
         _ => Ok(Arc::new(PlainMemory::new(true))),
     });
     let failure =
         launcher.launch(4, &|mut seat: Seat<PlainMemory>| reduce(&mut seat.reductions)).unwrap_err();
     assert_eq!(failure.rank, Rank(2));
     match failure.reason {
-        FailureReason::Setup(error) => assert_eq!(error.to_string(), "memory: no room for one of 4"),
+        FailureReason::Setup(error) => assert_eq!(error.to_string(), "no room for one of 4"),
         other => panic!("{other}"),
     }
 }

@@ -79,7 +79,7 @@ fn run_observed(
 ) -> Result<Summary, TrainError> {
     let raised = Arc::clone(stop);
     let launcher = Threads::new(ThreadOptions::default(), move |rank, _| match rank.0 {
-        1 if setup == Setup::Fails => Err(Error::Memory { category: None, what: "no room".to_owned() }),
+        1 if setup == Setup::Fails => Err(Error::Device("no room".into())),
         _ => {
             raised.fetch_or(setup == Setup::IsStopped, Ordering::Relaxed);
             Ok(Arc::new(HostMemory::new(HostOptions::default())?))
