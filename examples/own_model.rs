@@ -13,12 +13,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::model::BlockId;
 use fsdp_nn::layer::{Attention, Describe, Description, Embedding, Head, LayerNorm, Linear, Rope};
 use fsdp_nn::model::Architecture;
 use fsdp_nn::tape::{Tape, Tensor};
 use fsdp_nn::{Backend, HostMemory, HostOptions};
-use fsdp_sim::{Threads, WorldOptions};
 use fsdp_train::checkpoint::Resume;
 use fsdp_train::config::Resolved;
 use fsdp_train::train::{RunOptions, train};
@@ -146,7 +146,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let job = Job::new(config(out_dir.path())?, model, init)?;
     // Ranks are threads here; the number of ranks is that of the job.
     let ranks =
-        Threads::new(WorldOptions::new(4), |_, _| Ok(Arc::new(HostMemory::new(HostOptions::default())?)));
+        Threads::new(ThreadOptions::default(), |_, _| Ok(Arc::new(HostMemory::new(HostOptions::default())?)));
 
     let report = verify(&job, &ranks, &VerifyOptions::new(&[1, 2, 4], 3))?;
     for world in &report.worlds {

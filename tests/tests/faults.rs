@@ -1,6 +1,6 @@
 //! A rank that fails in the middle of training: whoever is to blame is named, and nobody hangs.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
@@ -9,7 +9,7 @@ use fsdp_core::engine::ProgramOrder;
 use fsdp_core::{Error, Rank};
 use fsdp_nn::HostMemory;
 use fsdp_nn::model::{Architecture, Mlp, MlpConfig};
-use fsdp_sim::{Action, Fault};
+use fsdp_sim::{Action, Fault, Faults};
 use fsdp_train::{Job, RankTrainer, TrainError};
 
 use crate::support::{config, job_of, options, threads_with};
@@ -25,7 +25,7 @@ struct End {
 /// longer than what is allowed here: no failure may have to wait for it.)
 fn end<A: Architecture + Clone>(jobs: &[Job<A>], steps: u64, faults: Vec<Fault>) -> Option<End> {
     let mut options = options();
-    options.faults = faults;
+    options.intercept = Some(Arc::new(Faults::new(faults)));
     let errors = Mutex::new(Vec::new());
     let start = Instant::now();
     let failure = threads_with(options)

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::Architecture;
 use fsdp_nn::{HostMemory, HostOptions};
-use fsdp_sim::{Threads, WorldOptions};
 use fsdp_train::config::Resolved;
 use fsdp_train::{InitSource, Job};
 
@@ -81,12 +81,12 @@ pub(crate) fn threads() -> Threads<HostMemory> {
 }
 
 /// Options for worlds that must not hang.
-pub(crate) fn options() -> WorldOptions {
-    WorldOptions { timeout: Duration::from_secs(20), ..WorldOptions::new(1) }
+pub(crate) fn options() -> ThreadOptions {
+    ThreadOptions { timeout: Duration::from_secs(20), ..ThreadOptions::default() }
 }
 
 /// As [`threads`], under other options.
-pub(crate) fn threads_with(options: WorldOptions) -> Threads<HostMemory> {
+pub(crate) fn threads_with(options: ThreadOptions) -> Threads<HostMemory> {
     Threads::new(options, |_, _| {
         let options = HostOptions { poison: true, resident: true, ..HostOptions::default() };
         Ok(Arc::new(HostMemory::new(options)?))

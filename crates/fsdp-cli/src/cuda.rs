@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fsdp_comm::process::cluster::{Cluster, host};
+use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::Rank;
 use fsdp_cuda::device::{TooManyRanks, gpu_count, gpu_uuid, gpus_of_process};
 use fsdp_cuda::nccl::{GpuOptions, Gpus, Nccl, Peers};
@@ -14,7 +15,6 @@ use fsdp_cuda::torch::{
     Kernels, Torch, library_folders, load_cuda, set_deterministic, set_intra_op, start_cuda,
 };
 use fsdp_cuda::{CudaMemory, CudaOptions, DeviceError, load_compiler};
-use fsdp_sim::{Threads, WorldOptions};
 use fsdp_train::config::RunConfig;
 
 use crate::cluster::decide;
@@ -44,7 +44,7 @@ pub(crate) fn on<W: Work>(run: &RunConfig, poison: bool, work: W) -> Result<W::O
         // Whether it can be used at all is better known before ranks start.
         CudaMemory::new(options(0))?;
         let stack_bytes = GpuOptions::STACK_BYTES;
-        let world = WorldOptions { stack_bytes, ..on_host::world_options(run, false) };
+        let world = ThreadOptions { stack_bytes, ..on_host::world_options(run, false) };
         let launcher = Threads::new(world, move |_: Rank, _| memory(options(0), kernels));
         return Ok(work.on(&launcher));
     };
@@ -73,7 +73,7 @@ pub(crate) fn among<W: Work>(
     let start = gpus.start;
     let stack_bytes = GpuOptions::STACK_BYTES;
     let one = RunConfig { ranks: 1, ..run.clone() };
-    let world = WorldOptions { stack_bytes, ..on_host::world_options(&one, false) };
+    let world = ThreadOptions { stack_bytes, ..on_host::world_options(&one, false) };
     let alone = Threads::new(world, move |_: Rank, _| on_gpu(start));
     let make = move |rank: Rank, _: usize| on_gpu(if count == 1 { start } else { start + rank.0 - first });
     let Some(nccl) = nccl else {

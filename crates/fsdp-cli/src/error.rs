@@ -71,7 +71,7 @@ pub(crate) enum CliError {
         ranks: usize,
     },
     /// Processes that were started together have not come together.
-    #[error(transparent)]
+    #[error("{}", told_of_cluster(.0))]
     Cluster(#[from] ClusterError),
     /// Ranks can not be connected as `run.transport` says.
     #[error("run.transport: {why}")]
@@ -154,7 +154,9 @@ pub(crate) enum CliError {
     )]
     Nccl(#[from] NcclError),
     /// There are fewer GPUs than ranks.
-    #[error(transparent)]
+    #[error(
+        "{0}; ranks are set by run.ranks, --ranks or --world-sizes, and shared GPUs by run.share_gpu = true"
+    )]
     Ranks(#[from] fsdp_cuda::device::TooManyRanks),
     /// libtorch can not be used.
     #[cfg(feature = "torch")]
@@ -245,6 +247,14 @@ impl CliError {
 impl From<RendezvousError> for CliError {
     fn from(error: RendezvousError) -> Self {
         CliError::Cluster(error.into())
+    }
+}
+
+/// The error, with what this command has for it.
+fn told_of_cluster(error: &ClusterError) -> String {
+    match error {
+        ClusterError::NoToken => format!("{error} (run.out_dir), or --insecure-network"),
+        other => other.to_string(),
     }
 }
 

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use fsdp_comm::process::cluster::Cluster;
 use fsdp_comm::process::launch::Processes;
+use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::{Error, Rank};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
-use fsdp_sim::{Threads, WorldOptions};
 use fsdp_train::config::RunConfig;
 
 use crate::verify::{OnHost, Together};
@@ -58,12 +58,12 @@ pub(crate) fn memory(options: HostOptions) -> Result<Arc<HostMemory>, Error> {
     Ok(Arc::new(HostMemory::new(options)?))
 }
 
-pub(crate) fn world_options(run: &RunConfig, share_unsharded: bool) -> WorldOptions {
-    WorldOptions {
+pub(crate) fn world_options(run: &RunConfig, share_unsharded: bool) -> ThreadOptions {
+    ThreadOptions {
         cores: total_threads(run.threads),
         timeout: Duration::from_secs_f64(run.timeout_s),
         share_unsharded,
-        ..WorldOptions::new(run.ranks)
+        ..ThreadOptions::default()
     }
 }
 

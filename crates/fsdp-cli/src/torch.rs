@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 
+use fsdp_comm::Threads;
 use fsdp_comm::process::cluster::Cluster;
 use fsdp_comm::process::launch::Processes;
 use fsdp_core::{Error, Rank};
 use fsdp_cuda::torch::{Kernels, Torch, per_rank, set_deterministic, set_intra_op};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
-use fsdp_sim::Threads;
 use fsdp_train::config::{KernelChoice, RunConfig};
 
 use crate::error::CliError;

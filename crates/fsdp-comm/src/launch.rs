@@ -6,9 +6,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use fsdp_core::Memory;
-use fsdp_core::Rank;
 use fsdp_core::comm::{Comm, CommError};
+use fsdp_core::{Error, Memory, Rank};
 
 use crate::assembly::{Assembly, InMemoryAssembly};
 
@@ -23,6 +22,9 @@ pub struct Seat<M: Memory> {
     /// A communicator of the whole world for reductions.
     pub reductions: Comm<M>,
 }
+
+/// Makes the memory of a rank in a world of a size.
+pub type MakeMemory<M> = dyn Fn(Rank, usize) -> Result<Arc<M>, Error> + Send + Sync;
 
 /// Why a launch failed.
 #[derive(Debug)]

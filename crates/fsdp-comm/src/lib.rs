@@ -1,7 +1,9 @@
-//! What communicators share: how ranks are launched, collective algorithms over links, and the conformance
+//! What communicators share: how ranks are launched and meet, collective algorithms over links, and the conformance
 //! suite.
 //!
 //! - [`launch`]: what a trainer asks of whoever starts its ranks.
+//! - [`threads`]: ranks that are threads, and the communicator between them; [`ranks`], how every launcher runs its own.
+//! - [`rendezvous`]: where calls of ranks of one process meet, for every communicator between threads.
 //! - [`assembly`]: what ranks tell each other beside collectives.
 //! - [`process`]: worlds of several processes.
 //! - [`conformance`]: what every implementation of [`Communicator`](fsdp_core::comm::Communicator) must do,
@@ -15,6 +17,9 @@ pub mod assembly;
 pub mod conformance;
 pub mod launch;
 pub mod process;
+pub mod ranks;
+pub mod rendezvous;
+pub mod threads;
 
 mod link;
 
@@ -37,5 +42,6 @@ pub use in_memory::InMemoryLinks;
 pub use link::{Alarm, Exchanged, Header, Incoming, Link, Outgoing};
 pub use link_comm::LinkComm;
 pub use near::{MakeLink, near_links};
-pub use session::{Session, decode as call_of, encode as header_of};
+pub use session::Session;
 pub use tcp::{TcpDoor, TcpLinks, TcpWorld};
+pub use threads::{ThreadComm, ThreadOptions, Threads};

@@ -118,7 +118,7 @@ impl<'a> Session<'a> {
 }
 
 /// A call as bytes.
-pub fn encode(call: Fingerprint) -> Header {
+pub(crate) fn encode(call: Fingerprint) -> Header {
     fn index<T: PartialEq>(table: &[T], value: T) -> u8 {
         table.iter().position(|entry| *entry == value).expect("the tables list every variant") as u8
     }
@@ -139,7 +139,7 @@ pub fn encode(call: Fingerprint) -> Header {
 }
 
 /// The call of these bytes; `None` when they are of no call.
-pub fn decode(header: &Header) -> Option<Fingerprint> {
+pub(crate) fn decode(header: &Header) -> Option<Fingerprint> {
     let number = |place: usize| header[8 * place..].first_chunk().copied().map(u64::from_le_bytes);
     let unit = number(1)?;
     let kind = match *KINDS.get(usize::from(header[28]))? {

@@ -2,7 +2,7 @@
 
 use crate::comm::CommError;
 use crate::dtype::DType;
-use crate::memory::Category;
+use crate::out_of_memory::OutOfMemory;
 
 /// What a correct caller can meet. (What only a bug in this workspace can cause is a panic that names the
 /// broken invariant.)
@@ -11,7 +11,7 @@ use crate::memory::Category;
 pub enum Error {
     /// The mesh does not fit the world.
     #[error(
-        "{replicas} replicas do not divide a world of {world} ranks; choose mesh.replicate among its divisors"
+        "{replicas} replicas do not divide a world of {world} ranks: their number has to be one of its divisors"
     )]
     Mesh {
         /// Asked-for size of the replicate axis.
@@ -26,7 +26,7 @@ pub enum Error {
         what: String,
     },
     /// A wrap policy names classes that the model does not have.
-    #[error("no module of class `{class}` to wrap; fsdp.wrap may name {}", known.join(", "))]
+    #[error("no module of class `{class}` to wrap: there are {}", known.join(", "))]
     WrapClass {
         /// The unknown class.
         class: String,
@@ -36,8 +36,7 @@ pub enum Error {
     /// A wrap policy would split the uses of a tied parameter over units.
     #[error(
         "the tied parameter `{param}` (also `{alias}`) would be split over the units `{first}` and `{second}`; \
-         leave both uses in one unit, usually the root: change fsdp.wrap or fsdp.min_num_params so that neither has a \
-         unit of its own"
+         leave both uses in one unit, usually the root"
     )]
     TiedAcrossUnits {
         /// First name of the parameter.
@@ -52,7 +51,7 @@ pub enum Error {
     /// A policy value that does not fit the mesh or the other policies.
     #[error("{key} = {value}: {expected}")]
     Policy {
-        /// The configuration key.
+        /// The field of [`Policy`](crate::schedule::Policy).
         key: &'static str,
         /// The rejected value.
         value: String,
@@ -90,16 +89,10 @@ pub enum Error {
         /// Their type.
         dtype: DType,
     },
-    /// The memory can not do what was asked.
-    #[error("memory{}: {what}", category.map(|category| format!(" for {category}")).unwrap_or_default())]
-    Memory {
-        /// What the buffer is for, where one is concerned.
-        category: Option<Category>,
-        /// What is wrong.
-        what: String,
-    },
-    /// A device failed, or a library that works on it did; the source names the call, the device and what to do. (A
-    /// device without room for a buffer, for scratch or for a temporary is [`Error::Memory`].)
+    /// There is no room for a buffer, for scratch of a kernel or for a temporary of a library.
+    #[error("{0}")]
+    OutOfMemory(Box<OutOfMemory>),
+    /// A device failed, or a library that works on it did; the source names the call, the device and what to do.
     #[error(transparent)]
     Device(Box<dyn std::error::Error + Send + Sync>),
     /// A block used a parameter that is not unsharded, or not listed as one of its own.
@@ -123,4 +116,10 @@ pub enum Error {
         /// Why.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+}
+
+impl From<OutOfMemory> for Error {
+    fn from(error: OutOfMemory) -> Self {
+        Error::OutOfMemory(Box::new(error))
+    }
 }

@@ -79,7 +79,7 @@ impl Error {
             | Error::Transition { .. }
             | Error::Shared { .. }
             | Error::Released { .. }
-            | Error::Memory { .. }
+            | Error::OutOfMemory(_)
             | Error::Parameter { .. }
             | Error::Program { .. } => FailureKind::Permanent,
             Error::Device(_) => FailureKind::Temporary,

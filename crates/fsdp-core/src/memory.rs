@@ -287,7 +287,8 @@ pub enum HostSliceMut<'a> {
 /// The memory of one rank's device.
 ///
 /// Work is given to a [`Queue`] and may happen later, in queue order. Ranges are checked by [`Slice`];
-/// dtypes must be as each method says, anything else is [`Error::Memory`].
+/// lengths and dtypes must be as each method says: anything else is a bug of ours, and a panic that names what differs.
+/// Any method may find the device full, [`Error::OutOfMemory`], or broken, [`Error::Device`].
 pub trait Memory: Send + Sync + 'static {
     /// A handle of device storage.
     type Buffer: Buffer;
@@ -297,7 +298,7 @@ pub trait Memory: Send + Sync + 'static {
     /// A new buffer with unspecified contents. It is counted in `category` until the last handle is dropped.
     ///
     /// # Errors
-    /// [`Error::Memory`] when the device is full.
+    /// [`Error::OutOfMemory`].
     fn allocate(&self, category: Category, dtype: DType, len: usize) -> Result<Self::Buffer, Error>;
 
     /// A new buffer in host memory that the device's queues can copy from and to, counted in [`Usage::host`]
@@ -305,7 +306,7 @@ pub trait Memory: Send + Sync + 'static {
     /// happens on the host, in the order of the queue.
     ///
     /// # Errors
-    /// [`Error::Memory`] when there is no room.
+    /// [`Error::OutOfMemory`].
     fn allocate_host(&self, category: Category, dtype: DType, len: usize) -> Result<Self::Buffer, Error> {
         self.allocate(category, dtype, len)
     }
@@ -327,7 +328,7 @@ pub trait Memory: Send + Sync + 'static {
     /// Copies elements; between float dtypes it converts, rounding to nearest even.
     ///
     /// # Errors
-    /// [`Error::Shared`] when `dst` has other handles; [`Error::Memory`] when lengths or kinds differ.
+    /// [`Error::Shared`] when `dst` has other handles.
     fn copy(
         &self,
         queue: Queue,
@@ -338,7 +339,7 @@ pub trait Memory: Send + Sync + 'static {
     /// `dst += src`, element by element, in one dtype (bf16: added in f32 and rounded; integers wrap).
     ///
     /// # Errors
-    /// [`Error::Shared`] when `dst` has other handles; [`Error::Memory`] when lengths or dtypes differ.
+    /// [`Error::Shared`] when `dst` has other handles.
     fn accumulate(
         &self,
         queue: Queue,
@@ -350,7 +351,7 @@ pub trait Memory: Send + Sync + 'static {
     /// multiplied in f32 and rounded).
     ///
     /// # Errors
-    /// [`Error::Shared`] when `dst` has other handles; [`Error::Memory`] when the dtype is not a float.
+    /// [`Error::Shared`] when `dst` has other handles.
     fn scale(&self, queue: Queue, factor: f64, dst: SliceMut<'_, Self::Buffer>) -> Result<(), Error>;
 
     /// Adds the squares of all elements to `sum`, the words of an [`ExactSum`](crate::ExactSum) (`I64`): rows of
@@ -358,7 +359,7 @@ pub trait Memory: Send + Sync + 'static {
     /// divides the length. Words need not be carried.
     ///
     /// # Errors
-    /// [`Error::Memory`] when the dtype is not a float, or `sum` is no exact sum.
+    /// [`Error::Shared`] when what is written has other handles.
     fn square_sum(
         &self,
         queue: Queue,
@@ -370,7 +371,7 @@ pub trait Memory: Send + Sync + 'static {
     /// Adds all elements (`F64`) to `sum`, the words of an [`ExactSum`](crate::ExactSum) (`I64`).
     ///
     /// # Errors
-    /// [`Error::Memory`] when dtypes differ from these, or `sum` is no exact sum.
+    /// [`Error::Shared`] when what is written has other handles.
     fn exact_sum(
         &self,
         queue: Queue,
@@ -384,7 +385,7 @@ pub trait Memory: Send + Sync + 'static {
     /// not finite once stays so.
     ///
     /// # Errors
-    /// [`Error::Memory`] when dtypes or lengths differ from these.
+    /// [`Error::Shared`] when what is written has other handles.
     fn gradient_factors(
         &self,
         queue: Queue,

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use fsdp_core::Error;
+use fsdp_core::memory::Category;
 
+use crate::device::full;
 use crate::ffi::library::LibraryError;
 
 /// A failure of the driver, of the kernel compiler, or of the device itself.
@@ -110,7 +112,7 @@ fn remedy(code: &str) -> &'static str {
         }
         "CUDA_ERROR_OUT_OF_MEMORY" => {
             "; the device or the host has no room for what the driver needs itself: see nvidia-smi for other processes, or \
-             take a smaller micro-batch, activation checkpointing, more ranks or fsdp.offload"
+             take a smaller micro-batch, activation checkpointing, more ranks or offload shards"
         }
         "CUDA_ERROR_ECC_UNCORRECTABLE" => "; the memory of the GPU is faulty: reset it or use another one",
         "CUDA_ERROR_NO_BINARY_FOR_GPU" | "CUDA_ERROR_INVALID_PTX" => {
@@ -125,11 +127,7 @@ fn remedy(code: &str) -> &'static str {
 
 impl From<DeviceError> for Error {
     fn from(error: DeviceError) -> Self {
-        match error {
-            DeviceError::OutOfMemory { .. } | DeviceError::OutOfPinnedMemory { .. } => {
-                Error::Memory { category: None, what: error.to_string() }
-            }
-            other => Error::Device(Box::new(other)),
-        }
+        // Buffers have their category told; what else needs room is temporary.
+        full::explain(error, Category::Workspace, None)
     }
 }

@@ -111,7 +111,7 @@ pub const IGNORED_TARGET: u32 = u32::MAX;
 /// A memory that can compute.
 ///
 /// # Errors
-/// All methods: those of the memory ([`Error::Shared`], [`Error::Released`], [`Error::Memory`]).
+/// All methods: those of the memory ([`Error::Shared`], [`Error::Released`], [`Error::OutOfMemory`]).
 pub trait Backend: Memory {
     /// `y = x W + b`.
     fn linear(

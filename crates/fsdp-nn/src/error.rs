@@ -58,7 +58,7 @@ pub enum ModelError {
         vocab: usize,
     },
     /// A sequence beyond the position table.
-    #[error("sequences of {seq} tokens exceed the model's {positions} positions; lower data.seq_len")]
+    #[error("sequences of {seq} tokens exceed the model's {positions} positions")]
     Positions {
         /// Tokens per sample.
         seq: usize,

@@ -1,4 +1,5 @@
-//! Checks of the arguments of operations, the same for memory that computes and memory that only counts.
+//! Checks of the arguments of operations, the same for memory that computes and memory that only counts. Arguments that do
+//! not fit are bugs of ours, so they are panics that name what differs.
 
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut};
 use fsdp_core::scalars::{GradientFactors, SCALAR_WORDS};
@@ -6,21 +7,21 @@ use fsdp_core::{DType, Error, ExactSum};
 
 use crate::backend::{AttentionDims, Dropout, HeadDims, LinearDims};
 
-/// An error about a length.
+/// That a length is as expected.
+///
+/// # Panics
+/// When it is not; and so all checks of this file.
+#[track_caller]
 pub fn expect(what: &'static str, got: usize, expected: usize) -> Result<(), Error> {
-    if got == expected {
-        return Ok(());
-    }
-    Err(Error::Memory { category: None, what: format!("{what}: {got}, but {expected} are needed") })
+    assert_eq!(got, expected, "{what}: {got}, but {expected} are needed");
+    Ok(())
 }
 
 /// That `total` is a whole number of rows of `row_len`.
+#[track_caller]
 pub fn expect_rows(what: &'static str, row_len: usize, total: usize) -> Result<(), Error> {
-    if row_len > 0 && total.is_multiple_of(row_len) {
-        return Ok(());
-    }
-    let what = format!("{what}: {total} is not a multiple of {row_len}");
-    Err(Error::Memory { category: None, what })
+    assert!(row_len > 0 && total.is_multiple_of(row_len), "{what}: {total} is not a multiple of {row_len}");
+    Ok(())
 }
 
 /// Lengths of a sum of squares by rows, into an exact sum.
@@ -40,15 +41,16 @@ pub fn expect_equal(what: &'static str, lens: &[usize]) -> Result<(), Error> {
     lens.iter().try_for_each(|&len| expect(what, len, lens[0]))
 }
 
-/// The error for a dtype that is not a float.
+/// A dtype is not a float.
+#[track_caller]
 pub fn not_a_float(dtype: DType) -> Error {
-    Error::Memory { category: None, what: format!("this needs a float dtype, not {dtype}") }
+    panic!("this needs a float dtype, not {dtype}")
 }
 
-/// The error for a buffer of the wrong dtype.
+/// A buffer has the wrong dtype.
+#[track_caller]
 pub fn wrong_dtype(category: Category, expected: DType, got: DType) -> Error {
-    let what = format!("a buffer of {got} is used where the other operands need {expected}");
-    Error::Memory { category: Some(category), what }
+    panic!("a buffer of {got} for {category} is used where the other operands need {expected}")
 }
 
 /// Lengths of the operands of a linear map: `x` and the weight where they take part, and the strided side.
@@ -69,10 +71,8 @@ pub fn linear(
         expect("elements of the bias of a linear map", bias, dims.outputs)?;
     }
     let needed = dims.rows.saturating_sub(1) * dims.y_stride + dims.outputs;
-    if dims.y_stride < dims.outputs || y < needed {
-        let what = format!("elements of the output of a linear map: {y}, but {needed} are needed at least");
-        return Err(Error::Memory { category: None, what });
-    }
+    let is_enough = dims.y_stride >= dims.outputs && y >= needed;
+    assert!(is_enough, "elements of the output of a linear map: {y}, but {needed} are needed at least");
     Ok(())
 }
 
@@ -104,10 +104,8 @@ pub fn attention(
     outputs: &[usize],
     lse: Option<usize>,
 ) -> Result<(), Error> {
-    if dims.kv_heads == 0 || !dims.heads.is_multiple_of(dims.kv_heads) {
-        let what = format!("{} query heads do not share {} key heads evenly", dims.heads, dims.kv_heads);
-        return Err(Error::Memory { category: None, what });
-    }
+    let is_even = dims.kv_heads > 0 && dims.heads.is_multiple_of(dims.kv_heads);
+    assert!(is_even, "{} query heads do not share {} key heads evenly", dims.heads, dims.kv_heads);
     let (rows, width) = (dims.rows(), dims.heads * dims.head_dim);
     packed.iter().try_for_each(|&len| expect("elements of packed projections", len, rows * dims.packed()))?;
     outputs.iter().try_for_each(|&len| expect("elements of the output of attention", len, rows * width))?;
@@ -137,10 +135,8 @@ pub fn head(
         expect("losses of a head", losses, dims.rows)?;
         logit_rows = dims.chunk_rows.clamp(1, dims.rows.max(1));
     }
-    if logits < logit_rows * dims.vocab {
-        let what = format!("room for {logits} logits, but {} are needed", logit_rows * dims.vocab);
-        return Err(Error::Memory { category: None, what });
-    }
+    let needed = logit_rows * dims.vocab;
+    assert!(logits >= needed, "room for {logits} logits, but {needed} are needed");
     if let Some((dx, dweight)) = gradients {
         expect("elements of the gradient of hidden states", dx, x)?;
         dweight.map_or(Ok(()), |len| expect("elements of the gradient of a head", len, weight))?;

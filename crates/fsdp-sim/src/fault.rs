@@ -1,12 +1,14 @@
 //! Fault rules: a rank that fails on purpose, at a chosen collective.
 //!
-//! Rules are plain data in [`WorldOptions`](crate::WorldOptions); the first one that matches decides. They
-//! act where a rank enters a collective, so that a test exercises the same code as the real failure.
+//! Rules are plain data; the first one that matches decides. They act where a rank enters a collective, so that a test
+//! exercises the same code as the real failure.
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use fsdp_comm::threads::{Entry, Intercept};
 use fsdp_core::Rank;
 use fsdp_core::comm::{CollectiveKind, CommError, Fingerprint, ReduceOp};
-
-use crate::board::Board;
 
 /// What a faulty rank does instead of its collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,23 +36,40 @@ pub struct Fault {
     pub action: Action,
 }
 
-/// Applies the rules to collective `nth` of `rank`: the call that it makes instead.
-pub(crate) fn intercept(
-    faults: &[Fault],
-    board: &Board,
-    rank: Rank,
-    nth: u64,
-    call: Fingerprint,
-) -> Result<Fingerprint, CommError> {
-    let Some(fault) = faults.iter().find(|fault| fault.rank == rank && fault.nth == nth) else {
-        return Ok(call);
-    };
-    match fault.action {
-        Action::Error => Err(CommError::Transport { rank, reason: format!("injected fault in {call}") }),
-        Action::Panic => panic!("injected fault in {call}"),
-        Action::WrongCollective => Ok(Fingerprint { kind: other_kind(call.kind), ..call }),
-        Action::WrongLength => Ok(Fingerprint { elements: call.elements + 1, ..call }),
-        Action::Never => Err(board.never(rank, call)),
+/// What is to go wrong in one world, for [`ThreadOptions::intercept`](fsdp_comm::ThreadOptions::intercept).
+#[derive(Debug, Default)]
+pub struct Faults {
+    rules: Vec<Fault>,
+    /// Collectives that each rank has come to.
+    counts: Mutex<BTreeMap<Rank, u64>>,
+}
+
+impl Faults {
+    /// These rules, for a world that begins.
+    pub fn new(rules: Vec<Fault>) -> Self {
+        Self { rules, counts: Mutex::default() }
+    }
+}
+
+impl Intercept for Faults {
+    fn entry(&self, rank: Rank, call: Fingerprint) -> Entry {
+        let nth = {
+            let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+            let count = counts.entry(rank).or_default();
+            *count += 1;
+            *count - 1
+        };
+        let fault = self.rules.iter().find(|fault| fault.rank == rank && fault.nth == nth);
+        match fault.map(|fault| fault.action) {
+            None => Entry::Call(call),
+            Some(Action::Error) => {
+                Entry::Fail(CommError::Transport { rank, reason: format!("injected fault in {call}") })
+            }
+            Some(Action::Panic) => panic!("injected fault in {call}"),
+            Some(Action::WrongCollective) => Entry::Call(Fingerprint { kind: other_kind(call.kind), ..call }),
+            Some(Action::WrongLength) => Entry::Call(Fingerprint { elements: call.elements + 1, ..call }),
+            Some(Action::Never) => Entry::Stall,
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! What can go wrong in a run.
 
 mod kind;
+mod remedy;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -33,7 +34,7 @@ pub enum TrainError {
     #[error(transparent)]
     Checkpoint(#[from] fsdp_ckpt::Error),
     /// Contracts, policies or communication.
-    #[error(transparent)]
+    #[error("{}", remedy::told(.0))]
     Core(#[from] fsdp_core::Error),
     /// A pattern of `key` matches no parameter.
     #[error("{key}: pattern `{pattern}` matches no parameter of the model; one of its names is `{example}`")]
@@ -383,7 +384,7 @@ pub enum TrainError {
         source: io::Error,
     },
     /// A rank has no device, or could not be connected with the others.
-    #[error("{rank} could not be set up: {source}")]
+    #[error("{rank} could not be set up: {}", remedy::told_of_any(&**source))]
     Setup {
         /// The rank.
         rank: Rank,

@@ -1,6 +1,8 @@
 //! Every error of the command ends with a code.
 
 use fsdp_comm::process::place::LaunchedBy;
+use fsdp_core::memory::Category;
+use fsdp_core::{MemoryKind, OutOfMemory};
 
 use super::*;
 
@@ -52,10 +54,9 @@ fn input() -> Vec<CliError> {
 }
 
 fn failed() -> Vec<CliError> {
-    vec![
-        fsdp_core::Error::Memory { category: None, what: text() }.into(),
-        CliError::Signal { source: os(EIO) },
-    ]
+    let (kind, category) = (MemoryKind::Device, Category::Activation);
+    let full = OutOfMemory { kind, category, bytes: None, in_use: text() };
+    vec![fsdp_core::Error::from(full).into(), CliError::Signal { source: os(EIO) }]
 }
 
 fn temporary() -> Vec<CliError> {

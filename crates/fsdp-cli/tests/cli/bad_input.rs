@@ -164,8 +164,9 @@ fn a_model_folder_without_config() {
 #[test]
 fn a_class_that_does_not_exist() {
     insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.wrap=[\"GPT2Block\"]"), @r"
-    error: no module of class `GPT2Block` to wrap; fsdp.wrap may name Embedding, Linear,
-    LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM, LlamaMLP, LlamaModel, LlamaRMSNorm, ModuleList
+    error: no module of class `GPT2Block` to wrap: there are Embedding, Linear, LlamaAttention,
+    LlamaDecoderLayer, LlamaForCausalLM, LlamaMLP, LlamaModel, LlamaRMSNorm, ModuleList; name some of
+    these in fsdp.wrap
     ");
 }
 
@@ -248,8 +249,8 @@ fn a_pattern_that_is_no_regular_expression() {
 #[test]
 fn gradients_of_f64_in_a_narrower_type() {
     insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.param_dtype=f64"), @r"
-    error: fsdp.reduce_dtype = f32: gradients of fsdp.param_dtype = f64 are reduced in f64; set both to
-    f64, or param_dtype to f32 or bf16
+    error: fsdp.reduce_dtype = f32: gradients of param_dtype = f64 are reduced in f64; set both to f64,
+    or param_dtype to f32 or bf16
     ");
 }
 

@@ -138,10 +138,6 @@ impl PlainMemory {
     }
 }
 
-fn invalid(what: &str) -> Error {
-    Error::Memory { category: None, what: what.to_owned() }
-}
-
 /// Combines `src` into `dst`, element by element.
 fn combine(
     src: Slice<'_, PlainBuffer>,
@@ -149,9 +145,7 @@ fn combine(
     floats: impl Fn(f64, f64) -> f64,
     integers: impl Fn(i64, i64) -> i64,
 ) -> Result<(), Error> {
-    if src.len != dst.len {
-        return Err(invalid("lengths differ"));
-    }
+    assert_eq!(src.len, dst.len, "lengths differ");
     let (from, to) = (src.offset..src.offset + src.len, dst.offset..dst.offset + dst.len);
     match (&src.buffer.storage.data, dst.buffer.writable()?) {
         (Data::Released, _) => Err(Error::Released { len: src.buffer.len, dtype: src.buffer.dtype }),
@@ -163,7 +157,7 @@ fn combine(
             out[to].iter_mut().zip(&src[from]).for_each(|(out, &value)| *out = integers(*out, value));
             Ok(())
         }
-        _ => Err(invalid("floats and integers do not mix")),
+        _ => panic!("floats and integers do not mix"),
     }
 }
 
@@ -219,16 +213,14 @@ impl Memory for PlainMemory {
         dst: SliceMut<'_, PlainBuffer>,
     ) -> Result<(), Error> {
         let dtype = dst.buffer.dtype;
-        if src.buffer.dtype != dtype {
-            return Err(invalid("dtypes differ"));
-        }
+        assert_eq!(src.buffer.dtype, dtype, "dtypes differ");
         combine(src, dst, |sum, value| round(dtype, sum + value), i64::wrapping_add)
     }
 
     fn scale(&self, _queue: Queue, factor: f64, dst: SliceMut<'_, PlainBuffer>) -> Result<(), Error> {
         let (dtype, range) = (dst.buffer.dtype, dst.offset..dst.offset + dst.len);
         let Data::Floats(values) = dst.buffer.writable()? else {
-            return Err(invalid("integers are not scaled"));
+            panic!("integers are not scaled");
         };
         let factor = round(dtype, factor);
         values[range].iter_mut().for_each(|value| *value = round(dtype, *value * factor));
@@ -290,7 +282,7 @@ impl Memory for PlainMemory {
             (HostSlice::U32(src), Data::Integers(out)) if src.len() == range.len() => {
                 out[range].iter_mut().zip(src).for_each(|(out, &x)| *out = i64::from(x));
             }
-            _ => return Err(invalid("lengths or kinds differ")),
+            _ => panic!("lengths or kinds differ"),
         }
         Ok(())
     }
@@ -310,7 +302,7 @@ impl Memory for PlainMemory {
             (Data::Integers(values), HostSliceMut::I64(out)) if out.len() == range.len() => {
                 out.copy_from_slice(&values[range]);
             }
-            _ => return Err(invalid("lengths or kinds differ")),
+            _ => panic!("lengths or kinds differ"),
         }
         Ok(())
     }

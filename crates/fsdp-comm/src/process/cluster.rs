@@ -65,8 +65,7 @@ pub enum ClusterError {
     /// Nothing keeps strangers out.
     #[error(
         "the processes of several nodes have no token: anybody who reaches their ports could take part. Give \
-         FSDP_TOKEN_FILE (a file of 64 hexadecimal digits that only you can read), a run.out_dir that all nodes share, \
-         or --insecure-network"
+         FSDP_TOKEN_FILE (a file of 64 hexadecimal digits that only you can read), or a folder that all nodes share"
     )]
     NoToken,
     /// The leader has not said where it is.

@@ -1,19 +1,18 @@
 //! The launcher of ranks that live in several processes: each process runs its own, as threads, over links.
 
-use std::any::Any;
 use std::fmt;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use fsdp_core::comm::{Comm, CommError};
 use fsdp_core::{Error, FailureKind, Memory, Rank};
 
 use crate::assembly::{Assembly, AssemblyError};
-use crate::launch::{FailureReason, LaunchFailure, Launcher, Seat};
+use crate::launch::{FailureReason, LaunchFailure, Launcher, MakeMemory, Seat};
+use crate::ranks::{first_failure, run_ranks};
+use crate::rendezvous::Failure;
 use crate::{Alarm, FlightRecorder, LinkComm, MakeLink};
 
 /// Channels of one world: two of all ranks, and those that are split off.
@@ -21,9 +20,6 @@ const CHANNELS_PER_WORLD: u64 = 64;
 
 /// Enough for the deepest recursion of a rank, which is that of an unoptimized build.
 const STACK_BYTES: usize = 8 << 20;
-
-/// Makes the memory of a rank in a world of a size.
-pub type MakeMemory<M> = dyn Fn(Rank, usize) -> Result<Arc<M>, Error> + Send + Sync;
 
 /// The ranks of this process, in a world of several.
 pub struct Processes<M> {
@@ -72,50 +68,17 @@ impl<M: Memory> Processes<M> {
         }
     }
 
-    /// One rank, from its communicators to its end.
-    fn rank<T, E: fmt::Display>(
-        &self,
-        rank: Rank,
-        number: u64,
-        body: &(dyn Fn(Seat<M>) -> Result<T, E> + Sync),
-    ) -> Result<T, FailureReason<E>> {
-        let run = || {
-            let comm = |channel| {
-                let link = (self.links)(number * CHANNELS_PER_WORLD + channel, rank);
-                LinkComm::recorded(link, Arc::clone(&self.recorder))
-                    .map(|comm| Comm::new(Box::new(comm)))
-                    .map_err(FailureReason::Comm)
-            };
-            let memory = (self.memory)(rank, self.assembly.world());
-            let memory = memory.map_err(|error| FailureReason::Setup(error.into()))?;
-            let seat = Seat { rank, memory, gathers: comm(0)?, reductions: comm(1)? };
-            body(seat).map_err(FailureReason::Error)
+    /// What a rank has in world number `number`.
+    fn seat<E>(&self, rank: Rank, number: u64) -> Result<Seat<M>, FailureReason<E>> {
+        let comm = |channel| {
+            let link = (self.links)(number * CHANNELS_PER_WORLD + channel, rank);
+            LinkComm::recorded(link, Arc::clone(&self.recorder))
+                .map(|comm| Comm::new(Box::new(comm)))
+                .map_err(FailureReason::Comm)
         };
-        let outcome = catch_unwind(AssertUnwindSafe(run));
-        let outcome = outcome.unwrap_or_else(|panic| Err(FailureReason::Panic(message(&*panic))));
-        outcome.inspect_err(|reason| {
-            self.alarm.raise(CommError::PeerFailed { rank, reason: reason.to_string() });
-        })
-    }
-
-    /// The failure to report of those here: that of the rank that failed first in the world, if it is here.
-    fn first<T, E>(&self, outcomes: Vec<Result<T, FailureReason<E>>>) -> Result<Vec<T>, LaunchFailure<E>> {
-        let (mut results, mut failures) = (Vec::new(), Vec::new());
-        for (rank, outcome) in self.assembly.local().map(Rank).zip(outcomes) {
-            match outcome {
-                Ok(result) => results.push(result),
-                Err(reason) => failures.push(LaunchFailure { rank, reason }),
-            }
-        }
-        if failures.is_empty() {
-            return Ok(results);
-        }
-        let culprit = match self.alarm.raised() {
-            Some(CommError::PeerFailed { rank, .. }) => Some(rank),
-            _ => None,
-        };
-        let at = failures.iter().position(|failure| Some(failure.rank) == culprit).unwrap_or(0);
-        Err(failures.swap_remove(at))
+        let memory = (self.memory)(rank, self.assembly.world());
+        let memory = memory.map_err(|error| FailureReason::Setup(error.into()))?;
+        Ok(Seat { rank, memory, gathers: comm(0)?, reductions: comm(1)? })
     }
 }
 
@@ -143,27 +106,20 @@ impl<M: Memory> Launcher for Processes<M> {
             return Err(failed(here.start, FailureReason::Setup(error.into())));
         }
         let number = self.launched.fetch_add(1, Ordering::Relaxed);
-        let outcomes = thread::scope(|scope| {
-            let spawn = |rank: usize| {
-                let thread = thread::Builder::new().name(Rank(rank).to_string()).stack_size(STACK_BYTES);
-                let spawned = thread.spawn_scoped(scope, move || self.rank(Rank(rank), number, body));
-                spawned.map_err(|error| {
-                    let reason = format!("its thread could not be started: {error}");
-                    self.alarm.raise(CommError::PeerFailed { rank: Rank(rank), reason });
-                    FailureReason::Spawn(error)
-                })
-            };
-            let threads: Vec<_> = here.map(spawn).collect();
-            let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join().expect("panics are caught");
-            threads.into_iter().map(|thread| thread.and_then(join)).collect()
+        let run = |rank| body(self.seat(rank, number)?).map_err(FailureReason::Error);
+        let ended = |rank, reason: Option<&FailureReason<E>>| {
+            if let Some(reason) = reason {
+                self.alarm.raise(CommError::PeerFailed { rank, reason: reason.to_string() });
+            }
+        };
+        let outcomes = run_ranks(here.clone(), STACK_BYTES, run, ended);
+        let failed_here = outcomes.iter().any(Result::is_err);
+        let failure = self.alarm.raised().filter(|_| failed_here).and_then(|error| match error {
+            CommError::PeerFailed { rank, .. } => Some(Failure { culprit: rank, error }),
+            _ => None,
         });
-        self.first(outcomes)
+        first_failure(here, outcomes, failure)
     }
-}
-
-fn message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
 /// The assembly of one of several worlds of the same processes: its topics are its own.

@@ -6,6 +6,8 @@ use super::*;
 use crate::checker::Violation;
 use crate::comm::{CollectiveKind, Fingerprint, Purpose, ReduceOp};
 use crate::dtype::DType;
+use crate::memory::Category;
+use crate::out_of_memory::{MemoryKind, OutOfMemory};
 use crate::rank::Rank;
 
 const CALL: Fingerprint = Fingerprint {
@@ -26,6 +28,8 @@ fn every_error_of_core_has_a_kind() {
     let (rank, peer) = (Rank(0), Rank(1));
     let (len, dtype) = (1, DType::F32);
     let missing = CommError::Missing { missing: [peer].into(), call: CALL, status: [].into() };
+    let (kind, category) = (MemoryKind::Device, Category::Activation);
+    let full = OutOfMemory { kind, category, bytes: Some(4), in_use: text() };
     let program = Error::Program { block: text(), source: "no such token".into() };
     let [param, alias, first, second] = std::array::from_fn(|_| text());
     let table = [
@@ -33,12 +37,12 @@ fn every_error_of_core_has_a_kind() {
         (Error::Model { what: text() }, FailureKind::Input),
         (Error::WrapClass { class: text(), known: Vec::new() }, FailureKind::Input),
         (Error::TiedAcrossUnits { param, alias, first, second }, FailureKind::Input),
-        (Error::Policy { key: "fsdp.wrap", value: text(), expected: text() }, FailureKind::Input),
+        (Error::Policy { key: "reduce_dtype", value: text(), expected: text() }, FailureKind::Input),
         (Error::Schedule(Violation::NotUnsharded { unit: text() }), FailureKind::Permanent),
         (Error::Transition { unit: text(), state: "sharded", event: "reduce" }, FailureKind::Permanent),
         (Error::Shared { len, dtype, readers: 1 }, FailureKind::Permanent),
         (Error::Released { len, dtype }, FailureKind::Permanent),
-        (Error::Memory { category: None, what: text() }, FailureKind::Permanent),
+        (full.into(), FailureKind::Permanent),
         (Error::Parameter { block: text(), param: text(), why: "is sharded" }, FailureKind::Permanent),
         (program, FailureKind::Permanent),
         (Error::Device("the GPU fell off the bus".into()), FailureKind::Temporary),

@@ -120,7 +120,7 @@ impl Policy {
         if let Reshard::ToGroup(n) = self.reshard_after_forward {
             if n == 0 || !mesh.shards().is_multiple_of(n) {
                 return Err(Error::Policy {
-                    key: "fsdp.reshard_after_forward",
+                    key: "reshard_after_forward",
                     value: n.to_string(),
                     expected: format!("a group size must divide the shard axis of {} ranks", mesh.shards()),
                 });
@@ -131,8 +131,7 @@ impl Policy {
                 self.reshard_after_forward = Reshard::Never;
             }
         }
-        for (key, dtype) in [("fsdp.param_dtype", self.param_dtype), ("fsdp.reduce_dtype", self.reduce_dtype)]
-        {
+        for (key, dtype) in [("param_dtype", self.param_dtype), ("reduce_dtype", self.reduce_dtype)] {
             if !dtype.is_float() {
                 let expected = "must be f32, f64 or bf16".into();
                 return Err(Error::Policy { key, value: dtype.to_string(), expected });
@@ -140,9 +139,9 @@ impl Policy {
         }
         if self.param_dtype == DType::F64 && self.reduce_dtype != DType::F64 {
             return Err(Error::Policy {
-                key: "fsdp.reduce_dtype",
+                key: "reduce_dtype",
                 value: self.reduce_dtype.to_string(),
-                expected: "gradients of fsdp.param_dtype = f64 are reduced in f64; set both to f64, or \
+                expected: "gradients of param_dtype = f64 are reduced in f64; set both to f64, or \
                            param_dtype to f32 or bf16"
                     .into(),
             });

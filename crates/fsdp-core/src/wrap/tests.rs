@@ -154,7 +154,7 @@ fn an_unknown_class_lists_those_that_exist() {
     let error = units(&spec, &classes(&["Layer", "Decoder"])).unwrap_err().to_string();
     assert_eq!(
         error,
-        "no module of class `Decoder` to wrap; fsdp.wrap may name Attention, Embedding, Head, Layer, Mlp, Model, \
+        "no module of class `Decoder` to wrap: there are Attention, Embedding, Head, Layer, Mlp, Model, \
          ModuleList, Norm"
     );
 }

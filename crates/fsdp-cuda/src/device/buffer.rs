@@ -65,8 +65,8 @@ impl DeviceBuffer {
 
     fn take_storage(&self) -> Result<Arc<Block>, Error> {
         let taken = self.pool.take(self.dtype, self.len);
-        let (block, is_new) =
-            taken.map_err(|error| full::explain(error, self.lease.category(), &self.account.usage()))?;
+        let (block, is_new) = taken
+            .map_err(|error| full::explain(error, self.lease.category(), Some(&self.account.usage())))?;
         if is_new {
             self.lease.count_allocation();
         }

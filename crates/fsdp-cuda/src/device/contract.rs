@@ -17,7 +17,7 @@ pub trait DeviceMemory: Memory {
     /// As [`DeviceMemory::pointer`], to be written; the buffer takes storage if it has none.
     ///
     /// # Errors
-    /// [`Error::Shared`] when the storage has other handles; [`Error::Memory`] when the device is full.
+    /// [`Error::Shared`] when the storage has other handles; [`Error::OutOfMemory`].
     fn pointer_mut(&self, queue: Queue, slice: SliceMut<'_, Self::Buffer>) -> Result<u64, Error>;
 
     /// The stream of a queue, for as long as the memory lives.

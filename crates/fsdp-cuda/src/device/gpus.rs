@@ -55,8 +55,8 @@ pub fn gpu_uuid(number: usize) -> Result<String, DeviceError> {
 /// There is no device for some of the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{ranks} ranks need {ranks} GPUs, but this process sees {devices}: use fewer ranks (run.ranks, --ranks or \
-     --world-sizes), let them share one GPU (run.share_gpu = true), or make more visible (CUDA_VISIBLE_DEVICES)"
+    "{ranks} ranks need {ranks} GPUs, but this process sees {devices}: use fewer ranks, let them share one GPU, or make \
+     more visible (CUDA_VISIBLE_DEVICES)"
 )]
 pub struct TooManyRanks {
     /// Ranks asked for.

@@ -69,7 +69,7 @@ impl CudaMemory {
     /// The memory of one rank.
     ///
     /// # Errors
-    /// [`Error::Device`] when there is no driver or no such device; [`Error::Memory`] when the threads can not
+    /// [`Error::Device`] when there is no driver or no such device; [`Error::Device`] when the threads can not
     /// be started.
     pub fn new(options: CudaOptions) -> Result<Self, Error> {
         let gpu = Gpu::open(options.device)?;
@@ -204,11 +204,8 @@ impl CudaMemory {
 
 /// Checks a dtype.
 pub(crate) fn expect_dtype(buffer: &CudaBuffer, expected: DType) -> Result<(), Error> {
-    if buffer.dtype() == expected {
-        return Ok(());
-    }
-    let what = format!("a buffer of {} is used where {expected} is needed", buffer.dtype());
-    Err(Error::Memory { category: None, what })
+    assert_eq!(buffer.dtype(), expected, "a buffer of {} is used where {expected} is needed", buffer.dtype());
+    Ok(())
 }
 
 /// Checks that a dtype is a float.

@@ -2,7 +2,7 @@
 
 mod buffer;
 mod contract;
-mod full;
+pub(crate) mod full;
 mod gpus;
 mod memory;
 mod mirror;
@@ -21,7 +21,5 @@ pub use memory::{CudaMemory, CudaOptions};
 pub use queues::{CudaEvent, TimedEvent};
 pub use relief::{Neighbour, ask_when_full, give_back, is_only, is_scarce};
 
-#[cfg(feature = "torch")]
-pub(crate) use full::{in_use, remedy};
 pub(crate) use memory::{expect_dtype, expect_float};
 pub(crate) use mirror::{put_back, readable, take};

@@ -93,7 +93,7 @@ pub(super) fn upload(
 
 /// The ring is allocated at its first use, and there may be no room for it.
 fn explained(memory: &CudaMemory, moved: Result<(), DeviceError>) -> Result<(), Error> {
-    moved.map_err(|error| full::explain(error, Category::HostStaging, &memory.usage()))
+    moved.map_err(|error| full::explain(error, Category::HostStaging, Some(&memory.usage())))
 }
 
 /// Where parts begin and how long they are.

@@ -3,6 +3,10 @@
 //! All communicators are non-blocking (`ncclConfig_t.blocking = 0`): a call starts something, returns, and
 //! [`RawComm::poll`] says when it is done. So no thread is ever inside NCCL for long, one lock per communicator keeps
 //! every call apart, and a communicator can be aborted at any time by another thread.
+//!
+//! Not by `cudarc` (0.19.10), as the driver is: it opens one library per process, in no folder of our choice, by names that
+//! do not include `libnccl.so.2`, which is how packages and wheels install it, and panics when it or a function is missing.
+//! Its result codes are a Rust `enum`, so that a code of a newer NCCL would be undefined behaviour.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};

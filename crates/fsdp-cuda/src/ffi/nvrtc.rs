@@ -1,6 +1,10 @@
 //! The run-time compiler of kernels.
 //!
 //! It is opened once, by [`Nvrtc::open`], which the doctor calls with the same folders: what it names is what compiles.
+//!
+//! Not by `cudarc` (0.19.10), as the driver is: it would take `libnvrtc.so` of the system before the one in a folder that
+//! was chosen, and panics when the library or a function is missing. Its result codes are a Rust `enum`, so that a code of a
+//! newer compiler would be undefined behaviour.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};

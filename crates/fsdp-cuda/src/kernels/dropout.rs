@@ -13,7 +13,7 @@ impl CudaMemory {
     /// `firsts[i]` of the sample whose key is `runs.keys[i]`. Work goes to the compute queue.
     ///
     /// # Errors
-    /// [`Error::Memory`] when the device is full, the dtype is not a float, or there is not one first element for each key.
+    /// [`Error::OutOfMemory`].
     pub fn dropout_factors(
         &self,
         runs: Dropout<'_>,

@@ -8,6 +8,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::thread;
 
+use fsdp_comm::rendezvous::{Failure, Group, Seat};
 use fsdp_core::comm::{CollectiveKind, CommError, Communicator, Completed, Fingerprint, InFlight, Purpose};
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice, SliceMut};
 use fsdp_core::{DType, Error, Queue, Rank};
@@ -15,8 +16,6 @@ use fsdp_core::{DType, Error, Queue, Rank};
 use super::NcclError;
 use super::buffers::{Flying, IssueError};
 use super::connection::Connection;
-use super::table::Seat;
-use super::waits::Failure;
 use super::world::World;
 use crate::device::DeviceMemory;
 use crate::ffi::nccl::{Nccl, UniqueId};
@@ -25,27 +24,8 @@ use crate::ffi::nccl::{Nccl, UniqueId};
 pub struct NcclComm<M: DeviceMemory> {
     /// Shared with the groups of the same ranks that this one was split off from, and those split off from it.
     connection: Arc<Connection<M>>,
-    /// Where the group comes from: which world communicator, then (position, color) of every split.
-    path: Vec<u64>,
-    name: String,
-    members: Arc<[Rank]>,
+    group: Group,
     seat: Seat,
-}
-
-/// Which communicator of the whole world.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Root {
-    Gathers,
-    Reductions,
-}
-
-impl Root {
-    fn name(self) -> &'static str {
-        match self {
-            Root::Gathers => "gathers",
-            Root::Reductions => "reductions",
-        }
-    }
 }
 
 impl<M: DeviceMemory> NcclComm<M> {
@@ -53,13 +33,11 @@ impl<M: DeviceMemory> NcclComm<M> {
     pub(super) fn connect(
         world: &Arc<World<M>>,
         nccl: &Arc<Nccl>,
-        root: Root,
+        group: Group,
         id: UniqueId,
-        members: &Arc<[Rank]>,
         rank: Rank,
     ) -> Result<Self, CommError> {
-        let (path, name) = (vec![root as u64], root.name().to_owned());
-        let seat = world.seat(&path, &name, members, rank, None);
+        let seat = world.seat(&group, rank, None);
         let call = Fingerprint {
             sequence: 0,
             kind: CollectiveKind::Connect,
@@ -70,10 +48,11 @@ impl<M: DeviceMemory> NcclComm<M> {
         };
         let entered = world.enter(seat, call)?;
         let refused = |error: &NcclError| world.fail_nccl(rank, &call.to_string(), error);
-        let raw = nccl.init(id, to_int(members.len()), to_int(rank.0)).map_err(|error| refused(&error))?;
-        let connection = Connection::establish(world, raw, seat, members, call)?;
+        let size = to_int(group.members.len());
+        let raw = nccl.init(id, size, to_int(rank.0)).map_err(|error| refused(&error))?;
+        let connection = Connection::establish(world, raw, seat, &group.members, call)?;
         world.end_call(seat, entered);
-        Ok(Self { connection, path, name, members: members.clone(), seat })
+        Ok(Self { connection, group, seat })
     }
 
     fn world(&self) -> &Arc<World<M>> {
@@ -91,7 +70,7 @@ impl<M: DeviceMemory> NcclComm<M> {
         let entered = self.world().enter(self.seat, call)?;
         let event = self.issue(memory, queue, call, &mut buffers)?;
         self.world().issued(self.seat, entered, event.clone());
-        let rank = self.members[self.seat.index];
+        let rank = self.group.members[self.seat.index];
         Ok(Box::new(Flight { world: self.world().clone(), rank, call, buffers, event }))
     }
 
@@ -103,8 +82,8 @@ impl<M: DeviceMemory> NcclComm<M> {
         call: Fingerprint,
         buffers: &mut Flying<M::Buffer>,
     ) -> Result<M::Event, Error> {
-        let rank = self.members[self.seat.index];
-        let (ranks, what) = (self.members.len(), (call.kind, call.dtype));
+        let rank = self.world_rank();
+        let (ranks, what) = (self.group.members.len(), (call.kind, call.dtype));
         let issued = self.connection.link.call(|raw| raw.issue(memory, queue, ranks, what, buffers));
         match issued {
             Some(Ok(())) => {}
@@ -123,7 +102,7 @@ impl<M: DeviceMemory> NcclComm<M> {
 
     /// The colors that all ranks of the group have given to a split.
     fn colors(&self, memory: &M, split: Fingerprint, color: usize) -> Result<Vec<usize>, Error> {
-        let size = self.members.len();
+        let size = self.group.members.len();
         let mut own = memory.allocate(Category::CommStaging, DType::I64, 1)?;
         let queue = Queue::Gather;
         memory.write(queue, HostSlice::I64(&[color as i64]), SliceMut::whole(&mut own))?;
@@ -156,11 +135,11 @@ impl<M: DeviceMemory> Communicator<M> for NcclComm<M> {
     }
 
     fn size(&self) -> usize {
-        self.members.len()
+        self.group.members.len()
     }
 
     fn world_rank(&self) -> Rank {
-        self.members[self.seat.index]
+        self.group.members[self.seat.index]
     }
 
     fn all_gather(
@@ -212,23 +191,16 @@ impl<M: DeviceMemory> Communicator<M> for NcclComm<M> {
         memory.bind()?;
         let entered = self.world().enter(self.seat, call)?;
         let colors = self.colors(memory, call, color)?;
-        let same = self.members.iter().zip(&colors).filter(|&(_, &theirs)| theirs == color);
-        let members: Arc<[Rank]> = same.map(|(&member, _)| member).collect();
-        let mut path = self.path.clone();
-        path.extend([entered.position, color as u64]);
-        let name = format!("{}/{color}", self.name);
-        let rank = self.world_rank();
-
-        let (connection, seat) = if members == self.members {
-            let seat = self.world().seat(&path, &name, &members, rank, Some(self.seat));
-            (self.connection.clone(), seat)
+        let (group, rank) = (self.group.split(entered.position, &colors, color), self.world_rank());
+        let (connection, seat) = if group.members == self.group.members {
+            (self.connection.clone(), self.world().seat(&group, rank, Some(self.seat)))
         } else {
             let raw = self.connection.split(call, dense(&colors, color), to_int(self.seat.index))?;
-            let seat = self.world().seat(&path, &name, &members, rank, None);
-            (Connection::establish(self.world(), raw, seat, &members, call)?, seat)
+            let seat = self.world().seat(&group, rank, None);
+            (Connection::establish(self.world(), raw, seat, &group.members, call)?, seat)
         };
         self.world().end_call(self.seat, entered);
-        Ok(Box::new(Self { connection, path, name, members, seat }))
+        Ok(Box::new(Self { connection, group, seat }))
     }
 
     fn check(&self) -> Result<(), CommError> {

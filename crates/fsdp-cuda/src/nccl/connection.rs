@@ -8,13 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{hint, thread};
 
+use fsdp_comm::rendezvous::{Failure, Seat};
 use fsdp_core::Rank;
 use fsdp_core::comm::{CommError, Fingerprint};
 
 use super::NcclError;
 use super::link::Link;
-use super::table::Seat;
-use super::waits::Failure;
 use super::world::World;
 use crate::device::DeviceMemory;
 use crate::ffi::nccl_comm::{Progress, RawComm};

@@ -1,21 +1,21 @@
 //! The launcher of one rank per GPU: all in this process, or those of this process among others.
 
-use std::any::Any;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use fsdp_comm::assembly::{Assembly, AssemblyError, InMemoryAssembly};
-use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
+use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, MakeMemory, Seat};
 use fsdp_comm::process::launch::{OtherWorld, Scoped};
+use fsdp_comm::ranks::{first_failure, run_ranks};
+use fsdp_comm::rendezvous::Group;
 use fsdp_core::comm::Comm;
 use fsdp_core::{Error, Rank};
 
 use super::NcclError;
-use super::comm::{NcclComm, Root};
+use super::comm::NcclComm;
 use super::remote::Peers;
 use super::watch::watch;
 use super::world::World;
@@ -44,9 +44,6 @@ impl GpuOptions {
         Self { devices, timeout: Duration::from_secs(600), stack_bytes: Self::STACK_BYTES }
     }
 }
-
-/// Makes the memory of a rank in a world of a size, on the device of the rank's number.
-type MakeMemory<M> = dyn Fn(Rank, usize) -> Result<Arc<M>, Error> + Send + Sync;
 
 /// Launches every rank as a thread of this process with a GPU of its own, connected by NCCL.
 pub struct Gpus<M> {
@@ -141,10 +138,13 @@ impl<M: DeviceMemory> Gpus<M> {
         let memory = (self.memory)(rank, members.len())?;
         memory.bind()?;
         world.add_memory(rank, memory.clone());
-        let connect = |root, id| NcclComm::connect(world, &self.nccl, root, id, members, rank);
+        let connect = |number, name, id| {
+            let group = Group::root(number, name, members);
+            NcclComm::connect(world, &self.nccl, group, id, rank).map(|comm| Comm::new(Box::new(comm)))
+        };
         let [gathers, reductions] = ids;
-        let gathers = Comm::new(Box::new(connect(Root::Gathers, gathers)?));
-        let reductions = Comm::new(Box::new(connect(Root::Reductions, reductions)?));
+        let gathers = connect(0, "gathers", gathers)?;
+        let reductions = connect(1, "reductions", reductions)?;
         world.meet_seated(rank)?;
         Ok(Seat { rank, memory, gathers, reductions })
     }
@@ -182,75 +182,22 @@ impl<M: DeviceMemory> Launcher for Gpus<M> {
         let members: Arc<[Rank]> = (0..ranks).map(Rank).collect();
         let world = Arc::new(World::new(assembly, self.peers.clone(), self.options.timeout));
         let run = |rank| {
-            run_rank(&world, rank, || {
-                let seat = self.seat(&world, ids, &members, rank);
-                body(seat.map_err(|error| FailureReason::Setup(error.into()))?).map_err(FailureReason::Error)
-            })
+            let seat = self.seat(&world, ids, &members, rank);
+            body(seat.map_err(|error| FailureReason::Setup(error.into()))?).map_err(FailureReason::Error)
         };
+        let ended =
+            |rank, reason: Option<&FailureReason<E>>| world.end_rank(rank, reason.map(ToString::to_string));
         let outcomes = thread::scope(|scope| {
-            let watcher = named("NCCL watcher".to_owned()).spawn_scoped(scope, || watch(&world));
-            let watcher = watcher.map_err(|error| LaunchFailure {
+            let watcher = thread::Builder::new().name("NCCL watcher".to_owned());
+            let watcher = watcher.spawn_scoped(scope, || watch(&world)).map_err(|error| LaunchFailure {
                 rank: Rank(here.start),
                 reason: FailureReason::Spawn(error),
             })?;
-            let spawn = |rank: Rank| {
-                let thread = named(rank.to_string()).stack_size(self.options.stack_bytes);
-                thread.spawn_scoped(scope, move || run(rank)).map_err(|error| {
-                    world.end_rank(rank, Some("its thread could not be started".to_owned()));
-                    FailureReason::Spawn(error)
-                })
-            };
-            let threads: Vec<_> = here.clone().map(Rank).map(spawn).collect();
-            let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join().expect("panics are caught");
-            let outcomes = threads.into_iter().map(|thread| thread.and_then(join)).collect();
+            let outcomes = run_ranks(here.clone(), self.options.stack_bytes, run, ended);
             world.stop();
             watcher.join().expect("the watcher does not panic");
             Ok(outcomes)
         });
-        report(outcomes?, &world)
+        first_failure(here, outcomes?, world.failure())
     }
-}
-
-fn named(name: String) -> thread::Builder {
-    thread::Builder::new().name(name)
-}
-
-/// Runs one rank to its end and tells the others about it.
-fn run_rank<M: DeviceMemory, T, E: fmt::Display>(
-    world: &World<M>,
-    rank: Rank,
-    body: impl FnOnce() -> Result<T, FailureReason<E>>,
-) -> Result<T, FailureReason<E>> {
-    let outcome = catch_unwind(AssertUnwindSafe(body))
-        .unwrap_or_else(|panic| Err(FailureReason::Panic(panic_message(panic.as_ref()))));
-    world.end_rank(rank, outcome.as_ref().err().map(ToString::to_string));
-    outcome
-}
-
-fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
-}
-
-/// The results of all ranks of this process, or the failure to report: that of the rank that failed first, or, if that one is
-/// of another process, the first here.
-fn report<M: DeviceMemory, T, E>(
-    outcomes: Vec<Result<T, FailureReason<E>>>,
-    world: &World<M>,
-) -> Result<Vec<T>, LaunchFailure<E>> {
-    let Some(failure) = world.failure() else {
-        let results = outcomes.into_iter().map(|outcome| outcome.map_err(|_| ()));
-        return Ok(results.collect::<Result<_, _>>().expect("a rank that fails tells the world"));
-    };
-    let here = world.assembly.local();
-    let culprit = failure.culprit.0.checked_sub(here.start).filter(|&index| index < here.len());
-    let Some(index) = culprit else {
-        let results = here.map(Rank).zip(outcomes);
-        return results
-            .map(|(rank, outcome)| outcome.map_err(|reason| LaunchFailure { rank, reason }))
-            .collect();
-    };
-    let rank = failure.culprit;
-    let reason = outcomes.into_iter().nth(index).and_then(Result::err);
-    Err(LaunchFailure { rank, reason: reason.unwrap_or(FailureReason::Comm(failure.error)) })
 }

@@ -5,8 +5,9 @@
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use fsdp_comm::rendezvous::Seat;
+
 use super::NcclError;
-use super::table::Seat;
 use crate::ffi::nccl_comm::{Progress, RawComm};
 
 #[derive(Debug)]

@@ -40,12 +40,8 @@ mod comm;
 pub(crate) mod buffers;
 mod connection;
 mod error;
-mod judge;
 mod link;
 mod remote;
-mod report;
-mod table;
-mod waits;
 mod watch;
 mod world;
 

@@ -10,13 +10,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fsdp_comm::assembly::{Assembly, AssemblyError};
+use fsdp_comm::rendezvous::{Failure, Report, Ruling, judge};
 use fsdp_comm::{Alarm, FlightRecorder};
 use fsdp_core::Rank;
 use fsdp_core::comm::CommError;
 
-use super::judge::{Ruling, judge};
-use super::report::Report;
-use super::waits::Failure;
 use super::world::{State, World};
 use crate::device::DeviceMemory;
 
@@ -93,7 +91,7 @@ impl<'a, M: DeviceMemory> Beats<'a, M> {
 
     /// Whether nothing more has to be told: all ranks of all processes have returned, or the world has failed.
     pub(super) fn are_over(&self, state: &State<M>) -> bool {
-        self.is_over || state.failure.is_some()
+        self.is_over || state.rendezvous.failure().is_some()
     }
 
     /// Hears, tells and judges what is due.
@@ -122,11 +120,10 @@ impl<'a, M: DeviceMemory> Beats<'a, M> {
         if assembly.is_leader() {
             self.judge();
         } else if let Some((rank, call)) = self.world.waits_for(self.peers.beat() * LEADER_LATE) {
-            let waited = (self.world.limit + self.peers.beat() * LEADER_LATE).as_secs();
+            let waited = (self.world.limit() + self.peers.beat() * LEADER_LATE).as_secs();
             let reason =
                 format!("{rank} has waited {waited} s in {call}, and its process has not said for whom");
-            self.world
-                .fail(Failure { culprit: Rank(0), error: CommError::PeerFailed { rank: Rank(0), reason } });
+            self.world.fail(Failure::of_rank(Rank(0), reason));
         }
     }
 
@@ -157,7 +154,7 @@ impl<'a, M: DeviceMemory> Beats<'a, M> {
             Err(AssemblyError::Late { ranks, .. }) if since.elapsed() >= self.late_after() => {
                 let (rank, late) = (ranks[0], since.elapsed().as_secs());
                 let reason = format!("its process has told nothing of its collectives for {late} s");
-                self.world.fail(Failure { culprit: rank, error: CommError::PeerFailed { rank, reason } });
+                self.world.fail(Failure::of_rank(rank, reason));
             }
             // Not all are there, or the alarm says why they will never be.
             Err(_) => {}
@@ -165,7 +162,7 @@ impl<'a, M: DeviceMemory> Beats<'a, M> {
     }
 
     fn late_after(&self) -> Duration {
-        self.world.limit + self.peers.beat() * PATIENCE
+        self.world.limit() + self.peers.beat() * PATIENCE
     }
 
     fn rule(&mut self, reports: &[Vec<u8>]) {
@@ -173,7 +170,7 @@ impl<'a, M: DeviceMemory> Beats<'a, M> {
         let reports: Result<Vec<Report>, Failure> =
             told.map(|(rank, report)| decode(Rank(rank), report)).collect();
         let ruling = match reports {
-            Ok(reports) => judge(&reports, self.world.assembly.world(), self.world.limit),
+            Ok(reports) => judge(&reports, self.world.assembly.world(), self.world.limit()),
             Err(failure) => Ruling::Failed(failure),
         };
         // Who can not be told any more has a verdict.

@@ -7,13 +7,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fsdp_core::Rank;
-use fsdp_core::comm::CommError;
+use fsdp_comm::rendezvous::Failure;
 
 use super::link::Link;
 use super::remote::Beats;
-use super::waits::Failure;
-use super::world::World;
+use super::world::{State, World};
 use crate::device::DeviceMemory;
 
 /// Between two looks at everything.
@@ -43,7 +41,7 @@ pub(super) fn watch<M: DeviceMemory>(world: &World<M>) {
             return;
         }
         if is_over
-            && state.table.is_idle()
+            && state.rendezvous.table.is_idle()
             && idle_since.get_or_insert_with(Instant::now).elapsed() > CLOSE_LIMIT
         {
             abort(&links);
@@ -58,8 +56,8 @@ pub(super) fn watch<M: DeviceMemory>(world: &World<M>) {
 fn tend<M: DeviceMemory>(world: &World<M>, link: &Arc<Link>) {
     if let Err(error) = link.watch() {
         let (rank, doing) = {
-            let state = world.lock();
-            (state.table.members(link.seat())[link.seat().index], state.table.current(link.seat()))
+            let table = &world.lock().rendezvous.table;
+            (table.rank(link.seat()), table.current(link.seat()))
         };
         let doing = doing.map_or_else(|| "no collective".to_owned(), |call| call.to_string());
         world.fail_nccl(rank, &doing, &error);
@@ -74,13 +72,12 @@ fn abort(links: &[Arc<Link>]) {
 
 /// Settles what has ended; the failure if a device has failed or a collective takes too long.
 fn failure_of_events<M: DeviceMemory>(world: &World<M>) -> Option<Failure> {
-    let mut state = world.lock();
-    if state.failure.is_some() {
+    let State { rendezvous, memories, .. } = &mut *world.lock();
+    if rendezvous.failure().is_some() {
         return None;
     }
-    let (now, state) = (state.now(), &mut *state);
-    let memories = &state.memories;
-    let settled = state.table.settle(now, |rank, issued| {
+    let (now, limit) = (rendezvous.now(), rendezvous.limit());
+    let settled = rendezvous.table.settle(now, |rank, issued| {
         let memory = memories[rank.0].as_ref().expect("a rank has its memory before it communicates");
         let is_past = memory.bind().and_then(|()| memory.is_complete(&issued.event))?;
         world.end_record(issued.record.filter(|_| is_past));
@@ -88,11 +85,7 @@ fn failure_of_events<M: DeviceMemory>(world: &World<M>) -> Option<Failure> {
     });
     match settled {
         Ok(()) if world.peers.is_some() => None,
-        Ok(()) => state.table.overdue(now, world.limit),
-        Err((rank, error)) => Some(device_failed(rank, &error)),
+        Ok(()) => rendezvous.table.overdue(now, limit),
+        Err((rank, error)) => Some(Failure::of_rank(rank, fsdp_core::Error::to_string(&error))),
     }
-}
-
-fn device_failed(rank: Rank, error: &fsdp_core::Error) -> Failure {
-    Failure { culprit: rank, error: CommError::PeerFailed { rank, reason: error.to_string() } }
 }

@@ -3,19 +3,17 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fsdp_comm::CallNumber;
 use fsdp_comm::assembly::{Assembly, AssemblyError};
+use fsdp_comm::rendezvous::{Failure, Group, Position, Rendezvous, Report, Seat};
 use fsdp_core::comm::{CommError, Fingerprint};
-use fsdp_core::{Error, Rank, RunClock};
+use fsdp_core::{Error, Rank};
 
 use super::NcclError;
 use super::link::Link;
 use super::remote::Peers;
-use super::report::Report;
-use super::table::{Position, Seat, Table};
-use super::waits::Failure;
 use crate::device::DeviceMemory;
 
 /// A call that is with the device.
@@ -34,22 +32,12 @@ pub(super) struct Entered {
 }
 
 pub(super) struct State<M: DeviceMemory> {
-    pub(super) table: Table<Issued<M::Event>>,
-    pub(super) failure: Option<Failure>,
-    start: Instant,
-    clock: RunClock,
+    pub(super) rendezvous: Rendezvous<Issued<M::Event>>,
     /// The memories of ranks that have one, to ask them about events.
     pub(super) memories: Vec<Option<Arc<M>>>,
     pub(super) links: Vec<Arc<Link>>,
     /// All ranks have returned: the watcher closes what is left and ends.
     pub(super) stopping: bool,
-}
-
-impl<M: DeviceMemory> State<M> {
-    /// The time as far as this process ran.
-    pub(super) fn now(&mut self) -> Instant {
-        self.start + self.clock.at(self.start.elapsed())
-    }
 }
 
 /// Shared by all ranks, and the watcher.
@@ -58,7 +46,6 @@ pub(super) struct World<M: DeviceMemory> {
     has_failed: AtomicBool,
     /// Wakes the watcher.
     changed: Condvar,
-    pub(super) limit: Duration,
     /// Where all ranks come together; the topics of this world.
     pub(super) assembly: Arc<dyn Assembly>,
     /// Other processes, if there are any.
@@ -72,16 +59,13 @@ impl<M: DeviceMemory> World<M> {
     pub(super) fn new(assembly: Arc<dyn Assembly>, peers: Option<Peers>, limit: Duration) -> Self {
         let ranks = assembly.world();
         let state = State {
-            table: Table::new(assembly.local()),
-            failure: None,
-            start: Instant::now(),
-            clock: RunClock::new(limit),
+            rendezvous: Rendezvous::new(assembly.local(), limit),
             memories: vec![None; ranks],
             links: Vec::new(),
             stopping: false,
         };
         let (state, has_failed, changed) = (Mutex::new(state), AtomicBool::new(false), Condvar::new());
-        Self { state, has_failed, changed, limit, assembly, peers }
+        Self { state, has_failed, changed, assembly, peers }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State<M>> {
@@ -94,18 +78,9 @@ impl<M: DeviceMemory> World<M> {
         self.lock().memories[rank.0] = Some(memory);
     }
 
-    /// The seat of `rank` in the group at `path`, which shares the NCCL communicator of another group or has its own.
-    pub(super) fn seat(
-        &self,
-        path: &[u64],
-        name: &str,
-        members: &Arc<[Rank]>,
-        rank: Rank,
-        shares: Option<Seat>,
-    ) -> Seat {
-        let mut state = self.lock();
-        let now = state.now();
-        state.table.seat(path, name, members, rank, shares, now)
+    /// The seat of `rank` in a group, which shares the NCCL communicator of another group or has its own.
+    pub(super) fn seat(&self, group: &Group, rank: Rank, shares: Option<Seat>) -> Seat {
+        self.lock().rendezvous.seat(group, rank, shares)
     }
 
     /// Makes a communicator known to the watcher, which aborts it at once if the world has failed.
@@ -117,33 +92,29 @@ impl<M: DeviceMemory> World<M> {
     /// Enters a rank into its next call; a call that differs from another rank's ends the world.
     pub(super) fn enter(&self, seat: Seat, call: Fingerprint) -> Result<Entered, CommError> {
         let mut state = self.lock();
-        if let Some(failure) = &state.failure {
-            return Err(failure.error.clone());
-        }
-        let (members, now) = (state.table.members(seat), state.now());
-        let rank = members[seat.index];
-        match state.table.enter(seat, call, now) {
-            Ok(position) => {
-                let record = self.peers.as_ref().map(|peers| peers.recorder.issue(rank, &members, &call));
-                Ok(Entered { position, record })
-            }
-            Err(error) => {
-                self.fail_locked(&mut state, Failure { culprit: rank, error: error.clone() }, true);
-                Err(error)
-            }
-        }
+        let position = state.rendezvous.enter(seat, call).map_err(|failure| {
+            let error = failure.error.clone();
+            self.fail_locked(&mut state, failure, true);
+            error
+        })?;
+        let record = self.peers.as_ref().map(|peers| {
+            let table = &state.rendezvous.table;
+            peers.recorder.issue(table.rank(seat), &table.members(seat), &call)
+        });
+        Ok(Entered { position, record })
     }
 
     /// Waits until all ranks are connected: one that fails afterwards fails in the middle of its work, and leaves no
     /// other without its seat.
     pub(super) fn meet_seated(&self, rank: Rank) -> Result<(), CommError> {
+        let limit = self.limit();
         let meet = || -> Result<Vec<u8>, AssemblyError> {
             self.assembly.give(SEATED, rank, Vec::new())?;
             if rank == Rank(0) {
-                self.assembly.collect(SEATED, self.assembly.world(), self.limit)?;
+                self.assembly.collect(SEATED, self.assembly.world(), limit)?;
                 self.assembly.announce(SEATED, Vec::new())?;
             }
-            self.assembly.hear(SEATED, self.limit)
+            self.assembly.hear(SEATED, limit)
         };
         meet().map(drop).or_else(|error| {
             // Given up or lost: then it is known why.
@@ -160,15 +131,13 @@ impl<M: DeviceMemory> World<M> {
         if let (Some(peers), Some(record)) = (&self.peers, record) {
             peers.recorder.begin(record);
         }
-        self.lock().table.issued(seat, position, Issued { event, record });
+        self.lock().rendezvous.table.issued(seat, position, Issued { event, record });
     }
 
     /// Notes that a call that the device has no part in has ended.
     pub(super) fn end_call(&self, seat: Seat, entered: Entered) {
         self.end_record(entered.record);
-        let mut state = self.lock();
-        let now = state.now();
-        state.table.end_call(seat, entered.position, now);
+        self.lock().rendezvous.end_call(seat, entered.position);
     }
 
     /// Records that a call has ended.
@@ -178,27 +147,26 @@ impl<M: DeviceMemory> World<M> {
         }
     }
 
-    /// What other processes are told of the ranks of this one; see [`Table::report`].
+    /// What other processes are told of the ranks of this one; see [`Table::report`](fsdp_comm::rendezvous::Table::report).
     pub(super) fn report(&self, patience: Duration, asked: Option<&[u64]>) -> Report {
-        let mut state = self.lock();
-        let now = state.now();
-        state.table.report(now, patience, self.assembly.world(), asked)
+        let rendezvous = &mut self.lock().rendezvous;
+        let now = rendezvous.now();
+        rendezvous.table.report(now, patience, self.assembly.world(), asked)
     }
 
     /// A rank that has waited for the limit and so much longer, and its call.
     pub(super) fn waits_for(&self, longer: Duration) -> Option<(Rank, Fingerprint)> {
-        let mut state = self.lock();
-        let now = state.now();
-        state.table.waiting(now, self.limit + longer)
+        let rendezvous = &mut self.lock().rendezvous;
+        let (now, limit) = (rendezvous.now(), rendezvous.limit());
+        rendezvous.table.waiting(now, limit + longer)
     }
 
     /// Notes that a rank has returned, and why it failed if it did.
     pub(super) fn end_rank(&self, rank: Rank, failed: Option<String>) {
         let mut state = self.lock();
-        state.table.end_rank(rank);
+        state.rendezvous.table.end_rank(rank);
         if let Some(reason) = failed {
-            let error = CommError::PeerFailed { rank, reason };
-            self.fail_locked(&mut state, Failure { culprit: rank, error }, true);
+            self.fail_locked(&mut state, Failure::of_rank(rank, reason), true);
         }
     }
 
@@ -224,14 +192,13 @@ impl<M: DeviceMemory> World<M> {
 
     /// `is_news`: other processes do not know of it.
     fn fail_locked(&self, state: &mut State<M>, failure: Failure, is_news: bool) {
-        if state.failure.is_some() {
+        let error = failure.error.clone();
+        if !state.rendezvous.fail(failure) {
             return;
         }
-        tracing::debug!(culprit = failure.culprit.0, error = %failure.error, "the world failed");
         if let Some(peers) = self.peers.as_ref().filter(|_| is_news) {
-            peers.alarm.raise(failure.error.clone());
+            peers.alarm.raise(error);
         }
-        state.failure = Some(failure);
         // Before anything is aborted: whoever sees the results of an aborted collective sees this too.
         self.has_failed.store(true, Ordering::SeqCst);
         self.assembly.give_up(SEATED);
@@ -253,8 +220,7 @@ impl<M: DeviceMemory> World<M> {
 
     /// A rank can not do its part of a collective.
     pub(super) fn fail_rank(&self, rank: Rank, error: &Error) {
-        let error = CommError::PeerFailed { rank, reason: error.to_string() };
-        self.fail(Failure { culprit: rank, error });
+        self.fail(Failure::of_rank(rank, error.to_string()));
     }
 
     /// The first failure, if there is one.
@@ -262,15 +228,17 @@ impl<M: DeviceMemory> World<M> {
         if !self.has_failed.load(Ordering::SeqCst) {
             return Ok(());
         }
-        match &self.lock().failure {
-            Some(failure) => Err(failure.error.clone()),
-            None => Ok(()),
-        }
+        self.lock().rendezvous.check()
+    }
+
+    /// How long a rank may wait.
+    pub(super) fn limit(&self) -> Duration {
+        self.lock().rendezvous.limit()
     }
 
     /// The first failure and the rank to blame.
     pub(super) fn failure(&self) -> Option<Failure> {
-        self.lock().failure.clone()
+        self.lock().rendezvous.failure().cloned()
     }
 
     /// Sleeps until something changes, at most for `pause`.

@@ -26,11 +26,8 @@ fn dtypes<B: Buffer>(operands: &[&B], statistics: &[&B]) -> Result<(), Error> {
 }
 
 fn is(got: DType, expected: DType) -> Result<(), Error> {
-    if got == expected {
-        return Ok(());
-    }
-    let what = format!("a buffer of {got} is used where the other operands need {expected}");
-    Err(Error::Memory { category: None, what })
+    assert_eq!(got, expected, "a buffer of {got} is used where the other operands need {expected}");
+    Ok(())
 }
 
 fn is_float(gradient: DType) -> Result<(), Error> {

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use fsdp_core::Error;
 use fsdp_core::memory::{Category, Usage};
+use fsdp_core::out_of_memory::in_use;
+use fsdp_core::{Error, MemoryKind, OutOfMemory};
 use tch::{TchError, Tensor};
 
-use crate::device::{in_use, remedy};
 use crate::ffi::library;
 use crate::ffi::torch::ShimError;
 
@@ -76,9 +76,7 @@ fn is_full(what: &str) -> bool {
 /// What to do about errors that a user can mend.
 fn way_out(what: &str) -> &'static str {
     if is_full(what) {
-        "; smaller micro-batches, fsdp.activation_checkpointing or fsdp.offload need less"
-    } else if what.contains("deterministic") {
-        "; run.deterministic = false allows it"
+        "; smaller micro-batches, activation checkpointing or offloading need less"
     } else {
         ""
     }
@@ -109,10 +107,9 @@ impl Failure {
             return Error::Device(Box::new(TorchError::Operation { operation, what }));
         }
         // What libtorch allocates is temporary within one operation.
-        let category = Category::Workspace;
-        let (in_use, remedy) = (in_use(&usage.device), remedy(category));
-        let what = format!("libtorch, in {operation}: {what}; {in_use}. {remedy}");
-        Error::Memory { category: Some(category), what }
+        let in_use = format!("libtorch, in {operation}: {what}; {}", in_use(&usage.device));
+        let (kind, category) = (MemoryKind::Device, Category::Workspace);
+        OutOfMemory { kind, category, bytes: None, in_use }.into()
     }
 }
 
@@ -155,9 +152,8 @@ mod tests {
             "CUDA out of memory. Tried to allocate 2.00 GiB.\nException raised from malloc at x.cpp:1\n#0 ..";
         assert_eq!(
             failed(what, &usage).to_string(),
-            "memory for workspace: libtorch, in linear: CUDA out of memory. Tried to allocate 2.00 GiB.; in use or asked \
-             for by this rank: parameter shards 3.0 MiB. A smaller micro-batch makes room, activation checkpointing too; \
-             and offloading shards to the host"
+            "no room in device memory for workspace: libtorch, in linear: CUDA out of memory. Tried to allocate 2.00 \
+             GiB.; in use or asked for by this rank: parameter shards 3.0 MiB"
         );
         for what in [
             "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
@@ -165,7 +161,10 @@ mod tests {
             "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
         ] {
             let error = failed(what, &usage);
-            assert!(matches!(error, Error::Memory { category: Some(Category::Workspace), .. }), "{error:?}");
+            assert!(
+                matches!(&error, Error::OutOfMemory(full) if full.category == Category::Workspace),
+                "{error:?}"
+            );
         }
     }
 
@@ -181,9 +180,6 @@ mod tests {
     fn what_is_not_about_memory_is_a_failure_of_the_device() {
         let error = failed("x does not have a deterministic implementation", &Usage::default());
         assert!(matches!(error, Error::Device(_)), "{error:?}");
-        assert_eq!(
-            error.to_string(),
-            "libtorch, in linear: x does not have a deterministic implementation; run.deterministic = false allows it"
-        );
+        assert_eq!(error.to_string(), "libtorch, in linear: x does not have a deterministic implementation");
     }
 }

@@ -56,7 +56,7 @@ pub trait TorchStorage: Memory + sealed::Sealed {
     /// the elements from `firsts[i]` of the sample whose key is `runs.keys[i]`.
     ///
     /// # Errors
-    /// [`Error::Memory`] when the device is full.
+    /// [`Error::OutOfMemory`].
     fn dropout_factors(
         &self,
         _runs: Dropout<'_>,

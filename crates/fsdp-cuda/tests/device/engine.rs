@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fsdp_comm::launch::{LaunchFailure, Launcher, Seat};
+use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::Memory;
 use fsdp_core::engine::{Observer, ProgramOrder};
 use fsdp_core::schedule::{OpId, OpKind};
 use fsdp_cuda::{CudaMemory, CudaOptions};
-use fsdp_sim::{SeededOrder, Threads, WorldOptions};
+use fsdp_sim::SeededOrder;
 use fsdp_train::verify::{VerifyOptions, verify};
 use fsdp_train::{RankTrainer, TrainError};
 
@@ -21,7 +22,7 @@ use crate::subject::cuda_on;
 /// Ranks that share a device.
 fn ranks(device: FakeDevice, share_unsharded: bool) -> Threads<Mixed> {
     let timeout = Duration::from_secs(120);
-    let options = WorldOptions { share_unsharded, timeout, ..WorldOptions::new(1) };
+    let options = ThreadOptions { share_unsharded, timeout, ..ThreadOptions::default() };
     Threads::new(options, move |_, _| Ok(Arc::new(Mixed::new(cuda_on(device)))))
 }
 
@@ -112,7 +113,7 @@ fn waits(overrides: &[&str]) -> Vec<&'static str> {
     let dir = tempfile::tempdir().unwrap();
     let job = job(dir.path(), LLAMA, &[&["run.ranks=1", "fsdp.param_dtype=bf16"], overrides].concat());
     let device = fake_cuda::device();
-    let launcher = Threads::new(WorldOptions::new(1), move |_, _| {
+    let launcher = Threads::new(ThreadOptions::default(), move |_, _| {
         Ok(Arc::new(Mixed::new(CudaMemory::new(CudaOptions::new(device.ordinal))?)))
     });
     let launched = launcher.launch(1, &|seat: Seat<Mixed>| {

@@ -20,20 +20,18 @@ fn there_are_only_so_many_devices() {
 }
 
 #[test]
-fn a_full_device_says_who_has_the_memory_and_what_makes_room() {
+fn a_full_device_says_who_has_the_memory() {
     let memory = cuda_on(fake_cuda::device().capacity(1 << 20));
     let _shard = memory.allocate(Category::ParameterShard, DType::F32, 100_000).unwrap();
     let mut x = memory.allocate(Category::Activation, DType::F32, 200_000).unwrap();
     let error = memory.zero(Queue::Compute, SliceMut::whole(&mut x)).unwrap_err();
-    assert!(matches!(error, Error::Memory { category: Some(Category::Activation), .. }));
+    assert!(matches!(&error, Error::OutOfMemory(full) if full.category == Category::Activation), "{error:?}");
     let message = error.to_string();
-    for part in
-        ["781.5 KiB of device memory", "of 1.0 MiB", "parameter shards 390.6 KiB", "smaller micro-batch"]
-    {
+    for part in ["781.5 KiB of device memory", "of 1.0 MiB", "parameter shards 390.6 KiB"] {
         assert!(message.contains(part), "{part}: {message}");
     }
     let error = memory.allocate(Category::OptimizerState, DType::F32, 200_000).unwrap_err().to_string();
-    assert!(error.contains("optimizer state") && error.contains("More ranks"), "{error}");
+    assert!(error.contains("for optimizer state"), "{error}");
 }
 
 #[test]
@@ -51,7 +49,7 @@ fn kernels_without_room_for_themselves_say_who_has_the_memory() {
     let target = GradientTarget { slice: SliceMut::whole(&mut dweight), accumulate: false };
     let error =
         memory.rms_norm_backward(WIDTH, input, weight, rstd, input, dx, false, Some(target)).unwrap_err();
-    assert!(matches!(error, Error::Memory { category: Some(Category::Workspace), .. }), "{error:?}");
+    assert!(matches!(&error, Error::OutOfMemory(full) if full.category == Category::Workspace), "{error:?}");
     assert!(error.to_string().contains("activations 976.6 KiB"), "{error}");
 }
 
@@ -118,10 +116,12 @@ fn full_pinned_memory_is_an_error_too() {
     let _shard = memory.allocate_host(Category::ParameterShard, DType::F32, 2048).unwrap();
     device.fail("cuMemHostAlloc", 0, 2);
     let error = memory.allocate_host(Category::OptimizerState, DType::F32, 1000).unwrap_err();
-    assert!(matches!(error, Error::Memory { category: Some(Category::OptimizerState), .. }), "{error:?}");
+    assert!(
+        matches!(&error, Error::OutOfMemory(full) if full.category == Category::OptimizerState),
+        "{error:?}"
+    );
     let message = error.to_string();
-    for part in ["3.9 KiB of pinned memory of the host", "parameter shards 8.0 KiB", "\"none\"", "ulimit -l"]
-    {
+    for part in ["3.9 KiB of pinned memory of the host", "parameter shards 8.0 KiB", "ulimit -l"] {
         assert!(message.contains(part), "{part}: {message}");
     }
     assert!(!message.contains("GPU"), "free memory of the device says nothing here: {message}");
@@ -134,7 +134,10 @@ fn the_ring_of_copies_is_pinned_memory_too() {
     let mut x = memory.allocate(Category::Activation, DType::F32, 1).unwrap();
     device.fail("cuMemHostAlloc", 0, 2);
     let error = memory.write(Queue::Compute, HostSlice::F32(&[2.0]), SliceMut::whole(&mut x)).unwrap_err();
-    assert!(matches!(error, Error::Memory { category: Some(Category::HostStaging), .. }), "{error:?}");
+    assert!(
+        matches!(&error, Error::OutOfMemory(full) if full.category == Category::HostStaging),
+        "{error:?}"
+    );
     assert!(error.to_string().contains("4.0 MiB of pinned memory"), "{error}");
 }
 

@@ -183,6 +183,6 @@ fn arguments_are_checked() {
         memory.read(Q, whole, HostSliceMut::F32(&mut [0.0; 2])),
     ];
     for (at, error) in errors.into_iter().enumerate() {
-        assert!(matches!(error, Err(Error::Memory { .. })), "call {at}: {error:?}");
+        assert!(matches!(error, Err(Error::OutOfMemory(_))), "call {at}: {error:?}");
     }
 }

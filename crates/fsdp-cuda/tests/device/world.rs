@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use fsdp_comm::conformance;
+use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_cuda::{CudaMemory, CudaOptions};
-use fsdp_sim::{Threads, WorldOptions};
 
 use crate::fake_cuda;
 
 fn worlds(seed: u64, share_unsharded: bool) -> Threads<CudaMemory> {
     let device = fake_cuda::device().seed(seed);
-    let options = WorldOptions { share_unsharded, ..WorldOptions::new(1) };
+    let options = ThreadOptions { share_unsharded, ..ThreadOptions::default() };
     let options_of_memory = CudaOptions { poison: true, ..CudaOptions::new(device.ordinal) };
     Threads::new(options, move |_, _| Ok(Arc::new(CudaMemory::new(options_of_memory)?)))
 }

@@ -5,12 +5,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use fsdp_comm::conformance;
+use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::DType;
 use fsdp_core::memory::{Category, Memory};
 use fsdp_cuda::nccl::{GpuOptions, Gpus, Nccl};
 use fsdp_cuda::torch::{Kernels, Torch, library_folders, load_cuda, set_deterministic, start_cuda};
 use fsdp_cuda::{CudaMemory, CudaOptions, load_compiler};
-use fsdp_sim::{Threads, WorldOptions};
 
 /// Loads what computes, once; returns the folders of libraries.
 fn libraries() -> &'static [PathBuf] {
@@ -41,7 +41,7 @@ pub(crate) fn memory(kernels: Kernels) -> Torch<CudaMemory> {
 pub(crate) fn threads(kernels: Kernels) -> Threads<Torch<CudaMemory>> {
     libraries();
     let stack_bytes = GpuOptions::STACK_BYTES;
-    let options = WorldOptions { timeout: Duration::from_secs(60), stack_bytes, ..WorldOptions::new(1) };
+    let options = ThreadOptions { timeout: Duration::from_secs(60), stack_bytes, ..ThreadOptions::default() };
     Threads::new(options, move |_, _| Ok(Arc::new(memory(kernels))))
 }
 

@@ -188,7 +188,7 @@ fn a_rank_that_fails_or_panics_is_the_one_reported_and_ends_the_others() {
             let result = (0..).try_for_each(|round| {
                 if seat.rank == Rank(1) && round == 3 {
                     assert!(!panics, "planted panic");
-                    return Err(Error::Memory { category: None, what: "planted".to_owned() });
+                    return Err(Error::Device("planted".into()));
                 }
                 sum(&seat.memory, &mut seat.reductions, 1).map(drop)
             });
@@ -208,7 +208,7 @@ fn a_rank_that_fails_or_panics_is_the_one_reported_and_ends_the_others() {
 fn a_rank_without_memory_is_reported_and_no_body_runs() {
     let fake = Fake::new();
     let memory = |rank: Rank, world| match rank.0 {
-        2 => Err(Error::Memory { category: None, what: format!("no device for one of {world}") }),
+        2 => Err(Error::Device(format!("no device for one of {world}").into())),
         _ => Ok(Arc::new(StreamMemory::default())),
     };
     let gpus = Gpus::new(fake.nccl.clone(), GpuOptions::new(8), memory);
@@ -229,8 +229,8 @@ fn ranks_without_a_device_are_counted() {
     assert_eq!(failure.rank, Rank(2));
     assert_eq!(
         failure.reason.to_string(),
-        "3 ranks need 3 GPUs, but this process sees 2: use fewer ranks (run.ranks, --ranks or \
-         --world-sizes), let them share one GPU (run.share_gpu = true), or make more visible (CUDA_VISIBLE_DEVICES)"
+        "3 ranks need 3 GPUs, but this process sees 2: use fewer ranks, let them share one GPU, or make more \
+         visible (CUDA_VISIBLE_DEVICES)"
     );
     assert!(fake.log().is_empty(), "NCCL is not asked");
 }

@@ -188,7 +188,7 @@ impl Drop for StreamMemory {
 }
 
 fn unsupported(what: &str) -> Error {
-    Error::Memory { category: None, what: format!("this memory only communicates: no {what}") }
+    Error::Device(format!("this memory only communicates: no {what}").into())
 }
 
 fn encode(dtype: DType, value: f64) -> Vec<u8> {

@@ -174,7 +174,7 @@ fn faulty(scenario: &str, fake: &Fake, mut seat: Seat<StreamMemory>) -> Result<(
         "leader killed" if comm.rank() == 0 => process::abort(),
         "returns" if is_culprit => return Ok(()),
         "fails" if is_culprit => {
-            return Err(Error::Memory { category: None, what: "planted".to_owned() });
+            return Err(Error::Device("planted".into()));
         }
         "late" if is_culprit => return until_failed(comm),
         _ => {}

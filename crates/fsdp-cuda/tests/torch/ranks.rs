@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_cuda::torch::{Kernels, Torch, set_intra_op};
 use fsdp_nn::{HostMemory, HostOptions};
-use fsdp_sim::{Threads, WorldOptions};
 
 /// The memory of a rank.
 pub(crate) type RankMemory = Torch<HostMemory>;
@@ -16,7 +16,7 @@ pub(crate) const DEVICE: &str = "run.device=\"torch-cpu\"";
 /// Ranks as threads over poisoned memory, with one thread for libtorch each.
 pub(crate) fn threads(kernels: Kernels) -> Threads<RankMemory> {
     set_intra_op(1);
-    let options = WorldOptions { timeout: Duration::from_secs(60), ..WorldOptions::new(1) };
+    let options = ThreadOptions { timeout: Duration::from_secs(60), ..ThreadOptions::default() };
     Threads::new(options, move |_, _| {
         let options = HostOptions { poison: true, resident: true, ..HostOptions::default() };
         Ok(Arc::new(Torch::new(Arc::new(HostMemory::new(options)?), kernels)))

@@ -15,7 +15,7 @@ impl HostMemory {
     /// The losses (f64) of rows of logits.
     ///
     /// # Errors
-    /// Those of the memory; [`Error::Memory`] for lengths and dtypes that do not fit, and a target that is no class.
+    /// Those of the memory.
     pub fn cross_entropy(
         &self,
         vocab: usize,

@@ -54,7 +54,7 @@ impl HostMemory {
     /// The memory of one rank.
     ///
     /// # Errors
-    /// [`Error::Memory`] when the threads can not be started.
+    /// [`Error::Device`] when the threads can not be started.
     pub fn new(options: HostOptions) -> Result<Self, Error> {
         Self::with_account(options, Arc::default())
     }
@@ -62,7 +62,7 @@ impl HostMemory {
     /// The memory of one rank that counts in `account`, as other memory of the same rank does.
     ///
     /// # Errors
-    /// [`Error::Memory`] when the threads can not be started.
+    /// [`Error::Device`] when the threads can not be started.
     pub fn with_account(options: HostOptions, account: Arc<Account>) -> Result<Self, Error> {
         let workers = Workers::new(options.threads, Arc::clone(&options.pool))?;
         let source = Source { pool: options.pool, poison: options.poison, resident: options.resident };
@@ -101,7 +101,7 @@ impl HostMemory {
     /// As [`HostMemory::bytes`], to be written; the buffer takes storage if it has none.
     ///
     /// # Errors
-    /// [`Error::Shared`] when the storage has other handles; [`Error::Memory`] when there is no room.
+    /// [`Error::Shared`] when the storage has other handles; [`Error::OutOfMemory`] when there is no room.
     pub fn bytes_mut<'a>(&self, slice: SliceMut<'a, HostBuffer>) -> Result<&'a mut [u8], Error> {
         for_scalar!(slice.buffer.dtype(), E => Ok(bytemuck::cast_slice_mut(self.elements_mut::<E>(slice)?)))
     }

@@ -14,15 +14,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytemuck::allocation::try_zeroed_vec;
 use bytemuck::{Pod, Zeroable};
-use fsdp_core::Error;
 use fsdp_core::memory::Category;
+use fsdp_core::out_of_memory::Size;
+use fsdp_core::{Error, MemoryKind, OutOfMemory};
 
 /// Where storage comes from when it is not the allocator's: host memory that a device can copy from and to.
 pub trait HostBlocks: Send + Sync + fmt::Debug {
     /// A block of at least `bytes` bytes of unspecified contents, aligned to 64, for a buffer of a category.
     ///
     /// # Errors
-    /// [`Error::Memory`] when there is no room.
+    /// [`Error::OutOfMemory`] when there is no room.
     fn allocate(&self, category: Category, bytes: usize) -> Result<Box<dyn HostBlock>, Error>;
 }
 
@@ -101,13 +102,8 @@ impl HostPool {
     }
 
     fn full(&self, category: Category, bytes: usize) -> Error {
-        let what = format!(
-            "the host has no room for {bytes} bytes more; the buffers of this process hold {} bytes. Lower \
-             data.seq_len or train.micro_batch_size, recompute (fsdp.activation_checkpointing), or train on a machine \
-             with more memory",
-            self.held_bytes()
-        );
-        Error::Memory { category: Some(category), what }
+        let in_use = format!("the buffers of this process hold {}", Size(self.held_bytes()));
+        OutOfMemory { kind: MemoryKind::Host, category, bytes: Some(bytes), in_use }.into()
     }
 
     /// `len` elements of unspecified contents for the duration of a kernel.

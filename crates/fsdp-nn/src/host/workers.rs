@@ -18,6 +18,14 @@ pub(crate) const TASK_ELEMS: usize = 16 * 1024;
 /// Multiplications below which a product is not worth several threads.
 const PARALLEL_PRODUCT_MIN: usize = 1 << 18;
 
+/// The operating system gives no threads.
+#[derive(Debug, thiserror::Error)]
+#[error("can not start {threads} threads: {source}")]
+struct NoThreads {
+    threads: usize,
+    source: rayon::ThreadPoolBuildError,
+}
+
 /// A rank's threads, and the scratch memory of what runs on them.
 #[derive(Debug)]
 pub(crate) struct Workers {
@@ -33,10 +41,7 @@ impl Workers {
                 .num_threads(threads)
                 .thread_name(|index| format!("fsdp-kernel-{index}"))
                 .build()
-                .map_err(|source| Error::Memory {
-                    category: None,
-                    what: format!("can not start {threads} threads: {source}"),
-                })
+                .map_err(|source| Error::Device(Box::new(NoThreads { threads, source })))
         };
         let pool = if threads > 1 { Some(build(threads)?) } else { None };
         Ok(Self { pool, scratch })

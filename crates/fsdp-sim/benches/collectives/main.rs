@@ -17,11 +17,12 @@ use std::time::{Duration, Instant};
 
 use bounds::CopyRate;
 use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
-use fsdp_core::comm::{Comm, Purpose, ReduceOp};
+use fsdp_comm::launch::{self, Launcher};
+use fsdp_comm::{ThreadOptions, Threads};
+use fsdp_core::comm::{Purpose, ReduceOp};
 use fsdp_core::memory::{Category, Memory, SliceMut};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::{HostBuffer, HostMemory, HostOptions, HostPool};
-use fsdp_sim::{RankContext, World, WorldOptions};
 
 /// Runs of a report, and collectives of each.
 const RUNS: usize = 3;
@@ -74,16 +75,20 @@ impl Case {
         }
     }
 
-    fn options(self) -> WorldOptions {
+    fn launcher(self, pool: &Arc<HostPool>) -> Threads<HostMemory> {
         let share_unsharded = self.kind == Kind::AllGatherShared;
-        WorldOptions { share_unsharded, ..WorldOptions::new(self.ranks) }
+        let (options, pool) = (ThreadOptions { share_unsharded, ..ThreadOptions::default() }, pool.clone());
+        Threads::new(options, move |_, _| {
+            let options = HostOptions { pool: pool.clone(), ..HostOptions::default() };
+            Ok(Arc::new(HostMemory::new(options)?))
+        })
     }
 
     /// The time of `iterations` collectives in a new world, after one that is not counted: from the first rank
     /// to start to the last to end, since a rank that starts late finds work of the others already done.
     fn time(self, pool: &Arc<HostPool>, iterations: u64) -> Duration {
-        let spans = World::run(self.options(), |context| {
-            let mut seat = Seat::new(self, context, pool)?;
+        let spans = self.launcher(pool).launch(self.ranks, &|seat| {
+            let mut seat = Seat::new(self, seat)?;
             seat.step()?;
             let start = Instant::now();
             (0..iterations).try_for_each(|_| seat.step())?;
@@ -118,16 +123,15 @@ fn span(spans: &[(Instant, Instant)]) -> Duration {
 /// One rank with its buffers. A collective takes them and gives them back.
 struct Seat {
     kind: Kind,
-    comm: Comm<HostMemory>,
-    memory: HostMemory,
+    seat: launch::Seat<HostMemory>,
     whole: Vec<HostBuffer>,
     part: Vec<HostBuffer>,
 }
 
 impl Seat {
     /// A rank with buffers of zeros (which stay zeros, however often they are added).
-    fn new(case: Case, mut context: RankContext, pool: &Arc<HostPool>) -> Result<Self, Error> {
-        let memory = HostMemory::new(HostOptions { pool: pool.clone(), ..HostOptions::default() })?;
+    fn new(case: Case, seat: launch::Seat<HostMemory>) -> Result<Self, Error> {
+        let memory = &seat.memory;
         let zeros = |len| {
             let mut buffer = memory.allocate(Category::CommStaging, DType::F32, len)?;
             memory.zero(Queue::Compute, SliceMut::whole(&mut buffer))?;
@@ -135,7 +139,7 @@ impl Seat {
         };
         let len = case.bytes / DType::F32.size_bytes();
         let (whole, part) = (zeros(len)?, zeros(len / case.ranks)?);
-        Ok(Self { kind: case.kind, comm: context.comm(), memory, whole, part })
+        Ok(Self { kind: case.kind, seat, whole, part })
     }
 
     /// One collective, from its start to its end.
@@ -149,9 +153,10 @@ impl Seat {
 
     /// Gives up what the last one brought, which others may read, first.
     fn all_gather(&mut self) -> Result<(), Error> {
-        let (memory, mut whole) = (&self.memory, std::mem::take(&mut self.whole));
+        let (memory, mut whole) = (&*self.seat.memory, std::mem::take(&mut self.whole));
         whole.iter_mut().for_each(|buffer| memory.release(Queue::Gather, buffer));
-        let pending = self.comm.all_gather(memory, Purpose::Forward, None, self.part.clone(), whole)?;
+        let pending =
+            self.seat.gathers.all_gather(memory, Purpose::Forward, None, self.part.clone(), whole)?;
         self.whole = pending.wait_on(memory, Queue::Gather)?.outputs;
         Ok(())
     }
@@ -159,19 +164,26 @@ impl Seat {
     /// The input was given up by the last one. Writing one element brings storage back, which is all zeros:
     /// filling it would be timed too.
     fn reduce_scatter(&mut self) -> Result<(), Error> {
-        let (memory, mut whole) = (&self.memory, std::mem::take(&mut self.whole));
+        let (memory, mut whole) = (&*self.seat.memory, std::mem::take(&mut self.whole));
         whole.iter_mut().try_for_each(|buffer| memory.zero(Queue::Compute, SliceMut::new(buffer, 0, 1)))?;
         let part = std::mem::take(&mut self.part);
-        let pending =
-            self.comm.reduce_scatter(memory, ReduceOp::Sum, Purpose::Gradient, None, whole, part)?;
+        let pending = self.seat.reductions.reduce_scatter(
+            memory,
+            ReduceOp::Sum,
+            Purpose::Gradient,
+            None,
+            whole,
+            part,
+        )?;
         let completed = pending.wait_on(memory, Queue::Reduce)?;
         (self.whole, self.part) = (completed.inputs, completed.outputs);
         Ok(())
     }
 
     fn all_reduce(&mut self) -> Result<(), Error> {
-        let (memory, whole) = (&self.memory, std::mem::take(&mut self.whole));
-        let pending = self.comm.all_reduce(memory, ReduceOp::Sum, Purpose::Scalars, None, whole)?;
+        let (memory, whole) = (&*self.seat.memory, std::mem::take(&mut self.whole));
+        let pending =
+            self.seat.reductions.all_reduce(memory, ReduceOp::Sum, Purpose::Scalars, None, whole)?;
         self.whole = pending.wait_on(memory, Queue::Reduce)?.outputs;
         Ok(())
     }
@@ -180,7 +192,7 @@ impl Seat {
 /// All kinds for one number of ranks and one size.
 fn measure(c: &mut Criterion, ranks: usize, mebibytes: usize) {
     let (bytes, pool) = (mebibytes << 20, HostPool::new());
-    let threads = WorldOptions::new(ranks).cores.min(ranks);
+    let threads = ThreadOptions::default().cores.min(ranks);
     let rate = CopyRate::measure(threads, bytes);
     println!(
         "copy of {mebibytes} MiB: {:.1} GB/s on one thread, {:.1} GB/s on up to {threads} (read and written)",

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use fsdp_comm::conformance::{self, PlainMemory};
+use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::DType;
 use fsdp_nn::host::{HostMemory, HostOptions, HostPool};
-use fsdp_sim::{Threads, WorldOptions};
 use proptest::prelude::*;
 
 /// Worlds on so many cores that share the outputs of all-gathers, or do not.
 fn worlds(cores: usize, share_unsharded: bool, can_alias: bool) -> Threads<PlainMemory> {
-    let options = WorldOptions { cores, share_unsharded, stack_bytes: 256 << 10, ..WorldOptions::new(1) };
+    let options =
+        ThreadOptions { cores, share_unsharded, stack_bytes: 256 << 10, ..ThreadOptions::default() };
     Threads::new(options, move |_, _| Ok(Arc::new(PlainMemory::new(can_alias))))
 }
 
@@ -35,7 +36,7 @@ fn shared_outputs_pass_with_and_without_aliases() {
 fn the_memory_that_trains_passes() {
     for share_unsharded in [false, true] {
         let pool = HostPool::new();
-        let options = WorldOptions { cores: 2, share_unsharded, ..WorldOptions::new(1) };
+        let options = ThreadOptions { cores: 2, share_unsharded, ..ThreadOptions::default() };
         let launcher = Threads::new(options, move |_, _| {
             let options = HostOptions { pool: pool.clone(), poison: true, ..HostOptions::default() };
             Ok(Arc::new(HostMemory::new(options)?))

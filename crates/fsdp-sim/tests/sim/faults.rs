@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fsdp_comm::conformance::PlainMemory;
-use fsdp_comm::launch::{FailureReason, Launcher, Seat};
+use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
+use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::comm::{Comm, CommError, Purpose, ReduceOp};
 use fsdp_core::memory::{Category, Memory, SliceMut};
 use fsdp_core::{DType, Error, Queue, Rank};
-use fsdp_sim::{Action, Fault, RankContext, RankFailure, Threads, World, WorldError, WorldOptions};
+use fsdp_sim::{Action, Fault, Faults};
 
 /// A time limit that no test reaches unless it is broken.
 const LONG: Duration = Duration::from_secs(600);
@@ -32,27 +33,66 @@ fn gather(comm: &mut Comm<PlainMemory>) -> Result<(), Error> {
     pending.wait_on(&memory, Queue::Gather).map(drop)
 }
 
+/// How a world ended: the failure, and the errors that the other ranks have returned.
+#[derive(Debug)]
+struct End<E> {
+    failure: LaunchFailure<E>,
+    others: Vec<(Rank, E)>,
+}
+
+/// Runs a body on every rank of a world that has to fail.
+fn ended<E: Clone + Send + std::fmt::Debug + std::fmt::Display>(
+    options: ThreadOptions,
+    ranks: usize,
+    body: impl Fn(Seat<PlainMemory>) -> Result<(), E> + Sync,
+) -> End<E> {
+    let errors = Mutex::new(Vec::new());
+    let launcher = Threads::new(options, |_, _| Ok(Arc::new(PlainMemory::new(true))));
+    let failure = launcher.launch(ranks, &|seat| {
+        let rank = seat.rank;
+        body(seat).inspect_err(|error| errors.lock().unwrap().push((rank, error.clone())))
+    });
+    let failure = failure.expect_err("the world has to fail");
+    let mut others = errors.into_inner().unwrap();
+    others.retain(|(rank, _)| *rank != failure.rank);
+    others.sort_by_key(|(rank, _)| *rank);
+    End { failure, others }
+}
+
+/// With errors of communication only.
+fn fails(
+    options: ThreadOptions,
+    ranks: usize,
+    body: impl Fn(Seat<PlainMemory>) -> Result<(), Error> + Sync,
+) -> End<CommError> {
+    ended(options, ranks, |seat| {
+        body(seat).map_err(|error| match error {
+            Error::Comm(error) => error,
+            other => panic!("expected an error of communication, got {other}"),
+        })
+    })
+}
+
 /// Some steps of gathers and reductions on two communicators.
-fn train(mut context: RankContext) -> Result<(), Error> {
-    let (mut gathers, mut reductions) = (context.comm(), context.comm());
+fn train(mut seat: Seat<PlainMemory>) -> Result<(), Error> {
     for _ in 0..3 {
-        gather(&mut gathers)?;
-        reduce(&mut reductions)?;
+        gather(&mut seat.gathers)?;
+        reduce(&mut seat.reductions)?;
     }
     Ok(())
 }
 
-fn options(ranks: usize, cores: usize) -> WorldOptions {
-    WorldOptions { cores, timeout: LONG, ..WorldOptions::new(ranks) }
+fn options(cores: usize) -> ThreadOptions {
+    ThreadOptions { cores, timeout: LONG, ..ThreadOptions::default() }
 }
 
-fn fails(options: WorldOptions) -> WorldError<Error> {
-    World::run(options, train).expect_err("the world has to fail")
+fn with(fault: Fault, cores: usize) -> ThreadOptions {
+    ThreadOptions { intercept: Some(Arc::new(Faults::new(vec![fault]))), ..options(cores) }
 }
 
-fn comm_error(failure: &RankFailure<Error>) -> &CommError {
-    match failure {
-        RankFailure::Error(Error::Comm(error)) | RankFailure::Comm(error) => error,
+fn cause(end: &End<CommError>) -> &CommError {
+    match &end.failure.reason {
+        FailureReason::Error(error) | FailureReason::Comm(error) => error,
         other => panic!("expected an error of communication, got {other}"),
     }
 }
@@ -64,19 +104,19 @@ fn every_fault_ends_every_rank_and_names_the_culprit() {
         for (culprit, nth, cores) in [(0, 0, 1), (ranks - 1, 3, 2), (1, 4, 8)] {
             for action in actions {
                 let rank = Rank(culprit);
-                let faults = vec![Fault { rank, nth, action }];
-                check(rank, action, ranks, &fails(WorldOptions { faults, ..options(ranks, cores) }));
+                let end = fails(with(Fault { rank, nth, action }, cores), ranks, train);
+                check(rank, action, ranks, &end);
             }
         }
     }
 }
 
 /// What the world and each of its ranks reported for a fault.
-fn check(rank: Rank, action: Action, ranks: usize, error: &WorldError<Error>) {
-    let case = format!("{action:?} on {rank} of {ranks}: {error:?}");
-    assert_eq!(error.others.len(), ranks - 1, "{case}");
-    for (_, other) in &error.others {
-        let names_culprit = match (action, comm_error(other)) {
+fn check(rank: Rank, action: Action, ranks: usize, end: &End<CommError>) {
+    let case = format!("{action:?} on {rank} of {ranks}: {end:?}");
+    assert_eq!(end.others.len(), ranks - 1, "{case}");
+    for (_, other) in &end.others {
+        let names_culprit = match (action, other) {
             (Action::Error | Action::Panic, CommError::PeerFailed { rank: named, reason }) => {
                 *named == rank && reason.contains("injected fault")
             }
@@ -91,159 +131,143 @@ fn check(rank: Rank, action: Action, ranks: usize, error: &WorldError<Error>) {
         };
         assert!(names_culprit, "{case}");
     }
-    match (action, &*error.cause) {
-        (Action::Error, RankFailure::Error(Error::Comm(CommError::Transport { rank: named, .. }))) => {
+    match (action, &end.failure.reason) {
+        (Action::Error, FailureReason::Error(CommError::Transport { rank: named, .. })) => {
             assert_eq!(*named, rank, "{case}");
         }
-        (Action::Panic, RankFailure::Panic(message)) => assert!(message.contains("injected"), "{case}"),
-        (Action::WrongCollective | Action::WrongLength, cause) => {
-            assert!(matches!(comm_error(cause), CommError::Mismatch { .. }), "{case}");
+        (Action::Panic, FailureReason::Panic(message)) => assert!(message.contains("injected"), "{case}"),
+        (Action::WrongCollective | Action::WrongLength, _) => {
+            assert!(matches!(cause(end), CommError::Mismatch { .. }), "{case}");
             return;
         }
-        (Action::Never, cause) => {
-            assert!(matches!(comm_error(cause), CommError::Missing { .. }), "{case}");
-        }
+        (Action::Never, _) => assert!(matches!(cause(end), CommError::Missing { .. }), "{case}"),
         _ => panic!("{case}"),
     }
-    assert_eq!(error.rank, rank, "{case}");
+    assert_eq!(end.failure.rank, rank, "{case}");
 }
 
 #[test]
 fn a_hundred_ranks_survive_the_failure_of_one() {
-    let faults = vec![Fault { rank: Rank(77), nth: 2, action: Action::Panic }];
-    let error = fails(WorldOptions { faults, ..options(100, 2) });
-    assert_eq!((error.rank, error.others.len()), (Rank(77), 99));
+    let end = fails(with(Fault { rank: Rank(77), nth: 2, action: Action::Panic }, 2), 100, train);
+    assert_eq!((end.failure.rank, end.others.len()), (Rank(77), 99));
 }
 
 #[test]
 fn what_a_failure_says_of_every_rank_is_held_once() {
-    let faults = vec![Fault { rank: Rank(3), nth: 2, action: Action::Never }];
-    let error = fails(WorldOptions { faults, ..options(40, 2) });
-    let table = |failure: &RankFailure<Error>| match comm_error(failure) {
+    let end = fails(with(Fault { rank: Rank(3), nth: 2, action: Action::Never }, 2), 40, train);
+    let table = |failure: &CommError| match failure {
         CommError::Missing { status, .. } => Arc::clone(status),
         other => panic!("{other}"),
     };
-    let first = table(&error.cause);
+    let first = table(cause(&end));
     assert_eq!(first.len(), 40);
-    assert!(error.others.iter().all(|(_, other)| Arc::ptr_eq(&table(other), &first)));
+    assert!(end.others.iter().all(|(_, other)| Arc::ptr_eq(&table(other), &first)));
 }
 
 #[test]
 fn an_error_of_a_body_is_carried_and_reaches_the_others() {
-    let result = World::run(options(3, 2), |mut context| {
-        let mut comm = context.comm();
-        if context.rank() == Rank(1) {
+    let end = ended(options(2), 3, |mut seat| {
+        if seat.rank == Rank(1) {
             return Err("no space left".to_owned());
         }
-        reduce(&mut comm).map_err(|error| error.to_string())
+        reduce(&mut seat.reductions).map_err(|error| error.to_string())
     });
-    let error = result.expect_err("rank 1 fails");
-    assert_eq!(error.to_string(), "rank 1 failed first: no space left");
-    for (_, other) in &error.others {
-        assert_eq!(other.to_string(), "rank 1 failed: no space left");
+    assert_eq!((end.failure.rank, end.failure.reason.to_string()), (Rank(1), "no space left".to_owned()));
+    assert_eq!(end.others.len(), 2);
+    for (_, other) in &end.others {
+        assert_eq!(other, "rank 1 failed: no space left");
     }
 }
 
 #[test]
 fn a_rank_that_returns_early_is_missed_at_once() {
-    let error = World::run(options(4, 2), |mut context| {
-        let mut comm = context.comm();
-        reduce(&mut comm)?;
-        if context.rank() == Rank(2) { Ok(()) } else { reduce(&mut comm) }
+    let end = fails(options(2), 4, |mut seat| {
+        reduce(&mut seat.reductions)?;
+        if seat.rank == Rank(2) { Ok(()) } else { reduce(&mut seat.reductions) }
     });
-    let error = error.expect_err("rank 2 never arrives");
-    assert_eq!(error.rank, Rank(2));
-    let CommError::Missing { missing, call, status } = comm_error(&error.cause) else { panic!("{error}") };
+    assert_eq!(end.failure.rank, Rank(2));
+    let CommError::Missing { missing, call, status } = cause(&end) else { panic!("{end:?}") };
     assert_eq!((&missing[..], call.sequence), (&[Rank(2)][..], 1));
-    assert_eq!(status[2].doing, "has ended");
+    assert_eq!(status[2].doing, "has returned");
     assert_eq!(status[0].doing, "waits in #1 all-reduce (scalars, 4 x f32) of 4 ranks");
 }
 
 #[test]
 fn groups_that_wait_for_each_other_are_a_deadlock() {
-    let error = World::run(options(2, 2), |mut context| {
-        let (mut first, mut second) = (context.comm(), context.comm());
-        if context.rank() == Rank(0) {
-            reduce(&mut first)?;
-            gather(&mut second)
+    let end = fails(options(2), 2, |mut seat| {
+        if seat.rank == Rank(0) {
+            reduce(&mut seat.reductions)?;
+            gather(&mut seat.gathers)
         } else {
-            gather(&mut second)?;
-            reduce(&mut first)
+            gather(&mut seat.gathers)?;
+            reduce(&mut seat.reductions)
         }
     });
-    let error = error.expect_err("each waits for the other");
-    let CommError::Missing { missing, status, .. } = comm_error(&error.cause) else { panic!("{error}") };
+    let CommError::Missing { missing, status, .. } = cause(&end) else { panic!("{end:?}") };
     assert_eq!(missing.len(), 1);
-    assert!(status[0].doing.contains("all-reduce") && status[1].doing.contains("all-gather"), "{error}");
+    assert!(status[0].doing.contains("all-reduce") && status[1].doing.contains("all-gather"), "{end:?}");
 }
 
 #[test]
 fn a_rank_that_works_too_long_is_missed_after_the_time_limit() {
     let (told, wait) = mpsc::channel();
     let (told, wait) = (Mutex::new(told), Mutex::new(wait));
-    let options = WorldOptions { timeout: Duration::from_millis(50), ..options(2, 1) };
-    let error = World::run(options, |mut context| {
-        let mut comm = context.comm();
-        if context.rank() == Rank(1) {
+    let options = ThreadOptions { timeout: Duration::from_millis(50), ..options(1) };
+    let end = fails(options, 2, |mut seat| {
+        if seat.rank == Rank(1) {
             // Busy until rank 0 has its error: only the time limit can give it.
             wait.lock().unwrap().recv().unwrap();
         }
-        let result = reduce(&mut comm);
+        let result = reduce(&mut seat.reductions);
         told.lock().unwrap_or_else(PoisonError::into_inner).send(()).unwrap();
         result
     });
-    let error = error.expect_err("rank 1 is late");
-    assert_eq!((error.rank, error.others.len()), (Rank(1), 1));
-    let CommError::Missing { missing, status, .. } = comm_error(&error.others[0].1) else {
-        panic!("{error}")
-    };
-    assert_eq!(**missing, [Rank(1)]);
+    assert_eq!((end.failure.rank, end.others.len()), (Rank(1), 1));
+    let CommError::TimedOut { rank, missing, status, .. } = &end.others[0].1 else { panic!("{end:?}") };
+    assert_eq!((*rank, &**missing), (Rank(0), &[Rank(1)][..]));
     assert_eq!(status[1].doing, "runs outside of collectives");
 }
 
 #[test]
 fn segments_that_differ_though_their_total_is_equal_are_reported() {
-    let error = World::run(options(3, 2), |mut context| {
-        let memory = PlainMemory::new(true);
-        let mut comm = context.comm();
-        let lens = if context.rank() == Rank(1) { [1, 3] } else { [3, 1] };
+    let end = fails(options(2), 3, |mut seat| {
+        let memory = &*seat.memory;
+        let lens = if seat.rank == Rank(1) { [1, 3] } else { [3, 1] };
         let mut buffers = Vec::new();
         for len in lens {
             let mut buffer = memory.allocate(Category::CommStaging, DType::I64, len)?;
             memory.zero(Queue::Reduce, SliceMut::whole(&mut buffer))?;
             buffers.push(buffer);
         }
-        let pending = comm.all_reduce(&memory, ReduceOp::Sum, Purpose::Scalars, None, buffers)?;
-        pending.wait_on(&memory, Queue::Reduce).map(drop)
+        let pending = seat.reductions.all_reduce(memory, ReduceOp::Sum, Purpose::Scalars, None, buffers)?;
+        pending.wait_on(memory, Queue::Reduce).map(drop)
     });
-    let error = error.expect_err("lengths differ");
-    assert!(matches!(comm_error(&error.cause), CommError::Length { segment: 0, .. }), "{error}");
-    assert_eq!(error.others.len(), 2);
+    assert!(matches!(cause(&end), CommError::Length { segment: 0, .. }), "{end:?}");
+    assert_eq!(end.others.len(), 2);
 }
 
 #[test]
 fn a_pending_collective_that_is_dropped_fails_a_world_of_otherwise_content_ranks() {
-    let error = World::run(options(2, 2), |mut context| -> Result<(), Error> {
-        let memory = PlainMemory::new(true);
+    let end = fails(options(2), 2, |mut seat| {
+        let memory = &*seat.memory;
         let buffer = memory.allocate(Category::CommStaging, DType::I64, 1)?;
-        drop(context.comm().all_reduce(&memory, ReduceOp::Sum, Purpose::Scalars, None, vec![buffer])?);
+        drop(seat.reductions.all_reduce(memory, ReduceOp::Sum, Purpose::Scalars, None, vec![buffer])?);
         Ok(())
     });
-    let error = error.expect_err("nobody waited");
-    assert!(matches!(comm_error(&error.cause), CommError::Aborted { .. }), "{error}");
+    assert!(matches!(cause(&end), CommError::Aborted { .. }), "nobody waited: {end:?}");
 }
 
 #[test]
 fn a_rank_without_memory_was_not_set_up() {
-    let launcher = Threads::new(WorldOptions::new(1), |rank, world| match rank.0 {
-        2 => Err(Error::Memory { category: None, what: format!("no room for one of {world}") }),
+    let launcher = Threads::new(ThreadOptions::default(), |rank, world| match rank.0 {
+        2 => Err(Error::Device(format!("no room for one of {world}").into())),
         _ => Ok(Arc::new(PlainMemory::new(true))),
     });
     let failure =
         launcher.launch(4, &|mut seat: Seat<PlainMemory>| reduce(&mut seat.reductions)).unwrap_err();
     assert_eq!(failure.rank, Rank(2));
     match failure.reason {
-        FailureReason::Setup(error) => assert_eq!(error.to_string(), "memory: no room for one of 4"),
+        FailureReason::Setup(error) => assert_eq!(error.to_string(), "no room for one of 4"),
         other => panic!("{other}"),
     }
 }

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use fsdp_comm::conformance;
+use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::DType;
-use fsdp_sim::{Threads, WorldOptions};
 
 use crate::lagging::{Device, LaggingMemory};
 
 fn worlds(share_unsharded: bool) -> Threads<LaggingMemory> {
     let device = Arc::<Device>::default();
-    let options = WorldOptions { cores: 3, share_unsharded, ..WorldOptions::new(1) };
+    let options = ThreadOptions { cores: 3, share_unsharded, ..ThreadOptions::default() };
     Threads::new(options, move |rank, _| Ok(Arc::new(LaggingMemory { rank, device: device.clone() })))
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use fsdp_core::out_of_memory::Size;
+
 use super::available::Available;
 
 /// Memory that is held for one purpose.
@@ -45,16 +47,8 @@ impl fmt::Display for Shortage {
     }
 }
 
-/// Bytes for people.
-fn size(bytes: u64) -> String {
-    const UNITS: [&str; 7] = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} bytes") } else { format!("{value:.1} {}", UNITS[unit]) }
+fn size(bytes: u64) -> Size {
+    Size(usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
 impl fmt::Display for Available {

@@ -2,11 +2,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fsdp_comm::launch::Launcher;
+use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::engine::ProgramOrder;
 use fsdp_core::{Error, FailureKind};
 use fsdp_nn::model::{Llama, LlamaConfig};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
-use fsdp_sim::{Threads, WorldOptions};
 
 use super::*;
 use crate::config::Resolved;
@@ -57,7 +57,7 @@ fn left(bytes: u64) -> Option<Available> {
 /// Bytes of the storage of all buffers together, after two steps.
 fn held(job: &Job<Llama>, storage: Storage) -> u64 {
     let pool = HostPool::new();
-    let mut world = WorldOptions::new(1);
+    let mut world = ThreadOptions::default();
     (world.cores, world.share_unsharded) = (2, storage == Storage::Shared);
     let (shared, resident) = (Arc::clone(&pool), storage == Storage::Separate);
     let launcher = Threads::new(world, move |_, _| {

@@ -3,13 +3,13 @@
 use std::sync::Mutex;
 
 use fsdp_comm::launch::{FailureReason, Launcher};
+use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::DType;
 use fsdp_core::engine::{Origin, ProgramOrder};
 use fsdp_core::memory::{Buffer, HostSliceMut, Memory, Slice};
 use fsdp_core::{FailureKind, Queue};
 use fsdp_nn::model::{Mlp, MlpConfig};
 use fsdp_nn::{HostMemory, HostOptions};
-use fsdp_sim::{Threads, WorldOptions};
 
 use super::*;
 use crate::InitSource;
@@ -58,7 +58,7 @@ const CASES: [[&str; 2]; 7] = [
 ];
 
 fn launcher() -> Threads<HostMemory> {
-    Threads::new(WorldOptions::new(1), |_, _| {
+    Threads::new(ThreadOptions::default(), |_, _| {
         let options = HostOptions { poison: true, resident: true, ..HostOptions::default() };
         Ok(Arc::new(HostMemory::new(options)?))
     })

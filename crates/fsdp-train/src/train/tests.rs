@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fsdp_ckpt::native::{NativeReader, RunDir};
+use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::Error;
 use fsdp_core::schedule::{OpId, OpKind};
 use fsdp_nn::model::{Mlp, MlpConfig};
 use fsdp_nn::{HostMemory, HostOptions};
-use fsdp_sim::{Threads, WorldOptions};
 
 use super::*;
 use crate::InitSource;
@@ -78,8 +78,8 @@ fn run_observed(
     observer: &(dyn Fn(fsdp_core::Rank) -> Box<dyn Observer> + Sync),
 ) -> Result<Summary, TrainError> {
     let raised = Arc::clone(stop);
-    let launcher = Threads::new(WorldOptions::new(2), move |rank, _| match rank.0 {
-        1 if setup == Setup::Fails => Err(Error::Memory { category: None, what: "no room".to_owned() }),
+    let launcher = Threads::new(ThreadOptions::default(), move |rank, _| match rank.0 {
+        1 if setup == Setup::Fails => Err(Error::Device("no room".into())),
         _ => {
             raised.fetch_or(setup == Setup::IsStopped, Ordering::Relaxed);
             Ok(Arc::new(HostMemory::new(HostOptions::default())?))

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_nn::model::{Mlp, MlpConfig};
 use fsdp_nn::{HostMemory, HostOptions};
-use fsdp_sim::{Threads, WorldOptions};
 
 use super::snapshot::Kind;
 use super::*;
@@ -31,7 +31,7 @@ fn job(dir: &std::path::Path, reduce_op: &str) -> Job<Mlp> {
 fn failures(reduce_op: &str, tamper: impl Fn(&mut [RankRun])) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     let job = job(dir.path(), reduce_op);
-    let launcher = Threads::new(WorldOptions::new(1), |_, _| {
+    let launcher = Threads::new(ThreadOptions::default(), |_, _| {
         Ok(Arc::new(HostMemory::new(HostOptions { resident: true, ..HostOptions::default() })?))
     });
     let oracle = |seat: Seat<HostMemory>| oracle(&job, seat, 2);

@@ -15,7 +15,7 @@ fn group_sizes_are_resolved_or_refused() {
     assert_eq!(resolve(1, 1).unwrap(), Reshard::Always);
     for n in [0, 3, 16] {
         let error = resolve(n, 8).unwrap_err().to_string();
-        assert!(error.starts_with(&format!("fsdp.reshard_after_forward = {n}:")), "{error}");
+        assert!(error.starts_with(&format!("reshard_after_forward = {n}:")), "{error}");
     }
 }
 

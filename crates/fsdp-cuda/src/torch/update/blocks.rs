@@ -46,10 +46,9 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// The error for another number of state tensors than the rule declared.
+    /// There is another number of state tensors than the rule declared.
     pub(super) fn wrong_state(&self, declared: usize) -> Failure {
-        let what = format!("{} state tensors where the rule declared {declared}", self.state.len());
-        Error::Memory { category: None, what }.into()
+        panic!("{} state tensors where the rule declared {declared}", self.state.len())
     }
 }
 

@@ -6,15 +6,11 @@ use crate::host::raw::vectorized;
 use crate::host::workers::{Workers, task_rows};
 use fsdp_core::Error;
 
-/// Checks that every id names a row of the table.
+/// Checks that every id names a row of the table, as those of a batch do.
 pub(crate) fn check_ids(ids: &[u32], table_rows: usize) -> Result<(), Error> {
-    match ids.iter().find(|&&id| id as usize >= table_rows) {
-        Some(id) => {
-            let what = format!("token id {id} is not a row of an embedding table of {table_rows}");
-            Err(Error::Memory { category: None, what })
-        }
-        None => Ok(()),
-    }
+    let other = ids.iter().find(|&&id| id as usize >= table_rows);
+    assert_eq!(other, None, "a token id is not a row of an embedding table of {table_rows}");
+    Ok(())
 }
 
 /// Row `i` of `y` = row `ids[i]` of `table`, or added.

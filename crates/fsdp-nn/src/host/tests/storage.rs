@@ -1,5 +1,6 @@
 //! Handles, accounting and the pool.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
@@ -197,7 +198,8 @@ fn scaling_rounds_the_factor_and_then_each_product() {
     assert_eq!(scaled(DType::Bf16, 130.0), 43.5);
     let mut integers = memory.allocate(Category::CommStaging, DType::I64, 1).unwrap();
     memory.zero(Q, SliceMut::whole(&mut integers)).unwrap();
-    assert!(memory.scale(Q, third, SliceMut::whole(&mut integers)).is_err(), "only floats are scaled");
+    let scaled = panics(|| memory.scale(Q, third, SliceMut::whole(&mut integers)));
+    assert_eq!(scaled, "this needs a float dtype, not i64");
 }
 
 #[test]
@@ -223,7 +225,8 @@ fn square_sums_are_by_row_and_exact_over_rows() {
     assert_eq!(words(&sum), words(&parts));
     let value = ExactSum::from_words(&words(&sum)).value();
     assert_eq!(value, 25.0 + (f64::from(1e-3f32).powi(2) + 4.0) + 1.0);
-    assert!(memory.square_sum(Q, Slice::whole(&buffer), 4, SliceMut::whole(&mut sum)).is_err());
+    let rows = panics(|| memory.square_sum(Q, Slice::whole(&buffer), 4, SliceMut::whole(&mut sum)));
+    assert_eq!(rows, "elements of the rows of a square sum: 6 is not a multiple of 4");
 }
 
 #[test]
@@ -233,24 +236,33 @@ fn storage_that_the_host_does_not_have_is_an_error_with_words() {
     let _kept = filled(&memory, &[1.0; 16]);
     let mut buffer = memory.allocate(Category::OptimizerState, DType::F32, 1 << 58).unwrap();
     let error = memory.zero(Q, SliceMut::whole(&mut buffer)).unwrap_err();
-    assert!(matches!(error, Error::Memory { category: Some(Category::OptimizerState), .. }), "{error}");
-    let text = error.to_string();
-    assert!(
-        text.contains("no room for 1152921504606846976 bytes") && text.contains("hold 64 bytes"),
-        "{text}"
+    let Error::OutOfMemory(full) = &error else { panic!("{error}") };
+    assert_eq!((full.category, full.bytes), (Category::OptimizerState, Some(1 << 60)));
+    assert_eq!(
+        error.to_string(),
+        "no room for 1.0 EiB of host memory for optimizer state: the buffers of this process hold 64 bytes"
     );
     assert_eq!(pool.held_bytes(), 64);
 }
 
 #[test]
-fn wrong_lengths_and_dtypes_are_errors() {
+fn wrong_lengths_and_dtypes_are_panics_that_name_what_differs() {
     let memory = memory(false);
     let a = filled(&memory, &[1.0; 4]);
     let mut b = memory.allocate(Category::Activation, DType::F32, 3).unwrap();
-    assert!(memory.copy(Q, Slice::whole(&a), SliceMut::whole(&mut b)).is_err());
+    let copied = panics(|| memory.copy(Q, Slice::whole(&a), SliceMut::whole(&mut b)));
+    assert!(copied.contains("copied elements: 4, but 3 are needed"), "{copied}");
     let mut ids = memory.allocate(Category::Activation, DType::U32, 4).unwrap();
-    assert!(memory.copy(Q, Slice::whole(&a), SliceMut::whole(&mut ids)).is_err());
-    assert!(memory.write(Q, HostSlice::U32(&[1, 2, 3]), SliceMut::whole(&mut b)).is_err());
+    let copied = panics(|| memory.copy(Q, Slice::whole(&a), SliceMut::whole(&mut ids)));
+    assert!(copied.contains("u32"), "{copied}");
+    let written = panics(|| memory.write(Q, HostSlice::U32(&[1, 2, 3]), SliceMut::whole(&mut b)));
+    assert!(written.contains("u32"), "{written}");
+}
+
+/// The message with which a call panics.
+fn panics(call: impl FnOnce() -> Result<(), Error>) -> String {
+    let panic = catch_unwind(AssertUnwindSafe(call)).expect_err("it has to panic");
+    panic.downcast_ref::<String>().cloned().unwrap_or_default()
 }
 
 #[test]

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fsdp_core::Rank;
 use fsdp_core::comm::CommError;
+use fsdp_core::memory::Category;
+use fsdp_core::{MemoryKind, OutOfMemory, Rank};
 
 use super::*;
 use crate::checkpoint::SaveFailure;
@@ -67,7 +68,8 @@ fn wrong_input() -> Vec<TrainError> {
 }
 
 fn what_repeats() -> Vec<TrainError> {
-    let full = || fsdp_core::Error::Memory { category: None, what: text() };
+    let (kind, category) = (MemoryKind::Device, Category::Activation);
+    let full = || fsdp_core::Error::from(OutOfMemory { kind, category, bytes: None, in_use: text() });
     vec![
         full().into(),
         of_rank(full()),

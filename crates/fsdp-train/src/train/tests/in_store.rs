@@ -28,7 +28,7 @@ impl Reporter for StopAfter {
 fn go(job: &Job<Mlp>, resume: Resume, overwrite: bool, last: u64) -> Result<Summary, TrainError> {
     let reporter = StopAfter(last, AtomicBool::new(false));
     let launcher =
-        Threads::new(WorldOptions::new(2), |_, _| Ok(Arc::new(HostMemory::new(HostOptions::default())?)));
+        Threads::new(ThreadOptions::default(), |_, _| Ok(Arc::new(HostMemory::new(HostOptions::default())?)));
     let options = RunOptions {
         reporter: &reporter,
         stop: &reporter.1,

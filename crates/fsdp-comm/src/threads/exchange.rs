@@ -9,19 +9,29 @@
 //! Ranks may have devices with queues of their own: events carry the order of the gather queue (all-gathers)
 //! or the reduce queue (all others) of every rank to the rank that moves the data, and from there to all.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fsdp_core::comm::{CommError, Completed, Fingerprint};
+use fsdp_core::comm::{CollectiveKind, CommError, Fingerprint};
 use fsdp_core::memory::{Buffer, Memory, Slice, SliceMut};
 use fsdp_core::tree::{Arrival, Arrivals};
 use fsdp_core::{Error, Queue, Rank};
 
-/// What one rank brings to an all-gather or a reduction, and finds afterwards.
-pub(crate) struct Slot<M: Memory> {
-    pub(crate) inputs: Vec<M::Buffer>,
-    pub(crate) outputs: Vec<M::Buffer>,
+/// What one rank brings to a collective, and finds afterwards.
+pub(super) struct Slot<M: Memory> {
+    pub(super) inputs: Vec<M::Buffer>,
+    pub(super) outputs: Vec<M::Buffer>,
+    /// Its color in a split; afterwards those of all ranks.
+    pub(super) colors: Arc<[usize]>,
     /// When its buffers may be used.
-    pub(crate) ready: M::Event,
+    pub(super) ready: M::Event,
+}
+
+impl<M: Memory> Slot<M> {
+    /// Buffers that may be used when `ready` has passed.
+    pub(super) fn new(inputs: Vec<M::Buffer>, outputs: Vec<M::Buffer>, ready: M::Event) -> Self {
+        Self { inputs, outputs, colors: Arc::default(), ready }
+    }
 }
 
 /// A partial sum, in the buffers of one of its ranks.
@@ -32,31 +42,45 @@ struct Partial<M: Memory> {
 }
 
 /// One collective of a group.
-pub(crate) struct Exchange<M: Memory> {
+pub(super) struct Exchange<M: Memory> {
+    /// Whether what it is for is done, so that ranks may leave.
+    pub(super) is_done: AtomicBool,
+    arrived: AtomicUsize,
     slots: Mutex<Vec<Option<Slot<M>>>>,
     tree: Mutex<Arrivals<Partial<M>>>,
 }
 
 impl<M: Memory> Exchange<M> {
     /// A collective of `size` ranks.
-    pub(crate) fn new(size: usize) -> Self {
-        Self { slots: Mutex::new((0..size).map(|_| None).collect()), tree: Mutex::new(Arrivals::new(size)) }
+    pub(super) fn new(size: usize) -> Self {
+        let slots = Mutex::new((0..size).map(|_| None).collect());
+        let (is_done, arrived) = Default::default();
+        Self { is_done, arrived, slots, tree: Mutex::new(Arrivals::new(size)) }
     }
 
-    /// Hands in the buffers of a rank.
-    pub(crate) fn deposit(&self, index: usize, slot: Slot<M>) {
-        assert!(self.slots()[index].replace(slot).is_none(), "a rank enters a collective once");
+    /// Hands in the buffers of a rank; whether it is the last.
+    pub(super) fn deposit(&self, index: usize, slot: Slot<M>) -> bool {
+        let mut slots = self.slots();
+        assert!(slots[index].replace(slot).is_none(), "a rank enters a collective once");
+        self.arrived.fetch_add(1, Ordering::Relaxed) + 1 == slots.len()
     }
 
     /// Takes back what belongs to a rank, once the collective is finished.
-    pub(crate) fn take(&self, index: usize) -> (Completed<M::Buffer>, M::Event) {
-        let slot = self.slots()[index].take().expect("a rank leaves a collective once");
-        (Completed { outputs: slot.outputs, inputs: slot.inputs }, slot.ready)
+    pub(super) fn take(&self, index: usize) -> Slot<M> {
+        self.slots()[index].take().expect("a rank leaves a collective once")
+    }
+
+    /// All ranks are there: every one learns the colors of all.
+    pub(super) fn tell_colors(&self) {
+        let mut slots = self.slots();
+        let colors: Arc<[usize]> =
+            slots.iter().flatten().flat_map(|slot| slot.colors.iter().copied()).collect();
+        slots.iter_mut().flatten().for_each(|slot| slot.colors = colors.clone());
     }
 
     /// All ranks are there: fills all outputs of an all-gather. With `share`, one output is filled and the
     /// others become its readers where the memory can do that.
-    pub(crate) fn gather(&self, memory: &M, group: Group<'_>, share: bool) -> Result<(), Error> {
+    pub(super) fn gather(&self, memory: &M, group: Group<'_>, share: bool) -> Result<(), Error> {
         self.with_all_slots(memory, Queue::Gather, |slots| {
             let inputs: Vec<_> = slots.iter_mut().map(|slot| std::mem::take(&mut slot.inputs)).collect();
             group.check_lengths(&inputs)?;
@@ -74,7 +98,7 @@ impl<M: Memory> Exchange<M> {
     }
 
     /// All ranks are there: the outputs of the rank at place `root` are copied to all others.
-    pub(crate) fn broadcast(&self, memory: &M, group: Group<'_>, root: usize) -> Result<(), Error> {
+    pub(super) fn broadcast(&self, memory: &M, group: Group<'_>, root: usize) -> Result<(), Error> {
         self.with_all_slots(memory, Queue::Reduce, |slots| {
             let sent = std::mem::take(&mut slots[root].outputs);
             let copied = slots.iter_mut().enumerate().filter(|&(index, _)| index != root).try_for_each(
@@ -90,7 +114,7 @@ impl<M: Memory> Exchange<M> {
 
     /// Adds the input of a rank to the tree, as far as its siblings are there; returns whether this completed
     /// the sum, which is then where the collective wants it.
-    pub(crate) fn reduce(&self, memory: &M, group: Group<'_>, index: usize) -> Result<bool, Error> {
+    pub(super) fn reduce(&self, memory: &M, group: Group<'_>, index: usize) -> Result<bool, Error> {
         let (buffers, ready) = {
             let mut slots = self.slots();
             let slot = slots[index].as_mut().expect("the rank deposited its buffers before");
@@ -140,7 +164,7 @@ impl<M: Memory> Exchange<M> {
         for (dst, src) in left.buffers.iter_mut().zip(&right.buffers) {
             memory.accumulate(Queue::Reduce, Slice::whole(src), SliceMut::whole(dst))?;
         }
-        if group.scatters {
+        if group.scatters() {
             right.buffers.iter_mut().for_each(|buffer| memory.release(Queue::Reduce, buffer));
         }
         self.give_back(right.owner, right.buffers);
@@ -153,7 +177,7 @@ impl<M: Memory> Exchange<M> {
     fn hand_out(&self, memory: &M, group: Group<'_>, mut sum: Partial<M>) -> Result<(), Error> {
         self.with_all_slots(memory, Queue::Reduce, |slots| {
             for (index, slot) in slots.iter_mut().enumerate() {
-                if group.scatters {
+                if group.scatters() {
                     scatter(memory, &sum.buffers, index, &mut slot.outputs)?;
                 } else if index != sum.owner {
                     copy_all(memory, &sum.buffers, &mut slot.inputs)?;
@@ -161,11 +185,11 @@ impl<M: Memory> Exchange<M> {
             }
             Ok(())
         })?;
-        if group.scatters {
+        if group.scatters() {
             sum.buffers.iter_mut().for_each(|buffer| memory.release(Queue::Reduce, buffer));
         }
         self.give_back(sum.owner, sum.buffers);
-        if !group.scatters {
+        if !group.scatters() {
             // An all-reduce works in place: what went in comes out.
             for slot in self.slots().iter_mut().flatten() {
                 std::mem::swap(&mut slot.inputs, &mut slot.outputs);
@@ -201,16 +225,19 @@ impl<M: Memory> Exchange<M> {
     }
 }
 
-/// The facts about a call that errors need, and what becomes of its sum.
+/// Who calls what.
 #[derive(Clone, Copy)]
-pub(crate) struct Group<'a> {
-    pub(crate) members: &'a [Rank],
-    pub(crate) call: Fingerprint,
-    /// Whether a reduction ends in parts (and gives up its inputs) or in place.
-    pub(crate) scatters: bool,
+pub(super) struct Group<'a> {
+    pub(super) members: &'a [Rank],
+    pub(super) call: Fingerprint,
 }
 
 impl Group<'_> {
+    /// Whether a reduction ends in parts (and gives up its inputs) or in place.
+    fn scatters(&self) -> bool {
+        matches!(self.call.kind, CollectiveKind::ReduceScatter(_))
+    }
+
     /// Fingerprints compare the elements of all segments together; here each segment is compared.
     fn check_lengths<B: Buffer>(&self, inputs: &[Vec<B>]) -> Result<(), Error> {
         inputs.iter().enumerate().try_for_each(|(index, theirs)| self.check_pair(&inputs[0], index, theirs))

@@ -12,10 +12,16 @@ fn call(sequence: u64) -> Fingerprint {
 
 /// Two communicators of all ranks.
 fn table(ranks: usize, now: Instant) -> (Table<bool>, Vec<Seat>, Vec<Seat>) {
-    let mut table = Table::new(0..ranks);
+    table_of(0..ranks, ranks, now)
+}
+
+/// Those of the ranks `here`.
+fn table_of(here: Range<usize>, ranks: usize, now: Instant) -> (Table<bool>, Vec<Seat>, Vec<Seat>) {
+    let mut table = Table::new(here.clone());
     let members: Arc<[Rank]> = (0..ranks).map(Rank).collect();
     let mut seats = |path, name| {
-        members.iter().map(|&rank| table.seat(&[path], name, &members, rank, None, now)).collect::<Vec<_>>()
+        let group = Group::root(path, name, &members);
+        here.clone().map(|rank| table.seat(&group, Rank(rank), None, now)).collect::<Vec<_>>()
     };
     let (gathers, reductions) = (seats(0, "gathers"), seats(1, "reductions"));
     (table, gathers, reductions)
@@ -41,9 +47,8 @@ fn the_second_to_call_something_else_is_refused_and_told_of_the_first() {
 /// A group beside that of `parents`, on the same NCCL communicator.
 fn sharing(table: &mut Table<bool>, parents: &[Seat], now: Instant) -> Vec<Seat> {
     let members = table.members(parents[0]);
-    let seat = |(&parent, &rank): (&Seat, &Rank)| {
-        table.seat(&[0, 0, 0], "gathers/0", &members, rank, Some(parent), now)
-    };
+    let group = Group::root(0, "gathers", &members).split(0, &[0; 2], 0);
+    let seat = |(&parent, &rank): (&Seat, &Rank)| table.seat(&group, rank, Some(parent), now);
     parents.iter().zip(members.iter()).map(seat).collect()
 }
 
@@ -99,7 +104,8 @@ fn who_is_missing_is_asked_of_the_group_and_who_is_in_a_call_of_its_communicator
 #[test]
 fn the_last_calls_are_kept_and_all_that_a_rank_has_not_entered() {
     let now = Instant::now();
-    let (mut table, gathers, _) = table(3, now);
+    // The fourth is of another process, which may ask for them.
+    let (mut table, gathers, _) = table_of(0..3, 4, now);
     let mut enter = |seat: Seat, sequences: std::ops::Range<u64>| {
         for sequence in sequences {
             let position = table.enter(seat, call(sequence), now).unwrap();
@@ -117,6 +123,20 @@ fn the_last_calls_are_kept_and_all_that_a_rank_has_not_entered() {
     settle(&mut table, now);
     assert!(table.is_idle());
     assert_eq!(table.status()[1].doing, format!("gathers: ended {}", call(8999)));
+}
+
+#[test]
+fn without_other_processes_no_call_is_kept_that_all_have_entered() {
+    let now = Instant::now();
+    let (mut table, gathers, _) = table(2, now);
+    for sequence in 0..100 {
+        table.enter(gathers[0], call(sequence), now).unwrap();
+    }
+    for sequence in 0..99 {
+        table.enter(gathers[1], call(sequence), now).unwrap();
+    }
+    assert_eq!(table.lines[0].kept_len(), 2, "the last that both have entered, and the one after it");
+    assert!(table.enter(gathers[1], call(98), now).is_err());
 }
 
 #[test]

@@ -10,12 +10,12 @@ use fsdp_core::Rank;
 use fsdp_core::comm::{CommError, RankStatus};
 
 use super::report::{CallReport, LineReport, Report, RowReport};
-use super::table::Position;
-use super::waits::{self, Failure, Wait};
+use super::waits::{self, Wait};
+use super::{Failure, Position};
 
 /// What follows from the reports.
 #[derive(Debug)]
-pub(super) enum Ruling {
+pub enum Ruling {
     /// Nothing.
     Fine,
     /// Some calls of this line differ: all processes are to tell all that they have kept, so that the first one is found.
@@ -30,7 +30,7 @@ pub(super) enum Ruling {
 type Lines<'a> = BTreeMap<&'a [u64], Vec<&'a LineReport>>;
 
 /// Judges one report of each process of a world of so many ranks, in which a collective may take so long.
-pub(super) fn judge(reports: &[Report], world: usize, limit: Duration) -> Ruling {
+pub fn judge(reports: &[Report], world: usize, limit: Duration) -> Ruling {
     let mut lines = Lines::new();
     for line in reports.iter().flat_map(|report| &report.lines) {
         lines.entry(&line.path).or_default().push(line);

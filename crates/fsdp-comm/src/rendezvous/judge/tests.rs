@@ -4,7 +4,7 @@ use fsdp_core::DType;
 use fsdp_core::comm::{CollectiveKind, Fingerprint, Purpose, ReduceOp};
 
 use super::*;
-use crate::nccl::table::{Seat, Table};
+use crate::rendezvous::{Group, Seat, Table};
 
 const LIMIT: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -34,10 +34,10 @@ impl World {
     /// The seats of all members of a group, by place.
     fn group(&mut self, path: &[u64], members: &[usize], shares: Option<&[Seat]>) -> Vec<Seat> {
         let ranks: Arc<[Rank]> = members.iter().copied().map(Rank).collect();
+        let group = Group { path: path.to_vec(), name: format!("group {path:?}"), members: ranks };
         let seat = |(place, &rank): (usize, &usize)| {
             let shared = shares.map(|seats| seats[place]);
-            let table = &mut self.tables[rank / self.local];
-            table.seat(path, &format!("group {path:?}"), &ranks, Rank(rank), shared, self.start)
+            self.tables[rank / self.local].seat(&group, Rank(rank), shared, self.start)
         };
         members.iter().enumerate().map(seat).collect()
     }
@@ -177,8 +177,8 @@ fn the_end_of_a_chain_of_waits_through_processes_is_to_blame() {
 fn a_rank_that_has_not_made_its_group_yet_is_missing_there() {
     let mut world = World::new(2, 1);
     let all = world.all(0);
-    let members: Arc<[Rank]> = [Rank(0), Rank(1)].into();
-    let child = world.tables[0].seat(&[0, 0, 0], "child", &members, Rank(0), None, world.start);
+    let group = Group { path: vec![0, 0, 0], name: "child".to_owned(), members: [Rank(0), Rank(1)].into() };
+    let child = world.tables[0].seat(&group, Rank(0), None, world.start);
     world.enter(0, all[0], call(0, 4), true);
     world.enter(0, child, call(0, 4), false);
     let Failure { culprit, error } = world.failure(LIMIT, None);

@@ -1,19 +1,19 @@
 //! What a process tells the leader of the calls of its ranks, with each of its signs of life.
 //!
-//! A line, which is an NCCL communicator, is known by the path of the first group that used it; it is the same in all
+//! A line, which is one connection, is known by the path of the first group that used it; it is the same in all
 //! processes. Everything but waits stays true when it is told late: calls have their positions, and digests the number of
 //! calls that they are of.
 
-use fsdp_comm::{call_of, header_of};
 use fsdp_core::comm::Fingerprint;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::table::Position;
+use super::Position;
+use crate::session::{decode as call_of, encode as header_of};
 
 /// The calls of all ranks of a process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Report {
+pub struct Report {
     /// Ranks that have returned.
     pub(super) returned: Vec<usize>,
     pub(super) lines: Vec<LineReport>,
@@ -71,12 +71,15 @@ pub(super) struct CallReport {
 
 impl Report {
     /// As bytes.
-    pub(super) fn encode(&self) -> Vec<u8> {
+    pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a report is a tree of plain values")
     }
 
     /// Of bytes.
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self, serde_json::Error> {
+    ///
+    /// # Errors
+    /// They are no report.
+    pub fn decode(bytes: &[u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_slice(bytes)
     }
 }

@@ -4,20 +4,14 @@ use std::time::{Duration, Instant};
 
 use fsdp_core::Rank;
 
-use super::line::{Line, Position};
-use super::{Group, Table};
-use crate::nccl::report::{CallReport, LineReport, Report, RowReport, WaitReport};
+use super::{Rows, Table};
+use crate::rendezvous::line::{Line, Position};
+use crate::rendezvous::report::{CallReport, LineReport, Report, RowReport, WaitReport};
 
 impl<E> Table<E> {
     /// The calls of all ranks of this process: how far they are, what those wait for that have waited for `patience`, and all
     /// that is kept of the line `asked`. A line of the whole world, of so many ranks, does not list them.
-    pub(in crate::nccl) fn report(
-        &self,
-        now: Instant,
-        patience: Duration,
-        world: usize,
-        asked: Option<&[u64]>,
-    ) -> Report {
+    pub fn report(&self, now: Instant, patience: Duration, world: usize, asked: Option<&[u64]>) -> Report {
         let lines = self.lines.iter().enumerate();
         let lines: Vec<LineReport> =
             lines.map(|(line, calls)| self.line(line, calls, now, patience, world, asked)).collect();
@@ -40,9 +34,9 @@ impl<E> Table<E> {
         world: usize,
         asked: Option<&[u64]>,
     ) -> LineReport {
-        let groups: Vec<&Group<E>> = self.groups.iter().filter(|group| group.line == number).collect();
+        let groups: Vec<&Rows<E>> = self.groups.iter().filter(|group| group.line == number).collect();
         // A line has the group for which it was made.
-        let path = &groups[0].path;
+        let path = &groups[0].group.path;
         let row = |&index: &usize| {
             let (entered, digest) = line.entered(index);
             let wait =
@@ -54,7 +48,7 @@ impl<E> Table<E> {
         let from = if asked == Some(&path[..]) { Some(0) } else { waits_from };
         let calls = from.into_iter().flat_map(|from| line.calls(from));
         let calls = calls.map(|(position, call)| {
-            let group = &self.groups[call.group];
+            let group = &self.groups[call.group].group;
             let (path, group) = (group.path.clone(), group.name.clone());
             CallReport { position, rank: call.first.0, path, group, call: call.call }
         });
@@ -70,7 +64,7 @@ impl<E> Table<E> {
 }
 
 /// The first call that a rank has not ended on a line.
-fn wait<E>(groups: &[&Group<E>], index: usize, now: Instant) -> Option<WaitReport> {
+fn wait<E>(groups: &[&Rows<E>], index: usize, now: Instant) -> Option<WaitReport> {
     let rows = groups.iter().map(|group| &group.rows[index]);
     let fronts = rows.filter_map(|row| Some((row.outstanding.front()?, row.since)));
     let (front, since) = fronts.min_by_key(|(front, _)| -> Position { front.position })?;

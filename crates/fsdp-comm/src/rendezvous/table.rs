@@ -1,12 +1,9 @@
-//! The table of the ranks of this process: which collectives each of them has issued on each communicator, and which have
-//! ended.
+//! The table of the ranks of this process: which collectives each of them has entered in each group, and which have ended.
 //!
-//! Plain data without locks, threads or clocks: [`World`](super::world::World) keeps it behind its lock and says what
-//! time it is. With it, a call that differs from those of the other ranks is refused before it is issued, and a
-//! time-out knows who did not come. A group is what a rank sees, with a name and calls of its own; a [`Line`] is the NCCL
-//! communicator below, which groups of the same ranks may share.
+//! It is told what time it is. With it, a call that differs from those of the other ranks is refused before it is issued,
+//! and a time-out knows who did not come. A group is what a rank sees, with calls of its own; a [`Line`] is the connection
+//! below, which groups of the same ranks may share.
 
-mod line;
 mod tell;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -17,16 +14,17 @@ use std::time::{Duration, Instant};
 use fsdp_core::Rank;
 use fsdp_core::comm::{CommError, Fingerprint, RankStatus};
 
-pub(super) use line::Position;
-use line::{Different, Line};
+use super::line::{Different, Line, Position};
+use super::waits::{self, Wait};
+use super::{Failure, Group};
 
-use super::waits::{self, Failure, Wait};
-
-/// Which communicator, and which of its ranks.
+/// Which group of a table, and which of its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Seat {
-    pub(super) group: usize,
-    pub(super) index: usize,
+pub struct Seat {
+    /// Number of the group.
+    pub group: usize,
+    /// Place of the rank in it.
+    pub index: usize,
 }
 
 /// A collective that a rank has entered and that has not ended on it.
@@ -38,7 +36,7 @@ struct Outstanding<E> {
     event: Option<E>,
 }
 
-/// One rank of a communicator.
+/// One rank of a group.
 #[derive(Debug)]
 struct Row<E> {
     latest: Option<Fingerprint>,
@@ -49,18 +47,23 @@ struct Row<E> {
 }
 
 #[derive(Debug)]
-struct Group<E> {
-    name: String,
-    path: Vec<u64>,
-    members: Arc<[Rank]>,
+struct Rows<E> {
+    group: Group,
     rows: Vec<Row<E>>,
-    /// The NCCL communicator.
+    /// The connection.
     line: usize,
 }
 
+impl<E> Rows<E> {
+    fn ranks(&self) -> impl Iterator<Item = (Rank, &Row<E>)> {
+        self.group.members.iter().copied().zip(&self.rows)
+    }
+}
+
+/// The calls of the ranks of this process. `E` is what tells when a call that was issued has ended.
 #[derive(Debug)]
-pub(super) struct Table<E> {
-    groups: Vec<Group<E>>,
+pub struct Table<E> {
+    groups: Vec<Rows<E>>,
     lines: Vec<Line>,
     by_path: BTreeMap<Vec<u64>, usize>,
     /// The ranks of this process, and those of them that have returned.
@@ -70,58 +73,50 @@ pub(super) struct Table<E> {
 
 impl<E> Table<E> {
     /// A table of the ranks `here`.
-    pub(super) fn new(here: Range<usize>) -> Self {
+    pub fn new(here: Range<usize>) -> Self {
         let (groups, lines, by_path) = Default::default();
         Self { groups, lines, by_path, here, ended: BTreeSet::new() }
     }
 
-    /// The seat of `rank` in the group at `path`, which is made by the first of its members that asks: on an NCCL
-    /// communicator of its own, or on that of another group of the same ranks.
-    pub(super) fn seat(
-        &mut self,
-        path: &[u64],
-        name: &str,
-        members: &Arc<[Rank]>,
-        rank: Rank,
-        shares: Option<Seat>,
-        now: Instant,
-    ) -> Seat {
-        let next = self.groups.len();
-        let group = *self.by_path.entry(path.to_vec()).or_insert(next);
-        if group == next {
+    /// The seat of `rank` in a group, which is entered into the table by the first of its members that asks: with a
+    /// connection of its own, or with that of another group of the same ranks.
+    ///
+    /// # Panics
+    /// When the rank is not of the group.
+    pub fn seat(&mut self, group: &Group, rank: Rank, shares: Option<Seat>, now: Instant) -> Seat {
+        let members = &group.members;
+        let number = *self.by_path.entry(group.path.clone()).or_insert(self.groups.len());
+        if number == self.groups.len() {
             let line = shares.map_or(self.lines.len(), |other| self.groups[other.group].line);
             if line == self.lines.len() {
                 let is_here = |&index: &usize| self.here.contains(&members[index].0);
                 self.lines.push(Line::new(members.clone(), (0..members.len()).filter(is_here).collect()));
             }
             let row = |_| Row { latest: None, ended: None, outstanding: VecDeque::new(), since: now };
-            self.groups.push(Group {
-                name: name.to_owned(),
-                path: path.to_vec(),
-                members: members.clone(),
-                rows: (0..members.len()).map(row).collect(),
-                line,
-            });
+            let rows = (0..members.len()).map(row).collect();
+            self.groups.push(Rows { group: group.clone(), rows, line });
         }
         let index = members.iter().position(|&member| member == rank);
-        Seat { group, index: index.expect("a rank asks for groups that it belongs to") }
+        Seat { group: number, index: index.expect("a rank asks for groups that it belongs to") }
     }
 
-    /// The ranks of a communicator.
-    pub(super) fn members(&self, seat: Seat) -> Arc<[Rank]> {
-        self.groups[seat.group].members.clone()
+    /// The ranks of a group.
+    pub fn members(&self, seat: Seat) -> Arc<[Rank]> {
+        self.groups[seat.group].group.members.clone()
     }
 
-    /// Enters a rank into its next call, unless another rank called something else at this place of the NCCL
-    /// communicator.
-    pub(super) fn enter(
-        &mut self,
-        seat: Seat,
-        call: Fingerprint,
-        now: Instant,
-    ) -> Result<Position, CommError> {
-        let group = &self.groups[seat.group];
-        let position = self.lines[group.line]
+    /// The rank of a seat.
+    pub fn rank(&self, seat: Seat) -> Rank {
+        self.groups[seat.group].group.members[seat.index]
+    }
+
+    /// Enters a rank into its next call.
+    ///
+    /// # Errors
+    /// [`CommError::Mismatch`] or [`CommError::Order`]: another rank called something else at this place of the connection.
+    pub fn enter(&mut self, seat: Seat, call: Fingerprint, now: Instant) -> Result<Position, CommError> {
+        let Rows { group, line, .. } = &self.groups[seat.group];
+        let position = self.lines[*line]
             .enter(seat.index, seat.group, &group.path, call)
             .map_err(|different| self.divergence(seat, call, &different))?;
         let row = &mut self.groups[seat.group].rows[seat.index];
@@ -134,23 +129,29 @@ impl<E> Table<E> {
     }
 
     fn divergence(&self, seat: Seat, call: Fingerprint, different: &Different) -> CommError {
-        let (rank, peer) = (self.groups[seat.group].members[seat.index], different.peer);
+        let (rank, peer) = (self.rank(seat), different.peer);
         if different.group == seat.group {
             return CommError::Mismatch { rank, got: call, peer, expected: different.call };
         }
-        let name = |group: usize| self.groups[group].name.clone();
+        let name = |group: usize| self.groups[group].group.name.clone();
         CommError::Order { rank, call, group: name(seat.group), peer, peer_group: name(different.group) }
     }
 
     /// Notes that a call is with the device, and ends at `event`.
-    pub(super) fn issued(&mut self, seat: Seat, position: Position, event: E) {
+    ///
+    /// # Panics
+    /// When the call is not outstanding.
+    pub fn issued(&mut self, seat: Seat, position: Position, event: E) {
         let row = &mut self.groups[seat.group].rows[seat.index];
         let found = row.outstanding.iter_mut().find(|outstanding| outstanding.position == position);
         found.expect("a call is outstanding until it has ended").event = Some(event);
     }
 
-    /// Notes that a call that the device has no part in has ended.
-    pub(super) fn end_call(&mut self, seat: Seat, position: Position, now: Instant) {
+    /// Notes that a call that no device has a part in has ended.
+    ///
+    /// # Panics
+    /// When the call is not outstanding.
+    pub fn end_call(&mut self, seat: Seat, position: Position, now: Instant) {
         let row = &mut self.groups[seat.group].rows[seat.index];
         let found = row.outstanding.iter().position(|outstanding| outstanding.position == position);
         let ended = found.and_then(|at| row.outstanding.remove(at));
@@ -159,18 +160,21 @@ impl<E> Table<E> {
     }
 
     /// Notes that a rank has ended.
-    pub(super) fn end_rank(&mut self, rank: Rank) {
+    pub fn end_rank(&mut self, rank: Rank) {
         self.ended.insert(rank);
     }
 
     /// Takes calls out whose event has passed, as `is_past` says for an event of a rank.
-    pub(super) fn settle<X>(
+    ///
+    /// # Errors
+    /// The first of `is_past`, with its rank.
+    pub fn settle<X>(
         &mut self,
         now: Instant,
         mut is_past: impl FnMut(Rank, &E) -> Result<bool, X>,
     ) -> Result<(), (Rank, X)> {
-        for group in &mut self.groups {
-            for (&rank, row) in group.members.iter().zip(&mut group.rows) {
+        for Rows { group, rows, .. } in &mut self.groups {
+            for (&rank, row) in group.members.iter().zip(rows) {
                 while let Some(Outstanding { event: Some(event), call, position }) = row.outstanding.front() {
                     if !is_past(rank, event).map_err(|error| (rank, error))? {
                         break;
@@ -185,12 +189,12 @@ impl<E> Table<E> {
     }
 
     /// Whether nothing is outstanding on any rank.
-    pub(super) fn is_idle(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.groups.iter().flat_map(|group| &group.rows).all(|row| row.outstanding.is_empty())
     }
 
-    /// The call that a rank is in on the NCCL communicator of `seat`, or else the last one that has ended there.
-    pub(super) fn current(&self, seat: Seat) -> Option<Fingerprint> {
+    /// The call that a rank is in on the connection of `seat`, or else the last one that has ended there.
+    pub fn current(&self, seat: Seat) -> Option<Fingerprint> {
         let line = self.groups[seat.group].line;
         let rows =
             || self.groups.iter().filter(|group| group.line == line).map(|group| &group.rows[seat.index]);
@@ -201,24 +205,24 @@ impl<E> Table<E> {
 
     /// The failure to report when a collective can not end because a rank that it needs has ended, or when one has
     /// been outstanding for `limit`. Of other processes nothing is known here.
-    pub(super) fn overdue(&self, now: Instant, limit: Duration) -> Option<Failure> {
+    pub fn overdue(&self, now: Instant, limit: Duration) -> Option<Failure> {
         let (waits, status) = (self.waits(now), || self.status());
         waits::deserted(&waits, |rank| self.ended.contains(&rank), &status)
             .or_else(|| waits::overdue(&waits, limit, &status))
     }
 
     /// A rank and the call in which it has waited for `limit`.
-    pub(super) fn waiting(&self, now: Instant, limit: Duration) -> Option<(Rank, Fingerprint)> {
+    pub fn waiting(&self, now: Instant, limit: Duration) -> Option<(Rank, Fingerprint)> {
         let waits = self.waits(now);
         waits.iter().find(|wait| wait.waited >= limit).map(|wait| (wait.rank, wait.call))
     }
 
     fn waits(&self, now: Instant) -> Vec<Wait> {
         let mut waits = Vec::new();
-        for group in &self.groups {
-            for (&rank, row) in group.members.iter().zip(&group.rows) {
+        for rows in &self.groups {
+            for (rank, row) in rows.ranks() {
                 if let Some(front) = row.outstanding.front() {
-                    let missing = self.lines[group.line].missing(front.position);
+                    let missing = self.lines[rows.line].missing(front.position);
                     let waited = now.saturating_duration_since(row.since);
                     waits.push(Wait { rank, call: front.call, missing, waited });
                 }
@@ -227,12 +231,21 @@ impl<E> Table<E> {
         waits
     }
 
-    /// What every rank of this process has issued last and ended last, on every communicator.
+    /// What a rank waits for that has waited so long for the end of one of its calls.
+    pub(crate) fn wait(&self, seat: Seat, position: Position, waited: Duration) -> Wait {
+        let Rows { rows, line, .. } = &self.groups[seat.group];
+        let mut outstanding = rows[seat.index].outstanding.iter();
+        let found = outstanding.find(|outstanding| outstanding.position == position);
+        let call = found.expect("a call is outstanding until it has ended").call;
+        Wait { rank: self.rank(seat), call, missing: self.lines[*line].missing(position), waited }
+    }
+
+    /// What every rank of this process has issued last and ended last, in every group.
     pub(super) fn status(&self) -> Arc<[RankStatus]> {
         let line = |rank: Rank| {
-            let of_group = |group: &Group<E>| {
+            let of_group = |Rows { group, rows, .. }: &Rows<E>| {
                 let index = group.members.iter().position(|&member| member == rank)?;
-                let row = &group.rows[index];
+                let row = &rows[index];
                 let latest = row.latest?;
                 Some(match row.ended {
                     Some((_, ended)) if ended == latest => format!("{}: ended {ended}", group.name),

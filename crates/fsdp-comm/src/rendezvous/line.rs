@@ -1,9 +1,9 @@
-//! The calls that the ranks of this process make on one NCCL communicator, in order.
+//! The calls that the ranks of this process make on one connection, in order.
 //!
-//! Groups of the same ranks may share an NCCL communicator. NCCL then sees one line of calls, whatever group they are
-//! of, and would match the first call of one rank with the first of another; so the order is compared here, over all
-//! groups of a line. The last calls are kept, each with a digest of all up to it, to be compared with those of other
-//! processes.
+//! Groups of the same ranks may share a connection, such as an NCCL communicator. It sees one line of calls, whatever group
+//! they are of, and would match the first call of one rank with the first of another; so the order is compared here, over
+//! all groups of a line. If ranks of other processes are on it, the last calls are kept, each with a digest of all up to
+//! it, to be compared with theirs.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use fsdp_core::comm::Fingerprint;
 use fsdp_core::{Digest, Rank};
 
 /// The place of a call among all calls of its line.
-pub(in crate::nccl) type Position = u64;
+pub type Position = u64;
 
 /// Calls that are kept when all ranks of this process have entered them: those of some seconds, because what other
 /// processes called is compared that much later.
@@ -24,6 +24,8 @@ pub(super) struct Call {
     pub(super) group: usize,
     pub(super) call: Fingerprint,
     pub(super) first: Rank,
+    /// How many ranks of this process have entered it.
+    entered: usize,
     /// Of all calls up to this one, with their groups.
     digest: Digest,
 }
@@ -36,7 +38,7 @@ pub(super) struct Different {
     pub(super) call: Fingerprint,
 }
 
-/// One NCCL communicator, as the order of its calls.
+/// One connection, as the order of its calls.
 #[derive(Debug)]
 pub(super) struct Line {
     /// Places of the members that this process holds.
@@ -66,20 +68,24 @@ impl Line {
         call: Fingerprint,
     ) -> Result<Position, Different> {
         let (position, first) = (self.entered[index], self.members[index]);
-        match self.kept.get((position - self.first) as usize) {
+        let has_others = self.here.len() < self.members.len();
+        match self.kept.get_mut((position - self.first) as usize) {
             Some(there) if (there.group, there.call) != (group, call) => {
                 return Err(Different { peer: there.first, group: there.group, call: there.call });
             }
-            Some(_) => {}
+            Some(there) => there.entered += 1,
             None => {
-                self.digest = self.digest.and(&(path, call));
-                self.kept.push_back(Call { group, call, first, digest: self.digest });
+                if has_others {
+                    self.digest = self.digest.and(&(path, call));
+                }
+                self.kept.push_back(Call { group, call, first, entered: 1, digest: self.digest });
             }
         }
         self.entered[index] += 1;
+        let kept_max = if has_others { KEPT_MAX } else { 0 };
         // The last one that a rank has entered is kept for its digest.
-        let all = self.here.iter().map(|&index| self.entered[index]).min().unwrap_or(0);
-        while self.kept.len() > KEPT_MAX && self.first + 1 < all {
+        let is_entered_by_all = |call: &Call| call.entered == self.here.len();
+        while self.kept.len() > kept_max && self.kept.get(1).is_some_and(is_entered_by_all) {
             self.kept.pop_front();
             self.first += 1;
         }

@@ -1,0 +1,77 @@
+//! Ranks as threads of a process, from their start to the report of how they ended. Every launcher starts them here.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
+
+use fsdp_core::Rank;
+
+use crate::launch::{FailureReason, LaunchFailure};
+use crate::rendezvous::Failure;
+
+/// Runs `body` for each of the ranks `here` on a thread of its own, with so much stack; what each has returned, in rank
+/// order. A panic is caught. When a rank has ended, or could not be started, `ended` is told at once, and why if it failed:
+/// it has to tell the other ranks.
+///
+/// A thread can not be stopped from outside, so this returns when every body has.
+pub fn run_ranks<T: Send, E: fmt::Display + Send>(
+    here: Range<usize>,
+    stack_bytes: usize,
+    body: impl Fn(Rank) -> Result<T, FailureReason<E>> + Sync,
+    ended: impl Fn(Rank, Option<&FailureReason<E>>) + Sync,
+) -> Vec<Result<T, FailureReason<E>>> {
+    let run = |rank| {
+        let outcome = catch_unwind(AssertUnwindSafe(|| body(rank)));
+        let outcome = outcome.unwrap_or_else(|panic| Err(FailureReason::Panic(message(panic.as_ref()))));
+        ended(rank, outcome.as_ref().err());
+        outcome
+    };
+    let run = &run;
+    thread::scope(|scope| {
+        let spawn = |rank: Rank| {
+            let thread = thread::Builder::new().name(rank.to_string()).stack_size(stack_bytes);
+            thread.spawn_scoped(scope, move || run(rank)).map_err(|error| {
+                let reason = FailureReason::Spawn(error);
+                ended(rank, Some(&reason));
+                reason
+            })
+        };
+        let threads: Vec<_> = here.map(Rank).map(spawn).collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join().expect("panics are caught");
+        threads.into_iter().map(|thread| thread.and_then(join)).collect()
+    })
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}
+
+/// What a launch of the ranks `here` returns: their results, or the failure of the rank that failed first in the world. If
+/// that one is of another process, the first that failed here.
+///
+/// # Errors
+/// [`LaunchFailure`].
+pub fn first_failure<T, E>(
+    here: Range<usize>,
+    outcomes: Vec<Result<T, FailureReason<E>>>,
+    failure: Option<Failure>,
+) -> Result<Vec<T>, LaunchFailure<E>> {
+    let (mut results, mut failures) = (Vec::new(), Vec::new());
+    for (rank, outcome) in here.clone().map(Rank).zip(outcomes) {
+        match outcome {
+            Ok(result) => results.push(result),
+            Err(reason) => failures.push(LaunchFailure { rank, reason }),
+        }
+    }
+    let own = |rank: Rank, failures: &[LaunchFailure<E>]| failures.iter().position(|one| one.rank == rank);
+    match failure.filter(|failure| here.contains(&failure.culprit.0)) {
+        Some(Failure { culprit, error }) => Err(match own(culprit, &failures) {
+            Some(at) => failures.swap_remove(at),
+            None => LaunchFailure { rank: culprit, reason: FailureReason::Comm(error) },
+        }),
+        None => failures.into_iter().next().map_or(Ok(results), Err),
+    }
+}

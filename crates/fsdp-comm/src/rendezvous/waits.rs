@@ -1,0 +1,78 @@
+//! Who waits for whom, and who is to blame.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fsdp_core::Rank;
+use fsdp_core::comm::{CommError, Fingerprint, RankStatus};
+
+use super::Failure;
+
+/// A collective that a rank has not ended, and who keeps it from ending.
+pub(crate) struct Wait {
+    /// Who waits.
+    pub(crate) rank: Rank,
+    /// In which call.
+    pub(crate) call: Fingerprint,
+    /// Ranks that have not entered it.
+    pub(crate) missing: Vec<Rank>,
+    /// For how long.
+    pub(crate) waited: Duration,
+}
+
+/// The failure to report when a collective can not end because a rank that it needs has returned.
+pub(super) fn deserted(
+    waits: &[Wait],
+    has_returned: impl Fn(Rank) -> bool,
+    status: &dyn Fn() -> Arc<[RankStatus]>,
+) -> Option<Failure> {
+    waits.iter().find_map(|wait| {
+        // The others may still come.
+        let missing: Vec<Rank> = wait.missing.iter().copied().filter(|&rank| has_returned(rank)).collect();
+        let culprit = *missing.first()?;
+        Some(missed(culprit, wait.call, missing, status))
+    })
+}
+
+/// The failure to report when no rank can go on; `None` if nobody is missing anywhere.
+pub(crate) fn stuck(waits: &[Wait], status: &dyn Fn() -> Arc<[RankStatus]>) -> Option<Failure> {
+    let (wait, missing) = blame(waits)?;
+    Some(missed(missing[0], wait.call, missing, status))
+}
+
+/// The failure to report when a collective has been waited for as long as `limit`.
+pub(crate) fn overdue(
+    waits: &[Wait],
+    limit: Duration,
+    status: &dyn Fn() -> Arc<[RankStatus]>,
+) -> Option<Failure> {
+    let late = waits.iter().find(|wait| wait.waited >= limit)?;
+    let (Wait { rank, call, .. }, missing) = blame(waits).unwrap_or((late, Vec::new()));
+    let culprit = *missing.first().unwrap_or(rank);
+    let (seconds, status) = (limit.as_secs(), status());
+    let error = CommError::TimedOut { rank: *rank, call: *call, seconds, missing: missing.into(), status };
+    Some(Failure { culprit, error })
+}
+
+fn missed(
+    culprit: Rank,
+    call: Fingerprint,
+    missing: Vec<Rank>,
+    status: &dyn Fn() -> Arc<[RankStatus]>,
+) -> Failure {
+    Failure { culprit, error: CommError::Missing { missing: missing.into(), call, status: status() } }
+}
+
+/// Of all waits one that lacks a rank, and whom it lacks. Who is waited for may wait itself: so preferably for a rank that
+/// waits for nobody, and such ranks come first.
+fn blame(waits: &[Wait]) -> Option<(&Wait, Vec<Rank>)> {
+    let waiting = waits.iter().filter(|wait| wait.missing.iter().any(|missing| *missing != wait.rank));
+    let waiting: BTreeSet<Rank> = waiting.map(|wait| wait.rank).collect();
+    let is_root = |wait: &&Wait| wait.missing.iter().any(|rank| !waiting.contains(rank));
+    let lacking = || waits.iter().filter(|wait| !wait.missing.is_empty());
+    let wait = lacking().find(is_root).or_else(|| lacking().next())?;
+    let (mut named, others): (Vec<_>, Vec<_>) = wait.missing.iter().partition(|rank| !waiting.contains(rank));
+    named.extend(others);
+    Some((wait, named))
+}

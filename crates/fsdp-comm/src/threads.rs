@@ -1,0 +1,114 @@
+//! Ranks that are threads of one process: their launcher, and the communicator between them.
+//!
+//! They share an address space, so a collective moves elements from buffer to buffer and nothing else. What a cluster does
+//! by hanging, a world of threads reports: the first rank that failed, or that others wait for in vain.
+
+mod comm;
+mod cores;
+mod exchange;
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use fsdp_core::comm::{Comm, CommError, Fingerprint};
+use fsdp_core::{Error, Memory, Rank};
+
+pub use comm::ThreadComm;
+use comm::World;
+
+use crate::launch::{FailureReason, LaunchFailure, Launcher, MakeMemory, Seat};
+use crate::ranks::{first_failure, run_ranks};
+use crate::rendezvous::Group;
+
+/// How ranks run as threads.
+#[derive(Clone, Debug)]
+pub struct ThreadOptions {
+    /// How many ranks run at a time; a rank that is blocked in a collective does not count. At least 1.
+    pub cores: usize,
+    /// The world fails when ranks wait in a collective and nobody entered or left one for so long. (When
+    /// nobody can any more, it fails at once.)
+    pub timeout: Duration,
+    /// Whether the outputs of an all-gather share storage, where the memory can do that.
+    pub share_unsharded: bool,
+    /// Stack of each rank's thread.
+    pub stack_bytes: usize,
+    /// Who may change what ranks do, to try out failures.
+    pub intercept: Option<Arc<dyn Intercept>>,
+}
+
+impl Default for ThreadOptions {
+    /// All cores of this machine, a time limit of ten minutes, nothing shared, nothing intercepted.
+    fn default() -> Self {
+        Self {
+            cores: thread::available_parallelism().map_or(1, usize::from),
+            timeout: Duration::from_secs(600),
+            share_unsharded: false,
+            stack_bytes: 2 << 20,
+            intercept: None,
+        }
+    }
+}
+
+/// What a rank does that was about to call a collective.
+#[derive(Debug)]
+pub enum Entry {
+    /// It makes this call.
+    Call(Fingerprint),
+    /// Its call fails.
+    Fail(CommError),
+    /// It never arrives: it blocks until the world has failed.
+    Stall,
+}
+
+/// Sees every call of every rank before it is made.
+pub trait Intercept: fmt::Debug + Send + Sync {
+    /// What `rank` does instead of `call`.
+    fn entry(&self, rank: Rank, call: Fingerprint) -> Entry;
+}
+
+/// Launches every rank as a thread of this process.
+pub struct Threads<M> {
+    options: ThreadOptions,
+    memory: Box<MakeMemory<M>>,
+}
+
+impl<M: Memory> Threads<M> {
+    /// Threads whose memory is made by `memory(rank, world)`, each in its rank's thread: a rank that gets none was not set
+    /// up.
+    pub fn new(
+        options: ThreadOptions,
+        memory: impl Fn(Rank, usize) -> Result<Arc<M>, Error> + Send + Sync + 'static,
+    ) -> Self {
+        Self { options, memory: Box::new(memory) }
+    }
+}
+
+impl<M: Memory> Launcher for Threads<M> {
+    type Memory = M;
+
+    fn launch<T: Send, E: Send + fmt::Debug + fmt::Display>(
+        &self,
+        ranks: usize,
+        body: &(dyn Fn(Seat<M>) -> Result<T, E> + Sync),
+    ) -> Result<Vec<T>, LaunchFailure<E>> {
+        let world = Arc::new(World::new(ranks, &self.options));
+        let members: Arc<[Rank]> = (0..ranks).map(Rank).collect();
+        let run = |rank| {
+            world.cores.start(rank);
+            let memory = (self.memory)(rank, ranks).map_err(|error| FailureReason::Setup(error.into()))?;
+            let comm = |number, name| {
+                let group = Group::root(number, name, &members);
+                Comm::new(Box::new(ThreadComm::new(&world, group, rank)))
+            };
+            let seat = Seat { rank, memory, gathers: comm(0, "gathers"), reductions: comm(1, "reductions") };
+            body(seat).map_err(FailureReason::Error)
+        };
+        let ended = |rank, reason: Option<&_>| {
+            world.cores.end(rank, reason.map(|reason| reason as &dyn fmt::Display))
+        };
+        let outcomes = run_ranks(0..ranks, self.options.stack_bytes, run, ended);
+        first_failure(0..ranks, outcomes, world.cores.failure())
+    }
+}

@@ -1,0 +1,246 @@
+//! The communicator between ranks that are threads.
+//!
+//! A collective starts without blocking: the rank enters the table of calls and hands in its buffers. Whoever completes the
+//! work (see [`exchange`](super::exchange)) does it inside its own start; the others find the result when they wait.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fsdp_core::comm::{CommError, Communicator, Completed, Fingerprint, InFlight};
+use fsdp_core::{Error, Memory, Queue, Rank};
+
+use super::cores::Cores;
+use super::exchange::{self, Exchange, Slot};
+use super::{Entry, Intercept, ThreadOptions};
+use crate::rendezvous::{Failure, Group, Position, Seat};
+
+/// Which collective: the number of its group, and its position there.
+type Place = (usize, Position);
+
+/// What the ranks of a world share.
+pub(super) struct World<M: Memory> {
+    pub(super) cores: Cores,
+    share_unsharded: bool,
+    intercept: Option<Arc<dyn Intercept>>,
+    /// Collectives that not all ranks have come to.
+    open: Mutex<BTreeMap<Place, Arc<Exchange<M>>>>,
+}
+
+impl<M: Memory> World<M> {
+    /// A world of so many ranks.
+    pub(super) fn new(ranks: usize, options: &ThreadOptions) -> Self {
+        Self {
+            cores: Cores::new(ranks, options.cores, options.timeout),
+            share_unsharded: options.share_unsharded,
+            intercept: options.intercept.clone(),
+            open: Mutex::default(),
+        }
+    }
+
+    fn open(&self) -> MutexGuard<'_, BTreeMap<Place, Arc<Exchange<M>>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn abort(&self, rank: Rank, reason: String) {
+        self.cores.fail(Failure { culprit: rank, error: CommError::Aborted { rank, reason } });
+    }
+}
+
+/// One rank's handle of a group of ranks that are threads of this process.
+pub struct ThreadComm<M: Memory> {
+    world: Arc<World<M>>,
+    group: Group,
+    seat: Seat,
+}
+
+impl<M: Memory> ThreadComm<M> {
+    /// The handle of `rank`.
+    pub(super) fn new(world: &Arc<World<M>>, group: Group, rank: Rank) -> Self {
+        let seat = world.cores.seat(&group, rank);
+        Self { world: world.clone(), group, seat }
+    }
+
+    fn rank(&self) -> Rank {
+        self.group.members[self.seat.index]
+    }
+
+    /// Enters the rank into its next collective, hands in its buffers and does its share of the work, which tells whether
+    /// the collective is then complete. It is told whether all ranks have come.
+    fn start(
+        &mut self,
+        call: Fingerprint,
+        slot: Slot<M>,
+        work: impl FnOnce(&Exchange<M>, exchange::Group<'_>, bool) -> Result<bool, Error>,
+    ) -> Result<Flight<M>, Error> {
+        let (world, seat, rank) = (&self.world, self.seat, self.rank());
+        let entered = match world.intercept.as_ref().map(|intercept| intercept.entry(rank, call)) {
+            None => call,
+            Some(Entry::Call(other)) => other,
+            Some(Entry::Fail(error)) => return Err(error.into()),
+            Some(Entry::Stall) => return Err(world.cores.stall(rank, call).into()),
+        };
+        let position = world.cores.enter(seat, entered)?;
+        let place = (seat.group, position);
+        let members = &*self.group.members;
+        let exchange =
+            world.open().entry(place).or_insert_with(|| Arc::new(Exchange::new(members.len()))).clone();
+        let is_last = exchange.deposit(seat.index, slot);
+        let group = exchange::Group { members, call };
+        if work(&exchange, group, is_last).inspect_err(|error| self.fail(error))? {
+            world.open().remove(&place);
+            world.cores.complete(seat, position, &exchange.is_done);
+        }
+        Ok(Flight { world: world.clone(), exchange, call, seat, position, rank })
+    }
+
+    fn reduce(
+        &mut self,
+        memory: &M,
+        call: Fingerprint,
+        inputs: Vec<M::Buffer>,
+        outputs: Vec<M::Buffer>,
+    ) -> Result<Box<dyn InFlight<M>>, Error> {
+        let (index, slot) = (self.seat.index, Slot::new(inputs, outputs, memory.record(Queue::Reduce)));
+        let flight = self.start(call, slot, |exchange, group, _| exchange.reduce(memory, group, index))?;
+        Ok(Box::new(flight))
+    }
+
+    /// The work of a collective failed on this rank: nobody will see its end.
+    fn fail(&self, error: &Error) {
+        let rank = self.rank();
+        self.world.cores.fail(match error {
+            Error::Comm(error @ CommError::Length { rank: culprit, .. }) => {
+                Failure { culprit: *culprit, error: error.clone() }
+            }
+            Error::Comm(error) => Failure { culprit: rank, error: error.clone() },
+            other => Failure::of_rank(rank, other.to_string()),
+        });
+    }
+}
+
+impl<M: Memory> Communicator<M> for ThreadComm<M> {
+    fn rank(&self) -> usize {
+        self.seat.index
+    }
+
+    fn size(&self) -> usize {
+        self.group.members.len()
+    }
+
+    fn world_rank(&self) -> Rank {
+        self.rank()
+    }
+
+    fn all_gather(
+        &mut self,
+        memory: &M,
+        call: Fingerprint,
+        inputs: Vec<M::Buffer>,
+        outputs: Vec<M::Buffer>,
+    ) -> Result<Box<dyn InFlight<M>>, Error> {
+        let share = self.world.share_unsharded;
+        let slot = Slot::new(inputs, outputs, memory.record(Queue::Gather));
+        let flight = self.start(call, slot, |exchange, group, is_last| {
+            if is_last {
+                exchange.gather(memory, group, share)?;
+            }
+            Ok(is_last)
+        })?;
+        Ok(Box::new(flight))
+    }
+
+    fn reduce_scatter(
+        &mut self,
+        memory: &M,
+        call: Fingerprint,
+        inputs: Vec<M::Buffer>,
+        outputs: Vec<M::Buffer>,
+    ) -> Result<Box<dyn InFlight<M>>, Error> {
+        self.reduce(memory, call, inputs, outputs)
+    }
+
+    fn all_reduce(
+        &mut self,
+        memory: &M,
+        call: Fingerprint,
+        buffers: Vec<M::Buffer>,
+    ) -> Result<Box<dyn InFlight<M>>, Error> {
+        self.reduce(memory, call, buffers, Vec::new())
+    }
+
+    fn broadcast(
+        &mut self,
+        memory: &M,
+        call: Fingerprint,
+        root: usize,
+        buffers: Vec<M::Buffer>,
+    ) -> Result<Box<dyn InFlight<M>>, Error> {
+        let slot = Slot::new(Vec::new(), buffers, memory.record(Queue::Reduce));
+        let flight = self.start(call, slot, |exchange, group, is_last| {
+            if is_last {
+                exchange.broadcast(memory, group, root)?;
+            }
+            Ok(is_last)
+        })?;
+        Ok(Box::new(flight))
+    }
+
+    fn split(
+        &mut self,
+        memory: &M,
+        call: Fingerprint,
+        color: usize,
+    ) -> Result<Box<dyn Communicator<M>>, Error> {
+        let ready = memory.record(Queue::Gather);
+        let slot = Slot { colors: [color].into(), ..Slot::new(Vec::new(), Vec::new(), ready) };
+        let flight = self.start(call, slot, |exchange, _, is_last| {
+            if is_last {
+                exchange.tell_colors();
+            }
+            Ok(is_last)
+        })?;
+        let group = self.group.split(flight.position, &flight.wait()?.colors, color);
+        Ok(Box::new(ThreadComm::new(&self.world, group, self.rank())))
+    }
+
+    fn abort(&mut self, reason: &str) {
+        self.world.abort(self.rank(), reason.to_owned());
+    }
+}
+
+/// A collective that a rank has entered and not left.
+struct Flight<M: Memory> {
+    world: Arc<World<M>>,
+    exchange: Arc<Exchange<M>>,
+    call: Fingerprint,
+    seat: Seat,
+    position: Position,
+    rank: Rank,
+}
+
+impl<M: Memory> Flight<M> {
+    fn wait(&self) -> Result<Slot<M>, CommError> {
+        self.world.cores.wait(self.seat, self.position, &self.exchange.is_done)?;
+        Ok(self.exchange.take(self.seat.index))
+    }
+}
+
+impl<M: Memory> InFlight<M> for Flight<M> {
+    fn is_ready(&mut self) -> bool {
+        self.exchange.is_done.load(Ordering::Acquire) || self.world.cores.failure().is_some()
+    }
+
+    fn wait_on(self: Box<Self>, memory: &M, queue: Queue) -> Result<Completed<M::Buffer>, Error> {
+        let Slot { inputs, outputs, ready, .. } = self.wait()?;
+        memory.wait(queue, &ready);
+        Ok(Completed { outputs, inputs })
+    }
+
+    fn abandon(self: Box<Self>) {
+        // A panic that drops it will be reported itself, with its message.
+        if !std::thread::panicking() {
+            self.world.abort(self.rank, format!("{} was given up before its end", self.call));
+        }
+    }
+}

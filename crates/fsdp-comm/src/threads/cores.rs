@@ -1,0 +1,230 @@
+//! Who runs, who waits, and whether the world has failed.
+//!
+//! One lock for the whole world. Ranks hold it for a few instructions at a time, and at most as many run as
+//! there are cores, so it is not contended even with hundreds of ranks. Buffers never pass under it.
+//!
+//! A core is given to the lowest rank that is ready: ranks that depend on the same collective then progress
+//! together, and none starves, because a rank gets no further ahead than the next collective that it
+//! waits for. After a failure cores do not matter any more: all ranks run, to report it.
+
+use std::fmt::Display;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use fsdp_core::Rank;
+use fsdp_core::comm::{CommError, Fingerprint, RankStatus};
+
+use crate::rendezvous::{Failure, Group, Position, Rendezvous, Seat, Wait, overdue, stuck};
+
+/// What a rank is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doing {
+    /// It could run, but all cores are taken.
+    Ready,
+    /// It runs.
+    Running,
+    /// It waits for the end of a collective.
+    Waiting(Seat, Position),
+    /// It is kept from this call.
+    Stalled(Fingerprint),
+    /// It returned or panicked.
+    Ended,
+}
+
+#[derive(Debug)]
+struct State {
+    ranks: Vec<Doing>,
+    free_cores: usize,
+    rendezvous: Rendezvous<()>,
+    last_progress: Instant,
+}
+
+impl State {
+    fn note_progress(&mut self) {
+        self.last_progress = self.rendezvous.now();
+    }
+
+    /// Whoever waits for a rank that has not come, for so long.
+    fn waits(&self, waited: Duration) -> Vec<Wait> {
+        let wait = |(rank, doing): (usize, &Doing)| match *doing {
+            Doing::Waiting(seat, position) => Some(self.rendezvous.table.wait(seat, position, waited)),
+            Doing::Stalled(call) => Some(Wait { rank: Rank(rank), call, missing: vec![Rank(rank)], waited }),
+            Doing::Ready | Doing::Running | Doing::Ended => None,
+        };
+        let waits = self.ranks.iter().enumerate().filter_map(wait);
+        waits.filter(|wait| !wait.missing.is_empty()).collect()
+    }
+
+    fn status(&self) -> Arc<[RankStatus]> {
+        let table = &self.rendezvous.table;
+        let describe = |doing: &Doing| match *doing {
+            Doing::Ready => "waits for a core".to_owned(),
+            Doing::Running => "runs outside of collectives".to_owned(),
+            Doing::Ended => "has returned".to_owned(),
+            Doing::Stalled(call) => format!("is kept from {call} by an injected fault"),
+            Doing::Waiting(seat, position) => {
+                let Wait { call, .. } = table.wait(seat, position, Duration::ZERO);
+                format!("waits in {call} of {} ranks", table.members(seat).len())
+            }
+        };
+        let line = |(rank, doing)| RankStatus { rank: Rank(rank), doing: describe(doing) };
+        self.ranks.iter().enumerate().map(line).collect()
+    }
+}
+
+/// The ranks of a world, without their buffers.
+#[derive(Debug)]
+pub(super) struct Cores {
+    state: Mutex<State>,
+    /// One per rank, so that only those wake that have a reason to.
+    wake: Vec<Condvar>,
+}
+
+impl Cores {
+    /// Ranks that are all ready to run.
+    pub(super) fn new(ranks: usize, cores: usize, timeout: Duration) -> Self {
+        let mut rendezvous = Rendezvous::new(0..ranks, timeout);
+        let last_progress = rendezvous.now();
+        let state =
+            State { ranks: vec![Doing::Ready; ranks], free_cores: cores.max(1), rendezvous, last_progress };
+        Self { state: Mutex::new(state), wake: (0..ranks).map(|_| Condvar::new()).collect() }
+    }
+
+    /// The place of `rank` in a group.
+    pub(super) fn seat(&self, group: &Group, rank: Rank) -> Seat {
+        self.lock().rendezvous.seat(group, rank, None)
+    }
+
+    /// Blocks until `rank` may run.
+    pub(super) fn start(&self, rank: Rank) {
+        let mut state = self.lock();
+        self.grant(&mut state);
+        while state.ranks[rank.0] == Doing::Ready && state.rendezvous.failure().is_none() {
+            state = self.wake[rank.0].wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Notes that `rank` has ended, and with what.
+    pub(super) fn end(&self, rank: Rank, failed: Option<&dyn Display>) {
+        let mut state = self.lock();
+        state.note_progress();
+        // Only the first reason counts, and those of thousands of ranks may be long.
+        if let Some(reason) = failed.filter(|_| state.rendezvous.failure().is_none()) {
+            self.fail_locked(&mut state, Failure::of_rank(rank, reason.to_string()));
+        }
+        self.block(&mut state, rank, Doing::Ended);
+    }
+
+    /// Enters a rank into its next collective.
+    pub(super) fn enter(&self, seat: Seat, call: Fingerprint) -> Result<Position, CommError> {
+        let mut state = self.lock();
+        state.note_progress();
+        state.rendezvous.enter(seat, call).map_err(|failure| {
+            let error = failure.error.clone();
+            self.fail_locked(&mut state, failure);
+            error
+        })
+    }
+
+    /// Marks a collective as done and wakes who waits for it.
+    pub(super) fn complete(&self, Seat { group, .. }: Seat, position: Position, is_done: &AtomicBool) {
+        let mut state = self.lock();
+        state.note_progress();
+        is_done.store(true, Ordering::Release);
+        let waits = |doing: &&mut Doing| matches!(doing, Doing::Waiting(seat, at) if (seat.group, *at) == (group, position));
+        state.ranks.iter_mut().filter(waits).for_each(|doing| *doing = Doing::Ready);
+        self.grant(&mut state);
+    }
+
+    /// Waits for a collective, without a core, and leaves it.
+    pub(super) fn wait(&self, seat: Seat, position: Position, is_done: &AtomicBool) -> Result<(), CommError> {
+        let mut state = self.lock();
+        if state.rendezvous.failure().is_none() && !is_done.load(Ordering::Acquire) {
+            let rank = state.rendezvous.table.rank(seat);
+            self.block(&mut state, rank, Doing::Waiting(seat, position));
+            state = self.sleep(state, rank);
+        }
+        state.rendezvous.check()?;
+        state.rendezvous.end_call(seat, position);
+        Ok(())
+    }
+
+    /// Keeps `rank` from `call` until the world has failed; the failure.
+    pub(super) fn stall(&self, rank: Rank, call: Fingerprint) -> CommError {
+        let mut state = self.lock();
+        self.block(&mut state, rank, Doing::Stalled(call));
+        let state = self.sleep(state, rank);
+        state.rendezvous.check().expect_err("only a failure wakes this rank")
+    }
+
+    /// Makes every pending and future collective fail, unless the world has failed already.
+    pub(super) fn fail(&self, failure: Failure) {
+        self.fail_locked(&mut self.lock(), failure);
+    }
+
+    /// The first failure.
+    pub(super) fn failure(&self) -> Option<Failure> {
+        self.lock().rendezvous.failure().cloned()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change under the lock is complete before anything can panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives up the core of `rank` and looks whether anyone can still make progress.
+    fn block(&self, state: &mut State, rank: Rank, doing: Doing) {
+        if std::mem::replace(&mut state.ranks[rank.0], doing) == Doing::Running {
+            state.free_cores += 1;
+        }
+        self.grant(state);
+        if !state.ranks.iter().any(|doing| matches!(doing, Doing::Ready | Doing::Running))
+            && let Some(failure) = stuck(&state.waits(Duration::ZERO), &|| state.status())
+        {
+            self.fail_locked(state, failure);
+        }
+    }
+
+    /// Sleeps until `rank` runs again or the world has failed, which it has when nothing happens for long.
+    fn sleep<'a>(&self, mut state: MutexGuard<'a, State>, rank: Rank) -> MutexGuard<'a, State> {
+        while state.ranks[rank.0] != Doing::Running && state.rendezvous.failure().is_none() {
+            let (now, limit) = (state.rendezvous.now(), state.rendezvous.limit());
+            let waited = now - state.last_progress;
+            if waited >= limit {
+                match overdue(&state.waits(waited), limit, &|| state.status()) {
+                    Some(failure) => {
+                        self.fail_locked(&mut state, failure);
+                        break;
+                    }
+                    // All have arrived: the rank that moves the data is slow, but at work.
+                    None => state.last_progress = now,
+                }
+            }
+            // Also when the limit has passed: the rank that moves the data needs the lock to say that it is done.
+            let pause = state.rendezvous.interval();
+            let woken = self.wake[rank.0].wait_timeout(state, pause);
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state
+    }
+
+    /// Gives free cores to the lowest ranks that are ready.
+    fn grant(&self, state: &mut State) {
+        while state.free_cores > 0 && state.rendezvous.failure().is_none() {
+            let Some(rank) = state.ranks.iter().position(|doing| *doing == Doing::Ready) else { return };
+            state.ranks[rank] = Doing::Running;
+            state.free_cores -= 1;
+            self.wake[rank].notify_all();
+        }
+    }
+
+    fn fail_locked(&self, state: &mut State, failure: Failure) {
+        if state.rendezvous.fail(failure) {
+            self.wake.iter().for_each(Condvar::notify_all);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,61 @@
+use std::sync::Arc;
+use std::thread;
+
+use fsdp_core::DType;
+use fsdp_core::comm::{CollectiveKind, Purpose};
+
+use super::*;
+
+fn call(sequence: u64) -> Fingerprint {
+    let (kind, purpose) = (CollectiveKind::AllGather, Purpose::Forward);
+    Fingerprint { sequence, kind, purpose, unit: None, dtype: DType::F32, elements: 4 }
+}
+
+/// A world with one rank per core, all of them running, and their seats in a group.
+fn running(ranks: usize, timeout: Duration) -> (Arc<Cores>, Vec<Seat>) {
+    let cores = Arc::new(Cores::new(ranks, ranks, timeout));
+    let members: Arc<[Rank]> = (0..ranks).map(Rank).collect();
+    let group = Group::root(0, "all", &members);
+    let start = |&rank: &Rank| {
+        cores.start(rank);
+        cores.seat(&group, rank)
+    };
+    let seats = members.iter().map(start).collect();
+    (cores, seats)
+}
+
+#[test]
+fn who_waits_longer_than_the_limit_leaves_the_lock_to_the_rank_that_moves_the_data() {
+    let (cores, seats) = running(2, Duration::ZERO);
+    let is_done = Arc::new(AtomicBool::new(false));
+    seats.iter().for_each(|&seat| assert_eq!(cores.enter(seat, call(0)).unwrap(), 0));
+    let waits = thread::spawn({
+        let (cores, is_done, seat) = (Arc::clone(&cores), Arc::clone(&is_done), seats[0]);
+        move || cores.wait(seat, 0, &is_done)
+    });
+    // Neither of these would ever get the lock from a rank that spins.
+    while cores.lock().ranks[0] != Doing::Waiting(seats[0], 0) {
+        thread::yield_now();
+    }
+    cores.complete(seats[0], 0, &is_done);
+    cores.wait(seats[1], 0, &is_done).unwrap();
+    waits.join().unwrap().unwrap();
+    assert!(cores.lock().rendezvous.table.is_idle(), "a collective that all have left is forgotten");
+}
+
+#[test]
+fn whoever_is_stalled_is_to_blame_though_it_waits_like_the_others() {
+    let (cores, seats) = running(3, Duration::from_secs(600));
+    let blamed = thread::scope(|scope| {
+        let stalled = scope.spawn(|| cores.stall(Rank(1), call(0)));
+        for (seat, is_done) in [(seats[0], AtomicBool::new(false)), (seats[2], AtomicBool::new(false))] {
+            cores.enter(seat, call(0)).unwrap();
+            let cores = &cores;
+            scope.spawn(move || cores.wait(seat, 0, &is_done).unwrap_err());
+        }
+        stalled.join().unwrap()
+    });
+    let CommError::Missing { missing, .. } = &blamed else { panic!("{blamed}") };
+    assert_eq!(**missing, [Rank(1)]);
+    assert_eq!(cores.failure().unwrap().culprit, Rank(1));
+}

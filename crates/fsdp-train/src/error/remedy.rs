@@ -1,0 +1,98 @@
+//! What in a run file mends an error of the layers below, which know no run files.
+
+use fsdp_core::memory::Category;
+use fsdp_core::{Error, MemoryKind, OutOfMemory};
+
+/// The error, and the way out.
+pub(super) fn told(error: &Error) -> String {
+    match error {
+        Error::Policy { .. } => format!("fsdp.{error}"),
+        other => format!("{other}{}", remedy(other)),
+    }
+}
+
+/// As [`told`], for what may be an error of core.
+pub(super) fn told_of_any(error: &(dyn std::error::Error + Send + Sync + 'static)) -> String {
+    error.downcast_ref().map_or_else(|| error.to_string(), told)
+}
+
+fn remedy(error: &Error) -> &'static str {
+    match error {
+        Error::Mesh { .. } => " (fsdp.mesh.replicate)",
+        Error::WrapClass { .. } => "; name some of these in fsdp.wrap",
+        Error::TiedAcrossUnits { .. } => {
+            ": change fsdp.wrap or fsdp.min_num_params so that neither has a unit of its own"
+        }
+        Error::OutOfMemory(full) => room(full),
+        Error::Device(source) if source.to_string().contains("deterministic implementation") => {
+            "; run.deterministic = false allows it"
+        }
+        _ => "",
+    }
+}
+
+/// What makes room.
+fn room(full: &OutOfMemory) -> &'static str {
+    match (full.kind, full.category) {
+        (MemoryKind::Host, _) => {
+            ". Lower data.seq_len or train.micro_batch_size, recompute (fsdp.activation_checkpointing), or train on a \
+             machine with more memory"
+        }
+        (MemoryKind::Pinned, _) => {
+            ". fsdp.offload = \"none\" needs hardly any, and SGD without momentum has no state to keep there"
+        }
+        (MemoryKind::Device, Category::Activation | Category::Workspace) => {
+            ". A smaller train.micro_batch_size makes room, fsdp.activation_checkpointing too; and fsdp.offload = \"cpu\""
+        }
+        (MemoryKind::Device, Category::Unsharded | Category::GradientSlot) => {
+            ". Smaller units (fsdp.wrap) or less prefetching make room; a smaller train.micro_batch_size and \
+             fsdp.offload = \"cpu\" too"
+        }
+        (MemoryKind::Device, _) => {
+            ". More ranks, fsdp.offload = \"cpu\", a smaller train.micro_batch_size or fsdp.activation_checkpointing \
+             make room"
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn full(kind: MemoryKind, category: Category) -> String {
+        let error = OutOfMemory { kind, category, bytes: Some(3 << 20), in_use: "nothing".to_owned() };
+        told(&error.into())
+    }
+
+    #[test]
+    fn a_full_memory_is_told_with_the_keys_that_make_room_in_it() {
+        assert_eq!(
+            full(MemoryKind::Device, Category::Activation),
+            "no room for 3.0 MiB of device memory for activations: nothing. A smaller train.micro_batch_size makes room, \
+             fsdp.activation_checkpointing too; and fsdp.offload = \"cpu\""
+        );
+        for (kind, category, key) in [
+            (MemoryKind::Device, Category::Unsharded, "fsdp.wrap"),
+            (MemoryKind::Device, Category::OptimizerState, "fsdp.offload = \"cpu\""),
+            (MemoryKind::Pinned, Category::OptimizerState, "fsdp.offload = \"none\""),
+            (MemoryKind::Host, Category::OptimizerState, "data.seq_len"),
+        ] {
+            assert!(full(kind, category).contains(key), "{}", full(kind, category));
+        }
+    }
+
+    #[test]
+    fn what_a_policy_refuses_is_named_as_the_run_file_names_it() {
+        let error =
+            Error::Policy { key: "reduce_dtype", value: "u32".into(), expected: "must be a float".into() };
+        assert_eq!(told(&error), "fsdp.reduce_dtype = u32: must be a float");
+        let boxed: Box<dyn std::error::Error + Send + Sync> = Box::new(error);
+        assert_eq!(told_of_any(&*boxed), "fsdp.reduce_dtype = u32: must be a float");
+    }
+
+    #[test]
+    fn what_can_not_be_deterministic_names_the_key_that_allows_it() {
+        let told = told(&Error::Device("x does not have a deterministic implementation".into()));
+        assert!(told.ends_with("; run.deterministic = false allows it"), "{told}");
+    }
+}
