@@ -4,8 +4,6 @@ use fsdp_core::memory::{Category, HostSlice, HostSliceMut};
 use fsdp_core::scalars::{GradientFactors, SCALAR_WORDS};
 use fsdp_core::{DType, Error, ExactSum};
 
-use crate::backend::{AttentionDims, Dropout, HeadDims, LinearDims};
-
 /// An error about a length.
 pub fn expect(what: &'static str, got: usize, expected: usize) -> Result<(), Error> {
     if got == expected {
@@ -49,114 +47,6 @@ pub fn not_a_float(dtype: DType) -> Error {
 pub fn wrong_dtype(category: Category, expected: DType, got: DType) -> Error {
     let what = format!("a buffer of {got} is used where the other operands need {expected}");
     Error::Memory { category: Some(category), what }
-}
-
-/// Lengths of the operands of a linear map: `x` and the weight where they take part, and the strided side.
-pub fn linear(
-    dims: LinearDims,
-    x: Option<usize>,
-    weight: Option<usize>,
-    bias: Option<usize>,
-    y: usize,
-) -> Result<(), Error> {
-    if let Some(x) = x {
-        expect("elements of the input of a linear map", x, dims.rows * dims.inputs)?;
-    }
-    if let Some(weight) = weight {
-        expect("elements of the weight of a linear map", weight, dims.inputs * dims.outputs)?;
-    }
-    if let Some(bias) = bias {
-        expect("elements of the bias of a linear map", bias, dims.outputs)?;
-    }
-    let needed = dims.rows.saturating_sub(1) * dims.y_stride + dims.outputs;
-    if dims.y_stride < dims.outputs || y < needed {
-        let what = format!("elements of the output of a linear map: {y}, but {needed} are needed at least");
-        return Err(Error::Memory { category: None, what });
-    }
-    Ok(())
-}
-
-/// Lengths of an embedding: ids and their rows, and the table.
-pub fn embedding(width: usize, ids: usize, table: usize, y: usize) -> Result<(), Error> {
-    expect_rows("elements of an embedding table", width, table)?;
-    expect("elements of embedded rows", y, ids * width)
-}
-
-/// Lengths of a norm over rows: tensors of the rows, vectors of one row, and statistics of `per_row`.
-pub fn norm(
-    width: usize,
-    rows: &[usize],
-    vectors: &[usize],
-    statistics: usize,
-    per_row: usize,
-) -> Result<(), Error> {
-    expect_rows("elements of a norm", width, rows[0])?;
-    expect_equal("elements of the tensors of a norm", rows)?;
-    vectors.iter().try_for_each(|&len| expect("elements of the weights of a norm", len, width))?;
-    expect("statistics of a norm", statistics, rows[0] / width * per_row)
-}
-
-/// Lengths of attention: packed tensors, tensors of the output, and the log-sum-exp.
-pub fn attention(
-    dims: AttentionDims,
-    dropout: Option<Dropout<'_>>,
-    packed: &[usize],
-    outputs: &[usize],
-    lse: Option<usize>,
-) -> Result<(), Error> {
-    if dims.kv_heads == 0 || !dims.heads.is_multiple_of(dims.kv_heads) {
-        let what = format!("{} query heads do not share {} key heads evenly", dims.heads, dims.kv_heads);
-        return Err(Error::Memory { category: None, what });
-    }
-    let (rows, width) = (dims.rows(), dims.heads * dims.head_dim);
-    packed.iter().try_for_each(|&len| expect("elements of packed projections", len, rows * dims.packed()))?;
-    outputs.iter().try_for_each(|&len| expect("elements of the output of attention", len, rows * width))?;
-    if let Some(lse) = lse {
-        expect("log-sum-exps of attention", lse, rows * dims.heads)?;
-    }
-    if let Some(dropout) = dropout {
-        expect("dropout keys of attention", dropout.keys.len(), dims.batch)?;
-    }
-    Ok(())
-}
-
-/// Lengths of the logits and their loss.
-pub fn head(
-    dims: HeadDims,
-    x: usize,
-    weight: usize,
-    targets: Option<(usize, usize)>,
-    logits: usize,
-    gradients: Option<(usize, Option<usize>)>,
-) -> Result<(), Error> {
-    expect("elements of the hidden states of a head", x, dims.rows * dims.hidden)?;
-    expect("elements of the weight of a head", weight, dims.vocab * dims.hidden)?;
-    let mut logit_rows = dims.rows;
-    if let Some((targets, losses)) = targets {
-        expect("targets of a head", targets, dims.rows)?;
-        expect("losses of a head", losses, dims.rows)?;
-        logit_rows = dims.chunk_rows.clamp(1, dims.rows.max(1));
-    }
-    if logits < logit_rows * dims.vocab {
-        let what = format!("room for {logits} logits, but {} are needed", logit_rows * dims.vocab);
-        return Err(Error::Memory { category: None, what });
-    }
-    if let Some((dx, dweight)) = gradients {
-        expect("elements of the gradient of hidden states", dx, x)?;
-        dweight.map_or(Ok(()), |len| expect("elements of the gradient of a head", len, weight))?;
-    }
-    Ok(())
-}
-
-/// That dropout divides the elements evenly among samples.
-pub fn dropout(dropout: Dropout<'_>, len: usize) -> Result<(), Error> {
-    expect_rows("elements of samples under dropout", dropout.keys.len(), len)
-}
-
-/// That there is one frequency for each pair of elements of a head.
-pub fn rope(dims: AttentionDims, frequencies: usize) -> Result<(), Error> {
-    expect_rows("elements of a rotated head", 2, dims.head_dim)?;
-    expect("inverse frequencies", frequencies, dims.head_dim / 2)
 }
 
 /// Elements of a host slice.
