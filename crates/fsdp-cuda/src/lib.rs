@@ -2,8 +2,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`device`] | memory of one GPU: buffers, streams, copies; what NCCL needs to know of it |
-//! | [`fused`] | operations that have a kernel of ours |
+//! | [`device`] | memory of one GPU: buffers, streams, copies, operations that have a kernel of ours; what NCCL needs to know of it |
 //! | [`nccl`] | a communicator over NCCL, who watches it, and a launcher of one rank per GPU |
 //! | [`library`] | shared libraries, opened when they are needed |
 //! | [`doctor`] | what this machine has of all that |
@@ -18,7 +17,6 @@ pub mod doctor;
 pub mod error;
 #[expect(unsafe_code, reason = "the one module of this crate that may")]
 mod ffi;
-pub mod fused;
 mod kernels;
 pub mod nccl;
 #[cfg(feature = "torch")]
@@ -29,4 +27,3 @@ pub use device::{CudaBuffer, CudaMemory, CudaOptions, DeviceMemory, TimedEvent};
 pub use error::DeviceError;
 pub use ffi::library;
 pub use ffi::nvrtc::load_compiler;
-pub use fused::FusedOps;

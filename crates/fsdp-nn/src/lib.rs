@@ -2,7 +2,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`backend`] | the operations that a device has, each forward and backward |
+//! | [`op`], [`backend`] | operations as values, each forward and backward; what runs them |
 //! | [`tape`] | runs a model forward, and backward by itself; never keeps a parameter |
 //! | [`layer`], [`model`] | layers, the trait of a model ([`model::Architecture`]), Llama, GPT-2, an MLP |
 //! | [`hf`] | Hugging Face `config.json` and names of tensors |
@@ -26,6 +26,7 @@ mod init;
 pub mod layer;
 pub mod lengths;
 pub mod model;
+pub mod op;
 pub mod random;
 pub mod shape;
 pub mod tape;

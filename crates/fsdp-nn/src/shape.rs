@@ -7,12 +7,12 @@
 use std::sync::Arc;
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
-use fsdp_core::program::GradientTarget;
 use fsdp_core::{DType, Error, ExactSum, Queue};
 
 use crate::accounting::{Account, Lease};
-use crate::backend::{AttentionDims, Backend, Dropout, HeadChunks, HeadDims, LinearDims};
+use crate::backend::{Backend, HeadChunks, Operands, Outcome};
 use crate::lengths;
+use crate::op::Op;
 
 /// A buffer of a [`ShapeMemory`]: a dtype, a length and an entry in the account.
 #[derive(Clone, Debug)]
@@ -71,7 +71,6 @@ impl ShapeMemory {
 
 type In<'a> = Slice<'a, ShapeBuffer>;
 type Out<'a> = SliceMut<'a, ShapeBuffer>;
-type Gradient<'a> = GradientTarget<'a, ShapeBuffer>;
 
 impl Memory for ShapeMemory {
     type Buffer = ShapeBuffer;
@@ -96,11 +95,13 @@ impl Memory for ShapeMemory {
     }
 
     fn copy(&self, _queue: Queue, src: In<'_>, dst: Out<'_>) -> Result<(), Error> {
-        lengths::expect("copied elements", src.len, dst.len)
+        lengths::expect("copied elements", src.len, dst.len);
+        Ok(())
     }
 
     fn accumulate(&self, _queue: Queue, src: In<'_>, dst: Out<'_>) -> Result<(), Error> {
-        lengths::expect("accumulated elements", src.len, dst.len)
+        lengths::expect("accumulated elements", src.len, dst.len);
+        Ok(())
     }
 
     fn scale(&self, _queue: Queue, _factor: f64, _dst: Out<'_>) -> Result<(), Error> {
@@ -108,11 +109,13 @@ impl Memory for ShapeMemory {
     }
 
     fn square_sum(&self, _queue: Queue, src: In<'_>, row_len: usize, sum: Out<'_>) -> Result<(), Error> {
-        lengths::square_sum(src.len, row_len, sum.len)
+        lengths::square_sum(src.len, row_len, sum.len);
+        Ok(())
     }
 
     fn exact_sum(&self, _queue: Queue, _src: In<'_>, sum: Out<'_>) -> Result<(), Error> {
-        lengths::expect("words of an exact sum", sum.len, ExactSum::WORDS)
+        lengths::expect("words of an exact sum", sum.len, ExactSum::WORDS);
+        Ok(())
     }
 
     fn gradient_factors(
@@ -123,15 +126,17 @@ impl Memory for ShapeMemory {
         _grad_clip: Option<f64>,
         factors: Out<'_>,
     ) -> Result<(), Error> {
-        lengths::gradient_factors(scalars.len, factors.len)
+        lengths::gradient_factors(scalars.len, factors.len);
+        Ok(())
     }
 
     fn write(&self, _queue: Queue, src: HostSlice<'_>, dst: Out<'_>) -> Result<(), Error> {
-        lengths::expect("written elements", lengths::of_host(&src), dst.len)
+        lengths::expect("written elements", lengths::of_host(&src), dst.len);
+        Ok(())
     }
 
     fn read(&self, _queue: Queue, src: In<'_>, dst: HostSliceMut<'_>) -> Result<(), Error> {
-        lengths::expect("read elements", src.len, lengths::of_host_mut(&dst))?;
+        lengths::expect("read elements", src.len, lengths::of_host_mut(&dst));
         match dst {
             HostSliceMut::F32(dst) => dst.fill(0.0),
             HostSliceMut::F64(dst) => dst.fill(0.0),
@@ -150,230 +155,16 @@ impl Memory for ShapeMemory {
 }
 
 impl Backend for ShapeMemory {
-    fn linear(
-        &self,
-        dims: LinearDims,
-        x: In<'_>,
-        weight: In<'_>,
-        bias: Option<In<'_>>,
-        y: Out<'_>,
-    ) -> Result<(), Error> {
+    fn execute(&self, op: &Op, _operands: Operands<'_, '_, ShapeBuffer>) -> Result<Outcome, Error> {
         #[cfg(test)]
-        self.count_product();
-        lengths::linear(dims, Some(x.len), Some(weight.len), bias.map(|bias| bias.len), y.len)
-    }
-
-    fn linear_backward_input(
-        &self,
-        dims: LinearDims,
-        dy: In<'_>,
-        weight: In<'_>,
-        dx: Out<'_>,
-        _accumulate: bool,
-    ) -> Result<(), Error> {
-        lengths::linear(dims, Some(dx.len), Some(weight.len), None, dy.len)
-    }
-
-    fn linear_backward_weight(
-        &self,
-        dims: LinearDims,
-        x: In<'_>,
-        dy: In<'_>,
-        dweight: Gradient<'_>,
-    ) -> Result<(), Error> {
-        lengths::linear(dims, Some(x.len), Some(dweight.slice.len), None, dy.len)
-    }
-
-    fn linear_backward_bias(&self, dims: LinearDims, dy: In<'_>, dbias: Gradient<'_>) -> Result<(), Error> {
-        lengths::linear(dims, None, None, Some(dbias.slice.len), dy.len)
-    }
-
-    fn embedding(
-        &self,
-        width: usize,
-        ids: In<'_>,
-        table: In<'_>,
-        y: Out<'_>,
-        _add: bool,
-    ) -> Result<(), Error> {
-        lengths::embedding(width, ids.len, table.len, y.len)
-    }
-
-    fn embedding_backward(
-        &self,
-        width: usize,
-        ids: In<'_>,
-        dy: In<'_>,
-        dtable: Gradient<'_>,
-    ) -> Result<(), Error> {
-        lengths::embedding(width, ids.len, dtable.slice.len, dy.len)
-    }
-
-    fn rms_norm(
-        &self,
-        width: usize,
-        _eps: f64,
-        x: In<'_>,
-        weight: In<'_>,
-        y: Out<'_>,
-        rstd: Out<'_>,
-    ) -> Result<(), Error> {
-        lengths::norm(width, &[x.len, y.len], &[weight.len], rstd.len, 1)
-    }
-
-    fn rms_norm_backward(
-        &self,
-        width: usize,
-        x: In<'_>,
-        weight: In<'_>,
-        rstd: In<'_>,
-        dy: In<'_>,
-        dx: Out<'_>,
-        _accumulate: bool,
-        dweight: Option<Gradient<'_>>,
-    ) -> Result<(), Error> {
-        let dweight_len = dweight.map_or(width, |target| target.slice.len);
-        lengths::norm(width, &[x.len, dy.len, dx.len], &[weight.len, dweight_len], rstd.len, 1)
-    }
-
-    fn layer_norm(
-        &self,
-        width: usize,
-        _eps: f64,
-        x: In<'_>,
-        weight: In<'_>,
-        bias: In<'_>,
-        y: Out<'_>,
-        stats: Out<'_>,
-    ) -> Result<(), Error> {
-        lengths::norm(width, &[x.len, y.len], &[weight.len, bias.len], stats.len, 2)
-    }
-
-    fn layer_norm_backward_input(
-        &self,
-        width: usize,
-        x: In<'_>,
-        weight: In<'_>,
-        stats: In<'_>,
-        dy: In<'_>,
-        dx: Out<'_>,
-        _accumulate: bool,
-    ) -> Result<(), Error> {
-        lengths::norm(width, &[x.len, dy.len, dx.len], &[weight.len], stats.len, 2)
-    }
-
-    fn layer_norm_backward_weight(
-        &self,
-        width: usize,
-        x: In<'_>,
-        stats: In<'_>,
-        dy: In<'_>,
-        dweight: Gradient<'_>,
-    ) -> Result<(), Error> {
-        lengths::norm(width, &[x.len, dy.len], &[dweight.slice.len], stats.len, 2)
-    }
-
-    fn rope(
-        &self,
-        dims: AttentionDims,
-        inverse_frequencies: &[f32],
-        qkv: Out<'_>,
-        _backward: bool,
-    ) -> Result<(), Error> {
-        lengths::attention(dims, None, &[qkv.len], &[], None)?;
-        lengths::rope(dims, inverse_frequencies.len())
-    }
-
-    fn attention(
-        &self,
-        dims: AttentionDims,
-        dropout: Option<Dropout<'_>>,
-        qkv: In<'_>,
-        y: Out<'_>,
-        lse: Out<'_>,
-    ) -> Result<(), Error> {
-        #[cfg(test)]
-        self.count_product();
-        lengths::attention(dims, dropout, &[qkv.len], &[y.len], Some(lse.len))
-    }
-
-    fn attention_backward(
-        &self,
-        dims: AttentionDims,
-        dropout: Option<Dropout<'_>>,
-        qkv: In<'_>,
-        y: In<'_>,
-        lse: In<'_>,
-        dy: In<'_>,
-        dqkv: Out<'_>,
-    ) -> Result<(), Error> {
-        lengths::attention(dims, dropout, &[qkv.len, dqkv.len], &[y.len, dy.len], Some(lse.len))
-    }
-
-    fn swiglu(&self, gate: In<'_>, up: In<'_>, y: Out<'_>) -> Result<(), Error> {
-        lengths::expect_equal("elements of swiglu", &[gate.len, up.len, y.len])
-    }
-
-    fn swiglu_backward(
-        &self,
-        gate: In<'_>,
-        up: In<'_>,
-        dy: In<'_>,
-        dgate: Out<'_>,
-        dup: Out<'_>,
-    ) -> Result<(), Error> {
-        lengths::expect_equal("elements of swiglu", &[gate.len, up.len, dy.len, dgate.len, dup.len])
-    }
-
-    fn gelu(&self, x: In<'_>, y: Out<'_>) -> Result<(), Error> {
-        lengths::expect_equal("elements of gelu", &[x.len, y.len])
-    }
-
-    fn gelu_backward(&self, x: In<'_>, dy: In<'_>, dx: Out<'_>) -> Result<(), Error> {
-        lengths::expect_equal("elements of gelu", &[x.len, dy.len, dx.len])
-    }
-
-    fn add(&self, a: In<'_>, b: In<'_>, y: Out<'_>) -> Result<(), Error> {
-        lengths::expect_equal("elements of a sum", &[a.len, b.len, y.len])
-    }
-
-    fn dropout(&self, dropout: Dropout<'_>, x: Out<'_>) -> Result<(), Error> {
-        lengths::dropout(dropout, x.len)
+        if matches!(op, Op::Linear { .. } | Op::Attention { .. }) {
+            self.count_product();
+        }
+        let _ = op;
+        Ok(Outcome::Done)
     }
 
     fn head_chunks(&self) -> HeadChunks {
         self.head_chunks
-    }
-
-    fn head_loss(
-        &self,
-        dims: HeadDims,
-        x: In<'_>,
-        weight: In<'_>,
-        targets: In<'_>,
-        losses: Out<'_>,
-        logits: Out<'_>,
-    ) -> Result<(), Error> {
-        lengths::head(dims, x.len, weight.len, Some((targets.len, losses.len)), logits.len, None)
-    }
-
-    fn head_loss_backward(
-        &self,
-        dims: HeadDims,
-        x: In<'_>,
-        weight: In<'_>,
-        targets: In<'_>,
-        losses: Out<'_>,
-        logits: Out<'_>,
-        _dlogits: Option<Out<'_>>,
-        dx: Out<'_>,
-        dweight: Option<Gradient<'_>>,
-    ) -> Result<(), Error> {
-        let gradients = Some((dx.len, dweight.map(|target| target.slice.len)));
-        lengths::head(dims, x.len, weight.len, Some((targets.len, losses.len)), logits.len, gradients)
-    }
-
-    fn head_logits(&self, dims: HeadDims, x: In<'_>, weight: In<'_>, logits: Out<'_>) -> Result<(), Error> {
-        lengths::head(dims, x.len, weight.len, None, logits.len, None)
     }
 }

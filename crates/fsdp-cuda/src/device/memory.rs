@@ -212,7 +212,7 @@ pub(crate) fn expect_dtype(buffer: &CudaBuffer, expected: DType) -> Result<(), E
 pub(crate) fn expect_float(buffer: &CudaBuffer) -> Result<DType, Error> {
     match buffer.dtype() {
         dtype @ (DType::F32 | DType::F64 | DType::Bf16) => Ok(dtype),
-        other => Err(lengths::not_a_float(other)),
+        other => lengths::not_a_float(other),
     }
 }
 
@@ -268,7 +268,7 @@ impl Memory for CudaMemory {
         src: Slice<'_, CudaBuffer>,
         dst: SliceMut<'_, CudaBuffer>,
     ) -> Result<(), Error> {
-        lengths::expect("copied elements", src.len, dst.len)?;
+        lengths::expect("copied elements", src.len, dst.len);
         if let (Some(src), true) = (host_slice(&src), dst.buffer.is_on_host()) {
             return self.host_after(queue)?.copy(queue, src, host_slice_mut(dst));
         }
@@ -291,7 +291,7 @@ impl Memory for CudaMemory {
         src: Slice<'_, CudaBuffer>,
         dst: SliceMut<'_, CudaBuffer>,
     ) -> Result<(), Error> {
-        lengths::expect("accumulated elements", src.len, dst.len)?;
+        lengths::expect("accumulated elements", src.len, dst.len);
         let dtype = dst.buffer.dtype();
         expect_dtype(src.buffer, dtype)?;
         if let (Some(src), true) = (host_slice(&src), dst.buffer.is_on_host()) {
@@ -325,7 +325,7 @@ impl Memory for CudaMemory {
         row_len: usize,
         sum: SliceMut<'_, CudaBuffer>,
     ) -> Result<(), Error> {
-        lengths::square_sum(src.len, row_len, sum.len)?;
+        lengths::square_sum(src.len, row_len, sum.len);
         let dtype = expect_float(src.buffer)?;
         expect_dtype(sum.buffer, DType::I64)?;
         if let (Some(src), true) = (host_slice(&src), sum.buffer.is_on_host()) {
@@ -351,7 +351,7 @@ impl Memory for CudaMemory {
         src: Slice<'_, CudaBuffer>,
         sum: SliceMut<'_, CudaBuffer>,
     ) -> Result<(), Error> {
-        lengths::expect("words of an exact sum", sum.len, fsdp_core::ExactSum::WORDS)?;
+        lengths::expect("words of an exact sum", sum.len, fsdp_core::ExactSum::WORDS);
         expect_dtype(src.buffer, DType::F64)?;
         expect_dtype(sum.buffer, DType::I64)?;
         if let (Some(src), true) = (host_slice(&src), sum.buffer.is_on_host()) {
@@ -372,7 +372,7 @@ impl Memory for CudaMemory {
         grad_clip: Option<f64>,
         factors: SliceMut<'_, CudaBuffer>,
     ) -> Result<(), Error> {
-        lengths::gradient_factors(scalars.len, factors.len)?;
+        lengths::gradient_factors(scalars.len, factors.len);
         expect_dtype(scalars.buffer, DType::I64)?;
         expect_dtype(factors.buffer, DType::F64)?;
         if let (Some(scalars), true) = (host_slice(&scalars), factors.buffer.is_on_host()) {
@@ -392,7 +392,7 @@ impl Memory for CudaMemory {
     }
 
     fn write(&self, queue: Queue, src: HostSlice<'_>, dst: SliceMut<'_, CudaBuffer>) -> Result<(), Error> {
-        lengths::expect("written elements", lengths::of_host(&src), dst.len)?;
+        lengths::expect("written elements", lengths::of_host(&src), dst.len);
         if dst.buffer.is_on_host() {
             return self.host_after(queue)?.write(queue, src, host_slice_mut(dst));
         }
@@ -400,7 +400,7 @@ impl Memory for CudaMemory {
     }
 
     fn read(&self, queue: Queue, src: Slice<'_, CudaBuffer>, dst: HostSliceMut<'_>) -> Result<(), Error> {
-        lengths::expect("read elements", src.len, lengths::of_host_mut(&dst))?;
+        lengths::expect("read elements", src.len, lengths::of_host_mut(&dst));
         if let Some(src) = host_slice(&src) {
             return self.host_after(queue)?.read(queue, src, dst);
         }

@@ -2,11 +2,11 @@
 
 use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_core::{DType, Error, Queue};
-use fsdp_nn::backend::{Dropout, HeadChunks};
+use fsdp_nn::backend::Dropout;
 
 use super::memory::Torch;
 use super::settings::enter_stream;
-use super::storage::{Fused, TorchStorage, sealed};
+use super::storage::{TorchStorage, sealed};
 use crate::device::{CudaBuffer, CudaMemory, DeviceMemory, StreamHandle};
 
 impl sealed::Sealed for CudaMemory {}
@@ -31,14 +31,6 @@ impl TorchStorage for CudaMemory {
 
     fn is_on_device(&self, buffer: &CudaBuffer) -> bool {
         !buffer.is_on_host()
-    }
-
-    fn fused(&self) -> Option<Fused<'_, CudaBuffer>> {
-        Some(Fused::Own(self))
-    }
-
-    fn head_chunks(&self) -> HeadChunks {
-        HeadChunks::Large
     }
 
     fn dropout_factors(

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
-use fsdp_core::program::GradientTarget;
 use fsdp_core::{DType, Error, ExactSum, Queue};
-use fsdp_nn::backend::Dropout;
+use fsdp_nn::backend::{Dropout, Operands, Outcome, Write};
 use fsdp_nn::lengths;
+use fsdp_nn::op::Op;
 use tch::Kind;
 
 use super::error::{Done, Failure};
-use super::storage::{AttentionOps, Fused, TorchStorage};
+use super::storage::TorchStorage;
 use super::threads;
 use crate::ffi::torch::{Place, View};
 
@@ -42,14 +42,21 @@ impl<D: TorchStorage> Torch<D> {
         &self.storage
     }
 
-    /// Our kernels, unless ATen's were asked for.
-    pub(super) fn fused(&self) -> Option<Fused<'_, D::Buffer>> {
-        self.storage.fused().filter(|_| self.kernels == Kernels::Fused)
+    /// Runs an operation by the memory's own kernels, if it has any and ATen's were not asked for.
+    pub(super) fn by_own_kernels(
+        &self,
+        op: &Op,
+        operands: Operands<'_, '_, D::Buffer>,
+    ) -> Result<Outcome, Error> {
+        match self.kernels {
+            Kernels::Fused => self.storage.execute(op, operands),
+            Kernels::Aten => Ok(Outcome::Unsupported),
+        }
     }
 
-    /// Our attention, unless ATen's was asked for.
-    pub(super) fn own_attention(&self) -> Option<Box<dyn AttentionOps<D::Buffer> + '_>> {
-        self.storage.attention().filter(|_| self.kernels == Kernels::Fused)
+    /// Whether our kernels run what they can.
+    pub(super) fn has_own_kernels(&self) -> bool {
+        self.kernels == Kernels::Fused
     }
 
     /// Factors of dropout by our kernel, if the memory has one, unless ATen's were asked for.
@@ -71,22 +78,13 @@ impl<D: TorchStorage> Torch<D> {
         self.kernels == Kernels::Aten && buffers.iter().all(|buffer| self.storage.is_on_device(buffer))
     }
 
-    /// Runs an operation of libtorch on the compute queue.
-    pub(super) fn run(
-        &self,
-        operation: &'static str,
-        body: impl FnOnce() -> Result<(), Failure>,
-    ) -> Result<(), Error> {
-        self.run_on(Queue::Compute, operation, body)
-    }
-
     /// Runs an operation of libtorch on a queue.
-    fn run_on(
+    pub(super) fn in_torch<T>(
         &self,
         queue: Queue,
         operation: &'static str,
-        body: impl FnOnce() -> Result<(), Failure>,
-    ) -> Result<(), Error> {
+        body: impl FnOnce() -> Result<T, Failure>,
+    ) -> Result<T, Error> {
         threads::prepare();
         self.storage.enter(queue)?;
         body().map_err(|failure| failure.of(operation, &self.storage.usage()))
@@ -146,7 +144,7 @@ impl<D: TorchStorage> Torch<D> {
     /// The place of a gradient, as a dense tensor.
     pub(super) fn target<'a>(
         &self,
-        target: GradientTarget<'a, D::Buffer>,
+        target: Write<'a, D::Buffer>,
         sizes: &[i64],
     ) -> Result<Target<'a>, Failure> {
         Ok(Target { slot: self.view_mut(target.slice, sizes)?, accumulate: target.accumulate })
@@ -197,7 +195,7 @@ pub(super) fn arithmetic(dtype: DType) -> Result<Kind, Error> {
     match dtype {
         DType::F32 | DType::Bf16 => Ok(Kind::Float),
         DType::F64 => Ok(Kind::Double),
-        other => Err(lengths::not_a_float(other)),
+        other => lengths::not_a_float(other),
     }
 }
 
@@ -236,7 +234,7 @@ impl<D: TorchStorage> Memory for Torch<D> {
         // libtorch rounds doubles on their way to bf16 twice.
         let rounds_once = (from, to) != (DType::F64, DType::Bf16);
         if converts && rounds_once && src.len == dst.len && self.composes(&[src.buffer, dst.buffer]) {
-            return self.run_on(queue, "copy", || self.aten_copy(queue, src, dst));
+            return self.in_torch(queue, "copy", || self.aten_copy(queue, src, dst));
         }
         self.storage.copy(queue, src, dst)
     }
@@ -249,14 +247,14 @@ impl<D: TorchStorage> Memory for Torch<D> {
     ) -> Result<(), Error> {
         let fits = src.len == dst.len && src.buffer.dtype() == dst.buffer.dtype();
         if fits && self.composes(&[src.buffer, dst.buffer]) {
-            return self.run_on(queue, "accumulate", || self.aten_accumulate(queue, src, dst));
+            return self.in_torch(queue, "accumulate", || self.aten_accumulate(queue, src, dst));
         }
         self.storage.accumulate(queue, src, dst)
     }
 
     fn scale(&self, queue: Queue, factor: f64, dst: SliceMut<'_, D::Buffer>) -> Result<(), Error> {
         if dst.buffer.dtype().is_float() && self.composes(&[dst.buffer]) {
-            return self.run_on(queue, "scale", || self.aten_scale(queue, factor, dst));
+            return self.in_torch(queue, "scale", || self.aten_scale(queue, factor, dst));
         }
         self.storage.scale(queue, factor, dst)
     }
@@ -269,8 +267,8 @@ impl<D: TorchStorage> Memory for Torch<D> {
         sum: SliceMut<'_, D::Buffer>,
     ) -> Result<(), Error> {
         if src.buffer.dtype().is_float() && self.composes(&[src.buffer, sum.buffer]) {
-            lengths::square_sum(src.len, row_len, sum.len)?;
-            return self.run_on(queue, "square_sum", || self.aten_square_sum(queue, src, row_len, sum));
+            lengths::square_sum(src.len, row_len, sum.len);
+            return self.in_torch(queue, "square_sum", || self.aten_square_sum(queue, src, row_len, sum));
         }
         self.storage.square_sum(queue, src, row_len, sum)
     }
@@ -282,8 +280,8 @@ impl<D: TorchStorage> Memory for Torch<D> {
         sum: SliceMut<'_, D::Buffer>,
     ) -> Result<(), Error> {
         if src.buffer.dtype() == DType::F64 && self.composes(&[src.buffer, sum.buffer]) {
-            lengths::expect("words of an exact sum", sum.len, ExactSum::WORDS)?;
-            return self.run_on(queue, "exact_sum", || self.aten_exact_sum(queue, src, sum));
+            lengths::expect("words of an exact sum", sum.len, ExactSum::WORDS);
+            return self.in_torch(queue, "exact_sum", || self.aten_exact_sum(queue, src, sum));
         }
         self.storage.exact_sum(queue, src, sum)
     }

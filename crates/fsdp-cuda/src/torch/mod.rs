@@ -8,7 +8,7 @@
 //! Nothing of libtorch owns what the ledger counts: parameters, gradients, activations and statistics lie in buffers of
 //! the memory below, and tensors only look at them. Temporaries of an operation come from libtorch's allocator.
 //!
-//! An operation that has a kernel of ours ([`FusedOps`](crate::FusedOps), those of memories, update rules) runs it;
+//! An operation that has a kernel of ours (those of the memory below, update rules) runs it;
 //! [`Kernels::Aten`] composes them of ATen's operations, for comparison. Arithmetic is in the master dtype either way, with
 //! two exceptions that keep products in the matrix units: attention rounds probabilities to the dtype of its operands, and
 //! the head rounds the gradients of its logits.
@@ -33,5 +33,5 @@ pub use settings::{
     AllocatorBytes, allocator_bytes, enter_stream, load_cuda, reset_allocator_peaks, set_deterministic,
     start_cuda,
 };
-pub use storage::{AttentionOps, Fused, TorchStorage};
+pub use storage::TorchStorage;
 pub use threads::{per_rank, set_intra_op};

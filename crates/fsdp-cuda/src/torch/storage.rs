@@ -1,12 +1,9 @@
 //! What libtorch needs to know of a memory.
 
-use std::ops::Deref;
-
-use fsdp_core::memory::{Memory, Slice, SliceMut};
+use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_core::{DType, Error, Queue};
-use fsdp_nn::backend::{AttentionDims, Dropout, HeadChunks};
-
-use crate::fused::FusedOps;
+use fsdp_nn::Backend;
+use fsdp_nn::backend::Dropout;
 
 /// Keeps implementations within this crate: views trust the addresses.
 pub(super) mod sealed {
@@ -14,10 +11,10 @@ pub(super) mod sealed {
     pub trait Sealed {}
 }
 
-/// A memory whose buffers libtorch can look at.
+/// A memory whose buffers libtorch can look at, with kernels of ours for the operations that it has.
 ///
 /// An address points to the elements of the range, contiguous, for as long as the range is borrowed.
-pub trait TorchStorage: Memory + sealed::Sealed {
+pub trait TorchStorage: Backend + sealed::Sealed {
     /// Where buffers lie.
     fn device(&self) -> tch::Device;
 
@@ -44,14 +41,6 @@ pub trait TorchStorage: Memory + sealed::Sealed {
         true
     }
 
-    /// Our kernels for this memory.
-    fn fused(&self) -> Option<Fused<'_, Self::Buffer>>;
-
-    /// How many rows of logits the head makes at once: what is best on processors, unless the memory knows better.
-    fn head_chunks(&self) -> HeadChunks {
-        HeadChunks::Small
-    }
-
     /// The factors of dropout for runs of `run_len` elements, side by side, where a kernel of ours makes them: run `i` has
     /// the elements from `firsts[i]` of the sample whose key is `runs.keys[i]`.
     ///
@@ -66,59 +55,4 @@ pub trait TorchStorage: Memory + sealed::Sealed {
     ) -> Result<Option<Self::Buffer>, Error> {
         Ok(None)
     }
-
-    /// Our attention for this memory; libtorch's where there is none.
-    fn attention(&self) -> Option<Box<dyn AttentionOps<Self::Buffer> + '_>> {
-        None
-    }
-}
-
-/// Our kernels for a memory.
-pub enum Fused<'a, B> {
-    /// The memory has them itself.
-    Own(&'a dyn FusedOps<B>),
-    /// Something made of the memory has them.
-    Made(Box<dyn FusedOps<B> + 'a>),
-}
-
-impl<'a, B: 'a> Deref for Fused<'a, B> {
-    type Target = dyn FusedOps<B> + 'a;
-
-    fn deref(&self) -> &(dyn FusedOps<B> + 'a) {
-        match self {
-            Fused::Own(fused) => *fused,
-            Fused::Made(fused) => &**fused,
-        }
-    }
-}
-
-/// Attention by kernels of ours.
-pub trait AttentionOps<B> {
-    /// As [`Backend::attention`](fsdp_nn::Backend::attention).
-    ///
-    /// # Errors
-    /// Those of the memory.
-    fn attention(
-        &self,
-        dims: AttentionDims,
-        dropout: Option<Dropout<'_>>,
-        qkv: Slice<'_, B>,
-        y: SliceMut<'_, B>,
-        lse: SliceMut<'_, B>,
-    ) -> Result<(), Error>;
-
-    /// As [`Backend::attention_backward`](fsdp_nn::Backend::attention_backward).
-    ///
-    /// # Errors
-    /// Those of the memory.
-    fn attention_backward(
-        &self,
-        dims: AttentionDims,
-        dropout: Option<Dropout<'_>>,
-        qkv: Slice<'_, B>,
-        y: Slice<'_, B>,
-        lse: Slice<'_, B>,
-        dy: Slice<'_, B>,
-        dqkv: SliceMut<'_, B>,
-    ) -> Result<(), Error>;
 }

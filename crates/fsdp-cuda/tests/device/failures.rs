@@ -6,7 +6,8 @@ use fsdp_core::memory::{Category, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::program::GradientTarget;
 use fsdp_core::{DType, Error, Queue};
 use fsdp_cuda::device::{ask_when_full, give_back, is_scarce};
-use fsdp_cuda::{CudaBuffer, CudaMemory, CudaOptions, FusedOps};
+use fsdp_cuda::{CudaBuffer, CudaMemory, CudaOptions};
+use fsdp_nn::conformance::Calls;
 
 use crate::fake_cuda;
 use crate::subject::cuda_on;

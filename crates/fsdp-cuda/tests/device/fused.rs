@@ -4,8 +4,8 @@
 use fsdp_core::memory::{Memory, Slice, SliceMut};
 use fsdp_core::program::GradientTarget;
 use fsdp_core::{DType, Error, Queue};
-use fsdp_cuda::FusedOps;
-use fsdp_nn::backend::{AttentionDims, Backend, Dropout};
+use fsdp_nn::backend::{AttentionDims, Dropout};
+use fsdp_nn::conformance::Calls;
 
 use crate::operands::{assert_alike, rounded};
 use crate::subject::subject;

@@ -3,8 +3,8 @@
 
 use fsdp_core::DType;
 use fsdp_core::memory::{Slice, SliceMut};
-use fsdp_cuda::FusedOps;
-use fsdp_nn::backend::{Backend, HeadDims, IGNORED_TARGET};
+use fsdp_nn::backend::{HeadDims, IGNORED_TARGET};
+use fsdp_nn::conformance::Calls;
 
 use crate::operands::{ids, rounded};
 use crate::subject::{Subject, subject};

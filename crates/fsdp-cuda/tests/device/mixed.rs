@@ -7,19 +7,18 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
-use fsdp_core::program::GradientTarget;
 use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_cuda::device::CudaEvent;
-use fsdp_cuda::{CudaBuffer, CudaMemory, DeviceMemory, FusedOps};
-use fsdp_nn::backend::{AttentionDims, Backend, Dropout, HeadDims, LinearDims};
+use fsdp_cuda::{CudaBuffer, CudaMemory, DeviceMemory};
+use fsdp_nn::backend::{Backend, Operands, Outcome, Write};
 use fsdp_nn::host::{HostBlock, HostBlocks};
+use fsdp_nn::op::Op;
 use fsdp_nn::update::{Adafactor, AdamW, Sgd};
 use fsdp_nn::{HostBuffer, HostMemory, HostOptions, HostPool};
 
 type In<'a> = Slice<'a, CudaBuffer>;
 type Out<'a> = SliceMut<'a, CudaBuffer>;
-type Gradient<'a> = GradientTarget<'a, CudaBuffer>;
 
 /// A device whose memory the host's kernels can reach.
 pub(crate) struct Mixed {
@@ -83,17 +82,6 @@ impl Mixed {
         let mut buffer = self.host.allocate(Category::Workspace, dtype, len)?;
         self.host.bytes_mut(SliceMut::whole(&mut buffer))?;
         Ok(buffer)
-    }
-
-    /// Runs a call of the host with a gradient of the device.
-    fn with_target(
-        &self,
-        gradient: Option<Gradient<'_>>,
-        call: impl FnOnce(Option<GradientTarget<'_, HostBuffer>>) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let Some(GradientTarget { slice, accumulate }) = gradient else { return call(None) };
-        let mut buffer = self.of_mut(slice)?;
-        call(Some(GradientTarget { slice: SliceMut::whole(&mut buffer), accumulate }))
     }
 }
 
@@ -178,271 +166,19 @@ impl Memory for Mixed {
 }
 
 impl Backend for Mixed {
-    fn linear(
-        &self,
-        dims: LinearDims,
-        x: In<'_>,
-        weight: In<'_>,
-        bias: Option<In<'_>>,
-        y: Out<'_>,
-    ) -> Result<(), Error> {
-        let (x, weight, mut y) = (self.of(x)?, self.of(weight)?, self.of_mut(y)?);
-        let bias = bias.map(|bias| self.of(bias)).transpose()?;
-        let bias = bias.as_ref().map(Slice::whole);
-        self.host.linear(dims, Slice::whole(&x), Slice::whole(&weight), bias, SliceMut::whole(&mut y))
-    }
-
-    fn linear_backward_input(
-        &self,
-        dims: LinearDims,
-        dy: In<'_>,
-        weight: In<'_>,
-        dx: Out<'_>,
-        accumulate: bool,
-    ) -> Result<(), Error> {
-        let (dy, weight, mut dx) = (self.of(dy)?, self.of(weight)?, self.of_mut(dx)?);
-        let dx = SliceMut::whole(&mut dx);
-        self.host.linear_backward_input(dims, Slice::whole(&dy), Slice::whole(&weight), dx, accumulate)
-    }
-
-    fn linear_backward_weight(
-        &self,
-        dims: LinearDims,
-        x: In<'_>,
-        dy: In<'_>,
-        dweight: Gradient<'_>,
-    ) -> Result<(), Error> {
-        let (x, dy) = (self.of(x)?, self.of(dy)?);
-        self.with_target(Some(dweight), |target| {
-            let target = target.expect("one was given");
-            self.host.linear_backward_weight(dims, Slice::whole(&x), Slice::whole(&dy), target)
-        })
-    }
-
-    fn linear_backward_bias(&self, dims: LinearDims, dy: In<'_>, dbias: Gradient<'_>) -> Result<(), Error> {
-        let dy = self.of(dy)?;
-        self.with_target(Some(dbias), |target| {
-            self.host.linear_backward_bias(dims, Slice::whole(&dy), target.expect("one was given"))
-        })
-    }
-
-    fn embedding(
-        &self,
-        width: usize,
-        ids: In<'_>,
-        table: In<'_>,
-        y: Out<'_>,
-        add: bool,
-    ) -> Result<(), Error> {
-        let (ids, table, mut y) = (self.of(ids)?, self.of(table)?, self.of_mut(y)?);
-        let y = SliceMut::whole(&mut y);
-        self.host.embedding(width, Slice::whole(&ids), Slice::whole(&table), y, add)
-    }
-
-    fn embedding_backward(
-        &self,
-        width: usize,
-        ids: In<'_>,
-        dy: In<'_>,
-        dtable: Gradient<'_>,
-    ) -> Result<(), Error> {
-        let (ids, dy) = (self.of(ids)?, self.of(dy)?);
-        self.with_target(Some(dtable), |target| {
-            let target = target.expect("one was given");
-            self.host.embedding_backward(width, Slice::whole(&ids), Slice::whole(&dy), target)
-        })
-    }
-
-    fn rms_norm(
-        &self,
-        width: usize,
-        eps: f64,
-        x: In<'_>,
-        weight: In<'_>,
-        y: Out<'_>,
-        rstd: Out<'_>,
-    ) -> Result<(), Error> {
-        self.cuda.rms_norm(width, eps, x, weight, y, rstd)
-    }
-
-    fn rms_norm_backward(
-        &self,
-        width: usize,
-        x: In<'_>,
-        weight: In<'_>,
-        rstd: In<'_>,
-        dy: In<'_>,
-        dx: Out<'_>,
-        accumulate: bool,
-        dweight: Option<Gradient<'_>>,
-    ) -> Result<(), Error> {
-        self.cuda.rms_norm_backward(width, x, weight, rstd, dy, dx, accumulate, dweight)
-    }
-
-    fn layer_norm(
-        &self,
-        width: usize,
-        eps: f64,
-        x: In<'_>,
-        weight: In<'_>,
-        bias: In<'_>,
-        y: Out<'_>,
-        stats: Out<'_>,
-    ) -> Result<(), Error> {
-        self.cuda.layer_norm(width, eps, x, weight, bias, y, stats)
-    }
-
-    fn layer_norm_backward_input(
-        &self,
-        width: usize,
-        x: In<'_>,
-        weight: In<'_>,
-        stats: In<'_>,
-        dy: In<'_>,
-        dx: Out<'_>,
-        accumulate: bool,
-    ) -> Result<(), Error> {
-        self.cuda.layer_norm_backward_input(width, x, weight, stats, dy, dx, accumulate)
-    }
-
-    fn layer_norm_backward_weight(
-        &self,
-        width: usize,
-        x: In<'_>,
-        stats: In<'_>,
-        dy: In<'_>,
-        dweight: Gradient<'_>,
-    ) -> Result<(), Error> {
-        self.cuda.layer_norm_backward_weight(width, x, stats, dy, dweight)
-    }
-
-    fn rope(
-        &self,
-        dims: AttentionDims,
-        inverse_frequencies: &[f32],
-        qkv: Out<'_>,
-        backward: bool,
-    ) -> Result<(), Error> {
-        self.cuda.rope(dims, inverse_frequencies, qkv, backward)
-    }
-
-    fn attention(
-        &self,
-        dims: AttentionDims,
-        dropout: Option<Dropout<'_>>,
-        qkv: In<'_>,
-        y: Out<'_>,
-        lse: Out<'_>,
-    ) -> Result<(), Error> {
-        let (qkv, mut y, mut lse) = (self.of(qkv)?, self.of_mut(y)?, self.of_mut(lse)?);
-        let (y, lse) = (SliceMut::whole(&mut y), SliceMut::whole(&mut lse));
-        self.host.attention(dims, dropout, Slice::whole(&qkv), y, lse)
-    }
-
-    fn attention_backward(
-        &self,
-        dims: AttentionDims,
-        dropout: Option<Dropout<'_>>,
-        qkv: In<'_>,
-        y: In<'_>,
-        lse: In<'_>,
-        dy: In<'_>,
-        dqkv: Out<'_>,
-    ) -> Result<(), Error> {
-        let (qkv, y, lse, dy) = (self.of(qkv)?, self.of(y)?, self.of(lse)?, self.of(dy)?);
-        let mut dqkv = self.of_mut(dqkv)?;
-        let [qkv, y, lse, dy] = [&qkv, &y, &lse, &dy].map(Slice::whole);
-        self.host.attention_backward(dims, dropout, qkv, y, lse, dy, SliceMut::whole(&mut dqkv))
-    }
-
-    fn swiglu(&self, gate: In<'_>, up: In<'_>, y: Out<'_>) -> Result<(), Error> {
-        self.cuda.swiglu(gate, up, y)
-    }
-
-    fn swiglu_backward(
-        &self,
-        gate: In<'_>,
-        up: In<'_>,
-        dy: In<'_>,
-        dgate: Out<'_>,
-        dup: Out<'_>,
-    ) -> Result<(), Error> {
-        self.cuda.swiglu_backward(gate, up, dy, dgate, dup)
-    }
-
-    fn swiglu_backward_again(
-        &self,
-        gate: In<'_>,
-        up: In<'_>,
-        dy: Out<'_>,
-        dgate: Out<'_>,
-        dup: Out<'_>,
-    ) -> Result<(), Error> {
-        self.cuda.swiglu_backward_again(gate, up, dy, dgate, dup)
-    }
-
-    fn gelu(&self, x: In<'_>, y: Out<'_>) -> Result<(), Error> {
-        self.cuda.gelu(x, y)
-    }
-
-    fn gelu_backward(&self, x: In<'_>, dy: In<'_>, dx: Out<'_>) -> Result<(), Error> {
-        self.cuda.gelu_backward(x, dy, dx)
-    }
-
-    fn gelu_backward_again(&self, x: In<'_>, dy: Out<'_>, dx: Out<'_>) -> Result<(), Error> {
-        self.cuda.gelu_backward_again(x, dy, dx)
-    }
-
-    fn add(&self, a: In<'_>, b: In<'_>, y: Out<'_>) -> Result<(), Error> {
-        let (a, b, mut y) = (self.of(a)?, self.of(b)?, self.of_mut(y)?);
-        self.host.add(Slice::whole(&a), Slice::whole(&b), SliceMut::whole(&mut y))
-    }
-
-    fn dropout(&self, dropout: Dropout<'_>, x: Out<'_>) -> Result<(), Error> {
-        FusedOps::dropout(&self.cuda, dropout, x)
-    }
-
-    fn head_loss(
-        &self,
-        dims: HeadDims,
-        x: In<'_>,
-        weight: In<'_>,
-        targets: In<'_>,
-        losses: Out<'_>,
-        logits: Out<'_>,
-    ) -> Result<(), Error> {
-        let (x, weight, targets) = (self.of(x)?, self.of(weight)?, self.of(targets)?);
-        let (mut losses, mut logits) = (self.of_mut(losses)?, self.of_mut(logits)?);
-        let [x, weight, targets] = [&x, &weight, &targets].map(Slice::whole);
-        let (losses, logits) = (SliceMut::whole(&mut losses), SliceMut::whole(&mut logits));
-        self.host.head_loss(dims, x, weight, targets, losses, logits)
-    }
-
-    fn head_loss_backward(
-        &self,
-        dims: HeadDims,
-        x: In<'_>,
-        weight: In<'_>,
-        targets: In<'_>,
-        losses: Out<'_>,
-        logits: Out<'_>,
-        _dlogits: Option<Out<'_>>,
-        dx: Out<'_>,
-        dweight: Option<Gradient<'_>>,
-    ) -> Result<(), Error> {
-        let (x, weight, targets) = (self.of(x)?, self.of(weight)?, self.of(targets)?);
-        let (mut losses, mut logits) = (self.of_mut(losses)?, self.of_mut(logits)?);
-        let mut dx = self.of_mut(dx)?;
-        let [x, weight, targets] = [&x, &weight, &targets].map(Slice::whole);
-        let [losses, logits, dx] = [&mut losses, &mut logits, &mut dx].map(SliceMut::whole);
-        self.with_target(dweight, |dweight| {
-            self.host.head_loss_backward(dims, x, weight, targets, losses, logits, None, dx, dweight)
-        })
-    }
-
-    fn head_logits(&self, dims: HeadDims, x: In<'_>, weight: In<'_>, logits: Out<'_>) -> Result<(), Error> {
-        let (x, weight, mut logits) = (self.of(x)?, self.of(weight)?, self.of_mut(logits)?);
-        self.host.head_logits(dims, Slice::whole(&x), Slice::whole(&weight), SliceMut::whole(&mut logits))
+    fn execute(&self, op: &Op, mut operands: Operands<'_, '_, CudaBuffer>) -> Result<Outcome, Error> {
+        if self.cuda.execute(op, operands.reborrow())? == Outcome::Done {
+            return Ok(Outcome::Done);
+        }
+        let reads: Vec<_> = operands.reads.iter().map(|slice| self.of(*slice)).collect::<Result<_, _>>()?;
+        let reads: Vec<_> = reads.iter().map(Slice::whole).collect();
+        let accumulate: Vec<bool> = operands.writes.iter().map(|write| write.accumulate).collect();
+        let writes = operands.writes.iter_mut().map(|write| self.of_mut(write.slice.reborrow()));
+        let mut writes: Vec<_> = writes.collect::<Result<_, _>>()?;
+        let writes = writes.iter_mut().zip(accumulate);
+        let mut writes: Vec<_> =
+            writes.map(|(buffer, accumulate)| Write { slice: SliceMut::whole(buffer), accumulate }).collect();
+        self.host.execute(op, Operands { reads: &reads, writes: &mut writes, keys: operands.keys })
     }
 }
 

@@ -6,8 +6,8 @@ use fsdp_core::memory::{Category, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Queue};
 use fsdp_cuda::CudaMemory;
 use fsdp_cuda::torch::{Kernels, Torch, attention_kernels, set_deterministic};
-use fsdp_nn::backend::{AttentionDims, Backend};
-use fsdp_nn::conformance::{self, Subject};
+use fsdp_nn::backend::AttentionDims;
+use fsdp_nn::conformance::{self, Calls, Subject};
 
 use crate::card::memory;
 

@@ -6,7 +6,8 @@ use std::time::Instant;
 use fsdp_core::memory::{Category, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Queue};
 use fsdp_nn::backend::{LinearDims, Orientation};
-use fsdp_nn::{Backend, HostBuffer, HostMemory};
+use fsdp_nn::conformance::Calls;
+use fsdp_nn::{HostBuffer, HostMemory};
 
 /// Rates of this machine with a number of threads.
 #[derive(Clone, Copy, Debug)]

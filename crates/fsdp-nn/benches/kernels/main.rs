@@ -14,8 +14,9 @@ use fsdp_core::scalars::GradientFactors;
 use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule};
 use fsdp_core::{DType, Queue};
 use fsdp_nn::backend::{AttentionDims, HeadDims, LinearDims, Orientation};
+use fsdp_nn::conformance::Calls;
 use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, Sgd};
-use fsdp_nn::{Backend, HostBuffer, HostMemory, HostOptions};
+use fsdp_nn::{HostBuffer, HostMemory, HostOptions};
 
 const ROWS: usize = 2048;
 const HIDDEN: usize = 256;

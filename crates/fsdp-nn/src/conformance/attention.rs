@@ -7,6 +7,7 @@
 use fsdp_core::DType;
 
 use super::Subject;
+use super::calls::Calls;
 use super::kit::{Kit, numbers};
 use super::precision::unit;
 use crate::backend::{AttentionDims, Backend};

@@ -1,5 +1,6 @@
 //! The operations under test, for dimensions chosen by the caller.
 
+use super::calls::Calls;
 use super::kit::{Case, Kit, integers, numbers};
 use crate::backend::{AttentionDims, Backend, Dropout, HeadDims, IGNORED_TARGET, LinearDims, Orientation};
 

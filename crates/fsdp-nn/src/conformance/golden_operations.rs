@@ -8,6 +8,7 @@ use fsdp_core::program::GradientTarget;
 use fsdp_core::{DType, Queue};
 
 use super::Subject;
+use super::calls::Calls;
 use super::golden::close;
 use super::models::Packed;
 use super::safetensors;

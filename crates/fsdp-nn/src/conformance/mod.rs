@@ -9,6 +9,7 @@
 
 mod attention;
 mod bits;
+mod calls;
 mod cases;
 pub(crate) mod golden;
 mod golden_operations;
@@ -21,6 +22,7 @@ mod slopes;
 
 pub use attention::attention_is_precise;
 pub use bits::bits_are_equal;
+pub use calls::Calls;
 pub use cases::Sizes;
 pub use golden::golden_models;
 pub use golden_operations::golden_operations;

@@ -1,400 +1,268 @@
-//! [`Backend`] on the host: checks lengths, finds the typed slices and calls the kernel.
+//! [`Backend`] on the host: one `match` from operations to kernels.
 
-use fsdp_core::Error;
-use fsdp_core::memory::{Buffer, Slice, SliceMut};
-use fsdp_core::program::GradientTarget;
+use fsdp_core::memory::Buffer;
+use fsdp_core::{DType, Error};
 
 use super::buffer::HostBuffer;
-use super::element::{Element, for_float};
-use super::floats::Target;
+use super::element::{Element, Float, for_float};
+use super::floats::{Target, transfer};
 use super::kernels::{attention, embedding, head, linear, norm, pointwise, rope};
 use super::memory::HostMemory;
-use crate::backend::{AttentionDims, Backend, Dropout, HeadDims, LinearDims};
-use crate::lengths;
+use crate::backend::{Backend, LinearDims, Operands, Orientation, Outcome, Write};
+use crate::op::Op;
 
-type In<'a> = Slice<'a, HostBuffer>;
-type Out<'a> = SliceMut<'a, HostBuffer>;
-type Gradient<'a> = GradientTarget<'a, HostBuffer>;
+type Out<'a> = Write<'a, HostBuffer>;
+type Call<'o, 'a> = Operands<'o, 'a, HostBuffer>;
 
-impl HostMemory {
-    fn target<'a>(&self, gradient: Gradient<'a>) -> Result<Target<'a>, Error> {
-        Ok(Target { data: self.floats_mut(gradient.slice)?, accumulate: gradient.accumulate })
-    }
-
-    fn head_gradients<'a, E: Element>(
-        &self,
-        dx: Out<'a>,
-        dweight: Option<Gradient<'a>>,
-    ) -> Result<head::HeadGradients<'a, E>, Error> {
-        let dweight = dweight.map(|target| self.target(target)).transpose()?;
-        Ok(head::HeadGradients { dx: self.elements_mut(dx)?, dweight })
-    }
-
-    fn head<'a, E: Element>(
-        &self,
-        dims: HeadDims,
-        [x, weight, targets]: [In<'_>; 3],
-        [losses, logits]: [Out<'_>; 2],
-        gradients: Option<head::HeadGradients<'a, E>>,
-    ) -> Result<(), Error> {
-        let targets = self.elements(targets)?;
-        head::check_targets(targets, dims.vocab)?;
-        let (x, weight) = (self.elements::<E>(x)?, self.elements(weight)?);
-        let (losses, logits) = (self.elements_mut(losses)?, self.elements_mut(logits)?);
-        head::loss(self.workers(), dims, x, weight, targets, losses, logits, gradients);
-        Ok(())
+impl Backend for HostMemory {
+    fn execute(&self, op: &Op, operands: Call<'_, '_>) -> Result<Outcome, Error> {
+        // The dtype of what is computed with: that of the values, or of the logits.
+        let first = operands.reads.iter().map(|slice| slice.buffer.dtype());
+        let written = operands.writes.iter().map(|write| write.slice.buffer.dtype());
+        let dtype = first.chain(written).find(|dtype| dtype.is_float());
+        for_float!(dtype.unwrap_or(DType::U32), E => match op {
+            Op::Linear { .. }
+            | Op::LinearBackwardInput { .. }
+            | Op::LinearBackwardWeight { .. }
+            | Op::ColumnSums { .. } => self.run_linear::<E>(op, operands),
+            Op::Embedding { .. } | Op::EmbeddingBackward { .. } => self.run_lookup::<E>(op, operands),
+            Op::RmsNorm { .. }
+            | Op::RmsNormBackward { .. }
+            | Op::LayerNorm { .. }
+            | Op::LayerNormBackwardInput { .. }
+            | Op::LayerNormBackwardWeight { .. } => self.run_norm::<E>(op, operands),
+            Op::Attention { .. } | Op::AttentionBackward { .. } => self.run_attention::<E>(op, operands),
+            Op::HeadLoss { .. } | Op::HeadLossBackward { .. } | Op::HeadLogits { .. } => self.run_head::<E>(op, operands),
+            Op::CrossEntropy { .. } | Op::CrossEntropyBackward { .. } => {
+                self.run_cross_entropy::<<E as Element>::Acc>(op, operands)
+            }
+            _ => self.run_pointwise::<E>(op, operands),
+        })
     }
 }
 
-impl Backend for HostMemory {
-    fn linear(
-        &self,
-        dims: LinearDims,
-        x: In<'_>,
-        weight: In<'_>,
-        bias: Option<In<'_>>,
-        y: Out<'_>,
-    ) -> Result<(), Error> {
-        lengths::linear(dims, Some(x.len), Some(weight.len), bias.map(|bias| bias.len), y.len)?;
-        for_float!(x.buffer.dtype(), E => {
-            let bias = bias.map(|bias| self.elements::<E>(bias)).transpose()?;
-            let (x, weight) = (self.elements(x)?, self.elements(weight)?);
-            linear::forward(self.workers(), dims, x, weight, bias, self.elements_mut(y)?);
-            Ok(())
-        })
+impl HostMemory {
+    fn target<'a>(&self, write: Out<'a>) -> Result<Target<'a>, Error> {
+        Ok(Target { data: self.floats_mut(write.slice)?, accumulate: write.accumulate })
     }
 
-    fn linear_backward_input(
-        &self,
-        dims: LinearDims,
-        dy: In<'_>,
-        weight: In<'_>,
-        dx: Out<'_>,
-        accumulate: bool,
-    ) -> Result<(), Error> {
-        lengths::linear(dims, Some(dx.len), Some(weight.len), None, dy.len)?;
-        for_float!(dy.buffer.dtype(), E => {
-            let (dy, weight) = (self.elements::<E>(dy)?, self.elements(weight)?);
-            linear::backward_input(self.workers(), dims, dy, weight, self.elements_mut(dx)?, accumulate);
-            Ok(())
-        })
-    }
-
-    fn linear_backward_weight(
-        &self,
-        dims: LinearDims,
-        x: In<'_>,
-        dy: In<'_>,
-        dweight: Gradient<'_>,
-    ) -> Result<(), Error> {
-        lengths::linear(dims, Some(x.len), Some(dweight.slice.len), None, dy.len)?;
-        for_float!(x.buffer.dtype(), E => {
-            let (x, dy) = (self.elements::<E>(x)?, self.elements(dy)?);
-            linear::backward_weight(self.workers(), dims, x, dy, self.target(dweight)?);
-            Ok(())
-        })
-    }
-
-    fn linear_backward_bias(&self, dims: LinearDims, dy: In<'_>, dbias: Gradient<'_>) -> Result<(), Error> {
-        lengths::linear(dims, None, None, Some(dbias.slice.len), dy.len)?;
-        for_float!(dy.buffer.dtype(), E => {
-            let dy = self.elements::<E>(dy)?;
-            linear::backward_bias(self.workers(), dims, dy, self.target(dbias)?);
-            Ok(())
-        })
-    }
-
-    fn embedding(
-        &self,
-        width: usize,
-        ids: In<'_>,
-        table: In<'_>,
-        y: Out<'_>,
-        add: bool,
-    ) -> Result<(), Error> {
-        lengths::embedding(width, ids.len, table.len, y.len)?;
-        let ids = self.elements(ids)?;
-        embedding::check_ids(ids, table.len / width)?;
-        for_float!(table.buffer.dtype(), E => {
-            let table = self.elements::<E>(table)?;
-            embedding::forward(self.workers(), width, ids, table, self.elements_mut(y)?, add);
-            Ok(())
-        })
-    }
-
-    fn embedding_backward(
-        &self,
-        width: usize,
-        ids: In<'_>,
-        dy: In<'_>,
-        dtable: Gradient<'_>,
-    ) -> Result<(), Error> {
-        lengths::embedding(width, ids.len, dtable.slice.len, dy.len)?;
-        let ids = self.elements(ids)?;
-        embedding::check_ids(ids, dtable.slice.len / width)?;
-        for_float!(dy.buffer.dtype(), E => {
-            let dy = self.elements::<E>(dy)?;
-            embedding::backward(self.workers(), width, ids, dy, self.target(dtable)?);
-            Ok(())
-        })
-    }
-
-    fn rms_norm(
-        &self,
-        width: usize,
-        eps: f64,
-        x: In<'_>,
-        weight: In<'_>,
-        y: Out<'_>,
-        rstd: Out<'_>,
-    ) -> Result<(), Error> {
-        lengths::norm(width, &[x.len, y.len], &[weight.len], rstd.len, 1)?;
-        for_float!(x.buffer.dtype(), E => {
-            let (x, weight) = (self.elements::<E>(x)?, self.elements(weight)?);
-            let (y, rstd) = (self.elements_mut(y)?, self.elements_mut(rstd)?);
-            norm::rms(self.workers(), width, eps, x, weight, y, rstd);
-            Ok(())
-        })
-    }
-
-    fn rms_norm_backward(
-        &self,
-        width: usize,
-        x: In<'_>,
-        weight: In<'_>,
-        rstd: In<'_>,
-        dy: In<'_>,
-        dx: Out<'_>,
-        accumulate: bool,
-        dweight: Option<Gradient<'_>>,
-    ) -> Result<(), Error> {
-        let dweight_len = dweight.as_ref().map_or(width, |target| target.slice.len);
-        lengths::norm(width, &[x.len, dy.len, dx.len], &[weight.len, dweight_len], rstd.len, 1)?;
-        for_float!(x.buffer.dtype(), E => {
-            let (x, weight) = (self.elements::<E>(x)?, self.elements(weight)?);
-            let (rstd, dy) = (self.elements(rstd)?, self.elements(dy)?);
-            let dx = self.elements_mut(dx)?;
-            norm::rms_backward_input(self.workers(), width, x, weight, rstd, dy, dx, accumulate);
-            if let Some(dweight) = dweight {
-                norm::rms_backward_weight(self.workers(), width, x, rstd, dy, self.target(dweight)?);
+    fn run_linear<E: Element>(&self, op: &Op, operands: Call<'_, '_>) -> Result<Outcome, Error> {
+        let workers = self.workers();
+        match *op {
+            Op::Linear { dims, .. } => {
+                let bias = operands.reads.get(2).map(|bias| self.elements::<E>(*bias)).transpose()?;
+                let ([x, weight], [y], _) = operands.split();
+                let (x, weight) = (self.elements(x)?, self.elements(weight)?);
+                linear::forward(workers, dims, x, weight, bias, self.elements_mut(y.slice)?);
             }
-            Ok(())
-        })
+            Op::LinearBackwardInput { dims } => {
+                let ([dy, weight], [dx], _) = operands.split();
+                let (dy, weight) = (self.elements::<E>(dy)?, self.elements(weight)?);
+                let accumulate = dx.accumulate;
+                linear::backward_input(workers, dims, dy, weight, self.elements_mut(dx.slice)?, accumulate);
+            }
+            Op::LinearBackwardWeight { dims } => {
+                let ([x, dy], [dweight], _) = operands.split();
+                let (x, dy) = (self.elements::<E>(x)?, self.elements(dy)?);
+                linear::backward_weight(workers, dims, x, dy, self.target(dweight)?);
+            }
+            Op::ColumnSums { rows, columns, stride } => {
+                let ([dy], [sums], _) = operands.split();
+                let orientation = Orientation::OutIn;
+                let dims = LinearDims { rows, inputs: 1, outputs: columns, y_stride: stride, orientation };
+                linear::backward_bias(workers, dims, self.elements::<E>(dy)?, self.target(sums)?);
+            }
+            _ => return Ok(Outcome::Unsupported),
+        }
+        Ok(Outcome::Done)
     }
 
-    fn layer_norm(
-        &self,
-        width: usize,
-        eps: f64,
-        x: In<'_>,
-        weight: In<'_>,
-        bias: In<'_>,
-        y: Out<'_>,
-        stats: Out<'_>,
-    ) -> Result<(), Error> {
-        lengths::norm(width, &[x.len, y.len], &[weight.len, bias.len], stats.len, 2)?;
-        for_float!(x.buffer.dtype(), E => {
-            let (x, weight, bias) = (self.elements::<E>(x)?, self.elements(weight)?, self.elements(bias)?);
-            let (y, stats) = (self.elements_mut(y)?, self.elements_mut(stats)?);
-            norm::layer(self.workers(), width, eps, x, weight, bias, y, stats);
-            Ok(())
-        })
+    fn run_lookup<E: Element>(&self, op: &Op, operands: Call<'_, '_>) -> Result<Outcome, Error> {
+        match *op {
+            Op::Embedding { width, table_rows, .. } => {
+                let ([ids, table], [y], _) = operands.split();
+                let ids = self.elements(ids)?;
+                embedding::check_ids(ids, table_rows)?;
+                let (table, add) = (self.elements::<E>(table)?, y.accumulate);
+                embedding::forward(self.workers(), width, ids, table, self.elements_mut(y.slice)?, add);
+            }
+            Op::EmbeddingBackward { width, table_rows, .. } => {
+                let ([ids, dy], [dtable], _) = operands.split();
+                let ids = self.elements(ids)?;
+                embedding::check_ids(ids, table_rows)?;
+                let dy = self.elements::<E>(dy)?;
+                embedding::backward(self.workers(), width, ids, dy, self.target(dtable)?);
+            }
+            _ => return Ok(Outcome::Unsupported),
+        }
+        Ok(Outcome::Done)
     }
 
-    fn layer_norm_backward_input(
-        &self,
-        width: usize,
-        x: In<'_>,
-        weight: In<'_>,
-        stats: In<'_>,
-        dy: In<'_>,
-        dx: Out<'_>,
-        accumulate: bool,
-    ) -> Result<(), Error> {
-        lengths::norm(width, &[x.len, dy.len, dx.len], &[weight.len], stats.len, 2)?;
-        for_float!(x.buffer.dtype(), E => {
-            let (x, weight) = (self.elements::<E>(x)?, self.elements(weight)?);
-            let (stats, dy) = (self.elements(stats)?, self.elements(dy)?);
-            let dx = self.elements_mut(dx)?;
-            norm::layer_backward_input(self.workers(), width, x, weight, stats, dy, dx, accumulate);
-            Ok(())
-        })
+    fn run_norm<E: Element>(&self, op: &Op, operands: Call<'_, '_>) -> Result<Outcome, Error> {
+        let workers = self.workers();
+        match *op {
+            Op::RmsNorm { width, eps, .. } => {
+                let ([x, weight], [y, rstd], _) = operands.split();
+                let (x, weight) = (self.elements::<E>(x)?, self.elements(weight)?);
+                let (y, rstd) = (self.elements_mut(y.slice)?, self.elements_mut(rstd.slice)?);
+                norm::rms(workers, width, eps, x, weight, y, rstd);
+            }
+            Op::RmsNormBackward { width, .. } => {
+                let ([x, weight, rstd, dy], [dx], mut more) = operands.split();
+                let (x, weight) = (self.elements::<E>(x)?, self.elements(weight)?);
+                let (rstd, dy, accumulate) = (self.elements(rstd)?, self.elements(dy)?, dx.accumulate);
+                let dx = self.elements_mut(dx.slice)?;
+                norm::rms_backward_input(workers, width, x, weight, rstd, dy, dx, accumulate);
+                if let Some(dweight) = more.next() {
+                    norm::rms_backward_weight(workers, width, x, rstd, dy, self.target(dweight)?);
+                }
+            }
+            Op::LayerNorm { width, eps, .. } => {
+                let ([x, weight, bias], [y, stats], _) = operands.split();
+                let (x, weight, bias) =
+                    (self.elements::<E>(x)?, self.elements(weight)?, self.elements(bias)?);
+                let (y, stats) = (self.elements_mut(y.slice)?, self.elements_mut(stats.slice)?);
+                norm::layer(workers, width, eps, x, weight, bias, y, stats);
+            }
+            Op::LayerNormBackwardInput { width, .. } => {
+                let ([x, weight, stats, dy], [dx], _) = operands.split();
+                let (x, weight) = (self.elements::<E>(x)?, self.elements(weight)?);
+                let (stats, dy, accumulate) = (self.elements(stats)?, self.elements(dy)?, dx.accumulate);
+                let dx = self.elements_mut(dx.slice)?;
+                norm::layer_backward_input(workers, width, x, weight, stats, dy, dx, accumulate);
+            }
+            Op::LayerNormBackwardWeight { width, .. } => {
+                let ([x, stats, dy], [dweight], _) = operands.split();
+                let (x, stats, dy) = (self.elements::<E>(x)?, self.elements(stats)?, self.elements(dy)?);
+                norm::layer_backward_weight(workers, width, x, stats, dy, self.target(dweight)?);
+            }
+            _ => return Ok(Outcome::Unsupported),
+        }
+        Ok(Outcome::Done)
     }
 
-    fn layer_norm_backward_weight(
-        &self,
-        width: usize,
-        x: In<'_>,
-        stats: In<'_>,
-        dy: In<'_>,
-        dweight: Gradient<'_>,
-    ) -> Result<(), Error> {
-        lengths::norm(width, &[x.len, dy.len], &[dweight.slice.len], stats.len, 2)?;
-        for_float!(x.buffer.dtype(), E => {
-            let (x, stats, dy) = (self.elements::<E>(x)?, self.elements(stats)?, self.elements(dy)?);
-            norm::layer_backward_weight(self.workers(), width, x, stats, dy, self.target(dweight)?);
-            Ok(())
-        })
+    fn run_attention<E: Element>(&self, op: &Op, operands: Call<'_, '_>) -> Result<Outcome, Error> {
+        let dropout = op.dropout(operands.keys);
+        match *op {
+            Op::Attention { dims, .. } => {
+                let ([qkv], [y, lse], _) = operands.split();
+                let qkv = self.elements::<E>(qkv)?;
+                let (y, lse) = (self.elements_mut(y.slice)?, self.elements_mut(lse.slice)?);
+                attention::forward(self.workers(), dims, dropout, qkv, y, lse);
+            }
+            Op::AttentionBackward { dims, .. } => {
+                let ([qkv, y, lse, dy], [dqkv], _) = operands.split();
+                let recorded = attention::Recorded {
+                    qkv: self.elements::<E>(qkv)?,
+                    y: self.elements(y)?,
+                    lse: self.elements(lse)?,
+                    dy: self.elements(dy)?,
+                };
+                attention::backward(self.workers(), dims, dropout, recorded, self.elements_mut(dqkv.slice)?);
+            }
+            _ => return Ok(Outcome::Unsupported),
+        }
+        Ok(Outcome::Done)
     }
 
-    fn rope(
-        &self,
-        dims: AttentionDims,
-        inverse_frequencies: &[f32],
-        qkv: Out<'_>,
-        backward: bool,
-    ) -> Result<(), Error> {
-        lengths::attention(dims, None, &[qkv.len], &[], None)?;
-        lengths::rope(dims, inverse_frequencies.len())?;
-        for_float!(qkv.buffer.dtype(), E => {
-            let qkv = self.elements_mut::<E>(qkv)?;
-            rope::rope(self.workers(), dims, inverse_frequencies, qkv, backward);
-            Ok(())
-        })
+    fn run_pointwise<E: Element>(&self, op: &Op, operands: Call<'_, '_>) -> Result<Outcome, Error> {
+        let (workers, dropout) = (self.workers(), op.dropout(operands.keys));
+        match op {
+            Op::Rope { dims, inverse_frequencies, backward } => {
+                let ([], [qkv], _) = operands.split();
+                let qkv = self.elements_mut::<E>(qkv.slice)?;
+                rope::rope(workers, *dims, inverse_frequencies, qkv, *backward);
+            }
+            Op::Swiglu { .. } => {
+                let ([gate, up], [y], _) = operands.split();
+                let (gate, up) = (self.elements::<E>(gate)?, self.elements(up)?);
+                pointwise::swiglu(workers, gate, up, self.elements_mut(y.slice)?);
+            }
+            Op::SwigluBackward { .. } => {
+                let ([gate, up, dy], [dgate, dup], _) = operands.split();
+                let (gate, up, dy) = (self.elements::<E>(gate)?, self.elements(up)?, self.elements(dy)?);
+                let (dgate, dup) = (self.elements_mut(dgate.slice)?, self.elements_mut(dup.slice)?);
+                pointwise::swiglu_backward(workers, gate, up, dy, dgate, dup);
+            }
+            Op::Gelu { .. } => {
+                let ([x], [y], _) = operands.split();
+                pointwise::gelu(workers, self.elements::<E>(x)?, self.elements_mut(y.slice)?);
+            }
+            Op::GeluBackward { .. } => {
+                let ([x, dy], [dx], _) = operands.split();
+                let (x, dy) = (self.elements::<E>(x)?, self.elements(dy)?);
+                pointwise::gelu_backward(workers, x, dy, self.elements_mut(dx.slice)?);
+            }
+            Op::Add { .. } => {
+                let ([a, b], [y], _) = operands.split();
+                let (a, b) = (self.elements::<E>(a)?, self.elements(b)?);
+                pointwise::add(workers, a, b, self.elements_mut(y.slice)?);
+            }
+            Op::Dropout { .. } => {
+                let ([], [x], _) = operands.split();
+                let x = self.elements_mut::<E>(x.slice)?;
+                if let Some(dropout) = dropout {
+                    pointwise::dropout(workers, dropout, x);
+                }
+            }
+            _ => return Ok(Outcome::Unsupported),
+        }
+        Ok(Outcome::Done)
     }
 
-    fn attention(
-        &self,
-        dims: AttentionDims,
-        dropout: Option<Dropout<'_>>,
-        qkv: In<'_>,
-        y: Out<'_>,
-        lse: Out<'_>,
-    ) -> Result<(), Error> {
-        lengths::attention(dims, dropout, &[qkv.len], &[y.len], Some(lse.len))?;
-        for_float!(qkv.buffer.dtype(), E => {
-            let qkv = self.elements::<E>(qkv)?;
-            let (y, lse) = (self.elements_mut(y)?, self.elements_mut(lse)?);
-            attention::forward(self.workers(), dims, dropout, qkv, y, lse);
-            Ok(())
-        })
+    fn run_head<E: Element>(&self, op: &Op, operands: Call<'_, '_>) -> Result<Outcome, Error> {
+        let workers = self.workers();
+        match *op {
+            Op::HeadLoss { dims } => {
+                let ([x, weight, targets], [losses, logits], _) = operands.split();
+                let targets = self.elements(targets)?;
+                head::check_targets(targets, dims.vocab)?;
+                let (x, weight) = (self.elements::<E>(x)?, self.elements(weight)?);
+                let (losses, logits) = (self.elements_mut(losses.slice)?, self.elements_mut(logits.slice)?);
+                head::loss(workers, dims, x, weight, targets, losses, logits, None);
+            }
+            Op::HeadLossBackward { dims, weight: trains, .. } => {
+                let ([x, weight, targets], [losses, logits, dx], mut more) = operands.split();
+                let targets = self.elements(targets)?;
+                head::check_targets(targets, dims.vocab)?;
+                let (x, weight) = (self.elements::<E>(x)?, self.elements(weight)?);
+                let (losses, logits) = (self.elements_mut(losses.slice)?, self.elements_mut(logits.slice)?);
+                let dweight =
+                    more.next().filter(|_| trains).map(|dweight| self.target(dweight)).transpose()?;
+                let gradients = head::HeadGradients { dx: self.elements_mut(dx.slice)?, dweight };
+                head::loss(workers, dims, x, weight, targets, losses, logits, Some(gradients));
+            }
+            Op::HeadLogits { dims } => {
+                let ([x, weight], [logits], _) = operands.split();
+                let (x, weight) = (self.elements::<E>(x)?, self.elements(weight)?);
+                head::logits(workers, dims, x, weight, self.elements_mut(logits.slice)?);
+            }
+            _ => return Ok(Outcome::Unsupported),
+        }
+        Ok(Outcome::Done)
     }
 
-    fn attention_backward(
-        &self,
-        dims: AttentionDims,
-        dropout: Option<Dropout<'_>>,
-        qkv: In<'_>,
-        y: In<'_>,
-        lse: In<'_>,
-        dy: In<'_>,
-        dqkv: Out<'_>,
-    ) -> Result<(), Error> {
-        lengths::attention(dims, dropout, &[qkv.len, dqkv.len], &[y.len, dy.len], Some(lse.len))?;
-        for_float!(qkv.buffer.dtype(), E => {
-            let recorded = attention::Recorded {
-                qkv: self.elements::<E>(qkv)?,
-                y: self.elements(y)?,
-                lse: self.elements(lse)?,
-                dy: self.elements(dy)?,
-            };
-            attention::backward(self.workers(), dims, dropout, recorded, self.elements_mut(dqkv)?);
-            Ok(())
-        })
-    }
-
-    fn swiglu(&self, gate: In<'_>, up: In<'_>, y: Out<'_>) -> Result<(), Error> {
-        lengths::expect_equal("elements of swiglu", &[gate.len, up.len, y.len])?;
-        for_float!(gate.buffer.dtype(), E => {
-            let (gate, up) = (self.elements::<E>(gate)?, self.elements(up)?);
-            pointwise::swiglu(self.workers(), gate, up, self.elements_mut(y)?);
-            Ok(())
-        })
-    }
-
-    fn swiglu_backward(
-        &self,
-        gate: In<'_>,
-        up: In<'_>,
-        dy: In<'_>,
-        dgate: Out<'_>,
-        dup: Out<'_>,
-    ) -> Result<(), Error> {
-        lengths::expect_equal("elements of swiglu", &[gate.len, up.len, dy.len, dgate.len, dup.len])?;
-        for_float!(gate.buffer.dtype(), E => {
-            let (gate, up, dy) = (self.elements::<E>(gate)?, self.elements(up)?, self.elements(dy)?);
-            let (dgate, dup) = (self.elements_mut(dgate)?, self.elements_mut(dup)?);
-            pointwise::swiglu_backward(self.workers(), gate, up, dy, dgate, dup);
-            Ok(())
-        })
-    }
-
-    fn gelu(&self, x: In<'_>, y: Out<'_>) -> Result<(), Error> {
-        lengths::expect_equal("elements of gelu", &[x.len, y.len])?;
-        for_float!(x.buffer.dtype(), E => {
-            let x = self.elements::<E>(x)?;
-            pointwise::gelu(self.workers(), x, self.elements_mut(y)?);
-            Ok(())
-        })
-    }
-
-    fn gelu_backward(&self, x: In<'_>, dy: In<'_>, dx: Out<'_>) -> Result<(), Error> {
-        lengths::expect_equal("elements of gelu", &[x.len, dy.len, dx.len])?;
-        for_float!(x.buffer.dtype(), E => {
-            let (x, dy) = (self.elements::<E>(x)?, self.elements(dy)?);
-            pointwise::gelu_backward(self.workers(), x, dy, self.elements_mut(dx)?);
-            Ok(())
-        })
-    }
-
-    fn add(&self, a: In<'_>, b: In<'_>, y: Out<'_>) -> Result<(), Error> {
-        lengths::expect_equal("elements of a sum", &[a.len, b.len, y.len])?;
-        for_float!(a.buffer.dtype(), E => {
-            let (a, b) = (self.elements::<E>(a)?, self.elements(b)?);
-            pointwise::add(self.workers(), a, b, self.elements_mut(y)?);
-            Ok(())
-        })
-    }
-
-    fn dropout(&self, dropout: Dropout<'_>, x: Out<'_>) -> Result<(), Error> {
-        lengths::dropout(dropout, x.len)?;
-        for_float!(x.buffer.dtype(), E => {
-            pointwise::dropout(self.workers(), dropout, self.elements_mut::<E>(x)?);
-            Ok(())
-        })
-    }
-
-    fn head_loss(
-        &self,
-        dims: HeadDims,
-        x: In<'_>,
-        weight: In<'_>,
-        targets: In<'_>,
-        losses: Out<'_>,
-        logits: Out<'_>,
-    ) -> Result<(), Error> {
-        lengths::head(dims, x.len, weight.len, Some((targets.len, losses.len)), logits.len, None)?;
-        for_float!(x.buffer.dtype(), E => {
-            self.head::<E>(dims, [x, weight, targets], [losses, logits], None)
-        })
-    }
-
-    fn head_loss_backward(
-        &self,
-        dims: HeadDims,
-        x: In<'_>,
-        weight: In<'_>,
-        targets: In<'_>,
-        losses: Out<'_>,
-        logits: Out<'_>,
-        _dlogits: Option<Out<'_>>,
-        dx: Out<'_>,
-        dweight: Option<Gradient<'_>>,
-    ) -> Result<(), Error> {
-        let gradients = Some((dx.len, dweight.as_ref().map(|target| target.slice.len)));
-        lengths::head(dims, x.len, weight.len, Some((targets.len, losses.len)), logits.len, gradients)?;
-        for_float!(x.buffer.dtype(), E => {
-            let gradients = self.head_gradients::<E>(dx, dweight)?;
-            self.head(dims, [x, weight, targets], [losses, logits], Some(gradients))
-        })
-    }
-
-    fn head_logits(&self, dims: HeadDims, x: In<'_>, weight: In<'_>, logits: Out<'_>) -> Result<(), Error> {
-        lengths::head(dims, x.len, weight.len, None, logits.len, None)?;
-        for_float!(x.buffer.dtype(), E => {
-            let (x, weight) = (self.elements::<E>(x)?, self.elements(weight)?);
-            head::logits(self.workers(), dims, x, weight, self.elements_mut(logits)?);
-            Ok(())
-        })
+    /// The loss of logits that are there already, for backends that multiply in another way.
+    fn run_cross_entropy<A: Float>(&self, op: &Op, operands: Call<'_, '_>) -> Result<Outcome, Error> {
+        let (Op::CrossEntropy { vocab, .. } | Op::CrossEntropyBackward { vocab, .. }) = *op else {
+            return Ok(Outcome::Unsupported);
+        };
+        let targets = operands.reads.last().copied();
+        let targets = self.elements(targets.expect("the targets are read"))?;
+        head::check_targets(targets, vocab)?;
+        if let Op::CrossEntropy { .. } = op {
+            let ([logits], [losses], _) = operands.split();
+            let losses = self.elements_mut(losses.slice)?;
+            head::losses::<A>(self.workers(), vocab, self.elements(logits)?, targets, losses);
+            return Ok(Outcome::Done);
+        }
+        let ([], [mut logits, losses], mut more) = operands.split();
+        let losses = self.elements_mut(losses.slice)?;
+        let slopes = self.elements_mut(logits.slice.reborrow())?;
+        head::cross_entropy::<A>(self.workers(), vocab, slopes, targets, losses, true);
+        if let Some(rounded) = more.next() {
+            transfer(self.floats(logits.slice.as_slice())?, self.floats_mut(rounded.slice)?, false);
+        }
+        Ok(Outcome::Done)
     }
 }

@@ -142,7 +142,7 @@ impl HostBuffer {
         if self.dtype == T::DTYPE {
             Ok(())
         } else {
-            Err(lengths::wrong_dtype(self.lease.category(), T::DTYPE, self.dtype))
+            lengths::wrong_dtype(self.lease.category(), T::DTYPE, self.dtype)
         }
     }
 }

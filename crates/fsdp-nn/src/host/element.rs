@@ -315,7 +315,7 @@ macro_rules! for_float {
                 type $element = ::half::bf16;
                 $body
             }
-            other => Err($crate::lengths::not_a_float(other)),
+            other => $crate::lengths::not_a_float(other),
         }
     };
 }

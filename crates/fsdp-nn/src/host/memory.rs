@@ -223,7 +223,7 @@ impl Memory for HostMemory {
         src: Slice<'_, HostBuffer>,
         dst: SliceMut<'_, HostBuffer>,
     ) -> Result<(), Error> {
-        lengths::expect("copied elements", src.len, dst.len)?;
+        lengths::expect("copied elements", src.len, dst.len);
         if src.buffer.dtype() == dst.buffer.dtype() {
             return for_scalar!(dst.buffer.dtype(), E => self.copy_same::<E>(src, dst));
         }
@@ -238,7 +238,7 @@ impl Memory for HostMemory {
         src: Slice<'_, HostBuffer>,
         dst: SliceMut<'_, HostBuffer>,
     ) -> Result<(), Error> {
-        lengths::expect("accumulated elements", src.len, dst.len)?;
+        lengths::expect("accumulated elements", src.len, dst.len);
         match dst.buffer.dtype() {
             DType::U32 => self.accumulate_integers(src, dst, u32::wrapping_add),
             DType::I64 => self.accumulate_integers(src, dst, i64::wrapping_add),
@@ -262,7 +262,7 @@ impl Memory for HostMemory {
         row_len: usize,
         sum: SliceMut<'_, HostBuffer>,
     ) -> Result<(), Error> {
-        lengths::square_sum(src.len, row_len, sum.len)?;
+        lengths::square_sum(src.len, row_len, sum.len);
         let words = self.elements_mut(sum)?;
         let mut sum = ExactSum::from_words(words);
         for_float!(src.buffer.dtype(), E => {
@@ -284,7 +284,7 @@ impl Memory for HostMemory {
         src: Slice<'_, HostBuffer>,
         sum: SliceMut<'_, HostBuffer>,
     ) -> Result<(), Error> {
-        lengths::expect("words of an exact sum", sum.len, ExactSum::WORDS)?;
+        lengths::expect("words of an exact sum", sum.len, ExactSum::WORDS);
         let src = self.elements::<f64>(src)?;
         let words = self.elements_mut(sum)?;
         let mut sum = ExactSum::from_words(words);
@@ -301,7 +301,7 @@ impl Memory for HostMemory {
         grad_clip: Option<f64>,
         factors: SliceMut<'_, HostBuffer>,
     ) -> Result<(), Error> {
-        lengths::gradient_factors(scalars.len, factors.len)?;
+        lengths::gradient_factors(scalars.len, factors.len);
         let values = ScalarValues::of(self.elements(scalars)?, averaged_ranks);
         let factors = self.elements_mut::<f64>(factors)?;
         let was_finite = GradientFactors::from_array([factors[0], factors[1], factors[2]]).finite;
@@ -310,7 +310,7 @@ impl Memory for HostMemory {
     }
 
     fn write(&self, _queue: Queue, src: HostSlice<'_>, dst: SliceMut<'_, HostBuffer>) -> Result<(), Error> {
-        lengths::expect("written elements", lengths::of_host(&src), dst.len)?;
+        lengths::expect("written elements", lengths::of_host(&src), dst.len);
         match src {
             HostSlice::F32(src) => transfer(Floats::F32(src), self.floats_mut(dst)?, false),
             HostSlice::F64(src) => transfer(Floats::F64(src), self.floats_mut(dst)?, false),
@@ -321,7 +321,7 @@ impl Memory for HostMemory {
     }
 
     fn read(&self, _queue: Queue, src: Slice<'_, HostBuffer>, dst: HostSliceMut<'_>) -> Result<(), Error> {
-        lengths::expect("read elements", src.len, lengths::of_host_mut(&dst))?;
+        lengths::expect("read elements", src.len, lengths::of_host_mut(&dst));
         match dst {
             HostSliceMut::F32(dst) => transfer(self.floats(src)?, FloatsMut::F32(dst), false),
             HostSliceMut::F64(dst) => transfer(self.floats(src)?, FloatsMut::F64(dst), false),

@@ -8,7 +8,6 @@
 mod backend;
 mod buffer;
 pub mod convert;
-mod cross_entropy;
 pub(crate) mod element;
 pub(crate) mod floats;
 mod kernels;

@@ -3,7 +3,8 @@
 use fsdp_core::memory::{Buffer, Category, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::Backend;
-use fsdp_nn::backend::{LinearDims, Orientation};
+use fsdp_nn::backend::{LinearDims, Operands, Orientation, Write};
+use fsdp_nn::op::Op;
 use fsdp_nn::random;
 
 use crate::clock::Clock;
@@ -69,7 +70,9 @@ fn product<M: Backend + Clock>(memory: &M, edge: usize) -> Result<f64, Error> {
         fill(memory, matrix, seed)?;
     }
     best(memory, || {
-        memory.linear(dims, Slice::whole(&x), Slice::whole(&weight), None, SliceMut::whole(&mut y))
+        let reads = &[Slice::whole(&x), Slice::whole(&weight)];
+        let writes = &mut [Write::over(SliceMut::whole(&mut y))];
+        memory.run(&Op::Linear { dims, bias: false }, Operands { reads, writes, keys: &[] })
     })
 }
 

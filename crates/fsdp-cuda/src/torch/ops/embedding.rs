@@ -1,7 +1,7 @@
 //! Rows of a table by id, and sums of gradients by id.
 
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
-use fsdp_core::program::GradientTarget;
+use fsdp_nn::backend::Write;
 use tch::Tensor;
 
 use super::int;
@@ -35,7 +35,7 @@ impl<D: TorchStorage> Torch<D> {
         width: usize,
         ids: Slice<'_, D::Buffer>,
         dy: Slice<'_, D::Buffer>,
-        dtable: GradientTarget<'_, D::Buffer>,
+        dtable: Write<'_, D::Buffer>,
     ) -> Result<(), Failure> {
         let (rows, width) = (int(ids.len), int(width));
         let sizes = [int(dtable.slice.len) / width, width];

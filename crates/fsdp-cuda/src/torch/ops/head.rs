@@ -1,8 +1,8 @@
 //! The map to logits and its cross-entropy, chunk by chunk: logits of one chunk of rows exist at a time.
 
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
-use fsdp_core::program::GradientTarget;
-use fsdp_nn::backend::{HeadDims, IGNORED_TARGET};
+use fsdp_nn::backend::{HeadDims, IGNORED_TARGET, Operands, Outcome, Write};
+use fsdp_nn::op::Op;
 use tch::{Kind, Tensor};
 
 use super::int;
@@ -30,7 +30,7 @@ pub(in crate::torch) struct HeadGradients<'a, D: TorchStorage> {
     /// logits. Only our kernel fills it.
     pub(in crate::torch) dlogits: Option<Out<'a, D>>,
     pub(in crate::torch) dx: Out<'a, D>,
-    pub(in crate::torch) dweight: Option<GradientTarget<'a, D::Buffer>>,
+    pub(in crate::torch) dweight: Option<Write<'a, D::Buffer>>,
 }
 
 /// A part of a writable range.
@@ -54,7 +54,7 @@ impl<D: TorchStorage> Torch<D> {
         product(&x, &weight.f_tr()?, Target { slot, accumulate: false })
     }
 
-    pub(in crate::torch) fn head_logits_by_torch(
+    pub(in crate::torch) fn all_logits(
         &self,
         dims: HeadDims,
         x: In<'_, D>,
@@ -66,7 +66,7 @@ impl<D: TorchStorage> Torch<D> {
     }
 
     /// The losses, and the gradients if asked for.
-    pub(in crate::torch) fn head_by_torch(
+    pub(in crate::torch) fn chunked_head(
         &self,
         mut call: HeadCall<'_, D>,
         mut gradients: Option<HeadGradients<'_, D>>,
@@ -85,7 +85,7 @@ impl<D: TorchStorage> Torch<D> {
                 continue;
             };
             let mut dlogits = match dlogits {
-                Some(dlogits) if self.fused().is_some() => Some(part(dlogits, 0, rows * dims.vocab)),
+                Some(dlogits) if self.has_own_kernels() => Some(part(dlogits, 0, rows * dims.vocab)),
                 _ => None,
             };
             let rounded = dlogits.as_mut().map(SliceMut::reborrow);
@@ -103,12 +103,15 @@ impl<D: TorchStorage> Torch<D> {
         vocab: usize,
         logits: Out<'_, D>,
         targets: In<'_, D>,
-        losses: Out<'_, D>,
+        mut losses: Out<'_, D>,
     ) -> Result<(), Failure> {
-        match self.fused() {
-            Some(fused) => Ok(fused.cross_entropy(vocab, logits.as_slice(), targets, losses)?),
-            None => self.aten_cross_entropy(vocab, logits, targets, losses, false),
+        let op = Op::CrossEntropy { rows: targets.len, vocab };
+        let reads = &[logits.as_slice(), targets];
+        let writes = &mut [Write::over(losses.reborrow())];
+        if self.by_own_kernels(&op, Operands { reads, writes, keys: &[] })? == Outcome::Done {
+            return Ok(());
         }
+        self.aten_cross_entropy(vocab, logits, targets, losses, false)
     }
 
     /// The losses of a chunk, and their gradients: in `dlogits`, or where the logits were if there is no such place.
@@ -120,10 +123,15 @@ impl<D: TorchStorage> Torch<D> {
         losses: Out<'_, D>,
         dlogits: Option<Out<'_, D>>,
     ) -> Result<(), Failure> {
-        match self.fused() {
-            Some(fused) => Ok(fused.cross_entropy_backward(vocab, logits, targets, losses, dlogits)?),
-            None => self.aten_cross_entropy(vocab, logits, targets, losses, true),
+        let op = Op::CrossEntropyBackward { rows: targets.len, vocab, rounds: dlogits.is_some() };
+        let mut writes: Vec<_> = [logits, losses].into_iter().chain(dlogits).map(Write::over).collect();
+        let operands = Operands { reads: &[targets], writes: &mut writes, keys: &[] };
+        if self.by_own_kernels(&op, operands)? == Outcome::Done {
+            return Ok(());
         }
+        let mut writes = writes.into_iter().map(|write| write.slice);
+        let (Some(logits), Some(losses)) = (writes.next(), writes.next()) else { return Ok(()) };
+        self.aten_cross_entropy(vocab, logits, targets, losses, true)
     }
 
     fn aten_cross_entropy(
@@ -161,7 +169,7 @@ impl<D: TorchStorage> Torch<D> {
         x: In<'_, D>,
         weight: In<'_, D>,
         dx: Out<'_, D>,
-        dweight: Option<&mut GradientTarget<'_, D::Buffer>>,
+        dweight: Option<&mut Write<'_, D::Buffer>>,
     ) -> Result<(), Failure> {
         let (rows, hidden, vocab) = (int(x.len / dims.hidden), int(dims.hidden), int(dims.vocab));
         // Rounded to the dtype of the operands: products of mixed dtypes have no kernels.

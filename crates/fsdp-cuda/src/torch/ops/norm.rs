@@ -1,7 +1,7 @@
 //! Norms over rows, in the type of arithmetic; statistics are kept in it.
 
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
-use fsdp_core::program::GradientTarget;
+use fsdp_nn::backend::Write;
 use tch::Tensor;
 
 use super::int;
@@ -19,16 +19,9 @@ impl<D: TorchStorage> Torch<D> {
         Ok(self.view(slice, &[int(slice.len / width), int(width)])?.f_to_kind(kind)?)
     }
 
-    fn write_rows(
-        &self,
-        width: usize,
-        slice: Out<'_, D>,
-        values: &Tensor,
-        accumulate: bool,
-    ) -> Result<(), Failure> {
-        let sizes = [int(slice.len / width), int(width)];
-        let slot = self.view_mut(slice, &sizes)?;
-        crate::torch::memory::Target { slot, accumulate }.put(values)
+    fn write_rows(&self, width: usize, to: Write<'_, D::Buffer>, values: &Tensor) -> Result<(), Failure> {
+        let sizes = [int(to.slice.len / width), int(width)];
+        self.target(to, &sizes)?.put(values)
     }
 
     /// Mean and rstd of every row, as columns.
@@ -51,16 +44,15 @@ impl<D: TorchStorage> Torch<D> {
         let scale = squares.f_add_scalar(eps)?.f_rsqrt()?;
         let rows = int(rstd.len);
         self.view_mut(rstd, &[rows, 1])?.f_copy_(&scale)?;
-        self.write_rows(width, y, &x.f_mul(&scale)?.f_mul(&weight)?, false)
+        self.write_rows(width, Write::over(y), &x.f_mul(&scale)?.f_mul(&weight)?)
     }
 
     pub(in crate::torch) fn aten_rms_norm_backward(
         &self,
         width: usize,
         [x, weight, rstd, dy]: [In<'_, D>; 4],
-        dx: Out<'_, D>,
-        accumulate: bool,
-        dweight: Option<GradientTarget<'_, D::Buffer>>,
+        dx: Write<'_, D::Buffer>,
+        dweight: Option<Write<'_, D::Buffer>>,
     ) -> Result<(), Failure> {
         let (x, weight, dy) = (self.rows(width, x)?, self.rows(width, weight)?, self.rows(width, dy)?);
         let rstd = self.view(rstd, &[int(rstd.len), 1])?;
@@ -68,7 +60,7 @@ impl<D: TorchStorage> Torch<D> {
         let slope = dy.f_mul(&weight)?;
         let mean = slope.f_mul(&normal)?.f_mean_dim(-1_i64, true, None)?;
         let gradient = slope.f_sub(&normal.f_mul(&mean)?)?.f_mul(&rstd)?;
-        self.write_rows(width, dx, &gradient, accumulate)?;
+        self.write_rows(width, dx, &gradient)?;
         let Some(dweight) = dweight else { return Ok(()) };
         let sums = dy.f_mul(&normal)?.f_sum_dim_intlist(0_i64, false, None)?;
         self.target(dweight, &[int(width)])?.put(&sums)
@@ -92,15 +84,14 @@ impl<D: TorchStorage> Torch<D> {
         stats.f_narrow(1, 0, 1)?.f_copy_(&mean)?;
         stats.f_narrow(1, 1, 1)?.f_copy_(&rstd)?;
         let normal = deviations.f_mul(&rstd)?.f_mul(&weight)?.f_add(&bias)?;
-        self.write_rows(width, y, &normal, false)
+        self.write_rows(width, Write::over(y), &normal)
     }
 
     pub(in crate::torch) fn aten_layer_norm_backward_input(
         &self,
         width: usize,
         [x, weight, stats, dy]: [In<'_, D>; 4],
-        dx: Out<'_, D>,
-        accumulate: bool,
+        dx: Write<'_, D::Buffer>,
     ) -> Result<(), Failure> {
         let [mean, rstd] = self.statistics(stats)?;
         let normal = self.rows(width, x)?.f_sub(&mean)?.f_mul(&rstd)?;
@@ -108,14 +99,14 @@ impl<D: TorchStorage> Torch<D> {
         let offset = slope.f_mean_dim(-1_i64, true, None)?;
         let projection = slope.f_mul(&normal)?.f_mean_dim(-1_i64, true, None)?;
         let gradient = slope.f_sub(&offset)?.f_sub(&normal.f_mul(&projection)?)?.f_mul(&rstd)?;
-        self.write_rows(width, dx, &gradient, accumulate)
+        self.write_rows(width, dx, &gradient)
     }
 
     pub(in crate::torch) fn aten_layer_norm_backward_weight(
         &self,
         width: usize,
         [x, stats, dy]: [In<'_, D>; 3],
-        dweight: GradientTarget<'_, D::Buffer>,
+        dweight: Write<'_, D::Buffer>,
     ) -> Result<(), Failure> {
         let [mean, rstd] = self.statistics(stats)?;
         let normal = self.rows(width, x)?.f_sub(&mean)?.f_mul(&rstd)?;

@@ -1,8 +1,7 @@
 //! Linear maps: matrix products into buffers of the caller, and sums over rows.
 
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
-use fsdp_core::program::GradientTarget;
-use fsdp_nn::backend::{LinearDims, Orientation};
+use fsdp_nn::backend::{LinearDims, Orientation, Write};
 use tch::{Device, Kind, Tensor};
 
 use super::int;
@@ -50,13 +49,11 @@ impl<D: TorchStorage> Torch<D> {
         dims: LinearDims,
         dy: Slice<'_, D::Buffer>,
         weight: Slice<'_, D::Buffer>,
-        dx: SliceMut<'_, D::Buffer>,
-        accumulate: bool,
+        dx: Write<'_, D::Buffer>,
     ) -> Result<(), Failure> {
         let dy = self.outputs(dims, dy)?;
         let weight = self.weight(dims, weight)?.f_tr()?;
-        let slot = self.view_mut(dx, &[int(dims.rows), int(dims.inputs)])?;
-        product(&dy, &weight, Target { slot, accumulate })
+        product(&dy, &weight, self.target(dx, &[int(dims.rows), int(dims.inputs)])?)
     }
 
     pub(in crate::torch) fn aten_linear_backward_weight(
@@ -64,7 +61,7 @@ impl<D: TorchStorage> Torch<D> {
         dims: LinearDims,
         x: Slice<'_, D::Buffer>,
         dy: Slice<'_, D::Buffer>,
-        dweight: GradientTarget<'_, D::Buffer>,
+        dweight: Write<'_, D::Buffer>,
     ) -> Result<(), Failure> {
         let (inputs, outputs) = (int(dims.inputs), int(dims.outputs));
         let x = self.view(x, &[int(dims.rows), inputs])?;
@@ -75,15 +72,16 @@ impl<D: TorchStorage> Torch<D> {
         }
     }
 
-    pub(in crate::torch) fn aten_linear_backward_bias(
+    pub(in crate::torch) fn aten_column_sums(
         &self,
-        dims: LinearDims,
+        [rows, columns, stride]: [usize; 3],
         dy: Slice<'_, D::Buffer>,
-        dbias: GradientTarget<'_, D::Buffer>,
+        sums: Write<'_, D::Buffer>,
     ) -> Result<(), Failure> {
         let kind = arithmetic(dy.buffer.dtype())?;
-        let sums = self.outputs(dims, dy)?.f_sum_dim_intlist(0_i64, false, kind)?;
-        self.target(dbias, &[int(dims.outputs)])?.put(&sums)
+        let dy = self.view_strided(dy, &[int(rows), int(columns)], &[int(stride), 1])?;
+        let found = dy.f_sum_dim_intlist(0_i64, false, kind)?;
+        self.target(sums, &[int(columns)])?.put(&found)
     }
 }
 

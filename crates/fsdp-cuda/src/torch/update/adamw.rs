@@ -3,7 +3,7 @@
 
 use fsdp_core::memory::Buffer;
 use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
-use fsdp_core::{DType, Error};
+use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::update::{AdamW, AdamWFactors};
 use tch::{Kind, Tensor};
 
@@ -30,7 +30,7 @@ where
         if shard.params.dtype() != DType::F32 || !memory.composes(&[shard.params]) {
             return UpdateRule::<D>::update(self, memory.storage(), shard, scalars, statistics);
         }
-        memory.run("adamw", || {
+        memory.in_torch(Queue::Compute, "adamw", || {
             each_block(memory, shard, scalars.factors, &self.no_decay, |param, block| {
                 step(self.factors(param, scalars.step, scalars.lr), block)
             })

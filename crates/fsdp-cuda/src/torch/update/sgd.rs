@@ -1,7 +1,7 @@
 //! Stochastic gradient descent.
 
 use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
-use fsdp_core::{DType, Error};
+use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::update::Sgd;
 
 use super::blocks::{Block, each_block};
@@ -27,7 +27,7 @@ where
         if !memory.composes(&[shard.params]) {
             return UpdateRule::<D>::update(self, memory.storage(), shard, scalars, statistics);
         }
-        memory.run("sgd", || {
+        memory.in_torch(Queue::Compute, "sgd", || {
             each_block(memory, shard, scalars.factors, &self.no_decay, |param, block| {
                 let decay = if self.no_decay.contains(&param) { 0.0 } else { self.weight_decay };
                 step(self, decay, scalars.lr, scalars.step == 1, block)

@@ -4,6 +4,7 @@ use fsdp_core::Error;
 use fsdp_core::memory::{Category, Slice, SliceMut};
 
 use crate::backend::{AttentionDims, Backend, Dropout};
+use crate::conformance::Calls;
 use crate::layer::{Attention, Rope};
 use crate::tape::products::Origin;
 use crate::tape::{Backward, Node, Tape, Tensor, Value};

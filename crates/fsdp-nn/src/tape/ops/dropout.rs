@@ -5,6 +5,7 @@ use fsdp_core::memory::{Category, SliceMut};
 
 use super::attention::Mask;
 use crate::backend::Backend;
+use crate::conformance::Calls;
 use crate::tape::{Backward, Node, Tape, Tensor, Value};
 
 impl<M: Backend> Tape<'_, M> {

@@ -7,6 +7,7 @@ use fsdp_core::Queue;
 use fsdp_core::memory::{Buffer, Category, Slice, SliceMut};
 
 use crate::backend::Backend;
+use crate::conformance::Calls;
 use crate::tape::{Backward, BackwardAgain, Gradient, Node, Recompute, Saved, Scope, Tape, Tensor, Value};
 
 impl<M: Backend> Tape<'_, M> {

@@ -4,6 +4,7 @@ use fsdp_core::Error;
 use fsdp_core::memory::{Category, Slice, SliceMut};
 
 use crate::backend::Backend;
+use crate::conformance::Calls;
 use crate::error::ModelError;
 use crate::layer::Embedding;
 use crate::tape::{Backward, Node, Tape, Tensor, Value};

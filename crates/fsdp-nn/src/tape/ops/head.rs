@@ -7,6 +7,7 @@ use fsdp_core::memory::{Buffer, Category, Slice, SliceMut};
 use fsdp_core::program::Gradients;
 
 use crate::backend::{Backend, HeadDims};
+use crate::conformance::Calls;
 use crate::error::ModelError;
 use crate::layer::Head;
 use crate::tape::{Scope, Tensor};

@@ -4,6 +4,7 @@ use fsdp_core::Error;
 use fsdp_core::memory::{Buffer, Category, Slice, SliceMut};
 
 use crate::backend::{Backend, LinearDims};
+use crate::conformance::Calls;
 use crate::layer::Linear;
 use crate::tape::products::Origin;
 use crate::tape::{Backward, Node, Saved, Tape, Tensor, Value};

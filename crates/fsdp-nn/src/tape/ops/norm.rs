@@ -6,6 +6,7 @@ use fsdp_core::Error;
 use fsdp_core::memory::{Buffer, Category, Slice, SliceMut};
 
 use crate::backend::Backend;
+use crate::conformance::Calls;
 use crate::layer::{LayerNorm, RmsNorm};
 use crate::tape::{Backward, Node, Recompute, Saved, Scope, Tape, Tensor, Value};
 

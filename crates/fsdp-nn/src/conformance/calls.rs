@@ -1,0 +1,338 @@
+//! Operations as functions of their operands, sizes taken from these: for checks, which call them by hand.
+
+use std::sync::Arc;
+
+use fsdp_core::Error;
+use fsdp_core::memory::{Slice, SliceMut};
+use fsdp_core::program::GradientTarget;
+
+use crate::backend::{Backend, Operands, Write};
+use crate::op::{AttentionDims, Dropout, HeadDims, LinearDims, Op};
+
+type In<'a, M> = Slice<'a, <M as fsdp_core::Memory>::Buffer>;
+type Out<'a, M> = SliceMut<'a, <M as fsdp_core::Memory>::Buffer>;
+type Target<'a, M> = GradientTarget<'a, <M as fsdp_core::Memory>::Buffer>;
+
+/// Each operation as a function of its operands.
+#[expect(
+    missing_docs,
+    clippy::missing_errors_doc,
+    reason = "they are the operations of `Op`, with the errors of `Backend::run`"
+)]
+#[expect(clippy::too_many_arguments, reason = "operands one by one")]
+pub trait Calls: Backend {
+    fn call<const W: usize>(
+        &self,
+        op: Op,
+        reads: &[In<'_, Self>],
+        writes: [Out<'_, Self>; W],
+    ) -> Result<(), Error> {
+        self.run(&op, Operands { reads, writes: &mut writes.map(Write::over), keys: &[] })
+    }
+
+    fn call_adding(
+        &self,
+        op: Op,
+        reads: &[In<'_, Self>],
+        slice: Out<'_, Self>,
+        accumulate: bool,
+    ) -> Result<(), Error> {
+        self.run(&op, Operands { reads, writes: &mut [Write { slice, accumulate }], keys: &[] })
+    }
+
+    fn call_to(&self, op: Op, reads: &[In<'_, Self>], target: Target<'_, Self>) -> Result<(), Error> {
+        self.run(&op, Operands { reads, writes: &mut [target.into()], keys: &[] })
+    }
+
+    fn linear(
+        &self,
+        dims: LinearDims,
+        x: In<'_, Self>,
+        weight: In<'_, Self>,
+        bias: Option<In<'_, Self>>,
+        y: Out<'_, Self>,
+    ) -> Result<(), Error> {
+        let reads: Vec<_> = [x, weight].into_iter().chain(bias).collect();
+        self.call(Op::Linear { dims, bias: bias.is_some() }, &reads, [y])
+    }
+
+    fn linear_backward_input(
+        &self,
+        dims: LinearDims,
+        dy: In<'_, Self>,
+        weight: In<'_, Self>,
+        dx: Out<'_, Self>,
+        accumulate: bool,
+    ) -> Result<(), Error> {
+        self.call_adding(Op::LinearBackwardInput { dims }, &[dy, weight], dx, accumulate)
+    }
+
+    fn linear_backward_weight(
+        &self,
+        dims: LinearDims,
+        x: In<'_, Self>,
+        dy: In<'_, Self>,
+        dweight: Target<'_, Self>,
+    ) -> Result<(), Error> {
+        self.call_to(Op::LinearBackwardWeight { dims }, &[x, dy], dweight)
+    }
+
+    fn linear_backward_bias(
+        &self,
+        dims: LinearDims,
+        dy: In<'_, Self>,
+        dbias: Target<'_, Self>,
+    ) -> Result<(), Error> {
+        let LinearDims { rows, outputs: columns, y_stride: stride, .. } = dims;
+        self.call_to(Op::ColumnSums { rows, columns, stride }, &[dy], dbias)
+    }
+
+    fn embedding(
+        &self,
+        width: usize,
+        ids: In<'_, Self>,
+        table: In<'_, Self>,
+        y: Out<'_, Self>,
+        add: bool,
+    ) -> Result<(), Error> {
+        let op = Op::Embedding { rows: ids.len, width, table_rows: table.len / width };
+        self.call_adding(op, &[ids, table], y, add)
+    }
+
+    fn embedding_backward(
+        &self,
+        width: usize,
+        ids: In<'_, Self>,
+        dy: In<'_, Self>,
+        dtable: Target<'_, Self>,
+    ) -> Result<(), Error> {
+        let op = Op::EmbeddingBackward { rows: ids.len, width, table_rows: dtable.slice.len / width };
+        self.call_to(op, &[ids, dy], dtable)
+    }
+
+    fn rms_norm(
+        &self,
+        width: usize,
+        eps: f64,
+        x: In<'_, Self>,
+        weight: In<'_, Self>,
+        y: Out<'_, Self>,
+        rstd: Out<'_, Self>,
+    ) -> Result<(), Error> {
+        self.call(Op::RmsNorm { rows: x.len / width, width, eps }, &[x, weight], [y, rstd])
+    }
+
+    fn rms_norm_backward(
+        &self,
+        width: usize,
+        x: In<'_, Self>,
+        weight: In<'_, Self>,
+        rstd: In<'_, Self>,
+        dy: In<'_, Self>,
+        dx: Out<'_, Self>,
+        accumulate: bool,
+        dweight: Option<Target<'_, Self>>,
+    ) -> Result<(), Error> {
+        let op = Op::RmsNormBackward { rows: x.len / width, width, weight: dweight.is_some() };
+        let mut writes = vec![Write { slice: dx, accumulate }];
+        writes.extend(dweight.map(Write::from));
+        self.run(&op, Operands { reads: &[x, weight, rstd, dy], writes: &mut writes, keys: &[] })
+    }
+
+    fn layer_norm(
+        &self,
+        width: usize,
+        eps: f64,
+        x: In<'_, Self>,
+        weight: In<'_, Self>,
+        bias: In<'_, Self>,
+        y: Out<'_, Self>,
+        stats: Out<'_, Self>,
+    ) -> Result<(), Error> {
+        self.call(Op::LayerNorm { rows: x.len / width, width, eps }, &[x, weight, bias], [y, stats])
+    }
+
+    fn layer_norm_backward_input(
+        &self,
+        width: usize,
+        x: In<'_, Self>,
+        weight: In<'_, Self>,
+        stats: In<'_, Self>,
+        dy: In<'_, Self>,
+        dx: Out<'_, Self>,
+        accumulate: bool,
+    ) -> Result<(), Error> {
+        let op = Op::LayerNormBackwardInput { rows: x.len / width, width };
+        self.call_adding(op, &[x, weight, stats, dy], dx, accumulate)
+    }
+
+    fn layer_norm_backward_weight(
+        &self,
+        width: usize,
+        x: In<'_, Self>,
+        stats: In<'_, Self>,
+        dy: In<'_, Self>,
+        dweight: Target<'_, Self>,
+    ) -> Result<(), Error> {
+        let op = Op::LayerNormBackwardWeight { rows: x.len / width, width };
+        self.call_to(op, &[x, stats, dy], dweight)
+    }
+
+    fn rope(
+        &self,
+        dims: AttentionDims,
+        inverse_frequencies: &[f32],
+        qkv: Out<'_, Self>,
+        backward: bool,
+    ) -> Result<(), Error> {
+        let inverse_frequencies = Arc::from(inverse_frequencies);
+        self.call(Op::Rope { dims, inverse_frequencies, backward }, &[], [qkv])
+    }
+
+    fn attention(
+        &self,
+        dims: AttentionDims,
+        dropout: Option<Dropout<'_>>,
+        qkv: In<'_, Self>,
+        y: Out<'_, Self>,
+        lse: Out<'_, Self>,
+    ) -> Result<(), Error> {
+        let (p, keys) = dropout.map_or((0.0, &[][..]), |dropout| (dropout.p, dropout.keys));
+        let writes = &mut [y, lse].map(Write::over);
+        self.run(&Op::Attention { dims, dropout: p }, Operands { reads: &[qkv], writes, keys })
+    }
+
+    fn attention_backward(
+        &self,
+        dims: AttentionDims,
+        dropout: Option<Dropout<'_>>,
+        qkv: In<'_, Self>,
+        y: In<'_, Self>,
+        lse: In<'_, Self>,
+        dy: In<'_, Self>,
+        dqkv: Out<'_, Self>,
+    ) -> Result<(), Error> {
+        let (p, keys) = dropout.map_or((0.0, &[][..]), |dropout| (dropout.p, dropout.keys));
+        let (reads, writes) = (&[qkv, y, lse, dy], &mut [Write::over(dqkv)]);
+        self.run(&Op::AttentionBackward { dims, dropout: p }, Operands { reads, writes, keys })
+    }
+
+    fn swiglu(&self, gate: In<'_, Self>, up: In<'_, Self>, y: Out<'_, Self>) -> Result<(), Error> {
+        self.call(Op::Swiglu { len: gate.len }, &[gate, up], [y])
+    }
+
+    fn swiglu_backward(
+        &self,
+        gate: In<'_, Self>,
+        up: In<'_, Self>,
+        dy: In<'_, Self>,
+        dgate: Out<'_, Self>,
+        dup: Out<'_, Self>,
+    ) -> Result<(), Error> {
+        self.call(Op::SwigluBackward { len: gate.len }, &[gate, up, dy], [dgate, dup])
+    }
+
+    fn swiglu_backward_again(
+        &self,
+        gate: In<'_, Self>,
+        up: In<'_, Self>,
+        dy: Out<'_, Self>,
+        dgate: Out<'_, Self>,
+        dup: Out<'_, Self>,
+    ) -> Result<(), Error> {
+        self.call(Op::SwigluBackwardAgain { len: gate.len }, &[gate, up], [dy, dgate, dup])
+    }
+
+    fn gelu(&self, x: In<'_, Self>, y: Out<'_, Self>) -> Result<(), Error> {
+        self.call(Op::Gelu { len: x.len }, &[x], [y])
+    }
+
+    fn gelu_backward(&self, x: In<'_, Self>, dy: In<'_, Self>, dx: Out<'_, Self>) -> Result<(), Error> {
+        self.call(Op::GeluBackward { len: x.len }, &[x, dy], [dx])
+    }
+
+    fn gelu_backward_again(
+        &self,
+        x: In<'_, Self>,
+        dy: Out<'_, Self>,
+        dx: Out<'_, Self>,
+    ) -> Result<(), Error> {
+        self.call(Op::GeluBackwardAgain { len: x.len }, &[x], [dy, dx])
+    }
+
+    fn add(&self, a: In<'_, Self>, b: In<'_, Self>, y: Out<'_, Self>) -> Result<(), Error> {
+        self.call(Op::Add { len: a.len }, &[a, b], [y])
+    }
+
+    fn head_logits(
+        &self,
+        dims: HeadDims,
+        x: In<'_, Self>,
+        weight: In<'_, Self>,
+        logits: Out<'_, Self>,
+    ) -> Result<(), Error> {
+        self.call(Op::HeadLogits { dims }, &[x, weight], [logits])
+    }
+
+    fn dropout(&self, dropout: Dropout<'_>, x: Out<'_, Self>) -> Result<(), Error> {
+        let op = Op::Dropout { len: x.len, samples: dropout.keys.len(), p: dropout.p };
+        self.run(&op, Operands { reads: &[], writes: &mut [Write::over(x)], keys: dropout.keys })
+    }
+
+    fn head_loss(
+        &self,
+        dims: HeadDims,
+        x: In<'_, Self>,
+        weight: In<'_, Self>,
+        targets: In<'_, Self>,
+        losses: Out<'_, Self>,
+        logits: Out<'_, Self>,
+    ) -> Result<(), Error> {
+        self.call(Op::HeadLoss { dims }, &[x, weight, targets], [losses, logits])
+    }
+
+    fn head_loss_backward(
+        &self,
+        dims: HeadDims,
+        x: In<'_, Self>,
+        weight: In<'_, Self>,
+        targets: In<'_, Self>,
+        losses: Out<'_, Self>,
+        logits: Out<'_, Self>,
+        dlogits: Option<Out<'_, Self>>,
+        dx: Out<'_, Self>,
+        dweight: Option<Target<'_, Self>>,
+    ) -> Result<(), Error> {
+        let op = Op::HeadLossBackward { dims, weight: dweight.is_some(), rounds: dlogits.is_some() };
+        let mut writes: Vec<_> = [losses, logits, dx].map(Write::over).into();
+        writes.extend(dweight.map(Write::from));
+        writes.extend(dlogits.map(Write::over));
+        self.run(&op, Operands { reads: &[x, weight, targets], writes: &mut writes, keys: &[] })
+    }
+
+    fn cross_entropy(
+        &self,
+        vocab: usize,
+        logits: In<'_, Self>,
+        targets: In<'_, Self>,
+        losses: Out<'_, Self>,
+    ) -> Result<(), Error> {
+        self.call(Op::CrossEntropy { rows: targets.len, vocab }, &[logits, targets], [losses])
+    }
+
+    fn cross_entropy_backward(
+        &self,
+        vocab: usize,
+        logits: Out<'_, Self>,
+        targets: In<'_, Self>,
+        losses: Out<'_, Self>,
+        gradient: Option<Out<'_, Self>>,
+    ) -> Result<(), Error> {
+        let op = Op::CrossEntropyBackward { rows: targets.len, vocab, rounds: gradient.is_some() };
+        let mut writes: Vec<_> = [logits, losses].map(Write::over).into();
+        writes.extend(gradient.map(Write::over));
+        self.run(&op, Operands { reads: &[targets], writes: &mut writes, keys: &[] })
+    }
+}
+
+impl<M: Backend> Calls for M {}
