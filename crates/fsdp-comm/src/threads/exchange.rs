@@ -88,7 +88,7 @@ impl<M: Memory> Exchange<M> {
             concatenate(memory, &inputs, &mut first.outputs)?;
             for slot in others {
                 if share {
-                    share_or_copy(memory, &first.outputs, &mut slot.outputs)?;
+                    hand_on(memory, Queue::Gather, &first.outputs, &mut slot.outputs, true)?;
                 } else {
                     concatenate(memory, &inputs, &mut slot.outputs)?;
                 }
@@ -104,7 +104,7 @@ impl<M: Memory> Exchange<M> {
             let copied = slots.iter_mut().enumerate().filter(|&(index, _)| index != root).try_for_each(
                 |(index, slot)| {
                     group.check_pair(&sent, index, &slot.outputs)?;
-                    copy_all(memory, &sent, &mut slot.outputs)
+                    hand_on(memory, Queue::Reduce, &sent, &mut slot.outputs, false)
                 },
             );
             slots[root].outputs = sent;
@@ -180,7 +180,7 @@ impl<M: Memory> Exchange<M> {
                 if group.scatters() {
                     scatter(memory, &sum.buffers, index, &mut slot.outputs)?;
                 } else if index != sum.owner {
-                    copy_all(memory, &sum.buffers, &mut slot.inputs)?;
+                    hand_on(memory, Queue::Reduce, &sum.buffers, &mut slot.inputs, false)?;
                 }
             }
             Ok(())
@@ -272,19 +272,20 @@ fn concatenate<M: Memory>(
     Ok(())
 }
 
-fn share_or_copy<M: Memory>(memory: &M, from: &[M::Buffer], to: &mut [M::Buffer]) -> Result<(), Error> {
+/// Brings what is in `from` to `to`: the same storage if it may be shared and the memory can do that, or copies.
+fn hand_on<M: Memory>(
+    memory: &M,
+    queue: Queue,
+    from: &[M::Buffer],
+    to: &mut [M::Buffer],
+    share: bool,
+) -> Result<(), Error> {
     for (src, dst) in from.iter().zip(to) {
-        if !memory.alias(dst, src) {
-            memory.copy(Queue::Gather, Slice::whole(src), SliceMut::whole(dst))?;
+        if !(share && memory.alias(dst, src)) {
+            memory.copy(queue, Slice::whole(src), SliceMut::whole(dst))?;
         }
     }
     Ok(())
-}
-
-fn copy_all<M: Memory>(memory: &M, from: &[M::Buffer], to: &mut [M::Buffer]) -> Result<(), Error> {
-    from.iter()
-        .zip(to)
-        .try_for_each(|(src, dst)| memory.copy(Queue::Reduce, Slice::whole(src), SliceMut::whole(dst)))
 }
 
 /// `outputs[i]` becomes part `index` of `sums[i]`.

@@ -91,15 +91,11 @@ impl<M: DeviceMemory> Gpus<M> {
         self
     }
 
-    /// Where the ranks of the next world that is launched come together.
-    fn meeting(&self, ranks: usize) -> Arc<dyn Assembly> {
-        match &self.peers {
-            None => Arc::new(InMemoryAssembly::new(ranks)),
-            Some(peers) => {
-                let number = self.launched.fetch_add(1, Ordering::Relaxed);
-                Arc::new(Scoped::new(&peers.assembly, &format!("nccl {number}")))
-            }
-        }
+    /// Where the ranks of the next world come together, for one purpose.
+    fn next_assembly(&self, ranks: usize, purpose: &str, count: &AtomicU64) -> Arc<dyn Assembly> {
+        let Some(peers) = &self.peers else { return Arc::new(InMemoryAssembly::new(ranks)) };
+        let number = count.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Scoped::new(&peers.assembly, &format!("{purpose} {number}")))
     }
 
     /// The ids of the communicators of the whole world: made by the first process, and told to the others.
@@ -158,9 +154,7 @@ impl<M: DeviceMemory> Launcher for Gpus<M> {
     }
 
     fn assemble(&self, world: usize) -> Arc<dyn Assembly> {
-        let Some(peers) = &self.peers else { return Arc::new(InMemoryAssembly::new(world)) };
-        let number = self.assembled.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Scoped::new(&peers.assembly, &format!("world {number}")))
+        self.next_assembly(world, "world", &self.assembled)
     }
 
     fn launch<T: Send, E: Send + fmt::Debug + fmt::Display>(
@@ -168,7 +162,7 @@ impl<M: DeviceMemory> Launcher for Gpus<M> {
         ranks: usize,
         body: &(dyn Fn(Seat<M>) -> Result<T, E> + Sync),
     ) -> Result<Vec<T>, LaunchFailure<E>> {
-        let assembly = self.meeting(ranks);
+        let assembly = self.next_assembly(ranks, "nccl", &self.launched);
         let (here, there) = (assembly.local(), assembly.world());
         let failed = |rank, error: Box<dyn std::error::Error + Send + Sync>| LaunchFailure {
             rank: Rank(rank),

@@ -1,5 +1,7 @@
 //! What buffers promise, on the device and in pinned memory of the host.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use fsdp_core::memory::{Buffer, Bytes, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_cuda::{CudaBuffer, CudaMemory};
@@ -157,7 +159,7 @@ fn what_comes_and_goes_is_allocated_once() {
 }
 
 #[test]
-fn arguments_are_checked() {
+fn arguments_that_do_not_fit_are_panics_that_name_what_differs() {
     let memory = &*subject();
     let x = filled(memory, DType::F32, &[1.0, 2.0, 3.0]);
     let mut integer = memory.allocate(Category::CommStaging, DType::I64, 3).unwrap();
@@ -166,23 +168,43 @@ fn arguments_are_checked() {
     memory.zero(Q, SliceMut::whole(&mut sum)).unwrap();
     let mut double = filled(memory, DType::F64, &[0.0; 3]);
     let whole = Slice::whole(&x);
-    let errors = [
-        memory.copy(Q, whole, SliceMut::whole(&mut integer)),
-        memory.copy(Q, whole, SliceMut::whole(&mut short)),
-        memory.accumulate(Q, whole, SliceMut::whole(&mut double)),
-        memory.accumulate(Q, whole, SliceMut::whole(&mut short)),
-        memory.scale(Q, 0.5, SliceMut::whole(&mut integer)),
-        memory.square_sum(Q, whole, 2, SliceMut::whole(&mut sum)),
-        memory.square_sum(Q, whole, 3, SliceMut::whole(&mut double)),
-        memory.square_sum(Q, whole, 3, SliceMut::new(&mut sum, 0, 68)),
-        memory.exact_sum(Q, whole, SliceMut::whole(&mut sum)),
-        memory.gradient_factors(Q, Slice::whole(&sum), 1, None, SliceMut::whole(&mut double)),
-        memory.write(Q, HostSlice::I64(&[1, 2, 3]), SliceMut::whole(&mut double)),
-        memory.write(Q, HostSlice::F32(&[1.0, 2.0]), SliceMut::whole(&mut double)),
-        memory.read(Q, whole, HostSliceMut::I64(&mut [0; 3])),
-        memory.read(Q, whole, HostSliceMut::F32(&mut [0.0; 2])),
-    ];
-    for (at, error) in errors.into_iter().enumerate() {
-        assert!(matches!(error, Err(Error::OutOfMemory(_))), "call {at}: {error:?}");
-    }
+    let not_float = "this needs a float dtype, not i64";
+    panics(not_float, || memory.copy(Q, whole, SliceMut::whole(&mut integer)));
+    panics("copied elements: 3, but 2 are needed", || memory.copy(Q, whole, SliceMut::whole(&mut short)));
+    panics("a buffer of f32 is used where f64 is needed", || {
+        memory.accumulate(Q, whole, SliceMut::whole(&mut double))
+    });
+    panics("accumulated elements: 3, but 2 are needed", || {
+        memory.accumulate(Q, whole, SliceMut::whole(&mut short))
+    });
+    panics(not_float, || memory.scale(Q, 0.5, SliceMut::whole(&mut integer)));
+    panics("3 is not a multiple of 2", || memory.square_sum(Q, whole, 2, SliceMut::whole(&mut sum)));
+    panics("words of an exact sum: 3, but 69 are needed", || {
+        memory.square_sum(Q, whole, 3, SliceMut::whole(&mut double))
+    });
+    panics("words of an exact sum: 68, but 69 are needed", || {
+        memory.square_sum(Q, whole, 3, SliceMut::new(&mut sum, 0, 68))
+    });
+    panics("is used where f64 is needed", || memory.exact_sum(Q, whole, SliceMut::whole(&mut sum)));
+    panics("words of a step's scalars: 69, but", || {
+        memory.gradient_factors(Q, Slice::whole(&sum), 1, None, SliceMut::whole(&mut double))
+    });
+    panics("a buffer of f64 is used where i64 is needed", || {
+        memory.write(Q, HostSlice::I64(&[1, 2, 3]), SliceMut::whole(&mut double))
+    });
+    panics("written elements: 2, but 3 are needed", || {
+        memory.write(Q, HostSlice::F32(&[1.0, 2.0]), SliceMut::whole(&mut double))
+    });
+    panics("a buffer of f32 is used where i64 is needed", || {
+        memory.read(Q, whole, HostSliceMut::I64(&mut [0; 3]))
+    });
+    panics("read elements: 3, but 2 are needed", || memory.read(Q, whole, HostSliceMut::F32(&mut [0.0; 2])));
+}
+
+/// That a call panics with these words.
+#[track_caller]
+fn panics(words: &str, call: impl FnOnce() -> Result<(), Error>) {
+    let panic = catch_unwind(AssertUnwindSafe(call)).expect_err(words);
+    let message = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+    assert!(message.contains(words), "{message}");
 }

@@ -196,7 +196,7 @@ fn a_rank_that_fails_or_panics_is_the_one_reported_and_ends_the_others() {
             result
         });
         assert_eq!(failure.rank, Rank(1));
-        let expected = if panics { "panicked: planted panic" } else { "memory: planted" };
+        let expected = if panics { "panicked: planted panic" } else { "planted" };
         assert_eq!(failure.reason.to_string(), expected);
         let others = others.into_inner().unwrap();
         let told = others.iter().filter(|error| **error == format!("rank 1 failed: {expected}")).count();
@@ -216,7 +216,7 @@ fn a_rank_without_memory_is_reported_and_no_body_runs() {
     let failure = failure.expect_err("a rank has no memory");
     assert_eq!(failure.rank, Rank(2));
     assert!(matches!(failure.reason, FailureReason::Setup(_)), "{failure:?}");
-    assert_eq!(failure.reason.to_string(), "memory: no device for one of 3");
+    assert_eq!(failure.reason.to_string(), "no device for one of 3");
     fake.assert_clean();
 }
 

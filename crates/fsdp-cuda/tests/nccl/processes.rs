@@ -341,8 +341,7 @@ fn a_rank_that_has_returned_is_missed_at_once() {
 
 #[test]
 fn a_rank_that_fails_ends_the_others_with_its_reason() {
-    let expected =
-        "(Some(2), Temporary, \"memory: planted\"), last Some(\"#2 all-reduce (scalars, 2 x i64)\")";
+    let expected = "(Some(2), Temporary, \"planted\"), last Some(\"#2 all-reduce (scalars, 2 x i64)\")";
     told_of("fails", 3, NEVER, expected);
 }
 

@@ -50,10 +50,11 @@ fn ended<E: Clone + Send + std::fmt::Debug + std::fmt::Display>(
     let launcher = Threads::new(options, |_, _| Ok(Arc::new(PlainMemory::new(true))));
     let failure = launcher.launch(ranks, &|seat| {
         let rank = seat.rank;
-        body(seat).inspect_err(|error| errors.lock().unwrap().push((rank, error.clone())))
+        body(seat)
+            .inspect_err(|error| errors.lock().expect("no rank panics with it").push((rank, error.clone())))
     });
     let failure = failure.expect_err("the world has to fail");
-    let mut others = errors.into_inner().unwrap();
+    let mut others = errors.into_inner().expect("no rank panics with it");
     others.retain(|(rank, _)| *rank != failure.rank);
     others.sort_by_key(|(rank, _)| *rank);
     End { failure, others }

@@ -26,7 +26,7 @@ fn run_on<T: Send>(
     body: impl Fn(Seat<PlainMemory>) -> Result<T, Error> + Sync,
 ) -> Vec<T> {
     let memory = memory.clone();
-    Threads::new(options, move |_, _| Ok(memory.clone())).launch(ranks, &body).unwrap()
+    Threads::new(options, move |_, _| Ok(memory.clone())).launch(ranks, &body).expect("no rank fails")
 }
 
 fn on(cores: usize) -> ThreadOptions {

@@ -29,8 +29,7 @@ fn dtypes_that_do_not_go_together_are_refused() {
             let fits = matches!((param, reduce), (F64, F64) | (F32 | Bf16, F32 | Bf16 | F64));
             assert_eq!(resolved.is_ok(), fits, "{param} and {reduce}");
             let Err(crate::Error::Policy { key, value, .. }) = resolved else { continue };
-            let culprit =
-                if param.is_float() { ("fsdp.reduce_dtype", reduce) } else { ("fsdp.param_dtype", param) };
+            let culprit = if param.is_float() { ("reduce_dtype", reduce) } else { ("param_dtype", param) };
             assert_eq!((key, value), (culprit.0, culprit.1.to_string()));
         }
     }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use fsdp_core::Error;
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_core::model::ParamId;
 use fsdp_core::scalars::GradientFactors;
