@@ -4,6 +4,7 @@
 //! here: whole reads and writes, locked temporary files, removal of directories.
 
 use std::{
+    ffi::OsStr,
     io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -74,10 +75,9 @@ impl Files {
     /// Creates a file of `len` zero bytes, with their disk space, and locks it for as long as it is open. A leftover of a former
     /// process is emptied first; one that another holder has locked is an error.
     pub(crate) fn create_locked(&self, path: &Path, len: u64) -> Result<PathFile, Error> {
-        let taken = |in_use| Error::TemporaryFileTaken { path: path.to_owned(), in_use };
         let before = self.kind_of_name(path);
         if before.is_some_and(|found| found != FileKind::File) {
-            return Err(taken(false));
+            return Err(not_as_planned(path));
         }
         let created = self.open_as(path, Access::CreateOrWrite, FileAction::Create)?;
         let locked = created.try_lock();
@@ -85,7 +85,9 @@ impl Files {
         let ready = locked.and_then(|locked| {
             // Between opening and locking, the former holder may have renamed or removed the file.
             if locked == Locked::Elsewhere || !created.is_still_at_path() {
-                return Err(taken(true));
+                let reason =
+                    "this temporary file is being written by another export; wait for it or remove the path";
+                return Err(Error::unavailable(path, reason));
             }
             created.set_len(0)?;
             created.allocate(len)
@@ -116,20 +118,13 @@ impl Files {
     /// The whole content of a file, of at most `len_max` bytes; none if it is longer.
     pub(crate) fn read_small(&self, path: &Path, len_max: u64) -> Result<Option<Vec<u8>>, Error> {
         let (file, len) = self.open(path)?;
-        if len > len_max {
-            return Ok(None);
-        }
-        let mut bytes = vec![0; len as usize];
-        file.read_exact_at(&mut bytes, 0)?;
-        Ok(Some(bytes))
+        (len <= len_max).then(|| file.read_first(len)).transpose()
     }
 
     /// The whole content of a file whose length is ours to choose.
     pub(crate) fn read_whole(&self, path: &Path) -> Result<Vec<u8>, Error> {
         let (file, len) = self.open(path)?;
-        let mut bytes = vec![0; len as usize];
-        file.read_exact_at(&mut bytes, 0)?;
-        Ok(bytes)
+        file.read_first(len)
     }
 
     /// Writes a small file that must not be there yet, and makes its content durable.
@@ -260,19 +255,9 @@ impl Files {
 }
 
 impl PathFile {
-    /// Opens a file of the disk for reading; returns the length too.
+    /// Opens a file of [`Files::anywhere`] for reading; returns the length too.
     pub(crate) fn open(path: &Path) -> Result<(PathFile, u64), Error> {
         Files::anywhere().open(path)
-    }
-
-    /// Opens an existing file of the disk for writing in place.
-    pub(crate) fn open_for_writing(path: &Path) -> Result<PathFile, Error> {
-        Files::anywhere().open_for_writing(path)
-    }
-
-    /// Creates a locked file of `len` zero bytes on the disk: [`Files::create_locked`].
-    pub(crate) fn create_locked(path: &Path, len: u64) -> Result<PathFile, Error> {
-        Files::anywhere().create_locked(path, len)
     }
 
     /// Tries to lock the file until it is closed.
@@ -314,6 +299,13 @@ impl PathFile {
     /// The path that the file was opened with.
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The first `len` bytes.
+    pub(crate) fn read_first(&self, len: u64) -> Result<Vec<u8>, Error> {
+        let mut bytes = vec![0; len as usize];
+        self.read_exact_at(&mut bytes, 0)?;
+        Ok(bytes)
     }
 
     /// Fills `out` from the bytes at `offset`.
@@ -360,19 +352,31 @@ impl PathFile {
     }
 }
 
-/// Renames a file of the disk, replacing what has the new name.
-pub(crate) fn rename(from: &Path, to: &Path) -> Result<(), Error> {
-    Files::anywhere().rename(from, to)
+/// The error for a temporary file that is something else than what was made there.
+pub(crate) fn not_as_planned(path: &Path) -> Error {
+    Error::wrong_path(
+        path,
+        "this temporary file is not a regular file of the planned length; remove that path",
+    )
 }
 
-/// Removes a file of the disk; one that is not there is fine.
-pub(crate) fn remove_if_there(path: &Path) -> Result<(), Error> {
-    Files::anywhere().remove_if_there(path).map(drop)
+/// The directory that a path lies in.
+pub(crate) fn directory_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
 }
 
-/// Makes the names in a directory of the disk durable.
-pub(crate) fn sync_directory(path: &Path) -> Result<(), Error> {
-    Files::anywhere().sync_directory(path)
+/// Whether a file of this name, which a file gives, lies directly in its directory.
+pub(crate) fn is_plain_name(name: &str) -> bool {
+    !matches!(name, "" | "." | "..") && !name.contains(['/', '\\', '\0'])
+}
+
+/// The last step of a path, which the path of an output must have.
+pub(crate) fn file_name(path: &Path) -> Result<&OsStr, Error> {
+    let reason = "it does not end in a file name; give a path such as model.safetensors";
+    path.file_name().ok_or_else(|| Error::wrong_path(path, reason))
 }
 
 /// Refuses to read what is no regular file: a pipe can wait for ever, a device has no end.

@@ -53,9 +53,32 @@ pub use plan::{CHUNK_BYTES_MAX, RankFile, SavePlan, SavedTensor, Shard, even_row
 pub use rank_save::{RankReport, RankSave};
 pub use reader::NativeReader;
 pub use reserve::SaveSpace;
+pub(crate) use run_dir::step_of;
 pub use run_dir::{RunDir, RunLock};
-pub(crate) use run_dir::{name_of, step_of};
 pub(crate) use values::{RUN_STATE, run_state_to_value, value_to_run_state};
+
+use std::path::Path;
+
+use crate::{digest::Digest, error::Error};
+
+/// The step has a checkpoint already.
+fn already_there(path: &Path) -> Error {
+    let reason =
+        "it exists already, and a checkpoint is never overwritten; remove it to save this step again";
+    Error::wrong_path(path, reason)
+}
+
+/// A file of another length than the manifest says.
+fn file_length(path: &Path, expected: u64, got: u64) -> Error {
+    let reason = format!("it has {got} bytes, but the manifest says {expected}; it was cut off or replaced");
+    Error::malformed(path, reason)
+}
+
+/// The header of a file, its first `len` bytes, is not the one that was written.
+fn header_changed(path: &Path, len: usize, expected: Digest, got: Digest) -> Error {
+    let reason = format!("its header (bytes 0..{len}) gives {got}, but the manifest says {expected}");
+    Error::malformed(path, reason)
+}
 
 #[cfg(test)]
 mod tests;

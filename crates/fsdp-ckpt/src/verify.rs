@@ -10,16 +10,17 @@ use std::{
     ops::Range,
     path::PathBuf,
     sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        Mutex,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
 use crate::{
     checkpoint::{Checkpoint, Source},
-    error::{Error, TransferFault},
+    error::Error,
     file_io::Files,
-    transfer::{Options, SourceFiles, decode, in_threads, piece_bytes},
+    lock::{lock, unlocked},
+    transfer::{Options, PieceSizes, Pieces, SourceFiles, in_threads},
 };
 
 /// What verifying a checkpoint found.
@@ -97,7 +98,7 @@ impl Job<'_> {
 /// Reads and checks everything.
 ///
 /// # Errors
-/// [`TransferFault::Canceled`] only; whatever is wrong with the checkpoint is in the result.
+/// [`Error::Canceled`] only; whatever is wrong with the checkpoint is in the result.
 pub fn verify(checkpoint: &Checkpoint, options: &Options) -> Result<Verification, Error> {
     let mut found = Verification { tensors: checkpoint.tensors.len(), ..Verification::default() };
     for tensor in checkpoint.tensors.values() {
@@ -105,7 +106,7 @@ pub fn verify(checkpoint: &Checkpoint, options: &Options) -> Result<Verification
     }
     let sources = SourceFiles::new(&Files::anywhere(), checkpoint);
     let files = files(checkpoint);
-    let queue = Queue::new(checkpoint, &files, piece_bytes(options) as u64);
+    let queue = Queue::new(checkpoint, &files, PieceSizes::of(options).usual as u64);
     options.progress.begin(queue.total());
     let read_bytes = AtomicU64::new(0);
     let problems = Mutex::new(BTreeMap::new());
@@ -115,18 +116,17 @@ pub fn verify(checkpoint: &Checkpoint, options: &Options) -> Result<Verification
             Ok(()) => {
                 read_bytes.fetch_add(job.len(), Ordering::Relaxed);
             }
-            Err(error @ Error::Transfer(TransferFault::Canceled)) => return Err(error),
+            Err(Error::Canceled) => return Err(Error::Canceled),
             Err(error) => {
                 // One problem per file is enough: the rest of a short file fails as well.
-                let mut problems = problems.lock().unwrap_or_else(PoisonError::into_inner);
-                problems.entry(job.path().clone()).or_insert(error);
+                lock(&problems).entry(job.path().clone()).or_insert(error);
             }
         }
         options.progress.advance(job.len());
         Ok(true)
     })?;
-    found.problems.extend(problems.into_inner().unwrap_or_else(PoisonError::into_inner).into_values());
-    found.problems.extend(sources.checks.faults().map(Error::from));
+    found.problems.extend(unlocked(problems).into_values());
+    found.problems.extend(sources.checks.problems());
     found.read_bytes = read_bytes.into_inner();
     found.checksums = sources.checks.complete();
     found.unprotected = unprotected(checkpoint, &files);
@@ -149,10 +149,9 @@ fn files(checkpoint: &Checkpoint) -> Vec<PlainFile<'_>> {
 /// Hands out what is to be read: compressed items first, then files in pieces.
 struct Queue<'a> {
     zstd: Vec<(usize, &'a PathBuf, Range<u64>)>,
+    next_zstd: AtomicUsize,
     files: &'a [PlainFile<'a>],
-    piece_bytes: u64,
-    /// Items, files, and bytes of the next file that were handed out.
-    next: Mutex<(usize, usize, u64)>,
+    pieces: Pieces,
 }
 
 impl<'a> Queue<'a> {
@@ -161,7 +160,8 @@ impl<'a> Queue<'a> {
             Source::Zstd { path, range, .. } => Some((number, path, range.clone())),
             Source::File { .. } => None,
         });
-        Queue { zstd: zstd.collect(), files, piece_bytes, next: Mutex::default() }
+        let pieces = Pieces::new(files.iter().map(|file| (0..file.len, piece_bytes)));
+        Queue { zstd: zstd.collect(), next_zstd: AtomicUsize::new(0), files, pieces }
     }
 
     fn total(&self) -> u64 {
@@ -170,17 +170,11 @@ impl<'a> Queue<'a> {
     }
 
     fn next(&self) -> Option<Job<'a>> {
-        // A panic of another thread leaves a valid state.
-        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
-        let (item, number, start) = *next;
-        if let Some((source, path, range)) = self.zstd.get(item) {
-            next.0 += 1;
+        if let Some((source, path, range)) = self.zstd.get(self.next_zstd.fetch_add(1, Ordering::Relaxed)) {
             return Some(Job::Zstd(*source, path, range.clone()));
         }
-        let file = self.files.get(number)?;
-        let end = file.len.min(start + self.piece_bytes);
-        (next.1, next.2) = if end == file.len { (number + 1, 0) } else { (number, end) };
-        Some(Job::Plain(file, start..end))
+        let (number, range) = self.pieces.next()?;
+        Some(Job::Plain(&self.files[number], range))
     }
 }
 
@@ -194,9 +188,7 @@ fn read(sources: &SourceFiles, job: &Job, options: &Options, buffer: &mut Vec<u8
             }
             Ok(())
         }
-        Job::Zstd(source, ..) => {
-            decode(sources, *source, 0, piece_bytes(options), options.cancel, &mut |_, _| Ok(())).map(drop)
-        }
+        Job::Zstd(source, ..) => sources.decode(*source, 0, options, &mut |_, _| Ok(())),
     }
 }
 

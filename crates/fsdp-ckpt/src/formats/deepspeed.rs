@@ -22,13 +22,14 @@ mod tests;
 use std::path::{Path, PathBuf};
 
 use super::{
+    rank_fault::{no_rank_files, several_sets},
     rank_file::RankFile,
     rank_names::{RankSet, sets_of},
 };
 use crate::{
     checkpoint::{Checkpoint, Role, Value},
-    error::{Error, RankFault},
-    file_io::Files,
+    error::{Error, Fault},
+    file_io::{self, Files},
     formats::fields::{count, text},
     torch::Item,
 };
@@ -60,7 +61,7 @@ pub(crate) fn is_rank_file(root: &Item) -> bool {
 /// Reads the checkpoint that `latest` in a directory names, that a directory holds, or that a file belongs to.
 ///
 /// # Errors
-/// [`Error::Ranks`] when files of ranks are missing or do not belong together; other errors when a file cannot be
+/// [`Error::Malformed`] when files of ranks are missing or do not belong together; other errors when a file cannot be
 /// read.
 pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let path = path.as_ref();
@@ -74,10 +75,10 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
                 let names = sets.remove(&pattern).expect("the pattern is that of a set");
                 return RankSet::complete(&dir, names);
             }
-            (None, _) => RankFault::NoRankFiles { example: "zero_pp_rank_0_mp_rank_00_optim_states.pt" },
-            (Some(first), Some(second)) => RankFault::SeveralSets { sets: vec![first, second] },
+            (None, _) => no_rank_files("zero_pp_rank_0_mp_rank_00_optim_states.pt"),
+            (Some(first), Some(second)) => several_sets(&[first, second]),
         };
-        Err(Error::Ranks { path: dir.clone(), fault })
+        Err(fault.in_file(&dir))
     };
     let (optimizers, models) = (take(OPTIMIZER_FILES)?, take(MODEL_FILES)?);
     let mut checkpoint = Checkpoint {
@@ -98,8 +99,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
 /// The directory with the files: the one that `latest` names, the path itself, or that of the file.
 pub(crate) fn directory_of(files: &Files, path: &Path) -> Result<PathBuf, Error> {
     if !files.is_directory(path) {
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        return Ok(parent.unwrap_or(Path::new(".")).to_owned());
+        return Ok(file_io::directory_of(path));
     }
     let names = files.list(path)?;
     let holds_files = names.iter().any(|name| name.ends_with(OPTIMIZER_FILES) || name.ends_with(MODEL_FILES));
@@ -111,9 +111,7 @@ pub(crate) fn directory_of(files: &Files, path: &Path) -> Result<PathBuf, Error>
     let tag = String::from_utf8_lossy(&bytes).trim().to_owned();
     let is_plain = Path::new(&tag).file_name().is_some_and(|name| name == &tag[..]);
     if !is_plain {
-        let place = "its text".to_owned();
-        let fault = RankFault::Unexpected { place, expected: "the name of a directory beside it" };
-        return Err(Error::Ranks { path: latest, fault });
+        return Err(Fault::unexpected("its text", "the name of a directory beside it").in_file(latest));
     }
     Ok(path.join(tag))
 }

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use super::rank_names::RankSet;
+use super::{rank_fault::same_name, rank_names::RankSet};
 use crate::{
     bytes::Section,
     checkpoint::{Checkpoint, Key, Object, Role, Source, Value, flatten, join},
-    error::{Error, RankFault},
+    error::{Error, Fault},
     file_io::PathFile,
     formats::local::LocalTensor,
     torch::{self, Item},
@@ -39,14 +39,9 @@ impl RankFile {
         set.files.iter().map(|path| RankFile::open(path, into)).collect()
     }
 
-    /// The error that says what is wrong with this file.
-    pub(crate) fn fault(&self, fault: RankFault) -> Error {
-        Error::Ranks { path: self.path.clone(), fault }
-    }
-
-    /// The error that says that something is not what it should be.
-    pub(crate) fn unexpected(&self, place: impl Into<String>, expected: &'static str) -> Error {
-        self.fault(RankFault::Unexpected { place: place.into(), expected })
+    /// The error that says that something in this file is not what it should be.
+    pub(crate) fn unexpected(&self, place: impl AsRef<str>, expected: &str) -> Error {
+        Fault::unexpected(place, expected).in_file(&self.path)
     }
 
     /// Flattens `items`, which are a part of the file, below `prefix`, and adds what is in them.
@@ -58,7 +53,7 @@ impl RankFile {
         into: &mut Checkpoint,
     ) -> Result<(), Error> {
         let root = Item::Dict(items);
-        let leaves = flatten(&root).map_err(|fault| Error::Nesting { path: self.path.clone(), fault })?;
+        let leaves = flatten(&root).map_err(|fault| fault.in_file(&self.path))?;
         for (path, item) in leaves {
             let path = [prefix, &path[..]].concat();
             let name = join(&path);
@@ -79,7 +74,7 @@ impl RankFile {
                 }
             };
             if !is_new {
-                return Err(self.fault(RankFault::SameName { tensor: name }));
+                return Err(same_name(&name).in_file(&self.path));
             }
         }
         Ok(())

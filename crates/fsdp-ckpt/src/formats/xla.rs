@@ -20,12 +20,13 @@ mod tests;
 use std::path::Path;
 
 use super::{
+    rank_fault::disagrees,
     rank_file::RankFile,
     rank_names::{Companion, find},
 };
 use crate::{
     checkpoint::{Checkpoint, Role},
-    error::{Error, RankFault},
+    error::Error,
     torch::Item,
 };
 use rank_state::RankState;
@@ -44,7 +45,7 @@ pub(crate) fn is_rank_file(root: &Item) -> bool {
 /// Reads the checkpoint that a directory holds, or that one of its files belongs to.
 ///
 /// # Errors
-/// [`Error::Ranks`] when files of ranks are missing or do not belong together; other errors when a file cannot be
+/// [`Error::Malformed`] when files of ranks are missing or do not belong together; other errors when a file cannot be
 /// read.
 pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let path = path.as_ref();
@@ -63,10 +64,9 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     for set in &found.companions {
         let optimizers = RankFile::open_all(set, &mut checkpoint)?;
         if optimizers.len() != ranks.len() {
-            let (expected, got) = (ranks.len().to_string(), optimizers.len().to_string());
             let because = ", the number of files of the model";
-            let fault = RankFault::Disagrees { what: "number of files", expected, got, because };
-            return Err(optimizers[0].fault(fault));
+            let fault = disagrees("number of files", ranks.len(), optimizers.len(), because);
+            return Err(fault.in_file(&optimizers[0].path));
         }
         for (rank, file) in optimizers.iter().enumerate() {
             let state = checked(parse::rank_state(file)?, rank, optimizers.len())?;
@@ -87,9 +87,7 @@ fn checked(state: RankState, rank: usize, world_size: usize) -> Result<RankState
     ];
     for (what, expected, got, because) in numbers {
         if expected != got {
-            let (expected, got) = (expected.to_string(), got.to_string());
-            let fault = RankFault::Disagrees { what, expected, got, because };
-            return Err(Error::Ranks { path: state.path, fault });
+            return Err(disagrees(what, expected, got, because).in_file(state.path));
         }
     }
     Ok(state)

@@ -3,12 +3,13 @@
 use std::{
     collections::VecDeque,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use crate::{
     error::Error,
     file_io::{Files, PathFile},
+    lock::lock,
 };
 
 /// Handles that are open at once, of one set of files.
@@ -38,8 +39,7 @@ impl OpenFiles {
 
     /// The file of this number. It stays open at least as long as the caller holds it.
     pub(super) fn get(&self, file: usize) -> Result<Arc<PathFile>, Error> {
-        // A panic of another thread leaves the list as it was.
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = lock(&self.open);
         if let Some(position) = open.iter().rposition(|(number, _)| *number == file) {
             let found = open.remove(position).expect("the position was just found");
             let handle = found.1.clone();
