@@ -10,14 +10,19 @@ use std::{
     sync::Arc,
 };
 
+#[cfg(feature = "object-store")]
+use crate::files::object;
 use crate::{
     error::{Error, FileAction},
-    files::{Access, FileKind, FileSystem, Metadata, OpenFile, anywhere::Anywhere},
+    files::{Access, FileKind, FileSystem, Metadata, OpenFile, disk::Disk, url},
 };
 
-/// A file system whose errors name the path.
+/// File systems whose errors name the path.
 #[derive(Clone, Debug)]
-pub(crate) struct Files(Arc<dyn FileSystem>);
+pub(crate) struct Files {
+    /// None for those that a user can name: the disk, and object stores by their URLs.
+    only: Option<Arc<dyn FileSystem>>,
+}
 
 /// An open file that knows its path.
 #[derive(Debug)]
@@ -41,25 +46,37 @@ pub(crate) enum Locked {
 impl Files {
     /// The disk, and object stores by their URLs.
     pub(crate) fn anywhere() -> Files {
-        Files(Arc::new(Anywhere))
+        Files { only: None }
     }
 
     /// Another file system, for tests.
     #[cfg(test)]
     pub(crate) fn of(files: Arc<dyn FileSystem>) -> Files {
-        Files(files)
+        Files { only: Some(files) }
+    }
+
+    /// Calls the file system that a path belongs to.
+    fn at<T>(&self, path: &Path, call: impl FnOnce(&dyn FileSystem) -> io::Result<T>) -> io::Result<T> {
+        match &self.only {
+            Some(files) => call(&**files),
+            None if !url::is_url(path) => call(&Disk),
+            #[cfg(feature = "object-store")]
+            None => call(&*object::at(path)?),
+            #[cfg(not(feature = "object-store"))]
+            None => Err(io::Error::new(io::ErrorKind::Unsupported, url::UrlFault::NotBuilt)),
+        }
     }
 
     /// Whether names can be changed at a path, as on disks and not in object stores.
     pub(crate) fn renames(&self, path: &Path) -> bool {
-        self.0.renames(path)
+        self.only.as_ref().map_or_else(|| !url::is_url(path), |files| files.renames())
     }
 
     /// Opens a regular file for reading; returns the length too.
     pub(crate) fn open(&self, path: &Path) -> Result<(PathFile, u64), Error> {
         let opened = failed(FileAction::Open, path);
         // Opening a device may already do something.
-        expect_file(path, self.0.metadata(path).map_err(&opened)?)?;
+        expect_file(path, self.at(path, |files| files.metadata(path)).map_err(&opened)?)?;
         let file = self.open_as(path, Access::Read, FileAction::Open)?;
         // Something else may have the name since.
         let metadata = file.file.metadata().map_err(&opened)?;
@@ -143,22 +160,22 @@ impl Files {
 
     /// Whether something has this name, or is where it leads.
     pub(crate) fn exists(&self, path: &Path) -> bool {
-        self.0.metadata(path).is_ok()
+        self.at(path, |files| files.metadata(path)).is_ok()
     }
 
     /// Whether something has this name, be it a link that leads nowhere.
     pub(crate) fn link_exists(&self, path: &Path) -> bool {
-        self.0.link_metadata(path).is_ok()
+        self.at(path, |files| files.link_metadata(path)).is_ok()
     }
 
     /// What has this name, a link not followed; nothing if it can not be looked at.
     pub(crate) fn kind_of_name(&self, path: &Path) -> Option<FileKind> {
-        self.0.link_metadata(path).ok().map(|found| found.kind)
+        self.at(path, |files| files.link_metadata(path)).ok().map(|found| found.kind)
     }
 
     /// What a path leads to, or nothing.
     pub(crate) fn metadata_if_there(&self, path: &Path) -> Result<Option<Metadata>, Error> {
-        match self.0.metadata(path) {
+        match self.at(path, |files| files.metadata(path)) {
             Ok(found) => Ok(Some(found)),
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(cause) => Err(failed(FileAction::Open, path)(cause)),
@@ -167,12 +184,12 @@ impl Files {
 
     /// Whether the path leads to a directory.
     pub(crate) fn is_directory(&self, path: &Path) -> bool {
-        self.0.metadata(path).is_ok_and(|found| found.kind == FileKind::Directory)
+        self.at(path, |files| files.metadata(path)).is_ok_and(|found| found.kind == FileKind::Directory)
     }
 
     /// The names in a directory, sorted. Names that are not UTF-8 are none of ours and come out changed.
     pub(crate) fn list(&self, dir: &Path) -> Result<Vec<String>, Error> {
-        let names = self.0.list(dir).map_err(failed(FileAction::List, dir))?;
+        let names = self.at(dir, |files| files.list(dir)).map_err(failed(FileAction::List, dir))?;
         let mut names: Vec<String> = names.iter().map(|name| name.to_string_lossy().into_owned()).collect();
         names.sort();
         Ok(names)
@@ -180,7 +197,7 @@ impl Files {
 
     /// Creates a directory; one that is there already is fine.
     pub(crate) fn create_directory_if_absent(&self, dir: &Path) -> Result<(), Error> {
-        let cause = match self.0.create_directory(dir) {
+        let cause = match self.at(dir, |files| files.create_directory(dir)) {
             Ok(()) => return Ok(()),
             Err(cause) => cause,
         };
@@ -196,17 +213,17 @@ impl Files {
 
     /// Makes the names in a directory durable.
     pub(crate) fn sync_directory(&self, dir: &Path) -> Result<(), Error> {
-        self.0.sync_directory(dir).map_err(failed(FileAction::Sync, dir))
+        self.at(dir, |files| files.sync_directory(dir)).map_err(failed(FileAction::Sync, dir))
     }
 
     /// Renames a file, replacing what has the new name.
     pub(crate) fn rename(&self, from: &Path, to: &Path) -> Result<(), Error> {
-        self.0.rename(from, to).map_err(failed(FileAction::Rename, from))
+        self.at(from, |files| files.rename(from, to)).map_err(failed(FileAction::Rename, from))
     }
 
     /// Removes a file; returns whether it was there.
     pub(crate) fn remove_if_there(&self, path: &Path) -> Result<bool, Error> {
-        match self.0.remove_file(path) {
+        match self.at(path, |files| files.remove_file(path)) {
             Ok(()) => Ok(true),
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(cause) => Err(failed(FileAction::Remove, path)(cause)),
@@ -215,29 +232,33 @@ impl Files {
 
     /// Gives up an object that is on its way.
     pub(crate) fn give_up(&self, path: &Path) -> Result<(), Error> {
-        self.0.remove_directory(path).map_err(failed(FileAction::Remove, path))
+        self.at(path, |files| files.remove_directory(path)).map_err(failed(FileAction::Remove, path))
     }
 
     /// Removes a directory and everything in it.
     pub(crate) fn remove_tree(&self, dir: &Path) -> Result<(), Error> {
-        for name in self.0.list(dir).map_err(failed(FileAction::List, dir))? {
+        for name in self.at(dir, |files| files.list(dir)).map_err(failed(FileAction::List, dir))? {
             let path = dir.join(name);
-            let found = self.0.link_metadata(&path).map_err(failed(FileAction::Remove, &path))?;
+            let found = self
+                .at(&path, |files| files.link_metadata(&path))
+                .map_err(failed(FileAction::Remove, &path))?;
             if found.kind == FileKind::Directory {
                 self.remove_tree(&path)?;
             } else {
                 self.remove_if_there(&path)?;
             }
         }
-        self.0.remove_directory(dir).map_err(failed(FileAction::Remove, dir))
+        self.at(dir, |files| files.remove_directory(dir)).map_err(failed(FileAction::Remove, dir))
     }
 
     /// Bytes of all files below a directory, by their lengths.
     pub(crate) fn tree_bytes(&self, dir: &Path) -> Result<u64, Error> {
         let mut bytes = 0;
-        for name in self.0.list(dir).map_err(failed(FileAction::List, dir))? {
+        for name in self.at(dir, |files| files.list(dir)).map_err(failed(FileAction::List, dir))? {
             let path = dir.join(name);
-            let found = self.0.link_metadata(&path).map_err(failed(FileAction::Open, &path))?;
+            let found = self
+                .at(&path, |files| files.link_metadata(&path))
+                .map_err(failed(FileAction::Open, &path))?;
             bytes += if found.kind == FileKind::Directory { self.tree_bytes(&path)? } else { found.len };
         }
         Ok(bytes)
@@ -245,11 +266,11 @@ impl Files {
 
     /// Bytes that may still be written to the disk of a directory.
     pub(crate) fn free_bytes(&self, dir: &Path) -> Result<u64, Error> {
-        self.0.free_bytes(dir).map_err(failed(FileAction::Measure, dir))
+        self.at(dir, |files| files.free_bytes(dir)).map_err(failed(FileAction::Measure, dir))
     }
 
     fn open_as(&self, path: &Path, access: Access, action: FileAction) -> Result<PathFile, Error> {
-        let file = self.0.open(path, access).map_err(failed(action, path))?;
+        let file = self.at(path, |files| files.open(path, access)).map_err(failed(action, path))?;
         Ok(PathFile { file, files: self.clone(), path: path.to_owned() })
     }
 }
@@ -285,7 +306,7 @@ impl PathFile {
 
     /// Whether the path still leads to this file.
     pub(crate) fn is_still_at_path(&self) -> bool {
-        match (self.file.metadata(), self.files.0.link_metadata(&self.path)) {
+        match (self.file.metadata(), self.files.at(&self.path, |files| files.link_metadata(&self.path))) {
             (Ok(open), Ok(named)) => open.id == named.id,
             _ => false,
         }

@@ -93,9 +93,6 @@ pub(crate) trait Real: bytemuck::Pod {
 
     /// Converts `values.len()` elements to a convertible `dtype`.
     fn encode(dtype: TensorType, values: &[Self], out: &mut [u8]) -> Result<(), OutOfRange>;
-
-    /// Swaps the bytes of elements that were read in file order, where the machine is not little-endian.
-    fn from_file_order(values: &mut [Self]);
 }
 
 impl Real for f32 {
@@ -128,12 +125,6 @@ impl Real for f32 {
         }
         Ok(())
     }
-
-    fn from_file_order(values: &mut [f32]) {
-        if cfg!(target_endian = "big") {
-            values.iter_mut().for_each(|v| *v = f32::from_bits(v.to_bits().swap_bytes()));
-        }
-    }
 }
 
 impl Real for f64 {
@@ -161,12 +152,6 @@ impl Real for f64 {
             _ => unreachable!("callers check `is_convertible`"),
         }
         Ok(())
-    }
-
-    fn from_file_order(values: &mut [f64]) {
-        if cfg!(target_endian = "big") {
-            values.iter_mut().for_each(|v| *v = f64::from_bits(v.to_bits().swap_bytes()));
-        }
     }
 }
 

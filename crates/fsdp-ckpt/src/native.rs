@@ -59,7 +59,7 @@ pub(crate) use values::{RUN_STATE, run_state_to_value, value_to_run_state};
 
 use std::path::Path;
 
-use crate::{digest::Digest, error::Error};
+use crate::{digest::Digest, error::Error, file_io::PathFile};
 
 /// The step has a checkpoint already.
 fn already_there(path: &Path) -> Error {
@@ -68,16 +68,25 @@ fn already_there(path: &Path) -> Error {
     Error::wrong_path(path, reason)
 }
 
-/// A file of another length than the manifest says.
-fn file_length(path: &Path, expected: u64, got: u64) -> Error {
-    let reason = format!("it has {got} bytes, but the manifest says {expected}; it was cut off or replaced");
-    Error::malformed(path, reason)
-}
-
-/// The header of a file, its first `len` bytes, is not the one that was written.
-fn header_changed(path: &Path, len: usize, expected: Digest, got: Digest) -> Error {
-    let reason = format!("its header (bytes 0..{len}) gives {got}, but the manifest says {expected}");
-    Error::malformed(path, reason)
+/// The first bytes of a file, if it is as long as the manifest says, and these give what the manifest says.
+fn read_header(
+    (file, got): &(PathFile, u64),
+    len: u64,
+    prefix_len: u64,
+    header: Digest,
+) -> Result<Vec<u8>, Error> {
+    if *got != len {
+        let reason = format!("it has {got} bytes, but the manifest says {len}; it was cut off or replaced");
+        return Err(Error::malformed(file.path(), reason));
+    }
+    let prefix = file.read_first(prefix_len)?;
+    let got = header.kind.of(&prefix);
+    if got != header {
+        let reason =
+            format!("its header (bytes 0..{prefix_len}) gives {got}, but the manifest says {header}");
+        return Err(Error::malformed(file.path(), reason));
+    }
+    Ok(prefix)
 }
 
 #[cfg(test)]

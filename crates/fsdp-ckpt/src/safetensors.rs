@@ -22,7 +22,6 @@ mod header_json;
 mod reader;
 mod tensor_type;
 
-pub(crate) use header::too_large;
 pub use header::{HEADER_LEN_MAX, Header, Metadata, TensorEntry, TensorSpec};
 pub use reader::SafetensorsReader;
 pub(crate) use reader::malformed;

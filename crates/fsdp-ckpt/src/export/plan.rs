@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use serde::Serialize;
+use serde_json::json;
 
 use crate::{
     digest::{Digest, DigestKind},
@@ -228,17 +228,6 @@ pub(crate) fn cannot_lay_out(path: &Path, fault: &Fault) -> Error {
     Error::bad_request(path, format!("it cannot be laid out: {fault}"))
 }
 
-#[derive(Serialize)]
-struct IndexText<'a> {
-    metadata: IndexMetadata,
-    weight_map: BTreeMap<&'a str, String>,
-}
-
-#[derive(Serialize)]
-struct IndexMetadata {
-    total_size: u64,
-}
-
 fn index_of(
     dir: &Path,
     whole: &Header,
@@ -249,8 +238,9 @@ fn index_of(
         let name = files[file].path.file_name().expect("planned files have names");
         name.to_string_lossy().into_owned()
     };
-    let weight_map = file_of.iter().map(|(tensor, &file)| (tensor.as_str(), file_name(file))).collect();
-    let text = IndexText { metadata: IndexMetadata { total_size: whole.data_len() }, weight_map };
+    let weight_map: BTreeMap<_, _> =
+        file_of.iter().map(|(tensor, &file)| (tensor.as_str(), file_name(file))).collect();
+    let text = json!({ "metadata": { "total_size": whole.data_len() }, "weight_map": weight_map });
     let mut text = serde_json::to_vec_pretty(&text).expect("strings and integers always serialize");
     text.push(b'\n');
     PlannedIndex { path: dir.join(INDEX_FILE), temporary: dir.join(format!("{INDEX_FILE}.tmp")), text }

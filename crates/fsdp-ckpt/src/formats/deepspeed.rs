@@ -24,13 +24,13 @@ use std::path::{Path, PathBuf};
 use super::{
     rank_fault::{no_rank_files, several_sets},
     rank_file::RankFile,
-    rank_names::{RankSet, sets_of},
+    rank_names::{complete, sets_of},
 };
 use crate::{
-    checkpoint::{Checkpoint, Role, Value},
+    checkpoint::Checkpoint,
     error::{Error, Fault},
     file_io::{self, Files},
-    formats::fields::{count, text},
+    formats::fields::count,
     torch::Item,
 };
 
@@ -73,7 +73,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
         let fault = match (patterns.next(), patterns.next()) {
             (Some(pattern), None) => {
                 let names = sets.remove(&pattern).expect("the pattern is that of a set");
-                return RankSet::complete(&dir, names);
+                return complete(&dir, names);
             }
             (None, _) => no_rank_files("zero_pp_rank_0_mp_rank_00_optim_states.pt"),
             (Some(first), Some(second)) => several_sets(&[first, second]),
@@ -81,11 +81,8 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
         Err(fault.in_file(&dir))
     };
     let (optimizers, models) = (take(OPTIMIZER_FILES)?, take(MODEL_FILES)?);
-    let mut checkpoint = Checkpoint {
-        path: path.to_owned(),
-        world_size: Some(optimizers.files.len()),
-        ..Checkpoint::default()
-    };
+    let mut checkpoint =
+        Checkpoint { path: path.to_owned(), world_size: Some(optimizers.len()), ..Checkpoint::default() };
     let optimizers = RankFile::open_all(&optimizers, &mut checkpoint)?;
     let models = RankFile::open_all(&models, &mut checkpoint)?;
     let flats = optimizers.iter().map(parse::flat_states).collect::<Result<Vec<_>, _>>()?;
@@ -118,12 +115,9 @@ pub(crate) fn directory_of(files: &Files, path: &Path) -> Result<PathBuf, Error>
 
 /// Adds what else is in the first file of the model, and what of it people want to see.
 fn add_others(file: &RankFile, into: &mut Checkpoint) -> Result<(), Error> {
-    let Item::Dict(items) = &file.root else { return Ok(()) };
-    let is_known = |key: &Value| text(key).is_some_and(|key| KNOWN_KEYS.contains(&key));
-    let others = items.iter().filter(|(key, _)| !is_known(key)).cloned().collect();
     for (key, name) in [("global_steps", "step"), ("global_samples", "samples")] {
         let number = file.root.get(key).map(Item::to_value).as_ref().and_then(count);
         into.run_state.extend(number.map(|number| (name.to_owned(), number.to_string())));
     }
-    file.add_others(&[], others, Role::Other, into)
+    file.add_unknown(&KNOWN_KEYS, into)
 }

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use super::{rank_fault::same_name, rank_names::RankSet};
 use crate::{
     bytes::Section,
-    checkpoint::{Checkpoint, Key, Object, Role, Source, Value, flatten, join},
+    checkpoint::{Checkpoint, Object, Role, Source, Value, flatten, join},
     error::{Error, Fault},
     file_io::PathFile,
-    formats::local::LocalTensor,
+    formats::{fields::text, local::LocalTensor},
     torch::{self, Item},
 };
 
@@ -36,7 +36,7 @@ impl RankFile {
 
     /// Opens all files of a set, in the order of ranks.
     pub(crate) fn open_all(set: &RankSet, into: &mut Checkpoint) -> Result<Vec<RankFile>, Error> {
-        set.files.iter().map(|path| RankFile::open(path, into)).collect()
+        set.iter().map(|path| RankFile::open(path, into)).collect()
     }
 
     /// The error that says that something in this file is not what it should be.
@@ -44,18 +44,19 @@ impl RankFile {
         Fault::unexpected(place, expected).in_file(&self.path)
     }
 
-    /// Flattens `items`, which are a part of the file, below `prefix`, and adds what is in them.
-    pub(crate) fn add_others(
-        &self,
-        prefix: &[Key],
-        items: Vec<(Value, Item)>,
-        role: Role,
-        into: &mut Checkpoint,
-    ) -> Result<(), Error> {
+    /// Adds what is under other keys than these.
+    pub(crate) fn add_unknown(&self, known: &[&str], into: &mut Checkpoint) -> Result<(), Error> {
+        let Item::Dict(items) = &self.root else { return Ok(()) };
+        let is_known = |key: &Value| text(key).is_some_and(|key| known.contains(&key));
+        let others = items.iter().filter(|(key, _)| !is_known(key)).cloned().collect();
+        self.add_others(others, Role::Other, into)
+    }
+
+    /// Flattens `items`, which are a part of the file, and adds what is in them.
+    fn add_others(&self, items: Vec<(Value, Item)>, role: Role, into: &mut Checkpoint) -> Result<(), Error> {
         let root = Item::Dict(items);
         let leaves = flatten(&root).map_err(|fault| fault.in_file(&self.path))?;
         for (path, item) in leaves {
-            let path = [prefix, &path[..]].concat();
             let name = join(&path);
             let is_new = match item {
                 Item::Tensor(stored) => {

@@ -56,7 +56,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let mut checkpoint = Checkpoint {
         path: path.to_owned(),
         format: "PyTorch DTensors, one file per rank".to_owned(),
-        world_size: Some(found.main.files.len()),
+        world_size: Some(found.main.len()),
         ..Checkpoint::default()
     };
     add_set(&found.main, &[], &mut checkpoint)?;

@@ -64,11 +64,7 @@ fn leading_digits(text: &str) -> &str {
 }
 
 /// The files of one set, by rank from 0 without a gap.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RankSet {
-    /// The files, in the order of ranks.
-    pub(crate) files: Vec<PathBuf>,
-}
+pub(crate) type RankSet = Vec<PathBuf>;
 
 /// All sets among the names in a directory, by pattern.
 pub(crate) fn sets_of(names: &[String]) -> BTreeMap<String, Vec<(RankName, String)>> {
@@ -81,29 +77,27 @@ pub(crate) fn sets_of(names: &[String]) -> BTreeMap<String, Vec<(RankName, Strin
     sets
 }
 
-impl RankSet {
-    /// The files of a set, if each rank is there once.
-    ///
-    /// # Errors
-    /// [`Error::Malformed`] names ranks that are missing or there twice.
-    pub(crate) fn complete(dir: &Path, names: Vec<(RankName, String)>) -> Result<RankSet, Error> {
-        let mut files: BTreeMap<usize, PathBuf> = BTreeMap::new();
-        let mut world_size = 0;
-        for (found, name) in names {
-            let path = dir.join(name);
-            world_size = world_size.max(found.world_size.unwrap_or(0));
-            if let Some(first) = files.insert(found.rank, path.clone()) {
-                return Err(same_rank(found.rank, &first, &path).in_file(dir));
-            }
+/// The files of a set, if each rank is there once.
+///
+/// # Errors
+/// [`Error::Malformed`] names ranks that are missing or there twice.
+pub(crate) fn complete(dir: &Path, names: Vec<(RankName, String)>) -> Result<RankSet, Error> {
+    let mut files: BTreeMap<usize, PathBuf> = BTreeMap::new();
+    let mut world_size = 0;
+    for (found, name) in names {
+        let path = dir.join(name);
+        world_size = world_size.max(found.world_size.unwrap_or(0));
+        if let Some(first) = files.insert(found.rank, path.clone()) {
+            return Err(same_rank(found.rank, &first, &path).in_file(dir));
         }
-        let highest = files.keys().next_back().map_or(0, |rank| rank + 1);
-        if world_size > 0 && highest > world_size {
-            let (expected, because) = (format!("below {world_size}"), " by the world size in its name");
-            return Err(disagrees("rank", expected, highest - 1, because).in_file(dir));
-        }
-        check_ranks(files.keys().copied(), world_size.max(highest)).map_err(|fault| fault.in_file(dir))?;
-        Ok(RankSet { files: files.into_values().collect() })
     }
+    let highest = files.keys().next_back().map_or(0, |rank| rank + 1);
+    if world_size > 0 && highest > world_size {
+        let (expected, because) = (format!("below {world_size}"), " by the world size in its name");
+        return Err(disagrees("rank", expected, highest - 1, because).in_file(dir));
+    }
+    check_ranks(files.keys().copied(), world_size.max(highest)).map_err(|fault| fault.in_file(dir))?;
+    Ok(files.into_values().collect())
 }
 
 /// Files that belong to other files: where a set has `main` in its names, one with `other` there goes with it.
@@ -136,12 +130,11 @@ pub(crate) fn find(path: &Path, companions: &[Companion]) -> Result<FoundSets, E
     };
     let mut sets = sets_of(&files.list(&dir)?);
     let pattern = choose(&sets, name.as_deref(), companions).map_err(|fault| fault.in_file(path))?;
-    let mut complete =
-        |pattern: &str| sets.remove(pattern).map(|names| RankSet::complete(&dir, names)).transpose();
-    let main = complete(&pattern)?.expect("the pattern was chosen among the sets");
+    let mut take = |pattern: &str| sets.remove(pattern).map(|names| complete(&dir, names)).transpose();
+    let main = take(&pattern)?.expect("the pattern was chosen among the sets");
     let mut found = Vec::new();
     for Companion { main, other } in companions.iter().filter(|companion| pattern.contains(companion.main)) {
-        found.extend(complete(&pattern.replace(main, other))?);
+        found.extend(take(&pattern.replace(main, other))?);
     }
     Ok(FoundSets { main, companions: found })
 }
@@ -212,20 +205,20 @@ mod tests {
         }
     }
 
-    fn complete(names: &[&str]) -> Result<RankSet, Error> {
+    fn completed(names: &[&str]) -> Result<RankSet, Error> {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let (_, set) = sets_of(&names).pop_first().unwrap();
-        RankSet::complete(Path::new("dir"), set)
+        complete(Path::new("dir"), set)
     }
 
     #[test]
     fn sets_are_in_the_order_of_ranks_and_complete() {
-        let set = complete(&["a_rank10.bin", "a_rank2.bin", "a_rank1.bin"]).unwrap_err();
+        let set = completed(&["a_rank10.bin", "a_rank2.bin", "a_rank1.bin"]).unwrap_err();
         let message = set.to_string();
         assert!(message.contains("the files of ranks 0, 3, 4, 5, 6, 7, 8, 9 of 11 are missing"), "{message}");
-        let set = complete(&["a_rank1.bin", "other.bin", "a_rank0.bin"]).unwrap();
-        assert_eq!(set.files, [Path::new("dir/a_rank0.bin"), Path::new("dir/a_rank1.bin")]);
-        let message = complete(&["x_rank-0-of-3.pth", "x_rank-2-of-3.pth"]).unwrap_err().to_string();
+        let set = completed(&["a_rank1.bin", "other.bin", "a_rank0.bin"]).unwrap();
+        assert_eq!(set, [Path::new("dir/a_rank0.bin"), Path::new("dir/a_rank1.bin")]);
+        let message = completed(&["x_rank-0-of-3.pth", "x_rank-2-of-3.pth"]).unwrap_err().to_string();
         assert_eq!(
             message,
             "dir: the files of ranks 1 of 3 are missing; fetch them, every rank holds a part"
@@ -234,15 +227,15 @@ mod tests {
 
     #[test]
     fn refuses_the_same_rank_twice_and_ranks_beyond_the_world() {
-        let message = complete(&["x_rank-1-of-2.pth", "x_rank-01-of-2.pth"]).unwrap_err().to_string();
+        let message = completed(&["x_rank-1-of-2.pth", "x_rank-01-of-2.pth"]).unwrap_err().to_string();
         assert!(message.contains("are both of rank 1"), "{message}");
-        let message = complete(&["x_rank-0-of-1.pth", "x_rank-1-of-1.pth"]).unwrap_err().to_string();
+        let message = completed(&["x_rank-0-of-1.pth", "x_rank-1-of-1.pth"]).unwrap_err().to_string();
         assert!(message.contains("its rank is 1, where below 1 was expected"), "{message}");
     }
 
     #[test]
     fn a_huge_world_in_a_name_costs_nothing() {
-        let fault = complete(&["x_rank-0-of-99999999999999999.pth"]).unwrap_err();
+        let fault = completed(&["x_rank-0-of-99999999999999999.pth"]).unwrap_err();
         assert!(fault.to_string().contains("ranks 1, 2, 3"), "{fault}");
     }
 }

@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, path::Path};
 use serde::Deserialize;
 
 use crate::{
-    checkpoint::{Checkpoint, Chunk, Key, Region, Role, Source, Tensor},
+    checkpoint::{Checkpoint, Chunk, Key, Region, Role, Source, Tensor, len_bytes},
     error::Error,
     file_io::{Files, directory_of},
     formats::detect::{part_of_directory, several_files},
@@ -231,9 +231,7 @@ fn note_ranks(notes: &mut Vec<String>, readers: &[SafetensorsReader]) -> usize {
 /// Products of whole shapes, which come from offsets, must be countable.
 fn check_sizes(checkpoint: &Checkpoint) -> Result<(), Error> {
     for (name, tensor) in &checkpoint.tensors {
-        let size = tensor.dtype.size_bytes() as u64;
-        let len = crate::checkpoint::element_count(&tensor.shape).and_then(|len| len.checked_mul(size));
-        if len.is_none() {
+        if len_bytes(&tensor.shape, tensor.dtype.size_bytes()).is_none() {
             let path = checkpoint.sources[tensor.chunks[0].source].path();
             return Err(no_offsets(path, name, &tensor.shape));
         }

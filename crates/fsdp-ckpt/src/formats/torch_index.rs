@@ -56,11 +56,8 @@ fn join(joined: &mut Checkpoint, part: Checkpoint, file: &Path) -> Result<(), Er
     for (name, mut tensor) in part.tensors {
         tensor.chunks.iter_mut().for_each(|chunk| chunk.source += base);
         if let Some(first) = joined.tensors.insert(name.clone(), tensor) {
-            let first = first
-                .chunks
-                .first()
-                .map_or_else(|| file.to_owned(), |chunk| joined.sources[chunk.source].path().clone());
-            return Err(in_two_files(&name, &first, file));
+            let first = joined.sources[first.chunks[0].source].path();
+            return Err(in_two_files(&name, first, file));
         }
     }
     joined.protections.extend(part.protections.into_iter().map(|mut protection| {

@@ -24,11 +24,7 @@ use super::{
     rank_file::RankFile,
     rank_names::{Companion, find},
 };
-use crate::{
-    checkpoint::{Checkpoint, Role},
-    error::Error,
-    torch::Item,
-};
+use crate::{checkpoint::Checkpoint, error::Error, torch::Item};
 use rank_state::RankState;
 
 /// The Trainer of Hugging Face keeps optimizers in files of their own.
@@ -53,7 +49,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let mut checkpoint = Checkpoint {
         path: path.to_owned(),
         format: "PyTorch/XLA FSDP, one file per rank".to_owned(),
-        world_size: Some(found.main.files.len()),
+        world_size: Some(found.main.len()),
         ..Checkpoint::default()
     };
     let files = RankFile::open_all(&found.main, &mut checkpoint)?;
@@ -72,10 +68,10 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
             let state = checked(parse::rank_state(file)?, rank, optimizers.len())?;
             ranks[rank].optimizer = ranks[rank].optimizer.take().or(state.optimizer);
         }
-        add_others(&optimizers[0], &mut checkpoint)?;
+        optimizers[0].add_unknown(&KNOWN_KEYS, &mut checkpoint)?;
     }
     merge::merge(&ranks, &mut checkpoint)?;
-    add_others(&files[0], &mut checkpoint)?;
+    files[0].add_unknown(&KNOWN_KEYS, &mut checkpoint)?;
     Ok(checkpoint)
 }
 
@@ -91,14 +87,4 @@ fn checked(state: RankState, rank: usize, world_size: usize) -> Result<RankState
         }
     }
     Ok(state)
-}
-
-/// Adds what else is in a file.
-fn add_others(file: &RankFile, into: &mut Checkpoint) -> Result<(), Error> {
-    let Item::Dict(items) = &file.root else { return Ok(()) };
-    let is_known = |key: &crate::checkpoint::Value| {
-        super::fields::text(key).is_some_and(|key| KNOWN_KEYS.contains(&key))
-    };
-    let others = items.iter().filter(|(key, _)| !is_known(key)).cloned().collect();
-    file.add_others(&[], others, Role::Other, into)
 }

@@ -44,10 +44,8 @@ impl ModelReader {
         let bytes = file.rows_to_bytes(entry, &rows)?;
         let expected = rows.len() as u64 * entry.row_len();
         expect_len(file.path(), name, "elements", expected, out.len() as u64)?;
-        if entry.dtype() == T::NATIVE {
-            file.read_bytes(entry, bytes.start, bytemuck::cast_slice_mut(out))?;
-            T::from_file_order(out);
-            return Ok(());
+        if entry.dtype() == T::NATIVE && cfg!(target_endian = "little") {
+            return file.read_bytes(entry, bytes.start, bytemuck::cast_slice_mut(out));
         }
         read_converted(file, entry, bytes.start, out)
     }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::{
     MANIFEST_FILE, Manifest, ManifestFile, ManifestShard, ManifestTensor, RankFile, RankReport, RunLock,
-    SavePlan, already_there, file_length, header_changed, objects::is_twin,
+    SavePlan, already_there, objects::is_twin, read_header,
 };
 use crate::{digest::DigestKind, error::Error, file_io::Files};
 
@@ -115,18 +115,9 @@ impl Commit<'_> {
             return Ok(manifest_file(self.plan, &layout, report.chunks));
         }
         let path = self.dir.join(&layout.name);
-        let (file, got) = self
-            .files
-            .open(&path)
-            .map_err(|error| if error.is_not_found() { gone(&path, rank) } else { error })?;
-        if got != report.file_len {
-            return Err(file_length(&path, report.file_len, got));
-        }
-        let prefix = file.read_first(layout.prefix.len() as u64)?;
-        let got = DigestKind::Crc64.of(&prefix);
-        if report.header != got {
-            return Err(header_changed(&path, prefix.len(), report.header, got));
-        }
+        let is_gone = |error: Error| if error.is_not_found() { gone(&path, rank) } else { error };
+        let file = self.files.open(&path).map_err(is_gone)?;
+        read_header(&file, report.file_len, layout.prefix.len() as u64, report.header)?;
         Ok(manifest_file(self.plan, &layout, report.chunks))
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     error::Fault,
     file_io::is_plain_name,
     ranges::{first_uneven, wide},
-    safetensors::{TensorSpec, TensorType, too_large},
+    safetensors::{TensorEntry, TensorSpec, TensorType},
 };
 
 /// The name of the manifest in the directory of a checkpoint.
@@ -90,18 +90,6 @@ impl ManifestTensor {
         // Parsing and planning have checked the product.
         self.shape.iter().skip(1).map(|&size| size as u64).product::<u64>() * self.dtype.size_bytes() as u64
     }
-
-    fn check_size(&self, tensor: &str) -> Result<(), Fault> {
-        let size_bytes = self.dtype.size_bytes() as u64;
-        let row = self.shape.iter().skip(1).try_fold(size_bytes, |len, &size| len.checked_mul(size as u64));
-        match row.and_then(|row| row.checked_mul(self.row_count() as u64)) {
-            Some(_) => Ok(()),
-            None => {
-                let (name, dtype, shape) = (tensor.to_owned(), self.dtype, self.shape.clone());
-                Err(too_large(&TensorSpec { name, dtype, shape }))
-            }
-        }
-    }
 }
 
 impl ManifestShard {
@@ -141,7 +129,10 @@ impl Manifest {
             );
             return Err(Fault::new(reason));
         }
-        manifest.tensors.iter().try_for_each(|(name, tensor)| tensor.check_size(name))?;
+        for (name, tensor) in &manifest.tensors {
+            let (name, dtype, shape) = (name.clone(), tensor.dtype, tensor.shape.clone());
+            TensorEntry::place(TensorSpec { name, dtype, shape }, 0)?;
+        }
         let mut names = std::collections::BTreeSet::new();
         for file in &manifest.files {
             let name = plain_name(&file.name);

@@ -10,8 +10,8 @@ use std::{
 };
 
 use super::{
-    MANIFEST_FILE, Manifest, ManifestFile, ManifestShard, ManifestTensor, file_length, header_changed,
-    objects::plain_name, seal::SEALED_LEN_MAX,
+    MANIFEST_FILE, Manifest, ManifestFile, ManifestShard, ManifestTensor, objects::plain_name, read_header,
+    seal::SEALED_LEN_MAX,
 };
 use crate::{
     digest::{Digest, DigestKind},
@@ -170,16 +170,10 @@ fn check_file(
     listed: &ManifestFile,
 ) -> Result<(PathFile, Header), Error> {
     let path = dir.join(&listed.name);
-    let (file, got) = files.open(&path)?;
-    if got != listed.len {
-        return Err(file_length(&path, listed.len, got));
-    }
+    let file = files.open(&path)?;
     // Both limits come before the allocation.
-    let prefix = file.read_first(listed.data_start.min(listed.len).min(HEADER_LEN_MAX + 8))?;
-    let got = DigestKind::Crc64.of(&prefix);
-    if listed.header != got {
-        return Err(header_changed(&path, prefix.len(), listed.header, got));
-    }
+    let prefix_len = listed.data_start.min(listed.len).min(HEADER_LEN_MAX + 8);
+    let prefix = read_header(&file, listed.len, prefix_len, listed.header)?;
     let malformed = |fault| malformed(&path, fault);
     let len = Header::parse_length(&prefix, listed.len).map_err(malformed)?;
     let text = prefix.get(8..).filter(|text| text.len() as u64 == len).ok_or_else(|| {
@@ -189,7 +183,7 @@ fn check_file(
     })?;
     let header = Header::parse(text, listed.len).map_err(malformed)?;
     compare(manifest, listed, &header).map_err(|fault| fault.in_file(&path))?;
-    Ok((file, header))
+    Ok((file.0, header))
 }
 
 /// A file holds exactly the tensors that the manifest places in it.

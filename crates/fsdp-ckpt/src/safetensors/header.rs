@@ -81,7 +81,7 @@ impl TensorEntry {
     }
 
     /// Places a tensor at `start`, with all its arithmetic checked.
-    fn place(spec: TensorSpec, start: u64) -> Result<TensorEntry, Fault> {
+    pub(crate) fn place(spec: TensorSpec, start: u64) -> Result<TensorEntry, Fault> {
         let size_bytes = spec.dtype.size_bytes() as u64;
         let row_bytes =
             spec.shape.iter().skip(1).try_fold(size_bytes, |bytes, &d| bytes.checked_mul(d as u64));
@@ -274,7 +274,7 @@ fn truncated(len: u64, available: u64) -> Fault {
 }
 
 /// Of a tensor whose size in bytes overflows 64 bits.
-pub(crate) fn too_large(TensorSpec { name, dtype, shape }: &TensorSpec) -> Fault {
+fn too_large(TensorSpec { name, dtype, shape }: &TensorSpec) -> Fault {
     Fault::new(format!("tensor `{name}` ({dtype} {shape:?}) has more bytes than can be counted"))
 }
 

@@ -7,8 +7,8 @@
 use std::{collections::BTreeMap, fmt};
 
 use serde::{
-    Serialize, Serializer,
-    de::{Deserialize, DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor},
+    Deserialize, Serialize, Serializer,
+    de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor},
     ser::SerializeMap,
 };
 
@@ -89,11 +89,11 @@ impl<'de> Visitor<'de> for HeaderVisitor<'_> {
                 })?;
                 raw.metadata = Some(pairs.0.into_iter().collect());
             } else {
-                let seed = EntrySeed { tensor: name.clone(), fault: self.fault };
-                let entry = map.next_value_seed(seed).map_err(|error| {
+                let fields = map.next_value::<Fields>().map_err(|error| {
                     let fault = Fault::new(format!("the entry of tensor `{name}` cannot be read: {error}"));
                     refuse::<A::Error>(self.fault, fault)
                 })?;
+                let entry = fields.read(name).map_err(|fault| refuse::<A::Error>(self.fault, fault))?;
                 raw.tensors.push(entry);
             }
         }
@@ -101,51 +101,25 @@ impl<'de> Visitor<'de> for HeaderVisitor<'_> {
     }
 }
 
-struct EntrySeed<'a> {
-    tensor: String,
-    fault: &'a mut Option<Fault>,
+/// What an entry says.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fields {
+    dtype: String,
+    shape: Dimensions,
+    data_offsets: [u64; 2],
 }
 
-impl<'de> DeserializeSeed<'de> for EntrySeed<'_> {
-    type Value = RawEntry;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<RawEntry, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for EntrySeed<'_> {
-    type Value = RawEntry;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object with `dtype`, `shape` and `data_offsets`")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawEntry, A::Error> {
-        let EntrySeed { tensor, fault } = self;
-        let (mut dtype, mut shape, mut offsets) = (None, None, None);
-        let of_tensor = |what: String| Fault::new(format!("tensor `{tensor}` {what}"));
-        while let Some(field) = map.next_key::<String>()? {
-            let repeated = match field.as_str() {
-                "dtype" => dtype.replace(map.next_value::<String>()?).is_some(),
-                "shape" => shape.replace(map.next_value::<Dimensions>()?.0).is_some(),
-                "data_offsets" => offsets.replace(map.next_value::<[u64; 2]>()?).is_some(),
-                _ => return Err(refuse(fault, of_tensor(format!("has the unknown field `{field}`")))),
-            };
-            if repeated {
-                return Err(refuse(fault, of_tensor(format!("has the field `{field}` twice"))));
-            }
-        }
-        let missing = |field| of_tensor(format!("lacks the field `{field}`"));
-        let dtype = dtype.ok_or_else(|| missing("dtype"));
-        let shape = shape.ok_or_else(|| missing("shape"));
-        let offsets = offsets.ok_or_else(|| missing("data_offsets"));
-        let entry = dtype.and_then(|dtype| {
-            let unknown = || of_tensor(format!("has dtype `{dtype}`; supported are {}", TensorType::list()));
-            let dtype = TensorType::from_name(&dtype).ok_or_else(unknown)?;
-            Ok(RawEntry { name: tensor.clone(), dtype, shape: shape?, offsets: offsets? })
-        });
-        entry.map_err(|found| refuse(fault, found))
+impl Fields {
+    fn read(self, name: String) -> Result<RawEntry, Fault> {
+        let Fields { dtype, shape: Dimensions(shape), data_offsets: offsets } = self;
+        let Some(dtype) = TensorType::from_name(&dtype) else {
+            let supported = TensorType::list();
+            return Err(Fault::new(format!(
+                "tensor `{name}` has dtype `{dtype}`; supported are {supported}"
+            )));
+        };
+        Ok(RawEntry { name, dtype, shape, offsets })
     }
 }
 

@@ -108,18 +108,6 @@ impl TensorType {
         matches!(self, TensorType::F64 | TensorType::F32 | TensorType::Bf16 | TensorType::F16)
     }
 
-    /// The dtype of training with the same elements, if there is one.
-    pub const fn dtype(self) -> Option<DType> {
-        match self {
-            TensorType::F32 => Some(DType::F32),
-            TensorType::F64 => Some(DType::F64),
-            TensorType::Bf16 => Some(DType::Bf16),
-            TensorType::U32 => Some(DType::U32),
-            TensorType::I64 => Some(DType::I64),
-            _ => None,
-        }
-    }
-
     /// All names, for messages.
     pub(crate) fn list() -> String {
         TensorType::all().map(TensorType::name).collect::<Vec<_>>().join(", ")

@@ -3,14 +3,14 @@
 use std::sync::Mutex;
 
 use super::{
-    open_files::{OpenFiles, Purpose},
+    open_files::OpenFiles,
     options::Options,
     plan::{Finish, Place, PlannedFile},
     runs::Runs,
     staged::{OutputKind, Staged},
     threads::each_in_threads,
 };
-use crate::{digest::Digest, error::Error, lock::lock};
+use crate::{digest::Digest, error::Error, files::Access, lock::lock};
 
 /// The planned files of an output under their temporary names.
 pub(super) struct Output<'a> {
@@ -40,7 +40,7 @@ impl<'a> Output<'a> {
             file.places.iter().map(runs).collect()
         });
         let digests = digests.collect();
-        let open = OpenFiles::new(staged.files.clone(), paths, Purpose::Writing);
+        let open = OpenFiles::new(staged.files.clone(), paths, Access::Write);
         Ok(Output { staged, open, digests })
     }
 

@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     checks::Checks,
-    open_files::{OpenFiles, Purpose},
+    open_files::OpenFiles,
     options::Options,
     parts::{TensorReader, needed},
     spool::Spool,
@@ -22,6 +22,7 @@ use crate::{
     digest::Digest,
     error::Error,
     file_io::{Files, PathFile},
+    files::Access,
 };
 
 /// The sources of a checkpoint, readable by any number of threads.
@@ -46,7 +47,7 @@ impl<'a> SourceFiles<'a> {
             })
         });
         let file_of = file_of.collect();
-        let open = OpenFiles::new(files.clone(), paths, Purpose::Reading);
+        let open = OpenFiles::new(files.clone(), paths, Access::Read);
         SourceFiles { checkpoint, file_of, open, checks: Checks::new(checkpoint), spool: None }
     }
 

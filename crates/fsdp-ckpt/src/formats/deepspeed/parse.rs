@@ -113,20 +113,13 @@ pub(super) fn model_states(file: &RankFile) -> Result<ModelStates, Error> {
         groups => items(groups)?.iter().map(shapes_of).collect(),
     });
     let buffer_names = match value("buffer_names") {
-        None => None,
         Some(Value::List(names) | Value::Tuple(names) | Value::Set(names)) => {
             names.iter().map(|name| Some(text(name)?.to_owned())).collect()
         }
-        Some(_) => None,
+        _ => None,
     };
-    let frozen_shapes = match value("frozen_param_shapes") {
-        None => Some(Shapes::new()),
-        Some(shapes) => shapes_of(&shapes),
-    };
-    let shared = match value("shared_params") {
-        None => Some(Vec::new()),
-        Some(pairs) => shared_pairs(&pairs),
-    };
+    let frozen_shapes = value("frozen_param_shapes").map_or(Some(Shapes::new()), |shapes| shapes_of(&shapes));
+    let shared = value("shared_params").map_or(Some(Vec::new()), |pairs| shared_pairs(&pairs));
     Ok(ModelStates {
         path: file.path.clone(),
         module: named_tensors(file, "module"),

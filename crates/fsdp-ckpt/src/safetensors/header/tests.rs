@@ -117,13 +117,13 @@ fn rejects_metadata_that_is_not_text() {
 #[test]
 fn rejects_a_repeated_field() {
     let found = fault(r#"{"a":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#, 1);
-    assert_eq!(found, "tensor `a` has the field `dtype` twice");
+    assert!(found.starts_with("the entry of tensor `a` cannot be read: duplicate field `dtype`"), "{found}");
 }
 
 #[test]
 fn rejects_an_unknown_field() {
     let found = fault(r#"{"a":{"dtype":"U8","shape":[1],"strides":[1],"data_offsets":[0,1]}}"#, 1);
-    assert_eq!(found, "tensor `a` has the unknown field `strides`");
+    assert!(found.starts_with("the entry of tensor `a` cannot be read: unknown field `strides`"), "{found}");
 }
 
 #[test]
@@ -133,7 +133,8 @@ fn rejects_a_missing_field() {
         ("shape", r#"{"a":{"dtype":"U8","data_offsets":[0,1]}}"#),
         ("data_offsets", r#"{"a":{"dtype":"U8","shape":[1]}}"#),
     ] {
-        assert_eq!(fault(text, 1), format!("tensor `a` lacks the field `{field}`"));
+        let expected = format!("the entry of tensor `a` cannot be read: missing field `{field}`");
+        assert!(fault(text, 1).starts_with(&expected), "{field}");
     }
 }
 

@@ -286,8 +286,8 @@ fn count(left: &AtomicU64) -> io::Result<()> {
 }
 
 impl FileSystem for FailingDisk {
-    fn renames(&self, path: &Path) -> bool {
-        Disk.renames(path)
+    fn renames(&self) -> bool {
+        Disk.renames()
     }
 
     fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn OpenFile>> {
