@@ -4,10 +4,15 @@
 //! decoded stream in memory. A [`Section`] never gives out bytes beyond its range and never allocates more
 //! than its range is long, however large the lengths in it claim to be.
 
-use std::{ops::Range, path::Path};
+use std::{
+    borrow::Borrow,
+    io::{self, Read},
+    ops::Range,
+    path::Path,
+};
 
 use crate::{
-    error::{Error, TorchFault},
+    error::{Error, Fault},
     file_io::PathFile,
 };
 
@@ -84,8 +89,24 @@ impl<'a> Section<'a> {
     }
 
     /// The error that says what is wrong here.
-    pub(crate) fn fault(&self, fault: impl Into<TorchFault>) -> Error {
-        let item = self.item.to_owned();
-        Error::Torch { path: self.path.to_owned(), item, fault: Box::new(fault.into()) }
+    pub(crate) fn fault(&self, fault: Fault) -> Error {
+        let part = if self.item.is_empty() { String::new() } else { format!("item {}: ", self.item) };
+        fault.of_part(&part, 0).in_file(self.path)
+    }
+}
+
+/// A range of a file as a stream.
+pub(crate) struct RangeReader<F> {
+    pub(crate) file: F,
+    pub(crate) range: Range<u64>,
+}
+
+impl<F: Borrow<PathFile>> Read for RangeReader<F> {
+    /// An error of the file is inside of that which is returned.
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let count = (self.range.end - self.range.start).min(out.len() as u64) as usize;
+        self.file.borrow().read_exact_at(&mut out[..count], self.range.start).map_err(io::Error::other)?;
+        self.range.start += count as u64;
+        Ok(count)
     }
 }

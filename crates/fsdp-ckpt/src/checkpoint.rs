@@ -17,9 +17,7 @@ mod value;
 use std::{collections::BTreeMap, ops::Range, path::PathBuf};
 
 pub use flatten::{Nested, Nesting, Tree, flatten, nest};
-pub(crate) use region::element_count;
-#[cfg(test)]
-pub(crate) use region::packed_strides;
+pub(crate) use region::{element_count, len_bytes, packed_strides};
 pub use role::Roles;
 pub use value::{Global, Value};
 

@@ -22,9 +22,8 @@ pub use names::Rename;
 
 use crate::{
     checkpoint::Checkpoint,
-    error::{ConversionFault, Error},
-    export::directory_of,
-    file_io::Files,
+    error::Error,
+    file_io::{Files, directory_of},
     files::url::is_url,
     safetensors::TensorType,
     targets::{Selection, dcp, native, safetensors, torch_file},
@@ -135,9 +134,9 @@ pub struct ConversionReport {
 /// replaced.
 ///
 /// # Errors
-/// [`Error::Conversion`] for requests that make no sense for this checkpoint, [`Error::Coverage`] when a
-/// tensor is not whole, the errors of the target's plan, and those of [`transfer::run`]. After an error nothing
-/// is left behind.
+/// [`Error::BadRequest`] and [`Error::WrongPath`] for requests and destinations that make no sense for this
+/// checkpoint, [`Error::NotWhole`] when a tensor is not whole, the errors of the target's plan, and those of
+/// [`transfer::run`]. After an error nothing is left behind.
 pub fn convert(
     checkpoint: &Checkpoint,
     destination: &Path,
@@ -153,7 +152,9 @@ pub fn convert(
     refuse_inside(checkpoint, destination)?;
     let kind = output_kind(conversion.target, destination);
     if conversion.config.is_some() && kind == OutputKind::File {
-        return Err(ConversionFault::ConfigNeedsDirectory { path: destination.to_owned() }.into());
+        let reason =
+            "a configuration is written into a directory, but this is to be one file; name a directory";
+        return Err(Error::wrong_path(destination, reason));
     }
     let staged = match conversion.replaces && kind == OutputKind::File {
         true => Staged::replacing(destination)?,
@@ -191,8 +192,11 @@ fn refuse_inside(checkpoint: &Checkpoint, destination: &Path) -> Result<(), Erro
         return Ok(());
     };
     if parent.starts_with(source) {
-        let path = destination.to_owned();
-        return Err(ConversionFault::InsideSource { path, source_dir }.into());
+        let source = source_dir.display();
+        let reason = format!(
+            "it lies in {source}, which is what is to be converted; name a destination outside of it"
+        );
+        return Err(Error::wrong_path(destination, reason));
     }
     Ok(())
 }

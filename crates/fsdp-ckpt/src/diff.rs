@@ -7,7 +7,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
 };
 
 use crate::{
@@ -15,8 +15,9 @@ use crate::{
     error::Error,
     file_io::Files,
     floats::{self, OutOfRange},
+    lock::{lock, unlocked},
     safetensors::TensorType,
-    transfer::{Options, PieceSizes, SourceFiles, TensorReader, in_threads, piece_sizes},
+    transfer::{Options, PieceSizes, Pieces, Reading, SourceFiles, TensorReader, in_threads, scratch_bytes},
 };
 
 /// How far values may differ: `|a - b| <= atol + rtol * |b|`.
@@ -242,38 +243,27 @@ fn compare(
     tolerance: Tolerance,
     options: &Options,
 ) -> Result<Vec<Found>, Error> {
-    let sizes = piece_sizes(options);
+    let sizes = PieceSizes::of(options);
     let bytes_of = |pair: &[TensorReader; 2]| pair[0].tensor.len_bytes() + pair[1].tensor.len_bytes();
     options.progress.begin(pairs.iter().map(bytes_of).sum());
     let found: Vec<Mutex<Found>> = pairs.iter().map(|_| Mutex::default()).collect();
-    let next = Mutex::new((0, 0));
-    let take = || {
-        // A panic of another thread leaves a valid state.
-        let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            let (number, start) = *next;
-            let pair = pairs.get(number)?;
-            let element = pair[0].size().max(pair[1].size());
-            let is_large = pair.iter().any(TensorReader::wants_large_pieces);
-            // Five buffers share what three have in a transfer; values are eight bytes wide.
-            let bytes = if is_large { sizes.large / 8 } else { sizes.usual / 4 };
-            let end = pair[0].tensor.len().min(start + (bytes / element).max(1) as u64);
-            *next = if end == pair[0].tensor.len() { (number + 1, 0) } else { (number, end) };
-            if end > start {
-                return Some((number, start..end));
-            }
-        }
-    };
+    let pieces = Pieces::new(pairs.iter().map(|pair| {
+        let element = pair[0].size().max(pair[1].size());
+        let is_large = pair.iter().any(TensorReader::wants_large_pieces);
+        // Five buffers share what three have in a transfer; values are eight bytes wide.
+        let bytes = if is_large { sizes.large / 8 } else { sizes.usual / 4 };
+        (0..pair[0].tensor.len(), (bytes / element).max(1) as u64)
+    }));
     in_threads(options, |buffers: &mut Buffers| {
-        let Some((number, elements)) = take() else { return Ok(false) };
+        let Some((number, elements)) = pieces.next() else { return Ok(false) };
         let bytes =
             (elements.end - elements.start) * (pairs[number][0].size() + pairs[number][1].size()) as u64;
         let part = compare_piece(&pairs[number], sides, elements, tolerance, sizes, buffers)?;
-        found[number].lock().unwrap_or_else(PoisonError::into_inner).add(part);
+        lock(&found[number]).add(part);
         options.progress.advance(bytes);
         Ok(true)
     })?;
-    Ok(found.into_iter().map(|found| found.into_inner().unwrap_or_else(PoisonError::into_inner)).collect())
+    Ok(found.into_iter().map(unlocked).collect())
 }
 
 fn compare_piece(
@@ -288,8 +278,9 @@ fn compare_piece(
     for (side, reader) in pair.iter().enumerate() {
         let bytes = &mut buffers.bytes[side];
         bytes.resize(count * reader.size(), 0);
-        let scratch_max = sizes.scratch(reader);
-        reader.read(elements.clone(), &sides[side], &mut buffers.scratch, scratch_max, bytes)?;
+        let (scratch, scratch_max) = (&mut buffers.scratch, scratch_bytes(sizes, reader));
+        let mut reading = Reading { reader, sources: &sides[side], scratch, scratch_max };
+        reading.read(elements.clone(), bytes)?;
     }
     let dtypes = [pair[0].tensor.dtype, pair[1].tensor.dtype];
     let mut found = Found::default();

@@ -1,55 +1,28 @@
-//! What can go wrong with checkpoint files.
+//! What can go wrong with checkpoints: one variant per kind of trouble that a caller can tell apart and act on.
 //!
-//! Every message is a complete sentence fragment: it names the file, the tensor, what was expected and found,
-//! and the way out. Causes are part of the message and not chained behind `source()`, so a report prints
-//! them once. What is wrong inside a safetensors header has its own type, [`HeaderFault`], because the parser
-//! sees bytes and knows no path.
+//! Every message is complete: it names the file, the tensor, what was expected and found, and the way out. Causes
+//! are part of the message and not chained behind `source()`, so a report prints them once. Parsers that see bytes
+//! and know no path return a [`Fault`], of which whoever knows the file makes an [`Error`].
 
-mod conversion_fault;
-mod coverage_fault;
-mod dcp_fault;
+mod fault;
 mod file_action;
-mod format_fault;
-mod header_fault;
-mod kind;
 mod names;
-mod native_fault;
-mod nesting_fault;
-mod pickle_fault;
-mod plan_fault;
-mod rank_fault;
-mod save_fault;
-mod torch_fault;
-mod transfer_fault;
-mod zip_fault;
 
 use std::{io, ops::Range, path::PathBuf};
 
-pub use conversion_fault::ConversionFault;
-pub use coverage_fault::CoverageFault;
-pub use dcp_fault::DcpFault;
-pub use file_action::FileAction;
-pub use format_fault::FormatFault;
-pub use header_fault::HeaderFault;
-pub use names::{DtypeDifference, NameDifferences, ShapeDifference};
-pub use native_fault::NativeFault;
-pub use nesting_fault::NestingFault;
-pub use pickle_fault::PickleFault;
-pub use plan_fault::PlanFault;
-pub use rank_fault::RankFault;
-pub use save_fault::SaveFault;
-pub use torch_fault::TorchFault;
-pub use transfer_fault::TransferFault;
-pub use zip_fault::ZipFault;
+use fsdp_core::FailureKind;
 
-use crate::safetensors::TensorType;
+pub use fault::Fault;
+pub use file_action::FileAction;
+pub use names::{DtypeDifference, NameDifferences, ShapeDifference};
+
 use file_action::advice;
 
 /// A checkpoint file, or a request made of one, that cannot be served.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused a file operation.
+    /// The operating system or an object store refused a file operation.
     #[error("failed to {action} {}: {cause}{}", path.display(), advice(cause))]
     Io {
         /// What was attempted.
@@ -67,45 +40,42 @@ pub enum Error {
         /// What it is, in words.
         what: &'static str,
     },
-    /// The bytes are not a valid safetensors file.
-    #[error("{} is not a valid safetensors file: {fault}; fetch or export the file again", path.display())]
+    /// A file or a set of files that is damaged or incomplete, or breaks a rule of its format.
+    #[error("{}: {}", path.display(), fault::placed(reason, *offset))]
     Malformed {
-        /// The file.
+        /// The file, or the directory of the files.
         path: PathBuf,
-        /// What is wrong with its header.
-        fault: HeaderFault,
+        /// The byte where it was noticed, where one is known: of the file, or of what a compressed item decodes to.
+        offset: Option<u64>,
+        /// What is wrong, and what to do.
+        reason: String,
     },
-    /// A native checkpoint is damaged, incomplete or of another version.
-    #[error("{}: {fault}", path.display())]
-    Native {
-        /// The file of the checkpoint.
+    /// Elements of a tensor that are not there exactly once.
+    #[error("{reason}")]
+    NotWhole {
+        /// The tensor.
+        tensor: String,
+        /// The first run of such elements, in C order.
+        elements: Range<u64>,
+        /// Whether they are missing or doubled, and in which files.
+        reason: String,
+    },
+    /// Content that may be sound, of a kind or version that is not read or written here.
+    #[error("{}: {reason}", path.display())]
+    Unsupported {
+        /// The file or directory.
         path: PathBuf,
-        /// What is wrong with it.
-        fault: Box<NativeFault>,
+        /// What is not supported, and the way out.
+        reason: String,
     },
-    /// A native checkpoint cannot be saved.
-    #[error("{}: {fault}", path.display())]
-    Save {
-        /// The directory or file of the save.
+    /// A path that cannot be what it was named for: no checkpoint, several, or a part of one; a destination that is
+    /// taken.
+    #[error("{}: {reason}", path.display())]
+    WrongPath {
+        /// The path.
         path: PathBuf,
-        /// Why not.
-        fault: Box<SaveFault>,
-    },
-    /// The tensors of an export cannot be laid out as a safetensors file.
-    #[error("cannot lay out {}: {fault}", path.display())]
-    CannotLayOut {
-        /// The file that was to be planned.
-        path: PathBuf,
-        /// The rule of the format that would be broken.
-        fault: HeaderFault,
-    },
-    /// What was selected cannot be laid out in a format.
-    #[error("cannot write {format}: {fault}")]
-    CannotPlan {
-        /// The format, in words.
-        format: &'static str,
-        /// What is in the way.
-        fault: PlanFault,
+        /// What it is, and what to name instead.
+        reason: String,
     },
     /// A tensor was asked for that the file, model or plan does not have.
     #[error(
@@ -119,180 +89,6 @@ pub enum Error {
         /// How many tensors there are.
         tensor_count: usize,
     },
-    /// Rows were named that the tensor does not have.
-    #[error(
-        "rows {}..{} of tensor `{tensor}` in {} do not exist: it has {row_count} rows",
-        rows.start, rows.end, path.display()
-    )]
-    RowsOutsideTensor {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// The rows that were asked for.
-        rows: Range<usize>,
-        /// How many rows the tensor has.
-        row_count: usize,
-    },
-    /// Bytes were named that the tensor does not have.
-    #[error(
-        "bytes {}..{} of tensor `{tensor}` in {} do not exist: it has {len_bytes} bytes",
-        bytes.start, bytes.end, path.display()
-    )]
-    BytesOutsideTensor {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// The bytes that were asked for, relative to the tensor.
-        bytes: Range<u64>,
-        /// How many bytes the tensor has.
-        len_bytes: u64,
-    },
-    /// The caller's buffer does not hold exactly the rows that were named.
-    #[error(
-        "{expected} {unit} were expected for rows of tensor `{tensor}` in {}, the buffer has {got}", path.display()
-    )]
-    BufferLength {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// What is counted: `"bytes"` or `"elements"`.
-        unit: &'static str,
-        /// Length that the rows need (for a write: a multiple of this, one row).
-        expected: u64,
-        /// Length of the buffer.
-        got: u64,
-    },
-    /// The tensor's file dtype is not a floating-point type that is converted here.
-    #[error(
-        "tensor `{tensor}` in {} is {dtype}, but only F64, F32, BF16 and F16 convert to and from floating-point \
-         values; read or write its bytes with `read_rows` or `write_rows`",
-        path.display()
-    )]
-    NotConvertible {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// Its dtype in the file.
-        dtype: TensorType,
-    },
-    /// A finite value would become infinite in the narrower type.
-    #[error(
-        "tensor `{tensor}` in {}: {value:e} (element {element}) does not fit in {target}; choose a type with a \
-         larger range",
-        path.display()
-    )]
-    ValueOutOfRange {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// Index of the element in the whole tensor.
-        element: u64,
-        /// The value.
-        value: f64,
-        /// The type it does not fit in.
-        target: TensorType,
-    },
-    /// A directory holds no model in a form that can be read.
-    #[error(
-        "{} holds neither model.safetensors nor model.safetensors.index.json{}; save the model as safetensors, or \
-         name the file itself", dir.display(), found_list(found)
-    )]
-    NoModel {
-        /// The directory.
-        dir: PathBuf,
-        /// Weight files of other names or formats that lie there.
-        found: Vec<String>,
-    },
-    /// A directory holds, or after an export would hold, both a single model file and a sharded one.
-    #[error(
-        "{} would be ambiguous beside {}: one is a single file, the other a sharded model; remove the one that is \
-         not wanted, or name a file or another directory", wanted.display(), other.display()
-    )]
-    TwoModels {
-        /// The file that was to be read or written.
-        wanted: PathBuf,
-        /// The other file.
-        other: PathBuf,
-    },
-    /// A model index is not the JSON object that it should be.
-    #[error("{} is not a valid model index: {detail}; fetch or export the model again", path.display())]
-    MalformedIndex {
-        /// The index file.
-        path: PathBuf,
-        /// What the JSON reader says, with line and column.
-        detail: String,
-    },
-    /// A model index names a file outside its directory.
-    #[error(
-        "{} maps tensor `{tensor}` to `{file}`, which is not a plain file name; files of a model lie beside their \
-         index", path.display()
-    )]
-    IndexEscapesDirectory {
-        /// The index file.
-        path: PathBuf,
-        /// A tensor mapped to that file.
-        tensor: String,
-        /// The file name as the index gives it.
-        file: String,
-    },
-    /// A file named by a model index does not exist.
-    #[error(
-        "{} is missing: {} places {tensor_count} tensors in it (`{tensor}`, ..); fetch it again",
-        file.display(), path.display()
-    )]
-    MissingFile {
-        /// The index file.
-        path: PathBuf,
-        /// The file that is not there.
-        file: PathBuf,
-        /// One of the tensors that it should hold.
-        tensor: String,
-        /// How many tensors it should hold.
-        tensor_count: usize,
-    },
-    /// A tensor is not in the file where the index places it.
-    #[error(
-        "{} places tensor `{tensor}` in {}, which does not hold it; index and files are of different exports",
-        path.display(), file.display()
-    )]
-    NotInFile {
-        /// The index file.
-        path: PathBuf,
-        /// The file.
-        file: PathBuf,
-        /// The tensor.
-        tensor: String,
-    },
-    /// A file of the model holds a tensor that the index does not list.
-    #[error(
-        "{} holds tensor `{tensor}`, which {} does not list; index and files are of different exports",
-        file.display(), path.display()
-    )]
-    NotInIndex {
-        /// The index file.
-        path: PathBuf,
-        /// The file.
-        file: PathBuf,
-        /// The tensor.
-        tensor: String,
-    },
-    /// Two files of one model hold the same tensor.
-    #[error(
-        "tensor `{tensor}` is in both {} and {}; remove one and correct the index", first.display(), second.display()
-    )]
-    InTwoFiles {
-        /// The tensor.
-        tensor: String,
-        /// One file.
-        first: PathBuf,
-        /// The other file.
-        second: PathBuf,
-    },
     /// The tensors of a model are not those that were expected.
     #[error("the tensors in {} are not those of the model that was asked for: {differences}", path.display())]
     NamesDiffer {
@@ -301,117 +97,86 @@ pub enum Error {
         /// All differences.
         differences: Box<NameDifferences>,
     },
-    /// The path of an export does not end in a file name.
-    #[error("{} does not end in a file name; give a path such as model.safetensors", path.display())]
-    NoFileName {
-        /// The path.
+    /// A request that the content of a file, or the format of an output, cannot fulfil.
+    #[error("{}: {reason}", path.display())]
+    BadRequest {
+        /// The source or the output.
         path: PathBuf,
+        /// What was asked for and why it cannot be, with the way out.
+        reason: String,
     },
-    /// The temporary file of an export is in use, or is something else than a file.
+    /// Writers of one output did not write what was planned, each part once.
+    #[error("{}: {reason}", path.display())]
+    Unplanned {
+        /// The output.
+        path: PathBuf,
+        /// Who wrote what, and what was planned.
+        reason: String,
+    },
+    /// Another process is in the way, or has not yet done its part; another try may succeed.
+    #[error("{}: {reason}", path.display())]
+    Unavailable {
+        /// What is locked or not there.
+        path: PathBuf,
+        /// Who is in the way, and what to do.
+        reason: String,
+    },
+    /// The disk has no room for a save.
     #[error(
-        "the temporary file {} {}; wait for the other export or remove that path", path.display(),
-        if *in_use { "is being written by another export" } else { "is not a regular file of the planned length" }
+        "{}: a save needs {needed} bytes, and the disk has {free} left; make room there, or choose another out_dir",
+        path.display()
     )]
-    TemporaryFileTaken {
-        /// The temporary file.
+    NoSpace {
+        /// The directory of all checkpoints.
         path: PathBuf,
-        /// Whether another export holds it.
-        in_use: bool,
+        /// Bytes of a save.
+        needed: u64,
+        /// Bytes that are left.
+        free: u64,
     },
-    /// An export was committed although some rows were never written.
-    #[error(
-        "rows {}..{} of tensor `{tensor}` were never written to {}; every row needs one writer before the commit",
-        rows.start, rows.end, path.display()
-    )]
-    RowsNotWritten {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// The first run of rows that is not covered.
-        rows: Range<usize>,
-    },
-    /// An export was committed although some rows were written twice.
-    #[error(
-        "rows {}..{} of tensor `{tensor}` in {} were written more than once; every row needs exactly one writer",
-        rows.start, rows.end, path.display()
-    )]
-    RowsWrittenTwice {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// The first run of rows with two writers.
-        rows: Range<usize>,
-    },
-    /// A file of PyTorch, or an item in one, is not read.
-    #[error("cannot read {}{}: {fault}", path.display(), in_item(item))]
-    Torch {
-        /// The file.
-        path: PathBuf,
-        /// The item in the file, as it is to be shown (a name in backticks); empty for the file itself.
-        item: String,
-        /// What is wrong with it.
-        fault: Box<TorchFault>,
-    },
-    /// A distributed checkpoint is not read.
-    #[error("cannot read {}: {fault}", path.display())]
-    Dcp {
-        /// The file: the metadata, or one with items.
-        path: PathBuf,
-        /// What is wrong with it.
-        fault: Box<DcpFault>,
-    },
-    /// A receipt of another export was handed to a commit.
-    #[error("a receipt for {} was given to the commit of {}", got.display(), expected.display())]
-    ForeignReceipt {
-        /// The export that is being committed.
-        expected: PathBuf,
-        /// The export that the receipt belongs to.
-        got: PathBuf,
-    },
-    /// The chunks of a tensor do not hold each of its elements once.
-    #[error("{0}")]
-    Coverage(CoverageFault),
-    /// The nested dicts and lists of a checkpoint have no flat names, or names do not nest.
-    #[error("{}: {fault}", path.display())]
-    Nesting {
-        /// The file or directory.
-        path: PathBuf,
-        /// What is wrong.
-        fault: NestingFault,
-    },
-    /// A conversion that was asked for makes no sense.
-    #[error("{0}")]
-    Conversion(ConversionFault),
-    /// A path cannot be opened as a checkpoint.
-    #[error("cannot open {} as a checkpoint: {fault}", path.display())]
-    Format {
-        /// The file or directory.
-        path: PathBuf,
-        /// Why not.
-        fault: FormatFault,
-    },
-    /// Files of ranks do not make up one checkpoint.
-    #[error("{}: {fault}", path.display())]
-    Ranks {
-        /// The file or directory.
-        path: PathBuf,
-        /// What is wrong.
-        fault: RankFault,
-    },
+    /// The caller asked to stop.
+    #[error("interrupted; nothing was left behind")]
+    Canceled,
     /// Several things are wrong with one checkpoint.
     #[error("{}", joined(problems))]
     Several {
         /// Each of them.
         problems: Vec<Error>,
     },
-    /// Bytes could not be moved, or must not be.
-    #[error("{0}")]
-    Transfer(TransferFault),
 }
 
 impl Error {
+    /// What this failure calls for. Damage and wrong requests are input; what the operating system says may pass.
+    ///
+    /// The `match` has no wildcard: a new variant does not compile before it is classified.
+    pub fn kind(&self) -> FailureKind {
+        match self {
+            Error::Io { cause, .. } => FailureKind::of_io(cause),
+            Error::Several { problems } => {
+                problems.iter().map(Error::kind).max().unwrap_or(FailureKind::Input)
+            }
+            Error::Unavailable { .. } | Error::NoSpace { .. } => FailureKind::Temporary,
+            Error::Unplanned { .. } => FailureKind::Permanent,
+            Error::Canceled => FailureKind::Interrupted,
+            Error::NotRegular { .. }
+            | Error::Malformed { .. }
+            | Error::NotWhole { .. }
+            | Error::Unsupported { .. }
+            | Error::WrongPath { .. }
+            | Error::UnknownTensor { .. }
+            | Error::NamesDiffer { .. }
+            | Error::BadRequest { .. } => FailureKind::Input,
+        }
+    }
+
+    /// The problems that this error consists of, in most cases itself.
+    pub fn into_problems(self) -> Vec<Error> {
+        match self {
+            Error::Several { problems } => problems,
+            error => vec![error],
+        }
+    }
+
     /// None of these errors, the only one, or all of them as one.
     pub(crate) fn all_of(mut problems: Vec<Error>) -> Result<(), Error> {
         match problems.pop() {
@@ -424,12 +189,37 @@ impl Error {
         }
     }
 
-    /// The problems that this error consists of, in most cases itself.
-    pub fn into_problems(self) -> Vec<Error> {
-        match self {
-            Error::Several { problems } => problems,
-            error => vec![error],
-        }
+    /// Whether it says that a file is not there.
+    pub(crate) fn is_not_found(&self) -> bool {
+        matches!(self, Error::Io { cause, .. } if cause.kind() == io::ErrorKind::NotFound)
+    }
+
+    pub(crate) fn malformed(path: impl Into<PathBuf>, reason: impl Into<String>) -> Error {
+        Error::Malformed { path: path.into(), offset: None, reason: reason.into() }
+    }
+
+    pub(crate) fn unsupported(path: impl Into<PathBuf>, reason: impl Into<String>) -> Error {
+        Error::Unsupported { path: path.into(), reason: reason.into() }
+    }
+
+    pub(crate) fn wrong_path(path: impl Into<PathBuf>, reason: impl Into<String>) -> Error {
+        Error::WrongPath { path: path.into(), reason: reason.into() }
+    }
+
+    pub(crate) fn bad_request(path: impl Into<PathBuf>, reason: impl Into<String>) -> Error {
+        Error::BadRequest { path: path.into(), reason: reason.into() }
+    }
+
+    pub(crate) fn unplanned(path: impl Into<PathBuf>, reason: impl Into<String>) -> Error {
+        Error::Unplanned { path: path.into(), reason: reason.into() }
+    }
+
+    pub(crate) fn unavailable(path: impl Into<PathBuf>, reason: impl Into<String>) -> Error {
+        Error::Unavailable { path: path.into(), reason: reason.into() }
+    }
+
+    pub(crate) fn unknown_tensor(path: impl Into<PathBuf>, tensor: &str, tensor_count: usize) -> Error {
+        Error::UnknownTensor { path: path.into(), tensor: tensor.to_owned(), tensor_count }
     }
 }
 
@@ -444,22 +234,14 @@ fn joined(problems: &[Error]) -> String {
     }
 }
 
-impl From<ConversionFault> for Error {
-    fn from(fault: ConversionFault) -> Error {
-        Error::Conversion(fault)
+/// The first items of a list, and how many more there are: for messages.
+pub(crate) fn listed<T: ToString>(items: &[T], max: usize) -> String {
+    let shown: Vec<String> = items.iter().take(max).map(T::to_string).collect();
+    match items.len() - shown.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
     }
 }
 
-impl From<TransferFault> for Error {
-    fn from(fault: TransferFault) -> Error {
-        Error::Transfer(fault)
-    }
-}
-
-fn found_list(found: &[String]) -> String {
-    if found.is_empty() { String::new() } else { format!(" (it holds {})", found.join(", ")) }
-}
-
-fn in_item(item: &str) -> String {
-    if item.is_empty() { String::new() } else { format!(", item {item}") }
-}
+#[cfg(test)]
+mod tests;

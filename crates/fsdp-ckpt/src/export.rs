@@ -28,6 +28,6 @@ mod writer;
 
 pub use commit::Export;
 pub use coverage::Receipt;
-pub(crate) use plan::directory_of;
+pub(crate) use plan::cannot_lay_out;
 pub use plan::{ExportPlan, PlannedFile};
 pub use writer::ExportWriter;

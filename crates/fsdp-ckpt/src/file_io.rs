@@ -4,19 +4,25 @@
 //! here: whole reads and writes, locked temporary files, removal of directories.
 
 use std::{
+    ffi::OsStr,
     io,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
+#[cfg(feature = "object-store")]
+use crate::files::object;
 use crate::{
     error::{Error, FileAction},
-    files::{Access, FileKind, FileSystem, Metadata, OpenFile, anywhere::Anywhere},
+    files::{Access, FileKind, FileSystem, Metadata, OpenFile, disk::Disk, url},
 };
 
-/// A file system whose errors name the path.
+/// File systems whose errors name the path.
 #[derive(Clone, Debug)]
-pub(crate) struct Files(Arc<dyn FileSystem>);
+pub(crate) struct Files {
+    /// None for those that a user can name: the disk, and object stores by their URLs.
+    only: Option<Arc<dyn FileSystem>>,
+}
 
 /// An open file that knows its path.
 #[derive(Debug)]
@@ -40,25 +46,37 @@ pub(crate) enum Locked {
 impl Files {
     /// The disk, and object stores by their URLs.
     pub(crate) fn anywhere() -> Files {
-        Files(Arc::new(Anywhere))
+        Files { only: None }
     }
 
     /// Another file system, for tests.
     #[cfg(test)]
     pub(crate) fn of(files: Arc<dyn FileSystem>) -> Files {
-        Files(files)
+        Files { only: Some(files) }
+    }
+
+    /// Calls the file system that a path belongs to.
+    fn at<T>(&self, path: &Path, call: impl FnOnce(&dyn FileSystem) -> io::Result<T>) -> io::Result<T> {
+        match &self.only {
+            Some(files) => call(&**files),
+            None if !url::is_url(path) => call(&Disk),
+            #[cfg(feature = "object-store")]
+            None => call(&*object::at(path)?),
+            #[cfg(not(feature = "object-store"))]
+            None => Err(io::Error::new(io::ErrorKind::Unsupported, url::UrlFault::NotBuilt)),
+        }
     }
 
     /// Whether names can be changed at a path, as on disks and not in object stores.
     pub(crate) fn renames(&self, path: &Path) -> bool {
-        self.0.renames(path)
+        self.only.as_ref().map_or_else(|| !url::is_url(path), |files| files.renames())
     }
 
     /// Opens a regular file for reading; returns the length too.
     pub(crate) fn open(&self, path: &Path) -> Result<(PathFile, u64), Error> {
         let opened = failed(FileAction::Open, path);
         // Opening a device may already do something.
-        expect_file(path, self.0.metadata(path).map_err(&opened)?)?;
+        expect_file(path, self.at(path, |files| files.metadata(path)).map_err(&opened)?)?;
         let file = self.open_as(path, Access::Read, FileAction::Open)?;
         // Something else may have the name since.
         let metadata = file.file.metadata().map_err(&opened)?;
@@ -74,10 +92,9 @@ impl Files {
     /// Creates a file of `len` zero bytes, with their disk space, and locks it for as long as it is open. A leftover of a former
     /// process is emptied first; one that another holder has locked is an error.
     pub(crate) fn create_locked(&self, path: &Path, len: u64) -> Result<PathFile, Error> {
-        let taken = |in_use| Error::TemporaryFileTaken { path: path.to_owned(), in_use };
         let before = self.kind_of_name(path);
         if before.is_some_and(|found| found != FileKind::File) {
-            return Err(taken(false));
+            return Err(not_as_planned(path));
         }
         let created = self.open_as(path, Access::CreateOrWrite, FileAction::Create)?;
         let locked = created.try_lock();
@@ -85,7 +102,9 @@ impl Files {
         let ready = locked.and_then(|locked| {
             // Between opening and locking, the former holder may have renamed or removed the file.
             if locked == Locked::Elsewhere || !created.is_still_at_path() {
-                return Err(taken(true));
+                let reason =
+                    "this temporary file is being written by another export; wait for it or remove the path";
+                return Err(Error::unavailable(path, reason));
             }
             created.set_len(0)?;
             created.allocate(len)
@@ -116,20 +135,13 @@ impl Files {
     /// The whole content of a file, of at most `len_max` bytes; none if it is longer.
     pub(crate) fn read_small(&self, path: &Path, len_max: u64) -> Result<Option<Vec<u8>>, Error> {
         let (file, len) = self.open(path)?;
-        if len > len_max {
-            return Ok(None);
-        }
-        let mut bytes = vec![0; len as usize];
-        file.read_exact_at(&mut bytes, 0)?;
-        Ok(Some(bytes))
+        (len <= len_max).then(|| file.read_first(len)).transpose()
     }
 
     /// The whole content of a file whose length is ours to choose.
     pub(crate) fn read_whole(&self, path: &Path) -> Result<Vec<u8>, Error> {
         let (file, len) = self.open(path)?;
-        let mut bytes = vec![0; len as usize];
-        file.read_exact_at(&mut bytes, 0)?;
-        Ok(bytes)
+        file.read_first(len)
     }
 
     /// Writes a small file that must not be there yet, and makes its content durable.
@@ -148,22 +160,22 @@ impl Files {
 
     /// Whether something has this name, or is where it leads.
     pub(crate) fn exists(&self, path: &Path) -> bool {
-        self.0.metadata(path).is_ok()
+        self.at(path, |files| files.metadata(path)).is_ok()
     }
 
     /// Whether something has this name, be it a link that leads nowhere.
     pub(crate) fn link_exists(&self, path: &Path) -> bool {
-        self.0.link_metadata(path).is_ok()
+        self.at(path, |files| files.link_metadata(path)).is_ok()
     }
 
     /// What has this name, a link not followed; nothing if it can not be looked at.
     pub(crate) fn kind_of_name(&self, path: &Path) -> Option<FileKind> {
-        self.0.link_metadata(path).ok().map(|found| found.kind)
+        self.at(path, |files| files.link_metadata(path)).ok().map(|found| found.kind)
     }
 
     /// What a path leads to, or nothing.
     pub(crate) fn metadata_if_there(&self, path: &Path) -> Result<Option<Metadata>, Error> {
-        match self.0.metadata(path) {
+        match self.at(path, |files| files.metadata(path)) {
             Ok(found) => Ok(Some(found)),
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(cause) => Err(failed(FileAction::Open, path)(cause)),
@@ -172,12 +184,12 @@ impl Files {
 
     /// Whether the path leads to a directory.
     pub(crate) fn is_directory(&self, path: &Path) -> bool {
-        self.0.metadata(path).is_ok_and(|found| found.kind == FileKind::Directory)
+        self.at(path, |files| files.metadata(path)).is_ok_and(|found| found.kind == FileKind::Directory)
     }
 
     /// The names in a directory, sorted. Names that are not UTF-8 are none of ours and come out changed.
     pub(crate) fn list(&self, dir: &Path) -> Result<Vec<String>, Error> {
-        let names = self.0.list(dir).map_err(failed(FileAction::List, dir))?;
+        let names = self.at(dir, |files| files.list(dir)).map_err(failed(FileAction::List, dir))?;
         let mut names: Vec<String> = names.iter().map(|name| name.to_string_lossy().into_owned()).collect();
         names.sort();
         Ok(names)
@@ -185,7 +197,7 @@ impl Files {
 
     /// Creates a directory; one that is there already is fine.
     pub(crate) fn create_directory_if_absent(&self, dir: &Path) -> Result<(), Error> {
-        let cause = match self.0.create_directory(dir) {
+        let cause = match self.at(dir, |files| files.create_directory(dir)) {
             Ok(()) => return Ok(()),
             Err(cause) => cause,
         };
@@ -201,17 +213,17 @@ impl Files {
 
     /// Makes the names in a directory durable.
     pub(crate) fn sync_directory(&self, dir: &Path) -> Result<(), Error> {
-        self.0.sync_directory(dir).map_err(failed(FileAction::Sync, dir))
+        self.at(dir, |files| files.sync_directory(dir)).map_err(failed(FileAction::Sync, dir))
     }
 
     /// Renames a file, replacing what has the new name.
     pub(crate) fn rename(&self, from: &Path, to: &Path) -> Result<(), Error> {
-        self.0.rename(from, to).map_err(failed(FileAction::Rename, from))
+        self.at(from, |files| files.rename(from, to)).map_err(failed(FileAction::Rename, from))
     }
 
     /// Removes a file; returns whether it was there.
     pub(crate) fn remove_if_there(&self, path: &Path) -> Result<bool, Error> {
-        match self.0.remove_file(path) {
+        match self.at(path, |files| files.remove_file(path)) {
             Ok(()) => Ok(true),
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(cause) => Err(failed(FileAction::Remove, path)(cause)),
@@ -220,29 +232,33 @@ impl Files {
 
     /// Gives up an object that is on its way.
     pub(crate) fn give_up(&self, path: &Path) -> Result<(), Error> {
-        self.0.remove_directory(path).map_err(failed(FileAction::Remove, path))
+        self.at(path, |files| files.remove_directory(path)).map_err(failed(FileAction::Remove, path))
     }
 
     /// Removes a directory and everything in it.
     pub(crate) fn remove_tree(&self, dir: &Path) -> Result<(), Error> {
-        for name in self.0.list(dir).map_err(failed(FileAction::List, dir))? {
+        for name in self.at(dir, |files| files.list(dir)).map_err(failed(FileAction::List, dir))? {
             let path = dir.join(name);
-            let found = self.0.link_metadata(&path).map_err(failed(FileAction::Remove, &path))?;
+            let found = self
+                .at(&path, |files| files.link_metadata(&path))
+                .map_err(failed(FileAction::Remove, &path))?;
             if found.kind == FileKind::Directory {
                 self.remove_tree(&path)?;
             } else {
                 self.remove_if_there(&path)?;
             }
         }
-        self.0.remove_directory(dir).map_err(failed(FileAction::Remove, dir))
+        self.at(dir, |files| files.remove_directory(dir)).map_err(failed(FileAction::Remove, dir))
     }
 
     /// Bytes of all files below a directory, by their lengths.
     pub(crate) fn tree_bytes(&self, dir: &Path) -> Result<u64, Error> {
         let mut bytes = 0;
-        for name in self.0.list(dir).map_err(failed(FileAction::List, dir))? {
+        for name in self.at(dir, |files| files.list(dir)).map_err(failed(FileAction::List, dir))? {
             let path = dir.join(name);
-            let found = self.0.link_metadata(&path).map_err(failed(FileAction::Open, &path))?;
+            let found = self
+                .at(&path, |files| files.link_metadata(&path))
+                .map_err(failed(FileAction::Open, &path))?;
             bytes += if found.kind == FileKind::Directory { self.tree_bytes(&path)? } else { found.len };
         }
         Ok(bytes)
@@ -250,29 +266,19 @@ impl Files {
 
     /// Bytes that may still be written to the disk of a directory.
     pub(crate) fn free_bytes(&self, dir: &Path) -> Result<u64, Error> {
-        self.0.free_bytes(dir).map_err(failed(FileAction::Measure, dir))
+        self.at(dir, |files| files.free_bytes(dir)).map_err(failed(FileAction::Measure, dir))
     }
 
     fn open_as(&self, path: &Path, access: Access, action: FileAction) -> Result<PathFile, Error> {
-        let file = self.0.open(path, access).map_err(failed(action, path))?;
+        let file = self.at(path, |files| files.open(path, access)).map_err(failed(action, path))?;
         Ok(PathFile { file, files: self.clone(), path: path.to_owned() })
     }
 }
 
 impl PathFile {
-    /// Opens a file of the disk for reading; returns the length too.
+    /// Opens a file of [`Files::anywhere`] for reading; returns the length too.
     pub(crate) fn open(path: &Path) -> Result<(PathFile, u64), Error> {
         Files::anywhere().open(path)
-    }
-
-    /// Opens an existing file of the disk for writing in place.
-    pub(crate) fn open_for_writing(path: &Path) -> Result<PathFile, Error> {
-        Files::anywhere().open_for_writing(path)
-    }
-
-    /// Creates a locked file of `len` zero bytes on the disk: [`Files::create_locked`].
-    pub(crate) fn create_locked(path: &Path, len: u64) -> Result<PathFile, Error> {
-        Files::anywhere().create_locked(path, len)
     }
 
     /// Tries to lock the file until it is closed.
@@ -300,7 +306,7 @@ impl PathFile {
 
     /// Whether the path still leads to this file.
     pub(crate) fn is_still_at_path(&self) -> bool {
-        match (self.file.metadata(), self.files.0.link_metadata(&self.path)) {
+        match (self.file.metadata(), self.files.at(&self.path, |files| files.link_metadata(&self.path))) {
             (Ok(open), Ok(named)) => open.id == named.id,
             _ => false,
         }
@@ -314,6 +320,13 @@ impl PathFile {
     /// The path that the file was opened with.
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The first `len` bytes.
+    pub(crate) fn read_first(&self, len: u64) -> Result<Vec<u8>, Error> {
+        let mut bytes = vec![0; len as usize];
+        self.read_exact_at(&mut bytes, 0)?;
+        Ok(bytes)
     }
 
     /// Fills `out` from the bytes at `offset`.
@@ -360,19 +373,31 @@ impl PathFile {
     }
 }
 
-/// Renames a file of the disk, replacing what has the new name.
-pub(crate) fn rename(from: &Path, to: &Path) -> Result<(), Error> {
-    Files::anywhere().rename(from, to)
+/// The error for a temporary file that is something else than what was made there.
+pub(crate) fn not_as_planned(path: &Path) -> Error {
+    Error::wrong_path(
+        path,
+        "this temporary file is not a regular file of the planned length; remove that path",
+    )
 }
 
-/// Removes a file of the disk; one that is not there is fine.
-pub(crate) fn remove_if_there(path: &Path) -> Result<(), Error> {
-    Files::anywhere().remove_if_there(path).map(drop)
+/// The directory that a path lies in.
+pub(crate) fn directory_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
 }
 
-/// Makes the names in a directory of the disk durable.
-pub(crate) fn sync_directory(path: &Path) -> Result<(), Error> {
-    Files::anywhere().sync_directory(path)
+/// Whether a file of this name, which a file gives, lies directly in its directory.
+pub(crate) fn is_plain_name(name: &str) -> bool {
+    !matches!(name, "" | "." | "..") && !name.contains(['/', '\\', '\0'])
+}
+
+/// The last step of a path, which the path of an output must have.
+pub(crate) fn file_name(path: &Path) -> Result<&OsStr, Error> {
+    let reason = "it does not end in a file name; give a path such as model.safetensors";
+    path.file_name().ok_or_else(|| Error::wrong_path(path, reason))
 }
 
 /// Refuses to read what is no regular file: a pipe can wait for ever, a device has no end.

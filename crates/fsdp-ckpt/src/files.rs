@@ -8,7 +8,6 @@
 //! Writes become durable by [`OpenFile::sync`], names by [`FileSystem::sync_directory`]; whatever was not
 //! made durable may be lost or kept by a crash, in any order.
 
-pub(crate) mod anywhere;
 pub(crate) mod disk;
 #[cfg(feature = "object-store")]
 pub(crate) mod object;
@@ -27,7 +26,7 @@ pub(crate) trait FileSystem: fmt::Debug + Send + Sync {
     /// when it is synced, and that is all that there is to publish it. One created as new is then refused if it is
     /// there and its length was not set before: this is how of several writers the first is found. Others may replace
     /// what is there.
-    fn renames(&self, path: &Path) -> bool;
+    fn renames(&self) -> bool;
 
     /// Opens a file. It never waits: a pipe or device is opened as it is, or refused.
     fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn OpenFile>>;
@@ -60,20 +59,29 @@ pub(crate) trait FileSystem: fmt::Debug + Send + Sync {
     fn free_bytes(&self, dir: &Path) -> io::Result<u64>;
 }
 
-/// Operations on an open file. All are positioned, so threads share one.
+/// Operations on an open file. All are positioned, so threads share one. What a kind of file does not have is provided,
+/// and refused.
 pub(crate) trait OpenFile: fmt::Debug + Send + Sync {
     /// Reads up to `out.len()` bytes; 0 only at the end of the file or for an empty `out`.
-    fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<usize>;
+    fn read_at(&self, _out: &mut [u8], _offset: u64) -> io::Result<usize> {
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
 
     /// Writes a part of `bytes`, at least one byte of those that there are.
-    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize>;
+    fn write_at(&self, _bytes: &[u8], _offset: u64) -> io::Result<usize> {
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
 
     /// Extends the file by zeros to `len` bytes, and takes the disk space for them, so that writing them can not fail
     /// for lack of it. False where the file system can not do that: then only the length is set.
-    fn allocate(&self, len: u64) -> io::Result<bool>;
+    fn allocate(&self, len: u64) -> io::Result<bool> {
+        self.set_len(len).map(|()| true)
+    }
 
     /// Cuts the file or extends it by zeros.
-    fn set_len(&self, len: u64) -> io::Result<()>;
+    fn set_len(&self, _len: u64) -> io::Result<()> {
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
 
     /// What the file is now.
     fn metadata(&self) -> io::Result<Metadata>;
@@ -83,7 +91,9 @@ pub(crate) trait OpenFile: fmt::Debug + Send + Sync {
 
     /// Locks the file against other openings of it until it is closed, also by a crash. False if another
     /// holds the lock; an error of the kind `Unsupported` if the file system has no locks.
-    fn try_lock(&self) -> io::Result<bool>;
+    fn try_lock(&self) -> io::Result<bool> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 /// How a file is opened.

@@ -4,9 +4,11 @@
 //! even, and a finite value that would become infinite is refused instead of written. Slices are converted
 //! whole; cutting them into bounded chunks is the caller's business.
 
+use std::path::Path;
+
 use half::{bf16, f16};
 
-use crate::safetensors::TensorType;
+use crate::{error::Error, safetensors::TensorType};
 
 /// Elements converted per chunk by readers and writers.
 pub(crate) const CHUNK_ELEMENTS: usize = 1 << 17;
@@ -18,6 +20,31 @@ pub(crate) struct OutOfRange {
     pub(crate) index: usize,
     pub(crate) value: f64,
     pub(crate) target: TensorType,
+}
+
+impl OutOfRange {
+    /// The error that names the tensor, for a slice that begins at `first` in it.
+    pub(crate) fn in_tensor(self, path: &Path, tensor: &str, first: u64) -> Error {
+        let OutOfRange { index, value, target } = self;
+        let element = first + index as u64;
+        let reason = format!(
+            "tensor `{tensor}`: {value:e} (element {element}) does not fit in {target}; choose a type with a larger \
+             range"
+        );
+        Error::bad_request(path, reason)
+    }
+}
+
+/// Refuses a tensor of a type that does not convert to and from floating-point values.
+pub(crate) fn expect_convertible(path: &Path, tensor: &str, dtype: TensorType) -> Result<(), Error> {
+    if dtype.is_convertible() {
+        return Ok(());
+    }
+    let reason = format!(
+        "tensor `{tensor}` is {dtype}, but only F64, F32, BF16 and F16 convert to and from floating-point values; read \
+         or write its bytes with `read_rows` or `write_rows`"
+    );
+    Err(Error::bad_request(path, reason))
 }
 
 /// Elements that [`between`] converts at a time, through an array on the stack.
@@ -66,9 +93,6 @@ pub(crate) trait Real: bytemuck::Pod {
 
     /// Converts `values.len()` elements to a convertible `dtype`.
     fn encode(dtype: TensorType, values: &[Self], out: &mut [u8]) -> Result<(), OutOfRange>;
-
-    /// Swaps the bytes of elements that were read in file order, where the machine is not little-endian.
-    fn from_file_order(values: &mut [Self]);
 }
 
 impl Real for f32 {
@@ -101,12 +125,6 @@ impl Real for f32 {
         }
         Ok(())
     }
-
-    fn from_file_order(values: &mut [f32]) {
-        if cfg!(target_endian = "big") {
-            values.iter_mut().for_each(|v| *v = f32::from_bits(v.to_bits().swap_bytes()));
-        }
-    }
 }
 
 impl Real for f64 {
@@ -134,12 +152,6 @@ impl Real for f64 {
             _ => unreachable!("callers check `is_convertible`"),
         }
         Ok(())
-    }
-
-    fn from_file_order(values: &mut [f64]) {
-        if cfg!(target_endian = "big") {
-            values.iter_mut().for_each(|v| *v = f64::from_bits(v.to_bits().swap_bytes()));
-        }
     }
 }
 

@@ -15,8 +15,10 @@ pub mod xla;
 
 mod detect;
 mod fields;
-mod local;
+pub(crate) mod local;
 mod mesh;
+mod optimizer;
+mod rank_fault;
 mod rank_file;
 mod rank_names;
 mod shards;

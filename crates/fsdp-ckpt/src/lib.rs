@@ -46,18 +46,16 @@ mod bytes;
 mod file_io;
 mod files;
 mod floats;
+mod lock;
 mod pickle;
 #[cfg(test)]
 mod random_checkpoint;
+mod ranges;
+mod rows;
 mod torch;
-mod torch_types;
 mod unique_map;
 mod zip;
 
 pub use files::url::is_url;
 
-pub use error::{
-    ConversionFault, CoverageFault, DcpFault, DtypeDifference, Error, FileAction, FormatFault, HeaderFault,
-    NameDifferences, NativeFault, NestingFault, PickleFault, PlanFault, RankFault, SaveFault,
-    ShapeDifference, TorchFault, TransferFault, ZipFault,
-};
+pub use error::{DtypeDifference, Error, Fault, FileAction, NameDifferences, ShapeDifference};

@@ -41,9 +41,8 @@ impl ModelReader {
     /// Opens a model directory, one safetensors file of any name, or an index (`*.json`).
     ///
     /// # Errors
-    /// [`Error::NoModel`] and [`Error::TwoModels`] for a directory; the errors of an index that does not fit
-    /// its files ([`Error::MissingFile`], [`Error::NotInFile`], [`Error::NotInIndex`], [`Error::InTwoFiles`],
-    /// [`Error::MalformedIndex`], [`Error::IndexEscapesDirectory`]); [`Error::Malformed`]; [`Error::Io`].
+    /// [`Error::WrongPath`] for a directory without a model, or with two; [`Error::Malformed`] for a header or an index
+    /// that is damaged, and an index that does not fit its files; [`Error::Io`].
     pub fn open(path: impl AsRef<Path>) -> Result<ModelReader, Error> {
         let path = path.as_ref();
         let file = if Files::anywhere().is_directory(path) { find_in(path)? } else { path.to_owned() };
@@ -83,11 +82,7 @@ impl ModelReader {
     fn locate(&self, name: &str) -> Result<&SafetensorsReader, Error> {
         match self.file_of.get(name) {
             Some(&file) => Ok(&self.files[file]),
-            None => Err(Error::UnknownTensor {
-                path: self.path.clone(),
-                tensor: name.to_owned(),
-                tensor_count: self.file_of.len(),
-            }),
+            None => Err(Error::unknown_tensor(&self.path, name, self.file_of.len())),
         }
     }
 }
@@ -96,15 +91,29 @@ impl ModelReader {
 fn find_in(dir: &Path) -> Result<PathBuf, Error> {
     let (single, index) = (dir.join(SINGLE_FILE), dir.join(INDEX_FILE));
     match (Files::anywhere().exists(&single), Files::anywhere().exists(&index)) {
-        (true, true) => Err(Error::TwoModels { wanted: single, other: index }),
+        (true, true) => Err(two_models(&single, &index)),
         (true, false) => Ok(single),
         (false, true) => Ok(index),
-        (false, false) => Err(Error::NoModel { dir: dir.to_owned(), found: weight_files(dir)? }),
+        (false, false) => Err(no_model(dir)?),
     }
 }
 
-fn weight_files(dir: &Path) -> Result<Vec<String>, Error> {
+fn no_model(dir: &Path) -> Result<Error, Error> {
     let mut names = Files::anywhere().list(dir)?;
     names.retain(|name| WEIGHT_ENDINGS.iter().any(|ending| name.ends_with(ending)));
-    Ok(names)
+    let found = if names.is_empty() { String::new() } else { format!(" (it holds {})", names.join(", ")) };
+    let reason = format!(
+        "it holds neither {SINGLE_FILE} nor {INDEX_FILE}{found}; save the model as safetensors, or name the file itself"
+    );
+    Ok(Error::wrong_path(dir, reason))
+}
+
+/// A directory holds, or after an export would hold, both a single model file and a sharded one.
+pub(crate) fn two_models(wanted: &Path, other: &Path) -> Error {
+    let reason = format!(
+        "it would be ambiguous beside {}: one is a single file, the other a sharded model; remove the one that is not \
+         wanted, or name a file or another directory",
+        other.display()
+    );
+    Error::wrong_path(wanted, reason)
 }

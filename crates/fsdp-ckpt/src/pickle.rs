@@ -27,7 +27,7 @@ pub(crate) use globals::Known;
 pub(crate) use graph::{Graph, Node, NodeId, ObjectNode};
 pub(crate) use value::Budget;
 
-use crate::error::PickleFault;
+use crate::error::Fault;
 
 /// The longest pickle that is read.
 pub(crate) const PICKLE_BYTES_MAX: usize = 1 << 30;
@@ -45,11 +45,16 @@ const EXPANDED_BYTES_MAX: u64 = 1 << 28;
 /// Reads one pickle, which must fill `bytes`.
 ///
 /// # Errors
-/// A [`PickleFault`] that says at which byte what is wrong.
-pub(crate) fn parse(bytes: &[u8]) -> Result<Graph, PickleFault> {
+/// A [`Fault`] that says at which byte what is wrong.
+pub(crate) fn parse(bytes: &[u8]) -> Result<Graph, Fault> {
     if bytes.len() > PICKLE_BYTES_MAX {
-        return Err(PickleFault::TooLarge { at: 0, what: "bytes", limit: PICKLE_BYTES_MAX as u64 });
+        return Err(too_large(0, "bytes", PICKLE_BYTES_MAX));
     }
     let (nodes, root) = machine::run(bytes)?;
     Graph::checked(nodes, root)
+}
+
+/// A limit is exceeded, as was noticed at a byte.
+fn too_large(at: usize, what: &str, limit: usize) -> Fault {
+    Fault::at(at, format!("it has more than {limit} {what}"))
 }

@@ -57,7 +57,8 @@ impl RandomCheckpoint {
         };
         for number in 0..1 + random.below(6) {
             let name = format!("tensor.{number}");
-            let dtype = TensorType::ALL[random.below(TensorType::ALL.len() as u64) as usize];
+            let types: Vec<TensorType> = TensorType::all().collect();
+            let dtype = types[random.below(types.len() as u64) as usize];
             let shape: Vec<u64> = (0..random.below(4)).map(|_| random.below(7)).collect();
             let len: u64 = shape.iter().product();
             let bytes = random_bytes(random, dtype, len);

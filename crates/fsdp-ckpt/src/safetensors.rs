@@ -24,4 +24,5 @@ mod tensor_type;
 
 pub use header::{HEADER_LEN_MAX, Header, Metadata, TensorEntry, TensorSpec};
 pub use reader::SafetensorsReader;
+pub(crate) use reader::malformed;
 pub use tensor_type::TensorType;

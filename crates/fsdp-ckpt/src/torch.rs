@@ -23,7 +23,7 @@ use crate::{
     bytes::Section,
     checkpoint::Protection,
     digest::{Digest, DigestKind},
-    error::Error,
+    error::{Error, Fault},
     pickle::{self, Budget},
     zip::{Archive, Record},
 };
@@ -73,7 +73,9 @@ pub(crate) fn open_beginning(section: Section<'_>, len_max: u64) -> Result<Torch
 fn read(section: Section<'_>, archive: Archive) -> Result<TorchFile, Error> {
     let container = Container::new(section, &archive)?;
     let pickle = container.pickle()?;
-    let graph = pickle::parse(&pickle).map_err(|fault| section.fault(fault))?;
+    let start = container.pickle_start();
+    let refused = |fault: Fault| section.fault(fault.of_part("its pickle is refused: ", start));
+    let graph = pickle::parse(&pickle).map_err(refused)?;
     drop(pickle);
     let mut budget = Budget::default();
     let root = rebuild::item(&graph, &container, graph.root(), &mut budget);

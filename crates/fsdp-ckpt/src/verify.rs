@@ -10,16 +10,17 @@ use std::{
     ops::Range,
     path::PathBuf,
     sync::{
-        Mutex, PoisonError,
+        Mutex,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use crate::{
     checkpoint::{Checkpoint, Source},
-    error::{Error, TransferFault},
+    error::Error,
     file_io::Files,
-    transfer::{Options, SourceFiles, decode, in_threads, piece_bytes},
+    lock::{lock, unlocked},
+    transfer::{Options, PieceSizes, Pieces, SourceFiles, in_threads},
 };
 
 /// What verifying a checkpoint found.
@@ -65,143 +66,99 @@ impl Verification {
     }
 }
 
-/// A file with the plain sources that are this file.
-struct PlainFile<'a> {
+/// Something that is read: a file, or a compressed item of one.
+struct Item<'a> {
     path: &'a PathBuf,
+    /// The plain sources that are this file, or the compressed one.
     sources: Vec<usize>,
-    len: u64,
-}
-
-/// Something that one thread reads.
-enum Job<'a> {
-    /// Bytes of a file.
-    Plain(&'a PlainFile<'a>, Range<u64>),
-    /// A compressed item: the source, its file and its bytes there.
-    Zstd(usize, &'a PathBuf, Range<u64>),
-}
-
-impl Job<'_> {
-    fn len(&self) -> u64 {
-        let (Job::Plain(_, range) | Job::Zstd(_, _, range)) = self;
-        range.end - range.start
-    }
-
-    fn path(&self) -> &PathBuf {
-        match self {
-            Job::Plain(file, _) => file.path,
-            Job::Zstd(_, path, _) => path,
-        }
-    }
+    range: Range<u64>,
+    is_zstd: bool,
 }
 
 /// Reads and checks everything.
 ///
 /// # Errors
-/// [`TransferFault::Canceled`] only; whatever is wrong with the checkpoint is in the result.
+/// [`Error::Canceled`] only; whatever is wrong with the checkpoint is in the result.
 pub fn verify(checkpoint: &Checkpoint, options: &Options) -> Result<Verification, Error> {
     let mut found = Verification { tensors: checkpoint.tensors.len(), ..Verification::default() };
     for tensor in checkpoint.tensors.values() {
         found.problems.extend(tensor.check_coverage(&checkpoint.sources).err());
     }
     let sources = SourceFiles::new(&Files::anywhere(), checkpoint);
-    let files = files(checkpoint);
-    let queue = Queue::new(checkpoint, &files, piece_bytes(options) as u64);
-    options.progress.begin(queue.total());
+    let items = items(checkpoint);
+    let len = |range: &Range<u64>| range.end - range.start;
+    let piece_bytes = PieceSizes::of(options).usual as u64;
+    let pieces = Pieces::new(
+        items
+            .iter()
+            .map(|item| (item.range.clone(), if item.is_zstd { len(&item.range) } else { piece_bytes })),
+    );
+    options.progress.begin(items.iter().map(|item| len(&item.range)).sum());
     let read_bytes = AtomicU64::new(0);
     let problems = Mutex::new(BTreeMap::new());
     in_threads(options, |buffer: &mut Vec<u8>| {
-        let Some(job) = queue.next() else { return Ok(false) };
-        match read(&sources, &job, options, buffer) {
-            Ok(()) => {
-                read_bytes.fetch_add(job.len(), Ordering::Relaxed);
-            }
-            Err(error @ Error::Transfer(TransferFault::Canceled)) => return Err(error),
+        let Some((number, range)) = pieces.next() else { return Ok(false) };
+        let (item, len) = (&items[number], len(&range));
+        match read(&sources, item, range, options, buffer) {
+            Ok(()) => _ = read_bytes.fetch_add(len, Ordering::Relaxed),
+            Err(Error::Canceled) => return Err(Error::Canceled),
             Err(error) => {
                 // One problem per file is enough: the rest of a short file fails as well.
-                let mut problems = problems.lock().unwrap_or_else(PoisonError::into_inner);
-                problems.entry(job.path().clone()).or_insert(error);
+                lock(&problems).entry(item.path.clone()).or_insert(error);
             }
         }
-        options.progress.advance(job.len());
+        options.progress.advance(len);
         Ok(true)
     })?;
-    found.problems.extend(problems.into_inner().unwrap_or_else(PoisonError::into_inner).into_values());
-    found.problems.extend(sources.checks.faults().map(Error::from));
+    found.problems.extend(unlocked(problems).into_values());
+    found.problems.extend(sources.checks.problems());
     found.read_bytes = read_bytes.into_inner();
     found.checksums = sources.checks.complete();
-    found.unprotected = unprotected(checkpoint, &files);
+    found.unprotected = unprotected(checkpoint, &items);
     Ok(found)
 }
 
-/// All files with plain sources.
-fn files(checkpoint: &Checkpoint) -> Vec<PlainFile<'_>> {
-    let mut files: BTreeMap<&PathBuf, PlainFile> = BTreeMap::new();
+/// What there is to read: first compressed items, each of which one thread reads from front to back, then files.
+fn items(checkpoint: &Checkpoint) -> Vec<Item<'_>> {
+    let mut items = Vec::new();
+    let mut files: BTreeMap<&PathBuf, Item> = BTreeMap::new();
     for (number, source) in checkpoint.sources.iter().enumerate() {
-        if let Source::File { path, len } = source {
-            let file = files.entry(path).or_insert(PlainFile { path, sources: Vec::new(), len: 0 });
-            file.sources.push(number);
-            file.len = file.len.max(*len);
-        }
-    }
-    files.into_values().collect()
-}
-
-/// Hands out what is to be read: compressed items first, then files in pieces.
-struct Queue<'a> {
-    zstd: Vec<(usize, &'a PathBuf, Range<u64>)>,
-    files: &'a [PlainFile<'a>],
-    piece_bytes: u64,
-    /// Items, files, and bytes of the next file that were handed out.
-    next: Mutex<(usize, usize, u64)>,
-}
-
-impl<'a> Queue<'a> {
-    fn new(checkpoint: &'a Checkpoint, files: &'a [PlainFile<'a>], piece_bytes: u64) -> Queue<'a> {
-        let zstd = checkpoint.sources.iter().enumerate().filter_map(|(number, source)| match source {
-            Source::Zstd { path, range, .. } => Some((number, path, range.clone())),
-            Source::File { .. } => None,
-        });
-        Queue { zstd: zstd.collect(), files, piece_bytes, next: Mutex::default() }
-    }
-
-    fn total(&self) -> u64 {
-        let zstd: u64 = self.zstd.iter().map(|(_, _, range)| range.end - range.start).sum();
-        zstd + self.files.iter().map(|file| file.len).sum::<u64>()
-    }
-
-    fn next(&self) -> Option<Job<'a>> {
-        // A panic of another thread leaves a valid state.
-        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
-        let (item, number, start) = *next;
-        if let Some((source, path, range)) = self.zstd.get(item) {
-            next.0 += 1;
-            return Some(Job::Zstd(*source, path, range.clone()));
-        }
-        let file = self.files.get(number)?;
-        let end = file.len.min(start + self.piece_bytes);
-        (next.1, next.2) = if end == file.len { (number + 1, 0) } else { (number, end) };
-        Some(Job::Plain(file, start..end))
-    }
-}
-
-fn read(sources: &SourceFiles, job: &Job, options: &Options, buffer: &mut Vec<u8>) -> Result<(), Error> {
-    match job {
-        Job::Plain(file, range) => {
-            buffer.resize((range.end - range.start) as usize, 0);
-            sources.read(file.sources[0], range.start, "", buffer)?;
-            for &other in &file.sources[1..] {
-                sources.checks.observe(other, range.start, buffer);
+        match source {
+            Source::Zstd { path, range, .. } => {
+                items.push(Item { path, sources: vec![number], range: range.clone(), is_zstd: true });
             }
-            Ok(())
-        }
-        Job::Zstd(source, ..) => {
-            decode(sources, *source, 0, piece_bytes(options), options.cancel, &mut |_, _| Ok(())).map(drop)
+            Source::File { path, len } => {
+                let none = Item { path, sources: Vec::new(), range: 0..0, is_zstd: false };
+                let file = files.entry(path).or_insert(none);
+                file.sources.push(number);
+                file.range.end = file.range.end.max(*len);
+            }
         }
     }
+    items.extend(files.into_values());
+    items
+}
+
+fn read(
+    sources: &SourceFiles,
+    item: &Item,
+    range: Range<u64>,
+    options: &Options,
+    buffer: &mut Vec<u8>,
+) -> Result<(), Error> {
+    if item.is_zstd {
+        return sources.decode(item.sources[0], 0, options, &mut |_, _| Ok(()));
+    }
+    buffer.resize((range.end - range.start) as usize, 0);
+    sources.read(item.sources[0], range.start, "", buffer)?;
+    for &other in &item.sources[1..] {
+        sources.checks.observe(other, range.start, buffer);
+    }
+    Ok(())
 }
 
 /// Bytes of each file that no checksum covers.
-fn unprotected(checkpoint: &Checkpoint, files: &[PlainFile]) -> Vec<Unprotected> {
+fn unprotected(checkpoint: &Checkpoint, items: &[Item]) -> Vec<Unprotected> {
     let mut covered: BTreeMap<&PathBuf, Vec<Range<u64>>> = BTreeMap::new();
     for protection in &checkpoint.protections {
         match &checkpoint.sources[protection.source] {
@@ -209,12 +166,10 @@ fn unprotected(checkpoint: &Checkpoint, files: &[PlainFile]) -> Vec<Unprotected>
             Source::Zstd { path, range, .. } => covered.entry(path).or_default().push(range.clone()),
         }
     }
-    let mut lens: BTreeMap<&PathBuf, u64> = files.iter().map(|file| (file.path, file.len)).collect();
-    for source in &checkpoint.sources {
-        if let Source::Zstd { path, range, .. } = source {
-            let len = lens.entry(path).or_default();
-            *len = range.end.max(*len);
-        }
+    let mut lens: BTreeMap<&PathBuf, u64> = BTreeMap::new();
+    for item in items {
+        let len = lens.entry(item.path).or_default();
+        *len = item.range.end.max(*len);
     }
     let rest = lens.into_iter().map(|(path, len)| {
         let ranges = gaps(covered.remove(path).unwrap_or_default(), len);

@@ -19,7 +19,7 @@ use std::{collections::BTreeMap, ops::Range};
 
 use crate::{
     bytes::Section,
-    error::{Error, ZipFault},
+    error::{Error, Fault},
 };
 
 /// The longest directory that is read.
@@ -47,9 +47,10 @@ impl Archive {
     pub(crate) fn open(section: Section<'_>) -> Result<Archive, Error> {
         let end = end::find(section)?;
         let bytes = section.read(end.directory.clone())?;
-        let entries = directory::parse(&bytes, end.count).map_err(|fault| section.fault(fault))?;
+        let refused = |fault| refused(section, fault);
+        let entries = directory::parse(&bytes, end.count).map_err(refused)?;
         let mut entries = directory::locate(section, entries, end.directory.start)?;
-        directory::check_overlaps(&mut entries).map_err(|fault| section.fault(fault))?;
+        directory::check_overlaps(&mut entries).map_err(refused)?;
         let records = entries.into_iter().map(|entry| {
             let crc32 = (entry.crc32 != 0).then_some(entry.crc32);
             (entry.name, Record { data: entry.data, crc32, is_open: false })
@@ -61,7 +62,7 @@ impl Archive {
     /// `len_max` bytes.
     pub(crate) fn scan(section: Section<'_>, len_max: u64) -> Result<Archive, Error> {
         let bytes = section.read(0..section.len())?;
-        let records = beginning::scan(&bytes, len_max).map_err(|fault| section.fault(fault))?;
+        let records = beginning::scan(&bytes, len_max).map_err(|fault| refused(section, fault))?;
         Archive::of_records(section, records)
     }
 
@@ -74,7 +75,7 @@ impl Archive {
         for (name, record) in found {
             let data = section.start() + record.data.start..section.start() + record.data.end;
             if records.insert(name.clone(), Record { data, ..record }).is_some() {
-                return Err(section.fault(ZipFault::DuplicateName { name }));
+                return Err(refused(section, there_twice(&name)));
             }
         }
         Ok(Archive { records })
@@ -89,4 +90,21 @@ impl Archive {
     pub(crate) fn record(&self, name: &str) -> Option<&Record> {
         self.records.get(name)
     }
+}
+
+/// The error that says what is wrong with an archive.
+fn refused(section: Section<'_>, fault: Fault) -> Error {
+    section.fault(fault.of_part("its archive is refused: ", section.start()))
+}
+
+/// Two records have the same name.
+fn there_twice(name: &str) -> Fault {
+    Fault::new(format!("record `{name}` is there twice"))
+}
+
+/// A record or its header does not lie where records are.
+fn outside(name: &str, end: u64, limit: u64) -> Fault {
+    Fault::new(format!(
+        "record `{name}` needs bytes up to {end}, but the archive's data ends at byte {limit}"
+    ))
 }

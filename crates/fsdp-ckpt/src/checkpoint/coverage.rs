@@ -6,10 +6,16 @@
 //! boxes that cross do not change, so one sweep of the next dimension stands for all indices between.
 //! Grids of thousands of chunks take as many steps as there are chunks, times the number of dimensions.
 
-use std::{ops::Range, path::PathBuf};
+use std::ops::Range;
 
 use super::{Checkpoint, Chunk, Region, Source, Tensor, join, region::element_count};
-use crate::error::{CoverageFault, Error};
+use crate::{
+    error::{Error, listed},
+    ranges::{Uneven, first_uneven},
+};
+
+/// Files that a message lists.
+const LISTED_MAX: usize = 4;
 
 impl Checkpoint {
     /// Proves that the chunks of every tensor hold each of its elements exactly once.
@@ -25,57 +31,79 @@ impl Tensor {
     /// Proves that the chunks hold each element of the tensor exactly once, inside their sources.
     ///
     /// # Errors
-    /// [`Error::Coverage`] names the first elements in C order that no chunk or more than one chunk holds, or
-    /// a chunk that reaches out of the tensor or out of its file.
+    /// [`Error::NotWhole`] names the first elements in C order that no chunk or more than one chunk holds;
+    /// [`Error::Malformed`] a chunk that reaches out of the tensor or out of its file.
     ///
     /// # Panics
     /// When a chunk names a source that `sources` does not have.
     pub fn check_coverage(&self, sources: &[Source]) -> Result<(), Error> {
-        self.find_fault(sources).map_or(Ok(()), |fault| Err(Error::Coverage(fault)))
-    }
-
-    fn find_fault(&self, sources: &[Source]) -> Option<CoverageFault> {
-        let tensor = || join(&self.path);
+        let tensor = join(&self.path);
         for chunk in &self.chunks {
-            let source = &sources[chunk.source];
-            if !chunk.region.is_inside(&self.shape) {
-                return Some(CoverageFault::OutsideTensor {
-                    tensor: tensor(),
-                    region: format!("{:?}", chunk.region),
-                    shape: self.shape.clone(),
-                    file: source.path().clone(),
-                });
-            }
-            let len = source.len_max();
-            let end = end_in_source(chunk, self.dtype.size_bytes() as u64);
-            if end.is_none_or(|end| end > len) {
-                let file = source.path().clone();
-                return Some(CoverageFault::OutsideSource {
-                    tensor: tensor(),
-                    file,
-                    offset: chunk.offset,
-                    len,
-                });
-            }
+            self.check_chunk(chunk, &sources[chunk.source], &tensor)?;
         }
-        let file = |chunk: usize| sources[self.chunks[chunk].source].path().clone();
-        let (elements, holders) = first_fault(&self.shape, &self.chunks)?;
-        let (tensor, shape) = (tensor(), self.shape.clone());
-        Some(match holders {
-            None => CoverageFault::Missing { tensor, shape, elements, files: self.files(sources) },
-            Some((first, second)) => {
-                CoverageFault::Doubled { tensor, shape, elements, first: file(first), second: file(second) }
-            }
-        })
+        let Some((elements, holders)) = first_fault(&self.shape, &self.chunks) else { return Ok(()) };
+        let file = |chunk: usize| sources[self.chunks[chunk].source].path().display();
+        let what = match holders {
+            None => format!(
+                "in none of its {}; a file or a rank is missing, or the checkpoint was not written to its end",
+                self.files(sources)
+            ),
+            Some((first, second)) => format!(
+                "held twice, by {} and by {}; files of different checkpoints may lie together",
+                file(first),
+                file(second)
+            ),
+        };
+        let index = index_text(&self.shape, elements.start);
+        let reason = format!(
+            "elements {}..{} (from index {index}) of tensor `{tensor}` of shape {:?} are {what}",
+            elements.start, elements.end, self.shape
+        );
+        Err(Error::NotWhole { tensor, elements, reason })
     }
 
-    /// The files of the chunks, each once.
-    fn files(&self, sources: &[Source]) -> Vec<PathBuf> {
-        let mut files: Vec<PathBuf> = self.chunks.iter().map(|c| sources[c.source].path().clone()).collect();
+    fn check_chunk(&self, chunk: &Chunk, source: &Source, tensor: &str) -> Result<(), Error> {
+        if !chunk.region.is_inside(&self.shape) {
+            let (region, shape) = (&chunk.region, &self.shape);
+            let reason = format!(
+                "it holds {region:?} of tensor `{tensor}`, which has the shape {shape:?}; the file is damaged"
+            );
+            return Err(Error::malformed(source.path(), reason));
+        }
+        let len = source.len_max();
+        let end = end_in_source(chunk, self.dtype.size_bytes() as u64);
+        if end.is_none_or(|end| end > len) {
+            let reason = format!(
+                "a chunk of tensor `{tensor}` reaches beyond its {len} bytes; the file is truncated or damaged"
+            );
+            let (path, offset) = (source.path().clone(), Some(chunk.offset));
+            return Err(Error::Malformed { path, offset, reason });
+        }
+        Ok(())
+    }
+
+    /// The files of the chunks, each once, for messages.
+    fn files(&self, sources: &[Source]) -> String {
+        let mut files: Vec<_> =
+            self.chunks.iter().map(|c| sources[c.source].path().display().to_string()).collect();
         files.sort();
         files.dedup();
-        files
+        match files.len() {
+            0 => "files".to_owned(),
+            count => format!("{count} files ({})", listed(&files, LISTED_MAX)),
+        }
     }
+}
+
+/// The index of a flat element, as in `[3, 0]`.
+fn index_text(shape: &[u64], mut flat: u64) -> String {
+    let mut index: Vec<u64> = Vec::new();
+    for dim in shape.iter().rev() {
+        index.push(flat % dim.max(&1));
+        flat /= dim.max(&1);
+    }
+    index.reverse();
+    format!("{index:?}")
 }
 
 /// One byte past the last one of a chunk in its source; `None` where that does not fit 64 bits.
@@ -95,7 +123,7 @@ fn end_in_source(chunk: &Chunk, element_bytes: u64) -> Option<u64> {
 }
 
 /// Elements with a fault, with two chunks that both hold them; `None` in place of these when no chunk does.
-type Fault = (Range<u64>, Option<(usize, usize)>);
+type Fault = Uneven<usize>;
 
 /// The first fault in C order. All chunks lie inside the shape.
 fn first_fault(shape: &[u64], chunks: &[Chunk]) -> Option<Fault> {
@@ -107,7 +135,6 @@ fn first_fault(shape: &[u64], chunks: &[Chunk]) -> Option<Fault> {
     let mut boxes = Vec::new();
     for (index, chunk) in chunks.iter().enumerate() {
         match chunk.region.clone().simplified(shape) {
-            Region::Flat(range) if range.is_empty() => {}
             Region::Flat(range) => flats.push((range, index)),
             Region::Box { offsets, sizes, .. } => {
                 let bounds = offsets.iter().zip(&sizes).map(|(offset, size)| *offset..offset + size);
@@ -116,7 +143,7 @@ fn first_fault(shape: &[u64], chunks: &[Chunk]) -> Option<Fault> {
         }
     }
     if boxes.is_empty() {
-        return first_flat_fault(len, flats);
+        return first_uneven(len, flats);
     }
     for (range, chunk) in flats {
         split_into_boxes(range, shape, &mut Vec::new(), &mut |bounds| boxes.push(Piece { chunk, bounds }));
@@ -129,22 +156,6 @@ fn first_fault(shape: &[u64], chunks: &[Chunk]) -> Option<Fault> {
     let shape: Vec<u64> = wide.iter().map(|dim| shape[*dim]).collect();
     let all: Vec<&Piece> = boxes.iter().collect();
     first_box_fault(&shape, 0, &all, 0)
-}
-
-fn first_flat_fault(len: u64, mut flats: Vec<(Range<u64>, usize)>) -> Option<Fault> {
-    flats.sort_by_key(|(range, chunk)| (range.start, range.end, *chunk));
-    let mut covered = 0;
-    let mut last = 0;
-    for (range, chunk) in flats {
-        if range.start > covered {
-            return Some((covered..range.start, None));
-        }
-        if range.start < covered {
-            return Some((range.start..range.end.min(covered), Some((last, chunk))));
-        }
-        (covered, last) = (range.end, chunk);
-    }
-    (covered < len).then_some((covered..len, None))
 }
 
 /// A box of a chunk.

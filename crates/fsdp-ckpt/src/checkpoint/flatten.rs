@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Key, Value, join};
-use crate::error::NestingFault;
+use crate::error::Fault;
 
 /// Missing items of lists that are filled up when names are nested again.
 const ABSENT_MAX: u64 = 4096;
@@ -50,9 +50,9 @@ impl Nested for Value {
 /// # Errors
 /// When the root is no dict, a key of a dict is neither text, an integer, a bool nor `None`, or two leaves have
 /// the same name.
-pub fn flatten<T: Nested>(root: &T) -> Result<Vec<(Vec<Key>, &T)>, NestingFault> {
+pub fn flatten<T: Nested>(root: &T) -> Result<Vec<(Vec<Key>, &T)>, Fault> {
     if !matches!(root.nesting(), Nesting::Dict(_)) {
-        return Err(NestingFault::NoDict);
+        return Err(Fault::new("its root is not a dict; save a dict of names and tensors"));
     }
     let mut leaves = Vec::new();
     descend(root, &mut Vec::new(), &mut leaves)?;
@@ -60,7 +60,9 @@ pub fn flatten<T: Nested>(root: &T) -> Result<Vec<(Vec<Key>, &T)>, NestingFault>
     for (path, _) in &leaves {
         let name = join(path);
         if names.contains(&name) {
-            return Err(NestingFault::DuplicateName { name });
+            let reason =
+                format!("two items have the name `{name}`; rename one of them where the checkpoint is saved");
+            return Err(Fault::new(reason));
         }
         names.insert(name);
     }
@@ -71,15 +73,11 @@ fn descend<'a, T: Nested>(
     node: &'a T,
     path: &mut Vec<Key>,
     leaves: &mut Vec<(Vec<Key>, &'a T)>,
-) -> Result<(), NestingFault> {
+) -> Result<(), Fault> {
     match node.nesting() {
         Nesting::Dict(items) => {
             for (key, item) in items {
-                let text = key_text(key).ok_or_else(|| NestingFault::UnsupportedKey {
-                    at: join(path),
-                    key: format!("{key:?}").chars().take(100).collect(),
-                })?;
-                path.push(Key::Name(text));
+                path.push(Key::Name(key_text(key).ok_or_else(|| unsupported_key(path, key))?));
                 descend(item, path, leaves)?;
                 path.pop();
             }
@@ -94,6 +92,12 @@ fn descend<'a, T: Nested>(
         _ => leaves.push((path.clone(), node)),
     }
     Ok(())
+}
+
+fn unsupported_key(path: &[Key], key: &Value) -> Fault {
+    let (at, key) = (join(path), format!("{key:?}").chars().take(100).collect::<String>());
+    let rule = "keys that are text, integers, bools or None have names";
+    Fault::unsupported(format!("the dict at `{at}` has the key {key}; {rule}"))
 }
 
 fn has_tensor_or_dict<T: Nested>(node: &T) -> bool {
@@ -135,7 +139,7 @@ pub enum Tree<L> {
 /// # Errors
 /// When one path is the beginning of another one or equal to it, the same place is both dict and list, or
 /// more than 4096 items of lists are missing.
-pub fn nest<L>(leaves: impl IntoIterator<Item = (Vec<Key>, L)>) -> Result<Tree<L>, NestingFault> {
+pub fn nest<L>(leaves: impl IntoIterator<Item = (Vec<Key>, L)>) -> Result<Tree<L>, Fault> {
     let mut root = Some(Node::for_key(&Key::Name(String::new())));
     for (path, leaf) in leaves {
         place(&mut root, &path, leaf)?;
@@ -152,7 +156,7 @@ enum Node<L> {
 }
 
 /// Puts a leaf at a path below a container, and containers on the way to it.
-fn place<L>(root: &mut Option<Node<L>>, path: &[Key], leaf: L) -> Result<(), NestingFault> {
+fn place<L>(root: &mut Option<Node<L>>, path: &[Key], leaf: L) -> Result<(), Fault> {
     let mut slot = root;
     for (depth, key) in path.iter().enumerate() {
         slot = match (slot.get_or_insert_with(|| Node::for_key(key)), key) {
@@ -164,14 +168,23 @@ fn place<L>(root: &mut Option<Node<L>>, path: &[Key], leaf: L) -> Result<(), Nes
                 &mut items[index].1
             }
             (Node::List(items), Key::Index(index)) => items.entry(*index).or_insert(None),
-            _ => return Err(NestingFault::TwoKinds { at: join(&path[..depth]), name: join(path) }),
+            _ => return Err(two_kinds(&path[..depth], path)),
         };
     }
     if slot.is_some() {
-        return Err(NestingFault::TwoKinds { at: join(path), name: join(path) });
+        return Err(two_kinds(path, path));
     }
     *slot = Some(Node::Leaf(leaf));
     Ok(())
+}
+
+/// One place would have to be two of leaf, dict and list.
+fn two_kinds(at: &[Key], name: &[Key]) -> Fault {
+    let (at, name) = (join(at), join(name));
+    let reason = format!(
+        "the name `{name}` does not nest beside the others: `{at}` would be two kinds of things; rename one"
+    );
+    Fault::new(reason)
 }
 
 impl<L> Node<L> {
@@ -183,7 +196,7 @@ impl<L> Node<L> {
         }
     }
 
-    fn into_tree(self, absent: &mut u64) -> Result<Tree<L>, NestingFault> {
+    fn into_tree(self, absent: &mut u64) -> Result<Tree<L>, Fault> {
         let filled = "every child is filled when its leaf has been placed";
         match self {
             Node::Leaf(leaf) => Ok(Tree::Leaf(leaf)),
@@ -199,7 +212,10 @@ impl<L> Node<L> {
                 for (index, item) in items {
                     *absent = absent.saturating_add(index - list.len() as u64);
                     if *absent > ABSENT_MAX {
-                        return Err(NestingFault::ItemsMissing { index, limit: ABSENT_MAX });
+                        let reason = format!(
+                            "a list begins with item {index}, or more than {ABSENT_MAX} items of lists are missing"
+                        );
+                        return Err(Fault::new(reason));
                     }
                     list.resize_with(index as usize, || None);
                     list.push(Some(item.expect(filled).into_tree(absent)?));

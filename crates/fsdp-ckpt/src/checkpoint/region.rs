@@ -72,6 +72,16 @@ pub(crate) fn element_count(sizes: &[u64]) -> Option<u64> {
     if sizes.contains(&0) { Some(0) } else { sizes.iter().try_fold(1u64, |len, &size| len.checked_mul(size)) }
 }
 
+/// Bytes of a tensor of elements of `size` bytes, if they and all products on the way can be counted as offsets in
+/// files can.
+pub(crate) fn len_bytes(shape: &[u64], size: usize) -> Option<u64> {
+    if shape.contains(&0) {
+        return Some(0);
+    }
+    let len = shape.iter().try_fold(size as u64, |len, &dim| len.checked_mul(dim))?;
+    (len <= i64::MAX as u64).then_some(len)
+}
+
 /// Strides of a box whose elements follow each other in C order.
 pub(crate) fn packed_strides(sizes: &[u64]) -> Vec<u64> {
     let mut strides = vec![1; sizes.len()];
@@ -171,5 +181,12 @@ mod tests {
         assert!(!Region::packed(vec![u64::MAX], vec![2]).is_inside(&[4]));
         assert!(!Region::Flat(0..17).is_inside(&[4, 4]));
         assert_eq!(Region::packed(vec![0, 0], vec![u64::MAX, 3]).len(), None);
+    }
+
+    #[test]
+    fn packed_strides_are_those_of_torch() {
+        assert_eq!(packed_strides(&[]), [] as [u64; 0]);
+        assert_eq!(packed_strides(&[4, 3, 2]), [6, 2, 1]);
+        assert_eq!(packed_strides(&[2, 0, 3]), [3, 3, 1]);
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::{
     checkpoint::Checkpoint,
     diff::{self, Outcome},
-    error::{ConversionFault, Error},
+    error::Error,
     file_io::Files,
     targets::Selection,
     transfer::{Options, PlannedFile},
@@ -41,12 +41,12 @@ impl Config {
 
 /// Reads a configuration.
 pub(super) fn read(path: &Path) -> Result<Config, Error> {
-    let bad = |detail: String| ConversionFault::BadConfig { path: path.to_owned(), detail };
+    let bad = |detail: String| Error::malformed(path, format!("it is not a model configuration: {detail}"));
     let text = Files::anywhere().read_small(path, CONFIG_BYTES_MAX)?;
     let text = text.ok_or_else(|| bad(format!("it has more than {CONFIG_BYTES_MAX} bytes")))?;
     let json: serde_json::Value = serde_json::from_slice(&text).map_err(|error| bad(error.to_string()))?;
     if !json.is_object() {
-        return Err(bad("it is no JSON object".to_owned()).into());
+        return Err(bad("it is no JSON object".to_owned()));
     }
     let ties = |part: &serde_json::Value| part["tie_word_embeddings"].as_bool();
     let ties_embeddings = ties(&json).or_else(|| ties(&json["text_config"])).unwrap_or(false);
@@ -75,8 +75,11 @@ pub(super) fn tie_head(
     let (a, b) = (&tensors[head], &tensors[embedding]);
     let outcome = diff::within(checkpoint, [&a.source, &b.source], options)?;
     if outcome != Outcome::EqualBits {
-        let (head, embedding) = (a.name.clone(), b.name.clone());
-        return Err(ConversionFault::TiedWeightsDiffer { head, embedding }.into());
+        let reason = format!(
+            "the configuration ties `{}` to `{}`, but their elements differ; correct tie_word_embeddings",
+            a.name, b.name
+        );
+        return Err(Error::bad_request(&checkpoint.path, reason));
     }
     let (first, second) = (head.min(embedding), head.max(embedding));
     for (index, tensor) in tensors.iter_mut().enumerate() {

@@ -2,10 +2,7 @@
 
 use regex::Regex;
 
-use crate::{
-    checkpoint::{Key, Value, join},
-    error::ConversionFault,
-};
+use crate::checkpoint::{Key, Value, join};
 
 /// A renaming by a regular expression, in the syntax of the `regex` crate.
 #[derive(Clone, Debug)]
@@ -18,11 +15,11 @@ impl Rename {
     /// Reads `REGEX=REPLACEMENT`; the replacement names groups as `$1` or `${name}`. The first `=` separates.
     ///
     /// # Errors
-    /// [`ConversionFault::BadRename`].
-    pub fn parse(text: &str) -> Result<Rename, ConversionFault> {
-        let bad = |detail: String| ConversionFault::BadRename { text: text.to_owned(), detail };
-        let (pattern, replacement) = text.split_once('=').ok_or_else(|| bad("it has no `=`".to_owned()))?;
-        let pattern = Regex::new(pattern).map_err(|error| bad(error.to_string()))?;
+    /// What is wrong with the text, and how one is written.
+    pub fn parse(text: &str) -> Result<Rename, String> {
+        let bad = |what: &str| format!("`{text}` is not a renaming: {what}; write REGEX=REPLACEMENT");
+        let (pattern, replacement) = text.split_once('=').ok_or_else(|| bad("it has no `=`"))?;
+        let pattern = Regex::new(pattern).map_err(|error| bad(&error.to_string()))?;
         Ok(Rename { pattern, replacement: replacement.to_owned() })
     }
 

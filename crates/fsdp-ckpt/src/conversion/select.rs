@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{Conversion, Part, Target, names::Renaming};
 use crate::{
     checkpoint::{Checkpoint, Chunk, Key, Object, Role, Tensor, join},
-    error::{ConversionFault, Error},
+    error::Error,
     safetensors::TensorType,
     targets::{OutputTensor, Selection},
 };
@@ -19,22 +19,30 @@ pub(super) fn select(
     conversion: &Conversion,
     notes: &mut Vec<String>,
 ) -> Result<Selection, Error> {
+    let refused = |reason: String| Error::bad_request(&checkpoint.path, reason);
+    let collide = |name: &str, first: &str, second: &str| {
+        refused(format!("`{first}` and `{second}` would both be named `{name}`; change the renaming"))
+    };
     if let Some(dtype) = conversion.dtype.filter(|dtype| !dtype.is_convertible()) {
-        return Err(ConversionFault::BadDtype { dtype }.into());
+        return Err(refused(format!("tensors cannot be converted to {dtype}; choose F64, F32, BF16 or F16")));
     }
     let mut renaming = Renaming::new(conversion.strip_prefix.as_deref(), &conversion.renames);
     let mut tensors = BTreeMap::new();
     for (source, tensor) in
         checkpoint.tensors.iter().filter(|(_, tensor)| is_in(tensor.role, conversion.part))
     {
-        let output = output(source, tensor, renaming.path(&tensor.path), conversion.dtype)?;
+        let output = output(source, tensor, renaming.path(&tensor.path), conversion.dtype);
+        if output.name.is_empty() {
+            let reason =
+                format!("nothing is left of the name `{source}` after renaming; change the renaming");
+            return Err(refused(reason));
+        }
         if let Some(first) = tensors.insert(output.name.clone(), output) {
-            let (name, second) = (first.name, source.clone());
-            return Err(ConversionFault::NamesCollide { name, first: first.source, second }.into());
+            return Err(collide(&first.name, &first.source, source));
         }
     }
     if tensors.is_empty() {
-        return Err(nothing_selected(checkpoint).into());
+        return Err(refused(nothing_selected(checkpoint)));
     }
     let mut values: BTreeMap<String, (Object, &str)> = BTreeMap::new();
     for (source, object) in checkpoint.values.iter().filter(|(_, object)| is_in(object.role, conversion.part))
@@ -45,11 +53,10 @@ pub(super) fn select(
         let object = Object { path, role: object.role, value };
         let taken = taken.or(values.insert(name.clone(), (object, source)).map(|(_, first)| first));
         if let Some(first) = taken {
-            let (first, second) = (first.to_owned(), source.clone());
-            return Err(ConversionFault::NamesCollide { name, first, second }.into());
+            return Err(collide(&name, first, source));
         }
     }
-    check_used(&renaming, checkpoint, conversion)?;
+    check_used(&renaming, checkpoint, conversion).map_err(refused)?;
     note_types(&tensors, conversion, notes);
     if conversion.target == Target::Safetensors {
         note_common_step(&tensors, notes);
@@ -67,57 +74,38 @@ fn is_in(role: Role, part: Part) -> bool {
     }
 }
 
-fn output(
-    source: &str,
-    tensor: &Tensor,
-    path: Vec<Key>,
-    dtype: Option<TensorType>,
-) -> Result<OutputTensor, ConversionFault> {
-    let name = join(&path);
-    if name.is_empty() {
-        return Err(ConversionFault::EmptyName { name: source.to_owned() });
-    }
+fn output(source: &str, tensor: &Tensor, path: Vec<Key>, dtype: Option<TensorType>) -> OutputTensor {
     let is_converted = tensor.role == Role::Model && tensor.dtype.is_convertible();
-    Ok(OutputTensor {
-        name,
+    OutputTensor {
+        name: join(&path),
         path,
         role: tensor.role,
         source: source.to_owned(),
         dtype: dtype.filter(|_| is_converted).unwrap_or(tensor.dtype),
         shape: tensor.shape.clone(),
         tied_to: None,
-    })
+    }
 }
 
-fn nothing_selected(checkpoint: &Checkpoint) -> ConversionFault {
+fn nothing_selected(checkpoint: &Checkpoint) -> String {
     let count = |role| checkpoint.tensors.values().filter(|tensor| tensor.role == role).count();
-    ConversionFault::NothingSelected {
-        path: checkpoint.path.clone(),
-        model: count(Role::Model),
-        optimizer: count(Role::Optimizer),
-        other: count(Role::Other),
-    }
+    let (model, optimizer, other) = (count(Role::Model), count(Role::Optimizer), count(Role::Other));
+    let held = format!("{model} model tensors, {optimizer} optimizer tensors, {other} others");
+    format!("it holds nothing of what was selected ({held})")
 }
 
 /// A prefix or renaming that changed nothing is a mistake.
-fn check_used(
-    renaming: &Renaming,
-    checkpoint: &Checkpoint,
-    conversion: &Conversion,
-) -> Result<(), ConversionFault> {
+fn check_used(renaming: &Renaming, checkpoint: &Checkpoint, conversion: &Conversion) -> Result<(), String> {
     let selected = checkpoint.tensors.iter().filter(|(_, tensor)| is_in(tensor.role, conversion.part));
-    let examples = || selected.clone().map(|(name, _)| format!("`{name}`")).take(EXAMPLES).collect();
-    match &conversion.strip_prefix {
-        Some(prefix) if !renaming.used_prefix => {
-            return Err(ConversionFault::PrefixUnused { prefix: prefix.clone(), examples: examples() });
-        }
-        _ => {}
+    let unused = |what: String| {
+        let examples: Vec<String> = selected.map(|(name, _)| format!("`{name}`")).take(EXAMPLES).collect();
+        Err(format!("no name {what}; names are, for example, {}", examples.join(", ")))
+    };
+    if let Some(prefix) = conversion.strip_prefix.as_ref().filter(|_| !renaming.used_prefix) {
+        return unused(format!("begins with `{prefix}`"));
     }
     match conversion.renames.iter().zip(&renaming.used).find(|(_, used)| !**used) {
-        Some((rename, _)) => {
-            let pattern = rename.pattern().to_owned();
-            Err(ConversionFault::RenameUnused { pattern, examples: examples() })
-        }
+        Some((rename, _)) => unused(format!("matches `{}`", rename.pattern())),
         None => Ok(()),
     }
 }

@@ -78,7 +78,7 @@ fn every_fixture_survives_every_target() {
             let conversion = Conversion { part: Part::All, world_size, ..Conversion::new(target) };
             let report = match converted(&source, &out, &conversion) {
                 // Complex numbers and such have no place in some formats.
-                Err(Error::CannotPlan { .. }) if name.starts_with("kinds") => continue,
+                Err(Error::BadRequest { .. }) if name.starts_with("kinds") => continue,
                 result => result.unwrap_or_else(|error| panic!("{name} to {target:?}: {error}")),
             };
             let result = formats::open(&out).unwrap();
@@ -121,7 +121,7 @@ fn another_type_goes_to_floats_of_the_model_alone() {
     let conversion = Conversion { dtype: Some(TensorType::Bf16), ..Conversion::new(Target::Safetensors) };
     let result = converted(&source, &out, &conversion);
     let report = match result {
-        Err(Error::ValueOutOfRange { .. }) => return,
+        Err(Error::BadRequest { reason, .. }) if reason.contains("does not fit in BF16") => return,
         other => other.unwrap(),
     };
     let result = formats::open(&out).unwrap();

@@ -1,7 +1,8 @@
 //! The differences between the tensors that were expected and those that are there.
 
-use std::fmt;
+use std::{fmt, path::Path};
 
+use super::{Error, listed};
 use crate::safetensors::TensorType;
 
 /// How many items of one kind a message lists before it only counts.
@@ -48,8 +49,27 @@ pub struct DtypeDifference {
 impl NameDifferences {
     /// Whether there is no difference.
     pub fn is_empty(&self) -> bool {
-        let named = self.missing.len() + self.extra.len();
-        named + self.wrong_shape.len() + self.wrong_dtype.len() + self.wrong_type.len() == 0
+        *self == NameDifferences::default()
+    }
+
+    /// Notes a tensor that was expected with this shape, and what was found of it.
+    pub(crate) fn expect(&mut self, tensor: &str, expected: &[usize], found: Option<&[usize]>) {
+        match found {
+            None => self.missing.push(tensor.to_owned()),
+            Some(got) if got == expected => {}
+            Some(got) => {
+                let (tensor, expected, got) = (tensor.to_owned(), expected.to_owned(), got.to_owned());
+                self.wrong_shape.push(ShapeDifference { tensor, expected, got });
+            }
+        }
+    }
+
+    /// The error that names all differences, if there are any.
+    pub(crate) fn into_result(self, path: &Path) -> Result<(), Error> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        Err(Error::NamesDiffer { path: path.to_owned(), differences: Box::new(self) })
     }
 }
 
@@ -78,10 +98,6 @@ fn list<T>(kinds: &mut Vec<String>, kind: &str, items: &[T], show: impl Fn(&T) -
     if items.is_empty() {
         return;
     }
-    let shown: Vec<String> = items.iter().take(LISTED_MAX).map(show).collect();
-    let rest = match items.len() - shown.len() {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    kinds.push(format!("{} {kind}: {}{rest}", items.len(), shown.join(", ")));
+    let shown: Vec<String> = items.iter().map(show).collect();
+    kinds.push(format!("{} {kind}: {}", items.len(), listed(&shown, LISTED_MAX)));
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 use super::{ExportPlan, Receipt, coverage};
 use crate::{
     error::Error,
-    file_io::{self, Files, PathFile},
-    model_files::{INDEX_FILE, SINGLE_FILE},
+    file_io::{Files, PathFile, not_as_planned},
+    model_files::{INDEX_FILE, SINGLE_FILE, two_models},
 };
 
 /// An export under way: owns the temporary files. Dropping it without a commit removes them.
@@ -22,19 +22,15 @@ impl ExportPlan {
     /// Creates the temporary files, each with its header and of its full length. The directory must exist.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::TemporaryFileTaken`] if another export to the same path is under way;
-    /// [`Error::TwoModels`] if the model would lie beside one of the other kind (single or sharded). On an
-    /// error nothing is left behind.
+    /// [`Error::Io`]; [`Error::Unavailable`] if another export to the same path is under way; [`Error::WrongPath`] if
+    /// the model would lie beside one of the other kind (single or sharded), or something else has the name of a
+    /// temporary file. On an error nothing is left behind.
     pub fn create(&self) -> Result<Export, Error> {
         refuse_ambiguity(self)?;
         let mut export = Export { plan: self.clone(), open: Vec::new() };
-        for file in self.files() {
-            export.open.push(PathFile::create_locked(&file.temporary, file.header.file_len())?);
-            export.open[export.open.len() - 1].write_all_at(&file.prefix, 0)?;
-        }
-        if let Some(index) = self.index() {
-            export.open.push(PathFile::create_locked(&index.temporary, index.text.len() as u64)?);
-            export.open[export.open.len() - 1].write_all_at(&index.text, 0)?;
+        for file in outputs(self) {
+            export.open.push(Files::anywhere().create_locked(file.temporary, file.len)?);
+            export.open[export.open.len() - 1].write_all_at(file.head, 0)?;
         }
         Ok(export)
     }
@@ -50,28 +46,28 @@ impl Export {
     /// renames them to their final names and makes the names durable. Files that had these names are replaced.
     ///
     /// # Errors
-    /// [`Error::RowsNotWritten`], [`Error::RowsWrittenTwice`], [`Error::ForeignReceipt`],
-    /// [`Error::TemporaryFileTaken`], [`Error::Io`]. On an error the temporary files and those already
+    /// [`Error::Unplanned`] for rows that nobody or two wrote and for receipts of another export, [`Error::WrongPath`]
+    /// for a temporary file that was exchanged or cut, [`Error::Io`]. On an error the temporary files and those already
     /// renamed are removed; only if the very last step fails, making the names durable, does the complete
     /// model stay.
     pub fn commit(mut self, receipts: impl IntoIterator<Item = Receipt>) -> Result<(), Error> {
         coverage::check(&self.plan, receipts)?;
         self.check_files()?;
         self.open.iter().try_for_each(PathFile::sync)?;
-        let moves = moves(&self.plan);
+        let (files, outputs) = (Files::anywhere(), outputs(&self.plan));
         if let Some(index) = self.plan.index() {
-            file_io::remove_if_there(&index.path)?;
-            file_io::sync_directory(self.plan.dir())?;
+            files.remove_if_there(&index.path)?;
+            files.sync_directory(self.plan.dir())?;
         }
-        for (count, (from, to)) in moves.iter().enumerate() {
-            if let Err(error) = file_io::rename(from, to) {
+        for (count, Output { temporary, path, .. }) in outputs.iter().enumerate() {
+            if let Err(error) = files.rename(temporary, path) {
                 // The first error is the one to report.
-                moves[..count].iter().for_each(|(_, to)| drop(file_io::remove_if_there(to)));
+                outputs[..count].iter().for_each(|renamed| drop(files.remove_if_there(renamed.path)));
                 return Err(error);
             }
         }
         self.open.clear();
-        file_io::sync_directory(self.plan.dir())
+        files.sync_directory(self.plan.dir())
     }
 
     /// Removes the temporary files, and says when that fails (dropping does not).
@@ -94,11 +90,9 @@ impl Export {
 
     /// The temporary files are still those that were created, at their full length.
     fn check_files(&self) -> Result<(), Error> {
-        let lengths = self.plan.files().iter().map(|file| file.header.file_len());
-        let lengths = lengths.chain(self.plan.index().map(|index| index.text.len() as u64));
-        for (file, len) in self.open.iter().zip(lengths) {
-            if !file.is_still_at_path() || file.len()? != len {
-                return Err(Error::TemporaryFileTaken { path: file.path().to_owned(), in_use: false });
+        for (file, output) in self.open.iter().zip(outputs(&self.plan)) {
+            if !file.is_still_at_path() || file.len()? != output.len {
+                return Err(not_as_planned(file.path()));
             }
         }
         Ok(())
@@ -114,10 +108,25 @@ impl Drop for Export {
     }
 }
 
-/// Pairs of temporary and final path, the index last.
-fn moves(plan: &ExportPlan) -> Vec<(&Path, &Path)> {
-    let files = plan.files().iter().map(|file| (file.temporary.as_path(), file.path.as_path()));
-    files.chain(plan.index().map(|index| (index.temporary.as_path(), index.path.as_path()))).collect()
+/// A file that an export writes.
+struct Output<'a> {
+    temporary: &'a Path,
+    path: &'a Path,
+    len: u64,
+    /// Its first bytes, which are known beforehand.
+    head: &'a [u8],
+}
+
+/// All files, the index last.
+fn outputs(plan: &ExportPlan) -> Vec<Output<'_>> {
+    let output = |path, temporary, len, head| Output { temporary, path, len, head };
+    let files = plan.files().iter();
+    let files =
+        files.map(|file| output(&*file.path, &*file.temporary, file.header.file_len(), &*file.prefix));
+    let index = plan.index().into_iter();
+    let index =
+        index.map(|index| output(&index.path, &index.temporary, index.text.len() as u64, &index.text));
+    files.chain(index).collect()
 }
 
 /// A directory holds a single model file or a sharded model, not both.
@@ -129,7 +138,7 @@ fn refuse_ambiguity(plan: &ExportPlan) -> Result<(), Error> {
         None => return Ok(()),
     };
     if Files::anywhere().exists(&other) {
-        return Err(Error::TwoModels { wanted: plan.path().to_owned(), other });
+        return Err(two_models(plan.path(), &other));
     }
     Ok(())
 }

@@ -1,11 +1,11 @@
 //! Which rows were written: receipts of the writers, and the proof that they add up to the plan.
 
-use std::{ops::Range, path::PathBuf};
+use std::{collections::BTreeMap, ops::Range, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::ExportPlan;
-use crate::{digest::Digest, error::Error};
+use crate::{digest::Digest, error::Error, ranges::first_uneven};
 
 /// What one writer has written, made durable. Writers in other processes serialize it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,7 +17,7 @@ pub struct Receipt {
 }
 
 /// Rows of one tensor.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct WrittenRows {
     file: usize,
     tensor: usize,
@@ -46,36 +46,29 @@ impl Receipt {
 
 /// Proves that the receipts cover every row of the plan exactly once.
 pub(super) fn check(plan: &ExportPlan, receipts: impl IntoIterator<Item = Receipt>) -> Result<(), Error> {
-    let mut written = Vec::new();
+    let mut written: BTreeMap<(usize, usize), Vec<Range<u64>>> = BTreeMap::new();
     for receipt in receipts {
         if receipt.plan != plan.digest() {
-            let (expected, got) = (plan.path().to_owned(), receipt.path);
-            return Err(Error::ForeignReceipt { expected, got });
+            let got = receipt.path.display();
+            return Err(Error::unplanned(plan.path(), format!("its commit was given a receipt for {got}")));
         }
-        written.extend(receipt.written);
+        for WrittenRows { file, tensor, first, end } in receipt.written {
+            written.entry((file, tensor)).or_default().push(first as u64..end as u64);
+        }
     }
-    written.sort();
-    let mut written = written.into_iter().peekable();
     for (file, planned) in plan.files().iter().enumerate() {
-        for (tensor, entry) in planned.header.entries().iter().enumerate() {
-            let path = || planned.path.clone();
-            let name = || entry.name().to_owned();
-            let mut covered = 0;
-            while let Some(run) = written.next_if(|run| (run.file, run.tensor) == (file, tensor)) {
-                if run.first < covered {
-                    let rows = run.first..run.end.min(covered);
-                    return Err(Error::RowsWrittenTwice { path: path(), tensor: name(), rows });
-                }
-                if run.first > covered {
-                    let rows = covered..run.first;
-                    return Err(Error::RowsNotWritten { path: path(), tensor: name(), rows });
-                }
-                covered = run.end;
-            }
-            if covered < entry.row_count() && entry.len_bytes() > 0 {
-                let rows = covered..entry.row_count();
-                return Err(Error::RowsNotWritten { path: path(), tensor: name(), rows });
-            }
+        for (tensor, entry) in
+            planned.header.entries().iter().enumerate().filter(|(_, entry)| entry.len_bytes() > 0)
+        {
+            let runs = written.remove(&(file, tensor)).unwrap_or_default();
+            let uneven = first_uneven(entry.row_count() as u64, runs.into_iter().map(|run| (run, ())));
+            let Some((rows, holders)) = uneven else { continue };
+            let what = match holders {
+                None => "were never written; every row needs one writer before the commit",
+                Some(_) => "were written more than once; every row needs exactly one writer",
+            };
+            let reason = format!("rows {}..{} of tensor `{}` {what}", rows.start, rows.end, entry.name());
+            return Err(Error::unplanned(&planned.path, reason));
         }
     }
     Ok(())

@@ -6,11 +6,12 @@ use std::{
     sync::Arc,
 };
 
-use serde::Serialize;
+use serde_json::json;
 
 use crate::{
     digest::{Digest, DigestKind},
-    error::Error,
+    error::{Error, Fault},
+    file_io::{directory_of, file_name},
     model_files::{INDEX_FILE, SINGLE_FILE},
     safetensors::{Header, Metadata, TensorEntry, TensorSpec},
 };
@@ -65,15 +66,12 @@ impl PlannedFile {
     }
 
     fn new(path: PathBuf, tensors: Vec<TensorSpec>, metadata: Metadata) -> Result<PlannedFile, Error> {
-        let Some(name) = path.file_name().map(|name| name.to_owned()) else {
-            return Err(Error::NoFileName { path });
-        };
-        let mut temporary = name;
+        let mut temporary = file_name(&path)?.to_owned();
         temporary.push(".tmp");
         let temporary = path.with_file_name(temporary);
         match Header::layout(aligned(tensors), Some(metadata)) {
             Ok((header, prefix)) => Ok(PlannedFile { path, temporary, header, prefix }),
-            Err(fault) => Err(Error::CannotLayOut { path, fault }),
+            Err(fault) => Err(cannot_lay_out(&path, &fault)),
         }
     }
 }
@@ -84,8 +82,8 @@ impl ExportPlan {
     /// the metadata unless a `format` is given.
     ///
     /// # Errors
-    /// [`Error::NoFileName`]; [`Error::CannotLayOut`] for repeated names, a tensor named `__metadata__`, or
-    /// sizes beyond what the format holds.
+    /// [`Error::WrongPath`] for a path without a file name; [`Error::BadRequest`] for repeated names, a tensor named
+    /// `__metadata__`, or sizes beyond what the format holds.
     pub fn new(
         path: impl Into<PathBuf>,
         tensors: Vec<TensorSpec>,
@@ -102,7 +100,7 @@ impl ExportPlan {
     /// and so on with `model.safetensors.index.json`. A larger tensor gets a file of its own.
     ///
     /// # Errors
-    /// [`Error::CannotLayOut`], as for [`ExportPlan::new`].
+    /// [`Error::BadRequest`], as for [`ExportPlan::new`].
     pub fn sharded(
         dir: impl Into<PathBuf>,
         tensors: Vec<TensorSpec>,
@@ -112,7 +110,7 @@ impl ExportPlan {
         let (dir, metadata) = (dir.into(), with_format(metadata));
         // One layout of everything: refuses bad names and sizes, and says how large each tensor is.
         let whole = Header::layout(tensors.clone(), None);
-        let (whole, _) = whole.map_err(|fault| Error::CannotLayOut { path: dir.join(SINGLE_FILE), fault })?;
+        let (whole, _) = whole.map_err(|fault| cannot_lay_out(&dir.join(SINGLE_FILE), &fault))?;
         let sizes: Vec<u64> = whole.entries().iter().map(TensorEntry::len_bytes).collect();
         let shards = cut(&sizes, shard_bytes_max);
         if shards.len() <= 1 {
@@ -179,11 +177,7 @@ impl ExportPlan {
     pub(super) fn locate(&self, name: &str) -> Result<(usize, usize), Error> {
         let file = self.shared.file_of.get(name).copied();
         let tensor = file.and_then(|file| Some((file, self.files()[file].header.position(name)?)));
-        tensor.ok_or_else(|| Error::UnknownTensor {
-            path: self.path().to_owned(),
-            tensor: name.to_owned(),
-            tensor_count: self.shared.file_of.len(),
-        })
+        tensor.ok_or_else(|| Error::unknown_tensor(self.path(), name, self.shared.file_of.len()))
     }
 
     pub(super) fn dir(&self) -> &Path {
@@ -229,23 +223,9 @@ fn with_format(mut metadata: Metadata) -> Metadata {
     metadata
 }
 
-/// The directory that a path lies in.
-pub(crate) fn directory_of(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => PathBuf::from("."),
-    }
-}
-
-#[derive(Serialize)]
-struct IndexText<'a> {
-    metadata: IndexMetadata,
-    weight_map: BTreeMap<&'a str, String>,
-}
-
-#[derive(Serialize)]
-struct IndexMetadata {
-    total_size: u64,
+/// The error for tensors that no safetensors file can hold.
+pub(crate) fn cannot_lay_out(path: &Path, fault: &Fault) -> Error {
+    Error::bad_request(path, format!("it cannot be laid out: {fault}"))
 }
 
 fn index_of(
@@ -258,8 +238,9 @@ fn index_of(
         let name = files[file].path.file_name().expect("planned files have names");
         name.to_string_lossy().into_owned()
     };
-    let weight_map = file_of.iter().map(|(tensor, &file)| (tensor.as_str(), file_name(file))).collect();
-    let text = IndexText { metadata: IndexMetadata { total_size: whole.data_len() }, weight_map };
+    let weight_map: BTreeMap<_, _> =
+        file_of.iter().map(|(tensor, &file)| (tensor.as_str(), file_name(file))).collect();
+    let text = json!({ "metadata": { "total_size": whole.data_len() }, "weight_map": weight_map });
     let mut text = serde_json::to_vec_pretty(&text).expect("strings and integers always serialize");
     text.push(b'\n');
     PlannedIndex { path: dir.join(INDEX_FILE), temporary: dir.join(format!("{INDEX_FILE}.tmp")), text }

@@ -5,8 +5,9 @@ use std::ops::Range;
 use super::{ExportPlan, Receipt};
 use crate::{
     error::Error,
-    file_io::PathFile,
-    floats::{CHUNK_ELEMENTS, Real},
+    file_io::{Files, PathFile},
+    floats::{CHUNK_ELEMENTS, Real, expect_convertible},
+    rows::{expect_rows, whole_rows},
     safetensors::TensorEntry,
 };
 
@@ -36,9 +37,9 @@ impl ExportWriter {
     /// Writes whole rows, given as bytes in the tensor's file type, from `first_row` on.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`]; [`Error::BufferLength`] if `bytes` are not whole rows;
-    /// [`Error::RowsOutsideTensor`]; [`Error::Io`], also when the disk is full. After an error, give up the
-    /// export: drop or [`abort`](super::Export::abort) it.
+    /// [`Error::UnknownTensor`]; [`Error::BadRequest`] if `bytes` are not whole rows, or rows that do not exist;
+    /// [`Error::Io`], also when the disk is full. After an error, give up the export: drop or
+    /// [`abort`](super::Export::abort) it.
     pub fn write_rows(&mut self, name: &str, first_row: usize, bytes: &[u8]) -> Result<(), Error> {
         let place = self.plan.locate(name)?;
         let entry = &self.plan.files()[place.0].header.entries()[place.1];
@@ -53,8 +54,8 @@ impl ExportWriter {
     /// rounded to nearest.
     ///
     /// # Errors
-    /// Those of [`write_rows`](Self::write_rows); [`Error::NotConvertible`] for other file types;
-    /// [`Error::ValueOutOfRange`] if a finite value does not fit.
+    /// Those of [`write_rows`](Self::write_rows); [`Error::BadRequest`] for other file types, and if a finite value does
+    /// not fit.
     pub fn write_rows_f32(&mut self, name: &str, first_row: usize, values: &[f32]) -> Result<(), Error> {
         self.write_rows_as(name, first_row, values)
     }
@@ -83,9 +84,7 @@ impl ExportWriter {
         let file = &plan.files()[place.0];
         let entry = &file.header.entries()[place.1];
         let dtype = entry.dtype();
-        if !dtype.is_convertible() {
-            return Err(Error::NotConvertible { path: file.path.clone(), tensor: name.to_owned(), dtype });
-        }
+        expect_convertible(&file.path, name, dtype)?;
         let rows = self.rows(entry, place.0, first_row, "elements", values.len() as u64, entry.row_len())?;
         let mut offset = rows.start as u64 * entry.row_bytes();
         if dtype == T::NATIVE && cfg!(target_endian = "little") {
@@ -110,13 +109,9 @@ impl ExportWriter {
         let size_bytes = entry.dtype().size_bytes();
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.resize(values.len() * size_bytes, 0);
-        T::encode(entry.dtype(), values, &mut buffer).map_err(|found| Error::ValueOutOfRange {
-            path: self.plan.files()[place.0].path.clone(),
-            tensor: entry.name().to_owned(),
-            element: offset / size_bytes as u64 + found.index as u64,
-            value: found.value,
-            target: found.target,
-        })?;
+        let path = &self.plan.files()[place.0].path;
+        T::encode(entry.dtype(), values, &mut buffer)
+            .map_err(|found| found.in_tensor(path, entry.name(), offset / size_bytes as u64))?;
         self.write_at(place, offset, &buffer)?;
         self.buffer = buffer;
         Ok(())
@@ -128,20 +123,14 @@ impl ExportWriter {
         entry: &TensorEntry,
         file: usize,
         first_row: usize,
-        unit: &'static str,
+        unit: &str,
         got: u64,
         row: u64,
     ) -> Result<Range<usize>, Error> {
-        let (path, tensor) = (self.plan.files()[file].path.clone(), entry.name().to_owned());
-        let is_whole = if row == 0 { got == 0 } else { got.is_multiple_of(row) };
-        if !is_whole {
-            return Err(Error::BufferLength { path, tensor, unit, expected: row, got });
-        }
-        let end = first_row.saturating_add(got.checked_div(row).unwrap_or(0) as usize);
-        let (rows, row_count) = (first_row..end, entry.row_count());
-        if rows.end > row_count {
-            return Err(Error::RowsOutsideTensor { path, tensor, rows, row_count });
-        }
+        let path = &self.plan.files()[file].path;
+        let count = whole_rows(path, entry.name(), unit, got, row)?;
+        let rows = first_row..first_row.saturating_add(count);
+        expect_rows(path, entry.name(), &rows, entry.row_count())?;
         Ok(rows)
     }
 
@@ -151,7 +140,7 @@ impl ExportWriter {
         let start = planned.header.data_start() + planned.header.entries()[tensor].data_range().start;
         let open = match self.files[file].take() {
             Some(open) => open,
-            None => PathFile::open_for_writing(&planned.temporary)?,
+            None => Files::anywhere().open_for_writing(&planned.temporary)?,
         };
         let written = open.write_all_at(bytes, start + offset);
         self.files[file] = Some(open);

@@ -23,7 +23,7 @@ const NO_LOCKS: i32 = 37;
 pub(crate) struct Disk;
 
 impl FileSystem for Disk {
-    fn renames(&self, _: &Path) -> bool {
+    fn renames(&self) -> bool {
         true
     }
 

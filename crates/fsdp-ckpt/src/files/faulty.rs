@@ -319,7 +319,7 @@ impl State {
 }
 
 impl FileSystem for FaultyFiles {
-    fn renames(&self, _: &Path) -> bool {
+    fn renames(&self) -> bool {
         true
     }
 

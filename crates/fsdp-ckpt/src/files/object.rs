@@ -112,7 +112,7 @@ fn version(found: &ObjectMeta) -> u64 {
 }
 
 impl FileSystem for ObjectFiles {
-    fn renames(&self, _: &Path) -> bool {
+    fn renames(&self) -> bool {
         false
     }
 

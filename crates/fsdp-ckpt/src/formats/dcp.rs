@@ -30,14 +30,12 @@ mod storage;
 use std::{collections::BTreeMap, path::Path};
 
 use crate::{
-    bytes::ReadAt,
-    checkpoint::{
-        Checkpoint, Chunk, Key, Object, Protection, Region, Role, Source, Tensor, Value, flatten, join,
-    },
-    error::{DcpFault, Error, PickleFault},
+    checkpoint::{Checkpoint, Key, Object, Protection, Role, Source, Tensor, Value, flatten, join},
+    error::{Error, Fault},
     file_io::{Files, PathFile},
+    formats::local::LocalTensor,
     pickle::{self, Graph, PICKLE_BYTES_MAX},
-    torch::{Item, StoredTensor},
+    torch::Item,
 };
 use items::{Found, Job};
 use metadata::{Entry, Kind, Metadata};
@@ -65,7 +63,7 @@ pub fn open(dir: &Path) -> Result<Checkpoint, Error> {
     let found = items::find_all(dir, &metadata.files, &jobs)?;
     let mut assembly = Assembly::new(dir, &metadata);
     for (job, found) in jobs.iter().zip(found) {
-        assembly.add(job, found).map_err(|fault| dcp_error(dir, fault))?;
+        assembly.add(job, found).map_err(|fault| fault.in_file(dir))?;
     }
     Ok(assembly.finish(&metadata))
 }
@@ -74,7 +72,7 @@ pub fn open(dir: &Path) -> Result<Checkpoint, Error> {
 fn read_metadata(dir: &Path) -> Result<Metadata, Error> {
     let read = |path: &Path| {
         let graph = parse(path)?;
-        Metadata::read(&graph).map_err(|fault| dcp_error(path, fault))
+        Metadata::read(&graph).map_err(|fault| fault.in_file(path))
     };
     let path = dir.join(METADATA_FILE);
     if Files::anywhere().exists(&path) || !is_at(dir) {
@@ -85,7 +83,7 @@ fn read_metadata(dir: &Path) -> Result<Metadata, Error> {
     let mut all = Metadata::default();
     for rank in ranks {
         let path = dir.join(format!("__{rank}.metadata"));
-        all.merge(read(&path)?).map_err(|fault| dcp_error(&path, fault))?;
+        all.merge(read(&path)?).map_err(|fault| fault.in_file(&path))?;
     }
     Ok(all)
 }
@@ -98,17 +96,16 @@ fn rank_of(name: &str) -> Option<u64> {
 fn parse(path: &Path) -> Result<Graph, Error> {
     let (file, len) = PathFile::open(path)?;
     // A longer pickle is refused when its length is looked at.
-    let mut bytes = vec![0; len.min(PICKLE_BYTES_MAX as u64 + 1) as usize];
-    ReadAt::read_exact_at(&file, &mut bytes, 0)?;
+    let bytes = file.read_first(len.min(PICKLE_BYTES_MAX as u64 + 1))?;
     pickle::parse(&bytes).map_err(|fault| match other_tool(&fault) {
-        Some(tool) => dcp_error(path, DcpFault::OtherTool { tool }),
-        None => Error::Torch { path: path.to_owned(), item: String::new(), fault: Box::new(fault.into()) },
+        Some(tool) => of_other_tool(tool).in_file(path),
+        None => fault.of_part("its pickle is refused: ", 0).in_file(path),
     })
 }
 
 /// Tools whose directories look like PyTorch's, by the modules that their metadata names.
-fn other_tool(fault: &PickleFault) -> Option<&'static str> {
-    let PickleFault::UnknownGlobal { module, .. } = fault else { return None };
+fn other_tool(fault: &Fault) -> Option<&'static str> {
+    let Fault::UnknownGlobal { module, .. } = fault else { return None };
     match module.split('.').next() {
         Some("megatron") => Some(metadata::MEGATRON),
         Some("bytecheckpoint") => Some("ByteCheckpoint"),
@@ -116,8 +113,10 @@ fn other_tool(fault: &PickleFault) -> Option<&'static str> {
     }
 }
 
-fn dcp_error(path: &Path, fault: DcpFault) -> Error {
-    Error::Dcp { path: path.to_owned(), fault: Box::new(fault) }
+/// The checkpoint of another tool that resembles PyTorch's.
+fn of_other_tool(tool: &str) -> Fault {
+    let looks = "which only looks like one of PyTorch";
+    Fault::unsupported(format!("it is a checkpoint of {tool}, {looks}; convert it with {tool} first"))
 }
 
 /// A checkpoint that is put together from what the items hold.
@@ -143,7 +142,7 @@ impl Assembly {
         Assembly { checkpoint, plain_sources: BTreeMap::new(), zstd_count: 0 }
     }
 
-    fn add(&mut self, job: &Job<'_>, found: Found) -> Result<(), DcpFault> {
+    fn add(&mut self, job: &Job<'_>, found: Found) -> Result<(), Fault> {
         let source = self.source(job, &found);
         for (range, digest) in found.protections {
             let what = format!("tensor {}", job.name());
@@ -153,8 +152,8 @@ impl Assembly {
             (Some(chunk), Item::Tensor(tensor)) => {
                 let owner = self.checkpoint.tensors.get_mut(&job.entry.name);
                 let owner = owner.expect("every tensor of the metadata was made before");
-                let offsets = chunk.offsets.clone();
-                owner.chunks.push(stored_chunk(source, offsets, tensor, &owner.shape));
+                let stored = LocalTensor::of(&tensor, source);
+                owner.chunks.push(stored.chunk_at(chunk.offsets.clone(), &owner.shape));
                 Ok(())
             }
             (_, item) if item.holds_tensor() => self.add_nested(job.entry, source, item),
@@ -178,52 +177,43 @@ impl Assembly {
     }
 
     /// Adds the tensors and values in a value, with names below its own.
-    fn add_nested(&mut self, entry: &Entry, source: usize, item: Item) -> Result<(), DcpFault> {
+    fn add_nested(&mut self, entry: &Entry, source: usize, item: Item) -> Result<(), Fault> {
         let (prefix, last) = match entry.path.split_last() {
             Some((Key::Name(last), prefix)) => (prefix, last.clone()),
             Some((Key::Index(last), prefix)) => (prefix, last.to_string()),
             None => (&[][..], entry.name.clone()),
         };
         let root = Item::Dict(vec![(Value::Str(last), item)]);
-        let leaves = flatten(&root).map_err(|_| DcpFault::Unexpected {
-            place: format!("the value `{}`", entry.name),
-            expected: "a nested state dict whose tensors can be named",
+        let leaves = flatten(&root).map_err(|_| {
+            let place = format!("the value `{}`", entry.name);
+            metadata::unexpected(place, "a nested state dict whose tensors can be named")
         })?;
         for (inner, leaf) in leaves {
             let last = entry.path.last().into_iter().chain(&inner[1..]);
             let path: Vec<Key> = prefix.iter().chain(last).cloned().collect();
             match leaf {
-                Item::Tensor(tensor) => self.add_whole_tensor(path, source, tensor.clone())?,
+                Item::Tensor(tensor) => {
+                    let name = self.free_name(&path)?;
+                    self.checkpoint
+                        .tensors
+                        .insert(name, LocalTensor::of(tensor, source).to_tensor(path, Role::Model));
+                }
                 other => self.add_value(path, other.to_value())?,
             }
         }
         Ok(())
     }
 
-    fn add_whole_tensor(
-        &mut self,
-        path: Vec<Key>,
-        source: usize,
-        stored: StoredTensor,
-    ) -> Result<(), DcpFault> {
-        let name = self.free_name(&path)?;
-        let chunks = vec![stored.chunk(source)];
-        let StoredTensor { dtype, shape, .. } = stored;
-        let tensor = Tensor { path, role: Role::Model, dtype, shape, chunks };
-        self.checkpoint.tensors.insert(name, tensor);
-        Ok(())
-    }
-
-    fn add_value(&mut self, path: Vec<Key>, value: Value) -> Result<(), DcpFault> {
+    fn add_value(&mut self, path: Vec<Key>, value: Value) -> Result<(), Fault> {
         let name = self.free_name(&path)?;
         self.checkpoint.values.insert(name, Object { path, role: Role::Other, value });
         Ok(())
     }
 
-    fn free_name(&self, path: &[Key]) -> Result<String, DcpFault> {
+    fn free_name(&self, path: &[Key]) -> Result<String, Fault> {
         let name = join(path);
         if self.checkpoint.tensors.contains_key(&name) || self.checkpoint.values.contains_key(&name) {
-            return Err(DcpFault::DuplicateName { name });
+            return Err(Fault::new(format!("two tensors or values have the name `{name}`")));
         }
         Ok(name)
     }
@@ -235,11 +225,6 @@ impl Assembly {
         self.checkpoint.assign_roles();
         self.checkpoint
     }
-}
-
-fn stored_chunk(source: usize, offsets: Vec<u64>, stored: StoredTensor, shape: &[u64]) -> Chunk {
-    let StoredTensor { shape: sizes, strides, offset, .. } = stored;
-    Chunk { region: Region::Box { offsets, sizes, strides }.simplified(shape), source, offset }
 }
 
 #[cfg(test)]

@@ -22,14 +22,15 @@ mod tests;
 use std::path::{Path, PathBuf};
 
 use super::{
+    rank_fault::{no_rank_files, several_sets},
     rank_file::RankFile,
-    rank_names::{RankSet, sets_of},
+    rank_names::{complete, sets_of},
 };
 use crate::{
-    checkpoint::{Checkpoint, Role, Value},
-    error::{Error, RankFault},
-    file_io::Files,
-    formats::fields::{count, text},
+    checkpoint::Checkpoint,
+    error::{Error, Fault},
+    file_io::{self, Files},
+    formats::fields::count,
     torch::Item,
 };
 
@@ -60,7 +61,7 @@ pub(crate) fn is_rank_file(root: &Item) -> bool {
 /// Reads the checkpoint that `latest` in a directory names, that a directory holds, or that a file belongs to.
 ///
 /// # Errors
-/// [`Error::Ranks`] when files of ranks are missing or do not belong together; other errors when a file cannot be
+/// [`Error::Malformed`] when files of ranks are missing or do not belong together; other errors when a file cannot be
 /// read.
 pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let path = path.as_ref();
@@ -72,19 +73,16 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
         let fault = match (patterns.next(), patterns.next()) {
             (Some(pattern), None) => {
                 let names = sets.remove(&pattern).expect("the pattern is that of a set");
-                return RankSet::complete(&dir, names);
+                return complete(&dir, names);
             }
-            (None, _) => RankFault::NoRankFiles { example: "zero_pp_rank_0_mp_rank_00_optim_states.pt" },
-            (Some(first), Some(second)) => RankFault::SeveralSets { sets: vec![first, second] },
+            (None, _) => no_rank_files("zero_pp_rank_0_mp_rank_00_optim_states.pt"),
+            (Some(first), Some(second)) => several_sets(&[first, second]),
         };
-        Err(Error::Ranks { path: dir.clone(), fault })
+        Err(fault.in_file(&dir))
     };
     let (optimizers, models) = (take(OPTIMIZER_FILES)?, take(MODEL_FILES)?);
-    let mut checkpoint = Checkpoint {
-        path: path.to_owned(),
-        world_size: Some(optimizers.files.len()),
-        ..Checkpoint::default()
-    };
+    let mut checkpoint =
+        Checkpoint { path: path.to_owned(), world_size: Some(optimizers.len()), ..Checkpoint::default() };
     let optimizers = RankFile::open_all(&optimizers, &mut checkpoint)?;
     let models = RankFile::open_all(&models, &mut checkpoint)?;
     let flats = optimizers.iter().map(parse::flat_states).collect::<Result<Vec<_>, _>>()?;
@@ -98,8 +96,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
 /// The directory with the files: the one that `latest` names, the path itself, or that of the file.
 pub(crate) fn directory_of(files: &Files, path: &Path) -> Result<PathBuf, Error> {
     if !files.is_directory(path) {
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        return Ok(parent.unwrap_or(Path::new(".")).to_owned());
+        return Ok(file_io::directory_of(path));
     }
     let names = files.list(path)?;
     let holds_files = names.iter().any(|name| name.ends_with(OPTIMIZER_FILES) || name.ends_with(MODEL_FILES));
@@ -111,21 +108,16 @@ pub(crate) fn directory_of(files: &Files, path: &Path) -> Result<PathBuf, Error>
     let tag = String::from_utf8_lossy(&bytes).trim().to_owned();
     let is_plain = Path::new(&tag).file_name().is_some_and(|name| name == &tag[..]);
     if !is_plain {
-        let place = "its text".to_owned();
-        let fault = RankFault::Unexpected { place, expected: "the name of a directory beside it" };
-        return Err(Error::Ranks { path: latest, fault });
+        return Err(Fault::unexpected("its text", "the name of a directory beside it").in_file(latest));
     }
     Ok(path.join(tag))
 }
 
 /// Adds what else is in the first file of the model, and what of it people want to see.
 fn add_others(file: &RankFile, into: &mut Checkpoint) -> Result<(), Error> {
-    let Item::Dict(items) = &file.root else { return Ok(()) };
-    let is_known = |key: &Value| text(key).is_some_and(|key| KNOWN_KEYS.contains(&key));
-    let others = items.iter().filter(|(key, _)| !is_known(key)).cloned().collect();
     for (key, name) in [("global_steps", "step"), ("global_samples", "samples")] {
         let number = file.root.get(key).map(Item::to_value).as_ref().and_then(count);
         into.run_state.extend(number.map(|number| (name.to_owned(), number.to_string())));
     }
-    file.add_others(&[], others, Role::Other, into)
+    file.add_unknown(&KNOWN_KEYS, into)
 }

@@ -10,9 +10,8 @@ use super::{
 };
 use crate::{
     checkpoint::Checkpoint,
-    error::{Error, FormatFault},
-    export::directory_of,
-    file_io::{Files, PathFile},
+    error::{Error, listed},
+    file_io::{Files, PathFile, directory_of},
     model_files::{INDEX_FILE, SINGLE_FILE},
     native::{Attempt, MANIFEST_FILE},
 };
@@ -21,10 +20,13 @@ use crate::{
 const ZIP_START: &[u8] = b"PK\x03\x04";
 
 /// Bytes of the start of a file that tell its format.
-const START_BYTES: usize = 16;
+const START_BYTES: u64 = 16;
 
 /// Directories below the named one that are searched for checkpoints, for a message.
 const SEARCH_DEPTH: usize = 2;
+
+/// Names that a message lists.
+const LISTED_MAX: usize = 8;
 
 /// How many directories are searched for it.
 const SEARCHED_MAX: usize = 2000;
@@ -41,7 +43,7 @@ const TORCH_ENDINGS: [&str; 4] = [".pth", ".pt", ".bin", ".ckpt"];
 /// Opens a checkpoint of any format that is read. Only metadata is read.
 ///
 /// # Errors
-/// [`Error::Format`] when the path is no checkpoint; the errors of the format otherwise.
+/// [`Error::WrongPath`] when the path is no checkpoint; the errors of the format otherwise.
 pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let path = path.as_ref();
     if Files::anywhere().is_directory(path) { open_directory(path) } else { open_file(path) }
@@ -59,9 +61,7 @@ enum FileKind {
 
 fn start_of(path: &Path) -> Result<Vec<u8>, Error> {
     let (file, len) = PathFile::open(path)?;
-    let mut start = vec![0; len.min(START_BYTES as u64) as usize];
-    file.read_exact_at(&mut start, 0)?;
-    Ok(start)
+    file.read_first(len.min(START_BYTES))
 }
 
 fn kind_of(start: &[u8]) -> FileKind {
@@ -77,21 +77,26 @@ fn kind_of(start: &[u8]) -> FileKind {
 
 fn open_file(path: &Path) -> Result<Checkpoint, Error> {
     let start = start_of(path)?;
-    let fault = |fault| Err(Error::Format { path: path.to_owned(), fault });
     let directory = directory_of(path);
     let around = || contents(&directory).unwrap_or(Contents::Unknown);
     match kind_of(&start) {
-        FileKind::Empty => fault(FormatFault::EmptyFile),
+        FileKind::Empty => Err(Error::malformed(path, "it is empty, and no checkpoint")),
         FileKind::Zip => open_torch(path),
         FileKind::Safetensors => safetensors_files::open_file(path),
         FileKind::Json if is_named(path, TORCH_INDEX) => torch_index::open(path),
         FileKind::Json if is_named(path, INDEX_FILE) => safetensors_files::open_index(path),
         kind @ (FileKind::Json | FileKind::Other) => match around() {
             Contents::Unknown if kind == FileKind::Json => safetensors_files::open_index(path),
-            around if around.has_part(path) => fault(FormatFault::PartOfDirectory { directory }),
+            around if around.has_part(path) => Err(part_of_directory(path, &directory)),
             around => {
-                let checkpoint = (!matches!(around, Contents::Unknown)).then_some(directory);
-                fault(FormatFault::UnknownFile { start: start.escape_ascii().to_string(), checkpoint })
+                let start = start.escape_ascii();
+                let beside = match around {
+                    Contents::Unknown => String::new(),
+                    _ => format!("; the directory {} holds a checkpoint", directory.display()),
+                };
+                let reason =
+                    format!("it is no checkpoint file of a known format: it begins with {start}{beside}");
+                Err(Error::wrong_path(path, reason))
             }
         },
     }
@@ -203,7 +208,6 @@ fn contents(dir: &Path) -> Result<Contents, Error> {
 }
 
 fn open_directory(dir: &Path) -> Result<Checkpoint, Error> {
-    let fault = |fault| Err(Error::Format { path: dir.to_owned(), fault });
     match contents(dir)? {
         Contents::Native => native::open(dir),
         Contents::Dcp => dcp::open(dir),
@@ -213,7 +217,7 @@ fn open_directory(dir: &Path) -> Result<Checkpoint, Error> {
         Contents::TorchFile(path) => open_torch(&path),
         Contents::TorchFiles(files) => match RankKind::of(dir)? {
             Some(kind) => open_ranks(kind, dir),
-            None => fault(FormatFault::SeveralFiles { files }),
+            None => Err(several_files(dir, &files)),
         },
         Contents::Unknown => {
             // DeepSpeed's directory of all steps names the newest one, in which a file may be damaged.
@@ -224,16 +228,41 @@ fn open_directory(dir: &Path) -> Result<Checkpoint, Error> {
                 Err(error) if names_newest() => return Err(error),
                 Ok(None) | Err(_) => {}
             }
-            let candidates = candidates(dir);
-            if candidates.is_empty() {
-                let mut found = Files::anywhere().list(dir)?;
-                found.sort();
-                fault(FormatFault::UnknownDirectory { found })
-            } else {
-                fault(FormatFault::HoldsCheckpoints { candidates })
-            }
+            Err(unknown_directory(dir)?)
         }
     }
+}
+
+/// A directory that is no checkpoint: it may hold some.
+fn unknown_directory(dir: &Path) -> Result<Error, Error> {
+    let candidates = candidates(dir);
+    let reason = if candidates.is_empty() {
+        let found = Files::anywhere().list(dir)?;
+        let held = if found.is_empty() { String::new() } else { format!(" (it holds {})", shown(&found)) };
+        format!("it holds no checkpoint of a known format{held}")
+    } else {
+        format!("it is not a checkpoint itself; name one of those in it: {}", shown(&candidates))
+    };
+    Ok(Error::wrong_path(dir, reason))
+}
+
+/// Several files of weights that nothing joins.
+pub(super) fn several_files(dir: &Path, files: &[String]) -> Error {
+    let reason = format!(
+        "it holds several files of weights and nothing says that they belong together; name one of them: {}",
+        shown(files)
+    );
+    Error::wrong_path(dir, reason)
+}
+
+/// A file that is part of a checkpoint.
+pub(super) fn part_of_directory(file: &Path, directory: &Path) -> Error {
+    let directory = directory.display();
+    Error::wrong_path(file, format!("it is a part of a checkpoint; name the directory {directory} instead"))
+}
+
+fn shown(names: &[String]) -> String {
+    listed(names, LISTED_MAX)
 }
 
 /// Directories below this one that hold a checkpoint, relative to it.

@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::{
     checkpoint::{Checkpoint, Chunk, Key, Object, Protection, Region, Role, Source, Tensor},
     error::Error,
-    native::{MANIFEST_FILE, ManifestFile, NativeReader, RUN_STATE, name_of, run_state_to_value, step_of},
+    native::{MANIFEST_FILE, ManifestFile, NativeReader, RUN_STATE, RunDir, run_state_to_value, step_of},
 };
 
 /// Opens the directory of a native checkpoint. Lengths and headers of its files are checked.
@@ -93,7 +93,7 @@ fn other_name(reader: &NativeReader) -> Option<String> {
         format!(
             "the directory is named {name}, but the run had done {saved} steps when it was saved: it was renamed. \
              `fsdp train --resume` goes by names; name it {} again",
-            name_of(saved)
+            RunDir::name_of(saved)
         )
     })
 }

@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use super::rank_names::RankSet;
+use super::{rank_fault::same_name, rank_names::RankSet};
 use crate::{
     bytes::Section,
-    checkpoint::{Checkpoint, Key, Object, Role, Source, Value, flatten, join},
-    error::{Error, RankFault},
+    checkpoint::{Checkpoint, Object, Role, Source, Value, flatten, join},
+    error::{Error, Fault},
     file_io::PathFile,
-    formats::local::LocalTensor,
+    formats::{fields::text, local::LocalTensor},
     torch::{self, Item},
 };
 
@@ -36,31 +36,27 @@ impl RankFile {
 
     /// Opens all files of a set, in the order of ranks.
     pub(crate) fn open_all(set: &RankSet, into: &mut Checkpoint) -> Result<Vec<RankFile>, Error> {
-        set.files.iter().map(|path| RankFile::open(path, into)).collect()
+        set.iter().map(|path| RankFile::open(path, into)).collect()
     }
 
-    /// The error that says what is wrong with this file.
-    pub(crate) fn fault(&self, fault: RankFault) -> Error {
-        Error::Ranks { path: self.path.clone(), fault }
+    /// The error that says that something in this file is not what it should be.
+    pub(crate) fn unexpected(&self, place: impl AsRef<str>, expected: &str) -> Error {
+        Fault::unexpected(place, expected).in_file(&self.path)
     }
 
-    /// The error that says that something is not what it should be.
-    pub(crate) fn unexpected(&self, place: impl Into<String>, expected: &'static str) -> Error {
-        self.fault(RankFault::Unexpected { place: place.into(), expected })
+    /// Adds what is under other keys than these.
+    pub(crate) fn add_unknown(&self, known: &[&str], into: &mut Checkpoint) -> Result<(), Error> {
+        let Item::Dict(items) = &self.root else { return Ok(()) };
+        let is_known = |key: &Value| text(key).is_some_and(|key| known.contains(&key));
+        let others = items.iter().filter(|(key, _)| !is_known(key)).cloned().collect();
+        self.add_others(others, Role::Other, into)
     }
 
-    /// Flattens `items`, which are a part of the file, below `prefix`, and adds what is in them.
-    pub(crate) fn add_others(
-        &self,
-        prefix: &[Key],
-        items: Vec<(Value, Item)>,
-        role: Role,
-        into: &mut Checkpoint,
-    ) -> Result<(), Error> {
+    /// Flattens `items`, which are a part of the file, and adds what is in them.
+    fn add_others(&self, items: Vec<(Value, Item)>, role: Role, into: &mut Checkpoint) -> Result<(), Error> {
         let root = Item::Dict(items);
-        let leaves = flatten(&root).map_err(|fault| Error::Nesting { path: self.path.clone(), fault })?;
+        let leaves = flatten(&root).map_err(|fault| fault.in_file(&self.path))?;
         for (path, item) in leaves {
-            let path = [prefix, &path[..]].concat();
             let name = join(&path);
             let is_new = match item {
                 Item::Tensor(stored) => {
@@ -79,7 +75,7 @@ impl RankFile {
                 }
             };
             if !is_new {
-                return Err(self.fault(RankFault::SameName { tensor: name }));
+                return Err(same_name(&name).in_file(&self.path));
             }
         }
         Ok(())

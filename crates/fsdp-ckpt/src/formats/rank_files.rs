@@ -16,12 +16,13 @@ mod tests;
 use std::path::Path;
 
 use super::{
+    rank_fault::placement,
     rank_file::RankFile,
     rank_names::{Companion, RankSet, find},
 };
 use crate::{
     checkpoint::{Checkpoint, Global, Key, Object, Role, flatten, join},
-    error::{Error, RankFault},
+    error::Error,
     formats::local::LocalTensor,
     torch::Item,
 };
@@ -47,7 +48,7 @@ fn is_dtensor(class: &Global) -> bool {
 /// Reads the checkpoint that a directory holds, or that one of its files belongs to.
 ///
 /// # Errors
-/// [`Error::Ranks`] when files of ranks are missing or do not belong together, or a tensor is distributed in a way
+/// [`Error::Malformed`] when files of ranks are missing or do not belong together, or a tensor is distributed in a way
 /// that is not known; other errors when a file cannot be read.
 pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let path = path.as_ref();
@@ -55,7 +56,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let mut checkpoint = Checkpoint {
         path: path.to_owned(),
         format: "PyTorch DTensors, one file per rank".to_owned(),
-        world_size: Some(found.main.files.len()),
+        world_size: Some(found.main.len()),
         ..Checkpoint::default()
     };
     add_set(&found.main, &[], &mut checkpoint)?;
@@ -86,9 +87,8 @@ fn rank_tensors(
     prefix: &[Key],
     into: &mut Checkpoint,
 ) -> Result<RankTensors, Error> {
-    let nesting = |fault| Error::Nesting { path: file.path.clone(), fault };
     let mut found = RankTensors { path: file.path.clone(), rank, tensors: Vec::new() };
-    for (path, item) in flatten(&file.root).map_err(nesting)? {
+    for (path, item) in flatten(&file.root).map_err(|fault| fault.in_file(&file.path))? {
         let path = [prefix, &path[..]].concat();
         let name = join(&path);
         match item {
@@ -103,7 +103,7 @@ fn rank_tensors(
             Item::Wrapped { class, .. } => {
                 let why =
                     format!("it is a {}.{}; save DTensors or a full state dict", class.module, class.name);
-                return Err(file.fault(RankFault::Placement { tensor: name, why }));
+                return Err(placement(&name, why).in_file(&file.path));
             }
             item if rank == 0 => {
                 if item.holds_tensor() {

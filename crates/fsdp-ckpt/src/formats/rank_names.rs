@@ -9,13 +9,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use super::rank_fault::{disagrees, no_rank_files, same_rank, several_sets};
 use crate::{
-    error::{Error, RankFault},
-    file_io::Files,
+    error::{Error, Fault},
+    file_io::{Files, directory_of},
 };
 
 /// How files of `torch.save` are named.
 const EXTENSIONS: [&str; 4] = [".pt", ".pth", ".bin", ".ckpt"];
+
+/// Ranks that a message lists.
+const LISTED_MAX: usize = 12;
 
 /// A name of a rank's file, for messages.
 const EXAMPLE: &str = "model_world_size_4_rank_0.pt";
@@ -60,15 +64,7 @@ fn leading_digits(text: &str) -> &str {
 }
 
 /// The files of one set, by rank from 0 without a gap.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RankSet {
-    /// The directory.
-    pub(crate) dir: PathBuf,
-    /// Their names with `*` in place of the rank.
-    pub(crate) pattern: String,
-    /// The files, in the order of ranks.
-    pub(crate) files: Vec<PathBuf>,
-}
+pub(crate) type RankSet = Vec<PathBuf>;
 
 /// All sets among the names in a directory, by pattern.
 pub(crate) fn sets_of(names: &[String]) -> BTreeMap<String, Vec<(RankName, String)>> {
@@ -81,33 +77,27 @@ pub(crate) fn sets_of(names: &[String]) -> BTreeMap<String, Vec<(RankName, Strin
     sets
 }
 
-impl RankSet {
-    /// The files of a set, if each rank is there once.
-    ///
-    /// # Errors
-    /// [`Error::Ranks`] names ranks that are missing or there twice.
-    pub(crate) fn complete(dir: &Path, names: Vec<(RankName, String)>) -> Result<RankSet, Error> {
-        let fault = |fault| Error::Ranks { path: dir.to_owned(), fault };
-        let mut files: BTreeMap<usize, PathBuf> = BTreeMap::new();
-        let mut world_size = 0;
-        let mut pattern = String::new();
-        for (found, name) in names {
-            let path = dir.join(name);
-            world_size = world_size.max(found.world_size.unwrap_or(0));
-            pattern = found.pattern;
-            if let Some(first) = files.insert(found.rank, path.clone()) {
-                return Err(fault(RankFault::SameRank { rank: found.rank, first, second: path }));
-            }
+/// The files of a set, if each rank is there once.
+///
+/// # Errors
+/// [`Error::Malformed`] names ranks that are missing or there twice.
+pub(crate) fn complete(dir: &Path, names: Vec<(RankName, String)>) -> Result<RankSet, Error> {
+    let mut files: BTreeMap<usize, PathBuf> = BTreeMap::new();
+    let mut world_size = 0;
+    for (found, name) in names {
+        let path = dir.join(name);
+        world_size = world_size.max(found.world_size.unwrap_or(0));
+        if let Some(first) = files.insert(found.rank, path.clone()) {
+            return Err(same_rank(found.rank, &first, &path).in_file(dir));
         }
-        let highest = files.keys().next_back().map_or(0, |rank| rank + 1);
-        if world_size > 0 && highest > world_size {
-            let (expected, got) = (format!("below {world_size}"), (highest - 1).to_string());
-            let because = " by the world size in its name";
-            return Err(fault(RankFault::Disagrees { what: "rank", expected, got, because }));
-        }
-        check_ranks(files.keys().copied(), world_size.max(highest)).map_err(fault)?;
-        Ok(RankSet { dir: dir.to_owned(), pattern, files: files.into_values().collect() })
     }
+    let highest = files.keys().next_back().map_or(0, |rank| rank + 1);
+    if world_size > 0 && highest > world_size {
+        let (expected, because) = (format!("below {world_size}"), " by the world size in its name");
+        return Err(disagrees("rank", expected, highest - 1, because).in_file(dir));
+    }
+    check_ranks(files.keys().copied(), world_size.max(highest)).map_err(|fault| fault.in_file(dir))?;
+    Ok(files.into_values().collect())
 }
 
 /// Files that belong to other files: where a set has `main` in its names, one with `other` there goes with it.
@@ -129,25 +119,22 @@ pub(crate) struct FoundSets {
 /// Finds the only set in a directory, or the set of one of its files, with its companions.
 ///
 /// # Errors
-/// [`Error::Ranks`] when there is no set or more than one, and when ranks are missing.
+/// [`Error::Malformed`] when there is no set or more than one, and when ranks are missing.
 pub(crate) fn find(path: &Path, companions: &[Companion]) -> Result<FoundSets, Error> {
     let files = Files::anywhere();
     let (dir, name) = match path.file_name() {
         Some(name) if !files.is_directory(path) => {
-            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-            (parent.unwrap_or(Path::new(".")), Some(name.to_string_lossy().into_owned()))
+            (directory_of(path), Some(name.to_string_lossy().into_owned()))
         }
-        _ => (path, None),
+        _ => (path.to_owned(), None),
     };
-    let mut sets = sets_of(&files.list(dir)?);
-    let pattern = choose(&sets, name.as_deref(), companions)
-        .map_err(|fault| Error::Ranks { path: path.to_owned(), fault })?;
-    let mut complete =
-        |pattern: &str| sets.remove(pattern).map(|names| RankSet::complete(dir, names)).transpose();
-    let main = complete(&pattern)?.expect("the pattern was chosen among the sets");
+    let mut sets = sets_of(&files.list(&dir)?);
+    let pattern = choose(&sets, name.as_deref(), companions).map_err(|fault| fault.in_file(path))?;
+    let mut take = |pattern: &str| sets.remove(pattern).map(|names| complete(&dir, names)).transpose();
+    let main = take(&pattern)?.expect("the pattern was chosen among the sets");
     let mut found = Vec::new();
     for Companion { main, other } in companions.iter().filter(|companion| pattern.contains(companion.main)) {
-        found.extend(complete(&pattern.replace(main, other))?);
+        found.extend(take(&pattern.replace(main, other))?);
     }
     Ok(FoundSets { main, companions: found })
 }
@@ -157,25 +144,25 @@ fn choose(
     sets: &BTreeMap<String, Vec<(RankName, String)>>,
     name: Option<&str>,
     companions: &[Companion],
-) -> Result<String, RankFault> {
+) -> Result<String, Fault> {
     let main_of = |pattern: &str| {
         let mut mains = companions.iter().filter(|companion| pattern.contains(companion.other));
         mains.find_map(|c| Some(pattern.replace(c.other, c.main)).filter(|main| sets.contains_key(main)))
     };
     if let Some(name) = name {
-        let found = RankName::parse(name).ok_or(RankFault::NoRankFiles { example: EXAMPLE })?;
+        let found = RankName::parse(name).ok_or_else(|| no_rank_files(EXAMPLE))?;
         return Ok(main_of(&found.pattern).unwrap_or(found.pattern));
     }
     let mut mains = sets.keys().filter(|pattern| main_of(pattern).is_none());
     match (mains.next(), mains.next()) {
-        (None, _) => Err(RankFault::NoRankFiles { example: EXAMPLE }),
+        (None, _) => Err(no_rank_files(EXAMPLE)),
         (Some(pattern), None) => Ok(pattern.clone()),
-        _ => Err(RankFault::SeveralSets { sets: sets.keys().cloned().collect() }),
+        _ => Err(several_sets(&sets.keys().cloned().collect::<Vec<_>>())),
     }
 }
 
 /// Checks that the ranks are all of 0 to `world_size`.
-pub(crate) fn check_ranks(present: impl Iterator<Item = usize>, world_size: usize) -> Result<(), RankFault> {
+pub(crate) fn check_ranks(present: impl Iterator<Item = usize>, world_size: usize) -> Result<(), Fault> {
     // Only as many gaps are listed as messages show; a name may claim any number of ranks.
     let mut ranks = Vec::new();
     let mut next = 0;
@@ -183,7 +170,13 @@ pub(crate) fn check_ranks(present: impl Iterator<Item = usize>, world_size: usiz
         ranks.extend((next..rank).take(64 - ranks.len().min(64)));
         next = rank + 1;
     }
-    if ranks.is_empty() { Ok(()) } else { Err(RankFault::MissingRanks { ranks, world_size }) }
+    if ranks.is_empty() {
+        return Ok(());
+    }
+    let shown: Vec<String> = ranks.iter().take(LISTED_MAX).map(usize::to_string).collect();
+    let missing = shown.join(", ") + if ranks.len() > LISTED_MAX { ", .." } else { "" };
+    let way_out = "fetch them, every rank holds a part";
+    Err(Fault::new(format!("the files of ranks {missing} of {world_size} are missing; {way_out}")))
 }
 
 #[cfg(test)]
@@ -212,22 +205,20 @@ mod tests {
         }
     }
 
-    fn complete(names: &[&str]) -> Result<RankSet, Error> {
+    fn completed(names: &[&str]) -> Result<RankSet, Error> {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let (_, set) = sets_of(&names).pop_first().unwrap();
-        RankSet::complete(Path::new("dir"), set)
+        complete(Path::new("dir"), set)
     }
 
     #[test]
     fn sets_are_in_the_order_of_ranks_and_complete() {
-        let set = complete(&["a_rank10.bin", "a_rank2.bin", "a_rank1.bin"]).unwrap_err();
-        let Error::Ranks { fault: RankFault::MissingRanks { ranks, world_size: 11 }, .. } = set else {
-            panic!("{set}")
-        };
-        assert_eq!(ranks, [0, 3, 4, 5, 6, 7, 8, 9]);
-        let set = complete(&["a_rank1.bin", "other.bin", "a_rank0.bin"]).unwrap();
-        assert_eq!(set.files, [Path::new("dir/a_rank0.bin"), Path::new("dir/a_rank1.bin")]);
-        let message = complete(&["x_rank-0-of-3.pth", "x_rank-2-of-3.pth"]).unwrap_err().to_string();
+        let set = completed(&["a_rank10.bin", "a_rank2.bin", "a_rank1.bin"]).unwrap_err();
+        let message = set.to_string();
+        assert!(message.contains("the files of ranks 0, 3, 4, 5, 6, 7, 8, 9 of 11 are missing"), "{message}");
+        let set = completed(&["a_rank1.bin", "other.bin", "a_rank0.bin"]).unwrap();
+        assert_eq!(set, [Path::new("dir/a_rank0.bin"), Path::new("dir/a_rank1.bin")]);
+        let message = completed(&["x_rank-0-of-3.pth", "x_rank-2-of-3.pth"]).unwrap_err().to_string();
         assert_eq!(
             message,
             "dir: the files of ranks 1 of 3 are missing; fetch them, every rank holds a part"
@@ -236,15 +227,15 @@ mod tests {
 
     #[test]
     fn refuses_the_same_rank_twice_and_ranks_beyond_the_world() {
-        let message = complete(&["x_rank-1-of-2.pth", "x_rank-01-of-2.pth"]).unwrap_err().to_string();
+        let message = completed(&["x_rank-1-of-2.pth", "x_rank-01-of-2.pth"]).unwrap_err().to_string();
         assert!(message.contains("are both of rank 1"), "{message}");
-        let message = complete(&["x_rank-0-of-1.pth", "x_rank-1-of-1.pth"]).unwrap_err().to_string();
+        let message = completed(&["x_rank-0-of-1.pth", "x_rank-1-of-1.pth"]).unwrap_err().to_string();
         assert!(message.contains("its rank is 1, where below 1 was expected"), "{message}");
     }
 
     #[test]
     fn a_huge_world_in_a_name_costs_nothing() {
-        let fault = complete(&["x_rank-0-of-99999999999999999.pth"]).unwrap_err();
+        let fault = completed(&["x_rank-0-of-99999999999999999.pth"]).unwrap_err();
         assert!(fault.to_string().contains("ranks 1, 2, 3"), "{fault}");
     }
 }

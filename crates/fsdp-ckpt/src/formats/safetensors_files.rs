@@ -5,19 +5,16 @@
 //! they are what the shards reach to, so a missing *last* shard cannot be noticed, which is noted. The same
 //! shard in several files is a replica and is read once.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, path::Path};
 
 use serde::Deserialize;
 
 use crate::{
-    checkpoint::{Checkpoint, Chunk, Key, Region, Role, Source, Tensor},
-    error::{Error, FormatFault},
-    export::directory_of,
-    file_io::Files,
-    model_files::ModelReader,
+    checkpoint::{Checkpoint, Chunk, Key, Region, Role, Source, Tensor, len_bytes},
+    error::Error,
+    file_io::{Files, directory_of},
+    formats::detect::{part_of_directory, several_files},
+    model_files::{ModelReader, index::in_two_files},
     native::{MANIFEST_FILE, SHARD_MARK},
     safetensors::{SafetensorsReader, TensorEntry},
 };
@@ -28,7 +25,7 @@ const SHARDING_INFO: &str = "DCP_SHARDING_INFO";
 /// Reads one file, as a whole model or as the only shard of one.
 ///
 /// # Errors
-/// [`Error::Malformed`], [`Error::Format`], [`Error::Io`].
+/// [`Error::Malformed`], [`Error::WrongPath`] for a part of a native checkpoint, [`Error::Io`].
 pub fn open_file(path: &Path) -> Result<Checkpoint, Error> {
     let reader = SafetensorsReader::open(path)?;
     refuse_native(&reader)?;
@@ -51,7 +48,7 @@ pub fn open_index(path: &Path) -> Result<Checkpoint, Error> {
 /// Reads files of one directory that belong together: shards of ranks, or a model whose index is missing.
 ///
 /// # Errors
-/// [`Error::Malformed`], [`Error::Format`], [`Error::InTwoFiles`], [`Error::Io`].
+/// [`Error::Malformed`], [`Error::WrongPath`] for files that do not belong together, [`Error::Io`].
 pub fn open_files(dir: &Path, names: &[String]) -> Result<Checkpoint, Error> {
     let readers = names.iter().map(|name| SafetensorsReader::open(dir.join(name)));
     let readers = readers.collect::<Result<Vec<_>, _>>()?;
@@ -59,14 +56,14 @@ pub fn open_files(dir: &Path, names: &[String]) -> Result<Checkpoint, Error> {
     if readers.iter().all(is_shard) {
         return from_shards(dir, readers);
     }
-    let fault = |fault| Error::Format { path: dir.to_owned(), fault };
     if names.len() > 1 {
-        let Some(count) = common_count(names) else {
-            return Err(fault(FormatFault::SeveralFiles { files: names.to_vec() }));
-        };
+        let count = common_count(names).ok_or_else(|| several_files(dir, names))?;
         if count != names.len() {
             let missing = count.abs_diff(names.len());
-            return Err(fault(FormatFault::FilesMissing { missing, expected: count }));
+            let reason = format!(
+                "{missing} of the {count} files that its name counts are missing; fetch or save them again"
+            );
+            return Err(Error::malformed(dir, reason));
         }
     }
     let mut checkpoint = from_files(dir, "safetensors", &readers)?;
@@ -96,12 +93,14 @@ fn refuse_native(reader: &SafetensorsReader) -> Result<(), Error> {
         return Ok(());
     }
     let directory = directory_of(reader.path());
-    let fault = if Files::anywhere().link_exists(&directory.join(MANIFEST_FILE)) {
-        FormatFault::PartOfDirectory { directory }
-    } else {
-        FormatFault::NoManifest
-    };
-    Err(Error::Format { path: reader.path().to_owned(), fault })
+    if Files::anywhere().link_exists(&directory.join(MANIFEST_FILE)) {
+        return Err(part_of_directory(reader.path(), &directory));
+    }
+    let reason = format!(
+        "it is part of a native checkpoint whose {MANIFEST_FILE} is missing: the save was not completed, or the file \
+         was lost; without it nothing says that the tensors are whole"
+    );
+    Err(Error::malformed(reader.path(), reason))
 }
 
 fn shape_of(entry: &TensorEntry) -> Vec<u64> {
@@ -128,11 +127,8 @@ fn from_files(path: &Path, format: &str, readers: &[SafetensorsReader]) -> Resul
             let path = vec![Key::Name(entry.name().to_owned())];
             let tensor = Tensor { path, role: Role::Model, dtype: entry.dtype(), shape, chunks };
             if let Some(first) = checkpoint.tensors.insert(entry.name().to_owned(), tensor) {
-                return Err(Error::InTwoFiles {
-                    tensor: entry.name().to_owned(),
-                    first: checkpoint.sources[first.chunks[0].source].path().clone(),
-                    second: reader.path().to_owned(),
-                });
+                let first = checkpoint.sources[first.chunks[0].source].path();
+                return Err(in_two_files(entry.name(), first, reader.path()));
             }
         }
     }
@@ -154,13 +150,10 @@ fn from_shards(path: &Path, readers: Vec<SafetensorsReader>) -> Result<Checkpoin
         checkpoint.sources.push(source_of(reader));
         let offsets_of = offsets(reader)?;
         for entry in reader.header().entries() {
-            let fault = |fault| Error::Format { path: reader.path().to_owned(), fault };
-            let sizes = shape_of(entry);
-            let (name, shape) = (entry.name(), sizes.clone());
+            let (name, sizes) = (entry.name(), shape_of(entry));
             let offsets = offsets_of.get(name).map(|info| info.saved_offsets.clone());
-            let no_offsets = || fault(FormatFault::NoOffsets { tensor: name.to_owned(), shape });
-            let offsets =
-                offsets.filter(|offsets| offsets.len() == sizes.len()).ok_or_else(no_offsets.clone())?;
+            let no_offsets = || no_offsets(reader.path(), name, &sizes);
+            let offsets = offsets.filter(|offsets| offsets.len() == sizes.len()).ok_or_else(no_offsets)?;
             let ends = offsets.iter().zip(&sizes).map(|(offset, size)| offset.checked_add(*size));
             let ends = ends.collect::<Option<Vec<u64>>>().ok_or_else(no_offsets)?;
             let tensor = checkpoint.tensors.entry(name.to_owned()).or_insert_with(|| Tensor {
@@ -171,10 +164,12 @@ fn from_shards(path: &Path, readers: Vec<SafetensorsReader>) -> Result<Checkpoin
                 chunks: Vec::new(),
             });
             if tensor.dtype != entry.dtype() || tensor.shape.len() != sizes.len() {
-                let other =
-                    checkpoint.sources[tensor.chunks.first().map_or(source, |chunk| chunk.source)].path();
-                let (tensor, other) = (name.to_owned(), other.clone());
-                return Err(fault(FormatFault::ShardsDiffer { tensor, other }));
+                let other = tensor.chunks.first().map_or(source, |chunk| chunk.source);
+                let other = checkpoint.sources[other].path().display();
+                let reason = format!(
+                    "its shard of tensor `{name}` differs in type or dimensions from the one in {other}"
+                );
+                return Err(Error::malformed(reader.path(), reason));
             }
             tensor.shape.iter_mut().zip(ends).for_each(|(size, end)| *size = end.max(*size));
             let region = Region::packed(offsets, sizes);
@@ -203,9 +198,15 @@ fn offsets(reader: &SafetensorsReader) -> Result<BTreeMap<String, ShardInfo>, Er
     let metadata = reader.header().metadata().and_then(|metadata| metadata.get(SHARDING_INFO));
     let text = metadata.expect("only files with sharding information are read as shards");
     serde_json::from_str(text).map_err(|error| {
-        let fault = FormatFault::BadShardingInfo { detail: error.to_string() };
-        Error::Format { path: reader.path().to_owned(), fault }
+        Error::malformed(reader.path(), format!("its {SHARDING_INFO} cannot be read: {error}"))
     })
+}
+
+/// A tensor that the sharding information does not list, or with offsets that do not fit its shape.
+fn no_offsets(path: &Path, tensor: &str, shape: &[u64]) -> Error {
+    let reason =
+        format!("its {SHARDING_INFO} gives no offsets that fit tensor `{tensor}` of shape {shape:?}");
+    Error::malformed(path, reason)
 }
 
 /// The number of ranks by the names of files; ranks in between that have no file are noted.
@@ -230,12 +231,9 @@ fn note_ranks(notes: &mut Vec<String>, readers: &[SafetensorsReader]) -> usize {
 /// Products of whole shapes, which come from offsets, must be countable.
 fn check_sizes(checkpoint: &Checkpoint) -> Result<(), Error> {
     for (name, tensor) in &checkpoint.tensors {
-        let size = tensor.dtype.size_bytes() as u64;
-        let len = crate::checkpoint::element_count(&tensor.shape).and_then(|len| len.checked_mul(size));
-        if len.is_none() {
-            let path: PathBuf = checkpoint.sources[tensor.chunks[0].source].path().clone();
-            let fault = FormatFault::NoOffsets { tensor: name.clone(), shape: tensor.shape.clone() };
-            return Err(Error::Format { path, fault });
+        if len_bytes(&tensor.shape, tensor.dtype.size_bytes()).is_none() {
+            let path = checkpoint.sources[tensor.chunks[0].source].path();
+            return Err(no_offsets(path, name, &tensor.shape));
         }
     }
     Ok(())

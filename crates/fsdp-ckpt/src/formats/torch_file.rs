@@ -8,11 +8,12 @@ use std::path::Path;
 
 use crate::{
     bytes::Section,
-    checkpoint::{Checkpoint, Global, Key, Object, Role, Source, Tensor, flatten, join},
-    error::{Error, TorchFault},
+    checkpoint::{Checkpoint, Global, Key, Object, Role, Source, flatten, join},
+    error::{Error, Fault},
     file_io::PathFile,
+    formats::local::LocalTensor,
     native::{RUN_STATE, value_to_run_state},
-    torch::{self, Item, StoredTensor, TorchFile},
+    torch::{self, Item, TorchFile},
 };
 
 /// Reads a file of `torch.save` that holds a dict.
@@ -30,34 +31,25 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
         sources: vec![Source::File { path: path.to_owned(), len }],
         ..Checkpoint::default()
     };
-    fill(&mut checkpoint, &torch_file).map_err(|fault| match fault {
-        Fault::Torch(fault) => section.fault(fault),
-        Fault::Nesting(fault) => Error::Nesting { path: path.to_owned(), fault },
-    })?;
+    fill(&mut checkpoint, &torch_file).map_err(|fault| section.fault(fault))?;
     checkpoint.protections = torch_file.protections(0);
     checkpoint.assign_roles();
     Ok(checkpoint)
 }
 
-/// What can be wrong with a tree.
-enum Fault {
-    Torch(TorchFault),
-    Nesting(crate::error::NestingFault),
-}
-
 fn fill(checkpoint: &mut Checkpoint, file: &TorchFile) -> Result<(), Fault> {
     let run_state = run_state(&file.root);
     let is_of_run = |path: &[Key]| matches!(path.first(), Some(Key::Name(first)) if first == RUN_STATE);
-    for (path, item) in flatten(&file.root).map_err(Fault::Nesting)? {
+    for (path, item) in flatten(&file.root)? {
         if run_state.is_some() && is_of_run(&path) {
             continue;
         }
         let name = join(&path);
         match item {
             Item::Tensor(stored) => {
-                checkpoint.tensors.insert(name, tensor(path, stored));
+                checkpoint.tensors.insert(name, LocalTensor::of(stored, 0).to_tensor(path, Role::Model));
             }
-            Item::Wrapped { class, .. } => return Err(Fault::Torch(part(name, class))),
+            Item::Wrapped { class, .. } => return Err(part(&name, class)),
             item => {
                 if item.holds_tensor() {
                     checkpoint.notes.push(format!("the object `{name}` holds tensors, which are not read"));
@@ -80,21 +72,17 @@ fn run_state(root: &Item) -> Option<Object> {
     Some(Object { path: vec![Key::Name(RUN_STATE.to_owned())], role: Role::Other, value })
 }
 
-fn tensor(path: Vec<Key>, stored: &StoredTensor) -> Tensor {
-    Tensor {
-        path,
-        role: Role::Model,
-        dtype: stored.dtype,
-        shape: stored.shape.clone(),
-        chunks: vec![stored.chunk(0)],
-    }
-}
-
 /// Why a distributed tensor cannot be read from one file.
-fn part(name: String, class: &Global) -> TorchFault {
+fn part(name: &str, class: &Global) -> Fault {
     let is_flat = name.split('.').next_back().is_some_and(|last| last.contains("_flat_param"));
     if class.name == "ShardedTensor" && is_flat {
-        return TorchFault::FlatParameter { name };
+        return Fault::unsupported(format!(
+            "it is a local state of FSDP1 (`{name}`): flat parameters without the names and shapes of what is in them, \
+             which only the model's code knows; save a sharded or full state dict instead"
+        ));
     }
-    TorchFault::PartOfTensor { name, class: format!("{}.{}", class.module, class.name) }
+    let Global { module, name: class } = class;
+    Fault::unsupported(format!(
+        "tensor `{name}` is one rank's part of a {module}.{class}; name the directory that holds the files of all ranks"
+    ))
 }

@@ -11,15 +11,14 @@ use super::torch_file;
 use crate::{
     checkpoint::Checkpoint,
     error::Error,
-    export::directory_of,
-    model_files::index::{file_path, read},
+    file_io::directory_of,
+    model_files::index::{file_path, in_two_files, not_in_file, not_in_index, read},
 };
 
 /// Reads a model by its index.
 ///
 /// # Errors
-/// [`Error::MalformedIndex`], [`Error::IndexEscapesDirectory`], [`Error::MissingFile`], [`Error::NotInFile`],
-/// [`Error::NotInIndex`], [`Error::InTwoFiles`], and those of [`torch_file::open`].
+/// [`Error::Malformed`] for an index that is none or does not fit its files, and those of [`torch_file::open`].
 pub fn open(path: &Path) -> Result<Checkpoint, Error> {
     let weight_map = read(path)?;
     let dir = directory_of(path);
@@ -37,12 +36,10 @@ pub fn open(path: &Path) -> Result<Checkpoint, Error> {
         let full = file_path(path, &dir, first, file, &weight_map)?;
         let part = torch_file::open(&full)?;
         if let Some(tensor) = tensors.iter().find(|tensor| !part.tensors.contains_key(**tensor)) {
-            let (path, tensor) = (path.to_owned(), (*tensor).to_owned());
-            return Err(Error::NotInFile { path, file: full, tensor });
+            return Err(not_in_file(path, &full, tensor));
         }
         if let Some(tensor) = part.tensors.keys().find(|tensor| !tensors.contains(tensor.as_str())) {
-            let (path, tensor) = (path.to_owned(), tensor.clone());
-            return Err(Error::NotInIndex { path, file: full, tensor });
+            return Err(not_in_index(path, &full, tensor));
         }
         join(&mut joined, part, &full)?;
     }
@@ -59,11 +56,8 @@ fn join(joined: &mut Checkpoint, part: Checkpoint, file: &Path) -> Result<(), Er
     for (name, mut tensor) in part.tensors {
         tensor.chunks.iter_mut().for_each(|chunk| chunk.source += base);
         if let Some(first) = joined.tensors.insert(name.clone(), tensor) {
-            let first = first
-                .chunks
-                .first()
-                .map_or_else(|| file.to_owned(), |chunk| joined.sources[chunk.source].path().clone());
-            return Err(Error::InTwoFiles { tensor: name, first, second: file.to_owned() });
+            let first = joined.sources[first.chunks[0].source].path();
+            return Err(in_two_files(&name, first, file));
         }
     }
     joined.protections.extend(part.protections.into_iter().map(|mut protection| {
@@ -116,17 +110,18 @@ mod tests {
         let file = "pytorch_model-00001-of-00001.bin";
         let fewer =
             |names: &[String]| names.iter().skip(1).map(|name| (name.clone(), Value::from(file))).collect();
-        assert!(matches!(formats::open(directory(&fewer).path()), Err(Error::NotInIndex { .. })));
+        let refused = |index: &dyn Fn(&[String]) -> Value, what: &str| {
+            let error = formats::open(directory(index).path()).unwrap_err();
+            assert!(matches!(error, Error::Malformed { .. }) && error.to_string().contains(what), "{error}");
+        };
+        refused(&fewer, "pytorch_model.bin.index.json does not list");
         let more = |names: &[String]| {
             names.iter().cloned().chain(["x".to_owned()]).map(|name| (name, Value::from(file))).collect()
         };
-        assert!(matches!(formats::open(directory(&more).path()), Err(Error::NotInFile { .. })));
+        refused(&more, "it places tensor `x` in ");
         let outside = |_: &[String]| serde_json::json!({ "x": "../x.bin" });
-        assert!(matches!(
-            formats::open(directory(&outside).path()),
-            Err(Error::IndexEscapesDirectory { .. })
-        ));
+        refused(&outside, "to `../x.bin`, which is not a plain file name");
         let missing = |_: &[String]| serde_json::json!({ "x": "y.bin" });
-        assert!(matches!(formats::open(directory(&missing).path()), Err(Error::MissingFile { .. })));
+        refused(&missing, "y.bin: it is missing");
     }
 }

@@ -20,14 +20,11 @@ mod tests;
 use std::path::Path;
 
 use super::{
+    rank_fault::disagrees,
     rank_file::RankFile,
     rank_names::{Companion, find},
 };
-use crate::{
-    checkpoint::{Checkpoint, Role},
-    error::{Error, RankFault},
-    torch::Item,
-};
+use crate::{checkpoint::Checkpoint, error::Error, torch::Item};
 use rank_state::RankState;
 
 /// The Trainer of Hugging Face keeps optimizers in files of their own.
@@ -44,7 +41,7 @@ pub(crate) fn is_rank_file(root: &Item) -> bool {
 /// Reads the checkpoint that a directory holds, or that one of its files belongs to.
 ///
 /// # Errors
-/// [`Error::Ranks`] when files of ranks are missing or do not belong together; other errors when a file cannot be
+/// [`Error::Malformed`] when files of ranks are missing or do not belong together; other errors when a file cannot be
 /// read.
 pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let path = path.as_ref();
@@ -52,7 +49,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let mut checkpoint = Checkpoint {
         path: path.to_owned(),
         format: "PyTorch/XLA FSDP, one file per rank".to_owned(),
-        world_size: Some(found.main.files.len()),
+        world_size: Some(found.main.len()),
         ..Checkpoint::default()
     };
     let files = RankFile::open_all(&found.main, &mut checkpoint)?;
@@ -63,19 +60,18 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     for set in &found.companions {
         let optimizers = RankFile::open_all(set, &mut checkpoint)?;
         if optimizers.len() != ranks.len() {
-            let (expected, got) = (ranks.len().to_string(), optimizers.len().to_string());
             let because = ", the number of files of the model";
-            let fault = RankFault::Disagrees { what: "number of files", expected, got, because };
-            return Err(optimizers[0].fault(fault));
+            let fault = disagrees("number of files", ranks.len(), optimizers.len(), because);
+            return Err(fault.in_file(&optimizers[0].path));
         }
         for (rank, file) in optimizers.iter().enumerate() {
             let state = checked(parse::rank_state(file)?, rank, optimizers.len())?;
             ranks[rank].optimizer = ranks[rank].optimizer.take().or(state.optimizer);
         }
-        add_others(&optimizers[0], &mut checkpoint)?;
+        optimizers[0].add_unknown(&KNOWN_KEYS, &mut checkpoint)?;
     }
     merge::merge(&ranks, &mut checkpoint)?;
-    add_others(&files[0], &mut checkpoint)?;
+    files[0].add_unknown(&KNOWN_KEYS, &mut checkpoint)?;
     Ok(checkpoint)
 }
 
@@ -87,20 +83,8 @@ fn checked(state: RankState, rank: usize, world_size: usize) -> Result<RankState
     ];
     for (what, expected, got, because) in numbers {
         if expected != got {
-            let (expected, got) = (expected.to_string(), got.to_string());
-            let fault = RankFault::Disagrees { what, expected, got, because };
-            return Err(Error::Ranks { path: state.path, fault });
+            return Err(disagrees(what, expected, got, because).in_file(state.path));
         }
     }
     Ok(state)
-}
-
-/// Adds what else is in a file.
-fn add_others(file: &RankFile, into: &mut Checkpoint) -> Result<(), Error> {
-    let Item::Dict(items) = &file.root else { return Ok(()) };
-    let is_known = |key: &crate::checkpoint::Value| {
-        super::fields::text(key).is_some_and(|key| KNOWN_KEYS.contains(&key))
-    };
-    let others = items.iter().filter(|(key, _)| !is_known(key)).cloned().collect();
-    file.add_others(&[], others, Role::Other, into)
 }

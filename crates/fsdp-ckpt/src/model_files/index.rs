@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
 };
 
 use serde::Deserialize;
@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::ModelReader;
 use crate::{
     error::Error,
-    file_io::Files,
+    file_io::{Files, is_plain_name},
     safetensors::{HEADER_LEN_MAX, SafetensorsReader},
     unique_map::UniqueMap,
 };
@@ -32,7 +32,8 @@ pub(super) fn open(path: PathBuf) -> Result<ModelReader, Error> {
         let position = match positions.get(file.as_str()) {
             Some(&position) => position,
             None => {
-                files.push(open_file(&path, &dir, tensor, file, &weight_map)?);
+                let file_path = file_path(&path, &dir, tensor, file, &weight_map)?;
+                files.push(SafetensorsReader::open(file_path)?);
                 positions.insert(file.as_str(), files.len() - 1);
                 files.len() - 1
             }
@@ -42,35 +43,50 @@ pub(super) fn open(path: PathBuf) -> Result<ModelReader, Error> {
     let file_of = join(&files)?;
     for (tensor, position) in placed {
         if file_of.get(tensor) != Some(&position) {
-            let file = files[position].path().to_owned();
-            return Err(Error::NotInFile { path, file, tensor: tensor.to_owned() });
+            return Err(not_in_file(&path, files[position].path(), tensor));
         }
     }
     let listed: BTreeSet<&str> = weight_map.iter().map(|(tensor, _)| tensor.as_str()).collect();
     if let Some((tensor, &position)) = file_of.iter().find(|(tensor, _)| !listed.contains(tensor.as_str())) {
-        let (file, tensor) = (files[position].path().to_owned(), tensor.clone());
-        return Err(Error::NotInIndex { path, file, tensor });
+        return Err(not_in_index(&path, files[position].path(), tensor));
     }
     Ok(ModelReader { path, files, file_of })
 }
 
 /// The pairs (tensor, file) of an index, in its order.
 pub(crate) fn read(path: &Path) -> Result<Vec<(String, String)>, Error> {
-    let malformed = |detail| Error::MalformedIndex { path: path.to_owned(), detail };
+    let malformed = |detail: String| {
+        Error::malformed(path, format!("not a valid model index: {detail}; fetch or export the model again"))
+    };
     let text = Files::anywhere().read_small(path, HEADER_LEN_MAX)?;
     let text = text.ok_or_else(|| malformed(format!("it has more than {HEADER_LEN_MAX} bytes")))?;
     let index: IndexFile = serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))?;
     Ok(index.weight_map.0)
 }
 
-fn open_file(
-    path: &Path,
-    dir: &Path,
-    tensor: &str,
-    file: &str,
-    weight_map: &[(String, String)],
-) -> Result<SafetensorsReader, Error> {
-    SafetensorsReader::open(file_path(path, dir, tensor, file, weight_map)?)
+/// A tensor is not in the file where the index places it.
+pub(crate) fn not_in_file(index: &Path, file: &Path, tensor: &str) -> Error {
+    let reason = format!(
+        "it places tensor `{tensor}` in {}, which does not hold it; index and files are of different exports",
+        file.display()
+    );
+    Error::malformed(index, reason)
+}
+
+/// A file of the model holds a tensor that the index does not list.
+pub(crate) fn not_in_index(index: &Path, file: &Path, tensor: &str) -> Error {
+    let reason = format!(
+        "it holds tensor `{tensor}`, which {} does not list; index and files are of different exports",
+        index.display()
+    );
+    Error::malformed(file, reason)
+}
+
+/// Two files of one model hold the same tensor.
+pub(crate) fn in_two_files(tensor: &str, first: &Path, second: &Path) -> Error {
+    let reason =
+        format!("it holds tensor `{tensor}`, as does {}; remove one and correct the index", first.display());
+    Error::malformed(second, reason)
 }
 
 /// The path of a file that the index at `path` names for `tensor`: a plain name of a file that is there.
@@ -81,21 +97,21 @@ pub(crate) fn file_path(
     file: &str,
     weight_map: &[(String, String)],
 ) -> Result<PathBuf, Error> {
-    let mut components = Path::new(file).components();
-    let is_plain = matches!((components.next(), components.next()), (Some(Component::Normal(_)), None));
-    // `a/` and `a/.` have one component too, so the text itself must be that component.
-    if !is_plain || file.contains(['/', '\\']) {
-        let (path, tensor, file) = (path.to_owned(), tensor.to_owned(), file.to_owned());
-        return Err(Error::IndexEscapesDirectory { path, tensor, file });
+    if !is_plain_name(file) {
+        let reason = format!(
+            "it maps tensor `{tensor}` to `{file}`, which is not a plain file name; files of a model lie beside their \
+             index"
+        );
+        return Err(Error::malformed(path, reason));
     }
     let full = dir.join(file);
     if !Files::anywhere().exists(&full) {
-        return Err(Error::MissingFile {
-            path: path.to_owned(),
-            file: full,
-            tensor: tensor.to_owned(),
-            tensor_count: weight_map.iter().filter(|(_, other)| other == file).count(),
-        });
+        let tensor_count = weight_map.iter().filter(|(_, other)| other == file).count();
+        let reason = format!(
+            "it is missing: {} places {tensor_count} tensors in it (`{tensor}`, ..); fetch it again",
+            path.display()
+        );
+        return Err(Error::malformed(full, reason));
     }
     Ok(full)
 }
@@ -106,11 +122,7 @@ fn join(files: &[SafetensorsReader]) -> Result<BTreeMap<String, usize>, Error> {
     for (position, file) in files.iter().enumerate() {
         for name in file.names() {
             if let Some(first) = file_of.insert(name.to_owned(), position) {
-                return Err(Error::InTwoFiles {
-                    tensor: name.to_owned(),
-                    first: files[first].path().to_owned(),
-                    second: file.path().to_owned(),
-                });
+                return Err(in_two_files(name, files[first].path(), file.path()));
             }
         }
     }

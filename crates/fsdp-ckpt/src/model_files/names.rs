@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::ModelReader;
-use crate::error::{Error, NameDifferences, ShapeDifference};
-use crate::safetensors::TensorType;
+use crate::error::{Error, NameDifferences};
+use crate::safetensors::{TensorEntry, TensorType};
 
 impl ModelReader {
     /// Checks that the model has exactly the expected tensors, by name and shape, each of a type that `accepts`
@@ -29,26 +29,13 @@ impl ModelReader {
         for (name, shape) in expected {
             let (name, shape) = (name.as_ref(), shape.as_ref());
             seen.insert(name.to_owned());
-            let Ok(entry) = self.entry(name) else {
-                differences.missing.push(name.to_owned());
-                continue;
-            };
-            if entry.shape() != shape {
-                differences.wrong_shape.push(ShapeDifference {
-                    tensor: name.to_owned(),
-                    expected: shape.to_owned(),
-                    got: entry.shape().to_owned(),
-                });
-            }
-            if !accepts(entry.dtype()) {
-                differences.wrong_type.push((name.to_owned(), entry.dtype()));
-            }
+            let entry = self.entry(name).ok();
+            differences.expect(name, shape, entry.map(TensorEntry::shape));
+            let dtype = entry.map(TensorEntry::dtype).filter(|dtype| !accepts(*dtype));
+            differences.wrong_type.extend(dtype.map(|dtype| (name.to_owned(), dtype)));
         }
         let extra = self.names().filter(|name| !seen.contains(*name) && !ignored(name));
         differences.extra = extra.map(str::to_owned).collect();
-        if differences.is_empty() {
-            return Ok(());
-        }
-        Err(Error::NamesDiffer { path: self.path.clone(), differences: Box::new(differences) })
+        differences.into_result(&self.path)
     }
 }

@@ -5,7 +5,8 @@ use std::ops::Range;
 use super::ModelReader;
 use crate::{
     error::Error,
-    floats::{CHUNK_ELEMENTS, Real},
+    floats::{CHUNK_ELEMENTS, Real, expect_convertible},
+    rows::expect_len,
     safetensors::{SafetensorsReader, TensorEntry},
 };
 
@@ -13,7 +14,7 @@ impl ModelReader {
     /// Fills `out` with the bytes of whole rows of a tensor, in the type of the file.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`], [`Error::RowsOutsideTensor`], [`Error::BufferLength`], [`Error::Io`].
+    /// [`Error::UnknownTensor`]; [`Error::BadRequest`] for rows that do not exist or do not fit `out`; [`Error::Io`].
     pub fn read_rows(&self, name: &str, rows: Range<usize>, out: &mut [u8]) -> Result<(), Error> {
         self.locate(name)?.read_rows(name, rows, out)
     }
@@ -22,9 +23,8 @@ impl ModelReader {
     /// (rounded to nearest).
     ///
     /// # Errors
-    /// Those of [`read_rows`](Self::read_rows); [`Error::NotConvertible`] for other types;
-    /// [`Error::ValueOutOfRange`] if a finite `F64` does not fit. After an error the content of `out` is
-    /// unspecified.
+    /// Those of [`read_rows`](Self::read_rows); [`Error::BadRequest`] for other types, and if a finite `F64` does not
+    /// fit. After an error the content of `out` is unspecified.
     pub fn read_rows_f32(&self, name: &str, rows: Range<usize>, out: &mut [f32]) -> Result<(), Error> {
         self.read_rows_as(name, rows, out)
     }
@@ -32,7 +32,7 @@ impl ModelReader {
     /// Fills `out` with the elements of whole rows of an `F64`, `F32`, `BF16` or `F16` tensor, exactly.
     ///
     /// # Errors
-    /// Those of [`read_rows`](Self::read_rows); [`Error::NotConvertible`] for other types.
+    /// Those of [`read_rows`](Self::read_rows); [`Error::BadRequest`] for other types.
     pub fn read_rows_f64(&self, name: &str, rows: Range<usize>, out: &mut [f64]) -> Result<(), Error> {
         self.read_rows_as(name, rows, out)
     }
@@ -40,19 +40,12 @@ impl ModelReader {
     fn read_rows_as<T: Real>(&self, name: &str, rows: Range<usize>, out: &mut [T]) -> Result<(), Error> {
         let file = self.locate(name)?;
         let entry = file.entry(name)?;
-        let (path, tensor) = (file.path().to_owned(), name.to_owned());
-        if !entry.dtype().is_convertible() {
-            return Err(Error::NotConvertible { path, tensor, dtype: entry.dtype() });
-        }
+        expect_convertible(file.path(), name, entry.dtype())?;
         let bytes = file.rows_to_bytes(entry, &rows)?;
-        let (expected, got) = ((rows.end - rows.start) as u64 * entry.row_len(), out.len() as u64);
-        if expected != got {
-            return Err(Error::BufferLength { path, tensor, unit: "elements", expected, got });
-        }
-        if entry.dtype() == T::NATIVE {
-            file.read_bytes(entry, bytes.start, bytemuck::cast_slice_mut(out))?;
-            T::from_file_order(out);
-            return Ok(());
+        let expected = rows.len() as u64 * entry.row_len();
+        expect_len(file.path(), name, "elements", expected, out.len() as u64)?;
+        if entry.dtype() == T::NATIVE && cfg!(target_endian = "little") {
+            return file.read_bytes(entry, bytes.start, bytemuck::cast_slice_mut(out));
         }
         read_converted(file, entry, bytes.start, out)
     }
@@ -70,13 +63,8 @@ fn read_converted<T: Real>(
     for chunk in out.chunks_mut(CHUNK_ELEMENTS) {
         let bytes = &mut buffer[..chunk.len() * size_bytes];
         file.read_bytes(entry, offset, bytes)?;
-        T::decode(entry.dtype(), bytes, chunk).map_err(|found| Error::ValueOutOfRange {
-            path: file.path().to_owned(),
-            tensor: entry.name().to_owned(),
-            element: offset / size_bytes as u64 + found.index as u64,
-            value: found.value,
-            target: found.target,
-        })?;
+        T::decode(entry.dtype(), bytes, chunk)
+            .map_err(|found| found.in_tensor(file.path(), entry.name(), offset / size_bytes as u64))?;
         offset += bytes.len() as u64;
     }
     Ok(())

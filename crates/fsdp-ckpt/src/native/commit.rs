@@ -1,21 +1,14 @@
 //! The end of a save: all parts are there and fit, so the checkpoint gets its name; or the save fails.
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
 use super::{
     MANIFEST_FILE, Manifest, ManifestFile, ManifestShard, ManifestTensor, RankFile, RankReport, RunLock,
-    SavePlan, objects::is_twin, rank_save::save_fault,
+    SavePlan, already_there, objects::is_twin, read_header,
 };
-use crate::{
-    digest::DigestKind,
-    error::{Error, NativeFault, SaveFault},
-    file_io::Files,
-};
+use crate::{digest::DigestKind, error::Error, file_io::Files};
 
 impl RunLock {
     /// Checks the reports of all ranks against the plan and their files, writes the manifest, and gives the checkpoint
@@ -27,8 +20,9 @@ impl RunLock {
     /// then what has the name decides. An equal checkpoint there is as good as this one.
     ///
     /// # Errors
-    /// [`Error::Save`] if a rank saved something else, its file has gone, or the step has another checkpoint;
-    /// [`Error::Native`] if a header is damaged; [`Error::Io`]. What was saved is then removed by
+    /// [`Error::Unplanned`] if a rank saved something else, [`Error::Unavailable`] if its file has gone,
+    /// [`Error::WrongPath`] if the step has another checkpoint; [`Error::Malformed`] if a header is damaged;
+    /// [`Error::Io`]. What was saved is then removed by
     /// [`RunLock::discard`]. If the very last step fails, making the final name durable, the checkpoint is there and may
     /// be lost by a crash of the machine.
     ///
@@ -53,7 +47,11 @@ impl RunLock {
                 // Where names are not changed, the files are where the manifest says that they are.
                 Ok(there) if there == manifest && !self.run().renames() => {}
                 Ok(there) if is_twin(&there, &manifest) => self.discard(step)?,
-                Ok(_) => return Err(save_fault(&complete, SaveFault::TwoRuns)),
+                Ok(_) => {
+                    let reason = "it was saved by another run meanwhile, with other content: two runs write here; stop \
+                                  one of them";
+                    return Err(Error::wrong_path(complete, reason));
+                }
                 Err(_) => return Err(error),
             }
         }
@@ -80,7 +78,7 @@ impl Commit<'_> {
         let path = self.dir.join(MANIFEST_FILE);
         let mut manifest = manifest(self.plan, listed, run_state);
         manifest.files.iter_mut().for_each(|file| file.name.insert_str(0, &self.prefix));
-        let text = manifest.to_bytes().map_err(|fault| native_fault(&path, fault))?;
+        let text = manifest.to_bytes().map_err(|fault| fault.in_file(&path))?;
         if self.is_on_disk {
             self.files.write_new(&path, &text)?;
             self.files.sync_directory(&self.dir)?;
@@ -94,7 +92,7 @@ impl Commit<'_> {
             return self.files.write_new(&complete.join(MANIFEST_FILE), manifest);
         }
         match self.files.metadata_if_there(complete)? {
-            Some(_) => Err(save_fault(complete, SaveFault::AlreadyThere)),
+            Some(_) => Err(already_there(complete)),
             None => self.files.rename(&self.dir, complete),
         }
     }
@@ -103,32 +101,23 @@ impl Commit<'_> {
     fn check(&self, rank: usize, report: RankReport) -> Result<ManifestFile, Error> {
         let layout = self.plan.lay_out(rank)?;
         if report.plan != self.plan.digest() {
-            return Err(save_fault(&self.dir, SaveFault::OtherPlan { rank }));
+            let reason = format!(
+                "rank {rank} saved other tensors or rows than rank 0 expects; all ranks need the same model and world"
+            );
+            return Err(Error::unplanned(&self.dir, reason));
         }
         if !fits(&report, &layout, rank) {
-            return Err(save_fault(&self.dir, SaveFault::OtherFile { rank }));
+            let reason = format!("rank {rank} reports another file than the one that is planned for it");
+            return Err(Error::unplanned(&self.dir, reason));
         }
         if !self.is_on_disk {
             // The store has said that it is there, and shows the same to all.
             return Ok(manifest_file(self.plan, &layout, report.chunks));
         }
         let path = self.dir.join(&layout.name);
-        let (file, got) = self.files.open(&path).map_err(|error| match error {
-            Error::Io { cause, .. } if cause.kind() == io::ErrorKind::NotFound => {
-                save_fault(&path, SaveFault::Disappeared { rank })
-            }
-            other => other,
-        })?;
-        if got != report.file_len {
-            return Err(native_fault(&path, NativeFault::FileLength { expected: report.file_len, got }));
-        }
-        let mut prefix = vec![0; layout.prefix.len()];
-        file.read_exact_at(&mut prefix, 0)?;
-        let (expected, got) = (report.header, DigestKind::Crc64.of(&prefix));
-        if expected != got {
-            let bytes = 0..prefix.len() as u64;
-            return Err(native_fault(&path, NativeFault::HeaderChanged { bytes, expected, got }));
-        }
+        let is_gone = |error: Error| if error.is_not_found() { gone(&path, rank) } else { error };
+        let file = self.files.open(&path).map_err(is_gone)?;
+        read_header(&file, report.file_len, layout.prefix.len() as u64, report.header)?;
         Ok(manifest_file(self.plan, &layout, report.chunks))
     }
 }
@@ -170,6 +159,11 @@ pub(crate) fn manifest(plan: &SavePlan, files: Vec<ManifestFile>, run_state: Map
     Manifest { world_size, tensors, files, values: Default::default(), run_state }
 }
 
-fn native_fault(path: &Path, fault: NativeFault) -> Error {
-    Error::Native { path: path.to_owned(), fault: Box::new(fault) }
+/// The file of a rank is not where rank 0 looks for it.
+fn gone(path: &Path, rank: usize) -> Error {
+    let reason = format!(
+        "it was written by rank {rank} and is not there for rank 0: all processes need the same out_dir, and nobody else \
+         may remove files there"
+    );
+    Error::unavailable(path, reason)
 }

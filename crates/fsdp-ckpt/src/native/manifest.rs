@@ -4,7 +4,6 @@
 //! row of every tensor is in exactly one of them, and that there is a checksum for each of its chunks. The
 //! text itself is the business of `text`, its digest that of `seal`.
 
-mod coverage;
 mod text;
 
 use std::{collections::BTreeMap, ops::Range};
@@ -15,8 +14,10 @@ use super::{objects::plain_name, plan::row_count, seal};
 use crate::{
     checkpoint::{Key, Object, Role},
     digest::{Digest, DigestKind},
-    error::NativeFault,
-    safetensors::{TensorSpec, TensorType},
+    error::Fault,
+    file_io::is_plain_name,
+    ranges::{first_uneven, wide},
+    safetensors::{TensorEntry, TensorSpec, TensorType},
 };
 
 /// The name of the manifest in the directory of a checkpoint.
@@ -89,19 +90,6 @@ impl ManifestTensor {
         // Parsing and planning have checked the product.
         self.shape.iter().skip(1).map(|&size| size as u64).product::<u64>() * self.dtype.size_bytes() as u64
     }
-
-    fn check_size(&self, tensor: &str) -> Result<(), NativeFault> {
-        let size_bytes = self.dtype.size_bytes() as u64;
-        let row = self.shape.iter().skip(1).try_fold(size_bytes, |len, &size| len.checked_mul(size as u64));
-        match row.and_then(|row| row.checked_mul(self.row_count() as u64)) {
-            Some(_) => Ok(()),
-            None => Err(NativeFault::SizeOverflow {
-                tensor: tensor.to_owned(),
-                dtype: self.dtype,
-                shape: self.shape.clone(),
-            }),
-        }
-    }
 }
 
 impl ManifestShard {
@@ -130,51 +118,88 @@ impl Manifest {
     /// Reads a manifest and proves that it is complete in itself.
     ///
     /// # Errors
-    /// A [`NativeFault`] that names the tensor and the file.
-    pub fn parse(bytes: Vec<u8>) -> Result<Manifest, NativeFault> {
+    /// A [`Fault`] that names the tensor and the file.
+    pub fn parse(bytes: Vec<u8>) -> Result<Manifest, Fault> {
         let manifest = text::read(&seal::unseal(bytes)?)?;
         // Every rank has a file, be it one without tensors.
         let (expected, got) = (manifest.files.len(), manifest.world_size);
         if expected != got || got == 0 {
-            return Err(NativeFault::WorldSize { expected, got });
+            let reason = format!(
+                "it says that {got} ranks saved it, but lists {expected} files, one for each rank; use another checkpoint"
+            );
+            return Err(Fault::new(reason));
         }
-        manifest.tensors.iter().try_for_each(|(name, tensor)| tensor.check_size(name))?;
+        for (name, tensor) in &manifest.tensors {
+            let (name, dtype, shape) = (name.clone(), tensor.dtype, tensor.shape.clone());
+            TensorEntry::place(TensorSpec { name, dtype, shape }, 0)?;
+        }
         let mut names = std::collections::BTreeSet::new();
         for file in &manifest.files {
             let name = plain_name(&file.name);
-            let is_plain = name.ends_with(".safetensors") && !name.contains(['/', '\\', '\0']);
+            let is_plain = name.ends_with(".safetensors") && is_plain_name(name);
             if !is_plain || !names.insert(&file.name) {
-                return Err(NativeFault::BadFileName { name: file.name.clone() });
+                let reason = format!(
+                    "it names the file `{}`, which is not a plain name ending in .safetensors, or names it twice",
+                    file.name
+                );
+                return Err(Fault::new(reason));
             }
             file.shards.iter().try_for_each(|shard| manifest.check_shard(&file.name, shard))?;
         }
-        coverage::check(&manifest)?;
+        manifest.check_rows()?;
         Ok(manifest)
     }
 
     /// The bytes of the file.
     ///
     /// # Errors
-    /// [`NativeFault::TooDeep`] if a value is nested more deeply than JSON readers go.
-    pub fn to_bytes(&self) -> Result<Vec<u8>, NativeFault> {
+    /// [`Fault::Unsupported`] if a value is nested more deeply than JSON readers go.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, Fault> {
         Ok(seal::seal(&text::write(self)?))
     }
 
-    fn check_shard(&self, file: &str, shard: &ManifestShard) -> Result<(), NativeFault> {
-        let (file, tensor) = (file.to_owned(), shard.tensor.clone());
-        let Some(whole) = self.tensors.get(&tensor) else {
-            return Err(NativeFault::UndescribedTensor { file, tensor });
-        };
-        let (rows, row_count) = (shard.rows.clone(), whole.row_count());
-        if rows.start > rows.end || rows.end > row_count {
-            return Err(NativeFault::BadRows { file, tensor, rows: [rows.start, rows.end], row_count });
+    fn check_shard(&self, file: &str, shard: &ManifestShard) -> Result<(), Fault> {
+        let (tensor, rows) = (&shard.tensor, &shard.rows);
+        let whole = self.tensors.get(tensor).ok_or_else(|| {
+            let what = format!("rows of tensor `{tensor}`, which the manifest does not describe");
+            Fault::new(format!("file `{file}` holds {what}"))
+        })?;
+        let (Range { start, end }, row_count) = (rows, whole.row_count());
+        if start > end || *end > row_count {
+            let what = format!("rows {start}..{end} of tensor `{tensor}`, which has {row_count}");
+            return Err(Fault::new(format!("file `{file}` holds {what}")));
         }
-        let expected =
-            rows.len().checked_div(shard.chunk_rows).map(|_| rows.len().div_ceil(shard.chunk_rows));
-        if expected != Some(shard.chunks.len()) {
-            let (chunk_rows, got) = (shard.chunk_rows, shard.chunks.len());
+        let chunk_rows = shard.chunk_rows;
+        let expected = rows.len().checked_div(chunk_rows).map(|_| rows.len().div_ceil(chunk_rows));
+        let got = shard.chunks.len();
+        if expected != Some(got) {
             let expected = expected.unwrap_or(0);
-            return Err(NativeFault::ChunkCount { file, tensor, rows, chunk_rows, expected, got });
+            let reason = format!(
+                "file `{file}` has {got} checksums for rows {start}..{end} of tensor `{tensor}`, not {expected} as \
+                 {chunk_rows} rows a chunk make"
+            );
+            return Err(Fault::new(reason));
+        }
+        Ok(())
+    }
+
+    /// Proves that every row of every tensor is in exactly one file.
+    fn check_rows(&self) -> Result<(), Fault> {
+        let mut held: BTreeMap<&str, Vec<(Range<u64>, &str)>> = BTreeMap::new();
+        for file in &self.files {
+            for shard in &file.shards {
+                held.entry(&shard.tensor).or_default().push((wide(&shard.rows), &file.name));
+            }
+        }
+        for (name, tensor) in &self.tensors {
+            let runs = held.remove(name.as_str()).unwrap_or_default();
+            let Some((rows, holders)) = first_uneven(tensor.row_count() as u64, runs) else { continue };
+            let place = match holders {
+                None => "no file".to_owned(),
+                Some((first, second)) => format!("both `{first}` and `{second}`"),
+            };
+            let Range { start, end } = rows;
+            return Err(Fault::new(format!("rows {start}..{end} of tensor `{name}` are in {place}")));
         }
         Ok(())
     }

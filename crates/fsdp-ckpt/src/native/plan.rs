@@ -11,7 +11,9 @@ use super::manifest::tensor_text;
 use crate::{
     checkpoint::{Key, Role},
     digest::{Digest, DigestKind},
-    error::{Error, HeaderFault, SaveFault},
+    error::{Error, Fault},
+    export,
+    ranges::{first_uneven, wide},
     safetensors::{Header, Metadata, TensorSpec},
 };
 
@@ -86,14 +88,13 @@ impl SavePlan {
     /// Plans a save. Tensors that have no rows at all are listed in the file of rank 0.
     ///
     /// # Errors
-    /// [`Error::CannotLayOut`] for repeated names, a tensor named `__metadata__`, or sizes beyond what the
-    /// format holds; [`Error::Save`] naming the tensor if its rows are not all saved exactly once.
+    /// [`Error::BadRequest`] for repeated names, a tensor named `__metadata__`, or sizes beyond what the format holds;
+    /// [`Error::Unplanned`] naming the tensor if its rows are not all saved exactly once.
     pub fn new(world_size: usize, tensors: Vec<SavedTensor>) -> Result<SavePlan, Error> {
         let specs = tensors.iter().map(|tensor| tensor.spec.clone()).collect();
         Header::layout(specs, None).map_err(cannot_lay_out)?;
         for tensor in &tensors {
-            check_rows(tensor, world_size)
-                .map_err(|fault| Error::Save { path: "checkpoint".into(), fault: Box::new(fault) })?;
+            check_rows(tensor, world_size).map_err(|reason| Error::unplanned("checkpoint", reason))?;
         }
         let digest = digest(world_size, &tensors);
         let plan = SavePlan { shared: Arc::new(Shared { world_size, tensors, digest }) };
@@ -120,7 +121,7 @@ impl SavePlan {
     /// The layout of a rank's file. Ranks that save nothing have a file without tensors.
     ///
     /// # Errors
-    /// [`Error::CannotLayOut`] if the header would be too long.
+    /// [`Error::BadRequest`] if the header would be too long.
     ///
     /// # Panics
     /// When the world has no such rank.
@@ -213,34 +214,26 @@ fn chunk_rows(spec: &TensorSpec, rows: usize) -> usize {
     fitting.min(rows).max(1)
 }
 
-fn check_rows(tensor: &SavedTensor, world_size: usize) -> Result<(), SaveFault> {
-    let (name, row_count) = (|| tensor.spec.name.clone(), tensor.row_count());
-    if tensor.rows.len() != world_size || world_size == 0 {
-        return Err(SaveFault::RankCount { tensor: name(), expected: world_size, got: tensor.rows.len() });
+/// Why the rows of a tensor are not all saved exactly once.
+fn check_rows(tensor: &SavedTensor, world_size: usize) -> Result<(), String> {
+    let (name, row_count, got) = (&tensor.spec.name, tensor.row_count(), tensor.rows.len());
+    if got != world_size || world_size == 0 {
+        return Err(format!("tensor `{name}` lists rows for {got} ranks, but the world has {world_size}"));
     }
-    let mut held: Vec<(usize, usize, usize)> = Vec::new();
-    for (rank, rows) in tensor.rows.iter().enumerate().filter(|(_, rows)| rows.start != rows.end) {
-        if rows.start > rows.end || rows.end > row_count {
-            return Err(SaveFault::RowsOutside { rank, tensor: name(), rows: rows.clone(), row_count });
+    let ranks = tensor.rows.iter().enumerate();
+    for (rank, Range { start, end }) in ranks.clone().filter(|(_, rows)| rows.start != rows.end) {
+        if start > end || *end > row_count {
+            let rows = format!("rows {start}..{end} of tensor `{name}`, which has {row_count}");
+            return Err(format!("rank {rank} is to save {rows}"));
         }
-        held.push((rows.start, rows.end, rank));
     }
-    held.sort_unstable();
-    let (mut covered, mut last_rank) = (0, 0);
-    for (start, end, rank) in held {
-        if start < covered {
-            let rows = start..covered.min(end);
-            return Err(SaveFault::RowsDoubled { tensor: name(), rows, ranks: [last_rank, rank] });
-        }
-        if start > covered {
-            return Err(SaveFault::RowsUncovered { tensor: name(), rows: covered..start });
-        }
-        (covered, last_rank) = (end, rank);
-    }
-    if covered < row_count {
-        return Err(SaveFault::RowsUncovered { tensor: name(), rows: covered..row_count });
-    }
-    Ok(())
+    let runs = ranks.map(|(rank, rows)| (wide(rows), rank));
+    let Some((Range { start, end }, holders)) = first_uneven(row_count as u64, runs) else { return Ok(()) };
+    let savers = match holders {
+        None => "no rank".to_owned(),
+        Some((first, second)) => format!("ranks {first} and {second}; replicas save nothing"),
+    };
+    Err(format!("rows {start}..{end} of tensor `{name}` are saved by {savers}"))
 }
 
 fn digest(world_size: usize, tensors: &[SavedTensor]) -> Digest {
@@ -254,8 +247,8 @@ fn digest(world_size: usize, tensors: &[SavedTensor]) -> Digest {
     DigestKind::Crc64.of(text.as_bytes())
 }
 
-fn cannot_lay_out(fault: HeaderFault) -> Error {
-    Error::CannotLayOut { path: Path::new(&file_name(0)).to_owned(), fault }
+fn cannot_lay_out(fault: Fault) -> Error {
+    export::cannot_lay_out(Path::new(&file_name(0)), &fault)
 }
 
 #[cfg(test)]

@@ -1,14 +1,13 @@
 //! One rank's part of a save: its file, and what it reports of it.
 
-use std::path::Path;
-
 use serde::{Deserialize, Serialize};
 
-use super::{Attempt, RankFile, RunDir, SavePlan};
+use super::{Attempt, RankFile, RunDir, SavePlan, already_there};
 use crate::{
     digest::{Digest, DigestKind},
-    error::{Error, SaveFault},
+    error::Error,
     file_io::PathFile,
+    rows::{expect_rows, whole_rows},
 };
 
 /// Bytes that are digested and written at a time: they stay in the cache in between.
@@ -57,7 +56,7 @@ impl RankSave {
     /// makes the directory above, and has told this rank the attempt.
     ///
     /// # Errors
-    /// [`SaveFault::AlreadyThere`], from rank 0, if the step has a checkpoint; [`Error::Io`], also when the disk is too
+    /// [`Error::WrongPath`], from rank 0, if the step has a checkpoint; [`Error::Io`], also when the disk is too
     /// small or this rank has a file there.
     pub fn create(
         run: &RunDir,
@@ -69,7 +68,7 @@ impl RankSave {
         let dir = run.unfinished(step, attempt);
         // Other ranks do not look: their client of a network file system would remember for long that it is not there.
         if rank == 0 && run.is_complete(step)? {
-            return Err(save_fault(&run.checkpoint(step), SaveFault::AlreadyThere));
+            return Err(already_there(&run.checkpoint(step)));
         }
         let layout = plan.lay_out(rank)?;
         // The directory takes space too.
@@ -91,9 +90,8 @@ impl RankSave {
     /// bytes of its dtype.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`] if this rank saves no rows of it; [`Error::BufferLength`] if `bytes` are not
-    /// whole rows; [`Error::RowsOutsideTensor`]; [`SaveFault::OutOfOrder`]; [`Error::Io`]. After an error the
-    /// save has failed.
+    /// [`Error::UnknownTensor`] if this rank saves no rows of it; [`Error::BadRequest`] if `bytes` are not whole rows, or
+    /// more than there are; [`Error::Unplanned`] for rows out of order; [`Error::Io`]. After an error the save has failed.
     pub fn write_rows(&mut self, name: &str, first_row: usize, bytes: &[u8]) -> Result<(), Error> {
         let shard = self.check(name, first_row, bytes)?;
         let entry = &self.layout.header.entries()[shard];
@@ -120,16 +118,16 @@ impl RankSave {
     /// Makes the file durable and reports it.
     ///
     /// # Errors
-    /// [`SaveFault::RowsNotWritten`]; [`Error::Io`].
+    /// [`Error::Unplanned`] if rows were not written; [`Error::Io`].
     pub fn finish(mut self) -> Result<RankReport, Error> {
         for ((shard, entry), progress) in
             self.layout.shards.iter().zip(self.layout.header.entries()).zip(&self.progress)
         {
             if progress.bytes < entry.len_bytes() {
-                let missing =
-                    shard.rows.start + (progress.bytes / entry.row_bytes()) as usize..shard.rows.end;
-                let fault = SaveFault::RowsNotWritten { tensor: entry.name().to_owned(), rows: missing };
-                return Err(save_fault(self.file.path(), fault));
+                let (first, end) = (progress.bytes / entry.row_bytes(), shard.rows.end);
+                let first = shard.rows.start + first as usize;
+                let reason = format!("rows {first}..{end} of tensor `{}` were not written", entry.name());
+                return Err(Error::unplanned(self.file.path(), reason));
             }
         }
         self.file.sync()?;
@@ -145,30 +143,20 @@ impl RankSave {
 
     /// The shard that the next rows of a tensor belong to, if these are they.
     fn check(&self, name: &str, first_row: usize, bytes: &[u8]) -> Result<usize, Error> {
-        let (path, tensor, header) =
-            (|| self.file.path().to_owned(), || name.to_owned(), &self.layout.header);
-        let Some(shard) = header.position(name) else {
-            let tensor_count = header.entries().len();
-            return Err(Error::UnknownTensor { path: path(), tensor: tensor(), tensor_count });
-        };
-        let (row_bytes, got) = (header.entries()[shard].row_bytes(), bytes.len() as u64);
-        let is_whole = if row_bytes == 0 { got == 0 } else { got.is_multiple_of(row_bytes) };
-        if !is_whole {
-            let (path, tensor) = (path(), tensor());
-            return Err(Error::BufferLength { path, tensor, unit: "bytes", expected: row_bytes, got });
-        }
+        let (path, header) = (self.file.path(), &self.layout.header);
+        let unknown = || Error::unknown_tensor(path, name, header.entries().len());
+        let shard = header.position(name).ok_or_else(unknown)?;
+        let row_bytes = header.entries()[shard].row_bytes();
+        let count = whole_rows(path, name, "bytes", bytes.len() as u64, row_bytes)?;
         let rows = &self.layout.shards[shard].rows;
-        let done = self.progress[shard].bytes.checked_div(row_bytes).unwrap_or(0) as usize;
-        let count = got.checked_div(row_bytes).unwrap_or(0) as usize;
-        if count > 0 && first_row != rows.start + done {
-            let (expected, got) = (rows.start + done, first_row);
-            let fault = SaveFault::OutOfOrder { tensor: tensor(), expected, got };
-            return Err(save_fault(self.file.path(), fault));
+        let next = rows.start + self.progress[shard].bytes.checked_div(row_bytes).unwrap_or(0) as usize;
+        if count > 0 && first_row != next {
+            let reason = format!(
+                "row {first_row} of tensor `{name}` was written where row {next} is next; rows of a tensor are in order"
+            );
+            return Err(Error::unplanned(path, reason));
         }
-        if count > rows.len() - done {
-            let (rows, row_count) = (first_row..first_row + count, rows.end);
-            return Err(Error::RowsOutsideTensor { path: path(), tensor: tensor(), rows, row_count });
-        }
+        expect_rows(path, name, &(next..next + count), rows.end)?;
         Ok(shard)
     }
 
@@ -186,8 +174,4 @@ impl Drop for RankSave {
             self.file.give_up();
         }
     }
-}
-
-pub(super) fn save_fault(path: &Path, fault: SaveFault) -> Error {
-    Error::Save { path: path.to_owned(), fault: Box::new(fault) }
 }

@@ -4,19 +4,20 @@ mod rows;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use super::{
-    MANIFEST_FILE, Manifest, ManifestFile, ManifestShard, ManifestTensor, objects::plain_name,
+    MANIFEST_FILE, Manifest, ManifestFile, ManifestShard, ManifestTensor, objects::plain_name, read_header,
     seal::SEALED_LEN_MAX,
 };
 use crate::{
     digest::{Digest, DigestKind},
-    error::{DtypeDifference, Error, NameDifferences, NativeFault, ShapeDifference},
+    error::{DtypeDifference, Error, Fault, NameDifferences},
     file_io::{Files, PathFile},
-    safetensors::{HEADER_LEN_MAX, Header, TensorSpec},
+    safetensors::{HEADER_LEN_MAX, Header, TensorSpec, malformed},
 };
 
 /// The most files that are kept open; more are opened again for each read.
@@ -50,20 +51,20 @@ impl NativeReader {
     /// against each other; tensors are read and checked later, by rows.
     ///
     /// # Errors
-    /// [`Error::Native`] naming the file, the tensor and the rows or bytes that are missing, doubled, of another
-    /// type or shape, or changed; [`Error::Malformed`] for a header that breaks a rule of safetensors;
-    /// [`Error::Io`]. [`Error::Several`] if more than one file is missing or damaged.
+    /// [`Error::Malformed`] naming the file, the tensor and the rows or bytes that are missing, doubled, of another type
+    /// or shape, or changed; [`Error::Unsupported`] for a later version of the format; [`Error::Io`].
+    /// [`Error::Several`] if more than one file is missing or damaged.
     pub fn open(dir: impl Into<PathBuf>) -> Result<NativeReader, Error> {
         NativeReader::open_on(Files::anywhere(), dir.into())
     }
 
     pub(super) fn open_on(files: Files, dir: PathBuf) -> Result<NativeReader, Error> {
         let path = dir.join(MANIFEST_FILE);
-        let native = |fault| native_fault(&path, fault);
         let text = files.read_small(&path, SEALED_LEN_MAX)?;
-        let text = text.ok_or_else(|| native(NativeFault::TooLong { limit: SEALED_LEN_MAX }))?;
+        let too_long = || format!("it has more than {SEALED_LEN_MAX} bytes, the limit for such a file");
+        let text = text.ok_or_else(|| Error::malformed(&path, too_long()))?;
         let manifest_digest = (text.len() as u64, DigestKind::Crc64.of(&text));
-        let manifest = Manifest::parse(text).map_err(native)?;
+        let manifest = Manifest::parse(text).map_err(|fault| fault.in_file(&path))?;
         let mut problems = foreign_files(&files, &dir, &manifest)?;
         let (mut open, mut offsets) = (Vec::new(), Vec::new());
         let mut places = BTreeMap::<String, Vec<Place>>::new();
@@ -117,11 +118,8 @@ impl NativeReader {
     /// # Errors
     /// [`Error::UnknownTensor`].
     pub fn tensor(&self, name: &str) -> Result<&ManifestTensor, Error> {
-        self.manifest.tensors.get(name).ok_or_else(|| Error::UnknownTensor {
-            path: self.dir.clone(),
-            tensor: name.to_owned(),
-            tensor_count: self.manifest.tensors.len(),
-        })
+        let tensors = &self.manifest.tensors;
+        tensors.get(name).ok_or_else(|| Error::unknown_tensor(&self.dir, name, tensors.len()))
     }
 
     /// Checks that the checkpoint has exactly the expected tensors, by name, shape and element type.
@@ -132,31 +130,16 @@ impl NativeReader {
         let (mut differences, mut seen) = (NameDifferences::default(), BTreeSet::new());
         for spec in expected {
             seen.insert(spec.name.as_str());
-            let Some(tensor) = self.manifest.tensors.get(&spec.name) else {
-                differences.missing.push(spec.name.clone());
-                continue;
-            };
-            if tensor.shape != spec.shape {
-                differences.wrong_shape.push(ShapeDifference {
-                    tensor: spec.name.clone(),
-                    expected: spec.shape.clone(),
-                    got: tensor.shape.clone(),
-                });
-            }
-            if tensor.dtype != spec.dtype {
-                differences.wrong_dtype.push(DtypeDifference {
-                    tensor: spec.name.clone(),
-                    expected: spec.dtype,
-                    got: tensor.dtype,
-                });
+            let found = self.manifest.tensors.get(&spec.name);
+            differences.expect(&spec.name, &spec.shape, found.map(|tensor| &tensor.shape[..]));
+            if let Some(got) = found.map(|tensor| tensor.dtype).filter(|got| *got != spec.dtype) {
+                let (tensor, expected) = (spec.name.clone(), spec.dtype);
+                differences.wrong_dtype.push(DtypeDifference { tensor, expected, got });
             }
         }
         let extra = self.manifest.tensors.keys().filter(|name| !seen.contains(name.as_str()));
         differences.extra = extra.cloned().collect();
-        if differences.is_empty() {
-            return Ok(());
-        }
-        Err(Error::NamesDiffer { path: self.dir.clone(), differences: Box::new(differences) })
+        differences.into_result(&self.dir)
     }
 
     fn file(&self, index: usize) -> Result<Arc<PathFile>, Error> {
@@ -175,7 +158,8 @@ fn foreign_files(files: &Files, dir: &Path, manifest: &Manifest) -> Result<Vec<E
     let first = manifest.files.first().map_or("", |file| &file.name);
     let dir = dir.join(first.strip_suffix(plain_name(first)).unwrap_or(""));
     let foreign = files.list(&dir)?.into_iter().filter(is_foreign);
-    Ok(foreign.map(|name| native_fault(&dir.join(name), NativeFault::ForeignFile)).collect())
+    let reason = "it is not listed in the manifest, but other programs would read it as a part; move it away";
+    Ok(foreign.map(|name| Error::malformed(dir.join(name), reason)).collect())
 }
 
 /// Holds a file's length and header against the manifest.
@@ -186,53 +170,45 @@ fn check_file(
     listed: &ManifestFile,
 ) -> Result<(PathFile, Header), Error> {
     let path = dir.join(&listed.name);
-    let (file, got) = files.open(&path)?;
-    if got != listed.len {
-        return Err(native_fault(&path, NativeFault::FileLength { expected: listed.len, got }));
-    }
+    let file = files.open(&path)?;
     // Both limits come before the allocation.
     let prefix_len = listed.data_start.min(listed.len).min(HEADER_LEN_MAX + 8);
-    let mut prefix = vec![0; prefix_len as usize];
-    file.read_exact_at(&mut prefix, 0)?;
-    let (expected, got) = (listed.header, DigestKind::Crc64.of(&prefix));
-    if expected != got {
-        let bytes = 0..prefix_len;
-        return Err(native_fault(&path, NativeFault::HeaderChanged { bytes, expected, got }));
-    }
-    let malformed = |fault| Error::Malformed { path: path.clone(), fault };
+    let prefix = read_header(&file, listed.len, prefix_len, listed.header)?;
+    let malformed = |fault| malformed(&path, fault);
     let len = Header::parse_length(&prefix, listed.len).map_err(malformed)?;
-    let text = prefix.get(8..).filter(|text| text.len() as u64 == len);
-    let text = text.ok_or_else(|| {
+    let text = prefix.get(8..).filter(|text| text.len() as u64 == len).ok_or_else(|| {
         let (expected, got) = (listed.data_start, len.saturating_add(8));
-        native_fault(&path, NativeFault::HeaderLength { expected, got })
+        let reason = format!("its data begins at byte {got}, but the manifest says {expected}");
+        Error::malformed(&path, reason)
     })?;
     let header = Header::parse(text, listed.len).map_err(malformed)?;
-    compare(manifest, listed, &header).map_err(|fault| native_fault(&path, fault))?;
-    Ok((file, header))
+    compare(manifest, listed, &header).map_err(|fault| fault.in_file(&path))?;
+    Ok((file.0, header))
 }
 
 /// A file holds exactly the tensors that the manifest places in it.
-fn compare(manifest: &Manifest, listed: &ManifestFile, header: &Header) -> Result<(), NativeFault> {
+fn compare(manifest: &Manifest, listed: &ManifestFile, header: &Header) -> Result<(), Fault> {
     let mut placed = BTreeSet::new();
     for shard in &listed.shards {
-        let expected = shard.spec(&manifest.tensors[&shard.tensor]);
-        let tensor = shard.tensor.clone();
-        let Some(entry) = header.entry(&tensor) else {
-            return Err(NativeFault::NotInFile { tensor, rows: shard.rows.clone() });
+        let TensorSpec { name, dtype, shape } = shard.spec(&manifest.tensors[&shard.tensor]);
+        let Some(entry) = header.entry(&name) else {
+            let Range { start, end } = shard.rows;
+            let rows = format!("rows {start}..{end} of tensor `{name}`");
+            return Err(Fault::new(format!("the manifest places {rows} in it, but it has no such tensor")));
         };
-        if (entry.dtype(), entry.shape()) != (expected.dtype, expected.shape.as_slice()) {
-            let (expected_dtype, expected) = (expected.dtype, expected.shape);
-            let (dtype, shape) = (entry.dtype(), entry.shape().to_vec());
-            return Err(NativeFault::WrongTensor { tensor, expected_dtype, expected, dtype, shape });
+        if (entry.dtype(), entry.shape()) != (dtype, &shape[..]) {
+            let got = format!("{} {:?}", entry.dtype(), entry.shape());
+            let reason =
+                format!("tensor `{name}` is {got} in it, but the manifest makes it {dtype} {shape:?}");
+            return Err(Fault::new(reason));
         }
-        placed.insert(&shard.tensor);
+        placed.insert(name);
     }
-    match header.entries().iter().find(|entry| !placed.contains(&entry.name().to_owned())) {
-        Some(entry) => Err(NativeFault::NotInManifest { tensor: entry.name().to_owned() }),
+    match header.entries().iter().find(|entry| !placed.contains(entry.name())) {
+        Some(entry) => {
+            let name = entry.name();
+            Err(Fault::new(format!("it holds tensor `{name}`, which the manifest does not place in it")))
+        }
         None => Ok(()),
     }
-}
-
-fn native_fault(path: &Path, fault: NativeFault) -> Error {
-    Error::Native { path: path.to_owned(), fault: Box::new(fault) }
 }

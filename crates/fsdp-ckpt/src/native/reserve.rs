@@ -11,7 +11,7 @@ use super::{
     Attempt, RunDir, RunLock, SavePlan,
     commit::{manifest, manifest_file},
 };
-use crate::error::{Error, SaveFault};
+use crate::error::Error;
 
 /// Room in a manifest for the state of a run: configuration, config.json and changes of it.
 const RUN_STATE_BYTES: u64 = 64 << 10;
@@ -52,7 +52,7 @@ impl RunLock {
     /// save needs. Object stores are never full.
     ///
     /// # Errors
-    /// [`SaveFault::NoSpace`]; [`Error::Io`]. Nothing is set aside then.
+    /// [`Error::NoSpace`]; [`Error::Io`]. Nothing is set aside then.
     pub fn reserve(&self, space: &SaveSpace) -> Result<(), Error> {
         let run = self.run();
         if !run.renames() {
@@ -73,7 +73,7 @@ impl RunLock {
     /// Makes sure that there is room for one save once the checkpoints that are there are [cleared](RunLock::clear).
     ///
     /// # Errors
-    /// [`SaveFault::NoSpace`]; [`Error::Io`].
+    /// [`Error::NoSpace`]; [`Error::Io`].
     pub fn expect_room_after_clearing(&self, space: &SaveSpace) -> Result<(), Error> {
         let RunDir { files, .. } = self.run();
         if !self.run().renames() {
@@ -87,8 +87,7 @@ impl RunLock {
         if needed <= free {
             return Ok(());
         }
-        let fault = Box::new(SaveFault::NoSpace { needed, free });
-        Err(Error::Save { path: self.run().checkpoints().to_owned(), fault })
+        Err(Error::NoSpace { path: self.run().checkpoints().to_owned(), needed, free })
     }
 
     /// False if the file system only sets lengths.

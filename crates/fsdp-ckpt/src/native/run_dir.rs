@@ -12,7 +12,7 @@ use std::{
 
 use super::{Attempt, MANIFEST_FILE};
 use crate::{
-    error::{Error, SaveFault},
+    error::Error,
     file_io::{Files, Locked, PathFile},
     files::FileKind,
 };
@@ -59,20 +59,20 @@ impl RunDir {
 
     /// Where the complete checkpoint of a step is or will be.
     pub fn checkpoint(&self, step: u64) -> PathBuf {
-        self.checkpoints.join(name_of(step))
+        self.checkpoints.join(RunDir::name_of(step))
     }
 
     /// Where an attempt writes the files of its ranks: where names can be changed, not where they are in the end.
     pub(super) fn unfinished(&self, step: u64, attempt: Attempt) -> PathBuf {
         match self.renames() {
-            true => self.checkpoints.join(format!("{}.{attempt}.tmp", name_of(step))),
+            true => self.checkpoints.join(format!("{}.{attempt}.tmp", RunDir::name_of(step))),
             false => self.checkpoint(step).join(attempt.to_string()),
         }
     }
 
     /// The name of the directory of a complete checkpoint.
     pub fn name_of(step: u64) -> String {
-        name_of(step)
+        format!("step-{step:08}")
     }
 
     /// The step that the name of a directory gives, if it is the name of a complete checkpoint.
@@ -135,7 +135,7 @@ impl RunDir {
     /// is no lock to take.
     ///
     /// # Errors
-    /// [`SaveFault::Locked`] if another process holds it; [`Error::Io`].
+    /// [`Error::Unavailable`] if another process holds it; [`Error::Io`].
     pub fn lock(&self) -> Result<RunLock, Error> {
         self.lock_as(Attempt::draw())
     }
@@ -150,7 +150,11 @@ impl RunDir {
         let is_exclusive = match held.try_lock()? {
             Locked::Here => true,
             Locked::Unsupported => false,
-            Locked::Elsewhere => return Err(save_fault(&self.out_dir, SaveFault::Locked)),
+            Locked::Elsewhere => {
+                let reason = "it is locked by another process that writes to this directory; stop that run or choose \
+                              another out_dir";
+                return Err(Error::unavailable(&self.out_dir, reason));
+            }
         };
         self.files.create_directory_if_absent(&self.checkpoints)?;
         self.files.sync_directory(&self.out_dir)?;
@@ -178,7 +182,7 @@ impl RunLock {
     /// touched or nothing is left. It is removed by [`RunLock::remove_cleared`].
     ///
     /// # Errors
-    /// [`SaveFault::Linked`]; [`Error::Io`].
+    /// [`Error::WrongPath`] if that directory is a link; [`Error::Io`].
     pub fn clear(&self) -> Result<(), Error> {
         let RunDir { files, out_dir, checkpoints } = &self.run;
         if files.list(checkpoints)?.is_empty() {
@@ -188,7 +192,9 @@ impl RunLock {
             return self.clear_objects();
         }
         if files.kind_of_name(checkpoints) != Some(FileKind::Directory) {
-            return Err(save_fault(checkpoints, SaveFault::Linked));
+            let reason = "it is a link to a directory with checkpoints, which can not be cleared in one step; remove what \
+                          is there, or choose another out_dir";
+            return Err(Error::wrong_path(checkpoints, reason));
         }
         self.remove_cleared()?;
         files.rename(checkpoints, &self.run.cleared())?;
@@ -262,7 +268,7 @@ impl RunLock {
         if !self.run.renames() {
             return self.set_object_aside(step, mark).map(Some);
         }
-        let aside = self.run.checkpoints.join(format!("{}.{mark}", name_of(step)));
+        let aside = self.run.checkpoints.join(format!("{}.{mark}", RunDir::name_of(step)));
         if files.metadata_if_there(&aside)?.is_some() {
             files.remove_tree(&aside)?;
         }
@@ -301,7 +307,7 @@ impl RunLock {
             files.remove_if_there(&self.run.checkpoint(step).join(MANIFEST_FILE))?;
             return files.remove_tree(&self.run.checkpoint(step));
         }
-        let doomed = checkpoints.join(format!("{}.old.tmp", name_of(step)));
+        let doomed = checkpoints.join(format!("{}.old.tmp", RunDir::name_of(step)));
         if files.metadata_if_there(&doomed)?.is_some() {
             files.remove_tree(&doomed)?;
         }
@@ -311,16 +317,8 @@ impl RunLock {
     }
 }
 
-pub(crate) fn name_of(step: u64) -> String {
-    format!("step-{step:08}")
-}
-
 /// The step of a complete checkpoint by the name of its directory; each step has one name only.
 pub(crate) fn step_of(name: &str) -> Option<u64> {
     let step = name.strip_prefix("step-")?.parse().ok()?;
-    (name_of(step) == name).then_some(step)
-}
-
-fn save_fault(path: &Path, fault: SaveFault) -> Error {
-    Error::Save { path: path.to_owned(), fault: Box::new(fault) }
+    (RunDir::name_of(step) == name).then_some(step)
 }

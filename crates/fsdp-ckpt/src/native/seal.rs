@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::{
     digest::{Digest, DigestKind},
-    error::NativeFault,
+    error::Fault,
 };
 
 /// The longest sealed text that is read: some millions of chunks.
@@ -37,18 +37,24 @@ pub(super) fn seal(object: &impl Serialize) -> Vec<u8> {
 }
 
 /// The JSON object inside a sealed text, without its digest, which is checked.
-pub(super) fn unseal(mut text: Vec<u8>) -> Result<Vec<u8>, NativeFault> {
-    let body_len = text.len().checked_sub(TRAILER_LEN).ok_or(NativeFault::NotSealed)?;
+pub(super) fn unseal(mut text: Vec<u8>) -> Result<Vec<u8>, Fault> {
+    let body_len = text.len().checked_sub(TRAILER_LEN).ok_or_else(not_sealed)?;
     let (body, trailer) = text.split_at(body_len);
     let digits = trailer.strip_prefix(BEFORE_DIGITS).and_then(|rest| rest.strip_suffix(AFTER_DIGITS));
-    let value = digits.and_then(parse_digits).ok_or(NativeFault::NotSealed)?;
+    let value = digits.and_then(parse_digits).ok_or_else(not_sealed)?;
     let (expected, got) = (Digest { kind: DigestKind::Crc64, value }, DigestKind::Crc64.of(body));
     if expected != got {
-        return Err(NativeFault::SealBroken { len: body_len as u64, expected, got });
+        let sums = format!("its bytes 0..{body_len} give {got}, but it ends in {expected}");
+        return Err(Fault::new(format!("{sums}; it was changed, so use another checkpoint")));
     }
     text.truncate(body_len);
     text.push(b'}');
     Ok(text)
+}
+
+/// The last bytes are not those of a digest.
+fn not_sealed() -> Fault {
+    Fault::new("it does not end in its own digest; it was cut off or changed, so use another checkpoint")
 }
 
 /// The number of exactly sixteen lower-case hexadecimal digits.

@@ -6,89 +6,85 @@
 
 use super::{
     graph::{Node, NodeId},
-    machine::Machine,
+    machine::{Machine, underflow, wrong_operand, wrong_use},
 };
-use crate::error::PickleFault;
+use crate::error::Fault;
 
 impl Machine<'_> {
-    pub(super) fn append_one(&mut self) -> Result<(), PickleFault> {
+    pub(super) fn append_one(&mut self) -> Result<(), Fault> {
         let item = self.pop()?;
         self.list()?.push(item);
         Ok(())
     }
 
-    pub(super) fn append_all(&mut self) -> Result<(), PickleFault> {
+    pub(super) fn append_all(&mut self) -> Result<(), Fault> {
         let items = self.pop_to_mark()?;
         self.list()?.extend(items);
         Ok(())
     }
 
-    pub(super) fn add_all(&mut self) -> Result<(), PickleFault> {
+    pub(super) fn add_all(&mut self) -> Result<(), Fault> {
         let items = self.pop_to_mark()?;
-        let (at, target) = (self.at, self.top()?);
-        match &mut self.nodes[target.0 as usize] {
-            Node::Set(set) => set.extend(items),
-            other => {
-                return Err(PickleFault::WrongOperand { at, expected: "a set", found: other.kind() });
-            }
+        match self.top_node()? {
+            (_, Node::Set(set)) => set.extend(items),
+            (at, other) => return Err(wrong_operand(at, "a set", other)),
         }
         Ok(())
     }
 
-    pub(super) fn set_one(&mut self) -> Result<(), PickleFault> {
+    pub(super) fn set_one(&mut self) -> Result<(), Fault> {
         let [key, value] = self.pop_many()?;
         self.dict()?.push((key, value));
         Ok(())
     }
 
-    pub(super) fn set_all(&mut self) -> Result<(), PickleFault> {
+    pub(super) fn set_all(&mut self) -> Result<(), Fault> {
         let items = self.pop_to_mark()?;
         let (pairs, rest) = items.as_chunks::<2>();
         if !rest.is_empty() {
-            return Err(PickleFault::StackUnderflow { at: self.at });
+            return Err(underflow(self.at));
         }
         self.dict()?.extend(pairs.iter().map(|&[key, value]| (key, value)));
         Ok(())
     }
 
     /// Sets the state of the object on top.
-    pub(super) fn build(&mut self) -> Result<(), PickleFault> {
+    pub(super) fn build(&mut self) -> Result<(), Fault> {
         let state = self.pop()?;
-        let (at, target) = (self.at, self.top()?);
         let is_dict = matches!(self.node(state), Node::Dict(_));
-        match &mut self.nodes[target.0 as usize] {
+        match self.top_node()? {
             // Attributes of an ordered dict: state dicts of modules keep versions there. Nothing reads them.
-            Node::Dict(_) if is_dict => Ok(()),
-            Node::Object(object) => {
-                let global = object.class.path();
+            (_, Node::Dict(_)) if is_dict => Ok(()),
+            (at, Node::Object(object)) => {
                 if !object.class.may_have_state() {
-                    return Err(PickleFault::WrongUse { at, global, used: "given a state" });
+                    return Err(wrong_use(at, object.class, "given a state"));
                 }
                 if object.state.replace(state).is_some() {
-                    return Err(PickleFault::WrongUse { at, global, used: "given a state twice" });
+                    return Err(wrong_use(at, object.class, "given a state twice"));
                 }
                 Ok(())
             }
-            other => {
-                let found = other.kind();
-                Err(PickleFault::WrongOperand { at, expected: "an object that has a state", found })
-            }
+            (at, other) => Err(wrong_operand(at, "an object that has a state", other)),
         }
     }
 
-    fn list(&mut self) -> Result<&mut Vec<NodeId>, PickleFault> {
-        let (at, target) = (self.at, self.top()?);
-        match &mut self.nodes[target.0 as usize] {
-            Node::List(items) => Ok(items),
-            other => Err(PickleFault::WrongOperand { at, expected: "a list", found: other.kind() }),
+    fn list(&mut self) -> Result<&mut Vec<NodeId>, Fault> {
+        match self.top_node()? {
+            (_, Node::List(items)) => Ok(items),
+            (at, other) => Err(wrong_operand(at, "a list", other)),
         }
     }
 
-    fn dict(&mut self) -> Result<&mut Vec<(NodeId, NodeId)>, PickleFault> {
-        let (at, target) = (self.at, self.top()?);
-        match &mut self.nodes[target.0 as usize] {
-            Node::Dict(pairs) => Ok(pairs),
-            other => Err(PickleFault::WrongOperand { at, expected: "a dict", found: other.kind() }),
+    fn dict(&mut self) -> Result<&mut Vec<(NodeId, NodeId)>, Fault> {
+        match self.top_node()? {
+            (_, Node::Dict(pairs)) => Ok(pairs),
+            (at, other) => Err(wrong_operand(at, "a dict", other)),
         }
+    }
+
+    /// What is on top, and where the opcode is.
+    fn top_node(&mut self) -> Result<(usize, &mut Node), Fault> {
+        let target = self.top()?;
+        Ok((self.at, &mut self.nodes[target.0 as usize]))
     }
 }

@@ -19,168 +19,100 @@ const CLASS: u8 = NEW | STATE;
 const ENUM: u8 = CALL | 8;
 
 /// Modules, the names in them, and what may be done with these.
-const TABLE: &[(&[&str], &[&str], u8)] = &[
+type Entry = (&'static [&'static str], &'static [&'static str], u8);
+
+const BUILTINS: &[&str] = &["builtins", "__builtin__"];
+const TORCH: &[&str] = &["torch"];
+const UTILS: &[&str] = &["torch._utils"];
+/// Metadata of distributed checkpoints.
+const METADATA: &[&str] = &["torch.distributed.checkpoint.metadata"];
+/// Sharded tensors of FSDP1.
+const SHARDED: &[&str] = &["torch.distributed._shard.sharded_tensor.metadata"];
+const SHARDED_API: &[&str] = &["torch.distributed._shard.sharded_tensor.api"];
+const SHARDED_TENSOR: &[&str] = &["torch.distributed._shard.sharded_tensor"];
+const SHARD: &[&str] = &["torch.distributed._shard.sharded_tensor.shard"];
+const SHARDING_SPEC: &[&str] = &[
+    "torch.distributed._shard.sharding_spec.chunk_sharding_spec",
+    "torch.distributed._shard.sharding_spec.api",
+    "torch.distributed._shard.sharding_spec",
+];
+/// Distributed tensors; their modules moved several times.
+const DTENSOR: &[&str] = &[
+    "torch.distributed.tensor",
+    "torch.distributed.tensor._api",
+    "torch.distributed._tensor",
+    "torch.distributed._tensor.api",
+];
+const DTENSOR_SPEC: &[&str] = &[
+    "torch.distributed.tensor._dtensor_spec",
+    "torch.distributed._tensor._dtensor_spec",
+    "torch.distributed._tensor.placement_types",
+    "torch.distributed.tensor.placement_types",
+];
+const PLACEMENTS: &[&str] =
+    &["torch.distributed.tensor.placement_types", "torch.distributed._tensor.placement_types"];
+const MESH: &[&str] = &["torch.distributed.device_mesh", "torch.distributed._tensor.device_mesh"];
+const OFFLOAD: &[&str] = &["deepspeed.runtime.zero.offload_config"];
+const FRAGMENTS: &[&str] = &["deepspeed.utils.tensor_fragment", "deepspeed.utils"];
+const PARTITIONS: &[&str] = &["deepspeed.runtime.zero.partition_parameters"];
+
+const TABLE: &[Entry] = &[
     // Python itself.
-    (
-        &["builtins", "__builtin__"],
-        &["set", "frozenset", "bytearray", "complex", "getattr", "slice", "range"],
-        CALL,
-    ),
-    (&["builtins", "__builtin__"], &["list", "dict"], CALL),
-    (&["builtins", "__builtin__"], &["int", "float", "bool", "str"], 0),
+    (BUILTINS, &["set", "frozenset", "bytearray", "complex", "getattr", "slice", "range"], CALL),
+    (BUILTINS, &["list", "dict"], CALL),
+    (BUILTINS, &["int", "float", "bool", "str"], 0),
     (&["_codecs"], &["encode"], CALL),
     (&["collections"], &["OrderedDict"], CALL | STATE),
     (&["collections"], &["Counter", "defaultdict"], CALL),
-    (
-        &["pathlib", "pathlib._local"],
-        &["PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path"],
-        CALL,
-    ),
+    (&["pathlib", "pathlib._local"], &["PosixPath", "WindowsPath", "Path"], CALL),
+    (&["pathlib", "pathlib._local"], &["PurePosixPath", "PureWindowsPath"], CALL),
     (&["argparse"], &["Namespace"], CLASS),
     (&["types"], &["SimpleNamespace"], CALL | CLASS),
-    // Tensors and their storages.
-    (
-        &["torch"],
-        &[
-            "float64",
-            "float32",
-            "float16",
-            "bfloat16",
-            "int64",
-            "int32",
-            "int16",
-            "int8",
-            "uint64",
-            "uint32",
-            "uint16",
-            "uint8",
-            "bool",
-            "complex128",
-            "complex64",
-            "complex32",
-            "float8_e4m3fn",
-            "float8_e5m2",
-            "float8_e4m3fnuz",
-            "float8_e5m2fnuz",
-            "float8_e8m0fnu",
-            "float4_e2m1fn_x2",
-            "quint8",
-            "qint8",
-            "qint32",
-            "DoubleStorage",
-            "FloatStorage",
-            "HalfStorage",
-            "BFloat16Storage",
-            "LongStorage",
-            "IntStorage",
-            "ShortStorage",
-            "CharStorage",
-            "ByteStorage",
-            "BoolStorage",
-            "ComplexDoubleStorage",
-            "ComplexFloatStorage",
-            "QUInt8Storage",
-            "QInt8Storage",
-            "QInt32Storage",
-            "strided",
-            "contiguous_format",
-            "preserve_format",
-            "channels_last",
-        ],
-        0,
-    ),
+    // Types of elements.
+    (TORCH, &["float64", "float32", "float16", "bfloat16", "bool"], 0),
+    (TORCH, &["int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"], 0),
+    (TORCH, &["complex128", "complex64", "complex32"], 0),
+    (TORCH, &["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"], 0),
+    (TORCH, &["float8_e8m0fnu", "float4_e2m1fn_x2", "quint8", "qint8", "qint32"], 0),
+    // Storages.
+    (TORCH, &["DoubleStorage", "FloatStorage", "HalfStorage", "BFloat16Storage", "BoolStorage"], 0),
+    (TORCH, &["LongStorage", "IntStorage", "ShortStorage", "CharStorage", "ByteStorage"], 0),
+    (TORCH, &["ComplexDoubleStorage", "ComplexFloatStorage"], 0),
+    (TORCH, &["QUInt8Storage", "QInt8Storage", "QInt32Storage"], 0),
     (&["torch.storage"], &["UntypedStorage", "TypedStorage", "_UntypedStorage"], 0),
-    (&["torch"], &["Size", "device"], CALL),
-    (&["torch"], &["Tensor"], 0),
+    // Tensors.
+    (TORCH, &["strided", "contiguous_format", "preserve_format", "channels_last"], 0),
+    (TORCH, &["Size", "device"], CALL),
+    (TORCH, &["Tensor"], 0),
     (&["torch.nn.parameter"], &["Parameter", "Buffer"], 0),
     (&["torch.serialization"], &["_get_layout"], CALL),
-    (
-        &["torch._utils"],
-        &[
-            "_rebuild_tensor",
-            "_rebuild_tensor_v2",
-            "_rebuild_tensor_v3",
-            "_rebuild_parameter",
-            "_rebuild_parameter_with_state",
-            "_rebuild_sparse_tensor",
-            "_rebuild_meta_tensor_no_storage",
-            "_rebuild_nested_tensor",
-            "_rebuild_qtensor",
-            "_rebuild_device_tensor_from_numpy",
-            "_rebuild_device_tensor_from_cpu_tensor",
-        ],
-        CALL,
-    ),
-    (&["torch._utils"], &["_rebuild_wrapper_subclass"], 0),
+    (UTILS, &["_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3"], CALL),
+    (UTILS, &["_rebuild_parameter", "_rebuild_parameter_with_state"], CALL),
+    (UTILS, &["_rebuild_sparse_tensor", "_rebuild_nested_tensor", "_rebuild_qtensor"], CALL),
+    (UTILS, &["_rebuild_meta_tensor_no_storage"], CALL),
+    (UTILS, &["_rebuild_device_tensor_from_numpy", "_rebuild_device_tensor_from_cpu_tensor"], CALL),
+    (UTILS, &["_rebuild_wrapper_subclass"], 0),
     (&["torch._tensor"], &["_rebuild_from_type_v2"], CALL),
-    // Metadata of distributed checkpoints.
-    (
-        &["torch.distributed.checkpoint.metadata"],
-        &[
-            "Metadata",
-            "TensorStorageMetadata",
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "TensorProperties",
-            "MetadataIndex",
-            "StorageMeta",
-        ],
-        CLASS,
-    ),
-    (&["torch.distributed.checkpoint.metadata"], &["_MEM_FORMAT_ENCODING"], ENUM),
+    // Distributed checkpoints.
+    (METADATA, &["Metadata", "MetadataIndex", "StorageMeta", "TensorProperties"], CLASS),
+    (METADATA, &["TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"], CLASS),
+    (METADATA, &["_MEM_FORMAT_ENCODING"], ENUM),
     (&["torch.distributed.checkpoint.filesystem"], &["_StorageInfo"], CLASS),
-    // Sharded tensors of FSDP1.
-    (&["torch.distributed._shard.sharded_tensor.metadata"], &["MEM_FORMAT_ENCODING"], ENUM),
-    (
-        &["torch.distributed._shard.sharded_tensor.metadata"],
-        &["TensorProperties", "ShardedTensorMetadata"],
-        CLASS,
-    ),
-    (
-        &["torch.distributed._shard.sharded_tensor.api"],
-        &["ShardedTensor", "ShardedTensor.ProcessGroupState"],
-        CLASS,
-    ),
-    (&["torch.distributed._shard.sharded_tensor"], &["ShardedTensor"], CLASS),
-    (&["torch.distributed._shard.sharded_tensor.shard"], &["Shard"], CLASS),
+    // Sharded tensors.
+    (SHARDED, &["MEM_FORMAT_ENCODING"], ENUM),
+    (SHARDED, &["TensorProperties", "ShardedTensorMetadata"], CLASS),
+    (SHARDED_API, &["ShardedTensor", "ShardedTensor.ProcessGroupState"], CLASS),
+    (SHARDED_TENSOR, &["ShardedTensor"], CLASS),
+    (SHARD, &["Shard"], CLASS),
     (&["torch.distributed._shard.metadata"], &["ShardMetadata"], CLASS),
-    (
-        &[
-            "torch.distributed._shard.sharding_spec.chunk_sharding_spec",
-            "torch.distributed._shard.sharding_spec.api",
-            "torch.distributed._shard.sharding_spec",
-        ],
-        &["ChunkShardingSpec", "EnumerableShardingSpec"],
-        CLASS,
-    ),
+    (SHARDING_SPEC, &["ChunkShardingSpec", "EnumerableShardingSpec"], CLASS),
     (&["torch.distributed.remote_device"], &["_remote_device"], CLASS),
-    // Distributed tensors; their modules moved several times.
-    (
-        &[
-            "torch.distributed.tensor",
-            "torch.distributed.tensor._api",
-            "torch.distributed._tensor",
-            "torch.distributed._tensor.api",
-        ],
-        &["DTensor"],
-        0,
-    ),
-    (
-        &[
-            "torch.distributed.tensor._dtensor_spec",
-            "torch.distributed._tensor._dtensor_spec",
-            "torch.distributed._tensor.placement_types",
-            "torch.distributed.tensor.placement_types",
-        ],
-        &["DTensorSpec", "TensorMeta", "ShardOrderEntry"],
-        CALL | CLASS,
-    ),
-    (
-        &["torch.distributed.tensor.placement_types", "torch.distributed._tensor.placement_types"],
-        &["Shard", "_StridedShard", "Replicate", "Partial", "_Partial", "MaskPartial"],
-        CALL | CLASS,
-    ),
-    (&["torch.distributed.device_mesh", "torch.distributed._tensor.device_mesh"], &["DeviceMesh"], CLASS),
+    // Distributed tensors.
+    (DTENSOR, &["DTensor"], 0),
+    (DTENSOR_SPEC, &["DTensorSpec", "TensorMeta", "ShardOrderEntry"], CALL | CLASS),
+    (PLACEMENTS, &["Shard", "_StridedShard", "Replicate"], CALL | CLASS),
+    (PLACEMENTS, &["Partial", "_Partial", "MaskPartial"], CALL | CLASS),
+    (MESH, &["DeviceMesh"], CLASS),
     (&["torch.distributed._mesh_layout"], &["_MeshLayout"], CALL | CLASS),
     // Random states as trainers save them.
     (&["numpy.core.multiarray", "numpy._core.multiarray"], &["_reconstruct", "scalar"], CALL | STATE),
@@ -191,18 +123,10 @@ const TABLE: &[(&[&str], &[&str], u8)] = &[
     (&["deepspeed.runtime.fp16.loss_scaler"], &["LossScaler", "DynamicLossScaler"], CALL | CLASS),
     (&["deepspeed.runtime.zero.config"], &["ZeroStageEnum"], ENUM),
     (&["deepspeed.runtime.zero.config"], &["DeepSpeedZeroConfig"], CLASS),
-    (
-        &["deepspeed.runtime.zero.offload_config"],
-        &["DeepSpeedZeroOffloadParamConfig", "DeepSpeedZeroOffloadOptimizerConfig"],
-        CLASS,
-    ),
-    (&["deepspeed.runtime.zero.offload_config"], &["OffloadDeviceEnum"], ENUM),
-    (
-        &["deepspeed.utils.tensor_fragment", "deepspeed.utils"],
-        &["fragment_address", "tensor_fragment"],
-        CALL | CLASS,
-    ),
-    (&["deepspeed.runtime.zero.partition_parameters"], &["ZeroParamStatus", "ZeroParamType"], ENUM),
+    (OFFLOAD, &["DeepSpeedZeroOffloadParamConfig", "DeepSpeedZeroOffloadOptimizerConfig"], CLASS),
+    (OFFLOAD, &["OffloadDeviceEnum"], ENUM),
+    (FRAGMENTS, &["fragment_address", "tensor_fragment"], CALL | CLASS),
+    (PARTITIONS, &["ZeroParamStatus", "ZeroParamType"], ENUM),
 ];
 
 /// A name of the table, by its place there: the entry, the module and the name in it.

@@ -5,8 +5,8 @@
 
 use std::ops::Index;
 
-use super::{DEPTH_MAX, globals::Known};
-use crate::error::PickleFault;
+use super::{DEPTH_MAX, globals::Known, too_large};
+use crate::error::Fault;
 
 /// The place of a value in its graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -126,7 +126,7 @@ impl Index<NodeId> for Graph {
 
 impl Graph {
     /// The graph of these values, if it has no cycle, is not too deep and repeats no key.
-    pub(super) fn checked(nodes: Vec<Node>, root: NodeId) -> Result<Graph, PickleFault> {
+    pub(super) fn checked(nodes: Vec<Node>, root: NodeId) -> Result<Graph, Fault> {
         let graph = Graph { nodes, root };
         graph.check_depth()?;
         graph.check_keys()?;
@@ -139,7 +139,7 @@ impl Graph {
     }
 
     /// Visits what the root reaches, each node once and after its parts.
-    fn check_depth(&self) -> Result<(), PickleFault> {
+    fn check_depth(&self) -> Result<(), Fault> {
         const UNSEEN: u32 = 0;
         const OPEN: u32 = u32::MAX;
         // The depth of what lies below each node, from 1.
@@ -150,8 +150,7 @@ impl Graph {
             let Some(part) = self[*id].part(*index) else {
                 let depth = self.depth_above_parts(*id, &depths);
                 if depth > DEPTH_MAX {
-                    let limit = u64::from(DEPTH_MAX);
-                    return Err(PickleFault::TooLarge { at: 0, what: "levels of nesting", limit });
+                    return Err(too_large(0, "levels of nesting", DEPTH_MAX as usize));
                 }
                 depths[id.0 as usize] = depth;
                 open.pop();
@@ -163,7 +162,7 @@ impl Graph {
                     depths[part.0 as usize] = OPEN;
                     open.push((part, 0));
                 }
-                OPEN => return Err(PickleFault::Cycle),
+                OPEN => return Err(Fault::new("an object holds itself, directly or through others")),
                 _ => {}
             }
         }
@@ -175,7 +174,7 @@ impl Graph {
         1 + parts.map(|part| depths[part.0 as usize]).max().unwrap_or(0)
     }
 
-    fn check_keys(&self) -> Result<(), PickleFault> {
+    fn check_keys(&self) -> Result<(), Fault> {
         for node in &self.nodes {
             let Node::Dict(pairs) = node else { continue };
             let keys = || pairs.iter().map(|(key, _)| &self[*key]);
@@ -186,7 +185,7 @@ impl Graph {
             let text = texts.windows(2).find(|two| two[0] == two[1]).map(|two| two[0].to_owned());
             let int = || ints.windows(2).find(|two| two[0] == two[1]).map(|two| two[0].to_string());
             if let Some(key) = text.or_else(int) {
-                return Err(PickleFault::DuplicateKey { key });
+                return Err(Fault::new(format!("a dict has the key `{key}` twice")));
             }
         }
         Ok(())

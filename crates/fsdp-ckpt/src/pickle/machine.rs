@@ -10,9 +10,9 @@ use super::{
     graph::{Node, NodeId, ObjectNode},
     input::Input,
     memo::Memo,
-    opcode as op, rebuild,
+    opcode as op, rebuild, too_large,
 };
-use crate::error::PickleFault;
+use crate::error::Fault;
 
 /// How many parts calls may copy out of their arguments, per byte of the pickle. Arguments are written for
 /// one call each, so files need one at most; without a limit, a few bytes could copy the same long list again
@@ -22,18 +22,18 @@ const COPIES_PER_BYTE: usize = 16;
 const SMALL_INTS: usize = 256;
 
 /// Runs a pickle that fills `bytes`; returns all nodes and the place of the result.
-pub(super) fn run(bytes: &[u8]) -> Result<(Vec<Node>, NodeId), PickleFault> {
+pub(super) fn run(bytes: &[u8]) -> Result<(Vec<Node>, NodeId), Fault> {
     let mut machine = Machine::new(bytes);
     machine.header()?;
     while !machine.step()? {}
     let at = machine.input.at();
     let root = machine.pop()?;
     if !machine.stack.is_empty() {
-        return Err(PickleFault::StackUnderflow { at });
+        return Err(underflow(at));
     }
     match machine.input.left() {
         0 => Ok((machine.nodes, root)),
-        count => Err(PickleFault::Trailing { at, count }),
+        count => Err(Fault::at(at, format!("{count} bytes follow its end"))),
     }
 }
 
@@ -70,15 +70,15 @@ impl<'a> Machine<'a> {
     }
 
     /// Every pickle of these protocols begins by naming its protocol.
-    fn header(&mut self) -> Result<(), PickleFault> {
+    fn header(&mut self) -> Result<(), Fault> {
         match (self.input.byte("the protocol")?, self.input.byte("the protocol")?) {
             (op::PROTO, 2..=5) => Ok(()),
-            _ => Err(PickleFault::UnknownProtocol { at: 0 }),
+            _ => Err(Fault::unsupported("it is of no protocol from 2 to 5")),
         }
     }
 
     /// Runs one opcode; true after the last one.
-    fn step(&mut self) -> Result<bool, PickleFault> {
+    fn step(&mut self) -> Result<bool, Fault> {
         self.at = self.input.at();
         let opcode = self.input.byte("an opcode")?;
         match opcode {
@@ -110,7 +110,7 @@ impl<'a> Machine<'a> {
     }
 
     /// The node of a value that takes nothing from the stack and is the same every time.
-    fn constant(&mut self, opcode: u8) -> Result<Option<NodeId>, PickleFault> {
+    fn constant(&mut self, opcode: u8) -> Result<Option<NodeId>, Fault> {
         let (slot, node) = match opcode {
             op::NONE => (0, Node::None),
             op::NEWTRUE => (1, Node::Bool(true)),
@@ -125,7 +125,7 @@ impl<'a> Machine<'a> {
     }
 
     /// The node that an opcode makes of its argument and of the stack.
-    fn made(&mut self, opcode: u8) -> Result<NodeId, PickleFault> {
+    fn made(&mut self, opcode: u8) -> Result<NodeId, Fault> {
         let node = match opcode {
             op::BININT => {
                 let int = i32::from_le_bytes(self.input.array("an integer")?);
@@ -158,17 +158,21 @@ impl<'a> Machine<'a> {
             op::REDUCE => self.reduce()?,
             op::NEWOBJ => self.new_object()?,
             op::BINPERSID => Node::Persistent(self.pop()?),
-            _ => return Err(PickleFault::UnknownOpcode { at: self.at, opcode }),
+            _ => {
+                let (at, name) = (self.at, op::name(opcode));
+                let reason = format!("opcode {name} at byte {at} is used by no checkpoint format");
+                return Err(Fault::unsupported(reason));
+            }
         };
         self.add(node)
     }
 
-    fn unsigned<const N: usize>(&mut self) -> Result<NodeId, PickleFault> {
+    fn unsigned<const N: usize>(&mut self) -> Result<NodeId, Fault> {
         let int = self.input.unsigned::<N>("an integer")?;
         self.int(int as i64)
     }
 
-    fn int(&mut self, int: i64) -> Result<NodeId, PickleFault> {
+    fn int(&mut self, int: i64) -> Result<NodeId, Fault> {
         let Some(slot) = usize::try_from(int).ok().filter(|&slot| slot < SMALL_INTS) else {
             return self.add(Node::Int(int));
         };
@@ -179,7 +183,7 @@ impl<'a> Machine<'a> {
     }
 
     /// An integer of any length, in two's complement.
-    fn long<const N: usize>(&mut self) -> Result<Node, PickleFault> {
+    fn long<const N: usize>(&mut self) -> Result<Node, Fault> {
         let bytes = self.input.counted::<N>("an integer")?;
         let sign = if bytes.last().is_some_and(|byte| byte & 0x80 != 0) { 0xff } else { 0 };
         let mut wide = [sign; 8];
@@ -190,80 +194,80 @@ impl<'a> Machine<'a> {
         Ok(Node::Int(i64::from_le_bytes(wide)))
     }
 
-    fn known(&self, module: &str, name: &str) -> Result<Node, PickleFault> {
-        let unknown =
-            || PickleFault::UnknownGlobal { at: self.at, module: module.to_owned(), name: name.to_owned() };
+    fn known(&self, module: &str, name: &str) -> Result<Node, Fault> {
+        let (module_name, offset) = (module.to_owned(), self.at as u64);
+        let unknown = || Fault::UnknownGlobal { offset, module: module_name, name: name.to_owned() };
         Known::find(module, name).map(Node::Global).ok_or_else(unknown)
     }
 
-    fn stack_global(&mut self) -> Result<Node, PickleFault> {
+    fn stack_global(&mut self) -> Result<Node, Fault> {
         let [module, name] = self.pop_many()?;
         match (self.node(module), self.node(name)) {
             (Node::Str(module), Node::Str(name)) => self.known(module, name),
-            (Node::Str(_), other) | (other, _) => Err(self.wrong("a text", other)),
+            (Node::Str(_), other) | (other, _) => Err(wrong_operand(self.at, "a text", other)),
         }
     }
 
-    fn reduce(&mut self) -> Result<Node, PickleFault> {
+    fn reduce(&mut self) -> Result<Node, Fault> {
         let [class, args] = self.pop_many()?;
         let class = self.check_class_and_args(class, args)?;
         rebuild::call(self, class, args)
     }
 
-    fn new_object(&mut self) -> Result<Node, PickleFault> {
+    fn new_object(&mut self) -> Result<Node, Fault> {
         let [class, args] = self.pop_many()?;
         let class = self.check_class_and_args(class, args)?;
         if !class.may_be_made() {
-            return Err(self.wrong_use(class, "instantiated"));
+            return Err(wrong_use(self.at, class, "instantiated"));
         }
         Ok(Node::Object(ObjectNode { class, args, state: None }))
     }
 
     /// The class, if these are a class and a tuple.
-    fn check_class_and_args(&self, class: NodeId, args: NodeId) -> Result<Known, PickleFault> {
+    fn check_class_and_args(&self, class: NodeId, args: NodeId) -> Result<Known, Fault> {
         match (self.node(class), self.node(args)) {
             (Node::Global(class), Node::Tuple(_)) => Ok(*class),
-            (Node::Global(_), other) => Err(self.wrong("a tuple of arguments", other)),
-            (other, _) => Err(self.wrong("a class or function", other)),
+            (Node::Global(_), other) => Err(wrong_operand(self.at, "a tuple of arguments", other)),
+            (other, _) => Err(wrong_operand(self.at, "a class or function", other)),
         }
     }
 
-    fn put<const N: usize>(&mut self) -> Result<(), PickleFault> {
+    fn put<const N: usize>(&mut self) -> Result<(), Fault> {
         let index = self.input.unsigned::<N>("a memo index")?;
         self.memoize(index)
     }
 
-    fn memoize(&mut self, index: u64) -> Result<(), PickleFault> {
+    fn memoize(&mut self, index: u64) -> Result<(), Fault> {
         let id = self.top()?;
         self.memo.insert(index, id);
         if self.memo.len() > MEMO_MAX as u64 {
-            return Err(PickleFault::TooLarge { at: self.at, what: "memo entries", limit: MEMO_MAX as u64 });
+            return Err(too_large(self.at, "memo entries", MEMO_MAX));
         }
         Ok(())
     }
 
-    fn get<const N: usize>(&mut self) -> Result<(), PickleFault> {
+    fn get<const N: usize>(&mut self) -> Result<(), Fault> {
         let index = self.input.unsigned::<N>("a memo index")?;
-        let id = self.memo.get(index).ok_or(PickleFault::UnknownMemo { at: self.at, index })?;
+        let unknown = || Fault::at(self.at, format!("memo entry {index} is read before it is written"));
+        let id = self.memo.get(index).ok_or_else(unknown)?;
         self.stack.push(id);
         Ok(())
     }
 
     /// Adds a node, as long as there are not too many.
-    pub(super) fn add(&mut self, node: Node) -> Result<NodeId, PickleFault> {
+    pub(super) fn add(&mut self, node: Node) -> Result<NodeId, Fault> {
         if self.nodes.len() >= NODES_MAX {
-            return Err(PickleFault::TooLarge { at: self.at, what: "values", limit: NODES_MAX as u64 });
+            return Err(too_large(self.at, "values", NODES_MAX));
         }
         self.nodes.push(node);
         Ok(NodeId((self.nodes.len() - 1) as u32))
     }
 
     /// Counts parts that a call copies out of its arguments.
-    pub(super) fn count_copies(&mut self, count: usize) -> Result<(), PickleFault> {
+    pub(super) fn count_copies(&mut self, count: usize) -> Result<(), Fault> {
         self.copies += count;
         if self.copies > self.copies_max {
-            let limit = self.copies_max as u64;
-            return Err(PickleFault::TooLarge { at: self.at, what: "copied arguments", limit });
+            return Err(too_large(self.at, "copied arguments", self.copies_max));
         }
         Ok(())
     }
@@ -280,41 +284,48 @@ impl<'a> Machine<'a> {
         }
     }
 
-    pub(super) fn wrong(&self, expected: &'static str, found: &Node) -> PickleFault {
-        PickleFault::WrongOperand { at: self.at, expected, found: found.kind() }
-    }
-
-    pub(super) fn wrong_use(&self, global: Known, used: &'static str) -> PickleFault {
-        PickleFault::WrongUse { at: self.at, global: global.path(), used }
-    }
-
     /// Where the part of the stack begins that belongs to the last mark.
     fn bottom(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }
 
-    pub(super) fn top(&self) -> Result<NodeId, PickleFault> {
-        self.stack[self.bottom()..].last().copied().ok_or(PickleFault::StackUnderflow { at: self.at })
+    pub(super) fn top(&self) -> Result<NodeId, Fault> {
+        self.stack[self.bottom()..].last().copied().ok_or_else(|| underflow(self.at))
     }
 
-    pub(super) fn pop(&mut self) -> Result<NodeId, PickleFault> {
+    pub(super) fn pop(&mut self) -> Result<NodeId, Fault> {
         let id = self.top()?;
         self.stack.pop();
         Ok(id)
     }
 
     /// The last `N` values, in the order they were pushed.
-    pub(super) fn pop_many<const N: usize>(&mut self) -> Result<[NodeId; N], PickleFault> {
+    pub(super) fn pop_many<const N: usize>(&mut self) -> Result<[NodeId; N], Fault> {
         let start = self.stack.len().checked_sub(N).filter(|&start| start >= self.bottom());
-        let start = start.ok_or(PickleFault::StackUnderflow { at: self.at })?;
+        let start = start.ok_or_else(|| underflow(self.at))?;
         let items = self.stack[start..].try_into().expect("N values are there");
         self.stack.truncate(start);
         Ok(items)
     }
 
     /// All values above the last mark, which is taken away.
-    pub(super) fn pop_to_mark(&mut self) -> Result<Vec<NodeId>, PickleFault> {
-        let mark = self.marks.pop().ok_or(PickleFault::StackUnderflow { at: self.at })?;
+    pub(super) fn pop_to_mark(&mut self) -> Result<Vec<NodeId>, Fault> {
+        let mark = self.marks.pop().ok_or_else(|| underflow(self.at))?;
         Ok(self.stack.split_off(mark))
     }
+}
+
+/// An opcode found something else on the stack than it needs.
+pub(super) fn wrong_operand(at: usize, expected: &str, found: &Node) -> Fault {
+    Fault::at(at, format!("an opcode needs {expected} and finds {}", found.kind()))
+}
+
+/// A known global is used in a way that the formats do not: "called".
+pub(super) fn wrong_use(at: usize, global: Known, used: &str) -> Fault {
+    Fault::at(at, format!("`{}` cannot be {used}", global.path()))
+}
+
+/// An opcode reads below the bottom of the stack or below a mark.
+pub(super) fn underflow(at: usize) -> Fault {
+    Fault::at(at, "an opcode takes more from the stack than there is")
 }

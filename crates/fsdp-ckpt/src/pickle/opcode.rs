@@ -55,3 +55,21 @@ pub(super) const REDUCE: u8 = b'R';
 pub(super) const NEWOBJ: u8 = 0x81;
 pub(super) const BUILD: u8 = b'b';
 pub(super) const BINPERSID: u8 = b'Q';
+
+/// The names of opcodes that pickles outside of checkpoints use, for messages.
+pub(super) fn name(opcode: u8) -> String {
+    let name = match opcode {
+        b'i' => "INST",
+        b'o' => "OBJ",
+        0x82 => "EXT1",
+        0x83 => "EXT2",
+        0x84 => "EXT4",
+        b'P' => "PERSID",
+        0x92 => "NEWOBJ_EX",
+        0x97 => "NEXT_BUFFER",
+        0x98 => "READONLY_BUFFER",
+        b'I' | b'L' | b'F' | b'S' | b'V' | b'd' | b'l' | b'p' | b'g' => "of protocol 0",
+        _ => return format!("0x{opcode:02x}"),
+    };
+    format!("{name} (0x{opcode:02x})")
+}

@@ -6,14 +6,14 @@
 use super::{
     globals::Known,
     graph::{Node, NodeId, ObjectNode},
-    machine::Machine,
+    machine::{Machine, wrong_use},
 };
-use crate::error::PickleFault;
+use crate::error::Fault;
 
 /// The value of a call of `class` with a tuple of arguments.
-pub(super) fn call(machine: &mut Machine<'_>, class: Known, args: NodeId) -> Result<Node, PickleFault> {
+pub(super) fn call(machine: &mut Machine<'_>, class: Known, args: NodeId) -> Result<Node, Fault> {
     if !class.may_be_called() {
-        return Err(machine.wrong_use(class, "called"));
+        return Err(wrong_use(machine.at, class, "called"));
     }
     let object = Node::Object(ObjectNode { class, args, state: None });
     let plain = match (class.module(), class.name()) {
@@ -37,8 +37,8 @@ pub(super) fn call(machine: &mut Machine<'_>, class: Known, args: NodeId) -> Res
     plain(machine, machine.args(args)).ok_or_else(|| wrong_arguments(machine, class))
 }
 
-fn wrong_arguments(machine: &Machine<'_>, class: Known) -> PickleFault {
-    machine.wrong_use(class, "called with these arguments")
+fn wrong_arguments(machine: &Machine<'_>, class: Known) -> Fault {
+    wrong_use(machine.at, class, "called with these arguments")
 }
 
 /// Nothing, a dict, or a list of pairs.

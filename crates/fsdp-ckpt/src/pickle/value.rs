@@ -4,7 +4,7 @@
 //! counts every byte that the result will take and stops at the limit.
 
 use super::{EXPANDED_BYTES_MAX, Graph, Node, NodeId};
-use crate::{checkpoint::Value, error::PickleFault};
+use crate::{checkpoint::Value, error::Fault};
 
 /// Bytes that values written out may still take.
 #[derive(Debug)]
@@ -18,10 +18,10 @@ impl Default for Budget {
 
 impl Budget {
     /// Takes the bytes of one value with `len` bytes of its own.
-    pub(crate) fn take(&mut self, len: usize) -> Result<(), PickleFault> {
+    pub(crate) fn take(&mut self, len: usize) -> Result<(), Fault> {
         let need = (size_of::<Value>() + len) as u64;
-        let expansion = PickleFault::Expansion { limit: EXPANDED_BYTES_MAX };
-        self.0 = self.0.checked_sub(need).ok_or(expansion)?;
+        let expansion = || format!("written out, its shared parts need more than {EXPANDED_BYTES_MAX} bytes");
+        self.0 = self.0.checked_sub(need).ok_or_else(|| Fault::new(expansion()))?;
         Ok(())
     }
 }
@@ -31,7 +31,7 @@ impl Graph {
     ///
     /// # Errors
     /// When the tree needs more than the budget has.
-    pub(crate) fn value(&self, id: NodeId, budget: &mut Budget) -> Result<Value, PickleFault> {
+    pub(crate) fn value(&self, id: NodeId, budget: &mut Budget) -> Result<Value, Fault> {
         let len = match &self[id] {
             Node::Str(text) => text.len(),
             Node::Bytes(bytes) | Node::Long(bytes) => bytes.len(),
@@ -53,7 +53,7 @@ impl Graph {
                 let pair = |&(key, value): &(NodeId, NodeId)| {
                     Ok((self.value(key, budget)?, self.value(value, budget)?))
                 };
-                Value::Dict(pairs.iter().map(pair).collect::<Result<_, PickleFault>>()?)
+                Value::Dict(pairs.iter().map(pair).collect::<Result<_, Fault>>()?)
             }
             Node::Global(global) => Value::Global(global.to_global()),
             Node::Object(object) => Value::Object {
@@ -68,7 +68,7 @@ impl Graph {
         })
     }
 
-    fn values(&self, items: &[NodeId], budget: &mut Budget) -> Result<Vec<Value>, PickleFault> {
+    fn values(&self, items: &[NodeId], budget: &mut Budget) -> Result<Vec<Value>, Fault> {
         items.iter().map(|&item| self.value(item, budget)).collect()
     }
 }

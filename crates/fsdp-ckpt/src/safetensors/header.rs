@@ -8,7 +8,7 @@ use super::{
     TensorType,
     header_json::{self, METADATA_KEY, RawEntry},
 };
-use crate::error::HeaderFault;
+use crate::error::Fault;
 
 /// The longest header that is read or written, in bytes: the limit of the reference implementation.
 pub const HEADER_LEN_MAX: u64 = 100_000_000;
@@ -81,7 +81,7 @@ impl TensorEntry {
     }
 
     /// Places a tensor at `start`, with all its arithmetic checked.
-    fn place(spec: TensorSpec, start: u64) -> Result<TensorEntry, HeaderFault> {
+    pub(crate) fn place(spec: TensorSpec, start: u64) -> Result<TensorEntry, Fault> {
         let size_bytes = spec.dtype.size_bytes() as u64;
         let row_bytes =
             spec.shape.iter().skip(1).try_fold(size_bytes, |bytes, &d| bytes.checked_mul(d as u64));
@@ -89,9 +89,7 @@ impl TensorEntry {
         let placed = row_bytes.and_then(|row| Some((row, start.checked_add(row.checked_mul(row_count)?)?)));
         match placed {
             Some((row_bytes, end)) => Ok(TensorEntry { spec, row_bytes, start, end }),
-            None => {
-                Err(HeaderFault::SizeOverflow { tensor: spec.name, dtype: spec.dtype, shape: spec.shape })
-            }
+            None => Err(too_large(&spec)),
         }
     }
 }
@@ -110,34 +108,31 @@ impl Header {
     /// file, checked against the limit and the length of the file.
     ///
     /// # Errors
-    /// [`HeaderFault::NoLength`], [`HeaderFault::HeaderTooLarge`], [`HeaderFault::HeaderTruncated`].
-    pub fn parse_length(prefix: &[u8], file_len: u64) -> Result<u64, HeaderFault> {
+    /// When it is above the limit, or the file ends before the header does.
+    pub fn parse_length(prefix: &[u8], file_len: u64) -> Result<u64, Fault> {
         let bytes = prefix.first_chunk::<8>().filter(|_| file_len >= LENGTH_BYTES);
-        let len = u64::from_le_bytes(*bytes.ok_or(HeaderFault::NoLength { file_len })?);
-        if len > HEADER_LEN_MAX {
-            return Err(HeaderFault::HeaderTooLarge { len, limit: HEADER_LEN_MAX });
-        }
+        let too_short =
+            || Fault::new(format!("it has {file_len} bytes, too few for the 8-byte header length"));
+        let len = u64::from_le_bytes(*bytes.ok_or_else(too_short)?);
+        expect_len_allowed(len)?;
         let available = file_len - LENGTH_BYTES;
-        if len > available {
-            return Err(HeaderFault::HeaderTruncated { len, available });
-        }
-        Ok(len)
+        if len > available { Err(truncated(len, available)) } else { Ok(len) }
     }
 
     /// Reads and verifies the text of a header (the bytes after the length) of a file of `file_len` bytes.
     ///
     /// # Errors
-    /// A [`HeaderFault`] that names the broken rule and the tensor.
-    pub fn parse(text: &[u8], file_len: u64) -> Result<Header, HeaderFault> {
+    /// A [`Fault`] that names the broken rule and the tensor.
+    pub fn parse(text: &[u8], file_len: u64) -> Result<Header, Fault> {
         let data_start = LENGTH_BYTES + text.len() as u64;
-        let data_len = file_len.checked_sub(data_start).ok_or(HeaderFault::HeaderTruncated {
-            len: text.len() as u64,
-            available: file_len.saturating_sub(LENGTH_BYTES),
+        let data_len = file_len.checked_sub(data_start);
+        let data_len =
+            data_len.ok_or_else(|| truncated(text.len() as u64, file_len.saturating_sub(LENGTH_BYTES)))?;
+        let text = std::str::from_utf8(text).map_err(|error| {
+            Fault::at(LENGTH_BYTES as usize + error.valid_up_to(), "its header is not UTF-8")
         })?;
-        let text = std::str::from_utf8(text)
-            .map_err(|error| HeaderFault::NotUtf8 { valid_up_to: error.valid_up_to() })?;
         if !text.starts_with('{') {
-            return Err(HeaderFault::NotAnObject);
+            return Err(Fault::new("its header does not begin with `{`"));
         }
         let mut raw = header_json::read(text)?;
         // A stable sort by both offsets puts an empty tensor before the one that starts at the same byte.
@@ -149,7 +144,8 @@ impl Header {
         }
         let covered = entries.last().map_or(0, |last| last.end);
         if covered != data_len {
-            return Err(HeaderFault::UncoveredTail { covered, data_len });
+            let reason = format!("its tensors end at data byte {covered}, but the file holds {data_len}");
+            return Err(Fault::new(reason));
         }
         let by_name = index(&entries);
         Ok(Header { entries, by_name, metadata: raw.metadata, data_start })
@@ -159,20 +155,16 @@ impl Header {
     /// file up to its data: length and canonical JSON, padded with spaces so that the data is 8-aligned.
     ///
     /// # Errors
-    /// [`HeaderFault::DuplicateTensor`], [`HeaderFault::ReservedName`], [`HeaderFault::SizeOverflow`] or
-    /// [`HeaderFault::HeaderTooLarge`].
-    pub fn layout(
-        tensors: Vec<TensorSpec>,
-        metadata: Option<Metadata>,
-    ) -> Result<(Header, Vec<u8>), HeaderFault> {
+    /// For repeated names, a tensor named `__metadata__`, sizes that cannot be counted, and a header above the limit.
+    pub fn layout(tensors: Vec<TensorSpec>, metadata: Option<Metadata>) -> Result<(Header, Vec<u8>), Fault> {
         let mut entries: Vec<TensorEntry> = Vec::with_capacity(tensors.len());
         let mut by_name = BTreeMap::new();
         for spec in tensors {
             if spec.name == METADATA_KEY {
-                return Err(HeaderFault::ReservedName);
+                return Err(Fault::new("a tensor cannot be named `__metadata__`; rename it"));
             }
             if by_name.insert(spec.name.clone(), entries.len()).is_some() {
-                return Err(HeaderFault::DuplicateTensor { tensor: spec.name });
+                return Err(header_json::twice(&spec.name));
             }
             let start = entries.last().map_or(0, |last| last.end);
             entries.push(TensorEntry::place(spec, start)?);
@@ -180,9 +172,7 @@ impl Header {
         let mut text = header_json::write(&entries, metadata.as_ref());
         text.resize(text.len().next_multiple_of(8), b' ');
         let len = text.len() as u64;
-        if len > HEADER_LEN_MAX {
-            return Err(HeaderFault::HeaderTooLarge { len, limit: HEADER_LEN_MAX });
-        }
+        expect_len_allowed(len)?;
         let data_start = LENGTH_BYTES + len;
         let header = Header { entries, by_name, metadata, data_start };
         header.check_file_len()?;
@@ -225,11 +215,9 @@ impl Header {
     }
 
     /// Refuses data that fits in 64 bits by itself, but not behind its header.
-    fn check_file_len(&self) -> Result<(), HeaderFault> {
+    fn check_file_len(&self) -> Result<(), Fault> {
         match (self.data_start.checked_add(self.data_len()), self.entries.last()) {
-            (None, Some(TensorEntry { spec: TensorSpec { name, dtype, shape }, .. })) => {
-                Err(HeaderFault::SizeOverflow { tensor: name.clone(), dtype: *dtype, shape: shape.clone() })
-            }
+            (None, Some(entry)) => Err(too_large(&entry.spec)),
             _ => Ok(()),
         }
     }
@@ -240,34 +228,54 @@ fn index(entries: &[TensorEntry]) -> BTreeMap<String, usize> {
 }
 
 /// Checks one entry against the tensor before it and the end of the file.
-fn verify(
-    tensor: RawEntry,
-    previous: Option<&TensorEntry>,
-    data_len: u64,
-) -> Result<TensorEntry, HeaderFault> {
-    let RawEntry { name: tensor, dtype, shape, offsets: [start, end] } = tensor;
+fn verify(tensor: RawEntry, previous: Option<&TensorEntry>, data_len: u64) -> Result<TensorEntry, Fault> {
+    let RawEntry { name, dtype, shape, offsets: [start, end] } = tensor;
+    let refused = |what: String| Err(Fault::new(format!("tensor `{name}` {what}")));
     if start > end {
-        return Err(HeaderFault::ReversedOffsets { tensor, start, end });
+        return refused(format!("has data offsets {start}..{end}, which run backwards"));
     }
     if end > data_len {
-        return Err(HeaderFault::OffsetsBeyondFile { tensor, end, data_len });
+        return refused(format!("ends at data byte {end}, but the file holds only {data_len} (truncated?)"));
     }
     let expected = previous.map_or(0, |previous| previous.end);
     match previous {
         Some(previous) if start < expected => {
-            let (previous, previous_end) = (previous.spec.name.clone(), expected);
-            return Err(HeaderFault::Overlap { tensor, start, previous, previous_end });
+            let previous = previous.name();
+            return refused(format!(
+                "starts at data byte {start}, inside `{previous}`, which ends at {expected}"
+            ));
         }
-        _ if start > expected => return Err(HeaderFault::Hole { tensor, expected, start }),
+        _ if start > expected => {
+            let reason = format!("data bytes {expected}..{start} before tensor `{name}` belong to no tensor");
+            return Err(Fault::new(reason));
+        }
         _ => {}
     }
-    let entry = TensorEntry::place(TensorSpec { name: tensor, dtype, shape }, start)?;
+    let entry = TensorEntry::place(TensorSpec { name: name.clone(), dtype, shape }, start)?;
     if entry.end != end {
-        let (expected, got) = (entry.len_bytes(), end - start);
-        let TensorSpec { name: tensor, dtype, shape } = entry.spec;
-        return Err(HeaderFault::WrongSize { tensor, dtype, shape, expected, got });
+        let (shape, expected, got) = (entry.shape(), entry.len_bytes(), end - start);
+        return refused(format!("({dtype} {shape:?}) needs {expected} bytes, but its offsets span {got}"));
     }
     Ok(entry)
+}
+
+fn expect_len_allowed(len: u64) -> Result<(), Fault> {
+    if len <= HEADER_LEN_MAX {
+        return Ok(());
+    }
+    Err(Fault::new(format!(
+        "its header has {len} bytes, more than the {HEADER_LEN_MAX} that the format allows"
+    )))
+}
+
+fn truncated(len: u64, available: u64) -> Fault {
+    let there = format!("but the file has only {available} after the header length");
+    Fault::new(format!("its header needs {len} bytes, {there}"))
+}
+
+/// Of a tensor whose size in bytes overflows 64 bits.
+fn too_large(TensorSpec { name, dtype, shape }: &TensorSpec) -> Fault {
+    Fault::new(format!("tensor `{name}` ({dtype} {shape:?}) has more bytes than can be counted"))
 }
 
 #[cfg(test)]

@@ -7,13 +7,13 @@
 use std::{collections::BTreeMap, fmt};
 
 use serde::{
-    Serialize, Serializer,
-    de::{Deserialize, DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor},
+    Deserialize, Serialize, Serializer,
+    de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor},
     ser::SerializeMap,
 };
 
 use super::{Metadata, TensorEntry, TensorType};
-use crate::{error::HeaderFault, unique_map::UniqueMap};
+use crate::{error::Fault, unique_map::UniqueMap};
 
 /// The key of the metadata among the names of tensors.
 pub(super) const METADATA_KEY: &str = "__metadata__";
@@ -36,13 +36,15 @@ pub(super) struct RawEntry {
 }
 
 /// Reads the text of a header.
-pub(super) fn read(text: &str) -> Result<RawHeader, HeaderFault> {
+pub(super) fn read(text: &str) -> Result<RawHeader, Fault> {
     let mut fault = None;
     let mut json = serde_json::Deserializer::from_str(text);
     let raw = json.deserialize_map(HeaderVisitor { fault: &mut fault });
     match raw.and_then(|raw| json.end().map(|()| raw)) {
         Ok(raw) => Ok(raw),
-        Err(error) => Err(fault.unwrap_or(HeaderFault::Json { detail: error.to_string() })),
+        Err(error) => {
+            Err(fault.unwrap_or_else(|| Fault::new(format!("its header is not valid JSON: {error}"))))
+        }
     }
 }
 
@@ -51,14 +53,19 @@ pub(super) fn write(tensors: &[TensorEntry], metadata: Option<&Metadata>) -> Vec
     serde_json::to_vec(&HeaderText { tensors, metadata }).expect("strings and integers always serialize")
 }
 
+/// Of two entries of one name (`__metadata__` for the metadata).
+pub(super) fn twice(name: &str) -> Fault {
+    Fault::new(format!("its header lists `{name}` twice"))
+}
+
 /// Records the typed fault and returns the error that makes serde stop.
-fn refuse<E: serde::de::Error>(slot: &mut Option<HeaderFault>, fault: HeaderFault) -> E {
+fn refuse<E: serde::de::Error>(slot: &mut Option<Fault>, fault: Fault) -> E {
     slot.get_or_insert(fault);
     E::custom("refused")
 }
 
 struct HeaderVisitor<'a> {
-    fault: &'a mut Option<HeaderFault>,
+    fault: &'a mut Option<Fault>,
 }
 
 impl<'de> Visitor<'de> for HeaderVisitor<'_> {
@@ -73,19 +80,20 @@ impl<'de> Visitor<'de> for HeaderVisitor<'_> {
         let mut names = BTreeMap::new();
         while let Some(name) = map.next_key::<String>()? {
             if names.insert(name.clone(), ()).is_some() {
-                return Err(refuse(self.fault, HeaderFault::DuplicateTensor { tensor: name }));
+                return Err(refuse(self.fault, twice(&name)));
             }
             if name == METADATA_KEY {
                 let pairs = map.next_value::<UniqueMap<String>>().map_err(|error| {
-                    refuse::<A::Error>(self.fault, HeaderFault::BadMetadata { detail: error.to_string() })
+                    let rule = "its `__metadata__` is not a map of strings to strings without repeated keys";
+                    refuse::<A::Error>(self.fault, Fault::new(format!("{rule}: {error}")))
                 })?;
                 raw.metadata = Some(pairs.0.into_iter().collect());
             } else {
-                let seed = EntrySeed { tensor: name.clone(), fault: self.fault };
-                let entry = map.next_value_seed(seed).map_err(|error| {
-                    let detail = error.to_string();
-                    refuse::<A::Error>(self.fault, HeaderFault::BadEntry { tensor: name, detail })
+                let fields = map.next_value::<Fields>().map_err(|error| {
+                    let fault = Fault::new(format!("the entry of tensor `{name}` cannot be read: {error}"));
+                    refuse::<A::Error>(self.fault, fault)
                 })?;
+                let entry = fields.read(name).map_err(|fault| refuse::<A::Error>(self.fault, fault))?;
                 raw.tensors.push(entry);
             }
         }
@@ -93,50 +101,25 @@ impl<'de> Visitor<'de> for HeaderVisitor<'_> {
     }
 }
 
-struct EntrySeed<'a> {
-    tensor: String,
-    fault: &'a mut Option<HeaderFault>,
+/// What an entry says.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fields {
+    dtype: String,
+    shape: Dimensions,
+    data_offsets: [u64; 2],
 }
 
-impl<'de> DeserializeSeed<'de> for EntrySeed<'_> {
-    type Value = RawEntry;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<RawEntry, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for EntrySeed<'_> {
-    type Value = RawEntry;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object with `dtype`, `shape` and `data_offsets`")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawEntry, A::Error> {
-        let EntrySeed { tensor, fault } = self;
-        let (mut dtype, mut shape, mut offsets) = (None, None, None);
-        while let Some(field) = map.next_key::<String>()? {
-            let repeated = match field.as_str() {
-                "dtype" => dtype.replace(map.next_value::<String>()?).is_some(),
-                "shape" => shape.replace(map.next_value::<Dimensions>()?.0).is_some(),
-                "data_offsets" => offsets.replace(map.next_value::<[u64; 2]>()?).is_some(),
-                _ => return Err(refuse(fault, HeaderFault::UnknownField { tensor, field })),
-            };
-            if repeated {
-                return Err(refuse(fault, HeaderFault::DuplicateField { tensor, field }));
-            }
-        }
-        let missing = |field| HeaderFault::MissingField { tensor: tensor.clone(), field };
-        let dtype = dtype.ok_or_else(|| missing("dtype"));
-        let shape = shape.ok_or_else(|| missing("shape"));
-        let offsets = offsets.ok_or_else(|| missing("data_offsets"));
-        let entry = dtype.and_then(|dtype| {
-            let known = TensorType::from_name(&dtype);
-            let dtype = known.ok_or(HeaderFault::UnknownDtype { tensor: tensor.clone(), dtype })?;
-            Ok(RawEntry { name: tensor.clone(), dtype, shape: shape?, offsets: offsets? })
-        });
-        entry.map_err(|found| refuse(fault, found))
+impl Fields {
+    fn read(self, name: String) -> Result<RawEntry, Fault> {
+        let Fields { dtype, shape: Dimensions(shape), data_offsets: offsets } = self;
+        let Some(dtype) = TensorType::from_name(&dtype) else {
+            let supported = TensorType::list();
+            return Err(Fault::new(format!(
+                "tensor `{name}` has dtype `{dtype}`; supported are {supported}"
+            )));
+        };
+        Ok(RawEntry { name, dtype, shape, offsets })
     }
 }
 

@@ -3,7 +3,11 @@
 use std::{ops::Range, path::Path};
 
 use super::{Header, TensorEntry, header::LENGTH_BYTES};
-use crate::{error::Error, file_io::PathFile};
+use crate::{
+    error::{Error, Fault},
+    file_io::PathFile,
+    rows::{expect_len, expect_rows},
+};
 
 /// An open safetensors file. Reads are positioned, so one reader serves any number of threads.
 #[derive(Debug)]
@@ -20,9 +24,8 @@ impl SafetensorsReader {
     pub fn open(path: impl AsRef<Path>) -> Result<SafetensorsReader, Error> {
         let path = path.as_ref();
         let (file, file_len) = PathFile::open(path)?;
-        let malformed = |fault| Error::Malformed { path: path.to_owned(), fault };
-        let mut prefix = vec![0; file_len.min(LENGTH_BYTES) as usize];
-        file.read_exact_at(&mut prefix, 0)?;
+        let malformed = |fault| malformed(path, fault);
+        let prefix = file.read_first(file_len.min(LENGTH_BYTES))?;
         let len = Header::parse_length(&prefix, file_len).map_err(malformed)?;
         let mut text = vec![0; len as usize];
         file.read_exact_at(&mut text, LENGTH_BYTES)?;
@@ -50,27 +53,22 @@ impl SafetensorsReader {
     /// # Errors
     /// [`Error::UnknownTensor`].
     pub fn entry(&self, name: &str) -> Result<&TensorEntry, Error> {
-        self.header.entry(name).ok_or_else(|| Error::UnknownTensor {
-            path: self.path().to_owned(),
-            tensor: name.to_owned(),
-            tensor_count: self.header.entries().len(),
-        })
+        let unknown = || Error::unknown_tensor(self.path(), name, self.header.entries().len());
+        self.header.entry(name).ok_or_else(unknown)
     }
 
     /// Fills `out` with the bytes of a tensor that begin `offset_bytes` into it.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`], [`Error::BytesOutsideTensor`], [`Error::Io`].
+    /// [`Error::UnknownTensor`], [`Error::BadRequest`], [`Error::Io`].
     pub fn read_at(&self, name: &str, offset_bytes: u64, out: &mut [u8]) -> Result<(), Error> {
         let entry = self.entry(name)?;
         let end = offset_bytes.saturating_add(out.len() as u64);
         if end > entry.len_bytes() {
-            return Err(Error::BytesOutsideTensor {
-                path: self.path().to_owned(),
-                tensor: name.to_owned(),
-                bytes: offset_bytes..end,
-                len_bytes: entry.len_bytes(),
-            });
+            let len = entry.len_bytes();
+            let reason =
+                format!("bytes {offset_bytes}..{end} of tensor `{name}` do not exist: it has {len} bytes");
+            return Err(Error::bad_request(self.path(), reason));
         }
         self.read_bytes(entry, offset_bytes, out)
     }
@@ -78,15 +76,11 @@ impl SafetensorsReader {
     /// Fills `out` with the bytes of whole rows of a tensor; `out` has exactly their length.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`], [`Error::RowsOutsideTensor`], [`Error::BufferLength`], [`Error::Io`].
+    /// [`Error::UnknownTensor`], [`Error::BadRequest`], [`Error::Io`].
     pub fn read_rows(&self, name: &str, rows: Range<usize>, out: &mut [u8]) -> Result<(), Error> {
         let entry = self.entry(name)?;
         let bytes = self.rows_to_bytes(entry, &rows)?;
-        let (expected, got) = (bytes.end - bytes.start, out.len() as u64);
-        if expected != got {
-            let (path, tensor) = (self.path().to_owned(), name.to_owned());
-            return Err(Error::BufferLength { path, tensor, unit: "bytes", expected, got });
-        }
+        expect_len(self.path(), name, "bytes", bytes.end - bytes.start, out.len() as u64)?;
         self.read_bytes(entry, bytes.start, out)
     }
 
@@ -96,14 +90,7 @@ impl SafetensorsReader {
         entry: &TensorEntry,
         rows: &Range<usize>,
     ) -> Result<Range<u64>, Error> {
-        if rows.start > rows.end || rows.end > entry.row_count() {
-            return Err(Error::RowsOutsideTensor {
-                path: self.path().to_owned(),
-                tensor: entry.name().to_owned(),
-                rows: rows.clone(),
-                row_count: entry.row_count(),
-            });
-        }
+        expect_rows(self.path(), entry.name(), rows, entry.row_count())?;
         Ok(rows.start as u64 * entry.row_bytes()..rows.end as u64 * entry.row_bytes())
     }
 
@@ -111,5 +98,16 @@ impl SafetensorsReader {
     pub(crate) fn read_bytes(&self, entry: &TensorEntry, offset: u64, out: &mut [u8]) -> Result<(), Error> {
         let start = self.header.data_start() + entry.data_range().start;
         self.file.read_exact_at(out, start + offset)
+    }
+}
+
+/// The error for a header that breaks a rule of the format.
+pub(crate) fn malformed(path: &Path, fault: Fault) -> Error {
+    match fault.in_file(path) {
+        Error::Malformed { path, offset, reason } => {
+            let reason = format!("not a valid safetensors file: {reason}; fetch or export the file again");
+            Error::Malformed { path, offset, reason }
+        }
+        other => other,
     }
 }

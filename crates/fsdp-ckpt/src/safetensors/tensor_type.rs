@@ -32,69 +32,75 @@ pub enum TensorType {
     C64,
 }
 
+/// What there is to say of a type: its size in bytes, its names in headers and in PyTorch, and PyTorch's class of its
+/// storages. Newer types have none: their storages are untyped.
+struct Facts(TensorType, usize, &'static str, &'static str, Option<&'static str>);
+
+/// All types in the order of the enumeration.
+const TABLE: [Facts; 19] = [
+    Facts(TensorType::Bool, 1, "BOOL", "bool", Some("BoolStorage")),
+    Facts(TensorType::U8, 1, "U8", "uint8", Some("ByteStorage")),
+    Facts(TensorType::I8, 1, "I8", "int8", Some("CharStorage")),
+    Facts(TensorType::F8E5M2, 1, "F8_E5M2", "float8_e5m2", None),
+    Facts(TensorType::F8E4M3, 1, "F8_E4M3", "float8_e4m3fn", None),
+    Facts(TensorType::F8E8M0, 1, "F8_E8M0", "float8_e8m0fnu", None),
+    Facts(TensorType::F8E4M3Fnuz, 1, "F8_E4M3FNUZ", "float8_e4m3fnuz", None),
+    Facts(TensorType::F8E5M2Fnuz, 1, "F8_E5M2FNUZ", "float8_e5m2fnuz", None),
+    Facts(TensorType::U16, 2, "U16", "uint16", None),
+    Facts(TensorType::I16, 2, "I16", "int16", Some("ShortStorage")),
+    Facts(TensorType::F16, 2, "F16", "float16", Some("HalfStorage")),
+    Facts(TensorType::Bf16, 2, "BF16", "bfloat16", Some("BFloat16Storage")),
+    Facts(TensorType::U32, 4, "U32", "uint32", None),
+    Facts(TensorType::I32, 4, "I32", "int32", Some("IntStorage")),
+    Facts(TensorType::F32, 4, "F32", "float32", Some("FloatStorage")),
+    Facts(TensorType::U64, 8, "U64", "uint64", None),
+    Facts(TensorType::I64, 8, "I64", "int64", Some("LongStorage")),
+    Facts(TensorType::F64, 8, "F64", "float64", Some("DoubleStorage")),
+    Facts(TensorType::C64, 8, "C64", "complex64", Some("ComplexFloatStorage")),
+];
+
+// Facts are found by the number of a type.
+const _: () = {
+    let mut at = 0;
+    while at < TABLE.len() {
+        assert!(TABLE[at].0 as usize == at);
+        at += 1;
+    }
+};
+
 impl TensorType {
     /// Every type, narrow ones first.
-    pub const ALL: [TensorType; 19] = [
-        TensorType::Bool,
-        TensorType::U8,
-        TensorType::I8,
-        TensorType::F8E5M2,
-        TensorType::F8E4M3,
-        TensorType::F8E8M0,
-        TensorType::F8E4M3Fnuz,
-        TensorType::F8E5M2Fnuz,
-        TensorType::U16,
-        TensorType::I16,
-        TensorType::F16,
-        TensorType::Bf16,
-        TensorType::U32,
-        TensorType::I32,
-        TensorType::F32,
-        TensorType::U64,
-        TensorType::I64,
-        TensorType::F64,
-        TensorType::C64,
-    ];
+    pub fn all() -> impl Iterator<Item = TensorType> {
+        TABLE.iter().map(|facts| facts.0)
+    }
+
+    const fn facts(self) -> &'static Facts {
+        &TABLE[self as usize]
+    }
 
     /// Bytes of one element.
     pub const fn size_bytes(self) -> usize {
-        use TensorType::*;
-        match self {
-            Bool | U8 | I8 | F8E5M2 | F8E4M3 | F8E8M0 | F8E4M3Fnuz | F8E5M2Fnuz => 1,
-            U16 | I16 | F16 | Bf16 => 2,
-            U32 | I32 | F32 => 4,
-            U64 | I64 | F64 | C64 => 8,
-        }
+        self.facts().1
     }
 
     /// The name in the header of a file.
     pub const fn name(self) -> &'static str {
-        match self {
-            TensorType::Bool => "BOOL",
-            TensorType::U8 => "U8",
-            TensorType::I8 => "I8",
-            TensorType::F8E5M2 => "F8_E5M2",
-            TensorType::F8E4M3 => "F8_E4M3",
-            TensorType::F8E8M0 => "F8_E8M0",
-            TensorType::F8E4M3Fnuz => "F8_E4M3FNUZ",
-            TensorType::F8E5M2Fnuz => "F8_E5M2FNUZ",
-            TensorType::U16 => "U16",
-            TensorType::I16 => "I16",
-            TensorType::F16 => "F16",
-            TensorType::Bf16 => "BF16",
-            TensorType::U32 => "U32",
-            TensorType::I32 => "I32",
-            TensorType::F32 => "F32",
-            TensorType::U64 => "U64",
-            TensorType::I64 => "I64",
-            TensorType::F64 => "F64",
-            TensorType::C64 => "C64",
-        }
+        self.facts().2
+    }
+
+    /// The name of the dtype in PyTorch's module `torch`.
+    pub(crate) const fn torch_name(self) -> &'static str {
+        self.facts().3
+    }
+
+    /// The class of the dtype's storages in module `torch`.
+    pub(crate) const fn torch_storage(self) -> Option<&'static str> {
+        self.facts().4
     }
 
     /// The type with this name in a header.
     pub fn from_name(name: &str) -> Option<TensorType> {
-        TensorType::ALL.into_iter().find(|ty| ty.name() == name)
+        TensorType::all().find(|ty| ty.name() == name)
     }
 
     /// Whether elements convert to and from `f32` and `f64`: `F64`, `F32`, `BF16` and `F16`.
@@ -102,21 +108,9 @@ impl TensorType {
         matches!(self, TensorType::F64 | TensorType::F32 | TensorType::Bf16 | TensorType::F16)
     }
 
-    /// The dtype of training with the same elements, if there is one.
-    pub const fn dtype(self) -> Option<DType> {
-        match self {
-            TensorType::F32 => Some(DType::F32),
-            TensorType::F64 => Some(DType::F64),
-            TensorType::Bf16 => Some(DType::Bf16),
-            TensorType::U32 => Some(DType::U32),
-            TensorType::I64 => Some(DType::I64),
-            _ => None,
-        }
-    }
-
     /// All names, for messages.
     pub(crate) fn list() -> String {
-        TensorType::ALL.map(TensorType::name).join(", ")
+        TensorType::all().map(TensorType::name).collect::<Vec<_>>().join(", ")
     }
 }
 

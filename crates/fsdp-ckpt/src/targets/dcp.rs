@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use super::{OutputTensor, Selection};
 use crate::{
     checkpoint::{Key, join},
-    error::{Error, PlanFault},
+    error::Error,
     transfer::OutputPlan,
 };
 use items::{Item, RankFile};
@@ -42,7 +42,9 @@ struct Contents<'a> {
 /// # Errors
 /// When there are no ranks, or two tensors or values have one name.
 pub fn plan(selection: &Selection, rank_count: usize) -> Result<OutputPlan, Error> {
-    check(selection, rank_count).map_err(|fault| Error::CannotPlan { format: "a DCP directory", fault })?;
+    check(selection, rank_count).map_err(|reason| {
+        Error::bad_request(metadata::FILE_NAME, format!("it cannot be written: {reason}"))
+    })?;
     let mut files: Vec<RankFile> = (0..rank_count).map(RankFile::new).collect();
     let values = selection.values.iter().map(|object| {
         let item = files[0].add_value(&object.value);
@@ -55,15 +57,15 @@ pub fn plan(selection: &Selection, rank_count: usize) -> Result<OutputPlan, Erro
     Ok(items::output_plan(files, (metadata::FILE_NAME.to_owned(), metadata)))
 }
 
-fn check(selection: &Selection, rank_count: usize) -> Result<(), PlanFault> {
+fn check(selection: &Selection, rank_count: usize) -> Result<(), String> {
     if rank_count == 0 {
-        return Err(PlanFault::NoRanks);
+        return Err("a checkpoint needs at least one rank; give a world size of 1 or more".to_owned());
     }
     let mut names = BTreeSet::new();
     let tensors = selection.tensors.iter().map(|tensor| tensor.name.clone());
     for name in tensors.chain(selection.values.iter().map(|object| join(&object.path))) {
         if let Some(name) = names.replace(name) {
-            return Err(PlanFault::DuplicateName { name });
+            return Err(format!("two tensors or values would be named `{name}`; rename one of them"));
         }
     }
     Ok(())

@@ -20,8 +20,8 @@ use crate::{
 /// Plans the files of a checkpoint of `world_size` ranks.
 ///
 /// # Errors
-/// [`Error::CannotLayOut`] for a tensor named `__metadata__` or sizes beyond what the format holds;
-/// [`Error::Native`] for a value that is nested too deeply for a manifest.
+/// [`Error::BadRequest`] for a tensor named `__metadata__` or sizes beyond what the format holds;
+/// [`Error::Unsupported`] for a value that is nested too deeply for a manifest.
 ///
 /// # Panics
 /// When `world_size` is 0.
@@ -90,8 +90,7 @@ fn listed(plan: &SavePlan, layout: &RankFile, digests: &[Option<Digest>]) -> Man
 }
 
 fn to_bytes(manifest: &Manifest) -> Result<Vec<u8>, Error> {
-    let native = |fault| Error::Native { path: MANIFEST_FILE.into(), fault: Box::new(fault) };
-    manifest.to_bytes().map_err(native)
+    manifest.to_bytes().map_err(|fault| fault.in_file(MANIFEST_FILE))
 }
 
 #[cfg(test)]

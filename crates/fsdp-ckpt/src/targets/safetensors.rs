@@ -67,8 +67,8 @@ fn is_head(name: &str) -> bool {
 /// Plans the files of `destination`, which names them in messages only.
 ///
 /// # Errors
-/// [`Error::CannotLayOut`] for repeated names, a tensor named `__metadata__`, or sizes beyond what the format
-/// holds; [`Error::NoFileName`].
+/// [`Error::BadRequest`] for repeated names, a tensor named `__metadata__`, or sizes beyond what the format holds;
+/// [`Error::WrongPath`] for a destination without a file name.
 ///
 /// # Panics
 /// When the selection holds what [`drop_unheld`] removes.

@@ -1,10 +1,7 @@
 //! What files of `torch.save` and items of DCP have in common: the archive's records and pickled tensors.
 
 use crate::{
-    pickle::writer::PickleWriter,
-    safetensors::TensorType,
-    torch_types::{dtype_name, storage_class},
-    zip::writer::Archive,
+    checkpoint::packed_strides, pickle::writer::PickleWriter, safetensors::TensorType, zip::writer::Archive,
 };
 
 /// An archive with everything that torch puts in front of the storages.
@@ -31,7 +28,7 @@ pub(crate) fn storage(root: &str, archive: &mut Archive, key: usize, len: u64) -
 /// Pickles a contiguous tensor that fills the storage with this key.
 pub(crate) fn tensor(w: &mut PickleWriter, key: usize, dtype: TensorType, shape: &[u64]) {
     let elements: u64 = shape.iter().product();
-    let typed = storage_class(dtype);
+    let typed = dtype.torch_storage();
     let rebuild = if typed.is_some() { "_rebuild_tensor_v2" } else { "_rebuild_tensor_v3" };
     w.call("torch._utils", rebuild, |w| {
         w.persistent(|w| {
@@ -47,32 +44,11 @@ pub(crate) fn tensor(w: &mut PickleWriter, key: usize, dtype: TensorType, shape:
         });
         w.int(0);
         w.counts(shape);
-        w.counts(&contiguous_strides(shape));
+        w.counts(&packed_strides(shape));
         w.bool(false);
         w.call("collections", "OrderedDict", |_| ());
         if typed.is_none() {
-            w.global("torch", dtype_name(dtype));
+            w.global("torch", dtype.torch_name());
         }
     });
-}
-
-/// Distances of neighbours in C order, where a dimension of no elements counts as one.
-fn contiguous_strides(shape: &[u64]) -> Vec<u64> {
-    let mut strides = vec![1; shape.len()];
-    for axis in (1..shape.len()).rev() {
-        strides[axis - 1] = strides[axis] * shape[axis].max(1);
-    }
-    strides
-}
-
-#[cfg(test)]
-mod tests {
-    use super::contiguous_strides;
-
-    #[test]
-    fn strides_are_those_of_torch() {
-        assert_eq!(contiguous_strides(&[]), [] as [u64; 0]);
-        assert_eq!(contiguous_strides(&[4, 3, 2]), [6, 2, 1]);
-        assert_eq!(contiguous_strides(&[2, 0, 3]), [3, 3, 1]);
-    }
 }

@@ -10,7 +10,7 @@ use super::{Selection, torch_archive};
 use crate::{
     checkpoint::{Tree, Value, nest},
     digest::DigestKind,
-    error::{Error, PlanFault},
+    error::{Error, Fault},
     pickle::writer::PickleWriter,
     safetensors::TensorType,
     transfer::{Finish, OutputPlan, Place, PlannedFile},
@@ -29,8 +29,8 @@ enum Leaf<'a> {
 /// When two names need the same place in the state dict, or a list would consist of gaps.
 pub fn plan(file_name: &str, selection: &Selection) -> Result<OutputPlan, Error> {
     let storages = storages(selection);
-    let tree =
-        tree(selection, &storages).map_err(|fault| Error::CannotPlan { format: "a torch file", fault })?;
+    let tree = tree(selection, &storages)
+        .map_err(|fault| Error::bad_request(file_name, format!("it cannot be written: {fault}")))?;
     let mut pickle = PickleWriter::new();
     write_tree(&mut pickle, &tree);
 
@@ -85,12 +85,12 @@ fn storages(selection: &Selection) -> Vec<usize> {
     keys
 }
 
-fn tree<'a>(selection: &'a Selection, storages: &[usize]) -> Result<Tree<Leaf<'a>>, PlanFault> {
+fn tree<'a>(selection: &'a Selection, storages: &[usize]) -> Result<Tree<Leaf<'a>>, Fault> {
     let tensors = selection.tensors.iter().zip(storages).map(|(tensor, &storage)| {
         (tensor.path.clone(), Leaf::Tensor { dtype: tensor.dtype, shape: &tensor.shape, storage })
     });
     let values = selection.values.iter().map(|object| (object.path.clone(), Leaf::Value(&object.value)));
-    Ok(nest(tensors.chain(values))?)
+    nest(tensors.chain(values))
 }
 
 fn write_tree(w: &mut PickleWriter, tree: &Tree<Leaf<'_>>) {

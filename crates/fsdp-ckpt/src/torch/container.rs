@@ -3,7 +3,7 @@
 use crate::{
     bytes::Section,
     digest::{Digest, DigestKind},
-    error::{Error, TorchFault},
+    error::{Error, Fault},
     pickle::PICKLE_BYTES_MAX,
     zip::{Archive, Record},
 };
@@ -30,9 +30,11 @@ impl<'a> Container<'a> {
         let mut folders = names.filter_map(|name| name.strip_suffix("/data.pkl"));
         let folder = match (folders.next(), folders.next()) {
             (Some(folder), None) => folder,
-            (None, _) => return Err(section.fault(TorchFault::MissingRecord("data.pkl".to_owned()))),
+            (None, _) => return Err(section.fault(missing_record("data.pkl"))),
             (Some(_), Some(_)) => {
-                return Err(section.fault(TorchFault::NotAnArchive("it holds several pickles")));
+                return Err(
+                    section.fault(Fault::new("it is not an archive of torch.save; it holds several pickles"))
+                );
             }
         };
         let container = Container { section, archive, folder };
@@ -47,8 +49,16 @@ impl<'a> Container<'a> {
 
     /// The bytes of the pickle.
     pub(super) fn pickle(&self) -> Result<Vec<u8>, Error> {
-        let record = self.record("data.pkl").expect("the folder was found by it");
-        self.bytes("data.pkl", record, PICKLE_BYTES_MAX as u64)
+        self.bytes("data.pkl", self.pickle_record(), PICKLE_BYTES_MAX as u64)
+    }
+
+    /// Where they begin, counted as the section's start is.
+    pub(super) fn pickle_start(&self) -> u64 {
+        self.pickle_record().data.start
+    }
+
+    fn pickle_record(&self) -> &Record {
+        self.record("data.pkl").expect("the folder was found by it")
     }
 
     fn check_byte_order(&self) -> Result<(), Error> {
@@ -57,29 +67,32 @@ impl<'a> Container<'a> {
         if bytes == b"little" {
             return Ok(());
         }
-        let found = format!("`{}`", String::from_utf8_lossy(&bytes).escape_debug());
-        let supported = "`little`; save the file again on a little-endian machine";
-        Err(self.section.fault(TorchFault::UnsupportedRecord { record: "byteorder", found, supported }))
+        let reason = format!(
+            "its record `byteorder` holds `{}`; supported is `little`; save the file again on a little-endian machine",
+            String::from_utf8_lossy(&bytes).escape_debug()
+        );
+        Err(self.section.fault(Fault::unsupported(reason)))
     }
 
     fn bytes(&self, name: &str, record: &Record, limit: u64) -> Result<Vec<u8>, Error> {
         let range = record.data.start - self.section.start()..record.data.end - self.section.start();
         let len = range.end - range.start;
         if len > limit {
-            let record = name.to_owned();
-            return Err(self.section.fault(TorchFault::RecordTooLarge { record, len, limit }));
+            let reason = format!(
+                "its record `{name}` has {len} bytes, more than the {limit} that are read into memory"
+            );
+            return Err(self.section.fault(Fault::new(reason)));
         }
         if record.is_open {
-            return Err(self
-                .section
-                .fault(TorchFault::MissingRecord(format!("{name}, at least not at its start"))));
+            return Err(self.section.fault(missing_record(&format!("{name}, at least not at its start"))));
         }
         let bytes = self.section.read(range)?;
         let got = DigestKind::Crc32.of(&bytes);
         match record.crc32.map(|crc| Digest { kind: DigestKind::Crc32, value: crc.into() }) {
             Some(expected) if expected != got => {
-                let record = name.to_owned();
-                Err(self.section.fault(TorchFault::Damaged { record, expected, got }))
+                let sums = format!("the archive says {expected}, its bytes give {got}");
+                let reason = format!("its record `{name}` is damaged: {sums}; fetch it again");
+                Err(self.section.fault(Fault::new(reason)))
             }
             _ => Ok(bytes),
         }
@@ -104,5 +117,10 @@ pub(super) fn check_magic(section: Section<'_>) -> Result<(), Error> {
     } else {
         "it does not begin as a zip archive"
     };
-    Err(section.fault(TorchFault::NotAnArchive(what)))
+    Err(section.fault(Fault::new(format!("it is not an archive of torch.save; {what}"))))
+}
+
+/// A record that every archive has, or that a tensor needs, is not there.
+pub(super) fn missing_record(name: &str) -> Fault {
+    Fault::new(format!("its archive has no record `{name}`"))
 }

@@ -1,7 +1,7 @@
 //! The tree of a file of `torch.save`.
 
 use crate::{
-    checkpoint::{Chunk, Global, Nested, Nesting, Region, Value},
+    checkpoint::{Global, Nested, Nesting, Value},
     safetensors::TensorType,
 };
 
@@ -97,13 +97,6 @@ impl Item {
 }
 
 impl StoredTensor {
-    /// All of it as the only chunk of a tensor of its shape.
-    pub(crate) fn chunk(&self, source: usize) -> Chunk {
-        let (offsets, sizes) = (vec![0; self.shape.len()], self.shape.clone());
-        let region = Region::Box { offsets, sizes, strides: self.strides.clone() }.simplified(&self.shape);
-        Chunk { region, source, offset: self.offset }
-    }
-
     fn to_value(&self) -> Value {
         let class = Global { module: "torch".to_owned(), name: "Tensor".to_owned() };
         let shape = self.shape.iter().map(|&dim| Value::Int(dim as i64)).collect();

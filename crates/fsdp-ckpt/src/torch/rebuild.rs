@@ -10,7 +10,7 @@ use super::{
     storage::{dtype, storage},
 };
 use crate::{
-    error::TorchFault,
+    error::Fault,
     pickle::{Budget, Graph, Known, Node, NodeId, ObjectNode},
     safetensors::TensorType,
 };
@@ -21,7 +21,7 @@ pub(super) fn item(
     container: &Container<'_>,
     id: NodeId,
     budget: &mut Budget,
-) -> Result<Item, TorchFault> {
+) -> Result<Item, Fault> {
     Builder { graph, container }.item(id, budget)
 }
 
@@ -31,7 +31,7 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    fn item(&self, id: NodeId, budget: &mut Budget) -> Result<Item, TorchFault> {
+    fn item(&self, id: NodeId, budget: &mut Budget) -> Result<Item, Fault> {
         let graph = self.graph;
         match &graph[id] {
             Node::List(items) => Ok(Item::List(self.items(items, budget)?)),
@@ -41,7 +41,7 @@ impl Builder<'_> {
                 let pair = |&(key, value): &(NodeId, NodeId)| {
                     Ok((graph.value(key, budget)?, self.item(value, budget)?))
                 };
-                Ok(Item::Dict(pairs.iter().map(pair).collect::<Result<_, TorchFault>>()?))
+                Ok(Item::Dict(pairs.iter().map(pair).collect::<Result<_, Fault>>()?))
             }
             Node::Object(object) => self.object(object, budget),
             Node::Persistent(_) => Err(bad("torch.save", "it holds a storage that belongs to no tensor")),
@@ -49,13 +49,13 @@ impl Builder<'_> {
         }
     }
 
-    fn items(&self, items: &[NodeId], budget: &mut Budget) -> Result<Vec<Item>, TorchFault> {
+    fn items(&self, items: &[NodeId], budget: &mut Budget) -> Result<Vec<Item>, Fault> {
         budget.take(0)?;
         items.iter().map(|&item| self.item(item, budget)).collect()
     }
 
     /// A tensor, or an object with what it holds.
-    fn object(&self, object: &ObjectNode, budget: &mut Budget) -> Result<Item, TorchFault> {
+    fn object(&self, object: &ObjectNode, budget: &mut Budget) -> Result<Item, Fault> {
         let (class, args) = (object.class, self.graph.args(object));
         match (class.module(), class.name()) {
             ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state") => match args {
@@ -76,7 +76,7 @@ impl Builder<'_> {
     }
 
     /// `_rebuild_from_type_v2(function, class, arguments, state)`.
-    fn subclass(&self, args: &[NodeId], budget: &mut Budget) -> Result<Item, TorchFault> {
+    fn subclass(&self, args: &[NodeId], budget: &mut Budget) -> Result<Item, Fault> {
         let function = "_rebuild_from_type_v2";
         let [maker, class, maker_args, state] = args else {
             return Err(bad(function, "it has not four arguments"));
@@ -95,7 +95,7 @@ impl Builder<'_> {
             ("torch", "Tensor") | ("torch.nn.parameter", "Parameter" | "Buffer")
         );
         if !is_plain {
-            return Err(TorchFault::UnsupportedTensor(class.path()));
+            return Err(unsupported_tensor(*class));
         }
         match (maker.name(), args) {
             ("_rebuild_parameter" | "_rebuild_parameter_with_state", [tensor, ..]) => {
@@ -106,12 +106,7 @@ impl Builder<'_> {
     }
 
     /// A plain tensor: `(storage, first element, shape, strides, ..)`.
-    fn tensor(
-        &self,
-        function: Known,
-        args: &[NodeId],
-        budget: &mut Budget,
-    ) -> Result<StoredTensor, TorchFault> {
+    fn tensor(&self, function: Known, args: &[NodeId], budget: &mut Budget) -> Result<StoredTensor, Fault> {
         let graph = self.graph;
         let bad = |detail| bad(function.name(), detail);
         let (storage_id, offset, shape, strides, rest) = match args {
@@ -128,7 +123,7 @@ impl Builder<'_> {
             ("_rebuild_tensor" | "_rebuild_tensor_v2" | "_rebuild_tensor_v3", _) => {
                 return Err(bad("it has another number of arguments"));
             }
-            _ => return Err(TorchFault::UnsupportedTensor(function.path())),
+            _ => return Err(unsupported_tensor(function)),
         };
         let is_lazy = |metadata| !matches!(graph[metadata], Node::None) && graph.pairs(metadata) != Some(&[]);
         if metadata.is_some_and(is_lazy) {
@@ -141,16 +136,28 @@ impl Builder<'_> {
         storage(graph, self.container, storage_id)?.view(dtype, offset, shape, strides)
     }
 
-    fn dtype(&self, id: NodeId) -> Result<TensorType, TorchFault> {
+    fn dtype(&self, id: NodeId) -> Result<TensorType, Fault> {
         let Node::Global(global) = self.graph[id] else {
             return Err(bad("_rebuild_tensor_v3", "the dtype is none"));
         };
-        dtype(global).ok_or_else(|| TorchFault::UnsupportedDtype(global.path()))
+        dtype(global).ok_or_else(|| unsupported_dtype(global))
     }
 }
 
-fn bad(function: &str, detail: &'static str) -> TorchFault {
-    TorchFault::BadCall { function: function.to_owned(), detail }
+/// The arguments of a function that makes tensors or storages are not those that it takes.
+pub(super) fn bad(function: &str, detail: &str) -> Fault {
+    Fault::new(format!("it calls {function} in an unknown way: {detail}"))
+}
+
+fn unsupported_tensor(class: Known) -> Fault {
+    let way_out = "save it as a plain dense tensor";
+    Fault::unsupported(format!("it holds a tensor that only {} can build; {way_out}", class.path()))
+}
+
+/// An element type that is not supported.
+pub(super) fn unsupported_dtype(name: Known) -> Fault {
+    let way_out = "which is not supported; convert it to another type before saving";
+    Fault::unsupported(format!("it holds a tensor of type {}, {way_out}", name.path()))
 }
 
 impl Item {

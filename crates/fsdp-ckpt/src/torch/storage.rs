@@ -1,11 +1,15 @@
 //! Storages and the views of them that are tensors, with every length checked.
 
-use super::{container::Container, item::StoredTensor};
+use super::{
+    container::{Container, missing_record},
+    item::StoredTensor,
+    rebuild::{bad, unsupported_dtype},
+};
 use crate::{
-    error::TorchFault,
+    checkpoint::len_bytes,
+    error::Fault,
     pickle::{Graph, Known, Node, NodeId},
     safetensors::TensorType,
-    torch_types::{dtype_name, storage_class},
 };
 
 /// The bytes of a storage and the type that they were saved as.
@@ -24,20 +28,17 @@ fn storage_dtype(class: Known) -> Option<Option<TensorType>> {
     if class.module() == "torch.storage" {
         return matches!(class.name(), "UntypedStorage" | "_UntypedStorage").then_some(None);
     }
-    TensorType::ALL.into_iter().find(|ty| storage_class(*ty) == Some(class.name())).map(Some)
+    TensorType::all().find(|ty| ty.torch_storage() == Some(class.name())).map(Some)
 }
 
 /// The type of a dtype constant.
 pub(crate) fn dtype(global: Known) -> Option<TensorType> {
-    TensorType::ALL.into_iter().find(|ty| global.is("torch", dtype_name(*ty)))
-}
-
-fn bad(detail: &'static str) -> TorchFault {
-    TorchFault::BadCall { function: "a storage".to_owned(), detail }
+    TensorType::all().find(|ty| global.is("torch", ty.torch_name()))
 }
 
 /// The storage that a persistent identifier names: `("storage", class, key, location, element count)`.
-pub(super) fn storage(graph: &Graph, container: &Container<'_>, id: NodeId) -> Result<Storage, TorchFault> {
+pub(super) fn storage(graph: &Graph, container: &Container<'_>, id: NodeId) -> Result<Storage, Fault> {
+    let bad = |detail| bad("a storage", detail);
     let Node::Persistent(id) = graph[id] else { return Err(bad("a storage is expected")) };
     let [kind, class, key, _location, count] = graph.items(id).unwrap_or_default() else {
         return Err(bad("its identifier has not five parts"));
@@ -46,11 +47,11 @@ pub(super) fn storage(graph: &Graph, container: &Container<'_>, id: NodeId) -> R
         return Err(bad("its identifier is of another kind"));
     }
     let Node::Global(class) = graph[*class] else { return Err(bad("its class is no class")) };
-    let dtype = storage_dtype(class).ok_or_else(|| TorchFault::UnsupportedDtype(class.path()))?;
+    let dtype = storage_dtype(class).ok_or_else(|| unsupported_dtype(class))?;
     let key = graph.str(*key).ok_or_else(|| bad("its key is no text"))?;
     let count = graph.u64(*count).ok_or_else(|| bad("its element count is no count"))?;
     let name = format!("data/{key}");
-    let record = container.record(&name).ok_or(TorchFault::MissingRecord(name))?;
+    let record = container.record(&name).ok_or_else(|| missing_record(&name))?;
     let got = record.data.end - record.data.start;
     let expected = count.checked_mul(dtype.map_or(1, TensorType::size_bytes) as u64);
     let fits = expected.is_some_and(|len| if record.is_open { len <= got } else { len == got });
@@ -58,7 +59,7 @@ pub(super) fn storage(graph: &Graph, container: &Container<'_>, id: NodeId) -> R
         Some(len) if fits => Ok(Storage { key: key.to_owned(), dtype, start: record.data.start, len }),
         _ => {
             let expected = expected.unwrap_or(u64::MAX);
-            Err(TorchFault::StorageLength { key: key.to_owned(), expected, got })
+            Err(Fault::new(format!("storage `{key}` should have {expected} bytes and has {got}")))
         }
     }
 }
@@ -71,34 +72,29 @@ impl Storage {
         offset: u64,
         shape: Vec<u64>,
         strides: Vec<u64>,
-    ) -> Result<StoredTensor, TorchFault> {
-        let bad = |detail| Err(TorchFault::BadCall { function: "a tensor".to_owned(), detail });
-        let Some(dtype) = dtype.or(self.dtype) else { return bad("its storage has no type") };
+    ) -> Result<StoredTensor, Fault> {
+        let bad = |detail| bad("a tensor", detail);
+        let dtype = dtype.or(self.dtype).ok_or_else(|| bad("its storage has no type"))?;
         if shape.len() != strides.len() {
-            return bad("it has not as many strides as dimensions");
+            return Err(bad("it has not as many strides as dimensions"));
         }
         let size = dtype.size_bytes() as u64;
-        let Some(len) = len_bytes(&shape, size) else { return bad("its size cannot be counted") };
+        let len = len_bytes(&shape, dtype.size_bytes()).ok_or_else(|| bad("its size cannot be counted"))?;
         if len == 0 {
             return Ok(StoredTensor { dtype, shape, strides, offset: self.start });
         }
         let end = last_element(offset, &shape, &strides).and_then(|last| last.checked_add(1));
         let len = self.len / size;
         if end.is_none_or(|end| end > len) {
-            let key = self.key.clone();
-            return Err(TorchFault::TensorOutsideStorage { key, len, offset, shape, strides });
+            let reason = format!(
+                "a tensor of shape {shape:?}, strides {strides:?} and first element {offset} reaches beyond its storage \
+                 `{}` of {len} elements",
+                self.key
+            );
+            return Err(Fault::new(reason));
         }
         Ok(StoredTensor { dtype, shape, strides, offset: self.start + offset * size })
     }
-}
-
-/// Bytes of a tensor, if they and all products on the way can be counted as offsets in files can.
-fn len_bytes(shape: &[u64], size: u64) -> Option<u64> {
-    if shape.contains(&0) {
-        return Some(0);
-    }
-    let len = shape.iter().try_fold(size, |len, &dim| len.checked_mul(dim))?;
-    (len <= i64::MAX as u64).then_some(len)
 }
 
 /// The storage element that a tensor with elements reaches last.

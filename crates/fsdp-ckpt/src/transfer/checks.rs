@@ -4,16 +4,14 @@
 //! [`Checks::rest`] says what is still to be read, so that a conversion can check all that it used. What was not
 //! touched at all is the business of `verify`.
 
-use std::{
-    ops::Range,
-    sync::{Mutex, PoisonError},
-};
+use std::{ops::Range, sync::Mutex};
 
 use super::runs::Runs;
 use crate::{
     checkpoint::{Checkpoint, Chunk, Protection, Source},
     digest::Digest,
-    error::{Error, TransferFault},
+    error::Error,
+    lock::lock,
 };
 
 /// Protections of a checkpoint with what was seen of each.
@@ -59,7 +57,7 @@ impl<'a> Checks<'a> {
             let part = range.start.max(offset)..range.end.min(end);
             let part_bytes = &bytes[(part.start - offset) as usize..(part.end - offset) as usize];
             let digest = watched.protection.digest.kind.of(part_bytes);
-            let mut seen = watched.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut seen = lock(&watched.seen);
             seen.add(part.start - range.start, part_bytes.len() as u64, digest);
             if part_bytes.len() == bytes.len() {
                 whole = Some(digest);
@@ -79,7 +77,7 @@ impl<'a> Checks<'a> {
         let watched = plain.flat_map(|(source, watched)| watched.iter().map(move |one| (source, one)));
         let rest = watched.flat_map(|(source, watched)| {
             let range = &watched.protection.range;
-            let mut seen = watched.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut seen = lock(&watched.seen);
             let parts = seen.rest(range.end - range.start).into_iter();
             parts.map(move |part| (source, range.start + part.start..range.start + part.end))
         });
@@ -88,22 +86,23 @@ impl<'a> Checks<'a> {
 
     /// Compares every protected range that was read completely.
     pub(crate) fn finish(&self) -> Result<(), Error> {
-        self.faults().next().map_or(Ok(()), |fault| Err(fault.into()))
+        self.problems().next().map_or(Ok(()), Err)
     }
 
     /// All protected ranges that were read completely and do not match.
-    pub(crate) fn faults(&self) -> impl Iterator<Item = TransferFault> {
+    pub(crate) fn problems(&self) -> impl Iterator<Item = Error> {
         self.by_source.iter().flatten().filter_map(|watched| {
             let Protection { source, range, digest, .. } = watched.protection;
-            let seen = watched.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let seen = lock(&watched.seen);
             let got = seen.whole(range.end - range.start).filter(|got| got != digest)?;
-            Some(TransferFault::ChecksumMismatch {
-                path: self.checkpoint.sources[*source].path().clone(),
-                what: self.with_tensors(watched.protection),
-                range: range.clone(),
-                expected: *digest,
-                got,
-            })
+            let reason = format!(
+                "bytes {}..{} ({}) are damaged: their checksum is {got}, the checkpoint says {digest}; fetch or save the \
+                 file again",
+                range.start,
+                range.end,
+                self.with_tensors(watched.protection)
+            );
+            Some(Error::malformed(self.checkpoint.sources[*source].path(), reason))
         })
     }
 
@@ -129,7 +128,7 @@ impl<'a> Checks<'a> {
     pub(crate) fn complete(&self) -> usize {
         let is_complete = |watched: &&Watched| {
             let range = &watched.protection.range;
-            let seen = watched.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let seen = lock(&watched.seen);
             seen.whole(range.end - range.start).is_some()
         };
         self.by_source.iter().flatten().filter(is_complete).count()

@@ -113,15 +113,7 @@ impl Block {
 }
 
 /// Reads elements of a source; positions and lengths in bytes.
-pub(super) trait ReadBytes {
-    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Error>;
-}
-
-impl<F: Fn(u64, &mut [u8]) -> Result<(), Error>> ReadBytes for F {
-    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Error> {
-        self(offset, out)
-    }
-}
+pub(super) type ReadBytes<'a> = dyn Fn(u64, &mut [u8]) -> Result<(), Error> + 'a;
 
 /// Reads the elements of a block, of `size` bytes each, into `out`; `base` is the byte of the source where the
 /// chunk begins. `scratch` bounds how much is read at once of elements that do not lie in order.
@@ -129,7 +121,7 @@ pub(super) fn gather(
     block: &Block,
     size: usize,
     base: u64,
-    source: &dyn ReadBytes,
+    source: &ReadBytes,
     scratch: &mut [u8],
     out: &mut [u8],
 ) -> Result<(), Error> {
@@ -138,13 +130,13 @@ pub(super) fn gather(
     let start = base + bytes(block.from);
     if block.is_run() {
         let to = position(block.to)..position(block.to + block.len());
-        return source.read(start, &mut out[to]);
+        return source(start, &mut out[to]);
     }
     let span = bytes(block.span());
     let is_dense = span <= SPAN_ALWAYS || span / WASTE_MAX <= bytes(block.len());
     if is_dense && span <= scratch.len() as u64 {
         let read = &mut scratch[..span as usize];
-        source.read(start, read)?;
+        source(start, read)?;
         copy(&Block { from: 0, ..block.clone() }, size, read, out);
         return Ok(());
     }

@@ -3,43 +3,38 @@
 use std::{
     collections::VecDeque,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use crate::{
     error::Error,
     file_io::{Files, PathFile},
+    files::Access,
+    lock::lock,
 };
 
 /// Handles that are open at once, of one set of files.
 const OPEN_MAX: usize = 64;
-
-/// What the files are opened for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
-    Reading,
-    Writing,
-}
 
 /// Files by number, opened when needed; those used last stay open.
 #[derive(Debug)]
 pub(super) struct OpenFiles {
     files: Files,
     paths: Vec<PathBuf>,
-    purpose: Purpose,
+    /// [`Access::Read`] or [`Access::Write`].
+    access: Access,
     /// Handles with the numbers of their files, the one used last at the end.
     open: Mutex<VecDeque<(usize, Arc<PathFile>)>>,
 }
 
 impl OpenFiles {
-    pub(super) fn new(files: Files, paths: Vec<PathBuf>, purpose: Purpose) -> OpenFiles {
-        OpenFiles { files, paths, purpose, open: Mutex::new(VecDeque::new()) }
+    pub(super) fn new(files: Files, paths: Vec<PathBuf>, access: Access) -> OpenFiles {
+        OpenFiles { files, paths, access, open: Mutex::new(VecDeque::new()) }
     }
 
     /// The file of this number. It stays open at least as long as the caller holds it.
     pub(super) fn get(&self, file: usize) -> Result<Arc<PathFile>, Error> {
-        // A panic of another thread leaves the list as it was.
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = lock(&self.open);
         if let Some(position) = open.iter().rposition(|(number, _)| *number == file) {
             let found = open.remove(position).expect("the position was just found");
             let handle = found.1.clone();
@@ -47,9 +42,9 @@ impl OpenFiles {
             return Ok(handle);
         }
         let path = &self.paths[file];
-        let handle = match self.purpose {
-            Purpose::Reading => self.files.open(path)?.0,
-            Purpose::Writing => self.files.open_for_writing(path)?,
+        let handle = match self.access {
+            Access::Read => self.files.open(path)?.0,
+            _ => self.files.open_for_writing(path)?,
         };
         let handle = Arc::new(handle);
         if open.len() == OPEN_MAX {
@@ -71,7 +66,7 @@ mod tests {
         for (number, path) in paths.iter().enumerate() {
             std::fs::write(path, [number as u8]).unwrap();
         }
-        let files = OpenFiles::new(Files::anywhere(), paths, Purpose::Reading);
+        let files = OpenFiles::new(Files::anywhere(), paths, Access::Read);
         for round in 0..3 {
             for number in 0..OPEN_MAX * 3 {
                 let number = (number * 7 + round) % (OPEN_MAX * 3);

@@ -1,17 +1,16 @@
 //! The files of an output while they grow: created at full length, written at positions, made durable.
 
-use std::sync::{
-    Mutex, PoisonError,
-    atomic::{AtomicUsize, Ordering},
-};
+use std::sync::Mutex;
 
 use super::{
-    Finish, Options, PlannedFile, Staged,
-    open_files::{OpenFiles, Purpose},
-    run::in_threads,
+    open_files::OpenFiles,
+    options::Options,
+    plan::{Finish, Place, PlannedFile},
     runs::Runs,
+    staged::{OutputKind, Staged},
+    threads::each_in_threads,
 };
-use crate::{digest::Digest, error::Error};
+use crate::{digest::Digest, error::Error, files::Access, lock::lock};
 
 /// The planned files of an output under their temporary names.
 pub(super) struct Output<'a> {
@@ -28,8 +27,8 @@ impl<'a> Output<'a> {
         for (path, file) in paths.iter().zip(files) {
             // A single file exists since it was staged.
             let created = match staged.kind() {
-                super::OutputKind::File if !staged.in_place => staged.files.open_for_writing(path)?,
-                super::OutputKind::File | super::OutputKind::Directory => staged.files.create_new(path)?,
+                OutputKind::File if !staged.in_place => staged.files.open_for_writing(path)?,
+                OutputKind::File | OutputKind::Directory => staged.files.create_new(path)?,
             };
             created.set_len(file.len)?;
             for (offset, bytes) in &file.literals {
@@ -37,11 +36,11 @@ impl<'a> Output<'a> {
             }
         }
         let digests = files.iter().map(|file| {
-            let runs = |place: &super::Place| Some(Mutex::new(Runs::new(place.digest?)));
+            let runs = |place: &Place| Some(Mutex::new(Runs::new(place.digest?)));
             file.places.iter().map(runs).collect()
         });
         let digests = digests.collect();
-        let open = OpenFiles::new(staged.files.clone(), paths, Purpose::Writing);
+        let open = OpenFiles::new(staged.files.clone(), paths, Access::Write);
         Ok(Output { staged, open, digests })
     }
 
@@ -59,19 +58,17 @@ impl<'a> Output<'a> {
         known: Option<Digest>,
     ) {
         let Some(runs) = &self.digests[file][place] else { return };
-        // A panic of another thread leaves a valid state.
-        let kind = runs.lock().unwrap_or_else(PoisonError::into_inner).kind();
+        let kind = lock(runs).kind();
         let digest = known.filter(|known| known.kind == kind).unwrap_or_else(|| kind.of(bytes));
-        runs.lock().unwrap_or_else(PoisonError::into_inner).add(offset, bytes.len() as u64, digest);
+        lock(runs).add(offset, bytes.len() as u64, digest);
     }
 
     /// The digests of all places.
     pub(super) fn digests(&self, files: &[PlannedFile]) -> Vec<Vec<Option<Digest>>> {
         let of_file = |(runs, file): (&Vec<Option<Mutex<Runs>>>, &PlannedFile)| {
-            let of_place = |(runs, place): (&Option<Mutex<Runs>>, &super::Place)| {
-                let len = (place.elements.end - place.elements.start) * place.dtype.size_bytes() as u64;
-                let runs = runs.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
-                Some(runs.whole(len).expect("every byte of a place is written once"))
+            let of_place = |(runs, place): (&Option<Mutex<Runs>>, &Place)| {
+                let whole = lock(runs.as_ref()?).whole(place.len_bytes());
+                Some(whole.expect("every byte of a place is written once"))
             };
             runs.iter().zip(&file.places).map(of_place).collect()
         };
@@ -91,19 +88,12 @@ impl<'a> Output<'a> {
         }
         // An object is not there before.
         let sync = options.sync || self.staged.in_place;
-        let order = |has_places: bool| {
-            (0..files.len()).filter(move |&file| files[file].places.is_empty() != has_places)
-        };
         let (with_tensors, others): (Vec<usize>, Vec<usize>) =
-            (order(true).collect(), order(false).collect());
-        let next = AtomicUsize::new(0);
-        in_threads(options, |(): &mut ()| {
-            let file = with_tensors.get(next.fetch_add(1, Ordering::Relaxed)).filter(|_| sync);
-            file.map_or(Ok(false), |&file| self.open.get(file)?.sync().map(|()| true))
-        })?;
-        others.iter().filter(|_| sync).try_for_each(|&file| self.open.get(file)?.sync())?;
+            (0..files.len()).filter(|_| sync).partition(|&file| !files[file].places.is_empty());
+        each_in_threads(options, &with_tensors, |&file| self.open.get(file)?.sync())?;
+        others.iter().try_for_each(|&file| self.open.get(file)?.sync())?;
         for (name, bytes) in &finish.files {
-            assert_eq!(self.staged.kind(), super::OutputKind::Directory, "one file has no files beside it");
+            assert_eq!(self.staged.kind(), OutputKind::Directory, "one file has no files beside it");
             let file = self.staged.files.create_new(&self.staged.path_of(name))?;
             file.write_all_at(bytes, 0)?;
             if sync {

@@ -1,32 +1,21 @@
 //! Carrying a plan out: threads take jobs until none is left or one has failed.
 
-use std::sync::{
-    Mutex, PoisonError,
-    atomic::{AtomicBool, Ordering},
-};
-
 use super::{
-    Options, OutputPlan, PlannedFile, Staged,
+    elements::Reading,
+    options::Options,
     output::Output,
+    plan::{OutputPlan, Place, PlannedFile},
     sources::SourceFiles,
-    work::{Job, Piece, PieceSizes, Queue, Segment, Work},
-    zstd_stream,
+    staged::{OutputKind, Staged},
+    threads::{PieceSizes, in_threads},
+    work::{Job, Piece, Queue, Segment, Work, scratch_bytes},
 };
 use crate::{
     checkpoint::Checkpoint,
     digest::Digest,
-    error::{Error, TransferFault},
-    floats::{self, OutOfRange},
+    error::Error,
+    floats::{self, expect_convertible},
 };
-
-/// Bytes of a piece: large enough that system calls do not matter, small enough for the cache of a core.
-const PIECE_BYTES: usize = 1 << 20;
-
-/// Buffers of a thread: what is read, what is written, and what strided reads sort in between.
-const BUFFERS: usize = 3;
-
-/// The smallest buffer, for windows of no sensible size: a few elements.
-const BUFFER_BYTES_MIN: usize = 64;
 
 /// What a transfer did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,9 +34,9 @@ pub struct Moved {
 /// bytes is read for it.
 ///
 /// # Errors
-/// [`Error::UnknownTensor`] if the plan wants a tensor that is not there, [`Error::NotConvertible`] and
-/// [`Error::ValueOutOfRange`] of conversions, [`Error::Transfer`], [`Error::Io`]. After an error nothing is
-/// left behind.
+/// [`Error::UnknownTensor`] if the plan wants a tensor that is not there, [`Error::BadRequest`] for types and values
+/// that do not convert, [`Error::Malformed`] for damage that is found on the way, [`Error::WrongPath`] if something
+/// has the final name by then, [`Error::Canceled`], [`Error::Io`]. After an error nothing is left behind.
 ///
 /// # Panics
 /// When the plan is one of several files and `staged` is one file.
@@ -59,15 +48,15 @@ pub fn run(
 ) -> Result<Moved, Error> {
     let OutputPlan { files, finish } = plan;
     assert!(
-        staged.kind() == super::OutputKind::Directory || files.len() == 1,
+        staged.kind() == OutputKind::Directory || files.len() == 1,
         "an output of several files is a directory"
     );
     let work = Work::new(checkpoint, &files)?;
     check_conversions(checkpoint, &work, &files)?;
-    let data_bytes = files.iter().flat_map(|file| &file.places).map(place_bytes).sum();
+    let data_bytes = files.iter().flat_map(|file| &file.places).map(Place::len_bytes).sum();
     options.progress.begin(data_bytes);
     let mut sources = SourceFiles::new(&staged.files, checkpoint);
-    let sizes = piece_sizes(options);
+    let sizes = PieceSizes::of(options);
     sources.spool(&staged.scratch_files(), &staged.scratch_dir(), &work.spooled, options)?;
     let output = Output::create(&staged, &files)?;
     let queue = Queue::new(&work, sizes);
@@ -90,55 +79,6 @@ pub fn run(
     Ok(moved)
 }
 
-/// How much is moved at a time, so that the buffers of all threads fit the window.
-pub(crate) fn piece_sizes(options: &Options) -> PieceSizes {
-    let large = (options.window_bytes / (BUFFERS * options.threads.get())).max(BUFFER_BYTES_MIN);
-    PieceSizes { usual: large.min(PIECE_BYTES), large }
-}
-
-/// Bytes that are read at a time where order does not matter.
-pub(crate) fn piece_bytes(options: &Options) -> usize {
-    piece_sizes(options).usual
-}
-
-/// Calls `work` in every thread until it returns false there, one call fails or the caller cancels.
-pub(crate) fn in_threads<S: Default>(
-    options: &Options,
-    work: impl Fn(&mut S) -> Result<bool, Error> + Sync,
-) -> Result<(), Error> {
-    let failure: Mutex<Option<Error>> = Mutex::new(None);
-    let is_stopped = AtomicBool::new(false);
-    let one_thread = || {
-        let mut state = S::default();
-        while !is_stopped.load(Ordering::Relaxed) {
-            let result = if options.cancel.load(Ordering::Relaxed) {
-                Err(TransferFault::Canceled.into())
-            } else {
-                work(&mut state)
-            };
-            match result {
-                Ok(true) => {}
-                Ok(false) => break,
-                Err(error) => {
-                    is_stopped.store(true, Ordering::Relaxed);
-                    failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-                }
-            }
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..options.threads.get() {
-            scope.spawn(one_thread);
-        }
-        one_thread();
-    });
-    failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
-}
-
-fn place_bytes(place: &super::Place) -> u64 {
-    (place.elements.end - place.elements.start) * place.dtype.size_bytes() as u64
-}
-
 /// Types that differ must both be convertible.
 fn check_conversions(checkpoint: &Checkpoint, work: &Work, files: &[PlannedFile]) -> Result<(), Error> {
     for (file, planned) in files.iter().enumerate() {
@@ -146,9 +86,9 @@ fn check_conversions(checkpoint: &Checkpoint, work: &Work, files: &[PlannedFile]
             let reader = work.reader(&Piece { file, place: index, elements: 0..0 });
             assert!(place.elements.end <= reader.tensor.len(), "places lie inside their tensors");
             let dtype = reader.tensor.dtype;
-            if dtype != place.dtype && !(dtype.is_convertible() && place.dtype.is_convertible()) {
-                let (path, tensor) = (checkpoint.path.clone(), place.tensor.clone());
-                return Err(Error::NotConvertible { path, tensor, dtype });
+            if dtype != place.dtype {
+                let other = if dtype.is_convertible() { place.dtype } else { dtype };
+                expect_convertible(&checkpoint.path, &place.tensor, other)?;
             }
         }
     }
@@ -184,13 +124,14 @@ impl Mover<'_> {
             let out = &mut written[filled..filled + self.target_len(piece)];
             filled += out.len();
             let from = reader.tensor.dtype;
-            let scratch_max = self.sizes.scratch(reader);
+            let scratch_max = scratch_bytes(self.sizes, reader);
+            let mut reading = Reading { reader, sources: self.sources, scratch, scratch_max };
             let elements = piece.elements.clone();
             let known = if from == self.place(piece).dtype {
-                reader.read(elements, self.sources, scratch, scratch_max, out)?
+                reading.read(elements, out)?
             } else {
                 let read = sized(read, out.len() / self.place(piece).dtype.size_bytes() * from.size_bytes());
-                reader.read(elements, self.sources, scratch, scratch_max, read)?;
+                reading.read(elements, read)?;
                 self.convert(piece, read, out)?;
                 None
             };
@@ -215,30 +156,22 @@ impl Mover<'_> {
         let needed = segments.iter().map(end).max().unwrap_or(0);
         // What is left of each segment.
         let mut rest: Vec<Segment> = segments.to_vec();
-        zstd_stream::decode(
-            self.sources,
-            source,
-            needed,
-            self.sizes.usual,
-            self.options.cancel,
-            &mut |position, bytes| {
-                let decoded_end = position + bytes.len() as u64;
-                for segment in rest.iter_mut().take_while(|segment| segment.start < decoded_end) {
-                    let size = size(segment);
-                    let elements = &mut segment.piece.elements;
-                    let count = ((decoded_end - segment.start) / size).min(elements.end - elements.start);
-                    let piece =
-                        Piece { elements: elements.start..elements.start + count, ..segment.piece.clone() };
-                    let first = (segment.start - position) as usize;
-                    self.put(&piece, &bytes[first..first + (count * size) as usize], buffers)?;
-                    segment.piece.elements.start += count;
-                    segment.start += count * size;
-                }
-                rest.retain(|segment| !segment.piece.elements.is_empty());
-                Ok(())
-            },
-        )?;
-        Ok(())
+        self.sources.decode(source, needed, self.options, &mut |position, bytes| {
+            let decoded_end = position + bytes.len() as u64;
+            for segment in rest.iter_mut().take_while(|segment| segment.start < decoded_end) {
+                let size = size(segment);
+                let elements = &mut segment.piece.elements;
+                let count = ((decoded_end - segment.start) / size).min(elements.end - elements.start);
+                let piece =
+                    Piece { elements: elements.start..elements.start + count, ..segment.piece.clone() };
+                let first = (segment.start - position) as usize;
+                self.put(&piece, &bytes[first..first + (count * size) as usize], buffers)?;
+                segment.piece.elements.start += count;
+                segment.start += count * size;
+            }
+            rest.retain(|segment| !segment.piece.elements.is_empty());
+            Ok(())
+        })
     }
 
     /// Converts and writes elements that are in memory.
@@ -260,13 +193,8 @@ impl Mover<'_> {
     fn convert(&self, piece: &Piece, bytes: &[u8], out: &mut [u8]) -> Result<(), Error> {
         let reader = self.work.reader(piece);
         let converted = floats::between(reader.tensor.dtype, self.place(piece).dtype, bytes, out);
-        converted.map_err(|OutOfRange { index, value, target }| Error::ValueOutOfRange {
-            path: self.sources.checkpoint.path.clone(),
-            tensor: reader.name.to_owned(),
-            element: piece.elements.start + index as u64,
-            value,
-            target,
-        })
+        let path = &self.sources.checkpoint.path;
+        converted.map_err(|found| found.in_tensor(path, reader.name, piece.elements.start))
     }
 
     fn note(&self, piece: &Piece, bytes: &[u8], known: Option<Digest>) {
@@ -274,7 +202,7 @@ impl Mover<'_> {
         self.output.note((piece.file, piece.place), offset, bytes, known);
     }
 
-    fn place(&self, piece: &Piece) -> &super::Place {
+    fn place(&self, piece: &Piece) -> &Place {
         &self.work.files[piece.file].places[piece.place]
     }
 

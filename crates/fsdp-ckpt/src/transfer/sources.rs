@@ -5,26 +5,24 @@ use std::{
     collections::BTreeMap,
     ops::Range,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Arc,
 };
 
 use super::{
-    Options,
     checks::Checks,
-    elements::TensorReader,
-    open_files::{OpenFiles, Purpose},
-    run::{in_threads, piece_sizes},
+    open_files::OpenFiles,
+    options::Options,
+    parts::{TensorReader, needed},
     spool::Spool,
-    work::needed,
+    threads::{PieceSizes, Pieces, each_in_threads, in_threads},
+    zstd_stream::{EachPiece, Stream},
 };
 use crate::{
     checkpoint::{Checkpoint, Source},
     digest::Digest,
-    error::{Error, TransferFault},
+    error::Error,
     file_io::{Files, PathFile},
+    files::Access,
 };
 
 /// The sources of a checkpoint, readable by any number of threads.
@@ -49,7 +47,7 @@ impl<'a> SourceFiles<'a> {
             })
         });
         let file_of = file_of.collect();
-        let open = OpenFiles::new(files.clone(), paths, Purpose::Reading);
+        let open = OpenFiles::new(files.clone(), paths, Access::Read);
         SourceFiles { checkpoint, file_of, open, checks: Checks::new(checkpoint), spool: None }
     }
 
@@ -67,10 +65,9 @@ impl<'a> SourceFiles<'a> {
         }
         let spool = Spool::new(files, dir, needed)?;
         let order: Vec<usize> = needed.keys().copied().collect();
-        let next = AtomicUsize::new(0);
-        in_threads(options, |(): &mut ()| {
-            let Some(&source) = order.get(next.fetch_add(1, Ordering::Relaxed)) else { return Ok(false) };
-            spool.fill(self, source, piece_sizes(options).usual, options.cancel).map(|()| true)
+        each_in_threads(options, &order, |&source| {
+            let len = needed[&source];
+            self.decode(source, len, options, &mut |position, bytes| spool.keep(source, position, bytes))
         })?;
         self.spool = Some(spool);
         Ok(())
@@ -100,8 +97,11 @@ impl<'a> SourceFiles<'a> {
             Source::File { path, len } => {
                 let range = offset..offset.saturating_add(out.len() as u64);
                 if range.end > *len {
-                    let (tensor, path) = (tensor.to_owned(), path.clone());
-                    return Err(TransferFault::BeyondSource { tensor, path, range, len: *len }.into());
+                    let Range { start, end } = range;
+                    let reason = format!(
+                        "tensor `{tensor}` needs bytes {start}..{end} of it, but it has {len}; fetch or save the file again"
+                    );
+                    return Err(Error::malformed(path, reason));
                 }
                 self.file(source)?.read_exact_at(out, offset)?;
                 Ok(self.checks.observe(source, offset, out))
@@ -118,27 +118,35 @@ impl<'a> SourceFiles<'a> {
     /// judged.
     pub(crate) fn complete_checks(&self, options: &Options) -> Result<(), Error> {
         let rest = self.checks.rest();
-        let next = Mutex::new((0, 0));
-        let piece_bytes = piece_sizes(options).usual as u64;
-        let next_piece = || {
-            // A panic of another thread leaves a valid state.
-            let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
-            let (number, done) = *next;
-            let (source, range): &(usize, Range<u64>) = rest.get(number)?;
-            let start = range.start + done;
-            let end = range.end.min(start + piece_bytes);
-            *next = if end == range.end { (number + 1, 0) } else { (number, end - range.start) };
-            Some((*source, start..end))
-        };
+        let piece_bytes = PieceSizes::of(options).usual as u64;
+        let pieces = Pieces::new(rest.iter().map(|(_, range)| (range.clone(), piece_bytes)));
         in_threads(options, |buffer: &mut Vec<u8>| {
-            let Some((source, range)) = next_piece() else { return Ok(false) };
+            let Some((number, range)) = pieces.next() else { return Ok(false) };
             buffer.resize((range.end - range.start) as usize, 0);
-            self.read(source, range.start, "", buffer).map(|_| true)
+            self.read(rest[number].0, range.start, "", buffer).map(|_| true)
         })
     }
 
+    /// Decodes a compressed source from front to back, holding it against the checksums of the checkpoint. `each` gets
+    /// pieces as [`Stream::decode`] says; at least `needed` bytes must come out.
+    pub(crate) fn decode(
+        &self,
+        source: usize,
+        needed: u64,
+        options: &Options,
+        each: &mut EachPiece,
+    ) -> Result<(), Error> {
+        let Source::Zstd { path, range, decoded_len_max } = &self.checkpoint.sources[source] else {
+            unreachable!("only compressed sources are decoded");
+        };
+        let len_max = *decoded_len_max;
+        let stream = Stream { file: &*self.file(source)?, path, range: range.clone(), needed, len_max };
+        let observe = |position, bytes: &[u8]| _ = self.checks.observe(source, position, bytes);
+        stream.decode(options, &observe, each)
+    }
+
     /// The open file of a source.
-    pub(super) fn file(&self, source: usize) -> Result<Arc<PathFile>, Error> {
+    fn file(&self, source: usize) -> Result<Arc<PathFile>, Error> {
         self.open.get(self.file_of[source])
     }
 }

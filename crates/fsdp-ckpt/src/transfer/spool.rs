@@ -4,10 +4,9 @@
 use std::{
     collections::BTreeMap,
     path::Path,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
-use super::{sources::SourceFiles, zstd_stream};
 use crate::{
     error::Error,
     file_io::{Files, PathFile},
@@ -42,23 +41,14 @@ impl Spool {
         Ok(Spool { writing, reading: reading?.0, places: places.collect() })
     }
 
-    /// Decodes a source.
-    pub(super) fn fill(
-        &self,
-        sources: &SourceFiles,
-        source: usize,
-        piece_bytes: usize,
-        cancel: &AtomicBool,
-    ) -> Result<(), Error> {
+    /// Keeps decoded bytes of a source, as far as any are to be kept there.
+    pub(super) fn keep(&self, source: usize, position: u64, bytes: &[u8]) -> Result<(), Error> {
         let (start, len) = self.places[&source];
-        zstd_stream::decode(sources, source, len, piece_bytes, cancel, &mut |position, bytes| {
-            let kept = len.saturating_sub(position).min(bytes.len() as u64);
-            self.writing.write_all_at(&bytes[..kept as usize], start + position)
-        })?;
-        Ok(())
+        let kept = len.saturating_sub(position).min(bytes.len() as u64);
+        self.writing.write_all_at(&bytes[..kept as usize], start + position)
     }
 
-    /// Reads decoded bytes of a source that was filled.
+    /// Reads decoded bytes of a source that were kept.
     pub(super) fn read(&self, source: usize, offset: u64, out: &mut [u8]) -> Result<(), Error> {
         let (start, len) = self.places[&source];
         assert!(offset + out.len() as u64 <= len, "tensors are read from what was kept of their source");

@@ -12,9 +12,8 @@ use std::{
 };
 
 use crate::{
-    error::{Error, TransferFault},
-    export::directory_of,
-    file_io::{Files, PathFile},
+    error::Error,
+    file_io::{Files, PathFile, directory_of, file_name},
     files::FileKind,
 };
 
@@ -53,8 +52,7 @@ impl Staged {
     /// empty directory may be there where a directory is to come.
     ///
     /// # Errors
-    /// [`TransferFault::DestinationExists`], [`TransferFault::DestinationIsLink`], [`Error::NoFileName`],
-    /// [`Error::Io`].
+    /// [`Error::WrongPath`] if something is there, or the path has no file name; [`Error::Io`].
     pub fn new(destination: &Path, kind: OutputKind) -> Result<Staged, Error> {
         Staged::on(Files::anywhere(), destination, kind)
     }
@@ -62,7 +60,7 @@ impl Staged {
     /// Begins an output of one file that takes the place of a file of its name.
     ///
     /// # Errors
-    /// [`Error::NoFileName`], [`Error::Io`].
+    /// [`Error::WrongPath`] if the path has no file name; [`Error::Io`].
     pub fn replacing(destination: &Path) -> Result<Staged, Error> {
         Staged::begin(Files::anywhere(), destination, OutputKind::File, true)
     }
@@ -73,34 +71,29 @@ impl Staged {
     }
 
     fn begin(files: Files, destination: &Path, kind: OutputKind, replaces: bool) -> Result<Staged, Error> {
-        let Some(name) = destination.file_name() else {
-            return Err(Error::NoFileName { path: destination.to_owned() });
-        };
+        let name = file_name(destination)?;
         if !replaces {
             refuse_existing(&files, destination, kind)?;
         }
         let in_place = !files.renames(destination);
+        let mut staged = Staged {
+            files: files.clone(),
+            destination: destination.to_owned(),
+            temporary: destination.to_owned(),
+            kind,
+            replaces,
+            in_place,
+            lock: None,
+            is_there: in_place,
+        };
         if in_place {
-            let (destination, temporary) = (destination.to_owned(), destination.to_owned());
-            return Ok(Staged {
-                files,
-                destination,
-                temporary,
-                kind,
-                replaces,
-                in_place,
-                lock: None,
-                is_there: true,
-            });
+            return Ok(staged);
         }
         let dir = directory_of(destination);
         let prefix = format!(".{}.tmp-", name.to_string_lossy());
         remove_leftovers(&files, &dir, &prefix)?;
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let temporary = dir.join(format!("{prefix}{}-{number}", std::process::id()));
-        let destination = destination.to_owned();
-        let mut staged =
-            Staged { files, destination, temporary, kind, replaces, in_place, lock: None, is_there: false };
+        staged.temporary = dir.join(format!("{prefix}{}-{number}", std::process::id()));
         staged.lock = match kind {
             OutputKind::File => Some(staged.files.create_locked(&staged.temporary, 0)?),
             OutputKind::Directory => {
@@ -180,7 +173,6 @@ impl Drop for Staged {
 }
 
 fn refuse_existing(files: &Files, destination: &Path, kind: OutputKind) -> Result<(), Error> {
-    let path = destination.to_owned();
     match files.kind_of_name(destination) {
         None => Ok(()),
         Some(FileKind::Directory) if kind == OutputKind::Directory && files.list(destination)?.is_empty() => {
@@ -188,9 +180,14 @@ fn refuse_existing(files: &Files, destination: &Path, kind: OutputKind) -> Resul
         }
         // The output takes the place of what has its name, which would be the link.
         Some(FileKind::Other(_)) if files.is_directory(destination) => {
-            Err(TransferFault::DestinationIsLink { path }.into())
+            let reason = "it is a symbolic link to a directory, which an output can not take the place of; name the \
+                          directory that it leads to, which must be empty, or another destination";
+            Err(Error::wrong_path(destination, reason))
         }
-        Some(_) => Err(TransferFault::DestinationExists { path }.into()),
+        Some(_) => {
+            let reason = "it exists already; remove it or choose another destination";
+            Err(Error::wrong_path(destination, reason))
+        }
     }
 }
 
@@ -244,7 +241,7 @@ mod tests {
         let staged = Staged::new(&destination, OutputKind::File).unwrap();
         fs::write(&destination, b"of somebody else").unwrap();
         let error = staged.commit(false).unwrap_err().to_string();
-        assert!(error.contains("out exists already"), "{error}");
+        assert!(error.contains("out: it exists already"), "{error}");
         assert!(Staged::new(&destination, OutputKind::Directory).is_err());
         assert_eq!(fs::read(&destination).unwrap(), b"of somebody else");
         assert_eq!(names(dir.path()), ["out"]);
@@ -269,7 +266,7 @@ mod tests {
         std::os::unix::fs::symlink(&real, &link).unwrap();
         for kind in [OutputKind::File, OutputKind::Directory] {
             let error = Staged::new(&link, kind).unwrap_err().to_string();
-            assert!(error.contains("link is a symbolic link to a directory"), "{error}");
+            assert!(error.contains("link: it is a symbolic link to a directory"), "{error}");
         }
         assert_eq!(names(dir.path()), ["link", "real"]);
         Staged::new(&link.canonicalize().unwrap(), OutputKind::Directory).unwrap().commit(true).unwrap();

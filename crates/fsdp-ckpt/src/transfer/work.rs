@@ -7,13 +7,18 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
 };
 
-use super::{PlannedFile, elements::TensorReader};
+use super::{
+    parts::{TensorReader, needed},
+    plan::PlannedFile,
+    threads::PieceSizes,
+};
 use crate::{
     checkpoint::{Checkpoint, Region, Source},
     error::Error,
+    lock::lock,
 };
 
 /// Pieces that the buffer for strided reads of usual pieces has room for, so that some of it may be waste.
@@ -112,11 +117,8 @@ impl<'a> Work<'a> {
 }
 
 fn reader<'a>(checkpoint: &'a Checkpoint, name: &str) -> Result<TensorReader<'a>, Error> {
-    let (name, tensor) = checkpoint.tensors.get_key_value(name).ok_or_else(|| Error::UnknownTensor {
-        path: checkpoint.path.clone(),
-        tensor: name.to_owned(),
-        tensor_count: checkpoint.tensors.len(),
-    })?;
+    let unknown = || Error::unknown_tensor(&checkpoint.path, name, checkpoint.tensors.len());
+    let (name, tensor) = checkpoint.tensors.get_key_value(name).ok_or_else(unknown)?;
     Ok(TensorReader::new(name, tensor))
 }
 
@@ -134,21 +136,6 @@ fn spooled(checkpoint: &Checkpoint, readers: &[TensorReader]) -> BTreeMap<usize,
     needed(readers.iter(), |source| is_zstd(checkpoint, source) && sources.contains(&source))
 }
 
-/// The bytes of sources that tensors need, counted from the first byte of each.
-pub(super) fn needed<'a>(
-    readers: impl Iterator<Item = &'a TensorReader<'a>>,
-    is_wanted: impl Fn(usize) -> bool,
-) -> BTreeMap<usize, u64> {
-    let mut needed = BTreeMap::new();
-    for reader in readers {
-        for part in reader.parts().iter().filter(|part| is_wanted(part.chunk.source)) {
-            let end: &mut u64 = needed.entry(part.chunk.source).or_default();
-            *end = (*end).max(part.chunk.offset + part.source_len() * reader.size() as u64);
-        }
-    }
-    needed
-}
-
 /// Hands out the work, to any number of threads.
 pub(super) struct Queue<'a> {
     work: &'a Work<'a>,
@@ -157,20 +144,9 @@ pub(super) struct Queue<'a> {
     next: Mutex<Next>,
 }
 
-/// How much is moved at a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PieceSizes {
-    /// Bytes of a piece.
-    pub(crate) usual: usize,
-    /// Bytes of a piece of a tensor that wants large ones.
-    pub(crate) large: usize,
-}
-
-impl PieceSizes {
-    /// Bytes that a read of strided elements may sort in between.
-    pub(crate) fn scratch(&self, reader: &TensorReader) -> usize {
-        if reader.wants_large_pieces() { self.large } else { self.large.min(SCRATCH_PIECES * self.usual) }
-    }
+/// Bytes that a read of strided elements may sort in between.
+pub(crate) fn scratch_bytes(sizes: PieceSizes, reader: &TensorReader) -> usize {
+    if reader.wants_large_pieces() { sizes.large } else { sizes.large.min(SCRATCH_PIECES * sizes.usual) }
 }
 
 #[derive(Default)]
@@ -197,8 +173,7 @@ impl<'a> Queue<'a> {
 
     /// The next job, streams first since they are the longest.
     pub(super) fn next(&self) -> Option<Job> {
-        // A panic of another thread leaves a valid state.
-        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = lock(&self.next);
         if let Some(&source) = self.streams.get(next.stream) {
             next.stream += 1;
             return Some(Job::Stream(source));

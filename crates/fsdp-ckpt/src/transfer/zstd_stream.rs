@@ -3,18 +3,11 @@
 use std::{
     io::{self, BufReader, Read},
     ops::Range,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    path::Path,
 };
 
-use super::sources::SourceFiles;
-use crate::{
-    checkpoint::Source,
-    error::{Error, TransferFault},
-    file_io::PathFile,
-};
+use super::{options::Options, threads::PieceSizes};
+use crate::{bytes::RangeReader, error::Error, file_io::PathFile};
 
 /// Compressed bytes read at a time.
 const READ_BYTES: usize = 256 << 10;
@@ -26,51 +19,75 @@ const CARRIED: usize = 8;
 /// What is called with the position of decoded bytes and the bytes.
 pub(crate) type EachPiece<'a> = dyn FnMut(u64, &[u8]) -> Result<(), Error> + 'a;
 
-/// Decodes a compressed source in pieces of at most `piece_bytes`. `each` gets the position of the first byte
-/// and the bytes: the new ones, and in front of them up to seven that it has seen, enough to complete any
-/// element. At least `needed` bytes must come out. Returns how many did.
-pub(crate) fn decode(
-    sources: &SourceFiles,
-    source: usize,
-    needed: u64,
-    piece_bytes: usize,
-    cancel: &AtomicBool,
-    each: &mut EachPiece,
-) -> Result<u64, Error> {
-    let Source::Zstd { path, range, decoded_len_max } = &sources.checkpoint.sources[source] else {
-        unreachable!("only compressed sources are decoded");
-    };
-    let broken = |cause| TransferFault::BrokenStream { path: path.clone(), range: range.clone(), cause };
-    let compressed = RangeReader { file: sources.file(source)?, range: range.clone() };
-    let compressed = BufReader::with_capacity(READ_BYTES, compressed);
-    let mut decoder = zstd::Decoder::with_buffer(compressed).map_err(broken)?;
-    let mut buffer = vec![0; CARRIED + piece_bytes];
-    let (mut carried, mut decoded) = (0, 0);
-    loop {
-        if cancel.load(Ordering::Relaxed) {
-            return Err(TransferFault::Canceled.into());
+/// A compressed item that is decoded.
+pub(super) struct Stream<'a> {
+    pub(super) file: &'a PathFile,
+    pub(super) path: &'a Path,
+    /// The compressed bytes in the file.
+    pub(super) range: Range<u64>,
+    /// Decoded bytes that tensors need.
+    pub(super) needed: u64,
+    /// The most that it may hold.
+    pub(super) len_max: u64,
+}
+
+impl Stream<'_> {
+    /// Decodes it in pieces. `each` gets the position of the first byte and the bytes: the new ones, and in front of
+    /// them up to seven that it has seen, enough to complete any element. `observe` gets the new ones only.
+    pub(super) fn decode(
+        &self,
+        options: &Options,
+        observe: &dyn Fn(u64, &[u8]),
+        each: &mut EachPiece,
+    ) -> Result<(), Error> {
+        let piece_bytes = PieceSizes::of(options).usual;
+        let compressed = RangeReader { file: self.file, range: self.range.clone() };
+        let compressed = BufReader::with_capacity(READ_BYTES, compressed);
+        let mut decoder = zstd::Decoder::with_buffer(compressed).map_err(|cause| self.broken(cause))?;
+        let mut buffer = vec![0; CARRIED + piece_bytes];
+        let (mut carried, mut decoded) = (0, 0);
+        loop {
+            options.check_cancel()?;
+            let new = fill(&mut decoder, &mut buffer[carried..carried + piece_bytes]);
+            let new = new.map_err(|cause| self.broken(cause))?;
+            if new == 0 {
+                break;
+            }
+            if decoded + new as u64 > self.len_max {
+                let max = self.len_max;
+                return Err(self
+                    .malformed(&format!("decodes to more than the {max} bytes that its checkpoint states")));
+            }
+            let filled = carried + new;
+            observe(decoded, &buffer[carried..filled]);
+            each(decoded - carried as u64, &buffer[..filled])?;
+            decoded += new as u64;
+            let keep = filled.min(CARRIED - 1);
+            buffer.copy_within(filled - keep..filled, 0);
+            carried = keep;
         }
-        let new = fill(&mut decoder, &mut buffer[carried..carried + piece_bytes]).map_err(broken)?;
-        if new == 0 {
-            break;
+        if decoded < self.needed {
+            let needed = self.needed;
+            let what = format!("decodes to {decoded} bytes, but tensors lie in its first {needed}");
+            return Err(self.malformed(&what));
         }
-        if decoded + new as u64 > *decoded_len_max {
-            let (path, range) = (path.clone(), range.clone());
-            return Err(TransferFault::StreamTooLong { path, range, limit: *decoded_len_max }.into());
-        }
-        let filled = carried + new;
-        sources.checks.observe(source, decoded, &buffer[carried..filled]);
-        each(decoded - carried as u64, &buffer[..filled])?;
-        decoded += new as u64;
-        let keep = filled.min(CARRIED - 1);
-        buffer.copy_within(filled - keep..filled, 0);
-        carried = keep;
+        Ok(())
     }
-    if decoded < needed {
-        let (path, range) = (path.clone(), range.clone());
-        return Err(TransferFault::StreamTooShort { path, range, needed, got: decoded }.into());
+
+    fn malformed(&self, what: &str) -> Error {
+        let Range { start, end } = self.range;
+        Error::malformed(self.path, format!("the zstd stream in its bytes {start}..{end} {what}"))
     }
-    Ok(decoded)
+
+    /// The error of reading the file, or else of the decoder.
+    fn broken(&self, cause: io::Error) -> Error {
+        match cause.downcast::<Error>() {
+            Ok(error) => error,
+            Err(cause) => {
+                self.malformed(&format!("cannot be decoded: {cause}; fetch or save the file again"))
+            }
+        }
+    }
 }
 
 /// Reads until `out` is full or the stream ends.
@@ -85,19 +102,4 @@ fn fill(decoder: &mut impl Read, out: &mut [u8]) -> io::Result<usize> {
         }
     }
     Ok(filled)
-}
-
-/// A range of a file as a stream.
-struct RangeReader {
-    file: Arc<PathFile>,
-    range: Range<u64>,
-}
-
-impl Read for RangeReader {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        let count = (self.range.end - self.range.start).min(out.len() as u64) as usize;
-        self.file.read_exact_at(&mut out[..count], self.range.start).map_err(io::Error::other)?;
-        self.range.start += count as u64;
-        Ok(count)
-    }
 }

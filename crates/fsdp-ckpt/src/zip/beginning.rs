@@ -9,8 +9,9 @@ use super::{
     Record,
     directory::{check_stored, plain_name},
     fields::{u16_at, u32_at, u64_at},
+    outside,
 };
-use crate::error::ZipFault;
+use crate::error::Fault;
 
 const LOCAL_LEN: usize = 30;
 const LOCAL_SIGNATURE: &[u8] = b"PK\x03\x04";
@@ -20,7 +21,7 @@ const HAS_DESCRIPTOR: u16 = 8;
 
 /// The records in the first bytes of an archive, with positions from its start. The archive has at most
 /// `len_max` bytes.
-pub(super) fn scan(bytes: &[u8], len_max: u64) -> Result<Vec<(String, Record)>, ZipFault> {
+pub(super) fn scan(bytes: &[u8], len_max: u64) -> Result<Vec<(String, Record)>, Fault> {
     let mut records = Vec::new();
     let mut at = 0;
     while let Some((name, record, next)) = next_record(bytes, at, len_max)? {
@@ -38,7 +39,7 @@ fn next_record(
     bytes: &[u8],
     at: usize,
     len_max: u64,
-) -> Result<Option<(String, Record, Option<usize>)>, ZipFault> {
+) -> Result<Option<(String, Record, Option<usize>)>, Fault> {
     let rest = &bytes[at..];
     let Some(header) = rest.get(..LOCAL_LEN).filter(|header| header.starts_with(LOCAL_SIGNATURE)) else {
         return Ok(None);
@@ -59,7 +60,7 @@ fn next_record(
     let (data, crc, next) = match end {
         Some((end, next, crc)) => (start as u64..end as u64, crc, Some(next)),
         None if start as u64 <= len_max => (start as u64..len_max, 0, None),
-        None => return Err(ZipFault::RecordOutside { name, end: start as u64, limit: len_max }),
+        None => return Err(outside(&name, start as u64, len_max)),
     };
     let record = Record { data, crc32: (crc != 0).then_some(crc), is_open: next.is_none() };
     Ok(Some((name, record, next)))

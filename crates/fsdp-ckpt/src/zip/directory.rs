@@ -5,10 +5,13 @@
 
 use std::ops::Range;
 
-use super::fields::{u16_at, u32_at, u64_at};
+use super::{
+    fields::{u16_at, u32_at, u64_at},
+    outside, refused, there_twice,
+};
 use crate::{
     bytes::Section,
-    error::{Error, ZipFault},
+    error::{Error, Fault},
 };
 
 const ENTRY_LEN: usize = 46;
@@ -32,7 +35,7 @@ pub(super) struct Entry {
 }
 
 /// Reads `count` entries, which must fill `bytes`.
-pub(super) fn parse(bytes: &[u8], count: u64) -> Result<Vec<Entry>, ZipFault> {
+pub(super) fn parse(bytes: &[u8], count: u64) -> Result<Vec<Entry>, Fault> {
     let mut entries = Vec::new();
     let mut rest = bytes;
     for index in 0..count {
@@ -40,15 +43,11 @@ pub(super) fn parse(bytes: &[u8], count: u64) -> Result<Vec<Entry>, ZipFault> {
         entries.push(entry);
         rest = after;
     }
-    if rest.is_empty() {
-        Ok(entries)
-    } else {
-        Err(ZipFault::BadEnd { detail: "the directory is longer than its entries" })
-    }
+    if rest.is_empty() { Ok(entries) } else { Err(Fault::new("its directory is longer than its entries")) }
 }
 
-fn parse_one(bytes: &[u8], index: u64) -> Result<(Entry, &[u8]), ZipFault> {
-    let bad = |detail| ZipFault::BadEntry { index, detail };
+fn parse_one(bytes: &[u8], index: u64) -> Result<(Entry, &[u8]), Fault> {
+    let bad = |what| Fault::new(format!("entry {index} of its directory cannot be read: {what}"));
     if bytes.len() < ENTRY_LEN {
         return Err(bad("it is cut off"));
     }
@@ -77,20 +76,24 @@ fn parse_one(bytes: &[u8], index: u64) -> Result<(Entry, &[u8]), ZipFault> {
 }
 
 /// Names are relative paths of plain names: nothing that could lead out of a directory.
-pub(super) fn plain_name(bytes: &[u8]) -> Result<String, ZipFault> {
-    let bad = || ZipFault::BadName { name: String::from_utf8_lossy(bytes).escape_debug().to_string() };
+pub(super) fn plain_name(bytes: &[u8]) -> Result<String, Fault> {
+    let bad = || {
+        let name = String::from_utf8_lossy(bytes);
+        Fault::new(format!("record `{}` is not named by a plain relative path", name.escape_debug()))
+    };
     let name = str::from_utf8(bytes).map_err(|_| bad())?;
     let plain = |part: &str| !matches!(part, "" | "." | "..");
     if name.split('/').all(plain) && !name.contains(['\\', '\0']) { Ok(name.to_owned()) } else { Err(bad()) }
 }
 
-pub(super) fn check_stored(name: &str, flags: u16, method: u16) -> Result<(), ZipFault> {
+pub(super) fn check_stored(name: &str, flags: u16, method: u16) -> Result<(), Fault> {
     let how = match (flags & ENCRYPTED, method) {
         (0, 0) => return Ok(()),
         (0, _) => format!("compressed (method {method})"),
         _ => "encrypted".to_owned(),
     };
-    Err(ZipFault::NotStored { name: name.to_owned(), how })
+    let stored = "archives of PyTorch store their records as they are";
+    Err(Fault::unsupported(format!("record `{name}` is {how}; {stored}")))
 }
 
 /// The three sizes of an entry, from its zip64 field where the plain ones are saturated.
@@ -124,12 +127,11 @@ pub(super) fn locate(section: Section<'_>, mut entries: Vec<Entry>, limit: u64) 
     for entry in &mut entries {
         let need = |end: Option<u64>| {
             let end = end.unwrap_or(u64::MAX);
-            let fault = || ZipFault::RecordOutside { name: entry.name.clone(), end, limit };
-            if end <= limit { Ok(end) } else { Err(section.fault(fault())) }
+            if end <= limit { Ok(end) } else { Err(refused(section, outside(&entry.name, end, limit))) }
         };
         let name_end = need(entry.header.checked_add(LOCAL_LEN + entry.name.len() as u64))?;
         let local = section.read(entry.header..name_end)?;
-        let extra_len = check_local(entry, &local).map_err(|fault| section.fault(fault))?;
+        let extra_len = check_local(entry, &local).map_err(|fault| refused(section, fault))?;
         let start = name_end + extra_len;
         entry.data = start..need(start.checked_add(entry.len))?;
     }
@@ -137,9 +139,12 @@ pub(super) fn locate(section: Section<'_>, mut entries: Vec<Entry>, limit: u64) 
 }
 
 /// Compares a header with its entry; returns the bytes between the name and the data.
-fn check_local(entry: &Entry, local: &[u8]) -> Result<u64, ZipFault> {
-    let name = entry.name.clone();
-    let bad = |detail| Err(ZipFault::BadLocalHeader { name, at: entry.header, detail });
+fn check_local(entry: &Entry, local: &[u8]) -> Result<u64, Fault> {
+    let bad = |what| {
+        let reason =
+            format!("the header of record `{}` does not agree with the directory: {what}", entry.name);
+        Err(Fault::at(entry.header as usize, reason))
+    };
     if u32_at(local, 0) != LOCAL_SIGNATURE {
         return bad("its signature is wrong");
     }
@@ -155,15 +160,15 @@ fn check_local(entry: &Entry, local: &[u8]) -> Result<u64, ZipFault> {
 }
 
 /// Sorts by position and refuses records that share bytes.
-pub(super) fn check_overlaps(entries: &mut [Entry]) -> Result<(), ZipFault> {
+pub(super) fn check_overlaps(entries: &mut [Entry]) -> Result<(), Fault> {
     entries.sort_by_key(|entry| entry.header);
     for pair in entries.windows(2) {
         if pair[0].data.end > pair[1].header {
-            let [first, second] = [&pair[0], &pair[1]].map(|entry| entry.name.clone());
+            let [first, second] = [&pair[0].name, &pair[1].name];
             return Err(if first == second {
-                ZipFault::DuplicateName { name: first }
+                there_twice(first)
             } else {
-                ZipFault::Overlap { first, second }
+                Fault::new(format!("records `{first}` and `{second}` overlap"))
             });
         }
     }

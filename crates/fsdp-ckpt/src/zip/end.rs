@@ -9,10 +9,11 @@ use std::ops::Range;
 use super::{
     DIRECTORY_BYTES_MAX,
     fields::{u16_at, u32_at, u64_at},
+    refused,
 };
 use crate::{
     bytes::Section,
-    error::{Error, ZipFault},
+    error::{Error, Fault},
 };
 
 const END_LEN: u64 = 22;
@@ -36,19 +37,19 @@ pub(super) struct End {
 pub(super) fn find(section: Section<'_>) -> Result<End, Error> {
     let tail_len = section.len().min(END_LEN + LOCATOR_LEN + END64_LEN);
     let tail = section.read(section.len() - tail_len..section.len())?;
-    parse(&tail, section.len()).map_err(|fault| section.fault(fault))
+    parse(&tail, section.len()).map_err(|fault| refused(section, fault))
 }
 
 /// The end records in the last bytes of an archive of `archive_len` bytes.
-fn parse(tail: &[u8], archive_len: u64) -> Result<End, ZipFault> {
+fn parse(tail: &[u8], archive_len: u64) -> Result<End, Fault> {
     let Some((before, end)) = tail.len().checked_sub(END_LEN as usize).map(|at| tail.split_at(at)) else {
-        return Err(ZipFault::NoEnd);
+        return Err(no_end());
     };
     if u32_at(end, 0) != END_SIGNATURE || u16_at(end, 20) != 0 {
-        return Err(ZipFault::NoEnd);
+        return Err(no_end());
     }
     if u32_at(end, 4) != 0 || u16_at(end, 8) != u16_at(end, 10) {
-        return Err(ZipFault::BadEnd { detail: "it is one of several disks" });
+        return Err(bad("it is one of several disks"));
     }
     let plain = (u64::from(u16_at(end, 10)), u64::from(u32_at(end, 12)), u64::from(u32_at(end, 16)));
     let end_at = archive_len - END_LEN;
@@ -59,7 +60,7 @@ fn parse(tail: &[u8], archive_len: u64) -> Result<End, ZipFault> {
                 || !agrees(plain.1, 0xffff_ffff, fields.1)
                 || !agrees(plain.2, 0xffff_ffff, fields.2)
             {
-                return Err(ZipFault::BadEnd { detail: "its plain and its zip64 form differ" });
+                return Err(bad("its plain and its zip64 form differ"));
             }
             (fields, at)
         }
@@ -67,13 +68,15 @@ fn parse(tail: &[u8], archive_len: u64) -> Result<End, ZipFault> {
     };
     let (count, len, start) = fields;
     if start.checked_add(len) != Some(directory_end) {
-        return Err(ZipFault::BadEnd { detail: "the directory does not end where the end record begins" });
+        return Err(bad("the directory does not end where the end record begins"));
     }
     if len > DIRECTORY_BYTES_MAX {
-        return Err(ZipFault::DirectoryTooLarge { len, limit: DIRECTORY_BYTES_MAX });
+        let reason =
+            format!("its directory has {len} bytes, more than the {DIRECTORY_BYTES_MAX} that are read");
+        return Err(Fault::new(reason));
     }
     if count > len / ENTRY_LEN_MIN {
-        return Err(ZipFault::DirectoryTooShort { len, count });
+        return Err(Fault::new(format!("its directory of {len} bytes cannot hold {count} entries")));
     }
     Ok(End { directory: start..directory_end, count })
 }
@@ -82,26 +85,35 @@ fn parse(tail: &[u8], archive_len: u64) -> Result<End, ZipFault> {
 type Fields = (u64, u64, u64);
 
 /// The zip64 end record that a locator before the plain end record points to, with its position.
-fn end64(before: &[u8], end_at: u64) -> Result<Option<(Fields, u64)>, ZipFault> {
+fn end64(before: &[u8], end_at: u64) -> Result<Option<(Fields, u64)>, Fault> {
     let Some(locator_at) = before.len().checked_sub(LOCATOR_LEN as usize) else { return Ok(None) };
     let locator = &before[locator_at..];
     if u32_at(locator, 0) != LOCATOR_SIGNATURE {
         return Ok(None);
     }
     if u32_at(locator, 4) != 0 || u32_at(locator, 16) != 1 {
-        return Err(ZipFault::BadEnd { detail: "it is one of several disks" });
+        return Err(bad("it is one of several disks"));
     }
     let Some(record_at) = locator_at.checked_sub(END64_LEN as usize) else {
-        return Err(ZipFault::BadEnd { detail: "its zip64 form is cut off" });
+        return Err(bad("its zip64 form is cut off"));
     };
     let record = &before[record_at..locator_at];
     let at = end_at - LOCATOR_LEN - END64_LEN;
     if u64_at(locator, 8) != at || u32_at(record, 0) != END64_SIGNATURE || u64_at(record, 4) != END64_LEN - 12
     {
-        return Err(ZipFault::BadEnd { detail: "its zip64 form is not right before the locator" });
+        return Err(bad("its zip64 form is not right before the locator"));
     }
     if u64_at(record, 16) != 0 || u64_at(record, 24) != u64_at(record, 32) {
-        return Err(ZipFault::BadEnd { detail: "it is one of several disks" });
+        return Err(bad("it is one of several disks"));
     }
     Ok(Some(((u64_at(record, 32), u64_at(record, 40), u64_at(record, 48)), at)))
+}
+
+fn no_end() -> Fault {
+    Fault::new("no zip archive ends at its last byte (truncated, or not a zip archive)")
+}
+
+/// The end records contradict each other or the place where they are.
+fn bad(what: &str) -> Fault {
+    Fault::new(format!("its end record is inconsistent: {what}"))
 }

@@ -93,10 +93,10 @@ fn a_full_disk_is_an_error_that_says_what_to_do() {
     // Not even a commit in spite of the error finishes the file. What lies at the temporary path is not what
     // the export created, so it is left alone, and refused by the next export.
     let error = export.commit([]).unwrap_err();
-    assert!(matches!(error, Error::RowsNotWritten { .. }), "{error}");
+    assert!(error.to_string().contains("were never written"), "{error}");
     assert_eq!(names_in(dir.path()), ["model.safetensors.tmp"]);
     let error = plan.create().unwrap_err();
-    assert!(matches!(error, Error::TemporaryFileTaken { in_use: false, .. }), "{error}");
+    assert!(matches!(error, Error::WrongPath { .. }), "{error}");
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn rejects_a_temporary_file_that_was_exchanged_or_cut() {
             fs::File::options().write(true).open(&temporary).unwrap().set_len(8).unwrap();
         }
         let error = export.commit([receipt]).unwrap_err();
-        assert!(matches!(error, Error::TemporaryFileTaken { .. }), "{error}");
+        assert!(error.to_string().contains("not a regular file of the planned length"), "{error}");
         assert!(!dir.path().join("model.safetensors").exists());
     }
 }
@@ -138,7 +138,7 @@ fn a_failed_create_removes_what_it_had_created() {
     let obstacle = "model-00002-of-00002.safetensors.tmp";
     fs::create_dir(dir.path().join(obstacle)).unwrap();
     let error = sharded(dir.path()).create().unwrap_err();
-    assert!(matches!(error, Error::TemporaryFileTaken { .. }), "{error}");
+    assert!(error.to_string().contains("not a regular file of the planned length"), "{error}");
     assert_eq!(names_in(dir.path()), [obstacle]);
 }
 
@@ -160,7 +160,7 @@ fn two_exports_to_one_path_do_not_mix() {
     let plan = single(dir.path());
     let export = plan.create().unwrap();
     let error = plan.create().unwrap_err();
-    assert!(matches!(error, Error::TemporaryFileTaken { in_use: true, .. }), "{error}");
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     export.commit([write_all(&plan, 1.0)]).unwrap();
 }
 
@@ -212,11 +212,15 @@ fn rejects_rows_that_nobody_or_two_wrote() {
         [(&[][..], 0..4), (&[(0, 3)][..], 3..4), (&[(1, 3)][..], 0..1), (&[(0, 1), (2, 2)][..], 1..2)]
     {
         let error = commit(parts).unwrap_err();
-        assert!(matches!(&error, Error::RowsNotWritten { rows, .. } if *rows == missing), "{error}");
+        let expected = format!("rows {}..{} of tensor `w` were never written", missing.start, missing.end);
+        assert!(
+            matches!(&error, Error::Unplanned { reason, .. } if reason.starts_with(&expected)),
+            "{error}"
+        );
     }
     for parts in [&[(0, 4), (1, 2)][..], &[(0, 3), (2, 2)][..], &[(0, 4), (0, 4)][..]] {
         let error = commit(parts).unwrap_err();
-        assert!(matches!(error, Error::RowsWrittenTwice { .. }), "{error}");
+        assert!(error.to_string().contains("were written more than once"), "{error}");
     }
     assert_eq!(names_in(dir.path()), [""; 0]);
     // Nobody needs to write nothing, and nobody is harmed by it.
@@ -229,7 +233,7 @@ fn rejects_receipts_of_another_export() {
     let (plan, other_plan) = (single(dir.path()), single(other.path()));
     let (export, _other_export) = (plan.create().unwrap(), other_plan.create().unwrap());
     let error = export.commit([write_all(&other_plan, 1.0)]).unwrap_err();
-    assert!(matches!(error, Error::ForeignReceipt { .. }), "{error}");
+    assert!(error.to_string().contains("was given a receipt for"), "{error}");
 }
 
 #[test]
@@ -238,13 +242,13 @@ fn rejects_a_model_beside_one_of_the_other_kind() {
     let plan = single(dir.path());
     let export = plan.create().unwrap();
     export.commit([write_all(&plan, 1.0)]).unwrap();
-    assert!(matches!(sharded(dir.path()).create().unwrap_err(), Error::TwoModels { .. }));
+    assert!(sharded(dir.path()).create().unwrap_err().to_string().contains("ambiguous"));
 
     let dir = tempfile::tempdir().unwrap();
     let plan = sharded(dir.path());
     let export = plan.create().unwrap();
     export.commit([write_all(&plan, 1.0)]).unwrap();
-    assert!(matches!(single(dir.path()).create().unwrap_err(), Error::TwoModels { .. }));
+    assert!(single(dir.path()).create().unwrap_err().to_string().contains("ambiguous"));
 }
 
 #[test]
@@ -260,18 +264,22 @@ fn rejects_writes_that_do_not_fit_the_plan() {
     let mut writer = plan.writer();
     assert!(matches!(writer.write_rows("x", 0, &[]).unwrap_err(), Error::UnknownTensor { .. }));
     let error = writer.write_rows("w", 0, &[0; 6]).unwrap_err();
-    assert!(matches!(error, Error::BufferLength { unit: "bytes", expected: 4, got: 6, .. }), "{error}");
+    let says = |error: Error, what: &str| match error {
+        Error::BadRequest { reason, .. } => assert!(reason.contains(what), "{reason}"),
+        other => panic!("{other}"),
+    };
+    says(error, "a multiple of 4 bytes was expected for rows of tensor `w`, the buffer has 6");
     let error = writer.write_rows_f32("w", 0, &[0.0; 3]).unwrap_err();
-    assert!(matches!(error, Error::BufferLength { unit: "elements", expected: 2, got: 3, .. }), "{error}");
+    says(error, "a multiple of 2 elements was expected for rows of tensor `w`, the buffer has 3");
     let error = writer.write_rows_f64("w", 3, &[0.0; 4]).unwrap_err();
-    assert!(matches!(error, Error::RowsOutsideTensor { row_count: 4, .. }), "{error}");
+    says(error, "rows 3..5 of tensor `w` do not exist: it has 4 rows");
     let error = writer.write_rows("w", usize::MAX, &[0; 4]).unwrap_err();
-    assert!(matches!(error, Error::RowsOutsideTensor { .. }), "{error}");
+    says(error, "do not exist");
     let error = writer.write_rows("none", 0, &[0; 4]).unwrap_err();
-    assert!(matches!(error, Error::BufferLength { expected: 0, .. }), "{error}");
-    assert!(matches!(writer.write_rows_f32("i", 0, &[0.0; 2]).unwrap_err(), Error::NotConvertible { .. }));
+    says(error, "a multiple of 0 bytes was expected");
+    says(writer.write_rows_f32("i", 0, &[0.0; 2]).unwrap_err(), "tensor `i` is I64, but only F64");
     let error = writer.write_rows_f32("w", 1, &[1.0, 2.0, 3.0, 7e4]).unwrap_err();
-    assert!(matches!(error, Error::ValueOutOfRange { element: 5, .. }), "{error}");
+    says(error, "7e4 (element 5) does not fit in F16");
 }
 
 #[test]

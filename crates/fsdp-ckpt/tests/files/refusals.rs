@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use fsdp_ckpt::{
-    Error, FileAction, HeaderFault, NameDifferences,
+    Error, FileAction, NameDifferences,
     model_files::{INDEX_FILE, ModelReader, SINGLE_FILE},
     safetensors::SafetensorsReader,
 };
@@ -40,7 +40,7 @@ fn rejects_every_truncation_of_a_real_file() {
     }
     fs::write(&path, [&whole[..], b"x"].concat()).unwrap();
     let error = SafetensorsReader::open(&path).unwrap_err();
-    assert!(matches!(error, Error::Malformed { fault: HeaderFault::UncoveredTail { .. }, .. }));
+    assert!(error.to_string().contains("its tensors end at data byte"), "{error}");
 }
 
 #[test]
@@ -82,25 +82,30 @@ fn rejects_requests_outside_a_tensor() {
     let unknown = file.read_rows("nope", 0..1, &mut out).unwrap_err();
     assert!(matches!(unknown, Error::UnknownTensor { .. }));
     let rows = file.read_rows("model.emb.weight", 37..38, &mut out).unwrap_err();
-    assert!(matches!(rows, Error::RowsOutsideTensor { row_count: 37, .. }));
+    let refused = |error: Error, part: &str| match error {
+        Error::BadRequest { reason, .. } => assert!(reason.contains(part), "{reason}"),
+        other => panic!("{other}"),
+    };
+    refused(rows, "rows 37..38 of tensor `model.emb.weight` do not exist: it has 37 rows");
     #[expect(clippy::reversed_empty_ranges, reason = "that is what is tested")]
     let reversed = file.read_rows("model.emb.weight", 5..4, &mut []).unwrap_err();
-    assert!(matches!(reversed, Error::RowsOutsideTensor { .. }));
+    refused(reversed, "rows 5..4");
     let length = file.read_rows("model.emb.weight", 0..2, &mut out).unwrap_err();
-    assert!(matches!(length, Error::BufferLength { expected: 48, got: 24, .. }));
+    refused(length, "48 bytes were expected for rows of tensor `model.emb.weight`, the buffer has 24");
     let bytes = file.read_at("model.emb.weight", 880, &mut out).unwrap_err();
-    assert!(matches!(bytes, Error::BytesOutsideTensor { len_bytes: 888, .. }));
+    refused(bytes, "bytes 880..904 of tensor `model.emb.weight` do not exist: it has 888 bytes");
     let bytes = file.read_at("model.emb.weight", u64::MAX, &mut out).unwrap_err();
-    assert!(matches!(bytes, Error::BytesOutsideTensor { .. }));
+    refused(bytes, "do not exist");
 }
 
 #[test]
 fn rejects_integers_as_floats_and_values_that_do_not_fit() {
     let model = ModelReader::open(fixture("full.safetensors")).unwrap();
     let error = model.read_rows_f32("model.stats", 0..2, &mut [0.0; 6]).unwrap_err();
-    assert!(matches!(error, Error::NotConvertible { .. }), "{error}");
+    assert!(error.to_string().contains("only F64, F32, BF16 and F16 convert"), "{error}");
     let error = model.read_rows_f64("model.emb.weight", 0..2, &mut [0.0; 6]).unwrap_err();
-    assert!(matches!(error, Error::BufferLength { unit: "elements", expected: 12, got: 6, .. }));
+    assert!(error.to_string().contains("12 elements were expected"), "{error}");
+    assert!(error.to_string().contains("the buffer has 6"), "{error}");
 
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.safetensors");
@@ -108,7 +113,7 @@ fn rejects_integers_as_floats_and_values_that_do_not_fit() {
     write_raw(&path, header, &[1.5_f64, -1e300, 2.0].map(f64::to_le_bytes).concat());
     let model = ModelReader::open(&path).unwrap();
     let error = model.read_rows_f32("w", 1..3, &mut [0.0; 2]).unwrap_err();
-    assert!(matches!(error, Error::ValueOutOfRange { element: 1, .. }), "{error}");
+    assert!(error.to_string().contains("tensor `w`: -1e300 (element 1) does not fit in F32"), "{error}");
     let mut first = [0.0];
     model.read_rows_f32("w", 0..1, &mut first).unwrap();
     assert_eq!(first, [1.5]);
@@ -120,7 +125,10 @@ fn rejects_a_directory_without_model() {
     fs::write(dir.path().join("pytorch_model.bin"), b"").unwrap();
     fs::write(dir.path().join("notes.txt"), b"").unwrap();
     let error = open_error(dir.path());
-    assert!(matches!(&error, Error::NoModel { found, .. } if found == &["pytorch_model.bin"]), "{error}");
+    let is_named = |reason: &str| {
+        reason.contains("neither model.safetensors") && reason.contains("(it holds pytorch_model.bin)")
+    };
+    assert!(matches!(&error, Error::WrongPath { reason, .. } if is_named(reason)), "{error}");
 }
 
 #[test]
@@ -128,7 +136,8 @@ fn rejects_a_single_file_beside_an_index() {
     let dir = sharded(r#"{"a":"one.safetensors","b":"two.safetensors"}"#);
     assert_eq!(ModelReader::open(dir.path()).unwrap().names().len(), 2);
     write_raw(&dir.path().join(SINGLE_FILE), ONE, &[0; 8]);
-    assert!(matches!(open_error(dir.path()), Error::TwoModels { .. }));
+    let error = open_error(dir.path());
+    assert!(matches!(&error, Error::WrongPath { reason, .. } if reason.contains("ambiguous")), "{error}");
     // The way out: name the file.
     assert_eq!(ModelReader::open(dir.path().join(INDEX_FILE)).unwrap().names().len(), 2);
     assert_eq!(ModelReader::open(dir.path().join(SINGLE_FILE)).unwrap().names().len(), 1);
@@ -138,11 +147,12 @@ fn rejects_a_single_file_beside_an_index() {
 fn rejects_an_index_that_is_not_one() {
     for weight_map in ["[]", r#"{"a":1}"#, r#"{"a":"one.safetensors","a":"two.safetensors"}"#] {
         let dir = sharded(weight_map);
-        assert!(matches!(open_error(dir.path()), Error::MalformedIndex { .. }), "{weight_map}");
+        let error = open_error(dir.path()).to_string();
+        assert!(error.contains("not a valid model index"), "{weight_map}: {error}");
     }
     let dir = sharded("{}");
     fs::write(dir.path().join(INDEX_FILE), "{\"metadata\":{}}").unwrap();
-    assert!(matches!(open_error(dir.path()), Error::MalformedIndex { .. }));
+    assert!(open_error(dir.path()).to_string().contains("not a valid model index"));
 }
 
 #[test]
@@ -159,7 +169,7 @@ fn rejects_an_index_that_leaves_its_directory() {
     ] {
         let dir = sharded(&format!("{{\"a\":\"{file}\"}}"));
         let error = open_error(dir.path());
-        assert!(matches!(error, Error::IndexEscapesDirectory { .. }), "{file}: {error}");
+        assert!(error.to_string().contains("which is not a plain file name"), "{file}: {error}");
     }
 }
 
@@ -167,17 +177,21 @@ fn rejects_an_index_that_leaves_its_directory() {
 fn rejects_a_missing_file() {
     let dir = sharded(r#"{"a":"one.safetensors","b":"three.safetensors","c":"three.safetensors"}"#);
     let error = open_error(dir.path());
-    let Error::MissingFile { file, tensor, tensor_count, .. } = &error else { panic!("{error}") };
-    assert_eq!((tensor.as_str(), *tensor_count), ("b", 2));
-    assert!(file.ends_with("three.safetensors"));
+    let Error::Malformed { path, reason, .. } = &error else { panic!("{error}") };
+    assert!(path.ends_with("three.safetensors"));
+    assert!(
+        reason.starts_with("it is missing: ") && reason.contains("2 tensors in it (`b`, ..)"),
+        "{reason}"
+    );
 }
 
 #[test]
 fn rejects_a_tensor_that_is_not_in_its_file() {
     let dir = sharded(r#"{"a":"one.safetensors","b":"two.safetensors","c":"two.safetensors"}"#);
-    assert!(matches!(open_error(dir.path()), Error::NotInFile { tensor, .. } if tensor == "c"));
+    let says = |error: Error, what: &str| assert!(error.to_string().contains(what), "{error}");
+    says(open_error(dir.path()), "it places tensor `c` in ");
     let dir = sharded(r#"{"a":"two.safetensors","b":"one.safetensors"}"#);
-    assert!(matches!(open_error(dir.path()), Error::NotInFile { tensor, .. } if tensor == "a"));
+    says(open_error(dir.path()), "it places tensor `a` in ");
 }
 
 #[test]
@@ -186,7 +200,8 @@ fn rejects_a_tensor_that_is_not_in_the_index() {
         "z":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}"#;
     let dir = sharded(r#"{"a":"one.safetensors"}"#);
     write_raw(&dir.path().join("one.safetensors"), two, &[0; 2]);
-    assert!(matches!(open_error(dir.path()), Error::NotInIndex { tensor, .. } if tensor == "z"));
+    let error = open_error(dir.path()).to_string();
+    assert!(error.contains("one.safetensors: it holds tensor `z`, which "), "{error}");
 }
 
 #[test]
@@ -195,7 +210,8 @@ fn rejects_a_tensor_in_two_files() {
     let both = r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},
         "b":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}"#;
     write_raw(&dir.path().join("two.safetensors"), both, &[0; 2]);
-    assert!(matches!(open_error(dir.path()), Error::InTwoFiles { tensor, .. } if tensor == "a"));
+    let error = open_error(dir.path()).to_string();
+    assert!(error.contains("two.safetensors: it holds tensor `a`, as does "), "{error}");
 }
 
 #[test]

@@ -17,7 +17,7 @@ fn content(tensor: usize, len: usize) -> Vec<u8> {
 }
 
 fn models() -> impl Strategy<Value = Vec<TensorSpec>> {
-    let dtype = prop::sample::select(TensorType::ALL.to_vec());
+    let dtype = prop::sample::select(TensorType::all().collect::<Vec<_>>());
     let tensor = (dtype, prop::collection::vec(0_usize..6, 0..4));
     prop::collection::vec(tensor, 0..7).prop_map(|tensors| {
         let numbered = tensors.into_iter().enumerate();

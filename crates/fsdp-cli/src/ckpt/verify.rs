@@ -9,7 +9,7 @@ use std::path::Path;
 
 use fsdp_ckpt::checkpoint::Checkpoint;
 use fsdp_ckpt::verify::{Unprotected, Verification, verify};
-use fsdp_ckpt::{Error, FormatFault, formats};
+use fsdp_ckpt::{Error, formats};
 use serde_json::{Value as Json, json};
 
 use super::{LISTED_MAX, Work, counted, json_path, line, print};
@@ -42,15 +42,7 @@ fn is_mistake(error: &Error, named: &Path) -> bool {
     match error {
         Error::NotRegular { path, .. } => path == named,
         Error::Io { path, cause, .. } => path == named || cause.kind() != io::ErrorKind::NotFound,
-        Error::NoModel { .. } | Error::TwoModels { .. } => true,
-        Error::Format { fault, .. } => matches!(
-            fault,
-            FormatFault::UnknownFile { .. }
-                | FormatFault::UnknownDirectory { .. }
-                | FormatFault::HoldsCheckpoints { .. }
-                | FormatFault::PartOfDirectory { .. }
-                | FormatFault::SeveralFiles { .. }
-        ),
+        Error::WrongPath { .. } => true,
         _ => false,
     }
 }

@@ -32,7 +32,7 @@ fn input() -> Vec<CliError> {
     vec![
         ConfigError::Override { argument: text() }.into(),
         fsdp_core::Error::Mesh { replicas: 2, world: 3 }.into(),
-        fsdp_ckpt::Error::NoFileName { path: path() }.into(),
+        fsdp_ckpt::Error::WrongPath { path: path(), reason: "x".into() }.into(),
         CliError::ReadModel { file: path(), source: os(EACCES) },
         CliError::Model { origin: text(), source: fsdp_nn::hf::HfConfig::parse("1").unwrap_err() },
         CliError::Rank { rank: 2, ranks: 2 },
@@ -77,7 +77,7 @@ fn temporary() -> Vec<CliError> {
 
 #[test]
 fn every_error_of_the_command_ends_with_a_code() {
-    let canceled = fsdp_ckpt::Error::Transfer(fsdp_ckpt::TransferFault::Canceled);
+    let canceled = fsdp_ckpt::Error::Canceled;
     let table = [(input(), 2), (failed(), 3), (temporary(), 75), (vec![CliError::Checkpoint(canceled)], 130)];
     for (errors, code) in table {
         for error in errors {

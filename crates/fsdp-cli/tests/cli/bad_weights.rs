@@ -31,8 +31,8 @@ impl Sandbox {
 #[test]
 fn weights_that_are_not_there() {
     insta::assert_snapshot!(Sandbox::new().refused_with("--set model.init=pretrained"), @r"
-    error: model holds neither model.safetensors nor model.safetensors.index.json; save the model as
-    safetensors, or name the file itself
+    error: model: it holds neither model.safetensors nor model.safetensors.index.json; save the model
+    as safetensors, or name the file itself
     ");
 }
 
@@ -42,13 +42,13 @@ fn truncated_weights() {
     let bytes = std::fs::read(sandbox.path("model/model.safetensors")).unwrap();
     sandbox.write("model/model.safetensors", &bytes[..bytes.len() - 1000]);
     insta::assert_snapshot!(sandbox.refused_with(""), @r"
-    error: model/model.safetensors is not a valid safetensors file: tensor
+    error: model/model.safetensors: not a valid safetensors file: tensor
     `model.layers.1.mlp.down_proj.weight` ends at data byte 31872, but the file holds only 31064
     (truncated?); fetch or export the file again
     ");
     sandbox.write("model/model.safetensors", &bytes[..5]);
     insta::assert_snapshot!(sandbox.refused_with(""), @r"
-    error: model/model.safetensors is not a valid safetensors file: it has 5 bytes, too few for the
+    error: model/model.safetensors: not a valid safetensors file: it has 5 bytes, too few for the
     8-byte header length; fetch or export the file again
     ");
 }

@@ -59,9 +59,9 @@ fn a_flipped_byte_is_named_by_file_tensor_and_range() {
     let native = sandbox.find_fault("ckpt verify native");
     insta::assert_snapshot!("verify_damaged_native", folded(&native.stdout));
     insta::assert_snapshot!(sandbox.failed_conversion("native out --to dcp"), @r"
-    error: bytes 7536..7544 of native/shard-00002-model-00001-of-00001.safetensors (rows 8..16 of
-    tensor `extra.rng_state`) are damaged: their checksum is crc64:ba6e68101497aeab, the checkpoint
-    says crc64:90b43857fb7b2983; fetch or save the file again
+    error: native/shard-00002-model-00001-of-00001.safetensors: bytes 7536..7544 (rows 8..16 of tensor
+    `extra.rng_state`) are damaged: their checksum is crc64:ba6e68101497aeab, the checkpoint says
+    crc64:90b43857fb7b2983; fetch or save the file again
     ");
     for path in ["dcp_2rank", "full.pth"] {
         let (file, offset) = sandbox.place_of(path, "model.emb.weight");
@@ -104,8 +104,7 @@ fn what_is_no_checkpoint_is_a_mistake() {
         }
     }
     insta::assert_snapshot!(folded(&sandbox.fsdp("ckpt inspect runs").stderr), @r"
-    error: cannot open runs as a checkpoint: it is not a checkpoint itself; name one of those in it:
-    step-5
+    error: runs: it is not a checkpoint itself; name one of those in it: step-5
     ");
 }
 
@@ -123,16 +122,16 @@ fn options_that_make_no_sense() {
     error: --config: it has no meaning for --to native, only for safetensors; leave it away
     ");
     insta::assert_snapshot!(refused("--to safetensors --strip-prefix module."), @r"
-    error: no name begins with `module.`; names are, for example, `model.blocks.0.down.weight`,
-    `model.blocks.0.up.bias`, `model.blocks.0.up.weight`
+    error: dcp_2rank: no name begins with `module.`; names are, for example,
+    `model.blocks.0.down.weight`, `model.blocks.0.up.bias`, `model.blocks.0.up.weight`
     ");
     insta::assert_snapshot!(refused("--to safetensors --rename blub=x"), @r"
-    error: no name matches `blub`; names are, for example, `model.blocks.0.down.weight`,
+    error: dcp_2rank: no name matches `blub`; names are, for example, `model.blocks.0.down.weight`,
     `model.blocks.0.up.bias`, `model.blocks.0.up.weight`
     ");
     insta::assert_snapshot!(refused("--to torch --rename model.*=x"), @r"
-    error: `model.blocks.0.down.weight` and `model.blocks.0.up.bias` would both be named `x`; change
-    the renaming
+    error: dcp_2rank: `model.blocks.0.down.weight` and `model.blocks.0.up.bias` would both be named
+    `x`; change the renaming
     ");
     insta::assert_snapshot!(refused("--to torch --rename (=x"), @r"
     error: invalid value '(=x' for '--rename <REGEX=REPL>': `(=x` is not a renaming: regex parse error:
@@ -174,14 +173,14 @@ fn a_destination_that_exists_stays_as_it_is() {
     let sandbox = Sandbox::with_fixtures(&["full.pth"]);
     sandbox.write("out", "precious");
     insta::assert_snapshot!(sandbox.failed_conversion("full.pth out --to torch"), @r"
-    error: out exists already; remove it or choose another destination
+    error: out: it exists already; remove it or choose another destination
     ");
     assert_eq!(sandbox.read("out"), "precious");
     fs::create_dir(sandbox.path("empty")).unwrap();
     std::os::unix::fs::symlink("empty", sandbox.path("link")).unwrap();
     insta::assert_snapshot!(sandbox.failed_conversion("full.pth link --to dcp"), @r"
-    error: link is a symbolic link to a directory, which an output can not take the place of; name the
-    directory that it leads to, which must be empty, or another destination
+    error: link: it is a symbolic link to a directory, which an output can not take the place of; name
+    the directory that it leads to, which must be empty, or another destination
     ");
     sandbox.failed_conversion("full.pth model --to dcp");
     assert_eq!(sandbox.names("model"), ["config.json"]);

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use fsdp_ckpt::native::RunDir;
 use fsdp_ckpt::transfer::{NoProgress, Options};
-use fsdp_ckpt::{Error, NativeFault, TransferFault, formats, verify};
+use fsdp_ckpt::{Error, formats, verify};
 
 use super::warning::RunWarning;
 use crate::error::TrainError;
@@ -33,9 +33,7 @@ pub(super) fn is_damage(error: &Error) -> bool {
             matches!(cause.kind(), NotFound | UnexpectedEof | IsADirectory | NotADirectory)
                 || cause.raw_os_error() == Some(DEVICE_FAILED)
         }
-        Error::Native { fault, .. } => !matches!(**fault, NativeFault::OtherVersion { .. }),
-        Error::Malformed { .. } | Error::Coverage(_) => true,
-        Error::Transfer(fault) => !matches!(fault, TransferFault::Canceled),
+        Error::Malformed { .. } | Error::NotWhole { .. } => true,
         Error::Several { problems } => problems.iter().all(is_damage),
         _ => false,
     }
@@ -82,7 +80,7 @@ pub(super) fn damaged(run: &RunDir, step: u64, fault: Error, stop: &AtomicBool) 
                 sound = Some(older);
                 break;
             }
-            Err(error @ Error::Transfer(TransferFault::Canceled)) => return given_up(error),
+            Err(error @ Error::Canceled) => return given_up(error),
             Err(_) => {}
         }
     }
@@ -91,7 +89,7 @@ pub(super) fn damaged(run: &RunDir, step: u64, fault: Error, stop: &AtomicBool) 
 
 fn given_up(error: Error) -> TrainError {
     match error {
-        Error::Transfer(TransferFault::Canceled) => TrainError::Stopped,
+        Error::Canceled => TrainError::Stopped,
         error => error.into(),
     }
 }

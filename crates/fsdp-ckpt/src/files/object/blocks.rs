@@ -101,27 +101,11 @@ impl OpenFile for ObjectReader {
         Ok(count)
     }
 
-    fn write_at(&self, _: &[u8], _: u64) -> io::Result<usize> {
-        Err(io::ErrorKind::PermissionDenied.into())
-    }
-
-    fn allocate(&self, _: u64) -> io::Result<bool> {
-        Err(io::ErrorKind::PermissionDenied.into())
-    }
-
-    fn set_len(&self, _: u64) -> io::Result<()> {
-        Err(io::ErrorKind::PermissionDenied.into())
-    }
-
     fn metadata(&self) -> io::Result<Metadata> {
         Ok(Metadata { kind: FileKind::File, len: self.len, id: (0, 0) })
     }
 
     fn sync(&self) -> io::Result<()> {
         Ok(())
-    }
-
-    fn try_lock(&self) -> io::Result<bool> {
-        Err(io::ErrorKind::Unsupported.into())
     }
 }

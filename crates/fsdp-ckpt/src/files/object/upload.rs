@@ -129,16 +129,8 @@ pub(super) struct UploadFile {
 }
 
 impl OpenFile for UploadFile {
-    fn read_at(&self, _: &mut [u8], _: u64) -> io::Result<usize> {
-        Err(io::ErrorKind::PermissionDenied.into())
-    }
-
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
         self.upload.write_at(bytes, offset)
-    }
-
-    fn allocate(&self, len: u64) -> io::Result<bool> {
-        self.upload.set_len(len).map(|()| true)
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
@@ -153,9 +145,5 @@ impl OpenFile for UploadFile {
         self.upload.finish()?;
         self.files.forget(&self.key);
         Ok(())
-    }
-
-    fn try_lock(&self) -> io::Result<bool> {
-        Err(io::ErrorKind::Unsupported.into())
     }
 }

@@ -4,18 +4,14 @@
 //! to the storage, an archive is laid out in the order in which it was written. How long the rest may be follows
 //! from the metadata. Values are decoded whole, up to a limit.
 
-use std::io::{self, Read};
+use std::io::Read;
 
 use zstd::stream::read::Decoder;
 
-use super::{
-    dcp_error,
-    items::{Found, ItemFile, Job, check_records},
-};
+use super::items::{Found, ItemFile, Job, check_records};
 use crate::{
-    bytes::{Memory, Section},
-    error::{DcpFault, Error},
-    file_io::PathFile,
+    bytes::{Memory, RangeReader, Section},
+    error::Error,
     torch,
 };
 
@@ -32,8 +28,7 @@ pub(super) fn find(file: &ItemFile, job: &Job<'_>) -> Result<Found, Error> {
         None => (VALUE_LEN_MAX, VALUE_LEN_MAX),
     };
     let failed = |cause: String| {
-        let (item, path) = (job.name(), file.path.to_path_buf());
-        dcp_error(&file.path, DcpFault::Compressed { item, file: path, detail: cause })
+        Error::malformed(&*file.path, format!("{} cannot be decompressed: {cause}", job.name()))
     };
     // One byte more tells whether the stream ends there.
     let mut decoded = decode(file, job, limit + 1).map_err(|cause| failed(cause.to_string()))?;
@@ -62,28 +57,11 @@ pub(super) fn find(file: &ItemFile, job: &Job<'_>) -> Result<Found, Error> {
     })
 }
 
-fn decode(file: &ItemFile, job: &Job<'_>, len_max: u64) -> io::Result<Vec<u8>> {
-    let compressed =
-        RangeReader { file: &file.file, at: job.location.range.start, end: job.location.range.end };
+fn decode(file: &ItemFile, job: &Job<'_>, len_max: u64) -> std::io::Result<Vec<u8>> {
+    let compressed = RangeReader { file: &file.file, range: job.location.range.clone() };
     let mut decoder = Decoder::new(compressed)?;
     decoder.window_log_max(WINDOW_LOG_MAX)?;
     let mut decoded = Vec::new();
     decoder.take(len_max).read_to_end(&mut decoded)?;
     Ok(decoded)
-}
-
-/// The bytes of a range of a file, one after another.
-struct RangeReader<'a> {
-    file: &'a PathFile,
-    at: u64,
-    end: u64,
-}
-
-impl Read for RangeReader<'_> {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        let len = usize::try_from(self.end - self.at).map_or(out.len(), |left| left.min(out.len()));
-        self.file.read_exact_at(&mut out[..len], self.at).map_err(io::Error::other)?;
-        self.at += len as u64;
-        Ok(len)
-    }
 }

@@ -1,7 +1,6 @@
 //! Reading what every item holds, by several threads and without tensor data.
 
 use std::{
-    io,
     num::NonZero,
     ops::Range,
     path::{Path, PathBuf},
@@ -10,7 +9,7 @@ use std::{
 };
 
 use super::{
-    compressed, dcp_error,
+    compressed,
     metadata::{ChunkEntry, Entry, Kind},
     plain,
     storage::{Location, item_name},
@@ -18,7 +17,7 @@ use super::{
 use crate::{
     bytes::Section,
     digest::{Digest, DigestKind},
-    error::{DcpFault, Error},
+    error::Error,
     file_io::PathFile,
     torch::{Item, TorchFile},
 };
@@ -123,8 +122,9 @@ fn open_file(dir: &Path, name: &str, job: &Job<'_>) -> Result<ItemFile, Error> {
     let path = dir.join(name);
     match PathFile::open(&path) {
         Ok((file, len)) => Ok(ItemFile { file, path: Arc::new(path), len }),
-        Err(Error::Io { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => {
-            Err(dcp_error(dir, DcpFault::MissingFile { file: path, item: job.name() }))
+        Err(error) if error.is_not_found() => {
+            let reason = format!("it is missing: it should hold {}; fetch the checkpoint again", job.name());
+            Err(Error::malformed(path, reason))
         }
         Err(other) => Err(other),
     }
@@ -133,13 +133,14 @@ fn open_file(dir: &Path, name: &str, job: &Job<'_>) -> Result<ItemFile, Error> {
 fn find(file: &ItemFile, job: &Job<'_>) -> Result<Found, Error> {
     let range = job.location.range.clone();
     if range.end > file.len {
-        let fault = DcpFault::ItemOutsideFile {
-            item: job.name(),
-            file: file.path.to_path_buf(),
-            range,
-            file_len: file.len,
-        };
-        return Err(dcp_error(&file.path, fault));
+        let reason = format!(
+            "{} should be bytes {}..{} of it, but it has only {}; it was truncated, or belongs to another save",
+            job.name(),
+            range.start,
+            range.end,
+            file.len
+        );
+        return Err(Error::malformed(&*file.path, reason));
     }
     let found = if job.location.is_zstd { compressed::find(file, job)? } else { plain::find(file, job)? };
     check_tensor(file, job, &found.item)?;
@@ -154,11 +155,11 @@ fn check_tensor(file: &ItemFile, job: &Job<'_>, item: &Item) -> Result<(), Error
         Item::Tensor(tensor) => format!("one of {} {:?}", tensor.dtype, tensor.shape),
         _ => "something else".to_owned(),
     };
-    let (item, dtype, sizes) = (job.name(), *dtype, chunk.sizes.clone());
-    Err(dcp_error(
-        &file.path,
-        DcpFault::WrongTensor { item, file: file.path.to_path_buf(), dtype, sizes, found },
-    ))
+    let (item, sizes) = (job.name(), &chunk.sizes);
+    let reason = format!(
+        "{item} should be a tensor of {dtype} {sizes:?} and is {found}; the file belongs to another save"
+    );
+    Err(Error::malformed(&*file.path, reason))
 }
 
 /// Compares the small records of an archive with their checksums; returns those of the storages.
@@ -178,8 +179,9 @@ pub(super) fn check_records(
         }
         let bytes = section.read(record.data.start - section.start()..record.data.end - section.start())?;
         if DigestKind::Crc32.of(&bytes) != expected {
-            let (record, item) = (name.clone(), section.item().to_owned());
-            return Err(dcp_error(path, DcpFault::Damaged { record, item, file: path.to_owned() }));
+            let item = section.item();
+            let reason = format!("record `{name}` of {item} does not match its CRC-32; fetch the file again");
+            return Err(Error::malformed(path, reason));
         }
     }
     Ok(of_storages)

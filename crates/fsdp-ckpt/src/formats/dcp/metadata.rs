@@ -6,10 +6,13 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::storage::{Location, Storage};
+use super::{
+    of_other_tool,
+    storage::{Location, Storage},
+};
 use crate::{
-    checkpoint::{Key, join},
-    error::DcpFault,
+    checkpoint::{Key, Region, join, len_bytes},
+    error::Fault,
     pickle::{Graph, Node, NodeId},
     safetensors::TensorType,
     torch::dtype,
@@ -52,18 +55,19 @@ pub(super) struct ChunkEntry {
     pub(super) location: Location,
 }
 
-pub(super) fn unexpected(place: impl Into<String>, expected: &'static str) -> DcpFault {
-    DcpFault::Unexpected { place: place.into(), expected }
+/// A part of the metadata is not what PyTorch writes.
+pub(super) fn unexpected(place: impl AsRef<str>, expected: &str) -> Fault {
+    Fault::new(format!("{} is not {expected}; save the checkpoint again", place.as_ref()))
 }
 
 impl Metadata {
-    pub(super) fn read(graph: &Graph) -> Result<Metadata, DcpFault> {
+    pub(super) fn read(graph: &Graph) -> Result<Metadata, Fault> {
         let root = graph.root();
         if !graph.object(root).is_some_and(|object| object.class.is(METADATA, "Metadata")) {
             return Err(unexpected("its root", "the metadata of a distributed checkpoint"));
         }
         if graph.field(root, "mcore_data").is_some() {
-            return Err(DcpFault::OtherTool { tool: MEGATRON });
+            return Err(of_other_tool(MEGATRON));
         }
         let mut storage = Storage::read(graph, root)?;
         let mut paths = Paths::read(graph, root);
@@ -84,7 +88,7 @@ impl Metadata {
     }
 
     /// Adds what another rank lists. Of chunks and values that both list, the first ones stay.
-    pub(super) fn merge(&mut self, other: Metadata) -> Result<(), DcpFault> {
+    pub(super) fn merge(&mut self, other: Metadata) -> Result<(), Fault> {
         self.version = self.version.take().or(other.version);
         for note in other.notes {
             if !self.notes.contains(&note) {
@@ -125,7 +129,7 @@ impl Kind {
 
 impl Entry {
     /// Adds the chunks of another rank that are not here yet.
-    fn add_chunks(&mut self, other: Entry) -> Result<(), DcpFault> {
+    fn add_chunks(&mut self, other: Entry) -> Result<(), Fault> {
         match (&mut self.kind, other.kind) {
             (Kind::Value(_), Kind::Value(_)) => Ok(()),
             (
@@ -136,7 +140,10 @@ impl Entry {
                 chunks.extend(more.into_iter().filter(|chunk| !known.contains(&chunk.offsets)));
                 Ok(())
             }
-            _ => Err(DcpFault::RanksDisagree { name: other.name }),
+            _ => {
+                let differs = "has another type or shape here than in the metadata of a lower rank";
+                Err(Fault::new(format!("`{}` {differs}; files were mixed", other.name)))
+            }
         }
     }
 }
@@ -146,7 +153,7 @@ fn read_kind<'a>(
     name: &'a str,
     id: NodeId,
     storage: &mut Storage<'a>,
-) -> Result<Kind, DcpFault> {
+) -> Result<Kind, Fault> {
     let place = || format!("the entry of `{name}`");
     let object = graph.object(id).ok_or_else(|| unexpected(place(), "a tensor or value"))?;
     if object.class.is(METADATA, "BytesStorageMetadata") {
@@ -158,8 +165,9 @@ fn read_kind<'a>(
     let dtype = read_dtype(graph, name, id)?;
     let shape = graph.field(id, "size").and_then(|size| graph.dims(size));
     let shape = shape.ok_or_else(|| unexpected(place(), "a tensor with a size"))?;
-    if len_bytes(&shape, dtype).is_none() {
-        return Err(DcpFault::TooLarge { tensor: name.to_owned(), shape });
+    if len_bytes(&shape, dtype.size_bytes()).is_none() {
+        let reason = format!("tensor `{name}` of shape {shape:?} has more bytes than can be counted");
+        return Err(Fault::new(reason));
     }
     let listed = graph.field(id, "chunks").and_then(|chunks| graph.items(chunks));
     let listed = listed.ok_or_else(|| unexpected(place(), "a tensor with a list of chunks"))?;
@@ -170,8 +178,8 @@ fn read_kind<'a>(
             return Err(unexpected(place(), "a tensor whose chunks have offsets and sizes"));
         };
         if !is_inside(&offsets, &sizes, &shape) {
-            let tensor = name.to_owned();
-            return Err(DcpFault::ChunkOutsideTensor { tensor, shape, offsets, sizes });
+            let chunk = format!("a chunk at {offsets:?} of size {sizes:?}, which is outside of it");
+            return Err(Fault::new(format!("tensor `{name}` of shape {shape:?} has {chunk}")));
         }
         let location = storage.take(name, Some(&offsets))?;
         chunks.push(ChunkEntry { offsets, sizes, location });
@@ -179,7 +187,7 @@ fn read_kind<'a>(
     Ok(Kind::Tensor { dtype, shape, chunks })
 }
 
-fn read_dtype(graph: &Graph, name: &str, id: NodeId) -> Result<TensorType, DcpFault> {
+fn read_dtype(graph: &Graph, name: &str, id: NodeId) -> Result<TensorType, Fault> {
     let bad = || unexpected(format!("the entry of `{name}`"), "a tensor with five or six properties");
     let properties = graph.field(id, "properties").and_then(|id| graph.object(id)).ok_or_else(bad)?;
     let parts = properties.state.and_then(|state| graph.items(state)).ok_or_else(bad)?;
@@ -189,25 +197,12 @@ fn read_dtype(graph: &Graph, name: &str, id: NodeId) -> Result<TensorType, DcpFa
         return Err(unexpected(format!("the layout of `{name}`"), "torch.strided"));
     }
     let Node::Global(found) = graph[*found] else { return Err(bad()) };
-    let unknown = || DcpFault::UnknownDtype { tensor: name.to_owned(), dtype: found.path() };
-    dtype(found).ok_or_else(unknown)
-}
-
-fn len_bytes(shape: &[u64], dtype: TensorType) -> Option<u64> {
-    if shape.contains(&0) {
-        return Some(0);
-    }
-    let len = shape.iter().try_fold(dtype.size_bytes() as u64, |len, &dim| len.checked_mul(dim))?;
-    (len <= i64::MAX as u64).then_some(len)
+    let unknown = || format!("tensor `{name}` has the dtype {}, which is not supported", found.path());
+    dtype(found).ok_or_else(|| Fault::unsupported(unknown()))
 }
 
 fn is_inside(offsets: &[u64], sizes: &[u64], shape: &[u64]) -> bool {
-    let fits = |((offset, size), dim): ((&u64, &u64), &u64)| {
-        offset.checked_add(*size).is_some_and(|end| end <= *dim)
-    };
-    offsets.len() == shape.len()
-        && sizes.len() == shape.len()
-        && offsets.iter().zip(sizes).zip(shape).all(fits)
+    offsets.len() == sizes.len() && Region::packed(offsets.to_vec(), sizes.to_vec()).is_inside(shape)
 }
 
 /// Names with their places, as the planner of the save left them.

@@ -7,7 +7,8 @@ use std::{
 
 use super::metadata::unexpected;
 use crate::{
-    error::DcpFault,
+    error::Fault,
+    file_io::is_plain_name,
     pickle::{Graph, Node, NodeId},
 };
 
@@ -39,7 +40,7 @@ pub(super) struct Storage<'a> {
 }
 
 impl<'a> Storage<'a> {
-    pub(super) fn read(graph: &'a Graph, root: NodeId) -> Result<Storage<'a>, DcpFault> {
+    pub(super) fn read(graph: &'a Graph, root: NodeId) -> Result<Storage<'a>, Fault> {
         let pairs = graph.field(root, "storage_data").and_then(|id| graph.pairs(id));
         let pairs = pairs.ok_or_else(|| unexpected("its list of items", "a dict"))?;
         let mut storage = Storage { items: HashMap::with_capacity(pairs.len()), files: Vec::new() };
@@ -53,27 +54,13 @@ impl<'a> Storage<'a> {
                 ),
                 _ => None,
             };
-            let location = storage.location(graph, &mut files, &item_name(name, offset.as_deref()), info)?;
-            if let Some(offset) = storage.insert(name, offset, location) {
-                return Err(DcpFault::TwoItems { item: item_name(name, offset.as_deref()) });
+            let item = item_name(name, offset.as_deref());
+            let location = storage.location(graph, &mut files, &item, info)?;
+            if storage.items.insert((name, offset), location).is_some() {
+                return Err(Fault::new(format!("it lists {item} twice")));
             }
         }
         Ok(storage)
-    }
-
-    /// Notes an item; gives the offset back when there is one already.
-    fn insert(
-        &mut self,
-        name: &'a str,
-        offset: Option<Vec<u64>>,
-        location: Location,
-    ) -> Option<Option<Vec<u64>>> {
-        let key = (name, offset);
-        if self.items.contains_key(&key) {
-            return Some(key.1);
-        }
-        self.items.insert(key, location);
-        None
     }
 
     fn location(
@@ -82,7 +69,7 @@ impl<'a> Storage<'a> {
         files: &mut BTreeMap<&'a str, usize>,
         item: &str,
         id: NodeId,
-    ) -> Result<Location, DcpFault> {
+    ) -> Result<Location, Fault> {
         let bad = || unexpected(format!("the place of {item}"), "a file with offset and length");
         if !graph.object(id).is_some_and(|object| object.class.is(FILESYSTEM, "_StorageInfo")) {
             return Err(bad());
@@ -92,7 +79,8 @@ impl<'a> Storage<'a> {
         let (start, len) = (number("offset")?, number("length")?);
         let end = start.checked_add(len).ok_or_else(bad)?;
         if !is_plain_name(file) {
-            return Err(DcpFault::EscapesDirectory { item: item.to_owned(), file: file.to_owned() });
+            let rule = "which is not a plain file name; all files lie in one directory";
+            return Err(Fault::new(format!("it places {item} in `{file}`, {rule}")));
         }
         let file = *files.entry(file).or_insert_with(|| {
             self.files.push(file.to_owned());
@@ -101,13 +89,17 @@ impl<'a> Storage<'a> {
         Ok(Location { file, range: start..end, is_zstd: is_zstd(graph, item, id)? })
     }
 
-    pub(super) fn take(&mut self, name: &'a str, offset: Option<&[u64]>) -> Result<Location, DcpFault> {
+    pub(super) fn take(&mut self, name: &'a str, offset: Option<&[u64]>) -> Result<Location, Fault> {
         let location = self.items.remove(&(name, offset.map(<[u64]>::to_vec)));
-        location.ok_or_else(|| DcpFault::NoItem { item: item_name(name, offset) })
+        location.ok_or_else(|| {
+            let cause = "the save was not completed, or files were mixed";
+            let item = item_name(name, offset);
+            Fault::new(format!("it does not say in which file {item} lies; {cause}"))
+        })
     }
 }
 
-fn is_zstd(graph: &Graph, item: &str, info: NodeId) -> Result<bool, DcpFault> {
+fn is_zstd(graph: &Graph, item: &str, info: NodeId) -> Result<bool, Fault> {
     let Some(transforms) = graph.field(info, "transform_descriptors") else { return Ok(false) };
     if graph[transforms] == Node::None {
         return Ok(false);
@@ -119,13 +111,8 @@ fn is_zstd(graph: &Graph, item: &str, info: NodeId) -> Result<bool, DcpFault> {
         [] => Ok(false),
         [ZSTD] => Ok(true),
         _ => {
-            let transforms = texts.into_iter().map(str::to_owned).collect();
-            Err(DcpFault::UnknownTransform { item: item.to_owned(), transforms })
+            let reason = format!("{item} is stored through {texts:?}; only `{ZSTD}` is supported");
+            Err(Fault::unsupported(reason))
         }
     }
-}
-
-/// Whether a file of this name lies directly in the directory.
-fn is_plain_name(name: &str) -> bool {
-    !matches!(name, "" | "." | "..") && !name.contains(['/', '\\', '\0'])
 }

@@ -3,17 +3,19 @@
 //! The copies are the weights that training continues from, so they come before any other form of a parameter.
 //! Where the elements of each one are, [`super::place`] knows.
 
-use std::path::Path;
-
 use super::{
     optimizer::add_optimizer,
     parse::{FlatStates, ModelStates},
-    place::{len_checked, place, too_short},
+    place::{len_checked, place},
 };
 use crate::{
-    checkpoint::{Checkpoint, Chunk, Key, Role, Tensor, join},
-    error::{Error, RankFault},
-    formats::shards::{Shard, chunks_of, len_of},
+    checkpoint::{Checkpoint, Chunk, Key, Role, Tensor},
+    error::{Error, Fault},
+    formats::{
+        optimizer::put_tensor,
+        rank_fault::{disagrees, not_in_rank, other_type, strided, too_short},
+        shards::{Shard, chunks_of, len_of},
+    },
     safetensors::TensorType,
 };
 
@@ -51,16 +53,8 @@ pub(super) fn merge(
     add_optimizer(flats, model, &groups, into)
 }
 
-pub(super) fn fault(path: &Path, fault: RankFault) -> Error {
-    Error::Ranks { path: path.to_owned(), fault }
-}
-
 pub(super) fn put(into: &mut Checkpoint, first: &FlatStates, tensor: Tensor) -> Result<(), Error> {
-    let name = join(&tensor.path);
-    match into.tensors.insert(name.clone(), tensor) {
-        None => Ok(()),
-        Some(_) => Err(fault(&first.path, RankFault::SameName { tensor: name })),
-    }
+    put_tensor(into, tensor).map_err(|fault| fault.in_file(&first.path))
 }
 
 fn model_tensor(name: &str, shape: &[u64], dtype: TensorType, chunks: Vec<Chunk>) -> Tensor {
@@ -70,37 +64,27 @@ fn model_tensor(name: &str, shape: &[u64], dtype: TensorType, chunks: Vec<Chunk>
 /// Checks that the files of all ranks are of one checkpoint, and all there.
 fn check_ranks(flats: &[FlatStates], models: &[ModelStates]) -> Result<(), Error> {
     let first = &flats[0];
-    let disagrees = |path: &Path, what, expected: String, got: String, because| {
-        Err(fault(path, RankFault::Disagrees { what, expected, got, because }))
-    };
     for rank in flats {
+        let in_rank = |fault: Fault| Err(fault.in_file(&rank.path));
         if rank.world_size != flats.len() {
-            let (expected, got) = (flats.len().to_string(), rank.world_size.to_string());
             let because = ", the number of files; files of ranks may be missing";
-            return disagrees(&rank.path, "number of partitions", expected, got, because);
+            return in_rank(disagrees("number of partitions", flats.len(), rank.world_size, because));
         }
         if rank.stage != first.stage {
-            let (expected, got) = (first.stage.to_string(), rank.stage.to_string());
-            return disagrees(&rank.path, "stage", expected, got, " by the first rank's file");
+            return in_rank(disagrees("stage", first.stage, rank.stage, " by the first rank's file"));
         }
         let lens = |rank: &FlatStates| rank.groups.iter().map(|group| group.len()).collect::<Vec<_>>();
         let (expected, got) = (lens(first), lens(rank));
         // In stages 1 and 2, padding of the last rank may have been cut.
         if expected.len() != got.len() || (first.stage == 3 && expected != got) {
             let (expected, got) = (format!("{expected:?}"), format!("{got:?}"));
-            return disagrees(
-                &rank.path,
-                "list of lengths of flat groups",
-                expected,
-                got,
-                " by the first rank's file",
-            );
+            let because = " by the first rank's file";
+            return in_rank(disagrees("list of lengths of flat groups", expected, got, because));
         }
         let mut types = rank.groups.iter().map(|group| group.dtype);
         if let Some(got) = types.find(|dtype| Some(dtype) != first.groups.first().map(|group| &group.dtype)) {
             let expected = first.groups.first().map_or(got, |group| group.dtype);
-            let (tensor, other) = ("flat groups".to_owned(), first.path.clone());
-            return Err(fault(&rank.path, RankFault::Type { tensor, expected, got, other }));
+            return in_rank(other_type("flat groups", expected, got, &first.path));
         }
     }
     let expected = if first.stage == 3 { flats.len() } else { 1 };
@@ -109,14 +93,13 @@ fn check_ranks(flats: &[FlatStates], models: &[ModelStates]) -> Result<(), Error
             3 => ", the number of files of the optimizer",
             _ => "; models that are cut by tensor parallelism are not supported",
         };
-        let (expected, got) = (expected.to_string(), models.len().to_string());
-        return disagrees(&models[0].path, "number of files of the model", expected, got, because);
+        let fault = disagrees("number of files of the model", expected, models.len(), because);
+        return Err(fault.in_file(&models[0].path));
     }
     for rank in &models[1..] {
         if (&rank.param_shapes, &rank.frozen_shapes) != (&models[0].param_shapes, &models[0].frozen_shapes) {
-            let place = "the list of names and shapes of parameters".to_owned();
-            let expected = "the same in the files of all ranks";
-            return Err(fault(&rank.path, RankFault::Unexpected { place, expected }));
+            let place = "the list of names and shapes of parameters";
+            return Err(Fault::unexpected(place, "the same in the files of all ranks").in_file(&rank.path));
         }
     }
     Ok(())
@@ -129,22 +112,19 @@ fn add_frozen(first: &FlatStates, models: &[ModelStates], into: &mut Checkpoint)
         let mut shards = Vec::with_capacity(models.len());
         let mut dtype = None;
         for rank in models {
-            let other = model.path.clone();
-            let fragment = rank.frozen_fragments.get(name).ok_or_else(|| {
-                fault(&rank.path, RankFault::NotInRank { tensor: name.clone(), other: other.clone() })
-            })?;
+            let in_rank = |fault: Fault| fault.in_file(&rank.path);
+            let fragment = rank.frozen_fragments.get(name);
+            let fragment = fragment.ok_or_else(|| in_rank(not_in_rank(name, &model.path)))?;
             let expected = *dtype.get_or_insert(fragment.dtype);
             if expected != fragment.dtype {
-                let (tensor, got) = (name.clone(), fragment.dtype);
-                return Err(fault(&rank.path, RankFault::Type { tensor, expected, got, other }));
+                return Err(in_rank(other_type(name, expected, fragment.dtype, &model.path)));
             }
-            let strided = || fault(&rank.path, RankFault::Strided { tensor: name.clone() });
-            shards.push(fragment.shard().ok_or_else(strided)?);
+            shards.push(fragment.shard().ok_or_else(|| in_rank(strided(name)))?);
         }
-        let len = len_checked(name, shape).map_err(|found| fault(&model.path, found))?;
+        let len = len_checked(name, shape).map_err(|fault| fault.in_file(&model.path))?;
         let held = len_of(&shards).unwrap_or(u64::MAX);
         if held < len {
-            return Err(fault(&model.path, too_short(name, len, held)));
+            return Err(too_short(name, len, held).in_file(&model.path));
         }
         let dtype = dtype.expect("there is at least one file of the model");
         let chunks = chunks_of(&shards, 0..len, dtype.size_bytes() as u64);

@@ -3,14 +3,18 @@
 //! What is laid out in another way is left out with a note: the weights are still there to be read.
 
 use super::{
-    merge::{fault, put},
-    parse::{FlatStates, ModelStates, StateItem},
+    merge::put,
+    parse::{FlatStates, ModelStates},
     place::place,
 };
 use crate::{
-    checkpoint::{Checkpoint, Key, Object, Role, Tensor, Value, join},
-    error::{Error, RankFault},
-    formats::shards::Shard,
+    checkpoint::{Checkpoint, Role, Tensor},
+    error::Error,
+    formats::{
+        optimizer::{StateItem, put_groups, put_value, state_path},
+        rank_fault::not_in_rank,
+        shards::Shard,
+    },
     safetensors::TensorType,
 };
 
@@ -44,22 +48,11 @@ pub(super) fn add_optimizer(
             _ => add_scalar(first, model, groups, name, into)?,
         }
     }
-    for (index, settings) in first.settings.iter().enumerate() {
-        let names = model.param_shapes.get(index).into_iter().flatten();
-        let names = Value::List(names.map(|(name, _)| Value::Str(name.clone())).collect());
-        for (key, value) in settings {
-            let value = if key == "params" { &names } else { value };
-            let steps = ["optim", "param_groups"].map(|step| Key::Name(step.to_owned()));
-            let path = [&steps[..], &[Key::Index(index as u64), Key::Name(key.clone())]].concat();
-            let object = Object { path, role: Role::Optimizer, value: value.clone() };
-            into.values.insert(join(&object.path), object);
-        }
-    }
+    put_groups(into, &first.settings, |group, _| {
+        let parameters = model.param_shapes.get(group).into_iter().flatten();
+        parameters.map(|(name, _)| name.clone()).collect()
+    });
     Ok(())
-}
-
-fn state_path(parameter: &str, name: &str) -> Vec<Key> {
-    ["optim", "state", parameter, name].map(|step| Key::Name(step.to_owned())).to_vec()
 }
 
 fn item<'a>(rank: &'a FlatStates, group: usize, name: &str) -> Option<&'a StateItem> {
@@ -81,8 +74,7 @@ fn flat_state(
         for (group, flat) in groups.iter().enumerate() {
             let label = format!("{name} of flat group {group}");
             let Some(StateItem::Tensor(tensor)) = item(rank, group, name) else {
-                let other = flats[0].path.clone();
-                return Err(fault(&rank.path, RankFault::NotInRank { tensor: label, other }));
+                return Err(not_in_rank(&label, &flats[0].path).in_file(&rank.path));
             };
             if tensor.len() != flat.len || *dtype.get_or_insert(tensor.dtype) != tensor.dtype {
                 return Ok(Err(format!("{} keeps it in another length or type", rank.path.display())));
@@ -107,10 +99,7 @@ fn add_scalar(
         let path = state_path(placed.name, name);
         match item(first, placed.group, name) {
             Some(StateItem::Tensor(tensor)) => put(into, first, tensor.to_tensor(path, Role::Optimizer))?,
-            Some(StateItem::Value(value)) => {
-                let object = Object { path, role: Role::Optimizer, value: value.clone() };
-                into.values.insert(join(&object.path), object);
-            }
+            Some(StateItem::Value(value)) => put_value(into, path, value.clone()),
             None => into.notes.push(format!("flat group {} has no `{name}`", placed.group)),
         }
     }

@@ -4,10 +4,12 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use crate::{
     checkpoint::Value,
-    error::{Error, RankFault},
+    error::Error,
     formats::{
         fields::{count, entries, items, sizes, text},
         local::LocalTensor,
+        optimizer::{Settings, StateItem, groups},
+        rank_fault::strided,
         rank_file::RankFile,
         shards::Shard,
     },
@@ -28,14 +30,7 @@ pub(super) struct FlatStates {
     /// The state of the optimizer for each flat copy, by its number.
     pub(super) states: BTreeMap<u64, Vec<(String, StateItem)>>,
     /// Settings of the groups of parameters.
-    pub(super) settings: Vec<Vec<(String, Value)>>,
-}
-
-/// A part of the state of a flat copy.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum StateItem {
-    Tensor(LocalTensor),
-    Value(Value),
+    pub(super) settings: Vec<Settings>,
 }
 
 /// What a file of the model says.
@@ -56,8 +51,7 @@ pub(super) struct ModelStates {
 impl FlatStates {
     /// A flat tensor as a shard.
     pub(super) fn shard(&self, what: &str, tensor: &LocalTensor) -> Result<Shard, Error> {
-        let strided = RankFault::Strided { tensor: what.to_owned() };
-        tensor.shard().ok_or(Error::Ranks { path: self.path.clone(), fault: strided })
+        tensor.shard().ok_or_else(|| strided(what).in_file(&self.path))
     }
 }
 
@@ -102,21 +96,12 @@ fn fill_base(file: &RankFile, base: &Item, found: &mut FlatStates) {
     };
     for (number, item) in states {
         let Item::Dict(pairs) = item else { continue };
-        let item = |(name, item): &(Value, Item)| {
-            let item = match item {
-                Item::Tensor(stored) => StateItem::Tensor(LocalTensor::of(stored, file.source)),
-                item => StateItem::Value(item.to_value()),
-            };
-            Some((text(name)?.to_owned(), item))
-        };
+        let item =
+            |(name, item): &(Value, Item)| Some((text(name)?.to_owned(), StateItem::of(item, file.source)));
         found.states.insert(number, pairs.iter().filter_map(item).collect());
     }
-    let groups = base.get("param_groups").map(Item::to_value);
-    let groups = groups.as_ref().and_then(items).unwrap_or_default();
-    let owned = |group: Vec<(&str, &Value)>| {
-        group.into_iter().map(|(key, value)| (key.to_owned(), value.clone())).collect()
-    };
-    found.settings = groups.iter().filter_map(entries).map(owned).collect();
+    let list = base.get("param_groups").map(Item::to_value);
+    found.settings = list.as_ref().and_then(groups).unwrap_or_default();
 }
 
 /// Reads a file of the model.
@@ -128,20 +113,13 @@ pub(super) fn model_states(file: &RankFile) -> Result<ModelStates, Error> {
         groups => items(groups)?.iter().map(shapes_of).collect(),
     });
     let buffer_names = match value("buffer_names") {
-        None => None,
         Some(Value::List(names) | Value::Tuple(names) | Value::Set(names)) => {
             names.iter().map(|name| Some(text(name)?.to_owned())).collect()
         }
-        Some(_) => None,
+        _ => None,
     };
-    let frozen_shapes = match value("frozen_param_shapes") {
-        None => Some(Shapes::new()),
-        Some(shapes) => shapes_of(&shapes),
-    };
-    let shared = match value("shared_params") {
-        None => Some(Vec::new()),
-        Some(pairs) => shared_pairs(&pairs),
-    };
+    let frozen_shapes = value("frozen_param_shapes").map_or(Some(Shapes::new()), |shapes| shapes_of(&shapes));
+    let shared = value("shared_params").map_or(Some(Vec::new()), |pairs| shared_pairs(&pairs));
     Ok(ModelStates {
         path: file.path.clone(),
         module: named_tensors(file, "module"),

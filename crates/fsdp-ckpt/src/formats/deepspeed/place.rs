@@ -6,14 +6,14 @@
 
 use std::ops::Range;
 
-use super::{
-    merge::fault,
-    parse::{FlatStates, ModelStates, Shapes},
-};
+use super::parse::{FlatStates, ModelStates, Shapes};
 use crate::{
     checkpoint::{Chunk, element_count},
-    error::{Error, RankFault},
-    formats::shards::{Shard, chunks_of, len_of},
+    error::{Error, Fault},
+    formats::{
+        rank_fault::too_short,
+        shards::{Shard, chunks_of, len_of},
+    },
     safetensors::TensorType,
 };
 
@@ -38,25 +38,15 @@ pub(super) fn place<'a>(
     } else {
         place_cut_groups(&model.param_shapes, flats, size)
     };
-    placed.map_err(|found| fault(&first.path, found))
+    placed.map_err(|fault| fault.in_file(&first.path))
 }
 
-pub(super) fn len_checked(name: &str, shape: &[u64]) -> Result<u64, RankFault> {
-    element_count(shape).ok_or_else(|| RankFault::Unexpected {
-        place: format!("the size of `{name}`"),
-        expected: "less than 2^64",
-    })
+pub(super) fn len_checked(name: &str, shape: &[u64]) -> Result<u64, Fault> {
+    element_count(shape).ok_or_else(|| Fault::unexpected(format!("the size of `{name}`"), "less than 2^64"))
 }
 
-pub(super) fn too_short(name: &str, expected: u64, got: u64) -> RankFault {
-    RankFault::TooShort { tensor: name.to_owned(), expected, got }
-}
-
-fn left_over(what: String) -> RankFault {
-    RankFault::Unexpected {
-        place: what,
-        expected: "used by parameters; names and weights do not belong together",
-    }
+fn left_over(what: String) -> Fault {
+    Fault::unexpected(what, "used by parameters; names and weights do not belong together")
 }
 
 /// Stage 3: every parameter is cut over the ranks.
@@ -64,7 +54,7 @@ fn place_cut_parameters<'a>(
     groups: &'a [Shapes],
     flats: &[Vec<Shard>],
     size: u64,
-) -> Result<Vec<Placed<'a>>, RankFault> {
+) -> Result<Vec<Placed<'a>>, Fault> {
     let world = flats.len() as u64;
     let held = len_of(&flats[0]).unwrap_or(u64::MAX);
     let mut placed = Vec::new();
@@ -111,11 +101,11 @@ fn place_cut_groups<'a>(
     groups: &'a [Shapes],
     flats: &[Vec<Shard>],
     size: u64,
-) -> Result<Vec<Placed<'a>>, RankFault> {
+) -> Result<Vec<Placed<'a>>, Fault> {
     let world = flats.len() as u64;
     if groups.len() != flats[0].len() {
         let place = format!("the number of flat groups, {},", flats[0].len());
-        return Err(RankFault::Unexpected { place, expected: "the number of groups of parameters" });
+        return Err(Fault::unexpected(place, "the number of groups of parameters"));
     }
     let mut placed = Vec::new();
     for (group, parameters) in groups.iter().enumerate() {

@@ -7,8 +7,13 @@ use std::{
 
 use crate::{
     checkpoint::{Checkpoint, Key, Role, Tensor, element_count, join},
-    error::{Error, RankFault},
-    formats::{local::LocalTensor, mesh::Distribution},
+    error::{Error, Fault},
+    formats::{
+        local::LocalTensor,
+        mesh::Distribution,
+        optimizer::put_tensor,
+        rank_fault::{disagrees, not_in_rank, other_shape, other_type, placement, same_rank},
+    },
 };
 
 /// The tensors in the file of a rank.
@@ -45,26 +50,23 @@ pub(super) fn merge(ranks: &[RankTensors], into: &mut Checkpoint) -> Result<(), 
     let first = &ranks[0];
     for (rank, names) in ranks.iter().zip(&by_name).skip(1) {
         if let Some(name) = names.keys().find(|name| !by_name[0].contains_key(*name)) {
-            let fault = RankFault::NotInRank { tensor: name.clone(), other: rank.path.clone() };
-            return Err(in_file(first, fault));
+            return Err(not_in_rank(name, &rank.path).in_file(&first.path));
         }
     }
     for (name, tensor) in &by_name[0] {
         let mut all = Vec::with_capacity(ranks.len());
         for (rank, names) in ranks.iter().zip(&by_name) {
-            let found = names.get(name).copied().ok_or_else(|| {
-                in_file(rank, RankFault::NotInRank { tensor: name.clone(), other: first.path.clone() })
-            })?;
-            check_same(name, (first, tensor), (rank, found)).map_err(|fault| in_file(rank, fault))?;
+            let in_rank = |fault: Fault| fault.in_file(&rank.path);
+            let found = names.get(name).copied();
+            let found = found.ok_or_else(|| in_rank(not_in_rank(name, &first.path)))?;
+            check_same(name, (first, tensor), (rank, found)).map_err(in_rank)?;
             all.push(found);
         }
         let merged = match &tensor.part {
             None => tensor.local.to_tensor(tensor.path.clone(), Role::Other),
             Some(part) => distributed(ranks, name, &part.distribution, &all)?,
         };
-        if into.tensors.insert(name.clone(), merged).is_some() {
-            return Err(in_file(first, RankFault::SameName { tensor: name.clone() }));
-        }
+        put_tensor(into, merged).map_err(|fault| fault.in_file(&first.path))?;
     }
     Ok(())
 }
@@ -73,50 +75,43 @@ fn by_name(rank: &RankTensors) -> BTreeMap<String, &RankTensor> {
     rank.tensors.iter().map(|tensor| (join(&tensor.path), tensor)).collect()
 }
 
-fn in_file(rank: &RankTensors, fault: RankFault) -> Error {
-    Error::Ranks { path: rank.path.clone(), fault }
-}
-
 /// Checks that a rank says of a tensor what the first one says, and holds what its place asks for.
 fn check_same(
     name: &str,
     (first, expected): (&RankTensors, &RankTensor),
     (rank, found): (&RankTensors, &RankTensor),
-) -> Result<(), RankFault> {
-    let (tensor, other) = (name.to_owned(), first.path.clone());
+) -> Result<(), Fault> {
+    let other = &first.path;
     if found.local.dtype != expected.local.dtype {
-        let (expected, got) = (expected.local.dtype, found.local.dtype);
-        return Err(RankFault::Type { tensor, expected, got, other });
+        return Err(other_type(name, expected.local.dtype, found.local.dtype, other));
     }
-    let shape = |expected: Vec<u64>, got: Vec<u64>, other| RankFault::Shape { tensor, expected, got, other };
     match (&expected.part, &found.part) {
         (None, None) if found.local.shape != expected.local.shape => {
-            Err(shape(expected.local.shape.clone(), found.local.shape.clone(), other))
+            Err(other_shape(name, &expected.local.shape, &found.local.shape, other))
         }
         (None, None) => Ok(()),
         (Some(expected), Some(part)) => {
             let (d, expected) = (&part.distribution, &expected.distribution);
             if d.shape != expected.shape {
-                return Err(shape(expected.shape.clone(), d.shape.clone(), other));
+                return Err(other_shape(name, &expected.shape, &d.shape, other));
             }
             if d != expected {
                 let why = format!("{} distributes it in another way", other.display());
-                return Err(RankFault::Placement { tensor: name.to_owned(), why });
+                return Err(placement(name, why));
             }
             if let Some(got) = part.rank.filter(|got| *got != rank.rank as u64) {
-                let (expected, got, because) = (rank.rank.to_string(), got.to_string(), " by its name");
-                return Err(RankFault::Disagrees { what: "rank", expected, got, because });
+                return Err(disagrees("rank", rank.rank, got, " by its name"));
             }
             let sizes: Vec<u64> =
                 d.local_box(&part.coordinate).iter().map(|range| range.end - range.start).collect();
             if found.local.shape != sizes {
-                return Err(shape(sizes, found.local.shape.clone(), rank.path.clone()));
+                return Err(other_shape(name, &sizes, &found.local.shape, &rank.path));
             }
             Ok(())
         }
         (None, Some(_)) | (Some(_), None) => {
             let why = format!("it is distributed in only one of this file and {}", other.display());
-            Err(RankFault::Placement { tensor: name.to_owned(), why })
+            Err(placement(name, why))
         }
     }
 }
@@ -131,10 +126,9 @@ fn distributed(
     let places = element_count(&distribution.mesh).and_then(|places| usize::try_from(places).ok());
     let places = places.unwrap_or(usize::MAX);
     if places > ranks.len() {
-        let (expected, got) = (ranks.len().to_string(), places.to_string());
         let because = ", the number of files; files of ranks are missing";
-        let fault = RankFault::Disagrees { what: "number of ranks in a mesh", expected, got, because };
-        return Err(in_file(&ranks[0], fault));
+        let fault = disagrees("number of ranks in a mesh", ranks.len(), places, because);
+        return Err(fault.in_file(&ranks[0].path));
     }
     let mut seen: BTreeMap<&[u64], usize> = BTreeMap::new();
     let mut chunks = Vec::new();
@@ -142,8 +136,8 @@ fn distributed(
         let Some(part) = &tensor.part else { continue };
         match seen.insert(&part.coordinate, index) {
             Some(other) if places == ranks.len() => {
-                let (first, second) = (ranks[other].path.clone(), ranks[index].path.clone());
-                return Err(in_file(&ranks[index], RankFault::SameRank { rank: other, first, second }));
+                let (first, second) = (&ranks[other].path, &ranks[index].path);
+                return Err(same_rank(other, first, second).in_file(second));
             }
             // Several meshes of one shape hold the same; the first one is read.
             Some(_) => continue,
@@ -159,7 +153,7 @@ fn distributed(
     if seen.len() != places {
         let missing = missing_places(distribution, &seen.keys().copied().collect());
         let why = format!("no file holds the place {missing:?} of its mesh {:?}", distribution.mesh);
-        return Err(in_file(&ranks[0], RankFault::Placement { tensor: name.to_owned(), why }));
+        return Err(placement(name, why).in_file(&ranks[0].path));
     }
     let first = all[0];
     let (path, dtype) = (first.path.clone(), first.local.dtype);

@@ -6,11 +6,12 @@
 use super::merge::Part;
 use crate::{
     checkpoint::{Value, element_count},
-    error::{Error, RankFault},
+    error::Error,
     formats::{
         fields::{count, field, items, sizes},
         local::LocalTensor,
         mesh::{Distribution, Placement},
+        rank_fault::placement as placement_fault,
         rank_file::RankFile,
     },
     torch::Item,
@@ -28,8 +29,7 @@ pub(super) fn parse(file: &RankFile, name: &str, state: &Item) -> Result<(LocalT
     };
     let spec = state.get("_spec").map(Item::to_value);
     let spec = spec.ok_or_else(|| file.unexpected(format!("`_spec` of `{name}`"), "there"))?;
-    let part =
-        part(&spec).map_err(|why| file.fault(RankFault::Placement { tensor: name.to_owned(), why }))?;
+    let part = part(&spec).map_err(|why| placement_fault(name, why).in_file(&file.path))?;
     Ok((LocalTensor::of(local, file.source), part))
 }
 

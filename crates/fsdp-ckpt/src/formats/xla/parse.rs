@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::rank_state::{OptimizerState, RankState, StateItem};
+use super::rank_state::{OptimizerState, RankState};
 use crate::{
     checkpoint::{Value, element_count},
     error::Error,
     formats::{
         fields::{count, entries, field, items, sizes, text},
         local::LocalTensor,
+        optimizer::{StateItem, groups},
         rank_file::RankFile,
     },
     torch::Item,
@@ -106,47 +107,32 @@ fn flattened_parts(entry: &Value) -> Option<Vec<(String, Vec<u64>)>> {
 }
 
 fn optimizer_state(file: &RankFile, optimizer: &Item) -> Result<OptimizerState, Error> {
-    let unexpected = |place: String, expected| file.unexpected(place, expected);
     let Some(Item::Dict(states)) = optimizer.get("state") else {
-        return Err(unexpected("`optimizer.state`".into(), "a dict"));
+        return Err(file.unexpected("`optimizer.state`", "a dict"));
     };
     let mut state = OptimizerState::default();
     for (number, entries) in states {
         let (Some(number), Item::Dict(entries)) = (count(number), entries) else {
-            return Err(unexpected(
-                format!("the entry {number:?} of `optimizer.state`"),
-                "a dict under a number",
-            ));
+            let place = format!("the entry {number:?} of `optimizer.state`");
+            return Err(file.unexpected(place, "a dict under a number"));
         };
         let mut list = Vec::with_capacity(entries.len());
         for (name, item) in entries {
             let Some(name) = text(name) else {
-                return Err(unexpected(format!("the key {name:?} of `optimizer.state.{number}`"), "text"));
+                return Err(
+                    file.unexpected(format!("the key {name:?} of `optimizer.state.{number}`"), "text")
+                );
             };
-            list.push((
-                name.to_owned(),
-                match item {
-                    Item::Tensor(stored) => StateItem::Tensor(LocalTensor::of(stored, file.source)),
-                    item if item.holds_tensor() => {
-                        return Err(unexpected(
-                            format!("`optimizer.state.{number}.{name}`"),
-                            "a tensor or a value",
-                        ));
-                    }
-                    item => StateItem::Value(item.to_value()),
-                },
-            ));
+            if item.holds_tensor() && !matches!(item, Item::Tensor(_)) {
+                let place = format!("`optimizer.state.{number}.{name}`");
+                return Err(file.unexpected(place, "a tensor or a value"));
+            }
+            list.push((name.to_owned(), StateItem::of(item, file.source)));
         }
         state.states.insert(number, list);
     }
-    let groups = optimizer.get("param_groups").map(Item::to_value);
-    let groups = groups.as_ref().and_then(items);
-    let groups = groups.and_then(|groups| groups.iter().map(entries).collect::<Option<Vec<_>>>());
-    let groups =
-        groups.ok_or_else(|| unexpected("`optimizer.param_groups`".into(), "a list of dicts by name"))?;
-    let owned = |group: Vec<(&str, &Value)>| {
-        group.into_iter().map(|(key, value)| (key.to_owned(), value.clone())).collect()
-    };
-    state.groups = groups.into_iter().map(owned).collect();
+    let list = optimizer.get("param_groups").map(Item::to_value);
+    let unknown = || file.unexpected("`optimizer.param_groups`", "a list of dicts by name");
+    state.groups = list.as_ref().and_then(groups).ok_or_else(unknown)?;
     Ok(state)
 }

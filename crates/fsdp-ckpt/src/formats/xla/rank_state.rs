@@ -3,9 +3,12 @@
 use std::{collections::BTreeMap, ops::Range, path::PathBuf};
 
 use crate::{
-    checkpoint::{Value, element_count},
-    error::RankFault,
-    formats::local::LocalTensor,
+    checkpoint::element_count,
+    error::Fault,
+    formats::{
+        local::LocalTensor,
+        optimizer::{Settings, StateItem},
+    },
 };
 
 /// How keys of shards begin, after the path of their module.
@@ -34,14 +37,7 @@ pub(super) struct OptimizerState {
     /// For each number of a parameter, its state.
     pub(super) states: BTreeMap<u64, Vec<(String, StateItem)>>,
     /// Settings of each group; `params` holds numbers of parameters.
-    pub(super) groups: Vec<Vec<(String, Value)>>,
-}
-
-/// A part of the state of a parameter.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum StateItem {
-    Tensor(LocalTensor),
-    Value(Value),
+    pub(super) groups: Vec<Settings>,
 }
 
 /// A parameter that is cut into one shard per rank.
@@ -69,7 +65,7 @@ pub(super) struct Part {
 
 impl RankState {
     /// All sharded parameters, in the order of the file.
-    pub(super) fn sharded(&self) -> Result<Vec<Sharded>, RankFault> {
+    pub(super) fn sharded(&self) -> Result<Vec<Sharded>, Fault> {
         self.keys
             .iter()
             .filter_map(|key| Some((key, split_key(key)?)))
@@ -77,15 +73,14 @@ impl RankState {
             .collect()
     }
 
-    fn sharded_at(&self, key: &str, (module, shard): (&str, &str)) -> Result<Sharded, RankFault> {
+    fn sharded_at(&self, key: &str, (module, shard): (&str, &str)) -> Result<Sharded, Fault> {
         let info = self.shard_info.get(&(module.to_owned(), shard.to_owned()));
-        let (name, shape) = info.ok_or_else(|| RankFault::Unexpected {
-            place: format!("the entry of `{key}` in shard_metadata.shard_info"),
-            expected: "there, with its original name and size",
+        let (name, shape) = info.ok_or_else(|| {
+            let place = format!("the entry of `{key}` in shard_metadata.shard_info");
+            Fault::unexpected(place, "there, with its original name and size")
         })?;
         let full = if module.is_empty() { name.clone() } else { format!("{module}.{name}") };
-        let too_large =
-            || RankFault::Unexpected { place: format!("the size of `{full}`"), expected: "less than 2^64" };
+        let too_large = || Fault::unexpected(format!("the size of `{full}`"), "less than 2^64");
         let len = element_count(shape).ok_or_else(too_large)?;
         let parts = match self.flatten_info.get(&full) {
             None => vec![Part { name: clean(&full), shape: shape.clone(), range: 0..len }],
@@ -96,10 +91,8 @@ impl RankState {
         };
         let end = parts.last().map_or(0, |part| part.range.end);
         if end != len {
-            return Err(RankFault::Unexpected {
-                place: format!("the sum of sizes in shard_metadata.flatten_info of `{full}`, {end},"),
-                expected: "the number of elements of the flattened parameter",
-            });
+            let place = format!("the sum of sizes in shard_metadata.flatten_info of `{full}`, {end},");
+            return Err(Fault::unexpected(place, "the number of elements of the flattened parameter"));
         }
         Ok(Sharded { key: key.to_owned(), parts, shape: shape.clone(), len })
     }

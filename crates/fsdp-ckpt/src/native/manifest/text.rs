@@ -17,7 +17,7 @@ use super::{Manifest, ManifestFile, ManifestShard, ManifestTensor};
 use crate::{
     checkpoint::{Key, Object, Role},
     digest::{Digest, DigestKind},
-    error::NativeFault,
+    error::Fault,
     native::{seal::parse_digits, values},
     safetensors::{TensorSpec, TensorType},
     unique_map::UniqueMap,
@@ -51,13 +51,15 @@ pub(super) struct ManifestText {
 pub(in crate::native) struct TensorText {
     dtype: String,
     shape: Vec<usize>,
-    role: RoleText,
+    #[serde(with = "RoleText")]
+    role: Role,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     path: Option<Vec<KeyText>>,
 }
 
-#[derive(Clone, Copy, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+/// How a role is written.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Role", rename_all = "lowercase")]
 enum RoleText {
     Model,
     Optimizer,
@@ -93,7 +95,8 @@ struct ShardText {
 #[serde(deny_unknown_fields)]
 struct ObjectText {
     path: Vec<KeyText>,
-    role: RoleText,
+    #[serde(with = "RoleText")]
+    role: Role,
     value: serde_json::Value,
 }
 
@@ -101,14 +104,17 @@ struct ObjectText {
 struct Hex(u64);
 
 /// Reads the text, which its digest has vouched for.
-pub(super) fn read(text: &[u8]) -> Result<Manifest, NativeFault> {
-    let malformed = |error: serde_json::Error| NativeFault::Text { detail: error.to_string() };
+pub(super) fn read(text: &[u8]) -> Result<Manifest, Fault> {
+    let malformed = |error: serde_json::Error| Fault::new(format!("its text cannot be read: {error}"));
     let kind: Kind = serde_json::from_slice(text).map_err(malformed)?;
     if kind.format != FORMAT {
-        return Err(NativeFault::OtherFormat { expected: FORMAT, got: kind.format });
+        return Err(Fault::new(format!("it says that it is `{}`, not `{FORMAT}`", kind.format)));
     }
     if kind.version != VERSION {
-        return Err(NativeFault::OtherVersion { supported: VERSION, got: kind.version });
+        let got = kind.version;
+        return Err(Fault::unsupported(format!(
+            "it has format version {got}, and this program reads version {VERSION}; use a newer fsdp"
+        )));
     }
     let text: ManifestText = serde_json::from_slice(text).map_err(malformed)?;
     let tensors = text.tensors.0.into_iter().map(|(name, tensor)| {
@@ -121,24 +127,26 @@ pub(super) fn read(text: &[u8]) -> Result<Manifest, NativeFault> {
     });
     Ok(Manifest {
         world_size: text.world_size,
-        tensors: tensors.collect::<Result<_, NativeFault>>()?,
+        tensors: tensors.collect::<Result<_, Fault>>()?,
         files: text.files.into_iter().map(FileText::read).collect(),
-        values: values.collect::<Result<_, NativeFault>>()?,
+        values: values.collect::<Result<_, Fault>>()?,
         run_state: text.run_state,
     })
 }
 
 /// The text of a manifest, to be sealed.
-pub(super) fn write(manifest: &Manifest) -> Result<ManifestText, NativeFault> {
+pub(super) fn write(manifest: &Manifest) -> Result<ManifestText, Fault> {
     let tensor = |(name, tensor): (&String, &ManifestTensor)| {
         let spec = TensorSpec { name: name.clone(), dtype: tensor.dtype, shape: tensor.shape.clone() };
         (name.clone(), tensor_text(&spec, &tensor.path, tensor.role))
     };
     let value = |(name, object): (&String, &Object)| {
-        let value =
-            values::to_json(&object.value).ok_or_else(|| NativeFault::TooDeep { name: name.clone() })?;
+        let too_deep = || {
+            Fault::unsupported(format!("value `{name}` is nested too deeply for a manifest; leave it out"))
+        };
+        let value = values::to_json(&object.value).ok_or_else(too_deep)?;
         let path = object.path.iter().map(KeyText::of).collect();
-        Ok((name.clone(), ObjectText { path, role: object.role.into(), value }))
+        Ok((name.clone(), ObjectText { path, role: object.role, value }))
     };
     Ok(ManifestText {
         format: FORMAT.to_owned(),
@@ -146,7 +154,7 @@ pub(super) fn write(manifest: &Manifest) -> Result<ManifestText, NativeFault> {
         world_size: manifest.world_size,
         tensors: UniqueMap(manifest.tensors.iter().map(tensor).collect()),
         files: manifest.files.iter().map(FileText::of).collect(),
-        values: UniqueMap(manifest.values.iter().map(value).collect::<Result<_, NativeFault>>()?),
+        values: UniqueMap(manifest.values.iter().map(value).collect::<Result<_, Fault>>()?),
         run_state: manifest.run_state.clone(),
     })
 }
@@ -157,21 +165,21 @@ pub(in crate::native) fn tensor_text(spec: &TensorSpec, path: &[Key], role: Role
     TensorText {
         dtype: spec.dtype.name().to_owned(),
         shape: spec.shape.clone(),
-        role: role.into(),
+        role,
         path: (!is_name).then(|| path.iter().map(KeyText::of).collect()),
     }
 }
 
 impl TensorText {
-    fn read(self, name: &str) -> Result<ManifestTensor, NativeFault> {
+    fn read(self, name: &str) -> Result<ManifestTensor, Fault> {
         let Some(dtype) = TensorType::from_name(&self.dtype) else {
-            return Err(NativeFault::UnknownDtype { tensor: name.to_owned(), dtype: self.dtype });
+            return Err(Fault::new(format!("tensor `{name}` has the unknown dtype `{}`", self.dtype)));
         };
         let path = match self.path {
             Some(path) => path.into_iter().map(KeyText::read).collect(),
             None => vec![Key::Name(name.to_owned())],
         };
-        Ok(ManifestTensor { dtype, shape: self.shape, path, role: self.role.into() })
+        Ok(ManifestTensor { dtype, shape: self.shape, path, role: self.role })
     }
 }
 
@@ -209,10 +217,11 @@ impl FileText {
 }
 
 impl ObjectText {
-    fn read(self, name: &str) -> Result<Object, NativeFault> {
+    fn read(self, name: &str) -> Result<Object, Fault> {
         let value = values::from_json(self.value);
-        let value = value.ok_or_else(|| NativeFault::BadValue { name: name.to_owned() })?;
-        Ok(Object { path: self.path.into_iter().map(KeyText::read).collect(), role: self.role.into(), value })
+        let value =
+            value.ok_or_else(|| Fault::new(format!("value `{name}` is none that a manifest can hold")))?;
+        Ok(Object { path: self.path.into_iter().map(KeyText::read).collect(), role: self.role, value })
     }
 }
 
@@ -228,26 +237,6 @@ impl KeyText {
         match self {
             KeyText::Name(name) => Key::Name(name),
             KeyText::Index(index) => Key::Index(index),
-        }
-    }
-}
-
-impl From<Role> for RoleText {
-    fn from(role: Role) -> RoleText {
-        match role {
-            Role::Model => RoleText::Model,
-            Role::Optimizer => RoleText::Optimizer,
-            Role::Other => RoleText::Other,
-        }
-    }
-}
-
-impl From<RoleText> for Role {
-    fn from(role: RoleText) -> Role {
-        match role {
-            RoleText::Model => Role::Model,
-            RoleText::Optimizer => Role::Optimizer,
-            RoleText::Other => Role::Other,
         }
     }
 }

@@ -5,11 +5,12 @@
 
 use std::ops::Range;
 
-use super::{NativeReader, Place, native_fault};
+use super::{NativeReader, Place};
 use crate::{
     digest::DigestKind,
-    error::{Error, NativeFault},
+    error::Error,
     file_io::PathFile,
+    rows::{expect_len, expect_rows},
 };
 
 /// Bytes that are read and digested at a time: they stay in the cache in between.
@@ -19,19 +20,14 @@ impl NativeReader {
     /// Fills `out` with the bytes of whole rows of a tensor, in its dtype; they may lie in any number of files.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`], [`Error::RowsOutsideTensor`], [`Error::BufferLength`], [`Error::Io`];
-    /// [`Error::Native`] with the rows and bytes of a chunk whose checksum does not match. After an error the
-    /// content of `out` is unspecified.
+    /// [`Error::UnknownTensor`]; [`Error::BadRequest`] for rows that do not exist or do not fit `out`;
+    /// [`Error::Malformed`] with the rows and bytes of a chunk whose checksum does not match; [`Error::Io`]. After an
+    /// error the content of `out` is unspecified.
     pub fn read_rows(&self, name: &str, rows: Range<usize>, out: &mut [u8]) -> Result<(), Error> {
         let tensor = self.tensor(name)?;
-        let (path, row_count) = (self.dir().to_owned(), tensor.row_count());
-        if rows.start > rows.end || rows.end > row_count {
-            return Err(Error::RowsOutsideTensor { path, tensor: name.to_owned(), rows, row_count });
-        }
-        let (expected, got) = (rows.len() as u64 * tensor.row_bytes(), out.len() as u64);
-        if expected != got {
-            return Err(Error::BufferLength { path, tensor: name.to_owned(), unit: "bytes", expected, got });
-        }
+        expect_rows(self.dir(), name, &rows, tensor.row_count())?;
+        let expected = rows.len() as u64 * tensor.row_bytes();
+        expect_len(self.dir(), name, "bytes", expected, out.len() as u64)?;
         let mut scratch = Vec::new();
         for place in self.places.get(name).map_or(&[][..], Vec::as_slice) {
             self.read_place(place, &rows, tensor.row_bytes(), out, &mut scratch)?;
@@ -42,7 +38,7 @@ impl NativeReader {
     /// Reads all data of all tensors and checks it.
     ///
     /// # Errors
-    /// [`Error::Native`] for the first chunk whose checksum does not match; [`Error::Io`].
+    /// [`Error::Malformed`] for the first chunk whose checksum does not match; [`Error::Io`].
     pub fn verify(&self) -> Result<(), Error> {
         let mut scratch = Vec::new();
         for (name, tensor) in &self.manifest().tensors {
@@ -117,9 +113,15 @@ impl NativeReader {
         }
         let expected = shard.digest(chunk);
         if got != expected {
-            let (tensor, bytes) = (shard.tensor.clone(), start..start + len);
-            let fault = NativeFault::ChunkChanged { tensor, rows, bytes, expected, got };
-            return Err(native_fault(file.path(), fault));
+            let reason = format!(
+                "rows {}..{} of tensor `{}` (bytes {start}..{}) give {got}, but the manifest says {expected}; they were \
+                 changed, so use another checkpoint",
+                rows.start,
+                rows.end,
+                shard.tensor,
+                start + len
+            );
+            return Err(Error::malformed(file.path(), reason));
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Disk space that is set aside, on a disk that others fill.
 
 use super::*;
-use crate::{error::SaveFault, files::faulty::Fault};
+use crate::files::faulty::Fault;
 
 /// The bytes that a save of a plan really leaves on the disk.
 fn saved_bytes(plan: &SavePlan) -> usize {
@@ -55,8 +55,8 @@ fn a_disk_without_room_is_told_before_anything_is_written() {
         let files = start.with(Fault::FullAt(start.bytes() + room as usize));
         let lock = run_dir(&files).lock().unwrap();
         let error = lock.reserve(&space).unwrap_err();
-        let expected = SaveFault::NoSpace { needed: space.bytes(), free: room };
-        assert!(matches!(&error, Error::Save { fault, .. } if **fault == expected), "{error}");
+        let Error::NoSpace { needed, free, .. } = error else { panic!("{error}") };
+        assert_eq!((needed, free), (space.bytes(), room));
         assert!(files_in_checkpoints(&files).is_empty(), "nothing stays set aside");
     }
     let files = start.with(Fault::FullAt(start.bytes() + space.bytes() as usize));

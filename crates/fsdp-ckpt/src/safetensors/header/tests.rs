@@ -5,12 +5,12 @@ use proptest::prelude::*;
 use super::*;
 
 /// Parses a header text in front of `data_len` bytes.
-fn parse(text: &str, data_len: u64) -> Result<Header, HeaderFault> {
+fn parse(text: &str, data_len: u64) -> Result<Header, Fault> {
     Header::parse(text.as_bytes(), 8 + text.len() as u64 + data_len)
 }
 
-fn fault(text: &str, data_len: u64) -> HeaderFault {
-    parse(text, data_len).expect_err("the header is malformed")
+fn fault(text: &str, data_len: u64) -> String {
+    parse(text, data_len).expect_err("the header is malformed").to_string()
 }
 
 fn name(text: &str) -> String {
@@ -39,90 +39,91 @@ fn reads_a_file_without_tensors() {
 
 #[test]
 fn rejects_a_file_without_header_length() {
-    assert_eq!(Header::parse_length(&[1, 0, 0], 3), Err(HeaderFault::NoLength { file_len: 3 }));
+    let expected = "it has 3 bytes, too few for the 8-byte header length";
+    assert_eq!(Header::parse_length(&[1, 0, 0], 3), Err(Fault::new(expected)));
 }
 
 #[test]
 fn rejects_a_header_above_the_limit() {
     let len = HEADER_LEN_MAX + 1;
-    let expected = HeaderFault::HeaderTooLarge { len, limit: HEADER_LEN_MAX };
-    assert_eq!(Header::parse_length(&len.to_le_bytes(), u64::MAX), Err(expected));
-    let expected = HeaderFault::HeaderTooLarge { len: u64::MAX, limit: HEADER_LEN_MAX };
-    assert_eq!(Header::parse_length(&[0xff; 8], 8), Err(expected));
+    let expected = |len: u64| {
+        Fault::new(format!("its header has {len} bytes, more than the 100000000 that the format allows"))
+    };
+    assert_eq!(Header::parse_length(&len.to_le_bytes(), u64::MAX), Err(expected(100_000_001)));
+    assert_eq!(Header::parse_length(&[0xff; 8], 8), Err(expected(u64::MAX)));
 }
 
 #[test]
 fn rejects_a_header_beyond_the_file() {
-    let expected = HeaderFault::HeaderTruncated { len: 100, available: 20 };
-    assert_eq!(Header::parse_length(&100_u64.to_le_bytes(), 28), Err(expected));
+    let expected = "its header needs 100 bytes, but the file has only 20 after the header length";
+    assert_eq!(Header::parse_length(&100_u64.to_le_bytes(), 28), Err(Fault::new(expected)));
 }
 
 #[test]
 fn rejects_what_is_not_an_object() {
-    assert_eq!(fault("[]", 0), HeaderFault::NotAnObject);
-    assert_eq!(fault(" {}", 0), HeaderFault::NotAnObject);
-    assert_eq!(fault("", 0), HeaderFault::NotAnObject);
+    for text in ["[]", " {}", ""] {
+        assert_eq!(fault(text, 0), "its header does not begin with `{`");
+    }
 }
 
 #[test]
 fn rejects_bytes_that_are_not_utf8() {
-    assert_eq!(Header::parse(b"{\"\xff\"}", 13), Err(HeaderFault::NotUtf8 { valid_up_to: 2 }));
+    assert_eq!(Header::parse(b"{\"\xff\"}", 13), Err(Fault::at(10, "its header is not UTF-8")));
 }
 
 #[test]
 fn rejects_broken_json() {
     for text in ["{", "{\"a\"", "{} x", "{}{}", "{\"a\":", "{,}", "{\u{0}}"] {
         let found = fault(text, 0);
-        assert!(
-            matches!(found, HeaderFault::Json { .. } | HeaderFault::BadEntry { .. }),
-            "{text}: {found:?}"
-        );
+        let is_named = found.starts_with("its header is not valid JSON: ")
+            || found.starts_with("the entry of tensor `a` cannot be read: ");
+        assert!(is_named, "{text}: {found}");
     }
 }
 
 #[test]
 fn rejects_deep_nesting() {
     let text = format!("{{\"a\":{}{}}}", "[".repeat(100_000), "]".repeat(100_000));
-    assert!(matches!(fault(&text, 0), HeaderFault::BadEntry { tensor, .. } if tensor == "a"));
+    assert!(fault(&text, 0).starts_with("the entry of tensor `a` cannot be read: "));
 }
 
 #[test]
 fn rejects_a_repeated_tensor() {
     let entry = r#""a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}"#;
     let found = fault(&format!("{{{entry},{entry}}}"), 1);
-    assert_eq!(found, HeaderFault::DuplicateTensor { tensor: name("a") });
+    assert_eq!(found, "its header lists `a` twice");
     // The same name, once escaped.
     let escaped = entry.replace("\"a\"", "\"\\u0061\"");
     let found = fault(&format!("{{{entry},{escaped}}}"), 1);
-    assert_eq!(found, HeaderFault::DuplicateTensor { tensor: name("a") });
+    assert_eq!(found, "its header lists `a` twice");
 }
 
 #[test]
 fn rejects_repeated_metadata() {
     let found = fault(r#"{"__metadata__":{},"__metadata__":{}}"#, 0);
-    assert_eq!(found, HeaderFault::DuplicateTensor { tensor: name("__metadata__") });
+    assert_eq!(found, "its header lists `__metadata__` twice");
     let found = fault(r#"{"__metadata__":{"k":"1","k":"2"}}"#, 0);
-    assert!(matches!(found, HeaderFault::BadMetadata { detail } if detail.contains("`k`")));
+    assert!(found.starts_with("its `__metadata__` is not a map") && found.contains("`k`"), "{found}");
 }
 
 #[test]
 fn rejects_metadata_that_is_not_text() {
     for value in ["{\"k\":1}", "{\"k\":{}}", "[]", "null"] {
         let found = fault(&format!("{{\"__metadata__\":{value}}}"), 0);
-        assert!(matches!(found, HeaderFault::BadMetadata { .. }), "{value}: {found:?}");
+        assert!(found.starts_with("its `__metadata__` is not a map"), "{value}: {found}");
     }
 }
 
 #[test]
 fn rejects_a_repeated_field() {
     let found = fault(r#"{"a":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#, 1);
-    assert_eq!(found, HeaderFault::DuplicateField { tensor: name("a"), field: name("dtype") });
+    assert!(found.starts_with("the entry of tensor `a` cannot be read: duplicate field `dtype`"), "{found}");
 }
 
 #[test]
 fn rejects_an_unknown_field() {
     let found = fault(r#"{"a":{"dtype":"U8","shape":[1],"strides":[1],"data_offsets":[0,1]}}"#, 1);
-    assert_eq!(found, HeaderFault::UnknownField { tensor: name("a"), field: name("strides") });
+    assert!(found.starts_with("the entry of tensor `a` cannot be read: unknown field `strides`"), "{found}");
 }
 
 #[test]
@@ -132,15 +133,15 @@ fn rejects_a_missing_field() {
         ("shape", r#"{"a":{"dtype":"U8","data_offsets":[0,1]}}"#),
         ("data_offsets", r#"{"a":{"dtype":"U8","shape":[1]}}"#),
     ] {
-        assert_eq!(fault(text, 1), HeaderFault::MissingField { tensor: name("a"), field });
+        let expected = format!("the entry of tensor `a` cannot be read: missing field `{field}`");
+        assert!(fault(text, 1).starts_with(&expected), "{field}");
     }
 }
 
 #[test]
 fn rejects_an_unknown_dtype() {
     let found = fault(r#"{"a":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}"#, 1);
-    assert_eq!(found, HeaderFault::UnknownDtype { tensor: name("a"), dtype: name("F4") });
-    assert!(found.to_string().contains("`F4`; supported are BOOL, U8"), "{found}");
+    assert!(found.starts_with("tensor `a` has dtype `F4`; supported are BOOL, U8"), "{found}");
 }
 
 #[test]
@@ -159,63 +160,56 @@ fn rejects_fields_of_the_wrong_type() {
         &format!(r#""dtype":"U8","shape":[{many}],"data_offsets":[0,1]"#),
     ] {
         let found = fault(&format!("{{\"a\":{{{fields}}}}}"), 1);
-        assert!(
-            matches!(&found, HeaderFault::BadEntry { tensor, .. } if tensor == "a"),
-            "{fields}: {found:?}"
-        );
+        assert!(found.starts_with("the entry of tensor `a` cannot be read: "), "{fields}: {found}");
     }
 }
 
 #[test]
 fn rejects_reversed_offsets() {
     let found = fault(r#"{"a":{"dtype":"U8","shape":[0],"data_offsets":[1,0]}}"#, 1);
-    assert_eq!(found, HeaderFault::ReversedOffsets { tensor: name("a"), start: 1, end: 0 });
+    assert_eq!(found, "tensor `a` has data offsets 1..0, which run backwards");
 }
 
 #[test]
 fn rejects_a_truncated_file() {
     let found = fault(r#"{"a":{"dtype":"U8","shape":[9],"data_offsets":[0,9]}}"#, 8);
-    assert_eq!(found, HeaderFault::OffsetsBeyondFile { tensor: name("a"), end: 9, data_len: 8 });
+    assert_eq!(found, "tensor `a` ends at data byte 9, but the file holds only 8 (truncated?)");
 }
 
 #[test]
 fn rejects_a_hole() {
     let found = fault(r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}"#, 2);
-    assert_eq!(found, HeaderFault::Hole { tensor: name("a"), expected: 0, start: 1 });
+    assert_eq!(found, "data bytes 0..1 before tensor `a` belong to no tensor");
 }
 
 #[test]
 fn rejects_an_overlap() {
     let text = r#"{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},
         "b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}"#;
-    let expected = HeaderFault::Overlap { tensor: name("b"), start: 2, previous: name("a"), previous_end: 3 };
-    assert_eq!(fault(text, 4), expected);
+    assert_eq!(fault(text, 4), "tensor `b` starts at data byte 2, inside `a`, which ends at 3");
     let shared = text.replace("[2,4]", "[0,3]").replace("[2]", "[3]");
-    assert!(matches!(fault(&shared, 3), HeaderFault::Overlap { .. }));
+    assert!(fault(&shared, 3).contains("starts at data byte 0, inside `"));
 }
 
 #[test]
 fn rejects_a_range_of_the_wrong_size() {
     let found = fault(r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,7]}}"#, 7);
-    let shape = vec![2];
-    let expected =
-        HeaderFault::WrongSize { tensor: name("a"), dtype: TensorType::F32, shape, expected: 8, got: 7 };
-    assert_eq!(found, expected);
+    assert_eq!(found, "tensor `a` (F32 [2]) needs 8 bytes, but its offsets span 7");
 }
 
 #[test]
 fn rejects_a_size_that_overflows() {
     for shape in ["[4294967296,4294967296]", "[0,4294967296,4294967296]", "[18446744073709551615]"] {
         let text = format!(r#"{{"a":{{"dtype":"F64","shape":{shape},"data_offsets":[0,0]}}}}"#);
-        assert!(matches!(fault(&text, 0), HeaderFault::SizeOverflow { .. }), "{shape}");
+        assert!(fault(&text, 0).ends_with("has more bytes than can be counted"), "{shape}");
     }
 }
 
 #[test]
 fn rejects_bytes_after_the_last_tensor() {
     let found = fault(r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#, 2);
-    assert_eq!(found, HeaderFault::UncoveredTail { covered: 1, data_len: 2 });
-    assert_eq!(fault("{}", 1), HeaderFault::UncoveredTail { covered: 0, data_len: 1 });
+    assert_eq!(found, "its tensors end at data byte 1, but the file holds 2");
+    assert_eq!(fault("{}", 1), "its tensors end at data byte 0, but the file holds 1");
 }
 
 fn spec(name: &str, dtype: TensorType, shape: &[usize]) -> TensorSpec {
@@ -224,16 +218,15 @@ fn spec(name: &str, dtype: TensorType, shape: &[usize]) -> TensorSpec {
 
 #[test]
 fn layout_rejects_names_and_sizes_that_the_format_cannot_hold() {
-    let layout = |tensors| Header::layout(tensors, None).map(|_| ()).unwrap_err();
+    let layout = |tensors| Header::layout(tensors, None).map(|_| ()).unwrap_err().to_string();
     let twice = vec![spec("a", TensorType::U8, &[1]), spec("a", TensorType::U8, &[2])];
-    assert_eq!(layout(twice), HeaderFault::DuplicateTensor { tensor: name("a") });
-    assert_eq!(layout(vec![spec("__metadata__", TensorType::U8, &[])]), HeaderFault::ReservedName);
+    assert_eq!(layout(twice), "its header lists `a` twice");
+    let reserved = layout(vec![spec("__metadata__", TensorType::U8, &[])]);
+    assert_eq!(reserved, "a tensor cannot be named `__metadata__`; rename it");
     let huge = |name| spec(name, TensorType::U8, &[usize::MAX / 2]);
-    assert!(matches!(layout(vec![huge("a"), huge("b"), huge("c")]), HeaderFault::SizeOverflow { .. }));
-    assert!(matches!(
-        layout(vec![spec("a", TensorType::U8, &[usize::MAX])]),
-        HeaderFault::SizeOverflow { .. }
-    ));
+    let too_large = "has more bytes than can be counted";
+    assert!(layout(vec![huge("a"), huge("b"), huge("c")]).ends_with(too_large));
+    assert!(layout(vec![spec("a", TensorType::U8, &[usize::MAX])]).ends_with(too_large));
 }
 
 #[test]
@@ -251,7 +244,7 @@ fn layout_bytes_are_canonical() {
 }
 
 fn tensor_type() -> impl Strategy<Value = TensorType> {
-    proptest::sample::select(TensorType::ALL.to_vec())
+    proptest::sample::select(TensorType::all().collect::<Vec<_>>())
 }
 
 fn specs() -> impl Strategy<Value = Vec<TensorSpec>> {

@@ -5,9 +5,7 @@
 //! flat. There is no id of the save, so that equal checkpoints are equal files.
 
 use super::{Contents, Item, PlacedChunk};
-use crate::{
-    checkpoint::Key, pickle::writer::PickleWriter, safetensors::TensorType, torch_types::dtype_name,
-};
+use crate::{checkpoint::Key, pickle::writer::PickleWriter, safetensors::TensorType};
 
 /// The file of a DCP directory that lists the others.
 pub(super) const FILE_NAME: &str = ".metadata";
@@ -63,7 +61,7 @@ fn state_dict_metadata(w: &mut PickleWriter, contents: &Contents<'_>) {
 fn properties(w: &mut PickleWriter, dtype: TensorType) {
     w.object(METADATA, "TensorProperties", |w| {
         w.tuple(|w| {
-            w.global("torch", dtype_name(dtype));
+            w.global("torch", dtype.torch_name());
             w.call("torch.serialization", "_get_layout", |w| w.text("torch.strided"));
             w.bool(false);
             w.call(METADATA, "_MEM_FORMAT_ENCODING", |w| w.int(0));

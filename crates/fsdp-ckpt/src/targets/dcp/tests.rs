@@ -60,11 +60,11 @@ fn elements_of_tensors_are_aligned_in_the_file() {
 #[test]
 fn refuses_no_ranks_and_repeated_names() {
     let fault = |selection: &Selection, rank_count| match plan(selection, rank_count) {
-        Err(Error::CannotPlan { fault, .. }) => fault,
+        Err(Error::BadRequest { reason, .. }) => reason,
         _ => panic!("this must be refused"),
     };
-    assert_eq!(fault(&selection(), 0), PlanFault::NoRanks);
+    assert!(fault(&selection(), 0).contains("a checkpoint needs at least one rank"));
     let mut repeated = selection();
     repeated.values.push(object("model.w", Value::None));
-    assert_eq!(fault(&repeated, 2), PlanFault::DuplicateName { name: "model.w".to_owned() });
+    assert!(fault(&repeated, 2).contains("two tensors or values would be named `model.w`"));
 }

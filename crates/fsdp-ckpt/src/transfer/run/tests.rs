@@ -145,7 +145,7 @@ proptest! {
         match result {
             Ok(_) => prop_assert_eq!(names, ["out", "source"]),
             Err(error) => {
-                prop_assert!(matches!(error, Error::Transfer(TransferFault::Canceled)), "{}", error);
+                prop_assert!(matches!(error, Error::Canceled), "{}", error);
                 prop_assert_eq!(names, ["source"]);
             }
         }
@@ -262,7 +262,7 @@ fn what_cannot_be_converted_is_refused_before_anything_is_written() {
     let cancel = AtomicBool::new(false);
     let counted = Counted::default();
     let result = run(&source.checkpoint, plan_of(&expected), staged, &options(300, 1, &counted, &cancel));
-    assert!(matches!(result, Err(Error::NotConvertible { .. })));
+    assert!(matches!(result, Err(Error::BadRequest { .. })));
     assert_eq!(counted.total.load(Ordering::Relaxed), 0);
     assert_eq!(names(dir.path()), ["source"]);
 }
@@ -286,8 +286,8 @@ fn count(left: &AtomicU64) -> io::Result<()> {
 }
 
 impl FileSystem for FailingDisk {
-    fn renames(&self, path: &Path) -> bool {
-        Disk.renames(path)
+    fn renames(&self) -> bool {
+        Disk.renames()
     }
 
     fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn OpenFile>> {

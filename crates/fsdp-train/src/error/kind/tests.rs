@@ -44,7 +44,7 @@ fn wrong_input() -> Vec<TrainError> {
         DataError::NoSamples { seq_len: 1 }.into(),
         DataError::Read { key: "data.train", file: path(), source: os(EACCES) }.into(),
         fsdp_nn::ModelError::NotInLayer.into(),
-        fsdp_ckpt::Error::NoFileName { path: path() }.into(),
+        fsdp_ckpt::Error::WrongPath { path: path(), reason: "x".into() }.into(),
         fsdp_core::Error::Mesh { replicas: 2, world: 3 }.into(),
         TrainError::Pattern { key: "fsdp.frozen", pattern: text(), example: text() },
         TrainError::TiedDiffer { path: path(), first: text(), second: text() },
@@ -87,14 +87,14 @@ fn what_repeats() -> Vec<TrainError> {
 }
 
 fn what_can_pass() -> Vec<TrainError> {
-    let late = fsdp_ckpt::SaveFault::Disappeared { rank: 1 };
+    let late = fsdp_ckpt::Error::Unavailable { path: path(), reason: "x".into() };
     let device = || fsdp_core::Error::Device("the GPU fell off the bus".into());
     vec![
         ConfigError::Read { file: path(), source: os(EIO) }.into(),
         DataError::Read { key: "data.train", file: path(), source: os(EIO) }.into(),
         TrainError::Io { action: "write", path: path(), source: io::ErrorKind::StorageFull.into() },
         of_rank(TrainError::Io { action: "write", path: path(), source: os(EIO) }),
-        of_rank(fsdp_ckpt::Error::Save { path: path(), fault: Box::new(late) }),
+        of_rank(late),
         of_rank(device()),
         of_rank(fsdp_core::Error::from(CommError::Transport { rank: Rank(1), reason: text() })),
         TrainError::SaveThread { source: os(EIO) },

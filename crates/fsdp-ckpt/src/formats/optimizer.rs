@@ -1,0 +1,80 @@
+//! States of optimizers that ranks keep by number, under the names that they get: `optim.state.<parameter>.<state>` and
+//! `optim.param_groups.<group>.<setting>`.
+
+use super::{
+    fields::{entries, items},
+    local::LocalTensor,
+    rank_fault::same_name,
+};
+use crate::{
+    checkpoint::{Checkpoint, Key, Object, Role, Tensor, Value, join},
+    error::Fault,
+    torch::Item,
+};
+
+/// A part of the state of a parameter, or of a flat group of them.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum StateItem {
+    Tensor(LocalTensor),
+    Value(Value),
+}
+
+impl StateItem {
+    /// What an item of the file that is this source holds.
+    pub(crate) fn of(item: &Item, source: usize) -> StateItem {
+        match item {
+            Item::Tensor(stored) => StateItem::Tensor(LocalTensor::of(stored, source)),
+            item => StateItem::Value(item.to_value()),
+        }
+    }
+}
+
+/// The settings of a group of parameters, by name.
+pub(crate) type Settings = Vec<(String, Value)>;
+
+/// The settings of each group in a list of dicts by name.
+pub(crate) fn groups(list: &Value) -> Option<Vec<Settings>> {
+    let owned = |group: &Value| {
+        let pairs = entries(group)?.into_iter();
+        Some(pairs.map(|(key, value)| (key.to_owned(), value.clone())).collect())
+    };
+    items(list)?.iter().map(owned).collect()
+}
+
+/// The path of a state of a parameter.
+pub(crate) fn state_path(parameter: &str, state: &str) -> Vec<Key> {
+    ["optim", "state", parameter, state].map(|step| Key::Name(step.to_owned())).to_vec()
+}
+
+/// Adds a tensor, of which there must be none of its name.
+pub(crate) fn put_tensor(into: &mut Checkpoint, tensor: Tensor) -> Result<(), Fault> {
+    let name = join(&tensor.path);
+    match into.tensors.insert(name.clone(), tensor) {
+        None => Ok(()),
+        Some(_) => Err(same_name(&name)),
+    }
+}
+
+/// Adds a value of the optimizer.
+pub(crate) fn put_value(into: &mut Checkpoint, path: Vec<Key>, value: Value) {
+    into.values.insert(join(&path), Object { path, role: Role::Optimizer, value });
+}
+
+/// Adds the settings of all groups. The numbers of a group's parameters become what `names` gives for them.
+pub(crate) fn put_groups(
+    into: &mut Checkpoint,
+    groups: &[Settings],
+    names: impl Fn(usize, &Value) -> Vec<String>,
+) {
+    for (group, settings) in groups.iter().enumerate() {
+        for (key, value) in settings {
+            let value = match &key[..] {
+                "params" => Value::List(names(group, value).into_iter().map(Value::Str).collect()),
+                _ => value.clone(),
+            };
+            let steps = ["optim", "param_groups"].map(|step| Key::Name(step.to_owned()));
+            let path = [&steps[..], &[Key::Index(group as u64), Key::Name(key.clone())]].concat();
+            put_value(into, path, value);
+        }
+    }
+}

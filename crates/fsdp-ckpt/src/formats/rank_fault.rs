@@ -1,0 +1,78 @@
+//! How files of ranks fail to make up one checkpoint, in the words that all formats of such files share.
+
+use std::{fmt::Display, path::Path};
+
+use crate::{error::Fault, safetensors::TensorType};
+
+/// No file name says a rank; `example` is one that does.
+pub(crate) fn no_rank_files(example: &str) -> Fault {
+    Fault::new(format!("no file is named after a rank in a way that is known (such as {example})"))
+}
+
+/// Files of more than one checkpoint lie together; the sets are patterns of file names.
+pub(crate) fn several_sets(sets: &[String]) -> Fault {
+    let sets = sets.join(", ");
+    Fault::new(format!(
+        "files of several checkpoints lie together ({sets}); name one of the files of the one to read"
+    ))
+}
+
+/// Two files are of the same rank.
+pub(crate) fn same_rank(rank: usize, first: &Path, second: &Path) -> Fault {
+    let (first, second) = (first.display(), second.display());
+    let way_out = "remove the one that is not of this checkpoint";
+    Fault::new(format!("{first} and {second} are both of rank {rank}; {way_out}"))
+}
+
+/// What a file says of its rank or world is not what its name or the other files say. `because` begins with a space or
+/// a comma.
+pub(crate) fn disagrees(what: &str, expected: impl Display, got: impl Display, because: &str) -> Fault {
+    Fault::new(format!(
+        "its {what} is {got}, where {expected} was expected{because}; it is of another checkpoint"
+    ))
+}
+
+/// A tensor of one rank's file is not in another one's.
+pub(crate) fn not_in_rank(tensor: &str, other: &Path) -> Fault {
+    let other = other.display();
+    Fault::new(format!(
+        "it has no tensor `{tensor}`, which {other} has; the files are of different checkpoints"
+    ))
+}
+
+/// A tensor differs in shape between ranks, or from what `other` says of it.
+pub(crate) fn other_shape(tensor: &str, expected: &[u64], got: &[u64], other: &Path) -> Fault {
+    let other = other.display();
+    Fault::new(format!(
+        "tensor `{tensor}` has the shape {got:?} in it, where {expected:?} follows from {other}"
+    ))
+}
+
+/// A tensor differs in type between ranks.
+pub(crate) fn other_type(tensor: &str, expected: TensorType, got: TensorType, other: &Path) -> Fault {
+    Fault::new(format!("tensor `{tensor}` is {got} in it and {expected} in {}", other.display()))
+}
+
+/// All shards of a parameter together have too few elements.
+pub(crate) fn too_short(tensor: &str, expected: u64, got: u64) -> Fault {
+    Fault::new(format!(
+        "its shard of `{tensor}` is too short: all ranks together hold {got} elements, the parameters in it have \
+         {expected}; the file was cut or is of another checkpoint"
+    ))
+}
+
+/// A shard is not stored as one run of elements.
+pub(crate) fn strided(tensor: &str) -> Fault {
+    let supported = "shards that lie in one run are supported";
+    Fault::unsupported(format!("its shard of `{tensor}` is a strided view; {supported}"))
+}
+
+/// A tensor is distributed in a way that cannot be put together.
+pub(crate) fn placement(tensor: &str, why: impl Display) -> Fault {
+    Fault::new(format!("tensor `{tensor}` cannot be put together: {why}"))
+}
+
+/// Two parameters have the same name once wrappers are removed from names.
+pub(crate) fn same_name(tensor: &str) -> Fault {
+    Fault::new(format!("two tensors have the name `{tensor}` when names of wrappers are removed from it"))
+}
