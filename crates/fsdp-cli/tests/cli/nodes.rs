@@ -59,7 +59,7 @@ fn take_part(sandbox: &Sandbox, processes: usize) {
         // The last line may be half written.
         let text = std::fs::read_to_string(sandbox.path("out/metrics.jsonl")).unwrap_or_default();
         let lines = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-        let newest = lines.filter_map(|line| line["start"]["processes"].as_array().map(Vec::len)).last();
+        let newest = lines.filter_map(|line| line["start"]["processes"].as_array().map(Vec::len)).next_back();
         newest == Some(processes)
     });
 }
