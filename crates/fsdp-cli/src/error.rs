@@ -166,7 +166,7 @@ pub(crate) enum CliError {
     #[error("RUST_LOG: {source}; expected something like fsdp=debug")]
     LogFilter {
         /// Why.
-        source: tracing_subscriber::filter::FromEnvError,
+        source: tracing_subscriber::filter::ParseError,
     },
     /// Output cannot be written.
     #[error("cannot write {what}")]

@@ -1,9 +1,10 @@
 //! What becomes of `tracing` spans and events: text on stderr as `RUST_LOG` says, and the trace file.
 
+use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 
 use tracing::{Event, Subscriber};
-use tracing_subscriber::filter::{EnvFilter, filter_fn};
+use tracing_subscriber::filter::{Targets, filter_fn};
 use tracing_subscriber::fmt;
 use tracing_subscriber::fmt::format::{FmtSpan, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
@@ -16,9 +17,14 @@ use crate::error::CliError;
 use crate::output;
 use crate::trace::{TARGET, TraceFile};
 
+/// What `RUST_LOG` says, if it says anything.
+fn asked_for() -> Option<OsString> {
+    std::env::var_os("RUST_LOG").filter(|filter| !filter.is_empty())
+}
+
 /// Whether `RUST_LOG` asks for anything.
 pub(crate) fn is_asked_for() -> bool {
-    std::env::var_os("RUST_LOG").is_some_and(|filter| !filter.is_empty())
+    asked_for().is_some()
 }
 
 /// Installs the subscriber of this process. A second call has no effect.
@@ -26,8 +32,9 @@ pub(crate) fn is_asked_for() -> bool {
 /// # Errors
 /// [`CliError::LogFilter`].
 pub(crate) fn install(trace: Option<&TraceFile>) -> Result<(), CliError> {
-    let text = if is_asked_for() {
-        let filter = EnvFilter::try_from_default_env().map_err(|source| CliError::LogFilter { source })?;
+    let text = if let Some(filter) = asked_for() {
+        let filter: Targets =
+            filter.to_string_lossy().parse().map_err(|source| CliError::LogFilter { source })?;
         let ansi = io::stderr().is_terminal();
         let layer = fmt::layer().with_writer(io::stderr).with_ansi(ansi).with_span_events(FmtSpan::CLOSE);
         let layer = layer.event_format(Spoken(fmt::format()));

@@ -48,7 +48,9 @@ fn input() -> Vec<CliError> {
         CliError::Device { device: "cuda", feature: "cuda", instead: "\"cpu\"" },
         DeviceError::NoDevice { device: 1, count: 1 }.into(),
         fsdp_cuda::device::TooManyRanks { ranks: 2, devices: 1 }.into(),
-        CliError::LogFilter { source: std::env::VarError::NotPresent.into() },
+        CliError::LogFilter {
+            source: "fsdp=loud".parse::<tracing_subscriber::filter::Targets>().unwrap_err(),
+        },
         CliError::Write { what: text(), source: os(EACCES) },
     ]
 }

@@ -28,6 +28,17 @@ impl Sandbox {
     }
 }
 
+#[cfg(not(feature = "tokenizers"))]
+#[test]
+fn a_tokenizer_in_a_build_without() {
+    let sandbox = Sandbox::new();
+    sandbox.write("tokenizer.json", "{}");
+    insta::assert_snapshot!(sandbox.refused_with("--set data.tokenizer=tokenizer.json"), @r#"
+    error: cannot load tokenizer tokenizer.json: this fsdp was built without tokenizers; build it with
+    `--features tokenizers`; data.tokenizer must be "bytes" or a tokenizer.json
+    "#);
+}
+
 #[test]
 fn an_unknown_key() {
     let sandbox = Sandbox::new();

@@ -147,6 +147,7 @@ fn files_that_are_none_are_refused_at_once() {
     }
 }
 
+#[cfg(feature = "tokenizers")]
 #[test]
 fn a_tokenizer_that_would_take_eight_gigabytes() {
     let sandbox = Sandbox::new();

@@ -14,6 +14,7 @@ mod help;
 mod train;
 
 // Tokens of text that are kept for later starts.
+#[cfg(feature = "tokenizers")]
 mod kept_tokens;
 
 // How a run begins: what it takes for its own, what it leaves as it was, what it goes on from.

@@ -1,6 +1,6 @@
 //! Kernels at the sizes of the 5.9M-parameter Llama of bench/, each beside its bound.
 //!
-//! `cargo bench -p fsdp-nn` measures with criterion; before each group the best of 15 runs is printed next
+//! `cargo bench -p fsdp-nn --features bench` measures with criterion; before each group the best of 15 runs is printed next
 //! to the time that a big product (or a big copy) of the same work takes on this machine.
 
 mod bounds;

@@ -1,6 +1,6 @@
 //! Collectives of ranks that are threads, over host memory, each beside its bound.
 //!
-//! `cargo bench -p fsdp-sim` measures with criterion; before each, the best of a few short runs is printed
+//! `cargo bench -p fsdp-sim --features bench` measures with criterion; before each, the best of a few short runs is printed
 //! next to the time in which this machine copies as many bytes as the collective must read and write, with as
 //! many threads as ranks may run at a time. Threads are started and buffers filled before the clock runs.
 //!

@@ -242,5 +242,5 @@ fn not_kept(folder: &Path, fault: &io::Error) -> DataWarning {
     DataWarning::NotKept { folder: folder.to_owned(), fault: fault.to_string() }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "tokenizers"))]
 mod tests;

@@ -1,12 +1,22 @@
 //! From text to token ids.
 
+mod fault;
+#[cfg(feature = "tokenizers")]
 mod hostile;
+
+#[cfg(not(feature = "tokenizers"))]
+#[path = "tokenizer/absent.rs"]
+mod vocabulary;
+#[cfg(feature = "tokenizers")]
+mod vocabulary;
 
 use std::path::Path;
 
 use fsdp_ckpt::digest::{Digest, DigestKind};
 
-pub use hostile::TokenizerFault;
+pub use fault::TokenizerFault;
+
+use vocabulary::Vocabulary;
 
 use super::error::DataError;
 use crate::config::TokenRef;
@@ -18,7 +28,7 @@ const BYTES: &str = "bytes";
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
     name: String,
-    vocabulary: Option<Box<tokenizers::Tokenizer>>,
+    vocabulary: Option<Vocabulary>,
     /// Of the file.
     digest: Option<(usize, Digest)>,
 }
@@ -29,21 +39,20 @@ impl Tokenizer {
     /// Truncation and padding that the file may ask for are turned off: cutting is the packing's task.
     ///
     /// # Errors
-    /// If the file cannot be read, or would take more memory than it has bytes by far.
+    /// If the file cannot be read, or would take more memory than it has bytes by far; any file, in a build without the
+    /// feature `tokenizers`.
     pub fn load(name: &str) -> Result<Tokenizer, DataError> {
         if name == BYTES {
             return Ok(Tokenizer { name: name.to_owned(), vocabulary: None, digest: None });
         }
-        let load = || {
+        let load = || -> Result<_, fault::Source> {
             let text = input_file::read_text(Path::new(name), TOKENIZER_BYTES_MAX)?;
-            hostile::check(&text)?;
-            let mut vocabulary: tokenizers::Tokenizer = text.parse()?;
-            vocabulary.with_truncation(None)?.with_padding(None);
-            Ok((vocabulary, (text.len(), DigestKind::Crc64.of(text.as_bytes()))))
+            let digest = (text.len(), DigestKind::Crc64.of(text.as_bytes()));
+            Ok((Vocabulary::parse(&text)?, digest))
         };
         let failed = |source| DataError::Tokenizer { file: name.into(), source };
-        let (vocabulary, digest) = hostile::guarded(load).map_err(failed)?;
-        Ok(Tokenizer { name: name.to_owned(), vocabulary: Some(Box::new(vocabulary)), digest: Some(digest) })
+        let (vocabulary, digest) = load().map_err(failed)?;
+        Ok(Tokenizer { name: name.to_owned(), vocabulary: Some(vocabulary), digest: Some(digest) })
     }
 
     /// Length and checksum of the file; `"bytes"` is none.
@@ -53,7 +62,7 @@ impl Tokenizer {
 
     /// The number of ids.
     pub fn vocab_size(&self) -> usize {
-        self.vocabulary.as_ref().map_or(256, |vocabulary| vocabulary.get_vocab_size(true))
+        self.vocabulary.as_ref().map_or(256, Vocabulary::size)
     }
 
     /// The ids of a text, without any that the tokenizer would put around it; `file` names it in errors.
@@ -62,9 +71,7 @@ impl Tokenizer {
     /// If the tokenizer fails.
     pub fn encode(&self, text: &str, file: &Path) -> Result<Vec<u32>, DataError> {
         let Some(vocabulary) = &self.vocabulary else { return Ok(text.bytes().map(u32::from).collect()) };
-        let encoding = hostile::guarded(|| vocabulary.encode_fast(text, false));
-        let encoding = encoding.map_err(|source| DataError::Encode { file: file.to_owned(), source })?;
-        Ok(encoding.get_ids().to_vec())
+        vocabulary.encode(text).map_err(|source| DataError::Encode { file: file.to_owned(), source })
     }
 
     /// The id of a token; `key` names the setting in errors.
@@ -77,7 +84,7 @@ impl Tokenizer {
             TokenRef::Token(text) => text,
         };
         let id = match (&self.vocabulary, text.as_bytes()) {
-            (Some(vocabulary), _) => vocabulary.token_to_id(text),
+            (Some(vocabulary), _) => vocabulary.id(text),
             (None, [byte]) => Some(u32::from(*byte)),
             (None, _) => None,
         };

@@ -8,6 +8,7 @@ use super::*;
 use crate::config::{Format, TokenRef};
 
 /// Words, with truncation and padding switched on, which must not be obeyed.
+#[cfg(feature = "tokenizers")]
 const TOKENIZER: &str = r#"{
   "version": "1.0",
   "truncation": {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"},
@@ -240,6 +241,7 @@ fn token_files_are_regular_files() {
     assert_message(load("/dev/zero"), &["it is a device, not a regular file"]);
 }
 
+#[cfg(feature = "tokenizers")]
 #[test]
 fn a_hugging_face_tokenizer_neither_truncates_nor_pads() {
     let files =
