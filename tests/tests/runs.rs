@@ -51,8 +51,8 @@ pub(crate) fn shards<A: Architecture + Clone>(
 ) -> Result<Vec<Vec<u64>>, TrainError> {
     let engine = trainer.engine();
     let mut all = Vec::new();
-    for unit in 0..engine.plan().layout.units.len() {
-        for gradient in engine.shards(unit).gradients.into_iter().flatten() {
+    for unit in engine.plan().layout.unit_ids() {
+        for gradient in engine.shards(unit).gradients {
             all.push(bits(engine.memory(), gradient)?);
         }
     }
@@ -66,7 +66,7 @@ pub(crate) fn state<A: Architecture + Clone>(
 ) -> Result<Vec<Vec<u64>>, TrainError> {
     let engine = trainer.engine();
     let mut all = Vec::new();
-    for unit in 0..engine.plan().layout.units.len() {
+    for unit in engine.plan().layout.unit_ids() {
         let shards = engine.shards(unit);
         for buffer in shards.params.iter().chain(shards.state.iter().flatten()) {
             all.push(bits(engine.memory(), buffer)?);

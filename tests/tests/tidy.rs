@@ -92,6 +92,45 @@ fn core_has_no_effects_and_iterates_in_a_fixed_order() {
     }
 }
 
+/// What in core works on schedules as they are, whichever policies they were compiled from.
+const WITHOUT_POLICIES: [&str; 10] = [
+    "engine",
+    "checker",
+    "ledger",
+    "update",
+    "program.rs",
+    "schedule/mod.rs",
+    "schedule/op.rs",
+    "schedule/buffers.rs",
+    "schedule/emit.rs",
+    "schedule/display.rs",
+];
+
+#[test]
+fn only_the_compiler_knows_policies() {
+    let core = crates().join("fsdp-core/src");
+    let mut seen = 0;
+    for path in sources(&core) {
+        let name = path.strip_prefix(&core).unwrap().to_string_lossy().into_owned();
+        if !WITHOUT_POLICIES.iter().any(|room| name.starts_with(room)) {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        // What the schedule's module hands on to others it does not use.
+        let code = without_tests(&text).lines().filter(|line| !line.starts_with("pub use"));
+        for line in code.filter(|line| !line.trim_start().starts_with("//")) {
+            let mut words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
+            let policies =
+                ["Policy", "policy", "Offload", "Accumulation", "AccumulationOrder", "Checkpointing"];
+            let is_module = line == "mod policy;";
+            let knows = words.any(|word| policies.contains(&word)) || line.contains(" Reshard::");
+            assert!(is_module || !knows, "{} asks for a policy: {line}", path.display());
+        }
+        seen += 1;
+    }
+    assert!(seen > 15, "{seen} files were found");
+}
+
 #[test]
 fn files_are_short_and_finished() {
     for path in sources(&crates()) {

@@ -5,8 +5,8 @@ use std::io;
 
 use fsdp_core::Rank;
 use fsdp_core::checker;
-use fsdp_core::engine::Plan;
 use fsdp_core::layout::UnitLayout;
+use fsdp_core::plan::Plan;
 use fsdp_nn::HostMemory;
 use fsdp_nn::model::Architecture;
 use fsdp_train::{TrainError, plan, predict};

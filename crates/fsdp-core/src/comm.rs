@@ -25,4 +25,4 @@ pub use pending::Pending;
 pub use traffic::Traffic;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

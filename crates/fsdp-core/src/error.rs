@@ -61,15 +61,20 @@ pub enum Error {
     /// The checker rejected a schedule.
     #[error("the schedule is unsafe: {0}")]
     Schedule(#[from] crate::checker::Violation),
-    /// A unit was asked for a transition that its state does not have.
-    #[error("unit `{unit}` is {state}: {event} is not possible now")]
-    Transition {
+    /// A unit is to be given up, and the program still has a view of its parameters.
+    #[error("unit `{unit}` is resharded while the program still views its parameters")]
+    Viewed {
         /// The unit.
         unit: String,
-        /// Its state.
-        state: &'static str,
-        /// The event that has no transition from it.
-        event: &'static str,
+    },
+    /// An operation wants a buffer that is in a collective in flight, or an open gradient. No schedule that the checker
+    /// accepts does so.
+    #[error("buffer {buffer} ({name}) is used by another operation now")]
+    Absent {
+        /// Number of the buffer in the schedule.
+        buffer: usize,
+        /// What it is for.
+        name: String,
     },
     /// Storage was to be written while something else still reads it.
     #[error("a buffer of {len} x {dtype} is written while {readers} other handle(s) read it")]

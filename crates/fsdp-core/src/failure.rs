@@ -76,7 +76,8 @@ impl Error {
             | Error::TiedAcrossUnits { .. }
             | Error::Policy { .. } => FailureKind::Input,
             Error::Schedule(_)
-            | Error::Transition { .. }
+            | Error::Viewed { .. }
+            | Error::Absent { .. }
             | Error::Shared { .. }
             | Error::Released { .. }
             | Error::OutOfMemory(_)

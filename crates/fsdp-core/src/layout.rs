@@ -12,7 +12,7 @@
 use crate::dtype::DType;
 use crate::model::{ModelSpec, ParamId};
 use crate::update::Piece;
-use crate::wrap::Unit;
+use crate::wrap::{Unit, UnitId};
 
 /// Alignment of the start of every parameter in the parameter dtype.
 const ALIGNMENT_BYTES: usize = 16;
@@ -32,6 +32,10 @@ pub struct Placement {
     /// The parameter's own row length, 1 when it has fewer than two dimensions.
     pub row_len: usize,
 }
+
+/// Index of a segment among those of its unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SegmentId(pub usize);
 
 /// The part of a unit that is one buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -100,7 +104,7 @@ pub struct UnitLayout {
     pub name: String,
     /// Whether this is the root unit.
     pub is_root: bool,
-    /// Trainable segments first, each group in the order of first use.
+    /// Trainable segments first (so the number of a trainable segment is its index), each group in the order of first use.
     pub segments: Vec<Segment>,
 }
 
@@ -131,7 +135,7 @@ pub struct Layout {
     /// The units.
     pub units: Vec<UnitLayout>,
     /// Unit, segment and place in it of every parameter.
-    places: Vec<Option<[usize; 3]>>,
+    places: Vec<Option<(UnitId, SegmentId, usize)>>,
 }
 
 impl Layout {
@@ -154,18 +158,28 @@ impl Layout {
     }
 
     /// The unit, segment and placement of a parameter.
-    pub fn find(&self, id: ParamId) -> Option<(usize, usize, Placement)> {
-        let [unit, segment, index] = self.places.get(id.0).copied().flatten()?;
-        Some((unit, segment, self.units[unit].segments[segment].params[index]))
+    pub fn find(&self, id: ParamId) -> Option<(UnitId, SegmentId, Placement)> {
+        let (unit, segment, index) = self.places.get(id.0).copied().flatten()?;
+        Some((unit, segment, self.unit(unit).segments[segment.0].params[index]))
+    }
+
+    /// The unit of an id.
+    pub fn unit(&self, id: UnitId) -> &UnitLayout {
+        &self.units[id.0]
+    }
+
+    /// The ids of all units.
+    pub fn unit_ids(&self) -> impl Iterator<Item = UnitId> + use<> {
+        (0..self.units.len()).map(UnitId)
     }
 }
 
-fn places(units: &[UnitLayout], params: usize) -> Vec<Option<[usize; 3]>> {
+fn places(units: &[UnitLayout], params: usize) -> Vec<Option<(UnitId, SegmentId, usize)>> {
     let mut places = vec![None; params];
     for (unit, layout) in units.iter().enumerate() {
         for (segment, held) in layout.segments.iter().enumerate() {
             for (index, place) in held.params.iter().enumerate() {
-                places[place.param.0] = Some([unit, segment, index]);
+                places[place.param.0] = Some((UnitId(unit), SegmentId(segment), index));
             }
         }
     }

@@ -12,7 +12,7 @@
 //! | [`schedule`] | a step as operations on queues, compiled from policies |
 //! | [`checker`] | proves a schedule safe before it runs |
 //! | [`ledger`] | predicts memory from a schedule |
-//! | [`state`] | the states of a unit's parameters and gradient |
+//! | [`plan`] | all that is the same on every rank |
 //! | [`scalars`] | loss, norm and stop flag of a step, and what an update needs of them |
 //! | [`engine`] | executes a schedule on one rank |
 //! | [`memory`], [`comm`], [`program`], [`update`] | the contracts of devices, communicators, models and optimizers |
@@ -31,12 +31,12 @@ pub mod ledger;
 pub mod memory;
 pub mod model;
 pub mod out_of_memory;
+pub mod plan;
 pub mod program;
 mod rank;
 mod run_clock;
 pub mod scalars;
 pub mod schedule;
-pub mod state;
 #[cfg(test)]
 mod testing;
 pub mod tree;

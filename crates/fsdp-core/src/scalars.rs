@@ -38,7 +38,7 @@ pub struct ScalarValues {
     pub loss: f64,
     /// Number of counted targets.
     pub targets: u64,
-    /// Factor from the reduced gradient (a sum of leaves, or its average over ranks) to that of the mean loss.
+    /// Factor from the reduced gradient (a sum over micro-batches, or its average over ranks) to that of the mean loss.
     pub scale: f64,
     /// L2 norm of the gradient of the mean loss.
     pub grad_norm: f64,

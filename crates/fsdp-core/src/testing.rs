@@ -12,12 +12,14 @@ use crate::comm::ReduceOp;
 use crate::dtype::DType;
 use crate::layout::Layout;
 use crate::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
+use crate::plan::Plan;
 use crate::rank::Mesh;
 use crate::schedule::{
     Accumulation, AccumulationOrder, Checkpointing, Compiler, Offload, Policy, Reshard, Schedule,
     compile_evaluation, compile_step,
 };
-use crate::wrap::{WrapPolicy, units};
+use crate::update::RuleDecl;
+use crate::wrap::{UnitId, WrapPolicy, units};
 
 /// Which parameters are frozen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -203,8 +205,10 @@ impl Setup {
             .unwrap();
         let policy = self.policy.resolve(self.mesh).unwrap();
         let layout = Layout::new(&spec, &units, self.mesh.shards(), policy.param_dtype);
-        let (mesh, phases, rounds) = (self.mesh, self.phases, self.rounds);
-        Built { spec, layout, policy, mesh, phases, rounds }
+        let (mesh, rounds) = (self.mesh, self.rounds);
+        let master = policy.param_dtype.master();
+        let rule = RuleDecl { state: vec![master; 2], phases: vec![7; self.phases] };
+        Built { spec, layout, policy, mesh, rule, rounds }
     }
 }
 
@@ -214,22 +218,27 @@ pub(crate) struct Built {
     pub(crate) layout: Layout,
     pub(crate) policy: Policy,
     pub(crate) mesh: Mesh,
-    pub(crate) phases: usize,
+    pub(crate) rule: RuleDecl,
     pub(crate) rounds: usize,
 }
 
 impl Built {
     fn compiler(&self) -> Compiler<'_> {
-        let Self { spec, layout, policy, mesh, phases, .. } = self;
-        Compiler { spec, layout, mesh: *mesh, policy, statistics_phases: *phases }
+        let Self { spec, layout, policy, mesh, rule, .. } = self;
+        Compiler { spec, layout, mesh: *mesh, policy, rule }
     }
 
     pub(crate) fn step(&self) -> Schedule {
-        compile_step(&self.compiler(), self.rounds).unwrap()
+        compile_step(&self.compiler(), self.rounds)
     }
 
     pub(crate) fn evaluation(&self) -> Schedule {
-        compile_evaluation(&self.compiler(), self.rounds).unwrap()
+        compile_evaluation(&self.compiler(), &self.step(), self.rounds)
+    }
+
+    pub(crate) fn plan(&self) -> Plan {
+        let Self { spec, layout, mesh, policy, rule, rounds } = self;
+        Plan::new(spec.clone(), layout.clone(), *mesh, *policy, rule, *rounds, *rounds).unwrap()
     }
 
     pub(crate) fn check(&self, schedule: &Schedule) -> Result<(), checker::Violation> {
@@ -237,15 +246,15 @@ impl Built {
     }
 
     /// The unit of a parameter, found the slow way.
-    pub(crate) fn unit_of(&self, id: ParamId) -> usize {
+    pub(crate) fn unit_of(&self, id: ParamId) -> UnitId {
         let holds = |unit: &crate::layout::UnitLayout| {
             unit.segments.iter().flat_map(|segment| &segment.params).any(|place| place.param == id)
         };
-        self.layout.units.iter().position(holds).unwrap()
+        UnitId(self.layout.units.iter().position(holds).unwrap())
     }
 
     /// The units that a block reads.
-    pub(crate) fn units_of(&self, block: usize) -> Vec<usize> {
+    pub(crate) fn units_of(&self, block: usize) -> Vec<UnitId> {
         self.spec.blocks[block].params.iter().map(|&id| self.unit_of(id)).collect()
     }
 }

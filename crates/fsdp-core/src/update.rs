@@ -6,6 +6,10 @@
 //! sums it over the shard axis, and hands the sums back. They stay in buffers of the memory all the way, so a
 //! rule for a device never makes the host wait for them.
 
+mod tables;
+
+pub use tables::{RankTables, UnitTables};
+
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::memory::{Buffer, HostSlice, Memory, Slice, SliceMut};
@@ -108,7 +112,7 @@ pub struct SegmentShard<'a, B> {
     pub params: &'a mut B,
     /// Their copy in the dtype that computes (exclusive), where the two differ.
     pub low: Option<&'a mut B>,
-    /// The reduced gradient, in the reduce dtype: the sum of leaves or, with averages, that over the averaged
+    /// The reduced gradient, in the reduce dtype: the sum of micro-batch gradients or, with averages, that over the averaged
     /// ranks; the factors of [`StepScalars`] make it the gradient of the mean loss.
     pub gradient: &'a B,
     /// State tensors, as [`UpdateRule::state`] declared them; zero before step 1.
@@ -156,15 +160,31 @@ impl<B> SegmentShard<'_, B> {
     }
 }
 
+/// What an update rule says of its buffers before there are any.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RuleDecl {
+    /// Types of the state tensors of a segment.
+    pub state: Vec<DType>,
+    /// For each phase of cross-rank statistics, how many `f64` are summed over the shard axis.
+    pub phases: Vec<usize>,
+}
+
 /// An optimizer.
 pub trait UpdateRule<M: Memory>: Send {
-    /// The state tensors of a segment shard of `shard_len` elements of `dtype`, holding `pieces`.
+    /// The state tensors of a segment shard of `shard_len` elements of `dtype`, holding `pieces`: as many, of the same
+    /// types, for every shard.
     fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor>;
 
     /// For each phase of cross-rank statistics, how many `f64` are summed over the shard axis. Empty for
     /// element-wise rules.
     fn phases(&self) -> Vec<usize> {
         Vec::new()
+    }
+
+    /// The rule's buffers, for master parameters of `dtype`.
+    fn declare(&self, dtype: DType) -> RuleDecl {
+        let state = self.state(&[], 0, dtype).into_iter().map(|tensor| tensor.dtype);
+        RuleDecl { state: state.collect(), phases: self.phases() }
     }
 
     /// Adds this shard's part of the statistics of `phase` to `sums` (`F64`, exclusive), given the sums of earlier

@@ -61,9 +61,9 @@ pub fn export_model<M: Memory, P: Program<M>>(
     }
     let mut writer = plan.writer();
     let mut values = Vec::new();
-    for unit in 0..engine.plan().layout.units.len() {
+    for unit in engine.plan().layout.unit_ids() {
         let shards = engine.shards(unit);
-        for (buffer, pieces) in shards.params.iter().zip(shards.pieces) {
+        for (buffer, pieces) in shards.params.into_iter().zip(shards.pieces) {
             for piece in pieces {
                 values.clear();
                 values.resize(piece.len, 0.0);

@@ -6,15 +6,16 @@
 use std::sync::Arc;
 use std::thread;
 
-use fsdp_core::engine::Plan;
 use fsdp_core::layout::{Layout, Segment};
 use fsdp_core::ledger::{self, LedgerInput, Moving};
 use fsdp_core::memory::Usage;
 use fsdp_core::model::ModelSpec;
+use fsdp_core::plan::Plan;
 use fsdp_core::schedule::{Accumulation, AccumulationOrder, Checkpointing, Offload, OpKind, Policy, Reshard};
-use fsdp_core::update::UpdateRule;
+use fsdp_core::update::{RankTables, UpdateRule};
 use fsdp_core::wrap::{self, WrapPolicy};
-use fsdp_core::{Digest, Error, Memory, Mesh, Rank};
+use fsdp_core::{Digest, Error, Mesh, Rank};
+use fsdp_nn::HostMemory;
 use fsdp_nn::footprint::{RunShape, footprints};
 use fsdp_nn::model::Architecture;
 use fsdp_nn::model::unsharded::Call;
@@ -23,7 +24,7 @@ use crate::config::{self, Resolved};
 use crate::error::TrainError;
 use crate::init::InitSource;
 use crate::lr::LrSchedule;
-use crate::rule::{self, TrainBackend, optimizer_phases};
+use crate::rule::{self, TrainBackend};
 use crate::run_data::RunData;
 
 /// The most ranks of a run, which are threads of one process. As many take 8 GiB of address space for their stacks, as much
@@ -192,12 +193,8 @@ fn measured<M: TrainBackend, A: Architecture + Clone, T>(
     };
     let calls: Vec<Call> = plan.step.calls().iter().map(call).collect();
     let footprints = footprints(architecture, &plan.spec, shape, &calls)?;
-    let shard = plan.mesh.shard_of(rank);
     let input = LedgerInput {
-        layout: &plan.layout,
-        policy: &plan.policy,
-        optimizer_bytes: &optimizer_bytes(plan, &*rule, shard),
-        statistics: &rule.phases(),
+        tables: &RankTables::new(plan, &*rule, plan.mesh.shard_of(rank)),
         calls: &footprints.calls,
         data_bytes: footprints.data_bytes * plan.step.rounds,
     };
@@ -213,16 +210,6 @@ fn call(kind: &OpKind) -> Call {
         OpKind::Backward { block } => Call::Backward(block),
         _ => unreachable!("calls of a schedule are forward, finish and backward"),
     }
-}
-
-/// Bytes of optimizer state of each unit on the ranks of a shard index.
-fn optimizer_bytes<M: Memory>(plan: &Plan, rule: &dyn UpdateRule<M>, shard: usize) -> Vec<usize> {
-    let dtype = plan.policy.param_dtype.master();
-    let of_segment = |segment: &Segment| -> usize {
-        let tensors = rule.state(&segment.pieces(shard), segment.shard_len(), dtype);
-        tensors.iter().map(|tensor| tensor.len * tensor.dtype.size_bytes()).sum()
-    };
-    plan.layout.units.iter().map(|unit| unit.trainable_segments().map(of_segment).sum()).collect()
 }
 
 impl Resolved {
@@ -262,8 +249,6 @@ pub fn plan(config: &Resolved, described: &ModelSpec, evaluates: bool) -> Result
     if spec.params.iter().all(|param| !param.trainable) {
         return Err(TrainError::NothingToTrain);
     }
-    // Rules are made by the ranks; a pattern that is wrong should be known before they start.
-    rule::matching(&spec, "train.optimizer.no_decay", config.train.optimizer.no_decay())?;
     let mesh = Mesh::of_world(config.run.ranks, config.fsdp.mesh.replicate)?;
     let policy = policy(&config.fsdp).resolve(mesh)?;
     let units = wrap::units(&spec, &wrap_policy(&config.fsdp.wrap))?;
@@ -273,9 +258,11 @@ pub fn plan(config: &Resolved, described: &ModelSpec, evaluates: bool) -> Result
     if rounds > BLOCK_ROUNDS_MAX / blocks {
         return Err(TrainError::StepTooLong { rounds, blocks, limit: BLOCK_ROUNDS_MAX });
     }
-    let phases = optimizer_phases(&config.train.optimizer);
+    // Ranks make rules for their devices; all declare the same.
+    let rule: Box<dyn UpdateRule<HostMemory>> = HostMemory::rule(&config.train.optimizer, &spec)?;
+    let rule = rule.declare(policy.param_dtype.master());
     let evaluation_rounds = if evaluates { rounds } else { 0 };
-    Ok(Plan::new(spec, layout, mesh, policy, phases, rounds, evaluation_rounds)?)
+    Ok(Plan::new(spec, layout, mesh, policy, &rule, rounds, evaluation_rounds)?)
 }
 
 fn wrap_policy(config: &config::WrapPolicy) -> WrapPolicy {

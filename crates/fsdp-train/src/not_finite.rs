@@ -3,6 +3,7 @@
 use fsdp_core::engine::Engine;
 use fsdp_core::memory::{HostSliceMut, Slice};
 use fsdp_core::program::Program;
+use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Memory, Queue};
 
 use crate::checkpoint::{state_name, state_shape};
@@ -32,9 +33,8 @@ pub(crate) struct Found {
 pub(crate) fn first_not_finite<M: Memory, P: Program<M>>(
     engine: &Engine<M, P>,
 ) -> Result<Option<Found>, TrainError> {
-    let units = 0..engine.plan().layout.units.len();
     for search in [first_param, first_of_state] {
-        for unit in units.clone() {
+        for unit in engine.plan().layout.unit_ids() {
             if let Some(found) = search(engine, unit)? {
                 return Ok(Some(found));
             }
@@ -45,12 +45,12 @@ pub(crate) fn first_not_finite<M: Memory, P: Program<M>>(
 
 fn first_param<M: Memory, P: Program<M>>(
     engine: &Engine<M, P>,
-    unit: usize,
+    unit: UnitId,
 ) -> Result<Option<Found>, TrainError> {
     let (shards, plan, dtype) = (engine.shards(unit), engine.plan(), engine.plan().policy.param_dtype);
-    for &segment in shards.trainable {
+    for segment in 0..shards.state.len() {
         for piece in &shards.pieces[segment] {
-            let slice = Slice::new(&shards.params[segment], piece.offset, piece.len);
+            let slice = Slice::new(shards.params[segment], piece.offset, piece.len);
             if let Some((at, value)) = first_in(&**engine.memory(), slice, dtype)? {
                 let param = plan.spec.param(piece.param);
                 let index = index_of(&param.shape, piece.param_offset + at);
@@ -63,11 +63,11 @@ fn first_param<M: Memory, P: Program<M>>(
 
 fn first_of_state<M: Memory, P: Program<M>>(
     engine: &Engine<M, P>,
-    unit: usize,
+    unit: UnitId,
 ) -> Result<Option<Found>, TrainError> {
     let (shards, plan) = (engine.shards(unit), engine.plan());
     let tensors = shards.state_tensors.iter().flatten();
-    for (buffer, tensor) in shards.state.iter().flatten().zip(tensors) {
+    for (buffer, tensor) in shards.state.into_iter().flatten().zip(tensors) {
         for piece in &tensor.pieces {
             let slice = Slice::new(buffer, piece.offset, piece.len);
             if let Some((at, value)) = first_in(&**engine.memory(), slice, tensor.dtype)? {

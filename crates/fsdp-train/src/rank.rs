@@ -70,7 +70,8 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
             chunks, predicted,
             "memory is predicted for the device of the run file, and this is another"
         );
-        let comms = Comms::connect(&*memory, gathers, reductions, plan.mesh, &plan.policy, job.digest)?;
+        let comms =
+            Comms::connect(&*memory, gathers, reductions, plan.mesh, plan.step.sub_group, job.digest)?;
         let options = ProgramOptions { dtype: plan.policy.param_dtype, seed: job.config.train_seed() };
         let program = ModelProgram::new(job.architecture.clone(), plan.spec.clone(), options);
         let rule = M::rule(&job.config.train.optimizer, &plan.spec)?;

@@ -59,14 +59,6 @@ where
     }
 }
 
-/// How many phases of cross-rank statistics the configured optimizer has.
-pub(crate) fn optimizer_phases(config: &OptimizerConfig) -> usize {
-    match config {
-        OptimizerConfig::Adamw(_) | OptimizerConfig::Sgd(_) => 0,
-        OptimizerConfig::Adafactor(_) => Adafactor::PHASES,
-    }
-}
-
 /// The parameters whose name, or the name of a tied use, matches one of the patterns of `key`.
 ///
 /// # Errors

@@ -128,13 +128,15 @@ fn topic(step: u64) -> String {
 #[cfg(test)]
 mod tests {
     use fsdp_comm::assembly::InMemoryAssembly;
+    use fsdp_core::comm::ReduceOp;
+    use fsdp_core::wrap::UnitId;
 
     use super::*;
 
     #[test]
     fn only_what_comes_before_the_end_of_a_collective_is_waiting() {
         let pause = || std::thread::sleep(Duration::from_millis(3));
-        let gather = OpKind::ReduceScatter { unit: 0, slot: None };
+        let gather = OpKind::ReduceScatter { unit: UnitId(0), reduce: ReduceOp::Sum };
         let mut nobody = ();
         let mut timer = WaitTimer::new(&mut nobody);
         pause();

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fsdp_core::Rank;
-use fsdp_core::engine::{Observer, Plan};
-use fsdp_core::model::BlockId;
+use fsdp_core::engine::Observer;
+use fsdp_core::plan::Plan;
 use fsdp_core::schedule::{OpId, OpKind};
 use tracing::{Span, trace_span};
 
@@ -31,44 +31,13 @@ impl Observer for SpanObserver {
     fn begin(&mut self, id: OpId, kind: &OpKind) {
         let collective = kind.is_collective();
         let (rank, queue, op) = (self.rank, kind.queue().name(), kind.name());
-        let unit = unit(kind).map(|unit| self.plan.layout.units[unit].name.as_str());
-        let block = block(kind).map(|block| self.plan.spec.block(block).name.as_str());
+        let unit = kind.unit().map(|unit| self.plan.layout.unit(unit).name.as_str());
+        let block = kind.block().map(|block| self.plan.spec.block(block).name.as_str());
         let span = trace_span!(target: TARGET, "op", rank, queue, op, unit, block, collective);
         self.open.insert(id, span);
     }
 
     fn end(&mut self, id: OpId, _kind: &OpKind) {
         self.open.remove(&id);
-    }
-}
-
-/// The unit that an operation concerns.
-fn unit(kind: &OpKind) -> Option<usize> {
-    match *kind {
-        OpKind::Upload { unit, .. }
-        | OpKind::AllGather { unit, .. }
-        | OpKind::KeepSubShard { unit }
-        | OpKind::Reshard { unit }
-        | OpKind::OpenGradient { unit, .. }
-        | OpKind::CloseGradient { unit }
-        | OpKind::FoldUnsharded { unit, .. }
-        | OpKind::ReduceScatter { unit, .. }
-        | OpKind::Fold { unit, .. }
-        | OpKind::AllReduceReplicas { unit }
-        | OpKind::Download { unit, .. }
-        | OpKind::SquareNorm { unit }
-        | OpKind::Statistics { unit, .. }
-        | OpKind::Update { unit } => Some(unit),
-        _ => None,
-    }
-}
-
-/// The block that an operation runs.
-fn block(kind: &OpKind) -> Option<BlockId> {
-    match *kind {
-        OpKind::Forward { block, .. } | OpKind::Finish { block, .. } | OpKind::Backward { block } => {
-            Some(block)
-        }
-        _ => None,
     }
 }

@@ -1,8 +1,9 @@
 //! Agreement between ranks: collectives meet only when every rank issues the same ones in the same order.
 
 use super::Violation;
+use crate::dtype::DType;
 use crate::rank::{Queue, Rank};
-use crate::schedule::{OpKind, Schedule};
+use crate::schedule::{BufferId, OpKind, Schedule};
 
 /// Checks that all ranks (given in rank order) issue the same collectives in the same order per queue.
 ///
@@ -17,7 +18,7 @@ pub fn check_ranks(schedules: &[&Schedule]) -> Result<(), Violation> {
             let longest = expected.len().max(got.len());
             let differs = (0..longest).find(|&index| expected.get(index) != got.get(index));
             if let Some(index) = differs {
-                let text = |list: &[OpKind]| list.get(index).map_or("nothing".into(), |op| format!("{op:?}"));
+                let text = |list: &[_]| list.get(index).map_or("nothing".into(), |call| format!("{call:?}"));
                 return Err(Violation::Diverges {
                     rank: Rank(rank),
                     queue,
@@ -31,9 +32,12 @@ pub fn check_ranks(schedules: &[&Schedule]) -> Result<(), Violation> {
     Ok(())
 }
 
-fn collectives(schedule: &Schedule, queue: Queue) -> Vec<OpKind> {
+/// The collectives of a queue with the lengths and types of what each writes.
+fn collectives(schedule: &Schedule, queue: Queue) -> Vec<(OpKind, Vec<(Option<usize>, DType)>)> {
     let meets = |kind: &OpKind| {
         kind.is_collective() || matches!(kind, OpKind::ReduceScalars | OpKind::ReduceStatistics { .. })
     };
-    schedule.ops.iter().map(|op| op.kind).filter(|kind| kind.queue() == queue && meets(kind)).collect()
+    let shape = |&id: &BufferId| (schedule.buffer(id).len, schedule.buffer(id).dtype);
+    let of_queue = schedule.ops.iter().filter(|op| op.kind.queue() == queue && meets(&op.kind));
+    of_queue.map(|op| (op.kind, op.writes.iter().map(shape).collect())).collect()
 }

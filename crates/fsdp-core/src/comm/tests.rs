@@ -8,7 +8,7 @@ use crate::rank::{Queue, Rank};
 
 /// A buffer without elements: length, dtype, and who shares it.
 #[derive(Clone)]
-struct Shape {
+pub(crate) struct Shape {
     len: usize,
     dtype: DType,
     storage: Arc<()>,
@@ -28,7 +28,8 @@ impl Buffer for Shape {
     }
 }
 
-struct NoMemory;
+/// A memory that keeps nothing.
+pub(crate) struct NoMemory;
 
 impl Memory for NoMemory {
     type Buffer = Shape;

@@ -1,250 +1,281 @@
 //! What each operation does.
 
-mod gradients;
-
 use std::sync::Arc;
 
 use super::Engine;
-use super::buffers::{Home, SlotMap};
 use crate::comm::{Completed, Purpose};
 use crate::error::Error;
 use crate::memory::{Buffer, Memory, Slice, SliceMut, View};
+use crate::model::BlockId;
 use crate::program::Program;
 use crate::rank::Queue;
-use crate::schedule::{OpId, OpKind, Schedule, Source};
+use crate::schedule::{Op, OpId, OpKind, Phase, Role, Schedule, Source};
 use crate::update::{SegmentShard, StepScalars, UpdateRule};
+use crate::wrap::UnitId;
 
 impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// Issues one operation whose waits are met.
-    pub(super) fn execute(&mut self, schedule: &Schedule, slots: &SlotMap, id: OpId) -> Result<(), Error> {
+    pub(super) fn execute(&mut self, schedule: &Schedule, id: OpId) -> Result<(), Error> {
         let memory = Arc::clone(&self.memory);
-        let memory = &*memory;
-        match schedule.op(id).kind {
-            OpKind::BeginStep => self.begin_step(),
-            OpKind::BeginMicroBatch { round } => self.program.begin(memory, round),
-            OpKind::Upload { unit, staging } => self.upload(unit, slots.staging[staging]),
-            OpKind::AllGather { unit, slot, source, purpose } => {
-                self.all_gather(id, unit, slots, slot, source, purpose)
+        let (memory, op) = (&*memory, schedule.op(id));
+        match op.kind {
+            OpKind::BeginStep => self.begin_step(memory, schedule, op),
+            OpKind::BeginMicroBatch { round } => self.program.begin(memory, round.0),
+            OpKind::Upload { .. } => self.copy(memory, Queue::Upload, op),
+            OpKind::AllGather { unit, source, purpose } => {
+                self.all_gather(memory, id, op, unit, source, purpose)
             }
-            OpKind::Forward { block, mode } => {
-                self.params.enter(block);
-                self.program.forward(memory, block, mode, &self.params)
+            OpKind::Forward { block, mode } => self
+                .with_params(op, block, |engine| engine.program.forward(memory, block, mode, &engine.params)),
+            OpKind::Finish { block, backward } => self.with_params(op, block, |engine| {
+                let gradients = backward.then_some(&mut engine.gradients);
+                engine.program.finish(memory, block, &engine.params, gradients)
+            }),
+            OpKind::Backward { block } => self.with_params(op, block, |engine| {
+                engine.program.backward(memory, block, &engine.params, &mut engine.gradients)
+            }),
+            OpKind::KeepSubShard { .. } => self.keep_sub_shard(memory, op),
+            OpKind::Reshard { unit } => self.reshard(memory, op, unit),
+            OpKind::OpenGradient { unit } => self.open_gradient(memory, op, unit),
+            OpKind::CloseGradient { unit } => self.close_gradient(memory, op, unit),
+            OpKind::ReduceScatter { unit, reduce } => {
+                let (inputs, outputs) = (self.table.take_all(&op.reads)?, self.table.take_all(&op.writes)?);
+                let (comm, unit) = (&mut self.comms.reduce, Some(unit.0));
+                let pending =
+                    comm.reduce_scatter(memory, reduce, Purpose::Gradient, unit, inputs, outputs)?;
+                self.in_flight.insert(id, pending);
+                Ok(())
             }
-            OpKind::Finish { block, backward } => {
-                self.params.enter(block);
-                let gradients = backward.then_some(&mut self.gradients);
-                self.program.finish(memory, block, &self.params, gradients)
+            OpKind::Add { queue, .. } => self.add(memory, queue, op),
+            OpKind::AllReduceReplicas { unit, reduce } => {
+                let comm =
+                    self.comms.replicate.as_mut().expect("a mesh with replicas has their communicator");
+                let (buffers, unit) = (self.table.take_all(&op.writes)?, Some(unit.0));
+                let pending = comm.all_reduce(memory, reduce, Purpose::Gradient, unit, buffers)?;
+                self.in_flight.insert(id, pending);
+                Ok(())
             }
-            OpKind::Backward { block } => {
-                self.params.enter(block);
-                self.program.backward(memory, block, &self.params, &mut self.gradients)
+            OpKind::Download { .. } => {
+                self.copy(memory, Queue::Download, op)?;
+                op.reads.iter().try_for_each(|&id| self.table.release(memory, Queue::Download, id))
             }
-            OpKind::KeepSubShard { unit } => self.keep_sub_shard(unit),
-            OpKind::Reshard { unit } => self.reshard(unit),
-            OpKind::OpenGradient { unit, slot } => self.open_gradient(unit, slot),
-            OpKind::CloseGradient { unit } => self.close_gradient(unit),
-            OpKind::FoldUnsharded { unit, last } => self.fold_unsharded(unit, last),
-            OpKind::ReduceScatter { unit, slot } => self.reduce_scatter(id, unit, slot),
-            OpKind::Fold { unit, last } => self.fold(unit, last),
-            OpKind::AllReduceReplicas { unit } => self.all_reduce_replicas(id, unit),
-            OpKind::Download { unit, .. } => self.download(unit),
-            OpKind::SquareNorm { unit } => self.square_norm(unit),
-            OpKind::ReduceScalars => self.scalars.reduce(memory, &mut self.comms.world, &mut self.program),
-            OpKind::Statistics { unit, phase } => self.statistics(unit, phase),
-            OpKind::ReduceStatistics { phase } => {
-                self.scalars.reduce_statistics(memory, &mut self.comms.reduce, phase)
+            OpKind::SquareNorm { unit } => self.square_norm(memory, op, unit),
+            OpKind::ReduceScalars => {
+                self.scalars.reduce(memory, &mut self.table, &mut self.comms.world, &mut self.program)
             }
-            OpKind::Update { unit } => self.update(unit),
+            OpKind::Statistics { unit, phase } => self.statistics(memory, op, unit, phase),
+            OpKind::ReduceStatistics { .. } => {
+                self.scalars.reduce_statistics(memory, &mut self.table, &mut self.comms.reduce, op)
+            }
+            OpKind::Update { unit } => self.update(memory, op, unit),
         }
     }
 
-    /// Puts `queue` behind a collective, and its buffers where they belong; returns whether it was in flight.
-    pub(super) fn settle(
-        &mut self,
-        schedule: &Schedule,
-        slots: &SlotMap,
-        id: OpId,
-        queue: Queue,
-    ) -> Result<bool, Error> {
+    /// Puts `queue` behind a collective, and its buffers into the table; returns whether it was in flight.
+    pub(super) fn settle(&mut self, schedule: &Schedule, id: OpId, queue: Queue) -> Result<bool, Error> {
         let Some(pending) = self.in_flight.remove(&id) else { return Ok(false) };
         let Completed { outputs, inputs } = pending.wait_on(&*self.memory, queue)?;
-        match schedule.op(id).kind {
-            OpKind::AllGather { unit, source, .. } => {
-                if let Source::Staged(staging) = source {
-                    let staged = self.staging_slots[slots.staging[staging]].iter_mut();
-                    staged.for_each(|buffer| self.memory.release(queue, buffer));
-                }
-                self.arrived(unit, outputs)?;
+        let op = schedule.op(id);
+        self.table.put_all(&op.writes, outputs);
+        match op.kind {
+            OpKind::ReduceScatter { .. } => self.table.put_all(&op.reads, inputs),
+            kind if kind.gives_up_inputs() => {
+                op.reads.iter().try_for_each(|&id| self.table.release(&*self.memory, queue, id))?;
             }
-            OpKind::ReduceScatter { unit, slot: reduced } => {
-                let name = &self.plan.layout.units[unit].name;
-                let slot = self.units[unit].gradient_state.arrive(name)?;
-                self.gradient_slots[slot] = Some(inputs);
-                self.units[unit].incoming = Some(outputs);
-                self.units[unit].home = reduced.map_or(Home::Sums, Home::Slot);
-            }
-            OpKind::AllReduceReplicas { unit } => self.units[unit].total = Some(outputs),
-            _ => unreachable!("only all-gathers, reduce-scatters and all-reduces are in flight"),
+            _ => {}
         }
         self.events.insert(id, self.memory.record(queue));
         Ok(true)
     }
 
-    /// Gives up the gradients of the step before.
-    fn begin_step(&mut self) -> Result<(), Error> {
-        for unit in 0..self.units.len() {
-            if let Some(total) = self.units[unit].total.take() {
-                self.give_up(Queue::Compute, unit, total);
+    /// Scalars and statistics start anew, with what earlier updates noted; the gradients of the step before are given up.
+    fn begin_step(&mut self, memory: &M, schedule: &Schedule, op: &Op) -> Result<(), Error> {
+        for &id in &op.writes {
+            match schedule.buffer(id).role {
+                Role::Gradient => self.table.release(memory, Queue::Compute, id)?,
+                Role::Scalars => self.scalars.clear(memory, &mut self.table, Queue::Compute)?,
+                _ => memory.zero(Queue::Compute, SliceMut::whole(self.table.get_mut(id)?))?,
             }
         }
         Ok(())
     }
 
-    fn upload(&mut self, unit: usize, staging: usize) -> Result<(), Error> {
-        let buffers = &mut self.units[unit];
-        buffers.param_state.upload(&self.plan.layout.units[unit].name, staging)?;
-        let shard = if buffers.low.is_empty() { &buffers.master } else { &buffers.low };
-        for (from, to) in shard.iter().zip(&mut self.staging_slots[staging]) {
-            self.memory.copy(Queue::Upload, Slice::whole(from), SliceMut::whole(to))?;
+    /// Copies what is read to what is written.
+    fn copy(&mut self, memory: &M, queue: Queue, op: &Op) -> Result<(), Error> {
+        for (&from, &to) in op.reads.iter().zip(&op.writes) {
+            let (from, to) = self.table.pair(from, to)?;
+            memory.copy(queue, Slice::whole(from), SliceMut::whole(to))?;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, memory: &M, queue: Queue, op: &Op) -> Result<(), Error> {
+        for (&from, &into) in op.reads.iter().zip(&op.writes) {
+            let (source, sum) = self.table.pair(from, into)?;
+            memory.accumulate(queue, Slice::whole(source), SliceMut::whole(sum))?;
+            self.table.release(memory, queue, from)?;
         }
         Ok(())
     }
 
     fn all_gather(
         &mut self,
+        memory: &M,
         id: OpId,
-        unit: usize,
-        slots: &SlotMap,
-        slot: usize,
+        op: &Op,
+        unit: UnitId,
         source: Source,
         purpose: Purpose,
     ) -> Result<(), Error> {
-        let (buffers, slot) = (&mut self.units[unit], slots.unsharded[slot]);
-        let name = &self.plan.layout.units[unit].name;
-        let (comm, inputs) = match (source, &mut self.comms.sub_gather) {
-            (Source::Staged(staging), _) => {
-                let staging = slots.staging[staging];
-                buffers.param_state.gather_staged(name, staging, slot)?;
-                (&mut self.comms.gather, &self.staging_slots[staging])
-            }
-            (Source::SubShard, Some(comm)) => {
-                buffers.param_state.gather(name, slot)?;
-                (comm, &buffers.sub_shards)
-            }
-            _ => {
-                buffers.param_state.gather(name, slot)?;
-                let shard = if buffers.low.is_empty() { &buffers.master } else { &buffers.low };
-                (&mut self.comms.gather, shard)
-            }
+        let comm = match (source, &mut self.comms.sub_gather) {
+            (Source::SubShard, Some(comm)) => comm,
+            _ => &mut self.comms.gather,
         };
-        let outputs = self.slots[slot].take().expect("the checker proved the slot free");
-        let pending = comm.all_gather(&*self.memory, purpose, Some(unit), inputs.clone(), outputs)?;
+        let inputs = op.reads.iter().map(|&id| self.table.get(id).cloned()).collect::<Result<_, _>>()?;
+        let outputs = self.table.take_all(&op.writes)?;
+        let pending = comm.all_gather(memory, purpose, Some(unit.0), inputs, outputs)?;
         self.in_flight.insert(id, pending);
         Ok(())
     }
 
-    /// Hands the unsharded unit to the program.
-    fn arrived(&mut self, unit: usize, buffers: Vec<M::Buffer>) -> Result<(), Error> {
-        let layout = &self.plan.layout.units[unit];
-        for (segment, buffer) in layout.segments.iter().zip(&buffers) {
-            for place in &segment.params {
-                let view = View { buffer: buffer.clone(), offset: place.offset, len: place.len };
-                self.params.insert(place.param, view);
-            }
+    /// Runs a block while its parameters can be seen.
+    fn with_params(
+        &mut self,
+        op: &Op,
+        block: BlockId,
+        run: impl FnOnce(&mut Self) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let plan = Arc::clone(&self.plan);
+        let params = &plan.spec.block(block).params;
+        for (&param, &id) in params.iter().zip(&op.reads) {
+            let (.., place) = plan.layout.find(param).expect("every parameter lies in a unit");
+            let buffer = self.table.get(id)?.clone();
+            self.params.insert(param, View { buffer, offset: place.offset, len: place.len });
         }
-        self.units[unit].param_state.arrive(&layout.name, buffers)
+        self.params.enter(block);
+        let result = run(self);
+        params.iter().for_each(|&param| self.params.remove(param));
+        result
     }
 
-    fn keep_sub_shard(&mut self, unit: usize) -> Result<(), Error> {
-        let buffers = &mut self.units[unit];
-        let full = buffers.param_state.unsharded(&self.plan.layout.units[unit].name)?;
+    fn keep_sub_shard(&mut self, memory: &M, op: &Op) -> Result<(), Error> {
         let part = self.comms.sub_gather.as_ref().map_or(0, |comm| comm.rank());
-        for (source, kept) in full.iter().zip(&mut buffers.sub_shards) {
-            let source = Slice::new(source, part * kept.len(), kept.len());
-            self.memory.copy(Queue::Compute, source, SliceMut::whole(kept))?;
+        for (&from, &to) in op.reads.iter().zip(&op.writes) {
+            let (whole, kept) = self.table.pair(from, to)?;
+            let whole = Slice::new(whole, part * kept.len(), kept.len());
+            memory.copy(Queue::Compute, whole, SliceMut::whole(kept))?;
         }
         Ok(())
     }
 
-    fn reshard(&mut self, unit: usize) -> Result<(), Error> {
-        let layout = &self.plan.layout.units[unit];
-        for place in layout.segments.iter().flat_map(|segment| &segment.params) {
-            self.params.remove(place.param);
-        }
-        let (slot, mut buffers) = self.units[unit].param_state.reshard(&layout.name)?;
-        for buffer in &mut buffers {
-            if !buffer.is_exclusive() {
-                let (state, event) = ("still viewed by the program", "reshard");
-                return Err(Error::Transition { unit: layout.name.clone(), state, event });
+    fn reshard(&mut self, memory: &M, op: &Op, unit: UnitId) -> Result<(), Error> {
+        for &id in &op.writes {
+            if !self.table.get(id)?.is_exclusive() {
+                return Err(Error::Viewed { unit: self.plan.layout.unit(unit).name.clone() });
             }
-            self.memory.release(Queue::Compute, buffer);
+            self.table.release(memory, Queue::Compute, id)?;
         }
-        self.slots[slot] = Some(buffers);
+        Ok(())
+    }
+
+    /// Hands the buffers of a gradient to the program until it is closed.
+    fn open_gradient(&mut self, memory: &M, op: &Op, unit: UnitId) -> Result<(), Error> {
+        let segments = || self.plan.layout.unit(unit).trainable_segments();
+        let mut buffers = self.table.take_all(&op.writes)?;
+        for (segment, buffer) in segments().zip(&mut buffers) {
+            for (offset, len) in segment.padding() {
+                memory.zero(Queue::Compute, SliceMut::new(buffer, offset, len))?;
+            }
+        }
+        let params = segments().enumerate().flat_map(|(index, segment)| {
+            segment.params.iter().map(move |place| (place.param, index, place.offset, place.len))
+        });
+        self.gradients.open(unit.0, buffers, params);
+        Ok(())
+    }
+
+    fn close_gradient(&mut self, memory: &M, op: &Op, unit: UnitId) -> Result<(), Error> {
+        let buffers = self.gradients.close(memory, unit.0)?;
+        self.table.put_all(&op.writes, buffers.into_iter().flatten());
         Ok(())
     }
 
     /// Adds to the squared norm. Replicas hold equal gradients: those of the first one count.
-    fn square_norm(&mut self, unit: usize) -> Result<(), Error> {
+    fn square_norm(&mut self, memory: &M, op: &Op, unit: UnitId) -> Result<(), Error> {
         if self.plan.mesh.replica_of(self.rank) > 0 {
             return Ok(());
         }
-        let total = self.take_total(unit, "measure the norm")?;
-        let buffers = &mut self.units[unit];
-        for (gradient, &segment) in total.iter().zip(&buffers.trainable) {
-            for piece in &buffers.pieces[segment] {
+        for (&gradient, pieces) in op.reads.iter().zip(&self.tables.unit(unit).pieces) {
+            let (gradient, scalars) = self.table.pair(gradient, op.writes[0])?;
+            for piece in pieces {
                 let slice = Slice::new(gradient, piece.offset, piece.len);
-                self.memory.square_sum(Queue::Reduce, slice, piece.row_len, self.scalars.norm())?;
+                let sum = super::scalars::norm(scalars);
+                memory.square_sum(Queue::Reduce, slice, piece.row_len, sum)?;
             }
         }
-        buffers.total = Some(total);
         Ok(())
     }
 
-    fn statistics(&mut self, unit: usize, phase: usize) -> Result<(), Error> {
-        let (input, factors) = self.scalars.for_update();
-        let scalars = StepScalars { step: input.step, lr: input.lr, factors: Slice::whole(&factors) };
-        let memory = Arc::clone(&self.memory);
-        self.each_shard(unit, "gather statistics", |rule, statistics, shard| {
-            let (earlier, rest) = statistics.split_at_mut(phase);
-            rule.statistics(&*memory, phase, shard, &scalars, earlier, &mut rest[0])
+    fn statistics(&mut self, memory: &M, op: &Op, unit: UnitId, phase: Phase) -> Result<(), Error> {
+        let own = *op.writes.last().expect("the checker proved that statistics are written");
+        let mut sums = self.table.take(own)?;
+        self.each_shard(op, unit, |rule, shard, scalars, earlier| {
+            rule.statistics(memory, phase.0, shard, scalars, earlier, &mut sums)
+        })?;
+        self.table.put(own, sums);
+        Ok(())
+    }
+
+    fn update(&mut self, memory: &M, op: &Op, unit: UnitId) -> Result<(), Error> {
+        self.each_shard(op, unit, |rule, shard, scalars, statistics| {
+            rule.update(memory, shard, scalars, statistics)
         })
     }
 
-    fn update(&mut self, unit: usize) -> Result<(), Error> {
-        self.units[unit].gradient_state.apply(&self.plan.layout.units[unit].name)?;
-        let (input, factors) = self.scalars.for_update();
-        let scalars = StepScalars { step: input.step, lr: input.lr, factors: Slice::whole(&factors) };
-        let memory = Arc::clone(&self.memory);
-        self.each_shard(unit, "update", |rule, statistics, shard| {
-            rule.update(&*memory, shard, &scalars, statistics)
-        })
-    }
-
-    /// Shows the update rule every trainable shard of a unit, with the statistics of all phases.
+    /// Shows the update rule every trainable shard of a unit, with the statistics that the operation reads.
     fn each_shard(
         &mut self,
-        unit: usize,
-        event: &'static str,
+        op: &Op,
+        unit: UnitId,
         mut visit: impl FnMut(
             &mut dyn UpdateRule<M>,
-            &mut [M::Buffer],
             &mut SegmentShard<'_, M::Buffer>,
+            &StepScalars<'_, M::Buffer>,
+            &[M::Buffer],
         ) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let total = self.take_total(unit, event)?;
-        let buffers = &mut self.units[unit];
-        for (index, &segment) in buffers.trainable.iter().enumerate() {
-            let mut shard = SegmentShard {
-                params: &mut buffers.master[segment],
-                low: buffers.low.get_mut(segment),
-                gradient: &total[index],
-                state: &mut buffers.state[index],
-                pieces: &buffers.pieces[segment],
-                not_finite: &mut self.scalars.not_finite,
+        let plan = Arc::clone(&self.plan);
+        let own = &plan.step.lasting.units[unit.0];
+        let (segments, stride, tensors) =
+            (own.gradient.len(), own.stride(), own.state.first().map_or(0, Vec::len));
+        let (gradients, rest) = op.reads.split_at(segments);
+        let (factors, statistics) = (self.table.get(rest[0])?.clone(), &rest[1..]);
+        let input = self.scalars.input();
+        let scalars = StepScalars { step: input.step, lr: input.lr, factors: Slice::whole(&factors) };
+        let [mut state, mut sums] = std::mem::take(&mut self.lent);
+        self.table.lend(statistics, &mut sums)?;
+        let noted = op.writes[segments * stride];
+        let mut not_finite = self.table.take(noted)?;
+        for (index, ids) in op.writes[..segments * stride].chunks(stride).enumerate() {
+            let (shard, state_ids) = ids.split_at(stride - tensors);
+            let mut params = self.table.take(shard[0])?;
+            let mut low = shard.get(1).map(|&id| self.table.take(id)).transpose()?;
+            self.table.lend(state_ids, &mut state)?;
+            let mut view = SegmentShard {
+                params: &mut params,
+                low: low.as_mut(),
+                gradient: self.table.get(gradients[index])?,
+                state: &mut state,
+                pieces: &self.tables.unit(unit).pieces[index],
+                not_finite: &mut not_finite,
             };
-            visit(&mut *self.rule, &mut self.scalars.statistics, &mut shard)?;
+            visit(&mut *self.rule, &mut view, &scalars, &sums)?;
+            self.table.put_all(shard, [Some(params), low].into_iter().flatten());
+            self.table.put_all(state_ids, state.drain(..));
         }
-        buffers.total = Some(total);
+        self.table.put(noted, not_finite);
+        self.table.put_all(statistics, sums.drain(..));
+        self.lent = [state, sums];
         Ok(())
     }
 }

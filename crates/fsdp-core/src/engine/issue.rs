@@ -6,7 +6,6 @@
 use std::collections::BTreeSet;
 
 use super::Engine;
-use super::buffers::SlotMap;
 use crate::error::Error;
 use crate::memory::Memory;
 use crate::program::Program;
@@ -98,11 +97,10 @@ impl<'a> Frontier<'a> {
 }
 
 impl<M: Memory, P: Program<M>> Engine<M, P> {
-    /// Issues all operations of a schedule; `slots` says which of the engine's slots its slots are.
+    /// Issues all operations of a schedule.
     pub(super) fn run(
         &mut self,
         schedule: &Schedule,
-        slots: &SlotMap,
         order: &mut dyn IssueOrder,
         observer: &mut dyn Observer,
     ) -> Result<(), Error> {
@@ -116,7 +114,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             let op = schedule.op(id);
             let queue = op.kind.queue();
             for &earlier in op.waits.iter().chain(&op.joins) {
-                if self.settle(schedule, slots, earlier, queue)? {
+                if self.settle(schedule, earlier, queue)? {
                     observer.end(earlier, &schedule.op(earlier).kind);
                 }
             }
@@ -126,7 +124,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
                 }
             }
             observer.begin(id, &op.kind);
-            self.execute(schedule, slots, id)?;
+            self.execute(schedule, id)?;
             observer.issued(id, &op.kind);
             if awaited.contains(&id) && !op.kind.is_collective() {
                 self.events.insert(id, self.memory.record(queue));

@@ -1,13 +1,17 @@
 //! Starting values: from a function that every rank can evaluate, or from files that one replica reads for all.
 
-use super::buffers::UnitBuffers;
+use std::sync::Arc;
+
+use super::table::Table;
 use super::{Comms, Engine};
 use crate::comm::Purpose;
 use crate::error::Error;
 use crate::memory::{HostSlice, Memory, Slice, SliceMut};
 use crate::program::Program;
 use crate::rank::Queue;
+use crate::schedule::BufferId;
 use crate::update::{Piece, StatePiece, StateTensor};
+use crate::wrap::UnitId;
 
 /// Where starting values come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,15 +43,20 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         mut fill: impl FnMut(&Piece, &mut Vec<f64>) -> Result<(), E>,
     ) -> Result<(), E> {
         let fills = origin == Origin::Computed || self.reads();
-        for index in 0..self.units.len() {
-            let (memory, unit) = (&*self.memory, &mut self.units[index]);
-            if fills {
-                fill_params(memory, unit, &mut fill)?;
+        let plan = Arc::clone(&self.plan);
+        let memory = &*self.memory;
+        for (unit, own) in plan.layout.unit_ids().zip(&plan.step.lasting.units) {
+            for (&id, pieces) in own.master.iter().zip(&self.tables.unit(unit).pieces) {
+                for piece in pieces.iter().filter(|_| fills) {
+                    let values = filled(piece.len, |values| fill(piece, values))?;
+                    write(memory, self.table.get_mut(id)?, piece.offset, &values)?;
+                }
             }
             if origin == Origin::Read {
-                unit.master = self.comms.receive(memory, index, std::mem::take(&mut unit.master))?;
+                self.comms.receive(memory, &mut self.table, unit, &own.master)?;
             }
-            for (master, low) in unit.master.iter().zip(&mut unit.low) {
+            for (&master, &low) in own.master.iter().zip(&own.low) {
+                let (master, low) = self.table.pair(master, low)?;
                 memory.copy(Queue::Compute, Slice::whole(master), SliceMut::whole(low))?;
             }
         }
@@ -65,17 +74,18 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         mut fill: impl FnMut(&StateTensor, &StatePiece, &mut Vec<f64>) -> Result<(), E>,
     ) -> Result<(), E> {
         let fills = origin == Origin::Computed || self.reads();
-        for index in 0..self.units.len() {
-            let (memory, unit) = (&*self.memory, &mut self.units[index]);
-            if fills {
-                fill_state(memory, unit, &mut fill)?;
-            }
-            if origin == Origin::Read {
-                for tensors in &mut unit.state {
+        let plan = Arc::clone(&self.plan);
+        let memory = &*self.memory;
+        for (unit, own) in plan.layout.unit_ids().zip(&plan.step.lasting.units) {
+            let tensors = self.tables.unit(unit).state.iter().flatten();
+            for (&id, tensor) in own.state.iter().flatten().zip(tensors) {
+                for piece in tensor.pieces.iter().filter(|_| fills) {
+                    let values = filled(piece.len, |values| fill(tensor, piece, values))?;
+                    write(memory, self.table.get_mut(id)?, piece.offset, &values)?;
+                }
+                if origin == Origin::Read {
                     // One call per tensor, because their dtypes may differ.
-                    let own = std::mem::take(tensors).into_iter();
-                    let received = own.map(|buffer| self.comms.receive(memory, index, vec![buffer]));
-                    *tensors = received.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+                    self.comms.receive(memory, &mut self.table, unit, &[id])?;
                 }
             }
         }
@@ -85,47 +95,28 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
 
 impl<M: Memory> Comms<M> {
     /// Brings what the first replica has in these buffers to all replicas, for the compute queue.
-    fn receive(&mut self, memory: &M, unit: usize, buffers: Vec<M::Buffer>) -> Result<Vec<M::Buffer>, Error> {
-        let Some(replicate) = &mut self.replicate else { return Ok(buffers) };
+    fn receive(
+        &mut self,
+        memory: &M,
+        table: &mut Table<M::Buffer>,
+        unit: UnitId,
+        ids: &[BufferId],
+    ) -> Result<(), Error> {
+        let Some(replicate) = &mut self.replicate else { return Ok(()) };
         memory.wait(Queue::Reduce, &memory.record(Queue::Compute));
-        let pending = replicate.broadcast(memory, Purpose::Setup, Some(unit), 0, buffers)?;
-        Ok(pending.wait_on(memory, Queue::Compute)?.outputs)
+        let pending = replicate.broadcast(memory, Purpose::Setup, Some(unit.0), 0, table.take_all(ids)?)?;
+        table.put_all(ids, pending.wait_on(memory, Queue::Compute)?.outputs);
+        Ok(())
     }
 }
 
-fn fill_params<M: Memory, E: From<Error>>(
-    memory: &M,
-    unit: &mut UnitBuffers<M::Buffer>,
-    fill: &mut impl FnMut(&Piece, &mut Vec<f64>) -> Result<(), E>,
-) -> Result<(), E> {
-    let mut values = Vec::new();
-    for (buffer, pieces) in unit.master.iter_mut().zip(&unit.pieces) {
-        for piece in pieces {
-            values.clear();
-            values.resize(piece.len, 0.0);
-            fill(piece, &mut values)?;
-            let slice = SliceMut::new(buffer, piece.offset, piece.len);
-            memory.write(Queue::Compute, HostSlice::F64(&values), slice)?;
-        }
-    }
-    Ok(())
+/// So many values, as `fill` sets them.
+fn filled<E>(len: usize, fill: impl FnOnce(&mut Vec<f64>) -> Result<(), E>) -> Result<Vec<f64>, E> {
+    let mut values = vec![0.0; len];
+    fill(&mut values)?;
+    Ok(values)
 }
 
-fn fill_state<M: Memory, E: From<Error>>(
-    memory: &M,
-    unit: &mut UnitBuffers<M::Buffer>,
-    fill: &mut impl FnMut(&StateTensor, &StatePiece, &mut Vec<f64>) -> Result<(), E>,
-) -> Result<(), E> {
-    let mut values = Vec::new();
-    let buffers = unit.state.iter_mut().flatten();
-    for (buffer, tensor) in buffers.zip(unit.state_tensors.iter().flatten()) {
-        for piece in &tensor.pieces {
-            values.clear();
-            values.resize(piece.len, 0.0);
-            fill(tensor, piece, &mut values)?;
-            let slice = SliceMut::new(buffer, piece.offset, piece.len);
-            memory.write(Queue::Compute, HostSlice::F64(&values), slice)?;
-        }
-    }
-    Ok(())
+fn write<M: Memory>(memory: &M, buffer: &mut M::Buffer, offset: usize, values: &[f64]) -> Result<(), Error> {
+    memory.write(Queue::Compute, HostSlice::F64(values), SliceMut::new(buffer, offset, values.len()))
 }

@@ -1,42 +1,41 @@
 //! The engine: executes a schedule on one rank.
 //!
-//! It is a loop with one `match` over the operations. It knows no policy: what differs between policies is
-//! which operations the compiler emitted. All buffers are allocated when the engine is made; a step
-//! allocates nothing.
+//! It is a table of buffers, and a loop with one `match` over the operations, which find their operands in the table by
+//! their ids. It knows no policy: what differs between policies is which buffers and operations the compiler wrote
+//! down. All buffers are allocated when the engine is made; a step allocates nothing.
 
-mod buffers;
 mod execute;
 mod issue;
 mod load;
 mod scalars;
+mod shards;
+mod table;
 
-pub use buffers::UnitShards;
 pub use issue::{IssueOrder, Observer, ProgramOrder};
 pub use load::Origin;
 pub use scalars::{StepInput, StepReport};
+pub use shards::UnitShards;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::checker;
-use crate::comm::{Comm, Pending, ReduceOp, Traffic};
+use crate::comm::{Comm, Pending, Traffic};
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::layout::Layout;
-use crate::memory::{Category, Memory};
-use crate::model::ModelSpec;
+use crate::memory::Memory;
+use crate::plan::Plan;
 use crate::program::{Gradients, Params, Program};
 use crate::rank::{Mesh, Rank};
-use crate::schedule::{Compiler, OpId, Policy, Reshard, Schedule, compile_evaluation, compile_step};
-use crate::update::UpdateRule;
+use crate::schedule::{OpId, Schedule};
+use crate::update::{RankTables, UpdateRule};
 
-use buffers::{SlotMap, UnitBuffers};
+use table::Table;
 
 /// The communicators of one rank.
 pub struct Comms<M: Memory> {
     /// All-gathers over the shard axis.
     gather: Comm<M>,
-    /// All-gathers over the sub-groups of `reshard_after_forward = n`.
+    /// All-gathers of sub-shards, if any are kept.
     sub_gather: Option<Comm<M>>,
     /// Reductions over the shard axis.
     reduce: Comm<M>,
@@ -48,7 +47,7 @@ pub struct Comms<M: Memory> {
 
 impl<M: Memory> Comms<M> {
     /// Cuts the communicators of a mesh out of two communicators of the whole world: gathers and reductions
-    /// get one each, so that they do not wait for each other. Before that, all ranks compare `digest`, which
+    /// get one each, so that they do not wait for each other. `sub_group` ranks share sub-shards, if any are kept. Before that, all ranks compare `digest`, which
     /// stands for everything that must be the same on all of them.
     ///
     /// # Errors
@@ -58,15 +57,15 @@ impl<M: Memory> Comms<M> {
         mut gathers: Comm<M>,
         mut reductions: Comm<M>,
         mesh: Mesh,
-        policy: &Policy,
+        sub_group: Option<usize>,
         digest: Digest,
     ) -> Result<Self, Error> {
         gathers.agree(memory, digest)?;
         let rank = gathers.world_rank();
         let (replica, shard) = (mesh.replica_of(rank), mesh.shard_of(rank));
-        let sub_gather = match policy.reshard_after_forward {
-            Reshard::ToGroup(n) => Some(gathers.split(memory, rank.0 / n)?),
-            _ => None,
+        let sub_gather = match sub_group {
+            Some(n) => Some(gathers.split(memory, rank.0 / n)?),
+            None => None,
         };
         let gather = gathers.split(memory, replica)?;
         let reduce = reductions.split(memory, replica)?;
@@ -92,62 +91,6 @@ impl<M: Memory> Comms<M> {
     }
 }
 
-/// Everything that is the same on all ranks.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// The model.
-    pub spec: ModelSpec,
-    /// Its layout.
-    pub layout: Layout,
-    /// The mesh.
-    pub mesh: Mesh,
-    /// The resolved policy.
-    pub policy: Policy,
-    /// The schedule of a training step.
-    pub step: Schedule,
-    /// The schedule of an evaluation.
-    pub evaluation: Option<Schedule>,
-}
-
-impl Plan {
-    /// Compiles and checks the schedules: `rounds` micro-batches per step and rank, and `evaluation_rounds`
-    /// batches per evaluation and rank (0: none).
-    ///
-    /// # Errors
-    /// [`Error::Policy`], [`Error::Schedule`].
-    pub fn new(
-        spec: ModelSpec,
-        layout: Layout,
-        mesh: Mesh,
-        policy: Policy,
-        statistics_phases: usize,
-        rounds: usize,
-        evaluation_rounds: usize,
-    ) -> Result<Self, Error> {
-        let policy = policy.resolve(mesh)?;
-        let compiler = Compiler { spec: &spec, layout: &layout, mesh, policy: &policy, statistics_phases };
-        let step = compile_step(&compiler, rounds)?;
-        checker::check(&step, &spec, &layout)?;
-        let evaluation = match evaluation_rounds {
-            0 => None,
-            rounds => Some(compile_evaluation(&compiler, rounds)?),
-        };
-        if let Some(evaluation) = &evaluation {
-            checker::check(evaluation, &spec, &layout)?;
-        }
-        Ok(Self { spec, layout, mesh, policy, step, evaluation })
-    }
-
-    /// The number of ranks that a reduced gradient is the average over: what it is multiplied by to be the sum of all
-    /// leaves again. 1 where gradients are summed.
-    pub fn averaged_ranks(&self) -> usize {
-        match self.policy.reduce_op {
-            ReduceOp::Sum => 1,
-            ReduceOp::Average => self.mesh.world(),
-        }
-    }
-}
-
 /// One rank of a sharded training run.
 pub struct Engine<M: Memory, P: Program<M>> {
     memory: Arc<M>,
@@ -156,20 +99,21 @@ pub struct Engine<M: Memory, P: Program<M>> {
     comms: Comms<M>,
     program: P,
     rule: Box<dyn UpdateRule<M>>,
-    units: Vec<UnitBuffers<M::Buffer>>,
-    slots: Vec<Option<Vec<M::Buffer>>>,
-    gradient_slots: Vec<Option<Vec<M::Buffer>>>,
-    staging_slots: Vec<Vec<M::Buffer>>,
-    reduced_slots: Vec<Option<Vec<M::Buffer>>>,
+    table: Table<M::Buffer>,
+    tables: RankTables,
     params: Params<M::Buffer>,
     gradients: Gradients<M::Buffer>,
     in_flight: BTreeMap<OpId, Pending<M>>,
     events: BTreeMap<OpId, M::Event>,
     scalars: scalars::Scalars<M>,
+    /// State tensors and statistics while the update rule has them.
+    lent: [Vec<M::Buffer>; 2],
+    /// Whether the gradients of the last step are there.
+    has_gradients: bool,
 }
 
 impl<M: Memory, P: Program<M>> Engine<M, P> {
-    /// Allocates everything that a step needs. Parameters, gradients and optimizer state are zero.
+    /// Allocates everything that a step needs. Parameters and optimizer state are zero.
     ///
     /// # Errors
     /// Those of the memory.
@@ -181,18 +125,9 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         rule: Box<dyn UpdateRule<M>>,
     ) -> Result<Self, Error> {
         let rank = comms.world.world_rank();
-        let shard = plan.mesh.shard_of(rank);
-        let allocator = buffers::Allocator { memory: &*memory, plan: &plan, rule: &*rule, shard };
-        let units =
-            (0..plan.layout.units.len()).map(|unit| allocator.unit(unit)).collect::<Result<_, _>>()?;
-        let slots = allocator.slots(&plan.step.slots, Category::Unsharded, plan.policy.param_dtype)?;
-        let gradient_slots =
-            allocator.slots(&plan.step.gradient_slots, Category::GradientSlot, plan.policy.reduce_dtype)?;
-        let staging_slots =
-            allocator.slots(&plan.step.staging_slots, Category::HostStaging, plan.policy.param_dtype)?;
-        let reduced_slots =
-            allocator.slots(&plan.step.reduced_slots, Category::HostStaging, plan.policy.reduce_dtype)?;
-        let scalars = scalars::Scalars::new(&*memory, &*rule, plan.averaged_ranks())?;
+        let tables = RankTables::new(&plan, &*rule, plan.mesh.shard_of(rank));
+        let mut table = Table::allocate(&*memory, &plan.step.buffers, &tables)?;
+        let scalars = scalars::Scalars::new(&*memory, &plan.step, &mut table)?;
         Ok(Self {
             memory,
             plan,
@@ -200,16 +135,15 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             comms,
             program,
             rule,
-            units,
-            slots,
-            gradient_slots,
-            staging_slots: staging_slots.into_iter().flatten().collect(),
-            reduced_slots,
+            table,
+            tables,
             params: Params::default(),
             gradients: Gradients::default(),
             in_flight: BTreeMap::new(),
             events: BTreeMap::new(),
             scalars,
+            lent: [Vec::new(), Vec::new()],
+            has_gradients: false,
         })
     }
 
@@ -238,11 +172,6 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         self.comms.traffic()
     }
 
-    /// This rank's shards of a unit: master parameters, last gradient, optimizer state, and what they hold.
-    pub fn shards(&self, unit: usize) -> UnitShards<'_, M::Buffer> {
-        self.units[unit].shards()
-    }
-
     /// Issues one training step: on a device with queues of its own it may still be under way on return.
     ///
     /// After an error the engine can not go on: ranks may have stopped at different places.
@@ -259,9 +188,10 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         observer: &mut dyn Observer,
     ) -> Result<(), Error> {
         let plan = Arc::clone(&self.plan);
-        self.scalars.begin(&*self.memory, Some(input), input.stop)?;
-        let slots = SlotMap::new(&plan.step, &plan.step);
-        self.run_or_abort(&plan.step, &slots, order, observer)
+        self.scalars.begin(&mut self.table, Some(input), input.stop);
+        self.run_or_abort(&plan.step, order, observer)?;
+        self.has_gradients = true;
+        Ok(())
     }
 
     /// The report of the oldest step whose report was not read, if there is one; waits until it is there.
@@ -269,7 +199,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// # Errors
     /// Those of the memory; [`Error::Comm`] when a collective was cut off before the report was read.
     pub fn report(&mut self) -> Result<Option<StepReport>, Error> {
-        let report = self.scalars.report(&*self.memory)?;
+        let report = self.scalars.report(&*self.memory, &self.table)?;
         self.comms.world.check()?;
         Ok(report)
     }
@@ -290,9 +220,9 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         let plan = Arc::clone(&self.plan);
         let schedule = plan.evaluation.as_ref().expect("the plan was made with evaluation rounds");
         assert!(self.scalars.is_read(), "the reports of all steps are read before an evaluation");
-        self.scalars.begin(&*self.memory, None, stop)?;
-        let slots = SlotMap::new(&plan.step, schedule);
-        self.run_or_abort(schedule, &slots, order, observer)?;
+        self.scalars.begin(&mut self.table, None, stop);
+        self.has_gradients = false;
+        self.run_or_abort(schedule, order, observer)?;
         Ok(self.report()?.expect("an evaluation was just issued"))
     }
 
@@ -310,7 +240,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// # Errors
     /// [`Error::Comm`].
     pub fn any(&mut self, yes: bool) -> Result<bool, Error> {
-        let answers = self.scalars.ask(&*self.memory, &mut self.comms.world, yes)?;
+        let answers = self.scalars.ask(&*self.memory, &mut self.table, &mut self.comms.world, yes)?;
         self.comms.world.check()?;
         Ok(answers.any)
     }
@@ -321,7 +251,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// # Errors
     /// [`Error::Comm`].
     pub fn state_is_finite(&mut self) -> Result<bool, Error> {
-        let answers = self.scalars.ask(&*self.memory, &mut self.comms.world, false)?;
+        let answers = self.scalars.ask(&*self.memory, &mut self.table, &mut self.comms.world, false)?;
         self.comms.world.check()?;
         Ok(answers.state_finite)
     }
@@ -330,11 +260,10 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     fn run_or_abort(
         &mut self,
         schedule: &Schedule,
-        slots: &SlotMap,
         order: &mut dyn IssueOrder,
         observer: &mut dyn Observer,
     ) -> Result<(), Error> {
-        let result = self.run(schedule, slots, order, observer);
+        let result = self.run(schedule, order, observer);
         if let Err(error) = &result {
             self.comms.world.abort(&error.to_string());
         }

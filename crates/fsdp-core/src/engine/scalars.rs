@@ -6,17 +6,14 @@
 
 use std::collections::VecDeque;
 
+use super::table::Table;
 use crate::comm::{Comm, Purpose, ReduceOp};
-use crate::dtype::DType;
 use crate::error::Error;
-use crate::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
+use crate::memory::{Buffer, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use crate::program::Program;
 use crate::rank::Queue;
 use crate::scalars::{COUNT, GradientFactors, LOSS, NORM, NOT_FINITE, SCALAR_WORDS, ScalarValues};
-use crate::update::UpdateRule;
-
-/// The invariant of the two buffers.
-const REDUCED_ONCE: &str = "scalars are reduced once at a time";
+use crate::schedule::{BufferId, Lasting, Op, Schedule};
 
 /// What a caller says about a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,86 +64,65 @@ pub(super) struct Answers {
 
 /// A step that was issued and whose report was not read yet.
 struct Unread<E> {
-    buffer: usize,
+    /// The scalars of a later step have taken the place of its own.
+    in_spare: bool,
     ready: E,
 }
 
+/// What the host keeps of the scalars, beside the buffers in the table.
 pub(super) struct Scalars<M: Memory> {
-    buffers: [Option<M::Buffer>; 2],
-    /// The one of the step under way.
-    current: usize,
+    scalars: BufferId,
+    spare: BufferId,
+    factors: BufferId,
+    not_finite: BufferId,
     unread: VecDeque<Unread<M::Event>>,
-    factors: M::Buffer,
-    /// One word: 1 from the update on that wrote a value which is not finite on this rank.
-    pub(super) not_finite: M::Buffer,
     /// Of how many ranks the measured gradient is the average.
     averaged_ranks: usize,
-    /// Of every phase of the update rule: this rank's part, and from its all-reduce on the sum.
-    pub(super) statistics: Vec<M::Buffer>,
     stop: bool,
     input: Option<StepInput>,
 }
 
+/// The words of the scalars where squared norms are added.
+pub(super) fn norm<B: Buffer>(scalars: &mut B) -> SliceMut<'_, B> {
+    SliceMut::new(scalars, NORM.start, NORM.len())
+}
+
 impl<M: Memory> Scalars<M> {
-    pub(super) fn new(memory: &M, rule: &dyn UpdateRule<M>, averaged_ranks: usize) -> Result<Self, Error> {
-        // Written now, so that they have their storage from the first step on.
-        let allocate = |dtype, len| -> Result<_, Error> {
-            let mut buffer = memory.allocate(Category::CommStaging, dtype, len)?;
-            memory.zero(Queue::Compute, SliceMut::whole(&mut buffer))?;
-            Ok(buffer)
-        };
-        let mut factors = allocate(DType::F64, GradientFactors::LEN)?;
+    pub(super) fn new(memory: &M, step: &Schedule, table: &mut Table<M::Buffer>) -> Result<Self, Error> {
+        let Lasting { scalars, spare_scalars: spare, factors, not_finite, .. } = step.lasting;
         let start = HostSlice::F64(&GradientFactors::START);
-        memory.write(Queue::Compute, start, SliceMut::whole(&mut factors))?;
-        let words = || allocate(DType::I64, SCALAR_WORDS).map(Some);
-        let statistics = rule.phases().into_iter().map(|len| allocate(DType::F64, len));
-        Ok(Self {
-            buffers: [words()?, words()?],
-            current: 0,
-            unread: VecDeque::new(),
-            factors,
-            not_finite: allocate(DType::I64, 1)?,
-            averaged_ranks,
-            statistics: statistics.collect::<Result<_, _>>()?,
-            stop: false,
-            input: None,
-        })
+        memory.write(Queue::Compute, start, SliceMut::whole(table.get_mut(factors)?))?;
+        let (unread, averaged_ranks) = (VecDeque::new(), step.averaged_ranks);
+        Ok(Self { scalars, spare, factors, not_finite, unread, averaged_ranks, stop: false, input: None })
     }
 
     /// Begins a step (with its input) or an evaluation.
     ///
     /// # Panics
     /// When two steps are unread.
-    pub(super) fn begin(&mut self, memory: &M, input: Option<StepInput>, stop: bool) -> Result<(), Error> {
-        self.current = self.free();
-        // The updates of the step before are earlier work of this queue.
-        self.clear(memory, Queue::Compute)?;
+    pub(super) fn begin(&mut self, table: &mut Table<M::Buffer>, input: Option<StepInput>, stop: bool) {
+        self.take_turn(table);
         self.stop = stop;
         self.input = input;
-        if input.is_none() {
-            return Ok(());
-        }
-        self.statistics.iter_mut().try_for_each(|sums| memory.zero(Queue::Compute, SliceMut::whole(sums)))
     }
 
-    /// The buffer that no unread step has.
-    fn free(&self) -> usize {
+    /// Makes room for new scalars: those of a step that is not read yet go to the spare buffer.
+    fn take_turn(&mut self, table: &mut Table<M::Buffer>) {
         assert!(
             self.unread.len() < 2,
             "the report of a step is read before the step after the next one begins"
         );
-        self.unread.front().map_or(0, |unread| 1 - unread.buffer)
-    }
-
-    fn words(&mut self) -> &mut M::Buffer {
-        self.buffers[self.current].as_mut().expect(REDUCED_ONCE)
+        if let Some(unread) = self.unread.front_mut() {
+            table.swap(self.scalars, self.spare);
+            unread.in_spare = true;
+        }
     }
 
     /// Sets the words to what is known before a step: what earlier updates wrote.
-    fn clear(&mut self, memory: &M, queue: Queue) -> Result<(), Error> {
-        let words = self.buffers[self.current].as_mut().expect(REDUCED_ONCE);
-        memory.zero(queue, SliceMut::whole(words))?;
-        memory.copy(queue, Slice::whole(&self.not_finite), SliceMut::new(words, NOT_FINITE, 1))
+    pub(super) fn clear(&self, memory: &M, table: &mut Table<M::Buffer>, queue: Queue) -> Result<(), Error> {
+        memory.zero(queue, SliceMut::whole(table.get_mut(self.scalars)?))?;
+        let (not_finite, words) = table.pair(self.not_finite, self.scalars)?;
+        memory.copy(queue, Slice::whole(not_finite), SliceMut::new(words, NOT_FINITE, 1))
     }
 
     /// Whether the reports of all issued steps were read.
@@ -154,67 +130,76 @@ impl<M: Memory> Scalars<M> {
         self.unread.is_empty()
     }
 
-    /// Where squared norms are added.
-    pub(super) fn norm(&mut self) -> SliceMut<'_, M::Buffer> {
-        SliceMut::new(self.words(), NORM.start, NORM.len())
+    /// What the caller said about the training step under way.
+    pub(super) fn input(&self) -> StepInput {
+        self.input.expect("only training steps update")
     }
 
     /// The report of the oldest step that was not read yet; blocks until it is there.
-    pub(super) fn report(&mut self, memory: &M) -> Result<Option<StepReport>, Error> {
-        let Some(Unread { buffer, ready }) = self.unread.pop_front() else { return Ok(None) };
+    pub(super) fn report(
+        &mut self,
+        memory: &M,
+        table: &Table<M::Buffer>,
+    ) -> Result<Option<StepReport>, Error> {
+        let Some(Unread { in_spare, ready }) = self.unread.pop_front() else { return Ok(None) };
         let mut words = [0; SCALAR_WORDS];
         memory.wait(Queue::Download, &ready);
-        let buffer = self.buffers[buffer].as_ref().expect("the scalars of an issued step came back");
+        let buffer = table.get(if in_spare { self.spare } else { self.scalars })?;
         memory.read(Queue::Download, Slice::whole(buffer), HostSliceMut::I64(&mut words))?;
         Ok(Some(ScalarValues::of(&words, self.averaged_ranks).into()))
-    }
-
-    /// The step's number and learning rate, and the factors as a handle of their own.
-    pub(super) fn for_update(&self) -> (StepInput, M::Buffer) {
-        (self.input.expect("only training steps update"), self.factors.clone())
     }
 
     /// Sums loss, count, norm and flags over all ranks, and derives what updates need.
     pub(super) fn reduce<P: Program<M>>(
         &mut self,
         memory: &M,
+        table: &mut Table<M::Buffer>,
         world: &mut Comm<M>,
         program: &mut P,
     ) -> Result<(), Error> {
-        let stop = i64::from(self.stop);
-        let loss = SliceMut::new(self.words(), LOSS.start, LOSS.len());
+        let (stop, words) = (i64::from(self.stop), table.get_mut(self.scalars)?);
+        let loss = SliceMut::new(words, LOSS.start, LOSS.len());
         let targets = program.take_loss(memory, Queue::Reduce, loss)?;
         let targets = i64::try_from(targets).expect("targets of a step fit 63 bits");
-        let count = SliceMut::new(self.words(), COUNT, 2);
-        memory.write(Queue::Reduce, HostSlice::I64(&[targets, stop]), count)?;
-        self.all_reduce(memory, world)?;
+        memory.write(Queue::Reduce, HostSlice::I64(&[targets, stop]), SliceMut::new(words, COUNT, 2))?;
+        self.all_reduce(memory, table, world)?;
         if let Some(StepInput { grad_clip, .. }) = self.input {
-            let words = self.buffers[self.current].as_ref().expect("the scalars came back");
-            let factors = SliceMut::whole(&mut self.factors);
-            let (words, ranks) = (Slice::whole(words), self.averaged_ranks);
-            memory.gradient_factors(Queue::Reduce, words, ranks, grad_clip, factors)?;
+            let (words, factors) = table.pair(self.scalars, self.factors)?;
+            let (words, factors) = (Slice::whole(words), SliceMut::whole(factors));
+            memory.gradient_factors(Queue::Reduce, words, self.averaged_ranks, grad_clip, factors)?;
         }
-        self.unread.push_back(Unread { buffer: self.current, ready: memory.record(Queue::Reduce) });
+        self.unread.push_back(Unread { in_spare: false, ready: memory.record(Queue::Reduce) });
         Ok(())
     }
 
-    fn all_reduce(&mut self, memory: &M, world: &mut Comm<M>) -> Result<(), Error> {
-        let buffer = self.buffers[self.current].take().expect(REDUCED_ONCE);
-        let pending = world.all_reduce(memory, ReduceOp::Sum, Purpose::Scalars, None, vec![buffer])?;
-        self.buffers[self.current] = pending.wait_on(memory, Queue::Reduce)?.outputs.pop();
+    fn all_reduce(
+        &mut self,
+        memory: &M,
+        table: &mut Table<M::Buffer>,
+        world: &mut Comm<M>,
+    ) -> Result<(), Error> {
+        let buffers = vec![table.take(self.scalars)?];
+        let pending = world.all_reduce(memory, ReduceOp::Sum, Purpose::Scalars, None, buffers)?;
+        table.put_all(&[self.scalars], pending.wait_on(memory, Queue::Reduce)?.outputs);
         Ok(())
     }
 
     /// What all ranks answer together. Returns when every rank has called it, after its updates.
-    pub(super) fn ask(&mut self, memory: &M, world: &mut Comm<M>, yes: bool) -> Result<Answers, Error> {
-        self.current = self.free();
+    pub(super) fn ask(
+        &mut self,
+        memory: &M,
+        table: &mut Table<M::Buffer>,
+        world: &mut Comm<M>,
+        yes: bool,
+    ) -> Result<Answers, Error> {
+        self.take_turn(table);
         memory.wait(Queue::Reduce, &memory.record(Queue::Compute));
-        self.clear(memory, Queue::Reduce)?;
-        let votes = SliceMut::new(self.words(), COUNT, 1);
+        self.clear(memory, table, Queue::Reduce)?;
+        let votes = SliceMut::new(table.get_mut(self.scalars)?, COUNT, 1);
         memory.write(Queue::Reduce, HostSlice::I64(&[i64::from(yes)]), votes)?;
-        self.all_reduce(memory, world)?;
+        self.all_reduce(memory, table, world)?;
         let mut ranks = [0; SCALAR_WORDS];
-        memory.read(Queue::Reduce, Slice::whole(self.words()), HostSliceMut::I64(&mut ranks))?;
+        memory.read(Queue::Reduce, Slice::whole(table.get(self.scalars)?), HostSliceMut::I64(&mut ranks))?;
         Ok(Answers { any: ranks[COUNT] > 0, state_finite: ranks[NOT_FINITE] == 0 })
     }
 
@@ -222,13 +207,13 @@ impl<M: Memory> Scalars<M> {
     pub(super) fn reduce_statistics(
         &mut self,
         memory: &M,
+        table: &mut Table<M::Buffer>,
         comm: &mut Comm<M>,
-        phase: usize,
+        op: &Op,
     ) -> Result<(), Error> {
-        let partial = self.statistics.remove(phase);
-        let pending = comm.all_reduce(memory, ReduceOp::Sum, Purpose::UpdateRule, None, vec![partial])?;
-        let sums = pending.wait_on(memory, Queue::Reduce)?.outputs.pop().expect("one buffer came back");
-        self.statistics.insert(phase, sums);
+        let parts = table.take_all(&op.writes)?;
+        let pending = comm.all_reduce(memory, ReduceOp::Sum, Purpose::UpdateRule, None, parts)?;
+        table.put_all(&op.writes, pending.wait_on(memory, Queue::Reduce)?.outputs);
         Ok(())
     }
 }

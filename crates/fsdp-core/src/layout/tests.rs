@@ -160,9 +160,9 @@ fn assert_sound(params: &[Shape], of: &[usize], shards: usize, dtype: DType) {
     let alone = Layout::new(&spec, &units, 1, dtype);
     for (id, &unit) in of.iter().enumerate() {
         let (found, segment, place) = layout.find(ParamId(id)).expect("every parameter has a place");
-        assert_eq!(layout.units[found].name, cut(of)[found].name);
-        assert!(cut(of)[found].params.contains(&ParamId(id)), "parameter {id} belongs to unit {unit}");
-        assert!(layout.units[found].segments[segment].params.contains(&place));
+        assert_eq!(layout.unit(found).name, cut(of)[found.0].name);
+        assert!(cut(of)[found.0].params.contains(&ParamId(id)), "parameter {id} belongs to unit {unit}");
+        assert!(layout.unit(found).segments[segment.0].params.contains(&place));
         assert_eq!(place.param, ParamId(id));
         // Cutting decides who owns what, never where it is.
         assert_eq!(alone.find(ParamId(id)), Some((found, segment, place)));
@@ -219,7 +219,10 @@ proptest! {
 fn equally_large_groups_leave_the_rowless_to_the_first() {
     let params = [(vec![2, 6], true), (vec![3, 4], true), (vec![5], true)];
     let layout = Layout::new(&model(&params), &cut(&[0, 0, 0]), 2, DType::F32);
-    assert_eq!(layout.find(ParamId(2)).map(|(unit, segment, _)| (unit, segment)), Some((0, 0)));
+    assert_eq!(
+        layout.find(ParamId(2)).map(|(unit, segment, _)| (unit, segment)),
+        Some((UnitId(0), SegmentId(0)))
+    );
 }
 
 #[test]
@@ -242,7 +245,7 @@ fn a_parameter_is_found_where_it_lies() {
     for (unit, held) in layout.units.iter().enumerate() {
         for (index, segment) in held.segments.iter().enumerate() {
             for place in &segment.params {
-                assert_eq!(layout.find(place.param), Some((unit, index, *place)));
+                assert_eq!(layout.find(place.param), Some((UnitId(unit), SegmentId(index), *place)));
             }
         }
     }

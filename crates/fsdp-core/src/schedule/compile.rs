@@ -2,29 +2,34 @@
 //!
 //! This is the only place that knows policies. Per micro-batch it walks the compute steps and puts around
 //! them: all-gathers at their issue points, resharding after last uses, gradient slots from the first write
-//! to the last, and reductions. The sharded result of a reduction is folded one unit later, so that the host
-//! does not wait for a reduce-scatter that it just issued.
+//! to the last, and reductions. The sharded result of a reduction is used one unit later, so that the host
+//! does not wait for a reduce-scatter that it just issued. Which sums are added when, and where they lie, is worked
+//! out here too: the tree of [`crate::tree`] becomes a list of additions.
 //!
 //! Under CPU offload a shard is uploaded into a staging slot where its all-gather is issued, and the slot is free
 //! again where the unit is first used: there the all-gather is complete anyway. The total of a step is measured
 //! where it is complete, and downloaded behind that. Sums over micro-batches stay on the device until then; if there
 //! is nothing to sum, reduced gradients only pass through slots.
 
+mod declare;
 mod gradients;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::emit::Emitter;
-use super::policy::{Offload, Policy};
-use super::residency::{Residency, Step, evaluation_steps, issue_points, residencies, training_steps};
-use super::{OpKind, Schedule, SectionKind, Slot, Source, Tenancy};
-use crate::checker::Violation;
-use crate::error::Error;
-use crate::layout::Layout;
-use crate::model::ModelSpec;
+use super::live::{LiveRange, Step, evaluation_steps, issue_points, live_ranges, training_steps};
+use super::policy::{Offload, Policy, Reshard};
+use super::{BufferId, OpKind, Phase, Role, Round, Schedule, SectionKind, Source};
+use crate::comm::ReduceOp;
+use crate::layout::{Layout, Segment};
+use crate::memory::Category;
+use crate::model::{BlockId, ModelSpec};
 use crate::rank::Mesh;
+use crate::update::RuleDecl;
+use crate::wrap::UnitId;
 
-use gradients::Reduction;
+use declare::{Declared, Slots};
+use gradients::{Held, Reduction, Sums};
 
 /// What schedules are compiled from.
 #[derive(Clone, Copy, Debug)]
@@ -37,237 +42,253 @@ pub struct Compiler<'a> {
     pub mesh: Mesh,
     /// The (resolved) policy.
     pub policy: &'a Policy,
-    /// Phases of cross-rank statistics of the update rule.
-    pub statistics_phases: usize,
+    /// The buffers of the update rule.
+    pub rule: &'a RuleDecl,
 }
 
 /// The schedule of one training step with `rounds` micro-batches per rank.
 ///
-/// # Errors
-/// [`Error::Schedule`] when the compiler itself broke a rule: a bug, reported like any unsafe schedule.
-///
 /// # Panics
 /// When `rounds` is zero, or the layout is not made for the mesh.
-pub fn compile_step(compiler: &Compiler<'_>, rounds: usize) -> Result<Schedule, Error> {
-    assert!(rounds > 0, "a step has at least one micro-batch");
-    assert_eq!(compiler.layout.shards, compiler.mesh.shards(), "the layout is made for the mesh");
+pub fn compile_step(compiler: &Compiler<'_>, rounds: usize) -> Schedule {
     let steps = training_steps(compiler.spec, compiler.layout, compiler.policy.checkpointing);
-    let mut build = Build::new(compiler, &steps, rounds, true);
-    build.step(rounds).map_err(Error::Schedule)?;
-    Ok(build.into_schedule(rounds))
+    let ranges = live_ranges(compiler.layout, &steps, compiler.policy);
+    let declared = Declared::of_step(compiler, &ranges, rounds);
+    let mut build = Build::new(compiler, &steps, ranges, declared, rounds);
+    build.micro_batches(true);
+    build.epilogue();
+    build.into_schedule()
 }
 
-/// The schedule of evaluating `rounds` batches per rank: forward only.
-///
-/// # Errors
-/// As [`compile_step`].
+/// The schedule of evaluating `rounds` batches per rank: forward only, with the buffers of `step`.
 ///
 /// # Panics
 /// As [`compile_step`].
-pub fn compile_evaluation(compiler: &Compiler<'_>, rounds: usize) -> Result<Schedule, Error> {
-    assert!(rounds > 0, "an evaluation has at least one batch");
-    assert_eq!(compiler.layout.shards, compiler.mesh.shards(), "the layout is made for the mesh");
+pub fn compile_evaluation(compiler: &Compiler<'_>, step: &Schedule, rounds: usize) -> Schedule {
     let steps = evaluation_steps(compiler.spec, compiler.layout);
-    let mut build = Build::new(compiler, &steps, rounds, false);
-    build.evaluation(rounds).map_err(Error::Schedule)?;
-    Ok(build.into_schedule(rounds))
-}
-
-/// Slots of equal lengths, handed out by lifetime.
-#[derive(Default)]
-struct SlotTable {
-    slots: Vec<Slot>,
-    free: BTreeSet<usize>,
-}
-
-impl SlotTable {
-    fn take(&mut self, lens: &[usize]) -> usize {
-        if let Some(&slot) = self.free.iter().find(|&&slot| self.slots[slot].lens == lens) {
-            self.free.remove(&slot);
-            return slot;
-        }
-        self.slots.push(Slot { lens: lens.to_vec() });
-        self.slots.len() - 1
-    }
-
-    fn give_back(&mut self, slot: usize) {
-        self.free.insert(slot);
-    }
+    let ranges = live_ranges(compiler.layout, &steps, compiler.policy);
+    let mut build = Build::new(compiler, &steps, ranges, Declared::of_evaluation(step), rounds);
+    build.micro_batches(false);
+    let scalars = vec![build.declared.lasting.scalars];
+    build.emit.push(OpKind::ReduceScalars, Vec::new(), scalars);
+    build.into_schedule()
 }
 
 struct Build<'a> {
     compiler: &'a Compiler<'a>,
     steps: &'a [Step],
-    stays: Vec<Residency>,
+    ranges: Vec<LiveRange>,
     issue_at: Vec<usize>,
     /// First and last step that writes a unit's gradient.
-    writes: BTreeMap<usize, (usize, usize)>,
+    written: BTreeMap<UnitId, (usize, usize)>,
     rounds: usize,
-    emit: Emitter<'a>,
-    slots: SlotTable,
-    gradients: SlotTable,
-    staging: SlotTable,
-    reduced: SlotTable,
-    resident: BTreeMap<usize, usize>,
+    emit: Emitter,
+    declared: Declared,
+    slots: Slots,
+    gradient_slots: Slots,
+    staging_slots: Slots,
+    reduced_slots: Slots,
+    /// Gathered units: slot and buffers.
+    gathered: BTreeMap<UnitId, (usize, Vec<BufferId>)>,
     /// Staging slots of units that are not used yet.
-    staged: BTreeMap<usize, usize>,
-    /// A reduced unit whose result is not folded yet, and the slots that it may still use.
-    unfolded: Option<Reduction>,
+    staged: BTreeMap<UnitId, usize>,
+    /// Gradients that are being written.
+    open: BTreeMap<UnitId, Held>,
+    sums: Vec<Sums>,
+    whole_sums: Vec<Sums>,
+    /// A reduction whose result is not used yet.
+    unsummed: Option<Reduction>,
     /// A unit whose sum over replicas was issued last, and which is measured behind it.
-    unmeasured: Option<Reduction>,
+    unmeasured: Option<(UnitId, Held)>,
 }
 
 impl<'a> Build<'a> {
-    fn new(compiler: &'a Compiler<'a>, steps: &'a [Step], rounds: usize, training: bool) -> Self {
-        let stays = residencies(compiler.layout, steps, compiler.policy);
-        let issue_at = issue_points(steps, &stays, compiler.policy);
-        let mut writes: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+    fn new(
+        compiler: &'a Compiler<'a>,
+        steps: &'a [Step],
+        ranges: Vec<LiveRange>,
+        mut declared: Declared,
+        rounds: usize,
+    ) -> Self {
+        assert!(rounds > 0, "there is at least one micro-batch");
+        assert_eq!(compiler.layout.shards, compiler.mesh.shards(), "the layout is made for the mesh");
+        let mut written: BTreeMap<UnitId, (usize, usize)> = BTreeMap::new();
         for (at, step) in steps.iter().enumerate() {
             for &unit in &step.gradients {
-                writes.entry(unit).or_insert((at, at)).1 = at;
+                written.entry(unit).or_insert((at, at)).1 = at;
             }
         }
-        let phases = if training { compiler.statistics_phases } else { 0 };
-        let emit = Emitter::new(Tenancy::new(compiler.spec, compiler.layout), phases);
+        let Policy { param_dtype, reduce_dtype, accumulation_order, .. } = *compiler.policy;
+        let slots = |role: fn(usize) -> Role, category, dtype| {
+            Slots::new(role, category, dtype).declared(&declared.buffers)
+        };
+        let sums = |sets: Vec<Vec<Vec<BufferId>>>| -> Vec<Sums> {
+            sets.into_iter().map(|sets| Sums::new(accumulation_order, sets)).collect()
+        };
         Self {
             compiler,
             steps,
-            stays,
-            issue_at,
-            writes,
+            issue_at: issue_points(steps, &ranges, compiler.policy),
+            ranges,
+            written,
             rounds,
-            emit,
-            slots: SlotTable::default(),
-            gradients: SlotTable::default(),
-            staging: SlotTable::default(),
-            reduced: SlotTable::default(),
-            resident: BTreeMap::new(),
+            emit: Emitter::default(),
+            slots: slots(Role::Slot, Category::Unsharded, param_dtype),
+            gradient_slots: slots(Role::GradientSlot, Category::GradientSlot, reduce_dtype),
+            staging_slots: slots(Role::StagingSlot, Category::HostStaging, param_dtype),
+            reduced_slots: slots(Role::ReducedSlot, Category::HostStaging, reduce_dtype),
+            sums: sums(std::mem::take(&mut declared.sums)),
+            whole_sums: sums(std::mem::take(&mut declared.whole_sums)),
+            declared,
+            gathered: BTreeMap::new(),
             staged: BTreeMap::new(),
-            unfolded: None,
+            open: BTreeMap::new(),
+            unsummed: None,
             unmeasured: None,
         }
     }
 
-    fn into_schedule(self, rounds: usize) -> Schedule {
-        let mut keeps_sub_shard = vec![false; self.compiler.layout.units.len()];
-        for stay in self.stays.iter().filter(|stay| stay.keep_sub_shard) {
-            keeps_sub_shard[stay.unit] = true;
-        }
+    fn into_schedule(self) -> Schedule {
+        let Compiler { policy, mesh, .. } = *self.compiler;
         Schedule {
+            buffers: self.declared.buffers,
+            lasting: self.declared.lasting,
             ops: self.emit.ops,
             sections: self.emit.sections,
-            slots: self.slots.slots,
-            gradient_slots: self.gradients.slots,
-            staging_slots: self.staging.slots,
-            reduced_slots: self.reduced.slots,
-            rounds,
-            keeps_sub_shard,
+            rounds: self.rounds,
+            mesh,
+            sub_group: match policy.reshard_after_forward {
+                Reshard::ToGroup(n) => Some(n),
+                _ => None,
+            },
+            averaged_ranks: match policy.reduce_op {
+                ReduceOp::Sum => 1,
+                ReduceOp::Average => mesh.world(),
+            },
         }
     }
 
-    fn step(&mut self, rounds: usize) -> Result<(), Violation> {
+    /// Everything up to the epilogue.
+    fn micro_batches(&mut self, trains: bool) {
         self.emit.section(SectionKind::Prologue);
-        self.push(OpKind::BeginStep)?;
-        for round in 0..rounds {
-            self.micro_batch(round)?;
+        let lasting = &self.declared.lasting;
+        let mut writes = vec![lasting.scalars];
+        writes.extend(lasting.statistics.iter().filter(|_| trains));
+        writes.extend(lasting.units.iter().flat_map(|unit| &unit.gradient));
+        self.emit.push(OpKind::BeginStep, vec![lasting.not_finite], writes);
+        for round in 0..self.rounds {
+            self.micro_batch(round);
         }
         self.emit.section(SectionKind::Epilogue);
-        self.epilogue()
     }
 
-    fn evaluation(&mut self, rounds: usize) -> Result<(), Violation> {
-        self.emit.section(SectionKind::Prologue);
-        self.push(OpKind::BeginStep)?;
-        for round in 0..rounds {
-            self.micro_batch(round)?;
-        }
-        self.emit.section(SectionKind::Epilogue);
-        self.push(OpKind::ReduceScalars)
-    }
-
-    fn push(&mut self, kind: OpKind) -> Result<(), Violation> {
-        self.emit.push(kind).map(|_| ())
-    }
-
-    fn micro_batch(&mut self, round: usize) -> Result<(), Violation> {
-        self.emit.section(SectionKind::MicroBatch(round));
-        self.push(OpKind::BeginMicroBatch { round })?;
-        for at in 0..self.steps.len() {
-            for stay in 0..self.stays.len() {
-                if self.issue_at[stay] == at {
-                    self.gather(stay)?;
+    fn micro_batch(&mut self, round: usize) {
+        self.emit.section(SectionKind::MicroBatch(Round(round)));
+        self.emit.push(OpKind::BeginMicroBatch { round: Round(round) }, Vec::new(), Vec::new());
+        let steps = self.steps;
+        for (at, step) in steps.iter().enumerate() {
+            for range in 0..self.ranges.len() {
+                if self.issue_at[range] == at {
+                    self.gather(range);
                 }
             }
-            for unit in self.steps[at].gradients.clone() {
-                if self.writes[&unit].0 == at {
-                    self.open_gradient(unit)?;
+            for &unit in &step.gradients {
+                if self.written[&unit].0 == at {
+                    self.open_gradient(unit);
                 }
             }
-            self.push(self.steps[at].kind)?;
-            let steps = self.steps;
-            for &unit in &steps[at].units {
-                if let Some(staging) = self.staged.remove(&unit) {
-                    self.staging.give_back(staging);
+            self.compute(step);
+            for unit in &step.units {
+                if let Some(staging) = self.staged.remove(unit) {
+                    self.staging_slots.give_back(staging);
                 }
             }
-            for stay in 0..self.stays.len() {
-                if self.stays[stay].to == at {
-                    self.reshard(stay)?;
+            for range in 0..self.ranges.len() {
+                if self.ranges[range].to == at {
+                    self.reshard(range);
                 }
             }
-            for unit in self.steps[at].gradients.clone() {
-                if self.writes[&unit].1 == at {
-                    self.close_gradient(unit, round)?;
+            for &unit in &step.gradients {
+                if self.written[&unit].1 == at {
+                    self.close_gradient(unit, round);
                 }
             }
         }
-        self.fold(round)?;
-        self.measure()
+        self.sum_up(round);
+        self.measure();
     }
 
-    fn gather(&mut self, stay: usize) -> Result<(), Violation> {
-        let Residency { unit, mut source, purpose, .. } = self.stays[stay];
-        let segments = &self.compiler.layout.units[unit].segments;
-        let lens: Vec<usize> = segments.iter().map(|segment| segment.unsharded_len()).collect();
-        if (self.offload(), source) == (Offload::Cpu, Source::Shard) {
-            let lens: Vec<usize> = segments.iter().map(|segment| segment.shard_len()).collect();
-            let staging = self.staging.take(&lens);
+    fn compute(&mut self, step: &Step) {
+        let block = step.kind.block().expect("a step runs a block");
+        let backward = !matches!(step.kind, OpKind::Forward { .. } | OpKind::Finish { backward: false, .. });
+        let (reads, mut writes) = self.operands(block, backward);
+        if matches!(step.kind, OpKind::Finish { .. }) {
+            writes.push(self.declared.lasting.scalars);
+        }
+        self.emit.push(step.kind, reads, writes);
+    }
+
+    /// Where the parameters of a block are, and where the gradients of the trainable ones go.
+    fn operands(&self, block: BlockId, backward: bool) -> (Vec<BufferId>, Vec<BufferId>) {
+        let (mut reads, mut writes) = (Vec::new(), Vec::new());
+        for &id in &self.compiler.spec.block(block).params {
+            let (unit, segment, _) = self.compiler.layout.find(id).expect("every parameter lies in a unit");
+            reads.push(self.gathered[&unit].1[segment.0]);
+            if backward && self.compiler.spec.param(id).trainable {
+                writes.push(self.open[&unit].buffers[segment.0]);
+            }
+        }
+        (reads, writes)
+    }
+
+    fn gather(&mut self, range: usize) {
+        let LiveRange { unit, mut source, purpose, .. } = self.ranges[range];
+        let segments = &self.compiler.layout.unit(unit).segments;
+        let mut reads = match source {
+            Source::SubShard => self.declared.sub_shards[unit.0].clone(),
+            _ => self.declared.lasting.units[unit.0].shard().to_vec(),
+        };
+        if (self.compiler.policy.offload, source) == (Offload::Cpu, Source::Shard) {
+            let lens = segments.iter().map(Segment::shard_len).collect();
+            let (staging, staged) = self.staging_slots.take(&mut self.declared, lens);
             self.staged.insert(unit, staging);
-            self.push(OpKind::Upload { unit, staging })?;
-            source = Source::Staged(staging);
+            self.emit.push(OpKind::Upload { unit }, reads, staged.clone());
+            (source, reads) = (Source::Staged, staged);
         }
-        let slot = self.slots.take(&lens);
-        self.resident.insert(unit, slot);
-        self.push(OpKind::AllGather { unit, slot, source, purpose })
+        let lens = segments.iter().map(Segment::unsharded_len).collect();
+        let (slot, writes) = self.slots.take(&mut self.declared, lens);
+        self.emit.push(OpKind::AllGather { unit, source, purpose }, reads, writes.clone());
+        self.gathered.insert(unit, (slot, writes));
     }
 
-    fn offload(&self) -> Offload {
-        self.compiler.policy.offload
+    fn reshard(&mut self, range: usize) {
+        let LiveRange { unit, keep_sub_shard, .. } = self.ranges[range];
+        let (slot, buffers) = self.gathered.remove(&unit).expect("a unit is gathered before it is given up");
+        if keep_sub_shard {
+            let kept = self.declared.sub_shards[unit.0].clone();
+            self.emit.push(OpKind::KeepSubShard { unit }, buffers.clone(), kept);
+        }
+        self.emit.push(OpKind::Reshard { unit }, Vec::new(), buffers);
+        self.slots.give_back(slot);
     }
 
-    fn reshard(&mut self, stay: usize) -> Result<(), Violation> {
-        let unit = self.stays[stay].unit;
-        if self.stays[stay].keep_sub_shard {
-            self.push(OpKind::KeepSubShard { unit })?;
-        }
-        self.push(OpKind::Reshard { unit })?;
-        if let Some(slot) = self.resident.remove(&unit) {
-            self.slots.give_back(slot);
-        }
-        Ok(())
-    }
-
-    fn epilogue(&mut self) -> Result<(), Violation> {
-        let units: Vec<usize> = (0..self.compiler.layout.units.len())
-            .filter(|&unit| self.compiler.layout.units[unit].is_trainable())
-            .collect();
-        self.push(OpKind::ReduceScalars)?;
-        for phase in 0..self.compiler.statistics_phases {
-            for &unit in &units {
-                self.push(OpKind::Statistics { unit, phase })?;
+    fn epilogue(&mut self) {
+        let lasting = &self.declared.lasting;
+        let units: Vec<UnitId> = self.compiler.layout.unit_ids().collect();
+        let units = || units.iter().filter(|unit| !lasting.units[unit.0].gradient.is_empty());
+        self.emit.push(OpKind::ReduceScalars, Vec::new(), vec![lasting.scalars, lasting.factors]);
+        for (phase, &statistics) in lasting.statistics.iter().enumerate() {
+            for &unit in units() {
+                let (reads, mut writes) = self.declared.update(unit, &lasting.statistics[..phase]);
+                writes.push(statistics);
+                self.emit.push(OpKind::Statistics { unit, phase: Phase(phase) }, reads, writes);
             }
-            self.push(OpKind::ReduceStatistics { phase })?;
+            let phase = Phase(phase);
+            self.emit.push(OpKind::ReduceStatistics { phase }, Vec::new(), vec![statistics]);
         }
-        units.iter().try_for_each(|&unit| self.push(OpKind::Update { unit }))
+        for &unit in units() {
+            let (reads, writes) = self.declared.update(unit, &lasting.statistics);
+            self.emit.push(OpKind::Update { unit }, reads, writes);
+        }
     }
 }

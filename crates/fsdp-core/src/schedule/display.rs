@@ -2,49 +2,71 @@
 
 use std::fmt::Write;
 
-use super::{Op, OpId, OpKind, Schedule, Section, SectionKind, Source};
+use super::{BufferId, Op, OpId, OpKind, Role, Round, Schedule, Section, SectionKind, Source};
 use crate::comm::Purpose;
 use crate::layout::Layout;
 use crate::model::ModelSpec;
 use crate::program::ForwardMode;
+use crate::wrap::UnitId;
 
 impl Schedule {
     /// The schedule as lines of `index queue operation (waits)`. Consecutive micro-batches that differ only
-    /// in their number are printed once.
+    /// in their number, or in which sums of gradients they add, are printed once.
     pub fn render(&self, spec: &ModelSpec, layout: &Layout) -> String {
         let mut text = String::new();
         let mut at = 0;
         while at < self.sections.len() {
             let section = &self.sections[at];
-            let alike = self.sections[at + 1..]
-                .iter()
-                .take_while(|other| self.normalized(other) == self.normalized(section))
-                .count();
+            let alike = |but_sums| {
+                let first = self.normalized(section, but_sums);
+                let rest = self.sections[at + 1..].iter();
+                rest.take_while(|other| self.normalized(other, but_sums) == first).count()
+            };
+            let (same, alike) = (alike(false), alike(true));
             let _ = match section.kind {
                 SectionKind::Prologue => writeln!(text, "prologue"),
-                SectionKind::MicroBatch(round) if alike > 0 => {
-                    writeln!(text, "micro-batches {round} to {} (alike)", round + alike)
+                SectionKind::MicroBatch(Round(round)) if alike > 0 => {
+                    let note = if same == alike { "" } else { " but for the sums they add" };
+                    writeln!(text, "micro-batches {round} to {} (alike{note})", round + alike)
                 }
-                SectionKind::MicroBatch(round) => writeln!(text, "micro-batch {round}"),
+                SectionKind::MicroBatch(Round(round)) => writeln!(text, "micro-batch {round}"),
                 SectionKind::Epilogue => writeln!(text, "epilogue"),
             };
             for index in section.start..section.end {
                 let line = self.line(index, spec, layout);
                 let _ = writeln!(text, "{line}");
             }
+            if same < alike {
+                self.sections[at..=at + alike].iter().for_each(|section| self.write_sums(&mut text, section));
+            }
             at += 1 + alike;
         }
         text
     }
 
+    /// Which sums a micro-batch adds, in one line: they are the same for all units.
+    fn write_sums(&self, text: &mut String, section: &Section) {
+        let SectionKind::MicroBatch(Round(round)) = section.kind else { return };
+        let is_add = |op: &&Op| matches!(op.kind, OpKind::Add { .. });
+        let ops = &self.ops[section.start..section.end];
+        let unit = ops.iter().find(is_add).and_then(|op| op.kind.unit());
+        let adds = ops.iter().filter(is_add).filter(|op| op.kind.unit() == unit);
+        let name = |id: BufferId| self.buffer(id).name();
+        let adds: Vec<String> =
+            adds.map(|op| format!("{} into {}", name(op.reads[0]), name(op.writes[0]))).collect();
+        if !adds.is_empty() {
+            let _ = writeln!(text, "       micro-batch {round} adds, for each unit, {}", adds.join(", "));
+        }
+    }
+
     fn line(&self, index: usize, spec: &ModelSpec, layout: &Layout) -> String {
         let op = &self.ops[index];
         let queue_width = self.ops.iter().map(|op| op.kind.queue().name().len()).fold(8, usize::max);
-        let mut line = format!(
-            "{index:>5}  {:<queue_width$} {}",
-            op.kind.queue().name(),
-            describe(&op.kind, spec, layout)
-        );
+        let what = match op.kind.block() {
+            Some(block) => format!("{} {}{}", op.kind.name(), spec.block(block).name, note(&op.kind)),
+            None => describe(op, self, layout),
+        };
+        let mut line = format!("{index:>5}  {:<queue_width$} {what}", op.kind.queue().name());
         if !op.waits.is_empty() {
             let waits: Vec<String> = op.waits.iter().map(|wait| wait.0.to_string()).collect();
             let _ = write!(line, "  (after {})", waits.join(", "));
@@ -52,17 +74,30 @@ impl Schedule {
         line
     }
 
-    /// The operations of a section without what differs between equal micro-batches: the round, and the
-    /// absolute position of waits.
-    fn normalized(&self, section: &Section) -> Vec<Op> {
-        let relative = |ids: &[OpId]| ids.iter().map(|id| OpId(id.0.wrapping_sub(section.start))).collect();
-        self.ops[section.start..section.end]
-            .iter()
+    /// The operations of a section without what differs between equal micro-batches: the round, and the absolute
+    /// position of waits; and, if wanted, without what is added, where gradients lie until then, and waits for that.
+    fn normalized(&self, section: &Section, but_sums: bool) -> Vec<Op> {
+        let relative = |ids: &[OpId]| {
+            let ids = ids.iter().filter(|_| !but_sums);
+            ids.map(|id| OpId(id.0.wrapping_sub(section.start))).collect()
+        };
+        let is_sum = |id: BufferId| {
+            matches!(
+                self.buffer(id).role,
+                Role::Sum(_) | Role::WholeSum(_) | Role::Gradient | Role::GradientSlot(_)
+            )
+        };
+        let operands =
+            |ids: &[BufferId]| ids.iter().copied().filter(|&id| !(but_sums && is_sum(id))).collect();
+        let ops = self.ops[section.start..section.end].iter();
+        ops.filter(|op| !(but_sums && matches!(op.kind, OpKind::Add { .. })))
             .map(|op| Op {
                 kind: match op.kind {
-                    OpKind::BeginMicroBatch { .. } => OpKind::BeginMicroBatch { round: 0 },
+                    OpKind::BeginMicroBatch { .. } => OpKind::BeginMicroBatch { round: Round(0) },
                     kind => kind,
                 },
+                reads: operands(&op.reads),
+                writes: operands(&op.writes),
                 waits: relative(&op.waits),
                 joins: relative(&op.joins),
             })
@@ -70,56 +105,35 @@ impl Schedule {
     }
 }
 
-/// An operation with the names of its unit or block.
-pub(crate) fn describe(kind: &OpKind, spec: &ModelSpec, layout: &Layout) -> String {
-    let name = kind.name();
-    let unit_name = |unit: usize| &layout.units[unit].name;
-    match *kind {
-        OpKind::BeginMicroBatch { round } => format!("{name} {round}"),
-        OpKind::AllGather { unit, slot, source, purpose } => {
-            let from = match source {
-                Source::Shard => String::new(),
-                Source::SubShard => " from sub-shard".into(),
-                Source::Staged(staging) => format!(" from staging slot {staging}"),
-            };
+/// What is special about a run of a block.
+fn note(kind: &OpKind) -> &'static str {
+    match kind {
+        OpKind::Forward { mode: ForwardMode::Checkpoint, .. } => " (checkpointed)",
+        OpKind::Forward { mode: ForwardMode::CheckpointProducts, .. } => " (checkpointed, products kept)",
+        _ => "",
+    }
+}
+
+/// An operation with the names of its unit and of the buffers that help a reader.
+pub(crate) fn describe(op: &Op, schedule: &Schedule, layout: &Layout) -> String {
+    let name = op.kind.name();
+    let of = |unit: UnitId| format!("{name} {}", layout.unit(unit).name);
+    let first = |ids: &[BufferId]| ids.first().map_or_else(String::new, |&id| schedule.buffer(id).name());
+    let (from, to) = (first(&op.reads), first(&op.writes));
+    match op.kind {
+        OpKind::BeginMicroBatch { round } => format!("{name} {}", round.0),
+        OpKind::AllGather { unit, source, purpose } => {
+            let from = if source == Source::Shard { String::new() } else { format!(" from {from}") };
             let pass = if purpose == Purpose::Backward { "backward" } else { "forward" };
-            format!("{name} {} -> slot {slot}{from}, for {pass}", unit_name(unit))
+            format!("{} -> {to}{from}, for {pass}", of(unit))
         }
-        OpKind::Upload { unit, staging } => format!("{name} {} -> staging slot {staging}", unit_name(unit)),
-        OpKind::ReduceScatter { unit, slot: Some(slot) } => {
-            format!("{name} {} -> reduced slot {slot}", unit_name(unit))
-        }
-        OpKind::Download { unit, slot: Some(slot) } => {
-            format!("{name} {} from reduced slot {slot}", unit_name(unit))
-        }
-        OpKind::Forward { block, mode } => {
-            let note = match mode {
-                ForwardMode::Checkpoint => " (checkpointed)",
-                ForwardMode::CheckpointProducts => " (checkpointed, products kept)",
-                _ => "",
-            };
-            format!("{name} {}{note}", spec.block(block).name)
-        }
-        OpKind::Finish { block, .. } | OpKind::Backward { block } => {
-            format!("{name} {}", spec.block(block).name)
-        }
-        OpKind::OpenGradient { unit, slot } => {
-            format!("{name} {} in gradient slot {slot}", unit_name(unit))
-        }
-        OpKind::KeepSubShard { unit }
-        | OpKind::Reshard { unit }
-        | OpKind::CloseGradient { unit }
-        | OpKind::ReduceScatter { unit, slot: None }
-        | OpKind::Download { unit, slot: None }
-        | OpKind::AllReduceReplicas { unit }
-        | OpKind::SquareNorm { unit }
-        | OpKind::Update { unit } => format!("{name} {}", unit_name(unit)),
-        OpKind::FoldUnsharded { unit, last } | OpKind::Fold { unit, last } => {
-            format!("{name} {}{}", unit_name(unit), if last { ", the last" } else { "" })
-        }
-        OpKind::Statistics { unit, phase } => format!("{name} {} of {}", phase, unit_name(unit)),
-        OpKind::ReduceStatistics { phase } => format!("{name} {phase}"),
-        OpKind::BeginStep | OpKind::ReduceScalars => name.into(),
+        OpKind::Upload { unit } | OpKind::ReduceScatter { unit, .. } => format!("{} -> {to}", of(unit)),
+        OpKind::Download { unit } => format!("{} from {from}", of(unit)),
+        OpKind::OpenGradient { unit } => format!("{} in {to}", of(unit)),
+        OpKind::Add { unit, .. } => format!("{}: {from} into {to}", of(unit)),
+        OpKind::Statistics { unit, phase } => format!("{name} {} of {}", phase.0, layout.unit(unit).name),
+        OpKind::ReduceStatistics { phase } => format!("{name} {}", phase.0),
+        _ => op.kind.unit().map_or_else(|| name.into(), of),
     }
 }
 

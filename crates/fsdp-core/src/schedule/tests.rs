@@ -1,26 +1,28 @@
 mod dealing;
 mod policies;
 mod slots;
+mod sums;
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::Mesh;
-use crate::model::ParamId;
+use crate::model::{BlockId, ParamId};
+use crate::program::ForwardMode;
 use crate::testing::{Built, Setup, Sketch, grid, setups};
-use crate::wrap::WrapPolicy;
+use crate::wrap::{UnitId, WrapPolicy};
 
 fn is_compute(kind: &OpKind) -> bool {
-    matches!(kind, OpKind::Forward { .. } | OpKind::Finish { .. } | OpKind::Backward { .. })
+    kind.block().is_some()
 }
 
 fn block_of(kind: &OpKind) -> Option<usize> {
-    match *kind {
-        OpKind::Forward { block, .. } | OpKind::Finish { block, .. } | OpKind::Backward { block } => {
-            Some(block.0)
-        }
-        _ => None,
-    }
+    kind.block().map(|block| block.0)
+}
+
+/// Whether a unit keeps a sub-shard.
+fn keeps_sub_shard(schedule: &Schedule, unit: UnitId) -> bool {
+    schedule.buffers.iter().any(|decl| decl.role == Role::SubShard && decl.unit == Some(unit))
 }
 
 /// The operations of each micro-batch.
@@ -54,13 +56,13 @@ fn first_reread_block(built: &Built) -> usize {
 }
 
 /// How often a unit is gathered in one micro-batch.
-fn gathers_of(built: &Built, unit: usize) -> usize {
+fn gathers_of(built: &Built, unit: UnitId) -> usize {
     let last = built.spec.blocks.len() - 1;
     let uses: Vec<usize> = (0..=last).filter(|&block| built.units_of(block).contains(&unit)).collect();
     let Some(&latest) = uses.last() else { return 0 };
     let kept = match built.policy.reshard_after_forward {
         Reshard::Never => true,
-        Reshard::Auto => built.layout.units[unit].is_root,
+        Reshard::Auto => built.layout.unit(unit).is_root,
         Reshard::Always | Reshard::ToGroup(_) => false,
     };
     if latest < first_reread_block(built) || latest == last || kept { 1 } else { 2 }
@@ -115,11 +117,11 @@ proptest! {
     fn counts_of_collectives_follow_the_closed_forms(setup in setups()) {
         let built = setup.build();
         let (step, evaluation) = (built.step(), built.evaluation());
-        for (unit, layout) in built.layout.units.iter().enumerate() {
+        for (unit, layout) in built.layout.unit_ids().zip(&built.layout.units) {
             let trains = usize::from(layout.is_trainable());
             let gathers = |kind: &OpKind| matches!(kind, OpKind::AllGather { unit: u, .. } if *u == unit);
             let reduces = |kind: &OpKind| matches!(kind, OpKind::ReduceScatter { unit: u, .. } if *u == unit);
-            let sums = |kind: &OpKind| matches!(kind, OpKind::AllReduceReplicas { unit: u } if *u == unit);
+            let sums = |kind: &OpKind| matches!(kind, OpKind::AllReduceReplicas { unit: u, .. } if *u == unit);
             let per_step = match built.policy.accumulation {
                 Accumulation::Reduce => setup.rounds,
                 Accumulation::Unsharded => 1,
@@ -137,9 +139,13 @@ proptest! {
             prop_assert_eq!(count(&step, downloads), offloads * trains);
             prop_assert_eq!(count(&evaluation, downloads), 0);
             prop_assert_eq!(count(&step, sums), trains * usize::from(setup.mesh.replicas() > 1));
-            let folds = |kind: &OpKind| matches!(kind, OpKind::FoldUnsharded { unit: u, .. } if *u == unit);
-            let unsharded = built.policy.accumulation == Accumulation::Unsharded && setup.rounds > 1;
-            prop_assert_eq!(count(&step, folds), trains * setup.rounds * usize::from(unsharded));
+            let queue = match built.policy.accumulation {
+                Accumulation::Reduce => crate::Queue::Reduce,
+                Accumulation::Unsharded => crate::Queue::Compute,
+            };
+            let adds = |kind: &OpKind| matches!(kind, OpKind::Add { unit: u, .. } if *u == unit);
+            prop_assert_eq!(count(&step, adds), trains * (setup.rounds - 1));
+            prop_assert_eq!(count(&step, |kind| *kind == OpKind::Add { unit, queue }), trains * (setup.rounds - 1));
             let used = (0..built.spec.blocks.len()).any(|block| built.units_of(block).contains(&unit));
             prop_assert_eq!(count(&evaluation, gathers), setup.rounds * usize::from(used));
             prop_assert_eq!(count(&evaluation, reduces) + count(&evaluation, sums), 0);
@@ -159,7 +165,7 @@ proptest! {
     fn blocks_run_forward_then_backward_and_layers_are_recomputed(setup in setups()) {
         let built = setup.build();
         for (round, kinds) in micro_batches(&built.step()).into_iter().enumerate() {
-            prop_assert_eq!(kinds[0], OpKind::BeginMicroBatch { round });
+            prop_assert_eq!(kinds[0], OpKind::BeginMicroBatch { round: Round(round) });
             let compute: Vec<OpKind> = kinds.into_iter().filter(is_compute).collect();
             prop_assert_eq!(compute, compute_of(&built));
         }
@@ -203,7 +209,7 @@ proptest! {
                         let again = rest.iter().any(|later| matches!(*later,
                             OpKind::AllGather { unit: u, .. } if u == unit));
                         prop_assert_eq!(keeps, again && group);
-                        prop_assert!(!keeps || step.keeps_sub_shard[unit]);
+                        prop_assert!(!keeps || keeps_sub_shard(&step, unit));
                     }
                     OpKind::OpenGradient { unit, .. } => {
                         let next = kinds[index..].iter().find_map(block_of).unwrap();
@@ -218,9 +224,9 @@ proptest! {
                 }
             }
         }
-        for (unit, keeps) in step.keeps_sub_shard.iter().enumerate() {
+        for unit in built.layout.unit_ids() {
             let group = matches!(built.policy.reshard_after_forward, Reshard::ToGroup(_));
-            prop_assert_eq!(*keeps, group && gathers_of(&built, unit) == 2);
+            prop_assert_eq!(keeps_sub_shard(&step, unit), group && gathers_of(&built, unit) == 2);
         }
     }
 
@@ -230,7 +236,7 @@ proptest! {
         for schedule in [built.step(), built.evaluation()] {
             let kinds: Vec<SectionKind> = schedule.sections.iter().map(|section| section.kind).collect();
             let mut expected = vec![SectionKind::Prologue];
-            expected.extend((0..setup.rounds).map(SectionKind::MicroBatch));
+            expected.extend((0..setup.rounds).map(|round| SectionKind::MicroBatch(Round(round))));
             expected.push(SectionKind::Epilogue);
             prop_assert_eq!(kinds, expected);
             let mut at = 0;
@@ -243,29 +249,33 @@ proptest! {
     }
 
     #[test]
-    fn results_are_folded_one_unit_later(setup in setups()) {
+    fn results_of_reductions_are_used_one_unit_later(setup in setups()) {
         let built = setup.build();
-        let mut open: Vec<usize> = Vec::new();
-        for (round, kinds) in micro_batches(&built.step()).into_iter().enumerate() {
-            for kind in kinds {
-                match kind {
-                    OpKind::ReduceScatter { unit, .. } => open.push(unit),
-                    OpKind::Fold { unit, last } => {
-                        prop_assert_eq!(open.remove(0), unit);
-                        prop_assert!(open.len() <= 1);
-                        prop_assert_eq!(last, round + 1 == setup.rounds);
-                    }
-                    OpKind::FoldUnsharded { last, .. } => prop_assert_eq!(last, round + 1 == setup.rounds),
-                    _ if is_compute(&kind) => prop_assert!(open.len() <= 1),
-                    _ => {}
-                }
+        let step = built.step();
+        let is_reduction = |op: &&Op| matches!(op.kind, OpKind::ReduceScatter { .. });
+        for index in 0..step.ops.len() {
+            let op = &step.ops[index];
+            let reads_result = match op.kind {
+                OpKind::Add { queue, .. } => queue == crate::Queue::Reduce,
+                OpKind::AllReduceReplicas { .. } => true,
+                OpKind::SquareNorm { .. } => built.mesh.replicas() == 1,
+                _ => false,
+            };
+            if !reads_result {
+                continue;
             }
-            prop_assert!(open.is_empty());
+            let result = if op.reads.is_empty() { &op.writes } else { &op.reads };
+            let made = step.ops[..index].iter().rposition(|op| is_reduction(&op) && op.writes == *result);
+            let Some(made) = made else { continue };
+            let section = step.sections.iter().find(|section| section.end > made).unwrap();
+            let between = &step.ops[made + 1..index];
+            let last = !step.ops[made + 1..section.end].iter().any(|op| is_reduction(&op));
+            prop_assert!(last || index >= section.end || between.iter().any(|op| is_reduction(&op)));
         }
     }
 }
 
-fn writes(built: &Built, block: usize, unit: usize) -> bool {
+fn writes(built: &Built, block: usize, unit: UnitId) -> bool {
     let of_unit = |id: &&ParamId| built.unit_of(**id) == unit && built.spec.param(**id).trainable;
     built.spec.blocks[block].params.iter().any(|id| of_unit(&id))
 }
@@ -279,13 +289,13 @@ fn assert_prefetch(built: &Built, kinds: &[OpKind]) -> Result<(), TestCaseError>
         (crate::comm::Purpose::Forward, built.policy.forward_prefetch),
         (crate::comm::Purpose::Backward, built.policy.backward_prefetch),
     ] {
-        let gathers: Vec<(usize, usize)> = (0..kinds.len())
+        let gathers: Vec<(usize, UnitId)> = (0..kinds.len())
             .filter_map(|index| match kinds[index] {
                 OpKind::AllGather { unit, purpose, .. } if purpose == pass => Some((index, unit)),
                 _ => None,
             })
             .collect();
-        let first_use = |&(index, unit): &(usize, usize)| {
+        let first_use = |&(index, unit): &(usize, UnitId)| {
             let uses = |at: &usize| block_of(&kinds[*at]).is_some_and(|b| built.units_of(b).contains(&unit));
             before[(index..kinds.len()).find(uses).unwrap()]
         };
@@ -313,11 +323,11 @@ fn the_calls_of_a_schedule_are_those_of_one_micro_batch() {
 
 #[test]
 fn collectives_meet_on_queues_of_their_own() {
-    let setup = grid(&Sketch::plain(2)).pop().unwrap();
+    let setup = Setup { rounds: 2, ..Setup::plain(Sketch::plain(2)) };
     for op in setup.build().step().ops {
         let queue = match op.kind.name() {
             "all-gather" => crate::Queue::Gather,
-            "reduce-scatter" | "fold" | "square norm" => crate::Queue::Reduce,
+            "reduce-scatter" | "add" | "square norm" => crate::Queue::Reduce,
             name if name.starts_with("all-reduce") => crate::Queue::Reduce,
             "upload" => crate::Queue::Upload,
             "download" => crate::Queue::Download,
@@ -353,6 +363,9 @@ fn the_root_is_gathered_once_by_default_and_twice_when_always_resharded() {
         let policy = Policy { reshard_after_forward: reshard, ..Policy::default() };
         let built = Setup { wrap: wrap.clone(), policy, ..Setup::plain(Sketch::plain(2)) }.build();
         assert!(built.layout.units[0].is_root);
-        assert_eq!(count(&built.step(), |kind| matches!(kind, OpKind::AllGather { unit: 0, .. })), expected);
+        assert_eq!(
+            count(&built.step(), |kind| matches!(kind, OpKind::AllGather { unit: UnitId(0), .. })),
+            expected
+        );
     }
 }

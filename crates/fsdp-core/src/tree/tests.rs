@@ -3,8 +3,6 @@ use std::convert::Infallible;
 use proptest::prelude::*;
 
 use super::*;
-use crate::rank::{Mesh, Rank};
-use crate::schedule::{Accumulation, micro_batch_index};
 
 /// An expression: which leaves were added, and in which order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -135,48 +133,6 @@ proptest! {
     ) {
         prop_assert_eq!(arrived(&leaves(order.len()), &order), defined(0, order.len()));
     }
-}
-
-/// What a step of `rounds` micro-batches on a mesh adds, as an expression over micro-batches.
-fn emulate(mesh: Mesh, rounds: usize, accumulation: Accumulation) -> Tree {
-    let leaf = |rank, round| Tree::Leaf(micro_batch_index(mesh, accumulation, rounds, Rank(rank), round));
-    let of_replica = |replica: usize| {
-        let ranks: Vec<usize> = (0..mesh.shards()).map(|shard| replica * mesh.shards() + shard).collect();
-        match accumulation {
-            Accumulation::Reduce => counted(
-                (0..rounds)
-                    .map(|round| in_order(&ranks.iter().map(|&rank| leaf(rank, round)).collect::<Vec<_>>())),
-            ),
-            Accumulation::Unsharded => {
-                let own = |&rank: &usize| counted((0..rounds).map(|round| leaf(rank, round)));
-                in_order(&ranks.iter().map(own).collect::<Vec<_>>())
-            }
-        }
-    };
-    in_order(&(0..mesh.replicas()).map(of_replica).collect::<Vec<_>>())
-}
-
-#[test]
-fn every_mesh_of_powers_of_two_adds_the_same_tree() {
-    let powers = || (0..7).map(|exponent| 1usize << exponent);
-    let mut seen = 0;
-    for micro_batches in powers() {
-        for replicas in powers() {
-            for shards in powers().filter(|shards| replicas * shards <= micro_batches) {
-                let (mesh, rounds) =
-                    (Mesh::new(replicas, shards).unwrap(), micro_batches / (replicas * shards));
-                for accumulation in [Accumulation::Reduce, Accumulation::Unsharded] {
-                    assert_eq!(
-                        emulate(mesh, rounds, accumulation),
-                        defined(0, micro_batches),
-                        "{micro_batches} micro-batches on {mesh}, {accumulation:?}"
-                    );
-                    seen += 1;
-                }
-            }
-        }
-    }
-    assert_eq!(seen, 2 * 84);
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn state(trainer: &RankTrainer<'_, Torch<CudaMemory>, HfModel>) -> Result<Vec<Ve
     let engine = trainer.engine();
     let memory = Arc::clone(engine.memory());
     let mut all = Vec::new();
-    for unit in 0..engine.plan().layout.units.len() {
+    for unit in engine.plan().layout.unit_ids() {
         let shards = engine.shards(unit);
         for buffer in shards.params.iter().chain(shards.state.iter().flatten()) {
             let mut values = vec![0.0; buffer.len()];

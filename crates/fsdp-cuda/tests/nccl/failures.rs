@@ -7,7 +7,6 @@ use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
 use fsdp_core::comm::{Comm, CommError, Purpose, ReduceOp};
 use fsdp_core::engine::Comms;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut};
-use fsdp_core::schedule::Policy;
 use fsdp_core::{DType, Digest, Error, Memory, Mesh, Queue, Rank};
 use fsdp_cuda::nccl::{GpuOptions, Gpus};
 
@@ -268,8 +267,7 @@ fn ranks_that_were_started_differently_are_named_before_the_first_step() {
     let fake = Fake::new();
     let connect = |seat: Seat<StreamMemory>, started_with: &str| {
         let (mesh, digest) = (Mesh::new(1, RANKS)?, Digest::of(&started_with));
-        Comms::connect(&*seat.memory, seat.gathers, seat.reductions, mesh, &Policy::default(), digest)
-            .map(drop)
+        Comms::connect(&*seat.memory, seat.gathers, seat.reductions, mesh, None, digest).map(drop)
     };
     let failure = failure(&fake, NEVER, |seat| {
         let is_other = seat.rank == Rank(1);

@@ -7,7 +7,6 @@ use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
 use fsdp_core::comm::{Comm, CommError, Purpose, ReduceOp};
 use fsdp_core::engine::Comms;
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice, SliceMut};
-use fsdp_core::schedule::{Policy, Reshard};
 use fsdp_core::{DType, Digest, Error, Memory, Mesh, Queue, Rank};
 use fsdp_cuda::nccl::{GpuOptions, Gpus};
 
@@ -38,12 +37,11 @@ fn made(fake: &Fake, ranks: usize) -> Vec<usize> {
 }
 
 /// How many communicators the ranks of a mesh make for their training.
-fn made_for(replicas: usize, shards: usize, reshard: Reshard) -> Vec<usize> {
+fn made_for(replicas: usize, shards: usize, sub_group: Option<usize>) -> Vec<usize> {
     let (fake, mesh) = (Fake::new(), Mesh::new(replicas, shards).unwrap());
-    let policy = Policy { reshard_after_forward: reshard, ..Policy::default() };
     launch(&fake, mesh.world(), |seat| {
         let Seat { memory, gathers, reductions, .. } = seat;
-        Comms::connect(&*memory, gathers, reductions, mesh, &policy, Digest::of(&"alike")).map(drop)
+        Comms::connect(&*memory, gathers, reductions, mesh, sub_group, Digest::of(&"alike")).map(drop)
     })
     .unwrap();
     made(&fake, mesh.world())
@@ -52,17 +50,17 @@ fn made_for(replicas: usize, shards: usize, reshard: Reshard) -> Vec<usize> {
 #[test]
 fn plain_sharding_makes_exactly_two_communicators_per_rank() {
     for ranks in [1, 2, 3, 5] {
-        for reshard in [Reshard::Always, Reshard::Never, Reshard::ToGroup(ranks)] {
-            assert_eq!(made_for(1, ranks, reshard), vec![2; ranks], "{ranks} ranks, {reshard:?}");
+        for sub_group in [None, Some(ranks)] {
+            assert_eq!(made_for(1, ranks, sub_group), vec![2; ranks], "{ranks} ranks, {sub_group:?}");
         }
     }
 }
 
 #[test]
 fn smaller_groups_have_communicators_of_their_own() {
-    assert_eq!(made_for(1, 4, Reshard::ToGroup(2)), [3; 4], "and one for the sub-group");
-    assert_eq!(made_for(2, 2, Reshard::Always), [5; 4], "and two for the row, and one for the column");
-    assert_eq!(made_for(3, 1, Reshard::Always), [4; 3], "the column is the world");
+    assert_eq!(made_for(1, 4, Some(2)), [3; 4], "and one for the sub-group");
+    assert_eq!(made_for(2, 2, None), [5; 4], "and two for the row, and one for the column");
+    assert_eq!(made_for(3, 1, None), [4; 3], "the column is the world");
 }
 
 /// Sums a number over a group and looks at it.

@@ -5,6 +5,7 @@
 use fsdp_core::engine::{Engine, UnitShards};
 use fsdp_core::memory::{HostSliceMut, Slice};
 use fsdp_core::program::Program;
+use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Memory, Queue};
 
 use super::table::{Held, Place};
@@ -70,12 +71,12 @@ impl Values {
         let shards: UnitShards<'_, M::Buffer>;
         let slice = match place {
             Place::Params { unit, segment, offset, len } => {
-                shards = engine.shards(unit);
-                Slice::new(&shards.params[segment], offset, len)
+                shards = engine.shards(UnitId(unit));
+                Slice::new(shards.params[segment], offset, len)
             }
             Place::State { unit, segment, tensor, offset, len } => {
-                shards = engine.shards(unit);
-                Slice::new(&shards.state[segment][tensor], offset, len)
+                shards = engine.shards(UnitId(unit));
+                Slice::new(shards.state[segment][tensor], offset, len)
             }
             Place::Steps => {
                 *self = Values::F32(vec![step as f32]);

@@ -11,8 +11,8 @@ use std::ops::Range;
 use fsdp_ckpt::checkpoint::{Key, Role};
 use fsdp_ckpt::native::SavedTensor;
 use fsdp_ckpt::safetensors::TensorSpec;
-use fsdp_core::engine::Plan;
 use fsdp_core::model::{ParamId, ParamSpec};
+use fsdp_core::plan::Plan;
 use fsdp_core::update::{StateAxis, StatePiece, StateTensor, UpdateRule};
 use fsdp_core::{DType, Memory};
 

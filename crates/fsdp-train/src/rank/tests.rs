@@ -108,7 +108,7 @@ fn put_in_unread_row(trainer: &mut Trainer<'_>, value: f64) -> bool {
 /// Parameters and state, as bits.
 fn contents(trainer: &Trainer<'_>) -> Vec<Vec<u64>> {
     let mut all = Vec::new();
-    for unit in 0..trainer.job.plan.layout.units.len() {
+    for unit in trainer.job.plan.layout.unit_ids() {
         let shards = trainer.engine.shards(unit);
         for buffer in shards.params.iter().chain(shards.state.iter().flatten()) {
             let mut values = vec![0.0; buffer.len()];

@@ -5,7 +5,7 @@
 
 use fsdp_core::DType;
 use fsdp_core::comm::ReduceOp;
-use fsdp_core::engine::Plan;
+use fsdp_core::plan::Plan;
 
 use super::snapshot::Kind;
 use super::{RankRun, Reference};
@@ -41,7 +41,7 @@ impl Bound {
             let roundings = leaves - 1.0 + 2.0 * inexact + 1.0;
             (roundings * unit_roundoff.ln_1p()).exp_m1()
         };
-        let absolute = leaves * plan.averaged_ranks() as f64 * smallest;
+        let absolute = leaves * plan.step.averaged_ranks as f64 * smallest;
         Self { relative: additions + averaged, absolute }
     }
 

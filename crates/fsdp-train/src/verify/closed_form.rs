@@ -4,7 +4,7 @@
 //! reduce-scatter, and 2 (n - 1) / n of the bytes in an all-reduce; in a broadcast (n - 1) / n of the bytes, on average.
 
 use fsdp_core::comm::Traffic;
-use fsdp_core::engine::Plan;
+use fsdp_core::plan::Plan;
 use fsdp_core::scalars::SCALAR_WORDS;
 use fsdp_core::schedule::{Accumulation, Checkpointing, Reshard};
 
@@ -21,7 +21,7 @@ pub fn expected_traffic(plan: &Plan, statistics: &[usize]) -> Traffic {
             blocks[block]
                 .params
                 .iter()
-                .any(|&id| plan.layout.find(id).is_some_and(|(owner, ..)| owner == index))
+                .any(|&id| plan.layout.find(id).is_some_and(|(owner, ..)| owner.0 == index))
         };
         let elements: usize = unit.segments.iter().map(|segment| segment.unsharded_len()).sum();
         let bytes = elements * plan.policy.param_dtype.size_bytes();

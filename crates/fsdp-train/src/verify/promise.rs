@@ -2,7 +2,7 @@
 
 use fsdp_core::DType;
 use fsdp_core::comm::ReduceOp;
-use fsdp_core::engine::Plan;
+use fsdp_core::plan::Plan;
 use fsdp_core::schedule::AccumulationOrder;
 
 use crate::config::{self, Device, OptimizerConfig, Resolved};

@@ -16,7 +16,7 @@ use crate::rule::TrainBackend;
 #[derive(Clone, Debug)]
 pub(super) struct Snapshot {
     pub(super) params: Vec<Vec<f64>>,
-    /// Sums of leaves, not scaled; `None` where frozen.
+    /// Sums of micro-batch gradients, not scaled; `None` where frozen.
     pub(super) gradients: Vec<Option<Vec<f64>>>,
     pub(super) states: Vec<Vec<Vec<f64>>>,
 }
@@ -44,7 +44,7 @@ pub(super) enum Kind {
     State(usize),
 }
 
-/// A run of values that one rank holds; of a gradient, the sum of leaves, whatever was reduced.
+/// A run of values that one rank holds; of a gradient, the sum of micro-batch gradients, whatever was reduced.
 #[derive(Clone, Debug)]
 pub(super) struct Held {
     pub(super) kind: Kind,
@@ -63,22 +63,22 @@ pub(super) struct Pieces {
 impl Pieces {
     pub(super) fn of_rank<M: Memory, P: Program<M>>(engine: &Engine<M, P>) -> Result<Self, TrainError> {
         let mut pieces = Pieces::default();
-        let ranks = engine.plan().averaged_ranks() as f64;
-        for unit in 0..engine.plan().layout.units.len() {
+        let ranks = engine.plan().step.averaged_ranks as f64;
+        for unit in engine.plan().layout.unit_ids() {
             let shards = engine.shards(unit);
             for (segment, buffer) in shards.params.iter().enumerate() {
                 pieces.read(&**engine.memory(), Kind::Param, buffer, &shards.pieces[segment])?;
             }
-            for (index, &segment) in shards.trainable.iter().enumerate() {
-                if let Some(gradients) = shards.gradients {
+            for (segment, state) in shards.state.iter().enumerate() {
+                if let Some(gradient) = shards.gradients.get(segment) {
                     let held = &shards.pieces[segment];
                     let before = pieces.values.len();
-                    pieces.read(&**engine.memory(), Kind::Gradient, &gradients[index], held)?;
+                    pieces.read(&**engine.memory(), Kind::Gradient, gradient, held)?;
                     let read = pieces.values[before..].iter_mut().flat_map(|held| &mut held.values);
                     read.for_each(|value| *value *= ranks);
                 }
-                let tensors = shards.state[index].iter().zip(&shards.state_tensors[index]);
-                for (state, (buffer, tensor)) in tensors.enumerate() {
+                let tensors = state.iter().zip(&shards.state_tensors[segment]);
+                for (state, (&buffer, tensor)) in tensors.enumerate() {
                     for held in &tensor.pieces {
                         let slice = Slice::new(buffer, held.offset, held.len);
                         pieces.push(&**engine.memory(), Kind::State(state), held.param, held.first, slice)?;

@@ -1,6 +1,6 @@
 //! Schedules with something wrong in them.
 
-use crate::schedule::{Op, OpId, OpKind, Schedule};
+use crate::schedule::{Op, OpId, Schedule};
 
 /// The schedule whose operations stand in the given order, waits and joins renumbered; `None` leaves one out.
 fn reordered(schedule: &Schedule, order: &[usize]) -> Schedule {
@@ -11,7 +11,7 @@ fn reordered(schedule: &Schedule, order: &[usize]) -> Schedule {
     let renumber = |ids: &[OpId]| ids.iter().filter_map(|id| place[id.0].map(OpId)).collect();
     let ops = order.iter().map(|&from| {
         let op = &schedule.ops[from];
-        Op { kind: op.kind, waits: renumber(&op.waits), joins: renumber(&op.joins) }
+        Op { waits: renumber(&op.waits), joins: renumber(&op.joins), ..op.clone() }
     });
     Schedule { ops: ops.collect(), ..schedule.clone() }
 }
@@ -20,7 +20,7 @@ fn reordered(schedule: &Schedule, order: &[usize]) -> Schedule {
 /// next of its queue, so that nothing but the operation itself is missing.
 pub(super) fn without(schedule: &Schedule, dropped: usize) -> Schedule {
     let mut changed = schedule.clone();
-    let Op { kind, waits, joins } = schedule.ops[dropped].clone();
+    let Op { kind, waits, joins, .. } = schedule.ops[dropped].clone();
     let queue_of = |index: usize| schedule.ops[index].kind.queue();
     let before = (0..dropped).rev().find(|&index| queue_of(index) == kind.queue());
     let after = (dropped + 1..schedule.ops.len()).find(|&index| queue_of(index) == kind.queue());
@@ -47,8 +47,16 @@ pub(super) fn moved(schedule: &Schedule, from: usize, to: usize) -> Schedule {
     reordered(schedule, &order)
 }
 
-pub(super) fn with(schedule: &Schedule, at: usize, kind: OpKind) -> Schedule {
+/// The schedule with an operation twice, the second time right behind the first; what waited for it waits for the second.
+pub(super) fn doubled(schedule: &Schedule, at: usize) -> Schedule {
     let mut changed = schedule.clone();
-    changed.ops.push(Op { kind, waits: Vec::new(), joins: Vec::new() });
-    moved(&changed, schedule.ops.len(), at)
+    let op = &schedule.ops[at];
+    let joins = if op.kind.is_collective() { vec![OpId(at)] } else { Vec::new() };
+    changed.ops.push(Op { waits: Vec::new(), joins, ..op.clone() });
+    let mut changed = moved(&changed, schedule.ops.len(), at + 1);
+    for later in &mut changed.ops[at + 2..] {
+        let targets = later.waits.iter_mut().chain(&mut later.joins);
+        targets.filter(|target| target.0 == at).for_each(|target| target.0 = at + 1);
+    }
+    changed
 }

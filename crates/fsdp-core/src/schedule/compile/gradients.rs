@@ -1,92 +1,185 @@
 //! What happens to the gradients of a micro-batch: slots, reductions, sums, norms, and the way to the host.
 
-use super::super::OpKind;
-use super::super::policy::{Accumulation, Offload, Policy};
+use std::convert::Infallible;
+
+use super::super::policy::{Accumulation, AccumulationOrder, Offload};
+use super::super::{BufferId, OpKind};
 use super::Build;
-use crate::checker::Violation;
+use crate::layout::Segment;
+use crate::rank::Queue;
+use crate::tree::Counter;
+use crate::wrap::UnitId;
+
+/// Buffers that hold one gradient of a unit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Held {
+    pub(super) buffers: Vec<BufferId>,
+    /// The slot that they are, or `None` for buffers of the unit's own.
+    slot: Option<usize>,
+}
+
+/// A sum that is added to an earlier one.
+struct Addition {
+    into: Held,
+    from: Held,
+}
+
+/// The sums of one unit's gradients over micro-batches.
+pub(super) struct Sums {
+    order: AccumulationOrder,
+    /// Buffers that hold no sum, the first ones last.
+    free: Vec<Vec<BufferId>>,
+    counter: Counter<Held>,
+}
+
+impl Sums {
+    pub(super) fn new(order: AccumulationOrder, mut sets: Vec<Vec<BufferId>>) -> Self {
+        sets.reverse();
+        Self { order, free: sets, counter: Counter::default() }
+    }
+
+    /// Buffers for the gradient of the next micro-batch, if some are free.
+    fn take(&mut self) -> Option<Held> {
+        self.free.pop().map(|buffers| Held { buffers, slot: None })
+    }
+
+    /// What is added when the gradient of the next micro-batch is there; behind the last one, one sum is left.
+    fn push(&mut self, gradient: Held, last: bool) -> Vec<Addition> {
+        let mut additions = Vec::new();
+        let mut add = |into: Held, from: Held| -> Result<Held, Infallible> {
+            additions.push(Addition { into: into.clone(), from });
+            Ok(into)
+        };
+        let Ok(()) = self.counter.push(gradient, &mut add);
+        if last || self.order == AccumulationOrder::Running {
+            let Ok(sum) = self.counter.finish(&mut add);
+            let sum = sum.expect("a gradient was just pushed");
+            let Ok(()) = self.counter.push(sum, &mut add);
+        }
+        additions
+    }
+
+    /// The one sum that is left.
+    fn total(&mut self) -> Held {
+        let Ok(total) = self.counter.finish(|into, _| -> Result<Held, Infallible> { Ok(into) });
+        total.expect("a sum is left behind the last micro-batch")
+    }
+}
 
 /// A reduction under way.
-#[derive(Clone, Copy)]
 pub(super) struct Reduction {
-    pub(super) unit: usize,
-    /// The gradient slot that is reduced.
-    pub(super) gradient: usize,
-    /// The slot of the result, if it has none of its own.
-    pub(super) reduced: Option<usize>,
+    unit: UnitId,
+    /// The gradient that is reduced.
+    gradient: Held,
+    /// Its result.
+    result: Held,
 }
 
 impl Build<'_> {
-    pub(super) fn open_gradient(&mut self, unit: usize) -> Result<(), Violation> {
-        let trainable = self.compiler.layout.units[unit].trainable_segments();
-        let lens: Vec<usize> = trainable.map(|segment| segment.unsharded_len()).collect();
-        let slot = self.gradients.take(&lens);
-        self.push(OpKind::OpenGradient { unit, slot })
+    fn trained_lens(&self, unit: UnitId, len: fn(&Segment) -> usize) -> Vec<usize> {
+        self.compiler.layout.unit(unit).trainable_segments().map(len).collect()
+    }
+
+    /// Whether whole gradients are added up, and whether sharded ones are.
+    fn adds(&self) -> (bool, bool) {
+        let unsharded = self.compiler.policy.accumulation == Accumulation::Unsharded;
+        (self.rounds > 1 && unsharded, self.rounds > 1 && !unsharded)
+    }
+
+    /// A gradient that waits for the one it is added to lies where sums do.
+    pub(super) fn open_gradient(&mut self, unit: UnitId) {
+        let own = if self.adds().0 { self.whole_sums[unit.0].take() } else { None };
+        let held = own.unwrap_or_else(|| {
+            let lens = self.trained_lens(unit, Segment::unsharded_len);
+            let (slot, buffers) = self.gradient_slots.take(&mut self.declared, lens);
+            Held { buffers, slot: Some(slot) }
+        });
+        self.emit.push(OpKind::OpenGradient { unit }, Vec::new(), held.buffers.clone());
+        self.open.insert(unit, held);
     }
 
     /// What happens to the complete gradient of one micro-batch.
-    pub(super) fn close_gradient(&mut self, unit: usize, round: usize) -> Result<(), Violation> {
-        let policy = self.compiler.policy;
-        let last = round + 1 == self.rounds;
-        self.push(OpKind::CloseGradient { unit })?;
-        let gradient = self.emit.tenancy.gradient_slot(unit).expect("a closed gradient has a slot");
-        if policy.accumulation == Accumulation::Unsharded && self.rounds > 1 {
-            self.push(OpKind::FoldUnsharded { unit, last })?;
-            if !last {
-                self.gradients.give_back(gradient);
-                return Ok(());
+    pub(super) fn close_gradient(&mut self, unit: UnitId, round: usize) {
+        let mut gradient = self.open.remove(&unit).expect("a gradient is opened before it is closed");
+        self.emit.push(OpKind::CloseGradient { unit }, Vec::new(), gradient.buffers.clone());
+        if self.adds().0 {
+            let last = round + 1 == self.rounds;
+            for Addition { into, from } in self.whole_sums[unit.0].push(gradient, last) {
+                self.add(unit, Queue::Compute, &into, &from);
+                match from.slot {
+                    Some(slot) => self.gradient_slots.give_back(slot),
+                    None => self.whole_sums[unit.0].free.push(from.buffers),
+                }
             }
+            if !last {
+                return;
+            }
+            gradient = self.whole_sums[unit.0].total();
         }
-        let reduced = self.passes_through(unit);
-        self.push(OpKind::ReduceScatter { unit, slot: reduced })?;
-        self.fold(round)?;
-        self.unfolded = Some(Reduction { unit, gradient, reduced });
-        Ok(())
+        let result = self.result(unit);
+        let reduce = self.compiler.policy.reduce_op;
+        let (reads, writes) = (gradient.buffers.clone(), result.buffers.clone());
+        self.emit.push(OpKind::ReduceScatter { unit, reduce }, reads, writes);
+        self.sum_up(round);
+        self.unsummed = Some(Reduction { unit, gradient, result });
     }
 
-    /// The slot through which the reduced gradient of a unit passes on its way to the host; `None` when it stays,
-    /// or is added up.
-    fn passes_through(&mut self, unit: usize) -> Option<usize> {
-        let Policy { offload, accumulation, .. } = *self.compiler.policy;
-        let is_added = accumulation == Accumulation::Reduce && self.rounds > 1;
-        if offload == Offload::None || is_added {
-            return None;
-        }
-        let trainable = self.compiler.layout.units[unit].trainable_segments();
-        Some(self.reduced.take(&trainable.map(|segment| segment.shard_len()).collect::<Vec<_>>()))
+    fn add(&mut self, unit: UnitId, queue: Queue, into: &Held, from: &Held) {
+        self.emit.push(OpKind::Add { unit, queue }, from.buffers.clone(), into.buffers.clone());
     }
 
-    /// Folds the unit whose reduction was issued before the present one.
-    pub(super) fn fold(&mut self, round: usize) -> Result<(), Violation> {
-        let Some(reduction) = self.unfolded.take() else { return Ok(()) };
-        let (unit, last) = (reduction.unit, round + 1 == self.rounds);
-        self.push(OpKind::Fold { unit, last })?;
-        self.gradients.give_back(reduction.gradient);
-        if !last {
-            return Ok(());
+    /// Where a reduced gradient goes: to sums, to its place until the next step, or on its way to the host.
+    fn result(&mut self, unit: UnitId) -> Held {
+        self.sums[unit.0].take().unwrap_or_else(|| {
+            let lens = self.trained_lens(unit, Segment::shard_len);
+            let (slot, buffers) = self.reduced_slots.take(&mut self.declared, lens);
+            Held { buffers, slot: Some(slot) }
+        })
+    }
+
+    /// Adds up the unit whose reduction was issued before the present one.
+    pub(super) fn sum_up(&mut self, round: usize) {
+        let Some(Reduction { unit, gradient, result }) = self.unsummed.take() else { return };
+        if let Some(slot) = gradient.slot {
+            self.gradient_slots.give_back(slot);
+        }
+        let last = round + 1 == self.rounds;
+        let mut total = result;
+        if self.adds().1 {
+            for Addition { into, from } in self.sums[unit.0].push(total, last) {
+                self.add(unit, Queue::Reduce, &into, &from);
+                self.sums[unit.0].free.push(from.buffers);
+            }
+            if !last {
+                return;
+            }
+            total = self.sums[unit.0].total();
         }
         if self.compiler.mesh.replicas() > 1 {
-            self.push(OpKind::AllReduceReplicas { unit })?;
-            self.measure()?;
-            self.unmeasured = Some(reduction);
-            return Ok(());
+            let reduce = self.compiler.policy.reduce_op;
+            self.emit.push(OpKind::AllReduceReplicas { unit, reduce }, Vec::new(), total.buffers.clone());
+            self.measure();
+            self.unmeasured = Some((unit, total));
+            return;
         }
         // There is no sum over replicas to wait for.
-        self.unmeasured = Some(reduction);
-        self.measure()
+        self.unmeasured = Some((unit, total));
+        self.measure();
     }
 
     /// Measures the unit whose sum over replicas was issued before the present one, and sends it on its way to the
     /// host.
-    pub(super) fn measure(&mut self) -> Result<(), Violation> {
-        let Some(Reduction { unit, reduced, .. }) = self.unmeasured.take() else { return Ok(()) };
-        self.push(OpKind::SquareNorm { unit })?;
-        if self.offload() == Offload::None {
-            return Ok(());
+    pub(super) fn measure(&mut self) {
+        let Some((unit, total)) = self.unmeasured.take() else { return };
+        let scalars = vec![self.declared.lasting.scalars];
+        self.emit.push(OpKind::SquareNorm { unit }, total.buffers.clone(), scalars);
+        if self.compiler.policy.offload == Offload::None {
+            return;
         }
-        self.push(OpKind::Download { unit, slot: reduced })?;
-        if let Some(slot) = reduced {
-            self.reduced.give_back(slot);
+        let home = self.declared.lasting.units[unit.0].gradient.clone();
+        self.emit.push(OpKind::Download { unit }, total.buffers, home);
+        if let Some(slot) = total.slot {
+            self.reduced_slots.give_back(slot);
         }
-        Ok(())
     }
 }

@@ -1,5 +1,7 @@
 use crate::rank::Mesh;
-use crate::schedule::{Accumulation, Checkpointing, Policy, Reshard, SectionKind};
+use crate::schedule::{
+    Accumulation, AccumulationOrder, Checkpointing, Policy, Reshard, Round, Section, SectionKind,
+};
 use crate::testing::{Frozen, Setup, Sketch};
 
 fn render(setup: &Setup) -> String {
@@ -27,21 +29,19 @@ micro-batch 0
    11  compute  backward layers.0  (after 7)
    12  compute  reshard layers.0
    13  compute  close gradient layers.0
-   14  reduce   reduce-scatter layers.0  (after 13)
+   14  reduce   reduce-scatter layers.0 -> sharded gradient  (after 13)
    15  compute  backward embed
    16  compute  reshard (root)
    17  compute  close gradient (root)
-   18  reduce   reduce-scatter (root)  (after 17)
-   19  reduce   fold layers.0, the last
-   20  reduce   all-reduce replicas layers.0
-   21  reduce   fold (root), the last
-   22  reduce   all-reduce replicas (root)
-   23  reduce   square norm layers.0
-   24  reduce   square norm (root)
+   18  reduce   reduce-scatter (root) -> sharded gradient  (after 17)
+   19  reduce   all-reduce replicas layers.0
+   20  reduce   all-reduce replicas (root)
+   21  reduce   square norm layers.0
+   22  reduce   square norm (root)
 epilogue
-   25  reduce   all-reduce scalars
-   26  compute  update (root)  (after 25)
-   27  compute  update layers.0
+   23  reduce   all-reduce scalars
+   24  compute  update (root)  (after 23)
+   25  compute  update layers.0
 ";
     assert_eq!(render(&setup), expected);
 }
@@ -85,28 +85,43 @@ fn notes_say_what_is_special() {
     let policy = Policy { accumulation: Accumulation::Unsharded, ..Policy::default() };
     assert_lines(
         &Setup { policy, rounds: 2, ..Setup::plain(Sketch::plain(1)) },
-        &["compute  fold unsharded layers.0", "compute  fold unsharded layers.0, the last"],
+        &[
+            "compute  open gradient layers.0 in whole sum 0",
+            "compute  open gradient layers.0 in gradient slot 1",
+            "compute  add layers.0: gradient slot 1 into whole sum 0",
+        ],
     );
 }
 
+fn titles(text: &str) -> Vec<&str> {
+    text.lines().filter(|line| !line.starts_with(' ')).collect()
+}
+
 #[test]
-fn micro_batches_that_are_alike_are_shown_once() {
-    let setup = Setup { rounds: 6, ..Setup::plain(Sketch::plain(2)) };
-    let (text, built) = (render(&setup), setup.build());
-    let schedule = built.step();
-    let titles: Vec<&str> = text.lines().filter(|line| !line.starts_with(' ')).collect();
-    assert_eq!(
-        titles,
-        ["prologue", "micro-batch 0", "micro-batches 1 to 4 (alike)", "micro-batch 5", "epilogue"]
-    );
-    let shown: usize = schedule
-        .sections
-        .iter()
-        .filter(|section| !matches!(section.kind, SectionKind::MicroBatch(2..=4)))
-        .map(|section| section.end - section.start)
-        .sum();
-    assert_eq!(text.lines().count(), titles.len() + shown);
-    // The first gather of every batch waits for the operation before the batch.
-    let evaluation = built.evaluation().render(&built.spec, &built.layout);
-    assert!(evaluation.contains("micro-batches 0 to 5 (alike)"), "{evaluation}");
+fn micro_batches_that_are_alike_are_shown_once_with_a_line_for_the_sums_of_each() {
+    let running = Policy { accumulation_order: AccumulationOrder::Running, ..Policy::default() };
+    let one = "       micro-batch 1 adds, for each unit, sum 0 into sharded gradient";
+    for (policy, sums) in [
+        (running, [one, &one.replace('1', "2"), &one.replace('1', "3"), &one.replace('1', "4")].as_slice()),
+        (
+            Policy::default(),
+            &[one, "       micro-batch 3 adds, for each unit, sum 1 into sum 0, sum 0 into sharded gradient"],
+        ),
+    ] {
+        let setup = Setup { rounds: 6, policy, ..Setup::plain(Sketch::plain(2)) };
+        let (text, built) = (render(&setup), setup.build());
+        let titles = titles(&text);
+        let alike = "micro-batches 0 to 4 (alike but for the sums they add)";
+        assert_eq!(titles, ["prologue", alike, "micro-batch 5", "epilogue"]);
+        let lines: Vec<&str> = text.lines().filter(|line| line.contains(" adds, for each unit, ")).collect();
+        assert_eq!(lines, sums);
+        let is_shown = |section: &&Section| !matches!(section.kind, SectionKind::MicroBatch(Round(1..=4)));
+        let schedule = built.step();
+        let shown: usize =
+            schedule.sections.iter().filter(is_shown).map(|section| section.end - section.start).sum();
+        assert_eq!(text.lines().count(), titles.len() + shown + sums.len());
+        // The first gather of every batch waits for the operation before the batch.
+        let evaluation = built.evaluation().render(&built.spec, &built.layout);
+        assert!(evaluation.contains("micro-batches 0 to 5 (alike)"), "{evaluation}");
+    }
 }

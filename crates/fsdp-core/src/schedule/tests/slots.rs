@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::micro_batches;
-use crate::schedule::{Accumulation, OpKind, Schedule, Slot};
+use crate::schedule::{BufferId, OpKind, Role, Schedule};
 use crate::testing::{Built, setups};
+use crate::wrap::UnitId;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
@@ -14,103 +15,106 @@ proptest! {
     #[test]
     fn slots_are_as_many_as_units_of_one_size_ever_overlap(setup in setups()) {
         let built = setup.build();
-        for schedule in [built.step(), built.evaluation()] {
-            let [slots, gradients, staging, reduced] = overlaps(&built, &schedule);
-            prop_assert_eq!(by_lens(&schedule.slots), slots);
-            prop_assert_eq!(by_lens(&schedule.gradient_slots), gradients);
-            prop_assert_eq!(by_lens(&schedule.staging_slots), staging);
-            prop_assert_eq!(by_lens(&schedule.reduced_slots), reduced);
-        }
+        let step = built.step();
+        prop_assert_eq!(ROLES.map(|role| declared(&step, role)), overlaps(&built, &step));
     }
 
     #[test]
-    fn an_evaluation_needs_no_slot_that_training_lacks(setup in setups()) {
+    fn an_evaluation_works_on_the_buffers_of_its_step(setup in setups()) {
         let built = setup.build();
         let (step, evaluation) = (built.step(), built.evaluation());
-        for (step, evaluation) in
-            [(&step.slots, &evaluation.slots), (&step.staging_slots, &evaluation.staging_slots)]
-        {
-            let step = by_lens(step);
-            for (lens, needed) in by_lens(evaluation) {
-                prop_assert!(step.get(&lens).is_some_and(|&there| there >= needed));
-            }
+        prop_assert_eq!(&step.buffers, &evaluation.buffers);
+        let [slots, gradients, staging, reduced] = overlaps(&built, &evaluation);
+        for (role, needed) in [(ROLES[0], slots), (ROLES[2], staging)] {
+            let there = declared(&step, role);
+            prop_assert!(needed.iter().all(|(lens, count)| there[lens] >= *count));
         }
-        prop_assert!(evaluation.gradient_slots.is_empty() && evaluation.reduced_slots.is_empty());
+        prop_assert!(gradients.is_empty() && reduced.is_empty());
     }
 
     #[test]
-    fn every_gradient_slot_is_the_same_in_every_round(setup in setups()) {
+    fn every_gradient_slot_is_the_same_in_every_round_that_adds_nothing_else(setup in setups()) {
         let built = setup.build();
         let rounds = micro_batches(&built.step());
-        let opens = |kinds: &[OpKind]| -> Vec<(usize, usize)> {
-            let slot_of = |kind: &OpKind| match *kind {
-                OpKind::OpenGradient { unit, slot, .. } => Some((unit, slot)),
+        let opens = |kinds: &[OpKind]| -> Vec<UnitId> {
+            let opened = |kind: &OpKind| match *kind {
+                OpKind::OpenGradient { unit } => Some(unit),
                 _ => None,
             };
-            kinds.iter().filter_map(slot_of).collect()
+            kinds.iter().filter_map(opened).collect()
         };
-        if built.policy.accumulation == Accumulation::Reduce {
-            prop_assert!(rounds.iter().all(|kinds| opens(kinds) == opens(&rounds[0])));
-        }
+        prop_assert!(rounds.iter().all(|kinds| opens(kinds) == opens(&rounds[0])));
     }
 }
 
+/// How many slots there are of each list of lengths.
 type Tally = BTreeMap<Vec<usize>, usize>;
 
-fn by_lens(slots: &[Slot]) -> Tally {
+const ROLES: [fn(usize) -> Role; 4] = [Role::Slot, Role::GradientSlot, Role::StagingSlot, Role::ReducedSlot];
+
+/// The slots of a role that a schedule declares.
+fn declared(schedule: &Schedule, role: fn(usize) -> Role) -> Tally {
     let mut tally = Tally::new();
-    for slot in slots {
-        *tally.entry(slot.lens.clone()).or_default() += 1;
+    for number in 0.. {
+        let of_slot = schedule.buffers.iter().filter(|decl| decl.role == role(number));
+        let lens: Vec<usize> = of_slot.filter_map(|decl| decl.len).collect();
+        if lens.is_empty() {
+            break;
+        }
+        *tally.entry(lens).or_default() += 1;
     }
     tally
 }
 
 /// For every size of slot, how many are in use at the busiest moment: unsharded, gradient, staging and reduced slots.
 fn overlaps(built: &Built, schedule: &Schedule) -> [Tally; 4] {
-    let mut live = [(); 4].map(|()| BTreeMap::<usize, &Vec<usize>>::new());
+    let side_of = |id: BufferId| {
+        ROLES.iter().position(|role| {
+            (0..).take(schedule.buffers.len()).any(|number| schedule.buffer(id).role == role(number))
+        })
+    };
+    let lens_of = |ids: &[BufferId]| ids.iter().filter_map(|&id| schedule.buffer(id).len).collect::<Vec<_>>();
+    // By unit: the slots of a side that it is in, and their lengths.
+    let mut live = [(); 4].map(|()| BTreeMap::<UnitId, Vec<usize>>::new());
     let mut most = [(); 4].map(|()| Tally::new());
-    // A gradient slot is free again when the reduced gradient was folded.
-    let mut reducing = BTreeMap::new();
-    for op in &schedule.ops {
-        let (side, unit, slot) = match op.kind {
-            OpKind::AllGather { unit, slot, .. } => (0, unit, &schedule.slots[slot]),
-            OpKind::OpenGradient { unit, slot, .. } => (1, unit, &schedule.gradient_slots[slot]),
-            OpKind::Upload { unit, staging } => (2, unit, &schedule.staging_slots[staging]),
-            OpKind::ReduceScatter { unit, slot } => {
-                reducing.insert(unit, live[1][&unit]);
-                let Some(slot) = slot else { continue };
-                (3, unit, &schedule.reduced_slots[slot])
-            }
-            OpKind::Reshard { unit } => {
-                live[0].remove(&unit);
-                continue;
-            }
-            OpKind::FoldUnsharded { unit, last: false } => {
+    // The gradient slot of a unit is free again behind the next reduction, or the micro-batch.
+    let mut reducing: Option<UnitId> = None;
+    let ends: Vec<usize> = schedule.sections.iter().map(|section| section.end).collect();
+    for (index, op) in schedule.ops.iter().enumerate() {
+        let unit = op.kind.unit();
+        match op.kind {
+            OpKind::Reshard { unit } => drop(live[0].remove(&unit)),
+            // What is added is given up.
+            OpKind::Add { unit, queue: crate::Queue::Compute } if side_of(op.reads[0]) == Some(1) => {
                 live[1].remove(&unit);
-                continue;
             }
-            OpKind::Fold { unit, .. } => {
-                live[1].remove(&unit);
-                reducing.remove(&unit);
-                continue;
+            OpKind::Download { unit } => drop(live[3].remove(&unit)),
+            OpKind::AllGather { .. }
+            | OpKind::OpenGradient { .. }
+            | OpKind::Upload { .. }
+            | OpKind::ReduceScatter { .. } => {
+                if let (Some(side), Some(unit)) = (op.writes.first().and_then(|&id| side_of(id)), unit) {
+                    let lens = lens_of(&op.writes);
+                    live[side].insert(unit, lens.clone());
+                    let now = live[side].values().filter(|other| **other == lens).count();
+                    let peak = most[side].entry(lens).or_default();
+                    *peak = now.max(*peak);
+                }
+                if matches!(op.kind, OpKind::ReduceScatter { .. }) {
+                    reducing.take().map(|unit| live[1].remove(&unit));
+                    reducing = unit;
+                }
             }
-            // A staging slot is free again when the unit was used.
-            OpKind::Forward { block, .. } | OpKind::Finish { block, .. } | OpKind::Backward { block } => {
-                let used = built.units_of(block.0);
-                live[2].retain(|unit, _| !used.contains(unit));
-                continue;
-            }
-            OpKind::Download { unit, .. } => {
-                live[3].remove(&unit);
-                continue;
-            }
-            _ => continue,
-        };
-        live[side].insert(unit, &slot.lens);
-        let now = live[side].values().filter(|other| ***other == slot.lens).count();
-        let peak = most[side].entry(slot.lens.clone()).or_default();
-        *peak = now.max(*peak);
+            _ => {}
+        }
+        // A staging slot is free again when the unit was used.
+        if let Some(block) = op.kind.block() {
+            let used = built.units_of(block.0);
+            live[2].retain(|unit, _| !used.contains(unit));
+        }
+        if ends.contains(&(index + 1)) {
+            reducing.take().map(|unit| live[1].remove(&unit));
+        }
     }
-    assert!(reducing.is_empty(), "every reduced gradient is folded");
     most
 }

@@ -1,7 +1,7 @@
-//! Residencies: from when to when each unit is unsharded within one micro-batch.
+//! Live ranges: from when to when each unit is unsharded within one micro-batch.
 //!
 //! The compute steps of a micro-batch are a fixed list (forward of all blocks, the last block, backward with
-//! recomputation before each checkpointed layer). A unit is resident from its first use to its last use in
+//! recomputation before each checkpointed layer). A unit is live from its first use to its last use in
 //! forward, and again in backward; the two merge when the last block uses the unit, or the policy keeps it.
 
 use std::collections::BTreeSet;
@@ -12,21 +12,22 @@ use crate::comm::Purpose;
 use crate::layout::Layout;
 use crate::model::{BlockId, ModelSpec};
 use crate::program::ForwardMode;
+use crate::wrap::UnitId;
 
 /// One compute step of a micro-batch and the units it touches.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub(super) kind: OpKind,
     /// Units whose values are read.
-    pub(super) units: Vec<usize>,
+    pub(super) units: Vec<UnitId>,
     /// Trainable units whose gradient is written.
-    pub(super) gradients: Vec<usize>,
+    pub(super) gradients: Vec<UnitId>,
 }
 
-/// A stay of a unit in an unsharded slot.
+/// A time during which a unit is unsharded.
 #[derive(Clone, Debug)]
-pub(super) struct Residency {
-    pub(super) unit: usize,
+pub(super) struct LiveRange {
+    pub(super) unit: UnitId,
     pub(super) source: Source,
     pub(super) purpose: Purpose,
     /// First step that uses the unit.
@@ -93,24 +94,24 @@ pub(super) fn evaluation_steps(spec: &ModelSpec, layout: &Layout) -> Vec<Step> {
 fn step(spec: &ModelSpec, layout: &Layout, kind: OpKind, block: usize, backward: bool) -> Step {
     let params = &spec.blocks[block].params;
     let unit_of = |id| layout.find(id).expect("every parameter lies in a unit").0;
-    let units: BTreeSet<usize> = params.iter().map(|&id| unit_of(id)).collect();
-    let gradients: BTreeSet<usize> =
+    let units: BTreeSet<UnitId> = params.iter().map(|&id| unit_of(id)).collect();
+    let gradients: BTreeSet<UnitId> =
         params.iter().filter(|&&id| backward && spec.param(id).trainable).map(|&id| unit_of(id)).collect();
     Step { kind, units: units.into_iter().collect(), gradients: gradients.into_iter().collect() }
 }
 
-/// The residencies of all units, in the order of their first use.
-pub(super) fn residencies(layout: &Layout, steps: &[Step], policy: &Policy) -> Vec<Residency> {
+/// The live ranges of all units, in the order of their first use.
+pub(super) fn live_ranges(layout: &Layout, steps: &[Step], policy: &Policy) -> Vec<LiveRange> {
     let finish = steps
         .iter()
         .position(|step| matches!(step.kind, OpKind::Finish { .. }))
         .expect("every micro-batch has a last block");
-    let mut all: Vec<Residency> = Vec::new();
+    let mut all: Vec<LiveRange> = Vec::new();
     let mut all_uses = vec![Vec::new(); layout.units.len()];
     for (at, step) in steps.iter().enumerate() {
-        step.units.iter().for_each(|&unit| all_uses[unit].push(at));
+        step.units.iter().for_each(|&unit| all_uses[unit.0].push(at));
     }
-    for ((unit, unit_layout), uses) in layout.units.iter().enumerate().zip(all_uses) {
+    for ((unit, unit_layout), uses) in layout.unit_ids().zip(&layout.units).zip(all_uses) {
         let forward = span(uses.iter().copied().filter(|&at| at <= finish));
         let backward = span(uses.iter().copied().filter(|&at| at >= finish));
         let keep = match policy.reshard_after_forward {
@@ -119,7 +120,7 @@ pub(super) fn residencies(layout: &Layout, steps: &[Step], policy: &Policy) -> V
             Reshard::Always | Reshard::ToGroup(_) => false,
         };
         let sub_shard = matches!(policy.reshard_after_forward, Reshard::ToGroup(_));
-        let stay = |(from, to), source, purpose, keep_sub_shard| Residency {
+        let range = |(from, to), source, purpose, keep_sub_shard| LiveRange {
             unit,
             source,
             purpose,
@@ -129,19 +130,19 @@ pub(super) fn residencies(layout: &Layout, steps: &[Step], policy: &Policy) -> V
         };
         match (forward, backward) {
             (Some(f), Some(b)) if keep || f.1 == b.0 => {
-                all.push(stay((f.0, b.1), Source::Shard, Purpose::Forward, false));
+                all.push(range((f.0, b.1), Source::Shard, Purpose::Forward, false));
             }
             (Some(f), Some(b)) => {
                 let source = if sub_shard { Source::SubShard } else { Source::Shard };
-                all.push(stay(f, Source::Shard, Purpose::Forward, sub_shard));
-                all.push(stay(b, source, Purpose::Backward, false));
+                all.push(range(f, Source::Shard, Purpose::Forward, sub_shard));
+                all.push(range(b, source, Purpose::Backward, false));
             }
-            (Some(f), None) => all.push(stay(f, Source::Shard, Purpose::Forward, false)),
+            (Some(f), None) => all.push(range(f, Source::Shard, Purpose::Forward, false)),
             // Backward reads only what forward read.
             (None, _) => {}
         }
     }
-    all.sort_by_key(|stay| (stay.from, stay.unit));
+    all.sort_by_key(|range| (range.from, range.unit));
     all
 }
 
@@ -150,21 +151,21 @@ fn span(mut uses: impl Iterator<Item = usize>) -> Option<(usize, usize)> {
     Some((first, uses.last().unwrap_or(first)))
 }
 
-/// For each residency, the step before which its all-gather is issued.
+/// For each live range, the step before which its all-gather is issued.
 ///
 /// Forward gathers are issued `forward_prefetch` units ahead. Backward starts with the last block: gathers
 /// are issued `backward_prefetch` units ahead, counting the last block as the first of them.
-pub(super) fn issue_points(steps: &[Step], stays: &[Residency], policy: &Policy) -> Vec<usize> {
+pub(super) fn issue_points(steps: &[Step], ranges: &[LiveRange], policy: &Policy) -> Vec<usize> {
     let finish = steps.iter().position(|step| matches!(step.kind, OpKind::Finish { .. })).unwrap_or(0);
     let forward: Vec<usize> =
-        stays.iter().filter(|stay| stay.purpose == Purpose::Forward).map(|stay| stay.from).collect();
+        ranges.iter().filter(|range| range.purpose == Purpose::Forward).map(|range| range.from).collect();
     let backward: Vec<usize> = std::iter::once(finish)
-        .chain(stays.iter().filter(|stay| stay.purpose == Purpose::Backward).map(|stay| stay.from))
+        .chain(ranges.iter().filter(|range| range.purpose == Purpose::Backward).map(|range| range.from))
         .collect();
     let (mut forward_seen, mut backward_seen) = (0, 0);
-    stays
+    ranges
         .iter()
-        .map(|stay| match stay.purpose {
+        .map(|range| match range.purpose {
             Purpose::Forward => {
                 forward_seen += 1;
                 forward[(forward_seen - 1usize).saturating_sub(policy.forward_prefetch)]

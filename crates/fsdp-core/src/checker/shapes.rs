@@ -1,0 +1,69 @@
+//! Lengths, dtypes and places of operands.
+
+use super::{Names, Violation};
+use crate::layout::Segment;
+use crate::schedule::{BufferId, Op, OpKind, Place, Role, Source};
+
+/// Whether what ranks own is as long as the layout says.
+pub(super) fn check_shards(names: Names<'_>) -> Result<(), Violation> {
+    for (index, decl) in names.schedule.buffers.iter().enumerate() {
+        let (Role::Master | Role::Low | Role::Gradient, Some(unit), Some(segment)) =
+            (decl.role, decl.unit, decl.segment)
+        else {
+            continue;
+        };
+        let expected = names.layout.unit(unit).segments.get(segment.0).map(Segment::shard_len);
+        if decl.len != expected {
+            return Err(misfit(names, 0, BufferId::of(index), format!("{expected:?} elements")));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the operands of an operation fit each other; their numbers are right.
+pub(super) fn check(names: Names<'_>, at: usize, op: &Op) -> Result<(), Violation> {
+    let (shards, group) = (names.schedule.mesh.shards(), names.schedule.sub_group.unwrap_or(1));
+    let (device, host) = (Place::Device, Place::Host);
+    // What is written is so many times as long as a part of what is read; and where both are.
+    let (times, parts, places) = match op.kind {
+        OpKind::Upload { .. } => (1, 1, [host, device]),
+        OpKind::Download { .. } => (1, 1, [device, host]),
+        OpKind::AllGather { source: Source::SubShard, .. } => (group, 1, [device; 2]),
+        OpKind::AllGather { .. } => (shards, 1, [device; 2]),
+        OpKind::KeepSubShard { .. } => (1, group, [device; 2]),
+        OpKind::ReduceScatter { .. } => (1, shards, [device; 2]),
+        OpKind::Add { .. } => (1, 1, [device; 2]),
+        OpKind::Update { .. } | OpKind::Statistics { .. } => return check_update(names, at, op),
+        _ => return Ok(()),
+    };
+    for (&read, &write) in op.reads.iter().zip(&op.writes) {
+        let (from, to) = (names.schedule.buffer(read), names.schedule.buffer(write));
+        let fits = to.len.map(|len| len * parts) == from.len.map(|len| len * times) && to.dtype == from.dtype;
+        if !fits || [from.place, to.place] != places {
+            let expected =
+                format!("{times}/{parts} times buffer {}, from and to {places:?}", names.buffer(read));
+            return Err(misfit(names, at, write, expected));
+        }
+    }
+    Ok(())
+}
+
+/// Gradients are as long as the parameters, and where they are.
+fn check_update(names: Names<'_>, at: usize, op: &Op) -> Result<(), Violation> {
+    let of_role = |ids: &[BufferId], role| -> Vec<BufferId> {
+        ids.iter().copied().filter(|&id| names.schedule.buffer(id).role == role).collect()
+    };
+    let masters = of_role(&op.writes, Role::Master);
+    for (gradient, master) in of_role(&op.reads, Role::Gradient).into_iter().zip(masters) {
+        let (found, shard) = (names.schedule.buffer(gradient), names.schedule.buffer(master));
+        if found.len != shard.len || found.place != shard.place {
+            let expected = format!("as long, and in the place, as buffer {}", names.buffer(master));
+            return Err(misfit(names, at, gradient, expected));
+        }
+    }
+    Ok(())
+}
+
+fn misfit(names: Names<'_>, at: usize, buffer: BufferId, expected: String) -> Violation {
+    Violation::Misfit { op: names.op(at), buffer: names.buffer(buffer), expected }
+}

@@ -1,0 +1,92 @@
+//! Operands in the place of others.
+
+use super::samples;
+use crate::schedule::{BufferId, Schedule};
+use crate::testing::Built;
+
+/// The buffers that could stand in the place of one: of the same category, type, length and place.
+fn alike(schedule: &Schedule, id: BufferId) -> Vec<BufferId> {
+    let decl = schedule.buffer(id);
+    let key = |id: BufferId| {
+        let decl = schedule.buffer(id);
+        (decl.category, decl.dtype, decl.len, decl.place)
+    };
+    assert!(decl.len.is_some() || decl.unit.is_some());
+    let ids = (0..schedule.buffers.len()).map(|index| BufferId(index as u32));
+    ids.filter(|&other| other != id && key(other) == key(id)).collect()
+}
+
+/// Puts every buffer of the same kind in the place of every operand, and says how many were tried.
+fn assert_operands_are_needed(built: &Built, schedule: &Schedule) -> usize {
+    let mut changed = schedule.clone();
+    let mut tried = 0;
+    for index in 0..schedule.ops.len() {
+        let op = &schedule.ops[index];
+        for (reads, count) in [(true, op.reads.len()), (false, op.writes.len())] {
+            for at in 0..count {
+                let original = if reads { op.reads[at] } else { op.writes[at] };
+                for other in alike(schedule, original) {
+                    let list = &mut changed.ops[index];
+                    if reads {
+                        list.reads[at] = other
+                    } else {
+                        list.writes[at] = other
+                    }
+                    let verdict = built.check(&changed);
+                    assert!(
+                        verdict.is_err(),
+                        "{:?} instead of {:?} at {index}: {:?}, policy {:?}",
+                        schedule.buffer(other),
+                        schedule.buffer(original),
+                        op.kind,
+                        built.policy
+                    );
+                    tried += 1;
+                }
+            }
+        }
+        changed.ops[index] = op.clone();
+    }
+    tried
+}
+
+#[test]
+fn every_operand_in_the_place_of_another_of_its_kind_is_found() {
+    let mut tried = 0;
+    for built in samples() {
+        tried += assert_operands_are_needed(&built, &built.step());
+        tried += assert_operands_are_needed(&built, &built.evaluation());
+    }
+    assert!(tried > 1000, "{tried} were tried");
+}
+
+#[test]
+fn operands_that_are_missing_too_many_or_in_another_order_are_found() {
+    for built in samples() {
+        let schedule = built.step();
+        for index in 0..schedule.ops.len() {
+            let op = &schedule.ops[index];
+            for reads in [true, false] {
+                let list = if reads { &op.reads } else { &op.writes };
+                let mut edits = Vec::new();
+                if let [first, rest @ ..] = list.as_slice() {
+                    edits.push(rest.to_vec());
+                    edits.push(list.iter().copied().chain([*first]).collect());
+                    let reversed: Vec<BufferId> = list.iter().rev().copied().collect();
+                    edits.extend((reversed != *list && !is_a_set(index)).then_some(reversed));
+                }
+                for edit in edits {
+                    let mut changed = schedule.clone();
+                    let op = &mut changed.ops[index];
+                    *(if reads { &mut op.reads } else { &mut op.writes }) = edit;
+                    assert!(built.check(&changed).is_err(), "{index}: {:?}", schedule.ops[index].kind);
+                }
+            }
+        }
+    }
+}
+
+/// Whether the order of an operation's operands says nothing: a step begins with all of them.
+fn is_a_set(index: usize) -> bool {
+    index == 0
+}

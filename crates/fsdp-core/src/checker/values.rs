@@ -1,0 +1,360 @@
+//! What buffers hold, symbolically: parameters of which segment, gradients of which micro-batches.
+//!
+//! Each operation says of every operand what it must hold before and what it holds behind. Whatever is filled must be
+//! empty before, so that nothing is lost.
+
+mod update;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Names, Violation};
+use crate::layout::{Layout, SegmentId};
+use crate::model::{BlockId, ModelSpec, ParamId};
+use crate::rank::Queue;
+use crate::schedule::{BufferId, Op, OpKind, Role, Schedule, Source};
+use crate::wrap::UnitId;
+
+/// A segment of a unit.
+type Owner = (UnitId, SegmentId);
+
+/// How much of a segment's parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Shard,
+    SubShard,
+    Whole,
+}
+
+/// How far a gradient is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Blocks write it: how many uses of parameters are in it.
+    Open(usize),
+    /// Complete on this rank, not reduced.
+    Whole,
+    /// Reduced over the shard axis.
+    Sharded,
+    /// Reduced over both axes.
+    Replicated,
+}
+
+/// What a buffer holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Value {
+    Nothing,
+    Params {
+        owner: Owner,
+        part: Part,
+        updated: bool,
+    },
+    State {
+        owner: Owner,
+        tensor: usize,
+    },
+    /// The sum of consecutive micro-batches, from one to before another.
+    Gradient {
+        owner: Owner,
+        rounds: [usize; 2],
+        stage: Stage,
+    },
+    GradientOfLastStep,
+    /// With the losses of so many micro-batches.
+    Scalars {
+        losses: usize,
+        norms: BTreeSet<Owner>,
+        reduced: bool,
+    },
+    Factors {
+        of_this_step: bool,
+    },
+    NotFinite,
+    Statistics {
+        phase: usize,
+        parts: BTreeSet<Owner>,
+        reduced: bool,
+    },
+}
+
+/// The contents of all buffers at one point of a schedule.
+pub(crate) struct Values<'a> {
+    names: Names<'a>,
+    schedule: &'a Schedule,
+    spec: &'a ModelSpec,
+    layout: &'a Layout,
+    held: Vec<Value>,
+    round: usize,
+    /// How often blocks read trained parameters of a segment.
+    uses: BTreeMap<Owner, usize>,
+    trained: BTreeSet<Owner>,
+}
+
+impl<'a> Values<'a> {
+    /// What is there before the first operation.
+    pub(super) fn new(names: Names<'a>, spec: &'a ModelSpec) -> Self {
+        let Names { schedule, layout } = names;
+        let mut uses = BTreeMap::new();
+        let used = spec.blocks.iter().flat_map(|block| &block.params);
+        for &id in used.filter(|&&id| spec.param(id).trainable) {
+            *uses.entry(owner_of(layout, id)).or_default() += 1;
+        }
+        let mut values = Self {
+            names,
+            schedule,
+            spec,
+            layout,
+            held: Vec::new(),
+            round: 0,
+            trained: uses.keys().copied().collect(),
+            uses,
+        };
+        let kept = |index: usize| match schedule.buffers[index].role {
+            Role::Gradient => Value::GradientOfLastStep,
+            _ => values.kept(index, false),
+        };
+        values.held = (0..schedule.buffers.len()).map(kept).collect();
+        values
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of(schedule: &'a Schedule, spec: &'a ModelSpec, layout: &'a Layout) -> Self {
+        Self::new(Names { schedule, layout }, spec)
+    }
+
+    /// What a buffer holds between steps, behind one that updates or before.
+    fn kept(&self, index: usize, updated: bool) -> Value {
+        let decl = &self.schedule.buffers[index];
+        match (decl.role, decl.unit.zip(decl.segment)) {
+            (Role::Master | Role::Low, Some(owner)) => {
+                Value::Params { owner, part: Part::Shard, updated: updated && self.trained.contains(&owner) }
+            }
+            (Role::State(tensor), Some(owner)) => Value::State { owner, tensor },
+            (Role::Factors, _) => Value::Factors { of_this_step: updated },
+            (Role::NotFinite, _) => Value::NotFinite,
+            _ => Value::Nothing,
+        }
+    }
+
+    /// Whether everything is where it must be behind the last operation.
+    pub(crate) fn end(&mut self) -> Result<(), Violation> {
+        let trains = self.schedule.trains();
+        for (index, decl) in self.schedule.buffers.iter().enumerate() {
+            let expected = match (decl.role, decl.unit.zip(decl.segment)) {
+                (Role::Gradient, Some(owner)) if trains => self.total(owner),
+                (Role::Scalars, _) => self.scalars(true),
+                (Role::Statistics(phase), _) if trains => self.statistics(phase, true),
+                _ => self.kept(index, trains),
+            };
+            self.keep(self.schedule.ops.len(), BufferId::of(index), expected)?;
+        }
+        Ok(())
+    }
+
+    /// Performs the next operation.
+    pub(crate) fn apply(&mut self, at: usize, op: &Op) -> Result<(), Violation> {
+        match op.kind {
+            OpKind::BeginStep => self.begin_step(at, op),
+            OpKind::BeginMicroBatch { round } => {
+                self.round = round.0;
+                self.count(at, op, [0, 0])
+            }
+            OpKind::Upload { unit } => self.pass_on(at, op, unit, [Part::Shard, Part::Shard]),
+            OpKind::AllGather { unit, source: Source::SubShard, .. } => {
+                self.pass_on(at, op, unit, [Part::SubShard, Part::Whole])
+            }
+            OpKind::AllGather { unit, .. } => self.pass_on(at, op, unit, [Part::Shard, Part::Whole]),
+            OpKind::KeepSubShard { unit } => self.pass_on(at, op, unit, [Part::Whole, Part::SubShard]),
+            OpKind::Reshard { unit } => {
+                self.count(at, op, [0, self.layout.unit(unit).segments.len()])?;
+                let mut buffers = op.writes.iter().zip(owners(unit));
+                buffers.try_for_each(|(&id, owner)| {
+                    self.turn(at, id, params(owner, Part::Whole), Value::Nothing)
+                })
+            }
+            OpKind::Forward { block, .. } => self.compute(at, op, block, false),
+            OpKind::Backward { block } => self.compute(at, op, block, true),
+            OpKind::Finish { block, backward } => {
+                self.compute(at, op, block, backward)?;
+                self.note(at, op.writes[op.writes.len() - 1], [self.round, self.round + 1], [])
+            }
+            OpKind::OpenGradient { unit } => {
+                self.count(at, op, [0, self.trained_segments(unit)])?;
+                let (rounds, stage) = ([self.round, self.round + 1], Stage::Open(0));
+                op.writes.iter().zip(owners(unit)).try_for_each(|(&id, owner)| {
+                    let open = Value::Gradient { owner, rounds, stage };
+                    self.turn(at, id, Value::Nothing, open)
+                })
+            }
+            OpKind::CloseGradient { unit } => self.advance(at, op, unit, [None, Some(Stage::Whole)]),
+            OpKind::ReduceScatter { unit, .. } => {
+                self.advance(at, op, unit, [Stage::Whole, Stage::Sharded].map(Some))
+            }
+            OpKind::AllReduceReplicas { unit, .. } => {
+                self.advance(at, op, unit, [Stage::Sharded, Stage::Replicated].map(Some))
+            }
+            OpKind::Download { unit } => self.advance(at, op, unit, [Some(self.last_stage()); 2]),
+            OpKind::Add { unit, queue } => self.add(at, op, unit, queue),
+            OpKind::SquareNorm { unit } => {
+                let segments = self.trained_segments(unit);
+                self.count(at, op, [segments, 1])?;
+                let mut gradients = op.reads.iter().zip(owners(unit));
+                gradients.try_for_each(|(&id, owner)| self.keep(at, id, self.total(owner)))?;
+                let losses = self.schedule.rounds;
+                self.note(at, op.writes[0], [losses; 2], owners(unit).take(segments))
+            }
+            OpKind::ReduceScalars => {
+                let trains = self.schedule.trains();
+                self.count(at, op, [0, 1 + usize::from(trains)])?;
+                self.turn(at, op.writes[0], self.scalars(false), self.scalars(true))?;
+                let [before, behind] = [false, true].map(|of_this_step| Value::Factors { of_this_step });
+                op.writes[1..].iter().try_for_each(|&id| self.turn(at, id, before.clone(), behind.clone()))
+            }
+            OpKind::Statistics { unit, phase } => self.part_of_statistics(at, op, unit, phase),
+            OpKind::ReduceStatistics { phase } => {
+                self.count(at, op, [0, 1])?;
+                self.turn(at, op.writes[0], self.statistics(phase.0, false), self.statistics(phase.0, true))
+            }
+            OpKind::Update { unit } => {
+                self.update(at, op, unit, self.schedule.lasting.statistics.len(), 1, true)
+            }
+        }
+    }
+
+    /// Parameters of a unit go from one set of buffers to another.
+    fn pass_on(&mut self, at: usize, op: &Op, unit: UnitId, [from, to]: [Part; 2]) -> Result<(), Violation> {
+        self.count(at, op, [self.layout.unit(unit).segments.len(); 2])?;
+        for ((&read, &write), owner) in op.reads.iter().zip(&op.writes).zip(owners(unit)) {
+            let before = params(owner, from);
+            let behind = if op.kind.gives_up_inputs() { Value::Nothing } else { before.clone() };
+            self.turn(at, read, before, behind)?;
+            self.turn(at, write, Value::Nothing, params(owner, to))?;
+        }
+        Ok(())
+    }
+
+    /// A block finds its parameters, and the gradients that it adds to.
+    fn compute(&mut self, at: usize, op: &Op, block: BlockId, backward: bool) -> Result<(), Violation> {
+        let read = &self.spec.block(block).params;
+        let trained = read.iter().filter(|&&id| backward && self.spec.param(id).trainable);
+        let scalars = usize::from(matches!(op.kind, OpKind::Finish { .. }));
+        self.count(at, op, [read.len(), trained.clone().count() + scalars])?;
+        for (&id, &buffer) in read.iter().zip(&op.reads) {
+            self.keep(at, buffer, params(owner_of(self.layout, id), Part::Whole))?;
+        }
+        for (&id, &buffer) in trained.zip(&op.writes) {
+            let (owner, rounds) = (owner_of(self.layout, id), [self.round, self.round + 1]);
+            let uses = match self.held[buffer.index()] {
+                Value::Gradient { stage: Stage::Open(uses), .. } => uses,
+                _ => 0,
+            };
+            let [before, behind] =
+                [uses, uses + 1].map(|uses| Value::Gradient { owner, rounds, stage: Stage::Open(uses) });
+            self.turn(at, buffer, before, behind)?;
+        }
+        Ok(())
+    }
+
+    /// The gradient of the step of a segment, as norm and update need it: every micro-batch once.
+    fn total(&self, owner: Owner) -> Value {
+        Value::Gradient { owner, rounds: [0, self.schedule.rounds], stage: self.last_stage() }
+    }
+
+    fn last_stage(&self) -> Stage {
+        if self.schedule.mesh.replicas() > 1 { Stage::Replicated } else { Stage::Sharded }
+    }
+
+    /// The micro-batches in a gradient.
+    fn rounds_in(&self, buffer: BufferId) -> [usize; 2] {
+        match self.held[buffer.index()] {
+            Value::Gradient { rounds, .. } => rounds,
+            _ => [0, 0],
+        }
+    }
+
+    /// A unit's gradient goes on to its next stage (from being open, if no stage is given), from what is read to what is
+    /// written, or in place.
+    fn advance(
+        &mut self,
+        at: usize,
+        op: &Op,
+        unit: UnitId,
+        stages: [Option<Stage>; 2],
+    ) -> Result<(), Violation> {
+        let segments = self.trained_segments(unit);
+        let in_place = matches!(op.kind, OpKind::CloseGradient { .. } | OpKind::AllReduceReplicas { .. });
+        self.count(at, op, [if in_place { 0 } else { segments }, segments])?;
+        let sources = if in_place { &op.writes } else { &op.reads };
+        for ((&read, &write), owner) in sources.iter().zip(&op.writes).zip(owners(unit)) {
+            let (rounds, open) = (self.rounds_in(read), Stage::Open(self.uses[&owner]));
+            let [before, behind] =
+                stages.map(|stage| Value::Gradient { owner, rounds, stage: stage.unwrap_or(open) });
+            self.turn(at, read, before, Value::Nothing)?;
+            self.turn(at, write, Value::Nothing, behind)?;
+        }
+        Ok(())
+    }
+
+    /// The sum of micro-batches and that of those behind them become one.
+    fn add(&mut self, at: usize, op: &Op, unit: UnitId, queue: Queue) -> Result<(), Violation> {
+        self.count(at, op, [self.trained_segments(unit); 2])?;
+        let stage = if queue == Queue::Compute { Stage::Whole } else { Stage::Sharded };
+        for ((&read, &write), owner) in op.reads.iter().zip(&op.writes).zip(owners(unit)) {
+            let ([_, end], [start, middle]) = (self.rounds_in(read), self.rounds_in(write));
+            let [from, into, sum] = [[middle, end], [start, middle], [start, end]]
+                .map(|rounds| Value::Gradient { owner, rounds, stage });
+            self.turn(at, read, from, Value::Nothing)?;
+            self.turn(at, write, into, sum)?;
+        }
+        Ok(())
+    }
+
+    fn trained_segments(&self, unit: UnitId) -> usize {
+        self.schedule.lasting.units[unit.0].gradient.len()
+    }
+
+    /// The operation has so many operands.
+    fn count(&self, at: usize, op: &Op, expected: [usize; 2]) -> Result<(), Violation> {
+        let (reads, writes) = (op.reads.len(), op.writes.len());
+        if [reads, writes] == expected {
+            return Ok(());
+        }
+        Err(Violation::Operands { op: self.names.op(at), reads, writes, expected })
+    }
+
+    /// The buffer holds this, before and behind.
+    fn keep(&mut self, at: usize, buffer: BufferId, value: Value) -> Result<(), Violation> {
+        self.turn(at, buffer, value.clone(), value)
+    }
+
+    /// The buffer holds one thing before, and another one behind.
+    fn turn(&mut self, at: usize, buffer: BufferId, before: Value, behind: Value) -> Result<(), Violation> {
+        let held = &mut self.held[buffer.index()];
+        if *held == before {
+            *held = behind;
+            return Ok(());
+        }
+        Err(Violation::Contents {
+            place: match at == self.schedule.ops.len() {
+                true => "the end of the step".into(),
+                false => format!("operation {}", self.names.op(at)),
+            },
+            buffer: self.names.buffer(buffer),
+            expected: format!("{before:?}"),
+            got: format!("{held:?}"),
+        })
+    }
+}
+
+fn owner_of(layout: &Layout, id: ParamId) -> Owner {
+    let (unit, segment, _) = layout.find(id).expect("every parameter lies in a unit");
+    (unit, segment)
+}
+
+/// The segments of a unit.
+fn owners(unit: UnitId) -> impl Iterator<Item = Owner> {
+    (0..).map(move |segment| (unit, SegmentId(segment)))
+}
+
+/// Parameters before the update.
+fn params(owner: Owner, part: Part) -> Value {
+    Value::Params { owner, part, updated: false }
+}

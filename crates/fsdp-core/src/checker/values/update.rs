@@ -1,0 +1,110 @@
+//! Scalars, statistics and updates.
+
+use std::collections::BTreeSet;
+
+use super::{Owner, Part, Value, Values, Violation, owners, params};
+use crate::schedule::{BufferId, Op, Phase, Role};
+use crate::wrap::UnitId;
+
+impl Values<'_> {
+    /// The scalars of a step when all parts are in them.
+    pub(super) fn scalars(&self, reduced: bool) -> Value {
+        let norms = if self.schedule.trains() { self.trained.clone() } else { BTreeSet::new() };
+        Value::Scalars { losses: self.schedule.rounds, norms, reduced }
+    }
+
+    /// The statistics of a phase when all parts are in them.
+    pub(super) fn statistics(&self, phase: usize, reduced: bool) -> Value {
+        Value::Statistics { phase, parts: self.trained.clone(), reduced }
+    }
+
+    pub(super) fn begin_step(&mut self, at: usize, op: &Op) -> Result<(), Violation> {
+        self.count(at, op, [1, op.writes.len()])?;
+        self.keep(at, op.reads[0], Value::NotFinite)?;
+        for &id in &op.writes {
+            let (before, behind) = match self.schedule.buffer(id).role {
+                Role::Scalars => {
+                    let norms = BTreeSet::new();
+                    (Value::Nothing, Value::Scalars { losses: 0, norms, reduced: false })
+                }
+                Role::Statistics(phase) => {
+                    (Value::Nothing, Value::Statistics { phase, parts: BTreeSet::new(), reduced: false })
+                }
+                _ => (Value::GradientOfLastStep, Value::Nothing),
+            };
+            self.turn(at, id, before, behind)?;
+        }
+        Ok(())
+    }
+
+    /// Losses, of so many micro-batches before and behind, or norms that are not there yet come to the scalars.
+    pub(super) fn note(
+        &mut self,
+        at: usize,
+        buffer: BufferId,
+        losses: [usize; 2],
+        more: impl IntoIterator<Item = Owner>,
+    ) -> Result<(), Violation> {
+        let held = match &self.held[buffer.index()] {
+            Value::Scalars { norms, .. } => norms.clone(),
+            _ => BTreeSet::new(),
+        };
+        let more: BTreeSet<Owner> = more.into_iter().collect();
+        let scalars = |losses, norms| Value::Scalars { losses, norms, reduced: false };
+        self.turn(at, buffer, scalars(losses[0], &held - &more), scalars(losses[1], &held | &more))
+    }
+
+    pub(super) fn part_of_statistics(
+        &mut self,
+        at: usize,
+        op: &Op,
+        unit: UnitId,
+        Phase(phase): Phase,
+    ) -> Result<(), Violation> {
+        self.update(at, op, unit, phase, 2, false)?;
+        let buffer = op.writes[op.writes.len() - 1];
+        let held = match &self.held[buffer.index()] {
+            Value::Statistics { parts, .. } => parts.clone(),
+            _ => BTreeSet::new(),
+        };
+        let own: BTreeSet<Owner> = owners(unit).take(self.trained_segments(unit)).collect();
+        let [before, behind] =
+            [&held - &own, &held | &own].map(|parts| Value::Statistics { phase, parts, reduced: false });
+        self.turn(at, buffer, before, behind)
+    }
+
+    /// The operands that statistics and updates have in common: so many phases of statistics are read, and behind the
+    /// shards of the unit and its state, which are updated or not, `more` buffers are written.
+    pub(super) fn update(
+        &mut self,
+        at: usize,
+        op: &Op,
+        unit: UnitId,
+        phases: usize,
+        more: usize,
+        updated: bool,
+    ) -> Result<(), Violation> {
+        let own = &self.schedule.lasting.units[unit.0];
+        let (segments, stride) = (own.gradient.len(), own.stride());
+        let tensors = own.state.first().map_or(0, Vec::len);
+        self.count(at, op, [segments + 1 + phases, segments * stride + more])?;
+        for (owner, (&gradient, shard)) in
+            owners(unit).zip(op.reads.iter().zip(op.writes.chunks(stride))).take(segments)
+        {
+            self.keep(at, gradient, self.total(owner))?;
+            let (shard, state) = shard.split_at(stride - tensors);
+            for &id in shard {
+                let behind = Value::Params { owner, part: Part::Shard, updated };
+                self.turn(at, id, params(owner, Part::Shard), behind)?;
+            }
+            for (tensor, &id) in state.iter().enumerate() {
+                self.keep(at, id, Value::State { owner, tensor })?;
+            }
+        }
+        self.keep(at, op.reads[segments], Value::Factors { of_this_step: true })?;
+        for (phase, &id) in op.reads[segments + 1..].iter().enumerate() {
+            self.keep(at, id, self.statistics(phase, true))?;
+        }
+        self.keep(at, op.writes[segments * stride], Value::NotFinite)
+    }
+}

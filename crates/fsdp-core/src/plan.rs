@@ -1,0 +1,57 @@
+//! A plan: everything about training that is the same on all ranks.
+
+use crate::checker;
+use crate::error::Error;
+use crate::layout::Layout;
+use crate::model::ModelSpec;
+use crate::rank::Mesh;
+use crate::schedule::{Compiler, Policy, Schedule, compile_evaluation, compile_step};
+use crate::update::RuleDecl;
+
+/// Everything that is the same on all ranks.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The model.
+    pub spec: ModelSpec,
+    /// Its layout.
+    pub layout: Layout,
+    /// The mesh.
+    pub mesh: Mesh,
+    /// The resolved policy.
+    pub policy: Policy,
+    /// The schedule of a training step.
+    pub step: Schedule,
+    /// The schedule of an evaluation; it declares the buffers of the step.
+    pub evaluation: Option<Schedule>,
+}
+
+impl Plan {
+    /// Compiles and checks the schedules: `rounds` micro-batches per step and rank, and `evaluation_rounds`
+    /// batches per evaluation and rank (0: none).
+    ///
+    /// # Errors
+    /// [`Error::Policy`], [`Error::Schedule`].
+    pub fn new(
+        spec: ModelSpec,
+        layout: Layout,
+        mesh: Mesh,
+        policy: Policy,
+        rule: &RuleDecl,
+        rounds: usize,
+        evaluation_rounds: usize,
+    ) -> Result<Self, Error> {
+        let policy = policy.resolve(mesh)?;
+        let compiler = Compiler { spec: &spec, layout: &layout, mesh, policy: &policy, rule };
+        let step = compile_step(&compiler, rounds);
+        checker::check(&step, &spec, &layout)?;
+        let evaluation = match evaluation_rounds {
+            0 => None,
+            rounds => Some(compile_evaluation(&compiler, &step, rounds)),
+        };
+        if let Some(evaluation) = &evaluation {
+            assert_eq!(evaluation.buffers, step.buffers, "an evaluation needs no more slots than training");
+            checker::check(evaluation, &spec, &layout)?;
+        }
+        Ok(Self { spec, layout, mesh, policy, step, evaluation })
+    }
+}

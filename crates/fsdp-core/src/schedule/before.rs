@@ -1,0 +1,87 @@
+//! What is certainly complete before what: vector clocks, and the last accesses of every buffer.
+//!
+//! Whatever earlier steps did to a buffer is before the first operation: that one touches them all.
+
+use std::collections::BTreeMap;
+
+use super::{Access, Op};
+use crate::rank::Queue;
+
+/// Per queue, how many of its operations are known to be complete: one past the index of the last one.
+pub(crate) type Clock = [usize; Queue::ALL.len()];
+
+/// The last write of a buffer and the reads since.
+#[derive(Clone, Default)]
+struct History {
+    writer: usize,
+    readers: Vec<usize>,
+}
+
+/// A list of operations that grows at its end.
+#[derive(Default)]
+pub(crate) struct Before {
+    /// Of each operation its queue, whether it is a collective, and what is complete behind it.
+    ops: Vec<(Queue, bool, Clock)>,
+    queues: Clocks,
+    history: Vec<History>,
+    /// For every collective the operations that wait for it or join it.
+    handed_over: BTreeMap<usize, Vec<usize>>,
+}
+
+/// Of each queue what is complete behind its last operation.
+type Clocks = [Clock; Queue::ALL.len()];
+
+impl Before {
+    /// The earlier operations that an access of the next one must come after.
+    pub(crate) fn conflicts(&self, access: Access) -> impl Iterator<Item = usize> + '_ {
+        let past = self.history.get(access.buffer.index());
+        let readers = past.filter(|_| access.write).map_or(&[][..], |past| past.readers.as_slice());
+        let writer = past.map_or(0, |past| past.writer);
+        let all = std::iter::once(writer).chain(readers.iter().copied());
+        all.filter(|&earlier| earlier < self.ops.len())
+    }
+
+    /// What is complete before the next operation of a queue, without its waits.
+    pub(crate) fn clock(&self, queue: Queue) -> Clock {
+        self.queues[queue as usize]
+    }
+
+    /// Raises a clock to include an operation, and all that is complete before it.
+    pub(crate) fn wait(&self, clock: &mut Clock, op: usize) {
+        clock.iter_mut().zip(&self.ops[op].2).for_each(|(mine, theirs)| *mine = (*mine).max(*theirs));
+    }
+
+    /// Whether an operation is certainly complete at `clock`.
+    pub(crate) fn is_complete(&self, op: usize, clock: &Clock) -> bool {
+        self.ops.get(op).is_some_and(|(queue, ..)| clock[*queue as usize] > op)
+    }
+
+    /// Whether an operation is a collective whose buffers nothing behind `clock` hands over.
+    pub(crate) fn is_kept(&self, op: usize, clock: &Clock) -> bool {
+        let by = self.handed_over.get(&op);
+        self.ops[op].1 && !by.is_some_and(|by| by.iter().any(|&other| self.is_complete(other, clock)))
+    }
+
+    /// Appends an operation, with what is complete before it.
+    pub(crate) fn push(&mut self, op: &Op, mut clock: Clock) {
+        let (id, queue) = (self.ops.len(), op.kind.queue());
+        for target in op.waits.iter().chain(&op.joins).filter(|target| self.ops[target.0].1) {
+            self.handed_over.entry(target.0).or_default().push(id);
+        }
+        for access in op.accesses() {
+            let index = access.buffer.index();
+            if index >= self.history.len() {
+                self.history.resize(index + 1, History::default());
+            }
+            let past = &mut self.history[index];
+            if access.write {
+                *past = History { writer: id, readers: Vec::new() };
+            } else if past.readers.last() != Some(&id) {
+                past.readers.push(id);
+            }
+        }
+        clock[queue as usize] = id + 1;
+        self.queues[queue as usize] = clock;
+        self.ops.push((queue, op.kind.is_collective(), clock));
+    }
+}

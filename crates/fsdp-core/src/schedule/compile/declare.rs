@@ -1,0 +1,233 @@
+//! Which buffers there are: what ranks own of each unit, what a step needs besides, and slots that are taken in turn.
+
+use std::collections::BTreeSet;
+
+use super::super::live::LiveRange;
+use super::super::policy::{Accumulation, AccumulationOrder, Offload, Policy, Reshard};
+use super::super::{BufferDecl, BufferId, Lasting, Place, Role, Schedule, UnitBuffers};
+use super::Compiler;
+use crate::dtype::DType;
+use crate::layout::{Segment, SegmentId};
+use crate::memory::Category;
+use crate::scalars::{GradientFactors, SCALAR_WORDS};
+use crate::tree;
+use crate::wrap::UnitId;
+
+/// The buffers of a schedule.
+pub(super) struct Declared {
+    pub(super) buffers: Vec<BufferDecl>,
+    pub(super) lasting: Lasting,
+    /// Of each unit the sub-shard per segment, if one is kept.
+    pub(super) sub_shards: Vec<Vec<BufferId>>,
+    /// Sets of buffers for sums of a unit's sharded gradients; the first one takes the total.
+    pub(super) sums: Vec<Vec<Vec<BufferId>>>,
+    /// Sets for sums of whole gradients.
+    pub(super) whole_sums: Vec<Vec<Vec<BufferId>>>,
+}
+
+/// A declaration without an owner.
+fn decl(role: Role, category: Category, dtype: DType, len: usize) -> BufferDecl {
+    BufferDecl { role, category, dtype, len: Some(len), place: Place::Device, unit: None, segment: None }
+}
+
+/// Sets of buffers for partial sums, beyond the one that takes the gradient of a micro-batch.
+fn extra_sums(policy: &Policy, rounds: usize) -> usize {
+    match policy.accumulation_order {
+        AccumulationOrder::Tree => tree::accumulators(rounds) - 1,
+        AccumulationOrder::Running => usize::from(rounds > 1),
+    }
+}
+
+impl Declared {
+    /// What a step declares before it takes slots.
+    pub(super) fn of_step(compiler: &Compiler<'_>, ranges: &[LiveRange], rounds: usize) -> Self {
+        let mut buffers = Vec::new();
+        let lasting = scalars(&mut buffers, compiler);
+        let sub_shards = vec![Vec::new(); compiler.layout.units.len()];
+        let mut declared = Self { buffers, lasting, sub_shards, sums: Vec::new(), whole_sums: Vec::new() };
+        for unit in compiler.layout.unit_ids() {
+            let own = declared.own(compiler, unit);
+            let keeps = ranges.iter().any(|range| range.unit == unit && range.keep_sub_shard);
+            if let (Reshard::ToGroup(n), true) = (compiler.policy.reshard_after_forward, keeps) {
+                let (category, dtype) = (Category::Unsharded, compiler.policy.param_dtype);
+                let declare =
+                    |segment: &Segment| decl(Role::SubShard, category, dtype, segment.unsharded_len() / n);
+                declared.sub_shards[unit.0] = declared.per_segment(compiler, unit, false, declare);
+            }
+            declared.declare_sums(compiler, unit, &own, rounds);
+            declared.lasting.units.push(own);
+        }
+        declared
+    }
+
+    /// What an evaluation works on: the buffers of the step that it belongs to.
+    pub(super) fn of_evaluation(step: &Schedule) -> Self {
+        let (buffers, lasting) = (step.buffers.clone(), step.lasting.clone());
+        let none = || vec![Vec::new(); lasting.units.len()];
+        Self { sub_shards: none(), sums: Vec::new(), whole_sums: Vec::new(), buffers, lasting }
+    }
+
+    pub(super) fn push(&mut self, decl: BufferDecl) -> BufferId {
+        self.buffers.push(decl);
+        BufferId::of(self.buffers.len() - 1)
+    }
+
+    /// A buffer of its own for every (or every trainable) segment of a unit.
+    fn per_segment(
+        &mut self,
+        compiler: &Compiler<'_>,
+        unit: UnitId,
+        trained: bool,
+        declare: impl Fn(&Segment) -> BufferDecl,
+    ) -> Vec<BufferId> {
+        let segments = compiler.layout.unit(unit).segments.iter().enumerate();
+        segments
+            .filter(|(_, segment)| segment.trainable || !trained)
+            .map(|(index, segment)| {
+                let (unit, segment_id) = (Some(unit), Some(SegmentId(index)));
+                self.push(BufferDecl { unit, segment: segment_id, ..declare(segment) })
+            })
+            .collect()
+    }
+
+    /// What a rank owns of a unit: parameters, gradient, optimizer state.
+    fn own(&mut self, compiler: &Compiler<'_>, unit: UnitId) -> UnitBuffers {
+        let policy = compiler.policy;
+        let place = match policy.offload {
+            Offload::None => Place::Device,
+            Offload::Cpu => Place::Host,
+        };
+        let owned = |role, category, dtype| {
+            move |segment: &Segment| BufferDecl { place, ..decl(role, category, dtype, segment.shard_len()) }
+        };
+        let (param, master) = (policy.param_dtype, policy.param_dtype.master());
+        let shard = Category::ParameterShard;
+        let mut own = UnitBuffers {
+            master: self.per_segment(compiler, unit, false, owned(Role::Master, shard, master)),
+            ..UnitBuffers::default()
+        };
+        if param != master {
+            own.low = self.per_segment(compiler, unit, false, owned(Role::Low, shard, param));
+        }
+        let gradient = owned(Role::Gradient, Category::ShardedGradient, policy.reduce_dtype);
+        own.gradient = self.per_segment(compiler, unit, true, gradient);
+        own.state = vec![Vec::new(); own.gradient.len()];
+        for (tensor, &dtype) in compiler.rule.state.iter().enumerate() {
+            let declare = owned(Role::State(tensor), Category::OptimizerState, dtype);
+            let declare = |segment: &Segment| BufferDecl { len: None, ..declare(segment) };
+            let tensors = self.per_segment(compiler, unit, true, declare);
+            own.state.iter_mut().zip(tensors).for_each(|(state, tensor)| state.push(tensor));
+        }
+        own
+    }
+
+    /// Where gradients of several micro-batches are added up. Under offload, sharded sums are on the device all the same,
+    /// until the total is there; what is not added up passes through slots.
+    fn declare_sums(&mut self, compiler: &Compiler<'_>, unit: UnitId, own: &UnitBuffers, rounds: usize) {
+        let (policy, extra) = (compiler.policy, extra_sums(compiler.policy, rounds));
+        let (sharded, whole) = match policy.accumulation {
+            Accumulation::Reduce => (extra, 0),
+            Accumulation::Unsharded => (0, extra),
+        };
+        let mut sets = match policy.offload {
+            Offload::None => vec![own.gradient.clone()],
+            Offload::Cpu => Vec::new(),
+        };
+        let sharded = sharded + usize::from(policy.offload == Offload::Cpu && sharded > 0);
+        let mut set = |role, len: fn(&Segment) -> usize| {
+            let declare =
+                |segment: &Segment| decl(role, Category::Accumulator, policy.reduce_dtype, len(segment));
+            self.per_segment(compiler, unit, true, declare)
+        };
+        sets.extend((0..sharded).map(|number| set(Role::Sum(number), Segment::shard_len)));
+        let whole = (0..whole).map(|number| set(Role::WholeSum(number), Segment::unsharded_len)).collect();
+        self.sums.push(sets);
+        self.whole_sums.push(whole);
+    }
+
+    /// What an update reads and writes of a unit, given the statistics that it reads.
+    pub(super) fn update(&self, unit: UnitId, statistics: &[BufferId]) -> (Vec<BufferId>, Vec<BufferId>) {
+        let own = &self.lasting.units[unit.0];
+        let mut reads = own.gradient.clone();
+        reads.push(self.lasting.factors);
+        reads.extend(statistics);
+        let mut writes = Vec::new();
+        for (segment, state) in own.state.iter().enumerate() {
+            writes.push(own.master[segment]);
+            writes.extend(own.low.get(segment));
+            writes.extend(state);
+        }
+        writes.push(self.lasting.not_finite);
+        (reads, writes)
+    }
+}
+
+/// The scalars of a step, and the statistics.
+fn scalars(buffers: &mut Vec<BufferDecl>, compiler: &Compiler<'_>) -> Lasting {
+    let mut small = |role, dtype, len| {
+        buffers.push(decl(role, Category::CommStaging, dtype, len));
+        BufferId::of(buffers.len() - 1)
+    };
+    let phases = compiler.rule.phases.iter().enumerate();
+    Lasting {
+        units: Vec::new(),
+        scalars: small(Role::Scalars, DType::I64, SCALAR_WORDS),
+        spare_scalars: small(Role::SpareScalars, DType::I64, SCALAR_WORDS),
+        factors: small(Role::Factors, DType::F64, GradientFactors::LEN),
+        not_finite: small(Role::NotFinite, DType::I64, 1),
+        statistics: phases.map(|(phase, &len)| small(Role::Statistics(phase), DType::F64, len)).collect(),
+    }
+}
+
+/// Buffers that units with segments of the same lengths take in turn.
+pub(super) struct Slots {
+    role: fn(usize) -> Role,
+    category: Category,
+    dtype: DType,
+    sets: Vec<(Vec<usize>, Vec<BufferId>)>,
+    free: BTreeSet<usize>,
+}
+
+impl Slots {
+    pub(super) fn new(role: fn(usize) -> Role, category: Category, dtype: DType) -> Self {
+        Self { role, category, dtype, sets: Vec::new(), free: BTreeSet::new() }
+    }
+
+    /// Those that were declared before, all of them free.
+    pub(super) fn declared(mut self, buffers: &[BufferDecl]) -> Self {
+        for (index, decl) in buffers.iter().enumerate() {
+            let last = self.sets.len();
+            if decl.role == (self.role)(last) {
+                self.sets.push((Vec::new(), Vec::new()));
+            } else if last == 0 || decl.role != (self.role)(last - 1) {
+                continue;
+            }
+            let (lens, ids) = self.sets.last_mut().expect("a slot was just found");
+            lens.extend(decl.len);
+            ids.push(BufferId::of(index));
+        }
+        self.free = (0..self.sets.len()).collect();
+        self
+    }
+
+    /// Takes a free slot, or declares one more: its number and its buffers.
+    pub(super) fn take(&mut self, declared: &mut Declared, lens: Vec<usize>) -> (usize, Vec<BufferId>) {
+        let found = self.free.iter().copied().find(|&slot| self.sets[slot].0 == lens);
+        let slot = found.unwrap_or_else(|| {
+            let role = (self.role)(self.sets.len());
+            let segments = lens.iter().enumerate();
+            let ids = segments.map(|(segment, &len)| {
+                let segment = Some(SegmentId(segment));
+                declared.push(BufferDecl { segment, ..decl(role, self.category, self.dtype, len) })
+            });
+            self.sets.push((lens.clone(), ids.collect()));
+            self.sets.len() - 1
+        });
+        self.free.remove(&slot);
+        (slot, self.sets[slot].1.clone())
+    }
+
+    pub(super) fn give_back(&mut self, slot: usize) {
+        self.free.insert(slot);
+    }
+}

@@ -1,0 +1,43 @@
+//! What differs between ranks. Programs are the same for all; kernels that work on shards take these tables.
+
+use super::{Piece, StateTensor, UpdateRule};
+use crate::memory::Memory;
+use crate::plan::Plan;
+use crate::wrap::UnitId;
+
+/// What a rank's shards hold.
+#[derive(Clone, Debug)]
+pub struct RankTables {
+    units: Vec<UnitTables>,
+}
+
+/// What a rank's shards of one unit hold.
+#[derive(Clone, Debug)]
+pub struct UnitTables {
+    /// The parameters in the shard of each segment.
+    pub pieces: Vec<Vec<Piece>>,
+    /// The optimizer's tensors for each trainable segment.
+    pub state: Vec<Vec<StateTensor>>,
+}
+
+impl RankTables {
+    /// The tables of the ranks with the index `shard` on the shard axis.
+    pub fn new<M: Memory>(plan: &Plan, rule: &dyn UpdateRule<M>, shard: usize) -> Self {
+        let own = &plan.step.lasting.units;
+        let units = plan.layout.units.iter().zip(own).map(|(unit, own)| {
+            let dtype = |segment: usize| plan.step.buffer(own.master[segment]).dtype;
+            let pieces: Vec<Vec<Piece>> = unit.segments.iter().map(|segment| segment.pieces(shard)).collect();
+            let trained = unit.trainable_segments().zip(&pieces).enumerate();
+            let state = trained
+                .map(|(index, (segment, pieces))| rule.state(pieces, segment.shard_len(), dtype(index)))
+                .collect();
+            UnitTables { pieces, state }
+        });
+        Self { units: units.collect() }
+    }
+
+    /// Those of a unit.
+    pub fn unit(&self, unit: UnitId) -> &UnitTables {
+        &self.units[unit.0]
+    }
+}
