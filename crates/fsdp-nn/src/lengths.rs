@@ -33,11 +33,6 @@ pub fn gradient_factors(scalars: usize, factors: usize) -> Result<(), Error> {
     expect("gradient factors", factors, GradientFactors::LEN)
 }
 
-/// That several lengths are equal to the first.
-pub fn expect_equal(what: &'static str, lens: &[usize]) -> Result<(), Error> {
-    lens.iter().try_for_each(|&len| expect(what, len, lens[0]))
-}
-
 /// The error for a dtype that is not a float.
 pub fn not_a_float(dtype: DType) -> Error {
     Error::Memory { category: None, what: format!("this needs a float dtype, not {dtype}") }
