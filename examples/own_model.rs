@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The model is a transformer whose layers compute attention and MLP side by side, from the same norm, as
-//! GPT-J does. Describing it once (parameters, modules, blocks) and running it on a tape is all there is to
+//! GPT-J does. Describing it once (parameters, modules, blocks) and saying what each block computes is all there is to
 //! do; sharding, schedules, backward, optimizers, exports and verification follow by themselves.
 
 use std::error::Error;
@@ -15,10 +15,10 @@ use std::sync::atomic::AtomicBool;
 
 use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::model::BlockId;
+use fsdp_nn::graph::{Builder, Tensor};
 use fsdp_nn::layer::{Attention, Describe, Description, Embedding, Head, LayerNorm, Linear, Rope};
 use fsdp_nn::model::Architecture;
-use fsdp_nn::tape::{Tape, Tensor};
-use fsdp_nn::{Backend, HostMemory, HostOptions};
+use fsdp_nn::{HostMemory, HostOptions};
 use fsdp_train::checkpoint::Resume;
 use fsdp_train::config::Resolved;
 use fsdp_train::train::{RunOptions, train};
@@ -81,7 +81,7 @@ impl Layer {
     }
 }
 
-/// The forward computation of each block; the tape remembers what backward needs.
+/// The forward computation of each block; backward follows from it.
 impl Architecture for ParallelGpt {
     fn description(&self) -> &Description {
         &self.description
@@ -91,31 +91,26 @@ impl Architecture for ParallelGpt {
         self.head
     }
 
-    fn first<M: Backend>(&self, tape: &mut Tape<'_, M>) -> Result<Tensor<M>, fsdp_core::Error> {
-        tape.embedding(&self.tokens)
+    fn first(&self, b: &mut Builder<'_>) -> Result<Tensor, fsdp_core::Error> {
+        b.embedding(&self.tokens)
     }
 
-    fn middle<M: Backend>(
-        &self,
-        block: BlockId,
-        tape: &mut Tape<'_, M>,
-        x: Tensor<M>,
-    ) -> Result<Tensor<M>, fsdp_core::Error> {
+    fn middle(&self, block: BlockId, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, fsdp_core::Error> {
         let layer = &self.layers[block.0 - 1];
-        let normed = tape.layer_norm(x.clone(), &layer.norm)?;
-        let qkv = tape.linear_columns(normed.clone(), &layer.qkv)?;
-        let qkv = tape.rope(qkv, &self.attention, &self.rope)?;
-        let mixed = tape.attention(qkv, &self.attention)?;
-        let attended = tape.linear(mixed, &layer.output)?;
-        let inner = tape.linear(normed, &layer.up)?;
-        let inner = tape.gelu(inner)?;
-        let transformed = tape.linear(inner, &layer.down)?;
-        let sum = tape.add(attended, transformed)?;
-        tape.add(x, sum)
+        let normed = b.layer_norm(x, &layer.norm)?;
+        let qkv = b.linear_columns(normed, &layer.qkv)?;
+        let qkv = b.rope(qkv, &self.attention, &self.rope)?;
+        let mixed = b.attention(qkv, &self.attention)?;
+        let attended = b.linear(mixed, &layer.output)?;
+        let inner = b.linear(normed, &layer.up)?;
+        let inner = b.gelu(inner)?;
+        let transformed = b.linear(inner, &layer.down)?;
+        let sum = b.add(attended, transformed)?;
+        b.add(x, sum)
     }
 
-    fn last<M: Backend>(&self, tape: &mut Tape<'_, M>, x: Tensor<M>) -> Result<Tensor<M>, fsdp_core::Error> {
-        tape.layer_norm(x, &self.norm)
+    fn last(&self, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, fsdp_core::Error> {
+        b.layer_norm(x, &self.norm)
     }
 }
 

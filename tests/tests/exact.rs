@@ -1,82 +1,45 @@
 //! Where every world must agree in all bits, powers of two or not: gradients that sum exactly, shared storage,
 //! and evaluation.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use fsdp_comm::Threads;
 use fsdp_comm::launch::{Launcher, Seat};
-use fsdp_core::Error;
 use fsdp_core::engine::ProgramOrder;
-use fsdp_core::memory::{HostSlice, SliceMut};
-use fsdp_core::model::BlockId;
-use fsdp_core::{Queue, Rank};
-use fsdp_nn::layer::{Description, Head};
-use fsdp_nn::model::{Architecture, Mlp, MlpConfig};
-use fsdp_nn::tape::{Backward, Node, Tape, Tensor, Value};
-use fsdp_nn::{Backend, HostMemory};
+use fsdp_core::memory::{Category, HostSlice, Memory, Slice, SliceMut};
+use fsdp_core::{DType, Queue, Rank};
+use fsdp_nn::backend::{Operands, Write};
+use fsdp_nn::model::{Mlp, MlpConfig};
+use fsdp_nn::op::Op;
+use fsdp_nn::{Backend, HostBuffer, HostMemory, HostOptions};
 use fsdp_sim::SeededOrder;
 use fsdp_train::RankTrainer;
 use fsdp_train::verify::{VerifyOptions, verify};
 
+use crate::hooked::{self, Hooked, integers};
 use crate::runs::train;
 use crate::support::{GPT2, LLAMA, config, job, job_of, options, threads, threads_with, tokens};
 
-/// An MLP whose embedding receives small integers as gradients: they sum exactly in every order.
-#[derive(Clone)]
-struct Integers(Mlp);
-
-impl Architecture for Integers {
-    fn description(&self) -> &Description {
-        self.0.description()
-    }
-
-    fn head(&self) -> Head {
-        self.0.head()
-    }
-
-    fn first<M: Backend>(&self, tape: &mut Tape<'_, M>) -> Result<Tensor<M>, Error> {
-        let x = self.0.first(tape)?;
-        let (input, width) = (x.value(), x.width());
-        let output = tape.value(input.needs_gradient);
-        if output.needs_gradient {
-            tape.record(IntegerGradient { input, output, width });
-        }
-        Ok(Tensor::new(x.into_buffer(), output, width))
-    }
-
-    fn middle<M: Backend>(
-        &self,
-        block: BlockId,
-        tape: &mut Tape<'_, M>,
-        x: Tensor<M>,
-    ) -> Result<Tensor<M>, Error> {
-        self.0.middle(block, tape, x)
-    }
-
-    fn last<M: Backend>(&self, tape: &mut Tape<'_, M>, x: Tensor<M>) -> Result<Tensor<M>, Error> {
-        self.0.last(tape, x)
-    }
-}
-
-/// Replaces the gradient by integers from -3 to 3 that depend on sample, position and column.
-struct IntegerGradient {
-    input: Value,
-    output: Value,
-    width: usize,
-}
-
-impl<M: Backend> Node<M> for IntegerGradient {
-    fn backward(self: Box<Self>, walk: &mut Backward<'_, M>) -> Result<(), Error> {
-        let Some(mut gradient) = walk.take_for(self.output, self.input)? else { return Ok(()) };
-        let (samples, seq) = (walk.scope.batch.samples, walk.scope.batch.seq);
-        let values: Vec<f32> = samples
-            .iter()
-            .flat_map(|&sample| (0..seq * self.width).map(move |i| (sample * 5 + i as u64 * 3) % 7))
-            .map(|value| value as f32 - 3.0)
-            .collect();
-        let memory = walk.scope.memory;
-        memory.write(Queue::Compute, HostSlice::F32(&values), SliceMut::whole(&mut gradient.buffer))?;
-        walk.put(self.input, gradient)
-    }
+/// Ranks whose embeddings receive small integers as gradients: they sum exactly in every order.
+fn integer_ranks() -> Threads<Hooked<HostMemory>> {
+    Threads::new(options(), |_, _| {
+        let memory =
+            || HostMemory::new(HostOptions { poison: true, resident: true, ..HostOptions::default() });
+        // Of another account, so that the rank's own is what was predicted.
+        let aside = memory()?;
+        let hook = move |memory: &HostMemory, op: &Op, operands: Operands<'_, '_, HostBuffer>| {
+            let Op::EmbeddingBackward { rows, width, .. } = *op else { return memory.execute(op, operands) };
+            let ids: Vec<u32> = hooked::ids(memory.bytes(operands.reads[0])?);
+            let mut gradient = aside.allocate(Category::Workspace, DType::F32, rows * width)?;
+            let values = integers(&ids, width);
+            aside.write(Queue::Compute, HostSlice::F32(&values), SliceMut::whole(&mut gradient))?;
+            let reads = &[operands.reads[0], Slice::whole(&gradient)];
+            let mut writes: Vec<_> = operands.writes.iter_mut().map(Write::reborrow).collect();
+            memory.execute(op, Operands { reads, writes: &mut writes, keys: &[] })
+        };
+        Ok(Arc::new(Hooked { inner: memory()?, hook: Arc::new(hook) }))
+    })
 }
 
 #[test]
@@ -100,8 +63,8 @@ fn exactly_summable_gradients_have_the_same_bits_at_every_world_and_mode() {
                 &format!("fsdp.accumulation_order=\"{order}\""),
                 &format!("fsdp.reduce_dtype=\"{reduce}\""),
             ];
-            let job = job_of(Integers(Mlp::new(&sizes).unwrap()), config(dir.path(), 5, &overrides));
-            let report = verify(&job, &threads(), &VerifyOptions::new(worlds, 3)).unwrap();
+            let job = job_of(Mlp::new(&sizes).unwrap(), config(dir.path(), 5, &overrides));
+            let report = verify(&job, &integer_ranks(), &VerifyOptions::new(worlds, 3)).unwrap();
             assert_eq!(report.worlds.len(), worlds.len());
             for world in &report.worlds {
                 assert!(world.failures.is_empty(), "world {}: {:#?}", world.world, world.failures);

@@ -7,13 +7,12 @@ use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
 use fsdp_core::comm::CommError;
 use fsdp_core::engine::ProgramOrder;
 use fsdp_core::{Error, Rank};
-use fsdp_nn::HostMemory;
-use fsdp_nn::model::{Architecture, Mlp, MlpConfig};
+use fsdp_nn::model::{Architecture, Mlp};
 use fsdp_sim::{Action, Fault, Faults};
-use fsdp_train::{Job, RankTrainer, TrainError};
+use fsdp_train::{Job, RankTrainer, TrainBackend, TrainError};
 
+use crate::planted::{self, Deed};
 use crate::support::{config, job_of, options, threads_with};
-use crate::wrapped::{Deed, Wrapped};
 
 /// How a world ended: the failure, and for every rank that returned its error, if any.
 struct End {
@@ -26,10 +25,20 @@ struct End {
 fn end<A: Architecture + Clone>(jobs: &[Job<A>], steps: u64, faults: Vec<Fault>) -> Option<End> {
     let mut options = options();
     options.intercept = Some(Arc::new(Faults::new(faults)));
+    end_on(&threads_with(options), jobs, steps)
+}
+
+/// As [`end`], on ranks of a launcher.
+fn end_on<L, A>(launcher: &L, jobs: &[Job<A>], steps: u64) -> Option<End>
+where
+    L: Launcher,
+    L::Memory: TrainBackend,
+    A: Architecture + Clone,
+{
     let errors = Mutex::new(Vec::new());
     let start = Instant::now();
-    let failure = threads_with(options)
-        .launch(jobs.len(), &|seat: Seat<HostMemory>| {
+    let failure = launcher
+        .launch(jobs.len(), &|seat: Seat<L::Memory>| {
             let rank = seat.rank;
             let result = RankTrainer::new(&jobs[rank.0], seat).and_then(|mut trainer| {
                 (0..steps)
@@ -46,7 +55,7 @@ fn end<A: Architecture + Clone>(jobs: &[Job<A>], steps: u64, faults: Vec<Fault>)
 }
 
 fn mlp() -> Mlp {
-    Mlp::new(&MlpConfig { vocab: 7, widths: vec![3, 5, 4], bias: true, tied: false, std: 0.2 }).unwrap()
+    Mlp::new(&planted::mlp()).unwrap()
 }
 
 fn jobs<A: Architecture + Clone>(ranks: usize, model: impl Fn(usize) -> A) -> Vec<Job<A>> {
@@ -142,9 +151,9 @@ fn an_error_in_the_code_of_a_block_is_the_root_cause() {
     for (ranks, culprit) in [(2, 1), (3, 0), (4, 2)] {
         for (block, name) in ["embedding", "layers.0", "layers.1", "head"].into_iter().enumerate() {
             for call in [0, 1, 7] {
-                let deed = |rank| if rank == culprit { Deed::FailAt(call) } else { Deed::Nothing };
-                let End { failure, errors } =
-                    end(&jobs(ranks, |rank| Wrapped::new(mlp(), block, deed(rank))), 4, Vec::new()).unwrap();
+                let deed = move |rank| if rank == culprit { Deed::FailAt(call) } else { Deed::Nothing };
+                let launcher = planted::ranks(options(), block, deed);
+                let End { failure, errors } = end_on(&launcher, &jobs(ranks, |_| mlp()), 4).unwrap();
                 assert_eq!(failure.rank, Rank(culprit));
                 let FailureReason::Error(TrainError::Core(Error::Program { block, .. })) = &failure.reason
                 else {
@@ -167,8 +176,8 @@ fn an_error_in_the_code_of_a_block_is_the_root_cause() {
 fn a_panic_in_the_code_of_a_block_is_the_root_cause() {
     for ranks in [2, 3, 4] {
         let deed = |rank| if rank == 1 { Deed::PanicAt(4) } else { Deed::Nothing };
-        let End { failure, errors } =
-            end(&jobs(ranks, |rank| Wrapped::new(mlp(), 2, deed(rank))), 4, Vec::new()).unwrap();
+        let launcher = planted::ranks(options(), 2, deed);
+        let End { failure, errors } = end_on(&launcher, &jobs(ranks, |_| mlp()), 4).unwrap();
         assert_eq!(failure.rank, Rank(1));
         assert!(matches!(&failure.reason, FailureReason::Panic(message) if message == "planted panic"));
         assert_eq!(errors.len(), ranks - 1);

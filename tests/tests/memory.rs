@@ -5,9 +5,9 @@ use fsdp_core::memory::Category;
 use fsdp_nn::model::{Mlp, MlpConfig};
 use fsdp_train::verify::{VerifyOptions, WorldReport, verify};
 
+use crate::planted::{self, Deed};
 use crate::runs::train;
-use crate::support::{GPT2, LLAMA, config, job, job_of, threads};
-use crate::wrapped::{Deed, Wrapped};
+use crate::support::{GPT2, LLAMA, config, job, job_of, options, threads};
 
 fn of(world: &WorldReport, category: &str) -> (usize, usize) {
     at(world, "device", category)
@@ -81,10 +81,10 @@ fn shards_slots_and_state_have_the_sizes_that_sharding_promises() {
 
 fn planted(block: usize, deed: Deed) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
-    let sizes = MlpConfig { vocab: 7, widths: vec![3, 5, 4], bias: true, tied: false, std: 0.2 };
-    let model = Wrapped::new(Mlp::new(&sizes).unwrap(), block, deed);
+    let model = Mlp::new(&planted::mlp()).unwrap();
     let job = job_of(model, config(dir.path(), 7, &["fsdp.wrap=[\"MlpLayer\"]"]));
-    let report = verify(&job, &threads(), &VerifyOptions::new(&[2], 3)).unwrap();
+    let ranks = planted::ranks(options(), block, move |_| deed);
+    let report = verify(&job, &ranks, &VerifyOptions::new(&[2], 3)).unwrap();
     report.worlds[0].failures.clone()
 }
 

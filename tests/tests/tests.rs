@@ -33,8 +33,9 @@ mod many_ranks;
 // Sharded training against PyTorch and transformers (tests/golden).
 mod golden_training;
 
-// A model that fails, leaks or allocates on demand.
-mod wrapped;
+// A backend that does something else on demand; a model that fails, leaks or allocates by it.
+mod hooked;
+mod planted;
 
 // The counter against the ledger, and planted leaks.
 mod memory;

@@ -25,6 +25,7 @@ const EXAMPLES: &str = "Examples:
   fsdp train examples/quickstart.toml
   fsdp verify examples/quickstart.toml --world-sizes 1,2,4
   fsdp schedule examples/quickstart.toml
+  fsdp schedule examples/quickstart.toml --ops --costs
   fsdp ckpt convert checkpoint/ model.safetensors --to safetensors";
 
 /// Fully sharded data parallel training that equals unsharded training, bit for bit.
@@ -191,6 +192,15 @@ pub(crate) struct ScheduleArgs {
     /// The rank whose memory is predicted
     #[arg(long, value_name = "R", default_value_t = 0)]
     pub(crate) rank: usize,
+    /// Print every operation that blocks run, with operands, shapes and dtypes
+    #[arg(long)]
+    pub(crate) ops: bool,
+    /// Print what blocks and the step cost: FLOPs, bytes, FLOPs for each byte
+    #[arg(long)]
+    pub(crate) costs: bool,
+    /// Print operations and costs as JSON, and nothing else
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// `fsdp bench train`.

@@ -1,5 +1,7 @@
 //! `fsdp schedule`.
 
+mod operations;
+
 use std::fmt::Write;
 use std::io;
 
@@ -18,6 +20,7 @@ use crate::output::{self, Paint, table};
 use crate::run_setup::RunSetup;
 use crate::train::memory_rows;
 use crate::units::{bytes, params};
+use operations::Operations;
 
 /// Unsharded elements over parameters from which on a unit is worth a warning.
 const PADDING_WARNING: f64 = 1.25;
@@ -39,8 +42,18 @@ pub(crate) fn run(args: &ScheduleArgs) -> Result<(), CliError> {
     }
     let evaluates = !config.data.eval.is_empty();
     let plan = plan(config, &architecture.description().spec, evaluates)?;
+    let operations = Operations::new(config, &architecture, &plan)?;
+    if args.json {
+        return output::print(&format!("{:#}\n", operations.json()));
+    }
     let usage = predict::<HostMemory, _>(config, &architecture, &plan, Rank(args.rank))?;
     let mut text = schedules(&plan);
+    if args.ops {
+        let _ = write!(text, "\n{}\n{}", heading("operations of a micro-batch"), operations.text());
+    }
+    if args.costs {
+        let _ = write!(text, "\n{}\n{}", heading("costs"), operations.costs());
+    }
     text += &verdict(&plan);
     text += &units(&plan);
     let title = format!("predicted peak memory of rank {}", args.rank);

@@ -2,7 +2,7 @@
 //!
 //! Buffers that a schedule declares are allocated once and never again, so their categories are sums over its
 //! declarations. Activations and workspace come and go with the calls of a micro-batch (the same for all of them); their
-//! footprints come from running the model on a shape-only memory. The engine's memory counts independently of this, and
+//! footprints come from walking the lists of operations that run them. The engine's memory counts independently of this, and
 //! must agree.
 
 use std::collections::{BTreeMap, BTreeSet};

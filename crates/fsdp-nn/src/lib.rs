@@ -1,9 +1,9 @@
-//! Compute: operations, a tape with late-bound parameters, layers, models, update rules and the host backend.
+//! Compute: operations, graphs of them, layers, models, update rules and the host backend.
 //!
 //! | module | what |
 //! |---|---|
 //! | [`op`], [`backend`] | operations as values, each forward and backward; what runs them |
-//! | [`tape`] | runs a model forward, and backward by itself; never keeps a parameter |
+//! | [`graph`] | a block as a graph of calls, and the lists of calls that run it |
 //! | [`layer`], [`model`] | layers, the trait of a model ([`model::Architecture`]), Llama, GPT-2, an MLP |
 //! | [`hf`] | Hugging Face `config.json` and names of tensors |
 //! | [`update`] | AdamW, SGD and Adafactor over shards |
@@ -11,7 +11,8 @@
 //! | [`host`] | memory and kernels on the CPU |
 //! | [`conformance`] | the suite that every backend must pass |
 //! | [`accounting`], [`lengths`] | what every memory counts, and what every backend checks |
-//! | [`shape`], [`footprint`] | the same model run on shapes alone, to know what it allocates |
+//! | [`footprint`], [`listing`] | what a model allocates and runs, found without running it |
+#![warn(clippy::too_many_arguments)]
 
 pub mod accounting;
 pub mod backend;
@@ -20,23 +21,22 @@ mod chunks;
 pub mod conformance;
 mod error;
 pub mod footprint;
+pub mod graph;
 pub mod hf;
 pub mod host;
 mod init;
 pub mod layer;
 pub mod lengths;
+pub mod listing;
 pub mod model;
 pub mod op;
 pub mod random;
-pub mod shape;
-pub mod tape;
 pub mod update;
 
 pub use backend::Backend;
 pub use error::ModelError;
 pub use host::{HostBuffer, HostMemory, HostOptions, HostPool};
 pub use init::Init;
-pub use shape::{ShapeBuffer, ShapeMemory};
 
 #[cfg(test)]
 mod tests;

@@ -17,6 +17,7 @@ use fsdp_core::wrap::{self, WrapPolicy};
 use fsdp_core::{Digest, Error, Mesh, Rank};
 use fsdp_nn::HostMemory;
 use fsdp_nn::footprint::{RunShape, footprints};
+use fsdp_nn::listing::{Listing, listings};
 use fsdp_nn::model::Architecture;
 use fsdp_nn::model::unsharded::Call;
 
@@ -124,7 +125,7 @@ impl<A: Architecture + Clone> Job<A> {
     /// The memory that a rank needs for a training step, by category, as the ledger predicts it.
     ///
     /// # Errors
-    /// Those of the model, run on shapes alone.
+    /// Those of the model: operations that do not fit each other.
     pub fn predict<M: TrainBackend>(&self, rank: Rank) -> Result<Usage, TrainError> {
         predict::<M, A>(&self.config, &self.architecture, &self.plan, rank)
     }
@@ -132,7 +133,7 @@ impl<A: Architecture + Clone> Job<A> {
     /// What ranks surely hold at one time, as far as the ledger can tell.
     ///
     /// # Errors
-    /// Those of the model, run on shapes alone.
+    /// Those of the model: operations that do not fit each other.
     pub(crate) fn forecast<M: TrainBackend>(&self) -> Result<Forecast, TrainError> {
         let computing = match self.config.run.threads {
             0 => thread::available_parallelism().map_or(1, usize::from),
@@ -165,7 +166,7 @@ impl<A: Architecture + Clone> Job<A> {
 /// The memory that a rank needs for a training step of a plan, by category, as the ledger predicts it.
 ///
 /// # Errors
-/// Those of the model, run on shapes alone.
+/// Those of the model: operations that do not fit each other.
 pub fn predict<M: TrainBackend, A: Architecture + Clone>(
     config: &Resolved,
     architecture: &A,
@@ -184,21 +185,42 @@ fn measured<M: TrainBackend, A: Architecture + Clone, T>(
     say: impl FnOnce(&LedgerInput<'_>) -> T,
 ) -> Result<T, TrainError> {
     let rule = M::rule(&config.train.optimizer, &plan.spec)?;
-    let shape = RunShape {
-        samples: config.train.micro_batch_size,
-        seq: config.data.seq_len,
-        dtype: plan.policy.param_dtype,
-        gradient_dtype: plan.policy.reduce_dtype,
-        head_chunks: config.run.device.head_chunks(),
-    };
-    let calls: Vec<Call> = plan.step.calls().iter().map(call).collect();
-    let footprints = footprints(architecture, &plan.spec, shape, &calls)?;
+    let footprints = footprints(architecture, &plan.spec, run_shape(config, plan), &calls(plan))?;
     let input = LedgerInput {
         tables: &RankTables::new(plan, &*rule, plan.mesh.shard_of(rank)),
         calls: &footprints.calls,
         data_bytes: footprints.data_bytes * plan.step.rounds,
     };
     Ok(say(&input))
+}
+
+/// What the calls of a micro-batch of a step run, in order, and for which shape.
+///
+/// # Errors
+/// Those of the model.
+pub fn listed<A: Architecture + Clone>(
+    config: &Resolved,
+    architecture: &A,
+    plan: &Plan,
+) -> Result<(RunShape, Vec<(Call, Listing)>), TrainError> {
+    let (shape, calls) = (run_shape(config, plan), calls(plan));
+    let listings = listings(architecture, &plan.spec, shape, &calls)?;
+    Ok((shape, calls.into_iter().zip(listings).collect()))
+}
+
+fn run_shape(config: &Resolved, plan: &Plan) -> RunShape {
+    RunShape {
+        samples: config.train.micro_batch_size,
+        seq: config.data.seq_len,
+        dtype: plan.policy.param_dtype,
+        gradient_dtype: plan.policy.reduce_dtype,
+        head_chunks: config.run.device.head_chunks(),
+    }
+}
+
+/// The calls of a micro-batch.
+fn calls(plan: &Plan) -> Vec<Call> {
+    plan.step.calls().iter().map(call).collect()
 }
 
 /// The call that an operation makes.

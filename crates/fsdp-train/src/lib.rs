@@ -43,7 +43,7 @@ mod whole_file;
 pub use error::TrainError;
 pub use export::export_model;
 pub use init::InitSource;
-pub use job::{Job, plan, predict};
+pub use job::{Job, listed, plan, predict};
 pub use oracle::Oracle;
 pub use rank::{Evaluation, RankTrainer};
 pub use rule::TrainBackend;

@@ -36,7 +36,7 @@ enum Storage {
 /// That those ranks of a training run that are on this machine fit into the memory that it and its limits leave.
 ///
 /// # Errors
-/// [`TrainError::NotEnoughMemory`]; those of the model, run on shapes alone.
+/// [`TrainError::NotEnoughMemory`]; those of the model: operations that do not fit each other.
 pub fn expect_room_to_train<M: TrainBackend, A: Architecture + Clone>(
     job: &Job<A>,
     ranks_on_machine: usize,

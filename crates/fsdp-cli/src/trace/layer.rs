@@ -1,5 +1,6 @@
 //! The subscriber layer that writes spans of operations as events of a trace.
 
+use std::cell::Cell;
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -28,6 +29,11 @@ impl<W: Write> TraceLayer<W> {
     }
 }
 
+thread_local! {
+    /// The rank of the last operation that began on this thread.
+    static RANK: Cell<u64> = const { Cell::new(0) };
+}
+
 /// What a span of an operation says, and when it began.
 struct Open {
     at: Instant,
@@ -42,6 +48,13 @@ where
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         let mut fields = Fields::default();
         attributes.record(&mut fields);
+        // Calls of a block do not know their rank: they run within an operation of it, on its thread.
+        fields.is_call = attributes.metadata().name() == "call";
+        if fields.is_call {
+            fields.rank = RANK.get();
+        } else {
+            RANK.set(fields.rank);
+        }
         let span = context.span(id).expect("a new span is in the registry");
         span.extensions_mut().insert(Open { at: Instant::now(), fields });
     }
@@ -55,7 +68,7 @@ where
             rank: fields.rank,
             queue,
             name: fields.name(),
-            kind: fields.op,
+            kind: if fields.is_call { "call".into() } else { fields.op },
             overlaps: fields.collective,
             start_us: microseconds(self.origin, at),
             duration_us: microseconds(at, end),
@@ -76,6 +89,8 @@ struct Fields {
     /// The unit or block, where there is one.
     subject: String,
     collective: bool,
+    /// Whether it is a call within an operation.
+    is_call: bool,
 }
 
 impl Fields {

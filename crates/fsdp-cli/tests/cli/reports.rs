@@ -37,6 +37,40 @@ fn schedules_of_named_configurations() {
 }
 
 #[test]
+fn operations_and_their_costs_are_a_part_of_the_schedule() {
+    let sandbox = Sandbox::new();
+    let text = sandbox
+        .succeed("schedule run.toml --ops --costs --set fsdp.activation_checkpointing=selective")
+        .stdout;
+    let (_, operations) = text.split_once("operations of a micro-batch\n").unwrap();
+    let (operations, _) = operations.split_once("\nchecker: ").unwrap();
+    insta::assert_snapshot!("schedule_operations", operations);
+}
+
+#[test]
+fn operations_as_json_add_up() {
+    let sandbox = Sandbox::new();
+    let json = sandbox.succeed("schedule run.toml --json").stdout;
+    let report: Value = serde_json::from_str(&json).unwrap();
+    let text = sandbox.succeed("schedule run.toml --ops").stdout;
+    for what in ["product_flops", "other_flops", "bytes_read", "bytes_written"] {
+        let mut step = 0;
+        for call in report["calls"].as_array().unwrap() {
+            let operations = call["operations"].as_array().unwrap();
+            let sum: u64 = operations.iter().map(|op| op["cost"][what].as_u64().unwrap()).sum();
+            assert_eq!(call["cost"][what], sum, "{what}");
+            step += sum * call["blocks"].as_array().unwrap().len() as u64;
+            for operation in operations {
+                let name = operation["op"].as_str().unwrap();
+                assert!(text.contains(&format!("  {name}(")), "{name} is not in the text");
+                assert!(!operation["writes"].as_array().unwrap().is_empty(), "{operation}");
+            }
+        }
+        assert_eq!(report["step_cost"][what], step * report["micro_batches"].as_u64().unwrap(), "{what}");
+    }
+}
+
+#[test]
 fn a_schedule_needs_no_data() {
     let sandbox = Sandbox::new();
     std::fs::remove_file(sandbox.path("data.txt")).unwrap();
@@ -87,7 +121,7 @@ fn a_trace_has_every_operation_of_every_rank() {
     sandbox.succeed("train run.toml --trace trace.json");
     let trace: Value = serde_json::from_str(&sandbox.read("trace.json")).unwrap();
     let mut operations: BTreeMap<u64, usize> = BTreeMap::new();
-    let mut names = BTreeSet::new();
+    let (mut names, mut calls) = (BTreeSet::new(), BTreeSet::new());
     // Collectives overlap with others of their queue, so they have a begin and an end.
     let mut under_way: BTreeMap<u64, f64> = BTreeMap::new();
     for event in trace["traceEvents"].as_array().unwrap() {
@@ -107,6 +141,10 @@ fn a_trace_has_every_operation_of_every_rank() {
             }
         }
         names.insert(event["cat"].as_str().unwrap());
+        if event["cat"] == "call" {
+            calls.insert(event["name"].as_str().unwrap());
+            continue;
+        }
         *operations.entry(event["pid"].as_u64().unwrap()).or_default() += 1;
     }
     assert!(under_way.is_empty(), "every collective ends");
@@ -114,6 +152,9 @@ fn a_trace_has_every_operation_of_every_rank() {
     assert_eq!(operations, BTreeMap::from([(0, 3 * per_step), (1, 3 * per_step)]));
     for name in ["all-gather", "forward", "backward", "reduce-scatter", "update"] {
         assert!(names.contains(name), "no {name} among {names:?}");
+    }
+    for call in ["linear", "attention", "linear_backward_weight"] {
+        assert!(calls.contains(call), "no {call} among {calls:?}");
     }
 }
 

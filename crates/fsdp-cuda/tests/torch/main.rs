@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test panics when a call fails")]
 
+#[path = "../../../../tests/tests/hooked.rs"]
+mod hooked;
 #[path = "../gpu/jobs.rs"]
 mod jobs;
 #[path = "../device/kernels.rs"]

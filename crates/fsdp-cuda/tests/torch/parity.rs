@@ -3,26 +3,39 @@
 //! What is promised are bounds; on one thread of libtorch, operations on aligned operands repeat their bits, so whole runs
 //! do, and the tests say so: where they stop doing it, docs/numerics.md has to be changed.
 
-use fsdp_core::memory::{HostSlice, SliceMut};
-use fsdp_core::model::BlockId;
-use fsdp_core::{Error, Queue};
-use fsdp_cuda::torch::Kernels;
-use fsdp_nn::Backend;
-use fsdp_nn::layer::{Description, Head};
-use fsdp_nn::model::{Architecture, Mlp, MlpConfig};
-use fsdp_nn::tape::{Backward, Node, Tape, Tensor, Value};
-use fsdp_train::Job;
-use fsdp_train::verify::{VerifyOptions, WorldReport, verify};
+use std::sync::Arc;
 
-use crate::ranks::threads;
+use fsdp_comm::launch::Launcher;
+use fsdp_comm::{ThreadOptions, Threads};
+use fsdp_core::memory::{Category, HostSlice, Memory, Slice, SliceMut};
+use fsdp_core::{DType, Queue};
+use fsdp_cuda::torch::{Kernels, set_intra_op};
+use fsdp_nn::backend::{Operands, Write};
+use fsdp_nn::model::{Architecture, Mlp, MlpConfig};
+use fsdp_nn::op::Op;
+use fsdp_nn::{Backend, HostBuffer};
+use fsdp_train::verify::{VerifyOptions, WorldReport, verify};
+use fsdp_train::{Job, TrainBackend};
+
+use crate::hooked::{self, Hooked};
+use crate::ranks::{RankMemory, memory, threads};
 use crate::support::{GPT2, LLAMA, config, job, job_of};
 
 fn check<A: Architecture + Clone>(job: &Job<A>, kernels: Kernels, worlds: &[usize]) -> Vec<WorldReport> {
-    let report = verify(job, &threads(kernels), &VerifyOptions::new(worlds, 3));
+    check_on(&threads(kernels), job, worlds)
+}
+
+fn check_on<L, A>(launcher: &L, job: &Job<A>, worlds: &[usize]) -> Vec<WorldReport>
+where
+    L: Launcher,
+    L::Memory: TrainBackend,
+    A: Architecture + Clone,
+{
+    let report = verify(job, launcher, &VerifyOptions::new(worlds, 3));
     let report = report.unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(report.worlds.len(), worlds.len(), "{:?}", report.skipped);
     for world in &report.worlds {
-        assert!(world.failures.is_empty(), "{kernels:?}, world {}: {:#?}", world.world, world.failures);
+        assert!(world.failures.is_empty(), "world {}: {:#?}", world.world, world.failures);
         assert_eq!(world.promise, "derived bounds");
     }
     report.worlds
@@ -97,63 +110,23 @@ fn recomputed_offloaded_and_replicated_runs_stay_within_the_bounds() {
     }
 }
 
-/// An MLP whose embedding receives small integers as gradients: they sum exactly in every order.
-#[derive(Clone)]
-struct Integers(Mlp);
-
-impl Architecture for Integers {
-    fn description(&self) -> &Description {
-        self.0.description()
-    }
-
-    fn head(&self) -> Head {
-        self.0.head()
-    }
-
-    fn first<M: Backend>(&self, tape: &mut Tape<'_, M>) -> Result<Tensor<M>, Error> {
-        let x = self.0.first(tape)?;
-        let (input, width) = (x.value(), x.width());
-        let output = tape.value(input.needs_gradient);
-        if output.needs_gradient {
-            tape.record(IntegerGradient { input, output, width });
-        }
-        Ok(Tensor::new(x.into_buffer(), output, width))
-    }
-
-    fn middle<M: Backend>(
-        &self,
-        block: BlockId,
-        tape: &mut Tape<'_, M>,
-        x: Tensor<M>,
-    ) -> Result<Tensor<M>, Error> {
-        self.0.middle(block, tape, x)
-    }
-
-    fn last<M: Backend>(&self, tape: &mut Tape<'_, M>, x: Tensor<M>) -> Result<Tensor<M>, Error> {
-        self.0.last(tape, x)
-    }
-}
-
-/// Replaces the gradient by integers from -3 to 3 that depend on sample, position and column.
-struct IntegerGradient {
-    input: Value,
-    output: Value,
-    width: usize,
-}
-
-impl<M: Backend> Node<M> for IntegerGradient {
-    fn backward(self: Box<Self>, walk: &mut Backward<'_, M>) -> Result<(), Error> {
-        let Some(mut gradient) = walk.take_for(self.output, self.input)? else { return Ok(()) };
-        let (samples, seq) = (walk.scope.batch.samples, walk.scope.batch.seq);
-        let values: Vec<f32> = samples
-            .iter()
-            .flat_map(|&sample| (0..seq * self.width).map(move |i| (sample * 5 + i as u64 * 3) % 7))
-            .map(|value| value as f32 - 3.0)
-            .collect();
-        let memory = walk.scope.memory;
-        memory.write(Queue::Compute, HostSlice::F32(&values), SliceMut::whole(&mut gradient.buffer))?;
-        walk.put(self.input, gradient)
-    }
+/// Ranks whose embeddings receive small integers as gradients: they sum exactly in every order.
+fn integer_ranks() -> Threads<Hooked<RankMemory>> {
+    set_intra_op(1);
+    Threads::new(ThreadOptions::default(), |_, _| {
+        let aside = memory(Kernels::Fused)?;
+        let hook = move |memory: &RankMemory, op: &Op, operands: Operands<'_, '_, HostBuffer>| {
+            let Op::EmbeddingBackward { rows, width, .. } = *op else { return memory.execute(op, operands) };
+            let ids = hooked::ids(memory.storage().bytes(operands.reads[0])?);
+            let mut gradient = aside.allocate(Category::Workspace, DType::F32, rows * width)?;
+            let values = hooked::integers(&ids, width);
+            aside.write(Queue::Compute, HostSlice::F32(&values), SliceMut::whole(&mut gradient))?;
+            let reads = &[operands.reads[0], Slice::whole(&gradient)];
+            let mut writes: Vec<_> = operands.writes.iter_mut().map(Write::reborrow).collect();
+            memory.execute(op, Operands { reads, writes: &mut writes, keys: &[] })
+        };
+        Ok(Arc::new(Hooked { inner: memory(Kernels::Fused)?, hook: Arc::new(hook) }))
+    })
 }
 
 #[test]
@@ -174,8 +147,8 @@ fn exactly_summable_gradients_have_the_same_bits_at_every_world() {
             &format!("fsdp.reduce_dtype=\"{reduce}\""),
         ];
         let model = Mlp::new(&sizes).unwrap_or_else(|error| panic!("{error}"));
-        let job = job_of(Integers(model), config(dir.path(), 5, &overrides));
-        for world in check(&job, Kernels::Fused, &[1, 2, 3, 4]) {
+        let job = job_of(model, config(dir.path(), 5, &overrides));
+        for world in check_on(&integer_ranks(), &job, &[1, 2, 3, 4]) {
             assert!(world.gradients.compared > 0);
             assert_eq!((differing(&world), world.norm_difference), (0, 0.0), "world {}", world.world);
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fsdp_comm::{ThreadOptions, Threads};
+use fsdp_core::Error;
 use fsdp_cuda::torch::{Kernels, Torch, set_intra_op};
 use fsdp_nn::{HostMemory, HostOptions};
 
@@ -17,8 +18,11 @@ pub(crate) const DEVICE: &str = "run.device=\"torch-cpu\"";
 pub(crate) fn threads(kernels: Kernels) -> Threads<RankMemory> {
     set_intra_op(1);
     let options = ThreadOptions { timeout: Duration::from_secs(60), ..ThreadOptions::default() };
-    Threads::new(options, move |_, _| {
-        let options = HostOptions { poison: true, resident: true, ..HostOptions::default() };
-        Ok(Arc::new(Torch::new(Arc::new(HostMemory::new(options)?), kernels)))
-    })
+    Threads::new(options, move |_, _| memory(kernels).map(Arc::new))
+}
+
+/// The memory of one rank.
+pub(crate) fn memory(kernels: Kernels) -> Result<RankMemory, Error> {
+    let options = HostOptions { poison: true, resident: true, ..HostOptions::default() };
+    Ok(Torch::new(Arc::new(HostMemory::new(options)?), kernels))
 }

@@ -1,5 +1,5 @@
 //! Gradients in `f64` against central differences of the loss, for a model of each kind with all its dropouts
-//! (the masks are functions of counters, so they stay put) and for one that makes the tape do odd things.
+//! (the masks are functions of counters, so they stay put) and for one that uses values in odd ways.
 
 use fsdp_core::model::BlockId;
 use fsdp_core::{DType, Error};
@@ -7,10 +7,10 @@ use fsdp_core::{DType, Error};
 use super::Subject;
 use super::models::{Sample, batch, hf_models, small};
 use crate::backend::{Backend, IGNORED_TARGET};
+use crate::graph::{Builder, Tensor};
 use crate::layer::{Describe, Description, Embedding, Head, LayerNorm, Linear, RmsNorm};
 use crate::model::Architecture;
 use crate::model::unsharded::Pass;
-use crate::tape::{Tape, Tensor};
 
 /// Compares some elements of every gradient.
 fn check<M: Backend, A: Architecture + Clone>(subject: &Subject<'_, M>, mut sample: Sample<A>) {
@@ -86,43 +86,37 @@ impl Architecture for Odd {
         self.head
     }
 
-    fn first<M: Backend>(&self, tape: &mut Tape<'_, M>) -> Result<Tensor<M>, Error> {
-        tape.embedding(&self.embedding)
+    fn first(&self, b: &mut Builder<'_>) -> Result<Tensor, Error> {
+        b.embedding(&self.embedding)
     }
 
-    fn middle<M: Backend>(
-        &self,
-        block: BlockId,
-        tape: &mut Tape<'_, M>,
-        x: Tensor<M>,
-    ) -> Result<Tensor<M>, Error> {
+    fn middle(&self, block: BlockId, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
         if block == BlockId(1) {
             return Ok(x);
         }
         // Dropout of a value that is used again must not change it, nor what a norm computes again.
-        let h = tape.rms_norm(x.clone(), &self.norm)?;
-        let dropped = tape.dropout(h.clone(), 0.3)?;
-        let g = tape.gelu(h.clone())?;
-        let [a, b] = tape.linear_pair(g.clone(), &self.wide, &self.wide)?;
-        let gated = tape.swiglu(a.clone(), b)?;
-        let y = tape.linear(gated.clone(), &self.back)?;
-        let z = tape.linear(a, &self.back)?;
-        let unused = tape.layer_norm(z.clone(), &self.other)?;
-        drop(unused);
-        let doubled = tape.add(x.clone(), x)?;
-        let doubled = tape.dropout(doubled, 0.2)?;
-        let sum = tape.add(y, dropped)?;
-        let sum = tape.add(sum.clone(), sum)?;
-        let sum = tape.add(sum, z)?;
-        let sum = tape.layer_norm(sum, &self.other)?;
-        let sum = tape.gelu(sum)?;
-        let sum = tape.add(h, sum)?;
-        let sum = tape.add(sum, g)?;
-        tape.add(sum, doubled)
+        let h = b.rms_norm(x, &self.norm)?;
+        let dropped = b.dropout(h, 0.3)?;
+        let g = b.gelu(h)?;
+        let [gate, up] = b.linear_pair(g, &self.wide, &self.wide)?;
+        let gated = b.swiglu(gate, up)?;
+        let y = b.linear(gated, &self.back)?;
+        let z = b.linear(gate, &self.back)?;
+        let _unused = b.layer_norm(z, &self.other)?;
+        let doubled = b.add(x, x)?;
+        let doubled = b.dropout(doubled, 0.2)?;
+        let sum = b.add(y, dropped)?;
+        let sum = b.add(sum, sum)?;
+        let sum = b.add(sum, z)?;
+        let sum = b.layer_norm(sum, &self.other)?;
+        let sum = b.gelu(sum)?;
+        let sum = b.add(h, sum)?;
+        let sum = b.add(sum, g)?;
+        b.add(sum, doubled)
     }
 
-    fn last<M: Backend>(&self, tape: &mut Tape<'_, M>, x: Tensor<M>) -> Result<Tensor<M>, Error> {
-        let h = tape.rms_norm(x.clone(), &self.norm)?;
-        tape.add(h, x)
+    fn last(&self, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
+        let h = b.rms_norm(x, &self.norm)?;
+        b.add(h, x)
     }
 }

@@ -3,10 +3,9 @@
 use fsdp_core::Error;
 use fsdp_core::model::BlockId;
 
-use crate::backend::Backend;
+use crate::graph::{Builder, Tensor};
 use crate::layer::{Description, Head};
 use crate::model::{Architecture, Gpt2, Llama};
-use crate::tape::{Tape, Tensor};
 
 /// A model built from a `config.json`.
 #[derive(Clone, Debug)]
@@ -39,29 +38,24 @@ impl Architecture for HfModel {
         }
     }
 
-    fn first<M: Backend>(&self, tape: &mut Tape<'_, M>) -> Result<Tensor<M>, Error> {
+    fn first(&self, b: &mut Builder<'_>) -> Result<Tensor, Error> {
         match self {
-            HfModel::Llama(model) => model.first(tape),
-            HfModel::Gpt2(model) => model.first(tape),
+            HfModel::Llama(model) => model.first(b),
+            HfModel::Gpt2(model) => model.first(b),
         }
     }
 
-    fn middle<M: Backend>(
-        &self,
-        block: BlockId,
-        tape: &mut Tape<'_, M>,
-        x: Tensor<M>,
-    ) -> Result<Tensor<M>, Error> {
+    fn middle(&self, block: BlockId, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
         match self {
-            HfModel::Llama(model) => model.middle(block, tape, x),
-            HfModel::Gpt2(model) => model.middle(block, tape, x),
+            HfModel::Llama(model) => model.middle(block, b, x),
+            HfModel::Gpt2(model) => model.middle(block, b, x),
         }
     }
 
-    fn last<M: Backend>(&self, tape: &mut Tape<'_, M>, x: Tensor<M>) -> Result<Tensor<M>, Error> {
+    fn last(&self, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
         match self {
-            HfModel::Llama(model) => model.last(tape, x),
-            HfModel::Gpt2(model) => model.last(tape, x),
+            HfModel::Llama(model) => model.last(b, x),
+            HfModel::Gpt2(model) => model.last(b, x),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Layers: plain data that says which parameters an operation reads and how large it is.
 //!
-//! A layer holds parameter *ids* and sizes, never values; the operations of a [`Tape`](crate::tape::Tape)
-//! take a layer and look its parameters up when they run. Layers are made by
+//! A layer holds parameter *ids* and sizes, never values; the operations of a
+//! [`Builder`](crate::graph::Builder) take a layer, and its parameters are looked up when they run. Layers are made by
 //! [`Describe`], which at the same time writes down modules, names, shapes and initialisation.
 
 mod describe;

@@ -3,11 +3,10 @@
 use fsdp_core::Error;
 use fsdp_core::model::BlockId;
 
-use crate::backend::Backend;
+use crate::graph::{Builder, Tensor};
 use crate::layer::{Description, Head};
-use crate::tape::{Tape, Tensor};
 
-/// A language model: its description, and the forward computation of each block on a tape.
+/// A language model: its description, and the forward computation of each block on a b.
 ///
 /// The first block turns tokens into rows, the last one turns rows into what the head reads; the head and
 /// the loss follow by themselves, and so does backward. A block may read the parameters that the
@@ -15,10 +14,9 @@ use crate::tape::{Tape, Tensor};
 ///
 /// ```
 /// use fsdp_core::{Error, model::BlockId};
-/// use fsdp_nn::Backend;
 /// use fsdp_nn::layer::{Describe, Description, Embedding, Head, Linear, RmsNorm};
 /// use fsdp_nn::model::Architecture;
-/// use fsdp_nn::tape::{Tape, Tensor};
+/// use fsdp_nn::graph::{Builder, Tensor};
 ///
 /// /// Tokens, one residual layer, and a head that shares the table of tokens.
 /// #[derive(Clone)]
@@ -54,23 +52,23 @@ use crate::tape::{Tape, Tensor};
 ///         self.head
 ///     }
 ///
-///     fn first<M: Backend>(&self, tape: &mut Tape<'_, M>) -> Result<Tensor<M>, Error> {
-///         tape.embedding(&self.tokens)
+///     fn first(&self, b: &mut Builder<'_>) -> Result<Tensor, Error> {
+///         b.embedding(&self.tokens)
 ///     }
 ///
-///     fn middle<M: Backend>(
+///     fn middle(
 ///         &self,
 ///         _block: BlockId,
-///         tape: &mut Tape<'_, M>,
-///         x: Tensor<M>,
-///     ) -> Result<Tensor<M>, Error> {
-///         let h = tape.rms_norm(x.clone(), &self.norm)?;
-///         let h = tape.linear(h, &self.linear)?;
-///         let h = tape.gelu(h)?;
-///         tape.add(x, h)
+///         b: &mut Builder<'_>,
+///         x: Tensor,
+///     ) -> Result<Tensor, Error> {
+///         let h = b.rms_norm(x, &self.norm)?;
+///         let h = b.linear(h, &self.linear)?;
+///         let h = b.gelu(h)?;
+///         b.add(x, h)
 ///     }
 ///
-///     fn last<M: Backend>(&self, _tape: &mut Tape<'_, M>, x: Tensor<M>) -> Result<Tensor<M>, Error> {
+///     fn last(&self, _b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
 ///         Ok(x)
 ///     }
 /// }
@@ -95,22 +93,17 @@ pub trait Architecture: Send + Sync + 'static {
     ///
     /// # Errors
     /// Those of the operations.
-    fn first<M: Backend>(&self, tape: &mut Tape<'_, M>) -> Result<Tensor<M>, Error>;
+    fn first(&self, b: &mut Builder<'_>) -> Result<Tensor, Error>;
 
     /// A block that is neither first nor last.
     ///
     /// # Errors
     /// Those of the operations.
-    fn middle<M: Backend>(
-        &self,
-        block: BlockId,
-        tape: &mut Tape<'_, M>,
-        x: Tensor<M>,
-    ) -> Result<Tensor<M>, Error>;
+    fn middle(&self, block: BlockId, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error>;
 
     /// The last block, up to what the head reads.
     ///
     /// # Errors
     /// Those of the operations.
-    fn last<M: Backend>(&self, tape: &mut Tape<'_, M>, x: Tensor<M>) -> Result<Tensor<M>, Error>;
+    fn last(&self, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error>;
 }

@@ -8,7 +8,7 @@ use fsdp_core::memory::{Buffer, Category, HostSlice, Memory, Slice, SliceMut};
 use super::architecture::Architecture;
 use crate::backend::{Backend, IGNORED_TARGET};
 use crate::error::ModelError;
-use crate::tape::MicroBatch;
+use crate::graph::MicroBatch;
 
 /// One micro-batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,6 +52,9 @@ impl Batch {
         }
     }
 }
+
+/// Bytes of a token, its target and its loss.
+pub(crate) const TOKEN_BYTES: usize = 4 + 4 + 8;
 
 /// The micro-batches of this rank's step. Their tokens, targets and losses lie one after the other in three
 /// buffers that stay from step to step and only ever grow: 16 bytes per token of the step.
@@ -136,22 +139,23 @@ impl<B: Buffer> StepData<B> {
         Err(program_error(round, ModelError::NoMicroBatch { round, rounds }))
     }
 
-    /// A micro-batch, its targets, and where its losses go.
-    pub(super) fn parts(&mut self, round: usize, seed: u64, training: bool) -> Parts<'_, B> {
+    /// A micro-batch, its sizes, and where its losses go.
+    pub(super) fn parts(&mut self, round: usize, seed: u64) -> Parts<'_, B> {
         let batch = &self.batches[round];
         let device = self.device.as_mut().expect("data with micro-batches is on the device");
         let (offset, len) = (self.offsets[round], batch.ids.len());
-        let micro_batch = MicroBatch {
-            batch: batch.samples.len(),
+        Parts {
+            batch: MicroBatch {
+                ids: Slice::new(&device.ids, offset, len),
+                targets: Slice::new(&device.targets, offset, len),
+                samples: &batch.samples,
+                seed,
+                step: self.step,
+            },
+            losses: SliceMut::new(&mut device.losses, offset, len),
+            samples: batch.samples.len(),
             seq: batch.seq,
-            ids: Slice::new(&device.ids, offset, len),
-            samples: &batch.samples,
-            seed,
-            step: self.step,
-            training,
-        };
-        let targets = Slice::new(&device.targets, offset, len);
-        Parts { micro_batch, targets, losses: SliceMut::new(&mut device.losses, offset, len) }
+        }
     }
 
     /// Notes that a micro-batch's losses were computed.
@@ -180,9 +184,10 @@ impl<B: Buffer> StepData<B> {
 
 /// What a block needs of a micro-batch.
 pub(super) struct Parts<'a, B> {
-    pub(super) micro_batch: MicroBatch<'a, B>,
-    pub(super) targets: Slice<'a, B>,
+    pub(super) batch: MicroBatch<'a, B>,
     pub(super) losses: SliceMut<'a, B>,
+    pub(super) samples: usize,
+    pub(super) seq: usize,
 }
 
 fn program_error(round: usize, source: ModelError) -> Error {

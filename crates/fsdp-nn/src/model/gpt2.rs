@@ -7,9 +7,8 @@ use fsdp_core::Error;
 use fsdp_core::model::BlockId;
 
 use super::architecture::Architecture;
-use crate::backend::Backend;
+use crate::graph::{Builder, Tensor};
 use crate::layer::{Attention, Describe, Description, Embedding, Head, LayerNorm, Linear};
-use crate::tape::{Tape, Tensor};
 
 /// The sizes of a GPT-2.
 #[derive(Clone, Debug, PartialEq)]
@@ -152,36 +151,31 @@ impl Architecture for Gpt2 {
         Some(self.positions.rows)
     }
 
-    fn first<M: Backend>(&self, tape: &mut Tape<'_, M>) -> Result<Tensor<M>, Error> {
-        let x = tape.embedding(&self.tokens)?;
-        let x = tape.add_positions(x, &self.positions)?;
-        tape.dropout(x, self.embedding_dropout)
+    fn first(&self, b: &mut Builder<'_>) -> Result<Tensor, Error> {
+        let x = b.embedding(&self.tokens)?;
+        let x = b.add_positions(x, &self.positions)?;
+        b.dropout(x, self.embedding_dropout)
     }
 
-    fn middle<M: Backend>(
-        &self,
-        block: BlockId,
-        tape: &mut Tape<'_, M>,
-        x: Tensor<M>,
-    ) -> Result<Tensor<M>, Error> {
+    fn middle(&self, block: BlockId, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
         let layer = &self.layers[(block.0 - 1) / 2];
         let is_attention = block.0 % 2 == 1;
         let y = if is_attention {
-            let h = tape.layer_norm(x.clone(), &layer.attention_norm)?;
-            let qkv = tape.linear(h, &layer.qkv)?;
-            let mixed = tape.attention(qkv, &self.attention)?;
-            tape.linear(mixed, &layer.output)?
+            let h = b.layer_norm(x, &layer.attention_norm)?;
+            let qkv = b.linear(h, &layer.qkv)?;
+            let mixed = b.attention(qkv, &self.attention)?;
+            b.linear(mixed, &layer.output)?
         } else {
-            let h = tape.layer_norm(x.clone(), &layer.mlp_norm)?;
-            let h = tape.linear(h, &layer.up)?;
-            let h = tape.gelu(h)?;
-            tape.linear(h, &layer.down)?
+            let h = b.layer_norm(x, &layer.mlp_norm)?;
+            let h = b.linear(h, &layer.up)?;
+            let h = b.gelu(h)?;
+            b.linear(h, &layer.down)?
         };
-        let y = tape.dropout(y, self.residual_dropout)?;
-        tape.add(x, y)
+        let y = b.dropout(y, self.residual_dropout)?;
+        b.add(x, y)
     }
 
-    fn last<M: Backend>(&self, tape: &mut Tape<'_, M>, x: Tensor<M>) -> Result<Tensor<M>, Error> {
-        tape.layer_norm(x, &self.norm)
+    fn last(&self, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
+        b.layer_norm(x, &self.norm)
     }
 }

@@ -6,9 +6,8 @@ use fsdp_core::Error;
 use fsdp_core::model::BlockId;
 
 use super::architecture::Architecture;
-use crate::backend::Backend;
+use crate::graph::{Builder, Tensor};
 use crate::layer::{Attention, Describe, Description, Embedding, Head, Linear, RmsNorm, Rope};
-use crate::tape::{Tape, Tensor};
 
 /// The sizes of a Llama.
 #[derive(Clone, Debug, PartialEq)]
@@ -139,35 +138,30 @@ impl Architecture for Llama {
         self.head
     }
 
-    fn first<M: Backend>(&self, tape: &mut Tape<'_, M>) -> Result<Tensor<M>, Error> {
-        tape.embedding(&self.embedding)
+    fn first(&self, b: &mut Builder<'_>) -> Result<Tensor, Error> {
+        b.embedding(&self.embedding)
     }
 
-    fn middle<M: Backend>(
-        &self,
-        block: BlockId,
-        tape: &mut Tape<'_, M>,
-        x: Tensor<M>,
-    ) -> Result<Tensor<M>, Error> {
+    fn middle(&self, block: BlockId, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
         let layer = &self.layers[(block.0 - 1) / 2];
         let is_attention = block.0 % 2 == 1;
         if is_attention {
-            let h = tape.rms_norm(x.clone(), &layer.attention_norm)?;
-            let qkv = tape.linear_columns(h, &layer.qkv)?;
-            let qkv = tape.rope(qkv, &self.attention, &self.rope)?;
-            let mixed = tape.attention(qkv, &self.attention)?;
-            let y = tape.linear(mixed, &layer.output)?;
-            tape.add(x, y)
+            let h = b.rms_norm(x, &layer.attention_norm)?;
+            let qkv = b.linear_columns(h, &layer.qkv)?;
+            let qkv = b.rope(qkv, &self.attention, &self.rope)?;
+            let mixed = b.attention(qkv, &self.attention)?;
+            let y = b.linear(mixed, &layer.output)?;
+            b.add(x, y)
         } else {
-            let h = tape.rms_norm(x.clone(), &layer.mlp_norm)?;
-            let [gate, up] = tape.linear_pair(h, &layer.gate, &layer.up)?;
-            let inner = tape.swiglu(gate, up)?;
-            let y = tape.linear(inner, &layer.down)?;
-            tape.add(x, y)
+            let h = b.rms_norm(x, &layer.mlp_norm)?;
+            let [gate, up] = b.linear_pair(h, &layer.gate, &layer.up)?;
+            let inner = b.swiglu(gate, up)?;
+            let y = b.linear(inner, &layer.down)?;
+            b.add(x, y)
         }
     }
 
-    fn last<M: Backend>(&self, tape: &mut Tape<'_, M>, x: Tensor<M>) -> Result<Tensor<M>, Error> {
-        tape.rms_norm(x, &self.norm)
+    fn last(&self, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
+        b.rms_norm(x, &self.norm)
     }
 }

@@ -6,9 +6,8 @@ use fsdp_core::Error;
 use fsdp_core::model::BlockId;
 
 use super::architecture::Architecture;
-use crate::backend::Backend;
+use crate::graph::{Builder, Tensor};
 use crate::layer::{Describe, Description, Embedding, Head, Linear};
-use crate::tape::{Tape, Tensor};
 
 /// The sizes of an [`Mlp`].
 #[derive(Clone, Debug, PartialEq)]
@@ -76,21 +75,16 @@ impl Architecture for Mlp {
         self.head
     }
 
-    fn first<M: Backend>(&self, tape: &mut Tape<'_, M>) -> Result<Tensor<M>, Error> {
-        tape.embedding(&self.embedding)
+    fn first(&self, b: &mut Builder<'_>) -> Result<Tensor, Error> {
+        b.embedding(&self.embedding)
     }
 
-    fn middle<M: Backend>(
-        &self,
-        block: BlockId,
-        tape: &mut Tape<'_, M>,
-        x: Tensor<M>,
-    ) -> Result<Tensor<M>, Error> {
-        let y = tape.linear(x, &self.layers[block.0 - 1])?;
-        tape.gelu(y)
+    fn middle(&self, block: BlockId, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
+        let y = b.linear(x, &self.layers[block.0 - 1])?;
+        b.gelu(y)
     }
 
-    fn last<M: Backend>(&self, _tape: &mut Tape<'_, M>, x: Tensor<M>) -> Result<Tensor<M>, Error> {
+    fn last(&self, _b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
         Ok(x)
     }
 }

@@ -2,7 +2,9 @@
 
 mod architecture;
 mod batch;
+mod blocks;
 mod gpt2;
+mod kinds;
 mod llama;
 mod mlp;
 mod program;
@@ -10,7 +12,12 @@ pub mod unsharded;
 
 pub use architecture::Architecture;
 pub use batch::Batch;
+pub(crate) use batch::TOKEN_BYTES;
+pub(crate) use blocks::Blocks;
 pub use gpt2::{Gpt2, Gpt2Config};
+#[cfg(test)]
+pub(crate) use kinds::Kinds;
+pub(crate) use kinds::Shape;
 pub use llama::{Llama, LlamaConfig};
 pub use mlp::{Mlp, MlpConfig};
 pub use program::{ModelProgram, ProgramOptions};

@@ -6,6 +6,7 @@
 //! All matrices are row-major; statistics are kept in the master dtype ([`DType::master`](fsdp_core::DType::master)) of
 //! the tensors' dtype. Arithmetic is done in the master dtype, and results are rounded once.
 
+mod check;
 mod cost;
 mod dims;
 mod signature;

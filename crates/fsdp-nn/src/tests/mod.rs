@@ -1,5 +1,6 @@
 //! Tests of models as a whole, on the host: unsharded, block by block.
 
+mod costs;
 mod descriptions;
 mod errors;
 mod harness;

@@ -1,16 +1,21 @@
 //! What a recomputation computes, and what it costs to keep.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use fsdp_core::memory::{Category, Memory};
+use fsdp_core::memory::Category;
 use fsdp_core::model::BlockId;
-use fsdp_core::program::{ForwardMode, Program};
+use fsdp_core::program::ForwardMode;
 use fsdp_core::{DType, Error};
 
 use super::harness::{Subject, batch, freeze, gpt2, host, llama, small};
-use crate::ShapeMemory;
-use crate::model::unsharded::{Call, Pass, Whole, calls};
-use crate::model::{Architecture, Gpt2, Gpt2Config, Llama, ModelProgram, ProgramOptions};
+use crate::accounting::{Account, Lease};
+use crate::backend::HeadChunks;
+use crate::footprint::RunShape;
+use crate::graph::{self, Counting, Decl, Runner};
+use crate::model::unsharded::{Call, Pass, calls};
+use crate::model::{Architecture, Blocks, Gpt2, Gpt2Config, Llama};
+use crate::op::Op;
 
 const CHECKPOINTING: [Pass; 2] = [Pass::TrainRecomputing, Pass::TrainKeepingProducts];
 
@@ -23,26 +28,41 @@ struct Observed {
     kept: usize,
 }
 
+/// Counts linear maps and attentions, forward, beside memory.
+struct Counter {
+    counting: Counting,
+    products: usize,
+}
+
+impl Runner for Counter {
+    type Handle = Arc<Lease>;
+
+    fn allocate(&mut self, decl: &Decl) -> Result<Arc<Lease>, Error> {
+        self.counting.allocate(decl)
+    }
+
+    fn run(&mut self, call: &graph::Call, _places: &mut [Option<Arc<Lease>>]) -> Result<(), Error> {
+        self.products += usize::from(matches!(call.op, Op::Linear { .. } | Op::Attention { .. }));
+        Ok(())
+    }
+}
+
 fn observe<A: Architecture + Clone>(architecture: &A, frozen: &[&str], pass: Pass, dtype: DType) -> Observed {
-    let memory = ShapeMemory::default();
     let mut spec = architecture.description().spec.clone();
     freeze(&mut spec, frozen);
-    let options = ProgramOptions { dtype, seed: 0 };
-    let mut program = ModelProgram::new(architecture.clone(), spec.clone(), options);
-    program.set_batches(&memory, 0, vec![batch(2, 7, 13)]).unwrap();
-    let mut params = Whole::new(&memory, &spec, Category::Unsharded, dtype).unwrap().params();
-    let gradients = Whole::new(&memory, &spec, Category::GradientSlot, dtype.master()).unwrap();
-    let mut gradients = gradients.into_gradients(&spec);
-    program.begin(&memory, 0).unwrap();
-    let data = memory.usage().live(Category::Activation);
+    let account = Arc::<Account>::default();
+    let mut counter = Counter { counting: Counting(Arc::clone(&account)), products: 0 };
+    let mut blocks: Blocks<A, Arc<Lease>> = Blocks::new(architecture.clone(), spec.clone());
+    let head_chunks = HeadChunks::Small;
+    let shape = RunShape { samples: 2, seq: 7, dtype, gradient_dtype: dtype.master(), head_chunks };
     let mut observed = Observed::default();
     for call in calls(&spec, pass) {
         if matches!(call, Call::Finish(_)) {
-            observed.kept = memory.usage().live(Category::Activation) - data;
+            observed.kept = account.usage().live(Category::Activation);
         }
-        let before = memory.products();
-        call.make(&mut program, &memory, &mut params, &mut gradients).unwrap();
-        let made = memory.products() - before;
+        counter.products = 0;
+        blocks.call(call, shape.of(call), &mut counter).unwrap();
+        let made = counter.products;
         match call {
             Call::Forward(_, ForwardMode::Recompute) => {
                 *observed.products.entry("replay").or_default() += made

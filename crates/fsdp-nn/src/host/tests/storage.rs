@@ -7,7 +7,7 @@ use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice
 use fsdp_core::scalars::{COUNT, GradientFactors, LOSS, SCALAR_WORDS};
 use fsdp_core::{DType, Error, ExactSum, Queue};
 
-use crate::{HostBuffer, HostMemory, HostOptions, HostPool, ShapeMemory};
+use crate::{HostBuffer, HostMemory, HostOptions, HostPool};
 
 const Q: Queue = Queue::Compute;
 
@@ -27,18 +27,6 @@ fn read(memory: &HostMemory, buffer: &HostBuffer) -> Result<Vec<f32>, Error> {
     Ok(values)
 }
 
-/// The same requests to any memory.
-fn exercise<M: Memory>(memory: &M) {
-    let a = memory.allocate(Category::Activation, DType::F32, 10).unwrap();
-    let clone = a.clone();
-    drop(a);
-    let b = memory.allocate(Category::Workspace, DType::Bf16, 7).unwrap();
-    drop(clone);
-    let _c = memory.allocate(Category::Activation, DType::F64, 3).unwrap();
-    drop(b);
-    let _d = memory.allocate(Category::OptimizerState, DType::I64, 2).unwrap();
-}
-
 #[test]
 fn usage_counts_until_the_last_handle_is_gone() {
     let memory = memory(false);
@@ -53,14 +41,6 @@ fn usage_counts_until_the_last_handle_is_gone() {
     assert_eq!(usage.device.live_bytes, [0; Category::COUNT]);
     assert_eq!((usage.peak(Category::Activation), usage.peak(Category::Workspace)), (40, 14));
     assert_eq!(usage.allocations, 0, "storage is taken when it is first written");
-}
-
-#[test]
-fn shape_memory_counts_as_host_memory_does() {
-    let (host, shape) = (memory(false), ShapeMemory::default());
-    exercise(&host);
-    exercise(&shape);
-    assert_eq!(host.usage(), shape.usage());
 }
 
 #[test]

@@ -1,0 +1,175 @@
+//! What the calls of blocks run, and what that costs: `fsdp schedule --ops`, `--costs` and `--json`.
+
+use std::fmt::Write;
+
+use fsdp_core::model::{BlockId, ModelSpec};
+use fsdp_core::plan::Plan;
+use fsdp_core::program::ForwardMode;
+use fsdp_nn::footprint::RunShape;
+use fsdp_nn::graph::{Operand, Step};
+use fsdp_nn::hf::HfModel;
+use fsdp_nn::listing::Listing;
+use fsdp_nn::model::unsharded::Call;
+use fsdp_nn::op::{Cost, Role};
+use fsdp_train::config::Resolved;
+use fsdp_train::{TrainError, listed};
+use serde_json::{Value, json};
+
+use crate::output::table;
+use crate::units::bytes;
+
+/// The calls of a micro-batch, those that run the same together.
+pub(super) struct Operations<'a> {
+    spec: &'a ModelSpec,
+    shape: RunShape,
+    rounds: usize,
+    kinds: Vec<Kind>,
+}
+
+/// Calls of blocks that are alike.
+struct Kind {
+    calls: Vec<Call>,
+    listing: Listing,
+}
+
+impl<'a> Operations<'a> {
+    /// Those of a training step.
+    pub(super) fn new(config: &Resolved, architecture: &HfModel, plan: &'a Plan) -> Result<Self, TrainError> {
+        let (shape, listed) = listed(config, architecture, plan)?;
+        let mut kinds: Vec<Kind> = Vec::new();
+        for (call, listing) in listed {
+            let alike = |kind: &&mut Kind| what(kind.calls[0]) == what(call) && kind.listing == listing;
+            match kinds.iter_mut().find(alike) {
+                Some(kind) => kind.calls.push(call),
+                None => kinds.push(Kind { calls: vec![call], listing }),
+            }
+        }
+        Ok(Self { spec: &plan.spec, shape, rounds: plan.step.rounds, kinds })
+    }
+
+    /// Every call of an operation, with operands, shapes and dtypes.
+    pub(super) fn text(&self) -> String {
+        let mut text = String::new();
+        for kind in &self.kinds {
+            let _ = writeln!(text, "{} of {}", what(kind.calls[0]), self.names(kind));
+            for step in &kind.listing.list.steps {
+                let line = kind.listing.describe(step, self.spec, kind.calls[0].block());
+                let _ = writeln!(text, "  {line}");
+            }
+        }
+        text
+    }
+
+    /// Work and traffic by kind of call, and of the step.
+    pub(super) fn costs(&self) -> String {
+        let mut rows: Vec<[String; 6]> = Vec::new();
+        for kind in &self.kinds {
+            let cost = kind.listing.cost(self.shape);
+            let name = format!("{} of {}", what(kind.calls[0]), self.names(kind));
+            rows.push(row(name, &kind.calls.len().to_string(), cost));
+        }
+        let tokens = (self.rounds * self.shape.samples * self.shape.seq) as f64;
+        let step = self.step();
+        rows.push(row("the step of a rank".into(), "", step));
+        let header = ["calls", "a micro-batch", "products", "other", "bytes", "FLOPs a byte"];
+        format!(
+            "{}{:.6} GFLOPs of products for each token\n",
+            table(header, rows),
+            step.product_flops as f64 / tokens / 1e9
+        )
+    }
+
+    /// All of it.
+    pub(super) fn json(&self) -> Value {
+        let kind = |kind: &Kind| {
+            let names: Vec<&str> = self.block_names(kind).collect();
+            let block = kind.calls[0].block();
+            let steps = kind.listing.list.steps.iter().map(|step| self.step_json(kind, step, block));
+            json!({
+                "call": what(kind.calls[0]),
+                "blocks": names,
+                "operations": steps.collect::<Vec<_>>(),
+                "cost": cost_json(kind.listing.cost(self.shape)),
+            })
+        };
+        json!({
+            "micro_batches": self.rounds,
+            "calls": self.kinds.iter().map(kind).collect::<Vec<_>>(),
+            "step_cost": cost_json(self.step()),
+        })
+    }
+
+    fn step_json(&self, kind: &Kind, step: &Step, block: BlockId) -> Value {
+        let signature = step.call.op.signature();
+        let operand = |(role, operand): (&Role, &Operand)| json!({ "role": role.name, "operand": kind.listing.operand(*operand, self.spec, block) });
+        let reads: Vec<Value> = signature.reads.iter().zip(&step.call.reads).map(operand).collect();
+        let written = step.call.writes.iter().map(|(operand, _)| operand);
+        let writes: Vec<Value> = signature.writes.iter().zip(written).map(operand).collect();
+        json!({
+            "op": step.call.op.name(),
+            "reads": reads,
+            "writes": writes,
+            "adds": step.call.writes.iter().any(|(_, adds)| *adds),
+            "begins": step.begins,
+            "ends": step.ends,
+            "matmul": step.call.op.matmul(),
+            "cost": cost_json(step.call.cost(self.shape.dtype, self.shape.gradient_dtype)),
+        })
+    }
+
+    /// Of all micro-batches of a rank.
+    fn step(&self) -> Cost {
+        let cost = |kind: &Kind| kind.listing.cost(self.shape) * kind.calls.len() as u64;
+        self.kinds.iter().map(cost).sum::<Cost>() * self.rounds as u64
+    }
+
+    fn block_names(&self, kind: &Kind) -> impl Iterator<Item = &str> {
+        kind.calls.iter().map(|call| self.spec.block(call.block()).name.as_str())
+    }
+
+    fn names(&self, kind: &Kind) -> String {
+        let mut names: Vec<&str> = self.block_names(kind).collect();
+        match names.len() {
+            0..=2 => names.join(", "),
+            count => {
+                names.truncate(2);
+                format!("{} and {} more", names.join(", "), count - 2)
+            }
+        }
+    }
+}
+
+fn what(call: Call) -> &'static str {
+    match call {
+        Call::Forward(_, ForwardMode::Record) => "forward",
+        Call::Forward(_, ForwardMode::Checkpoint) => "forward keeping nothing",
+        Call::Forward(_, ForwardMode::CheckpointProducts) => "forward keeping products",
+        Call::Forward(_, ForwardMode::Recompute) => "second forward",
+        Call::Forward(_, ForwardMode::Evaluate) => "forward of evaluation",
+        Call::Finish(_) => "forward, loss and backward",
+        Call::Evaluate(_) => "forward and loss",
+        Call::Backward(_) => "backward",
+    }
+}
+
+fn row(name: String, count: &str, cost: Cost) -> [String; 6] {
+    let giga = |flops: u64| format!("{:.4} GFLOP", flops as f64 / 1e9);
+    [
+        name,
+        count.to_owned(),
+        giga(cost.product_flops),
+        giga(cost.other_flops),
+        bytes(cost.bytes()),
+        format!("{:.1}", cost.intensity()),
+    ]
+}
+
+fn cost_json(cost: Cost) -> Value {
+    json!({
+        "product_flops": cost.product_flops,
+        "other_flops": cost.other_flops,
+        "bytes_read": cost.bytes_read,
+        "bytes_written": cost.bytes_written,
+        "flops_per_byte": cost.intensity(),
+    })
+}

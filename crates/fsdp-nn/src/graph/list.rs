@@ -1,0 +1,86 @@
+//! Lists of calls over places, and from which call to which a place lives.
+
+use super::{Call, Decl, Operand};
+
+/// A call, and the places that begin before it and end after it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// The call; its operands are places.
+    pub call: Call,
+    /// Places that are allocated for it.
+    pub begins: Vec<usize>,
+    /// Places that nobody reads after it.
+    pub ends: Vec<usize>,
+}
+
+/// Calls in order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct List {
+    /// Places that were there before and that nobody reads: they end at once.
+    pub unread: Vec<usize>,
+    /// The calls.
+    pub steps: Vec<Step>,
+}
+
+impl List {
+    /// Finds where places begin and end. Those of `before` are there, and those of `after` stay.
+    pub(super) fn new(calls: Vec<Call>, before: &[usize], after: &[usize]) -> Self {
+        let reads = |id: usize| calls.iter().any(|call| call.locals().any(|local| local == id));
+        let unread = before.iter().copied().filter(|&id| !reads(id) && !after.contains(&id)).collect();
+        let mut living: Vec<usize> = before.to_vec();
+        let mut steps: Vec<Step> = Vec::with_capacity(calls.len());
+        for call in calls {
+            let mut begins: Vec<usize> = Vec::new();
+            for id in call.locals() {
+                if !living.contains(&id) {
+                    living.push(id);
+                    begins.push(id);
+                }
+            }
+            steps.push(Step { call, begins, ends: Vec::new() });
+        }
+        let mut ended: Vec<usize> = after.to_vec();
+        for step in steps.iter_mut().rev() {
+            for id in step.call.locals() {
+                if !ended.contains(&id) {
+                    ended.push(id);
+                    step.ends.push(id);
+                }
+            }
+        }
+        Self { unread, steps }
+    }
+}
+
+/// A list in the making: calls, and the places that there are.
+#[derive(Debug, Default)]
+pub(super) struct Draft {
+    pub(super) places: Vec<Decl>,
+    pub(super) calls: Vec<Call>,
+}
+
+impl Draft {
+    /// A new place.
+    pub(super) fn place(&mut self, decl: Decl) -> usize {
+        self.places.push(decl);
+        self.places.len() - 1
+    }
+
+    /// A whole place as an operand.
+    pub(super) fn whole(&self, id: usize) -> Operand {
+        Operand::Local { id, offset: 0, len: self.places[id].len() }
+    }
+
+    /// A call of an operation without dropout.
+    pub(super) fn call(&mut self, op: crate::op::Op, reads: Vec<Operand>, writes: Vec<(Operand, bool)>) {
+        self.calls.push(Call { op, reads, writes, site: None });
+    }
+
+    /// A copy of a place in a new one.
+    pub(super) fn copy(&mut self, from: usize, decl: Decl) -> usize {
+        let to = self.place(decl);
+        let (reads, writes) = (vec![self.whole(from)], vec![(self.whole(to), false)]);
+        self.call(crate::op::Op::Copy { len: decl.len() }, reads, writes);
+        to
+    }
+}

@@ -1,0 +1,279 @@
+//! From a graph to the lists of calls of one way to run a block.
+
+use fsdp_core::memory::Category;
+
+use super::derive::Backward;
+use super::forward::{Forward, at};
+use super::list::{Draft, List};
+use super::{BlockGraph, Call, Decl, Operand, Trained};
+use crate::op::{HeadDims, Op};
+
+/// A way to run a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// Forward, keeping nothing.
+    Evaluate,
+    /// Forward, keeping what backward reads; then backward.
+    Record,
+    /// Forward, keeping nothing but what [`Route::Again`] starts from: products, if `products`.
+    Checkpoint {
+        /// Whether the outputs of linear maps and of attention are kept.
+        products: bool,
+    },
+    /// Forward a second time, as far as it is read, keeping what backward reads; then backward.
+    Again {
+        /// Whether products were kept.
+        products: bool,
+    },
+    /// The last block: forward, head, loss and backward.
+    Finish,
+    /// The last block: forward, head and loss.
+    Loss,
+    /// The last block: forward, and the logits of all rows.
+    Logits,
+}
+
+/// What a plan is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// The way.
+    pub(crate) route: Route,
+    /// Whether somebody else reads the block's input, so that it can not be overwritten.
+    pub(crate) input_held: bool,
+    /// Whether somebody reads the output of a second forward.
+    pub(crate) again_output: bool,
+}
+
+/// The output head behind a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeadCall {
+    pub(crate) dims: HeadDims,
+    /// The weight, by number in the block's list of parameters.
+    pub(crate) weight: usize,
+    pub(crate) trained: bool,
+    /// Whether the gradient of logits has room of its own.
+    pub(crate) rounds: bool,
+}
+
+/// One way to run a block.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Plan {
+    /// All places.
+    pub(crate) places: Vec<Decl>,
+    /// Where the block's input lies.
+    pub(crate) input: Option<usize>,
+    /// Values that an earlier forward kept, and their places.
+    pub(crate) sources: Vec<(usize, usize)>,
+    /// The calls of forward; with a head those of the loss, and of backward, too.
+    pub(crate) forward: List,
+    /// What it leaves for the next block: its output, or the gradient of its input or the logits if it is the last.
+    pub(crate) output: Option<usize>,
+    /// Whether somebody else reads the output.
+    pub(crate) output_held: bool,
+    /// Values that stay for a second forward or for backward, and their places.
+    pub(crate) kept: Vec<(usize, usize)>,
+    /// Whether what stays are products.
+    pub(crate) keeps_products: bool,
+    /// Backward, if the output has a gradient.
+    pub(crate) backward: Option<BackwardPlan>,
+}
+
+/// Backward of a block.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct BackwardPlan {
+    /// The calls.
+    pub(crate) list: List,
+    /// Where the gradient of the output lies.
+    pub(crate) from: usize,
+    /// Where it leaves the gradient of the input, if that has one.
+    pub(crate) to: Option<usize>,
+}
+
+/// Backward before it is known where values lie.
+struct Derived {
+    calls: Vec<Call>,
+    places: Vec<Decl>,
+    from: usize,
+    to: Option<usize>,
+    /// Values that it reads.
+    reads: Vec<usize>,
+}
+
+impl Derived {
+    fn new(graph: &BlockGraph, trained: &Trained) -> Option<Self> {
+        let mut backward = Backward::new(graph, trained);
+        if !backward.leads_back() {
+            return None;
+        }
+        let output = Decl { category: Category::Activation, ..graph.values[graph.output] };
+        let from = backward.draft.place(output);
+        let to = backward.derive(from);
+        let Draft { places, calls } = backward.draft;
+        let mut reads: Vec<usize> =
+            calls.iter().flat_map(Call::locals).filter(|&id| id < graph.values.len()).collect();
+        reads.sort_unstable();
+        reads.dedup();
+        Some(Self { calls, places, from, to, reads })
+    }
+
+    /// Adds the calls to a draft: where values lie is known, and perhaps where the gradient of the output does. Returns
+    /// the places of the output's and of the input's gradient.
+    fn emit(
+        self,
+        draft: &mut Draft,
+        values: &[Option<usize>],
+        from: Option<usize>,
+    ) -> (usize, Option<usize>) {
+        let mut places = values.to_vec();
+        for (id, decl) in self.places.into_iter().enumerate().skip(values.len()) {
+            let given = from.filter(|_| id == self.from);
+            places.push(Some(given.unwrap_or_else(|| draft.place(decl))));
+        }
+        let place = |operand: Operand| at(&places, operand);
+        draft.calls.extend(self.calls.into_iter().map(|call| Call {
+            reads: call.reads.into_iter().map(place).collect(),
+            writes: call.writes.into_iter().map(|(operand, add)| (place(operand), add)).collect(),
+            ..call
+        }));
+        let of = |id: usize| places[id].expect("backward has all its places");
+        (of(self.from), self.to.map(of))
+    }
+}
+
+/// The products at which a second forward begins.
+fn products(graph: &BlockGraph, reads: &[usize], with_output: bool) -> Vec<usize> {
+    let mut wanted = reads.to_vec();
+    wanted.extend(with_output.then_some(graph.output));
+    let mut products = Vec::new();
+    let mut seen = Vec::new();
+    while let Some(value) = wanted.pop() {
+        if seen.contains(&value) {
+            continue;
+        }
+        seen.push(value);
+        match graph.producer(value) {
+            Some((_, node)) if node.is_product() => products.push(value),
+            Some((_, node)) => wanted.extend(node.reads()),
+            None => {}
+        }
+    }
+    products.sort_unstable();
+    products
+}
+
+impl Plan {
+    pub(crate) fn new(
+        graph: &BlockGraph,
+        trained: &Trained,
+        head: Option<HeadCall>,
+        request: Request,
+    ) -> Self {
+        let route = request.route;
+        let goes_back = !matches!(route, Route::Evaluate | Route::Loss | Route::Logits);
+        let derived = goes_back.then(|| Derived::new(graph, trained)).flatten();
+        let reads = derived.as_ref().map_or_else(Vec::new, |derived| derived.reads.clone());
+        let starts = |keeps| if keeps { products(graph, &reads, request.again_output) } else { Vec::new() };
+        let (sources, kept) = match route {
+            Route::Checkpoint { products } => (Vec::new(), starts(products)),
+            Route::Again { products } => (starts(products), reads.clone()),
+            _ => (Vec::new(), reads.clone()),
+        };
+        let mut draft = Draft::default();
+        let mut places = vec![None; graph.values.len()];
+        let mut given = |value: usize| {
+            let place = draft.place(Decl { category: Category::Activation, ..graph.values[value] });
+            places[value] = Some(place);
+            (value, place)
+        };
+        let input = graph.input.map(|input| given(input).1);
+        let sources: Vec<(usize, usize)> = sources.into_iter().map(given).collect();
+        let with_output = !matches!(route, Route::Again { .. }) || request.again_output;
+        let forward = Forward { graph, places, kept: &kept, with_output, input_held: request.input_held };
+        let places = forward.emit(&mut draft);
+        let place = |value: usize| places[value].expect("what is kept was computed");
+        let before: Vec<usize> = sources.iter().map(|(_, place)| *place).chain(input).collect();
+        let kept: Vec<(usize, usize)> = kept.iter().map(|&value| (value, place(value))).collect();
+        if let Some(head) = head {
+            return Self::with_head(draft, &places, (graph.output, input), head, route, derived);
+        }
+        let output = with_output.then(|| place(graph.output));
+        let mut after: Vec<usize> = kept.iter().map(|(_, place)| *place).collect();
+        let output_held = output
+            .is_some_and(|place| after.contains(&place) || (Some(place) == input && request.input_held));
+        let staying = after.clone();
+        after.extend(output);
+        let forward = List::new(std::mem::take(&mut draft.calls), &before, &after);
+        let derived = derived.filter(|_| !matches!(route, Route::Checkpoint { .. }));
+        let backward = derived.map(|derived| {
+            let (from, to) = derived.emit(&mut draft, &places, None);
+            let before: Vec<usize> = staying.into_iter().chain([from]).collect();
+            let after: Vec<usize> = to.into_iter().collect();
+            BackwardPlan { list: List::new(std::mem::take(&mut draft.calls), &before, &after), from, to }
+        });
+        let keeps_products = route == Route::Checkpoint { products: true };
+        let places = draft.places;
+        Self { places, input, sources, forward, output, output_held, kept, keeps_products, backward }
+    }
+
+    /// The plan of the last block: everything in one list.
+    fn with_head(
+        mut draft: Draft,
+        places: &[Option<usize>],
+        (output, input): (usize, Option<usize>),
+        head: HeadCall,
+        route: Route,
+        derived: Option<Derived>,
+    ) -> Self {
+        let HeadCall { dims, weight, trained, rounds } = head;
+        let x = places[output].expect("forward has an output");
+        let rows = draft.places[x];
+        let (losses, workspace) = ((Operand::Losses, false), Category::Workspace);
+        let mut reads = vec![draft.whole(x), Operand::Param(weight)];
+        let scratch = |dtype| Decl { rows: dims.chunk_rows, width: dims.vocab, dtype, category: workspace };
+        let output = match route {
+            Route::Logits => {
+                let decl =
+                    Decl { rows: dims.rows, category: Category::Activation, ..scratch(rows.dtype.master()) };
+                let logits = draft.place(decl);
+                let writes = vec![(draft.whole(logits), false)];
+                draft.call(Op::HeadLogits { dims }, reads, writes);
+                Some(logits)
+            }
+            Route::Finish => {
+                reads.push(Operand::Targets);
+                let dx = draft.place(Decl { category: Category::Activation, ..rows });
+                let logits = draft.place(scratch(rows.dtype.master()));
+                let mut writes = vec![losses, (draft.whole(logits), false), (draft.whole(dx), false)];
+                writes.extend(trained.then_some((Operand::ParamGradient(weight), false)));
+                if rounds {
+                    let dlogits = draft.place(scratch(rows.dtype));
+                    writes.push((draft.whole(dlogits), false));
+                }
+                let op = Op::HeadLossBackward { dims, weight: trained, rounds };
+                draft.call(op, reads, writes);
+                derived.and_then(|derived| derived.emit(&mut draft, places, Some(dx)).1)
+            }
+            _ => {
+                reads.push(Operand::Targets);
+                let logits = draft.place(scratch(rows.dtype.master()));
+                let writes = vec![losses, (draft.whole(logits), false)];
+                draft.call(Op::HeadLoss { dims }, reads, writes);
+                None
+            }
+        };
+        let before: Vec<usize> = input.into_iter().collect();
+        let after: Vec<usize> = output.into_iter().collect();
+        let forward = List::new(draft.calls, &before, &after);
+        Self {
+            places: draft.places,
+            input,
+            sources: Vec::new(),
+            forward,
+            output,
+            output_held: false,
+            kept: Vec::new(),
+            keeps_products: false,
+            backward: None,
+        }
+    }
+}

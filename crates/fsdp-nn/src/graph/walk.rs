@@ -1,0 +1,171 @@
+//! Walking a list: on a device, or to count what that would allocate.
+
+use std::sync::Arc;
+
+use fsdp_core::memory::{Slice, SliceMut};
+use fsdp_core::model::{BlockId, ModelSpec, ParamId};
+use fsdp_core::program::{Gradients, Params};
+use fsdp_core::{Error, Queue};
+use tracing::trace_span;
+
+use super::{Call, Decl, List, MicroBatch, Operand};
+use crate::accounting::{Account, Lease};
+use crate::backend::{Backend, Operands, Write};
+
+/// The target of spans of calls: that of the engine's operations, within which they lie.
+const CALLS: &str = "fsdp::op";
+
+/// Who makes calls.
+pub(crate) trait Runner {
+    /// What stands for a place that lives.
+    type Handle: Clone;
+
+    /// A list begins.
+    fn begin(&mut self, _list: &List, _places: &[Decl]) {}
+
+    /// A place begins.
+    fn allocate(&mut self, decl: &Decl) -> Result<Self::Handle, Error>;
+
+    /// A call is made.
+    fn run(&mut self, call: &Call, places: &mut [Option<Self::Handle>]) -> Result<(), Error>;
+}
+
+/// Makes the calls of a list.
+pub(crate) fn walk<R: Runner>(
+    list: &List,
+    decls: &[Decl],
+    places: &mut [Option<R::Handle>],
+    runner: &mut R,
+) -> Result<(), Error> {
+    runner.begin(list, decls);
+    list.unread.iter().for_each(|&id| places[id] = None);
+    for step in &list.steps {
+        for &id in &step.begins {
+            places[id] = Some(runner.allocate(&decls[id])?);
+        }
+        runner.run(&step.call, places)?;
+        step.ends.iter().for_each(|&id| places[id] = None);
+    }
+    Ok(())
+}
+
+/// Counts places in an account.
+pub(crate) struct Counting(pub(crate) Arc<Account>);
+
+impl Runner for Counting {
+    type Handle = Arc<Lease>;
+
+    fn allocate(&mut self, decl: &Decl) -> Result<Arc<Lease>, Error> {
+        Ok(self.0.open(decl.category, decl.dtype, decl.len()))
+    }
+
+    fn run(&mut self, _call: &Call, _places: &mut [Option<Arc<Lease>>]) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// Makes calls on a device.
+pub(crate) struct DeviceRunner<'a, M: Backend> {
+    pub(crate) inputs: Inputs<'a, M>,
+    /// Where the gradients of parameters go.
+    pub(crate) gradients: Option<&'a mut Gradients<M::Buffer>>,
+    /// Where the loss of each row goes.
+    pub(crate) losses: SliceMut<'a, M::Buffer>,
+}
+
+/// What calls read that is no place.
+pub(crate) struct Inputs<'a, M: Backend> {
+    pub(crate) memory: &'a M,
+    pub(crate) spec: &'a ModelSpec,
+    pub(crate) block: BlockId,
+    pub(crate) params: &'a Params<M::Buffer>,
+    pub(crate) batch: MicroBatch<'a, M::Buffer>,
+}
+
+impl<M: Backend> Runner for DeviceRunner<'_, M> {
+    type Handle = M::Buffer;
+
+    fn allocate(&mut self, decl: &Decl) -> Result<M::Buffer, Error> {
+        self.inputs.memory.allocate(decl.category, decl.dtype, decl.len())
+    }
+
+    fn run(&mut self, call: &Call, places: &mut [Option<M::Buffer>]) -> Result<(), Error> {
+        // What is written is taken out of the table, so that what is read can be borrowed from it.
+        let mut owned: Vec<Option<(usize, M::Buffer)>> = Vec::with_capacity(call.writes.len());
+        for (operand, _) in &call.writes {
+            owned.push(operand.local().and_then(|id| Some((id, places[id].take()?))));
+        }
+        let result = self.run_with(call, places, &mut owned);
+        for (id, buffer) in owned.into_iter().flatten() {
+            places[id] = Some(buffer);
+        }
+        result
+    }
+}
+
+impl<M: Backend> DeviceRunner<'_, M> {
+    fn run_with(
+        &mut self,
+        call: &Call,
+        places: &[Option<M::Buffer>],
+        owned: &mut [Option<(usize, M::Buffer)>],
+    ) -> Result<(), Error> {
+        let inputs = &self.inputs;
+        let reads = call.reads.iter().map(|read| inputs.read(*read, places));
+        let reads: Vec<Slice<'_, M::Buffer>> = reads.collect::<Result<_, _>>()?;
+        let mut losses = Some(self.losses.reborrow());
+        let mut gradients = self.gradients.as_deref_mut();
+        let mut writes = Vec::with_capacity(call.writes.len());
+        for ((operand, accumulate), owned) in call.writes.iter().zip(owned) {
+            writes.push(match *operand {
+                Operand::Local { offset, len, .. } => {
+                    let (_, buffer) = owned.as_mut().expect("a call writes to places that live");
+                    Write { slice: SliceMut::new(buffer, offset, len), accumulate: *accumulate }
+                }
+                Operand::ParamGradient(index) => {
+                    let id = inputs.param(index);
+                    let target = gradients.take().and_then(|gradients| gradients.target(id));
+                    Write::from(target.ok_or_else(|| inputs.without_gradient(id))?)
+                }
+                Operand::Losses => Write::over(losses.take().expect("a call writes the losses once")),
+                Operand::Param(_) | Operand::Ids | Operand::Targets => {
+                    unreachable!("{operand:?} is only read")
+                }
+            });
+        }
+        let keys = call.site.map_or_else(Vec::new, |site| inputs.batch.dropout_keys(inputs.block, site));
+        let _span = trace_span!(target: CALLS, "call", queue = Queue::Compute.name(), op = call.op.name());
+        inputs.memory.run(&call.op, Operands { reads: &reads, writes: &mut writes, keys: &keys })
+    }
+}
+
+impl<M: Backend> Inputs<'_, M> {
+    fn read<'b>(
+        &'b self,
+        operand: Operand,
+        places: &'b [Option<M::Buffer>],
+    ) -> Result<Slice<'b, M::Buffer>, Error> {
+        Ok(match operand {
+            Operand::Local { id, offset, len } => {
+                Slice::new(places[id].as_ref().expect("a call reads places that live"), offset, len)
+            }
+            Operand::Param(index) => self.params.get(self.spec, self.param(index))?.slice(),
+            Operand::Ids => self.batch.ids,
+            Operand::Targets => self.batch.targets,
+            Operand::ParamGradient(_) | Operand::Losses => unreachable!("{operand:?} is only written"),
+        })
+    }
+
+    /// A parameter by its number in the block's list.
+    fn param(&self, index: usize) -> ParamId {
+        self.spec.block(self.block).params[index]
+    }
+
+    fn without_gradient(&self, id: ParamId) -> Error {
+        Error::Parameter {
+            block: self.spec.block(self.block).name.clone(),
+            param: self.spec.param(id).fqn.clone(),
+            why: "has no gradient slot at this point of the schedule",
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! What the calls of a model's blocks run: for whoever reads, prices or compiles it.
+
+use std::sync::Arc;
+
+use fsdp_core::Error;
+use fsdp_core::model::{BlockId, ModelSpec};
+
+use crate::accounting::{Account, Lease};
+use crate::footprint::RunShape;
+use crate::graph::{self, Counting, Decl, List, Operand, Runner, Step};
+use crate::model::unsharded::Call;
+use crate::model::{Architecture, Blocks};
+use crate::op::{Cost, Role};
+
+/// What a call of a block runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Listing {
+    /// The places of its block.
+    pub places: Vec<Decl>,
+    /// The calls of operations, over these.
+    pub list: List,
+}
+
+impl Listing {
+    /// What it costs.
+    pub fn cost(&self, shape: RunShape) -> Cost {
+        self.list.steps.iter().map(|step| step.call.cost(shape.dtype, shape.gradient_dtype)).sum()
+    }
+
+    /// A step in words: the operation, what it reads and writes, and the places that end with it.
+    pub fn describe(&self, step: &Step, spec: &ModelSpec, block: BlockId) -> String {
+        let signature = step.call.op.signature();
+        let operand = |(role, operand): (&Role, &Operand)| {
+            format!("{}={}", role.name, self.operand(*operand, spec, block))
+        };
+        let reads: Vec<String> = signature.reads.iter().zip(&step.call.reads).map(operand).collect();
+        let write = |(role, (to, adds)): (&Role, &(Operand, bool))| {
+            format!("{}{}", operand((role, to)), if *adds { " +=" } else { "" })
+        };
+        let writes: Vec<String> = signature.writes.iter().zip(&step.call.writes).map(write).collect();
+        let ends: String = step.ends.iter().map(|place| format!(" %{place}")).collect();
+        let ends = if ends.is_empty() { ends } else { format!("; ends{ends}") };
+        format!("{}({}) -> {}{ends}", step.call.op.name(), reads.join(", "), writes.join(", "))
+    }
+
+    /// An operand in words: its name, shape and dtype.
+    pub fn operand(&self, operand: Operand, spec: &ModelSpec, block: BlockId) -> String {
+        let param = |index: usize| {
+            let param = spec.param(spec.block(block).params[index]);
+            let shape: Vec<String> = param.shape.iter().map(ToString::to_string).collect();
+            format!("{}[{}]", param.fqn, shape.join("x"))
+        };
+        match operand {
+            Operand::Local { id, offset, .. } => {
+                let Decl { rows, width, dtype, .. } = self.places[id];
+                let from = if offset == 0 { String::new() } else { format!(" from column {offset}") };
+                format!("%{id}[{rows}x{width} {dtype}{from}]")
+            }
+            Operand::Param(index) => param(index),
+            Operand::ParamGradient(index) => format!("gradient of {}", param(index)),
+            Operand::Ids => "ids".into(),
+            Operand::Targets => "targets".into(),
+            Operand::Losses => "losses".into(),
+        }
+    }
+}
+
+/// Notes lists instead of running them.
+struct Noting {
+    counting: Counting,
+    noted: Option<Listing>,
+}
+
+impl Runner for Noting {
+    type Handle = Arc<Lease>;
+
+    fn begin(&mut self, list: &List, places: &[Decl]) {
+        self.noted = Some(Listing { places: places.to_vec(), list: list.clone() });
+    }
+
+    fn allocate(&mut self, decl: &Decl) -> Result<Arc<Lease>, Error> {
+        self.counting.allocate(decl)
+    }
+
+    fn run(&mut self, call: &graph::Call, places: &mut [Option<Arc<Lease>>]) -> Result<(), Error> {
+        self.counting.run(call, places)
+    }
+}
+
+/// What each of the calls of one micro-batch runs.
+///
+/// # Errors
+/// Those of the model: operations that do not fit each other, or calls out of order.
+pub fn listings<A: Architecture + Clone>(
+    architecture: &A,
+    spec: &ModelSpec,
+    shape: RunShape,
+    calls: &[Call],
+) -> Result<Vec<Listing>, Error> {
+    let mut blocks: Blocks<A, Arc<Lease>> = Blocks::new(architecture.clone(), spec.clone());
+    let mut noting = Noting { counting: Counting(Arc::<Account>::default()), noted: None };
+    let listing = |call: &Call| {
+        blocks.call(*call, shape.of(*call), &mut noting)?;
+        Ok(noting.noted.take().expect("a call of a block walks a list"))
+    };
+    calls.iter().map(listing).collect()
+}

@@ -1,0 +1,131 @@
+//! The kinds of blocks of a model: blocks that are alike share a graph and its plans.
+
+use std::sync::Arc;
+
+use fsdp_core::model::{BlockId, ModelSpec};
+use fsdp_core::{DType, Error};
+
+use super::architecture::Architecture;
+use crate::backend::HeadChunks;
+use crate::error::ModelError;
+use crate::graph::{BlockGraph, Builder, HeadCall, Plan, Request, Tensor, Trained};
+use crate::op::HeadDims;
+
+/// What graphs depend on beside the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Samples of a micro-batch.
+    pub(crate) samples: usize,
+    /// Tokens of a sample.
+    pub(crate) seq: usize,
+    /// The dtype of values.
+    pub(crate) dtype: DType,
+    /// Which chunks of logits the backend wants.
+    pub(crate) head_chunks: HeadChunks,
+    /// Whether dropout acts.
+    pub(crate) training: bool,
+}
+
+/// Blocks that are alike.
+#[derive(Clone, Debug)]
+struct Kind {
+    graph: BlockGraph,
+    trained: Trained,
+    head: Option<HeadCall>,
+    plans: Vec<(Request, Arc<Plan>)>,
+}
+
+/// All blocks of a model, by kind.
+#[derive(Clone, Debug)]
+pub(crate) struct Kinds {
+    kinds: Vec<Kind>,
+    of_block: Vec<usize>,
+}
+
+impl Kinds {
+    /// Runs the model's code for every block.
+    ///
+    /// # Errors
+    /// Operations that do not fit each other, or parameters that are not the block's.
+    pub(crate) fn new<A: Architecture>(
+        architecture: &A,
+        spec: &ModelSpec,
+        shape: Shape,
+    ) -> Result<Self, Error> {
+        let mut found = Self { kinds: Vec::new(), of_block: Vec::new() };
+        let first_trainable = spec.first_trainable_block();
+        let last = spec.blocks.len() - 1;
+        let mut width = 0;
+        for block in (0..=last).map(BlockId) {
+            let mut builder =
+                Builder::new((spec, block), (shape.samples, shape.seq), shape.dtype, shape.training);
+            let input = (block.0 > 0).then(|| builder.input(width));
+            let output = match input {
+                None => architecture.first(&mut builder)?,
+                Some(x) if block.0 == last => architecture.last(&mut builder, x)?,
+                Some(x) => architecture.middle(block, &mut builder, x)?,
+            };
+            width = output.width();
+            let head =
+                (block.0 == last).then(|| head(architecture, spec, shape, &builder, output)).transpose()?;
+            let params = spec.block(block).params.iter().map(|id| spec.param(*id).trainable).collect();
+            let trained = Trained { params, input: first_trainable.is_some_and(|first| first < block) };
+            found.add(Kind { graph: builder.finish(input, output), trained, head, plans: Vec::new() });
+        }
+        Ok(found)
+    }
+
+    fn add(&mut self, kind: Kind) {
+        let alike = |other: &Kind| {
+            other.graph == kind.graph && other.trained == kind.trained && other.head == kind.head
+        };
+        let index = self.kinds.iter().position(alike).unwrap_or_else(|| {
+            self.kinds.push(kind);
+            self.kinds.len() - 1
+        });
+        self.of_block.push(index);
+    }
+
+    /// How many there are.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.kinds.len()
+    }
+
+    /// A plan for a block; made once for all that are alike.
+    pub(crate) fn plan(&mut self, block: BlockId, request: Request) -> Arc<Plan> {
+        let kind = &mut self.kinds[self.of_block[block.0]];
+        if let Some((_, plan)) = kind.plans.iter().find(|(other, _)| *other == request) {
+            return Arc::clone(plan);
+        }
+        let plan = Arc::new(Plan::new(&kind.graph, &kind.trained, kind.head, request));
+        kind.plans.push((request, Arc::clone(&plan)));
+        plan
+    }
+}
+
+fn head<A: Architecture>(
+    architecture: &A,
+    spec: &ModelSpec,
+    shape: Shape,
+    builder: &Builder<'_>,
+    rows: Tensor,
+) -> Result<HeadCall, Error> {
+    let head = architecture.head();
+    if rows.width() != head.hidden {
+        let source = ModelError::Width { op: "head", expected: head.hidden, got: rows.width() };
+        return Err(builder.error(source));
+    }
+    let params = &spec.block(builder.block()).params;
+    let weight = params.iter().position(|&param| param == head.weight);
+    let weight = weight.ok_or_else(|| Error::Parameter {
+        block: spec.block(builder.block()).name.clone(),
+        param: spec.param(head.weight).fqn.clone(),
+        why: "is not in the block's list of parameters",
+    })?;
+    let (rows, vocab) = (shape.samples * shape.seq, head.vocab);
+    let chunk_rows = shape.head_chunks.rows(rows, vocab);
+    let dims = HeadDims { rows, hidden: head.hidden, vocab, chunk_rows };
+    let (trained, rounds) = (spec.param(head.weight).trainable, shape.head_chunks.round(shape.dtype));
+    Ok(HeadCall { dims, weight, trained, rounds })
+}

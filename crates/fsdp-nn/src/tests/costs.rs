@@ -1,0 +1,152 @@
+//! Costs: against naive loops that count, and against closed forms of whole steps.
+
+use fsdp_core::DType;
+
+use super::harness::{freeze, gpt2, llama};
+use crate::backend::HeadChunks;
+use crate::footprint::RunShape;
+use crate::listing::listings;
+use crate::model::unsharded::{Pass, calls};
+use crate::model::{Architecture, Gpt2, Gpt2Config, Kinds, Llama, LlamaConfig};
+use crate::op::{AttentionDims, Cost, HeadDims, LinearDims, Op, Orientation};
+
+const SHAPE: RunShape = RunShape {
+    samples: 2,
+    seq: 7,
+    dtype: DType::Bf16,
+    gradient_dtype: DType::F32,
+    head_chunks: HeadChunks::Small,
+};
+
+fn products(op: &Op) -> u64 {
+    op.cost(DType::F32, DType::F32).product_flops
+}
+
+/// Multiplications with addition of a product, one by one.
+fn multiply(m: usize, n: usize, k: usize) -> u64 {
+    let mut count = 0;
+    (0..m).for_each(|_| (0..n).for_each(|_| (0..k).for_each(|_| count += 1)));
+    count
+}
+
+/// Those of causal attention: of every query with the keys that it sees, for so many products of their elements.
+fn attend(dims: AttentionDims, products: u64) -> u64 {
+    let mut count = 0;
+    for _sample_and_head in 0..dims.batch * dims.heads {
+        for query in 0..dims.seq {
+            for _key in 0..=query {
+                (0..dims.head_dim).for_each(|_| count += products);
+            }
+        }
+    }
+    count
+}
+
+#[test]
+fn products_cost_two_operations_for_each_turn_of_the_innermost_loop() {
+    for (rows, inputs, outputs) in [(1, 1, 1), (3, 5, 2), (7, 4, 9)] {
+        let dims = LinearDims { rows, inputs, outputs, y_stride: outputs, orientation: Orientation::OutIn };
+        let counted = 2 * multiply(rows, outputs, inputs);
+        for op in [
+            Op::Linear { dims, bias: true },
+            Op::LinearBackwardInput { dims },
+            Op::LinearBackwardWeight { dims },
+        ] {
+            assert_eq!(products(&op), counted, "{op:?}");
+        }
+        let dims = HeadDims { rows, hidden: inputs, vocab: outputs, chunk_rows: 2 };
+        assert_eq!(products(&Op::HeadLoss { dims }), counted);
+        assert_eq!(products(&Op::HeadLossBackward { dims, weight: true, rounds: false }), 3 * counted);
+        assert_eq!(products(&Op::HeadLossBackward { dims, weight: false, rounds: false }), 2 * counted);
+    }
+    for (seq, heads, kv_heads) in [(1, 1, 1), (5, 4, 2), (8, 3, 3)] {
+        let dims = AttentionDims { batch: 2, seq, heads, kv_heads, head_dim: 6 };
+        // Scores and weighted values; scores again, and gradients of probabilities, queries, keys and values.
+        assert_eq!(products(&Op::Attention { dims, dropout: 0.0 }), 2 * attend(dims, 2));
+        assert_eq!(products(&Op::AttentionBackward { dims, dropout: 0.0 }), 2 * attend(dims, 5));
+    }
+}
+
+#[test]
+fn bytes_are_those_of_the_operands() {
+    let dims = LinearDims { rows: 3, inputs: 5, outputs: 2, y_stride: 9, orientation: Orientation::OutIn };
+    let of = |op: &Op| {
+        let Cost { bytes_read, bytes_written, .. } = op.cost(DType::Bf16, DType::F32);
+        (bytes_read, bytes_written)
+    };
+    // A block of columns is not the whole row.
+    assert_eq!(of(&Op::Linear { dims, bias: true }), (2 * (15 + 10 + 2), 2 * 6));
+    assert_eq!(of(&Op::LinearBackwardWeight { dims }), (2 * (15 + 6), 4 * 10));
+    // Rows that are looked up, not the table; ids are 4 bytes.
+    assert_eq!(of(&Op::Embedding { rows: 3, width: 4, table_rows: 100 }), (3 * 4 + 2 * 12, 2 * 12));
+    assert_eq!(of(&Op::RmsNorm { rows: 3, width: 4, eps: 1e-5 }), (2 * (12 + 4), 2 * 12 + 4 * 3));
+    // In place: read and written.
+    assert_eq!(of(&Op::Dropout { len: 12, samples: 3, p: 0.5 }), (24, 24));
+}
+
+fn step<A: Architecture + Clone>(architecture: &A, frozen: &[&str], pass: Pass) -> u64 {
+    let mut spec = architecture.description().spec.clone();
+    freeze(&mut spec, frozen);
+    let listings = listings(architecture, &spec, SHAPE, &calls(&spec, pass)).unwrap();
+    listings.iter().map(|listing| listing.cost(SHAPE).product_flops).sum()
+}
+
+/// Elements of the parameters of a model that are multiplied with: matrices but for tables that are only looked up.
+fn multiplied(architecture: &impl Architecture, tables: &[&str]) -> u64 {
+    let params = &architecture.description().spec.params;
+    let matrices =
+        params.iter().filter(|param| param.shape.len() == 2 && !tables.contains(&param.fqn.as_str()));
+    matrices.map(|param| param.len() as u64).sum()
+}
+
+/// `6 N + 12 L d T` for each token, with these differences: N are the elements of matrices that are multiplied with
+/// (neither norms nor biases, and a table of tokens only where it is the head); of the `T` keys a query sees `(T + 1) / 2`
+/// on average; backward of attention makes its scores again, which are 14 products of `d` for each key rather than 12; and
+/// the first block passes no gradient on, which costs no product.
+#[test]
+fn a_step_of_a_model_costs_what_closed_forms_say() {
+    let tokens = 2 * 7;
+    let attention = |layers: u64, width: u64| tokens * 14 * layers * width * (7 + 1) / 2;
+    let tied = Llama::new(&llama()).unwrap();
+    let expected = 6 * multiplied(&tied, &[]) * tokens + attention(2, 24);
+    assert_eq!(step(&tied, &[], Pass::Train), expected);
+    let untied = Llama::new(&LlamaConfig { tie_word_embeddings: false, ..llama() }).unwrap();
+    let n = multiplied(&untied, &["model.embed_tokens.weight"]);
+    assert_eq!(step(&untied, &[], Pass::Train), 6 * n * tokens + attention(2, 24));
+    let gpt2 = Gpt2::new(&gpt2()).unwrap();
+    let n = multiplied(&gpt2, &["transformer.wpe.weight"]);
+    assert_eq!(step(&gpt2, &[], Pass::Train), 6 * n * tokens + attention(2, 12));
+}
+
+#[test]
+fn recomputation_costs_what_it_computes_again() {
+    let model = Llama::new(&llama()).unwrap();
+    let plain = step(&model, &[], Pass::Train);
+    // Outputs of products are kept.
+    assert_eq!(step(&model, &[], Pass::TrainKeepingProducts), plain);
+    // A layer again, but for the last linear map: 2 (its N - that of `down`) + 4 d T / 2.
+    let (hidden, inner, tokens) = (12, 10, 14);
+    let layer = hidden * (24 + 2 * 12) + 24 * hidden + 2 * hidden * inner;
+    let again = 2 * (2 * layer * tokens + tokens * 4 * 24 * (7 + 1) / 2);
+    assert_eq!(step(&model, &[], Pass::TrainRecomputing), plain + again);
+}
+
+#[test]
+fn frozen_parameters_cost_no_gradient() {
+    let model = Llama::new(&LlamaConfig { tie_word_embeddings: false, ..llama() }).unwrap();
+    let frozen = step(&model, &["embed", "norm", "proj"], Pass::Train);
+    // Forward of everything, and of the head its three products.
+    let (tokens, head) = (14, 13 * 12);
+    let layers = multiplied(&model, &["model.embed_tokens.weight", "lm_head.weight"]);
+    assert_eq!(frozen, tokens * (2 * layers + 6 * head) + tokens * 2 * 4 * 24 * (7 + 1) / 2);
+}
+
+#[test]
+fn blocks_that_are_alike_are_of_one_kind() {
+    let config = Gpt2Config { n_layer: 80, tie_word_embeddings: false, ..gpt2() };
+    let model = Gpt2::new(&config).unwrap();
+    let spec = &model.description().spec;
+    let kinds = Kinds::new(&model, spec, SHAPE.of(calls(spec, Pass::Train)[0])).unwrap();
+    // The embedding, both halves of a layer, and the head.
+    assert_eq!(kinds.len(), 4);
+}

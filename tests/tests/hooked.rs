@@ -1,0 +1,187 @@
+//! A backend with something done around its operations: to fail, to leak, to allocate, to compute something else.
+
+use std::sync::Arc;
+
+use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
+use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
+use fsdp_core::{DType, Error, Queue};
+use fsdp_nn::Backend;
+use fsdp_nn::backend::{HeadChunks, Operands, Outcome};
+use fsdp_nn::op::Op;
+use fsdp_nn::update::{Adafactor, AdamW, Sgd};
+
+/// Runs an operation on the backend below, or does something else.
+pub(crate) type Hook<M> =
+    dyn Fn(&M, &Op, Operands<'_, '_, <M as Memory>::Buffer>) -> Result<Outcome, Error> + Send + Sync;
+
+/// A backend whose operations go through a hook.
+pub(crate) struct Hooked<M: Memory> {
+    pub(crate) inner: M,
+    pub(crate) hook: Arc<Hook<M>>,
+}
+
+impl<M: Backend> Backend for Hooked<M> {
+    fn execute(&self, op: &Op, operands: Operands<'_, '_, M::Buffer>) -> Result<Outcome, Error> {
+        (self.hook)(&self.inner, op, operands)
+    }
+
+    fn head_chunks(&self) -> HeadChunks {
+        self.inner.head_chunks()
+    }
+}
+
+/// Token ids from the bytes of a buffer.
+pub(crate) fn ids(bytes: &[u8]) -> Vec<u32> {
+    bytes.chunks_exact(4).map(|id| u32::from_le_bytes([id[0], id[1], id[2], id[3]])).collect()
+}
+
+/// Token ids become small integers: what rows of `width` receive as gradients that sum exactly in every order.
+pub(crate) fn integers(ids: &[u32], width: usize) -> Vec<f32> {
+    let row = |(row, &id): (usize, &u32)| {
+        (0..width as u64)
+            .map(move |i| ((u64::from(id) * 5 + (row * width) as u64 * 3 + i * 3) % 7) as f32 - 3.0)
+    };
+    ids.iter().enumerate().flat_map(row).collect()
+}
+
+impl<M: Memory> Memory for Hooked<M> {
+    type Buffer = M::Buffer;
+    type Event = M::Event;
+
+    fn allocate(&self, category: Category, dtype: DType, len: usize) -> Result<M::Buffer, Error> {
+        self.inner.allocate(category, dtype, len)
+    }
+
+    fn allocate_host(&self, category: Category, dtype: DType, len: usize) -> Result<M::Buffer, Error> {
+        self.inner.allocate_host(category, dtype, len)
+    }
+
+    fn release(&self, queue: Queue, buffer: &mut M::Buffer) {
+        self.inner.release(queue, buffer);
+    }
+
+    fn alias(&self, dst: &mut M::Buffer, src: &M::Buffer) -> bool {
+        self.inner.alias(dst, src)
+    }
+
+    fn zero(&self, queue: Queue, dst: SliceMut<'_, M::Buffer>) -> Result<(), Error> {
+        self.inner.zero(queue, dst)
+    }
+
+    fn copy(
+        &self,
+        queue: Queue,
+        src: Slice<'_, M::Buffer>,
+        dst: SliceMut<'_, M::Buffer>,
+    ) -> Result<(), Error> {
+        self.inner.copy(queue, src, dst)
+    }
+
+    fn accumulate(
+        &self,
+        queue: Queue,
+        src: Slice<'_, M::Buffer>,
+        dst: SliceMut<'_, M::Buffer>,
+    ) -> Result<(), Error> {
+        self.inner.accumulate(queue, src, dst)
+    }
+
+    fn scale(&self, queue: Queue, factor: f64, dst: SliceMut<'_, M::Buffer>) -> Result<(), Error> {
+        self.inner.scale(queue, factor, dst)
+    }
+
+    fn square_sum(
+        &self,
+        queue: Queue,
+        src: Slice<'_, M::Buffer>,
+        row_len: usize,
+        sum: SliceMut<'_, M::Buffer>,
+    ) -> Result<(), Error> {
+        self.inner.square_sum(queue, src, row_len, sum)
+    }
+
+    fn exact_sum(
+        &self,
+        queue: Queue,
+        src: Slice<'_, M::Buffer>,
+        sum: SliceMut<'_, M::Buffer>,
+    ) -> Result<(), Error> {
+        self.inner.exact_sum(queue, src, sum)
+    }
+
+    fn gradient_factors(
+        &self,
+        queue: Queue,
+        scalars: Slice<'_, M::Buffer>,
+        averaged_ranks: usize,
+        grad_clip: Option<f64>,
+        factors: SliceMut<'_, M::Buffer>,
+    ) -> Result<(), Error> {
+        self.inner.gradient_factors(queue, scalars, averaged_ranks, grad_clip, factors)
+    }
+
+    fn write(&self, queue: Queue, src: HostSlice<'_>, dst: SliceMut<'_, M::Buffer>) -> Result<(), Error> {
+        self.inner.write(queue, src, dst)
+    }
+
+    fn read(&self, queue: Queue, src: Slice<'_, M::Buffer>, dst: HostSliceMut<'_>) -> Result<(), Error> {
+        self.inner.read(queue, src, dst)
+    }
+
+    fn record(&self, queue: Queue) -> M::Event {
+        self.inner.record(queue)
+    }
+
+    fn wait(&self, queue: Queue, event: &M::Event) {
+        self.inner.wait(queue, event);
+    }
+
+    fn is_asynchronous(&self) -> bool {
+        self.inner.is_asynchronous()
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
+    }
+}
+
+macro_rules! rules_of_the_backend_below {
+    ($($rule:ty),+) => {$(
+        impl<M: Memory> UpdateRule<Hooked<M>> for $rule
+        where
+            $rule: UpdateRule<M>,
+        {
+            fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
+                UpdateRule::<M>::state(self, pieces, shard_len, dtype)
+            }
+
+            fn phases(&self) -> Vec<usize> {
+                UpdateRule::<M>::phases(self)
+            }
+
+            fn statistics(
+                &mut self,
+                memory: &Hooked<M>,
+                phase: usize,
+                shard: &mut SegmentShard<'_, M::Buffer>,
+                scalars: &StepScalars<'_, M::Buffer>,
+                earlier: &[M::Buffer],
+                sums: &mut M::Buffer,
+            ) -> Result<(), Error> {
+                self.statistics(&memory.inner, phase, shard, scalars, earlier, sums)
+            }
+
+            fn update(
+                &mut self,
+                memory: &Hooked<M>,
+                shard: &mut SegmentShard<'_, M::Buffer>,
+                scalars: &StepScalars<'_, M::Buffer>,
+                statistics: &[M::Buffer],
+            ) -> Result<(), Error> {
+                self.update(&memory.inner, shard, scalars, statistics)
+            }
+        }
+    )+};
+}
+
+rules_of_the_backend_below!(AdamW, Sgd, Adafactor);

@@ -1,0 +1,94 @@
+//! Ranks whose MLP has something done in one of its blocks: to fail, to leak, to allocate.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use fsdp_comm::{ThreadOptions, Threads};
+use fsdp_core::memory::{Category, Memory};
+use fsdp_core::{DType, Error};
+use fsdp_nn::backend::Operands;
+use fsdp_nn::model::MlpConfig;
+use fsdp_nn::op::Op;
+use fsdp_nn::{Backend, HostBuffer, HostMemory, HostOptions, ModelError};
+
+use crate::hooked::Hooked;
+
+/// What is done whenever a block runs forward.
+#[derive(Clone, Copy)]
+pub(crate) enum Deed {
+    /// Nothing.
+    Nothing,
+    /// From this call on (counted from 0) the block fails.
+    FailAt(usize),
+    /// At this call the block panics.
+    PanicAt(usize),
+    /// From this call on a buffer of a category is kept alive.
+    LeakFrom(usize, Category),
+    /// A buffer of a category and a number of elements is allocated and dropped at once.
+    Temporary(Category, usize),
+}
+
+/// The model, whose blocks are told apart by their operations.
+pub(crate) fn mlp() -> MlpConfig {
+    MlpConfig { vocab: 7, widths: vec![3, 5, 4], bias: true, tied: false, std: 0.2 }
+}
+
+/// The block that an operation is the first one of, and its name.
+fn begun_by(op: &Op) -> Option<(usize, &'static str)> {
+    match op {
+        Op::Embedding { .. } => Some((0, "embedding")),
+        Op::Linear { dims, .. } if dims.inputs == 3 => Some((1, "layers.0")),
+        Op::Linear { .. } => Some((2, "layers.1")),
+        Op::HeadLoss { .. } | Op::HeadLossBackward { .. } => Some((3, "head")),
+        _ => None,
+    }
+}
+
+/// The calls of all ranks that do something, and what they leak.
+#[derive(Default)]
+struct Done {
+    calls: AtomicUsize,
+    leaked: Mutex<Vec<HostBuffer>>,
+}
+
+impl Done {
+    fn act(&self, deed: Deed, name: &str, memory: &HostMemory) -> Result<(), Error> {
+        if matches!(deed, Deed::Nothing) {
+            return Ok(());
+        }
+        let call = self.calls.fetch_add(1, Ordering::Relaxed);
+        match deed {
+            Deed::FailAt(at) if call >= at => {
+                let source = ModelError::Width { op: "planted", expected: 1, got: 2 };
+                Err(Error::Program { block: name.into(), source: Box::new(source) })
+            }
+            Deed::PanicAt(at) if call == at => panic!("planted panic"),
+            Deed::LeakFrom(from, category) if call >= from => {
+                self.leaked.lock().unwrap().push(memory.allocate(category, DType::F32, 3)?);
+                Ok(())
+            }
+            Deed::Temporary(category, len) => memory.allocate(category, DType::F32, len).map(drop),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Ranks as threads, each with its deed in a block; calls of all that have one are counted together.
+pub(crate) fn ranks(
+    options: ThreadOptions,
+    block: usize,
+    deed: impl Fn(usize) -> Deed + Send + Sync + 'static,
+) -> Threads<Hooked<HostMemory>> {
+    let done = Arc::<Done>::default();
+    Threads::new(options, move |rank, _| {
+        let options = HostOptions { poison: true, resident: true, ..HostOptions::default() };
+        let (deed, done) = (deed(rank.0), Arc::clone(&done));
+        let hook = move |memory: &HostMemory, op: &Op, operands: Operands<'_, '_, HostBuffer>| {
+            if let Some((_, name)) = begun_by(op).filter(|(begun, _)| *begun == block) {
+                done.act(deed, name, memory)?;
+            }
+            memory.execute(op, operands)
+        };
+        Ok(Arc::new(Hooked { inner: HostMemory::new(options)?, hook: Arc::new(hook) }))
+    })
+}
