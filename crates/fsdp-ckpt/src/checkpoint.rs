@@ -155,6 +155,16 @@ pub struct Protection {
     pub what: String,
 }
 
+impl Key {
+    /// The step as it stands in a name.
+    pub(crate) fn text(&self) -> String {
+        match self {
+            Key::Name(name) => name.clone(),
+            Key::Index(index) => index.to_string(),
+        }
+    }
+}
+
 impl Source {
     /// The file.
     pub fn path(&self) -> &PathBuf {
@@ -194,9 +204,5 @@ impl Tensor {
 
 /// The name of a path: its steps joined by dots.
 pub fn join(path: &[Key]) -> String {
-    let text = |key: &Key| match key {
-        Key::Name(name) => name.clone(),
-        Key::Index(index) => index.to_string(),
-    };
-    path.iter().map(text).collect::<Vec<_>>().join(".")
+    path.iter().map(Key::text).collect::<Vec<_>>().join(".")
 }

@@ -224,13 +224,8 @@ fn plan(
             let unheld = safetensors::drop_unheld(selection);
             report.dropped_values = unheld.values;
             report.tied = unheld.tied;
-            let layout = match kind {
-                OutputKind::File => safetensors::Layout::File,
-                OutputKind::Directory => {
-                    safetensors::Layout::Directory { shard_bytes_max: conversion.shard_bytes_max }
-                }
-            };
-            safetensors::plan(selection, destination, layout)
+            let max = (kind == OutputKind::Directory).then_some(conversion.shard_bytes_max);
+            safetensors::plan(selection, destination, max)
         }
         Target::Dcp => dcp::plan(selection, world_size),
         Target::Native => native::plan(selection, world_size),

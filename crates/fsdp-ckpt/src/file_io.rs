@@ -146,16 +146,12 @@ impl Files {
 
     /// Writes a small file that must not be there yet, and makes its content durable.
     pub(crate) fn write_new(&self, path: &Path, bytes: &[u8]) -> Result<(), Error> {
-        let file = self.create_new(path)?;
-        file.write_all_at(bytes, 0)?;
-        file.sync()
+        self.create_new(path)?.put(bytes)
     }
 
     /// Writes a small file of an object store in one step, in the place of what has its name.
     pub(crate) fn replace(&self, path: &Path, bytes: &[u8]) -> Result<(), Error> {
-        let file = self.open_as(path, Access::CreateOrWrite, FileAction::Create)?;
-        file.write_all_at(bytes, 0)?;
-        file.sync()
+        self.open_as(path, Access::CreateOrWrite, FileAction::Create)?.put(bytes)
     }
 
     /// Whether something has this name, or is where it leads.
@@ -355,6 +351,12 @@ impl PathFile {
             }
         }
         Ok(())
+    }
+
+    /// Writes the whole content, and makes it durable.
+    fn put(&self, bytes: &[u8]) -> Result<(), Error> {
+        self.write_all_at(bytes, 0)?;
+        self.sync()
     }
 
     /// Extends the file by zeros to `len` bytes and takes their disk space; false where only the length could be set.

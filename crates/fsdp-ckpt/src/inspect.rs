@@ -23,7 +23,7 @@ pub struct Totals {
 }
 
 /// A checkpoint in numbers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Summary {
     /// What was opened.
     pub path: PathBuf,
@@ -62,17 +62,11 @@ impl Summary {
             path: checkpoint.path.clone(),
             format: checkpoint.format.clone(),
             world_size: checkpoint.world_size,
-            totals: Totals::default(),
-            by_role: BTreeMap::new(),
-            by_dtype: BTreeMap::new(),
-            chunks: 0,
             values: checkpoint.values.len(),
-            files: 0,
-            file_bytes: 0,
             checksums: checkpoint.protections.len(),
             run_state: checkpoint.run_state.clone(),
             notes: checkpoint.notes.clone(),
-            problems: Vec::new(),
+            ..Summary::default()
         };
         for tensor in checkpoint.tensors.values() {
             let totals = [

@@ -20,6 +20,10 @@
 //! Files are never memory-mapped (mapped reads hang or crash on network file systems). Positioned reads and
 //! writes come from the standard library's Unix extensions, so this crate builds on Unix only.
 //!
+//! Reading others' formats and keeping our own is one crate: both rest on the same checkpoints, archives, transfer and
+//! errors, so two crates would need a third below them, which would have to make public what is private here;
+//! and conversion uses both.
+//!
 //! **A row** is one index of the first dimension: a tensor of shape `[d0, d1, ..]` has `d0` rows of
 //! `d1 * ..` elements, and a 0-d tensor has one row of one element.
 #![forbid(unsafe_code)]

@@ -28,6 +28,7 @@ use crate::{
     zip::{Archive, Record},
 };
 use container::Container;
+use rebuild::Builder;
 
 /// A file of `torch.save`.
 #[derive(Debug)]
@@ -78,7 +79,8 @@ fn read(section: Section<'_>, archive: Archive) -> Result<TorchFile, Error> {
     let graph = pickle::parse(&pickle).map_err(refused)?;
     drop(pickle);
     let mut budget = Budget::default();
-    let root = rebuild::item(&graph, &container, graph.root(), &mut budget);
+    let builder = Builder { graph: &graph, container: &container };
+    let root = builder.item(graph.root(), &mut budget);
     let root = root.map_err(|fault| section.fault(fault))?;
     Ok(TorchFile { root, archive })
 }

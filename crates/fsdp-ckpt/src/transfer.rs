@@ -52,3 +52,30 @@ pub(crate) use parts::TensorReader;
 pub(crate) use sources::SourceFiles;
 pub(crate) use threads::{PieceSizes, Pieces, in_threads};
 pub(crate) use work::scratch_bytes;
+
+#[cfg(test)]
+mod tests {
+    /// Names of modules behind this text.
+    fn modules<'a>(text: &'a str, before: &'a str) -> impl Iterator<Item = &'a str> {
+        let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
+        text.split(before).skip(1).map(move |rest| rest.split(|c| !is_name(c)).next().unwrap_or(""))
+    }
+
+    #[test]
+    fn modules_use_only_those_above_them() {
+        let order: Vec<&str> =
+            modules(include_str!("transfer.rs"), "\nmod ").filter(|name| *name != "tests").collect();
+        assert_eq!(order.len(), 16, "{order:?}");
+        for (at, name) in order.iter().enumerate() {
+            let path = format!("{}/src/transfer/{name}.rs", env!("CARGO_MANIFEST_DIR"));
+            let text = std::fs::read_to_string(path).unwrap();
+            let code = text.split("#[cfg(test)]").next().unwrap();
+            let list = code.split("use super::").nth(1).and_then(|uses| uses.split(';').next()).unwrap_or("");
+            let used = list.split(['{', '\n', ' ']).map(|word| word.split("::").next().unwrap_or(""));
+            for used in used.filter(|used| order.contains(used)) {
+                let place = order.iter().position(|other| *other == used).unwrap();
+                assert!(place < at, "`{name}` uses `{used}`, which is not above it");
+            }
+        }
+    }
+}

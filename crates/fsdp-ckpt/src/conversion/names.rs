@@ -102,13 +102,6 @@ fn parameter_step(path: &[Key]) -> Option<usize> {
     }
 }
 
-fn text(step: &Key) -> String {
-    match step {
-        Key::Name(name) => name.clone(),
-        Key::Index(index) => index.to_string(),
-    }
-}
-
 /// The path without a prefix of its name. A dot between the two goes with the prefix.
 fn without_prefix(path: &[Key], prefix: &str) -> Option<Vec<Key>> {
     let name = join(path);
@@ -118,7 +111,7 @@ fn without_prefix(path: &[Key], prefix: &str) -> Option<Vec<Key>> {
     let mut kept = path.len();
     let mut head = rest;
     while kept > 0 {
-        let step = text(&path[kept - 1]);
+        let step = path[kept - 1].text();
         match head.strip_suffix(&step) {
             Some("") => return Some(path[kept - 1..].to_vec()),
             Some(before) if before.ends_with('.') => head = &before[..before.len() - 1],
@@ -136,7 +129,7 @@ fn nested_like(path: &[Key], name: &str) -> Vec<Key> {
     let mut steps = Vec::new();
     let mut rest = name;
     for step in &path[..path.len() - 1] {
-        match rest.strip_prefix(&text(step)).and_then(|rest| rest.strip_prefix('.')) {
+        match rest.strip_prefix(&step.text()).and_then(|rest| rest.strip_prefix('.')) {
             Some(after) if !after.is_empty() => {
                 rest = after;
                 steps.push(step.clone());
@@ -144,7 +137,7 @@ fn nested_like(path: &[Key], name: &str) -> Vec<Key> {
             _ => break,
         }
     }
-    if steps.len() + 1 == path.len() && rest == text(&path[path.len() - 1]) {
+    if steps.len() + 1 == path.len() && rest == path[path.len() - 1].text() {
         return path.to_vec();
     }
     steps.push(Key::Name(rest.to_owned()));

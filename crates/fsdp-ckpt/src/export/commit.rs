@@ -37,11 +37,6 @@ impl ExportPlan {
 }
 
 impl Export {
-    /// The plan that is being carried out.
-    pub fn plan(&self) -> &ExportPlan {
-        &self.plan
-    }
-
     /// Proves from the receipts of all writers that every row was written once, makes the files durable,
     /// renames them to their final names and makes the names durable. Files that had these names are replaced.
     ///

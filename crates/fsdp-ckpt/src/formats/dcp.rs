@@ -179,8 +179,7 @@ impl Assembly {
     /// Adds the tensors and values in a value, with names below its own.
     fn add_nested(&mut self, entry: &Entry, source: usize, item: Item) -> Result<(), Fault> {
         let (prefix, last) = match entry.path.split_last() {
-            Some((Key::Name(last), prefix)) => (prefix, last.clone()),
-            Some((Key::Index(last), prefix)) => (prefix, last.to_string()),
+            Some((last, prefix)) => (prefix, last.text()),
             None => (&[][..], entry.name.clone()),
         };
         let root = Item::Dict(vec![(Value::Str(last), item)]);

@@ -81,11 +81,6 @@ impl RankSave {
         Ok(RankSave { rank, plan: plan.clone(), layout, file, progress, is_finished: false })
     }
 
-    /// The file that is written: which rows of which tensors.
-    pub fn layout(&self) -> &RankFile {
-        &self.layout
-    }
-
     /// Writes the next rows of a tensor, from `first_row` (counted in the whole tensor) on, as little-endian
     /// bytes of its dtype.
     ///

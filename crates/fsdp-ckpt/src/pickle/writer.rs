@@ -220,23 +220,21 @@ impl PickleWriter {
     }
 
     fn put(&mut self) -> u32 {
-        let slot = self.memo_len;
         self.memo_len += 1;
-        match u8::try_from(slot) {
-            Ok(slot) => self.out.extend([b'q', slot]),
-            Err(_) => {
-                self.out.push(b'r');
-                self.out.extend(slot.to_le_bytes());
-            }
-        }
-        slot
+        self.slot([b'q', b'r'], self.memo_len - 1);
+        self.memo_len - 1
     }
 
     fn get(&mut self, slot: u32) {
+        self.slot([b'h', b'j'], slot);
+    }
+
+    /// An opcode for a slot of the memo, in its short form where that is enough.
+    fn slot(&mut self, [short, long]: [u8; 2], slot: u32) {
         match u8::try_from(slot) {
-            Ok(slot) => self.out.extend([b'h', slot]),
+            Ok(slot) => self.out.extend([short, slot]),
             Err(_) => {
-                self.out.push(b'j');
+                self.out.push(long);
                 self.out.extend(slot.to_le_bytes());
             }
         }

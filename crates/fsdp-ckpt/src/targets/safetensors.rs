@@ -15,18 +15,6 @@ use crate::{
     transfer::{Finish, OutputPlan, Place, PlannedFile},
 };
 
-/// One file, or a directory of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
-    /// The output is one file.
-    File,
-    /// The output is a directory: `model.safetensors`, or shards and an index if that is larger than allowed.
-    Directory {
-        /// The most tensor bytes in one file; a larger tensor gets a file of its own.
-        shard_bytes_max: u64,
-    },
-}
-
 /// What the format cannot hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unheld {
@@ -64,7 +52,8 @@ fn is_head(name: &str) -> bool {
     ["lm_head.weight", "output.weight", "embed_out.weight"].iter().any(|head| name.ends_with(head))
 }
 
-/// Plans the files of `destination`, which names them in messages only.
+/// Plans the files of `destination`, which names them in messages only: one file, or a directory of files with at most
+/// `shard_bytes_max` tensor bytes each (a larger tensor gets a file of its own) and, if there are several, an index.
 ///
 /// # Errors
 /// [`Error::BadRequest`] for repeated names, a tensor named `__metadata__`, or sizes beyond what the format holds;
@@ -72,18 +61,20 @@ fn is_head(name: &str) -> bool {
 ///
 /// # Panics
 /// When the selection holds what [`drop_unheld`] removes.
-pub fn plan(selection: &Selection, destination: &Path, layout: Layout) -> Result<OutputPlan, Error> {
+pub fn plan(
+    selection: &Selection,
+    destination: &Path,
+    shard_bytes_max: Option<u64>,
+) -> Result<OutputPlan, Error> {
     assert!(
         selection.values.is_empty() && selection.tensors.iter().all(|tensor| tensor.tied_to.is_none()),
         "a selection for safetensors went through `drop_unheld`"
     );
     let specs: Vec<TensorSpec> = selection.tensors.iter().map(spec).collect();
     let metadata = Metadata::new();
-    let export = match layout {
-        Layout::File => ExportPlan::new(destination, specs, metadata)?,
-        Layout::Directory { shard_bytes_max } => {
-            ExportPlan::sharded(destination, specs, metadata, shard_bytes_max)?
-        }
+    let export = match shard_bytes_max {
+        None => ExportPlan::new(destination, specs, metadata)?,
+        Some(max) => ExportPlan::sharded(destination, specs, metadata, max)?,
     };
     let by_name = selection.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
     let mut files: Vec<PlannedFile> = export.files().iter().map(|file| planned(file, &by_name)).collect();
@@ -169,7 +160,7 @@ mod tests {
             tensor("c", TensorType::U8, &[0, 4], None),
         ];
         let selection = Selection { tensors, values: Vec::new() };
-        let plan = plan(&selection, Path::new("out/model.safetensors"), Layout::File).unwrap();
+        let plan = plan(&selection, Path::new("out/model.safetensors"), None).unwrap();
         let [file] = plan.files.as_slice() else { panic!("one file was planned") };
         let text = &file.literals[0].1[8..];
         let header = Header::parse(text, file.len).unwrap();
@@ -187,7 +178,7 @@ mod tests {
         let tensors =
             vec![tensor("a", TensorType::F32, &[3], None), tensor("b", TensorType::F32, &[3], None)];
         let selection = Selection { tensors, values: Vec::new() };
-        let plan = plan(&selection, Path::new("out"), Layout::Directory { shard_bytes_max: 12 }).unwrap();
+        let plan = plan(&selection, Path::new("out"), Some(12)).unwrap();
         let names: Vec<&str> = plan.files.iter().map(|file| file.name.as_str()).collect();
         assert_eq!(
             names,

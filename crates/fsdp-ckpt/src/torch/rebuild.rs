@@ -15,23 +15,15 @@ use crate::{
     safetensors::TensorType,
 };
 
-/// The tree at a place of the graph.
-pub(super) fn item(
-    graph: &Graph,
-    container: &Container<'_>,
-    id: NodeId,
-    budget: &mut Budget,
-) -> Result<Item, Fault> {
-    Builder { graph, container }.item(id, budget)
-}
-
-struct Builder<'a> {
-    graph: &'a Graph,
-    container: &'a Container<'a>,
+/// What makes a tree of a graph.
+pub(super) struct Builder<'a> {
+    pub(super) graph: &'a Graph,
+    pub(super) container: &'a Container<'a>,
 }
 
 impl Builder<'_> {
-    fn item(&self, id: NodeId, budget: &mut Budget) -> Result<Item, Fault> {
+    /// The tree at a place of the graph.
+    pub(super) fn item(&self, id: NodeId, budget: &mut Budget) -> Result<Item, Fault> {
         let graph = self.graph;
         match &graph[id] {
             Node::List(items) => Ok(Item::List(self.items(items, budget)?)),
