@@ -18,7 +18,8 @@ pub fn check_ranks(schedules: &[&Schedule]) -> Result<(), Violation> {
             let longest = expected.len().max(got.len());
             let differs = (0..longest).find(|&index| expected.get(index) != got.get(index));
             if let Some(index) = differs {
-                let text = |list: &[_]| list.get(index).map_or("nothing".into(), |call| format!("{call:?}"));
+                let text =
+                    |list: &[Call]| list.get(index).map_or("nothing".into(), |call| format!("{call:?}"));
                 return Err(Violation::Diverges {
                     rank: Rank(rank),
                     queue,
@@ -32,8 +33,11 @@ pub fn check_ranks(schedules: &[&Schedule]) -> Result<(), Violation> {
     Ok(())
 }
 
-/// The collectives of a queue with the lengths and types of what each writes.
-fn collectives(schedule: &Schedule, queue: Queue) -> Vec<(OpKind, Vec<(Option<usize>, DType)>)> {
+/// A collective, with the lengths and types of what it writes.
+type Call = (OpKind, Vec<(Option<usize>, DType)>);
+
+/// The collectives of a queue.
+fn collectives(schedule: &Schedule, queue: Queue) -> Vec<Call> {
     let meets = |kind: &OpKind| {
         kind.is_collective() || matches!(kind, OpKind::ReduceScalars | OpKind::ReduceStatistics { .. })
     };
