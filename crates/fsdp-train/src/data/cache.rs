@@ -242,5 +242,6 @@ fn not_kept(folder: &Path, fault: &io::Error) -> DataWarning {
     DataWarning::NotKept { folder: folder.to_owned(), fault: fault.to_string() }
 }
 
-#[cfg(all(test, feature = "tokenizers"))]
+#[cfg(feature = "tokenizers")]
+#[cfg(test)]
 mod tests;
