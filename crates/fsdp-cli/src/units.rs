@@ -55,9 +55,30 @@ pub(crate) fn params(count: usize) -> String {
     }
 }
 
+/// Floating-point operations with a decimal unit: `12 FLOP`, `49.2 MFLOP`, `1.3 TFLOP`.
+#[expect(clippy::cast_precision_loss, reason = "one decimal is shown")]
+pub(crate) fn flops(count: u64) -> String {
+    let mut value = count as f64;
+    let mut unit = "";
+    for larger in ["k", "M", "G", "T", "P", "E"] {
+        if value < 1000.0 {
+            break;
+        }
+        value /= 1000.0;
+        unit = larger;
+    }
+    if unit.is_empty() { format!("{count} FLOP") } else { format!("{value:.1} {unit}FLOP") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn operations_have_decimal_units() {
+        let shown = [0, 999, 1_000, 49_152, 6_700_000_000_000].map(flops);
+        assert_eq!(shown, ["0 FLOP", "999 FLOP", "1.0 kFLOP", "49.2 kFLOP", "6.7 TFLOP"]);
+    }
 
     #[test]
     fn bytes_choose_their_unit() {

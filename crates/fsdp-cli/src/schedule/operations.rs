@@ -16,7 +16,7 @@ use fsdp_train::{TrainError, listed};
 use serde_json::{Value, json};
 
 use crate::output::table;
-use crate::units::bytes;
+use crate::units::{bytes, flops};
 
 /// The calls of a micro-batch, those that run the same together.
 pub(super) struct Operations<'a> {
@@ -68,15 +68,11 @@ impl<'a> Operations<'a> {
             let name = format!("{} of {}", what(kind.calls[0]), self.names(kind));
             rows.push(row(name, &kind.calls.len().to_string(), cost));
         }
-        let tokens = (self.rounds * self.shape.samples * self.shape.seq) as f64;
+        let tokens = (self.rounds * self.shape.samples * self.shape.seq) as u64;
         let step = self.step();
         rows.push(row("the step of a rank".into(), "", step));
         let header = ["calls", "a micro-batch", "products", "other", "bytes", "FLOPs a byte"];
-        format!(
-            "{}{:.6} GFLOPs of products for each token\n",
-            table(header, rows),
-            step.product_flops as f64 / tokens / 1e9
-        )
+        format!("{}products for each token: {}\n", table(header, rows), flops(step.product_flops / tokens))
     }
 
     /// All of it.
@@ -153,12 +149,11 @@ fn what(call: Call) -> &'static str {
 }
 
 fn row(name: String, count: &str, cost: Cost) -> [String; 6] {
-    let giga = |flops: u64| format!("{:.4} GFLOP", flops as f64 / 1e9);
     [
         name,
         count.to_owned(),
-        giga(cost.product_flops),
-        giga(cost.other_flops),
+        flops(cost.product_flops),
+        flops(cost.other_flops),
         bytes(cost.bytes()),
         format!("{:.1}", cost.intensity()),
     ]

@@ -7,4 +7,5 @@ mod harness;
 mod memory;
 mod modes;
 mod names;
+mod operands;
 mod products;
