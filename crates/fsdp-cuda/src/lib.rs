@@ -12,8 +12,6 @@
 )]
 //! | [`error`] | failures of the driver, the device and the kernel compiler |
 
-#![warn(clippy::too_many_arguments)]
-
 pub mod device;
 pub mod doctor;
 pub mod error;

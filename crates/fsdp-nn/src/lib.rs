@@ -12,7 +12,6 @@
 //! | [`conformance`] | the suite that every backend must pass |
 //! | [`accounting`], [`lengths`] | what every memory counts, and what every backend checks |
 //! | [`footprint`], [`listing`] | what a model allocates and runs, found without running it |
-#![warn(clippy::too_many_arguments)]
 
 pub mod accounting;
 pub mod backend;

@@ -202,18 +202,20 @@ impl CudaMemory {
     }
 }
 
-/// Checks a dtype.
-pub(crate) fn expect_dtype(buffer: &CudaBuffer, expected: DType) -> Result<(), Error> {
+/// That a buffer has a dtype.
+///
+/// # Panics
+/// When it has another one, which only a bug of ours can cause; as [`expect_float`].
+#[track_caller]
+pub(crate) fn expect_dtype(buffer: &CudaBuffer, expected: DType) {
     assert_eq!(buffer.dtype(), expected, "a buffer of {} is used where {expected} is needed", buffer.dtype());
-    Ok(())
 }
 
-/// Checks that a dtype is a float.
-pub(crate) fn expect_float(buffer: &CudaBuffer) -> Result<DType, Error> {
-    match buffer.dtype() {
-        dtype @ (DType::F32 | DType::F64 | DType::Bf16) => Ok(dtype),
-        other => lengths::not_a_float(other),
-    }
+/// The dtype of a buffer of floats.
+#[track_caller]
+pub(crate) fn expect_float(buffer: &CudaBuffer) -> DType {
+    let dtype = buffer.dtype();
+    if dtype.is_float() { dtype } else { lengths::not_a_float(dtype) }
 }
 
 impl Memory for CudaMemory {
@@ -278,8 +280,8 @@ impl Memory for CudaMemory {
             let src = self.range(queue, src)?;
             return Ok(self.queues.stream(queue).copy(src, self.range_mut(queue, dst)?)?);
         }
-        expect_float(src.buffer)?;
-        expect_float(dst.buffer)?;
+        expect_float(src.buffer);
+        expect_float(dst.buffer);
         let words =
             [Word::Range(self.range(queue, src)?), Word::Range(self.range_mut(queue, dst)?), Word::Len(len)];
         Ok(self.kernels(queue, &CONVERT, types).elements("cast", len, &words)?)
@@ -293,7 +295,7 @@ impl Memory for CudaMemory {
     ) -> Result<(), Error> {
         lengths::expect("accumulated elements", src.len, dst.len);
         let dtype = dst.buffer.dtype();
-        expect_dtype(src.buffer, dtype)?;
+        expect_dtype(src.buffer, dtype);
         if let (Some(src), true) = (host_slice(&src), dst.buffer.is_on_host()) {
             return self.host_after(queue)?.accumulate(queue, src, host_slice_mut(dst));
         }
@@ -309,7 +311,7 @@ impl Memory for CudaMemory {
     }
 
     fn scale(&self, queue: Queue, factor: f64, dst: SliceMut<'_, CudaBuffer>) -> Result<(), Error> {
-        let dtype = expect_float(dst.buffer)?;
+        let dtype = expect_float(dst.buffer);
         if dst.buffer.is_on_host() {
             return self.host_after(queue)?.scale(queue, factor, host_slice_mut(dst));
         }
@@ -326,8 +328,8 @@ impl Memory for CudaMemory {
         sum: SliceMut<'_, CudaBuffer>,
     ) -> Result<(), Error> {
         lengths::square_sum(src.len, row_len, sum.len);
-        let dtype = expect_float(src.buffer)?;
-        expect_dtype(sum.buffer, DType::I64)?;
+        let dtype = expect_float(src.buffer);
+        expect_dtype(sum.buffer, DType::I64);
         if let (Some(src), true) = (host_slice(&src), sum.buffer.is_on_host()) {
             return self.host_after(queue)?.square_sum(queue, src, row_len, host_slice_mut(sum));
         }
@@ -352,8 +354,8 @@ impl Memory for CudaMemory {
         sum: SliceMut<'_, CudaBuffer>,
     ) -> Result<(), Error> {
         lengths::expect("words of an exact sum", sum.len, fsdp_core::ExactSum::WORDS);
-        expect_dtype(src.buffer, DType::F64)?;
-        expect_dtype(sum.buffer, DType::I64)?;
+        expect_dtype(src.buffer, DType::F64);
+        expect_dtype(sum.buffer, DType::I64);
         if let (Some(src), true) = (host_slice(&src), sum.buffer.is_on_host()) {
             return self.host_after(queue)?.exact_sum(queue, src, host_slice_mut(sum));
         }
@@ -373,8 +375,8 @@ impl Memory for CudaMemory {
         factors: SliceMut<'_, CudaBuffer>,
     ) -> Result<(), Error> {
         lengths::gradient_factors(scalars.len, factors.len);
-        expect_dtype(scalars.buffer, DType::I64)?;
-        expect_dtype(factors.buffer, DType::F64)?;
+        expect_dtype(scalars.buffer, DType::I64);
+        expect_dtype(factors.buffer, DType::F64);
         if let (Some(scalars), true) = (host_slice(&scalars), factors.buffer.is_on_host()) {
             let host = self.host_after(queue)?;
             let factors = host_slice_mut(factors);

@@ -50,7 +50,7 @@ impl CudaMemory {
         [x, statistics, dy]: [In<'_>; 3],
         gradient: Write<'_, CudaBuffer>,
     ) -> Result<(), Error> {
-        let (dtype, target) = (expect_float(x.buffer)?, expect_float(gradient.slice.buffer)?);
+        let (dtype, target) = (expect_float(x.buffer), expect_float(gradient.slice.buffer));
         let rows = x.len / width;
         if rows == 0 {
             return Ok(());
@@ -82,7 +82,7 @@ impl CudaMemory {
 
     fn run_norm(&self, op: &Op, mut operands: Call<'_, '_>) -> Result<Outcome, Error> {
         let x = operands.reads[0];
-        let dtype = expect_float(x.buffer)?;
+        let dtype = expect_float(x.buffer);
         let accumulate = Word::Int(u32::from(operands.writes[0].accumulate));
         let (kernel, rows, width, last) = match *op {
             Op::RmsNorm { rows, width, eps } => ("rms_norm", rows, width, Word::Real(eps)),
@@ -109,7 +109,7 @@ impl CudaMemory {
     }
 
     fn run_activation(&self, op: &Op, operands: Call<'_, '_>) -> Result<Outcome, Error> {
-        let dtype = expect_float(operands.reads[0].buffer)?;
+        let dtype = expect_float(operands.reads[0].buffer);
         let mut words = self.pointers(operands)?;
         // Kernels of backward take a place for the output after the gradient of it, or none.
         let (kernel, len) = match *op {
@@ -141,7 +141,7 @@ impl CudaMemory {
     fn run_in_place(&self, op: &Op, operands: Call<'_, '_>) -> Result<Outcome, Error> {
         let (keys, dropout) = (operands.keys, op.dropout(operands.keys));
         let ([], [x], _) = operands.split();
-        let dtype = expect_float(x.slice.buffer)?;
+        let dtype = expect_float(x.slice.buffer);
         match op {
             Op::Rope { dims, inverse_frequencies, backward } => {
                 let table = self.rotations(dtype.master(), dims.seq, inverse_frequencies)?;
@@ -186,16 +186,16 @@ impl CudaMemory {
         };
         let (logits, dtype, slopes, rounded, targets, losses) = if matches!(op, Op::CrossEntropy { .. }) {
             let ([logits, targets], [losses], _) = operands.split();
-            let dtype = expect_float(logits.buffer)?;
+            let dtype = expect_float(logits.buffer);
             (self.input(logits)?, dtype, Word::Null, dtype, targets, losses)
         } else {
             let ([targets], [logits, losses], mut more) = operands.split();
-            let dtype = expect_float(logits.slice.buffer)?;
+            let dtype = expect_float(logits.slice.buffer);
             let logits = self.output(logits.slice)?;
             let (slopes, rounded) = match more.next() {
                 None => (logits, dtype),
                 Some(rounded) => {
-                    let dtype = expect_float(rounded.slice.buffer)?;
+                    let dtype = expect_float(rounded.slice.buffer);
                     (self.output(rounded.slice)?, dtype)
                 }
             };

@@ -269,7 +269,7 @@ impl<'a> Pass<'a> {
         };
         let copy = match shard.low.as_deref_mut() {
             Some(low) => {
-                expect_dtype(low, DType::Bf16)?;
+                expect_dtype(low, DType::Bf16);
                 self.write(low, offset, len)?
             }
             None => Word::Null,

@@ -54,7 +54,7 @@ impl Run {
         }
         words.push(match shard.low.as_deref_mut() {
             Some(low) => {
-                expect_dtype(low, DType::Bf16)?;
+                expect_dtype(low, DType::Bf16);
                 Word::Range(memory.range_mut(Queue::Compute, SliceMut::new(low, self.offset, self.len))?)
             }
             None => Word::Null,
@@ -68,10 +68,10 @@ impl Run {
 
 /// The types of parameters and state, and of the gradient.
 pub(super) fn types(shard: &SegmentShard<'_, CudaBuffer>) -> Result<(DType, DType), Error> {
-    let master = expect_float(shard.params)?;
-    expect_dtype(shard.params, master.master())?;
-    shard.state.iter().try_for_each(|buffer| expect_dtype(buffer, master))?;
-    Ok((master, expect_float(shard.gradient)?))
+    let master = expect_float(shard.params);
+    expect_dtype(shard.params, master.master());
+    shard.state.iter().for_each(|buffer| expect_dtype(buffer, master));
+    Ok((master, expect_float(shard.gradient)))
 }
 
 #[cfg(test)]

@@ -54,26 +54,32 @@ impl ModelName {
                 layers: 12,
                 width: 768,
             },
-            ModelName::LlamaBillion => llama(128_256, 2048, 16, 32, 8, 8192, 2048, 8),
-            ModelName::LlamaTiny => llama(512, 64, 2, 4, 2, 128, 64, 4),
+            ModelName::LlamaBillion => {
+                let workload = llama(128_256, 2048, 16, Inside { heads: 32, kv_heads: 8, ffn: 8192 });
+                Workload { seq: 2048, batch: 8, ..workload }
+            }
+            ModelName::LlamaTiny => {
+                let workload = llama(512, 64, 2, Inside { heads: 4, kv_heads: 2, ffn: 128 });
+                Workload { seq: 64, batch: 4, ..workload }
+            }
         }
     }
 }
 
-fn llama(
-    vocab: usize,
-    width: usize,
-    layers: usize,
+/// Sizes inside of a layer.
+struct Inside {
     heads: usize,
     kv_heads: usize,
     ffn: usize,
-    seq: usize,
-    batch: usize,
-) -> Workload {
+}
+
+/// A Llama for sequences of 2048 tokens, one per step.
+fn llama(vocab: usize, width: usize, layers: usize, inside: Inside) -> Workload {
+    let seq = 2048;
     let config = json!({
-        "model_type": "llama", "vocab_size": vocab, "hidden_size": width, "intermediate_size": ffn,
-        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "model_type": "llama", "vocab_size": vocab, "hidden_size": width, "intermediate_size": inside.ffn,
+        "num_hidden_layers": layers, "num_attention_heads": inside.heads, "num_key_value_heads": inside.kv_heads,
         "max_position_embeddings": seq, "rms_norm_eps": 1e-5, "tie_word_embeddings": true,
     });
-    Workload { config, wrap: "LlamaDecoderLayer", seq, batch, vocab, layers, width }
+    Workload { config, wrap: "LlamaDecoderLayer", seq, batch: 1, vocab, layers, width }
 }
