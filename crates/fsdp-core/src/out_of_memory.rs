@@ -65,6 +65,8 @@ impl fmt::Display for Size {
             value /= 1024.0;
             unit += 1;
         }
-        if unit == 0 { write!(f, "{} bytes", self.0) } else { write!(f, "{value:.1} {}", UNITS[unit]) }
+        let text =
+            if unit == 0 { format!("{} bytes", self.0) } else { format!("{value:.1} {}", UNITS[unit]) };
+        f.pad(&text)
     }
 }

@@ -8,7 +8,7 @@ use fsdp_core::{DType, ExactSum};
 /// That a length is as expected.
 #[track_caller]
 pub fn expect(what: &'static str, got: usize, expected: usize) {
-    assert_eq!(got, expected, "{what}: {got}, but {expected} are needed");
+    assert!(got == expected, "{what}: {got}, but {expected} are needed");
 }
 
 /// That `total` is a whole number of rows of `row_len`.

@@ -14,14 +14,14 @@ use fsdp_core::plan::Plan;
 use fsdp_core::schedule::{Accumulation, AccumulationOrder, Checkpointing, Offload, OpKind, Policy, Reshard};
 use fsdp_core::update::{RankTables, UpdateRule};
 use fsdp_core::wrap::{self, WrapPolicy};
-use fsdp_core::{Digest, Error, Mesh, Rank};
+use fsdp_core::{Digest, Mesh, Rank};
 use fsdp_nn::HostMemory;
 use fsdp_nn::footprint::{RunShape, footprints};
 use fsdp_nn::listing::{Listing, listings};
 use fsdp_nn::model::Architecture;
 use fsdp_nn::model::unsharded::Call;
 
-use crate::config::{self, Resolved};
+use crate::config::{self, ConfigError, Resolved};
 use crate::error::TrainError;
 use crate::init::InitSource;
 use crate::lr::LrSchedule;
@@ -238,19 +238,25 @@ impl Resolved {
     /// The same configuration on another number of ranks; the mesh keeps its replicas where they still divide.
     ///
     /// # Errors
-    /// [`TrainError::Core`] when the number does not divide the micro-batches of a step.
+    /// [`TrainError::Config`] when the number does not divide the micro-batches of a step.
     pub fn at_world(&self, world: usize) -> Result<Self, TrainError> {
         let mut config = self.clone();
         config.run.ranks = world;
         if !world.is_multiple_of(config.fsdp.mesh.replicate) {
             config.fsdp.mesh.replicate = 1;
         }
-        let v = self.train.micro_batches_per_step();
-        if v.is_multiple_of(world) {
+        let micro_batches = self.train.micro_batches_per_step();
+        if micro_batches.is_multiple_of(world) {
             return Ok(config);
         }
-        let expected = format!("must divide the {v} micro-batches of a step");
-        Err(Error::Policy { key: "run.ranks", value: world.to_string(), expected }.into())
+        Err(ConfigError::Divisibility {
+            origin: "--world-sizes".to_owned(),
+            divisor_key: "run.ranks",
+            divisor: world as u64,
+            dividend_key: "the micro-batches of a step",
+            dividend: micro_batches as u64,
+        }
+        .into())
     }
 
     /// The seed of everything random in training but the order of data: dropout masks.

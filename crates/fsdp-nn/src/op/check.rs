@@ -49,7 +49,7 @@ impl Op {
         };
         let may_be_any = copies || !matches!(role.kind, Kind::Value | Kind::Gradient);
         assert!(may_be_any || dtype.is_float(), "{}: this needs a float dtype, not {dtype}", operand());
-        assert_eq!(dtype, expected, "{}: {dtype}, where the other operands need {expected}", operand());
+        assert!(dtype == expected, "{}: {dtype}, where the other operands need {expected}", operand());
         let may_add = role.access == Access::Add;
         assert!(!accumulate || may_add, "{}: it is overwritten, and can not be added to", operand());
     }
