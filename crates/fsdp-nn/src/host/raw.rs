@@ -86,12 +86,11 @@ impl Bf16Dot {
         None
     }
 
-    /// The products of rows with columns: for every entry, which holds a pair of elements of each of them (the first in the
-    /// low half), both products are added, second one first. Products are not rounded, sums are; subnormal numbers count as zero.
+    /// The products of rows with columns, into `tile`: of every entry, which holds a pair of elements of each row and column,
+    /// both products are added. Products are exact, sums are rounded; subnormal numbers count as zero.
     ///
     /// # Panics
     /// When there are not as many entries of rows as of columns.
-    #[allow(clippy::needless_pass_by_ref_mut, reason = "it is written where there is such a CPU")]
     pub(crate) fn tile(
         self,
         rows: &[[u32; TILE_ROWS]],
@@ -104,6 +103,8 @@ impl Bf16Dot {
         unsafe {
             bf16_tile(rows, columns, tile);
         }
+        #[cfg(not(target_arch = "x86_64"))]
+        unreachable!("`detect` has found nothing to fill {tile:?} with");
     }
 }
 
