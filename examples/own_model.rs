@@ -18,6 +18,7 @@ use fsdp_core::model::BlockId;
 use fsdp_nn::graph::{Builder, Tensor};
 use fsdp_nn::layer::{Attention, Describe, Description, Embedding, Head, LayerNorm, Linear, Rope};
 use fsdp_nn::model::Architecture;
+use fsdp_nn::op::Function;
 use fsdp_nn::{HostMemory, HostOptions};
 use fsdp_train::checkpoint::Resume;
 use fsdp_train::config::Resolved;
@@ -103,7 +104,7 @@ impl Architecture for ParallelGpt {
         let mixed = b.attention(qkv, &self.attention)?;
         let attended = b.linear(mixed, &layer.output)?;
         let inner = b.linear(normed, &layer.up)?;
-        let inner = b.gelu(inner)?;
+        let inner = b.activation(Function::GeluTanh, inner);
         let transformed = b.linear(inner, &layer.down)?;
         let sum = b.add(attended, transformed)?;
         b.add(x, sum)

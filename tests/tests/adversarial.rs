@@ -279,9 +279,9 @@ fn an_early_free_is_rejected_and_never_computes_on_freed_storage() {
             let (use_of, free) = (pair[0], pair[1]);
             let uses = matches!(
                 schedule.ops[use_of].kind,
-                OpKind::Forward { .. } | OpKind::Backward { .. } | OpKind::Finish { .. }
+                OpKind::Forward { .. } | OpKind::Backward(_) | OpKind::Finish { .. }
             );
-            if !uses || !matches!(schedule.ops[free].kind, OpKind::Reshard { .. }) {
+            if !uses || !matches!(schedule.ops[free].kind, OpKind::Reshard(_)) {
                 continue;
             }
             found += 1;

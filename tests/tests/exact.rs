@@ -11,7 +11,7 @@ use fsdp_core::memory::{Category, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Queue, Rank};
 use fsdp_nn::backend::{Operands, Write};
 use fsdp_nn::model::{Mlp, MlpConfig};
-use fsdp_nn::op::Op;
+use fsdp_nn::op::{Lookup, Op};
 use fsdp_nn::{Backend, HostBuffer, HostMemory, HostOptions};
 use fsdp_sim::SeededOrder;
 use fsdp_train::RankTrainer;
@@ -29,7 +29,9 @@ fn integer_ranks() -> Threads<Hooked<HostMemory>> {
         // Of another account, so that the rank's own is what was predicted.
         let aside = memory()?;
         let hook = move |memory: &HostMemory, op: &Op, operands: Operands<'_, '_, HostBuffer>| {
-            let Op::EmbeddingBackward { rows, width, .. } = *op else { return memory.execute(op, operands) };
+            let Op::Lookup(Lookup::EmbeddingBackward { rows, width, .. }) = *op else {
+                return memory.execute(op, operands);
+            };
             let ids: Vec<u32> = hooked::ids(memory.bytes(operands.reads[0])?);
             let mut gradient = aside.allocate(Category::Workspace, DType::F32, rows * width)?;
             let values = integers(&ids, width);

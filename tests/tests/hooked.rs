@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
-use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
+use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::Backend;
 use fsdp_nn::backend::{HeadChunks, Operands, Outcome};
@@ -151,24 +151,15 @@ macro_rules! rules_of_the_backend_below {
         where
             $rule: UpdateRule<M>,
         {
-            fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
-                UpdateRule::<M>::state(self, pieces, shard_len, dtype)
-            }
-
-            fn phases(&self) -> Vec<usize> {
-                UpdateRule::<M>::phases(self)
-            }
-
             fn statistics(
                 &mut self,
                 memory: &Hooked<M>,
-                phase: usize,
                 shard: &mut SegmentShard<'_, M::Buffer>,
                 scalars: &StepScalars<'_, M::Buffer>,
                 earlier: &[M::Buffer],
                 sums: &mut M::Buffer,
             ) -> Result<(), Error> {
-                self.statistics(&memory.inner, phase, shard, scalars, earlier, sums)
+                self.statistics(&memory.inner, shard, scalars, earlier, sums)
             }
 
             fn update(

@@ -205,7 +205,7 @@ impl Link for MortalLink {
         self.link.unused_channel()
     }
 
-    fn subgroup(&self, members: &[usize], channel: u64) -> Box<dyn Link> {
+    fn subgroup(&self, members: Arc<[Rank]>, channel: u64) -> Box<dyn Link> {
         Box::new(Self { process: self.process.clone(), link: self.link.subgroup(members, channel) })
     }
 

@@ -28,7 +28,7 @@ fn run(model: &str, offload: &str, overrides: &[&str], seed: Option<u64>) -> (Ve
             None => Box::new(ProgramOrder),
         }
     };
-    let copies = |kind: &OpKind| matches!(kind, OpKind::Upload { .. } | OpKind::Download { .. });
+    let copies = |kind: &OpKind| matches!(kind, OpKind::Upload(_) | OpKind::Download(_));
     let copies = jobs[0].plan.step.ops.iter().filter(|op| copies(&op.kind)).count();
     (train(&jobs, &threads(), 3, order).unwrap(), copies)
 }

@@ -8,7 +8,7 @@ use fsdp_core::memory::{Category, Memory};
 use fsdp_core::{DType, Error};
 use fsdp_nn::backend::Operands;
 use fsdp_nn::model::MlpConfig;
-use fsdp_nn::op::Op;
+use fsdp_nn::op::{Head, Linear, Lookup, Op};
 use fsdp_nn::{Backend, HostBuffer, HostMemory, HostOptions, ModelError};
 
 use crate::hooked::Hooked;
@@ -36,10 +36,10 @@ pub(crate) fn mlp() -> MlpConfig {
 /// The block that an operation is the first one of, and its name.
 fn begun_by(op: &Op) -> Option<(usize, &'static str)> {
     match op {
-        Op::Embedding { .. } => Some((0, "embedding")),
-        Op::Linear { dims, .. } if dims.inputs == 3 => Some((1, "layers.0")),
-        Op::Linear { .. } => Some((2, "layers.1")),
-        Op::HeadLoss { .. } | Op::HeadLossBackward { .. } => Some((3, "head")),
+        Op::Lookup(Lookup::Embedding { .. }) => Some((0, "embedding")),
+        Op::Linear(Linear::Forward { dims, .. }) if dims.inputs == 3 => Some((1, "layers.0")),
+        Op::Linear(Linear::Forward { .. }) => Some((2, "layers.1")),
+        Op::Head(Head::Loss { .. }) | Op::Head(Head::LossBackward { .. }) => Some((3, "head")),
         _ => None,
     }
 }

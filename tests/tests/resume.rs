@@ -132,7 +132,7 @@ impl Case {
 
         let second = Told::default();
         let resumed = self.job(&out("on"), dir.path(), &self.after, self.steps);
-        let summary = run(&resumed, Resume::From(checkpoint), &second).unwrap();
+        let summary = run(&resumed, Resume::From { path: checkpoint, at_step: None }, &second).unwrap();
         assert_eq!((summary.resumed_from, summary.steps), (Some(done), self.steps));
         let expected: Vec<_> =
             whole.steps.lock().unwrap().iter().filter(|(step, ..)| *step > done).copied().collect();
@@ -273,7 +273,8 @@ fn going_back_needs_leave_to_remove_what_came_after() {
     let out = saved_run(dir.path(), &[]);
     let again = job(LLAMA, config(dir.path(), 61, &["checkpoint.every=1", "checkpoint.keep_last=0"]));
     let older = RunDir::new(&out).checkpoint(2);
-    let error = run(&again, Resume::From(older.clone()), &Told::default()).unwrap_err();
+    let error =
+        run(&again, Resume::From { path: older.clone(), at_step: None }, &Told::default()).unwrap_err();
     assert!(matches!(error, TrainError::NewerCheckpoints { step: 2, newest: 4, .. }), "{error}");
     assert_eq!(RunDir::new(&out).steps().unwrap(), [1, 2, 3, 4], "nothing was removed");
 }
@@ -307,7 +308,7 @@ fn go_back(job: &Job<HfModel>, to: &Path) -> Result<Summary, TrainError> {
     let options_of_run = RunOptions {
         reporter: &(),
         stop: &AtomicBool::new(false),
-        resume: Resume::From(to.to_owned()),
+        resume: Resume::From { path: to.to_owned(), at_step: None },
         overwrite: true,
         observer: &|_| Box::new(()),
         config_json: Some("{\"hidden_size\": 24}".into()),

@@ -217,6 +217,42 @@ fn tests_that_the_table_of_parity_names_exist() {
     assert!(names.len() > 100, "{} names were found", names.len());
 }
 
+/// The sections of the code map, with the files and folders that each names.
+fn code_map(text: &str) -> Vec<(&str, Vec<&str>)> {
+    let map = text.split("## Code map").nth(1).unwrap().split("### Tests").next().unwrap();
+    let sections = map.split("\n### ").skip(1).map(|section| {
+        let quoted = section.split('`').skip(1).step_by(2);
+        let paths = quoted.filter(|word| word.ends_with(".rs") || word.ends_with('/'));
+        (section.lines().next().unwrap(), paths.collect())
+    });
+    sections.collect()
+}
+
+#[test]
+fn files_that_the_code_map_names_exist() {
+    let text = fs::read_to_string(crates().join("../ARCHITECTURE.md")).unwrap();
+    let mut missing = Vec::new();
+    let map = code_map(&text);
+    assert!(map.iter().map(|(_, paths)| paths.len()).sum::<usize>() > 200, "the map is read");
+    for (title, paths) in map {
+        let folders = || title.split(", ").map(|name| crates().join("..").join(name));
+        let mut there: Vec<String> = Vec::new();
+        for source in folders().flat_map(|folder| sources(&folder)) {
+            there.push(source.display().to_string());
+        }
+        let is_there = |path: &str| match path.strip_suffix('/') {
+            Some(folder) => {
+                folders().any(|of| of.join(folder).is_dir())
+                    || there.iter().any(|file| file.contains(&format!("/{folder}/")))
+            }
+            None => there.iter().any(|file| file.ends_with(&format!("/{path}"))),
+        };
+        missing
+            .extend(paths.into_iter().filter(|path| !is_there(path)).map(|path| format!("{title}: {path}")));
+    }
+    assert!(missing.is_empty(), "ARCHITECTURE.md names what is not there:\n{}", missing.join("\n"));
+}
+
 #[test]
 fn everything_is_formatted() {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

@@ -10,16 +10,27 @@
 
 mod coverage;
 mod flatten;
+mod join;
+mod opaque;
+mod optimizer_name;
 mod region;
 mod role;
+mod under;
 mod value;
+mod wrappers;
 
 use std::{collections::BTreeMap, ops::Range, path::PathBuf};
 
+pub(crate) use flatten::key_text;
 pub use flatten::{Nested, Nesting, Tree, flatten, nest};
+pub use optimizer_name::OptimizerName;
+pub(crate) use optimizer_name::{parameter_span, with_parameter};
 pub(crate) use region::{element_count, len_bytes, packed_strides};
 pub use role::Roles;
+pub(crate) use role::has_model_step;
 pub use value::{Global, Value};
+pub use wrappers::strip_wrappers;
+pub(crate) use wrappers::{strip_any, strip_path, strip_value};
 
 use crate::{digest::Digest, safetensors::TensorType};
 
@@ -56,6 +67,8 @@ pub struct Checkpoint {
     pub tensors: BTreeMap<String, Tensor>,
     /// Everything that is not a tensor, by name.
     pub values: BTreeMap<String, Object>,
+    /// What was not read because only a program knows its class, by name: the class. Tensors in it are among the others.
+    pub opaque: BTreeMap<String, Global>,
     /// Where bytes come from; chunks and protections index it.
     pub sources: Vec<Source>,
     /// Checksums that the format keeps.
@@ -64,6 +77,8 @@ pub struct Checkpoint {
     pub run_state: Vec<(String, String)>,
     /// What is odd, but does not make the checkpoint unreadable.
     pub notes: Vec<String>,
+    /// Losses and mix-ups of files that nothing in them would show.
+    pub limits: Vec<String>,
 }
 
 /// A tensor and where its elements are.

@@ -9,6 +9,7 @@
 //! types, because its counters would lose what they count.
 
 mod config;
+mod layout;
 mod names;
 mod select;
 
@@ -18,6 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub use layout::Layout;
 pub use names::Rename;
 
 use crate::{
@@ -25,7 +27,7 @@ use crate::{
     error::Error,
     file_io::{Files, directory_of},
     files::url::is_url,
-    safetensors::TensorType,
+    safetensors::{Metadata, TensorType},
     targets::{Selection, dcp, native, safetensors, torch_file},
     transfer::{self, Moved, Options, OutputKind, OutputPlan, Staged},
 };
@@ -67,6 +69,15 @@ impl Target {
     }
 }
 
+/// How often tied weights are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tied {
+    /// Under one of their names, not that of the output weights.
+    Once,
+    /// Under both: the output weights, where the source has only the embeddings, become a copy of them.
+    Twice,
+}
+
 /// What to convert, and to what.
 #[derive(Clone, Debug)]
 pub struct Conversion {
@@ -80,12 +91,20 @@ pub struct Conversion {
     pub dtype: Option<TensorType>,
     /// Which tensors and values.
     pub part: Part,
+    /// Where model and optimizer go; without it they stay where the source has them.
+    pub layout: Option<Layout>,
+    /// How often tied weights are written; without it as often as the source has them and the target can.
+    pub tied: Option<Tied>,
+    /// Whether what wrappers of modules have put into names is removed.
+    pub strip_wrappers: bool,
     /// What to remove from the beginning of names.
     pub strip_prefix: Option<String>,
     /// Renamings, applied in this order after the prefix was removed.
     pub renames: Vec<Rename>,
     /// A Hugging Face configuration to put beside the weights as `config.json`.
     pub config: Option<PathBuf>,
+    /// What safetensors files say beside their tensors.
+    pub metadata: Metadata,
     /// Whether an output of one file takes the place of what has its name.
     pub replaces: bool,
 }
@@ -99,9 +118,13 @@ impl Conversion {
             shard_bytes_max: SHARD_BYTES_MAX,
             dtype: None,
             part: target.default_part(),
+            layout: None,
+            tied: None,
+            strip_wrappers: false,
             strip_prefix: None,
             renames: Vec::new(),
             config: None,
+            metadata: Metadata::new(),
             replaces: false,
         }
     }
@@ -161,13 +184,18 @@ pub fn convert(
         false => Staged::new(destination, kind)?,
     };
     let mut report = ConversionReport::default();
-    let mut selection = select::select(checkpoint, conversion, &mut report.notes)?;
+    let mut selection = select::select(checkpoint, conversion, &mut report)?;
     for tensor in &selection.tensors {
         checkpoint.tensors[&tensor.source].check_coverage(&checkpoint.sources)?;
     }
     let config = conversion.config.as_deref().map(config::read).transpose()?;
     if config.as_ref().is_some_and(|config| config.ties_embeddings) {
         config::tie_head(checkpoint, &mut selection, options)?;
+    }
+    match conversion.tied {
+        Some(Tied::Once) => report.tied = selection.drop_tied(),
+        Some(Tied::Twice) => config::add_head(checkpoint, &mut selection)?,
+        None => {}
     }
     let mut plan = plan(&mut selection, destination, conversion, kind, &mut report)?;
     plan.files.extend(config.map(config::Config::into_file));
@@ -222,10 +250,10 @@ fn plan(
     match conversion.target {
         Target::Safetensors => {
             let unheld = safetensors::drop_unheld(selection);
-            report.dropped_values = unheld.values;
-            report.tied = unheld.tied;
+            report.dropped_values.extend(unheld.values);
+            report.tied.extend(unheld.tied);
             let max = (kind == OutputKind::Directory).then_some(conversion.shard_bytes_max);
-            safetensors::plan(selection, destination, max)
+            safetensors::plan(selection, destination, max, conversion.metadata.clone())
         }
         Target::Dcp => dcp::plan(selection, world_size),
         Target::Native => native::plan(selection, world_size),

@@ -109,13 +109,17 @@ impl Diff {
 /// Compares all tensors.
 ///
 /// # Errors
-/// When a tensor is not whole or cannot be read, a checksum does not match, or the caller cancels.
+/// When neither has a tensor, one is not whole or cannot be read, a checksum does not match, or the caller cancels.
 pub fn diff(
     first: &Checkpoint,
     second: &Checkpoint,
     tolerance: Tolerance,
     options: &Options,
 ) -> Result<Diff, Error> {
+    if first.tensors.is_empty() && second.tensors.is_empty() {
+        let reason = format!("neither it nor {} has tensors to compare", second.path.display());
+        return Err(Error::bad_request(&first.path, reason));
+    }
     let mut result = Diff { tensors: BTreeMap::new(), values: values(first, second) };
     let names: BTreeSet<&String> = first.tensors.keys().chain(second.tensors.keys()).collect();
     let mut pairs = Vec::new();

@@ -13,6 +13,8 @@ pub mod torch_file;
 pub mod torch_index;
 pub mod xla;
 
+mod beside;
+mod contents;
 mod detect;
 mod fields;
 pub(crate) mod local;
@@ -22,5 +24,7 @@ mod rank_fault;
 mod rank_file;
 mod rank_names;
 mod shards;
+mod trainer_folder;
 
+pub use beside::{Beside, Unread, beside};
 pub use detect::open;

@@ -10,6 +10,7 @@
 //! | [`objects`] | small files in object stores |
 //! | [`formats`] | reading any format: [`formats::open`] |
 //! | [`targets`] | formats that are written, each as a plan of files |
+//! | [`training`] | what training needs of a checkpoint, found under the names of a model |
 //! | [`transfer`] | moving tensor bytes from a checkpoint into planned files |
 //! | [`conversion`] | from any format that is read to any that is written |
 //! | [`inspect`] | what a checkpoint holds, in numbers |
@@ -43,6 +44,7 @@ pub mod native;
 pub mod objects;
 pub mod safetensors;
 pub mod targets;
+pub mod training;
 pub mod transfer;
 pub mod verify;
 

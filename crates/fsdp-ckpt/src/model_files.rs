@@ -102,9 +102,22 @@ fn no_model(dir: &Path) -> Result<Error, Error> {
     let mut names = Files::anywhere().list(dir)?;
     names.retain(|name| WEIGHT_ENDINGS.iter().any(|ending| name.ends_with(ending)));
     let found = if names.is_empty() { String::new() } else { format!(" (it holds {})", names.join(", ")) };
-    let reason = format!(
-        "it holds neither {SINGLE_FILE} nor {INDEX_FILE}{found}; save the model as safetensors, or name the file itself"
-    );
+    let is_other = |name: &String| !name.ends_with(".safetensors");
+    let way_out = match names.is_empty() || !names.iter().all(is_other) {
+        true => "save the model as safetensors, or name the file itself".to_owned(),
+        false => {
+            let (dir, config) = (dir.display(), dir.join("config.json"));
+            let config = if Files::anywhere().exists(&config) {
+                " --config ".to_owned() + &config.display().to_string()
+            } else {
+                String::new()
+            };
+            format!(
+                "`fsdp ckpt convert {dir} {dir}-safetensors --to safetensors{config}` makes a model of it that can be named here"
+            )
+        }
+    };
+    let reason = format!("it holds neither {SINGLE_FILE} nor {INDEX_FILE}{found}; {way_out}");
     Ok(Error::wrong_path(dir, reason))
 }
 

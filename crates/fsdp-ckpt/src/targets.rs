@@ -16,6 +16,8 @@ pub(crate) mod assemble;
 #[cfg(test)]
 mod round_trips;
 
+use std::collections::BTreeMap;
+
 use crate::{
     checkpoint::{Key, Object, Role},
     safetensors::TensorType,
@@ -28,6 +30,35 @@ pub struct Selection {
     pub tensors: Vec<OutputTensor>,
     /// Everything that is not a tensor.
     pub values: Vec<Object>,
+}
+
+impl Selection {
+    /// Removes all but one of the tensors that share their elements; returns the names of each copy and of what stays.
+    ///
+    /// The one that stays is the first that is not the output weights: readers make those out of the input
+    /// weights, but not the other way round.
+    pub(crate) fn drop_tied(&mut self) -> Vec<(String, String)> {
+        let tensors = &mut self.tensors;
+        let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (index, tensor) in tensors.iter().enumerate() {
+            groups.entry(tensor.tied_to.unwrap_or(index)).or_default().push(index);
+        }
+        let mut tied = Vec::new();
+        for members in groups.values().filter(|members| members.len() > 1) {
+            let is_input = |index: &usize| !is_head(&tensors[*index].name);
+            let kept = members.iter().copied().find(is_input).unwrap_or(members[0]);
+            let copies = members.iter().filter(|&&index| index != kept);
+            tied.extend(copies.map(|&index| (tensors[index].name.clone(), tensors[kept].name.clone())));
+            members.iter().for_each(|&index| tensors[index].tied_to = (index != kept).then_some(kept));
+        }
+        tensors.retain(|tensor| tensor.tied_to.is_none());
+        tied
+    }
+}
+
+/// Whether a name is the one of output weights.
+fn is_head(name: &str) -> bool {
+    ["lm_head.weight", "output.weight", "embed_out.weight"].iter().any(|head| name.ends_with(head))
 }
 
 /// A tensor of an output.

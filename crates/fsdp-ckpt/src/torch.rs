@@ -5,11 +5,13 @@
 //! its length is compared with what the pickle says, and every view with the storage that it reaches into.
 //!
 //! The archive may be a file, a range of a file (an item of a distributed checkpoint) or bytes in memory.
-//! Formats from before PyTorch 1.6 and big-endian files are refused by name. Devices that tensors once lived
+//! The form from before PyTorch 1.6 is read too; tar archives from before 0.1.10 and big-endian files are refused by name. Devices that tensors once lived
 //! on, gradients and hooks are ignored.
 
 mod container;
 mod item;
+pub(crate) mod legacy;
+mod opaque;
 mod rebuild;
 mod storage;
 
@@ -17,6 +19,7 @@ mod storage;
 mod tests;
 
 pub(crate) use item::{Item, StoredTensor};
+pub(crate) use opaque::add_opaque;
 pub(crate) use storage::dtype;
 
 use crate::{
@@ -24,17 +27,29 @@ use crate::{
     checkpoint::Protection,
     digest::{Digest, DigestKind},
     error::{Error, Fault},
-    pickle::{self, Budget},
+    pickle::{self, Budget, Graph},
     zip::{Archive, Record},
 };
 use container::Container;
 use rebuild::Builder;
+
+/// What to say of what was left out of a graph.
+fn note_on(graph: &Graph) -> Option<&'static str> {
+    graph.has_forgotten_parts().then_some(FORGOTTEN)
+}
+
+/// Objects of unknown classes may hold each other in circles.
+const FORGOTTEN: &str = "objects of unknown classes hold themselves or are nested too deeply; tensors in such objects are not read";
 
 /// A file of `torch.save`.
 #[derive(Debug)]
 pub(crate) struct TorchFile {
     /// What was saved.
     pub(crate) root: Item,
+    /// The folder of its records: what the file was called when it was saved, without its ending, or `archive`.
+    pub(crate) folder: String,
+    /// What a person should know of how it was read.
+    pub(crate) note: Option<&'static str>,
     /// All records with their checksums.
     pub(crate) archive: Archive,
 }
@@ -57,6 +72,9 @@ impl TorchFile {
 /// When it is no such file, is damaged, or holds something that is not supported; the error names the file,
 /// the item and what is wrong.
 pub(crate) fn open(section: Section<'_>) -> Result<TorchFile, Error> {
+    if section.read(0..section.len().min(legacy::MAGIC.len() as u64))? == legacy::MAGIC {
+        return legacy::read(section);
+    }
     container::check_magic(section)?;
     read(section, Archive::open(section)?)
 }
@@ -82,5 +100,6 @@ fn read(section: Section<'_>, archive: Archive) -> Result<TorchFile, Error> {
     let builder = Builder { graph: &graph, container: &container };
     let root = builder.item(graph.root(), &mut budget);
     let root = root.map_err(|fault| section.fault(fault))?;
-    Ok(TorchFile { root, archive })
+    let (folder, note) = (container.folder().to_owned(), note_on(&graph));
+    Ok(TorchFile { root, folder, note, archive })
 }

@@ -19,6 +19,7 @@ use crate::{
     checkpoint::{Checkpoint, Source},
     error::Error,
     file_io::Files,
+    formats::{Unread, beside},
     lock::{lock, unlocked},
     transfer::{Options, PieceSizes, Pieces, SourceFiles, in_threads},
 };
@@ -34,6 +35,10 @@ pub struct Verification {
     pub checksums: usize,
     /// Files with bytes that no checksum covers.
     pub unprotected: Vec<Unprotected>,
+    /// Checkpoints that lie beside this one in its directory, and were read too.
+    pub beside: Vec<Checkpoint>,
+    /// What else is in its directory, and was not read.
+    pub unread: Vec<Unread>,
     /// Everything that is wrong, each naming the file and the tensor or byte range.
     pub problems: Vec<Error>,
 }
@@ -63,6 +68,39 @@ impl Verification {
     /// Bytes of all files that no checksum covers.
     pub fn unprotected_bytes(&self) -> u64 {
         self.unprotected.iter().map(Unprotected::bytes).sum()
+    }
+}
+
+/// Reads and checks everything, and where the checkpoint is a directory, everything else in that too: a verdict on a
+/// directory covers all of it.
+///
+/// # Errors
+/// Those of [`verify`].
+pub fn verify_all(checkpoint: &Checkpoint, options: &Options) -> Result<Verification, Error> {
+    let mut found = verify(checkpoint, options)?;
+    if checkpoint.tensors.is_empty() {
+        let reason = "no tensor was found in it, so there is nothing to call sound; name the files or folders that hold them";
+        found.problems.push(Error::malformed(&checkpoint.path, reason));
+    }
+    let beside = beside(checkpoint);
+    for other in beside.checkpoints {
+        let of_other = verify(&other, options)?;
+        found.add(other, of_other);
+    }
+    found.problems.extend(beside.problems);
+    found.unread = beside.unread;
+    Ok(found)
+}
+
+impl Verification {
+    /// Adds what was found of a checkpoint beside this one.
+    fn add(&mut self, checkpoint: Checkpoint, other: Verification) {
+        self.beside.push(checkpoint);
+        self.tensors += other.tensors;
+        self.read_bytes += other.read_bytes;
+        self.checksums += other.checksums;
+        self.unprotected.extend(other.unprotected);
+        self.problems.extend(other.problems);
     }
 }
 

@@ -67,7 +67,7 @@ impl Archive {
     }
 
     /// The archive of these records, whose positions count from its start.
-    fn of_records(
+    pub(crate) fn of_records(
         section: Section<'_>,
         found: impl IntoIterator<Item = (String, Record)>,
     ) -> Result<Archive, Error> {

@@ -18,7 +18,7 @@ pub(crate) use gpu::{BenchGpuArgs, DoctorArgs};
 pub(crate) use launch::LaunchArgs;
 
 pub(crate) use ckpt::{
-    CkptCommand, ConvertArgs, DiffArgs, InspectArgs, MemoryArgs, TargetArg, VerifyCkptArgs,
+    CkptCommand, ConvertArgs, DiffArgs, InspectArgs, MemoryArgs, ReadArgs, TargetArg, VerifyCkptArgs,
 };
 
 const EXAMPLES: &str = "Examples:
@@ -99,7 +99,7 @@ pub(crate) struct NetworkArgs {
   metrics.jsonl   one JSON object per step: loss, grad_norm, lr, tokens_per_s, wait_ms, ...;
                   in front of the steps of each start, one with hosts, processes and transport
   resolved.toml   the run file with every default written out
-  model/          config.json and model.safetensors, for transformers and others
+  model/          weights, config.json and the base's tokenizer files, for transformers and others
   checkpoints/    step-00000050, ..: the whole state, as [checkpoint] says; PyTorch reads them too
 
 Ctrl-C (or SIGTERM) stops after the step under way, saves a checkpoint and exports the model; a
@@ -108,12 +108,18 @@ Before the first step, SIGTERM (75) and Ctrl-C (130) leave what an earlier run l
 A run that goes on has the bits of one that never stopped, also on another number of ranks where the
 numerics contract holds. train.steps and the optimizer's numbers may change; that is recorded.
 
+--resume-from also takes weights, optimizer state and step from PyTorch's distributed checkpoints
+(FSDP2, torchtitan), folders of accelerate and of the Trainer of transformers, DeepSpeed and
+PyTorch/XLA, and prints what it took, derived and did not find. Learning rate and data position
+follow from the run file and the step.
+
 Examples:
   fsdp train examples/quickstart.toml
   fsdp train examples/quickstart.toml --set train.steps=50 --set run.out_dir=runs/short
   fsdp train examples/quickstart.toml --set checkpoint.every=50
   fsdp train examples/quickstart.toml --set checkpoint.every=50 --resume --set run.ranks=2
   fsdp train examples/quickstart.toml --set checkpoint.every=50 --resume --skip-unsound
+  fsdp train run.toml --resume-from torchtitan/checkpoint/step-1000
   fsdp train examples/quickstart.toml --overwrite --trace trace.json   (open it in ui.perfetto.dev)")]
 pub(crate) struct TrainArgs {
     #[command(flatten)]
@@ -124,9 +130,12 @@ pub(crate) struct TrainArgs {
     /// With --resume: pass over damaged checkpoints, and keep them under names that end in .unsound
     #[arg(long, requires = "resume")]
     pub(crate) skip_unsound: bool,
-    /// Go on from this checkpoint (a directory step-..)
-    #[arg(long, value_name = "DIR", conflicts_with = "resume")]
+    /// Go on from this checkpoint: a directory step-.. of a run, or the file or folder of another trainer
+    #[arg(long, value_name = "PATH", conflicts_with = "resume")]
     pub(crate) resume_from: Option<PathBuf>,
+    /// With --resume-from: how many steps were done, where a checkpoint of another trainer does not say
+    #[arg(long, value_name = "N", requires = "resume_from")]
+    pub(crate) at_step: Option<u64>,
     /// Replace what an earlier run left in run.out_dir
     #[arg(long)]
     pub(crate) overwrite: bool,
@@ -287,7 +296,7 @@ pub(crate) enum DeviceArg {
 
 impl DeviceArg {
     /// The name in run files.
-    pub(crate) const fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             DeviceArg::Cpu => Device::Cpu.name(),
             DeviceArg::TorchCpu => Device::TorchCpu.name(),

@@ -12,11 +12,13 @@ mod verify;
 use std::fmt::Write;
 use std::path::Path;
 
-use fsdp_ckpt::checkpoint::Role;
+use fsdp_ckpt::checkpoint::{Checkpoint, Role};
 use fsdp_ckpt::conversion::Part;
+use fsdp_ckpt::formats;
 use fsdp_ckpt::transfer::Options;
+use serde_json::{Map, Value as Json, json};
 
-use crate::args::{CkptCommand, MemoryArgs};
+use crate::args::{CkptCommand, MemoryArgs, ReadArgs};
 use crate::error::CliError;
 use crate::output::{self, one_line};
 use crate::stop_signal::StopSignal;
@@ -62,12 +64,46 @@ impl Work {
     }
 }
 
+/// Opens a checkpoint as the options say.
+fn open(path: &Path, reading: &ReadArgs) -> Result<Checkpoint, fsdp_ckpt::Error> {
+    let mut checkpoint = formats::open(path)?;
+    if let Some(key) = &reading.from_key {
+        checkpoint = checkpoint.under(key)?;
+    }
+    if reading.strict {
+        checkpoint.refuse_opaque()?;
+    }
+    Ok(checkpoint)
+}
+
+/// What a person should know of a checkpoint.
+fn notes_of(checkpoint: &Checkpoint) -> Vec<String> {
+    let mut notes = checkpoint.notes.clone();
+    notes.extend(checkpoint.limits.iter().map(|limit| format!("nothing in it would show {limit}")));
+    notes.extend(opaque_note(checkpoint));
+    notes
+}
+
+/// What was left out because only a program knows its class.
+fn opaque_note(checkpoint: &Checkpoint) -> Option<String> {
+    let opaque = checkpoint.opaque_texts();
+    let note =
+        || format!("objects of unknown classes are not read (--strict refuses them): {}", listed(&opaque));
+    (!opaque.is_empty()).then(note)
+}
+
+/// The opaque objects of a checkpoint in JSON: their classes by name.
+fn opaque_json(checkpoint: &Checkpoint) -> Json {
+    checkpoint
+        .opaque
+        .iter()
+        .map(|(name, class)| (name.clone(), json!(class.to_string())))
+        .collect::<Map<_, _>>()
+        .into()
+}
+
 /// Prints a report: as JSON, or as text.
-fn print(
-    is_json: bool,
-    json: impl FnOnce() -> serde_json::Value,
-    text: impl FnOnce() -> String,
-) -> Result<(), CliError> {
+fn print(is_json: bool, json: impl FnOnce() -> Json, text: impl FnOnce() -> String) -> Result<(), CliError> {
     if is_json { output::print(&format!("{:#}\n", json())) } else { output::print(&text()) }
 }
 

@@ -93,6 +93,7 @@ fn config(args: &DoctorArgs, processes: usize) -> Result<RunConfig, CliError> {
             timeout_s: TIMEOUT_S,
             heartbeat_s: 1.0,
             peak_tflops: None,
+            export_dtype: None,
         },
     };
     Ok(RunConfig { ranks: processes, ..run })

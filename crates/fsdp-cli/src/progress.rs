@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fsdp_train::Evaluation;
-use fsdp_train::checkpoint::{Change, Resumed, RunWarning, Saved};
+use fsdp_train::checkpoint::{Change, Resumed, RunWarning, Saved, Taken};
 use fsdp_train::metrics::StepMetrics;
 use fsdp_train::train::Reporter;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -146,7 +146,33 @@ fn beginning(resumed: Option<&Resumed>) -> Vec<String> {
         let [from, to] = [from, to].map(|value| if value.is_empty() { "unset" } else { value });
         lines.push(format!("{key} was {from}, now {to}: from here on not the bits of an unchanged run"));
     }
+    lines.extend(resumed.taken.iter().flat_map(rows));
     lines
+}
+
+/// A table of what was taken from another trainer's checkpoint.
+fn rows(taken: &Taken) -> Vec<String> {
+    let Taken { format, taken, derived, missing, unused, notes } = taken;
+    let unused = match unused.len() {
+        0 => "-".to_owned(),
+        count => format!("{count}: {}", listed(unused)),
+    };
+    let row = |key: &str, items: &[String]| {
+        let shown = if items.is_empty() { "-".to_owned() } else { items.join("; ") };
+        format!("  {key:<9} {shown}")
+    };
+    let mut rows = vec![format!("  {:<9} {format}", "format")];
+    rows.extend([row("taken", taken), row("derived", derived), row("missing", missing)]);
+    rows.push(format!("  {:<9} {unused}", "not used"));
+    rows.extend(notes.iter().map(|note| format!("  {:<9} {}", "note", output::one_line(note))));
+    rows
+}
+
+/// The first few names.
+fn listed(names: &[String]) -> String {
+    const SHOWN: usize = 4;
+    let more = if names.len() > SHOWN { ", .." } else { "" };
+    names[..names.len().min(SHOWN)].join(", ") + more
 }
 
 fn news(metrics: &StepMetrics) -> String {

@@ -11,7 +11,7 @@ use fsdp_core::layout::UnitLayout;
 use fsdp_core::plan::Plan;
 use fsdp_nn::HostMemory;
 use fsdp_nn::model::Architecture;
-use fsdp_train::{TrainError, plan, predict};
+use fsdp_train::{expect_positions, plan, predict};
 
 use crate::args::ScheduleArgs;
 use crate::error::CliError;
@@ -36,10 +36,7 @@ pub(crate) fn run(args: &ScheduleArgs) -> Result<(), CliError> {
     if args.rank >= config.run.ranks {
         return Err(CliError::Rank { rank: args.rank, ranks: config.run.ranks });
     }
-    let seq_len = config.data.seq_len;
-    if let Some(positions) = architecture.positions_max().filter(|&positions| seq_len > positions) {
-        return Err(TrainError::SequenceTooLong { seq_len, positions }.into());
-    }
+    expect_positions(config, &architecture)?;
     let evaluates = !config.data.eval.is_empty();
     let plan = plan(config, &architecture.description().spec, evaluates)?;
     let operations = Operations::new(config, &architecture, &plan)?;

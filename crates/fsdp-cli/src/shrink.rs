@@ -8,11 +8,11 @@ mod sizes;
 mod wrapping;
 
 use fsdp_core::model::ModelSpec;
+use fsdp_core::schedule::Reshard;
+use fsdp_core::wrap::WrapPolicy;
 use fsdp_nn::hf::{HfConfig, HfFamily};
 use fsdp_nn::model::Architecture;
-use fsdp_train::config::{
-    Format, FqnPatterns, Init, OptimizerConfig, Reshard, Resolved, TokenRef, WrapPolicy,
-};
+use fsdp_train::config::{Format, FqnPatterns, Init, OptimizerConfig, Resolved, TokenRef};
 
 use crate::error::CliError;
 use crate::run_setup::RunSetup;
@@ -63,10 +63,10 @@ pub(crate) fn shrink(setup: &RunSetup, worlds: &[usize]) -> Result<Shrunk, CliEr
         config.model.init = Init::Random;
         notes.push("random weights in place of pretrained ones".to_owned());
     }
-    if let WrapPolicy::MinNumParams(min) = config.fsdp.wrap {
+    if let WrapPolicy::MinParams(min) = config.fsdp.wrap {
         let scaled = wrapping::scale(min, before, after)?;
         notes.push(scaled.note);
-        config.fsdp.wrap = WrapPolicy::MinNumParams(scaled.min_num_params);
+        config.fsdp.wrap = WrapPolicy::MinParams(scaled.min_num_params);
     }
     notes.extend(drop_patterns("fsdp.frozen", &mut config.fsdp.frozen, before, after));
     let no_decay = no_decay(&mut config.train.optimizer);
@@ -79,15 +79,12 @@ fn mesh(config: &mut Resolved) -> Vec<String> {
     let (replicas, shards) = (config.fsdp.mesh.replicate, config.run.ranks / config.fsdp.mesh.replicate);
     config.fsdp.mesh.replicate = replicas.min(AXIS_MAX);
     let mut groups = None;
-    if let Reshard::Groups(ranks) = config.fsdp.reshard_after_forward {
-        let cut = match usize::try_from(ranks) {
-            Ok(ranks) if ranks < shards => Reshard::Groups(ranks.min(AXIS_MAX) as u64),
-            // A group of all shards is no group.
-            _ => Reshard::Always,
-        };
+    if let Reshard::ToGroup(ranks) = config.fsdp.reshard_after_forward {
+        // A group of all shards is no group.
+        let cut = if ranks < shards { Reshard::ToGroup(ranks.min(AXIS_MAX)) } else { Reshard::Always };
         groups = match cut {
-            Reshard::Groups(cut) if cut < ranks => Some(format!("resharding to groups of {ranks} to {cut}")),
-            Reshard::Groups(_) => None,
+            Reshard::ToGroup(cut) if cut < ranks => Some(format!("resharding to groups of {ranks} to {cut}")),
+            Reshard::ToGroup(_) => None,
             _ => Some(format!("resharding to groups of {ranks}, all shards, to true")),
         };
         config.fsdp.reshard_after_forward = cut;
@@ -107,7 +104,7 @@ fn batches(config: &mut Resolved, worlds: &[usize]) {
     let micro_batches = config.train.micro_batches_per_step();
     let rounds = (config.train.micro_batches_per_step() / config.run.ranks).clamp(1, ROUNDS_MAX);
     let group = match config.fsdp.reshard_after_forward {
-        Reshard::Groups(ranks) => usize::try_from(ranks).unwrap_or(1),
+        Reshard::ToGroup(ranks) => ranks,
         _ => 1,
     };
     // The smallest world that the policies fit; which ones are verified is the caller's choice.
@@ -124,7 +121,7 @@ fn batches(config: &mut Resolved, worlds: &[usize]) {
 fn model(model: &HfConfig, config: &Resolved) -> HfConfig {
     let prefetch = config.fsdp.forward_prefetch.max(config.fsdp.backward_prefetch);
     // One unit more than are in memory at once.
-    let layers = usize::try_from(prefetch).unwrap_or(LAYERS_MAX).saturating_add(2).min(LAYERS_MAX);
+    let layers = prefetch.saturating_add(2).min(LAYERS_MAX);
     let vocab = vocabulary(config);
     let mut model = model.clone();
     model.family = match &model.family {

@@ -9,12 +9,12 @@ use fsdp_comm::Threads;
 use fsdp_comm::process::cluster::Cluster;
 use fsdp_comm::process::launch::Processes;
 use fsdp_core::{Error, Rank};
-use fsdp_cuda::torch::{Kernels, Torch, per_rank, set_deterministic, set_intra_op};
+use fsdp_cuda::torch::{Kernels, Torch, set_deterministic, set_intra_op};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
 use fsdp_train::config::{KernelChoice, RunConfig};
 
 use crate::error::CliError;
-use crate::host::{self, total_threads};
+use crate::host::{self, threads_per_rank, total_threads};
 use crate::verify::{OnHost, Together};
 
 /// Ranks that train or are measured: one pool, gathered parameters held once.
@@ -22,7 +22,7 @@ use crate::verify::{OnHost, Together};
 /// # Errors
 /// [`CliError`]: libtorch refuses a setting.
 pub(crate) fn training(run: &RunConfig) -> Result<Threads<Torch<HostMemory>>, CliError> {
-    let threads = per_rank(total_threads(run.threads), run.ranks);
+    let threads = threads_per_rank(total_threads(run.threads), run.ranks);
     set_deterministic(run.deterministic)?;
     set_intra_op(threads);
     let (pool, kernels) = (HostPool::new(), kernels(run));
@@ -39,7 +39,7 @@ pub(crate) fn processes(
     run: &RunConfig,
     cluster: &Cluster,
 ) -> Result<Processes<Torch<HostMemory>>, CliError> {
-    let threads = per_rank(total_threads(run.threads), cluster.ranks_on_machine());
+    let threads = threads_per_rank(total_threads(run.threads), cluster.ranks_on_machine());
     set_deterministic(run.deterministic)?;
     set_intra_op(threads);
     let kernels = kernels(run);

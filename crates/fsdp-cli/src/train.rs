@@ -71,7 +71,7 @@ fn run_within(
         resume: resume(args),
         overwrite: args.overwrite,
         observer: &observer,
-        config_json: Some(setup.model.export(job.plan.policy.param_dtype.master())),
+        config_json: Some(setup.model.export(job.export_dtype())),
         flops: Some(setup.flops(job.plan.spec.elements())),
         census: team.map(|team| team.census()),
     };
@@ -119,7 +119,7 @@ impl Work for Training<'_> {
 
 fn resume(args: &TrainArgs) -> Resume {
     match &args.resume_from {
-        Some(checkpoint) => Resume::From(checkpoint.clone()),
+        Some(path) => Resume::From { path: path.clone(), at_step: args.at_step },
         None if args.skip_unsound => Resume::NewestSound,
         None if args.resume => Resume::Newest,
         None => Resume::Fresh,

@@ -12,9 +12,10 @@ use fsdp_comm::process::cluster::Cluster;
 use fsdp_comm::process::place::Place;
 use fsdp_core::Rank;
 use fsdp_core::engine::{IssueOrder, ProgramOrder};
+use fsdp_core::schedule::Reshard;
 use fsdp_nn::hf::HfModel;
 use fsdp_sim::SeededOrder;
-use fsdp_train::config::{Reshard, Resolved, RunConfig};
+use fsdp_train::config::{Resolved, RunConfig};
 use fsdp_train::verify::{
     Promise, Skipped, Verified, VerifyOptions, VerifyReport, WorldReport, verify_together,
 };
@@ -165,7 +166,7 @@ impl Worlds {
 
 /// Reasons speak of the shrunk run; people look for what they wrote.
 fn quote_the_run_file(found: &mut VerifyReport, written: &Resolved) {
-    let Reshard::Groups(ranks) = written.fsdp.reshard_after_forward else { return };
+    let Reshard::ToGroup(ranks) = written.fsdp.reshard_after_forward else { return };
     for skipped in &mut found.skipped {
         if skipped.reason.contains("reshard_after_forward") {
             skipped.reason += &format!(" (--shrink made this of the run file's {ranks})");
@@ -175,7 +176,7 @@ fn quote_the_run_file(found: &mut VerifyReport, written: &Resolved) {
 
 /// Where the shrunk run was held to another promise than the run file has on its own ranks, or at that world.
 fn other_promises(found: &VerifyReport, written: &Resolved) -> Vec<String> {
-    let own = Promise::of_config(written).name();
+    let own = Promise::of(written).name();
     let differs = |world: &&WorldReport| world.promise != own;
     let note = |world: &WorldReport| {
         format!(

@@ -20,11 +20,12 @@ use fsdp_core::DType;
 use fsdp_core::comm::CommError;
 use fsdp_core::tree::{Arrival, Arrivals};
 
+use crate::link::scatter;
 use crate::session::Session;
 use crate::sums;
 
 /// What belongs to one rank: slices of a buffer, one per segment.
-pub type Part<'a> = Vec<&'a mut [u8]>;
+pub(crate) type Part<'a> = Vec<&'a mut [u8]>;
 
 /// Fills `parts`, one per rank, of which this rank's own is there. Lengths may differ from rank to rank, and are the
 /// same on all ranks.
@@ -34,7 +35,7 @@ pub type Part<'a> = Vec<&'a mut [u8]>;
 ///
 /// # Panics
 /// When there is not one part per rank.
-pub fn all_gather(session: &mut Session<'_>, parts: &mut [Part<'_>]) -> Result<(), CommError> {
+pub(crate) fn all_gather(session: &mut Session<'_>, parts: &mut [Part<'_>]) -> Result<(), CommError> {
     assert_eq!(parts.len(), session.size(), "an all-gather has one part per rank");
     if session.size().is_power_of_two() {
         all_gather_by_doubling(session, parts)
@@ -50,7 +51,7 @@ pub fn all_gather(session: &mut Session<'_>, parts: &mut [Part<'_>]) -> Result<(
 ///
 /// # Panics
 /// When there is not one part per rank.
-pub fn reduce_scatter(
+pub(crate) fn reduce_scatter(
     session: &mut Session<'_>,
     dtype: DType,
     parts: &mut [Part<'_>],
@@ -70,7 +71,7 @@ pub fn reduce_scatter(
 ///
 /// # Panics
 /// When `data` is not whole elements.
-pub fn all_reduce(session: &mut Session<'_>, dtype: DType, data: &mut [u8]) -> Result<(), CommError> {
+pub(crate) fn all_reduce(session: &mut Session<'_>, dtype: DType, data: &mut [u8]) -> Result<(), CommError> {
     let (size, width) = (session.size(), dtype.size_bytes());
     assert!(data.len().is_multiple_of(width), "an all-reduce adds whole elements");
     let elements = data.len() / width;
@@ -79,9 +80,8 @@ pub fn all_reduce(session: &mut Session<'_>, dtype: DType, data: &mut [u8]) -> R
     let mut rest = data;
     let mut parts = Vec::with_capacity(size);
     for part in 0..size {
-        let (mine, after) = rest.split_at_mut(border(part + 1) - border(part));
-        parts.push(vec![mine]);
-        rest = after;
+        let len = border(part + 1) - border(part);
+        parts.push(vec![rest.split_off_mut(..len).expect("the last border is the end")]);
     }
     reduce_scatter(session, dtype, &mut parts)?;
     all_gather(session, &mut parts)
@@ -91,7 +91,7 @@ pub fn all_reduce(session: &mut Session<'_>, dtype: DType, data: &mut [u8]) -> R
 ///
 /// # Errors
 /// [`CommError`].
-pub fn broadcast(session: &mut Session<'_>, root: usize, message: &mut [u8]) -> Result<(), CommError> {
+pub(crate) fn broadcast(session: &mut Session<'_>, root: usize, message: &mut [u8]) -> Result<(), CommError> {
     let (rank, size) = (session.rank(), session.size());
     if size > 1 {
         // Who is heard depends on the root: ranks that do not agree about it might wait for each other, or end with
@@ -195,12 +195,7 @@ fn reduce_scatter_directly(
         sum = arrive(dtype, &mut tree, from, piece);
     }
     let sum = sum.expect("all leaves have arrived");
-    let mut rest = sum.as_slice();
-    for slice in &mut parts[rank] {
-        let (bytes, after) = rest.split_at(slice.len());
-        slice.copy_from_slice(bytes);
-        rest = after;
-    }
+    scatter(&sum, &mut parts[rank]);
     Ok(())
 }
 
@@ -219,12 +214,10 @@ fn arrive(dtype: DType, tree: &mut Arrivals<Vec<u8>>, leaf: usize, value: Vec<u8
     }
 }
 
-fn add(dtype: DType, sums: &mut [&mut [u8]], received: &[u8]) {
-    let mut rest = received;
+fn add(dtype: DType, sums: &mut [&mut [u8]], mut received: &[u8]) {
     for sum in sums {
-        let (theirs, after) = rest.split_at(sum.len());
+        let theirs = received.split_off(..sum.len()).expect("as many bytes are received as kept");
         sums::add(dtype, sum, theirs);
-        rest = after;
     }
 }
 

@@ -64,7 +64,8 @@ pub trait Assembly: Send + Sync {
     /// launched the ranks sees it.
     fn fail(&self, _rank: Rank, _kind: FailureKind, _cause: String) {}
 
-    /// Ends all waiting for a topic in this process, now and later, but for what is there already.
+    /// Ends all waiting for a topic in this process, now and later: with [`AssemblyError::GivenUp`], unless what is waited
+    /// for is there already.
     fn give_up(&self, topic: &str);
 }
 
@@ -72,7 +73,7 @@ pub trait Assembly: Send + Sync {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AssemblyError {
     /// Ranks have not given in time; or, when something is to be heard, the first one has not announced it.
-    #[error("{} said nothing within {} s", join(ranks), limit.as_secs_f64())]
+    #[error("{} said nothing within {} s", join(ranks.iter().map(Rank::to_string)), limit.as_secs_f64())]
     Late {
         /// Who was waited for.
         ranks: Vec<Rank>,
@@ -90,12 +91,11 @@ pub enum AssemblyError {
 /// How many ranks a message names.
 const NAMED_MAX: usize = 8;
 
-fn join(ranks: &[Rank]) -> String {
-    let mut names: Vec<String> = ranks.iter().take(NAMED_MAX).map(Rank::to_string).collect();
-    if ranks.len() > NAMED_MAX {
-        names.push(format!("{} more", ranks.len() - NAMED_MAX));
-    }
-    names.join(", ")
+/// Names, as many as a message has room for.
+pub(crate) fn join(names: impl ExactSizeIterator<Item = String>) -> String {
+    let more = names.len().saturating_sub(NAMED_MAX);
+    let more = (more > 0).then(|| format!("{more} more"));
+    names.take(NAMED_MAX).chain(more).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

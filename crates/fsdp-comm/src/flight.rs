@@ -2,12 +2,14 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use fsdp_core::Rank;
 use fsdp_core::comm::Fingerprint;
 use serde::Serialize;
+
+use crate::monitor::lock;
 
 /// Calls that are kept.
 const CALLS_MAX: usize = 1024;
@@ -59,7 +61,7 @@ impl FlightRecorder {
         let group = group.iter().map(|rank| rank.0).collect();
         let (call, issued) = (call.to_string(), self.now());
         let call = Call { rank: rank.0, group, call, issued, begun: None, ended: None, error: None };
-        let mut calls = self.lock();
+        let mut calls = lock(&self.calls);
         calls.kept.push_back(call);
         if calls.kept.len() > CALLS_MAX {
             calls.kept.pop_front();
@@ -82,7 +84,7 @@ impl FlightRecorder {
 
     /// The call that was issued last and has not ended; or else the last one. Of a rank if one is named.
     pub fn last(&self, rank: Option<Rank>) -> Option<String> {
-        let calls = self.lock();
+        let calls = lock(&self.calls);
         let of_rank = || calls.kept.iter().rev().filter(|call| rank.is_none_or(|rank| rank.0 == call.rank));
         let open = of_rank().find(|call| call.ended.is_none());
         open.or_else(|| of_rank().next()).map(|call| call.call.clone())
@@ -93,7 +95,7 @@ impl FlightRecorder {
     /// # Errors
     /// Those of `to`.
     pub fn write(&self, to: &mut dyn Write) -> io::Result<()> {
-        let calls = self.lock();
+        let calls = lock(&self.calls);
         for call in &calls.kept {
             serde_json::to_writer(&mut *to, call)?;
             to.write_all(b"\n")?;
@@ -102,7 +104,7 @@ impl FlightRecorder {
     }
 
     fn change(&self, CallNumber(number): CallNumber, change: impl FnOnce(&mut Call)) {
-        let mut calls = self.lock();
+        let mut calls = lock(&self.calls);
         // It may be forgotten by now.
         let place = number.checked_sub(calls.first).and_then(|place| usize::try_from(place).ok());
         if let Some(call) = place.and_then(|place| calls.kept.get_mut(place)) {
@@ -112,11 +114,6 @@ impl FlightRecorder {
 
     fn now(&self) -> f64 {
         self.begin_unix + self.begin.elapsed().as_secs_f64()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Calls> {
-        // Every change under the lock is complete before anything can panic.
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

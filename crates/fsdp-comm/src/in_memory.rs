@@ -1,14 +1,15 @@
 //! Links within one process: a mailbox per channel and pair of ranks, under one lock.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fsdp_core::Rank;
 use fsdp_core::comm::CommError;
 
-use crate::link::{Alarm, Exchanged, Header, Incoming, Link, Outgoing};
+use crate::link::{Alarm, Exchanged, Header, Incoming, Link, Outgoing, place, scatter};
+use crate::monitor::Monitor;
 
 /// A message on its way.
 struct Message {
@@ -27,8 +28,7 @@ struct State {
 }
 
 struct Office {
-    state: Mutex<State>,
-    changed: Condvar,
+    state: Monitor<State>,
     timeout: Duration,
     /// By rank: channels that it has used.
     channels: Vec<AtomicU64>,
@@ -39,23 +39,17 @@ struct Office {
 /// How often somebody who waits asks the alarm of a larger world, which can not wake it.
 const LOOK: Duration = Duration::from_millis(50);
 
-impl Office {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Alarm for Office {
     fn raise(&self, error: CommError) {
         if let Some(outer) = &self.outer {
             outer.raise(error.clone());
         }
-        self.lock().alarm.get_or_insert(error);
-        self.changed.notify_all();
+        self.state.lock().alarm.get_or_insert(error);
+        self.state.notify();
     }
 
     fn raised(&self) -> Option<CommError> {
-        self.outer.as_ref().map_or_else(|| self.lock().alarm.clone(), |outer| outer.raised())
+        self.outer.as_ref().map_or_else(|| self.state.lock().alarm.clone(), |outer| outer.raised())
     }
 }
 
@@ -69,24 +63,20 @@ pub struct InMemoryLinks {
 impl InMemoryLinks {
     /// Connections among `ranks` ranks; nobody waits longer than `timeout` for a message.
     pub fn new(ranks: usize, timeout: Duration) -> Self {
-        Self::of_world(ranks, timeout, None)
+        Self::within(ranks, timeout, None)
     }
 
-    /// Connections among those of a world's ranks that are in this process; they fail with the world, whose alarm is
-    /// `alarm`.
-    pub(crate) fn within(ranks: usize, timeout: Duration, alarm: Arc<dyn Alarm>) -> Self {
-        Self::of_world(ranks, timeout, Some(alarm))
-    }
-
-    fn of_world(ranks: usize, timeout: Duration, outer: Option<Arc<dyn Alarm>>) -> Self {
+    /// As [`InMemoryLinks::new`]. Where they are those of some ranks of a larger world, they fail with it: `outer` is its
+    /// alarm.
+    pub(crate) fn within(ranks: usize, timeout: Duration, outer: Option<Arc<dyn Alarm>>) -> Self {
         let channels = (0..ranks).map(|_| AtomicU64::default()).collect();
-        let office = Office { state: Mutex::default(), changed: Condvar::new(), timeout, channels, outer };
+        let office = Office { state: Monitor::default(), timeout, channels, outer };
         Self { office: Arc::new(office), members: (0..ranks).map(Rank).collect() }
     }
 
     /// The ends of `rank`. Links of different `channel`s are independent of each other.
     pub fn link(&self, channel: u64, rank: Rank) -> Box<dyn Link> {
-        Box::new(InMemoryLink::new(self.office.clone(), channel, rank.0, self.members.clone()))
+        Box::new(InMemoryLink::new(self.office.clone(), channel, rank, self.members.clone()))
     }
 
     /// The alarm of all these links.
@@ -96,7 +86,7 @@ impl InMemoryLinks {
 
     /// Bytes that `rank` has sent so far, without headers.
     pub fn sent_bytes(&self, rank: Rank) -> u64 {
-        self.office.lock().sent_bytes.get(&rank).copied().unwrap_or(0)
+        self.office.state.lock().sent_bytes.get(&rank).copied().unwrap_or(0)
     }
 }
 
@@ -108,9 +98,9 @@ struct InMemoryLink {
 }
 
 impl InMemoryLink {
-    fn new(office: Arc<Office>, channel: u64, rank: usize, members: Arc<[Rank]>) -> Self {
-        office.channels[members[rank].0].fetch_max(channel + 1, Ordering::Relaxed);
-        Self { office, channel, rank, members }
+    fn new(office: Arc<Office>, channel: u64, rank: Rank, members: Arc<[Rank]>) -> Self {
+        office.channels[rank.0].fetch_max(channel + 1, Ordering::Relaxed);
+        Self { office, channel, rank: place(rank, &members), members }
     }
 
     fn world_rank(&self) -> Rank {
@@ -119,14 +109,14 @@ impl InMemoryLink {
 
     fn send(&self, outgoing: Outgoing<'_>) -> Result<(), CommError> {
         let (from, to) = (self.world_rank(), self.members[outgoing.to]);
-        let mut state = self.office.lock();
+        let mut state = self.office.state.lock();
         if let Some(error) = &state.alarm {
             return Err(error.clone());
         }
         *state.sent_bytes.entry(from).or_default() += outgoing.len_bytes();
         let message = Message { header: *outgoing.header, bytes: outgoing.parts.concat() };
         state.boxes.entry((self.channel, from, to)).or_default().push_back(message);
-        self.office.changed.notify_all();
+        self.office.state.notify();
         Ok(())
     }
 
@@ -134,7 +124,7 @@ impl InMemoryLink {
     fn next(&self, from: usize) -> Result<Option<Message>, CommError> {
         let (rank, to) = (self.members[from], self.world_rank());
         let begin = Instant::now();
-        let mut state = self.office.lock();
+        let mut state = self.office.state.lock();
         loop {
             let outer = self.office.outer.as_ref().and_then(|outer| outer.raised());
             if let Some(error) = outer.as_ref().or(state.alarm.as_ref()) {
@@ -152,8 +142,7 @@ impl InMemoryLink {
                 return Ok(None);
             }
             let wait = if self.office.outer.is_some() { left.min(LOOK) } else { left };
-            let waited = self.office.changed.wait_timeout(state, wait);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state = self.office.state.wait(state, wait);
         }
     }
 
@@ -164,12 +153,7 @@ impl InMemoryLink {
         if header != *incoming.header || bytes.len() as u64 != incoming.len_bytes() {
             return Ok(Exchanged::Differs { header, len_bytes: bytes.len() as u64 });
         }
-        let mut rest = bytes.as_slice();
-        for part in incoming.parts {
-            let (bytes, after) = rest.split_at(part.len());
-            part.copy_from_slice(bytes);
-            rest = after;
-        }
+        scatter(&bytes, incoming.parts);
         Ok(Exchanged::Done)
     }
 }
@@ -196,11 +180,8 @@ impl Link for InMemoryLink {
         self.office.channels[self.world_rank().0].load(Ordering::Relaxed)
     }
 
-    fn subgroup(&self, members: &[usize], channel: u64) -> Box<dyn Link> {
-        let rank = members.iter().position(|&member| member == self.rank);
-        let rank = rank.expect("a rank is a member of its subgroups");
-        let members = members.iter().map(|&member| self.members[member]).collect();
-        Box::new(InMemoryLink::new(self.office.clone(), channel, rank, members))
+    fn subgroup(&self, members: Arc<[Rank]>, channel: u64) -> Box<dyn Link> {
+        Box::new(InMemoryLink::new(self.office.clone(), channel, self.world_rank(), members))
     }
 
     fn alarm(&self) -> Arc<dyn Alarm> {
@@ -210,7 +191,7 @@ impl Link for InMemoryLink {
 
 impl Drop for InMemoryLink {
     fn drop(&mut self) {
-        self.office.lock().closed.insert((self.channel, self.members[self.rank]));
-        self.office.changed.notify_all();
+        self.office.state.lock().closed.insert((self.channel, self.world_rank()));
+        self.office.state.notify();
     }
 }

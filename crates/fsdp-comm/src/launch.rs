@@ -72,7 +72,7 @@ pub trait Launcher {
         world
     }
 
-    /// Where the ranks of the next world, of this many ranks, come together beside their collectives.
+    /// The assembly of the next world, which will have this many ranks.
     fn assemble(&self, world: usize) -> Arc<dyn Assembly> {
         Arc::new(InMemoryAssembly::new(world))
     }

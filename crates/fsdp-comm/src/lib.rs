@@ -9,8 +9,8 @@
 //! - [`conformance`]: what every implementation of [`Communicator`](fsdp_core::comm::Communicator) must do,
 //!   as plain functions over a [`Launcher`](launch::Launcher).
 //! - [`Link`]: messages between pairs of ranks; [`InMemoryLinks`] between ranks of one process.
-//! - [`algorithms`]: all-gather, reduce-scatter, all-reduce and broadcast of bytes over a link.
-//! - [`LinkComm`]: a communicator made of these, for any memory.
+//! - [`LinkComm`]: a communicator over links, for any memory; `algorithms.rs` has all-gather, reduce-scatter, all-reduce and
+//!   broadcast of bytes over a link.
 #![forbid(unsafe_code)]
 
 pub mod assembly;
@@ -26,7 +26,7 @@ mod link;
 mod in_memory;
 mod session;
 
-pub mod algorithms;
+mod algorithms;
 mod sums;
 
 mod flight;
@@ -35,13 +35,12 @@ mod near;
 mod staging;
 mod tcp;
 
-mod bf16;
+mod monitor;
 
 pub use flight::{CallNumber, FlightRecorder};
 pub use in_memory::InMemoryLinks;
-pub use link::{Alarm, Exchanged, Header, Incoming, Link, Outgoing};
+pub use link::{Alarm, Exchanged, Header, Incoming, Link, Outgoing, place, scatter};
 pub use link_comm::LinkComm;
 pub use near::{MakeLink, near_links};
-pub use session::Session;
 pub use tcp::{TcpDoor, TcpLinks, TcpWorld};
-pub use threads::{ThreadComm, ThreadOptions, Threads};
+pub use threads::{ThreadOptions, Threads};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use fsdp_core::Rank;
 use fsdp_core::comm::CommError;
 
-/// Bytes in front of every message, which say what it belongs to: see [`Session`](crate::Session).
+/// Bytes in front of every message, which say what it belongs to (`session.rs`).
 pub type Header = [u8; 31];
 
 /// One rank's ends of the connections to all other ranks of a group.
@@ -39,9 +39,9 @@ pub trait Link: Send {
     /// A number of a channel that this rank has not used; see [`Link::subgroup`].
     fn unused_channel(&self) -> u64;
 
-    /// New connections among some members, independent of the present ones. All of them give the same `members`
-    /// (present places, this rank among them) and the same `channel`: at least the [`Link::unused_channel`] of each.
-    fn subgroup(&self, members: &[usize], channel: u64) -> Box<dyn Link>;
+    /// New connections among some members, independent of the present ones. All of them give the same `members`, this rank
+    /// among them, and the same `channel`: at least the [`Link::unused_channel`] of each.
+    fn subgroup(&self, members: Arc<[Rank]>, channel: u64) -> Box<dyn Link>;
 
     /// The alarm of the world that this link belongs to.
     fn alarm(&self) -> Arc<dyn Alarm>;
@@ -80,6 +80,21 @@ impl Incoming<'_, '_> {
     /// Bytes of all parts.
     pub fn len_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.len() as u64).sum()
+    }
+}
+
+/// The place of a rank among the members of its group.
+///
+/// # Panics
+/// When it is not one.
+pub fn place(rank: Rank, members: &[Rank]) -> usize {
+    members.iter().position(|&member| member == rank).expect("a rank is a member of its own groups")
+}
+
+/// Puts bytes, one part after the other, where they belong; those of all parts.
+pub fn scatter(mut bytes: &[u8], parts: &mut [&mut [u8]]) {
+    for part in parts {
+        part.copy_from_slice(bytes.split_off(..part.len()).expect("there are bytes for all parts"));
     }
 }
 

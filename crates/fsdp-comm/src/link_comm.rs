@@ -10,7 +10,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fsdp_core::comm::{CommError, Communicator, Completed, Fingerprint, InFlight};
+use fsdp_core::comm::{CollectiveKind, CommError, Communicator, Completed, Fingerprint, InFlight};
 use fsdp_core::{Error, Memory, Queue, Rank};
 
 use crate::flight::FlightRecorder;
@@ -93,15 +93,36 @@ impl LinkComm {
         CommError::Transport { rank: self.members[self.rank], reason }
     }
 
-    fn start<M: Memory>(
+    /// The bytes that this rank brings to a call: what it gives, as it is added, and room for what it receives.
+    fn brought<M: Memory>(
         &self,
+        memory: &M,
         call: Fingerprint,
-        buffers: Completed<M::Buffer>,
-        talk: impl FnOnce(&mut Session<'_>) -> Bytes + Send + 'static,
-    ) -> Result<Box<dyn InFlight<M>>, Error> {
-        let bytes = self.submit(call, move |link| talk(&mut Session::new(link, call)))?;
-        let (rank, alarm) = (self.members[self.rank], self.alarm.clone());
-        Ok(Box::new(Flight::<M> { bytes, arrived: None, buffers, call, rank, alarm }))
+        inputs: &mut [M::Buffer],
+        outputs: &[M::Buffer],
+    ) -> Result<Wire, Error> {
+        let (rank, size, queue) = (self.rank, self.members.len(), call.kind.queue());
+        let room = || Wire::new(outputs.iter().map(staging::len_bytes));
+        let mut wire = match call.kind {
+            CollectiveKind::AllGather => {
+                let mut wire = room();
+                for (input, mine) in inputs.iter().zip(&mut wire.parts(size)[rank]) {
+                    staging::read(memory, queue, input, mine)?;
+                }
+                wire
+            }
+            CollectiveKind::ReduceScatter(_) => {
+                let wire = Wire::read(memory, queue, inputs)?;
+                inputs.iter_mut().for_each(|input| memory.release(queue, input));
+                wire
+            }
+            CollectiveKind::Broadcast { root } if root as usize != rank => room(),
+            _ => Wire::read(memory, queue, outputs)?,
+        };
+        if let Some(factor) = call.kind.reduce_op().and_then(|op| op.factor(size)) {
+            wire.segments_mut().into_iter().for_each(|segment| sums::scale(call.dtype, factor, segment));
+        }
+        Ok(wire)
     }
 }
 
@@ -122,11 +143,30 @@ fn outcome<T>(results: &Receiver<Result<T, CommError>>, alarm: &dyn Alarm) -> Op
     }
 }
 
-/// What a reduction makes of this rank's elements before they are added.
-fn prepare(call: Fingerprint, ranks: usize, wire: &mut Wire) {
-    if let Some(factor) = call.kind.reduce_op().and_then(|op| op.factor(ranks)) {
-        wire.segments_mut().into_iter().for_each(|segment| sums::scale(call.dtype, factor, segment));
+/// Talks to the other ranks of a call; the bytes of the outputs.
+fn run(session: &mut Session<'_>, call: Fingerprint, mut wire: Wire) -> Bytes {
+    let (rank, size) = (session.rank(), session.size());
+    match call.kind {
+        CollectiveKind::AllGather => algorithms::all_gather(session, &mut wire.parts(size))?,
+        CollectiveKind::ReduceScatter(_) => {
+            let mut parts = wire.parts(size);
+            algorithms::reduce_scatter(session, call.dtype, &mut parts)?;
+            let mut sums = Wire::new(parts[rank].iter().map(|part| part.len()));
+            let sums_and_parts = sums.segments_mut().into_iter().zip(&parts[rank]);
+            sums_and_parts.for_each(|(sum, part)| sum.copy_from_slice(part));
+            return Ok(sums);
+        }
+        CollectiveKind::AllReduce(_) => wire
+            .segments_mut()
+            .into_iter()
+            .try_for_each(|segment| algorithms::all_reduce(session, call.dtype, segment))?,
+        CollectiveKind::Broadcast { root } => wire
+            .segments_mut()
+            .into_iter()
+            .try_for_each(|segment| algorithms::broadcast(session, root as usize, segment))?,
+        CollectiveKind::Split | CollectiveKind::Connect => unreachable!("it moves no buffers"),
     }
+    Ok(wire)
 }
 
 impl<M: Memory> Communicator<M> for LinkComm {
@@ -142,80 +182,21 @@ impl<M: Memory> Communicator<M> for LinkComm {
         self.members[self.rank]
     }
 
-    fn all_gather(
-        &mut self,
-        memory: &M,
-        call: Fingerprint,
-        inputs: Vec<M::Buffer>,
-        outputs: Vec<M::Buffer>,
-    ) -> Result<Box<dyn InFlight<M>>, Error> {
-        let (rank, size) = (self.rank, self.members.len());
-        let mut wire = Wire::new(outputs.iter().map(staging::len_bytes));
-        for (input, mine) in inputs.iter().zip(&mut wire.parts(size)[rank]) {
-            staging::read(memory, Queue::Gather, input, mine)?;
-        }
-        self.start(call, Completed { outputs, inputs: Vec::new() }, move |session| {
-            algorithms::all_gather(session, &mut wire.parts(size))?;
-            Ok(wire)
-        })
-    }
-
-    fn reduce_scatter(
+    fn start(
         &mut self,
         memory: &M,
         call: Fingerprint,
         mut inputs: Vec<M::Buffer>,
         outputs: Vec<M::Buffer>,
     ) -> Result<Box<dyn InFlight<M>>, Error> {
-        let (rank, size) = (self.rank, self.members.len());
-        let mut wire = Wire::read(memory, Queue::Reduce, &inputs)?;
-        inputs.iter_mut().for_each(|input| memory.release(Queue::Reduce, input));
-        prepare(call, size, &mut wire);
-        let mut sums = Wire::new(outputs.iter().map(staging::len_bytes));
-        self.start(call, Completed { outputs, inputs }, move |session| {
-            let mut parts = wire.parts(size);
-            algorithms::reduce_scatter(session, call.dtype, &mut parts)?;
-            sums.segments_mut()
-                .into_iter()
-                .zip(&parts[rank])
-                .for_each(|(sum, part)| sum.copy_from_slice(part));
-            Ok(sums)
-        })
-    }
-
-    fn all_reduce(
-        &mut self,
-        memory: &M,
-        call: Fingerprint,
-        buffers: Vec<M::Buffer>,
-    ) -> Result<Box<dyn InFlight<M>>, Error> {
-        let mut wire = Wire::read(memory, Queue::Reduce, &buffers)?;
-        prepare(call, self.members.len(), &mut wire);
-        self.start(call, Completed { outputs: buffers, inputs: Vec::new() }, move |session| {
-            for segment in wire.segments_mut() {
-                algorithms::all_reduce(session, call.dtype, segment)?;
-            }
-            Ok(wire)
-        })
-    }
-
-    fn broadcast(
-        &mut self,
-        memory: &M,
-        call: Fingerprint,
-        root: usize,
-        buffers: Vec<M::Buffer>,
-    ) -> Result<Box<dyn InFlight<M>>, Error> {
-        let mut wire = match self.rank {
-            rank if rank == root => Wire::read(memory, Queue::Reduce, &buffers)?,
-            _ => Wire::new(buffers.iter().map(staging::len_bytes)),
-        };
-        self.start(call, Completed { outputs: buffers, inputs: Vec::new() }, move |session| {
-            for segment in wire.segments_mut() {
-                algorithms::broadcast(session, root, segment)?;
-            }
-            Ok(wire)
-        })
+        let wire = self.brought(memory, call, &mut inputs, &outputs)?;
+        let bytes = self.submit(call, move |link| run(&mut Session::new(link, call), call, wire))?;
+        if call.kind == CollectiveKind::AllGather {
+            inputs.clear();
+        }
+        let (rank, alarm) = (self.members[self.rank], self.alarm.clone());
+        let buffers = Completed { outputs, inputs };
+        Ok(Box::new(Flight::<M> { bytes, arrived: None, buffers, rank, alarm }))
     }
 
     fn split(
@@ -231,9 +212,9 @@ impl<M: Memory> Communicator<M> for LinkComm {
             let mut parts: Vec<_> =
                 said.iter_mut().map(|said| vec![bytemuck::cast_slice_mut(said)]).collect();
             algorithms::all_gather(&mut Session::new(link, call), &mut parts)?;
-            let members: Vec<usize> = (0..size).filter(|&member| said[member][0] == color as u64).collect();
-            let channel = members.iter().map(|&member| said[member][1]).max();
-            Ok(link.subgroup(&members, channel.expect("a rank is in its own group")))
+            let same = || said.iter().zip(link.members()).filter(|&(said, _)| said[0] == color as u64);
+            let channel = same().map(|(said, _)| said[1]).max().expect("a rank is in its own group");
+            Ok(link.subgroup(same().map(|(_, &member)| member).collect(), channel))
         })?;
         let link = outcome(&link, &*self.alarm).ok_or_else(|| self.thread_ended())??;
         Ok(Box::new(LinkComm::recorded(link, Arc::clone(&self.recorder))?))
@@ -250,7 +231,6 @@ struct Flight<M: Memory> {
     bytes: Receiver<Bytes>,
     arrived: Option<Bytes>,
     buffers: Completed<M::Buffer>,
-    call: Fingerprint,
     rank: Rank,
     alarm: Arc<dyn Alarm>,
 }
@@ -274,8 +254,7 @@ impl<M: Memory> InFlight<M> for Flight<M> {
         Ok(buffers)
     }
 
-    fn abandon(self: Box<Self>) {
-        let reason = format!("{} was given up before its end", self.call);
+    fn abandon(self: Box<Self>, reason: String) {
         self.alarm.raise(CommError::Aborted { rank: self.rank, reason });
     }
 }

@@ -26,7 +26,7 @@ pub fn near_links(
     if local.len() < 2 {
         return far;
     }
-    let near = InMemoryLinks::within(world, timeout, alarm);
+    let near = InMemoryLinks::within(world, timeout, Some(alarm));
     Arc::new(move |channel, rank| {
         let (near, far) = (near.link(channel, rank), far(channel, rank));
         Box::new(NearLink { near, far, local: local.clone() })
@@ -84,8 +84,8 @@ impl Link for NearLink {
         self.near.unused_channel().max(self.far.unused_channel())
     }
 
-    fn subgroup(&self, members: &[usize], channel: u64) -> Box<dyn Link> {
-        let (near, far) = (self.near.subgroup(members, channel), self.far.subgroup(members, channel));
+    fn subgroup(&self, members: Arc<[Rank]>, channel: u64) -> Box<dyn Link> {
+        let (near, far) = (self.near.subgroup(members.clone(), channel), self.far.subgroup(members, channel));
         Box::new(Self { near, far, local: self.local.clone() })
     }
 

@@ -65,4 +65,4 @@ mod world;
 pub use control::{Control, ControlOptions, JoinError, Obstacle};
 pub use frame::VALUE_MAX;
 pub use message::Refusal;
-pub use world::{Facts, Failure, ProcessEntry, Roster, Verdict, number_of_kind};
+pub use world::{Facts, Failure, ProcessEntry, Roster, SerdeKind, Verdict};

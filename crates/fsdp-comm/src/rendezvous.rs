@@ -1,7 +1,7 @@
 //! Where the calls of the ranks of a process meet: who has entered which collective, who is late, and what failed first.
 //!
 //! Plain data, which knows no memory, link or library. Each communicator between threads keeps a [`Rendezvous`] behind its
-//! lock ([`ThreadComm`](crate::ThreadComm), and that over NCCL), so that all of them compare calls, find who is to blame
+//! lock (that between threads, and that over NCCL), so that all of them compare calls, find who is to blame
 //! and end a world in the same way. A process among others [reports](Table::report) its calls, and the leader
 //! [judges](judge()) the reports of all.
 //!

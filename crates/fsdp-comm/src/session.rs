@@ -5,6 +5,7 @@
 //! bytes each; the root of a broadcast: four; kind, purpose, dtype: one each), then the data.
 
 use fsdp_core::comm::{CollectiveKind, CommError, Fingerprint, Purpose, ReduceOp};
+use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Rank};
 
 use crate::link::{Exchanged, Header, Incoming, Link, Outgoing};
@@ -33,7 +34,7 @@ const PURPOSES: [Purpose; 6] = [
 const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::Bf16, DType::U32, DType::I64];
 
 /// One call of one rank.
-pub struct Session<'a> {
+pub(crate) struct Session<'a> {
     link: &'a mut dyn Link,
     call: Fingerprint,
     header: Header,
@@ -41,17 +42,17 @@ pub struct Session<'a> {
 
 impl<'a> Session<'a> {
     /// The messages of `call` over `link`.
-    pub fn new(link: &'a mut dyn Link, call: Fingerprint) -> Self {
+    pub(crate) fn new(link: &'a mut dyn Link, call: Fingerprint) -> Self {
         Self { link, call, header: encode(call) }
     }
 
     /// This rank's place in the group.
-    pub fn rank(&self) -> usize {
+    pub(crate) fn rank(&self) -> usize {
         self.link.rank()
     }
 
     /// Number of ranks in the group.
-    pub fn size(&self) -> usize {
+    pub(crate) fn size(&self) -> usize {
         self.link.members().len()
     }
 
@@ -60,7 +61,7 @@ impl<'a> Session<'a> {
     /// # Errors
     /// As [`Link::exchange`]; [`CommError::Missing`] after the time limit; [`CommError::Mismatch`] when the other
     /// rank sent it for another call; [`CommError::Transport`] when the length differs.
-    pub fn exchange(
+    pub(crate) fn exchange(
         &mut self,
         outgoing: Option<(usize, &[&[u8]])>,
         incoming: Option<(usize, &mut [&mut [u8]])>,
@@ -88,7 +89,7 @@ impl<'a> Session<'a> {
     ///
     /// # Errors
     /// As [`Session::exchange`].
-    pub fn send(&mut self, to: usize, data: &[u8]) -> Result<(), CommError> {
+    pub(crate) fn send(&mut self, to: usize, data: &[u8]) -> Result<(), CommError> {
         self.exchange(Some((to, &[data])), None)
     }
 
@@ -96,7 +97,7 @@ impl<'a> Session<'a> {
     ///
     /// # Errors
     /// As [`Session::exchange`].
-    pub fn receive(&mut self, from: usize, data: &mut [u8]) -> Result<(), CommError> {
+    pub(crate) fn receive(&mut self, from: usize, data: &mut [u8]) -> Result<(), CommError> {
         self.exchange(None, Some((from, &mut [data])))
     }
 
@@ -122,7 +123,7 @@ pub(crate) fn encode(call: Fingerprint) -> Header {
     fn index<T: PartialEq>(table: &[T], value: T) -> u8 {
         table.iter().position(|entry| *entry == value).expect("the tables list every variant") as u8
     }
-    let unit = call.unit.map_or(NO_UNIT, |unit| unit as u64);
+    let unit = call.unit.map_or(NO_UNIT, |unit| unit.0 as u64);
     let mut header = Header::default();
     for (place, number) in [call.sequence, unit, call.elements as u64].into_iter().enumerate() {
         header[8 * place..8 * place + 8].copy_from_slice(&number.to_le_bytes());
@@ -152,7 +153,7 @@ pub(crate) fn decode(header: &Header) -> Option<Fingerprint> {
         sequence: number(0)?,
         kind,
         purpose: *PURPOSES.get(usize::from(header[29]))?,
-        unit: if unit == NO_UNIT { None } else { Some(usize::try_from(unit).ok()?) },
+        unit: if unit == NO_UNIT { None } else { Some(UnitId(usize::try_from(unit).ok()?)) },
         dtype: *DTYPES.get(usize::from(header[30]))?,
         elements: usize::try_from(number(2)?).ok()?,
     })
@@ -168,6 +169,7 @@ mod tests {
             for purpose in PURPOSES {
                 for dtype in DTYPES {
                     for unit in [None, Some(0), Some(usize::MAX >> 1)] {
+                        let unit = unit.map(UnitId);
                         let call = Fingerprint { sequence: 7, kind, purpose, unit, dtype, elements: 1 << 40 };
                         assert_eq!(decode(&encode(call)), Some(call));
                     }

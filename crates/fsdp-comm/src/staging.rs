@@ -7,9 +7,9 @@ use std::ops::Range;
 
 use fsdp_core::memory::{Buffer, HostSlice, HostSliceMut, Slice, SliceMut};
 use fsdp_core::{DType, Error, Memory, Queue};
+use half::bf16;
 
 use crate::algorithms::Part;
-use crate::bf16;
 
 #[cfg(target_endian = "big")]
 compile_error!("elements are sent as they lie in memory, which is little-endian");
@@ -53,10 +53,9 @@ impl Wire {
         let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
         let mut start = 0;
         let cut = |segment: &Range<usize>| {
-            let after = std::mem::take(&mut rest).split_at_mut(segment.start - start).1;
-            let (bytes, after) = after.split_at_mut(segment.len());
-            (rest, start) = (after, segment.end);
-            bytes
+            let _padding = rest.split_off_mut(..segment.start - start);
+            start = segment.end;
+            rest.split_off_mut(..segment.len()).expect("segments lie in the words")
         };
         self.segments.iter().map(cut).collect()
     }
@@ -69,9 +68,7 @@ impl Wire {
             // An empty buffer has empty shares, which `chunks` would leave out.
             let mut rest = bytes;
             for part in &mut parts {
-                let (mine, after) = rest.split_at_mut(share);
-                part.push(mine);
-                rest = after;
+                part.push(rest.split_off_mut(..share).expect("shares are equal"));
             }
         }
         parts
@@ -98,8 +95,8 @@ pub(crate) fn read<M: Memory>(
         DType::Bf16 => {
             let mut host = vec![0f32; buffer.len()];
             memory.read(queue, src, HostSliceMut::F32(&mut host))?;
-            let bytes = bytemuck::cast_slice_mut(bytes);
-            bytes.iter_mut().zip(&host).for_each(|(bits, &value)| *bits = bf16::to_bits(value));
+            let elements: &mut [bf16] = bytemuck::cast_slice_mut(bytes);
+            elements.iter_mut().zip(&host).for_each(|(element, &value)| *element = bf16::from_f32(value));
             Ok(())
         }
         DType::U32 => panic!("token ids can not be read back, so they are not communicated"),
@@ -120,8 +117,8 @@ pub(crate) fn write<M: Memory>(
         DType::F64 => memory.write(queue, HostSlice::F64(bytemuck::cast_slice(bytes)), dst),
         DType::I64 => memory.write(queue, HostSlice::I64(bytemuck::cast_slice(bytes)), dst),
         DType::Bf16 => {
-            let bits: &[u16] = bytemuck::cast_slice(bytes);
-            let host: Vec<f32> = bits.iter().map(|&bits| bf16::from_bits(bits)).collect();
+            let elements: &[bf16] = bytemuck::cast_slice(bytes);
+            let host: Vec<f32> = elements.iter().map(|element| element.to_f32()).collect();
             memory.write(queue, HostSlice::F32(&host), dst)
         }
         DType::U32 => panic!("token ids can not be read back, so they are not communicated"),

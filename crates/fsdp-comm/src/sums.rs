@@ -2,7 +2,7 @@
 
 use fsdp_core::DType;
 
-use crate::bf16;
+use half::bf16;
 
 /// `sum[i] += other[i]` for elements of `dtype`: bf16 is added in `f32` and rounded, integers wrap. The
 /// additions commute, so it does not matter which operand is the left one.
@@ -15,10 +15,9 @@ pub(crate) fn add(dtype: DType, sum: &mut [u8], other: &[u8]) {
     match dtype {
         DType::F32 => each(sum, other, |a, b| (f32::from_le_bytes(a) + f32::from_le_bytes(b)).to_le_bytes()),
         DType::F64 => each(sum, other, |a, b| (f64::from_le_bytes(a) + f64::from_le_bytes(b)).to_le_bytes()),
-        DType::Bf16 => each(sum, other, |a, b| {
-            let widen = |bytes| bf16::from_bits(u16::from_le_bytes(bytes));
-            bf16::to_bits(widen(a) + widen(b)).to_le_bytes()
-        }),
+        DType::Bf16 => {
+            each(sum, other, |a, b| (bf16::from_le_bytes(a) + bf16::from_le_bytes(b)).to_le_bytes())
+        }
         DType::U32 => {
             each(sum, other, |a, b| u32::from_le_bytes(a).wrapping_add(u32::from_le_bytes(b)).to_le_bytes())
         }
@@ -38,10 +37,8 @@ pub(crate) fn scale(dtype: DType, factor: f64, elements: &mut [u8]) {
         DType::F32 => change(elements, |x| (f32::from_le_bytes(x) * factor as f32).to_le_bytes()),
         DType::F64 => change(elements, |x| (f64::from_le_bytes(x) * factor).to_le_bytes()),
         DType::Bf16 => {
-            let factor = bf16::from_bits(bf16::to_bits(factor as f32));
-            change(elements, |x| {
-                bf16::to_bits(bf16::from_bits(u16::from_le_bytes(x)) * factor).to_le_bytes()
-            });
+            let factor = bf16::from_f32(factor as f32);
+            change(elements, |x| (bf16::from_le_bytes(x) * factor).to_le_bytes());
         }
         DType::U32 | DType::I64 => panic!("only floats are averaged, which every call is checked for"),
     }
@@ -68,7 +65,7 @@ mod tests {
         };
         check(DType::F32, 1.5f32.to_le_bytes().into(), &2f32.to_le_bytes(), &3.5f32.to_le_bytes());
         check(DType::F64, 1e-9f64.to_le_bytes().into(), &1f64.to_le_bytes(), &(1.0 + 1e-9f64).to_le_bytes());
-        let bf16 = |value| bf16::to_bits(value).to_le_bytes();
+        let bf16 = |value| bf16::from_f32(value).to_le_bytes();
         check(DType::Bf16, bf16(256.0).into(), &bf16(1.0), &bf16(256.0));
         check(DType::I64, i64::MAX.to_le_bytes().into(), &1i64.to_le_bytes(), &i64::MIN.to_le_bytes());
         check(DType::U32, u32::MAX.to_le_bytes().into(), &2u32.to_le_bytes(), &1u32.to_le_bytes());
@@ -83,7 +80,7 @@ mod tests {
         check(DType::F32, 7f32.to_le_bytes().into(), &(7.0 * (1.0 / 3.0) as f32).to_le_bytes());
         check(DType::F64, 7f64.to_le_bytes().into(), &(7.0 * (1.0 / 3.0f64)).to_le_bytes());
         // A third is 0.333984375 in bf16: of 130 that makes 43.418, where a third of 130 is next to 43.25.
-        let bf16 = |value| bf16::to_bits(value).to_le_bytes();
+        let bf16 = |value| bf16::from_f32(value).to_le_bytes();
         check(DType::Bf16, bf16(1.0).into(), &bf16(171.0 / 512.0));
         check(DType::Bf16, bf16(1.5).into(), &bf16(0.5));
         check(DType::Bf16, bf16(255.0).into(), &bf16(85.0));

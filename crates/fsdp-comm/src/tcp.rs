@@ -16,6 +16,7 @@ mod connection;
 mod door;
 mod exchange;
 
+use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,11 +25,13 @@ use std::time::Duration;
 use fsdp_core::Rank;
 use fsdp_core::comm::CommError;
 
-use crate::link::{Alarm, Exchanged, Incoming, Link, Outgoing};
+use crate::link::{Alarm, Exchanged, Incoming, Link, Outgoing, place};
+use crate::monitor::Monitor;
+use crate::process::auth::Token;
 
 pub use door::TcpDoor;
 
-use connection::Connections;
+use connection::Name;
 
 /// What the connections of a process need to know of the world.
 pub struct TcpWorld {
@@ -49,7 +52,9 @@ pub struct TcpLinks {
 
 struct Shared {
     world: TcpWorld,
-    connections: Connections,
+    token: Token,
+    /// Connections from outside that nobody uses yet.
+    arrived: Monitor<BTreeMap<Name, TcpStream>>,
     /// By rank, of this process: channels that it has used.
     channels: Vec<AtomicU64>,
 }
@@ -59,7 +64,7 @@ impl TcpLinks {
     /// independent of each other.
     pub fn link(&self, channel: u64, rank: Rank) -> Box<dyn Link> {
         let members = (0..self.shared.world.addresses.len()).map(Rank).collect();
-        Box::new(TcpLink::new(self.shared.clone(), channel, rank.0, members))
+        Box::new(TcpLink::new(self.shared.clone(), channel, rank, members))
     }
 }
 
@@ -74,8 +79,9 @@ struct TcpLink {
 }
 
 impl TcpLink {
-    fn new(shared: Arc<Shared>, channel: u64, rank: usize, members: Arc<[Rank]>) -> Self {
-        shared.channels[members[rank].0].fetch_max(channel + 1, Ordering::Relaxed);
+    fn new(shared: Arc<Shared>, channel: u64, rank: Rank, members: Arc<[Rank]>) -> Self {
+        shared.channels[rank.0].fetch_max(channel + 1, Ordering::Relaxed);
+        let rank = place(rank, &members);
         let streams = members.iter().map(|_| None).collect();
         Self { shared, channel, rank, members, streams }
     }
@@ -85,7 +91,7 @@ impl TcpLink {
             return Ok(true);
         }
         let (own, other) = (self.members[self.rank], self.members[peer]);
-        let stream = self.shared.connections.connect(&self.shared.world, self.channel, own, other);
+        let stream = self.shared.connect(self.channel, own, other);
         self.streams[peer] = stream.map_err(|error| self.blame(peer, &error))?;
         Ok(self.streams[peer].is_some())
     }
@@ -122,24 +128,19 @@ impl Link for TcpLink {
             }
         }
         let stream = |peer: usize| self.streams[peer].as_ref().expect("it was just connected");
-        let outgoing = outgoing.map(|out| exchange::Sending::new(stream(out.to), out));
-        let incoming = incoming.map(|come| exchange::Receiving::new(stream(come.from), come));
+        let outgoing = outgoing.map(|out| (stream(out.to), out));
+        let incoming = incoming.map(|come| (stream(come.from), come));
         let world = &self.shared.world;
-        exchange::exchange(outgoing, incoming, &*world.alarm, world.timeout).map_err(|failed| match failed {
-            exchange::Failed::Alarm(error) => error,
-            exchange::Failed::Connection { peer, error } => self.blame(peer, &error),
-        })
+        let blame = |peer, error: &_| self.blame(peer, error);
+        exchange::exchange(outgoing, incoming, &*world.alarm, world.timeout, &blame)
     }
 
     fn unused_channel(&self) -> u64 {
         self.shared.channels[self.members[self.rank].0].load(Ordering::Relaxed)
     }
 
-    fn subgroup(&self, members: &[usize], channel: u64) -> Box<dyn Link> {
-        let rank = members.iter().position(|&member| member == self.rank);
-        let rank = rank.expect("a rank is a member of its subgroups");
-        let members = members.iter().map(|&member| self.members[member]).collect();
-        Box::new(TcpLink::new(self.shared.clone(), channel, rank, members))
+    fn subgroup(&self, members: Arc<[Rank]>, channel: u64) -> Box<dyn Link> {
+        Box::new(TcpLink::new(self.shared.clone(), channel, self.members[self.rank], members))
     }
 
     fn alarm(&self) -> Arc<dyn Alarm> {

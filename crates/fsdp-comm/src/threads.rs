@@ -15,7 +15,7 @@ use std::time::Duration;
 use fsdp_core::comm::{Comm, CommError, Fingerprint};
 use fsdp_core::{Error, Memory, Rank};
 
-pub use comm::ThreadComm;
+use comm::ThreadComm;
 use comm::World;
 
 use crate::launch::{FailureReason, LaunchFailure, Launcher, MakeMemory, Seat};
@@ -34,7 +34,7 @@ pub struct ThreadOptions {
     pub share_unsharded: bool,
     /// Stack of each rank's thread.
     pub stack_bytes: usize,
-    /// Who may change what ranks do, to try out failures.
+    /// Changes what ranks do, to test failures.
     pub intercept: Option<Arc<dyn Intercept>>,
 }
 

@@ -50,7 +50,7 @@ pub fn predict(schedule: &Schedule, input: &LedgerInput<'_>) -> Usage {
     usage
 }
 
-/// Storage that comes and goes in a step, at the moment where there is most of it.
+/// The peak of storage that comes and goes in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moving {
     /// What a rank holds that computes.
@@ -59,9 +59,9 @@ pub struct Moving {
     pub world_bytes: usize,
 }
 
-/// The storage of gathered parameters, activations, workspace and gradients that `ranks` ranks surely hold at one time, of
-/// which at most `computing` compute at a time, when they hold gathered parameters once for all and give storage back with
-/// its contents.
+/// A lower bound of the storage that `ranks` ranks of one process hold at one time for gathered parameters, activations,
+/// workspace and gradients. At most `computing` of them compute at a time; gathered parameters are stored once for all of
+/// them; and storage is freed when its contents are given up.
 ///
 /// When an all-gather ends, all ranks that did not compute just then have waited for it, with what they held. What a call
 /// needs beside is counted for one rank: others may be behind it.
@@ -84,7 +84,7 @@ pub fn moving(schedule: &Schedule, input: &LedgerInput<'_>, ranks: usize, comput
         let reductions = earlier.filter(|op| matches!(op.kind, OpKind::ReduceScatter { .. }));
         for id in reductions.flat_map(|op| &op.writes) {
             let decl = schedule.buffer(*id);
-            if (decl.role, decl.place) == (Role::Gradient, Place::Device) && reduced.insert(*id) {
+            if (decl.role, decl.place) == (Role::ShardedGradient, Place::Device) && reduced.insert(*id) {
                 reduced_bytes += bytes(&[*id]);
             }
         }
@@ -102,11 +102,11 @@ pub fn moving(schedule: &Schedule, input: &LedgerInput<'_>, ranks: usize, comput
         }
         match op.kind {
             OpKind::AllGather { .. } => gathered.extend(op.writes.iter().map(|&id| (id, OpId(index)))),
-            OpKind::Reshard { .. } => gathered.retain(|id, _| !op.writes.contains(id)),
-            OpKind::OpenGradient { .. } => open_bytes += bytes(&op.writes),
-            OpKind::CloseGradient { .. } => open_bytes -= bytes(&op.writes),
+            OpKind::Reshard(_) => gathered.retain(|id, _| !op.writes.contains(id)),
+            OpKind::OpenGradient(_) => open_bytes += bytes(&op.writes),
+            OpKind::CloseGradient(_) => open_bytes -= bytes(&op.writes),
             OpKind::ReduceScalars => note(held, ranks * reduced_bytes),
-            OpKind::Forward { .. } | OpKind::Finish { .. } | OpKind::Backward { .. } => {
+            OpKind::Forward { .. } | OpKind::Finish { .. } | OpKind::Backward(_) => {
                 // The calls of the first micro-batch say what those of all others do.
                 let Some(call) = calls.next() else { break };
                 let rank = there(OpId(index)) + held + call.total_peak;

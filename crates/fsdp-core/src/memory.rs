@@ -159,6 +159,11 @@ pub trait Buffer: Clone + Send + Sync + 'static {
     fn is_exclusive(&self) -> bool;
 }
 
+#[track_caller]
+fn check_range(buffer: &impl Buffer, offset: usize, len: usize) {
+    assert!(offset + len <= buffer.len(), "range {offset}..{} of a buffer of {}", offset + len, buffer.len());
+}
+
 /// A readable range of a buffer, in elements.
 #[derive(Debug)]
 pub struct Slice<'a, B> {
@@ -184,12 +189,7 @@ impl<'a, B: Buffer> Slice<'a, B> {
     /// # Panics
     /// When the range does not lie within the buffer.
     pub fn new(buffer: &'a B, offset: usize, len: usize) -> Self {
-        assert!(
-            offset + len <= buffer.len(),
-            "range {offset}..{} of a buffer of {}",
-            offset + len,
-            buffer.len()
-        );
+        check_range(buffer, offset, len);
         Self { buffer, offset, len }
     }
 
@@ -216,12 +216,7 @@ impl<'a, B: Buffer> SliceMut<'a, B> {
     /// # Panics
     /// When the range does not lie within the buffer.
     pub fn new(buffer: &'a mut B, offset: usize, len: usize) -> Self {
-        assert!(
-            offset + len <= buffer.len(),
-            "range {offset}..{} of a buffer of {}",
-            offset + len,
-            buffer.len()
-        );
+        check_range(buffer, offset, len);
         Self { buffer, offset, len }
     }
 

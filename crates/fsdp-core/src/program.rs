@@ -7,9 +7,12 @@
 use std::collections::BTreeMap;
 
 use crate::error::Error;
+use crate::layout::SegmentId;
 use crate::memory::{Buffer, Memory, SliceMut, View};
 use crate::model::{BlockId, ModelSpec, ParamId};
 use crate::rank::Queue;
+use crate::schedule::Round;
+use crate::wrap::UnitId;
 
 /// What forward keeps for backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,7 +30,7 @@ pub enum ForwardMode {
     Evaluate,
 }
 
-/// The unsharded parameters that are present now, and the gate through which a block sees its own.
+/// Unsharded parameters, of which a block sees its own.
 #[derive(Debug)]
 pub struct Params<B> {
     views: BTreeMap<ParamId, View<B>>,
@@ -44,11 +47,6 @@ impl<B: Buffer> Params<B> {
     /// Makes a parameter available.
     pub fn insert(&mut self, id: ParamId, view: View<B>) {
         self.views.insert(id, view);
-    }
-
-    /// Takes a parameter away.
-    pub fn remove(&mut self, id: ParamId) {
-        self.views.remove(&id);
     }
 
     /// Names the block that runs next: only its own parameters can be had.
@@ -84,8 +82,8 @@ pub struct GradientTarget<'a, B> {
 
 #[derive(Debug)]
 struct Place {
-    unit: usize,
-    segment: usize,
+    unit: UnitId,
+    segment: SegmentId,
     offset: usize,
     len: usize,
     written: bool,
@@ -94,7 +92,7 @@ struct Place {
 /// The open gradient slots.
 #[derive(Debug)]
 pub struct Gradients<B> {
-    open: BTreeMap<usize, Vec<B>>,
+    open: BTreeMap<UnitId, Vec<B>>,
     places: BTreeMap<ParamId, Place>,
 }
 
@@ -109,9 +107,9 @@ impl<B: Buffer> Gradients<B> {
     /// segment, offset and length.
     pub fn open(
         &mut self,
-        unit: usize,
+        unit: UnitId,
         buffers: Vec<B>,
-        params: impl IntoIterator<Item = (ParamId, usize, usize, usize)>,
+        params: impl IntoIterator<Item = (ParamId, SegmentId, usize, usize)>,
     ) {
         for (id, segment, offset, len) in params {
             self.places.insert(id, Place { unit, segment, offset, len, written: false });
@@ -123,10 +121,14 @@ impl<B: Buffer> Gradients<B> {
     ///
     /// # Errors
     /// Those of [`Memory::zero`].
-    pub fn close<M: Memory<Buffer = B>>(&mut self, memory: &M, unit: usize) -> Result<Option<Vec<B>>, Error> {
+    pub fn close<M: Memory<Buffer = B>>(
+        &mut self,
+        memory: &M,
+        unit: UnitId,
+    ) -> Result<Option<Vec<B>>, Error> {
         let Some(mut buffers) = self.open.remove(&unit) else { return Ok(None) };
         for place in self.places.values().filter(|place| place.unit == unit && !place.written) {
-            let slice = SliceMut::new(&mut buffers[place.segment], place.offset, place.len);
+            let slice = SliceMut::new(&mut buffers[place.segment.0], place.offset, place.len);
             memory.zero(Queue::Compute, slice)?;
         }
         self.places.retain(|_, place| place.unit != unit);
@@ -137,7 +139,7 @@ impl<B: Buffer> Gradients<B> {
     pub fn target(&mut self, id: ParamId) -> Option<GradientTarget<'_, B>> {
         let place = self.places.get_mut(&id)?;
         let accumulate = std::mem::replace(&mut place.written, true);
-        let buffer = &mut self.open.get_mut(&place.unit)?[place.segment];
+        let buffer = &mut self.open.get_mut(&place.unit)?[place.segment.0];
         Some(GradientTarget { slice: SliceMut::new(buffer, place.offset, place.len), accumulate })
     }
 
@@ -179,11 +181,11 @@ pub trait Program<M: Memory>: Send {
     /// The model's description.
     fn spec(&self) -> &ModelSpec;
 
-    /// Takes the data of the step's micro-batch `round` (counted on this rank).
+    /// Takes the data of a micro-batch of the step.
     ///
     /// # Errors
     /// [`Error::Program`] when there is none.
-    fn begin(&mut self, memory: &M, round: usize) -> Result<(), Error>;
+    fn begin(&mut self, memory: &M, round: Round) -> Result<(), Error>;
 
     /// Runs a block other than the last one forward.
     ///

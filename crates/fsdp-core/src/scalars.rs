@@ -20,7 +20,7 @@ pub const SCALAR_WORDS: usize = 2 * ExactSum::WORDS + 3;
 pub const LOSS: Range<usize> = 0..ExactSum::WORDS;
 
 /// Words of the squared norm of the reduced, unscaled gradient.
-pub const NORM: Range<usize> = ExactSum::WORDS..2 * ExactSum::WORDS;
+pub const SQUARED_NORM: Range<usize> = ExactSum::WORDS..2 * ExactSum::WORDS;
 
 /// The word of the count of targets; that of the ranks which ask to stop follows.
 pub const COUNT: usize = 2 * ExactSum::WORDS;
@@ -31,46 +31,39 @@ pub const NOT_FINITE: usize = COUNT + 2;
 /// PyTorch's `clip_grad_norm_` adds this to the norm before dividing.
 const CLIP_EPSILON: f64 = 1e-6;
 
-/// What the scalars of a step say, once they are summed over all ranks.
+/// What a step found, the same on every rank, bit for bit.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ScalarValues {
-    /// Mean loss over all counted targets.
+pub struct StepReport {
+    /// Mean loss over all counted targets of the global batch, before the update.
     pub loss: f64,
     /// Number of counted targets.
     pub targets: u64,
-    /// Factor from the reduced gradient (a sum over micro-batches, or its average over ranks) to that of the mean loss.
-    pub scale: f64,
-    /// L2 norm of the gradient of the mean loss.
+    /// L2 norm of the gradient of the mean loss, before clipping (0 in evaluation).
     pub grad_norm: f64,
+    /// Whether loss, norm, and parameters and optimizer state before the update are finite. When they are not, neither
+    /// this step nor a later one updates parameters and state.
+    pub finite: bool,
+    /// Whether parameters and state are. If not, the first report that says so names the step after the one that wrote
+    /// such a value.
+    pub state_finite: bool,
     /// Whether any rank asked to stop.
     pub stop: bool,
-    /// Whether all that earlier updates wrote, on any rank, is finite.
-    pub state_finite: bool,
 }
 
-impl ScalarValues {
-    /// Reads the words. The squared norm is that of the average over `averaged_ranks` ranks; of the sum, when it is 1.
+impl StepReport {
+    /// Reads the words, once they are summed over all ranks. The squared norm is that of the average over
+    /// `averaged_ranks` ranks; of the sum, when it is 1.
     ///
     /// # Panics
     /// When there are not [`SCALAR_WORDS`] of them.
     pub fn of(words: &[i64], averaged_ranks: usize) -> Self {
         assert_eq!(words.len(), SCALAR_WORDS, "the scalars of a step have a fixed number of words");
         let targets = words[COUNT] as u64;
-        let mean = scale(targets, 1);
-        let scale = scale(targets, averaged_ranks);
-        Self {
-            loss: ExactSum::from_words(&words[LOSS]).value() * mean,
-            targets,
-            scale,
-            grad_norm: ExactSum::from_words(&words[NORM]).value().sqrt() * scale,
-            stop: words[COUNT + 1] > 0,
-            state_finite: words[NOT_FINITE] == 0,
-        }
-    }
-
-    /// Whether loss, norm, parameters and state are finite: only then is anything updated.
-    pub fn is_finite(&self) -> bool {
-        self.loss.is_finite() && self.grad_norm.is_finite() && self.state_finite
+        let loss = ExactSum::from_words(&words[LOSS]).value() * scale(targets, 1);
+        let norm = ExactSum::from_words(&words[SQUARED_NORM]).value().sqrt() * scale(targets, averaged_ranks);
+        let state_finite = words[NOT_FINITE] == 0;
+        let finite = loss.is_finite() && norm.is_finite() && state_finite;
+        Self { loss, targets, grad_norm: norm, finite, state_finite, stop: words[COUNT + 1] > 0 }
     }
 }
 
@@ -84,7 +77,7 @@ fn scale(targets: u64, averaged_ranks: usize) -> f64 {
 /// fields, the last one 1 or 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GradientFactors {
-    /// Factor from the reduced gradient to that of the mean loss, as in [`ScalarValues`].
+    /// 1 / number of targets (times the averaged ranks): makes the reduced gradient that of the mean loss.
     pub scale: f64,
     /// Clipping coefficient, at most 1, applied after `scale`.
     pub clip: f64,
@@ -99,10 +92,12 @@ impl GradientFactors {
     /// Nothing has gone wrong yet.
     pub const START: [f64; Self::LEN] = [0.0, 1.0, 1.0];
 
-    /// The factors of a step with these scalars. `was_finite` says so of all steps before it.
-    pub fn of(values: &ScalarValues, grad_clip: Option<f64>, was_finite: bool) -> Self {
-        let clip = grad_clip.map_or(1.0, |max| (max / (values.grad_norm + CLIP_EPSILON)).min(1.0));
-        Self { scale: values.scale, clip, finite: was_finite && values.is_finite() }
+    /// The factors of a step with these words, which are as [`StepReport::of`] takes them. `was_finite` says so of all
+    /// steps before it.
+    pub fn of(words: &[i64], averaged_ranks: usize, grad_clip: Option<f64>, was_finite: bool) -> Self {
+        let StepReport { targets, grad_norm, finite, .. } = StepReport::of(words, averaged_ranks);
+        let clip = grad_clip.map_or(1.0, |max| (max / (grad_norm + CLIP_EPSILON)).min(1.0));
+        Self { scale: scale(targets, averaged_ranks), clip, finite: was_finite && finite }
     }
 
     /// As numbers.
@@ -132,7 +127,7 @@ mod tests {
 
     fn words(losses: &[f64], squares: &[f64], count: i64) -> Vec<i64> {
         let mut words = vec![0; SCALAR_WORDS];
-        for (range, values) in [(LOSS, losses), (NORM, squares)] {
+        for (range, values) in [(LOSS, losses), (SQUARED_NORM, squares)] {
             let mut sum = ExactSum::default();
             values.iter().for_each(|&value| sum.add(value));
             words[range].copy_from_slice(&sum.to_words());
@@ -141,44 +136,27 @@ mod tests {
         words
     }
 
+    const FOUND: StepReport =
+        StepReport { loss: 2.0, targets: 4, grad_norm: 1.25, finite: true, state_finite: true, stop: false };
+
     #[test]
     fn means_are_over_targets() {
-        let values = ScalarValues::of(&words(&[3.0, 5.0], &[9.0, 16.0], 4), 1);
-        assert_eq!(
-            values,
-            ScalarValues {
-                loss: 2.0,
-                targets: 4,
-                scale: 0.25,
-                grad_norm: 1.25,
-                stop: false,
-                state_finite: true
-            }
-        );
-        let factors = GradientFactors::of(&values, Some(0.5), true);
+        let words = words(&[3.0, 5.0], &[9.0, 16.0], 4);
+        assert_eq!(StepReport::of(&words, 1), FOUND);
+        let factors = GradientFactors::of(&words, 1, Some(0.5), true);
         assert_eq!((factors.scale, factors.finite), (0.25, true));
         assert_eq!(factors.clip, 0.5 / (1.25 + CLIP_EPSILON));
-        assert_eq!(GradientFactors::of(&values, Some(2.0), true).clip, 1.0);
-        assert_eq!(GradientFactors::of(&values, None, true).clip, 1.0);
+        assert_eq!(GradientFactors::of(&words, 1, Some(2.0), true).clip, 1.0);
+        assert_eq!(GradientFactors::of(&words, 1, None, true).clip, 1.0);
     }
 
     #[test]
     fn an_average_over_ranks_is_made_a_sum_again() {
         // A gradient of (3, 4), averaged over 8 ranks, of losses that are summed.
         let squares = [(3.0f64 / 8.0).powi(2), (4.0f64 / 8.0).powi(2)];
-        let values = ScalarValues::of(&words(&[3.0, 5.0], &squares, 4), 8);
-        assert_eq!(
-            values,
-            ScalarValues {
-                loss: 2.0,
-                targets: 4,
-                scale: 2.0,
-                grad_norm: 1.25,
-                stop: false,
-                state_finite: true
-            }
-        );
-        let factors = GradientFactors::of(&values, Some(0.5), true);
+        let words = words(&[3.0, 5.0], &squares, 4);
+        assert_eq!(StepReport::of(&words, 8), FOUND);
+        let factors = GradientFactors::of(&words, 8, Some(0.5), true);
         assert_eq!((factors.scale, factors.clip), (2.0, 0.5 / (1.25 + CLIP_EPSILON)));
     }
 
@@ -195,26 +173,28 @@ mod tests {
     #[test]
     fn what_is_not_finite_stays_so() {
         for (losses, squares) in [([f64::NAN], [1.0]), ([1.0], [f64::INFINITY])] {
-            let values = ScalarValues::of(&words(&losses, &squares, 1), 1);
-            assert!(!GradientFactors::of(&values, Some(1.0), true).finite);
+            let words = words(&losses, &squares, 1);
+            assert!(!StepReport::of(&words, 1).finite);
+            assert!(!GradientFactors::of(&words, 1, Some(1.0), true).finite);
         }
-        let sound = ScalarValues::of(&words(&[1.0], &[1.0], 1), 1);
-        assert!(!GradientFactors::of(&sound, None, false).finite);
+        let sound = words(&[1.0], &[1.0], 1);
+        assert!(!GradientFactors::of(&sound, 1, None, false).finite);
         for ranks in [1, 3] {
-            let mut words = words(&[1.0], &[1.0], 1);
+            let mut words = sound.clone();
             words[NOT_FINITE] = ranks;
-            let values = ScalarValues::of(&words, 1);
-            assert_eq!(values, ScalarValues { state_finite: false, ..sound });
-            assert!(!GradientFactors::of(&values, Some(1.0), true).finite);
+            let found = StepReport { finite: false, state_finite: false, ..StepReport::of(&sound, 1) };
+            assert_eq!(StepReport::of(&words, 1), found);
+            assert!(!GradientFactors::of(&words, 1, Some(1.0), true).finite);
         }
-        let factors = GradientFactors::of(&sound, None, true);
+        let factors = GradientFactors::of(&sound, 1, None, true);
         assert_eq!(GradientFactors::from_array(factors.to_array()), factors);
     }
 
     #[test]
     fn no_targets_make_no_gradient() {
-        let values = ScalarValues::of(&words(&[], &[], 0), 1);
-        assert_eq!((values.loss, values.grad_norm), (0.0, 0.0));
-        assert_eq!(GradientFactors::of(&values, None, true).scale, 0.0);
+        let words = words(&[], &[], 0);
+        let StepReport { loss, grad_norm, .. } = StepReport::of(&words, 1);
+        assert_eq!((loss, grad_norm), (0.0, 0.0));
+        assert_eq!(GradientFactors::of(&words, 1, None, true).scale, 0.0);
     }
 }

@@ -70,17 +70,17 @@ pub struct StateTensor {
 pub struct StatePiece {
     /// The parameter.
     pub param: ParamId,
-    /// What there is one value of.
+    /// Whether there is a value per element, per row or per column of the parameter.
     pub axis: StateAxis,
     /// First element within the state tensor.
     pub offset: usize,
     /// Number of elements.
     pub len: usize,
-    /// Index of the first one among all values of the parameter.
+    /// Where the run begins among all such values of the parameter.
     pub first: usize,
 }
 
-/// What a state tensor has one value of.
+/// What of a parameter a value of the optimizer's state belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StateAxis {
     /// Each element of the parameter.
@@ -115,7 +115,7 @@ pub struct SegmentShard<'a, B> {
     /// The reduced gradient, in the reduce dtype: the sum of micro-batch gradients or, with averages, that over the averaged
     /// ranks; the factors of [`StepScalars`] make it the gradient of the mean loss.
     pub gradient: &'a B,
-    /// State tensors, as [`UpdateRule::state`] declared them; zero before step 1.
+    /// State tensors, as [`RuleState::state`] declared them; zero before step 1.
     pub state: &'a mut [B],
     /// What the shard holds.
     pub pieces: &'a [Piece],
@@ -125,12 +125,9 @@ pub struct SegmentShard<'a, B> {
     pub not_finite: &'a mut B,
 }
 
-impl<B> SegmentShard<'_, B> {
+impl<B: Buffer> SegmentShard<'_, B> {
     /// The largest magnitude of a parameter that is finite, and in the copy too, where there is one.
-    pub fn largest_param(&self) -> f64
-    where
-        B: Buffer,
-    {
+    pub fn largest_param(&self) -> f64 {
         self.low.as_ref().map_or(self.params.dtype(), |low| low.dtype()).largest()
     }
 
@@ -138,10 +135,7 @@ impl<B> SegmentShard<'_, B> {
     ///
     /// # Errors
     /// Those of [`Memory::write`].
-    pub fn note_not_finite<M: Memory<Buffer = B>>(&mut self, memory: &M) -> Result<(), Error>
-    where
-        B: Buffer,
-    {
+    pub fn note_not_finite<M: Memory<Buffer = B>>(&mut self, memory: &M) -> Result<(), Error> {
         memory.write(Queue::Compute, HostSlice::I64(&[1]), SliceMut::whole(self.not_finite))
     }
 
@@ -149,10 +143,7 @@ impl<B> SegmentShard<'_, B> {
     ///
     /// # Errors
     /// Those of [`Memory::copy`].
-    pub fn refresh<M: Memory<Buffer = B>>(&mut self, memory: &M) -> Result<(), Error>
-    where
-        B: Buffer,
-    {
+    pub fn refresh<M: Memory<Buffer = B>>(&mut self, memory: &M) -> Result<(), Error> {
         match &mut self.low {
             Some(low) => memory.copy(Queue::Compute, Slice::whole(self.params), SliceMut::whole(low)),
             None => Ok(()),
@@ -169,8 +160,8 @@ pub struct RuleDecl {
     pub phases: Vec<usize>,
 }
 
-/// An optimizer.
-pub trait UpdateRule<M: Memory>: Send {
+/// What an update rule keeps and sums, whatever memory it works in.
+pub trait RuleState {
     /// The state tensors of a segment shard of `shard_len` elements of `dtype`, holding `pieces`: as many, of the same
     /// types, for every shard.
     fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor>;
@@ -186,16 +177,18 @@ pub trait UpdateRule<M: Memory>: Send {
         let state = self.state(&[], 0, dtype).into_iter().map(|tensor| tensor.dtype);
         RuleDecl { state: state.collect(), phases: self.phases() }
     }
+}
 
-    /// Adds this shard's part of the statistics of `phase` to `sums` (`F64`, exclusive), given the sums of earlier
-    /// phases, as work of the compute queue. May advance state.
+/// An optimizer, in one memory.
+pub trait UpdateRule<M: Memory>: RuleState + Send {
+    /// Adds this shard's part of the statistics of the next phase to `sums` (`F64`, exclusive), given the sums of the
+    /// earlier phases, as work of the compute queue. May advance state.
     ///
     /// # Errors
     /// Those of the memory.
     fn statistics(
         &mut self,
         _memory: &M,
-        _phase: usize,
         _shard: &mut SegmentShard<'_, M::Buffer>,
         _scalars: &StepScalars<'_, M::Buffer>,
         _earlier: &[M::Buffer],

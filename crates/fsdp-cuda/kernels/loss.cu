@@ -40,9 +40,29 @@ template <int w> __device__ void store_at(S* to, const Vector<S, w>& vector, boo
     }
 }
 
+// The hyperbolic tangent, as the host computes it.
+__device__ A tangent(A x) {
+    A a = x < A(0) ? -x : x, square = x * x;
+    A above = A(135135) + square * (A(17325) + square * (A(378) + square));
+    A below = A(135135) + square * (A(62370) + square * (A(3150) + square * A(28)));
+    A power = exponential_below(-(a + a));
+    A far = (A(1) - power) / (A(1) + power);
+    return a < A(0.45) ? x * above / below : (x < A(0) ? -far : far);
+}
+
+// A logit, capped unless the cap is 0.
+__device__ A capped(A logit, A cap) { return cap == A(0) ? logit : cap * tangent(logit / cap); }
+
+// A gradient of a capped logit as that of what was capped.
+__device__ A through_cap(A gradient, A logit, A cap) {
+    A bent = logit / cap;
+    return cap == A(0) ? gradient : gradient * (A(1) - bent * bent);
+}
+
 // `gradient` gets softmax - one_hot, or zeros where the target does not count; it may be null, and it may be `logits`.
 extern "C" __launch_bounds__(1024) __global__ void cross_entropy(
-    const T* logits, S* gradient, const u32* __restrict__ targets, double* __restrict__ losses, u64 vocab, u64 rows
+    const T* logits, S* gradient, const u32* __restrict__ targets, double* __restrict__ losses, u64 vocab, u64 rows,
+    A cap
 ) {
     const A none = lowest(A(0));
     for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -64,17 +84,19 @@ extern "C" __launch_bounds__(1024) __global__ void cross_entropy(
             });
             continue;
         }
-        A own = widen(values[target]);
+        A own = capped(widen(values[target]), cap);
         A largest = none, sum = 0;
         for_cut<false>(cut, [&](auto wide, u64 i) {
             constexpr int w = decltype(wide)::width;
             auto in = load<w>(values + i);
             A before = largest;
-            for (int k = 0; k < w; k++) largest = Larger()(largest, widen(in.at[k]));
+            Vector<A, w> of;
+            for (int k = 0; k < w; k++) of.at[k] = capped(widen(in.at[k]), cap);
+            for (int k = 0; k < w; k++) largest = Larger()(largest, of.at[k]);
             // From -inf nothing can be taken; its own exponential is 0 from wherever it is taken.
             A shift = largest == none ? A(0) : largest;
             sum *= exponential_below(before - shift);
-            for (int k = 0; k < w; k++) sum += exponential_below(widen(in.at[k]) - shift);
+            for (int k = 0; k < w; k++) sum += exponential_below(of.at[k] - shift);
         });
         A top = block_reduce(largest, none, Larger());
         A total = block_reduce(largest == none ? sum : sum * exponential_below(largest - top), A(0), Add());
@@ -88,8 +110,9 @@ extern "C" __launch_bounds__(1024) __global__ void cross_entropy(
             u32 of_target = target - u32(i);
             Vector<S, w> out;
             for (int k = 0; k < w; k++) {
-                A share = exponential_below(widen(in.at[k]) - top) * scale;
-                out.at[k] = narrow<S>(B(of_target == k ? share - A(1) : share));
+                A logit = capped(widen(in.at[k]), cap);
+                A share = exponential_below(logit - top) * scale;
+                out.at[k] = narrow<S>(B(through_cap(of_target == k ? share - A(1) : share, logit, cap)));
             }
             store_at<w>(slopes + i, out, at_once);
         });

@@ -1,97 +1,142 @@
 // Element by element: activations, dropout, rotary position embedding.
 
-extern "C" __global__ void swiglu(
-    const T* __restrict__ gate, const T* __restrict__ up, T* __restrict__ y, u64 len
-) {
-    bool vectors = aligned<WIDTH>(gate) && aligned<WIDTH>(up) && aligned<WIDTH>(y);
-    for_elements<WIDTH>(len, vectors, [&](auto wide, u64 i) {
-        constexpr int w = decltype(wide)::width;
-        auto gates = load<w>(gate + i);
-        auto ups = load<w>(up + i);
-        Vector<A, w> g;
-        for (int k = 0; k < w; k++) g.at[k] = widen(gates.at[k]);
-        auto s = logistic(g);
-        Vector<T, w> out;
-        for (int k = 0; k < w; k++) out.at[k] = narrow<T>(g.at[k] * s.at[k] * widen(ups.at[k]));
-        store<w>(y + i, out);
-    });
+template <int w> __device__ Vector<A, w> widened(const Vector<T, w>& from) {
+    Vector<A, w> wide;
+    for (int k = 0; k < w; k++) wide.at[k] = widen(from.at[k]);
+    return wide;
 }
 
-// `y` gets the output again; it may be null, and it may be `dy`.
-extern "C" __global__ void swiglu_backward(
-    const T* __restrict__ gate, const T* __restrict__ up, const T* dy, T* y,
-    T* __restrict__ dgate, T* __restrict__ dup, u64 len
-) {
-    bool inputs = aligned<WIDTH>(gate) && aligned<WIDTH>(up) && aligned<WIDTH>(dy) && aligned<WIDTH>(y);
-    for_elements<WIDTH>(len, inputs && aligned<WIDTH>(dgate) && aligned<WIDTH>(dup), [&](auto wide, u64 i) {
-        constexpr int w = decltype(wide)::width;
-        auto gates = load<w>(gate + i);
-        auto ups = load<w>(up + i);
-        auto slopes = load<w>(dy + i);
-        Vector<A, w> g;
-        for (int k = 0; k < w; k++) g.at[k] = widen(gates.at[k]);
-        auto logistics = logistic(g);
-        Vector<T, w> to_gate, to_up, out;
+// A function of numbers, and its slope.
+template <int w> struct Both {
+    Vector<A, w> value, slope;
+};
+
+struct Silu {
+    template <int w> static __device__ Both<w> both(const Vector<A, w>& x) {
+        Both<w> found;
+        auto logistics = logistic(x);
         for (int k = 0; k < w; k++) {
-            A u = widen(ups.at[k]), slope = widen(slopes.at[k]);
-            A s = logistics.at[k];
-            A silu = g.at[k] * s;
-            to_gate.at[k] = narrow<T>(slope * u * (s + silu * (A(1) - s)));
-            to_up.at[k] = narrow<T>(slope * silu);
-            out.at[k] = narrow<T>(silu * u);
+            A s = logistics.at[k], y = x.at[k] * s;
+            found.value.at[k] = y;
+            found.slope.at[k] = s + y * (A(1) - s);
         }
-        if (y != nullptr) store<w>(y + i, out);
-        store<w>(dgate + i, to_gate);
-        store<w>(dup + i, to_up);
-    });
-}
+        return found;
+    }
+};
 
-// `sqrt(2 / pi)`, and the cubic coefficient of the tanh form of GELU, which is x * logistic(2 u).
-constexpr double GELU_SCALE = 0.7978845608028654;
-constexpr double GELU_CUBIC = 0.044715;
-
-extern "C" __global__ void gelu(const T* __restrict__ x, T* __restrict__ y, u64 len) {
-    const A scale = A(2.0 * GELU_SCALE), cubic = A(GELU_CUBIC);
-    for_elements<WIDTH>(len, aligned<WIDTH>(x) && aligned<WIDTH>(y), [&](auto wide, u64 i) {
-        constexpr int w = decltype(wide)::width;
-        auto in = load<w>(x + i);
+// The tanh form, which is x * logistic(2 u).
+struct GeluTanh {
+    template <int w> static __device__ Both<w> both(const Vector<A, w>& x) {
+        // 2 sqrt(2 / pi), the cubic coefficient, and that of its slope.
+        const A scale = A(2.0 * 0.7978845608028654), cubic = A(0.044715), cubic_slope = A(3.0 * 0.044715);
         Vector<A, w> u;
         for (int k = 0; k < w; k++) {
-            A v = widen(in.at[k]);
-            u.at[k] = scale * (v + cubic * v * v * v);
-        }
-        auto s = logistic(u);
-        Vector<T, w> out;
-        for (int k = 0; k < w; k++) out.at[k] = narrow<T>(widen(in.at[k]) * s.at[k]);
-        store<w>(y + i, out);
-    });
-}
-
-// `y` gets the output again; it may be null, and it may be `dy`.
-extern "C" __global__ void gelu_backward(
-    const T* __restrict__ x, const T* dy, T* y, T* __restrict__ dx, u64 len
-) {
-    const A scale = A(2.0 * GELU_SCALE), cubic = A(GELU_CUBIC), cubic_slope = A(3.0 * GELU_CUBIC);
-    bool vectors = aligned<WIDTH>(x) && aligned<WIDTH>(dy) && aligned<WIDTH>(y) && aligned<WIDTH>(dx);
-    for_elements<WIDTH>(len, vectors, [&](auto wide, u64 i) {
-        constexpr int w = decltype(wide)::width;
-        auto in = load<w>(x + i);
-        auto slopes = load<w>(dy + i);
-        Vector<A, w> u;
-        for (int k = 0; k < w; k++) {
-            A v = widen(in.at[k]);
+            A v = x.at[k];
             u.at[k] = scale * (v + cubic * v * v * v);
         }
         auto logistics = logistic(u);
-        Vector<T, w> out, again;
+        Both<w> found;
         for (int k = 0; k < w; k++) {
-            A v = widen(in.at[k]), s = logistics.at[k];
+            A v = x.at[k], s = logistics.at[k];
             A slope = scale * (A(1) + cubic_slope * v * v);
-            out.at[k] = narrow<T>(widen(slopes.at[k]) * (s + v * s * (A(1) - s) * slope));
-            again.at[k] = narrow<T>(v * s);
+            found.value.at[k] = v * s;
+            found.slope.at[k] = s + v * s * (A(1) - s) * slope;
         }
-        if (y != nullptr) store<w>(y + i, again);
-        store<w>(dx + i, out);
+        return found;
+    }
+};
+
+// GELU: x times the standard normal distribution function, of whose part above |x| this is the series of the host.
+struct Gelu {
+    template <int w> static __device__ Both<w> both(const Vector<A, w>& x) {
+        const double terms[] = {
+            0.24261280114151915, 0.18792720420989265, 0.05554838891881276, 0.012129438315111521,
+            0.0017314801240606202, 8.014961859953749e-05, -2.5136847908026697e-05, -4.725842254926741e-06,
+            2.5258922136865774e-07, 1.536333687349456e-07, -8.452550300172939e-10, -5.171627015435708e-09,
+            -2.8206509081173767e-11, 1.9435038070971737e-10, -2.485356047851177e-12, -7.936207374645758e-12,
+            4.606201711176235e-13, 3.2821541166777413e-13, -4.3538406631637026e-14, -1.2268185079261069e-14,
+            3.2328460815413983e-15, 3.045165880431601e-16, -2.0130368431552942e-16, 7.151235360661802e-18,
+            1.0142661060832152e-17, -1.751600193201231e-18,
+        };
+        constexpr int count = sizeof(A) == sizeof(float) ? 12 : 26;
+        Both<w> found;
+        for (int k = 0; k < w; k++) {
+            A v = x.at[k], a = v < A(0) ? -v : v;
+            A power = exponential_below(A(-0.5) * a * a);
+            A t = A(4) / (A(4) + a), s = t + t - A(1);
+            A sum = 0, before = 0;
+            for (int i = count - 1; i > 0; i--) {
+                A next = A(terms[i]) + (s + s) * sum - before;
+                before = sum;
+                sum = next;
+            }
+            A tail = power * t * (A(terms[0]) + s * sum - before);
+            A below = v < A(0) ? tail : A(1) - tail;
+            found.value.at[k] = v * below;
+            found.slope.at[k] = below + v * (A(0.3989422804014327) * power);
+        }
+        return found;
+    }
+};
+
+// Calls body(F()) for the function with a number: its place in `Function` of the crate fsdp-nn.
+template <class Body> __device__ void for_function(u32 function, Body body) {
+    switch (function) {
+        case 0: return body(Silu());
+        case 1: return body(GeluTanh());
+        case 2: return body(Gelu());
+    }
+}
+
+// y = function(x), or function(x) * up where that is not null.
+extern "C" __global__ void activation(
+    u32 function, const T* __restrict__ x, const T* __restrict__ up, T* __restrict__ y, u64 len
+) {
+    bool vectors = aligned<WIDTH>(x) && aligned<WIDTH>(up) && aligned<WIDTH>(y);
+    for_function(function, [&](auto f) {
+        for_elements<WIDTH>(len, vectors, [&](auto wide, u64 i) {
+            constexpr int w = decltype(wide)::width;
+            auto values = decltype(f)::both(widened(load<w>(x + i))).value;
+            if (up != nullptr) {
+                auto ups = load<w>(up + i);
+                for (int k = 0; k < w; k++) values.at[k] = values.at[k] * widen(ups.at[k]);
+            }
+            Vector<T, w> out;
+            for (int k = 0; k < w; k++) out.at[k] = narrow<T>(values.at[k]);
+            store<w>(y + i, out);
+        });
+    });
+}
+
+// `y` gets the output again; it may be null, and it may be `dy`. `up` and `dup` are null where there is no gate.
+extern "C" __global__ void activation_backward(
+    u32 function, const T* __restrict__ x, const T* __restrict__ up, const T* dy, T* y,
+    T* __restrict__ dx, T* __restrict__ dup, u64 len
+) {
+    bool inputs = aligned<WIDTH>(x) && aligned<WIDTH>(up) && aligned<WIDTH>(dy) && aligned<WIDTH>(y);
+    bool vectors = inputs && aligned<WIDTH>(dx) && aligned<WIDTH>(dup);
+    for_function(function, [&](auto f) {
+        for_elements<WIDTH>(len, vectors, [&](auto wide, u64 i) {
+            constexpr int w = decltype(wide)::width;
+            auto of = decltype(f)::both(widened(load<w>(x + i)));
+            auto slopes = widened(load<w>(dy + i));
+            Vector<T, w> to_x, to_up, again;
+            if (up != nullptr) {
+                auto ups = widened(load<w>(up + i));
+                for (int k = 0; k < w; k++) {
+                    to_up.at[k] = narrow<T>(slopes.at[k] * of.value.at[k]);
+                    slopes.at[k] = slopes.at[k] * ups.at[k];
+                    of.value.at[k] = of.value.at[k] * ups.at[k];
+                }
+                store<w>(dup + i, to_up);
+            }
+            for (int k = 0; k < w; k++) {
+                to_x.at[k] = narrow<T>(slopes.at[k] * of.slope.at[k]);
+                again.at[k] = narrow<T>(of.value.at[k]);
+            }
+            if (y != nullptr) store<w>(y + i, again);
+            store<w>(dx + i, to_x);
+        });
     });
 }
 

@@ -1,12 +1,14 @@
 //! What this machine has of what devices need, and what will be used: for people whose run does not start.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use fsdp_core::out_of_memory::Size;
 use serde::Serialize;
 
-use crate::device::{GpuFacts, gpus};
 use crate::error::DeviceError;
+use crate::ffi::driver::{Gpu, gpu_count};
 use crate::ffi::library::LibraryError;
 use crate::ffi::versions::{self, Found};
 use crate::ffi::{driver_library, nvrtc};
@@ -62,70 +64,56 @@ impl Finding {
 /// Looks for everything but libtorch: in `folders` first, then where the system's loader looks. The driver and its GPUs
 /// come first, then NVRTC, cuBLAS and NCCL.
 pub fn examine(folders: &[PathBuf]) -> Vec<Finding> {
-    let mut findings = vec![match driver_library::find() {
-        Ok(Found { path, version }) => Finding::found("driver", version, Some(path)),
-        Err(error @ DeviceError::Library { .. }) => {
-            Finding::bad("driver", Status::Missing, error.to_string())
-        }
-        Err(error) => Finding::bad("driver", Status::Unusable, error.to_string()),
-    }];
+    let is_absent = |error: &DeviceError| matches!(error, DeviceError::NoDriver { .. });
+    let mut findings = vec![part("driver", driver_library::find(), is_absent)];
     if findings[0].is_good() {
         findings.extend(cards());
     }
-    findings.push(library("NVRTC", nvrtc::find(folders)));
-    findings.push(library("cuBLAS", versions::cublas(folders)));
+    findings.push(part("NVRTC", nvrtc::find(folders), LibraryError::is_absent));
+    findings.push(part("cuBLAS", versions::cublas(folders), LibraryError::is_absent));
     findings.push(nccl(Nccl::open(folders)));
     findings
 }
 
-fn library(part: &str, found: Result<Found, LibraryError>) -> Finding {
+fn part<E: fmt::Display>(name: &str, found: Result<Found, E>, is_absent: impl Fn(&E) -> bool) -> Finding {
     match found {
-        Ok(Found { path, version }) => Finding::found(part, version, Some(path)),
-        Err(error) => Finding::bad(part, state(error.is_absent()), error.to_string()),
+        Ok(Found { path, version }) => Finding::found(name, version, Some(path)),
+        Err(error) => {
+            let status = if is_absent(&error) { Status::Missing } else { Status::Unusable };
+            Finding::bad(name, status, error.to_string())
+        }
     }
 }
 
 /// NCCL, by what came of opening it.
 fn nccl(opened: Result<Arc<Nccl>, NcclError>) -> Finding {
-    match opened {
-        Ok(nccl) => Finding::found("NCCL", Some(nccl.version().to_string()), Some(nccl.path().to_owned())),
-        Err(error) => {
-            let is_absent = matches!(&error, NcclError::Library(error) if error.is_absent());
-            Finding::bad("NCCL", state(is_absent), error.to_string())
-        }
-    }
-}
-
-fn state(is_absent: bool) -> Status {
-    if is_absent { Status::Missing } else { Status::Unusable }
+    let found =
+        opened.map(|nccl| Found { path: nccl.path().to_owned(), version: Some(nccl.version().to_string()) });
+    part("NCCL", found, |error| matches!(error, NcclError::Library(error) if error.is_absent()))
 }
 
 fn cards() -> Vec<Finding> {
-    let cards = match gpus() {
-        Ok(cards) => cards,
-        Err(error) => return vec![Finding::bad("GPUs", Status::Unusable, error.to_string())],
-    };
-    if cards.is_empty() {
-        let detail = "the driver shows no GPU; check CUDA_VISIBLE_DEVICES";
-        return vec![Finding::bad("GPUs", Status::Missing, detail)];
-    }
-    let gib = |bytes: usize| bytes as f64 / (1u64 << 30) as f64;
-    let card = |(number, card): (usize, Result<GpuFacts, DeviceError>)| {
-        let part = format!("GPU {number}");
-        match card {
-            Ok(card) => Finding {
-                detail: format!(
-                    "{}, {:.1} of {:.1} GiB free",
-                    card.name,
-                    gib(card.free_bytes),
-                    gib(card.total_bytes)
-                ),
-                ..Finding::found(part, Some(card.architecture), None)
-            },
-            Err(error) => Finding::bad(part, Status::Unusable, error.to_string()),
+    match gpu_count() {
+        Ok(0) => {
+            let detail = "the driver shows no GPU; check CUDA_VISIBLE_DEVICES";
+            vec![Finding::bad("GPUs", Status::Missing, detail)]
         }
-    };
-    cards.into_iter().enumerate().map(card).collect()
+        Ok(count) => (0..count).map(card).collect(),
+        Err(error) => vec![Finding::bad("GPUs", Status::Unusable, error.to_string())],
+    }
+}
+
+/// One GPU; asking takes a context on it.
+fn card(number: usize) -> Finding {
+    let name = format!("GPU {number}");
+    let opened = Gpu::open(number).and_then(|gpu| Ok((gpu.memory()?, gpu)));
+    match opened {
+        Ok(((free, total), gpu)) => Finding {
+            detail: format!("{}, {} of {} free", gpu.name(), Size(free), Size(total)),
+            ..Finding::found(name, Some(gpu.architecture()), None)
+        },
+        Err(error) => Finding::bad(name, Status::Unusable, error.to_string()),
+    }
 }
 
 #[cfg(test)]
@@ -156,18 +144,18 @@ mod tests {
             let path = library.path().to_owned();
             Found { path, version: None }
         });
-        let finding = super::library("nothing", opened);
+        let finding = part("nothing", opened, LibraryError::is_absent);
         assert_eq!(finding.status, Status::Unusable, "it is there");
         assert!(finding.detail.contains(&file.display().to_string()), "{finding:?}");
         std::fs::remove_file(&file).expect("it is ours");
         let opened = Library::open(NONE, &[folder.path().to_owned()]).map(|_| unreachable!("there is none"));
-        assert_eq!(super::library("nothing", opened).status, Status::Missing);
+        assert_eq!(part("nothing", opened, LibraryError::is_absent).status, Status::Missing);
     }
 
     #[test]
     fn an_nccl_that_is_too_old_is_there() {
-        let (path, found, needed) = (PathBuf::from("libnccl.so.2"), Version(2_14_03), Version::NEEDED);
-        let finding = nccl(Err(NcclError::TooOld { path, found, needed }));
+        let (path, found) = (PathBuf::from("libnccl.so.2"), Version(2_14_03));
+        let finding = nccl(Err(NcclError::TooOld { path, found }));
         assert_eq!(finding.status, Status::Unusable);
         assert!(finding.detail.contains("is NCCL 2.1"), "{finding:?}");
     }

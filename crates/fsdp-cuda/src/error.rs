@@ -6,52 +6,43 @@ use fsdp_core::Error;
 use fsdp_core::memory::Category;
 
 use crate::device::full;
+use crate::ffi::driver_library::CudaVersion;
 use crate::ffi::library::LibraryError;
 
 /// A failure of the driver, of the kernel compiler, or of the device itself.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// A library of CUDA is not there.
+    /// The driver is not there.
     #[error(
-        "{library} was not found (tried {}); {remedy}, or add its folder to LD_LIBRARY_PATH",
+        "the NVIDIA driver (libcuda) was not found (tried {}); a GPU needs the NVIDIA driver: install it, or run with \
+         another device, or add its folder to LD_LIBRARY_PATH",
         tried.join(", ")
     )]
-    Library {
-        /// The library, in words.
-        library: &'static str,
+    NoDriver {
         /// The names that were given to the loader.
         tried: Vec<String>,
-        /// Where it comes from.
-        remedy: &'static str,
     },
     /// The compiler of kernels is not there, or is not what it is named.
     #[error(transparent)]
     Compiler(#[from] LibraryError),
     /// The driver lacks a function, whatever it says of its version.
     #[error(
-        "{} has no function {function}: it is not the NVIDIA driver for CUDA {}.{} or newer; install that, or remove \
-         this file from where the loader looks",
-        path.display(), needed / 1000, needed % 1000 / 10
+        "{} has no function {function}: it is not the NVIDIA driver for {} or newer; install that, or remove this file \
+         from where the loader looks",
+        path.display(), CudaVersion::NEEDED
     )]
     NoFunction {
         /// The file that was opened.
         path: PathBuf,
         /// What it lacks.
         function: &'static str,
-        /// The oldest driver that will do.
-        needed: i32,
     },
     /// The driver does not know functions that are needed.
-    #[error(
-        "the NVIDIA driver supports CUDA {}.{}, but {}.{} is needed; update the driver",
-        found / 1000, found % 1000 / 10, needed / 1000, needed % 1000 / 10
-    )]
+    #[error("the NVIDIA driver supports {found}, but {} is needed; update the driver", CudaVersion::NEEDED)]
     OldDriver {
-        /// Its version: 1000 times the major one, plus 10 times the minor one.
-        found: i32,
-        /// The oldest that will do.
-        needed: i32,
+        /// What it supports.
+        found: CudaVersion,
     },
     /// There is no such device.
     #[error(

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use fsdp_comm::{Alarm, Exchanged, Incoming, Link, Outgoing};
+use fsdp_comm::{Alarm, Exchanged, Incoming, Link, Outgoing, place, scatter};
 use fsdp_core::Rank;
 use fsdp_core::comm::CommError;
 
@@ -23,10 +23,8 @@ pub(crate) struct MpiLink {
 
 impl MpiLink {
     pub(crate) fn new(shared: Arc<Shared>, channel: u64, members: Arc<[Rank]>) -> Self {
-        let place = members.iter().position(|member| *member == shared.rank);
-        let place = place.expect("a rank is a member of its own link");
         shared.use_channel(channel);
-        Self { shared, channel, place, members }
+        Self { channel, place: place(shared.rank, &members), shared, members }
     }
 
     fn peer(&self, member: usize) -> c_int {
@@ -67,16 +65,6 @@ impl MpiLink {
 
 fn is_short(len_bytes: u64) -> bool {
     len_bytes <= SHORT_MAX as u64
-}
-
-/// Puts bytes, one part after the other, where they belong.
-fn scatter(bytes: &[u8], parts: &mut [&mut [u8]]) {
-    let mut rest = bytes;
-    for part in parts {
-        let (bytes, after) = rest.split_at(part.len());
-        part.copy_from_slice(bytes);
-        rest = after;
-    }
 }
 
 impl Link for MpiLink {
@@ -120,8 +108,7 @@ impl Link for MpiLink {
         self.shared.unused_channel()
     }
 
-    fn subgroup(&self, members: &[usize], channel: u64) -> Box<dyn Link> {
-        let members = members.iter().map(|&member| self.members[member]).collect();
+    fn subgroup(&self, members: Arc<[Rank]>, channel: u64) -> Box<dyn Link> {
         Box::new(Self::new(self.shared.clone(), channel, members))
     }
 

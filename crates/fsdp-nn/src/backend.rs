@@ -9,7 +9,7 @@ use fsdp_core::{Error, Queue};
 pub use crate::chunks::HeadChunks;
 pub use crate::op::{AttentionDims, Dropout, HeadDims, IGNORED_TARGET, LinearDims, Orientation};
 
-use crate::op::Op;
+use crate::op::{Activation, Lookup, Op, Pass, Pointwise};
 
 /// An operand that is written.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl<'a, B> From<GradientTarget<'a, B>> for Write<'a, B> {
     }
 }
 
-/// The operands of one call, in the order of [`Op::signature`].
+/// The operands of one call, in the order of [`Op::describe`].
 #[derive(Debug)]
 pub struct Operands<'o, 'a, B> {
     /// What is only read.
@@ -103,15 +103,15 @@ pub trait Backend: Memory {
     fn run(&self, op: &Op, mut operands: Operands<'_, '_, Self::Buffer>) -> Result<(), Error> {
         op.check(&operands);
         match *op {
-            Op::Copy { .. } => {
+            Op::Pointwise(Pointwise::Copy { .. }) => {
                 let ([x], [y], _) = operands.split();
                 return self.copy(Queue::Compute, x, y.slice);
             }
-            Op::Accumulate { .. } => {
+            Op::Pointwise(Pointwise::Accumulate { .. }) => {
                 let ([x], [y], _) = operands.split();
                 return self.accumulate(Queue::Compute, x, y.slice);
             }
-            Op::Positions { samples, seq } => {
+            Op::Lookup(Lookup::Positions { samples, seq }) => {
                 let ([], [ids], _) = operands.split();
                 let positions: Vec<u32> = (0..samples).flat_map(|_| 0..seq as u32).collect();
                 return self.write(Queue::Compute, HostSlice::U32(&positions), ids.slice);
@@ -125,28 +125,21 @@ pub trait Backend: Memory {
     }
 }
 
-/// Operations that are made of two others where a device does not have them in one.
+/// [`Pass::BackwardAgain`] of activations is made of the two other passes where a device does not have them in one.
 fn composed<M: Backend + ?Sized>(
     memory: &M,
     op: &Op,
     operands: Operands<'_, '_, M::Buffer>,
 ) -> Result<Outcome, Error> {
-    match *op {
-        Op::SwigluBackwardAgain { len } => {
-            let ([gate, up], [mut dy, dgate, dup], _) = operands.split();
-            let (backward, forward) = (Op::SwigluBackward { len }, Op::Swiglu { len });
-            let reads = &[gate, up, dy.slice.as_slice()];
-            memory.run(&backward, Operands { reads, writes: &mut [dgate, dup], keys: &[] })?;
-            memory.run(&forward, Operands { reads: &[gate, up], writes: &mut [dy.reborrow()], keys: &[] })?;
-        }
-        Op::GeluBackwardAgain { len } => {
-            let ([x], [mut dy, dx], _) = operands.split();
-            let reads = &[x, dy.slice.as_slice()];
-            memory.run(&Op::GeluBackward { len }, Operands { reads, writes: &mut [dx], keys: &[] })?;
-            memory
-                .run(&Op::Gelu { len }, Operands { reads: &[x], writes: &mut [dy.reborrow()], keys: &[] })?;
-        }
-        _ => return Ok(Outcome::Unsupported),
-    }
+    let Op::Activation(again @ Activation { pass: Pass::BackwardAgain, .. }) = *op else {
+        return Ok(Outcome::Unsupported);
+    };
+    let [backward, forward] =
+        [Pass::Backward, Pass::Forward].map(|pass| Op::Activation(Activation { pass, ..again }));
+    let (inputs, ([], [mut dy], slopes)) = (operands.reads, operands.split());
+    let mut slopes: Vec<_> = slopes.collect();
+    let reads: Vec<_> = inputs.iter().copied().chain([dy.slice.as_slice()]).collect();
+    memory.run(&backward, Operands { reads: &reads, writes: &mut slopes, keys: &[] })?;
+    memory.run(&forward, Operands { reads: inputs, writes: &mut [dy.reborrow()], keys: &[] })?;
     Ok(Outcome::Done)
 }

@@ -16,7 +16,7 @@ use fsdp_core::{DType, Error};
 use crate::accounting::{Account, Lease};
 use crate::backend::HeadChunks;
 use crate::graph::Counting;
-use crate::model::unsharded::Call;
+use crate::model::unsharded::BlockCall;
 use crate::model::{Architecture, Blocks, Shape, TOKEN_BYTES};
 
 /// The shape of a micro-batch and the dtypes that a program is run with.
@@ -36,9 +36,9 @@ pub struct RunShape {
 
 impl RunShape {
     /// The shape of the graphs of a call.
-    pub(crate) fn of(&self, call: Call) -> Shape {
+    pub(crate) fn of(&self, call: BlockCall) -> Shape {
         let Self { samples, seq, dtype, head_chunks, .. } = *self;
-        let training = !matches!(call, Call::Forward(_, ForwardMode::Evaluate) | Call::Evaluate(_));
+        let training = !matches!(call, BlockCall::Forward(_, ForwardMode::Evaluate) | BlockCall::Evaluate(_));
         Shape { samples, seq, dtype, head_chunks, training }
     }
 }
@@ -61,7 +61,7 @@ pub fn footprints<A: Architecture + Clone>(
     architecture: &A,
     spec: &ModelSpec,
     shape: RunShape,
-    calls: &[Call],
+    calls: &[BlockCall],
 ) -> Result<Footprints, Error> {
     let account = Arc::<Account>::default();
     let mut blocks: Blocks<A, Arc<Lease>> = Blocks::new(architecture.clone(), spec.clone());

@@ -8,7 +8,7 @@ use fsdp_core::model::{BlockId, ModelSpec};
 use crate::accounting::{Account, Lease};
 use crate::footprint::RunShape;
 use crate::graph::{self, Counting, Decl, List, Operand, Runner, Step};
-use crate::model::unsharded::Call;
+use crate::model::unsharded::BlockCall;
 use crate::model::{Architecture, Blocks};
 use crate::op::{Cost, Role};
 
@@ -29,18 +29,18 @@ impl Listing {
 
     /// A step in words: the operation, what it reads and writes, and the places that end with it.
     pub fn describe(&self, step: &Step, spec: &ModelSpec, block: BlockId) -> String {
-        let signature = step.call.op.signature();
+        let of = step.call.op.describe();
         let operand = |(role, operand): (&Role, &Operand)| {
             format!("{}={}", role.name, self.operand(*operand, spec, block))
         };
-        let reads: Vec<String> = signature.reads.iter().zip(&step.call.reads).map(operand).collect();
+        let reads: Vec<String> = of.reads.iter().zip(&step.call.reads).map(operand).collect();
         let write = |(role, (to, adds)): (&Role, &(Operand, bool))| {
             format!("{}{}", operand((role, to)), if *adds { " +=" } else { "" })
         };
-        let writes: Vec<String> = signature.writes.iter().zip(&step.call.writes).map(write).collect();
+        let writes: Vec<String> = of.writes.iter().zip(&step.call.writes).map(write).collect();
         let ends: String = step.ends.iter().map(|place| format!(" %{place}")).collect();
         let ends = if ends.is_empty() { ends } else { format!("; ends{ends}") };
-        format!("{}({}) -> {}{ends}", step.call.op.name(), reads.join(", "), writes.join(", "))
+        format!("{}({}) -> {}{ends}", of.name, reads.join(", "), writes.join(", "))
     }
 
     /// An operand in words: its name, shape and dtype.
@@ -95,11 +95,11 @@ pub fn listings<A: Architecture + Clone>(
     architecture: &A,
     spec: &ModelSpec,
     shape: RunShape,
-    calls: &[Call],
+    calls: &[BlockCall],
 ) -> Result<Vec<Listing>, Error> {
     let mut blocks: Blocks<A, Arc<Lease>> = Blocks::new(architecture.clone(), spec.clone());
     let mut noting = Noting { counting: Counting(Arc::<Account>::default()), noted: None };
-    let listing = |call: &Call| {
+    let listing = |call: &BlockCall| {
         blocks.call(*call, shape.of(*call), &mut noting)?;
         Ok(noting.noted.take().expect("a call of a block walks a list"))
     };

@@ -8,29 +8,35 @@
 //! | `saver` | one rank's saves, one at a time, in the step or behind it |
 //! | `meeting` | where the ranks bring a save together, and learn how it ended |
 //! | `tidying` | what is done between two saves: old checkpoints go, disk space is set aside |
-//! | `start` | from which checkpoint a run begins, and what becomes of its output folder |
+//! | `start` | where a run begins, and what becomes of its output folder |
+//! | `source` | a checkpoint that a run can go on from, whoever saved it |
 //! | `folder` | what an output folder holds before a run begins |
 //! | `soundness` | whether checkpoints can be read whole, and which is the newest that can |
 //! | `warning` | what a user should know and a run goes on with |
 //! | `restore` | filling an engine from a checkpoint |
+//! | `foreign`, `settings` | going on from what another trainer has saved; how its settings differ |
 //!
 //! A checkpoint knows no units and no world: parameters and optimizer state are tensors by name, each rank
 //! holds rows of them, and whoever reads asks for rows. File formats, checksums and the commit are
 //! `fsdp-ckpt`.
 
 mod folder;
+mod foreign;
 mod meeting;
 mod restore;
 mod run_state;
 mod saver;
+mod settings;
 mod snapshot;
 mod soundness;
+mod source;
 mod start;
 mod table;
 mod tidying;
 mod warning;
 
 pub use folder::is_output;
+pub use foreign::{Foreign, Taken};
 pub use meeting::SaveFailure;
 pub use run_state::{Change, DataPosition, Difference, RunState};
 pub use saver::Saved;
@@ -40,6 +46,7 @@ pub use warning::RunWarning;
 pub(crate) use meeting::{Outcome, not_heard};
 pub(crate) use restore::restore;
 pub(crate) use saver::{Place, SaveOptions, Saver};
+pub(crate) use source::Source;
 pub(crate) use start::Start;
 pub(crate) use table::{StateTable, state_name, state_shape};
 pub(crate) use tidying::{Tidied, Tidying};

@@ -36,15 +36,13 @@ pub enum TrainError {
     /// Contracts, policies or communication.
     #[error("{}", remedy::told(.0))]
     Core(#[from] fsdp_core::Error),
-    /// A pattern of `key` matches no parameter.
-    #[error("{key}: pattern `{pattern}` matches no parameter of the model; one of its names is `{example}`")]
-    Pattern {
-        /// The key.
+    /// A key of the run file does not fit the model, or what can be started.
+    #[error("{key}: {reason}")]
+    Misfit {
+        /// The key, dotted.
         key: &'static str,
-        /// The pattern.
-        pattern: String,
-        /// A name that exists.
-        example: String,
+        /// What does not fit, and the way out.
+        reason: String,
     },
     /// A checkpoint has two tensors for a parameter that the model ties, and they differ.
     #[error(
@@ -59,19 +57,6 @@ pub enum TrainError {
         first: String,
         /// The other.
         second: String,
-    },
-    /// Nothing is trained.
-    #[error("fsdp.frozen matches every parameter of the model: nothing is left to train")]
-    NothingToTrain,
-    /// Sequences are longer than the model's position table.
-    #[error(
-        "data.seq_len = {seq_len} is more than the model's {positions} positions; choose a shorter data.seq_len"
-    )]
-    SequenceTooLong {
-        /// Tokens per sample.
-        seq_len: usize,
-        /// Rows of the position table.
-        positions: usize,
     },
     /// The run would not fit into memory.
     #[error("{0}")]
@@ -88,31 +73,6 @@ pub enum TrainError {
         bytes: usize,
         /// What can be told.
         bytes_max: usize,
-    },
-    /// More ranks than one process can have as threads.
-    #[error(
-        "{ranks} ranks are too many: the ranks of a run are threads of one process, at most {ranks_max}; lower run.ranks \
-         (`fsdp schedule` shows the schedule and memory of larger worlds)"
-    )]
-    TooManyRanks {
-        /// Asked-for ranks.
-        ranks: usize,
-        /// The most that can be started.
-        ranks_max: usize,
-    },
-    /// A schedule with more operations than are worth having.
-    #[error(
-        "a step of {rounds} micro-batches per rank over {blocks} blocks of the model has a schedule that is too long \
-         (micro-batches times blocks may be {limit}); raise train.micro_batch_size or run.ranks, or lower \
-         train.global_batch_size"
-    )]
-    StepTooLong {
-        /// Micro-batches per rank and step.
-        rounds: usize,
-        /// Blocks of the model.
-        blocks: usize,
-        /// The most that both may be, multiplied.
-        limit: usize,
     },
     /// The output folder has content.
     #[error(
@@ -295,6 +255,46 @@ pub enum TrainError {
         path: PathBuf,
         /// What is missing or wrong.
         detail: String,
+    },
+    /// A checkpoint of another trainer has weights only.
+    #[error(
+        "{} has no state of an optimizer that could be gone on from; to train from its weights, set model.init = \
+         \"pretrained\" and model.path to it, or to what `fsdp ckpt convert --to safetensors` makes of it",
+        path.display()
+    )]
+    NoOptimizerState {
+        /// The checkpoint.
+        path: PathBuf,
+    },
+    /// A checkpoint of another trainer does not say how many steps were done.
+    #[error("{} does not say how many steps were done; give --at-step N", path.display())]
+    NoStep {
+        /// The checkpoint.
+        path: PathBuf,
+    },
+    /// The optimizer counts other steps than were given.
+    #[error(
+        "{}: --at-step {given}, but {tensor} counts {counted} steps, by which the optimizer corrects its moments; leave \
+         --at-step out",
+        path.display()
+    )]
+    AtStep {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Steps that the checkpoint counts.
+        counted: u64,
+        /// Steps that were given.
+        given: u64,
+        /// The count.
+        tensor: String,
+    },
+    /// A file of the base model can not be read.
+    #[error("can not read {} (model.path), which is copied beside the exported model: {source}", path.display())]
+    Base {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
     },
     /// The output folder, or a file in it, can not be written.
     #[error("can not {action} {}: {source}; make room there, or choose another run.out_dir", path.display())]

@@ -1,6 +1,8 @@
 //! Exports a trained model as a Hugging Face directory. Every rank of the first replica writes its own rows in
 //! place; no rank holds more than one piece.
 
+mod companions;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -12,37 +14,81 @@ use fsdp_ckpt::safetensors::{TensorSpec, TensorType};
 use fsdp_ckpt::transfer::{NoProgress, Options};
 use fsdp_core::engine::Engine;
 use fsdp_core::memory::{HostSliceMut, Slice};
-use fsdp_core::model::ModelSpec;
 use fsdp_core::program::Program;
 use fsdp_core::{DType, Memory, Queue};
 
+use crate::checkpoint::RunState;
 use crate::error::TrainError;
+use crate::job::Job;
 
-/// The plan of an export to `path` in `dtype`: every parameter once, under its first name.
-///
-/// # Errors
-/// [`TrainError::Checkpoint`].
-pub(crate) fn plan_export(path: &Path, spec: &ModelSpec, dtype: DType) -> Result<ExportPlan, TrainError> {
-    let dtype = match dtype {
+pub(crate) use companions::Companions;
+
+/// What the exported files say of where they come from.
+fn origin<A>(job: &Job<A>, config_json: Option<&str>) -> BTreeMap<String, String> {
+    let run = RunState::of(job, 0, config_json, &[]).run_hash();
+    BTreeMap::from([("fsdp_version".to_owned(), crate::VERSION.to_owned()), ("fsdp_run".to_owned(), run)])
+}
+
+impl<A> Job<A> {
+    /// The dtype of the exported model: that of the run file, else that of the files of the base, else that of the
+    /// parameters. A base in half precision is no model for it: what is trained may not fit its range.
+    pub fn export_dtype(&self) -> DType {
+        let base = || match self.init.dtype() {
+            Some(TensorType::Bf16) => Some(DType::Bf16),
+            Some(TensorType::F32) => Some(DType::F32),
+            Some(TensorType::F64) => Some(DType::F64),
+            _ => None,
+        };
+        let chosen = self.config.run.export_dtype.or_else(base);
+        chosen.unwrap_or_else(|| self.plan.policy.param_dtype.master())
+    }
+}
+
+fn tensor_type(dtype: DType) -> TensorType {
+    match dtype {
         DType::F64 => TensorType::F64,
         DType::Bf16 => TensorType::Bf16,
         _ => TensorType::F32,
-    };
-    let tensors = spec
+    }
+}
+
+/// The plan of an export to `path`: every parameter once, under its first name.
+///
+/// # Errors
+/// [`TrainError::Checkpoint`].
+pub(crate) fn plan_export<A>(
+    path: &Path,
+    job: &Job<A>,
+    config_json: Option<&str>,
+) -> Result<ExportPlan, TrainError> {
+    let dtype = tensor_type(job.export_dtype());
+    let tensors = job
+        .plan
+        .spec
         .params
         .iter()
         .map(|param| TensorSpec { name: param.fqn.clone(), dtype, shape: param.shape.clone() })
         .collect();
-    Ok(ExportPlan::new(path, tensors, BTreeMap::new())?)
+    Ok(ExportPlan::new(path, tensors, origin(job, config_json))?)
 }
 
 /// Exports the model of a checkpoint to an object store, in the place of one that is there.
 ///
 /// # Errors
 /// [`TrainError::Checkpoint`].
-pub(crate) fn export_checkpoint(checkpoint: &Path, model: &Path) -> Result<(), TrainError> {
+pub(crate) fn export_checkpoint<A>(
+    checkpoint: &Path,
+    model: &Path,
+    job: &Job<A>,
+    config_json: Option<&str>,
+) -> Result<(), TrainError> {
     let checkpoint = formats::native::open(checkpoint)?;
-    let conversion = Conversion { replaces: true, ..Conversion::new(Target::Safetensors) };
+    let conversion = Conversion {
+        replaces: true,
+        dtype: Some(tensor_type(job.export_dtype())),
+        metadata: origin(job, config_json),
+        ..Conversion::new(Target::Safetensors)
+    };
     let cancel = AtomicBool::new(false);
     convert(&checkpoint, model, &conversion, &Options::new(&NoProgress, &cancel))?;
     Ok(())

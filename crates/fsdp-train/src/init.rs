@@ -38,6 +38,14 @@ impl InitSource {
         }
     }
 
+    /// The type of all tensors of the files, if they are read and have one.
+    pub(crate) fn dtype(&self) -> Option<TensorType> {
+        let InitSource::Pretrained(reader) = self else { return None };
+        let mut types = reader.names().filter_map(|name| Some(reader.entry(name).ok()?.dtype()));
+        let first = types.next()?;
+        types.all(|dtype| dtype == first).then_some(first)
+    }
+
     /// Writes the initial values of a piece.
     ///
     /// # Errors
@@ -110,7 +118,7 @@ fn stored_name<'a>(reader: &ModelReader, param: &'a ParamSpec) -> &'a str {
 }
 
 /// The names that a parameter may have in a checkpoint. Published GPT-2 files leave `transformer.` out.
-fn names(param: &ParamSpec) -> impl Iterator<Item = &str> {
+pub(crate) fn names(param: &ParamSpec) -> impl Iterator<Item = &str> {
     let full = std::iter::once(&param.fqn).chain(&param.aliases).map(String::as_str);
     full.flat_map(|name| [Some(name), name.strip_prefix("transformer.")]).flatten()
 }

@@ -60,7 +60,9 @@ pub fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
         return Err(too_long());
     }
     // Some regular files (those of /proc) say that they are empty and are not.
-    let bytes = read_to(file, metadata.len(), bytes_max.saturating_add(1))?;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(usize::try_from(metadata.len()).unwrap_or(usize::MAX))?;
+    file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > bytes_max { Err(too_long()) } else { Ok(bytes) }
 }
 
@@ -71,13 +73,6 @@ pub fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
 pub fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
     let text = String::from_utf8(read(path, bytes_max)?);
     text.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.utf8_error()))
-}
-
-fn read_to(file: File, expected: u64, most: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(usize::try_from(expected).unwrap_or(usize::MAX))?;
-    file.take(most).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 fn kind(kind: FileType) -> &'static str {

@@ -11,17 +11,17 @@ use fsdp_core::ledger::{self, LedgerInput, Moving};
 use fsdp_core::memory::Usage;
 use fsdp_core::model::ModelSpec;
 use fsdp_core::plan::Plan;
-use fsdp_core::schedule::{Accumulation, AccumulationOrder, Checkpointing, Offload, OpKind, Policy, Reshard};
+use fsdp_core::schedule::OpKind;
 use fsdp_core::update::{RankTables, UpdateRule};
-use fsdp_core::wrap::{self, WrapPolicy};
+use fsdp_core::wrap;
 use fsdp_core::{Digest, Mesh, Rank};
 use fsdp_nn::HostMemory;
 use fsdp_nn::footprint::{RunShape, footprints};
 use fsdp_nn::listing::{Listing, listings};
 use fsdp_nn::model::Architecture;
-use fsdp_nn::model::unsharded::Call;
+use fsdp_nn::model::unsharded::BlockCall;
 
-use crate::config::{self, ConfigError, Resolved};
+use crate::config::{ConfigError, Resolved};
 use crate::error::TrainError;
 use crate::init::InitSource;
 use crate::lr::LrSchedule;
@@ -86,15 +86,8 @@ impl<A: Architecture + Clone> Job<A> {
     /// [`TrainError`]: data that can not be read or does not fit the model, patterns or classes that match
     /// nothing, policies that do not fit the mesh.
     pub fn new(config: Resolved, architecture: A, init: InitSource) -> Result<Self, TrainError> {
-        let seq_len = config.data.seq_len;
-        if let Some(positions) = architecture.positions_max().filter(|&positions| seq_len > positions) {
-            return Err(TrainError::SequenceTooLong { seq_len, positions });
-        }
-        let data = RunData::load(&config, architecture.head().vocab);
-        let data = Arc::new(data.map_err(|error| match error {
-            TrainError::Data(error) => TrainError::Data(error.with_key(&config.data)),
-            error => error,
-        })?);
+        expect_positions(&config, &architecture)?;
+        let data = Arc::new(RunData::load(&config, architecture.head().vocab)?);
         Self::with_data(config, architecture, init, data)
     }
 
@@ -109,7 +102,12 @@ impl<A: Architecture + Clone> Job<A> {
         data: Arc<RunData>,
     ) -> Result<Self, TrainError> {
         if config.run.ranks > RANKS_MAX {
-            return Err(TrainError::TooManyRanks { ranks: config.run.ranks, ranks_max: RANKS_MAX });
+            let reason = format!(
+                "{} are too many: ranks are threads of one process, at most {RANKS_MAX}; choose fewer (`fsdp schedule` \
+                 shows the schedule and memory of larger worlds)",
+                config.run.ranks
+            );
+            return Err(TrainError::Misfit { key: "run.ranks", reason });
         }
         let plan = Arc::new(plan(&config, &architecture.description().spec, data.has_evaluation())?);
         init.check(&plan.spec)?;
@@ -202,7 +200,7 @@ pub fn listed<A: Architecture + Clone>(
     config: &Resolved,
     architecture: &A,
     plan: &Plan,
-) -> Result<(RunShape, Vec<(Call, Listing)>), TrainError> {
+) -> Result<(RunShape, Vec<(BlockCall, Listing)>), TrainError> {
     let (shape, calls) = (run_shape(config, plan), calls(plan));
     let listings = listings(architecture, &plan.spec, shape, &calls)?;
     Ok((shape, calls.into_iter().zip(listings).collect()))
@@ -219,17 +217,17 @@ fn run_shape(config: &Resolved, plan: &Plan) -> RunShape {
 }
 
 /// The calls of a micro-batch.
-fn calls(plan: &Plan) -> Vec<Call> {
+fn calls(plan: &Plan) -> Vec<BlockCall> {
     plan.step.calls().iter().map(call).collect()
 }
 
 /// The call that an operation makes.
-fn call(kind: &OpKind) -> Call {
+fn call(kind: &OpKind) -> BlockCall {
     match *kind {
-        OpKind::Forward { block, mode } => Call::Forward(block, mode),
-        OpKind::Finish { block, backward: true } => Call::Finish(block),
-        OpKind::Finish { block, backward: false } => Call::Evaluate(block),
-        OpKind::Backward { block } => Call::Backward(block),
+        OpKind::Forward { block, mode } => BlockCall::Forward(block, mode),
+        OpKind::Finish { block, backward: true } => BlockCall::Finish(block),
+        OpKind::Finish { block, backward: false } => BlockCall::Evaluate(block),
+        OpKind::Backward(block) => BlockCall::Backward(block),
         _ => unreachable!("calls of a schedule are forward, finish and backward"),
     }
 }
@@ -265,6 +263,19 @@ impl Resolved {
     }
 }
 
+/// That sequences are no longer than the position table of a model, if it has one.
+///
+/// # Errors
+/// [`TrainError::Misfit`].
+pub fn expect_positions(config: &Resolved, architecture: &impl Architecture) -> Result<(), TrainError> {
+    let seq_len = config.data.seq_len;
+    let Some(positions) = architecture.positions_max().filter(|&positions| seq_len > positions) else {
+        return Ok(());
+    };
+    let reason = format!("{seq_len} is more than the model's {positions} positions; choose a shorter one");
+    Err(TrainError::Misfit { key: "data.seq_len", reason })
+}
+
 /// Layout and schedules of a configuration and a model; `evaluates` says whether there is evaluation data.
 ///
 /// # Errors
@@ -275,63 +286,26 @@ pub fn plan(config: &Resolved, described: &ModelSpec, evaluates: bool) -> Result
         spec.params[id.0].trainable = false;
     }
     if spec.params.iter().all(|param| !param.trainable) {
-        return Err(TrainError::NothingToTrain);
+        let reason = "it matches every parameter of the model: nothing is left to train".to_owned();
+        return Err(TrainError::Misfit { key: "fsdp.frozen", reason });
     }
     let mesh = Mesh::of_world(config.run.ranks, config.fsdp.mesh.replicate)?;
-    let policy = policy(&config.fsdp).resolve(mesh)?;
-    let units = wrap::units(&spec, &wrap_policy(&config.fsdp.wrap))?;
+    let policy = config.fsdp.policy().resolve(mesh)?;
+    let units = wrap::units(&spec, &config.fsdp.wrap)?;
     let layout = Layout::new(&spec, &units, mesh.shards(), policy.param_dtype);
     let rounds = config.train.micro_batches_per_step() / mesh.world();
     let blocks = spec.blocks.len();
     if rounds > BLOCK_ROUNDS_MAX / blocks {
-        return Err(TrainError::StepTooLong { rounds, blocks, limit: BLOCK_ROUNDS_MAX });
+        let reason = format!(
+            "a step of {rounds} micro-batches per rank over {blocks} blocks of the model has a schedule that is too \
+             long (micro-batches times blocks may be {BLOCK_ROUNDS_MAX}); raise train.micro_batch_size or run.ranks, or \
+             lower train.global_batch_size"
+        );
+        return Err(TrainError::Misfit { key: "train.global_batch_size", reason });
     }
     // Ranks make rules for their devices; all declare the same.
     let rule: Box<dyn UpdateRule<HostMemory>> = HostMemory::rule(&config.train.optimizer, &spec)?;
     let rule = rule.declare(policy.param_dtype.master());
     let evaluation_rounds = if evaluates { rounds } else { 0 };
     Ok(Plan::new(spec, layout, mesh, policy, &rule, rounds, evaluation_rounds)?)
-}
-
-fn wrap_policy(config: &config::WrapPolicy) -> WrapPolicy {
-    match config {
-        config::WrapPolicy::Classes(classes) => WrapPolicy::Classes(classes.clone()),
-        config::WrapPolicy::MinNumParams(min) => {
-            WrapPolicy::MinParams(usize::try_from(*min).unwrap_or(usize::MAX))
-        }
-    }
-}
-
-fn policy(config: &config::FsdpConfig) -> Policy {
-    let depth = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
-    Policy {
-        reshard_after_forward: match config.reshard_after_forward {
-            config::Reshard::Auto => Reshard::Auto,
-            config::Reshard::Always => Reshard::Always,
-            config::Reshard::Never => Reshard::Never,
-            config::Reshard::Groups(n) => Reshard::ToGroup(depth(n)),
-        },
-        forward_prefetch: depth(config.forward_prefetch),
-        backward_prefetch: depth(config.backward_prefetch),
-        accumulation: match config.accumulation {
-            config::Accumulation::Reduce => Accumulation::Reduce,
-            config::Accumulation::Unsharded => Accumulation::Unsharded,
-        },
-        accumulation_order: match config.accumulation_order {
-            config::AccumulationOrder::Tree => AccumulationOrder::Tree,
-            config::AccumulationOrder::Running => AccumulationOrder::Running,
-        },
-        param_dtype: config.param_dtype.into(),
-        reduce_dtype: config.reduce_dtype.into(),
-        reduce_op: config.reduce_op.into(),
-        checkpointing: match config.activation_checkpointing {
-            config::ActivationCheckpointing::None => Checkpointing::None,
-            config::ActivationCheckpointing::Selective => Checkpointing::Selective,
-            config::ActivationCheckpointing::Full => Checkpointing::Full,
-        },
-        offload: match config.offload {
-            config::Offload::None => Offload::None,
-            config::Offload::Cpu => Offload::Cpu,
-        },
-    }
 }

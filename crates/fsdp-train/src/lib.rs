@@ -21,13 +21,13 @@ pub mod config;
 pub mod data;
 mod error;
 mod export;
+mod held;
 mod init;
 pub mod input_file;
 mod job;
 pub mod lr;
 pub mod memory;
 pub mod metrics;
-mod metrics_file;
 mod not_finite;
 mod oracle;
 mod rank;
@@ -43,11 +43,14 @@ mod whole_file;
 pub use error::TrainError;
 pub use export::export_model;
 pub use init::InitSource;
-pub use job::{Job, listed, plan, predict};
+pub use job::{Job, expect_positions, listed, plan, predict};
 pub use oracle::Oracle;
 pub use rank::{Evaluation, RankTrainer};
 pub use rule::TrainBackend;
 pub use run_data::RunData;
+
+/// The version of `fsdp`: all its packages have one.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The examples of the repository's README, compiled with the tests.
 #[cfg(doctest)]

@@ -13,16 +13,10 @@ use crate::config::{LrScheduleConfig, Warmup};
 /// The learning rate as a function of the step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LrSchedule {
+    config: LrScheduleConfig,
     base: f64,
-    warmup: Warmup,
-    decay: Decay,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Decay {
-    None,
-    Linear { min_lr: f64, steps: u64 },
-    Cosine { min_lr: f64, steps: u64 },
+    /// The steps after the warm-up.
+    steps: u64,
 }
 
 impl LrSchedule {
@@ -30,39 +24,31 @@ impl LrSchedule {
     ///
     /// A run that is shorter than its warm-up ends within it.
     pub fn new(config: &LrScheduleConfig, base: f64, steps: u64) -> LrSchedule {
-        let warmup = config.warmup();
-        let steps = steps.saturating_sub(warmup.steps);
-        let decay = match *config {
-            LrScheduleConfig::Constant { .. } => Decay::None,
-            LrScheduleConfig::Linear { min_lr, .. } => Decay::Linear { min_lr, steps },
-            LrScheduleConfig::WarmupCosine { min_lr, .. } => Decay::Cosine { min_lr, steps },
-        };
-        LrSchedule { base, warmup, decay }
+        LrSchedule { config: *config, base, steps: steps.saturating_sub(config.warmup().steps) }
     }
 
     /// The learning rate of a step, counted from 0.
     pub fn lr(&self, step: u64) -> f64 {
-        match step.checked_sub(self.warmup.steps) {
+        let Warmup { steps, start_factor } = self.config.warmup();
+        match step.checked_sub(steps) {
             Some(step) => self.after_warmup(step),
-            None => {
-                let start = self.warmup.start_factor;
-                self.base * (start + (1.0 - start) * ratio(step, self.warmup.steps))
-            }
+            None => self.base * (start_factor + (1.0 - start_factor) * ratio(step, steps)),
         }
     }
 
     /// Steps past the end keep the last value: only a caller beyond `train.steps` would see PyTorch's
     /// cosine rise again.
     fn after_warmup(&self, step: u64) -> f64 {
-        match self.decay {
-            Decay::None => self.base,
-            Decay::Linear { min_lr, steps } if step < steps => {
-                self.base + (min_lr - self.base) * ratio(step, steps)
+        let Self { config, base, steps } = *self;
+        match config {
+            LrScheduleConfig::Constant { .. } => base,
+            LrScheduleConfig::Linear { min_lr, .. } if step < steps => {
+                base + (min_lr - base) * ratio(step, steps)
             }
-            Decay::Cosine { min_lr, steps } if step < steps => {
-                min_lr + (self.base - min_lr) * (1.0 + (PI * ratio(step, steps)).cos()) / 2.0
+            LrScheduleConfig::WarmupCosine { min_lr, .. } if step < steps => {
+                min_lr + (base - min_lr) * (1.0 + (PI * ratio(step, steps)).cos()) / 2.0
             }
-            Decay::Linear { min_lr, .. } | Decay::Cosine { min_lr, .. } => min_lr,
+            LrScheduleConfig::Linear { min_lr, .. } | LrScheduleConfig::WarmupCosine { min_lr, .. } => min_lr,
         }
     }
 }

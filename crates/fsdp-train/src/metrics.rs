@@ -1,25 +1,13 @@
-//! What a step reports, and the file it is reported in.
-//!
-//! `metrics.jsonl` holds one JSON object per step and is flushed after each, so that a run can be watched
-//! and an interrupted one keeps what it did. In front of the steps of each start stands a line that says who takes part;
-//! it has no `step`. Nothing here reads a clock: the trainer measures.
+//! What a step reports. Nothing here reads a clock: the trainer measures.
 
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
-use std::path::Path;
+mod file;
+
 use std::time::Duration;
 
 use fsdp_comm::process::cluster;
 use serde::Serialize;
-use serde_json::json;
 
-use crate::whole_file;
-
-/// The name of the file, in the output folder.
-pub(crate) const METRICS: &str = "metrics.jsonl";
-
-/// The key of the line that stands in front of the steps of a start.
-const START: &str = "start";
+pub(crate) use file::{METRICS, MetricsFile, last_step, last_step_in};
 
 /// One line of `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -131,6 +119,11 @@ pub struct Utilization {
 /// backward twice (4N): 6N. Attention adds scores and weighted values, each 2·d·T FLOPs per layer and
 /// token, three times (forward, and twice in backward): 12·L·d·T, not halved for causality. Recomputation
 /// does not count.
+///
+/// This is a convention, so that runs of different trainers can be compared, and not what is executed: that is the
+/// [`Cost`](fsdp_nn::op::Cost) of each call. The convention can not be stated as a sum of these. It multiplies with every
+/// parameter, where embedding tables, norms and biases are in no product; it does not halve attention for causality, where
+/// calls skip what is masked; and calls of the backward compute what was not kept, attention's probabilities for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlopModel {
     /// N: parameters, tied ones once.
@@ -166,113 +159,6 @@ impl FlopModel {
             mfu: self.flops_per_token() * tokens_per_s / peak_flops_per_s,
             mfu_6n: self.flops_per_token_6n() * tokens_per_s / peak_flops_per_s,
         }
-    }
-}
-
-/// Writes metrics, one JSON object per line.
-#[derive(Debug)]
-pub struct MetricsWriter<W: Write> {
-    sink: W,
-}
-
-impl MetricsWriter<BufWriter<File>> {
-    /// Goes on with a file: lines of later steps than `step` are cut off, and so is a line that is incomplete or
-    /// damaged with everything after it. A file that is not there is created. The cut file replaces the old one in
-    /// one step, durably; a link is replaced, not followed.
-    ///
-    /// # Errors
-    /// If a file cannot be read or written.
-    pub fn resume(path: &Path, step: u64) -> io::Result<MetricsWriter<BufWriter<File>>> {
-        let bytes = read(path)?.unwrap_or_default();
-        // With the last line of a step everything goes that follows it: what said who took part in those that are cut off.
-        let kept = lines(&bytes).take_while(|&(done, _)| done <= step).last().map_or(0, |(_, end)| end);
-        Ok(MetricsWriter::new(BufWriter::new(whole_file::replace(path, &bytes[..kept])?)))
-    }
-}
-
-/// The step of the last line that can be read, 0 if there is none; nothing if there is no file.
-///
-/// # Errors
-/// If the file cannot be read.
-pub(crate) fn last_step(path: &Path) -> io::Result<Option<u64>> {
-    Ok(read(path)?.map(|bytes| last_step_in(&bytes)))
-}
-
-/// The step of the last line that can be read, 0 if there is none.
-pub(crate) fn last_step_in(bytes: &[u8]) -> u64 {
-    lines(bytes).last().map_or(0, |(step, _)| step)
-}
-
-fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
-    match fs::metadata(path) {
-        Ok(found) if !found.is_file() => {
-            Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"))
-        }
-        Ok(_) => fs::read(path).map(Some),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// The step of each line that is one of a step, and where the line ends, up to the first line that is incomplete or damaged.
-fn lines(bytes: &[u8]) -> impl Iterator<Item = (u64, usize)> {
-    let mut end = 0;
-    let lines = bytes.split_inclusive(|&byte| byte == b'\n').map_while(move |line| {
-        end += line.len();
-        read_line(line.strip_suffix(b"\n")?).map(|line| (line, end))
-    });
-    lines.filter_map(|(line, end)| match line {
-        Line::Start => None,
-        Line::Step(step) => Some((step, end)),
-    })
-}
-
-/// What a line tells.
-enum Line {
-    /// Who takes part from here on.
-    Start,
-    /// The figures of this step.
-    Step(u64),
-}
-
-fn read_line(line: &[u8]) -> Option<Line> {
-    let value: serde_json::Value = serde_json::from_slice(line).ok()?;
-    match value.get(START) {
-        Some(_) => Some(Line::Start),
-        None => value.get("step")?.as_u64().map(Line::Step),
-    }
-}
-
-impl<W: Write> MetricsWriter<W> {
-    /// Writes to a sink.
-    pub fn new(sink: W) -> MetricsWriter<W> {
-        MetricsWriter { sink }
-    }
-
-    /// Writes and flushes the line of a start after `step` steps.
-    ///
-    /// # Errors
-    /// If the sink fails.
-    pub fn start(&mut self, step: u64, census: &Census) -> io::Result<()> {
-        let Census { transport, processes } = census;
-        let ranks: usize = processes.iter().map(|process| process.ranks).sum();
-        let who =
-            json!({ "after_step": step, "ranks": ranks, "transport": transport, "processes": processes });
-        self.line(&json!({ START: who }))
-    }
-
-    /// Writes and flushes the line of a step. Numbers that are not finite become `null`: JSON has none such.
-    ///
-    /// # Errors
-    /// If the sink fails.
-    pub fn write(&mut self, metrics: &StepMetrics) -> io::Result<()> {
-        self.line(metrics)
-    }
-
-    fn line(&mut self, line: &impl Serialize) -> io::Result<()> {
-        serde_json::to_writer(&mut self.sink, line)?;
-        self.sink.write_all(b"\n")?;
-        self.sink.flush()
     }
 }
 

@@ -3,80 +3,37 @@
 use fsdp_core::engine::Engine;
 use fsdp_core::memory::{HostSliceMut, Slice};
 use fsdp_core::program::Program;
-use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Memory, Queue};
 
 use crate::checkpoint::{state_name, state_shape};
 use crate::error::TrainError;
+use crate::held::{Kind, runs};
 
 /// Values that are read at once.
 const READ_ELEMS: usize = 1 << 16;
 
-/// A value that is not finite.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Found {
-    /// The tensor, as checkpoints name it.
-    pub(crate) tensor: String,
-    /// Where in the tensor, along each of its dimensions.
-    pub(crate) index: Vec<usize>,
-    /// The value.
-    pub(crate) value: f64,
-    /// The type in which it is not finite.
-    pub(crate) dtype: DType,
-}
-
 /// The first value among those that updates write on this rank, parameters before state, that is not finite. Parameters
-/// have to be finite in the type that computes.
+/// have to be finite in the type that computes. It comes as the error for the step that wrote it.
 ///
 /// # Errors
 /// Those of the memory.
 pub(crate) fn first_not_finite<M: Memory, P: Program<M>>(
     engine: &Engine<M, P>,
-) -> Result<Option<Found>, TrainError> {
-    for search in [first_param, first_of_state] {
-        for unit in engine.plan().layout.unit_ids() {
-            if let Some(found) = search(engine, unit)? {
-                return Ok(Some(found));
-            }
-        }
-    }
-    Ok(None)
-}
-
-fn first_param<M: Memory, P: Program<M>>(
-    engine: &Engine<M, P>,
-    unit: UnitId,
-) -> Result<Option<Found>, TrainError> {
-    let (shards, plan, dtype) = (engine.shards(unit), engine.plan(), engine.plan().policy.param_dtype);
-    for segment in 0..shards.state.len() {
-        for piece in &shards.pieces[segment] {
-            let slice = Slice::new(shards.params[segment], piece.offset, piece.len);
-            if let Some((at, value)) = first_in(&**engine.memory(), slice, dtype)? {
-                let param = plan.spec.param(piece.param);
-                let index = index_of(&param.shape, piece.param_offset + at);
-                return Ok(Some(Found { tensor: param.fqn.clone(), index, value, dtype }));
-            }
-        }
-    }
-    Ok(None)
-}
-
-fn first_of_state<M: Memory, P: Program<M>>(
-    engine: &Engine<M, P>,
-    unit: UnitId,
-) -> Result<Option<Found>, TrainError> {
-    let (shards, plan) = (engine.shards(unit), engine.plan());
-    let tensors = shards.state_tensors.iter().flatten();
-    for (buffer, tensor) in shards.state.into_iter().flatten().zip(tensors) {
-        for piece in &tensor.pieces {
-            let slice = Slice::new(buffer, piece.offset, piece.len);
-            if let Some((at, value)) = first_in(&**engine.memory(), slice, tensor.dtype)? {
-                let param = plan.spec.param(piece.param);
-                let index = index_of(&state_shape(param, piece.axis), piece.first + at);
-                let tensor_name = state_name(param, tensor.name);
-                return Ok(Some(Found { tensor: tensor_name, index, value, dtype: tensor.dtype }));
-            }
-        }
+    step: u64,
+) -> Result<Option<TrainError>, TrainError> {
+    let plan = engine.plan();
+    let params = runs(engine).filter(|run| run.kind == Kind::Param);
+    let state = runs(engine).filter(|run| matches!(run.kind, Kind::State(_)));
+    for run in params.chain(state) {
+        let dtype = run.state.map_or(plan.policy.param_dtype, |(tensor, _)| tensor.dtype);
+        let Some((at, value)) = first_in(&**engine.memory(), run.slice, dtype)? else { continue };
+        let param = plan.spec.param(run.param);
+        let (tensor, shape) = match run.state {
+            None => (param.fqn.clone(), param.shape.clone()),
+            Some((tensor, axis)) => (state_name(param, tensor.name), state_shape(param, axis)),
+        };
+        let index = index_of(&shape, run.first + at);
+        return Ok(Some(TrainError::StateNotFinite { step, tensor, index, value, dtype }));
     }
     Ok(None)
 }

@@ -8,12 +8,14 @@
 use std::sync::Arc;
 
 use fsdp_core::engine::{StepInput, StepReport};
+use fsdp_core::layout::SegmentId;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut, View};
 use fsdp_core::model::{BlockId, ParamId};
 use fsdp_core::program::{ForwardMode, Gradients, Params, Program};
 use fsdp_core::scalars::GradientFactors;
-use fsdp_core::schedule::AccumulationOrder;
+use fsdp_core::schedule::{AccumulationOrder, Round};
 use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule};
+use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, ExactSum, Memory, Queue, tree};
 use fsdp_nn::model::{Architecture, ModelProgram, ProgramOptions};
 
@@ -164,14 +166,14 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         let mut buffers = Vec::new();
         let mut places = Vec::new();
         for param in self.trained() {
-            places.push((param.id, buffers.len(), 0, param.piece.len));
+            places.push((param.id, SegmentId(buffers.len()), 0, param.piece.len));
             buffers.push(memory.allocate(Category::GradientSlot, dtype, param.piece.len)?);
         }
         let mut gradients = Gradients::default();
-        gradients.open(0, buffers, places);
+        gradients.open(UnitId(0), buffers, places);
         let last = spec.blocks.len() - 1;
         let first = spec.first_trainable_block().map_or(last, |block| block.0);
-        self.program.begin(memory, index)?;
+        self.program.begin(memory, Round(index))?;
         for block in (0..last).map(BlockId) {
             params.enter(block);
             self.program.forward(memory, block, ForwardMode::Record, &params)?;
@@ -182,7 +184,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
             params.enter(block);
             self.program.backward(memory, block, &params, &mut gradients)?;
         }
-        let leaf = gradients.close(memory, 0)?.expect("the gradients were opened above");
+        let leaf = gradients.close(memory, UnitId(0))?.expect("the gradients were opened above");
         self.measure(&leaf)?;
         Ok(leaf)
     }
@@ -217,11 +219,11 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
             param.gradient = Some(gradient);
         }
         let mut reduced: Vec<M::Buffer> = Vec::new();
-        for (phase, len) in self.rule.phases().into_iter().enumerate() {
+        for len in self.rule.phases() {
             let mut sums = zeroed(&*memory, Category::CommStaging, DType::F64, len)?;
             for param in self.params.iter_mut() {
                 let Some(mut shard) = param.shard(&mut self.not_finite) else { continue };
-                self.rule.statistics(&*memory, phase, &mut shard, &scalars, &reduced, &mut sums)?;
+                self.rule.statistics(&*memory, &mut shard, &scalars, &reduced, &mut sums)?;
             }
             reduced.push(sums);
         }

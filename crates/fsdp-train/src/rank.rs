@@ -13,10 +13,10 @@ use fsdp_core::schedule::micro_batch_index;
 use fsdp_core::{ExactSum, Rank};
 use fsdp_nn::model::{Architecture, Batch, ModelProgram, ProgramOptions};
 
-use crate::checkpoint::restore;
+use crate::checkpoint::{Foreign, restore};
 use crate::error::TrainError;
 use crate::job::Job;
-use crate::not_finite::{Found, first_not_finite};
+use crate::not_finite::first_not_finite;
 use crate::rule::TrainBackend;
 
 /// One rank of a training run.
@@ -59,6 +59,21 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     pub fn resume(job: &'a Job<A>, seat: Seat<M>, checkpoint: &NativeReader) -> Result<Self, TrainError> {
         let mut engine = Self::connect(job, seat)?;
         restore(&mut engine, checkpoint)?;
+        Ok(Self { job, engine, unread: VecDeque::new() })
+    }
+
+    /// Connects the rank, allocates everything and takes this rank's rows from what another trainer has saved.
+    ///
+    /// # Errors
+    /// As [`RankTrainer::resume`].
+    pub fn resume_foreign(
+        job: &'a Job<A>,
+        seat: Seat<M>,
+        checkpoint: &Foreign,
+        stop: &AtomicBool,
+    ) -> Result<Self, TrainError> {
+        let mut engine = Self::connect(job, seat)?;
+        checkpoint.restore(&mut engine, stop)?;
         Ok(Self { job, engine, unread: VecDeque::new() })
     }
 
@@ -188,8 +203,8 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     /// Fails with the first value of this rank that is not finite. A rank that has none waits for one that fails, so
     /// that the error which ends the run says where the value is.
     fn fail_of_state<T>(&mut self, step: u64) -> Result<T, TrainError> {
-        if let Some(Found { tensor, index, value, dtype }) = first_not_finite(&self.engine)? {
-            return Err(TrainError::StateNotFinite { step, tensor, index, value, dtype });
+        if let Some(found) = first_not_finite(&self.engine, step)? {
+            return Err(found);
         }
         self.meet()?;
         panic!("an update has noted a value that is not finite, and no rank finds it");

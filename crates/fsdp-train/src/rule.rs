@@ -15,7 +15,7 @@ pub trait TrainBackend: Backend {
     /// The update rule of a configuration.
     ///
     /// # Errors
-    /// [`TrainError::Pattern`] for a `no_decay` pattern that matches nothing.
+    /// [`TrainError::Misfit`] for a `no_decay` pattern that matches nothing.
     fn rule(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Box<dyn UpdateRule<Self>>, TrainError>;
 }
 
@@ -62,7 +62,7 @@ where
 /// The parameters whose name, or the name of a tied use, matches one of the patterns of `key`.
 ///
 /// # Errors
-/// [`TrainError::Pattern`] for a pattern that matches nothing.
+/// [`TrainError::Misfit`] for a pattern that matches nothing.
 pub(crate) fn matching(
     spec: &ModelSpec,
     key: &'static str,
@@ -75,8 +75,10 @@ pub(crate) fn matching(
     let compiled = FqnPatterns::new(patterns).expect("a resolved configuration has valid patterns");
     let all: Vec<&str> = (0..spec.params.len()).flat_map(names).collect();
     if let Some(pattern) = compiled.unused(&all).first() {
-        let example = all.first().copied().unwrap_or_default().into();
-        return Err(TrainError::Pattern { key, pattern: (*pattern).into(), example });
+        let example = all.first().copied().unwrap_or_default();
+        let reason =
+            format!("pattern `{pattern}` matches no parameter of the model; one of its names is `{example}`");
+        return Err(TrainError::Misfit { key, reason });
     }
     Ok((0..spec.params.len())
         .filter(|&index| names(index).any(|name| compiled.matches(name)))

@@ -28,15 +28,18 @@ impl RunData {
         let (global, micro) = (config.train.global_batch_size, config.train.micro_batch_size);
         let out_dir = Path::new(&config.run.out_dir);
         let data = config.data.fetched()?;
-        let train = Dataset::load(&data.train, &data, out_dir)?;
-        train.check_vocabulary(vocab)?;
+        let load = |key, paths: &[String]| {
+            let dataset = Dataset::load(paths, &data, out_dir).map_err(|error| error.of_key(key))?;
+            dataset.check_vocabulary(vocab)?;
+            Ok::<_, TrainError>(dataset)
+        };
+        let train = load("data.train", &data.train)?;
         let seed = config.data.shuffle.then_some(config.data.seed);
         let sampler = Sampler::new(train.len(), train.seq_len(), global, micro, seed)?;
         let eval = if config.data.eval.is_empty() {
             None
         } else {
-            let dataset = Dataset::load(&data.eval, &data, out_dir)?;
-            dataset.check_vocabulary(vocab)?;
+            let dataset = load("data.eval", &data.eval)?;
             let sampler =
                 EvalSampler::new(dataset.len(), dataset.seq_len(), global, micro, config.data.eval_batches)?;
             Some((dataset, sampler))

@@ -1,6 +1,6 @@
 //! Failures as one process tells them to another: what they say and what they call for.
 
-use fsdp_comm::process::number_of_kind;
+use fsdp_comm::process::SerdeKind;
 use fsdp_core::FailureKind;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use crate::error::TrainError;
 /// A failure in words.
 #[derive(Serialize, Deserialize)]
 struct Words {
-    #[serde(with = "number_of_kind")]
+    #[serde(with = "SerdeKind")]
     kind: FailureKind,
     message: String,
 }
@@ -37,8 +37,7 @@ mod tests {
     #[test]
     fn a_failure_says_and_calls_for_the_same_on_the_other_side() {
         let io = std::io::Error::from(std::io::ErrorKind::StorageFull);
-        for error in [TrainError::SaveAbandoned, TrainError::NothingToTrain, TrainError::io("write", "a")(io)]
-        {
+        for error in [TrainError::SaveAbandoned, TrainError::Stopped, TrainError::io("write", "a")(io)] {
             let told = decode::<()>(&encode::<()>(Err(&error))).unwrap_err();
             assert_eq!(told.to_string(), error.to_string());
             assert_eq!(told.kind(), error.kind());

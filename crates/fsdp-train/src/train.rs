@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use fsdp_ckpt::export::Export;
 use fsdp_ckpt::is_url;
 use fsdp_comm::launch::{Launcher, Seat};
-use fsdp_core::DType;
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::Observer;
 use fsdp_core::memory::Usage;
@@ -20,7 +19,7 @@ use fsdp_nn::model::Architecture;
 
 use crate::checkpoint::{Resume, Resumed, RunWarning, SaveOptions, Saved, Start, StateTable, not_heard};
 use crate::error::TrainError;
-use crate::export::plan_export;
+use crate::export::{Companions, plan_export};
 use crate::job::Job;
 use crate::memory::expect_room_to_train;
 use crate::metrics::{Census, FlopModel, StepMetrics};
@@ -131,7 +130,7 @@ where
     let assembly = launcher.assemble(world);
     let start = Start::agree(job, &table, options, &*assembly)?;
     let model = out_dir.join(MODEL);
-    let plan = plan_export(&model.join(MODEL_FILE), &job.plan.spec, export_dtype(job))?;
+    let plan = plan_export(&model.join(MODEL_FILE), job, options.config_json.as_deref())?;
     let create = || -> Result<Export, TrainError> {
         std::fs::create_dir_all(&model).map_err(TrainError::io("create", &model))?;
         Ok(plan.create()?)
@@ -139,7 +138,11 @@ where
     let export = start.lock().filter(|_| !is_url(out_dir)).map(|_| create()).transpose()?;
     let saves = SaveOptions::new(job, table, Arc::clone(&assembly), start.attempt, start.lock().cloned())?;
     let saves = Arc::new(saves);
-    let run = Run::new(job, options, &start, &saves, &*assembly, (plan, export));
+    let companions = match assembly.is_leader() {
+        true => Companions::read(Path::new(&job.config.model.path))?,
+        false => Companions::default(),
+    };
+    let run = Run::new(job, options, &start, &saves, &*assembly, (plan, export, companions));
     let begin = Instant::now();
     let launched = launcher.launch(world, &|seat: Seat<L::Memory>| run.rank(seat));
     let cleared = run.clear(launched.is_ok());
@@ -179,10 +182,6 @@ fn conclude<A: Architecture + Clone>(
         saves.prune(log.proven.max(done.saturating_sub(1)))?;
     }
     Ok(())
-}
-
-fn export_dtype<A>(job: &Job<A>) -> DType {
-    job.plan.policy.param_dtype.master()
 }
 
 fn summary<A>(

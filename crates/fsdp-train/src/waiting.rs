@@ -46,7 +46,7 @@ impl<'a> WaitTimer<'a> {
 
 /// Whether an operation waits for its collective where it is issued.
 fn waits_inside(kind: &OpKind) -> bool {
-    matches!(kind, OpKind::ReduceScalars | OpKind::ReduceStatistics { .. })
+    matches!(kind, OpKind::ReduceScalars | OpKind::ReduceStatistics(_))
 }
 
 /// The clock is read where it must be only: there are hundreds of operations in a step, and some machines are slow to say

@@ -8,15 +8,16 @@ use fsdp_ckpt::{is_url, objects};
 
 use crate::error::TrainError;
 
-/// Replaces a small file of a run by a text, in one step, on a disk or in an object store.
+/// Replaces a small file of a run by other content, in one step, on a disk or in an object store.
 ///
 /// # Errors
 /// [`TrainError::Io`], [`TrainError::Checkpoint`].
-pub(crate) fn write_small(path: &Path, text: &str) -> Result<(), TrainError> {
+pub(crate) fn write_small(path: &Path, content: impl AsRef<[u8]>) -> Result<(), TrainError> {
+    let content = content.as_ref();
     if is_url(path) {
-        return Ok(objects::write(path, text.as_bytes())?);
+        return Ok(objects::write(path, content)?);
     }
-    replace(path, text.as_bytes()).map(drop).map_err(TrainError::io("write", path))
+    replace(path, content).map(drop).map_err(TrainError::io("write", path))
 }
 
 /// Replaces a file in one step: the content is durable before it gets the name, and the name before this returns.

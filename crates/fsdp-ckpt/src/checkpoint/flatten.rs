@@ -109,7 +109,7 @@ fn has_tensor_or_dict<T: Nested>(node: &T) -> bool {
 }
 
 /// The key as Python's `str` gives it.
-fn key_text(key: &Value) -> Option<String> {
+pub(crate) fn key_text(key: &Value) -> Option<String> {
     match key {
         Value::Str(text) => Some(text.clone()),
         Value::Int(number) => Some(number.to_string()),

@@ -4,10 +4,10 @@
 //! themselves. Names decide by the usual top-level keys: an optimizer lies under a key such as `optim`; if there is a key such
 //! as `model`, only what is under it is the model; else every tensor that is not the optimizer's is.
 
-use super::{Checkpoint, Key, Role};
+use super::{Checkpoint, Key, Role, Tensor};
 
 /// First steps of paths that lead to an optimizer.
-const OPTIMIZER_STEPS: [&str; 9] = [
+pub(super) const OPTIMIZER_STEPS: [&str; 9] = [
     "optim",
     "optimizer",
     "optimizers",
@@ -21,6 +21,24 @@ const OPTIMIZER_STEPS: [&str; 9] = [
 
 /// First steps of paths that lead to a model, where there is anything beside it.
 const MODEL_STEPS: [&str; 5] = ["model", "model_state", "model_state_dict", "module", "state_dict"];
+
+/// First steps of paths to what trainers keep beside model and optimizer, even where the model has no key of its own;
+/// some have a number behind them (`random_states_0`).
+const OTHER_STEPS: [&str; 13] = [
+    "train_state",
+    "lr_scheduler",
+    "lr_schedulers",
+    "scheduler",
+    "dataloader",
+    "rng",
+    "rng_state",
+    "random_states",
+    "extra_state",
+    "scaler",
+    "sampler",
+    "dl_state_dict",
+    "custom_checkpoint",
+];
 
 /// What follows the first step in names of optimizers that were flattened before they were saved.
 const FLAT_OPTIMIZER_STEPS: [&str; 2] = ["state", "param_groups"];
@@ -38,7 +56,7 @@ impl Roles {
         let mut roles = Roles { has_model_step: false, is_bare_optimizer: false };
         for path in paths {
             let first = first_step(path);
-            roles.has_model_step |= path.len() > 1 && MODEL_STEPS.contains(&first);
+            roles.has_model_step |= has_model_step(path);
             roles.is_bare_optimizer |= path.len() > 1 && first == "param_groups";
         }
         roles
@@ -46,9 +64,10 @@ impl Roles {
 
     /// The role of a tensor.
     pub fn of_tensor(&self, path: &[Key]) -> Role {
+        let is_other = path.len() > 1 && OTHER_STEPS.contains(&without_number(first_step(path)));
         if self.is_optimizer(path) {
             Role::Optimizer
-        } else if self.is_model(path) || !self.has_model_step {
+        } else if self.is_model(path) || !(self.has_model_step || is_other) {
             Role::Model
         } else {
             Role::Other
@@ -67,7 +86,7 @@ impl Roles {
     }
 
     fn is_model(&self, path: &[Key]) -> bool {
-        self.has_model_step && path.len() > 1 && MODEL_STEPS.contains(&first_step(path))
+        self.has_model_step && has_model_step(path)
     }
 
     fn is_optimizer(&self, path: &[Key]) -> bool {
@@ -85,10 +104,23 @@ impl Roles {
     }
 }
 
+/// Whether a path begins with a key of a whole model.
+pub(crate) fn has_model_step(path: &[Key]) -> bool {
+    path.len() > 1 && MODEL_STEPS.contains(&first_step(path))
+}
+
 fn first_step(path: &[Key]) -> &str {
     match path.first() {
         Some(Key::Name(name)) => name,
         _ => "",
+    }
+}
+
+/// A step without the number of a rank or an object behind it.
+fn without_number(step: &str) -> &str {
+    match step.rsplit_once('_') {
+        Some((name, number)) if number.parse::<u64>().is_ok() => name,
+        _ => step,
     }
 }
 
@@ -97,7 +129,14 @@ impl Checkpoint {
     pub fn assign_roles(&mut self) {
         let tensors = self.tensors.values().map(|tensor| &tensor.path[..]);
         let roles = Roles::of_paths(tensors.chain(self.values.values().map(|object| &object.path[..])));
-        self.tensors.values_mut().for_each(|tensor| tensor.role = roles.of_tensor(&tensor.path));
+        for (name, tensor) in std::mem::take(&mut self.tensors) {
+            let role = match roles.of_tensor(&tensor.path) {
+                // What a program keeps in objects of its own is no weight to load.
+                Role::Model if self.is_in_opaque(&tensor.path) => Role::Other,
+                role => role,
+            };
+            self.tensors.insert(name, Tensor { role, ..tensor });
+        }
         self.values.values_mut().for_each(|object| object.role = roles.of_value(&object.path));
     }
 }
@@ -130,10 +169,25 @@ mod tests {
 
     #[test]
     fn without_a_key_for_the_model_every_other_tensor_is_the_models() {
-        let names: [&[&str]; 3] = [&["layers.0.weight"], &["optimizer", "param_groups"], &["train_state"]];
-        let expected =
-            [(Role::Model, Role::Other), (Role::Optimizer, Role::Optimizer), (Role::Model, Role::Other)];
+        let names: [&[&str]; 4] =
+            [&["layers.0.weight"], &["optimizer", "param_groups"], &["gate"], &["train_state", "step"]];
+        let expected = [
+            (Role::Model, Role::Other),
+            (Role::Optimizer, Role::Optimizer),
+            (Role::Model, Role::Other),
+            (Role::Other, Role::Other),
+        ];
         assert_eq!(roles(&names), expected);
+    }
+
+    #[test]
+    fn what_trainers_keep_beside_a_model_is_no_weight() {
+        for step in
+            ["random_states_0", "rng_state_12", "extra_state", "scaler", "dl_state_dict_1", "scheduler_1"]
+        {
+            assert_eq!(roles(&[&[step, "torch"], &["layers.0.weight"]])[0].0, Role::Other, "{step}");
+        }
+        assert_eq!(roles(&[&["sampler_x", "weight"]])[0].0, Role::Model);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //!
 //! What a pickle or a JSON text holds becomes one of these; nothing is ever constructed, imported or called.
 
+use std::fmt;
+
 /// The name of a global of a pickle: a class or function that the file names and that is never looked up.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Global {
@@ -38,6 +40,9 @@ pub enum Value {
     Dict(Vec<(Value, Value)>),
     /// A class or function by name, such as `torch.float32`.
     Global(Global),
+    /// A class or function that is no part of a checkpoint format, or an object of such a class: what is in it is not read,
+    /// and conversions leave it out.
+    Opaque(Global),
     /// An object: its class or constructor, the arguments it was made of, and its state.
     Object {
         /// Class or constructor.
@@ -47,4 +52,29 @@ pub enum Value {
         /// State that was set on it.
         state: Option<Box<Value>>,
     },
+}
+
+impl Value {
+    /// The class of the first opaque object in it.
+    pub fn opaque_class(&self) -> Option<&Global> {
+        match self {
+            Value::Opaque(class) => Some(class),
+            Value::List(items) | Value::Tuple(items) | Value::Set(items) => {
+                items.iter().find_map(Value::opaque_class)
+            }
+            Value::Dict(items) => {
+                items.iter().find_map(|(key, item)| key.opaque_class().or_else(|| item.opaque_class()))
+            }
+            Value::Object { args, state, .. } => {
+                args.iter().chain(state.as_deref()).find_map(Value::opaque_class)
+            }
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Global {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.module, self.name)
+    }
 }

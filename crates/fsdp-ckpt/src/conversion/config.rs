@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use crate::{
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, Key, Role, join},
     diff::{self, Outcome},
     error::Error,
     file_io::Files,
-    targets::Selection,
+    targets::{OutputTensor, Selection},
     transfer::{Options, PlannedFile},
 };
 
@@ -53,6 +53,34 @@ pub(super) fn read(path: &Path) -> Result<Config, Error> {
     Ok(Config { text, ties_embeddings })
 }
 
+/// Adds output weights that are the input weights, where a checkpoint holds both once.
+pub(super) fn add_head(checkpoint: &Checkpoint, selection: &mut Selection) -> Result<(), Error> {
+    let tensors = &selection.tensors;
+    let is_one = |tensor: &OutputTensor, ends: &[&str]| {
+        tensor.role == Role::Model && ends.iter().any(|end| ends_in(&tensor.name, end))
+    };
+    if tensors.iter().any(|tensor| is_one(tensor, &[HEAD])) {
+        return Ok(());
+    }
+    let Some(first) = tensors.iter().position(|tensor| is_one(tensor, &EMBEDDINGS)) else {
+        let reason = format!("it has no embeddings that `{HEAD}` could be tied to; leave --tied out");
+        return Err(Error::bad_request(&checkpoint.path, reason));
+    };
+    let mut head = tensors[first].clone();
+    // A key of the whole model stays in front.
+    let outer = head.path.len() - 1;
+    head.path.truncate(outer);
+    head.path.push(Key::Name(HEAD.to_owned()));
+    head.name = join(&head.path);
+    head.tied_to = Some(first);
+    selection.tensors.push(head);
+    Ok(())
+}
+
+fn ends_in(name: &str, end: &str) -> bool {
+    name.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
 /// Ties output weights to input weights if both are there, after proving that they are equal.
 pub(super) fn tie_head(
     checkpoint: &Checkpoint,
@@ -60,9 +88,6 @@ pub(super) fn tie_head(
     options: &Options,
 ) -> Result<(), Error> {
     let tensors = &mut selection.tensors;
-    let ends_in = |name: &str, end: &str| {
-        name.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-    };
     let head = tensors.iter().position(|tensor| ends_in(&tensor.name, HEAD));
     let is_embedding = |name: &str| EMBEDDINGS.iter().any(|end| ends_in(name, end));
     let embedding = tensors.iter().position(|tensor| is_embedding(&tensor.name));

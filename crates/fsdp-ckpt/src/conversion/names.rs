@@ -2,7 +2,7 @@
 
 use regex::Regex;
 
-use crate::checkpoint::{Key, Value, join};
+use crate::checkpoint::{Key, Value, join, parameter_span, with_parameter};
 
 /// A renaming by a regular expression, in the syntax of the `regex` crate.
 #[derive(Clone, Debug)]
@@ -42,26 +42,31 @@ impl<'a> Renaming<'a> {
         Renaming { prefix, renames, used_prefix: false, used: vec![false; renames.len()] }
     }
 
-    /// The new path of a tensor or value.
+    /// The new path of a tensor or value. The name of a parameter within the state of the optimizer is renamed as the
+    /// parameter is; what does not match that name may match the whole.
     pub(super) fn path(&mut self, path: &[Key]) -> Vec<Key> {
-        if let Some(parameter) = parameter_step(path) {
-            // The name of a parameter within the state of the optimizer is renamed as the parameter is.
-            let mut path = path.to_vec();
-            if let Key::Name(name) = &path[parameter] {
-                path[parameter] = Key::Name(join(&self.whole(&[Key::Name(name.clone())])));
-            }
-            return path;
+        let mut path = path.to_vec();
+        for step in 0..=self.renames.len() {
+            path = match self.inner(step, &path) {
+                Some(renamed) => renamed,
+                None => self.apply(step, &path).unwrap_or(path),
+            };
         }
-        self.whole(path)
+        path
+    }
+
+    /// The path with its parameter renamed, if it names one and the step changes that.
+    fn inner(&mut self, step: usize, path: &[Key]) -> Option<Vec<Key>> {
+        let (at, range) = parameter_span(path)?;
+        let name = Key::Name(path[at].text()[range.clone()].to_owned());
+        let renamed = self.apply(step, &[name])?;
+        Some(with_parameter(path, (at, range), &join(&renamed)))
     }
 
     /// The value, with names of parameters in it renamed: the parameters of an optimizer's groups.
     pub(super) fn value(&mut self, path: &[Key], value: &Value) -> Value {
-        let is_list_of_names = path.len() >= 2
-            && path.last() == Some(&Key::Name("params".to_owned()))
-            && path.iter().any(|step| *step == Key::Name("param_groups".to_owned()));
         match value {
-            Value::List(items) if is_list_of_names => {
+            Value::List(items) if is_list_of_parameters(path) => {
                 Value::List(items.iter().map(|item| self.name(item)).collect())
             }
             other => other.clone(),
@@ -70,36 +75,33 @@ impl<'a> Renaming<'a> {
 
     fn name(&mut self, value: &Value) -> Value {
         match value {
-            Value::Str(name) => Value::Str(join(&self.whole(&[Key::Name(name.clone())]))),
+            Value::Str(name) => Value::Str(join(&self.path(&[Key::Name(name.clone())]))),
             other => other.clone(),
         }
     }
 
-    fn whole(&mut self, path: &[Key]) -> Vec<Key> {
-        let mut path = path.to_vec();
-        if let Some(rest) = self.prefix.and_then(|prefix| without_prefix(&path, prefix)) {
+    /// What one step makes of a path, if it changes it: step 0 takes the prefix away, the others are renamings.
+    fn apply(&mut self, step: usize, path: &[Key]) -> Option<Vec<Key>> {
+        let Some(index) = step.checked_sub(1) else {
+            let rest = without_prefix(path, self.prefix?)?;
             self.used_prefix = true;
-            path = rest;
+            return Some(rest);
+        };
+        let (rename, name) = (&self.renames[index], join(path));
+        if !rename.pattern.is_match(&name) {
+            return None;
         }
-        for (rename, used) in self.renames.iter().zip(&mut self.used) {
-            let name = join(&path);
-            if rename.pattern.is_match(&name) {
-                *used = true;
-                let new = rename.pattern.replace_all(&name, rename.replacement.as_str());
-                path = nested_like(&path, &new);
-            }
-        }
-        path
+        self.used[index] = true;
+        let new = rename.pattern.replace_all(&name, rename.replacement.as_str());
+        Some(nested_like(path, &new))
     }
 }
 
-/// The step that names a parameter in the path of a state of an optimizer (`optim.state.<name>.<state>`).
-fn parameter_step(path: &[Key]) -> Option<usize> {
-    let is_state = |step: &Key| *step == Key::Name("state".to_owned());
-    match path {
-        [_, state, Key::Name(_), _] if is_state(state) => Some(2),
-        _ => None,
-    }
+/// Whether a path leads to the names of the parameters of a group.
+fn is_list_of_parameters(path: &[Key]) -> bool {
+    path.len() >= 2
+        && path.last() == Some(&Key::Name("params".to_owned()))
+        && path.iter().any(|step| *step == Key::Name("param_groups".to_owned()))
 }
 
 /// The path without a prefix of its name. A dot between the two goes with the prefix.
@@ -182,6 +184,20 @@ mod tests {
         assert_eq!(renaming.value(&groups, &list), Value::List(vec![Value::Str("blocks.1.w".into())]));
         assert_eq!(renaming.used, [true]);
         assert_eq!(renaming.path(&groups), groups);
+    }
+
+    #[test]
+    fn a_renaming_may_match_the_whole_name_of_a_state() {
+        let renames = ["^optim=optimizer", "^layers=blocks"].map(|text| Rename::parse(text).unwrap());
+        let mut renaming = Renaming::new(None, &renames);
+        let state = names(&["optim", "state", "layers.0.w", "exp_avg"]);
+        assert_eq!(join(&renaming.path(&state)), "optimizer.state.blocks.0.w.exp_avg");
+        let flat = names(&["optim", "state.layers.0.w.exp_avg"]);
+        assert_eq!(join(&renaming.path(&flat)), "optimizer.state.blocks.0.w.exp_avg");
+        assert_eq!(renaming.path(&names(&["layers.0.w"])), names(&["blocks.0.w"]));
+        let lr = names(&["optim", "param_groups", "0", "lr"]);
+        assert_eq!(join(&renaming.path(&lr)), "optimizer.param_groups.0.lr");
+        assert_eq!(renaming.used, [true, true]);
     }
 
     #[test]

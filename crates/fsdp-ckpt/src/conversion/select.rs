@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Conversion, Part, Target, names::Renaming};
+use super::{Conversion, ConversionReport, Part, Target, Tied, layout, names::Renaming};
 use crate::{
-    checkpoint::{Checkpoint, Chunk, Key, Object, Role, Tensor, join},
+    checkpoint::{Checkpoint, Chunk, Key, Object, Role, Tensor, join, strip_any, strip_value},
     error::Error,
     safetensors::TensorType,
     targets::{OutputTensor, Selection},
@@ -17,7 +17,7 @@ const EXAMPLES: usize = 3;
 pub(super) fn select(
     checkpoint: &Checkpoint,
     conversion: &Conversion,
-    notes: &mut Vec<String>,
+    report: &mut ConversionReport,
 ) -> Result<Selection, Error> {
     let refused = |reason: String| Error::bad_request(&checkpoint.path, reason);
     let collide = |name: &str, first: &str, second: &str| {
@@ -26,12 +26,24 @@ pub(super) fn select(
     if let Some(dtype) = conversion.dtype.filter(|dtype| !dtype.is_convertible()) {
         return Err(refused(format!("tensors cannot be converted to {dtype}; choose F64, F32, BF16 or F16")));
     }
+    if conversion.target == Target::Safetensors && conversion.tied == Some(Tied::Twice) {
+        let reason = "safetensors hold tied weights once; leave --tied twice out, or write another format";
+        return Err(refused(reason.to_owned()));
+    }
+    let has_layout = conversion.layout.is_some() && is_in(Role::Optimizer, conversion.part);
+    if let Some(name) = layout::first_numbered(checkpoint).filter(|_| has_layout) {
+        return Err(refused(format!(
+            "parameters of its optimizer go by number (`{name}`); --layout needs names: leave it out, or take the \
+             model alone with --only model"
+        )));
+    }
     let mut renaming = Renaming::new(conversion.strip_prefix.as_deref(), &conversion.renames);
     let mut tensors = BTreeMap::new();
     for (source, tensor) in
         checkpoint.tensors.iter().filter(|(_, tensor)| is_in(tensor.role, conversion.part))
     {
-        let output = output(source, tensor, renaming.path(&tensor.path), conversion.dtype);
+        let path = laid_out(conversion, tensor.role, &tensor.path);
+        let output = output(source, tensor, renaming.path(&path), conversion.dtype);
         if output.name.is_empty() {
             let reason =
                 format!("nothing is left of the name `{source}` after renaming; change the renaming");
@@ -44,26 +56,57 @@ pub(super) fn select(
     if tensors.is_empty() {
         return Err(refused(nothing_selected(checkpoint)));
     }
-    let mut values: BTreeMap<String, (Object, &str)> = BTreeMap::new();
-    for (source, object) in checkpoint.values.iter().filter(|(_, object)| is_in(object.role, conversion.part))
-    {
+    let mut values: BTreeMap<String, (Object, String)> = BTreeMap::new();
+    for (source, object) in values_laid_out(checkpoint, conversion) {
         let path = renaming.path(&object.path);
         let (name, value) = (join(&path), renaming.value(&object.path, &object.value));
-        let taken = tensors.get(&name).map(|tensor| tensor.source.as_str());
+        let taken = tensors.get(&name).map(|tensor| tensor.source.clone());
         let object = Object { path, role: object.role, value };
-        let taken = taken.or(values.insert(name.clone(), (object, source)).map(|(_, first)| first));
+        let taken = taken.or(values.insert(name.clone(), (object, source.clone())).map(|(_, first)| first));
         if let Some(first) = taken {
-            return Err(collide(&name, first, source));
+            return Err(collide(&name, &first, &source));
         }
     }
     check_used(&renaming, checkpoint, conversion).map_err(refused)?;
+    values.retain(|name, (object, _)| {
+        let is_opaque = object.value.opaque_class().is_some();
+        report.dropped_values.extend(is_opaque.then(|| name.clone()));
+        !is_opaque
+    });
+    let notes = &mut report.notes;
     note_types(&tensors, conversion, notes);
+    note_wrappers(checkpoint, conversion, notes).map_err(refused)?;
     if conversion.target == Target::Safetensors {
         note_common_step(&tensors, notes);
     }
     let mut tensors: Vec<OutputTensor> = tensors.into_values().collect();
     tie(checkpoint, &mut tensors);
     Ok(Selection { tensors, values: values.into_values().map(|(object, _)| object).collect() })
+}
+
+/// A path without wrappers, where they are not wanted, in the place that the layout has for it.
+fn laid_out(conversion: &Conversion, role: Role, path: &[Key]) -> Vec<Key> {
+    let path = if conversion.strip_wrappers { strip_any(role, path) } else { path.to_vec() };
+    conversion.layout.map_or_else(|| path.clone(), |layout| layout.path(role, &path))
+}
+
+/// The selected values as [`laid_out`] has them, each with the name of the one that it comes from.
+fn values_laid_out(checkpoint: &Checkpoint, conversion: &Conversion) -> Vec<(String, Object)> {
+    let selected = checkpoint.values.iter().filter(|(_, object)| is_in(object.role, conversion.part));
+    let unlaid = Conversion { layout: None, ..conversion.clone() };
+    let stripped = selected.map(|(name, object)| {
+        let path = laid_out(&unlaid, object.role, &object.path);
+        let value = match conversion.strip_wrappers {
+            true => strip_value(&object.path, &object.value),
+            false => object.value.clone(),
+        };
+        (name.clone(), Object { path, role: object.role, value })
+    });
+    let stripped: Vec<(String, Object)> = stripped.collect();
+    match conversion.layout {
+        Some(layout) => layout.values(stripped),
+        None => stripped,
+    }
 }
 
 fn is_in(role: Role, part: Part) -> bool {
@@ -107,6 +150,24 @@ fn check_used(renaming: &Renaming, checkpoint: &Checkpoint, conversion: &Convers
     match conversion.renames.iter().zip(&renaming.used).find(|(_, used)| !**used) {
         Some((rename, _)) => unused(format!("matches `{}`", rename.pattern())),
         None => Ok(()),
+    }
+}
+
+/// Names what wrappers have put into names and stays there; asking to remove what is not there is a mistake.
+fn note_wrappers(
+    checkpoint: &Checkpoint,
+    conversion: &Conversion,
+    notes: &mut Vec<String>,
+) -> Result<(), String> {
+    match (checkpoint.wrapper_note(), conversion.strip_wrappers) {
+        (None, true) => {
+            Err("no name has a wrapper in it that could be removed; leave --strip-wrappers out".to_owned())
+        }
+        (Some(note), false) => {
+            notes.push(note);
+            Ok(())
+        }
+        _ => Ok(()),
     }
 }
 

@@ -168,6 +168,8 @@ fn requests_that_make_no_sense_are_refused() {
     assert!(message.contains("cannot be converted to I64"), "{message}");
     let message = refused(&source, dir.path(), Conversion { renames: rename("^c$="), ..usual() });
     assert!(message.contains("nothing is left of the name `c`"), "{message}");
+    let message = refused(&source, dir.path(), Conversion { tied: Some(Tied::Twice), ..usual() });
+    assert!(message.contains("safetensors hold tied weights once"), "{message}");
 }
 
 /// DeepSpeed keeps one count of steps for each group of parameters.
@@ -203,6 +205,53 @@ fn tied_weights_of_the_configuration_are_written_once_if_they_are_equal() {
     let source = of_names(&dir.path().join("s"), &[names[0], ("model.embed_tokens.weight", 8)]);
     let message = refused(&source, dir.path(), conversion);
     assert!(message.contains("their elements differ"), "{message}");
+}
+
+#[test]
+fn a_layout_of_an_optimizer_by_number_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["trainer/single/checkpoint-10", "accelerate/ddp"] {
+        let source = formats::open(fixture(name)).unwrap();
+        for layout in [Layout::Torchtitan, Layout::Flat, Layout::ModelOptimizer] {
+            let conversion = Conversion { layout: Some(layout), ..Conversion::new(Target::Dcp) };
+            let message = refused(&source, dir.path(), conversion.clone());
+            assert!(message.contains("go by number (`optimizer.state.0.exp_avg`)"), "{message}");
+            let model = Conversion { part: Part::Model, ..conversion };
+            let out = dir.path().join(format!("{layout:?}"));
+            converted(&source, &out, &model).unwrap();
+            fs::remove_dir_all(out).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_lies_beside_a_model_keeps_its_role_through_other_formats() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = formats::open(fixture("accelerate/fsdp2_sharded")).unwrap();
+    let roles = |of: &Checkpoint| -> Vec<_> {
+        of.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.role)).collect()
+    };
+    let out = dir.path().join("dcp");
+    converted(&source, &out, &Conversion::new(Target::Dcp)).unwrap();
+    assert_eq!(roles(&formats::open(&out).unwrap()), roles(&source));
+}
+
+#[test]
+fn of_tied_weights_the_embeddings_stay_whatever_the_format() {
+    let dir = tempfile::tempdir().unwrap();
+    let names = [("model.embed_tokens.weight", 7), ("model.norm.weight", 1)];
+    let mut source = of_names(&dir.path().join("s"), &names);
+    let mut head = source.tensors["model.embed_tokens.weight"].clone();
+    head.path = vec![crate::checkpoint::Key::Name("lm_head.weight".to_owned())];
+    source.tensors.insert("lm_head.weight".to_owned(), head);
+    for target in [Target::Safetensors, Target::Dcp, Target::Native, Target::Torch] {
+        let conversion = Conversion { tied: Some(Tied::Once), ..Conversion::new(target) };
+        let out = dir.path().join(format!("{target:?}"));
+        let report = converted(&source, &out, &conversion).unwrap();
+        let tied = ("lm_head.weight".to_owned(), "model.embed_tokens.weight".to_owned());
+        assert_eq!(report.tied, [tied], "{target:?}");
+        assert!(formats::open(&out).unwrap().tensors.keys().eq(names.map(|(name, _)| name).iter()));
+    }
 }
 
 #[test]

@@ -108,6 +108,13 @@ fn missing_tensors_and_other_shapes_and_types_are_differences() {
 }
 
 #[test]
+fn two_checkpoints_without_tensors_are_not_called_equal() {
+    let (none, cancel) = (Checkpoint::default(), AtomicBool::new(false));
+    let error = diff(&none, &none, EXACT, &Options::new(&NoProgress, &cancel)).unwrap_err();
+    assert!(error.to_string().contains("has tensors to compare"), "{error}");
+}
+
+#[test]
 fn integers_that_differ_are_counted() {
     let dir = tempfile::tempdir().unwrap();
     let of = |name: &str, bytes: Vec<u8>| {

@@ -1,9 +1,9 @@
 //! The differences between the tensors that were expected and those that are there.
 
-use std::{fmt, path::Path};
+use std::{collections::BTreeSet, fmt, path::Path};
 
 use super::{Error, listed};
-use crate::safetensors::TensorType;
+use crate::{checkpoint::strip_wrappers, safetensors::TensorType};
 
 /// How many items of one kind a message lists before it only counts.
 const LISTED_MAX: usize = 12;
@@ -90,7 +90,16 @@ impl fmt::Display for NameDifferences {
             format!("`{name}` ({dtype})")
         });
         f.write_str(&kinds.join("; "))?;
-        f.write_str("; check that config and weights belong together")
+        let wrappers: BTreeSet<&str> = self.extra.iter().flat_map(|name| strip_wrappers(name).1).collect();
+        if wrappers.is_empty() {
+            return f.write_str("; check that config and weights belong together");
+        }
+        let wrappers: Vec<String> = wrappers.into_iter().map(|wrapper| format!("`{wrapper}.`")).collect();
+        let found = wrappers.join(", ");
+        write!(
+            f,
+            "; wrappers of modules have put {found} into names: `fsdp ckpt convert --strip-wrappers` removes it"
+        )
     }
 }
 

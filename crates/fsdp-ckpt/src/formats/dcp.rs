@@ -30,12 +30,12 @@ mod storage;
 use std::{collections::BTreeMap, path::Path};
 
 use crate::{
-    checkpoint::{Checkpoint, Key, Object, Protection, Role, Source, Tensor, Value, flatten, join},
+    checkpoint::{Checkpoint, Global, Key, Object, Protection, Role, Source, Tensor, Value, flatten, join},
     error::{Error, Fault},
     file_io::{Files, PathFile},
     formats::local::LocalTensor,
     pickle::{self, Graph, PICKLE_BYTES_MAX},
-    torch::Item,
+    torch::{Item, add_opaque},
 };
 use items::{Found, Job};
 use metadata::{Entry, Kind, Metadata};
@@ -45,6 +45,23 @@ pub const METADATA_FILE: &str = ".metadata";
 
 /// The file that takes its place, together with those of the other ranks, after a save without collectives.
 pub const FIRST_RANK_METADATA_FILE: &str = "__0.metadata";
+
+/// How the names of files with items end.
+pub(super) const ITEMS_ENDING: &str = ".distcp";
+
+/// Whether a directory with these names has files of items, and nothing that lists them.
+pub(super) fn lacks_metadata(dir: &Path, names: &[String]) -> bool {
+    names.iter().any(|name| name.ends_with(ITEMS_ENDING)) && !is_at(dir)
+}
+
+/// The error of such a directory.
+pub(super) fn no_metadata(dir: &Path) -> Error {
+    let reason = format!(
+        "its {METADATA_FILE} is missing, which says what the {ITEMS_ENDING} files in it hold (or {FIRST_RANK_METADATA_FILE}, \
+         after a save without collectives); fetch it"
+    );
+    Error::malformed(dir, reason)
+}
 
 /// Whether there is such a checkpoint, judged by its metadata files alone.
 pub fn is_at(dir: &Path) -> bool {
@@ -97,16 +114,21 @@ fn parse(path: &Path) -> Result<Graph, Error> {
     let (file, len) = PathFile::open(path)?;
     // A longer pickle is refused when its length is looked at.
     let bytes = file.read_first(len.min(PICKLE_BYTES_MAX as u64 + 1))?;
-    pickle::parse(&bytes).map_err(|fault| match other_tool(&fault) {
-        Some(tool) => of_other_tool(tool).in_file(path),
-        None => fault.of_part("its pickle is refused: ", 0).in_file(path),
-    })
+    let refused = |fault: Fault| fault.of_part("its pickle is refused: ", 0).in_file(path);
+    let graph = pickle::parse(&bytes).map_err(refused)?;
+    // All of the metadata must be understood: it says what the rest is.
+    match graph.first_unknown() {
+        None => Ok(graph),
+        Some(unknown) => match other_tool(&unknown.global) {
+            Some(tool) => Err(of_other_tool(tool).in_file(path)),
+            None => Err(refused(unknown.fault())),
+        },
+    }
 }
 
 /// Tools whose directories look like PyTorch's, by the modules that their metadata names.
-fn other_tool(fault: &Fault) -> Option<&'static str> {
-    let Fault::UnknownGlobal { module, .. } = fault else { return None };
-    match module.split('.').next() {
+fn other_tool(unknown: &Global) -> Option<&'static str> {
+    match unknown.module.split('.').next() {
         Some("megatron") => Some(metadata::MEGATRON),
         Some("bytecheckpoint") => Some("ByteCheckpoint"),
         _ => None,
@@ -144,6 +166,7 @@ impl Assembly {
 
     fn add(&mut self, job: &Job<'_>, found: Found) -> Result<(), Fault> {
         let source = self.source(job, &found);
+        add_opaque(&found.item, &job.entry.path, &mut self.checkpoint.opaque);
         for (range, digest) in found.protections {
             let what = format!("tensor {}", job.name());
             self.checkpoint.protections.push(Protection { source, range, digest, what });

@@ -1,4 +1,4 @@
-//! Checkpoint directories of DeepSpeed's ZeRO, stages 1 to 3.
+//! Checkpoint directories of DeepSpeed: ZeRO stages 1 to 3, and stage 0 (no ZeRO).
 //!
 //! Training continues from 32-bit copies of the weights, which lie flattened and cut over the ranks in the
 //! `*_optim_states.pt` files; names and shapes, buffers and frozen parameters are in `*_model_states.pt`. The flat
@@ -6,10 +6,12 @@
 //! of the optimizer lie in the same layout, and become `optim.state.<parameter>.<state>`. Buffers keep the type
 //! that they were saved in. Parameters that are shared are two names of the same bytes.
 //!
+//! In stage 0 nothing is cut: the one file of the model holds the parameters as they are, and the state of the optimizer with
+//! parameters by number, as PyTorch has it.
+//!
 //! Not read: checkpoints of tensor or pipeline parallel models, and of experts.
 //!
-//! This follows the layout as DeepSpeed's own `zero_to_fp32.py` reads it. The tests have small directories of that
-//! layout; files of a real DeepSpeed were not at hand.
+//! This follows the layout as DeepSpeed's own `zero_to_fp32.py` reads it, and is tested with checkpoints of DeepSpeed 0.19.8.
 
 mod merge;
 mod optimizer;
@@ -19,15 +21,18 @@ mod place;
 #[cfg(test)]
 mod tests;
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use super::{
-    rank_fault::{no_rank_files, several_sets},
+    rank_fault::{no_rank_files, same_bytes, several_sets},
     rank_file::RankFile,
     rank_names::{complete, sets_of},
 };
 use crate::{
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, Role, Value},
     error::{Error, Fault},
     file_io::{self, Files},
     formats::fields::count,
@@ -39,6 +44,12 @@ const LATEST_BYTES_MAX: u64 = 4096;
 
 const OPTIMIZER_FILES: &str = "_optim_states.pt";
 const MODEL_FILES: &str = "_model_states.pt";
+
+/// The file of a model that is not cut.
+const UNSHARDED: &str = "mp_rank_00_model_states.pt";
+
+/// What of other parallelism is not read, with the way out.
+const NOT_SUPPORTED: &str = "models that are cut by tensor or pipeline parallelism, and experts, are not supported; gather the model first";
 
 /// Keys of the files of models that have a meaning of their own, or none outside of a run.
 const KNOWN_KEYS: [&str; 8] = [
@@ -68,6 +79,11 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let files = Files::anywhere();
     let dir = directory_of(&files, path)?;
     let mut sets = sets_of(&files.list(&dir)?);
+    if !sets.keys().any(|pattern| pattern.ends_with(OPTIMIZER_FILES)) && sets.keys().any(|p| is_unsharded(p))
+    {
+        refuse_parts(&dir, &files.list(&dir)?)?;
+        return stage_zero(path, &dir.join(UNSHARDED));
+    }
     let mut take = |end: &str| {
         let mut patterns = sets.keys().filter(|pattern| pattern.ends_with(end)).cloned();
         let fault = match (patterns.next(), patterns.next()) {
@@ -84,13 +100,112 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let mut checkpoint =
         Checkpoint { path: path.to_owned(), world_size: Some(optimizers.len()), ..Checkpoint::default() };
     let optimizers = RankFile::open_all(&optimizers, &mut checkpoint)?;
+    check_copies(&optimizers, &checkpoint)?;
     let models = RankFile::open_all(&models, &mut checkpoint)?;
     let flats = optimizers.iter().map(parse::flat_states).collect::<Result<Vec<_>, _>>()?;
     let states = models.iter().map(parse::model_states).collect::<Result<Vec<_>, _>>()?;
+    // Stage 3 cuts frozen parameters over the files of the model.
+    let is_model_cut = flats[0].stage == 3 && states.iter().any(|state| !state.frozen_fragments.is_empty());
+    if is_model_cut {
+        check_copies(&models, &checkpoint)?;
+    }
     checkpoint.format = format!("DeepSpeed ZeRO stage {}, one file per rank", flats[0].stage);
     merge::merge(&flats, &states, &mut checkpoint)?;
-    add_others(&models[0], &mut checkpoint)?;
+    add_others(&models[0], &KNOWN_KEYS, &mut checkpoint)?;
+    let cut_models = models.iter().filter(|_| is_model_cut);
+    if optimizers.iter().chain(cut_models).any(|file| !file.tells_rank) {
+        checkpoint
+            .limits
+            .push("files of ranks that were swapped: they do not say of which rank they are".to_owned());
+    }
     Ok(checkpoint)
+}
+
+fn is_unsharded(pattern: &str) -> bool {
+    pattern == UNSHARDED.replace("00", "*")
+}
+
+/// Refuses models of which the one file is only a part.
+fn refuse_parts(dir: &Path, names: &[String]) -> Result<(), Error> {
+    let is_part =
+        |name: &&String| name.ends_with(MODEL_FILES) && name != &UNSHARDED || name.starts_with("layer_");
+    let Some(part) = names.iter().find(is_part) else { return Ok(()) };
+    let reason = format!("{part} holds another part of the model; {NOT_SUPPORTED}");
+    Err(Error::unsupported(dir, reason))
+}
+
+/// A checkpoint of which nothing is cut.
+fn stage_zero(path: &Path, file: &Path) -> Result<Checkpoint, Error> {
+    let mut checkpoint = Checkpoint {
+        path: path.to_owned(),
+        format: "DeepSpeed without ZeRO (stage 0)".to_owned(),
+        ..Checkpoint::default()
+    };
+    let file = RankFile::open(file, &mut checkpoint)?;
+    let state = |name: &str| match file.root.get(name) {
+        Some(Item::Dict(items)) => items.clone(),
+        _ => Vec::new(),
+    };
+    check_uncut(&file)?;
+    if state("module").is_empty() {
+        return Err(file.unexpected("`module`", "a dict of the parameters"));
+    }
+    file.add_others(state("module"), Role::Model, &mut checkpoint)?;
+    let optimizer = vec![(Value::Str("optimizer".to_owned()), Item::Dict(state("optimizer")))];
+    file.add_others(optimizer, Role::Optimizer, &mut checkpoint)?;
+    add_others(&file, &KNOWN_KEYS, &mut checkpoint)?;
+    Ok(checkpoint)
+}
+
+/// Checks that a file of the model says that nothing of it is in other files.
+fn check_uncut(file: &RankFile) -> Result<(), Error> {
+    let value = |item: Option<&Item>| item.map(Item::to_value).filter(|value| *value != Value::None);
+    let zero = file.root.get("ds_config").and_then(|config| config.get("zero_optimization"));
+    let stage = value(zero.and_then(|zero| zero.get("stage"))).as_ref().and_then(count).unwrap_or(0);
+    if stage > 0
+        || value(file.root.get("param_shapes")).is_some()
+        || value(file.root.get("optimizer")).is_none()
+    {
+        let reason =
+            "its optimizer is in files of its own, and none of them (*_optim_states.pt) is here; fetch them";
+        return Err(Error::malformed(&file.path, reason));
+    }
+    match value(file.root.get("mp_world_size")).as_ref().and_then(count) {
+        None | Some(1) => Ok(()),
+        Some(parts) => {
+            let reason = format!("it is one of {parts} parts of the model; {NOT_SUPPORTED}");
+            Err(Error::unsupported(&file.path, reason))
+        }
+    }
+}
+
+/// Finds files of ranks that are copies of others, which checksums show: those of all records are the same.
+fn check_copies(files: &[RankFile], checkpoint: &Checkpoint) -> Result<(), Error> {
+    let mut seen: BTreeMap<Vec<(u64, u64)>, &RankFile> = BTreeMap::new();
+    for file in files {
+        let of_file = checkpoint.protections.iter().filter(|protection| protection.source == file.source);
+        let digests: Vec<(u64, u64)> =
+            of_file.map(|one| (one.range.end - one.range.start, one.digest.value)).collect();
+        if digests.is_empty() {
+            continue;
+        }
+        if let Some(first) = seen.insert(digests, file) {
+            return Err(same_bytes(&first.path).in_file(&file.path));
+        }
+    }
+    Ok(())
+}
+
+/// Whether `latest`, among the names in a directory, names one with such files.
+pub(super) fn is_named_in(dir: &Path, names: &[String]) -> bool {
+    let files = Files::anywhere();
+    let newest = || directory_of(&files, dir).ok().filter(|newest| newest != dir);
+    names.iter().any(|name| name == "latest")
+        && newest().is_some_and(|newest| files.list(&newest).is_ok_and(|names| holds_files(&names)))
+}
+
+fn holds_files(names: &[String]) -> bool {
+    names.iter().any(|name| name.ends_with(OPTIMIZER_FILES) || name.ends_with(MODEL_FILES))
 }
 
 /// The directory with the files: the one that `latest` names, the path itself, or that of the file.
@@ -99,8 +214,7 @@ pub(crate) fn directory_of(files: &Files, path: &Path) -> Result<PathBuf, Error>
         return Ok(file_io::directory_of(path));
     }
     let names = files.list(path)?;
-    let holds_files = names.iter().any(|name| name.ends_with(OPTIMIZER_FILES) || name.ends_with(MODEL_FILES));
-    if holds_files || !names.iter().any(|name| name == "latest") {
+    if holds_files(&names) || !names.iter().any(|name| name == "latest") {
         return Ok(path.to_owned());
     }
     let latest = path.join("latest");
@@ -114,10 +228,10 @@ pub(crate) fn directory_of(files: &Files, path: &Path) -> Result<PathBuf, Error>
 }
 
 /// Adds what else is in the first file of the model, and what of it people want to see.
-fn add_others(file: &RankFile, into: &mut Checkpoint) -> Result<(), Error> {
+fn add_others(file: &RankFile, known: &[&str], into: &mut Checkpoint) -> Result<(), Error> {
     for (key, name) in [("global_steps", "step"), ("global_samples", "samples")] {
         let number = file.root.get(key).map(Item::to_value).as_ref().and_then(count);
         into.run_state.extend(number.map(|number| (name.to_owned(), number.to_string())));
     }
-    file.add_unknown(&KNOWN_KEYS, into)
+    file.add_unknown(known, into)
 }

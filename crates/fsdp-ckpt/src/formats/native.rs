@@ -6,10 +6,13 @@
 use std::path::Path;
 
 use crate::{
-    checkpoint::{Checkpoint, Chunk, Key, Object, Protection, Region, Role, Source, Tensor},
+    checkpoint::{Checkpoint, Chunk, Key, Object, Protection, Region, Role, Source, Tensor, Value, join},
     error::Error,
     native::{MANIFEST_FILE, ManifestFile, NativeReader, RUN_STATE, RunDir, run_state_to_value, step_of},
 };
+
+/// The groups of the optimizer's parameters in the state of a run.
+const PARAM_GROUPS: &str = "param_groups";
 
 /// Opens the directory of a native checkpoint. Lengths and headers of its files are checked.
 ///
@@ -46,15 +49,36 @@ fn checkpoint(reader: &NativeReader) -> Checkpoint {
         digest,
         what: "the manifest".to_owned(),
     });
+    if let Some(groups) = manifest.run_state.get(PARAM_GROUPS) {
+        add_groups(&mut checkpoint, groups);
+    }
     if !manifest.run_state.is_empty() {
         let value = run_state_to_value(&manifest.run_state);
         let object = Object { path: vec![Key::Name(RUN_STATE.to_owned())], role: Role::Other, value };
         checkpoint.values.insert(RUN_STATE.to_owned(), object);
     }
+    for (name, object) in &checkpoint.values {
+        checkpoint.opaque.extend(object.value.opaque_class().map(|class| (name.clone(), class.clone())));
+    }
     checkpoint.notes.extend(other_name(reader));
-    let facts = manifest.run_state.iter().map(|(key, value)| (key.clone(), shown(value)));
+    let facts = manifest.run_state.iter().filter(|(key, _)| *key != PARAM_GROUPS);
+    let facts = facts.map(|(key, value)| (key.clone(), shown(value)));
     checkpoint.run_state = facts.collect();
     checkpoint
+}
+
+/// Adds the groups of the optimizer's parameters as the values that PyTorch keeps of them.
+fn add_groups(checkpoint: &mut Checkpoint, groups: &serde_json::Value) {
+    let groups = groups.as_array().into_iter().flatten().filter_map(serde_json::Value::as_object);
+    for (index, group) in groups.enumerate() {
+        let Value::Dict(settings) = run_state_to_value(group) else { continue };
+        for (name, value) in settings {
+            let Value::Str(name) = name else { continue };
+            let steps = ["optim", "param_groups"].map(|step| Key::Name(step.to_owned()));
+            let path = [&steps[..], &[Key::Index(index as u64), Key::Name(name)]].concat();
+            checkpoint.values.insert(join(&path), Object { path, role: Role::Optimizer, value });
+        }
+    }
 }
 
 /// Adds what a file holds, and what vouches for it.

@@ -76,3 +76,19 @@ pub(crate) fn placement(tensor: &str, why: impl Display) -> Fault {
 pub(crate) fn same_name(tensor: &str) -> Fault {
     Fault::new(format!("two tensors have the name `{tensor}` when names of wrappers are removed from it"))
 }
+
+/// A file has the name of another rank than it was saved under.
+pub(crate) fn other_name(saved_as: &str, saved: usize, named: usize) -> Fault {
+    Fault::new(format!(
+        "it was saved as {saved_as}, the file of rank {saved}, and has the name of rank {named}: files of ranks were swapped, \
+         or one was copied over another; give each its own name, or fetch them again"
+    ))
+}
+
+/// Two files of ranks hold the same bytes.
+pub(crate) fn same_bytes(first: &Path) -> Fault {
+    Fault::new(format!(
+        "it holds the same bytes as {}, which no two ranks do: one was copied over the other; fetch them again",
+        first.display()
+    ))
+}

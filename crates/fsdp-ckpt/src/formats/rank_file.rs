@@ -2,14 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{rank_fault::same_name, rank_names::RankSet};
+use super::{
+    rank_fault::{other_name, same_name},
+    rank_names::{RankName, RankSet},
+};
 use crate::{
     bytes::Section,
     checkpoint::{Checkpoint, Object, Role, Source, Value, flatten, join},
     error::{Error, Fault},
     file_io::PathFile,
     formats::{fields::text, local::LocalTensor},
-    torch::{self, Item},
+    torch::{self, Item, add_opaque},
 };
 
 /// What the file of a rank holds.
@@ -21,6 +24,8 @@ pub(crate) struct RankFile {
     pub(crate) source: usize,
     /// Its tree.
     pub(crate) root: Item,
+    /// Whether it says of itself of which rank it is, and its name says the same.
+    pub(crate) tells_rank: bool,
 }
 
 impl RankFile {
@@ -28,10 +33,13 @@ impl RankFile {
     pub(crate) fn open(path: &Path, into: &mut Checkpoint) -> Result<RankFile, Error> {
         let (file, len) = PathFile::open(path)?;
         let torch_file = torch::open(Section::new(&file, 0..len, path, ""))?;
+        let tells_rank = check_saved_name(path, &torch_file.folder)?;
         let source = into.sources.len();
         into.sources.push(Source::File { path: path.to_owned(), len });
         into.protections.extend(torch_file.protections(source));
-        Ok(RankFile { path: path.to_owned(), source, root: torch_file.root })
+        add_opaque(&torch_file.root, &[], &mut into.opaque);
+        into.notes.extend(torch_file.note.map(str::to_owned));
+        Ok(RankFile { path: path.to_owned(), source, root: torch_file.root, tells_rank })
     }
 
     /// Opens all files of a set, in the order of ranks.
@@ -53,7 +61,12 @@ impl RankFile {
     }
 
     /// Flattens `items`, which are a part of the file, and adds what is in them.
-    fn add_others(&self, items: Vec<(Value, Item)>, role: Role, into: &mut Checkpoint) -> Result<(), Error> {
+    pub(crate) fn add_others(
+        &self,
+        items: Vec<(Value, Item)>,
+        role: Role,
+        into: &mut Checkpoint,
+    ) -> Result<(), Error> {
         let root = Item::Dict(items);
         let leaves = flatten(&root).map_err(|fault| fault.in_file(&self.path))?;
         for (path, item) in leaves {
@@ -79,5 +92,20 @@ impl RankFile {
             }
         }
         Ok(())
+    }
+}
+
+/// Compares the name of a file with the one that it was saved under, which is the folder in its archive; whether that says a
+/// rank. Files that were renamed on purpose have other names around the rank.
+fn check_saved_name(path: &Path, folder: &str) -> Result<bool, Error> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let extension = name.rfind('.').map_or("", |at| &name[at..]);
+    let saved_as = format!("{folder}{extension}");
+    match (RankName::parse(&name), RankName::parse(&saved_as)) {
+        (Some(named), Some(saved)) if named.pattern == saved.pattern => match named.rank == saved.rank {
+            true => Ok(true),
+            false => Err(other_name(&saved_as, saved.rank, named.rank).in_file(path)),
+        },
+        _ => Ok(false),
     }
 }

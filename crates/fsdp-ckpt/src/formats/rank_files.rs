@@ -1,13 +1,14 @@
-//! One file of `torch.save` per rank, with distributed tensors (DTensor) in it.
+//! One file of `torch.save` per rank, with distributed tensors (DTensor) or FSDP1's sharded tensors in it.
 //!
 //! VeRL (`model_world_size_4_rank_0.pt`) and Accelerate (`pytorch_model_fsdp_rank0.bin`) leave these. Every
 //! distributed tensor says its shape, the mesh and how the mesh distributes it, so a rank's part has its place from
 //! its own file alone, and every place in the mesh must be there. Of replicas, the first one is read. Plain tensors
 //! and values are the first rank's; the plain tensors of all ranks must agree in shape and type.
 //!
-//! Not read: FSDP1's ShardedTensor and its flat parameters, and tensors that are partial sums.
+//! Not read: FSDP1's flat parameters (its local state), and tensors that are partial sums.
 
 mod merge;
+mod sharded;
 mod spec;
 
 #[cfg(test)]
@@ -19,6 +20,7 @@ use super::{
     rank_fault::placement,
     rank_file::RankFile,
     rank_names::{Companion, RankSet, find},
+    torch_file::{is_flat, part},
 };
 use crate::{
     checkpoint::{Checkpoint, Global, Key, Object, Role, flatten, join},
@@ -27,22 +29,33 @@ use crate::{
     torch::Item,
 };
 use merge::{RankTensor, RankTensors};
+use sharded::ShardedTensor;
 
-/// VeRL keeps the optimizer in files of its own.
-const COMPANIONS: [Companion; 1] = [Companion { main: "model_world_size_", other: "optim_world_size_" }];
+/// VeRL keeps the optimizer, and what else a rank has, in files of their own.
+const COMPANIONS: [Companion; 2] = [
+    Companion { main: "model_world_size_", other: OPTIMIZER },
+    Companion { main: "model_world_size_", other: "extra_state_world_size_" },
+];
 
-/// Whether a file of `torch.save` holds distributed tensors.
+const OPTIMIZER: &str = "optim_world_size_";
+
+/// Whether a file of `torch.save` holds distributed or sharded tensors.
 pub(crate) fn is_rank_file(root: &Item) -> bool {
     match root {
-        Item::Wrapped { class, .. } => is_dtensor(class),
+        Item::Wrapped { class, .. } => is_dtensor(class) || is_sharded(class),
         Item::Dict(items) => items.iter().any(|(_, item)| is_rank_file(item)),
         Item::List(items) | Item::Tuple(items) => items.iter().any(is_rank_file),
+        Item::Opaque { parts, .. } => parts.iter().any(|(_, item)| is_rank_file(item)),
         Item::Object { .. } | Item::Tensor(_) | Item::Value(_) => false,
     }
 }
 
 fn is_dtensor(class: &Global) -> bool {
     class.name == "DTensor"
+}
+
+fn is_sharded(class: &Global) -> bool {
+    class.name == "ShardedTensor"
 }
 
 /// Reads the checkpoint that a directory holds, or that one of its files belongs to.
@@ -55,29 +68,46 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let found = find(path, &COMPANIONS)?;
     let mut checkpoint = Checkpoint {
         path: path.to_owned(),
-        format: "PyTorch DTensors, one file per rank".to_owned(),
+        format: String::new(),
         world_size: Some(found.main.len()),
         ..Checkpoint::default()
     };
-    add_set(&found.main, &[], &mut checkpoint)?;
+    checkpoint.format = add_set(&found.main, &[], usize::MAX, &mut checkpoint)?;
     checkpoint.assign_roles();
-    for set in &found.companions {
+    for (companion, set) in &found.companions {
+        let is_optimizer = companion.other == OPTIMIZER;
+        // What else ranks have, such as random states, is not put together: the first one's is read.
+        let (prefix, role, ranks) = match is_optimizer {
+            true => ("optim", Role::Optimizer, usize::MAX),
+            false => ("extra_state", Role::Other, 1),
+        };
         let before: Vec<String> = checkpoint.tensors.keys().cloned().collect();
-        add_set(set, &[Key::Name("optim".into())], &mut checkpoint)?;
+        add_set(set, &[Key::Name(prefix.into())], ranks, &mut checkpoint)?;
         let added = checkpoint.tensors.iter_mut().filter(|(name, _)| before.binary_search(name).is_err());
-        added.for_each(|(_, tensor)| tensor.role = Role::Optimizer);
+        added.for_each(|(_, tensor)| tensor.role = role);
+        if !is_optimizer && set.len() > 1 {
+            checkpoint.notes.push("of the ranks' extra states, the first one is read".to_owned());
+        }
     }
     Ok(checkpoint)
 }
 
-/// Adds what the files of a set hold, with names below `prefix`.
-fn add_set(set: &RankSet, prefix: &[Key], into: &mut Checkpoint) -> Result<(), Error> {
+/// Adds what the files of a set hold, of at most so many ranks, with names below `prefix`; returns what they are.
+fn add_set(set: &RankSet, prefix: &[Key], ranks_max: usize, into: &mut Checkpoint) -> Result<String, Error> {
     let files = RankFile::open_all(set, into)?;
-    let mut ranks = Vec::with_capacity(files.len());
-    for (rank, file) in files.iter().enumerate() {
-        ranks.push(rank_tensors(file, rank, prefix, into)?);
+    let (mut ranks, mut sharded) = (Vec::new(), Vec::new());
+    for (rank, file) in files.iter().enumerate().take(ranks_max) {
+        let (tensors, of_rank) = rank_tensors(file, rank, prefix, into)?;
+        ranks.push(tensors);
+        sharded.push((&*file.path, of_rank));
     }
-    merge::merge(&ranks, into)
+    let kind = match sharded.iter().any(|(_, tensors)| !tensors.is_empty()) {
+        true => "ShardedTensors (FSDP1)",
+        false => "DTensors",
+    };
+    merge::merge(&ranks, into)?;
+    sharded::merge(&sharded, into)?;
+    Ok(format!("PyTorch {kind}, one file per rank"))
 }
 
 /// The tensors of a file; the first rank's values go into the checkpoint.
@@ -86,8 +116,9 @@ fn rank_tensors(
     rank: usize,
     prefix: &[Key],
     into: &mut Checkpoint,
-) -> Result<RankTensors, Error> {
+) -> Result<(RankTensors, Vec<ShardedTensor>), Error> {
     let mut found = RankTensors { path: file.path.clone(), rank, tensors: Vec::new() };
+    let mut sharded = Vec::new();
     for (path, item) in flatten(&file.root).map_err(|fault| fault.in_file(&file.path))? {
         let path = [prefix, &path[..]].concat();
         let name = join(&path);
@@ -99,6 +130,12 @@ fn rank_tensors(
             Item::Wrapped { class, state } if is_dtensor(class) => {
                 let (local, part) = spec::parse(file, &name, state)?;
                 found.tensors.push(RankTensor { path, local, part: Some(part) });
+            }
+            Item::Wrapped { class, state } if is_sharded(class) && !is_flat(&name) => {
+                sharded.push(sharded::parse(file, rank, path, state)?);
+            }
+            Item::Wrapped { class, .. } if is_flat(&name) => {
+                return Err(part(&name, class).in_file(&file.path));
             }
             Item::Wrapped { class, .. } => {
                 let why =
@@ -115,5 +152,5 @@ fn rank_tensors(
             _ => {}
         }
     }
-    Ok(found)
+    Ok((found, sharded))
 }

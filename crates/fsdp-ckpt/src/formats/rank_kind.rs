@@ -2,15 +2,21 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{deepspeed, rank_file::RankFile, rank_files, rank_names::sets_of, xla};
-use crate::{checkpoint::Checkpoint, error::Error, file_io::Files};
+use super::{
+    deepspeed,
+    rank_file::RankFile,
+    rank_files,
+    rank_names::{doubt, sets_of},
+    xla,
+};
+use crate::{checkpoint::Checkpoint, error::Error, file_io::Files, torch::Item};
 
 /// A format of files per rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RankKind {
     /// PyTorch/XLA FSDP: [`xla::open`].
     Xla,
-    /// Distributed tensors of PyTorch: [`rank_files::open`].
+    /// Distributed or sharded tensors of PyTorch: [`rank_files::open`].
     DTensors,
     /// DeepSpeed ZeRO: [`deepspeed::open`].
     DeepSpeed,
@@ -23,28 +29,51 @@ impl RankKind {
     /// # Errors
     /// When a directory cannot be listed, or the file is none of `torch.save`.
     pub fn of(path: impl AsRef<Path>) -> Result<Option<RankKind>, Error> {
-        let Some(file) = one_file(path.as_ref())? else { return Ok(None) };
-        let root = RankFile::open(&file, &mut Checkpoint::default())?.root;
-        Ok(if xla::is_rank_file(&root) {
+        let mut first_error = None;
+        for set in sets_at(path.as_ref())? {
+            match RankKind::of_set(&set) {
+                Ok(None) => {}
+                Ok(found) => return Ok(found),
+                Err(error) => _ = first_error.get_or_insert(error),
+            }
+        }
+        first_error.map_or(Ok(None), Err)
+    }
+
+    /// The format of the first file of a set that can be opened: one that is damaged must not hide it.
+    fn of_set(set: &[PathBuf]) -> Result<Option<RankKind>, Error> {
+        let mut first_error = None;
+        for file in set {
+            match RankFile::open(file, &mut Checkpoint::default()) {
+                Ok(opened) => return Ok(RankKind::of_root(&opened.root)),
+                Err(error) => _ = first_error.get_or_insert(error),
+            }
+        }
+        first_error.map_or(Ok(None), Err)
+    }
+
+    fn of_root(root: &Item) -> Option<RankKind> {
+        if xla::is_rank_file(root) {
             Some(RankKind::Xla)
-        } else if rank_files::is_rank_file(&root) {
+        } else if rank_files::is_rank_file(root) {
             Some(RankKind::DTensors)
-        } else if deepspeed::is_rank_file(&root) {
-            Some(RankKind::DeepSpeed)
         } else {
-            None
-        })
+            deepspeed::is_rank_file(root).then_some(RankKind::DeepSpeed)
+        }
     }
 }
 
-/// The file itself, or the first one of a directory whose name says a rank.
-fn one_file(path: &Path) -> Result<Option<PathBuf>, Error> {
+/// The file itself, or each set in a directory whose names say a rank, the surest first.
+fn sets_at(path: &Path) -> Result<Vec<Vec<PathBuf>>, Error> {
     let files = Files::anywhere();
     if !files.is_directory(path) {
-        return Ok(Some(path.to_owned()));
+        return Ok(vec![vec![path.to_owned()]]);
     }
     // DeepSpeed names the directory of the newest checkpoint in a file.
     let dir = deepspeed::directory_of(&files, path)?;
-    let sets = if files.is_directory(&dir) { sets_of(&files.list(&dir)?) } else { return Ok(None) };
-    Ok(sets.values().next().and_then(|set| set.first()).map(|(_, name)| dir.join(name)))
+    let sets = if files.is_directory(&dir) { sets_of(&files.list(&dir)?) } else { return Ok(Vec::new()) };
+    let mut sets: Vec<_> = sets.iter().collect();
+    sets.sort_by_key(|(pattern, _)| doubt(pattern));
+    let files = |(_, set): (&String, &Vec<(_, String)>)| set.iter().map(|(_, name)| dir.join(name)).collect();
+    Ok(sets.into_iter().map(files).collect())
 }

@@ -38,13 +38,12 @@ pub(crate) struct RankName {
 impl RankName {
     /// Finds the rank in a name: `*_rank-00000001-of-00000004.pth` and `rank1-of-4-*` of PyTorch/XLA,
     /// `*_world_size_4_rank_1.pt` of VeRL, `*_rank1.bin` of Accelerate, `*zero_pp_rank_1_mp_rank_00_*.pt` of
-    /// DeepSpeed.
+    /// DeepSpeed, `shard_00001-of-00004.pt`; in names without any of these words, the last number.
     pub(crate) fn parse(name: &str) -> Option<RankName> {
         if !EXTENSIONS.iter().any(|extension| name.ends_with(extension)) {
             return None;
         }
-        let after_word = name.find("rank")? + "rank".len();
-        let start = after_word + usize::from(name[after_word..].starts_with(['-', '_']));
+        let start = start_of_rank(name)?;
         let digits = leading_digits(&name[start..]);
         let rank = digits.parse().ok()?;
         let rest = &name[start + digits.len()..];
@@ -55,6 +54,29 @@ impl RankName {
         };
         let world_size = world_size.parse().ok();
         Some(RankName { pattern: format!("{before}*{rest}"), rank, world_size })
+    }
+}
+
+/// Where the digits of the rank begin.
+fn start_of_rank(name: &str) -> Option<usize> {
+    let after_word = name.find("rank").map(|at| at + "rank".len());
+    let after_word = after_word.map(|at| at + usize::from(name[at..].starts_with(['-', '_'])));
+    if let Some(start) = after_word.filter(|&at| name[at..].starts_with(|c: char| c.is_ascii_digit())) {
+        return Some(start);
+    }
+    let stem = &name[..name.rfind('.')?];
+    let end =
+        stem.rfind("-of-").unwrap_or_else(|| stem.rfind(|c: char| c.is_ascii_digit()).map_or(0, |at| at + 1));
+    let start = stem[..end].rfind(|c: char| !c.is_ascii_digit()).map_or(0, |at| at + 1);
+    (start < end).then_some(start)
+}
+
+/// How sure it is that the number in names of this pattern is a rank: 0 where the name says so.
+pub(crate) fn doubt(pattern: &str) -> u8 {
+    match pattern {
+        pattern if pattern.contains("rank") => 0,
+        pattern if pattern.contains("*-of-") => 1,
+        _ => 2,
     }
 }
 
@@ -84,7 +106,17 @@ pub(crate) fn sets_of(names: &[String]) -> BTreeMap<String, Vec<(RankName, Strin
 pub(crate) fn complete(dir: &Path, names: Vec<(RankName, String)>) -> Result<RankSet, Error> {
     let mut files: BTreeMap<usize, PathBuf> = BTreeMap::new();
     let mut world_size = 0;
-    for (found, name) in names {
+    let doubt = names.first().map_or(0, |(found, _)| doubt(&found.pattern));
+    if let [(_, only)] = &names[..]
+        && doubt == 2
+    {
+        return Ok(vec![dir.join(only)]);
+    }
+    // Without the word, some count from 1.
+    let first =
+        if doubt > 0 { names.iter().map(|(found, _)| found.rank).min().unwrap_or(0).min(1) } else { 0 };
+    for (mut found, name) in names {
+        found.rank -= first;
         let path = dir.join(name);
         world_size = world_size.max(found.world_size.unwrap_or(0));
         if let Some(first) = files.insert(found.rank, path.clone()) {
@@ -113,7 +145,7 @@ pub(crate) struct FoundSets {
     /// The set with the model.
     pub(crate) main: RankSet,
     /// Those that go with it, in the order of the companions that were asked for.
-    pub(crate) companions: Vec<RankSet>,
+    pub(crate) companions: Vec<(Companion, RankSet)>,
 }
 
 /// Finds the only set in a directory, or the set of one of its files, with its companions.
@@ -128,13 +160,17 @@ pub(crate) fn find(path: &Path, companions: &[Companion]) -> Result<FoundSets, E
         }
         _ => (path.to_owned(), None),
     };
+    if name.as_ref().is_some_and(|name| RankName::parse(name).is_none()) {
+        return Ok(FoundSets { main: vec![path.to_owned()], companions: Vec::new() });
+    }
     let mut sets = sets_of(&files.list(&dir)?);
     let pattern = choose(&sets, name.as_deref(), companions).map_err(|fault| fault.in_file(path))?;
     let mut take = |pattern: &str| sets.remove(pattern).map(|names| complete(&dir, names)).transpose();
     let main = take(&pattern)?.expect("the pattern was chosen among the sets");
     let mut found = Vec::new();
-    for Companion { main, other } in companions.iter().filter(|companion| pattern.contains(companion.main)) {
-        found.extend(take(&pattern.replace(main, other))?);
+    for &companion in companions.iter().filter(|companion| pattern.contains(companion.main)) {
+        let set = take(&pattern.replace(companion.main, companion.other))?;
+        found.extend(set.map(|set| (companion, set)));
     }
     Ok(FoundSets { main, companions: found })
 }
@@ -153,7 +189,8 @@ fn choose(
         let found = RankName::parse(name).ok_or_else(|| no_rank_files(EXAMPLE))?;
         return Ok(main_of(&found.pattern).unwrap_or(found.pattern));
     }
-    let mut mains = sets.keys().filter(|pattern| main_of(pattern).is_none());
+    let least = sets.keys().map(|pattern| doubt(pattern)).min();
+    let mut mains = sets.keys().filter(|pattern| main_of(pattern).is_none() && Some(doubt(pattern)) == least);
     match (mains.next(), mains.next()) {
         (None, _) => Err(no_rank_files(EXAMPLE)),
         (Some(pattern), None) => Ok(pattern.clone()),
@@ -200,7 +237,11 @@ mod tests {
         assert_eq!(parsed(accelerate), ("pytorch_model_fsdp_1_rank*.bin".into(), 12, None));
         let zero = "bf16_zero_pp_rank_5_mp_rank_00_optim_states.pt";
         assert_eq!(parsed(zero), ("bf16_zero_pp_rank_*_mp_rank_00_optim_states.pt".into(), 5, None));
-        for other in ["model.pt", "rank.pt", "ranks-1.pt", "rank-0.done", "rank99999999999999999999999.bin"] {
+        let numbered = "shard_00001-of-00002.pt";
+        assert_eq!(parsed(numbered), ("shard_*-of-00002.pt".into(), 1, Some(2)));
+        assert_eq!(parsed("ckpt_7.pt"), ("ckpt_*.pt".into(), 7, None));
+        assert_eq!(["a_rank_*.pt", "a_*-of-2.pt", "a_*.pt"].map(doubt), [0, 1, 2]);
+        for other in ["model.pt", "rank.pt", "rank-0.done", "rank99999999999999999999999.bin"] {
             assert_eq!(RankName::parse(other), None, "{other}");
         }
     }
@@ -223,6 +264,15 @@ mod tests {
             message,
             "dir: the files of ranks 1 of 3 are missing; fetch them, every rank holds a part"
         );
+    }
+
+    #[test]
+    fn names_without_the_word_may_count_from_one_and_stand_alone() {
+        let set = completed(&["s_00002-of-00002.pt", "s_00001-of-00002.pt"]).unwrap();
+        assert_eq!(set, [Path::new("dir/s_00001-of-00002.pt"), Path::new("dir/s_00002-of-00002.pt")]);
+        let message = completed(&["s_00000-of-00003.pt", "s_00002-of-00003.pt"]).unwrap_err().to_string();
+        assert!(message.contains("the files of ranks 1 of 3 are missing"), "{message}");
+        assert_eq!(completed(&["step_100.pt"]).unwrap(), [Path::new("dir/step_100.pt")]);
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //!
 //! `HuggingFaceStorageWriter` of PyTorch (2.8 and later) makes shards: one file per rank, whose metadata says at
 //! which index of the whole tensor each of its tensors begins (`DCP_SHARDING_INFO`). Whole shapes are not stored:
-//! they are what the shards reach to, so a missing *last* shard cannot be noticed, which is noted. The same
-//! shard in several files is a replica and is read once.
+//! they are what the shards reach to, so the files of the *last* ranks can be missing without a trace. Everything else that is
+//! missing shows: PyTorch gives each piece to one rank, and a file to each rank that has one, so a piece in two files is a
+//! copy in the place of another file, and ranks in between without a file are files that were lost.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -145,7 +146,6 @@ struct ShardInfo {
 /// Files of ranks.
 fn from_shards(path: &Path, readers: Vec<SafetensorsReader>) -> Result<Checkpoint, Error> {
     let mut checkpoint = empty(path, "safetensors shards (PyTorch DCP, HuggingFaceStorageWriter)");
-    let mut replicas = 0;
     for (source, reader) in readers.iter().enumerate() {
         checkpoint.sources.push(source_of(reader));
         let offsets_of = offsets(reader)?;
@@ -173,22 +173,18 @@ fn from_shards(path: &Path, readers: Vec<SafetensorsReader>) -> Result<Checkpoin
             }
             tensor.shape.iter_mut().zip(ends).for_each(|(size, end)| *size = end.max(*size));
             let region = Region::packed(offsets, sizes);
-            if tensor.chunks.iter().any(|chunk| chunk.region == region) {
-                replicas += 1;
-                continue;
+            if let Some(twin) = tensor.chunks.iter().find(|chunk| chunk.region == region) {
+                let twin = checkpoint.sources[twin.source].path();
+                return Err(in_two_shards(name, twin, reader.path()));
             }
             let offset = reader.header().data_start() + entry.data_range().start;
             tensor.chunks.push(Chunk { region, source, offset });
         }
     }
-    checkpoint.world_size = Some(note_ranks(&mut checkpoint.notes, &readers));
-    if replicas > 0 {
-        checkpoint
-            .notes
-            .push(format!("{replicas} shards are there more than once; the first of each is read"));
-    }
-    let whole_shapes = "whole shapes are not stored: a missing last shard of a tensor cannot be noticed";
-    checkpoint.notes.push(whole_shapes.to_owned());
+    checkpoint.world_size = Some(check_ranks(path, &readers)?);
+    let last_ranks =
+        "missing files of the last ranks: neither whole shapes nor the number of ranks are stored";
+    checkpoint.limits.push(last_ranks.to_owned());
     check_sizes(&checkpoint)?;
     checkpoint.assign_roles();
     Ok(checkpoint)
@@ -209,8 +205,18 @@ fn no_offsets(path: &Path, tensor: &str, shape: &[u64]) -> Error {
     Error::malformed(path, reason)
 }
 
-/// The number of ranks by the names of files; ranks in between that have no file are noted.
-fn note_ranks(notes: &mut Vec<String>, readers: &[SafetensorsReader]) -> usize {
+/// A piece of a tensor that two files hold.
+fn in_two_shards(tensor: &str, first: &Path, second: &Path) -> Error {
+    let reason = format!(
+        "it holds the same piece of tensor `{tensor}` as {}; every piece is saved once, so one of the files was copied over \
+         the other: fetch or save them again",
+        first.display()
+    );
+    Error::malformed(second, reason)
+}
+
+/// The number of ranks by the names of files, of which each but the last ones must have a file.
+fn check_ranks(path: &Path, readers: &[SafetensorsReader]) -> Result<usize, Error> {
     let rank = |reader: &SafetensorsReader| {
         let name = reader.path().file_name()?.to_str()?.strip_prefix("shard-")?;
         name.split('-').next()?.parse::<usize>().ok()
@@ -223,9 +229,14 @@ fn note_ranks(notes: &mut Vec<String>, readers: &[SafetensorsReader]) -> usize {
         Vec::new()
     };
     if !missing.is_empty() {
-        notes.push(format!("there is no file of rank {}", missing.join(", ")));
+        let ranks = missing.join(", ");
+        let reason = format!(
+            "there is no file of rank {ranks}, but there is one of rank {}: what it held is missing; fetch or save it again",
+            count - 1
+        );
+        return Err(Error::malformed(path, reason));
     }
-    count
+    Ok(count)
 }
 
 /// Products of whole shapes, which come from offsets, must be countable.

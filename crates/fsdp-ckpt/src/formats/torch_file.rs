@@ -1,19 +1,19 @@
 //! Single files of `torch.save`: `.pth`, `.pt`, `.bin`.
 //!
 //! Nested state dicts are flattened as distributed checkpoints do it. Tensors keep their strides and shared
-//! storages: two tensors that are views of the same bytes have equal chunks. A file that holds one rank's
+//! storages: two tensors that are views of the same bytes have equal chunks. What is no dict gets the name of the file. A file that holds one rank's
 //! part of distributed tensors is refused, as the other parts are not in it.
 
 use std::path::Path;
 
 use crate::{
     bytes::Section,
-    checkpoint::{Checkpoint, Global, Key, Object, Role, Source, flatten, join},
+    checkpoint::{Checkpoint, Global, Key, Object, Role, Source, Value, flatten, join},
     error::{Error, Fault},
     file_io::PathFile,
-    formats::local::LocalTensor,
+    formats::{local::LocalTensor, trainer_folder::check_saved_name},
     native::{RUN_STATE, value_to_run_state},
-    torch::{self, Item, TorchFile},
+    torch::{self, Item, TorchFile, add_opaque},
 };
 
 /// Reads a file of `torch.save` that holds a dict.
@@ -24,7 +24,12 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let path = path.as_ref();
     let (file, len) = PathFile::open(path)?;
     let section = Section::new(&file, 0..len, path, "");
-    let torch_file = torch::open(section)?;
+    let mut torch_file = torch::open(section)?;
+    check_saved_name(path, &torch_file.folder).map_err(|fault| section.fault(fault))?;
+    if !matches!(torch_file.root, Item::Dict(_)) {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        torch_file.root = Item::Dict(vec![(Value::Str(name), torch_file.root)]);
+    }
     let mut checkpoint = Checkpoint {
         path: path.to_owned(),
         format: "PyTorch file (torch.save)".to_owned(),
@@ -38,6 +43,8 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
 }
 
 fn fill(checkpoint: &mut Checkpoint, file: &TorchFile) -> Result<(), Fault> {
+    add_opaque(&file.root, &[], &mut checkpoint.opaque);
+    checkpoint.notes.extend(file.note.map(str::to_owned));
     let run_state = run_state(&file.root);
     let is_of_run = |path: &[Key]| matches!(path.first(), Some(Key::Name(first)) if first == RUN_STATE);
     for (path, item) in flatten(&file.root)? {
@@ -72,10 +79,14 @@ fn run_state(root: &Item) -> Option<Object> {
     Some(Object { path: vec![Key::Name(RUN_STATE.to_owned())], role: Role::Other, value })
 }
 
+/// Whether a tensor of this name is a flat parameter of FSDP1.
+pub(super) fn is_flat(name: &str) -> bool {
+    name.split('.').next_back().is_some_and(|last| last.contains("_flat_param"))
+}
+
 /// Why a distributed tensor cannot be read from one file.
-fn part(name: &str, class: &Global) -> Fault {
-    let is_flat = name.split('.').next_back().is_some_and(|last| last.contains("_flat_param"));
-    if class.name == "ShardedTensor" && is_flat {
+pub(super) fn part(name: &str, class: &Global) -> Fault {
+    if class.name == "ShardedTensor" && is_flat(name) {
         return Fault::unsupported(format!(
             "it is a local state of FSDP1 (`{name}`): flat parameters without the names and shapes of what is in them, \
              which only the model's code knows; save a sharded or full state dict instead"

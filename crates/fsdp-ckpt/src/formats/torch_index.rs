@@ -12,7 +12,7 @@ use crate::{
     checkpoint::Checkpoint,
     error::Error,
     file_io::directory_of,
-    model_files::index::{file_path, in_two_files, not_in_file, not_in_index, read},
+    model_files::index::{file_path, not_in_file, not_in_index, read},
 };
 
 /// Reads a model by its index.
@@ -41,30 +41,10 @@ pub fn open(path: &Path) -> Result<Checkpoint, Error> {
         if let Some(tensor) = part.tensors.keys().find(|tensor| !tensors.contains(tensor.as_str())) {
             return Err(not_in_index(path, &full, tensor));
         }
-        join(&mut joined, part, &full)?;
+        joined.join(part, &[], None)?;
     }
     joined.assign_roles();
     Ok(joined)
-}
-
-/// Adds the content of one file.
-fn join(joined: &mut Checkpoint, part: Checkpoint, file: &Path) -> Result<(), Error> {
-    let base = joined.sources.len();
-    joined.sources.extend(part.sources);
-    joined.notes.extend(part.notes);
-    joined.values.extend(part.values);
-    for (name, mut tensor) in part.tensors {
-        tensor.chunks.iter_mut().for_each(|chunk| chunk.source += base);
-        if let Some(first) = joined.tensors.insert(name.clone(), tensor) {
-            let first = joined.sources[first.chunks[0].source].path();
-            return Err(in_two_files(&name, first, file));
-        }
-    }
-    joined.protections.extend(part.protections.into_iter().map(|mut protection| {
-        protection.source += base;
-        protection
-    }));
-    Ok(())
 }
 
 #[cfg(test)]

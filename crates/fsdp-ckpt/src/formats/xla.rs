@@ -57,7 +57,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     for (rank, file) in files.iter().enumerate() {
         ranks.push(checked(parse::rank_state(file)?, rank, files.len())?);
     }
-    for set in &found.companions {
+    for (_, set) in &found.companions {
         let optimizers = RankFile::open_all(set, &mut checkpoint)?;
         if optimizers.len() != ranks.len() {
             let because = ", the number of files of the model";

@@ -3,11 +3,15 @@
 //! `None`, booleans, 64-bit integers, text and lists are what they look like. Everything else is an object of
 //! one field that names the kind: `{"float":"3ff0000000000000"}` (bits, so that every value survives),
 //! `{"long":"hex"}`, `{"bytes":"hex"}`, `{"tuple":[..]}`, `{"set":[..]}`, `{"dict":[[key,value],..]}`,
-//! `{"global":[module,name]}`, `{"object":[[module,name],[args],state]}` (without `state` if there is none).
+//! `{"global":[module,name]}`, `{"object":[[module,name],[args],state]}` (without `state` if there is none). Names of
+//! classes that are no part of a checkpoint format are opaque, as in pickles: conversions write none that could be run.
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::checkpoint::{Global, Value};
+use crate::{
+    checkpoint::{Global, Value},
+    pickle::is_known,
+};
 
 /// How deep values may nest: each level takes up to three of the 128 that JSON readers descend.
 const DEPTH_MAX: usize = 36;
@@ -36,6 +40,7 @@ fn write(value: &Value, depth: usize) -> Option<Json> {
                 |(key, value): &(Value, Value)| Some(json!([write(key, depth)?, write(value, depth)?]));
             json!({ "dict": pairs.iter().map(pair).collect::<Option<Vec<_>>>()? })
         }
+        Value::Opaque(class) => json!({ "opaque": [class.module, class.name] }),
         Value::Global(global) => json!({ "global": [global.module, global.name] }),
         Value::Object { class, args, state } => {
             let mut fields = vec![json!([class.module, class.name]), Json::Array(list(args)?)];
@@ -80,7 +85,11 @@ fn read_tagged(tag: &str, content: Json) -> Option<Value> {
             };
             Value::Dict(pairs.into_iter().map(pair).collect::<Option<_>>()?)
         }
-        ("global", names) => Value::Global(read_global(names)?),
+        ("opaque", names) => Value::Opaque(read_global(names)?),
+        ("global", names) => match read_global(names)? {
+            global if is_known(&global) => Value::Global(global),
+            unknown => Value::Opaque(unknown),
+        },
         ("object", Json::Array(fields)) => {
             let mut fields = fields.into_iter();
             let (class, args) = (read_global(fields.next()?)?, read_list(array(fields.next()?)?)?);
@@ -91,7 +100,10 @@ fn read_tagged(tag: &str, content: Json) -> Option<Value> {
             if fields.next().is_some() {
                 return None;
             }
-            Value::Object { class, args, state }
+            match is_known(&class) {
+                true => Value::Object { class, args, state },
+                false => Value::Opaque(class),
+            }
         }
         _ => return None,
     })

@@ -1,5 +1,5 @@
 //! Filling what is on the stack: a list with items, a set with items, a dict with pairs, an object of a known
-//! class with its state, and nothing with anything else.
+//! class with its state, one of an unknown class with anything, and nothing with anything else.
 //!
 //! Python calls methods of whatever is on the stack here, so that any object can take part. Checking the kind
 //! first is what keeps this data.
@@ -27,6 +27,7 @@ impl Machine<'_> {
         let items = self.pop_to_mark()?;
         match self.top_node()? {
             (_, Node::Set(set)) => set.extend(items),
+            (_, Node::Opaque(object)) => object.parts.extend(items),
             (at, other) => return Err(wrong_operand(at, "a set", other)),
         }
         Ok(())
@@ -55,6 +56,10 @@ impl Machine<'_> {
         match self.top_node()? {
             // Attributes of an ordered dict: state dicts of modules keep versions there. Nothing reads them.
             (_, Node::Dict(_)) if is_dict => Ok(()),
+            (_, Node::Opaque(object)) => {
+                object.parts.push(state);
+                Ok(())
+            }
             (at, Node::Object(object)) => {
                 if !object.class.may_have_state() {
                     return Err(wrong_use(at, object.class, "given a state"));
@@ -71,6 +76,7 @@ impl Machine<'_> {
     fn list(&mut self) -> Result<&mut Vec<NodeId>, Fault> {
         match self.top_node()? {
             (_, Node::List(items)) => Ok(items),
+            (_, Node::Opaque(object)) => Ok(&mut object.parts),
             (at, other) => Err(wrong_operand(at, "a list", other)),
         }
     }
@@ -78,6 +84,7 @@ impl Machine<'_> {
     fn dict(&mut self) -> Result<&mut Vec<(NodeId, NodeId)>, Fault> {
         match self.top_node()? {
             (_, Node::Dict(pairs)) => Ok(pairs),
+            (_, Node::Opaque(object)) => Ok(&mut object.pairs),
             (at, other) => Err(wrong_operand(at, "a dict", other)),
         }
     }

@@ -2,8 +2,7 @@
 //!
 //! An entry says what a pickle may do with the name: call it (REDUCE), make an object of it (NEWOBJ), set the
 //! state of such an object (BUILD). All of these only describe; an entry without any is a constant such as a
-//! dtype. What is not in the table is refused by name, because a checkpoint that needs it means something
-//! that this crate does not know.
+//! dtype. What is not in the table is opaque: this crate does not know what it means.
 
 use crate::checkpoint::Global;
 

@@ -5,7 +5,12 @@
 
 use std::ops::Index;
 
-use super::{DEPTH_MAX, globals::Known, too_large};
+use super::{
+    DEPTH_MAX,
+    globals::Known,
+    opaque::{OpaqueNode, Unknown},
+    too_large,
+};
 use crate::error::Fault;
 
 /// The place of a value in its graph.
@@ -29,6 +34,10 @@ pub(crate) enum Node {
     Dict(Vec<(NodeId, NodeId)>),
     Global(Known),
     Object(ObjectNode),
+    /// A class or function that is not in the table.
+    Unknown(Box<Unknown>),
+    /// An object of such a class.
+    Opaque(Box<OpaqueNode>),
     /// What stands outside of the pickle, by its identifier: a storage in a file of PyTorch.
     Persistent(NodeId),
 }
@@ -57,8 +66,8 @@ impl Node {
             Node::Tuple(_) => "a tuple",
             Node::Set(_) => "a set",
             Node::Dict(_) => "a dict",
-            Node::Global(_) => "a class or function",
-            Node::Object(_) => "an object",
+            Node::Global(_) | Node::Unknown(_) => "a class or function",
+            Node::Object(_) | Node::Opaque(_) => "an object",
             Node::Persistent(_) => "a storage",
         }
     }
@@ -103,6 +112,7 @@ impl Node {
                 1 => object.state,
                 _ => None,
             },
+            Node::Opaque(object) => object.part(index),
             Node::Persistent(id) => (index == 0).then_some(*id),
             _ => None,
         }
@@ -114,6 +124,7 @@ impl Node {
 pub(crate) struct Graph {
     nodes: Vec<Node>,
     root: NodeId,
+    has_forgotten_parts: bool,
 }
 
 impl Index<NodeId> for Graph {
@@ -127,8 +138,14 @@ impl Index<NodeId> for Graph {
 impl Graph {
     /// The graph of these values, if it has no cycle, is not too deep and repeats no key.
     pub(super) fn checked(nodes: Vec<Node>, root: NodeId) -> Result<Graph, Fault> {
-        let graph = Graph { nodes, root };
-        graph.check_depth()?;
+        let mut graph = Graph { nodes, root, has_forgotten_parts: false };
+        if let Err(fault) = graph.check_depth() {
+            // Objects of programs may hold each other in circles. What is in those of unknown classes is dispensable.
+            if !graph.forget_opaque_parts() {
+                return Err(fault);
+            }
+            graph.check_depth()?;
+        }
         graph.check_keys()?;
         Ok(graph)
     }
@@ -136,6 +153,37 @@ impl Graph {
     /// The value of the whole pickle.
     pub(crate) fn root(&self) -> NodeId {
         self.root
+    }
+
+    /// Whether what is in objects of unknown classes was left out, because some of them hold themselves or are nested too
+    /// deeply.
+    pub(crate) fn has_forgotten_parts(&self) -> bool {
+        self.has_forgotten_parts
+    }
+
+    fn forget_opaque_parts(&mut self) -> bool {
+        for node in &mut self.nodes {
+            if let Node::Opaque(object) = node {
+                self.has_forgotten_parts |= object.forget_parts();
+            }
+        }
+        self.has_forgotten_parts
+    }
+
+    /// The identifiers of everything outside of the pickle.
+    pub(crate) fn persistent(&self) -> impl Iterator<Item = NodeId> {
+        self.nodes.iter().filter_map(|node| match node {
+            Node::Persistent(id) => Some(*id),
+            _ => None,
+        })
+    }
+
+    /// The first class or function that is not in the table.
+    pub(crate) fn first_unknown(&self) -> Option<&Unknown> {
+        self.nodes.iter().find_map(|node| match node {
+            Node::Unknown(unknown) => Some(&**unknown),
+            _ => None,
+        })
     }
 
     /// Visits what the root reaches, each node once and after its parts.

@@ -19,11 +19,6 @@ impl<'a> Input<'a> {
         self.at
     }
 
-    /// Bytes that are left.
-    pub(super) fn left(&self) -> usize {
-        self.bytes.len() - self.at
-    }
-
     /// The next `len` bytes.
     pub(super) fn take(&mut self, len: usize, what: &str) -> Result<&'a [u8], Fault> {
         let rest = &self.bytes[self.at..];

@@ -1,7 +1,7 @@
 //! The stack machine: runs the opcodes and builds the nodes.
 //!
 //! It follows Python's machine in what the formats use, with these differences: it knows no opcode that needs
-//! an import, containers are filled only as what they are (items of a list go into a list, pairs into a
+//! an import, calls are objects, containers are filled only as what they are (items of a list go into a list, pairs into a
 //! dict), a state is set once and only on objects that have one, and common small values are one node each.
 
 use super::{
@@ -10,9 +10,10 @@ use super::{
     graph::{Node, NodeId, ObjectNode},
     input::Input,
     memo::Memo,
+    opaque::{self, Unknown},
     opcode as op, rebuild, too_large,
 };
-use crate::error::Fault;
+use crate::{checkpoint::Global, error::Fault};
 
 /// How many parts calls may copy out of their arguments, per byte of the pickle. Arguments are written for
 /// one call each, so files need one at most; without a limit, a few bytes could copy the same long list again
@@ -21,8 +22,8 @@ const COPIES_PER_BYTE: usize = 16;
 /// Integers from 0 that have one node each.
 const SMALL_INTS: usize = 256;
 
-/// Runs a pickle that fills `bytes`; returns all nodes and the place of the result.
-pub(super) fn run(bytes: &[u8]) -> Result<(Vec<Node>, NodeId), Fault> {
+/// Runs the pickle that `bytes` begin with; returns all nodes, the place of the result, and how long the pickle is.
+pub(super) fn run(bytes: &[u8]) -> Result<(Vec<Node>, NodeId, usize), Fault> {
     let mut machine = Machine::new(bytes);
     machine.header()?;
     while !machine.step()? {}
@@ -31,10 +32,7 @@ pub(super) fn run(bytes: &[u8]) -> Result<(Vec<Node>, NodeId), Fault> {
     if !machine.stack.is_empty() {
         return Err(underflow(at));
     }
-    match machine.input.left() {
-        0 => Ok((machine.nodes, root)),
-        count => Err(Fault::at(at, format!("{count} bytes follow its end"))),
-    }
+    Ok((machine.nodes, root, at))
 }
 
 pub(super) struct Machine<'a> {
@@ -152,7 +150,7 @@ impl<'a> Machine<'a> {
             op::TUPLE3 => Node::Tuple(self.pop_many::<3>()?.into()),
             op::GLOBAL => {
                 let (module, name) = (self.input.line()?, self.input.line()?);
-                self.known(module, name)?
+                self.global(module, name)
             }
             op::STACK_GLOBAL => self.stack_global()?,
             op::REDUCE => self.reduce()?,
@@ -194,33 +192,48 @@ impl<'a> Machine<'a> {
         Ok(Node::Int(i64::from_le_bytes(wide)))
     }
 
-    fn known(&self, module: &str, name: &str) -> Result<Node, Fault> {
-        let (module_name, offset) = (module.to_owned(), self.at as u64);
-        let unknown = || Fault::UnknownGlobal { offset, module: module_name, name: name.to_owned() };
-        Known::find(module, name).map(Node::Global).ok_or_else(unknown)
+    fn global(&self, module: &str, name: &str) -> Node {
+        let global = || Global { module: module.to_owned(), name: name.to_owned() };
+        let unknown = || Node::Unknown(Box::new(Unknown { global: global(), offset: self.at as u64 }));
+        Known::find(module, name).map_or_else(unknown, Node::Global)
     }
 
     fn stack_global(&mut self) -> Result<Node, Fault> {
         let [module, name] = self.pop_many()?;
         match (self.node(module), self.node(name)) {
-            (Node::Str(module), Node::Str(name)) => self.known(module, name),
+            (Node::Str(module), Node::Str(name)) => Ok(self.global(module, name)),
             (Node::Str(_), other) | (other, _) => Err(wrong_operand(self.at, "a text", other)),
         }
     }
 
     fn reduce(&mut self) -> Result<Node, Fault> {
         let [class, args] = self.pop_many()?;
+        if let Some(object) = self.opaque(class, args)? {
+            return Ok(object);
+        }
         let class = self.check_class_and_args(class, args)?;
         rebuild::call(self, class, args)
     }
 
     fn new_object(&mut self) -> Result<Node, Fault> {
         let [class, args] = self.pop_many()?;
+        if let Some(object) = self.opaque(class, args)? {
+            return Ok(object);
+        }
         let class = self.check_class_and_args(class, args)?;
         if !class.may_be_made() {
             return Err(wrong_use(self.at, class, "instantiated"));
         }
         Ok(Node::Object(ObjectNode { class, args, state: None }))
+    }
+
+    /// The object of an unknown class; none if the class is known.
+    fn opaque(&self, class: NodeId, args: NodeId) -> Result<Option<Node>, Fault> {
+        match (opaque::called(self, class, args), self.node(args)) {
+            (Some(object), Node::Tuple(_)) => Ok(Some(object)),
+            (Some(_), other) => Err(wrong_operand(self.at, "a tuple of arguments", other)),
+            (None, _) => Ok(None),
+        }
     }
 
     /// The class, if these are a class and a tuple.

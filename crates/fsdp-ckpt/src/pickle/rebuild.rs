@@ -7,6 +7,7 @@ use super::{
     globals::Known,
     graph::{Node, NodeId, ObjectNode},
     machine::{Machine, wrong_use},
+    opaque,
 };
 use crate::error::Fault;
 
@@ -68,11 +69,13 @@ fn pair(machine: &Machine<'_>, item: NodeId) -> Option<(NodeId, NodeId)> {
 fn default_dict(machine: &Machine<'_>, args: &[NodeId]) -> Option<Node> {
     match args {
         [] => Some(Node::Dict(Vec::new())),
-        [default] if matches!(machine.node(*default), Node::Global(_) | Node::None) => {
-            Some(Node::Dict(Vec::new()))
-        }
+        [default] if is_factory(machine.node(*default)) => Some(Node::Dict(Vec::new())),
         _ => None,
     }
+}
+
+fn is_factory(node: &Node) -> bool {
+    matches!(node, Node::Global(_) | Node::None | Node::Unknown(_) | Node::Opaque(_))
 }
 
 fn set(machine: &Machine<'_>, args: &[NodeId]) -> Option<Node> {
@@ -104,6 +107,9 @@ fn bytes(machine: &Machine<'_>, args: &[NodeId]) -> Option<Node> {
 /// enumerations, which stay the objects they are.
 fn part_of_class(machine: &Machine<'_>, object: Node, args: &[NodeId]) -> Option<Node> {
     let [of, name] = args else { return None };
+    if let Some(unknown) = opaque::attribute(machine, *of, *name) {
+        return Some(unknown);
+    }
     let (Node::Global(of), Node::Str(name)) = (machine.node(*of), machine.node(*name)) else { return None };
     match Known::find(of.module(), &format!("{}.{name}", of.name())) {
         Some(nested) => Some(Node::Global(nested)),

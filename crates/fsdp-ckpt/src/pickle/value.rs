@@ -35,6 +35,8 @@ impl Graph {
         let len = match &self[id] {
             Node::Str(text) => text.len(),
             Node::Bytes(bytes) | Node::Long(bytes) => bytes.len(),
+            Node::Unknown(unknown) => unknown.global.module.len() + unknown.global.name.len(),
+            Node::Opaque(object) => object.class.module.len() + object.class.name.len(),
             _ => 0,
         };
         budget.take(len)?;
@@ -64,6 +66,8 @@ impl Graph {
                     None => None,
                 },
             },
+            Node::Unknown(unknown) => Value::Opaque(unknown.global.clone()),
+            Node::Opaque(object) => Value::Opaque(object.class.clone()),
             Node::Persistent(id) => self.value(*id, budget)?,
         })
     }

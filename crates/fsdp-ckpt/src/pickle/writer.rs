@@ -175,6 +175,7 @@ impl PickleWriter {
             Value::Set(items) => self.call("__builtin__", "set", |w| w.list(|w| w.values(items))),
             Value::Dict(pairs) => self.dict(|w| w.pairs(pairs)),
             Value::Global(Global { module, name }) => self.global(module, name),
+            Value::Opaque(class) => unreachable!("conversions leave out what is opaque, such as a {class}"),
             Value::Object { class, args, state } => self.object_value(class, args, state.as_deref()),
         }
     }

@@ -24,32 +24,10 @@ pub struct Unheld {
     pub tied: Vec<(String, String)>,
 }
 
-/// Removes values, and of tensors that share their bytes all but one, and says which these are.
-///
-/// The one that stays is the first by its place in the selection that is not the output weights: readers make
-/// those out of the input weights, but not the other way round.
+/// Removes values and the copies of tied weights, and says which these are.
 pub fn drop_unheld(selection: &mut Selection) -> Unheld {
     let values = selection.values.drain(..).map(|value| join(&value.path)).collect();
-    let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-    for (index, tensor) in selection.tensors.iter().enumerate() {
-        groups.entry(tensor.tied_to.unwrap_or(index)).or_default().push(index);
-    }
-    let tensors = &mut selection.tensors;
-    let mut tied = Vec::new();
-    for members in groups.values().filter(|members| members.len() > 1) {
-        let kept =
-            members.iter().copied().find(|&index| !is_head(&tensors[index].name)).unwrap_or(members[0]);
-        let copies = members.iter().filter(|&&index| index != kept);
-        tied.extend(copies.map(|&index| (tensors[index].name.clone(), tensors[kept].name.clone())));
-        members.iter().for_each(|&index| tensors[index].tied_to = (index != kept).then_some(kept));
-    }
-    tensors.retain(|tensor| tensor.tied_to.is_none());
-    Unheld { values, tied }
-}
-
-/// Whether a name is the one of output weights.
-fn is_head(name: &str) -> bool {
-    ["lm_head.weight", "output.weight", "embed_out.weight"].iter().any(|head| name.ends_with(head))
+    Unheld { values, tied: selection.drop_tied() }
 }
 
 /// Plans the files of `destination`, which names them in messages only: one file, or a directory of files with at most
@@ -65,13 +43,13 @@ pub fn plan(
     selection: &Selection,
     destination: &Path,
     shard_bytes_max: Option<u64>,
+    metadata: Metadata,
 ) -> Result<OutputPlan, Error> {
     assert!(
         selection.values.is_empty() && selection.tensors.iter().all(|tensor| tensor.tied_to.is_none()),
         "a selection for safetensors went through `drop_unheld`"
     );
     let specs: Vec<TensorSpec> = selection.tensors.iter().map(spec).collect();
-    let metadata = Metadata::new();
     let export = match shard_bytes_max {
         None => ExportPlan::new(destination, specs, metadata)?,
         Some(max) => ExportPlan::sharded(destination, specs, metadata, max)?,
@@ -160,7 +138,7 @@ mod tests {
             tensor("c", TensorType::U8, &[0, 4], None),
         ];
         let selection = Selection { tensors, values: Vec::new() };
-        let plan = plan(&selection, Path::new("out/model.safetensors"), None).unwrap();
+        let plan = plan(&selection, Path::new("out/model.safetensors"), None, Metadata::new()).unwrap();
         let [file] = plan.files.as_slice() else { panic!("one file was planned") };
         let text = &file.literals[0].1[8..];
         let header = Header::parse(text, file.len).unwrap();
@@ -178,7 +156,7 @@ mod tests {
         let tensors =
             vec![tensor("a", TensorType::F32, &[3], None), tensor("b", TensorType::F32, &[3], None)];
         let selection = Selection { tensors, values: Vec::new() };
-        let plan = plan(&selection, Path::new("out"), Some(12)).unwrap();
+        let plan = plan(&selection, Path::new("out"), Some(12), Metadata::new()).unwrap();
         let names: Vec<&str> = plan.files.iter().map(|file| file.name.as_str()).collect();
         assert_eq!(
             names,

@@ -1,5 +1,6 @@
 //! The records of an archive of `torch.save`: one folder with the pickle, the byte order and the storages.
 
+use super::legacy::MAGIC;
 use crate::{
     bytes::Section,
     digest::{Digest, DigestKind},
@@ -10,8 +11,6 @@ use crate::{
 
 /// The longest `byteorder` that is looked at.
 const BYTE_ORDER_LEN_MAX: u64 = 16;
-/// How pickles of PyTorch before 1.6 begin: protocol 2 and a magic number.
-const LEGACY_MAGIC: &[u8] = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
 /// Where a tar archive says what it is, and what it says.
 const TAR_MAGIC_AT: u64 = 257;
 const TAR_MAGIC: &[u8] = b"ustar";
@@ -40,6 +39,20 @@ impl<'a> Container<'a> {
         let container = Container { section, archive, folder };
         container.check_byte_order()?;
         Ok(container)
+    }
+
+    /// What takes the place of an archive in files that are none: their storages by name.
+    pub(super) fn without_records(
+        section: Section<'a>,
+        archive: &'a Archive,
+        folder: &'a str,
+    ) -> Container<'a> {
+        Container { section, archive, folder }
+    }
+
+    /// The folder of all records.
+    pub(super) fn folder(&self) -> &str {
+        self.folder
     }
 
     /// The record of this name in the folder.
@@ -101,13 +114,13 @@ impl<'a> Container<'a> {
 
 /// Refuses what is no zip archive, with what it is instead where that is known.
 pub(super) fn check_magic(section: Section<'_>) -> Result<(), Error> {
-    let head = section.read(0..section.len().min(LEGACY_MAGIC.len() as u64))?;
+    let head = section.read(0..section.len().min(MAGIC.len() as u64))?;
     if head.starts_with(b"PK\x03\x04") {
         return Ok(());
     }
     let tar_end = TAR_MAGIC_AT + TAR_MAGIC.len() as u64;
-    let what = if head.starts_with(LEGACY_MAGIC) {
-        "it has the form of PyTorch before 1.6: load it there and save it again with PyTorch 1.6 or later"
+    let what = if head.starts_with(MAGIC) {
+        "it has the form of PyTorch before 1.6, which is read from files of their own alone"
     } else if section.len() >= tar_end && section.read(TAR_MAGIC_AT..tar_end)? == TAR_MAGIC {
         "it is a tar archive, the form of PyTorch before 0.1.10: load it there and save it again"
     } else if head.starts_with(b"\x80") {

@@ -1,7 +1,7 @@
 //! The tree of a file of `torch.save`.
 
 use crate::{
-    checkpoint::{Global, Nested, Nesting, Value},
+    checkpoint::{Global, Nested, Nesting, Value, key_text},
     safetensors::TensorType,
 };
 
@@ -32,6 +32,13 @@ pub(crate) enum Item {
         /// State that was set on it.
         state: Option<Box<Item>>,
     },
+    /// An object of an unknown class in which there are tensors.
+    Opaque {
+        /// Its class.
+        class: Global,
+        /// The parts that hold tensors, by their names in it.
+        parts: Vec<(Value, Item)>,
+    },
     /// Anything else.
     Value(Value),
 }
@@ -61,7 +68,7 @@ impl Item {
     /// Whether there is a tensor in it.
     pub(crate) fn holds_tensor(&self) -> bool {
         match self {
-            Item::Tensor(_) | Item::Wrapped { .. } => true,
+            Item::Tensor(_) | Item::Wrapped { .. } | Item::Opaque { .. } => true,
             Item::Dict(items) => items.iter().any(|(_, item)| item.holds_tensor()),
             Item::List(items) | Item::Tuple(items) => items.iter().any(Item::holds_tensor),
             Item::Object { args, state, .. } => {
@@ -69,6 +76,12 @@ impl Item {
             }
             Item::Value(_) => false,
         }
+    }
+
+    /// Whether it is a dict without tensors that has keys which are no names: it stays one value.
+    fn is_value(&self) -> bool {
+        let Item::Dict(items) = self else { return false };
+        items.iter().any(|(key, _)| key_text(key).is_none()) && !self.holds_tensor()
     }
 
     /// It as a value, in which a tensor is an object of its type and shape, without its elements.
@@ -91,6 +104,7 @@ impl Item {
                 args: values(args),
                 state: state.as_ref().map(|state| Box::new(state.to_value())),
             },
+            Item::Opaque { class, .. } => Value::Opaque(class.clone()),
             Item::Value(value) => value.clone(),
         }
     }
@@ -108,7 +122,8 @@ impl StoredTensor {
 impl Nested for Item {
     fn nesting(&self) -> Nesting<'_, Item> {
         match self {
-            Item::Dict(items) => Nesting::Dict(items),
+            Item::Dict(_) if self.is_value() => Nesting::Other,
+            Item::Dict(items) | Item::Opaque { parts: items, .. } => Nesting::Dict(items),
             Item::List(items) => Nesting::List(items),
             // Distributed checkpoints keep such a tuple as one object. Here its tensors need names, so that
             // they are converted like all others.

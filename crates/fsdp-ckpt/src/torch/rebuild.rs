@@ -4,14 +4,17 @@
 //! The functions are PyTorch's: `_rebuild_tensor_v2` and its relatives for plain tensors, parameters as the
 //! tensors that they hold, `_rebuild_from_type_v2` for subclasses.
 
+use std::collections::BTreeSet;
+
 use super::{
     container::Container,
     item::{Item, StoredTensor},
     storage::{dtype, storage},
 };
 use crate::{
+    checkpoint::{Global, Value, key_text},
     error::Fault,
-    pickle::{Budget, Graph, Known, Node, NodeId, ObjectNode},
+    pickle::{Budget, Graph, Known, Node, NodeId, ObjectNode, Unknown},
     safetensors::TensorType,
 };
 
@@ -36,6 +39,7 @@ impl Builder<'_> {
                 Ok(Item::Dict(pairs.iter().map(pair).collect::<Result<_, Fault>>()?))
             }
             Node::Object(object) => self.object(object, budget),
+            Node::Opaque(object) => self.opaque(&object.class, &object.parts, &object.pairs, budget),
             Node::Persistent(_) => Err(bad("torch.save", "it holds a storage that belongs to no tensor")),
             _ => Ok(Item::Value(graph.value(id, budget)?)),
         }
@@ -73,8 +77,15 @@ impl Builder<'_> {
         let [maker, class, maker_args, state] = args else {
             return Err(bad(function, "it has not four arguments"));
         };
-        let (Node::Global(maker), Node::Global(class)) = (&self.graph[*maker], &self.graph[*class]) else {
-            return Err(bad(function, "function and class are no names"));
+        let (maker, class) = match (&self.graph[*maker], &self.graph[*class]) {
+            (Node::Global(maker), Node::Global(class)) => (maker, class),
+            (Node::Global(maker), Node::Unknown(class)) => {
+                return self.unknown_subclass(*maker, class, [*maker_args, *state], budget);
+            }
+            (Node::Unknown(class), _) => {
+                return self.opaque(&class.global, &[*maker_args, *state], &[], budget);
+            }
+            _ => return Err(bad(function, "function and class are no names")),
         };
         if maker.is("torch._utils", "_rebuild_wrapper_subclass") {
             let state = Box::new(self.item(*state, budget)?);
@@ -95,6 +106,67 @@ impl Builder<'_> {
             }
             _ => self.tensor(*maker, args, budget).map(Item::Tensor),
         }
+    }
+
+    /// A tensor of an unknown class: what it has of plain tensors.
+    fn unknown_subclass(
+        &self,
+        maker: Known,
+        class: &Unknown,
+        [args, state]: [NodeId; 2],
+        budget: &mut Budget,
+    ) -> Result<Item, Fault> {
+        if maker.is("torch._utils", "_rebuild_wrapper_subclass") {
+            return self.opaque(&class.global, &[state], &[], budget);
+        }
+        let args = self.graph.items(args).unwrap_or_default();
+        let tensor = match (maker.name(), args) {
+            ("_rebuild_parameter" | "_rebuild_parameter_with_state", [tensor, ..]) => {
+                self.item(*tensor, budget)?
+            }
+            _ => Item::Tensor(self.tensor(maker, args, budget)?),
+        };
+        let parts = vec![(Value::Str("data".to_owned()), tensor)];
+        Ok(Item::Opaque { class: class.global.clone(), parts })
+    }
+
+    /// An object of an unknown class: the parts with tensors. Dicts among the parts, such as its attributes, give names to
+    /// what is in them; other parts have numbers.
+    fn opaque(
+        &self,
+        class: &Global,
+        parts: &[NodeId],
+        pairs: &[(NodeId, NodeId)],
+        budget: &mut Budget,
+    ) -> Result<Item, Fault> {
+        budget.take(class.module.len() + class.name.len())?;
+        let mut named = Vec::new();
+        for (number, &part) in (0..).zip(parts) {
+            match self.item(part, budget)? {
+                Item::Dict(items) => named.extend(items),
+                // Attributes of a class with slots come second.
+                Item::Tuple(two) => match <[Item; 2]>::try_from(two) {
+                    Ok([_, Item::Dict(items)]) => named.extend(items),
+                    Ok(two) => named.push((Value::Int(number), Item::Tuple(two.into()))),
+                    Err(items) => named.push((Value::Int(number), Item::Tuple(items))),
+                },
+                item => named.push((Value::Int(number), item)),
+            }
+        }
+        for &(key, item) in pairs {
+            named.push((self.graph.value(key, budget)?, self.item(item, budget)?));
+        }
+        named.retain(|(_, item)| item.holds_tensor());
+        if named.is_empty() {
+            return Ok(Item::Value(Value::Opaque(class.clone())));
+        }
+        let mut taken = BTreeSet::new();
+        for (number, (key, _)) in (0..).zip(&mut named) {
+            if !key_text(key).is_some_and(|name| taken.insert(name)) {
+                *key = Value::Str(format!("{number}"));
+            }
+        }
+        Ok(Item::Opaque { class: class.clone(), parts: named })
     }
 
     /// A plain tensor: `(storage, first element, shape, strides, ..)`.

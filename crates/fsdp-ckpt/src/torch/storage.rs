@@ -1,5 +1,7 @@
 //! Storages and the views of them that are tensors, with every length checked.
 
+use std::collections::BTreeMap;
+
 use super::{
     container::{Container, missing_record},
     item::StoredTensor,
@@ -36,12 +38,25 @@ pub(crate) fn dtype(global: Known) -> Option<TensorType> {
     TensorType::all().find(|ty| global.is("torch", ty.torch_name()))
 }
 
+/// The length of an element of each storage that a pickle names, by its key.
+pub(super) fn element_bytes(graph: &Graph) -> BTreeMap<&str, u64> {
+    let of_storage = |id: NodeId| {
+        let [_, class, key, ..] = graph.items(id)? else { return None };
+        let Node::Global(class) = graph[*class] else { return None };
+        Some((graph.str(*key)?, storage_dtype(class)?.map_or(1, TensorType::size_bytes) as u64))
+    };
+    graph.persistent().filter_map(of_storage).collect()
+}
+
 /// The storage that a persistent identifier names: `("storage", class, key, location, element count)`.
 pub(super) fn storage(graph: &Graph, container: &Container<'_>, id: NodeId) -> Result<Storage, Fault> {
     let bad = |detail| bad("a storage", detail);
     let Node::Persistent(id) = graph[id] else { return Err(bad("a storage is expected")) };
-    let [kind, class, key, _location, count] = graph.items(id).unwrap_or_default() else {
-        return Err(bad("its identifier has not five parts"));
+    let (kind, class, key, count) = match graph.items(id).unwrap_or_default() {
+        [kind, class, key, _location, count] => (kind, class, key, count),
+        // Before PyTorch 1.6, a storage could be a view of another one, which nobody made.
+        [kind, class, key, _location, count, view] if graph[*view] == Node::None => (kind, class, key, count),
+        _ => return Err(bad("its identifier has not five parts")),
     };
     if graph.str(*kind) != Some("storage") {
         return Err(bad("its identifier is of another kind"));

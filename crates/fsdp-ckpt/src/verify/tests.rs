@@ -1,6 +1,6 @@
 //! Every damage that a checksum covers is found, and bytes without one are counted.
 
-use std::{fs, sync::atomic::AtomicBool};
+use std::{fs, path::Path, sync::atomic::AtomicBool};
 
 use proptest::prelude::*;
 
@@ -98,4 +98,42 @@ fn verifying_can_be_canceled() {
     let made = RandomCheckpoint::write(&mut Seeded(1), dir.path());
     let result = verified(&made.checkpoint, &AtomicBool::new(true));
     assert!(matches!(result, Err(Error::Canceled)));
+}
+
+#[test]
+fn a_verdict_on_a_directory_covers_what_lies_beside_the_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let fixture = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+    let all = |dir: &Path| {
+        let checkpoint = crate::formats::open(dir).unwrap();
+        verify_all(&checkpoint, &Options::new(&NoProgress, &AtomicBool::new(false))).unwrap()
+    };
+    let put = |from: &str, to: &str| {
+        let to = dir.path().join(to);
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::copy(fixture(from), to).unwrap();
+    };
+    put("full.safetensors", "model.safetensors");
+    put("full.pth", "older/inside/full.pth");
+    fs::write(dir.path().join("notes.txt"), "words").unwrap();
+    fs::create_dir(dir.path().join(".git")).unwrap();
+    let found = all(dir.path());
+    assert!(found.is_sound(), "{:?}", found.problems);
+    let beside: Vec<_> = found.beside.iter().map(|one| &one.path).collect();
+    assert_eq!(beside, [&dir.path().join("older/inside")]);
+    let unread: Vec<_> = found.unread.iter().map(|one| (one.path.file_name().unwrap(), one.reason)).collect();
+    assert_eq!(
+        unread,
+        [(".git".as_ref(), "it is hidden"), ("notes.txt".as_ref(), "it is no file of tensors")]
+    );
+    // What should hold tensors and does not is a problem, and so is damage anywhere.
+    fs::write(dir.path().join("b.pt"), "words").unwrap();
+    assert!(all(dir.path()).problems[0].to_string().contains("b.pt"));
+    fs::remove_file(dir.path().join("b.pt")).unwrap();
+    let path = dir.path().join("older/inside/full.pth");
+    let mut bytes = fs::read(&path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes.truncate(middle);
+    fs::write(&path, bytes).unwrap();
+    assert!(!all(dir.path()).is_sound());
 }

@@ -104,8 +104,9 @@ fn missing_files_of_ranks_are_named() {
 
 #[test]
 fn tensor_parallel_models_are_refused() {
-    let second = ("mp_rank_00_model_states.pt", "mp_rank_01_model_states.pt");
-    let message = message(copy(2, &[], &[second]).path());
+    let model = "mp_rank_00_model_states.pt";
+    let renamed = [(model, "x_mp_rank_00_model_states.pt"), (model, "x_mp_rank_01_model_states.pt")];
+    let message = message(copy(2, &[model], &renamed).path());
     assert!(message.contains("tensor parallelism"), "{message}");
 }
 
@@ -130,4 +131,74 @@ fn latest_must_be_a_plain_name() {
         let message = message(dir.path());
         assert!(message.contains("latest"), "{tag}: {message}");
     }
+}
+
+#[test]
+fn files_of_ranks_that_were_swapped_or_copied_are_an_error() {
+    for (stage, name) in [(2, "bf16_zero_pp_rank_"), (3, "zero_pp_rank_")] {
+        let of_rank = |rank| format!("{name}{rank}_mp_rank_00_optim_states.pt");
+        let (zero, one) = (of_rank(0), of_rank(1));
+        let swapped = message(copy(stage, &[], &[(&zero, &one), (&one, &zero)]).path());
+        assert!(swapped.contains(&format!("it was saved as {one}, the file of rank 1")), "{swapped}");
+        let copied = message(copy(stage, &[], &[(&zero, &one)]).path());
+        assert!(copied.contains(&one) && copied.contains("has the name of rank 1"), "{copied}");
+        // Where the names of all files were changed, equal bytes still show a copy, and nothing shows a swap.
+        let renamed = [(&zero[..], "x_rank_0_optim_states.pt"), (&zero, "x_rank_1_optim_states.pt")];
+        let copied = message(copy(stage, &[&zero, &one], &renamed).path());
+        assert!(copied.contains("holds the same bytes as"), "{copied}");
+        let renamed = [(&zero[..], "x_rank_0_optim_states.pt"), (&one, "x_rank_1_optim_states.pt")];
+        let limits = deepspeed::open(copy(stage, &[&zero, &one], &renamed).path()).unwrap().limits;
+        assert!(limits[0].contains("do not say of which rank"), "{limits:?}");
+        assert!(open(stage).limits.is_empty());
+    }
+}
+
+/// A copy of the files of a checkpoint that DeepSpeed saved.
+fn saved(kind: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(fixture(&format!("deepspeed/{kind}/global_step10"))).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), dir.path().join(entry.file_name())).unwrap();
+    }
+    dir
+}
+
+#[test]
+fn a_checkpoint_that_lost_its_optimizer_is_none_of_stage_zero() {
+    for kind in ["zero1", "zero2_bf16_tied_frozen"] {
+        let dir = saved(kind);
+        for entry in fs::read_dir(dir.path()).unwrap() {
+            let path = entry.unwrap().path();
+            if path.to_string_lossy().ends_with("_optim_states.pt") {
+                fs::remove_file(path).unwrap();
+            }
+        }
+        let message = message(dir.path());
+        assert!(message.contains("none of them (*_optim_states.pt) is here"), "{kind}: {message}");
+    }
+}
+
+#[test]
+fn one_part_of_several_is_no_checkpoint_of_stage_zero() {
+    for other in ["mp_rank_01_model_states.pt", "layer_0_expert_0_mp_rank_00_model_states.pt"] {
+        let dir = saved("zero0");
+        fs::copy(dir.path().join("mp_rank_00_model_states.pt"), dir.path().join(other)).unwrap();
+        let message = message(dir.path());
+        assert!(message.contains(other) && message.contains("tensor or pipeline parallelism"), "{message}");
+    }
+}
+
+#[test]
+fn copies_of_renamed_files_of_cut_models_are_found_and_swaps_are_a_limit() {
+    let dir = saved("zero3_bf16_tied_frozen");
+    let path = |name: &str| dir.path().join(name);
+    for rank in 0..2 {
+        let old = format!("zero_pp_rank_{rank}_mp_rank_00_model_states.pt");
+        fs::rename(path(&old), path(&format!("x_rank_{rank}_model_states.pt"))).unwrap();
+    }
+    let limits = deepspeed::open(dir.path()).unwrap().limits;
+    assert!(limits.len() == 1 && limits[0].contains("do not say of which rank"), "{limits:?}");
+    fs::copy(path("x_rank_0_model_states.pt"), path("x_rank_1_model_states.pt")).unwrap();
+    let message = message(dir.path());
+    assert!(message.contains("holds the same bytes as"), "{message}");
 }

@@ -9,11 +9,17 @@ mod torch_file;
 /// Directories of DeepSpeed's ZeRO.
 mod deepspeed;
 
+/// Folders of trainers.
+mod folders;
+
 /// Files per rank with distributed tensors.
 mod rank_files;
 
 /// Files per rank of PyTorch/XLA.
 mod xla;
+
+/// Whole checkpoints of other trainers.
+mod trainers;
 
 /// Damaged and changed files: refused or read within their bounds, never a panic.
 mod damage;

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use fsdp_ckpt::{
     checkpoint::{Checkpoint, Role},
-    formats::{rank_files, rank_kind::RankKind, torch_file},
+    formats::{self, rank_files, rank_kind::RankKind, torch_file},
 };
 
 use crate::{bytes_of, fixture};
@@ -83,7 +83,9 @@ fn a_missing_rank_is_named() {
 #[test]
 fn one_rank_under_two_names_is_an_error() {
     let message = message(copies(&[(RANK0, RANK0), (RANK0, RANK1)]).path());
-    assert!(message.contains(RANK1) && message.contains("its rank is 0, where 1 was expected"), "{message}");
+    let expected =
+        "the file of rank 0, and has the name of rank 1: files of ranks were swapped, or one was copied";
+    assert!(message.contains(RANK1) && message.contains(expected), "{message}");
 }
 
 #[test]
@@ -94,7 +96,7 @@ fn local_states_of_fsdp1_are_refused_with_what_to_do() {
         fs::copy(from, dir.path().join(format!("local_rank{rank}.pth"))).unwrap();
     }
     let message = message(dir.path());
-    assert!(message.contains("save DTensors or a full state dict"), "{message}");
+    assert!(message.contains("save a sharded or full state dict"), "{message}");
 }
 
 #[test]
@@ -102,7 +104,8 @@ fn a_directory_without_rank_files_says_what_they_look_like() {
     let dir = tempfile::tempdir().unwrap();
     assert!(message(dir.path()).contains("such as model_world_size_4_rank_0.pt"));
     fs::write(dir.path().join("model.pt"), "x").unwrap();
-    assert!(message(&dir.path().join("model.pt")).contains("no file is named after a rank"));
+    assert!(message(dir.path()).contains("no file is named after a rank"));
+    assert!(message(&dir.path().join("model.pt")).contains("not an archive of torch.save"));
 }
 
 #[test]
@@ -113,4 +116,79 @@ fn formats_of_rank_files_are_told_apart_by_their_content() {
     assert_eq!(kind("xla_fsdp_2rank/flat_rank-00000001-of-00000002.pth"), Some(RankKind::Xla));
     assert_eq!(kind("full.pth"), None);
     assert_eq!(kind("hf_sharded"), None);
+}
+
+/// Compares the model with what the writer's tools load, in which its names begin with `model.`.
+fn assert_is_model(checkpoint: &Checkpoint, expected: &str) {
+    checkpoint.check_coverage().unwrap();
+    let mut expected = formats::open(fixture(expected)).unwrap();
+    if expected.tensors.keys().all(|name| name.starts_with("model.")) {
+        expected = expected.under("model").unwrap();
+    }
+    let found = match checkpoint.tensors.keys().any(|name| name.starts_with("model.")) {
+        true => checkpoint.clone().under("model").unwrap(),
+        false => checkpoint.clone(),
+    };
+    assert_eq!(found.tensors.keys().collect::<Vec<_>>(), expected.tensors.keys().collect::<Vec<_>>());
+    for (name, tensor) in &expected.tensors {
+        assert_eq!((found.tensors[name].dtype, &found.tensors[name].shape), (tensor.dtype, &tensor.shape));
+        assert_eq!(bytes_of(&found, name), bytes_of(&expected, name), "{name}");
+    }
+}
+
+#[test]
+fn sharded_states_of_fsdp1_in_a_file_per_rank_read_to_model_and_optimizer() {
+    let reference = torch_file::open(fixture("fsdp1_ranks/reference.pth")).unwrap();
+    for kind in ["sharded_tensor", "dtensor"] {
+        let dir = fixture(&format!("fsdp1_ranks/{kind}"));
+        for entry in fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).chain([dir.clone()]) {
+            let checkpoint = formats::open(entry).unwrap();
+            checkpoint.check_coverage().unwrap();
+            let names: Vec<_> = checkpoint.tensors.keys().collect();
+            assert_eq!(names, reference.tensors.keys().collect::<Vec<_>>());
+            for (name, expected) in &reference.tensors {
+                assert_eq!(checkpoint.tensors[name].role, expected.role);
+                assert_eq!(bytes_of(&checkpoint, name), bytes_of(&reference, name), "{kind} {name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_missing_or_misplaced_file_of_sharded_tensors_is_named() {
+    let from = fixture("fsdp1_ranks/sharded_tensor");
+    let dir = tempfile::tempdir().unwrap();
+    fs::copy(from.join("rank0.pt"), dir.path().join("rank0.pt")).unwrap();
+    let lost = formats::open(dir.path()).unwrap().check_coverage().unwrap_err().to_string();
+    assert!(lost.contains("`model.a.bias`") || lost.contains("`model.a.weight`"), "{lost}");
+    fs::copy(from.join("rank0.pt"), dir.path().join("part1.pt")).unwrap();
+    fs::rename(dir.path().join("rank0.pt"), dir.path().join("part0.pt")).unwrap();
+    let copied = message(dir.path());
+    assert!(copied.contains("its rank is 0, where 1 was expected"), "{copied}");
+}
+
+#[test]
+fn files_of_ranks_are_found_whatever_they_are_called() {
+    for kind in ["fsdp1_sharded_tensors", "fsdp1_dtensors", "numbered_shards"] {
+        assert_is_model(
+            &formats::open(fixture(&format!("torch_files/{kind}"))).unwrap(),
+            "torch_files/expected.safetensors",
+        );
+    }
+    let named = fixture("torch_files/numbered_shards/shard_00001-of-00002.pt");
+    assert_is_model(&formats::open(named).unwrap(), "torch_files/expected.safetensors");
+}
+
+#[test]
+fn the_folder_of_an_actor_of_verl_is_read_with_its_extra_state() {
+    let checkpoint = formats::open(fixture("verl/actor")).unwrap();
+    checkpoint.check_coverage().unwrap();
+    let expected = formats::open(fixture("verl/expected.safetensors")).unwrap();
+    for name in expected.tensors.keys().filter_map(|name| name.strip_prefix("model.")) {
+        assert_eq!(bytes_of(&checkpoint, name), bytes_of(&expected, &format!("model.{name}")), "{name}");
+    }
+    let extra: Vec<_> =
+        checkpoint.tensors.iter().filter(|(name, _)| name.starts_with("extra_state.")).collect();
+    assert!(!extra.is_empty() && extra.iter().all(|(_, tensor)| tensor.role == Role::Other));
+    assert_eq!(checkpoint.tensors.len(), expected.tensors.len() + extra.len());
 }

@@ -169,3 +169,75 @@ fn one_of_several_rank_files_is_refused_with_the_way_out() {
     let error = torch_file::open(file).unwrap_err().to_string();
     assert!(error.contains("torch.distributed.tensor.DTensor") && error.contains("all ranks"), "{error}");
 }
+
+#[test]
+fn tensors_come_out_beside_and_inside_of_objects_of_unknown_classes() {
+    let checkpoint = torch_file::open(fixture("opaque.pth")).unwrap();
+    let tensors: Vec<(&str, Role)> =
+        checkpoint.tensors.iter().map(|(name, tensor)| (&name[..], tensor.role)).collect();
+    let expected = [
+        ("attributes.w", Role::Other),
+        ("default.a", Role::Other),
+        ("list.2", Role::Other),
+        ("model.bias", Role::Model),
+        ("model.weight", Role::Model),
+        ("subclass.data", Role::Other),
+    ];
+    assert_eq!(tensors, expected);
+    let floats = |name| -> Vec<f32> {
+        let bytes = bytes_of(&checkpoint, name);
+        bytes.chunks(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect()
+    };
+    assert_eq!(floats("attributes.w"), [0.0, 1.0, 2.0]);
+    assert_eq!(floats("subclass.data"), [5.0, 5.0]);
+    let classes = [
+        ("attributes", "__main__.AttributeDict"),
+        ("class", "__main__.Config"),
+        ("color", "__main__.Color"),
+        ("colors.?", "__main__.Color"),
+        ("config", "__main__.Config"),
+        ("evil", "posix.system"),
+        ("list.1", "__main__.Config"),
+        ("partial", "functools.partial"),
+        ("stream", "_io.BytesIO"),
+        ("subclass", "__main__.Subclass"),
+        ("when", "datetime.datetime"),
+    ];
+    let found: Vec<(&str, String)> =
+        checkpoint.opaque.iter().map(|(name, class)| (&name[..], class.to_string())).collect();
+    assert_eq!(found, classes.map(|(name, class)| (name, class.to_owned())));
+    let refused = checkpoint.refuse_opaque().unwrap_err().to_string();
+    assert!(refused.contains("`evil` (posix.system)"), "{refused}");
+    let plain = torch_file::open(fixture("full.pth")).unwrap();
+    assert!(plain.opaque.is_empty() && plain.refuse_opaque().is_ok());
+}
+
+#[test]
+fn an_object_of_an_unknown_class_may_hold_itself() {
+    let checkpoint = torch_file::open(fixture("opaque_circle.pth")).unwrap();
+    assert_eq!(checkpoint.tensors.keys().collect::<Vec<_>>(), ["model.bias", "model.weight"]);
+    assert!(checkpoint.notes[0].contains("hold themselves"), "{:?}", checkpoint.notes);
+}
+
+#[test]
+fn the_form_before_pytorch_1_6_is_read() {
+    let checkpoint = torch_file::open(fixture("torch_files/pickles/before_1_6/pytorch_model.bin")).unwrap();
+    let bare = torch_file::open(fixture("torch_files/pickles/bare.pt")).unwrap();
+    assert_eq!(checkpoint.tensors.keys().collect::<Vec<_>>(), bare.tensors.keys().collect::<Vec<_>>());
+    for name in bare.tensors.keys() {
+        assert_eq!(bytes_of(&checkpoint, name), bytes_of(&bare, name), "{name}");
+    }
+}
+
+#[test]
+fn a_file_from_before_pytorch_1_6_that_was_cut_is_refused() {
+    let bytes = fs::read(fixture("torch_files/pickles/before_1_6/pytorch_model.bin")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pytorch_model.bin");
+    for len in 14..bytes.len() {
+        fs::write(&path, &bytes[..len]).unwrap();
+        assert!(torch_file::open(&path).is_err(), "{len} bytes");
+    }
+    fs::write(&path, [&bytes[..], b"more"].concat()).unwrap();
+    assert!(torch_file::open(&path).unwrap_err().to_string().contains("4 bytes follow"));
+}

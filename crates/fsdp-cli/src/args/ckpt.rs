@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use fsdp_ckpt::conversion::{Part, Rename, Target};
+use fsdp_ckpt::conversion::{Layout, Part, Rename, Target, Tied};
 use fsdp_ckpt::safetensors::TensorType;
 
 use super::positive;
@@ -30,8 +30,9 @@ the rest. The format is told by what is in the files, not by their names. PATH i
 directory that all ranks wrote; of files per rank, any one will do.
 
 JSON keys: path, format, world_size (null where the format does not say), tensor_count,
-tensor_bytes, files (path, bytes), groups (role, dtype, tensors, elements, bytes), run_state, values,
-notes, problems; with --tensors also tensors (name, dtype, shape, role, bytes, chunks).
+tensor_bytes, files (path, bytes), groups (role, dtype, tensors, elements, bytes), run_state,
+values, opaque (classes of objects that were not read, by name), notes, problems; with --tensors
+also tensors (name, dtype, shape, role, bytes, chunks).
 
 Examples:
   fsdp ckpt inspect runs/quickstart/checkpoints/step-00000050
@@ -42,6 +43,8 @@ pub(crate) struct InspectArgs {
     /// The checkpoint
     #[arg(value_name = "PATH")]
     pub(crate) path: PathBuf,
+    #[command(flatten)]
+    pub(crate) reading: ReadArgs,
     /// List every tensor: type, shape, role, and the chunks that it is stored in
     #[arg(long)]
     pub(crate) tensors: bool,
@@ -54,8 +57,9 @@ pub(crate) struct InspectArgs {
 #[derive(Debug, Args)]
 #[command(
     after_help = "Reads: native checkpoints; PyTorch DCP, plain or zstd; files of torch.save (.pth, .bin), also one
-per rank with DTensors; PyTorch/XLA FSDP; DeepSpeed ZeRO; safetensors: one file, with an index, or
-shards of DCP.
+per rank with DTensors or FSDP1's ShardedTensors; PyTorch/XLA FSDP; DeepSpeed, ZeRO 0 to 3;
+safetensors: one file, with an index, or shards of DCP; whole folders of accelerate and of the
+Trainer of transformers.
 
 Writes:
   safetensors  for transformers and others: a file if DST ends in .safetensors, else a directory
@@ -64,20 +68,28 @@ Writes:
   torch        a file for torch.load
 
 Weights are never held in memory as a whole. Pickles are read as inert data; nothing in them is
-run. DST must not exist; it appears when it is complete, or not at all, also after Ctrl-C.
+run, and objects of classes that are no part of a checkpoint format are left out and listed. DST
+must not exist; it appears when it is complete, or not at all, also after Ctrl-C.
 
-Renaming: --strip-prefix first, then each --rename in its order. $1 or ${name} stand for groups;
-names of parameters inside the optimizer's state are changed alike.
+Layouts, for readers of the optimizer (dcp, torch); without one, names stay as SRC has them:
+  torchtitan       the model's names at the top, optimizer.state.<parameter>.<state>, flattened
+  flat             one flat dict: the model's names, optim.state.<parameter>.<state>
+  model-optimizer  {model, optimizer}, as get_state_dict of PyTorch returns them
+
+Renaming: --strip-wrappers and --layout first, then --strip-prefix, then each --rename in its order.
+$1 or ${name} stand for groups. Names of parameters inside the optimizer's state are changed alike;
+what does not match such a name may match the whole name of the state.
 
 JSON keys: source, source_format, destination, target, tensors, values, bytes, files, checksums,
 seconds, bytes_per_second, left_out (model, optimizer, other), dropped_values, tied (tensor,
-same_as), notes.
+same_as), opaque (classes of objects that were not read, by name), notes.
 
 Examples:
   fsdp ckpt convert checkpoint/ model.safetensors --to safetensors
   fsdp ckpt convert checkpoint/ hf/ --to safetensors --dtype bf16 --strip-prefix model. \\
        --config config.json --max-shard-size 5GB
   fsdp ckpt convert checkpoint/ resharded/ --to dcp --world-size 8
+  fsdp ckpt convert runs/a/checkpoints/step-00000050 titan/step-50 --to dcp --layout torchtitan
   fsdp ckpt convert weights.pth checkpoint/ --to native --rename '^blocks\\.(\\d+)=layers.$1'"
 )]
 pub(crate) struct ConvertArgs {
@@ -87,6 +99,8 @@ pub(crate) struct ConvertArgs {
     /// The file or directory to make
     #[arg(value_name = "DST")]
     pub(crate) destination: PathBuf,
+    #[command(flatten)]
+    pub(crate) reading: ReadArgs,
     /// The format to write
     #[arg(long, value_name = "FORMAT", value_enum)]
     pub(crate) to: TargetArg,
@@ -103,6 +117,16 @@ pub(crate) struct ConvertArgs {
     /// What to write [default: model for safetensors, else all]
     #[arg(long, value_name = "PART", value_enum)]
     pub(crate) only: Option<PartArg>,
+    /// Where model and optimizer go (dcp, torch)
+    #[arg(long, value_name = "LAYOUT", value_enum)]
+    pub(crate) layout: Option<LayoutArg>,
+    /// How often tied weights are written [default: as SRC has them]
+    #[arg(long, value_name = "COUNT", value_enum)]
+    pub(crate) tied: Option<TiedArg>,
+    /// Remove what wrappers of modules put into names (_orig_mod., module., _fsdp_wrapped_module.,
+    /// _checkpoint_wrapped_module.)
+    #[arg(long)]
+    pub(crate) strip_wrappers: bool,
     /// Remove this from the beginning of names
     #[arg(long, value_name = "P")]
     pub(crate) strip_prefix: Option<String>,
@@ -130,10 +154,15 @@ byte, and compares all checksums that the format keeps: those of native checkpoi
 byte, records of PyTorch's zip files have a CRC-32, safetensors have none. Bytes that nothing
 protects are counted: damage there, if the file stays readable, cannot be found.
 
-Exit code: 0 if sound, 1 if something is damaged or missing, 2 if PATH is not a checkpoint.
+Of a directory everything is looked at: what belongs to the checkpoint, other checkpoints beside
+it, and the rest, which is listed with the reason why it is not read.
+
+Exit code: 0 if sound, 1 if something is damaged or missing, or no tensor was found, 2 if PATH is
+not a checkpoint.
 
 JSON keys: path, format (null if it cannot be opened), sound, tensors, read_bytes, checksums,
-unprotected_bytes, unprotected (path, bytes, ranges), problems, notes.
+unprotected_bytes, unprotected (path, bytes, ranges), also_read, not_read (path, reason),
+cannot_show (losses that the format hides), problems, opaque (classes by name), notes.
 
 Examples:
   fsdp ckpt verify runs/quickstart/checkpoints/step-00000050
@@ -143,6 +172,9 @@ pub(crate) struct VerifyCkptArgs {
     /// The checkpoint
     #[arg(value_name = "PATH")]
     pub(crate) path: PathBuf,
+    /// Count objects of unknown classes as problems; else they are only listed
+    #[arg(long)]
+    pub(crate) strict: bool,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
     /// Print JSON
@@ -155,14 +187,16 @@ pub(crate) struct VerifyCkptArgs {
 #[command(
     after_help = "Tensors are matched by name and compared bit by bit; floating-point tensors of different types by
 value. With a tolerance, values may differ by atol + rtol * |b|, where b is the value in B. A NaN
-equals a NaN. Values that are no tensors are compared where both checkpoints have them.
+equals a NaN. Values that are no tensors are compared where both checkpoints have them. Where no
+name is in both, a key is looked for under which one has just the tensors of the other.
 
 Exit code: 0 if nothing differs, 1 if something does, 2 if a checkpoint cannot be read.
 
 JSON keys: equal, first and second (path, format), tensors (by name: outcome, and what belongs to
 it: dtypes, shapes, differing, beyond_tolerance, largest, at, values), values (names of those that
-differ), run_state (facts of the run that differ: in A, in B). Outcomes: equal_bits, equal_values, within_tolerance, differs, bits_differ, types_differ,
-shapes_differ, only_in_first, only_in_second.
+differ), run_state (facts of the run that differ: in A, in B), under (side, key: where one holds
+the other's state under a key; else null). Outcomes: equal_bits, equal_values, within_tolerance,
+differs, bits_differ, types_differ, shapes_differ, only_in_first, only_in_second.
 
 Examples:
   fsdp ckpt diff checkpoint/ resharded/
@@ -176,6 +210,8 @@ pub(crate) struct DiffArgs {
     /// The other checkpoint
     #[arg(value_name = "B")]
     pub(crate) second: PathBuf,
+    #[command(flatten)]
+    pub(crate) reading: ReadArgs,
     /// Absolute part of the tolerance
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true,
           value_parser = tolerance)]
@@ -187,11 +223,25 @@ pub(crate) struct DiffArgs {
     /// What to compare
     #[arg(long, value_name = "PART", value_enum, default_value_t = PartArg::All)]
     pub(crate) only: PartArg,
+    /// Compare names without what wrappers of modules put into them (see convert)
+    #[arg(long)]
+    pub(crate) strip_wrappers: bool,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// How checkpoints are read.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ReadArgs {
+    /// Refuse objects of unknown classes; else they are left out and listed
+    #[arg(long)]
+    pub(crate) strict: bool,
+    /// Take only what is under this key, such as `model` in {"model": ..}
+    #[arg(long, value_name = "KEY")]
+    pub(crate) from_key: Option<String>,
 }
 
 /// How much memory the work may take.
@@ -235,6 +285,45 @@ pub(crate) enum FloatArg {
     F16,
     /// IEEE 754 single precision
     F32,
+}
+
+/// Where model and optimizer go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LayoutArg {
+    /// As torchtitan saves them
+    Torchtitan,
+    /// In one flat dict
+    Flat,
+    /// As {model, optimizer}
+    ModelOptimizer,
+}
+
+/// How often tied weights are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TiedArg {
+    /// Under one name
+    Once,
+    /// Under both names
+    Twice,
+}
+
+impl From<LayoutArg> for Layout {
+    fn from(layout: LayoutArg) -> Layout {
+        match layout {
+            LayoutArg::Torchtitan => Layout::Torchtitan,
+            LayoutArg::Flat => Layout::Flat,
+            LayoutArg::ModelOptimizer => Layout::ModelOptimizer,
+        }
+    }
+}
+
+impl From<TiedArg> for Tied {
+    fn from(tied: TiedArg) -> Tied {
+        match tied {
+            TiedArg::Once => Tied::Once,
+            TiedArg::Twice => Tied::Twice,
+        }
+    }
 }
 
 impl TargetArg {

@@ -6,11 +6,11 @@ use std::num::NonZero;
 
 use fsdp_ckpt::checkpoint::{Checkpoint, Role};
 use fsdp_ckpt::conversion::{Conversion, ConversionReport, convert};
-use fsdp_ckpt::formats;
+use fsdp_ckpt::formats::beside;
 use fsdp_ckpt::transfer::Options;
 use serde_json::{Value as Json, json};
 
-use super::{Work, counted, is_in, json_path, line, listed, print};
+use super::{Work, counted, is_in, json_path, line, listed, notes_of, opaque_json, open, print};
 use crate::args::{ConvertArgs, TargetArg};
 use crate::error::CliError;
 use crate::output::{Paint, one_line};
@@ -24,13 +24,19 @@ use crate::units::bytes;
 pub(super) fn run(args: &ConvertArgs) -> Result<(), CliError> {
     let conversion = conversion(args)?;
     let work = Work::begin(args.memory)?;
-    let checkpoint = formats::open(&args.source)?;
+    let checkpoint = open(&args.source, &args.reading)?;
     let report = work.run(|options| {
         let options = Options { sync: !args.no_sync, ..*options };
         convert(&checkpoint, &args.destination, &conversion, &options)
     })?;
-    let summary =
-        Summary { args, checkpoint: &checkpoint, left_out: left_out(&checkpoint, &conversion), report };
+    let others = beside(&checkpoint).checkpoints;
+    let summary = Summary {
+        args,
+        checkpoint: &checkpoint,
+        left_out: left_out(&checkpoint, &conversion),
+        not_converted: others.iter().map(|other| other.path.display().to_string()).collect(),
+        report,
+    };
     print(args.json, || summary.json(), || summary.text(Paint::of(&io::stdout())))
 }
 
@@ -50,11 +56,17 @@ fn conversion(args: &ConvertArgs) -> Result<Conversion, CliError> {
     if args.config.is_some() && args.to != TargetArg::Safetensors {
         return useless("--config", "safetensors");
     }
+    if args.layout.is_some() && !matches!(args.to, TargetArg::Dcp | TargetArg::Torch) {
+        return useless("--layout", "dcp and torch");
+    }
     let mut conversion = Conversion::new(args.to.into());
     conversion.world_size = args.world_size.and_then(NonZero::new).unwrap_or(NonZero::<usize>::MIN);
     conversion.shard_bytes_max = args.max_shard_size.unwrap_or(conversion.shard_bytes_max);
     conversion.dtype = args.dtype.map(Into::into);
     conversion.part = args.only.map_or(conversion.part, Into::into);
+    conversion.layout = args.layout.map(Into::into);
+    conversion.tied = args.tied.map(Into::into);
+    conversion.strip_wrappers = args.strip_wrappers;
     conversion.strip_prefix.clone_from(&args.strip_prefix);
     conversion.renames.clone_from(&args.rename);
     conversion.config.clone_from(&args.config);
@@ -76,6 +88,8 @@ struct Summary<'a> {
     checkpoint: &'a Checkpoint,
     /// Tensors of the model, of the optimizer and others.
     left_out: [usize; 3],
+    /// Checkpoints beside the one that was converted.
+    not_converted: Vec<String>,
     report: ConversionReport,
 }
 
@@ -85,8 +99,12 @@ impl Summary<'_> {
         self.report.data_bytes as f64 / self.report.elapsed.as_secs_f64().max(1e-9)
     }
 
-    fn notes(&self) -> impl Iterator<Item = &String> {
-        self.checkpoint.notes.iter().chain(&self.report.notes)
+    fn notes(&self) -> Vec<String> {
+        let mut notes = [notes_of(self.checkpoint), self.report.notes.clone()].concat();
+        if !self.not_converted.is_empty() {
+            notes.push(format!("not converted: {}", listed(&self.not_converted)));
+        }
+        notes
     }
 
     fn text(&self, paint: Paint) -> String {
@@ -116,7 +134,7 @@ impl Summary<'_> {
             line(&mut text, "tied", &format!("{copy} is {kept}, which is written once"));
         }
         for note in self.notes() {
-            let _ = writeln!(text, "{} {}", paint.warning("note:"), one_line(note));
+            let _ = writeln!(text, "{} {}", paint.warning("note:"), one_line(&note));
         }
         text
     }
@@ -150,7 +168,8 @@ impl Summary<'_> {
             "left_out": {"model": model, "optimizer": optimizer, "other": other},
             "dropped_values": self.report.dropped_values,
             "tied": self.report.tied.iter().map(tied).collect::<Vec<_>>(),
-            "notes": self.notes().collect::<Vec<_>>(),
+            "opaque": opaque_json(self.checkpoint),
+            "notes": self.notes(),
         })
     }
 }

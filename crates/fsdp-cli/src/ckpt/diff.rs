@@ -7,11 +7,10 @@ use std::io;
 use fsdp_ckpt::checkpoint::Checkpoint;
 use fsdp_ckpt::conversion::Part;
 use fsdp_ckpt::diff::{Deviation, Diff, Outcome, Tolerance, diff};
-use fsdp_ckpt::formats;
 use fsdp_ckpt::safetensors::TensorType;
 use serde_json::{Map, Value as Json, json};
 
-use super::{Work, counted, is_in, json_path, line, listed, print, values};
+use super::{Work, counted, is_in, json_path, line, listed, opaque_note, print, values};
 use crate::args::DiffArgs;
 use crate::error::CliError;
 use crate::output::{Paint, one_line, table};
@@ -24,15 +23,51 @@ pub(super) fn run(args: &DiffArgs) -> Result<bool, CliError> {
     let work = Work::begin(args.memory)?;
     let part = args.only.into();
     let sides = [open(args, part, 0)?, open(args, part, 1)?];
+    let (sides, under) = unwrapped(sides)?;
     let tolerance = Tolerance { atol: args.atol, rtol: args.rtol };
     let found = work.run(|options| diff(&sides[0], &sides[1], tolerance, options))?;
-    let report = Report { sides: &sides, found: &found };
+    let report = Report { sides: &sides, found: &found, under: under.as_ref() };
     print(args.json, || report.json(), || report.text(Paint::of(&io::stdout())))?;
-    Ok(found.is_equal())
+    Ok(report.is_equal())
+}
+
+/// A side that has all that the other one has, under a key.
+struct Under {
+    side: usize,
+    key: String,
+    /// Tensors that are not under the key.
+    others: usize,
+}
+
+/// Where no name is on both sides, one may hold the other's state under a key: then that is what is compared.
+fn unwrapped(sides: [Checkpoint; 2]) -> Result<([Checkpoint; 2], Option<Under>), CliError> {
+    let [a, b] = sides;
+    if a.tensors.keys().any(|name| b.tensors.contains_key(name)) {
+        return Ok(([a, b], None));
+    }
+    let under = |side, key: String, whole: usize, found: &Checkpoint| {
+        Some(Under { side, key, others: whole - found.tensors.len() })
+    };
+    if let Some(key) = a.key_of_all(&b) {
+        let whole = a.tensors.len();
+        let a = a.under(&key)?;
+        let under = under(0, key, whole, &a);
+        return Ok(([a, b], under));
+    }
+    if let Some(key) = b.key_of_all(&a) {
+        let whole = b.tensors.len();
+        let b = b.under(&key)?;
+        let under = under(1, key, whole, &b);
+        return Ok(([a, b], under));
+    }
+    Ok(([a, b], None))
 }
 
 fn open(args: &DiffArgs, part: Part, side: usize) -> Result<Checkpoint, CliError> {
-    let mut checkpoint = formats::open([&args.first, &args.second][side])?;
+    let mut checkpoint = super::open([&args.first, &args.second][side], &args.reading)?;
+    if args.strip_wrappers {
+        checkpoint = checkpoint.strip_wrappers()?;
+    }
     checkpoint.tensors.retain(|_, tensor| is_in(tensor.role, part));
     checkpoint.values.retain(|_, object| is_in(object.role, part));
     if checkpoint.tensors.is_empty() && part != Part::All {
@@ -46,6 +81,7 @@ fn open(args: &DiffArgs, part: Part, side: usize) -> Result<Checkpoint, CliError
 struct Report<'a> {
     sides: &'a [Checkpoint; 2],
     found: &'a Diff,
+    under: Option<&'a Under>,
 }
 
 impl Report<'_> {
@@ -53,6 +89,9 @@ impl Report<'_> {
         let mut text = String::new();
         for (name, side) in ["A", "B"].into_iter().zip(self.sides) {
             line(&mut text, name, &format!("{} ({})", side.path.display(), side.format));
+        }
+        for note in self.sides.iter().flat_map(opaque_note) {
+            let _ = writeln!(text, "{} {}", paint.warning("note:"), one_line(&note));
         }
         let rows: Vec<[String; 6]> = self.found.tensors.iter().filter_map(row).collect();
         if !rows.is_empty() {
@@ -64,6 +103,11 @@ impl Report<'_> {
             let shown = |value: Option<&String>| value.map_or_else(String::new, |value| values::short(value));
             let rows = states.into_iter().map(|(key, [a, b])| [key.clone(), shown(a), shown(b)]);
             let _ = write!(text, "\n{}", table(["state of the run", "A", "B"], rows));
+        }
+        if !self.found.is_equal() {
+            for note in self.sides.iter().filter_map(Checkpoint::wrapper_note) {
+                let _ = writeln!(text, "\n{} {}", paint.warning("note:"), one_line(&note));
+            }
         }
         if !self.found.values.is_empty() {
             let _ = writeln!(text, "\nvalues that differ: {}", one_line(&listed(&self.found.values)));
@@ -86,7 +130,23 @@ impl Report<'_> {
         states
     }
 
+    /// Whether nothing differs, and nothing is beside what was compared.
+    fn is_equal(&self) -> bool {
+        self.found.is_equal() && self.under.is_none_or(|under| under.others == 0)
+    }
+
+    /// Which part of a side was compared, where it was not the whole.
+    fn under_text(&self) -> String {
+        let Some(Under { side, key, others }) = self.under else { return String::new() };
+        let name = ["A", "B"][*side];
+        match others {
+            0 => format!(" under `{key}.` of {name}"),
+            _ => format!(" under `{key}.` of {name}, which has {} beside that", counted(*others, "tensor")),
+        }
+    }
+
     fn verdict(&self, paint: Paint) -> String {
+        let under = self.under_text();
         let mut counts: BTreeMap<(bool, String), usize> = BTreeMap::new();
         for outcome in self.found.tensors.values() {
             *counts.entry((!outcome.is_equal(), words(outcome))).or_default() += 1;
@@ -99,12 +159,14 @@ impl Report<'_> {
             0 => String::new(),
             count => counted(count, "value"),
         };
-        if self.found.is_equal() {
-            paint.good(&format!("no difference: {tensors} ({counts})"))
+        if self.is_equal() {
+            paint.good(&format!("no difference{under}: {tensors} ({counts})"))
+        } else if self.found.is_equal() {
+            paint.bad(&format!("equal{under}: {tensors} ({counts})"))
         } else if self.found.tensors.values().all(Outcome::is_equal) {
             paint.bad(&format!("they differ in {values}; no tensor differs: {tensors} ({counts})"))
         } else if values.is_empty() {
-            paint.bad(&format!("they differ: {tensors} ({counts})"))
+            paint.bad(&format!("they differ{under}: {tensors} ({counts})"))
         } else {
             paint.bad(&format!("they differ: {tensors} ({counts}), and {values}"))
         }
@@ -115,14 +177,20 @@ impl Report<'_> {
         let tensors: Map<String, Json> =
             self.found.tensors.iter().map(|(name, outcome)| (name.clone(), outcome_json(outcome))).collect();
         json!({
-            "equal": self.found.is_equal(),
+            "equal": self.is_equal(),
             "first": side(&self.sides[0]),
             "second": side(&self.sides[1]),
             "tensors": tensors,
             "values": self.found.values,
             "run_state": self.states(),
+            "under": self.under.map(under_json),
         })
     }
+}
+
+fn under_json(under: &Under) -> Json {
+    let side = ["first", "second"][under.side];
+    json!({"side": side, "key": under.key})
 }
 
 /// The name of an outcome in JSON.

@@ -7,10 +7,9 @@ use std::io;
 use std::path::Path;
 
 use fsdp_ckpt::checkpoint::{Checkpoint, Chunk, Region, Role, Tensor};
-use fsdp_ckpt::formats;
 use serde_json::{Map, Value as Json, json};
 
-use super::{LISTED_MAX, counted, json_path, line, print, role_name, values};
+use super::{LISTED_MAX, counted, json_path, line, notes_of, opaque_json, open, print, role_name, values};
 use crate::args::InspectArgs;
 use crate::error::CliError;
 use crate::output::{Paint, one_line, table};
@@ -21,7 +20,7 @@ use crate::units::{bytes, grouped};
 /// # Errors
 /// [`CliError::Checkpoint`] if it cannot be opened.
 pub(super) fn run(args: &InspectArgs) -> Result<(), CliError> {
-    let checkpoint = formats::open(&args.path)?;
+    let checkpoint = open(&args.path, &args.reading)?;
     let report = Report::new(&checkpoint, args.tensors);
     print(args.json, || report.json(), || report.text(Paint::of(&io::stdout())))
 }
@@ -92,8 +91,8 @@ impl<'a> Report<'a> {
             let header = ["tensor", "dtype", "shape", "role", "chunks"];
             let _ = write!(text, "\n{}", table(header, checkpoint.tensors.iter().map(tensor_row)));
         }
-        for note in &checkpoint.notes {
-            let _ = writeln!(text, "{} {}", paint.warning("note:"), one_line(note));
+        for note in notes_of(checkpoint).into_iter().chain(checkpoint.wrapper_note()) {
+            let _ = writeln!(text, "{} {}", paint.warning("note:"), one_line(&note));
         }
         for problem in self.problems.iter().take(LISTED_MAX) {
             let _ = writeln!(text, "{} {}", paint.bad("problem:"), one_line(problem));
@@ -165,7 +164,8 @@ impl<'a> Report<'a> {
             "groups": self.groups.iter().map(group).collect::<Vec<_>>(),
             "run_state": run_state,
             "values": values,
-            "notes": checkpoint.notes,
+            "opaque": opaque_json(checkpoint),
+            "notes": notes_of(checkpoint).into_iter().chain(checkpoint.wrapper_note()).collect::<Vec<_>>(),
             "problems": self.problems,
         });
         if self.lists_tensors {

@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use fsdp_ckpt::checkpoint::{Global, Value};
+use fsdp_ckpt::checkpoint::Value;
 use serde_json::{Map, Value as Json, json};
 
 /// Characters of a value in a text.
@@ -27,9 +27,12 @@ pub(super) fn json(value: &Value) -> Json {
             };
             items.iter().map(|(name, item)| (key(name), json(item))).collect::<Map<_, _>>().into()
         }
-        Value::Float(_) | Value::Long(_) | Value::Bytes(_) | Value::Global(_) | Value::Object { .. } => {
-            json!(whole_text(value))
-        }
+        Value::Float(_)
+        | Value::Long(_)
+        | Value::Bytes(_)
+        | Value::Global(_)
+        | Value::Opaque(_)
+        | Value::Object { .. } => json!(whole_text(value)),
     }
 }
 
@@ -74,17 +77,14 @@ fn whole_text(value: &Value) -> String {
                 .collect();
             format!("{{{}}}", items.join(", "))
         }
-        Value::Global(global) => name(global),
-        Value::Object { class, args, .. } => format!("{}({})", name(class), joined(args)),
+        Value::Opaque(class) => format!("<{class}, not read>"),
+        Value::Global(global) => global.to_string(),
+        Value::Object { class, args, .. } => format!("{class}({})", joined(args)),
     }
 }
 
 fn joined(items: &[Value]) -> String {
     items.iter().map(whole_text).collect::<Vec<_>>().join(", ")
-}
-
-fn name(Global { module, name }: &Global) -> String {
-    format!("{module}.{name}")
 }
 
 /// A long integer in hexadecimal digits.
@@ -107,6 +107,8 @@ fn long(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use fsdp_ckpt::checkpoint::Global;
+
     use super::*;
 
     #[test]

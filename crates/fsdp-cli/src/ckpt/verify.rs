@@ -3,16 +3,18 @@
 //! A path that is not there, or is no checkpoint at all, is a mistake of the user; everything else that stands in
 //! the way, also of opening it, is damage and part of the report.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::io;
 use std::path::Path;
 
+use fsdp_ckpt::Error;
 use fsdp_ckpt::checkpoint::Checkpoint;
-use fsdp_ckpt::verify::{Unprotected, Verification, verify};
-use fsdp_ckpt::{Error, formats};
+use fsdp_ckpt::formats::{self, Unread};
+use fsdp_ckpt::verify::{Unprotected, Verification, verify_all};
 use serde_json::{Value as Json, json};
 
-use super::{LISTED_MAX, Work, counted, json_path, line, print};
+use super::{LISTED_MAX, Work, counted, json_path, line, listed, notes_of, opaque_json, print};
 use crate::args::VerifyCkptArgs;
 use crate::error::CliError;
 use crate::output::{Paint, one_line};
@@ -24,14 +26,19 @@ use crate::units::bytes;
 /// [`CliError`]: the path is no checkpoint, or the user interrupted.
 pub(super) fn run(args: &VerifyCkptArgs) -> Result<bool, CliError> {
     let work = Work::begin(args.memory)?;
-    let (checkpoint, found) = match formats::open(&args.path) {
+    let (checkpoint, mut found) = match formats::open(&args.path) {
         Ok(checkpoint) => {
-            let found = work.run(|options| verify(&checkpoint, options))?;
+            let found = work.run(|options| verify_all(&checkpoint, options))?;
             (Some(checkpoint), found)
         }
         Err(error) if is_mistake(&error, &args.path) => return Err(error.into()),
         Err(error) => (None, Verification { problems: error.into_problems(), ..Verification::default() }),
     };
+    if args.strict {
+        let read = checkpoint.iter().chain(&found.beside);
+        let opaque: Vec<Error> = read.filter_map(|checkpoint| checkpoint.refuse_opaque().err()).collect();
+        found.problems.extend(opaque);
+    }
     let report = Report { path: &args.path, checkpoint: checkpoint.as_ref(), found: &found };
     print(args.json, || report.json(), || report.text(Paint::of(&io::stdout())))?;
     Ok(found.is_sound())
@@ -56,12 +63,39 @@ struct Report<'a> {
 }
 
 impl Report<'_> {
-    fn notes(&self) -> &[String] {
-        self.checkpoint.map_or(&[], |checkpoint| &checkpoint.notes)
+    /// Notes on everything that was read; those on what lies beside the checkpoint say on which file.
+    fn notes(&self) -> Vec<String> {
+        let mut notes = self.checkpoint.map_or_else(Vec::new, notes_of);
+        for beside in &self.found.beside {
+            let path = self.shown(&beside.path);
+            notes.extend(notes_of(beside).into_iter().map(|note| format!("{path}: {note}")));
+        }
+        notes
+    }
+
+    fn limits(&self) -> Vec<&String> {
+        let read = self.checkpoint.into_iter().chain(&self.found.beside);
+        read.flat_map(|checkpoint| &checkpoint.limits).collect()
+    }
+
+    /// Opaque objects by name, behind the file where it lies beside the checkpoint.
+    fn opaque(&self) -> Json {
+        let mut opaque = self.checkpoint.map_or_else(|| json!({}), opaque_json);
+        for beside in &self.found.beside {
+            for (name, class) in &beside.opaque {
+                opaque[format!("{}: {name}", self.shown(&beside.path))] = json!(class.to_string());
+            }
+        }
+        opaque
+    }
+
+    /// A path in what is verified.
+    fn shown(&self, path: &Path) -> String {
+        path.strip_prefix(self.path).unwrap_or(path).display().to_string()
     }
 
     fn text(&self, paint: Paint) -> String {
-        let Verification { tensors, read_bytes, checksums, unprotected, problems } = self.found;
+        let Verification { tensors, read_bytes, checksums, unprotected, problems, .. } = self.found;
         let mut text = String::new();
         line(&mut text, "path", &self.path.display().to_string());
         if let Some(checkpoint) = self.checkpoint {
@@ -79,9 +113,10 @@ impl Report<'_> {
                 format!(" in {}", counted(unprotected.len(), "file"))
             };
             line(&mut text, "unprotected", &format!("{}{files}", bytes(unprotected_bytes)));
+            self.folder_lines(&mut text);
         }
         for note in self.notes() {
-            let _ = writeln!(text, "{} {}", paint.warning("note:"), one_line(note));
+            let _ = writeln!(text, "{} {}", paint.warning("note:"), one_line(&note));
         }
         for problem in problems.iter().take(LISTED_MAX) {
             let _ = writeln!(text, "{} {}", paint.bad("problem:"), one_line(&problem.to_string()));
@@ -93,12 +128,31 @@ impl Report<'_> {
         text
     }
 
+    /// What else the folder holds: what was read too, and what was not and why.
+    fn folder_lines(&self, text: &mut String) {
+        if !self.found.beside.is_empty() {
+            let paths: Vec<String> =
+                self.found.beside.iter().map(|beside| self.shown(&beside.path)).collect();
+            line(text, "also read", &listed(&paths));
+        }
+        let mut unread: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for file in &self.found.unread {
+            unread.entry(file.reason).or_default().push(self.shown(&file.path));
+        }
+        for (reason, paths) in unread {
+            line(text, "not read", &format!("{} ({reason})", listed(&paths)));
+        }
+    }
+
     fn verdict(&self, paint: Paint) -> String {
         let problems = self.found.problems.len();
         if problems > 0 {
             return paint.bad(&format!("not sound: {}", counted(problems, "problem")));
         }
         match self.found.unprotected_bytes() {
+            _ if !self.limits().is_empty() => {
+                paint.good("sound, as far as its format can show: see the notes")
+            }
             0 => paint.good("sound, and every byte is protected by a checksum"),
             _ => paint.good("sound, as far as the checksums of its format reach"),
         }
@@ -109,6 +163,7 @@ impl Report<'_> {
             let ranges: Vec<[u64; 2]> = file.ranges.iter().map(|range| [range.start, range.end]).collect();
             json!({"path": json_path(&file.path), "bytes": file.bytes(), "ranges": ranges})
         };
+        let unread = |file: &Unread| json!({"path": json_path(&file.path), "reason": file.reason});
         json!({
             "path": json_path(self.path),
             "format": self.checkpoint.map(|checkpoint| &checkpoint.format),
@@ -118,7 +173,11 @@ impl Report<'_> {
             "checksums": self.found.checksums,
             "unprotected_bytes": self.found.unprotected_bytes(),
             "unprotected": self.found.unprotected.iter().map(file).collect::<Vec<_>>(),
+            "also_read": self.found.beside.iter().map(|beside| json_path(&beside.path)).collect::<Vec<_>>(),
+            "not_read": self.found.unread.iter().map(unread).collect::<Vec<_>>(),
+            "cannot_show": self.limits(),
             "problems": self.found.problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "opaque": self.opaque(),
             "notes": self.notes(),
         })
     }

@@ -9,7 +9,7 @@ use fsdp_nn::footprint::RunShape;
 use fsdp_nn::graph::{Operand, Step};
 use fsdp_nn::hf::HfModel;
 use fsdp_nn::listing::Listing;
-use fsdp_nn::model::unsharded::Call;
+use fsdp_nn::model::unsharded::BlockCall;
 use fsdp_nn::op::{Cost, Role};
 use fsdp_train::config::Resolved;
 use fsdp_train::{TrainError, listed};
@@ -28,7 +28,7 @@ pub(super) struct Operations<'a> {
 
 /// Calls of blocks that are alike.
 struct Kind {
-    calls: Vec<Call>,
+    calls: Vec<BlockCall>,
     listing: Listing,
 }
 
@@ -96,19 +96,19 @@ impl<'a> Operations<'a> {
     }
 
     fn step_json(&self, kind: &Kind, step: &Step, block: BlockId) -> Value {
-        let signature = step.call.op.signature();
+        let of = step.call.op.describe();
         let operand = |(role, operand): (&Role, &Operand)| json!({ "role": role.name, "operand": kind.listing.operand(*operand, self.spec, block) });
-        let reads: Vec<Value> = signature.reads.iter().zip(&step.call.reads).map(operand).collect();
+        let reads: Vec<Value> = of.reads.iter().zip(&step.call.reads).map(operand).collect();
         let written = step.call.writes.iter().map(|(operand, _)| operand);
-        let writes: Vec<Value> = signature.writes.iter().zip(written).map(operand).collect();
+        let writes: Vec<Value> = of.writes.iter().zip(written).map(operand).collect();
         json!({
-            "op": step.call.op.name(),
+            "op": of.name,
             "reads": reads,
             "writes": writes,
             "adds": step.call.writes.iter().any(|(_, adds)| *adds),
             "begins": step.begins,
             "ends": step.ends,
-            "matmul": step.call.op.matmul(),
+            "matmul": of.matmul,
             "cost": cost_json(step.call.cost(self.shape.dtype, self.shape.gradient_dtype)),
         })
     }
@@ -135,16 +135,16 @@ impl<'a> Operations<'a> {
     }
 }
 
-fn what(call: Call) -> &'static str {
+fn what(call: BlockCall) -> &'static str {
     match call {
-        Call::Forward(_, ForwardMode::Record) => "forward",
-        Call::Forward(_, ForwardMode::Checkpoint) => "forward keeping nothing",
-        Call::Forward(_, ForwardMode::CheckpointProducts) => "forward keeping products",
-        Call::Forward(_, ForwardMode::Recompute) => "second forward",
-        Call::Forward(_, ForwardMode::Evaluate) => "forward of evaluation",
-        Call::Finish(_) => "forward, loss and backward",
-        Call::Evaluate(_) => "forward and loss",
-        Call::Backward(_) => "backward",
+        BlockCall::Forward(_, ForwardMode::Record) => "forward",
+        BlockCall::Forward(_, ForwardMode::Checkpoint) => "forward keeping nothing",
+        BlockCall::Forward(_, ForwardMode::CheckpointProducts) => "forward keeping products",
+        BlockCall::Forward(_, ForwardMode::Recompute) => "second forward",
+        BlockCall::Forward(_, ForwardMode::Evaluate) => "forward of evaluation",
+        BlockCall::Finish(_) => "forward, loss and backward",
+        BlockCall::Evaluate(_) => "forward and loss",
+        BlockCall::Backward(_) => "backward",
     }
 }
 

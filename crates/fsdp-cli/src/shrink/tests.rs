@@ -41,7 +41,7 @@ fn batches_fit_replicas_and_groups() {
     let small = shrink(&setup(LLAMA_8B, fsdp, ""), &[2, 4]).unwrap();
     assert_eq!((small.setup.config.run.ranks, small.setup.config.train.global_batch_size), (4, 8));
     assert_eq!(small.setup.config.fsdp.mesh.replicate, 2);
-    assert_eq!(small.setup.config.fsdp.reshard_after_forward, Reshard::Groups(2));
+    assert_eq!(small.setup.config.fsdp.reshard_after_forward, Reshard::ToGroup(2));
 }
 
 #[test]
@@ -76,16 +76,16 @@ fn a_gpt2_gets_positions_for_the_short_sequences() {
 #[test]
 fn a_minimum_of_parameters_wraps_the_same_modules() {
     // Layers of an 8B model have 218 million parameters, their MLPs 176 million, the embedding 525 million.
-    for min in [100_000_000u64, 200_000_000, 300_000_000, 20_000_000_000] {
+    for min in [100_000_000usize, 200_000_000, 300_000_000, 20_000_000_000] {
         let fsdp = format!("min_num_params = {min}");
         let large = setup(LLAMA_8B, &fsdp, "");
         let small = shrink(&large, &[2]).unwrap();
-        let WrapPolicy::MinNumParams(scaled) = small.setup.config.fsdp.wrap else {
+        let WrapPolicy::MinParams(scaled) = small.setup.config.fsdp.wrap else {
             panic!("it is still a minimum")
         };
-        let kinds = |setup: &RunSetup, min: u64| {
+        let kinds = |setup: &RunSetup, min: usize| {
             let spec = setup.build().unwrap().description().spec.clone();
-            let units = wrap::units(&spec, &wrap::WrapPolicy::MinParams(min as usize)).unwrap();
+            let units = wrap::units(&spec, &WrapPolicy::MinParams(min)).unwrap();
             let mut classes: Vec<String> = units
                 .iter()
                 .filter_map(|unit| spec.modules.iter().find(|module| module.fqn == unit.name))

@@ -14,7 +14,7 @@ use crate::error::CliError;
 /// The minimum for the smaller model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Scaled {
-    pub(super) min_num_params: u64,
+    pub(super) min_num_params: usize,
     /// What the user should know.
     pub(super) note: String,
 }
@@ -23,7 +23,7 @@ pub(super) struct Scaled {
 ///
 /// # Errors
 /// [`CliError::Train`] when the policy does not fit the model, small or large.
-pub(super) fn scale(min: u64, before: &ModelSpec, after: &ModelSpec) -> Result<Scaled, CliError> {
+pub(super) fn scale(min: usize, before: &ModelSpec, after: &ModelSpec) -> Result<Scaled, CliError> {
     let wanted = wrapped(before, min)?;
     let min_num_params = smallest_unit(after, &wanted);
     let found = wrapped(after, min_num_params)?;
@@ -40,22 +40,21 @@ pub(super) fn scale(min: u64, before: &ModelSpec, after: &ModelSpec) -> Result<S
 }
 
 /// The patterns of the modules that a minimum wraps, the root aside.
-fn wrapped(spec: &ModelSpec, min: u64) -> Result<BTreeSet<String>, CliError> {
-    let policy = WrapPolicy::MinParams(usize::try_from(min).unwrap_or(usize::MAX));
-    let units = wrap::units(spec, &policy)?;
+fn wrapped(spec: &ModelSpec, min: usize) -> Result<BTreeSet<String>, CliError> {
+    let units = wrap::units(spec, &WrapPolicy::MinParams(min))?;
     Ok(units.iter().filter(|unit| !unit.is_root).map(|unit| pattern(&unit.name)).collect())
 }
 
 /// The elements of the smallest unit when exactly the wanted modules are wrapped.
-fn smallest_unit(spec: &ModelSpec, wanted: &BTreeSet<String>) -> u64 {
+fn smallest_unit(spec: &ModelSpec, wanted: &BTreeSet<String>) -> usize {
     let is_unit = |module: usize| wanted.contains(&pattern(&spec.modules[module].fqn));
-    let mut elements = vec![0u64; spec.modules.len()];
+    let mut elements = vec![0; spec.modules.len()];
     for (index, module) in spec.modules.iter().enumerate() {
         let mut owner = index;
         while let (false, Some(parent)) = (is_unit(owner), spec.modules[owner].parent) {
             owner = parent;
         }
-        elements[owner] += module.params.iter().map(|&id| spec.param(id).len() as u64).sum::<u64>();
+        elements[owner] += module.params.iter().map(|&id| spec.param(id).len()).sum::<usize>();
     }
     // With no unit but the root, a minimum that nothing reaches.
     (1..elements.len()).filter(|&index| is_unit(index)).map(|index| elements[index]).min().unwrap_or(1 << 40)

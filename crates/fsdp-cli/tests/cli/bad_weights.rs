@@ -37,6 +37,36 @@ fn weights_that_are_not_there() {
 }
 
 #[test]
+fn weights_of_torch_save_train_after_the_command_that_the_error_names() {
+    let sandbox = Sandbox::new().with_weights();
+    sandbox.succeed("train run.toml");
+    std::fs::create_dir(sandbox.path("old")).unwrap();
+    std::fs::rename(sandbox.path("model/config.json"), sandbox.path("old/config.json")).unwrap();
+    sandbox.succeed("ckpt convert model/model.safetensors old/pytorch_model.bin --to torch --no-sync");
+    sandbox.edit("run.toml", "path = \"model\"", "path = \"old\"");
+    for sharded in [false, true] {
+        if sharded {
+            let report = sandbox.json("ckpt inspect old/pytorch_model.bin --tensors");
+            let names = report["tensors"].as_array().unwrap().iter();
+            let names = names.map(|tensor| (tensor["name"].as_str().unwrap(), "part.bin"));
+            let map: std::collections::BTreeMap<&str, &str> = names.collect();
+            let index = serde_json::json!({ "weight_map": map });
+            sandbox.write("old/pytorch_model.bin.index.json", index.to_string());
+            std::fs::rename(sandbox.path("old/pytorch_model.bin"), sandbox.path("old/part.bin")).unwrap();
+            std::fs::remove_dir_all(sandbox.path("old-safetensors")).unwrap();
+        }
+        let refused = sandbox.fsdp("train run.toml --overwrite");
+        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+        let command = "ckpt convert old old-safetensors --to safetensors --config old/config.json";
+        assert!(refused.stderr.contains(&format!("`fsdp {command}`")), "{}", refused.stderr);
+        sandbox.succeed(command);
+        let out = format!("of-{sharded}");
+        sandbox.succeed(&format!("train run.toml --set model.path=old-safetensors --set run.out_dir={out}"));
+        assert_eq!(sandbox.column(&out, "loss"), sandbox.column("out", "loss"));
+    }
+}
+
+#[test]
 fn truncated_weights() {
     let sandbox = Sandbox::new().with_weights();
     let bytes = std::fs::read(sandbox.path("model/model.safetensors")).unwrap();

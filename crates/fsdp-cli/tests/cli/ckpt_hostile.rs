@@ -155,3 +155,37 @@ fn two_checkpoints_of_other_states_and_equal_tensors_differ_in_their_state_alone
     assert_eq!(report["values"], serde_json::json!(["run_state"]));
     sandbox.succeed(&format!("{diff} --only model"));
 }
+
+#[test]
+fn objects_of_unknown_classes_are_left_out_listed_and_refused_when_asked() {
+    let sandbox = Sandbox::with_fixtures(&["opaque.pth"]);
+    let text = sandbox.succeed("ckpt inspect opaque.pth").stdout;
+    assert!(text.contains("  when = <datetime.datetime, not read>\n"), "{text}");
+    let report = sandbox.json("ckpt verify opaque.pth");
+    assert_eq!((&report["sound"], &report["opaque"]["evil"]), (&Value::from(true), &"posix.system".into()));
+    for target in ["dcp", "native", "torch", "safetensors"] {
+        let report =
+            sandbox.json(&format!("ckpt convert opaque.pth {target} --to {target} --only all --no-sync"));
+        let dropped: Vec<&str> =
+            report["dropped_values"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+        assert!(
+            ["when", "config", "evil", "colors"].iter().all(|name| dropped.contains(name)),
+            "{dropped:?}"
+        );
+        // What was written names none of these classes, and reads without leaving anything out.
+        let again = sandbox.json(&format!("ckpt inspect {target} --strict"));
+        assert_eq!((&again["tensor_count"], &again["opaque"]), (&6.into(), &serde_json::json!({})));
+    }
+    assert!(!sandbox.path("PWNED").exists());
+    for command in ["inspect opaque.pth", "convert opaque.pth out --to dcp", "diff opaque.pth opaque.pth"] {
+        let ran = sandbox.fsdp(&format!("ckpt {command} --strict"));
+        assert_eq!((ran.code, &ran.stdout[..]), (Some(2), ""), "{command}");
+        assert!(ran.stderr.contains("`evil` (posix.system)"), "{}", ran.stderr);
+    }
+    let ran = sandbox.find_fault("ckpt verify opaque.pth --strict");
+    assert!(
+        ran.stdout.contains("not sound") && ran.stdout.contains("`evil` (posix.system)"),
+        "{}",
+        ran.stdout
+    );
+}

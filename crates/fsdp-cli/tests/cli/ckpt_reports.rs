@@ -70,35 +70,11 @@ fn inspection_as_json_has_all_values() {
 
 #[test]
 fn inspection_reports_rows_that_are_missing() {
-    let sandbox = sandbox();
-    let first = "hf_dcp_shards/shard-00001-model-00001-of-00001.safetensors";
-    std::fs::remove_file(sandbox.path(first)).unwrap();
-    let ran = sandbox.succeed("ckpt inspect hf_dcp_shards");
-    insta::assert_snapshot!(ran.stdout, @r"
-    path          hf_dcp_shards
-    format        safetensors shards (PyTorch DCP, HuggingFaceStorageWriter)
-    world size    2
-    tensors       10, 1.9 KiB
-    files         1, 2.2 KiB
-
-     role    dtype   tensors   elements     bytes
-    ──────────────────────────────────────────────
-     model    BF16         1         18      36 B
-     model     F32         9        488   1.9 KiB
-    note: there is no file of rank 0
-    note: whole shapes are not stored: a missing last shard of a tensor cannot be noticed
-    problem: elements 0..30 (from index [0, 0]) of tensor `blocks.0.down.weight` of shape [6, 10] are in none of its 1 files (hf_dcp_shards/shard-00002-model-00001-of-00001.safetensors); a file or a rank is missing, or the checkpoint was not written to its end
-    problem: elements 0..5 (from index [0]) of tensor `blocks.0.up.bias` of shape [10] are in none of its 1 files (hf_dcp_shards/shard-00002-model-00001-of-00001.safetensors); a file or a rank is missing, or the checkpoint was not written to its end
-    problem: elements 0..30 (from index [0, 0]) of tensor `blocks.0.up.weight` of shape [10, 6] are in none of its 1 files (hf_dcp_shards/shard-00002-model-00001-of-00001.safetensors); a file or a rank is missing, or the checkpoint was not written to its end
-    problem: elements 0..30 (from index [0, 0]) of tensor `blocks.1.down.weight` of shape [6, 10] are in none of its 1 files (hf_dcp_shards/shard-00002-model-00001-of-00001.safetensors); a file or a rank is missing, or the checkpoint was not written to its end
-    problem: elements 0..5 (from index [0]) of tensor `blocks.1.up.bias` of shape [10] are in none of its 1 files (hf_dcp_shards/shard-00002-model-00001-of-00001.safetensors); a file or a rank is missing, or the checkpoint was not written to its end
-    problem: elements 0..30 (from index [0, 0]) of tensor `blocks.1.up.weight` of shape [10, 6] are in none of its 1 files (hf_dcp_shards/shard-00002-model-00001-of-00001.safetensors); a file or a rank is missing, or the checkpoint was not written to its end
-    problem: elements 0..114 (from index [0, 0]) of tensor `emb.weight` of shape [37, 6] are in none of its 1 files (hf_dcp_shards/shard-00002-model-00001-of-00001.safetensors); a file or a rank is missing, or the checkpoint was not written to its end
-    problem: elements 0..12 (from index [0, 0]) of tensor `head.weight` of shape [3, 6] are in none of its 1 files (hf_dcp_shards/shard-00002-model-00001-of-00001.safetensors); a file or a rank is missing, or the checkpoint was not written to its end
-    problem: elements 0..3 (from index [0]) of tensor `norm.scale` of shape [5] are in none of its 1 files (hf_dcp_shards/shard-00002-model-00001-of-00001.safetensors); a file or a rank is missing, or the checkpoint was not written to its end
-    problem: elements 0..1 (from index [0]) of tensor `tail` of shape [1] are in none of its 1 files (hf_dcp_shards/shard-00002-model-00001-of-00001.safetensors); a file or a rank is missing, or the checkpoint was not written to its end
-    ");
-    sandbox.find_fault("ckpt verify hf_dcp_shards");
+    let sandbox = Sandbox::with_fixtures(&["fsdp1_ranks/sharded_tensor"]);
+    std::fs::remove_file(sandbox.path("fsdp1_ranks/sharded_tensor/rank1.pt")).unwrap();
+    let ran = sandbox.succeed("ckpt inspect fsdp1_ranks/sharded_tensor");
+    insta::assert_snapshot!("inspect_missing_rows", ran.stdout);
+    sandbox.find_fault("ckpt verify fsdp1_ranks/sharded_tensor");
 }
 
 #[test]

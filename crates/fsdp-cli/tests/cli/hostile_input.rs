@@ -69,8 +69,8 @@ fn sizes_of_a_run_file_that_no_machine_has() {
     let many = "--set run.ranks=8192 --set train.global_batch_size=16384";
     sandbox.write("data.txt", "x".repeat(1 << 18));
     insta::assert_snapshot!(refused(&sandbox, &format!("train run.toml {many}")), @r"
-    error: 8192 ranks are too many: the ranks of a run are threads of one process, at most 4096; lower
-    run.ranks (`fsdp schedule` shows the schedule and memory of larger worlds)
+    error: run.ranks: 8192 are too many: ranks are threads of one process, at most 4096; choose fewer
+    (`fsdp schedule` shows the schedule and memory of larger worlds)
     ");
     assert_eq!(confined(&sandbox, &format!("schedule run.toml {many}")).code, Some(0));
 }

@@ -23,6 +23,9 @@ mod stores;
 mod trace_file;
 mod unsound;
 
+// Other trainers: their checkpoints, and ours for them.
+mod others;
+
 // SIGINT and SIGTERM.
 mod signals;
 
@@ -69,5 +72,6 @@ mod nodes;
 mod ckpt;
 mod ckpt_convert;
 mod ckpt_failures;
+mod ckpt_folders;
 mod ckpt_hostile;
 mod ckpt_reports;

@@ -1,10 +1,12 @@
 //! The reports of `schedule` and `verify`, and traces.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
 
 use serde_json::Value;
 
-use crate::support::{GPT2, Sandbox};
+use crate::support::{GPT2, Ran, Sandbox};
 
 /// Named configurations whose schedules are looked at: what `--set` says beyond the run file.
 const SCHEDULES: [(&str, &str); 5] = [
@@ -33,6 +35,21 @@ fn schedules_of_named_configurations() {
     for (name, overrides) in SCHEDULES {
         let ran = Sandbox::new().succeed(&format!("schedule run.toml {overrides}"));
         insta::assert_snapshot!(name, ran.stdout);
+    }
+}
+
+#[test]
+fn the_schedule_that_the_readme_shows_is_printed() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    let shown = readme.split("```text\n").find(|block| block.contains("\nchecker: ")).unwrap();
+    let shown = shown.split("```").next().unwrap();
+    let mut command = Sandbox::new().command();
+    let ran =
+        Ran::of(command.args(["schedule", "examples/quickstart.toml"]).current_dir(&root).output().unwrap());
+    let mut printed = ran.stdout.lines();
+    for line in shown.lines().filter(|&line| line != "...") {
+        assert!(printed.any(|printed| printed == line), "{line:?} is not printed there:\n{}", ran.stdout);
     }
 }
 

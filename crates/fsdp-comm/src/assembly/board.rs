@@ -1,19 +1,19 @@
 //! What has been given and announced in a process, and who waits for it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use fsdp_core::comm::CommError;
 use fsdp_core::{Rank, RunClock};
 
 use super::AssemblyError;
+use crate::monitor::Monitor;
 
 /// The values of a process, under one lock.
 #[derive(Default)]
 pub(crate) struct Board {
-    state: Mutex<State>,
-    changed: Condvar,
+    state: Monitor<State>,
 }
 
 #[derive(Default)]
@@ -28,31 +28,31 @@ struct State {
 impl Board {
     /// A value of a rank; a second one is ignored.
     pub(crate) fn give(&self, topic: &str, rank: Rank, value: Vec<u8>) {
-        self.lock().given.entry(topic.to_owned()).or_default().entry(rank).or_insert(value);
-        self.changed.notify_all();
+        self.state.lock().given.entry(topic.to_owned()).or_default().entry(rank).or_insert(value);
+        self.state.notify();
     }
 
     /// How many ranks have given to a topic that has not been collected.
     pub(crate) fn given(&self, topic: &str) -> usize {
-        self.lock().given.get(topic).map_or(0, BTreeMap::len)
+        self.state.lock().given.get(topic).map_or(0, BTreeMap::len)
     }
 
     /// What the leader has announced; a second announcement is ignored.
     pub(crate) fn announce(&self, topic: &str, value: Vec<u8>) {
-        self.lock().announced.entry(topic.to_owned()).or_insert(value);
-        self.changed.notify_all();
+        self.state.lock().announced.entry(topic.to_owned()).or_insert(value);
+        self.state.notify();
     }
 
     /// Ends all waiting for a topic.
     pub(crate) fn give_up(&self, topic: &str) {
-        self.lock().given_up.insert(topic.to_owned());
-        self.changed.notify_all();
+        self.state.lock().given_up.insert(topic.to_owned());
+        self.state.notify();
     }
 
     /// Nothing more will come from a rank: who waits for it is told why.
     pub(crate) fn lose(&self, rank: Rank, error: CommError) {
-        self.lock().lost.entry(rank).or_insert(error);
-        self.changed.notify_all();
+        self.state.lock().lost.entry(rank).or_insert(error);
+        self.state.notify();
     }
 
     /// See [`Assembly::collect`](super::Assembly::collect).
@@ -87,7 +87,7 @@ impl Board {
     ) -> Result<MutexGuard<'_, State>, AssemblyError> {
         let begin = Instant::now();
         let mut clock = RunClock::new(limit);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             let ranks = missing(&state);
             if ranks.is_empty() {
@@ -102,13 +102,7 @@ impl Board {
             if clock.at(begin.elapsed()) >= limit {
                 return Err(AssemblyError::Late { ranks, limit });
             }
-            let woken = self.changed.wait_timeout(state, clock.interval());
-            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+            state = self.state.wait(state, clock.interval());
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change under the lock is complete before anything can panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

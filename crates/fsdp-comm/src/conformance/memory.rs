@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut, Usage};
-use fsdp_core::scalars::{GradientFactors, SCALAR_WORDS, ScalarValues};
+use fsdp_core::scalars::{GradientFactors, SCALAR_WORDS};
 use fsdp_core::{DType, Error, ExactSum, Memory, Queue};
 
 use super::values::round;
@@ -262,8 +262,7 @@ impl Memory for PlainMemory {
         let mut words = [0; SCALAR_WORDS];
         self.read(queue, scalars, HostSliceMut::I64(&mut words))?;
         let before = GradientFactors::read(self, queue, factors.as_slice())?;
-        let values = ScalarValues::of(&words, averaged_ranks);
-        let after = GradientFactors::of(&values, grad_clip, before.finite);
+        let after = GradientFactors::of(&words, averaged_ranks, grad_clip, before.finite);
         self.write(queue, HostSlice::F64(&after.to_array()), factors)
     }
 

@@ -2,6 +2,7 @@
 
 use fsdp_core::comm::{Purpose, ReduceOp};
 use fsdp_core::memory::Buffer;
+use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Queue};
 
 use super::run_well;
@@ -19,7 +20,8 @@ pub fn all_gather(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[
         let inputs = filled(memory, Queue::Gather, dtype, seat.gathers.rank(), lens, 1)?;
         let full: Vec<usize> = lens.iter().map(|len| len * ranks).collect();
         let outputs = empty(memory, dtype, &full)?;
-        let pending = seat.gathers.all_gather(memory, Purpose::Forward, Some(1), inputs.clone(), outputs)?;
+        let pending =
+            seat.gathers.all_gather(memory, Purpose::Forward, Some(UnitId(1)), inputs.clone(), outputs)?;
         let completed = pending.wait_on(memory, Queue::Compute)?;
         assert!(completed.inputs.is_empty(), "an all-gather gives no inputs back");
         assert!(inputs.iter().all(Buffer::is_exclusive), "an all-gather lets go of its inputs");
@@ -51,8 +53,14 @@ pub fn reduce_scatter(launcher: &impl Launcher, ranks: usize, dtype: DType, lens
         for &op in operations(dtype) {
             let inputs = filled(memory, Queue::Reduce, dtype, rank, lens, ranks)?;
             let outputs = empty(memory, dtype, lens)?;
-            let pending =
-                seat.gathers.reduce_scatter(memory, op, Purpose::Gradient, Some(2), inputs, outputs)?;
+            let pending = seat.gathers.reduce_scatter(
+                memory,
+                op,
+                Purpose::Gradient,
+                Some(UnitId(2)),
+                inputs,
+                outputs,
+            )?;
             let completed = pending.wait_on(memory, Queue::Compute)?;
             assert_eq!(completed.outputs.len(), lens.len(), "one output per segment");
             assert_eq!(completed.inputs.len(), lens.len(), "all inputs come back");
@@ -104,7 +112,7 @@ pub fn broadcast(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[u
                 _ if rank % 2 == 0 => filled(memory, Queue::Reduce, dtype, rank, lens, 1)?,
                 _ => empty(memory, dtype, lens)?,
             };
-            let pending = seat.gathers.broadcast(memory, Purpose::Setup, Some(3), root, buffers)?;
+            let pending = seat.gathers.broadcast(memory, Purpose::Setup, Some(UnitId(3)), root, buffers)?;
             let completed = pending.wait_on(memory, Queue::Compute)?;
             assert!(completed.inputs.is_empty(), "a broadcast works in place");
             assert_eq!(completed.outputs.len(), lens.len(), "one output per segment");

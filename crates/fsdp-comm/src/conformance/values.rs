@@ -6,13 +6,11 @@ use fsdp_core::comm::ReduceOp;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut};
 use fsdp_core::{DType, Error, Memory, Queue, tree};
 
-use crate::bf16;
-
 /// `value` as the nearest of `dtype`, by way of `f32` for bf16.
 pub(super) fn round(dtype: DType, value: f64) -> f64 {
     match dtype {
         DType::F32 => f64::from(value as f32),
-        DType::Bf16 => f64::from(bf16::from_bits(bf16::to_bits(value as f32))),
+        DType::Bf16 => f64::from(half::bf16::from_f32(value as f32)),
         DType::F64 | DType::U32 | DType::I64 => value,
     }
 }

@@ -146,13 +146,7 @@ impl Cluster {
             let door = TcpDoor::bind(address)?;
             let options = joining.control(token.clone(), interface::reachable(door.address()?)?);
             let options = ControlOptions { join_timeout: timeout.saturating_sub(begin.elapsed()), ..options };
-            let find = || {
-                meet.find().map_err(|error| {
-                    let kind = error.kind();
-                    JoinError::Rendezvous { source: Box::new(error), kind }
-                })
-            };
-            (Control::follow(&find, options)?, (door, token), None)
+            (Control::follow(&|| meet.find(), options)?, (door, token), None)
         };
         let (door, token) = door;
         let roster = control.roster();

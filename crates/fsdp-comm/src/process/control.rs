@@ -24,6 +24,7 @@ use super::auth::Token;
 use super::frame::VALUE_MAX;
 use super::message::Join;
 use super::protocol::{Machine, Pulse, Request};
+use super::rendezvous::RendezvousError;
 use super::world::{Facts, Failure, Roster, Verdict};
 use crate::assembly::{Assembly, AssemblyError};
 use crate::flight::FlightRecorder;
@@ -98,9 +99,9 @@ impl Control {
     /// may have been started later, or anew.
     ///
     /// # Errors
-    /// [`JoinError`], and those of `leader`.
+    /// [`JoinError`].
     pub fn follow(
-        leader: &dyn Fn() -> Result<Vec<SocketAddr>, JoinError>,
+        leader: &dyn Fn() -> Result<Vec<SocketAddr>, RendezvousError>,
         options: ControlOptions,
     ) -> Result<Arc<Self>, JoinError> {
         let process = options.process;

@@ -32,9 +32,8 @@ pub enum LaunchedBy {
 impl LaunchedBy {
     /// The variables by which it is recognised: the number of a process, how many there are, and the same on its node.
     pub fn variables(self) -> [&'static str; 4] {
-        let of = LAUNCHERS.iter().find(|names| names.launched_by == self);
-        let names = of.expect("every launcher has variables");
-        [names.process, names.processes, names.local_process, names.local_processes]
+        let of = LAUNCHERS.into_iter().find(|(launcher, _)| *launcher == self);
+        of.expect("every launcher has variables").1
     }
 
     /// Whether its processes can begin MPI.
@@ -78,28 +77,11 @@ impl Place {
     }
 }
 
-/// The variables of a launcher.
-struct Variables {
-    launched_by: LaunchedBy,
-    process: &'static str,
-    processes: &'static str,
-    local_process: &'static str,
-    local_processes: &'static str,
-}
-
-const fn variables(launched_by: LaunchedBy, names: [&'static str; 4]) -> Variables {
-    let [process, processes, local_process, local_processes] = names;
-    Variables { launched_by, process, processes, local_process, local_processes }
-}
-
-/// When several are set, the innermost comes first: torchrun is often started by srun or mpirun.
-const LAUNCHERS: [Variables; 6] = [
-    variables(
-        LaunchedBy::Fsdp,
-        ["FSDP_PROCESS", "FSDP_PROCESSES", "FSDP_LOCAL_PROCESS", "FSDP_LOCAL_PROCESSES"],
-    ),
-    variables(LaunchedBy::Torchrun, ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]),
-    variables(
+/// The variables of each launcher. When several are set, the innermost comes first: torchrun is often started by srun or mpirun.
+const LAUNCHERS: [(LaunchedBy, [&str; 4]); 6] = [
+    (LaunchedBy::Fsdp, ["FSDP_PROCESS", "FSDP_PROCESSES", "FSDP_LOCAL_PROCESS", "FSDP_LOCAL_PROCESSES"]),
+    (LaunchedBy::Torchrun, ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]),
+    (
         LaunchedBy::OpenMpi,
         [
             "OMPI_COMM_WORLD_RANK",
@@ -108,8 +90,8 @@ const LAUNCHERS: [Variables; 6] = [
             "OMPI_COMM_WORLD_LOCAL_SIZE",
         ],
     ),
-    variables(LaunchedBy::Hydra, ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"]),
-    variables(
+    (LaunchedBy::Hydra, ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"]),
+    (
         LaunchedBy::Mvapich,
         [
             "MV2_COMM_WORLD_RANK",
@@ -118,7 +100,7 @@ const LAUNCHERS: [Variables; 6] = [
             "MV2_COMM_WORLD_LOCAL_SIZE",
         ],
     ),
-    variables(
+    (
         LaunchedBy::Srun,
         ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"],
     ),
@@ -159,37 +141,41 @@ pub enum PlaceError {
 /// [`PlaceError`].
 pub fn recognise(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Place>, PlaceError> {
     let number = |name: &str| variable(name)?.trim().parse::<usize>().ok();
-    let is_several = |names: &&Variables| {
-        number(names.process).is_some()
-            && number(names.processes).is_some_and(|processes| processes > 1)
+    let is_several = |(launcher, [process, processes, local_process, _]): &(LaunchedBy, [&str; 4])| {
+        number(process).is_some()
+            && number(processes).is_some_and(|processes| processes > 1)
             // PMI_RANK is set by srun too.
-            && (names.launched_by != LaunchedBy::Hydra || variable(names.local_process).is_some())
+            && (*launcher != LaunchedBy::Hydra || variable(local_process).is_some())
     };
-    LAUNCHERS.iter().find(is_several).map(|names| place(names, variable)).transpose()
+    let found = LAUNCHERS.into_iter().find(is_several);
+    found.map(|(launched_by, names)| place(launched_by, names, variable)).transpose()
 }
 
-fn place(names: &Variables, variable: &dyn Fn(&str) -> Option<String>) -> Result<Place, PlaceError> {
-    let launched_by = names.launched_by;
+fn place(
+    launched_by: LaunchedBy,
+    names: [&'static str; 4],
+    variable: &dyn Fn(&str) -> Option<String>,
+) -> Result<Place, PlaceError> {
     let number = |name: &'static str| {
         let value = variable(name);
         let parsed = match launched_by {
-            LaunchedBy::Srun if name == names.local_processes => {
+            LaunchedBy::Srun if name == names[3] => {
                 let node = variable("SLURM_NODEID").and_then(|node| node.trim().parse().ok());
                 value.as_deref().and_then(|counts| tasks_of_node(counts, node?))
             }
             _ => value.as_deref().and_then(|value| value.trim().parse().ok()),
         };
-        parsed.ok_or(PlaceError::NoNumber { launched_by, present: names.process, variable: name, value })
+        parsed.ok_or(PlaceError::NoNumber { launched_by, present: names[0], variable: name, value })
     };
     let within = |name: &'static str, process: usize, processes: usize| {
         let error = PlaceError::Range { launched_by, variable: name, process, processes };
         if process < processes { Ok(()) } else { Err(error) }
     };
-    let (process, processes) = (number(names.process)?, number(names.processes)?);
-    let (local_process, local_processes) = (number(names.local_process)?, number(names.local_processes)?);
-    within(names.process, process, processes)?;
-    within(names.local_process, local_process, local_processes)?;
-    within(names.local_processes, local_processes - 1, processes)?;
+    let (process, processes) = (number(names[0])?, number(names[1])?);
+    let (local_process, local_processes) = (number(names[2])?, number(names[3])?);
+    within(names[0], process, processes)?;
+    within(names[2], local_process, local_processes)?;
+    within(names[3], local_processes - 1, processes)?;
     Ok(Place { launched_by, process, processes, local_process, local_processes })
 }
 

@@ -419,15 +419,11 @@ fn create_once(path: &Path, content: &[u8]) -> io::Result<bool> {
 
 /// Gives a file that only this user can read its content in one step.
 fn write_private(path: &Path, content: &[u8]) -> Result<(), RendezvousError> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let temporary = path.with_file_name(name);
     let write = || {
-        let mut file =
-            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        let mut file = tempfile::NamedTempFile::new_in(path.parent().unwrap_or(Path::new(".")))?;
         file.write_all(content)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)
+        file.as_file().sync_all()?;
+        file.persist(path).map(drop).map_err(io::Error::from)
     };
     write().map_err(io_failed("write", path))
 }

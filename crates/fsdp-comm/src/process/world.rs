@@ -62,7 +62,7 @@ pub struct Failure {
     /// Why.
     pub cause: String,
     /// What it calls for.
-    #[serde(with = "number_of_kind")]
+    #[serde(with = "SerdeKind")]
     pub kind: FailureKind,
     /// The collective that the rank began last, if that is known.
     pub last_call: Option<String>,
@@ -151,32 +151,18 @@ mod number_of_rank {
     }
 }
 
-/// [`FailureKind`] as a number, for `#[serde(with = ..)]`: core knows nothing of files and messages.
-pub mod number_of_kind {
-    use serde::de::Error;
-
-    use super::{Deserialize, FailureKind};
-
-    const KINDS: [FailureKind; 4] =
-        [FailureKind::Temporary, FailureKind::Permanent, FailureKind::Input, FailureKind::Interrupted];
-
-    /// Writes the number.
-    ///
-    /// # Errors
-    /// Those of the serializer.
-    pub fn serialize<S: serde::Serializer>(kind: &FailureKind, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_u8(*kind as u8)
-    }
-
-    /// Reads the number.
-    ///
-    /// # Errors
-    /// Those of the deserializer; a number that no kind has.
-    pub fn deserialize<'de, D: serde::Deserializer<'de>>(from: D) -> Result<FailureKind, D::Error> {
-        let number = u8::deserialize(from)?;
-        let kind = KINDS.into_iter().find(|kind| *kind as u8 == number);
-        kind.ok_or_else(|| D::Error::custom(format!("{number} is no kind of failure")))
-    }
+/// [`FailureKind`], for `#[serde(with = ..)]`: core knows nothing of files and messages.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "FailureKind")]
+pub enum SerdeKind {
+    /// As of [`FailureKind`].
+    Temporary,
+    /// As of [`FailureKind`].
+    Permanent,
+    /// As of [`FailureKind`].
+    Input,
+    /// As of [`FailureKind`].
+    Interrupted,
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use fsdp_core::comm::{CommError, Fingerprint, RankStatus};
 use super::line::{Different, Line, Position};
 use super::waits::{self, Wait};
 use super::{Failure, Group};
+use crate::link::place;
 
 /// Which group of a table, and which of its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,8 +97,7 @@ impl<E> Table<E> {
             let rows = (0..members.len()).map(row).collect();
             self.groups.push(Rows { group: group.clone(), rows, line });
         }
-        let index = members.iter().position(|&member| member == rank);
-        Seat { group: number, index: index.expect("a rank asks for groups that it belongs to") }
+        Seat { group: number, index: place(rank, members) }
     }
 
     /// The ranks of a group.

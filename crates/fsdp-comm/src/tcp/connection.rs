@@ -1,17 +1,15 @@
 //! How two ranks get a connection of a channel: the later one connects, the earlier one is answered by the door.
 
-use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fsdp_core::comm::CommError;
 use fsdp_core::{Rank, RunClock};
 
-use super::TcpWorld;
+use super::Shared;
 use crate::link::Alarm;
-use crate::process::auth::{Side, Token, authenticate_within};
+use crate::process::auth::{Side, authenticate_within};
 
 /// How long the proof of a connection may take.
 pub(super) const PROOF_LIMIT: Duration = Duration::from_secs(10);
@@ -51,46 +49,25 @@ pub(super) fn purpose(generation: u64) -> Vec<u8> {
     [b"data ".as_slice(), &generation.to_le_bytes()].concat()
 }
 
-/// The connections of a process that nobody uses yet.
-pub(super) struct Connections {
-    token: Token,
-    arrived: Mutex<BTreeMap<Name, TcpStream>>,
-    changed: Condvar,
-}
-
-impl Connections {
-    pub(super) fn new(token: Token) -> Self {
-        Self { token, arrived: Mutex::default(), changed: Condvar::new() }
-    }
-
-    pub(super) fn token(&self) -> &Token {
-        &self.token
-    }
-
+impl Shared {
     /// A connection has come from outside, and proven itself.
     pub(super) fn arrive(&self, name: Name, stream: TcpStream) {
-        self.lock().insert(name, stream);
-        self.changed.notify_all();
+        self.arrived.lock().insert(name, stream);
+        self.arrived.notify();
     }
 
     /// The connection of a channel between two ranks; none after the time limit of the world.
-    pub(super) fn connect(
-        &self,
-        world: &TcpWorld,
-        channel: u64,
-        own: Rank,
-        peer: Rank,
-    ) -> io::Result<Option<TcpStream>> {
+    pub(super) fn connect(&self, channel: u64, own: Rank, peer: Rank) -> io::Result<Option<TcpStream>> {
         if own < peer {
-            let name = Name { channel, caller: peer.0 as u64, answerer: own.0 as u64 };
-            return self.wait_for(name, world);
+            return self.wait_for(Name { channel, caller: peer.0 as u64, answerer: own.0 as u64 });
         }
+        let world = &self.world;
         let name = Name { channel, caller: own.0 as u64, answerer: peer.0 as u64 };
         let begin = Instant::now();
         let mut clock = RunClock::new(world.timeout);
         loop {
             // Of several addresses one may lead elsewhere, and whoever answers may have too many strangers to look at.
-            let failed = match self.call(&world.addresses[peer.0], world, name) {
+            let failed = match self.call(&world.addresses[peer.0], name) {
                 Ok(stream) => return Ok(Some(stream)),
                 Err(error) => error,
             };
@@ -102,7 +79,8 @@ impl Connections {
     }
 
     /// Connects to the first address that answers, and believes this end.
-    fn call(&self, addresses: &[SocketAddr], world: &TcpWorld, name: Name) -> io::Result<TcpStream> {
+    fn call(&self, addresses: &[SocketAddr], name: Name) -> io::Result<TcpStream> {
+        let world = &self.world;
         let call = |address: &SocketAddr| -> io::Result<TcpStream> {
             let mut stream = TcpStream::connect_timeout(address, world.timeout.min(PROOF_LIMIT))?;
             stream.set_nodelay(true)?;
@@ -122,10 +100,10 @@ impl Connections {
         Err(failed)
     }
 
-    fn wait_for(&self, name: Name, world: &TcpWorld) -> io::Result<Option<TcpStream>> {
-        let begin = Instant::now();
+    fn wait_for(&self, name: Name) -> io::Result<Option<TcpStream>> {
+        let (world, begin) = (&self.world, Instant::now());
         let mut clock = RunClock::new(world.timeout);
-        let mut arrived = self.lock();
+        let mut arrived = self.arrived.lock();
         loop {
             if let Some(stream) = arrived.remove(&name) {
                 return Ok(Some(stream));
@@ -136,14 +114,8 @@ impl Connections {
             if clock.at(begin.elapsed()) >= world.timeout {
                 return Ok(None);
             }
-            let waited = self.changed.wait_timeout(arrived, clock.interval().min(LOOK));
-            arrived = waited.unwrap_or_else(PoisonError::into_inner).0;
+            arrived = self.arrived.wait(arrived, clock.interval().min(LOOK));
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Name, TcpStream>> {
-        // Every change under the lock is complete before anything can panic.
-        self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -7,8 +7,9 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-use super::connection::{Connections, Name, PROOF_LIMIT, purpose};
+use super::connection::{Name, PROOF_LIMIT, purpose};
 use super::{Shared, TcpLinks, TcpWorld};
+use crate::monitor::Monitor;
 use crate::process::auth::{Side, Token, authenticate_within};
 
 /// Connections that are being proven at one time: further ones wait in the queue of the operating system.
@@ -50,7 +51,7 @@ impl TcpDoor {
     /// The thread that answers can not be started.
     pub fn open(self, world: TcpWorld, token: Token) -> io::Result<TcpLinks> {
         let channels = world.addresses.iter().map(|_| Default::default()).collect();
-        let shared = Arc::new(Shared { world, connections: Connections::new(token), channels });
+        let shared = Arc::new(Shared { world, token, arrived: Monitor::default(), channels });
         let weak = Arc::downgrade(&shared);
         let answer = move || answer(&self.listener, &weak);
         thread::Builder::new().name("data connections".to_owned()).stack_size(STACK_BYTES).spawn(answer)?;
@@ -99,11 +100,11 @@ fn welcome(stream: TcpStream, shared: &Weak<Shared>) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)?;
     let purpose = purpose(shared.world.generation);
-    authenticate_within(&stream, PROOF_LIMIT, shared.connections.token(), Side::Answerer, &purpose)
+    authenticate_within(&stream, PROOF_LIMIT, &shared.token, Side::Answerer, &purpose)
         .map_err(io::Error::other)?;
     stream.set_read_timeout(Some(PROOF_LIMIT))?;
     let name = Name::read(&stream)?;
     stream.set_nonblocking(true)?;
-    shared.connections.arrive(name, stream);
+    shared.arrive(name, stream);
     Ok(())
 }

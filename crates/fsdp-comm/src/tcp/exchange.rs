@@ -10,66 +10,39 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::link::{Alarm, Exchanged, Header, Incoming, Outgoing};
 
-/// Length and header in front of a message.
-const PREAMBLE_BYTES: usize = size_of::<u64>() + size_of::<Header>();
-
 /// How often somebody who waits looks whether the world has failed.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The most slices that the operating system takes in one call.
 const SLICES_MAX: usize = 1024;
 
-/// Why an exchange failed.
-pub(super) enum Failed {
-    /// The world has.
-    Alarm(CommError),
-    /// The connection to a member has.
-    Connection {
-        /// The member.
-        peer: usize,
-        /// How.
-        error: io::Error,
-    },
-}
-
 /// A message on its way out.
-pub(super) struct Sending<'a> {
+struct Sending<'a> {
     stream: &'a TcpStream,
     peer: usize,
-    preamble: [u8; PREAMBLE_BYTES],
-    parts: &'a [&'a [u8]],
-    place: Place,
+    /// The preamble and the data; those before `first` are sent.
+    slices: Vec<IoSlice<'a>>,
+    first: usize,
 }
 
 /// A message on its way in.
-pub(super) struct Receiving<'a, 'p> {
+struct Receiving<'a> {
     stream: &'a TcpStream,
     peer: usize,
-    expected: [u8; PREAMBLE_BYTES],
-    preamble: [u8; PREAMBLE_BYTES],
-    parts: &'a mut [&'p mut [u8]],
-    place: Place,
+    expected: Preamble,
+    preamble: Preamble,
+    /// Bytes of the preamble that have come.
+    begun: usize,
+    /// The data; that before `first` has come.
+    slices: Vec<IoSliceMut<'a>>,
+    first: usize,
 }
 
-/// How far a message is: the first slices are done (the preamble is number 0), and some bytes of the next.
-#[derive(Clone, Copy, Default)]
-struct Place {
-    slice: usize,
-    bytes: usize,
-}
+/// Length and header in front of a message.
+type Preamble = [u8; PREAMBLE_BYTES];
+const PREAMBLE_BYTES: usize = size_of::<u64>() + size_of::<Header>();
 
-impl Place {
-    /// Some more bytes are done; `len` of each slice.
-    fn advance(&mut self, mut bytes: usize, len: impl Fn(usize) -> usize, slices: usize) {
-        while self.slice < slices && bytes >= len(self.slice) - self.bytes {
-            bytes -= len(self.slice) - self.bytes;
-            *self = Place { slice: self.slice + 1, bytes: 0 };
-        }
-        self.bytes += bytes;
-    }
-}
-
-fn preamble(header: &Header, len_bytes: u64) -> [u8; PREAMBLE_BYTES] {
+fn preamble(header: &Header, len_bytes: u64) -> Preamble {
     let mut preamble = [0; PREAMBLE_BYTES];
     let (len, rest) = preamble.split_at_mut(size_of::<u64>());
     len.copy_from_slice(&len_bytes.to_le_bytes());
@@ -77,113 +50,104 @@ fn preamble(header: &Header, len_bytes: u64) -> [u8; PREAMBLE_BYTES] {
     preamble
 }
 
-/// What moving bytes came to.
-enum Moved {
-    /// All are there.
-    Whole,
-    /// Some may be; the stream takes or has no more now.
-    Blocked,
+/// What a call of the operating system moved; none if the stream takes or has no more now.
+fn moved(result: io::Result<usize>) -> io::Result<Option<usize>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Some(0)),
+        moved => moved.map(Some),
+    }
 }
 
-impl<'a> Sending<'a> {
-    pub(super) fn new(stream: &'a TcpStream, message: Outgoing<'a>) -> Self {
-        let preamble = preamble(message.header, message.len_bytes());
-        Self { stream, peer: message.to, preamble, parts: message.parts, place: Place::default() }
-    }
-
-    fn step(&mut self) -> io::Result<Moved> {
-        let slices = self.parts.len() + 1;
-        while self.place.slice < slices {
-            let slice = |index: usize| if index == 0 { &self.preamble[..] } else { self.parts[index - 1] };
-            let Place { slice: first, bytes } = self.place;
-            let rest = (first + 1..slices).take(SLICES_MAX - 1).map(slice);
-            let out: Vec<IoSlice<'_>> =
-                std::iter::once(&slice(first)[bytes..]).chain(rest).map(IoSlice::new).collect();
-            match (&mut &*self.stream).write_vectored(&out) {
-                Ok(written) => self.place.advance(written, |index| slice(index).len(), slices),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Moved::Blocked),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
+impl Sending<'_> {
+    /// Sends what the stream takes; whether that is all.
+    fn step(&mut self) -> io::Result<bool> {
+        while self.first < self.slices.len() {
+            let mut rest = &mut self.slices[self.first..];
+            let left = rest.len();
+            let written = self.stream.write_vectored(&rest[..left.min(SLICES_MAX)]);
+            let Some(written) = moved(written)? else { return Ok(false) };
+            IoSlice::advance_slices(&mut rest, written);
+            self.first += left - rest.len();
         }
-        Ok(Moved::Whole)
+        Ok(true)
     }
 }
 
-impl<'a, 'p> Receiving<'a, 'p> {
-    pub(super) fn new(stream: &'a TcpStream, message: Incoming<'a, 'p>) -> Self {
-        let expected = preamble(message.header, message.len_bytes());
-        let preamble = [0; PREAMBLE_BYTES];
-        let Incoming { from: peer, parts, .. } = message;
-        Self { stream, peer, expected, preamble, parts, place: Place::default() }
-    }
-
+impl Receiving<'_> {
     /// Nothing is read beyond a preamble that was not expected.
     fn differs(&self) -> Option<Exchanged> {
         let (len, header) = self.preamble.split_at(size_of::<u64>());
-        let is_other = self.place.slice > 0 && self.preamble != self.expected;
+        let is_other = self.begun == self.preamble.len() && self.preamble != self.expected;
         is_other.then(|| Exchanged::Differs {
             header: header.try_into().expect("the rest of a preamble is a header"),
             len_bytes: u64::from_le_bytes(len.try_into().expect("a preamble begins with a length")),
         })
     }
 
-    fn step(&mut self) -> io::Result<Moved> {
-        let slices = self.parts.len() + 1;
-        while self.place.slice < slices && self.differs().is_none() {
-            let Place { slice: first, bytes } = self.place;
-            let read = if first == 0 {
-                (&mut &*self.stream).read(&mut self.preamble[bytes..])
-            } else {
-                let mut rest = self.parts[first - 1..].iter_mut().take(SLICES_MAX);
-                let head = rest.next().map(|part| &mut part[bytes..]);
-                let rest = rest.map(|part| &mut **part);
-                let mut into: Vec<IoSliceMut<'_>> =
-                    head.into_iter().chain(rest).map(IoSliceMut::new).collect();
-                if into.iter().all(|slice| slice.is_empty()) {
-                    // Reading into nothing would look like the end of the stream.
-                    let taken = into.len();
-                    self.place = Place { slice: first + taken, bytes: 0 };
-                    continue;
-                }
-                (&mut &*self.stream).read_vectored(&mut into)
-            };
-            let parts = &*self.parts;
-            let len = |index: usize| if index == 0 { PREAMBLE_BYTES } else { parts[index - 1].len() };
-            match read {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(read) => self.place.advance(read, len, slices),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Moved::Blocked),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
+    /// Takes what the stream has; whether that is all.
+    fn step(&mut self) -> io::Result<bool> {
+        while self.begun < self.preamble.len() {
+            let read = self.stream.read(&mut self.preamble[self.begun..]);
+            let Some(read) = moved(read.and_then(not_the_end))? else { return Ok(false) };
+            self.begun += read;
         }
-        Ok(Moved::Whole)
+        // Reading into nothing would look like the end of the stream.
+        self.advance(0);
+        while self.first < self.slices.len() && self.differs().is_none() {
+            let rest = &mut self.slices[self.first..];
+            let slices = rest.len().min(SLICES_MAX);
+            let read = self.stream.read_vectored(&mut rest[..slices]);
+            let Some(read) = moved(read.and_then(not_the_end))? else { return Ok(false) };
+            self.advance(read);
+        }
+        Ok(true)
+    }
+
+    fn advance(&mut self, read: usize) {
+        let mut rest = &mut self.slices[self.first..];
+        let left = rest.len();
+        IoSliceMut::advance_slices(&mut rest, read);
+        self.first += left - rest.len();
     }
 }
 
-/// Moves both messages to their ends.
+fn not_the_end(read: usize) -> io::Result<usize> {
+    if read == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(read) }
+}
+
+/// Moves both messages, each over its stream, to their ends. `blame` says what to report when the connection to a member
+/// fails.
 pub(super) fn exchange(
-    mut outgoing: Option<Sending<'_>>,
-    mut incoming: Option<Receiving<'_, '_>>,
+    outgoing: Option<(&TcpStream, Outgoing<'_>)>,
+    incoming: Option<(&TcpStream, Incoming<'_, '_>)>,
     alarm: &dyn Alarm,
     timeout: Duration,
-) -> Result<Exchanged, Failed> {
+    blame: &dyn Fn(usize, &io::Error) -> CommError,
+) -> Result<Exchanged, CommError> {
     let begin = Instant::now();
     let mut clock = RunClock::new(timeout);
     let mut looked = begin;
+    let first = outgoing.map(|(_, message)| preamble(message.header, message.len_bytes()));
+    let mut outgoing = outgoing.zip(first.as_ref()).map(|((stream, message), first)| {
+        let slices = std::iter::once(&first[..]).chain(message.parts.iter().copied());
+        Sending { stream, peer: message.to, slices: slices.map(IoSlice::new).collect(), first: 0 }
+    });
+    let mut incoming = incoming.map(|(stream, message)| {
+        let (peer, expected) = (message.from, preamble(message.header, message.len_bytes()));
+        let slices = message.parts.iter_mut().map(|part| IoSliceMut::new(part)).collect();
+        Receiving { stream, peer, expected, preamble: [0; PREAMBLE_BYTES], begun: 0, slices, first: 0 }
+    });
     loop {
         if let Some(sending) = &mut outgoing {
-            let moved = sending.step();
             let peer = sending.peer;
-            if let Moved::Whole = moved.map_err(|error| Failed::Connection { peer, error })? {
+            if sending.step().map_err(|error| blame(peer, &error))? {
                 outgoing = None;
             }
         }
         if let Some(receiving) = &mut incoming {
-            let moved = receiving.step();
             let peer = receiving.peer;
-            if let Moved::Whole = moved.map_err(|error| Failed::Connection { peer, error })? {
+            if receiving.step().map_err(|error| blame(peer, &error))? {
                 if let Some(differs) = receiving.differs() {
                     return Ok(differs);
                 }
@@ -198,11 +162,11 @@ pub(super) fn exchange(
             return Ok(Exchanged::Done);
         };
         wait(outgoing.as_ref(), incoming.as_ref(), clock.interval().min(LOOK))
-            .map_err(|error| Failed::Connection { peer, error })?;
+            .map_err(|error| blame(peer, &error))?;
         if looked.elapsed() >= LOOK {
             looked = Instant::now();
             if let Some(error) = alarm.raised() {
-                return Err(Failed::Alarm(error));
+                return Err(error);
             }
         }
         if clock.at(begin.elapsed()) >= timeout {
@@ -212,11 +176,7 @@ pub(super) fn exchange(
 }
 
 /// Waits until one of the streams can go on, or for a while.
-fn wait(
-    outgoing: Option<&Sending<'_>>,
-    incoming: Option<&Receiving<'_, '_>>,
-    limit: Duration,
-) -> io::Result<()> {
+fn wait(outgoing: Option<&Sending<'_>>, incoming: Option<&Receiving<'_>>, limit: Duration) -> io::Result<()> {
     let outgoing = outgoing.map(|sending| PollFd::new(sending.stream, PollFlags::OUT));
     let incoming = incoming.map(|receiving| PollFd::new(receiving.stream, PollFlags::IN));
     let mut streams: Vec<PollFd<'_>> = outgoing.into_iter().chain(incoming).collect();

@@ -5,14 +5,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use fsdp_core::comm::{CommError, Communicator, Completed, Fingerprint, InFlight};
 use fsdp_core::{Error, Memory, Queue, Rank};
 
 use super::cores::Cores;
-use super::exchange::{self, Exchange, Slot};
+use super::exchange::{self, Contribution, Exchange};
 use super::{Entry, Intercept, ThreadOptions};
+use crate::monitor::lock;
 use crate::rendezvous::{Failure, Group, Position, Seat};
 
 /// Which collective: the number of its group, and its position there.
@@ -38,17 +39,13 @@ impl<M: Memory> World<M> {
         }
     }
 
-    fn open(&self) -> MutexGuard<'_, BTreeMap<Place, Arc<Exchange<M>>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn abort(&self, rank: Rank, reason: String) {
         self.cores.fail(Failure { culprit: rank, error: CommError::Aborted { rank, reason } });
     }
 }
 
 /// One rank's handle of a group of ranks that are threads of this process.
-pub struct ThreadComm<M: Memory> {
+pub(super) struct ThreadComm<M: Memory> {
     world: Arc<World<M>>,
     group: Group,
     seat: Seat,
@@ -65,14 +62,8 @@ impl<M: Memory> ThreadComm<M> {
         self.group.members[self.seat.index]
     }
 
-    /// Enters the rank into its next collective, hands in its buffers and does its share of the work, which tells whether
-    /// the collective is then complete. It is told whether all ranks have come.
-    fn start(
-        &mut self,
-        call: Fingerprint,
-        slot: Slot<M>,
-        work: impl FnOnce(&Exchange<M>, exchange::Group<'_>, bool) -> Result<bool, Error>,
-    ) -> Result<Flight<M>, Error> {
+    /// Enters the rank into its next collective, hands in its buffers and does its share of the work.
+    fn enter(&mut self, memory: &M, call: Fingerprint, slot: Contribution<M>) -> Result<Flight<M>, Error> {
         let (world, seat, rank) = (&self.world, self.seat, self.rank());
         let entered = match world.intercept.as_ref().map(|intercept| intercept.entry(rank, call)) {
             None => call,
@@ -83,27 +74,14 @@ impl<M: Memory> ThreadComm<M> {
         let position = world.cores.enter(seat, entered)?;
         let place = (seat.group, position);
         let members = &*self.group.members;
-        let exchange =
-            world.open().entry(place).or_insert_with(|| Arc::new(Exchange::new(members.len()))).clone();
-        let is_last = exchange.deposit(seat.index, slot);
-        let group = exchange::Group { members, call };
-        if work(&exchange, group, is_last).inspect_err(|error| self.fail(error))? {
-            world.open().remove(&place);
+        let exchange = || Arc::new(Exchange::new(members.len(), world.share_unsharded));
+        let exchange = lock(&world.open).entry(place).or_insert_with(exchange).clone();
+        let arrived = exchange.arrive(memory, exchange::GroupCall { members, call }, seat.index, slot);
+        if arrived.inspect_err(|error| self.fail(error))? {
+            lock(&world.open).remove(&place);
             world.cores.complete(seat, position, &exchange.is_done);
         }
-        Ok(Flight { world: world.clone(), exchange, call, seat, position, rank })
-    }
-
-    fn reduce(
-        &mut self,
-        memory: &M,
-        call: Fingerprint,
-        inputs: Vec<M::Buffer>,
-        outputs: Vec<M::Buffer>,
-    ) -> Result<Box<dyn InFlight<M>>, Error> {
-        let (index, slot) = (self.seat.index, Slot::new(inputs, outputs, memory.record(Queue::Reduce)));
-        let flight = self.start(call, slot, |exchange, group, _| exchange.reduce(memory, group, index))?;
-        Ok(Box::new(flight))
+        Ok(Flight { world: world.clone(), exchange, seat, position, rank })
     }
 
     /// The work of a collective failed on this rank: nobody will see its end.
@@ -132,58 +110,15 @@ impl<M: Memory> Communicator<M> for ThreadComm<M> {
         self.rank()
     }
 
-    fn all_gather(
+    fn start(
         &mut self,
         memory: &M,
         call: Fingerprint,
         inputs: Vec<M::Buffer>,
         outputs: Vec<M::Buffer>,
     ) -> Result<Box<dyn InFlight<M>>, Error> {
-        let share = self.world.share_unsharded;
-        let slot = Slot::new(inputs, outputs, memory.record(Queue::Gather));
-        let flight = self.start(call, slot, |exchange, group, is_last| {
-            if is_last {
-                exchange.gather(memory, group, share)?;
-            }
-            Ok(is_last)
-        })?;
-        Ok(Box::new(flight))
-    }
-
-    fn reduce_scatter(
-        &mut self,
-        memory: &M,
-        call: Fingerprint,
-        inputs: Vec<M::Buffer>,
-        outputs: Vec<M::Buffer>,
-    ) -> Result<Box<dyn InFlight<M>>, Error> {
-        self.reduce(memory, call, inputs, outputs)
-    }
-
-    fn all_reduce(
-        &mut self,
-        memory: &M,
-        call: Fingerprint,
-        buffers: Vec<M::Buffer>,
-    ) -> Result<Box<dyn InFlight<M>>, Error> {
-        self.reduce(memory, call, buffers, Vec::new())
-    }
-
-    fn broadcast(
-        &mut self,
-        memory: &M,
-        call: Fingerprint,
-        root: usize,
-        buffers: Vec<M::Buffer>,
-    ) -> Result<Box<dyn InFlight<M>>, Error> {
-        let slot = Slot::new(Vec::new(), buffers, memory.record(Queue::Reduce));
-        let flight = self.start(call, slot, |exchange, group, is_last| {
-            if is_last {
-                exchange.broadcast(memory, group, root)?;
-            }
-            Ok(is_last)
-        })?;
-        Ok(Box::new(flight))
+        let slot = Contribution::new(inputs, outputs, memory.record(call.kind.queue()));
+        Ok(Box::new(self.enter(memory, call, slot)?))
     }
 
     fn split(
@@ -192,14 +127,8 @@ impl<M: Memory> Communicator<M> for ThreadComm<M> {
         call: Fingerprint,
         color: usize,
     ) -> Result<Box<dyn Communicator<M>>, Error> {
-        let ready = memory.record(Queue::Gather);
-        let slot = Slot { colors: [color].into(), ..Slot::new(Vec::new(), Vec::new(), ready) };
-        let flight = self.start(call, slot, |exchange, _, is_last| {
-            if is_last {
-                exchange.tell_colors();
-            }
-            Ok(is_last)
-        })?;
+        let slot = Contribution::new(Vec::new(), Vec::new(), memory.record(call.kind.queue()));
+        let flight = self.enter(memory, call, Contribution { colors: [color].into(), ..slot })?;
         let group = self.group.split(flight.position, &flight.wait()?.colors, color);
         Ok(Box::new(ThreadComm::new(&self.world, group, self.rank())))
     }
@@ -213,14 +142,13 @@ impl<M: Memory> Communicator<M> for ThreadComm<M> {
 struct Flight<M: Memory> {
     world: Arc<World<M>>,
     exchange: Arc<Exchange<M>>,
-    call: Fingerprint,
     seat: Seat,
     position: Position,
     rank: Rank,
 }
 
 impl<M: Memory> Flight<M> {
-    fn wait(&self) -> Result<Slot<M>, CommError> {
+    fn wait(&self) -> Result<Contribution<M>, CommError> {
         self.world.cores.wait(self.seat, self.position, &self.exchange.is_done)?;
         Ok(self.exchange.take(self.seat.index))
     }
@@ -232,15 +160,15 @@ impl<M: Memory> InFlight<M> for Flight<M> {
     }
 
     fn wait_on(self: Box<Self>, memory: &M, queue: Queue) -> Result<Completed<M::Buffer>, Error> {
-        let Slot { inputs, outputs, ready, .. } = self.wait()?;
+        let Contribution { inputs, outputs, ready, .. } = self.wait()?;
         memory.wait(queue, &ready);
         Ok(Completed { outputs, inputs })
     }
 
-    fn abandon(self: Box<Self>) {
+    fn abandon(self: Box<Self>, reason: String) {
         // A panic that drops it will be reported itself, with its message.
         if !std::thread::panicking() {
-            self.world.abort(self.rank, format!("{} was given up before its end", self.call));
+            self.world.abort(self.rank, reason);
         }
     }
 }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use fsdp_core::Rank;
 use fsdp_core::comm::{CommError, Fingerprint, RankStatus};
 
+use crate::monitor::lock;
 use crate::rendezvous::{Failure, Group, Position, Rendezvous, Seat, Wait, overdue, stuck};
 
 /// What a rank is doing.
@@ -169,8 +170,7 @@ impl Cores {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change under the lock is complete before anything can panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Gives up the core of `rank` and looks whether anyone can still make progress.

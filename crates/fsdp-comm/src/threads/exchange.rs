@@ -10,15 +10,17 @@
 //! or the reduce queue (all others) of every rank to the rank that moves the data, and from there to all.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use fsdp_core::comm::{CollectiveKind, CommError, Fingerprint};
 use fsdp_core::memory::{Buffer, Memory, Slice, SliceMut};
 use fsdp_core::tree::{Arrival, Arrivals};
 use fsdp_core::{Error, Queue, Rank};
 
+use crate::monitor::lock;
+
 /// What one rank brings to a collective, and finds afterwards.
-pub(super) struct Slot<M: Memory> {
+pub(super) struct Contribution<M: Memory> {
     pub(super) inputs: Vec<M::Buffer>,
     pub(super) outputs: Vec<M::Buffer>,
     /// Its color in a split; afterwards those of all ranks.
@@ -27,7 +29,7 @@ pub(super) struct Slot<M: Memory> {
     pub(super) ready: M::Event,
 }
 
-impl<M: Memory> Slot<M> {
+impl<M: Memory> Contribution<M> {
     /// Buffers that may be used when `ready` has passed.
     pub(super) fn new(inputs: Vec<M::Buffer>, outputs: Vec<M::Buffer>, ready: M::Event) -> Self {
         Self { inputs, outputs, colors: Arc::default(), ready }
@@ -45,49 +47,73 @@ struct Partial<M: Memory> {
 pub(super) struct Exchange<M: Memory> {
     /// Whether what it is for is done, so that ranks may leave.
     pub(super) is_done: AtomicBool,
+    /// Whether the outputs of an all-gather share storage, where the memory can do that.
+    share: bool,
     arrived: AtomicUsize,
-    slots: Mutex<Vec<Option<Slot<M>>>>,
+    slots: Mutex<Vec<Option<Contribution<M>>>>,
     tree: Mutex<Arrivals<Partial<M>>>,
 }
 
 impl<M: Memory> Exchange<M> {
     /// A collective of `size` ranks.
-    pub(super) fn new(size: usize) -> Self {
+    pub(super) fn new(size: usize, share: bool) -> Self {
         let slots = Mutex::new((0..size).map(|_| None).collect());
         let (is_done, arrived) = Default::default();
-        Self { is_done, arrived, slots, tree: Mutex::new(Arrivals::new(size)) }
+        Self { is_done, share, arrived, slots, tree: Mutex::new(Arrivals::new(size)) }
+    }
+
+    /// Hands in the buffers of a rank, and does what can be done now that it is here; whether the collective is complete.
+    pub(super) fn arrive(
+        &self,
+        memory: &M,
+        group: GroupCall<'_>,
+        index: usize,
+        slot: Contribution<M>,
+    ) -> Result<bool, Error> {
+        let is_last = self.deposit(index, slot);
+        match group.call.kind {
+            CollectiveKind::ReduceScatter(_) | CollectiveKind::AllReduce(_) => {
+                return self.reduce(memory, group, index);
+            }
+            _ if !is_last => {}
+            CollectiveKind::AllGather => self.gather(memory, group)?,
+            CollectiveKind::Broadcast { root } => self.broadcast(memory, group, root as usize)?,
+            CollectiveKind::Split => self.tell_colors(),
+            CollectiveKind::Connect => unreachable!("threads are connected from the start"),
+        }
+        Ok(is_last)
     }
 
     /// Hands in the buffers of a rank; whether it is the last.
-    pub(super) fn deposit(&self, index: usize, slot: Slot<M>) -> bool {
+    fn deposit(&self, index: usize, slot: Contribution<M>) -> bool {
         let mut slots = self.slots();
         assert!(slots[index].replace(slot).is_none(), "a rank enters a collective once");
         self.arrived.fetch_add(1, Ordering::Relaxed) + 1 == slots.len()
     }
 
     /// Takes back what belongs to a rank, once the collective is finished.
-    pub(super) fn take(&self, index: usize) -> Slot<M> {
+    pub(super) fn take(&self, index: usize) -> Contribution<M> {
         self.slots()[index].take().expect("a rank leaves a collective once")
     }
 
     /// All ranks are there: every one learns the colors of all.
-    pub(super) fn tell_colors(&self) {
+    fn tell_colors(&self) {
         let mut slots = self.slots();
         let colors: Arc<[usize]> =
             slots.iter().flatten().flat_map(|slot| slot.colors.iter().copied()).collect();
         slots.iter_mut().flatten().for_each(|slot| slot.colors = colors.clone());
     }
 
-    /// All ranks are there: fills all outputs of an all-gather. With `share`, one output is filled and the
-    /// others become its readers where the memory can do that.
-    pub(super) fn gather(&self, memory: &M, group: Group<'_>, share: bool) -> Result<(), Error> {
+    /// All ranks are there: fills all outputs of an all-gather. Where they share storage, one output is filled and the
+    /// others become its readers.
+    fn gather(&self, memory: &M, group: GroupCall<'_>) -> Result<(), Error> {
         self.with_all_slots(memory, Queue::Gather, |slots| {
             let inputs: Vec<_> = slots.iter_mut().map(|slot| std::mem::take(&mut slot.inputs)).collect();
             group.check_lengths(&inputs)?;
             let (first, others) = slots.split_first_mut().expect("a group has a rank");
             concatenate(memory, &inputs, &mut first.outputs)?;
             for slot in others {
-                if share {
+                if self.share {
                     hand_on(memory, Queue::Gather, &first.outputs, &mut slot.outputs, true)?;
                 } else {
                     concatenate(memory, &inputs, &mut slot.outputs)?;
@@ -98,7 +124,7 @@ impl<M: Memory> Exchange<M> {
     }
 
     /// All ranks are there: the outputs of the rank at place `root` are copied to all others.
-    pub(super) fn broadcast(&self, memory: &M, group: Group<'_>, root: usize) -> Result<(), Error> {
+    fn broadcast(&self, memory: &M, group: GroupCall<'_>, root: usize) -> Result<(), Error> {
         self.with_all_slots(memory, Queue::Reduce, |slots| {
             let sent = std::mem::take(&mut slots[root].outputs);
             let copied = slots.iter_mut().enumerate().filter(|&(index, _)| index != root).try_for_each(
@@ -114,11 +140,11 @@ impl<M: Memory> Exchange<M> {
 
     /// Adds the input of a rank to the tree, as far as its siblings are there; returns whether this completed
     /// the sum, which is then where the collective wants it.
-    pub(super) fn reduce(&self, memory: &M, group: Group<'_>, index: usize) -> Result<bool, Error> {
+    fn reduce(&self, memory: &M, group: GroupCall<'_>, index: usize) -> Result<bool, Error> {
         let (buffers, ready) = {
             let mut slots = self.slots();
             let slot = slots[index].as_mut().expect("the rank deposited its buffers before");
-            (std::mem::take(&mut slot.inputs), slot.ready.clone())
+            (std::mem::take(group.summed(slot)), slot.ready.clone())
         };
         let mut partial = self.prepare(memory, group, Partial { owner: index, buffers, ready })?;
         let mut node = index;
@@ -139,7 +165,7 @@ impl<M: Memory> Exchange<M> {
     }
 
     /// What a reduction makes of one rank's input before it is added: an average multiplies it.
-    fn prepare(&self, memory: &M, group: Group<'_>, mut input: Partial<M>) -> Result<Partial<M>, Error> {
+    fn prepare(&self, memory: &M, group: GroupCall<'_>, mut input: Partial<M>) -> Result<Partial<M>, Error> {
         let op = group.call.kind.reduce_op();
         let Some(factor) = op.and_then(|op| op.factor(group.members.len())) else { return Ok(input) };
         memory.wait(Queue::Reduce, &input.ready);
@@ -154,7 +180,7 @@ impl<M: Memory> Exchange<M> {
     fn add(
         &self,
         memory: &M,
-        group: Group<'_>,
+        group: GroupCall<'_>,
         mut left: Partial<M>,
         mut right: Partial<M>,
     ) -> Result<Partial<M>, Error> {
@@ -167,20 +193,20 @@ impl<M: Memory> Exchange<M> {
         if group.scatters() {
             right.buffers.iter_mut().for_each(|buffer| memory.release(Queue::Reduce, buffer));
         }
-        self.give_back(right.owner, right.buffers);
+        self.give_back(group, right);
         left.ready = memory.record(Queue::Reduce);
         Ok(left)
     }
 
     /// Brings the sum of all ranks to all ranks: a part each, or the whole. (It is ready on the queue of the
     /// rank that runs this, which added its last two parts.)
-    fn hand_out(&self, memory: &M, group: Group<'_>, mut sum: Partial<M>) -> Result<(), Error> {
+    fn hand_out(&self, memory: &M, group: GroupCall<'_>, mut sum: Partial<M>) -> Result<(), Error> {
         self.with_all_slots(memory, Queue::Reduce, |slots| {
             for (index, slot) in slots.iter_mut().enumerate() {
                 if group.scatters() {
                     scatter(memory, &sum.buffers, index, &mut slot.outputs)?;
                 } else if index != sum.owner {
-                    hand_on(memory, Queue::Reduce, &sum.buffers, &mut slot.inputs, false)?;
+                    hand_on(memory, Queue::Reduce, &sum.buffers, &mut slot.outputs, false)?;
                 }
             }
             Ok(())
@@ -188,18 +214,14 @@ impl<M: Memory> Exchange<M> {
         if group.scatters() {
             sum.buffers.iter_mut().for_each(|buffer| memory.release(Queue::Reduce, buffer));
         }
-        self.give_back(sum.owner, sum.buffers);
-        if !group.scatters() {
-            // An all-reduce works in place: what went in comes out.
-            for slot in self.slots().iter_mut().flatten() {
-                std::mem::swap(&mut slot.inputs, &mut slot.outputs);
-            }
-        }
+        self.give_back(group, sum);
         Ok(())
     }
 
-    fn give_back(&self, owner: usize, buffers: Vec<M::Buffer>) {
-        self.slots()[owner].as_mut().expect("slots are filled until the end").inputs = buffers;
+    fn give_back(&self, group: GroupCall<'_>, partial: Partial<M>) {
+        let mut slots = self.slots();
+        let slot = slots[partial.owner].as_mut().expect("slots are filled until the end");
+        *group.summed(slot) = partial.buffers;
     }
 
     /// Works on the buffers of all ranks outside the lock, after they are ready; they are ready again after it.
@@ -207,35 +229,40 @@ impl<M: Memory> Exchange<M> {
         &self,
         memory: &M,
         queue: Queue,
-        work: impl FnOnce(&mut [Slot<M>]) -> Result<(), Error>,
+        work: impl FnOnce(&mut [Contribution<M>]) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let mut slots: Vec<Slot<M>> =
+        let mut slots: Vec<Contribution<M>> =
             self.slots().iter_mut().map(|slot| slot.take().expect("all ranks have arrived")).collect();
         slots.iter().for_each(|slot| memory.wait(queue, &slot.ready));
         let result = work(&mut slots);
         let done = memory.record(queue);
         for (place, slot) in self.slots().iter_mut().zip(slots) {
-            *place = Some(Slot { ready: done.clone(), ..slot });
+            *place = Some(Contribution { ready: done.clone(), ..slot });
         }
         result
     }
 
-    fn slots(&self) -> MutexGuard<'_, Vec<Option<Slot<M>>>> {
+    fn slots(&self) -> MutexGuard<'_, Vec<Option<Contribution<M>>>> {
         lock(&self.slots)
     }
 }
 
 /// Who calls what.
 #[derive(Clone, Copy)]
-pub(super) struct Group<'a> {
+pub(super) struct GroupCall<'a> {
     pub(super) members: &'a [Rank],
     pub(super) call: Fingerprint,
 }
 
-impl Group<'_> {
+impl GroupCall<'_> {
     /// Whether a reduction ends in parts (and gives up its inputs) or in place.
     fn scatters(&self) -> bool {
         matches!(self.call.kind, CollectiveKind::ReduceScatter(_))
+    }
+
+    /// What a rank adds to a reduction: what it reads, or works on in place.
+    fn summed<M: Memory>(self, slot: &mut Contribution<M>) -> &mut Vec<M::Buffer> {
+        if self.scatters() { &mut slot.inputs } else { &mut slot.outputs }
     }
 
     /// Fingerprints compare the elements of all segments together; here each segment is compared.
@@ -299,9 +326,4 @@ fn scatter<M: Memory>(
         let src = Slice::new(sum, index * output.len(), output.len());
         memory.copy(Queue::Reduce, src, SliceMut::whole(output))
     })
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What the lock protects is replaced as a whole; a rank that panicked has failed the world anyway.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -39,7 +39,7 @@ type Call = (OpKind, Vec<(Option<usize>, DType)>);
 /// The collectives of a queue.
 fn collectives(schedule: &Schedule, queue: Queue) -> Vec<Call> {
     let meets = |kind: &OpKind| {
-        kind.is_collective() || matches!(kind, OpKind::ReduceScalars | OpKind::ReduceStatistics { .. })
+        kind.is_collective() || matches!(kind, OpKind::ReduceScalars | OpKind::ReduceStatistics(_))
     };
     let shape = |&id: &BufferId| (schedule.buffer(id).len, schedule.buffer(id).dtype);
     let of_queue = schedule.ops.iter().filter(|op| op.kind.queue() == queue && meets(&op.kind));

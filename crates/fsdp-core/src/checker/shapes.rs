@@ -7,7 +7,7 @@ use crate::schedule::{BufferId, Op, OpKind, Place, Role, Source};
 /// Whether what ranks own is as long as the layout says.
 pub(super) fn check_shards(names: Names<'_>) -> Result<(), Violation> {
     for (index, decl) in names.schedule.buffers.iter().enumerate() {
-        let (Role::Master | Role::Low | Role::Gradient, Some(unit), Some(segment)) =
+        let (Role::Master | Role::Low | Role::ShardedGradient, Some(unit), Some(segment)) =
             (decl.role, decl.unit, decl.segment)
         else {
             continue;
@@ -26,14 +26,14 @@ pub(super) fn check(names: Names<'_>, at: usize, op: &Op) -> Result<(), Violatio
     let (device, host) = (Place::Device, Place::Host);
     // What is written is so many times as long as a part of what is read; and where both are.
     let (times, parts, places) = match op.kind {
-        OpKind::Upload { .. } => (1, 1, [host, device]),
-        OpKind::Download { .. } => (1, 1, [device, host]),
+        OpKind::Upload(_) => (1, 1, [host, device]),
+        OpKind::Download(_) => (1, 1, [device, host]),
         OpKind::AllGather { source: Source::SubShard, .. } => (group, 1, [device; 2]),
         OpKind::AllGather { .. } => (shards, 1, [device; 2]),
-        OpKind::KeepSubShard { .. } => (1, group, [device; 2]),
+        OpKind::KeepSubShard(_) => (1, group, [device; 2]),
         OpKind::ReduceScatter { .. } => (1, shards, [device; 2]),
         OpKind::Add { .. } => (1, 1, [device; 2]),
-        OpKind::Update { .. } | OpKind::Statistics { .. } => return check_update(names, at, op),
+        OpKind::Update(_) | OpKind::Statistics { .. } => return check_update(names, at, op),
         _ => return Ok(()),
     };
     for (&read, &write) in op.reads.iter().zip(&op.writes) {
@@ -54,7 +54,7 @@ fn check_update(names: Names<'_>, at: usize, op: &Op) -> Result<(), Violation> {
         ids.iter().copied().filter(|&id| names.schedule.buffer(id).role == role).collect()
     };
     let masters = of_role(&op.writes, Role::Master);
-    for (gradient, master) in of_role(&op.reads, Role::Gradient).into_iter().zip(masters) {
+    for (gradient, master) in of_role(&op.reads, Role::ShardedGradient).into_iter().zip(masters) {
         let (found, shard) = (names.schedule.buffer(gradient), names.schedule.buffer(master));
         if found.len != shard.len || found.place != shard.place {
             let expected = format!("as long, and in the place, as buffer {}", names.buffer(master));

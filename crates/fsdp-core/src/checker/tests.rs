@@ -102,7 +102,7 @@ fn assert_rejected(built: &Built, schedule: &Schedule, is: impl Fn(&Violation) -
 fn rejects_a_reshard_before_the_last_use() {
     let (built, schedule) = sample();
     for index in 0..schedule.ops.len() {
-        let OpKind::Reshard { unit } = schedule.ops[index].kind else { continue };
+        let OpKind::Reshard(unit) = schedule.ops[index].kind else { continue };
         let uses = |op: &Op| op.kind.block().is_some_and(|block| built.units_of(block.0).contains(&unit));
         let last_use = (0..index).rev().find(|&at| uses(&schedule.ops[at]));
         let early = moved(&schedule, index, last_use.expect("a unit is used before it is given up"));
@@ -143,7 +143,7 @@ fn samples() -> Vec<Built> {
 
 /// Operations without contents in buffers: what they do is between the program and its data.
 fn is_of_the_program(kind: &OpKind) -> bool {
-    matches!(kind, OpKind::Forward { .. } | OpKind::BeginMicroBatch { .. })
+    matches!(kind, OpKind::Forward { .. } | OpKind::BeginMicroBatch(_))
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn lengths_dtypes_and_places_of_operands_have_to_fit() {
                 // Updates convert: gradients and parameters need not be of one type.
                 let verdict = built.check(&changed);
                 let converted = number == 1
-                    && matches!(schedule.buffers[index].role, Role::Master | Role::Gradient)
+                    && matches!(schedule.buffers[index].role, Role::Master | Role::ShardedGradient)
                     && verdict.is_ok();
                 let fits = matches!(verdict, Err(Violation::Misfit { .. }));
                 assert!(fits || converted, "{:?}: {verdict:?}", schedule.buffers[index]);
@@ -234,9 +234,8 @@ fn a_frozen_model_has_nothing_to_add_measure_or_update() {
     let built = Setup::plain(Sketch { frozen: Frozen::All, ..Sketch::plain(2) }).build();
     let schedule = built.step();
     assert_eq!(built.check(&schedule), Ok(()));
-    let trains = |op: &Op| {
-        matches!(op.kind, OpKind::Update { .. } | OpKind::SquareNorm { .. } | OpKind::ReduceScatter { .. })
-    };
+    let trains =
+        |op: &Op| matches!(op.kind, OpKind::Update(_) | OpKind::SquareNorm(_) | OpKind::ReduceScatter { .. });
     assert!(!schedule.ops.iter().any(trains));
 }
 
@@ -249,7 +248,7 @@ fn swapping_two_collectives_on_one_rank_diverges() {
         let met: Vec<usize> = (0..schedule.ops.len())
             .filter(|&index| {
                 let kind = &schedule.ops[index].kind;
-                kind.queue() == queue && !matches!(kind, OpKind::Add { .. } | OpKind::SquareNorm { .. })
+                kind.queue() == queue && !matches!(kind, OpKind::Add { .. } | OpKind::SquareNorm(_))
             })
             .collect();
         for (position, pair) in met.windows(2).enumerate() {

@@ -11,7 +11,9 @@ use super::{Names, Violation};
 use crate::layout::{Layout, SegmentId};
 use crate::model::{BlockId, ModelSpec, ParamId};
 use crate::rank::Queue;
-use crate::schedule::{BufferId, Op, OpKind, Role, Schedule, Source};
+#[cfg(test)]
+use crate::schedule::Schedule;
+use crate::schedule::{BufferId, Op, OpKind, Role, Source};
 use crate::wrap::UnitId;
 
 /// A segment of a unit.
@@ -78,9 +80,7 @@ enum Value {
 /// The contents of all buffers at one point of a schedule.
 pub(crate) struct Values<'a> {
     names: Names<'a>,
-    schedule: &'a Schedule,
     spec: &'a ModelSpec,
-    layout: &'a Layout,
     held: Vec<Value>,
     round: usize,
     /// How often blocks read trained parameters of a segment.
@@ -97,18 +97,10 @@ impl<'a> Values<'a> {
         for &id in used.filter(|&&id| spec.param(id).trainable) {
             *uses.entry(owner_of(layout, id)).or_default() += 1;
         }
-        let mut values = Self {
-            names,
-            schedule,
-            spec,
-            layout,
-            held: Vec::new(),
-            round: 0,
-            trained: uses.keys().copied().collect(),
-            uses,
-        };
+        let mut values =
+            Self { names, spec, held: Vec::new(), round: 0, trained: uses.keys().copied().collect(), uses };
         let kept = |index: usize| match schedule.buffers[index].role {
-            Role::Gradient => Value::GradientOfLastStep,
+            Role::ShardedGradient => Value::GradientOfLastStep,
             _ => values.kept(index, false),
         };
         values.held = (0..schedule.buffers.len()).map(kept).collect();
@@ -122,7 +114,7 @@ impl<'a> Values<'a> {
 
     /// What a buffer holds between steps, behind one that updates or before.
     fn kept(&self, index: usize, updated: bool) -> Value {
-        let decl = &self.schedule.buffers[index];
+        let decl = &self.names.schedule.buffers[index];
         match (decl.role, decl.unit.zip(decl.segment)) {
             (Role::Master | Role::Low, Some(owner)) => {
                 Value::Params { owner, part: Part::Shard, updated: updated && self.trained.contains(&owner) }
@@ -136,15 +128,15 @@ impl<'a> Values<'a> {
 
     /// Whether everything is where it must be behind the last operation.
     pub(crate) fn end(&mut self) -> Result<(), Violation> {
-        let trains = self.schedule.trains();
-        for (index, decl) in self.schedule.buffers.iter().enumerate() {
+        let trains = self.names.schedule.trains();
+        for (index, decl) in self.names.schedule.buffers.iter().enumerate() {
             let expected = match (decl.role, decl.unit.zip(decl.segment)) {
-                (Role::Gradient, Some(owner)) if trains => self.total(owner),
+                (Role::ShardedGradient, Some(owner)) if trains => self.total(owner),
                 (Role::Scalars, _) => self.scalars(true),
                 (Role::Statistics(phase), _) if trains => self.statistics(phase, true),
                 _ => self.kept(index, trains),
             };
-            self.keep(self.schedule.ops.len(), BufferId::of(index), expected)?;
+            self.keep(self.names.schedule.ops.len(), BufferId::of(index), expected)?;
         }
         Ok(())
     }
@@ -153,30 +145,30 @@ impl<'a> Values<'a> {
     pub(crate) fn apply(&mut self, at: usize, op: &Op) -> Result<(), Violation> {
         match op.kind {
             OpKind::BeginStep => self.begin_step(at, op),
-            OpKind::BeginMicroBatch { round } => {
+            OpKind::BeginMicroBatch(round) => {
                 self.round = round.0;
                 self.count(at, op, [0, 0])
             }
-            OpKind::Upload { unit } => self.pass_on(at, op, unit, [Part::Shard, Part::Shard]),
+            OpKind::Upload(unit) => self.pass_on(at, op, unit, [Part::Shard, Part::Shard]),
             OpKind::AllGather { unit, source: Source::SubShard, .. } => {
                 self.pass_on(at, op, unit, [Part::SubShard, Part::Whole])
             }
             OpKind::AllGather { unit, .. } => self.pass_on(at, op, unit, [Part::Shard, Part::Whole]),
-            OpKind::KeepSubShard { unit } => self.pass_on(at, op, unit, [Part::Whole, Part::SubShard]),
-            OpKind::Reshard { unit } => {
-                self.count(at, op, [0, self.layout.unit(unit).segments.len()])?;
+            OpKind::KeepSubShard(unit) => self.pass_on(at, op, unit, [Part::Whole, Part::SubShard]),
+            OpKind::Reshard(unit) => {
+                self.count(at, op, [0, self.names.layout.unit(unit).segments.len()])?;
                 let mut buffers = op.writes.iter().zip(owners(unit));
                 buffers.try_for_each(|(&id, owner)| {
                     self.turn(at, id, params(owner, Part::Whole), Value::Nothing)
                 })
             }
             OpKind::Forward { block, .. } => self.compute(at, op, block, false),
-            OpKind::Backward { block } => self.compute(at, op, block, true),
+            OpKind::Backward(block) => self.compute(at, op, block, true),
             OpKind::Finish { block, backward } => {
                 self.compute(at, op, block, backward)?;
                 self.note(at, op.writes[op.writes.len() - 1], [self.round, self.round + 1], [])
             }
-            OpKind::OpenGradient { unit } => {
+            OpKind::OpenGradient(unit) => {
                 self.count(at, op, [0, self.trained_segments(unit)])?;
                 let (rounds, stage) = ([self.round, self.round + 1], Stage::Open(0));
                 op.writes.iter().zip(owners(unit)).try_for_each(|(&id, owner)| {
@@ -184,44 +176,44 @@ impl<'a> Values<'a> {
                     self.turn(at, id, Value::Nothing, open)
                 })
             }
-            OpKind::CloseGradient { unit } => self.advance(at, op, unit, [None, Some(Stage::Whole)]),
+            OpKind::CloseGradient(unit) => self.advance(at, op, unit, [None, Some(Stage::Whole)]),
             OpKind::ReduceScatter { unit, .. } => {
                 self.advance(at, op, unit, [Stage::Whole, Stage::Sharded].map(Some))
             }
             OpKind::AllReduceReplicas { unit, .. } => {
                 self.advance(at, op, unit, [Stage::Sharded, Stage::Replicated].map(Some))
             }
-            OpKind::Download { unit } => self.advance(at, op, unit, [Some(self.last_stage()); 2]),
+            OpKind::Download(unit) => self.advance(at, op, unit, [Some(self.last_stage()); 2]),
             OpKind::Add { unit, queue } => self.add(at, op, unit, queue),
-            OpKind::SquareNorm { unit } => {
+            OpKind::SquareNorm(unit) => {
                 let segments = self.trained_segments(unit);
                 self.count(at, op, [segments, 1])?;
                 let mut gradients = op.reads.iter().zip(owners(unit));
                 gradients.try_for_each(|(&id, owner)| self.keep(at, id, self.total(owner)))?;
-                let losses = self.schedule.rounds;
+                let losses = self.names.schedule.rounds;
                 self.note(at, op.writes[0], [losses; 2], owners(unit).take(segments))
             }
             OpKind::ReduceScalars => {
-                let trains = self.schedule.trains();
+                let trains = self.names.schedule.trains();
                 self.count(at, op, [0, 1 + usize::from(trains)])?;
                 self.turn(at, op.writes[0], self.scalars(false), self.scalars(true))?;
                 let [before, behind] = [false, true].map(|of_this_step| Value::Factors { of_this_step });
                 op.writes[1..].iter().try_for_each(|&id| self.turn(at, id, before.clone(), behind.clone()))
             }
             OpKind::Statistics { unit, phase } => self.part_of_statistics(at, op, unit, phase),
-            OpKind::ReduceStatistics { phase } => {
+            OpKind::ReduceStatistics(phase) => {
                 self.count(at, op, [0, 1])?;
                 self.turn(at, op.writes[0], self.statistics(phase.0, false), self.statistics(phase.0, true))
             }
-            OpKind::Update { unit } => {
-                self.update(at, op, unit, self.schedule.lasting.statistics.len(), 1, true)
+            OpKind::Update(unit) => {
+                self.update(at, op, unit, self.names.schedule.lasting.statistics.len(), 1, true)
             }
         }
     }
 
     /// Parameters of a unit go from one set of buffers to another.
     fn pass_on(&mut self, at: usize, op: &Op, unit: UnitId, [from, to]: [Part; 2]) -> Result<(), Violation> {
-        self.count(at, op, [self.layout.unit(unit).segments.len(); 2])?;
+        self.count(at, op, [self.names.layout.unit(unit).segments.len(); 2])?;
         for ((&read, &write), owner) in op.reads.iter().zip(&op.writes).zip(owners(unit)) {
             let before = params(owner, from);
             let behind = if op.kind.gives_up_inputs() { Value::Nothing } else { before.clone() };
@@ -238,10 +230,10 @@ impl<'a> Values<'a> {
         let scalars = usize::from(matches!(op.kind, OpKind::Finish { .. }));
         self.count(at, op, [read.len(), trained.clone().count() + scalars])?;
         for (&id, &buffer) in read.iter().zip(&op.reads) {
-            self.keep(at, buffer, params(owner_of(self.layout, id), Part::Whole))?;
+            self.keep(at, buffer, params(owner_of(self.names.layout, id), Part::Whole))?;
         }
         for (&id, &buffer) in trained.zip(&op.writes) {
-            let (owner, rounds) = (owner_of(self.layout, id), [self.round, self.round + 1]);
+            let (owner, rounds) = (owner_of(self.names.layout, id), [self.round, self.round + 1]);
             let uses = match self.held[buffer.index()] {
                 Value::Gradient { stage: Stage::Open(uses), .. } => uses,
                 _ => 0,
@@ -255,11 +247,11 @@ impl<'a> Values<'a> {
 
     /// The gradient of the step of a segment, as norm and update need it: every micro-batch once.
     fn total(&self, owner: Owner) -> Value {
-        Value::Gradient { owner, rounds: [0, self.schedule.rounds], stage: self.last_stage() }
+        Value::Gradient { owner, rounds: [0, self.names.schedule.rounds], stage: self.last_stage() }
     }
 
     fn last_stage(&self) -> Stage {
-        if self.schedule.mesh.replicas() > 1 { Stage::Replicated } else { Stage::Sharded }
+        if self.names.schedule.mesh.replicas() > 1 { Stage::Replicated } else { Stage::Sharded }
     }
 
     /// The micro-batches in a gradient.
@@ -280,7 +272,7 @@ impl<'a> Values<'a> {
         stages: [Option<Stage>; 2],
     ) -> Result<(), Violation> {
         let segments = self.trained_segments(unit);
-        let in_place = matches!(op.kind, OpKind::CloseGradient { .. } | OpKind::AllReduceReplicas { .. });
+        let in_place = matches!(op.kind, OpKind::CloseGradient(_) | OpKind::AllReduceReplicas { .. });
         self.count(at, op, [if in_place { 0 } else { segments }, segments])?;
         let sources = if in_place { &op.writes } else { &op.reads };
         for ((&read, &write), owner) in sources.iter().zip(&op.writes).zip(owners(unit)) {
@@ -308,7 +300,7 @@ impl<'a> Values<'a> {
     }
 
     fn trained_segments(&self, unit: UnitId) -> usize {
-        self.schedule.lasting.units[unit.0].gradient.len()
+        self.names.schedule.lasting.units[unit.0].gradient.len()
     }
 
     /// The operation has so many operands.
@@ -333,7 +325,7 @@ impl<'a> Values<'a> {
             return Ok(());
         }
         Err(Violation::Contents {
-            place: match at == self.schedule.ops.len() {
+            place: match at == self.names.schedule.ops.len() {
                 true => "the end of the step".into(),
                 false => format!("operation {}", self.names.op(at)),
             },

@@ -28,16 +28,12 @@ pub trait InFlight<M: Memory>: Send {
     /// [`CommError`] when the collective failed on any rank.
     fn wait_on(self: Box<Self>, memory: &M, queue: Queue) -> Result<Completed<M::Buffer>, Error>;
 
-    /// Aborts the communicator because the caller will not wait.
-    fn abandon(self: Box<Self>);
+    /// Aborts the communicator, with this reason, because the caller will not wait.
+    fn abandon(self: Box<Self>, reason: String);
 }
 
 /// What a backend implements for one group of ranks. Calls arrive checked, in the order in which they were
 /// issued; segments of one call move together.
-///
-/// Work is ordered by queues: an all-gather finds its buffers (inputs filled, outputs free) behind the earlier
-/// work of [`Queue::Gather`] of its rank, a reduction or a broadcast behind that of [`Queue::Reduce`]; the results are
-/// ready for the queue given to [`InFlight::wait_on`].
 pub trait Communicator<M: Memory>: Send {
     /// This rank's place in the group.
     fn rank(&self) -> usize;
@@ -48,57 +44,22 @@ pub trait Communicator<M: Memory>: Send {
     /// This rank's place in the world, for messages.
     fn world_rank(&self) -> Rank;
 
-    /// Starts an all-gather: `outputs[i]` becomes the concatenation of every rank's `inputs[i]`.
+    /// Starts a collective; `call.kind` says which one, and what becomes of each `inputs[i]` and `outputs[i]`. What works
+    /// in place has outputs only.
+    ///
+    /// Its buffers are ready (inputs filled, outputs free) behind the earlier work of the queue
+    /// [`CollectiveKind::queue`](super::CollectiveKind::queue) of this rank; the results are ready for the queue given to
+    /// [`InFlight::wait_on`]. Sums are added by the tree over ranks. (A library that adds in an order of its own may
+    /// also round the product of an average and its sum together; it does not have the bits of the others.)
     ///
     /// # Errors
     /// [`Error::Comm`].
-    fn all_gather(
+    fn start(
         &mut self,
         memory: &M,
         call: Fingerprint,
         inputs: Vec<M::Buffer>,
         outputs: Vec<M::Buffer>,
-    ) -> Result<Box<dyn InFlight<M>>, Error>;
-
-    /// Starts a reduce-scatter: `outputs[i]` becomes this rank's part of the sum of every rank's `inputs[i]`,
-    /// added by the tree over ranks. The inputs are consumed. The operation is in `call.kind`: for an average, every
-    /// rank's elements are first multiplied by [`ReduceOp::factor`](super::ReduceOp::factor), rounded to their dtype,
-    /// and each product is rounded. (A library that adds in an order of its own may round the first product and sum
-    /// together; then it does not have the bits of the others.)
-    ///
-    /// # Errors
-    /// [`Error::Comm`].
-    fn reduce_scatter(
-        &mut self,
-        memory: &M,
-        call: Fingerprint,
-        inputs: Vec<M::Buffer>,
-        outputs: Vec<M::Buffer>,
-    ) -> Result<Box<dyn InFlight<M>>, Error>;
-
-    /// Starts an all-reduce in place, added by the tree over ranks, with the operation in `call.kind` as
-    /// [`Communicator::reduce_scatter`].
-    ///
-    /// # Errors
-    /// [`Error::Comm`].
-    fn all_reduce(
-        &mut self,
-        memory: &M,
-        call: Fingerprint,
-        buffers: Vec<M::Buffer>,
-    ) -> Result<Box<dyn InFlight<M>>, Error>;
-
-    /// Starts a broadcast in place: every rank's buffers become those of the rank at the place `root` of the group,
-    /// which `call.kind` has too.
-    ///
-    /// # Errors
-    /// [`Error::Comm`].
-    fn broadcast(
-        &mut self,
-        memory: &M,
-        call: Fingerprint,
-        root: usize,
-        buffers: Vec<M::Buffer>,
     ) -> Result<Box<dyn InFlight<M>>, Error>;
 
     /// A new group of the ranks that give the same `color`, in the order of their present ranks; blocks.

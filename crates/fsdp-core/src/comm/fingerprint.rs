@@ -3,13 +3,16 @@
 use std::fmt;
 
 use crate::dtype::DType;
+use crate::rank::Queue;
+use crate::wrap::UnitId;
 
 /// How a reduction combines the ranks' elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ReduceOp {
     /// They are added.
     Sum,
-    /// Each is multiplied by the reciprocal of the number of ranks, in its own dtype, then they are added. Floats only.
+    /// Each is multiplied by the reciprocal of the number of ranks ([`ReduceOp::factor`]), and the product rounded to its
+    /// dtype; then they are added. Floats only.
     Average,
 }
 
@@ -28,13 +31,13 @@ impl ReduceOp {
 /// The kind of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CollectiveKind {
-    /// Every rank receives the concatenation of all inputs, in rank order.
+    /// Every output becomes the concatenation of all ranks' inputs, in rank order. Inputs are only read, and not handed back.
     AllGather,
-    /// Every rank receives its part of the sum or average of all inputs.
+    /// Every output becomes this rank's part of the sum or average of all ranks' inputs. Inputs come back released.
     ReduceScatter(ReduceOp),
-    /// Every rank receives the sum or average of all inputs.
+    /// Every output becomes the sum or average of all ranks' outputs.
     AllReduce(ReduceOp),
-    /// Every rank receives what one rank of the group has.
+    /// Every output becomes that of one rank of the group.
     Broadcast {
         /// The place in the group of the rank that has it.
         root: u32,
@@ -55,6 +58,16 @@ impl CollectiveKind {
             CollectiveKind::Broadcast { .. } => "broadcast",
             CollectiveKind::Split => "split",
             CollectiveKind::Connect => "connect",
+        }
+    }
+
+    /// The queue behind whose earlier work the buffers of a call are ready.
+    pub const fn queue(self) -> Queue {
+        match self {
+            CollectiveKind::AllGather | CollectiveKind::Split | CollectiveKind::Connect => Queue::Gather,
+            CollectiveKind::ReduceScatter(_)
+            | CollectiveKind::AllReduce(_)
+            | CollectiveKind::Broadcast { .. } => Queue::Reduce,
         }
     }
 
@@ -108,7 +121,7 @@ pub struct Fingerprint {
     /// What it is for.
     pub purpose: Purpose,
     /// The unit concerned, if one is.
-    pub unit: Option<usize>,
+    pub unit: Option<UnitId>,
     /// Type of the elements.
     pub dtype: DType,
     /// Elements of the unsharded side, over all segments.
@@ -125,7 +138,7 @@ impl fmt::Display for Fingerprint {
             _ => {}
         }
         write!(f, " ({}", self.purpose.name())?;
-        if let Some(unit) = self.unit {
+        if let Some(UnitId(unit)) = self.unit {
             write!(f, ", unit {unit}")?;
         }
         write!(f, ", {} x {})", self.elements, self.dtype)

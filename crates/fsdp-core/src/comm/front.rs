@@ -1,12 +1,11 @@
 //! The checks in front of every backend.
 
-use super::{
-    CollectiveKind, CommError, Communicator, Fingerprint, InFlight, Pending, Purpose, ReduceOp, Traffic,
-};
+use super::{CollectiveKind, CommError, Communicator, Fingerprint, Pending, Purpose, ReduceOp, Traffic};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::memory::{Buffer, Memory};
 use crate::rank::Rank;
+use crate::wrap::UnitId;
 
 /// One rank's handle of a group of ranks: the checked front of a [`Communicator`].
 pub struct Comm<M: Memory> {
@@ -50,15 +49,13 @@ impl<M: Memory> Comm<M> {
         &mut self,
         memory: &M,
         purpose: Purpose,
-        unit: Option<usize>,
+        unit: Option<UnitId>,
         inputs: Vec<M::Buffer>,
         outputs: Vec<M::Buffer>,
     ) -> Result<Pending<M>, Error> {
         let call = self.call(CollectiveKind::AllGather, purpose, unit, &outputs);
         self.check_pairs(call, &outputs, &inputs)?;
-        self.check_exclusive(call, &outputs)?;
-        let in_flight = self.backend.all_gather(memory, call, inputs, outputs)?;
-        Ok(self.issued(call, in_flight))
+        self.start(memory, call, inputs, outputs)
     }
 
     /// Starts a reduce-scatter of one or more segments: `outputs[i]` (exclusive) becomes this rank's part of
@@ -72,17 +69,13 @@ impl<M: Memory> Comm<M> {
         memory: &M,
         op: ReduceOp,
         purpose: Purpose,
-        unit: Option<usize>,
+        unit: Option<UnitId>,
         inputs: Vec<M::Buffer>,
         outputs: Vec<M::Buffer>,
     ) -> Result<Pending<M>, Error> {
         let call = self.call(CollectiveKind::ReduceScatter(op), purpose, unit, &inputs);
         self.check_pairs(call, &inputs, &outputs)?;
-        self.check_operation(call, op, &inputs)?;
-        self.check_exclusive(call, &outputs)?;
-        self.check_exclusive(call, &inputs)?;
-        let in_flight = self.backend.reduce_scatter(memory, call, inputs, outputs)?;
-        Ok(self.issued(call, in_flight))
+        self.start(memory, call, inputs, outputs)
     }
 
     /// Starts an all-reduce in place of one or more (exclusive) segments: their sum or average, added by the tree over
@@ -95,15 +88,12 @@ impl<M: Memory> Comm<M> {
         memory: &M,
         op: ReduceOp,
         purpose: Purpose,
-        unit: Option<usize>,
+        unit: Option<UnitId>,
         buffers: Vec<M::Buffer>,
     ) -> Result<Pending<M>, Error> {
         let call = self.call(CollectiveKind::AllReduce(op), purpose, unit, &buffers);
         self.check_dtypes(call, &buffers)?;
-        self.check_operation(call, op, &buffers)?;
-        self.check_exclusive(call, &buffers)?;
-        let in_flight = self.backend.all_reduce(memory, call, buffers)?;
-        Ok(self.issued(call, in_flight))
+        self.start(memory, call, Vec::new(), buffers)
     }
 
     /// Starts a broadcast in place of one or more (exclusive) segments: they become what the rank at the place `root` of
@@ -118,17 +108,15 @@ impl<M: Memory> Comm<M> {
         &mut self,
         memory: &M,
         purpose: Purpose,
-        unit: Option<usize>,
+        unit: Option<UnitId>,
         root: usize,
         buffers: Vec<M::Buffer>,
     ) -> Result<Pending<M>, Error> {
         assert!(root < self.size(), "place {root} is not in a group of {} ranks", self.size());
-        let place = u32::try_from(root).expect("a group has few ranks");
-        let call = self.call(CollectiveKind::Broadcast { root: place }, purpose, unit, &buffers);
+        let root = u32::try_from(root).expect("a group has few ranks");
+        let call = self.call(CollectiveKind::Broadcast { root }, purpose, unit, &buffers);
         self.check_dtypes(call, &buffers)?;
-        self.check_exclusive(call, &buffers)?;
-        let in_flight = self.backend.broadcast(memory, call, root, buffers)?;
-        Ok(self.issued(call, in_flight))
+        self.start(memory, call, Vec::new(), buffers)
     }
 
     /// A new group of the ranks that give the same `color`, in the order of their present ranks; blocks.
@@ -159,7 +147,7 @@ impl<M: Memory> Comm<M> {
         &self,
         kind: CollectiveKind,
         purpose: Purpose,
-        unit: Option<usize>,
+        unit: Option<UnitId>,
         unsharded: &[M::Buffer],
     ) -> Fingerprint {
         Fingerprint {
@@ -172,10 +160,26 @@ impl<M: Memory> Comm<M> {
         }
     }
 
-    fn issued(&mut self, call: Fingerprint, in_flight: Box<dyn InFlight<M>>) -> Pending<M> {
+    /// Starts a call whose lengths and dtypes are checked.
+    fn start(
+        &mut self,
+        memory: &M,
+        call: Fingerprint,
+        inputs: Vec<M::Buffer>,
+        outputs: Vec<M::Buffer>,
+    ) -> Result<Pending<M>, Error> {
+        let is_average = call.kind.reduce_op() == Some(ReduceOp::Average);
+        if is_average && !outputs.is_empty() && !call.dtype.is_float() {
+            return Err(CommError::IntegerAverage { rank: self.world_rank(), call }.into());
+        }
+        self.check_exclusive(call, &outputs)?;
+        if call.kind != CollectiveKind::AllGather {
+            self.check_exclusive(call, &inputs)?;
+        }
+        let in_flight = self.backend.start(memory, call, inputs, outputs)?;
         self.sequence += 1;
-        self.traffic.count(call.kind, call.elements * call.dtype.size_bytes(), self.backend.size());
-        Pending::new(in_flight, call)
+        self.traffic.count(call.kind, call.elements * call.dtype.size_bytes(), self.size());
+        Ok(Pending::new(in_flight, call))
     }
 
     fn check_pairs(
@@ -210,19 +214,6 @@ impl<M: Memory> Comm<M> {
             }),
             None => Ok(()),
         }
-    }
-
-    fn check_operation(
-        &self,
-        call: Fingerprint,
-        op: ReduceOp,
-        buffers: &[M::Buffer],
-    ) -> Result<(), CommError> {
-        let has_integers = || buffers.iter().any(|buffer| !buffer.dtype().is_float());
-        if op == ReduceOp::Average && has_integers() {
-            return Err(CommError::IntegerAverage { rank: self.world_rank(), call });
-        }
-        Ok(())
     }
 
     fn check_exclusive(&self, call: Fingerprint, buffers: &[M::Buffer]) -> Result<(), CommError> {

@@ -5,6 +5,7 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
 use crate::rank::{Queue, Rank};
+use crate::wrap::UnitId;
 
 /// A buffer without elements: length, dtype, and who shares it.
 #[derive(Clone)]
@@ -137,25 +138,9 @@ impl InFlight<NoMemory> for Recorded {
         Ok(self.completed)
     }
 
-    fn abandon(self: Box<Self>) {
+    fn abandon(self: Box<Self>, reason: String) {
+        assert_eq!(reason, format!("{} was given up before its end", self.call));
         self.log.lock().unwrap().push(Event::Abandoned(self.call.sequence));
-    }
-}
-
-impl Recorder {
-    fn start(
-        &mut self,
-        call: Fingerprint,
-        inputs: Vec<Shape>,
-        outputs: Vec<Shape>,
-    ) -> Result<Box<dyn InFlight<NoMemory>>, Error> {
-        if self.fails {
-            let reason = "unplugged".into();
-            return Err(CommError::Transport { rank: self.world_rank(), reason }.into());
-        }
-        self.log.lock().unwrap().push(Event::Called(call));
-        let completed = Completed { outputs, inputs };
-        Ok(Box::new(Recorded { call, log: Arc::clone(&self.log), completed }))
     }
 }
 
@@ -172,44 +157,20 @@ impl Communicator<NoMemory> for Recorder {
         Rank(5)
     }
 
-    fn all_gather(
-        &mut self,
-        _: &NoMemory,
-        call: Fingerprint,
-        _: Vec<Shape>,
-        outputs: Vec<Shape>,
-    ) -> Result<Box<dyn InFlight<NoMemory>>, Error> {
-        self.start(call, Vec::new(), outputs)
-    }
-
-    fn reduce_scatter(
+    fn start(
         &mut self,
         _: &NoMemory,
         call: Fingerprint,
         inputs: Vec<Shape>,
         outputs: Vec<Shape>,
     ) -> Result<Box<dyn InFlight<NoMemory>>, Error> {
-        self.start(call, inputs, outputs)
-    }
-
-    fn all_reduce(
-        &mut self,
-        _: &NoMemory,
-        call: Fingerprint,
-        buffers: Vec<Shape>,
-    ) -> Result<Box<dyn InFlight<NoMemory>>, Error> {
-        self.start(call, Vec::new(), buffers)
-    }
-
-    fn broadcast(
-        &mut self,
-        _: &NoMemory,
-        call: Fingerprint,
-        root: usize,
-        buffers: Vec<Shape>,
-    ) -> Result<Box<dyn InFlight<NoMemory>>, Error> {
-        assert_eq!(call.kind, CollectiveKind::Broadcast { root: root as u32 });
-        self.start(call, Vec::new(), buffers)
+        if self.fails {
+            let reason = "unplugged".into();
+            return Err(CommError::Transport { rank: self.world_rank(), reason }.into());
+        }
+        self.log.lock().unwrap().push(Event::Called(call));
+        let completed = Completed { outputs, inputs };
+        Ok(Box::new(Recorded { call, log: Arc::clone(&self.log), completed }))
     }
 
     fn split(
@@ -253,7 +214,7 @@ fn gather(
     inputs: Vec<Shape>,
     outputs: Vec<Shape>,
 ) -> Result<Pending<NoMemory>, Error> {
-    comm.all_gather(&NoMemory, Purpose::Forward, Some(3), inputs, outputs)
+    comm.all_gather(&NoMemory, Purpose::Forward, Some(UnitId(3)), inputs, outputs)
 }
 
 fn scatter(
@@ -261,7 +222,7 @@ fn scatter(
     inputs: Vec<Shape>,
     outputs: Vec<Shape>,
 ) -> Result<Pending<NoMemory>, Error> {
-    comm.reduce_scatter(&NoMemory, ReduceOp::Sum, Purpose::Gradient, Some(3), inputs, outputs)
+    comm.reduce_scatter(&NoMemory, ReduceOp::Sum, Purpose::Gradient, Some(UnitId(3)), inputs, outputs)
 }
 
 #[test]
@@ -364,7 +325,7 @@ fn calls_are_numbered_and_described() {
     let sub = comm.split(&NoMemory, 7).unwrap();
     let third =
         comm.all_reduce(&NoMemory, ReduceOp::Sum, Purpose::Scalars, None, buffers(DType::I64, &[5])).unwrap();
-    let fourth = comm.broadcast(&NoMemory, Purpose::Setup, Some(2), 1, floats(&[3, 4])).unwrap();
+    let fourth = comm.broadcast(&NoMemory, Purpose::Setup, Some(UnitId(2)), 1, floats(&[3, 4])).unwrap();
     let fifth = comm.all_reduce(&NoMemory, ReduceOp::Average, Purpose::Gradient, None, floats(&[6])).unwrap();
     assert_eq!(sub.size(), 2);
     let calls: Vec<String> =

@@ -1,15 +1,27 @@
 //! What each operation does.
+//!
+//! A gradient goes this way, from buffer to buffer of the table; which ones, and when, the schedule says:
+//! 1. `OpenGradient` takes the buffers of a unit out of the table and gives them to [`Gradients`](crate::program::Gradients),
+//!    through which `Backward` (and `Finish`, of the last block) writes into them. `CloseGradient` puts them back.
+//! 2. `ReduceScatter` sums them over the ranks of the shard axis. It returns at once; the sum is in the table when a later
+//!    operation waits for it ([`Engine::settle`]).
+//! 3. `Add` adds it to the sum of earlier micro-batches, `AllReduceReplicas` sums over replicas, `Download` moves it to the
+//!    host: each only where the schedule has such an operation. Now it is the total of the step, a sum over micro-batches.
+//! 4. `SquareNorm` adds its square to the scalars of the step. `ReduceScalars` sums these over all ranks, and derives the
+//!    factors that make the total the gradient of the mean loss, and clip it.
+//! 5. `Update` gives the update rule the total where it lies, the factors, and this rank's parameters and state.
 
 use std::sync::Arc;
 
 use super::Engine;
-use crate::comm::{Completed, Purpose};
+use crate::comm::{Completed, Purpose, ReduceOp};
 use crate::error::Error;
+use crate::layout::SegmentId;
 use crate::memory::{Buffer, Memory, Slice, SliceMut, View};
 use crate::model::BlockId;
-use crate::program::Program;
+use crate::program::{Params, Program};
 use crate::rank::Queue;
-use crate::schedule::{Op, OpId, OpKind, Phase, Role, Schedule, Source};
+use crate::schedule::{Op, OpId, OpKind, Role, Schedule, Source};
 use crate::update::{SegmentShard, StepScalars, UpdateRule};
 use crate::wrap::UnitId;
 
@@ -20,29 +32,33 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         let (memory, op) = (&*memory, schedule.op(id));
         match op.kind {
             OpKind::BeginStep => self.begin_step(memory, schedule, op),
-            OpKind::BeginMicroBatch { round } => self.program.begin(memory, round.0),
-            OpKind::Upload { .. } => self.copy(memory, Queue::Upload, op),
+            OpKind::BeginMicroBatch(round) => self.program.begin(memory, round),
+            OpKind::Upload(_) => self.copy(memory, Queue::Upload, op),
             OpKind::AllGather { unit, source, purpose } => {
                 self.all_gather(memory, id, op, unit, source, purpose)
             }
-            OpKind::Forward { block, mode } => self
-                .with_params(op, block, |engine| engine.program.forward(memory, block, mode, &engine.params)),
-            OpKind::Finish { block, backward } => self.with_params(op, block, |engine| {
-                let gradients = backward.then_some(&mut engine.gradients);
-                engine.program.finish(memory, block, &engine.params, gradients)
-            }),
-            OpKind::Backward { block } => self.with_params(op, block, |engine| {
-                engine.program.backward(memory, block, &engine.params, &mut engine.gradients)
-            }),
-            OpKind::KeepSubShard { .. } => self.keep_sub_shard(memory, op),
-            OpKind::Reshard { unit } => self.reshard(memory, op, unit),
-            OpKind::OpenGradient { unit } => self.open_gradient(memory, op, unit),
-            OpKind::CloseGradient { unit } => self.close_gradient(memory, op, unit),
+            OpKind::Forward { block, mode } => {
+                let params = self.params(op, block)?;
+                self.program.forward(memory, block, mode, &params)
+            }
+            OpKind::Finish { block, backward } => {
+                let params = self.params(op, block)?;
+                let gradients = backward.then_some(&mut self.gradients);
+                self.program.finish(memory, block, &params, gradients)
+            }
+            OpKind::Backward(block) => {
+                let params = self.params(op, block)?;
+                self.program.backward(memory, block, &params, &mut self.gradients)
+            }
+            OpKind::KeepSubShard(_) => self.keep_sub_shard(memory, op),
+            OpKind::Reshard(unit) => self.reshard(memory, op, unit),
+            OpKind::OpenGradient(unit) => self.open_gradient(memory, op, unit),
+            OpKind::CloseGradient(unit) => self.close_gradient(memory, op, unit),
             OpKind::ReduceScatter { unit, reduce } => {
                 let (inputs, outputs) = (self.table.take_all(&op.reads)?, self.table.take_all(&op.writes)?);
-                let (comm, unit) = (&mut self.comms.reduce, Some(unit.0));
+                let comm = &mut self.comms.reduce;
                 let pending =
-                    comm.reduce_scatter(memory, reduce, Purpose::Gradient, unit, inputs, outputs)?;
+                    comm.reduce_scatter(memory, reduce, Purpose::Gradient, Some(unit), inputs, outputs)?;
                 self.in_flight.insert(id, pending);
                 Ok(())
             }
@@ -50,24 +66,22 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             OpKind::AllReduceReplicas { unit, reduce } => {
                 let comm =
                     self.comms.replicate.as_mut().expect("a mesh with replicas has their communicator");
-                let (buffers, unit) = (self.table.take_all(&op.writes)?, Some(unit.0));
-                let pending = comm.all_reduce(memory, reduce, Purpose::Gradient, unit, buffers)?;
+                let buffers = self.table.take_all(&op.writes)?;
+                let pending = comm.all_reduce(memory, reduce, Purpose::Gradient, Some(unit), buffers)?;
                 self.in_flight.insert(id, pending);
                 Ok(())
             }
-            OpKind::Download { .. } => {
+            OpKind::Download(_) => {
                 self.copy(memory, Queue::Download, op)?;
                 op.reads.iter().try_for_each(|&id| self.table.release(memory, Queue::Download, id))
             }
-            OpKind::SquareNorm { unit } => self.square_norm(memory, op, unit),
+            OpKind::SquareNorm(unit) => self.square_norm(memory, op, unit),
             OpKind::ReduceScalars => {
                 self.scalars.reduce(memory, &mut self.table, &mut self.comms.world, &mut self.program)
             }
-            OpKind::Statistics { unit, phase } => self.statistics(memory, op, unit, phase),
-            OpKind::ReduceStatistics { .. } => {
-                self.scalars.reduce_statistics(memory, &mut self.table, &mut self.comms.reduce, op)
-            }
-            OpKind::Update { unit } => self.update(memory, op, unit),
+            OpKind::Statistics { unit, .. } => self.statistics(memory, op, unit),
+            OpKind::ReduceStatistics(_) => self.reduce_statistics(memory, op),
+            OpKind::Update(unit) => self.update(memory, op, unit),
         }
     }
 
@@ -92,7 +106,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     fn begin_step(&mut self, memory: &M, schedule: &Schedule, op: &Op) -> Result<(), Error> {
         for &id in &op.writes {
             match schedule.buffer(id).role {
-                Role::Gradient => self.table.release(memory, Queue::Compute, id)?,
+                Role::ShardedGradient => self.table.release(memory, Queue::Compute, id)?,
                 Role::Scalars => self.scalars.clear(memory, &mut self.table, Queue::Compute)?,
                 _ => memory.zero(Queue::Compute, SliceMut::whole(self.table.get_mut(id)?))?,
             }
@@ -133,29 +147,21 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         };
         let inputs = op.reads.iter().map(|&id| self.table.get(id).cloned()).collect::<Result<_, _>>()?;
         let outputs = self.table.take_all(&op.writes)?;
-        let pending = comm.all_gather(memory, purpose, Some(unit.0), inputs, outputs)?;
+        let pending = comm.all_gather(memory, purpose, Some(unit), inputs, outputs)?;
         self.in_flight.insert(id, pending);
         Ok(())
     }
 
-    /// Runs a block while its parameters can be seen.
-    fn with_params(
-        &mut self,
-        op: &Op,
-        block: BlockId,
-        run: impl FnOnce(&mut Self) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let plan = Arc::clone(&self.plan);
-        let params = &plan.spec.block(block).params;
-        for (&param, &id) in params.iter().zip(&op.reads) {
-            let (.., place) = plan.layout.find(param).expect("every parameter lies in a unit");
+    /// The parameters of a block, for one call of it.
+    fn params(&self, op: &Op, block: BlockId) -> Result<Params<M::Buffer>, Error> {
+        let mut params = Params::default();
+        for (&param, &id) in self.plan.spec.block(block).params.iter().zip(&op.reads) {
+            let (.., place) = self.plan.layout.find(param).expect("every parameter lies in a unit");
             let buffer = self.table.get(id)?.clone();
-            self.params.insert(param, View { buffer, offset: place.offset, len: place.len });
+            params.insert(param, View { buffer, offset: place.offset, len: place.len });
         }
-        self.params.enter(block);
-        let result = run(self);
-        params.iter().for_each(|&param| self.params.remove(param));
-        result
+        params.enter(block);
+        Ok(params)
     }
 
     fn keep_sub_shard(&mut self, memory: &M, op: &Op) -> Result<(), Error> {
@@ -188,14 +194,14 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             }
         }
         let params = segments().enumerate().flat_map(|(index, segment)| {
-            segment.params.iter().map(move |place| (place.param, index, place.offset, place.len))
+            segment.params.iter().map(move |place| (place.param, SegmentId(index), place.offset, place.len))
         });
-        self.gradients.open(unit.0, buffers, params);
+        self.gradients.open(unit, buffers, params);
         Ok(())
     }
 
     fn close_gradient(&mut self, memory: &M, op: &Op, unit: UnitId) -> Result<(), Error> {
-        let buffers = self.gradients.close(memory, unit.0)?;
+        let buffers = self.gradients.close(memory, unit)?;
         self.table.put_all(&op.writes, buffers.into_iter().flatten());
         Ok(())
     }
@@ -209,20 +215,28 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             let (gradient, scalars) = self.table.pair(gradient, op.writes[0])?;
             for piece in pieces {
                 let slice = Slice::new(gradient, piece.offset, piece.len);
-                let sum = super::scalars::norm(scalars);
+                let sum = super::scalars::squared_norm(scalars);
                 memory.square_sum(Queue::Reduce, slice, piece.row_len, sum)?;
             }
         }
         Ok(())
     }
 
-    fn statistics(&mut self, memory: &M, op: &Op, unit: UnitId, phase: Phase) -> Result<(), Error> {
+    fn statistics(&mut self, memory: &M, op: &Op, unit: UnitId) -> Result<(), Error> {
         let own = *op.writes.last().expect("the checker proved that statistics are written");
         let mut sums = self.table.take(own)?;
         self.each_shard(op, unit, |rule, shard, scalars, earlier| {
-            rule.statistics(memory, phase.0, shard, scalars, earlier, &mut sums)
+            rule.statistics(memory, shard, scalars, earlier, &mut sums)
         })?;
         self.table.put(own, sums);
+        Ok(())
+    }
+
+    fn reduce_statistics(&mut self, memory: &M, op: &Op) -> Result<(), Error> {
+        let parts = self.table.take_all(&op.writes)?;
+        let (comm, purpose) = (&mut self.comms.reduce, Purpose::UpdateRule);
+        let pending = comm.all_reduce(memory, ReduceOp::Sum, purpose, None, parts)?;
+        self.table.put_all(&op.writes, pending.wait_on(memory, Queue::Reduce)?.outputs);
         Ok(())
     }
 
@@ -232,7 +246,8 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         })
     }
 
-    /// Shows the update rule every trainable shard of a unit, with the statistics that the operation reads.
+    /// Shows the update rule every trainable shard of a unit, with the statistics that the operation reads. Operands are in
+    /// the order that [`OpKind::Update`] says.
     fn each_shard(
         &mut self,
         op: &Op,

@@ -104,7 +104,7 @@ impl<M: Memory> Comms<M> {
     ) -> Result<(), Error> {
         let Some(replicate) = &mut self.replicate else { return Ok(()) };
         memory.wait(Queue::Reduce, &memory.record(Queue::Compute));
-        let pending = replicate.broadcast(memory, Purpose::Setup, Some(unit.0), 0, table.take_all(ids)?)?;
+        let pending = replicate.broadcast(memory, Purpose::Setup, Some(unit), 0, table.take_all(ids)?)?;
         table.put_all(ids, pending.wait_on(memory, Queue::Compute)?.outputs);
         Ok(())
     }

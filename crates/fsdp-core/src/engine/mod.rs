@@ -2,7 +2,7 @@
 //!
 //! It is a table of buffers, and a loop with one `match` over the operations, which find their operands in the table by
 //! their ids. It knows no policy: what differs between policies is which buffers and operations the compiler wrote
-//! down. All buffers are allocated when the engine is made; a step allocates nothing.
+//! down. All of them are allocated when the engine is made; in a step only the program allocates (activations, workspace).
 
 mod execute;
 mod issue;
@@ -13,8 +13,10 @@ mod table;
 
 pub use issue::{IssueOrder, Observer, ProgramOrder};
 pub use load::Origin;
-pub use scalars::{StepInput, StepReport};
+pub use scalars::StepInput;
 pub use shards::UnitShards;
+
+pub use crate::scalars::StepReport;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +26,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::memory::Memory;
 use crate::plan::Plan;
-use crate::program::{Gradients, Params, Program};
+use crate::program::{Gradients, Program};
 use crate::rank::{Mesh, Rank};
 use crate::schedule::{OpId, Schedule};
 use crate::update::{RankTables, UpdateRule};
@@ -46,9 +48,9 @@ pub struct Comms<M: Memory> {
 }
 
 impl<M: Memory> Comms<M> {
-    /// Cuts the communicators of a mesh out of two communicators of the whole world: gathers and reductions
-    /// get one each, so that they do not wait for each other. `sub_group` ranks share sub-shards, if any are kept. Before that, all ranks compare `digest`, which
-    /// stands for everything that must be the same on all of them.
+    /// Splits two communicators of the whole world into those of a mesh: gathers and reductions have one each, so that they
+    /// do not wait for each other. `sub_group` ranks share sub-shards, if any are kept. Before that, all ranks compare
+    /// `digest`, which stands for everything that must be the same on all of them.
     ///
     /// # Errors
     /// [`Error::Comm`]; [`CommError::Differs`](crate::comm::CommError::Differs) when a rank was started differently.
@@ -101,7 +103,6 @@ pub struct Engine<M: Memory, P: Program<M>> {
     rule: Box<dyn UpdateRule<M>>,
     table: Table<M::Buffer>,
     tables: RankTables,
-    params: Params<M::Buffer>,
     gradients: Gradients<M::Buffer>,
     in_flight: BTreeMap<OpId, Pending<M>>,
     events: BTreeMap<OpId, M::Event>,
@@ -137,7 +138,6 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             rule,
             table,
             tables,
-            params: Params::default(),
             gradients: Gradients::default(),
             in_flight: BTreeMap::new(),
             events: BTreeMap::new(),
@@ -226,8 +226,9 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         Ok(self.report()?.expect("an evaluation was just issued"))
     }
 
-    /// Returns when every rank has called it. Before a rank waits for others in any other way than by a
-    /// collective, they must have come as far: ranks that share cores run only while others wait in one.
+    /// A barrier: returns when every rank has called it. It is needed before a rank waits for others in any other way than
+    /// by a collective (for a file, a message), since of ranks that share cores some run only while others wait in a
+    /// collective.
     ///
     /// # Errors
     /// [`Error::Comm`].
@@ -235,7 +236,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         self.any(false).map(drop)
     }
 
-    /// Whether any rank says yes: the same answer on all. Every rank calls it, as [`Engine::meet`].
+    /// Whether any rank says yes: a vote, with the same answer on all. Every rank calls it, as [`Engine::meet`].
     ///
     /// # Errors
     /// [`Error::Comm`].

@@ -12,8 +12,8 @@ use crate::error::Error;
 use crate::memory::{Buffer, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use crate::program::Program;
 use crate::rank::Queue;
-use crate::scalars::{COUNT, GradientFactors, LOSS, NORM, NOT_FINITE, SCALAR_WORDS, ScalarValues};
-use crate::schedule::{BufferId, Lasting, Op, Schedule};
+use crate::scalars::{COUNT, GradientFactors, LOSS, NOT_FINITE, SCALAR_WORDS, SQUARED_NORM, StepReport};
+use crate::schedule::{BufferId, Lasting, Schedule};
 
 /// What a caller says about a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,32 +26,6 @@ pub struct StepInput {
     pub grad_clip: Option<f64>,
     /// This rank asks to stop after this step.
     pub stop: bool,
-}
-
-/// What a step found, the same on every rank, bit for bit.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepReport {
-    /// Mean loss over all counted targets of the global batch, before the update.
-    pub loss: f64,
-    /// Number of counted targets.
-    pub targets: u64,
-    /// L2 norm of the gradient of the mean loss, before clipping (0 in evaluation).
-    pub grad_norm: f64,
-    /// Whether loss, norm, and parameters and optimizer state before the update are finite. When they are not, neither
-    /// this step nor a later one updates parameters and state.
-    pub finite: bool,
-    /// Whether parameters and state are. If not, the first report that says so names the step after the one that wrote
-    /// such a value.
-    pub state_finite: bool,
-    /// Whether any rank asked to stop.
-    pub stop: bool,
-}
-
-impl From<ScalarValues> for StepReport {
-    fn from(values: ScalarValues) -> Self {
-        let ScalarValues { loss, targets, grad_norm, stop, state_finite, scale: _ } = values;
-        Self { loss, targets, grad_norm, finite: values.is_finite(), state_finite, stop }
-    }
 }
 
 /// What all ranks say between two steps.
@@ -83,8 +57,8 @@ pub(super) struct Scalars<M: Memory> {
 }
 
 /// The words of the scalars where squared norms are added.
-pub(super) fn norm<B: Buffer>(scalars: &mut B) -> SliceMut<'_, B> {
-    SliceMut::new(scalars, NORM.start, NORM.len())
+pub(super) fn squared_norm<B: Buffer>(scalars: &mut B) -> SliceMut<'_, B> {
+    SliceMut::new(scalars, SQUARED_NORM.start, SQUARED_NORM.len())
 }
 
 impl<M: Memory> Scalars<M> {
@@ -146,7 +120,7 @@ impl<M: Memory> Scalars<M> {
         memory.wait(Queue::Download, &ready);
         let buffer = table.get(if in_spare { self.spare } else { self.scalars })?;
         memory.read(Queue::Download, Slice::whole(buffer), HostSliceMut::I64(&mut words))?;
-        Ok(Some(ScalarValues::of(&words, self.averaged_ranks).into()))
+        Ok(Some(StepReport::of(&words, self.averaged_ranks)))
     }
 
     /// Sums loss, count, norm and flags over all ranks, and derives what updates need.
@@ -201,19 +175,5 @@ impl<M: Memory> Scalars<M> {
         let mut ranks = [0; SCALAR_WORDS];
         memory.read(Queue::Reduce, Slice::whole(table.get(self.scalars)?), HostSliceMut::I64(&mut ranks))?;
         Ok(Answers { any: ranks[COUNT] > 0, state_finite: ranks[NOT_FINITE] == 0 })
-    }
-
-    /// Sums the statistics of a phase over the shard axis.
-    pub(super) fn reduce_statistics(
-        &mut self,
-        memory: &M,
-        table: &mut Table<M::Buffer>,
-        comm: &mut Comm<M>,
-        op: &Op,
-    ) -> Result<(), Error> {
-        let parts = table.take_all(&op.writes)?;
-        let pending = comm.all_reduce(memory, ReduceOp::Sum, Purpose::UpdateRule, None, parts)?;
-        table.put_all(&op.writes, pending.wait_on(memory, Queue::Reduce)?.outputs);
-        Ok(())
     }
 }

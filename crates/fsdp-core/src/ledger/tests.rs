@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::rank::Rank;
 use crate::schedule::{Accumulation, AccumulationOrder, Offload, Op, Reshard, Source};
 use crate::testing::{Built, Setup, setups};
-use crate::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
+use crate::update::{Piece, RuleState, SegmentShard, StateTensor, StepScalars, UpdateRule};
 
 /// Counts allocations one by one, as a memory does, and knows nothing of schedules.
 #[derive(Default)]
@@ -87,11 +87,13 @@ type State = [usize; 2];
 /// A rule that keeps two tensors per segment, of lengths that nothing but the test knows.
 struct Rule(State);
 
-impl UpdateRule<NoMemory> for Rule {
+impl RuleState for Rule {
     fn state(&self, _: &[Piece], _: usize, dtype: DType) -> Vec<StateTensor> {
         self.0.map(|len| StateTensor { name: "state", len, dtype, pieces: Vec::new() }).into()
     }
+}
 
+impl UpdateRule<NoMemory> for Rule {
     fn update(
         &mut self,
         _: &NoMemory,

@@ -53,19 +53,19 @@ pub enum Role {
     GradientSlot(usize),
     /// Holds a reduced gradient on its way to the host.
     ReducedSlot(usize),
-    /// Sums of whole gradients.
+    /// The whole gradient of a micro-batch, or a sum of some, that waits to be added.
     WholeSum(usize),
-    /// Sums of sharded gradients.
-    Sum(usize),
+    /// A reduced gradient, or a sum of some, that waits to be added.
+    ShardedSum(usize),
     /// The sharded gradient: the total of the step, until the next one begins.
-    Gradient,
+    ShardedGradient,
     /// Loss, norm and other scalars of the step.
     Scalars,
     /// Takes turns with the scalars, so that those of one step may be read in the next one.
     SpareScalars,
     /// What updates need of the scalars.
     Factors,
-    /// A word: whether an update has written what is not finite.
+    /// One integer: 1 when an update has written a value that is not finite.
     NotFinite,
     /// Statistics of a phase of the update rule.
     Statistics(usize),
@@ -125,8 +125,8 @@ impl BufferDecl {
             Role::GradientSlot(number) => format!("gradient slot {number}"),
             Role::ReducedSlot(number) => format!("reduced slot {number}"),
             Role::WholeSum(number) => format!("whole sum {number}"),
-            Role::Sum(number) => format!("sum {number}"),
-            Role::Gradient => "sharded gradient".into(),
+            Role::ShardedSum(number) => format!("sum {number}"),
+            Role::ShardedGradient => "sharded gradient".into(),
             Role::Scalars | Role::SpareScalars => "scalars".into(),
             Role::Factors => "factors".into(),
             Role::NotFinite => "note of what is not finite".into(),

@@ -17,7 +17,7 @@ mod gradients;
 use std::collections::BTreeMap;
 
 use super::emit::Emitter;
-use super::live::{LiveRange, Step, evaluation_steps, issue_points, live_ranges, training_steps};
+use super::live::{ComputeStep, LiveRange, evaluation_steps, issue_points, live_ranges, training_steps};
 use super::policy::{Offload, Policy, Reshard};
 use super::{BufferId, OpKind, Phase, Role, Round, Schedule, SectionKind, Source};
 use crate::comm::ReduceOp;
@@ -76,7 +76,7 @@ pub fn compile_evaluation(compiler: &Compiler<'_>, step: &Schedule, rounds: usiz
 
 struct Build<'a> {
     compiler: &'a Compiler<'a>,
-    steps: &'a [Step],
+    steps: &'a [ComputeStep],
     ranges: Vec<LiveRange>,
     issue_at: Vec<usize>,
     /// First and last step that writes a unit's gradient.
@@ -97,15 +97,15 @@ struct Build<'a> {
     sums: Vec<Sums>,
     whole_sums: Vec<Sums>,
     /// A reduction whose result is not used yet.
-    unsummed: Option<Reduction>,
+    pending_reduction: Option<Reduction>,
     /// A unit whose sum over replicas was issued last, and which is measured behind it.
-    unmeasured: Option<(UnitId, Held)>,
+    pending_norm: Option<(UnitId, Held)>,
 }
 
 impl<'a> Build<'a> {
     fn new(
         compiler: &'a Compiler<'a>,
-        steps: &'a [Step],
+        steps: &'a [ComputeStep],
         ranges: Vec<LiveRange>,
         mut declared: Declared,
         rounds: usize,
@@ -143,8 +143,8 @@ impl<'a> Build<'a> {
             gathered: BTreeMap::new(),
             staged: BTreeMap::new(),
             open: BTreeMap::new(),
-            unsummed: None,
-            unmeasured: None,
+            pending_reduction: None,
+            pending_norm: None,
         }
     }
 
@@ -184,7 +184,7 @@ impl<'a> Build<'a> {
 
     fn micro_batch(&mut self, round: usize) {
         self.emit.section(SectionKind::MicroBatch(Round(round)));
-        self.emit.push(OpKind::BeginMicroBatch { round: Round(round) }, Vec::new(), Vec::new());
+        self.emit.push(OpKind::BeginMicroBatch(Round(round)), Vec::new(), Vec::new());
         let steps = self.steps;
         for (at, step) in steps.iter().enumerate() {
             for range in 0..self.ranges.len() {
@@ -214,11 +214,11 @@ impl<'a> Build<'a> {
                 }
             }
         }
-        self.sum_up(round);
-        self.measure();
+        self.finish_reduction(round);
+        self.emit_square_norm();
     }
 
-    fn compute(&mut self, step: &Step) {
+    fn compute(&mut self, step: &ComputeStep) {
         let block = step.kind.block().expect("a step runs a block");
         let backward = !matches!(step.kind, OpKind::Forward { .. } | OpKind::Finish { backward: false, .. });
         let (reads, mut writes) = self.operands(block, backward);
@@ -252,7 +252,7 @@ impl<'a> Build<'a> {
             let lens = segments.iter().map(Segment::shard_len).collect();
             let (staging, staged) = self.staging_slots.take(&mut self.declared, lens);
             self.staged.insert(unit, staging);
-            self.emit.push(OpKind::Upload { unit }, reads, staged.clone());
+            self.emit.push(OpKind::Upload(unit), reads, staged.clone());
             (source, reads) = (Source::Staged, staged);
         }
         let lens = segments.iter().map(Segment::unsharded_len).collect();
@@ -266,9 +266,9 @@ impl<'a> Build<'a> {
         let (slot, buffers) = self.gathered.remove(&unit).expect("a unit is gathered before it is given up");
         if keep_sub_shard {
             let kept = self.declared.sub_shards[unit.0].clone();
-            self.emit.push(OpKind::KeepSubShard { unit }, buffers.clone(), kept);
+            self.emit.push(OpKind::KeepSubShard(unit), buffers.clone(), kept);
         }
-        self.emit.push(OpKind::Reshard { unit }, Vec::new(), buffers);
+        self.emit.push(OpKind::Reshard(unit), Vec::new(), buffers);
         self.slots.give_back(slot);
     }
 
@@ -284,11 +284,11 @@ impl<'a> Build<'a> {
                 self.emit.push(OpKind::Statistics { unit, phase: Phase(phase) }, reads, writes);
             }
             let phase = Phase(phase);
-            self.emit.push(OpKind::ReduceStatistics { phase }, Vec::new(), vec![statistics]);
+            self.emit.push(OpKind::ReduceStatistics(phase), Vec::new(), vec![statistics]);
         }
         for &unit in units() {
             let (reads, writes) = self.declared.update(unit, &lasting.statistics);
-            self.emit.push(OpKind::Update { unit }, reads, writes);
+            self.emit.push(OpKind::Update(unit), reads, writes);
         }
     }
 }

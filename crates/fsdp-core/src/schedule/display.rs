@@ -84,7 +84,7 @@ impl Schedule {
         let is_sum = |id: BufferId| {
             matches!(
                 self.buffer(id).role,
-                Role::Sum(_) | Role::WholeSum(_) | Role::Gradient | Role::GradientSlot(_)
+                Role::ShardedSum(_) | Role::WholeSum(_) | Role::ShardedGradient | Role::GradientSlot(_)
             )
         };
         let operands =
@@ -93,7 +93,7 @@ impl Schedule {
         ops.filter(|op| !(but_sums && matches!(op.kind, OpKind::Add { .. })))
             .map(|op| Op {
                 kind: match op.kind {
-                    OpKind::BeginMicroBatch { .. } => OpKind::BeginMicroBatch { round: Round(0) },
+                    OpKind::BeginMicroBatch(_) => OpKind::BeginMicroBatch(Round(0)),
                     kind => kind,
                 },
                 reads: operands(&op.reads),
@@ -121,18 +121,18 @@ pub(crate) fn describe(op: &Op, schedule: &Schedule, layout: &Layout) -> String 
     let first = |ids: &[BufferId]| ids.first().map_or_else(String::new, |&id| schedule.buffer(id).name());
     let (from, to) = (first(&op.reads), first(&op.writes));
     match op.kind {
-        OpKind::BeginMicroBatch { round } => format!("{name} {}", round.0),
+        OpKind::BeginMicroBatch(round) => format!("{name} {}", round.0),
         OpKind::AllGather { unit, source, purpose } => {
             let from = if source == Source::Shard { String::new() } else { format!(" from {from}") };
             let pass = if purpose == Purpose::Backward { "backward" } else { "forward" };
             format!("{} -> {to}{from}, for {pass}", of(unit))
         }
-        OpKind::Upload { unit } | OpKind::ReduceScatter { unit, .. } => format!("{} -> {to}", of(unit)),
-        OpKind::Download { unit } => format!("{} from {from}", of(unit)),
-        OpKind::OpenGradient { unit } => format!("{} in {to}", of(unit)),
+        OpKind::Upload(unit) | OpKind::ReduceScatter { unit, .. } => format!("{} -> {to}", of(unit)),
+        OpKind::Download(unit) => format!("{} from {from}", of(unit)),
+        OpKind::OpenGradient(unit) => format!("{} in {to}", of(unit)),
         OpKind::Add { unit, .. } => format!("{}: {from} into {to}", of(unit)),
         OpKind::Statistics { unit, phase } => format!("{name} {} of {}", phase.0, layout.unit(unit).name),
-        OpKind::ReduceStatistics { phase } => format!("{name} {}", phase.0),
+        OpKind::ReduceStatistics(phase) => format!("{name} {}", phase.0),
         _ => op.kind.unit().map_or_else(|| name.into(), of),
     }
 }

@@ -16,7 +16,7 @@ use crate::wrap::UnitId;
 
 /// One compute step of a micro-batch and the units it touches.
 #[derive(Clone, Debug)]
-pub(super) struct Step {
+pub(super) struct ComputeStep {
     pub(super) kind: OpKind,
     /// Units whose values are read.
     pub(super) units: Vec<UnitId>,
@@ -39,7 +39,11 @@ pub(super) struct LiveRange {
 }
 
 /// The steps of one micro-batch.
-pub(super) fn training_steps(spec: &ModelSpec, layout: &Layout, checkpointing: Checkpointing) -> Vec<Step> {
+pub(super) fn training_steps(
+    spec: &ModelSpec,
+    layout: &Layout,
+    checkpointing: Checkpointing,
+) -> Vec<ComputeStep> {
     let last = spec.blocks.len() - 1;
     let first = spec.first_trainable_block().map_or(last, |block| block.0);
     let layer_start = |block: usize| {
@@ -68,20 +72,20 @@ pub(super) fn training_steps(spec: &ModelSpec, layout: &Layout, checkpointing: C
                 steps.push(step(spec, layout, kind, inner, false));
             }
             for inner in (start.max(first)..=block).rev() {
-                steps.push(step(spec, layout, OpKind::Backward { block: BlockId(inner) }, inner, true));
+                steps.push(step(spec, layout, OpKind::Backward(BlockId(inner)), inner, true));
             }
             block = start;
         } else {
-            steps.push(step(spec, layout, OpKind::Backward { block: BlockId(block) }, block, true));
+            steps.push(step(spec, layout, OpKind::Backward(BlockId(block)), block, true));
         }
     }
     steps
 }
 
 /// The steps of one evaluation batch.
-pub(super) fn evaluation_steps(spec: &ModelSpec, layout: &Layout) -> Vec<Step> {
+pub(super) fn evaluation_steps(spec: &ModelSpec, layout: &Layout) -> Vec<ComputeStep> {
     let last = spec.blocks.len() - 1;
-    let mut steps: Vec<Step> = (0..last)
+    let mut steps: Vec<ComputeStep> = (0..last)
         .map(|block| {
             let kind = OpKind::Forward { block: BlockId(block), mode: ForwardMode::Evaluate };
             step(spec, layout, kind, block, false)
@@ -91,17 +95,17 @@ pub(super) fn evaluation_steps(spec: &ModelSpec, layout: &Layout) -> Vec<Step> {
     steps
 }
 
-fn step(spec: &ModelSpec, layout: &Layout, kind: OpKind, block: usize, backward: bool) -> Step {
+fn step(spec: &ModelSpec, layout: &Layout, kind: OpKind, block: usize, backward: bool) -> ComputeStep {
     let params = &spec.blocks[block].params;
     let unit_of = |id| layout.find(id).expect("every parameter lies in a unit").0;
     let units: BTreeSet<UnitId> = params.iter().map(|&id| unit_of(id)).collect();
     let gradients: BTreeSet<UnitId> =
         params.iter().filter(|&&id| backward && spec.param(id).trainable).map(|&id| unit_of(id)).collect();
-    Step { kind, units: units.into_iter().collect(), gradients: gradients.into_iter().collect() }
+    ComputeStep { kind, units: units.into_iter().collect(), gradients: gradients.into_iter().collect() }
 }
 
 /// The live ranges of all units, in the order of their first use.
-pub(super) fn live_ranges(layout: &Layout, steps: &[Step], policy: &Policy) -> Vec<LiveRange> {
+pub(super) fn live_ranges(layout: &Layout, steps: &[ComputeStep], policy: &Policy) -> Vec<LiveRange> {
     let finish = steps
         .iter()
         .position(|step| matches!(step.kind, OpKind::Finish { .. }))
@@ -155,7 +159,7 @@ fn span(mut uses: impl Iterator<Item = usize>) -> Option<(usize, usize)> {
 ///
 /// Forward gathers are issued `forward_prefetch` units ahead. Backward starts with the last block: gathers
 /// are issued `backward_prefetch` units ahead, counting the last block as the first of them.
-pub(super) fn issue_points(steps: &[Step], ranges: &[LiveRange], policy: &Policy) -> Vec<usize> {
+pub(super) fn issue_points(steps: &[ComputeStep], ranges: &[LiveRange], policy: &Policy) -> Vec<usize> {
     let finish = steps.iter().position(|step| matches!(step.kind, OpKind::Finish { .. })).unwrap_or(0);
     let forward: Vec<usize> =
         ranges.iter().filter(|range| range.purpose == Purpose::Forward).map(|range| range.from).collect();

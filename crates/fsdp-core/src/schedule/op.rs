@@ -34,15 +34,9 @@ pub enum OpKind {
     /// statistics (they start anew), and gives up the gradients of the step before.
     BeginStep,
     /// Takes the data of a micro-batch.
-    BeginMicroBatch {
-        /// Number of the micro-batch on this rank.
-        round: Round,
-    },
+    BeginMicroBatch(Round),
     /// Copies a unit's shard from host memory, to be gathered from there; per segment.
-    Upload {
-        /// The unit.
-        unit: UnitId,
-    },
+    Upload(UnitId),
     /// Gathers a unit; per segment.
     AllGather {
         /// The unit.
@@ -69,30 +63,17 @@ pub enum OpKind {
     },
     /// Runs a block backward. Reads as [`OpKind::Forward`]; writes, for each trainable parameter of the block, the segment
     /// of the gradient that holds its own.
-    Backward {
-        /// The block.
-        block: BlockId,
-    },
+    Backward(BlockId),
     /// Copies this rank's part of the gathered unit aside, for a smaller all-gather in backward; per segment.
-    KeepSubShard {
-        /// The unit.
-        unit: UnitId,
-    },
+    KeepSubShard(UnitId),
     /// Gives up the gathered unit, which it writes; per segment.
-    Reshard {
-        /// The unit.
-        unit: UnitId,
-    },
-    /// Begins a unit's gradient of this micro-batch; writes per segment.
-    OpenGradient {
-        /// The unit.
-        unit: UnitId,
-    },
-    /// The unit's gradient of this micro-batch is complete; writes per segment.
-    CloseGradient {
-        /// The unit.
-        unit: UnitId,
-    },
+    Reshard(UnitId),
+    /// Hands the unit's gradient buffers to the program, with their padding zeroed: of a parameter's gradients in this
+    /// micro-batch the first overwrites, later ones add. Writes per segment.
+    OpenGradient(UnitId),
+    /// The unit's gradient of this micro-batch is complete: takes the buffers back, with zeros where no block wrote. Writes
+    /// per segment.
+    CloseGradient(UnitId),
     /// Reduces a complete gradient over the shard axis: this rank's part is written, what is read is given up; per segment.
     ReduceScatter {
         /// The unit.
@@ -115,15 +96,9 @@ pub enum OpKind {
         reduce: ReduceOp,
     },
     /// Moves the total of the step to host memory, and gives up what held it on the device; per segment.
-    Download {
-        /// The unit.
-        unit: UnitId,
-    },
+    Download(UnitId),
     /// Adds the squares of the total of the step, read per segment, to the scalars.
-    SquareNorm {
-        /// The unit.
-        unit: UnitId,
-    },
+    SquareNorm(UnitId),
     /// Sums loss, token count, squared norm and the stop flag over all ranks: writes the scalars and, in training, the
     /// factors that updates need.
     ReduceScalars,
@@ -136,17 +111,11 @@ pub enum OpKind {
         phase: Phase,
     },
     /// Sums the statistics of a phase over the shard axis, in place.
-    ReduceStatistics {
-        /// The phase.
-        phase: Phase,
-    },
+    ReduceStatistics(Phase),
     /// Updates a unit. Reads the total gradient per segment, the factors, and the statistics of all phases; writes, segment
     /// by segment, the master parameters, their copy where there is one, and each tensor of the optimizer's state, then the
     /// note of what is not finite.
-    Update {
-        /// The unit.
-        unit: UnitId,
-    },
+    Update(UnitId),
 }
 
 impl OpKind {
@@ -154,14 +123,14 @@ impl OpKind {
     pub const fn queue(&self) -> Queue {
         match self {
             OpKind::AllGather { .. } => Queue::Gather,
-            OpKind::Upload { .. } => Queue::Upload,
-            OpKind::Download { .. } => Queue::Download,
+            OpKind::Upload(_) => Queue::Upload,
+            OpKind::Download(_) => Queue::Download,
             OpKind::Add { queue, .. } => *queue,
             OpKind::ReduceScatter { .. }
             | OpKind::AllReduceReplicas { .. }
-            | OpKind::SquareNorm { .. }
+            | OpKind::SquareNorm(_)
             | OpKind::ReduceScalars
-            | OpKind::ReduceStatistics { .. } => Queue::Reduce,
+            | OpKind::ReduceStatistics(_) => Queue::Reduce,
             _ => Queue::Compute,
         }
     }
@@ -181,26 +150,26 @@ impl OpKind {
             OpKind::AllGather { source: Source::SubShard | Source::Staged, .. }
                 | OpKind::ReduceScatter { .. }
                 | OpKind::Add { .. }
-                | OpKind::Download { .. }
+                | OpKind::Download(_)
         )
     }
 
     /// The unit that the operation concerns.
     pub const fn unit(&self) -> Option<UnitId> {
         match *self {
-            OpKind::Upload { unit }
+            OpKind::Upload(unit)
             | OpKind::AllGather { unit, .. }
-            | OpKind::KeepSubShard { unit }
-            | OpKind::Reshard { unit }
-            | OpKind::OpenGradient { unit }
-            | OpKind::CloseGradient { unit }
+            | OpKind::KeepSubShard(unit)
+            | OpKind::Reshard(unit)
+            | OpKind::OpenGradient(unit)
+            | OpKind::CloseGradient(unit)
             | OpKind::ReduceScatter { unit, .. }
             | OpKind::Add { unit, .. }
             | OpKind::AllReduceReplicas { unit, .. }
-            | OpKind::Download { unit }
-            | OpKind::SquareNorm { unit }
+            | OpKind::Download(unit)
+            | OpKind::SquareNorm(unit)
             | OpKind::Statistics { unit, .. }
-            | OpKind::Update { unit } => Some(unit),
+            | OpKind::Update(unit) => Some(unit),
             _ => None,
         }
     }
@@ -208,7 +177,7 @@ impl OpKind {
     /// The block that the operation runs.
     pub const fn block(&self) -> Option<BlockId> {
         match *self {
-            OpKind::Forward { block, .. } | OpKind::Finish { block, .. } | OpKind::Backward { block } => {
+            OpKind::Forward { block, .. } | OpKind::Finish { block, .. } | OpKind::Backward(block) => {
                 Some(block)
             }
             _ => None,
@@ -219,27 +188,27 @@ impl OpKind {
     pub const fn name(&self) -> &'static str {
         match self {
             OpKind::BeginStep => "begin step",
-            OpKind::BeginMicroBatch { .. } => "begin micro-batch",
-            OpKind::Upload { .. } => "upload",
+            OpKind::BeginMicroBatch(_) => "begin micro-batch",
+            OpKind::Upload(_) => "upload",
             OpKind::AllGather { .. } => "all-gather",
             OpKind::Forward { mode: ForwardMode::Recompute, .. } => "recompute",
             OpKind::Forward { .. } => "forward",
             OpKind::Finish { backward: true, .. } => "forward-backward",
             OpKind::Finish { backward: false, .. } => "forward",
-            OpKind::Backward { .. } => "backward",
-            OpKind::KeepSubShard { .. } => "keep sub-shard",
-            OpKind::Reshard { .. } => "reshard",
-            OpKind::OpenGradient { .. } => "open gradient",
-            OpKind::CloseGradient { .. } => "close gradient",
+            OpKind::Backward(_) => "backward",
+            OpKind::KeepSubShard(_) => "keep sub-shard",
+            OpKind::Reshard(_) => "reshard",
+            OpKind::OpenGradient(_) => "open gradient",
+            OpKind::CloseGradient(_) => "close gradient",
             OpKind::ReduceScatter { .. } => "reduce-scatter",
             OpKind::Add { .. } => "add",
             OpKind::AllReduceReplicas { .. } => "all-reduce replicas",
-            OpKind::Download { .. } => "download",
-            OpKind::SquareNorm { .. } => "square norm",
+            OpKind::Download(_) => "download",
+            OpKind::SquareNorm(_) => "square norm",
             OpKind::ReduceScalars => "all-reduce scalars",
             OpKind::Statistics { .. } => "statistics",
-            OpKind::ReduceStatistics { .. } => "all-reduce statistics",
-            OpKind::Update { .. } => "update",
+            OpKind::ReduceStatistics(_) => "all-reduce statistics",
+            OpKind::Update(_) => "update",
         }
     }
 }

@@ -94,7 +94,7 @@ fn compute_of(built: &Built) -> Vec<OpKind> {
             let mode = ForwardMode::Recompute;
             kinds.extend(inside.map(|other| OpKind::Forward { block: BlockId(other), mode }));
         }
-        kinds.push(OpKind::Backward { block: BlockId(block) });
+        kinds.push(OpKind::Backward(BlockId(block)));
     }
     kinds
 }
@@ -129,8 +129,8 @@ proptest! {
             prop_assert_eq!(count(&step, gathers), setup.rounds * gathers_of(&built, unit));
             prop_assert_eq!(count(&step, reduces), trains * per_step);
             let offloads = usize::from(built.policy.offload == Offload::Cpu);
-            let uploads = |kind: &OpKind| matches!(kind, OpKind::Upload { unit: u, .. } if *u == unit);
-            let downloads = |kind: &OpKind| matches!(kind, OpKind::Download { unit: u, .. } if *u == unit);
+            let uploads = |kind: &OpKind| matches!(kind, OpKind::Upload(u, ..) if *u == unit);
+            let downloads = |kind: &OpKind| matches!(kind, OpKind::Download(u, ..) if *u == unit);
             let of_shard = |kind: &OpKind| matches!(kind, OpKind::AllGather { unit: u, source, .. }
                 if *u == unit && *source != Source::SubShard);
             for schedule in [&step, &evaluation] {
@@ -152,7 +152,7 @@ proptest! {
             let statistics = |kind: &OpKind| matches!(kind, OpKind::Statistics { unit: u, .. } if *u == unit);
             prop_assert_eq!(count(&step, statistics), trains * setup.phases);
         }
-        let phases = |kind: &OpKind| matches!(kind, OpKind::ReduceStatistics { .. });
+        let phases = |kind: &OpKind| matches!(kind, OpKind::ReduceStatistics(_));
         prop_assert_eq!(count(&step, phases), setup.phases);
         prop_assert_eq!(count(&evaluation, phases), 0);
         for schedule in [&step, &evaluation] {
@@ -165,7 +165,7 @@ proptest! {
     fn blocks_run_forward_then_backward_and_layers_are_recomputed(setup in setups()) {
         let built = setup.build();
         for (round, kinds) in micro_batches(&built.step()).into_iter().enumerate() {
-            prop_assert_eq!(kinds[0], OpKind::BeginMicroBatch { round: Round(round) });
+            prop_assert_eq!(kinds[0], OpKind::BeginMicroBatch(Round(round)));
             let compute: Vec<OpKind> = kinds.into_iter().filter(is_compute).collect();
             prop_assert_eq!(compute, compute_of(&built));
         }
@@ -198,9 +198,9 @@ proptest! {
             for (index, kind) in kinds.iter().enumerate() {
                 let before = kinds[..index].iter().rev().find_map(block_of);
                 match *kind {
-                    OpKind::Reshard { unit } => {
+                    OpKind::Reshard(unit) => {
                         prop_assert!(built.units_of(before.unwrap()).contains(&unit));
-                        let keeps = kinds[index - 1] == OpKind::KeepSubShard { unit };
+                        let keeps = kinds[index - 1] == OpKind::KeepSubShard(unit);
                         let rest = &kinds[index..];
                         let small = rest.iter().any(|later| matches!(*later,
                             OpKind::AllGather { unit: u, source: Source::SubShard, .. } if u == unit));
@@ -211,11 +211,11 @@ proptest! {
                         prop_assert_eq!(keeps, again && group);
                         prop_assert!(!keeps || keeps_sub_shard(&step, unit));
                     }
-                    OpKind::OpenGradient { unit, .. } => {
+                    OpKind::OpenGradient(unit) => {
                         let next = kinds[index..].iter().find_map(block_of).unwrap();
                         prop_assert!(writes(&built, next, unit));
                     }
-                    OpKind::CloseGradient { unit } => {
+                    OpKind::CloseGradient(unit) => {
                         prop_assert!(writes(&built, before.unwrap(), unit));
                         let later = kinds[index..].iter().filter_map(block_of);
                         prop_assert!(later.into_iter().all(|block| !writes(&built, block, unit)));
@@ -258,7 +258,7 @@ proptest! {
             let reads_result = match op.kind {
                 OpKind::Add { queue, .. } => queue == crate::Queue::Reduce,
                 OpKind::AllReduceReplicas { .. } => true,
-                OpKind::SquareNorm { .. } => built.mesh.replicas() == 1,
+                OpKind::SquareNorm(_) => built.mesh.replicas() == 1,
                 _ => false,
             };
             if !reads_result {

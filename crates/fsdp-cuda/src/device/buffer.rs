@@ -20,6 +20,12 @@ use crate::ffi::driver::Range;
 #[derive(Clone, Debug)]
 pub struct CudaBuffer(pub(super) Place);
 
+/// A range of a [`CudaBuffer`] that is read.
+pub(crate) type In<'a> = Slice<'a, CudaBuffer>;
+
+/// A range of a [`CudaBuffer`] that is written.
+pub(crate) type Out<'a> = SliceMut<'a, CudaBuffer>;
+
 /// Where a buffer lies.
 #[derive(Clone, Debug)]
 pub(super) enum Place {
@@ -147,18 +153,10 @@ impl CudaBuffer {
             Place::Device(_) => None,
         }
     }
-
-    /// As a writable buffer of the host, if it is one.
-    pub(crate) fn on_host_mut(&mut self) -> Option<&mut HostBuffer> {
-        match &mut self.0 {
-            Place::Host(buffer) => Some(buffer),
-            Place::Device(_) => None,
-        }
-    }
 }
 
 /// The same range of the buffer of the host, if it is one.
-pub(crate) fn host_slice<'a>(slice: &Slice<'a, CudaBuffer>) -> Option<Slice<'a, HostBuffer>> {
+pub(crate) fn host_slice<'a>(slice: &In<'a>) -> Option<Slice<'a, HostBuffer>> {
     slice.buffer.on_host().map(|buffer| Slice::new(buffer, slice.offset, slice.len))
 }
 
@@ -166,10 +164,11 @@ pub(crate) fn host_slice<'a>(slice: &Slice<'a, CudaBuffer>) -> Option<Slice<'a, 
 ///
 /// # Panics
 /// When it lies on the device.
-pub(crate) fn host_slice_mut(slice: SliceMut<'_, CudaBuffer>) -> SliceMut<'_, HostBuffer> {
-    let (offset, len) = (slice.offset, slice.len);
-    let buffer = slice.buffer.on_host_mut().expect("the caller asked where it lies");
-    SliceMut::new(buffer, offset, len)
+pub(crate) fn host_slice_mut(slice: Out<'_>) -> SliceMut<'_, HostBuffer> {
+    match &mut slice.buffer.0 {
+        Place::Host(buffer) => SliceMut::new(buffer, slice.offset, slice.len),
+        Place::Device(_) => panic!("the caller asked where it lies"),
+    }
 }
 
 impl Buffer for CudaBuffer {

@@ -5,14 +5,14 @@
 //! after everything that the queue was given before; so the host waits there. Copies between the two are the
 //! device's; anything else that mixes them is a kernel that reaches over the bus.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::accounting::Account;
 use fsdp_nn::{HostMemory, HostOptions, HostPool, lengths};
 
-use super::buffer::{CudaBuffer, DeviceBuffer, Place, host_slice, host_slice_mut};
+use super::buffer::{CudaBuffer, DeviceBuffer, In, Out, Place, host_slice, host_slice_mut};
 use super::contract::{DeviceMemory, StreamHandle};
 use super::pinned::PinnedBlocks;
 use super::pool::Pool;
@@ -53,11 +53,11 @@ pub struct CudaMemory {
     account: Arc<Account>,
     /// Of what kernels need for themselves: the host does not count that either.
     uncounted: Arc<Account>,
-    queues: Arc<Queues>,
+    pub(super) queues: Arc<Queues>,
     pool: Arc<Pool>,
-    staging: Mutex<Staging>,
+    pub(super) staging: Mutex<Staging>,
     kernels: Arc<Kernels>,
-    rotations: Mutex<Vec<Rotation>>,
+    pub(super) rotations: Mutex<Vec<Rotation>>,
     /// Buffers in pinned memory, and the kernels for them.
     host: HostMemory,
     /// Ordinary memory of the host, for copies that the rules of the host work on.
@@ -76,8 +76,9 @@ impl CudaMemory {
         let account = Arc::<Account>::default();
         let queues = Arc::new(Queues::new(&gpu)?);
         let pool = Pool::new(&gpu, &queues, options.poison);
+        let pinned = PinnedBlocks { gpu: Arc::clone(&gpu), account: Arc::clone(&account) };
         let host_options = HostOptions {
-            pool: HostPool::of_blocks(Arc::new(PinnedBlocks::new(&gpu, &account))),
+            pool: HostPool::of_blocks(Arc::new(pinned)),
             threads: options.threads,
             poison: options.poison,
             resident: true,
@@ -116,11 +117,6 @@ impl CudaMemory {
         self.pool.held_peak_bytes()
     }
 
-    /// Forgets the peaks of [`Memory::usage`]: what is in use now is the new peak.
-    pub fn reset_peaks(&self) {
-        self.account.reset_peaks();
-    }
-
     /// Marks the end of the work given to a queue so far, to measure the time from or to it.
     ///
     /// # Errors
@@ -150,7 +146,7 @@ impl CudaMemory {
     }
 
     /// The bytes of a range, about to be read by work of `queue`.
-    pub(crate) fn range<'a>(&self, queue: Queue, slice: Slice<'a, CudaBuffer>) -> Result<Range<'a>, Error> {
+    pub(crate) fn range<'a>(&self, queue: Queue, slice: In<'a>) -> Result<Range<'a>, Error> {
         self.queues.check()?;
         match &slice.buffer.0 {
             Place::Device(buffer) => buffer.range(&self.queues, queue, slice.offset, slice.len),
@@ -162,11 +158,7 @@ impl CudaMemory {
     }
 
     /// The bytes of a range, about to be written by work of `queue`.
-    pub(crate) fn range_mut<'a>(
-        &self,
-        queue: Queue,
-        slice: SliceMut<'a, CudaBuffer>,
-    ) -> Result<Range<'a>, Error> {
+    pub(crate) fn range_mut<'a>(&self, queue: Queue, slice: Out<'a>) -> Result<Range<'a>, Error> {
         self.queues.check()?;
         match &mut slice.buffer.0 {
             Place::Device(buffer) => buffer.range_mut(&self.queues, queue, slice.offset, slice.len),
@@ -189,16 +181,10 @@ impl CudaMemory {
         Launch { kernels: &self.kernels, stream: self.queues.stream(queue), source, types }
     }
 
-    pub(super) fn queues(&self) -> &Arc<Queues> {
-        &self.queues
-    }
-
-    pub(super) fn known_rotations(&self) -> MutexGuard<'_, Vec<Rotation>> {
-        self.rotations.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn staging(&self) -> MutexGuard<'_, Staging> {
-        self.staging.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What kernels over the elements of a range take.
+    fn words<'a>(&self, queue: Queue, src: In<'a>, dst: Out<'a>) -> Result<[Word<'a>; 3], Error> {
+        let len = Word::Len(src.len);
+        Ok([Word::Range(self.range(queue, src)?), Word::Range(self.range_mut(queue, dst)?), len])
     }
 }
 
@@ -257,19 +243,14 @@ impl Memory for CudaMemory {
         }
     }
 
-    fn zero(&self, queue: Queue, dst: SliceMut<'_, CudaBuffer>) -> Result<(), Error> {
+    fn zero(&self, queue: Queue, dst: Out<'_>) -> Result<(), Error> {
         if dst.buffer.is_on_host() {
             return self.host_after(queue)?.zero(queue, host_slice_mut(dst));
         }
         Ok(self.queues.stream(queue).fill(self.range_mut(queue, dst)?, 0)?)
     }
 
-    fn copy(
-        &self,
-        queue: Queue,
-        src: Slice<'_, CudaBuffer>,
-        dst: SliceMut<'_, CudaBuffer>,
-    ) -> Result<(), Error> {
+    fn copy(&self, queue: Queue, src: In<'_>, dst: Out<'_>) -> Result<(), Error> {
         lengths::expect("copied elements", src.len, dst.len);
         if let (Some(src), true) = (host_slice(&src), dst.buffer.is_on_host()) {
             return self.host_after(queue)?.copy(queue, src, host_slice_mut(dst));
@@ -282,17 +263,11 @@ impl Memory for CudaMemory {
         }
         expect_float(src.buffer);
         expect_float(dst.buffer);
-        let words =
-            [Word::Range(self.range(queue, src)?), Word::Range(self.range_mut(queue, dst)?), Word::Len(len)];
+        let words = self.words(queue, src, dst)?;
         Ok(self.kernels(queue, &CONVERT, types).elements("cast", len, &words)?)
     }
 
-    fn accumulate(
-        &self,
-        queue: Queue,
-        src: Slice<'_, CudaBuffer>,
-        dst: SliceMut<'_, CudaBuffer>,
-    ) -> Result<(), Error> {
+    fn accumulate(&self, queue: Queue, src: In<'_>, dst: Out<'_>) -> Result<(), Error> {
         lengths::expect("accumulated elements", src.len, dst.len);
         let dtype = dst.buffer.dtype();
         expect_dtype(src.buffer, dtype);
@@ -305,12 +280,11 @@ impl Memory for CudaMemory {
             _ => (&CONVERT, "accumulate"),
         };
         let len = dst.len;
-        let words =
-            [Word::Range(self.range(queue, src)?), Word::Range(self.range_mut(queue, dst)?), Word::Len(len)];
+        let words = self.words(queue, src, dst)?;
         Ok(self.kernels(queue, source, (dtype, dtype)).elements(kernel, len, &words)?)
     }
 
-    fn scale(&self, queue: Queue, factor: f64, dst: SliceMut<'_, CudaBuffer>) -> Result<(), Error> {
+    fn scale(&self, queue: Queue, factor: f64, dst: Out<'_>) -> Result<(), Error> {
         let dtype = expect_float(dst.buffer);
         if dst.buffer.is_on_host() {
             return self.host_after(queue)?.scale(queue, factor, host_slice_mut(dst));
@@ -320,13 +294,7 @@ impl Memory for CudaMemory {
         Ok(self.kernels(queue, &CONVERT, (dtype, dtype)).elements("scale", len, &words)?)
     }
 
-    fn square_sum(
-        &self,
-        queue: Queue,
-        src: Slice<'_, CudaBuffer>,
-        row_len: usize,
-        sum: SliceMut<'_, CudaBuffer>,
-    ) -> Result<(), Error> {
+    fn square_sum(&self, queue: Queue, src: In<'_>, row_len: usize, sum: Out<'_>) -> Result<(), Error> {
         lengths::square_sum(src.len, row_len, sum.len);
         let dtype = expect_float(src.buffer);
         expect_dtype(sum.buffer, DType::I64);
@@ -347,12 +315,7 @@ impl Memory for CudaMemory {
         Ok(kernels.striding("square_sum", blocks, EXACT_THREADS, &words)?)
     }
 
-    fn exact_sum(
-        &self,
-        queue: Queue,
-        src: Slice<'_, CudaBuffer>,
-        sum: SliceMut<'_, CudaBuffer>,
-    ) -> Result<(), Error> {
+    fn exact_sum(&self, queue: Queue, src: In<'_>, sum: Out<'_>) -> Result<(), Error> {
         lengths::expect("words of an exact sum", sum.len, fsdp_core::ExactSum::WORDS);
         expect_dtype(src.buffer, DType::F64);
         expect_dtype(sum.buffer, DType::I64);
@@ -360,8 +323,7 @@ impl Memory for CudaMemory {
             return self.host_after(queue)?.exact_sum(queue, src, host_slice_mut(sum));
         }
         let len = src.len;
-        let words =
-            [Word::Range(self.range(queue, src)?), Word::Range(self.range_mut(queue, sum)?), Word::Len(len)];
+        let words = self.words(queue, src, sum)?;
         let kernels = self.kernels(queue, &EXACT, (DType::F64, DType::F64));
         Ok(kernels.striding("exact_sum", len.div_ceil(EXACT_THREADS as usize), EXACT_THREADS, &words)?)
     }
@@ -369,10 +331,10 @@ impl Memory for CudaMemory {
     fn gradient_factors(
         &self,
         queue: Queue,
-        scalars: Slice<'_, CudaBuffer>,
+        scalars: In<'_>,
         averaged_ranks: usize,
         grad_clip: Option<f64>,
-        factors: SliceMut<'_, CudaBuffer>,
+        factors: Out<'_>,
     ) -> Result<(), Error> {
         lengths::gradient_factors(scalars.len, factors.len);
         expect_dtype(scalars.buffer, DType::I64);
@@ -393,7 +355,7 @@ impl Memory for CudaMemory {
         Ok(kernels.blocks("gradient_factors", (1, 1), 1, &words)?)
     }
 
-    fn write(&self, queue: Queue, src: HostSlice<'_>, dst: SliceMut<'_, CudaBuffer>) -> Result<(), Error> {
+    fn write(&self, queue: Queue, src: HostSlice<'_>, dst: Out<'_>) -> Result<(), Error> {
         lengths::expect("written elements", lengths::of_host(&src), dst.len);
         if dst.buffer.is_on_host() {
             return self.host_after(queue)?.write(queue, src, host_slice_mut(dst));
@@ -401,7 +363,7 @@ impl Memory for CudaMemory {
         transfer::write(self, queue, src, dst)
     }
 
-    fn read(&self, queue: Queue, src: Slice<'_, CudaBuffer>, dst: HostSliceMut<'_>) -> Result<(), Error> {
+    fn read(&self, queue: Queue, src: In<'_>, dst: HostSliceMut<'_>) -> Result<(), Error> {
         lengths::expect("read elements", src.len, lengths::of_host_mut(&dst));
         if let Some(src) = host_slice(&src) {
             return self.host_after(queue)?.read(queue, src, dst);
@@ -427,11 +389,11 @@ impl Memory for CudaMemory {
 }
 
 impl DeviceMemory for CudaMemory {
-    fn pointer(&self, queue: Queue, slice: Slice<'_, CudaBuffer>) -> Result<u64, Error> {
+    fn pointer(&self, queue: Queue, slice: In<'_>) -> Result<u64, Error> {
         Ok(self.range(queue, slice)?.address())
     }
 
-    fn pointer_mut(&self, queue: Queue, slice: SliceMut<'_, CudaBuffer>) -> Result<u64, Error> {
+    fn pointer_mut(&self, queue: Queue, slice: Out<'_>) -> Result<u64, Error> {
         Ok(self.range_mut(queue, slice)?.address())
     }
 

@@ -27,7 +27,7 @@ pub(crate) fn put_back(memory: &CudaMemory, buffer: HostBuffer, to: &mut CudaBuf
         *empty = buffer;
         return Ok(());
     }
-    upload(memory, Queue::Compute, memory.mirror().bytes(Slice::whole(&buffer))?, to)
+    upload(memory, memory.mirror().bytes(Slice::whole(&buffer))?, to)
 }
 
 /// A readable buffer for the host's kernels, after the compute queue's work so far.
@@ -42,6 +42,6 @@ pub(crate) fn readable(memory: &CudaMemory, from: &CudaBuffer) -> Result<HostBuf
 fn copy_of(memory: &CudaMemory, from: &CudaBuffer) -> Result<HostBuffer, Error> {
     let mirror = memory.mirror();
     let mut copy = mirror.allocate(Category::Workspace, from.dtype(), from.len())?;
-    download(memory, Queue::Compute, from, mirror.bytes_mut(SliceMut::whole(&mut copy))?)?;
+    download(memory, from, mirror.bytes_mut(SliceMut::whole(&mut copy))?)?;
     Ok(copy)
 }

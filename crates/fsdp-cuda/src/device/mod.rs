@@ -4,6 +4,7 @@ mod buffer;
 mod contract;
 pub(crate) mod full;
 mod gpus;
+mod lock;
 mod memory;
 mod mirror;
 mod pinned;
@@ -16,10 +17,12 @@ mod transfer;
 
 pub use buffer::CudaBuffer;
 pub use contract::{DeviceMemory, StreamHandle};
-pub use gpus::{GpuFacts, TooManyRanks, gpu_count, gpu_uuid, gpus, gpus_of_process};
+pub use gpus::{TooManyRanks, gpu_count, gpu_uuid, gpus_of_process};
 pub use memory::{CudaMemory, CudaOptions};
 pub use queues::{CudaEvent, TimedEvent};
 pub use relief::{Neighbour, ask_when_full, give_back, is_only, is_scarce};
 
+#[cfg(feature = "torch")]
+pub(crate) use buffer::{In, Out};
 pub(crate) use memory::{expect_dtype, expect_float};
 pub(crate) use mirror::{put_back, readable, take};

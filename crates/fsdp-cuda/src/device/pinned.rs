@@ -8,20 +8,14 @@ use fsdp_nn::accounting::Account;
 use fsdp_nn::host::{HostBlock, HostBlocks};
 
 use super::full;
-use crate::ffi::driver::{Gpu, PinnedBlock};
+use crate::ffi::driver::Gpu;
 
 /// Pinned blocks, asked of the driver one by one.
 #[derive(Debug)]
 pub(super) struct PinnedBlocks {
-    gpu: Arc<Gpu>,
+    pub(super) gpu: Arc<Gpu>,
     /// Of the rank whose buffers lie in them.
-    account: Arc<Account>,
-}
-
-impl PinnedBlocks {
-    pub(super) fn new(gpu: &Arc<Gpu>, account: &Arc<Account>) -> Self {
-        Self { gpu: Arc::clone(gpu), account: Arc::clone(account) }
-    }
+    pub(super) account: Arc<Account>,
 }
 
 impl HostBlocks for PinnedBlocks {
@@ -30,15 +24,5 @@ impl HostBlocks for PinnedBlocks {
             Ok(block) => Ok(Box::new(block)),
             Err(error) => Err(full::explain(error, category, Some(&self.account.usage()))),
         }
-    }
-}
-
-impl HostBlock for PinnedBlock {
-    fn bytes(&self) -> &[u8] {
-        PinnedBlock::bytes(self)
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        PinnedBlock::bytes_mut(self)
     }
 }

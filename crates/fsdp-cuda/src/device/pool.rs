@@ -6,10 +6,11 @@
 //! the next user comes later; other queues are ordered by events, the compute queue in between ([`Block::touch`]).
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use fsdp_core::{DType, Queue};
 
+use super::lock::lock;
 use super::queues::Queues;
 use super::relief;
 use crate::error::DeviceError;
@@ -48,7 +49,7 @@ impl Pool {
     /// Storage for elements, and whether the driver was asked for it.
     pub(super) fn take(self: &Arc<Self>, dtype: DType, len: usize) -> Result<(Block, bool), DeviceError> {
         let bytes = (len * dtype.size_bytes()).next_multiple_of(GRANULE_BYTES);
-        let found = self.lists().get_mut(&bytes).and_then(Vec::pop);
+        let found = lock(&self.free).get_mut(&bytes).and_then(Vec::pop);
         let is_new = found.is_none();
         let storage = match found {
             Some(storage) => storage,
@@ -65,7 +66,7 @@ impl Pool {
 
     /// The most bytes that the driver ever gave at once, used or not.
     pub(super) fn held_peak_bytes(&self) -> usize {
-        self.held().peak
+        lock(&self.held).peak
     }
 
     /// Number of the device.
@@ -83,7 +84,7 @@ impl Pool {
             }
         }
         let block = found?;
-        let mut held = self.held();
+        let mut held = lock(&self.held);
         held.now += bytes;
         held.peak = held.peak.max(held.now);
         Ok(block)
@@ -92,17 +93,9 @@ impl Pool {
     /// Gives storage that no buffer uses back to the driver; returns whether there was any. Any thread may call it: the
     /// device is waited for.
     pub(super) fn trim(&self) -> bool {
-        let unused = std::mem::take(&mut *self.lists());
-        self.held().now -= unused.values().flatten().map(DeviceBlock::bytes).sum::<usize>();
+        let unused = std::mem::take(&mut *lock(&self.free));
+        lock(&self.held).now -= unused.values().flatten().map(DeviceBlock::bytes).sum::<usize>();
         unused.values().any(|blocks| !blocks.is_empty())
-    }
-
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lists(&self) -> MutexGuard<'_, BTreeMap<usize, Vec<DeviceBlock>>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -123,7 +116,7 @@ impl Block {
         if queue == Queue::Compute && Arc::ptr_eq(own, queues) {
             return;
         }
-        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut uses = lock(&self.uses);
         if !uses.iter().any(|(theirs, used)| *used == queue && Arc::ptr_eq(theirs, queues)) {
             // Whoever had the storage before has put it behind the compute queue.
             queues.wait(queue, &own.record(Queue::Compute));
@@ -160,7 +153,7 @@ impl Drop for Block {
         }
         own.kept(self.poison(own, Queue::Compute));
         if let Some(storage) = self.storage.take() {
-            self.pool.lists().entry(storage.bytes()).or_default().push(storage);
+            lock(&self.pool.free).entry(storage.bytes()).or_default().push(storage);
         }
     }
 }

@@ -3,10 +3,11 @@
 //! Recording and waiting can not return errors, by contract. The first one is kept, and every later operation of
 //! the memory returns it.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use fsdp_core::Queue;
 
+use super::lock::lock;
 use crate::error::DeviceError;
 use crate::ffi::driver::Gpu;
 use crate::ffi::streams::{Event, Priority, Stream};
@@ -46,8 +47,7 @@ struct PooledEvent {
 
 impl Drop for PooledEvent {
     fn drop(&mut self) {
-        let mut free = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner);
-        free.extend(self.event.take());
+        lock(&self.pool.free).extend(self.event.take());
     }
 }
 
@@ -106,7 +106,7 @@ impl Queues {
     }
 
     fn take_event(&self) -> Result<PooledEvent, DeviceError> {
-        let free = self.events.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let free = lock(&self.events.free).pop();
         let event = match free {
             Some(event) => event,
             None => Event::new(&self.events.gpu, false)?,

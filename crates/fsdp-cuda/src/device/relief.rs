@@ -5,8 +5,9 @@
 //! has joined by [`ask_when_full`]; and [`give_back`] is for those to ask us. Whoever gives back waits for the device,
 //! which is slow, and gets the same bytes again from the driver later: so it happens only where an allocation would fail.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
+use super::lock::lock;
 use super::pool::Pool;
 use crate::ffi::driver::Gpu;
 
@@ -18,7 +19,7 @@ static NEIGHBOURS: Mutex<Vec<Neighbour>> = Mutex::new(Vec::new());
 
 /// From now on a memory that finds its device full asks `neighbour` too, once for every neighbour.
 pub fn ask_when_full(neighbour: Neighbour) {
-    let mut neighbours = NEIGHBOURS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut neighbours = lock(&NEIGHBOURS);
     if !neighbours.iter().any(|&known| std::ptr::fn_addr_eq(known, neighbour)) {
         neighbours.push(neighbour);
     }
@@ -28,11 +29,9 @@ pub fn ask_when_full(neighbour: Neighbour) {
 /// Waits for the device.
 pub fn give_back(device: usize) -> bool {
     // Nobody is asked under the lock: giving back waits for the device.
-    let pools: Vec<Arc<Pool>> = {
-        let known = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-        known.iter().filter_map(Weak::upgrade).filter(|pool| pool.device() == device).collect()
-    };
-    pools.iter().map(|pool| pool.trim()).fold(false, |any, had| any | had)
+    let known = lock(&POOLS).clone();
+    let pools = known.iter().filter_map(Weak::upgrade).filter(|pool| pool.device() == device);
+    pools.map(|pool| pool.trim()).fold(false, |any, had| any | had)
 }
 
 /// Whether less than one `part`th of a device's memory is free.
@@ -43,19 +42,18 @@ pub fn is_scarce(device: usize, part: usize) -> bool {
 
 /// Whether no memory of this process lies on another device.
 pub fn is_only(device: usize) -> bool {
-    let pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-    pools.iter().filter_map(Weak::upgrade).all(|pool| pool.device() == device)
+    lock(&POOLS).iter().filter_map(Weak::upgrade).all(|pool| pool.device() == device)
 }
 
 /// Asks the neighbours for what they do not use of a device; returns whether one had anything.
 pub(super) fn ask_neighbours(device: usize) -> bool {
-    let neighbours = NEIGHBOURS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let neighbours = lock(&NEIGHBOURS).clone();
     neighbours.iter().map(|neighbour| neighbour(device)).fold(false, |any, had| any | had)
 }
 
 /// Makes a pool one of those that are asked, for as long as it lives.
 pub(super) fn join(pool: &Arc<Pool>) {
-    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut pools = lock(&POOLS);
     pools.retain(|known| known.strong_count() > 0);
     pools.push(Arc::downgrade(pool));
 }

@@ -7,6 +7,7 @@ use fsdp_core::memory::{HostSlice, Memory, SliceMut};
 use fsdp_core::{DType, Error, Queue};
 
 use super::buffer::CudaBuffer;
+use super::lock::lock;
 use super::memory::CudaMemory;
 
 /// A table and what it is for.
@@ -27,7 +28,7 @@ impl CudaMemory {
         frequencies: &[f32],
     ) -> Result<CudaBuffer, Error> {
         let bits: Vec<u32> = frequencies.iter().map(|frequency| frequency.to_bits()).collect();
-        let mut known = self.known_rotations();
+        let mut known = lock(&self.rotations);
         let fits = |known: &&Rotation| known.dtype == dtype && known.seq == seq && known.frequencies == bits;
         if let Some(rotation) = known.iter().find(fits) {
             return Ok(rotation.table.clone());

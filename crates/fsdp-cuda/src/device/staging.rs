@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use fsdp_core::Queue;
+use fsdp_nn::host::HostBlock;
 
 use super::queues::{CudaEvent, Queues};
 use crate::error::DeviceError;

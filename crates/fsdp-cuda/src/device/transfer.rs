@@ -1,11 +1,14 @@
 //! Elements of the host's own slices, to the device and back, in parts through pinned memory.
 
+use std::ops::Range;
+
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::host::convert::{convert_from, convert_to};
 
-use super::buffer::CudaBuffer;
+use super::buffer::{CudaBuffer, In, Out};
 use super::full;
+use super::lock::lock;
 use super::memory::{CudaMemory, expect_dtype, expect_float};
 use super::staging::PART_BYTES;
 use crate::error::DeviceError;
@@ -15,7 +18,7 @@ pub(super) fn write(
     memory: &CudaMemory,
     queue: Queue,
     src: HostSlice<'_>,
-    mut dst: SliceMut<'_, CudaBuffer>,
+    dst: Out<'_>,
 ) -> Result<(), Error> {
     let dtype = dst.buffer.dtype();
     match src {
@@ -23,22 +26,14 @@ pub(super) fn write(
         HostSlice::U32(_) => expect_dtype(dst.buffer, DType::U32),
         HostSlice::I64(_) => expect_dtype(dst.buffer, DType::I64),
     }
-    for (start, len) in parts(dst.len, dtype) {
-        let part = dst.reborrow();
-        let range = memory.range_mut(queue, SliceMut::new(part.buffer, part.offset + start, len))?;
-        let sent = memory.staging().send(memory.queues(), queue, range, |bytes| {
-            convert_to(part_of(&src, start, len), dtype, bytes);
-        });
-        explained(memory, sent)?;
-    }
-    Ok(())
+    send(memory, queue, dst, |part, bytes| convert_to(part_of(&src, part), dtype, bytes))
 }
 
 /// Copies to the host after the queue's earlier work.
 pub(super) fn read(
     memory: &CudaMemory,
     queue: Queue,
-    src: Slice<'_, CudaBuffer>,
+    src: In<'_>,
     mut dst: HostSliceMut<'_>,
 ) -> Result<(), Error> {
     let dtype = src.buffer.dtype();
@@ -46,47 +41,52 @@ pub(super) fn read(
         HostSliceMut::F32(_) | HostSliceMut::F64(_) => drop(expect_float(src.buffer)),
         HostSliceMut::I64(_) => expect_dtype(src.buffer, DType::I64),
     }
-    for (start, len) in parts(src.len, dtype) {
-        let range = memory.range(queue, Slice::new(src.buffer, src.offset + start, len))?;
-        let received = memory.staging().receive(memory.queues(), queue, range, |bytes| {
-            convert_from(dtype, bytes, part_of_mut(&mut dst, start, len));
-        });
-        explained(memory, received)?;
-    }
-    Ok(())
+    receive(memory, queue, src, |part, bytes| convert_from(dtype, bytes, part_of_mut(&mut dst, part)))
 }
 
-/// Copies bytes of a whole buffer to the host after the queue's earlier work.
-pub(super) fn download(
-    memory: &CudaMemory,
-    queue: Queue,
-    src: &CudaBuffer,
-    bytes: &mut [u8],
-) -> Result<(), Error> {
-    let dtype = src.dtype();
-    for (start, len) in parts(src.len(), dtype) {
-        let range = memory.range(queue, Slice::new(src, start, len))?;
-        let part = &mut bytes[start * dtype.size_bytes()..][..len * dtype.size_bytes()];
-        let taken =
-            memory.staging().receive(memory.queues(), queue, range, |bytes| part.copy_from_slice(bytes));
-        explained(memory, taken)?;
-    }
-    Ok(())
+/// Copies bytes of a whole buffer to the host after the compute queue's earlier work.
+pub(super) fn download(memory: &CudaMemory, src: &CudaBuffer, bytes: &mut [u8]) -> Result<(), Error> {
+    let size = src.dtype().size_bytes();
+    receive(memory, Queue::Compute, Slice::whole(src), |part, received| {
+        bytes[part.start * size..part.end * size].copy_from_slice(received);
+    })
 }
 
-/// Copies bytes of a whole buffer to the device.
-pub(super) fn upload(
+/// Copies bytes of a whole buffer to the device, on the compute queue.
+pub(super) fn upload(memory: &CudaMemory, bytes: &[u8], dst: &mut CudaBuffer) -> Result<(), Error> {
+    let size = dst.dtype().size_bytes();
+    send(memory, Queue::Compute, SliceMut::whole(dst), |part, sent| {
+        sent.copy_from_slice(&bytes[part.start * size..part.end * size]);
+    })
+}
+
+/// Gives the copies of a range to a queue, part by part: `fill` writes elements, by their numbers, to pinned memory.
+fn send(
     memory: &CudaMemory,
     queue: Queue,
-    bytes: &[u8],
-    dst: &mut CudaBuffer,
+    dst: Out<'_>,
+    mut fill: impl FnMut(Range<usize>, &mut [u8]),
 ) -> Result<(), Error> {
-    let dtype = dst.dtype();
-    for (start, len) in parts(dst.len(), dtype) {
-        let range = memory.range_mut(queue, SliceMut::new(dst, start, len))?;
-        let part = &bytes[start * dtype.size_bytes()..][..len * dtype.size_bytes()];
-        let sent = memory.staging().send(memory.queues(), queue, range, |bytes| bytes.copy_from_slice(part));
+    for part in parts(dst.len, dst.buffer.dtype()) {
+        let range = SliceMut::new(&mut *dst.buffer, dst.offset + part.start, part.len());
+        let range = memory.range_mut(queue, range)?;
+        let sent = lock(&memory.staging).send(&memory.queues, queue, range, |bytes| fill(part, bytes));
         explained(memory, sent)?;
+    }
+    Ok(())
+}
+
+/// Waits for the copies of a range, part by part: `take` reads elements, by their numbers, from pinned memory.
+fn receive(
+    memory: &CudaMemory,
+    queue: Queue,
+    src: In<'_>,
+    mut take: impl FnMut(Range<usize>, &[u8]),
+) -> Result<(), Error> {
+    for part in parts(src.len, src.buffer.dtype()) {
+        let range = memory.range(queue, Slice::new(src.buffer, src.offset + part.start, part.len()))?;
+        let received = lock(&memory.staging).receive(&memory.queues, queue, range, |bytes| take(part, bytes));
+        explained(memory, received)?;
     }
     Ok(())
 }
@@ -96,25 +96,25 @@ fn explained(memory: &CudaMemory, moved: Result<(), DeviceError>) -> Result<(), 
     moved.map_err(|error| full::explain(error, Category::HostStaging, Some(&memory.usage())))
 }
 
-/// Where parts begin and how long they are.
-fn parts(len: usize, dtype: DType) -> impl Iterator<Item = (usize, usize)> {
+/// The elements of each part.
+fn parts(len: usize, dtype: DType) -> impl Iterator<Item = Range<usize>> {
     let most = PART_BYTES / dtype.size_bytes();
-    (0..len).step_by(most).map(move |start| (start, most.min(len - start)))
+    (0..len).step_by(most).map(move |start| start..len.min(start + most))
 }
 
-fn part_of<'a>(slice: &HostSlice<'a>, start: usize, len: usize) -> HostSlice<'a> {
+fn part_of<'a>(slice: &HostSlice<'a>, part: Range<usize>) -> HostSlice<'a> {
     match slice {
-        HostSlice::F32(slice) => HostSlice::F32(&slice[start..start + len]),
-        HostSlice::F64(slice) => HostSlice::F64(&slice[start..start + len]),
-        HostSlice::U32(slice) => HostSlice::U32(&slice[start..start + len]),
-        HostSlice::I64(slice) => HostSlice::I64(&slice[start..start + len]),
+        HostSlice::F32(slice) => HostSlice::F32(&slice[part]),
+        HostSlice::F64(slice) => HostSlice::F64(&slice[part]),
+        HostSlice::U32(slice) => HostSlice::U32(&slice[part]),
+        HostSlice::I64(slice) => HostSlice::I64(&slice[part]),
     }
 }
 
-fn part_of_mut<'a>(slice: &'a mut HostSliceMut<'_>, start: usize, len: usize) -> HostSliceMut<'a> {
+fn part_of_mut<'a>(slice: &'a mut HostSliceMut<'_>, part: Range<usize>) -> HostSliceMut<'a> {
     match slice {
-        HostSliceMut::F32(slice) => HostSliceMut::F32(&mut slice[start..start + len]),
-        HostSliceMut::F64(slice) => HostSliceMut::F64(&mut slice[start..start + len]),
-        HostSliceMut::I64(slice) => HostSliceMut::I64(&mut slice[start..start + len]),
+        HostSliceMut::F32(slice) => HostSliceMut::F32(&mut slice[part]),
+        HostSliceMut::F64(slice) => HostSliceMut::F64(&mut slice[part]),
+        HostSliceMut::I64(slice) => HostSliceMut::I64(&mut slice[part]),
     }
 }

@@ -13,12 +13,16 @@ use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{DriverError, result, sys};
+use fsdp_nn::host::HostBlock;
 
 use super::driver_library::library;
 use crate::error::DeviceError;
 
-/// How many devices there are.
-pub(crate) fn device_count() -> Result<usize, DeviceError> {
+/// How many GPUs the driver shows.
+///
+/// # Errors
+/// [`DeviceError`]: there is no driver, or it is too old.
+pub fn gpu_count() -> Result<usize, DeviceError> {
     match library() {
         // Without one the driver does not start.
         Err(DeviceError::Call { code, .. }) if code == "CUDA_ERROR_NO_DEVICE" => return Ok(0),
@@ -28,15 +32,18 @@ pub(crate) fn device_count() -> Result<usize, DeviceError> {
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
-/// The number that NVIDIA has given to a device, whatever its place among those that this process sees.
-pub(crate) fn device_uuid(ordinal: usize) -> Result<[u8; 16], DeviceError> {
-    let count = device_count()?;
+/// The driver's handle of the device of this number.
+fn device(ordinal: usize) -> Result<sys::CUdevice, DeviceError> {
+    let count = gpu_count()?;
     if ordinal >= count {
         return Err(DeviceError::NoDevice { device: ordinal, count });
     }
-    let device =
-        result::device::get(ordinal as i32).map_err(|error| failure("cuDeviceGet", ordinal, error))?;
-    let uuid = result::device::get_uuid(device);
+    result::device::get(ordinal as i32).map_err(|error| failure("cuDeviceGet", ordinal, error))
+}
+
+/// The number that NVIDIA has given to a device, whatever its place among those that this process sees.
+pub(crate) fn device_uuid(ordinal: usize) -> Result<[u8; 16], DeviceError> {
+    let uuid = result::device::get_uuid(device(ordinal)?);
     let uuid = uuid.map_err(|error| failure("cuDeviceGetUuid_v2", ordinal, error))?;
     Ok(uuid.bytes.map(|byte| byte as u8))
 }
@@ -64,10 +71,6 @@ impl Gpu {
     /// The device of this number.
     pub(crate) fn open(ordinal: usize) -> Result<Arc<Self>, DeviceError> {
         static OPEN: Mutex<BTreeMap<usize, Arc<Gpu>>> = Mutex::new(BTreeMap::new());
-        let count = device_count()?;
-        if ordinal >= count {
-            return Err(DeviceError::NoDevice { device: ordinal, count });
-        }
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(gpu) = open.get(&ordinal) {
             return Ok(Arc::clone(gpu));
@@ -80,7 +83,7 @@ impl Gpu {
     fn retain(ordinal: usize) -> Result<Self, DeviceError> {
         use sys::CUdevice_attribute as Attribute;
         let fail = |call| move |error| failure(call, ordinal, error);
-        let device = result::device::get(ordinal as i32).map_err(fail("cuDeviceGet"))?;
+        let device = device(ordinal)?;
         let attribute = |attribute| {
             // SAFETY: `device` is one of the driver's, as it has just said.
             unsafe { result::device::get_attribute(device, attribute) }.map_err(fail("cuDeviceGetAttribute"))
@@ -125,16 +128,24 @@ impl Gpu {
             .map_err(|error| self.failure("cuCtxSetCurrent", error))
     }
 
+    /// Calls the driver with its context as the current one.
+    pub(super) fn call<T>(
+        &self,
+        call: &'static str,
+        run: impl FnOnce() -> Result<T, DriverError>,
+    ) -> Result<T, DeviceError> {
+        self.bind()?;
+        run().map_err(|error| self.failure(call, error))
+    }
+
     /// Waits for all work on the device that this process has given to it.
     pub(crate) fn synchronize(&self) -> Result<(), DeviceError> {
-        self.bind()?;
-        result::ctx::synchronize().map_err(|error| self.failure("cuCtxSynchronize", error))
+        self.call("cuCtxSynchronize", result::ctx::synchronize)
     }
 
     /// Free and total bytes of its memory.
     pub(crate) fn memory(&self) -> Result<(usize, usize), DeviceError> {
-        self.bind()?;
-        result::mem_get_info().map_err(|error| self.failure("cuMemGetInfo", error))
+        self.call("cuMemGetInfo", result::mem_get_info)
     }
 
     /// Memory of the device; its contents are unspecified.
@@ -163,17 +174,14 @@ impl Gpu {
 
     /// The function `name` of a compiled module. The module stays loaded, as the context does.
     pub(crate) fn load(&self, image: &[u8], names: &[&str]) -> Result<Vec<Function>, DeviceError> {
-        self.bind()?;
         // SAFETY: the context is current; the image is what NVRTC made, whose length is in its header.
-        let module = unsafe { result::module::load_data(image.as_ptr().cast::<c_void>()) };
-        let module = module.map_err(|error| self.failure("cuModuleLoadData", error))?;
+        let load = || unsafe { result::module::load_data(image.as_ptr().cast::<c_void>()) };
+        let module = self.call("cuModuleLoadData", load)?;
         let function = |name: &&str| {
             let name = std::ffi::CString::new(*name).expect("names of kernels have no zero byte");
             // SAFETY: the module was loaded above and is never unloaded.
-            let function = unsafe { result::module::get_function(module, name) };
-            function
-                .map(|function| Function(function as usize))
-                .map_err(|error| self.failure("cuModuleGetFunction", error))
+            let get = || unsafe { result::module::get_function(module, name) };
+            self.call("cuModuleGetFunction", get).map(|function| Function(function as usize))
         };
         names.iter().map(function).collect()
     }
@@ -227,6 +235,13 @@ impl Range<'_> {
     }
 }
 
+/// What came of giving something back to the driver. A drop has nobody to tell.
+pub(super) fn ended(freed: Result<(), DeviceError>) {
+    if let Err(error) = freed {
+        tracing::debug!(%error, "not given back to the driver");
+    }
+}
+
 fn range(address: u64, block_bytes: usize, offset: usize, bytes: usize) -> Range<'static> {
     assert!(offset + bytes <= block_bytes, "{bytes} bytes at {offset} of a block of {block_bytes}");
     Range { address: address + offset as u64, bytes, block: PhantomData }
@@ -254,14 +269,10 @@ impl DeviceBlock {
 
 impl Drop for DeviceBlock {
     fn drop(&mut self) {
-        let waited = self.gpu.synchronize();
+        ended(self.gpu.synchronize());
         // SAFETY: the block came from `malloc_sync`, is freed once, and nothing is running that could use it. A device
         // that failed runs nothing any more.
-        let freed = unsafe { result::memory_free(self.address) };
-        let freed = freed.map_err(|error| self.gpu.failure("cuMemFree", error));
-        if let Err(error) = waited.and(freed) {
-            tracing::debug!(%error, "device memory was not freed");
-        }
+        ended(self.gpu.call("cuMemFree", || unsafe { result::memory_free(self.address) }));
     }
 }
 
@@ -278,16 +289,17 @@ impl PinnedBlock {
     pub(crate) fn range(&self, offset: usize, bytes: usize) -> Range<'_> {
         range(self.address as u64, self.bytes, offset, bytes)
     }
+}
 
-    /// All of it. Whoever gave copies into it to a stream waits for them before.
-    pub(crate) fn bytes(&self) -> &[u8] {
+/// Whoever gave copies into a block, or of it, to a stream waits for them before.
+impl HostBlock for PinnedBlock {
+    fn bytes(&self) -> &[u8] {
         // SAFETY: `bytes` initialised bytes at `address` belong to this block until it is dropped, and are written
         // through `&mut self` or by copies that the caller has waited for.
         unsafe { std::slice::from_raw_parts(self.address as *const u8, self.bytes) }
     }
 
-    /// All of it, writable. Whoever gave copies of it to a stream waits for them before.
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+    fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as for `bytes`, and `&mut self` is the only access of the host.
         unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.bytes) }
     }
@@ -295,13 +307,9 @@ impl PinnedBlock {
 
 impl Drop for PinnedBlock {
     fn drop(&mut self) {
-        let waited = self.gpu.synchronize();
+        ended(self.gpu.synchronize());
         // SAFETY: the block came from `malloc_host`, is freed once, and no copy is running that could use it.
-        let freed = unsafe { result::free_host(self.address as *mut c_void) };
-        let freed = freed.map_err(|error| self.gpu.failure("cuMemFreeHost", error));
-        if let Err(error) = waited.and(freed) {
-            tracing::debug!(%error, "pinned memory was not freed");
-        }
+        ended(self.gpu.call("cuMemFreeHost", || unsafe { result::free_host(self.address as *mut c_void) }));
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -15,8 +16,20 @@ use super::library::loaded;
 use super::versions::Found;
 use crate::error::DeviceError;
 
-/// The oldest driver that has every function that is called here: 12.8.
-const OLDEST_DRIVER: i32 = 12_080;
+/// A version of CUDA: 1000 times the major number, plus 10 times the minor one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
+pub struct CudaVersion(i32);
+
+impl CudaVersion {
+    /// That of the oldest driver with every function that is called here.
+    pub(crate) const NEEDED: Self = Self(12_080);
+}
+
+impl fmt::Display for CudaVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CUDA {}.{}", self.0 / 1000, self.0 % 1000 / 10)
+    }
+}
 
 /// Every function of the driver that this crate calls, by the names in the library; those that say what is wrong with it
 /// come first.
@@ -65,47 +78,46 @@ pub(crate) fn library() -> Result<(), DeviceError> {
 
 fn start() -> Result<(), DeviceError> {
     let (path, found) = examine(FUNCTIONS)?;
-    tracing::debug!(path = %path.display(), version = found, "opened the driver");
+    tracing::debug!(path = %path.display(), version = %found, "opened the driver");
     result::init().map_err(|error| failure("cuInit", 0, error))
 }
 
 /// The driver that [`library`] takes, and its version.
 ///
 /// # Errors
-/// [`DeviceError::Library`], [`DeviceError::OldDriver`], [`DeviceError::NoFunction`].
+/// [`DeviceError::NoDriver`], [`DeviceError::OldDriver`], [`DeviceError::NoFunction`].
 pub(crate) fn find() -> Result<Found, DeviceError> {
     let (path, version) = examine(FUNCTIONS)?;
-    Ok(Found { path, version: Some(format!("CUDA {}.{}", version / 1000, version % 1000 / 10)) })
+    Ok(Found { path, version: Some(version.to_string()) })
 }
 
 /// Looks at the file that `cudarc` calls, before it is called: `cudarc` would panic at the first function that is not
 /// there.
-fn examine(functions: &[&'static str]) -> Result<(PathBuf, i32), DeviceError> {
+fn examine(functions: &[&'static str]) -> Result<(PathBuf, CudaVersion), DeviceError> {
     // SAFETY: this only asks the loader for the library, whose initialisers are those of NVIDIA's driver.
     if !unsafe { sys::is_culib_present() } {
         let mut tried = cudarc::get_lib_name_candidates("cuda");
         let mut told = BTreeSet::new();
         tried.retain(|name| told.insert(name.clone()));
-        let remedy = "a GPU needs the NVIDIA driver: install it, or run with another device";
-        return Err(DeviceError::Library { library: "the NVIDIA driver (libcuda)", tried, remedy });
+        return Err(DeviceError::NoDriver { tried });
     }
     let path = || loaded(Path::new("libcuda.so")).unwrap_or_else(|| PathBuf::from("libcuda.so"));
     let lacks = |function: &&&'static str| {
         // SAFETY: the library is there, as was just asked. The address is only looked for; nothing is called.
         unsafe { sys::culib().get::<*const c_void>(function.as_bytes()) }.is_err()
     };
-    let no_function = |function| DeviceError::NoFunction { path: path(), function, needed: OLDEST_DRIVER };
+    let no_function = |function| DeviceError::NoFunction { path: path(), function };
     let missing = functions.iter().find(lacks).copied();
     if let Some(function @ "cuDriverGetVersion") = missing {
         return Err(no_function(function));
     }
-    let mut found = 0;
+    let mut found = CudaVersion(0);
     // SAFETY: the function is there, because it comes first in the list and is not the one that is missing; it may be
     // called before `cuInit`; `found` outlives the call.
-    let code = unsafe { sys::cuDriverGetVersion(&raw mut found) };
+    let code = unsafe { sys::cuDriverGetVersion(&raw mut found.0) };
     code.result().map_err(|error| failure("cuDriverGetVersion", 0, error))?;
-    if found < OLDEST_DRIVER {
-        return Err(DeviceError::OldDriver { found, needed: OLDEST_DRIVER });
+    if found < CudaVersion::NEEDED {
+        return Err(DeviceError::OldDriver { found });
     }
     missing.map_or_else(|| Ok((path(), found)), |function| Err(no_function(function)))
 }

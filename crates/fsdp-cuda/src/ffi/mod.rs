@@ -6,7 +6,7 @@
 //! | [`nvrtc`] | libnvrtc: kernels compiled at run time |
 //! | [`library`], [`versions`] | any of them: opened by name or folder; what they say of themselves |
 //! | [`nccl`], [`nccl_comm`] | libnccl: communicators and collectives |
-//! | `torch` | libtorch, through the shim: what its bindings lack, and tensors over memory of ours |
+//! | `torch`, `torch_process` | libtorch, through the shim: operations, and tensors over memory of ours; what concerns the process |
 //!
 //! Every unsafe block says which facts it relies on, and who checked them.
 
@@ -19,4 +19,6 @@ pub(crate) mod nvrtc;
 pub(crate) mod streams;
 #[cfg(feature = "torch")]
 pub(crate) mod torch;
+#[cfg(feature = "torch")]
+pub(crate) mod torch_process;
 pub(crate) mod versions;

@@ -18,25 +18,16 @@ use fsdp_core::comm::ReduceOp;
 
 use super::library::{self, Library, table};
 use super::nccl_comm::RawComm;
-use crate::nccl::{Code, NcclError, Outcome, Version};
+use crate::nccl::{Code, NcclError, Version};
 
 /// Names a communicator that is about to be made; a capability: whoever has it can join.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) struct UniqueId {
-    bytes: [c_char; 128],
-}
+pub(crate) struct UniqueId(pub(crate) [u8; Self::LEN]);
 
 impl UniqueId {
-    /// As bytes, for other processes.
-    pub(crate) fn to_bytes(self) -> [u8; 128] {
-        self.bytes.map(|byte| byte as u8)
-    }
-
-    /// Of bytes that another process has sent.
-    pub(crate) fn from_bytes(bytes: [u8; 128]) -> Self {
-        Self { bytes: bytes.map(|byte| byte as c_char) }
-    }
+    /// Bytes of every id.
+    pub(crate) const LEN: usize = 128;
 }
 
 pub(super) type Handle = *mut c_void;
@@ -77,11 +68,8 @@ impl Config {
 /// A collective with two buffers and a count: all-gather.
 pub(super) type Gather =
     unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Handle, *mut c_void) -> c_int;
-/// The same with a reduction operator.
+/// The same with a reduction operator, or the rank that sends.
 pub(super) type Reduce =
-    unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> c_int;
-/// The same with the rank that sends.
-pub(super) type Rooted =
     unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> c_int;
 pub(super) type Query = unsafe extern "C" fn(Handle, *mut c_int) -> c_int;
 pub(super) type End = unsafe extern "C" fn(Handle) -> c_int;
@@ -125,7 +113,7 @@ table! {
     all_gather: "ncclAllGather" as Gather,
     reduce_scatter: "ncclReduceScatter" as Reduce,
     all_reduce: "ncclAllReduce" as Reduce,
-    broadcast: "ncclBroadcast" as Rooted,
+    broadcast: "ncclBroadcast" as Reduce,
 }
 
 /// The library, open and new enough.
@@ -149,13 +137,13 @@ impl Nccl {
             unsafe { library.function::<unsafe extern "C" fn(*mut c_int) -> c_int>("ncclGetVersion") }?;
         // SAFETY: it writes one integer.
         let code = unsafe { get_version(&mut version) };
-        if let Outcome::Failed(code) = Outcome::of(code) {
+        if Code(code) != Code::SUCCESS {
             let (text, detail) = Default::default();
-            return Err(NcclError::Call { call: "ncclGetVersion", code, text, detail });
+            return Err(NcclError::Call { call: "ncclGetVersion", code: Code(code), text, detail });
         }
-        let (found, needed) = (Version(version.unsigned_abs()), Version::NEEDED);
-        if found < needed {
-            return Err(NcclError::TooOld { path: library.path().to_owned(), found, needed });
+        let found = Version(version.unsigned_abs());
+        if found < Version::NEEDED {
+            return Err(NcclError::TooOld { path: library.path().to_owned(), found });
         }
         // SAFETY: the types are those of nccl.h 2.18 to 2.30, and the version is not older.
         let table = unsafe { Table::of(&library) }?;
@@ -174,7 +162,7 @@ impl Nccl {
 
     /// A new id, to be given to all ranks of one communicator.
     pub(crate) fn unique_id(&self) -> Result<UniqueId, NcclError> {
-        let mut id = UniqueId { bytes: [0; 128] };
+        let mut id = UniqueId([0; UniqueId::LEN]);
         // SAFETY: it writes one id.
         let code = unsafe { (self.table.get_unique_id)(&mut id) };
         self.started("ncclGetUniqueId", code, ptr::null_mut())?;
@@ -197,17 +185,31 @@ impl Nccl {
 
     /// Done and under way are both well.
     pub(super) fn started(&self, call: &'static str, code: c_int, handle: Handle) -> Result<(), NcclError> {
-        match Outcome::of(code) {
-            Outcome::Done | Outcome::InProgress => Ok(()),
-            Outcome::Failed(known) => Err(self.error(call, known, code, handle)),
+        match Code(code) {
+            Code::SUCCESS | Code::IN_PROGRESS => Ok(()),
+            failed => Err(self.error(call, failed, handle)),
         }
     }
 
-    pub(super) fn error(&self, call: &'static str, code: Code, number: c_int, handle: Handle) -> NcclError {
+    /// Makes calls in one group. A group that was started is always ended, or later calls of this thread would join it.
+    pub(super) fn group(
+        &self,
+        handle: Handle,
+        calls: impl FnOnce() -> Result<(), NcclError>,
+    ) -> Result<(), NcclError> {
+        // SAFETY: no arguments.
+        self.started("ncclGroupStart", unsafe { (self.table.group_start)() }, handle)?;
+        let called = calls();
+        // SAFETY: no arguments.
+        let ended = self.started("ncclGroupEnd", unsafe { (self.table.group_end)() }, handle);
+        called.and(ended)
+    }
+
+    pub(super) fn error(&self, call: &'static str, code: Code, handle: Handle) -> NcclError {
         // SAFETY: both return null or a string that is not freed before the next call of this thread; it is copied
         // at once. `handle` is null or a communicator that was not destroyed.
         let (text, detail) =
-            unsafe { (copied((self.table.error_string)(number)), copied((self.table.last_error)(handle))) };
+            unsafe { (copied((self.table.error_string)(code.0)), copied((self.table.last_error)(handle))) };
         NcclError::Call { call, code, text, detail }
     }
 }

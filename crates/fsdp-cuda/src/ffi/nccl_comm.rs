@@ -11,7 +11,7 @@ use fsdp_core::{DType, Queue};
 use super::nccl::{Config, Handle, Nccl, Query, dtype_code, op_code};
 use crate::device::DeviceMemory;
 use crate::nccl::buffers::{Flying, IssueError, Segment, segments};
-use crate::nccl::{Code, NcclError, Outcome};
+use crate::nccl::{Code, NcclError};
 
 /// Whether a communicator has done what was started on it.
 #[derive(Debug)]
@@ -54,10 +54,10 @@ impl RawComm {
         // SAFETY: the communicator exists (`destroy` and `abort` take it), and one integer is written.
         let code = unsafe { (self.nccl.table.async_error)(self.raw(), &mut state) };
         self.nccl.started("ncclCommGetAsyncError", code, self.raw())?;
-        match Outcome::of(state) {
-            Outcome::Done => Ok(Progress::Ready),
-            Outcome::InProgress => Ok(Progress::InProgress),
-            Outcome::Failed(known) => Err(self.nccl.error("asynchronous error", known, state, self.raw())),
+        match Code(state) {
+            Code::SUCCESS => Ok(Progress::Ready),
+            Code::IN_PROGRESS => Ok(Progress::InProgress),
+            failed => Err(self.nccl.error("asynchronous error", failed, self.raw())),
         }
     }
 
@@ -71,13 +71,9 @@ impl RawComm {
 
     /// Number of ranks, own rank and device, as NCCL sees them.
     pub(crate) fn facts(&mut self) -> Result<(usize, usize, usize), NcclError> {
-        let (count, user_rank, device) =
-            (self.nccl.table.count, self.nccl.table.user_rank, self.nccl.table.device);
-        Ok((
-            self.query("ncclCommCount", count)?,
-            self.query("ncclCommUserRank", user_rank)?,
-            self.query("ncclCommCuDevice", device)?,
-        ))
+        let size = self.query("ncclCommCount", self.nccl.table.count)?;
+        let rank = self.query("ncclCommUserRank", self.nccl.table.user_rank)?;
+        Ok((size, rank, self.query("ncclCommCuDevice", self.nccl.table.device)?))
     }
 
     /// Begins to split off a communicator; [`RawComm::poll`] of this one says when it is there.
@@ -100,8 +96,7 @@ impl RawComm {
         // acquire load of the state came before.)
         let handle = unsafe { ptr::read_volatile(&*slot) };
         if handle.is_null() {
-            let code = Code::InternalError;
-            return Err(self.nccl.error("ncclCommSplit", code, 3, self.raw()));
+            return Err(self.nccl.error("ncclCommSplit", Code::INTERNAL_ERROR, self.raw()));
         }
         Ok(RawComm::new(self.nccl.clone(), handle))
     }
@@ -124,41 +119,42 @@ impl RawComm {
         if segments.is_empty() {
             return Ok(());
         }
-        let (table, stream, dtype) = (&self.nccl.table, memory.stream(queue).as_ptr(), dtype_code(dtype));
-        // SAFETY: no arguments.
-        self.nccl.started("ncclGroupStart", unsafe { (table.group_start)() }, self.raw())?;
-        let mut failed = None;
-        for &Segment { from, to, count } in &segments {
+        let (table, comm) = (&self.nccl.table, self.raw());
+        let (stream, dtype) = (memory.stream(queue).as_ptr(), dtype_code(dtype));
+        let call = |&Segment { from, to, count }: &Segment| {
             let (from, to) = (from as *const c_void, to as *mut c_void);
             // SAFETY: the addresses are those of live buffers of at least the lengths that NCCL derives from `count`
             // (`segments` takes it from the shorter side; `Comm` checked that the longer one is `size` times as long);
             // `Flying` keeps them from being freed; the stream is the memory's, which outlives its collectives.
-            let code = unsafe {
+            let (name, code) = unsafe {
                 match kind {
                     CollectiveKind::AllGather => {
-                        (table.all_gather)(from, to, count, dtype, self.raw(), stream)
+                        ("ncclAllGather", (table.all_gather)(from, to, count, dtype, comm, stream))
                     }
                     CollectiveKind::ReduceScatter(op) => {
-                        (table.reduce_scatter)(from, to, count, dtype, op_code(op, ranks), self.raw(), stream)
+                        let op = op_code(op, ranks);
+                        (
+                            "ncclReduceScatter",
+                            (table.reduce_scatter)(from, to, count, dtype, op, comm, stream),
+                        )
+                    }
+                    CollectiveKind::AllReduce(op) => {
+                        let op = op_code(op, ranks);
+                        ("ncclAllReduce", (table.all_reduce)(from, to, count, dtype, op, comm, stream))
                     }
                     CollectiveKind::Broadcast { root } => {
                         // A place in a group of ranks, which NCCL counts in integers.
-                        (table.broadcast)(from, to, count, dtype, root as c_int, self.raw(), stream)
-                    }
-                    CollectiveKind::AllReduce(op) => {
-                        (table.all_reduce)(from, to, count, dtype, op_code(op, ranks), self.raw(), stream)
+                        let root = root as c_int;
+                        ("ncclBroadcast", (table.broadcast)(from, to, count, dtype, root, comm, stream))
                     }
                     CollectiveKind::Split | CollectiveKind::Connect => {
                         unreachable!("only buffers are issued")
                     }
                 }
             };
-            failed = failed.or(self.nccl.started(name(kind), code, self.raw()).err());
-        }
-        // A group that was started is always ended, or later calls of this thread would join it.
-        // SAFETY: no arguments.
-        let ended = self.nccl.started("ncclGroupEnd", unsafe { (table.group_end)() }, self.raw());
-        failed.map_or(ended, Err).map_err(IssueError::Nccl)
+            self.nccl.started(name, code, comm)
+        };
+        Ok(self.nccl.group(comm, || segments.iter().map(call).fold(Ok(()), Result::and))?)
     }
 
     /// Begins to flush and close.
@@ -176,32 +172,18 @@ impl RawComm {
     }
 
     /// Ends everything that is running on these communicators, and frees them. In one group: since NCCL 2.22 all are told
-    /// to end before the first is freed; before that, a group frees one after the other. Freeing waits for the device, and so for kernels of communicators that were not
-    /// told yet, which wait for each other's ranks.
+    /// to end before the first is freed; before that, a group frees one after the other. Freeing waits for the device, and
+    /// so for kernels of communicators that were not told yet, which wait for each other's ranks.
     ///
     /// # Errors
     /// The first failure; all are tried.
     pub(crate) fn abort_all(comms: Vec<RawComm>) -> Result<(), NcclError> {
         let Some(nccl) = comms.first().map(|comm| Arc::clone(&comm.nccl)) else { return Ok(()) };
-        // SAFETY: no arguments.
-        nccl.started("ncclGroupStart", unsafe { (nccl.table.group_start)() }, ptr::null_mut())?;
-        let mut failed = None;
-        for comm in comms {
+        let abort = |comm: RawComm| {
             // SAFETY: the communicator exists, and nobody can use it afterwards.
             let code = unsafe { (nccl.table.abort)(comm.raw()) };
-            failed = failed.or(nccl.started("ncclCommAbort", code, ptr::null_mut()).err());
-        }
-        // SAFETY: no arguments.
-        let ended = nccl.started("ncclGroupEnd", unsafe { (nccl.table.group_end)() }, ptr::null_mut());
-        failed.map_or(ended, Err)
-    }
-}
-
-fn name(kind: CollectiveKind) -> &'static str {
-    match kind {
-        CollectiveKind::AllGather => "ncclAllGather",
-        CollectiveKind::ReduceScatter(_) => "ncclReduceScatter",
-        CollectiveKind::Broadcast { .. } => "ncclBroadcast",
-        _ => "ncclAllReduce",
+            nccl.started("ncclCommAbort", code, ptr::null_mut())
+        };
+        nccl.group(ptr::null_mut(), || comms.into_iter().map(abort).fold(Ok(()), Result::and))
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{DriverError, result, sys};
 
-use super::driver::{Function, Gpu, Range};
+use super::driver::{Function, Gpu, Range, ended};
 use crate::device::StreamHandle;
 use crate::error::DeviceError;
 
@@ -38,15 +38,15 @@ pub(crate) struct Grid {
 impl Stream {
     /// A new stream of a device.
     pub(crate) fn new(gpu: &Arc<Gpu>, priority: Priority) -> Result<Self, DeviceError> {
-        gpu.bind()?;
-        let range = result::stream::get_priority_range();
-        let (least, greatest) = range.map_err(|error| gpu.failure("cuCtxGetStreamPriorityRange", error))?;
+        let range = gpu.call("cuCtxGetStreamPriorityRange", result::stream::get_priority_range);
+        let (least, greatest) = range?;
         let number = match priority {
             Priority::Least => least,
             Priority::Greatest => greatest,
         };
-        let stream = result::stream::create_with_priority(result::stream::StreamKind::NonBlocking, number);
-        let handle = stream.map_err(|error| gpu.failure("cuStreamCreateWithPriority", error))? as usize;
+        let kind = result::stream::StreamKind::NonBlocking;
+        let create = || result::stream::create_with_priority(kind, number);
+        let handle = gpu.call("cuStreamCreateWithPriority", create)? as usize;
         Ok(Self { gpu: Arc::clone(gpu), handle })
     }
 
@@ -61,11 +61,10 @@ impl Stream {
         if src.bytes() == 0 {
             return Ok(());
         }
-        self.gpu.bind()?;
         // SAFETY: both ranges are of live blocks that the device can reach, of the length given; blocks wait for the
         // device before they are freed.
-        let code = unsafe { sys::cuMemcpyAsync(dst.address(), src.address(), src.bytes(), self.raw()) };
-        self.check("cuMemcpyAsync", code.result())
+        let copy = || unsafe { sys::cuMemcpyAsync(dst.address(), src.address(), src.bytes(), self.raw()) };
+        self.gpu.call("cuMemcpyAsync", || copy().result())
     }
 
     /// Fills a range with a byte.
@@ -73,72 +72,55 @@ impl Stream {
         if dst.bytes() == 0 {
             return Ok(());
         }
-        self.gpu.bind()?;
         // SAFETY: as for `copy`.
-        let result = unsafe { result::memset_d8_async(dst.address(), byte, dst.bytes(), self.raw()) };
-        self.check("cuMemsetD8Async", result)
+        let fill = || unsafe { result::memset_d8_async(dst.address(), byte, dst.bytes(), self.raw()) };
+        self.gpu.call("cuMemsetD8Async", fill)
     }
 
     /// Runs a kernel. Every word holds one parameter in its low bytes (devices and hosts of CUDA are little-endian).
     ///
     /// The caller answers for parameters that fit the kernel: [`crate::kernels`] is the only one, and makes both.
     pub(crate) fn launch(&self, kernel: Function, grid: Grid, words: &mut [u64]) -> Result<(), DeviceError> {
-        self.gpu.bind()?;
         let mut parameters: Vec<*mut c_void> = words.iter_mut().map(|word| (&raw mut *word).cast()).collect();
         let blocks = (grid.blocks.0, grid.blocks.1, 1);
         // SAFETY: the function is of a module that stays loaded; the driver copies the parameters before it returns,
         // and there are as many of the right size as the kernel has, because both are written in `kernels`; addresses
         // among them are of live blocks, which wait for the device before they are freed.
-        let result = unsafe {
+        self.gpu.call("cuLaunchKernel", || unsafe {
             let function = kernel.0 as sys::CUfunction;
             result::launch_kernel(function, blocks, (grid.threads, 1, 1), 0, self.raw(), &mut parameters)
-        };
-        self.check("cuLaunchKernel", result)
+        })
     }
 
     /// Marks the end of the work so far.
     pub(crate) fn record(&self, event: &Event) -> Result<(), DeviceError> {
-        self.gpu.bind()?;
         // SAFETY: stream and event are live, of the same context.
-        let result = unsafe { result::event::record(event.raw(), self.raw()) };
-        self.check("cuEventRecord", result)
+        self.gpu.call("cuEventRecord", || unsafe { result::event::record(event.raw(), self.raw()) })
     }
 
     /// Orders later work behind an event, as it was recorded last.
     pub(crate) fn wait(&self, event: &Event) -> Result<(), DeviceError> {
-        self.gpu.bind()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: stream and event are live.
-        let result = unsafe { result::stream::wait_event(self.raw(), event.raw(), flags) };
-        self.check("cuStreamWaitEvent", result)
+        let wait = || unsafe { result::stream::wait_event(self.raw(), event.raw(), flags) };
+        self.gpu.call("cuStreamWaitEvent", wait)
     }
 
     /// Blocks until the work so far is done.
     pub(crate) fn synchronize(&self) -> Result<(), DeviceError> {
-        self.gpu.bind()?;
         // SAFETY: the stream is live.
-        let result = unsafe { result::stream::synchronize(self.raw()) };
-        self.check("cuStreamSynchronize", result)
+        self.gpu.call("cuStreamSynchronize", || unsafe { result::stream::synchronize(self.raw()) })
     }
 
     fn raw(&self) -> sys::CUstream {
         self.handle as sys::CUstream
     }
-
-    fn check(&self, call: &'static str, result: Result<(), DriverError>) -> Result<(), DeviceError> {
-        result.map_err(|error| self.gpu.failure(call, error))
-    }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.gpu.bind().is_ok() {
-            // SAFETY: it was created by `new` and is destroyed once; the driver finishes its work first.
-            let result = unsafe { result::stream::destroy(self.raw()) };
-            if let Err(error) = self.check("cuStreamDestroy", result) {
-                tracing::debug!(%error, "a stream was not destroyed");
-            }
-        }
+        // SAFETY: it was created by `new` and is destroyed once; the driver finishes its work first.
+        ended(self.gpu.call("cuStreamDestroy", || unsafe { result::stream::destroy(self.raw()) }));
     }
 }
 
@@ -153,37 +135,30 @@ impl Event {
     /// An event that was not recorded yet; with `timed`, the device notes when it happens.
     pub(crate) fn new(gpu: &Arc<Gpu>, timed: bool) -> Result<Self, DeviceError> {
         use sys::CUevent_flags as Flags;
-        gpu.bind()?;
         let flags = if timed { Flags::CU_EVENT_DEFAULT } else { Flags::CU_EVENT_DISABLE_TIMING };
-        let event = result::event::create(flags).map_err(|error| gpu.failure("cuEventCreate", error))?;
+        let event = gpu.call("cuEventCreate", || result::event::create(flags))?;
         Ok(Self { gpu: Arc::clone(gpu), handle: event as usize })
     }
 
     /// Blocks until it has happened.
     pub(crate) fn synchronize(&self) -> Result<(), DeviceError> {
-        self.gpu.bind()?;
         // SAFETY: the event is live.
-        let result = unsafe { result::event::synchronize(self.raw()) };
-        result.map_err(|error| self.gpu.failure("cuEventSynchronize", error))
+        self.gpu.call("cuEventSynchronize", || unsafe { result::event::synchronize(self.raw()) })
     }
 
     /// Whether it has happened.
     pub(crate) fn has_happened(&self) -> Result<bool, DeviceError> {
-        self.gpu.bind()?;
         // SAFETY: the event is live.
-        match unsafe { result::event::query(self.raw()) } {
-            Ok(()) => Ok(true),
+        self.gpu.call("cuEventQuery", || match unsafe { result::event::query(self.raw()) } {
             Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
-            Err(error) => Err(self.gpu.failure("cuEventQuery", error)),
-        }
+            other => other.map(|()| true),
+        })
     }
 
     /// Milliseconds from this event to a later one; both are timed and have happened.
     pub(crate) fn milliseconds_to(&self, later: &Event) -> Result<f32, DeviceError> {
-        self.gpu.bind()?;
         // SAFETY: both events are live; the driver refuses events that are not timed or have not happened.
-        let result = unsafe { result::event::elapsed(self.raw(), later.raw()) };
-        result.map_err(|error| self.gpu.failure("cuEventElapsedTime", error))
+        self.gpu.call("cuEventElapsedTime", || unsafe { result::event::elapsed(self.raw(), later.raw()) })
     }
 
     fn raw(&self) -> sys::CUevent {
@@ -193,12 +168,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if self.gpu.bind().is_ok() {
-            // SAFETY: it was created by `new` and is destroyed once; the driver allows that before it has happened.
-            let result = unsafe { result::event::destroy(self.raw()) };
-            if let Err(error) = result.map_err(|error| self.gpu.failure("cuEventDestroy", error)) {
-                tracing::debug!(%error, "an event was not destroyed");
-            }
-        }
+        // SAFETY: it was created by `new` and is destroyed once; the driver allows that before it has happened.
+        ended(self.gpu.call("cuEventDestroy", || unsafe { result::event::destroy(self.raw()) }));
     }
 }

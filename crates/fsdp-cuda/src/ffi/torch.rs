@@ -1,70 +1,42 @@
-//! The shim over libtorch, and tensors that borrow memory of ours.
+//! Operations of the shim over libtorch, and tensors that borrow memory of ours.
 //!
-//! What libtorch throws comes back as text. A [`View`] owns nothing: libtorch gets an address without a deleter, and
+//! What libtorch throws comes back as text, in the error that its bindings have for it. A [`View`] owns nothing: libtorch gets an address without a deleter, and
 //! the borrow of the buffer keeps it valid.
 
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
 use tch::{Device, Kind, TchError, Tensor};
 
-/// A failure that libtorch reported, in its words.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct ShimError(String);
+/// What the shim's functions return: null, or text that says why they failed.
+pub(super) type Text = *mut c_char;
+/// A tensor of libtorch that is read.
+type In = *const c_void;
+/// A tensor of libtorch that is written.
+type Out = *mut c_void;
 
 unsafe extern "C" {
-    fn fsdp_torch_free_text(text: *mut c_char);
-    fn fsdp_torch_set_deterministic(deterministic: bool) -> *mut c_char;
+    fn fsdp_torch_free_text(text: Text);
     fn fsdp_torch_multiplies_halves() -> bool;
-    fn fsdp_torch_multiply_halves(
-        lhs: *const c_void,
-        rhs: *const c_void,
-        out: *mut c_void,
-        accumulate: bool,
-    ) -> *mut c_char;
-    fn fsdp_torch_load_cuda(library: *const c_char) -> *mut c_char;
-    fn fsdp_torch_start_cuda() -> *mut c_char;
-    fn fsdp_torch_enter_stream(device: i32, stream: *mut c_void) -> *mut c_char;
-    fn fsdp_torch_allocator_bytes(device: i32, bytes: *mut i64) -> *mut c_char;
-    fn fsdp_torch_reset_allocator_peaks(device: i32) -> *mut c_char;
-    fn fsdp_torch_empty_cache(had_any: *mut bool) -> *mut c_char;
-    fn fsdp_torch_on_memory_wanted(give_back: extern "C" fn(i32) -> bool) -> *mut c_char;
-    fn fsdp_torch_choose_attention(
-        q: *const c_void,
-        k: *const c_void,
-        v: *const c_void,
-        kernel: *mut i32,
-    ) -> *mut c_char;
-    fn fsdp_torch_attention(
-        kernel: i32,
-        q: *const c_void,
-        k: *const c_void,
-        v: *const c_void,
-        y: *mut c_void,
-        lse: *mut c_void,
-    ) -> *mut c_char;
+    fn fsdp_torch_multiply_halves(lhs: In, rhs: In, out: Out, accumulate: bool) -> Text;
+    fn fsdp_torch_choose_attention(q: In, k: In, v: In, kernel: *mut i32) -> Text;
+    fn fsdp_torch_attention(kernel: i32, q: In, k: In, v: In, y: Out, lse: Out) -> Text;
     fn fsdp_torch_attention_backward(
         kernel: i32,
-        dy: *const c_void,
-        q: *const c_void,
-        k: *const c_void,
-        v: *const c_void,
-        y: *const c_void,
-        lse: *const c_void,
-        dqkv: *mut c_void,
-    ) -> *mut c_char;
-    fn fsdp_torch_pack_heads(
-        dq: *const c_void,
-        dk: *const c_void,
-        dv: *const c_void,
-        dqkv: *mut c_void,
-    ) -> *mut c_char;
+        dy: In,
+        q: In,
+        k: In,
+        v: In,
+        y: In,
+        lse: In,
+        dqkv: Out,
+    ) -> Text;
+    fn fsdp_torch_pack_heads(dq: In, dk: In, dv: In, dqkv: Out) -> Text;
 }
 
 /// The result of a call of the shim.
-fn outcome(text: *mut c_char) -> Result<(), ShimError> {
+pub(super) fn outcome(text: Text) -> Result<(), TchError> {
     if text.is_null() {
         return Ok(());
     }
@@ -72,14 +44,14 @@ fn outcome(text: *mut c_char) -> Result<(), ShimError> {
     let owned = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
     // SAFETY: allocated by the shim, freed once; `owned` is a copy.
     unsafe { fsdp_torch_free_text(text) };
-    Err(ShimError(owned))
+    Err(TchError::Torch(owned))
 }
 
-fn read(tensor: &Tensor) -> *const c_void {
+fn read(tensor: &Tensor) -> In {
     tensor.as_ptr().cast()
 }
 
-fn write(tensor: &mut Tensor) -> *mut c_void {
+fn write(tensor: &mut Tensor) -> Out {
     tensor.as_ptr().cast_mut().cast()
 }
 
@@ -156,15 +128,6 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Whether operations must be deterministic, in the whole process.
-///
-/// # Errors
-/// [`ShimError`] from libtorch.
-pub(crate) fn set_deterministic(deterministic: bool) -> Result<(), ShimError> {
-    // SAFETY: takes no pointer.
-    outcome(unsafe { fsdp_torch_set_deterministic(deterministic) })
-}
-
 /// Whether [`multiply_halves`] works on this processor.
 pub(crate) fn multiplies_halves() -> bool {
     // SAFETY: takes no pointer; initialised once, by C++'s rules for local statics.
@@ -174,85 +137,16 @@ pub(crate) fn multiplies_halves() -> bool {
 /// `out = lhs rhs`, or added: bf16 matrices of the host into a dense f32 one.
 ///
 /// # Errors
-/// [`ShimError`] from libtorch.
+/// [`TchError`] from libtorch.
 pub(crate) fn multiply_halves(
     lhs: &Tensor,
     rhs: &Tensor,
     out: &mut Tensor,
     accumulate: bool,
-) -> Result<(), ShimError> {
+) -> Result<(), TchError> {
     // SAFETY: pointers to live tensors, of which the shim checks types, sizes and layout before it reads their
     // elements; `out` is borrowed exclusively.
     outcome(unsafe { fsdp_torch_multiply_halves(read(lhs), read(rhs), write(out), accumulate) })
-}
-
-/// Loads libtorch's CUDA half.
-///
-/// # Errors
-/// [`ShimError`]: it is not there, or not loadable.
-pub(crate) fn load_cuda(library: &CString) -> Result<(), ShimError> {
-    // SAFETY: a string with a zero at its end.
-    outcome(unsafe { fsdp_torch_load_cuda(library.as_ptr()) })
-}
-
-/// Makes libtorch's CUDA half look for the driver and its devices.
-///
-/// # Errors
-/// [`ShimError`]: it is not loaded, or there is no driver that it can use, or no device.
-pub(crate) fn start_cuda() -> Result<(), ShimError> {
-    // SAFETY: takes no pointer.
-    outcome(unsafe { fsdp_torch_start_cuda() })
-}
-
-/// Makes a stream of a device the current one of this thread.
-///
-/// # Errors
-/// [`ShimError`] from libtorch: its CUDA half is not loaded, or there is no driver.
-pub(crate) fn enter_stream(device: i32, stream: *mut c_void) -> Result<(), ShimError> {
-    // SAFETY: libtorch only keeps the handle; who owns the stream keeps it for as long as the memory that it belongs
-    // to, whose thread this is.
-    outcome(unsafe { fsdp_torch_enter_stream(device, stream) })
-}
-
-/// Bytes of libtorch's allocator on a device: allocated, reserved, and their peaks.
-///
-/// # Errors
-/// [`ShimError`] from libtorch: its CUDA half is not loaded, or there is no driver.
-pub(crate) fn allocator_bytes(device: i32) -> Result<[i64; 4], ShimError> {
-    let mut bytes = [0; 4];
-    // SAFETY: the shim writes four numbers.
-    outcome(unsafe { fsdp_torch_allocator_bytes(device, bytes.as_mut_ptr()) })?;
-    Ok(bytes)
-}
-
-/// Forgets the peaks of [`allocator_bytes`].
-///
-/// # Errors
-/// [`ShimError`] when there is no such device.
-pub(crate) fn reset_allocator_peaks(device: i32) -> Result<(), ShimError> {
-    // SAFETY: no pointers.
-    outcome(unsafe { fsdp_torch_reset_allocator_peaks(device) })
-}
-
-/// Makes libtorch's allocator give the driver what it caches of CUDA devices; returns whether there was anything.
-///
-/// # Errors
-/// [`ShimError`] from libtorch: its CUDA half is not loaded.
-pub(crate) fn empty_cache() -> Result<bool, ShimError> {
-    let mut had_any = false;
-    // SAFETY: a pointer to a flag that outlives the call.
-    outcome(unsafe { fsdp_torch_empty_cache(&raw mut had_any) })?;
-    Ok(had_any)
-}
-
-/// From now on libtorch's allocator calls `give_back` with the number of a CUDA device before it asks the driver for more
-/// of it; it may give memory to the driver, and must not use libtorch.
-///
-/// # Errors
-/// [`ShimError`]: libtorch's CUDA half is not loaded.
-pub(crate) fn on_memory_wanted(give_back: extern "C" fn(i32) -> bool) -> Result<(), ShimError> {
-    // SAFETY: a function that lives as long as the process, and can not unwind into C++.
-    outcome(unsafe { fsdp_torch_on_memory_wanted(give_back) })
 }
 
 /// Which of CUDA's attention kernels; the numbers are libtorch's.
@@ -277,8 +171,8 @@ impl CudaAttention {
 /// The kernel that PyTorch would choose for causal attention over these operands; `None` when none of them takes them.
 ///
 /// # Errors
-/// [`ShimError`] from libtorch.
-pub(crate) fn choose_attention([q, k, v]: [&Tensor; 3]) -> Result<Option<CudaAttention>, ShimError> {
+/// [`TchError`] from libtorch.
+pub(crate) fn choose_attention([q, k, v]: [&Tensor; 3]) -> Result<Option<CudaAttention>, TchError> {
     let mut kernel = 0;
     // SAFETY: pointers to live tensors, and to a number that outlives the call.
     outcome(unsafe { fsdp_torch_choose_attention(read(q), read(k), read(v), &raw mut kernel) })?;
@@ -289,13 +183,13 @@ pub(crate) fn choose_attention([q, k, v]: [&Tensor; 3]) -> Result<Option<CudaAtt
 /// Causal attention on a CUDA device: writes the output and the log-sum-exp.
 ///
 /// # Errors
-/// [`ShimError`] from libtorch.
+/// [`TchError`] from libtorch.
 pub(crate) fn attention(
     which: CudaAttention,
     [q, k, v]: [&Tensor; 3],
     y: &mut Tensor,
     lse: &mut Tensor,
-) -> Result<(), ShimError> {
+) -> Result<(), TchError> {
     // SAFETY: pointers to live tensors; the two that are written are borrowed exclusively. libtorch checks the rest.
     outcome(unsafe { fsdp_torch_attention(which as i32, read(q), read(k), read(v), write(y), write(lse)) })
 }
@@ -304,14 +198,14 @@ pub(crate) fn attention(
 /// them.
 ///
 /// # Errors
-/// [`ShimError`] from libtorch.
+/// [`TchError`] from libtorch.
 pub(crate) fn attention_backward(
     which: CudaAttention,
     dy: &Tensor,
     [q, k, v]: [&Tensor; 3],
     [y, lse]: [&Tensor; 2],
     dqkv: &mut Tensor,
-) -> Result<(), ShimError> {
+) -> Result<(), TchError> {
     // SAFETY: pointers to live tensors; the one that is written is borrowed exclusively. libtorch checks the rest.
     outcome(unsafe {
         fsdp_torch_attention_backward(
@@ -331,8 +225,8 @@ pub(crate) fn attention_backward(
 /// heads as those of queries: what each key head was repeated for is summed.
 ///
 /// # Errors
-/// [`ShimError`] from libtorch: sizes that do not fit.
-pub(crate) fn pack_heads([dq, dk, dv]: [&Tensor; 3], dqkv: &mut Tensor) -> Result<(), ShimError> {
+/// [`TchError`] from libtorch: sizes that do not fit.
+pub(crate) fn pack_heads([dq, dk, dv]: [&Tensor; 3], dqkv: &mut Tensor) -> Result<(), TchError> {
     // SAFETY: pointers to live tensors; the one that is written is borrowed exclusively. libtorch checks the sizes.
     outcome(unsafe { fsdp_torch_pack_heads(read(dq), read(dk), read(dv), write(dqkv)) })
 }

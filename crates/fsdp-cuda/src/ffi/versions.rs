@@ -32,12 +32,8 @@ pub(crate) fn cublas(folders: &[PathBuf]) -> Result<Found, LibraryError> {
         (code == 0).then(|| value.to_string())
     };
     let version = [0, 1, 2].into_iter().map(part).collect::<Option<Vec<_>>>().map(|parts| parts.join("."));
-    Ok(found(library, version))
-}
-
-fn found(library: Library, version: Option<String>) -> Found {
     let path = library.path().to_owned();
     // Closing and opening again is not what these libraries are made for.
     std::mem::forget(library);
-    Found { path, version }
+    Ok(Found { path, version })
 }

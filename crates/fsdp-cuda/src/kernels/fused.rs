@@ -4,7 +4,7 @@ use fsdp_core::memory::{HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::Backend;
 use fsdp_nn::backend::{HeadChunks, Operands, Outcome, Write};
-use fsdp_nn::op::Op;
+use fsdp_nn::op::{Activation, Attention, AttentionDims, Dropout, Head, Norm, Op, Pass, Pointwise};
 
 use super::{CONVERT, GRID_HEIGHT_MAX, LOSS, Launch, NORMS, POINTWISE, Source, Word};
 use crate::device::{CudaBuffer, CudaMemory, expect_float};
@@ -22,12 +22,12 @@ const COLUMNS_PER_THREAD: usize = 4;
 
 impl CudaMemory {
     /// A pointer to read from.
-    pub(super) fn input<'a>(&self, slice: In<'a>) -> Result<Word<'a>, Error> {
+    pub(crate) fn input<'a>(&self, slice: In<'a>) -> Result<Word<'a>, Error> {
         Ok(Word::Range(self.range(Queue::Compute, slice)?))
     }
 
     /// A pointer to write to.
-    pub(super) fn output<'a>(&self, slice: Out<'a>) -> Result<Word<'a>, Error> {
+    pub(crate) fn output<'a>(&self, slice: Out<'a>) -> Result<Word<'a>, Error> {
         Ok(Word::Range(self.range_mut(Queue::Compute, slice)?))
     }
 
@@ -80,26 +80,26 @@ impl CudaMemory {
         Ok(kernels.striding("combine", width.div_ceil(COLUMN_THREADS), threads, &words)?)
     }
 
-    fn run_norm(&self, op: &Op, mut operands: Call<'_, '_>) -> Result<Outcome, Error> {
-        let x = operands.reads[0];
-        let dtype = expect_float(x.buffer);
-        let accumulate = Word::Int(u32::from(operands.writes[0].accumulate));
-        let (kernel, rows, width, last) = match *op {
-            Op::RmsNorm { rows, width, eps } => ("rms_norm", rows, width, Word::Real(eps)),
-            Op::RmsNormBackward { rows, width, .. } => ("rms_norm_backward", rows, width, accumulate),
-            Op::LayerNorm { rows, width, eps } => ("layer_norm", rows, width, Word::Real(eps)),
-            Op::LayerNormBackwardInput { rows, width } => ("layer_norm_backward", rows, width, accumulate),
-            Op::LayerNormBackwardWeight { width, .. } => {
+    fn norm(&self, op: &Norm, mut operands: Call<'_, '_>) -> Result<Outcome, Error> {
+        let dtype = expect_float(operands.reads[0].buffer);
+        let (kernel, rows, width) = match *op {
+            Norm::Rms { rows, width, .. } => ("rms_norm", rows, width),
+            Norm::RmsBackward { rows, width, .. } => ("rms_norm_backward", rows, width),
+            Norm::Layer { rows, width, .. } => ("layer_norm", rows, width),
+            Norm::LayerBackwardInput { rows, width } => ("layer_norm_backward", rows, width),
+            Norm::LayerBackwardWeight { width, .. } => {
                 let (reads, [dweight], _) = operands.split();
                 self.column_sums("layer_norm_weight", width, reads, dweight)?;
                 return Ok(Outcome::Done);
             }
-            _ => return Ok(Outcome::Unsupported),
         };
-        let trains = matches!(op, Op::RmsNormBackward { weight: true, .. });
+        let is_backward = matches!(op, Norm::RmsBackward { .. } | Norm::LayerBackwardInput { .. });
+        let accumulate = is_backward.then_some(Word::Int(u32::from(operands.writes[0].accumulate)));
+        let trains = matches!(op, Norm::RmsBackward { weight: true, .. });
         let mut words = self.pointers(operands.reborrow())?;
         words.truncate(words.len() - usize::from(trains));
-        words.extend([Word::Len(width), Word::Len(rows), last]);
+        words.extend([Word::Len(width), Word::Len(rows)]);
+        words.extend(constants(&Op::Norm(*op)).into_iter().chain(accumulate));
         self.same(&NORMS, dtype).rows(kernel, rows, width, &words)?;
         if trains {
             let ([x, _, rstd, dy], [_, dweight], _) = operands.split();
@@ -108,83 +108,82 @@ impl CudaMemory {
         Ok(Outcome::Done)
     }
 
-    fn run_activation(&self, op: &Op, operands: Call<'_, '_>) -> Result<Outcome, Error> {
+    fn activation(&self, op: Activation, operands: Call<'_, '_>) -> Result<Outcome, Error> {
         let dtype = expect_float(operands.reads[0].buffer);
-        let mut words = self.pointers(operands)?;
-        // Kernels of backward take a place for the output after the gradient of it, or none.
-        let (kernel, len) = match *op {
-            Op::Swiglu { len } => ("swiglu", len),
-            Op::Gelu { len } => ("gelu", len),
-            Op::SwigluBackward { len } => {
-                words.insert(3, Word::Null);
-                ("swiglu_backward", len)
-            }
-            Op::SwigluBackwardAgain { len } => {
-                words.insert(3, words[2]);
-                ("swiglu_backward", len)
-            }
-            Op::GeluBackward { len } => {
-                words.insert(2, Word::Null);
-                ("gelu_backward", len)
-            }
-            Op::GeluBackwardAgain { len } => {
-                words.insert(2, words[1]);
-                ("gelu_backward", len)
-            }
-            _ => return Ok(Outcome::Unsupported),
+        let mut operands = self.pointers(operands)?.into_iter();
+        // An operand that the operation does not have is a pointer to nothing.
+        let mut next = |is_there: bool| {
+            let operand = if is_there { operands.next() } else { None };
+            operand.unwrap_or(Word::Null)
         };
-        words.push(Word::Len(len));
-        self.same(&POINTWISE, dtype).elements(kernel, len, &words)?;
+        let mut words = vec![Word::Int(op.function as u32), next(true), next(op.gated)];
+        let kernel = match op.pass {
+            Pass::Forward => {
+                words.push(next(true));
+                "activation"
+            }
+            Pass::Backward | Pass::BackwardAgain => {
+                let dy = next(true);
+                let y = if op.pass == Pass::Backward { Word::Null } else { dy };
+                words.extend([dy, y, next(true), next(op.gated)]);
+                "activation_backward"
+            }
+        };
+        words.push(Word::Len(op.len));
+        self.same(&POINTWISE, dtype).elements(kernel, op.len, &words)?;
         Ok(Outcome::Done)
     }
 
-    fn run_in_place(&self, op: &Op, operands: Call<'_, '_>) -> Result<Outcome, Error> {
-        let (keys, dropout) = (operands.keys, op.dropout(operands.keys));
+    fn rope(
+        &self,
+        dims: AttentionDims,
+        inverse_frequencies: &[f32],
+        backward: bool,
+        operands: Call<'_, '_>,
+    ) -> Result<Outcome, Error> {
         let ([], [x], _) = operands.split();
         let dtype = expect_float(x.slice.buffer);
-        match op {
-            Op::Rope { dims, inverse_frequencies, backward } => {
-                let table = self.rotations(dtype.master(), dims.seq, inverse_frequencies)?;
-                let (half, heads) = (dims.head_dim / 2, dims.heads + dims.kv_heads);
-                let words = [
-                    self.output(x.slice)?,
-                    self.input(Slice::whole(&table))?,
-                    Word::Len(dims.seq),
-                    Word::Len(dims.rows()),
-                    Word::Int(dims.packed() as u32),
-                    Word::Int(heads as u32),
-                    Word::Int(half as u32),
-                    Word::Int(u32::from(*backward)),
-                ];
-                self.same(&POINTWISE, dtype).elements("rope", dims.rows() * heads * half, &words)?;
-            }
-            Op::Dropout { len, samples, .. } => {
-                let Some(dropout) = dropout else { return Ok(Outcome::Done) };
-                // The words of a 64-bit integer are those of a key.
-                let keys: Vec<i64> = keys.iter().map(|&key| key as i64).collect();
-                let mut on_device = self.scratch(DType::I64, keys.len())?;
-                self.write(Queue::Compute, HostSlice::I64(&keys), SliceMut::whole(&mut on_device))?;
-                let words = [
-                    self.output(x.slice)?,
-                    self.input(Slice::whole(&on_device))?,
-                    Word::Len(len / samples),
-                    Word::Len(*samples),
-                    Word::Int(dropout.threshold()),
-                    Word::Real(dropout.kept()),
-                ];
-                self.same(&POINTWISE, dtype).elements("dropout", *len, &words)?;
-            }
-            _ => return Ok(Outcome::Unsupported),
-        }
+        let table = self.rotations(dtype.master(), dims.seq, inverse_frequencies)?;
+        let (half, heads) = (dims.head_dim / 2, dims.heads + dims.kv_heads);
+        let words = [
+            self.output(x.slice)?,
+            self.input(Slice::whole(&table))?,
+            Word::Len(dims.seq),
+            Word::Len(dims.rows()),
+            Word::Int(dims.packed() as u32),
+            Word::Int(heads as u32),
+            Word::Int(half as u32),
+            Word::Int(u32::from(backward)),
+        ];
+        self.same(&POINTWISE, dtype).elements("rope", dims.rows() * heads * half, &words)?;
+        Ok(Outcome::Done)
+    }
+
+    fn drop_elements(&self, dropout: Dropout<'_>, operands: Call<'_, '_>) -> Result<Outcome, Error> {
+        let ([], [x], _) = operands.split();
+        let (dtype, len) = (expect_float(x.slice.buffer), x.slice.len);
+        // The words of a 64-bit integer are those of a key.
+        let keys: Vec<i64> = dropout.keys.iter().map(|&key| key as i64).collect();
+        let mut on_device = self.scratch(DType::I64, keys.len())?;
+        self.write(Queue::Compute, HostSlice::I64(&keys), SliceMut::whole(&mut on_device))?;
+        let words = [
+            self.output(x.slice)?,
+            self.input(Slice::whole(&on_device))?,
+            Word::Len(len / keys.len()),
+            Word::Len(keys.len()),
+            Word::Int(dropout.threshold()),
+            Word::Real(dropout.kept()),
+        ];
+        self.same(&POINTWISE, dtype).elements("dropout", len, &words)?;
         Ok(Outcome::Done)
     }
 
     /// Cross-entropy of a chunk of rows. The gradient goes to a place of elements of a dtype, if there is one.
-    fn run_losses(&self, op: &Op, operands: Call<'_, '_>) -> Result<Outcome, Error> {
-        let (Op::CrossEntropy { rows, vocab } | Op::CrossEntropyBackward { rows, vocab, .. }) = *op else {
+    fn losses(&self, op: &Head, operands: Call<'_, '_>) -> Result<Outcome, Error> {
+        let (Head::CrossEntropy { dims } | Head::CrossEntropyBackward { dims, .. }) = *op else {
             return Ok(Outcome::Unsupported);
         };
-        let (logits, dtype, slopes, rounded, targets, losses) = if matches!(op, Op::CrossEntropy { .. }) {
+        let (logits, dtype, slopes, rounded, targets, losses) = if matches!(op, Head::CrossEntropy { .. }) {
             let ([logits, targets], [losses], _) = operands.split();
             let dtype = expect_float(logits.buffer);
             (self.input(logits)?, dtype, Word::Null, dtype, targets, losses)
@@ -202,30 +201,32 @@ impl CudaMemory {
             (logits, dtype, slopes, rounded, targets, losses)
         };
         let (targets, losses) = (self.input(targets)?, self.output(losses.slice)?);
-        let words = [logits, slopes, targets, losses, Word::Len(vocab), Word::Len(rows)];
+        let mut words = vec![logits, slopes, targets, losses, Word::Len(dims.vocab), Word::Len(dims.rows)];
+        words.extend(constants(&Op::Head(*op)));
         let kernels = self.kernels(Queue::Compute, &LOSS, (dtype, rounded));
-        kernels.rows("cross_entropy", rows, vocab, &words)?;
+        kernels.rows("cross_entropy", dims.rows, dims.vocab, &words)?;
         Ok(Outcome::Done)
     }
+}
+
+/// Constants of an operation's formula, in the type of arithmetic.
+fn constants(op: &Op) -> Vec<Word<'static>> {
+    op.describe().constants.into_iter().map(Word::Real).collect()
 }
 
 /// Products, look-ups and attention are left to others.
 impl Backend for CudaMemory {
     fn execute(&self, op: &Op, operands: Call<'_, '_>) -> Result<Outcome, Error> {
         match op {
-            Op::RmsNorm { .. }
-            | Op::RmsNormBackward { .. }
-            | Op::LayerNorm { .. }
-            | Op::LayerNormBackwardInput { .. }
-            | Op::LayerNormBackwardWeight { .. } => self.run_norm(op, operands),
-            Op::Swiglu { .. }
-            | Op::SwigluBackward { .. }
-            | Op::SwigluBackwardAgain { .. }
-            | Op::Gelu { .. }
-            | Op::GeluBackward { .. }
-            | Op::GeluBackwardAgain { .. } => self.run_activation(op, operands),
-            Op::Rope { .. } | Op::Dropout { .. } => self.run_in_place(op, operands),
-            Op::CrossEntropy { .. } | Op::CrossEntropyBackward { .. } => self.run_losses(op, operands),
+            Op::Norm(op) => self.norm(op, operands),
+            Op::Activation(op) => self.activation(*op, operands),
+            Op::Attention(Attention::Rope { dims, inverse_frequencies, backward }) => {
+                self.rope(*dims, inverse_frequencies, *backward, operands)
+            }
+            Op::Pointwise(Pointwise::Dropout { p, .. }) => {
+                self.drop_elements(Dropout { p: *p, keys: operands.keys }, operands)
+            }
+            Op::Head(op) => self.losses(op, operands),
             _ => Ok(Outcome::Unsupported),
         }
     }

@@ -29,32 +29,32 @@ const COMMON: &str = include_str!("../../kernels/common.cuh");
 pub(crate) struct Source {
     name: &'static str,
     text: &'static str,
-    kernels: &'static [&'static str],
+}
+
+impl Source {
+    /// The names of its kernels: what stands between `__global__ void` and the parameters.
+    fn kernels(&self) -> Vec<&'static str> {
+        let after = self.text.split("__global__ void ").skip(1);
+        after.filter_map(|text| Some(text.split_once('(')?.0)).collect()
+    }
 }
 
 macro_rules! sources {
-    ($($ident:ident = $name:literal: $($kernel:literal),+;)*) => {
-        $(pub(crate) static $ident: Source = Source {
-            name: $name,
-            text: include_str!(concat!("../../kernels/", $name)),
-            kernels: &[$($kernel),+],
-        };)*
+    ($($ident:ident = $name:literal;)*) => {
+        $(pub(crate) static $ident: Source =
+            Source { name: $name, text: include_str!(concat!("../../kernels/", $name)) };)*
     };
 }
 
 sources! {
-    CONVERT = "convert.cu": "cast", "accumulate", "scale", "combine";
-    INTEGERS = "integers.cu": "accumulate_u32", "accumulate_i64";
-    NORMS = "norms.cu": "rms_norm", "rms_norm_backward", "rms_norm_weight",
-        "layer_norm", "layer_norm_backward", "layer_norm_weight";
-    POINTWISE = "pointwise.cu": "swiglu", "swiglu_backward", "gelu", "gelu_backward", "dropout", "dropout_factors",
-        "rope";
-    LOSS = "loss.cu": "cross_entropy";
-    UPDATE = "update.cu": "adamw", "sgd", "sgd_momentum";
-    FACTORED = "factored.cu": "add_partial", "parameter_squares", "advance_full", "advance_rows", "add_rows",
-        "column_squares", "add_columns", "advance_columns", "row_updates", "block_updates", "factored_update",
-        "full_update";
-    EXACT = "exact.cu": "square_sum", "exact_sum", "gradient_factors";
+    CONVERT = "convert.cu";
+    INTEGERS = "integers.cu";
+    NORMS = "norms.cu";
+    POINTWISE = "pointwise.cu";
+    LOSS = "loss.cu";
+    UPDATE = "update.cu";
+    FACTORED = "factored.cu";
+    EXACT = "exact.cu";
 }
 
 /// The compiled kernels of one device.
@@ -92,10 +92,11 @@ impl Kernels {
             return Ok(*function);
         }
         let image = image(source, (t, s), &self.gpu.architecture())?;
-        let functions = self.gpu.load(&image, source.kernels)?;
-        loaded.extend(source.kernels.iter().zip(functions).map(|(name, function)| ((*name, t, s), function)));
+        let names = source.kernels();
+        let functions = self.gpu.load(&image, &names)?;
+        loaded.extend(names.into_iter().zip(functions).map(|(name, function)| ((name, t, s), function)));
         let function = loaded.get(&(kernel, t, s));
-        Ok(*function.unwrap_or_else(|| panic!("{} lists its kernel {kernel}", source.name)))
+        Ok(*function.unwrap_or_else(|| panic!("{} has a kernel {kernel}", source.name)))
     }
 }
 

@@ -39,7 +39,7 @@ fn the_real_compiler_takes_every_source() {
                 Err(error) => panic!("{error}"),
                 Ok(image) => {
                     let has = |name: &&str| image.windows(name.len()).any(|part| part == name.as_bytes());
-                    assert!(source.kernels.iter().all(has), "{} has its kernels", source.name);
+                    assert!(source.kernels().iter().all(has), "{} has its kernels", source.name);
                 }
             }
         }

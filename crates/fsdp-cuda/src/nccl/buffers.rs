@@ -39,24 +39,14 @@ pub(crate) struct Segment {
 }
 
 /// Why a collective could not be issued.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum IssueError {
     /// A buffer has no address.
-    Memory(Error),
+    #[error(transparent)]
+    Memory(#[from] Error),
     /// NCCL refused.
-    Nccl(NcclError),
-}
-
-impl From<Error> for IssueError {
-    fn from(error: Error) -> Self {
-        IssueError::Memory(error)
-    }
-}
-
-impl From<NcclError> for IssueError {
-    fn from(error: NcclError) -> Self {
-        IssueError::Nccl(error)
-    }
+    #[error(transparent)]
+    Nccl(#[from] NcclError),
 }
 
 /// Addresses, for work of `queue`, and counts of the segments that have elements. The count is of the shorter side, as NCCL

@@ -59,21 +59,6 @@ impl<M: DeviceMemory> NcclComm<M> {
         &self.connection.world
     }
 
-    fn start(
-        &mut self,
-        memory: &M,
-        queue: Queue,
-        call: Fingerprint,
-        mut buffers: Flying<M::Buffer>,
-    ) -> Result<Box<dyn InFlight<M>>, Error> {
-        memory.bind()?;
-        let entered = self.world().enter(self.seat, call)?;
-        let event = self.issue(memory, queue, call, &mut buffers)?;
-        self.world().issued(self.seat, entered, event.clone());
-        let rank = self.group.members[self.seat.index];
-        Ok(Box::new(Flight { world: self.world().clone(), rank, call, buffers, event }))
-    }
-
     /// Gives a call that was entered to the device; the point behind it.
     fn issue(
         &self,
@@ -142,44 +127,20 @@ impl<M: DeviceMemory> Communicator<M> for NcclComm<M> {
         self.group.members[self.seat.index]
     }
 
-    fn all_gather(
+    fn start(
         &mut self,
         memory: &M,
         call: Fingerprint,
         inputs: Vec<M::Buffer>,
         outputs: Vec<M::Buffer>,
     ) -> Result<Box<dyn InFlight<M>>, Error> {
-        self.start(memory, Queue::Gather, call, Flying::new(inputs, outputs))
-    }
-
-    fn reduce_scatter(
-        &mut self,
-        memory: &M,
-        call: Fingerprint,
-        inputs: Vec<M::Buffer>,
-        outputs: Vec<M::Buffer>,
-    ) -> Result<Box<dyn InFlight<M>>, Error> {
-        self.start(memory, Queue::Reduce, call, Flying::new(inputs, outputs))
-    }
-
-    fn all_reduce(
-        &mut self,
-        memory: &M,
-        call: Fingerprint,
-        buffers: Vec<M::Buffer>,
-    ) -> Result<Box<dyn InFlight<M>>, Error> {
-        self.start(memory, Queue::Reduce, call, Flying::new(Vec::new(), buffers))
-    }
-
-    fn broadcast(
-        &mut self,
-        memory: &M,
-        call: Fingerprint,
-        _root: usize,
-        buffers: Vec<M::Buffer>,
-    ) -> Result<Box<dyn InFlight<M>>, Error> {
-        // The root is part of the call's kind, with which NCCL's bindings issue it.
-        self.start(memory, Queue::Reduce, call, Flying::new(Vec::new(), buffers))
+        memory.bind()?;
+        let mut buffers = Flying::new(inputs, outputs);
+        let entered = self.world().enter(self.seat, call)?;
+        let event = self.issue(memory, call.kind.queue(), call, &mut buffers)?;
+        self.world().issued(self.seat, entered, event.clone());
+        let (world, rank) = (self.world().clone(), self.world_rank());
+        Ok(Box::new(Flight { world, rank, call, buffers, event }))
     }
 
     fn split(
@@ -240,10 +201,9 @@ impl<M: DeviceMemory> InFlight<M> for Flight<M> {
         Ok(Completed { outputs, inputs })
     }
 
-    fn abandon(self: Box<Self>) {
+    fn abandon(self: Box<Self>, reason: String) {
         // A panic that drops it will be reported itself, with its message.
         if !thread::panicking() {
-            let reason = format!("{} was given up before its end", self.call);
             let error = CommError::Aborted { rank: self.rank, reason };
             self.world.fail(Failure { culprit: self.rank, error });
         }

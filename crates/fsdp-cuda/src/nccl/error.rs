@@ -1,6 +1,6 @@
 //! Versions, result codes and errors of NCCL.
 //!
-//! Result codes are integers: one that this table does not know is [`Code::Unknown`], not undefined behaviour.
+//! Result codes are integers: one that is not known here is a number, not undefined behaviour.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ pub struct Version(pub u32);
 
 impl Version {
     /// The oldest that will do: the first with `ncclCommSplit`.
-    pub const NEEDED: Version = Version(2_18_01);
+    pub(crate) const NEEDED: Version = Version(2_18_01);
 }
 
 impl fmt::Display for Version {
@@ -26,52 +26,25 @@ impl fmt::Display for Version {
 
 /// What a call of NCCL returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Code {
-    /// `ncclUnhandledCudaError`
-    UnhandledCudaError,
-    /// `ncclSystemError`
-    SystemError,
-    /// `ncclInternalError`
-    InternalError,
-    /// `ncclInvalidArgument`
-    InvalidArgument,
-    /// `ncclInvalidUsage`
-    InvalidUsage,
-    /// `ncclRemoteError`
-    RemoteError,
-    /// A code that is newer than this table.
-    Unknown(i32),
-}
+pub struct Code(pub i32);
 
-/// What a code says: done, under way, or failed.
-pub(crate) enum Outcome {
-    Done,
-    InProgress,
-    Failed(Code),
-}
-
-impl Outcome {
-    pub(crate) fn of(code: i32) -> Self {
-        Outcome::Failed(match code {
-            0 => return Outcome::Done,
-            7 => return Outcome::InProgress,
-            1 => Code::UnhandledCudaError,
-            2 => Code::SystemError,
-            3 => Code::InternalError,
-            4 => Code::InvalidArgument,
-            5 => Code::InvalidUsage,
-            6 => Code::RemoteError,
-            code => Code::Unknown(code),
-        })
-    }
+impl Code {
+    pub(crate) const SUCCESS: Self = Self(0);
+    pub(crate) const INTERNAL_ERROR: Self = Self(3);
+    pub(crate) const IN_PROGRESS: Self = Self(7);
 }
 
 impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Code::Unknown(code) => write!(f, "unknown result {code}"),
-            known => write!(f, "nccl{known:?}"),
-        }
+        f.write_str(match self.0 {
+            1 => "ncclUnhandledCudaError",
+            2 => "ncclSystemError",
+            3 => "ncclInternalError",
+            4 => "ncclInvalidArgument",
+            5 => "ncclInvalidUsage",
+            6 => "ncclRemoteError",
+            code => return write!(f, "unknown result {code}"),
+        })
     }
 }
 
@@ -83,17 +56,21 @@ pub enum NcclError {
     #[error(transparent)]
     Library(#[from] LibraryError),
     /// The library is too old.
-    #[error("{} is NCCL {found}, but {needed} or newer is needed; {}", path.display(), NCCL.install)]
+    #[error(
+        "{} is NCCL {found}, but {} or newer is needed; {}",
+        path.display(), Version::NEEDED, NCCL.install
+    )]
     TooOld {
         /// The file.
         path: PathBuf,
         /// Its version.
         found: Version,
-        /// The oldest that will do.
-        needed: Version,
     },
     /// A call failed.
-    #[error("{call}: {code}: {text}{}", Detail(detail))]
+    #[error(
+        "{call}: {code}: {text}{}",
+        if detail.is_empty() { String::new() } else { format!(" (NCCL's last message: {detail})") }
+    )]
     Call {
         /// The function.
         call: &'static str,
@@ -104,12 +81,4 @@ pub enum NcclError {
         /// The last thing that NCCL noted, which may be of another call; may be empty.
         detail: String,
     },
-}
-
-struct Detail<'a>(&'a str);
-
-impl fmt::Display for Detail<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() { Ok(()) } else { write!(f, " (NCCL's last message: {})", self.0) }
-    }
 }

@@ -30,18 +30,16 @@ pub struct GpuOptions {
     /// The world fails when a collective has been at the head of its communicator for so long, so it must be longer than
     /// a step.
     pub timeout: Duration,
-    /// Stack of each rank's thread.
-    pub stack_bytes: usize,
 }
 
 impl GpuOptions {
-    /// Room for what NVIDIA's libraries do on the stack of whoever calls them: cuBLASLt and cuDNN plan there. Twice what the
+    /// Stack of each rank's thread: room for what NVIDIA's libraries do on the stack of whoever calls them: cuBLASLt and cuDNN plan there. Twice what the
     /// first thread of a process has; pages that are not touched cost nothing.
     pub const STACK_BYTES: usize = 16 << 20;
 
     /// `devices` devices and a time limit of ten minutes.
     pub fn new(devices: usize) -> Self {
-        Self { devices, timeout: Duration::from_secs(600), stack_bytes: Self::STACK_BYTES }
+        Self { devices, timeout: Duration::from_secs(600) }
     }
 }
 
@@ -59,9 +57,6 @@ pub struct Gpus<M> {
 /// Where the first process says by which ids all are connected.
 const IDS: &str = "ids";
 
-/// All ids of NCCL are of this length.
-const ID_LEN: usize = 128;
-
 /// NCCL's ids for the communicators of a world are not there.
 #[derive(Debug, thiserror::Error)]
 enum NoIds {
@@ -69,7 +64,7 @@ enum NoIds {
     Nccl(#[from] NcclError),
     #[error("process 0 has not told NCCL's ids: {0}")]
     NotHeard(#[from] AssemblyError),
-    #[error("process 0 has told ids of {len} bytes, and two of NCCL have {}", 2 * ID_LEN)]
+    #[error("process 0 has told ids of {len} bytes, and two of NCCL have {}", 2 * UniqueId::LEN)]
     Length { len: usize },
 }
 
@@ -102,12 +97,12 @@ impl<M: DeviceMemory> Gpus<M> {
     fn ids(&self, assembly: &dyn Assembly) -> Result<[UniqueId; 2], NoIds> {
         if assembly.is_leader() {
             let ids = [self.nccl.unique_id()?, self.nccl.unique_id()?];
-            let told = ids.map(UniqueId::to_bytes).concat();
+            let told = ids.map(|id| id.0).concat();
             assembly.announce(IDS, told).map_err(AssemblyError::from)?;
         }
         let told = assembly.hear(IDS, self.options.timeout)?;
-        match told.as_chunks::<ID_LEN>() {
-            (&[gathers, reductions], []) => Ok([gathers, reductions].map(UniqueId::from_bytes)),
+        match told.as_chunks::<{ UniqueId::LEN }>() {
+            (&[gathers, reductions], []) => Ok([gathers, reductions].map(UniqueId)),
             _ => Err(NoIds::Length { len: told.len() }),
         }
     }
@@ -187,7 +182,7 @@ impl<M: DeviceMemory> Launcher for Gpus<M> {
                 rank: Rank(here.start),
                 reason: FailureReason::Spawn(error),
             })?;
-            let outcomes = run_ranks(here.clone(), self.options.stack_bytes, run, ended);
+            let outcomes = run_ranks(here.clone(), GpuOptions::STACK_BYTES, run, ended);
             world.stop();
             watcher.join().expect("the watcher does not panic");
             Ok(outcomes)

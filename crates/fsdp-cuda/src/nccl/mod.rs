@@ -47,7 +47,6 @@ mod world;
 
 pub use crate::ffi::nccl::Nccl;
 pub use comm::NcclComm;
-pub(crate) use error::Outcome;
 pub use error::{Code, NcclError, Version};
 pub use launch::{GpuOptions, Gpus};
 pub use remote::Peers;

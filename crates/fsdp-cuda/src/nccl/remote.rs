@@ -5,7 +5,6 @@
 //! only when somebody waits, which is when NCCL may hang because of them, or when digests of as many calls differ, which NCCL
 //! does not notice: then the leader asks, and everybody tells what is kept of that communicator.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -72,7 +71,6 @@ const ASK: &str = "ask";
 pub(super) struct Beats<'a, M: DeviceMemory> {
     world: &'a World<M>,
     peers: Peers,
-    here: Range<usize>,
     /// The next report.
     next: u64,
     due: Instant,
@@ -85,8 +83,8 @@ pub(super) struct Beats<'a, M: DeviceMemory> {
 
 impl<'a, M: DeviceMemory> Beats<'a, M> {
     pub(super) fn new(world: &'a World<M>, peers: Peers) -> Self {
-        let (here, now) = (world.assembly.local(), Instant::now());
-        Self { world, peers, here, next: 0, due: now, judging: (0, now), has_told_end: false, is_over: false }
+        let now = Instant::now();
+        Self { world, peers, next: 0, due: now, judging: (0, now), has_told_end: false, is_over: false }
     }
 
     /// Whether nothing more has to be told: all ranks of all processes have returned, or the world has failed.
@@ -137,7 +135,7 @@ impl<'a, M: DeviceMemory> Beats<'a, M> {
         let report = self.world.report(self.peers.beat() * PATIENCE, asked.as_deref());
         let mut report = Some(report.encode());
         let topic = topic(self.next);
-        for rank in self.here.clone() {
+        for rank in self.world.assembly.local() {
             // A leader that can not be reached any more is a verdict, which comes by the alarm.
             let _ = self.world.assembly.give(&topic, Rank(rank), report.take().unwrap_or_default());
         }
@@ -146,12 +144,13 @@ impl<'a, M: DeviceMemory> Beats<'a, M> {
 
     fn judge(&mut self) {
         let (number, since) = self.judging;
+        let patience = self.world.limit() + self.peers.beat() * PATIENCE;
         match self.world.assembly.collect(&topic(number), self.world.assembly.world(), Duration::ZERO) {
             Ok(reports) => {
                 self.judging = (number + 1, Instant::now());
                 self.rule(&reports);
             }
-            Err(AssemblyError::Late { ranks, .. }) if since.elapsed() >= self.late_after() => {
+            Err(AssemblyError::Late { ranks, .. }) if since.elapsed() >= patience => {
                 let (rank, late) = (ranks[0], since.elapsed().as_secs());
                 let reason = format!("its process has told nothing of its collectives for {late} s");
                 self.world.fail(Failure::of_rank(rank, reason));
@@ -159,10 +158,6 @@ impl<'a, M: DeviceMemory> Beats<'a, M> {
             // Not all are there, or the alarm says why they will never be.
             Err(_) => {}
         }
-    }
-
-    fn late_after(&self) -> Duration {
-        self.world.limit() + self.peers.beat() * PATIENCE
     }
 
     fn rule(&mut self, reports: &[Vec<u8>]) {

@@ -5,9 +5,9 @@ use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::backend::Dropout;
 
 use super::memory::Torch;
-use super::settings::enter_stream;
 use super::storage::{TorchStorage, sealed};
-use crate::device::{CudaBuffer, CudaMemory, DeviceMemory, StreamHandle};
+use crate::device::{CudaBuffer, CudaMemory, DeviceMemory, In, Out, StreamHandle};
+use crate::ffi::torch_process::enter_stream;
 
 impl sealed::Sealed for CudaMemory {}
 
@@ -16,11 +16,11 @@ impl TorchStorage for CudaMemory {
         tch::Device::Cuda(CudaMemory::device(self))
     }
 
-    fn address(&self, queue: Queue, slice: Slice<'_, CudaBuffer>) -> Result<*const u8, Error> {
+    fn address(&self, queue: Queue, slice: In<'_>) -> Result<*const u8, Error> {
         Ok(self.pointer(queue, slice)? as *const u8)
     }
 
-    fn address_mut(&self, queue: Queue, slice: SliceMut<'_, CudaBuffer>) -> Result<*mut u8, Error> {
+    fn address_mut(&self, queue: Queue, slice: Out<'_>) -> Result<*mut u8, Error> {
         Ok(self.pointer_mut(queue, slice)? as *mut u8)
     }
 

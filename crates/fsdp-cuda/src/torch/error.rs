@@ -8,7 +8,6 @@ use fsdp_core::{Error, MemoryKind, OutOfMemory};
 use tch::{TchError, Tensor};
 
 use crate::ffi::library;
-use crate::ffi::torch::ShimError;
 
 /// A failure of libtorch, or of the memory below it.
 #[derive(Debug, thiserror::Error)]
@@ -82,13 +81,21 @@ fn way_out(what: &str) -> &'static str {
     }
 }
 
+/// libtorch's words, without the C++ frames that follow an exception's.
+pub(crate) fn words(error: TchError) -> String {
+    match error {
+        TchError::Torch(what) => {
+            what.split("\nException raised from").next().unwrap_or(&what).trim().to_owned()
+        }
+        other => other.to_string(),
+    }
+}
+
 /// What an operation of ours can meet: libtorch's failures, and those of the memory.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
     #[error(transparent)]
     Tch(#[from] TchError),
-    #[error(transparent)]
-    Shim(#[from] ShimError),
     #[error(transparent)]
     Memory(#[from] Error),
 }
@@ -98,11 +105,8 @@ impl Failure {
     pub(super) fn of(self, operation: &'static str, usage: &Usage) -> Error {
         let what = match self {
             Failure::Memory(error) => return error,
-            Failure::Tch(TchError::Torch(what)) => what,
-            Failure::Tch(error) => error.to_string(),
-            Failure::Shim(error) => error.to_string(),
+            Failure::Tch(error) => words(error),
         };
-        let what = without_trace(&what);
         if !is_full(&what) {
             return Error::Device(Box::new(TorchError::Operation { operation, what }));
         }
@@ -111,11 +115,6 @@ impl Failure {
         let (kind, category) = (MemoryKind::Device, Category::Workspace);
         OutOfMemory { kind, category, bytes: None, in_use }.into()
     }
-}
-
-/// The error of a call that concerns the whole process.
-pub(super) fn of_process(operation: &'static str, error: &ShimError) -> Error {
-    Error::Device(Box::new(TorchError::Operation { operation, what: without_trace(&error.to_string()) }))
 }
 
 /// For operations that write where they were told: what they return is not needed.
@@ -128,12 +127,6 @@ impl Done for Result<Tensor, TchError> {
     fn done(self) -> Result<(), TchError> {
         self.map(drop)
     }
-}
-
-/// The text of an exception without the C++ frames that follow it.
-pub(super) fn without_trace(what: &str) -> String {
-    let end = what.find("\nException raised from").unwrap_or(what.len());
-    what[..end].trim().to_owned()
 }
 
 #[cfg(test)]

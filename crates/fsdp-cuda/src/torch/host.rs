@@ -4,14 +4,10 @@
 //! blocked attention multiplies through MKL, which is slow on processors that are not Intel's. The host's kernels go once
 //! over the operands.
 
-use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_core::{Error, Queue};
-use fsdp_nn::{HostBuffer, HostMemory};
+use fsdp_nn::HostMemory;
 
-use super::storage::{TorchStorage, sealed};
-
-type In<'a> = Slice<'a, HostBuffer>;
-type Out<'a> = SliceMut<'a, HostBuffer>;
+use super::storage::{In, Out, TorchStorage, sealed};
 
 impl sealed::Sealed for HostMemory {}
 
@@ -20,11 +16,11 @@ impl TorchStorage for HostMemory {
         tch::Device::Cpu
     }
 
-    fn address(&self, _queue: Queue, slice: In<'_>) -> Result<*const u8, Error> {
+    fn address(&self, _queue: Queue, slice: In<'_, Self>) -> Result<*const u8, Error> {
         HostMemory::address(self, slice)
     }
 
-    fn address_mut(&self, _queue: Queue, slice: Out<'_>) -> Result<*mut u8, Error> {
+    fn address_mut(&self, _queue: Queue, slice: Out<'_, Self>) -> Result<*mut u8, Error> {
         HostMemory::address_mut(self, slice)
     }
 

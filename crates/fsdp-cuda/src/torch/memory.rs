@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
+use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Usage};
 use fsdp_core::{DType, Error, ExactSum, Queue};
 use fsdp_nn::backend::{Dropout, Operands, Outcome, Write};
 use fsdp_nn::lengths;
@@ -10,7 +10,7 @@ use fsdp_nn::op::Op;
 use tch::Kind;
 
 use super::error::{Done, Failure};
-use super::storage::TorchStorage;
+use super::storage::{In, Out, TorchStorage};
 use super::threads;
 use crate::ffi::torch::{Place, View};
 
@@ -91,14 +91,14 @@ impl<D: TorchStorage> Torch<D> {
     }
 
     /// A range as a dense tensor.
-    pub(super) fn view<'a>(&self, slice: Slice<'a, D::Buffer>, sizes: &[i64]) -> Result<View<'a>, Failure> {
+    pub(super) fn view<'a>(&self, slice: In<'a, D>, sizes: &[i64]) -> Result<View<'a>, Failure> {
         self.view_strided(slice, sizes, &dense(sizes))
     }
 
     /// A range as a tensor.
     pub(super) fn view_strided<'a>(
         &self,
-        slice: Slice<'a, D::Buffer>,
+        slice: In<'a, D>,
         sizes: &[i64],
         strides: &[i64],
     ) -> Result<View<'a>, Failure> {
@@ -106,18 +106,14 @@ impl<D: TorchStorage> Torch<D> {
     }
 
     /// A range to be written, as a dense tensor.
-    pub(super) fn view_mut<'a>(
-        &self,
-        slice: SliceMut<'a, D::Buffer>,
-        sizes: &[i64],
-    ) -> Result<View<'a>, Failure> {
+    pub(super) fn view_mut<'a>(&self, slice: Out<'a, D>, sizes: &[i64]) -> Result<View<'a>, Failure> {
         self.view_mut_strided(slice, sizes, &dense(sizes))
     }
 
     /// A range to be written, as a tensor.
     pub(super) fn view_mut_strided<'a>(
         &self,
-        slice: SliceMut<'a, D::Buffer>,
+        slice: Out<'a, D>,
         sizes: &[i64],
         strides: &[i64],
     ) -> Result<View<'a>, Failure> {
@@ -125,17 +121,13 @@ impl<D: TorchStorage> Torch<D> {
     }
 
     /// Where a range lies, for work of a queue.
-    pub(super) fn place<'a>(&self, queue: Queue, slice: Slice<'a, D::Buffer>) -> Result<Place<'a>, Failure> {
+    pub(super) fn place<'a>(&self, queue: Queue, slice: In<'a, D>) -> Result<Place<'a>, Failure> {
         let address = self.storage.address(queue, slice)?;
         Ok(Place::new(address, slice.len, kind(slice.buffer.dtype()), self.storage.device()))
     }
 
     /// Where a range to be written lies, for work of a queue.
-    pub(super) fn place_mut<'a>(
-        &self,
-        queue: Queue,
-        slice: SliceMut<'a, D::Buffer>,
-    ) -> Result<Place<'a>, Failure> {
+    pub(super) fn place_mut<'a>(&self, queue: Queue, slice: Out<'a, D>) -> Result<Place<'a>, Failure> {
         let (len, kind) = (slice.len, kind(slice.buffer.dtype()));
         let address = self.storage.address_mut(queue, slice)?;
         Ok(Place::new(address, len, kind, self.storage.device()))
@@ -219,16 +211,11 @@ impl<D: TorchStorage> Memory for Torch<D> {
         self.storage.alias(dst, src)
     }
 
-    fn zero(&self, queue: Queue, dst: SliceMut<'_, D::Buffer>) -> Result<(), Error> {
+    fn zero(&self, queue: Queue, dst: Out<'_, D>) -> Result<(), Error> {
         self.storage.zero(queue, dst)
     }
 
-    fn copy(
-        &self,
-        queue: Queue,
-        src: Slice<'_, D::Buffer>,
-        dst: SliceMut<'_, D::Buffer>,
-    ) -> Result<(), Error> {
+    fn copy(&self, queue: Queue, src: In<'_, D>, dst: Out<'_, D>) -> Result<(), Error> {
         let (from, to) = (src.buffer.dtype(), dst.buffer.dtype());
         let converts = from != to && from.is_float() && to.is_float();
         // libtorch rounds doubles on their way to bf16 twice.
@@ -239,12 +226,7 @@ impl<D: TorchStorage> Memory for Torch<D> {
         self.storage.copy(queue, src, dst)
     }
 
-    fn accumulate(
-        &self,
-        queue: Queue,
-        src: Slice<'_, D::Buffer>,
-        dst: SliceMut<'_, D::Buffer>,
-    ) -> Result<(), Error> {
+    fn accumulate(&self, queue: Queue, src: In<'_, D>, dst: Out<'_, D>) -> Result<(), Error> {
         let fits = src.len == dst.len && src.buffer.dtype() == dst.buffer.dtype();
         if fits && self.composes(&[src.buffer, dst.buffer]) {
             return self.in_torch(queue, "accumulate", || self.aten_accumulate(queue, src, dst));
@@ -252,20 +234,14 @@ impl<D: TorchStorage> Memory for Torch<D> {
         self.storage.accumulate(queue, src, dst)
     }
 
-    fn scale(&self, queue: Queue, factor: f64, dst: SliceMut<'_, D::Buffer>) -> Result<(), Error> {
+    fn scale(&self, queue: Queue, factor: f64, dst: Out<'_, D>) -> Result<(), Error> {
         if dst.buffer.dtype().is_float() && self.composes(&[dst.buffer]) {
             return self.in_torch(queue, "scale", || self.aten_scale(queue, factor, dst));
         }
         self.storage.scale(queue, factor, dst)
     }
 
-    fn square_sum(
-        &self,
-        queue: Queue,
-        src: Slice<'_, D::Buffer>,
-        row_len: usize,
-        sum: SliceMut<'_, D::Buffer>,
-    ) -> Result<(), Error> {
+    fn square_sum(&self, queue: Queue, src: In<'_, D>, row_len: usize, sum: Out<'_, D>) -> Result<(), Error> {
         if src.buffer.dtype().is_float() && self.composes(&[src.buffer, sum.buffer]) {
             lengths::square_sum(src.len, row_len, sum.len);
             return self.in_torch(queue, "square_sum", || self.aten_square_sum(queue, src, row_len, sum));
@@ -273,12 +249,7 @@ impl<D: TorchStorage> Memory for Torch<D> {
         self.storage.square_sum(queue, src, row_len, sum)
     }
 
-    fn exact_sum(
-        &self,
-        queue: Queue,
-        src: Slice<'_, D::Buffer>,
-        sum: SliceMut<'_, D::Buffer>,
-    ) -> Result<(), Error> {
+    fn exact_sum(&self, queue: Queue, src: In<'_, D>, sum: Out<'_, D>) -> Result<(), Error> {
         if src.buffer.dtype() == DType::F64 && self.composes(&[src.buffer, sum.buffer]) {
             lengths::expect("words of an exact sum", sum.len, ExactSum::WORDS);
             return self.in_torch(queue, "exact_sum", || self.aten_exact_sum(queue, src, sum));
@@ -289,19 +260,19 @@ impl<D: TorchStorage> Memory for Torch<D> {
     fn gradient_factors(
         &self,
         queue: Queue,
-        scalars: Slice<'_, D::Buffer>,
+        scalars: In<'_, D>,
         averaged_ranks: usize,
         grad_clip: Option<f64>,
-        factors: SliceMut<'_, D::Buffer>,
+        factors: Out<'_, D>,
     ) -> Result<(), Error> {
         self.storage.gradient_factors(queue, scalars, averaged_ranks, grad_clip, factors)
     }
 
-    fn write(&self, queue: Queue, src: HostSlice<'_>, dst: SliceMut<'_, D::Buffer>) -> Result<(), Error> {
+    fn write(&self, queue: Queue, src: HostSlice<'_>, dst: Out<'_, D>) -> Result<(), Error> {
         self.storage.write(queue, src, dst)
     }
 
-    fn read(&self, queue: Queue, src: Slice<'_, D::Buffer>, dst: HostSliceMut<'_>) -> Result<(), Error> {
+    fn read(&self, queue: Queue, src: In<'_, D>, dst: HostSliceMut<'_>) -> Result<(), Error> {
         self.storage.read(queue, src, dst)
     }
 

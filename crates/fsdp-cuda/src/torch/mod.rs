@@ -25,13 +25,14 @@ mod storage;
 mod threads;
 mod update;
 
+pub use crate::ffi::torch_process::{
+    AllocatorBytes, allocator_bytes, reset_allocator_peaks, set_deterministic, start_cuda,
+};
 pub use error::TorchError;
+pub(crate) use error::words;
 pub use memory::{Kernels, Torch};
 pub use ops::attention_kernels;
 pub use place::{StatedVersion, VERSION, check_version, folder, library_folders, stated_version};
-pub use settings::{
-    AllocatorBytes, allocator_bytes, enter_stream, load_cuda, reset_allocator_peaks, set_deterministic,
-    start_cuda,
-};
+pub use settings::load_cuda;
 pub use storage::TorchStorage;
-pub use threads::{per_rank, set_intra_op};
+pub use threads::set_intra_op;

@@ -1,9 +1,15 @@
 //! What libtorch needs to know of a memory.
 
-use fsdp_core::memory::{Slice, SliceMut};
+use fsdp_core::memory::{Memory, Slice, SliceMut};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::Backend;
 use fsdp_nn::backend::Dropout;
+
+/// A range of a buffer of a storage that is read.
+pub(super) type In<'a, D> = Slice<'a, <D as Memory>::Buffer>;
+
+/// A range of a buffer of a storage that is written.
+pub(super) type Out<'a, D> = SliceMut<'a, <D as Memory>::Buffer>;
 
 /// Keeps implementations within this crate: views trust the addresses.
 pub(super) mod sealed {

@@ -11,11 +11,6 @@ thread_local! {
     static TOLD: Cell<i32> = const { Cell::new(-1) };
 }
 
-/// Threads that an operation of one rank uses, when `cores` cores are shared by `ranks` ranks.
-pub fn per_rank(cores: usize, ranks: usize) -> usize {
-    (cores / ranks.max(1)).max(1)
-}
-
 /// Sets how many threads each operation uses from now on, in every rank of this process. To be called before ranks
 /// start: the number may decide how ATen cuts a sum, and with it bits.
 pub fn set_intra_op(threads: usize) {
@@ -42,11 +37,6 @@ pub(super) fn prepare() {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ranks_share_the_cores() {
-        assert_eq!([per_rank(8, 2), per_rank(8, 3), per_rank(2, 4), per_rank(4, 0)], [4, 2, 1, 4]);
-    }
 
     #[test]
     fn no_thread_that_computes_records_gradients() {

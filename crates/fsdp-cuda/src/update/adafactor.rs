@@ -1,27 +1,18 @@
 //! Adafactor: its statistics are sums that stay on the device, so the host waits for nothing.
 
-use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
-use fsdp_core::{DType, Error};
+use fsdp_core::Error;
+use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
+use fsdp_nn::HostBuffer;
 use fsdp_nn::update::Adafactor;
-use fsdp_nn::{HostBuffer, HostMemory};
 
 use super::factored::{Pass, parts};
 use super::on_host::with_host_shard;
 use crate::device::{CudaBuffer, CudaMemory, put_back, readable, take};
 
 impl UpdateRule<CudaMemory> for Adafactor {
-    fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
-        UpdateRule::<HostMemory>::state(self, pieces, shard_len, dtype)
-    }
-
-    fn phases(&self) -> Vec<usize> {
-        UpdateRule::<HostMemory>::phases(self)
-    }
-
     fn statistics(
         &mut self,
         memory: &CudaMemory,
-        phase: usize,
         shard: &mut SegmentShard<'_, CudaBuffer>,
         scalars: &StepScalars<'_, CudaBuffer>,
         earlier: &[CudaBuffer],
@@ -30,8 +21,8 @@ impl UpdateRule<CudaMemory> for Adafactor {
         if shard.params.is_on_host() {
             let earlier = copies(memory, earlier)?;
             let mut found = take(memory, sums)?;
-            let result = with_host_shard(self, memory, shard, scalars, |rule, host, shard, scalars| {
-                rule.statistics(host, phase, shard, scalars, &earlier, &mut found)
+            let result = with_host_shard(memory, shard, scalars, |host, shard, scalars| {
+                self.statistics(host, shard, scalars, &earlier, &mut found)
             });
             return put_back(memory, found, sums).and(result);
         }
@@ -57,8 +48,8 @@ impl UpdateRule<CudaMemory> for Adafactor {
         };
         if shard.params.is_on_host() {
             let statistics = copies(memory, statistics)?;
-            return with_host_shard(self, memory, shard, scalars, |rule, host, shard, scalars| {
-                rule.update(host, shard, scalars, &statistics)
+            return with_host_shard(memory, shard, scalars, |host, shard, scalars| {
+                self.update(host, shard, scalars, &statistics)
             });
         }
         let pass = Pass::new(memory, shard, scalars)?;

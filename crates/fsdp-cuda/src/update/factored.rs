@@ -5,8 +5,8 @@ use fsdp_core::update::{Piece, SegmentShard, StepScalars};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::update::{Adafactor, AdafactorFactors};
 
-use super::runs::types;
-use crate::device::{CudaBuffer, CudaMemory, expect_dtype};
+use super::runs::{copy, types};
+use crate::device::{CudaBuffer, CudaMemory};
 use crate::kernels::{FACTORED, GRID_HEIGHT_MAX, Launch, Word};
 
 /// Rows whose column sums are one partial result; this and the next three are as in the kernels.
@@ -67,16 +67,20 @@ impl<'a> Pass<'a> {
         scalars: &StepScalars<'a, CudaBuffer>,
     ) -> Result<Self, Error> {
         let kernels = memory.kernels(Queue::Compute, &FACTORED, types(shard)?);
-        let factors = Word::Range(memory.range(Queue::Compute, scalars.factors)?);
-        Ok(Self { memory, kernels, factors, most: Word::Real(shard.largest_param()) })
+        Ok(Self {
+            memory,
+            kernels,
+            factors: memory.input(scalars.factors)?,
+            most: Word::Real(shard.largest_param()),
+        })
     }
 
     fn read<'b>(&self, buffer: &'b CudaBuffer, offset: usize, len: usize) -> Result<Word<'b>, Error> {
-        Ok(Word::Range(self.memory.range(Queue::Compute, Slice::new(buffer, offset, len))?))
+        self.memory.input(Slice::new(buffer, offset, len))
     }
 
     fn write<'b>(&self, buffer: &'b mut CudaBuffer, offset: usize, len: usize) -> Result<Word<'b>, Error> {
-        Ok(Word::Range(self.memory.range_mut(Queue::Compute, SliceMut::new(buffer, offset, len))?))
+        self.memory.output(SliceMut::new(buffer, offset, len))
     }
 
     /// Runs a kernel with a warp for each of `count` items.
@@ -267,13 +271,7 @@ impl<'a> Pass<'a> {
             [average] => self.write(average, offset, len)?,
             _ => Word::Null,
         };
-        let copy = match shard.low.as_deref_mut() {
-            Some(low) => {
-                expect_dtype(low, DType::Bf16);
-                self.write(low, offset, len)?
-            }
-            None => Word::Null,
-        };
+        let copy = copy(self.memory, shard.low.as_deref_mut(), offset, len)?;
         let not_finite = self.write(shard.not_finite, 0, 1)?;
         let gradient = self.read(shard.gradient, offset, len)?;
         let mut words = vec![gradient, self.write(shard.params, offset, len)?, average, copy];

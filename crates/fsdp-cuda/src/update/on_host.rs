@@ -1,20 +1,18 @@
 //! Updates by the host's rules.
 
 use fsdp_core::memory::{Category, HostSliceMut, Memory, Slice, SliceMut};
-use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
+use fsdp_core::update::{SegmentShard, StepScalars};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::{HostBuffer, HostMemory};
 
 use crate::device::{CudaBuffer, CudaMemory, put_back, readable, take};
 
-/// Shows a shard in pinned memory to a rule of the host, once the compute queue's work so far is done.
-pub(super) fn with_host_shard<R: UpdateRule<HostMemory>>(
-    rule: &mut R,
+/// Shows a shard in pinned memory to what a rule of the host does, once the compute queue's work so far is done.
+pub(super) fn with_host_shard(
     memory: &CudaMemory,
     shard: &mut SegmentShard<'_, CudaBuffer>,
     scalars: &StepScalars<'_, CudaBuffer>,
     run: impl FnOnce(
-        &mut R,
         &HostMemory,
         &mut SegmentShard<'_, HostBuffer>,
         &StepScalars<'_, HostBuffer>,
@@ -40,7 +38,7 @@ pub(super) fn with_host_shard<R: UpdateRule<HostMemory>>(
             not_finite: &mut noted,
         };
         let scalars = StepScalars { step: scalars.step, lr: scalars.lr, factors };
-        run(rule, mirror, &mut view, &scalars)
+        run(mirror, &mut view, &scalars)
     };
     let returned = std::iter::once((params, &mut *shard.params))
         .chain(low.into_iter().zip(shard.low.as_deref_mut()))

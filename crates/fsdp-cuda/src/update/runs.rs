@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_core::model::ParamId;
 use fsdp_core::update::{Piece, SegmentShard};
-use fsdp_core::{DType, Error, Queue};
+use fsdp_core::{DType, Error};
 
 use crate::device::{CudaBuffer, CudaMemory, expect_dtype, expect_float};
 use crate::kernels::Word;
@@ -46,24 +46,27 @@ impl Run {
         factors: Slice<'a, CudaBuffer>,
     ) -> Result<Vec<Word<'a>>, Error> {
         let most = Word::Real(shard.largest_param());
-        let gradient = memory.range(Queue::Compute, Slice::new(shard.gradient, self.offset, self.len))?;
-        let mut words = vec![Word::Range(gradient)];
+        let mut words = vec![memory.input(Slice::new(shard.gradient, self.offset, self.len))?];
         for buffer in std::iter::once(&mut *shard.params).chain(shard.state.iter_mut()) {
-            let range = memory.range_mut(Queue::Compute, SliceMut::new(buffer, self.offset, self.len))?;
-            words.push(Word::Range(range));
+            words.push(memory.output(SliceMut::new(buffer, self.offset, self.len))?);
         }
-        words.push(match shard.low.as_deref_mut() {
-            Some(low) => {
-                expect_dtype(low, DType::Bf16);
-                Word::Range(memory.range_mut(Queue::Compute, SliceMut::new(low, self.offset, self.len))?)
-            }
-            None => Word::Null,
-        });
-        words.extend([Word::Len(self.len), Word::Range(memory.range(Queue::Compute, factors)?)]);
-        let not_finite = memory.range_mut(Queue::Compute, SliceMut::whole(shard.not_finite))?;
-        words.extend([Word::Range(not_finite), most]);
+        words.push(copy(memory, shard.low.as_deref_mut(), self.offset, self.len)?);
+        words.extend([Word::Len(self.len), memory.input(factors)?]);
+        words.extend([memory.output(SliceMut::whole(shard.not_finite))?, most]);
         Ok(words)
     }
+}
+
+/// A range of the copy of the parameters, if there is one.
+pub(super) fn copy<'a>(
+    memory: &CudaMemory,
+    low: Option<&'a mut CudaBuffer>,
+    offset: usize,
+    len: usize,
+) -> Result<Word<'a>, Error> {
+    let Some(low) = low else { return Ok(Word::Null) };
+    expect_dtype(low, DType::Bf16);
+    memory.output(SliceMut::new(low, offset, len))
 }
 
 /// The types of parameters and state, and of the gradient.

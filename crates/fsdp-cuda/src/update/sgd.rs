@@ -1,8 +1,7 @@
 //! Stochastic gradient descent: one pass over parameters, momentum and gradient.
 
-use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
-use fsdp_core::{DType, Error, Queue};
-use fsdp_nn::HostMemory;
+use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
+use fsdp_core::{Error, Queue};
 use fsdp_nn::update::Sgd;
 
 use super::on_host::with_host_shard;
@@ -11,10 +10,6 @@ use crate::device::{CudaBuffer, CudaMemory};
 use crate::kernels::{UPDATE, Word};
 
 impl UpdateRule<CudaMemory> for Sgd {
-    fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
-        UpdateRule::<HostMemory>::state(self, pieces, shard_len, dtype)
-    }
-
     fn update(
         &mut self,
         memory: &CudaMemory,
@@ -23,8 +18,8 @@ impl UpdateRule<CudaMemory> for Sgd {
         _statistics: &[CudaBuffer],
     ) -> Result<(), Error> {
         if shard.params.is_on_host() {
-            return with_host_shard(self, memory, shard, scalars, |rule, host, shard, scalars| {
-                rule.update(host, shard, scalars, &[])
+            return with_host_shard(memory, shard, scalars, |host, shard, scalars| {
+                self.update(host, shard, scalars, &[])
             });
         }
         let kernels = memory.kernels(Queue::Compute, &UPDATE, types(shard)?);

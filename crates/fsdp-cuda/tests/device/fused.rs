@@ -6,6 +6,7 @@ use fsdp_core::program::GradientTarget;
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::backend::{AttentionDims, Dropout};
 use fsdp_nn::conformance::Calls;
+use fsdp_nn::op::{Activation, Function, Op, Pass};
 
 use crate::operands::{assert_alike, rounded};
 use crate::subject::subject;
@@ -58,37 +59,40 @@ fn activations_have_the_bits_of_the_host() {
             if dtype != DType::F64 && len > 100 {
                 a[20..20 + FAR.len()].copy_from_slice(&FAR);
             }
-            let what = format!("{len} x {dtype} from {shift}");
-            let (got, expected) = both!(dtype, len, |m, y| {
-                let [gate, up] = [&a, &b].map(|values| shifted(m, dtype, shift, values));
-                m.swiglu(Slice::new(&gate, shift, len), Slice::new(&up, shift, len), y)
-            });
-            assert_alike(dtype, &got, &expected, &format!("swiglu of {what}"));
-            for first in [true, false] {
-                let (got, expected) = both!(dtype, len, |m, y| {
-                    let [gate, up, dy] = [&a, &b, &c].map(|values| shifted(m, dtype, shift, values));
-                    let [gate, up, dy] = [&gate, &up, &dy].map(|buffer| Slice::new(buffer, shift, len));
-                    let mut other = room(m, dtype, len);
-                    let other = SliceMut::whole(&mut other);
-                    if first {
-                        m.swiglu_backward(gate, up, dy, y, other)
-                    } else {
-                        m.swiglu_backward(gate, up, dy, other, y)
-                    }
-                });
-                assert_alike(dtype, &got, &expected, &format!("gradient of swiglu of {what}"));
+            for function in [Function::Silu, Function::GeluTanh, Function::Gelu] {
+                for gated in [false, true] {
+                    let op = |pass| Op::Activation(Activation { function, gated, len, pass });
+                    let inputs = if gated { vec![&a, &b, &c] } else { vec![&a, &c] };
+                    activation(op, dtype, shift, &inputs);
+                }
             }
-            let (got, expected) = both!(dtype, len, |m, y| {
-                let x = shifted(m, dtype, shift, &a);
-                m.gelu(Slice::new(&x, shift, len), y)
-            });
-            assert_alike(dtype, &got, &expected, &format!("gelu of {what}"));
-            let (got, expected) = both!(dtype, len, |m, dx| {
-                let [x, dy] = [&a, &b].map(|values| shifted(m, dtype, shift, values));
-                m.gelu_backward(Slice::new(&x, shift, len), Slice::new(&dy, shift, len), dx)
-            });
-            assert_alike(dtype, &got, &expected, &format!("gradient of gelu of {what}"));
         }
+    }
+}
+
+/// An activation, with the gradient of its output as the last input: all that it and its backward write.
+fn activation(op: impl Fn(Pass) -> Op, dtype: DType, shift: usize, inputs: &[&Vec<f64>]) {
+    let (len, count) = (inputs[0].len(), inputs.len() - 1);
+    let what = |of: &str| format!("{of} of {} of {len} x {dtype} from {shift}", op(Pass::Forward).name());
+    let (got, expected) = both!(dtype, len, |m, y| {
+        let buffers: Vec<_> = inputs[..count].iter().map(|input| shifted(m, dtype, shift, input)).collect();
+        let reads: Vec<_> = buffers.iter().map(|buffer| Slice::new(buffer, shift, len)).collect();
+        m.call(op(Pass::Forward), &reads, [y])
+    });
+    assert_alike(dtype, &got, &expected, &what("output"));
+    for index in 0..count {
+        let (got, expected) = both!(dtype, len, |m, slope| {
+            let buffers: Vec<_> = inputs.iter().map(|input| shifted(m, dtype, shift, input)).collect();
+            let reads: Vec<_> = buffers.iter().map(|buffer| Slice::new(buffer, shift, len)).collect();
+            let mut other = room(m, dtype, len);
+            let other = SliceMut::whole(&mut other);
+            match (count, index) {
+                (1, _) => m.call(op(Pass::Backward), &reads, [slope]),
+                (_, 0) => m.call(op(Pass::Backward), &reads, [slope, other]),
+                _ => m.call(op(Pass::Backward), &reads, [other, slope]),
+            }
+        });
+        assert_alike(dtype, &got, &expected, &what("gradient"));
     }
 }
 

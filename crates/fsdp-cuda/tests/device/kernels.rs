@@ -1,7 +1,7 @@
 //! The operations of a memory, on the device and on the host: the same bits.
 
 use fsdp_core::memory::{Memory, Slice, SliceMut};
-use fsdp_core::scalars::{COUNT, GradientFactors, LOSS, NORM, NOT_FINITE, SCALAR_WORDS};
+use fsdp_core::scalars::{COUNT, GradientFactors, LOSS, NOT_FINITE, SCALAR_WORDS, SQUARED_NORM};
 use fsdp_core::{DType, ExactSum, Queue};
 
 use super::subject::subject;
@@ -118,13 +118,13 @@ fn square_sums<M: Memory>(memory: &M, dtype: DType, row_len: usize, numbers: &[f
     let mut start = ExactSum::default();
     start.add(-0.125);
     let mut before = vec![0; SCALAR_WORDS];
-    before[NORM].copy_from_slice(&start.to_words());
+    before[SQUARED_NORM].copy_from_slice(&start.to_words());
     let mut sum = integers(memory, &before);
-    let words_of_norm = SliceMut::new(&mut sum, NORM.start, NORM.len());
+    let words_of_norm = SliceMut::new(&mut sum, SQUARED_NORM.start, SQUARED_NORM.len());
     memory.square_sum(Q, Slice::whole(&src), row_len, words_of_norm).unwrap();
     let after = words(memory, &sum);
     assert!(after[LOSS].iter().all(|&word| word == 0), "words beside the sum stay");
-    ExactSum::from_words(&after[NORM]).to_words().into()
+    ExactSum::from_words(&after[SQUARED_NORM]).to_words().into()
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn factors<M: Memory>(
 
 fn scalars(losses: &[f64], squares: &[f64], count: i64) -> Vec<i64> {
     let mut words = vec![0; SCALAR_WORDS];
-    for (range, values) in [(LOSS, losses), (NORM, squares)] {
+    for (range, values) in [(LOSS, losses), (SQUARED_NORM, squares)] {
         // Words of several ranks, which need not be carried.
         for value in values {
             let mut sum = ExactSum::default();

@@ -3,8 +3,10 @@
 
 use fsdp_core::DType;
 use fsdp_core::memory::{Slice, SliceMut};
+use fsdp_nn::Backend;
 use fsdp_nn::backend::{HeadDims, IGNORED_TARGET};
 use fsdp_nn::conformance::Calls;
+use fsdp_nn::op::{Head, LogitsDims, Op};
 
 use crate::operands::{ids, rounded};
 use crate::subject::{Subject, subject};
@@ -14,7 +16,7 @@ use crate::values::*;
 fn head_of_host(vocab: usize, dtype: DType, logits: &[f64], targets: &[u32]) -> [Vec<f64>; 2] {
     let host = host();
     let rows = targets.len();
-    let dims = HeadDims { rows, hidden: vocab, vocab, chunk_rows: rows };
+    let dims = HeadDims::new([rows, vocab, vocab], rows);
     let identity: Vec<f64> =
         (0..vocab * vocab).map(|i| f64::from(u8::from(i / vocab == i % vocab))).collect();
     let [x, weight] = [logits, &identity].map(|values| filled(&host, dtype, values));
@@ -164,4 +166,44 @@ fn a_target_that_is_no_class_is_not_a_number() {
         values(cuda, &losses).iter().all(|loss| loss.is_nan()),
         "a wrong target, and a logit that is none"
     );
+}
+
+/// Losses of capped logits, and the gradients of what was capped.
+fn capped<M: Backend>(
+    memory: &M,
+    dtype: DType,
+    shift: usize,
+    logits: &[f64],
+    targets: &[u32],
+) -> [Vec<f64>; 2] {
+    let (rows, len) = (targets.len(), logits.len());
+    let dims = LogitsDims { softcap: Some(3.0), ..LogitsDims::new(rows, len / rows) };
+    let (mut there, ids) = (shifted(memory, dtype, shift, logits), ids(memory, targets));
+    let [mut only, mut losses] = [(); 2].map(|()| room(memory, DType::F64, rows));
+    let reads = &[Slice::new(&there, shift, len), Slice::whole(&ids)];
+    memory.call(Op::Head(Head::CrossEntropy { dims }), reads, [SliceMut::whole(&mut only)]).unwrap();
+    let writes = [SliceMut::new(&mut there, shift, len), SliceMut::whole(&mut losses)];
+    let op = Op::Head(Head::CrossEntropyBackward { dims, rounds: false });
+    memory.call(op, &[Slice::whole(&ids)], writes).unwrap();
+    assert_bits(&values(memory, &only), &values(memory, &losses), "losses with and without gradient");
+    [values(memory, &losses), range(memory, &there, shift, len)]
+}
+
+#[test]
+fn cross_entropy_of_capped_logits_agrees_with_the_host() {
+    for dtype in [DType::F32, DType::F64] {
+        for (rows, vocab, shift) in [(1, 1, 0), (4, 33, 1), (5, 64, 0), (3, 1000, 3)] {
+            // Within the cap, near it, and far beyond.
+            let logits: Vec<f64> = normal(vocab as u64, rows * vocab).iter().map(|x| 4.0 * x).collect();
+            let mut targets: Vec<u32> = (0..rows as u32).map(|row| row * 7 % vocab as u32).collect();
+            targets[rows - 1] = if rows > 1 { IGNORED_TARGET } else { 0 };
+            let [losses, gradients] = capped(&*subject(), dtype, shift, &logits, &targets);
+            let [of_host, expected] = capped(&host(), dtype, shift, &logits, &targets);
+            let error = (vocab as f64 + 64.0) * unit(dtype);
+            let what = format!("of {rows} x {vocab} capped logits of {dtype}");
+            let largest = 3.0 + (vocab as f64).ln();
+            assert_within(&losses, &of_host, &vec![error * largest; rows], &format!("losses {what}"));
+            assert_within(&gradients, &expected, &vec![error; rows * vocab], &format!("gradients {what}"));
+        }
+    }
 }

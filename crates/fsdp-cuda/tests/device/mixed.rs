@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
-use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
+use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_cuda::device::CudaEvent;
 use fsdp_cuda::{CudaBuffer, CudaMemory, DeviceMemory};
@@ -185,24 +185,15 @@ impl Backend for Mixed {
 macro_rules! rules_of_the_device {
     ($($rule:ty),+) => {$(
         impl UpdateRule<Mixed> for $rule {
-            fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
-                UpdateRule::<CudaMemory>::state(self, pieces, shard_len, dtype)
-            }
-
-            fn phases(&self) -> Vec<usize> {
-                UpdateRule::<CudaMemory>::phases(self)
-            }
-
             fn statistics(
                 &mut self,
                 memory: &Mixed,
-                phase: usize,
                 shard: &mut SegmentShard<'_, CudaBuffer>,
                 scalars: &StepScalars<'_, CudaBuffer>,
                 earlier: &[CudaBuffer],
                 sums: &mut CudaBuffer,
             ) -> Result<(), Error> {
-                self.statistics(&memory.cuda, phase, shard, scalars, earlier, sums)
+                self.statistics(&memory.cuda, shard, scalars, earlier, sums)
             }
 
             fn update(

@@ -121,9 +121,9 @@ pub(crate) fn run<M: Memory, R: UpdateRule<M>>(
     scalars: &StepScalars<'_, M::Buffer>,
 ) -> Result<(), Error> {
     let mut statistics = Vec::new();
-    for (phase, len) in rule.phases().into_iter().enumerate() {
+    for len in rule.phases() {
         let mut sums = filled(memory, DType::F64, &vec![0.0; len]);
-        rule.statistics(memory, phase, shard, scalars, &statistics, &mut sums)?;
+        rule.statistics(memory, shard, scalars, &statistics, &mut sums)?;
         statistics.push(sums);
     }
     rule.update(memory, shard, scalars, &statistics)
@@ -280,7 +280,7 @@ fn compare_notes<R: UpdateRule<HostMemory> + UpdateRule<Subject>>(mut rule: R, w
     let bf16 = [f32::from_bits(0x7f7f_7fff), f32::from_bits(0xff7f_8000)].map(f64::from);
     let largest = [f64::from(f32::MAX), 0.0, 1e-45, 1e19, 1e25, f64::INFINITY, f64::NAN];
     let values: Vec<f64> = bf16.into_iter().chain(largest).collect();
-    let tensors = 2 + UpdateRule::<HostMemory>::state(&rule, &pieces(SHORT).0, 1, DType::F32).len();
+    let tensors = 2 + rule.state(&pieces(SHORT).0, 1, DType::F32).len();
     let mut seen = [0, 0];
     let mut check = |lr, edges: &[Edge]| {
         for (master, place) in

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::comm::{Purpose, ReduceOp};
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice, SliceMut};
+use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Error, Memory, Queue};
 use fsdp_cuda::nccl::{GpuOptions, Gpus};
 
@@ -34,14 +35,14 @@ fn segments_of_a_call_move_in_one_group_and_empty_ones_do_not_move() {
     let calls = calls(2, |mut seat| {
         let memory = &*seat.memory;
         let (inputs, outputs) = (buffers(memory, &[3, 0, 5])?, buffers(memory, &[6, 0, 10])?);
-        let pending = seat.gathers.all_gather(memory, Purpose::Forward, Some(1), inputs, outputs)?;
+        let pending = seat.gathers.all_gather(memory, Purpose::Forward, Some(UnitId(1)), inputs, outputs)?;
         pending.wait_on(memory, Queue::Compute)?;
         let (inputs, outputs) = (buffers(memory, &[8, 2])?, buffers(memory, &[4, 1])?);
         let pending = seat.reductions.reduce_scatter(
             memory,
             ReduceOp::Sum,
             Purpose::Gradient,
-            Some(1),
+            Some(UnitId(1)),
             inputs,
             outputs,
         )?;
@@ -60,7 +61,8 @@ fn segments_of_a_call_move_in_one_group_and_empty_ones_do_not_move() {
         for op in [ReduceOp::Average, ReduceOp::Sum] {
             let (inputs, outputs) = (buffers(memory, &[6])?, buffers(memory, &[3])?);
             let comm = &mut seat.reductions;
-            let pending = comm.reduce_scatter(memory, op, Purpose::Gradient, Some(1), inputs, outputs)?;
+            let pending =
+                comm.reduce_scatter(memory, op, Purpose::Gradient, Some(UnitId(1)), inputs, outputs)?;
             pending.wait_on(memory, Queue::Reduce)?;
         }
         let shared = buffers(memory, &[6, 0, 1])?;

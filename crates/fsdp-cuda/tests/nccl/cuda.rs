@@ -15,6 +15,7 @@ use fsdp_comm::conformance;
 use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::comm::Purpose;
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
+use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Error, Queue, Rank};
 use fsdp_cuda::nccl::{GpuOptions, Gpus};
 use fsdp_cuda::{CudaMemory, CudaOptions};
@@ -77,7 +78,8 @@ fn gather_into_used_storage(mut seat: Seat<CudaMemory>) -> Result<[f32; 2 * LEN]
     memory.zero(Queue::Compute, SliceMut::whole(&mut activation))?;
     drop(activation);
     let full = memory.allocate(Category::Activation, DType::F32, 2 * LEN)?;
-    let pending = seat.gathers.all_gather(memory, Purpose::Forward, Some(0), vec![own], vec![full])?;
+    let pending =
+        seat.gathers.all_gather(memory, Purpose::Forward, Some(UnitId(0)), vec![own], vec![full])?;
     let gathered = pending.wait_on(memory, Queue::Compute)?.outputs;
     let mut values = [f32::NAN; 2 * LEN];
     memory.read(Queue::Compute, Slice::whole(&gathered[0]), HostSliceMut::F32(&mut values))?;

@@ -7,6 +7,7 @@ use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
 use fsdp_core::comm::{Comm, CommError, Purpose, ReduceOp};
 use fsdp_core::engine::Comms;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut};
+use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Digest, Error, Memory, Mesh, Queue, Rank};
 use fsdp_cuda::nccl::{GpuOptions, Gpus};
 
@@ -160,8 +161,13 @@ fn calls_that_differ_never_reach_nccl() {
         let memory = &*seat.memory;
         let mut buffer = memory.allocate(Category::CommStaging, DType::F32, len)?;
         memory.write(Queue::Reduce, HostSlice::F64(&vec![1.0; len]), SliceMut::whole(&mut buffer))?;
-        let pending =
-            seat.reductions.all_reduce(memory, ReduceOp::Sum, Purpose::Gradient, Some(4), vec![buffer])?;
+        let pending = seat.reductions.all_reduce(
+            memory,
+            ReduceOp::Sum,
+            Purpose::Gradient,
+            Some(UnitId(4)),
+            vec![buffer],
+        )?;
         let out = pending.wait_on(memory, Queue::Compute)?.outputs.remove(0);
         let mut values = vec![0.0; len];
         memory.read(Queue::Compute, Slice::whole(&out), HostSliceMut::F64(&mut values))?;

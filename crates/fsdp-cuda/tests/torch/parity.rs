@@ -12,7 +12,7 @@ use fsdp_core::{DType, Queue};
 use fsdp_cuda::torch::{Kernels, set_intra_op};
 use fsdp_nn::backend::{Operands, Write};
 use fsdp_nn::model::{Architecture, Mlp, MlpConfig};
-use fsdp_nn::op::Op;
+use fsdp_nn::op::{Lookup, Op};
 use fsdp_nn::{Backend, HostBuffer};
 use fsdp_train::verify::{VerifyOptions, WorldReport, verify};
 use fsdp_train::{Job, TrainBackend};
@@ -116,7 +116,9 @@ fn integer_ranks() -> Threads<Hooked<RankMemory>> {
     Threads::new(ThreadOptions::default(), |_, _| {
         let aside = memory(Kernels::Fused)?;
         let hook = move |memory: &RankMemory, op: &Op, operands: Operands<'_, '_, HostBuffer>| {
-            let Op::EmbeddingBackward { rows, width, .. } = *op else { return memory.execute(op, operands) };
+            let Op::Lookup(Lookup::EmbeddingBackward { rows, width, .. }) = *op else {
+                return memory.execute(op, operands);
+            };
             let ids = hooked::ids(memory.storage().bytes(operands.reads[0])?);
             let mut gradient = aside.allocate(Category::Workspace, DType::F32, rows * width)?;
             let values = hooked::integers(&ids, width);

@@ -142,7 +142,7 @@ fn a_channel_beyond_the_tags_of_mpi_is_refused() {
     let worlds = Worlds::new(Family::Mpich, 2, LONG);
     let mut last = worlds.link(16_383, 0);
     assert_eq!(send(&mut *last, 1, &[1]), Ok(Exchanged::Done));
-    let mut beyond = last.subgroup(&[0, 1], last.unused_channel());
+    let mut beyond = last.subgroup([Rank(0), Rank(1)].into(), last.unused_channel());
     let error = send(&mut *beyond, 1, &[1]).unwrap_err();
     insta::assert_snapshot!(error, @"rank 0: transport: channel 16384 is in use, and MPI has tags for 16384: make fewer groups");
 }

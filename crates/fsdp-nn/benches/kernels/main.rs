@@ -94,7 +94,7 @@ fn attention(c: &mut Criterion) {
 }
 
 fn cross_entropy(c: &mut Criterion) {
-    let dims = HeadDims { rows: ROWS, hidden: HIDDEN, vocab: VOCAB, chunk_rows: 256 };
+    let dims = HeadDims::new([ROWS, HIDDEN, VOCAB], 256);
     for (threads, memory, bounds) in memories() {
         let (x, w) = (filled(&memory, ROWS * HIDDEN), filled(&memory, VOCAB * HIDDEN));
         let (mut dx, mut dw) = (filled(&memory, ROWS * HIDDEN), filled(&memory, VOCAB * HIDDEN));
@@ -187,11 +187,11 @@ fn optimizers(c: &mut Criterion) {
                     not_finite: &mut not_finite,
                 };
                 let mut sums: Vec<HostBuffer> = Vec::new();
-                for (phase, count) in rule.phases().into_iter().enumerate() {
+                for count in rule.phases() {
                     let found = memory.allocate(Category::CommStaging, DType::F64, count);
                     let mut found = found.expect("no limit");
                     memory.zero(Queue::Compute, write(&mut found)).expect("fits");
-                    rule.statistics(&memory, phase, &mut shard, &scalars, &sums, &mut found).expect("fits");
+                    rule.statistics(&memory, &mut shard, &scalars, &sums, &mut found).expect("fits");
                     sums.push(found);
                 }
                 rule.update(&memory, &mut shard, &scalars, &sums).expect("fits");

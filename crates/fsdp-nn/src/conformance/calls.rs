@@ -7,7 +7,10 @@ use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_core::program::GradientTarget;
 
 use crate::backend::{Backend, Operands, Write};
-use crate::op::{AttentionDims, Dropout, HeadDims, LinearDims, Op};
+use crate::op::{
+    Activation, Attention, AttentionDims, Dropout, Function, Head, HeadDims, Linear, LinearDims, LogitsDims,
+    Lookup, Norm, Op, Pass, Pointwise, Scores,
+};
 
 type In<'a, M> = Slice<'a, <M as fsdp_core::Memory>::Buffer>;
 type Out<'a, M> = SliceMut<'a, <M as fsdp_core::Memory>::Buffer>;
@@ -53,7 +56,7 @@ pub trait Calls: Backend {
         y: Out<'_, Self>,
     ) -> Result<(), Error> {
         let reads: Vec<_> = [x, weight].into_iter().chain(bias).collect();
-        self.call(Op::Linear { dims, bias: bias.is_some() }, &reads, [y])
+        self.call(Op::Linear(Linear::Forward { dims, bias: bias.is_some() }), &reads, [y])
     }
 
     fn linear_backward_input(
@@ -64,7 +67,7 @@ pub trait Calls: Backend {
         dx: Out<'_, Self>,
         accumulate: bool,
     ) -> Result<(), Error> {
-        self.call_adding(Op::LinearBackwardInput { dims }, &[dy, weight], dx, accumulate)
+        self.call_adding(Op::Linear(Linear::BackwardInput { dims }), &[dy, weight], dx, accumulate)
     }
 
     fn linear_backward_weight(
@@ -74,7 +77,7 @@ pub trait Calls: Backend {
         dy: In<'_, Self>,
         dweight: Target<'_, Self>,
     ) -> Result<(), Error> {
-        self.call_to(Op::LinearBackwardWeight { dims }, &[x, dy], dweight)
+        self.call_to(Op::Linear(Linear::BackwardWeight { dims }), &[x, dy], dweight)
     }
 
     fn linear_backward_bias(
@@ -84,7 +87,7 @@ pub trait Calls: Backend {
         dbias: Target<'_, Self>,
     ) -> Result<(), Error> {
         let LinearDims { rows, outputs: columns, y_stride: stride, .. } = dims;
-        self.call_to(Op::ColumnSums { rows, columns, stride }, &[dy], dbias)
+        self.call_to(Op::Linear(Linear::ColumnSums { rows, columns, stride }), &[dy], dbias)
     }
 
     fn embedding(
@@ -95,7 +98,7 @@ pub trait Calls: Backend {
         y: Out<'_, Self>,
         add: bool,
     ) -> Result<(), Error> {
-        let op = Op::Embedding { rows: ids.len, width, table_rows: table.len / width };
+        let op = Op::Lookup(Lookup::Embedding { rows: ids.len, width, table_rows: table.len / width });
         self.call_adding(op, &[ids, table], y, add)
     }
 
@@ -106,7 +109,11 @@ pub trait Calls: Backend {
         dy: In<'_, Self>,
         dtable: Target<'_, Self>,
     ) -> Result<(), Error> {
-        let op = Op::EmbeddingBackward { rows: ids.len, width, table_rows: dtable.slice.len / width };
+        let op = Op::Lookup(Lookup::EmbeddingBackward {
+            rows: ids.len,
+            width,
+            table_rows: dtable.slice.len / width,
+        });
         self.call_to(op, &[ids, dy], dtable)
     }
 
@@ -119,7 +126,7 @@ pub trait Calls: Backend {
         y: Out<'_, Self>,
         rstd: Out<'_, Self>,
     ) -> Result<(), Error> {
-        self.call(Op::RmsNorm { rows: x.len / width, width, eps }, &[x, weight], [y, rstd])
+        self.call(Op::Norm(Norm::Rms { rows: x.len / width, width, eps }), &[x, weight], [y, rstd])
     }
 
     fn rms_norm_backward(
@@ -133,7 +140,7 @@ pub trait Calls: Backend {
         accumulate: bool,
         dweight: Option<Target<'_, Self>>,
     ) -> Result<(), Error> {
-        let op = Op::RmsNormBackward { rows: x.len / width, width, weight: dweight.is_some() };
+        let op = Op::Norm(Norm::RmsBackward { rows: x.len / width, width, weight: dweight.is_some() });
         let mut writes = vec![Write { slice: dx, accumulate }];
         writes.extend(dweight.map(Write::from));
         self.run(&op, Operands { reads: &[x, weight, rstd, dy], writes: &mut writes, keys: &[] })
@@ -149,7 +156,7 @@ pub trait Calls: Backend {
         y: Out<'_, Self>,
         stats: Out<'_, Self>,
     ) -> Result<(), Error> {
-        self.call(Op::LayerNorm { rows: x.len / width, width, eps }, &[x, weight, bias], [y, stats])
+        self.call(Op::Norm(Norm::Layer { rows: x.len / width, width, eps }), &[x, weight, bias], [y, stats])
     }
 
     fn layer_norm_backward_input(
@@ -162,7 +169,7 @@ pub trait Calls: Backend {
         dx: Out<'_, Self>,
         accumulate: bool,
     ) -> Result<(), Error> {
-        let op = Op::LayerNormBackwardInput { rows: x.len / width, width };
+        let op = Op::Norm(Norm::LayerBackwardInput { rows: x.len / width, width });
         self.call_adding(op, &[x, weight, stats, dy], dx, accumulate)
     }
 
@@ -174,7 +181,7 @@ pub trait Calls: Backend {
         dy: In<'_, Self>,
         dweight: Target<'_, Self>,
     ) -> Result<(), Error> {
-        let op = Op::LayerNormBackwardWeight { rows: x.len / width, width };
+        let op = Op::Norm(Norm::LayerBackwardWeight { rows: x.len / width, width });
         self.call_to(op, &[x, stats, dy], dweight)
     }
 
@@ -186,7 +193,7 @@ pub trait Calls: Backend {
         backward: bool,
     ) -> Result<(), Error> {
         let inverse_frequencies = Arc::from(inverse_frequencies);
-        self.call(Op::Rope { dims, inverse_frequencies, backward }, &[], [qkv])
+        self.call(Op::Attention(Attention::Rope { dims, inverse_frequencies, backward }), &[], [qkv])
     }
 
     fn attention(
@@ -199,7 +206,10 @@ pub trait Calls: Backend {
     ) -> Result<(), Error> {
         let (p, keys) = dropout.map_or((0.0, &[][..]), |dropout| (dropout.p, dropout.keys));
         let writes = &mut [y, lse].map(Write::over);
-        self.run(&Op::Attention { dims, dropout: p }, Operands { reads: &[qkv], writes, keys })
+        self.run(
+            &Op::Attention(Attention::Forward { dims, scores: Scores::dropping(p) }),
+            Operands { reads: &[qkv], writes, keys },
+        )
     }
 
     fn attention_backward(
@@ -214,11 +224,23 @@ pub trait Calls: Backend {
     ) -> Result<(), Error> {
         let (p, keys) = dropout.map_or((0.0, &[][..]), |dropout| (dropout.p, dropout.keys));
         let (reads, writes) = (&[qkv, y, lse, dy], &mut [Write::over(dqkv)]);
-        self.run(&Op::AttentionBackward { dims, dropout: p }, Operands { reads, writes, keys })
+        self.run(
+            &Op::Attention(Attention::Backward { dims, scores: Scores::dropping(p) }),
+            Operands { reads, writes, keys },
+        )
     }
 
     fn swiglu(&self, gate: In<'_, Self>, up: In<'_, Self>, y: Out<'_, Self>) -> Result<(), Error> {
-        self.call(Op::Swiglu { len: gate.len }, &[gate, up], [y])
+        self.call(
+            Op::Activation(Activation {
+                function: Function::Silu,
+                gated: true,
+                len: gate.len,
+                pass: Pass::Forward,
+            }),
+            &[gate, up],
+            [y],
+        )
     }
 
     fn swiglu_backward(
@@ -229,7 +251,16 @@ pub trait Calls: Backend {
         dgate: Out<'_, Self>,
         dup: Out<'_, Self>,
     ) -> Result<(), Error> {
-        self.call(Op::SwigluBackward { len: gate.len }, &[gate, up, dy], [dgate, dup])
+        self.call(
+            Op::Activation(Activation {
+                function: Function::Silu,
+                gated: true,
+                len: gate.len,
+                pass: Pass::Backward,
+            }),
+            &[gate, up, dy],
+            [dgate, dup],
+        )
     }
 
     fn swiglu_backward_again(
@@ -240,15 +271,42 @@ pub trait Calls: Backend {
         dgate: Out<'_, Self>,
         dup: Out<'_, Self>,
     ) -> Result<(), Error> {
-        self.call(Op::SwigluBackwardAgain { len: gate.len }, &[gate, up], [dy, dgate, dup])
+        self.call(
+            Op::Activation(Activation {
+                function: Function::Silu,
+                gated: true,
+                len: gate.len,
+                pass: Pass::BackwardAgain,
+            }),
+            &[gate, up],
+            [dy, dgate, dup],
+        )
     }
 
     fn gelu(&self, x: In<'_, Self>, y: Out<'_, Self>) -> Result<(), Error> {
-        self.call(Op::Gelu { len: x.len }, &[x], [y])
+        self.call(
+            Op::Activation(Activation {
+                function: Function::GeluTanh,
+                gated: false,
+                len: x.len,
+                pass: Pass::Forward,
+            }),
+            &[x],
+            [y],
+        )
     }
 
     fn gelu_backward(&self, x: In<'_, Self>, dy: In<'_, Self>, dx: Out<'_, Self>) -> Result<(), Error> {
-        self.call(Op::GeluBackward { len: x.len }, &[x, dy], [dx])
+        self.call(
+            Op::Activation(Activation {
+                function: Function::GeluTanh,
+                gated: false,
+                len: x.len,
+                pass: Pass::Backward,
+            }),
+            &[x, dy],
+            [dx],
+        )
     }
 
     fn gelu_backward_again(
@@ -257,11 +315,20 @@ pub trait Calls: Backend {
         dy: Out<'_, Self>,
         dx: Out<'_, Self>,
     ) -> Result<(), Error> {
-        self.call(Op::GeluBackwardAgain { len: x.len }, &[x], [dy, dx])
+        self.call(
+            Op::Activation(Activation {
+                function: Function::GeluTanh,
+                gated: false,
+                len: x.len,
+                pass: Pass::BackwardAgain,
+            }),
+            &[x],
+            [dy, dx],
+        )
     }
 
     fn add(&self, a: In<'_, Self>, b: In<'_, Self>, y: Out<'_, Self>) -> Result<(), Error> {
-        self.call(Op::Add { len: a.len }, &[a, b], [y])
+        self.call(Op::Pointwise(Pointwise::Add { len: a.len }), &[a, b], [y])
     }
 
     fn head_logits(
@@ -271,11 +338,11 @@ pub trait Calls: Backend {
         weight: In<'_, Self>,
         logits: Out<'_, Self>,
     ) -> Result<(), Error> {
-        self.call(Op::HeadLogits { dims }, &[x, weight], [logits])
+        self.call(Op::Head(Head::Logits { dims }), &[x, weight], [logits])
     }
 
     fn dropout(&self, dropout: Dropout<'_>, x: Out<'_, Self>) -> Result<(), Error> {
-        let op = Op::Dropout { len: x.len, samples: dropout.keys.len(), p: dropout.p };
+        let op = Op::Pointwise(Pointwise::Dropout { len: x.len, samples: dropout.keys.len(), p: dropout.p });
         self.run(&op, Operands { reads: &[], writes: &mut [Write::over(x)], keys: dropout.keys })
     }
 
@@ -288,7 +355,7 @@ pub trait Calls: Backend {
         losses: Out<'_, Self>,
         logits: Out<'_, Self>,
     ) -> Result<(), Error> {
-        self.call(Op::HeadLoss { dims }, &[x, weight, targets], [losses, logits])
+        self.call(Op::Head(Head::Loss { dims }), &[x, weight, targets], [losses, logits])
     }
 
     fn head_loss_backward(
@@ -303,7 +370,7 @@ pub trait Calls: Backend {
         dx: Out<'_, Self>,
         dweight: Option<Target<'_, Self>>,
     ) -> Result<(), Error> {
-        let op = Op::HeadLossBackward { dims, weight: dweight.is_some(), rounds: dlogits.is_some() };
+        let op = Op::Head(Head::LossBackward { dims, weight: dweight.is_some(), rounds: dlogits.is_some() });
         let mut writes: Vec<_> = [losses, logits, dx].map(Write::over).into();
         writes.extend(dweight.map(Write::from));
         writes.extend(dlogits.map(Write::over));
@@ -317,7 +384,11 @@ pub trait Calls: Backend {
         targets: In<'_, Self>,
         losses: Out<'_, Self>,
     ) -> Result<(), Error> {
-        self.call(Op::CrossEntropy { rows: targets.len, vocab }, &[logits, targets], [losses])
+        self.call(
+            Op::Head(Head::CrossEntropy { dims: LogitsDims::new(targets.len, vocab) }),
+            &[logits, targets],
+            [losses],
+        )
     }
 
     fn cross_entropy_backward(
@@ -328,7 +399,10 @@ pub trait Calls: Backend {
         losses: Out<'_, Self>,
         gradient: Option<Out<'_, Self>>,
     ) -> Result<(), Error> {
-        let op = Op::CrossEntropyBackward { rows: targets.len, vocab, rounds: gradient.is_some() };
+        let op = Op::Head(Head::CrossEntropyBackward {
+            dims: LogitsDims::new(targets.len, vocab),
+            rounds: gradient.is_some(),
+        });
         let mut writes: Vec<_> = [logits, losses].map(Write::over).into();
         writes.extend(gradient.map(Write::over));
         self.run(&op, Operands { reads: &[targets], writes: &mut writes, keys: &[] })

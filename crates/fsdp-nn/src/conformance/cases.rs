@@ -1,8 +1,13 @@
 //! The operations under test, for dimensions chosen by the caller.
 
+use fsdp_core::memory::{Slice, SliceMut};
+
 use super::calls::Calls;
 use super::kit::{Case, Kit, integers, numbers};
-use crate::backend::{AttentionDims, Backend, Dropout, HeadDims, IGNORED_TARGET, LinearDims, Orientation};
+use crate::backend::{
+    AttentionDims, Backend, Dropout, HeadDims, IGNORED_TARGET, LinearDims, Operands, Orientation, Write,
+};
+use crate::op::{Activation, Attention, Function, Op, Pass, Pointwise, Scores};
 
 /// Dimensions, in the roles that each case gives them.
 #[derive(Clone, Copy, Debug)]
@@ -26,14 +31,19 @@ pub(crate) fn all<M: Backend>(sizes: Sizes) -> Vec<Case<M>> {
         rms_norm(sizes),
         layer_norm(sizes),
         rope(sizes),
-        attention(sizes, 1, 1, false),
-        attention(sizes, 2, 3, false),
-        attention(sizes, 1, 2, true),
-        swiglu(sizes),
-        gelu(sizes),
+        attention(sizes, 1, 1, Scores::default()),
+        attention(sizes, 2, 3, Scores::default()),
+        attention(sizes, 1, 2, Scores::dropping(0.3)),
+        attention(sizes, 2, 2, Scores { softcap: Some(1.5), ..Scores::default() }),
+        attention(sizes, 1, 3, Scores { dropout: 0.2, softcap: Some(0.7) }),
+        columns(sizes),
         dropout(sizes),
-        head(sizes),
+        head(sizes, None),
+        head(sizes, Some(2.0)),
     ]
+    .into_iter()
+    .chain(activations(sizes))
+    .collect()
 }
 
 fn magnitudes(values: &[f64]) -> Vec<f64> {
@@ -211,88 +221,131 @@ fn rope<M: Backend>(sizes: Sizes) -> Case<M> {
     }
 }
 
-fn attention<M: Backend>(sizes: Sizes, kv_heads: usize, group: usize, drop: bool) -> Case<M> {
+fn attention<M: Backend>(sizes: Sizes, kv_heads: usize, group: usize, scores: Scores) -> Case<M> {
     let dims = attention_dims(sizes, kv_heads, group);
-    let keys = [sizes.seed, sizes.seed + 9];
-    let dropout = move || drop.then_some(keys);
-    let (len, y_len, lse_len) =
-        (dims.rows() * dims.packed(), dims.rows() * dims.heads * dims.head_dim, dims.rows() * dims.heads);
+    let all_keys = [sizes.seed, sizes.seed + 9];
+    let keys = if scores.dropout > 0.0 { 2 } else { 0 };
+    let (len, y_len, lse_len) = (dims.rows() * dims.packed(), dims.output_len(), dims.rows() * dims.heads);
     let run = move |kit: &Kit<M>, inputs: &[Vec<f64>]| {
-        let keys = dropout();
-        let dropout = keys.as_ref().map(|keys| Dropout { p: 0.3, keys });
         let (qkv, mut y, mut lse) = (kit.put(&inputs[0]), kit.result(y_len), kit.statistics(lse_len));
-        kit.memory.attention(dims, dropout, qkv.read(), y.write(), lse.write()).unwrap();
+        let writes = &mut [y.write(), lse.write()].map(Write::over);
+        let operands = Operands { reads: &[qkv.read()], writes, keys: &all_keys[..keys] };
+        kit.memory.run(&Op::Attention(Attention::Forward { dims, scores }), operands).unwrap();
         [qkv, y, lse]
     };
     Case {
-        name: if drop { "attention with dropout" } else { "attention" },
+        name: match (scores.dropout > 0.0, scores.softcap) {
+            (false, None) => "attention",
+            (true, None) => "attention with dropout",
+            (_, Some(_)) => "attention with a cap",
+        },
         inputs: vec![numbers(sizes.seed, len)],
         doutput: numbers(sizes.seed + 1, y_len),
         forward: Box::new(move |kit, inputs| kit.get(&run(kit, inputs)[1])),
         backward: Box::new(move |kit, inputs, dy| {
             let [qkv, y, lse] = run(kit, inputs);
-            let keys = dropout();
-            let dropout = keys.as_ref().map(|keys| Dropout { p: 0.3, keys });
             let (dy, mut dqkv) = (kit.put(dy), kit.result(len));
-            let (qkv, y, lse, dy) = (qkv.read(), y.read(), lse.read(), dy.read());
-            kit.memory.attention_backward(dims, dropout, qkv, y, lse, dy, dqkv.write()).unwrap();
+            let reads = &[qkv.read(), y.read(), lse.read(), dy.read()];
+            let writes = &mut [Write::over(dqkv.write())];
+            let operands = Operands { reads, writes, keys: &all_keys[..keys] };
+            kit.memory.run(&Op::Attention(Attention::Backward { dims, scores }), operands).unwrap();
             vec![kit.get(&dqkv)]
         }),
-        // Scores of magnitude head_dim * max^2 / sqrt(head_dim) are wrong by head_dim + 3 roundings, and so
-        // are probabilities, relatively; a sum of `seq` of them weights values of at most max.
+        // Scores of magnitude head_dim * max^2 / sqrt(head_dim) are wrong by head_dim + 3 roundings, and by some more when
+        // they are capped, which makes none larger. So are probabilities, relatively; a sum of `seq` of them weights values
+        // of at most max.
         bound: Box::new(move |inputs, y| {
             let max = largest(&inputs[0]);
-            let dim = dims.head_dim as f64;
+            let (dim, capped) = (dims.head_dim as f64, if scores.softcap.is_some() { 8.0 } else { 0.0 });
             let score = max * max * dim.sqrt();
-            (2.0 * (dim + 4.0) * score + 2.0 * dims.seq as f64 + 8.0, vec![2.0 * max; y.len()])
+            (2.0 * (dim + 4.0 + capped) * score + 2.0 * dims.seq as f64 + 8.0, vec![2.0 * max; y.len()])
         }),
     }
 }
 
-fn swiglu<M: Backend>(sizes: Sizes) -> Case<M> {
+fn activations<M: Backend>(sizes: Sizes) -> impl Iterator<Item = Case<M>> {
+    let functions = [Function::Silu, Function::GeluTanh, Function::Gelu];
+    functions
+        .into_iter()
+        .flat_map(move |function| [false, true].map(move |gated| activation(sizes, function, gated)))
+}
+
+fn activation<M: Backend>(sizes: Sizes, function: Function, gated: bool) -> Case<M> {
     let len = sizes.rows * sizes.inner;
+    let op = move |pass| Op::Activation(Activation { function, gated, len, pass });
+    let inputs = 1 + u64::from(gated);
     Case {
-        name: "swiglu",
-        inputs: vec![numbers(sizes.seed, len), numbers(sizes.seed + 1, len)],
-        doutput: numbers(sizes.seed + 2, len),
+        name: op(Pass::Forward).name(),
+        inputs: (0..inputs).map(|i| numbers(sizes.seed + i, len)).collect(),
+        doutput: numbers(sizes.seed + inputs, len),
         forward: Box::new(move |kit, inputs| {
-            let [gate, up] = [0, 1].map(|i| kit.put(&inputs[i]));
+            let inputs: Vec<_> = inputs.iter().map(|values| kit.put(values)).collect();
+            let reads: Vec<_> = inputs.iter().map(|input| input.read()).collect();
             let mut y = kit.result(len);
-            kit.memory.swiglu(gate.read(), up.read(), y.write()).unwrap();
+            kit.memory.call(op(Pass::Forward), &reads, [y.write()]).unwrap();
             kit.get(&y)
         }),
         backward: Box::new(move |kit, inputs, dy| {
-            let [gate, up, dy] = [&inputs[0], &inputs[1], dy].map(|values| kit.put(values));
-            let (mut dgate, mut dup) = (kit.result(len), kit.result(len));
-            let (gate, up, dy) = (gate.read(), up.read(), dy.read());
-            kit.memory.swiglu_backward(gate, up, dy, dgate.write(), dup.write()).unwrap();
-            vec![kit.get(&dgate), kit.get(&dup)]
+            let inputs: Vec<_> = inputs.iter().map(Vec::as_slice).chain([dy]).map(|v| kit.put(v)).collect();
+            let reads: Vec<_> = inputs.iter().map(|input| input.read()).collect();
+            let (mut first, mut second) = (kit.result(len), kit.result(len));
+            let op = op(Pass::Backward);
+            if gated {
+                kit.memory.call(op, &reads, [first.write(), second.write()]).unwrap();
+                return vec![kit.get(&first), kit.get(&second)];
+            }
+            kit.memory.call(op, &reads, [first.write()]).unwrap();
+            vec![kit.get(&first)]
         }),
-        bound: Box::new(|_, y| (10.0, magnitudes(y))),
+        bound: Box::new(move |inputs, y| {
+            let x = largest(&inputs[0]);
+            let roundings = match function {
+                Function::Silu => 10.0,
+                // The exponent is wrong by five roundings relative to itself.
+                Function::GeluTanh => 9.0 + 5.0 * 1.6 * (x + 0.05 * x * x * x),
+                // As is this one, by two, and the series by some for each of the terms that matter.
+                Function::Gelu => 32.0 + x * x,
+            };
+            (roundings, magnitudes(y))
+        }),
     }
 }
 
-fn gelu<M: Backend>(sizes: Sizes) -> Case<M> {
-    let len = sizes.rows * sizes.inner;
+/// Two blocks of columns side by side, behind a gap in the rows of the first one.
+fn columns<M: Backend>(sizes: Sizes) -> Case<M> {
+    let Sizes { rows, inner, outer, seed } = sizes;
+    let (width, both) = (inner + 2, inner + outer);
+    let parts = [(inner, width, 0), (outer, outer, inner)];
+    let op = move |columns, from, to| Op::Pointwise(Pointwise::CopyColumns { rows, columns, from, to });
+    let room = move |columns, stride| (rows - 1) * stride + columns;
     Case {
-        name: "gelu",
-        inputs: vec![numbers(sizes.seed, len)],
-        doutput: numbers(sizes.seed + 1, len),
+        name: "copy_columns",
+        inputs: vec![numbers(seed, rows * width), numbers(seed + 1, rows * outer)],
+        doutput: numbers(seed + 2, rows * both),
         forward: Box::new(move |kit, inputs| {
-            let (x, mut y) = (kit.put(&inputs[0]), kit.result(len));
-            kit.memory.gelu(x.read(), y.write()).unwrap();
+            let mut y = kit.result(rows * both);
+            for ((columns, from, at), values) in parts.into_iter().zip(inputs) {
+                let x = kit.put(values);
+                let (x, y) = (x.read(), y.write());
+                let x = Slice::new(x.buffer, x.offset, room(columns, from));
+                let y = SliceMut::new(y.buffer, y.offset + at, room(columns, both));
+                kit.memory.call(op(columns, from, both), &[x], [y]).unwrap();
+            }
             kit.get(&y)
         }),
-        backward: Box::new(move |kit, inputs, dy| {
-            let (x, dy, mut dx) = (kit.put(&inputs[0]), kit.put(dy), kit.result(len));
-            kit.memory.gelu_backward(x.read(), dy.read(), dx.write()).unwrap();
-            vec![kit.get(&dx)]
+        backward: Box::new(move |kit, _, dy| {
+            let dy = kit.put(dy);
+            let gradient = |(columns, from, at)| {
+                let mut dx = kit.put(&vec![0.0; rows * from]);
+                let (dy, to) = (dy.read(), dx.write());
+                let dy = Slice::new(dy.buffer, dy.offset + at, room(columns, both));
+                let to = SliceMut::new(to.buffer, to.offset, room(columns, from));
+                kit.memory.call(op(columns, both, from), &[dy], [to]).unwrap();
+                kit.get(&dx)
+            };
+            parts.map(gradient).into()
         }),
-        // The exponent is wrong by five roundings relative to itself.
-        bound: Box::new(|inputs, y| {
-            let x = largest(&inputs[0]);
-            (8.0 + 5.0 * 1.6 * (x + 0.05 * x * x * x), magnitudes(y))
-        }),
+        bound: Box::new(|_, y| (0.0, magnitudes(y))),
     }
 }
 
@@ -314,9 +367,9 @@ fn dropout<M: Backend>(sizes: Sizes) -> Case<M> {
     }
 }
 
-fn head<M: Backend>(sizes: Sizes) -> Case<M> {
+fn head<M: Backend>(sizes: Sizes, softcap: Option<f64>) -> Case<M> {
     let Sizes { rows, inner: hidden, outer: vocab, seed } = sizes;
-    let dims = HeadDims { rows, hidden, vocab, chunk_rows: rows.div_ceil(3) };
+    let dims = HeadDims { softcap, ..HeadDims::new([rows, hidden, vocab], rows.div_ceil(3)) };
     let mut targets = integers(seed + 5, rows, vocab);
     if rows > 2 {
         targets[1] = IGNORED_TARGET;
@@ -351,7 +404,7 @@ fn head<M: Backend>(sizes: Sizes) -> Case<M> {
         // A logit is a sum of `hidden` products; the log-sum-exp is no less precise than the worst of them.
         bound: Box::new(move |inputs, y| {
             let logit = hidden as f64 * largest(&inputs[0]) * largest(&inputs[1]);
-            (2.0 * hidden as f64 + vocab as f64 + 8.0, vec![logit + 1.0; y.len()])
+            (2.0 * hidden as f64 + vocab as f64 + 16.0, vec![logit + 1.0; y.len()])
         }),
     }
 }

@@ -275,7 +275,7 @@ fn cross_entropy<M: Backend>(golden: &Golden<'_, M>) {
         let identity: Vec<f64> = (0..vocab * vocab).map(|i| f64::from(i % (vocab + 1) == 0)).collect();
         let weight = case.upload(&identity);
         for chunk_rows in [1, 2, rows] {
-            let dims = HeadDims { rows, hidden: vocab, vocab, chunk_rows };
+            let dims = HeadDims::new([rows, vocab, vocab], chunk_rows);
             let mut losses = case.memory.allocate(Category::Workspace, DType::F64, rows).unwrap();
             let (mut logits, mut dx) = (case.room(chunk_rows * vocab), case.room(x.len()));
             let (x, weight, targets) = (all(&x), all(&weight), all(&targets));

@@ -7,6 +7,7 @@ use fsdp_core::memory::{Buffer, SliceMut};
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice};
 use fsdp_core::model::{BlockId, ModelSpec, ParamId};
 use fsdp_core::program::{ForwardMode, Gradients, Program};
+use fsdp_core::schedule::Round;
 
 use crate::backend::{AttentionDims, Backend};
 use crate::hf::HfModel;
@@ -93,7 +94,7 @@ impl<A: Architecture + Clone> Sample<A> {
         let mut program = self.program();
         program.set_batches(memory, self.step, vec![batch.clone()]).unwrap();
         let mut params = self.whole(memory).params();
-        program.begin(memory, 0).unwrap();
+        program.begin(memory, Round(0)).unwrap();
         let last = self.spec.blocks.len() - 1;
         for block in (0..last).map(BlockId) {
             params.enter(block);

@@ -8,9 +8,10 @@ use super::Subject;
 use super::models::{Sample, batch, hf_models, small};
 use crate::backend::{Backend, IGNORED_TARGET};
 use crate::graph::{Builder, Tensor};
-use crate::layer::{Describe, Description, Embedding, Head, LayerNorm, Linear, RmsNorm};
+use crate::layer::{Attention, Describe, Description, Embedding, Head, LayerNorm, Linear, RmsNorm, Rope};
 use crate::model::Architecture;
 use crate::model::unsharded::Pass;
+use crate::op::Function;
 
 /// Compares some elements of every gradient.
 fn check<M: Backend, A: Architecture + Clone>(subject: &Subject<'_, M>, mut sample: Sample<A>) {
@@ -35,7 +36,7 @@ fn check<M: Backend, A: Architecture + Clone>(subject: &Subject<'_, M>, mut samp
     }
 }
 
-/// Gradients of a Llama, a GPT-2, an MLP and a model that uses values several times are slopes of the loss, in double
+/// Gradients of a Llama, a GPT-2, an MLP, a model that uses values several times and one that caps what it can are slopes of the loss, in double
 /// precision and with all dropouts.
 ///
 /// # Panics
@@ -46,6 +47,83 @@ pub fn gradients_of_models_are_slopes<M: Backend>(subject: &Subject<'_, M>) {
     }
     check(subject, Sample::new(small(), DType::F64));
     check(subject, Sample::new(Odd::new(), DType::F64));
+    check(subject, Sample::new(Capped::new(), DType::F64));
+}
+
+/// A model with what Gemma 2 and 3 and Qwen 3 add to a Llama: norms of heads, GELU as a gate, capped scores and logits.
+#[derive(Clone)]
+struct Capped {
+    description: Description,
+    embedding: Embedding,
+    qkv: [Linear; 3],
+    norms: [RmsNorm; 2],
+    heads: Attention,
+    rope: Rope,
+    mix: Linear,
+    gate: Linear,
+    up: Linear,
+    down: Linear,
+    head: Head,
+}
+
+impl Capped {
+    fn new() -> Self {
+        let mut d = Describe::new("Capped", 0.4);
+        let embedding = d.embedding("embed", 13, 6);
+        let heads = Attention { heads: 4, kv_heads: 2, head_dim: 4, dropout: 0.2 };
+        let qkv = [("q", 16), ("k", 8), ("v", 8)].map(|(name, outputs)| d.linear(name, 6, outputs, true));
+        let norms = ["q_norm", "k_norm"].map(|name| d.rms_norm(name, "Norm", 4, 1e-5));
+        let mix = d.linear("mix", 16, 6, false);
+        let [gate, up] = ["gate", "up"].map(|name| d.linear(name, 6, 5, false));
+        let down = d.linear("down", 5, 6, false);
+        let head = Head { softcap: Some(1.5), ..d.head("head", 6, 13, None) };
+        let rope = Rope::new(100.0, 4);
+        d.block("embedding", None, &[&embedding]);
+        let [q, k, v] = &qkv;
+        d.block("attention", Some(0), &[q, k, v, &norms[0], &norms[1], &mix]);
+        d.block("mlp", Some(0), &[&gate, &up, &down]);
+        d.block("head", None, &[&head]);
+        let description = d.finish().unwrap();
+        Self { description, embedding, qkv, norms, heads, rope, mix, gate, up, down, head }
+    }
+}
+
+impl Architecture for Capped {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn head(&self) -> Head {
+        self.head
+    }
+
+    fn first(&self, b: &mut Builder<'_>) -> Result<Tensor, Error> {
+        b.embedding(&self.embedding)
+    }
+
+    fn middle(&self, block: BlockId, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
+        if block == BlockId(1) {
+            let [q, k] = [0, 1].map(|part| {
+                let heads = b.linear(x, &self.qkv[part])?;
+                b.rms_norm_heads(heads, &self.norms[part])
+            });
+            let v = b.linear(x, &self.qkv[2])?;
+            let qkv = b.concat(&[q?, k?, v]);
+            let qkv = b.rope(qkv, &self.heads, &self.rope)?;
+            let mixed = b.softcapped_attention(qkv, &self.heads, 0.8)?;
+            let y = b.linear(mixed, &self.mix)?;
+            return b.add(x, y);
+        }
+        let [gate, up] = b.linear_pair(x, &self.gate, &self.up)?;
+        let inner = b.gated(Function::GeluTanh, gate, up)?;
+        let inner = b.activation(Function::Gelu, inner);
+        let y = b.linear(inner, &self.down)?;
+        b.add(x, y)
+    }
+
+    fn last(&self, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
+        Ok(b.activation(Function::Gelu, x))
+    }
 }
 
 /// A model whose block uses values several times, in place and not, kept and computed again.
@@ -96,20 +174,20 @@ impl Architecture for Odd {
         }
         // Dropout of a value that is used again must not change it, nor what a norm computes again.
         let h = b.rms_norm(x, &self.norm)?;
-        let dropped = b.dropout(h, 0.3)?;
-        let g = b.gelu(h)?;
+        let dropped = b.dropout(h, 0.3);
+        let g = b.activation(Function::GeluTanh, h);
         let [gate, up] = b.linear_pair(g, &self.wide, &self.wide)?;
-        let gated = b.swiglu(gate, up)?;
+        let gated = b.gated(Function::Silu, gate, up)?;
         let y = b.linear(gated, &self.back)?;
         let z = b.linear(gate, &self.back)?;
         let _unused = b.layer_norm(z, &self.other)?;
         let doubled = b.add(x, x)?;
-        let doubled = b.dropout(doubled, 0.2)?;
+        let doubled = b.dropout(doubled, 0.2);
         let sum = b.add(y, dropped)?;
         let sum = b.add(sum, sum)?;
         let sum = b.add(sum, z)?;
         let sum = b.layer_norm(sum, &self.other)?;
-        let sum = b.gelu(sum)?;
+        let sum = b.activation(Function::GeluTanh, sum);
         let sum = b.add(h, sum)?;
         let sum = b.add(sum, g)?;
         b.add(sum, doubled)

@@ -4,7 +4,7 @@ use fsdp_core::memory::Category;
 
 use super::list::Draft;
 use super::{BlockGraph, Call, Decl, Node, Operand};
-use crate::op::Op;
+use crate::op::{Op, Pointwise};
 
 /// A run of a block forward.
 pub(super) struct Forward<'a> {
@@ -56,8 +56,9 @@ impl Forward<'_> {
                 || (self.with_output && self.graph.output == value)
                 || (self.input_held && self.graph.input == Some(value))
         };
-        if let (Op::Add { len }, [a, b]) = (node.op(), &self.inputs(node)[..]) {
-            let (a, b) = (*a, *b);
+        if let (&Op::Pointwise(Pointwise::Add { len }), &[a, b]) =
+            (node.op(), &node.reads().collect::<Vec<usize>>()[..])
+        {
             let [a_free, b_free] = [a, b].map(|value| a != b && !is_read(value));
             let (sum, term) = if a_free && !b_free { (a, b) } else { (b, a) };
             let [sum, term] = [sum, term].map(|value| self.places[value].expect("inputs come first"));
@@ -65,12 +66,12 @@ impl Forward<'_> {
             if a_free || b_free {
                 self.places[output] = Some(sum);
                 let (reads, writes) = (vec![draft.whole(term)], vec![(draft.whole(sum), false)]);
-                draft.call(Op::Accumulate { len: *len }, reads, writes);
+                draft.call(Op::Pointwise(Pointwise::Accumulate { len }), reads, writes);
                 return;
             }
             let reads = vec![draft.whole(term), draft.whole(sum)];
             let writes = vec![self.write(draft, node.main().writes[0])];
-            draft.call(Op::Add { len: *len }, reads, writes);
+            draft.call(Op::Pointwise(Pointwise::Add { len }), reads, writes);
             return;
         }
         if let Some(input) = node.update {
@@ -85,10 +86,6 @@ impl Forward<'_> {
             let writes = call.writes.iter().map(|write| self.write(draft, *write)).collect();
             draft.calls.push(Call { op: call.op.clone(), reads, writes, site: call.site });
         }
-    }
-
-    fn inputs(&self, node: &Node) -> Vec<usize> {
-        node.main().reads.iter().filter_map(Operand::local).collect()
     }
 
     /// An operand that is written, in a place that is there or new.

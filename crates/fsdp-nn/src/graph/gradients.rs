@@ -5,11 +5,12 @@ use fsdp_core::memory::Category;
 
 use super::derive::Backward;
 use super::{Decl, Operand};
-use crate::op::Op;
+use crate::op::{Op, Pointwise};
 
 impl Backward<'_> {
-    /// Where the gradient of a parameter goes, if it is trained.
-    pub(super) fn target(&self, param: Operand) -> Option<(Operand, bool)> {
+    /// Where the gradient of a parameter goes, if it is trained. Whether it is added to is known when the call runs: the first of
+    /// a micro-batch overwrites.
+    pub(crate) fn target(&self, param: Operand) -> Option<(Operand, bool)> {
         match param {
             Operand::Param(index) if self.trained.params[index] => {
                 Some((Operand::ParamGradient(index), false))
@@ -19,14 +20,14 @@ impl Backward<'_> {
     }
 
     /// The complete gradient of a value, for an operation that reads it.
-    pub(super) fn take(&mut self, value: usize) -> Option<usize> {
+    pub(crate) fn take(&mut self, value: usize) -> Option<usize> {
         let gradient = self.gradients[value].take();
         self.read_now.extend(gradient);
         gradient
     }
 
     /// Passes a complete contribution to the gradient of a value on to it.
-    pub(super) fn put(&mut self, value: usize, gradient: usize) {
+    pub(crate) fn put(&mut self, value: usize, gradient: usize) {
         if !self.needs[value] {
             return;
         }
@@ -36,7 +37,8 @@ impl Backward<'_> {
                 let total = self.own(value, so_far, Some(gradient));
                 let (from, to) = (self.draft.whole(gradient), self.draft.whole(total));
                 let len = self.draft.places[total].len();
-                self.draft.call(Op::Accumulate { len }, vec![from], vec![(to, false)]);
+                let op = Op::Pointwise(Pointwise::Accumulate { len });
+                self.draft.call(op, vec![from], vec![(to, false)]);
                 total
             }
         };
@@ -44,7 +46,7 @@ impl Backward<'_> {
     }
 
     /// Where an operation that can add writes the gradient of a value, and whether it adds.
-    pub(super) fn add_to(&mut self, value: usize) -> (Operand, bool) {
+    pub(crate) fn add_to(&mut self, value: usize) -> (Operand, bool) {
         let (place, add) = match self.gradients[value].take() {
             Some(so_far) => (self.own(value, so_far, None), true),
             None => (self.draft.place(self.decl(value)), false),
@@ -54,7 +56,7 @@ impl Backward<'_> {
     }
 
     /// Where an operation that can only overwrite leaves a gradient that is then [`Backward::put`].
-    pub(super) fn overwrite(&mut self, value: usize) -> Option<usize> {
+    pub(crate) fn overwrite(&mut self, value: usize) -> Option<usize> {
         match (self.needs[value], self.gradients[value]) {
             (false, _) => None,
             (true, None) => Some(self.draft.place(self.decl(value))),
@@ -63,12 +65,12 @@ impl Backward<'_> {
     }
 
     /// Where a gradient goes that nobody wants, for operations that can not do without.
-    pub(super) fn scratch(&mut self, value: usize) -> (Operand, bool) {
+    pub(crate) fn scratch(&mut self, value: usize) -> (Operand, bool) {
         let place = self.temporary(value);
         (self.draft.whole(place), false)
     }
 
-    pub(super) fn temporary(&mut self, value: usize) -> usize {
+    pub(crate) fn temporary(&mut self, value: usize) -> usize {
         let decl = Decl { category: Category::Workspace, ..self.graph.values[value] };
         self.draft.place(decl)
     }

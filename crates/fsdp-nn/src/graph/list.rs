@@ -1,6 +1,7 @@
 //! Lists of calls over places, and from which call to which a place lives.
 
 use super::{Call, Decl, Operand};
+use crate::op::{Op, Pointwise};
 
 /// A call, and the places that begin before it and end after it.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,33 +55,33 @@ impl List {
 
 /// A list in the making: calls, and the places that there are.
 #[derive(Debug, Default)]
-pub(super) struct Draft {
-    pub(super) places: Vec<Decl>,
-    pub(super) calls: Vec<Call>,
+pub(crate) struct Draft {
+    pub(crate) places: Vec<Decl>,
+    pub(crate) calls: Vec<Call>,
 }
 
 impl Draft {
     /// A new place.
-    pub(super) fn place(&mut self, decl: Decl) -> usize {
+    pub(crate) fn place(&mut self, decl: Decl) -> usize {
         self.places.push(decl);
         self.places.len() - 1
     }
 
     /// A whole place as an operand.
-    pub(super) fn whole(&self, id: usize) -> Operand {
+    pub(crate) fn whole(&self, id: usize) -> Operand {
         Operand::Local { id, offset: 0, len: self.places[id].len() }
     }
 
     /// A call of an operation without dropout.
-    pub(super) fn call(&mut self, op: crate::op::Op, reads: Vec<Operand>, writes: Vec<(Operand, bool)>) {
-        self.calls.push(Call { op, reads, writes, site: None });
+    pub(crate) fn call(&mut self, op: Op, reads: Vec<Operand>, writes: Vec<(Operand, bool)>) {
+        self.calls.push(Call::new(op, reads, writes));
     }
 
     /// A copy of a place in a new one.
     pub(super) fn copy(&mut self, from: usize, decl: Decl) -> usize {
         let to = self.place(decl);
         let (reads, writes) = (vec![self.whole(from)], vec![(self.whole(to), false)]);
-        self.call(crate::op::Op::Copy { len: decl.len() }, reads, writes);
+        self.call(Op::Pointwise(Pointwise::Copy { len: decl.len() }), reads, writes);
         to
     }
 }

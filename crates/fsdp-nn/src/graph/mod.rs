@@ -1,21 +1,21 @@
 //! Blocks as graphs of calls: a model is written as forward only, and what runs is worked out before it runs.
 //!
 //! A model's code runs once per block against a [`Builder`], which leaves a `BlockGraph`: values, and the calls that
-//! make them. A `Plan` is made of it for each way to run a block: lists of calls for forward, recomputation and
+//! make them. A `BlockPlan` is made of it for each way to run a block: lists of calls for forward, recomputation and
 //! backward over *places*, which begin and end with certain calls of a list. Running a block is walking a list, and so
 //! is predicting its memory.
 //!
-//! **Backward** is derived by a rule for each operation (`derive`). What forward keeps is what backward reads:
+//! **Backward** is derived by a rule for each operation, which stands beside it in `op`. What forward keeps is what backward reads:
 //!
 //! | operation | kept |
 //! |---|---|
 //! | linear | its input, if the weight is trained |
 //! | rms_norm, layer_norm | its input and two numbers (one for rms_norm) per row |
-//! | swiglu, gelu | its input |
+//! | activations (swiglu, gelu, ..) | their input |
 //! | attention | packed projections, output, one number per head and row |
 //! | rope, add, dropout, embedding | nothing (dropout masks come from counters) |
 //!
-//! The output of a norm, of swiglu and of gelu is never kept: backward computes it again from what is kept anyway, one
+//! The output of a norm or an activation is never kept: backward computes it again from what is kept anyway, one
 //! pass over memory, with the same bits. The first gradient that reaches a value is written, later ones are added, in
 //! backward order.
 //!
@@ -44,8 +44,9 @@ use crate::op::{Cost, Op};
 
 pub(crate) use batch::MicroBatch;
 pub use builder::{Builder, Tensor};
+pub(crate) use derive::Backward;
 pub use list::{List, Step};
-pub(crate) use plan::{HeadCall, Plan, Request, Route};
+pub(crate) use plan::{BlockPlan, HeadCall, Request, Route};
 pub(crate) use walk::{Counting, DeviceRunner, Inputs, Runner, walk};
 
 /// A value of a graph, or a place of a plan: some rows.
@@ -102,18 +103,23 @@ pub enum Operand {
 pub struct Call {
     /// The operation.
     pub op: Op,
-    /// What it reads, in the order of [`Op::signature`].
+    /// What it reads, in the order of [`Op::describe`].
     pub reads: Vec<Operand>,
-    /// What it writes, and whether it adds to what is there.
+    /// What it writes, and whether it adds to what is there. (For gradients of parameters that is known when it runs.)
     pub writes: Vec<(Operand, bool)>,
     /// Which dropout of the block it is, counted from 0, where it drops anything.
     pub site: Option<u64>,
 }
 
 impl Call {
+    /// A call that drops nothing.
+    pub(crate) fn new(op: Op, reads: Vec<Operand>, writes: impl Into<Vec<(Operand, bool)>>) -> Self {
+        Self { op, reads, writes: writes.into(), site: None }
+    }
+
     /// What it costs, with gradients of parameters of a dtype.
     pub fn cost(&self, values: DType, gradients: DType) -> Cost {
-        let added = self.writes.iter().zip(self.op.signature().writes).filter(|((_, add), _)| *add);
+        let added = self.writes.iter().zip(self.op.describe().writes).filter(|((_, add), _)| *add);
         let read_again: usize = added.map(|(_, role)| role.touched * values.size_bytes()).sum();
         let cost = self.op.cost(values, gradients);
         Cost { bytes_read: cost.bytes_read + read_again as u64, ..cost }
@@ -126,7 +132,7 @@ impl Call {
 }
 
 impl Operand {
-    fn local(&self) -> Option<usize> {
+    pub(crate) fn local(&self) -> Option<usize> {
         match self {
             Operand::Local { id, .. } => Some(*id),
             _ => None,
@@ -136,41 +142,31 @@ impl Operand {
 
 /// Calls that belong together: linear maps of one input, or a single operation.
 #[derive(Clone, Debug, PartialEq)]
-struct Node {
+pub(crate) struct Node {
     /// Their operands are values.
-    calls: Vec<Call>,
+    pub(crate) calls: Vec<Call>,
     /// The value that the operation turns into the first one that the last call writes, where it works in place.
-    update: Option<usize>,
+    pub(crate) update: Option<usize>,
 }
 
 impl Node {
-    fn op(&self) -> &Op {
+    pub(crate) fn op(&self) -> &Op {
         &self.main().op
     }
 
     /// The last call: those before it prepare it, or are alike.
-    fn main(&self) -> &Call {
+    pub(crate) fn main(&self) -> &Call {
         self.calls.last().expect("a node has a call")
     }
 
-    fn reads(&self) -> impl Iterator<Item = usize> {
+    pub(crate) fn reads(&self) -> impl Iterator<Item = usize> {
         let reads = self.calls.iter().flat_map(|call| &call.reads).filter_map(Operand::local);
         let own: Vec<usize> = self.writes().collect();
         reads.filter(move |id| !own.contains(id)).chain(self.update)
     }
 
-    fn writes(&self) -> impl Iterator<Item = usize> {
+    pub(crate) fn writes(&self) -> impl Iterator<Item = usize> {
         self.calls.iter().flat_map(|call| &call.writes).filter_map(|(operand, _)| operand.local())
-    }
-
-    /// Whether it makes products: selective checkpointing keeps those.
-    fn is_product(&self) -> bool {
-        matches!(self.op(), Op::Linear { .. } | Op::Attention { .. })
-    }
-
-    /// Whether its output is computed again instead of being kept.
-    fn is_cheap(&self) -> bool {
-        matches!(self.op(), Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::Swiglu { .. } | Op::Gelu { .. })
     }
 }
 

@@ -6,7 +6,7 @@ use super::derive::Backward;
 use super::forward::{Forward, at};
 use super::list::{Draft, List};
 use super::{BlockGraph, Call, Decl, Operand, Trained};
-use crate::op::{HeadDims, Op};
+use crate::op::{Head, HeadDims, Op};
 
 /// A way to run a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub(crate) struct Request {
 }
 
 /// The output head behind a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct HeadCall {
     pub(crate) dims: HeadDims,
     /// The weight, by number in the block's list of parameters.
@@ -57,7 +57,7 @@ pub(crate) struct HeadCall {
 
 /// One way to run a block.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Plan {
+pub(crate) struct BlockPlan {
     /// All places.
     pub(crate) places: Vec<Decl>,
     /// Where the block's input lies.
@@ -152,7 +152,7 @@ fn products(graph: &BlockGraph, reads: &[usize], with_output: bool) -> Vec<usize
         }
         seen.push(value);
         match graph.producer(value) {
-            Some((_, node)) if node.is_product() => products.push(value),
+            Some((_, node)) if node.op().describe().is_product() => products.push(value),
             Some((_, node)) => wanted.extend(node.reads()),
             None => {}
         }
@@ -161,7 +161,7 @@ fn products(graph: &BlockGraph, reads: &[usize], with_output: bool) -> Vec<usize
     products
 }
 
-impl Plan {
+impl BlockPlan {
     pub(crate) fn new(
         graph: &BlockGraph,
         trained: &Trained,
@@ -236,7 +236,7 @@ impl Plan {
                     Decl { rows: dims.rows, category: Category::Activation, ..scratch(rows.dtype.master()) };
                 let logits = draft.place(decl);
                 let writes = vec![(draft.whole(logits), false)];
-                draft.call(Op::HeadLogits { dims }, reads, writes);
+                draft.call(Op::Head(Head::Logits { dims }), reads, writes);
                 Some(logits)
             }
             Route::Finish => {
@@ -249,7 +249,7 @@ impl Plan {
                     let dlogits = draft.place(scratch(rows.dtype));
                     writes.push((draft.whole(dlogits), false));
                 }
-                let op = Op::HeadLossBackward { dims, weight: trained, rounds };
+                let op = Op::Head(Head::LossBackward { dims, weight: trained, rounds });
                 draft.call(op, reads, writes);
                 derived.and_then(|derived| derived.emit(&mut draft, places, Some(dx)).1)
             }
@@ -257,7 +257,7 @@ impl Plan {
                 reads.push(Operand::Targets);
                 let logits = draft.place(scratch(rows.dtype.master()));
                 let writes = vec![losses, (draft.whole(logits), false)];
-                draft.call(Op::HeadLoss { dims }, reads, writes);
+                draft.call(Op::Head(Head::Loss { dims }), reads, writes);
                 None
             }
         };

@@ -126,49 +126,82 @@ impl Scalar for i64 {
     const POISON: Self = i64::MIN;
 }
 
-impl Element for f32 {
-    type Acc = f32;
+/// A float type that arithmetic is done in.
+macro_rules! float {
+    ($float:ident, $variant:ident, $magnitude:ident, $exp:path) => {
+        impl Element for $float {
+            type Acc = Self;
 
-    #[inline(always)]
-    fn load(self) -> f32 {
-        self
-    }
+            #[inline(always)]
+            fn load(self) -> Self {
+                self
+            }
 
-    #[inline(always)]
-    fn store(value: f32) -> f32 {
-        value
-    }
+            #[inline(always)]
+            fn store(value: Self) -> Self {
+                value
+            }
 
-    fn floats(slice: &[Self]) -> Floats<'_> {
-        Floats::F32(slice)
-    }
+            fn floats(slice: &[Self]) -> Floats<'_> {
+                Floats::$variant(slice)
+            }
 
-    fn floats_mut(slice: &mut [Self]) -> FloatsMut<'_> {
-        FloatsMut::F32(slice)
-    }
+            fn floats_mut(slice: &mut [Self]) -> FloatsMut<'_> {
+                FloatsMut::$variant(slice)
+            }
+        }
+
+        impl Float for $float {
+            const ZERO: Self = 0.0;
+            const ONE: Self = 1.0;
+            const LOWEST: Self = $float::NEG_INFINITY;
+            type Magnitude = $magnitude;
+
+            fn from_floats<'a>(floats: Floats<'a>) -> Option<&'a [Self]> {
+                match floats {
+                    Floats::$variant(slice) => Some(slice),
+                    _ => None,
+                }
+            }
+
+            fn from_floats_mut<'a>(floats: &'a mut FloatsMut<'_>) -> Option<&'a mut [Self]> {
+                match floats {
+                    FloatsMut::$variant(slice) => Some(slice),
+                    _ => None,
+                }
+            }
+
+            #[inline(always)]
+            fn of(value: f64) -> Self {
+                value as Self
+            }
+
+            #[inline(always)]
+            fn as_f64(self) -> f64 {
+                f64::from(self)
+            }
+
+            #[inline(always)]
+            fn sqrt(self) -> Self {
+                $float::sqrt(self)
+            }
+
+            #[inline(always)]
+            fn exp(self) -> Self {
+                $exp(self)
+            }
+
+            // Signed integers are what all vectors can compare.
+            #[inline(always)]
+            fn magnitude(self) -> $magnitude {
+                self.to_bits() as $magnitude & $magnitude::MAX
+            }
+        }
+    };
 }
 
-impl Element for f64 {
-    type Acc = f64;
-
-    #[inline(always)]
-    fn load(self) -> f64 {
-        self
-    }
-
-    #[inline(always)]
-    fn store(value: f64) -> f64 {
-        value
-    }
-
-    fn floats(slice: &[Self]) -> Floats<'_> {
-        Floats::F64(slice)
-    }
-
-    fn floats_mut(slice: &mut [Self]) -> FloatsMut<'_> {
-        FloatsMut::F64(slice)
-    }
-}
+float!(f32, F32, i32, math::exp);
+float!(f64, F64, i64, f64::exp);
 
 impl Element for bf16 {
     type Acc = f32;
@@ -206,99 +239,6 @@ impl Element for bf16 {
     }
 }
 
-impl Float for f32 {
-    const ZERO: Self = 0.0;
-    const ONE: Self = 1.0;
-    const LOWEST: Self = f32::NEG_INFINITY;
-    type Magnitude = i32;
-
-    fn from_floats<'a>(floats: Floats<'a>) -> Option<&'a [Self]> {
-        match floats {
-            Floats::F32(slice) => Some(slice),
-            _ => None,
-        }
-    }
-
-    fn from_floats_mut<'a>(floats: &'a mut FloatsMut<'_>) -> Option<&'a mut [Self]> {
-        match floats {
-            FloatsMut::F32(slice) => Some(slice),
-            _ => None,
-        }
-    }
-
-    #[inline(always)]
-    fn of(value: f64) -> f32 {
-        value as f32
-    }
-
-    #[inline(always)]
-    fn as_f64(self) -> f64 {
-        f64::from(self)
-    }
-
-    #[inline(always)]
-    fn sqrt(self) -> f32 {
-        f32::sqrt(self)
-    }
-
-    #[inline(always)]
-    fn exp(self) -> f32 {
-        math::exp(self)
-    }
-
-    // Signed integers are what all vectors can compare.
-    #[inline(always)]
-    fn magnitude(self) -> i32 {
-        self.to_bits() as i32 & i32::MAX
-    }
-}
-
-impl Float for f64 {
-    const ZERO: Self = 0.0;
-    const ONE: Self = 1.0;
-    const LOWEST: Self = f64::NEG_INFINITY;
-    type Magnitude = i64;
-
-    fn from_floats<'a>(floats: Floats<'a>) -> Option<&'a [Self]> {
-        match floats {
-            Floats::F64(slice) => Some(slice),
-            _ => None,
-        }
-    }
-
-    fn from_floats_mut<'a>(floats: &'a mut FloatsMut<'_>) -> Option<&'a mut [Self]> {
-        match floats {
-            FloatsMut::F64(slice) => Some(slice),
-            _ => None,
-        }
-    }
-
-    #[inline(always)]
-    fn of(value: f64) -> f64 {
-        value
-    }
-
-    #[inline(always)]
-    fn as_f64(self) -> f64 {
-        self
-    }
-
-    #[inline(always)]
-    fn sqrt(self) -> f64 {
-        f64::sqrt(self)
-    }
-
-    #[inline(always)]
-    fn exp(self) -> f64 {
-        f64::exp(self)
-    }
-
-    #[inline(always)]
-    fn magnitude(self) -> i64 {
-        self.to_bits() as i64 & i64::MAX
-    }
-}
-
 /// Runs `$body` with the type alias `$element` for the float dtype `$dtype`; other dtypes are an error.
 macro_rules! for_float {
     ($dtype:expr, $element:ident => $body:expr) => {
@@ -325,18 +265,6 @@ pub(crate) use for_float;
 macro_rules! for_scalar {
     ($dtype:expr, $element:ident => $body:expr) => {
         match $dtype {
-            ::fsdp_core::DType::F32 => {
-                type $element = f32;
-                $body
-            }
-            ::fsdp_core::DType::F64 => {
-                type $element = f64;
-                $body
-            }
-            ::fsdp_core::DType::Bf16 => {
-                type $element = ::half::bf16;
-                $body
-            }
             ::fsdp_core::DType::U32 => {
                 type $element = u32;
                 $body
@@ -345,6 +273,7 @@ macro_rules! for_scalar {
                 type $element = i64;
                 $body
             }
+            float => $crate::host::element::for_float!(float, $element => $body),
         }
     };
 }

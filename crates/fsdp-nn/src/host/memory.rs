@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
-use fsdp_core::scalars::{GradientFactors, ScalarValues};
+use fsdp_core::scalars::GradientFactors;
 use fsdp_core::{DType, Error, ExactSum, Queue};
 
 use super::buffer::{HostBuffer, Source};
@@ -302,10 +302,11 @@ impl Memory for HostMemory {
         factors: SliceMut<'_, HostBuffer>,
     ) -> Result<(), Error> {
         lengths::gradient_factors(scalars.len, factors.len);
-        let values = ScalarValues::of(self.elements(scalars)?, averaged_ranks);
+        let words = self.elements(scalars)?;
         let factors = self.elements_mut::<f64>(factors)?;
         let was_finite = GradientFactors::from_array([factors[0], factors[1], factors[2]]).finite;
-        factors.copy_from_slice(&GradientFactors::of(&values, grad_clip, was_finite).to_array());
+        let after = GradientFactors::of(words, averaged_ranks, grad_clip, was_finite);
+        factors.copy_from_slice(&after.to_array());
         Ok(())
     }
 

@@ -115,7 +115,7 @@ impl Describe {
     pub fn head(&mut self, name: &str, hidden: usize, vocab: usize, tied: Option<&Embedding>) -> Head {
         let init = self.weight_init();
         self.module(name, "Linear", |d| match tied {
-            None => Head { weight: d.param("weight", &[vocab, hidden], init), vocab, hidden },
+            None => Head { weight: d.param("weight", &[vocab, hidden], init), vocab, hidden, softcap: None },
             Some(table) => {
                 let alias = d.fqn("weight");
                 d.description.spec.params[table.table.0].aliases.push(alias);

@@ -62,7 +62,7 @@ impl Layer for Embedding {
 impl Embedding {
     /// The output head that shares this table.
     pub fn as_head(&self) -> Head {
-        Head { weight: self.table, vocab: self.rows, hidden: self.width }
+        Head { weight: self.table, vocab: self.rows, hidden: self.width, softcap: None }
     }
 }
 
@@ -103,7 +103,7 @@ impl Layer for LayerNorm {
 }
 
 /// The map from hidden states to logits; its weight is `vocab x hidden`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Head {
     /// The weight.
     pub weight: ParamId,
@@ -111,6 +111,8 @@ pub struct Head {
     pub vocab: usize,
     /// Columns of the hidden states.
     pub hidden: usize,
+    /// What caps the logits smoothly, if anything does ([`HeadDims::softcap`](crate::op::HeadDims)).
+    pub softcap: Option<f64>,
 }
 
 impl Layer for Head {
@@ -133,14 +135,14 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// The dimensions for a batch.
-    pub fn dims(&self, batch: usize, seq: usize) -> AttentionDims {
+    /// The dimensions for so many samples of so many tokens.
+    pub fn dims(&self, (batch, seq): (usize, usize)) -> AttentionDims {
         AttentionDims { batch, seq, heads: self.heads, kv_heads: self.kv_heads, head_dim: self.head_dim }
     }
 
     /// Elements of a packed row of queries, keys and values.
     pub fn packed(&self) -> usize {
-        self.dims(1, 1).packed()
+        self.dims((1, 1)).packed()
     }
 }
 

@@ -6,7 +6,7 @@ use fsdp_core::model::BlockId;
 use crate::graph::{Builder, Tensor};
 use crate::layer::{Description, Head};
 
-/// A language model: its description, and the forward computation of each block on a b.
+/// A language model: its description, and the forward computation of each block, written against a [`Builder`].
 ///
 /// The first block turns tokens into rows, the last one turns rows into what the head reads; the head and
 /// the loss follow by themselves, and so does backward. A block may read the parameters that the
@@ -16,6 +16,7 @@ use crate::layer::{Description, Head};
 /// use fsdp_core::{Error, model::BlockId};
 /// use fsdp_nn::layer::{Describe, Description, Embedding, Head, Linear, RmsNorm};
 /// use fsdp_nn::model::Architecture;
+/// use fsdp_nn::op::Function;
 /// use fsdp_nn::graph::{Builder, Tensor};
 ///
 /// /// Tokens, one residual layer, and a head that shares the table of tokens.
@@ -64,7 +65,7 @@ use crate::layer::{Description, Head};
 ///     ) -> Result<Tensor, Error> {
 ///         let h = b.rms_norm(x, &self.norm)?;
 ///         let h = b.linear(h, &self.linear)?;
-///         let h = b.gelu(h)?;
+///         let h = b.activation(Function::GeluTanh, h);
 ///         b.add(x, h)
 ///     }
 ///

@@ -13,9 +13,9 @@ use fsdp_core::program::ForwardMode;
 
 use super::architecture::Architecture;
 use super::kinds::{Kinds, Shape};
-use super::unsharded::Call;
+use super::unsharded::BlockCall;
 use crate::error::ModelError;
-use crate::graph::{Plan, Request, Route, Runner, walk};
+use crate::graph::{BlockPlan, Request, Route, Runner, walk};
 
 /// The blocks of a model, and what lives between their calls.
 pub(crate) struct Blocks<A, H> {
@@ -36,7 +36,7 @@ struct Between<H> {
 
 /// What a block keeps.
 struct Frame<H> {
-    plan: Arc<Plan>,
+    plan: Arc<BlockPlan>,
     places: Vec<Option<H>>,
 }
 
@@ -59,18 +59,18 @@ impl<A: Architecture, H: Clone> Blocks<A, H> {
     /// Makes a call of a block.
     pub(crate) fn call<R: Runner<Handle = H>>(
         &mut self,
-        call: Call,
+        call: BlockCall,
         shape: Shape,
         runner: &mut R,
     ) -> Result<(), Error> {
         match call {
-            Call::Forward(block, mode) => self.forward(block, mode, shape, runner),
-            Call::Finish(block) => {
+            BlockCall::Forward(block, mode) => self.forward(block, mode, shape, runner),
+            BlockCall::Finish(block) => {
                 self.between.gradient = self.last(block, Route::Finish, shape, runner)?;
                 Ok(())
             }
-            Call::Evaluate(block) => self.last(block, Route::Loss, shape, runner).map(drop),
-            Call::Backward(block) => self.backward(block, runner),
+            BlockCall::Evaluate(block) => self.last(block, Route::Loss, shape, runner).map(drop),
+            BlockCall::Backward(block) => self.backward(block, runner),
         }
     }
 
@@ -157,7 +157,7 @@ impl<A: Architecture, H: Clone> Blocks<A, H> {
         Ok(())
     }
 
-    fn plan(&mut self, block: BlockId, request: Request, shape: Shape) -> Result<Arc<Plan>, Error> {
+    fn plan(&mut self, block: BlockId, request: Request, shape: Shape) -> Result<Arc<BlockPlan>, Error> {
         let index = match self.kinds.iter().position(|(other, _)| *other == shape) {
             Some(index) => index,
             None => {

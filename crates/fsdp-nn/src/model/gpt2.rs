@@ -9,6 +9,7 @@ use fsdp_core::model::BlockId;
 use super::architecture::Architecture;
 use crate::graph::{Builder, Tensor};
 use crate::layer::{Attention, Describe, Description, Embedding, Head, LayerNorm, Linear};
+use crate::op::Function;
 
 /// The sizes of a GPT-2.
 #[derive(Clone, Debug, PartialEq)]
@@ -154,7 +155,7 @@ impl Architecture for Gpt2 {
     fn first(&self, b: &mut Builder<'_>) -> Result<Tensor, Error> {
         let x = b.embedding(&self.tokens)?;
         let x = b.add_positions(x, &self.positions)?;
-        b.dropout(x, self.embedding_dropout)
+        Ok(b.dropout(x, self.embedding_dropout))
     }
 
     fn middle(&self, block: BlockId, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
@@ -168,10 +169,10 @@ impl Architecture for Gpt2 {
         } else {
             let h = b.layer_norm(x, &layer.mlp_norm)?;
             let h = b.linear(h, &layer.up)?;
-            let h = b.gelu(h)?;
+            let h = b.activation(Function::GeluTanh, h);
             b.linear(h, &layer.down)?
         };
-        let y = b.dropout(y, self.residual_dropout)?;
+        let y = b.dropout(y, self.residual_dropout);
         b.add(x, y)
     }
 

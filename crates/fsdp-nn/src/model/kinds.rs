@@ -8,7 +8,7 @@ use fsdp_core::{DType, Error};
 use super::architecture::Architecture;
 use crate::backend::HeadChunks;
 use crate::error::ModelError;
-use crate::graph::{BlockGraph, Builder, HeadCall, Plan, Request, Tensor, Trained};
+use crate::graph::{BlockGraph, BlockPlan, Builder, HeadCall, Request, Tensor, Trained};
 use crate::op::HeadDims;
 
 /// What graphs depend on beside the model.
@@ -32,7 +32,7 @@ struct Kind {
     graph: BlockGraph,
     trained: Trained,
     head: Option<HeadCall>,
-    plans: Vec<(Request, Arc<Plan>)>,
+    plans: Vec<(Request, Arc<BlockPlan>)>,
 }
 
 /// All blocks of a model, by kind.
@@ -59,7 +59,7 @@ impl Kinds {
         for block in (0..=last).map(BlockId) {
             let mut builder =
                 Builder::new((spec, block), (shape.samples, shape.seq), shape.dtype, shape.training);
-            let input = (block.0 > 0).then(|| builder.input(width));
+            let input = (block.0 > 0).then(|| builder.rows(width));
             let output = match input {
                 None => architecture.first(&mut builder)?,
                 Some(x) if block.0 == last => architecture.last(&mut builder, x)?,
@@ -93,12 +93,12 @@ impl Kinds {
     }
 
     /// A plan for a block; made once for all that are alike.
-    pub(crate) fn plan(&mut self, block: BlockId, request: Request) -> Arc<Plan> {
+    pub(crate) fn plan(&mut self, block: BlockId, request: Request) -> Arc<BlockPlan> {
         let kind = &mut self.kinds[self.of_block[block.0]];
         if let Some((_, plan)) = kind.plans.iter().find(|(other, _)| *other == request) {
             return Arc::clone(plan);
         }
-        let plan = Arc::new(Plan::new(&kind.graph, &kind.trained, kind.head, request));
+        let plan = Arc::new(BlockPlan::new(&kind.graph, &kind.trained, kind.head, request));
         kind.plans.push((request, Arc::clone(&plan)));
         plan
     }
@@ -125,7 +125,7 @@ fn head<A: Architecture>(
     })?;
     let (rows, vocab) = (shape.samples * shape.seq, head.vocab);
     let chunk_rows = shape.head_chunks.rows(rows, vocab);
-    let dims = HeadDims { rows, hidden: head.hidden, vocab, chunk_rows };
+    let dims = HeadDims { rows, hidden: head.hidden, vocab, chunk_rows, softcap: head.softcap };
     let (trained, rounds) = (spec.param(head.weight).trainable, shape.head_chunks.round(shape.dtype));
     Ok(HeadCall { dims, weight, trained, rounds })
 }

@@ -8,6 +8,7 @@ use fsdp_core::model::BlockId;
 use super::architecture::Architecture;
 use crate::graph::{Builder, Tensor};
 use crate::layer::{Attention, Describe, Description, Embedding, Head, Linear, RmsNorm, Rope};
+use crate::op::Function;
 
 /// The sizes of a Llama.
 #[derive(Clone, Debug, PartialEq)]
@@ -155,7 +156,7 @@ impl Architecture for Llama {
         } else {
             let h = b.rms_norm(x, &layer.mlp_norm)?;
             let [gate, up] = b.linear_pair(h, &layer.gate, &layer.up)?;
-            let inner = b.swiglu(gate, up)?;
+            let inner = b.gated(Function::Silu, gate, up)?;
             let y = b.linear(inner, &layer.down)?;
             b.add(x, y)
         }

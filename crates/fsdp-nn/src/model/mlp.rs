@@ -8,6 +8,7 @@ use fsdp_core::model::BlockId;
 use super::architecture::Architecture;
 use crate::graph::{Builder, Tensor};
 use crate::layer::{Describe, Description, Embedding, Head, Linear};
+use crate::op::Function;
 
 /// The sizes of an [`Mlp`].
 #[derive(Clone, Debug, PartialEq)]
@@ -81,7 +82,7 @@ impl Architecture for Mlp {
 
     fn middle(&self, block: BlockId, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
         let y = b.linear(x, &self.layers[block.0 - 1])?;
-        b.gelu(y)
+        Ok(b.activation(Function::GeluTanh, y))
     }
 
     fn last(&self, _b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {

@@ -8,12 +8,13 @@ use fsdp_core::Queue;
 use fsdp_core::memory::SliceMut;
 use fsdp_core::model::{BlockId, ModelSpec};
 use fsdp_core::program::{ForwardMode, Gradients, Params, Program};
+use fsdp_core::schedule::Round;
 
 use super::architecture::Architecture;
 use super::batch::{Batch, Parts, StepData};
 use super::blocks::Blocks;
 use super::kinds::Shape;
-use super::unsharded::Call;
+use super::unsharded::BlockCall;
 use crate::backend::Backend;
 use crate::graph::{DeviceRunner, Inputs, Route};
 
@@ -79,11 +80,11 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
     fn call(
         &mut self,
         memory: &M,
-        call: Call,
+        call: BlockCall,
         params: &Params<M::Buffer>,
         gradients: Option<&mut Gradients<M::Buffer>>,
     ) -> Result<(), Error> {
-        let training = !matches!(call, Call::Forward(_, ForwardMode::Evaluate) | Call::Evaluate(_));
+        let training = !matches!(call, BlockCall::Forward(_, ForwardMode::Evaluate) | BlockCall::Evaluate(_));
         self.with_runner(memory, (call.block(), training), (params, gradients), |blocks, shape, runner| {
             blocks.call(call, shape, runner)
         })
@@ -110,7 +111,7 @@ impl<M: Backend, A: Architecture> Program<M> for ModelProgram<M, A> {
         &self.blocks.spec
     }
 
-    fn begin(&mut self, _memory: &M, round: usize) -> Result<(), Error> {
+    fn begin(&mut self, _memory: &M, Round(round): Round) -> Result<(), Error> {
         self.data.check_round(round)?;
         self.round = round;
         self.blocks.begin();
@@ -124,7 +125,7 @@ impl<M: Backend, A: Architecture> Program<M> for ModelProgram<M, A> {
         mode: ForwardMode,
         params: &Params<M::Buffer>,
     ) -> Result<(), Error> {
-        self.call(memory, Call::Forward(block, mode), params, None)
+        self.call(memory, BlockCall::Forward(block, mode), params, None)
     }
 
     fn finish(
@@ -134,7 +135,7 @@ impl<M: Backend, A: Architecture> Program<M> for ModelProgram<M, A> {
         params: &Params<M::Buffer>,
         gradients: Option<&mut Gradients<M::Buffer>>,
     ) -> Result<(), Error> {
-        let call = if gradients.is_some() { Call::Finish(block) } else { Call::Evaluate(block) };
+        let call = if gradients.is_some() { BlockCall::Finish(block) } else { BlockCall::Evaluate(block) };
         self.call(memory, call, params, gradients)?;
         self.data.finish(self.round);
         Ok(())
@@ -147,7 +148,7 @@ impl<M: Backend, A: Architecture> Program<M> for ModelProgram<M, A> {
         params: &Params<M::Buffer>,
         gradients: &mut Gradients<M::Buffer>,
     ) -> Result<(), Error> {
-        self.call(memory, Call::Backward(block), params, Some(gradients))
+        self.call(memory, BlockCall::Backward(block), params, Some(gradients))
     }
 
     fn take_loss(&mut self, memory: &M, queue: Queue, sum: SliceMut<'_, M::Buffer>) -> Result<u64, Error> {

@@ -3,9 +3,12 @@
 //! This is what predictions of memory, tests of models and the unsharded oracle stand on. It knows nothing
 //! of units, schedules or other ranks.
 
+use fsdp_core::layout::SegmentId;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, View};
 use fsdp_core::model::{BlockId, ModelSpec, ParamId};
 use fsdp_core::program::{ForwardMode, Gradients, Params, Program};
+use fsdp_core::schedule::Round;
+use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Error, Queue};
 
 /// All parameters of a model (or something else of the same shapes) in one buffer.
@@ -81,9 +84,9 @@ impl<B: Buffer> Whole<B> {
     pub fn into_gradients(self, spec: &ModelSpec) -> Gradients<B> {
         let trained = self.ranges.iter().enumerate().filter(|(index, _)| spec.params[*index].trainable);
         let places: Vec<_> =
-            trained.map(|(index, &(offset, len))| (ParamId(index), 0, offset, len)).collect();
+            trained.map(|(index, &(offset, len))| (ParamId(index), SegmentId(0), offset, len)).collect();
         let mut gradients = Gradients::default();
-        gradients.open(0, vec![self.buffer], places);
+        gradients.open(UnitId(0), vec![self.buffer], places);
         gradients
     }
 
@@ -99,7 +102,7 @@ impl<B: Buffer> Whole<B> {
         spec: &ModelSpec,
         mut gradients: Gradients<B>,
     ) -> Result<Self, Error> {
-        let buffer = gradients.close(memory, 0)?.and_then(|mut buffers| buffers.pop());
+        let buffer = gradients.close(memory, UnitId(0))?.and_then(|mut buffers| buffers.pop());
         Ok(Self { buffer: buffer.expect("unsharded gradients are one buffer"), ranges: ranges(spec) })
     }
 }
@@ -128,7 +131,7 @@ pub enum Pass {
 
 /// One call of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Call {
+pub enum BlockCall {
     /// [`Program::forward`].
     Forward(BlockId, ForwardMode),
     /// [`Program::finish`] with gradients.
@@ -139,13 +142,14 @@ pub enum Call {
     Backward(BlockId),
 }
 
-impl Call {
+impl BlockCall {
     /// The block.
     pub fn block(self) -> BlockId {
         match self {
-            Call::Forward(block, _) | Call::Finish(block) | Call::Evaluate(block) | Call::Backward(block) => {
-                block
-            }
+            BlockCall::Forward(block, _)
+            | BlockCall::Finish(block)
+            | BlockCall::Evaluate(block)
+            | BlockCall::Backward(block) => block,
         }
     }
 
@@ -162,16 +166,16 @@ impl Call {
     ) -> Result<(), Error> {
         params.enter(self.block());
         match self {
-            Call::Forward(block, mode) => program.forward(memory, block, mode, params),
-            Call::Finish(block) => program.finish(memory, block, params, Some(gradients)),
-            Call::Evaluate(block) => program.finish(memory, block, params, None),
-            Call::Backward(block) => program.backward(memory, block, params, gradients),
+            BlockCall::Forward(block, mode) => program.forward(memory, block, mode, params),
+            BlockCall::Finish(block) => program.finish(memory, block, params, Some(gradients)),
+            BlockCall::Evaluate(block) => program.finish(memory, block, params, None),
+            BlockCall::Backward(block) => program.backward(memory, block, params, gradients),
         }
     }
 }
 
 /// The calls of one micro-batch, in order, after [`Program::begin`].
-pub fn calls(spec: &ModelSpec, pass: Pass) -> Vec<Call> {
+pub fn calls(spec: &ModelSpec, pass: Pass) -> Vec<BlockCall> {
     let last = BlockId(spec.blocks.len() - 1);
     let first_trainable = spec.first_trainable_block().unwrap_or(last);
     // Layers below the first trained parameter record nothing, so there is nothing to save by recomputing.
@@ -190,20 +194,20 @@ pub fn calls(spec: &ModelSpec, pass: Pass) -> Vec<Call> {
         _ if recomputes(block) => ForwardMode::Checkpoint,
         _ => ForwardMode::Record,
     };
-    let mut calls: Vec<Call> =
-        (0..last.0).map(BlockId).map(|block| Call::Forward(block, mode(block))).collect();
+    let mut calls: Vec<BlockCall> =
+        (0..last.0).map(BlockId).map(|block| BlockCall::Forward(block, mode(block))).collect();
     if pass == Pass::Evaluate {
-        calls.push(Call::Evaluate(last));
+        calls.push(BlockCall::Evaluate(last));
         return calls;
     }
-    calls.push(Call::Finish(last));
+    calls.push(BlockCall::Finish(last));
     for block in (first_trainable.0..last.0).rev().map(BlockId) {
         let layer = spec.block(block).layer;
         if recomputes(block) && spec.blocks[block.0 + 1].layer != layer {
             let members = (0..last.0).map(BlockId).filter(|&member| spec.block(member).layer == layer);
-            calls.extend(members.map(|member| Call::Forward(member, ForwardMode::Recompute)));
+            calls.extend(members.map(|member| BlockCall::Forward(member, ForwardMode::Recompute)));
         }
-        calls.push(Call::Backward(block));
+        calls.push(BlockCall::Backward(block));
     }
     calls
 }
@@ -220,7 +224,7 @@ pub fn run<M: Memory>(
     params: &mut Params<M::Buffer>,
     gradients: &mut Gradients<M::Buffer>,
 ) -> Result<(), Error> {
-    program.begin(memory, round)?;
+    program.begin(memory, Round(round))?;
     for call in calls(program.spec(), pass) {
         call.make(program, memory, params, gradients)?;
     }

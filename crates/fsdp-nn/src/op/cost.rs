@@ -80,7 +80,7 @@ impl Op {
     /// What it costs with values of one dtype and gradients of parameters of another. What is added to is not counted as
     /// read: the operation does not say it.
     pub fn cost(&self, values: DType, gradients: DType) -> Cost {
-        let signature = self.signature();
+        let description = self.describe();
         let bytes = |role: &Role| {
             let dtype = match role.kind {
                 Kind::Value => values,
@@ -91,64 +91,12 @@ impl Op {
             (role.touched * dtype.size_bytes()) as u64
         };
         let updated =
-            signature.writes.iter().filter(|role| matches!(role.access, Access::Update | Access::Scratch));
+            description.writes.iter().filter(|role| matches!(role.access, Access::Update | Access::Scratch));
         Cost {
-            product_flops: self.product_flops(),
-            other_flops: self.other_flops(),
-            bytes_read: signature.reads.iter().chain(updated).map(bytes).sum(),
-            bytes_written: signature.writes.iter().map(bytes).sum(),
+            product_flops: description.product_flops,
+            other_flops: description.other_flops,
+            bytes_read: description.reads.iter().chain(updated).map(bytes).sum(),
+            bytes_written: description.writes.iter().map(bytes).sum(),
         }
-    }
-
-    /// The product that it is or is made of, as rows, columns and terms of each sum: `[m, n, k]`.
-    pub fn matmul(&self) -> Option<[usize; 3]> {
-        match *self {
-            Op::Linear { dims, .. } => Some([dims.rows, dims.outputs, dims.inputs]),
-            Op::LinearBackwardInput { dims } => Some([dims.rows, dims.inputs, dims.outputs]),
-            Op::LinearBackwardWeight { dims } => Some([dims.inputs, dims.outputs, dims.rows]),
-            Op::HeadLoss { dims } | Op::HeadLossBackward { dims, .. } | Op::HeadLogits { dims } => {
-                Some([dims.rows, dims.vocab, dims.hidden])
-            }
-            _ => None,
-        }
-    }
-
-    fn product_flops(&self) -> u64 {
-        let products = match *self {
-            Op::HeadLossBackward { weight, .. } => 2 + u64::from(weight),
-            // Scores and the output; scores again, and gradients of probabilities, queries, keys and values.
-            Op::Attention { dims, .. } => return 2 * 2 * (dims.scores() * dims.head_dim) as u64,
-            Op::AttentionBackward { dims, .. } => return 5 * 2 * (dims.scores() * dims.head_dim) as u64,
-            _ => 1,
-        };
-        self.matmul().map_or(0, |[m, n, k]| products * 2 * (m * n * k) as u64)
-    }
-
-    fn other_flops(&self) -> u64 {
-        let flops = match *self {
-            Op::Linear { dims, bias: true } => dims.rows * dims.outputs,
-            Op::ColumnSums { rows, columns, .. } => rows * columns,
-            Op::EmbeddingBackward { rows, width, .. } => rows * width,
-            Op::RmsNorm { rows, width, .. } => 4 * rows * width,
-            Op::RmsNormBackward { rows, width, weight } => (7 + 3 * usize::from(weight)) * rows * width,
-            Op::LayerNorm { rows, width, .. } => 7 * rows * width,
-            Op::LayerNormBackwardInput { rows, width } => 10 * rows * width,
-            Op::LayerNormBackwardWeight { rows, width } => 4 * rows * width,
-            Op::Rope { dims, .. } => 3 * dims.rows() * (dims.heads + dims.kv_heads) * dims.head_dim,
-            // Scaled, shifted, exponentiated, added, divided.
-            Op::Attention { dims, .. } => 5 * dims.scores(),
-            Op::AttentionBackward { dims, .. } => 6 * dims.scores() + 2 * dims.output_len(),
-            Op::Swiglu { len } => 5 * len,
-            Op::SwigluBackward { len } | Op::SwigluBackwardAgain { len } => 10 * len,
-            Op::Gelu { len } => 9 * len,
-            Op::GeluBackward { len } | Op::GeluBackwardAgain { len } => 16 * len,
-            Op::Add { len } | Op::Accumulate { len } | Op::Dropout { len, .. } => len,
-            Op::HeadLoss { dims } => 4 * dims.rows * dims.vocab,
-            Op::HeadLossBackward { dims, .. } => 6 * dims.rows * dims.vocab,
-            Op::CrossEntropy { rows, vocab } => 4 * rows * vocab,
-            Op::CrossEntropyBackward { rows, vocab, .. } => 6 * rows * vocab,
-            _ => 0,
-        };
-        flops as u64
     }
 }

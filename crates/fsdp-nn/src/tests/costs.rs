@@ -8,7 +8,10 @@ use crate::footprint::RunShape;
 use crate::listing::listings;
 use crate::model::unsharded::{Pass, calls};
 use crate::model::{Architecture, Gpt2, Gpt2Config, Kinds, Llama, LlamaConfig};
-use crate::op::{AttentionDims, Cost, HeadDims, LinearDims, Op, Orientation};
+use crate::op::{
+    Attention, AttentionDims, Cost, Head, HeadDims, Linear, LinearDims, Lookup, Norm, Op, Orientation,
+    Pointwise, Scores,
+};
 
 const SHAPE: RunShape = RunShape {
     samples: 2,
@@ -48,22 +51,34 @@ fn products_cost_two_operations_for_each_turn_of_the_innermost_loop() {
         let dims = LinearDims { rows, inputs, outputs, y_stride: outputs, orientation: Orientation::OutIn };
         let counted = 2 * multiply(rows, outputs, inputs);
         for op in [
-            Op::Linear { dims, bias: true },
-            Op::LinearBackwardInput { dims },
-            Op::LinearBackwardWeight { dims },
+            Op::Linear(Linear::Forward { dims, bias: true }),
+            Op::Linear(Linear::BackwardInput { dims }),
+            Op::Linear(Linear::BackwardWeight { dims }),
         ] {
             assert_eq!(products(&op), counted, "{op:?}");
         }
-        let dims = HeadDims { rows, hidden: inputs, vocab: outputs, chunk_rows: 2 };
-        assert_eq!(products(&Op::HeadLoss { dims }), counted);
-        assert_eq!(products(&Op::HeadLossBackward { dims, weight: true, rounds: false }), 3 * counted);
-        assert_eq!(products(&Op::HeadLossBackward { dims, weight: false, rounds: false }), 2 * counted);
+        let dims = HeadDims::new([rows, inputs, outputs], 2);
+        assert_eq!(products(&Op::Head(Head::Loss { dims })), counted);
+        assert_eq!(
+            products(&Op::Head(Head::LossBackward { dims, weight: true, rounds: false })),
+            3 * counted
+        );
+        assert_eq!(
+            products(&Op::Head(Head::LossBackward { dims, weight: false, rounds: false })),
+            2 * counted
+        );
     }
     for (seq, heads, kv_heads) in [(1, 1, 1), (5, 4, 2), (8, 3, 3)] {
         let dims = AttentionDims { batch: 2, seq, heads, kv_heads, head_dim: 6 };
         // Scores and weighted values; scores again, and gradients of probabilities, queries, keys and values.
-        assert_eq!(products(&Op::Attention { dims, dropout: 0.0 }), 2 * attend(dims, 2));
-        assert_eq!(products(&Op::AttentionBackward { dims, dropout: 0.0 }), 2 * attend(dims, 5));
+        assert_eq!(
+            products(&Op::Attention(Attention::Forward { dims, scores: Scores::default() })),
+            2 * attend(dims, 2)
+        );
+        assert_eq!(
+            products(&Op::Attention(Attention::Backward { dims, scores: Scores::default() })),
+            2 * attend(dims, 5)
+        );
     }
 }
 
@@ -75,13 +90,16 @@ fn bytes_are_those_of_the_operands() {
         (bytes_read, bytes_written)
     };
     // A block of columns is not the whole row.
-    assert_eq!(of(&Op::Linear { dims, bias: true }), (2 * (15 + 10 + 2), 2 * 6));
-    assert_eq!(of(&Op::LinearBackwardWeight { dims }), (2 * (15 + 6), 4 * 10));
+    assert_eq!(of(&Op::Linear(Linear::Forward { dims, bias: true })), (2 * (15 + 10 + 2), 2 * 6));
+    assert_eq!(of(&Op::Linear(Linear::BackwardWeight { dims })), (2 * (15 + 6), 4 * 10));
     // Rows that are looked up, not the table; ids are 4 bytes.
-    assert_eq!(of(&Op::Embedding { rows: 3, width: 4, table_rows: 100 }), (3 * 4 + 2 * 12, 2 * 12));
-    assert_eq!(of(&Op::RmsNorm { rows: 3, width: 4, eps: 1e-5 }), (2 * (12 + 4), 2 * 12 + 4 * 3));
+    assert_eq!(
+        of(&Op::Lookup(Lookup::Embedding { rows: 3, width: 4, table_rows: 100 })),
+        (3 * 4 + 2 * 12, 2 * 12)
+    );
+    assert_eq!(of(&Op::Norm(Norm::Rms { rows: 3, width: 4, eps: 1e-5 })), (2 * (12 + 4), 2 * 12 + 4 * 3));
     // In place: read and written.
-    assert_eq!(of(&Op::Dropout { len: 12, samples: 3, p: 0.5 }), (24, 24));
+    assert_eq!(of(&Op::Pointwise(Pointwise::Dropout { len: 12, samples: 3, p: 0.5 })), (24, 24));
 }
 
 fn step<A: Architecture + Clone>(architecture: &A, frozen: &[&str], pass: Pass) -> u64 {

@@ -2,6 +2,7 @@
 
 use fsdp_core::model::BlockId;
 use fsdp_core::program::{ForwardMode, Program};
+use fsdp_core::schedule::Round;
 use fsdp_core::{DType, Error};
 
 use super::harness::{Subject, batch, gpt2, host, small};
@@ -158,10 +159,10 @@ fn calls_out_of_order_are_errors() {
     let memory = host();
     let subject = Subject::new(small(), DType::F32);
     let mut program = subject.program();
-    assert!(program.begin(&memory, 0).is_err());
+    assert!(program.begin(&memory, Round(0)).is_err());
     program.set_batches(&memory, 0, vec![batch(2, 7, 13)]).unwrap();
-    assert!(program.begin(&memory, 1).unwrap_err().to_string().contains("this rank's step has 1"));
-    program.begin(&memory, 0).unwrap();
+    assert!(program.begin(&memory, Round(1)).unwrap_err().to_string().contains("this rank's step has 1"));
+    program.begin(&memory, Round(0)).unwrap();
     let params = subject.whole(&memory).params();
     let mut gradients = subject.open_gradients(&memory);
     let block = BlockId(1);

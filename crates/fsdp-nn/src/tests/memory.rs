@@ -2,13 +2,14 @@
 
 use fsdp_core::memory::{Category, HostSlice, Memory};
 use fsdp_core::model::{BlockId, ModelSpec, ParamId};
-use fsdp_core::program::{CallFootprint, ForwardMode, Program};
+use fsdp_core::program::{CallFootprint, ForwardMode, Params, Program};
+use fsdp_core::schedule::Round;
 use fsdp_core::{DType, Error};
 
 use super::harness::{Subject, batch, freeze, gpt2, hf_models, host, llama, small};
 use crate::backend::HeadChunks;
 use crate::footprint::{Footprints, RunShape, difference, footprints};
-use crate::model::unsharded::{Call, Pass, Whole, calls, run};
+use crate::model::unsharded::{BlockCall, Pass, Whole, calls, run};
 use crate::model::{Architecture, Gpt2, Llama, ModelProgram, ProgramOptions};
 
 const PASSES: [Pass; 4] = [Pass::Train, Pass::TrainRecomputing, Pass::TrainKeepingProducts, Pass::Evaluate];
@@ -22,7 +23,7 @@ fn measure<A: Architecture + Clone>(
     architecture: &A,
     spec: &ModelSpec,
     shape: RunShape,
-    calls: &[Call],
+    calls: &[BlockCall],
 ) -> Footprints {
     let memory = host();
     let options = ProgramOptions { dtype: shape.dtype, seed: 0 };
@@ -34,8 +35,8 @@ fn measure<A: Architecture + Clone>(
     let mut params = params.params();
     let gradients = Whole::new(&memory, spec, Category::GradientSlot, shape.gradient_dtype).unwrap();
     let mut gradients = gradients.into_gradients(spec);
-    program.begin(&memory, 0).unwrap();
-    let footprint = |call: &Call| {
+    program.begin(&memory, Round(0)).unwrap();
+    let footprint = |call: &BlockCall| {
         memory.reset_peaks();
         let before = memory.usage();
         call.make(&mut program, &memory, &mut params, &mut gradients).unwrap();
@@ -130,7 +131,7 @@ fn no_parameter_is_kept_between_calls() {
         for pass in PASSES {
             let mut program = subject.program();
             program.set_batches(&memory, 0, vec![batch(2, 7, 13)]).unwrap();
-            program.begin(&memory, 0).unwrap();
+            program.begin(&memory, Round(0)).unwrap();
             let mut whole = subject.whole(&memory);
             let mut gradients = subject.open_gradients(&memory);
             for call in calls(&subject.spec, pass) {
@@ -148,7 +149,7 @@ fn footprint<A: Architecture + Clone>(
     spec: &ModelSpec,
     dtype: DType,
     pass: Pass,
-    call: Call,
+    call: BlockCall,
 ) -> CallFootprint {
     let calls = calls(spec, pass);
     let index = calls.iter().position(|&other| other == call).unwrap();
@@ -163,7 +164,7 @@ fn frozen_layers_keep_nothing() {
     for pass in [Pass::Train, Pass::TrainRecomputing, Pass::TrainKeepingProducts] {
         // The output of one block replaces that of the one before.
         for block in [1, 2] {
-            let call = Call::Forward(BlockId(block), ForwardMode::Record);
+            let call = BlockCall::Forward(BlockId(block), ForwardMode::Record);
             assert_eq!(footprint(&llama, &spec, DType::F32, pass, call).activation_net, 0);
         }
         let first_trained = calls(&spec, pass).into_iter().find(|call| call.block() == BlockId(3)).unwrap();
@@ -175,7 +176,7 @@ fn frozen_layers_keep_nothing() {
 fn checkpointed_layers_keep_only_their_input() {
     let gpt2 = Gpt2::new(&gpt2()).unwrap();
     let net = |pass, mode, block| {
-        let (spec, call) = (&gpt2.description().spec, Call::Forward(BlockId(block), mode));
+        let (spec, call) = (&gpt2.description().spec, BlockCall::Forward(BlockId(block), mode));
         footprint(&gpt2, spec, DType::F32, pass, call).activation_net
     };
     let row_bytes = 2 * 7 * 12 * 4;
@@ -198,14 +199,14 @@ fn blocks_of_a_llama_keep_what_is_documented() {
     for (block, kept, recomputed) in
         [(attention_block, attention + output, attention + output), (mlp_block, mlp + output, mlp)]
     {
-        let record = of(Pass::Train, Call::Forward(block, ForwardMode::Record));
+        let record = of(Pass::Train, BlockCall::Forward(block, ForwardMode::Record));
         assert_eq!(record.activation_net, kept);
         // The output of the last block of a layer is not needed a second time.
-        let recompute = of(Pass::TrainRecomputing, Call::Forward(block, ForwardMode::Recompute));
+        let recompute = of(Pass::TrainRecomputing, BlockCall::Forward(block, ForwardMode::Recompute));
         assert_eq!(recompute.activation_net, recomputed);
         // In backward a gradient takes the place of the activation, in place all the way down.
         for pass in [Pass::Train, Pass::TrainRecomputing] {
-            let backward = of(pass, Call::Backward(block));
+            let backward = of(pass, BlockCall::Backward(block));
             assert_eq!((backward.activation_net, backward.activation_peak), (-kept, 0));
         }
     }
@@ -217,9 +218,8 @@ fn a_parameter_that_is_not_unsharded_is_an_error() {
     let memory = host();
     let mut program = subject.program();
     program.set_batches(&memory, 0, vec![batch(2, 7, 13)]).unwrap();
-    program.begin(&memory, 0).unwrap();
-    let mut params = subject.whole(&memory).params();
-    params.remove(ParamId(0));
+    program.begin(&memory, Round(0)).unwrap();
+    let mut params = Params::default();
     let mut gradients = subject.open_gradients(&memory);
     let first = calls(&subject.spec, Pass::Train)[0];
     let error = first.make(&mut program, &memory, &mut params, &mut gradients).unwrap_err();

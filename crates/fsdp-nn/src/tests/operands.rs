@@ -7,7 +7,10 @@ use fsdp_core::DType;
 use crate::backend::{Backend, Operands, Write};
 use crate::conformance::host;
 use crate::conformance::kit::Kit;
-use crate::op::{AttentionDims, LinearDims, Op, Orientation};
+use crate::op::{
+    Activation, Attention, AttentionDims, Function, Linear, LinearDims, Norm, Op, Orientation, Pass,
+    Pointwise, Scores,
+};
 
 /// What the host says of an operation on operands of these dtypes and lengths.
 fn said(op: &Op, reads: &[(DType, usize)], writes: &[(DType, usize)], adds: bool, keys: &[u64]) -> String {
@@ -31,7 +34,12 @@ fn said(op: &Op, reads: &[(DType, usize)], writes: &[(DType, usize)], adds: bool
 #[test]
 fn operands_that_do_not_fit_are_named() {
     use DType::{Bf16, F32, F64, U32};
-    let gelu = Op::Gelu { len: 4 };
+    let gelu = Op::Activation(Activation {
+        function: Function::GeluTanh,
+        gated: false,
+        len: 4,
+        pass: Pass::Forward,
+    });
     assert_eq!(said(&gelu, &[(F32, 4)], &[(F32, 4)], false, &[]), "done");
     assert_eq!(said(&gelu, &[(F32, 4)], &[(F32, 3)], false, &[]), "y of gelu: 3 elements, but 4 are needed");
     assert_eq!(
@@ -48,7 +56,7 @@ fn operands_that_do_not_fit_are_named() {
     );
     let orientation = Orientation::OutIn;
     let dims = LinearDims { rows: 2, inputs: 3, outputs: 5, y_stride: 8, orientation };
-    let linear = Op::Linear { dims, bias: true };
+    let linear = Op::Linear(Linear::Forward { dims, bias: true });
     assert_eq!(
         said(&linear, &[(F32, 6), (F32, 15)], &[(F32, 13)], false, &[]),
         "operands that are read: 2, but 3 are needed"
@@ -60,24 +68,24 @@ fn operands_that_do_not_fit_are_named() {
         "y of linear: 12 elements, but 13 are needed at least"
     );
     // Statistics have the master dtype of the values, gradients of parameters any.
-    let norm = Op::RmsNorm { rows: 2, width: 3, eps: 1e-5 };
+    let norm = Op::Norm(Norm::Rms { rows: 2, width: 3, eps: 1e-5 });
     assert_eq!(said(&norm, &[(Bf16, 6), (Bf16, 3)], &[(Bf16, 6), (F32, 2)], false, &[]), "done");
     assert_eq!(
         said(&norm, &[(Bf16, 6), (Bf16, 3)], &[(Bf16, 6), (Bf16, 2)], false, &[]),
         "rstd of rms_norm: bf16, where the other operands need f32"
     );
-    let sums = Op::ColumnSums { rows: 2, columns: 3, stride: 3 };
+    let sums = Op::Linear(Linear::ColumnSums { rows: 2, columns: 3, stride: 3 });
     assert_eq!(said(&sums, &[(Bf16, 6)], &[(F64, 3)], true, &[]), "done");
 }
 
 #[test]
 fn sizes_and_keys_that_do_not_fit_are_named() {
     let f32s = |len| (DType::F32, len);
-    let dropout = Op::Dropout { len: 6, samples: 2, p: 0.5 };
+    let dropout = Op::Pointwise(Pointwise::Dropout { len: 6, samples: 2, p: 0.5 });
     assert_eq!(said(&dropout, &[], &[f32s(6)], false, &[1, 2]), "done");
     assert_eq!(said(&dropout, &[], &[f32s(6)], false, &[1]), "dropout keys: 1, but 2 are needed");
     let dims = AttentionDims { batch: 1, seq: 2, heads: 3, kv_heads: 2, head_dim: 2 };
-    let attention = Op::Attention { dims, dropout: 0.0 };
+    let attention = Op::Attention(Attention::Forward { dims, scores: Scores::default() });
     assert_eq!(
         said(&attention, &[f32s(28)], &[f32s(12), f32s(6)], false, &[]),
         "3 query heads do not share 2 key heads evenly"

@@ -13,9 +13,9 @@ use crate::accounting::{Account, Lease};
 use crate::backend::HeadChunks;
 use crate::footprint::RunShape;
 use crate::graph::{self, Counting, Decl, Runner};
-use crate::model::unsharded::{Call, Pass, calls};
+use crate::model::unsharded::{BlockCall, Pass, calls};
 use crate::model::{Architecture, Blocks, Gpt2, Gpt2Config, Llama};
-use crate::op::Op;
+use crate::op::{Attention, Linear, Op};
 
 const CHECKPOINTING: [Pass; 2] = [Pass::TrainRecomputing, Pass::TrainKeepingProducts];
 
@@ -42,7 +42,10 @@ impl Runner for Counter {
     }
 
     fn run(&mut self, call: &graph::Call, _places: &mut [Option<Arc<Lease>>]) -> Result<(), Error> {
-        self.products += usize::from(matches!(call.op, Op::Linear { .. } | Op::Attention { .. }));
+        self.products += usize::from(matches!(
+            call.op,
+            Op::Linear(Linear::Forward { .. }) | Op::Attention(Attention::Forward { .. })
+        ));
         Ok(())
     }
 }
@@ -57,17 +60,17 @@ fn observe<A: Architecture + Clone>(architecture: &A, frozen: &[&str], pass: Pas
     let shape = RunShape { samples: 2, seq: 7, dtype, gradient_dtype: dtype.master(), head_chunks };
     let mut observed = Observed::default();
     for call in calls(&spec, pass) {
-        if matches!(call, Call::Finish(_)) {
+        if matches!(call, BlockCall::Finish(_)) {
             observed.kept = account.usage().live(Category::Activation);
         }
         counter.products = 0;
         blocks.call(call, shape.of(call), &mut counter).unwrap();
         let made = counter.products;
         match call {
-            Call::Forward(_, ForwardMode::Recompute) => {
+            BlockCall::Forward(_, ForwardMode::Recompute) => {
                 *observed.products.entry("replay").or_default() += made
             }
-            Call::Forward(..) => *observed.products.entry("forward").or_default() += made,
+            BlockCall::Forward(..) => *observed.products.entry("forward").or_default() += made,
             _ => {}
         }
     }
@@ -132,13 +135,14 @@ fn a_recomputation_without_its_forward_is_an_error() {
     program.set_batches(&memory, 0, vec![batch(2, 7, 13)]).unwrap();
     let mut params = subject.whole(&memory).params();
     let mut gradients = subject.open_gradients(&memory);
-    let mut make = |call: Call| call.make(&mut program, &memory, &mut params, &mut gradients);
-    for call in
-        [Call::Forward(BlockId(0), ForwardMode::Record), Call::Forward(BlockId(1), ForwardMode::Record)]
-    {
+    let mut make = |call: BlockCall| call.make(&mut program, &memory, &mut params, &mut gradients);
+    for call in [
+        BlockCall::Forward(BlockId(0), ForwardMode::Record),
+        BlockCall::Forward(BlockId(1), ForwardMode::Record),
+    ] {
         make(call).unwrap();
     }
-    let error = make(Call::Forward(BlockId(2), ForwardMode::Recompute)).unwrap_err();
+    let error = make(BlockCall::Forward(BlockId(2), ForwardMode::Recompute)).unwrap_err();
     assert!(matches!(&error, Error::Program { .. }), "{error}");
     assert!(error.to_string().contains("a forward to replay"), "{error}");
 }

@@ -15,7 +15,9 @@ use std::collections::BTreeSet;
 
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_core::model::{ModelSpec, ParamId};
-use fsdp_core::update::{Piece, SegmentShard, StateAxis, StatePiece, StateTensor, StepScalars, UpdateRule};
+use fsdp_core::update::{
+    Piece, RuleState, SegmentShard, StateAxis, StatePiece, StateTensor, StepScalars, UpdateRule,
+};
 use fsdp_core::{DType, Error};
 
 use super::elementwise::HostScalars;
@@ -196,7 +198,7 @@ impl Adafactor {
     }
 }
 
-impl UpdateRule<HostMemory> for Adafactor {
+impl RuleState for Adafactor {
     fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
         let empty = |name| StateTensor { name, len: 0, dtype, pieces: Vec::new() };
         let [mut rows, mut cols, mut full] = ["exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq"].map(empty);
@@ -221,20 +223,21 @@ impl UpdateRule<HostMemory> for Adafactor {
             [self.params.iter().map(ParamStatistics::sum_count).sum(), self.params.len()];
         lens.to_vec()
     }
+}
 
+impl UpdateRule<HostMemory> for Adafactor {
     fn statistics(
         &mut self,
         memory: &HostMemory,
-        phase: usize,
         shard: &mut SegmentShard<'_, HostBuffer>,
         scalars: &StepScalars<'_, HostBuffer>,
         earlier: &[HostBuffer],
         sums: &mut HostBuffer,
     ) -> Result<(), Error> {
         let sums = memory.elements_mut(SliceMut::whole(sums))?;
-        let stage = match phase {
-            0 => Stage::Moments { sums },
-            _ => Stage::Norms { moments: memory.elements(Slice::whole(&earlier[0]))?, sums },
+        let stage = match earlier {
+            [] => Stage::Moments { sums },
+            [moments, ..] => Stage::Norms { moments: memory.elements(Slice::whole(moments))?, sums },
         };
         self.run(memory, shard, scalars, stage)
     }

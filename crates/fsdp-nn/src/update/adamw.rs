@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use fsdp_core::memory::Buffer;
 use fsdp_core::model::ParamId;
-use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
+use fsdp_core::update::{Piece, RuleState, SegmentShard, StateTensor, StepScalars, UpdateRule};
 use fsdp_core::{DType, Error};
 
 use super::elementwise::{HostScalars, Scale, each_block};
@@ -53,55 +53,25 @@ pub struct AdamWFactors {
     pub step_size: f64,
 }
 
-/// The factors of one step, in the type of arithmetic.
-#[derive(Clone, Copy)]
-struct Factors<A> {
-    scale: Scale<A>,
-    keep: A,
-    weight: A,
-    /// `1 - weight`.
-    rest: A,
-    by_end: bool,
-    beta2: A,
-    square: A,
-    root_correction: A,
-    eps: A,
-    step_size: A,
-}
-
-impl<A: Float> Factors<A> {
-    fn new(factors: AdamWFactors, scale: Scale<A>) -> Self {
-        let weight = A::of(factors.weight);
-        Self {
-            scale,
-            keep: A::of(factors.keep),
-            weight,
-            rest: A::of(1.0) - weight,
-            by_end: factors.by_end,
-            beta2: A::of(factors.beta2),
-            square: A::of(factors.square),
-            root_correction: A::of(factors.root_correction),
-            eps: A::of(factors.eps),
-            step_size: A::of(factors.step_size),
-        }
-    }
-}
-
 vectorized! {
     fn step<A: Float>(
-        f: Factors<A>,
+        f: AdamWFactors,
+        scale: Scale<A>,
         gradient: &[A],
         params: &mut [A],
         mean: &mut [A],
         square: &mut [A],
     ) -> Largest<A> {
+        let [keep, weight, beta2, square_weight] = [f.keep, f.weight, f.beta2, f.square].map(A::of);
+        let [root_correction, eps, step_size] = [f.root_correction, f.eps, f.step_size].map(A::of);
+        let rest = A::of(1.0) - weight;
         let mut largest = Largest::none();
         for (((p, m), v), &g) in params.iter_mut().zip(mean).zip(square).zip(gradient) {
-            let g = f.scale.of(g);
-            let average = if f.by_end { g - (g - *m) * f.rest } else { *m + f.weight * (g - *m) };
-            let variance = *v * f.beta2 + f.square * g * g;
-            let denominator = variance.sqrt() / f.root_correction + f.eps;
-            *p = *p * f.keep + f.step_size * average / denominator;
+            let g = scale.of(g);
+            let average = if f.by_end { g - (g - *m) * rest } else { *m + weight * (g - *m) };
+            let variance = *v * beta2 + square_weight * g * g;
+            let denominator = variance.sqrt() / root_correction + eps;
+            *p = *p * keep + step_size * average / denominator;
             *m = average;
             *v = variance;
             // An average that is not finite leaves no parameter finite; a variance does.
@@ -140,16 +110,18 @@ impl AdamW {
         let scale = Scale::<A>::new(scalars);
         each_block(memory, shard, |piece, gradient, params, [mean, square]| {
             let factors = self.factors(piece.param, scalars.step, scalars.lr);
-            step(Factors::new(factors, scale), gradient, params, mean, square)
+            step(factors, scale, gradient, params, mean, square)
         })
     }
 }
 
-impl UpdateRule<HostMemory> for AdamW {
+impl RuleState for AdamW {
     fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
         ["exp_avg", "exp_avg_sq"].map(|name| StateTensor::elementwise(name, pieces, shard_len, dtype)).into()
     }
+}
 
+impl UpdateRule<HostMemory> for AdamW {
     fn update(
         &mut self,
         memory: &HostMemory,

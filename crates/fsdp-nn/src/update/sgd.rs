@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use fsdp_core::memory::Buffer;
 use fsdp_core::model::ParamId;
-use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
+use fsdp_core::update::{Piece, RuleState, SegmentShard, StateTensor, StepScalars, UpdateRule};
 use fsdp_core::{DType, Error};
 
 use super::elementwise::{HostScalars, Scale, each_block};
@@ -103,14 +103,16 @@ impl Sgd {
     }
 }
 
-impl UpdateRule<HostMemory> for Sgd {
+impl RuleState for Sgd {
     fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
         if self.momentum == 0.0 {
             return Vec::new();
         }
         vec![StateTensor::elementwise("momentum_buffer", pieces, shard_len, dtype)]
     }
+}
 
+impl UpdateRule<HostMemory> for Sgd {
     fn update(
         &mut self,
         memory: &HostMemory,

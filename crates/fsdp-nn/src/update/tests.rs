@@ -181,13 +181,13 @@ fn step(rule: &mut dyn UpdateRule<HostMemory>, shards: &mut [Shard], step: u64) 
     let gradient = numbers(100 + step, total());
     shards.iter_mut().for_each(|shard| shard.scatter(&gradient, false));
     let mut statistics = Vec::new();
-    for (phase, len) in rule.phases().into_iter().enumerate() {
+    for len in rule.phases() {
         let memory = &shards[0].memory;
         let mut sums = memory.allocate(Category::CommStaging, DType::F64, len).unwrap();
         memory.zero(Queue::Compute, SliceMut::whole(&mut sums)).unwrap();
         for shard in shards.iter_mut() {
             let (memory, mut view, scalars) = shard.view(step);
-            rule.statistics(memory, phase, &mut view, &scalars, &statistics, &mut sums).unwrap();
+            rule.statistics(memory, &mut view, &scalars, &statistics, &mut sums).unwrap();
         }
         statistics.push(sums);
     }

@@ -9,6 +9,7 @@ use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
 use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::comm::{Comm, CommError, Purpose, ReduceOp};
 use fsdp_core::memory::{Category, Memory, SliceMut};
+use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Error, Queue, Rank};
 use fsdp_sim::{Action, Fault, Faults};
 
@@ -29,7 +30,7 @@ fn gather(comm: &mut Comm<PlainMemory>) -> Result<(), Error> {
     let mut shard = memory.allocate(Category::CommStaging, DType::F32, 2)?;
     memory.zero(Queue::Gather, SliceMut::whole(&mut shard))?;
     let whole = memory.allocate(Category::CommStaging, DType::F32, 2 * comm.size())?;
-    let pending = comm.all_gather(&memory, Purpose::Forward, Some(0), vec![shard], vec![whole])?;
+    let pending = comm.all_gather(&memory, Purpose::Forward, Some(UnitId(0)), vec![shard], vec![whole])?;
     pending.wait_on(&memory, Queue::Gather).map(drop)
 }
 

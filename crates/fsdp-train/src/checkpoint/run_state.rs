@@ -13,6 +13,7 @@ use fsdp_ckpt::native::NativeReader;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
+use super::settings;
 use crate::error::TrainError;
 use crate::job::Job;
 
@@ -66,6 +67,12 @@ pub struct RunState {
     pub config_digest: String,
     /// What was changed when the run went on from earlier checkpoints.
     pub changes: Vec<Change>,
+    /// The version of `fsdp` that saved it; empty before there was such a record.
+    #[serde(default)]
+    pub version: String,
+    /// The groups of parameters of the optimizer, as PyTorch has them.
+    #[serde(default)]
+    pub param_groups: serde_json::Value,
 }
 
 /// Where in the training data a step begins.
@@ -124,7 +131,17 @@ impl RunState {
             config_digest: DigestKind::Crc64.of(config.as_bytes()).to_string(),
             config,
             changes: changes.to_vec(),
+            version: crate::VERSION.to_owned(),
+            param_groups: settings::param_groups(job, step),
         }
+    }
+
+    /// Stands for everything that the run computes: the configuration without what is free, the data and the model.
+    pub(crate) fn run_hash(&self) -> String {
+        let mut leaves = leaves(&self.config);
+        leaves.retain(|key, _| !is_below(key, &FREE));
+        let parts = (leaves, &self.data.samples, &self.data.digest, json_leaves(self.model.as_deref()));
+        DigestKind::Crc64.of(format!("{parts:?}").as_bytes()).to_string()
     }
 
     /// The state of the run that wrote a checkpoint.
@@ -206,11 +223,19 @@ fn leaves(text: &str) -> BTreeMap<String, String> {
     leaves
 }
 
+/// Keys of `config.json` that say in which type the weights are stored.
+const DTYPES: [&str; 2] = ["dtype", "torch_dtype"];
+
 /// The keys of a JSON text, as those of a TOML text.
 fn json_leaves(text: Option<&str>) -> BTreeMap<String, String> {
     let Some(text) = text else { return BTreeMap::new() };
     match serde_json::from_str::<BTreeMap<String, serde_json::Value>>(text) {
-        Ok(keys) => keys.into_iter().map(|(key, value)| (key, value.to_string())).collect(),
+        // The dtype is that of the export, which computes nothing.
+        Ok(keys) => keys
+            .into_iter()
+            .filter(|(key, _)| !DTYPES.contains(&key.as_str()))
+            .map(|(key, value)| (key, value.to_string()))
+            .collect(),
         Err(_) => BTreeMap::from([("text".to_owned(), text.to_owned())]),
     }
 }

@@ -10,20 +10,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fsdp_ckpt::native::{Attempt, MANIFEST_FILE, NativeReader, RunDir, RunLock};
-use fsdp_ckpt::{is_url, objects};
+use fsdp_ckpt::is_url;
+use fsdp_ckpt::native::{Attempt, RunDir, RunLock};
 use fsdp_comm::assembly::Assembly;
 use serde::{Deserialize, Serialize};
 
 use super::folder::{RESOLVED, finished_model, is_filled};
+use super::foreign::Taken;
 use super::meeting::not_heard;
-use super::run_state::{Change, RunState};
+use super::run_state::Change;
 use super::soundness::{damaged, is_damage, newest_sound};
+use super::source::{Chosen, Source, choose, found};
 use super::table::StateTable;
 use super::warning::RunWarning;
 use crate::error::TrainError;
 use crate::job::Job;
-use crate::metrics_file::MetricsFile;
+use crate::metrics::MetricsFile;
 use crate::told;
 use crate::train::RunOptions;
 use crate::whole_file::write_small;
@@ -37,8 +39,13 @@ pub enum Resume {
     Newest,
     /// As [`Resume::Newest`], but it passes over checkpoints that can not be read whole, and sets them aside.
     NewestSound,
-    /// It goes on from this checkpoint.
-    From(PathBuf),
+    /// It goes on from this checkpoint, its own, another run's or another trainer's.
+    From {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Steps done, where the checkpoint of another trainer does not say.
+        at_step: Option<u64>,
+    },
 }
 
 /// A checkpoint that a run goes on from.
@@ -50,6 +57,8 @@ pub struct Resumed {
     pub path: PathBuf,
     /// What is changed from here on.
     pub changes: Vec<Change>,
+    /// What was taken, where another trainer has saved it.
+    pub taken: Option<Taken>,
 }
 
 /// Where a run begins.
@@ -57,7 +66,7 @@ pub(crate) struct Start {
     /// Steps done.
     pub(crate) step: u64,
     /// The checkpoint, if the run goes on from one.
-    pub(crate) source: Option<Arc<NativeReader>>,
+    pub(crate) source: Option<Source>,
     /// What was changed in the course of the run, up to here.
     pub(crate) changes: Vec<Change>,
     /// What tells this start of the run from others, in the names of what is not complete yet.
@@ -106,13 +115,6 @@ enum Earlier {
     Replaced { has_checkpoints: bool },
 }
 
-/// A checkpoint that the run can go on from.
-struct Chosen {
-    reader: NativeReader,
-    saved: RunState,
-    resumed: Resumed,
-}
-
 impl Start {
     /// Finds out where a run begins, in the process of the first rank, and tells the others.
     ///
@@ -128,7 +130,7 @@ impl Start {
         const TOPIC: &str = "start";
         if !assembly.is_leader() {
             let told = assembly.hear(TOPIC, PATIENCE).map_err(not_heard)?;
-            return Self::hear(job, options, told::decode(&told)?);
+            return Self::hear(job, table, options, told::decode(&told)?);
         }
         let start = Self::prepare(job, table, options);
         let beginning = start.as_ref().map(|start| start.beginning(Path::new(&job.config.run.out_dir)));
@@ -139,22 +141,30 @@ impl Start {
     }
 
     fn beginning(&self, out_dir: &Path) -> Beginning {
-        let own = |source: &Arc<NativeReader>| source.dir() == RunDir::new(out_dir).checkpoint(self.step);
-        let from = self.source.as_ref().map_or(From::Nothing, |source| match own(source) {
-            true => From::Own,
-            false => From::Named,
-        });
+        let own = RunDir::new(out_dir).checkpoint(self.step);
+        let from = match &self.source {
+            None => From::Nothing,
+            Some(Source::Native(source)) if source.dir() == own => From::Own,
+            Some(_) => From::Named,
+        };
         Beginning { step: self.step, from, changes: self.changes.clone(), attempt: self.attempt }
     }
 
-    fn hear<A>(job: &Job<A>, options: &RunOptions<'_>, beginning: Beginning) -> Result<Self, TrainError> {
+    fn hear<A>(
+        job: &Job<A>,
+        table: &StateTable,
+        options: &RunOptions<'_>,
+        beginning: Beginning,
+    ) -> Result<Self, TrainError> {
         let Beginning { step, from, changes, attempt } = beginning;
-        let path = match (from, &options.resume) {
+        let source = match (from, &options.resume) {
             (From::Nothing, _) => None,
-            (From::Named, Resume::From(path)) => Some(found(path)?),
-            (From::Own | From::Named, _) => Some(RunDir::new(&job.config.run.out_dir).checkpoint(step)),
+            (From::Named, Resume::From { path, .. }) => Some(Source::open(job, table, &found(path)?)?),
+            (From::Own | From::Named, _) => {
+                let path = RunDir::new(&job.config.run.out_dir).checkpoint(step);
+                Some(Source::open(job, table, &path)?)
+            }
         };
-        let source = path.map(|path| NativeReader::open(&path).map(Arc::new)).transpose()?;
         Ok(Self { step, source, changes, attempt, folder: None })
     }
 
@@ -169,8 +179,8 @@ impl Start {
     fn prepare<A>(job: &Job<A>, table: &StateTable, options: &RunOptions<'_>) -> Result<Self, TrainError> {
         let out_dir = Path::new(&job.config.run.out_dir);
         let (run, is_filled) = (RunDir::new(out_dir), is_filled(out_dir, &job.config.data)?);
-        let choose = |path: &Path| choose(job, table, options, NativeReader::open(path)?);
-        let named = if let Resume::From(path) = &options.resume { Some(found(path)?) } else { None };
+        let choose = |path: &Path| choose(job, table, options, Source::open(job, table, path)?);
+        let named = if let Resume::From { path, .. } = &options.resume { Some(found(path)?) } else { None };
         // Links were resolved, so that a checkpoint of this folder is known as such by whatever name.
         let is_own = |path: &Path| path.parent().is_some_and(|dir| is_same(dir, run.checkpoints()));
         let (own, foreign) = named.map_or((None, None), |path| match is_own(&path) {
@@ -193,8 +203,8 @@ impl Start {
             None => (None, Vec::new()),
         };
         let goes_on = chosen.is_some();
-        if let Some(Chosen { saved, .. }) = &chosen {
-            refuse_newer(lock.run(), saved.step, &unsound, options)?;
+        if let Some(Chosen { resumed, .. }) = &chosen {
+            refuse_newer(lock.run(), resumed.step, &unsound, options)?;
         } else if looks && !options.overwrite && !lock.is_clearing()? {
             refuse_only_model(out_dir)?;
         }
@@ -210,9 +220,8 @@ impl Start {
             options.reporter.resumed(chosen.as_ref().map(|chosen| &chosen.resumed));
         }
         let (step, source, changes) = match chosen {
-            Some(Chosen { reader, saved, resumed }) => {
-                let changes = saved.changes.into_iter().chain(resumed.changes).collect();
-                (saved.step, Some(Arc::new(reader)), changes)
+            Some(Chosen { source, earlier, resumed }) => {
+                (resumed.step, Some(source), earlier.into_iter().chain(resumed.changes).collect())
             }
             None => (0, None, Vec::new()),
         };
@@ -250,7 +259,8 @@ impl Start {
                 0
             }
         };
-        write_small(&out_dir.join(RESOLVED), resolved)?;
+        let text = format!("# Written by fsdp {}.\n\n{resolved}", crate::VERSION);
+        write_small(&out_dir.join(RESOLVED), text)?;
         let metrics = MetricsFile::resume(out_dir, lines_until)?;
         lock.remove_cleared()?;
         Ok(metrics)
@@ -289,23 +299,6 @@ fn lock(run: &RunDir, out_dir: &Path, options: &RunOptions<'_>) -> Result<RunLoc
     Ok(lock)
 }
 
-/// A checkpoint by its true path.
-fn found(path: &Path) -> Result<PathBuf, TrainError> {
-    let named = |detail: String| TrainError::NoCheckpoint { path: path.to_owned(), detail };
-    if is_url(path) {
-        let has_manifest = objects::names(path)?.iter().any(|name| name == MANIFEST_FILE);
-        return has_manifest
-            .then(|| path.to_owned())
-            .ok_or_else(|| named(format!("it has no {MANIFEST_FILE}")));
-    }
-    let true_path = fs::canonicalize(path).map_err(|source| named(source.to_string()))?;
-    if true_path.join(MANIFEST_FILE).exists() {
-        Ok(true_path)
-    } else {
-        Err(named(format!("it has no {MANIFEST_FILE}")))
-    }
-}
-
 /// The newest checkpoint of a run if it has any, and the steps of unsound ones that were passed over.
 fn newest(
     run: &RunDir,
@@ -323,31 +316,6 @@ fn newest(
         }
         chosen => Ok((Some(chosen?), Vec::new())),
     }
-}
-
-/// Makes sure that the run can go on from a checkpoint.
-fn choose<A>(
-    job: &Job<A>,
-    table: &StateTable,
-    options: &RunOptions<'_>,
-    reader: NativeReader,
-) -> Result<Chosen, TrainError> {
-    let path = reader.dir().to_owned();
-    let saved = RunState::read(&reader)?;
-    if let Some(named) = RunDir::step_named(&path).filter(|&named| named != saved.step) {
-        return Err(TrainError::Renamed { path, named, step: saved.step });
-    }
-    let now = RunState::of(job, saved.step, options.config_json.as_deref(), &[]);
-    let changes = saved
-        .changes_to(&now)
-        .map_err(|differences| TrainError::OtherRun { path: path.clone(), differences })?;
-    reader.check_tensors(table.tensors.iter().map(|tensor| &tensor.spec))?;
-    let steps = job.config.train.steps;
-    if saved.step > steps {
-        return Err(TrainError::NothingLeft { path, done: saved.step, steps });
-    }
-    let resumed = Resumed { step: saved.step, path, changes };
-    Ok(Chosen { reader, saved, resumed })
 }
 
 /// Sound checkpoints of later steps than the one that the run goes on from are removed with leave only.

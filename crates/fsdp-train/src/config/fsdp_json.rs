@@ -9,26 +9,29 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::{Map, Value};
+use toml::Table;
 
 use super::error::ConfigError;
-use super::fsdp::{ActivationCheckpointing, Dtype, Offload, Reshard, WrapPolicy};
-use super::reader::nearest;
+use super::kind::TEXT;
+use super::reader::{Origin, Reader, unknown_key};
 use super::warning::Warning;
 use crate::input_file::{self, CONFIG_BYTES_MAX};
 
+/// The keys of a wrap policy in `[fsdp]`.
+const WRAP: [&str; 2] = ["wrap", "min_num_params"];
 const CLASSES: &str = "transformer_layer_cls_to_wrap";
 const SIZE: &str = "min_num_params";
-const XLA_SETTINGS: &[&str] = &[
-    "reshard_after_forward",
+/// Settings of XLA that have a counterpart here.
+const XLA_SETTINGS: [&str; 4] =
+    ["reshard_after_forward", "disable_reshard_on_root", "compute_dtype", "fp32_reduce_scatter"];
+/// Those that only steer XLA.
+const XLA_SETTINGS_WITHOUT_MEANING: &[&str] = &[
     "flatten_parameters",
     "execute_sharding_on_init",
     "optimization_barrier_in_forward",
     "optimization_barrier_in_backward",
     "sync_on_finalization",
-    "disable_reshard_on_root",
-    "compute_dtype",
     "buffer_dtype",
-    "fp32_reduce_scatter",
     "sharding_groups",
     "sharding_rank",
     "sharding_world_size",
@@ -40,43 +43,50 @@ const XLA_SETTINGS: &[&str] = &[
     "auto_wrapper_callable",
     "param_init_fn",
 ];
-const XLA_SETTINGS_WITH_MEANING: &[&str] =
-    &["reshard_after_forward", "disable_reshard_on_root", "compute_dtype", "fp32_reduce_scatter"];
 
-/// What a file says; `None` where it says nothing.
+/// What a file says.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct FsdpJson {
-    /// Which modules become units.
-    pub wrap: Option<WrapPolicy>,
-    /// What happens to gathered parameters between forward and backward.
-    pub reshard_after_forward: Option<Reshard>,
-    /// What parameters are gathered and computed in.
-    pub param_dtype: Option<Dtype>,
-    /// What gradients are reduced in; as in XLA this is the compute dtype unless `fp32_reduce_scatter`.
-    pub reduce_dtype: Option<Dtype>,
-    /// What backward recomputes.
-    pub activation_checkpointing: Option<ActivationCheckpointing>,
-    /// Where shards, reduced gradients and optimizer state live.
-    pub offload: Option<Offload>,
+pub(super) struct FsdpJson {
+    /// As keys of `[fsdp]`.
+    keys: Table,
     /// What was written and has no effect.
-    pub warnings: Vec<Warning>,
+    warnings: Vec<Warning>,
 }
 
-/// Reads a file.
+/// Where `[fsdp]` names such a file, writes what it says into the table. A key of the run file wins over it, with a warning;
+/// but there is one wrap policy.
 ///
 /// # Errors
-/// If it cannot be read, is not a JSON object, or breaks a rule.
-pub fn load(path: &Path) -> Result<FsdpJson, ConfigError> {
-    let text = input_file::read_text(path, CONFIG_BYTES_MAX)
-        .map_err(|source| ConfigError::Read { file: path.to_owned(), source })?;
-    parse(&text, &path.display().to_string())
+/// If the file cannot be read, is not a JSON object, or breaks a rule; [`ConfigError::Conflict`].
+pub(super) fn fill_in(file: &mut Table, origin: &Origin) -> Result<Vec<Warning>, ConfigError> {
+    let path = |fsdp: &Reader<'_>| fsdp.optional("config", TEXT);
+    let Some(path) = Reader::new(origin, file.clone()).table("fsdp", path)? else { return Ok(Vec::new()) };
+    let text = input_file::read_text(Path::new(&path), CONFIG_BYTES_MAX)
+        .map_err(|source| ConfigError::Read { file: path.clone().into(), source })?;
+    let FsdpJson { keys, mut warnings } = parse(&text, &path)?;
+    let fsdp = file["fsdp"].as_table_mut().expect("a key of it was read");
+    let is_wrap = |key: &&str| WRAP.contains(key);
+    let written = fsdp.keys().map(String::as_str).find(is_wrap);
+    if let (Some(written), Some(_)) = (written, keys.keys().map(String::as_str).find(is_wrap)) {
+        let remedy = "the JSON file has a wrap policy of its own; remove one of the two";
+        let (first, second) = (format!("fsdp.{written}"), "fsdp.config".to_owned());
+        return Err(ConfigError::Conflict { origin: origin.of(&second), first, second, remedy });
+    }
+    for (key, value) in keys {
+        if fsdp.contains_key(&key) {
+            warnings.push(Warning::Overridden { key: format!("fsdp.{key}") });
+        } else {
+            fsdp.insert(key, value);
+        }
+    }
+    Ok(warnings)
 }
 
 /// Reads the text of a file; `origin` names it in errors and warnings.
 ///
 /// # Errors
-/// As [`load`].
-pub fn parse(text: &str, origin: &str) -> Result<FsdpJson, ConfigError> {
+/// If it is not a JSON object, or breaks a rule.
+fn parse(text: &str, origin: &str) -> Result<FsdpJson, ConfigError> {
     let object: Map<String, Value> = serde_json::from_str(text)
         .map_err(|source| ConfigError::Json { origin: origin.to_owned(), source })?;
     let mut file = File { origin, keys: without_prefix(object, origin)?, result: FsdpJson::default() };
@@ -117,10 +127,11 @@ impl File<'_> {
         let classes =
             self.take(CLASSES, "a class name or a list of class names", classes)?.unwrap_or_default();
         let size = self.take(SIZE, "an integer of at least 0", whole_number)?.unwrap_or(0);
-        self.result.wrap = match (classes.is_empty(), size) {
-            (true, 0) => None,
-            (false, 0) => Some(WrapPolicy::Classes(classes)),
-            (true, size) => Some(WrapPolicy::MinNumParams(size)),
+        let [by_class, by_size] = WRAP;
+        match (classes.is_empty(), size) {
+            (true, 0) => {}
+            (false, 0) => self.says(by_class, classes),
+            (true, size) => self.says(by_size, size),
             (false, _) => {
                 return Err(ConfigError::Conflict {
                     origin: self.origin.to_owned(),
@@ -129,19 +140,30 @@ impl File<'_> {
                     remedy: "choose units by class or by size, and remove the other",
                 });
             }
-        };
+        }
         Ok(())
+    }
+
+    fn says(&mut self, key: &str, value: impl Into<toml::Value>) {
+        self.result.keys.insert(key.to_owned(), value.into());
     }
 
     /// The keys of `fsdp_version` 2 that have a counterpart.
     fn top_level(&mut self) -> Result<(), ConfigError> {
-        let reshard = self.take_bool("reshard_after_forward")?;
-        self.result.reshard_after_forward =
-            reshard.map(|free| if free { Reshard::Auto } else { Reshard::Never });
-        let checkpointing = self.take_bool("activation_checkpointing")?;
-        self.result.activation_checkpointing = checkpointing.map(checkpoint);
-        let offload = self.take_bool("offload_params")?;
-        self.result.offload = offload.map(|on| if on { Offload::Cpu } else { Offload::None });
+        self.says_which("reshard_after_forward", "reshard_after_forward", [false.into(), "auto".into()])?;
+        self.says_which(
+            "activation_checkpointing",
+            "activation_checkpointing",
+            ["none".into(), "full".into()],
+        )?;
+        self.says_which("offload_params", "offload", ["none".into(), "cpu".into()])
+    }
+
+    /// Takes a boolean that says which of two values a key of `[fsdp]` has.
+    fn says_which(&mut self, from: &str, key: &str, [off, on]: [toml::Value; 2]) -> Result<(), ConfigError> {
+        if let Some(is_on) = self.take_bool(from)? {
+            self.says(key, if is_on { on } else { off });
+        }
         Ok(())
     }
 
@@ -160,8 +182,8 @@ impl File<'_> {
             return Ok(());
         }
         if grad_ckpt {
-            self.result.activation_checkpointing = Some(ActivationCheckpointing::Full);
-            if self.result.wrap.is_none() {
+            self.says("activation_checkpointing", "full");
+            if !WRAP.iter().any(|&key| self.result.keys.contains_key(key)) {
                 self.warn_needs("xla_fsdp_grad_ckpt", "a wrap policy: the root is not checkpointed");
             }
         }
@@ -169,17 +191,13 @@ impl File<'_> {
     }
 
     fn xla_settings(&mut self, settings: Map<String, Value>) -> Result<(), ConfigError> {
-        let known = |key: &&String| XLA_SETTINGS.contains(&key.as_str());
-        if let Some(key) = settings.keys().find(|key| !known(key)) {
-            return Err(ConfigError::UnknownKey {
-                origin: self.origin.to_owned(),
-                key: format!("xla_fsdp_settings.{key}"),
-                nearest: nearest(key, XLA_SETTINGS).map(|near| format!("xla_fsdp_settings.{near}")),
-                known: XLA_SETTINGS.iter().map(|&key| key.to_owned()).collect(),
-            });
+        let known = [&XLA_SETTINGS, XLA_SETTINGS_WITHOUT_MEANING].concat();
+        if let Some(key) = settings.keys().find(|key| !known.contains(&key.as_str())) {
+            let dotted = |key: &str| format!("xla_fsdp_settings.{key}");
+            return Err(unknown_key(self.origin.to_owned(), key, &known, dotted));
         }
         for (key, value) in settings {
-            if XLA_SETTINGS_WITH_MEANING.contains(&key.as_str()) {
+            if XLA_SETTINGS.contains(&key.as_str()) {
                 self.keys.insert(format!("xla_fsdp_settings.{key}"), value);
             } else {
                 self.warn_meaningless(format!("xla_fsdp_settings.{key}"));
@@ -193,12 +211,11 @@ impl File<'_> {
         let free = self.take_bool("xla_fsdp_settings.reshard_after_forward")?;
         let keep_root = self.take_bool("xla_fsdp_settings.disable_reshard_on_root")?;
         if free.is_some() || keep_root.is_some() {
-            self.result.reshard_after_forward =
-                Some(match (free.unwrap_or(true), keep_root.unwrap_or(true)) {
-                    (false, _) => Reshard::Never,
-                    (true, true) => Reshard::Auto,
-                    (true, false) => Reshard::Always,
-                });
+            match (free.unwrap_or(true), keep_root.unwrap_or(true)) {
+                (false, _) => self.says("reshard_after_forward", false),
+                (true, true) => self.says("reshard_after_forward", "auto"),
+                (true, false) => self.says("reshard_after_forward", true),
+            }
         }
         Ok(())
     }
@@ -207,8 +224,13 @@ impl File<'_> {
         let allowed = "\"float32\" or \"bfloat16\" (XLA has no float64, and float16 needs loss scaling)";
         let compute = self.take("xla_fsdp_settings.compute_dtype", allowed, compute_dtype)?;
         let in_f32 = self.take_bool("xla_fsdp_settings.fp32_reduce_scatter")?.unwrap_or(false);
-        self.result.param_dtype = compute;
-        self.result.reduce_dtype = if in_f32 { Some(Dtype::F32) } else { compute };
+        if let Some(dtype) = compute {
+            self.says("param_dtype", dtype);
+        }
+        // As in XLA, gradients are reduced in the dtype that computes, unless it is asked for otherwise.
+        if let Some(dtype) = if in_f32 { Some("f32") } else { compute } {
+            self.says("reduce_dtype", dtype);
+        }
         Ok(())
     }
 
@@ -240,33 +262,26 @@ impl File<'_> {
     }
 }
 
-fn checkpoint(on: bool) -> ActivationCheckpointing {
-    if on { ActivationCheckpointing::Full } else { ActivationCheckpointing::None }
-}
-
 fn classes(value: &Value) -> Option<Vec<String>> {
+    let class = |value: &Value| value.as_str().filter(|class| !class.is_empty()).map(str::to_owned);
     match value {
-        Value::String(class) => Some(vec![class.clone()]),
-        Value::Array(classes) => classes.iter().map(|class| class.as_str().map(str::to_owned)).collect(),
-        _ => None,
+        Value::Array(list) => list.iter().map(class).collect(),
+        one => Some(vec![class(one)?]),
     }
 }
 
 /// Python writes sizes as `100000000` and as `1e8`.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "whole and in range, checked here"
-)]
-fn whole_number(value: &Value) -> Option<u64> {
+#[expect(clippy::cast_possible_truncation, reason = "whole and in range, checked here")]
+fn whole_number(value: &Value) -> Option<i64> {
     let whole = |x: &f64| x.fract() == 0.0 && (0.0..9e15).contains(x);
-    value.as_u64().or_else(|| value.as_f64().filter(whole).map(|x| x as u64))
+    let integer = value.as_i64().filter(|&x| x >= 0);
+    integer.or_else(|| value.as_f64().filter(whole).map(|x| x as i64))
 }
 
-fn compute_dtype(value: &Value) -> Option<Dtype> {
+fn compute_dtype(value: &Value) -> Option<&'static str> {
     match value.as_str()? {
-        "float32" | "float" => Some(Dtype::F32),
-        "bfloat16" => Some(Dtype::Bf16),
+        "float32" | "float" => Some("f32"),
+        "bfloat16" => Some("bf16"),
         _ => None,
     }
 }

@@ -1,73 +1,55 @@
 //! The `[data]` table: what is read, how it becomes tokens, and how tokens become samples.
 
-use serde::{Deserialize, Serialize};
-use toml::{Table, Value};
+use serde::Serialize;
+use toml::Value;
 
 use super::error::ConfigError;
-use super::kind::{BOOL, COUNT, Kind, MICRO_BATCH_SIDE, SOME_TEXTS, TEXT, TEXTS, one_of, write_or_none};
-use super::reader::{Origin, Reader};
+use super::kind::{BOOL, COUNT, Kind, MICRO_BATCH_SIDE, SOME_TEXTS, TEXT, TEXTS};
+use super::named::named;
+use super::reader::Reader;
+use super::table::table;
+use super::written;
 
-const FORMAT: Kind<Format> = one_of("\"text\", \"jsonl\", \"tokens-u16\" or \"tokens-u32\"");
-const PACKING: Kind<Packing> = one_of("\"stream\" or \"documents\"");
 const TOKEN: Kind<TokenRef> = Kind { allowed: "a token (string) or an id from 0 to 4294967294", read: token };
-const KEYS: &[&str] = &[
-    "train",
-    "eval",
-    "eval_every",
-    "eval_batches",
-    "format",
-    "tokenizer",
-    "cache",
-    "packing",
-    "bos",
-    "eos",
-    "pad",
-    "seq_len",
-    "shuffle",
-    "seed",
-];
 
-/// The `[data]` table.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct DataConfig {
-    /// Files and folders to train on, relative to the current directory. Files of tokens are mapped: they must not change
-    /// during a run.
-    pub train: Vec<String>,
-    /// Files and folders to evaluate on; none means no evaluation.
-    pub eval: Vec<String>,
-    /// Evaluate after every so many steps; 0 means only after the last.
-    pub eval_every: u64,
-    /// Evaluate on at most so many global batches; 0 means on all data.
-    pub eval_batches: u64,
-    /// What the files hold.
-    pub format: Format,
-    /// `"bytes"`, or the path of a Hugging Face `tokenizer.json`.
-    pub tokenizer: String,
-    /// The folder where the tokens that a `tokenizer.json` makes of text are kept for later starts; none means `cache` in
-    /// the output folder.
-    #[serde(serialize_with = "write_or_none")]
-    pub cache: Option<String>,
-    /// How documents become samples.
-    pub packing: Packing,
-    /// Put before every document (packing "documents" only).
-    #[serde(serialize_with = "write_or_none")]
-    pub bos: Option<TokenRef>,
-    /// Put after every document (packing "documents" only).
-    #[serde(serialize_with = "write_or_none")]
-    pub eos: Option<TokenRef>,
-    /// Fills short documents. Padded positions do not count, so the default, id 0, serves any vocabulary.
-    pub pad: TokenRef,
-    /// Inputs per sample.
-    pub seq_len: usize,
-    /// Whether samples are permuted, anew in every epoch.
-    pub shuffle: bool,
-    /// Seed of the permutations.
-    pub seed: u64,
+table! {
+    /// The `[data]` table.
+    pub struct DataConfig {
+        /// Files and folders to train on, relative to the current directory. Files of tokens are mapped: they must not
+        /// change during a run.
+        train: Vec<String> = required(SOME_TEXTS),
+        /// Files and folders to evaluate on; none means no evaluation.
+        eval: Vec<String> = or(TEXTS, Vec::new()),
+        /// Evaluate after every so many steps; 0 means only after the last.
+        eval_every: u64 = or(COUNT, 100),
+        /// Evaluate on at most so many global batches; 0 means on all data.
+        eval_batches: u64 = or(COUNT, 0),
+        /// What the files hold.
+        format: Format = named(Format::Text),
+        /// `"bytes"`, or the path of a Hugging Face `tokenizer.json`.
+        tokenizer: String = or(TEXT, "bytes".to_owned()),
+        /// The folder where the tokens that a `tokenizer.json` makes of text are kept for later starts; none means `cache`
+        /// in the output folder.
+        cache: Option<String> = or_none(TEXT),
+        /// How documents become samples.
+        packing: Packing = named(Packing::Stream),
+        /// Put before every document (packing "documents" only).
+        bos: Option<TokenRef> = or_none(TOKEN),
+        /// Put after every document (packing "documents" only).
+        eos: Option<TokenRef> = or_none(TOKEN),
+        /// Fills short documents. Padded positions do not count, so the default, id 0, serves any vocabulary.
+        pad: TokenRef = or(TOKEN, TokenRef::Id(0)),
+        /// Inputs per sample.
+        seq_len: usize = required(MICRO_BATCH_SIDE),
+        /// Whether samples are permuted, anew in every epoch.
+        shuffle: bool = or(BOOL, true),
+        /// Seed of the permutations.
+        seed: u64 = or(COUNT, 0),
+    }
 }
 
 /// What data files hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// UTF-8 text, one document per file.
     Text,
@@ -80,13 +62,17 @@ pub enum Format {
 }
 
 /// How documents become samples.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
     /// Documents joined, cut every `seq_len` tokens.
     Stream,
     /// One document per sample: clipped, or padded.
     Documents,
+}
+
+named! {
+    Format { "text": Text, "jsonl": Jsonl, "tokens-u16": TokensU16, "tokens-u32": TokensU32 }
+    Packing { "stream": Stream, "documents": Documents }
 }
 
 /// A token by its id or its text.
@@ -97,28 +83,6 @@ pub enum TokenRef {
     Id(u32),
     /// The text, which the tokenizer must know as one token.
     Token(String),
-}
-
-impl DataConfig {
-    pub(super) fn read(origin: &Origin, table: Table) -> Result<DataConfig, ConfigError> {
-        let reader = Reader::open(origin, "data", table, KEYS)?;
-        Ok(DataConfig {
-            train: reader.required("train", SOME_TEXTS)?,
-            eval: reader.or("eval", TEXTS, Vec::new())?,
-            eval_every: reader.or("eval_every", COUNT, 100)?,
-            eval_batches: reader.or("eval_batches", COUNT, 0)?,
-            format: reader.or("format", FORMAT, Format::Text)?,
-            tokenizer: reader.or("tokenizer", TEXT, "bytes".to_owned())?,
-            cache: reader.or_none("cache", TEXT)?,
-            packing: reader.or("packing", PACKING, Packing::Stream)?,
-            bos: reader.or_none("bos", TOKEN)?,
-            eos: reader.or_none("eos", TOKEN)?,
-            pad: reader.or("pad", TOKEN, TokenRef::Id(0))?,
-            seq_len: reader.required("seq_len", MICRO_BATCH_SIDE)?,
-            shuffle: reader.or("shuffle", BOOL, true)?,
-            seed: reader.or("seed", COUNT, 0)?,
-        })
-    }
 }
 
 /// The largest id is kept free: it marks targets that do not count.

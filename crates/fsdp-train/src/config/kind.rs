@@ -3,8 +3,6 @@
 //! A range belongs to the kind, so that a wrong type and a wrong range are one error with one description
 //! and a key cannot be read without its range.
 
-use serde::de::DeserializeOwned;
-use serde::{Serialize, Serializer};
 use toml::Value;
 
 /// How a key that has no value is written, so that `resolved.toml` names every key.
@@ -24,6 +22,13 @@ pub(super) const COUNT: Kind<u64> = Kind { allowed: "an integer of at least 0", 
 /// An integer of at least 1.
 pub(super) const POSITIVE_COUNT: Kind<u64> =
     Kind { allowed: "an integer of at least 1", read: |value| count(value).filter(|&n| n > 0) };
+
+/// As [`COUNT`], of things in memory.
+pub(super) const LENGTH: Kind<usize> = Kind { allowed: COUNT.allowed, read: count };
+
+/// As [`POSITIVE_COUNT`], of things in memory.
+pub(super) const POSITIVE_LENGTH: Kind<usize> =
+    Kind { allowed: POSITIVE_COUNT.allowed, read: |value| count(value).filter(|&n| n > 0) };
 
 /// The most tokens of a micro-batch. Its tokens and targets then take 64 MiB, and a count of elements of activations stays
 /// within 63 bits; the longest sequences that are trained have a million tokens.
@@ -104,28 +109,12 @@ pub(super) const SOME_TEXTS: Kind<Vec<String>> = Kind {
     read: |value| list(value, text).filter(|items| !items.is_empty()),
 };
 
-/// One of the names of `T`, which `allowed` lists.
-pub(super) const fn one_of<T: DeserializeOwned>(allowed: &'static str) -> Kind<T> {
-    Kind { allowed, read: |value| value.clone().try_into().ok() }
-}
-
-/// Writes a value, or [`NONE`].
-pub(super) fn write_or_none<T: Serialize, S: Serializer>(
-    value: &Option<T>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    match value {
-        Some(value) => value.serialize(serializer),
-        None => serializer.serialize_str(NONE),
-    }
-}
-
-fn count(value: &Value) -> Option<u64> {
-    value.as_integer().and_then(|n| u64::try_from(n).ok())
+fn count<T: TryFrom<i64>>(value: &Value) -> Option<T> {
+    value.as_integer().and_then(|n| T::try_from(n).ok())
 }
 
 fn size(value: &Value) -> Option<usize> {
-    count(value).and_then(|n| u32::try_from(n).ok()).and_then(|n| usize::try_from(n).ok())
+    count::<u32>(value).and_then(|n| usize::try_from(n).ok())
 }
 
 /// Integers count as numbers: nobody writes `1.0` for a gradient clip of 1.

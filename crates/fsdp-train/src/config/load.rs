@@ -2,38 +2,39 @@
 
 use std::path::Path;
 
-use serde::Serialize;
 use toml::{Table, Value};
 
 use super::checkpoint::CheckpointConfig;
 use super::error::ConfigError;
 use super::fsdp::FsdpConfig;
+use super::fsdp_json;
 use super::input::DataConfig;
 use super::model::ModelConfig;
 use super::reader::{Origin, Reader};
-use super::run::{Device, RunConfig};
+use super::run::{Device, RANKS_OF_DEVICE, RunConfig};
+use super::table::table;
 use super::train::TrainConfig;
 use super::validate::validate;
 use super::warning::Warning;
+use super::written;
 use crate::input_file::{self, CONFIG_BYTES_MAX};
 
-const TABLES: &[&str] = &["model", "data", "train", "fsdp", "checkpoint", "run"];
-
-/// A run file with every default written out.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Resolved {
-    /// Which model.
-    pub model: ModelConfig,
-    /// What it learns from.
-    pub data: DataConfig,
-    /// How long and with which update.
-    pub train: TrainConfig,
-    /// How it is sharded.
-    pub fsdp: FsdpConfig,
-    /// When its state is saved.
-    pub checkpoint: CheckpointConfig,
-    /// Where it runs.
-    pub run: RunConfig,
+table! {
+    /// A run file with every default written out.
+    pub struct Resolved {
+        /// Which model.
+        model: ModelConfig = table(ModelConfig::read),
+        /// What it learns from.
+        data: DataConfig = table(DataConfig::read),
+        /// How long and with which update.
+        train: TrainConfig = table(TrainConfig::read),
+        /// How it is sharded.
+        fsdp: FsdpConfig = table(FsdpConfig::read),
+        /// When its state is saved.
+        checkpoint: CheckpointConfig = table(CheckpointConfig::read),
+        /// Where it runs.
+        run: RunConfig = table(RunConfig::read),
+    }
 }
 
 /// A configuration that can be run, and what the user should hear about it.
@@ -68,7 +69,7 @@ impl Resolved {
         Resolved::parse_for(&text, &path.display().to_string(), overrides, ranks)
     }
 
-    /// Reads the text of a run file; `origin` names it in errors.
+    /// Reads the text of a run file; `origin` names it in errors. Where nothing says how many ranks there are, there is one.
     ///
     /// # Errors
     /// As [`Resolved::load`].
@@ -90,16 +91,11 @@ impl Resolved {
                 .ok_or_else(|| ConfigError::Override { argument: argument.clone() })?;
             origin.note_override(key);
         }
-        let mut warnings = Vec::new();
-        let root = Reader::open(&origin, "", table, TABLES)?;
-        let config = Resolved {
-            model: ModelConfig::read(&origin, root.table("model")?)?,
-            data: DataConfig::read(&origin, root.table("data")?)?,
-            train: TrainConfig::read(&origin, root.table("train")?)?,
-            fsdp: FsdpConfig::read(&origin, root.table("fsdp")?, &mut warnings)?,
-            checkpoint: CheckpointConfig::read(&origin, root.table("checkpoint")?)?,
-            run: RunConfig::read(&origin, root.table("run")?, ranks)?,
-        };
+        let mut warnings = fsdp_json::fill_in(&mut table, &origin)?;
+        let mut config = Resolved::read(&Reader::new(&origin, table))?;
+        if config.run.ranks == RANKS_OF_DEVICE {
+            config.run.ranks = ranks(config.run.device);
+        }
         validate(&config, &origin, &mut warnings)?;
         Ok(Loaded { config, warnings })
     }

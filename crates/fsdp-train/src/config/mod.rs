@@ -16,21 +16,21 @@ mod input;
 mod kind;
 mod load;
 mod model;
+mod named;
 mod optimizer;
 mod patterns;
 mod reader;
 mod run;
 mod schedule;
+mod table;
 mod train;
 mod validate;
 mod warning;
+mod written;
 
 pub use checkpoint::CheckpointConfig;
 pub use error::ConfigError;
-pub use fsdp::{
-    Accumulation, AccumulationOrder, ActivationCheckpointing, Dtype, FsdpConfig, MeshConfig, Offload,
-    ReduceOp, Reshard, WrapPolicy,
-};
+pub use fsdp::{FsdpConfig, MeshConfig};
 pub use input::{DataConfig, Format, Packing, TokenRef};
 pub use load::{Loaded, Resolved};
 pub use model::{Init, ModelConfig};

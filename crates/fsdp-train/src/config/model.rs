@@ -1,28 +1,26 @@
 //! The `[model]` table: which model, and where its first weights come from.
 
-use serde::{Deserialize, Serialize};
-use toml::Table;
-
 use super::error::ConfigError;
-use super::kind::{COUNT, Kind, TEXT, one_of};
-use super::reader::{Origin, Reader};
+use super::kind::{COUNT, TEXT};
+use super::named::named;
+use super::reader::Reader;
+use super::table::table;
+use super::written;
 
-const INIT: Kind<Init> = one_of("\"random\" or \"pretrained\"");
-
-/// The `[model]` table.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct ModelConfig {
-    /// A Hugging Face directory with `config.json`.
-    pub path: String,
-    /// Where the weights come from.
-    pub init: Init,
-    /// Seed of random weights and dropout.
-    pub seed: u64,
+table! {
+    /// The `[model]` table.
+    pub struct ModelConfig {
+        /// A Hugging Face directory with `config.json`.
+        path: String = required(TEXT),
+        /// Where the weights come from.
+        init: Init = named(Init::Random),
+        /// Seed of random weights and dropout.
+        seed: u64 = or(COUNT, 0),
+    }
 }
 
 /// Where the weights come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Init {
     /// Counter-based random numbers.
     Random,
@@ -30,13 +28,6 @@ pub enum Init {
     Pretrained,
 }
 
-impl ModelConfig {
-    pub(super) fn read(origin: &Origin, table: Table) -> Result<ModelConfig, ConfigError> {
-        let reader = Reader::open(origin, "model", table, &["path", "init", "seed"])?;
-        Ok(ModelConfig {
-            path: reader.required("path", TEXT)?,
-            init: reader.or("init", INIT, Init::Random)?,
-            seed: reader.or("seed", COUNT, 0)?,
-        })
-    }
+named! {
+    Init { "random": Random, "pretrained": Pretrained }
 }

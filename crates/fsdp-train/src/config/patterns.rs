@@ -5,30 +5,6 @@
 
 use regex::Regex;
 
-use super::error::ConfigError;
-use super::kind::{Kind, TEXTS};
-use super::reader::Reader;
-
-const PATTERNS: Kind<Vec<String>> = Kind {
-    allowed: "a list of regular expressions over parameter names, such as [\"bias\", \"norm\\\\.weight$\"]",
-    read: TEXTS.read,
-};
-
-/// The patterns under a key, none if absent.
-///
-/// # Errors
-/// [`ConfigError::Value`] for something else than a list of strings, [`ConfigError::Pattern`] for the first
-/// that is no regular expression.
-pub(super) fn read(reader: &Reader<'_>, key: &'static str) -> Result<Vec<String>, ConfigError> {
-    let patterns = reader.or(key, PATTERNS, Vec::new())?;
-    for pattern in &patterns {
-        if let Err(fault) = Regex::new(pattern) {
-            return Err(reader.bad_pattern(key, pattern, fault));
-        }
-    }
-    Ok(patterns)
-}
-
 /// Compiled patterns over fully qualified parameter names.
 #[derive(Clone, Debug)]
 pub struct FqnPatterns {

@@ -1,15 +1,16 @@
-//! Reading one table of a run file: unknown keys first, then key by key with its kind.
-//!
-//! This is written by hand rather than derived because an error must name the dotted key, the value and
-//! what is allowed, and must say whether the file or a `--set` wrote it. The domain structs derive only
-//! `Serialize`.
+//! Reading one table of a run file: key by key, with its kind, and with errors that name the dotted key, the value, what
+//! is allowed, and whether the file or a `--set` wrote it.
 
 use std::collections::BTreeSet;
 
+use fsdp_core::schedule::Reshard;
+use fsdp_core::wrap::WrapPolicy;
+use regex::Regex;
 use toml::{Table, Value};
 
 use super::error::ConfigError;
-use super::kind::{Kind, NONE};
+use super::kind::{Kind, NONE, POSITIVE_LENGTH, TEXTS};
+use super::named::{Named, one_of};
 
 /// Below this similarity (0 to 1) a suggestion would be a guess.
 const SIMILARITY_MIN: f64 = 0.7;
@@ -43,40 +44,27 @@ impl Origin {
     }
 }
 
-/// A table whose keys are known.
+/// A table of the file.
 pub(super) struct Reader<'a> {
     origin: &'a Origin,
+    /// Its dotted name, empty for the whole file.
     path: String,
     table: Table,
-    known: &'static [&'static str],
 }
 
 impl<'a> Reader<'a> {
-    /// Opens a table; `path` is its dotted name, empty for the whole file.
-    ///
-    /// # Errors
-    /// [`ConfigError::UnknownKey`] for the first key that is not in `known`.
-    pub(super) fn open(
-        origin: &'a Origin,
-        path: &str,
-        table: Table,
-        known: &'static [&'static str],
-    ) -> Result<Reader<'a>, ConfigError> {
-        let reader = Reader { origin, path: path.to_owned(), table, known };
-        match reader.table.keys().find(|key| !known.contains(&key.as_str())) {
-            None => Ok(reader),
-            Some(key) => Err(reader.unknown_key(key)),
-        }
+    /// The whole file.
+    pub(super) fn new(origin: &'a Origin, table: Table) -> Reader<'a> {
+        Reader { origin, path: String::new(), table }
     }
 
-    fn unknown_key(&self, key: &str) -> ConfigError {
-        let dotted = self.dotted(key);
-        ConfigError::UnknownKey {
-            origin: self.origin.of(&dotted),
-            key: dotted,
-            nearest: nearest(key, self.known).map(|known| self.dotted(known)),
-            known: self.known.iter().map(|&known| known.to_owned()).collect(),
-        }
+    /// Checks that the table has no other keys than these.
+    ///
+    /// # Errors
+    /// [`ConfigError::UnknownKey`] for the first that it has.
+    pub(super) fn expect_known(&self, known: &[&str]) -> Result<(), ConfigError> {
+        let Some(key) = self.table.keys().find(|key| !known.contains(&key.as_str())) else { return Ok(()) };
+        Err(unknown_key(self.origin.of(&self.dotted(key)), key, known, |key| self.dotted(key)))
     }
 
     /// The dotted name of a key of this table.
@@ -89,7 +77,6 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// [`ConfigError::Value`] if it is not of the kind.
     pub(super) fn optional<T>(&self, key: &'static str, kind: Kind<T>) -> Result<Option<T>, ConfigError> {
-        assert!(self.known.contains(&key), "`{key}` is declared before it is read");
         let Some(value) = self.table.get(key) else { return Ok(None) };
         match (kind.read)(value) {
             Some(read) => Ok(Some(read)),
@@ -128,32 +115,103 @@ impl<'a> Reader<'a> {
         self.optional(key, kind)?.ok_or_else(missing)
     }
 
-    /// The table under a key, empty if absent; its keys are checked when it is opened.
+    /// The value that a key names, or its default.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] if it is not a table.
-    pub(super) fn table(&self, key: &'static str) -> Result<Table, ConfigError> {
-        let table = Kind { allowed: "a table", read: |value: &Value| value.as_table().cloned() };
-        self.or(key, table, Table::new())
+    /// [`ConfigError::Value`] if it names none.
+    pub(super) fn named<T: Named>(&self, key: &'static str, default: T) -> Result<T, ConfigError> {
+        let Some(value) = self.table.get(key) else { return Ok(default) };
+        T::of(value).ok_or_else(|| self.rejected(key, &one_of(T::NAMES.iter().map(|(name, _)| *name))))
     }
 
-    /// A table whose other keys depend on its `name`; returns the name, or the default, and the table
-    /// without it.
+    /// The value that a key names, unless it is absent or `"none"`.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] if the value is not a table or the name is not in `names`.
-    pub(super) fn named_table(
+    /// [`ConfigError::Value`] if it names none.
+    pub(super) fn named_or_none<T: Named>(&self, key: &'static str) -> Result<Option<T>, ConfigError> {
+        let Some(value) = self.table.get(key).filter(|value| value.as_str() != Some(NONE)) else {
+            return Ok(None);
+        };
+        let names = T::NAMES.iter().map(|(name, _)| *name).chain([NONE]);
+        T::of(value).map(Some).ok_or_else(|| self.rejected(key, &one_of(names)))
+    }
+
+    /// What `read` makes of the table under a key, empty if absent.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] if it is not a table, and those of `read`.
+    pub(super) fn table<T>(
         &self,
         key: &'static str,
-        names: Kind<&'static str>,
-        default: &'static str,
-    ) -> Result<(&'static str, Table), ConfigError> {
-        let mut table = self.table(key)?;
-        let Some(name) = table.remove("name") else { return Ok((default, table)) };
-        match (names.read)(&name) {
-            Some(name) => Ok((name, table)),
-            None => Err(self.reject(&format!("{}.name", self.dotted(key)), &name, names.allowed)),
+        read: impl FnOnce(&Reader<'a>) -> Result<T, ConfigError>,
+    ) -> Result<T, ConfigError> {
+        let kind = Kind { allowed: "a table", read: |value: &Value| value.as_table().cloned() };
+        let table = self.or(key, kind, Table::new())?;
+        read(&Reader { origin: self.origin, path: self.dotted(key), table })
+    }
+
+    /// For a table whose other keys depend on its `name`: the name, of which the first is the default, and the table without
+    /// it.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] if it is not one of these names.
+    pub(super) fn split_name(
+        &self,
+        names: &[&'static str],
+    ) -> Result<(&'static str, Reader<'a>), ConfigError> {
+        let mut table = self.table.clone();
+        let name = match table.remove("name") {
+            None => Some(names[0]),
+            Some(written) => names.iter().find(|&&name| written.as_str() == Some(name)).copied(),
+        };
+        let name = name.ok_or_else(|| self.rejected("name", &one_of(names.iter().copied())))?;
+        Ok((name, Reader { origin: self.origin, path: self.path.clone(), table }))
+    }
+
+    /// Regular expressions over parameter names.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] for something else than a list of strings, [`ConfigError::Pattern`] for the first
+    /// that is no regular expression.
+    pub(super) fn patterns(&self, key: &'static str) -> Result<Vec<String>, ConfigError> {
+        let allowed =
+            "a list of regular expressions over parameter names, such as [\"bias\", \"norm\\\\.weight$\"]";
+        let patterns = self.or(key, Kind { allowed, ..TEXTS }, Vec::new())?;
+        let bad = patterns.iter().find_map(|pattern| Some((pattern, Regex::new(pattern).err()?)));
+        let Some((pattern, fault)) = bad else { return Ok(patterns) };
+        let (key, pattern, fault) = (self.dotted(key), pattern.clone(), Box::new(fault));
+        Err(ConfigError::Pattern { origin: self.origin.of(&key), key, pattern, fault })
+    }
+
+    /// Which modules become units: by class, or by size under a key of its own.
+    ///
+    /// # Errors
+    /// As [`Reader::optional`], and [`ConfigError::Conflict`] where both are written.
+    pub(super) fn wrap(&self, key: &'static str) -> Result<WrapPolicy, ConfigError> {
+        match (self.optional(key, TEXTS)?, self.optional("min_num_params", POSITIVE_LENGTH)?) {
+            (Some(_), Some(_)) => Err(self.conflict(
+                key,
+                "min_num_params",
+                "choose units by class or by size, and remove the other",
+            )),
+            (None, Some(count)) => Ok(WrapPolicy::MinParams(count)),
+            (classes, None) => Ok(WrapPolicy::Classes(classes.unwrap_or_default())),
         }
+    }
+
+    /// What happens to gathered parameters between forward and backward.
+    ///
+    /// # Errors
+    /// As [`Reader::optional`].
+    pub(super) fn reshard(&self, key: &'static str) -> Result<Reshard, ConfigError> {
+        let read = |value: &Value| match value {
+            Value::Boolean(true) => Some(Reshard::Always),
+            Value::Boolean(false) => Some(Reshard::Never),
+            Value::String(text) if text == "auto" => Some(Reshard::Auto),
+            value => (POSITIVE_LENGTH.read)(value).map(Reshard::ToGroup),
+        };
+        let allowed = "true, false, \"auto\" or the size of the groups, an integer of at least 1";
+        self.or(key, Kind { allowed, read }, Reshard::Auto)
     }
 
     /// The error for a written value that `allowed` does not describe.
@@ -162,22 +220,9 @@ impl<'a> Reader<'a> {
     /// If the key is not written.
     pub(super) fn rejected(&self, key: &'static str, allowed: &str) -> ConfigError {
         let value = self.table.get(key).expect("only written values are rejected");
-        self.reject(&self.dotted(key), value, allowed)
-    }
-
-    fn reject(&self, dotted: &str, value: &Value, allowed: &str) -> ConfigError {
-        ConfigError::Value {
-            origin: self.origin.of(dotted),
-            key: dotted.to_owned(),
-            value: value.to_string(),
-            allowed: allowed.to_owned(),
-        }
-    }
-
-    /// The error for a pattern under a key that is no regular expression.
-    pub(super) fn bad_pattern(&self, key: &str, pattern: &str, fault: regex::Error) -> ConfigError {
-        let (key, pattern) = (self.dotted(key), pattern.to_owned());
-        ConfigError::Pattern { origin: self.origin.of(&key), key, pattern, fault: Box::new(fault) }
+        let key = self.dotted(key);
+        let (value, allowed) = (value.to_string(), allowed.to_owned());
+        ConfigError::Value { origin: self.origin.of(&key), key, value, allowed }
     }
 
     /// The error for two written keys of this table that exclude each other.
@@ -187,8 +232,23 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// The error for a key that a table does not have; `dotted` makes the dotted name of its keys.
+pub(super) fn unknown_key(
+    origin: String,
+    key: &str,
+    known: &[&str],
+    dotted: impl Fn(&str) -> String,
+) -> ConfigError {
+    ConfigError::UnknownKey {
+        origin,
+        key: dotted(key),
+        nearest: nearest(key, known).map(&dotted),
+        known: known.iter().map(|&known| known.to_owned()).collect(),
+    }
+}
+
 /// The known key most like the given one, if any is like it at all.
-pub(super) fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
+fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
     known
         .iter()
         .map(|candidate| (strsim::jaro_winkler(key, candidate), *candidate))

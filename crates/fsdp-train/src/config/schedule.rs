@@ -4,19 +4,11 @@
 use serde::Serialize;
 
 use super::error::ConfigError;
-use super::kind::{COUNT, FACTOR, Kind, NON_NEGATIVE};
-use super::reader::{Origin, Reader};
-
-const PATH: &str = "train.lr_schedule";
-const NAMES: Kind<&str> = Kind {
-    allowed: "\"constant\", \"linear\" or \"warmup-cosine\"",
-    read: |value| {
-        ["constant", "linear", "warmup-cosine"].into_iter().find(|&name| value.as_str() == Some(name))
-    },
-};
+use super::kind::{COUNT, FACTOR, NON_NEGATIVE};
+use super::reader::Reader;
 
 /// A learning rate schedule.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(tag = "name", rename_all = "kebab-case")]
 pub enum LrScheduleConfig {
     /// The learning rate of the optimizer, after the warm-up.
@@ -54,13 +46,10 @@ pub struct Warmup {
 }
 
 impl LrScheduleConfig {
-    pub(super) fn read(origin: &Origin, train: &Reader<'_>) -> Result<LrScheduleConfig, ConfigError> {
-        let (name, table) = train.named_table("lr_schedule", NAMES, "constant")?;
-        let keys: &[&str] = match name {
-            "constant" => &["warmup_steps", "start_factor"],
-            _ => &["warmup_steps", "start_factor", "min_lr"],
-        };
-        let reader = Reader::open(origin, PATH, table, keys)?;
+    pub(super) fn read(reader: &Reader<'_>) -> Result<LrScheduleConfig, ConfigError> {
+        let (name, reader) = reader.split_name(&["constant", "linear", "warmup-cosine"])?;
+        let keys = ["warmup_steps", "start_factor", "min_lr"];
+        reader.expect_known(if name == "constant" { &keys[..2] } else { &keys })?;
         let warmup = Warmup {
             steps: reader.or("warmup_steps", COUNT, 0)?,
             start_factor: reader.or("start_factor", FACTOR, 0.1)?,

@@ -1,3 +1,6 @@
+use fsdp_core::DType;
+use fsdp_core::schedule::{Checkpointing, Reshard};
+use fsdp_core::wrap::WrapPolicy;
 use proptest::prelude::*;
 
 use super::*;
@@ -56,6 +59,7 @@ share_gpu = true
 deterministic = true
 kernels = "aten"
 out_dir = "runs/quickstart"
+export_dtype = "bf16"
 timeout_s = 600
 heartbeat_s = 2
 transport = "tcp"
@@ -109,7 +113,7 @@ fn round_trips(config: &Resolved) {
     let text = config.to_toml();
     let again = parse(&text, &[]).unwrap_or_else(|error| panic!("{error}\n{text}"));
     assert_eq!(&again.config, config, "{text}");
-    assert!(again.warnings.is_empty() || config.fsdp.reshard_after_forward == Reshard::Groups(1));
+    assert!(again.warnings.is_empty() || config.fsdp.reshard_after_forward == Reshard::ToGroup(1));
 }
 
 #[test]
@@ -379,9 +383,9 @@ fn a_hugging_face_file_is_written_out_and_the_run_file_wins() {
     let config = format!("fsdp.config={}", path.display());
     let text = FULL.replace("wrap = [\"LlamaDecoderLayer\"]\n", "").replace("param_dtype = \"f32\"\n", "");
     let loaded = parse(&text, &[&config]).unwrap();
-    assert_eq!(loaded.config.fsdp.wrap, WrapPolicy::MinNumParams(1000));
-    assert_eq!(loaded.config.fsdp.param_dtype, Dtype::Bf16);
-    assert_eq!(loaded.config.fsdp.activation_checkpointing, ActivationCheckpointing::None);
+    assert_eq!(loaded.config.fsdp.wrap, WrapPolicy::MinParams(1000));
+    assert_eq!(loaded.config.fsdp.param_dtype, DType::Bf16);
+    assert_eq!(loaded.config.fsdp.activation_checkpointing, Checkpointing::None);
     let overridden = |key: &str| Warning::Overridden { key: format!("fsdp.{key}") };
     assert_eq!(loaded.warnings, [overridden("activation_checkpointing"), overridden("reduce_dtype")]);
     round_trips(&loaded.config);

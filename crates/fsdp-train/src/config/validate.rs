@@ -1,9 +1,9 @@
 //! Rules between keys that need no model.
 
 use fsdp_ckpt::is_url;
+use fsdp_core::schedule::Reshard;
 
 use super::error::ConfigError;
-use super::fsdp::Reshard;
 use super::kind::MICRO_BATCH_TOKENS_MAX;
 use super::load::Resolved;
 use super::optimizer::OptimizerConfig;
@@ -55,21 +55,12 @@ fn mesh(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
 }
 
 fn reshard(config: &Resolved, origin: &Origin, warnings: &mut Vec<Warning>) -> Result<(), ConfigError> {
-    let Reshard::Groups(group) = config.fsdp.reshard_after_forward else { return Ok(()) };
+    let Reshard::ToGroup(group) = config.fsdp.reshard_after_forward else { return Ok(()) };
     if group == 1 {
         warnings.push(Warning::GroupsOfOne);
     }
-    let shard = (config.run.ranks / config.fsdp.mesh.replicate) as u64;
-    if shard.is_multiple_of(group) {
-        return Ok(());
-    }
-    Err(ConfigError::Divisibility {
-        origin: origin.of("fsdp.reshard_after_forward"),
-        divisor_key: "fsdp.reshard_after_forward",
-        divisor: group,
-        dividend_key: "the shard axis, ranks / replicate",
-        dividend: shard,
-    })
+    let shards = config.run.ranks / config.fsdp.mesh.replicate;
+    divides(origin, ("fsdp.reshard_after_forward", group), ("the shard axis, ranks / replicate", shards))
 }
 
 fn schedule(config: &Resolved, origin: &Origin, warnings: &mut Vec<Warning>) -> Result<(), ConfigError> {

@@ -1,12 +1,13 @@
 //! Tokens of text that are kept for later starts, one file per text and tokenizer.
 //!
 //! A file of the cache is named by what decides its tokens ([`Text::key`]), written under another name, and renamed when it
-//! is whole. Nobody waits for a lock: not all cluster file systems have them, and who waits for a process that is stopped
-//! waits for ever. Processes of one run take turns (whoever starts them sees to that), and one of them makes the file; of
-//! runs that come at the same time each makes the same file, and all use the one that was named first. A sound file is never replaced: on NFS, what another machine replaces is gone for
-//! those who have it mapped. Nothing is made durable: what a power failure damages, the checksum finds.
+//! is whole. Nobody waits for a lock: not all cluster file systems have locks, and one held by a process that is stopped is
+//! held for ever. Of the processes of a run one makes the file, before the others look for it (whoever starts them sees to
+//! that). Runs that start at the same time each make the same file, and all use the one that was named first.
+//!
+//! A sound file is never replaced: on NFS, what another machine replaces is gone for those who have it mapped. Nothing is
+//! made durable: what a power failure damages, the checksum finds.
 
-use std::fmt;
 use std::fs::{self, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -32,10 +33,11 @@ pub(crate) const CACHE: &str = "cache";
 const READ_ONLY: u32 = 0o444;
 
 /// Something about data that a run goes on with.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataWarning {
     /// A file of the cache is not used.
+    #[error("{} is not used, and the text is tokenized again: {fault}", file.display())]
     Damaged {
         /// The file.
         file: PathBuf,
@@ -43,6 +45,10 @@ pub enum DataWarning {
         fault: String,
     },
     /// Tokens can not be kept.
+    #[error(
+        "tokens are not kept in {}, so each start tokenizes the text: {fault}; data.cache may name another folder",
+        folder.display()
+    )]
     NotKept {
         /// The folder of the cache.
         folder: PathBuf,
@@ -51,34 +57,11 @@ pub enum DataWarning {
     },
 }
 
-impl fmt::Display for DataWarning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            DataWarning::Damaged { file, fault } => {
-                write!(f, "{} is not used, and the text is tokenized again: {fault}", file.display())
-            }
-            DataWarning::NotKept { folder, fault } => write!(
-                f,
-                "tokens are not kept in {}, so each start tokenizes the text: {fault}; data.cache may name \
-                 another folder",
-                folder.display()
-            ),
-        }
-    }
-}
-
 impl DataConfig {
     /// Where the tokens of text are kept, by a run with this output folder.
     pub fn cache_folder(&self, out_dir: &Path) -> PathBuf {
         self.cache.as_ref().map_or_else(|| out_dir.join(CACHE), PathBuf::from)
     }
-}
-
-/// A folder of kept tokens.
-pub(super) struct Cache {
-    folder: PathBuf,
-    /// Whether it lies in the output folder, where nothing may be made before the run is accepted.
-    is_output: bool,
 }
 
 /// Tokens of text, from a cache or for it.
@@ -102,7 +85,7 @@ pub(super) struct Unkept {
 
 /// How far tokens have come on their way into an output folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+pub(super) enum Stage {
     /// They are in memory only.
     Nowhere,
     /// They are there for other processes of this run, and go with it if it is not accepted.
@@ -111,66 +94,51 @@ enum Stage {
     Kept,
 }
 
-impl Cache {
-    /// The cache of a run.
-    pub(super) fn of(config: &DataConfig, out_dir: &Path) -> Cache {
-        let folder = config.cache_folder(out_dir);
-        let is_output = true_path(&folder).starts_with(true_path(out_dir));
-        Cache { folder, is_output }
+/// The tokens of a text for a run with this output folder: kept ones if there are any, else new ones, which are kept if that
+/// is possible.
+///
+/// # Errors
+/// Text that can not be read or tokenized.
+pub(super) fn tokens(text: &Text<'_>, config: &DataConfig, out_dir: &Path) -> Result<Cached, DataError> {
+    let folder = config.cache_folder(out_dir);
+    // Kept tokens are mapped, which needs a file of this machine.
+    if is_url(&folder) {
+        let (image, _) = in_memory(text)?;
+        return Ok(Cached { image, unkept: None, warnings: Vec::new() });
     }
-
-    /// The tokens of a text: kept ones if there are any, else new ones, which are kept if that is possible.
-    ///
-    /// # Errors
-    /// Text that can not be read or tokenized.
-    pub(super) fn tokens(self, text: &Text<'_>) -> Result<Cached, DataError> {
-        // Kept tokens are mapped, which needs a file of this machine.
-        if is_url(&self.folder) {
-            let (image, _) = in_memory(text)?;
-            return Ok(Cached { image, unkept: None, warnings: Vec::new() });
-        }
-        let key = text.key()?;
-        let file = self.folder.join(name(key));
-        let mut warnings = Vec::new();
-        match open(&file, key) {
+    let key = text.key()?;
+    let file = folder.join(name(key));
+    let mut warnings = Vec::new();
+    match open(&file, key) {
+        Ok(image) => return Ok(Cached { image, unkept: None, warnings }),
+        Err(ImageFault::Read(fault)) if fault.kind() == io::ErrorKind::NotFound => {}
+        Err(fault) => warnings.push(DataWarning::Damaged { file, fault: fault.to_string() }),
+    }
+    // In the output folder nothing may be made before the run is accepted.
+    let is_output = true_path(&folder).starts_with(true_path(out_dir));
+    if !is_output {
+        match build(&folder, text) {
             Ok(image) => return Ok(Cached { image, unkept: None, warnings }),
-            Err(ImageFault::Read(fault)) if fault.kind() == io::ErrorKind::NotFound => {}
-            Err(fault) => warnings.push(DataWarning::Damaged { file, fault: fault.to_string() }),
+            Err(NotTokenized::Data(error)) => return Err(error),
+            Err(NotTokenized::Write(fault)) => warnings.push(not_kept(&folder, &fault)),
         }
-        if !self.is_output {
-            match self.build(text) {
-                Ok(image) => return Ok(Cached { image, unkept: None, warnings }),
-                Err(NotTokenized::Data(error)) => return Err(error),
-                Err(NotTokenized::Write(fault)) => warnings.push(not_kept(&self.folder, &fault)),
-            }
-        }
-        let (image, key) = in_memory(text)?;
-        let stage = Mutex::new(Stage::Nowhere);
-        let unkept = self.is_output.then_some(Unkept { folder: self.folder, key, stage });
-        Ok(Cached { image, unkept, warnings })
     }
+    let (image, key) = in_memory(text)?;
+    let unkept = is_output.then_some(Unkept { folder, key, stage: Mutex::new(Stage::Nowhere) });
+    Ok(Cached { image, unkept, warnings })
+}
 
-    /// Tokenizes into a file, never holding all tokens in memory.
-    fn build(&self, text: &Text<'_>) -> Result<Image, NotTokenized> {
-        let file = beside(&self.folder)?;
-        let (_, key) = text.tokenize(BufWriter::new(file.as_file()))?;
-        let image = Image::open(Bytes::Mapped(Mapped::of(file.as_file())?), key).map_err(io::Error::other)?;
-        Ok(name_it(file, &self.folder, key)?.unwrap_or(image))
-    }
+/// Tokenizes into a file of a folder, never holding all tokens in memory.
+fn build(folder: &Path, text: &Text<'_>) -> Result<Image, NotTokenized> {
+    let file = beside(folder)?;
+    let (_, key) = text.tokenize(BufWriter::new(file.as_file()))?;
+    let image = Image::open(Bytes::Mapped(Mapped::of(file.as_file())?), key).map_err(io::Error::other)?;
+    Ok(name_it(file, folder, key)?.unwrap_or(image))
 }
 
 impl Unkept {
-    /// Keeps the bytes of an [`Image`].
-    pub(super) fn keep(&self, bytes: &[u8]) -> Option<DataWarning> {
-        self.reach(Stage::Kept, bytes)
-    }
-
-    /// Puts them there for other processes of this run to find.
-    pub(super) fn share(&self, bytes: &[u8]) -> Option<DataWarning> {
-        self.reach(Stage::Shared, bytes)
-    }
-
-    fn reach(&self, next: Stage, bytes: &[u8]) -> Option<DataWarning> {
+    /// Writes the bytes of an [`Image`], if they were not before, and notes how far they have come.
+    pub(super) fn reach(&self, next: Stage, bytes: &[u8]) -> Option<DataWarning> {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         let write = || -> io::Result<()> {
             let mut file = beside(&self.folder)?;

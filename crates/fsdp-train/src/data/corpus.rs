@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use super::cache::{self, Cache, Cached, DataWarning, Unkept};
+use super::cache::{self, Cached, DataWarning, Stage, Unkept};
 use super::error::DataError;
 use super::files::{self, DataFile};
 use super::image::Document;
@@ -19,9 +19,11 @@ pub(super) struct Corpus {
     /// One per file of tokens; those of text are one part.
     parts: Vec<Part>,
     documents: Vec<Document>,
-    scan: Scan,
+    /// What is known of all tokens.
+    pub(super) scan: Scan,
     unkept: Option<Unkept>,
-    warnings: Vec<DataWarning>,
+    /// What the user should know.
+    pub(super) warnings: Vec<DataWarning>,
 }
 
 /// Tokens that lie together.
@@ -56,7 +58,7 @@ impl Corpus {
                 let text = Text { files: &found, format, tokenizer };
                 // With bytes there is nothing to keep: they are in the files.
                 let cached = match tokenizer.digest() {
-                    Some(_) => Cache::of(config, out_dir).tokens(&text)?,
+                    Some(_) => cache::tokens(&text, config, out_dir)?,
                     None => Cached { image: cache::in_memory(&text)?.0, unkept: None, warnings: Vec::new() },
                 };
                 Corpus::of_text(found, cached)
@@ -100,24 +102,10 @@ impl Corpus {
         self.parts.last().map_or(0, Part::end)
     }
 
-    /// What is known of all tokens.
-    pub(super) fn scan(&self) -> Scan {
-        self.scan
-    }
-
-    /// What the user should know.
-    pub(super) fn warnings(&self) -> &[DataWarning] {
-        &self.warnings
-    }
-
-    /// Keeps tokens that were made for this run and are to be kept in its output folder.
-    pub(super) fn keep(&self) -> Option<DataWarning> {
-        self.unkept.as_ref().and_then(|unkept| unkept.keep(self.parts[0].tokens.bytes()))
-    }
-
-    /// Puts such tokens there for other processes of this run, as long as it lasts or until they are kept.
-    pub(super) fn share(&self) -> Option<DataWarning> {
-        self.unkept.as_ref().and_then(|unkept| unkept.share(self.parts[0].tokens.bytes()))
+    /// Puts tokens that were made for this run into its output folder, where they are to be kept there: as far as `stage`
+    /// says. Returns why that was not possible, if it was not.
+    pub(super) fn reach(&self, stage: Stage) -> Option<DataWarning> {
+        self.unkept.as_ref().and_then(|unkept| unkept.reach(stage, self.parts[0].tokens.bytes()))
     }
 
     /// The tokens in a range, which must be one of this corpus.
@@ -158,7 +146,10 @@ fn token_file(file: &Path, width: Width) -> Result<Tokens, DataError> {
     let bytes = Bytes::open(file).map_err(|source| files::unreadable(file, source))?;
     let (len_bytes, width_bytes) = (bytes.len(), width.bytes());
     if !len_bytes.is_multiple_of(width_bytes) {
-        return Err(DataError::TornTokens { file: file.to_owned(), len_bytes, width_bytes });
+        let reason = format!(
+            "it has {len_bytes} bytes, not a multiple of {width_bytes}; is it truncated, or data.format wrong?"
+        );
+        return Err(DataError::Malformed { file: file.to_owned(), reason });
     }
     Ok(Tokens::new(bytes, width, len_bytes / width_bytes))
 }

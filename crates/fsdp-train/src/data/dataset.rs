@@ -11,7 +11,7 @@ use std::path::Path;
 
 use fsdp_ckpt::digest::Digest;
 
-use super::cache::DataWarning;
+use super::cache::{DataWarning, Stage};
 use super::corpus::Corpus;
 use super::error::DataError;
 use super::tokenizer::Tokenizer;
@@ -23,7 +23,7 @@ pub const IGNORE: u32 = u32::MAX;
 /// Samples of equal length.
 #[derive(Debug)]
 pub struct Dataset {
-    corpus: Corpus,
+    pub(super) corpus: Corpus,
     seq_len: usize,
     layout: Layout,
 }
@@ -80,32 +80,27 @@ impl Dataset {
         self.seq_len
     }
 
-    /// The tokens that were read, without any that packing adds.
-    pub fn token_count(&self) -> usize {
-        self.corpus.len()
-    }
-
     /// CRC-64 of the tokens that were read, each as four little-endian bytes. Where documents begin does not
     /// count.
     pub fn digest(&self) -> Digest {
-        self.corpus.scan().digest
+        self.corpus.scan.digest
     }
 
     /// What the user should know of how it was read.
     pub fn warnings(&self) -> &[DataWarning] {
-        self.corpus.warnings()
+        &self.corpus.warnings
     }
 
     /// Keeps the tokens of text for later starts where they belong into the output folder, in which nothing may be made
     /// before the run is accepted. (All others are kept already.) Returns why that was not possible, if it was not.
     pub fn keep(&self) -> Option<DataWarning> {
-        self.corpus.keep()
+        self.corpus.reach(Stage::Kept)
     }
 
     /// Puts such tokens there already, for other processes of this run. They go when the value is dropped, unless they are
     /// [kept](Dataset::keep). Returns why that was not possible, if it was not.
     pub fn share(&self) -> Option<DataWarning> {
-        self.corpus.share()
+        self.corpus.reach(Stage::Shared)
     }
 
     /// The inputs and targets of a sample; targets that do not count are [`IGNORE`].
@@ -145,14 +140,18 @@ impl Dataset {
             special.check_vocabulary(vocab_size)?;
         }
         let beyond = |id: u32| id as usize >= vocab_size;
-        if !self.corpus.scan().id_max.is_some_and(beyond) {
+        if !self.corpus.scan.id_max.is_some_and(beyond) {
             return Ok(());
         }
         // It may be in no sample.
         for sample in 0..self.len() {
             if let Some((position, id)) = self.tokens(sample).enumerate().find(|&(_, id)| beyond(id)) {
                 let file = self.file_of(sample, position).to_owned();
-                return Err(DataError::OutOfVocabulary { file, sample, position, id, vocab_size });
+                let reason = format!(
+                    "token id {id} (sample {sample}, position {position}), but the model's vocab_size is \
+                     {vocab_size}; use the model's own tokenizer"
+                );
+                return Err(DataError::Malformed { file, reason });
             }
         }
         Ok(())
@@ -212,7 +211,10 @@ impl Special {
         let ids = [("data.bos", self.bos), ("data.eos", self.eos), ("data.pad", Some(self.pad))];
         for (key, id) in ids {
             if let Some(id) = id.filter(|&id| id as usize >= vocab_size) {
-                return Err(DataError::SpecialOutOfVocabulary { key, id, vocab_size });
+                let reason = format!(
+                    "has id {id}, but the model's vocab_size is {vocab_size}; choose another token or model"
+                );
+                return Err(DataError::SpecialToken { key, reason });
             }
         }
         Ok(())

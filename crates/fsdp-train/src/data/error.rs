@@ -5,8 +5,6 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use crate::config::DataConfig;
-
 /// Data that cannot be trained on.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -44,42 +42,13 @@ pub enum DataError {
         /// Where.
         paths: Vec<String>,
     },
-    /// A file that was named is not UTF-8.
-    #[error(
-        "{} is not UTF-8 text (byte {offset_bytes}); convert it, or choose another data.format",
-        file.display()
-    )]
-    NotUtf8 {
+    /// A file does not hold what it should.
+    #[error("{}: {reason}", file.display())]
+    Malformed {
         /// The file.
         file: PathBuf,
-        /// The length of the valid part.
-        offset_bytes: usize,
-    },
-    /// A line is not a JSON object with a string under `text`.
-    #[error(
-        "{} line {line}: {source}; every line must be an object with a string under \"text\"",
-        file.display()
-    )]
-    Jsonl {
-        /// The file.
-        file: PathBuf,
-        /// The line, from 1.
-        line: usize,
-        /// Why.
-        source: serde_json::Error,
-    },
-    /// A file of token ids does not hold whole ids.
-    #[error(
-        "{} has {len_bytes} bytes, not a multiple of {width_bytes}; is it truncated, or data.format wrong?",
-        file.display()
-    )]
-    TornTokens {
-        /// The file.
-        file: PathBuf,
-        /// Its length.
-        len_bytes: usize,
-        /// The width of an id.
-        width_bytes: usize,
+        /// Where and what, and the way out.
+        reason: String,
     },
     /// A tokenizer cannot be read.
     #[error(
@@ -92,53 +61,13 @@ pub enum DataError {
         /// Why.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A text cannot be tokenized.
-    #[error("{}: cannot tokenize: {source}", file.display())]
-    Encode {
-        /// The file of the text.
-        file: PathBuf,
-        /// Why.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// `bos`, `eos` or `pad` is not a token.
-    #[error(
-        "`{key}` is \"{token}\", which tokenizer \"{tokenizer}\" does not have; give a token of it, or an id"
-    )]
-    UnknownToken {
+    /// `bos`, `eos` or `pad` is not a token of the tokenizer or of the model.
+    #[error("`{key}` {reason}")]
+    SpecialToken {
         /// The key, dotted.
         key: &'static str,
-        /// The token.
-        token: String,
-        /// The tokenizer, as configured.
-        tokenizer: String,
-    },
-    /// `bos`, `eos` or `pad` is beyond the vocabulary.
-    #[error("`{key}` has id {id}, but the model's vocab_size is {vocab_size}; choose another token or model")]
-    SpecialOutOfVocabulary {
-        /// The key, dotted.
-        key: &'static str,
-        /// The id.
-        id: u32,
-        /// The vocabulary of the model.
-        vocab_size: usize,
-    },
-    /// A token is beyond the vocabulary.
-    #[error(
-        "{}: token id {id} (sample {sample}, position {position}), but the model's vocab_size is \
-         {vocab_size}; use the model's own tokenizer",
-        file.display()
-    )]
-    OutOfVocabulary {
-        /// The file of the token.
-        file: PathBuf,
-        /// The sample.
-        sample: usize,
-        /// The position in the sample's `seq_len + 1` tokens.
-        position: usize,
-        /// The id.
-        id: u32,
-        /// The vocabulary of the model.
-        vocab_size: usize,
+        /// Which token it is, and what there is instead.
+        reason: String,
     },
     /// The data does not fill one global batch.
     #[error(
@@ -163,10 +92,9 @@ pub enum DataError {
 
 impl DataError {
     /// Names the key whose paths lead to a file or folder that can not be used.
-    pub(crate) fn with_key(mut self, config: &DataConfig) -> DataError {
-        if let DataError::Read { key, file, .. } | DataError::InOutput { key, path: file, .. } = &mut self {
-            let leads = |paths: &[String]| paths.iter().any(|path| file.starts_with(path));
-            *key = if leads(&config.train) || !leads(&config.eval) { "data.train" } else { "data.eval" };
+    pub(crate) fn of_key(mut self, named: &'static str) -> DataError {
+        if let DataError::Read { key, .. } | DataError::InOutput { key, .. } = &mut self {
+            *key = named;
         }
         self
     }

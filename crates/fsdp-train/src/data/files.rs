@@ -14,6 +14,9 @@ use super::error::DataError;
 use crate::config::{DataConfig, Format};
 use crate::true_path::true_path;
 
+/// Names the paths that were given, before it is said which key gave them.
+const DATA: &str = "[data]";
+
 /// A data file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DataFile {
@@ -60,7 +63,7 @@ pub(super) fn find(
         let metadata = fs::metadata(path).map_err(|source| unreadable(path, source))?;
         if let Some((written, folder)) = written.folder_of(path) {
             let (path, folder) = (path.to_owned(), folder.to_owned());
-            return Err(DataError::InOutput { key: "[data]", path, written, folder });
+            return Err(DataError::InOutput { key: DATA, path, written, folder });
         }
         if metadata.is_dir() {
             walk(path, format, &written, &mut files)?;
@@ -139,5 +142,5 @@ fn is_of(path: &Path, format: Format) -> bool {
 
 /// The error for a file or folder of `[data]`.
 pub(super) fn unreadable(path: &Path, source: std::io::Error) -> DataError {
-    DataError::Read { key: "[data]", file: path.to_owned(), source }
+    DataError::Read { key: DATA, file: path.to_owned(), source }
 }

@@ -89,11 +89,14 @@ impl Text<'_> {
     ) -> Result<(), NotTokenized> {
         let path = &self.files[file].path;
         for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-            let line: Line = serde_json::from_str(line).map_err(|source| DataError::Jsonl {
-                file: path.clone(),
-                line: index + 1,
-                source,
-            })?;
+            let malformed = |fault| {
+                let line = index + 1;
+                let reason = format!(
+                    "line {line}: {fault}; every line must be an object with a string under \"text\""
+                );
+                DataError::Malformed { file: path.clone(), reason }
+            };
+            let line: Line = serde_json::from_str(line).map_err(malformed)?;
             image.push(file, &self.tokenizer.encode(&line.text, path)?)?;
         }
         Ok(())
@@ -112,9 +115,11 @@ fn and_file(key: Digest, file: &DataFile, bytes: &[u8]) -> Digest {
 }
 
 fn utf8(file: &DataFile, bytes: Vec<u8>) -> Result<String, DataError> {
-    String::from_utf8(bytes).map_err(|error| DataError::NotUtf8 {
-        file: file.path.clone(),
-        offset_bytes: error.utf8_error().valid_up_to(),
+    String::from_utf8(bytes).map_err(|error| {
+        let valid_bytes = error.utf8_error().valid_up_to();
+        let reason =
+            format!("it is not UTF-8 text (byte {valid_bytes}); convert it, or choose another data.format");
+        DataError::Malformed { file: file.path.clone(), reason }
     })
 }
 

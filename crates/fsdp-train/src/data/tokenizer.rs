@@ -71,7 +71,10 @@ impl Tokenizer {
     /// If the tokenizer fails.
     pub fn encode(&self, text: &str, file: &Path) -> Result<Vec<u32>, DataError> {
         let Some(vocabulary) = &self.vocabulary else { return Ok(text.bytes().map(u32::from).collect()) };
-        vocabulary.encode(text).map_err(|source| DataError::Encode { file: file.to_owned(), source })
+        vocabulary.encode(text).map_err(|fault| DataError::Malformed {
+            file: file.to_owned(),
+            reason: format!("it cannot be tokenized: {fault}"),
+        })
     }
 
     /// The id of a token; `key` names the setting in errors.
@@ -88,7 +91,12 @@ impl Tokenizer {
             (None, [byte]) => Some(u32::from(*byte)),
             (None, _) => None,
         };
-        let unknown = || DataError::UnknownToken { key, token: text.clone(), tokenizer: self.name.clone() };
-        id.ok_or_else(unknown)
+        id.ok_or_else(|| {
+            let tokenizer = &self.name;
+            let reason = format!(
+                "is \"{text}\", which tokenizer \"{tokenizer}\" does not have; give a token of it, or an id"
+            );
+            DataError::SpecialToken { key, reason }
+        })
     }
 }

@@ -14,6 +14,7 @@ impl TrainError {
         match self {
             TrainError::Config(ConfigError::Read { source, .. })
             | TrainError::Data(DataError::Read { source, .. })
+            | TrainError::Base { source, .. }
             | TrainError::Io { source, .. } => FailureKind::of_io(source),
             TrainError::Told { kind, .. } => *kind,
             TrainError::Checkpoint(source) => source.kind(),
@@ -30,14 +31,10 @@ impl TrainError {
             TrainError::Config(_)
             | TrainError::Data(_)
             | TrainError::Model(_)
-            | TrainError::Pattern { .. }
+            | TrainError::Misfit { .. }
             | TrainError::TiedDiffer { .. }
-            | TrainError::NothingToTrain
-            | TrainError::SequenceTooLong { .. }
             | TrainError::NotEnoughMemory(_)
             | TrainError::TooMuchToCompare { .. }
-            | TrainError::TooManyRanks { .. }
-            | TrainError::StepTooLong { .. }
             | TrainError::OutDirNotEmpty { .. }
             | TrainError::OutDirIsFile { .. }
             | TrainError::NewerCheckpoints { .. }
@@ -45,6 +42,9 @@ impl TrainError {
             | TrainError::NoCheckpoint { .. }
             | TrainError::OtherStep { .. }
             | TrainError::NoRunState { .. }
+            | TrainError::NoOptimizerState { .. }
+            | TrainError::NoStep { .. }
+            | TrainError::AtStep { .. }
             | TrainError::OtherRun { .. }
             | TrainError::Renamed { .. }
             | TrainError::Damaged { .. }

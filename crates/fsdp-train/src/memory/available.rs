@@ -4,7 +4,6 @@
 //! Pages of files that are only cached count as available, because the kernel gives them up before it refuses anything:
 //! a control group counts them as used. All is read from files that Linux has; what can not be read limits nothing.
 
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -18,25 +17,18 @@ pub struct Available {
 }
 
 /// What may limit memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Limit {
     /// The machine.
+    #[error("this machine")]
     Machine,
     /// A control group: a container, or a limit of a job.
+    #[error("the control group {}", .0.display())]
     ControlGroup(PathBuf),
     /// The address space of a process.
+    #[error("the limit on the address space (ulimit -v)")]
     AddressSpace,
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Limit::Machine => f.write_str("this machine"),
-            Limit::ControlGroup(path) => write!(f, "the control group {}", path.display()),
-            Limit::AddressSpace => f.write_str("the limit on the address space (ulimit -v)"),
-        }
-    }
 }
 
 impl Available {

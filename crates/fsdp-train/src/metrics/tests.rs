@@ -1,4 +1,14 @@
+use serde_json::json;
+
+use super::file::lines;
 use super::*;
+
+/// What is written into an empty file.
+fn written(write: impl FnOnce(&mut MetricsFile)) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    write(&mut MetricsFile::resume(dir.path(), 0).unwrap());
+    std::fs::read_to_string(dir.path().join(METRICS)).unwrap()
+}
 
 fn metrics(step: u64, utilization: Option<Utilization>) -> StepMetrics {
     StepMetrics {
@@ -16,11 +26,10 @@ fn metrics(step: u64, utilization: Option<Utilization>) -> StepMetrics {
 
 #[test]
 fn a_line_is_one_object_with_the_fixed_keys_in_order() {
-    let mut sink = Vec::new();
-    let mut writer = MetricsWriter::new(&mut sink);
-    writer.write(&metrics(1, None)).unwrap();
-    writer.write(&metrics(2, Some(Utilization { mfu: 0.5, mfu_6n: 0.25 }))).unwrap();
-    let text = String::from_utf8(sink).unwrap();
+    let text = written(|file| {
+        file.write(&metrics(1, None)).unwrap();
+        file.write(&metrics(2, Some(Utilization { mfu: 0.5, mfu_6n: 0.25 }))).unwrap();
+    });
     let common =
         r#""loss":5.5,"grad_norm":1.25,"lr":0.0003,"tokens":2048,"tokens_per_s":1000.5,"step_ms":2047.0"#;
     let expected = format!("{{\"step\":1,{common}}}\n{{\"step\":2,{common},\"mfu\":0.5,\"mfu_6n\":0.25}}\n");
@@ -41,12 +50,11 @@ fn census() -> Census {
 
 #[test]
 fn the_line_of_a_start_says_who_takes_part() {
-    let mut sink = Vec::new();
-    MetricsWriter::new(&mut sink).start(3, &census()).unwrap();
+    let text = written(|file| file.start(3, &census()).unwrap());
     let process = |first_rank: usize, host: &str| json!({ "host": host, "pid": 7, "device": "cpu", "cpu": "Z", "first_rank": first_rank, "ranks": 2 });
     let processes = [process(0, "n1"), process(2, "n2")];
-    let start = json!({ "after_step": 3, "ranks": 4, "transport": "TCP", "processes": processes });
-    let text = String::from_utf8(sink).unwrap();
+    let version = env!("CARGO_PKG_VERSION");
+    let start = json!({ "version": version, "after_step": 3, "ranks": 4, "transport": "TCP", "processes": processes });
     assert!(text.ends_with("}\n") && text.lines().count() == 1, "{text}");
     let line: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(line, json!({ "start": start }));
@@ -62,25 +70,22 @@ fn the_rank_that_waits_least_is_the_one_that_others_wait_for() {
     let expected =
         Waiting { wait_step: 4, wait_ms: 20.0, wait_ms_max: 30.0, wait_ms_min: 10.0, slowest_rank: 1 };
     assert_eq!(waiting, expected);
-    let mut sink = Vec::new();
-    MetricsWriter::new(&mut sink).write(&StepMetrics { waiting: Some(waiting), ..metrics(5, None) }).unwrap();
-    let text = String::from_utf8(sink).unwrap();
+    let text =
+        written(|file| file.write(&StepMetrics { waiting: Some(waiting), ..metrics(5, None) }).unwrap());
     let columns = r#""wait_step":4,"wait_ms":20.0,"wait_ms_max":30.0,"wait_ms_min":10.0,"slowest_rank":1}"#;
     assert!(text.trim_end().ends_with(columns), "{text}");
 }
 
 #[test]
 fn lines_of_starts_are_no_steps_and_go_with_the_steps_behind_them() {
-    let mut start = Vec::new();
-    MetricsWriter::new(&mut start).start(0, &census()).unwrap();
-    let start = String::from_utf8(start).unwrap();
+    let start = written(|file| file.start(0, &census()).unwrap());
     let text = [&start, &line(1), &line(2), &start, &line(3), &start].map(String::as_str).concat();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(METRICS);
     for (step, kept) in [(0, 0), (1, 2), (2, 3), (3, 5), (9, 5)] {
         std::fs::write(&path, &text).unwrap();
         assert_eq!(last_step(&path).unwrap(), Some(3));
-        drop(MetricsWriter::resume(&path, step).unwrap());
+        drop(MetricsFile::resume(dir.path(), step).unwrap());
         let expected: String = text.lines().take(kept).map(|line| format!("{line}\n")).collect();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), expected, "{step}");
     }
@@ -88,16 +93,15 @@ fn lines_of_starts_are_no_steps_and_go_with_the_steps_behind_them() {
 
 #[test]
 fn a_loss_that_is_not_finite_is_null() {
-    let mut sink = Vec::new();
-    MetricsWriter::new(&mut sink).write(&StepMetrics { loss: f64::NAN, ..metrics(1, None) }).unwrap();
-    assert!(String::from_utf8(sink).unwrap().contains("\"loss\":null"));
+    let text = written(|file| file.write(&StepMetrics { loss: f64::NAN, ..metrics(1, None) }).unwrap());
+    assert!(text.contains("\"loss\":null"));
 }
 
 #[test]
 fn every_line_is_in_the_file_as_soon_as_it_is_written() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("metrics.jsonl");
-    let mut writer = MetricsWriter::resume(&path, 0).unwrap();
+    let mut writer = MetricsFile::resume(folder.path(), 0).unwrap();
     for lines in 1..=3 {
         writer.write(&metrics(lines, None)).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count() as u64, lines);
@@ -120,7 +124,7 @@ fn resumed(before: &[u8], step: u64) -> Vec<u64> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(METRICS);
     std::fs::write(&path, before).unwrap();
-    MetricsWriter::resume(&path, step).unwrap().write(&metrics(step + 1, None)).unwrap();
+    MetricsFile::resume(dir.path(), step).unwrap().write(&metrics(step + 1, None)).unwrap();
     let text = std::fs::read(&path).unwrap();
     let steps: Vec<(u64, usize)> = lines(&text).collect();
     assert_eq!(steps.last().unwrap().1, text.len(), "every line is one of a step");
@@ -142,7 +146,7 @@ fn resuming_cuts_later_steps_and_incomplete_lines() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(METRICS);
     assert_eq!(last_step(&path).unwrap(), None);
-    drop(MetricsWriter::resume(&path, 3).unwrap());
+    drop(MetricsFile::resume(dir.path(), 3).unwrap());
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
     assert_eq!(last_step(&path).unwrap(), Some(0));
 }
@@ -164,6 +168,6 @@ fn what_is_no_file_is_neither_read_nor_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(METRICS);
     std::fs::create_dir(&path).unwrap();
-    let error = MetricsWriter::resume(&path, 1).unwrap_err().to_string();
+    let error = MetricsFile::resume(dir.path(), 1).err().unwrap().to_string();
     assert!(error.contains("not a regular file"), "{error}");
 }

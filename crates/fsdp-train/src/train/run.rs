@@ -16,12 +16,11 @@ use fsdp_nn::model::Architecture;
 
 use super::rank_run::RankRun;
 use super::{MODEL, MODEL_FILE, RunOptions};
-use crate::checkpoint::{Outcome, RunWarning, SaveFailure, SaveOptions, Saved, Start, not_heard};
+use crate::checkpoint::{Outcome, RunWarning, SaveFailure, SaveOptions, Saved, Source, Start, not_heard};
 use crate::error::TrainError;
-use crate::export::export_checkpoint;
+use crate::export::{Companions, export_checkpoint};
 use crate::job::Job;
-use crate::metrics::{Census, METRICS, StepMetrics, Waiting};
-use crate::metrics_file::MetricsFile;
+use crate::metrics::{Census, METRICS, MetricsFile, StepMetrics, Waiting};
 use crate::rank::{Evaluation, RankTrainer};
 use crate::rule::TrainBackend;
 use crate::told;
@@ -72,6 +71,8 @@ pub(super) struct Run<'a, A> {
     pub(super) assembly: &'a dyn Assembly,
     /// The files of the exported model.
     pub(super) plan: ExportPlan,
+    /// What is copied beside it, in the process of the first rank.
+    companions: Companions,
     log: Mutex<Log>,
 }
 
@@ -83,10 +84,10 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         start: &'a Start,
         saves: &'a Arc<SaveOptions>,
         assembly: &'a dyn Assembly,
-        (plan, export): (ExportPlan, Option<Export>),
+        (plan, export, companions): (ExportPlan, Option<Export>, Companions),
     ) -> Self {
         let log = Mutex::new(Log { export, ..Log::default() });
-        Self { job, options, start, saves, assembly, plan, log }
+        Self { job, options, start, saves, assembly, plan, companions, log }
     }
 
     /// Everything that one rank does. What fails is told to all.
@@ -98,7 +99,10 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
     fn live<M: TrainBackend>(&self, seat: Seat<M>) -> Result<RankResult, TrainError> {
         let observer = (self.options.observer)(seat.rank);
         let mut trainer = match &self.start.source {
-            Some(checkpoint) => RankTrainer::resume(self.job, seat, checkpoint)?,
+            Some(Source::Native(checkpoint)) => RankTrainer::resume(self.job, seat, checkpoint)?,
+            Some(Source::Foreign(checkpoint)) => {
+                RankTrainer::resume_foreign(self.job, seat, checkpoint, self.options.stop)?
+            }
             None => RankTrainer::new(self.job, seat)?,
         };
         // When all have answered, nothing that was given can be at fault; only then is an earlier run replaced.
@@ -225,18 +229,19 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
                 .collect::<Result<Vec<_>, _>>()
         });
         let committed = receipts.and_then(|receipts| Ok(export.commit(receipts.into_iter().flatten())?));
-        let config = self.out_dir().join(MODEL).join("config.json");
-        let text = self.options.config_json.as_deref();
-        let written = |()| text.map_or(Ok(()), |text| write_small(&config, text));
-        self.log().is_exported(committed.and_then(written))
+        let complete = committed.and_then(|()| self.complete_export());
+        self.log().is_exported(complete)
     }
 
     /// The checkpoint of the state after `done` steps, as far as the process of the first rank knows of one.
     pub(super) fn checkpoint_of(&self, done: u64) -> Option<PathBuf> {
         let saved =
             self.log().saved.as_ref().filter(|saved| saved.step == done).map(|saved| saved.path.clone());
-        let source = || self.start.source.as_ref().filter(|_| self.start.step == done);
-        saved.or_else(|| source().map(|source| source.dir().to_owned()))
+        let source = || match &self.start.source {
+            Some(Source::Native(source)) if self.start.step == done => Some(source.dir().to_owned()),
+            _ => None,
+        };
+        saved.or_else(source)
     }
 
     /// Exports the model to an object store, out of the checkpoint of its state; false if that failed. By the first rank:
@@ -245,10 +250,18 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         let model = self.out_dir().join(MODEL);
         // Why there is none has been noted.
         let Some(checkpoint) = self.checkpoint_of(done) else { return false };
-        let exported = export_checkpoint(&checkpoint, &model.join(MODEL_FILE));
+        let config = self.options.config_json.as_deref();
+        let exported = export_checkpoint(&checkpoint, &model.join(MODEL_FILE), self.job, config);
+        let complete = exported.and_then(|()| self.complete_export());
+        self.log().is_exported(complete)
+    }
+
+    /// Writes what belongs beside the weights.
+    fn complete_export(&self) -> Result<(), TrainError> {
+        let model = self.out_dir().join(MODEL);
+        self.companions.write(&model)?;
         let text = self.options.config_json.as_deref();
-        let written = |()| text.map_or(Ok(()), |text| write_small(&model.join("config.json"), text));
-        self.log().is_exported(exported.and_then(written))
+        text.map_or(Ok(()), |text| write_small(&model.join("config.json"), text))
     }
 
     /// The other ranks learn whether the model is exported; that may take longer than a collective may.

@@ -7,8 +7,8 @@ use fsdp_core::DType;
 use fsdp_core::comm::ReduceOp;
 use fsdp_core::plan::Plan;
 
-use super::snapshot::Kind;
 use super::{RankRun, Reference};
+use crate::held::Kind;
 use crate::job::Job;
 
 /// The largest distance of an element of the first gradient from the oracle's.

@@ -11,9 +11,10 @@ use super::closed_form::{expected_loading_traffic, expected_traffic};
 use super::coverage;
 use super::promise::Promise;
 use super::report::{Difference, MemoryLine, TrafficLine, WorldReport};
-use super::snapshot::{Kind, Pieces, Snapshot};
+use super::snapshot::{Pieces, Snapshot};
 use super::{RankRun, Reference};
 use crate::error::TrainError;
+use crate::held::Kind;
 use crate::job::Job;
 use crate::rule::TrainBackend;
 
@@ -24,13 +25,37 @@ pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
     ranks: &[RankRun],
     steps: u64,
 ) -> Result<WorldReport, TrainError> {
-    let plan = &job.plan;
-    let promise = Promise::of(plan, &job.config.train.optimizer, job.config.run.device);
-    let mut failures = disagreements(ranks);
-    failures.extend(gaps(job, reference, ranks));
-    let values = Values::of(&plan.spec, reference, ranks);
+    let (plan, spec) = (&job.plan, &job.plan.spec);
+    let promise = Promise::of(&job.config);
+    let statistics = M::rule(&job.config.train.optimizer, spec)?.phases();
+    let largest = |value: fn(&StepReport) -> f64| {
+        let pairs = ranks[0].reports.iter().zip(&reference.reports);
+        pairs.map(|(got, want)| (value(got) - value(want)).abs()).fold(0.0, f64::max)
+    };
+    let in_first = |wanted: fn(Kind) -> bool| {
+        difference(spec, &reference.first, ranks.iter().map(|run| &run.first), wanted)
+    };
+    let in_last = |wanted: fn(Kind) -> bool| {
+        difference(spec, &reference.last, ranks.iter().map(|run| &run.last), wanted)
+    };
+    let mut report = WorldReport {
+        world: plan.mesh.world(),
+        replicas: plan.mesh.replicas(),
+        shards: plan.mesh.shards(),
+        promise: promise.name(),
+        losses: ranks[0].reports.iter().map(|report| report.loss).collect(),
+        loss_difference: largest(|report| report.loss),
+        norm_difference: largest(|report| report.grad_norm),
+        params: in_last(|kind| kind == Kind::Param),
+        gradients: in_first(|kind| kind == Kind::Gradient),
+        states: in_last(|kind| matches!(kind, Kind::State(_))),
+        traffic: traffic_lines(job, ranks, steps, &statistics),
+        memory: memory_lines::<M, A>(job, ranks)?,
+        failures: disagreements(ranks),
+    };
+    let mut failures = gaps(job, reference, ranks);
     failures.extend(match promise {
-        Promise::Bits => values.other_bits(),
+        Promise::Bits => other_bits(&report),
         Promise::Bounds => bound::broken(job, reference, ranks),
     });
     if let (Some(got), Some(want)) = (ranks[0].reports.first(), reference.reports.first())
@@ -38,37 +63,28 @@ pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
     {
         failures.push(format!("the first loss is {}, not {}", got.loss, want.loss));
     }
-    let statistics = M::rule(&job.config.train.optimizer, &plan.spec)?.phases();
-    let traffic = traffic_lines(job, ranks, steps, &statistics);
-    for line in &traffic {
-        if (line.calls, line.bytes) != (line.expected_calls, line.expected_bytes) {
-            failures.push(format!(
-                "{}: {} calls of {} bytes, not {} of {}",
-                line.collective, line.calls, line.bytes, line.expected_calls, line.expected_bytes
-            ));
-        }
-    }
-    let memory = memory_lines::<M, A>(job, ranks)?;
-    for line in memory.iter().filter(|line| line.predicted_bytes != line.counted_bytes) {
+    failures.extend(unexpected_traffic(&report.traffic));
+    failures.extend(unpredicted_memory(&report.memory));
+    report.failures.extend(failures);
+    Ok(report)
+}
+
+/// Collectives that are not those of the closed form.
+fn unexpected_traffic(lines: &[TrafficLine]) -> impl Iterator<Item = String> {
+    let unexpected =
+        lines.iter().filter(|line| (line.calls, line.bytes) != (line.expected_calls, line.expected_bytes));
+    unexpected.map(|line| {
+        let TrafficLine { collective, calls, expected_calls, bytes, expected_bytes } = line;
+        format!("{collective}: {calls} calls of {bytes} bytes, not {expected_calls} of {expected_bytes}")
+    })
+}
+
+/// Memory that is not what the ledger predicts.
+fn unpredicted_memory(lines: &[MemoryLine]) -> impl Iterator<Item = String> {
+    lines.iter().filter(|line| line.predicted_bytes != line.counted_bytes).map(|line| {
         let MemoryLine { place, category, predicted_bytes, counted_bytes } = line;
         let of = if *place == "host" { "host " } else { "" };
-        failures.push(format!("{of}{category}: {counted_bytes} bytes counted, {predicted_bytes} predicted"));
-    }
-    let Values { loss_difference, norm_difference, params, gradients, states } = values;
-    Ok(WorldReport {
-        world: plan.mesh.world(),
-        replicas: plan.mesh.replicas(),
-        shards: plan.mesh.shards(),
-        promise: promise.label(),
-        losses: ranks[0].reports.iter().map(|report| report.loss).collect(),
-        loss_difference,
-        norm_difference,
-        params,
-        gradients,
-        states,
-        traffic,
-        memory,
-        failures,
+        format!("{of}{category}: {counted_bytes} bytes counted, {predicted_bytes} predicted")
     })
 }
 
@@ -97,47 +113,21 @@ fn gaps<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun]) -> Vec<String
     failures
 }
 
-/// The largest differences between the ranks and the oracle.
-struct Values {
-    loss_difference: f64,
-    norm_difference: f64,
-    params: Difference,
-    gradients: Difference,
-    states: Difference,
-}
-
-impl Values {
-    fn of(spec: &ModelSpec, reference: &Reference, ranks: &[RankRun]) -> Self {
-        let first = |run: &RankRun| run.first.clone();
-        let last = |run: &RankRun| run.last.clone();
-        let largest = |value: fn(&StepReport) -> f64| {
-            let pairs = ranks[0].reports.iter().zip(&reference.reports);
-            pairs.map(|(got, want)| (value(got) - value(want)).abs()).fold(0.0, f64::max)
-        };
-        Self {
-            loss_difference: largest(|report| report.loss),
-            norm_difference: largest(|report| report.grad_norm),
-            params: difference(spec, &reference.last, ranks, &last, |kind| kind == Kind::Param),
-            gradients: difference(spec, &reference.first, ranks, &first, |kind| kind == Kind::Gradient),
-            states: difference(spec, &reference.last, ranks, &last, |kind| matches!(kind, Kind::State(_))),
-        }
+/// What has not the oracle's bits.
+fn other_bits(report: &WorldReport) -> Vec<String> {
+    let values = [
+        ("parameters", &report.params),
+        ("gradients", &report.gradients),
+        ("optimizer state", &report.states),
+    ];
+    let differ = values.into_iter().filter(|(_, difference)| difference.differing > 0);
+    let mut failures: Vec<String> = differ
+        .map(|(what, difference)| format!("{} elements of {what} differ in bits", difference.differing))
+        .collect();
+    if report.loss_difference != 0.0 || report.norm_difference != 0.0 {
+        failures.push("losses or gradient norms differ in bits".into());
     }
-
-    /// What has not the oracle's bits.
-    fn other_bits(&self) -> Vec<String> {
-        let mut failures = Vec::new();
-        for (what, difference) in
-            [("parameters", &self.params), ("gradients", &self.gradients), ("optimizer state", &self.states)]
-        {
-            if difference.differing > 0 {
-                failures.push(format!("{} elements of {what} differ in bits", difference.differing));
-            }
-        }
-        if self.loss_difference != 0.0 || self.norm_difference != 0.0 {
-            failures.push("losses or gradient norms differ in bits".into());
-        }
-        failures
-    }
+    failures
 }
 
 /// What a rank needs more of after the last step than after the first. Buffers are compared, not the storage
@@ -157,16 +147,15 @@ fn growth(first: &Usage, last: &Usage) -> impl Iterator<Item = String> {
 }
 
 /// The largest difference of values of a kind; [`coverage`] says whether all of them were there to compare.
-fn difference(
+fn difference<'a>(
     spec: &ModelSpec,
     reference: &Snapshot,
-    ranks: &[RankRun],
-    pieces: &dyn Fn(&RankRun) -> Pieces,
-    wanted: impl Fn(Kind) -> bool,
+    ranks: impl Iterator<Item = &'a Pieces>,
+    wanted: fn(Kind) -> bool,
 ) -> Difference {
     let mut result = Difference::default();
-    for run in ranks {
-        for held in pieces(run).values.iter().filter(|held| wanted(held.kind)) {
+    for pieces in ranks {
+        for held in pieces.values.iter().filter(|held| wanted(held.kind)) {
             let whole = match held.kind {
                 Kind::Param => Some(&reference.params[held.param.0]),
                 Kind::Gradient => reference.gradients[held.param.0].as_ref(),

@@ -8,7 +8,8 @@
 use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_core::{Mesh, Rank};
 
-use super::snapshot::{Kind, Pieces, Snapshot};
+use super::snapshot::{Pieces, Snapshot};
+use crate::held::Kind;
 
 /// Values of one kind that a parameter has.
 pub(super) struct Expected {

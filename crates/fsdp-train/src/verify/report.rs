@@ -4,7 +4,6 @@ use fsdp_core::comm::Traffic;
 use fsdp_core::memory::{Bytes, Category, Usage};
 use serde::Serialize;
 
-use super::promise::Promise;
 use crate::job::Job;
 
 /// The largest difference of one kind of values between a sharded run and the oracle.
@@ -51,38 +50,38 @@ pub struct TrafficLine {
 }
 
 impl TrafficLine {
-    pub(super) fn of(got: Traffic, want: Traffic) -> Vec<Self> {
-        let line = |collective, got: (u64, u64), want: (u64, u64)| TrafficLine {
-            collective,
-            calls: got.0,
-            expected_calls: want.0,
-            bytes: got.1,
-            expected_bytes: want.1,
-        };
-        let mut lines = vec![
-            line(
-                "all-gather",
-                (got.all_gathers, got.all_gather_bytes),
-                (want.all_gathers, want.all_gather_bytes),
-            ),
-            line(
-                "reduce-scatter",
-                (got.reduce_scatters, got.reduce_scatter_bytes),
-                (want.reduce_scatters, want.reduce_scatter_bytes),
-            ),
-            line(
-                "all-reduce",
-                (got.all_reduces, got.all_reduce_bytes),
-                (want.all_reduces, want.all_reduce_bytes),
-            ),
-        ];
+    pub(super) fn of(mut got: Traffic, mut want: Traffic) -> Vec<Self> {
+        let both = counts(&mut got).into_iter().zip(counts(&mut want));
+        let lines = both.map(|((collective, got), (_, want))| {
+            let ([calls, bytes], [expected_calls, expected_bytes]) =
+                (got.map(|count| *count), want.map(|count| *count));
+            TrafficLine { collective, calls, expected_calls, bytes, expected_bytes }
+        });
         // Only weights from files are broadcast, and only to replicas.
-        if got.broadcasts + want.broadcasts > 0 {
-            let pair = |traffic: Traffic| (traffic.broadcasts, traffic.broadcast_bytes);
-            lines.push(line("broadcast", pair(got), pair(want)));
-        }
-        lines
+        lines.filter(|line| line.collective != BROADCAST || line.calls + line.expected_calls > 0).collect()
     }
+}
+
+const BROADCAST: &str = "broadcast";
+
+/// The collectives that are counted, by name: calls and bytes.
+pub(super) fn counts(traffic: &mut Traffic) -> [(&'static str, [&mut u64; 2]); 4] {
+    let Traffic {
+        all_gathers,
+        all_gather_bytes,
+        reduce_scatters,
+        reduce_scatter_bytes,
+        all_reduces,
+        all_reduce_bytes,
+        broadcasts,
+        broadcast_bytes,
+    } = traffic;
+    [
+        ("all-gather", [all_gathers, all_gather_bytes]),
+        ("reduce-scatter", [reduce_scatters, reduce_scatter_bytes]),
+        ("all-reduce", [all_reduces, all_reduce_bytes]),
+        (BROADCAST, [broadcasts, broadcast_bytes]),
+    ]
 }
 
 /// One world size.
@@ -172,25 +171,14 @@ impl MemoryLine {
     }
 
     fn of(place: &'static str, predicted: &Bytes, counted: &Bytes) -> Vec<Self> {
-        let line = |category: Category| MemoryLine {
+        let line = |category, predicted_bytes, counted_bytes| MemoryLine {
             place,
-            category: category.name(),
-            predicted_bytes: predicted.peak(category),
-            counted_bytes: counted.peak(category),
+            category,
+            predicted_bytes,
+            counted_bytes,
         };
-        let total = MemoryLine {
-            place,
-            category: "total",
-            predicted_bytes: predicted.total_peak_bytes,
-            counted_bytes: counted.total_peak_bytes,
-        };
-        Category::ALL.into_iter().map(line).chain([total]).collect()
-    }
-}
-
-impl Promise {
-    /// The name used in reports.
-    pub(super) const fn label(self) -> &'static str {
-        self.name()
+        let total = line("total", predicted.total_peak_bytes, counted.total_peak_bytes);
+        let of_category = |of: Category| line(of.name(), predicted.peak(of), counted.peak(of));
+        Category::ALL.into_iter().map(of_category).chain([total]).collect()
     }
 }

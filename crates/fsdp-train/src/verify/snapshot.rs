@@ -1,14 +1,14 @@
 //! Values of a whole model, and the pieces of it that one rank holds.
 
 use fsdp_core::engine::Engine;
-use fsdp_core::memory::{HostSliceMut, Slice};
+use fsdp_core::memory::HostSliceMut;
 use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_core::program::Program;
-use fsdp_core::update::Piece;
 use fsdp_core::{Memory, Queue};
 use fsdp_nn::model::Architecture;
 
 use crate::error::TrainError;
+use crate::held::{Kind, Run, runs};
 use crate::oracle::Oracle;
 use crate::rule::TrainBackend;
 
@@ -35,15 +35,6 @@ impl Snapshot {
     }
 }
 
-/// What a run of values is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    Param,
-    Gradient,
-    /// A state tensor, by its position among those of the update rule.
-    State(usize),
-}
-
 /// A run of values that one rank holds; of a gradient, the sum of micro-batch gradients, whatever was reduced.
 #[derive(Clone, Debug)]
 pub(super) struct Held {
@@ -62,58 +53,15 @@ pub(super) struct Pieces {
 
 impl Pieces {
     pub(super) fn of_rank<M: Memory, P: Program<M>>(engine: &Engine<M, P>) -> Result<Self, TrainError> {
-        let mut pieces = Pieces::default();
         let ranks = engine.plan().step.averaged_ranks as f64;
-        for unit in engine.plan().layout.unit_ids() {
-            let shards = engine.shards(unit);
-            for (segment, buffer) in shards.params.iter().enumerate() {
-                pieces.read(&**engine.memory(), Kind::Param, buffer, &shards.pieces[segment])?;
+        let read = |run: Run<'_, M::Buffer>| {
+            let mut values = vec![0.0; run.slice.len];
+            engine.memory().read(Queue::Compute, run.slice, HostSliceMut::F64(&mut values))?;
+            if run.kind == Kind::Gradient {
+                values.iter_mut().for_each(|value| *value *= ranks);
             }
-            for (segment, state) in shards.state.iter().enumerate() {
-                if let Some(gradient) = shards.gradients.get(segment) {
-                    let held = &shards.pieces[segment];
-                    let before = pieces.values.len();
-                    pieces.read(&**engine.memory(), Kind::Gradient, gradient, held)?;
-                    let read = pieces.values[before..].iter_mut().flat_map(|held| &mut held.values);
-                    read.for_each(|value| *value *= ranks);
-                }
-                let tensors = state.iter().zip(&shards.state_tensors[segment]);
-                for (state, (&buffer, tensor)) in tensors.enumerate() {
-                    for held in &tensor.pieces {
-                        let slice = Slice::new(buffer, held.offset, held.len);
-                        pieces.push(&**engine.memory(), Kind::State(state), held.param, held.first, slice)?;
-                    }
-                }
-            }
-        }
-        Ok(pieces)
-    }
-
-    fn read<M: Memory>(
-        &mut self,
-        memory: &M,
-        kind: Kind,
-        buffer: &M::Buffer,
-        held: &[Piece],
-    ) -> Result<(), TrainError> {
-        for piece in held {
-            let slice = Slice::new(buffer, piece.offset, piece.len);
-            self.push(memory, kind, piece.param, piece.param_offset, slice)?;
-        }
-        Ok(())
-    }
-
-    fn push<M: Memory>(
-        &mut self,
-        memory: &M,
-        kind: Kind,
-        param: ParamId,
-        first: usize,
-        slice: Slice<'_, M::Buffer>,
-    ) -> Result<(), TrainError> {
-        let mut values = vec![0.0; slice.len];
-        memory.read(Queue::Compute, slice, HostSliceMut::F64(&mut values))?;
-        self.values.push(Held { kind, param, first, values });
-        Ok(())
+            Ok(Held { kind: run.kind, param: run.param, first: run.first, values })
+        };
+        Ok(Pieces { values: runs(engine).map(read).collect::<Result<_, TrainError>>()? })
     }
 }

@@ -6,10 +6,10 @@ use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_nn::model::{Mlp, MlpConfig};
 use fsdp_nn::{HostMemory, HostOptions};
 
-use super::snapshot::Kind;
 use super::*;
 use crate::InitSource;
 use crate::config::Resolved;
+use crate::held::Kind;
 
 fn job(dir: &std::path::Path, reduce_op: &str) -> Job<Mlp> {
     let data = dir.join("tokens.bin");

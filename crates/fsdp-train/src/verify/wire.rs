@@ -7,7 +7,9 @@ use fsdp_core::memory::{Bytes, Category, Usage};
 use fsdp_core::model::ParamId;
 
 use super::RankRun;
-use super::snapshot::{Held, Kind, Pieces};
+use super::report::counts;
+use super::snapshot::{Held, Pieces};
+use crate::held::Kind;
 
 /// What was encoded, by the same program: ranks make sure of that before they begin.
 const SAME_PROGRAM: &str = "a rank of the same program has encoded it";
@@ -23,7 +25,7 @@ pub(super) fn encode(run: &RankRun) -> Vec<u8> {
     }
     to.pieces(run.first.values.iter().filter(|held| held.kind == Kind::Gradient));
     to.pieces(run.last.values.iter());
-    traffic_words(run.traffic).into_iter().for_each(|word| to.word(word));
+    counts(&mut { run.traffic }).into_iter().flat_map(|(_, counts)| counts).for_each(|count| to.word(*count));
     for usage in [&run.settled, &run.usage] {
         for bytes in [&usage.device, &usage.host] {
             bytes.live_bytes.iter().chain(&bytes.peak_bytes).for_each(|&bytes| to.number(bytes));
@@ -49,56 +51,11 @@ pub(super) fn decode(bytes: &[u8]) -> RankRun {
         stop: from.word() == 1,
     });
     let [first, last] = [(); 2].map(|()| Pieces { values: from.list(Reader::held) });
-    let traffic = traffic_of([(); 8].map(|()| from.word()));
+    let mut traffic = Traffic::default();
+    counts(&mut traffic).into_iter().flat_map(|(_, counts)| counts).for_each(|count| *count = from.word());
     let [settled, usage] = [(); 2].map(|()| from.usage());
     assert!(from.0.is_empty(), "{SAME_PROGRAM}");
     RankRun { reports, first, last, traffic, settled, usage }
-}
-
-fn traffic_words(traffic: Traffic) -> [u64; 8] {
-    let Traffic {
-        all_gathers,
-        all_gather_bytes,
-        reduce_scatters,
-        reduce_scatter_bytes,
-        all_reduces,
-        all_reduce_bytes,
-        broadcasts,
-        broadcast_bytes,
-    } = traffic;
-    [
-        all_gathers,
-        all_gather_bytes,
-        reduce_scatters,
-        reduce_scatter_bytes,
-        all_reduces,
-        all_reduce_bytes,
-        broadcasts,
-        broadcast_bytes,
-    ]
-}
-
-fn traffic_of(words: [u64; 8]) -> Traffic {
-    let [
-        all_gathers,
-        all_gather_bytes,
-        reduce_scatters,
-        reduce_scatter_bytes,
-        all_reduces,
-        all_reduce_bytes,
-        broadcasts,
-        broadcast_bytes,
-    ] = words;
-    Traffic {
-        all_gathers,
-        all_gather_bytes,
-        reduce_scatters,
-        reduce_scatter_bytes,
-        all_reduces,
-        all_reduce_bytes,
-        broadcasts,
-        broadcast_bytes,
-    }
 }
 
 struct Writer(Vec<u8>);
@@ -186,11 +143,14 @@ mod tests {
         let mut usage = Usage { allocations: 9, ..Usage::default() };
         usage.device.add(Category::OptimizerState, 11);
         usage.host.add(Category::HostStaging, 13);
+        let mut traffic = Traffic::default();
+        let words = counts(&mut traffic).into_iter().flat_map(|(_, counts)| counts);
+        words.zip(1..).for_each(|(word, number)| *word = number);
         let run = RankRun {
             reports: vec![report, StepReport { loss: 1.5, stop: true, ..report }],
             first: Pieces { values: vec![held(Kind::Param, &[1.0]), held(Kind::Gradient, &[nan, -0.0])] },
             last: Pieces { values: vec![held(Kind::State(2), &[f64::INFINITY]), held(Kind::Param, &[])] },
-            traffic: traffic_of([1, 2, 3, 4, 5, 6, 7, 8]),
+            traffic,
             settled: Usage::default(),
             usage,
         };

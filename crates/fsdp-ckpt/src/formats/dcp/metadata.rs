@@ -77,7 +77,7 @@ impl Metadata {
         for &(name, entry) in listed {
             let name = graph.str(name).ok_or_else(|| unexpected("the name of a tensor", "a text"))?;
             let kind = read_kind(graph, name, entry, &mut storage)?;
-            entries.push(Entry { name: name.to_owned(), path: paths.take(name), kind });
+            entries.push(Entry { name: name.to_owned(), path: paths.take(name)?, kind });
         }
         let mut notes = paths.notes();
         if !storage.items.is_empty() {
@@ -209,6 +209,8 @@ fn is_inside(offsets: &[u64], sizes: &[u64], shape: &[u64]) -> bool {
 struct Paths<'a> {
     graph: &'a Graph,
     by_name: HashMap<&'a str, NodeId>,
+    /// Whether the planner left places, which are then those of all names.
+    are_known: bool,
     flat_count: usize,
 }
 
@@ -216,16 +218,18 @@ impl<'a> Paths<'a> {
     fn read(graph: &'a Graph, root: NodeId) -> Paths<'a> {
         let pairs = graph.field(root, "planner_data").and_then(|id| graph.pairs(id)).unwrap_or_default();
         let by_name = pairs.iter().filter_map(|&(name, path)| Some((graph.str(name)?, path))).collect();
-        Paths { graph, by_name, flat_count: 0 }
+        Paths { graph, by_name, are_known: !pairs.is_empty(), flat_count: 0 }
     }
 
-    /// The path of a name; the name itself as the only step where nothing better is known.
-    fn take(&mut self, name: &str) -> Vec<Key> {
-        let path = self.by_name.remove(name).and_then(|path| self.path(path));
-        path.filter(|path| join(path) == name).unwrap_or_else(|| {
+    /// The path of a name; the name itself as the only step where the planner left no places.
+    fn take(&mut self, name: &str) -> Result<Vec<Key>, Fault> {
+        if !self.are_known {
             self.flat_count += 1;
-            vec![Key::Name(name.to_owned())]
-        })
+            return Ok(vec![Key::Name(name.to_owned())]);
+        }
+        let path = self.by_name.remove(name).and_then(|path| self.path(path));
+        let place = || format!("the place of `{name}` in its planner_data");
+        path.filter(|path| join(path) == name).ok_or_else(|| unexpected(place(), "the path of this name"))
     }
 
     fn path(&self, id: NodeId) -> Option<Vec<Key>> {

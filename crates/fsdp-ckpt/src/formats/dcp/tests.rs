@@ -226,6 +226,28 @@ fn every_form_of_properties_is_read() {
 }
 
 #[test]
+fn a_changed_byte_in_the_places_of_names_is_refused_or_changes_none() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/fsdp2/dcp").join(METADATA_FILE);
+    let kept = fs::read(fixture).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let read = |bytes: &[u8]| {
+        let path = dir.path().join(METADATA_FILE);
+        fs::write(&path, bytes).unwrap();
+        let metadata = parse(&path).ok().and_then(|graph| Metadata::read(&graph).ok())?;
+        Some(metadata.entries.into_iter().map(|entry| (entry.name, entry.path)).collect::<Vec<_>>())
+    };
+    let find = |text: &[u8]| kept.windows(text.len()).position(|window| window == text).unwrap();
+    let (start, end) = (find(b"planner_data") + b"planner_data".len(), find(b"storage_data"));
+    let expected = read(&kept);
+    for at in (start..end).step_by(3) {
+        let mut bytes = kept.clone();
+        bytes[at] ^= 1;
+        let found = read(&bytes);
+        assert!(found.is_none() || found == expected, "at byte {at} of {start}..{end}");
+    }
+}
+
+#[test]
 fn chunks_are_boxes_of_columns_too() {
     let (dir, mut listing, data) = directory();
     listing.tensors.remove("left");

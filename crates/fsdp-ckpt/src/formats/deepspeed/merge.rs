@@ -37,17 +37,18 @@ pub(super) fn merge(
         put(into, first, model_tensor(placed.name, placed.shape, dtype, placed.chunks))?;
     }
     add_frozen(first, models, into)?;
+    // Of a shared parameter the module has 16 bits, its other name all of them.
+    for (name, other) in &model.shared {
+        if let Some(tensor) = into.tensors.get(other).filter(|_| !into.tensors.contains_key(name)) {
+            let tensor = Tensor { path: vec![Key::Name(name.clone())], ..tensor.clone() };
+            into.tensors.insert(name.clone(), tensor);
+        }
+    }
     for (name, local) in &model.module {
         let is_buffer = model.buffer_names.contains(name);
         // From stage 3 on, what the module holds of parameters are placeholders.
         if is_buffer || (first.stage < 3 && !into.tensors.contains_key(name)) {
             put(into, first, local.to_tensor(vec![Key::Name(name.clone())], Role::Model))?;
-        }
-    }
-    for (name, other) in &model.shared {
-        if let Some(tensor) = into.tensors.get(other).filter(|_| !into.tensors.contains_key(name)) {
-            let tensor = Tensor { path: vec![Key::Name(name.clone())], ..tensor.clone() };
-            into.tensors.insert(name.clone(), tensor);
         }
     }
     add_optimizer(flats, model, &groups, into)

@@ -76,10 +76,13 @@ fn flat_state(
             let Some(StateItem::Tensor(tensor)) = item(rank, group, name) else {
                 return Err(not_in_rank(&label, &flats[0].path).in_file(&rank.path));
             };
-            if tensor.len() != flat.len || *dtype.get_or_insert(tensor.dtype) != tensor.dtype {
+            // Of the last rank, padding is cut from the weights and not from the states.
+            let padded = rank.paddings.get(group).and_then(|padding| flat.len.checked_add(*padding));
+            let is_as_long = tensor.len() == flat.len || Some(tensor.len()) == padded;
+            if !is_as_long || *dtype.get_or_insert(tensor.dtype) != tensor.dtype {
                 return Ok(Err(format!("{} keeps it in another length or type", rank.path.display())));
             }
-            state.push(rank.shard(&label, tensor)?);
+            state.push(Shard { len: flat.len, ..rank.shard(&label, tensor)? });
         }
         all.push(state);
     }

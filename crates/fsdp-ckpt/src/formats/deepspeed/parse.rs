@@ -27,6 +27,8 @@ pub(super) struct FlatStates {
     pub(super) world_size: usize,
     /// The flat copies of the weights, by group.
     pub(super) groups: Vec<LocalTensor>,
+    /// Elements of padding behind each flat copy that only the states of the optimizer have, where it says so.
+    pub(super) paddings: Vec<u64>,
     /// The state of the optimizer for each flat copy, by its number.
     pub(super) states: BTreeMap<u64, Vec<(String, StateItem)>>,
     /// Settings of the groups of parameters.
@@ -74,8 +76,9 @@ pub(super) fn flat_states(file: &RankFile) -> Result<FlatStates, Error> {
     let flat = root.get(groups).and_then(tensors);
     let flat = flat.ok_or_else(|| unexpected(&format!(".{groups}"), "a list of tensors"))?;
     let groups = flat.into_iter().map(|stored| LocalTensor::of(stored, file.source)).collect();
+    let paddings = value("group_paddings").as_ref().and_then(sizes).unwrap_or_default();
     let mut found =
-        FlatStates { path: file.path.clone(), stage, world_size, groups, ..FlatStates::default() };
+        FlatStates { path: file.path.clone(), stage, world_size, groups, paddings, ..FlatStates::default() };
     if let Some(base) = root.get(base) {
         fill_base(file, base, &mut found);
     }

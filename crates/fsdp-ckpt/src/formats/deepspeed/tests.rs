@@ -299,3 +299,23 @@ fn sixteen_bit_weights_are_read_only_where_there_is_no_copy() {
     assert_ne!(checkpoint.tensors["a"].shape, weight.shape);
     assert_eq!(checkpoint.tensors["alone"].shape, weight.shape);
 }
+
+#[test]
+fn padding_that_only_the_states_of_the_last_rank_have_is_cut() {
+    // 15 + 4 elements over 3 ranks: the last rank has 5 of padding, which DeepSpeed cuts from the weights alone.
+    let mut written = small(2);
+    let whole = merged(&written).unwrap();
+    let last = &mut written.flats[2];
+    last.paddings = vec![5, 0];
+    last.groups[0].shape[0] -= 5;
+    let checkpoint = merged(&written).unwrap();
+    assert!(checkpoint.notes.is_empty(), "{:?}", checkpoint.notes);
+    checkpoint.check_coverage().unwrap();
+    assert_eq!(checkpoint.tensors.keys().collect::<Vec<_>>(), whole.tensors.keys().collect::<Vec<_>>());
+    for (name, tensor) in &whole.tensors {
+        assert_eq!(read(&written, &checkpoint.tensors[name]), read(&written, tensor), "{name}");
+    }
+    // Any other length is another layout.
+    written.flats[2].paddings = vec![4, 0];
+    assert!(merged(&written).unwrap().notes[0].contains("is left out"));
+}

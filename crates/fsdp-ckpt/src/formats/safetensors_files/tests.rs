@@ -40,27 +40,50 @@ fn shards_of_real_ranks_cover_their_tensors() {
     }
 }
 
+/// A shard of rows of `w`, which has 3 columns.
+fn write_shard(dir: &Path, rank: usize, first_row: usize, rows: usize) {
+    let path = dir.join(format!("shard-{:05}-model-00001-of-00001.safetensors", rank + 1));
+    let info = format!(r#"{{"w":{{"saved_offsets":[{first_row},0],"more":1}}}}"#);
+    write(&path, &[("w", &[rows, 3])], Some(&info));
+}
+
+fn open_dir(dir: &Path) -> Result<Checkpoint, Error> {
+    open_files(dir, &Files::anywhere().list(dir).unwrap())
+}
+
 #[test]
-fn replicas_are_read_once_and_missing_ranks_are_noted() {
+fn shards_cover_every_tensor_once() {
     let dir = tempfile::tempdir().unwrap();
-    let info = r#"{"w":{"saved_offsets":[2,0],"more":1}}"#;
-    write(
-        &dir.path().join("shard-00001-model-00001-of-00001.safetensors"),
-        &[("w", &[2, 3])],
-        Some(r#"{"w":{"saved_offsets":[0,0]}}"#),
-    );
-    write(&dir.path().join("shard-00003-model-00001-of-00001.safetensors"), &[("w", &[1, 3])], Some(info));
-    write(&dir.path().join("shard-00004-model-00001-of-00001.safetensors"), &[("w", &[1, 3])], Some(info));
-    let checkpoint = open_files(dir.path(), &Files::anywhere().list(dir.path()).unwrap()).unwrap();
-    checkpoint.check_coverage().unwrap();
-    assert_eq!(checkpoint.tensors["w"].shape, [3, 3]);
-    assert_eq!(checkpoint.world_size, Some(4));
-    assert!(
-        checkpoint.notes.iter().any(|note| note == "there is no file of rank 1"),
-        "{:?}",
-        checkpoint.notes
-    );
-    assert!(checkpoint.notes.iter().any(|note| note.starts_with("1 shards")));
+    for rank in 0..3 {
+        write_shard(dir.path(), rank, 2 * rank, 2);
+    }
+    let whole = open_dir(dir.path()).unwrap();
+    whole.check_coverage().unwrap();
+    assert_eq!((whole.world_size, &whole.tensors["w"].shape[..]), (Some(3), &[6, 3][..]));
+    assert!(whole.limits[0].starts_with("missing files of the last ranks"), "{:?}", whole.limits);
+
+    let shard =
+        |rank: usize| dir.path().join(format!("shard-{:05}-model-00001-of-00001.safetensors", rank + 1));
+    for (from, over) in [(0, 1), (1, 2), (2, 0)] {
+        let kept = fs::read(shard(over)).unwrap();
+        fs::copy(shard(from), shard(over)).unwrap();
+        let copied = open_dir(dir.path()).unwrap_err().to_string();
+        assert!(copied.contains("the same piece of tensor `w`"), "{copied}");
+        fs::write(shard(over), kept).unwrap();
+    }
+    for lost in [0, 1] {
+        let kept = fs::read(shard(lost)).unwrap();
+        fs::remove_file(shard(lost)).unwrap();
+        let message = open_dir(dir.path()).unwrap_err().to_string();
+        let expected = format!("there is no file of rank {lost}, but there is one of rank 2");
+        assert!(message.contains(&expected), "{message}");
+        fs::write(shard(lost), kept).unwrap();
+    }
+    // Pieces that overlap, or leave a gap, are found where elements are counted.
+    write_shard(dir.path(), 1, 1, 2);
+    open_dir(dir.path()).unwrap().check_coverage().unwrap_err();
+    write_shard(dir.path(), 1, 3, 1);
+    open_dir(dir.path()).unwrap().check_coverage().unwrap_err();
 }
 
 #[test]

@@ -5,8 +5,10 @@ use proptest::prelude::*;
 use super::*;
 
 fn values() -> impl Strategy<Value = Value> {
-    let name = || "[a-z.]{0,8}";
-    let global = (name(), name()).prop_map(|(module, name)| Global { module, name });
+    const KNOWN: [(&str, &str); 3] =
+        [("torch", "Size"), ("torch", "float32"), ("collections", "OrderedDict")];
+    let global = prop::sample::select(&KNOWN[..])
+        .prop_map(|(module, name)| Global { module: module.into(), name: name.into() });
     let leaf = prop_oneof![
         Just(Value::None),
         any::<bool>().prop_map(Value::Bool),
@@ -16,6 +18,7 @@ fn values() -> impl Strategy<Value = Value> {
         any::<String>().prop_map(Value::Str),
         proptest::collection::vec(any::<u8>(), 0..12).prop_map(Value::Bytes),
         global.clone().prop_map(Value::Global),
+        ("[a-z.]{0,8}", "[A-Z]{1,8}").prop_map(|(module, name)| Value::Opaque(Global { module, name })),
     ];
     leaf.prop_recursive(4, 40, 5, move |inner| {
         let list = || proptest::collection::vec(inner.clone(), 0..5);
@@ -89,5 +92,13 @@ fn the_state_of_a_run_survives_as_a_value() {
     assert_eq!(Json::Object(value_to_run_state(&value).unwrap()).to_string(), text);
     for other in [Value::Int(1), Value::Dict(vec![(Value::Int(1), Value::None)]), Value::Float(f64::NAN)] {
         assert_eq!(value_to_run_state(&other), None);
+    }
+}
+
+#[test]
+fn names_that_a_manifest_could_smuggle_into_a_pickle_are_opaque() {
+    let system = Global { module: "os".into(), name: "system".into() };
+    for text in [r#"{"global":["os","system"]}"#, r#"{"object":[["os","system"],["true"]]}"#] {
+        assert_eq!(from_json(serde_json::from_str(text).unwrap()), Some(Value::Opaque(system.clone())));
     }
 }

@@ -11,7 +11,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 
 use super::connection::Connection;
 use super::gate::Gate;
-use super::shared::{Arrival, Shared};
+use super::shared::Shared;
 use crate::process::auth::AuthError;
 use crate::process::protocol::{ConnectionId, Event, Machine, Output, Request};
 
@@ -173,7 +173,7 @@ impl<M: Machine> Driver<M> {
 
     fn look_into_inbox(&mut self) {
         let inbox = self.shared.take();
-        for Arrival { proof } in inbox.arrivals {
+        for proof in inbox.arrivals {
             self.gate.iter_mut().for_each(Gate::examined);
             // Whoever is let in and then has no room in the tables of this process comes again.
             let _refused = proof.map(|stream| self.add(stream)).map_err(|error| self.stranger = Some(error));

@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use fsdp_core::FailureKind;
 
+use crate::assembly::join;
 use crate::process::auth::AuthError;
 use crate::process::message::Refusal;
+use crate::process::rendezvous::RendezvousError;
 
 /// Why a world has not begun.
 #[derive(Debug, thiserror::Error)]
@@ -16,7 +18,7 @@ pub enum JoinError {
     #[error(
         "process 0 has waited {} s for {}: look at what they say, or give them more time{}",
         waited.as_secs_f64(),
-        join(processes),
+        join(processes.iter().map(|index| format!("process {index}"))),
         stranger.as_ref().map(|error| format!("; of a connection that was refused: {error}")).unwrap_or_default()
     )]
     Missing {
@@ -38,13 +40,8 @@ pub enum JoinError {
         obstacle: Obstacle,
     },
     /// Nobody says where the leader is.
-    #[error("can not find out where process 0 listens: {source}")]
-    Rendezvous {
-        /// Why.
-        source: Box<dyn std::error::Error + Send + Sync>,
-        /// What it calls for.
-        kind: FailureKind,
-    },
+    #[error("can not find out where process 0 listens: {0}")]
+    Rendezvous(#[from] RendezvousError),
     /// The operating system failed.
     #[error("can not serve connections between processes: {0}")]
     Io(#[from] io::Error),
@@ -128,20 +125,8 @@ impl JoinError {
         match self {
             JoinError::Missing { .. } | JoinError::Random(_) => FailureKind::Temporary,
             JoinError::Follow { obstacle, .. } => obstacle.kind(),
-            JoinError::Rendezvous { kind, .. } => *kind,
+            JoinError::Rendezvous(error) => error.kind(),
             JoinError::Io(error) => FailureKind::of_io(error),
         }
     }
-}
-
-/// How many processes a message names.
-const NAMED_MAX: usize = 8;
-
-fn join(processes: &[usize]) -> String {
-    let mut names: Vec<String> =
-        processes.iter().take(NAMED_MAX).map(|index| format!("process {index}")).collect();
-    if processes.len() > NAMED_MAX {
-        names.push(format!("{} more", processes.len() - NAMED_MAX));
-    }
-    names.join(", ")
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use mio::net::TcpListener;
 
 use super::PURPOSE;
-use super::shared::{Arrival, Shared};
+use super::shared::Shared;
 use crate::process::auth::{Side, Token, authenticate_within};
 
 /// How long a proof may take.
@@ -66,7 +66,7 @@ impl Gate {
                 .set_nonblocking(false)
                 .map_err(Into::into)
                 .and_then(|()| authenticate_within(&stream, PROOF_MAX, &token, Side::Answerer, PURPOSE));
-            shared.arrive(Arrival { proof: proof.map(|()| stream) });
+            shared.arrive(proof.map(|()| stream));
         };
         // Without a thread the connection is closed, and whoever made it tries again.
         thread::Builder::new().name("fsdp-gate".to_owned()).stack_size(STACK_LEN).spawn(prove).is_ok()

@@ -12,6 +12,7 @@ use super::gate::{Gate, PROOF_MAX};
 use super::{ControlOptions, PURPOSE};
 use crate::process::auth::{Side, authenticate_within};
 use crate::process::protocol::{Event, Leader, Member};
+use crate::process::rendezvous::RendezvousError;
 use crate::process::world::Roster;
 
 /// How long one address may take to answer.
@@ -45,7 +46,7 @@ pub(super) fn lead(
 
 /// See [`Control::follow`](super::Control::follow).
 pub(super) fn follow(
-    leader: &dyn Fn() -> Result<Vec<SocketAddr>, JoinError>,
+    leader: &dyn Fn() -> Result<Vec<SocketAddr>, RendezvousError>,
     options: ControlOptions,
 ) -> Result<(Driver<Member>, Roster), JoinError> {
     let begin = Instant::now();

@@ -11,6 +11,7 @@ use mio::Waker;
 use crate::assembly::Board;
 use crate::flight::FlightRecorder;
 use crate::link::Alarm;
+use crate::monitor::lock;
 use crate::process::auth::AuthError;
 use crate::process::protocol::Request;
 use crate::process::world::{Failure, Verdict};
@@ -18,9 +19,7 @@ use crate::process::world::{Failure, Verdict};
 type Hook = Box<dyn FnOnce(&Verdict) + Send>;
 
 /// A connection that has tried to prove itself.
-pub(super) struct Arrival {
-    pub(super) proof: Result<TcpStream, AuthError>,
-}
+pub(super) type Arrival = Result<TcpStream, AuthError>;
 
 /// See the [module](self).
 pub(super) struct Shared {
@@ -70,8 +69,7 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change under the lock is complete before anything can panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn put(&self, put: impl FnOnce(&mut Inbox)) {

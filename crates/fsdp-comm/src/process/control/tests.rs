@@ -1,6 +1,6 @@
 //! Processes as threads of one test, over sockets of this machine.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
@@ -413,18 +413,18 @@ fn a_leader_serves_dozens_of_processes() {
 fn a_name_service_that_fails_for_a_moment_is_asked_again() {
     let (listener, address) = listener();
     let left = std::cell::Cell::new(3);
-    let find = |kind| {
+    let find = |kind: ErrorKind| {
         left.set(left.get() - 1);
         match left.get() {
             0 => Ok(vec![address]),
-            _ => Err(JoinError::Rendezvous { source: "it is away".into(), kind }),
+            _ => Err(RendezvousError::Io { action: "read", path: "store".into(), source: kind.into() }),
         }
     };
-    let wrong = Control::follow(&|| find(FailureKind::Input), options(1, 2));
-    assert!(matches!(wrong.err(), Some(JoinError::Rendezvous { kind: FailureKind::Input, .. })));
+    let wrong = Control::follow(&|| find(ErrorKind::NotFound), options(1, 2));
+    assert_eq!(wrong.err().map(|error| error.kind()), Some(FailureKind::Input));
     thread::scope(|scope| {
         let leader = scope.spawn(|| Control::lead(listener, options(0, 2)).unwrap());
-        let other = Control::follow(&|| find(FailureKind::Temporary), options(1, 2)).unwrap();
+        let other = Control::follow(&|| find(ErrorKind::TimedOut), options(1, 2)).unwrap();
         assert_eq!(left.get(), 0);
         leave(&[leader.join().unwrap(), other]);
     });

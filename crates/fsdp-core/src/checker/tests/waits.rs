@@ -7,7 +7,7 @@ fn rejects_waits_that_are_none() {
     let (built, schedule) = sample();
     let (gather, reshard) = (
         find(&schedule, |kind| matches!(kind, OpKind::AllGather { .. })),
-        find(&schedule, |kind| matches!(kind, OpKind::Reshard { .. })),
+        find(&schedule, |kind| matches!(kind, OpKind::Reshard(_))),
     );
     let count = schedule.ops.len();
     // A later operation, itself, one that does not exist, an earlier one of the same queue.
@@ -26,8 +26,8 @@ fn rejects_waits_that_are_none() {
 fn rejects_joins_that_are_none() {
     let (built, schedule) = sample();
     let gather = find(&schedule, |kind| matches!(kind, OpKind::AllGather { .. }));
-    let begin = find(&schedule, |kind| matches!(kind, OpKind::BeginMicroBatch { .. }));
-    let reshard = find(&schedule, |kind| matches!(kind, OpKind::Reshard { .. }));
+    let begin = find(&schedule, |kind| matches!(kind, OpKind::BeginMicroBatch(_)));
+    let reshard = find(&schedule, |kind| matches!(kind, OpKind::Reshard(_)));
     let last = schedule.ops.iter().rposition(|op| op.kind.is_collective()).unwrap();
     let count = schedule.ops.len();
     // No collective, a later one, one that does not exist, an earlier one that nothing puts before.

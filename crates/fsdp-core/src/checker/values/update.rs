@@ -9,8 +9,8 @@ use crate::wrap::UnitId;
 impl Values<'_> {
     /// The scalars of a step when all parts are in them.
     pub(super) fn scalars(&self, reduced: bool) -> Value {
-        let norms = if self.schedule.trains() { self.trained.clone() } else { BTreeSet::new() };
-        Value::Scalars { losses: self.schedule.rounds, norms, reduced }
+        let norms = if self.names.schedule.trains() { self.trained.clone() } else { BTreeSet::new() };
+        Value::Scalars { losses: self.names.schedule.rounds, norms, reduced }
     }
 
     /// The statistics of a phase when all parts are in them.
@@ -22,7 +22,7 @@ impl Values<'_> {
         self.count(at, op, [1, op.writes.len()])?;
         self.keep(at, op.reads[0], Value::NotFinite)?;
         for &id in &op.writes {
-            let (before, behind) = match self.schedule.buffer(id).role {
+            let (before, behind) = match self.names.schedule.buffer(id).role {
                 Role::Scalars => {
                     let norms = BTreeSet::new();
                     (Value::Nothing, Value::Scalars { losses: 0, norms, reduced: false })
@@ -84,7 +84,7 @@ impl Values<'_> {
         more: usize,
         updated: bool,
     ) -> Result<(), Violation> {
-        let own = &self.schedule.lasting.units[unit.0];
+        let own = &self.names.schedule.lasting.units[unit.0];
         let (segments, stride) = (own.gradient.len(), own.stride());
         let tensors = own.state.first().map_or(0, Vec::len);
         self.count(at, op, [segments + 1 + phases, segments * stride + more])?;

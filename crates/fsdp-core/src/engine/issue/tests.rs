@@ -96,7 +96,7 @@ fn assert_no_deadlock(schedule: &Schedule, seeds: &[u64; 3]) {
     let mut in_flight: Vec<BTreeSet<OpId>> = vec![BTreeSet::new(); seeds.len()];
     let mut issued_by: BTreeMap<OpId, usize> = BTreeMap::new();
     // Scalars and statistics block where they are issued, until all ranks are there.
-    let blocks = |kind: &OpKind| matches!(kind, OpKind::ReduceScalars | OpKind::ReduceStatistics { .. });
+    let blocks = |kind: &OpKind| matches!(kind, OpKind::ReduceScalars | OpKind::ReduceStatistics(_));
     let mut met: BTreeMap<OpId, BTreeSet<usize>> = BTreeMap::new();
     let mut next: Vec<Option<OpId>> = vec![None; seeds.len()];
     let mut left = seeds.len() * schedule.ops.len();

@@ -30,7 +30,8 @@ fn decl(role: Role, category: Category, dtype: DType, len: usize) -> BufferDecl 
     BufferDecl { role, category, dtype, len: Some(len), place: Place::Device, unit: None, segment: None }
 }
 
-/// Sets of buffers for partial sums, beyond the one that takes the gradient of a micro-batch.
+/// Sets of buffers for partial sums, beyond those where the first micro-batch's gradient lands (the sharded gradients, or the
+/// gradient slots).
 fn extra_sums(policy: &Policy, rounds: usize) -> usize {
     match policy.accumulation_order {
         AccumulationOrder::Tree => tree::accumulators(rounds) - 1,
@@ -109,7 +110,7 @@ impl Declared {
         if param != master {
             own.low = self.per_segment(compiler, unit, false, owned(Role::Low, shard, param));
         }
-        let gradient = owned(Role::Gradient, Category::ShardedGradient, policy.reduce_dtype);
+        let gradient = owned(Role::ShardedGradient, Category::ShardedGradient, policy.reduce_dtype);
         own.gradient = self.per_segment(compiler, unit, true, gradient);
         own.state = vec![Vec::new(); own.gradient.len()];
         for (tensor, &dtype) in compiler.rule.state.iter().enumerate() {
@@ -139,7 +140,7 @@ impl Declared {
                 |segment: &Segment| decl(role, Category::Accumulator, policy.reduce_dtype, len(segment));
             self.per_segment(compiler, unit, true, declare)
         };
-        sets.extend((0..sharded).map(|number| set(Role::Sum(number), Segment::shard_len)));
+        sets.extend((0..sharded).map(|number| set(Role::ShardedSum(number), Segment::shard_len)));
         let whole = (0..whole).map(|number| set(Role::WholeSum(number), Segment::unsharded_len)).collect();
         self.sums.push(sets);
         self.whole_sums.push(whole);

@@ -94,14 +94,14 @@ impl Build<'_> {
             let (slot, buffers) = self.gradient_slots.take(&mut self.declared, lens);
             Held { buffers, slot: Some(slot) }
         });
-        self.emit.push(OpKind::OpenGradient { unit }, Vec::new(), held.buffers.clone());
+        self.emit.push(OpKind::OpenGradient(unit), Vec::new(), held.buffers.clone());
         self.open.insert(unit, held);
     }
 
     /// What happens to the complete gradient of one micro-batch.
     pub(super) fn close_gradient(&mut self, unit: UnitId, round: usize) {
         let mut gradient = self.open.remove(&unit).expect("a gradient is opened before it is closed");
-        self.emit.push(OpKind::CloseGradient { unit }, Vec::new(), gradient.buffers.clone());
+        self.emit.push(OpKind::CloseGradient(unit), Vec::new(), gradient.buffers.clone());
         if self.adds().0 {
             let last = round + 1 == self.rounds;
             for Addition { into, from } in self.whole_sums[unit.0].push(gradient, last) {
@@ -120,8 +120,8 @@ impl Build<'_> {
         let reduce = self.compiler.policy.reduce_op;
         let (reads, writes) = (gradient.buffers.clone(), result.buffers.clone());
         self.emit.push(OpKind::ReduceScatter { unit, reduce }, reads, writes);
-        self.sum_up(round);
-        self.unsummed = Some(Reduction { unit, gradient, result });
+        self.finish_reduction(round);
+        self.pending_reduction = Some(Reduction { unit, gradient, result });
     }
 
     fn add(&mut self, unit: UnitId, queue: Queue, into: &Held, from: &Held) {
@@ -138,8 +138,8 @@ impl Build<'_> {
     }
 
     /// Adds up the unit whose reduction was issued before the present one.
-    pub(super) fn sum_up(&mut self, round: usize) {
-        let Some(Reduction { unit, gradient, result }) = self.unsummed.take() else { return };
+    pub(super) fn finish_reduction(&mut self, round: usize) {
+        let Some(Reduction { unit, gradient, result }) = self.pending_reduction.take() else { return };
         if let Some(slot) = gradient.slot {
             self.gradient_slots.give_back(slot);
         }
@@ -158,26 +158,26 @@ impl Build<'_> {
         if self.compiler.mesh.replicas() > 1 {
             let reduce = self.compiler.policy.reduce_op;
             self.emit.push(OpKind::AllReduceReplicas { unit, reduce }, Vec::new(), total.buffers.clone());
-            self.measure();
-            self.unmeasured = Some((unit, total));
+            self.emit_square_norm();
+            self.pending_norm = Some((unit, total));
             return;
         }
         // There is no sum over replicas to wait for.
-        self.unmeasured = Some((unit, total));
-        self.measure();
+        self.pending_norm = Some((unit, total));
+        self.emit_square_norm();
     }
 
     /// Measures the unit whose sum over replicas was issued before the present one, and sends it on its way to the
     /// host.
-    pub(super) fn measure(&mut self) {
-        let Some((unit, total)) = self.unmeasured.take() else { return };
+    pub(super) fn emit_square_norm(&mut self) {
+        let Some((unit, total)) = self.pending_norm.take() else { return };
         let scalars = vec![self.declared.lasting.scalars];
-        self.emit.push(OpKind::SquareNorm { unit }, total.buffers.clone(), scalars);
+        self.emit.push(OpKind::SquareNorm(unit), total.buffers.clone(), scalars);
         if self.compiler.policy.offload == Offload::None {
             return;
         }
         let home = self.declared.lasting.units[unit.0].gradient.clone();
-        self.emit.push(OpKind::Download { unit }, total.buffers, home);
+        self.emit.push(OpKind::Download(unit), total.buffers, home);
         if let Some(slot) = total.slot {
             self.reduced_slots.give_back(slot);
         }

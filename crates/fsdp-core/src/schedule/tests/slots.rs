@@ -39,7 +39,7 @@ proptest! {
             let is_round = |section: &&Section| section.kind == SectionKind::MicroBatch(Round(round));
             let section = step.sections.iter().find(is_round).unwrap();
             let ops = step.ops[section.start..section.end].iter();
-            ops.filter(|op| matches!(op.kind, OpKind::OpenGradient { .. })).map(|op| &op.writes).collect()
+            ops.filter(|op| matches!(op.kind, OpKind::OpenGradient(_))).map(|op| &op.writes).collect()
         };
         if built.policy.accumulation == Accumulation::Reduce {
             prop_assert!((0..step.rounds).all(|round| opens(round) == opens(0)));
@@ -83,15 +83,15 @@ fn overlaps(built: &Built, schedule: &Schedule) -> [Tally; 4] {
     for (index, op) in schedule.ops.iter().enumerate() {
         let unit = op.kind.unit();
         match op.kind {
-            OpKind::Reshard { unit } => drop(live[0].remove(&unit)),
+            OpKind::Reshard(unit) => drop(live[0].remove(&unit)),
             // What is added is given up.
             OpKind::Add { unit, queue: crate::Queue::Compute } if side_of(op.reads[0]) == Some(1) => {
                 live[1].remove(&unit);
             }
-            OpKind::Download { unit } => drop(live[3].remove(&unit)),
+            OpKind::Download(unit) => drop(live[3].remove(&unit)),
             OpKind::AllGather { .. }
-            | OpKind::OpenGradient { .. }
-            | OpKind::Upload { .. }
+            | OpKind::OpenGradient(_)
+            | OpKind::Upload(_)
             | OpKind::ReduceScatter { .. } => {
                 if let (Some(side), Some(unit)) = (op.writes.first().and_then(|&id| side_of(id)), unit) {
                     let lens = lens_of(&op.writes);

@@ -56,8 +56,8 @@ fn totals(schedule: &Schedule) -> Vec<Local> {
     for op in &schedule.ops {
         let take = |held: &mut BTreeMap<BufferId, Local>, id| held.remove(&id).expect("a gradient is there");
         match op.kind {
-            OpKind::BeginMicroBatch { round: now } => round = now.0,
-            OpKind::OpenGradient { .. } => {
+            OpKind::BeginMicroBatch(now) => round = now.0,
+            OpKind::OpenGradient(_) => {
                 held.extend(op.writes.iter().map(|&id| (id, Local::Round(round))));
             }
             OpKind::Add { .. } => {
@@ -78,7 +78,7 @@ fn totals(schedule: &Schedule) -> Vec<Local> {
                     held.insert(id, Local::OverReplicas(Box::new(sharded)));
                 }
             }
-            OpKind::Update { unit } => {
+            OpKind::Update(unit) => {
                 let gradients = schedule.lasting.units[unit.0].gradient.len();
                 totals.extend(op.reads[..gradients].iter().map(|id| held[id].clone()));
             }

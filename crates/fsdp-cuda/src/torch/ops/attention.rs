@@ -7,7 +7,8 @@ mod tests;
 use std::sync::{Mutex, PoisonError};
 
 use fsdp_core::memory::{Slice, SliceMut};
-use fsdp_nn::backend::{AttentionDims, Dropout};
+use fsdp_nn::backend::Operands;
+use fsdp_nn::op::{Attention, AttentionDims, Scores};
 use tch::{Device, Tensor};
 
 use self::composed::Composed;
@@ -33,20 +34,16 @@ enum Way {
     /// The same over keys and values repeated for every query head that reads them, where no kernel takes groups of
     /// queries: those for f32 do not.
     Repeated(CudaAttention),
-    /// Scores in memory, a bounded number at a time: for dropout, whose masks are ours, and for heads that the kernels
-    /// do not take.
+    /// Scores in memory, a bounded number at a time: for dropout, whose masks are ours, for capped scores, and for heads
+    /// that the kernels do not take.
     Composed,
 }
 
 impl Way {
     /// Forward and backward of the same operands go the same way: the choice depends on their shapes and dtype, the
     /// device, and settings of the process.
-    fn of(
-        dims: AttentionDims,
-        dropout: Option<Dropout<'_>>,
-        operands: [&Tensor; 3],
-    ) -> Result<Self, Failure> {
-        let way = if dropout.is_some() {
+    fn of(dims: AttentionDims, scores: Scores, operands: [&Tensor; 3]) -> Result<Self, Failure> {
+        let way = if scores != Scores::default() {
             Way::Composed
         } else if operands[0].device() == Device::Cpu {
             Way::Host
@@ -99,16 +96,39 @@ pub fn attention_kernels() -> Option<&'static str> {
 }
 
 impl<D: TorchStorage> Torch<D> {
-    pub(in crate::torch) fn aten_attention(
+    pub(in crate::torch) fn attention(
+        &self,
+        op: &Attention,
+        operands: Operands<'_, '_, D::Buffer>,
+    ) -> Result<(), Failure> {
+        let keys = operands.keys;
+        match op {
+            Attention::Rope { dims, inverse_frequencies, backward } => {
+                let ([], [qkv], _) = operands.split();
+                self.aten_rope(*dims, inverse_frequencies, qkv.slice, *backward)?;
+            }
+            Attention::Forward { dims, scores } => {
+                let ([qkv], [y, lse], _) = operands.split();
+                self.aten_attention(*dims, (*scores, keys), qkv, y.slice, lse.slice)?;
+            }
+            Attention::Backward { dims, scores } => {
+                let (reads, [dqkv], _) = operands.split();
+                self.aten_attention_backward(*dims, (*scores, keys), reads, dqkv.slice)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn aten_attention(
         &self,
         dims: AttentionDims,
-        dropout: Option<Dropout<'_>>,
+        (scores, keys): (Scores, &[u64]),
         qkv: In<'_, D>,
         y: Out<'_, D>,
         lse: Out<'_, D>,
     ) -> Result<(), Failure> {
         let [q, k, v] = heads(dims, &*self.view(qkv, &packed(dims))?)?;
-        let way = Way::of(dims, dropout, [&q, &k, &v])?;
+        let way = Way::of(dims, scores, [&q, &k, &v])?;
         let y = self.view_mut(y, &rows(dims))?;
         let mut y = y.f_transpose(1, 2)?;
         let mut lse = self.view_mut(lse, &[dims.batch, dims.heads, dims.seq].map(int))?;
@@ -131,20 +151,22 @@ impl<D: TorchStorage> Torch<D> {
                 let [k, v] = [repeated(dims, &k)?, repeated(dims, &v)?];
                 ffi::attention(which, [&q, &k, &v], &mut y, &mut lse)?;
             }
-            Way::Composed => Composed::new(self, dims, dropout).forward([&q, &k, &v], [&y, &lse])?,
+            Way::Composed => Composed::new(self, dims, scores.dropout(keys))
+                .capped(scores.softcap)
+                .forward([&q, &k, &v], [&y, &lse])?,
         }
         Ok(())
     }
 
-    pub(in crate::torch) fn aten_attention_backward(
+    fn aten_attention_backward(
         &self,
         dims: AttentionDims,
-        dropout: Option<Dropout<'_>>,
+        (scores, keys): (Scores, &[u64]),
         [qkv, y, lse, dy]: [In<'_, D>; 4],
         dqkv: Out<'_, D>,
     ) -> Result<(), Failure> {
         let [q, k, v] = heads(dims, &*self.view(qkv, &packed(dims))?)?;
-        let way = Way::of(dims, dropout, [&q, &k, &v])?;
+        let way = Way::of(dims, scores, [&q, &k, &v])?;
         let mut dqkv = self.view_mut(dqkv, &packed(dims))?;
         let [y, dy] =
             [self.view(y, &rows(dims))?.f_transpose(1, 2)?, self.view(dy, &rows(dims))?.f_transpose(1, 2)?];
@@ -174,7 +196,7 @@ impl<D: TorchStorage> Torch<D> {
             }
             Way::Composed => {
                 let [for_q, for_k, for_v] = heads(dims, &dqkv)?;
-                Composed::new(self, dims, dropout).backward(
+                Composed::new(self, dims, scores.dropout(keys)).capped(scores.softcap).backward(
                     [&q, &k, &v],
                     [&y, &lse, &dy],
                     [&for_q, &for_k, &for_v],

@@ -1,12 +1,12 @@
 //! The map to logits and its cross-entropy, chunk by chunk: logits of one chunk of rows exist at a time.
 
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
-use fsdp_nn::backend::{HeadDims, IGNORED_TARGET, Operands, Outcome, Write};
-use fsdp_nn::op::Op;
+use fsdp_nn::backend::{Operands, Outcome, Write};
+use fsdp_nn::op::{Head, HeadDims, IGNORED_TARGET, LogitsDims, Op};
 use tch::{Kind, Tensor};
 
 use super::int;
-use super::products::product;
+use super::linear::product;
 use crate::torch::error::{Done, Failure};
 use crate::torch::memory::{Target, Torch, kind};
 use crate::torch::storage::TorchStorage;
@@ -15,22 +15,22 @@ type In<'a, D> = Slice<'a, <D as fsdp_core::Memory>::Buffer>;
 type Out<'a, D> = SliceMut<'a, <D as fsdp_core::Memory>::Buffer>;
 
 /// What a call of the head reads, and its scratch.
-pub(in crate::torch) struct HeadCall<'a, D: TorchStorage> {
-    pub(in crate::torch) dims: HeadDims,
-    pub(in crate::torch) x: In<'a, D>,
-    pub(in crate::torch) weight: In<'a, D>,
-    pub(in crate::torch) targets: In<'a, D>,
-    pub(in crate::torch) losses: Out<'a, D>,
-    pub(in crate::torch) logits: Out<'a, D>,
+struct HeadCall<'a, D: TorchStorage> {
+    dims: HeadDims,
+    x: In<'a, D>,
+    weight: In<'a, D>,
+    targets: In<'a, D>,
+    losses: Out<'a, D>,
+    logits: Out<'a, D>,
 }
 
 /// Where the gradients of the head go.
-pub(in crate::torch) struct HeadGradients<'a, D: TorchStorage> {
+struct HeadGradients<'a, D: TorchStorage> {
     /// Scratch for the gradient of a chunk's logits in the dtype that the products take, when it is not the one of the
     /// logits. Only our kernel fills it.
-    pub(in crate::torch) dlogits: Option<Out<'a, D>>,
-    pub(in crate::torch) dx: Out<'a, D>,
-    pub(in crate::torch) dweight: Option<Write<'a, D::Buffer>>,
+    dlogits: Option<Out<'a, D>>,
+    dx: Out<'a, D>,
+    dweight: Option<Write<'a, D::Buffer>>,
 }
 
 /// A part of a writable range.
@@ -40,6 +40,34 @@ fn part<'a, B: Buffer>(slice: &'a mut SliceMut<'_, B>, start: usize, len: usize)
 }
 
 impl<D: TorchStorage> Torch<D> {
+    pub(in crate::torch) fn head(
+        &self,
+        op: &Head,
+        operands: Operands<'_, '_, D::Buffer>,
+    ) -> Result<Outcome, Failure> {
+        match *op {
+            Head::Loss { dims } => {
+                let ([x, weight, targets], [losses, logits], _) = operands.split();
+                let (losses, logits) = (losses.slice, logits.slice);
+                self.chunked_head(HeadCall { dims, x, weight, targets, losses, logits }, None)?;
+            }
+            Head::LossBackward { dims, weight: trains, .. } => {
+                let ([x, weight, targets], [losses, logits, dx], mut more) = operands.split();
+                let (losses, logits, dx) = (losses.slice, logits.slice, dx.slice);
+                let dweight = if trains { more.next() } else { None };
+                let gradients = HeadGradients { dlogits: more.next().map(|write| write.slice), dx, dweight };
+                self.chunked_head(HeadCall { dims, x, weight, targets, losses, logits }, Some(gradients))?;
+            }
+            Head::Logits { dims } => {
+                let ([x, weight], [logits], _) = operands.split();
+                self.all_logits(dims, x, weight, logits.slice)?;
+            }
+            // Only what computes their logits asks for these, of the memory below.
+            Head::CrossEntropy { .. } | Head::CrossEntropyBackward { .. } => return Ok(Outcome::Unsupported),
+        }
+        Ok(Outcome::Done)
+    }
+
     /// The first rows of `x` times the weight, in the type of arithmetic.
     fn chunk_logits(
         &self,
@@ -54,7 +82,7 @@ impl<D: TorchStorage> Torch<D> {
         product(&x, &weight.f_tr()?, Target { slot, accumulate: false })
     }
 
-    pub(in crate::torch) fn all_logits(
+    fn all_logits(
         &self,
         dims: HeadDims,
         x: In<'_, D>,
@@ -62,11 +90,16 @@ impl<D: TorchStorage> Torch<D> {
         mut logits: Out<'_, D>,
     ) -> Result<(), Failure> {
         let len = dims.rows * dims.vocab;
-        self.chunk_logits(dims, x, weight, part(&mut logits, 0, len))
+        self.chunk_logits(dims, x, weight, part(&mut logits, 0, len))?;
+        if let Some(cap) = dims.softcap {
+            let mut logits = self.view_mut(part(&mut logits, 0, len), &[int(len)])?;
+            logits.f_mul_scalar_(1.0 / cap)?.f_tanh_()?.f_mul_scalar_(cap).done()?;
+        }
+        Ok(())
     }
 
     /// The losses, and the gradients if asked for.
-    pub(in crate::torch) fn chunked_head(
+    fn chunked_head(
         &self,
         mut call: HeadCall<'_, D>,
         mut gradients: Option<HeadGradients<'_, D>>,
@@ -81,7 +114,7 @@ impl<D: TorchStorage> Torch<D> {
             self.chunk_logits(dims, x, call.weight, logits.reborrow())?;
             let losses = part(&mut call.losses, start, rows);
             let Some(HeadGradients { dlogits, dx, dweight }) = &mut gradients else {
-                self.losses(dims.vocab, logits, targets, losses)?;
+                self.losses(dims.logits(rows), logits, targets, losses)?;
                 continue;
             };
             let mut dlogits = match dlogits {
@@ -89,7 +122,7 @@ impl<D: TorchStorage> Torch<D> {
                 _ => None,
             };
             let rounded = dlogits.as_mut().map(SliceMut::reborrow);
-            self.losses_backward(dims.vocab, logits.reborrow(), targets, losses, rounded)?;
+            self.losses_backward(dims.logits(rows), logits.reborrow(), targets, losses, rounded)?;
             let dlogits = dlogits.as_ref().unwrap_or(&logits).as_slice();
             let dx = part(dx, start * dims.hidden, rows * dims.hidden);
             self.head_gradients(dims, dlogits, x, call.weight, dx, dweight.as_mut())?;
@@ -100,30 +133,31 @@ impl<D: TorchStorage> Torch<D> {
     /// The losses of a chunk; its logits may be overwritten.
     fn losses(
         &self,
-        vocab: usize,
+        dims: LogitsDims,
         logits: Out<'_, D>,
         targets: In<'_, D>,
         mut losses: Out<'_, D>,
     ) -> Result<(), Failure> {
-        let op = Op::CrossEntropy { rows: targets.len, vocab };
+        let op = Op::Head(Head::CrossEntropy { dims });
         let reads = &[logits.as_slice(), targets];
         let writes = &mut [Write::over(losses.reborrow())];
         if self.by_own_kernels(&op, Operands { reads, writes, keys: &[] })? == Outcome::Done {
             return Ok(());
         }
-        self.aten_cross_entropy(vocab, logits, targets, losses, false)
+        self.aten_cross_entropy(dims, logits, targets, losses, false)
     }
 
     /// The losses of a chunk, and their gradients: in `dlogits`, or where the logits were if there is no such place.
     fn losses_backward(
         &self,
-        vocab: usize,
+        dims: LogitsDims,
         logits: Out<'_, D>,
         targets: In<'_, D>,
         losses: Out<'_, D>,
         dlogits: Option<Out<'_, D>>,
     ) -> Result<(), Failure> {
-        let op = Op::CrossEntropyBackward { rows: targets.len, vocab, rounds: dlogits.is_some() };
+        let rounds = dlogits.is_some();
+        let op = Op::Head(Head::CrossEntropyBackward { dims, rounds });
         let mut writes: Vec<_> = [logits, losses].into_iter().chain(dlogits).map(Write::over).collect();
         let operands = Operands { reads: &[targets], writes: &mut writes, keys: &[] };
         if self.by_own_kernels(&op, operands)? == Outcome::Done {
@@ -131,19 +165,27 @@ impl<D: TorchStorage> Torch<D> {
         }
         let mut writes = writes.into_iter().map(|write| write.slice);
         let (Some(logits), Some(losses)) = (writes.next(), writes.next()) else { return Ok(()) };
-        self.aten_cross_entropy(vocab, logits, targets, losses, true)
+        self.aten_cross_entropy(dims, logits, targets, losses, true)
     }
 
     fn aten_cross_entropy(
         &self,
-        vocab: usize,
+        dims: LogitsDims,
         logits: Out<'_, D>,
         targets: In<'_, D>,
         losses: Out<'_, D>,
         with_gradient: bool,
     ) -> Result<(), Failure> {
-        let rows = int(targets.len);
-        let mut logits = self.view_mut(logits, &[rows, int(vocab)])?;
+        let rows = int(dims.rows);
+        let mut logits = self.view_mut(logits, &[rows, int(dims.vocab)])?;
+        let mut slopes = None;
+        if let Some(cap) = dims.softcap {
+            logits.f_mul_scalar_(1.0 / cap)?.f_tanh_().done()?;
+            if with_gradient {
+                slopes = Some(logits.f_square()?.f_neg()?.f_add_scalar(1.0)?);
+            }
+            logits.f_mul_scalar_(cap).done()?;
+        }
         let targets = self.view(targets, &[rows, 1])?.f_to_kind(Kind::Int64)?;
         let ignored = targets.f_eq(i64::from(IGNORED_TARGET as i32))?;
         let classes = targets.f_clamp_min(0)?;
@@ -156,6 +198,9 @@ impl<D: TorchStorage> Torch<D> {
             logits.f_exp_().done()?;
             let minus_one = Tensor::f_full([rows, 1], -1.0, (logits.f_kind()?, logits.device()))?;
             logits.f_scatter_add_(1, &classes, &minus_one).done()?;
+            if let Some(slopes) = slopes {
+                logits.f_mul_(&slopes).done()?;
+            }
             logits.f_masked_fill_(&ignored, 0.0).done()?;
         }
         Ok(())

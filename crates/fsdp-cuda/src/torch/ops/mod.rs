@@ -1,16 +1,16 @@
-//! Operations composed of ATen's. Lengths were checked before.
+//! Operations composed of ATen's, a file for each family. Lengths were checked before.
 
+mod activation;
 mod attention;
-mod embedding;
 mod head;
+mod linear;
+mod lookup;
 mod norm;
 mod pointwise;
-mod products;
 mod rope;
 mod sums;
 
 pub use attention::attention_kernels;
-pub(super) use head::{HeadCall, HeadGradients};
 pub(super) use sums::BLOCK;
 
 /// A size or stride as libtorch takes it.

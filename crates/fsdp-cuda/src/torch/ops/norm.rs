@@ -1,7 +1,8 @@
 //! Norms over rows, in the type of arithmetic; statistics are kept in it.
 
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
-use fsdp_nn::backend::Write;
+use fsdp_nn::backend::{Operands, Write};
+use fsdp_nn::op::Norm;
 use tch::Tensor;
 
 use super::int;
@@ -13,6 +14,36 @@ type In<'a, D> = Slice<'a, <D as fsdp_core::Memory>::Buffer>;
 type Out<'a, D> = SliceMut<'a, <D as fsdp_core::Memory>::Buffer>;
 
 impl<D: TorchStorage> Torch<D> {
+    pub(in crate::torch) fn norm(
+        &self,
+        op: &Norm,
+        operands: Operands<'_, '_, D::Buffer>,
+    ) -> Result<(), Failure> {
+        match *op {
+            Norm::Rms { width, eps, .. } => {
+                let ([x, weight], [y, rstd], _) = operands.split();
+                self.aten_rms_norm(width, eps, x, weight, y.slice, rstd.slice)?;
+            }
+            Norm::RmsBackward { width, .. } => {
+                let (reads, [dx], mut more) = operands.split();
+                self.aten_rms_norm_backward(width, reads, dx, more.next())?;
+            }
+            Norm::Layer { width, eps, .. } => {
+                let (reads, [y, stats], _) = operands.split();
+                self.aten_layer_norm(width, eps, reads, y.slice, stats.slice)?;
+            }
+            Norm::LayerBackwardInput { width, .. } => {
+                let (reads, [dx], _) = operands.split();
+                self.aten_layer_norm_backward_input(width, reads, dx)?;
+            }
+            Norm::LayerBackwardWeight { width, .. } => {
+                let (reads, [dweight], _) = operands.split();
+                self.aten_layer_norm_backward_weight(width, reads, dweight)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Rows of `width`, in the type of arithmetic.
     fn rows(&self, width: usize, slice: In<'_, D>) -> Result<Tensor, Failure> {
         let kind = arithmetic(slice.buffer.dtype())?;
@@ -30,7 +61,7 @@ impl<D: TorchStorage> Torch<D> {
         Ok([stats.f_narrow(1, 0, 1)?, stats.f_narrow(1, 1, 1)?])
     }
 
-    pub(in crate::torch) fn aten_rms_norm(
+    fn aten_rms_norm(
         &self,
         width: usize,
         eps: f64,
@@ -47,7 +78,7 @@ impl<D: TorchStorage> Torch<D> {
         self.write_rows(width, Write::over(y), &x.f_mul(&scale)?.f_mul(&weight)?)
     }
 
-    pub(in crate::torch) fn aten_rms_norm_backward(
+    fn aten_rms_norm_backward(
         &self,
         width: usize,
         [x, weight, rstd, dy]: [In<'_, D>; 4],
@@ -66,7 +97,7 @@ impl<D: TorchStorage> Torch<D> {
         self.target(dweight, &[int(width)])?.put(&sums)
     }
 
-    pub(in crate::torch) fn aten_layer_norm(
+    fn aten_layer_norm(
         &self,
         width: usize,
         eps: f64,
@@ -87,7 +118,7 @@ impl<D: TorchStorage> Torch<D> {
         self.write_rows(width, Write::over(y), &normal)
     }
 
-    pub(in crate::torch) fn aten_layer_norm_backward_input(
+    fn aten_layer_norm_backward_input(
         &self,
         width: usize,
         [x, weight, stats, dy]: [In<'_, D>; 4],
@@ -102,7 +133,7 @@ impl<D: TorchStorage> Torch<D> {
         self.write_rows(width, dx, &gradient)
     }
 
-    pub(in crate::torch) fn aten_layer_norm_backward_weight(
+    fn aten_layer_norm_backward_weight(
         &self,
         width: usize,
         [x, stats, dy]: [In<'_, D>; 3],

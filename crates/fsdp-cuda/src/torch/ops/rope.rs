@@ -10,7 +10,7 @@ use crate::torch::memory::{Torch, arithmetic};
 use crate::torch::storage::TorchStorage;
 
 impl<D: TorchStorage> Torch<D> {
-    pub(in crate::torch) fn aten_rope(
+    pub(super) fn aten_rope(
         &self,
         dims: AttentionDims,
         inverse_frequencies: &[f32],

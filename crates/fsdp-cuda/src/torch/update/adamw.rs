@@ -2,7 +2,7 @@
 //! the last place on processors, now and then.
 
 use fsdp_core::memory::Buffer;
-use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
+use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::update::{AdamW, AdamWFactors};
 use tch::{Kind, Tensor};
@@ -16,10 +16,6 @@ impl<D: TorchStorage> UpdateRule<Torch<D>> for AdamW
 where
     AdamW: UpdateRule<D>,
 {
-    fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
-        UpdateRule::<D>::state(self, pieces, shard_len, dtype)
-    }
-
     fn update(
         &mut self,
         memory: &Torch<D>,
@@ -42,7 +38,7 @@ where
 fn step(factors: AdamWFactors, mut block: Block<'_>) -> Result<(), Failure> {
     let AdamWFactors { keep, weight, by_end, beta2, square, root_correction, eps, step_size } = factors;
     let gradient = &block.gradient;
-    let [mean, squares] = &block.state[..] else { return Err(block.wrong_state(2)) };
+    let [mean, squares] = &block.state[..] else { block.wrong_state(2) };
 
     let rest = f64::from(1.0 - weight as f32);
     let away = gradient.f_sub(mean)?;

@@ -46,7 +46,7 @@ impl Block<'_> {
     }
 
     /// There is another number of state tensors than the rule declared.
-    pub(super) fn wrong_state(&self, declared: usize) -> Failure {
+    pub(super) fn wrong_state(&self, declared: usize) -> ! {
         panic!("{} state tensors where the rule declared {declared}", self.state.len())
     }
 }

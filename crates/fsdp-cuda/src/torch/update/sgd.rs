@@ -1,7 +1,7 @@
 //! Stochastic gradient descent.
 
-use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
-use fsdp_core::{DType, Error, Queue};
+use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
+use fsdp_core::{Error, Queue};
 use fsdp_nn::update::Sgd;
 
 use super::blocks::{Block, each_block};
@@ -13,10 +13,6 @@ impl<D: TorchStorage> UpdateRule<Torch<D>> for Sgd
 where
     Sgd: UpdateRule<D>,
 {
-    fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
-        UpdateRule::<D>::state(self, pieces, shard_len, dtype)
-    }
-
     fn update(
         &mut self,
         memory: &Torch<D>,
@@ -42,7 +38,7 @@ fn step(rule: &Sgd, decay: f64, lr: f64, first: bool, mut block: Block<'_>) -> R
     let (direction, state) = if rule.momentum == 0.0 {
         (gradient, Vec::new())
     } else {
-        let [momentum] = &block.state[..] else { return Err(block.wrong_state(1)) };
+        let [momentum] = &block.state[..] else { block.wrong_state(1) };
         let average = if first {
             gradient.shallow_clone()
         } else {

@@ -7,20 +7,59 @@
 //! keys and values are summed over heads inside the product. Backward computes probabilities again from the
 //! saved log-sum-exps, last block first: that one covers all keys, so it overwrites what the others add to.
 
+use fsdp_core::Error;
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 
 use super::pointwise::dropout_factors;
-use crate::backend::{AttentionDims, Dropout};
+use super::rope::rope;
+use crate::backend::Outcome;
+use crate::host::HostMemory;
+use crate::host::backend::Call;
 use crate::host::element::{Element, Float};
 use crate::host::floats::cast;
 use crate::host::math;
 use crate::host::raw::{product, vectorized};
 use crate::host::workers::Workers;
+use crate::op::{Attention, AttentionDims, Dropout, Scores};
 
 /// Rows of scores (positions times heads of a group) that are computed together.
 const STACKED_ROWS: usize = 128;
 /// Positions of a block at least, however many heads a group has.
 const BLOCK_MIN: usize = 16;
+
+impl HostMemory {
+    pub(in crate::host) fn attention<E: Element>(
+        &self,
+        op: &Attention,
+        operands: Call<'_, '_>,
+    ) -> Result<Outcome, Error> {
+        let keys = operands.keys;
+        match op {
+            Attention::Rope { dims, inverse_frequencies, backward } => {
+                let ([], [qkv], _) = operands.split();
+                let qkv = self.elements_mut::<E>(qkv.slice)?;
+                rope(self.workers(), *dims, inverse_frequencies, qkv, *backward);
+            }
+            Attention::Forward { dims, scores } => {
+                let ([qkv], [y, lse], _) = operands.split();
+                let qkv = self.elements::<E>(qkv)?;
+                let (y, lse) = (self.elements_mut(y.slice)?, self.elements_mut(lse.slice)?);
+                forward(self.workers(), *dims, (*scores, keys), qkv, y, lse);
+            }
+            Attention::Backward { dims, scores } => {
+                let ([qkv, y, lse, dy], [dqkv], _) = operands.split();
+                let recorded = Recorded {
+                    qkv: self.elements::<E>(qkv)?,
+                    y: self.elements(y)?,
+                    lse: self.elements(lse)?,
+                    dy: self.elements(dy)?,
+                };
+                backward(self.workers(), *dims, (*scores, keys), recorded, self.elements_mut(dqkv.slice)?);
+            }
+        }
+        Ok(Outcome::Done)
+    }
+}
 
 /// What the blocks of one (sample, key head) have in common.
 #[derive(Clone, Copy)]
@@ -31,6 +70,7 @@ struct Group<'a> {
     heads: usize,
     first_head: usize,
     dropout: Option<(Dropout<'a>, u64)>,
+    softcap: Option<f64>,
     dims: &'a AttentionDims,
 }
 
@@ -42,10 +82,16 @@ struct Block {
 }
 
 impl<'a> Group<'a> {
-    fn new(dims: &'a AttentionDims, dropout: Option<Dropout<'a>>, sample: usize, kv_head: usize) -> Self {
+    fn new(
+        dims: &'a AttentionDims,
+        (scores, keys): (Scores, &'a [u64]),
+        sample: usize,
+        kv_head: usize,
+    ) -> Self {
+        let AttentionDims { seq, head_dim, .. } = *dims;
         let heads = dims.heads / dims.kv_heads;
-        let dropout = dropout.map(|dropout| (dropout, dropout.keys[sample]));
-        Self { seq: dims.seq, head_dim: dims.head_dim, heads, first_head: kv_head * heads, dropout, dims }
+        let dropout = scores.dropout(keys).map(|dropout| (dropout, keys[sample]));
+        Self { seq, head_dim, heads, first_head: kv_head * heads, dropout, softcap: scores.softcap, dims }
     }
 
     fn blocks(&self) -> impl DoubleEndedIterator<Item = Block> + use<> {
@@ -132,10 +178,10 @@ fn sample_columns<E>(rows: &mut [E], seq: usize, width: usize, block: usize) -> 
 }
 
 /// Attention and its log-sum-exps.
-pub(crate) fn forward<E: Element>(
+fn forward<E: Element>(
     workers: &Workers,
     dims: AttentionDims,
-    dropout: Option<Dropout<'_>>,
+    scores: (Scores, &[u64]),
     qkv: &[E],
     y: &mut [E],
     lse: &mut [E::Acc],
@@ -149,7 +195,7 @@ pub(crate) fn forward<E: Element>(
         groups.map(move |(kv_head, (y, lse))| (sample, kv_head, y, lse))
     });
     workers.each(tasks, |(sample, kv_head, y, lse)| {
-        let group = Group::new(&dims, dropout, sample, kv_head);
+        let group = Group::new(&dims, scores, sample, kv_head);
         let packed = &qkv[sample * seq * dims.packed()..][..seq * dims.packed()];
         forward_group(workers, group, packed, y, lse);
     });
@@ -182,7 +228,8 @@ fn forward_group<E: Element>(
         product(matrix_mut(scores, rows, seen), false, matrix(queries, rows, dim), transposed, 1);
         for (row, scores) in scores.chunks_exact_mut(seen).enumerate() {
             let (head, query) = (row / block.len, block.start + row % block.len);
-            let (log_sum, scale) = softmax_row(group.scale(), query + 1, scores);
+            let still = group.cap(&mut scores[..query + 1], &mut factors[..query + 1]);
+            let (log_sum, scale) = softmax_row(still, query + 1, scores);
             lse[head * seq + query] = log_sum;
             scales[row] = scale;
             if group.factors(head, query, &mut factors[..query + 1]) {
@@ -209,6 +256,14 @@ impl Group<'_> {
     fn scale<A: Float>(&self) -> A {
         A::of(1.0 / (self.head_dim as f64).sqrt())
     }
+
+    /// Scales and caps scores if there is a cap; says by what they have still to be scaled. `slopes` becomes what
+    /// gradients of capped scores have then to be multiplied with.
+    fn cap<A: Float>(&self, scores: &mut [A], slopes: &mut [A]) -> A {
+        let Some(cap) = self.softcap else { return self.scale() };
+        cap_row(self.scale(), A::of(cap), scores, slopes);
+        A::ONE
+    }
 }
 
 vectorized! {
@@ -220,6 +275,16 @@ vectorized! {
         let sum = math::exp_sum(visible, scale, shift);
         hidden.fill(A::ZERO);
         (A::of(shift.as_f64() + sum.as_f64().ln()), A::ONE / sum)
+    }
+}
+
+vectorized! {
+    fn cap_row<A: Float>(scale: A, cap: A, scores: &mut [A], slopes: &mut [A]) {
+        for (score, slope) in scores.iter_mut().zip(slopes) {
+            let bent = math::tanh(*score * scale / cap);
+            *score = cap * bent;
+            *slope = (A::ONE - bent * bent) * scale;
+        }
     }
 }
 
@@ -240,10 +305,10 @@ vectorized! {
 }
 
 /// Backward of [`forward`].
-pub(crate) fn backward<E: Element>(
+fn backward<E: Element>(
     workers: &Workers,
     dims: AttentionDims,
-    dropout: Option<Dropout<'_>>,
+    scores: (Scores, &[u64]),
     inputs: Recorded<'_, E>,
     dqkv: &mut [E],
 ) {
@@ -257,17 +322,17 @@ pub(crate) fn backward<E: Element>(
         groups.enumerate().map(move |(kv_head, ((dq, dk), dv))| (sample, kv_head, [dq, dk, dv]))
     });
     workers.each(tasks, |(sample, kv_head, gradients)| {
-        let group = Group::new(&dims, dropout, sample, kv_head);
+        let group = Group::new(&dims, scores, sample, kv_head);
         backward_group(workers, group, inputs.sample(dims, sample), gradients);
     });
 }
 
 /// What forward had and made, and the gradient of its output.
-pub(crate) struct Recorded<'a, E: Element> {
-    pub(crate) qkv: &'a [E],
-    pub(crate) y: &'a [E],
-    pub(crate) lse: &'a [E::Acc],
-    pub(crate) dy: &'a [E],
+struct Recorded<'a, E: Element> {
+    qkv: &'a [E],
+    y: &'a [E],
+    lse: &'a [E::Acc],
+    dy: &'a [E],
 }
 
 impl<'a, E: Element> Recorded<'a, E> {
@@ -300,6 +365,7 @@ fn backward_group<E: Element>(
     let (dqueries, rest) = rest.split_at_mut(stacked * dim);
     let (factors, rest) = rest.split_at_mut(seq);
     let (scores, dscores) = rest.split_at_mut(stacked * seq);
+    let mut slopes = workers.scratch::<E::Acc>(if group.softcap.is_some() { seq } else { 0 });
     let (key_column, value_column) = group.kv_columns();
     group.load(inputs.qkv, packed, key_column, 0, keys);
     group.load(inputs.qkv, packed, value_column, 0, values);
@@ -322,9 +388,11 @@ fn backward_group<E: Element>(
             let log_sum = inputs.lse[(group.first_head + head) * seq + query];
             let factors = &mut factors[..query + 1];
             let dropped = group.factors(head, query, factors);
-            let shared =
-                Row { scale: group.scale(), log_sum, projection: project(&doutputs[row * dim..][..dim], y) };
+            let slopes = slopes.get_mut(..query + 1).unwrap_or_default();
+            let scale = group.cap(&mut scores[..query + 1], slopes);
+            let shared = Row { scale, log_sum, projection: project(&doutputs[row * dim..][..dim], y) };
             gradient_row(shared, dropped.then_some(&*factors), query + 1, scores, dscores);
+            multiply(slopes, dscores);
         }
         let (p, ds) = (matrix(scores, rows, seen), matrix(dscores, rows, seen));
         let later = index > 0;

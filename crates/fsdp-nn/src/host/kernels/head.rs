@@ -4,36 +4,101 @@
 //! place before the products with the hidden states and the weight. When the gradient of the weight is
 //! narrower than the type of arithmetic it is rounded once per chunk.
 
-use super::matmul::{Matrix, MatrixMut, matmul};
-use crate::backend::{HeadDims, IGNORED_TARGET};
-use crate::host::element::{Element, Float};
-use crate::host::floats::Target;
-use crate::host::math;
-use crate::host::raw::vectorized;
-use crate::host::workers::{Workers, task_rows};
 use fsdp_core::Error;
 
+use super::matmul::{Matrix, MatrixMut, matmul};
+use crate::backend::Outcome;
+use crate::host::HostMemory;
+use crate::host::backend::Call;
+use crate::host::element::{Element, Float};
+use crate::host::floats::{Target, transfer};
+use crate::host::math;
+use crate::host::pool::Scratch;
+use crate::host::raw::vectorized;
+use crate::host::workers::{Workers, task_rows};
+use crate::op::{Head, HeadDims, IGNORED_TARGET, LogitsDims};
+
+impl HostMemory {
+    pub(in crate::host) fn head<E: Element>(
+        &self,
+        op: &Head,
+        operands: Call<'_, '_>,
+    ) -> Result<Outcome, Error> {
+        let workers = self.workers();
+        match *op {
+            Head::Loss { dims } => {
+                let ([x, weight, targets], [losses, logits], _) = operands.split();
+                let targets = self.elements(targets)?;
+                check_targets(targets, dims.vocab)?;
+                let (x, weight) = (self.elements::<E>(x)?, self.elements(weight)?);
+                let (losses, logits) = (self.elements_mut(losses.slice)?, self.elements_mut(logits.slice)?);
+                loss(workers, dims, x, weight, targets, losses, logits, None);
+            }
+            Head::LossBackward { dims, weight: trains, .. } => {
+                let ([x, weight, targets], [losses, logits, dx], mut more) = operands.split();
+                let targets = self.elements(targets)?;
+                check_targets(targets, dims.vocab)?;
+                let (x, weight) = (self.elements::<E>(x)?, self.elements(weight)?);
+                let (losses, logits) = (self.elements_mut(losses.slice)?, self.elements_mut(logits.slice)?);
+                let dweight =
+                    more.next().filter(|_| trains).map(|dweight| self.target(dweight)).transpose()?;
+                let gradients = HeadGradients { dx: self.elements_mut(dx.slice)?, dweight };
+                loss(workers, dims, x, weight, targets, losses, logits, Some(gradients));
+            }
+            Head::Logits { dims } => {
+                let ([x, weight], [logits], _) = operands.split();
+                let (x, weight) = (self.elements::<E>(x)?, self.elements(weight)?);
+                let logits = self.elements_mut::<E::Acc>(logits.slice)?;
+                all_logits(workers, dims, x, weight, logits);
+                cap_all(workers, dims, logits);
+            }
+            Head::CrossEntropy { .. } | Head::CrossEntropyBackward { .. } => {
+                self.cross_entropy::<E::Acc>(op, operands)?;
+            }
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// The loss of logits that are there already, for backends that multiply in another way.
+    fn cross_entropy<A: Float>(&self, op: &Head, operands: Call<'_, '_>) -> Result<(), Error> {
+        let (Head::CrossEntropy { dims, .. } | Head::CrossEntropyBackward { dims, .. }) = *op else {
+            return Ok(());
+        };
+        let targets = operands.reads.last().copied();
+        let targets = self.elements(targets.expect("the targets are read"))?;
+        check_targets(targets, dims.vocab)?;
+        if let Head::CrossEntropy { .. } = op {
+            let ([logits], [losses], _) = operands.split();
+            let losses = self.elements_mut(losses.slice)?;
+            losses_of::<A>(self.workers(), dims, self.elements(logits)?, targets, losses);
+            return Ok(());
+        }
+        let ([], [mut logits, losses], mut more) = operands.split();
+        let losses = self.elements_mut(losses.slice)?;
+        let slopes = self.elements_mut(logits.slice.reborrow())?;
+        cross_entropy::<A>(self.workers(), dims, slopes, targets, losses, true);
+        if let Some(rounded) = more.next() {
+            transfer(self.floats(logits.slice.as_slice())?, self.floats_mut(rounded.slice)?, false);
+        }
+        Ok(())
+    }
+}
+
 /// Checks that every target that counts is a class, as those of a batch are.
-pub(crate) fn check_targets(targets: &[u32], vocab: usize) -> Result<(), Error> {
+fn check_targets(targets: &[u32], vocab: usize) -> Result<(), Error> {
     let other = targets.iter().find(|&&target| target != IGNORED_TARGET && target as usize >= vocab);
     assert_eq!(other, None, "a target is not one of {vocab} classes");
     Ok(())
 }
 
 /// The gradients of the sum of losses.
-pub(crate) struct HeadGradients<'a, E> {
-    pub(crate) dx: &'a mut [E],
-    pub(crate) dweight: Option<Target<'a>>,
+struct HeadGradients<'a, E> {
+    dx: &'a mut [E],
+    dweight: Option<Target<'a>>,
 }
 
 /// `logits = x W^T`.
-pub(crate) fn logits<E: Element>(
-    workers: &Workers,
-    dims: HeadDims,
-    x: &[E],
-    weight: &[E],
-    logits: &mut [E::Acc],
-) {
+fn all_logits<E: Element>(workers: &Workers, dims: HeadDims, x: &[E], weight: &[E], logits: &mut [E::Acc]) {
     let rows = x.len() / dims.hidden;
     let x = Matrix::new(x, rows, dims.hidden, dims.hidden);
     let weight = Matrix::new(weight, dims.vocab, dims.hidden, dims.hidden);
@@ -42,7 +107,7 @@ pub(crate) fn logits<E: Element>(
 }
 
 /// The losses, and the gradients if asked for.
-pub(crate) fn loss<E: Element>(
+fn loss<E: Element>(
     workers: &Workers,
     dims: HeadDims,
     x: &[E],
@@ -58,10 +123,10 @@ pub(crate) fn loss<E: Element>(
         let rows = chunk.min(dims.rows - start);
         let x = &x[start * width..][..rows * width];
         let chunk_logits = &mut scratch[..rows * dims.vocab];
-        logits(workers, dims, x, weight, chunk_logits);
+        all_logits(workers, dims, x, weight, chunk_logits);
         let losses = &mut losses[start..start + rows];
         let targets = &targets[start..start + rows];
-        cross_entropy(workers, dims.vocab, chunk_logits, targets, losses, gradients.is_some());
+        cross_entropy(workers, dims.logits(rows), chunk_logits, targets, losses, gradients.is_some());
         if let Some(gradients) = &mut gradients {
             let dx = &mut gradients.dx[start * width..][..rows * width];
             gradients_of_chunk(workers, dims, x, weight, chunk_logits, dx, gradients.dweight.as_mut());
@@ -70,9 +135,9 @@ pub(crate) fn loss<E: Element>(
 }
 
 /// The losses of rows of logits, which become their gradients, or scratch.
-pub(crate) fn cross_entropy<A: Float>(
+fn cross_entropy<A: Float>(
     workers: &Workers,
-    vocab: usize,
+    LogitsDims { vocab, softcap, .. }: LogitsDims,
     logits: &mut [A],
     targets: &[u32],
     losses: &mut [f64],
@@ -81,14 +146,15 @@ pub(crate) fn cross_entropy<A: Float>(
     let task = task_rows(vocab);
     let tasks = logits.chunks_mut(task * vocab).zip(losses.chunks_mut(task));
     workers.each(tasks.zip(targets.chunks(task)), |((logits, losses), targets)| {
-        loss_rows(vocab, logits, losses, targets, with_gradient);
+        let mut capping = Capping::new(workers, vocab, softcap);
+        loss_rows(vocab, capping.as_mut(), logits, losses, targets, with_gradient);
     });
 }
 
 /// The losses of rows of logits.
-pub(crate) fn losses<A: Float>(
+fn losses_of<A: Float>(
     workers: &Workers,
-    vocab: usize,
+    LogitsDims { vocab, softcap, .. }: LogitsDims,
     logits: &[A],
     targets: &[u32],
     losses: &mut [f64],
@@ -98,20 +164,58 @@ pub(crate) fn losses<A: Float>(
     workers.each(tasks.zip(targets.chunks(task)), |((logits, losses), targets)| {
         let mut copy = workers.scratch::<A>(logits.len());
         copy.copy_from_slice(logits);
-        loss_rows(vocab, &mut copy, losses, targets, false);
+        let mut capping = Capping::new(workers, vocab, softcap);
+        loss_rows(vocab, capping.as_mut(), &mut copy, losses, targets, false);
     });
+}
+
+/// A cap of logits, and room for the slopes of a row of them.
+struct Capping<A: Float> {
+    cap: A,
+    slopes: Scratch<A>,
+}
+
+impl<A: Float> Capping<A> {
+    fn new(workers: &Workers, vocab: usize, softcap: Option<f64>) -> Option<Self> {
+        softcap.map(|cap| Self { cap: A::of(cap), slopes: workers.scratch(vocab) })
+    }
+}
+
+/// Caps the logits of all rows, if there is a cap.
+fn cap_all<A: Float>(workers: &Workers, dims: HeadDims, logits: &mut [A]) {
+    let tasks = logits[..dims.rows * dims.vocab].chunks_mut(task_rows(dims.vocab) * dims.vocab);
+    workers.each(tasks, |logits| {
+        let Some(mut capping) = Capping::new(workers, dims.vocab, dims.softcap) else { return };
+        logits.chunks_exact_mut(dims.vocab).for_each(|row| cap_row(capping.cap, row, &mut capping.slopes));
+    });
+}
+
+vectorized! {
+    /// Caps a row of logits, and leaves the slopes of it.
+    fn cap_row<A: Float>(cap: A, row: &mut [A], slopes: &mut [A]) {
+        for (value, slope) in row.iter_mut().zip(slopes) {
+            let bent = math::tanh(*value / cap);
+            *value = cap * bent;
+            *slope = A::ONE - bent * bent;
+        }
+    }
 }
 
 vectorized! {
     /// The loss of each row; with gradients its logits become `softmax - one_hot`, or zeros where ignored.
     fn loss_rows<A: Float>(
-        vocab: usize, logits: &mut [A], losses: &mut [f64], targets: &[u32], with_gradient: bool,
+        vocab: usize, capping: Option<&mut Capping<A>>, logits: &mut [A], losses: &mut [f64], targets: &[u32],
+        with_gradient: bool,
     ) {
+        let mut capping = capping;
         for ((row, loss), &target) in logits.chunks_exact_mut(vocab).zip(losses).zip(targets) {
             if target == IGNORED_TARGET {
                 *loss = 0.0;
                 row.fill(A::ZERO);
                 continue;
+            }
+            if let Some(capping) = &mut capping {
+                cap_row(capping.cap, row, &mut capping.slopes);
             }
             let target = target as usize;
             let (largest, own) = (math::max(row), row[target]);
@@ -121,6 +225,9 @@ vectorized! {
                 let scale = A::ONE / sum;
                 row.iter_mut().for_each(|value| *value *= scale);
                 row[target] = row[target] - A::ONE;
+                if let Some(capping) = &capping {
+                    row.iter_mut().zip(&capping.slopes[..]).for_each(|(value, &slope)| *value *= slope);
+                }
             }
         }
     }

@@ -1,14 +1,53 @@
 //! Linear maps: products, and the bias on either side of them.
 
+use fsdp_core::Error;
+
 use super::matmul::{Matrix, MatrixMut, matmul};
-use crate::backend::{LinearDims, Orientation};
+use crate::backend::Outcome;
+use crate::host::HostMemory;
+use crate::host::backend::Call;
 use crate::host::element::{Element, Float};
 use crate::host::floats::Target;
 use crate::host::raw::vectorized;
 use crate::host::workers::Workers;
+use crate::op::{Linear, LinearDims, Orientation};
 
 /// Rows whose column sums are one partial result.
 pub(super) const PARTIAL_ROWS: usize = 128;
+
+impl HostMemory {
+    pub(in crate::host) fn linear<E: Element>(
+        &self,
+        op: &Linear,
+        operands: Call<'_, '_>,
+    ) -> Result<Outcome, Error> {
+        let workers = self.workers();
+        match *op {
+            Linear::Forward { dims, .. } => {
+                let bias = operands.reads.get(2).map(|bias| self.elements::<E>(*bias)).transpose()?;
+                let ([x, weight], [y], _) = operands.split();
+                let (x, weight) = (self.elements(x)?, self.elements(weight)?);
+                forward(workers, dims, x, weight, bias, self.elements_mut(y.slice)?);
+            }
+            Linear::BackwardInput { dims } => {
+                let ([dy, weight], [dx], _) = operands.split();
+                let (dy, weight) = (self.elements::<E>(dy)?, self.elements(weight)?);
+                let accumulate = dx.accumulate;
+                backward_input(workers, dims, dy, weight, self.elements_mut(dx.slice)?, accumulate);
+            }
+            Linear::BackwardWeight { dims } => {
+                let ([x, dy], [dweight], _) = operands.split();
+                let (x, dy) = (self.elements::<E>(x)?, self.elements(dy)?);
+                backward_weight(workers, dims, x, dy, self.target(dweight)?);
+            }
+            Linear::ColumnSums { columns, stride, .. } => {
+                let ([dy], [sums], _) = operands.split();
+                column_sums(workers, [columns, stride], self.elements::<E>(dy)?, self.target(sums)?);
+            }
+        }
+        Ok(Outcome::Done)
+    }
+}
 
 impl LinearDims {
     fn weight<'a, E: Element>(&self, data: &'a [E]) -> Matrix<'a, E> {
@@ -24,7 +63,7 @@ impl LinearDims {
 }
 
 /// `y = x W + b`, rounded once: `y` is set to the bias and the product added to it.
-pub(crate) fn forward<E: Element>(
+fn forward<E: Element>(
     workers: &Workers,
     dims: LinearDims,
     x: &[E],
@@ -42,7 +81,7 @@ pub(crate) fn forward<E: Element>(
 }
 
 /// `dx = dy W^T`.
-pub(crate) fn backward_input<E: Element>(
+fn backward_input<E: Element>(
     workers: &Workers,
     dims: LinearDims,
     dy: &[E],
@@ -56,13 +95,7 @@ pub(crate) fn backward_input<E: Element>(
 }
 
 /// `dW = x^T dy` in the weight's orientation.
-pub(crate) fn backward_weight<E: Element>(
-    workers: &Workers,
-    dims: LinearDims,
-    x: &[E],
-    dy: &[E],
-    dweight: Target<'_>,
-) {
+fn backward_weight<E: Element>(workers: &Workers, dims: LinearDims, x: &[E], dy: &[E], dweight: Target<'_>) {
     let x = Matrix::new(x, dims.rows, dims.inputs, dims.inputs);
     let dy = dims.strided(dy);
     match dims.orientation {
@@ -75,20 +108,14 @@ pub(crate) fn backward_weight<E: Element>(
     }
 }
 
-/// `db` = column sums of `dy`.
-pub(crate) fn backward_bias<E: Element>(
-    workers: &Workers,
-    dims: LinearDims,
-    dy: &[E],
-    mut dbias: Target<'_>,
-) {
-    let tasks = dy.chunks(dims.y_stride * PARTIAL_ROWS);
-    let partials = workers.map(tasks, |rows| {
-        let mut sums = vec![E::Acc::ZERO; dims.outputs];
-        add_rows(dims.y_stride, rows, &mut sums);
+/// Sums of the columns of `dy`.
+fn column_sums<E: Element>(workers: &Workers, [columns, stride]: [usize; 2], dy: &[E], mut into: Target<'_>) {
+    let partials = workers.map(dy.chunks(stride * PARTIAL_ROWS), |rows| {
+        let mut sums = vec![E::Acc::ZERO; columns];
+        add_rows(stride, rows, &mut sums);
         sums
     });
-    dbias.put(0, &combine(partials));
+    into.put(0, &combine(partials));
 }
 
 vectorized! {

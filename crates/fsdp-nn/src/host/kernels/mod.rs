@@ -1,10 +1,12 @@
-//! The kernels behind [`Backend`](crate::Backend), over typed slices of checked lengths.
+//! The kernels behind [`Backend`](crate::Backend): a file for each family of operations, over typed slices of checked
+//! lengths.
 
-pub(crate) mod attention;
-pub(crate) mod embedding;
-pub(crate) mod head;
-pub(crate) mod linear;
-pub(crate) mod matmul;
-pub(crate) mod norm;
-pub(crate) mod pointwise;
-pub(crate) mod rope;
+mod activation;
+mod attention;
+mod head;
+mod linear;
+mod lookup;
+mod matmul;
+mod norm;
+mod pointwise;
+mod rope;

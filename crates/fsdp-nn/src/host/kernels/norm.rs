@@ -3,15 +3,69 @@
 //! One pass per row for statistics and one for results; gradients of weights are partial column sums of
 //! fixed blocks of rows, added in order.
 
+use fsdp_core::Error;
+
 use super::linear::{PARTIAL_ROWS, combine};
+use crate::backend::Outcome;
+use crate::host::HostMemory;
+use crate::host::backend::Call;
 use crate::host::element::{Element, Float};
 use crate::host::floats::Target;
 use crate::host::math::{sum1, sum2, sum3};
 use crate::host::raw::vectorized;
 use crate::host::workers::{Workers, task_rows};
+use crate::op::Norm;
+
+impl HostMemory {
+    pub(in crate::host) fn norm<E: Element>(
+        &self,
+        op: &Norm,
+        operands: Call<'_, '_>,
+    ) -> Result<Outcome, Error> {
+        let workers = self.workers();
+        match *op {
+            Norm::Rms { width, eps, .. } => {
+                let ([x, weight], [y, rstd], _) = operands.split();
+                let (x, weight) = (self.elements::<E>(x)?, self.elements(weight)?);
+                let (y, rstd) = (self.elements_mut(y.slice)?, self.elements_mut(rstd.slice)?);
+                rms(workers, width, eps, x, weight, y, rstd);
+            }
+            Norm::RmsBackward { width, .. } => {
+                let ([x, weight, rstd, dy], [dx], mut more) = operands.split();
+                let (x, weight) = (self.elements::<E>(x)?, self.elements(weight)?);
+                let (rstd, dy, accumulate) = (self.elements(rstd)?, self.elements(dy)?, dx.accumulate);
+                let dx = self.elements_mut(dx.slice)?;
+                rms_backward_input(workers, width, x, weight, rstd, dy, dx, accumulate);
+                if let Some(dweight) = more.next() {
+                    rms_backward_weight(workers, width, x, rstd, dy, self.target(dweight)?);
+                }
+            }
+            Norm::Layer { width, eps, .. } => {
+                let ([x, weight, bias], [y, stats], _) = operands.split();
+                let (x, weight, bias) =
+                    (self.elements::<E>(x)?, self.elements(weight)?, self.elements(bias)?);
+                let (y, stats) = (self.elements_mut(y.slice)?, self.elements_mut(stats.slice)?);
+                layer(workers, width, eps, x, weight, bias, y, stats);
+            }
+            Norm::LayerBackwardInput { width, .. } => {
+                let ([x, weight, stats, dy], [dx], _) = operands.split();
+                let (x, weight) = (self.elements::<E>(x)?, self.elements(weight)?);
+                let (stats, dy, accumulate) = (self.elements(stats)?, self.elements(dy)?, dx.accumulate);
+                let dx = self.elements_mut(dx.slice)?;
+                layer_backward_input(workers, width, x, weight, stats, dy, dx, accumulate);
+            }
+            Norm::LayerBackwardWeight { width, .. } => {
+                let ([x, stats, dy], [dweight], _) = operands.split();
+                let (x, stats, dy) = (self.elements::<E>(x)?, self.elements(stats)?, self.elements(dy)?);
+                layer_backward_weight(workers, width, x, stats, dy, self.target(dweight)?);
+            }
+        }
+        Ok(Outcome::Done)
+    }
+}
 
 /// `y = x * rstd * weight` and `rstd` of each row.
-pub(crate) fn rms<E: Element>(
+fn rms<E: Element>(
     workers: &Workers,
     width: usize,
     eps: f64,
@@ -42,7 +96,7 @@ vectorized! {
 }
 
 /// The gradient of the input of [`rms`].
-pub(crate) fn rms_backward_input<E: Element>(
+fn rms_backward_input<E: Element>(
     workers: &Workers,
     width: usize,
     x: &[E],
@@ -78,7 +132,7 @@ vectorized! {
 }
 
 /// The gradient of the weight of [`rms`]: column sums of `dy * x * rstd`.
-pub(crate) fn rms_backward_weight<E: Element>(
+fn rms_backward_weight<E: Element>(
     workers: &Workers,
     width: usize,
     x: &[E],
@@ -107,7 +161,7 @@ vectorized! {
 }
 
 /// `y = (x - mean) * rstd * weight + bias`, and mean and rstd of each row.
-pub(crate) fn layer<E: Element>(
+fn layer<E: Element>(
     workers: &Workers,
     width: usize,
     eps: f64,
@@ -141,7 +195,7 @@ vectorized! {
 }
 
 /// The gradient of the input of [`layer`].
-pub(crate) fn layer_backward_input<E: Element>(
+fn layer_backward_input<E: Element>(
     workers: &Workers,
     width: usize,
     x: &[E],
@@ -179,7 +233,7 @@ vectorized! {
 }
 
 /// The gradient of the weight of [`layer`]: column sums of `dy * (x - mean) * rstd`.
-pub(crate) fn layer_backward_weight<E: Element>(
+fn layer_backward_weight<E: Element>(
     workers: &Workers,
     width: usize,
     x: &[E],

@@ -3,13 +3,13 @@
 //! Angles are computed in double precision and their sines and cosines rounded to the type of arithmetic,
 //! once per position; element `i` of a head is rotated with element `i + head_dim / 2`.
 
-use crate::backend::AttentionDims;
 use crate::host::element::{Element, Float};
 use crate::host::raw::vectorized;
 use crate::host::workers::{Workers, task_rows};
+use crate::op::AttentionDims;
 
 /// Rotates the query and key heads of every row; `backward` the other way.
-pub(crate) fn rope<E: Element>(
+pub(super) fn rope<E: Element>(
     workers: &Workers,
     dims: AttentionDims,
     inverse_frequencies: &[f32],

@@ -75,12 +75,12 @@ impl Shard {
     /// One step with the gradients that are there.
     fn update(&mut self, rule: &mut dyn UpdateRule<HostMemory>, number: u64, lr: f64) {
         let mut statistics = Vec::new();
-        for (phase, len) in rule.phases().into_iter().enumerate() {
+        for len in rule.phases() {
             let mut sums = self.memory.allocate(Category::CommStaging, DType::F64, len).unwrap();
             self.memory.zero(Queue::Compute, SliceMut::whole(&mut sums)).unwrap();
             let (memory, mut view, scalars) = self.view(number);
             let scalars = StepScalars { lr, ..scalars };
-            rule.statistics(memory, phase, &mut view, &scalars, &statistics, &mut sums).unwrap();
+            rule.statistics(memory, &mut view, &scalars, &statistics, &mut sums).unwrap();
             statistics.push(sums);
         }
         let (memory, mut view, scalars) = self.view(number);

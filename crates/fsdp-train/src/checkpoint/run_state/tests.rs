@@ -27,6 +27,8 @@ fn state(config: &str) -> RunState {
         config: config.into(),
         config_digest: String::new(),
         changes: Vec::new(),
+        version: "0.0.1".into(),
+        param_groups: serde_json::Value::Null,
     }
 }
 

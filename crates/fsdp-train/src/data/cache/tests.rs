@@ -105,7 +105,7 @@ fn tokens_come_from_the_cache_where_it_has_them() {
     other.push(0, &[7, 8, 9]).unwrap();
     place.replace(&other.finish(text.key().unwrap()).unwrap());
     let marked = place.load();
-    assert_eq!((ids(&marked), marked.token_count(), marked.warnings()), (vec![7, 8], 3, &[][..]));
+    assert_eq!((ids(&marked), marked.corpus.len(), marked.warnings()), (vec![7, 8], 3, &[][..]));
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn bytes_are_not_kept() {
     let mut place = Place::new();
     place.config.tokenizer = "bytes".to_owned();
     let data = place.load();
-    assert_eq!((data.token_count(), data.keep()), (TEXT.len(), None));
+    assert_eq!((data.corpus.len(), data.keep()), (TEXT.len(), None));
     assert_eq!(place.kept(), [] as [PathBuf; 0]);
 }
 

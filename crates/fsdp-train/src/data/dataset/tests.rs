@@ -85,7 +85,7 @@ fn assert_message<T: std::fmt::Debug>(result: Result<T, DataError>, fragments: &
 fn a_stream_joins_files_in_order_and_samples_share_one_token() {
     let files = Files::new(&[("b.txt", b"efgh"), ("a/z.txt", b"abcd"), ("c.txt", b"i")]);
     let data = files.load(&config(Packing::Stream, 4)).unwrap();
-    assert_eq!((data.len(), data.token_count(), data.seq_len()), (2, 9, 4));
+    assert_eq!((data.len(), data.corpus.len(), data.seq_len()), (2, 9, 4));
     assert_eq!(data.sample(0), (ids("abcd"), ids("bcde")));
     assert_eq!(data.sample(1), (ids("efgh"), ids("fghi")));
 }
@@ -109,15 +109,15 @@ fn folders_skip_hidden_target_and_binary_files() {
         ("image.png", b"\x89PNG\xff"),
         ("deep/b.rs", b"also"),
     ]);
-    assert_eq!(files.load(&config(Packing::Stream, 1)).unwrap().token_count(), "keepalso".len());
+    assert_eq!(files.load(&config(Packing::Stream, 1)).unwrap().corpus.len(), "keepalso".len());
 }
 
 #[test]
 fn a_named_file_is_read_even_if_hidden_and_must_be_text() {
     let files = Files::new(&[(".hidden", b"yes"), ("bad.txt", b"ab\xffcd")]);
     let load = |name: &str| Dataset::load(&[files.name(name)], &config(Packing::Stream, 1), Path::new("out"));
-    assert_eq!(load(".hidden").unwrap().token_count(), 3);
-    assert_message(load("bad.txt"), &["bad.txt is not UTF-8 text (byte 2)"]);
+    assert_eq!(load(".hidden").unwrap().corpus.len(), 3);
+    assert_message(load("bad.txt"), &["bad.txt: it is not UTF-8 text (byte 2)"]);
     assert_message(load("absent.txt"), &["cannot read", "absent.txt", "[data]"]);
 }
 
@@ -165,12 +165,12 @@ fn jsonl_has_one_document_per_line() {
     let files = Files::new(&[("a.jsonl", lines.as_bytes()), ("notes.md", b"no")]);
     let mut config = config(Packing::Stream, 2);
     config.format = Format::Jsonl;
-    assert_eq!(files.load(&config).unwrap().token_count(), 5);
+    assert_eq!(files.load(&config).unwrap().corpus.len(), 5);
     config.packing = Packing::Documents;
     assert_eq!(files.load(&config).unwrap().len(), 2);
     for line in ["{\"txt\": \"a\"}", "{\"text\": 1}", "text"] {
         let files = Files::new(&[("a.jsonl", format!("{{\"text\": \"a\"}}\n{line}\n").as_bytes())]);
-        assert_message(files.load(&config), &["a.jsonl line 2: ", "a string under \"text\""]);
+        assert_message(files.load(&config), &["a.jsonl: line 2: ", "a string under \"text\""]);
     }
 }
 
@@ -185,7 +185,7 @@ fn token_files_are_little_endian_and_whole() {
     let data = files.load(&config).unwrap();
     assert_eq!(data.sample(0), (vec![0x0100_0001], vec![2]));
     let torn = Files::new(&[("a.bin", &[1, 0, 0])]);
-    assert_message(torn.load(&config), &["a.bin has 3 bytes, not a multiple of 4"]);
+    assert_message(torn.load(&config), &["a.bin: it has 3 bytes, not a multiple of 4"]);
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn samples_of_mapped_files_are_those_of_tokens_in_memory() {
         let mut config = config(Packing::Stream, 1000);
         config.format = format;
         let (data, all) = (files.load(&config).unwrap(), tokens.concat());
-        assert_eq!((data.len(), data.token_count()), (90, 90_004));
+        assert_eq!((data.len(), data.corpus.len()), (90, 90_004));
         for sample in 0..data.len() {
             let start = sample * 1000;
             let expected = (all[start..start + 1000].to_vec(), all[start + 1..start + 1001].to_vec());
@@ -369,7 +369,7 @@ fn what_lies_in_the_output_folder_is_not_data() {
     let digest = |out_dir: &str| {
         let folder = [files.folder.path().to_str().unwrap().to_owned()];
         let data = Dataset::load(&folder, &config, &files.path(out_dir)).unwrap();
-        (data.token_count(), data.digest())
+        (data.corpus.len(), data.digest())
     };
     assert_eq!(digest("out").0, 8);
     // By whatever name, and also before it is there.

@@ -23,7 +23,7 @@ use crate::torch::ops::pointwise::factors;
 use crate::torch::storage::TorchStorage;
 
 /// The most scores of a block: 256 MiB in f32. Forward has at most two temporaries of this size at once (scores, and
-/// their exponentials or the factors of dropout), backward three (probabilities, their gradients, and the factors).
+/// their exponentials or the factors of dropout), backward three (probabilities, their gradients, and the factors; a cap has one more).
 const SCORES_MAX: usize = 1 << 26;
 
 /// What is computed at once: positions of queries, of groups of heads, of samples.
@@ -58,13 +58,18 @@ pub(super) struct Composed<'a, D: TorchStorage> {
     torch: &'a Torch<D>,
     dims: AttentionDims,
     dropout: Option<Dropout<'a>>,
+    softcap: Option<f64>,
     /// The most scores of a block that has more than one position.
     scores_max: usize,
 }
 
 impl<'a, D: TorchStorage> Composed<'a, D> {
     pub(super) fn new(torch: &'a Torch<D>, dims: AttentionDims, dropout: Option<Dropout<'a>>) -> Self {
-        Self { torch, dims, dropout, scores_max: SCORES_MAX }
+        Self { torch, dims, dropout, softcap: None, scores_max: SCORES_MAX }
+    }
+
+    pub(super) fn capped(self, softcap: Option<f64>) -> Self {
+        Self { softcap, ..self }
     }
 
     /// Writes the output and the log-sum-exp.
@@ -123,6 +128,7 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
         let (queries, dy) = (self.queries(block, q)?, self.queries(block, dy)?);
         let mean = self.queries(block, y)?.f_mul(&dy)?.f_sum_dim_intlist(-1_i64, true, None)?;
         let mut probabilities = self.scores(block, q, k)?;
+        let slope_of_cap = self.slope_of_cap(&probabilities)?;
         probabilities.f_sub_(&self.queries(block, lse)?)?.f_exp_().done()?;
         let mut slopes = dy.f_matmul(&self.keys(block, v)?.f_transpose(-2, -1)?)?;
         let factors = self.factors(block, slopes.f_kind()?)?;
@@ -130,6 +136,9 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
             factors.multiply(self, block, &mut slopes)?;
         }
         slopes.f_sub_(&mean)?.f_mul_(&probabilities)?.f_mul_scalar_(self.scale()).done()?;
+        if let Some(of_cap) = slope_of_cap {
+            slopes.f_mul_(&of_cap).done()?;
+        }
         if let Some(factors) = &factors {
             factors.multiply(self, block, &mut probabilities)?;
         }
@@ -144,12 +153,22 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
     fn scores(&self, block: &Block, q: &Tensor, k: &Tensor) -> Result<Tensor, Failure> {
         let mut scores = self.queries(block, q)?.f_matmul(&self.keys(block, k)?.f_transpose(-2, -1)?)?;
         scores.f_mul_scalar_(self.scale()).done()?;
+        if let Some(cap) = self.softcap {
+            scores.f_mul_scalar_(1.0 / cap)?.f_tanh_()?.f_mul_scalar_(cap).done()?;
+        }
         let (rows, keys) = (int(block.rows.len()), int(block.rows.end));
         let first_unseen = int(block.rows.start) + 1;
         let unseen = Tensor::f_ones([rows, keys], (Kind::Bool, scores.device()))?.f_triu(first_unseen)?;
         let mut by_head = scores.f_view([-1, rows, keys])?;
         by_head.f_masked_fill_(&unseen, f64::NEG_INFINITY).done()?;
         Ok(scores)
+    }
+
+    /// What gradients of capped scores are multiplied with; 0 for keys that a query does not see.
+    fn slope_of_cap(&self, scores: &Tensor) -> Result<Option<Tensor>, Failure> {
+        let Some(cap) = self.softcap else { return Ok(None) };
+        let bent = scores.f_mul_scalar(1.0 / cap)?;
+        Ok(Some(bent.f_square()?.f_neg()?.f_add_scalar(1.0)?.f_clamp_min(0.0)?))
     }
 
     fn scale(&self) -> f64 {

@@ -1,0 +1,150 @@
+//! What the name of a tensor or value of an optimizer says, however deep the dicts were that it came from:
+//! `optim.state.<parameter>.<state>`, `optim.param_groups.<group>.<setting>` and
+//! `optim.param_groups.<parameter>.<setting>`, with any of the usual keys in front or none.
+
+use std::ops::Range;
+
+use super::{Key, join, role::OPTIMIZER_STEPS};
+
+/// A tensor or value of an optimizer by what it is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum OptimizerName {
+    /// A state of a parameter.
+    State {
+        /// The parameter: its name, or its number in the order of the groups.
+        parameter: String,
+        /// Which state (`exp_avg`, `step`).
+        state: String,
+    },
+    /// A setting of a group of parameters.
+    GroupSetting {
+        /// The number of the group.
+        group: u64,
+        /// Which setting (`lr`, `params`).
+        key: String,
+    },
+    /// A setting of a single parameter, as flattened state dicts of optimizers have it.
+    ParameterSetting {
+        /// The parameter.
+        parameter: String,
+        /// Which setting.
+        key: String,
+    },
+}
+
+impl OptimizerName {
+    /// What a path is, if it is one of these.
+    pub fn of_path(path: &[Key]) -> Option<OptimizerName> {
+        let name = join(path);
+        let mut rest = &name[..];
+        // Trainers that wrap an optimizer save its state below a key of their own.
+        while let Some((_, below)) = rest.split_once('.').filter(|(first, _)| OPTIMIZER_STEPS.contains(first))
+        {
+            rest = below;
+        }
+        // Trainers with a list of optimizers mostly have one.
+        let rest = rest.strip_prefix("0.").unwrap_or(rest);
+        if let Some(rest) = rest.strip_prefix("state.") {
+            let (parameter, state) = rest.rsplit_once('.')?;
+            return Some(OptimizerName::State { parameter: parameter.to_owned(), state: state.to_owned() });
+        }
+        let rest = rest.strip_prefix("param_groups.")?;
+        let (group, key) = rest.split_once('.')?;
+        if let Ok(group) = group.parse() {
+            return Some(OptimizerName::GroupSetting { group, key: key.to_owned() });
+        }
+        let (parameter, key) = rest.rsplit_once('.')?;
+        Some(OptimizerName::ParameterSetting { parameter: parameter.to_owned(), key: key.to_owned() })
+    }
+}
+
+/// Where the name of a parameter stands in the path of a state or setting of an optimizer: the step, and the bytes of
+/// its text.
+pub(crate) fn parameter_span(path: &[Key]) -> Option<(usize, Range<usize>)> {
+    let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    let texts: Vec<&str> = path.iter().map(step_text).collect::<Option<_>>()?;
+    let from = usize::from(texts.len() > 1 && OPTIMIZER_STEPS.contains(&texts[0]));
+    if let ["state", parameter, _] = texts[from..] {
+        return (!is_number(parameter)).then_some((from + 1, 0..parameter.len()));
+    }
+    let [only] = texts[from..] else { return None };
+    let outer = only.split_once('.').filter(|(first, _)| from == 0 && OPTIMIZER_STEPS.contains(first));
+    let rest = outer.map_or(only, |(_, rest)| rest);
+    let inner = rest.strip_prefix("state.").or_else(|| rest.strip_prefix("param_groups."))?;
+    let (parameter, _) = inner.rsplit_once('.').filter(|(parameter, _)| !is_number(parameter))?;
+    let start = only.len() - inner.len();
+    Some((from, start..start + parameter.len()))
+}
+
+fn step_text(key: &Key) -> Option<&str> {
+    match key {
+        Key::Name(name) => Some(name),
+        Key::Index(_) => None,
+    }
+}
+
+/// The path with another name of the parameter, which stands there.
+pub(crate) fn with_parameter(path: &[Key], (step, range): (usize, Range<usize>), name: &str) -> Vec<Key> {
+    let mut path = path.to_vec();
+    if let Key::Name(text) = &mut path[step] {
+        text.replace_range(range, name);
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(steps: &[&str]) -> Option<OptimizerName> {
+        let path: Vec<Key> = steps.iter().map(|step| Key::Name((*step).to_owned())).collect();
+        OptimizerName::of_path(&path)
+    }
+
+    #[test]
+    fn nesting_does_not_change_what_a_name_says() {
+        let state =
+            Some(OptimizerName::State { parameter: "layers.0.w".to_owned(), state: "exp_avg".to_owned() });
+        let forms: [&[&str]; 7] = [
+            &["optimizer", "optimizer_state_dict", "state", "layers.0.w", "exp_avg"],
+            &["optimizer_states", "0", "state", "layers.0.w", "exp_avg"],
+            &["optim", "state", "layers.0.w", "exp_avg"],
+            &["optimizer", "state.layers.0.w.exp_avg"],
+            &["optim.state.layers.0.w.exp_avg"],
+            &["state", "layers.0.w", "exp_avg"],
+            &["optimizer_state_dict", "state", "layers", "0", "w", "exp_avg"],
+        ];
+        forms.iter().for_each(|form| assert_eq!(named(form), state, "{form:?}"));
+    }
+
+    #[test]
+    fn a_parameter_gets_another_name_in_any_nesting() {
+        let renamed = |steps: &[&str]| {
+            let path: Vec<Key> = steps.iter().map(|step| Key::Name((*step).to_owned())).collect();
+            parameter_span(&path).map(|span| join(&with_parameter(&path, span, "x.y")))
+        };
+        let state = Some("optim.state.x.y.exp_avg".to_owned());
+        assert_eq!(renamed(&["optim", "state", "layers.0.w", "exp_avg"]), state);
+        assert_eq!(renamed(&["optim", "state.layers.0.w.exp_avg"]), state);
+        assert_eq!(renamed(&["optim.state.layers.0.w.exp_avg"]), state);
+        assert_eq!(renamed(&["state", "layers.0.w", "exp_avg"]), Some("state.x.y.exp_avg".to_owned()));
+        let setting = Some("optim.param_groups.x.y.lr".to_owned());
+        assert_eq!(renamed(&["optim", "param_groups.layers.0.w.lr"]), setting);
+        for other in
+            [&["optim", "state", "0", "exp_avg"][..], &["optim", "param_groups.0.lr"], &["layers.0.w"]]
+        {
+            assert_eq!(renamed(other), None, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn settings_are_of_groups_or_of_parameters() {
+        let (group, key) = (1, "lr".to_owned());
+        let of_group = Some(OptimizerName::GroupSetting { group, key: key.clone() });
+        assert_eq!(named(&["optim", "param_groups", "1", "lr"]), of_group);
+        let parameter = "layers.0.w".to_owned();
+        let of_parameter = Some(OptimizerName::ParameterSetting { parameter, key });
+        assert_eq!(named(&["optimizer", "param_groups.layers.0.w.lr"]), of_parameter);
+        assert_eq!(named(&["optim", "defaults", "lr"]), None);
+    }
+}

@@ -1,0 +1,165 @@
+//! What wrappers of PyTorch modules put into the names of parameters.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    Checkpoint, Key, OptimizerName, Role, Value, join,
+    optimizer_name::{parameter_span, with_parameter},
+    role::has_model_step,
+};
+use crate::error::Error;
+
+/// Steps of names that only wrappers make.
+const WRAPPERS: [&str; 3] = ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"];
+
+/// What `DistributedDataParallel` puts in front of names. Elsewhere it may be a module of the model.
+const DDP: &str = "module";
+
+/// What wrappers have put into a name, in its order: `_orig_mod.` (`torch.compile`), `module.` (DDP, in front only),
+/// `_fsdp_wrapped_module.` (FSDP1), `_checkpoint_wrapped_module.` (activation checkpointing); and the name without it.
+pub fn strip_wrappers(name: &str) -> (String, BTreeSet<&'static str>) {
+    let (mut kept, mut found) = (Vec::new(), BTreeSet::new());
+    let mut steps = name.split('.').peekable();
+    while let Some(step) = steps.next() {
+        // The last step is a parameter, whatever its name.
+        let is_last = steps.peek().is_none();
+        let wrapper = WRAPPERS.into_iter().find(|wrapper| *wrapper == step);
+        let wrapper = wrapper.or((kept.is_empty() && step == DDP).then_some(DDP));
+        match wrapper.filter(|_| !is_last) {
+            Some(wrapper) => drop(found.insert(wrapper)),
+            None => kept.push(step),
+        }
+    }
+    (kept.join("."), found)
+}
+
+/// A path without what wrappers have put into it. A key of the whole model in front, such as `model`, stays.
+pub(crate) fn strip_path(path: &[Key]) -> (Vec<Key>, BTreeSet<&'static str>) {
+    let kept = usize::from(has_model_step(path));
+    let name = join(&path[kept..]);
+    let (stripped, found) = strip_wrappers(&name);
+    if found.is_empty() {
+        return (path.to_vec(), found);
+    }
+    let mut path = path[..kept].to_vec();
+    path.push(Key::Name(stripped));
+    (path, found)
+}
+
+/// The path of a tensor or value of any role without what wrappers have put into it.
+pub(crate) fn strip_any(role: Role, path: &[Key]) -> Vec<Key> {
+    match role {
+        Role::Model => strip_path(path).0,
+        Role::Optimizer => match parameter_span(path) {
+            Some((step, range)) => {
+                let name = strip_wrappers(&path[step].text()[range.clone()]).0;
+                with_parameter(path, (step, range), &name)
+            }
+            None => path.to_vec(),
+        },
+        Role::Other => path.to_vec(),
+    }
+}
+
+/// A value without what wrappers have put into it: the names of the parameters of an optimizer's group.
+pub(crate) fn strip_value(path: &[Key], value: &Value) -> Value {
+    let is_list_of_names = matches!(
+        OptimizerName::of_path(path),
+        Some(OptimizerName::GroupSetting { key, .. }) if key == "params"
+    );
+    let strip = |name: &Value| match name {
+        Value::Str(name) => Value::Str(strip_wrappers(name).0),
+        other => other.clone(),
+    };
+    match value {
+        Value::List(items) if is_list_of_names => Value::List(items.iter().map(strip).collect()),
+        other => other.clone(),
+    }
+}
+
+impl Checkpoint {
+    /// What wrappers have put into the names of the model's tensors.
+    pub fn wrappers(&self) -> BTreeSet<&'static str> {
+        let models = self.tensors.values().filter(|tensor| tensor.role == Role::Model);
+        models.flat_map(|tensor| strip_path(&tensor.path).1).collect()
+    }
+
+    /// What to say of wrappers in names, if there are any.
+    pub fn wrapper_note(&self) -> Option<String> {
+        let found: Vec<String> = self.wrappers().into_iter().map(|step| format!("`{step}.`")).collect();
+        (!found.is_empty()).then(|| {
+            format!(
+                "names have {} in them, which wrappers of modules put there; --strip-wrappers removes it",
+                found.join(", ")
+            )
+        })
+    }
+
+    /// Takes what wrappers have put into names away.
+    ///
+    /// # Errors
+    /// [`Error::BadRequest`] when two tensors would have one name.
+    pub fn strip_wrappers(mut self) -> Result<Checkpoint, Error> {
+        let mut stripped = BTreeMap::new();
+        for (old, mut tensor) in std::mem::take(&mut self.tensors) {
+            tensor.path = strip_any(tensor.role, &tensor.path);
+            let name = join(&tensor.path);
+            if stripped.insert(name.clone(), tensor).is_some() {
+                let reason =
+                    format!("without wrappers `{old}` and another tensor would both be named `{name}`");
+                return Err(Error::bad_request(&self.path, reason));
+            }
+        }
+        self.tensors = stripped;
+        let values = std::mem::take(&mut self.values).into_values();
+        self.values = values
+            .map(|mut object| {
+                object.value = strip_value(&object.path, &object.value);
+                object.path = strip_any(object.role, &object.path);
+                (join(&object.path), object)
+            })
+            .collect();
+        Ok(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrappers_are_named_and_leave_no_trace() {
+        let stripped = |name: &str| {
+            let (name, found) = strip_wrappers(name);
+            (name, found.into_iter().collect::<Vec<_>>().join(" "))
+        };
+        let of = |name: &str, found: &str| (name.to_owned(), found.to_owned());
+        assert_eq!(stripped("_orig_mod.layers.0.w"), of("layers.0.w", "_orig_mod"));
+        assert_eq!(stripped("module._orig_mod.layers.0.w"), of("layers.0.w", "_orig_mod module"));
+        assert_eq!(
+            stripped("layers.0._checkpoint_wrapped_module.w"),
+            of("layers.0.w", "_checkpoint_wrapped_module")
+        );
+        assert_eq!(
+            stripped("_fsdp_wrapped_module.layers.0._fsdp_wrapped_module.w"),
+            of("layers.0.w", "_fsdp_wrapped_module")
+        );
+    }
+
+    #[test]
+    fn the_key_of_the_whole_model_is_no_wrapper() {
+        let path =
+            |steps: &[&str]| steps.iter().map(|step| Key::Name((*step).to_owned())).collect::<Vec<_>>();
+        let found = BTreeSet::from(["module"]);
+        assert_eq!(strip_path(&path(&["model", "module.w"])), (path(&["model", "w"]), found.clone()));
+        assert_eq!(strip_path(&path(&["module", "module.w"])), (path(&["module", "w"]), found));
+        assert_eq!(strip_path(&path(&["module", "w"])), (path(&["module", "w"]), BTreeSet::new()));
+    }
+
+    #[test]
+    fn a_module_of_the_model_and_a_parameter_keep_their_names() {
+        for name in ["layers.module.w", "module", "w", "a._orig_mod", "my_orig_mod.w"] {
+            assert_eq!(strip_wrappers(name), (name.to_owned(), BTreeSet::new()));
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! What else is in the directory of a checkpoint, so that a verdict on the directory covers all of it.
+//!
+//! Every file below the directory is one of three: read with the checkpoint, a checkpoint by itself, or none, with the
+//! reason why it is not read.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    contents::{self, FileKind},
+    dcp, detect,
+    trainer_folder::TRAINER_STATE,
+};
+use crate::{
+    checkpoint::Checkpoint,
+    error::Error,
+    file_io::{Files, directory_of},
+    model_files::INDEX_FILE,
+    native::MANIFEST_FILE,
+};
+
+/// How deep directories are searched.
+const DEPTH_MAX: usize = 4;
+
+/// How many files and directories are looked at.
+const SEARCHED_MAX: usize = 20_000;
+
+/// Files that hold nothing but checkpoints.
+const SURE_ENDINGS: [&str; 4] = [".safetensors", ".pt", ".pth", ".ckpt"];
+
+/// Files that were read to open the checkpoint, and hold no tensors.
+const OPENING: [&str; 5] =
+    [dcp::METADATA_FILE, INDEX_FILE, contents::TORCH_INDEX, MANIFEST_FILE, TRAINER_STATE];
+
+/// A file or directory that is not read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unread {
+    /// The file or directory.
+    pub path: PathBuf,
+    /// Why, in words that complete "it is not read: ..".
+    pub reason: &'static str,
+}
+
+/// What lies beside a checkpoint.
+#[derive(Debug, Default)]
+pub struct Beside {
+    /// Checkpoints by themselves.
+    pub checkpoints: Vec<Checkpoint>,
+    /// What is no checkpoint.
+    pub unread: Vec<Unread>,
+    /// What should be one and cannot be opened.
+    pub problems: Vec<Error>,
+}
+
+/// Looks at everything in the directory of a checkpoint that is not read with it; beside a file is nothing.
+pub fn beside(checkpoint: &Checkpoint) -> Beside {
+    let mut search = Search { found: Beside::default(), read: BTreeSet::new(), searched: 0 };
+    search.add_read(checkpoint);
+    if Files::anywhere().is_directory(&checkpoint.path) {
+        search.directory(&checkpoint.path, DEPTH_MAX);
+    }
+    search.found
+}
+
+struct Search {
+    found: Beside,
+    read: BTreeSet<PathBuf>,
+    searched: usize,
+}
+
+impl Search {
+    fn add_read(&mut self, checkpoint: &Checkpoint) {
+        self.read.extend(checkpoint.sources.iter().map(|source| source.path().clone()));
+    }
+
+    fn directory(&mut self, dir: &Path, depth: usize) {
+        let names = match Files::anywhere().list(dir) {
+            Ok(names) => names,
+            Err(error) => return self.found.problems.push(error),
+        };
+        let lacks_metadata = dcp::lacks_metadata(dir, &names);
+        if lacks_metadata {
+            self.found.problems.push(dcp::no_metadata(dir));
+        }
+        for name in names {
+            if lacks_metadata && name.ends_with(dcp::ITEMS_ENDING) {
+                continue;
+            }
+            let path = dir.join(&name);
+            self.searched += 1;
+            if depth == 0 || self.searched > SEARCHED_MAX {
+                return self.unread(dir.to_owned(), "there is more in it than is searched; name it");
+            }
+            if Files::anywhere().is_directory(&path) {
+                self.inner_directory(&path, &name, depth - 1);
+            } else if !self.read.contains(&path) {
+                self.file(path, &name);
+            }
+        }
+    }
+
+    fn inner_directory(&mut self, path: &Path, name: &str, depth: usize) {
+        if name.starts_with('.') {
+            return self.unread(path.to_owned(), "it is hidden");
+        }
+        let is_read = self.read.iter().any(|read| read.starts_with(path));
+        if !is_read && contents::holds_checkpoint(path) {
+            match detect::open(path) {
+                Ok(checkpoint) => self.add(checkpoint),
+                Err(error) => self.found.problems.push(error),
+            }
+        }
+        self.directory(path, depth);
+    }
+
+    fn add(&mut self, checkpoint: Checkpoint) {
+        self.add_read(&checkpoint);
+        self.found.checkpoints.push(checkpoint);
+    }
+
+    fn unread(&mut self, path: PathBuf, reason: &'static str) {
+        self.found.unread.push(Unread { path, reason });
+    }
+
+    fn file(&mut self, path: PathBuf, name: &str) {
+        let is_rank_metadata = name.starts_with("__") && name.ends_with(".metadata");
+        let opens_one_here = self.read.iter().any(|read| directory_of(read) == directory_of(&path));
+        let is_latest =
+            name == "latest" && self.read.iter().any(|read| read.starts_with(directory_of(&path)));
+        if is_latest || ((OPENING.contains(&name) || is_rank_metadata) && opens_one_here) {
+            return;
+        }
+        if name.ends_with(dcp::ITEMS_ENDING) {
+            return self.unread(path, "the metadata of the checkpoint list nothing in it");
+        }
+        if name.starts_with('.') {
+            return self.unread(path, "it is hidden");
+        }
+        let is_sure = SURE_ENDINGS.iter().any(|ending| name.ends_with(ending));
+        let kind = contents::kind_at(&path);
+        match kind {
+            Ok(FileKind::Zip | FileKind::Safetensors | FileKind::Legacy) => {}
+            Ok(_) if !is_sure => return self.unread(path, "it is no file of tensors"),
+            Ok(_) => {}
+            Err(error) => return self.found.problems.push(error),
+        }
+        match detect::open(&path) {
+            Ok(checkpoint) => self.add(checkpoint),
+            // Other programs write archives too.
+            Err(Error::Malformed { .. }) if !is_sure && !name.ends_with(".bin") => {
+                self.unread(path, "it is an archive of another kind");
+            }
+            Err(error) => self.found.problems.push(error),
+        }
+    }
+}

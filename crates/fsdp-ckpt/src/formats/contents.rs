@@ -1,0 +1,195 @@
+//! What is in a file, by its first bytes, and in a directory, by its names and the beginnings of its files.
+
+use std::path::{Path, PathBuf};
+
+use super::{dcp, deepspeed, trainer_folder};
+use crate::{
+    error::Error,
+    file_io::{Files, PathFile},
+    model_files::{INDEX_FILE, SINGLE_FILE},
+    native::{Attempt, MANIFEST_FILE},
+    torch::legacy,
+};
+
+/// The first bytes of a zip archive, as `torch.save` writes them.
+const ZIP_START: &[u8] = b"PK\x03\x04";
+
+/// Bytes of the start of a file that tell its format.
+const START_BYTES: u64 = 16;
+
+/// The index of one in several files.
+pub(super) const TORCH_INDEX: &str = "pytorch_model.bin.index.json";
+
+/// The model of older Hugging Face directories, and of FSDP's full state, beside files of a trainer.
+const TORCH_MODELS: [&str; 2] = ["pytorch_model.bin", "pytorch_model_fsdp.bin"];
+
+/// Endings of files of `torch.save`.
+const TORCH_ENDINGS: [&str; 4] = [".pth", ".pt", ".bin", ".ckpt"];
+
+/// What a file is, by its first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FileKind {
+    Empty,
+    Zip,
+    /// `torch.save` before PyTorch 1.6.
+    Legacy,
+    Safetensors,
+    Json,
+    Other,
+}
+
+/// What the file at a path is.
+pub(super) fn kind_at(path: &Path) -> Result<FileKind, Error> {
+    Ok(kind_of(&start_of(path)?))
+}
+
+pub(super) fn start_of(path: &Path) -> Result<Vec<u8>, Error> {
+    let (file, len) = PathFile::open(path)?;
+    file.read_first(len.min(START_BYTES))
+}
+
+pub(super) fn kind_of(start: &[u8]) -> FileKind {
+    match start {
+        [] => FileKind::Empty,
+        start if start.starts_with(ZIP_START) => FileKind::Zip,
+        start if start.starts_with(legacy::MAGIC) => FileKind::Legacy,
+        // A header length below 2^40, then the header.
+        [_, _, _, _, _, 0, 0, 0, b'{', ..] => FileKind::Safetensors,
+        start if start.trim_ascii_start().starts_with(b"{") => FileKind::Json,
+        _ => FileKind::Other,
+    }
+}
+
+/// Whether there is a checkpoint in a directory, of which nothing but names and beginnings of files is looked at.
+pub(super) fn holds_checkpoint(dir: &Path) -> bool {
+    contents(dir).is_ok_and(|contents| !matches!(contents, Contents::Unknown))
+}
+
+/// What a directory holds.
+pub(super) enum Contents {
+    /// A native checkpoint.
+    Native,
+    /// A distributed checkpoint of PyTorch.
+    Dcp,
+    /// A model with an index.
+    Index(PathBuf),
+    /// These safetensors files.
+    Safetensors(Vec<String>),
+    /// Files of `torch.save` with an index.
+    TorchIndex(PathBuf),
+    /// One file of `torch.save`.
+    TorchFile(PathBuf),
+    /// Several of them.
+    TorchFiles(Vec<String>),
+    /// Files of DeepSpeed, in the folder that `latest` names.
+    DeepSpeed,
+    /// A model in a folder of its own, with more beside it.
+    ModelFolder(PathBuf),
+    /// What lies beside models, and no model.
+    NoModel(Vec<String>),
+    /// Nothing that is known.
+    Unknown,
+}
+
+impl Contents {
+    /// Whether a file of the directory belongs to the checkpoint in it.
+    pub(super) fn has_part(&self, path: &Path) -> bool {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let ends = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
+        match self {
+            Contents::Native => {
+                name == MANIFEST_FILE || (name.starts_with("shard-") && ends(&[".safetensors"]))
+            }
+            Contents::Dcp => {
+                name == dcp::METADATA_FILE || name == dcp::FIRST_RANK_METADATA_FILE || ends(&[".distcp"])
+            }
+            Contents::Index(_) => ends(&[".safetensors"]),
+            Contents::Safetensors(names) => names.iter().any(|part| *part == name),
+            Contents::TorchIndex(_) => ends(&TORCH_ENDINGS),
+            Contents::TorchFile(_)
+            | Contents::TorchFiles(_)
+            | Contents::DeepSpeed
+            | Contents::ModelFolder(_)
+            | Contents::NoModel(_)
+            | Contents::Unknown => false,
+        }
+    }
+
+    /// Whether a known name or an index says that this is the model, and not only that nothing else was found.
+    fn is_named(&self) -> bool {
+        match self {
+            Contents::TorchFile(path) => TORCH_MODELS.iter().any(|name| path.ends_with(name)),
+            Contents::Safetensors(names) => names.iter().any(|name| name == SINGLE_FILE),
+            Contents::TorchFiles(_) | Contents::Unknown => false,
+            _ => true,
+        }
+    }
+}
+
+/// Looks at the names in a directory, and at the beginnings of some files.
+pub(super) fn contents(dir: &Path) -> Result<Contents, Error> {
+    let names = Files::anywhere().list(dir)?;
+    // Weights of 16 bits that a trainer puts beside DeepSpeed's files are less than what these hold.
+    if deepspeed::is_named_in(dir, &names) {
+        return Ok(Contents::DeepSpeed);
+    }
+    // What lies beside models is no model, unless it is alone.
+    let of_model =
+        names.iter().filter(|name| !trainer_folder::is_beside_model(name)).cloned().collect::<Vec<_>>();
+    match (contents_of(dir, &of_model)?, trainer_folder::model_folder(dir, &names)) {
+        (found, Some(folder)) if !found.is_named() => Ok(Contents::ModelFolder(folder)),
+        (Contents::Unknown, _) => Ok(match contents_of(dir, &names)? {
+            Contents::Unknown => Contents::Unknown,
+            _ => Contents::NoModel(
+                names.into_iter().filter(|name| trainer_folder::is_beside_model(name)).collect(),
+            ),
+        }),
+        (found, _) => Ok(found),
+    }
+}
+
+fn contents_of(dir: &Path, names: &[String]) -> Result<Contents, Error> {
+    let has = |name: &str| names.iter().any(|found| found == name);
+    let ending = |endings: &[&str]| -> Vec<String> {
+        let is_one =
+            |name: &&String| !name.starts_with('.') && endings.iter().any(|ending| name.ends_with(ending));
+        names.iter().filter(is_one).cloned().collect()
+    };
+    let safetensors = ending(&[".safetensors"]);
+    // Files of ranks beside a manifest are native whatever the manifest says: one that is damaged must not make
+    // them plain shards, which nothing protects.
+    let is_of_rank = |name: &String| name.starts_with("shard-") || Attempt::named(name).is_some();
+    if has(MANIFEST_FILE) && names.iter().any(is_of_rank) {
+        return Ok(Contents::Native);
+    }
+    // Where PyTorch wrote safetensors, its metadata says nothing of use.
+    let has_dcp_metadata = has(dcp::METADATA_FILE) || has(dcp::FIRST_RANK_METADATA_FILE);
+    if has_dcp_metadata && (safetensors.is_empty() || !ending(&[".distcp"]).is_empty()) {
+        return Ok(Contents::Dcp);
+    }
+    if has(INDEX_FILE) && !has(SINGLE_FILE) {
+        return Ok(Contents::Index(dir.join(INDEX_FILE)));
+    }
+    if has(SINGLE_FILE) {
+        return Ok(Contents::Safetensors(vec![SINGLE_FILE.to_owned()]));
+    }
+    if !safetensors.is_empty() {
+        return Ok(Contents::Safetensors(safetensors));
+    }
+    if let Some(model) = TORCH_MODELS.into_iter().find(|name| has(name)) {
+        return Ok(Contents::TorchFile(dir.join(model)));
+    }
+    if has(TORCH_INDEX) {
+        return Ok(Contents::TorchIndex(dir.join(TORCH_INDEX)));
+    }
+    let mut torch_files = ending(&TORCH_ENDINGS);
+    torch_files.retain(|name| {
+        start_of(&dir.join(name))
+            .is_ok_and(|start| matches!(kind_of(&start), FileKind::Zip | FileKind::Legacy))
+    });
+    Ok(match torch_files.as_slice() {
+        [] => Contents::Unknown,
+        [one] => Contents::TorchFile(dir.join(one)),
+        _ => Contents::TorchFiles(torch_files),
+    })
+}

@@ -1,0 +1,89 @@
+//! What a pickle names beyond the table: classes of users and libraries, and objects of them.
+//!
+//! Their meaning is unknown, so they stay opaque. Nothing of them is looked up or run, and all that is kept is the
+//! name of the class and the parts that the pickle put into the object, because there may be tensors among these.
+
+use super::{
+    graph::{Node, NodeId},
+    machine::Machine,
+};
+use crate::{checkpoint::Global, error::Fault};
+
+/// A class or function that is not in the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unknown {
+    /// Its name.
+    pub(crate) global: Global,
+    /// The byte of the pickle that names it.
+    pub(crate) offset: u64,
+}
+
+/// An object of an unknown class, or what an unknown function would have returned.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct OpaqueNode {
+    /// The class or function.
+    pub(crate) class: Global,
+    /// Arguments, states and items of a list or set, in the order in which they came.
+    pub(crate) parts: Vec<NodeId>,
+    /// Items of a dict.
+    pub(crate) pairs: Vec<(NodeId, NodeId)>,
+}
+
+impl Unknown {
+    /// The refusal, where nothing unknown may be.
+    pub(crate) fn fault(&self) -> Fault {
+        let Global { module, name } = self.global.clone();
+        Fault::UnknownGlobal { offset: self.offset, module, name }
+    }
+}
+
+impl OpaqueNode {
+    /// The part of this number: first parts, then keys and items in turn.
+    pub(super) fn part(&self, index: usize) -> Option<NodeId> {
+        let Some(index) = index.checked_sub(self.parts.len()) else { return Some(self.parts[index]) };
+        let (key, item) = *self.pairs.get(index / 2)?;
+        Some(if index.is_multiple_of(2) { key } else { item })
+    }
+
+    /// Drops all parts; whether there were any.
+    pub(super) fn forget_parts(&mut self) -> bool {
+        let had_parts = !self.parts.is_empty() || !self.pairs.is_empty();
+        (self.parts, self.pairs) = (Vec::new(), Vec::new());
+        had_parts
+    }
+}
+
+/// The object that a call of an unknown class or function gives; none if the callee is known.
+pub(super) fn called(machine: &Machine<'_>, callee: NodeId, args: NodeId) -> Option<Node> {
+    let class = match machine.node(callee) {
+        Node::Unknown(unknown) => made_class(machine, &unknown.global, args),
+        Node::Opaque(object) => object.class.clone(),
+        _ => return None,
+    };
+    Some(Node::Opaque(Box::new(OpaqueNode { class, parts: vec![args], pairs: Vec::new() })))
+}
+
+/// The class of the object: functions of `copyreg` make objects of the class that they are given.
+fn made_class(machine: &Machine<'_>, callee: &Global, args: NodeId) -> Global {
+    let makes_first = matches!(&callee.module[..], "copyreg" | "copy_reg");
+    let first = match machine.node(args) {
+        Node::Tuple(args) => args.first().map(|&first| machine.node(first)),
+        _ => None,
+    };
+    match first {
+        Some(Node::Unknown(class)) if makes_first => class.global.clone(),
+        _ => callee.clone(),
+    }
+}
+
+/// `getattr` of something unknown: a class inside of a class, a member of an enumeration, a method.
+pub(super) fn attribute(machine: &Machine<'_>, of: NodeId, name: NodeId) -> Option<Node> {
+    let Node::Str(name) = machine.node(name) else { return None };
+    let global = match machine.node(of) {
+        Node::Unknown(of) => &of.global,
+        Node::Opaque(of) => &of.class,
+        _ => return None,
+    };
+    let global = Global { module: global.module.clone(), name: format!("{}.{name}", global.name) };
+    Some(Node::Unknown(Box::new(Unknown { global, offset: machine.at as u64 })))
+}

@@ -1,0 +1,246 @@
+//! What training needs of a checkpoint, whoever wrote it: weights, states of the optimizer and counts of steps, found
+//! under the names of a model.
+//!
+//! Trainers agree on the tensors and differ in everything around them: keys in front of names, wrappers in names, flat
+//! or nested states, states by number. Names are compared without wrappers, and what stands in front of all of them may
+//! be anything. [`Found`] says for each parameter which tensors of the checkpoint are its own; [`StateRows`] reads rows
+//! of them.
+
+mod names;
+mod numbered;
+mod rows;
+mod steps;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+pub use rows::StateRows;
+pub use steps::Count;
+
+use crate::{
+    checkpoint::{Checkpoint, OptimizerName, Role, Tensor, Value, strip_path, strip_wrappers},
+    diff,
+    error::{Error, NameDifferences},
+    transfer::Options,
+};
+use names::Matched;
+
+/// A state of a parameter: whatever keeps the step is no tensor of these.
+pub(crate) const STEP: &str = "step";
+
+/// A parameter that is looked for.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Its name, then others that it may have.
+    pub names: Vec<String>,
+    /// Its dimensions.
+    pub shape: Vec<usize>,
+    /// The states that the optimizer keeps of it, with their dimensions. A frozen parameter has none.
+    pub states: Vec<(String, Vec<usize>)>,
+    /// Whether the optimizer lets it decay: tells groups of parameters apart whose states go by number.
+    pub decays: bool,
+}
+
+/// What was found.
+#[derive(Debug)]
+pub struct Found {
+    /// The checkpoint.
+    pub checkpoint: Checkpoint,
+    /// Of each parameter, the tensor with its values.
+    pub weights: Vec<String>,
+    /// Two tensors of one tied parameter, where both are there.
+    pub tied: Vec<[String; 2]>,
+    /// Of each parameter, the tensors of its states, in the order in which they were wanted; nothing where the
+    /// checkpoint has no state of an optimizer at all.
+    pub states: Option<Vec<Vec<String>>>,
+    /// Of each parameter, the settings of its group, by name.
+    pub settings: Vec<BTreeMap<String, Value>>,
+    /// Counts of steps of parameters.
+    pub counts: Vec<Count>,
+    /// Whether states went by the number of their parameter, whose name was derived.
+    pub is_numbered: bool,
+    /// What wrappers have put into names.
+    pub wrappers: BTreeSet<&'static str>,
+    /// Names of tensors and values that have no use here.
+    pub unused: Vec<String>,
+}
+
+/// The state of an optimizer by parameter, under the names that the checkpoint has for them, without wrappers.
+#[derive(Debug, Default)]
+struct Optimizer {
+    /// By parameter and state: the name in the checkpoint.
+    states: BTreeMap<String, BTreeMap<String, String>>,
+    groups: BTreeMap<u64, BTreeMap<String, Value>>,
+    /// By parameter.
+    settings: BTreeMap<String, BTreeMap<String, Value>>,
+}
+
+impl Found {
+    /// Finds everything that is wanted.
+    ///
+    /// # Errors
+    /// [`Error::NamesDiffer`] with all parameters and states that are missing, not expected, or of another shape or
+    /// type; [`Error::BadRequest`] for states by number whose parameters can not be told; [`Error::NotWhole`].
+    pub fn new(mut checkpoint: Checkpoint, wanted: &[Wanted]) -> Result<Found, Error> {
+        let (weights, wrappers) = weights(&checkpoint);
+        let prefix = names::common_prefix(&weights, wanted);
+        let mut differences = NameDifferences::default();
+        let mut matched = Matched::new(&weights, wanted, &prefix, &mut differences);
+        let optimizer = Optimizer::of(&checkpoint);
+        let is_numbered = optimizer.is_numbered();
+        let keys = match is_numbered {
+            true => numbered::names(&checkpoint, &optimizer, wanted)?,
+            false => names::keys(&optimizer.states, wanted),
+        };
+        numbered::prefer_masters(&mut checkpoint, &keys, &mut matched.names);
+        for (parameter, name) in wanted.iter().zip(&matched.names) {
+            name.iter().for_each(|name| expect(&checkpoint, name, &parameter.shape, &mut differences));
+        }
+        let states = optimizer.find_states(&checkpoint, wanted, &keys, &mut differences);
+        differences.into_result(&checkpoint.path)?;
+        let settings = keys.iter().map(|key| optimizer.settings_of(key.as_deref())).collect();
+        let counts = keys.iter().flatten().filter_map(|key| optimizer.count(&checkpoint, key)).collect();
+        let weights: Vec<String> = matched.names.into_iter().flatten().collect();
+        let used: BTreeSet<&String> = weights
+            .iter()
+            .chain(matched.tied.iter().flatten())
+            .chain(states.iter().flatten().flatten())
+            .collect();
+        for name in &used {
+            checkpoint.tensors[*name].check_coverage(&checkpoint.sources)?;
+        }
+        let unused = unused(&checkpoint, &used);
+        let tied = matched.tied;
+        Ok(Found { weights, tied, states, settings, counts, is_numbered, wrappers, unused, checkpoint })
+    }
+
+    /// Two tensors of one tied parameter that differ, if there are such.
+    ///
+    /// # Errors
+    /// Those of [`diff`](crate::diff::diff).
+    pub fn tied_difference(&self, options: &Options<'_>) -> Result<Option<[String; 2]>, Error> {
+        for names @ [first, second] in &self.tied {
+            if !diff::within(&self.checkpoint, [first, second], options)?.is_equal() {
+                return Ok(Some(names.clone()));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The tensors of the model: their names without wrappers, and their names.
+fn weights(checkpoint: &Checkpoint) -> (BTreeMap<String, String>, BTreeSet<&'static str>) {
+    let (mut weights, mut wrappers) = (BTreeMap::new(), BTreeSet::new());
+    for (name, tensor) in checkpoint.tensors.iter().filter(|(_, tensor)| tensor.role == Role::Model) {
+        let (path, found) = strip_path(&tensor.path);
+        wrappers.extend(found);
+        weights.insert(crate::checkpoint::join(&path), name.clone());
+    }
+    (weights, wrappers)
+}
+
+/// Notes a tensor of another shape, or of a type that is no float.
+fn expect(checkpoint: &Checkpoint, name: &str, shape: &[usize], differences: &mut NameDifferences) {
+    let Tensor { shape: got, dtype, .. } = &checkpoint.tensors[name];
+    let got: Vec<usize> = got.iter().map(|&size| usize::try_from(size).unwrap_or(usize::MAX)).collect();
+    differences.expect(name, shape, Some(&got));
+    if !dtype.is_convertible() {
+        differences.wrong_type.push((name.to_owned(), *dtype));
+    }
+}
+
+/// What nobody asked for, but settings and counts of steps, which are read elsewhere.
+fn unused(checkpoint: &Checkpoint, used: &BTreeSet<&String>) -> Vec<String> {
+    let is_known = |name: &String, path: &[crate::checkpoint::Key], role: Role| {
+        let of_optimizer = (role == Role::Optimizer).then(|| OptimizerName::of_path(path)).flatten();
+        let is_count = matches!(&of_optimizer, Some(OptimizerName::State { state, .. }) if state == STEP);
+        let is_setting = of_optimizer.is_some_and(|name| !matches!(name, OptimizerName::State { .. }));
+        used.contains(name) || is_count || is_setting || steps::is_run_count(path)
+    };
+    let tensors = checkpoint.tensors.iter().map(|(name, tensor)| (name, &tensor.path, tensor.role));
+    let values = checkpoint.values.iter().map(|(name, object)| (name, &object.path, object.role));
+    tensors
+        .chain(values)
+        .filter(|(name, path, role)| !is_known(name, path, *role))
+        .map(|all| all.0.clone())
+        .collect()
+}
+
+impl Optimizer {
+    fn of(checkpoint: &Checkpoint) -> Optimizer {
+        let mut optimizer = Optimizer::default();
+        let tensors = checkpoint.tensors.iter().filter(|(_, tensor)| tensor.role == Role::Optimizer);
+        let values = checkpoint.values.iter().filter(|(_, object)| object.role == Role::Optimizer);
+        let paths = tensors.map(|(name, tensor)| (name, &tensor.path, None));
+        let paths = paths.chain(values.map(|(name, object)| (name, &object.path, Some(&object.value))));
+        for (name, path, value) in paths {
+            match (OptimizerName::of_path(path), value) {
+                (Some(OptimizerName::State { parameter, state }), _) => {
+                    let parameter = strip_wrappers(&parameter).0;
+                    optimizer.states.entry(parameter).or_default().insert(state, name.clone());
+                }
+                (Some(OptimizerName::GroupSetting { group, key }), Some(value)) => {
+                    optimizer.groups.entry(group).or_default().insert(key, value.clone());
+                }
+                (Some(OptimizerName::ParameterSetting { parameter, key }), Some(value)) => {
+                    let parameter = strip_wrappers(&parameter).0;
+                    optimizer.settings.entry(parameter).or_default().insert(key, value.clone());
+                }
+                _ => {}
+            }
+        }
+        optimizer
+    }
+
+    /// Whether states go by the numbers of parameters.
+    fn is_numbered(&self) -> bool {
+        !self.states.is_empty() && self.states.keys().all(|key| key.parse::<u64>().is_ok())
+    }
+
+    /// The tensors of all wanted states, or nothing where there is no state of an optimizer.
+    fn find_states(
+        &self,
+        checkpoint: &Checkpoint,
+        wanted: &[Wanted],
+        keys: &[Option<String>],
+        differences: &mut NameDifferences,
+    ) -> Option<Vec<Vec<String>>> {
+        if self.states.is_empty() {
+            return None;
+        }
+        let of_parameter = |(parameter, key): (&Wanted, &Option<String>)| {
+            let held = key.as_ref().and_then(|key| self.states.get(key));
+            let mut found = Vec::new();
+            for (state, shape) in &parameter.states {
+                let tensor = held.and_then(|held| held.get(state));
+                match tensor.filter(|name| checkpoint.tensors.contains_key(*name)) {
+                    Some(name) => {
+                        expect(checkpoint, name, shape, differences);
+                        found.push(name.clone());
+                    }
+                    None => differences.missing.push(format!("{state} of {}", parameter.names[0])),
+                }
+            }
+            found
+        };
+        Some(wanted.iter().zip(keys).map(of_parameter).collect())
+    }
+
+    /// The settings of the group of a parameter.
+    fn settings_of(&self, key: Option<&str>) -> BTreeMap<String, Value> {
+        let Some(key) = key else { return BTreeMap::new() };
+        let holds = |group: &&BTreeMap<String, Value>| {
+            numbered::members(group).any(|member| strip_wrappers(&member).0 == key)
+        };
+        let group = || self.groups.values().find(holds);
+        self.settings.get(key).or_else(group).cloned().unwrap_or_default()
+    }
+
+    /// The count of steps of a parameter, if there is one.
+    fn count(&self, checkpoint: &Checkpoint, key: &str) -> Option<Count> {
+        let name = self.states.get(key)?.get(STEP)?;
+        Count::of(checkpoint, name)
+    }
+}
+
+#[cfg(test)]
+mod tests;

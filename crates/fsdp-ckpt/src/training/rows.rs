@@ -1,0 +1,121 @@
+//! Reading rows of any checkpoint's tensors as floats, holding what is read against the checksums of the format.
+
+use std::ops::Range;
+
+use super::Found;
+use crate::{
+    checkpoint::{Checkpoint, Source, Tensor},
+    error::Error,
+    file_io::Files,
+    floats::{self, CHUNK_ELEMENTS, OutOfRange, Real},
+    rows::{expect_len, expect_rows},
+    safetensors::TensorType,
+    transfer::{Options, PieceSizes, Reading, SourceFiles, TensorReader, scratch_bytes},
+};
+
+/// Rows of the tensors of a checkpoint, read by one thread.
+pub struct StateRows<'a> {
+    sources: SourceFiles<'a>,
+    options: Options<'a>,
+    bytes: Vec<u8>,
+    scratch: Vec<u8>,
+}
+
+impl<'a> StateRows<'a> {
+    /// Makes everything that was found readable by rows: compressed items are decoded to a nameless temporary file.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] for a damaged item, [`Error::Io`], [`Error::Canceled`].
+    pub fn new(found: &'a Found, options: Options<'a>) -> Result<StateRows<'a>, Error> {
+        let checkpoint = &found.checkpoint;
+        let mut sources = SourceFiles::new(&Files::anywhere(), checkpoint);
+        let counts = found.counts.iter().map(|count| &count.name);
+        let names = found.weights.iter().chain(found.states.iter().flatten().flatten()).chain(counts);
+        let tensors = names.filter_map(|name| checkpoint.tensors.get_key_value(name));
+        let readers: Vec<TensorReader> =
+            tensors.map(|(name, tensor)| TensorReader::new(name, tensor)).collect();
+        let is_zstd = |source: usize| matches!(checkpoint.sources[source], Source::Zstd { .. });
+        sources.spool_where(&std::env::temp_dir(), readers.iter(), is_zstd, &options)?;
+        Ok(StateRows { sources, options, bytes: Vec::new(), scratch: Vec::new() })
+    }
+
+    /// Fills `out` with the elements of whole rows of a tensor of floats, exactly.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`]; [`Error::BadRequest`] for rows that do not exist or do not fit `out`;
+    /// [`Error::Malformed`], [`Error::Io`].
+    pub fn read_rows_f64(&mut self, name: &str, rows: Range<usize>, out: &mut [f64]) -> Result<(), Error> {
+        let checkpoint = self.sources.checkpoint;
+        let tensor = tensor(checkpoint, name)?;
+        floats::expect_convertible(&checkpoint.path, name, tensor.dtype)?;
+        let row_count = tensor.shape.first().copied().unwrap_or(1);
+        expect_rows(&checkpoint.path, name, &rows, usize::try_from(row_count).unwrap_or(usize::MAX))?;
+        let row_len = tensor.len().checked_div(row_count).unwrap_or(0);
+        expect_len(&checkpoint.path, name, "elements", rows.len() as u64 * row_len, out.len() as u64)?;
+        let reader = TensorReader::new(name, tensor);
+        // Neighbours that lie far apart are read together, whatever that takes.
+        let step = if reader.wants_large_pieces() { out.len() } else { CHUNK_ELEMENTS };
+        let mut first = rows.start as u64 * row_len;
+        for piece in out.chunks_mut(step.max(1)) {
+            self.read(&reader, first..first + piece.len() as u64)?;
+            f64::decode(tensor.dtype, &self.bytes, piece)
+                .unwrap_or_else(|OutOfRange { .. }| unreachable!("every float fits in 64 bits"));
+            first += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// The only element of a tensor, whatever kind of number it is.
+    ///
+    /// # Errors
+    /// [`Error::BadRequest`] for a tensor of several elements or of another type; those of reading.
+    pub(super) fn read_number(&mut self, name: &str) -> Result<f64, Error> {
+        let checkpoint = self.sources.checkpoint;
+        let tensor = tensor(checkpoint, name)?;
+        if tensor.len() != 1 {
+            let reason = format!("`{name}` is no number: it has the shape {:?}", tensor.shape);
+            return Err(Error::bad_request(&checkpoint.path, reason));
+        }
+        self.read(&TensorReader::new(name, tensor), 0..1)?;
+        let wide = |bytes: &[u8]| {
+            let mut all = [0; 8];
+            all[..bytes.len()].copy_from_slice(bytes);
+            i64::from_le_bytes(all)
+        };
+        match tensor.dtype {
+            #[expect(clippy::cast_precision_loss, reason = "no run does 2^53 steps")]
+            TensorType::I64 | TensorType::U64 | TensorType::U32 => Ok(wide(&self.bytes) as f64),
+            TensorType::I32 => Ok(f64::from(wide(&self.bytes) as i32)),
+            dtype => {
+                floats::expect_convertible(&checkpoint.path, name, dtype)?;
+                let mut value = [0.0];
+                f64::decode(dtype, &self.bytes, &mut value)
+                    .unwrap_or_else(|OutOfRange { .. }| unreachable!("every float fits in 64 bits"));
+                Ok(value[0])
+            }
+        }
+    }
+
+    /// Holds everything that was read against the checksums of the format.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] for bytes that do not match, [`Error::Io`], [`Error::Canceled`].
+    pub fn finish(self) -> Result<(), Error> {
+        self.sources.complete_checks(&self.options)?;
+        self.sources.checks.finish()
+    }
+
+    /// Reads elements of a tensor into the buffer.
+    fn read(&mut self, reader: &TensorReader<'_>, elements: Range<u64>) -> Result<(), Error> {
+        self.options.check_cancel()?;
+        self.bytes.resize((elements.end - elements.start) as usize * reader.size(), 0);
+        let scratch_max = scratch_bytes(PieceSizes::of(&self.options), reader);
+        let mut reading = Reading { reader, sources: &self.sources, scratch: &mut self.scratch, scratch_max };
+        reading.read(elements, &mut self.bytes).map(drop)
+    }
+}
+
+fn tensor<'a>(checkpoint: &'a Checkpoint, name: &str) -> Result<&'a Tensor, Error> {
+    let tensors = &checkpoint.tensors;
+    tensors.get(name).ok_or_else(|| Error::unknown_tensor(&checkpoint.path, name, tensors.len()))
+}

@@ -1,0 +1,76 @@
+//! How many steps were done: by the counts that an optimizer keeps of every parameter, or by those of the trainer.
+
+use super::{Found, StateRows};
+use crate::{
+    checkpoint::{Checkpoint, Key, Value},
+    error::Error,
+};
+
+/// Last steps of names under which trainers keep how far they are.
+const RUN_COUNTS: [&str; 4] = ["global_step", "global_steps", "step", "steps"];
+
+/// A count of steps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Count {
+    /// Its name in the checkpoint.
+    pub name: String,
+    /// The number, where it is no tensor.
+    value: Option<f64>,
+}
+
+impl Count {
+    /// The count of this name, if it is a tensor or a number.
+    pub(super) fn of(checkpoint: &Checkpoint, name: &str) -> Option<Count> {
+        let value = checkpoint.values.get(name).map(|object| number(&object.value));
+        match value {
+            Some(value) => Some(Count { name: name.to_owned(), value: Some(value?) }),
+            None => {
+                checkpoint.tensors.contains_key(name).then(|| Count { name: name.to_owned(), value: None })
+            }
+        }
+    }
+
+    /// The number of steps.
+    ///
+    /// # Errors
+    /// [`Error::BadRequest`] for a tensor that is no single number; those of reading.
+    pub fn read(&self, rows: &mut StateRows<'_>) -> Result<f64, Error> {
+        self.value.map_or_else(|| rows.read_number(&self.name), Ok)
+    }
+}
+
+impl Found {
+    /// The trainer's own count of steps, if it keeps one.
+    pub fn run_count(&self) -> Option<Count> {
+        let checkpoint = &self.checkpoint;
+        let facts = checkpoint.run_state.iter().filter(|(key, _)| RUN_COUNTS.contains(&key.as_str()));
+        let mut facts = facts
+            .filter_map(|(key, text)| Some(Count { name: key.clone(), value: Some(text.parse().ok()?) }));
+        let tensors = checkpoint.tensors.iter().map(|(name, tensor)| (name, &tensor.path));
+        let values = checkpoint.values.iter().map(|(name, object)| (name, &object.path));
+        let mut named = tensors.chain(values).filter(|(_, path)| is_run_count(path));
+        named.find_map(|(name, _)| Count::of(checkpoint, name)).or_else(|| facts.next())
+    }
+}
+
+/// Whether a path leads to a trainer's count of steps.
+pub(super) fn is_run_count(path: &[Key]) -> bool {
+    let text = |key: &Key| match key {
+        Key::Name(name) => name.clone(),
+        Key::Index(_) => String::new(),
+    };
+    match path {
+        [only] => RUN_COUNTS.contains(&text(only).as_str()),
+        [first, last] => text(first) == "train_state" && RUN_COUNTS.contains(&text(last).as_str()),
+        _ => false,
+    }
+}
+
+fn number(value: &Value) -> Option<f64> {
+    match value {
+        #[expect(clippy::cast_precision_loss, reason = "no run does 2^53 steps")]
+        Value::Int(number) => Some(*number as f64),
+        Value::Float(number) => Some(*number),
+        _ => None,
+    }
+}

@@ -1,0 +1,278 @@
+use std::{collections::BTreeMap, path::Path};
+
+use super::*;
+use crate::{
+    checkpoint::{Chunk, Key, Object, Region, Source, has_model_step, join},
+    formats::open,
+    safetensors::TensorType,
+    transfer::NoProgress,
+};
+
+/// A checkpoint in one file of `f32`, made of paths, roles and values of one dimension.
+struct Made {
+    _dir: tempfile::TempDir,
+    checkpoint: Checkpoint,
+}
+
+fn made(tensors: &[(&[&str], Role, &[f32])], values: &[(&[&str], Value)]) -> Made {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("data");
+    let (mut bytes, mut checkpoint) = (Vec::new(), Checkpoint::default());
+    let path = |steps: &[&str]| steps.iter().map(|step| Key::Name((*step).to_owned())).collect::<Vec<_>>();
+    for (steps, role, values) in tensors {
+        let (path, offset, len) = (path(steps), bytes.len() as u64, values.len() as u64);
+        bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        let chunks = vec![Chunk { region: Region::Flat(0..len), source: 0, offset }];
+        let shape = if len == 1 { vec![] } else { vec![len] };
+        let tensor = Tensor { path: path.clone(), role: *role, dtype: TensorType::F32, shape, chunks };
+        checkpoint.tensors.insert(join(&path), tensor);
+    }
+    for (steps, value) in values {
+        let (path, value) = (path(steps), value.clone());
+        checkpoint.values.insert(join(&path), Object { path, role: Role::Optimizer, value });
+    }
+    checkpoint.path = dir.path().to_owned();
+    checkpoint.sources.push(Source::File { path: file.clone(), len: bytes.len() as u64 });
+    std::fs::write(&file, bytes).unwrap();
+    Made { _dir: dir, checkpoint }
+}
+
+fn wanted(name: &str, len: usize, decays: bool) -> Wanted {
+    let states = vec![("exp_avg".to_owned(), vec![len])];
+    Wanted { names: vec![name.to_owned()], shape: vec![len], states, decays }
+}
+
+/// Everything that was found, by name and value.
+fn read(found: &Found) -> BTreeMap<String, Vec<f64>> {
+    let cancel = std::sync::atomic::AtomicBool::new(false);
+    let mut rows = StateRows::new(found, Options::new(&NoProgress, &cancel)).unwrap();
+    let names = found.weights.iter().chain(found.states.iter().flatten().flatten());
+    let mut read = |name: &String| {
+        let len = usize::try_from(found.checkpoint.tensors[name].len()).unwrap();
+        let mut values = vec![0.0; len];
+        let row_count = found.checkpoint.tensors[name].shape.first().map_or(1, |&rows| rows as usize);
+        rows.read_rows_f64(name, 0..row_count, &mut values).unwrap();
+        (name.clone(), values)
+    };
+    let all = names.map(&mut read).collect();
+    rows.finish().unwrap();
+    all
+}
+
+fn counts(found: &Found) -> Vec<f64> {
+    let cancel = std::sync::atomic::AtomicBool::new(false);
+    let mut rows = StateRows::new(found, Options::new(&NoProgress, &cancel)).unwrap();
+    found.counts.iter().map(|count| count.read(&mut rows).unwrap()).collect()
+}
+
+const A: &[f32] = &[1.0, 2.0];
+const B: &[f32] = &[3.0, 4.0, 5.0];
+
+#[test]
+fn prefixes_wrappers_and_nesting_do_not_hide_a_parameter() {
+    let forms: [[&[&str]; 3]; 4] = [
+        [&["a.w"], &["optim", "state", "a.w", "exp_avg"], &["optim", "state", "a.w", "step"]],
+        [&["model", "a.w"], &["optimizer", "state.a.w.exp_avg"], &["optimizer", "state.a.w.step"]],
+        [
+            &["model", "_orig_mod.a.w"],
+            &["optim", "state", "_orig_mod.a.w", "exp_avg"],
+            &["optim", "state", "_orig_mod.a.w", "step"],
+        ],
+        [
+            &["module.a._checkpoint_wrapped_module.w"],
+            &["optim.state.module.a._checkpoint_wrapped_module.w.exp_avg"],
+            &["optim.state.module.a._checkpoint_wrapped_module.w.step"],
+        ],
+    ];
+    for [weight, moment, step] in forms {
+        let tensors = [
+            (weight, Role::Model, A),
+            (moment, Role::Optimizer, &[6.0, 7.0]),
+            (step, Role::Optimizer, &[9.0]),
+        ];
+        let made = made(&tensors, &[]);
+        let found = Found::new(made.checkpoint, &[wanted("a.w", 2, true)]).unwrap();
+        let read: Vec<Vec<f64>> = read(&found).into_values().collect();
+        assert!(read.contains(&vec![1.0, 2.0]) && read.contains(&vec![6.0, 7.0]), "{weight:?}: {read:?}");
+        assert_eq!(counts(&found), [9.0], "{weight:?}");
+        assert_eq!((found.unused.len(), found.is_numbered), (0, false), "{:?}", found.unused);
+    }
+}
+
+#[test]
+fn what_is_missing_or_of_another_shape_is_named() {
+    let tensors = [
+        (&["model", "a.w"][..], Role::Model, A),
+        (&["model", "b.w"], Role::Model, B),
+        (&["model", "c.w"], Role::Model, A),
+        (&["optim", "state", "a.w", "exp_avg"], Role::Optimizer, B),
+    ];
+    let made = made(&tensors, &[]);
+    let wanted = [wanted("a.w", 2, true), wanted("b.w", 3, true), wanted("d.w", 3, true)];
+    let error = Found::new(made.checkpoint, &wanted).unwrap_err().to_string();
+    let of = error.split_once("asked for: ").unwrap().1;
+    let expected = "3 missing: `model.d.w`, `exp_avg of b.w`, `exp_avg of d.w`; 1 not expected: `model.c.w`; \
+                    1 of the wrong shape: `optim.state.a.w.exp_avg` (expected [2], got [3]); check that config and \
+                    weights belong together";
+    assert_eq!(of, expected);
+}
+
+#[test]
+fn states_by_number_get_names_from_the_order_of_the_model_and_from_what_decays() {
+    let group = |decay: f64, numbers: &[i64]| {
+        let params = numbers.iter().map(|&number| Value::Int(number)).collect();
+        [("weight_decay", Value::Float(decay)), ("params", Value::List(params))]
+    };
+    let groups = [group(0.1, &[0, 1]), group(0.0, &[2])];
+    let names = ["0", "1"];
+    let paths: Vec<([&str; 4], Value)> = names
+        .iter()
+        .zip(groups)
+        .flat_map(|(name, group)| group.map(|(key, value)| (["optim", "param_groups", name, key], value)))
+        .collect();
+    let values: Vec<(&[&str], Value)> =
+        paths.iter().map(|(path, value)| (&path[..], value.clone())).collect();
+    let tensors = [
+        (&["a.w"][..], Role::Model, A),
+        (&["norm.w"], Role::Model, A),
+        (&["z.w"], Role::Model, B),
+        (&["optim", "state", "0", "exp_avg"], Role::Optimizer, &[10.0, 11.0]),
+        (&["optim", "state", "1", "exp_avg"], Role::Optimizer, &[20.0, 21.0, 22.0]),
+        (&["optim", "state", "2", "exp_avg"], Role::Optimizer, &[30.0, 31.0]),
+    ];
+    let model = [wanted("a.w", 2, true), wanted("norm.w", 2, false), wanted("z.w", 3, true)];
+    let found = Found::new(made(&tensors, &values).checkpoint, &model).unwrap();
+    let names: Vec<&str> = found.states.iter().flatten().flatten().map(String::as_str).collect();
+    assert_eq!(names, ["optim.state.0.exp_avg", "optim.state.2.exp_avg", "optim.state.1.exp_avg"]);
+    assert!(found.is_numbered);
+    assert_eq!(found.settings[1]["weight_decay"], Value::Float(0.0));
+    // Two that do not decay can not be told apart from one.
+    let other = [wanted("a.w", 2, true), wanted("norm.w", 2, false), wanted("z.w", 3, false)];
+    let error = Found::new(made(&tensors, &values).checkpoint, &other).unwrap_err().to_string();
+    assert!(error.contains("a group has 2 of them where the model has 1"), "{error}");
+}
+
+/// What a model that is the one of a checkpoint would want of it.
+fn model_of(checkpoint: &Checkpoint, decays: impl Fn(&str) -> bool) -> Vec<Wanted> {
+    let optimizer = Optimizer::of(checkpoint);
+    let models = checkpoint.tensors.values().filter(|tensor| tensor.role == Role::Model);
+    let wanted = models.map(|tensor| {
+        let name = join(&tensor.path[usize::from(has_model_step(&tensor.path))..]);
+        let shape: Vec<usize> = tensor.shape.iter().map(|&size| size as usize).collect();
+        // Buffers have no state.
+        let is_trained = optimizer.is_numbered() || optimizer.states.contains_key(&name);
+        let states = ["exp_avg", "exp_avg_sq"].map(|state| (state.to_owned(), shape.clone()));
+        let states = if is_trained { states.into() } else { Vec::new() };
+        Wanted { decays: decays(&name), names: vec![name], shape, states }
+    });
+    wanted.collect()
+}
+
+#[test]
+fn formats_that_no_run_was_saved_in_give_weights_states_and_steps() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    for (path, steps) in [
+        ("xla_fsdp_2rank/trained_rank-00000000-of-00000002.pth", 2.0),
+        ("deepspeed_layout/zero2", 5.0),
+        ("deepspeed_layout/zero3", 5.0),
+        ("dcp_2rank_zstd", 2.0),
+        ("dcp_hsdp_2x2", 2.0),
+        ("full.pth", 2.0),
+        ("fsdp1_ranks/dtensor", 1.0),
+        ("fsdp1_ranks/sharded_tensor", 1.0),
+    ] {
+        let mut checkpoint = open(fixtures.join(path)).unwrap();
+        // No model here has a buffer of integers.
+        checkpoint.tensors.retain(|_, tensor| tensor.dtype.is_convertible());
+        let wanted = model_of(&checkpoint, |_| true);
+        let found = Found::new(checkpoint, &wanted).unwrap();
+        let trained = wanted.iter().filter(|one| !one.states.is_empty()).count();
+        assert!(trained > 0, "{path}");
+        assert_eq!(counts(&found), vec![steps; trained], "{path}");
+        // Every element is read, and every checksum matches.
+        assert_eq!(read(&found).len(), wanted.len() + 2 * trained, "{path}");
+    }
+}
+
+#[test]
+fn what_a_trainer_saved_is_what_it_held_in_memory() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let open = |path: &str| open(fixtures.join(path)).unwrap();
+    let values = |found: &Found| -> Vec<Vec<f64>> {
+        let read = read(found);
+        let names = found.weights.iter().chain(found.states.iter().flatten().flatten());
+        names.map(|name| read[name].clone()).collect()
+    };
+    for (path, held, model, steps) in [
+        ("fsdp2/dcp", "fsdp2/expected", LLAMA, 10.0),
+        ("fsdp2/dcp_flat", "fsdp2/expected", LLAMA, 10.0),
+        ("accelerate/fsdp2_sharded", "accelerate/fsdp2_sharded.expected", LLAMA, 10.0),
+        ("accelerate/fsdp2_full", "accelerate/fsdp2_full.expected", LLAMA, 10.0),
+        ("accelerate/ddp", "accelerate/ddp.expected", LLAMA, 10.0),
+        ("trainer/single/checkpoint-10", "trainer/single.expected", LLAMA, 10.0),
+        ("trainer/fsdp2/checkpoint-10", "trainer/fsdp2.expected", LLAMA, 10.0),
+        ("torchtitan/step-10", "torchtitan/expected", LLAMA, 10.0),
+        ("verl/actor", "verl/expected", LLAMA, 10.0),
+        ("lightning/checkpoints/step=10.ckpt", "lightning/expected", LLAMA, 10.0),
+        ("deepspeed/zero0", "deepspeed/zero0.expected", LLAMA, 10.0),
+        ("deepspeed/zero0_bf16", "deepspeed/zero0_bf16.expected", LLAMA, 11.0),
+        ("deepspeed/zero1", "deepspeed/zero1.expected", LLAMA, 10.0),
+        ("deepspeed/zero2", "deepspeed/zero2.expected", LLAMA, 10.0),
+        ("deepspeed/zero3", "deepspeed/zero3.expected", LLAMA, 10.0),
+        (TIED, "deepspeed/zero1_bf16_tied_frozen.expected", TIED, 10.0),
+        ("deepspeed/zero2_bf16_tied_frozen", "deepspeed/zero2_bf16_tied_frozen.expected", TIED, 10.0),
+        ("deepspeed/zero3_bf16_tied_frozen", "deepspeed/zero3_bf16_tied_frozen.expected", TIED, 10.0),
+        (SMALL, "optimizers/before_1_6.expected", SMALL, 1.0),
+        ("optimizers/before_1_6.pt", "optimizers/before_1_6.expected", SMALL, 1.0),
+        (TENSOR_PARALLEL, "optimizers/tp_fsdp2.expected", TENSOR_PARALLEL, 1.0),
+    ] {
+        let model = in_order(model_of(&open(model), |name| !name.contains("norm")));
+        let found = Found::new(open(path), &model).unwrap();
+        let held = Found::new(open(&format!("{held}.safetensors")), &model).unwrap();
+        assert!(values(&found) == values(&held), "{path}");
+        let trained = model.iter().filter(|one| !one.states.is_empty()).count();
+        assert_eq!(counts(&found), vec![steps; trained], "{path}");
+        let with_settings = found.settings.iter().filter(|settings| settings.contains_key("lr"));
+        assert_eq!(with_settings.count(), trained, "{path}");
+    }
+}
+
+/// Checkpoints with the names and shapes of a model: the Llama of most, the one with tied embeddings and a projection
+/// that is not trained, two linear layers, and two that are split into columns and rows.
+const LLAMA: &str = "fsdp2/dcp";
+const TIED: &str = "deepspeed/zero1_bf16_tied_frozen";
+const SMALL: &str = "optimizers/fsdp1_dcp";
+const TENSOR_PARALLEL: &str = "optimizers/tp_fsdp2";
+
+/// Parameters as their model lists them.
+fn in_order(mut model: Vec<Wanted>) -> Vec<Wanted> {
+    let parts = [
+        "0.weight",
+        "0.bias",
+        "1.weight",
+        "embed",
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate",
+        "up_proj",
+        "down",
+        "layernorm",
+        "norm",
+        "lm_head",
+    ];
+    model.sort_by_key(|one| parts.iter().position(|part| one.names[0].contains(part)));
+    model
+}
+
+#[test]
+fn nothing_of_a_run_of_fsdp2_is_left_over() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/fsdp2");
+    for layout in ["dcp", "dcp_flat"] {
+        let checkpoint = open(fixtures.join(layout)).unwrap();
+        let model = model_of(&open(fixtures.join("dcp")).unwrap(), |_| true);
+        let found = Found::new(checkpoint, &model).unwrap();
+        assert!(found.unused.is_empty(), "{layout}: {:?}", found.unused);
+    }
+}

@@ -1,0 +1,127 @@
+//! Checkpoints of other trainers read, bit for bit, to the state that was saved (`scripts/make_fixtures`).
+
+use std::collections::BTreeMap;
+
+use fsdp_ckpt::{checkpoint::Role, formats, safetensors::SafetensorsReader};
+
+use crate::{bytes_of, fixture};
+
+/// Checks that a checkpoint holds what an expected file does, model and state of the optimizer, and nothing else.
+fn assert_holds(checkpoint: &str, expected: &str, (model, optimizer): (&str, &str)) {
+    assert_part(checkpoint, expected, (Role::Model, model));
+    assert_part(checkpoint, expected, (Role::Optimizer, optimizer));
+    let found = formats::open(fixture(checkpoint)).unwrap();
+    assert!(found.tensors.values().all(|tensor| tensor.role != Role::Other), "{checkpoint}");
+}
+
+/// Checks that the tensors of a role are those of an expected file, where their names begin with `ours`.
+fn assert_part(checkpoint: &str, expected: &str, (role, ours): (Role, &str)) {
+    let found = formats::open(fixture(checkpoint)).unwrap();
+    found.check_coverage().unwrap();
+    let expected = SafetensorsReader::open(fixture(expected)).unwrap();
+    let theirs = if role == Role::Model { "model." } else { "optim." };
+    let renamed = |name: &str| name.strip_prefix(theirs).map(|rest| format!("{ours}{rest}"));
+    let names: BTreeMap<String, &str> =
+        expected.names().filter_map(|name| Some((renamed(name)?, name))).collect();
+    let part = found.tensors.iter().filter(|(_, tensor)| tensor.role == role).map(|(name, _)| name);
+    assert!(part.eq(names.keys()), "{checkpoint}: {:?}", found.tensors.keys());
+    for (name, theirs) in names {
+        let entry = expected.entry(theirs).unwrap();
+        let tensor = &found.tensors[&name];
+        let shape: Vec<u64> = entry.shape().iter().map(|&dim| dim as u64).collect();
+        assert_eq!((tensor.dtype, &tensor.shape), (entry.dtype(), &shape), "{checkpoint}: {name}");
+        let mut bytes = vec![0; entry.len_bytes() as usize];
+        expected.read_rows(theirs, 0..entry.row_count(), &mut bytes).unwrap();
+        assert_eq!(bytes_of(&found, &name), bytes, "{checkpoint}: {name}");
+    }
+}
+
+#[test]
+fn training_states_of_fsdp2_with_a_nested_and_a_flattened_optimizer() {
+    for layout in ["fsdp2/dcp", "fsdp2/dcp_flat"] {
+        assert_holds(layout, "fsdp2/expected.safetensors", ("model.", "optim."));
+    }
+}
+
+#[test]
+fn a_training_state_of_torchtitan() {
+    assert_holds("torchtitan/step-10", "torchtitan/expected.safetensors", ("", "optimizer."));
+}
+
+#[test]
+fn deepspeed_stages_1_to_3_with_tied_and_frozen_parameters_in_two_groups() {
+    for (stage, rest) in (1..4).flat_map(|stage| [(stage, ""), (stage, "_bf16_tied_frozen")]) {
+        let kind = format!("zero{stage}{rest}");
+        let expected = format!("deepspeed/{kind}.expected.safetensors");
+        assert_holds(&format!("deepspeed/{kind}"), &expected, ("", "optim."));
+    }
+}
+
+#[test]
+fn two_by_two_ranks_as_replicas_and_with_tensor_parallelism() {
+    for mesh in ["hsdp", "tp_fsdp2"] {
+        assert_holds(&format!("torch_files/{mesh}"), "torch_files/expected.safetensors", ("model.", ""));
+        let safetensors = format!("torch_files/{mesh}_safetensors");
+        assert_holds(&safetensors, "torch_files/expected.safetensors", ("", ""));
+    }
+}
+
+#[test]
+fn dtensors_of_fsdp1_in_one_file_per_rank() {
+    for path in ["torch_files/fsdp1_dtensors", "torch_files/fsdp1_dtensors/model_rank_1.pt"] {
+        assert_holds(path, "torch_files/expected.safetensors", ("", ""));
+    }
+}
+
+#[test]
+fn a_model_bare_and_under_a_name() {
+    assert_holds("torch_files/pickles/bare.pt", "torch_files/expected.safetensors", ("", ""));
+    assert_holds("torch_files/pickles/under_model.pt", "torch_files/expected.safetensors", ("model.", ""));
+}
+
+#[test]
+fn an_adapter_of_peft() {
+    assert_holds("lora/adapter", "lora/expected.safetensors", ("", ""));
+}
+
+#[test]
+fn parts_of_the_folders_of_accelerate() {
+    let sharded = "accelerate/fsdp2_sharded.expected.safetensors";
+    assert_part("accelerate/fsdp2_sharded/pytorch_model_fsdp_0", sharded, (Role::Model, "model."));
+    assert_part("accelerate/fsdp2_sharded/optimizer_0", sharded, (Role::Optimizer, "optimizer."));
+    let full = "accelerate/fsdp2_full.expected.safetensors";
+    assert_part("accelerate/fsdp2_full/pytorch_model_fsdp.bin", full, (Role::Model, ""));
+    assert_part("accelerate/fsdp2_full/optimizer.bin", full, (Role::Optimizer, ""));
+    assert_part("accelerate/ddp/model.safetensors", "accelerate/ddp.expected.safetensors", (Role::Model, ""));
+}
+
+#[test]
+fn parts_of_the_folders_of_transformers() {
+    let single = "trainer/single/checkpoint-10/model.safetensors";
+    assert_part(single, "trainer/single.expected.safetensors", (Role::Model, ""));
+    let expected = "trainer/fsdp2.expected.safetensors";
+    let model = "trainer/fsdp2/checkpoint-10/pytorch_model_fsdp_0";
+    assert_part(model, expected, (Role::Model, "model."));
+    let optimizer = "trainer/fsdp2/checkpoint-10/optimizer_0";
+    assert_part(optimizer, expected, (Role::Optimizer, "optimizer."));
+}
+
+#[test]
+fn the_model_in_the_files_of_verl() {
+    let file = "verl/actor/model_world_size_2_rank_0.pt";
+    assert_part(file, "verl/expected.safetensors", (Role::Model, ""));
+}
+
+#[test]
+fn the_model_of_deepspeed_without_zero() {
+    assert_part("deepspeed/zero0", "deepspeed/zero0.expected.safetensors", (Role::Model, ""));
+    let found = formats::open(fixture("deepspeed/zero0")).unwrap();
+    let optimizer = found.tensors.iter().filter(|(_, tensor)| tensor.role == Role::Optimizer);
+    assert!(
+        optimizer.clone().count() > 30 && optimizer.clone().all(|(name, _)| name.starts_with("optimizer."))
+    );
+    // In bfloat16, the 32-bit copies are the optimizer's, by number.
+    let bf16 = formats::open(fixture("deepspeed/zero0_bf16")).unwrap();
+    bf16.check_coverage().unwrap();
+    assert_eq!(bf16.tensors.values().filter(|tensor| tensor.role == Role::Model).count(), 12);
+}

@@ -1,0 +1,414 @@
+//! Going on from what other trainers have saved, and saving what they go on from.
+
+use serde_json::Value;
+
+use crate::support::{Sandbox, folded};
+
+/// The run of PyTorch that `fsdp2/expected.json` tells of, in the folder of a sandbox.
+const RUN: &str = r#"train fsdp2/run.toml --set model.path=fsdp2 --set data.train=["fsdp2/tokens.bin"]"#;
+
+/// Losses of the run in PyTorch after step 10, where it was saved.
+fn expected(sandbox: &Sandbox) -> Vec<f64> {
+    let expected: Value = serde_json::from_str(&sandbox.read("fsdp2/expected.json")).unwrap();
+    assert_eq!(expected["saved_after"], 10);
+    expected["losses"].as_array().unwrap()[10..].iter().map(|loss| loss.as_f64().unwrap()).collect()
+}
+
+#[test]
+fn a_run_of_fsdp2_goes_on_as_it_went_on_there() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2"]);
+    let expected = expected(&sandbox);
+    assert_eq!(expected.len(), 20);
+    for (layout, ranks) in [("dcp", 2), ("dcp_flat", 1)] {
+        let run = format!("{RUN} --set run.out_dir={layout} --set run.ranks={ranks}");
+        sandbox.succeed(&format!("{run} --resume-from fsdp2/{layout}"));
+        assert_eq!(sandbox.column(layout, "step"), (11..=30).map(f64::from).collect::<Vec<_>>());
+        for (ours, theirs) in sandbox.column(layout, "loss").iter().zip(&expected) {
+            assert!((ours - theirs).abs() <= 1e-6, "{layout}: {ours} and {theirs}");
+        }
+        let end = format!("{layout}-end.safetensors");
+        let convert = format!("ckpt convert fsdp2/expected_end.safetensors {end} --to safetensors");
+        sandbox.succeed(&format!("{convert} --strip-prefix model. --no-sync"));
+        sandbox.succeed(&format!("ckpt diff {layout}/model {end} --atol 1e-5"));
+    }
+}
+
+#[test]
+fn folders_of_other_trainers_go_on_as_that_run_did() {
+    let sandbox = Sandbox::with_fixtures(&[
+        "fsdp2",
+        "accelerate",
+        "trainer",
+        "torchtitan",
+        "deepspeed",
+        "verl",
+        "lightning",
+    ]);
+    let expected = expected(&sandbox);
+    // All of them trained on the same data from the same weights.
+    for (number, path) in [
+        "accelerate/fsdp2_sharded",
+        "accelerate/fsdp2_full",
+        "accelerate/ddp",
+        "trainer/single/checkpoint-10",
+        "trainer/fsdp2/checkpoint-10",
+        "torchtitan/step-10",
+        "deepspeed/zero0",
+        "deepspeed/zero1",
+        "deepspeed/zero2",
+        "deepspeed/zero3",
+        "verl/actor",
+        "verl/actor/model_world_size_2_rank_0.pt",
+        "lightning/checkpoints/step=10.ckpt",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let ran = sandbox.succeed(&format!("{RUN} --set run.out_dir=out-{number} --resume-from {path}"));
+        assert!(ran.stderr.contains("12 parameters; exp_avg, exp_avg_sq of 12; step 10"), "{}", ran.stderr);
+        for (ours, theirs) in sandbox.column(&format!("out-{number}"), "loss").iter().zip(&expected) {
+            assert!((ours - theirs).abs() <= 1e-6, "{path}: {ours} and {theirs}");
+        }
+    }
+}
+
+#[test]
+fn a_converted_checkpoint_goes_on_as_its_source_does() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2"]);
+    sandbox.succeed(&format!("{RUN} --set run.out_dir=source --resume-from fsdp2/dcp"));
+    for (format, path) in [("torch", "all.pth"), ("native", "all"), ("dcp --world-size 3", "three")] {
+        sandbox.succeed(&format!("ckpt convert fsdp2/dcp {path} --to {format} --no-sync"));
+        sandbox.succeed(&format!("{RUN} --set run.out_dir=of-{path} --resume-from {path}"));
+        assert_eq!(sandbox.column(&format!("of-{path}"), "loss"), sandbox.column("source", "loss"), "{path}");
+    }
+}
+
+#[test]
+fn tied_and_frozen_parameters_and_masters_of_bfloat16_go_on_as_what_deepspeed_held_in_memory() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2", "deepspeed"]);
+    let mut config: Value = serde_json::from_str(&sandbox.read("fsdp2/config.json")).unwrap();
+    config["tie_word_embeddings"] = true.into();
+    std::fs::create_dir(sandbox.path("tied")).unwrap();
+    sandbox.write("tied/config.json", config.to_string());
+    let tied = r#"--set model.path=tied --set model.init=random --set fsdp.frozen=["k_proj"]"#;
+    for (kind, options, taken) in [
+        // Its optimizer makes an empty step first, to have its states.
+        ("zero0_bf16", "", "12 parameters; exp_avg, exp_avg_sq of 12; step 11"),
+        ("zero1_bf16_tied_frozen", tied, "11 parameters; exp_avg, exp_avg_sq of 10; step 10"),
+        ("zero2_bf16_tied_frozen", tied, "11 parameters; exp_avg, exp_avg_sq of 10; step 10"),
+        ("zero3_bf16_tied_frozen", tied, "11 parameters; exp_avg, exp_avg_sq of 10; step 10"),
+    ] {
+        let run = format!("{RUN} {options}");
+        let ran = sandbox.succeed(&format!("{run} --set run.out_dir={kind} --resume-from deepspeed/{kind}"));
+        assert!(ran.stderr.contains(taken), "{kind}: {}", ran.stderr);
+        let held =
+            format!("--set run.out_dir={kind}-held --resume-from deepspeed/{kind}.expected.safetensors");
+        sandbox.succeed(&format!("{run} {held}"));
+        assert_eq!(sandbox.column(kind, "loss"), sandbox.column(&format!("{kind}-held"), "loss"), "{kind}");
+    }
+}
+
+#[test]
+fn what_was_taken_is_told_before_the_first_step() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2"]);
+    let run = format!("{RUN} --set train.steps=10 --set run.out_dir=out --set train.optimizer.lr=0.02");
+    let run = format!("{run} --set train.optimizer.no_decay=[] --resume-from fsdp2/dcp");
+    let ran = sandbox.succeed(&run);
+    let told = ran.stderr.replace(&sandbox.path("").canonicalize().unwrap().display().to_string(), "");
+    insta::assert_snapshot!(folded(&told), @r#"
+    going on from /fsdp2/dcp after step 10
+    train.optimizer.lr was 0.01, now 0.02: from here on not the bits of an unchanged run
+    train.optimizer.weight_decay of model.layers.0.input_layernorm.weight and 2 more was 0, now 0.1:
+    from here on not the bits of an unchanged run
+      format    PyTorch DCP 1.0.0
+      taken     12 parameters; exp_avg, exp_avg_sq of 12; step 10
+    (optim.state.model.embed_tokens.weight.step)
+      derived   position in data.train: epoch 0, step 10 of it; learning rate of the next step: 0.02
+      missing   random state: dropout follows from the seed and the step
+      not used  -
+    "#);
+}
+
+#[test]
+fn what_can_not_be_gone_on_from_says_why() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2"]);
+    let refused = |options: &str| {
+        let ran = sandbox.fsdp(&format!("{RUN} --set run.out_dir=out {options}"));
+        assert_eq!(ran.code, Some(2), "{options}: {}", ran.stderr);
+        assert!(!sandbox.path("out").exists(), "{options}");
+        let folder = sandbox.path("").canonicalize().unwrap().display().to_string();
+        folded(&ran.stderr.replace(&format!("{folder}/"), ""))
+    };
+    std::fs::create_dir(sandbox.path("other")).unwrap();
+    let config = sandbox.read("fsdp2/config.json");
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    config["intermediate_size"] = 8.into();
+    config["num_hidden_layers"] = 2.into();
+    sandbox.write("other/config.json", config.to_string());
+    insta::assert_snapshot!(refused("--resume-from fsdp2/model.safetensors"), @r#"
+    error: fsdp2/model.safetensors has no state of an optimizer that could be gone on from; to train
+    from its weights, set model.init = "pretrained" and model.path to it, or to what `fsdp ckpt convert
+    --to safetensors` makes of it
+    "#);
+    insta::assert_snapshot!(refused("--resume-from fsdp2/dcp --at-step 12"), @r#"
+    error: fsdp2/dcp: --at-step 12, but optim.state.model.embed_tokens.weight.step counts 10 steps, by
+    which the optimizer corrects its moments; leave --at-step out
+    "#);
+    let other = "--set model.path=other --set model.init=random --resume-from fsdp2/dcp";
+    insta::assert_snapshot!(refused(other), @r#"
+    error: the tensors in fsdp2/dcp are not those of the model that was asked for: 27 missing:
+    `model.model.layers.1.self_attn.q_proj.weight`, `model.model.layers.1.self_attn.k_proj.weight`,
+    `model.model.layers.1.self_attn.v_proj.weight`, `model.model.layers.1.self_attn.o_proj.weight`,
+    `model.model.layers.1.mlp.gate_proj.weight`, `model.model.layers.1.mlp.up_proj.weight`,
+    `model.model.layers.1.mlp.down_proj.weight`, `model.model.layers.1.input_layernorm.weight`,
+    `model.model.layers.1.post_attention_layernorm.weight`, `exp_avg of
+    model.layers.1.self_attn.q_proj.weight`, `exp_avg_sq of model.layers.1.self_attn.q_proj.weight`,
+    `exp_avg of model.layers.1.self_attn.k_proj.weight` and 15 more; 9 of the wrong shape:
+    `model.model.layers.0.mlp.gate_proj.weight` (expected [8, 9], got [12, 9]),
+    `model.model.layers.0.mlp.up_proj.weight` (expected [8, 9], got [12, 9]),
+    `model.model.layers.0.mlp.down_proj.weight` (expected [9, 8], got [9, 12]),
+    `optim.state.model.layers.0.mlp.gate_proj.weight.exp_avg` (expected [8, 9], got [12, 9]),
+    `optim.state.model.layers.0.mlp.gate_proj.weight.exp_avg_sq` (expected [8, 9], got [12, 9]),
+    `optim.state.model.layers.0.mlp.up_proj.weight.exp_avg` (expected [8, 9], got [12, 9]),
+    `optim.state.model.layers.0.mlp.up_proj.weight.exp_avg_sq` (expected [8, 9], got [12, 9]),
+    `optim.state.model.layers.0.mlp.down_proj.weight.exp_avg` (expected [9, 8], got [9, 12]),
+    `optim.state.model.layers.0.mlp.down_proj.weight.exp_avg_sq` (expected [9, 8], got [9, 12]); check
+    that config and weights belong together
+    "#);
+    insta::assert_snapshot!(refused("--resume-from fsdp2"), @r#"
+    error: fsdp2 has no state of an optimizer that could be gone on from; to train from its weights,
+    set model.init = "pretrained" and model.path to it, or to what `fsdp ckpt convert --to safetensors`
+    makes of it
+    "#);
+    insta::assert_snapshot!(refused("--resume-from nowhere"), @r#"
+    error: nowhere is not the checkpoint of a run: No such file or directory (os error 2); give a
+    directory such as runs/a/checkpoints/step-00000050 (`fsdp ckpt inspect` says what a path is)
+    "#);
+}
+
+#[test]
+fn damage_is_found_while_a_checkpoint_is_read() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2"]);
+    let file = sandbox.path("fsdp2/dcp/__0_0.distcp");
+    let mut bytes = std::fs::read(&file).unwrap();
+    // The first tensor: behind the local header of its record, whose lengths of name and extra field come last.
+    let name = b"archive/data/0";
+    let name = bytes.windows(name.len()).position(|found| found == name).unwrap();
+    let extra = usize::from(u16::from_le_bytes([bytes[name - 2], bytes[name - 1]]));
+    bytes[name + 14 + extra] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let ran = sandbox.fsdp(&format!("{RUN} --set run.out_dir=out --resume-from fsdp2/dcp"));
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("__0_0.distcp: bytes "), "{}", ran.stderr);
+    assert!(ran.stderr.contains("their checksum is"), "{}", ran.stderr);
+}
+
+#[test]
+fn several_processes_go_on_together() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2"]);
+    let run = format!("{RUN} --set run.out_dir=out --resume-from fsdp2/dcp");
+    sandbox.succeed(&format!("launch --nproc 2 -- {run}"));
+    sandbox.succeed(&format!("{RUN} --set run.out_dir=one --resume-from fsdp2/dcp"));
+    assert_eq!(sandbox.column("out", "loss"), sandbox.column("one", "loss"));
+}
+
+#[test]
+fn every_layout_can_be_gone_on_from() {
+    let sandbox = Sandbox::new();
+    let run = r#"train run.toml --set train.optimizer.no_decay=["norm"] --set train.steps=4"#;
+    sandbox.succeed(&format!("{run} --set run.out_dir=whole --set checkpoint.every=2"));
+    let weights = |dir: &str| std::fs::read(sandbox.path(dir).join("model/model.safetensors")).unwrap();
+    for layout in ["torchtitan", "flat", "model-optimizer"] {
+        let saved = "whole/checkpoints/step-00000002";
+        let options = format!("--to dcp --world-size 2 --layout {layout} --no-sync");
+        sandbox.succeed(&format!("ckpt convert {saved} dcp-{layout} {options}"));
+        let ran = sandbox.succeed(&format!("{run} --set run.out_dir={layout} --resume-from dcp-{layout}"));
+        assert!(!ran.stderr.contains("settings of the optimizer"), "{}", ran.stderr);
+        assert!(!ran.stderr.contains("not the bits"), "{}", ran.stderr);
+        assert!(weights("whole") == weights(layout), "{layout}: weights are equal in bits");
+    }
+}
+
+#[test]
+fn layouts_have_the_names_that_their_readers_want() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed(r#"train run.toml --set checkpoint.every=3 --set train.optimizer.no_decay=["norm"]"#);
+    let names = |options: &str, dir: &str| {
+        let saved = "out/checkpoints/step-00000003";
+        sandbox.succeed(&format!("ckpt convert {saved} {dir} --to dcp --no-sync {options}"));
+        let report = sandbox.json(&format!("ckpt inspect {dir} --tensors"));
+        let tensors = report["tensors"].as_array().unwrap().iter();
+        let tensors = tensors.map(|tensor| tensor["name"].as_str().unwrap().to_owned());
+        let values = report["values"].as_object().unwrap().keys().cloned();
+        let all = tensors.chain(values).filter(|name| {
+            let of = |part: &str| name.contains(part);
+            (of("model.norm.weight") || of("lm_head") || of("param_groups.1"))
+                && !of("exp_avg_sq")
+                && !of("able")
+        });
+        all.collect::<Vec<_>>().join("\n")
+    };
+    insta::assert_snapshot!(names("--layout torchtitan", "a"), @r#"
+    model.norm.weight
+    optimizer.state.model.norm.weight.exp_avg
+    optimizer.state.model.norm.weight.step
+    optimizer.param_groups.model.norm.weight.amsgrad
+    optimizer.param_groups.model.norm.weight.betas
+    optimizer.param_groups.model.norm.weight.decoupled_weight_decay
+    optimizer.param_groups.model.norm.weight.eps
+    optimizer.param_groups.model.norm.weight.foreach
+    optimizer.param_groups.model.norm.weight.fused
+    optimizer.param_groups.model.norm.weight.lr
+    optimizer.param_groups.model.norm.weight.maximize
+    optimizer.param_groups.model.norm.weight.weight_decay
+    "#);
+    insta::assert_snapshot!(names("--layout flat --tied twice", "b"), @r#"
+    lm_head.weight
+    model.norm.weight
+    optim.state.model.norm.weight.exp_avg
+    optim.state.model.norm.weight.step
+    optim.param_groups.model.norm.weight.amsgrad
+    optim.param_groups.model.norm.weight.betas
+    optim.param_groups.model.norm.weight.decoupled_weight_decay
+    optim.param_groups.model.norm.weight.eps
+    optim.param_groups.model.norm.weight.foreach
+    optim.param_groups.model.norm.weight.fused
+    optim.param_groups.model.norm.weight.lr
+    optim.param_groups.model.norm.weight.maximize
+    optim.param_groups.model.norm.weight.weight_decay
+    "#);
+    insta::assert_snapshot!(names("--layout model-optimizer --tied twice", "c"), @r#"
+    model.lm_head.weight
+    model.model.norm.weight
+    optimizer.state.model.norm.weight.exp_avg
+    optimizer.state.model.norm.weight.step
+    optimizer.param_groups.1.amsgrad
+    optimizer.param_groups.1.betas
+    optimizer.param_groups.1.decoupled_weight_decay
+    optimizer.param_groups.1.eps
+    optimizer.param_groups.1.foreach
+    optimizer.param_groups.1.fused
+    optimizer.param_groups.1.lr
+    optimizer.param_groups.1.maximize
+    optimizer.param_groups.1.params
+    optimizer.param_groups.1.weight_decay
+    "#);
+    insta::assert_snapshot!(names(r"--rename ^optim\.=optimizer.", "d"), @r#"
+    model.norm.weight
+    optimizer.state.model.norm.weight.exp_avg
+    optimizer.state.model.norm.weight.step
+    optimizer.param_groups.1.amsgrad
+    optimizer.param_groups.1.betas
+    optimizer.param_groups.1.decoupled_weight_decay
+    optimizer.param_groups.1.eps
+    optimizer.param_groups.1.foreach
+    optimizer.param_groups.1.fused
+    optimizer.param_groups.1.lr
+    optimizer.param_groups.1.maximize
+    optimizer.param_groups.1.params
+    optimizer.param_groups.1.weight_decay
+    "#);
+}
+
+#[test]
+fn what_wrappers_put_into_names_is_named_and_removed() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2"]);
+    let wrapped = r"--rename layers\.0=layers.0._checkpoint_wrapped_module --rename ^model\.(lm|mod)=model._orig_mod.$1";
+    sandbox.succeed(&format!("ckpt convert fsdp2/dcp wrapped --to dcp {wrapped} --no-sync"));
+    let note = "`_checkpoint_wrapped_module.`, `_orig_mod.`";
+    let inspected = sandbox.succeed("ckpt inspect wrapped").stdout;
+    assert!(inspected.contains(note) && inspected.contains("--strip-wrappers"), "{inspected}");
+    let differs = sandbox.fsdp("ckpt diff wrapped fsdp2/dcp");
+    assert_eq!(differs.code, Some(1));
+    assert!(differs.stdout.contains("--strip-wrappers"), "{}", differs.stdout);
+    sandbox.succeed("ckpt diff wrapped fsdp2/dcp --strip-wrappers");
+    sandbox.succeed("ckpt convert wrapped plain --to dcp --strip-wrappers --no-sync");
+    sandbox.succeed("ckpt diff plain fsdp2/dcp");
+    let useless = sandbox.fsdp("ckpt convert fsdp2/dcp again --to dcp --strip-wrappers --no-sync");
+    assert_eq!(useless.code, Some(2), "{}", useless.stderr);
+    sandbox.succeed("ckpt convert wrapped base-model --to safetensors --config fsdp2/config.json --no-sync");
+    let base = r#"train fsdp2/run.toml --set model.path=base-model --set data.train=["fsdp2/tokens.bin"]"#;
+    let refused = sandbox.fsdp(&format!("{base} --set run.out_dir=base"));
+    assert_eq!(refused.code, Some(2));
+    assert!(
+        refused.stderr.contains(note) && refused.stderr.contains("--strip-wrappers"),
+        "{}",
+        refused.stderr
+    );
+    let run = format!("{RUN} --set train.steps=10 --set run.out_dir=out --resume-from wrapped");
+    let told = sandbox.succeed(&run).stderr;
+    assert!(told.contains("names without _checkpoint_wrapped_module., _orig_mod."), "{told}");
+}
+
+#[test]
+fn an_exported_model_is_complete() {
+    let sandbox = Sandbox::new();
+    for (name, content) in [
+        ("tokenizer.json", "{}"),
+        ("tokenizer_config.json", "{\"a\": 1}"),
+        ("chat_template.jinja", "{{ x }}"),
+        ("generation_config.json", "{\"b\": 2}"),
+        ("README.md", "not copied"),
+    ] {
+        sandbox.write(&format!("model/{name}"), content);
+    }
+    sandbox.succeed("train run.toml");
+    let files = sandbox.files("out/model");
+    let names: Vec<String> =
+        files.keys().map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect();
+    let expected = [
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ];
+    assert_eq!(names, expected);
+    assert_eq!(sandbox.read("out/model/tokenizer_config.json"), "{\"a\": 1}");
+}
+
+#[test]
+fn an_exported_model_has_the_dtype_of_its_base_or_the_one_that_was_asked_for() {
+    let sandbox = Sandbox::new();
+    let dtypes = |dir: &str| {
+        let report = sandbox.json(&format!("ckpt inspect {dir}/model/model.safetensors"));
+        let groups = report["groups"].as_array().unwrap().iter();
+        let types: Vec<String> = groups.map(|group| group["dtype"].as_str().unwrap().to_owned()).collect();
+        let config: Value = serde_json::from_str(&sandbox.read(&format!("{dir}/model/config.json"))).unwrap();
+        (types.join(" "), config["dtype"].as_str().unwrap().to_owned())
+    };
+    let of = |dtype: &str, name: &str| (dtype.to_owned(), name.to_owned());
+    sandbox.succeed("train run.toml --set run.export_dtype=bf16 --set run.out_dir=base");
+    assert_eq!(dtypes("base"), of("BF16", "bfloat16"));
+    let from_base = "train run.toml --set model.init=pretrained --set model.path=base/model";
+    sandbox.succeed(&format!("{from_base} --set run.out_dir=same"));
+    assert_eq!(dtypes("same"), of("BF16", "bfloat16"));
+    sandbox.succeed(&format!("{from_base} --set run.out_dir=wider --set run.export_dtype=f32"));
+    assert_eq!(dtypes("wider"), of("F32", "float32"));
+    sandbox.succeed("train run.toml --set run.out_dir=random");
+    assert_eq!(dtypes("random"), of("F32", "float32"));
+}
+
+#[test]
+fn what_a_run_writes_says_which_version_wrote_it() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml --set checkpoint.every=3");
+    let version = env!("CARGO_PKG_VERSION");
+    assert!(sandbox.read("out/resolved.toml").starts_with(&format!("# Written by fsdp {version}.\n")));
+    assert_eq!(sandbox.starts("out")[0]["version"], version);
+    let state = sandbox.json("ckpt inspect out/checkpoints/step-00000003")["run_state"].clone();
+    assert_eq!(state["version"], version);
+    // The run's hash says what was computed: not on how many ranks or where, but with which seed.
+    let metadata = |dir: &str| {
+        let bytes = std::fs::read(sandbox.path(dir).join("model/model.safetensors")).unwrap();
+        let len = usize::try_from(u64::from_le_bytes(bytes[..8].try_into().unwrap())).unwrap();
+        let header: Value = serde_json::from_slice(&bytes[8..8 + len]).unwrap();
+        header["__metadata__"].clone()
+    };
+    assert_eq!(metadata("out")["fsdp_version"], version);
+    sandbox.succeed("train run.toml --set run.out_dir=same --set run.ranks=1");
+    sandbox.succeed("train run.toml --set run.out_dir=other --set model.seed=99");
+    assert_eq!(metadata("same"), metadata("out"));
+    assert_ne!(metadata("other")["fsdp_run"], metadata("out")["fsdp_run"]);
+}

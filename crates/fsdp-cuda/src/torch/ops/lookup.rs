@@ -1,0 +1,78 @@
+//! Rows of a table by id, and sums of gradients by id.
+
+use fsdp_core::memory::{Buffer, Slice, SliceMut};
+use fsdp_nn::backend::{Operands, Write};
+use fsdp_nn::op::Lookup;
+use tch::Tensor;
+
+use super::int;
+use crate::torch::error::{Done, Failure};
+use crate::torch::memory::{Torch, arithmetic, kind};
+use crate::torch::storage::TorchStorage;
+
+impl<D: TorchStorage> Torch<D> {
+    pub(in crate::torch) fn lookup(
+        &self,
+        op: &Lookup,
+        operands: Operands<'_, '_, D::Buffer>,
+    ) -> Result<(), Failure> {
+        match op {
+            Lookup::Embedding { width, .. } => {
+                let ([ids, table], [y], _) = operands.split();
+                self.aten_embedding(*width, ids, table, y.slice, y.accumulate)?;
+            }
+            Lookup::EmbeddingBackward { width, .. } => {
+                let ([ids, dy], [dtable], _) = operands.split();
+                self.aten_embedding_backward(*width, ids, dy, dtable)?;
+            }
+            Lookup::Positions { .. } => unreachable!("every memory writes positions"),
+        }
+        Ok(())
+    }
+
+    fn aten_embedding(
+        &self,
+        width: usize,
+        ids: Slice<'_, D::Buffer>,
+        table: Slice<'_, D::Buffer>,
+        y: SliceMut<'_, D::Buffer>,
+        add: bool,
+    ) -> Result<(), Failure> {
+        let (rows, width) = (int(ids.len), int(width));
+        let table = self.view(table, &[int(table.len) / width, width])?;
+        let ids = self.view(ids, &[rows])?;
+        let mut y = self.view_mut(y, &[rows, width])?;
+        if add {
+            y.f_add_(&table.f_index_select(0, &ids)?).done()?;
+        } else {
+            table.f_index_select_out(&y, 0, &ids).done()?;
+        }
+        Ok(())
+    }
+
+    fn aten_embedding_backward(
+        &self,
+        width: usize,
+        ids: Slice<'_, D::Buffer>,
+        dy: Slice<'_, D::Buffer>,
+        dtable: Write<'_, D::Buffer>,
+    ) -> Result<(), Failure> {
+        let (rows, width) = (int(ids.len), int(width));
+        let sizes = [int(dtable.slice.len) / width, width];
+        let (arithmetic, slots) = (arithmetic(dy.buffer.dtype())?, kind(dtable.slice.buffer.dtype()));
+        let ids = self.view(ids, &[rows])?;
+        let dy = self.view(dy, &[rows, width])?;
+        let mut target = self.target(dtable, &sizes)?;
+        // A slot that is narrower than the arithmetic takes whole sums only.
+        if slots == arithmetic || slots == tch::Kind::Double {
+            if !target.accumulate {
+                target.slot.f_zero_().done()?;
+            }
+            target.slot.f_index_add_(0, &ids, &dy.f_to_kind(slots)?).done()?;
+            return Ok(());
+        }
+        let mut sums = Tensor::f_zeros(sizes, (arithmetic, dy.device()))?;
+        sums.f_index_add_(0, &ids, &dy.f_to_kind(arithmetic)?).done()?;
+        target.put(&sums)
+    }
+}

@@ -1,0 +1,99 @@
+//! Look-up of rows of a table, and its transpose.
+
+use fsdp_core::Error;
+
+use crate::backend::Outcome;
+use crate::host::HostMemory;
+use crate::host::backend::Call;
+use crate::host::element::{Element, Float};
+use crate::host::floats::Target;
+use crate::host::raw::vectorized;
+use crate::host::workers::{Workers, task_rows};
+use crate::op::Lookup;
+
+impl HostMemory {
+    pub(in crate::host) fn lookup<E: Element>(
+        &self,
+        op: &Lookup,
+        operands: Call<'_, '_>,
+    ) -> Result<Outcome, Error> {
+        match *op {
+            Lookup::Embedding { width, table_rows, .. } => {
+                let ([ids, table], [y], _) = operands.split();
+                let ids = self.elements(ids)?;
+                check_ids(ids, table_rows)?;
+                let (table, add) = (self.elements::<E>(table)?, y.accumulate);
+                forward(self.workers(), width, ids, table, self.elements_mut(y.slice)?, add);
+            }
+            Lookup::EmbeddingBackward { width, table_rows, .. } => {
+                let ([ids, dy], [dtable], _) = operands.split();
+                let ids = self.elements(ids)?;
+                check_ids(ids, table_rows)?;
+                let dy = self.elements::<E>(dy)?;
+                backward(self.workers(), width, ids, dy, self.target(dtable)?);
+            }
+            Lookup::Positions { .. } => return Ok(Outcome::Unsupported),
+        }
+        Ok(Outcome::Done)
+    }
+}
+
+/// Checks that every id names a row of the table, as those of a batch do.
+fn check_ids(ids: &[u32], table_rows: usize) -> Result<(), Error> {
+    let other = ids.iter().find(|&&id| id as usize >= table_rows);
+    assert_eq!(other, None, "a token id is not a row of an embedding table of {table_rows}");
+    Ok(())
+}
+
+/// Row `i` of `y` = row `ids[i]` of `table`, or added.
+fn forward<E: Element>(workers: &Workers, width: usize, ids: &[u32], table: &[E], y: &mut [E], add: bool) {
+    let rows = task_rows(width);
+    let tasks = y.chunks_mut(rows * width).zip(ids.chunks(rows));
+    workers.each(tasks, |(y, ids)| {
+        for (y, &id) in y.chunks_mut(width).zip(ids) {
+            let row = &table[id as usize * width..][..width];
+            if add { add_row(row, y) } else { y.copy_from_slice(row) }
+        }
+    });
+}
+
+vectorized! {
+    fn add_row<E: Element>(row: &[E], y: &mut [E]) {
+        for (y, value) in y.iter_mut().zip(row) {
+            *y = E::store(y.load() + value.load());
+        }
+    }
+}
+
+vectorized! {
+    fn sum_row<E: Element>(row: &[E], sum: &mut [E::Acc]) {
+        for (sum, value) in sum.iter_mut().zip(row) {
+            *sum += value.load();
+        }
+    }
+}
+
+/// Adds row `i` of `dy` to row `ids[i]` of the gradient. Rows of one id are summed in the order of `i`, and
+/// the sum is put into the gradient once.
+fn backward<E: Element>(workers: &Workers, width: usize, ids: &[u32], dy: &[E], dtable: Target<'_>) {
+    let mut order: Vec<(u32, u32)> = ids.iter().copied().zip(0..).collect();
+    order.sort_unstable();
+    let block_rows = 4 * task_rows(width);
+    let tasks = dtable.parts(block_rows * width).enumerate();
+    workers.each(tasks, |(block, mut rows)| {
+        if !rows.accumulate {
+            rows.clear();
+        }
+        let first = block * block_rows;
+        let start = order.partition_point(|&(id, _)| (id as usize) < first);
+        let end = order.partition_point(|&(id, _)| (id as usize) < first + block_rows);
+        let mut sum = vec![E::Acc::ZERO; width];
+        for group in order[start..end].chunk_by(|a, b| a.0 == b.0) {
+            sum.fill(E::Acc::ZERO);
+            for &(_, i) in group {
+                sum_row(&dy[i as usize * width..][..width], &mut sum);
+            }
+            rows.put((group[0].0 as usize - first) * width, &sum);
+        }
+    });
+}

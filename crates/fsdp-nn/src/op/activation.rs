@@ -1,0 +1,176 @@
+//! Activations: functions of single numbers, alone or as the gate of another number.
+
+use fsdp_core::Error;
+
+use super::describe::{Description, Role};
+use crate::graph::{Backward, Builder, Call, Node, Tensor};
+use crate::op::Op;
+
+/// A function of a number. Devices know it by its place in this list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Function {
+    /// `x * logistic(x)`.
+    Silu,
+    /// GELU in the tanh form (`gelu_new`, `gelu_pytorch_tanh`).
+    GeluTanh,
+    /// GELU: `x` times the standard normal distribution function at `x` (Hendrycks and Gimpel, 2016).
+    Gelu,
+}
+
+impl Function {
+    /// Floating-point operations of the function, and of it and its slope together.
+    fn flops(self) -> [usize; 2] {
+        match self {
+            Function::Silu => [4, 7],
+            Function::GeluTanh => [9, 15],
+            Function::Gelu => [5, 10],
+        }
+    }
+}
+
+/// What is computed of an activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// `y`.
+    Forward,
+    /// The gradients of what was read.
+    Backward,
+    /// [`Pass::Backward`] that leaves the output of forward where `dy` was: for whoever did not keep it.
+    BackwardAgain,
+}
+
+/// `y = function(x)`, or `y = function(gate) * up` if `gated`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "sizes are what they are called")]
+pub struct Activation {
+    pub function: Function,
+    pub gated: bool,
+    pub len: usize,
+    pub pass: Pass,
+}
+
+/// The names of the three passes.
+macro_rules! names {
+    ($name:literal) => {
+        [$name, concat!($name, "_backward"), concat!($name, "_backward_again")]
+    };
+}
+
+impl Activation {
+    fn names(&self) -> [&'static str; 3] {
+        match (self.function, self.gated) {
+            (Function::Silu, false) => names!("silu"),
+            (Function::Silu, true) => names!("swiglu"),
+            (Function::GeluTanh, false) => names!("gelu"),
+            (Function::GeluTanh, true) => names!("geglu"),
+            (Function::Gelu, false) => names!("gelu_erf"),
+            (Function::Gelu, true) => names!("geglu_erf"),
+        }
+    }
+
+    pub(super) fn describe(&self) -> Description {
+        let (inputs, slopes) =
+            if self.gated { (&["gate", "up"][..], &["dgate", "dup"][..]) } else { (&["x"][..], &["dx"][..]) };
+        let role = |name| Role::value(name, self.len);
+        let roles = |names: &'static [&'static str]| names.iter().map(move |name| role(name));
+        let [forward, both] = self.function.flops();
+        let (gate, gates) = if self.gated { (1, 2) } else { (0, 0) };
+        let (forward, backward) = ((forward + gate) * self.len, (both + 1 + gates) * self.len);
+        let of = Description::new(self.names()[self.pass as usize]).read(roles(inputs));
+        match self.pass {
+            Pass::Forward => of.write([role("y")]).flops(forward).recomputed(),
+            Pass::Backward => of.read([role("dy")]).write(roles(slopes)).flops(backward),
+            Pass::BackwardAgain => of.write([role("dy").updated()]).write(roles(slopes)).flops(backward),
+        }
+    }
+}
+
+pub(super) fn derive(b: &mut Backward<'_>, node: &Node, output: usize) {
+    let Some(dy) = b.take(output) else { return };
+    add_backward(b, node, dy, Pass::Backward);
+}
+
+/// Backward of an activation whose output is `output`, which it leaves where its gradient was; returns that place.
+pub(super) fn derive_again(b: &mut Backward<'_>, node: &Node, output: usize) -> usize {
+    let dy = b.gradients[output].take().expect("the gradient was just computed");
+    add_backward(b, node, dy, Pass::BackwardAgain);
+    dy
+}
+
+fn add_backward(b: &mut Backward<'_>, node: &Node, dy: usize, pass: Pass) {
+    let call = node.main();
+    let Op::Activation(op) = call.op else { unreachable!("{} is no activation", call.op.name()) };
+    let inputs: Vec<usize> = node.reads().collect();
+    let mut reads: Vec<_> = call.reads.iter().map(|read| b.load_operand(*read)).collect();
+    let slopes: Vec<usize> = if op.gated {
+        inputs.iter().map(|input| b.temporary(*input)).collect()
+    } else {
+        b.overwrite(inputs[0]).into_iter().collect()
+    };
+    if slopes.is_empty() {
+        return;
+    }
+    let mut writes = Vec::new();
+    match pass {
+        Pass::BackwardAgain => writes.push((b.draft.whole(dy), false)),
+        _ => reads.push(b.draft.whole(dy)),
+    }
+    writes.extend(slopes.iter().map(|slope| (b.draft.whole(*slope), false)));
+    b.draft.call(Op::Activation(Activation { pass, ..op }), reads, writes);
+    for (input, slope) in inputs.into_iter().zip(slopes) {
+        b.put(input, slope);
+    }
+}
+
+impl Builder<'_> {
+    /// `function(x)`.
+    pub fn activation(&mut self, function: Function, x: Tensor) -> Tensor {
+        self.activated(function, &[x])
+    }
+
+    /// `function(gate) * up`: SwiGLU, GeGLU (Shazeer, 2020).
+    ///
+    /// # Errors
+    /// Widths that differ.
+    pub fn gated(&mut self, function: Function, gate: Tensor, up: Tensor) -> Result<Tensor, Error> {
+        self.check("gate", gate, up.width())?;
+        Ok(self.activated(function, &[gate, up]))
+    }
+
+    fn activated(&mut self, function: Function, inputs: &[Tensor]) -> Tensor {
+        let y = self.rows(inputs[0].width());
+        let (gated, len) = (inputs.len() == 2, self.row_count() * y.width());
+        let op = Op::Activation(Activation { function, gated, len, pass: Pass::Forward });
+        let reads = inputs.iter().map(|x| self.whole(*x)).collect();
+        self.node(vec![Call::new(op, reads, [(self.whole(y), false)])], None);
+        y
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fsdp_core::DType;
+
+    use super::*;
+
+    #[test]
+    fn a_gate_costs_one_product_more_forward_and_two_more_backward() {
+        for (function, forward, backward) in
+            [(Function::Silu, 4, 8), (Function::GeluTanh, 9, 16), (Function::Gelu, 5, 11)]
+        {
+            let cost = |gated, pass| {
+                Op::Activation(Activation { function, gated, len: 6, pass }).cost(DType::Bf16, DType::F32)
+            };
+            let flops = |gated, pass| cost(gated, pass).flops();
+            assert_eq!(flops(false, Pass::Forward), 6 * forward);
+            assert_eq!(flops(true, Pass::Forward), 6 * (forward + 1));
+            assert_eq!(flops(false, Pass::Backward), 6 * backward);
+            assert_eq!(flops(true, Pass::Backward), 6 * (backward + 2));
+            // Two bytes for each element of x, dy and dx; or of gate, up, dy and both gradients.
+            assert_eq!(cost(false, Pass::Backward).bytes(), 2 * 6 * 3);
+            assert_eq!(cost(true, Pass::Backward).bytes(), 2 * 6 * 5);
+            // What is left where dy was is read and written.
+            assert_eq!(cost(true, Pass::BackwardAgain).bytes(), 2 * 6 * 6);
+        }
+    }
+}

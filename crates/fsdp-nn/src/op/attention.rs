@@ -1,0 +1,224 @@
+//! Causal self-attention over packed projections, and their rotation.
+
+use std::sync::Arc;
+
+use fsdp_core::Error;
+
+use super::describe::{Description, Role};
+use crate::graph::{Backward, Builder, Call, Node, Tensor};
+use crate::layer;
+use crate::lengths;
+use crate::op::{Dropout, Op};
+
+/// Sizes of causal self-attention with grouped queries over packed projections.
+///
+/// A packed row holds `heads` query heads, then `kv_heads` key heads, then `kv_heads` value heads, each of
+/// `head_dim` elements; query head `h` reads key/value head `h / (heads / kv_heads)`. Rows are ordered by
+/// (sample, position).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AttentionDims {
+    /// Samples.
+    pub batch: usize,
+    /// Positions.
+    pub seq: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+}
+
+impl AttentionDims {
+    /// Elements of a packed row.
+    pub fn packed(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.batch * self.seq
+    }
+
+    /// Elements of the output.
+    pub fn output_len(&self) -> usize {
+        self.rows() * self.heads * self.head_dim
+    }
+
+    /// Scores that are computed: every query with itself and all keys before it.
+    fn scores(&self) -> usize {
+        self.batch * self.heads * (self.seq * (self.seq + 1) / 2)
+    }
+}
+
+/// What is done to scores and probabilities of attention, beside scaling by `1 / sqrt(head_dim)`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Scores {
+    /// Probability of dropping a probability, or 0. The counter of an element is `(head * seq + query) * seq + key`.
+    pub dropout: f64,
+    /// Scaled scores `x` become `cap * tanh(x / cap)` before the softmax, where there is a cap (Gemma 2).
+    pub softcap: Option<f64>,
+}
+
+impl Scores {
+    /// Probabilities are dropped with probability `p`.
+    pub fn dropping(p: f64) -> Self {
+        Self { dropout: p, ..Self::default() }
+    }
+
+    /// The dropout with these keys, if anything is dropped.
+    pub fn dropout<'a>(&self, keys: &'a [u64]) -> Option<Dropout<'a>> {
+        (self.dropout > 0.0).then_some(Dropout { p: self.dropout, keys })
+    }
+}
+
+/// Operations of attention.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "sizes are what they are called")]
+pub enum Attention {
+    /// Rotary position embedding of the query and key heads of packed rows, in the convention of Hugging Face (element
+    /// `i` is rotated with element `i + head_dim / 2`); `backward` rotates the other way.
+    Rope { dims: AttentionDims, inverse_frequencies: Arc<[f32]>, backward: bool },
+    /// Causal attention, and the log-sum-exp of every (sample, head, position).
+    Forward { dims: AttentionDims, scores: Scores },
+    /// Backward of [`Attention::Forward`].
+    Backward { dims: AttentionDims, scores: Scores },
+}
+
+impl Attention {
+    pub(super) fn describe(&self) -> Description {
+        let (Attention::Rope { dims, .. }
+        | Attention::Forward { dims, .. }
+        | Attention::Backward { dims, .. }) = self;
+        let is_even = dims.kv_heads > 0 && dims.heads.is_multiple_of(dims.kv_heads);
+        assert!(is_even, "{} query heads do not share {} key heads evenly", dims.heads, dims.kv_heads);
+        let packed = dims.rows() * dims.packed();
+        let (qkv, y) = (Role::value("qkv", packed), Role::value("y", dims.output_len()));
+        let lse = Role::statistic("lse", dims.rows() * dims.heads);
+        let pairs = (dims.scores() * dims.head_dim) as u64;
+        let is_capped = |scores: &Scores| usize::from(scores.softcap.is_some());
+        match self {
+            Attention::Rope { inverse_frequencies, backward, .. } => {
+                lengths::expect_rows("elements of a rotated head", 2, dims.head_dim);
+                lengths::expect("inverse frequencies", inverse_frequencies.len(), dims.head_dim / 2);
+                let rotated = dims.rows() * (dims.heads + dims.kv_heads) * dims.head_dim;
+                Description::new(if *backward { "rope_backward" } else { "rope" })
+                    .write([qkv.updated().touching(rotated)])
+                    .flops(3 * rotated)
+            }
+            // Scores and the output. A score is scaled, shifted, exponentiated, added, divided; a cap divides, bends and
+            // multiplies it.
+            Attention::Forward { scores, .. } => Description::new("attention")
+                .read([qkv])
+                .write([y, lse])
+                .product_flops(2 * 2 * pairs)
+                .flops((5 + 3 * is_capped(scores)) * dims.scores())
+                .drops(scores.dropout, dims.batch),
+            // Scores again, and gradients of probabilities, queries, keys and values. A cap has a slope, too.
+            Attention::Backward { scores, .. } => Description::new("attention_backward")
+                .read([qkv, y, lse, Role::value("dy", dims.output_len())])
+                .write([Role::value("dqkv", packed)])
+                .product_flops(5 * 2 * pairs)
+                .flops((6 + 6 * is_capped(scores)) * dims.scores() + 2 * dims.output_len())
+                .drops(scores.dropout, dims.batch),
+        }
+    }
+
+    pub(super) fn derive(&self, b: &mut Backward<'_>, node: &Node, output: usize) {
+        match self {
+            Attention::Rope { dims, inverse_frequencies, .. } => {
+                let inverse_frequencies = Arc::clone(inverse_frequencies);
+                let op = Attention::Rope { dims: *dims, inverse_frequencies, backward: true };
+                b.in_place(node, output, Op::Attention(op));
+            }
+            Attention::Forward { dims, scores } => {
+                let Some(dy) = b.take(output) else { return };
+                let call = node.main();
+                let input = call.reads[0].local().expect("attention reads a value");
+                let Some(dqkv) = b.overwrite(input) else { return };
+                let reads = vec![call.reads[0], call.writes[0].0, call.writes[1].0, b.draft.whole(dy)];
+                let op = Op::Attention(Attention::Backward { dims: *dims, scores: *scores });
+                let backward = Call::new(op, reads, [(b.draft.whole(dqkv), false)]);
+                b.draft.calls.push(Call { site: call.site, ..backward });
+                b.put(input, dqkv);
+            }
+            Attention::Backward { .. } => unreachable!("backward has no derivative"),
+        }
+    }
+}
+
+impl Builder<'_> {
+    /// Rotates queries and keys of packed rows.
+    ///
+    /// # Errors
+    /// A width that does not fit.
+    pub fn rope(
+        &mut self,
+        qkv: Tensor,
+        heads: &layer::Attention,
+        rope: &layer::Rope,
+    ) -> Result<Tensor, Error> {
+        self.check("rope", qkv, heads.packed())?;
+        let inverse_frequencies = Arc::clone(&rope.inverse_frequencies);
+        let dims = heads.dims(self.batch());
+        let op = Op::Attention(Attention::Rope { dims, inverse_frequencies, backward: false });
+        Ok(self.in_place(qkv, op, None))
+    }
+
+    /// Causal self-attention of packed rows.
+    ///
+    /// # Errors
+    /// A width that does not fit.
+    pub fn attention(&mut self, qkv: Tensor, heads: &layer::Attention) -> Result<Tensor, Error> {
+        self.attend(qkv, heads, None)
+    }
+
+    /// [`Builder::attention`] whose scores are capped at `+- softcap`, smoothly ([`Scores::softcap`]).
+    ///
+    /// # Errors
+    /// A width that does not fit.
+    pub fn softcapped_attention(
+        &mut self,
+        qkv: Tensor,
+        heads: &layer::Attention,
+        softcap: f64,
+    ) -> Result<Tensor, Error> {
+        self.attend(qkv, heads, Some(softcap))
+    }
+
+    fn attend(
+        &mut self,
+        qkv: Tensor,
+        heads: &layer::Attention,
+        softcap: Option<f64>,
+    ) -> Result<Tensor, Error> {
+        self.check("attention", qkv, heads.packed())?;
+        let site = self.site(heads.dropout);
+        let scores = Scores { dropout: site.map_or(0.0, |_| heads.dropout), softcap };
+        let op = Op::Attention(Attention::Forward { dims: heads.dims(self.batch()), scores });
+        let widths = [heads.heads * heads.head_dim, heads.heads];
+        Ok(self.with_statistics(op, vec![self.whole(qkv)], widths, site))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fsdp_core::DType;
+
+    use super::*;
+
+    #[test]
+    fn a_cap_costs_a_few_operations_for_each_score_and_no_bytes() {
+        let dims = AttentionDims { batch: 2, seq: 3, heads: 4, kv_heads: 2, head_dim: 8 };
+        let (plain, capped) = (Scores::default(), Scores { softcap: Some(50.0), ..Scores::default() });
+        let cost = |op| Op::Attention(op).cost(DType::Bf16, DType::F32);
+        let forward = |scores| cost(Attention::Forward { dims, scores });
+        let backward = |scores| cost(Attention::Backward { dims, scores });
+        // Of 3 positions, queries see 1 + 2 + 3 keys.
+        let scores = 2 * 4 * 6;
+        assert_eq!(forward(capped).flops(), forward(plain).flops() + 3 * scores);
+        assert_eq!(backward(capped).flops(), backward(plain).flops() + 6 * scores);
+        assert_eq!(forward(capped).bytes(), forward(plain).bytes());
+        assert_eq!(backward(capped).product_flops, backward(plain).product_flops);
+    }
+}

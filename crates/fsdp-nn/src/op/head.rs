@@ -1,0 +1,169 @@
+//! The map to logits, and its cross-entropy.
+
+use super::describe::{Description, Role};
+
+/// Targets that do not count in the loss.
+pub const IGNORED_TARGET: u32 = u32::MAX;
+
+/// Sizes of a linear map to logits followed by cross-entropy.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadDims {
+    /// Rows (tokens).
+    pub rows: usize,
+    /// Columns of the hidden states.
+    pub hidden: usize,
+    /// Classes.
+    pub vocab: usize,
+    /// Rows whose logits are in memory at once (at least 1); depends on the shape and on
+    /// [`Backend::head_chunks`](crate::Backend::head_chunks) alone.
+    pub chunk_rows: usize,
+    /// Logits `x` become `cap * tanh(x / cap)` where there is a cap (Gemma 2).
+    pub softcap: Option<f64>,
+}
+
+impl HeadDims {
+    /// For so many rows of so many columns, and classes.
+    pub fn new([rows, hidden, vocab]: [usize; 3], chunk_rows: usize) -> Self {
+        Self { rows, hidden, vocab, chunk_rows, softcap: None }
+    }
+
+    /// The logits of so many of its rows.
+    pub fn logits(&self, rows: usize) -> LogitsDims {
+        LogitsDims { rows, vocab: self.vocab, softcap: self.softcap }
+    }
+
+    /// Logits of a chunk.
+    pub fn chunk_len(&self) -> usize {
+        self.chunk_rows.clamp(1, self.rows.max(1)) * self.vocab
+    }
+}
+
+/// Sizes of logits whose cross-entropy is computed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LogitsDims {
+    /// Rows (tokens).
+    pub rows: usize,
+    /// Classes.
+    pub vocab: usize,
+    /// As [`HeadDims::softcap`].
+    pub softcap: Option<f64>,
+}
+
+impl LogitsDims {
+    /// For so many rows and classes.
+    pub fn new(rows: usize, vocab: usize) -> Self {
+        Self { rows, vocab, softcap: None }
+    }
+
+    /// So many operations for each logit, and so many more to cap it: it is divided, bent and multiplied, and for its slope
+    /// there are three others.
+    fn flops(&self, each: usize, capping: usize) -> usize {
+        (each + if self.softcap.is_some() { capping } else { 0 }) * self.rows * self.vocab
+    }
+}
+
+/// Operations of the head. It is no part of a block's graph: the plan of the last block adds it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[expect(missing_docs, reason = "sizes are what they are called")]
+pub enum Head {
+    /// Cross-entropy of `logits = x W^T` (`weight` is `vocab x hidden`) against `targets`; a loss is 0 where the target
+    /// is [`IGNORED_TARGET`].
+    Loss { dims: HeadDims },
+    /// [`Head::Loss`] with the gradients of the **sum** of losses, to the weight too if `weight`. The gradient of the
+    /// logits may be rounded to the tensors' dtype before the products: devices multiply operands of one dtype. It has
+    /// room of its own if `rounds`.
+    LossBackward { dims: HeadDims, weight: bool, rounds: bool },
+    /// `logits = x W^T` for all rows, capped where there is a cap.
+    Logits { dims: HeadDims },
+    /// The losses of rows of logits of any float dtype. Where devices do not look at targets on the host, one that is no
+    /// class makes its loss not a number.
+    CrossEntropy { dims: LogitsDims },
+    /// [`Head::CrossEntropy`] with the gradient of the sum of losses: where the logits were, or, if `rounds`, rounded to
+    /// `dlogits`.
+    CrossEntropyBackward { dims: LogitsDims, rounds: bool },
+}
+
+impl Head {
+    pub(super) fn describe(&self) -> Description {
+        match *self {
+            Head::Loss { dims } => of_head("head_loss", dims, 1)
+                .read([Role::ids("targets", dims.rows)])
+                .write([Role::losses(dims.rows), chunk(Role::statistic("logits", dims.chunk_len()), dims)])
+                .flops(dims.logits(dims.rows).flops(4, 3)),
+            Head::LossBackward { dims, weight, rounds } => {
+                let dlogits = chunk(Role::value("dlogits", dims.chunk_len()), dims);
+                of_head("head_loss_backward", dims, 2 + u64::from(weight))
+                    .read([Role::ids("targets", dims.rows)])
+                    .write([
+                        Role::losses(dims.rows),
+                        chunk(Role::statistic("logits", dims.chunk_len()), dims),
+                        Role::value("dx", dims.rows * dims.hidden),
+                    ])
+                    .write(weight.then(|| Role::gradient("dweight", dims.vocab * dims.hidden).adds()))
+                    .write(rounds.then_some(dlogits))
+                    .flops(dims.logits(dims.rows).flops(6, 6))
+            }
+            Head::Logits { dims } => {
+                let len = dims.rows * dims.vocab;
+                of_head("head_logits", dims, 1)
+                    .write([Role::statistic("logits", len).or_more(len)])
+                    .flops(dims.logits(dims.rows).flops(0, 3))
+            }
+            Head::CrossEntropy { dims } => Description::new("cross_entropy")
+                .read([Role::gradient("logits", dims.rows * dims.vocab), Role::ids("targets", dims.rows)])
+                .write([Role::losses(dims.rows)])
+                .constant(dims.softcap.unwrap_or(0.0))
+                .flops(dims.flops(4, 3)),
+            Head::CrossEntropyBackward { dims, rounds } => {
+                let (rows, len) = (dims.rows, dims.rows * dims.vocab);
+                let logits = if rounds { Role::statistic } else { Role::gradient };
+                Description::new("cross_entropy_backward")
+                    .read([Role::ids("targets", rows)])
+                    .write([logits("logits", len).updated(), Role::losses(rows)])
+                    .write(rounds.then(|| Role::value("dlogits", len)))
+                    .constant(dims.softcap.unwrap_or(0.0))
+                    .flops(dims.flops(6, 6))
+            }
+        }
+    }
+}
+
+/// What all operations of the head begin with.
+fn of_head(name: &'static str, dims: HeadDims, products: u64) -> Description {
+    let HeadDims { rows, hidden, vocab, .. } = dims;
+    Description::new(name)
+        .read([Role::value("x", rows * hidden), Role::value("weight", vocab * hidden)])
+        .products(products, [rows, vocab, hidden])
+}
+
+/// Scratch for one chunk of logits, which all rows go through.
+fn chunk(role: Role, dims: HeadDims) -> Role {
+    role.scratch().or_more(dims.rows * dims.vocab)
+}
+
+#[cfg(test)]
+mod tests {
+    use fsdp_core::DType;
+
+    use super::*;
+    use crate::op::Op;
+
+    #[test]
+    fn a_cap_costs_a_few_operations_for_each_logit_and_no_bytes() {
+        let plain = HeadDims::new([5, 3, 7], 2);
+        let capped = HeadDims { softcap: Some(30.0), ..plain };
+        let cost = |op| Op::Head(op).cost(DType::Bf16, DType::F32);
+        let logits = 5 * 7;
+        for (op, more) in [
+            (&(|dims: HeadDims| Head::Loss { dims }) as &dyn Fn(HeadDims) -> Head, 3),
+            (&|dims| Head::LossBackward { dims, weight: true, rounds: false }, 6),
+            (&|dims| Head::Logits { dims }, 3),
+            (&|dims| Head::CrossEntropy { dims: dims.logits(5) }, 3),
+            (&|dims| Head::CrossEntropyBackward { dims: dims.logits(5), rounds: true }, 6),
+        ] {
+            let (without, with) = (cost(op(plain)), cost(op(capped)));
+            assert_eq!(with.other_flops, without.other_flops + more * logits);
+            assert_eq!((with.bytes(), with.product_flops), (without.bytes(), without.product_flops));
+        }
+    }
+}

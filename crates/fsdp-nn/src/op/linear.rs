@@ -1,0 +1,215 @@
+//! Linear maps, and sums of columns.
+
+use fsdp_core::Error;
+
+use super::activation;
+use super::describe::{Description, Role};
+use crate::graph::{Backward, Builder, Call, Node, Operand, Tensor};
+use crate::layer;
+use crate::op::Op;
+
+/// How a weight matrix is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Orientation {
+    /// `outputs x inputs`, as `torch.nn.Linear`.
+    OutIn,
+    /// `inputs x outputs`, as GPT-2's `Conv1D`.
+    InOut,
+}
+
+/// Sizes of a linear map `y = x W (+ b)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LinearDims {
+    /// Rows of `x` (tokens).
+    pub rows: usize,
+    /// Columns of `x`.
+    pub inputs: usize,
+    /// Columns of `y`.
+    pub outputs: usize,
+    /// Elements from one row of `y` to the next, at least `outputs`: `y` may be a block of columns. The last
+    /// row need not be complete: a `y` slice has `(rows - 1) * y_stride + outputs` elements or more.
+    pub y_stride: usize,
+    /// How the weight is stored.
+    pub orientation: Orientation,
+}
+
+impl LinearDims {
+    /// Elements of a `y` slice, at least.
+    pub fn y_len(&self) -> usize {
+        self.rows.saturating_sub(1) * self.y_stride + self.outputs
+    }
+}
+
+/// Operations of linear maps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[expect(missing_docs, reason = "sizes are what they are called")]
+pub enum Linear {
+    /// `y = x W (+ bias)`.
+    Forward { dims: LinearDims, bias: bool },
+    /// `dx = dy W^T`.
+    BackwardInput { dims: LinearDims },
+    /// `dweight = x^T dy`, in the weight's orientation.
+    BackwardWeight { dims: LinearDims },
+    /// Sums of the columns of `dy`, whose rows begin `stride` elements apart: the gradient of a bias.
+    ColumnSums { rows: usize, columns: usize, stride: usize },
+}
+
+impl Linear {
+    pub(super) fn describe(&self) -> Description {
+        let x = |dims: &LinearDims| Role::value("x", dims.rows * dims.inputs);
+        let weight = |dims: &LinearDims| Role::value("weight", dims.inputs * dims.outputs);
+        let strided = |name, dims: &LinearDims| {
+            let (stride, outputs) = (dims.y_stride, dims.outputs);
+            assert!(stride >= outputs, "rows of {outputs} elements do not lie {stride} apart");
+            Role::value(name, dims.y_len()).or_more(dims.rows * outputs)
+        };
+        match self {
+            Linear::Forward { dims, bias } => Description::new("linear")
+                .read([x(dims), weight(dims)])
+                .read(bias.then(|| Role::value("bias", dims.outputs)))
+                .write([strided("y", dims)])
+                .products(1, [dims.rows, dims.outputs, dims.inputs])
+                .flops(if *bias { dims.rows * dims.outputs } else { 0 }),
+            Linear::BackwardInput { dims } => Description::new("linear_backward_input")
+                .read([strided("dy", dims), weight(dims)])
+                .write([Role::value("dx", dims.rows * dims.inputs).adds()])
+                .products(1, [dims.rows, dims.inputs, dims.outputs]),
+            Linear::BackwardWeight { dims } => Description::new("linear_backward_weight")
+                .read([x(dims), strided("dy", dims)])
+                .write([Role::gradient("dweight", dims.inputs * dims.outputs).adds()])
+                .products(1, [dims.inputs, dims.outputs, dims.rows]),
+            Linear::ColumnSums { rows, columns, stride } => Description::new("column_sums")
+                .read([Role::value("dy", rows.saturating_sub(1) * stride + columns).or_more(rows * columns)])
+                .write([Role::gradient("sums", *columns).adds()])
+                .flops(rows * columns),
+        }
+    }
+}
+
+impl Builder<'_> {
+    /// `y = x W + b`.
+    ///
+    /// # Errors
+    /// A width that does not fit, or a parameter that is not the block's.
+    pub fn linear(&mut self, x: Tensor, layer: &layer::Linear) -> Result<Tensor, Error> {
+        self.linear_columns(x, std::slice::from_ref(layer))
+    }
+
+    /// Several linear maps of one input, side by side in every row (queries, keys and values).
+    ///
+    /// # Errors
+    /// As [`Builder::linear`].
+    pub fn linear_columns(&mut self, x: Tensor, layers: &[layer::Linear]) -> Result<Tensor, Error> {
+        let y = self.rows(layers.iter().map(|layer| layer.outputs).sum());
+        let mut offset = 0;
+        let mut calls = Vec::new();
+        for layer in layers {
+            calls.push(self.product(x, layer, y, offset)?);
+            offset += layer.outputs;
+        }
+        self.node(calls, None);
+        Ok(y)
+    }
+
+    /// Two linear maps of one input (gate and up, for [`Builder::gated`]).
+    ///
+    /// # Errors
+    /// As [`Builder::linear`].
+    pub fn linear_pair(
+        &mut self,
+        x: Tensor,
+        first: &layer::Linear,
+        second: &layer::Linear,
+    ) -> Result<[Tensor; 2], Error> {
+        let outputs = [self.rows(first.outputs), self.rows(second.outputs)];
+        let calls = vec![self.product(x, first, outputs[0], 0)?, self.product(x, second, outputs[1], 0)?];
+        self.node(calls, None);
+        Ok(outputs)
+    }
+
+    fn product(&self, x: Tensor, layer: &layer::Linear, y: Tensor, offset: usize) -> Result<Call, Error> {
+        self.check("linear", x, layer.inputs)?;
+        let layer::Linear { inputs, outputs, orientation, .. } = *layer;
+        let dims = LinearDims { rows: self.row_count(), inputs, outputs, y_stride: y.width(), orientation };
+        let mut reads = vec![self.whole(x), self.param(layer.weight)?];
+        if let Some(bias) = layer.bias {
+            reads.push(self.param(bias)?);
+        }
+        let op = Op::Linear(Linear::Forward { dims, bias: layer.bias.is_some() });
+        Ok(Call::new(op, reads, [(y.columns(offset, dims.y_len()), false)]))
+    }
+}
+
+pub(super) fn derive(b: &mut Backward<'_>, node: &Node) {
+    let mut gradients = Vec::new();
+    for output in node.writes() {
+        if gradients.iter().all(|(seen, _)| *seen != output) {
+            gradients.push((output, b.take(output)));
+        }
+    }
+    let dy = |call: &Call| match call.writes[0].0 {
+        Operand::Local { id, offset, len } => {
+            let (_, gradient) = gradients.iter().find(|(output, _)| *output == id)?;
+            gradient.map(|id| Operand::Local { id, offset, len })
+        }
+        _ => None,
+    };
+    let mut maps: Vec<Map<'_>> = Vec::new();
+    for call in &node.calls {
+        if let (Op::Linear(Linear::Forward { dims, .. }), Some(dy)) = (&call.op, dy(call)) {
+            maps.push(Map { call, dims, dy });
+        }
+    }
+    let Some(input) = maps.first().and_then(|map| map.call.reads[0].local()) else { return };
+    let trains = maps.iter().any(|map| b.target(map.call.reads[1]).is_some());
+    // An activation that was not kept comes back from its own backward, which needs the gradient of it first.
+    let again = b.recomputed(input).filter(|node| matches!(node.op(), Op::Activation(_)));
+    let again = again.filter(|_| trains && b.needs[input] && b.gradients[input].is_none());
+    if again.is_some() {
+        gradient_of_input(b, input, &maps);
+    }
+    if trains {
+        let x = match again {
+            Some(node) => activation::derive_again(b, node, input),
+            None => b.load(input),
+        };
+        for Map { call, dims, dy } in &maps {
+            let Some(target) = b.target(call.reads[1]) else { continue };
+            let op = Op::Linear(Linear::BackwardWeight { dims: **dims });
+            b.draft.call(op, vec![b.draft.whole(x), *dy], vec![target]);
+        }
+    }
+    for Map { call, dims, dy } in &maps {
+        let Some(target) = call.reads.get(2).and_then(|bias| b.target(*bias)) else { continue };
+        column_sums(b, [dims.rows, dims.outputs, dims.y_stride], *dy, target);
+    }
+    if again.is_none() && b.needs[input] {
+        gradient_of_input(b, input, &maps);
+    }
+}
+
+/// A linear map whose output has a gradient.
+struct Map<'a> {
+    call: &'a Call,
+    dims: &'a LinearDims,
+    dy: Operand,
+}
+
+/// The gradient of the input of linear maps, from those of all outputs that have one.
+fn gradient_of_input(b: &mut Backward<'_>, input: usize, maps: &[Map<'_>]) {
+    for Map { call, dims, dy } in maps {
+        let dx = b.add_to(input);
+        let op = Op::Linear(Linear::BackwardInput { dims: **dims });
+        b.draft.call(op, vec![*dy, call.reads[1]], vec![dx]);
+    }
+}
+
+/// The gradient of a bias.
+pub(super) fn column_sums(
+    b: &mut Backward<'_>,
+    [rows, columns, stride]: [usize; 3],
+    dy: Operand,
+    target: (Operand, bool),
+) {
+    b.draft.call(Op::Linear(Linear::ColumnSums { rows, columns, stride }), vec![dy], vec![target]);
+}

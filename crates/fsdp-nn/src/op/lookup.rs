@@ -1,0 +1,110 @@
+//! Rows of tables, by token or by position.
+
+use fsdp_core::memory::Category;
+use fsdp_core::{DType, Error};
+
+use super::describe::{Description, Role};
+use crate::error::ModelError;
+use crate::graph::{Backward, Builder, Call, Node, Operand, Tensor};
+use crate::layer::Embedding;
+use crate::op::Op;
+
+/// Operations of tables.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[expect(missing_docs, reason = "sizes are what they are called")]
+pub enum Lookup {
+    /// Row `i` of `y` is row `ids[i]` of `table`.
+    Embedding { rows: usize, width: usize, table_rows: usize },
+    /// Adds row `i` of `dy` to row `ids[i]` of `dtable`, in the order of `i`.
+    EmbeddingBackward { rows: usize, width: usize, table_rows: usize },
+    /// The position of every row of a batch, as ids.
+    Positions { samples: usize, seq: usize },
+}
+
+impl Lookup {
+    pub(super) fn describe(&self) -> Description {
+        match *self {
+            Lookup::Embedding { rows, width, table_rows } => Description::new("embedding")
+                .read([
+                    Role::ids("ids", rows),
+                    Role::value("table", table_rows * width).touching(rows * width),
+                ])
+                .write([Role::value("y", rows * width).adds()]),
+            Lookup::EmbeddingBackward { rows, width, table_rows } => Description::new("embedding_backward")
+                .read([Role::ids("ids", rows), Role::value("dy", rows * width)])
+                .write([Role::gradient("dtable", table_rows * width).adds()])
+                .flops(rows * width),
+            Lookup::Positions { samples, seq } => {
+                Description::new("positions").write([Role::ids("ids", samples * seq)])
+            }
+        }
+    }
+}
+
+impl Builder<'_> {
+    /// The row of `layer` for every token of the micro-batch.
+    ///
+    /// # Errors
+    /// A parameter that is not the block's.
+    pub fn embedding(&mut self, layer: &Embedding) -> Result<Tensor, Error> {
+        let y = self.rows(layer.width);
+        let reads = vec![Operand::Ids, self.param(layer.table)?];
+        self.node(vec![Call::new(self.lookup(layer), reads, [(self.whole(y), false)])], None);
+        Ok(y)
+    }
+
+    /// Adds the row of `layer` for every position.
+    ///
+    /// # Errors
+    /// A sequence longer than the table, or as [`Builder::linear`].
+    pub fn add_positions(&mut self, x: Tensor, layer: &Embedding) -> Result<Tensor, Error> {
+        self.check("add_positions", x, layer.width)?;
+        let (samples, seq) = self.batch();
+        if seq > layer.rows {
+            return Err(self.error(ModelError::Positions { seq, positions: layer.rows }));
+        }
+        let positions = self.value(1, DType::U32, Category::Workspace);
+        let y = self.rows(layer.width);
+        let (ids, to) = (self.whole(positions), self.whole(y));
+        let reads = vec![ids, self.param(layer.table)?];
+        let positions = Op::Lookup(Lookup::Positions { samples, seq });
+        let calls = vec![
+            Call::new(positions, vec![], [(ids, false)]),
+            Call::new(self.lookup(layer), reads, [(to, true)]),
+        ];
+        self.node(calls, Some(x));
+        Ok(y)
+    }
+
+    fn lookup(&self, layer: &Embedding) -> Op {
+        let (rows, width, table_rows) = (self.row_count(), layer.width, layer.rows);
+        Op::Lookup(Lookup::Embedding { rows, width, table_rows })
+    }
+}
+
+pub(super) fn derive(b: &mut Backward<'_>, node: &Node, output: usize) {
+    let Some(dy) = b.gradients[output].take() else { return };
+    let call = node.main();
+    let (Op::Lookup(Lookup::Embedding { rows, width, table_rows }), [ids, table]) =
+        (&call.op, &call.reads[..])
+    else {
+        return;
+    };
+    if let Some(target) = b.target(*table) {
+        let ids = match (*ids, node.calls.first()) {
+            (Operand::Local { id, .. }, Some(positions)) => {
+                let place = b.draft.place(b.draft.places[id]);
+                let ids = b.draft.whole(place);
+                b.draft.call(positions.op.clone(), vec![], vec![(ids, false)]);
+                ids
+            }
+            (ids, _) => ids,
+        };
+        let (rows, width, table_rows) = (*rows, *width, *table_rows);
+        let op = Op::Lookup(Lookup::EmbeddingBackward { rows, width, table_rows });
+        b.draft.call(op, vec![ids, b.draft.whole(dy)], vec![target]);
+    }
+    if let Some(input) = node.update {
+        b.put(input, dy);
+    }
+}

@@ -1,0 +1,161 @@
+//! Sums, copies and dropout.
+
+use fsdp_core::Error;
+
+use super::describe::{Description, Role};
+use crate::graph::{Backward, Builder, Call, Node, Operand, Tensor};
+use crate::lengths;
+use crate::op::Op;
+
+/// A counter-based dropout mask: element `i` of sample `s` is dropped when the generator keyed by `keys[s]`
+/// says so at counter `i`; kept elements are scaled by `1 / (1 - p)`.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropout<'a> {
+    /// Probability of dropping, `0 <= p < 1`.
+    pub p: f64,
+    /// One key per sample, made of (seed, step, sample, site).
+    pub keys: &'a [u64],
+}
+
+impl Dropout<'_> {
+    /// An element is dropped when its 32 random bits are below this: `p` in units of 2^-32.
+    pub fn threshold(&self) -> u32 {
+        (self.p * 4_294_967_296.0) as u32
+    }
+
+    /// The factor of elements that are kept.
+    pub fn kept(&self) -> f64 {
+        1.0 / (1.0 - self.p)
+    }
+}
+
+/// Operations element by element.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[expect(missing_docs, reason = "sizes are what they are called")]
+pub enum Pointwise {
+    /// `y = a + b`.
+    Add { len: usize },
+    /// `y += x`.
+    Accumulate { len: usize },
+    /// `y = x`.
+    Copy { len: usize },
+    /// Rows of `columns` elements, which lie `from` elements apart in `x` and `to` elements apart in `y`.
+    CopyColumns { rows: usize, columns: usize, from: usize, to: usize },
+    /// Dropout in place; applied to a gradient it is its own backward.
+    Dropout { len: usize, samples: usize, p: f64 },
+}
+
+impl Pointwise {
+    pub(super) fn describe(&self) -> Description {
+        let value = Role::value;
+        match *self {
+            Pointwise::Add { len } => Description::new("add")
+                .read([value("a", len), value("b", len)])
+                .write([value("y", len)])
+                .flops(len),
+            Pointwise::Accumulate { len } => Description::new("accumulate")
+                .read([value("x", len)])
+                .write([value("y", len).updated()])
+                .flops(len),
+            Pointwise::Copy { len } => {
+                Description::new("copy").read([value("x", len)]).write([value("y", len)])
+            }
+            Pointwise::CopyColumns { rows, columns, from, to } => {
+                let strided = |name, stride| {
+                    assert!(stride >= columns, "rows of {columns} elements do not lie {stride} apart");
+                    let len = rows.saturating_sub(1) * stride + columns;
+                    value(name, len).or_more(rows * columns)
+                };
+                Description::new("copy_columns").read([strided("x", from)]).write([strided("y", to)])
+            }
+            Pointwise::Dropout { len, samples, p } => {
+                lengths::expect_rows("elements of samples under dropout", samples, len);
+                let of = Description::new("dropout").write([value("x", len).updated()]);
+                of.flops(len).drops(p, samples)
+            }
+        }
+    }
+
+    pub(super) fn derive(&self, b: &mut Backward<'_>, node: &Node, output: usize) {
+        match self {
+            // Passes the gradient of the output on to all inputs, which then share it.
+            Pointwise::Add { .. } => {
+                let Some(gradient) = b.gradients[output].take() else { return };
+                node.reads().for_each(|input| b.put(input, gradient));
+            }
+            // The columns of the output's gradient that are an input's.
+            Pointwise::CopyColumns { .. } => {
+                let Some(gradient) = b.take(output) else { return };
+                for call in &node.calls {
+                    let Op::Pointwise(Pointwise::CopyColumns { rows, columns, from, to }) = call.op else {
+                        continue;
+                    };
+                    let (Some(input), Operand::Local { offset, len, .. }) =
+                        (call.reads[0].local(), call.writes[0].0)
+                    else {
+                        continue;
+                    };
+                    let Some(place) = b.overwrite(input) else { continue };
+                    let op = Op::Pointwise(Pointwise::CopyColumns { rows, columns, from: to, to: from });
+                    let dy = Operand::Local { id: gradient, offset, len };
+                    b.draft.call(op, vec![dy], vec![(b.draft.whole(place), false)]);
+                    b.put(input, place);
+                }
+            }
+            Pointwise::Dropout { .. } => b.in_place(node, output, node.op().clone()),
+            _ => unreachable!("{} is no operation of forward", self.describe().name),
+        }
+    }
+}
+
+impl Builder<'_> {
+    /// `a + b`.
+    ///
+    /// # Errors
+    /// Widths that differ.
+    pub fn add(&mut self, a: Tensor, b: Tensor) -> Result<Tensor, Error> {
+        self.check("add", a, b.width())?;
+        let y = self.rows(a.width());
+        let op = Op::Pointwise(Pointwise::Add { len: self.row_count() * y.width() });
+        let reads = vec![self.whole(a), self.whole(b)];
+        self.node(vec![Call::new(op, reads, [(self.whole(y), false)])], None);
+        Ok(y)
+    }
+
+    /// Rows of several values side by side: packed queries, keys and values that went different ways.
+    pub fn concat(&mut self, inputs: &[Tensor]) -> Tensor {
+        let y = self.rows(inputs.iter().map(|x| x.width()).sum());
+        let (rows, to, mut offset) = (self.row_count(), y.width(), 0);
+        let mut calls = Vec::new();
+        for &x in inputs {
+            let columns = x.width();
+            let op = Op::Pointwise(Pointwise::CopyColumns { rows, columns, from: columns, to });
+            let write = y.columns(offset, rows.saturating_sub(1) * to + columns);
+            calls.push(Call::new(op, vec![self.whole(x)], [(write, false)]));
+            offset += columns;
+        }
+        self.node(calls, None);
+        y
+    }
+
+    /// Drops elements with probability `p` in training.
+    pub fn dropout(&mut self, x: Tensor, p: f64) -> Tensor {
+        let Some(site) = self.site(p) else { return x };
+        let (len, (samples, _)) = (self.row_count() * x.width(), self.batch());
+        self.in_place(x, Op::Pointwise(Pointwise::Dropout { len, samples, p }), Some(site))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fsdp_core::DType;
+
+    use super::*;
+
+    #[test]
+    fn columns_cost_the_bytes_that_are_copied_and_nothing_else() {
+        let cost = Op::Pointwise(Pointwise::CopyColumns { rows: 3, columns: 4, from: 7, to: 9 })
+            .cost(DType::Bf16, DType::F32);
+        assert_eq!((cost.flops(), cost.bytes_read, cost.bytes_written), (0, 2 * 12, 2 * 12));
+    }
+}

@@ -1,0 +1,241 @@
+//! Going on from what another trainer has saved: PyTorch's distributed checkpoints, folders of accelerate and of the
+//! Trainer of transformers, DeepSpeed, PyTorch/XLA. Which tensors are which, `fsdp-ckpt` finds; here is decided what a
+//! run may begin with, and told what was taken, derived and missing.
+//!
+//! A run has one count of steps: bias corrections, learning rates and the position in the data all follow from it.
+//! So the optimizer's own count is the step, and what a trainer kept of its schedule and its data is not used.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use fsdp_ckpt::formats;
+use fsdp_ckpt::training::{Count, Found, StateRows, Wanted};
+use fsdp_ckpt::transfer::{NoProgress, Options};
+use fsdp_core::Memory;
+use fsdp_core::engine::{Engine, Origin};
+use fsdp_core::program::Program;
+use fsdp_core::update::StateTensor;
+
+use super::run_state::Change;
+use super::settings;
+use super::table::{STEPS, StateTable, rows_of, state_rows};
+use crate::error::TrainError;
+use crate::init;
+use crate::job::Job;
+use crate::rule;
+
+/// A checkpoint of another trainer whose tensors fit the run.
+#[derive(Debug)]
+pub struct Foreign {
+    path: PathBuf,
+    found: Found,
+    /// Of each parameter, the names of the states in the order of the tensors that were found.
+    states: Vec<Vec<String>>,
+}
+
+/// What a run took from another trainer's checkpoint, for people.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// The format in words.
+    pub format: String,
+    /// What was taken.
+    pub taken: Vec<String>,
+    /// What was derived from something else.
+    pub derived: Vec<String>,
+    /// What the checkpoint does not have, and what is used for it.
+    pub missing: Vec<String>,
+    /// Names in the checkpoint that were not used.
+    pub unused: Vec<String>,
+    /// What is odd about it.
+    pub notes: Vec<String>,
+}
+
+impl Foreign {
+    /// Opens a checkpoint and finds everything that a run trains on. Only metadata is read.
+    ///
+    /// # Errors
+    /// [`TrainError::Checkpoint`]: no checkpoint, damaged, or with other tensors than the model's;
+    /// [`TrainError::NoOptimizerState`].
+    pub(super) fn open<A>(job: &Job<A>, table: &StateTable, path: &Path) -> Result<Self, TrainError> {
+        let wanted = wanted(job, table)?;
+        let found = Found::new(formats::open(path)?, &wanted)?;
+        let needs_state = wanted.iter().any(|one| !one.states.is_empty());
+        if needs_state && found.states.is_none() {
+            return Err(TrainError::NoOptimizerState { path: path.to_owned() });
+        }
+        let names = |one: Wanted| one.states.into_iter().map(|(name, _)| name).collect();
+        Ok(Self { path: path.to_owned(), found, states: wanted.into_iter().map(names).collect() })
+    }
+
+    /// The path that was opened.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How many steps were done: as the optimizer counts, else as the trainer does, else as the user says.
+    ///
+    /// # Errors
+    /// [`TrainError::OtherStep`], [`TrainError::AtStep`], [`TrainError::NoStep`], [`TrainError::TiedDiffer`];
+    /// [`TrainError::Checkpoint`] for counts that can not be read.
+    pub(super) fn step(
+        &self,
+        at_step: Option<u64>,
+        stop: &AtomicBool,
+        taken: &mut Taken,
+    ) -> Result<u64, TrainError> {
+        let options = Options::new(&NoProgress, stop);
+        if let Some([first, second]) = self.found.tied_difference(&options)? {
+            return Err(TrainError::TiedDiffer { path: self.path.clone(), first, second });
+        }
+        let mut rows = StateRows::new(&self.found, options)?;
+        let counted = self.optimizer_step(&mut rows)?;
+        let trainer = match self.found.run_count() {
+            Some(count) => Some((whole(&count, &self.path, &mut rows)?, count)),
+            None => None,
+        };
+        let (step, from) = match (counted, at_step, &trainer) {
+            (Some((counted, tensor)), Some(given), _) if counted != given => {
+                return Err(TrainError::AtStep { path: self.path.clone(), counted, given, tensor });
+            }
+            (Some((counted, tensor)), ..) => (counted, tensor),
+            (None, Some(given), _) => {
+                taken.derived.push(format!("step {given}, as --at-step says"));
+                return Ok(given);
+            }
+            (None, None, Some((step, count))) => (*step, count.name.clone()),
+            (None, None, None) => return Err(TrainError::NoStep { path: self.path.clone() }),
+        };
+        if let Some((other, count)) = trainer.filter(|(other, _)| *other != step) {
+            taken.notes.push(format!("{} says {other} steps; the optimizer's count is taken", count.name));
+        }
+        taken.taken.push(format!("step {step} ({from})"));
+        Ok(step)
+    }
+
+    /// The step that all counts of the optimizer agree on, with the name of one of them.
+    fn optimizer_step(&self, rows: &mut StateRows<'_>) -> Result<Option<(u64, String)>, TrainError> {
+        let mut agreed: Option<(u64, String)> = None;
+        for count in &self.found.counts {
+            let got = whole(count, &self.path, rows)?;
+            match &agreed {
+                Some((expected, _)) if *expected != got => {
+                    let (path, tensor) = (self.path.clone(), count.name.clone());
+                    return Err(TrainError::OtherStep { path, tensor, expected: *expected, got: got as f64 });
+                }
+                _ => drop(agreed.get_or_insert_with(|| (got, count.name.clone()))),
+            }
+        }
+        Ok(agreed)
+    }
+
+    /// What is told of the checkpoint, beside its step.
+    pub(super) fn taken<A>(&self, job: &Job<A>) -> Taken {
+        let spec = &job.plan.spec;
+        let mut taken = Taken { format: self.found.checkpoint.format.clone(), ..Taken::default() };
+        taken.taken.push(format!("{} parameters", spec.params.len()));
+        let trained = self.states.iter().filter(|states| !states.is_empty()).count();
+        if let Some(states) = self.states.iter().find(|states| !states.is_empty()) {
+            taken.taken.push(format!("{} of {trained}", states.join(", ")));
+        }
+        if !self.found.wrappers.is_empty() {
+            let all: Vec<String> = self.found.wrappers.iter().map(|step| format!("{step}.")).collect();
+            taken.derived.push(format!("names without {}", all.join(", ")));
+        }
+        if self.found.is_numbered {
+            let order = "names of the optimizer's state, which goes by number: from the order of the model's parameters";
+            taken.derived.push(order.to_owned());
+        }
+        if self.found.settings.iter().all(std::collections::BTreeMap::is_empty) {
+            taken.missing.push("settings of the optimizer: those of the run file hold".to_owned());
+        }
+        taken.missing.push("random state: dropout follows from the seed and the step".to_owned());
+        taken.unused.clone_from(&self.found.unused);
+        taken.notes.clone_from(&self.found.checkpoint.notes);
+        taken
+    }
+
+    /// How the run file differs from the settings that the optimizer was saved with.
+    ///
+    /// # Errors
+    /// [`TrainError::OtherRun`] for settings that make it another update rule.
+    pub(super) fn changes<A>(&self, job: &Job<A>, step: u64) -> Result<Vec<Change>, TrainError> {
+        let decays = decaying(job)?;
+        let compared = settings::compare(job, &decays, &self.found.settings, step);
+        compared.map_err(|differences| TrainError::OtherRun { path: self.path.clone(), differences })
+    }
+
+    /// Fills an engine: parameters and state of the optimizer, with the checksums of what was read.
+    ///
+    /// # Errors
+    /// [`TrainError::Checkpoint`]: a file that is missing or damaged.
+    pub(crate) fn restore<M: Memory, P: Program<M>>(
+        &self,
+        engine: &mut Engine<M, P>,
+        stop: &AtomicBool,
+    ) -> Result<(), TrainError> {
+        let (spec, reads) = (engine.plan().spec.clone(), engine.reads());
+        let open = || StateRows::new(&self.found, Options::new(&NoProgress, stop));
+        let mut rows = reads.then(open).transpose()?;
+        let mut read = |name: &str, range, values: &mut [f64]| -> Result<(), TrainError> {
+            let rows = rows.as_mut().expect("only ranks that read are asked for values");
+            Ok(rows.read_rows_f64(name, range, values)?)
+        };
+        engine.load_params(Origin::Read, |piece, values| {
+            let param = spec.param(piece.param);
+            read(&self.found.weights[piece.param.0], rows_of(param, piece.param_offset, piece.len), values)
+        })?;
+        engine.load_state(Origin::Read, |tensor: &StateTensor, piece, values| {
+            let name = self.state_of(piece.param.0, tensor.name);
+            read(name, state_rows(spec.param(piece.param), piece), values)
+        })?;
+        Ok(rows.map_or(Ok(()), StateRows::finish)?)
+    }
+
+    /// The tensor of a state of a parameter.
+    fn state_of(&self, param: usize, state: &str) -> &str {
+        let index = self.states[param].iter().position(|name| name == state);
+        let tensors = self.found.states.as_ref().expect("state is read where there is some");
+        &tensors[param][index.expect("every state of the rule was looked for")]
+    }
+}
+
+/// A count as a number of steps.
+fn whole(count: &Count, path: &Path, rows: &mut StateRows<'_>) -> Result<u64, TrainError> {
+    let steps = count.read(rows)?;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is compared")]
+    let whole = steps as u64;
+    if whole as f64 == steps {
+        return Ok(whole);
+    }
+    let (path, tensor) = (path.to_owned(), count.name.clone());
+    Err(TrainError::OtherStep { path, tensor, expected: whole, got: steps })
+}
+
+/// Whether each parameter decays.
+fn decaying<A>(job: &Job<A>) -> Result<Vec<bool>, TrainError> {
+    let no_decay = job.config.train.optimizer.no_decay();
+    let spared = rule::matching(&job.plan.spec, "train.optimizer.no_decay", no_decay)?;
+    let ids = (0..job.plan.spec.params.len()).map(fsdp_core::model::ParamId);
+    Ok(ids.map(|id| !spared.contains(&id)).collect())
+}
+
+/// What a run has of each parameter.
+fn wanted<A>(job: &Job<A>, table: &StateTable) -> Result<Vec<Wanted>, TrainError> {
+    let decays = decaying(job)?;
+    let states = |fqn: &str| {
+        let below = format!("optim.state.{fqn}.");
+        let specs = table.tensors.iter().map(|tensor| &tensor.spec);
+        let named = specs.filter_map(|spec| Some((spec.name.strip_prefix(&below)?, &spec.shape)));
+        let kept = named.filter(|(state, _)| *state != STEPS && !state.contains('.'));
+        kept.map(|(state, shape)| (state.to_owned(), shape.clone())).collect()
+    };
+    let params = job.plan.spec.params.iter().zip(decays);
+    Ok(params
+        .map(|(param, decays)| Wanted {
+            names: init::names(param).map(str::to_owned).collect(),
+            shape: param.shape.clone(),
+            states: states(&param.fqn),
+            decays,
+        })
+        .collect())
+}

@@ -1,0 +1,209 @@
+//! Settings of an optimizer as PyTorch keeps them, by group of parameters: written beside the state of a run, and those
+//! of another trainer compared with the run file.
+
+use std::collections::BTreeMap;
+
+use fsdp_ckpt::checkpoint::Value;
+use fsdp_core::model::ParamSpec;
+use serde_json::{Map, Value as Json, json};
+
+use super::run_state::{Change, Difference};
+use crate::config::{FqnPatterns, OptimizerConfig};
+use crate::job::Job;
+
+/// How far two values of a setting may be apart: a learning rate is the product of a schedule.
+const CLOSE: f64 = 1e-9;
+
+/// What differs between the settings of each parameter and those of the job for the next step, as changes; or
+/// everything that makes it another rule.
+pub(super) fn compare<A>(
+    job: &Job<A>,
+    decays: &[bool],
+    saved: &[BTreeMap<String, Value>],
+    step: u64,
+) -> Result<Vec<Change>, Vec<Difference>> {
+    let (mut changes, mut refused) = (BTreeMap::<_, Vec<&str>>::new(), Vec::new());
+    for ((param, settings), &decays) in job.plan.spec.params.iter().zip(saved).zip(decays) {
+        for (key, ours) in ours(job, decays, step) {
+            let theirs = settings.get(key).and_then(numbers);
+            if let Some(theirs) = theirs.filter(|theirs| !are_close(theirs, &ours)) {
+                let texts = [theirs, ours].map(|values| text(&values));
+                changes.entry((key, texts)).or_default().push(&param.fqn);
+            }
+        }
+        for (key, ours, is_rule) in flags(&job.config.train.optimizer) {
+            if settings.get(key) != Some(&Value::Bool(!ours)) {
+                continue;
+            }
+            let [from, to] = [!ours, ours].map(|flag| flag.to_string());
+            if !is_rule {
+                changes.entry((key, [from, to])).or_default().push(&param.fqn);
+                continue;
+            }
+            let what = format!("setting `{key}` of the optimizer");
+            if !refused.iter().any(|one: &Difference| one.what == what) {
+                refused.push(Difference { what, saved: from, given: to });
+            }
+        }
+    }
+    if !refused.is_empty() {
+        return Err(refused);
+    }
+    let all = saved.iter().filter(|settings| !settings.is_empty()).count();
+    let change = |((key, [from, to]), params): ((&str, [String; 2]), Vec<&str>)| {
+        let of = match (params.len() == all, params.len() - 1) {
+            (true, _) => String::new(),
+            (false, 0) => format!(" of {}", params[0]),
+            (false, more) => format!(" of {} and {more} more", params[0]),
+        };
+        Change { step, key: format!("train.optimizer.{key}{of}"), from, to }
+    };
+    Ok(changes.into_iter().map(change).collect())
+}
+
+/// Settings that are true or false, each with its value here and whether another value makes it another update rule, which
+/// there is not here.
+fn flags(optimizer: &OptimizerConfig) -> Vec<(&'static str, bool, bool)> {
+    let maximize = ("maximize", false, true);
+    match optimizer {
+        OptimizerConfig::Adamw(_) => {
+            vec![maximize, ("amsgrad", false, true), ("decoupled_weight_decay", true, true)]
+        }
+        OptimizerConfig::Sgd(c) => vec![maximize, ("nesterov", c.nesterov, false)],
+        OptimizerConfig::Adafactor(_) => vec![maximize],
+    }
+}
+
+/// The settings of a parameter as PyTorch names them, for the step after `step`.
+fn ours<A>(job: &Job<A>, decays: bool, step: u64) -> Vec<(&'static str, Vec<f64>)> {
+    let decay = |weight_decay: f64| vec![if decays { weight_decay } else { 0.0 }];
+    let lr = ("lr", vec![job.schedule.lr(step)]);
+    match &job.config.train.optimizer {
+        OptimizerConfig::Adamw(c) => vec![
+            lr,
+            ("betas", c.betas.to_vec()),
+            ("eps", vec![c.eps]),
+            ("weight_decay", decay(c.weight_decay)),
+        ],
+        OptimizerConfig::Sgd(c) => vec![
+            lr,
+            ("momentum", vec![c.momentum]),
+            ("dampening", vec![c.dampening]),
+            ("weight_decay", decay(c.weight_decay)),
+        ],
+        OptimizerConfig::Adafactor(c) => vec![("weight_decay", decay(c.weight_decay))],
+    }
+}
+
+/// The groups that PyTorch's optimizer would have after `step` steps: the parameters that decay, and those that do not.
+/// `null` where PyTorch has no such optimizer.
+pub(super) fn param_groups<A>(job: &Job<A>, step: u64) -> Json {
+    let rest = match &job.config.train.optimizer {
+        OptimizerConfig::Adamw(_) => {
+            json!({ "amsgrad": false, "capturable": false, "decoupled_weight_decay": true })
+        }
+        OptimizerConfig::Sgd(c) => json!({ "nesterov": c.nesterov }),
+        OptimizerConfig::Adafactor(_) => return Json::Null,
+    };
+    let no_decay = job.config.train.optimizer.no_decay();
+    let patterns = FqnPatterns::new(no_decay).expect("a resolved configuration has valid patterns");
+    let spares = |param: &ParamSpec| {
+        std::iter::once(&param.fqn).chain(&param.aliases).any(|name| patterns.matches(name))
+    };
+    let group = |decays: bool| {
+        let trained = job.plan.spec.params.iter().filter(|param| param.trainable && spares(param) != decays);
+        let params: Vec<&str> = trained.map(|param| param.fqn.as_str()).collect();
+        if params.is_empty() {
+            return None;
+        }
+        let mut group: Map<String, Json> = Map::new();
+        for (key, values) in ours(job, decays, step) {
+            group.insert(key.to_owned(), if values.len() == 1 { json!(values[0]) } else { json!(values) });
+        }
+        group.extend(rest.as_object().cloned().unwrap_or_default());
+        for (key, value) in [("maximize", json!(false)), ("differentiable", json!(false))] {
+            group.insert(key.to_owned(), value);
+        }
+        // How PyTorch computes is for it to choose.
+        group.extend(["foreach", "fused"].map(|key| (key.to_owned(), Json::Null)));
+        group.insert("params".to_owned(), json!(params));
+        Some(Json::Object(group))
+    };
+    [true, false].into_iter().filter_map(group).collect()
+}
+
+fn numbers(value: &Value) -> Option<Vec<f64>> {
+    match value {
+        Value::Float(number) => Some(vec![*number]),
+        Value::Int(number) => Some(vec![*number as f64]),
+        Value::List(items) | Value::Tuple(items) => {
+            items.iter().map(|item| numbers(item)?.first().copied()).collect()
+        }
+        _ => None,
+    }
+}
+
+fn are_close(a: &[f64], b: &[f64]) -> bool {
+    let is_close = |(a, b): (&f64, &f64)| (a - b).abs() <= CLOSE * a.abs().max(b.abs());
+    a.len() == b.len() && a.iter().zip(b).all(is_close)
+}
+
+/// As TOML writes it.
+fn text(values: &[f64]) -> String {
+    match values {
+        [one] => one.to_string(),
+        several => format!("{several:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use fsdp_nn::model::{Architecture, Mlp, MlpConfig};
+
+    use super::*;
+    use crate::InitSource;
+    use crate::config::Resolved;
+
+    fn job(dir: &std::path::Path) -> Job<Mlp> {
+        let data = dir.join("tokens.bin");
+        std::fs::write(&data, [0; 400]).unwrap();
+        let text = format!(
+            "model = {{ path = 'unused' }}\n\
+             data = {{ train = ['{}'], format = 'tokens-u16', seq_len = 3 }}\n\
+             train = {{ steps = 2, micro_batch_size = 1, global_batch_size = 4, \
+             optimizer = {{ name = 'sgd', lr = 0.1, momentum = 0.9 }} }}\n\
+             fsdp = {{ wrap = ['MlpLayer'] }}\n\
+             run = {{ ranks = 1, out_dir = 'unused' }}",
+            data.display()
+        );
+        let sizes = MlpConfig { vocab: 7, widths: vec![3, 5], bias: true, tied: false, std: 0.2 };
+        let model = Mlp::new(&sizes).unwrap();
+        let init = InitSource::Random { seed: 0, init: Arc::new(model.description().init.clone()) };
+        Job::new(Resolved::parse(&text, "test", &[]).unwrap().config, model, init).unwrap()
+    }
+
+    #[test]
+    fn of_sgd_another_nesterov_is_a_change_and_maximize_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let job = job(dir.path());
+        let count = job.plan.spec.params.len();
+        let compared = |key: &str, value: bool| {
+            let settings = BTreeMap::from([(key.to_owned(), Value::Bool(value))]);
+            compare(&job, &vec![true; count], &vec![settings; count], 5)
+        };
+        let change = Change {
+            step: 5,
+            key: "train.optimizer.nesterov".to_owned(),
+            from: "true".to_owned(),
+            to: "false".to_owned(),
+        };
+        assert_eq!(compared("nesterov", true).unwrap(), [change]);
+        let refused = compared("maximize", true).unwrap_err();
+        assert_eq!(refused.len(), 1, "{refused:?}");
+        assert_eq!(refused[0].what, "setting `maximize` of the optimizer");
+        assert_eq!(compared("nesterov", false).unwrap(), []);
+        assert_eq!(compared("maximize", false).unwrap(), []);
+    }
+}

@@ -1,0 +1,131 @@
+//! A checkpoint that a run can go on from, whoever saved it, and what makes sure of that.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use fsdp_ckpt::native::{MANIFEST_FILE, NativeReader, RunDir};
+use fsdp_ckpt::{is_url, objects};
+
+use super::foreign::Foreign;
+use super::run_state::{Change, DataPosition, RunState};
+use super::start::{Resume, Resumed};
+use super::table::StateTable;
+use crate::error::TrainError;
+use crate::job::Job;
+use crate::train::RunOptions;
+
+/// What a run goes on from.
+pub(crate) enum Source {
+    /// A checkpoint of a run.
+    Native(Arc<NativeReader>),
+    /// What another trainer has saved.
+    Foreign(Arc<Foreign>),
+}
+
+/// A checkpoint that the run can go on from.
+pub(super) struct Chosen {
+    pub(super) source: Source,
+    /// What was changed earlier.
+    pub(super) earlier: Vec<Change>,
+    pub(super) resumed: Resumed,
+}
+
+impl Source {
+    /// Opens a checkpoint: that of a run has the state of the run, another has not.
+    pub(super) fn open<A>(job: &Job<A>, table: &StateTable, path: &Path) -> Result<Self, TrainError> {
+        if has_manifest(path)? {
+            let reader = NativeReader::open(path)?;
+            if !reader.manifest().run_state.is_empty() {
+                return Ok(Source::Native(Arc::new(reader)));
+            }
+        }
+        Ok(Source::Foreign(Arc::new(Foreign::open(job, table, path)?)))
+    }
+}
+
+/// Makes sure that the run can go on from a checkpoint.
+pub(super) fn choose<A>(
+    job: &Job<A>,
+    table: &StateTable,
+    options: &RunOptions<'_>,
+    source: Source,
+) -> Result<Chosen, TrainError> {
+    let chosen = match source {
+        Source::Native(reader) => choose_native(job, table, options, reader)?,
+        Source::Foreign(foreign) => choose_foreign(job, options, foreign)?,
+    };
+    let (done, steps) = (chosen.resumed.step, job.config.train.steps);
+    if done > steps {
+        return Err(TrainError::NothingLeft { path: chosen.resumed.path, done, steps });
+    }
+    Ok(chosen)
+}
+
+fn choose_native<A>(
+    job: &Job<A>,
+    table: &StateTable,
+    options: &RunOptions<'_>,
+    reader: Arc<NativeReader>,
+) -> Result<Chosen, TrainError> {
+    let path = reader.dir().to_owned();
+    let saved = RunState::read(&reader)?;
+    if let Some(named) = RunDir::step_named(&path).filter(|&named| named != saved.step) {
+        return Err(TrainError::Renamed { path, named, step: saved.step });
+    }
+    if let Resume::From { at_step: Some(given), .. } = options.resume
+        && given != saved.step
+    {
+        let (counted, tensor) = (saved.step, "the state of the run".to_owned());
+        return Err(TrainError::AtStep { path, counted, given, tensor });
+    }
+    let now = RunState::of(job, saved.step, options.config_json.as_deref(), &[]);
+    let changes = saved
+        .changes_to(&now)
+        .map_err(|differences| TrainError::OtherRun { path: path.clone(), differences })?;
+    reader.check_tensors(table.tensors.iter().map(|tensor| &tensor.spec))?;
+    let resumed = Resumed { step: saved.step, path, changes, taken: None };
+    Ok(Chosen { source: Source::Native(reader), earlier: saved.changes, resumed })
+}
+
+fn choose_foreign<A>(
+    job: &Job<A>,
+    options: &RunOptions<'_>,
+    foreign: Arc<Foreign>,
+) -> Result<Chosen, TrainError> {
+    let at_step = match options.resume {
+        Resume::From { at_step, .. } => at_step,
+        _ => None,
+    };
+    let mut taken = foreign.taken(job);
+    let step = foreign.step(at_step, options.stop, &mut taken)?;
+    let DataPosition { epoch, step_in_epoch, .. } = job.data.position(step);
+    taken.derived.push(format!("position in data.train: epoch {epoch}, step {step_in_epoch} of it"));
+    taken.derived.push(format!("learning rate of the next step: {}", job.schedule.lr(step)));
+    let changes = foreign.changes(job, step)?;
+    let resumed = Resumed { step, path: foreign.path().to_owned(), changes, taken: Some(taken) };
+    Ok(Chosen { source: Source::Foreign(foreign), earlier: Vec::new(), resumed })
+}
+
+/// A checkpoint by its true path.
+///
+/// # Errors
+/// [`TrainError::NoCheckpoint`] where there is nothing.
+pub(super) fn found(path: &Path) -> Result<PathBuf, TrainError> {
+    let nothing = |detail: String| TrainError::NoCheckpoint { path: path.to_owned(), detail };
+    if !is_url(path) {
+        return fs::canonicalize(path).map_err(|source| nothing(source.to_string()));
+    }
+    if objects::names(path)?.is_empty() && objects::version(path)?.is_none() {
+        return Err(nothing("no object has this name or begins with it".to_owned()));
+    }
+    Ok(path.to_owned())
+}
+
+/// Whether it is a directory as runs save them.
+fn has_manifest(path: &Path) -> Result<bool, TrainError> {
+    match is_url(path) {
+        true => Ok(objects::names(path)?.iter().any(|name| name == MANIFEST_FILE)),
+        false => Ok(path.join(MANIFEST_FILE).exists()),
+    }
+}

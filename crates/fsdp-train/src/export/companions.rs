@@ -1,0 +1,71 @@
+//! Files that a model needs beside weights and `config.json`: the base's tokenizer, chat template and generation
+//! configuration.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use fsdp_ckpt::{is_url, objects};
+
+use crate::error::TrainError;
+use crate::whole_file::write_small;
+
+/// Their names, as transformers gives them.
+const NAMES: [&str; 14] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "spiece.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+];
+
+/// The files that a base has, with their content. They are read when a run begins: at its end they may be gone, or the
+/// base be replaced.
+#[derive(Debug, Default)]
+pub(crate) struct Companions {
+    files: Vec<(&'static str, Vec<u8>)>,
+}
+
+impl Companions {
+    /// Reads those of the directory of a model.
+    ///
+    /// # Errors
+    /// [`TrainError::Checkpoint`], [`TrainError::Base`].
+    pub(crate) fn read(base: &Path) -> Result<Self, TrainError> {
+        let mut files = Vec::new();
+        for name in NAMES {
+            let path = base.join(name);
+            let content = match is_url(base) {
+                true => objects::read(&path)?,
+                false => match fs::read(&path) {
+                    Ok(content) => Some(content),
+                    Err(error) if is_absent(&error) => None,
+                    Err(source) => return Err(TrainError::Base { path, source }),
+                },
+            };
+            files.extend(content.map(|content| (name, content)));
+        }
+        Ok(Self { files })
+    }
+
+    /// Writes them into the directory of an exported model.
+    ///
+    /// # Errors
+    /// [`TrainError::Io`], [`TrainError::Checkpoint`].
+    pub(crate) fn write(&self, model: &Path) -> Result<(), TrainError> {
+        self.files.iter().try_for_each(|(name, content)| write_small(&model.join(name), content))
+    }
+}
+
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}

@@ -1,0 +1,166 @@
+//! The file in which a run reports its steps.
+//!
+//! `metrics.jsonl` holds one JSON object per step and is written line by line, so that a run can be watched and an
+//! interrupted one keeps what it did. In front of the steps of each start stands a line that says who takes part; it has no
+//! `step`. In an object store nothing can be appended, so there the file is written among the temporary ones of the machine,
+//! and copied whole when the state is saved and when the run ends.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use fsdp_ckpt::{is_url, objects};
+use serde::Serialize;
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::{Census, StepMetrics};
+use crate::error::TrainError;
+use crate::whole_file;
+
+/// The name of the file, in the output folder.
+pub(crate) const METRICS: &str = "metrics.jsonl";
+
+/// The key of the line that stands in front of the steps of a start.
+const START: &str = "start";
+
+/// The metrics of a run.
+pub(crate) struct MetricsFile {
+    file: File,
+    copy: Option<Copy>,
+}
+
+/// A file and the object that it is copied to. The folder goes with it.
+struct Copy {
+    folder: TempDir,
+    url: PathBuf,
+}
+
+impl MetricsFile {
+    /// Goes on with the file in an output folder: lines of later steps than `step` are cut off, and so is a line that is
+    /// incomplete or damaged with everything after it. A file that is not there is created. The cut file replaces the old
+    /// one in one step, durably; a link is replaced, not followed.
+    ///
+    /// # Errors
+    /// [`TrainError::Io`], [`TrainError::Checkpoint`].
+    pub(crate) fn resume(out_dir: &Path, step: u64) -> Result<Self, TrainError> {
+        let path = out_dir.join(METRICS);
+        if !is_url(out_dir) {
+            return Ok(Self { file: open(&path, step)?, copy: None });
+        }
+        let folder = TempDir::new().map_err(TrainError::io("create a directory in", std::env::temp_dir()))?;
+        let local = folder.path().join(METRICS);
+        if let Some(before) = objects::read(&path)? {
+            fs::write(&local, before).map_err(TrainError::io("write", &local))?;
+        }
+        let metrics = Self { file: open(&local, step)?, copy: Some(Copy { folder, url: path }) };
+        metrics.publish()?;
+        Ok(metrics)
+    }
+
+    /// Writes the line of a start after `step` steps.
+    ///
+    /// # Errors
+    /// If the file can not be written.
+    pub(crate) fn start(&mut self, step: u64, census: &Census) -> io::Result<()> {
+        let Census { transport, processes } = census;
+        let ranks: usize = processes.iter().map(|process| process.ranks).sum();
+        let who = json!({
+            "version": crate::VERSION,
+            "after_step": step,
+            "ranks": ranks,
+            "transport": transport,
+            "processes": processes,
+        });
+        self.line(&json!({ START: who }))
+    }
+
+    /// Writes the line of a step. Numbers that are not finite become `null`: JSON has none such.
+    ///
+    /// # Errors
+    /// If the file can not be written.
+    pub(crate) fn write(&mut self, metrics: &StepMetrics) -> io::Result<()> {
+        self.line(metrics)
+    }
+
+    fn line(&mut self, line: &impl Serialize) -> io::Result<()> {
+        let mut line = serde_json::to_vec(line)?;
+        line.push(b'\n');
+        self.file.write_all(&line)
+    }
+
+    /// Makes all lines so far visible. In a folder they are.
+    ///
+    /// # Errors
+    /// [`TrainError::Io`], [`TrainError::Checkpoint`].
+    pub(crate) fn publish(&self) -> Result<(), TrainError> {
+        let Some(Copy { folder, url }) = &self.copy else { return Ok(()) };
+        let local = folder.path().join(METRICS);
+        let lines = fs::read(&local).map_err(TrainError::io("read", &local))?;
+        Ok(objects::write(url, &lines)?)
+    }
+}
+
+/// Opens a file behind the lines of the first `step` steps.
+fn open(path: &Path, step: u64) -> Result<File, TrainError> {
+    let cut = || {
+        let bytes = read(path)?.unwrap_or_default();
+        // With the last line of a step everything goes that follows it: what said who took part in those that are cut off.
+        let kept = lines(&bytes).take_while(|&(done, _)| done <= step).last().map_or(0, |(_, end)| end);
+        whole_file::replace(path, &bytes[..kept])
+    };
+    cut().map_err(TrainError::io("write", path))
+}
+
+/// The step of the last line that can be read, 0 if there is none; nothing if there is no file.
+///
+/// # Errors
+/// If the file cannot be read.
+pub(crate) fn last_step(path: &Path) -> io::Result<Option<u64>> {
+    Ok(read(path)?.map(|bytes| last_step_in(&bytes)))
+}
+
+/// The step of the last line that can be read, 0 if there is none.
+pub(crate) fn last_step_in(bytes: &[u8]) -> u64 {
+    lines(bytes).last().map_or(0, |(step, _)| step)
+}
+
+fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    match fs::metadata(path) {
+        Ok(found) if !found.is_file() => {
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"))
+        }
+        Ok(_) => fs::read(path).map(Some),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The step of each line that is one of a step, and where the line ends, up to the first line that is incomplete or damaged.
+pub(super) fn lines(bytes: &[u8]) -> impl Iterator<Item = (u64, usize)> {
+    let mut end = 0;
+    let lines = bytes.split_inclusive(|&byte| byte == b'\n').map_while(move |line| {
+        end += line.len();
+        read_line(line.strip_suffix(b"\n")?).map(|line| (line, end))
+    });
+    lines.filter_map(|(line, end)| match line {
+        Line::Start => None,
+        Line::Step(step) => Some((step, end)),
+    })
+}
+
+/// What a line tells.
+enum Line {
+    /// Who takes part from here on.
+    Start,
+    /// The figures of this step.
+    Step(u64),
+}
+
+fn read_line(line: &[u8]) -> Option<Line> {
+    let value: serde_json::Value = serde_json::from_slice(line).ok()?;
+    match value.get(START) {
+        Some(_) => Some(Line::Start),
+        None => value.get("step")?.as_u64().map(Line::Step),
+    }
+}

@@ -1,0 +1,8 @@
+#!/bin/sh
+# Writes all fixtures anew: PYTHON=venv/bin/python ./make_all.sh
+set -eu
+python=$(command -v "${PYTHON:-python}")
+cd "$(dirname "$0")"
+for script in fsdp2 accelerate_states trainer deepspeed_zero torch_files lora verl_ranks torchtitan_dcp lightning_ckpt; do
+    "$python" "$script.py"
+done
