@@ -64,7 +64,7 @@ impl ParallelGpt {
             describe.block(&format!("layers.{i}"), Some(i), &[norm, q, k, v, output, up, down]);
         }
         describe.block("head", None, &[&norm, &head]);
-        let attention = Attention { heads, kv_heads: heads, head_dim: width / heads, dropout: 0.0 };
+        let attention = Attention::new(heads, heads, width / heads);
         let rope = Rope::new(10000.0, width / heads);
         Ok(Self { description: describe.finish()?, tokens, layers, norm, head, attention, rope })
     }

@@ -23,9 +23,17 @@ import transformers
 from cases import ADAMW_EPS, BATCH, CASES, SEQ, VOCAB
 from safetensors.torch import save_file
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, SequentialLR
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    masking_utils,
+)
 from transformers.activations import ACT2FN
 from transformers.models.llama import modeling_llama
+from transformers.models.phi3 import modeling_phi3
 from transformers.optimization import Adafactor, get_linear_schedule_with_warmup
 from transformers.pytorch_utils import Conv1D
 
@@ -276,6 +284,37 @@ def attention_ops(ops):
         ops.add(case, attention, inputs)
 
 
+def masked_attention(q, k, v, mask, scale):
+    """PyTorch's attention with one of transformers' masks: a function of the positions of a query and a key."""
+    positions = torch.arange(q.shape[1])
+    sees = torch.stack([torch.stack([mask(0, 0, query, key) for key in positions]) for query in positions])
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=sees, scale=scale, enable_gqa=True)
+    return y.transpose(1, 2)
+
+
+def attention_variant_ops(ops):
+    """What other families add to attention: windows, scales, and heads that rotate in part."""
+    sizes = {  # case -> batch, seq, heads, key/value heads, head_dim, window, scale
+        "attention_window": (2, 9, 4, 2, 6, 4, None),
+        "attention_window_two": (1, 5, 2, 1, 4, 2, None),
+        "attention_scale": (2, 6, 2, 2, 6, None, 0.3),
+    }
+    for case, (batch, seq, heads, kv, dim, window, scale) in sizes.items():
+        mask = masking_utils.causal_mask_function
+        if window is not None:
+            mask = masking_utils.sliding_window_causal_mask_function(window)
+        function = lambda q, k, v: masked_attention(q, k, v, mask, scale)
+        inputs = dict(q=ops.draw(batch, seq, heads, dim))
+        inputs |= dict(k=ops.draw(batch, seq, kv, dim), v=ops.draw(batch, seq, kv, dim))
+        ops.add(case, function, inputs)
+    # The first 4 of 10 elements rotate, by angles whose sines and cosines have a factor.
+    base, factor = 1e3, 1.25
+    cos, sin = (factor * table for table in rope_tables(base, 4, torch.arange(7)))
+    rotate = lambda x: modeling_phi3.apply_rotary_pos_emb(x, x, cos[None], sin[None], unsqueeze_dim=2)[0]
+    ops.add("rope_partial", rotate, dict(x=ops.draw(2, 7, 3, 10)), dict(base=base, factor=factor))
+
+
 def feed_forward_ops(ops):
     extremes = torch.tensor([-40.0, -8.0, -1.0, -1e-3, 0.0, 1e-3, 1.0, 8.0, 40.0], dtype=torch.float64)
     swiglu = lambda gate, up: F.silu(gate) * up
@@ -317,6 +356,7 @@ def op_goldens(out_folder):
     attention_ops(ops)
     feed_forward_ops(ops)
     token_ops(ops)
+    attention_variant_ops(ops)
     write_tensors(f"{out_folder}/ops.safetensors", ops.tensors)
 
 

@@ -212,18 +212,21 @@ extern "C" __global__ void dropout_factors(
     });
 }
 
-// Rotates element j of a head with element j + half, by the cosines and then sines of the row's position.
+// Rotates element j of a head with element j + half, by the cosines and then sines of the row's position. Elements of a head
+// beyond 2 half stay.
 extern "C" __global__ void rope(
-    T* __restrict__ qkv, const A* __restrict__ table, u64 seq, u64 rows, u32 packed, u32 heads, u32 half, u32 back
+    T* __restrict__ qkv, const A* __restrict__ table, u64 seq, u64 rows, u32 packed, u32 heads,
+    u32 head_dim, u32 half, u32 back
 ) {
     u64 pairs = u64(heads) * half;
-    for_elements<4>(rows * pairs, half % 4 == 0 && packed % 4 == 0 && aligned<4>(qkv), [&](auto wide, u64 i) {
+    bool vectors = half % 4 == 0 && head_dim % 4 == 0 && packed % 4 == 0 && aligned<4>(qkv);
+    for_elements<4>(rows * pairs, vectors, [&](auto wide, u64 i) {
         constexpr int w = decltype(wide)::width;
         u64 row = i / pairs;
         u32 pair = u32(i - row * pairs);
         u32 head = pair / half, j = pair % half;
         const A* angles = table + row % seq * 2 * half + j;
-        T* low = qkv + row * packed + head * 2 * half + j;
+        T* low = qkv + row * packed + head * head_dim + j;
         auto cosines = load<w>(angles);
         auto sines = load<w>(angles + half);
         auto lows = load<w>(low);

@@ -324,13 +324,13 @@ char* fsdp_torch_choose_attention(const FsdpTensor* q, const FsdpTensor* k, cons
   });
 }
 
-char* fsdp_torch_attention(int32_t kernel, const FsdpTensor* q, const FsdpTensor* k, const FsdpTensor* v, FsdpTensor* y,
-                           FsdpTensor* lse) {
+char* fsdp_torch_attention(int32_t kernel, double scale, const FsdpTensor* q, const FsdpTensor* k, const FsdpTensor* v,
+                           FsdpTensor* y, FsdpTensor* lse) {
   return caught([&] {
     switch (static_cast<at::SDPBackend>(kernel)) {
       case at::SDPBackend::cudnn_attention: {
         const auto found = at::_ops::_scaled_dot_product_cudnn_attention::call(
-            *q, *k, *v, std::nullopt, /*compute_log_sumexp=*/true, 0.0, /*is_causal=*/true, false, std::nullopt);
+            *q, *k, *v, std::nullopt, /*compute_log_sumexp=*/true, 0.0, /*is_causal=*/true, false, scale);
         y->copy_(std::get<0>(found));
         // (batch, heads, positions, 1)
         lse->copy_(std::get<1>(found).reshape(lse->sizes()));
@@ -338,14 +338,14 @@ char* fsdp_torch_attention(int32_t kernel, const FsdpTensor* q, const FsdpTensor
       }
       case at::SDPBackend::flash_attention: {
         const auto found = at::_ops::_scaled_dot_product_flash_attention::call(*q, *k, *v, 0.0, /*is_causal=*/true, false,
-                                                                               std::nullopt);
+                                                                               scale);
         y->copy_(std::get<0>(found));
         lse->copy_(std::get<1>(found));
         return;
       }
       case at::SDPBackend::efficient_attention: {
         const auto found = at::_ops::_scaled_dot_product_efficient_attention::call(
-            *q, *k, *v, std::nullopt, /*compute_log_sumexp=*/true, 0.0, /*is_causal=*/true, std::nullopt);
+            *q, *k, *v, std::nullopt, /*compute_log_sumexp=*/true, 0.0, /*is_causal=*/true, scale);
         y->copy_(std::get<0>(found));
         // The kernel pads positions.
         lse->copy_(std::get<1>(found).narrow(2, 0, lse->size(2)));
@@ -357,8 +357,9 @@ char* fsdp_torch_attention(int32_t kernel, const FsdpTensor* q, const FsdpTensor
   });
 }
 
-char* fsdp_torch_attention_backward(int32_t kernel, const FsdpTensor* dy, const FsdpTensor* q, const FsdpTensor* k,
-                                    const FsdpTensor* v, const FsdpTensor* y, const FsdpTensor* lse, FsdpTensor* dqkv) {
+char* fsdp_torch_attention_backward(int32_t kernel, double scale, const FsdpTensor* dy, const FsdpTensor* q,
+                                    const FsdpTensor* k, const FsdpTensor* v, const FsdpTensor* y, const FsdpTensor* lse,
+                                    FsdpTensor* dqkv) {
   return caught([&] {
     const int64_t positions = q->size(2);
     const at::Tensor none;
@@ -372,14 +373,14 @@ char* fsdp_torch_attention_backward(int32_t kernel, const FsdpTensor* dy, const 
         const at::Tensor seed = unread({}, at::kLong);
         std::tie(dq, dk, dv) = at::_ops::_scaled_dot_product_cudnn_attention_backward::call(
             *dy, *q, *k, *v, *y, lse->unsqueeze(-1), seed, seed, none, none, none, positions, positions, 0.0,
-            /*is_causal=*/true, std::nullopt);
+            /*is_causal=*/true, scale);
         break;
       }
       case at::SDPBackend::flash_attention: {
         const at::Tensor seed = unread({2}, at::kUInt64);
         std::tie(dq, dk, dv) = at::_ops::_scaled_dot_product_flash_attention_backward::call(
             *dy, *q, *k, *v, *y, *lse, none, none, positions, positions, 0.0, /*is_causal=*/true, seed, seed,
-            std::nullopt);
+            scale);
         break;
       }
       case at::SDPBackend::efficient_attention: {
@@ -390,7 +391,7 @@ char* fsdp_torch_attention_backward(int32_t kernel, const FsdpTensor* dy, const 
         const at::Tensor seed = unread({}, at::kLong);
         std::tie(dq, dk, dv, std::ignore) = at::_ops::_scaled_dot_product_efficient_attention_backward::call(
             *dy, *q, *k, *v, none, *y, sums, seed, seed, 0.0, std::array<bool, 4>{true, true, true, false},
-            /*is_causal=*/true, std::nullopt);
+            /*is_causal=*/true, scale);
         break;
       }
       default:

@@ -52,12 +52,13 @@ char* fsdp_torch_on_memory_wanted(bool (*give_back)(int32_t device));
 // its number in at::SDPBackend: 0 is none but compositions, 1 FlashAttention, 2 the memory-efficient kernels, 3 cuDNN's.
 char* fsdp_torch_choose_attention(const FsdpTensor* q, const FsdpTensor* k, const FsdpTensor* v, int32_t* kernel);
 
-// Causal attention of a CUDA device by kernel 1, 2 or 3. The gradients of q, k and v are put side by side into rows of
+// Causal attention of a CUDA device by kernel 1, 2 or 3, of scores times `scale`. The gradients of q, k and v are put side by side into rows of
 // (batch, positions, all heads, elements).
-char* fsdp_torch_attention(int32_t kernel, const FsdpTensor* q, const FsdpTensor* k, const FsdpTensor* v, FsdpTensor* y,
-                           FsdpTensor* lse);
-char* fsdp_torch_attention_backward(int32_t kernel, const FsdpTensor* dy, const FsdpTensor* q, const FsdpTensor* k,
-                                    const FsdpTensor* v, const FsdpTensor* y, const FsdpTensor* lse, FsdpTensor* dqkv);
+char* fsdp_torch_attention(int32_t kernel, double scale, const FsdpTensor* q, const FsdpTensor* k, const FsdpTensor* v,
+                           FsdpTensor* y, FsdpTensor* lse);
+char* fsdp_torch_attention_backward(int32_t kernel, double scale, const FsdpTensor* dy, const FsdpTensor* q,
+                                    const FsdpTensor* k, const FsdpTensor* v, const FsdpTensor* y, const FsdpTensor* lse,
+                                    FsdpTensor* dqkv);
 
 // Puts gradients of q, k and v, wherever they are, side by side into rows.
 char* fsdp_torch_pack_heads(const FsdpTensor* dq, const FsdpTensor* dk, const FsdpTensor* dv, FsdpTensor* dqkv);

@@ -21,9 +21,10 @@ unsafe extern "C" {
     fn fsdp_torch_multiplies_halves() -> bool;
     fn fsdp_torch_multiply_halves(lhs: In, rhs: In, out: Out, accumulate: bool) -> Text;
     fn fsdp_torch_choose_attention(q: In, k: In, v: In, kernel: *mut i32) -> Text;
-    fn fsdp_torch_attention(kernel: i32, q: In, k: In, v: In, y: Out, lse: Out) -> Text;
+    fn fsdp_torch_attention(kernel: i32, scale: f64, q: In, k: In, v: In, y: Out, lse: Out) -> Text;
     fn fsdp_torch_attention_backward(
         kernel: i32,
+        scale: f64,
         dy: In,
         q: In,
         k: In,
@@ -180,18 +181,21 @@ pub(crate) fn choose_attention([q, k, v]: [&Tensor; 3]) -> Result<Option<CudaAtt
     Ok(all.into_iter().find(|known| *known as i32 == kernel))
 }
 
-/// Causal attention on a CUDA device: writes the output and the log-sum-exp.
+/// Causal attention on a CUDA device, of scores times `scale`: writes the output and the log-sum-exp.
 ///
 /// # Errors
 /// [`TchError`] from libtorch.
 pub(crate) fn attention(
     which: CudaAttention,
+    scale: f64,
     [q, k, v]: [&Tensor; 3],
     y: &mut Tensor,
     lse: &mut Tensor,
 ) -> Result<(), TchError> {
     // SAFETY: pointers to live tensors; the two that are written are borrowed exclusively. libtorch checks the rest.
-    outcome(unsafe { fsdp_torch_attention(which as i32, read(q), read(k), read(v), write(y), write(lse)) })
+    outcome(unsafe {
+        fsdp_torch_attention(which as i32, scale, read(q), read(k), read(v), write(y), write(lse))
+    })
 }
 
 /// The gradients of [`attention`], side by side in rows of (batch, positions, all heads, elements), as [`pack_heads`] puts
@@ -201,6 +205,7 @@ pub(crate) fn attention(
 /// [`TchError`] from libtorch.
 pub(crate) fn attention_backward(
     which: CudaAttention,
+    scale: f64,
     dy: &Tensor,
     [q, k, v]: [&Tensor; 3],
     [y, lse]: [&Tensor; 2],
@@ -210,6 +215,7 @@ pub(crate) fn attention_backward(
     outcome(unsafe {
         fsdp_torch_attention_backward(
             which as i32,
+            scale,
             read(dy),
             read(q),
             read(k),

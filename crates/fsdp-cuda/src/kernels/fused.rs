@@ -4,6 +4,7 @@ use fsdp_core::memory::{HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::Backend;
 use fsdp_nn::backend::{HeadChunks, Operands, Outcome, Write};
+use fsdp_nn::layer::Rope;
 use fsdp_nn::op::{Activation, Attention, AttentionDims, Dropout, Head, Norm, Op, Pass, Pointwise};
 
 use super::{CONVERT, GRID_HEIGHT_MAX, LOSS, Launch, NORMS, POINTWISE, Source, Word};
@@ -137,14 +138,14 @@ impl CudaMemory {
     fn rope(
         &self,
         dims: AttentionDims,
-        inverse_frequencies: &[f32],
+        rope: &Rope,
         backward: bool,
         operands: Call<'_, '_>,
     ) -> Result<Outcome, Error> {
         let ([], [x], _) = operands.split();
         let dtype = expect_float(x.slice.buffer);
-        let table = self.rotations(dtype.master(), dims.seq, inverse_frequencies)?;
-        let (half, heads) = (dims.head_dim / 2, dims.heads + dims.kv_heads);
+        let table = self.rotations(dtype.master(), dims.seq, rope)?;
+        let (half, heads) = (rope.rotary_dim() / 2, dims.heads + dims.kv_heads);
         let words = [
             self.output(x.slice)?,
             self.input(Slice::whole(&table))?,
@@ -152,6 +153,7 @@ impl CudaMemory {
             Word::Len(dims.rows()),
             Word::Int(dims.packed() as u32),
             Word::Int(heads as u32),
+            Word::Int(dims.head_dim as u32),
             Word::Int(half as u32),
             Word::Int(u32::from(backward)),
         ];
@@ -220,8 +222,8 @@ impl Backend for CudaMemory {
         match op {
             Op::Norm(op) => self.norm(op, operands),
             Op::Activation(op) => self.activation(*op, operands),
-            Op::Attention(Attention::Rope { dims, inverse_frequencies, backward }) => {
-                self.rope(*dims, inverse_frequencies, *backward, operands)
+            Op::Attention(Attention::Rope { dims, rope, backward }) => {
+                self.rope(*dims, rope, *backward, operands)
             }
             Op::Pointwise(Pointwise::Dropout { p, .. }) => {
                 self.drop_elements(Dropout { p: *p, keys: operands.keys }, operands)

@@ -6,6 +6,7 @@ use fsdp_core::program::GradientTarget;
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::backend::{AttentionDims, Dropout};
 use fsdp_nn::conformance::Calls;
+use fsdp_nn::layer::Rope;
 use fsdp_nn::op::{Activation, Function, Op, Pass};
 
 use crate::operands::{assert_alike, rounded};
@@ -118,18 +119,26 @@ fn dropout_has_the_masks_of_the_host() {
 #[test]
 fn rotations_have_the_bits_of_the_host() {
     for dtype in FLOATS {
-        for (heads, kv_heads, head_dim) in [(1, 1, 2), (4, 2, 6), (2, 1, 16)] {
+        for (heads, kv_heads, head_dim, rotary_dim) in
+            [(1, 1, 2, 2), (4, 2, 6, 6), (2, 1, 16, 16), (2, 1, 16, 8), (3, 1, 10, 8), (2, 2, 6, 2)]
+        {
             let dims = AttentionDims { batch: 2, seq: 7, heads, kv_heads, head_dim };
-            let frequencies: Vec<f32> = (0..head_dim / 2).map(|i| 0.7_f32.powi(i as i32)).collect();
+            let factor = if rotary_dim < head_dim { 1.25 } else { 1.0 };
+            let inverse_frequencies = (0..rotary_dim / 2).map(|i| 0.7_f32.powi(i as i32)).collect();
+            let rope = Rope { inverse_frequencies, factor };
             let numbers = normal(4, dims.rows() * dims.packed());
             for backward in [false, true] {
                 let (got, expected) = both!(dtype, numbers.len(), |m, qkv| {
                     let src = filled(m, dtype, &numbers);
                     let mut qkv = qkv;
                     m.copy(fsdp_core::Queue::Compute, Slice::whole(&src), qkv.reborrow())?;
-                    m.rope(dims, &frequencies, qkv, backward)
+                    m.rope(dims, &rope, qkv, backward)
                 });
-                assert_bits(&got, &expected, &format!("{dims:?} x {dtype}, backward {backward}"));
+                assert_bits(
+                    &got,
+                    &expected,
+                    &format!("{dims:?} of {rotary_dim} x {dtype}, backward {backward}"),
+                );
             }
         }
     }

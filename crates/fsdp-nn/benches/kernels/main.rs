@@ -15,6 +15,7 @@ use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule};
 use fsdp_core::{DType, Queue};
 use fsdp_nn::backend::{AttentionDims, HeadDims, LinearDims, Orientation};
 use fsdp_nn::conformance::Calls;
+use fsdp_nn::op::Scores;
 use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, Sgd};
 use fsdp_nn::{HostBuffer, HostMemory, HostOptions};
 
@@ -84,11 +85,15 @@ fn attention(c: &mut Criterion) {
         // The causal half of each product.
         let product = (dims.batch * dims.heads * dims.seq * dims.seq * dims.head_dim) as f64;
         run(c, bounds, &format!("attention/forward/{threads}"), Work::Flops(2.0 * product), || {
-            memory.attention(dims, None, read(&qkv), write(&mut y), write(&mut lse)).expect("fits");
+            memory
+                .attention(dims, (Scores::default(), &[]), read(&qkv), write(&mut y), write(&mut lse))
+                .expect("fits");
         });
         run(c, bounds, &format!("attention/backward/{threads}"), Work::Flops(5.0 * product), || {
             let (qkv, y, lse, dy) = (read(&qkv), read(&y), read(&lse), read(&dy));
-            memory.attention_backward(dims, None, qkv, y, lse, dy, write(&mut dqkv)).expect("fits");
+            memory
+                .attention_backward(dims, (Scores::default(), &[]), qkv, y, lse, dy, write(&mut dqkv))
+                .expect("fits");
         });
     }
 }

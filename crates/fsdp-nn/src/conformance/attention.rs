@@ -11,14 +11,23 @@ use super::calls::Calls;
 use super::kit::{Kit, numbers};
 use super::precision::unit;
 use crate::backend::{AttentionDims, Backend};
+use crate::op::Scores;
 
-/// Heads of the sizes that models have, positions that fill no block, and in turn shared and own keys.
-const CASES: [(DType, AttentionDims); 5] = [
-    (DType::Bf16, AttentionDims { batch: 2, seq: 67, heads: 4, kv_heads: 2, head_dim: 64 }),
-    (DType::Bf16, AttentionDims { batch: 1, seq: 160, heads: 2, kv_heads: 2, head_dim: 128 }),
-    (DType::Bf16, AttentionDims { batch: 1, seq: 131, heads: 3, kv_heads: 1, head_dim: 128 }),
-    (DType::F32, AttentionDims { batch: 2, seq: 67, heads: 2, kv_heads: 2, head_dim: 64 }),
-    (DType::F32, AttentionDims { batch: 1, seq: 160, heads: 4, kv_heads: 2, head_dim: 64 }),
+const PLAIN: Scores = Scores { dropout: 0.0, scale: None, softcap: None, window: None };
+const WINDOW: Scores = Scores { window: Some(37), ..PLAIN };
+const SCALE: Scores = Scores { scale: Some(0.2), ..PLAIN };
+
+/// Heads of the sizes that models have, positions that fill no block, and in turn shared and own keys; samples, positions,
+/// query heads, key heads, and elements of a head.
+const CASES: [(DType, [usize; 5], Scores); 8] = [
+    (DType::Bf16, [2, 67, 4, 2, 64], PLAIN),
+    (DType::Bf16, [1, 160, 2, 2, 128], PLAIN),
+    (DType::Bf16, [1, 131, 3, 1, 128], PLAIN),
+    (DType::F32, [2, 67, 2, 2, 64], PLAIN),
+    (DType::F32, [1, 160, 4, 2, 64], PLAIN),
+    (DType::F32, [1, 160, 4, 2, 64], WINDOW),
+    (DType::Bf16, [2, 131, 3, 1, 64], WINDOW),
+    (DType::Bf16, [1, 67, 4, 2, 64], SCALE),
 ];
 
 /// Outputs and gradients of attention lie within what its roundings allow.
@@ -26,24 +35,31 @@ const CASES: [(DType, AttentionDims); 5] = [
 /// # Panics
 /// When one does not.
 pub fn attention_is_precise<M: Backend>(subject: &Subject<'_, M>) {
-    for (dtype, dims) in CASES {
+    for (dtype, [batch, seq, heads, kv_heads, head_dim], scores) in CASES {
+        let dims = AttentionDims { batch, seq, heads, kv_heads, head_dim };
         let qkv = numbers(11, dims.rows() * dims.packed());
         let dy = numbers(12, dims.rows() * dims.heads * dims.head_dim);
-        let (y, dqkv) = run(&Kit::new((subject.memory)(), dtype), dims, &qkv, &dy);
-        let expected = Reference::new(dtype, dims, &qkv, &dy).compute();
+        let (y, dqkv) = run(&Kit::new((subject.memory)(), dtype), (dims, scores), &qkv, &dy);
+        let expected = Reference::new(dtype, (dims, scores), &qkv, &dy).compute();
         compare(dtype, dims, "output", &y, &expected.y);
         compare(dtype, dims, "gradient", &dqkv, &expected.dqkv);
     }
 }
 
-fn run<M: Backend>(kit: &Kit<M>, dims: AttentionDims, qkv: &[f64], dy: &[f64]) -> (Vec<f64>, Vec<f64>) {
+fn run<M: Backend>(
+    kit: &Kit<M>,
+    (dims, scores): (AttentionDims, Scores),
+    qkv: &[f64],
+    dy: &[f64],
+) -> (Vec<f64>, Vec<f64>) {
     let (qkv, dy) = (kit.put(qkv), kit.put(dy));
     let mut y = kit.result(dims.rows() * dims.heads * dims.head_dim);
     let mut lse = kit.statistics(dims.rows() * dims.heads);
     let mut dqkv = kit.result(dims.rows() * dims.packed());
-    kit.memory.attention(dims, None, qkv.read(), y.write(), lse.write()).unwrap();
+    kit.memory.attention(dims, (scores, &[]), qkv.read(), y.write(), lse.write()).unwrap();
     let (read_y, read_lse) = (y.read(), lse.read());
-    kit.memory.attention_backward(dims, None, qkv.read(), read_y, read_lse, dy.read(), dqkv.write()).unwrap();
+    let (qkv, dy) = (qkv.read(), dy.read());
+    kit.memory.attention_backward(dims, (scores, &[]), qkv, read_y, read_lse, dy, dqkv.write()).unwrap();
     (kit.get(&y), kit.get(&dqkv))
 }
 
@@ -100,6 +116,7 @@ impl Approximate {
 /// The reference, over one kind of numbers.
 struct Reference<'a> {
     dims: AttentionDims,
+    scores: Scores,
     qkv: &'a [f64],
     dy: &'a [f64],
     /// One rounding of the operands' dtype, and one of the type of arithmetic.
@@ -110,10 +127,10 @@ struct Reference<'a> {
 }
 
 impl<'a> Reference<'a> {
-    fn new(dtype: DType, dims: AttentionDims, qkv: &'a [f64], dy: &'a [f64]) -> Self {
+    fn new(dtype: DType, (dims, scores): (AttentionDims, Scores), qkv: &'a [f64], dy: &'a [f64]) -> Self {
         let (stored, unit) = (unit(dtype), unit(dtype.master()));
         let y = vec![Approximate::default(); dy.len()];
-        Self { dims, qkv, dy, stored, unit, y, dqkv: vec![Approximate::default(); qkv.len()] }
+        Self { dims, scores, qkv, dy, stored, unit, y, dqkv: vec![Approximate::default(); qkv.len()] }
     }
 
     /// A row of a packed head: heads of queries come first, then those of keys, then those of values.
@@ -148,11 +165,12 @@ impl<'a> Reference<'a> {
     fn head(&mut self, sample: usize, [q, k, v]: [usize; 3]) {
         let AttentionDims { seq, heads, head_dim, .. } = self.dims;
         let first = sample * seq;
-        let scale = Approximate::exact(1.0 / (head_dim as f64).sqrt()).rounded(self.unit);
+        let scale = Approximate::exact(self.scores.scale(head_dim)).rounded(self.unit);
         for query in first..first + seq {
+            let first_key = first + self.scores.first_key(query - first);
             let (own, to) = (self.packed(query, q), (query * heads + q) * head_dim);
             let keys: Vec<[usize; 2]> =
-                (first..=query).map(|key| [self.packed(key, k), self.packed(key, v)]).collect();
+                (first_key..=query).map(|key| [self.packed(key, k), self.packed(key, v)]).collect();
             let probabilities = self.probabilities(own, &keys, scale);
             let dy: Vec<Approximate> =
                 self.dy[to..to + head_dim].iter().copied().map(Approximate::exact).collect();

@@ -1,12 +1,11 @@
 //! Operations as functions of their operands, sizes taken from these: for checks, which call them by hand.
 
-use std::sync::Arc;
-
 use fsdp_core::Error;
 use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_core::program::GradientTarget;
 
 use crate::backend::{Backend, Operands, Write};
+use crate::layer::Rope;
 use crate::op::{
     Activation, Attention, AttentionDims, Dropout, Function, Head, HeadDims, Linear, LinearDims, LogitsDims,
     Lookup, Norm, Op, Pass, Pointwise, Scores,
@@ -188,46 +187,38 @@ pub trait Calls: Backend {
     fn rope(
         &self,
         dims: AttentionDims,
-        inverse_frequencies: &[f32],
+        rope: &Rope,
         qkv: Out<'_, Self>,
         backward: bool,
     ) -> Result<(), Error> {
-        let inverse_frequencies = Arc::from(inverse_frequencies);
-        self.call(Op::Attention(Attention::Rope { dims, inverse_frequencies, backward }), &[], [qkv])
+        self.call(Op::Attention(Attention::Rope { dims, rope: rope.clone(), backward }), &[], [qkv])
     }
 
     fn attention(
         &self,
         dims: AttentionDims,
-        dropout: Option<Dropout<'_>>,
+        (scores, keys): (Scores, &[u64]),
         qkv: In<'_, Self>,
         y: Out<'_, Self>,
         lse: Out<'_, Self>,
     ) -> Result<(), Error> {
-        let (p, keys) = dropout.map_or((0.0, &[][..]), |dropout| (dropout.p, dropout.keys));
         let writes = &mut [y, lse].map(Write::over);
-        self.run(
-            &Op::Attention(Attention::Forward { dims, scores: Scores::dropping(p) }),
-            Operands { reads: &[qkv], writes, keys },
-        )
+        let op = Op::Attention(Attention::Forward { dims, scores });
+        self.run(&op, Operands { reads: &[qkv], writes, keys })
     }
 
     fn attention_backward(
         &self,
         dims: AttentionDims,
-        dropout: Option<Dropout<'_>>,
+        (scores, keys): (Scores, &[u64]),
         qkv: In<'_, Self>,
         y: In<'_, Self>,
         lse: In<'_, Self>,
         dy: In<'_, Self>,
         dqkv: Out<'_, Self>,
     ) -> Result<(), Error> {
-        let (p, keys) = dropout.map_or((0.0, &[][..]), |dropout| (dropout.p, dropout.keys));
         let (reads, writes) = (&[qkv, y, lse, dy], &mut [Write::over(dqkv)]);
-        self.run(
-            &Op::Attention(Attention::Backward { dims, scores: Scores::dropping(p) }),
-            Operands { reads, writes, keys },
-        )
+        self.run(&Op::Attention(Attention::Backward { dims, scores }), Operands { reads, writes, keys })
     }
 
     fn swiglu(&self, gate: In<'_, Self>, up: In<'_, Self>, y: Out<'_, Self>) -> Result<(), Error> {

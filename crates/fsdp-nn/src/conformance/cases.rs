@@ -7,6 +7,7 @@ use super::kit::{Case, Kit, integers, numbers};
 use crate::backend::{
     AttentionDims, Backend, Dropout, HeadDims, IGNORED_TARGET, LinearDims, Operands, Orientation, Write,
 };
+use crate::layer::Rope;
 use crate::op::{Activation, Attention, Function, Op, Pass, Pointwise, Scores};
 
 /// Dimensions, in the roles that each case gives them.
@@ -30,12 +31,16 @@ pub(crate) fn all<M: Backend>(sizes: Sizes) -> Vec<Case<M>> {
         embedding(sizes),
         rms_norm(sizes),
         layer_norm(sizes),
-        rope(sizes),
+        rope(sizes, 1.0),
+        rope(sizes, 0.4),
         attention(sizes, 1, 1, Scores::default()),
         attention(sizes, 2, 3, Scores::default()),
         attention(sizes, 1, 2, Scores::dropping(0.3)),
         attention(sizes, 2, 2, Scores { softcap: Some(1.5), ..Scores::default() }),
-        attention(sizes, 1, 3, Scores { dropout: 0.2, softcap: Some(0.7) }),
+        attention(sizes, 1, 3, Scores { dropout: 0.2, softcap: Some(0.7), ..Scores::default() }),
+        attention(sizes, 2, 2, Scores { window: Some(1), ..Scores::default() }),
+        attention(sizes, 1, 2, Scores { window: Some(40), scale: Some(0.2), ..Scores::default() }),
+        attention(sizes, 2, 1, Scores { dropout: 0.2, softcap: Some(0.7), window: Some(3), scale: None }),
         columns(sizes),
         dropout(sizes),
         head(sizes, None),
@@ -198,10 +203,13 @@ fn attention_dims(sizes: Sizes, kv_heads: usize, group: usize) -> AttentionDims 
     AttentionDims { batch: 2, seq: sizes.rows, heads: kv_heads * group, kv_heads, head_dim }
 }
 
-fn rope<M: Backend>(sizes: Sizes) -> Case<M> {
+/// Of a head, a part rotates; where that is not all, with a factor.
+fn rope<M: Backend>(sizes: Sizes, part: f64) -> Case<M> {
     let dims = attention_dims(sizes, 2, 2);
-    let frequencies: Vec<f32> = (0..dims.head_dim / 2).map(|i| 0.3_f32.powi(i as i32)).collect();
-    let again = frequencies.clone();
+    let pairs = (dims.head_dim as f64 / 2.0 * part).ceil() as i32;
+    let factor = if part < 1.0 { 1.25 } else { 1.0 };
+    let rope = Rope { inverse_frequencies: (0..pairs).map(|i| 0.3_f32.powi(i)).collect(), factor };
+    let again = rope.clone();
     let len = dims.rows() * dims.packed();
     Case {
         name: "rope",
@@ -209,7 +217,7 @@ fn rope<M: Backend>(sizes: Sizes) -> Case<M> {
         doutput: numbers(sizes.seed + 1, len),
         forward: Box::new(move |kit, inputs| {
             let mut qkv = kit.put(&inputs[0]);
-            kit.memory.rope(dims, &frequencies, qkv.write(), false).unwrap();
+            kit.memory.rope(dims, &rope, qkv.write(), false).unwrap();
             kit.get(&qkv)
         }),
         backward: Box::new(move |kit, _, dy| {
@@ -217,7 +225,7 @@ fn rope<M: Backend>(sizes: Sizes) -> Case<M> {
             kit.memory.rope(dims, &again, qkv.write(), true).unwrap();
             vec![kit.get(&qkv)]
         }),
-        bound: Box::new(|inputs, y| (4.0, vec![2.0 * largest(&inputs[0]); y.len()])),
+        bound: Box::new(move |inputs, y| (5.0, vec![2.0 * factor * largest(&inputs[0]); y.len()])),
     }
 }
 
@@ -234,10 +242,11 @@ fn attention<M: Backend>(sizes: Sizes, kv_heads: usize, group: usize, scores: Sc
         [qkv, y, lse]
     };
     Case {
-        name: match (scores.dropout > 0.0, scores.softcap) {
-            (false, None) => "attention",
-            (true, None) => "attention with dropout",
-            (_, Some(_)) => "attention with a cap",
+        name: match scores {
+            Scores { window: Some(_), .. } => "attention with a window",
+            Scores { softcap: Some(_), .. } => "attention with a cap",
+            Scores { dropout, .. } if dropout > 0.0 => "attention with dropout",
+            _ => "attention",
         },
         inputs: vec![numbers(sizes.seed, len)],
         doutput: numbers(sizes.seed + 1, y_len),
@@ -251,13 +260,13 @@ fn attention<M: Backend>(sizes: Sizes, kv_heads: usize, group: usize, scores: Sc
             kit.memory.run(&Op::Attention(Attention::Backward { dims, scores }), operands).unwrap();
             vec![kit.get(&dqkv)]
         }),
-        // Scores of magnitude head_dim * max^2 / sqrt(head_dim) are wrong by head_dim + 3 roundings, and by some more when
+        // Scores of magnitude head_dim * max^2 * scale are wrong by head_dim + 3 roundings, and by some more when
         // they are capped, which makes none larger. So are probabilities, relatively; a sum of `seq` of them weights values
         // of at most max.
         bound: Box::new(move |inputs, y| {
             let max = largest(&inputs[0]);
             let (dim, capped) = (dims.head_dim as f64, if scores.softcap.is_some() { 8.0 } else { 0.0 });
-            let score = max * max * dim.sqrt();
+            let score = max * max * dim * scores.scale(dims.head_dim);
             (2.0 * (dim + 4.0 + capped) * score + 2.0 * dims.seq as f64 + 8.0, vec![2.0 * max; y.len()])
         }),
     }

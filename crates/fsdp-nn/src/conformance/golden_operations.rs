@@ -14,6 +14,7 @@ use super::models::Packed;
 use super::safetensors;
 use crate::backend::{AttentionDims, Backend, HeadDims, IGNORED_TARGET, LinearDims, Orientation};
 use crate::layer::Rope;
+use crate::op::Scores;
 
 /// The tensors of one case, on a memory, in one dtype.
 struct Case<'a, M> {
@@ -161,12 +162,17 @@ fn layer_norm<M: Backend>(golden: &Golden<'_, M>) {
 }
 
 fn attention<M: Backend>(golden: &Golden<'_, M>) {
-    for (name, batch, seq, heads, kv_heads, head_dim) in [
-        ("attention_gqa", 2, 7, 4, 2, 6),
-        ("attention_mha", 1, 9, 3, 3, 5),
-        ("attention_mqa", 2, 5, 4, 1, 8),
-        ("attention_one", 2, 1, 2, 2, 4),
-        ("attention_sharp", 1, 6, 2, 1, 4),
+    let plain = Scores::default();
+    let window = |keys| Scores { window: Some(keys), ..plain };
+    for (name, [batch, seq, heads, kv_heads, head_dim], scores) in [
+        ("attention_gqa", [2, 7, 4, 2, 6], plain),
+        ("attention_mha", [1, 9, 3, 3, 5], plain),
+        ("attention_mqa", [2, 5, 4, 1, 8], plain),
+        ("attention_one", [2, 1, 2, 2, 4], plain),
+        ("attention_sharp", [1, 6, 2, 1, 4], plain),
+        ("attention_window", [2, 9, 4, 2, 6], window(4)),
+        ("attention_window_two", [1, 5, 2, 1, 4], window(2)),
+        ("attention_scale", [2, 6, 2, 2, 6], Scores { scale: Some(0.3), ..plain }),
     ] {
         let packed = Packed { dims: AttentionDims { batch, seq, heads, kv_heads, head_dim } };
         let dims = packed.dims;
@@ -177,11 +183,11 @@ fn attention<M: Backend>(golden: &Golden<'_, M>) {
             let qkv = case.upload(&packed.pack(["q", "k", "v"].map(|tensor| case.values(tensor))));
             let dy = case.input("dy");
             let (mut y, mut lse) = (case.room(dy.len()), case.room(dims.rows() * heads));
-            case.memory.attention(dims, None, all(&qkv), out(&mut y), out(&mut lse)).unwrap();
+            case.memory.attention(dims, (scores, &[]), all(&qkv), out(&mut y), out(&mut lse)).unwrap();
             case.expect("y", &y);
             let mut dqkv = case.room(qkv.len());
             let (qkv, y, lse, dy) = (all(&qkv), all(&y), all(&lse), all(&dy));
-            case.memory.attention_backward(dims, None, qkv, y, lse, dy, out(&mut dqkv)).unwrap();
+            case.memory.attention_backward(dims, (scores, &[]), qkv, y, lse, dy, out(&mut dqkv)).unwrap();
             let gradients = case.download(&dqkv);
             for (index, tensor) in ["dq", "dk", "dv"].into_iter().enumerate() {
                 case.expect_values(tensor, &packed.part(&gradients, index));
@@ -191,16 +197,19 @@ fn attention<M: Backend>(golden: &Golden<'_, M>) {
 }
 
 fn rope<M: Backend>(golden: &Golden<'_, M>) {
-    for (name, seq, heads, head_dim) in [("rope", 7, 3, 6), ("rope_500000", 5, 2, 10)] {
+    for (name, seq, heads, head_dim, rotary_dim) in
+        [("rope", 7, 3, 6, 6), ("rope_500000", 5, 2, 10, 10), ("rope_partial", 7, 3, 10, 4)]
+    {
         let packed = Packed { dims: AttentionDims { batch: 2, seq, heads, kv_heads: 1, head_dim } };
         golden.each(&[name], |case| {
             // Frequencies are kept in single precision.
             let case = &Case { band: 1e-5, ..*case };
-            let frequencies = Rope::new(case.scalar("base"), head_dim).inverse_frequencies;
+            let factor = if rotary_dim < head_dim { case.scalar("factor") } else { 1.0 };
+            let rope = Rope { factor, ..Rope::new(case.scalar("base"), rotary_dim) };
             let zeros = vec![0.0; packed.dims.rows() * head_dim];
             for (from, to, backward) in [("x", "y", false), ("dy", "dx", true)] {
                 let mut qkv = case.upload(&packed.pack([case.values(from), &zeros, &zeros]));
-                case.memory.rope(packed.dims, &frequencies, out(&mut qkv), backward).unwrap();
+                case.memory.rope(packed.dims, &rope, out(&mut qkv), backward).unwrap();
                 case.expect_values(to, &packed.part(&case.download(&qkv), 0));
             }
         });

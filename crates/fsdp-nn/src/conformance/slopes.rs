@@ -50,7 +50,8 @@ pub fn gradients_of_models_are_slopes<M: Backend>(subject: &Subject<'_, M>) {
     check(subject, Sample::new(Capped::new(), DType::F64));
 }
 
-/// A model with what Gemma 2 and 3 and Qwen 3 add to a Llama: norms of heads, GELU as a gate, capped scores and logits.
+/// A model with what other families add to a Llama: norms of heads (Qwen 3), GELU as a gate, capped scores and logits (Gemma
+/// 2), windows (Mistral), scales of scores, and heads that rotate in part (Phi).
 #[derive(Clone)]
 struct Capped {
     description: Description,
@@ -70,14 +71,20 @@ impl Capped {
     fn new() -> Self {
         let mut d = Describe::new("Capped", 0.4);
         let embedding = d.embedding("embed", 13, 6);
-        let heads = Attention { heads: 4, kv_heads: 2, head_dim: 4, dropout: 0.2 };
+        let heads = Attention {
+            dropout: 0.2,
+            scale: Some(0.7),
+            softcap: Some(0.8),
+            window: Some(3),
+            ..Attention::new(4, 2, 4)
+        };
         let qkv = [("q", 16), ("k", 8), ("v", 8)].map(|(name, outputs)| d.linear(name, 6, outputs, true));
         let norms = ["q_norm", "k_norm"].map(|name| d.rms_norm(name, "Norm", 4, 1e-5));
         let mix = d.linear("mix", 16, 6, false);
         let [gate, up] = ["gate", "up"].map(|name| d.linear(name, 6, 5, false));
         let down = d.linear("down", 5, 6, false);
         let head = Head { softcap: Some(1.5), ..d.head("head", 6, 13, None) };
-        let rope = Rope::new(100.0, 4);
+        let rope = Rope { factor: 1.2, ..Rope::new(100.0, 2) };
         d.block("embedding", None, &[&embedding]);
         let [q, k, v] = &qkv;
         d.block("attention", Some(0), &[q, k, v, &norms[0], &norms[1], &mix]);
@@ -110,7 +117,7 @@ impl Architecture for Capped {
             let v = b.linear(x, &self.qkv[2])?;
             let qkv = b.concat(&[q?, k?, v]);
             let qkv = b.rope(qkv, &self.heads, &self.rope)?;
-            let mixed = b.softcapped_attention(qkv, &self.heads, 0.8)?;
+            let mixed = b.attention(qkv, &self.heads)?;
             let y = b.linear(mixed, &self.mix)?;
             return b.add(x, y);
         }

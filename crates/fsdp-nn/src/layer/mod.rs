@@ -121,7 +121,7 @@ impl Layer for Head {
     }
 }
 
-/// The heads of causal self-attention over packed projections.
+/// The heads of causal self-attention over packed projections, and which scores they have ([`Scores`](crate::op::Scores)).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
     /// Query heads.
@@ -132,9 +132,20 @@ pub struct Attention {
     pub head_dim: usize,
     /// Probability of dropping an attention weight.
     pub dropout: f64,
+    /// What scores are multiplied with, where that is not `1 / sqrt(head_dim)`.
+    pub scale: Option<f64>,
+    /// What caps scores smoothly, if anything does.
+    pub softcap: Option<f64>,
+    /// Keys that a query sees at most, itself among them, where not all before it.
+    pub window: Option<usize>,
 }
 
 impl Attention {
+    /// Heads that see all keys before them, drop nothing, and scale by `1 / sqrt(head_dim)`.
+    pub fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
+        Self { heads, kv_heads, head_dim, dropout: 0.0, scale: None, softcap: None, window: None }
+    }
+
     /// The dimensions for so many samples of so many tokens.
     pub fn dims(&self, (batch, seq): (usize, usize)) -> AttentionDims {
         AttentionDims { batch, seq, heads: self.heads, kv_heads: self.kv_heads, head_dim: self.head_dim }
@@ -149,14 +160,32 @@ impl Attention {
 /// The angles of rotary position embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// One per pair of elements of a head.
+    /// One per pair of elements that rotates. Where there are fewer than a head has pairs, its first elements rotate and the
+    /// rest stays (GPT-NeoX, Phi).
     pub inverse_frequencies: Arc<[f32]>,
+    /// What sines and cosines are multiplied with: the attention factor of YaRN and LongRoPE, else 1.
+    pub factor: f64,
 }
 
 impl Rope {
-    /// The frequencies `theta^(-2i / head_dim)`, in single precision as Hugging Face computes them.
-    pub fn new(theta: f64, head_dim: usize) -> Self {
-        let frequency = |i: usize| 1.0 / (theta as f32).powf((2 * i) as f32 / head_dim as f32);
-        Self { inverse_frequencies: (0..head_dim / 2).map(frequency).collect() }
+    /// The frequencies `theta^(-2i / rotary_dim)`, in single precision as Hugging Face computes them, for the first
+    /// `rotary_dim` elements of a head: an even number.
+    pub fn new(theta: f64, rotary_dim: usize) -> Self {
+        let frequency = |i: usize| 1.0 / (theta as f32).powf((2 * i) as f32 / rotary_dim as f32);
+        Self { inverse_frequencies: (0..rotary_dim / 2).map(frequency).collect(), factor: 1.0 }
+    }
+
+    /// Elements of a head that rotate.
+    pub fn rotary_dim(&self) -> usize {
+        2 * self.inverse_frequencies.len()
+    }
+
+    /// Cosines, then sines, of all angles of a position, times the factor. A product of position and frequency is rounded
+    /// to single precision, as Hugging Face computes it; its sine and cosine are those of double precision.
+    pub fn angles(&self, position: usize) -> impl Iterator<Item = f64> {
+        let angle = move |&frequency: &f32| f64::from(position as f32 * frequency);
+        let angles = self.inverse_frequencies.iter().map(angle);
+        let cosines = angles.clone().map(|angle| angle.cos() * self.factor);
+        cosines.chain(angles.map(|angle| angle.sin() * self.factor))
     }
 }

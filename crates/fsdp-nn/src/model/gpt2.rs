@@ -98,10 +98,8 @@ impl Gpt2 {
             norm,
             head,
             attention: Attention {
-                heads: config.n_head,
-                kv_heads: config.n_head,
-                head_dim: hidden / config.n_head,
                 dropout: config.attn_pdrop,
+                ..Attention::new(config.n_head, config.n_head, hidden / config.n_head)
             },
             embedding_dropout: config.embd_pdrop,
             residual_dropout: config.resid_pdrop,

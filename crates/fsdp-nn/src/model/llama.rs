@@ -94,11 +94,10 @@ impl Llama {
             describe.block(&format!("layers.{i}.mlp"), Some(i), &[mlp_norm, gate, up, down]);
         }
         describe.block("head", None, &[&norm, &head]);
+        let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
         let attention = Attention {
-            heads: config.num_attention_heads,
-            kv_heads: config.num_key_value_heads,
-            head_dim: config.head_dim,
             dropout: config.attention_dropout,
+            ..Attention::new(heads, kv_heads, config.head_dim)
         };
         let rope = Rope::new(config.rope_theta, config.head_dim);
         Ok(Self { description: describe.finish()?, embedding, layers, norm, head, attention, rope })

@@ -1,13 +1,10 @@
 //! Causal self-attention over packed projections, and their rotation.
 
-use std::sync::Arc;
-
 use fsdp_core::Error;
 
 use super::describe::{Description, Role};
 use crate::graph::{Backward, Builder, Call, Node, Tensor};
 use crate::layer;
-use crate::lengths;
 use crate::op::{Dropout, Op};
 
 /// Sizes of causal self-attention with grouped queries over packed projections.
@@ -44,26 +41,43 @@ impl AttentionDims {
     pub fn output_len(&self) -> usize {
         self.rows() * self.heads * self.head_dim
     }
-
-    /// Scores that are computed: every query with itself and all keys before it.
-    fn scores(&self) -> usize {
-        self.batch * self.heads * (self.seq * (self.seq + 1) / 2)
-    }
 }
 
-/// What is done to scores and probabilities of attention, beside scaling by `1 / sqrt(head_dim)`.
+/// Which scores there are beside causality, and what is done to them and to probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Scores {
     /// Probability of dropping a probability, or 0. The counter of an element is `(head * seq + query) * seq + key`.
     pub dropout: f64,
+    /// What scores are multiplied with, where that is not `1 / sqrt(head_dim)` (Gemma 2, Granite).
+    pub scale: Option<f64>,
     /// Scaled scores `x` become `cap * tanh(x / cap)` before the softmax, where there is a cap (Gemma 2).
     pub softcap: Option<f64>,
+    /// A query sees itself and the `window - 1` keys before it, where there is a window, at least 1 (Mistral). The others
+    /// are not computed.
+    pub window: Option<usize>,
 }
 
 impl Scores {
     /// Probabilities are dropped with probability `p`.
     pub fn dropping(p: f64) -> Self {
         Self { dropout: p, ..Self::default() }
+    }
+
+    /// What scores of heads of so many elements are multiplied with.
+    pub fn scale(&self, head_dim: usize) -> f64 {
+        self.scale.unwrap_or_else(|| 1.0 / (head_dim as f64).sqrt())
+    }
+
+    /// The first key that a query sees, by position; the last one is itself.
+    pub fn first_key(&self, query: usize) -> usize {
+        self.window.map_or(0, |window| (query + 1).saturating_sub(window))
+    }
+
+    /// Scores that are computed: every query with the keys that it sees.
+    fn count(&self, dims: &AttentionDims) -> usize {
+        let seq = dims.seq;
+        let window = self.window.map_or(seq, |window| window.min(seq));
+        dims.batch * dims.heads * (window * (window + 1) / 2 + (seq - window) * window)
     }
 
     /// The dropout with these keys, if anything is dropped.
@@ -76,9 +90,10 @@ impl Scores {
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "sizes are what they are called")]
 pub enum Attention {
-    /// Rotary position embedding of the query and key heads of packed rows, in the convention of Hugging Face (element
-    /// `i` is rotated with element `i + head_dim / 2`); `backward` rotates the other way.
-    Rope { dims: AttentionDims, inverse_frequencies: Arc<[f32]>, backward: bool },
+    /// Rotary position embedding of the query and key heads of packed rows, in the convention of Hugging Face: of the
+    /// first `n` elements of a head, with half as many frequencies, element `i` is rotated with element `i + n / 2`.
+    /// `backward` rotates the other way.
+    Rope { dims: AttentionDims, rope: layer::Rope, backward: bool },
     /// Causal attention, and the log-sum-exp of every (sample, head, position).
     Forward { dims: AttentionDims, scores: Scores },
     /// Backward of [`Attention::Forward`].
@@ -95,13 +110,16 @@ impl Attention {
         let packed = dims.rows() * dims.packed();
         let (qkv, y) = (Role::value("qkv", packed), Role::value("y", dims.output_len()));
         let lse = Role::statistic("lse", dims.rows() * dims.heads);
-        let pairs = (dims.scores() * dims.head_dim) as u64;
+        let pairs = |scores: &Scores| (scores.count(dims) * dims.head_dim) as u64;
         let is_capped = |scores: &Scores| usize::from(scores.softcap.is_some());
+        if let Attention::Forward { scores, .. } | Attention::Backward { scores, .. } = self {
+            assert!(scores.window != Some(0), "a query sees itself, so a window has at least one key");
+        }
         match self {
-            Attention::Rope { inverse_frequencies, backward, .. } => {
-                lengths::expect_rows("elements of a rotated head", 2, dims.head_dim);
-                lengths::expect("inverse frequencies", inverse_frequencies.len(), dims.head_dim / 2);
-                let rotated = dims.rows() * (dims.heads + dims.kv_heads) * dims.head_dim;
+            Attention::Rope { rope, backward, .. } => {
+                let of_head = rope.rotary_dim();
+                assert!(of_head <= dims.head_dim, "{of_head} elements of a head of {} rotate", dims.head_dim);
+                let rotated = dims.rows() * (dims.heads + dims.kv_heads) * of_head;
                 Description::new(if *backward { "rope_backward" } else { "rope" })
                     .write([qkv.updated().touching(rotated)])
                     .flops(3 * rotated)
@@ -111,24 +129,23 @@ impl Attention {
             Attention::Forward { scores, .. } => Description::new("attention")
                 .read([qkv])
                 .write([y, lse])
-                .product_flops(2 * 2 * pairs)
-                .flops((5 + 3 * is_capped(scores)) * dims.scores())
+                .product_flops(2 * 2 * pairs(scores))
+                .flops((5 + 3 * is_capped(scores)) * scores.count(dims))
                 .drops(scores.dropout, dims.batch),
             // Scores again, and gradients of probabilities, queries, keys and values. A cap has a slope, too.
             Attention::Backward { scores, .. } => Description::new("attention_backward")
                 .read([qkv, y, lse, Role::value("dy", dims.output_len())])
                 .write([Role::value("dqkv", packed)])
-                .product_flops(5 * 2 * pairs)
-                .flops((6 + 6 * is_capped(scores)) * dims.scores() + 2 * dims.output_len())
+                .product_flops(5 * 2 * pairs(scores))
+                .flops((6 + 6 * is_capped(scores)) * scores.count(dims) + 2 * dims.output_len())
                 .drops(scores.dropout, dims.batch),
         }
     }
 
     pub(super) fn derive(&self, b: &mut Backward<'_>, node: &Node, output: usize) {
         match self {
-            Attention::Rope { dims, inverse_frequencies, .. } => {
-                let inverse_frequencies = Arc::clone(inverse_frequencies);
-                let op = Attention::Rope { dims: *dims, inverse_frequencies, backward: true };
+            Attention::Rope { dims, rope, .. } => {
+                let op = Attention::Rope { dims: *dims, rope: rope.clone(), backward: true };
                 b.in_place(node, output, Op::Attention(op));
             }
             Attention::Forward { dims, scores } => {
@@ -159,9 +176,8 @@ impl Builder<'_> {
         rope: &layer::Rope,
     ) -> Result<Tensor, Error> {
         self.check("rope", qkv, heads.packed())?;
-        let inverse_frequencies = Arc::clone(&rope.inverse_frequencies);
         let dims = heads.dims(self.batch());
-        let op = Op::Attention(Attention::Rope { dims, inverse_frequencies, backward: false });
+        let op = Op::Attention(Attention::Rope { dims, rope: rope.clone(), backward: false });
         Ok(self.in_place(qkv, op, None))
     }
 
@@ -170,31 +186,16 @@ impl Builder<'_> {
     /// # Errors
     /// A width that does not fit.
     pub fn attention(&mut self, qkv: Tensor, heads: &layer::Attention) -> Result<Tensor, Error> {
-        self.attend(qkv, heads, None)
-    }
-
-    /// [`Builder::attention`] whose scores are capped at `+- softcap`, smoothly ([`Scores::softcap`]).
-    ///
-    /// # Errors
-    /// A width that does not fit.
-    pub fn softcapped_attention(
-        &mut self,
-        qkv: Tensor,
-        heads: &layer::Attention,
-        softcap: f64,
-    ) -> Result<Tensor, Error> {
-        self.attend(qkv, heads, Some(softcap))
-    }
-
-    fn attend(
-        &mut self,
-        qkv: Tensor,
-        heads: &layer::Attention,
-        softcap: Option<f64>,
-    ) -> Result<Tensor, Error> {
         self.check("attention", qkv, heads.packed())?;
         let site = self.site(heads.dropout);
-        let scores = Scores { dropout: site.map_or(0.0, |_| heads.dropout), softcap };
+        let (_, seq) = self.batch();
+        let scores = Scores {
+            dropout: site.map_or(0.0, |_| heads.dropout),
+            scale: heads.scale,
+            softcap: heads.softcap,
+            // One that leaves nothing out is none.
+            window: heads.window.filter(|&window| window < seq),
+        };
         let op = Op::Attention(Attention::Forward { dims: heads.dims(self.batch()), scores });
         let widths = [heads.heads * heads.head_dim, heads.heads];
         Ok(self.with_statistics(op, vec![self.whole(qkv)], widths, site))
@@ -220,5 +221,30 @@ mod tests {
         assert_eq!(backward(capped).flops(), backward(plain).flops() + 6 * scores);
         assert_eq!(forward(capped).bytes(), forward(plain).bytes());
         assert_eq!(backward(capped).product_flops, backward(plain).product_flops);
+    }
+
+    #[test]
+    fn a_window_costs_the_pairs_within_it() {
+        let dims = AttentionDims { batch: 2, seq: 7, heads: 4, kv_heads: 2, head_dim: 8 };
+        for (window, pairs) in [(1, 7), (3, 1 + 2 + 5 * 3), (7, 28), (9, 28)] {
+            let scores = Scores { window: Some(window), ..Scores::default() };
+            let seen: usize = (0..dims.seq).map(|query| query + 1 - scores.first_key(query)).sum();
+            assert_eq!(seen, pairs);
+            let cost = |op| Op::Attention(op).cost(DType::Bf16, DType::F32).product_flops;
+            let of_pairs = (2 * 4 * pairs * 8) as u64;
+            assert_eq!(cost(Attention::Forward { dims, scores }), 2 * 2 * of_pairs);
+            assert_eq!(cost(Attention::Backward { dims, scores }), 5 * 2 * of_pairs);
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_head_that_rotates_costs_its_part() {
+        let dims = AttentionDims { batch: 2, seq: 3, heads: 4, kv_heads: 2, head_dim: 8 };
+        let cost = |rotary_dim| {
+            let rope = layer::Rope::new(100.0, rotary_dim);
+            Op::Attention(Attention::Rope { dims, rope, backward: false }).cost(DType::Bf16, DType::F32)
+        };
+        assert_eq!(cost(2).flops() * 4, cost(8).flops());
+        assert_eq!(cost(2).bytes() * 4, cost(8).bytes());
     }
 }

@@ -34,8 +34,8 @@ enum Way {
     /// The same over keys and values repeated for every query head that reads them, where no kernel takes groups of
     /// queries: those for f32 do not.
     Repeated(CudaAttention),
-    /// Scores in memory, a bounded number at a time: for dropout, whose masks are ours, for capped scores, and for heads
-    /// that the kernels do not take.
+    /// Scores in memory, a bounded number at a time: for dropout, whose masks are ours, for capped scores, for windows, and
+    /// for heads that the kernels do not take.
     Composed,
 }
 
@@ -43,7 +43,7 @@ impl Way {
     /// Forward and backward of the same operands go the same way: the choice depends on their shapes and dtype, the
     /// device, and settings of the process.
     fn of(dims: AttentionDims, scores: Scores, operands: [&Tensor; 3]) -> Result<Self, Failure> {
-        let way = if scores != Scores::default() {
+        let way = if (Scores { scale: None, ..scores }) != Scores::default() {
             Way::Composed
         } else if operands[0].device() == Device::Cpu {
             Way::Host
@@ -103,9 +103,9 @@ impl<D: TorchStorage> Torch<D> {
     ) -> Result<(), Failure> {
         let keys = operands.keys;
         match op {
-            Attention::Rope { dims, inverse_frequencies, backward } => {
+            Attention::Rope { dims, rope, backward } => {
                 let ([], [qkv], _) = operands.split();
-                self.aten_rope(*dims, inverse_frequencies, qkv.slice, *backward)?;
+                self.aten_rope(*dims, rope, qkv.slice, *backward)?;
             }
             Attention::Forward { dims, scores } => {
                 let ([qkv], [y, lse], _) = operands.split();
@@ -132,6 +132,7 @@ impl<D: TorchStorage> Torch<D> {
         let y = self.view_mut(y, &rows(dims))?;
         let mut y = y.f_transpose(1, 2)?;
         let mut lse = self.view_mut(lse, &[dims.batch, dims.heads, dims.seq].map(int))?;
+        let scale = scores.scale(dims.head_dim);
         match way {
             Way::Host => {
                 let (found, sums) = Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu(
@@ -141,19 +142,19 @@ impl<D: TorchStorage> Torch<D> {
                     0.0,
                     true,
                     None::<Tensor>,
-                    None,
+                    scores.scale,
                 )?;
                 y.f_copy_(&found)?;
                 lse.f_copy_(&sums)?;
             }
-            Way::Cuda(which) => ffi::attention(which, [&q, &k, &v], &mut y, &mut lse)?,
+            Way::Cuda(which) => ffi::attention(which, scale, [&q, &k, &v], &mut y, &mut lse)?,
             Way::Repeated(which) => {
                 let [k, v] = [repeated(dims, &k)?, repeated(dims, &v)?];
-                ffi::attention(which, [&q, &k, &v], &mut y, &mut lse)?;
+                ffi::attention(which, scale, [&q, &k, &v], &mut y, &mut lse)?;
             }
-            Way::Composed => Composed::new(self, dims, scores.dropout(keys))
-                .capped(scores.softcap)
-                .forward([&q, &k, &v], [&y, &lse])?,
+            Way::Composed => {
+                Composed::new(self, dims, (scores, keys)).forward([&q, &k, &v], [&y, &lse])?;
+            }
         }
         Ok(())
     }
@@ -171,6 +172,7 @@ impl<D: TorchStorage> Torch<D> {
         let [y, dy] =
             [self.view(y, &rows(dims))?.f_transpose(1, 2)?, self.view(dy, &rows(dims))?.f_transpose(1, 2)?];
         let lse = self.view(lse, &[dims.batch, dims.heads, dims.seq].map(int))?;
+        let scale = scores.scale(dims.head_dim);
         match way {
             Way::Host => {
                 let gradients = Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu_backward(
@@ -183,20 +185,20 @@ impl<D: TorchStorage> Torch<D> {
                     0.0,
                     true,
                     None::<Tensor>,
-                    None,
+                    scores.scale,
                 )?;
                 ffi::pack_heads([&gradients.0, &gradients.1, &gradients.2], &mut dqkv)?;
             }
             Way::Cuda(which) => {
-                ffi::attention_backward(which, &dy, [&q, &k, &v], [&y, &lse], &mut dqkv)?;
+                ffi::attention_backward(which, scale, &dy, [&q, &k, &v], [&y, &lse], &mut dqkv)?;
             }
             Way::Repeated(which) => {
                 let [k, v] = [repeated(dims, &k)?, repeated(dims, &v)?];
-                ffi::attention_backward(which, &dy, [&q, &k, &v], [&y, &lse], &mut dqkv)?;
+                ffi::attention_backward(which, scale, &dy, [&q, &k, &v], [&y, &lse], &mut dqkv)?;
             }
             Way::Composed => {
                 let [for_q, for_k, for_v] = heads(dims, &dqkv)?;
-                Composed::new(self, dims, scores.dropout(keys)).capped(scores.softcap).backward(
+                Composed::new(self, dims, (scores, keys)).backward(
                     [&q, &k, &v],
                     [&y, &lse, &dy],
                     [&for_q, &for_k, &for_v],

@@ -2,6 +2,7 @@
 
 use fsdp_core::memory::{Buffer, SliceMut};
 use fsdp_nn::backend::AttentionDims;
+use fsdp_nn::layer::Rope;
 use tch::{Kind, Tensor};
 
 use super::int;
@@ -13,7 +14,7 @@ impl<D: TorchStorage> Torch<D> {
     pub(super) fn aten_rope(
         &self,
         dims: AttentionDims,
-        inverse_frequencies: &[f32],
+        rope: &Rope,
         qkv: SliceMut<'_, D::Buffer>,
         backward: bool,
     ) -> Result<(), Failure> {
@@ -22,9 +23,9 @@ impl<D: TorchStorage> Torch<D> {
         let sizes = [dims.batch, dims.seq, heads, dims.head_dim].map(int);
         let rows = self.view_mut(qkv, &sizes)?;
         let rotated = rows.f_narrow(2, 0, int(dims.heads + dims.kv_heads))?;
-        let half = int(dims.head_dim / 2);
+        let half = int(rope.rotary_dim() / 2);
         let (mut low, mut high) = (rotated.f_narrow(3, 0, half)?, rotated.f_narrow(3, half, half)?);
-        let [cosines, sines] = angles(dims.seq, inverse_frequencies, backward)?;
+        let [cosines, sines] = angles(dims.seq, rope, backward)?;
         let [cosines, sines] = [
             cosines.f_to_kind(kind)?.f_to_device(rows.device())?,
             sines.f_to_kind(kind)?.f_to_device(rows.device())?,
@@ -39,10 +40,11 @@ impl<D: TorchStorage> Torch<D> {
 }
 
 /// Cosines and sines by position, for all heads: of products in single precision, as Hugging Face computes them.
-fn angles(seq: usize, inverse_frequencies: &[f32], backward: bool) -> Result<[Tensor; 2], Failure> {
+fn angles(seq: usize, rope: &Rope, backward: bool) -> Result<[Tensor; 2], Failure> {
     let positions = Tensor::f_arange(int(seq), (Kind::Float, tch::Device::Cpu))?;
-    let frequencies = Tensor::f_from_slice(inverse_frequencies)?;
+    let frequencies = Tensor::f_from_slice(&rope.inverse_frequencies)?;
     let angles = positions.f_outer(&frequencies)?.f_to_kind(Kind::Double)?.f_unsqueeze(1)?;
-    let sines = angles.f_sin()?;
-    Ok([angles.f_cos()?, if backward { sines.f_neg()? } else { sines }])
+    let [cosines, sines] =
+        [angles.f_cos()?.f_mul_scalar(rope.factor)?, angles.f_sin()?.f_mul_scalar(rope.factor)?];
+    Ok([cosines, if backward { sines.f_neg()? } else { sines }])
 }

@@ -2,16 +2,19 @@
 //!
 //! One task is a (sample, key head) with all query heads that read it. Its rows are copied to contiguous
 //! scratch in the type of arithmetic; then blocks of query positions, the rows of all heads of the group
-//! stacked, meet the keys up to the last one they may see. So no more than about [`STACKED_ROWS`] rows of
-//! scores exist per thread, nothing right of the causal diagonal's blocks is computed, and the gradients of
-//! keys and values are summed over heads inside the product. Backward computes probabilities again from the
-//! saved log-sum-exps, last block first: that one covers all keys, so it overwrites what the others add to.
+//! stacked, meet the keys from the first to the last one they may see. So no more than about [`STACKED_ROWS`]
+//! rows of scores exist per thread, nothing right of the causal diagonal's blocks or left of a window's is
+//! computed, and the gradients of keys and values are summed over heads inside the product. Backward computes
+//! probabilities again from the saved log-sum-exps, last block first: that one covers all keys, unless there is
+//! a window, so it overwrites what the others add to.
+
+use std::ops::Range;
 
 use fsdp_core::Error;
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 
 use super::pointwise::dropout_factors;
-use super::rope::rope;
+use super::rope::rotate_heads;
 use crate::backend::Outcome;
 use crate::host::HostMemory;
 use crate::host::backend::Call;
@@ -35,10 +38,10 @@ impl HostMemory {
     ) -> Result<Outcome, Error> {
         let keys = operands.keys;
         match op {
-            Attention::Rope { dims, inverse_frequencies, backward } => {
+            Attention::Rope { dims, rope, backward } => {
                 let ([], [qkv], _) = operands.split();
                 let qkv = self.elements_mut::<E>(qkv.slice)?;
-                rope(self.workers(), *dims, inverse_frequencies, qkv, *backward);
+                rotate_heads(self.workers(), *dims, rope, qkv, *backward);
             }
             Attention::Forward { dims, scores } => {
                 let ([qkv], [y, lse], _) = operands.split();
@@ -70,15 +73,16 @@ struct Group<'a> {
     heads: usize,
     first_head: usize,
     dropout: Option<(Dropout<'a>, u64)>,
-    softcap: Option<f64>,
+    scores: Scores,
     dims: &'a AttentionDims,
 }
 
-/// Query positions `start .. start + len`, which see keys `0 .. start + len`.
+/// Query positions `start .. start + len`, which see keys `first .. start + len`.
 #[derive(Clone, Copy)]
 struct Block {
     start: usize,
     len: usize,
+    first: usize,
 }
 
 impl<'a> Group<'a> {
@@ -91,12 +95,21 @@ impl<'a> Group<'a> {
         let AttentionDims { seq, head_dim, .. } = *dims;
         let heads = dims.heads / dims.kv_heads;
         let dropout = scores.dropout(keys).map(|dropout| (dropout, keys[sample]));
-        Self { seq, head_dim, heads, first_head: kv_head * heads, dropout, softcap: scores.softcap, dims }
+        Self { seq, head_dim, heads, first_head: kv_head * heads, dropout, scores, dims }
     }
 
     fn blocks(&self) -> impl DoubleEndedIterator<Item = Block> + use<> {
-        let (seq, step) = (self.seq, self.block_len());
-        (0..seq).step_by(step).map(move |start| Block { start, len: step.min(seq - start) })
+        let (seq, step, scores) = (self.seq, self.block_len(), self.scores);
+        (0..seq).step_by(step).map(move |start| Block {
+            start,
+            len: step.min(seq - start),
+            first: scores.first_key(start),
+        })
+    }
+
+    /// The keys of a block that one of its queries sees, counted from the block's first.
+    fn visible(&self, block: Block, query: usize) -> Range<usize> {
+        self.scores.first_key(query) - block.first..query + 1 - block.first
     }
 
     fn block_len(&self) -> usize {
@@ -133,11 +146,11 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Dropout factors of a row of scores.
-    fn factors<A: Float>(&self, head: usize, query: usize, factors: &mut [A]) -> bool {
+    /// Dropout factors of a row of scores, whose keys are those from `first_key` on.
+    fn factors<A: Float>(&self, [head, query, first_key]: [usize; 3], factors: &mut [A]) -> bool {
         let Some((dropout, key)) = self.dropout else { return false };
         let row = (self.first_head + head) * self.seq + query;
-        dropout_factors(dropout, key, (row * self.seq) as u64, factors);
+        dropout_factors(dropout, key, (row * self.seq + first_key) as u64, factors);
         true
     }
 }
@@ -145,8 +158,24 @@ impl<'a> Group<'a> {
 impl Block {
     /// Keys that some row of the block sees.
     fn keys(&self) -> usize {
-        self.start + self.len
+        self.start + self.len - self.first
     }
+
+    /// The rows of these keys, of rows of `dim` elements.
+    fn of_keys<'a, A: Float>(&self, rows: &'a [A], dim: usize) -> ArrayView2<'a, A> {
+        matrix(&rows[self.first * dim..], self.keys(), dim)
+    }
+
+    fn of_keys_mut<'a, A: Float>(&self, rows: &'a mut [A], dim: usize) -> ArrayViewMut2<'a, A> {
+        matrix_mut(&mut rows[self.first * dim..], self.keys(), dim)
+    }
+}
+
+/// The scores of keys that a query sees; the others become zero.
+fn show<A: Float>(visible: Range<usize>, scores: &mut [A]) -> &mut [A] {
+    scores[..visible.start].fill(A::ZERO);
+    scores[visible.end..].fill(A::ZERO);
+    &mut scores[visible]
 }
 
 /// A matrix of contiguous rows.
@@ -224,25 +253,23 @@ fn forward_group<E: Element>(
         let (rows, seen) = (group.heads * block.len, block.keys());
         let (queries, scores) = (&mut queries[..rows * dim], &mut scores[..rows * seen]);
         group.stack(packed, width, block, queries);
-        let transposed = matrix(keys, seen, dim).reversed_axes();
+        let transposed = block.of_keys(keys, dim).reversed_axes();
         product(matrix_mut(scores, rows, seen), false, matrix(queries, rows, dim), transposed, 1);
         for (row, scores) in scores.chunks_exact_mut(seen).enumerate() {
             let (head, query) = (row / block.len, block.start + row % block.len);
-            let still = group.cap(&mut scores[..query + 1], &mut factors[..query + 1]);
-            let (log_sum, scale) = softmax_row(still, query + 1, scores);
+            let visible = group.visible(block, query);
+            let (first_key, factors) = (block.first + visible.start, &mut factors[..visible.len()]);
+            let scores = show(visible, scores);
+            let still = group.cap(scores, factors);
+            let (log_sum, scale) = softmax_row(still, scores);
             lse[head * seq + query] = log_sum;
             scales[row] = scale;
-            if group.factors(head, query, &mut factors[..query + 1]) {
-                multiply(&factors[..query + 1], scores);
+            if group.factors([head, query, first_key], factors) {
+                multiply(factors, scores);
             }
         }
-        product(
-            matrix_mut(outputs, rows, dim),
-            false,
-            matrix(scores, rows, seen),
-            matrix(values, seen, dim),
-            1,
-        );
+        let seen_values = block.of_keys(values, dim);
+        product(matrix_mut(outputs, rows, dim), false, matrix(scores, rows, seen), seen_values, 1);
         for (row, output) in outputs[..rows * dim].chunks_exact_mut(dim).enumerate() {
             let (head, query) = (row / block.len, block.start + row % block.len);
             let mut y = y.row_mut(query);
@@ -254,26 +281,24 @@ fn forward_group<E: Element>(
 
 impl Group<'_> {
     fn scale<A: Float>(&self) -> A {
-        A::of(1.0 / (self.head_dim as f64).sqrt())
+        A::of(self.scores.scale(self.head_dim))
     }
 
     /// Scales and caps scores if there is a cap; says by what they have still to be scaled. `slopes` becomes what
     /// gradients of capped scores have then to be multiplied with.
     fn cap<A: Float>(&self, scores: &mut [A], slopes: &mut [A]) -> A {
-        let Some(cap) = self.softcap else { return self.scale() };
+        let Some(cap) = self.scores.softcap else { return self.scale() };
         cap_row(self.scale(), A::of(cap), scores, slopes);
         A::ONE
     }
 }
 
 vectorized! {
-    /// Exponentials of a row of scores relative to its largest; zeros beyond `seen`. Returns the log-sum-exp
-    /// and what the exponentials have to be multiplied with to be probabilities.
-    fn softmax_row<A: Float>(scale: A, seen: usize, scores: &mut [A]) -> (A, A) {
-        let (visible, hidden) = scores.split_at_mut(seen);
-        let shift = math::max(visible) * scale;
-        let sum = math::exp_sum(visible, scale, shift);
-        hidden.fill(A::ZERO);
+    /// Exponentials of a row of scores relative to its largest. Returns the log-sum-exp and what the exponentials have to
+    /// be multiplied with to be probabilities.
+    fn softmax_row<A: Float>(scale: A, scores: &mut [A]) -> (A, A) {
+        let shift = math::max(scores) * scale;
+        let sum = math::exp_sum(scores, scale, shift);
         (A::of(shift.as_f64() + sum.as_f64().ln()), A::ONE / sum)
     }
 }
@@ -365,7 +390,12 @@ fn backward_group<E: Element>(
     let (dqueries, rest) = rest.split_at_mut(stacked * dim);
     let (factors, rest) = rest.split_at_mut(seq);
     let (scores, dscores) = rest.split_at_mut(stacked * seq);
-    let mut slopes = workers.scratch::<E::Acc>(if group.softcap.is_some() { seq } else { 0 });
+    let mut slopes = workers.scratch::<E::Acc>(if group.scores.softcap.is_some() { seq } else { 0 });
+    let is_windowed = group.scores.window.is_some();
+    if is_windowed {
+        dkeys.fill(E::Acc::ZERO);
+        dvalues.fill(E::Acc::ZERO);
+    }
     let (key_column, value_column) = group.kv_columns();
     group.load(inputs.qkv, packed, key_column, 0, keys);
     group.load(inputs.qkv, packed, value_column, 0, values);
@@ -377,7 +407,7 @@ fn backward_group<E: Element>(
         group.stack(inputs.qkv, packed, block, &mut queries[..rows * dim]);
         group.stack(inputs.dy, width, block, &mut doutputs[..rows * dim]);
         let (q, dout) = (matrix(queries, rows, dim), matrix(doutputs, rows, dim));
-        let (k, v) = (matrix(keys, seen, dim), matrix(values, seen, dim));
+        let (k, v) = (block.of_keys(keys, dim), block.of_keys(values, dim));
         product(matrix_mut(scores, rows, seen), false, q, k.reversed_axes(), 1);
         product(matrix_mut(dscores, rows, seen), false, dout, v.reversed_axes(), 1);
         for (row, (scores, dscores)) in
@@ -386,23 +416,26 @@ fn backward_group<E: Element>(
             let (head, query) = (row / block.len, block.start + row % block.len);
             let y = &inputs.y[query * width + group.column(head)..][..dim];
             let log_sum = inputs.lse[(group.first_head + head) * seq + query];
-            let factors = &mut factors[..query + 1];
-            let dropped = group.factors(head, query, factors);
-            let slopes = slopes.get_mut(..query + 1).unwrap_or_default();
-            let scale = group.cap(&mut scores[..query + 1], slopes);
+            let visible = group.visible(block, query);
+            let (first_key, factors) = (block.first + visible.start, &mut factors[..visible.len()]);
+            let dropped = group.factors([head, query, first_key], factors);
+            let slopes = slopes.get_mut(..visible.len()).unwrap_or_default();
+            let (scores, dscores) = (show(visible.clone(), scores), show(visible, dscores));
+            let scale = group.cap(scores, slopes);
             let shared = Row { scale, log_sum, projection: project(&doutputs[row * dim..][..dim], y) };
-            gradient_row(shared, dropped.then_some(&*factors), query + 1, scores, dscores);
+            gradient_row(shared, dropped.then_some(&*factors), scores, dscores);
             multiply(slopes, dscores);
         }
         let (p, ds) = (matrix(scores, rows, seen), matrix(dscores, rows, seen));
-        let later = index > 0;
-        product(matrix_mut(dvalues, seen, dim), later, p.reversed_axes(), dout, 1);
-        product(matrix_mut(dkeys, seen, dim), later, ds.reversed_axes(), q, 1);
+        let adds = index > 0 || is_windowed;
+        product(block.of_keys_mut(dvalues, dim), adds, p.reversed_axes(), dout, 1);
+        product(block.of_keys_mut(dkeys, dim), adds, ds.reversed_axes(), q, 1);
         product(matrix_mut(dqueries, rows, dim), false, ds, k, 1);
         unstack(block, dim, &dqueries[..rows * dim], &mut dq);
     }
-    unstack(Block { start: 0, len: seq }, dim, dkeys, &mut { dk });
-    unstack(Block { start: 0, len: seq }, dim, dvalues, &mut { dv });
+    let all = Block { start: 0, len: seq, first: 0 };
+    unstack(all, dim, dkeys, &mut { dk });
+    unstack(all, dim, dvalues, &mut { dv });
 }
 
 /// Rounds stacked rows into the columns of their heads.
@@ -428,25 +461,18 @@ struct Row<A> {
 }
 
 vectorized! {
-    /// Turns scores into (dropped) probabilities and gradients of probabilities into gradients of scores;
-    /// zeros beyond `seen`.
-    fn gradient_row<A: Float>(
-        row: Row<A>, factors: Option<&[A]>, seen: usize, scores: &mut [A], dscores: &mut [A],
-    ) {
-        let (visible, hidden) = scores.split_at_mut(seen);
-        let (dvisible, dhidden) = dscores.split_at_mut(seen);
-        hidden.fill(A::ZERO);
-        dhidden.fill(A::ZERO);
-        for score in visible.iter_mut() {
+    /// Turns scores into (dropped) probabilities and gradients of probabilities into gradients of scores.
+    fn gradient_row<A: Float>(row: Row<A>, factors: Option<&[A]>, scores: &mut [A], dscores: &mut [A]) {
+        for score in scores.iter_mut() {
             *score = (*score * row.scale - row.log_sum).exp();
         }
         let Some(factors) = factors else {
-            for (score, dscore) in visible.iter().zip(dvisible) {
+            for (score, dscore) in scores.iter().zip(dscores) {
                 *dscore = *score * (*dscore - row.projection) * row.scale;
             }
             return;
         };
-        for ((score, dscore), &factor) in visible.iter_mut().zip(dvisible).zip(factors) {
+        for ((score, dscore), &factor) in scores.iter_mut().zip(dscores).zip(factors) {
             *dscore = *score * (*dscore * factor - row.projection) * row.scale;
             *score *= factor;
         }

@@ -1,30 +1,28 @@
 //! Rotary position embedding of packed rows, in place.
 //!
 //! Angles are computed in double precision and their sines and cosines rounded to the type of arithmetic,
-//! once per position; element `i` of a head is rotated with element `i + head_dim / 2`.
+//! once per position; of the elements of a head that rotate, `i` is rotated with the one half of them further.
 
 use crate::host::element::{Element, Float};
 use crate::host::raw::vectorized;
 use crate::host::workers::{Workers, task_rows};
+use crate::layer::Rope;
 use crate::op::AttentionDims;
 
 /// Rotates the query and key heads of every row; `backward` the other way.
-pub(super) fn rope<E: Element>(
+pub(super) fn rotate_heads<E: Element>(
     workers: &Workers,
     dims: AttentionDims,
-    inverse_frequencies: &[f32],
+    rope: &Rope,
     qkv: &mut [E],
     backward: bool,
 ) {
-    let half = dims.head_dim / 2;
-    let mut table = workers.scratch::<E::Acc>(dims.seq * 2 * half);
-    for (position, row) in table.chunks_exact_mut(2 * half).enumerate() {
-        let (cosines, sines) = row.split_at_mut(half);
-        for ((cosine, sine), &frequency) in cosines.iter_mut().zip(sines).zip(inverse_frequencies) {
-            // The product is rounded to single precision, as Hugging Face computes it.
-            let angle = f64::from(position as f32 * frequency);
-            *cosine = E::Acc::of(angle.cos());
-            *sine = E::Acc::of(if backward { -angle.sin() } else { angle.sin() });
+    let of_head = rope.rotary_dim();
+    let mut table = workers.scratch::<E::Acc>(dims.seq * of_head);
+    for (position, row) in table.chunks_exact_mut(of_head.max(1)).enumerate() {
+        for (index, (to, value)) in row.iter_mut().zip(rope.angles(position)).enumerate() {
+            let turns_back = backward && index >= of_head / 2;
+            *to = E::Acc::of(if turns_back { -value } else { value });
         }
     }
     let (width, table) = (dims.packed(), &*table);
@@ -33,16 +31,17 @@ pub(super) fn rope<E: Element>(
     workers.each(qkv.chunks_mut(rows * width).enumerate(), |(task, qkv)| {
         for (row, packed) in qkv.chunks_exact_mut(width).enumerate() {
             let position = (task * rows + row) % dims.seq;
-            rotate(dims.head_dim, &table[position * 2 * half..][..2 * half], &mut packed[..rotated]);
+            rotate(dims.head_dim, &table[position * of_head..][..of_head], &mut packed[..rotated]);
         }
     });
 }
 
 vectorized! {
     fn rotate<E: Element>(head_dim: usize, table: &[E::Acc], heads: &mut [E]) {
-        let (cosines, sines) = table.split_at(head_dim / 2);
+        let half = table.len() / 2;
+        let (cosines, sines) = table.split_at(half);
         for head in heads.chunks_exact_mut(head_dim) {
-            let (low, high) = head.split_at_mut(head_dim / 2);
+            let (low, high) = head.split_at_mut(half);
             for (((a, b), &cosine), &sine) in low.iter_mut().zip(high).zip(cosines).zip(sines) {
                 let (x, y) = (a.load(), b.load());
                 *a = E::store(x * cosine - y * sine);

@@ -14,6 +14,7 @@ use std::ops::Range;
 use fsdp_core::DType;
 use fsdp_core::memory::Slice;
 use fsdp_nn::backend::{AttentionDims, Dropout};
+use fsdp_nn::op::Scores;
 use tch::{Kind, Tensor};
 
 use crate::torch::error::{Done, Failure};
@@ -32,9 +33,15 @@ struct Block {
     samples: Range<usize>,
     /// Key heads, each with the query heads that read it.
     groups: Range<usize>,
-    /// Positions of queries, which see the keys before `rows.end`.
+    /// Positions of queries.
     rows: Range<usize>,
+    /// Positions of keys that one of them sees: up to the last query's own.
+    keys: Range<usize>,
 }
+
+/// The most positions of a block's queries where there is a window, unless that is wider: a block reads as many keys before
+/// its own as the window has.
+const WINDOW_ROWS: usize = 256;
 
 /// The ranges that steps of `step`, at least 1, cut `0 .. end` into.
 fn ranges(end: usize, step: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
@@ -52,24 +59,28 @@ fn arithmetic(operand: &Tensor) -> Result<Kind, Failure> {
     Ok(if operand.f_kind()? == Kind::Double { Kind::Double } else { Kind::Float })
 }
 
+/// Room for the gradients of a span's keys or values, of which one is that of a block's: (samples, groups, positions, elements).
+fn zeros(span: &Block, like: &Tensor) -> Result<Tensor, Failure> {
+    let mut sizes = like.size();
+    sizes[2] = int(span.keys.len());
+    Ok(Tensor::f_zeros(&sizes, (like.f_kind()?, like.device()))?)
+}
+
 /// The composition of one call. Operands and results are (batch, heads, positions, elements); statistics are (batch,
 /// heads, positions).
 pub(super) struct Composed<'a, D: TorchStorage> {
     torch: &'a Torch<D>,
     dims: AttentionDims,
+    scores: Scores,
     dropout: Option<Dropout<'a>>,
-    softcap: Option<f64>,
     /// The most scores of a block that has more than one position.
     scores_max: usize,
 }
 
 impl<'a, D: TorchStorage> Composed<'a, D> {
-    pub(super) fn new(torch: &'a Torch<D>, dims: AttentionDims, dropout: Option<Dropout<'a>>) -> Self {
-        Self { torch, dims, dropout, softcap: None, scores_max: SCORES_MAX }
-    }
-
-    pub(super) fn capped(self, softcap: Option<f64>) -> Self {
-        Self { softcap, ..self }
+    /// With dropout keys, one per sample, where anything is dropped.
+    pub(super) fn new(torch: &'a Torch<D>, dims: AttentionDims, (scores, keys): (Scores, &'a [u64])) -> Self {
+        Self { torch, dims, scores, dropout: scores.dropout(keys), scores_max: SCORES_MAX }
     }
 
     /// Writes the output and the log-sum-exp.
@@ -98,18 +109,21 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
         let lse = lse.f_unsqueeze(-1)?;
         for span in self.spans() {
             let mut sums: Option<[Tensor; 2]> = None;
-            // The last positions come first: what they read is all that others read.
+            // The last positions come first: what they read is all that others read, unless there is a window.
             for block in self.blocks(span.clone()).rev() {
                 let [for_q, for_k, for_v] = self.gradients(&block, qkv, [y, &lse, dy])?;
                 self.write(&block, &for_q, to_q)?;
-                match &sums {
-                    None => sums = Some([for_k, for_v]),
-                    Some([keys, values]) => {
-                        let read = 0..block.rows.end;
-                        part(keys, 2, &read)?.f_add_(&for_k).done()?;
-                        part(values, 2, &read)?.f_add_(&for_v).done()?;
-                    }
+                if sums.is_none() && block.keys == span.keys {
+                    sums = Some([for_k, for_v]);
+                    continue;
                 }
+                let [keys, values] = match &sums {
+                    Some(sums) => sums,
+                    None => sums.insert([zeros(&span, &for_k)?, zeros(&span, &for_v)?]),
+                };
+                let read = block.keys_in(&span);
+                part(keys, 2, &read)?.f_add_(&for_k).done()?;
+                part(values, 2, &read)?.f_add_(&for_v).done()?;
             }
             for (sum, to) in sums.iter().flatten().zip([to_k, to_v]) {
                 span.of_heads(to, 1)?.f_copy_(sum)?;
@@ -153,12 +167,16 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
     fn scores(&self, block: &Block, q: &Tensor, k: &Tensor) -> Result<Tensor, Failure> {
         let mut scores = self.queries(block, q)?.f_matmul(&self.keys(block, k)?.f_transpose(-2, -1)?)?;
         scores.f_mul_scalar_(self.scale()).done()?;
-        if let Some(cap) = self.softcap {
+        if let Some(cap) = self.scores.softcap {
             scores.f_mul_scalar_(1.0 / cap)?.f_tanh_()?.f_mul_scalar_(cap).done()?;
         }
-        let (rows, keys) = (int(block.rows.len()), int(block.rows.end));
-        let first_unseen = int(block.rows.start) + 1;
-        let unseen = Tensor::f_ones([rows, keys], (Kind::Bool, scores.device()))?.f_triu(first_unseen)?;
+        let (rows, keys) = (int(block.rows.len()), int(block.keys.len()));
+        let own = int(block.rows.start) - int(block.keys.start);
+        let all = Tensor::f_ones([rows, keys], (Kind::Bool, scores.device()))?;
+        let mut unseen = all.f_triu(own + 1)?;
+        if let Some(window) = self.scores.window {
+            unseen = unseen.f_logical_or(&all.f_tril(own - int(window))?)?;
+        }
         let mut by_head = scores.f_view([-1, rows, keys])?;
         by_head.f_masked_fill_(&unseen, f64::NEG_INFINITY).done()?;
         Ok(scores)
@@ -166,13 +184,13 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
 
     /// What gradients of capped scores are multiplied with; 0 for keys that a query does not see.
     fn slope_of_cap(&self, scores: &Tensor) -> Result<Option<Tensor>, Failure> {
-        let Some(cap) = self.softcap else { return Ok(None) };
+        let Some(cap) = self.scores.softcap else { return Ok(None) };
         let bent = scores.f_mul_scalar(1.0 / cap)?;
         Ok(Some(bent.f_square()?.f_neg()?.f_add_scalar(1.0)?.f_clamp_min(0.0)?))
     }
 
     fn scale(&self) -> f64 {
-        1.0 / (self.dims.head_dim as f64).sqrt()
+        self.scores.scale(self.dims.head_dim)
     }
 
     /// Query heads that read one key head.
@@ -191,14 +209,20 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
                 samples: samples.clone(),
                 groups,
                 rows: 0..seq,
+                keys: 0..seq,
             })
         })
     }
 
     /// The blocks of a span.
     fn blocks(&self, span: Block) -> impl DoubleEndedIterator<Item = Block> {
-        let rows = self.scores_max / (span.heads_len(self.group()) * self.row_len()).max(1);
-        ranges(span.rows.end, rows).map(move |rows| Block { rows, ..span.clone() })
+        let room = self.scores_max / (span.heads_len(self.group()) * self.row_len()).max(1);
+        let rows = self.scores.window.map_or(room, |window| room.min(window.max(WINDOW_ROWS)));
+        let scores = self.scores;
+        ranges(span.rows.end, rows).map(move |rows| {
+            let keys = scores.first_key(rows.start)..rows.end;
+            Block { rows, keys, ..span.clone() }
+        })
     }
 
     /// What a row of a block may have: as many scores as keys, or the elements of a query.
@@ -216,7 +240,7 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
 
     /// Keys or values that a block reads, in the type of arithmetic: (samples, groups, positions, elements).
     fn keys(&self, block: &Block, of_all: &Tensor) -> Result<Tensor, Failure> {
-        let seen = part(&block.of_heads(of_all, 1)?, 2, &(0..block.rows.end))?;
+        let seen = part(&block.of_heads(of_all, 1)?, 2, &block.keys)?;
         Ok(seen.f_to_kind(arithmetic(&seen)?)?)
     }
 
@@ -255,6 +279,11 @@ impl Block {
         part(&part(of_all, 0, &self.samples)?, 1, &heads)
     }
 
+    /// Its keys among those of a span.
+    fn keys_in(&self, span: &Block) -> Range<usize> {
+        self.keys.start - span.keys.start..self.keys.end - span.keys.start
+    }
+
     /// Query heads of all samples.
     fn heads_len(&self, group: usize) -> usize {
         self.samples.len() * self.groups.len() * group
@@ -279,10 +308,9 @@ impl<B: fsdp_core::memory::Buffer> Factors<B> {
     ) -> Result<(), Failure> {
         let rows = call.group() * block.rows.len();
         let sizes = [block.samples.len(), block.groups.len(), rows, call.dims.seq].map(int);
-        let read = 0..block.rows.end;
         let read_ones = match self {
-            Factors::Ours(buffer) => part(&*call.torch.view(Slice::whole(buffer), &sizes)?, 3, &read)?,
-            Factors::OfHost(all) => part(&all.f_view(sizes)?, 3, &read)?,
+            Factors::Ours(buffer) => part(&*call.torch.view(Slice::whole(buffer), &sizes)?, 3, &block.keys)?,
+            Factors::OfHost(all) => part(&all.f_view(sizes)?, 3, &block.keys)?,
         };
         values.f_mul_(&read_ones).done()?;
         Ok(())

@@ -26,8 +26,8 @@ fn composed(
     scores_max: usize,
     drops: bool,
 ) -> Composed<'_, HostMemory> {
-    let dropout = drops.then_some(Dropout { p: DROPPED, keys: &KEYS });
-    Composed { scores_max, ..Composed::new(torch, dims, dropout) }
+    let scores = Scores { dropout: if drops { DROPPED } else { 0.0 }, ..Scores::default() };
+    Composed { scores_max, ..Composed::new(torch, dims, (scores, &KEYS)) }
 }
 
 fn numbers(key: u64, dims: AttentionDims, heads: usize) -> Tensor {
@@ -83,7 +83,7 @@ fn blocks_have_every_query_once_and_keep_the_bound() {
     for scores_max in bounds(ODD) {
         let blocks = blocks(scores_max);
         let mut seen = Vec::new();
-        for Block { samples, groups, rows } in blocks.clone() {
+        for Block { samples, groups, rows, .. } in blocks.clone() {
             let scores = samples.len() * groups.len() * group * rows.len() * ODD.seq;
             assert!(scores <= scores_max || rows.len() == 1, "{scores} scores, at most {scores_max}");
             for sample in samples {
@@ -151,11 +151,11 @@ fn factors_of_blocks_are_those_of_whole_samples() {
         let call = composed(&torch, ODD, scores_max, true);
         for block in blocks(scores_max) {
             let of_block = part(&block.of_heads(&whole, heads / kv_heads).expect("a part"), 2, &block.rows);
-            let expected = part(&of_block.expect("a part"), 3, &(0..block.rows.end)).expect("a part");
+            let expected = part(&of_block.expect("a part"), 3, &block.keys).expect("a part");
             let sizes = [block.samples.len(), block.groups.len()].map(int);
             let rows = int(heads / kv_heads * block.rows.len());
             let mut got =
-                Tensor::ones([sizes[0], sizes[1], rows, int(block.rows.end)], (Kind::Double, Device::Cpu));
+                Tensor::ones([sizes[0], sizes[1], rows, int(block.keys.len())], (Kind::Double, Device::Cpu));
             let made = call.factors(&block, Kind::Double).expect("memory").expect("there is dropout");
             made.multiply(&call, &block, &mut got).expect("sizes that fit");
             assert!(got.view_as(&expected).equal(&expected), "{block:?}");
