@@ -27,6 +27,9 @@ mod average;
 // Bytes and calls against formulas.
 mod traffic;
 
+// Families of models, sharded and not.
+mod families;
+
 // More ranks than cores.
 mod many_ranks;
 

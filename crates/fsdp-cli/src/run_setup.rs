@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use fsdp_ckpt::model_files::ModelReader;
 use fsdp_ckpt::{is_url, objects};
-use fsdp_nn::hf::{HfConfig, HfFamily, HfModel};
+use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::Architecture;
 use fsdp_train::config::{Device, Init, Resolved};
 use fsdp_train::input_file::{self, CONFIG_BYTES_MAX};
@@ -81,23 +81,20 @@ impl RunSetup {
 
     /// What the FLOPs of a token depend on.
     pub(crate) fn flops(&self, parameters: usize) -> FlopModel {
-        let (layers, width) = match &self.model.family {
-            HfFamily::Llama(llama) => (llama.num_hidden_layers, llama.num_attention_heads * llama.head_dim),
-            HfFamily::Gpt2(gpt2) => (gpt2.n_layer, gpt2.n_embd),
-        };
+        let sizes = self.model.summary();
         FlopModel {
             parameter_count: parameters as u64,
-            layer_count: layers as u64,
-            attention_width: width as u64,
+            layer_count: sizes.layers as u64,
+            attention_width: (sizes.heads * sizes.head_dim) as u64,
             seq_len: self.config.data.seq_len as u64,
         }
     }
 
-    /// Rotary positions go on beyond what a Llama was made for, but it never saw them.
+    /// Rotary positions go on beyond what a model was made for, but it never saw them.
     fn position_warning(&self) -> Option<String> {
-        let HfFamily::Llama(llama) = &self.model.family else { return None };
-        let (seq_len, positions) = (self.config.data.seq_len, llama.max_position_embeddings);
-        (seq_len > positions).then(|| {
+        let sizes = self.model.summary();
+        let (seq_len, positions) = (self.config.data.seq_len, sizes.positions);
+        (seq_len > positions && !sizes.positions_are_learned).then(|| {
             format!(
                 "data.seq_len = {seq_len} is beyond the {positions} positions that the model was made for \
                  (max_position_embeddings)"

@@ -4,13 +4,12 @@
 //! weights, biases, dropouts, dtypes and every policy. Cut are layers, widths, sequences, batches and the
 //! numbers of replicas and ranks. What decides over correctness is kept, what decides over time is not.
 
-mod sizes;
 mod wrapping;
 
 use fsdp_core::model::ModelSpec;
 use fsdp_core::schedule::Reshard;
 use fsdp_core::wrap::WrapPolicy;
-use fsdp_nn::hf::{HfConfig, HfFamily};
+use fsdp_nn::hf::{HfConfig, Small};
 use fsdp_nn::model::Architecture;
 use fsdp_train::config::{Format, FqnPatterns, Init, OptimizerConfig, Resolved, TokenRef};
 
@@ -50,7 +49,7 @@ pub(crate) fn shrink(setup: &RunSetup, worlds: &[usize]) -> Result<Shrunk, CliEr
     let (before, after) = (setup.build()?, model.build()?);
     let (before, after) = (&before.description().spec, &after.description().spec);
     notes.push(format!("{} parameters to {}", params(before.elements()), params(after.elements())));
-    notes.push(format!("{} to {}", sizes::describe(&setup.model.family), sizes::describe(&model.family)));
+    notes.push(format!("{} to {}", setup.model.summary(), model.summary()));
     notes.push(format!(
         "sequences of {} tokens to {}, {} micro-batches of {} to {} of 1",
         setup.config.data.seq_len,
@@ -122,13 +121,7 @@ fn model(model: &HfConfig, config: &Resolved) -> HfConfig {
     let prefetch = config.fsdp.forward_prefetch.max(config.fsdp.backward_prefetch);
     // One unit more than are in memory at once.
     let layers = prefetch.saturating_add(2).min(LAYERS_MAX);
-    let vocab = vocabulary(config);
-    let mut model = model.clone();
-    model.family = match &model.family {
-        HfFamily::Llama(llama) => HfFamily::Llama(sizes::llama(llama, layers, vocab)),
-        HfFamily::Gpt2(gpt2) => HfFamily::Gpt2(sizes::gpt2(gpt2, layers, vocab, config.data.seq_len)),
-    };
-    model
+    model.shrink(Small { layers, vocab: vocabulary(config), seq_len: config.data.seq_len })
 }
 
 /// As many tokens as the data can have, if that is known without reading it.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`op`], [`backend`] | operations as values, each forward and backward; what runs them |
 //! | [`graph`] | a block as a graph of calls, and the lists of calls that run it |
-//! | [`layer`], [`model`] | layers, the trait of a model ([`model::Architecture`]), Llama, GPT-2, an MLP |
+//! | [`layer`], [`model`] | layers, the trait of a model ([`model::Architecture`]), decoders such as Llama, GPT-2, an MLP |
 //! | [`hf`] | Hugging Face `config.json` and names of tensors |
 //! | [`update`] | AdamW, SGD and Adafactor over shards |
 //! | [`random`] | numbers from keys and counters, for initial values and dropout |

@@ -8,7 +8,7 @@ use fsdp_ckpt::safetensors::TensorType;
 use fsdp_core::engine::Origin;
 use fsdp_core::model::{ModelSpec, ParamSpec};
 use fsdp_core::update::Piece;
-use fsdp_nn::Init;
+use fsdp_nn::{Init, hf};
 
 use crate::error::TrainError;
 
@@ -82,7 +82,7 @@ impl InitSource {
             .params
             .iter()
             .flat_map(|param| copies(param).map(move |name| (name, param.shape.as_slice())));
-        reader.check_tensors(expected, is_constant, TensorType::is_convertible)?;
+        reader.check_tensors(expected, hf::is_constant, TensorType::is_convertible)?;
         for param in &spec.params {
             for copy in copies(param).skip(1) {
                 check_equal(reader, param, [stored_name(reader, param), copy])?;
@@ -117,13 +117,8 @@ fn stored_name<'a>(reader: &ModelReader, param: &'a ParamSpec) -> &'a str {
     names(param).find(|name| reader.entry(name).is_ok()).unwrap_or(&param.fqn)
 }
 
-/// The names that a parameter may have in a checkpoint. Published GPT-2 files leave `transformer.` out.
+/// The names that a parameter may have in a checkpoint.
 pub(crate) fn names(param: &ParamSpec) -> impl Iterator<Item = &str> {
     let full = std::iter::once(&param.fqn).chain(&param.aliases).map(String::as_str);
-    full.flat_map(|name| [Some(name), name.strip_prefix("transformer.")]).flatten()
-}
-
-/// Whether a tensor is a causal mask or a rotary table that older versions of transformers saved.
-fn is_constant(name: &str) -> bool {
-    [".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"].iter().any(|end| name.ends_with(end))
+    full.flat_map(|name| [Some(name), hf::published_name(name)]).flatten()
 }

@@ -24,10 +24,10 @@ fn setup(model: &str, fsdp: &str, train: &str) -> RunSetup {
 fn an_8b_llama_becomes_small_and_keeps_its_proportions() {
     let large = setup(LLAMA_8B, "wrap = [\"LlamaDecoderLayer\"]", "");
     let small = shrink(&large, &[1, 2, 4]).unwrap();
-    let HfFamily::Llama(llama) = &small.setup.model.family else { panic!("it is still a Llama") };
-    assert_eq!((llama.num_attention_heads, llama.num_key_value_heads), (8, 2));
-    assert_eq!((llama.hidden_size, llama.intermediate_size), (32, 112));
-    assert_eq!((llama.num_hidden_layers, llama.vocab_size), (3, 256));
+    let llama = small.setup.model.summary();
+    assert_eq!((llama.heads, llama.kv_heads), (8, 2));
+    assert_eq!((llama.hidden, llama.inner), (32, 112));
+    assert_eq!((llama.layers, llama.vocab), (3, 256));
     let config = &small.setup.config;
     assert_eq!((config.data.seq_len, config.train.micro_batch_size), (32, 1));
     assert_eq!((config.train.global_batch_size, config.run.ranks), (8, 1));
@@ -69,8 +69,8 @@ fn smaller_groups_are_noted() {
 #[test]
 fn a_gpt2_gets_positions_for_the_short_sequences() {
     let small = shrink(&setup(GPT2, "", ""), &[2]).unwrap();
-    let HfFamily::Gpt2(gpt2) = &small.setup.model.family else { panic!("it is still a GPT-2") };
-    assert_eq!((gpt2.n_positions, gpt2.n_embd, gpt2.n_inner, gpt2.n_head), (32, 16, 64, 4));
+    let gpt2 = small.setup.model.summary();
+    assert_eq!((gpt2.positions, gpt2.hidden, gpt2.inner, gpt2.heads), (32, 16, 64, 4));
 }
 
 #[test]

@@ -148,9 +148,9 @@ fn a_config_key_that_changes_the_mathematics() {
 fn a_nested_key_is_named_with_its_object() {
     let before = "\"rms_norm_eps\"";
     let key = |key: &str| Sandbox::new().refused_model(before, &format!("{key}, {before}"));
-    insta::assert_snapshot!(key(r#""rope_scaling": { "type": "linear", "factor": 2.0 }"#), @r#"
-    error: model: config.json: `rope_scaling.type` = "linear" is not supported, only "default" (no
-    scaling of rotary positions)
+    insta::assert_snapshot!(key(r#""rope_scaling": { "type": "mrope", "factor": 2.0 }"#), @r#"
+    error: model: config.json: `rope_scaling.type` = "mrope" is not supported, only "default", "linear",
+    "dynamic", "llama3", "yarn" and "longrope"
     "#);
     insta::assert_snapshot!(key(r#""rope_parameters": { "rope_theta": -1.0 }"#), @r"
     error: model: config.json: `rope_parameters.rope_theta` = -1.0, but it must be a positive number
@@ -160,7 +160,8 @@ fn a_nested_key_is_named_with_its_object() {
 #[test]
 fn a_model_of_another_family() {
     insta::assert_snapshot!(Sandbox::new().refused_model("\"llama\"", "\"mamba\""), @r#"
-    error: model: config.json: `model_type` = "mamba" is not supported, only "llama" and "gpt2"
+    error: model: config.json: `model_type` = "mamba" is not supported; the most similar family that is:
+    "llama", all: "gpt2", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3" and "smollm3"
     "#);
 }
 

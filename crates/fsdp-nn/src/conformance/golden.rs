@@ -1,4 +1,4 @@
-//! Llama and GPT-2 against transformers on PyTorch: loss, logits, gradients and SGD (`tests/golden`).
+//! Models of all families against transformers on PyTorch: loss, logits, gradients and SGD (`tests/golden`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,11 +9,25 @@ use super::Subject;
 use super::models::{Outcome, Sample};
 use super::safetensors;
 use crate::backend::Backend;
-use crate::hf::{HfConfig, HfModel, TensorRole};
+use crate::hf::{HfConfig, HfModel};
 use crate::model::Batch;
 use crate::model::unsharded::Pass;
 
 pub(crate) const CASES: [&str; 4] = ["llama-gqa", "llama-tied", "llama-head-dim", "gpt2"];
+
+/// Families beside those, and ways to scale rotary positions: folders in `families`.
+const FAMILIES: [&str; 10] = [
+    "llama-dynamic",
+    "llama-linear",
+    "llama-llama3",
+    "llama-yarn",
+    "mistral",
+    "olmo2",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+];
 
 pub(crate) struct Case {
     pub(crate) subject: Sample<HfModel>,
@@ -27,11 +41,10 @@ impl Case {
         let model = config_of(&folder.join(config)).build().unwrap();
         let mut subject = Sample::new(model, dtype);
         for (tensor, values) in safetensors::read(&folder.join("model.safetensors")) {
-            let TensorRole::Param(id) = subject.architecture.tensor_role(&tensor) else {
-                panic!("{name} has no parameter {tensor}");
-            };
-            assert_eq!(values.len(), subject.values[id.0].len(), "{tensor}");
-            subject.values[id.0] = values;
+            let index = subject.spec.params.iter().position(|param| param.fqn == tensor);
+            let index = index.unwrap_or_else(|| panic!("{name} has no parameter {tensor}"));
+            assert_eq!(values.len(), subject.values[index].len(), "{tensor}");
+            subject.values[index] = values;
         }
         let expected = safetensors::read(&folder.join("expected.safetensors"));
         let batch = batch(&expected["ids"]);
@@ -75,8 +88,8 @@ fn mean(outcome: &Outcome) -> Vec<Vec<f64>> {
     outcome.gradients.iter().map(scale).collect()
 }
 
-/// Loss, logits, gradients and three steps of SGD of Llamas and a GPT-2 are PyTorch's, within bands of the largest value of
-/// each tensor.
+/// Loss, logits, gradients and three steps of SGD of models of all families are PyTorch's, within bands of the largest value
+/// of each tensor.
 ///
 /// # Panics
 /// When one is not, or `folder` has no such files.
@@ -86,6 +99,10 @@ pub fn golden_models<M: Backend>(subject: &Subject<'_, M>, folder: &Path) {
         double_precision(subject, folder, name);
         three_sgd_steps(subject, folder, name);
         half_precision(subject, folder, name);
+    }
+    for name in FAMILIES {
+        single_precision(subject, &folder.join("families"), name);
+        three_sgd_steps(subject, &folder.join("families"), name);
     }
 }
 

@@ -1,5 +1,7 @@
 //! A model whole on one memory, run micro-batch by micro-batch.
 
+use std::sync::Arc;
+
 use fsdp_core::DType;
 use fsdp_core::ExactSum;
 use fsdp_core::Queue;
@@ -13,8 +15,10 @@ use crate::backend::{AttentionDims, Backend};
 use crate::hf::HfModel;
 use crate::model::unsharded::{Pass, Whole, run};
 use crate::model::{
-    Architecture, Batch, Gpt2, Gpt2Config, Llama, LlamaConfig, Mlp, MlpConfig, ModelProgram, ProgramOptions,
+    Architecture, Batch, Decoder, DecoderConfig, Gpt2, Gpt2Config, LayerConfig, Mlp, MlpConfig, ModelProgram,
+    Names, ProgramOptions, QkNorm, RopeConfig, RopeScaling,
 };
+use crate::op::Function;
 
 /// A model with values.
 pub(crate) struct Sample<A> {
@@ -120,24 +124,62 @@ pub(crate) fn batch(samples: usize, seq: usize, vocab: usize) -> Batch {
 }
 
 /// A Llama with everything on.
-pub(crate) fn llama() -> LlamaConfig {
-    LlamaConfig {
+pub(crate) fn llama() -> DecoderConfig {
+    let rope = Some(Arc::new(RopeConfig { theta: 1000.0, partial: 1.0, scaling: RopeScaling::Default }));
+    DecoderConfig {
+        names: Names::LLAMA,
         vocab_size: 13,
         hidden_size: 12,
         intermediate_size: 10,
-        num_hidden_layers: 2,
         num_attention_heads: 4,
         num_key_value_heads: 2,
         head_dim: 6,
+        layers: vec![LayerConfig { rope, window: None }; 2],
+        qk_norm: None,
+        activation: Function::Silu,
         rms_norm_eps: 1e-5,
-        rope_theta: 1000.0,
         tie_word_embeddings: true,
-        attention_bias: true,
+        qkv_bias: true,
+        output_bias: true,
         mlp_bias: true,
         attention_dropout: 0.2,
+        residual_dropout: 0.0,
         initializer_range: 0.3,
         max_position_embeddings: 32,
     }
+}
+
+/// What families change of a Llama, two or three changes in each.
+pub(crate) fn relatives() -> [DecoderConfig; 3] {
+    let layers = |scaling, window| {
+        let rope = Some(Arc::new(RopeConfig { theta: 1000.0, partial: 0.67, scaling }));
+        vec![LayerConfig { rope, window }, LayerConfig { rope: None, window: None }]
+    };
+    let packed = Names { class: "Packed", qkv: &["qkv_proj"], gate_up: &["gate_up_proj"], ..Names::LLAMA };
+    let behind = Names {
+        class: "Behind",
+        before_attention: None,
+        after_attention: Some("post_attention_layernorm"),
+        before_mlp: None,
+        after_mlp: Some("post_feedforward_layernorm"),
+        ..Names::LLAMA
+    };
+    let longrope = RopeScaling::LongRope {
+        short: vec![1.0, 1.5],
+        long: vec![2.0, 3.0],
+        original: 4,
+        attention_factor: 1.2,
+    };
+    [
+        DecoderConfig { names: packed, layers: layers(longrope, Some(3)), residual_dropout: 0.1, ..llama() },
+        DecoderConfig { names: behind, qk_norm: Some(QkNorm::Rows), output_bias: false, ..llama() },
+        DecoderConfig {
+            qk_norm: Some(QkNorm::Heads),
+            layers: layers(RopeScaling::Linear { factor: 2.0 }, None),
+            activation: Function::Gelu,
+            ..llama()
+        },
+    ]
 }
 
 /// A GPT-2 with everything on.
@@ -163,9 +205,9 @@ pub(crate) fn mlp() -> MlpConfig {
     MlpConfig { vocab: 13, widths: vec![5, 7, 5], bias: true, tied: true, std: 0.5 }
 }
 
-/// One model of each kind, as any model.
+/// One model of each kind.
 pub(crate) fn hf_models() -> [HfModel; 2] {
-    [HfModel::Llama(Llama::new(&llama()).unwrap()), HfModel::Gpt2(Gpt2::new(&gpt2()).unwrap())]
+    [Arc::new(Decoder::new(&llama()).unwrap()), Arc::new(Gpt2::new(&gpt2()).unwrap())]
 }
 
 /// The MLP.

@@ -5,12 +5,12 @@ use fsdp_core::model::BlockId;
 use fsdp_core::{DType, Error};
 
 use super::Subject;
-use super::models::{Sample, batch, hf_models, small};
+use super::models::{Sample, batch, hf_models, relatives, small};
 use crate::backend::{Backend, IGNORED_TARGET};
 use crate::graph::{Builder, Tensor};
 use crate::layer::{Attention, Describe, Description, Embedding, Head, LayerNorm, Linear, RmsNorm, Rope};
-use crate::model::Architecture;
 use crate::model::unsharded::Pass;
+use crate::model::{Architecture, Decoder};
 use crate::op::Function;
 
 /// Compares some elements of every gradient.
@@ -36,7 +36,7 @@ fn check<M: Backend, A: Architecture + Clone>(subject: &Subject<'_, M>, mut samp
     }
 }
 
-/// Gradients of a Llama, a GPT-2, an MLP, a model that uses values several times and one that caps what it can are slopes of the loss, in double
+/// Gradients of a Llama and its relatives, a GPT-2, an MLP, a model that uses values several times and one that caps what it can are slopes of the loss, in double
 /// precision and with all dropouts.
 ///
 /// # Panics
@@ -44,6 +44,9 @@ fn check<M: Backend, A: Architecture + Clone>(subject: &Subject<'_, M>, mut samp
 pub fn gradients_of_models_are_slopes<M: Backend>(subject: &Subject<'_, M>) {
     for model in hf_models() {
         check(subject, Sample::new(model, DType::F64));
+    }
+    for relative in relatives() {
+        check(subject, Sample::new(Decoder::new(&relative).unwrap(), DType::F64));
     }
     check(subject, Sample::new(small(), DType::F64));
     check(subject, Sample::new(Odd::new(), DType::F64));

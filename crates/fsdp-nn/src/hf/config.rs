@@ -1,28 +1,24 @@
 //! A `config.json` as a whole.
 
+use std::sync::Arc;
+
 use fsdp_core::{DType, Error};
 use serde_json::{Map, Value};
 
 use super::error::ConfigError;
+use super::families::Family;
 use super::keys::Keys;
-use super::model::HfModel;
-use super::{gpt2, llama};
-use crate::model::{Gpt2, Gpt2Config, Llama, LlamaConfig};
+use super::sizes::{Sizes, Small, Summary};
+use crate::model::Architecture;
 
-/// The sizes of a model, by family.
-#[derive(Clone, Debug, PartialEq)]
-pub enum HfFamily {
-    /// `model_type` `llama`.
-    Llama(LlamaConfig),
-    /// `model_type` `gpt2`.
-    Gpt2(Gpt2Config),
-}
+/// A model of any family.
+pub type HfModel = Arc<dyn Architecture>;
 
 /// A parsed `config.json`, and the file as it was.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct HfConfig {
-    /// The sizes.
-    pub family: HfFamily,
+    family: &'static Family,
+    sizes: Arc<dyn Sizes>,
     original: Map<String, Value>,
 }
 
@@ -32,32 +28,19 @@ impl HfConfig {
     /// # Errors
     /// [`ConfigError`] that names the key.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
-        let json = |what: String| ConfigError::Json { what };
-        let value: Value = serde_json::from_str(text).map_err(|error| json(error.to_string()))?;
-        let Value::Object(original) = value else {
-            return Err(json("its outermost value is something else".into()));
-        };
-        let keys = Keys(&original);
-        let model_type = keys.get("model_type").ok_or(ConfigError::Missing { key: "model_type" })?;
-        keys.only_null("quantization_config")?;
-        keys.only_false("is_encoder_decoder")?;
-        keys.only("pruned_heads", "no pruned heads", |heads| heads.as_object().is_some_and(Map::is_empty))?;
-        keys.only("layer_types", "\"full_attention\" in every layer", is_full_attention)?;
-        let family = match model_type.as_str() {
-            Some("llama") => {
-                keys.only("architectures", "LlamaForCausalLM", |names| lists(names, "LlamaForCausalLM"))?;
-                HfFamily::Llama(llama::parse(keys)?)
-            }
-            Some("gpt2") => {
-                keys.only("architectures", "GPT2LMHeadModel", |names| lists(names, "GPT2LMHeadModel"))?;
-                HfFamily::Gpt2(gpt2::parse(keys)?)
-            }
-            _ => {
-                let (key, value) = ("model_type", model_type.to_string());
-                return Err(ConfigError::Unsupported { key, value, supported: "\"llama\" and \"gpt2\"" });
-            }
-        };
-        Ok(Self { family, original })
+        let original = object(text)?;
+        let (family, sizes) = read(Keys::new(&original, None))?;
+        Ok(Self { family, sizes, original })
+    }
+
+    /// The keys that the parser of a file's family asks for, and which values it takes where it refuses others.
+    #[cfg(test)]
+    pub(crate) fn asked(
+        text: &str,
+    ) -> Result<std::collections::BTreeMap<String, Option<String>>, ConfigError> {
+        let (original, asked) = (object(text)?, super::keys::Asked::default());
+        read(Keys::new(&original, Some(&asked)))?;
+        Ok(asked.into_inner())
     }
 
     /// Describes the model.
@@ -65,18 +48,22 @@ impl HfConfig {
     /// # Errors
     /// [`Error::Model`] when the description contradicts itself.
     pub fn build(&self) -> Result<HfModel, Error> {
-        Ok(match &self.family {
-            HfFamily::Llama(config) => HfModel::Llama(Llama::new(config)?),
-            HfFamily::Gpt2(config) => HfModel::Gpt2(Gpt2::new(config)?),
-        })
+        self.sizes.build()
     }
 
-    /// The sequence length that the model was made for (a hard limit for GPT-2).
-    pub fn positions(&self) -> usize {
-        match &self.family {
-            HfFamily::Llama(config) => config.max_position_embeddings,
-            HfFamily::Gpt2(config) => config.n_positions,
-        }
+    /// Its family.
+    pub fn family(&self) -> &'static Family {
+        self.family
+    }
+
+    /// Its sizes.
+    pub fn summary(&self) -> Summary {
+        self.sizes.summary()
+    }
+
+    /// A small model of the same kind ([`Sizes::shrink`]).
+    pub fn shrink(&self, to: Small) -> Self {
+        Self { sizes: self.sizes.shrink(to), ..self.clone() }
     }
 
     /// The text of a `config.json` to put beside exported weights of `dtype`: all keys of the original, the
@@ -95,11 +82,29 @@ impl HfConfig {
     }
 }
 
+fn object(text: &str) -> Result<Map<String, Value>, ConfigError> {
+    let json = |what: String| ConfigError::Json { what };
+    match serde_json::from_str(text).map_err(|error| json(error.to_string()))? {
+        Value::Object(object) => Ok(object),
+        _ => Err(json("its outermost value is something else".into())),
+    }
+}
+
+/// The family of a file, and what it makes of it.
+fn read(keys: Keys<'_>) -> Result<(&'static Family, Arc<dyn Sizes>), ConfigError> {
+    let missing = || ConfigError::Missing { key: keys.path("model_type") };
+    let family = Family::of(keys.get("model_type").ok_or_else(missing)?)?;
+    keys.only("architectures", &format!("a list with `{}`", family.class), |names| {
+        lists(names, family.class)
+    })?;
+    keys.only_null("quantization_config")?;
+    keys.only_false("is_encoder_decoder")?;
+    keys.only_false("add_cross_attention")?;
+    keys.only("pruned_heads", "no pruned heads", |heads| heads.as_object().is_some_and(Map::is_empty))?;
+    Ok((family, (family.parse)(keys)?))
+}
+
 /// Whether a list of strings has a member.
 fn lists(names: &Value, name: &str) -> bool {
     names.as_array().is_some_and(|names| names.iter().any(|each| each == name))
-}
-
-fn is_full_attention(types: &Value) -> bool {
-    types.as_array().is_some_and(|types| types.iter().all(|each| each == "full_attention"))
 }

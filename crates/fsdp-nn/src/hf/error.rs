@@ -14,13 +14,13 @@ pub enum ConfigError {
     #[error("config.json lacks `{key}`; take it from the file that the model was published with")]
     Missing {
         /// The key.
-        key: &'static str,
+        key: String,
     },
     /// A value of the wrong type or outside its range.
     #[error("config.json: `{key}` = {value}, but it must be {expected}")]
     Value {
         /// The key.
-        key: &'static str,
+        key: String,
         /// The rejected value, as JSON.
         value: String,
         /// What is allowed.
@@ -30,21 +30,32 @@ pub enum ConfigError {
     #[error("config.json: `{key}` = {value} is too large: at most {limit} is supported")]
     TooLarge {
         /// The key, or the product of two keys.
-        key: &'static str,
+        key: String,
         /// The rejected value, as JSON.
         value: String,
         /// The largest that is supported.
         limit: usize,
     },
+    /// A `model_type` that no family has.
+    #[error(
+        "config.json: `model_type` = {model_type} is not supported; the most similar family that is: \"{nearest}\", all: {}",
+        super::families::supported()
+    )]
+    Family {
+        /// The rejected value, as JSON.
+        model_type: String,
+        /// The family with the most similar name.
+        nearest: &'static str,
+    },
     /// A value that changes the mathematics in a way that is not supported.
     #[error("config.json: `{key}` = {value} is not supported, only {supported}")]
     Unsupported {
         /// The key.
-        key: &'static str,
+        key: String,
         /// The rejected value, as JSON.
         value: String,
         /// The values that are.
-        supported: &'static str,
+        supported: String,
     },
     /// Two sizes that do not fit each other.
     #[error(
@@ -52,11 +63,11 @@ pub enum ConfigError {
     )]
     Indivisible {
         /// Key of the dividend.
-        key: &'static str,
+        key: String,
         /// The dividend.
         value: usize,
         /// Key of the divisor.
-        divisor_key: &'static str,
+        divisor_key: String,
         /// The divisor.
         divisor: usize,
     },

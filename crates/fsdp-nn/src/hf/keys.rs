@@ -1,70 +1,121 @@
 //! Typed access to the keys of a `config.json`.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value};
 
 use super::error::ConfigError;
 
 /// The keys of a JSON object; `null` is the same as absent.
-///
-/// A key may be written as a path, which is what errors show: its last part is looked up.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Keys<'a>(pub(super) &'a Map<String, Value>);
+pub(super) struct Keys<'a> {
+    object: Option<&'a Map<String, Value>>,
+    /// The key that holds the object; `None` for the whole file.
+    inside: Option<&'static str>,
+    /// Where it is noted what is asked for, if anybody wants to know.
+    asked: Option<&'a Asked>,
+}
+
+/// The keys of a file that were asked for, and which values are taken where others are refused.
+pub(super) type Asked = RefCell<BTreeMap<String, Option<String>>>;
 
 impl<'a> Keys<'a> {
+    /// The keys of a file.
+    pub(super) fn new(object: &'a Map<String, Value>, asked: Option<&'a Asked>) -> Self {
+        Self { object: Some(object), inside: None, asked }
+    }
+
     /// The value of a key, or `None` when it is absent or `null`.
     pub(super) fn get(self, key: &str) -> Option<&'a Value> {
-        let name = key.rsplit_once('.').map_or(key, |(_, name)| name);
-        self.0.get(name).filter(|value| !value.is_null())
+        if let Some(asked) = self.asked {
+            asked.borrow_mut().entry(self.path(key)).or_default();
+        }
+        self.object?.get(key).filter(|value| !value.is_null())
     }
 
-    /// The value of the first of several spellings that is there.
-    fn any(self, spellings: &[&'static str]) -> Option<(&'static str, &'a Value)> {
-        spellings.iter().find_map(|&key| Some((key, self.get(key)?)))
+    /// Whether a key is there, if only as `null`.
+    pub(super) fn contains(self, key: &str) -> bool {
+        self.object.is_some_and(|object| object.contains_key(key))
     }
 
-    /// A size from 1 to `limit` under one of several spellings.
-    pub(super) fn size(self, spellings: &[&'static str], limit: usize) -> Result<Option<usize>, ConfigError> {
-        let Some((key, value)) = self.any(spellings) else { return Ok(None) };
+    /// A key as errors name it.
+    pub(super) fn path(self, key: &str) -> String {
+        self.inside.map_or(key.to_owned(), |outer| format!("{outer}.{key}"))
+    }
+
+    /// A key whose value is of the wrong type or outside its range.
+    pub(super) fn wrong(self, key: &str, expected: &'static str) -> ConfigError {
+        let value = self.get(key).map_or("null".to_owned(), Value::to_string);
+        ConfigError::Value { key: self.path(key), value, expected }
+    }
+
+    /// A key whose value changes the mathematics in a way that is not supported.
+    pub(super) fn unsupported(self, key: &str, supported: &str) -> ConfigError {
+        let value = self.get(key).map_or("null".to_owned(), Value::to_string);
+        ConfigError::Unsupported { key: self.path(key), value, supported: supported.to_owned() }
+    }
+
+    /// A size from 1 to `limit` under the first of several spellings that is there.
+    pub(super) fn size(self, spellings: &[&str], limit: usize) -> Result<Option<usize>, ConfigError> {
+        let found = spellings.iter().find_map(|&key| Some((key, self.get(key)?)));
+        let Some((key, value)) = found else { return Ok(None) };
         match value.as_u64() {
             Some(size) if size > limit as u64 => {
-                Err(ConfigError::TooLarge { key, value: value.to_string(), limit })
+                Err(ConfigError::TooLarge { key: self.path(key), value: value.to_string(), limit })
             }
             Some(size) if size > 0 => Ok(Some(size as usize)),
-            _ => Err(ConfigError::Value { key, value: value.to_string(), expected: "a positive integer" }),
+            _ => Err(self.wrong(key, "a positive integer")),
         }
     }
 
     /// As [`Keys::size`], but it must be there.
-    pub(super) fn required_size(
-        self,
-        spellings: &[&'static str],
-        limit: usize,
-    ) -> Result<usize, ConfigError> {
-        self.size(spellings, limit)?.ok_or(ConfigError::Missing { key: spellings[0] })
+    pub(super) fn required_size(self, spellings: &[&str], limit: usize) -> Result<usize, ConfigError> {
+        self.size(spellings, limit)?.ok_or_else(|| ConfigError::Missing { key: self.path(spellings[0]) })
     }
 
-    /// A number that `accepts` accepts.
+    /// A number that `accepts` accepts, if it is there.
+    pub(super) fn optional_number(
+        self,
+        key: &str,
+        expected: &'static str,
+        accepts: impl Fn(f64) -> bool,
+    ) -> Result<Option<f64>, ConfigError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let number = value.as_f64().filter(|&number| accepts(number));
+        number.map(Some).ok_or_else(|| self.wrong(key, expected))
+    }
+
+    /// As [`Keys::optional_number`], with a value that absence stands for.
     pub(super) fn number(
         self,
-        key: &'static str,
+        key: &str,
         default: f64,
         expected: &'static str,
         accepts: impl Fn(f64) -> bool,
     ) -> Result<f64, ConfigError> {
-        let Some(value) = self.get(key) else { return Ok(default) };
-        match value.as_f64() {
-            Some(number) if accepts(number) => Ok(number),
-            _ => Err(ConfigError::Value { key, value: value.to_string(), expected }),
-        }
+        Ok(self.optional_number(key, expected, accepts)?.unwrap_or(default))
     }
 
     /// A positive number.
-    pub(super) fn positive(self, key: &'static str, default: f64) -> Result<f64, ConfigError> {
+    pub(super) fn positive(self, key: &str, default: f64) -> Result<f64, ConfigError> {
         self.number(key, default, "a positive number", |number| number > 0.0)
     }
 
+    /// A list of so many positive numbers.
+    pub(super) fn positive_numbers(self, key: &str, count: usize) -> Result<Vec<f64>, ConfigError> {
+        let list = self.get(key).ok_or_else(|| ConfigError::Missing { key: self.path(key) })?;
+        let list = list.as_array().filter(|list| list.len() == count);
+        let numbers = list.and_then(|list| {
+            list.iter().map(|number| number.as_f64().filter(|&number| number > 0.0)).collect()
+        });
+        numbers.ok_or_else(|| {
+            self.wrong(key, "a list of one positive number for each pair of elements that rotates")
+        })
+    }
+
     /// A probability of dropping something.
-    pub(super) fn probability(self, key: &'static str, default: f64) -> Result<f64, ConfigError> {
+    pub(super) fn probability(self, key: &str, default: f64) -> Result<f64, ConfigError> {
         self.number(key, default, "at least 0 and below 1", |p| (0.0..1.0).contains(&p))
     }
 
@@ -74,52 +125,73 @@ impl<'a> Keys<'a> {
     }
 
     /// A truth value.
-    pub(super) fn flag(self, key: &'static str, default: bool) -> Result<bool, ConfigError> {
+    pub(super) fn flag(self, key: &str, default: bool) -> Result<bool, ConfigError> {
         let Some(value) = self.get(key) else { return Ok(default) };
-        let wrong = || ConfigError::Value { key, value: value.to_string(), expected: "true or false" };
-        value.as_bool().ok_or_else(wrong)
+        value.as_bool().ok_or_else(|| self.wrong(key, "true or false"))
+    }
+
+    /// A text.
+    pub(super) fn text(self, key: &str) -> Result<Option<&'a str>, ConfigError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_str().map(Some).ok_or_else(|| self.wrong(key, "a text"))
     }
 
     /// Rejects a key whose value is there and none of `accepts`.
     pub(super) fn only(
         self,
-        key: &'static str,
-        supported: &'static str,
+        key: &str,
+        supported: &str,
         accepts: impl Fn(&Value) -> bool,
     ) -> Result<(), ConfigError> {
-        match self.get(key) {
-            Some(value) if !accepts(value) => {
-                Err(ConfigError::Unsupported { key, value: value.to_string(), supported })
-            }
+        let value = self.get(key);
+        if let Some(asked) = self.asked {
+            asked.borrow_mut().insert(self.path(key), Some(supported.to_owned()));
+        }
+        match value {
+            Some(value) if !accepts(value) => Err(self.unsupported(key, supported)),
             _ => Ok(()),
         }
     }
 
     /// Rejects a key unless its value is absent, `null` or `false`.
-    pub(super) fn only_false(self, key: &'static str) -> Result<(), ConfigError> {
+    pub(super) fn only_false(self, key: &str) -> Result<(), ConfigError> {
         self.only(key, "false", |value| value == &Value::Bool(false))
     }
 
     /// Rejects a key unless it is absent or `null`.
-    pub(super) fn only_null(self, key: &'static str) -> Result<(), ConfigError> {
+    pub(super) fn only_null(self, key: &str) -> Result<(), ConfigError> {
         self.only(key, "null", |_| false)
     }
 
-    /// The object under a key.
+    /// Rejects keys of an object that are none of `known`.
+    pub(super) fn only_known(self, known: &[&str]) -> Result<(), ConfigError> {
+        let mut keys = self.object.into_iter().flatten().filter(|(_, value)| !value.is_null());
+        match keys.find(|(key, _)| !known.contains(&key.as_str())) {
+            Some((key, _)) => Err(self.unsupported(key, "null")),
+            None => Ok(()),
+        }
+    }
+
+    /// The object under a key; none where that is absent or empty.
     pub(super) fn object(self, key: &'static str) -> Result<Option<Keys<'a>>, ConfigError> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        let wrong = || ConfigError::Value { key, value: value.to_string(), expected: "an object" };
-        value.as_object().map(|map| Some(Keys(map))).ok_or_else(wrong)
+        let object = value.as_object().ok_or_else(|| self.wrong(key, "an object"))?;
+        Ok((!object.is_empty()).then_some(Keys { object: Some(object), inside: Some(key), ..self }))
+    }
+
+    /// An object without keys that stands for one that is absent.
+    pub(super) fn absent(self, key: &'static str) -> Keys<'a> {
+        Keys { object: None, inside: Some(key), ..self }
     }
 }
 
 /// Checks that one size divides another.
 pub(super) fn divides(
-    (key, value): (&'static str, usize),
-    (divisor_key, divisor): (&'static str, usize),
+    (key, value): (&str, usize),
+    (divisor_key, divisor): (&str, usize),
 ) -> Result<(), ConfigError> {
     if value.is_multiple_of(divisor) {
         return Ok(());
     }
-    Err(ConfigError::Indivisible { key, value, divisor_key, divisor })
+    Err(ConfigError::Indivisible { key: key.to_owned(), value, divisor_key: divisor_key.to_owned(), divisor })
 }

@@ -7,14 +7,12 @@
 
 mod config;
 mod error;
-mod gpt2;
+mod families;
 mod keys;
 mod limits;
-mod llama;
-mod model;
-mod names;
+mod sizes;
 
-pub use config::{HfConfig, HfFamily};
+pub use config::{HfConfig, HfModel};
 pub use error::ConfigError;
-pub use model::HfModel;
-pub use names::TensorRole;
+pub use families::{FAMILIES, Family, is_constant, published_name};
+pub use sizes::{Sizes, Small, Summary};

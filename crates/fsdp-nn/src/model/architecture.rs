@@ -1,5 +1,8 @@
 //! The trait that a model implements.
 
+use std::fmt;
+use std::sync::Arc;
+
 use fsdp_core::Error;
 use fsdp_core::model::BlockId;
 
@@ -107,4 +110,36 @@ pub trait Architecture: Send + Sync + 'static {
     /// # Errors
     /// Those of the operations.
     fn last(&self, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error>;
+}
+
+impl fmt::Debug for dyn Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.description().spec.modules[0].class)
+    }
+}
+
+impl<A: Architecture + ?Sized> Architecture for Arc<A> {
+    fn description(&self) -> &Description {
+        (**self).description()
+    }
+
+    fn head(&self) -> Head {
+        (**self).head()
+    }
+
+    fn positions_max(&self) -> Option<usize> {
+        (**self).positions_max()
+    }
+
+    fn first(&self, b: &mut Builder<'_>) -> Result<Tensor, Error> {
+        (**self).first(b)
+    }
+
+    fn middle(&self, block: BlockId, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
+        (**self).middle(block, b, x)
+    }
+
+    fn last(&self, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
+        (**self).last(b, x)
+    }
 }

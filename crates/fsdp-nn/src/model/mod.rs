@@ -3,9 +3,9 @@
 mod architecture;
 mod batch;
 mod blocks;
+mod decoder;
 mod gpt2;
 mod kinds;
-mod llama;
 mod mlp;
 mod program;
 pub mod unsharded;
@@ -14,10 +14,10 @@ pub use architecture::Architecture;
 pub use batch::Batch;
 pub(crate) use batch::TOKEN_BYTES;
 pub(crate) use blocks::Blocks;
+pub use decoder::{Decoder, DecoderConfig, LayerConfig, Names, QkNorm, RopeConfig, RopeScaling, Yarn};
 pub use gpt2::{Gpt2, Gpt2Config};
 #[cfg(test)]
 pub(crate) use kinds::Kinds;
 pub(crate) use kinds::Shape;
-pub use llama::{Llama, LlamaConfig};
 pub use mlp::{Mlp, MlpConfig};
 pub use program::{ModelProgram, ProgramOptions};

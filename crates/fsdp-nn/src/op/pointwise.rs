@@ -83,29 +83,64 @@ impl Pointwise {
                 let Some(gradient) = b.gradients[output].take() else { return };
                 node.reads().for_each(|input| b.put(input, gradient));
             }
-            // The columns of the output's gradient that are an input's.
-            Pointwise::CopyColumns { .. } => {
-                let Some(gradient) = b.take(output) else { return };
-                for call in &node.calls {
-                    let Op::Pointwise(Pointwise::CopyColumns { rows, columns, from, to }) = call.op else {
-                        continue;
-                    };
-                    let (Some(input), Operand::Local { offset, len, .. }) =
-                        (call.reads[0].local(), call.writes[0].0)
-                    else {
-                        continue;
-                    };
-                    let Some(place) = b.overwrite(input) else { continue };
-                    let op = Op::Pointwise(Pointwise::CopyColumns { rows, columns, from: to, to: from });
-                    let dy = Operand::Local { id: gradient, offset, len };
-                    b.draft.call(op, vec![dy], vec![(b.draft.whole(place), false)]);
-                    b.put(input, place);
-                }
-            }
+            Pointwise::CopyColumns { .. } if is_split(node) => derive_split(b, node),
+            Pointwise::CopyColumns { .. } => derive_concat(b, node, output),
             Pointwise::Dropout { .. } => b.in_place(node, output, node.op().clone()),
             _ => unreachable!("{} is no operation of forward", self.describe().name),
         }
     }
+}
+
+/// Whether copies of columns take one value apart, rather than putting several together.
+fn is_split(node: &Node) -> bool {
+    let mut writes = node.writes();
+    let first = writes.next();
+    writes.any(|other| Some(other) != first)
+}
+
+/// Gives every input the columns of the output's gradient that are its own.
+fn derive_concat(b: &mut Backward<'_>, node: &Node, output: usize) {
+    let Some(gradient) = b.take(output) else { return };
+    for call in &node.calls {
+        let Op::Pointwise(Pointwise::CopyColumns { rows, columns, from, to }) = call.op else {
+            continue;
+        };
+        let (Some(input), Operand::Local { offset, len, .. }) = (call.reads[0].local(), call.writes[0].0)
+        else {
+            continue;
+        };
+        let Some(place) = b.overwrite(input) else { continue };
+        let op = Op::Pointwise(Pointwise::CopyColumns { rows, columns, from: to, to: from });
+        let dy = Operand::Local { id: gradient, offset, len };
+        b.draft.call(op, vec![dy], vec![(b.draft.whole(place), false)]);
+        b.put(input, place);
+    }
+}
+
+/// Puts the gradients of all outputs side by side.
+fn derive_split(b: &mut Backward<'_>, node: &Node) {
+    let outputs: Vec<usize> = node.writes().collect();
+    let gradients: Vec<Option<usize>> = outputs.into_iter().map(|output| b.take(output)).collect();
+    if gradients.iter().all(Option::is_none) {
+        return;
+    }
+    let input = node.main().reads[0].local().expect("a value is split");
+    let Some(place) = b.overwrite(input) else { return };
+    for (call, gradient) in node.calls.iter().zip(gradients) {
+        let gradient = gradient.expect("the block uses every part of a value that it splits");
+        let (
+            Op::Pointwise(Pointwise::CopyColumns { rows, columns, from, to }),
+            Operand::Local { offset, len, .. },
+        ) = (&call.op, call.reads[0])
+        else {
+            continue;
+        };
+        let op =
+            Op::Pointwise(Pointwise::CopyColumns { rows: *rows, columns: *columns, from: *to, to: *from });
+        let dx = Operand::Local { id: place, offset, len };
+        b.draft.call(op, vec![b.draft.whole(gradient)], vec![(dx, false)]);
+    }
+    b.put(input, place);
 }
 
 impl Builder<'_> {
@@ -136,6 +171,24 @@ impl Builder<'_> {
         }
         self.node(calls, None);
         y
+    }
+
+    /// The two halves of every row (gate and up, of one linear map). Both must be used.
+    ///
+    /// # Errors
+    /// Rows of an odd width.
+    pub fn halves(&mut self, x: Tensor) -> Result<[Tensor; 2], Error> {
+        let (rows, from, columns) = (self.row_count(), x.width(), x.width() / 2);
+        self.check("halves", x, 2 * columns)?;
+        let outputs = [self.rows(columns), self.rows(columns)];
+        let copy = |(part, y): (usize, &Tensor)| {
+            let op = Op::Pointwise(Pointwise::CopyColumns { rows, columns, from, to: columns });
+            let read = x.columns(part * columns, rows.saturating_sub(1) * from + columns);
+            Call::new(op, vec![read], [(self.whole(*y), false)])
+        };
+        let calls = outputs.iter().enumerate().map(copy).collect();
+        self.node(calls, None);
+        Ok(outputs)
     }
 
     /// Drops elements with probability `p` in training.

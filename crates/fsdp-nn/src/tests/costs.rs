@@ -7,7 +7,7 @@ use crate::backend::HeadChunks;
 use crate::footprint::RunShape;
 use crate::listing::listings;
 use crate::model::unsharded::{Pass, calls};
-use crate::model::{Architecture, Gpt2, Gpt2Config, Kinds, Llama, LlamaConfig};
+use crate::model::{Architecture, Decoder, DecoderConfig, Gpt2, Gpt2Config, Kinds};
 use crate::op::{
     Attention, AttentionDims, Cost, Head, HeadDims, Linear, LinearDims, Lookup, Norm, Op, Orientation,
     Pointwise, Scores,
@@ -125,10 +125,10 @@ fn multiplied(architecture: &impl Architecture, tables: &[&str]) -> u64 {
 fn a_step_of_a_model_costs_what_closed_forms_say() {
     let tokens = 2 * 7;
     let attention = |layers: u64, width: u64| tokens * 14 * layers * width * (7 + 1) / 2;
-    let tied = Llama::new(&llama()).unwrap();
+    let tied = Decoder::new(&llama()).unwrap();
     let expected = 6 * multiplied(&tied, &[]) * tokens + attention(2, 24);
     assert_eq!(step(&tied, &[], Pass::Train), expected);
-    let untied = Llama::new(&LlamaConfig { tie_word_embeddings: false, ..llama() }).unwrap();
+    let untied = Decoder::new(&DecoderConfig { tie_word_embeddings: false, ..llama() }).unwrap();
     let n = multiplied(&untied, &["model.embed_tokens.weight"]);
     assert_eq!(step(&untied, &[], Pass::Train), 6 * n * tokens + attention(2, 24));
     let gpt2 = Gpt2::new(&gpt2()).unwrap();
@@ -138,7 +138,7 @@ fn a_step_of_a_model_costs_what_closed_forms_say() {
 
 #[test]
 fn recomputation_costs_what_it_computes_again() {
-    let model = Llama::new(&llama()).unwrap();
+    let model = Decoder::new(&llama()).unwrap();
     let plain = step(&model, &[], Pass::Train);
     // Outputs of products are kept.
     assert_eq!(step(&model, &[], Pass::TrainKeepingProducts), plain);
@@ -151,7 +151,7 @@ fn recomputation_costs_what_it_computes_again() {
 
 #[test]
 fn frozen_parameters_cost_no_gradient() {
-    let model = Llama::new(&LlamaConfig { tie_word_embeddings: false, ..llama() }).unwrap();
+    let model = Decoder::new(&DecoderConfig { tie_word_embeddings: false, ..llama() }).unwrap();
     let frozen = step(&model, &["embed", "norm", "proj"], Pass::Train);
     // Forward of everything, and of the head its three products.
     let (tokens, head) = (14, 13 * 12);

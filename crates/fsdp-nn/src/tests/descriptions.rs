@@ -6,7 +6,7 @@ use fsdp_core::wrap::{WrapPolicy, units};
 
 use super::harness::{gpt2, hf_models, llama, small};
 use crate::init::Init;
-use crate::model::{Architecture, Gpt2, Llama, LlamaConfig, Mlp, MlpConfig};
+use crate::model::{Architecture, Decoder, DecoderConfig, Gpt2, Mlp, MlpConfig};
 
 fn unit_names(spec: &ModelSpec, class: &str) -> Vec<String> {
     let units = units(spec, &WrapPolicy::Classes(vec![class.into()])).unwrap();
@@ -32,7 +32,7 @@ fn splitting_a_tied_embedding_from_the_head_is_an_error() {
         let error = units(&model.description().spec, &policy).unwrap_err();
         assert!(matches!(error, Error::TiedAcrossUnits { alias, .. } if alias == "lm_head.weight"));
     }
-    let untied = Llama::new(&LlamaConfig { tie_word_embeddings: false, ..llama() }).unwrap();
+    let untied = Decoder::new(&DecoderConfig { tie_word_embeddings: false, ..llama() }).unwrap();
     assert_eq!(unit_names(&untied.description().spec, "Embedding"), ["(root)", "model.embed_tokens"]);
 }
 

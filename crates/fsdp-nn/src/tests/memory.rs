@@ -10,7 +10,7 @@ use super::harness::{Subject, batch, freeze, gpt2, hf_models, host, llama, small
 use crate::backend::HeadChunks;
 use crate::footprint::{Footprints, RunShape, difference, footprints};
 use crate::model::unsharded::{BlockCall, Pass, Whole, calls, run};
-use crate::model::{Architecture, Gpt2, Llama, ModelProgram, ProgramOptions};
+use crate::model::{Architecture, Decoder, Gpt2, ModelProgram, ProgramOptions};
 
 const PASSES: [Pass; 4] = [Pass::Train, Pass::TrainRecomputing, Pass::TrainKeepingProducts, Pass::Evaluate];
 
@@ -158,7 +158,7 @@ fn footprint<A: Architecture + Clone>(
 
 #[test]
 fn frozen_layers_keep_nothing() {
-    let llama = Llama::new(&crate::model::LlamaConfig { tie_word_embeddings: false, ..llama() }).unwrap();
+    let llama = Decoder::new(&crate::model::DecoderConfig { tie_word_embeddings: false, ..llama() }).unwrap();
     let mut spec = llama.description().spec.clone();
     freeze(&mut spec, &["model.embed", "model.layers.0."]);
     for pass in [Pass::Train, Pass::TrainRecomputing, Pass::TrainKeepingProducts] {
@@ -187,7 +187,7 @@ fn checkpointed_layers_keep_only_their_input() {
 /// The table in the documentation of graphs, in bytes.
 #[test]
 fn blocks_of_a_llama_keep_what_is_documented() {
-    let model = Llama::new(&llama()).unwrap();
+    let model = Decoder::new(&llama()).unwrap();
     let of = |pass, call| footprint(&model, &model.description().spec, DType::Bf16, pass, call);
     let (hidden, inner, heads) = (12, 10, 4);
     let packed = (4 + 2 * 2) * 6;

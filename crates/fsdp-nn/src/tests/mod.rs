@@ -5,6 +5,7 @@ mod descriptions;
 mod errors;
 mod harness;
 mod memory;
+mod models_page;
 mod modes;
 mod names;
 mod operands;

@@ -4,7 +4,7 @@ use fsdp_core::DType;
 
 use super::harness::{Subject, batch, freeze, gpt2, hf_models, llama, small};
 use crate::model::unsharded::Pass;
-use crate::model::{Architecture, Batch, Gpt2, Gpt2Config, Llama, LlamaConfig};
+use crate::model::{Architecture, Batch, Decoder, DecoderConfig, Gpt2, Gpt2Config};
 
 fn recomputing_changes_nothing_of<A: Architecture + Clone>(architecture: &A) {
     for dtype in [DType::F32, DType::F64, DType::Bf16] {
@@ -85,7 +85,7 @@ fn dropout_depends_on_step_and_sample_alone() {
 
 #[test]
 fn ignored_targets_count_for_nothing() {
-    let subject = Subject::new(Llama::new(&llama()).unwrap(), DType::F32);
+    let subject = Subject::new(Decoder::new(&llama()).unwrap(), DType::F32);
     let mut batch = batch(2, 7, 13);
     batch.targets.fill(crate::backend::IGNORED_TARGET);
     let outcome = subject.run(&batch, Pass::Train);
@@ -95,14 +95,15 @@ fn ignored_targets_count_for_nothing() {
 
 #[test]
 fn untied_and_biasless_models_run() {
-    let config = LlamaConfig {
+    let config = DecoderConfig {
         tie_word_embeddings: false,
-        attention_bias: false,
+        qkv_bias: false,
+        output_bias: false,
         mlp_bias: false,
         num_key_value_heads: 4,
         ..llama()
     };
-    let llama = Llama::new(&config).unwrap();
+    let llama = Decoder::new(&config).unwrap();
     assert!(llama.description().spec.params.iter().any(|param| param.fqn == "lm_head.weight"));
     recomputing_changes_nothing_of(&llama);
     let gpt2 = Gpt2::new(&Gpt2Config { tie_word_embeddings: false, ..gpt2() }).unwrap();

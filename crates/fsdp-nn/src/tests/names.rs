@@ -6,7 +6,7 @@ use fsdp_core::DType;
 
 use crate::conformance::golden::{CASES, Case};
 use crate::conformance::host;
-use crate::hf::TensorRole;
+use crate::hf::{FAMILIES, is_constant, published_name};
 use crate::model::Architecture;
 
 fn golden() -> PathBuf {
@@ -24,14 +24,16 @@ fn both_spellings_of_a_configuration_are_the_same_model() {
 }
 
 #[test]
-fn published_gpt2_names_are_known() {
-    let case = Case::load(&golden(), "gpt2", "config.json", DType::F32);
-    let model = &case.subject.architecture;
-    let TensorRole::Param(id) = model.tensor_role("h.1.attn.c_attn.weight") else {
-        panic!("names without `transformer.` are parameters")
-    };
-    assert_eq!(case.subject.spec.param(id).fqn, "transformer.h.1.attn.c_attn.weight");
-    assert!(matches!(model.tensor_role("lm_head.weight"), TensorRole::Alias(_)));
-    assert_eq!(model.tensor_role("h.0.attn.bias"), TensorRole::Constant);
-    assert_eq!(model.tensor_role("h.0.attn.c_attn"), TensorRole::Unknown);
+fn published_gpt2_names_and_constants_of_older_versions_are_known() {
+    assert_eq!(published_name("transformer.h.1.attn.c_attn.weight"), Some("h.1.attn.c_attn.weight"));
+    assert_eq!(published_name("model.norm.weight"), None);
+    assert!(is_constant("h.0.attn.bias"));
+    assert!(is_constant("model.layers.0.self_attn.rotary_emb.inv_freq"));
+    assert!(!is_constant("h.0.attn.c_attn.bias"));
+}
+
+#[test]
+fn names_of_families_are_unlike_each_other_and_sorted() {
+    let names: Vec<&str> = FAMILIES.iter().map(|family| family.model_type).collect();
+    assert!(names.is_sorted_by(|one, other| one < other), "{names:?}");
 }

@@ -14,7 +14,7 @@ use crate::backend::HeadChunks;
 use crate::footprint::RunShape;
 use crate::graph::{self, Counting, Decl, Runner};
 use crate::model::unsharded::{BlockCall, Pass, calls};
-use crate::model::{Architecture, Blocks, Gpt2, Gpt2Config, Llama};
+use crate::model::{Architecture, Blocks, Decoder, Gpt2, Gpt2Config};
 use crate::op::{Attention, Linear, Op};
 
 const CHECKPOINTING: [Pass; 2] = [Pass::TrainRecomputing, Pass::TrainKeepingProducts];
@@ -89,7 +89,7 @@ fn a_recomputation_makes_no_product_that_was_kept_or_that_nothing_reads() {
     // Two layers of a linear map for queries, keys and values, one behind attention, two in the MLP; and attention.
     assert_eq!(products(&Gpt2::new(&gpt2()).unwrap(), &[]), [[10, 8], [10, 0]]);
     // The same with maps of their own for queries, keys, values and gates.
-    assert_eq!(products(&Llama::new(&llama()).unwrap(), &[]), [[16, 14], [16, 0]]);
+    assert_eq!(products(&Decoder::new(&llama()).unwrap(), &[]), [[16, 14], [16, 0]]);
     // What a layer ends with reads the linear map.
     assert_eq!(products(&small(), &[]), [[2, 2], [2, 0]]);
     // Below the first trained layer nothing is recomputed.
@@ -110,7 +110,7 @@ fn selective_checkpointing_keeps_what_recording_keeps_but_for_statistics_of_norm
                 (kept - rows * 12 * value) / rows
             })
         };
-        let model = Llama::new(&llama()).unwrap();
+        let model = Decoder::new(&llama()).unwrap();
         let (hidden, inner, packed, mixed, heads) = (12, 10, 48, 24, 4);
         let products = value * (packed + mixed + hidden + 2 * inner) + statistic * heads;
         let [none, selective, full] = kept(&|pass| observe(&model, &[], pass, dtype));

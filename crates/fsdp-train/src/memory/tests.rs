@@ -5,7 +5,7 @@ use fsdp_comm::launch::Launcher;
 use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::engine::ProgramOrder;
 use fsdp_core::{Error, FailureKind};
-use fsdp_nn::model::{Llama, LlamaConfig};
+use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
 
 use super::*;
@@ -13,7 +13,7 @@ use crate::config::Resolved;
 use crate::{InitSource, RankTrainer};
 
 /// A Llama of bytes.
-fn job(dir: &Path, ranks: usize, overrides: &[&str]) -> Job<Llama> {
+fn job(dir: &Path, ranks: usize, overrides: &[&str]) -> Job<HfModel> {
     let data = dir.join("data.txt");
     std::fs::write(&data, "what fits is not refused. ".repeat(100)).unwrap();
     let text = format!(
@@ -22,25 +22,11 @@ fn job(dir: &Path, ranks: usize, overrides: &[&str]) -> Job<Llama> {
          fsdp = {{ wrap = ['LlamaDecoderLayer'] }}\nrun = {{ ranks = {ranks}, out_dir = 'unused', threads = 2 }}",
         data.display()
     );
-    let sizes = LlamaConfig {
-        vocab_size: 256,
-        hidden_size: 64,
-        intermediate_size: 128,
-        num_hidden_layers: 3,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        head_dim: 16,
-        rms_norm_eps: 1e-5,
-        rope_theta: 1e4,
-        tie_word_embeddings: true,
-        attention_bias: false,
-        mlp_bias: false,
-        attention_dropout: 0.0,
-        initializer_range: 0.02,
-        max_position_embeddings: 64,
-    };
+    let model = r#"{"model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": true}"#;
     let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
-    let model = Llama::new(&sizes).unwrap();
+    let model = HfConfig::parse(model).unwrap().build().unwrap();
     let init = InitSource::Random { seed: 0, init: Arc::new(model.description().init.clone()) };
     Job::new(Resolved::parse(&text, "test", &overrides).unwrap().config, model, init).unwrap()
 }
@@ -55,7 +41,7 @@ fn left(bytes: u64) -> Option<Available> {
 }
 
 /// Bytes of the storage of all buffers together, after two steps.
-fn held(job: &Job<Llama>, storage: Storage) -> u64 {
+fn held(job: &Job<HfModel>, storage: Storage) -> u64 {
     let pool = HostPool::new();
     let mut world = ThreadOptions::default();
     (world.cores, world.share_unsharded) = (2, storage == Storage::Shared);

@@ -1,16 +1,27 @@
 //! The keys of a `gpt2`, with the spellings that transformers accepts for them.
 
-use super::error::ConfigError;
-use super::keys::{Keys, divides};
-use super::limits::{INNER_MAX, LAYERS_MAX, ROWS_MAX, WIDTH_MAX};
+use std::sync::Arc;
+
+use super::Family;
+use crate::hf::error::ConfigError;
+use crate::hf::keys::{Keys, divides};
+use crate::hf::limits::{INNER_MAX, LAYERS_MAX, ROWS_MAX, WIDTH_MAX};
 use crate::model::Gpt2Config;
 
-pub(super) fn parse(keys: Keys<'_>) -> Result<Gpt2Config, ConfigError> {
+pub(super) const FAMILY: Family = Family {
+    model_type: "gpt2",
+    class: "GPT2LMHeadModel",
+    about: "Learned positions, layer norms, GELU in the tanh form, dropouts.",
+    optional_prefix: Some("transformer."),
+    constants: &[".attn.bias", ".attn.masked_bias"],
+    parse: |keys| Ok(Arc::new(parse(keys)?)),
+};
+
+fn parse(keys: Keys<'_>) -> Result<Gpt2Config, ConfigError> {
     keys.only("activation_function", "\"gelu_new\"", |act| act == "gelu_new" || act == "gelu_pytorch_tanh")?;
     keys.only("scale_attn_weights", "true", |flag| flag == &serde_json::Value::Bool(true))?;
     keys.only_false("scale_attn_by_inverse_layer_idx")?;
     keys.only_false("reorder_and_upcast_attn")?;
-    keys.only_false("add_cross_attention")?;
     let n_embd = keys.required_size(&["n_embd", "hidden_size"], WIDTH_MAX)?;
     let n_head = keys.required_size(&["n_head", "num_attention_heads"], WIDTH_MAX)?;
     divides(("n_embd", n_embd), ("n_head", n_head))?;

@@ -1,0 +1,163 @@
+//! The keys that decoders share. Absent keys have the values that transformers gives them, which some families change.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::rope::{self, Heads, Rotary};
+use crate::hf::error::ConfigError;
+use crate::hf::keys::{Keys, divides};
+use crate::hf::limits::{INNER_MAX, LAYERS_MAX, ROWS_MAX, WIDTH_MAX};
+use crate::model::{DecoderConfig, LayerConfig, Names};
+use crate::op::Function;
+
+/// How the names of tensors end that are rotary tables of older versions.
+pub(super) const ROTARY_TABLES: &[&str] = &[".rotary_emb.inv_freq"];
+
+/// What absent keys stand for.
+pub(super) struct Defaults {
+    /// `num_key_value_heads`; `None`: as many as query heads, which is what `null` always means.
+    pub(super) kv_heads: Option<usize>,
+    /// `head_dim`; `None`: `hidden_size / num_attention_heads`.
+    pub(super) head_dim: Option<usize>,
+    /// `rms_norm_eps`.
+    pub(super) eps: f64,
+    /// Rotary positions.
+    pub(super) rotary: Rotary,
+    /// `max_position_embeddings`.
+    pub(super) positions: usize,
+    /// `tie_word_embeddings`.
+    pub(super) tied: bool,
+}
+
+impl Defaults {
+    /// Those of a Llama.
+    pub(super) const LLAMA: Defaults = Defaults {
+        kv_heads: None,
+        head_dim: None,
+        eps: 1e-6,
+        rotary: Rotary { theta: 10000.0, is_partial: false, phi3_original: None },
+        positions: 2048,
+        tied: false,
+    };
+}
+
+/// Reads what all decoders have: every layer is rotated, nothing has a bias.
+pub(super) fn parse(keys: Keys<'_>, names: Names, defaults: &Defaults) -> Result<DecoderConfig, ConfigError> {
+    let hidden_size = keys.required_size(&["hidden_size"], WIDTH_MAX)?;
+    let heads = keys.required_size(&["num_attention_heads"], WIDTH_MAX)?;
+    let absent = defaults.kv_heads.filter(|_| !keys.contains("num_key_value_heads"));
+    let kv_heads = keys.size(&["num_key_value_heads"], WIDTH_MAX)?.or(absent).unwrap_or(heads);
+    divides(("num_attention_heads", heads), ("num_key_value_heads", kv_heads))?;
+    let head_dim = head_dim(keys, defaults, hidden_size, heads)?;
+    let positions = keys.size(&["max_position_embeddings"], ROWS_MAX)?.unwrap_or(defaults.positions);
+    let rope = Arc::new(rope::parse(keys, &defaults.rotary, &Heads { dim: head_dim, positions })?);
+    let layers = keys.required_size(&["num_hidden_layers"], LAYERS_MAX)?;
+    Ok(DecoderConfig {
+        names,
+        vocab_size: keys.required_size(&["vocab_size"], ROWS_MAX)?,
+        hidden_size,
+        intermediate_size: keys.required_size(&["intermediate_size"], INNER_MAX)?,
+        num_attention_heads: heads,
+        num_key_value_heads: kv_heads,
+        head_dim,
+        layers: vec![LayerConfig { rope: Some(rope), window: None }; layers],
+        qk_norm: None,
+        activation: activation(keys)?,
+        rms_norm_eps: keys.positive("rms_norm_eps", defaults.eps)?,
+        tie_word_embeddings: keys.flag("tie_word_embeddings", defaults.tied)?,
+        qkv_bias: false,
+        output_bias: false,
+        mlp_bias: false,
+        attention_dropout: keys.probability("attention_dropout", 0.0)?,
+        residual_dropout: 0.0,
+        initializer_range: keys.initializer_range()?,
+        max_position_embeddings: positions,
+    })
+}
+
+/// Refuses layers that do not see all keys before a query.
+pub(super) fn only_full_attention(keys: Keys<'_>) -> Result<(), ConfigError> {
+    let is_full = |types: &Value| {
+        types.as_array().is_some_and(|types| types.iter().all(|each| each == "full_attention"))
+    };
+    keys.only("layer_types", "\"full_attention\" in every layer", is_full)
+}
+
+/// Keys that a query sees at most, by `sliding_window`; `null` is no window, absence may be one.
+pub(super) fn window(keys: Keys<'_>, absent: Option<usize>) -> Result<Option<usize>, ConfigError> {
+    let absent = absent.filter(|_| !keys.contains("sliding_window"));
+    Ok(keys.size(&["sliding_window"], ROWS_MAX)?.or(absent))
+}
+
+/// Gives a window to the layers that `layer_types` calls `sliding_attention`, or where that is absent to those that
+/// `has_window` says.
+pub(super) fn set_windows(
+    keys: Keys<'_>,
+    config: &mut DecoderConfig,
+    window: Option<usize>,
+    has_window: impl Fn(usize, &LayerConfig) -> bool,
+) -> Result<(), ConfigError> {
+    let key = "layer_types";
+    let Some(types) = keys.get(key) else {
+        for (index, layer) in config.layers.iter_mut().enumerate() {
+            layer.window = window.filter(|_| has_window(index, layer));
+        }
+        return Ok(());
+    };
+    let types = types.as_array().filter(|types| types.len() == config.layers.len());
+    let types = types.ok_or_else(|| keys.wrong(key, "a list with the type of each layer"))?;
+    for (layer, kind) in config.layers.iter_mut().zip(types) {
+        layer.window = match (kind.as_str(), window) {
+            (Some("full_attention"), _) => None,
+            (Some("sliding_attention"), Some(window)) => Some(window),
+            (Some("sliding_attention"), None) => {
+                return Err(keys.unsupported(key, "\"full_attention\" where there is no window"));
+            }
+            _ => return Err(keys.unsupported(key, "\"full_attention\" and \"sliding_attention\"")),
+        };
+    }
+    Ok(())
+}
+
+/// The function of the gate.
+fn activation(keys: Keys<'_>) -> Result<Function, ConfigError> {
+    let named = |name: &Value| match name.as_str() {
+        Some("silu" | "swish") => Some(Function::Silu),
+        Some("gelu") => Some(Function::Gelu),
+        Some("gelu_new" | "gelu_pytorch_tanh") => Some(Function::GeluTanh),
+        _ => None,
+    };
+    let supported = "\"silu\", \"gelu\" and \"gelu_pytorch_tanh\"";
+    keys.only("hidden_act", supported, |name| named(name).is_some())?;
+    Ok(keys.get("hidden_act").and_then(named).unwrap_or(Function::Silu))
+}
+
+fn head_dim(
+    keys: Keys<'_>,
+    defaults: &Defaults,
+    hidden_size: usize,
+    heads: usize,
+) -> Result<usize, ConfigError> {
+    let head_dim = match keys.size(&["head_dim"], WIDTH_MAX)?.or(defaults.head_dim) {
+        Some(head_dim) => head_dim,
+        None => {
+            divides(("hidden_size", hidden_size), ("num_attention_heads", heads))?;
+            hidden_size / heads
+        }
+    };
+    if head_dim * heads > WIDTH_MAX {
+        let value = (head_dim * heads).to_string();
+        return Err(ConfigError::TooLarge {
+            key: "num_attention_heads * head_dim".to_owned(),
+            value,
+            limit: WIDTH_MAX,
+        });
+    }
+    if head_dim.is_multiple_of(2) {
+        return Ok(head_dim);
+    }
+    let expected =
+        "even (given, or hidden_size / num_attention_heads), because rotary positions pair elements";
+    Err(ConfigError::Value { key: "head_dim".to_owned(), value: head_dim.to_string(), expected })
+}

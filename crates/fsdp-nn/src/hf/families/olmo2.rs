@@ -1,0 +1,40 @@
+//! OLMo 2: norms stand behind attention and MLP instead of before them; queries and keys have norms over all heads.
+
+use std::sync::Arc;
+
+use super::Family;
+use super::decoder::{self, Defaults, ROTARY_TABLES};
+use crate::hf::error::ConfigError;
+use crate::hf::keys::Keys;
+use crate::model::{DecoderConfig, Names, QkNorm};
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "olmo2",
+    class: "Olmo2ForCausalLM",
+    about: "Norms stand behind attention and MLP instead of before them; queries and keys have norms over all heads.",
+    optional_prefix: None,
+    constants: ROTARY_TABLES,
+    parse: |keys| Ok(Arc::new(parse(keys)?)),
+};
+
+const NAMES: Names = Names {
+    class: "Olmo2",
+    before_attention: None,
+    after_attention: Some("post_attention_layernorm"),
+    before_mlp: None,
+    after_mlp: Some("post_feedforward_layernorm"),
+    ..Names::LLAMA
+};
+const DEFAULTS: Defaults = Defaults { eps: 1e-5, ..Defaults::LLAMA };
+
+pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
+    decoder::only_full_attention(keys)?;
+    keys.only_null("sliding_window")?;
+    let bias = keys.flag("attention_bias", false)?;
+    Ok(DecoderConfig {
+        qk_norm: Some(QkNorm::Rows),
+        qkv_bias: bias,
+        output_bias: bias,
+        ..decoder::parse(keys, NAMES, &DEFAULTS)?
+    })
+}

@@ -1,0 +1,189 @@
+//! The keys of rotary positions, with the spellings of transformers 4 and 5.
+
+use crate::hf::error::ConfigError;
+use crate::hf::keys::Keys;
+use crate::hf::limits::ROWS_MAX;
+use crate::model::{RopeConfig, RopeScaling, Yarn};
+
+/// The keys of `rope_parameters`. Others, such as sections of several kinds of positions, are refused.
+const KEYS: [&str; 16] = [
+    "rope_type",
+    "type",
+    "rope_theta",
+    "partial_rotary_factor",
+    "factor",
+    "original_max_position_embeddings",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+    "short_factor",
+    "long_factor",
+    "low_freq_factor",
+    "high_freq_factor",
+];
+
+/// What a family says of rotary positions.
+pub(super) struct Rotary {
+    /// `rope_theta` where no key says it.
+    pub(super) theta: f64,
+    /// Whether a part of a head may rotate.
+    pub(super) is_partial: bool,
+    /// `original_max_position_embeddings` where no key says it: that of Phi 3, which knows LongRoPE only and calls it by
+    /// other names, too.
+    pub(super) phi3_original: Option<usize>,
+}
+
+/// What frequencies depend on beside the keys of their own.
+pub(super) struct Heads {
+    /// Elements of a head.
+    pub(super) dim: usize,
+    /// `max_position_embeddings`.
+    pub(super) positions: usize,
+}
+
+/// Reads `rope_scaling`, or `rope_parameters` where that is not there, and the keys that older versions had beside them.
+pub(super) fn parse(keys: Keys<'_>, family: &Rotary, heads: &Heads) -> Result<RopeConfig, ConfigError> {
+    let rope = match keys.object("rope_scaling")? {
+        Some(rope) => rope,
+        None => keys.object("rope_parameters")?.unwrap_or(keys.absent("rope_parameters")),
+    };
+    rope.only_known(&KEYS)?;
+    let theta = rope.positive("rope_theta", keys.positive("rope_theta", family.theta)?)?;
+    let partial = partial(keys, rope, family, heads.dim)?;
+    let key = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
+    let kind = rope.text(key)?.unwrap_or("default");
+    let kind =
+        if family.phi3_original.is_some() && (kind == "su" || kind == "yarn") { "longrope" } else { kind };
+    let original = match keys.size(&["original_max_position_embeddings"], ROWS_MAX)?.or(family.phi3_original)
+    {
+        Some(original) => original,
+        None => rope.size(&["original_max_position_embeddings"], ROWS_MAX)?.unwrap_or(heads.positions),
+    };
+    let scaling = match (kind, family.phi3_original) {
+        ("default", _) => RopeScaling::Default,
+        ("longrope", _) => longrope(rope, heads, original, (heads.dim as f64 * partial) as usize / 2)?,
+        ("linear", None) => RopeScaling::Linear { factor: factor(rope)? },
+        ("dynamic", None) => RopeScaling::Dynamic { factor: factor(rope)?, positions: heads.positions },
+        ("llama3", None) => RopeScaling::Llama3 {
+            factor: factor(rope)?,
+            low: required(rope, "low_freq_factor")?,
+            high: required(rope, "high_freq_factor")?,
+            original,
+        },
+        ("yarn", None) => RopeScaling::Yarn(yarn(rope, heads, original)?),
+        (_, None) => return Err(rope.unsupported(key, KINDS)),
+        (_, Some(_)) => return Err(rope.unsupported(key, "\"default\" and \"longrope\"")),
+    };
+    Ok(RopeConfig { theta, partial, scaling })
+}
+
+const KINDS: &str = "\"default\", \"linear\", \"dynamic\", \"llama3\", \"yarn\" and \"longrope\"";
+
+/// The part of a head that rotates.
+fn partial(keys: Keys<'_>, rope: Keys<'_>, family: &Rotary, head_dim: usize) -> Result<f64, ConfigError> {
+    let key = "partial_rotary_factor";
+    let holder = if rope.get(key).is_some() { rope } else { keys };
+    let partial = holder.number(key, 1.0, "above 0 and at most 1", |part| part > 0.0 && part <= 1.0)?;
+    if partial < 1.0 && !family.is_partial {
+        return Err(holder.unsupported(key, "1"));
+    }
+    let rotary = (head_dim as f64 * partial) as usize;
+    if rotary == 0 || !rotary.is_multiple_of(2) {
+        return Err(holder
+            .wrong(key, "a part of a head with an even number of elements, because they rotate in pairs"));
+    }
+    Ok(partial)
+}
+
+fn required(rope: Keys<'_>, key: &'static str) -> Result<f64, ConfigError> {
+    rope.get(key).ok_or_else(|| ConfigError::Missing { key: rope.path(key) })?;
+    rope.positive(key, 1.0)
+}
+
+fn factor(rope: Keys<'_>) -> Result<f64, ConfigError> {
+    required(rope, "factor")
+}
+
+/// `factor`, or how many times the positions are those of before.
+fn factor_of(rope: Keys<'_>, heads: &Heads, original: usize) -> Result<f64, ConfigError> {
+    rope.positive("factor", heads.positions as f64 / original as f64)
+}
+
+fn yarn(rope: Keys<'_>, heads: &Heads, original: usize) -> Result<Yarn, ConfigError> {
+    let factor = factor_of(rope, heads, original)?;
+    // As in transformers, 0 is the same as absent.
+    let given = |key| {
+        let number = rope.optional_number(key, "a number that is not negative", |number| number >= 0.0)?;
+        Ok(number.filter(|&number| number > 0.0))
+    };
+    let scale = |by: f64| if factor <= 1.0 { 1.0 } else { 0.1 * by * factor.ln() + 1.0 };
+    let inferred = match (given("mscale")?, given("mscale_all_dim")?) {
+        (Some(numerator), Some(denominator)) => scale(numerator) / scale(denominator),
+        _ => scale(1.0),
+    };
+    Ok(Yarn {
+        factor,
+        beta_fast: given("beta_fast")?.unwrap_or(32.0),
+        beta_slow: given("beta_slow")?.unwrap_or(1.0),
+        original,
+        truncate: rope.flag("truncate", true)?,
+        attention_factor: rope.positive("attention_factor", inferred)?,
+    })
+}
+
+fn longrope(
+    rope: Keys<'_>,
+    heads: &Heads,
+    original: usize,
+    pairs: usize,
+) -> Result<RopeScaling, ConfigError> {
+    let factor = factor_of(rope, heads, original)?;
+    let inferred = match factor > 1.0 && original > 1 {
+        true => (1.0 + factor.ln() / (original as f64).ln()).sqrt(),
+        false => 1.0,
+    };
+    Ok(RopeScaling::LongRope {
+        short: rope.positive_numbers("short_factor", pairs)?,
+        long: rope.positive_numbers("long_factor", pairs)?,
+        original,
+        attention_factor: rope.positive("attention_factor", inferred)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::Value;
+
+    use crate::hf::families::{llama, phi3};
+    use crate::hf::keys::Keys;
+
+    /// Two functions that raise a base to a power may differ in the last bits of single precision.
+    const BAND: f64 = 1e-6;
+
+    #[test]
+    fn frequencies_of_all_kinds_are_those_of_transformers() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/ropes.json");
+        let cases: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+        for case in cases.as_array().unwrap() {
+            let keys = Keys::new(case["config"].as_object().unwrap(), None);
+            let parse = if case["config"]["model_type"] == "phi3" { phi3::parse } else { llama::parse };
+            let config = parse(keys).unwrap_or_else(|error| panic!("{error}: {case}"));
+            let seq = case["seq"].as_u64().unwrap() as usize;
+            let rope = config.layers[0].rope.as_ref().unwrap().rope(config.head_dim, seq);
+            let expected = case["inverse_frequencies"].as_array().unwrap();
+            assert_eq!(rope.inverse_frequencies.len(), expected.len(), "{case}");
+            for (got, expected) in rope.inverse_frequencies.iter().zip(expected) {
+                let expected = expected.as_f64().unwrap();
+                let difference = (f64::from(*got) - expected).abs() / expected;
+                assert!(difference <= BAND, "{got} is off by {difference:e} in {case}");
+            }
+            let factor = case["factor"].as_f64().unwrap();
+            assert!((rope.factor - factor).abs() <= 1e-12, "{} in {case}", rope.factor);
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! What families make of keys, beside what golden files show.
+
+use serde_json::{Map, Value, json};
+
+use super::*;
+use crate::model::{DecoderConfig, RopeScaling};
+
+type Parse = fn(Keys<'_>) -> Result<DecoderConfig, ConfigError>;
+
+/// What a family makes of a small model of four layers with these keys.
+fn parsed(parse: Parse, more: &Value) -> Result<DecoderConfig, ConfigError> {
+    let small = json!({"vocab_size": 61, "hidden_size": 32, "intermediate_size": 36, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2});
+    let keys: Map<String, Value> =
+        [&small, more].into_iter().flat_map(|keys| keys.as_object().unwrap().clone()).collect();
+    parse(Keys::new(&keys, None))
+}
+
+fn windows(parse: Parse, more: &Value) -> Vec<Option<usize>> {
+    parsed(parse, more).unwrap().layers.iter().map(|layer| layer.window).collect()
+}
+
+#[test]
+fn windows_are_in_the_layers_where_transformers_has_them() {
+    assert_eq!(windows(mistral::parse, &json!({})), [Some(4096); 4]);
+    assert_eq!(windows(mistral::parse, &json!({"sliding_window": null})), [None; 4]);
+    assert_eq!(windows(mistral::parse, &json!({"sliding_window": 7})), [Some(7); 4]);
+    assert_eq!(windows(phi3::parse, &json!({})), [None; 4]);
+    assert_eq!(windows(phi3::parse, &json!({"sliding_window": 7})), [Some(7); 4]);
+    for parse in [qwen2::parse, qwen3::parse] {
+        let later = json!({"use_sliding_window": true, "sliding_window": 7, "max_window_layers": 3});
+        assert_eq!(windows(parse, &later), [None, None, None, Some(7)]);
+        assert_eq!(windows(parse, &json!({"sliding_window": 7, "max_window_layers": 0})), [None; 4]);
+        let all = json!({"use_sliding_window": true, "max_window_layers": 0});
+        assert_eq!(windows(parse, &all), [Some(4096); 4]);
+        let (full, sliding) = ("full_attention", "sliding_attention");
+        let named = json!({"use_sliding_window": true, "sliding_window": 7,
+            "layer_types": [sliding, full, sliding, full]});
+        assert_eq!(windows(parse, &named), [Some(7), None, Some(7), None]);
+    }
+    let second = json!({"use_sliding_window": true, "sliding_window": 7, "no_rope_layers": [1, 0, 1, 1]});
+    assert_eq!(windows(smollm3::parse, &second), [None, Some(7), None, None]);
+}
+
+#[test]
+fn every_fourth_layer_of_a_smollm3_has_no_rotary_positions_unless_it_says_which() {
+    let rotates = |more: &Value| -> Vec<bool> {
+        let layers = parsed(smollm3::parse, more).unwrap().layers;
+        layers.iter().map(|layer| layer.rope.is_some()).collect()
+    };
+    assert_eq!(rotates(&json!({})), [true, true, true, false]);
+    assert_eq!(rotates(&json!({"no_rope_layer_interval": 2})), [true, false, true, false]);
+    assert_eq!(rotates(&json!({"no_rope_layers": [0, 1, 1, 0, 1]})), [false, true, true, false]);
+}
+
+#[test]
+fn absent_sizes_are_those_of_transformers_and_null_means_derived() {
+    let kv_heads = |parse: Parse, more: Value| {
+        parsed(parse, &more).map(|config| (config.num_key_value_heads, config.head_dim)).unwrap()
+    };
+    assert_eq!(kv_heads(llama::parse, json!({"num_key_value_heads": null})), (4, 8));
+    assert_eq!(kv_heads(mistral::parse, json!({"num_key_value_heads": null})), (4, 8));
+    assert_eq!(kv_heads(qwen3::parse, json!({})), (2, 128));
+    // Eight are more than there are query heads.
+    let without = |keys: &Map<String, Value>| mistral::parse(Keys::new(keys, None));
+    let keys = json!({"hidden_size": 32, "num_attention_heads": 4});
+    assert!(matches!(without(keys.as_object().unwrap()), Err(ConfigError::Indivisible { divisor: 8, .. })));
+    assert!(parsed(smollm3::parse, &json!({})).unwrap().tie_word_embeddings);
+    assert!(!parsed(qwen2::parse, &json!({})).unwrap().tie_word_embeddings);
+}
+
+#[test]
+fn rope_scaling_comes_before_rope_parameters_and_these_before_outer_keys() {
+    let theta = |more: Value| parsed(llama::parse, &more).unwrap().layers[0].rope.as_ref().unwrap().theta;
+    let outer = json!({"rope_theta": 1.0, "rope_parameters": {"rope_theta": 2.0}});
+    assert_eq!(theta(outer), 2.0);
+    assert_eq!(
+        theta(json!({"rope_scaling": {"rope_theta": 3.0}, "rope_parameters": {"rope_theta": 2.0}})),
+        3.0
+    );
+    assert_eq!(theta(json!({"rope_scaling": {}, "rope_theta": 4.0})), 4.0);
+    let original = json!({"original_max_position_embeddings": 100, "max_position_embeddings": 300,
+        "rope_scaling": {"type": "yarn", "original_max_position_embeddings": 50}});
+    let rope = parsed(llama::parse, &original).unwrap().layers[0].rope.clone().unwrap();
+    let RopeScaling::Yarn(yarn) = &rope.scaling else { panic!("it is YaRN") };
+    assert_eq!((yarn.original, yarn.factor), (100, 3.0));
+}
+
+#[test]
+fn keys_of_families_that_are_wrong_or_change_the_mathematics_are_named() {
+    let named = |parse: Parse, more: Value| parsed(parse, &more).unwrap_err().to_string();
+    let factors = json!({"type": "su", "short_factor": [1, 1, 1, 1], "long_factor": [1]});
+    for (parse, more, key) in [
+        (llama::parse as Parse, json!({"rope_scaling": {"type": "linear"}}), "lacks `rope_scaling.factor`"),
+        (llama::parse, json!({"rope_scaling": {"type": 3}}), "`rope_scaling.type` = 3"),
+        (llama::parse, json!({"rope_scaling": {"type": "su"}}), "`rope_scaling.type` = \"su\""),
+        (
+            llama::parse,
+            json!({"rope_parameters": {"mrope_section": [1]}}),
+            "`rope_parameters.mrope_section` = [1]",
+        ),
+        (phi3::parse, json!({"rope_scaling": factors}), "`rope_scaling.long_factor` = [1]"),
+        (
+            phi3::parse,
+            json!({"rope_scaling": {"type": "linear", "factor": 2}}),
+            "only \"default\" and \"longrope\"",
+        ),
+        (phi3::parse, json!({"partial_rotary_factor": 0.4}), "`partial_rotary_factor` = 0.4"),
+        (qwen2::parse, json!({"partial_rotary_factor": 0.5}), "`partial_rotary_factor` = 0.5"),
+        (qwen2::parse, json!({"layer_types": ["full_attention"]}), "`layer_types`"),
+        (qwen3::parse, json!({"layer_types": vec!["sliding_attention"; 4]}), "`layer_types`"),
+        (smollm3::parse, json!({"no_rope_layers": [1]}), "`no_rope_layers` = [1]"),
+        (mistral::parse, json!({"layer_types": ["sliding_attention"]}), "`layer_types`"),
+        (olmo2::parse, json!({"sliding_window": 3}), "`sliding_window` = 3"),
+    ] {
+        let error = named(parse, more);
+        assert!(error.contains(key), "{error} does not name {key}");
+    }
+}

@@ -1,0 +1,216 @@
+//! The sizes of a model, whatever its family, and a small model with the same proportions.
+//!
+//! Sizes that are equal stay equal and sizes that differ stay different, because parameters with equal row
+//! lengths share a segment.
+
+use std::fmt;
+use std::sync::Arc;
+
+use fsdp_core::Error;
+
+use crate::model::{Architecture, Decoder, DecoderConfig, Gpt2, Gpt2Config, LayerConfig};
+
+const KV_HEADS_MAX: usize = 2;
+const QUERIES_PER_KV_HEAD_MAX: usize = 4;
+const HEADS_MAX: usize = 4;
+/// Even, for rotary positions; more where only a part of a head rotates.
+const HEAD_DIM_MAX: usize = 4;
+/// Widths are multiples of it, as those of large models are of larger numbers.
+const WIDTH_STEP: usize = 4;
+
+/// What a family makes of a `config.json`: the description of an architecture.
+pub trait Sizes: fmt::Debug + Send + Sync {
+    /// Describes the model.
+    ///
+    /// # Errors
+    /// [`Error::Model`] when the description contradicts itself.
+    fn build(&self) -> Result<Arc<dyn Architecture>, Error>;
+
+    /// The numbers that all architectures have.
+    fn summary(&self) -> Summary;
+
+    /// A small model of the same kind: everything that decides over correctness is kept, what decides over time is cut.
+    fn shrink(&self, to: Small) -> Arc<dyn Sizes>;
+}
+
+/// How small a model is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Small {
+    /// Layers, at most.
+    pub layers: usize,
+    /// Tokens of the vocabulary, at most (`None`: as many as before).
+    pub vocab: Option<usize>,
+    /// Tokens of a sequence.
+    pub seq_len: usize,
+}
+
+/// Sizes that every model has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// Layers.
+    pub layers: usize,
+    /// Elements of a hidden state.
+    pub hidden: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Elements between the two halves of the MLP.
+    pub inner: usize,
+    /// Tokens of the vocabulary.
+    pub vocab: usize,
+    /// The sequence length that the model was made for.
+    pub positions: usize,
+    /// Whether it has a parameter for each position, so that there are no others.
+    pub positions_are_learned: bool,
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Summary { layers, hidden, heads, kv_heads, inner, vocab, .. } = self;
+        write!(
+            f,
+            "{layers} layers, hidden {hidden}, heads {heads}/{kv_heads}, ffn {inner}, vocabulary {vocab}"
+        )
+    }
+}
+
+impl Sizes for DecoderConfig {
+    fn build(&self) -> Result<Arc<dyn Architecture>, Error> {
+        Ok(Arc::new(Decoder::new(self)?))
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            layers: self.layers.len(),
+            hidden: self.hidden_size,
+            heads: self.num_attention_heads,
+            kv_heads: self.num_key_value_heads,
+            head_dim: self.head_dim,
+            inner: self.intermediate_size,
+            vocab: self.vocab_size,
+            positions: self.max_position_embeddings,
+            positions_are_learned: false,
+        }
+    }
+
+    fn shrink(&self, to: Small) -> Arc<dyn Sizes> {
+        let kv_heads = self.num_key_value_heads.min(KV_HEADS_MAX);
+        let queries = self.num_attention_heads / self.num_key_value_heads;
+        let heads = kv_heads * queries.min(QUERIES_PER_KV_HEAD_MAX);
+        let head_dim = small_head(self);
+        let layers = few(&self.layers, to.layers).into_iter();
+        // A window that leaves something out still does.
+        let cut_window = |window: usize| window.min(to.seq_len.div_ceil(2));
+        let layers = layers.map(|layer| LayerConfig { window: layer.window.map(cut_window), ..layer });
+        let attention = self.num_attention_heads * self.head_dim;
+        let hidden = scaled(self.hidden_size, attention, heads * head_dim);
+        Arc::new(Self {
+            vocab_size: cut(self.vocab_size, to.vocab),
+            hidden_size: hidden,
+            intermediate_size: scaled(self.intermediate_size, self.hidden_size, hidden),
+            num_attention_heads: heads,
+            num_key_value_heads: kv_heads,
+            head_dim,
+            layers: layers.collect(),
+            ..self.clone()
+        })
+    }
+}
+
+impl Sizes for Gpt2Config {
+    fn build(&self) -> Result<Arc<dyn Architecture>, Error> {
+        Ok(Arc::new(Gpt2::new(self)?))
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            layers: self.n_layer,
+            hidden: self.n_embd,
+            heads: self.n_head,
+            kv_heads: self.n_head,
+            head_dim: self.n_embd / self.n_head,
+            inner: self.n_inner,
+            vocab: self.vocab_size,
+            positions: self.n_positions,
+            positions_are_learned: true,
+        }
+    }
+
+    fn shrink(&self, to: Small) -> Arc<dyn Sizes> {
+        let heads = self.n_head.min(HEADS_MAX);
+        let hidden = heads * (self.n_embd / self.n_head).min(HEAD_DIM_MAX);
+        Arc::new(Self {
+            vocab_size: cut(self.vocab_size, to.vocab),
+            n_positions: self.n_positions.min(to.seq_len),
+            n_embd: hidden,
+            n_layer: self.n_layer.min(to.layers),
+            n_head: heads,
+            n_inner: scaled(self.n_inner, self.n_embd, hidden),
+            ..self.clone()
+        })
+    }
+}
+
+/// Elements of a small head: as few as have pairs that rotate in every layer that had them.
+fn small_head(config: &DecoderConfig) -> usize {
+    let rotates = |head_dim: usize| {
+        let ropes = config.layers.iter().filter_map(|layer| layer.rope.as_ref());
+        ropes.map(|rope| rope.rotary_dim(head_dim)).all(|dim| dim >= 2 && dim.is_multiple_of(2))
+    };
+    let sizes = (HEAD_DIM_MAX..config.head_dim).step_by(2);
+    sizes.into_iter().find(|&head_dim| rotates(head_dim)).unwrap_or(config.head_dim)
+}
+
+fn cut(vocab: usize, needed: Option<usize>) -> usize {
+    needed.map_or(vocab, |needed| vocab.min(needed))
+}
+
+/// The size that is to `new` what `size` is to `old`.
+fn scaled(size: usize, old: usize, new: usize) -> usize {
+    if size == old || new >= old {
+        return if size == old { new } else { size };
+    }
+    let nearest = (size * new / old / WIDTH_STEP).max(1) * WIDTH_STEP;
+    let different = if nearest == new { nearest + WIDTH_STEP } else { nearest };
+    different.min(size)
+}
+
+/// A few of all layers in their order: one of each kind, then the first others.
+fn few<T: Clone + PartialEq>(layers: &[T], count: usize) -> Vec<T> {
+    let count = count.min(layers.len());
+    let (first, others): (Vec<usize>, Vec<usize>) =
+        (0..layers.len()).partition(|&index| !layers[..index].contains(&layers[index]));
+    let mut chosen: Vec<usize> = first.into_iter().chain(others).take(count).collect();
+    chosen.sort_unstable();
+    chosen.into_iter().map(|index| layers[index].clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_keep_their_proportions() {
+        assert_eq!(scaled(14336, 4096, 32), 112);
+        assert_eq!(scaled(4096, 4096, 32), 32);
+        assert_eq!(scaled(4100, 4096, 32), 36);
+    }
+
+    #[test]
+    fn small_models_stay_as_they_are() {
+        assert_eq!(scaled(24, 16, 16), 24);
+        assert_eq!(cut(300, None), 300);
+        assert_eq!(cut(300, Some(512)), 300);
+    }
+
+    #[test]
+    fn a_few_layers_have_one_of_each_kind_in_their_order() {
+        assert_eq!(few(b"aaaab", 3), b"aab");
+        assert_eq!(few(b"aabbc", 4), b"aabc");
+        assert_eq!(few(b"abcd", 2), b"ab");
+        assert_eq!(few(b"aa", 3), b"aa");
+    }
+}

@@ -1,0 +1,70 @@
+//! What a decoder is made of, as plain data: what a family says with its `config.json`.
+
+use std::sync::Arc;
+
+use crate::op::Function;
+
+use super::names::Names;
+use super::rope::RopeConfig;
+
+/// A decoder-only transformer: tokens, layers of attention and a gated MLP, a last norm, and a head.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecoderConfig {
+    /// What its modules are called; norms of a layer, packed weights and norms of queries and keys are there if they
+    /// have names.
+    pub names: Names,
+    /// Tokens.
+    pub vocab_size: usize,
+    /// Elements of a hidden state.
+    pub hidden_size: usize,
+    /// Elements between the two halves of the MLP.
+    pub intermediate_size: usize,
+    /// Query heads.
+    pub num_attention_heads: usize,
+    /// Key/value heads; divides the query heads.
+    pub num_key_value_heads: usize,
+    /// Elements of a head; even.
+    pub head_dim: usize,
+    /// What may differ between layers, one for each.
+    pub layers: Vec<LayerConfig>,
+    /// Norms of queries and keys before they are rotated.
+    pub qk_norm: Option<QkNorm>,
+    /// What the gate of the MLP goes through.
+    pub activation: Function,
+    /// Added to mean squares.
+    pub rms_norm_eps: f64,
+    /// Whether the output head is the embedding.
+    pub tie_word_embeddings: bool,
+    /// Whether the projections to queries, keys and values have biases.
+    pub qkv_bias: bool,
+    /// Whether the projection from the values that attention mixed has a bias.
+    pub output_bias: bool,
+    /// Whether the projections of the MLP have biases.
+    pub mlp_bias: bool,
+    /// Probability of dropping an attention weight.
+    pub attention_dropout: f64,
+    /// Probability of dropping an element of what a half layer adds.
+    pub residual_dropout: f64,
+    /// Deviation of initial weights.
+    pub initializer_range: f64,
+    /// The positions it was made for; nothing depends on it.
+    pub max_position_embeddings: usize,
+}
+
+/// What may differ between the layers of a decoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerConfig {
+    /// How queries and keys are rotated, if they are.
+    pub rope: Option<Arc<RopeConfig>>,
+    /// Keys that a query sees at most, itself among them, where not all before it.
+    pub window: Option<usize>,
+}
+
+/// What a norm of queries and keys is taken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Every head, all with the same weight (Qwen 3).
+    Heads,
+    /// All heads of a token together (OLMo 2).
+    Rows,
+}

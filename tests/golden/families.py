@@ -1,0 +1,192 @@
+"""Write the golden files of families of models (`families/`) from PyTorch and transformers.
+
+usage: python families.py [--out FOLDER]      (torch 2.11.0, transformers 5.17.0, safetensors)
+
+A folder per case, as README.md describes it, with smaller models and fewer tensors: three steps of SGD, no other
+optimizer, no float64. `ropes.json` has the frequencies of rotary positions for many configurations, as transformers'
+functions compute them. One thread, CPU, no network; the same machine writes the same bytes twice.
+"""
+
+import argparse
+import copy
+import json
+import os
+
+import torch
+import torch.nn.functional as F
+import transformers
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+VOCAB, BATCH, SEQ, STEPS, LR = 31, 4, 12, 3, 0.1
+
+_SMALL = dict(
+    vocab_size=VOCAB, hidden_size=16, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=16, rms_norm_eps=1e-5, initializer_range=0.2,
+    bos_token_id=1, eos_token_id=2, pad_token_id=None, use_cache=False, tie_word_embeddings=False,
+)  # fmt: skip
+
+
+def rope(kind, theta=10000.0, **more):
+    return dict(rope_parameters=dict(rope_type=kind, rope_theta=theta, **more))
+
+
+# case -> (model_type, what differs from _SMALL)
+CASES = {
+    # Frequencies of a Llama: divided; stretched because 12 tokens are more than 8; by zones of wavelength, all three
+    # of which occur; by YaRN's ramp, with cosines and sines that have a factor.
+    "llama-linear": ("llama", rope("linear", factor=4.0) | dict(num_hidden_layers=1)),
+    "llama-dynamic": ("llama", rope("dynamic", factor=2.0) | dict(max_position_embeddings=8, num_hidden_layers=1)),
+    "llama-llama3": (
+        "llama",
+        rope("llama3", 100.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+        | dict(head_dim=8, max_position_embeddings=256, num_hidden_layers=1),
+    ),
+    "llama-yarn": (
+        "llama",
+        rope("yarn", 100.0, factor=4.0, original_max_position_embeddings=32, beta_fast=2.0, beta_slow=0.5)
+        | dict(head_dim=8, max_position_embeddings=128, num_hidden_layers=1),
+    ),
+    # A query sees itself and 4 keys before it.
+    "mistral": ("mistral", dict(sliding_window=5)),
+    # Queries, keys and values have biases; the second layer has a window.
+    "qwen2": ("qwen2", dict(use_sliding_window=True, sliding_window=4, max_window_layers=1)),
+    # Norms of heads; more elements in all heads than in a hidden state.
+    "qwen3": ("qwen3", dict(head_dim=6, tie_word_embeddings=True)),
+    # Packed projections; half of a head rotates; more tokens than the original 8, so the long factors act; a window.
+    "phi3": (
+        "phi3",
+        rope("longrope", partial_rotary_factor=0.5, short_factor=[1.0, 1.1], long_factor=[1.5, 4.0],
+             original_max_position_embeddings=8)
+        | dict(num_attention_heads=2, num_key_value_heads=1, original_max_position_embeddings=8, sliding_window=7),
+    ),
+    # Norms of what is added, and of all queries and all keys of a token.
+    "olmo2": ("olmo2", dict()),
+    # The second layer has no rotary positions.
+    "smollm3": ("smollm3", dict(no_rope_layers=[1, 0], tie_word_embeddings=True)),
+}  # fmt: skip
+
+
+def write_model(folder, case, seed):
+    """Write config.json and model.safetensors of a case, with every parameter drawn from its seed."""
+    model_type, arguments = CASES[case]
+    config = AutoConfig.for_model(model_type, **(_SMALL | arguments))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = 0.2 * torch.randn(parameter.shape, generator=generator)
+        parameter.data.copy_(noise + 1.0 if parameter.ndim == 1 and name.endswith(".weight") else noise)
+    model.save_pretrained(folder)
+    if os.path.exists(f"{folder}/generation_config.json"):
+        os.remove(f"{folder}/generation_config.json")
+    ids = torch.randint(0, VOCAB, (BATCH, SEQ + 1), generator=generator)
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    loaded.set_attn_implementation("eager")
+    return loaded, ids
+
+
+def loss_of(model, ids):
+    """Logits, and the mean cross-entropy over all targets (the ids, shifted by one)."""
+    logits = model(ids[:, :-1], use_cache=False).logits
+    return logits, F.cross_entropy(logits.reshape(-1, VOCAB), ids[:, 1:].reshape(-1))
+
+
+def expected(model, ids):
+    """What a case is held to."""
+    logits, loss = loss_of(model, ids)
+    loss.backward()
+    tensors = dict(ids=ids, logits=logits.detach(), loss=loss.detach())
+    tensors |= {f"grad.{name}": parameter.grad for name, parameter in model.named_parameters()}
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        _, loss = loss_of(model, ids)
+        losses.append(loss.detach())
+        loss.backward()
+        optimizer.step()
+    tensors |= {f"sgd.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    return tensors | dict(losses_sgd=torch.stack(losses))
+
+
+def model_goldens(out):
+    for seed, case in enumerate(CASES, start=301):
+        folder = f"{out}/families/{case}"
+        os.makedirs(folder, exist_ok=True)
+        model, ids = write_model(folder, case, seed)
+        tensors = {name: tensor.clone().contiguous() for name, tensor in expected(model, ids).items()}
+        save_file(tensors, f"{folder}/expected.safetensors", metadata={"format": "pt"})
+        print(case, tensors["losses_sgd"].tolist())
+
+
+# Frequencies of rotary positions: configurations as they are published, and the corners of each kind.
+
+_LLAMA = dict(model_type="llama", hidden_size=2048, num_attention_heads=32, head_dim=64, max_position_embeddings=131072)
+_PHI3 = dict(model_type="phi3", hidden_size=96, num_attention_heads=2, max_position_embeddings=131072,
+             original_max_position_embeddings=4096)  # fmt: skip
+_YARN = dict(rope_type="yarn", rope_theta=1e6, factor=4.0, original_max_position_embeddings=32768)
+_LONG = dict(
+    rope_type="longrope",
+    rope_theta=10000.0,
+    short_factor=[1.0 + 0.01 * i for i in range(24)],
+    long_factor=[1.0 + 0.7 * i for i in range(24)],
+)
+ROPES = [  # (configuration, rope parameters, tokens of a sequence)
+    (_LLAMA, dict(rope_type="default", rope_theta=500000.0), 4096),
+    (_LLAMA, dict(rope_type="linear", rope_theta=10000.0, factor=2.5), 4096),
+    (_LLAMA | dict(max_position_embeddings=2048), dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0), 2048),
+    (_LLAMA | dict(max_position_embeddings=2048), dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0), 3000),
+    (
+        _LLAMA,
+        dict(rope_type="llama3", rope_theta=500000.0, factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0,
+             original_max_position_embeddings=8192),
+        4096,
+    ),
+    (_LLAMA, _YARN, 4096),
+    (_LLAMA, _YARN | dict(truncate=False, beta_fast=16, beta_slow=2), 4096),
+    (_LLAMA, _YARN | dict(attention_factor=1.75), 4096),
+    (_LLAMA, _YARN | dict(mscale=0.707, mscale_all_dim=1.0), 4096),
+    (_LLAMA, _YARN | dict(factor=None), 4096),
+    (_PHI3, _LONG, 4096),
+    (_PHI3, _LONG, 4097),
+    (_PHI3, _LONG | dict(attention_factor=1.3), 8192),
+    (_PHI3 | dict(partial_rotary_factor=0.5), _LONG | dict(short_factor=[1.5] * 12, long_factor=[2.5] * 12), 100),
+]  # fmt: skip
+
+
+def rope_goldens(out):
+    cases = []
+    for arguments, parameters, seq in ROPES:
+        arguments = arguments | dict(rope_parameters=parameters)
+        config = AutoConfig.for_model(**copy.deepcopy(arguments))
+        kind = config.rope_parameters["rope_type"]
+        base = AutoModelForCausalLM._model_mapping[type(config)]
+        if kind == "default":
+            module = __import__(base.__module__, fromlist=["x"])
+            frequencies, factor = module.LlamaRotaryEmbedding.compute_default_rope_parameters(config)
+        else:
+            # The models pass a length on only where it is beyond the original one.
+            length = torch.tensor(seq) if kind == "dynamic" else seq
+            frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length)
+        config_json = arguments | dict(
+            vocab_size=8, intermediate_size=8, num_hidden_layers=1, num_key_value_heads=arguments["num_attention_heads"]
+        )
+        entry = dict(config=config_json, seq=seq, factor=float(factor), inverse_frequencies=frequencies.tolist())
+        cases.append(entry)
+    with open(f"{out}/ropes.json", "w") as file:
+        lines = ",\n ".join(json.dumps(case) for case in cases)
+        file.write(f"[{lines}]\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", default=os.path.dirname(os.path.abspath(__file__)))
+    out_folder = parser.parse_args().out
+    assert torch.__version__.split("+")[0] == "2.11.0", torch.__version__
+    assert transformers.__version__ == "5.17.0", transformers.__version__
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    model_goldens(out_folder)
+    rope_goldens(out_folder)

@@ -1,0 +1,57 @@
+//! Every family of models, from the configurations that its golden files were made with.
+
+use std::path::Path;
+
+use fsdp_nn::hf::{FAMILIES, HfConfig};
+use fsdp_train::verify::{VerifyOptions, verify};
+
+use crate::support::{config, job, threads};
+
+/// The text of a golden `config.json`.
+fn golden(case: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(case);
+    std::fs::read_to_string(folder.join("config.json")).unwrap()
+}
+
+/// The folders of all families, and the class of their layers.
+fn cases() -> Vec<(String, String)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/families");
+    let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut cases: Vec<String> = names.map(|name| format!("families/{}", name.to_str().unwrap())).collect();
+    cases.extend(["gpt2".to_owned(), "llama-gqa".to_owned()]);
+    cases.sort();
+    let layers = |case: String| {
+        let model = HfConfig::parse(&golden(&case)).unwrap().build().unwrap();
+        let modules = &model.description().spec.modules;
+        let list = modules.iter().position(|module| module.class == "ModuleList");
+        let layer = modules.iter().find(|module| module.parent == list).unwrap();
+        (case, layer.class.clone())
+    };
+    cases.into_iter().map(layers).collect()
+}
+
+#[test]
+fn every_family_has_golden_files() {
+    let families: Vec<&str> =
+        cases().iter().map(|(case, _)| HfConfig::parse(&golden(case)).unwrap().family().model_type).collect();
+    for family in FAMILIES {
+        assert!(families.contains(&family.model_type), "{} has none", family.model_type);
+    }
+}
+
+#[test]
+fn every_family_has_the_same_bits_at_every_world_size() {
+    for (case, layer) in cases() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = golden(&case);
+        let vocab = HfConfig::parse(&text).unwrap().summary().vocab as u32;
+        let wrap = format!("fsdp.wrap=[\"{layer}\"]");
+        let job = job(&text, config(dir.path(), vocab, &[&wrap]));
+        let report = verify(&job, &threads(), &VerifyOptions::new(&[1, 2, 4], 2)).unwrap();
+        assert_eq!(report.worlds.len(), 3, "{case}");
+        for world in &report.worlds {
+            assert_eq!(world.promise, "equal bits (D2)", "{case}");
+            assert!(world.failures.is_empty(), "{case}, world {}: {:#?}", world.world, world.failures);
+        }
+    }
+}
