@@ -295,15 +295,20 @@ def masked_attention(q, k, v, mask, scale):
 
 def attention_variant_ops(ops):
     """What other families add to attention: windows, scales, and heads that rotate in part."""
-    sizes = {  # case -> batch, seq, heads, key/value heads, head_dim, window, scale
-        "attention_window": (2, 9, 4, 2, 6, 4, None),
-        "attention_window_two": (1, 5, 2, 1, 4, 2, None),
-        "attention_scale": (2, 6, 2, 2, 6, None, 0.3),
+    sizes = {  # case -> batch, seq, heads, key/value heads, head_dim, window, scale, lengths of documents
+        "attention_window": (2, 9, 4, 2, 6, 4, None, None),
+        "attention_window_two": (1, 5, 2, 1, 4, 2, None, None),
+        "attention_scale": (2, 6, 2, 2, 6, None, 0.3, None),
+        "attention_documents": (2, 9, 4, 2, 6, None, None, (4, 1, 4)),
+        "attention_documents_window": (1, 9, 2, 1, 4, 2, None, (4, 1, 4)),
     }
-    for case, (batch, seq, heads, kv, dim, window, scale) in sizes.items():
+    for case, (batch, seq, heads, kv, dim, window, scale, documents) in sizes.items():
         mask = masking_utils.causal_mask_function
         if window is not None:
             mask = masking_utils.sliding_window_causal_mask_function(window)
+        if documents is not None:
+            of_position = torch.repeat_interleave(torch.tensor(documents))[None]
+            mask = masking_utils.and_masks(mask, masking_utils.packed_sequence_mask_function(of_position))
         function = lambda q, k, v: masked_attention(q, k, v, mask, scale)
         inputs = dict(q=ops.draw(batch, seq, heads, dim))
         inputs |= dict(k=ops.draw(batch, seq, kv, dim), v=ops.draw(batch, seq, kv, dim))

@@ -9,7 +9,7 @@ use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::engine::ProgramOrder;
 use fsdp_core::memory::{Category, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Queue, Rank};
-use fsdp_nn::backend::{Operands, Write};
+use fsdp_nn::backend::{BatchFacts, Operands, Write};
 use fsdp_nn::model::{Mlp, MlpConfig};
 use fsdp_nn::op::{Lookup, Op};
 use fsdp_nn::{Backend, HostBuffer, HostMemory, HostOptions};
@@ -38,7 +38,7 @@ fn integer_ranks() -> Threads<Hooked<HostMemory>> {
             aside.write(Queue::Compute, HostSlice::F32(&values), SliceMut::whole(&mut gradient))?;
             let reads = &[operands.reads[0], Slice::whole(&gradient)];
             let mut writes: Vec<_> = operands.writes.iter_mut().map(Write::reborrow).collect();
-            memory.execute(op, Operands { reads, writes: &mut writes, keys: &[] })
+            memory.execute(op, Operands { reads, writes: &mut writes, batch: BatchFacts::default() })
         };
         Ok(Arc::new(Hooked { inner: memory()?, hook: Arc::new(hook) }))
     })

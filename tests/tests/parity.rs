@@ -27,6 +27,34 @@ fn gpt2_with_dropout_has_the_same_bits_at_every_world_size() {
 }
 
 #[test]
+fn packed_documents_have_the_same_bits_at_every_world_size() {
+    for (model, vocab, class) in [(LLAMA, 61, "LlamaDecoderLayer"), (GPT2, 53, "GPT2Block")] {
+        let dir = tempfile::tempdir().unwrap();
+        let documents = dir.path().join("documents");
+        std::fs::create_dir(&documents).unwrap();
+        for document in 0..90_u16 {
+            let ids = (0..1 + document * 7 % 9).map(|i| (i * i + document) % vocab);
+            let bytes: Vec<u8> = ids.flat_map(u16::to_le_bytes).collect();
+            std::fs::write(documents.join(format!("{document}.bin")), bytes).unwrap();
+        }
+        let overrides = [
+            &format!("data.train=[\"{}\"]", documents.display()),
+            "data.packing=\"packed\"",
+            "data.eos=2",
+            &format!("fsdp.wrap=[\"{class}\"]"),
+            "fsdp.activation_checkpointing=\"selective\"",
+        ];
+        let job = job(model, config(dir.path(), vocab.into(), &overrides));
+        let report =
+            verify(&job, &threads(), &VerifyOptions::new(&[1, 2, 4], 3)).unwrap_or_else(|e| panic!("{e}"));
+        for world in &report.worlds {
+            assert!(world.failures.is_empty(), "world {}: {:#?}", world.world, world.failures);
+            assert_eq!(world.promise, "equal bits (D2)");
+        }
+    }
+}
+
+#[test]
 fn adafactor_stays_within_the_derived_bounds() {
     let optimizer =
         "train.optimizer={ name = \"adafactor\", lr = 1e-2, relative_step = false, scale_parameter = false }";

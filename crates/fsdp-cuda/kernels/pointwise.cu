@@ -212,11 +212,12 @@ extern "C" __global__ void dropout_factors(
     });
 }
 
-// Rotates element j of a head with element j + half, by the cosines and then sines of the row's position. Elements of a head
+// Rotates element j of a head with element j + half, by the cosines and then sines of the row's position: that in its sample
+// of `seq` rows, if there are no others. Elements of a head
 // beyond 2 half stay.
 extern "C" __global__ void rope(
-    T* __restrict__ qkv, const A* __restrict__ table, u64 seq, u64 rows, u32 packed, u32 heads,
-    u32 head_dim, u32 half, u32 back
+    T* __restrict__ qkv, const A* __restrict__ table, const u32* __restrict__ positions, u64 seq, u64 rows, u32 packed,
+    u32 heads, u32 head_dim, u32 half, u32 back
 ) {
     u64 pairs = u64(heads) * half;
     bool vectors = half % 4 == 0 && head_dim % 4 == 0 && packed % 4 == 0 && aligned<4>(qkv);
@@ -225,7 +226,7 @@ extern "C" __global__ void rope(
         u64 row = i / pairs;
         u32 pair = u32(i - row * pairs);
         u32 head = pair / half, j = pair % half;
-        const A* angles = table + row % seq * 2 * half + j;
+        const A* angles = table + (positions ? positions[row] : row % seq) * 2 * half + j;
         T* low = qkv + row * packed + head * head_dim + j;
         auto cosines = load<w>(angles);
         auto sines = load<w>(angles + half);

@@ -2,6 +2,8 @@
 //!
 //! All outputs are buffers of the caller. Work goes to the compute queue.
 
+use std::ops::Range;
+
 use fsdp_core::memory::{Buffer, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::program::GradientTarget;
 use fsdp_core::{Error, Queue};
@@ -45,14 +47,30 @@ pub struct Operands<'o, 'a, B> {
     pub reads: &'o [Slice<'a, B>],
     /// What is written.
     pub writes: &'o mut [Write<'a, B>],
+    /// What is known on the host of the micro-batch.
+    pub batch: BatchFacts<'o>,
+}
+
+/// What an operation may want to know of a micro-batch on the host, beside its operands.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BatchFacts<'o> {
     /// Dropout keys, one per sample, where the operation drops anything.
     pub keys: &'o [u64],
+    /// The rows of each document, in order, where samples hold several that do not see each other.
+    pub documents: &'o [Range<usize>],
+}
+
+impl<'o> BatchFacts<'o> {
+    /// Dropout keys alone.
+    pub fn with_keys(keys: &'o [u64]) -> Self {
+        Self { keys, ..Self::default() }
+    }
 }
 
 impl<'o, 'a, B: Buffer> Operands<'o, 'a, B> {
     /// The same operands for a shorter time.
     pub fn reborrow(&mut self) -> Operands<'_, 'a, B> {
-        Operands { reads: self.reads, writes: self.writes, keys: self.keys }
+        Operands { reads: self.reads, writes: self.writes, batch: self.batch }
     }
 
     /// Operands that were checked, by number: what is read, what is written, and one more written where there is one.
@@ -139,7 +157,10 @@ fn composed<M: Backend + ?Sized>(
     let (inputs, ([], [mut dy], slopes)) = (operands.reads, operands.split());
     let mut slopes: Vec<_> = slopes.collect();
     let reads: Vec<_> = inputs.iter().copied().chain([dy.slice.as_slice()]).collect();
-    memory.run(&backward, Operands { reads: &reads, writes: &mut slopes, keys: &[] })?;
-    memory.run(&forward, Operands { reads: inputs, writes: &mut [dy.reborrow()], keys: &[] })?;
+    memory.run(&backward, Operands { reads: &reads, writes: &mut slopes, batch: BatchFacts::default() })?;
+    memory.run(
+        &forward,
+        Operands { reads: inputs, writes: &mut [dy.reborrow()], batch: BatchFacts::default() },
+    )?;
     Ok(Outcome::Done)
 }

@@ -36,7 +36,9 @@ pub enum ModelError {
         rounds: usize,
     },
     /// A batch whose parts have different lengths.
-    #[error("a batch of {samples} samples of {seq} tokens has {ids} ids and {targets} targets")]
+    #[error(
+        "a batch of {samples} samples of {seq} tokens has {ids} ids, {targets} targets and positions of {positions} tokens"
+    )]
     BatchShape {
         /// Number of samples.
         samples: usize,
@@ -46,6 +48,8 @@ pub enum ModelError {
         ids: usize,
         /// Number of targets.
         targets: usize,
+        /// Number of positions; as many as ids where there need be none.
+        positions: usize,
     },
     /// A token that the vocabulary does not have.
     #[error(
@@ -56,6 +60,17 @@ pub enum ModelError {
         id: u32,
         /// Size of the vocabulary.
         vocab: usize,
+    },
+    /// A position that continues no document.
+    #[error(
+        "token {row} of the batch has position {position}; a sample begins at 0, and each token has the position after that \
+         of the token before it, or begins a document at 0"
+    )]
+    Position {
+        /// The token.
+        row: usize,
+        /// Its position.
+        position: u32,
     },
     /// A sequence beyond the position table.
     #[error("sequences of {seq} tokens exceed the model's {positions} positions")]

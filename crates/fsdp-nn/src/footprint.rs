@@ -17,7 +17,7 @@ use crate::accounting::{Account, Lease};
 use crate::backend::HeadChunks;
 use crate::graph::Counting;
 use crate::model::unsharded::BlockCall;
-use crate::model::{Architecture, Blocks, Shape, TOKEN_BYTES};
+use crate::model::{Architecture, Blocks, Shape, token_bytes};
 
 /// The shape of a micro-batch and the dtypes that a program is run with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,14 +32,16 @@ pub struct RunShape {
     pub gradient_dtype: DType,
     /// Which chunks of logits the backend of the run wants.
     pub head_chunks: HeadChunks,
+    /// Whether samples hold several documents that do not see each other.
+    pub packed: bool,
 }
 
 impl RunShape {
     /// The shape of the graphs of a call.
     pub(crate) fn of(&self, call: BlockCall) -> Shape {
-        let Self { samples, seq, dtype, head_chunks, .. } = *self;
+        let Self { samples, seq, dtype, head_chunks, packed, .. } = *self;
         let training = !matches!(call, BlockCall::Forward(_, ForwardMode::Evaluate) | BlockCall::Evaluate(_));
-        Shape { samples, seq, dtype, head_chunks, training }
+        Shape { samples, seq, dtype, head_chunks, training, packed }
     }
 }
 
@@ -72,7 +74,7 @@ pub fn footprints<A: Architecture + Clone>(
         blocks.call(call, shape.of(call), &mut Counting(Arc::clone(&account)))?;
         footprints.push(difference(before, account.usage()));
     }
-    Ok(Footprints { calls: footprints, data_bytes: shape.samples * shape.seq * TOKEN_BYTES })
+    Ok(Footprints { calls: footprints, data_bytes: shape.samples * shape.seq * token_bytes(shape.packed) })
 }
 
 pub(crate) fn difference(before: Usage, after: Usage) -> CallFootprint {

@@ -59,6 +59,7 @@ impl Listing {
             Operand::Param(index) => param(index),
             Operand::ParamGradient(index) => format!("gradient of {}", param(index)),
             Operand::Ids => "ids".into(),
+            Operand::Positions => "positions".into(),
             Operand::Targets => "targets".into(),
             Operand::Losses => "losses".into(),
         }

@@ -21,7 +21,7 @@ use fsdp_nn::listing::{Listing, listings};
 use fsdp_nn::model::Architecture;
 use fsdp_nn::model::unsharded::BlockCall;
 
-use crate::config::{ConfigError, Resolved};
+use crate::config::{ConfigError, Packing, Resolved};
 use crate::error::TrainError;
 use crate::init::InitSource;
 use crate::lr::LrSchedule;
@@ -213,6 +213,7 @@ fn run_shape(config: &Resolved, plan: &Plan) -> RunShape {
         dtype: plan.policy.param_dtype,
         gradient_dtype: plan.policy.reduce_dtype,
         head_chunks: config.run.device.head_chunks(),
+        packed: config.data.packing == Packing::Packed,
     }
 }
 

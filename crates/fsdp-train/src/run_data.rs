@@ -137,6 +137,13 @@ fn batch(dataset: &Dataset, samples: &[Option<usize>]) -> Batch {
     for ((sample, ids), targets) in samples.iter().zip(ids.chunks_mut(seq)).zip(targets.chunks_mut(seq)) {
         dataset.fill(*sample, ids, targets);
     }
+    let positions = dataset.is_packed().then(|| {
+        let mut positions = vec![0; samples.len() * seq];
+        for (sample, positions) in samples.iter().zip(positions.chunks_mut(seq)) {
+            dataset.positions(*sample, positions);
+        }
+        positions
+    });
     let samples = samples.iter().map(|sample| sample.map_or(0, |index| index as u64)).collect();
-    Batch { ids, targets, samples, seq }
+    Batch { ids, targets, samples, seq, positions }
 }

@@ -142,6 +142,7 @@ impl CudaMemory {
         backward: bool,
         operands: Call<'_, '_>,
     ) -> Result<Outcome, Error> {
+        let positions = operands.reads.first().map_or(Ok(Word::Null), |slice| self.input(*slice))?;
         let ([], [x], _) = operands.split();
         let dtype = expect_float(x.slice.buffer);
         let table = self.rotations(dtype.master(), dims.seq, rope)?;
@@ -149,6 +150,7 @@ impl CudaMemory {
         let words = [
             self.output(x.slice)?,
             self.input(Slice::whole(&table))?,
+            positions,
             Word::Len(dims.seq),
             Word::Len(dims.rows()),
             Word::Int(dims.packed() as u32),
@@ -222,11 +224,11 @@ impl Backend for CudaMemory {
         match op {
             Op::Norm(op) => self.norm(op, operands),
             Op::Activation(op) => self.activation(*op, operands),
-            Op::Attention(Attention::Rope { dims, rope, backward }) => {
+            Op::Attention(Attention::Rope { dims, rope, backward, .. }) => {
                 self.rope(*dims, rope, *backward, operands)
             }
             Op::Pointwise(Pointwise::Dropout { p, .. }) => {
-                self.drop_elements(Dropout { p: *p, keys: operands.keys }, operands)
+                self.drop_elements(Dropout { p: *p, keys: operands.batch.keys }, operands)
             }
             Op::Head(op) => self.losses(op, operands),
             _ => Ok(Outcome::Unsupported),

@@ -178,7 +178,7 @@ impl Backend for Mixed {
         let writes = writes.iter_mut().zip(accumulate);
         let mut writes: Vec<_> =
             writes.map(|(buffer, accumulate)| Write { slice: SliceMut::whole(buffer), accumulate }).collect();
-        self.host.execute(op, Operands { reads: &reads, writes: &mut writes, keys: operands.keys })
+        self.host.execute(op, Operands { reads: &reads, writes: &mut writes, batch: operands.batch })
     }
 }
 

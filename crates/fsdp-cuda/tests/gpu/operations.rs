@@ -6,7 +6,7 @@ use fsdp_core::memory::{Category, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Queue};
 use fsdp_cuda::CudaMemory;
 use fsdp_cuda::torch::{Kernels, Torch, attention_kernels, set_deterministic};
-use fsdp_nn::backend::AttentionDims;
+use fsdp_nn::backend::{AttentionDims, BatchFacts};
 use fsdp_nn::conformance::{self, Calls, Subject};
 use fsdp_nn::op::Scores;
 
@@ -50,7 +50,7 @@ fn grouped_queries_in_f32_run_the_memory_efficient_kernels() {
     memory.zero(Queue::Compute, SliceMut::whole(&mut qkv)).unwrap();
     let (mut y, mut lse) = (room(dims.rows() * dims.heads * dims.head_dim), room(dims.rows() * dims.heads));
     let (y, lse) = (SliceMut::whole(&mut y), SliceMut::whole(&mut lse));
-    memory.attention(dims, (Scores::default(), &[]), Slice::whole(&qkv), y, lse).unwrap();
+    memory.attention(dims, (Scores::default(), BatchFacts::default()), Slice::whole(&qkv), y, lse).unwrap();
     // Tests run one at a time; that the results are right is part of `attention_is_precise`.
     assert_eq!(attention_kernels(), Some("memory-efficient"));
 }

@@ -10,7 +10,7 @@ use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::memory::{Category, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Queue};
 use fsdp_cuda::torch::{Kernels, set_intra_op};
-use fsdp_nn::backend::{Operands, Write};
+use fsdp_nn::backend::{BatchFacts, Operands, Write};
 use fsdp_nn::model::{Architecture, Mlp, MlpConfig};
 use fsdp_nn::op::{Lookup, Op};
 use fsdp_nn::{Backend, HostBuffer};
@@ -125,7 +125,7 @@ fn integer_ranks() -> Threads<Hooked<RankMemory>> {
             aside.write(Queue::Compute, HostSlice::F32(&values), SliceMut::whole(&mut gradient))?;
             let reads = &[operands.reads[0], Slice::whole(&gradient)];
             let mut writes: Vec<_> = operands.writes.iter_mut().map(Write::reborrow).collect();
-            memory.execute(op, Operands { reads, writes: &mut writes, keys: &[] })
+            memory.execute(op, Operands { reads, writes: &mut writes, batch: BatchFacts::default() })
         };
         Ok(Arc::new(Hooked { inner: memory(Kernels::Fused)?, hook: Arc::new(hook) }))
     })

@@ -5,6 +5,8 @@
 
 mod bounds;
 
+use std::ops::Range;
+
 use bounds::{Bounds, Work, filled};
 use criterion::{Criterion, criterion_group, criterion_main};
 use fsdp_core::memory::{Category, HostSlice, Memory, Slice, SliceMut};
@@ -13,7 +15,7 @@ use fsdp_core::program::GradientTarget;
 use fsdp_core::scalars::GradientFactors;
 use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule};
 use fsdp_core::{DType, Queue};
-use fsdp_nn::backend::{AttentionDims, HeadDims, LinearDims, Orientation};
+use fsdp_nn::backend::{AttentionDims, BatchFacts, HeadDims, LinearDims, Orientation};
 use fsdp_nn::conformance::Calls;
 use fsdp_nn::op::Scores;
 use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, Sgd};
@@ -76,24 +78,33 @@ fn gemm(c: &mut Criterion) {
     }
 }
 
+/// Samples of the model, and one sample of as many positions: as one document, and as 16 packed ones.
 fn attention(c: &mut Criterion) {
     let dims = AttentionDims { batch: 8, seq: 256, heads: 8, kv_heads: 2, head_dim: 32 };
+    attention_over(c, "attention", dims, None);
+    let dims = AttentionDims { batch: 1, seq: ROWS, ..dims };
+    attention_over(c, "attention_1x2048", dims, Some(ROWS));
+    attention_over(c, "attention_16x128", dims, Some(128));
+}
+
+/// Attention over samples, or over packed documents of a length.
+fn attention_over(c: &mut Criterion, name: &str, dims: AttentionDims, len: Option<usize>) {
+    let documents: Vec<Range<usize>> =
+        len.map_or_else(Vec::new, |len| (0..ROWS).step_by(len).map(|start| start..start + len).collect());
+    let scores = Scores { packed: len.is_some(), ..Scores::default() };
+    let facts = (scores, BatchFacts { documents: &documents, ..BatchFacts::default() });
     for (threads, memory, bounds) in memories() {
         let qkv = filled(&memory, dims.rows() * dims.packed());
         let (mut y, mut lse) = (filled(&memory, ROWS * HIDDEN), filled(&memory, ROWS * dims.heads));
         let (dy, mut dqkv) = (filled(&memory, ROWS * HIDDEN), filled(&memory, dims.rows() * dims.packed()));
         // The causal half of each product.
-        let product = (dims.batch * dims.heads * dims.seq * dims.seq * dims.head_dim) as f64;
-        run(c, bounds, &format!("attention/forward/{threads}"), Work::Flops(2.0 * product), || {
-            memory
-                .attention(dims, (Scores::default(), &[]), read(&qkv), write(&mut y), write(&mut lse))
-                .expect("fits");
+        let product = (ROWS * len.unwrap_or(dims.seq) * dims.heads * dims.head_dim) as f64;
+        run(c, bounds, &format!("{name}/forward/{threads}"), Work::Flops(2.0 * product), || {
+            memory.attention(dims, facts, read(&qkv), write(&mut y), write(&mut lse)).expect("fits");
         });
-        run(c, bounds, &format!("attention/backward/{threads}"), Work::Flops(5.0 * product), || {
+        run(c, bounds, &format!("{name}/backward/{threads}"), Work::Flops(5.0 * product), || {
             let (qkv, y, lse, dy) = (read(&qkv), read(&y), read(&lse), read(&dy));
-            memory
-                .attention_backward(dims, (Scores::default(), &[]), qkv, y, lse, dy, write(&mut dqkv))
-                .expect("fits");
+            memory.attention_backward(dims, facts, qkv, y, lse, dy, write(&mut dqkv)).expect("fits");
         });
     }
 }

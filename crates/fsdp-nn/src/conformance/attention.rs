@@ -10,10 +10,10 @@ use super::Subject;
 use super::calls::Calls;
 use super::kit::{Kit, numbers};
 use super::precision::unit;
-use crate::backend::{AttentionDims, Backend};
+use crate::backend::{AttentionDims, Backend, BatchFacts};
 use crate::op::Scores;
 
-const PLAIN: Scores = Scores { dropout: 0.0, scale: None, softcap: None, window: None };
+const PLAIN: Scores = Scores { dropout: 0.0, scale: None, softcap: None, window: None, packed: false };
 const WINDOW: Scores = Scores { window: Some(37), ..PLAIN };
 const SCALE: Scores = Scores { scale: Some(0.2), ..PLAIN };
 
@@ -56,10 +56,10 @@ fn run<M: Backend>(
     let mut y = kit.result(dims.rows() * dims.heads * dims.head_dim);
     let mut lse = kit.statistics(dims.rows() * dims.heads);
     let mut dqkv = kit.result(dims.rows() * dims.packed());
-    kit.memory.attention(dims, (scores, &[]), qkv.read(), y.write(), lse.write()).unwrap();
+    kit.memory.attention(dims, (scores, BatchFacts::default()), qkv.read(), y.write(), lse.write()).unwrap();
     let (read_y, read_lse) = (y.read(), lse.read());
-    let (qkv, dy) = (qkv.read(), dy.read());
-    kit.memory.attention_backward(dims, (scores, &[]), qkv, read_y, read_lse, dy, dqkv.write()).unwrap();
+    let (qkv, dy, facts) = (qkv.read(), dy.read(), (scores, BatchFacts::default()));
+    kit.memory.attention_backward(dims, facts, qkv, read_y, read_lse, dy, dqkv.write()).unwrap();
     (kit.get(&y), kit.get(&dqkv))
 }
 

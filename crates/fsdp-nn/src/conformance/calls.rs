@@ -4,7 +4,7 @@ use fsdp_core::Error;
 use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_core::program::GradientTarget;
 
-use crate::backend::{Backend, Operands, Write};
+use crate::backend::{Backend, BatchFacts, Operands, Write};
 use crate::layer::Rope;
 use crate::op::{
     Activation, Attention, AttentionDims, Dropout, Function, Head, HeadDims, Linear, LinearDims, LogitsDims,
@@ -29,7 +29,7 @@ pub trait Calls: Backend {
         reads: &[In<'_, Self>],
         writes: [Out<'_, Self>; W],
     ) -> Result<(), Error> {
-        self.run(&op, Operands { reads, writes: &mut writes.map(Write::over), keys: &[] })
+        self.run(&op, Operands { reads, writes: &mut writes.map(Write::over), batch: BatchFacts::default() })
     }
 
     fn call_adding(
@@ -39,11 +39,14 @@ pub trait Calls: Backend {
         slice: Out<'_, Self>,
         accumulate: bool,
     ) -> Result<(), Error> {
-        self.run(&op, Operands { reads, writes: &mut [Write { slice, accumulate }], keys: &[] })
+        self.run(
+            &op,
+            Operands { reads, writes: &mut [Write { slice, accumulate }], batch: BatchFacts::default() },
+        )
     }
 
     fn call_to(&self, op: Op, reads: &[In<'_, Self>], target: Target<'_, Self>) -> Result<(), Error> {
-        self.run(&op, Operands { reads, writes: &mut [target.into()], keys: &[] })
+        self.run(&op, Operands { reads, writes: &mut [target.into()], batch: BatchFacts::default() })
     }
 
     fn linear(
@@ -142,7 +145,10 @@ pub trait Calls: Backend {
         let op = Op::Norm(Norm::RmsBackward { rows: x.len / width, width, weight: dweight.is_some() });
         let mut writes = vec![Write { slice: dx, accumulate }];
         writes.extend(dweight.map(Write::from));
-        self.run(&op, Operands { reads: &[x, weight, rstd, dy], writes: &mut writes, keys: &[] })
+        self.run(
+            &op,
+            Operands { reads: &[x, weight, rstd, dy], writes: &mut writes, batch: BatchFacts::default() },
+        )
     }
 
     fn layer_norm(
@@ -191,26 +197,27 @@ pub trait Calls: Backend {
         qkv: Out<'_, Self>,
         backward: bool,
     ) -> Result<(), Error> {
-        self.call(Op::Attention(Attention::Rope { dims, rope: rope.clone(), backward }), &[], [qkv])
+        let (rope, packed) = (rope.clone(), false);
+        self.call(Op::Attention(Attention::Rope { dims, rope, packed, backward }), &[], [qkv])
     }
 
     fn attention(
         &self,
         dims: AttentionDims,
-        (scores, keys): (Scores, &[u64]),
+        (scores, batch): (Scores, BatchFacts<'_>),
         qkv: In<'_, Self>,
         y: Out<'_, Self>,
         lse: Out<'_, Self>,
     ) -> Result<(), Error> {
         let writes = &mut [y, lse].map(Write::over);
         let op = Op::Attention(Attention::Forward { dims, scores });
-        self.run(&op, Operands { reads: &[qkv], writes, keys })
+        self.run(&op, Operands { reads: &[qkv], writes, batch })
     }
 
     fn attention_backward(
         &self,
         dims: AttentionDims,
-        (scores, keys): (Scores, &[u64]),
+        (scores, batch): (Scores, BatchFacts<'_>),
         qkv: In<'_, Self>,
         y: In<'_, Self>,
         lse: In<'_, Self>,
@@ -218,7 +225,7 @@ pub trait Calls: Backend {
         dqkv: Out<'_, Self>,
     ) -> Result<(), Error> {
         let (reads, writes) = (&[qkv, y, lse, dy], &mut [Write::over(dqkv)]);
-        self.run(&Op::Attention(Attention::Backward { dims, scores }), Operands { reads, writes, keys })
+        self.run(&Op::Attention(Attention::Backward { dims, scores }), Operands { reads, writes, batch })
     }
 
     fn swiglu(&self, gate: In<'_, Self>, up: In<'_, Self>, y: Out<'_, Self>) -> Result<(), Error> {
@@ -334,7 +341,14 @@ pub trait Calls: Backend {
 
     fn dropout(&self, dropout: Dropout<'_>, x: Out<'_, Self>) -> Result<(), Error> {
         let op = Op::Pointwise(Pointwise::Dropout { len: x.len, samples: dropout.keys.len(), p: dropout.p });
-        self.run(&op, Operands { reads: &[], writes: &mut [Write::over(x)], keys: dropout.keys })
+        self.run(
+            &op,
+            Operands {
+                reads: &[],
+                writes: &mut [Write::over(x)],
+                batch: BatchFacts::with_keys(dropout.keys),
+            },
+        )
     }
 
     fn head_loss(
@@ -365,7 +379,10 @@ pub trait Calls: Backend {
         let mut writes: Vec<_> = [losses, logits, dx].map(Write::over).into();
         writes.extend(dweight.map(Write::from));
         writes.extend(dlogits.map(Write::over));
-        self.run(&op, Operands { reads: &[x, weight, targets], writes: &mut writes, keys: &[] })
+        self.run(
+            &op,
+            Operands { reads: &[x, weight, targets], writes: &mut writes, batch: BatchFacts::default() },
+        )
     }
 
     fn cross_entropy(
@@ -396,7 +413,7 @@ pub trait Calls: Backend {
         });
         let mut writes: Vec<_> = [logits, losses].map(Write::over).into();
         writes.extend(gradient.map(Write::over));
-        self.run(&op, Operands { reads: &[targets], writes: &mut writes, keys: &[] })
+        self.run(&op, Operands { reads: &[targets], writes: &mut writes, batch: BatchFacts::default() })
     }
 }
 

@@ -1,11 +1,14 @@
 //! The operations under test, for dimensions chosen by the caller.
 
+use std::ops::Range;
+
 use fsdp_core::memory::{Slice, SliceMut};
 
 use super::calls::Calls;
 use super::kit::{Case, Kit, integers, numbers};
 use crate::backend::{
-    AttentionDims, Backend, Dropout, HeadDims, IGNORED_TARGET, LinearDims, Operands, Orientation, Write,
+    AttentionDims, Backend, BatchFacts, Dropout, HeadDims, IGNORED_TARGET, LinearDims, Operands, Orientation,
+    Write,
 };
 use crate::layer::Rope;
 use crate::op::{Activation, Attention, Function, Op, Pass, Pointwise, Scores};
@@ -31,8 +34,9 @@ pub(crate) fn all<M: Backend>(sizes: Sizes) -> Vec<Case<M>> {
         embedding(sizes),
         rms_norm(sizes),
         layer_norm(sizes),
-        rope(sizes, 1.0),
-        rope(sizes, 0.4),
+        rope(sizes, 1.0, false),
+        rope(sizes, 0.4, false),
+        rope(sizes, 1.0, true),
         attention(sizes, 1, 1, Scores::default()),
         attention(sizes, 2, 3, Scores::default()),
         attention(sizes, 1, 2, Scores::dropping(0.3)),
@@ -40,7 +44,14 @@ pub(crate) fn all<M: Backend>(sizes: Sizes) -> Vec<Case<M>> {
         attention(sizes, 1, 3, Scores { dropout: 0.2, softcap: Some(0.7), ..Scores::default() }),
         attention(sizes, 2, 2, Scores { window: Some(1), ..Scores::default() }),
         attention(sizes, 1, 2, Scores { window: Some(40), scale: Some(0.2), ..Scores::default() }),
-        attention(sizes, 2, 1, Scores { dropout: 0.2, softcap: Some(0.7), window: Some(3), scale: None }),
+        attention(
+            sizes,
+            2,
+            1,
+            Scores { dropout: 0.2, softcap: Some(0.7), window: Some(3), ..Scores::default() },
+        ),
+        attention(sizes, 2, 1, Scores { packed: true, ..Scores::default() }),
+        attention(sizes, 1, 2, Scores { packed: true, window: Some(4), ..Scores::dropping(0.3) }),
         columns(sizes),
         dropout(sizes),
         head(sizes, None),
@@ -203,28 +214,34 @@ fn attention_dims(sizes: Sizes, kv_heads: usize, group: usize) -> AttentionDims 
     AttentionDims { batch: 2, seq: sizes.rows, heads: kv_heads * group, kv_heads, head_dim }
 }
 
-/// Of a head, a part rotates; where that is not all, with a factor.
-fn rope<M: Backend>(sizes: Sizes, part: f64) -> Case<M> {
+/// The rows of documents of two samples: two in the first, unless it is short, and one in the second.
+fn documents(seq: usize) -> Vec<Range<usize>> {
+    let cut = seq.div_ceil(3);
+    [0..cut, cut..seq, seq..2 * seq].into_iter().filter(|rows| !rows.is_empty()).collect()
+}
+
+/// Of a head, a part rotates; where that is not all, with a factor. Positions are those within samples or documents.
+fn rope<M: Backend>(sizes: Sizes, part: f64, packed: bool) -> Case<M> {
     let dims = attention_dims(sizes, 2, 2);
     let pairs = (dims.head_dim as f64 / 2.0 * part).ceil() as i32;
     let factor = if part < 1.0 { 1.25 } else { 1.0 };
     let rope = Rope { inverse_frequencies: (0..pairs).map(|i| 0.3_f32.powi(i)).collect(), factor };
-    let again = rope.clone();
+    let positions: Vec<u32> = documents(dims.seq).iter().flat_map(|rows| 0..rows.len() as u32).collect();
+    let run = move |kit: &Kit<M>, values: &[f64], backward: bool| {
+        let (mut qkv, positions) = (kit.put(values), kit.ids(&positions));
+        let reads = if packed { vec![positions.read()] } else { Vec::new() };
+        let op = Op::Attention(Attention::Rope { dims, rope: rope.clone(), packed, backward });
+        kit.memory.call(op, &reads, [qkv.write()]).unwrap();
+        kit.get(&qkv)
+    };
+    let again = run.clone();
     let len = dims.rows() * dims.packed();
     Case {
         name: "rope",
         inputs: vec![numbers(sizes.seed, len)],
         doutput: numbers(sizes.seed + 1, len),
-        forward: Box::new(move |kit, inputs| {
-            let mut qkv = kit.put(&inputs[0]);
-            kit.memory.rope(dims, &rope, qkv.write(), false).unwrap();
-            kit.get(&qkv)
-        }),
-        backward: Box::new(move |kit, _, dy| {
-            let mut qkv = kit.put(dy);
-            kit.memory.rope(dims, &again, qkv.write(), true).unwrap();
-            vec![kit.get(&qkv)]
-        }),
+        forward: Box::new(move |kit, inputs| run(kit, &inputs[0], false)),
+        backward: Box::new(move |kit, _, dy| vec![again(kit, dy, true)]),
         bound: Box::new(move |inputs, y| (5.0, vec![2.0 * factor * largest(&inputs[0]); y.len()])),
     }
 }
@@ -234,15 +251,22 @@ fn attention<M: Backend>(sizes: Sizes, kv_heads: usize, group: usize, scores: Sc
     let all_keys = [sizes.seed, sizes.seed + 9];
     let keys = if scores.dropout > 0.0 { 2 } else { 0 };
     let (len, y_len, lse_len) = (dims.rows() * dims.packed(), dims.output_len(), dims.rows() * dims.heads);
-    let run = move |kit: &Kit<M>, inputs: &[Vec<f64>]| {
+    let documents = documents(dims.seq);
+    let of_backward = documents.clone();
+    let run = move |kit: &Kit<M>, inputs: &[Vec<f64>], documents: &[Range<usize>]| {
         let (qkv, mut y, mut lse) = (kit.put(&inputs[0]), kit.result(y_len), kit.statistics(lse_len));
         let writes = &mut [y.write(), lse.write()].map(Write::over);
-        let operands = Operands { reads: &[qkv.read()], writes, keys: &all_keys[..keys] };
+        let operands = Operands {
+            reads: &[qkv.read()],
+            writes,
+            batch: BatchFacts { keys: &all_keys[..keys], documents },
+        };
         kit.memory.run(&Op::Attention(Attention::Forward { dims, scores }), operands).unwrap();
         [qkv, y, lse]
     };
     Case {
         name: match scores {
+            Scores { packed: true, .. } => "attention of documents",
             Scores { window: Some(_), .. } => "attention with a window",
             Scores { softcap: Some(_), .. } => "attention with a cap",
             Scores { dropout, .. } if dropout > 0.0 => "attention with dropout",
@@ -250,13 +274,14 @@ fn attention<M: Backend>(sizes: Sizes, kv_heads: usize, group: usize, scores: Sc
         },
         inputs: vec![numbers(sizes.seed, len)],
         doutput: numbers(sizes.seed + 1, y_len),
-        forward: Box::new(move |kit, inputs| kit.get(&run(kit, inputs)[1])),
+        forward: Box::new(move |kit, inputs| kit.get(&run(kit, inputs, &documents)[1])),
         backward: Box::new(move |kit, inputs, dy| {
-            let [qkv, y, lse] = run(kit, inputs);
+            let [qkv, y, lse] = run(kit, inputs, &of_backward);
             let (dy, mut dqkv) = (kit.put(dy), kit.result(len));
             let reads = &[qkv.read(), y.read(), lse.read(), dy.read()];
             let writes = &mut [Write::over(dqkv.write())];
-            let operands = Operands { reads, writes, keys: &all_keys[..keys] };
+            let batch = BatchFacts { keys: &all_keys[..keys], documents: &of_backward };
+            let operands = Operands { reads, writes, batch };
             kit.memory.run(&Op::Attention(Attention::Backward { dims, scores }), operands).unwrap();
             vec![kit.get(&dqkv)]
         }),

@@ -73,7 +73,7 @@ fn batch(ids: &[f64]) -> Batch {
     let part = |skip: usize| -> Vec<u32> {
         ids.chunks(len).flat_map(|sample| sample[skip..skip + len - 1].iter().map(|&id| id as u32)).collect()
     };
-    Batch { ids: part(0), targets: part(1), samples: (0..samples).collect(), seq: len - 1 }
+    Batch { ids: part(0), targets: part(1), samples: (0..samples).collect(), seq: len - 1, positions: None }
 }
 
 pub(crate) fn close(name: &str, got: &[f64], expected: &[f64], band: f64) {

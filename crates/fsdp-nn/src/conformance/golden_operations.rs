@@ -12,7 +12,7 @@ use super::calls::Calls;
 use super::golden::close;
 use super::models::Packed;
 use super::safetensors;
-use crate::backend::{AttentionDims, Backend, HeadDims, IGNORED_TARGET, LinearDims, Orientation};
+use crate::backend::{AttentionDims, Backend, BatchFacts, HeadDims, IGNORED_TARGET, LinearDims, Orientation};
 use crate::layer::Rope;
 use crate::op::Scores;
 
@@ -164,6 +164,7 @@ fn layer_norm<M: Backend>(golden: &Golden<'_, M>) {
 fn attention<M: Backend>(golden: &Golden<'_, M>) {
     let plain = Scores::default();
     let window = |keys| Scores { window: Some(keys), ..plain };
+    let packed = Scores { packed: true, ..plain };
     for (name, [batch, seq, heads, kv_heads, head_dim], scores) in [
         ("attention_gqa", [2, 7, 4, 2, 6], plain),
         ("attention_mha", [1, 9, 3, 3, 5], plain),
@@ -173,9 +174,17 @@ fn attention<M: Backend>(golden: &Golden<'_, M>) {
         ("attention_window", [2, 9, 4, 2, 6], window(4)),
         ("attention_window_two", [1, 5, 2, 1, 4], window(2)),
         ("attention_scale", [2, 6, 2, 2, 6], Scores { scale: Some(0.3), ..plain }),
+        ("attention_documents", [2, 9, 4, 2, 6], packed),
+        ("attention_documents_window", [1, 9, 2, 1, 4], Scores { window: Some(2), ..packed }),
     ] {
         let packed = Packed { dims: AttentionDims { batch, seq, heads, kv_heads, head_dim } };
         let dims = packed.dims;
+        // In every sample documents of 4, 1 and 4 positions.
+        let starts = |sample| [0, 4, 5, 9].map(|start| sample * seq + start);
+        let documents: Vec<_> = (0..batch)
+            .flat_map(|sample| starts(sample).windows(2).map(|at| at[0]..at[1]).collect::<Vec<_>>())
+            .collect();
+        let facts = (scores, BatchFacts { keys: &[], documents: &documents });
         golden.each(&[name], |case| {
             // Scores in the hundreds have a relative error of 1e-7 in single precision, times the score.
             let band = if name == "attention_sharp" { 50.0 * case.band } else { case.band };
@@ -183,11 +192,11 @@ fn attention<M: Backend>(golden: &Golden<'_, M>) {
             let qkv = case.upload(&packed.pack(["q", "k", "v"].map(|tensor| case.values(tensor))));
             let dy = case.input("dy");
             let (mut y, mut lse) = (case.room(dy.len()), case.room(dims.rows() * heads));
-            case.memory.attention(dims, (scores, &[]), all(&qkv), out(&mut y), out(&mut lse)).unwrap();
+            case.memory.attention(dims, facts, all(&qkv), out(&mut y), out(&mut lse)).unwrap();
             case.expect("y", &y);
             let mut dqkv = case.room(qkv.len());
             let (qkv, y, lse, dy) = (all(&qkv), all(&y), all(&lse), all(&dy));
-            case.memory.attention_backward(dims, (scores, &[]), qkv, y, lse, dy, out(&mut dqkv)).unwrap();
+            case.memory.attention_backward(dims, facts, qkv, y, lse, dy, out(&mut dqkv)).unwrap();
             let gradients = case.download(&dqkv);
             for (index, tensor) in ["dq", "dk", "dv"].into_iter().enumerate() {
                 case.expect_values(tensor, &packed.part(&gradients, index));

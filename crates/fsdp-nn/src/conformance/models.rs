@@ -120,7 +120,14 @@ pub(crate) fn batch(samples: usize, seq: usize, vocab: usize) -> Batch {
         targets: (0..samples * seq).map(|i| token(i + 5)).collect(),
         samples: (0..samples as u64).map(|sample| sample + 40).collect(),
         seq,
+        positions: None,
     }
+}
+
+/// [`batch`] whose samples hold documents of up to 3 tokens.
+pub(crate) fn packed_batch(samples: usize, seq: usize, vocab: usize) -> Batch {
+    let positions = (0..samples).flat_map(|_| (0..seq).map(|position| position as u32 % 3)).collect();
+    Batch { positions: Some(positions), ..batch(samples, seq, vocab) }
 }
 
 /// A Llama with everything on.

@@ -5,18 +5,21 @@ use fsdp_core::model::BlockId;
 use fsdp_core::{DType, Error};
 
 use super::Subject;
-use super::models::{Sample, batch, hf_models, relatives, small};
+use super::models::{Sample, batch, hf_models, packed_batch, relatives, small};
 use crate::backend::{Backend, IGNORED_TARGET};
 use crate::graph::{Builder, Tensor};
 use crate::layer::{Attention, Describe, Description, Embedding, Head, LayerNorm, Linear, RmsNorm, Rope};
 use crate::model::unsharded::Pass;
-use crate::model::{Architecture, Decoder};
+use crate::model::{Architecture, Batch, Decoder};
 use crate::op::Function;
 
 /// Compares some elements of every gradient.
-fn check<M: Backend, A: Architecture + Clone>(subject: &Subject<'_, M>, mut sample: Sample<A>) {
+fn check<M: Backend, A: Architecture + Clone>(
+    subject: &Subject<'_, M>,
+    mut sample: Sample<A>,
+    mut batch: Batch,
+) {
     const STEP: f64 = 1e-5;
-    let mut batch = batch(3, 7, 13);
     batch.targets[4] = IGNORED_TARGET;
     let gradients = sample.run_on(&(subject.memory)(), &batch, Pass::Train).gradients;
     for (param, gradient) in gradients.iter().enumerate() {
@@ -37,20 +40,24 @@ fn check<M: Backend, A: Architecture + Clone>(subject: &Subject<'_, M>, mut samp
 }
 
 /// Gradients of a Llama and its relatives, a GPT-2, an MLP, a model that uses values several times and one that caps what it can are slopes of the loss, in double
-/// precision and with all dropouts.
+/// precision and with all dropouts, of samples and of documents packed into them.
 ///
 /// # Panics
 /// When one is not.
 pub fn gradients_of_models_are_slopes<M: Backend>(subject: &Subject<'_, M>) {
     for model in hf_models() {
-        check(subject, Sample::new(model, DType::F64));
+        check(subject, Sample::new(model.clone(), DType::F64), batch(3, 7, 13));
+        check(subject, Sample::new(model, DType::F64), packed_batch(3, 7, 13));
     }
     for relative in relatives() {
-        check(subject, Sample::new(Decoder::new(&relative).unwrap(), DType::F64));
+        let model = Decoder::new(&relative).unwrap();
+        check(subject, Sample::new(model.clone(), DType::F64), batch(3, 7, 13));
+        check(subject, Sample::new(model, DType::F64), packed_batch(3, 7, 13));
     }
-    check(subject, Sample::new(small(), DType::F64));
-    check(subject, Sample::new(Odd::new(), DType::F64));
-    check(subject, Sample::new(Capped::new(), DType::F64));
+    check(subject, Sample::new(small(), DType::F64), batch(3, 7, 13));
+    check(subject, Sample::new(Odd::new(), DType::F64), batch(3, 7, 13));
+    check(subject, Sample::new(Capped::new(), DType::F64), batch(3, 7, 13));
+    check(subject, Sample::new(Capped::new(), DType::F64), packed_batch(3, 7, 13));
 }
 
 /// A model with what other families add to a Llama: norms of heads (Qwen 3), GELU as a gate, capped scores and logits (Gemma

@@ -1,5 +1,7 @@
 //! The tables of a micro-batch, which calls read and write beside values and parameters.
 
+use std::ops::Range;
+
 use fsdp_core::memory::Slice;
 use fsdp_core::model::BlockId;
 
@@ -12,6 +14,10 @@ pub(crate) struct MicroBatch<'a, B> {
     pub(crate) ids: Slice<'a, B>,
     /// The token to predict at each row.
     pub(crate) targets: Slice<'a, B>,
+    /// The position of each row within its document, where samples hold several.
+    pub(crate) positions: Option<Slice<'a, B>>,
+    /// The rows of each document, where samples hold several.
+    pub(crate) documents: &'a [Range<usize>],
     /// Global ids of the samples.
     pub(crate) samples: &'a [u64],
     /// Seed of the run, for dropout.

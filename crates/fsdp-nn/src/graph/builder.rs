@@ -36,20 +36,23 @@ pub struct Builder<'a> {
     seq: usize,
     dtype: DType,
     training: bool,
+    packed: bool,
     values: Vec<Decl>,
     nodes: Vec<Node>,
     sites: u64,
 }
 
 impl<'a> Builder<'a> {
-    /// For a block over micro-batches of `samples` samples of `seq` tokens; dropout acts in training.
+    /// For a block over micro-batches of `samples` samples of `seq` tokens, which hold several documents each if they are
+    /// `packed`; dropout acts in training.
     pub(crate) fn new(
         (spec, block): (&'a ModelSpec, BlockId),
         (samples, seq): (usize, usize),
         dtype: DType,
-        training: bool,
+        (training, packed): (bool, bool),
     ) -> Self {
-        Self { spec, block, samples, seq, dtype, training, values: Vec::new(), nodes: Vec::new(), sites: 0 }
+        let (values, nodes) = (Vec::new(), Vec::new());
+        Self { spec, block, samples, seq, dtype, training, packed, values, nodes, sites: 0 }
     }
 
     /// The block that ends with `output`.
@@ -88,11 +91,11 @@ impl<'a> Builder<'a> {
         y
     }
 
-    /// An operation that works in place.
-    pub(crate) fn in_place(&mut self, x: Tensor, op: Op, site: Option<u64>) -> Tensor {
+    /// An operation that works in place, and reads what is no value besides.
+    pub(crate) fn in_place(&mut self, x: Tensor, op: Op, reads: Vec<Operand>, site: Option<u64>) -> Tensor {
         let y = self.rows(x.width);
         let writes = vec![(self.whole(y), false)];
-        self.node(vec![Call { op, reads: vec![], writes, site }], Some(x));
+        self.node(vec![Call { op, reads, writes, site }], Some(x));
         y
     }
 
@@ -119,6 +122,11 @@ impl<'a> Builder<'a> {
 
     pub(crate) fn row_count(&self) -> usize {
         self.samples * self.seq
+    }
+
+    /// Whether samples hold several documents.
+    pub(crate) fn is_packed(&self) -> bool {
+        self.packed
     }
 
     /// Samples, and tokens of each.

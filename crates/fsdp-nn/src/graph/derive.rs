@@ -102,7 +102,8 @@ impl<'a> Backward<'a> {
         let gradient = self.travel(input, gradient);
         let gradient = self.own(input, gradient, None);
         let writes = vec![(self.draft.whole(gradient), false)];
-        self.draft.calls.push(Call { op, reads: vec![], writes, site: node.main().site });
+        let Call { reads, site, .. } = node.main().clone();
+        self.draft.calls.push(Call { op, reads, writes, site });
         self.put(input, gradient);
     }
 }

@@ -92,6 +92,8 @@ pub enum Operand {
     ParamGradient(usize),
     /// The tokens of the micro-batch.
     Ids,
+    /// The position of each of them within its document, where samples hold several.
+    Positions,
     /// The tokens to predict.
     Targets,
     /// The losses of the micro-batch.

@@ -10,7 +10,7 @@ use tracing::trace_span;
 
 use super::{Call, Decl, List, MicroBatch, Operand};
 use crate::accounting::{Account, Lease};
-use crate::backend::{Backend, Operands, Write};
+use crate::backend::{Backend, BatchFacts, Operands, Write};
 
 /// The target of spans of calls: that of the engine's operations, within which they lie.
 const CALLS: &str = "fsdp::op";
@@ -128,14 +128,15 @@ impl<M: Backend> DeviceRunner<'_, M> {
                     Write::from(target.ok_or_else(|| inputs.without_gradient(id))?)
                 }
                 Operand::Losses => Write::over(losses.take().expect("a call writes the losses once")),
-                Operand::Param(_) | Operand::Ids | Operand::Targets => {
+                Operand::Param(_) | Operand::Ids | Operand::Positions | Operand::Targets => {
                     unreachable!("{operand:?} is only read")
                 }
             });
         }
         let keys = call.site.map_or_else(Vec::new, |site| inputs.batch.dropout_keys(inputs.block, site));
         let _span = trace_span!(target: CALLS, "call", queue = Queue::Compute.name(), op = call.op.name());
-        inputs.memory.run(&call.op, Operands { reads: &reads, writes: &mut writes, keys: &keys })
+        let batch = BatchFacts { keys: &keys, documents: inputs.batch.documents };
+        inputs.memory.run(&call.op, Operands { reads: &reads, writes: &mut writes, batch })
     }
 }
 
@@ -151,6 +152,7 @@ impl<M: Backend> Inputs<'_, M> {
             }
             Operand::Param(index) => self.params.get(self.spec, self.param(index))?.slice(),
             Operand::Ids => self.batch.ids,
+            Operand::Positions => self.batch.positions.expect("packed samples have positions"),
             Operand::Targets => self.batch.targets,
             Operand::ParamGradient(_) | Operand::Losses => unreachable!("{operand:?} is only written"),
         })

@@ -1,5 +1,7 @@
 //! The data of a step, on the host and on the device.
 
+use std::ops::Range;
+
 use fsdp_core::DType;
 use fsdp_core::Error;
 use fsdp_core::Queue;
@@ -21,6 +23,9 @@ pub struct Batch {
     pub samples: Vec<u64>,
     /// Tokens per sample.
     pub seq: usize,
+    /// The position of each token within its document, if samples hold several that do not see each other: a document
+    /// begins where the position is 0.
+    pub positions: Option<Vec<u32>>,
 }
 
 impl Batch {
@@ -29,14 +34,32 @@ impl Batch {
         self.targets.iter().filter(|&&target| target != IGNORED_TARGET).count() as u64
     }
 
+    /// The rows of each document, in order, if samples hold several.
+    ///
+    /// # Errors
+    /// [`ModelError::Position`]: a position that continues no document.
+    fn documents(&self) -> Result<Vec<Range<usize>>, ModelError> {
+        let mut documents: Vec<Range<usize>> = Vec::new();
+        for (row, &position) in self.positions.iter().flatten().enumerate() {
+            match documents.last_mut() {
+                _ if position == 0 => documents.push(row..row + 1),
+                Some(last) if row % self.seq > 0 && last.len() == position as usize => last.end += 1,
+                _ => return Err(ModelError::Position { row, position }),
+            }
+        }
+        Ok(documents)
+    }
+
     fn check<A: Architecture>(&self, architecture: &A) -> Result<(), ModelError> {
         let rows = self.samples.len() * self.seq;
-        if rows == 0 || self.ids.len() != rows || self.targets.len() != rows {
+        let positions = self.positions.as_ref().map_or(self.ids.len(), Vec::len);
+        if rows == 0 || [self.ids.len(), self.targets.len(), positions] != [rows; 3] {
             return Err(ModelError::BatchShape {
                 samples: self.samples.len(),
                 seq: self.seq,
                 ids: self.ids.len(),
                 targets: self.targets.len(),
+                positions,
             });
         }
         let vocab = architecture.head().vocab;
@@ -53,14 +76,18 @@ impl Batch {
     }
 }
 
-/// Bytes of a token, its target and its loss.
-pub(crate) const TOKEN_BYTES: usize = 4 + 4 + 8;
+/// Bytes of a token, its target and its loss, and in packed samples of its position.
+pub(crate) fn token_bytes(packed: bool) -> usize {
+    4 + 4 + 8 + if packed { 4 } else { 0 }
+}
 
-/// The micro-batches of this rank's step. Their tokens, targets and losses lie one after the other in three
-/// buffers that stay from step to step and only ever grow: 16 bytes per token of the step.
+/// The micro-batches of this rank's step. Their tokens, targets, losses, and positions if samples are packed, lie one after
+/// the other in a buffer each that stays from step to step and only ever grows: see [`token_bytes`].
 pub(super) struct StepData<B> {
     step: u64,
     batches: Vec<Batch>,
+    /// The rows of the documents of each, if samples are packed.
+    documents: Vec<Vec<Range<usize>>>,
     /// The first row of each micro-batch.
     offsets: Vec<usize>,
     device: Option<Device<B>>,
@@ -72,11 +99,13 @@ struct Device<B> {
     ids: B,
     targets: B,
     losses: B,
+    positions: Option<B>,
 }
 
 impl<B> Default for StepData<B> {
     fn default() -> Self {
-        Self { step: 0, batches: Vec::new(), offsets: Vec::new(), device: None, finished: Vec::new() }
+        let (batches, documents, offsets) = (Vec::new(), Vec::new(), Vec::new());
+        Self { step: 0, batches, documents, offsets, device: None, finished: Vec::new() }
     }
 }
 
@@ -89,9 +118,12 @@ impl<B: Buffer> StepData<B> {
         step: u64,
         batches: Vec<Batch>,
     ) -> Result<(), Error> {
+        self.documents.clear();
         for (round, batch) in batches.iter().enumerate() {
-            batch.check(architecture).map_err(|source| program_error(round, source))?;
+            let documents = batch.check(architecture).and_then(|()| batch.documents());
+            self.documents.push(documents.map_err(|source| program_error(round, source))?);
         }
+        let packed = batches.iter().any(|batch| batch.positions.is_some());
         let mut rows = 0;
         self.offsets.clear();
         for batch in &batches {
@@ -101,12 +133,13 @@ impl<B: Buffer> StepData<B> {
         self.batches = batches;
         self.step = step;
         self.finished.clear();
-        self.reserve(memory, rows)?;
+        self.reserve(memory, rows, packed)?;
         self.upload(memory)
     }
 
-    fn reserve<M: Memory<Buffer = B>>(&mut self, memory: &M, rows: usize) -> Result<(), Error> {
-        if self.device.as_ref().is_some_and(|device| device.ids.len() >= rows) {
+    fn reserve<M: Memory<Buffer = B>>(&mut self, memory: &M, rows: usize, packed: bool) -> Result<(), Error> {
+        let fits = |device: &Device<B>| device.ids.len() >= rows && (device.positions.is_some() || !packed);
+        if self.device.as_ref().is_some_and(fits) {
             return Ok(());
         }
         self.device = None;
@@ -114,7 +147,9 @@ impl<B: Buffer> StepData<B> {
         let mut losses = allocate(DType::F64)?;
         // Written now, so that it has its storage from the first step on.
         memory.zero(Queue::Compute, SliceMut::whole(&mut losses))?;
-        self.device = Some(Device { ids: allocate(DType::U32)?, targets: allocate(DType::U32)?, losses });
+        let mut ids = || allocate(DType::U32);
+        let positions = packed.then(&mut ids).transpose()?;
+        self.device = Some(Device { ids: ids()?, targets: ids()?, losses, positions });
         Ok(())
     }
 
@@ -126,6 +161,9 @@ impl<B: Buffer> StepData<B> {
             memory.write(Queue::Compute, HostSlice::U32(&batch.ids), ids)?;
             let targets = SliceMut::new(&mut device.targets, offset, len);
             memory.write(Queue::Compute, HostSlice::U32(&batch.targets), targets)?;
+            if let (Some(to), Some(positions)) = (&mut device.positions, &batch.positions) {
+                memory.write(Queue::Compute, HostSlice::U32(positions), SliceMut::new(to, offset, len))?;
+            }
         }
         Ok(())
     }
@@ -144,10 +182,13 @@ impl<B: Buffer> StepData<B> {
         let batch = &self.batches[round];
         let device = self.device.as_mut().expect("data with micro-batches is on the device");
         let (offset, len) = (self.offsets[round], batch.ids.len());
+        let positions = device.positions.as_ref().filter(|_| batch.positions.is_some());
         Parts {
             batch: MicroBatch {
                 ids: Slice::new(&device.ids, offset, len),
                 targets: Slice::new(&device.targets, offset, len),
+                positions: positions.map(|positions| Slice::new(positions, offset, len)),
+                documents: &self.documents[round],
                 samples: &batch.samples,
                 seed,
                 step: self.step,

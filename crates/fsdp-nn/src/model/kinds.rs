@@ -24,6 +24,8 @@ pub(crate) struct Shape {
     pub(crate) head_chunks: HeadChunks,
     /// Whether dropout acts.
     pub(crate) training: bool,
+    /// Whether samples hold several documents.
+    pub(crate) packed: bool,
 }
 
 /// Blocks that are alike.
@@ -57,8 +59,8 @@ impl Kinds {
         let last = spec.blocks.len() - 1;
         let mut width = 0;
         for block in (0..=last).map(BlockId) {
-            let mut builder =
-                Builder::new((spec, block), (shape.samples, shape.seq), shape.dtype, shape.training);
+            let Shape { samples, seq, dtype, training, packed, .. } = shape;
+            let mut builder = Builder::new((spec, block), (samples, seq), dtype, (training, packed));
             let input = (block.0 > 0).then(|| builder.rows(width));
             let output = match input {
                 None => architecture.first(&mut builder)?,

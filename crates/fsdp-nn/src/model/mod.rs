@@ -12,7 +12,7 @@ pub mod unsharded;
 
 pub use architecture::Architecture;
 pub use batch::Batch;
-pub(crate) use batch::TOKEN_BYTES;
+pub(crate) use batch::token_bytes;
 pub(crate) use blocks::Blocks;
 pub use decoder::{Decoder, DecoderConfig, LayerConfig, Names, QkNorm, RopeConfig, RopeScaling, Yarn};
 pub use gpt2::{Gpt2, Gpt2Config};

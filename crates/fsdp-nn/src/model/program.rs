@@ -55,11 +55,11 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
     }
 
     /// Sets the micro-batches of this rank's next step (or evaluation), in order. Their tokens, targets and
-    /// losses take 16 bytes per token, kept from step to step.
+    /// losses take 16 bytes per token, with positions 20, kept from step to step.
     ///
     /// # Errors
-    /// [`ModelError::BatchShape`](crate::ModelError::BatchShape), `Token` or `Positions` inside [`Error::Program`], or
-    /// those of the memory.
+    /// [`ModelError::BatchShape`](crate::ModelError::BatchShape), `Token`, `Positions` or `Position` inside
+    /// [`Error::Program`], or those of the memory.
     pub fn set_batches(&mut self, memory: &M, step: u64, batches: Vec<Batch>) -> Result<(), Error> {
         self.data.set(memory, &self.blocks.architecture, step, batches)
     }
@@ -98,8 +98,8 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
         body: impl FnOnce(&mut Blocks<A, M::Buffer>, Shape, &mut DeviceRunner<'_, M>) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let Parts { batch, losses, samples, seq } = self.data.parts(self.round, self.options.seed);
-        let head_chunks = memory.head_chunks();
-        let shape = Shape { samples, seq, dtype: self.options.dtype, head_chunks, training };
+        let (head_chunks, packed) = (memory.head_chunks(), batch.positions.is_some());
+        let shape = Shape { samples, seq, dtype: self.options.dtype, head_chunks, training, packed };
         let spec = Arc::clone(&self.blocks.spec);
         let inputs = Inputs { memory, spec: &spec, block, params, batch };
         body(&mut self.blocks, shape, &mut DeviceRunner { inputs, gradients, losses })

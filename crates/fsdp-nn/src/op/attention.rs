@@ -3,7 +3,7 @@
 use fsdp_core::Error;
 
 use super::describe::{Description, Role};
-use crate::graph::{Backward, Builder, Call, Node, Tensor};
+use crate::graph::{Backward, Builder, Call, Node, Operand, Tensor};
 use crate::layer;
 use crate::op::{Dropout, Op};
 
@@ -55,6 +55,9 @@ pub struct Scores {
     /// A query sees itself and the `window - 1` keys before it, where there is a window, at least 1 (Mistral). The others
     /// are not computed.
     pub window: Option<usize>,
+    /// Samples hold several documents, and a query sees keys of its own only; the others are not computed. The documents
+    /// are facts of the micro-batch ([`BatchFacts`](crate::backend::BatchFacts)).
+    pub packed: bool,
 }
 
 impl Scores {
@@ -73,7 +76,8 @@ impl Scores {
         self.window.map_or(0, |window| (query + 1).saturating_sub(window))
     }
 
-    /// Scores that are computed: every query with the keys that it sees.
+    /// Scores that are computed: every query with the keys that it sees. Of samples that hold several documents they are those
+    /// of one that holds one: how many documents there are is no matter of shape.
     fn count(&self, dims: &AttentionDims) -> usize {
         let seq = dims.seq;
         let window = self.window.map_or(seq, |window| window.min(seq));
@@ -92,8 +96,9 @@ impl Scores {
 pub enum Attention {
     /// Rotary position embedding of the query and key heads of packed rows, in the convention of Hugging Face: of the
     /// first `n` elements of a head, with half as many frequencies, element `i` is rotated with element `i + n / 2`.
-    /// `backward` rotates the other way.
-    Rope { dims: AttentionDims, rope: layer::Rope, backward: bool },
+    /// `backward` rotates the other way. The position of a row is that within its sample, or if samples are `packed` it
+    /// is read.
+    Rope { dims: AttentionDims, rope: layer::Rope, packed: bool, backward: bool },
     /// Causal attention, and the log-sum-exp of every (sample, head, position).
     Forward { dims: AttentionDims, scores: Scores },
     /// Backward of [`Attention::Forward`].
@@ -116,11 +121,12 @@ impl Attention {
             assert!(scores.window != Some(0), "a query sees itself, so a window has at least one key");
         }
         match self {
-            Attention::Rope { rope, backward, .. } => {
+            Attention::Rope { rope, packed, backward, .. } => {
                 let of_head = rope.rotary_dim();
                 assert!(of_head <= dims.head_dim, "{of_head} elements of a head of {} rotate", dims.head_dim);
                 let rotated = dims.rows() * (dims.heads + dims.kv_heads) * of_head;
                 Description::new(if *backward { "rope_backward" } else { "rope" })
+                    .read(packed.then(|| Role::ids("positions", dims.rows())))
                     .write([qkv.updated().touching(rotated)])
                     .flops(3 * rotated)
             }
@@ -131,21 +137,24 @@ impl Attention {
                 .write([y, lse])
                 .product_flops(2 * 2 * pairs(scores))
                 .flops((5 + 3 * is_capped(scores)) * scores.count(dims))
-                .drops(scores.dropout, dims.batch),
+                .drops(scores.dropout, dims.batch)
+                .of_documents(if scores.packed { dims.rows() } else { 0 }),
             // Scores again, and gradients of probabilities, queries, keys and values. A cap has a slope, too.
             Attention::Backward { scores, .. } => Description::new("attention_backward")
                 .read([qkv, y, lse, Role::value("dy", dims.output_len())])
                 .write([Role::value("dqkv", packed)])
                 .product_flops(5 * 2 * pairs(scores))
                 .flops((6 + 6 * is_capped(scores)) * scores.count(dims) + 2 * dims.output_len())
-                .drops(scores.dropout, dims.batch),
+                .drops(scores.dropout, dims.batch)
+                .of_documents(if scores.packed { dims.rows() } else { 0 }),
         }
     }
 
     pub(super) fn derive(&self, b: &mut Backward<'_>, node: &Node, output: usize) {
         match self {
-            Attention::Rope { dims, rope, .. } => {
-                let op = Attention::Rope { dims: *dims, rope: rope.clone(), backward: true };
+            Attention::Rope { dims, rope, packed, .. } => {
+                let (rope, packed) = (rope.clone(), *packed);
+                let op = Attention::Rope { dims: *dims, rope, packed, backward: true };
                 b.in_place(node, output, Op::Attention(op));
             }
             Attention::Forward { dims, scores } => {
@@ -177,8 +186,10 @@ impl Builder<'_> {
     ) -> Result<Tensor, Error> {
         self.check("rope", qkv, heads.packed())?;
         let dims = heads.dims(self.batch());
-        let op = Op::Attention(Attention::Rope { dims, rope: rope.clone(), backward: false });
-        Ok(self.in_place(qkv, op, None))
+        let (rope, packed) = (rope.clone(), self.is_packed());
+        let op = Op::Attention(Attention::Rope { dims, rope, packed, backward: false });
+        let reads = if packed { vec![Operand::Positions] } else { vec![] };
+        Ok(self.in_place(qkv, op, reads, None))
     }
 
     /// Causal self-attention of packed rows.
@@ -195,6 +206,7 @@ impl Builder<'_> {
             softcap: heads.softcap,
             // One that leaves nothing out is none.
             window: heads.window.filter(|&window| window < seq),
+            packed: self.is_packed(),
         };
         let op = Op::Attention(Attention::Forward { dims: heads.dims(self.batch()), scores });
         let widths = [heads.heads * heads.head_dim, heads.heads];
@@ -242,7 +254,8 @@ mod tests {
         let dims = AttentionDims { batch: 2, seq: 3, heads: 4, kv_heads: 2, head_dim: 8 };
         let cost = |rotary_dim| {
             let rope = layer::Rope::new(100.0, rotary_dim);
-            Op::Attention(Attention::Rope { dims, rope, backward: false }).cost(DType::Bf16, DType::F32)
+            Op::Attention(Attention::Rope { dims, rope, packed: false, backward: false })
+                .cost(DType::Bf16, DType::F32)
         };
         assert_eq!(cost(2).flops() * 4, cost(8).flops());
         assert_eq!(cost(2).bytes() * 4, cost(8).bytes());

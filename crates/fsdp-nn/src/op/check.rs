@@ -4,7 +4,7 @@ use fsdp_core::DType;
 use fsdp_core::memory::Buffer;
 
 use super::{Access, Description, Kind, Op, Pointwise, Role};
-use crate::backend::Operands;
+use crate::backend::{BatchFacts, Operands};
 use crate::lengths;
 
 impl Op {
@@ -14,7 +14,13 @@ impl Op {
     /// When they do not fit, which only a bug of ours can cause; it names operation and operand.
     pub fn check<B: Buffer>(&self, operands: &Operands<'_, '_, B>) {
         let description = self.describe();
-        lengths::expect("dropout keys", operands.keys.len(), description.keys);
+        let BatchFacts { keys, documents } = operands.batch;
+        lengths::expect("dropout keys", keys.len(), description.keys);
+        if description.document_rows > 0 {
+            let end = documents.iter().try_fold(0, |end, rows| (rows.start == end).then_some(rows.end));
+            let rows = description.document_rows;
+            assert_eq!(end, Some(rows), "{}: documents follow one another to the last row", description.name);
+        }
         let Description { name, reads: read, writes: written, .. } = &description;
         lengths::expect("operands that are read", operands.reads.len(), read.len());
         lengths::expect("operands that are written", operands.writes.len(), written.len());

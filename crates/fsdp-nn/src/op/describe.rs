@@ -119,6 +119,8 @@ pub struct Description {
     pub(super) other_flops: u64,
     /// How many dropout keys it takes: one per sample, where it drops anything.
     pub(super) keys: usize,
+    /// How many rows the documents have that it asks for; 0 if it does not.
+    pub(super) document_rows: usize,
     /// Whether its output is computed again for backward instead of being kept.
     pub(crate) is_recomputed: bool,
 }
@@ -135,6 +137,7 @@ impl Description {
             product_flops: 0,
             other_flops: 0,
             keys: 0,
+            document_rows: 0,
             is_recomputed: false,
         }
     }
@@ -175,6 +178,11 @@ impl Description {
     /// It drops elements of so many samples with probability `p`.
     pub(super) fn drops(self, p: f64, samples: usize) -> Self {
         Self { keys: if p > 0.0 { samples } else { 0 }, ..self }
+    }
+
+    /// It asks for the documents of so many rows.
+    pub(super) fn of_documents(self, document_rows: usize) -> Self {
+        Self { document_rows, ..self }
     }
 
     pub(super) fn recomputed(self) -> Self {

@@ -53,7 +53,7 @@ impl Builder<'_> {
         Ok(y)
     }
 
-    /// Adds the row of `layer` for every position.
+    /// Adds the row of `layer` for every position, counted within each document.
     ///
     /// # Errors
     /// A sequence longer than the table, or as [`Builder::linear`].
@@ -63,10 +63,16 @@ impl Builder<'_> {
         if seq > layer.rows {
             return Err(self.error(ModelError::Positions { seq, positions: layer.rows }));
         }
+        let (y, table) = (self.rows(layer.width), self.param(layer.table)?);
+        let to = self.whole(y);
+        if self.is_packed() {
+            let add = Call::new(self.lookup(layer), vec![Operand::Positions, table], [(to, true)]);
+            self.node(vec![add], Some(x));
+            return Ok(y);
+        }
         let positions = self.value(1, DType::U32, Category::Workspace);
-        let y = self.rows(layer.width);
-        let (ids, to) = (self.whole(positions), self.whole(y));
-        let reads = vec![ids, self.param(layer.table)?];
+        let ids = self.whole(positions);
+        let reads = vec![ids, table];
         let positions = Op::Lookup(Lookup::Positions { samples, seq });
         let calls = vec![
             Call::new(positions, vec![], [(ids, false)]),

@@ -195,7 +195,7 @@ impl Builder<'_> {
     pub fn dropout(&mut self, x: Tensor, p: f64) -> Tensor {
         let Some(site) = self.site(p) else { return x };
         let (len, (samples, _)) = (self.row_count() * x.width(), self.batch());
-        self.in_place(x, Op::Pointwise(Pointwise::Dropout { len, samples, p }), Some(site))
+        self.in_place(x, Op::Pointwise(Pointwise::Dropout { len, samples, p }), vec![], Some(site))
     }
 }
 

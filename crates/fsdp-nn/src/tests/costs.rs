@@ -19,6 +19,7 @@ const SHAPE: RunShape = RunShape {
     dtype: DType::Bf16,
     gradient_dtype: DType::F32,
     head_chunks: HeadChunks::Small,
+    packed: false,
 };
 
 fn products(op: &Op) -> u64 {

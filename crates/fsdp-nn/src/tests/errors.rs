@@ -169,7 +169,17 @@ fn data_that_does_not_fit_the_model_is_rejected() {
     let target = Batch { targets: vec![IGNORED_TARGET - 1; 14], ..good.clone() };
     assert!(message(target).contains("outside the vocabulary"));
     assert!(message(batch(1, 10, 13)).contains("exceed the model's 9 positions"));
-    assert!(message(Batch { samples: vec![1], ..good }).contains("has 14 ids"));
+    assert!(message(Batch { samples: vec![1], ..good.clone() }).contains("has 14 ids"));
+    let positions = |positions: &[u32]| Batch { positions: Some(positions.to_vec()), ..good.clone() };
+    assert!(message(positions(&[0; 13])).contains("positions of 13 tokens"));
+    // A document goes on, or another begins; none goes on in the next sample.
+    for (row, position, at) in
+        [(0, 1, "token 0 "), (2, 1, "token 2 "), (2, 3, "token 2 "), (7, 7, "token 7 ")]
+    {
+        let mut all: Vec<u32> = (0..14).map(|row| row % 7).collect();
+        all[row] = position;
+        assert!(message(positions(&all)).contains(&format!("{at}of the batch has position {position};")));
+    }
     assert!(message(Batch::default()).contains("0 samples"));
 }
 

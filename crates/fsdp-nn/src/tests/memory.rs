@@ -6,7 +6,7 @@ use fsdp_core::program::{CallFootprint, ForwardMode, Params, Program};
 use fsdp_core::schedule::Round;
 use fsdp_core::{DType, Error};
 
-use super::harness::{Subject, batch, freeze, gpt2, hf_models, host, llama, small};
+use super::harness::{Subject, batch, freeze, gpt2, hf_models, host, llama, packed_batch, small};
 use crate::backend::HeadChunks;
 use crate::footprint::{Footprints, RunShape, difference, footprints};
 use crate::model::unsharded::{BlockCall, Pass, Whole, calls, run};
@@ -15,7 +15,14 @@ use crate::model::{Architecture, Decoder, Gpt2, ModelProgram, ProgramOptions};
 const PASSES: [Pass; 4] = [Pass::Train, Pass::TrainRecomputing, Pass::TrainKeepingProducts, Pass::Evaluate];
 
 fn shape(dtype: DType) -> RunShape {
-    RunShape { samples: 2, seq: 7, dtype, gradient_dtype: dtype.master(), head_chunks: HeadChunks::Small }
+    RunShape {
+        samples: 2,
+        seq: 7,
+        dtype,
+        gradient_dtype: dtype.master(),
+        head_chunks: HeadChunks::Small,
+        packed: false,
+    }
 }
 
 /// What the calls of one micro-batch allocate on the host, as it counts.
@@ -28,6 +35,7 @@ fn measure<A: Architecture + Clone>(
     let memory = host();
     let options = ProgramOptions { dtype: shape.dtype, seed: 0 };
     let mut program = ModelProgram::new(architecture.clone(), spec.clone(), options);
+    let batch = if shape.packed { packed_batch } else { batch };
     program.set_batches(&memory, 0, vec![batch(shape.samples, shape.seq, 13)]).unwrap();
     let data_bytes = memory.usage().live(Category::Activation);
     let mut params = Whole::new(&memory, spec, Category::Unsharded, shape.dtype).unwrap();
@@ -50,12 +58,12 @@ fn check<A: Architecture + Clone>(architecture: &A, frozen: &[&str]) {
     let mut spec = architecture.description().spec.clone();
     freeze(&mut spec, frozen);
     for dtype in [DType::F32, DType::F64, DType::Bf16] {
-        for pass in PASSES {
-            let (shape, calls) = (shape(dtype), calls(&spec, pass));
+        for (pass, packed) in PASSES.into_iter().flat_map(|pass| [(pass, false), (pass, true)]) {
+            let (shape, calls) = (RunShape { packed, ..shape(dtype) }, calls(&spec, pass));
             let predicted = footprints(architecture, &spec, shape, &calls).unwrap();
             let counted = measure(architecture, &spec, shape, &calls);
             assert_eq!(predicted, counted);
-            assert_eq!(predicted.data_bytes, 2 * 7 * 16);
+            assert_eq!(predicted.data_bytes, 2 * 7 * if packed { 20 } else { 16 });
         }
     }
 }

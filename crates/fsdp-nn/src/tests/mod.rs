@@ -9,4 +9,5 @@ mod models_page;
 mod modes;
 mod names;
 mod operands;
+mod packed;
 mod products;

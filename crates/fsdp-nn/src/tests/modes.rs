@@ -72,6 +72,7 @@ fn dropout_depends_on_step_and_sample_alone() {
             targets: both.targets[7 * i..7 * i + 7].to_vec(),
             samples: vec![both.samples[i]],
             seq: 7,
+            positions: None,
         };
         let loss = subject.run(&both, Pass::Train).loss;
         let parts: f64 = [0, 1].map(|i| subject.run(&part(i), Pass::Train).loss).iter().sum();

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use fsdp_core::DType;
 
-use crate::backend::{Backend, Operands, Write};
+use crate::backend::{Backend, BatchFacts, Operands, Write};
 use crate::conformance::host;
 use crate::conformance::kit::Kit;
 use crate::op::{
@@ -24,7 +24,7 @@ fn said(op: &Op, reads: &[(DType, usize)], writes: &[(DType, usize)], adds: bool
     let reads: Vec<_> = reads.iter().map(|read| read.read()).collect();
     let mut writes: Vec<_> =
         writes.iter_mut().map(|to| Write { slice: to.write(), accumulate: adds }).collect();
-    let operands = Operands { reads: &reads, writes: &mut writes, keys };
+    let operands = Operands { reads: &reads, writes: &mut writes, batch: BatchFacts::with_keys(keys) };
     match catch_unwind(AssertUnwindSafe(|| kit.memory.run(op, operands))) {
         Ok(ran) => ran.map_or_else(|error| error.to_string(), |()| "done".into()),
         Err(panic) => *panic.downcast::<String>().unwrap(),

@@ -57,7 +57,8 @@ fn observe<A: Architecture + Clone>(architecture: &A, frozen: &[&str], pass: Pas
     let mut counter = Counter { counting: Counting(Arc::clone(&account)), products: 0 };
     let mut blocks: Blocks<A, Arc<Lease>> = Blocks::new(architecture.clone(), spec.clone());
     let head_chunks = HeadChunks::Small;
-    let shape = RunShape { samples: 2, seq: 7, dtype, gradient_dtype: dtype.master(), head_chunks };
+    let shape =
+        RunShape { samples: 2, seq: 7, dtype, gradient_dtype: dtype.master(), head_chunks, packed: false };
     let mut observed = Observed::default();
     for call in calls(&spec, pass) {
         if matches!(call, BlockCall::Finish(_)) {

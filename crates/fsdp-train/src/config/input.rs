@@ -33,9 +33,9 @@ table! {
         cache: Option<String> = or_none(TEXT),
         /// How documents become samples.
         packing: Packing = named(Packing::Stream),
-        /// Put before every document (packing "documents" only).
+        /// Put before every document.
         bos: Option<TokenRef> = or_none(TOKEN),
-        /// Put after every document (packing "documents" only).
+        /// Put after every document.
         eos: Option<TokenRef> = or_none(TOKEN),
         /// Fills short documents. Padded positions do not count, so the default, id 0, serves any vocabulary.
         pad: TokenRef = or(TOKEN, TokenRef::Id(0)),
@@ -68,11 +68,13 @@ pub enum Packing {
     Stream,
     /// One document per sample: clipped, or padded.
     Documents,
+    /// As many documents per sample as fit, clipped as well; they do not see each other, and positions begin anew in each.
+    Packed,
 }
 
 named! {
     Format { "text": Text, "jsonl": Jsonl, "tokens-u16": TokensU16, "tokens-u32": TokensU32 }
-    Packing { "stream": Stream, "documents": Documents }
+    Packing { "stream": Stream, "documents": Documents, "packed": Packed }
 }
 
 /// A token by its id or its text.

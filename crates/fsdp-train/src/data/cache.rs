@@ -55,6 +55,15 @@ pub enum DataWarning {
         /// Why not.
         fault: String,
     },
+    /// Documents are joined without a token between them.
+    #[error(
+        "packing \"stream\" joins {documents} documents without a token between them, so each is continued by the next \
+         one; data.eos (or data.bos) names a token that separates them"
+    )]
+    Joined {
+        /// How many.
+        documents: usize,
+    },
 }
 
 impl DataConfig {

@@ -134,12 +134,6 @@ impl Corpus {
     pub(super) fn file_of_document(&self, index: usize) -> &Path {
         &self.files[self.documents[index].file]
     }
-
-    /// The file of a token.
-    pub(super) fn file_of_token(&self, index: usize) -> &Path {
-        let after = self.documents.partition_point(|document| document.start <= index);
-        self.file_of_document(after.checked_sub(1).expect("the first document starts at token 0"))
-    }
 }
 
 fn token_file(file: &Path, width: Width) -> Result<Tokens, DataError> {

@@ -1,11 +1,11 @@
 //! Samples: what goes into the model, and what should come out.
 //!
 //! A sample is up to `seq_len + 1` tokens; the inputs are all but the last, the targets all but the first,
-//! so position p predicts the token after it. Packing "stream" cuts the joined documents every `seq_len`
-//! tokens (neighbours share one token, so that each token but the first is a target once; the incomplete
-//! rest is dropped). Packing "documents" makes one sample per document: bos and eos are put around it, what
-//! is longer is clipped (and loses its eos, because the text does not end there), what is shorter is
-//! padded.
+//! so position p predicts the token after it. Bos and eos, where they are configured, are put around every
+//! document. Packing "stream" cuts the joined documents every `seq_len` tokens (neighbours share one token, so
+//! that each token but the first is a target once; the incomplete rest is dropped). Packing "documents" makes
+//! one sample per document: what is longer is clipped (and loses its eos, because the text does not end
+//! there), what is shorter is padded. Packing "packed" puts several such documents into a sample ([`super::packed`]).
 
 use std::path::Path;
 
@@ -14,8 +14,9 @@ use fsdp_ckpt::digest::Digest;
 use super::cache::{DataWarning, Stage};
 use super::corpus::Corpus;
 use super::error::DataError;
+use super::packed::Packed;
 use super::tokenizer::Tokenizer;
-use crate::config::{DataConfig, Packing};
+use crate::config::{DataConfig, Format, Packing};
 
 /// A target that does not count in the loss.
 pub const IGNORE: u32 = u32::MAX;
@@ -25,21 +26,35 @@ pub const IGNORE: u32 = u32::MAX;
 pub struct Dataset {
     pub(super) corpus: Corpus,
     seq_len: usize,
+    special: Special,
+    /// The documents that are used, by their numbers in the corpus.
+    documents: Vec<usize>,
     layout: Layout,
 }
 
 #[derive(Debug)]
 enum Layout {
     Stream,
-    Documents { special: Special, documents: Vec<usize> },
+    Documents,
+    Packed(Packed),
 }
 
-/// Ids that packing "documents" adds.
+/// Ids that are added.
 #[derive(Clone, Copy, Debug)]
 struct Special {
     bos: Option<u32>,
     eos: Option<u32>,
     pad: u32,
+}
+
+/// Tokens of one document, with what is put around it.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    /// By its number among those that are used.
+    document: usize,
+    /// The first token.
+    from: usize,
+    len: usize,
 }
 
 impl Dataset {
@@ -50,29 +65,48 @@ impl Dataset {
     /// If something cannot be read or tokenized, a path lies in `out_dir`, or a token that is to be added does not exist.
     pub fn load(paths: &[String], config: &DataConfig, out_dir: &Path) -> Result<Dataset, DataError> {
         let tokenizer = Tokenizer::load(&config.tokenizer)?;
-        let special = match config.packing {
-            Packing::Stream => None,
-            Packing::Documents => Some(Special::resolve(config, &tokenizer)?),
+        let special = Special::resolve(config, &tokenizer)?;
+        let mut corpus = Corpus::open(paths, config, out_dir, &tokenizer)?;
+        let least = if config.packing == Packing::Stream { 1 } else { special.least() };
+        let documents: Vec<usize> =
+            (0..corpus.document_count()).filter(|&index| corpus.document(index).len() >= least).collect();
+        // Files of tokens have the separators that their maker put there, and bytes have none to put.
+        let is_text = !matches!(config.format, Format::TokensU16 | Format::TokensU32);
+        let joins = config.packing == Packing::Stream && special.added() == 0 && documents.len() > 1;
+        if joins && is_text && tokenizer.digest().is_some() {
+            corpus.warnings.push(DataWarning::Joined { documents: documents.len() });
+        }
+        let mut dataset =
+            Dataset { corpus, seq_len: config.seq_len, special, documents, layout: Layout::Stream };
+        dataset.layout = match config.packing {
+            Packing::Stream => Layout::Stream,
+            Packing::Documents => Layout::Documents,
+            Packing::Packed => {
+                let positions =
+                    (0..dataset.documents.len()).map(|document| dataset.clipped(document).len - 1);
+                Layout::Packed(Packed::new(positions.collect(), config.seq_len))
+            }
         };
-        let corpus = Corpus::open(paths, config, out_dir, &tokenizer)?;
-        let layout = match special {
-            None => Layout::Stream,
-            Some(special) => Layout::Documents { special, documents: special.trainable(&corpus) },
-        };
-        Ok(Dataset { corpus, seq_len: config.seq_len, layout })
+        Ok(dataset)
     }
 
     /// The number of samples.
     pub fn len(&self) -> usize {
         match &self.layout {
-            Layout::Stream => self.corpus.len().saturating_sub(1) / self.seq_len,
-            Layout::Documents { documents, .. } => documents.len(),
+            Layout::Stream => self.stream_start(self.documents.len()).saturating_sub(1) / self.seq_len,
+            Layout::Documents => self.documents.len(),
+            Layout::Packed(packed) => packed.len(),
         }
     }
 
     /// Whether there is no sample.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Whether samples hold several documents that do not see each other: see [`Dataset::positions`].
+    pub fn is_packed(&self) -> bool {
+        matches!(self.layout, Layout::Packed(_))
     }
 
     /// Inputs, and targets, per sample.
@@ -119,15 +153,34 @@ impl Dataset {
     /// If there is no such sample, or a slice is not `seq_len` long.
     pub fn fill(&self, index: Option<usize>, inputs: &mut [u32], targets: &mut [u32]) {
         assert_eq!((inputs.len(), targets.len()), (self.seq_len, self.seq_len), "slices are seq_len long");
-        inputs.fill(self.pad());
+        inputs.fill(self.special.pad);
         targets.fill(IGNORE);
-        for (position, token) in index.into_iter().flat_map(|index| self.tokens(index).enumerate()) {
-            if let Some(input) = inputs.get_mut(position) {
-                *input = token;
-            }
-            if let Some(before) = position.checked_sub(1) {
-                targets[before] = token;
-            }
+        let runs = index.map_or_else(Vec::new, |index| self.runs(index));
+        if !self.is_packed() {
+            return write(runs.into_iter().flat_map(|run| self.tokens(run)), inputs, targets);
+        }
+        let mut start = 0;
+        for run in runs {
+            // Nobody sees the last token, so it is a target only.
+            let end = start + run.len - 1;
+            write(self.tokens(run), &mut inputs[start..end], &mut targets[start..end]);
+            start = end;
+        }
+    }
+
+    /// Writes the position of each input of a packed sample (or with `None` of a masked one) within its document. What is
+    /// behind the documents is padding, and a document for itself.
+    ///
+    /// # Panics
+    /// If there is no such sample, or the slice is not `seq_len` long.
+    pub fn positions(&self, index: Option<usize>, positions: &mut [u32]) {
+        assert_eq!(positions.len(), self.seq_len, "a slice is seq_len long");
+        let runs = index.map_or_else(Vec::new, |index| self.runs(index));
+        let mut rest = positions;
+        for len in runs.iter().map(|run| run.len - 1).chain([usize::MAX]) {
+            let (document, others) = rest.split_at_mut(len.min(rest.len()));
+            document.iter_mut().zip(0..).for_each(|(to, position)| *to = position);
+            rest = others;
         }
     }
 
@@ -136,52 +189,90 @@ impl Dataset {
     /// # Errors
     /// For the first that is not.
     pub fn check_vocabulary(&self, vocab_size: usize) -> Result<(), DataError> {
-        if let Layout::Documents { special, .. } = &self.layout {
-            special.check_vocabulary(vocab_size)?;
-        }
+        self.special.check_vocabulary(vocab_size)?;
         let beyond = |id: u32| id as usize >= vocab_size;
         if !self.corpus.scan.id_max.is_some_and(beyond) {
             return Ok(());
         }
         // It may be in no sample.
         for sample in 0..self.len() {
-            if let Some((position, id)) = self.tokens(sample).enumerate().find(|&(_, id)| beyond(id)) {
-                let file = self.file_of(sample, position).to_owned();
-                let reason = format!(
-                    "token id {id} (sample {sample}, position {position}), but the model's vocab_size is \
-                     {vocab_size}; use the model's own tokenizer"
-                );
-                return Err(DataError::Malformed { file, reason });
+            let mut before = 0;
+            for run in self.runs(sample) {
+                if let Some((at, id)) = self.tokens(run).enumerate().find(|&(_, id)| beyond(id)) {
+                    let file = self.corpus.file_of_document(self.documents[run.document]).to_owned();
+                    let reason = format!(
+                        "token id {id} (sample {sample}, position {}), but the model's vocab_size is \
+                         {vocab_size}; use the model's own tokenizer",
+                        before + at
+                    );
+                    return Err(DataError::Malformed { file, reason });
+                }
+                before += run.len;
             }
         }
         Ok(())
     }
 
-    /// The tokens of a sample, at most `seq_len + 1`.
-    fn tokens(&self, index: usize) -> impl Iterator<Item = u32> {
-        let (bos, tokens, eos) = match &self.layout {
-            Layout::Stream => {
-                let start = index * self.seq_len;
-                (None, start..start + self.seq_len + 1, None)
-            }
-            Layout::Documents { special, documents } => {
-                (special.bos, self.corpus.document(documents[index]), special.eos)
-            }
-        };
-        bos.into_iter().chain(self.corpus.tokens(tokens)).chain(eos).take(self.seq_len + 1)
-    }
-
-    fn pad(&self) -> u32 {
+    /// The tokens of a sample, by document: at most `seq_len + 1`, or in a packed sample as many of each document.
+    fn runs(&self, index: usize) -> Vec<Run> {
         match &self.layout {
-            Layout::Stream => 0,
-            Layout::Documents { special, .. } => special.pad,
+            Layout::Stream => self.stream_runs(index),
+            Layout::Documents => vec![self.clipped(index)],
+            Layout::Packed(packed) => packed.sample(index).map(|document| self.clipped(document)).collect(),
         }
     }
 
-    fn file_of(&self, sample: usize, position: usize) -> &Path {
-        match &self.layout {
-            Layout::Stream => self.corpus.file_of_token(sample * self.seq_len + position),
-            Layout::Documents { documents, .. } => self.corpus.file_of_document(documents[sample]),
+    /// A document as far as it fits into a sample.
+    fn clipped(&self, document: usize) -> Run {
+        let len = self.corpus.document(self.documents[document]).len() + self.special.added();
+        Run { document, from: 0, len: len.min(self.seq_len + 1) }
+    }
+
+    fn stream_runs(&self, index: usize) -> Vec<Run> {
+        let (start, end) = (index * self.seq_len, (index + 1) * self.seq_len + 1);
+        // Those of all documents but the first few begin later.
+        let (mut low, mut high) = (0, self.documents.len());
+        while high - low > 1 {
+            let middle = low.midpoint(high);
+            if self.stream_start(middle) <= start { low = middle } else { high = middle }
+        }
+        let run = |document: usize| {
+            let (first, next) = (self.stream_start(document), self.stream_start(document + 1));
+            let from = start.max(first) - first;
+            Run { document, from, len: end.min(next) - first - from }
+        };
+        (low..self.documents.len())
+            .take_while(|&document| self.stream_start(document) < end)
+            .map(run)
+            .collect()
+    }
+
+    /// Where a document begins in the stream of all of them, which ends where one more would begin.
+    fn stream_start(&self, document: usize) -> usize {
+        let start = self.documents.get(document).map(|&index| self.corpus.document(index).start);
+        start.unwrap_or(self.corpus.len()) + document * self.special.added()
+    }
+
+    fn tokens(&self, Run { document, from, len }: Run) -> impl Iterator<Item = u32> {
+        let Special { bos, eos, .. } = self.special;
+        let range = self.corpus.document(self.documents[document]);
+        let before = usize::from(bos.is_some());
+        let start = range.end.min(range.start + from.saturating_sub(before));
+        let end = range.end.min(start.saturating_add(len));
+        let eos = eos.filter(|_| end == range.end);
+        let tokens = self.corpus.tokens(start..end);
+        bos.filter(|_| from == 0).into_iter().chain(tokens).chain(eos).take(len)
+    }
+}
+
+/// Inputs are all tokens but the last, targets all but the first.
+fn write(tokens: impl Iterator<Item = u32>, inputs: &mut [u32], targets: &mut [u32]) {
+    for (position, token) in tokens.enumerate() {
+        if let Some(input) = inputs.get_mut(position) {
+            *input = token;
+        }
+        if let Some(before) = position.checked_sub(1) {
+            targets[before] = token;
         }
     }
 }
@@ -193,18 +284,22 @@ impl Special {
         Ok(Special {
             bos: optional(&config.bos, "data.bos")?,
             eos: optional(&config.eos, "data.eos")?,
-            pad: tokenizer.resolve(&config.pad, "data.pad")?,
+            // A stream has no short samples.
+            pad: match config.packing {
+                Packing::Stream => 0,
+                Packing::Documents | Packing::Packed => tokenizer.resolve(&config.pad, "data.pad")?,
+            },
         })
     }
 
-    /// The documents that are not empty and have at least one target.
-    fn trainable(self, corpus: &Corpus) -> Vec<usize> {
-        let added = usize::from(self.bos.is_some()) + usize::from(self.eos.is_some());
-        let has_target = |&index: &usize| {
-            let len = corpus.document(index).len();
-            len > 0 && len + added > 1
-        };
-        (0..corpus.document_count()).filter(has_target).collect()
+    /// Tokens that are put around a document.
+    fn added(self) -> usize {
+        usize::from(self.bos.is_some()) + usize::from(self.eos.is_some())
+    }
+
+    /// The fewest tokens of a document that is not empty and has a target.
+    fn least(self) -> usize {
+        if self.added() == 0 { 2 } else { 1 }
     }
 
     fn check_vocabulary(self, vocab_size: usize) -> Result<(), DataError> {

@@ -14,6 +14,7 @@ mod files;
 mod image;
 #[expect(unsafe_code, reason = "the one module of this crate that may")]
 mod mapped;
+mod packed;
 mod permutation;
 mod sampler;
 mod text;

@@ -3,7 +3,7 @@
 use fsdp_core::memory::{Buffer, Category, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::Backend;
-use fsdp_nn::backend::{LinearDims, Operands, Orientation, Write};
+use fsdp_nn::backend::{BatchFacts, LinearDims, Operands, Orientation, Write};
 use fsdp_nn::op::{Linear, Op};
 use fsdp_nn::random;
 
@@ -72,7 +72,10 @@ fn product<M: Backend + Clock>(memory: &M, edge: usize) -> Result<f64, Error> {
     best(memory, || {
         let reads = &[Slice::whole(&x), Slice::whole(&weight)];
         let writes = &mut [Write::over(SliceMut::whole(&mut y))];
-        memory.run(&Op::Linear(Linear::Forward { dims, bias: false }), Operands { reads, writes, keys: &[] })
+        memory.run(
+            &Op::Linear(Linear::Forward { dims, bias: false }),
+            Operands { reads, writes, batch: BatchFacts::default() },
+        )
     })
 }
 

@@ -4,10 +4,11 @@ mod composed;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use fsdp_core::memory::{Slice, SliceMut};
-use fsdp_nn::backend::Operands;
+use fsdp_nn::backend::{BatchFacts, Operands};
 use fsdp_nn::op::{Attention, AttentionDims, Scores};
 use tch::{Device, Tensor};
 
@@ -43,7 +44,7 @@ impl Way {
     /// Forward and backward of the same operands go the same way: the choice depends on their shapes and dtype, the
     /// device, and settings of the process.
     fn of(dims: AttentionDims, scores: Scores, operands: [&Tensor; 3]) -> Result<Self, Failure> {
-        let way = if (Scores { scale: None, ..scores }) != Scores::default() {
+        let way = if Way::is_composed(scores) {
             Way::Composed
         } else if operands[0].device() == Device::Cpu {
             Way::Host
@@ -56,6 +57,11 @@ impl Way {
         };
         *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Some(way.name());
         Ok(way)
+    }
+
+    /// Whether no kernel does what is done to scores.
+    fn is_composed(scores: Scores) -> bool {
+        Scores { scale: None, packed: false, ..scores } != Scores::default()
     }
 
     /// The way of a CUDA device, by what is chosen for the operands as they are, or with keys and values repeated.
@@ -101,19 +107,20 @@ impl<D: TorchStorage> Torch<D> {
         op: &Attention,
         operands: Operands<'_, '_, D::Buffer>,
     ) -> Result<(), Failure> {
-        let keys = operands.keys;
+        let batch = operands.batch;
         match op {
-            Attention::Rope { dims, rope, backward } => {
+            Attention::Rope { dims, rope, backward, .. } => {
+                let positions = operands.reads.first().copied();
                 let ([], [qkv], _) = operands.split();
-                self.aten_rope(*dims, rope, qkv.slice, *backward)?;
+                self.aten_rope(*dims, rope, positions, qkv.slice, *backward)?;
             }
             Attention::Forward { dims, scores } => {
                 let ([qkv], [y, lse], _) = operands.split();
-                self.aten_attention(*dims, (*scores, keys), qkv, y.slice, lse.slice)?;
+                self.aten_attention(*dims, (*scores, batch), qkv, y.slice, lse.slice)?;
             }
             Attention::Backward { dims, scores } => {
                 let (reads, [dqkv], _) = operands.split();
-                self.aten_attention_backward(*dims, (*scores, keys), reads, dqkv.slice)?;
+                self.aten_attention_backward(*dims, (*scores, batch), reads, dqkv.slice)?;
             }
         }
         Ok(())
@@ -122,23 +129,37 @@ impl<D: TorchStorage> Torch<D> {
     fn aten_attention(
         &self,
         dims: AttentionDims,
-        (scores, keys): (Scores, &[u64]),
+        facts: (Scores, BatchFacts<'_>),
         qkv: In<'_, D>,
         y: Out<'_, D>,
         lse: Out<'_, D>,
     ) -> Result<(), Failure> {
         let [q, k, v] = heads(dims, &*self.view(qkv, &packed(dims))?)?;
-        let way = Way::of(dims, scores, [&q, &k, &v])?;
-        let y = self.view_mut(y, &rows(dims))?;
-        let mut y = y.f_transpose(1, 2)?;
-        let mut lse = self.view_mut(lse, &[dims.batch, dims.heads, dims.seq].map(int))?;
+        let y = self.view_mut(y, &rows(dims))?.f_transpose(1, 2)?;
+        let lse = self.view_mut(lse, &[dims.batch, dims.heads, dims.seq].map(int))?;
+        for span in Span::all(dims, facts) {
+            let of = |tensor: &Tensor| span.narrow(tensor, 2);
+            let (qkv, mut y, mut lse) = ([of(&q)?, of(&k)?, of(&v)?], of(&y)?, of(&lse)?);
+            self.attend(&span, qkv.each_ref(), &mut y, &mut lse)?;
+        }
+        Ok(())
+    }
+
+    fn attend(
+        &self,
+        span: &Span<'_>,
+        [q, k, v]: [&Tensor; 3],
+        y: &mut Tensor,
+        lse: &mut Tensor,
+    ) -> Result<(), Failure> {
+        let (dims, (scores, _)) = (span.dims, span.facts);
         let scale = scores.scale(dims.head_dim);
-        match way {
+        match Way::of(dims, scores, [q, k, v])? {
             Way::Host => {
                 let (found, sums) = Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu(
-                    &q,
-                    &k,
-                    &v,
+                    q,
+                    k,
+                    v,
                     0.0,
                     true,
                     None::<Tensor>,
@@ -147,14 +168,12 @@ impl<D: TorchStorage> Torch<D> {
                 y.f_copy_(&found)?;
                 lse.f_copy_(&sums)?;
             }
-            Way::Cuda(which) => ffi::attention(which, scale, [&q, &k, &v], &mut y, &mut lse)?,
+            Way::Cuda(which) => ffi::attention(which, scale, [q, k, v], y, lse)?,
             Way::Repeated(which) => {
-                let [k, v] = [repeated(dims, &k)?, repeated(dims, &v)?];
-                ffi::attention(which, scale, [&q, &k, &v], &mut y, &mut lse)?;
+                let [k, v] = [repeated(dims, k)?, repeated(dims, v)?];
+                ffi::attention(which, scale, [q, &k, &v], y, lse)?;
             }
-            Way::Composed => {
-                Composed::new(self, dims, (scores, keys)).forward([&q, &k, &v], [&y, &lse])?;
-            }
+            Way::Composed => Composed::new(self, dims, span.facts).forward([q, k, v], [y, lse])?,
         }
         Ok(())
     }
@@ -162,50 +181,94 @@ impl<D: TorchStorage> Torch<D> {
     fn aten_attention_backward(
         &self,
         dims: AttentionDims,
-        (scores, keys): (Scores, &[u64]),
+        facts: (Scores, BatchFacts<'_>),
         [qkv, y, lse, dy]: [In<'_, D>; 4],
         dqkv: Out<'_, D>,
     ) -> Result<(), Failure> {
         let [q, k, v] = heads(dims, &*self.view(qkv, &packed(dims))?)?;
-        let way = Way::of(dims, scores, [&q, &k, &v])?;
-        let mut dqkv = self.view_mut(dqkv, &packed(dims))?;
+        let dqkv = self.view_mut(dqkv, &packed(dims))?;
         let [y, dy] =
             [self.view(y, &rows(dims))?.f_transpose(1, 2)?, self.view(dy, &rows(dims))?.f_transpose(1, 2)?];
         let lse = self.view(lse, &[dims.batch, dims.heads, dims.seq].map(int))?;
+        for span in Span::all(dims, facts) {
+            let of = |tensor: &Tensor| span.narrow(tensor, 2);
+            let (qkv, made) = ([of(&q)?, of(&k)?, of(&v)?], [of(&y)?, of(&lse)?.f_contiguous()?]);
+            let mut dqkv = span.narrow(&dqkv, 1)?;
+            self.attend_backward(&span, qkv.each_ref(), made.each_ref(), &of(&dy)?, &mut dqkv)?;
+        }
+        Ok(())
+    }
+
+    fn attend_backward(
+        &self,
+        span: &Span<'_>,
+        [q, k, v]: [&Tensor; 3],
+        [y, lse]: [&Tensor; 2],
+        dy: &Tensor,
+        dqkv: &mut Tensor,
+    ) -> Result<(), Failure> {
+        let (dims, (scores, _)) = (span.dims, span.facts);
         let scale = scores.scale(dims.head_dim);
-        match way {
+        match Way::of(dims, scores, [q, k, v])? {
             Way::Host => {
                 let gradients = Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu_backward(
-                    &dy,
-                    &q,
-                    &k,
-                    &v,
-                    &y,
-                    &lse,
+                    dy,
+                    q,
+                    k,
+                    v,
+                    y,
+                    lse,
                     0.0,
                     true,
                     None::<Tensor>,
                     scores.scale,
                 )?;
-                ffi::pack_heads([&gradients.0, &gradients.1, &gradients.2], &mut dqkv)?;
+                ffi::pack_heads([&gradients.0, &gradients.1, &gradients.2], dqkv)?;
             }
-            Way::Cuda(which) => {
-                ffi::attention_backward(which, scale, &dy, [&q, &k, &v], [&y, &lse], &mut dqkv)?;
-            }
+            Way::Cuda(which) => ffi::attention_backward(which, scale, dy, [q, k, v], [y, lse], dqkv)?,
             Way::Repeated(which) => {
-                let [k, v] = [repeated(dims, &k)?, repeated(dims, &v)?];
-                ffi::attention_backward(which, scale, &dy, [&q, &k, &v], [&y, &lse], &mut dqkv)?;
+                let [k, v] = [repeated(dims, k)?, repeated(dims, v)?];
+                ffi::attention_backward(which, scale, dy, [q, &k, &v], [y, lse], dqkv)?;
             }
             Way::Composed => {
-                let [for_q, for_k, for_v] = heads(dims, &dqkv)?;
-                Composed::new(self, dims, (scores, keys)).backward(
-                    [&q, &k, &v],
-                    [&y, &lse, &dy],
+                let [for_q, for_k, for_v] = heads(dims, dqkv)?;
+                Composed::new(self, dims, span.facts).backward(
+                    [q, k, v],
+                    [y, lse, dy],
                     [&for_q, &for_k, &for_v],
                 )?;
             }
         }
         Ok(())
+    }
+}
+
+/// What one call of a kernel computes: all samples, or a document.
+struct Span<'a> {
+    dims: AttentionDims,
+    facts: (Scores, BatchFacts<'a>),
+    /// Of a document its sample, its first position there, and its positions.
+    place: Option<[i64; 3]>,
+}
+
+impl<'a> Span<'a> {
+    /// The kernels take documents one by one; the composition knows them.
+    fn all(dims: AttentionDims, (scores, batch): (Scores, BatchFacts<'a>)) -> Vec<Self> {
+        if !scores.packed || Way::is_composed(scores) {
+            return vec![Self { dims, facts: (scores, batch), place: None }];
+        }
+        let document = |rows: &Range<usize>| Self {
+            dims: AttentionDims { batch: 1, seq: rows.len(), ..dims },
+            facts: (Scores { packed: false, ..scores }, BatchFacts::default()),
+            place: Some([rows.start / dims.seq, rows.start % dims.seq, rows.len()].map(int)),
+        };
+        batch.documents.iter().map(document).collect()
+    }
+
+    /// Its part of a tensor of all samples, whose positions are a dimension.
+    fn narrow(&self, tensor: &Tensor, positions: i64) -> Result<Tensor, Failure> {
+        let Some([sample, first, len]) = self.place else { return Ok(tensor.shallow_clone()) };
+        Ok(tensor.f_narrow(0, sample, 1)?.f_narrow(positions, first, len)?)
     }
 }
 

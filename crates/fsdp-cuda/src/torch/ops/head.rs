@@ -1,7 +1,7 @@
 //! The map to logits and its cross-entropy, chunk by chunk: logits of one chunk of rows exist at a time.
 
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
-use fsdp_nn::backend::{Operands, Outcome, Write};
+use fsdp_nn::backend::{BatchFacts, Operands, Outcome, Write};
 use fsdp_nn::op::{Head, HeadDims, IGNORED_TARGET, LogitsDims, Op};
 use tch::{Kind, Tensor};
 
@@ -141,7 +141,9 @@ impl<D: TorchStorage> Torch<D> {
         let op = Op::Head(Head::CrossEntropy { dims });
         let reads = &[logits.as_slice(), targets];
         let writes = &mut [Write::over(losses.reborrow())];
-        if self.by_own_kernels(&op, Operands { reads, writes, keys: &[] })? == Outcome::Done {
+        if self.by_own_kernels(&op, Operands { reads, writes, batch: BatchFacts::default() })?
+            == Outcome::Done
+        {
             return Ok(());
         }
         self.aten_cross_entropy(dims, logits, targets, losses, false)
@@ -159,7 +161,7 @@ impl<D: TorchStorage> Torch<D> {
         let rounds = dlogits.is_some();
         let op = Op::Head(Head::CrossEntropyBackward { dims, rounds });
         let mut writes: Vec<_> = [logits, losses].into_iter().chain(dlogits).map(Write::over).collect();
-        let operands = Operands { reads: &[targets], writes: &mut writes, keys: &[] };
+        let operands = Operands { reads: &[targets], writes: &mut writes, batch: BatchFacts::default() };
         if self.by_own_kernels(&op, operands)? == Outcome::Done {
             return Ok(());
         }

@@ -1,6 +1,6 @@
 //! Rotary position embedding of packed rows, in place.
 
-use fsdp_core::memory::{Buffer, SliceMut};
+use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_nn::backend::AttentionDims;
 use fsdp_nn::layer::Rope;
 use tch::{Kind, Tensor};
@@ -15,6 +15,7 @@ impl<D: TorchStorage> Torch<D> {
         &self,
         dims: AttentionDims,
         rope: &Rope,
+        positions: Option<Slice<'_, D::Buffer>>,
         qkv: SliceMut<'_, D::Buffer>,
         backward: bool,
     ) -> Result<(), Failure> {
@@ -30,6 +31,17 @@ impl<D: TorchStorage> Torch<D> {
             cosines.f_to_kind(kind)?.f_to_device(rows.device())?,
             sines.f_to_kind(kind)?.f_to_device(rows.device())?,
         ];
+        let [cosines, sines] = match positions {
+            None => [cosines, sines],
+            Some(positions) => {
+                let positions = self.view(positions, &[int(dims.rows())])?;
+                let by_row = [int(dims.batch), int(dims.seq), 1, half];
+                [
+                    cosines.f_index_select(0, &positions)?.f_view(by_row)?,
+                    sines.f_index_select(0, &positions)?.f_view(by_row)?,
+                ]
+            }
+        };
         let (x, y) = (low.f_to_kind(kind)?, high.f_to_kind(kind)?);
         let turned = x.f_mul(&cosines)?.f_sub(&y.f_mul(&sines)?)?;
         let other = y.f_mul(&cosines)?.f_add(&x.f_mul(&sines)?)?;

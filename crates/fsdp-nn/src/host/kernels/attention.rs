@@ -8,20 +8,22 @@
 //! probabilities again from the saved log-sum-exps, last block first: that one covers all keys, unless there is
 //! a window, so it overwrites what the others add to.
 
+mod rows;
+
 use std::ops::Range;
 
 use fsdp_core::Error;
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 
+use self::rows::{Row, cap_row, gradient_row, multiply, project, show, softmax_row, store_scaled};
 use super::pointwise::dropout_factors;
 use super::rope::rotate_heads;
-use crate::backend::Outcome;
+use crate::backend::{BatchFacts, Outcome};
 use crate::host::HostMemory;
 use crate::host::backend::Call;
 use crate::host::element::{Element, Float};
 use crate::host::floats::cast;
-use crate::host::math;
-use crate::host::raw::{product, vectorized};
+use crate::host::raw::product;
 use crate::host::workers::Workers;
 use crate::op::{Attention, AttentionDims, Dropout, Scores};
 
@@ -36,18 +38,19 @@ impl HostMemory {
         op: &Attention,
         operands: Call<'_, '_>,
     ) -> Result<Outcome, Error> {
-        let keys = operands.keys;
+        let batch = operands.batch;
         match op {
-            Attention::Rope { dims, rope, backward } => {
+            Attention::Rope { dims, rope, backward, .. } => {
+                let positions = operands.reads.first().map(|slice| self.elements(*slice)).transpose()?;
                 let ([], [qkv], _) = operands.split();
                 let qkv = self.elements_mut::<E>(qkv.slice)?;
-                rotate_heads(self.workers(), *dims, rope, qkv, *backward);
+                rotate_heads(self.workers(), *dims, rope, positions, qkv, *backward);
             }
             Attention::Forward { dims, scores } => {
                 let ([qkv], [y, lse], _) = operands.split();
                 let qkv = self.elements::<E>(qkv)?;
                 let (y, lse) = (self.elements_mut(y.slice)?, self.elements_mut(lse.slice)?);
-                forward(self.workers(), *dims, (*scores, keys), qkv, y, lse);
+                forward(self.workers(), *dims, (*scores, batch), qkv, y, lse);
             }
             Attention::Backward { dims, scores } => {
                 let ([qkv, y, lse, dy], [dqkv], _) = operands.split();
@@ -57,17 +60,20 @@ impl HostMemory {
                     lse: self.elements(lse)?,
                     dy: self.elements(dy)?,
                 };
-                backward(self.workers(), *dims, (*scores, keys), recorded, self.elements_mut(dqkv.slice)?);
+                backward(self.workers(), *dims, (*scores, batch), recorded, self.elements_mut(dqkv.slice)?);
             }
         }
         Ok(Outcome::Done)
     }
 }
 
-/// What the blocks of one (sample, key head) have in common.
+/// What the blocks of one (sample, document, key head) have in common. Positions are counted within the document.
 #[derive(Clone, Copy)]
 struct Group<'a> {
-    seq: usize,
+    /// The document's first position in its sample.
+    origin: usize,
+    /// Its positions.
+    len: usize,
     head_dim: usize,
     /// Query heads.
     heads: usize,
@@ -86,23 +92,39 @@ struct Block {
 }
 
 impl<'a> Group<'a> {
-    fn new(
+    /// Those of a sample's documents, or of the sample as one.
+    fn of_sample(
         dims: &'a AttentionDims,
-        (scores, keys): (Scores, &'a [u64]),
+        (scores, batch): (Scores, BatchFacts<'a>),
         sample: usize,
         kv_head: usize,
-    ) -> Self {
-        let AttentionDims { seq, head_dim, .. } = *dims;
+    ) -> impl Iterator<Item = Self> + use<'a> {
+        let (AttentionDims { seq, head_dim, .. }, first_row) = (*dims, sample * dims.seq);
         let heads = dims.heads / dims.kv_heads;
-        let dropout = scores.dropout(keys).map(|dropout| (dropout, keys[sample]));
-        Self { seq, head_dim, heads, first_head: kv_head * heads, dropout, scores, dims }
+        let dropout = scores.dropout(batch.keys).map(|dropout| (dropout, batch.keys[sample]));
+        let of_rows = move |rows: Range<usize>| Self {
+            origin: rows.start - first_row,
+            len: rows.len(),
+            head_dim,
+            heads,
+            first_head: kv_head * heads,
+            dropout,
+            scores,
+            dims,
+        };
+        let documents = if scores.packed { batch.documents } else { &[] };
+        let from = documents.partition_point(|rows| rows.start < first_row);
+        let of_sample =
+            documents[from..].iter().cloned().take_while(move |rows| rows.start < first_row + seq);
+        let whole = (!scores.packed).then_some(first_row..first_row + seq);
+        of_sample.chain(whole).map(of_rows)
     }
 
     fn blocks(&self) -> impl DoubleEndedIterator<Item = Block> + use<> {
-        let (seq, step, scores) = (self.seq, self.block_len(), self.scores);
-        (0..seq).step_by(step).map(move |start| Block {
+        let (len, step, scores) = (self.len, self.block_len(), self.scores);
+        (0..len).step_by(step).map(move |start| Block {
             start,
-            len: step.min(seq - start),
+            len: step.min(len - start),
             first: scores.first_key(start),
         })
     }
@@ -113,7 +135,7 @@ impl<'a> Group<'a> {
     }
 
     fn block_len(&self) -> usize {
-        (STACKED_ROWS / self.heads).max(BLOCK_MIN).min(self.seq)
+        (STACKED_ROWS / self.heads).max(BLOCK_MIN).min(self.len)
     }
 
     /// Rows of the largest block.
@@ -134,7 +156,7 @@ impl<'a> Group<'a> {
     /// Copies positions `start ..` of one head out of rows of `width`.
     fn load<E: Element>(&self, rows: &[E], width: usize, column: usize, start: usize, into: &mut [E::Acc]) {
         for (position, into) in into.chunks_exact_mut(self.head_dim).enumerate() {
-            let from = (start + position) * width + column;
+            let from = (self.origin + start + position) * width + column;
             cast(&rows[from..from + self.head_dim], into);
         }
     }
@@ -149,8 +171,8 @@ impl<'a> Group<'a> {
     /// Dropout factors of a row of scores, whose keys are those from `first_key` on.
     fn factors<A: Float>(&self, [head, query, first_key]: [usize; 3], factors: &mut [A]) -> bool {
         let Some((dropout, key)) = self.dropout else { return false };
-        let row = (self.first_head + head) * self.seq + query;
-        dropout_factors(dropout, key, (row * self.seq + first_key) as u64, factors);
+        let row = (self.first_head + head) * self.dims.seq + self.origin + query;
+        dropout_factors(dropout, key, (row * self.dims.seq + self.origin + first_key) as u64, factors);
         true
     }
 }
@@ -169,13 +191,6 @@ impl Block {
     fn of_keys_mut<'a, A: Float>(&self, rows: &'a mut [A], dim: usize) -> ArrayViewMut2<'a, A> {
         matrix_mut(&mut rows[self.first * dim..], self.keys(), dim)
     }
-}
-
-/// The scores of keys that a query sees; the others become zero.
-fn show<A: Float>(visible: Range<usize>, scores: &mut [A]) -> &mut [A] {
-    scores[..visible.start].fill(A::ZERO);
-    scores[visible.end..].fill(A::ZERO);
-    &mut scores[visible]
 }
 
 /// A matrix of contiguous rows.
@@ -210,7 +225,7 @@ fn sample_columns<E>(rows: &mut [E], seq: usize, width: usize, block: usize) -> 
 fn forward<E: Element>(
     workers: &Workers,
     dims: AttentionDims,
-    scores: (Scores, &[u64]),
+    scores: (Scores, BatchFacts<'_>),
     qkv: &[E],
     y: &mut [E],
     lse: &mut [E::Acc],
@@ -223,10 +238,11 @@ fn forward<E: Element>(
         let groups = groups.into_iter().zip(lse.chunks_mut(group_heads * seq)).enumerate();
         groups.map(move |(kv_head, (y, lse))| (sample, kv_head, y, lse))
     });
-    workers.each(tasks, |(sample, kv_head, y, lse)| {
-        let group = Group::new(&dims, scores, sample, kv_head);
+    workers.each(tasks, |(sample, kv_head, mut y, lse)| {
         let packed = &qkv[sample * seq * dims.packed()..][..seq * dims.packed()];
-        forward_group(workers, group, packed, y, lse);
+        for group in Group::of_sample(&dims, scores, sample, kv_head) {
+            forward_group(workers, group, packed, y.view_mut(), lse);
+        }
     });
 }
 
@@ -237,15 +253,15 @@ fn forward_group<E: Element>(
     mut y: ArrayViewMut2<'_, E>,
     lse: &mut [E::Acc],
 ) {
-    let (seq, dim, width) = (group.seq, group.head_dim, group.dims.packed());
+    let (len, dim, width) = (group.len, group.head_dim, group.dims.packed());
     let stacked = group.stacked_rows();
-    let mut scratch = workers.scratch::<E::Acc>(2 * seq * dim + stacked * (seq + 2 * dim + 1) + seq);
-    let (keys, rest) = scratch.split_at_mut(seq * dim);
-    let (values, rest) = rest.split_at_mut(seq * dim);
+    let mut scratch = workers.scratch::<E::Acc>(2 * len * dim + stacked * (len + 2 * dim + 1) + len);
+    let (keys, rest) = scratch.split_at_mut(len * dim);
+    let (values, rest) = rest.split_at_mut(len * dim);
     let (queries, rest) = rest.split_at_mut(stacked * dim);
     let (outputs, rest) = rest.split_at_mut(stacked * dim);
     let (scales, rest) = rest.split_at_mut(stacked);
-    let (factors, scores) = rest.split_at_mut(seq);
+    let (factors, scores) = rest.split_at_mut(len);
     let (key_column, value_column) = group.kv_columns();
     group.load(packed, width, key_column, 0, keys);
     group.load(packed, width, value_column, 0, values);
@@ -262,7 +278,7 @@ fn forward_group<E: Element>(
             let scores = show(visible, scores);
             let still = group.cap(scores, factors);
             let (log_sum, scale) = softmax_row(still, scores);
-            lse[head * seq + query] = log_sum;
+            lse[head * group.dims.seq + group.origin + query] = log_sum;
             scales[row] = scale;
             if group.factors([head, query, first_key], factors) {
                 multiply(factors, scores);
@@ -272,7 +288,7 @@ fn forward_group<E: Element>(
         product(matrix_mut(outputs, rows, dim), false, matrix(scores, rows, seen), seen_values, 1);
         for (row, output) in outputs[..rows * dim].chunks_exact_mut(dim).enumerate() {
             let (head, query) = (row / block.len, block.start + row % block.len);
-            let mut y = y.row_mut(query);
+            let mut y = y.row_mut(group.origin + query);
             let y = y.as_slice_mut().expect("columns of contiguous rows");
             store_scaled(scales[row], output, &mut y[head * dim..][..dim]);
         }
@@ -284,6 +300,16 @@ impl Group<'_> {
         A::of(self.scores.scale(self.head_dim))
     }
 
+    /// Rounds stacked rows into the columns of their heads.
+    fn unstack<E: Element>(&self, block: Block, stacked: &[E::Acc], into: &mut ArrayViewMut2<'_, E>) {
+        let dim = self.head_dim;
+        for (row, from) in stacked.chunks_exact(dim).enumerate() {
+            let mut to = into.row_mut(self.origin + block.start + row % block.len);
+            let to = to.as_slice_mut().expect("columns of contiguous rows");
+            cast(from, &mut to[row / block.len * dim..][..dim]);
+        }
+    }
+
     /// Scales and caps scores if there is a cap; says by what they have still to be scaled. `slopes` becomes what
     /// gradients of capped scores have then to be multiplied with.
     fn cap<A: Float>(&self, scores: &mut [A], slopes: &mut [A]) -> A {
@@ -293,47 +319,11 @@ impl Group<'_> {
     }
 }
 
-vectorized! {
-    /// Exponentials of a row of scores relative to its largest. Returns the log-sum-exp and what the exponentials have to
-    /// be multiplied with to be probabilities.
-    fn softmax_row<A: Float>(scale: A, scores: &mut [A]) -> (A, A) {
-        let shift = math::max(scores) * scale;
-        let sum = math::exp_sum(scores, scale, shift);
-        (A::of(shift.as_f64() + sum.as_f64().ln()), A::ONE / sum)
-    }
-}
-
-vectorized! {
-    fn cap_row<A: Float>(scale: A, cap: A, scores: &mut [A], slopes: &mut [A]) {
-        for (score, slope) in scores.iter_mut().zip(slopes) {
-            let bent = math::tanh(*score * scale / cap);
-            *score = cap * bent;
-            *slope = (A::ONE - bent * bent) * scale;
-        }
-    }
-}
-
-vectorized! {
-    fn multiply<A: Float>(factors: &[A], values: &mut [A]) {
-        for (value, &factor) in values.iter_mut().zip(factors) {
-            *value *= factor;
-        }
-    }
-}
-
-vectorized! {
-    fn store_scaled<A: Float, E: Element<Acc = A>>(scale: A, from: &[A], to: &mut [E]) {
-        for (to, &from) in to.iter_mut().zip(from) {
-            *to = E::store(from * scale);
-        }
-    }
-}
-
 /// Backward of [`forward`].
 fn backward<E: Element>(
     workers: &Workers,
     dims: AttentionDims,
-    scores: (Scores, &[u64]),
+    scores: (Scores, BatchFacts<'_>),
     inputs: Recorded<'_, E>,
     dqkv: &mut [E],
 ) {
@@ -346,9 +336,12 @@ fn backward<E: Element>(
         let groups = columns(dq, group_heads * dim).into_iter().zip(columns(dk, dim)).zip(columns(dv, dim));
         groups.enumerate().map(move |(kv_head, ((dq, dk), dv))| (sample, kv_head, [dq, dk, dv]))
     });
-    workers.each(tasks, |(sample, kv_head, gradients)| {
-        let group = Group::new(&dims, scores, sample, kv_head);
-        backward_group(workers, group, inputs.sample(dims, sample), gradients);
+    workers.each(tasks, |(sample, kv_head, mut gradients)| {
+        for group in Group::of_sample(&dims, scores, sample, kv_head) {
+            let [dq, dk, dv] = &mut gradients;
+            let gradients = [dq.view_mut(), dk.view_mut(), dv.view_mut()];
+            backward_group(workers, group, inputs.sample(dims, sample), gradients);
+        }
     });
 }
 
@@ -378,19 +371,19 @@ fn backward_group<E: Element>(
     inputs: Recorded<'_, E>,
     gradients: [ArrayViewMut2<'_, E>; 3],
 ) {
-    let (seq, dim, packed) = (group.seq, group.head_dim, group.dims.packed());
+    let (len, dim, packed) = (group.len, group.head_dim, group.dims.packed());
     let (stacked, width) = (group.stacked_rows(), group.dims.heads * group.head_dim);
-    let mut scratch = workers.scratch::<E::Acc>(4 * seq * dim + stacked * (2 * seq + 3 * dim) + seq);
-    let (keys, rest) = scratch.split_at_mut(seq * dim);
-    let (values, rest) = rest.split_at_mut(seq * dim);
-    let (dkeys, rest) = rest.split_at_mut(seq * dim);
-    let (dvalues, rest) = rest.split_at_mut(seq * dim);
+    let mut scratch = workers.scratch::<E::Acc>(4 * len * dim + stacked * (2 * len + 3 * dim) + len);
+    let (keys, rest) = scratch.split_at_mut(len * dim);
+    let (values, rest) = rest.split_at_mut(len * dim);
+    let (dkeys, rest) = rest.split_at_mut(len * dim);
+    let (dvalues, rest) = rest.split_at_mut(len * dim);
     let (queries, rest) = rest.split_at_mut(stacked * dim);
     let (doutputs, rest) = rest.split_at_mut(stacked * dim);
     let (dqueries, rest) = rest.split_at_mut(stacked * dim);
-    let (factors, rest) = rest.split_at_mut(seq);
-    let (scores, dscores) = rest.split_at_mut(stacked * seq);
-    let mut slopes = workers.scratch::<E::Acc>(if group.scores.softcap.is_some() { seq } else { 0 });
+    let (factors, rest) = rest.split_at_mut(len);
+    let (scores, dscores) = rest.split_at_mut(stacked * len);
+    let mut slopes = workers.scratch::<E::Acc>(if group.scores.softcap.is_some() { len } else { 0 });
     let is_windowed = group.scores.window.is_some();
     if is_windowed {
         dkeys.fill(E::Acc::ZERO);
@@ -414,8 +407,9 @@ fn backward_group<E: Element>(
             scores.chunks_exact_mut(seen).zip(dscores.chunks_exact_mut(seen)).enumerate()
         {
             let (head, query) = (row / block.len, block.start + row % block.len);
-            let y = &inputs.y[query * width + group.column(head)..][..dim];
-            let log_sum = inputs.lse[(group.first_head + head) * seq + query];
+            let row_of_sample = group.origin + query;
+            let y = &inputs.y[row_of_sample * width + group.column(head)..][..dim];
+            let log_sum = inputs.lse[(group.first_head + head) * group.dims.seq + row_of_sample];
             let visible = group.visible(block, query);
             let (first_key, factors) = (block.first + visible.start, &mut factors[..visible.len()]);
             let dropped = group.factors([head, query, first_key], factors);
@@ -431,50 +425,9 @@ fn backward_group<E: Element>(
         product(block.of_keys_mut(dvalues, dim), adds, p.reversed_axes(), dout, 1);
         product(block.of_keys_mut(dkeys, dim), adds, ds.reversed_axes(), q, 1);
         product(matrix_mut(dqueries, rows, dim), false, ds, k, 1);
-        unstack(block, dim, &dqueries[..rows * dim], &mut dq);
+        group.unstack(block, &dqueries[..rows * dim], &mut dq);
     }
-    let all = Block { start: 0, len: seq, first: 0 };
-    unstack(all, dim, dkeys, &mut { dk });
-    unstack(all, dim, dvalues, &mut { dv });
-}
-
-/// Rounds stacked rows into the columns of their heads.
-fn unstack<E: Element>(block: Block, dim: usize, stacked: &[E::Acc], into: &mut ArrayViewMut2<'_, E>) {
-    for (row, from) in stacked.chunks_exact(dim).enumerate() {
-        let mut to = into.row_mut(block.start + row % block.len);
-        let to = to.as_slice_mut().expect("columns of contiguous rows");
-        cast(from, &mut to[row / block.len * dim..][..dim]);
-    }
-}
-
-/// The sum of products of an output row and its gradient, which is that of probabilities and theirs.
-fn project<E: Element>(doutput: &[E::Acc], y: &[E]) -> E::Acc {
-    math::sum2(doutput, y, |doutput, y| doutput * y.load())
-}
-
-/// Numbers of one row of scores.
-#[derive(Clone, Copy)]
-struct Row<A> {
-    scale: A,
-    log_sum: A,
-    projection: A,
-}
-
-vectorized! {
-    /// Turns scores into (dropped) probabilities and gradients of probabilities into gradients of scores.
-    fn gradient_row<A: Float>(row: Row<A>, factors: Option<&[A]>, scores: &mut [A], dscores: &mut [A]) {
-        for score in scores.iter_mut() {
-            *score = (*score * row.scale - row.log_sum).exp();
-        }
-        let Some(factors) = factors else {
-            for (score, dscore) in scores.iter().zip(dscores) {
-                *dscore = *score * (*dscore - row.projection) * row.scale;
-            }
-            return;
-        };
-        for ((score, dscore), &factor) in scores.iter_mut().zip(dscores).zip(factors) {
-            *dscore = *score * (*dscore * factor - row.projection) * row.scale;
-            *score *= factor;
-        }
-    }
+    let all = Block { start: 0, len, first: 0 };
+    group.unstack(all, dkeys, &mut { dk });
+    group.unstack(all, dvalues, &mut { dv });
 }

@@ -17,7 +17,7 @@ impl HostMemory {
         op: &Pointwise,
         operands: Call<'_, '_>,
     ) -> Result<Outcome, Error> {
-        let (workers, keys) = (self.workers(), operands.keys);
+        let (workers, keys) = (self.workers(), operands.batch.keys);
         match *op {
             Pointwise::Add { .. } => {
                 let ([a, b], [y], _) = operands.split();

@@ -9,11 +9,12 @@ use crate::host::workers::{Workers, task_rows};
 use crate::layer::Rope;
 use crate::op::AttentionDims;
 
-/// Rotates the query and key heads of every row; `backward` the other way.
+/// Rotates the query and key heads of every row, by its position in its sample if not by another; `backward` the other way.
 pub(super) fn rotate_heads<E: Element>(
     workers: &Workers,
     dims: AttentionDims,
     rope: &Rope,
+    positions: Option<&[u32]>,
     qkv: &mut [E],
     backward: bool,
 ) {
@@ -30,7 +31,8 @@ pub(super) fn rotate_heads<E: Element>(
     let rotated = (dims.heads + dims.kv_heads) * dims.head_dim;
     workers.each(qkv.chunks_mut(rows * width).enumerate(), |(task, qkv)| {
         for (row, packed) in qkv.chunks_exact_mut(width).enumerate() {
-            let position = (task * rows + row) % dims.seq;
+            let row = task * rows + row;
+            let position = positions.map_or(row % dims.seq, |positions| positions[row] as usize);
             rotate(dims.head_dim, &table[position * of_head..][..of_head], &mut packed[..rotated]);
         }
     });

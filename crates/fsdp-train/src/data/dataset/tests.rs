@@ -91,6 +91,70 @@ fn a_stream_joins_files_in_order_and_samples_share_one_token() {
 }
 
 #[test]
+fn a_stream_has_bos_and_eos_around_every_document_that_is_not_empty() {
+    let files = Files::new(&[("a.txt", b"ab"), ("b.txt", b""), ("c.txt", b"cde"), ("d.txt", b"f")]);
+    let mut config = config(Packing::Stream, 3);
+    config.eos = Some(TokenRef::Id(2));
+    let data = files.load(&config).unwrap();
+    let [a, b, c, d, e] = [97, 98, 99, 100, 101];
+    let samples = |data: &Dataset| (0..data.len()).map(|index| data.sample(index)).collect::<Vec<_>>();
+    // a b 2 c d e 2 f 2
+    assert_eq!(samples(&data), [(vec![a, b, 2], vec![b, 2, c]), (vec![c, d, e], vec![d, e, 2])]);
+    config.bos = Some(TokenRef::Id(1));
+    let data = files.load(&config).unwrap();
+    // 1 a b 2 1 c d e 2 1 f 2
+    let expected =
+        [(vec![1, a, b], vec![a, b, 2]), (vec![2, 1, c], vec![1, c, d]), (vec![d, e, 2], vec![e, 2, 1])];
+    assert_eq!(samples(&data), expected);
+    assert_eq!(data.warnings(), []);
+}
+
+#[test]
+#[cfg(feature = "tokenizers")]
+fn documents_that_are_joined_without_a_token_between_them_are_told() {
+    let files = Files::new(&[
+        ("words.json", TOKENIZER.as_bytes()),
+        ("data/a.txt", b"the cat"),
+        ("data/b.txt", b"sat"),
+    ]);
+    let mut config = config(Packing::Stream, 1);
+    config.tokenizer = files.name("words.json");
+    let warnings = |config: &DataConfig, path: &str| {
+        Dataset::load(&[files.name(path)], config, &files.path("out")).unwrap().warnings().to_vec()
+    };
+    assert_eq!(warnings(&config, "data"), [DataWarning::Joined { documents: 2 }]);
+    assert_eq!(warnings(&config, "data/a.txt"), []);
+    config.eos = Some(TokenRef::Id(5));
+    assert_eq!(warnings(&config, "data"), []);
+    config.eos = None;
+    config.packing = Packing::Packed;
+    assert_eq!(warnings(&config, "data"), []);
+}
+
+#[test]
+fn a_packed_sample_holds_documents_that_begin_at_position_0() {
+    let files = Files::new(&[("a.txt", b"ab"), ("b.txt", b"abcdefgh"), ("c.txt", b""), ("d.txt", b"abc")]);
+    let mut config = config(Packing::Packed, 6);
+    config.eos = Some(TokenRef::Token("\n".to_owned()));
+    config.pad = TokenRef::Id(3);
+    let data = files.load(&config).unwrap();
+    assert_eq!((data.len(), data.is_packed()), (2, true));
+    let (a, b, c) = (97, 98, 99);
+    // The last token of a document is a target only.
+    assert_eq!(data.sample(0), (vec![a, b, a, b, c, 3], vec![b, 10, b, c, 10, IGNORE]));
+    let positions = |index| {
+        let mut positions = vec![9; 6];
+        data.positions(index, &mut positions);
+        positions
+    };
+    assert_eq!(positions(Some(0)), [0, 1, 0, 1, 2, 0]);
+    // Clipped, and so without its eos.
+    assert_eq!(data.sample(1).1, ids("bcdefg"));
+    assert_eq!(positions(Some(1)), [0, 1, 2, 3, 4, 5]);
+    assert_eq!(positions(None), [0, 1, 2, 3, 4, 5]);
+}
+
+#[test]
 fn an_incomplete_last_sample_is_dropped() {
     for (text, samples) in [("", 0), ("a", 0), ("abcd", 0), ("abcde", 1), ("abcdefgh", 1), ("abcdefghi", 2)] {
         let files = Files::new(&[("a.txt", text.as_bytes())]);
@@ -337,6 +401,47 @@ proptest! {
         let covered = u32::try_from(data.len() * seq_len).unwrap();
         prop_assert_eq!(inputs, (0..covered).collect::<Vec<_>>());
         prop_assert_eq!(targets, (1..=covered).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn packed_samples_hold_what_documents_would(
+        lengths in prop::collection::vec(0usize..15, 1..12), bos: bool, eos: bool, seq_len in 1usize..12,
+    ) {
+        let names: Vec<String> = (0..lengths.len()).map(|index| format!("{index:02}.txt")).collect();
+        let texts: Vec<Vec<u8>> = lengths.iter().zip(b'a'..).map(|(&len, letter)| vec![letter; len]).collect();
+        let listed: Vec<(&str, &[u8])> =
+            names.iter().map(String::as_str).zip(texts.iter().map(Vec::as_slice)).collect();
+        let files = Files::new(&listed);
+        let mut config = config(Packing::Documents, seq_len);
+        config.bos = bos.then_some(TokenRef::Id(1));
+        config.eos = eos.then_some(TokenRef::Id(2));
+        let alone = files.load(&config).unwrap();
+        config.packing = Packing::Packed;
+        let packed = files.load(&config).unwrap();
+        prop_assert!(packed.len() <= alone.len());
+        let counted = |(inputs, targets): (Vec<u32>, Vec<u32>)| -> Vec<(u32, u32)> {
+            inputs.into_iter().zip(targets).filter(|(_, target)| *target != IGNORE).collect()
+        };
+        let mut expected: Vec<_> = (0..alone.len()).map(|index| counted(alone.sample(index))).collect();
+        let mut found = Vec::new();
+        for index in 0..packed.len() {
+            let mut positions = vec![9; seq_len];
+            packed.positions(Some(index), &mut positions);
+            let (inputs, targets) = packed.sample(index);
+            for ((input, target), position) in inputs.into_iter().zip(targets).zip(positions) {
+                if position == 0 {
+                    found.push(Vec::new());
+                }
+                let document = found.last_mut().unwrap();
+                prop_assert_eq!(document.len(), position as usize);
+                document.push((input, target));
+            }
+        }
+        // What is left is padding.
+        found.retain(|document| document[0].1 != IGNORE);
+        expected.sort_unstable();
+        found.sort_unstable();
+        prop_assert_eq!(found, expected);
     }
 
     #[test]

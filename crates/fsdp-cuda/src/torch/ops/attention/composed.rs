@@ -4,7 +4,7 @@
 //! card has. So they are made block by block. A block has whole samples if their scores fit; else heads of one sample,
 //! those that read the same key head together; else some positions of the queries of one such group. The queries of a
 //! group lie one below the other, so that one product is that of all of them, and sums over the heads of a group are
-//! sums over rows. Blocks depend on shapes alone.
+//! sums over rows. Blocks depend on shapes alone, and on documents where samples hold several: a block is of one document.
 
 #[cfg(test)]
 mod tests;
@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use fsdp_core::DType;
 use fsdp_core::memory::Slice;
-use fsdp_nn::backend::{AttentionDims, Dropout};
+use fsdp_nn::backend::{AttentionDims, BatchFacts, Dropout};
 use fsdp_nn::op::Scores;
 use tch::{Kind, Tensor};
 
@@ -59,7 +59,7 @@ fn arithmetic(operand: &Tensor) -> Result<Kind, Failure> {
     Ok(if operand.f_kind()? == Kind::Double { Kind::Double } else { Kind::Float })
 }
 
-/// Room for the gradients of a span's keys or values, of which one is that of a block's: (samples, groups, positions, elements).
+/// Room for the gradients of a span's keys or values, beside one of a block's: (samples, groups, positions, elements).
 fn zeros(span: &Block, like: &Tensor) -> Result<Tensor, Failure> {
     let mut sizes = like.size();
     sizes[2] = int(span.keys.len());
@@ -73,14 +73,20 @@ pub(super) struct Composed<'a, D: TorchStorage> {
     dims: AttentionDims,
     scores: Scores,
     dropout: Option<Dropout<'a>>,
+    /// The rows of documents, where samples hold several.
+    documents: Option<&'a [Range<usize>]>,
     /// The most scores of a block that has more than one position.
     scores_max: usize,
 }
 
 impl<'a, D: TorchStorage> Composed<'a, D> {
-    /// With dropout keys, one per sample, where anything is dropped.
-    pub(super) fn new(torch: &'a Torch<D>, dims: AttentionDims, (scores, keys): (Scores, &'a [u64])) -> Self {
-        Self { torch, dims, scores, dropout: scores.dropout(keys), scores_max: SCORES_MAX }
+    pub(super) fn new(
+        torch: &'a Torch<D>,
+        dims: AttentionDims,
+        (scores, batch): (Scores, BatchFacts<'a>),
+    ) -> Self {
+        let (dropout, documents) = (scores.dropout(batch.keys), scores.packed.then_some(batch.documents));
+        Self { torch, dims, scores, dropout, documents, scores_max: SCORES_MAX }
     }
 
     /// Writes the output and the log-sum-exp.
@@ -119,14 +125,14 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
                 }
                 let [keys, values] = match &sums {
                     Some(sums) => sums,
-                    None => sums.insert([zeros(&span, &for_k)?, zeros(&span, &for_v)?]),
+                    None => &*sums.insert([zeros(&span, &for_k)?, zeros(&span, &for_v)?]),
                 };
                 let read = block.keys_in(&span);
                 part(keys, 2, &read)?.f_add_(&for_k).done()?;
                 part(values, 2, &read)?.f_add_(&for_v).done()?;
             }
             for (sum, to) in sums.iter().flatten().zip([to_k, to_v]) {
-                span.of_heads(to, 1)?.f_copy_(sum)?;
+                part(&span.of_heads(to, 1)?, 2, &span.keys)?.f_copy_(sum)?;
             }
         }
         Ok(())
@@ -198,36 +204,51 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
         self.dims.heads / self.dims.kv_heads
     }
 
-    /// Blocks of all positions.
+    /// Blocks of all positions: of samples, or of documents.
     fn spans(&self) -> impl Iterator<Item = Block> {
         let AttentionDims { batch, seq, heads, kv_heads, .. } = self.dims;
-        let of_group = self.group() * seq * self.row_len();
-        let groups = (self.scores_max / of_group.max(1)).clamp(1, kv_heads);
-        let samples = self.scores_max / (heads * seq * self.row_len()).max(1);
-        ranges(batch, samples).flat_map(move |samples| {
+        let places: Vec<(Range<usize>, Range<usize>)> = match self.documents {
+            None => {
+                let samples = self.scores_max / (heads * seq * self.row_len(seq)).max(1);
+                ranges(batch, samples).map(|samples| (samples, 0..seq)).collect()
+            }
+            Some(documents) => {
+                let of_document = |rows: &Range<usize>| {
+                    let (sample, start) = (rows.start / seq, rows.start % seq);
+                    (sample..sample + 1, start..start + rows.len())
+                };
+                documents.iter().map(of_document).collect()
+            }
+        };
+        places.into_iter().flat_map(move |(samples, rows)| {
+            let of_group = self.group() * rows.len() * self.row_len(rows.len());
+            let groups = (self.scores_max / of_group.max(1)).clamp(1, kv_heads);
             ranges(kv_heads, groups).map(move |groups| Block {
                 samples: samples.clone(),
                 groups,
-                rows: 0..seq,
-                keys: 0..seq,
+                rows: rows.clone(),
+                keys: rows.clone(),
             })
         })
     }
 
     /// The blocks of a span.
     fn blocks(&self, span: Block) -> impl DoubleEndedIterator<Item = Block> {
-        let room = self.scores_max / (span.heads_len(self.group()) * self.row_len()).max(1);
+        let len = span.rows.len();
+        let room = self.scores_max / (span.heads_len(self.group()) * self.row_len(len)).max(1);
         let rows = self.scores.window.map_or(room, |window| room.min(window.max(WINDOW_ROWS)));
-        let scores = self.scores;
-        ranges(span.rows.end, rows).map(move |rows| {
-            let keys = scores.first_key(rows.start)..rows.end;
-            Block { rows, keys, ..span.clone() }
+        let (scores, first) = (self.scores, span.rows.start);
+        ranges(len, rows).map(move |rows| {
+            let keys = first + scores.first_key(rows.start)..first + rows.end;
+            Block { rows: first + rows.start..first + rows.end, keys, ..span.clone() }
         })
     }
 
-    /// What a row of a block may have: as many scores as keys, or the elements of a query.
-    fn row_len(&self) -> usize {
-        self.dims.seq.max(self.dims.head_dim)
+    /// What a row of a block of so many positions may have: as many scores as keys, the elements of a query, or factors of
+    /// dropout for all positions.
+    fn row_len(&self, positions: usize) -> usize {
+        let factors = if self.dropout.is_some() { self.dims.seq } else { 0 };
+        positions.max(self.dims.head_dim).max(factors)
     }
 
     /// Rows of a block's queries in the type of arithmetic, those of a group one below the other:

@@ -27,7 +27,7 @@ fn composed(
     drops: bool,
 ) -> Composed<'_, HostMemory> {
     let scores = Scores { dropout: if drops { DROPPED } else { 0.0 }, ..Scores::default() };
-    Composed { scores_max, ..Composed::new(torch, dims, (scores, &KEYS)) }
+    Composed { scores_max, ..Composed::new(torch, dims, (scores, BatchFacts::with_keys(&KEYS))) }
 }
 
 fn numbers(key: u64, dims: AttentionDims, heads: usize) -> Tensor {

@@ -1,0 +1,156 @@
+//! Documents packed into samples against documents that are samples of their own.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use fsdp_core::DType;
+
+use super::harness::{Subject, batch, gpt2, host, llama};
+use crate::backend::{AttentionDims, BatchFacts, IGNORED_TARGET};
+use crate::conformance::Calls;
+use crate::conformance::kit::{Kit, numbers};
+use crate::hf::HfModel;
+use crate::model::unsharded::Pass;
+use crate::model::{Batch, Decoder, DecoderConfig, Gpt2, Gpt2Config};
+use crate::op::Scores;
+
+/// Rows of documents in two samples of 7 tokens.
+const DOCUMENTS: [Range<usize>; 5] = [0..3, 3..4, 4..7, 7..13, 13..14];
+
+/// Models that drop nothing: masks are those of samples, and documents alone are others.
+fn models() -> [HfModel; 2] {
+    let llama = DecoderConfig { attention_dropout: 0.0, ..llama() };
+    let gpt2 = Gpt2Config { embd_pdrop: 0.0, attn_pdrop: 0.0, resid_pdrop: 0.0, ..gpt2() };
+    [Arc::new(Decoder::new(&llama).unwrap()), Arc::new(Gpt2::new(&gpt2).unwrap())]
+}
+
+fn packed() -> Batch {
+    let positions = DOCUMENTS.iter().flat_map(|rows| 0..rows.len() as u32).collect();
+    let mut batch = Batch { positions: Some(positions), ..batch(2, 7, 13) };
+    batch.targets[5] = IGNORED_TARGET;
+    batch
+}
+
+fn alone(rows: Range<usize>) -> Batch {
+    let Batch { ids, targets, .. } = packed();
+    let (seq, [ids, targets]) = (rows.len(), [ids, targets].map(|all| all[rows.clone()].to_vec()));
+    Batch { ids, targets, samples: vec![0], seq, positions: None }
+}
+
+#[test]
+fn no_bit_of_a_packed_document_depends_on_the_documents_beside_it() {
+    for model in models() {
+        for dtype in [DType::F32, DType::F64, DType::Bf16] {
+            let subject = Subject::new(model.clone(), dtype);
+            let logits = subject.logits(&host(), &packed());
+            for rows in DOCUMENTS {
+                let mut other = packed();
+                let ids = other.ids.iter_mut().enumerate();
+                ids.filter(|(row, _)| !rows.contains(row)).for_each(|(_, id)| *id = (*id + 1) % 13);
+                let own = 13 * rows.start..13 * rows.end;
+                let found = subject.logits(&host(), &other);
+                assert_eq!(logits[own.clone()], found[own], "{rows:?} in {dtype}");
+            }
+            let together = Batch { positions: None, ..packed() };
+            assert_ne!(subject.logits(&host(), &together), logits, "documents do not see each other");
+        }
+    }
+}
+
+/// Documents longer than a block of queries, and shorter.
+#[test]
+fn attention_over_a_packed_document_has_the_bits_of_a_document_alone() {
+    const SEQ: usize = 190;
+    let documents = [0..150, 150..151, 151..190, 190..380];
+    for (dtype, window) in [(DType::F32, None), (DType::F64, Some(33)), (DType::Bf16, None)] {
+        let dims = AttentionDims { batch: 2, seq: SEQ, heads: 4, kv_heads: 2, head_dim: 6 };
+        let (packed, width) = (dims.packed(), dims.heads * dims.head_dim);
+        let (qkv, dy) = (numbers(1, dims.rows() * packed), numbers(2, dims.rows() * width));
+        let scores = Scores { window, ..Scores::default() };
+        let facts = BatchFacts { keys: &[], documents: &documents };
+        let all = attention(dtype, dims, (Scores { packed: true, ..scores }, facts), [&qkv, &dy]);
+        for rows in documents.clone() {
+            let dims = AttentionDims { batch: 1, seq: rows.len(), ..dims };
+            let of = |values: &[f64], width: usize| values[rows.start * width..rows.end * width].to_vec();
+            let (qkv, dy) = (of(&qkv, packed), of(&dy, width));
+            let [y, dqkv] = attention(dtype, dims, (scores, BatchFacts::default()), [&qkv, &dy]);
+            assert_eq!([y, dqkv], [of(&all[0], width), of(&all[1], packed)], "{rows:?} in {dtype}");
+        }
+    }
+}
+
+/// Output, and gradient.
+fn attention(
+    dtype: DType,
+    dims: AttentionDims,
+    facts: (Scores, BatchFacts<'_>),
+    [qkv, dy]: [&[f64]; 2],
+) -> [Vec<f64>; 2] {
+    let kit = Kit::new(host(), dtype);
+    let (qkv, dy, mut y) = (kit.put(qkv), kit.put(dy), kit.result(dy.len()));
+    let (mut lse, mut dqkv) = (kit.statistics(dims.rows() * dims.heads), kit.result(qkv.read().len));
+    kit.memory.attention(dims, facts, qkv.read(), y.write(), lse.write()).unwrap();
+    let (of_y, of_lse, dy) = (y.read(), lse.read(), dy.read());
+    kit.memory.attention_backward(dims, facts, qkv.read(), of_y, of_lse, dy, dqkv.write()).unwrap();
+    [kit.get(&y), kit.get(&dqkv)]
+}
+
+/// By how much two computations in double precision may be apart that differ in the order of sums: products of matrices
+/// with other numbers of rows, and sums over rows. Sums here have fewer than 30 terms, and one is the input of the next
+/// fewer than 30 times.
+fn roundings(largest: f64) -> f64 {
+    30.0 * 30.0 * f64::EPSILON * largest
+}
+
+fn largest<'a>(values: impl IntoIterator<Item = &'a f64>) -> f64 {
+    values.into_iter().fold(0.0, |largest: f64, value| largest.max(value.abs()))
+}
+
+#[test]
+fn a_packed_document_has_the_logits_of_a_document_alone() {
+    for model in models() {
+        let subject = Subject::new(model, DType::F64);
+        let logits = subject.logits(&host(), &packed());
+        for rows in DOCUMENTS {
+            let expected = subject.logits(&host(), &alone(rows.clone()));
+            let bound = roundings(largest(&expected));
+            let found = &logits[13 * rows.start..13 * rows.end];
+            let off = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(found.len() == expected.len() && off <= bound, "{rows:?}: {off}, not {bound}");
+        }
+    }
+}
+
+#[test]
+fn packed_documents_train_as_documents_alone_do() {
+    for model in models() {
+        let subject = Subject::new(model, DType::F64);
+        for pass in [Pass::Train, Pass::TrainRecomputing, Pass::TrainKeepingProducts, Pass::Evaluate] {
+            let got = subject.run(&packed(), pass);
+            let parts = DOCUMENTS.map(|rows| subject.run(&alone(rows), pass));
+            let loss: f64 = parts.iter().map(|part| part.loss).sum();
+            assert!((got.loss - loss).abs() <= roundings(loss), "{} for {loss}", got.loss);
+            assert_eq!(got.count, parts.iter().map(|part| part.count).sum::<u64>());
+            for (param, got) in got.gradients.iter().enumerate() {
+                let bound = roundings(largest(parts.iter().flat_map(|part| &part.gradients[param])));
+                for (element, got) in got.iter().enumerate() {
+                    let expected: f64 = parts.iter().map(|part| part.gradients[param][element]).sum();
+                    let name = &subject.spec.params[param].fqn;
+                    let off = (got - expected).abs();
+                    assert!(off <= bound, "{name}[{element}]: {got} for {expected}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn one_document_to_a_sample_has_the_bits_of_a_sample() {
+    for model in models() {
+        let subject = Subject::new(model, DType::F32);
+        let whole = batch(2, 7, 13);
+        let positions = Some((0..14).map(|row| row % 7).collect());
+        let one = Batch { positions, ..whole.clone() };
+        assert_eq!(subject.run(&one, Pass::Train), subject.run(&whole, Pass::Train));
+    }
+}

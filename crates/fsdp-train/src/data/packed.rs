@@ -1,0 +1,127 @@
+//! Packing "packed": which documents a sample holds.
+//!
+//! A document takes as many positions as it has targets, at most `seq_len`. Documents are given to samples from the longest to
+//! the shortest, each to the sample with the least room that still has enough (best fit decreasing: Johnson 1973;
+//! the packing of Ding et al. 2024, and of TRL). The result is a function of the lengths alone. Samples are then put into the order of
+//! their first documents, and the documents of each into that of the data.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+/// Documents by sample.
+#[derive(Debug)]
+pub(super) struct Packed {
+    /// The documents of all samples, one sample after the other.
+    documents: Vec<usize>,
+    /// Where those of each sample begin, and the end.
+    starts: Vec<usize>,
+}
+
+impl Packed {
+    /// Packs documents of so many positions, none longer than a sample.
+    pub(super) fn new(lens: Vec<usize>, seq_len: usize) -> Packed {
+        let samples = number(best_fit(&lens, seq_len));
+        let count = samples.iter().max().map_or(0, |last| last + 1);
+        let mut starts = vec![0; count + 1];
+        samples.iter().for_each(|&sample| starts[sample + 1] += 1);
+        for sample in 0..count {
+            starts[sample + 1] += starts[sample];
+        }
+        let mut next = starts.clone();
+        let mut documents = vec![0; samples.len()];
+        for (document, sample) in samples.into_iter().enumerate() {
+            documents[next[sample]] = document;
+            next[sample] += 1;
+        }
+        Packed { documents, starts }
+    }
+
+    /// The number of samples.
+    pub(super) fn len(&self) -> usize {
+        self.starts.len() - 1
+    }
+
+    /// The documents of a sample, in their order.
+    pub(super) fn sample(&self, index: usize) -> impl Iterator<Item = usize> {
+        let Range { start, end } = self.starts[index]..self.starts[index + 1];
+        self.documents[start..end].iter().copied()
+    }
+}
+
+/// For each document the sample that takes it.
+fn best_fit(lens: &[usize], seq_len: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..lens.len()).collect();
+    order.sort_by_key(|&document| (Reverse(lens[document]), document));
+    let mut with_room: BTreeSet<(usize, usize)> = BTreeSet::new();
+    let (mut samples, mut count) = (vec![0; lens.len()], 0);
+    for document in order {
+        let len = lens[document];
+        let fitting = with_room.range((len, 0)..).next().copied();
+        let (room, sample) = fitting.unwrap_or((seq_len, count));
+        match fitting {
+            Some(found) => _ = with_room.remove(&found),
+            None => count += 1,
+        }
+        samples[document] = sample;
+        if room > len {
+            with_room.insert((room - len, sample));
+        }
+    }
+    samples
+}
+
+/// Numbers samples anew, in the order in which they first appear.
+fn number(mut samples: Vec<usize>) -> Vec<usize> {
+    let mut numbers = vec![None; samples.len()];
+    let mut next = 0;
+    for sample in &mut samples {
+        let number = numbers[*sample].get_or_insert_with(|| {
+            next += 1;
+            next - 1
+        });
+        *sample = *number;
+    }
+    samples
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn packed(lens: &[usize], seq_len: usize) -> Vec<Vec<usize>> {
+        let packed = Packed::new(lens.to_vec(), seq_len);
+        (0..packed.len()).map(|sample| packed.sample(sample).collect()).collect()
+    }
+
+    #[test]
+    fn a_document_goes_where_it_leaves_least_room() {
+        assert_eq!(packed(&[], 4), Vec::<Vec<usize>>::new());
+        // 7, 6 and 5 have samples of their own; 4 goes to 6, and 3 to 7.
+        assert_eq!(packed(&[3, 6, 5, 7, 4], 10), [vec![0, 3], vec![1, 4], vec![2]]);
+        // 3 fits behind 5 and behind 6, where less is left.
+        assert_eq!(packed(&[5, 3, 6], 10), [vec![0], vec![1, 2]]);
+    }
+
+    proptest! {
+        #[test]
+        fn samples_hold_every_document_once_and_no_two_would_fit_into_one(
+            seq_len in 1_usize..40,
+            raw in prop::collection::vec(0_usize..1000, 0..60),
+        ) {
+            let lens: Vec<usize> = raw.into_iter().map(|raw| 1 + raw % seq_len).collect();
+            let samples = packed(&lens, seq_len);
+            let mut seen: Vec<usize> = samples.concat();
+            seen.sort_unstable();
+            prop_assert!(seen.into_iter().eq(0..lens.len()));
+            let sums: Vec<usize> = samples.iter().map(|of| of.iter().map(|&document| lens[document]).sum()).collect();
+            prop_assert!(sums.iter().all(|&sum| sum <= seq_len));
+            for (index, sum) in sums.iter().enumerate() {
+                prop_assert!(sums[..index].iter().all(|other| other + sum > seq_len));
+            }
+            prop_assert!(samples.iter().all(|of| of.is_sorted()) && samples.is_sorted_by_key(|of| of[0]));
+        }
+    }
+}
