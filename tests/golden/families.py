@@ -118,6 +118,8 @@ def model_goldens(out):
         model, ids = write_model(folder, case, seed)
         tensors = {name: tensor.clone().contiguous() for name, tensor in expected(model, ids).items()}
         save_file(tensors, f"{folder}/expected.safetensors", metadata={"format": "pt"})
+        with open(f"{folder}/parameters.txt", "w") as file:
+            file.writelines(f"{name}\n" for name, _ in model.named_parameters())
         print(case, tensors["losses_sgd"].tolist())
 
 

@@ -44,6 +44,18 @@ fn llama() -> Value {
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2})
 }
 
+/// A model of every way in which a small model is made of a family.
+fn relatives() -> [Value; 2] {
+    let mut qwen3 = llama();
+    qwen3["model_type"] = "qwen3".into();
+    qwen3["head_dim"] = 4.into();
+    let mut phi3 = llama();
+    phi3["model_type"] = "phi3".into();
+    phi3["partial_rotary_factor"] = 0.5.into();
+    phi3["sliding_window"] = 3.into();
+    [qwen3, phi3]
+}
+
 fn gpt2() -> Value {
     json!({"model_type": "gpt2", "vocab_size": 256, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16})
 }
@@ -84,7 +96,13 @@ fn judged(outcome: Result<(), CliError>, case: &str) -> bool {
 
 #[test]
 fn every_size_of_a_config_json_is_taken_or_refused_by_name() {
-    for (model, keys) in [(llama(), &LLAMA_KEYS[..]), (gpt2(), &GPT2_KEYS[..])] {
+    let [qwen3, phi3] = relatives();
+    for (model, keys) in [
+        (llama(), &LLAMA_KEYS[..]),
+        (qwen3, &LLAMA_KEYS[..]),
+        (phi3, &LLAMA_KEYS[..]),
+        (gpt2(), &GPT2_KEYS[..]),
+    ] {
         for &key in keys {
             for size in SIZES {
                 let mut model = model.clone();

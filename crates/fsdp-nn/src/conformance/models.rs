@@ -162,7 +162,13 @@ pub(crate) fn relatives() -> [DecoderConfig; 3] {
         let rope = Some(Arc::new(RopeConfig { theta: 1000.0, partial: 0.67, scaling }));
         vec![LayerConfig { rope, window }, LayerConfig { rope: None, window: None }]
     };
-    let packed = Names { class: "Packed", qkv: &["qkv_proj"], gate_up: &["gate_up_proj"], ..Names::LLAMA };
+    let packed = Names {
+        class: "Packed",
+        qkv: &["qkv_proj"],
+        output_is_first: true,
+        gate_up: &["gate_up_proj"],
+        ..Names::LLAMA
+    };
     let behind = Names {
         class: "Behind",
         before_attention: None,

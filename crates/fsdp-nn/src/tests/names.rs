@@ -6,7 +6,7 @@ use fsdp_core::DType;
 
 use crate::conformance::golden::{CASES, Case};
 use crate::conformance::host;
-use crate::hf::{FAMILIES, is_constant, published_name};
+use crate::hf::{FAMILIES, HfConfig, is_constant, published_name};
 use crate::model::Architecture;
 
 fn golden() -> PathBuf {
@@ -36,4 +36,20 @@ fn published_gpt2_names_and_constants_of_older_versions_are_known() {
 fn names_of_families_are_unlike_each_other_and_sorted() {
     let names: Vec<&str> = FAMILIES.iter().map(|family| family.model_type).collect();
     assert!(names.is_sorted_by(|one, other| one < other), "{names:?}");
+}
+
+/// Optimizer states of other trainers go by the number of a parameter.
+#[test]
+fn parameters_are_in_the_order_of_transformers() {
+    let mut compared = 0;
+    for folder in std::fs::read_dir(golden().join("families")).unwrap() {
+        let folder = folder.unwrap().path();
+        let read = |file| std::fs::read_to_string(folder.join(file)).unwrap();
+        let model = HfConfig::parse(&read("config.json")).unwrap().build().unwrap();
+        let params = model.description().spec.params.clone();
+        let names: Vec<String> = params.into_iter().map(|param| param.fqn).collect();
+        assert_eq!(names, read("parameters.txt").lines().collect::<Vec<_>>(), "{}", folder.display());
+        compared += 1;
+    }
+    assert_eq!(compared, 10);
 }

@@ -18,7 +18,13 @@ pub(super) const FAMILY: Family = Family {
     parse: |keys| Ok(Arc::new(parse(keys)?)),
 };
 
-const NAMES: Names = Names { class: "Phi3", qkv: &["qkv_proj"], gate_up: &["gate_up_proj"], ..Names::LLAMA };
+const NAMES: Names = Names {
+    class: "Phi3",
+    qkv: &["qkv_proj"],
+    output_is_first: true,
+    gate_up: &["gate_up_proj"],
+    ..Names::LLAMA
+};
 const DEFAULTS: Defaults = Defaults {
     eps: 1e-5,
     positions: 4096,

@@ -139,12 +139,14 @@ fn describe_attention(
     let names = &config.names;
     let [heads, kv_heads] = [config.num_attention_heads, config.num_key_value_heads];
     let widths = [heads, kv_heads, kv_heads].map(|heads| heads * config.head_dim);
+    let output = |d: &mut Describe| d.linear("o_proj", widths[0], config.hidden_size, config.output_bias);
+    let first = names.output_is_first.then(|| output(d));
     let mut map = |name: &str, width| d.linear(name, config.hidden_size, width, config.qkv_bias);
     let qkv = match names.qkv {
         [packed] => vec![map(packed, widths.iter().sum())],
         each => each.iter().zip(widths).map(|(name, width)| map(name, width)).collect(),
     };
-    let output = d.linear("o_proj", widths[0], config.hidden_size, config.output_bias);
+    let output = first.unwrap_or_else(|| output(d));
     let qk_norms = config.qk_norm.map(|over| {
         let mut norm = |name, row| {
             let width = if over == QkNorm::Heads { config.head_dim } else { row };

@@ -8,6 +8,8 @@ pub struct Names {
     pub class: &'static str,
     /// The projections to queries, keys and values: three, or one to all of them.
     pub qkv: &'static [&'static str],
+    /// Whether `o_proj` stands before them. Optimizer states of other trainers go by the number of a parameter.
+    pub output_is_first: bool,
     /// The projections to gate and up: two, or one to both.
     pub gate_up: &'static [&'static str],
     /// The norm of what attention reads, if there is one.
@@ -25,6 +27,7 @@ impl Names {
     pub const LLAMA: Names = Names {
         class: "Llama",
         qkv: &["q_proj", "k_proj", "v_proj"],
+        output_is_first: false,
         gate_up: &["gate_proj", "up_proj"],
         before_attention: Some("input_layernorm"),
         after_attention: None,
