@@ -54,8 +54,8 @@ def main():
     with open(os.path.join(arguments.run, "resolved.toml"), "rb") as file:
         config = tomllib.load(file)
     with open(os.path.join(arguments.run, "metrics.jsonl")) as file:
-        # A line without a step says who takes part from there on.
-        ours = next(line["loss"] for line in map(json.loads, file) if "step" in line)
+        # A line without a loss is that of a start or of an evaluation.
+        ours = next(line["loss"] for line in map(json.loads, file) if "loss" in line)
     model, info = AutoModelForCausalLM.from_pretrained(arguments.model, output_loading_info=True)
     wrong = {kind: sorted(names) for kind, names in info.items() if names}
     if wrong:

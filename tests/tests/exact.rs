@@ -115,14 +115,17 @@ fn shared_unsharded_buffers_change_no_bit() {
     }
 }
 
-/// Loss and targets of an evaluation before training, at a world.
-fn evaluation(model: &str, vocab: u32, world: usize, more: &[&str]) -> (u64, u64) {
+/// Loss and targets of an evaluation before training on two sets, at a world.
+fn evaluation(model: &str, vocab: u32, world: usize, more: &[&str]) -> [(u64, u64); 2] {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("eval");
     std::fs::create_dir(&data).unwrap();
     // 19 samples of 7 tokens: one full batch of 12 micro-batches of one sample, and 7 of the next.
     let eval = tokens(&data, vocab, 19 * 7 + 1);
-    let (eval, ranks) = (format!("data.eval=[\"{eval}\"]"), format!("run.ranks={world}"));
+    let sets = format!(
+        "data.eval=[{{name='all', paths=['{eval}']}}, {{name='some', paths=['{eval}'], max_samples=15}}]"
+    );
+    let (eval, ranks) = (sets, format!("run.ranks={world}"));
     let mut overrides = vec!["train.micro_batch_size=1", "train.global_batch_size=12", &eval, &ranks];
     overrides.extend(more);
     let job = job(model, config(dir.path(), vocab, &overrides));
@@ -132,11 +135,12 @@ fn evaluation(model: &str, vocab: u32, world: usize, more: &[&str]) -> (u64, u64
             let first = trainer.evaluate(0, &AtomicBool::new(false), &mut ProgramOrder, &mut ())?;
             let again = trainer.evaluate(0, &AtomicBool::new(false), &mut ProgramOrder, &mut ())?;
             assert_eq!(first, again, "evaluation changes nothing");
-            Ok::<_, fsdp_train::TrainError>(first.expect("there is evaluation data"))
+            Ok::<_, fsdp_train::TrainError>(first.expect("nobody asks to stop"))
         })
         .unwrap_or_else(|failure| panic!("{failure:?}"));
     assert!(ranks.iter().all(|rank| *rank == ranks[0]), "all ranks agree");
-    (ranks[0].loss.to_bits(), ranks[0].targets)
+    let found: Vec<(u64, u64)> = ranks[0].iter().map(|set| (set.loss.to_bits(), set.targets)).collect();
+    found.try_into().expect("two sets are evaluated")
 }
 
 #[test]
@@ -144,7 +148,8 @@ fn evaluation_has_the_same_bits_at_every_world_with_padded_last_batches() {
     for (model, vocab, wrap) in [(LLAMA, 61, "LlamaDecoderLayer"), (GPT2, 53, "GPT2Block")] {
         let wrap = format!("fsdp.wrap=[\"{wrap}\"]");
         let alone = evaluation(model, vocab, 1, &[&wrap]);
-        assert_eq!(alone.1, 19 * 7, "padding does not count");
+        assert_eq!(alone.map(|(_, targets)| targets), [19 * 7, 15 * 7], "padding does not count");
+        assert_ne!(alone[0].0, alone[1].0);
         for world in [2, 3, 4, 6, 12] {
             assert_eq!(evaluation(model, vocab, world, &[&wrap]), alone, "world {world}");
         }

@@ -5,6 +5,8 @@
 mod ckpt;
 mod gpu;
 mod launch;
+mod logs;
+mod report;
 mod sizes;
 
 use std::path::PathBuf;
@@ -16,6 +18,8 @@ use crate::exit_code;
 
 pub(crate) use gpu::{BenchGpuArgs, DoctorArgs};
 pub(crate) use launch::LaunchArgs;
+pub(crate) use logs::{LogArgs, LogFormat};
+pub(crate) use report::ReportArgs;
 
 pub(crate) use ckpt::{
     CkptCommand, ConvertArgs, DiffArgs, InspectArgs, MemoryArgs, ReadArgs, TargetArg, VerifyCkptArgs,
@@ -26,7 +30,12 @@ const EXAMPLES: &str = "Examples:
   fsdp verify examples/quickstart.toml --world-sizes 1,2,4
   fsdp schedule examples/quickstart.toml
   fsdp schedule examples/quickstart.toml --ops --costs
+  fsdp report runs/quickstart
   fsdp ckpt convert checkpoint/ model.safetensors --to safetensors";
+
+const LOGS: &str =
+    "RUST_LOG=fsdp=info or fsdp=debug logs events to stderr: start, plan, memory, data, checkpoints,
+evaluation, slow ranks. With --log-format json, fsdp=info is the default.";
 
 /// Fully sharded data parallel training that equals unsharded training, bit for bit.
 #[derive(Debug, Parser)]
@@ -36,12 +45,14 @@ const EXAMPLES: &str = "Examples:
     max_term_width = 100,
     subcommand_required = true,
     arg_required_else_help = true,
-    after_help = format!("{EXAMPLES}\n\n{}\nRUST_LOG=fsdp=debug logs to stderr.", exit_code::help())
+    after_help = format!("{EXAMPLES}\n\n{}\n{LOGS}", exit_code::help())
 )]
 pub(crate) struct Args {
     /// What to do.
     #[command(subcommand)]
     pub(crate) command: Command,
+    #[command(flatten)]
+    pub(crate) logs: LogArgs,
 }
 
 /// The commands.
@@ -55,6 +66,8 @@ pub(crate) enum Command {
     Launch(LaunchArgs),
     /// Print what a training step does, without running it
     Schedule(ScheduleArgs),
+    /// Show what runs have told: one HTML file with curves, memory, schedule and configurations
+    Report(ReportArgs),
     /// Inspect, convert, verify and compare checkpoints, PyTorch's too
     #[command(subcommand)]
     Ckpt(CkptCommand),
@@ -97,7 +110,9 @@ pub(crate) struct NetworkArgs {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "The output folder (run.out_dir) gets:
   metrics.jsonl   one JSON object per step: loss, grad_norm, lr, tokens_per_s, wait_ms, ...;
+                  per evaluation and set: eval_loss, eval_perplexity, eval_tokens;
                   in front of the steps of each start, one with hosts, processes and transport
+  metrics.csv, evaluations.csv, tensorboard/    the same figures, where run.metrics asks for them
   resolved.toml   the run file with every default written out
   model/          weights, config.json and the base's tokenizer files, for transformers and others
   checkpoints/    step-00000050, ..: the whole state, as [checkpoint] says; PyTorch reads them too

@@ -93,6 +93,8 @@ fn config(args: &DoctorArgs, processes: usize) -> Result<RunConfig, CliError> {
             timeout_s: TIMEOUT_S,
             heartbeat_s: 1.0,
             peak_tflops: None,
+            metrics: Vec::new(),
+            metrics_listen: None,
             export_dtype: None,
         },
     };
@@ -181,7 +183,7 @@ fn text(report: &Report) -> String {
         let version = finding.version.clone().unwrap_or_default();
         table.add_row([finding.part.clone(), version, path.unwrap_or_else(|| finding.detail.clone())]);
     }
-    let mut text = format!("{}\n", table.trim_fmt());
+    let mut text = if table.is_empty() { String::new() } else { format!("{}\n", table.trim_fmt()) };
     for finding in report.findings.iter().filter(|finding| !finding.is_good()) {
         let state = if finding.status == Status::Missing { "not found" } else { "of no use" };
         text += &format!("\n{} ({state}): {}\n", finding.part, finding.detail);
@@ -271,6 +273,16 @@ mod tests {
         assert_eq!(with(&[false, true]), Err(expected.to_owned()));
         assert_eq!(with(&[false]), Err("there is no GPU that can be used".to_owned()));
         assert_eq!(with(&[true, false]).as_deref(), Ok("1 rank, on one GPU, with NCCL"));
+    }
+
+    #[test]
+    fn a_machine_that_has_nothing_has_no_table() {
+        let bad = || vec![Finding::bad("NCCL", Status::Missing, "no library")];
+        let shown = text(&Report { findings: bad(), devices: vec![host_device()] });
+        assert!(shown.starts_with("\nNCCL (not found): no library\n\nrun.device = "), "{shown}");
+        let good = Finding::found("driver", Some("1.2".to_owned()), None);
+        let shown = text(&Report { findings: [bad(), vec![good]].concat(), devices: Vec::new() });
+        assert!(shown.trim_start().starts_with("found ") && shown.contains("driver"), "{shown}");
     }
 
     #[test]

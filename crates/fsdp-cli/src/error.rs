@@ -162,6 +162,14 @@ pub(crate) enum CliError {
     #[cfg(feature = "torch")]
     #[error(transparent)]
     Libtorch(#[from] fsdp_cuda::torch::TorchError),
+    /// There is no run to report on.
+    #[error("cannot read {}: give the output folder of a run (run.out_dir)", file.display())]
+    Report {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// `RUST_LOG` is not a filter.
     #[error("RUST_LOG: {source}; expected something like fsdp=debug")]
     LogFilter {
@@ -210,6 +218,7 @@ impl CliError {
             CliError::NotHeard(AssemblyError::GivenUp) => FailureKind::Permanent,
             CliError::World { verdict } => verdict.failure.kind,
             CliError::ReadModel { source, .. }
+            | CliError::Report { source, .. }
             | CliError::Create { source, .. }
             | CliError::Start { source, .. }
             | CliError::Write { source, .. } => FailureKind::of_io(source),

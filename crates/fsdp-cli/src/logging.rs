@@ -1,17 +1,20 @@
-//! What becomes of `tracing` spans and events: text on stderr as `RUST_LOG` says, and the trace file.
+//! What becomes of `tracing` spans and events: text or JSON on stderr as `RUST_LOG` says, and the trace file.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 
+use serde_json::{Value, json};
+use tracing::level_filters::LevelFilter;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::filter::{Targets, filter_fn};
 use tracing_subscriber::fmt;
 use tracing_subscriber::fmt::format::{FmtSpan, Writer};
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{Layer, registry};
+use tracing_subscriber::{Layer, Registry, registry};
 
 use crate::error::CliError;
 use crate::output;
@@ -27,27 +30,60 @@ pub(crate) fn is_asked_for() -> bool {
     asked_for().is_some()
 }
 
+/// Which events are written: those that `RUST_LOG` asks for; without it those that stand in JSON for what people are told.
+///
+/// # Errors
+/// [`CliError::LogFilter`].
+fn filter() -> Result<Option<Targets>, CliError> {
+    let Some(asked) = asked_for() else {
+        let level = if output::is_quiet() { LevelFilter::WARN } else { LevelFilter::INFO };
+        return Ok(output::is_json().then(|| Targets::new().with_target("fsdp", level)));
+    };
+    asked.to_string_lossy().parse().map(Some).map_err(|source| CliError::LogFilter { source })
+}
+
 /// Installs the subscriber of this process. A second call has no effect.
 ///
 /// # Errors
 /// [`CliError::LogFilter`].
 pub(crate) fn install(trace: Option<&TraceFile>) -> Result<(), CliError> {
-    let text = if let Some(filter) = asked_for() {
-        let filter: Targets =
-            filter.to_string_lossy().parse().map_err(|source| CliError::LogFilter { source })?;
-        let ansi = io::stderr().is_terminal();
-        let layer = fmt::layer().with_writer(io::stderr).with_ansi(ansi).with_span_events(FmtSpan::CLOSE);
-        let layer = layer.event_format(Spoken(fmt::format()));
-        Some(layer.with_filter(filter))
-    } else {
-        None
-    };
+    let events = filter()?.map(|filter| events().with_filter(filter));
     let trace = trace.map(|file| file.layer().with_filter(filter_fn(|span| span.target() == TARGET)));
-    if text.is_some() || trace.is_some() {
+    if events.is_some() || trace.is_some() {
         // Only a subscriber that is there already can make this fail, and then that one is wanted.
-        let _ = registry().with(text).with(trace).try_init();
+        let _ = registry().with(events).with(trace).try_init();
     }
     Ok(())
+}
+
+/// The layer that writes events on stderr.
+fn events() -> Box<dyn Layer<Registry> + Send + Sync> {
+    let layer = fmt::layer::<Registry>().with_writer(io::stderr).with_span_events(FmtSpan::CLOSE);
+    if output::is_json() {
+        return layer.json().map_event_format(SpokenJson).boxed();
+    }
+    layer.with_ansi(io::stderr().is_terminal()).map_event_format(Spoken).boxed()
+}
+
+/// A line of JSON for what is no event of `tracing`, in the form of those that are.
+pub(crate) fn line(level: &str, message: &str, caused_by: &[String]) -> String {
+    let mut timestamp = String::new();
+    // Writing into a string does not fail.
+    let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
+    let mut fields = json!({ "message": message });
+    if !caused_by.is_empty() {
+        fields["caused_by"] = json!(caused_by);
+    }
+    let line = json!({ "timestamp": timestamp, "level": level, "fields": fields, "target": "fsdp" });
+    with_speaker(&line.to_string())
+}
+
+/// The text of a JSON object that also says who speaks, where that is another process than the first of several.
+fn with_speaker(object: &str) -> String {
+    match (output::speaker(), object.strip_prefix('{')) {
+        (Some(speaker), Some(fields)) => format!("{{\"process\":{},{fields}", Value::from(speaker)),
+        _ => object.to_owned(),
+    }
 }
 
 /// Lines that begin with who speaks, where that is another process than the first of several.
@@ -69,5 +105,40 @@ where
             write!(writer, "{speaker}: ")?;
         }
         self.0.format_event(context, writer, event)
+    }
+}
+
+/// The same of JSON objects.
+struct SpokenJson<F>(F);
+
+impl<S, N, F> FormatEvent<S, N> for SpokenJson<F>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> std::fmt::Result {
+        let mut object = String::new();
+        self.0.format_event(context, Writer::new(&mut object), event)?;
+        writer.write_str(&with_speaker(&object))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_the_form_of_an_event() {
+        let line: Value = serde_json::from_str(&line("WARN", "a \"name\"\nb", &[])).unwrap();
+        let keys: Vec<&String> = line.as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["timestamp", "level", "fields", "target"]);
+        assert_eq!(line["fields"], json!({ "message": "a \"name\"\nb" }));
+        assert!(line["timestamp"].as_str().unwrap().ends_with('Z'), "{line}");
     }
 }

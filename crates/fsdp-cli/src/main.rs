@@ -1,4 +1,4 @@
-//! The `fsdp` command: train, verify, schedule, ckpt and bench.
+//! The `fsdp` command: train, verify, schedule, report, ckpt and bench.
 //!
 //! It parses arguments, chooses the launcher, prints reports and maps outcomes to exit codes; training
 //! itself is `fsdp-train`. One module per command; what several of them need stands below them.
@@ -11,6 +11,7 @@ mod bench;
 mod ckpt;
 mod doctor;
 mod launch;
+mod report;
 mod schedule;
 mod train;
 mod verify;
@@ -47,7 +48,10 @@ use exit_code::Exit;
 
 fn main() -> ExitCode {
     match Args::try_parse() {
-        Ok(args) => ended(|| run(args.command)).into(),
+        Ok(Args { command, logs }) => {
+            output::write_as(logs);
+            ended(|| run(command)).into()
+        }
         Err(told) => {
             if !told.use_stderr() {
                 output::usage(&told);
@@ -77,7 +81,8 @@ fn ended(command: impl FnOnce() -> Result<Exit, CliError>) -> Exit {
 
 fn run(command: Command) -> Result<Exit, CliError> {
     // What one process can say alone, several say once.
-    let is_alone = matches!(command, Command::Schedule(_) | Command::Bench(BenchCommand::Gpu(_)));
+    let is_alone =
+        matches!(command, Command::Schedule(_) | Command::Report(_) | Command::Bench(BenchCommand::Gpu(_)));
     if is_alone && cluster::is_another(cluster::place()?) {
         return Ok(Exit::Done);
     }
@@ -94,6 +99,7 @@ fn run(command: Command) -> Result<Exit, CliError> {
         Command::Verify(args) => verify::run(&args),
         Command::Ckpt(command) => ckpt::run(&command).map(judged),
         Command::Schedule(args) => schedule::run(&args).map(|()| Exit::Done),
+        Command::Report(args) => report::run(&args).map(|()| Exit::Done),
         Command::Bench(BenchCommand::Train(args)) => bench::run(&args),
         Command::Bench(BenchCommand::Gpu(args)) => bench::gpu::run(&args).map(|()| Exit::Done),
         Command::Doctor(args) => doctor::run(&args),

@@ -6,12 +6,14 @@ mod escape;
 
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{OnceLock, PoisonError, RwLock};
 
 use comfy_table::{CellAlignment, Table, TableComponent, presets};
 use fsdp_train::RunData;
 
+use crate::args::{LogArgs, LogFormat};
 use crate::error::CliError;
+use crate::logging;
 pub(crate) use escape::{one_line, shown};
 
 /// Prints text on stdout. A reader that has seen enough (`| head`) is no failure.
@@ -29,6 +31,34 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
     }
 }
 
+/// How stderr is written, as the command line asks for it.
+static STYLE: OnceLock<LogArgs> = OnceLock::new();
+
+/// From now on stderr is written like this.
+pub(crate) fn write_as(style: LogArgs) {
+    // Only the first call counts.
+    let _ = STYLE.set(style);
+}
+
+fn style() -> LogArgs {
+    STYLE.get().copied().unwrap_or_default()
+}
+
+/// Whether neither progress nor notes are wanted.
+pub(crate) fn is_quiet() -> bool {
+    style().quiet
+}
+
+/// Whether every line on stderr is a JSON object.
+pub(crate) fn is_json() -> bool {
+    style().log_format == LogFormat::Json
+}
+
+/// Whether somebody looks at stderr who wants to see bars.
+pub(crate) fn draws_bars() -> bool {
+    io::stderr().is_terminal() && !is_quiet() && !is_json()
+}
+
 /// Who speaks, if it is another process than the first of several.
 static SPEAKER: RwLock<Option<String>> = RwLock::new(None);
 
@@ -42,9 +72,11 @@ pub(crate) fn speaker() -> Option<String> {
     SPEAKER.read().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// Prints a line on stderr.
+/// Prints a line on stderr, unless nobody wants notes.
 pub(crate) fn note(line: &str) {
     match speaker() {
+        None if is_quiet() => {}
+        None if is_json() => say(&logging::line("INFO", &shown(line), &[])),
         None => say(&shown(line)),
         Some(_) => tracing::info!("{}", shown(line)),
     }
@@ -53,6 +85,7 @@ pub(crate) fn note(line: &str) {
 /// Prints a warning on stderr.
 pub(crate) fn warning(text: &str) {
     match speaker() {
+        None if is_json() => say(&logging::line("WARN", &shown(text), &[])),
         None => say(&format!("{} {}", Paint::of(&io::stderr()).warning("warning:"), indented(text))),
         Some(_) => tracing::warn!("{}", shown(text)),
     }
@@ -88,20 +121,30 @@ fn indented(text: &str) -> String {
 
 /// Prints an error and what caused it on stderr.
 pub(crate) fn error(error: &dyn Error) {
+    let (text, causes) = (error.to_string(), causes(error));
+    if is_json() {
+        let causes: Vec<String> = causes.iter().map(|cause| shown(cause)).collect();
+        return say(&logging::line("ERROR", &shown(&text), &causes));
+    }
     let paint = Paint::of(&io::stderr());
-    let mut text = error.to_string();
     let speaker = speaker().map_or(String::new(), |speaker| format!("{speaker}: "));
     say(&format!("{} {speaker}{}", paint.bad("error:"), indented(&text)));
-    let mut cause = error.source();
+    causes.iter().for_each(|cause| say(&format!("  caused by: {}", indented(cause))));
+}
+
+/// What caused an error, without what the error that it caused already says.
+fn causes(error: &dyn Error) -> Vec<String> {
+    let (mut text, mut cause) = (error.to_string(), error.source());
+    let mut causes = Vec::new();
     while let Some(source) = cause {
         let next = source.to_string();
-        // Many errors already say what caused them.
         if !text.contains(&next) {
-            say(&format!("  caused by: {}", indented(&next)));
+            causes.push(next.clone());
         }
         text = next;
         cause = source.source();
     }
+    causes
 }
 
 /// The sequences that [`Paint`] writes.

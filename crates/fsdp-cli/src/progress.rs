@@ -1,6 +1,5 @@
 //! How far a run is: a bar on a terminal, plain lines elsewhere.
 
-use std::io::{self, IsTerminal};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,7 +11,7 @@ use fsdp_train::train::Reporter;
 use indicatif::{ProgressBar, ProgressStyle};
 use signal_hook::consts::SIGUSR1;
 
-use crate::units::{self, clock, rate};
+use crate::units::{self, clock, perplexity, rate};
 use crate::{launch, output};
 
 /// Plain lines per run, when steps are short.
@@ -43,7 +42,7 @@ impl Progress {
     /// The progress of a run of `steps` steps that ends early when `stop` is raised.
     pub(crate) fn new(steps: u64, stop: Arc<AtomicBool>) -> Self {
         let start = Instant::now();
-        let display = if io::stderr().is_terminal() {
+        let display = if output::draws_bars() {
             let style = ProgressStyle::with_template(BAR).unwrap_or_else(|_| ProgressStyle::default_bar());
             Display::Bar(ProgressBar::new(steps).with_style(style))
         } else {
@@ -66,6 +65,13 @@ impl Progress {
         }
     }
 
+    /// Says what the trainer tells the log too, which stands for it where lines are JSON.
+    fn say_what_is_logged(&self, line: &str) {
+        if !output::is_json() {
+            self.say(line);
+        }
+    }
+
     fn line(&self, last: &Mutex<Instant>, metrics: &StepMetrics) {
         let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
         let step = metrics.step;
@@ -76,6 +82,12 @@ impl Progress {
         *last = Instant::now();
         let first = self.first.load(Ordering::Relaxed);
         let left = remaining(self.start.elapsed(), step - first, self.steps - first);
+        if output::is_json() {
+            let StepMetrics { loss, grad_norm, lr, tokens_per_s, .. } = *metrics;
+            let (steps, seconds_left) = (self.steps, left.as_secs());
+            tracing::info!(step, steps, loss, grad_norm, lr, tokens_per_s, seconds_left, "training");
+            return;
+        }
         let width = self.steps.to_string().len();
         let news = news(metrics);
         output::note(&format!("step {step:>width$}/{} {news} ETA {}", self.steps, clock(left)));
@@ -103,8 +115,11 @@ impl Reporter for Progress {
     }
 
     fn evaluation(&self, step: u64, evaluation: &Evaluation) {
-        let Evaluation { loss, targets, .. } = evaluation;
-        self.say(&format!("evaluation after step {step}: loss {loss:.4} over {targets} tokens"));
+        let Evaluation { set, loss, targets } = evaluation;
+        let perplexity = perplexity(evaluation.perplexity());
+        self.say_what_is_logged(&format!(
+            "evaluation after step {step} on {set}: loss {loss:.4}, perplexity {perplexity}, {targets} tokens"
+        ));
     }
 
     fn resumed(&self, resumed: Option<&Resumed>) {
@@ -127,7 +142,10 @@ impl Reporter for Progress {
     fn saved(&self, saved: &Saved) {
         let Saved { step, path, bytes, elapsed } = saved;
         let (size, seconds) = (units::bytes(*bytes), elapsed.as_secs_f64());
-        self.say(&format!("checkpoint after step {step}: {size} in {seconds:.2} s, {}", path.display()));
+        self.say_what_is_logged(&format!(
+            "checkpoint after step {step}: {size} in {seconds:.2} s, {}",
+            path.display()
+        ));
         if launch::Note::StopAtSave.is_there() && !self.stop.load(Ordering::Relaxed) {
             self.say("stopping: other nodes have come, and the run goes on with them");
             // As if the launcher had asked for it, as it does to stop at once.

@@ -36,6 +36,11 @@ pub(crate) fn rate(per_second: f64) -> String {
     grouped(per_second.max(0.0).round() as u64)
 }
 
+/// A perplexity: two decimals, or three digits of a large one.
+pub(crate) fn perplexity(value: f64) -> String {
+    if value < 1e6 { format!("{value:.2}") } else { format!("{value:.2e}") }
+}
+
 /// A duration as `m:ss` or `h:mm:ss`.
 pub(crate) fn clock(duration: Duration) -> String {
     let seconds = duration.as_secs();
@@ -78,6 +83,12 @@ mod tests {
     fn operations_have_decimal_units() {
         let shown = [0, 999, 1_000, 49_152, 6_700_000_000_000].map(flops);
         assert_eq!(shown, ["0 FLOP", "999 FLOP", "1.0 kFLOP", "49.2 kFLOP", "6.7 TFLOP"]);
+    }
+
+    #[test]
+    fn large_perplexities_are_short() {
+        let shown = [1.0, 20.456, 1e9, f64::INFINITY].map(perplexity);
+        assert_eq!(shown, ["1.00", "20.46", "1.00e9", "inf"]);
     }
 
     #[test]

@@ -338,10 +338,12 @@ pub enum TrainError {
     },
     /// The loss of an evaluation is not finite.
     #[error(
-        "evaluation after step {step}: loss {loss}: not finite, though all parameters are, so activations overflow. \
+        "evaluation on \"{set}\" after step {step}: loss {loss}: not finite, though all parameters are, so activations overflow. \
          Lower the learning rate, clip gradients (train.grad_clip) or look at the data of the evaluation"
     )]
     EvaluationNotFinite {
+        /// The set.
+        set: String,
         /// Steps done.
         step: u64,
         /// The loss.

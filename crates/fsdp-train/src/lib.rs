@@ -20,6 +20,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod data;
 mod error;
+mod events;
 mod export;
 mod held;
 mod init;

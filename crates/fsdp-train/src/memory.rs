@@ -18,6 +18,7 @@ pub use shortage::{Part, Shortage};
 
 use crate::config::Device;
 use crate::error::TrainError;
+use crate::events;
 use crate::job::{Forecast, Job};
 use crate::rule::TrainBackend;
 
@@ -65,7 +66,9 @@ fn expect<M: TrainBackend, A: Architecture + Clone>(
     let (Some(available), Device::Cpu | Device::TorchCpu) = (available, job.config.run.device) else {
         return Ok(());
     };
-    let parts = parts(job, ranks, storage, &job.forecast::<M>()?);
+    let forecast = job.forecast::<M>()?;
+    events::predicted_memory(&forecast.usage);
+    let parts = parts(job, ranks, storage, &forecast);
     let needed_bytes = parts.iter().map(|part| part.bytes).sum();
     if needed_bytes <= available.bytes {
         return Ok(());

@@ -1,15 +1,27 @@
-//! What a step reports. Nothing here reads a clock: the trainer measures.
+//! What a step and an evaluation report, and everything that they report to. The trainer measures; the clock that is read here
+//! is the time of day that some forms of metrics ask for.
 
+mod csv;
+mod exposition;
 mod file;
+mod recorder;
+mod tensorboard;
 
 use std::time::Duration;
 
 use fsdp_comm::process::cluster;
 use serde::Serialize;
 
-pub(crate) use file::{METRICS, MetricsFile, last_step, last_step_in};
+use crate::rank::Evaluation;
 
-/// One line of `metrics.jsonl`.
+pub(crate) use csv::{EVALUATIONS, STEPS};
+pub(crate) use exposition::Exposition;
+use file::MetricsFile;
+pub(crate) use file::{METRICS, last_step, last_step_in};
+pub(crate) use recorder::Recorder;
+pub(crate) use tensorboard::TENSORBOARD;
+
+/// The line of a step in `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepMetrics {
     /// The step, from 1.
@@ -32,6 +44,30 @@ pub struct StepMetrics {
     /// How long ranks waited for each other, where that is known of a step that no line has told yet.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<Waiting>,
+}
+
+/// The line of an evaluation on one set.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EvalMetrics {
+    /// How many steps were done.
+    pub step: u64,
+    /// The name of the set.
+    pub set: String,
+    /// Mean cross-entropy over the counted tokens of the set.
+    pub eval_loss: f64,
+    /// e to that loss.
+    pub eval_perplexity: f64,
+    /// How many tokens counted.
+    pub eval_tokens: u64,
+}
+
+impl EvalMetrics {
+    /// The line of an evaluation after `step` steps.
+    pub(crate) fn of(step: u64, evaluation: &Evaluation) -> Self {
+        let Evaluation { set, loss, targets } = evaluation;
+        let eval_perplexity = evaluation.perplexity();
+        Self { step, set: set.clone(), eval_loss: *loss, eval_perplexity, eval_tokens: *targets }
+    }
 }
 
 /// How long the ranks of a step waited in its collectives: for ranks that came later, and for the data on its way.

@@ -27,15 +27,22 @@ pub struct RankTrainer<'a, M: TrainBackend, A: Architecture + Clone> {
     unread: VecDeque<u64>,
 }
 
-/// The result of an evaluation.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// The result of an evaluation on one set.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Evaluation {
-    /// Mean loss over the counted targets of all batches; not a number when it was stopped.
+    /// The name of the set.
+    pub set: String,
+    /// Mean loss over the counted targets of all batches.
     pub loss: f64,
     /// How many targets counted.
     pub targets: u64,
-    /// Whether some rank asked to stop, so that it ended early.
-    pub stop: bool,
+}
+
+impl Evaluation {
+    /// e to the mean loss per target. Where that is more than a double can hold, infinity.
+    pub fn perplexity(&self) -> f64 {
+        self.loss.exp()
+    }
 }
 
 impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
@@ -210,8 +217,8 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         panic!("an update has noted a value that is not finite, and no rank finds it");
     }
 
-    /// Evaluates all batches of the evaluation data, if there is any, after `step` steps; ends after the batch in which
-    /// `stop` is raised on some rank.
+    /// Evaluates all batches of all sets of evaluation data, in their order, after `step` steps. When `stop` is raised on
+    /// some rank it ends after the batch under way, and there is no result.
     ///
     /// # Errors
     /// [`TrainError::EvaluationNotFinite`], [`TrainError::StateNotFinite`], or whatever failed.
@@ -221,15 +228,26 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         stop: &AtomicBool,
         order: &mut dyn IssueOrder,
         observer: &mut dyn Observer,
+    ) -> Result<Option<Vec<Evaluation>>, TrainError> {
+        let sets = 0..self.job.data.eval_sets().len();
+        sets.map(|set| self.evaluate_set(set, step, stop, order, observer)).collect()
+    }
+
+    /// As [`RankTrainer::evaluate`], on one set.
+    fn evaluate_set(
+        &mut self,
+        set: usize,
+        step: u64,
+        stop: &AtomicBool,
+        order: &mut dyn IssueOrder,
+        observer: &mut dyn Observer,
     ) -> Result<Option<Evaluation>, TrainError> {
-        let Some(batches) = self.job.data.eval_batches() else { return Ok(None) };
-        let plan = Arc::clone(&self.job.plan);
-        let rounds = plan.step.rounds;
+        let (name, batches) = self.job.data.eval_sets().nth(set).expect("the set is there");
+        let rounds = self.job.plan.step.rounds;
         let (mut sum, mut targets) = (ExactSum::default(), 0);
         for batch in 0..batches {
-            let data = (0..rounds)
-                .map(|round| self.job.data.eval_batch(batch, self.rank().0 * rounds + round))
-                .collect();
+            let micro_batch = |round| self.job.data.eval_batch(set, batch, self.rank().0 * rounds + round);
+            let data = (0..rounds).map(micro_batch).collect();
             self.set_batches(0, data)?;
             let report = self.engine.evaluate(stop.load(Ordering::Relaxed), order, observer)?;
             if !report.state_finite {
@@ -238,14 +256,14 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
             sum.add(report.loss * report.targets as f64);
             targets += report.targets;
             if report.stop {
-                return Ok(Some(Evaluation { loss: f64::NAN, targets, stop: true }));
+                return Ok(None);
             }
         }
-        let loss = sum.value() / targets.max(1) as f64;
+        let (set, loss) = (name.to_owned(), sum.value() / targets.max(1) as f64);
         if loss.is_finite() {
-            Ok(Some(Evaluation { loss, targets, stop: false }))
+            Ok(Some(Evaluation { set, loss, targets }))
         } else {
-            Err(TrainError::EvaluationNotFinite { step, loss })
+            Err(TrainError::EvaluationNotFinite { set, step, loss })
         }
     }
 

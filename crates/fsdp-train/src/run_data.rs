@@ -6,8 +6,8 @@ use fsdp_ckpt::digest::Digest;
 use fsdp_nn::model::Batch;
 
 use crate::checkpoint::DataPosition;
-use crate::config::Resolved;
-use crate::data::{DataWarning, Dataset, EvalSampler, Sampler};
+use crate::config::{EvalSet, Resolved};
+use crate::data::{DataError, DataWarning, Dataset, EvalSampler, Sampler};
 use crate::error::TrainError;
 
 /// Training and evaluation data with their samplers.
@@ -15,7 +15,15 @@ use crate::error::TrainError;
 pub struct RunData {
     train: Dataset,
     sampler: Sampler,
-    eval: Option<(Dataset, EvalSampler)>,
+    eval: Vec<EvalData>,
+}
+
+/// A set of evaluation data.
+#[derive(Debug)]
+struct EvalData {
+    name: String,
+    dataset: Dataset,
+    sampler: EvalSampler,
 }
 
 impl RunData {
@@ -36,14 +44,17 @@ impl RunData {
         let train = load("data.train", &data.train)?;
         let seed = config.data.shuffle.then_some(config.data.seed);
         let sampler = Sampler::new(train.len(), train.seq_len(), global, micro, seed)?;
-        let eval = if config.data.eval.is_empty() {
-            None
-        } else {
-            let dataset = load("data.eval", &data.eval)?;
-            let sampler =
-                EvalSampler::new(dataset.len(), dataset.seq_len(), global, micro, config.data.eval_batches)?;
-            Some((dataset, sampler))
+        let eval_data = |set: &EvalSet| -> Result<EvalData, TrainError> {
+            let (name, dataset) = (set.name.clone(), load("data.eval", &set.paths)?);
+            if dataset.is_empty() {
+                return Err(DataError::NoSamples { set: name, seq_len: dataset.seq_len() }.into());
+            }
+            let limit = usize::try_from(set.max_samples).ok().filter(|&samples| samples > 0);
+            let samples = limit.map_or(dataset.len(), |limit| limit.min(dataset.len()));
+            let sampler = EvalSampler::new(samples, global, micro, data.eval_batches);
+            Ok(EvalData { name, dataset, sampler })
         };
+        let eval = data.eval.iter().map(eval_data).collect::<Result<_, _>>()?;
         Ok(Self { train, sampler, eval })
     }
 
@@ -71,7 +82,7 @@ impl RunData {
     }
 
     fn datasets(&self) -> impl Iterator<Item = &Dataset> {
-        std::iter::once(&self.train).chain(self.eval.as_ref().map(|(dataset, _)| dataset))
+        std::iter::once(&self.train).chain(self.eval.iter().map(|set| &set.dataset))
     }
 
     /// Where in the training data step `step` (from 0) begins.
@@ -103,7 +114,7 @@ impl RunData {
 
     /// Whether there is evaluation data.
     pub fn has_evaluation(&self) -> bool {
-        self.eval.is_some()
+        !self.eval.is_empty()
     }
 
     /// Micro-batch `index` of training step `step` (both from 0).
@@ -115,17 +126,18 @@ impl RunData {
         batch(&self.train, &samples)
     }
 
-    /// Number of global evaluation batches, if there is evaluation data.
-    pub fn eval_batches(&self) -> Option<usize> {
-        self.eval.as_ref().map(|(_, sampler)| sampler.batches())
+    /// The sets of evaluation data, in the order of the configuration: their names, and their numbers of global batches.
+    pub fn eval_sets(&self) -> impl ExactSizeIterator<Item = (&str, usize)> {
+        self.eval.iter().map(|set| (&*set.name, set.sampler.batches()))
     }
 
-    /// Micro-batch `index` of a global evaluation batch.
+    /// Micro-batch `index` of a global batch of an evaluation set, which is given by its place in
+    /// [`eval_sets`](Self::eval_sets).
     ///
     /// # Panics
     /// When there is none.
-    pub fn eval_batch(&self, global: usize, index: usize) -> Batch {
-        let (dataset, sampler) = self.eval.as_ref().expect("there is evaluation data");
+    pub fn eval_batch(&self, set: usize, global: usize, index: usize) -> Batch {
+        let EvalData { dataset, sampler, .. } = &self.eval[set];
         batch(dataset, &sampler.batch(global, index))
     }
 }

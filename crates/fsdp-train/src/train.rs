@@ -19,6 +19,7 @@ use fsdp_nn::model::Architecture;
 
 use crate::checkpoint::{Resume, Resumed, RunWarning, SaveOptions, Saved, Start, StateTable, not_heard};
 use crate::error::TrainError;
+use crate::events;
 use crate::export::{Companions, plan_export};
 use crate::job::Job;
 use crate::memory::expect_room_to_train;
@@ -35,7 +36,7 @@ pub trait Reporter: Sync {
     /// A step is done.
     fn step(&self, _metrics: &StepMetrics) {}
 
-    /// An evaluation after `step` steps is done.
+    /// An evaluation after `step` steps is done, on one set.
     fn evaluation(&self, _step: u64, _evaluation: &Evaluation) {}
 
     /// The run goes on from a checkpoint; or none was found, and it begins.
@@ -88,8 +89,8 @@ pub struct Summary {
     pub last_loss: f64,
     /// Median tokens per second over all steps but the first.
     pub tokens_per_s: f64,
-    /// The last evaluation.
-    pub evaluation: Option<Evaluation>,
+    /// The last evaluation, set by set.
+    pub evaluations: Vec<Evaluation>,
     /// Wall time.
     pub elapsed: Duration,
     /// What the memory of each rank of this process counted.
@@ -143,6 +144,7 @@ where
         false => Companions::default(),
     };
     let run = Run::new(job, options, &start, &saves, &*assembly, (plan, export, companions));
+    events::start(job, start.step);
     let begin = Instant::now();
     let launched = launcher.launch(world, &|seat: Seat<L::Memory>| run.rank(seat));
     let cleared = run.clear(launched.is_ok());
@@ -203,7 +205,7 @@ fn summary<A>(
         first_loss: records.first().map_or(f64::NAN, |record| record.loss),
         last_loss: records.last().map_or(f64::NAN, |record| record.loss),
         tokens_per_s: speeds.get(speeds.len() / 2).copied().unwrap_or(0.0),
-        evaluation: log.evaluation,
+        evaluations: log.evaluations,
         elapsed,
         usage: ranks.iter().map(|rank| rank.usage).collect(),
         traffic: ranks.iter().map(|rank| rank.traffic).collect(),

@@ -1,6 +1,5 @@
 //! How many bytes are done: a bar on a terminal, plain lines elsewhere, and nothing while the work is short.
 
-use std::io::{self, IsTerminal};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -36,7 +35,7 @@ impl ByteProgress {
     /// The progress of work that begins now.
     pub(super) fn new() -> Self {
         let start = Instant::now();
-        let display = if io::stderr().is_terminal() {
+        let display = if output::draws_bars() {
             let style = ProgressStyle::with_template(BAR).unwrap_or_else(|_| ProgressStyle::default_bar());
             let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::hidden()).with_style(style);
             Display::Bar { bar, is_shown: Mutex::new(false) }

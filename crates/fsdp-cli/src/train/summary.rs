@@ -5,11 +5,11 @@ use std::io;
 
 use fsdp_core::comm::Traffic;
 use fsdp_core::memory::{Bytes, Category, Usage};
-use fsdp_train::Job;
 use fsdp_train::train::Summary;
+use fsdp_train::{Evaluation, Job};
 
 use crate::output::{Paint, table};
-use crate::units::{bytes, clock, params, rate};
+use crate::units::{bytes, clock, params, perplexity, rate};
 
 /// The text of a summary.
 pub(super) fn render<A>(job: &Job<A>, summary: &Summary) -> String {
@@ -31,17 +31,25 @@ pub(super) fn render<A>(job: &Job<A>, summary: &Summary) -> String {
     if summary.resumed_from != Some(summary.steps) {
         line("loss", format!("{:.4} first, {:.4} last", summary.first_loss, summary.last_loss));
     }
-    if let Some(evaluation) = &summary.evaluation {
-        line("evaluation", format!("loss {:.4} over {} tokens", evaluation.loss, evaluation.targets));
-    }
     line("speed", format!("{} tokens/s (median)", rate(summary.tokens_per_s)));
     let (count, units) = (params(plan.spec.elements()), plan.layout.units.len());
     line("model", format!("{count} parameters in {units} units, mesh {}", plan.mesh));
-    let heading = Paint::of(&io::stdout()).heading("memory and communication per rank (the largest)");
+    let paint = Paint::of(&io::stdout());
+    if !summary.evaluations.is_empty() {
+        let rows = summary.evaluations.iter().map(evaluation_row);
+        let header = ["set", "loss", "perplexity", "tokens"];
+        let _ = write!(text, "\n{}\n{}", paint.heading("last evaluation"), table(header, rows));
+    }
+    let heading = paint.heading("memory and communication per rank (the largest)");
     let _ = write!(text, "\n{heading}\n{}", table(["category", "peak"], memory_rows(&summary.usage)));
     let _ = write!(text, "{}", table(["collective", "calls", "sent"], traffic_rows(&summary.traffic)));
     let _ = writeln!(text, "\nmodel in {}", summary.model.display());
     text
+}
+
+fn evaluation_row(evaluation: &Evaluation) -> [String; 4] {
+    let Evaluation { set, loss, targets } = evaluation;
+    [set.clone(), format!("{loss:.4}"), perplexity(evaluation.perplexity()), targets.to_string()]
 }
 
 /// Peaks of the rank with the largest one, category by category: of the device, and of the host if it holds

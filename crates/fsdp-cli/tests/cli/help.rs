@@ -13,6 +13,7 @@ fn every_command_explains_itself() {
     insta::assert_snapshot!("help_launch", help("launch --help"));
     insta::assert_snapshot!("help_verify", help("verify --help"));
     insta::assert_snapshot!("help_schedule", help("schedule --help"));
+    insta::assert_snapshot!("help_report", help("report --help"));
     insta::assert_snapshot!("help_bench_train", help("bench train --help"));
     insta::assert_snapshot!("help_bench_gpu", help("bench gpu --help"));
     insta::assert_snapshot!("help_doctor", help("doctor --help"));
@@ -27,5 +28,5 @@ fn every_command_explains_itself() {
 fn no_arguments_print_the_help_and_fail() {
     let ran = Sandbox::new().fsdp("");
     assert_eq!(ran.code, Some(2));
-    assert!(ran.stderr.contains("Usage: fsdp <COMMAND>"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("Usage: fsdp [OPTIONS] <COMMAND>"), "{}", ran.stderr);
 }

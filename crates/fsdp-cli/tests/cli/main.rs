@@ -29,6 +29,9 @@ mod others;
 // SIGINT and SIGTERM.
 mod signals;
 
+// The log, metrics in all their forms, and reports on them.
+mod watching;
+
 // Several processes: started by whatever, failing together, started again.
 mod kills;
 mod launchers;

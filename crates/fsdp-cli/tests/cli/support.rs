@@ -127,7 +127,16 @@ impl Sandbox {
 
     /// Objects of the steps of a `metrics.jsonl`.
     pub(crate) fn metrics(&self, out_dir: &str) -> Vec<Value> {
-        self.lines_of_metrics(out_dir).filter(|line| line["step"].is_u64()).collect()
+        self.lines_of_metrics(out_dir).filter(|line| line["loss"].is_f64()).collect()
+    }
+
+    /// Steps, sets and losses of the evaluations in a `metrics.jsonl`.
+    pub(crate) fn evaluations(&self, out_dir: &str) -> Vec<(u64, String, f64)> {
+        let read = |line: Value| {
+            let set = line["set"].as_str()?.to_owned();
+            Some((line["step"].as_u64()?, set, line["eval_loss"].as_f64()?))
+        };
+        self.lines_of_metrics(out_dir).filter_map(read).collect()
     }
 
     /// What a `metrics.jsonl` says of each start.

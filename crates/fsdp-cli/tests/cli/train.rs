@@ -103,9 +103,41 @@ fn training_goes_on_from_an_exported_model() {
 #[test]
 fn evaluation_is_reported() {
     let sandbox = Sandbox::new();
-    let ran = sandbox.succeed("train run.toml --set data.eval=[\"data.txt\"] --set data.eval_every=2");
-    assert!(ran.stderr.contains("evaluation after step 2: loss 5."), "{}", ran.stderr);
-    assert!(ran.stdout.contains("over 128 tokens"), "{}", ran.stdout);
+    sandbox.write("more.txt", "Other prose of a few samples, which is nowhere in the data of the training.");
+    let sets = "[{name=\"train\",paths=[\"data.txt\"]},{name=\"other\",paths=[\"more.txt\"],max_samples=3}]";
+    let ran = sandbox.succeed(&format!("train run.toml --set data.eval={sets} --set data.eval_every=2"));
+    assert!(ran.stderr.contains("evaluation after step 2 on train: loss 5."), "{}", ran.stderr);
+    let table = ran.stdout.split("last evaluation\n").nth(1).unwrap_or_else(|| panic!("{}", ran.stdout));
+    let rows: Vec<Vec<&str>> = table.lines().take(4).map(|row| row.split_whitespace().collect()).collect();
+    assert_eq!(rows[0], ["set", "loss", "perplexity", "tokens"], "{table}");
+    assert_eq!((rows[2][0], rows[2][3], rows[3][0], rows[3][3]), ("train", "128", "other", "24"), "{table}");
+    let found = sandbox.evaluations("out");
+    let places: Vec<(u64, &str)> = found.iter().map(|(step, set, _)| (*step, &**set)).collect();
+    assert_eq!(places, [(2, "train"), (2, "other"), (3, "train"), (3, "other")]);
+    assert_eq!(rows[3][1], format!("{:.4}", found[3].2));
+    assert_eq!(rows[3][2], format!("{:.2}", found[3].2.exp()));
+}
+
+#[test]
+fn an_evaluation_that_was_interrupted_is_done_again_and_no_line_is_doubled() {
+    let sandbox = Sandbox::new();
+    let sets = "[{name=\"a\",paths=[\"data.txt\"]},{name=\"b\",paths=[\"data.txt\"],max_samples=4}]";
+    let run = format!(
+        "train run.toml --set data.eval={sets} --set data.eval_every=2 --set train.steps=4 --set checkpoint.every=2"
+    );
+    sandbox.succeed(&run);
+    let whole = sandbox.evaluations("out");
+    assert_eq!(whole.len(), 4);
+    // As if the process had been killed between the two sets of the evaluation after step 2.
+    let lines = sandbox.read("out/metrics.jsonl");
+    let kept: String = lines.lines().take(4).map(|line| format!("{line}\n")).collect();
+    assert!(kept.trim_end().lines().last().unwrap().contains(r#""set":"a""#), "{kept}");
+    sandbox.write("out/metrics.jsonl", kept);
+    std::fs::remove_dir_all(sandbox.path("out/checkpoints/step-00000004")).unwrap();
+    sandbox.succeed(&format!("{run} --resume"));
+    assert_eq!(sandbox.evaluations("out"), whole);
+    sandbox.succeed(&format!("{run} --resume"));
+    assert_eq!(sandbox.evaluations("out"), whole, "the summary needs the last evaluation, the file has it");
 }
 
 #[test]

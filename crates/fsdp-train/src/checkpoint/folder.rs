@@ -12,7 +12,7 @@ use crate::config::DataConfig;
 use crate::data::CACHE;
 use crate::error::TrainError;
 use crate::input_file;
-use crate::metrics::{METRICS, last_step, last_step_in};
+use crate::metrics::{EVALUATIONS, METRICS, STEPS, TENSORBOARD, last_step, last_step_in};
 use crate::train::{MODEL, MODEL_FILE};
 use crate::true_path::true_path;
 
@@ -98,6 +98,8 @@ fn planned_steps(resolved: &str) -> Option<u64> {
 pub fn is_output(out_dir: &Path, path: &Path) -> bool {
     let (out_dir, path) = (true_path(out_dir), true_path(path));
     let is_file = |name| path == out_dir.join(name);
-    [METRICS, RESOLVED, RunDir::LOCK_FILE].into_iter().any(is_file)
-        || [MODEL, RunDir::CHECKPOINTS, CACHE].iter().any(|folder| path.starts_with(out_dir.join(folder)))
+    [METRICS, STEPS, EVALUATIONS, RESOLVED, RunDir::LOCK_FILE].into_iter().any(is_file)
+        || [MODEL, RunDir::CHECKPOINTS, CACHE, TENSORBOARD]
+            .iter()
+            .any(|folder| path.starts_with(out_dir.join(folder)))
 }

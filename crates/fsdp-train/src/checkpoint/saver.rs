@@ -23,6 +23,7 @@ use super::run_state::RunState;
 use super::snapshot::Snapshot;
 use super::table::StateTable;
 use crate::error::TrainError;
+use crate::events;
 use crate::job::Job;
 use crate::told;
 
@@ -269,6 +270,9 @@ impl Saver {
         assert!(self.writing.is_none(), "a rank has one save at a time");
         let begin = Instant::now();
         let (options, shard) = (Arc::clone(&self.options), self.shard);
+        if shard == 0 {
+            events::checkpoint_begins(run.step);
+        }
         self.snapshot.take(engine, &options.table.held[shard], run.step)?;
         let snapshot = std::mem::take(&mut self.snapshot);
         let shards = options.plan.world_size();

@@ -23,9 +23,11 @@ use super::soundness::{damaged, is_damage, newest_sound};
 use super::source::{Chosen, Source, choose, found};
 use super::table::StateTable;
 use super::warning::RunWarning;
+use crate::config::Resolved;
 use crate::error::TrainError;
+use crate::events;
 use crate::job::Job;
-use crate::metrics::MetricsFile;
+use crate::metrics::Recorder;
 use crate::told;
 use crate::train::RunOptions;
 use crate::whole_file::write_small;
@@ -216,6 +218,7 @@ impl Start {
     }
 
     fn at(chosen: Option<Chosen>, lock: RunLock, earlier: Earlier, options: &RunOptions<'_>) -> Self {
+        chosen.iter().for_each(|chosen| events::resumed(&chosen.resumed));
         if chosen.is_some() || matches!(options.resume, Resume::Newest | Resume::NewestSound) {
             options.reporter.resumed(chosen.as_ref().map(|chosen| &chosen.resumed));
         }
@@ -243,7 +246,7 @@ impl Start {
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`], [`TrainError::Io`].
-    pub(crate) fn settle(&self, out_dir: &Path, resolved: &str) -> Result<MetricsFile, TrainError> {
+    pub(crate) fn settle(&self, config: &Resolved) -> Result<Recorder, TrainError> {
         let Folder { lock, earlier, is_settled } = self.folder.as_ref().expect("the first rank has the lock");
         is_settled.store(true, Ordering::Relaxed);
         let lines_until = match earlier {
@@ -259,9 +262,9 @@ impl Start {
                 0
             }
         };
-        let text = format!("# Written by fsdp {}.\n\n{resolved}", crate::VERSION);
-        write_small(&out_dir.join(RESOLVED), text)?;
-        let metrics = MetricsFile::resume(out_dir, lines_until)?;
+        let text = format!("# Written by fsdp {}.\n\n{}", crate::VERSION, config.to_toml());
+        write_small(&Path::new(&config.run.out_dir).join(RESOLVED), text)?;
+        let metrics = Recorder::resume(config, lines_until)?;
         lock.remove_cleared()?;
         Ok(metrics)
     }

@@ -1,6 +1,7 @@
 //! What a user should know and a run goes on with.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::data::DataWarning;
@@ -23,6 +24,13 @@ pub enum RunWarning {
     },
     /// Something about the data.
     Data(DataWarning),
+    /// Nobody can ask for metrics.
+    NotListening {
+        /// Where they should be able to.
+        address: SocketAddr,
+        /// Why not.
+        fault: String,
+    },
     /// There is no disk space for the next checkpoint.
     NotReserved {
         /// Why not.
@@ -42,6 +50,9 @@ impl fmt::Display for RunWarning {
                 write!(f, "{} is damaged and is passed over: {fault}", path.display())
             }
             RunWarning::Data(warning) => warning.fmt(f),
+            RunWarning::NotListening { address, fault } => {
+                write!(f, "nobody can ask for metrics at run.metrics_listen = \"{address}\": {fault}")
+            }
             RunWarning::NotReserved { fault } => {
                 write!(f, "no disk space is set aside for the next checkpoint: {fault}")
             }

@@ -4,7 +4,8 @@ use serde::Serialize;
 use toml::Value;
 
 use super::error::ConfigError;
-use super::kind::{BOOL, COUNT, Kind, MICRO_BATCH_SIDE, SOME_TEXTS, TEXT, TEXTS};
+use super::eval::EvalSet;
+use super::kind::{BOOL, COUNT, Kind, MICRO_BATCH_SIDE, SOME_TEXTS, TEXT};
 use super::named::named;
 use super::reader::Reader;
 use super::table::table;
@@ -18,11 +19,11 @@ table! {
         /// Files and folders to train on, relative to the current directory. Files of tokens are mapped: they must not
         /// change during a run.
         train: Vec<String> = required(SOME_TEXTS),
-        /// Files and folders to evaluate on; none means no evaluation.
-        eval: Vec<String> = or(TEXTS, Vec::new()),
+        /// What is evaluated on, in this order; nothing means no evaluation.
+        eval: Vec<EvalSet> = eval_sets(),
         /// Evaluate after every so many steps; 0 means only after the last.
         eval_every: u64 = or(COUNT, 100),
-        /// Evaluate on at most so many global batches; 0 means on all data.
+        /// Evaluate on at most so many global batches of each set; 0 means on all data.
         eval_batches: u64 = or(COUNT, 0),
         /// What the files hold.
         format: Format = named(Format::Text),

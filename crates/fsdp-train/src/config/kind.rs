@@ -99,6 +99,15 @@ pub(super) const BOOL: Kind<bool> = Kind { allowed: "true or false", read: Value
 /// A string that is not empty.
 pub(super) const TEXT: Kind<String> = Kind { allowed: "a string that is not empty", read: text };
 
+/// A name that is also a label of metrics and a part of their names.
+pub(super) const NAME: Kind<String> = Kind {
+    allowed: "a name of at most 64 letters, digits, '-', '_' and '.'",
+    read: |value| {
+        let is_plain = |text: &String| text.len() <= 64 && text.chars().all(is_of_name);
+        text(value).filter(is_plain)
+    },
+};
+
 /// A list of strings that are not empty.
 pub(super) const TEXTS: Kind<Vec<String>> =
     Kind { allowed: "a list of strings that are not empty", read: |value| list(value, text) };
@@ -108,6 +117,10 @@ pub(super) const SOME_TEXTS: Kind<Vec<String>> = Kind {
     allowed: "a list of at least one string, none of them empty",
     read: |value| list(value, text).filter(|items| !items.is_empty()),
 };
+
+fn is_of_name(character: char) -> bool {
+    character.is_ascii_alphanumeric() || "-_.".contains(character)
+}
 
 fn count<T: TryFrom<i64>>(value: &Value) -> Option<T> {
     value.as_integer().and_then(|n| T::try_from(n).ok())

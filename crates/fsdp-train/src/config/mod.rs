@@ -10,6 +10,7 @@
 
 mod checkpoint;
 mod error;
+mod eval;
 mod fsdp;
 pub mod fsdp_json;
 mod input;
@@ -30,13 +31,14 @@ mod written;
 
 pub use checkpoint::CheckpointConfig;
 pub use error::ConfigError;
+pub use eval::EvalSet;
 pub use fsdp::{FsdpConfig, MeshConfig};
 pub use input::{DataConfig, Format, Packing, TokenRef};
 pub use load::{Loaded, Resolved};
 pub use model::{Init, ModelConfig};
 pub use optimizer::{AdafactorConfig, AdamwConfig, OptimizerConfig, SgdConfig};
 pub use patterns::FqnPatterns;
-pub use run::{Device, KernelChoice, RunConfig, Transport};
+pub use run::{Device, KernelChoice, MetricsSink, RunConfig, Transport};
 pub use schedule::{LrScheduleConfig, Warmup};
 pub use train::TrainConfig;
 pub use warning::Warning;

@@ -9,6 +9,7 @@ use regex::Regex;
 use toml::{Table, Value};
 
 use super::error::ConfigError;
+use super::eval::EvalSet;
 use super::kind::{Kind, NONE, POSITIVE_LENGTH, TEXTS};
 use super::named::{Named, one_of};
 
@@ -136,6 +137,20 @@ impl<'a> Reader<'a> {
         T::of(value).map(Some).ok_or_else(|| self.rejected(key, &one_of(names)))
     }
 
+    /// The values that a list names, each at most once.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] if it is not a list of such names.
+    pub(super) fn names<T: Named>(&self, key: &'static str) -> Result<Vec<T>, ConfigError> {
+        let Some(value) = self.table.get(key) else { return Ok(Vec::new()) };
+        let values: Option<Vec<T>> = value.as_array().and_then(|names| names.iter().map(T::of).collect());
+        let is_once = |values: &Vec<T>| (1..values.len()).all(|at| !values[..at].contains(&values[at]));
+        values.filter(is_once).ok_or_else(|| {
+            let names = one_of(T::NAMES.iter().map(|(name, _)| *name));
+            self.rejected(key, &format!("a list of {names}, each at most once"))
+        })
+    }
+
     /// What `read` makes of the table under a key, empty if absent.
     ///
     /// # Errors
@@ -148,6 +163,43 @@ impl<'a> Reader<'a> {
         let kind = Kind { allowed: "a table", read: |value: &Value| value.as_table().cloned() };
         let table = self.or(key, kind, Table::new())?;
         read(&Reader { origin: self.origin, path: self.dotted(key), table })
+    }
+
+    /// What `read` makes of each table of a list, numbered from 0 in errors.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] if it is not a list of tables, and those of `read`.
+    pub(super) fn tables<T>(
+        &self,
+        key: &'static str,
+        allowed: &'static str,
+        read: impl Fn(&Reader<'a>) -> Result<T, ConfigError>,
+    ) -> Result<Vec<T>, ConfigError> {
+        let list = |value: &Value| value.as_array()?.iter().map(|item| item.as_table().cloned()).collect();
+        let tables: Vec<Table> = self.or(key, Kind { allowed, read: list }, Vec::new())?;
+        let numbered = tables.into_iter().enumerate();
+        let reader =
+            |(at, table)| Reader { origin: self.origin, path: format!("{}[{at}]", self.dotted(key)), table };
+        numbered.map(|item| read(&reader(item))).collect()
+    }
+
+    /// Sets of evaluation data: tables, or a list of paths for one.
+    ///
+    /// # Errors
+    /// As [`Reader::tables`]; [`ConfigError::Value`] for a name that two sets have.
+    pub(super) fn eval_sets(&self, key: &'static str) -> Result<Vec<EvalSet>, ConfigError> {
+        const ALLOWED: &str =
+            "a list of paths, none of them empty, or tables [[data.eval]] with name and paths";
+        if let Ok(paths) = self.optional(key, TEXTS) {
+            let paths = paths.filter(|paths| !paths.is_empty());
+            return Ok(paths.map(EvalSet::of_paths).into_iter().collect());
+        }
+        let sets = self.tables(key, ALLOWED, EvalSet::read)?;
+        let mut names = BTreeSet::new();
+        if sets.iter().all(|set| names.insert(&set.name)) {
+            return Ok(sets);
+        }
+        Err(self.rejected(key, "a list of sets with different names"))
     }
 
     /// For a table whose other keys depend on its `name`: the name, of which the first is the default, and the table without

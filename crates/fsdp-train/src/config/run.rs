@@ -1,5 +1,7 @@
 //! The `[run]` table: where it runs and where its output goes.
 
+use std::net::SocketAddr;
+
 use fsdp_core::DType;
 use fsdp_nn::backend::HeadChunks;
 
@@ -20,6 +22,11 @@ const THREADS: Kind<usize> = Kind {
 const SECONDS: Kind<f64> = Kind {
     allowed: "a number from 0.1 to 1e9",
     read: |value| (POSITIVE.read)(value).filter(|seconds| (0.1..=1e9).contains(seconds)),
+};
+
+const ADDRESS: Kind<SocketAddr> = Kind {
+    allowed: "an address and a port, such as \"127.0.0.1:9100\"",
+    read: |value| value.as_str()?.parse().ok(),
 };
 
 /// A number of ranks that the file does not say.
@@ -51,6 +58,10 @@ table! {
         heartbeat_s: f64 = or(SECONDS, 1.0),
         /// Peak TFLOP/s of one rank; without it the metrics have no MFU.
         peak_tflops: Option<f64> = or_none(POSITIVE),
+        /// Where metrics are written beside `metrics.jsonl`.
+        metrics: Vec<MetricsSink> = names(),
+        /// Where the first rank answers Prometheus; without it nobody listens.
+        metrics_listen: Option<SocketAddr> = or_none(ADDRESS),
         /// Element type of the exported model; without it that of the files that training began with.
         export_dtype: Option<DType> = named_or_none(),
     }
@@ -63,6 +74,15 @@ pub enum KernelChoice {
     Fused,
     /// Compositions of libtorch's operations, for comparison.
     Aten,
+}
+
+/// A form of metrics beside `metrics.jsonl`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricsSink {
+    /// Event files of `TensorBoard`, in the folder `tensorboard`.
+    Tensorboard,
+    /// Tables: `metrics.csv` and `evaluations.csv`.
+    Csv,
 }
 
 /// What connects ranks of different processes. Those of one process always share its memory.
@@ -91,6 +111,7 @@ pub enum Device {
 
 named! {
     KernelChoice { "fused": Fused, "aten": Aten }
+    MetricsSink { "tensorboard": Tensorboard, "csv": Csv }
     Transport { "auto": Auto, "nccl": Nccl, "mpi": Mpi, "tcp": Tcp }
     Device { "cpu": Cpu, "torch-cpu": TorchCpu, "cuda": Cuda }
 }

@@ -64,6 +64,8 @@ timeout_s = 600
 heartbeat_s = 2
 transport = "tcp"
 peak_tflops = 0.3
+metrics = ["tensorboard", "csv"]
+metrics_listen = "127.0.0.1:9100"
 "#;
 
 const MINIMAL: &str = r#"
@@ -176,6 +178,37 @@ fn every_form_of_a_key_round_trips() {
 }
 
 #[test]
+fn evaluation_is_on_a_list_of_paths_or_on_named_sets() {
+    assert_eq!(with(&["data.eval=[]"]).data.eval, []);
+    assert_eq!(with(&[]).data.eval, [EvalSet::of_paths(vec!["docs".to_owned()])]);
+    let sets = "data.eval=[{name='books', paths=['a', 'b']}, {name='c.d-e_2', paths=['c'], max_samples=9}]";
+    let config = with(&[sets]);
+    let set = |name: &str, paths: &[&str], max_samples| EvalSet {
+        name: name.to_owned(),
+        paths: paths.iter().map(|&path| path.to_owned()).collect(),
+        max_samples,
+    };
+    assert_eq!(config.data.eval, [set("books", &["a", "b"], 0), set("c.d-e_2", &["c"], 9)]);
+    round_trips(&config);
+    round_trips(&with(&["data.eval=[{name='eval', paths=['a'], max_samples=1}]"]));
+    let tables = "seed = 0\n[[data.eval]]\nname = 'books'\npaths = ['a']\n[train]";
+    let written = FULL.replace("eval = [\"docs\"]\n", "").replace("seed = 0\n[train]", tables);
+    assert_eq!(parse(&written, &[]).unwrap().config.data.eval, [set("books", &["a"], 0)]);
+}
+
+#[test]
+fn rejects_evaluation_sets_that_can_not_be_told_apart() {
+    rejects(&["data.eval=docs"], &["`data.eval` is \"docs\"", "a list of paths", "[[data.eval]]"]);
+    rejects(&["data.eval=[{name='a'}]"], &["`data.eval[0].paths` is missing"]);
+    rejects(&["data.eval=[{paths=['a']}]"], &["`data.eval[0].name` is missing"]);
+    let two = |second: &str| format!("data.eval=[{{name='a', paths=['a']}}, {{{second}}}]");
+    rejects(&[&two("name='a', paths=['b']")], &["a list of sets with different names"]);
+    rejects(&[&two("name='b/c', paths=['b']")], &["`data.eval[1].name` is \"b/c\"", "letters, digits"]);
+    rejects(&[&two("name='b', path=['b']")], &["unknown key `data.eval[1].path`", "`data.eval[1].paths`"]);
+    rejects(&[&two("name='b', paths=['b'], max_samples=-1")], &["`data.eval[1].max_samples` is -1"]);
+}
+
+#[test]
 fn optimizers_default_to_their_libraries() {
     let text = with(&["train.optimizer={name='adafactor'}", "train.lr_schedule={}"]).train.optimizer;
     let OptimizerConfig::Adafactor(adafactor) = text else { panic!("adafactor was asked for") };
@@ -257,6 +290,13 @@ fn rejects_values_outside_their_range() {
     rejects(&["run.timeout_s=1e-12"], &["`run.timeout_s`", "from 0.1"]);
     rejects(&["run.timeout_s=0.0999"], &["`run.timeout_s`", "from 0.1"]);
     rejects(&["run.threads=1025"], &["`run.threads`", "1024"]);
+    rejects(&["run.metrics=['csv', 'csv']"], &["`run.metrics` is [\"csv\", \"csv\"]", "each at most once"]);
+    rejects(&["run.metrics=['wandb']"], &["`run.metrics`", "a list of \"tensorboard\" or \"csv\""]);
+    rejects(&["run.metrics_listen=9100"], &["`run.metrics_listen` is 9100", "\"127.0.0.1:9100\""]);
+    rejects(
+        &["run.out_dir=s3://bucket/run"],
+        &["`run.metrics` is [\"tensorboard\", \"csv\"]", "run.out_dir is a URL"],
+    );
     rejects(&["fsdp.frozen=['(']"], &["`fsdp.frozen`", "is not a regular expression"]);
 }
 

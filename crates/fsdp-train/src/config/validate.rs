@@ -6,6 +6,7 @@ use fsdp_core::schedule::Reshard;
 use super::error::ConfigError;
 use super::kind::MICRO_BATCH_TOKENS_MAX;
 use super::load::Resolved;
+use super::named::Named;
 use super::optimizer::OptimizerConfig;
 use super::reader::Origin;
 use super::schedule::{LrScheduleConfig, Warmup};
@@ -22,6 +23,7 @@ pub(super) fn validate(
 ) -> Result<(), ConfigError> {
     batches(config, origin)?;
     cache(config, origin)?;
+    metrics(config, origin)?;
     mesh(config, origin)?;
     reshard(config, origin, warnings)?;
     schedule(config, origin, warnings)
@@ -48,6 +50,16 @@ fn cache(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
         Some(cache) => Err(out_of_range(origin, "data.cache", cache, "a folder, not a URL".to_owned())),
         None => Ok(()),
     }
+}
+
+/// Nothing can be appended to an object, and these files are not read before the run is over.
+fn metrics(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
+    if config.run.metrics.is_empty() || !is_url(&config.run.out_dir) {
+        return Ok(());
+    }
+    let allowed = "[] where run.out_dir is a URL: an object store gets metrics.jsonl only".to_owned();
+    let names: Vec<&str> = config.run.metrics.iter().map(|sink| sink.name()).collect();
+    Err(out_of_range(origin, "run.metrics", &format!("{names:?}"), allowed))
 }
 
 fn mesh(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {

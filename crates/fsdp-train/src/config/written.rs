@@ -5,6 +5,7 @@ use fsdp_core::wrap::WrapPolicy;
 use serde::Serialize;
 use serde::ser::SerializeStruct;
 
+use super::eval::EvalSet;
 use super::kind::NONE;
 use super::named::Named;
 
@@ -40,6 +41,16 @@ pub(super) fn named<F: SerializeStruct>(
     or(fields, key, &value.name())
 }
 
+/// Values by their names.
+pub(super) fn names<F: SerializeStruct>(
+    fields: &mut F,
+    key: &'static str,
+    values: &[impl Named],
+) -> Result<(), F::Error> {
+    let names: Vec<&str> = values.iter().map(|value| value.name()).collect();
+    or(fields, key, &names)
+}
+
 /// A value by its name, or [`NONE`].
 pub(super) fn named_or_none<F: SerializeStruct>(
     fields: &mut F,
@@ -58,6 +69,18 @@ pub(super) fn wrap<F: SerializeStruct>(
     match policy {
         WrapPolicy::Classes(classes) => or(fields, key, classes),
         WrapPolicy::MinParams(count) => or(fields, "min_num_params", count),
+    }
+}
+
+/// Sets by name; the one that a list of paths makes, as that list.
+pub(super) fn eval_sets<F: SerializeStruct>(
+    fields: &mut F,
+    key: &'static str,
+    sets: &[EvalSet],
+) -> Result<(), F::Error> {
+    match sets {
+        [set] if *set == EvalSet::of_paths(set.paths.clone()) => or(fields, key, &set.paths),
+        sets => or(fields, key, &sets),
     }
 }
 

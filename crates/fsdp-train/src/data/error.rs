@@ -83,8 +83,10 @@ pub enum DataError {
         global_batch: usize,
     },
     /// There is nothing to evaluate on.
-    #[error("data.eval holds no sample of {seq_len} tokens; add data, or lower data.seq_len")]
+    #[error("data.eval \"{set}\" holds no sample of {seq_len} tokens; add data, or lower data.seq_len")]
     NoSamples {
+        /// The set.
+        set: String,
         /// Inputs per sample.
         seq_len: usize,
     },

@@ -1,7 +1,5 @@
 //! Which samples a micro-batch holds, when evaluating.
 
-use super::error::DataError;
-
 /// Cuts evaluation data into global batches, in order, the last one filled with masked samples.
 ///
 /// Batches are as large as in training, so that every rank issues the same collectives, and the same
@@ -15,29 +13,16 @@ pub struct EvalSampler {
 }
 
 impl EvalSampler {
-    /// A sampler over `samples` samples (of `seq_len` tokens, which is only named in errors) that stops
-    /// after `batches_max` global batches, or at the end if that is 0.
-    ///
-    /// # Errors
-    /// [`DataError::NoSamples`] if there is none.
+    /// A sampler over `samples` samples that stops after `batches_max` global batches, or at the end if that is 0.
     ///
     /// # Panics
     /// If the micro-batch size does not divide the global one, which a resolved configuration excludes.
-    pub fn new(
-        samples: usize,
-        seq_len: usize,
-        global_batch: usize,
-        micro_batch: usize,
-        batches_max: u64,
-    ) -> Result<EvalSampler, DataError> {
+    pub fn new(samples: usize, global_batch: usize, micro_batch: usize, batches_max: u64) -> EvalSampler {
         assert!(global_batch > 0 && global_batch.is_multiple_of(micro_batch), "V is a whole number");
-        if samples == 0 {
-            return Err(DataError::NoSamples { seq_len });
-        }
         let all = samples.div_ceil(global_batch);
         let batches =
             if batches_max == 0 { all } else { all.min(usize::try_from(batches_max).unwrap_or(all)) };
-        Ok(EvalSampler { samples, batches, global_batch, micro_batch })
+        EvalSampler { samples, batches, global_batch, micro_batch }
     }
 
     /// The number of global batches.

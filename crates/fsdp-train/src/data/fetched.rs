@@ -32,7 +32,8 @@ impl DataConfig {
     /// [`TrainError::Checkpoint`]: the store does not have them. [`TrainError::Io`]: they can not be written here.
     pub(crate) fn fetched(&self) -> Result<DataConfig, TrainError> {
         let mut here = self.clone();
-        for path in here.train.iter_mut().chain(&mut here.eval).chain([&mut here.tokenizer]) {
+        let eval = here.eval.iter_mut().flat_map(|set| &mut set.paths);
+        for path in here.train.iter_mut().chain(eval).chain([&mut here.tokenizer]) {
             if is_url(&path) {
                 *path = copy_of(Path::new(path), &folder())?.to_string_lossy().into_owned();
             }

@@ -94,7 +94,7 @@ pub fn is_data(data: &DataConfig, out_dir: &Path, file: &Path) -> bool {
         let path = true_path(Path::new(path));
         file == path || (path.is_dir() && file.starts_with(&path) && is_of(&file, data.format))
     };
-    !is_written && data.train.iter().chain(&data.eval).any(leads_there)
+    !is_written && data.train.iter().chain(data.eval.iter().flat_map(|set| &set.paths)).any(leads_there)
 }
 
 fn walk(

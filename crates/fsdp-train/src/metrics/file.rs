@@ -1,10 +1,12 @@
 //! The file in which a run reports its steps.
 //!
-//! `metrics.jsonl` holds one JSON object per step and is written line by line, so that a run can be watched and an
-//! interrupted one keeps what it did. In front of the steps of each start stands a line that says who takes part; it has no
-//! `step`. In an object store nothing can be appended, so there the file is written among the temporary ones of the machine,
-//! and copied whole when the state is saved and when the run ends.
+//! `metrics.jsonl` holds one JSON object per step, and one per evaluation on a set, behind the step that it follows. It is
+//! written line by line, so that a run can be watched and an interrupted one keeps what it did. In front of the steps of
+//! each start stands a line that says who takes part; it has no `step`. In an object store nothing can be appended, so there
+//! the file is written among the temporary ones of the machine, and copied whole when the state is saved and when the run
+//! ends.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -14,7 +16,7 @@ use serde::Serialize;
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::{Census, StepMetrics};
+use super::{Census, EvalMetrics, StepMetrics};
 use crate::error::TrainError;
 use crate::whole_file;
 
@@ -27,7 +29,16 @@ const START: &str = "start";
 /// The metrics of a run.
 pub(crate) struct MetricsFile {
     file: File,
+    end: End,
     copy: Option<Copy>,
+}
+
+/// What the file holds of the last step in it.
+#[derive(Default)]
+struct End {
+    step: u64,
+    /// The sets that it was evaluated on.
+    evaluated: BTreeSet<String>,
 }
 
 /// A file and the object that it is copied to. The folder goes with it.
@@ -46,14 +57,16 @@ impl MetricsFile {
     pub(crate) fn resume(out_dir: &Path, step: u64) -> Result<Self, TrainError> {
         let path = out_dir.join(METRICS);
         if !is_url(out_dir) {
-            return Ok(Self { file: open(&path, step)?, copy: None });
+            let (file, end) = open(&path, step)?;
+            return Ok(Self { file, end, copy: None });
         }
         let folder = TempDir::new().map_err(TrainError::io("create a directory in", std::env::temp_dir()))?;
         let local = folder.path().join(METRICS);
         if let Some(before) = objects::read(&path)? {
             fs::write(&local, before).map_err(TrainError::io("write", &local))?;
         }
-        let metrics = Self { file: open(&local, step)?, copy: Some(Copy { folder, url: path }) };
+        let (file, end) = open(&local, step)?;
+        let metrics = Self { file, end, copy: Some(Copy { folder, url: path }) };
         metrics.publish()?;
         Ok(metrics)
     }
@@ -80,7 +93,23 @@ impl MetricsFile {
     /// # Errors
     /// If the file can not be written.
     pub(crate) fn write(&mut self, metrics: &StepMetrics) -> io::Result<()> {
+        self.end = End { step: metrics.step, ..End::default() };
         self.line(metrics)
+    }
+
+    /// Writes the line of an evaluation behind that of its step, unless it is there: an evaluation that a run was
+    /// interrupted in is done again, on all sets. Returns whether it was written.
+    ///
+    /// # Errors
+    /// If the file can not be written.
+    pub(crate) fn evaluation(&mut self, metrics: &EvalMetrics) -> io::Result<bool> {
+        let is_new = self.end.step != metrics.step || self.end.evaluated.insert(metrics.set.clone());
+        if is_new { self.line(metrics).map(|()| true) } else { Ok(false) }
+    }
+
+    /// Whether the file ends with this step, and without an evaluation on one of these sets.
+    pub(crate) fn lacks_evaluation<'s>(&self, step: u64, mut sets: impl Iterator<Item = &'s str>) -> bool {
+        self.end.step == step && sets.any(|set| !self.end.evaluated.contains(set))
     }
 
     fn line(&mut self, line: &impl Serialize) -> io::Result<()> {
@@ -102,12 +131,21 @@ impl MetricsFile {
 }
 
 /// Opens a file behind the lines of the first `step` steps.
-fn open(path: &Path, step: u64) -> Result<File, TrainError> {
+fn open(path: &Path, step: u64) -> Result<(File, End), TrainError> {
     let cut = || {
         let bytes = read(path)?.unwrap_or_default();
         // With the last line of a step everything goes that follows it: what said who took part in those that are cut off.
-        let kept = lines(&bytes).take_while(|&(done, _)| done <= step).last().map_or(0, |(_, end)| end);
-        whole_file::replace(path, &bytes[..kept])
+        let (mut kept, mut end) = (0, End::default());
+        for (line, to) in whole_lines(&bytes) {
+            match line {
+                Line::Start => continue,
+                Line::Step(done) | Line::Evaluation(done, _) if done > step => break,
+                Line::Step(done) => end = End { step: done, ..End::default() },
+                Line::Evaluation(_, set) => drop(end.evaluated.insert(set)),
+            }
+            kept = to;
+        }
+        Ok((whole_file::replace(path, &bytes[..kept])?, end))
     };
     cut().map_err(TrainError::io("write", path))
 }
@@ -138,14 +176,18 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
 
 /// The step of each line that is one of a step, and where the line ends, up to the first line that is incomplete or damaged.
 pub(super) fn lines(bytes: &[u8]) -> impl Iterator<Item = (u64, usize)> {
+    whole_lines(bytes).filter_map(|(line, end)| match line {
+        Line::Step(step) => Some((step, end)),
+        Line::Start | Line::Evaluation(..) => None,
+    })
+}
+
+/// Lines, and where they end, up to the first one that is incomplete or damaged.
+fn whole_lines(bytes: &[u8]) -> impl Iterator<Item = (Line, usize)> {
     let mut end = 0;
-    let lines = bytes.split_inclusive(|&byte| byte == b'\n').map_while(move |line| {
+    bytes.split_inclusive(|&byte| byte == b'\n').map_while(move |line| {
         end += line.len();
         read_line(line.strip_suffix(b"\n")?).map(|line| (line, end))
-    });
-    lines.filter_map(|(line, end)| match line {
-        Line::Start => None,
-        Line::Step(step) => Some((step, end)),
     })
 }
 
@@ -155,12 +197,18 @@ enum Line {
     Start,
     /// The figures of this step.
     Step(u64),
+    /// An evaluation after this step, on this set.
+    Evaluation(u64, String),
 }
 
 fn read_line(line: &[u8]) -> Option<Line> {
     let value: serde_json::Value = serde_json::from_slice(line).ok()?;
-    match value.get(START) {
-        Some(_) => Some(Line::Start),
-        None => value.get("step")?.as_u64().map(Line::Step),
+    if value.get(START).is_some() {
+        return Some(Line::Start);
+    }
+    let step = value.get("step")?.as_u64()?;
+    match value.get("set") {
+        Some(set) => Some(Line::Evaluation(step, set.as_str()?.to_owned())),
+        None => Some(Line::Step(step)),
     }
 }

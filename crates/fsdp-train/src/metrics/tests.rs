@@ -10,7 +10,7 @@ fn written(write: impl FnOnce(&mut MetricsFile)) -> String {
     std::fs::read_to_string(dir.path().join(METRICS)).unwrap()
 }
 
-fn metrics(step: u64, utilization: Option<Utilization>) -> StepMetrics {
+pub(super) fn metrics(step: u64, utilization: Option<Utilization>) -> StepMetrics {
     StepMetrics {
         step,
         loss: 5.5,
@@ -22,6 +22,12 @@ fn metrics(step: u64, utilization: Option<Utilization>) -> StepMetrics {
         utilization,
         waiting: None,
     }
+}
+
+/// A step that has every figure.
+pub(super) fn full(step: u64) -> StepMetrics {
+    let waiting = Waiting::of(step, &[Duration::ZERO]);
+    StepMetrics { waiting: Some(waiting), ..metrics(step, Some(Utilization { mfu: 0.5, mfu_6n: 0.25 })) }
 }
 
 #[test]
@@ -89,6 +95,48 @@ fn lines_of_starts_are_no_steps_and_go_with_the_steps_behind_them() {
         let expected: String = text.lines().take(kept).map(|line| format!("{line}\n")).collect();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), expected, "{step}");
     }
+}
+
+fn evaluation(step: u64, set: &str) -> EvalMetrics {
+    EvalMetrics::of(step, &Evaluation { set: set.to_owned(), loss: 0.0, targets: 7 })
+}
+
+#[test]
+fn the_line_of_an_evaluation_names_its_set() {
+    let text = written(|file| assert!(file.evaluation(&evaluation(3, "books")).unwrap()));
+    let expected =
+        r#"{"step":3,"set":"books","eval_loss":0.0,"eval_perplexity":1.0,"eval_tokens":7}"#.to_owned();
+    assert_eq!(text, expected + "\n");
+    let much = EvalMetrics::of(1, &Evaluation { set: "a".to_owned(), loss: 1e3, targets: 1 });
+    assert!(written(|file| assert!(file.evaluation(&much).unwrap())).contains(r#""eval_perplexity":null"#));
+}
+
+#[test]
+fn an_evaluation_is_cut_with_its_step_and_never_doubled() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(METRICS);
+    let resumed = |step| MetricsFile::resume(dir.path(), step).unwrap();
+    let mut file = resumed(0);
+    for step in 1..=2 {
+        file.write(&metrics(step, None)).unwrap();
+        file.evaluation(&evaluation(step, "a")).unwrap();
+    }
+    assert!(file.evaluation(&evaluation(2, "b")).unwrap());
+    assert!(!file.evaluation(&evaluation(2, "b")).unwrap(), "it is there");
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(text.lines().count(), 5, "{text}");
+    let lacks = |file: &MetricsFile, step| file.lacks_evaluation(step, ["a", "b"].into_iter());
+    let file = resumed(2);
+    assert!(!lacks(&file, 2));
+    assert!(!file.lacks_evaluation(1, ["c"].into_iter()), "an earlier step has gone by");
+    let mut file = resumed(1);
+    assert!(lacks(&file, 1));
+    for set in ["a", "b"] {
+        file.evaluation(&evaluation(1, set)).unwrap();
+    }
+    let expected: String = text.lines().take(2).map(|line| format!("{line}\n")).collect();
+    let expected = expected + &written(|file| assert!(file.evaluation(&evaluation(1, "b")).unwrap()));
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use fsdp_nn::model::Architecture;
 use super::run::{RankResult, Run};
 use crate::checkpoint::{Outcome, Place, RunState, RunWarning, Saver, Tidied, Tidying};
 use crate::error::TrainError;
+use crate::events;
 use crate::export::export_model;
 use crate::rank::RankTrainer;
 use crate::rule::TrainBackend;
@@ -64,10 +65,17 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     fn steps(&mut self) -> Result<u64, TrainError> {
         let (job, start) = (self.run.job, self.run.start);
         let (steps, every) = (job.config.train.steps, job.config.data.eval_every);
+        let evaluates_after = |done: u64| done == steps || (every > 0 && done.is_multiple_of(every));
+        if start.step == steps || (evaluates_after(start.step) && self.lacks_evaluation()?) {
+            let stop = self.evaluate(start.step)?;
+            if stop {
+                return Ok(start.step);
+            }
+        }
         for step in start.step..steps {
             let done = step + 1;
             let is_due = job.config.checkpoint.is_due(done, steps);
-            let evaluates = done == steps || (every > 0 && done.is_multiple_of(every));
+            let evaluates = evaluates_after(done);
             if self.trainer.unread() == 0 {
                 self.clock = Instant::now();
             }
@@ -97,9 +105,6 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             if stop {
                 return Ok(done);
             }
-        }
-        if start.step == steps {
-            self.evaluate(steps)?;
         }
         Ok(steps)
     }
@@ -233,17 +238,23 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
 
     /// Evaluates; returns whether some rank asked to stop before it was done.
     fn evaluate(&mut self, step: u64) -> Result<bool, TrainError> {
-        let evaluation =
-            self.trainer.evaluate(step, self.run.options.stop, &mut ProgramOrder, &mut *self.observer)?;
-        let Some(evaluation) = evaluation else { return Ok(false) };
-        if self.is_first_here() && !evaluation.stop {
-            if self.is_first() {
-                self.run.options.reporter.evaluation(step, &evaluation);
-            }
-            let mut log = self.run.log();
-            (log.evaluation, log.proven) = (Some(evaluation), step);
+        if self.is_first() {
+            events::evaluation_begins(step);
         }
-        Ok(evaluation.stop)
+        let evaluations =
+            self.trainer.evaluate(step, self.run.options.stop, &mut ProgramOrder, &mut *self.observer)?;
+        let Some(evaluations) = evaluations else { return Ok(true) };
+        if self.is_first_here() && !evaluations.is_empty() {
+            self.run.record_evaluation(step, evaluations);
+        }
+        Ok(false)
+    }
+
+    /// Whether the evaluation is missing after the step that the run goes on from, which it follows.
+    fn lacks_evaluation(&mut self) -> Result<bool, TrainError> {
+        let step = self.run.start.step;
+        let is_missing = step > 0 && self.is_first() && self.run.lacks_evaluation(step);
+        self.trainer.any(is_missing)
     }
 
     /// Whether this is the first rank of all.

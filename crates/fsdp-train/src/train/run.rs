@@ -18,9 +18,10 @@ use super::rank_run::RankRun;
 use super::{MODEL, MODEL_FILE, RunOptions};
 use crate::checkpoint::{Outcome, RunWarning, SaveFailure, SaveOptions, Saved, Source, Start, not_heard};
 use crate::error::TrainError;
+use crate::events::{self, SlowRank};
 use crate::export::{Companions, export_checkpoint};
 use crate::job::Job;
-use crate::metrics::{Census, METRICS, MetricsFile, StepMetrics, Waiting};
+use crate::metrics::{Census, EvalMetrics, Exposition, Recorder, StepMetrics, Waiting};
 use crate::rank::{Evaluation, RankTrainer};
 use crate::rule::TrainBackend;
 use crate::told;
@@ -47,9 +48,12 @@ pub(super) struct RankResult {
 #[derive(Default)]
 pub(super) struct Log {
     /// On the first rank of all, from the moment where the output folder is this run's, until it can not be written.
-    metrics: Option<MetricsFile>,
+    metrics: Option<Recorder>,
     pub(super) records: Vec<StepMetrics>,
-    pub(super) evaluation: Option<Evaluation>,
+    /// Which rank the others wait for, on the first rank of all.
+    slow: SlowRank,
+    /// The last evaluation, of all sets.
+    pub(super) evaluations: Vec<Evaluation>,
     /// The last step whose weights are known to give a finite loss.
     pub(super) proven: u64,
     /// The newest checkpoint of this run.
@@ -142,9 +146,9 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         } else {
             reserve()?;
         }
-        let mut metrics = self.start.settle(self.out_dir(), &self.job.config.to_toml())?;
-        let begun = metrics.start(self.start.step, &self.census());
-        begun.map_err(TrainError::io("write", self.out_dir().join(METRICS)))?;
+        let mut metrics = self.start.settle(&self.job.config)?;
+        metrics.start(self.start.step, &self.census())?;
+        self.expose(&mut metrics);
         self.options.reporter.taken_over();
         if self.options.overwrite {
             reserve()?;
@@ -152,6 +156,21 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         self.log().metrics = Some(metrics);
         self.job.data.keep().for_each(|warning| self.options.reporter.warn(&RunWarning::Data(warning)));
         Ok(())
+    }
+
+    /// Lets Prometheus ask, if the run is to; that nobody can listen there ends no run.
+    fn expose(&self, metrics: &mut Recorder) {
+        let Some(address) = self.job.config.run.metrics_listen else { return };
+        match Exposition::listen(address, self.job.config.train.steps, self.start.step) {
+            Ok(exposition) => {
+                events::listening(exposition.address());
+                metrics.expose(exposition);
+            }
+            Err(error) => {
+                let fault = error.to_string();
+                self.options.reporter.warn(&RunWarning::NotListening { address, fault });
+            }
+        }
     }
 
     fn census(&self) -> Census {
@@ -181,19 +200,40 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
             waiting,
         };
         let mut log = self.log();
-        // Once the file could not be written, the rest of the run is not recorded: it is about to stop.
-        if let Some(Err(error)) = log.metrics.as_mut().map(|writer| writer.write(&metrics)) {
-            log.metrics = None;
-            log.is_in_trouble(TrainError::io("write", self.out_dir().join(METRICS))(error));
-        }
+        log.write(|recorder| recorder.step(&metrics));
         if self.assembly.is_leader() {
+            events::step(&metrics);
+            if let Some(waiting) = &metrics.waiting {
+                log.slow.note(waiting, metrics.step_ms);
+            }
             self.options.reporter.step(&metrics);
         }
         log.records.push(metrics);
     }
 
+    /// Records an evaluation after `step` steps, on all sets.
+    pub(super) fn record_evaluation(&self, step: u64, evaluations: Vec<Evaluation>) {
+        let mut log = self.log();
+        for evaluation in &evaluations {
+            log.write(|recorder| recorder.evaluation(&EvalMetrics::of(step, evaluation)));
+            if self.assembly.is_leader() {
+                events::evaluation(step, evaluation);
+                self.options.reporter.evaluation(step, evaluation);
+            }
+        }
+        (log.evaluations, log.proven) = (evaluations, step);
+    }
+
+    /// Whether the run that goes on from `step` was interrupted before the evaluation that followed it was recorded. In the
+    /// process of the first rank.
+    pub(super) fn lacks_evaluation(&self, step: u64) -> bool {
+        let sets = self.job.data.eval_sets().map(|(name, _)| name);
+        self.log().metrics.as_ref().is_some_and(|recorder| recorder.lacks_evaluation(step, sets))
+    }
+
     /// Notes how a save has ended.
     pub(super) fn note_save(&self, outcome: Outcome) {
+        events::checkpoint(&outcome);
         let mut log = self.log();
         match outcome {
             Ok(saved) => {
@@ -261,7 +301,9 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         let model = self.out_dir().join(MODEL);
         self.companions.write(&model)?;
         let text = self.options.config_json.as_deref();
-        text.map_or(Ok(()), |text| write_small(&model.join("config.json"), text))
+        text.map_or(Ok(()), |text| write_small(&model.join("config.json"), text))?;
+        events::exported(&model);
+        Ok(())
     }
 
     /// The other ranks learn whether the model is exported; that may take longer than a collective may.
@@ -318,9 +360,18 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
 }
 
 impl Log {
+    /// Writes into the metrics, if they can be written. Once that fails, the rest of the run is not recorded: it is about
+    /// to stop.
+    fn write(&mut self, write: impl FnOnce(&mut Recorder) -> Result<(), TrainError>) {
+        if let Some(Err(error)) = self.metrics.as_mut().map(write) {
+            self.metrics = None;
+            self.is_in_trouble(error);
+        }
+    }
+
     /// Copies metrics to where users look for them.
     pub(super) fn publish_metrics(&mut self) {
-        if let Some(Err(error)) = self.metrics.as_ref().map(MetricsFile::publish) {
+        if let Some(Err(error)) = self.metrics.as_ref().map(Recorder::publish) {
             self.metrics = None;
             self.is_in_trouble(error);
         }

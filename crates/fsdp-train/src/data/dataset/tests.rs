@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
-use crate::config::{Format, TokenRef};
+use crate::config::{EvalSet, Format, TokenRef};
 
 /// Words, with truncation and padding switched on, which must not be obeyed.
 #[cfg(feature = "tokenizers")]
@@ -498,7 +498,7 @@ fn a_file_that_is_not_there_yet_is_data_where_a_folder_would_yield_it() {
     let files = Files::new(&[("data/a.txt", b"abcd"), ("b.txt", b"efgh")]);
     let mut config = config(Packing::Stream, 1);
     config.train = vec![files.name("data")];
-    config.eval = vec![files.name("b.txt")];
+    config.eval = vec![EvalSet::of_paths(vec![files.name("b.txt")])];
     let is_data = |config: &DataConfig, name: &str| {
         crate::data::is_data(config, &files.path("data/out"), &files.path(name))
     };

@@ -41,7 +41,7 @@ fn wrong_input() -> Vec<TrainError> {
     vec![
         ConfigError::Override { argument: text() }.into(),
         ConfigError::Read { file: path(), source: os(EACCES) }.into(),
-        DataError::NoSamples { seq_len: 1 }.into(),
+        DataError::NoSamples { set: text(), seq_len: 1 }.into(),
         DataError::Read { key: "data.train", file: path(), source: os(EACCES) }.into(),
         fsdp_nn::ModelError::NotInLayer.into(),
         fsdp_ckpt::Error::WrongPath { path: path(), reason: "x".into() }.into(),
@@ -65,7 +65,7 @@ fn wrong_input() -> Vec<TrainError> {
         TrainError::Renamed { path: path(), named: 1, step: 2 },
         TrainError::NoSoundCheckpoint { dir: path(), count: 1 },
         ended(TrainError::Io { action: "write", path: path(), source: os(EACCES) }),
-        of_rank(DataError::NoSamples { seq_len: 1 }),
+        of_rank(DataError::NoSamples { set: text(), seq_len: 1 }),
     ]
 }
 
@@ -78,9 +78,9 @@ fn what_repeats() -> Vec<TrainError> {
         TrainError::Setup { rank: Rank(0), source: Box::new(full()) },
         TrainError::NotFinite { step: 1, loss: f64::NAN, grad_norm: 1.0 },
         of_rank(TrainError::NotFinite { step: 1, loss: f64::NAN, grad_norm: 1.0 }),
-        TrainError::EvaluationNotFinite { step: 1, loss: f64::NAN },
+        TrainError::EvaluationNotFinite { set: text(), step: 1, loss: f64::NAN },
         TrainError::Diverged {
-            source: Box::new(TrainError::EvaluationNotFinite { step: 1, loss: f64::NAN }),
+            source: Box::new(TrainError::EvaluationNotFinite { set: text(), step: 1, loss: f64::NAN }),
             divergence: Divergence { aside: None, not_aside: None, newest: None },
         },
         TrainError::RankPanicked { rank: Rank(0), message: text() },

@@ -1,0 +1,27 @@
+//! Arguments of `fsdp report`.
+
+use std::path::PathBuf;
+
+use clap::Args as ClapArgs;
+
+/// `fsdp report`.
+#[derive(Debug, ClapArgs)]
+#[command(
+    after_help = "The report is one HTML file that needs no network: curves of loss, evaluation, learning rate, gradient
+norm, speed and waiting, several runs over each other; predicted memory by category, the operations
+of a step on their queues, and the configurations with their differences. It is made of metrics.jsonl
+and resolved.toml in each folder; memory and schedule also need the model's config.json, where
+model.path says. A run may go on meanwhile. Of a file that is there, only a report is replaced.
+
+Examples:
+  fsdp report runs/quickstart
+  fsdp report runs/a runs/b --output compared.html"
+)]
+pub(crate) struct ReportArgs {
+    /// Output folders of runs (run.out_dir)
+    #[arg(value_name = "RUN_DIR", required = true)]
+    pub(crate) runs: Vec<PathBuf>,
+    /// The file to write
+    #[arg(short, long, value_name = "FILE", default_value = "report.html")]
+    pub(crate) output: PathBuf,
+}

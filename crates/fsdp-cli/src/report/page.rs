@@ -1,0 +1,126 @@
+//! A report as one HTML file that needs nothing else: no network, no other file. What it draws is SVG, and what its script does
+//! is to show numbers under the pointer.
+
+use std::fmt::Write;
+
+/// What a report begins with. A file that begins so may be replaced by another report.
+pub(super) const HEAD: &str = "<!doctype html>\n<!-- Written by fsdp report. -->\n";
+
+const STYLE: &str = include_str!("style.css");
+const SCRIPT: &str = include_str!("hover.js");
+
+/// A report that is written section by section.
+#[derive(Debug, Default)]
+pub(super) struct Page {
+    body: String,
+}
+
+impl Page {
+    /// A heading of a section.
+    pub(super) fn section(&mut self, title: &str) {
+        let _ = write!(self.body, "<h2>{}</h2>", escaped(title));
+    }
+
+    /// A paragraph of text.
+    pub(super) fn text(&mut self, text: &str) {
+        let _ = write!(self.body, "<p>{}</p>", escaped(text));
+    }
+
+    /// What is HTML already.
+    pub(super) fn html(&mut self, html: &str) {
+        self.body += html;
+    }
+
+    /// A table; a row that is marked stands out.
+    pub(super) fn table(&mut self, header: &[&str], rows: impl IntoIterator<Item = (bool, Vec<String>)>) {
+        self.body += "<div class=\"wide\"><table><thead><tr>";
+        for name in header {
+            let _ = write!(self.body, "<th title=\"{0}\">{0}</th>", escaped(name));
+        }
+        self.body += "</tr></thead><tbody>";
+        for (is_marked, row) in rows {
+            self.body += if is_marked { "<tr class=\"marked\">" } else { "<tr>" };
+            for cell in row {
+                let _ = write!(self.body, "<td>{}</td>", escaped(&cell));
+            }
+            self.body += "</tr>";
+        }
+        self.body += "</tbody></table></div>";
+    }
+
+    /// Names with the colours and dashes that stand for them.
+    pub(super) fn legend<'n>(&mut self, items: impl IntoIterator<Item = (&'n str, usize, &'n str)>) {
+        self.body += "<ul class=\"legend\">";
+        for (name, colour, dashes) in items {
+            let name = escaped(name);
+            let _ = write!(
+                self.body,
+                "<li title=\"{name}\"><svg viewBox=\"0 0 26 10\"><line class=\"line c{colour}\" x1=\"0\" x2=\"26\" \
+                 y1=\"5\" y2=\"5\" stroke-dasharray=\"{dashes}\"/></svg>{name}</li>"
+            );
+        }
+        self.body += "</ul>";
+    }
+
+    /// The whole file.
+    pub(super) fn finish(self, title: &str) -> String {
+        let title = escaped(title);
+        format!(
+            "{HEAD}<html lang=\"en\"><head><meta charset=\"utf-8\">\
+             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+             <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; \
+             script-src 'unsafe-inline'\">\
+             <title>{title}</title><style>{STYLE}</style></head><body><h1>{title}</h1>{}\
+             <div id=\"tip\" hidden></div><script>{SCRIPT}</script></body></html>\n",
+            self.body
+        )
+    }
+}
+
+/// Text as HTML shows it, in an attribute too. What would turn the direction of writing around is shown by its number.
+pub(super) fn escaped(text: &str) -> String {
+    let mut html = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => html += "&amp;",
+            '<' => html += "&lt;",
+            '>' => html += "&gt;",
+            '"' => html += "&quot;",
+            '\'' => html += "&#39;",
+            '\n' => html.push(' '),
+            '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+                let _ = write!(html, "\\u{:04x}", u32::from(character));
+            }
+            character if character.is_control() => {
+                let _ = write!(html, "\\u{:04x}", u32::from(character));
+            }
+            character => html.push(character),
+        }
+    }
+    html
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_can_not_become_markup() {
+        let text = "<script>\"&'\u{202e}\u{7}\n";
+        assert_eq!(escaped(text), "&lt;script&gt;&quot;&amp;&#39;\\u202e\\u0007 ");
+        let mut page = Page::default();
+        page.section("<b>");
+        page.text("<b>");
+        page.table(&["<b>"], [(true, vec!["<b>".to_owned()])]);
+        let html = page.finish("<b>");
+        assert!(html.starts_with(HEAD) && !html.contains("<b>"), "{html}");
+    }
+
+    #[test]
+    fn a_page_needs_nothing_from_elsewhere() {
+        let html = Page::default().finish("empty");
+        for source in ["http:", "https:", "src=", "href=", "@import", "url("] {
+            assert!(!html.contains(source), "{source}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! What a run has left in its output folder, as far as a report shows it.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::error::CliError;
+
+/// The longest line that is read: that of a start with thousands of processes has some hundred bytes for each.
+const LINE_MAX: u64 = 64 << 20;
+
+/// The columns of a step that are drawn.
+pub(super) const COLUMNS: [&str; 8] =
+    ["loss", "grad_norm", "lr", "tokens_per_s", "mfu", "wait_ms", "wait_ms_max", "wait_ms_min"];
+
+/// A run.
+#[derive(Debug, Default)]
+pub(super) struct Record {
+    /// The output folder, as it was given.
+    pub(super) name: String,
+    /// What `resolved.toml` says, if it is there.
+    pub(super) resolved: Option<String>,
+    /// The columns of [`COLUMNS`] that some step has: points of a step and a value, which is no number where it is not finite.
+    pub(super) columns: BTreeMap<&'static str, Vec<(f64, f64)>>,
+    /// Losses and perplexities of evaluations, by set.
+    pub(super) evaluations: BTreeMap<String, Evaluations>,
+    /// In how many of the steps that say so each rank was the one that others waited for.
+    pub(super) slowest: BTreeMap<u64, u64>,
+    /// The last step.
+    pub(super) steps: u64,
+    /// What the last start says of who takes part.
+    pub(super) start: Option<Start>,
+    /// Lines that are no JSON object of a known kind, such as one that is being written.
+    pub(super) unread: usize,
+}
+
+/// The evaluations on a set: points of a step and a value.
+#[derive(Debug, Default)]
+pub(super) struct Evaluations {
+    pub(super) loss: Vec<(f64, f64)>,
+    pub(super) perplexity: Vec<(f64, f64)>,
+}
+
+/// Who takes part in a run.
+#[derive(Debug, Deserialize)]
+pub(super) struct Start {
+    pub(super) version: String,
+    pub(super) ranks: u64,
+    pub(super) transport: String,
+}
+
+/// A line of `metrics.jsonl`. A figure that is there and `null` is not finite.
+#[derive(Deserialize)]
+struct Line {
+    start: Option<Start>,
+    step: Option<u64>,
+    set: Option<String>,
+    slowest_rank: Option<u64>,
+    #[serde(flatten)]
+    figures: BTreeMap<String, serde_json::Value>,
+}
+
+impl Record {
+    /// Reads an output folder. A run may still be writing there.
+    ///
+    /// # Errors
+    /// [`CliError::Report`]: there is no `metrics.jsonl`, or it can not be read.
+    pub(super) fn read(folder: &Path) -> Result<Self, CliError> {
+        let file = folder.join("metrics.jsonl");
+        let failed = |source| CliError::Report { file: file.clone(), source };
+        let mut record = Self { name: folder.display().to_string(), ..Self::default() };
+        let mut lines = BufReader::new(File::open(&file).map_err(failed)?);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            if (&mut lines).take(LINE_MAX).read_until(b'\n', &mut line).map_err(failed)? == 0 {
+                break;
+            }
+            match serde_json::from_slice::<Line>(&line) {
+                Ok(line) => record.note(line),
+                Err(_) => record.unread += 1,
+            }
+        }
+        record.resolved = std::fs::read_to_string(folder.join("resolved.toml")).ok();
+        Ok(record)
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a step is a place on an axis")]
+    fn note(&mut self, line: Line) {
+        if let Some(start) = line.start {
+            self.start = Some(start);
+            return;
+        }
+        let Some(step) = line.step else {
+            self.unread += 1;
+            return;
+        };
+        let value = |key: &str| line.figures.get(key).map(|value| value.as_f64().unwrap_or(f64::NAN));
+        let point = |key: &str| value(key).map(|value| (step as f64, value));
+        if let Some(set) = line.set {
+            let set = self.evaluations.entry(set).or_default();
+            set.loss.extend(point("eval_loss"));
+            set.perplexity.extend(point("eval_perplexity"));
+            return;
+        }
+        self.steps = self.steps.max(step);
+        for column in COLUMNS {
+            if let Some(point) = point(column) {
+                self.columns.entry(column).or_default().push(point);
+            }
+        }
+        if let Some(rank) = line.slowest_rank {
+            *self.slowest.entry(rank).or_default() += 1;
+        }
+    }
+
+    /// The points of a column; none if no step has it.
+    pub(super) fn column(&self, name: &str) -> &[(f64, f64)] {
+        self.columns.get(name).map_or(&[], Vec::as_slice)
+    }
+
+    /// How many steps the run is to have.
+    pub(super) fn planned(&self) -> Option<u64> {
+        let table: toml::Table = self.resolved.as_ref()?.parse().ok()?;
+        u64::try_from(table.get("train")?.get("steps")?.as_integer()?).ok()
+    }
+}

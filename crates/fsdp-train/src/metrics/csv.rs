@@ -1,0 +1,164 @@
+//! The same figures as tables, for spreadsheets and data frames: a row per step, and a row per evaluation on a set.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use super::recorder::{Figure, Sink};
+use crate::whole_file;
+
+/// The table of steps, in the output folder.
+pub(crate) const STEPS: &str = "metrics.csv";
+
+/// The table of evaluations.
+pub(crate) const EVALUATIONS: &str = "evaluations.csv";
+
+/// The columns of [`STEPS`]: all figures that a step can have. Where it has none the cell is empty.
+const OF_STEPS: [&str; 14] = [
+    "step",
+    "loss",
+    "grad_norm",
+    "lr",
+    "tokens",
+    "tokens_per_s",
+    "step_ms",
+    "mfu",
+    "mfu_6n",
+    "wait_step",
+    "wait_ms",
+    "wait_ms_max",
+    "wait_ms_min",
+    "slowest_rank",
+];
+
+/// The columns of [`EVALUATIONS`].
+const OF_EVALUATIONS: [&str; 5] = ["step", "set", "eval_loss", "eval_perplexity", "eval_tokens"];
+
+/// Both tables.
+pub(super) struct Tables {
+    path: PathBuf,
+    steps: File,
+    evaluations: File,
+}
+
+impl Tables {
+    /// Goes on with the tables in an output folder behind the rows of the first `step` steps, or begins them.
+    ///
+    /// # Errors
+    /// If a file can not be read or replaced.
+    pub(super) fn resume(out_dir: &Path, step: u64) -> io::Result<Self> {
+        let steps = open(&out_dir.join(STEPS), &OF_STEPS, step)?;
+        let evaluations = open(&out_dir.join(EVALUATIONS), &OF_EVALUATIONS, step)?;
+        Ok(Self { path: out_dir.join(STEPS), steps, evaluations })
+    }
+}
+
+impl Sink for Tables {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn step(&mut self, step: u64, figures: &[Figure]) -> io::Result<()> {
+        let cells = [step.to_string()].into_iter().chain(cells(&OF_STEPS[1..], figures));
+        self.steps.write_all(row(cells).as_bytes())
+    }
+
+    fn evaluation(&mut self, step: u64, set: &str, figures: &[Figure]) -> io::Result<()> {
+        // The name of a set has nothing that would need quotes.
+        let begin = [step.to_string(), set.to_owned()];
+        let cells = begin.into_iter().chain(cells(&OF_EVALUATIONS[2..], figures));
+        self.evaluations.write_all(row(cells).as_bytes())
+    }
+}
+
+fn cells(columns: &[&str], figures: &[Figure]) -> impl Iterator<Item = String> {
+    columns.iter().map(|column| {
+        let figure = figures.iter().find(|figure| figure.name == *column);
+        figure.map_or(String::new(), |figure| figure.value.to_string())
+    })
+}
+
+fn row(cells: impl Iterator<Item = String>) -> String {
+    cells.collect::<Vec<_>>().join(",") + "\n"
+}
+
+/// Cuts later rows than those of `step` off, if the tables are there.
+///
+/// # Errors
+/// If a file can not be read or replaced.
+pub(super) fn cut(out_dir: &Path, step: u64) -> io::Result<()> {
+    for (name, columns) in [(STEPS, &OF_STEPS[..]), (EVALUATIONS, &OF_EVALUATIONS)] {
+        let path = out_dir.join(name);
+        match (path.exists(), step) {
+            (false, _) => {}
+            (true, 0) => fs::remove_file(path)?,
+            (true, _) => drop(open(&path, columns, step)?),
+        }
+    }
+    Ok(())
+}
+
+/// Opens a table behind its last whole row of one of the first `step` steps. A table with other columns, of another version,
+/// is replaced by an empty one.
+fn open(path: &Path, columns: &[&str], step: u64) -> io::Result<File> {
+    let header = row(columns.iter().map(|&column| column.to_owned()));
+    let before = match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        before => before?,
+    };
+    let rows = before.strip_prefix(header.as_bytes()).unwrap_or_default();
+    let is_kept = |row: &&[u8]| {
+        let number = row.split(|&byte| byte == b',').next().and_then(|cell| str::from_utf8(cell).ok());
+        row.ends_with(b"\n")
+            && number.and_then(|cell| cell.parse().ok()).is_some_and(|done: u64| done <= step)
+    };
+    let kept: usize = rows.split_inclusive(|&byte| byte == b'\n').take_while(is_kept).map(<[u8]>::len).sum();
+    whole_file::replace(path, &[header.as_bytes(), &rows[..kept]].concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::recorder::figures;
+    use crate::metrics::tests::{full, metrics};
+
+    #[test]
+    fn every_figure_of_a_step_has_a_column() {
+        let names: Vec<String> = figures(&full(1)).into_iter().map(|figure| figure.name).collect();
+        assert_eq!(names, OF_STEPS[1..]);
+    }
+
+    #[test]
+    fn a_row_has_a_cell_for_each_column_and_is_empty_where_there_is_no_figure() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut tables = Tables::resume(dir.path(), 0).unwrap();
+        tables.step(1, &figures(&metrics(1, None))).unwrap();
+        let nan = [Figure { name: "eval_loss".to_owned(), value: f64::NAN }];
+        tables.evaluation(1, "books", &nan).unwrap();
+        let steps = fs::read_to_string(dir.path().join(STEPS)).unwrap();
+        assert_eq!(steps.lines().nth(1), Some("1,5.5,1.25,0.0003,2048,1000.5,2047,,,,,,,"));
+        let evaluations = fs::read_to_string(dir.path().join(EVALUATIONS)).unwrap();
+        assert_eq!(evaluations, "step,set,eval_loss,eval_perplexity,eval_tokens\n1,books,NaN,,\n");
+    }
+
+    #[test]
+    fn going_on_cuts_later_rows_and_incomplete_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(STEPS);
+        let write = |from: u64, steps: std::ops::RangeInclusive<u64>| {
+            let mut tables = Tables::resume(dir.path(), from).unwrap();
+            steps.for_each(|step| tables.step(step, &figures(&metrics(step, None))).unwrap());
+            fs::read_to_string(&path).unwrap()
+        };
+        let whole = write(0, 1..=5);
+        assert_eq!(write(2, 3..=5), whole);
+        fs::write(&path, format!("{whole}6,1.0")).unwrap();
+        assert_eq!(write(9, 6..=6).lines().count(), 7);
+        fs::write(&path, "other,columns\n1,2\n").unwrap();
+        assert_eq!(write(3, 4..=5).lines().count(), 3);
+        cut(dir.path(), 4).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 2);
+        cut(dir.path(), 0).unwrap();
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,325 @@
+//! The figures of the last step as Prometheus reads them, over HTTP.
+//!
+//! Whoever asks gets text (<https://prometheus.io/docs/instrumenting/exposition_formats>), and can change nothing. One question
+//! is answered at a time, within limits of time and size, on a thread of its own: nothing that comes from the network
+//! holds up a step or ends a run.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use super::recorder::Figure;
+
+/// How long a question and its answer may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The longest head of a question.
+const HEAD_MAX: usize = 8 << 10;
+
+/// The pause after a connection that could not be taken: files may be short for a while.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What is told of each figure of a step: its name there, its name and type here, and what it is.
+const STEP_FIGURES: [(&str, &str, &str, &str); 8] = [
+    ("loss", "fsdp_loss", "gauge", "Mean cross-entropy over the counted tokens of the global batch."),
+    ("grad_norm", "fsdp_grad_norm", "gauge", "Global L2 norm of the gradient, before clipping."),
+    ("lr", "fsdp_learning_rate", "gauge", "Learning rate."),
+    ("tokens_per_s", "fsdp_tokens_per_second", "gauge", "Input tokens per second, over all ranks."),
+    ("step_ms", "fsdp_step_milliseconds", "gauge", "Wall time of the step."),
+    ("mfu", "fsdp_model_flops_utilization", "gauge", "Model FLOP/s over peak FLOP/s."),
+    (
+        "wait_ms",
+        "fsdp_wait_milliseconds",
+        "gauge",
+        "How long ranks waited for each other in a step, on average.",
+    ),
+    ("slowest_rank", "fsdp_slowest_rank", "gauge", "The rank that the others waited for."),
+];
+
+/// The same of an evaluation.
+const EVAL_FIGURES: [(&str, &str, &str); 2] = [
+    ("eval_loss", "fsdp_eval_loss", "Mean cross-entropy over the counted tokens of the set."),
+    ("eval_perplexity", "fsdp_eval_perplexity", "e to the loss."),
+];
+
+/// Figures that are exposed for as long as the value lives.
+pub(crate) struct Exposition {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    is_over: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    steps: u64,
+    step: u64,
+    /// Seconds since 1970.
+    updated_s: f64,
+    of_step: BTreeMap<String, f64>,
+    of_sets: BTreeMap<String, BTreeMap<String, f64>>,
+}
+
+impl Exposition {
+    /// Listens on an address for a run of `steps` steps, of which `done` are done.
+    ///
+    /// # Errors
+    /// If nobody can listen there.
+    pub(crate) fn listen(address: SocketAddr, steps: u64, done: u64) -> io::Result<Self> {
+        let listener = TcpListener::bind(address)?;
+        let address = listener.local_addr()?;
+        let state = State { steps, step: done, updated_s: now_s(), ..State::default() };
+        let shared = Arc::new(Shared { state: Mutex::new(state), ..Shared::default() });
+        let serving = Arc::clone(&shared);
+        let thread =
+            thread::Builder::new().name("metrics".to_owned()).spawn(move || serve(&listener, &serving))?;
+        Ok(Self { shared, address, thread: Some(thread) })
+    }
+
+    /// Where it listens.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// A step is done.
+    pub(super) fn step(&self, step: u64, figures: &[Figure]) {
+        let mut state = self.shared.state();
+        (state.step, state.updated_s) = (step, now_s());
+        state.of_step.extend(figures.iter().map(|figure| (figure.name.clone(), figure.value)));
+    }
+
+    /// A set was evaluated on.
+    pub(super) fn evaluation(&self, set: &str, figures: &[Figure]) {
+        let figures = figures.iter().map(|figure| (figure.name.clone(), figure.value)).collect();
+        self.shared.state().of_sets.insert(set.to_owned(), figures);
+    }
+}
+
+impl Drop for Exposition {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Ordering::Relaxed);
+        // The thread waits for somebody to come. Where this machine can not come to itself, the thread stays until the
+        // process ends.
+        if TcpStream::connect_timeout(&reachable(self.address), PATIENCE).is_ok() {
+            // It has panicked, or ended.
+            let _ = self.thread.take().map(JoinHandle::join);
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Every change under the lock is complete before anything can panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An address of this machine at which whoever listens on all of them is reached.
+fn reachable(mut address: SocketAddr) -> SocketAddr {
+    if address.ip().is_unspecified() {
+        let local = SocketAddr::from(([127, 0, 0, 1], address.port()));
+        let local_v6 = SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, address.port()));
+        address = if address.is_ipv4() { local } else { local_v6 };
+    }
+    address
+}
+
+fn now_s() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+fn serve(listener: &TcpListener, shared: &Shared) {
+    for stream in listener.incoming() {
+        if shared.is_over.load(Ordering::Relaxed) {
+            return;
+        }
+        let answered = stream.and_then(|stream| answer(stream, || shared.state().text()));
+        if let Err(error) = answered {
+            tracing::debug!(%error, "a question for metrics was not answered");
+            if !is_of_caller(&error) {
+                thread::sleep(PAUSE);
+            }
+        }
+    }
+}
+
+/// Whether the caller is the cause: it went away, was too slow, or said too much.
+fn is_of_caller(error: &io::Error) -> bool {
+    use io::ErrorKind::{
+        BrokenPipe, ConnectionAborted, ConnectionReset, InvalidData, TimedOut, UnexpectedEof, WouldBlock,
+    };
+    let kinds =
+        [BrokenPipe, ConnectionAborted, ConnectionReset, InvalidData, TimedOut, UnexpectedEof, WouldBlock];
+    kinds.contains(&error.kind())
+}
+
+/// Answers one question and closes the connection.
+fn answer(mut stream: TcpStream, text: impl FnOnce() -> String) -> io::Result<()> {
+    let head = head(&mut stream)?;
+    let mut words = head.split(|byte| byte.is_ascii_whitespace());
+    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let path = target.split(|&byte| byte == b'?').next().unwrap_or_default();
+    let (status, body) = match (method, path) {
+        (b"GET" | b"HEAD", b"/metrics") => ("200 OK", text()),
+        (b"GET" | b"HEAD", _) => ("404 Not Found", "metrics are at /metrics\n".to_owned()),
+        _ => ("405 Method Not Allowed", "only GET and HEAD are answered\n".to_owned()),
+    };
+    let len = body.len();
+    let mut answer = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n\
+         Content-Length: {len}\r\nConnection: close\r\n\r\n"
+    );
+    if method != b"HEAD" {
+        answer += &body;
+    }
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.write_all(answer.as_bytes())
+}
+
+/// What comes before the first empty line.
+fn head(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let end = Instant::now() + PATIENCE;
+    let (mut head, mut buffer) = (Vec::new(), [0; 1024]);
+    while !head.windows(4).any(|window| window == b"\r\n\r\n") {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        let count = stream.read(&mut buffer)?;
+        if count == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        head.extend(&buffer[..count]);
+        if head.len() > HEAD_MAX {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+    }
+    Ok(head)
+}
+
+impl State {
+    fn text(&self) -> String {
+        let mut text = String::new();
+        let mut family = |name: &str, kind: &str, help: &str, samples: &[(String, f64)]| {
+            if samples.is_empty() {
+                return;
+            }
+            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+            for (labels, value) in samples {
+                let _ = writeln!(text, "{name}{labels} {}", number(*value));
+            }
+        };
+        let one = |value: f64| vec![(String::new(), value)];
+        family("fsdp_steps", "gauge", "Steps of the whole run.", &one(whole(self.steps)));
+        family("fsdp_step", "counter", "Steps done.", &one(whole(self.step)));
+        let help = "When the last step was done, in seconds since 1970.";
+        family("fsdp_step_timestamp_seconds", "gauge", help, &one(self.updated_s));
+        for (of, name, kind, help) in STEP_FIGURES {
+            family(name, kind, help, &self.of_step.get(of).map_or(Vec::new(), |&value| one(value)));
+        }
+        for (of, name, help) in EVAL_FIGURES {
+            // The name of a set has nothing that would have to be escaped.
+            let sample = |(set, figures): (&String, &BTreeMap<String, f64>)| {
+                Some((format!("{{set=\"{set}\"}}"), *figures.get(of)?))
+            };
+            let samples: Vec<(String, f64)> = self.of_sets.iter().filter_map(sample).collect();
+            family(name, "gauge", help, &samples);
+        }
+        text
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a number of steps")]
+fn whole(number: u64) -> f64 {
+    number as f64
+}
+
+fn number(value: f64) -> String {
+    match value {
+        f64::INFINITY => "+Inf".to_owned(),
+        f64::NEG_INFINITY => "-Inf".to_owned(),
+        value => value.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exposition() -> Exposition {
+        let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+        Exposition::listen(any_port, 50, 3).unwrap()
+    }
+
+    fn ask(exposition: &Exposition, question: &str) -> String {
+        let mut stream = TcpStream::connect(exposition.address()).unwrap();
+        stream.write_all(question.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    fn figure(name: &str, value: f64) -> Figure {
+        Figure { name: name.to_owned(), value }
+    }
+
+    #[test]
+    fn the_last_step_and_the_last_evaluations_are_told() {
+        let exposition = exposition();
+        exposition.step(4, &[figure("loss", 5.5), figure("tokens", 9.0)]);
+        exposition.step(5, &[figure("loss", f64::NAN)]);
+        exposition.evaluation("books", &[figure("eval_loss", 2.0), figure("eval_perplexity", f64::INFINITY)]);
+        exposition.evaluation("code", &[figure("eval_loss", 3.0)]);
+        let answer = ask(&exposition, "GET /metrics?a=b HTTP/1.1\r\nHost: x\r\n\r\n");
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4"), "{head}");
+        assert!(head.contains(&format!("Content-Length: {}\r\n", body.len())), "{head}");
+        let samples: Vec<&str> = body
+            .lines()
+            .filter(|line| !line.starts_with('#') && !line.starts_with("fsdp_step_timestamp"))
+            .collect();
+        let expected = [
+            "fsdp_steps 50",
+            "fsdp_step 5",
+            "fsdp_loss NaN",
+            "fsdp_eval_loss{set=\"books\"} 2",
+            "fsdp_eval_loss{set=\"code\"} 3",
+            "fsdp_eval_perplexity{set=\"books\"} +Inf",
+        ];
+        assert_eq!(samples, expected, "{body}");
+        assert!(body.contains("# TYPE fsdp_step counter\n"), "{body}");
+    }
+
+    #[test]
+    fn nothing_else_is_answered_and_the_next_question_is() {
+        let exposition = exposition();
+        assert!(ask(&exposition, "GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+        assert!(ask(&exposition, "POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
+        assert!(ask(&exposition, "HEAD /metrics HTTP/1.1\r\n\r\n").ends_with("\r\n\r\n"));
+        // Whoever says too much, or goes away, gets no answer.
+        let mut stream = TcpStream::connect(exposition.address()).unwrap();
+        let _ = stream.write_all(&[b'a'; 2 * HEAD_MAX]);
+        drop(TcpStream::connect(exposition.address()).unwrap());
+        assert!(ask(&exposition, "GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 "));
+    }
+
+    #[test]
+    fn an_address_that_is_taken_is_an_error_and_free_again_afterwards() {
+        let first = exposition();
+        let address = first.address();
+        assert_eq!(Exposition::listen(address, 1, 0).err().unwrap().kind(), io::ErrorKind::AddrInUse);
+        drop(first);
+        drop(Exposition::listen(address, 1, 0).unwrap());
+    }
+}
