@@ -9,8 +9,15 @@ pub(crate) struct LogArgs {
     /// Print no progress and no notes: warnings, errors and results stay
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
-    /// Write stderr as text for people, or as one JSON object per line
-    #[arg(long, global = true, value_name = "FORMAT", value_enum, default_value_t)]
+    /// Write stderr as `text` for people, or as `json`: one object per line, with time, level, message and figures
+    #[arg(
+        long,
+        global = true,
+        value_name = "FORMAT",
+        value_enum,
+        default_value_t,
+        hide_possible_values = true
+    )]
     pub(crate) log_format: LogFormat,
 }
 
