@@ -42,6 +42,20 @@ def rank(rank, out, state_dict_type):
         common.expect(f"{out}.expected.safetensors", state, optimizer_state)
 
 
+def two_optimizers(rank, out):
+    """One process, and a second optimizer for the output weights."""
+    accelerator = Accelerator(cpu=True)
+    model = common.llama()
+    head = [model.lm_head.weight]
+    body = [parameter for name, parameter in model.named_parameters() if name != "lm_head.weight"]
+    optimizers = [torch.optim.AdamW(body, lr=common.LR), torch.optim.SGD(head, lr=common.LR, momentum=0.9)]
+    model, *optimizers = accelerator.prepare(model, *optimizers)
+    accelerator.backward(common.loss_of(model, *common.batch(common.tokens(1), 0)))
+    for optimizer in optimizers:
+        optimizer.step()
+    accelerator.save_state(out, safe_serialization=True)
+
+
 def check_merged(out):
     """accelerate's own merge gives the expected weights."""
     expected = load_file(f"{out}.expected.safetensors")
@@ -56,6 +70,7 @@ def main():
     kinds = {"fsdp2_sharded": "SHARDED_STATE_DICT", "fsdp2_full": "FULL_STATE_DICT", "ddp": None}
     for name, state_dict_type in kinds.items():
         common.run_ranks(rank, folder / name, state_dict_type)
+    common.run_ranks(two_optimizers, folder / "two_optimizers", ranks=1)
     check_merged(folder / "fsdp2_sharded")
 
 

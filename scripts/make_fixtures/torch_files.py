@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import io
+import json
 import pathlib
 
 import common
@@ -71,6 +72,30 @@ def numbered_shards(rank, out):
     torch.save(net.state_dict(), out / f"shard_{rank:05}-of-{common.RANKS:05}.pt")
 
 
+def steps_of_one_rank(out):
+    """DTensors over one rank, in files that number steps."""
+    for step in (1, 2):
+        net = Net()
+        net.up.bias.data += step
+        net = fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
+        torch.save(net.state_dict(), out / f"step_{step}.pt")
+
+
+def old_hub(out):
+    """The model of `fsdp2` as the hub had it before safetensors: in one file, and in two with an index."""
+    model = common.llama()
+    state = model.state_dict()
+    for folder in ("single", "sharded"):
+        (out / folder).mkdir(parents=True)
+        model.config.save_pretrained(out / folder)
+    torch.save(state, out / "single/pytorch_model.bin")
+    file_of = {name: f"pytorch_model-0000{1 + ('mlp' in name)}-of-00002.bin" for name in state}
+    for file in sorted(set(file_of.values())):
+        torch.save({name: tensor.clone() for name, tensor in state.items() if file_of[name] == file}, out / "sharded" / file)
+    index = {"metadata": {"total_size": sum(tensor.nbytes for tensor in state.values())}, "weight_map": file_of}
+    (out / "sharded/pytorch_model.bin.index.json").write_text(json.dumps(index, indent=1) + "\n")
+
+
 def two_dimensions(out, kind):
     """Four ranks, two by two: replicas of shards, or tensor parallel inside of FSDP2."""
     names = ("replicate", "shard") if kind == "hsdp" else ("shard", "tensor")
@@ -114,6 +139,18 @@ def pickles(out):
     torch.save(WithExtraState().state_dict(), out / "extra_state.pt")
     torch.save({"model": net.state_dict(), "epoch": 1}, out / "under_model.pt")
     torch.save(net.state_dict(), out / "bare.pt")
+    matrix = torch.tensor([[0.0, 1.0, 0.0], [2.0, 0.0, 3.0]])
+    other_kinds = {
+        "conjugated": torch.tensor([1 + 2j]).conj(),
+        "negated": torch.tensor([1 + 2j]).conj().imag,
+        "wide_complex": torch.tensor([1 + 2j], dtype=torch.complex128),
+        "sparse": matrix.to_sparse(),
+        "sparse_rows": matrix.to_sparse_csr(),
+        "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        "quantized": torch.quantize_per_tensor(matrix, 0.1, 0, torch.qint8),
+        "no_data": torch.empty(2, device="meta"),
+    }
+    torch.save({"model": net.state_dict(), "other": other_kinds}, out / "other_tensors.pt")
     (out / "before_1_6").mkdir()
     old = out / "before_1_6/pytorch_model.bin"
     torch.save(net.state_dict(), old, _use_new_zipfile_serialization=False)
@@ -123,6 +160,7 @@ def pickles(out):
 def one_rank(rank, out):
     dist.init_process_group("gloo")
     wrapped(out / "wrapped")
+    steps_of_one_rank(out / "steps_of_one_rank")
 
 
 def two_ranks(rank, out):
@@ -141,9 +179,10 @@ def four_ranks(rank, out):
 def main():
     out = common.fresh("torch_files")
     common.expect(out / "expected.safetensors", Net().state_dict())
-    for folder in ("wrapped", "fsdp1_sharded_tensors", "fsdp1_dtensors", "numbered_shards", "pickles"):
+    for folder in ("wrapped", "fsdp1_sharded_tensors", "fsdp1_dtensors", "numbered_shards", "steps_of_one_rank", "pickles"):
         (out / folder).mkdir()
     pickles(out / "pickles")
+    old_hub(out / "old_hub")
     for ranks, function in [(1, one_rank), (2, two_ranks), (4, four_ranks)]:
         common.run_ranks(function, out, ranks=ranks)
 

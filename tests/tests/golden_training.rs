@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use fsdp_ckpt::model_files::ModelReader;
+use fsdp_ckpt::training::ModelWeights;
 use fsdp_nn::hf::HfConfig;
 use fsdp_train::checkpoint::Resume;
 use fsdp_train::config::{LrScheduleConfig, Resolved, Warmup};
@@ -81,7 +82,7 @@ impl Case {
         let config = self.config(dir.path(), world);
         let text = std::fs::read_to_string(golden(self.name).join("config.json")).unwrap();
         let architecture = HfConfig::parse(&text).unwrap().build().unwrap();
-        let init = InitSource::Pretrained(Arc::new(ModelReader::open(weights).unwrap()));
+        let init = InitSource::Pretrained(Arc::new(ModelWeights::open(weights).unwrap()));
         let job = Job::new(config, architecture, init).unwrap_or_else(|error| panic!("{error}"));
         let options = RunOptions {
             reporter: &(),

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
-use fsdp_ckpt::model_files::ModelReader;
 use fsdp_ckpt::native::{NativeReader, RunDir};
+use fsdp_ckpt::training::ModelWeights;
 use fsdp_comm::launch::{FailureReason, Launcher, Seat};
 use fsdp_core::Rank;
 use fsdp_core::comm::Traffic;
@@ -42,7 +42,7 @@ fn weights(dir: &Path, name: &str) -> PathBuf {
 fn job_with(weights: &Path, dir: &Path, overrides: &[&str]) -> Job<HfModel> {
     let text = fs::read_to_string(golden().join("config.json")).unwrap();
     let architecture = HfConfig::parse(&text).unwrap().build().unwrap();
-    let init = InitSource::Pretrained(Arc::new(ModelReader::open(weights).unwrap()));
+    let init = InitSource::Pretrained(Arc::new(ModelWeights::open(weights).unwrap()));
     let overrides: Vec<&str> =
         ["fsdp.wrap=[\"LlamaDecoderLayer\"]"].iter().chain(overrides).copied().collect();
     Job::new(config(dir, 7, &overrides), architecture, init).unwrap_or_else(|error| panic!("{error}"))

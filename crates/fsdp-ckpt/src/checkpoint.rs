@@ -29,8 +29,7 @@ pub(crate) use region::{element_count, len_bytes, packed_strides};
 pub use role::Roles;
 pub(crate) use role::has_model_step;
 pub use value::{Global, Value};
-pub use wrappers::strip_wrappers;
-pub(crate) use wrappers::{strip_any, strip_path, strip_value};
+pub(crate) use wrappers::Wrappers;
 
 use crate::{digest::Digest, safetensors::TensorType};
 

@@ -234,6 +234,15 @@ fn joined(problems: &[Error]) -> String {
     }
 }
 
+/// A word of a command, as a shell takes it: in quotes where it needs them.
+pub(crate) fn shell_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "_-./:=+,@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
 /// The first items of a list, and how many more there are: for messages.
 pub(crate) fn listed<T: ToString>(items: &[T], max: usize) -> String {
     let shown: Vec<String> = items.iter().take(max).map(T::to_string).collect();

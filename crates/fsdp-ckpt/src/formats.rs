@@ -27,4 +27,5 @@ mod shards;
 mod trainer_folder;
 
 pub use beside::{Beside, Unread, beside};
+pub(crate) use contents::{TORCH_INDEX, TORCH_MODEL};
 pub use detect::open;

@@ -13,8 +13,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub(crate) use names::check_names;
+
 use crate::{
-    error::Error,
+    error::{Error, shell_word},
     file_io::Files,
     safetensors::{SafetensorsReader, TensorEntry},
 };
@@ -102,23 +104,29 @@ fn no_model(dir: &Path) -> Result<Error, Error> {
     let mut names = Files::anywhere().list(dir)?;
     names.retain(|name| WEIGHT_ENDINGS.iter().any(|ending| name.ends_with(ending)));
     let found = if names.is_empty() { String::new() } else { format!(" (it holds {})", names.join(", ")) };
-    let is_other = |name: &String| !name.ends_with(".safetensors");
-    let way_out = match names.is_empty() || !names.iter().all(is_other) {
-        true => "save the model as safetensors, or name the file itself".to_owned(),
-        false => {
-            let (dir, config) = (dir.display(), dir.join("config.json"));
-            let config = if Files::anywhere().exists(&config) {
-                " --config ".to_owned() + &config.display().to_string()
-            } else {
-                String::new()
-            };
-            format!(
-                "`fsdp ckpt convert {dir} {dir}-safetensors --to safetensors{config}` makes a model of it that can be named here"
-            )
+    let way_out = match &names[..] {
+        [] => "fetch the weights as well".to_owned(),
+        [one] if one.ends_with(".safetensors") => format!("rename {one} to {SINGLE_FILE}"),
+        names if names.iter().any(|name| name.ends_with(".safetensors")) => {
+            format!("several files of weights need {INDEX_FILE}: fetch it as well")
         }
+        _ => format!("`{}` makes a model of it that can be named here", conversion_command(dir)),
     };
     let reason = format!("it holds neither {SINGLE_FILE} nor {INDEX_FILE}{found}; {way_out}");
     Ok(Error::wrong_path(dir, reason))
+}
+
+/// The command that makes safetensors of a directory, beside it.
+fn conversion_command(dir: &Path) -> String {
+    let (source, config) = (dir.to_string_lossy(), dir.join("config.json"));
+    let source = source.trim_end_matches('/');
+    let target = format!("{source}-safetensors");
+    let mut words = vec!["fsdp", "ckpt", "convert", source, &target, "--to", "safetensors"];
+    let config_text = config.to_string_lossy();
+    if Files::anywhere().exists(&config) {
+        words.extend(["--config", &*config_text]);
+    }
+    words.into_iter().map(shell_word).collect::<Vec<_>>().join(" ")
 }
 
 /// A directory holds, or after an export would hold, both a single model file and a sharded one.

@@ -4,20 +4,22 @@
 //! Trainers agree on the tensors and differ in everything around them: keys in front of names, wrappers in names, flat
 //! or nested states, states by number. Names are compared without wrappers, and what stands in front of all of them may
 //! be anything. [`Found`] says for each parameter which tensors of the checkpoint are its own; [`StateRows`] reads rows
-//! of them.
+//! of them. [`ModelWeights`] are what a run begins with that goes on from nothing.
 
 mod names;
 mod numbered;
 mod rows;
 mod steps;
+mod weights;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use rows::StateRows;
 pub use steps::Count;
+pub use weights::{ModelWeights, TorchModel};
 
 use crate::{
-    checkpoint::{Checkpoint, OptimizerName, Role, Tensor, Value, strip_path, strip_wrappers},
+    checkpoint::{Checkpoint, OptimizerName, Role, Tensor, Value, Wrappers},
     diff,
     error::{Error, NameDifferences},
     transfer::Options,
@@ -65,8 +67,9 @@ pub struct Found {
 }
 
 /// The state of an optimizer by parameter, under the names that the checkpoint has for them, without wrappers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Optimizer {
+    wrapping: Wrappers,
     /// By parameter and state: the name in the checkpoint.
     states: BTreeMap<String, BTreeMap<String, String>>,
     groups: BTreeMap<u64, BTreeMap<String, Value>>,
@@ -129,9 +132,10 @@ impl Found {
 
 /// The tensors of the model: their names without wrappers, and their names.
 fn weights(checkpoint: &Checkpoint) -> (BTreeMap<String, String>, BTreeSet<&'static str>) {
+    let wrapping = checkpoint.wrapping();
     let (mut weights, mut wrappers) = (BTreeMap::new(), BTreeSet::new());
     for (name, tensor) in checkpoint.tensors.iter().filter(|(_, tensor)| tensor.role == Role::Model) {
-        let (path, found) = strip_path(&tensor.path);
+        let (path, found) = wrapping.strip_path(&tensor.path);
         wrappers.extend(found);
         weights.insert(crate::checkpoint::join(&path), name.clone());
     }
@@ -167,7 +171,9 @@ fn unused(checkpoint: &Checkpoint, used: &BTreeSet<&String>) -> Vec<String> {
 
 impl Optimizer {
     fn of(checkpoint: &Checkpoint) -> Optimizer {
-        let mut optimizer = Optimizer::default();
+        let wrapping = checkpoint.wrapping();
+        let (states, groups, settings) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let mut optimizer = Optimizer { wrapping, states, groups, settings };
         let tensors = checkpoint.tensors.iter().filter(|(_, tensor)| tensor.role == Role::Optimizer);
         let values = checkpoint.values.iter().filter(|(_, object)| object.role == Role::Optimizer);
         let paths = tensors.map(|(name, tensor)| (name, &tensor.path, None));
@@ -175,14 +181,14 @@ impl Optimizer {
         for (name, path, value) in paths {
             match (OptimizerName::of_path(path), value) {
                 (Some(OptimizerName::State { parameter, state }), _) => {
-                    let parameter = strip_wrappers(&parameter).0;
+                    let parameter = wrapping.strip(&parameter).0;
                     optimizer.states.entry(parameter).or_default().insert(state, name.clone());
                 }
                 (Some(OptimizerName::GroupSetting { group, key }), Some(value)) => {
                     optimizer.groups.entry(group).or_default().insert(key, value.clone());
                 }
                 (Some(OptimizerName::ParameterSetting { parameter, key }), Some(value)) => {
-                    let parameter = strip_wrappers(&parameter).0;
+                    let parameter = wrapping.strip(&parameter).0;
                     optimizer.settings.entry(parameter).or_default().insert(key, value.clone());
                 }
                 _ => {}
@@ -229,7 +235,7 @@ impl Optimizer {
     fn settings_of(&self, key: Option<&str>) -> BTreeMap<String, Value> {
         let Some(key) = key else { return BTreeMap::new() };
         let holds = |group: &&BTreeMap<String, Value>| {
-            numbered::members(group).any(|member| strip_wrappers(&member).0 == key)
+            numbered::members(group).any(|member| self.wrapping.strip(&member).0 == key)
         };
         let group = || self.groups.values().find(holds);
         self.settings.get(key).or_else(group).cloned().unwrap_or_default()

@@ -49,7 +49,7 @@ pub use staged::{OutputKind, Staged};
 
 pub(crate) use elements::Reading;
 pub(crate) use parts::TensorReader;
-pub(crate) use sources::SourceFiles;
+pub(crate) use sources::{OpenSources, SourceFiles};
 pub(crate) use threads::{PieceSizes, Pieces, in_threads};
 pub(crate) use work::scratch_bytes;
 

@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use fsdp_ckpt::model_files::ModelReader;
+use fsdp_ckpt::training::ModelWeights;
 use fsdp_ckpt::{is_url, objects};
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::Architecture;
@@ -73,8 +73,8 @@ impl RunSetup {
         match self.config.model.init {
             Init::Random => Ok(random(self.config.model.seed, architecture)),
             Init::Pretrained => {
-                let reader = ModelReader::open(&self.config.model.path).map_err(TrainError::from)?;
-                Ok(InitSource::Pretrained(Arc::new(reader)))
+                let weights = ModelWeights::open(&self.config.model.path).map_err(TrainError::from)?;
+                Ok(InitSource::Pretrained(Arc::new(weights)))
             }
         }
     }

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use fsdp_ckpt::model_files::ModelReader;
 use fsdp_ckpt::safetensors::TensorType;
+use fsdp_ckpt::training::ModelWeights;
 use fsdp_core::engine::Origin;
 use fsdp_core::model::{ModelSpec, ParamSpec};
 use fsdp_core::update::Piece;
@@ -25,8 +25,8 @@ pub enum InitSource {
         /// The distribution of each parameter.
         init: Arc<Vec<Init>>,
     },
-    /// Read from safetensors files.
-    Pretrained(Arc<ModelReader>),
+    /// Read from the files of a model.
+    Pretrained(Arc<ModelWeights>),
 }
 
 impl InitSource {
@@ -41,7 +41,7 @@ impl InitSource {
     /// The type of all tensors of the files, if they are read and have one.
     pub(crate) fn dtype(&self) -> Option<TensorType> {
         let InitSource::Pretrained(reader) = self else { return None };
-        let mut types = reader.names().filter_map(|name| Some(reader.entry(name).ok()?.dtype()));
+        let mut types = reader.dtypes().into_iter();
         let first = types.next()?;
         types.all(|dtype| dtype == first).then_some(first)
     }
@@ -66,7 +66,7 @@ impl InitSource {
     }
 
     /// Checks that a checkpoint has every parameter in its shape and as floats, and nothing else. Copies of a
-    /// tied parameter must be equal.
+    /// tied parameter must be equal, and so must checksums, where the files have them.
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`] that lists everything missing, extra, of another shape and of another type;
@@ -75,7 +75,7 @@ impl InitSource {
         let InitSource::Pretrained(reader) = self else { return Ok(()) };
         let copies = |param| {
             let first = stored_name(reader, param);
-            let others = names(param).filter(move |&name| name != first && reader.entry(name).is_ok());
+            let others = names(param).filter(move |&name| name != first && reader.has(name));
             std::iter::once(first).chain(others)
         };
         let expected = spec
@@ -83,6 +83,7 @@ impl InitSource {
             .iter()
             .flat_map(|param| copies(param).map(move |name| (name, param.shape.as_slice())));
         reader.check_tensors(expected, hf::is_constant, TensorType::is_convertible)?;
+        reader.check_sums()?;
         for param in &spec.params {
             for copy in copies(param).skip(1) {
                 check_equal(reader, param, [stored_name(reader, param), copy])?;
@@ -93,7 +94,7 @@ impl InitSource {
 }
 
 /// Checks that two tensors hold the same bits, a block of rows at a time.
-fn check_equal(reader: &ModelReader, param: &ParamSpec, names: [&str; 2]) -> Result<(), TrainError> {
+fn check_equal(reader: &ModelWeights, param: &ParamSpec, names: [&str; 2]) -> Result<(), TrainError> {
     let rows = param.shape.first().copied().unwrap_or(1);
     let row_len: usize = param.shape.iter().skip(1).product();
     let block = (COMPARED_ELEMS / row_len.max(1)).max(1);
@@ -113,8 +114,8 @@ fn check_equal(reader: &ModelReader, param: &ParamSpec, names: [&str; 2]) -> Res
 }
 
 /// The name under which a checkpoint holds a parameter: its own, or that of a tied use.
-fn stored_name<'a>(reader: &ModelReader, param: &'a ParamSpec) -> &'a str {
-    names(param).find(|name| reader.entry(name).is_ok()).unwrap_or(&param.fqn)
+fn stored_name<'a>(reader: &ModelWeights, param: &'a ParamSpec) -> &'a str {
+    names(param).find(|name| reader.has(name)).unwrap_or(&param.fqn)
 }
 
 /// The names that a parameter may have in a checkpoint.

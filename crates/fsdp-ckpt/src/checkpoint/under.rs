@@ -2,20 +2,43 @@
 
 use std::collections::BTreeSet;
 
-use super::{Checkpoint, Key, join};
+use super::{Checkpoint, Key, Tensor, join};
 use crate::error::{Error, listed};
 
 /// Names that a message lists.
 const LISTED_MAX: usize = 8;
 
-/// The rest of a path behind a key, which may be several steps joined by dots, or the beginning of a name with dots in it.
-fn behind(path: &[Key], key: &str) -> Option<Vec<Key>> {
-    if let Some(len) = (1..path.len()).find(|&len| join(&path[..len]) == key) {
-        return Some(path[len..].to_vec());
+/// How a checkpoint has what is under a key: formats without nesting have names with dots in them instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Under {
+    /// Behind whole steps of paths.
+    Steps,
+    /// Behind the beginnings of names.
+    Names,
+}
+
+impl Under {
+    fn of(checkpoint: &Checkpoint, key: &str) -> Under {
+        let mut tensors = checkpoint.tensors.values();
+        match tensors.any(|tensor| Under::Steps.behind(&tensor.path, key).is_some()) {
+            true => Under::Steps,
+            false => Under::Names,
+        }
     }
-    let (Key::Name(first), rest) = path.split_first()? else { return None };
-    let name = first.strip_prefix(key)?.strip_prefix('.')?;
-    Some([&[Key::Name(name.to_owned())], rest].concat())
+
+    /// The rest of a path behind a key, which may be several steps joined by dots.
+    fn behind(self, path: &[Key], key: &str) -> Option<Vec<Key>> {
+        match self {
+            Under::Steps => {
+                (1..path.len()).find(|&len| join(&path[..len]) == key).map(|len| path[len..].to_vec())
+            }
+            Under::Names => {
+                let (Key::Name(first), rest) = path.split_first()? else { return None };
+                let name = first.strip_prefix(key)?.strip_prefix('.')?;
+                Some([&[Key::Name(name.to_owned())], rest].concat())
+            }
+        }
+    }
 }
 
 impl Checkpoint {
@@ -25,7 +48,10 @@ impl Checkpoint {
     /// [`Error::BadRequest`] when no tensor is under it.
     pub fn under(mut self, key: &str) -> Result<Checkpoint, Error> {
         let keys = self.keys();
-        let rest = |path: &[Key]| behind(path, key);
+        let under = Under::of(&self, key);
+        let rest = |path: &[Key]| under.behind(path, key);
+        let others = self.tensors.iter().filter(|(_, tensor)| rest(&tensor.path).is_none());
+        let others: Vec<String> = others.map(|(name, _)| format!("`{name}`")).collect();
         let tensors = std::mem::take(&mut self.tensors).into_values();
         self.tensors = tensors
             .filter_map(|mut tensor| {
@@ -50,6 +76,10 @@ impl Checkpoint {
             let reason = format!("no tensor is under the key `{key}`; keys that hold some are {keys}");
             return Err(Error::bad_request(&self.path, reason));
         }
+        if !others.is_empty() {
+            let (count, names) = (others.len(), listed(&others, LISTED_MAX));
+            self.notes.push(format!("tensors that are not under `{key}` are left out, {count}: {names}"));
+        }
         self.assign_roles();
         Ok(self)
     }
@@ -58,8 +88,9 @@ impl Checkpoint {
     pub fn key_of_all(&self, other: &Checkpoint) -> Option<String> {
         let names: BTreeSet<&String> = other.tensors.keys().collect();
         let holds_all = |key: &String| {
-            let found =
-                self.tensors.values().filter_map(|tensor| behind(&tensor.path, key)).map(|path| join(&path));
+            let under = Under::of(self, key);
+            let behind = |tensor: &Tensor| under.behind(&tensor.path, key);
+            let found = self.tensors.values().filter_map(behind).map(|path| join(&path));
             found.collect::<BTreeSet<String>>().iter().eq(names.iter().copied())
         };
         if names.is_empty() {
@@ -71,5 +102,42 @@ impl Checkpoint {
     /// What names of tensors begin with, up to the first dot.
     fn keys(&self) -> BTreeSet<String> {
         self.tensors.keys().filter_map(|name| Some(name.split_once('.')?.0.to_owned())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{checkpoint::Role, safetensors::TensorType};
+
+    fn of(paths: &[&[&str]]) -> Checkpoint {
+        let tensor = |steps: &&[&str]| {
+            let path: Vec<Key> = steps.iter().map(|step| Key::Name((*step).to_owned())).collect();
+            let tensor =
+                Tensor { path, role: Role::Model, dtype: TensorType::F32, shape: vec![], chunks: vec![] };
+            (join(&tensor.path), tensor)
+        };
+        Checkpoint { tensors: paths.iter().map(tensor).collect(), ..Checkpoint::default() }
+    }
+
+    fn names(checkpoint: &Checkpoint) -> Vec<&str> {
+        checkpoint.tensors.keys().map(String::as_str).collect()
+    }
+
+    #[test]
+    fn a_key_is_whole_steps_where_there_are_steps() {
+        let wrapped = of(&[&["model", "a.w"], &["model.b"], &["optim", "a.w"]]).under("model").unwrap();
+        assert_eq!(names(&wrapped), ["a.w"]);
+        let others = "tensors that are not under `model` are left out, 2: `model.b`, `optim.a.w`";
+        assert_eq!(wrapped.notes, [others]);
+        assert_eq!(names(&of(&[&["state", "model", "w"]]).under("state.model").unwrap()), ["w"]);
+    }
+
+    #[test]
+    fn a_key_is_the_beginning_of_names_where_names_are_flat() {
+        let flat = of(&[&["model.a.w"], &["lm_head.w"], &["modeling.w"]]).under("model").unwrap();
+        assert_eq!(names(&flat), ["a.w"]);
+        assert!(flat.notes[0].contains("`lm_head.w`, `modeling.w`"), "{:?}", flat.notes);
+        assert!(of(&[&["a.w"]]).under("model").is_err());
     }
 }

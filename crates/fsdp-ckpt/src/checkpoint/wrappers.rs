@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Checkpoint, Key, OptimizerName, Role, Value, join,
+    Checkpoint, Key, OptimizerName, Role, Tensor, Value, join,
     optimizer_name::{parameter_span, with_parameter},
     role::has_model_step,
 };
@@ -12,19 +12,84 @@ use crate::error::Error;
 /// Steps of names that only wrappers make.
 const WRAPPERS: [&str; 3] = ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"];
 
-/// What `DistributedDataParallel` puts in front of names. Elsewhere it may be a module of the model.
+/// What `DistributedDataParallel` puts in front of all names. Elsewhere it is a module of the model.
 const DDP: &str = "module";
 
-/// What wrappers have put into a name, in its order: `_orig_mod.` (`torch.compile`), `module.` (DDP, in front only),
-/// `_fsdp_wrapped_module.` (FSDP1), `_checkpoint_wrapped_module.` (activation checkpointing); and the name without it.
-pub fn strip_wrappers(name: &str) -> (String, BTreeSet<&'static str>) {
+/// What wrappers have put into names of one checkpoint, in the order of a name: `_orig_mod.` (`torch.compile`), `module.` (DDP,
+/// in front only), `_fsdp_wrapped_module.` (FSDP1), `_checkpoint_wrapped_module.` (activation checkpointing).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wrappers {
+    /// Whether `module.` in front of a name is DDP's: then all names have it.
+    of_ddp: bool,
+}
+
+impl Wrappers {
+    /// What wrappers may have put into these names, which are all of a model.
+    pub(crate) fn in_names<'a>(names: impl IntoIterator<Item = &'a str>) -> Wrappers {
+        let mut names = names.into_iter().peekable();
+        let is_of_ddp = |name: &str| split(name, true).1.contains(DDP);
+        Wrappers { of_ddp: names.peek().is_some() && names.all(is_of_ddp) }
+    }
+
+    /// A name without what wrappers have put into it, and what that was.
+    pub(crate) fn strip(self, name: &str) -> (String, BTreeSet<&'static str>) {
+        split(name, self.of_ddp)
+    }
+
+    /// A path without what wrappers have put into it. A key of the whole model in front, such as `model`, stays.
+    pub(crate) fn strip_path(self, path: &[Key]) -> (Vec<Key>, BTreeSet<&'static str>) {
+        let kept = usize::from(has_model_step(path));
+        let name = join(&path[kept..]);
+        let (stripped, found) = self.strip(&name);
+        if found.is_empty() {
+            return (path.to_vec(), found);
+        }
+        let mut path = path[..kept].to_vec();
+        path.push(Key::Name(stripped));
+        (path, found)
+    }
+
+    /// The path of a tensor or value of any role without what wrappers have put into it.
+    pub(crate) fn strip_any(self, role: Role, path: &[Key]) -> Vec<Key> {
+        match role {
+            Role::Model => self.strip_path(path).0,
+            Role::Optimizer => match parameter_span(path) {
+                Some((step, range)) => {
+                    let name = self.strip(&path[step].text()[range.clone()]).0;
+                    with_parameter(path, (step, range), &name)
+                }
+                None => path.to_vec(),
+            },
+            Role::Other => path.to_vec(),
+        }
+    }
+
+    /// A value without what wrappers have put into it: the names of the parameters of an optimizer's group.
+    pub(crate) fn strip_value(self, path: &[Key], value: &Value) -> Value {
+        let is_list_of_names = matches!(
+            OptimizerName::of_path(path),
+            Some(OptimizerName::GroupSetting { key, .. }) if key == "params"
+        );
+        let strip = |name: &Value| match name {
+            Value::Str(name) => Value::Str(self.strip(name).0),
+            other => other.clone(),
+        };
+        match value {
+            Value::List(items) if is_list_of_names => Value::List(items.iter().map(strip).collect()),
+            other => other.clone(),
+        }
+    }
+}
+
+/// A name without the steps of wrappers, and these.
+fn split(name: &str, of_ddp: bool) -> (String, BTreeSet<&'static str>) {
     let (mut kept, mut found) = (Vec::new(), BTreeSet::new());
     let mut steps = name.split('.').peekable();
     while let Some(step) = steps.next() {
         // The last step is a parameter, whatever its name.
         let is_last = steps.peek().is_none();
         let wrapper = WRAPPERS.into_iter().find(|wrapper| *wrapper == step);
-        let wrapper = wrapper.or((kept.is_empty() && step == DDP).then_some(DDP));
+        let wrapper = wrapper.or((of_ddp && kept.is_empty() && step == DDP).then_some(DDP));
         match wrapper.filter(|_| !is_last) {
             Some(wrapper) => drop(found.insert(wrapper)),
             None => kept.push(step),
@@ -33,55 +98,28 @@ pub fn strip_wrappers(name: &str) -> (String, BTreeSet<&'static str>) {
     (kept.join("."), found)
 }
 
-/// A path without what wrappers have put into it. A key of the whole model in front, such as `model`, stays.
-pub(crate) fn strip_path(path: &[Key]) -> (Vec<Key>, BTreeSet<&'static str>) {
-    let kept = usize::from(has_model_step(path));
-    let name = join(&path[kept..]);
-    let (stripped, found) = strip_wrappers(&name);
-    if found.is_empty() {
-        return (path.to_vec(), found);
-    }
-    let mut path = path[..kept].to_vec();
-    path.push(Key::Name(stripped));
-    (path, found)
-}
-
-/// The path of a tensor or value of any role without what wrappers have put into it.
-pub(crate) fn strip_any(role: Role, path: &[Key]) -> Vec<Key> {
-    match role {
-        Role::Model => strip_path(path).0,
-        Role::Optimizer => match parameter_span(path) {
-            Some((step, range)) => {
-                let name = strip_wrappers(&path[step].text()[range.clone()]).0;
-                with_parameter(path, (step, range), &name)
-            }
-            None => path.to_vec(),
-        },
-        Role::Other => path.to_vec(),
-    }
-}
-
-/// A value without what wrappers have put into it: the names of the parameters of an optimizer's group.
-pub(crate) fn strip_value(path: &[Key], value: &Value) -> Value {
-    let is_list_of_names = matches!(
-        OptimizerName::of_path(path),
-        Some(OptimizerName::GroupSetting { key, .. }) if key == "params"
-    );
-    let strip = |name: &Value| match name {
-        Value::Str(name) => Value::Str(strip_wrappers(name).0),
-        other => other.clone(),
-    };
-    match value {
-        Value::List(items) if is_list_of_names => Value::List(items.iter().map(strip).collect()),
-        other => other.clone(),
-    }
-}
-
 impl Checkpoint {
+    /// What wrappers may have put into names: as those of the model tell, or where there is none, those of the optimizer.
+    pub(crate) fn wrapping(&self) -> Wrappers {
+        let of_role = |role| self.tensors.values().filter(move |tensor| tensor.role == role);
+        let of_model = of_role(Role::Model)
+            .map(|tensor| join(&tensor.path[usize::from(has_model_step(&tensor.path))..]));
+        let mut names: Vec<String> = of_model.collect();
+        if names.is_empty() {
+            let state = |tensor: &Tensor| match OptimizerName::of_path(&tensor.path)? {
+                OptimizerName::State { parameter, .. } => Some(parameter),
+                _ => None,
+            };
+            names = of_role(Role::Optimizer).filter_map(state).collect();
+        }
+        Wrappers::in_names(names.iter().map(String::as_str))
+    }
+
     /// What wrappers have put into the names of the model's tensors.
     pub fn wrappers(&self) -> BTreeSet<&'static str> {
+        let wrappers = self.wrapping();
         let models = self.tensors.values().filter(|tensor| tensor.role == Role::Model);
-        models.flat_map(|tensor| strip_path(&tensor.path).1).collect()
+        models.flat_map(|tensor| wrappers.strip_path(&tensor.path).1).collect()
     }
 
     /// What to say of wrappers in names, if there are any.
@@ -100,9 +138,10 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::BadRequest`] when two tensors would have one name.
     pub fn strip_wrappers(mut self) -> Result<Checkpoint, Error> {
+        let wrappers = self.wrapping();
         let mut stripped = BTreeMap::new();
         for (old, mut tensor) in std::mem::take(&mut self.tensors) {
-            tensor.path = strip_any(tensor.role, &tensor.path);
+            tensor.path = wrappers.strip_any(tensor.role, &tensor.path);
             let name = join(&tensor.path);
             if stripped.insert(name.clone(), tensor).is_some() {
                 let reason =
@@ -114,8 +153,8 @@ impl Checkpoint {
         let values = std::mem::take(&mut self.values).into_values();
         self.values = values
             .map(|mut object| {
-                object.value = strip_value(&object.path, &object.value);
-                object.path = strip_any(object.role, &object.path);
+                object.value = wrappers.strip_value(&object.path, &object.value);
+                object.path = wrappers.strip_any(object.role, &object.path);
                 (join(&object.path), object)
             })
             .collect();
@@ -127,10 +166,12 @@ impl Checkpoint {
 mod tests {
     use super::*;
 
+    const ALL: Wrappers = Wrappers { of_ddp: true };
+
     #[test]
     fn wrappers_are_named_and_leave_no_trace() {
         let stripped = |name: &str| {
-            let (name, found) = strip_wrappers(name);
+            let (name, found) = ALL.strip(name);
             (name, found.into_iter().collect::<Vec<_>>().join(" "))
         };
         let of = |name: &str, found: &str| (name.to_owned(), found.to_owned());
@@ -151,15 +192,26 @@ mod tests {
         let path =
             |steps: &[&str]| steps.iter().map(|step| Key::Name((*step).to_owned())).collect::<Vec<_>>();
         let found = BTreeSet::from(["module"]);
-        assert_eq!(strip_path(&path(&["model", "module.w"])), (path(&["model", "w"]), found.clone()));
-        assert_eq!(strip_path(&path(&["module", "module.w"])), (path(&["module", "w"]), found));
-        assert_eq!(strip_path(&path(&["module", "w"])), (path(&["module", "w"]), BTreeSet::new()));
+        assert_eq!(ALL.strip_path(&path(&["model", "module.w"])), (path(&["model", "w"]), found.clone()));
+        assert_eq!(ALL.strip_path(&path(&["module", "module.w"])), (path(&["module", "w"]), found));
+        assert_eq!(ALL.strip_path(&path(&["module", "w"])), (path(&["module", "w"]), BTreeSet::new()));
     }
 
     #[test]
     fn a_module_of_the_model_and_a_parameter_keep_their_names() {
         for name in ["layers.module.w", "module", "w", "a._orig_mod", "my_orig_mod.w"] {
-            assert_eq!(strip_wrappers(name), (name.to_owned(), BTreeSet::new()));
+            assert_eq!(ALL.strip(name), (name.to_owned(), BTreeSet::new()));
         }
+    }
+
+    #[test]
+    fn a_step_in_front_of_some_names_is_a_module_of_the_model() {
+        let some = Wrappers::in_names(["module.w", "head.w"]);
+        assert_eq!(some.strip("module.w"), ("module.w".to_owned(), BTreeSet::new()));
+        for all in [&["module.w", "module.head.w"][..], &["_orig_mod.module.w"]] {
+            let wrappers = Wrappers::in_names(all.iter().copied());
+            assert_eq!(wrappers.strip("module.w"), ("w".to_owned(), BTreeSet::from(["module"])));
+        }
+        assert!(!Wrappers::in_names([]).of_ddp);
     }
 }

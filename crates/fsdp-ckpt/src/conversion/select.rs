@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Conversion, ConversionReport, Part, Target, Tied, layout, names::Renaming};
+use super::{Conversion, ConversionReport, Layout, Part, Target, Tied, layout, names::Renaming};
 use crate::{
-    checkpoint::{Checkpoint, Chunk, Key, Object, Role, Tensor, join, strip_any, strip_value},
+    checkpoint::{Checkpoint, Chunk, Key, Object, Role, Tensor, Wrappers, join},
     error::Error,
     safetensors::TensorType,
     targets::{OutputTensor, Selection},
@@ -33,16 +33,18 @@ pub(super) fn select(
     let has_layout = conversion.layout.is_some() && is_in(Role::Optimizer, conversion.part);
     if let Some(name) = layout::first_numbered(checkpoint).filter(|_| has_layout) {
         return Err(refused(format!(
-            "parameters of its optimizer go by number (`{name}`); --layout needs names: leave it out, or take the \
-             model alone with --only model"
+            "parameters of its optimizer go by number (`{name}`), and --layout needs names, which only the model tells: \
+             `fsdp train --resume-from` takes them from the model and saves them, so convert what it saves; or leave \
+             --layout out, or take the model alone with --only model"
         )));
     }
     let mut renaming = Renaming::new(conversion.strip_prefix.as_deref(), &conversion.renames);
+    let wrappers = conversion.strip_wrappers.then(|| checkpoint.wrapping());
     let mut tensors = BTreeMap::new();
     for (source, tensor) in
         checkpoint.tensors.iter().filter(|(_, tensor)| is_in(tensor.role, conversion.part))
     {
-        let path = laid_out(conversion, tensor.role, &tensor.path);
+        let path = laid_out(conversion.layout, wrappers, tensor.role, &tensor.path);
         let output = output(source, tensor, renaming.path(&path), conversion.dtype);
         if output.name.is_empty() {
             let reason =
@@ -57,7 +59,7 @@ pub(super) fn select(
         return Err(refused(nothing_selected(checkpoint)));
     }
     let mut values: BTreeMap<String, (Object, String)> = BTreeMap::new();
-    for (source, object) in values_laid_out(checkpoint, conversion) {
+    for (source, object) in values_laid_out(checkpoint, conversion, wrappers) {
         let path = renaming.path(&object.path);
         let (name, value) = (join(&path), renaming.value(&object.path, &object.value));
         let taken = tensors.get(&name).map(|tensor| tensor.source.clone());
@@ -85,21 +87,22 @@ pub(super) fn select(
 }
 
 /// A path without wrappers, where they are not wanted, in the place that the layout has for it.
-fn laid_out(conversion: &Conversion, role: Role, path: &[Key]) -> Vec<Key> {
-    let path = if conversion.strip_wrappers { strip_any(role, path) } else { path.to_vec() };
-    conversion.layout.map_or_else(|| path.clone(), |layout| layout.path(role, &path))
+fn laid_out(layout: Option<Layout>, wrappers: Option<Wrappers>, role: Role, path: &[Key]) -> Vec<Key> {
+    let path = wrappers.map_or_else(|| path.to_vec(), |wrappers| wrappers.strip_any(role, path));
+    layout.map_or_else(|| path.clone(), |layout| layout.path(role, &path))
 }
 
 /// The selected values as [`laid_out`] has them, each with the name of the one that it comes from.
-fn values_laid_out(checkpoint: &Checkpoint, conversion: &Conversion) -> Vec<(String, Object)> {
+fn values_laid_out(
+    checkpoint: &Checkpoint,
+    conversion: &Conversion,
+    wrappers: Option<Wrappers>,
+) -> Vec<(String, Object)> {
     let selected = checkpoint.values.iter().filter(|(_, object)| is_in(object.role, conversion.part));
-    let unlaid = Conversion { layout: None, ..conversion.clone() };
     let stripped = selected.map(|(name, object)| {
-        let path = laid_out(&unlaid, object.role, &object.path);
-        let value = match conversion.strip_wrappers {
-            true => strip_value(&object.path, &object.value),
-            false => object.value.clone(),
-        };
+        let path = laid_out(None, wrappers, object.role, &object.path);
+        let value = wrappers.map(|wrappers| wrappers.strip_value(&object.path, &object.value));
+        let value = value.unwrap_or_else(|| object.value.clone());
         (name.clone(), Object { path, role: object.role, value })
     });
     let stripped: Vec<(String, Object)> = stripped.collect();

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fmt, path::Path};
 
 use super::{Error, listed};
-use crate::{checkpoint::strip_wrappers, safetensors::TensorType};
+use crate::{checkpoint::Wrappers, safetensors::TensorType};
 
 /// How many items of one kind a message lists before it only counts.
 const LISTED_MAX: usize = 12;
@@ -90,7 +90,8 @@ impl fmt::Display for NameDifferences {
             format!("`{name}` ({dtype})")
         });
         f.write_str(&kinds.join("; "))?;
-        let wrappers: BTreeSet<&str> = self.extra.iter().flat_map(|name| strip_wrappers(name).1).collect();
+        let wrappers = Wrappers::in_names(self.extra.iter().map(String::as_str));
+        let wrappers: BTreeSet<&str> = self.extra.iter().flat_map(|name| wrappers.strip(name).1).collect();
         if wrappers.is_empty() {
             return f.write_str("; check that config and weights belong together");
         }

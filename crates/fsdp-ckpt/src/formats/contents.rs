@@ -17,11 +17,14 @@ const ZIP_START: &[u8] = b"PK\x03\x04";
 /// Bytes of the start of a file that tell its format.
 const START_BYTES: u64 = 16;
 
-/// The index of one in several files.
-pub(super) const TORCH_INDEX: &str = "pytorch_model.bin.index.json";
+/// The model of older Hugging Face directories.
+pub(crate) const TORCH_MODEL: &str = "pytorch_model.bin";
 
-/// The model of older Hugging Face directories, and of FSDP's full state, beside files of a trainer.
-const TORCH_MODELS: [&str; 2] = ["pytorch_model.bin", "pytorch_model_fsdp.bin"];
+/// The index of one in several files.
+pub(crate) const TORCH_INDEX: &str = "pytorch_model.bin.index.json";
+
+/// It, and the model of FSDP's full state, beside files of a trainer.
+const TORCH_MODELS: [&str; 2] = [TORCH_MODEL, "pytorch_model_fsdp.bin"];
 
 /// Endings of files of `torch.save`.
 const TORCH_ENDINGS: [&str; 4] = [".pth", ".pt", ".bin", ".ckpt"];

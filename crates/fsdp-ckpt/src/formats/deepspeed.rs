@@ -78,10 +78,12 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let path = path.as_ref();
     let files = Files::anywhere();
     let dir = directory_of(&files, path)?;
-    let mut sets = sets_of(&files.list(&dir)?);
+    let names = files.list(&dir)?;
+    refuse_parts(&dir, &names)?;
+    let mut sets = sets_of(&names);
     if !sets.keys().any(|pattern| pattern.ends_with(OPTIMIZER_FILES)) && sets.keys().any(|p| is_unsharded(p))
     {
-        refuse_parts(&dir, &files.list(&dir)?)?;
+        refuse_part(&dir, names.iter().find(|name| name.ends_with(MODEL_FILES) && *name != UNSHARDED))?;
         return stage_zero(path, &dir.join(UNSHARDED));
     }
     let mut take = |end: &str| {
@@ -125,11 +127,17 @@ fn is_unsharded(pattern: &str) -> bool {
     pattern == UNSHARDED.replace("00", "*")
 }
 
-/// Refuses models of which the one file is only a part.
+/// Refuses layers of a pipeline, and experts with their optimizers (`expp_rank_0_..`).
 fn refuse_parts(dir: &Path, names: &[String]) -> Result<(), Error> {
-    let is_part =
-        |name: &&String| name.ends_with(MODEL_FILES) && name != &UNSHARDED || name.starts_with("layer_");
-    let Some(part) = names.iter().find(is_part) else { return Ok(()) };
+    let is_part = |name: &&String| {
+        name.ends_with("_states.pt") && (name.starts_with("layer_") || name.starts_with("expp_rank_"))
+    };
+    refuse_part(dir, names.iter().find(is_part))
+}
+
+/// Refuses a model of which a file holds a part that nothing here can put together.
+fn refuse_part(dir: &Path, part: Option<&String>) -> Result<(), Error> {
+    let Some(part) = part else { return Ok(()) };
     let reason = format!("{part} holds another part of the model; {NOT_SUPPORTED}");
     Err(Error::unsupported(dir, reason))
 }

@@ -17,6 +17,14 @@ pub(crate) fn several_sets(sets: &[String]) -> Fault {
     ))
 }
 
+/// Files that go with those of a model are there, and the model's are not; both are patterns of file names.
+pub(crate) fn no_main_files(main: &str, found: &str) -> Fault {
+    Fault::new(format!(
+        "the files of the model ({main}) are missing beside {found}; fetch them, or name one of the files that are there to \
+         read these alone"
+    ))
+}
+
 /// Two files are of the same rank.
 pub(crate) fn same_rank(rank: usize, first: &Path, second: &Path) -> Fault {
     let (first, second) = (first.display(), second.display());

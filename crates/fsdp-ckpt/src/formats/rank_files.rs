@@ -14,17 +14,19 @@ mod spec;
 #[cfg(test)]
 mod tests;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{
+    detect::several_files,
     rank_fault::placement,
     rank_file::RankFile,
-    rank_names::{Companion, RankSet, find},
+    rank_names::{Companion, DOUBTFUL, FoundSets, RankSet, doubt, find, sets_of},
     torch_file::{is_flat, part},
 };
 use crate::{
     checkpoint::{Checkpoint, Global, Key, Object, Role, flatten, join},
     error::Error,
+    file_io::{Files, directory_of},
     formats::local::LocalTensor,
     torch::Item,
 };
@@ -65,7 +67,11 @@ fn is_sharded(class: &Global) -> bool {
 /// that is not known; other errors when a file cannot be read.
 pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let path = path.as_ref();
-    let found = find(path, &COMPANIONS)?;
+    let found = match whole_files(path)?.as_slice() {
+        [] => find(path, &COMPANIONS)?,
+        [only] => FoundSets { main: vec![only.clone()], companions: Vec::new() },
+        several => return Err(several_files(path, &file_names(several))),
+    };
     let mut checkpoint = Checkpoint {
         path: path.to_owned(),
         format: String::new(),
@@ -90,6 +96,43 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
         }
     }
     Ok(checkpoint)
+}
+
+/// Of files that have a number in their names which may be something else than a rank (`step_100.pt`), those whose tensors
+/// are distributed over one rank: each of them is whole. None where the path is another file.
+fn whole_files(path: &Path) -> Result<Vec<PathBuf>, Error> {
+    let files = Files::anywhere();
+    let is_directory = files.is_directory(path);
+    let dir = if is_directory { path.to_owned() } else { directory_of(path) };
+    let doubtful = sets_of(&files.list(&dir)?).into_iter().filter(|(pattern, _)| doubt(pattern) == DOUBTFUL);
+    let named = doubtful.flat_map(|(_, set)| set).map(|(_, name)| dir.join(name));
+    let mut whole = Vec::new();
+    for file in named.filter(|file| is_directory || file == path) {
+        // What can not be read is named when it is opened for good.
+        if is_of_one_rank(&file).unwrap_or(false) {
+            whole.push(file);
+        }
+    }
+    Ok(whole)
+}
+
+/// Whether the distributed tensors of a file have one rank, and there are such.
+fn is_of_one_rank(path: &Path) -> Result<bool, Error> {
+    let file = RankFile::open(path, &mut Checkpoint::default())?;
+    let mut meshes = Vec::new();
+    for (name, item) in flatten(&file.root).map_err(|fault| fault.in_file(&file.path))? {
+        if let Item::Wrapped { class, state } = item
+            && is_dtensor(class)
+        {
+            meshes.push(spec::parse(&file, &join(&name), state)?.1.distribution.mesh);
+        }
+    }
+    Ok(!meshes.is_empty() && meshes.iter().flatten().all(|&ranks| ranks == 1))
+}
+
+/// Names of files, for messages.
+fn file_names(paths: &[PathBuf]) -> Vec<String> {
+    paths.iter().filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned())).collect()
 }
 
 /// Adds what the files of a set hold, of at most so many ranks, with names below `prefix`; returns what they are.

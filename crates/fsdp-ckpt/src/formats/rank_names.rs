@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::rank_fault::{disagrees, no_rank_files, same_rank, several_sets};
+use super::rank_fault::{disagrees, no_main_files, no_rank_files, same_rank, several_sets};
 use crate::{
     error::{Error, Fault},
     file_io::{Files, directory_of},
@@ -71,12 +71,15 @@ fn start_of_rank(name: &str) -> Option<usize> {
     (start < end).then_some(start)
 }
 
-/// How sure it is that the number in names of this pattern is a rank: 0 where the name says so.
+/// The doubt of a number that nothing says to be a rank.
+pub(crate) const DOUBTFUL: u8 = 2;
+
+/// How doubtful it is that the number in names of this pattern is a rank: 0 where the name says so.
 pub(crate) fn doubt(pattern: &str) -> u8 {
     match pattern {
         pattern if pattern.contains("rank") => 0,
         pattern if pattern.contains("*-of-") => 1,
-        _ => 2,
+        _ => DOUBTFUL,
     }
 }
 
@@ -108,7 +111,7 @@ pub(crate) fn complete(dir: &Path, names: Vec<(RankName, String)>) -> Result<Ran
     let mut world_size = 0;
     let doubt = names.first().map_or(0, |(found, _)| doubt(&found.pattern));
     if let [(_, only)] = &names[..]
-        && doubt == 2
+        && doubt == DOUBTFUL
     {
         return Ok(vec![dir.join(only)]);
     }
@@ -190,10 +193,19 @@ fn choose(
         return Ok(main_of(&found.pattern).unwrap_or(found.pattern));
     }
     let least = sets.keys().map(|pattern| doubt(pattern)).min();
-    let mut mains = sets.keys().filter(|pattern| main_of(pattern).is_none() && Some(doubt(pattern)) == least);
-    match (mains.next(), mains.next()) {
-        (None, _) => Err(no_rank_files(EXAMPLE)),
-        (Some(pattern), None) => Ok(pattern.clone()),
+    let mains = sets.keys().filter(|pattern| main_of(pattern).is_none() && Some(doubt(pattern)) == least);
+    let mains: Vec<&String> = mains.collect();
+    // The name that the main files would have, of a pattern that goes with some.
+    let lost_main = |pattern: &String| {
+        let companion = companions.iter().find(|companion| pattern.contains(companion.other))?;
+        Some(pattern.replace(companion.other, companion.main))
+    };
+    match mains[..] {
+        [] => Err(no_rank_files(EXAMPLE)),
+        [first, ..] if mains.iter().all(|pattern| lost_main(pattern).is_some()) => {
+            Err(no_main_files(&lost_main(first).unwrap_or_default(), first))
+        }
+        [pattern] => Ok(pattern.clone()),
         _ => Err(several_sets(&sets.keys().cloned().collect::<Vec<_>>())),
     }
 }

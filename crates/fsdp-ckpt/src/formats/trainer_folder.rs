@@ -23,7 +23,7 @@ const TRAINER_STATE_BYTES_MAX: u64 = 1 << 26;
 /// How folders of FSDP's parts of a model begin; its number follows.
 const MODEL_FOLDER: &str = "pytorch_model_fsdp_";
 
-/// The same of optimizers.
+/// The same of optimizers, and how names of files begin of those behind the first.
 const OPTIMIZER_FOLDER: &str = "optimizer_";
 
 /// What files of models are named, without endings.
@@ -32,8 +32,8 @@ const MODELS: [&str; 2] = ["pytorch_model", "pytorch_model_fsdp"];
 /// The same of optimizers.
 const OPTIMIZER: &str = "optimizer";
 
-/// Files of optimizers.
-const OPTIMIZERS: [&str; 2] = ["optimizer.pt", "optimizer.bin"];
+/// Endings of files of optimizers. Of several, all but the first have a number (`optimizer_1.bin`).
+const OPTIMIZER_ENDINGS: [&str; 2] = [".pt", ".bin"];
 
 /// Beginnings and endings of names of other files.
 const OTHERS: [(&str, &str); 10] = [
@@ -49,6 +49,10 @@ const OTHERS: [(&str, &str); 10] = [
     ("training_args", ".bin"),
 ];
 
+/// What a folder can not show.
+const UNLISTED: &str =
+    "files that are gone from the folder: trainers keep no list of what lies beside a model";
+
 /// Names that the description of a checkpoint lists.
 const LISTED_MAX: usize = 4;
 
@@ -59,7 +63,8 @@ pub(super) fn is_beside_model(name: &str) -> bool {
 
 fn role_of(name: &str) -> Option<Role> {
     let is_other = |(start, end): &(&str, &str)| name.starts_with(start) && name.ends_with(end);
-    if is_numbered(name, OPTIMIZER_FOLDER) || OPTIMIZERS.contains(&name) {
+    let stem = OPTIMIZER_ENDINGS.iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or_default();
+    if is_numbered(name, OPTIMIZER_FOLDER) || stem == OPTIMIZER || is_numbered(stem, OPTIMIZER_FOLDER) {
         Some(Role::Optimizer)
     } else {
         OTHERS.iter().any(is_other).then_some(Role::Other)
@@ -84,7 +89,9 @@ pub(super) fn check_saved_name(path: &Path, folder: &str) -> Result<(), Fault> {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let is_model = |stem: &str| MODELS.contains(&stem);
     let is_known = |stem: &str| {
-        is_model(stem) || stem == OPTIMIZER || OTHERS.iter().any(|(start, _)| stem.starts_with(start))
+        is_model(stem)
+            || stem.starts_with(OPTIMIZER)
+            || OTHERS.iter().any(|(start, _)| stem.starts_with(start))
     };
     let are_known = is_known(&stem) && is_known(folder) && !(is_model(&stem) && is_model(folder));
     if stem == folder || !are_known {
@@ -121,6 +128,7 @@ pub(super) fn add(model: &mut Checkpoint, dir: &Path, names: &[String]) -> Resul
         added.push(name.clone());
     }
     if !added.is_empty() {
+        model.limits.push(UNLISTED.to_owned());
         model.format = format!("{}; beside it {}", model.format, listed(&added, LISTED_MAX));
     }
     model.run_state.extend(trainer_state(dir, names));

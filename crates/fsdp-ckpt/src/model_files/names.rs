@@ -1,10 +1,10 @@
 //! Strictness: the tensors that are there are exactly those that were expected.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, path::Path};
 
 use super::ModelReader;
 use crate::error::{Error, NameDifferences};
-use crate::safetensors::{TensorEntry, TensorType};
+use crate::safetensors::TensorType;
 
 impl ModelReader {
     /// Checks that the model has exactly the expected tensors, by name and shape, each of a type that `accepts`
@@ -24,18 +24,37 @@ impl ModelReader {
         N: AsRef<str>,
         S: AsRef<[usize]>,
     {
-        let mut differences = NameDifferences::default();
-        let mut seen = BTreeSet::new();
-        for (name, shape) in expected {
-            let (name, shape) = (name.as_ref(), shape.as_ref());
-            seen.insert(name.to_owned());
-            let entry = self.entry(name).ok();
-            differences.expect(name, shape, entry.map(TensorEntry::shape));
-            let dtype = entry.map(TensorEntry::dtype).filter(|dtype| !accepts(*dtype));
-            differences.wrong_type.extend(dtype.map(|dtype| (name.to_owned(), dtype)));
-        }
-        let extra = self.names().filter(|name| !seen.contains(*name) && !ignored(name));
-        differences.extra = extra.map(str::to_owned).collect();
-        differences.into_result(&self.path)
+        let find = |name: &str| {
+            let entry = self.entry(name).ok()?;
+            Some((entry.dtype(), entry.shape().to_owned()))
+        };
+        check_names(&self.path, (self.names(), find), expected, ignored, accepts)
     }
+}
+
+/// The same for any tensors: their names, and what finds type and shape of one.
+pub(crate) fn check_names<'a, N, S>(
+    path: &Path,
+    (names, find): (impl Iterator<Item = &'a str>, impl Fn(&str) -> Option<(TensorType, Vec<usize>)>),
+    expected: impl IntoIterator<Item = (N, S)>,
+    ignored: impl Fn(&str) -> bool,
+    accepts: impl Fn(TensorType) -> bool,
+) -> Result<(), Error>
+where
+    N: AsRef<str>,
+    S: AsRef<[usize]>,
+{
+    let mut differences = NameDifferences::default();
+    let mut seen = BTreeSet::new();
+    for (name, shape) in expected {
+        let (name, shape) = (name.as_ref(), shape.as_ref());
+        seen.insert(name.to_owned());
+        let found = find(name);
+        differences.expect(name, shape, found.as_ref().map(|(_, shape)| &shape[..]));
+        let dtype = found.map(|(dtype, _)| dtype).filter(|dtype| !accepts(*dtype));
+        differences.wrong_type.extend(dtype.map(|dtype| (name.to_owned(), dtype)));
+    }
+    let extra = names.filter(|name| !seen.contains(*name) && !ignored(name));
+    differences.extra = extra.map(str::to_owned).collect();
+    differences.into_result(path)
 }

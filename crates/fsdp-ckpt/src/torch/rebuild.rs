@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use super::{
     container::Container,
     item::{Item, StoredTensor},
-    storage::{dtype, storage},
+    storage::{dtype, storage, unread_storage},
 };
 use crate::{
     checkpoint::{Global, Value, key_text},
@@ -59,7 +59,7 @@ impl Builder<'_> {
                 [] => Err(bad(class.name(), "it has no arguments")),
             },
             ("torch._tensor", "_rebuild_from_type_v2") => self.subclass(args, budget),
-            ("torch._utils", _) => self.tensor(class, args, budget).map(Item::Tensor),
+            ("torch._utils", _) => self.rebuilt(class, args, budget),
             _ => {
                 let args = self.items(args, budget)?;
                 let state = match object.state {
@@ -104,8 +104,40 @@ impl Builder<'_> {
             ("_rebuild_parameter" | "_rebuild_parameter_with_state", [tensor, ..]) => {
                 self.item(*tensor, budget)
             }
-            _ => self.tensor(*maker, args, budget).map(Item::Tensor),
+            _ => self.rebuilt(*maker, args, budget),
         }
+    }
+
+    /// What a function of PyTorch makes: a plain tensor, or one of another kind, which is opaque. Of those that are made
+    /// of plain tensors (sparse, nested), these are parts.
+    fn rebuilt(&self, function: Known, args: &[NodeId], budget: &mut Budget) -> Result<Item, Fault> {
+        let kind = match function.name() {
+            "_rebuild_tensor" | "_rebuild_tensor_v2" | "_rebuild_tensor_v3" => {
+                self.unread_kind(function, args)
+            }
+            _ => Some(function.to_global()),
+        };
+        let Some(kind) = kind else { return self.tensor(function, args, budget).map(Item::Tensor) };
+        let is_made_of_tensors =
+            matches!(function.name(), "_rebuild_sparse_tensor" | "_rebuild_nested_tensor");
+        self.opaque(&kind, if is_made_of_tensors { args } else { &[] }, &[], budget)
+    }
+
+    /// What makes a plain view of a storage more than that: the type of its elements, or an operation that PyTorch puts
+    /// off until they are used (`torch.conj`).
+    fn unread_kind(&self, function: Known, args: &[NodeId]) -> Option<Global> {
+        if let Some(class) = unread_storage(self.graph, *args.first()?) {
+            return Some(class.to_global());
+        }
+        let is_typed = function.name() == "_rebuild_tensor_v3";
+        if let Some(Node::Global(name)) = args.get(6).filter(|_| is_typed).map(|&id| &self.graph[id])
+            && dtype(*name).is_none()
+        {
+            return Some(name.to_global());
+        }
+        let metadata = *args.get(6 + usize::from(is_typed))?;
+        let (operation, _) = *self.graph.pairs(metadata)?.first()?;
+        Some(Global { module: "torch".to_owned(), name: self.graph.str(operation)?.to_owned() })
     }
 
     /// A tensor of an unknown class: what it has of plain tensors.
@@ -124,7 +156,7 @@ impl Builder<'_> {
             ("_rebuild_parameter" | "_rebuild_parameter_with_state", [tensor, ..]) => {
                 self.item(*tensor, budget)?
             }
-            _ => Item::Tensor(self.tensor(maker, args, budget)?),
+            _ => self.rebuilt(maker, args, budget)?,
         };
         let parts = vec![(Value::Str("data".to_owned()), tensor)];
         Ok(Item::Opaque { class: class.global.clone(), parts })
@@ -187,7 +219,7 @@ impl Builder<'_> {
             ("_rebuild_tensor" | "_rebuild_tensor_v2" | "_rebuild_tensor_v3", _) => {
                 return Err(bad("it has another number of arguments"));
             }
-            _ => return Err(unsupported_tensor(function)),
+            _ => return Err(bad("it makes no plain tensor")),
         };
         let is_lazy = |metadata| !matches!(graph[metadata], Node::None) && graph.pairs(metadata) != Some(&[]);
         if metadata.is_some_and(is_lazy) {

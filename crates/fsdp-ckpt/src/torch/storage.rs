@@ -33,6 +33,14 @@ fn storage_dtype(class: Known) -> Option<Option<TensorType>> {
     TensorType::all().find(|ty| ty.torch_storage() == Some(class.name())).map(Some)
 }
 
+/// The class of a storage whose elements have a type that is not read.
+pub(super) fn unread_storage(graph: &Graph, id: NodeId) -> Option<Known> {
+    let Node::Persistent(id) = graph[id] else { return None };
+    let [_, class, ..] = graph.items(id)? else { return None };
+    let Node::Global(class) = graph[*class] else { return None };
+    storage_dtype(class).is_none().then_some(class)
+}
+
 /// The type of a dtype constant.
 pub(crate) fn dtype(global: Known) -> Option<TensorType> {
     TensorType::all().find(|ty| global.is("torch", ty.torch_name()))

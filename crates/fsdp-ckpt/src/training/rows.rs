@@ -36,7 +36,12 @@ impl<'a> StateRows<'a> {
             tensors.map(|(name, tensor)| TensorReader::new(name, tensor)).collect();
         let is_zstd = |source: usize| matches!(checkpoint.sources[source], Source::Zstd { .. });
         sources.spool_where(&std::env::temp_dir(), readers.iter(), is_zstd, &options)?;
-        Ok(StateRows { sources, options, bytes: Vec::new(), scratch: Vec::new() })
+        Ok(StateRows::of(sources, options))
+    }
+
+    /// Rows of sources that need no preparation.
+    pub(super) fn of(sources: SourceFiles<'a>, options: Options<'a>) -> StateRows<'a> {
+        StateRows { sources, options, bytes: Vec::new(), scratch: Vec::new() }
     }
 
     /// Fills `out` with the elements of whole rows of a tensor of floats, exactly.

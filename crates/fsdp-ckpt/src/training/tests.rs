@@ -214,6 +214,7 @@ fn what_a_trainer_saved_is_what_it_held_in_memory() {
         ("torchtitan/step-10", "torchtitan/expected", LLAMA, 10.0),
         ("verl/actor", "verl/expected", LLAMA, 10.0),
         ("lightning/checkpoints/step=10.ckpt", "lightning/expected", LLAMA, 10.0),
+        ("xla_fsdp", "fsdp2/expected", LLAMA, 10.0),
         ("deepspeed/zero0", "deepspeed/zero0.expected", LLAMA, 10.0),
         ("deepspeed/zero0_bf16", "deepspeed/zero0_bf16.expected", LLAMA, 11.0),
         ("deepspeed/zero1", "deepspeed/zero1.expected", LLAMA, 10.0),

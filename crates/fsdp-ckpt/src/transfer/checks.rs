@@ -29,8 +29,13 @@ struct Watched<'a> {
 }
 
 impl<'a> Checks<'a> {
+    /// None of the checksums of a checkpoint.
+    pub(crate) fn none(checkpoint: &'a Checkpoint) -> Checks<'a> {
+        Checks { checkpoint, by_source: checkpoint.sources.iter().map(|_| Vec::new()).collect() }
+    }
+
     pub(crate) fn new(checkpoint: &'a Checkpoint) -> Checks<'a> {
-        let mut by_source: Vec<Vec<Watched>> = checkpoint.sources.iter().map(|_| Vec::new()).collect();
+        let Checks { mut by_source, .. } = Checks::none(checkpoint);
         for protection in &checkpoint.protections {
             let seen = Mutex::new(Runs::new(protection.digest.kind));
             by_source[protection.source].push(Watched { protection, seen });

@@ -25,19 +25,16 @@ use crate::{
     files::Access,
 };
 
-/// The sources of a checkpoint, readable by any number of threads.
+/// The files of the sources of a checkpoint, opened when needed.
 #[derive(Debug)]
-pub(crate) struct SourceFiles<'a> {
-    pub(crate) checkpoint: &'a Checkpoint,
+pub(crate) struct OpenSources {
     /// The number in `open` of the file of each source.
     file_of: Vec<usize>,
     open: OpenFiles,
-    pub(crate) checks: Checks<'a>,
-    spool: Option<Spool>,
 }
 
-impl<'a> SourceFiles<'a> {
-    pub(crate) fn new(files: &Files, checkpoint: &'a Checkpoint) -> SourceFiles<'a> {
+impl OpenSources {
+    pub(crate) fn new(files: &Files, checkpoint: &Checkpoint) -> OpenSources {
         let mut numbers: BTreeMap<&PathBuf, usize> = BTreeMap::new();
         let mut paths = Vec::new();
         let file_of = checkpoint.sources.iter().map(|source| {
@@ -47,8 +44,28 @@ impl<'a> SourceFiles<'a> {
             })
         });
         let file_of = file_of.collect();
-        let open = OpenFiles::new(files.clone(), paths, Access::Read);
-        SourceFiles { checkpoint, file_of, open, checks: Checks::new(checkpoint), spool: None }
+        OpenSources { file_of, open: OpenFiles::new(files.clone(), paths, Access::Read) }
+    }
+}
+
+/// The sources of a checkpoint, readable by any number of threads.
+#[derive(Debug)]
+pub(crate) struct SourceFiles<'a> {
+    pub(crate) checkpoint: &'a Checkpoint,
+    opened: Arc<OpenSources>,
+    pub(crate) checks: Checks<'a>,
+    spool: Option<Spool>,
+}
+
+impl<'a> SourceFiles<'a> {
+    pub(crate) fn new(files: &Files, checkpoint: &'a Checkpoint) -> SourceFiles<'a> {
+        let opened = Arc::new(OpenSources::new(files, checkpoint));
+        SourceFiles { checkpoint, opened, checks: Checks::new(checkpoint), spool: None }
+    }
+
+    /// The sources of a checkpoint whose checksums were compared before: they are not compared again.
+    pub(crate) fn checked_before(checkpoint: &'a Checkpoint, opened: &Arc<OpenSources>) -> SourceFiles<'a> {
+        SourceFiles { checkpoint, opened: opened.clone(), checks: Checks::none(checkpoint), spool: None }
     }
 
     /// Decodes the first bytes of compressed sources (pairs of source and length) to a nameless file in `dir`,
@@ -147,6 +164,6 @@ impl<'a> SourceFiles<'a> {
 
     /// The open file of a source.
     fn file(&self, source: usize) -> Result<Arc<PathFile>, Error> {
-        self.open.get(self.file_of[source])
+        self.opened.open.get(self.opened.file_of[source])
     }
 }

@@ -34,6 +34,19 @@ fn assert_is_reference(checkpoint: &Checkpoint, reference: &str) {
 }
 
 #[test]
+fn files_beside_a_model_that_is_missing_say_so() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["optim_world_size_2_rank_0.pt", "optim_world_size_2_rank_1.pt"] {
+        fs::copy(fixture("verl/actor").join(name), dir.path().join(name)).unwrap();
+    }
+    let message = formats::open(dir.path()).unwrap_err().to_string();
+    let missing = "the files of the model (model_world_size_2_rank_*.pt) are missing beside optim_world_size_2_rank_*.pt";
+    assert!(message.contains(missing), "{message}");
+    let alone = formats::open(dir.path().join("optim_world_size_2_rank_1.pt")).unwrap();
+    assert!(alone.tensors.keys().all(|name| name.contains("exp_avg") || name.ends_with("step")));
+}
+
+#[test]
 fn rank_files_of_fsdp2_read_to_the_model() {
     for rank in [RANK0, RANK1] {
         let checkpoint = rank_files::open(fixture("fsdp2_rank_pth").join(rank)).unwrap();

@@ -2,7 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use fsdp_ckpt::{checkpoint::Role, formats, safetensors::SafetensorsReader};
+use fsdp_ckpt::{
+    checkpoint::{Checkpoint, Role},
+    formats,
+    safetensors::SafetensorsReader,
+};
 
 use crate::{bytes_of, fixture};
 
@@ -46,6 +50,13 @@ fn training_states_of_fsdp2_with_a_nested_and_a_flattened_optimizer() {
 #[test]
 fn a_training_state_of_torchtitan() {
     assert_holds("torchtitan/step-10", "torchtitan/expected.safetensors", ("", "optimizer."));
+}
+
+#[test]
+fn a_training_state_of_torch_xla_with_two_groups_of_parameters() {
+    assert_holds("xla_fsdp", "fsdp2/expected.safetensors", ("", "optim."));
+    let found = formats::open(fixture("xla_fsdp")).unwrap();
+    assert!(found.notes.is_empty(), "{:?}", found.notes);
 }
 
 #[test]
@@ -123,5 +134,102 @@ fn the_model_of_deepspeed_without_zero() {
     // In bfloat16, the 32-bit copies are the optimizer's, by number.
     let bf16 = formats::open(fixture("deepspeed/zero0_bf16")).unwrap();
     bf16.check_coverage().unwrap();
-    assert_eq!(bf16.tensors.values().filter(|tensor| tensor.role == Role::Model).count(), 12);
+    let expected = formats::open(fixture("deepspeed/zero0_bf16.expected.safetensors")).unwrap();
+    let model: Vec<_> = bf16.tensors.iter().filter(|(_, tensor)| tensor.role == Role::Model).collect();
+    assert_eq!(model.len(), 12);
+    for (name, _) in model {
+        let wide = bytes_of(&expected, &format!("model.{name}"));
+        assert_eq!(bytes_of(&bf16, name), rounded_to_bf16(&wide), "{name}");
+    }
+    let sorted = |of: &Checkpoint, is_meant: &dyn Fn(&str) -> bool| {
+        let names = of.tensors.keys().filter(|name| is_meant(name));
+        let mut all: Vec<Vec<u8>> = names.map(|name| bytes_of(of, name)).collect();
+        all.sort();
+        all
+    };
+    let masters = sorted(&bf16, &|name| name.contains("fp32_groups"));
+    assert!(masters == sorted(&expected, &|name| name.starts_with("model.")) && masters.len() == 12);
+    for moment in [".exp_avg", ".exp_avg_sq"] {
+        let of_kind = |name: &str| name.ends_with(moment);
+        assert!(sorted(&bf16, &of_kind) == sorted(&expected, &of_kind), "{moment}");
+    }
+}
+
+/// 32-bit floats as bfloat16, to nearest, ties to even.
+fn rounded_to_bf16(wide: &[u8]) -> Vec<u8> {
+    let round = |bytes: &[u8]| {
+        let bits = u32::from_le_bytes(bytes.try_into().unwrap());
+        (bits + 0x7fff + (bits >> 16 & 1)) >> 16
+    };
+    wide.chunks(4).flat_map(|bytes| (round(bytes) as u16).to_le_bytes()).collect()
+}
+
+#[test]
+fn tensors_of_other_kinds_are_listed_and_the_plain_ones_read() {
+    let path = fixture("torch_files/pickles/other_tensors.pt");
+    let found = formats::open(&path).unwrap();
+    found.check_coverage().unwrap();
+    assert_part(
+        "torch_files/pickles/other_tensors.pt",
+        "torch_files/expected.safetensors",
+        (Role::Model, "model."),
+    );
+    let opaque: Vec<String> = found.opaque_texts();
+    let expected = [
+        "`other.conjugated` (torch.conj)",
+        "`other.negated` (torch.neg)",
+        "`other.nested` (torch._utils._rebuild_nested_tensor)",
+        "`other.no_data` (torch._utils._rebuild_meta_tensor_no_storage)",
+        "`other.quantized` (torch._utils._rebuild_qtensor)",
+        "`other.sparse` (torch._utils._rebuild_sparse_tensor)",
+        "`other.sparse_rows` (torch._utils._rebuild_sparse_tensor)",
+        "`other.wide_complex` (torch.ComplexDoubleStorage)",
+    ];
+    assert_eq!(opaque, expected);
+    // What sparse tensors are made of comes out: values 1, 2, 3.
+    let values = bytes_of(&found, "other.sparse.1.1");
+    assert_eq!(values, [1.0_f32, 2.0, 3.0].map(f32::to_le_bytes).concat());
+    assert!(found.refuse_opaque().unwrap_err().to_string().contains("torch.conj"));
+}
+
+#[test]
+fn files_of_one_rank_that_count_steps_are_each_whole() {
+    let folder = fixture("torch_files/steps_of_one_rank");
+    let bias = |step: usize| {
+        let found = formats::open(folder.join(format!("step_{step}.pt"))).unwrap();
+        found.check_coverage().unwrap();
+        assert_eq!(found.sources.len(), 1);
+        let bytes = bytes_of(&found, "up.bias");
+        f32::from_le_bytes(bytes[..4].try_into().unwrap())
+    };
+    assert!((bias(2) - bias(1) - 1.0).abs() < 1e-6, "{} {}", bias(1), bias(2));
+    let message = formats::open(&folder).unwrap_err().to_string();
+    assert!(message.contains("name one of them: step_1.pt, step_2.pt"), "{message}");
+}
+
+#[test]
+fn two_optimizers_of_accelerate_have_names_of_their_own() {
+    let found = formats::open(fixture("accelerate/two_optimizers")).unwrap();
+    found.check_coverage().unwrap();
+    let of = |name: &str| found.tensors.get(name).map(|tensor| tensor.role);
+    assert_eq!(of("optimizer.state.0.exp_avg"), Some(Role::Optimizer));
+    assert_eq!(of("optimizer_1.state.0.momentum_buffer"), Some(Role::Optimizer));
+    assert!(found.format.contains("optimizer.bin, optimizer_1.bin"), "{}", found.format);
+}
+
+#[test]
+fn pipelines_and_experts_of_deepspeed_are_refused_by_the_file_that_shows_them() {
+    for (kind, file) in
+        [("pipeline", "layer_00-model_states.pt"), ("experts", "expp_rank_0_mp_rank_00_optim_states.pt")]
+    {
+        let folder = fixture(&format!("deepspeed_parallel/{kind}"));
+        for path in [folder.clone(), folder.join("global_step2")] {
+            let message = formats::open(&path).unwrap_err().to_string();
+            let way_out =
+                "tensor or pipeline parallelism, and experts, are not supported; gather the model first";
+            assert!(message.contains(way_out), "{}: {message}", path.display());
+        }
+        let message = formats::open(&folder).unwrap_err().to_string();
+        assert!(message.contains(&format!("{file} holds another part of the model")), "{message}");
+    }
 }

@@ -1,6 +1,6 @@
 //! Weights that do not fit the model: exit code 2, before anything is written.
 
-use crate::support::Sandbox;
+use crate::support::{Ran, Sandbox};
 
 impl Sandbox {
     /// Puts weights beside `config.json`, as an earlier run exports them.
@@ -31,39 +31,73 @@ impl Sandbox {
 #[test]
 fn weights_that_are_not_there() {
     insta::assert_snapshot!(Sandbox::new().refused_with("--set model.init=pretrained"), @r"
-    error: model: it holds neither model.safetensors nor model.safetensors.index.json; save the model
-    as safetensors, or name the file itself
+    error: model: it holds neither model.safetensors nor model.safetensors.index.json; fetch the
+    weights as well
     ");
 }
 
 #[test]
-fn weights_of_torch_save_train_after_the_command_that_the_error_names() {
-    let sandbox = Sandbox::new().with_weights();
-    sandbox.succeed("train run.toml");
-    std::fs::create_dir(sandbox.path("old")).unwrap();
-    std::fs::rename(sandbox.path("model/config.json"), sandbox.path("old/config.json")).unwrap();
-    sandbox.succeed("ckpt convert model/model.safetensors old/pytorch_model.bin --to torch --no-sync");
-    sandbox.edit("run.toml", "path = \"model\"", "path = \"old\"");
-    for sharded in [false, true] {
-        if sharded {
-            let report = sandbox.json("ckpt inspect old/pytorch_model.bin --tensors");
-            let names = report["tensors"].as_array().unwrap().iter();
-            let names = names.map(|tensor| (tensor["name"].as_str().unwrap(), "part.bin"));
-            let map: std::collections::BTreeMap<&str, &str> = names.collect();
-            let index = serde_json::json!({ "weight_map": map });
-            sandbox.write("old/pytorch_model.bin.index.json", index.to_string());
-            std::fs::rename(sandbox.path("old/pytorch_model.bin"), sandbox.path("old/part.bin")).unwrap();
-            std::fs::remove_dir_all(sandbox.path("old-safetensors")).unwrap();
-        }
-        let refused = sandbox.fsdp("train run.toml --overwrite");
-        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
-        let command = "ckpt convert old old-safetensors --to safetensors --config old/config.json";
-        assert!(refused.stderr.contains(&format!("`fsdp {command}`")), "{}", refused.stderr);
-        sandbox.succeed(command);
-        let out = format!("of-{sharded}");
-        sandbox.succeed(&format!("train run.toml --set model.path=old-safetensors --set run.out_dir={out}"));
-        assert_eq!(sandbox.column(&out, "loss"), sandbox.column("out", "loss"));
+fn weights_of_torch_save_train_as_the_same_weights_in_safetensors_do() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2", "torch_files"]);
+    let run = r#"train fsdp2/run.toml --set data.train=["fsdp2/tokens.bin"] --set train.steps=5"#;
+    let trained = |model: &str, out: &str, ranks: usize| {
+        let settings = format!("--set model.path={model} --set run.out_dir={out} --set run.ranks={ranks}");
+        sandbox.succeed(&format!("{run} {settings}"));
+        let file = std::fs::read(sandbox.path(out).join("model/model.safetensors")).unwrap();
+        let header = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+        (sandbox.column(out, "loss"), file[8 + header..].to_vec())
+    };
+    let expected = trained("fsdp2", "expected", 2);
+    for (model, ranks) in [("single", 2), ("single", 4), ("sharded", 1), ("sharded", 2)] {
+        let found = trained(&format!("torch_files/old_hub/{model}"), &format!("{model}-{ranks}"), ranks);
+        assert!(found == expected, "{model} on {ranks} ranks");
     }
+}
+
+#[test]
+fn two_models_of_torch_save_in_one_folder_are_refused() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2", "torch_files"]);
+    let hub = |name: &str| sandbox.path("torch_files/old_hub").join(name);
+    std::fs::copy(hub("sharded/pytorch_model.bin.index.json"), hub("single/pytorch_model.bin.index.json"))
+        .unwrap();
+    let run = r#"train fsdp2/run.toml --set data.train=["fsdp2/tokens.bin"]"#;
+    let refused = sandbox.fsdp(&format!("{run} --set model.path=torch_files/old_hub/single"));
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(refused.stderr.contains("it would be ambiguous beside"), "{}", refused.stderr);
+}
+
+#[test]
+fn weights_of_another_format_name_the_command_that_converts_them() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2"]);
+    std::fs::rename(sandbox.path("fsdp2/dcp"), sandbox.path("a model")).unwrap();
+    std::fs::copy(sandbox.path("fsdp2/config.json"), sandbox.path("a model/config.json")).unwrap();
+    let mut command = sandbox.command();
+    command.args(["train", "fsdp2/run.toml", "--set", r#"model.path="a model""#]);
+    let refused = Ran::of(command.output().unwrap());
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    let named =
+        "`fsdp ckpt convert 'a model' 'a model-safetensors' --to safetensors --config 'a model/config.json'`";
+    assert!(refused.stderr.contains(named), "{}", refused.stderr);
+}
+
+#[test]
+fn damaged_weights_of_torch_save_are_found_by_their_checksums() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2", "torch_files"]);
+    let file = sandbox.path("torch_files/old_hub/single/pytorch_model.bin");
+    let mut bytes = std::fs::read(&file).unwrap();
+    // The first tensor: behind the local header of its record, whose lengths of name and extra field come last.
+    let name = b"pytorch_model/data/0";
+    let name_at = bytes.windows(name.len()).position(|found| found == name).unwrap();
+    let extra = usize::from(u16::from_le_bytes([bytes[name_at - 2], bytes[name_at - 1]]));
+    bytes[name_at + name.len() + extra] ^= 1;
+    std::fs::write(file, bytes).unwrap();
+    let run = r#"train fsdp2/run.toml --set data.train=["fsdp2/tokens.bin"] --set run.out_dir=out"#;
+    let refused = sandbox.fsdp(&format!("{run} --set model.path=torch_files/old_hub/single"));
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    let message = refused.stderr;
+    assert!(message.contains("old_hub/single/pytorch_model.bin: bytes "), "{message}");
+    assert!(message.contains("their checksum is"), "{message}");
+    assert!(!sandbox.path("out").exists());
 }
 
 #[test]

@@ -43,6 +43,7 @@ fn folders_of_other_trainers_go_on_as_that_run_did() {
         "deepspeed",
         "verl",
         "lightning",
+        "xla_fsdp",
     ]);
     let expected = expected(&sandbox);
     // All of them trained on the same data from the same weights.
@@ -60,6 +61,7 @@ fn folders_of_other_trainers_go_on_as_that_run_did() {
         "verl/actor",
         "verl/actor/model_world_size_2_rank_0.pt",
         "lightning/checkpoints/step=10.ckpt",
+        "xla_fsdp",
     ]
     .into_iter()
     .enumerate()

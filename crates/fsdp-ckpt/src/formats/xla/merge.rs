@@ -1,8 +1,9 @@
 //! The files of all ranks put together: where each parameter, buffer and optimizer state lies.
 //!
-//! The optimizer numbers its parameters; number `i` is the `i`-th shard in the order of the file. Where the
-//! counts or shapes say otherwise (frozen parameters, optimizers with factored states), the optimizer is left
-//! out with a note, since its names would be guesses.
+//! The optimizer numbers its parameters, one group after the other; within a group they have the order of the shards in the
+//! file. Of several groups, weight decay tells the parameters: as a rule, those of one dimension do not decay. Where counts or
+//! shapes say otherwise (frozen parameters, optimizers with factored states), the optimizer is left out with a note,
+//! since its names would be guesses.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use crate::{
     formats::{
         fields::{count, items},
         local::LocalTensor,
-        optimizer::{StateItem, put_groups, put_tensor, put_value, state_path},
+        optimizer::{Settings, StateItem, put_groups, put_tensor, put_value, state_path},
         rank_fault::{not_in_rank, other_shape, other_type, strided, too_short},
         shards::{Shard, chunks_of, len_of},
     },
@@ -129,12 +130,19 @@ fn merge_optimizer(
     optimizer: &OptimizerState,
     into: &mut Checkpoint,
 ) -> Result<(), Error> {
-    if let Err(why) = check_numbers(&ranks[0], sharded, optimizer) {
-        into.notes.push(format!("the optimizer is left out: {why}"));
-        return Ok(());
-    }
+    let checked = numbered(sharded, optimizer).and_then(|numbered| {
+        check_shapes(&ranks[0], &numbered, optimizer)?;
+        Ok(numbered)
+    });
+    let numbered = match checked {
+        Ok(numbered) => numbered,
+        Err(why) => {
+            into.notes.push(format!("the optimizer is left out: {why}"));
+            return Ok(());
+        }
+    };
     for (number, items) in &optimizer.states {
-        let parameter = &sharded[*number as usize];
+        let parameter = numbered[number];
         let put = |into: &mut Checkpoint, tensor| {
             put_tensor(into, tensor).map_err(|fault| fault.in_file(&ranks[0].path))
         };
@@ -158,7 +166,7 @@ fn merge_optimizer(
             }
         }
     }
-    put_groups(into, &optimizer.groups, |_, params| named(params, sharded));
+    put_groups(into, &optimizer.groups, |_, params| named(params, &numbered));
     Ok(())
 }
 
@@ -170,19 +178,46 @@ fn state_tensor<'a>(rank: &'a RankState, number: u64, name: &str) -> Option<&'a 
     })
 }
 
-/// Checks that the numbers of the optimizer can be the shards in the order of the file.
-fn check_numbers(first: &RankState, sharded: &[Sharded], optimizer: &OptimizerState) -> Result<(), String> {
-    let lists = optimizer.groups.iter().flatten().filter(|(key, _)| key == "params");
-    let count: usize = lists.map(|(_, params)| numbers_of(params).len()).sum();
+/// The parameter of each number.
+fn numbered<'a>(
+    sharded: &'a [Sharded],
+    optimizer: &OptimizerState,
+) -> Result<BTreeMap<u64, &'a Sharded>, String> {
+    let members = |group: &Settings| setting(group, "params").map(numbers_of).unwrap_or_default();
+    let groups: Vec<(&Settings, Vec<u64>)> =
+        optimizer.groups.iter().map(|group| (group, members(group))).collect();
+    let groups: Vec<_> = groups.into_iter().filter(|(_, members)| !members.is_empty()).collect();
+    let count: usize = groups.iter().map(|(_, members)| members.len()).sum();
     if count != sharded.len() {
         return Err(format!("it has {count} parameters where the model has {} shards", sharded.len()));
     }
-    for (number, items) in &optimizer.states {
-        let Some(parameter) = sharded.get(*number as usize) else {
+    let mut numbered = BTreeMap::new();
+    for (group, members) in &groups {
+        let decays = setting(group, "weight_decay").is_some_and(|decay| !is_zero(decay));
+        let is_meant =
+            |one: &&Sharded| groups.len() == 1 || decays == one.parts.iter().any(|part| part.shape.len() > 1);
+        let parameters: Vec<&Sharded> = sharded.iter().filter(is_meant).collect();
+        if parameters.len() != members.len() {
             return Err(format!(
-                "it has a state of parameter {number}, but the model has {} shards",
-                sharded.len()
+                "it has {} groups of parameters, and weight decay does not tell which parameters one of {} has",
+                groups.len(),
+                members.len()
             ));
+        }
+        numbered.extend(members.iter().copied().zip(parameters));
+    }
+    Ok(numbered)
+}
+
+/// Checks that states have the shapes of the shards of their parameters.
+fn check_shapes(
+    first: &RankState,
+    numbered: &BTreeMap<u64, &Sharded>,
+    optimizer: &OptimizerState,
+) -> Result<(), String> {
+    for (number, items) in &optimizer.states {
+        let Some(parameter) = numbered.get(number) else {
+            return Err(format!("it has a state of parameter {number}, which no group has"));
         };
         let shape = first.model.get(&parameter.key).map(|tensor| &tensor.shape);
         for (name, item) in items {
@@ -199,14 +234,22 @@ fn check_numbers(first: &RankState, sharded: &[Sharded], optimizer: &OptimizerSt
     Ok(())
 }
 
+/// A setting of a group.
+fn setting<'a>(group: &'a Settings, name: &str) -> Option<&'a Value> {
+    group.iter().find(|(key, _)| key == name).map(|(_, value)| value)
+}
+
+fn is_zero(value: &Value) -> bool {
+    matches!(value, Value::Int(0)) || matches!(value, Value::Float(number) if *number == 0.0)
+}
+
 /// The numbers in `params` of a group.
 fn numbers_of(params: &Value) -> Vec<u64> {
     items(params).unwrap_or_default().iter().filter_map(count).collect()
 }
 
 /// Numbers of parameters as names.
-fn named(params: &Value, sharded: &[Sharded]) -> Vec<String> {
-    let numbers = numbers_of(params);
-    let parameters = numbers.iter().filter_map(|number| sharded.get(*number as usize));
+fn named(params: &Value, numbered: &BTreeMap<u64, &Sharded>) -> Vec<String> {
+    let parameters = numbers_of(params).into_iter().filter_map(|number| numbered.get(&number));
     parameters.flat_map(|parameter| &parameter.parts).map(|part| part.name.clone()).collect()
 }

@@ -384,3 +384,41 @@ fn a_file_that_is_shorter_than_its_shards_is_found_by_coverage() {
     let fault = merged(&written).unwrap().check_coverage().unwrap_err();
     assert!(fault.to_string().contains("reaches beyond its 10 bytes"), "{fault}");
 }
+
+/// Two parameters, the second of one dimension, with an optimizer of two groups: what does not decay comes first, so its
+/// numbers are not the order of the file.
+fn in_two_groups(decays: [f64; 2]) -> Written {
+    let shapes = vec![vec![3, 2], vec![5]];
+    let mut written = write(&Model { world: 2, layout: Layout::Flat, shapes, buffer: vec![2] });
+    for rank in &mut written.ranks {
+        let optimizer = rank.optimizer.as_mut().unwrap();
+        let [first, second] = [0, 1].map(|number| optimizer.states.remove(&number).unwrap());
+        optimizer.states.extend([(0, second), (1, first)]);
+        let group = |number: i64, decay: f64| {
+            let params = Value::List(vec![Value::Int(number)]);
+            vec![("params".to_owned(), params), ("weight_decay".to_owned(), Value::Float(decay))]
+        };
+        optimizer.groups = vec![group(0, decays[0]), group(1, decays[1])];
+    }
+    written
+}
+
+#[test]
+fn weight_decay_tells_the_parameters_of_groups() {
+    let written = in_two_groups([0.0, 0.1]);
+    let checkpoint = merged(&written).unwrap();
+    assert!(checkpoint.notes.is_empty(), "{:?}", checkpoint.notes);
+    for (name, base, len) in [("m.p0", 100, 6), ("m.p1", 101, 5)] {
+        let moment = &checkpoint.tensors[&format!("optim.state.{name}.exp_avg")];
+        assert_eq!(read(&written, moment), elements(base, len), "{name}");
+    }
+    let params = &checkpoint.values["optim.param_groups.0.params"].value;
+    assert_eq!(params, &Value::List(vec![Value::Str("m.p1".into())]));
+}
+
+#[test]
+fn groups_that_weight_decay_does_not_tell_apart_leave_the_optimizer_out() {
+    let checkpoint = merged(&in_two_groups([0.1, 0.1])).unwrap();
+    assert!(checkpoint.tensors.values().all(|tensor| tensor.role == Role::Model));
+    assert!(checkpoint.notes[0].contains("weight decay does not tell"), "{:?}", checkpoint.notes);
+}
