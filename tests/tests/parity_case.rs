@@ -183,14 +183,19 @@ const PRECISIONS: [(&str, &str); 7] = [
     ("bf16", "f64"),
 ];
 
-const OPTIMIZERS: [&str; 6] = [
+const OPTIMIZERS: [&str; 7] = [
     r#"{ name = "sgd", lr = 1e-1 }"#,
     r#"{ name = "adamw", lr = 1e-2, weight_decay = 0.1 }"#,
     r#"{ name = "adamw", lr = 1e-2, no_decay = ["weight"] }"#,
+    r#"{ name = "lion", lr = 1e-2, weight_decay = 0.1,
+         group = [{ patterns = ["emb|wte"], lr = 1e-3 }, { patterns = ["weight"], lr_scale = 2 }] }"#,
     r#"{ name = "sgd", lr = 1e-2, momentum = 0.9, nesterov = true, weight_decay = 0.01 }"#,
     r#"{ name = "adafactor" }"#,
     r#"{ name = "adafactor", lr = 1e-2, relative_step = false, scale_parameter = false, beta1 = 0.9 }"#,
 ];
+
+/// What else may be asked of a step.
+const EXTRAS: [&str; 4] = ["", "train.label_smoothing=0.1", "train.z_loss=0.01", "train.ema_decay=0.9"];
 
 /// Ranks, replicas, rounds, samples of a micro-batch and tokens of a sample.
 fn sizes() -> impl Strategy<Value = [usize; 5]> {
@@ -236,14 +241,14 @@ fn policies(shards: usize) -> impl Strategy<Value = Vec<String>> {
 pub(crate) fn cases() -> impl Strategy<Value = Case> {
     let family = prop_oneof![mlp(), llama(), gpt2()];
     let order = (prop::option::of(any::<u64>()), any::<bool>());
-    let update = (select(OPTIMIZERS.to_vec()), select(vec!["\"none\"", "0.1"]));
+    let update = (select(OPTIMIZERS.to_vec()), select(vec!["\"none\"", "0.1"]), select(EXTRAS.to_vec()));
     (family, sizes(), order, update)
         .prop_flat_map(|(family, sizes, order, update)| {
             let (wrap, frozen) = (select(family.wraps), select(family.frozen));
             let [world, replicas, ..] = sizes;
             (Just((family.model, sizes, order, update)), wrap, frozen, policies(world / replicas))
         })
-        .prop_map(|((model, sizes, (seed, shared), (optimizer, clip)), wrap, frozen, policies)| {
+        .prop_map(|((model, sizes, (seed, shared), (optimizer, clip, extra)), wrap, frozen, policies)| {
             let [world, replicas, rounds, micro, seq] = sizes;
             let mut overrides = vec![
                 format!("run.ranks={world}"),
@@ -256,6 +261,9 @@ pub(crate) fn cases() -> impl Strategy<Value = Case> {
                 format!("train.grad_clip={clip}"),
             ];
             overrides.extend(policies);
+            if !extra.is_empty() {
+                overrides.push(extra.to_owned());
+            }
             if !frozen.is_empty() {
                 overrides.push(format!("fsdp.frozen=[\"{frozen}\"]"));
             }

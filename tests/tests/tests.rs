@@ -36,6 +36,12 @@ mod many_ranks;
 // Sharded training against PyTorch and transformers (tests/golden).
 mod golden_training;
 
+// Terms of the loss against PyTorch (tests/golden).
+mod golden_losses;
+
+// Learning rates against PyTorch and transformers (tests/golden).
+mod golden_schedules;
+
 // A backend that does something else on demand; a model that fails, leaks or allocates by it.
 mod hooked;
 mod planted;

@@ -12,7 +12,7 @@ use std::{fmt, io};
 
 use comfy_table::Table;
 use fsdp_cuda::doctor::{Finding, Status, examine};
-use fsdp_train::config::{Device, KernelChoice, Resolved, RunConfig, Transport};
+use fsdp_train::config::{Device, ExportWeights, KernelChoice, Resolved, RunConfig, Transport};
 use serde::{Deserialize, Serialize};
 
 use crate::args::DoctorArgs;
@@ -95,6 +95,7 @@ fn config(args: &DoctorArgs, processes: usize) -> Result<RunConfig, CliError> {
             peak_tflops: None,
             metrics: Vec::new(),
             metrics_listen: None,
+            export_weights: ExportWeights::Last,
             export_dtype: None,
         },
     };

@@ -11,7 +11,7 @@ use fsdp_core::schedule::Reshard;
 use fsdp_core::wrap::WrapPolicy;
 use fsdp_nn::hf::{HfConfig, Small};
 use fsdp_nn::model::Architecture;
-use fsdp_train::config::{Format, FqnPatterns, Init, OptimizerConfig, Resolved, TokenRef};
+use fsdp_train::config::{Format, FqnPatterns, Init, Resolved, TokenRef};
 
 use crate::error::CliError;
 use crate::run_setup::RunSetup;
@@ -68,8 +68,9 @@ pub(crate) fn shrink(setup: &RunSetup, worlds: &[usize]) -> Result<Shrunk, CliEr
         config.fsdp.wrap = WrapPolicy::MinParams(scaled.min_num_params);
     }
     notes.extend(drop_patterns("fsdp.frozen", &mut config.fsdp.frozen, before, after));
-    let no_decay = no_decay(&mut config.train.optimizer);
-    notes.extend(drop_patterns("train.optimizer.no_decay", no_decay, before, after));
+    for (key, patterns) in config.train.optimizer.patterns_mut() {
+        notes.extend(drop_patterns(&key, patterns, before, after));
+    }
     Ok(Shrunk { setup: RunSetup { config, model }, notes })
 }
 
@@ -134,14 +135,6 @@ fn vocabulary(config: &Resolved) -> Option<usize> {
         TokenRef::Token(_) => BYTES,
     });
     has_bytes.then(|| ids.max().map_or(BYTES, |ids| ids.max(BYTES)))
-}
-
-fn no_decay(optimizer: &mut OptimizerConfig) -> &mut Vec<String> {
-    match optimizer {
-        OptimizerConfig::Adamw(adamw) => &mut adamw.no_decay,
-        OptimizerConfig::Sgd(sgd) => &mut sgd.no_decay,
-        OptimizerConfig::Adafactor(adafactor) => &mut adafactor.no_decay,
-    }
 }
 
 /// Drops the patterns that only name what was cut. One that never named anything stays, to be reported.

@@ -1,5 +1,6 @@
 //! `fsdp train`.
 
+mod groups;
 mod summary;
 
 pub(crate) use summary::memory_rows;
@@ -56,6 +57,7 @@ fn run_within(
     let load = || Ok::<_, CliError>(Job::new(setup.config.clone(), architecture, init)?);
     let job = cluster::in_turns(team, load, |job| job.data.share())?;
     output::data_warnings(&job.data);
+    groups::lines(&job)?.iter().for_each(|line| output::note(line));
     // From here on there is something to leave as it was, or to save.
     signal.begin();
     let trace = args.trace.as_deref().map(TraceFile::create).transpose()?;

@@ -59,10 +59,12 @@ __device__ A through_cap(A gradient, A logit, A cap) {
     return cap == A(0) ? gradient : gradient * (A(1) - bent * bent);
 }
 
-// `gradient` gets softmax - one_hot, or zeros where the target does not count; it may be null, and it may be `logits`.
+// `gradient` gets softmax - one_hot and what the terms of the loss give, or zeros where the target does not count; it may be
+// null, and it may be `logits`. `smoothing` of the target is spread over all classes; `z_loss` is the coefficient of the
+// squared logarithm of the sum of exponentials.
 extern "C" __launch_bounds__(1024) __global__ void cross_entropy(
     const T* logits, S* gradient, const u32* __restrict__ targets, double* __restrict__ losses, u64 vocab, u64 rows,
-    A cap
+    A cap, A smoothing, A z_loss
 ) {
     const A none = lowest(A(0));
     for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -85,7 +87,7 @@ extern "C" __launch_bounds__(1024) __global__ void cross_entropy(
             continue;
         }
         A own = capped(widen(values[target]), cap);
-        A largest = none, sum = 0;
+        A largest = none, sum = 0, plain = 0;
         for_cut<false>(cut, [&](auto wide, u64 i) {
             constexpr int w = decltype(wide)::width;
             auto in = load<w>(values + i);
@@ -93,6 +95,9 @@ extern "C" __launch_bounds__(1024) __global__ void cross_entropy(
             Vector<A, w> of;
             for (int k = 0; k < w; k++) of.at[k] = capped(widen(in.at[k]), cap);
             for (int k = 0; k < w; k++) largest = Larger()(largest, of.at[k]);
+            if (smoothing != A(0)) {
+                for (int k = 0; k < w; k++) plain += of.at[k];
+            }
             // From -inf nothing can be taken; its own exponential is 0 from wherever it is taken.
             A shift = largest == none ? A(0) : largest;
             sum *= exponential_below(before - shift);
@@ -100,9 +105,17 @@ extern "C" __launch_bounds__(1024) __global__ void cross_entropy(
         });
         A top = block_reduce(largest, none, Larger());
         A total = block_reduce(largest == none ? sum : sum * exponential_below(largest - top), A(0), Add());
-        if (threadIdx.x == 0) losses[row] = log(double(total)) + (double(top) - double(own));
+        A mean = smoothing == A(0) ? A(0) : block_reduce(plain, A(0), Add()) / A(vocab);
+        double normalizer = log(double(total)) + double(top);
+        if (threadIdx.x == 0) {
+            double loss = log(double(total)) + (double(top) - double(own));
+            if (smoothing != A(0)) loss += double(smoothing) * (double(own) - double(mean));
+            if (z_loss != A(0)) loss += double(z_loss) * normalizer * normalizer;
+            losses[row] = loss;
+        }
         if (slopes == nullptr) continue;
-        A scale = A(1) / total;
+        A scale = A(1.0 + 2.0 * double(z_loss) * normalizer) / total;
+        A even = smoothing / A(vocab), one = A(1) - smoothing;
         // From the end: what was read last is still in the cache.
         for_cut<true>(cut, [&](auto wide, u64 i) {
             constexpr int w = decltype(wide)::width;
@@ -111,8 +124,8 @@ extern "C" __launch_bounds__(1024) __global__ void cross_entropy(
             Vector<S, w> out;
             for (int k = 0; k < w; k++) {
                 A logit = capped(widen(in.at[k]), cap);
-                A share = exponential_below(logit - top) * scale;
-                out.at[k] = narrow<S>(B(through_cap(of_target == k ? share - A(1) : share, logit, cap)));
+                A share = exponential_below(logit - top) * scale - even;
+                out.at[k] = narrow<S>(B(through_cap(of_target == k ? share - one : share, logit, cap)));
             }
             store_at<w>(slopes + i, out, at_once);
         });

@@ -90,3 +90,58 @@ extern "C" __global__ void sgd_momentum(
     });
     written.end(not_finite);
 }
+
+extern "C" __global__ void lion(
+    const S* __restrict__ gradient, T* __restrict__ params, T* __restrict__ averages, bf16* __restrict__ copy, u64 len,
+    const double* __restrict__ factors, i64* not_finite, T most, T keep, T old, T fresh, T kept, T added, T step_size
+) {
+    if (factors[2] == 0.0) return;
+    T scale = T(factors[0]), clip = T(factors[1]);
+    bool vectors = aligned<W>(gradient) && aligned<W>(params) && aligned<W>(averages) && aligned<W>(copy);
+    Written<T> written(most);
+    for_elements<W>(len, vectors, [&](auto wide, u64 i) {
+        constexpr int w = decltype(wide)::width;
+        auto slopes = load<w>(gradient + i);
+        auto p = load<w>(params + i);
+        auto m = load<w>(averages + i);
+        for (int k = 0; k < w; k++) {
+            T g = scaled(slopes.at[k], scale, clip);
+            T direction = m.at[k] * old + fresh * g;
+            T up = direction > T(0) ? step_size : T(0);
+            T down = direction < T(0) ? step_size : T(0);
+            p.at[k] = p.at[k] * keep + (up - down);
+            m.at[k] = m.at[k] * kept + added * g;
+            // A sign is finite whatever it is of; an average shows what is not.
+            written.param(p.at[k]);
+            written.state(m.at[k]);
+        }
+        store<w>(params + i, p);
+        copy_to<w>(copy, i, p);
+        store<w>(averages + i, m);
+    });
+    written.end(not_finite);
+}
+
+// An average of the parameters, which are only read.
+extern "C" __global__ void ema(
+    const T* __restrict__ params, T* __restrict__ averages, u64 len, const double* __restrict__ factors,
+    i64* not_finite, T most, T weight
+) {
+    if (factors[2] == 0.0) return;
+    Written<T> written(most);
+    T rest = T(1) - weight;
+    bool by_end = weight >= T(0.5);
+    bool vectors = aligned<W>(params) && aligned<W>(averages);
+    for_elements<W>(len, vectors, [&](auto wide, u64 i) {
+        constexpr int w = decltype(wide)::width;
+        auto p = load<w>(params + i);
+        auto average = load<w>(averages + i);
+        for (int k = 0; k < w; k++) {
+            T away = p.at[k] - average.at[k];
+            average.at[k] = by_end ? p.at[k] - away * rest : average.at[k] + weight * away;
+            written.state(average.at[k]);
+        }
+        store<w>(averages + i, average);
+    });
+    written.end(not_finite);
+}

@@ -18,9 +18,10 @@ use crate::backend::HeadChunks;
 use crate::graph::Counting;
 use crate::model::unsharded::BlockCall;
 use crate::model::{Architecture, Blocks, Shape, token_bytes};
+use crate::op::LossTerms;
 
 /// The shape of a micro-batch and the dtypes that a program is run with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RunShape {
     /// Samples of a micro-batch.
     pub samples: usize,
@@ -32,6 +33,8 @@ pub struct RunShape {
     pub gradient_dtype: DType,
     /// Which chunks of logits the backend of the run wants.
     pub head_chunks: HeadChunks,
+    /// What training adds to the loss.
+    pub terms: LossTerms,
     /// Whether samples hold several documents that do not see each other.
     pub packed: bool,
 }
@@ -39,9 +42,9 @@ pub struct RunShape {
 impl RunShape {
     /// The shape of the graphs of a call.
     pub(crate) fn of(&self, call: BlockCall) -> Shape {
-        let Self { samples, seq, dtype, head_chunks, packed, .. } = *self;
+        let Self { samples, seq, dtype, head_chunks, terms, packed, .. } = *self;
         let training = !matches!(call, BlockCall::Forward(_, ForwardMode::Evaluate) | BlockCall::Evaluate(_));
-        Shape { samples, seq, dtype, head_chunks, training, packed }
+        Shape { samples, seq, dtype, head_chunks, terms, training, packed }
     }
 }
 

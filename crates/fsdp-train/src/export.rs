@@ -12,12 +12,14 @@ use fsdp_ckpt::export::{ExportPlan, Receipt};
 use fsdp_ckpt::formats;
 use fsdp_ckpt::safetensors::{TensorSpec, TensorType};
 use fsdp_ckpt::transfer::{NoProgress, Options};
-use fsdp_core::engine::Engine;
+use fsdp_core::engine::{Engine, UnitShards};
 use fsdp_core::memory::{HostSliceMut, Slice};
 use fsdp_core::program::Program;
 use fsdp_core::{DType, Memory, Queue};
+use fsdp_nn::update::Ema;
 
 use crate::checkpoint::RunState;
+use crate::config::ExportWeights;
 use crate::error::TrainError;
 use crate::job::Job;
 
@@ -94,13 +96,15 @@ pub(crate) fn export_checkpoint<A>(
     Ok(())
 }
 
-/// Writes this rank's rows of all parameters; ranks of later replicas have nothing to write.
+/// Writes this rank's rows of all parameters, or of their averages where they have some; ranks of later replicas have nothing
+/// to write.
 ///
 /// # Errors
 /// [`TrainError::Checkpoint`], or those of the memory.
 pub fn export_model<M: Memory, P: Program<M>>(
     engine: &Engine<M, P>,
     plan: &ExportPlan,
+    weights: ExportWeights,
 ) -> Result<Option<Receipt>, TrainError> {
     if engine.plan().mesh.replica_of(engine.rank()) > 0 {
         return Ok(None);
@@ -109,7 +113,9 @@ pub fn export_model<M: Memory, P: Program<M>>(
     let mut values = Vec::new();
     for unit in engine.plan().layout.unit_ids() {
         let shards = engine.shards(unit);
-        for (buffer, pieces) in shards.params.into_iter().zip(shards.pieces) {
+        for (segment, (params, pieces)) in shards.params.iter().zip(shards.pieces).enumerate() {
+            let averages = if weights == ExportWeights::Ema { average(&shards, segment) } else { None };
+            let buffer = averages.unwrap_or(params);
             for piece in pieces {
                 values.clear();
                 values.resize(piece.len, 0.0);
@@ -121,4 +127,11 @@ pub fn export_model<M: Memory, P: Program<M>>(
         }
     }
     Ok(Some(writer.finish()?))
+}
+
+/// The averages of a segment's parameters, in their order; frozen ones have none.
+fn average<'a, B>(shards: &UnitShards<'a, B>, segment: usize) -> Option<&'a B> {
+    let tensors = shards.state_tensors.get(segment)?;
+    let index = tensors.iter().position(|tensor| tensor.name == Ema::STATE)?;
+    Some(shards.state[segment][index])
 }

@@ -18,8 +18,8 @@ use fsdp_core::{Digest, Mesh, Rank};
 use fsdp_nn::HostMemory;
 use fsdp_nn::footprint::{RunShape, footprints};
 use fsdp_nn::listing::{Listing, listings};
-use fsdp_nn::model::Architecture;
 use fsdp_nn::model::unsharded::BlockCall;
+use fsdp_nn::model::{Architecture, ProgramOptions};
 
 use crate::config::{ConfigError, Packing, Resolved};
 use crate::error::TrainError;
@@ -120,6 +120,15 @@ impl<A: Architecture + Clone> Job<A> {
         Ok(Self { config, architecture, plan, digest, init, data, schedule })
     }
 
+    /// What the model of the job computes with.
+    pub(crate) fn program_options(&self) -> ProgramOptions {
+        ProgramOptions {
+            dtype: self.plan.policy.param_dtype,
+            seed: self.config.train_seed(),
+            terms: self.config.train.loss_terms(),
+        }
+    }
+
     /// The memory that a rank needs for a training step, by category, as the ledger predicts it.
     ///
     /// # Errors
@@ -182,7 +191,7 @@ fn measured<M: TrainBackend, A: Architecture + Clone, T>(
     rank: Rank,
     say: impl FnOnce(&LedgerInput<'_>) -> T,
 ) -> Result<T, TrainError> {
-    let rule = M::rule(&config.train.optimizer, &plan.spec)?;
+    let rule = M::rule(&config.train, &plan.spec)?;
     let footprints = footprints(architecture, &plan.spec, run_shape(config, plan), &calls(plan))?;
     let input = LedgerInput {
         tables: &RankTables::new(plan, &*rule, plan.mesh.shard_of(rank)),
@@ -213,6 +222,7 @@ fn run_shape(config: &Resolved, plan: &Plan) -> RunShape {
         dtype: plan.policy.param_dtype,
         gradient_dtype: plan.policy.reduce_dtype,
         head_chunks: config.run.device.head_chunks(),
+        terms: config.train.loss_terms(),
         packed: config.data.packing == Packing::Packed,
     }
 }
@@ -305,7 +315,7 @@ pub fn plan(config: &Resolved, described: &ModelSpec, evaluates: bool) -> Result
         return Err(TrainError::Misfit { key: "train.global_batch_size", reason });
     }
     // Ranks make rules for their devices; all declare the same.
-    let rule: Box<dyn UpdateRule<HostMemory>> = HostMemory::rule(&config.train.optimizer, &spec)?;
+    let rule: Box<dyn UpdateRule<HostMemory>> = HostMemory::rule(&config.train, &spec)?;
     let rule = rule.declare(policy.param_dtype.master());
     let evaluation_rounds = if evaluates { rounds } else { 0 };
     Ok(Plan::new(spec, layout, mesh, policy, &rule, rounds, evaluation_rounds)?)

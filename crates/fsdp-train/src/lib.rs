@@ -47,7 +47,7 @@ pub use init::InitSource;
 pub use job::{Job, expect_positions, listed, plan, predict};
 pub use oracle::Oracle;
 pub use rank::{Evaluation, RankTrainer};
-pub use rule::TrainBackend;
+pub use rule::{ParamGroup, TrainBackend, param_groups};
 pub use run_data::RunData;
 
 /// The version of `fsdp`: all its packages have one.

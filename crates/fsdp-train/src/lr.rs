@@ -1,22 +1,33 @@
-//! Learning rate schedules: those of PyTorch, in closed form.
+//! Learning rate schedules: those of PyTorch and transformers, in closed form.
 //!
 //! PyTorch multiplies the previous learning rate (`LinearLR`, `CosineAnnealingLR` behind `SequentialLR`),
 //! which makes a value depend on the rounding of all before it. Here the value of a step is a function of
 //! the step alone, so that a resumed run needs no state; both agree to 1e-12 of the value (of 1e-3 of the
 //! base where that is larger: the recursion cancels near 0). Steps count from 0: step 0 uses what a PyTorch
 //! optimizer holds after its schedulers are built, before the first `scheduler.step()`.
+//!
+//! | schedule | source |
+//! |---|---|
+//! | linear, cosine | `torch.optim.lr_scheduler` |
+//! | cosine with restarts | SGDR (Loshchilov and Hutter 2017) with cycles of one length: transformers' `cosine_with_restarts` |
+//! | inverse root | transformers' `inverse_sqrt`; Zhai et al. 2022, Scaling Vision Transformers |
+//! | warm-up, stable, decay | MiniCPM (Hu et al. 2024); one minus a root: Hägele et al. 2024; transformers' `warmup_stable_decay` |
+
+#![expect(clippy::cast_precision_loss, reason = "steps are far below 2^53")]
 
 use std::f64::consts::PI;
 
-use crate::config::{LrScheduleConfig, Warmup};
+use crate::config::{DecayCurve, LrScheduleConfig, LrShape, Warmup};
 
 /// The learning rate as a function of the step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LrSchedule {
     config: LrScheduleConfig,
     base: f64,
-    /// The steps after the warm-up.
-    steps: u64,
+    /// The learning rate at the end, or the least, of schedules that go down.
+    min: f64,
+    /// All steps of the run.
+    total: u64,
 }
 
 impl LrSchedule {
@@ -24,12 +35,13 @@ impl LrSchedule {
     ///
     /// A run that is shorter than its warm-up ends within it.
     pub fn new(config: &LrScheduleConfig, base: f64, steps: u64) -> LrSchedule {
-        LrSchedule { config: *config, base, steps: steps.saturating_sub(config.warmup().steps) }
+        let min = config.shape.min().map_or(base, |min| min.of(base));
+        LrSchedule { config: *config, base, min, total: steps }
     }
 
     /// The learning rate of a step, counted from 0.
     pub fn lr(&self, step: u64) -> f64 {
-        let Warmup { steps, start_factor } = self.config.warmup();
+        let Warmup { steps, start_factor } = self.config.warmup;
         match step.checked_sub(steps) {
             Some(step) => self.after_warmup(step),
             None => self.base * (start_factor + (1.0 - start_factor) * ratio(step, steps)),
@@ -37,23 +49,50 @@ impl LrSchedule {
     }
 
     /// Steps past the end keep the last value: only a caller beyond `train.steps` would see PyTorch's
-    /// cosine rise again.
+    /// cosine rise again. The inverse root has no end.
     fn after_warmup(&self, step: u64) -> f64 {
-        let Self { config, base, steps } = *self;
-        match config {
-            LrScheduleConfig::Constant { .. } => base,
-            LrScheduleConfig::Linear { min_lr, .. } if step < steps => {
-                base + (min_lr - base) * ratio(step, steps)
+        let Self { base, min, .. } = *self;
+        let steps = self.total.saturating_sub(self.config.warmup.steps);
+        match self.config.shape {
+            LrShape::Constant => base,
+            LrShape::InverseSqrt { timescale, .. } => {
+                (base / ratio(step + timescale, timescale).sqrt()).max(min)
             }
-            LrScheduleConfig::WarmupCosine { min_lr, .. } if step < steps => {
-                min_lr + (base - min_lr) * (1.0 + (PI * ratio(step, steps)).cos()) / 2.0
+            _ if step >= steps => min,
+            LrShape::Linear { .. } => base + (min - base) * ratio(step, steps),
+            LrShape::WarmupCosine { .. } => min + (base - min) * half_cosine(ratio(step, steps)),
+            // In integers, so that no cycle begins a step too late because a quotient was rounded.
+            LrShape::CosineWithRestarts { cycles, .. } => {
+                let done = u128::from(cycles) * u128::from(step) % u128::from(steps);
+                min + (base - min) * half_cosine(done as f64 / steps as f64)
             }
-            LrScheduleConfig::Linear { min_lr, .. } | LrScheduleConfig::WarmupCosine { min_lr, .. } => min_lr,
+            LrShape::WarmupStableDecay { decay_share, decay, .. } => {
+                let decaying = ((decay_share * self.total as f64).round() as u64).min(steps);
+                match step.checked_sub(steps - decaying) {
+                    Some(step) => min + (base - min) * decay.rest(ratio(step, decaying)),
+                    None => base,
+                }
+            }
         }
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "steps are far below 2^53")]
+impl DecayCurve {
+    /// What is left after a part of the way, from 1 at 0 to 0 at 1.
+    fn rest(self, part: f64) -> f64 {
+        match self {
+            DecayCurve::Linear => 1.0 - part,
+            DecayCurve::Cosine => half_cosine(part),
+            DecayCurve::OneMinusSqrt => 1.0 - part.sqrt(),
+        }
+    }
+}
+
+/// From 1 at 0 to 0 at 1.
+fn half_cosine(part: f64) -> f64 {
+    (1.0 + (PI * part).cos()) / 2.0
+}
+
 fn ratio(step: u64, steps: u64) -> f64 {
     step as f64 / steps as f64
 }

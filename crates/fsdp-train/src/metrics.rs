@@ -26,7 +26,8 @@ pub(crate) use tensorboard::TENSORBOARD;
 pub struct StepMetrics {
     /// The step, from 1.
     pub step: u64,
-    /// Mean cross-entropy over the counted tokens of the global batch, before the update.
+    /// Mean loss over the counted tokens of the global batch, before the update: cross-entropy, with the terms that training
+    /// adds.
     pub loss: f64,
     /// Global L2 norm of the gradient, before clipping.
     pub grad_norm: f64,

@@ -17,7 +17,7 @@ use fsdp_core::schedule::{AccumulationOrder, Round};
 use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule};
 use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, ExactSum, Memory, Queue, tree};
-use fsdp_nn::model::{Architecture, ModelProgram, ProgramOptions};
+use fsdp_nn::model::{Architecture, ModelProgram};
 
 use crate::error::TrainError;
 use crate::job::Job;
@@ -63,9 +63,9 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
     /// Those of the parts.
     pub fn new(job: &'a Job<A>, memory: Arc<M>) -> Result<Self, TrainError> {
         let plan = &job.plan;
-        let options = ProgramOptions { dtype: plan.policy.param_dtype, seed: job.config.train_seed() };
+        let options = job.program_options();
         let program = ModelProgram::new(job.architecture.clone(), plan.spec.clone(), options);
-        let rule = M::rule(&job.config.train.optimizer, &plan.spec)?;
+        let rule = M::rule(&job.config.train, &plan.spec)?;
         let mut params = Vec::new();
         for id in (0..plan.spec.params.len()).map(ParamId) {
             params.push(whole(job, &*memory, &*rule, id)?);

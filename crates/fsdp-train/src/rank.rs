@@ -11,7 +11,7 @@ use fsdp_core::engine::{Comms, Engine, IssueOrder, Observer, StepInput, StepRepo
 use fsdp_core::memory::Usage;
 use fsdp_core::schedule::micro_batch_index;
 use fsdp_core::{ExactSum, Rank};
-use fsdp_nn::model::{Architecture, Batch, ModelProgram, ProgramOptions};
+use fsdp_nn::model::{Architecture, Batch, ModelProgram};
 
 use crate::checkpoint::{Foreign, restore};
 use crate::error::TrainError;
@@ -94,9 +94,9 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         );
         let comms =
             Comms::connect(&*memory, gathers, reductions, plan.mesh, plan.step.sub_group, job.digest)?;
-        let options = ProgramOptions { dtype: plan.policy.param_dtype, seed: job.config.train_seed() };
+        let options = job.program_options();
         let program = ModelProgram::new(job.architecture.clone(), plan.spec.clone(), options);
-        let rule = M::rule(&job.config.train.optimizer, &plan.spec)?;
+        let rule = M::rule(&job.config.train, &plan.spec)?;
         Ok(Engine::new(memory, plan, comms, program, rule)?)
     }
 

@@ -5,18 +5,18 @@ use std::collections::BTreeSet;
 use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_core::update::UpdateRule;
 use fsdp_nn::Backend;
-use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, Sgd};
+use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, Both, Ema, GroupSettings, Groups, Lion, Sgd};
 
-use crate::config::{FqnPatterns, OptimizerConfig};
+use crate::config::{FqnPatterns, OptimizerConfig, TrainConfig};
 use crate::error::TrainError;
 
 /// A backend that has all update rules of the configuration.
 pub trait TrainBackend: Backend {
-    /// The update rule of a configuration.
+    /// The update rule of a configuration, with the average of the parameters where one is kept.
     ///
     /// # Errors
-    /// [`TrainError::Misfit`] for a `no_decay` pattern that matches nothing.
-    fn rule(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Box<dyn UpdateRule<Self>>, TrainError>;
+    /// [`TrainError::Misfit`] for a pattern of `no_decay` or of a group that matches nothing.
+    fn rule(config: &TrainConfig, spec: &ModelSpec) -> Result<Box<dyn UpdateRule<Self>>, TrainError>;
 }
 
 impl<M: Backend> TrainBackend for M
@@ -24,39 +24,88 @@ where
     AdamW: UpdateRule<M>,
     Sgd: UpdateRule<M>,
     Adafactor: UpdateRule<M>,
+    Lion: UpdateRule<M>,
+    Ema: UpdateRule<M>,
 {
-    fn rule(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Box<dyn UpdateRule<M>>, TrainError> {
-        let no_decay = matching(spec, "train.optimizer.no_decay", config.no_decay())?;
-        Ok(match config {
-            OptimizerConfig::Adamw(c) => Box::new(AdamW {
-                betas: (c.betas[0], c.betas[1]),
-                eps: c.eps,
-                weight_decay: c.weight_decay,
-                no_decay,
-            }),
-            OptimizerConfig::Sgd(c) => Box::new(Sgd {
-                momentum: c.momentum,
-                dampening: c.dampening,
-                weight_decay: c.weight_decay,
-                nesterov: c.nesterov,
-                no_decay,
-            }),
+    fn rule(config: &TrainConfig, spec: &ModelSpec) -> Result<Box<dyn UpdateRule<M>>, TrainError> {
+        let groups = settings(&config.optimizer, spec)?;
+        let rule: Box<dyn UpdateRule<M>> = match &config.optimizer {
+            OptimizerConfig::Adamw(c) => {
+                Box::new(AdamW { betas: (c.betas[0], c.betas[1]), eps: c.eps, groups })
+            }
+            OptimizerConfig::Sgd(c) => {
+                Box::new(Sgd { momentum: c.momentum, dampening: c.dampening, nesterov: c.nesterov, groups })
+            }
             OptimizerConfig::Adafactor(c) => {
                 let options = AdafactorOptions {
                     eps: (c.eps[0], c.eps[1]),
                     clip_threshold: c.clip_threshold,
                     decay_rate: c.decay_rate,
                     beta1: c.beta1,
-                    weight_decay: c.weight_decay,
                     scale_parameter: c.scale_parameter,
                     relative_step: c.relative_step,
                     warmup_init: c.warmup_init,
-                    no_decay,
+                    groups,
                 };
                 Box::new(Adafactor::new(options, spec))
             }
+            OptimizerConfig::Lion(c) => Box::new(Lion { betas: (c.betas[0], c.betas[1]), groups }),
+        };
+        Ok(match config.ema_decay {
+            Some(decay) => Box::new(Both::new(rule, Box::new(Ema { decay }))),
+            None => rule,
         })
     }
+}
+
+/// Parameters that are updated with the same settings.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParamGroup {
+    /// The patterns of the run file that chose them; none for all others.
+    pub patterns: Vec<String>,
+    /// How they are updated.
+    pub settings: GroupSettings,
+    /// The parameters, in the order of the model, frozen ones included.
+    pub params: Vec<ParamId>,
+}
+
+/// Every parameter of a model in the first group of the configuration that names it: the entries of `group` in their order,
+/// then `no_decay`, then all others. A group may be empty.
+///
+/// # Errors
+/// [`TrainError::Misfit`] for a pattern that matches nothing.
+pub fn param_groups(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Vec<ParamGroup>, TrainError> {
+    let mut named = Vec::new();
+    for group in config.groups() {
+        let settings = GroupSettings {
+            lr_scale: group.scale(config.lr()),
+            weight_decay: group.weight_decay.unwrap_or(config.weight_decay()),
+        };
+        named.push(("train.optimizer.group", &group.patterns[..], settings));
+    }
+    let spared = GroupSettings { lr_scale: 1.0, weight_decay: 0.0 };
+    named.push(("train.optimizer.no_decay", config.no_decay(), spared));
+    let mut left: BTreeSet<ParamId> = (0..spec.params.len()).map(ParamId).collect();
+    let mut groups = Vec::new();
+    for (key, patterns, settings) in named {
+        let matched = matching(spec, key, patterns)?;
+        let params = left.intersection(&matched).copied().collect();
+        left = &left - &matched;
+        groups.push(ParamGroup { patterns: patterns.to_vec(), settings, params });
+    }
+    let settings = GroupSettings { lr_scale: 1.0, weight_decay: config.weight_decay() };
+    groups.push(ParamGroup { patterns: Vec::new(), settings, params: left.into_iter().collect() });
+    Ok(groups)
+}
+
+/// The settings of every parameter.
+///
+/// # Errors
+/// Those of [`param_groups`].
+pub(crate) fn settings(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Groups, TrainError> {
+    let groups = param_groups(config, spec)?.into_iter();
+    let uniform = Groups::uniform(config.weight_decay());
+    Ok(groups.fold(uniform, |all, group| all.with(group.params, group.settings)))
 }
 
 /// The parameters whose name, or the name of a tied use, matches one of the patterns of `key`.

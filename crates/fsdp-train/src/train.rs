@@ -126,7 +126,7 @@ where
     let world = job.plan.mesh.world();
     expect_room_to_train::<L::Memory, A>(job, launcher.ranks_on_machine(world))?;
     let out_dir = Path::new(&job.config.run.out_dir);
-    let rule = L::Memory::rule(&job.config.train.optimizer, &job.plan.spec)?;
+    let rule = L::Memory::rule(&job.config.train, &job.plan.spec)?;
     let table = StateTable::new(&job.plan, &*rule);
     let assembly = launcher.assemble(world);
     let start = Start::agree(job, &table, options, &*assembly)?;

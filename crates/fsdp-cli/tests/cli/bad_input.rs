@@ -47,7 +47,7 @@ fn an_unknown_key() {
     ");
     insta::assert_snapshot!(sandbox.refused_with("--set train.optimizer={name=\"sgd\",betas=[0.9,0.95]}"), @r"
     error: --set train.optimizer: unknown key `train.optimizer.betas`; known keys here: lr, momentum,
-    dampening, weight_decay, nesterov, no_decay
+    dampening, weight_decay, nesterov, no_decay, group
     ");
     sandbox.edit("run.toml", "seq_len", "sequence_len");
     insta::assert_snapshot!(sandbox.refused_with(""), @r"
@@ -286,6 +286,15 @@ fn a_pattern_without_decay_that_matches_nothing() {
     insta::assert_snapshot!(Sandbox::new().refused_with(overrides), @r"
     error: train.optimizer.no_decay: pattern `wte` matches no parameter of the model; one of its names
     is `model.embed_tokens.weight`
+    ");
+}
+
+#[test]
+fn a_group_of_parameters_that_matches_nothing() {
+    let overrides = "--set train.optimizer={group=[{patterns=[\"wte\"],lr_scale=2}]}";
+    insta::assert_snapshot!(Sandbox::new().refused_with(overrides), @r"
+    error: train.optimizer.group: pattern `wte` matches no parameter of the model; one of its names is
+    `model.embed_tokens.weight`
     ");
 }
 

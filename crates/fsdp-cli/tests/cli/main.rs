@@ -13,6 +13,9 @@ mod help;
 // A run: what it writes, and that it can be repeated and continued.
 mod train;
 
+// Optimizers: groups of parameters, averages.
+mod optimizers;
+
 // Tokens of text that are kept for later starts.
 #[cfg(feature = "tokenizers")]
 mod kept_tokens;

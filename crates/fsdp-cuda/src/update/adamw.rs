@@ -23,7 +23,7 @@ impl UpdateRule<CudaMemory> for AdamW {
             });
         }
         let kernels = memory.kernels(Queue::Compute, &UPDATE, types(shard)?);
-        for run in runs(shard.pieces, &self.no_decay) {
+        for run in runs(shard.pieces, &self.groups) {
             let AdamWFactors { keep, weight, by_end, beta2, square, root_correction, eps, step_size } =
                 self.factors(run.param, scalars.step, scalars.lr);
             let mut words = run.words(memory, shard, scalars.factors)?;

@@ -1,11 +1,10 @@
 //! Runs of a shard that one launch updates.
 
-use std::collections::BTreeSet;
-
 use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_core::model::ParamId;
 use fsdp_core::update::{Piece, SegmentShard};
 use fsdp_core::{DType, Error};
+use fsdp_nn::update::Groups;
 
 use crate::device::{CudaBuffer, CudaMemory, expect_dtype, expect_float};
 use crate::kernels::Word;
@@ -21,13 +20,14 @@ pub(crate) struct Run {
     pub(crate) len: usize,
 }
 
-/// The runs of a shard: pieces that touch are one when weight decay treats them alike.
-pub(crate) fn runs(pieces: &[Piece], no_decay: &BTreeSet<ParamId>) -> Vec<Run> {
+/// The runs of a shard: pieces that touch are one when their groups have the same settings.
+pub(crate) fn runs(pieces: &[Piece], groups: &Groups) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for piece in pieces {
-        let decays = |param| !no_decay.contains(&param);
         match runs.last_mut() {
-            Some(run) if run.offset + run.len == piece.offset && decays(run.param) == decays(piece.param) => {
+            Some(run)
+                if run.offset + run.len == piece.offset && groups.of(run.param) == groups.of(piece.param) =>
+            {
                 run.len += piece.len;
             }
             _ => runs.push(Run { param: piece.param, offset: piece.offset, len: piece.len }),
@@ -79,6 +79,8 @@ pub(super) fn types(shard: &SegmentShard<'_, CudaBuffer>) -> Result<(DType, DTyp
 
 #[cfg(test)]
 mod tests {
+    use fsdp_nn::update::GroupSettings;
+
     use super::*;
 
     #[test]
@@ -88,8 +90,9 @@ mod tests {
             Piece { param, offset, len, param_offset: 0, row_len: 1 }
         };
         let pieces = [piece(0, 0, 5), piece(1, 5, 3), piece(2, 8, 4), piece(3, 14, 2), piece(4, 16, 1)];
+        let other = GroupSettings { lr_scale: 1.0, weight_decay: 0.0 };
         let run = |param, offset, len| Run { param: ParamId(param), offset, len };
-        let found = runs(&pieces, &[ParamId(2)].into());
+        let found = runs(&pieces, &Groups::uniform(0.1).with([ParamId(2)], other));
         assert_eq!(found, [run(0, 0, 8), run(2, 8, 4), run(3, 14, 3)]);
     }
 }

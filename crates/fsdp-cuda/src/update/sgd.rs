@@ -2,7 +2,7 @@
 
 use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
 use fsdp_core::{Error, Queue};
-use fsdp_nn::update::Sgd;
+use fsdp_nn::update::{GroupSettings, Sgd};
 
 use super::on_host::with_host_shard;
 use super::runs::{runs, types};
@@ -23,10 +23,10 @@ impl UpdateRule<CudaMemory> for Sgd {
             });
         }
         let kernels = memory.kernels(Queue::Compute, &UPDATE, types(shard)?);
-        for run in runs(shard.pieces, &self.no_decay) {
-            let decay = if self.no_decay.contains(&run.param) { 0.0 } else { self.weight_decay };
+        for run in runs(shard.pieces, &self.groups) {
+            let GroupSettings { lr_scale, weight_decay } = self.groups.of(run.param);
             let mut words = run.words(memory, shard, scalars.factors)?;
-            words.extend([decay, scalars.lr].map(Word::Real));
+            words.extend([weight_decay, scalars.lr * lr_scale].map(Word::Real));
             if self.momentum == 0.0 {
                 kernels.elements("sgd", run.len, &words)?;
                 continue;

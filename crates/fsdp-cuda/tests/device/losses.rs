@@ -6,7 +6,7 @@ use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_nn::Backend;
 use fsdp_nn::backend::{HeadDims, IGNORED_TARGET};
 use fsdp_nn::conformance::Calls;
-use fsdp_nn::op::{Head, LogitsDims, Op};
+use fsdp_nn::op::{Head, LogitsDims, LossTerms, Op};
 
 use crate::operands::{ids, rounded};
 use crate::subject::{Subject, subject};
@@ -168,16 +168,17 @@ fn a_target_that_is_no_class_is_not_a_number() {
     );
 }
 
-/// Losses of capped logits, and the gradients of what was capped.
+/// Losses of capped logits with terms, and the gradients of what was capped.
 fn capped<M: Backend>(
     memory: &M,
     dtype: DType,
     shift: usize,
     logits: &[f64],
     targets: &[u32],
+    terms: LossTerms,
 ) -> [Vec<f64>; 2] {
     let (rows, len) = (targets.len(), logits.len());
-    let dims = LogitsDims { softcap: Some(3.0), ..LogitsDims::new(rows, len / rows) };
+    let dims = LogitsDims { softcap: Some(3.0), terms, ..LogitsDims::new(rows, len / rows) };
     let (mut there, ids) = (shifted(memory, dtype, shift, logits), ids(memory, targets));
     let [mut only, mut losses] = [(); 2].map(|()| room(memory, DType::F64, rows));
     let reads = &[Slice::new(&there, shift, len), Slice::whole(&ids)];
@@ -197,13 +198,22 @@ fn cross_entropy_of_capped_logits_agrees_with_the_host() {
             let logits: Vec<f64> = normal(vocab as u64, rows * vocab).iter().map(|x| 4.0 * x).collect();
             let mut targets: Vec<u32> = (0..rows as u32).map(|row| row * 7 % vocab as u32).collect();
             targets[rows - 1] = if rows > 1 { IGNORED_TARGET } else { 0 };
-            let [losses, gradients] = capped(&*subject(), dtype, shift, &logits, &targets);
-            let [of_host, expected] = capped(&host(), dtype, shift, &logits, &targets);
-            let error = (vocab as f64 + 64.0) * unit(dtype);
-            let what = format!("of {rows} x {vocab} capped logits of {dtype}");
-            let largest = 3.0 + (vocab as f64).ln();
-            assert_within(&losses, &of_host, &vec![error * largest; rows], &format!("losses {what}"));
-            assert_within(&gradients, &expected, &vec![error; rows * vocab], &format!("gradients {what}"));
+            for (label_smoothing, z_loss) in [(0.0, 0.0), (0.2, 0.0), (0.0, 0.01), (0.1, 0.001)] {
+                let terms = LossTerms { label_smoothing, z_loss };
+                let [losses, gradients] = capped(&*subject(), dtype, shift, &logits, &targets, terms);
+                let [of_host, expected] = capped(&host(), dtype, shift, &logits, &targets, terms);
+                // A z-loss of a hundredth is less than the rest.
+                let error = 2.0 * (vocab as f64 + 64.0) * unit(dtype);
+                let what = format!("of {rows} x {vocab} capped logits of {dtype} with {terms:?}");
+                let largest = 3.0 + (vocab as f64).ln();
+                assert_within(&losses, &of_host, &vec![error * largest; rows], &format!("losses {what}"));
+                assert_within(
+                    &gradients,
+                    &expected,
+                    &vec![error; rows * vocab],
+                    &format!("gradients {what}"),
+                );
+            }
         }
     }
 }

@@ -1,14 +1,12 @@
 //! Update rules on a device and in pinned memory: the bits of the host's rules, where sums are in their order.
 
-use std::collections::BTreeSet;
-
 use fsdp_core::memory::{Buffer, Category, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
 use fsdp_core::scalars::GradientFactors;
 use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::HostMemory;
-use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, Sgd};
+use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, Ema, GroupSettings, Groups, Lion, Sgd};
 
 use super::subject::{Subject, subject};
 use super::values::*;
@@ -18,14 +16,15 @@ pub(crate) const FACTORS: GradientFactors = GradientFactors { scale: 0.25, clip:
 /// Rows and columns of parameters; one row is a vector.
 pub(crate) type Shapes = &'static [(usize, usize)];
 
-/// Two matrices that touch, a gap, a vector, another matrix without decay.
+/// Two matrices that touch, a gap, a vector, another matrix with settings of its own.
 pub(crate) const SHORT: Shapes = &[(40, 6), (30, 6), (1, 111), (7, 9)];
 
 /// Parameters whose sums have many partial results on the device.
 const LONG: Shapes = &[(200, 33), (70, 300), (1, 70_000)];
 
-fn no_decay() -> BTreeSet<ParamId> {
-    [ParamId(2), ParamId(3)].into()
+fn groups(weight_decay: f64) -> Groups {
+    let settings = GroupSettings { lr_scale: 0.5, weight_decay: 0.0 };
+    Groups::uniform(weight_decay).with([ParamId(2), ParamId(3)], settings)
 }
 
 pub(crate) fn pieces(shapes: Shapes) -> (Vec<Piece>, usize) {
@@ -149,22 +148,72 @@ fn compare<R: UpdateRule<HostMemory> + UpdateRule<Subject>>(mut rule: R, what: &
 
 #[test]
 fn adamw_has_the_bits_of_the_host() {
-    compare(AdamW { no_decay: no_decay(), weight_decay: 0.1, ..AdamW::default() }, "AdamW");
+    compare(AdamW { groups: groups(0.1), ..AdamW::default() }, "AdamW");
     compare(AdamW { betas: (0.4, 0.9), eps: 1e-3, ..AdamW::default() }, "AdamW with a small beta1");
 }
 
 #[test]
+fn lion_has_the_bits_of_the_host() {
+    compare(Lion { groups: groups(0.1), ..Lion::default() }, "Lion");
+}
+
+/// Averages of parameters that are others in every step.
+fn averages<M: Memory>(memory: &M, master: DType, place: Where) -> Vec<Vec<f64>>
+where
+    Ema: UpdateRule<M>,
+{
+    let (pieces, len) = pieces(SHORT);
+    let allocate = |dtype| match place {
+        Where::Device => memory.allocate(Category::OptimizerState, dtype, len).unwrap(),
+        Where::Pinned => memory.allocate_host(Category::OptimizerState, dtype, len).unwrap(),
+    };
+    let [mut params, gradient, average] = [(); 3].map(|()| allocate(master));
+    let (mut rule, mut state, mut not_finite) = (Ema { decay: 0.9 }, [average], integers(memory, &[0]));
+    let update = |step: u64| {
+        let values_of = HostSlice::F64(&normal(step, len));
+        memory.write(Queue::Compute, values_of, SliceMut::whole(&mut params)).unwrap();
+        let factors =
+            filled(memory, DType::F64, &GradientFactors { finite: step != 2, ..FACTORS }.to_array());
+        let scalars = StepScalars { step, lr: 0.0, factors: Slice::whole(&factors) };
+        let mut shard = SegmentShard {
+            params: &mut params,
+            low: None,
+            gradient: &gradient,
+            state: &mut state,
+            pieces: &pieces,
+            not_finite: &mut not_finite,
+        };
+        rule.update(memory, &mut shard, &scalars, &[]).unwrap();
+        let all = values(memory, &state[0]);
+        pieces.iter().flat_map(|piece| all[piece.offset..piece.offset + piece.len].to_vec()).collect()
+    };
+    (1..=4).map(update).collect()
+}
+
+#[test]
+fn averages_of_parameters_have_the_bits_of_the_host() {
+    for master in [DType::F32, DType::F64] {
+        let expected = averages(&host(), master, Where::Device);
+        assert_eq!(expected[0], expected[1], "a step whose flag is down");
+        assert_ne!(expected[1], expected[2], "a step whose flag is up");
+        for place in [Where::Device, Where::Pinned] {
+            let got = averages(&*subject(), master, place);
+            assert_bits(&got.concat(), &expected.concat(), &format!("averages in {master} on {place:?}"));
+        }
+    }
+}
+
+#[test]
 fn sgd_has_the_bits_of_the_host() {
-    compare(Sgd { weight_decay: 0.1, no_decay: no_decay(), ..Sgd::default() }, "plain SGD");
+    compare(Sgd { groups: groups(0.1), ..Sgd::default() }, "plain SGD");
     compare(Sgd { momentum: 0.9, dampening: 0.2, ..Sgd::default() }, "SGD with momentum");
-    let nesterov =
-        Sgd { momentum: 0.9, nesterov: true, weight_decay: 0.1, no_decay: no_decay(), ..Sgd::default() };
+    let nesterov = Sgd { momentum: 0.9, nesterov: true, groups: groups(0.1), ..Sgd::default() };
     compare(nesterov, "SGD of Nesterov");
 }
 
 #[test]
 fn adafactor_has_the_bits_of_the_host() {
-    let decay = AdafactorOptions { weight_decay: 0.1, no_decay: no_decay(), ..AdafactorOptions::default() };
+    let decay = AdafactorOptions { groups: groups(0.1), ..AdafactorOptions::default() };
     let average = AdafactorOptions { beta1: Some(0.9), warmup_init: true, ..decay.clone() };
     let given = AdafactorOptions {
         relative_step: false,
@@ -184,7 +233,8 @@ fn adafactor_has_the_bits_of_the_host() {
 /// 32 roundings behind them. It is smaller than one.
 #[test]
 fn adafactor_is_near_the_host_where_sums_are_long() {
-    let options = AdafactorOptions { beta1: Some(0.9), weight_decay: 0.1, ..AdafactorOptions::default() };
+    let options =
+        AdafactorOptions { beta1: Some(0.9), groups: Groups::uniform(0.1), ..AdafactorOptions::default() };
     let mut rule = Adafactor::new(options, &spec(LONG));
     for master in [DType::F32, DType::F64] {
         let types = (master, DType::F32);
@@ -307,12 +357,17 @@ fn compare_notes<R: UpdateRule<HostMemory> + UpdateRule<Subject>>(mut rule: R, w
 
 #[test]
 fn adamw_notes_what_is_not_finite() {
-    compare_notes(AdamW { no_decay: no_decay(), ..AdamW::default() }, "AdamW");
+    compare_notes(AdamW { groups: groups(0.01), ..AdamW::default() }, "AdamW");
+}
+
+#[test]
+fn lion_notes_what_is_not_finite() {
+    compare_notes(Lion { groups: groups(0.1), ..Lion::default() }, "Lion");
 }
 
 #[test]
 fn sgd_notes_what_is_not_finite() {
-    compare_notes(Sgd { weight_decay: 0.1, no_decay: no_decay(), ..Sgd::default() }, "plain SGD");
+    compare_notes(Sgd { groups: groups(0.1), ..Sgd::default() }, "plain SGD");
     compare_notes(Sgd { momentum: 0.9, nesterov: true, ..Sgd::default() }, "SGD of Nesterov");
 }
 

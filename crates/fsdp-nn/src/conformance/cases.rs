@@ -11,7 +11,7 @@ use crate::backend::{
     Write,
 };
 use crate::layer::Rope;
-use crate::op::{Activation, Attention, Function, Op, Pass, Pointwise, Scores};
+use crate::op::{Activation, Attention, Function, LossTerms, Op, Pass, Pointwise, Scores};
 
 /// Dimensions, in the roles that each case gives them.
 #[derive(Clone, Copy, Debug)]
@@ -54,8 +54,11 @@ pub(crate) fn all<M: Backend>(sizes: Sizes) -> Vec<Case<M>> {
         attention(sizes, 1, 2, Scores { packed: true, window: Some(4), ..Scores::dropping(0.3) }),
         columns(sizes),
         dropout(sizes),
-        head(sizes, None),
-        head(sizes, Some(2.0)),
+        head(sizes, None, LossTerms::default()),
+        head(sizes, Some(2.0), LossTerms::default()),
+        head(sizes, None, LossTerms { label_smoothing: 0.2, z_loss: 0.0 }),
+        head(sizes, None, LossTerms { label_smoothing: 0.0, z_loss: 0.03 }),
+        head(sizes, Some(2.0), LossTerms { label_smoothing: 0.1, z_loss: 0.01 }),
     ]
     .into_iter()
     .chain(activations(sizes))
@@ -401,9 +404,9 @@ fn dropout<M: Backend>(sizes: Sizes) -> Case<M> {
     }
 }
 
-fn head<M: Backend>(sizes: Sizes, softcap: Option<f64>) -> Case<M> {
+fn head<M: Backend>(sizes: Sizes, softcap: Option<f64>, terms: LossTerms) -> Case<M> {
     let Sizes { rows, inner: hidden, outer: vocab, seed } = sizes;
-    let dims = HeadDims { softcap, ..HeadDims::new([rows, hidden, vocab], rows.div_ceil(3)) };
+    let dims = HeadDims { softcap, terms, ..HeadDims::new([rows, hidden, vocab], rows.div_ceil(3)) };
     let mut targets = integers(seed + 5, rows, vocab);
     if rows > 2 {
         targets[1] = IGNORED_TARGET;

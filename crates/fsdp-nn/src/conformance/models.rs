@@ -18,7 +18,7 @@ use crate::model::{
     Architecture, Batch, Decoder, DecoderConfig, Gpt2, Gpt2Config, LayerConfig, Mlp, MlpConfig, ModelProgram,
     Names, ProgramOptions, QkNorm, RopeConfig, RopeScaling,
 };
-use crate::op::Function;
+use crate::op::{Function, LossTerms};
 
 /// A model with values.
 pub(crate) struct Sample<A> {
@@ -52,7 +52,7 @@ impl<A: Architecture + Clone> Sample<A> {
     }
 
     pub(crate) fn program<M: Backend>(&self) -> ModelProgram<M, A> {
-        let options = ProgramOptions { dtype: self.dtype, seed: 11 };
+        let options = ProgramOptions { dtype: self.dtype, seed: 11, terms: LossTerms::default() };
         ModelProgram::new(self.architecture.clone(), self.spec.clone(), options)
     }
 

@@ -6,7 +6,7 @@ use super::derive::Backward;
 use super::forward::{Forward, at};
 use super::list::{Draft, List};
 use super::{BlockGraph, Call, Decl, Operand, Trained};
-use crate::op::{Head, HeadDims, Op};
+use crate::op::{Head, HeadDims, LossTerms, Op};
 
 /// A way to run a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -257,6 +257,8 @@ impl BlockPlan {
                 reads.push(Operand::Targets);
                 let logits = draft.place(scratch(rows.dtype.master()));
                 let writes = vec![losses, (draft.whole(logits), false)];
+                // An evaluation is of the cross-entropy alone.
+                let dims = HeadDims { terms: LossTerms::default(), ..dims };
                 draft.call(Op::Head(Head::Loss { dims }), reads, writes);
                 None
             }

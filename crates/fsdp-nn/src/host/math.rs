@@ -110,6 +110,22 @@ pub(crate) fn max<A: Float>(values: &[A]) -> A {
     fold(lanes, larger)
 }
 
+/// The sum, lane by lane.
+#[inline(always)]
+pub(crate) fn sum<A: Float>(values: &[A]) -> A {
+    let mut lanes = [A::ZERO; LANES];
+    let mut chunks = values.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        for (partial, &value) in lanes.iter_mut().zip(chunk) {
+            *partial += value;
+        }
+    }
+    for (partial, &value) in lanes.iter_mut().zip(chunks.remainder()) {
+        *partial += value;
+    }
+    fold(lanes, |a, b| a + b)
+}
+
 /// Replaces `values` by `e^(scale * value - shift)` and returns their sum.
 #[inline(always)]
 pub(crate) fn exp_sum<A: Float>(values: &mut [A], scale: A, shift: A) -> A {

@@ -9,10 +9,10 @@ use super::architecture::Architecture;
 use crate::backend::HeadChunks;
 use crate::error::ModelError;
 use crate::graph::{BlockGraph, BlockPlan, Builder, HeadCall, Request, Tensor, Trained};
-use crate::op::HeadDims;
+use crate::op::{HeadDims, LossTerms};
 
 /// What graphs depend on beside the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Shape {
     /// Samples of a micro-batch.
     pub(crate) samples: usize,
@@ -22,6 +22,8 @@ pub(crate) struct Shape {
     pub(crate) dtype: DType,
     /// Which chunks of logits the backend wants.
     pub(crate) head_chunks: HeadChunks,
+    /// What training adds to the loss.
+    pub(crate) terms: LossTerms,
     /// Whether dropout acts.
     pub(crate) training: bool,
     /// Whether samples hold several documents.
@@ -127,7 +129,8 @@ fn head<A: Architecture>(
     })?;
     let (rows, vocab) = (shape.samples * shape.seq, head.vocab);
     let chunk_rows = shape.head_chunks.rows(rows, vocab);
-    let dims = HeadDims { rows, hidden: head.hidden, vocab, chunk_rows, softcap: head.softcap };
+    let dims =
+        HeadDims { rows, hidden: head.hidden, vocab, chunk_rows, softcap: head.softcap, terms: shape.terms };
     let (trained, rounds) = (spec.param(head.weight).trainable, shape.head_chunks.round(shape.dtype));
     Ok(HeadCall { dims, weight, trained, rounds })
 }

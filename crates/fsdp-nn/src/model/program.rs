@@ -17,14 +17,17 @@ use super::kinds::Shape;
 use super::unsharded::BlockCall;
 use crate::backend::Backend;
 use crate::graph::{DeviceRunner, Inputs, Route};
+use crate::op::LossTerms;
 
 /// What a program computes with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProgramOptions {
     /// The dtype of unsharded parameters and of values.
     pub dtype: DType,
     /// The seed of dropout masks.
     pub seed: u64,
+    /// What is added to the loss in training; an evaluation is of the cross-entropy alone.
+    pub terms: LossTerms,
 }
 
 /// A model on one rank: an architecture, the data of the step, and what lives between blocks.
@@ -99,7 +102,8 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
     ) -> Result<T, Error> {
         let Parts { batch, losses, samples, seq } = self.data.parts(self.round, self.options.seed);
         let (head_chunks, packed) = (memory.head_chunks(), batch.positions.is_some());
-        let shape = Shape { samples, seq, dtype: self.options.dtype, head_chunks, training, packed };
+        let ProgramOptions { dtype, terms, .. } = self.options;
+        let shape = Shape { samples, seq, dtype, head_chunks, terms, training, packed };
         let spec = Arc::clone(&self.blocks.spec);
         let inputs = Inputs { memory, spec: &spec, block, params, batch };
         body(&mut self.blocks, shape, &mut DeviceRunner { inputs, gradients, losses })

@@ -5,6 +5,17 @@ use super::describe::{Description, Role};
 /// Targets that do not count in the loss.
 pub const IGNORED_TARGET: u32 = u32::MAX;
 
+/// What is added to the cross-entropy of a row in training.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LossTerms {
+    /// How much of the target is spread evenly over all classes (Szegedy et al. 2016): at least 0 and below 1; as
+    /// `label_smoothing` of `torch.nn.functional.cross_entropy`.
+    pub label_smoothing: f64,
+    /// Coefficient of the squared logarithm of the sum of exponentials (z-loss: PaLM, Chowdhery et al. 2022, section 5): at
+    /// least 0.
+    pub z_loss: f64,
+}
+
 /// Sizes of a linear map to logits followed by cross-entropy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadDims {
@@ -19,17 +30,19 @@ pub struct HeadDims {
     pub chunk_rows: usize,
     /// Logits `x` become `cap * tanh(x / cap)` where there is a cap (Gemma 2).
     pub softcap: Option<f64>,
+    /// What is added to the loss.
+    pub terms: LossTerms,
 }
 
 impl HeadDims {
     /// For so many rows of so many columns, and classes.
     pub fn new([rows, hidden, vocab]: [usize; 3], chunk_rows: usize) -> Self {
-        Self { rows, hidden, vocab, chunk_rows, softcap: None }
+        Self { rows, hidden, vocab, chunk_rows, softcap: None, terms: LossTerms::default() }
     }
 
     /// The logits of so many of its rows.
     pub fn logits(&self, rows: usize) -> LogitsDims {
-        LogitsDims { rows, vocab: self.vocab, softcap: self.softcap }
+        LogitsDims { rows, vocab: self.vocab, softcap: self.softcap, terms: self.terms }
     }
 
     /// Logits of a chunk.
@@ -47,18 +60,23 @@ pub struct LogitsDims {
     pub vocab: usize,
     /// As [`HeadDims::softcap`].
     pub softcap: Option<f64>,
+    /// As [`HeadDims::terms`].
+    pub terms: LossTerms,
 }
 
 impl LogitsDims {
     /// For so many rows and classes.
     pub fn new(rows: usize, vocab: usize) -> Self {
-        Self { rows, vocab, softcap: None }
+        Self { rows, vocab, softcap: None, terms: LossTerms::default() }
     }
 
     /// So many operations for each logit, and so many more to cap it: it is divided, bent and multiplied, and for its slope
-    /// there are three others.
-    fn flops(&self, each: usize, capping: usize) -> usize {
-        (each + if self.softcap.is_some() { capping } else { 0 }) * self.rows * self.vocab
+    /// there are three others. Where labels are smoothed there is one more, of the mean or of the slope, for each of these
+    /// passes. A z-loss is a few operations for each row.
+    fn flops(&self, each: usize, capping: usize, passes: usize) -> usize {
+        let capping = if self.softcap.is_some() { capping } else { 0 };
+        let smoothing = if self.terms.label_smoothing > 0.0 { passes } else { 0 };
+        (each + capping + smoothing) * self.rows * self.vocab
     }
 }
 
@@ -66,8 +84,8 @@ impl LogitsDims {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "sizes are what they are called")]
 pub enum Head {
-    /// Cross-entropy of `logits = x W^T` (`weight` is `vocab x hidden`) against `targets`; a loss is 0 where the target
-    /// is [`IGNORED_TARGET`].
+    /// Cross-entropy of `logits = x W^T` (`weight` is `vocab x hidden`) against `targets`, with the terms of `dims`; a loss is 0
+    /// where the target is [`IGNORED_TARGET`].
     Loss { dims: HeadDims },
     /// [`Head::Loss`] with the gradients of the **sum** of losses, to the weight too if `weight`. The gradient of the
     /// logits may be rounded to the tensors' dtype before the products: devices multiply operands of one dtype. It has
@@ -89,7 +107,7 @@ impl Head {
             Head::Loss { dims } => of_head("head_loss", dims, 1)
                 .read([Role::ids("targets", dims.rows)])
                 .write([Role::losses(dims.rows), chunk(Role::statistic("logits", dims.chunk_len()), dims)])
-                .flops(dims.logits(dims.rows).flops(4, 3)),
+                .flops(dims.logits(dims.rows).flops(4, 3, 1)),
             Head::LossBackward { dims, weight, rounds } => {
                 let dlogits = chunk(Role::value("dlogits", dims.chunk_len()), dims);
                 of_head("head_loss_backward", dims, 2 + u64::from(weight))
@@ -101,19 +119,21 @@ impl Head {
                     ])
                     .write(weight.then(|| Role::gradient("dweight", dims.vocab * dims.hidden).adds()))
                     .write(rounds.then_some(dlogits))
-                    .flops(dims.logits(dims.rows).flops(6, 6))
+                    .flops(dims.logits(dims.rows).flops(6, 6, 2))
             }
             Head::Logits { dims } => {
                 let len = dims.rows * dims.vocab;
                 of_head("head_logits", dims, 1)
                     .write([Role::statistic("logits", len).or_more(len)])
-                    .flops(dims.logits(dims.rows).flops(0, 3))
+                    .flops(dims.logits(dims.rows).flops(0, 3, 0))
             }
             Head::CrossEntropy { dims } => Description::new("cross_entropy")
                 .read([Role::gradient("logits", dims.rows * dims.vocab), Role::ids("targets", dims.rows)])
                 .write([Role::losses(dims.rows)])
                 .constant(dims.softcap.unwrap_or(0.0))
-                .flops(dims.flops(4, 3)),
+                .constant(dims.terms.label_smoothing)
+                .constant(dims.terms.z_loss)
+                .flops(dims.flops(4, 3, 1)),
             Head::CrossEntropyBackward { dims, rounds } => {
                 let (rows, len) = (dims.rows, dims.rows * dims.vocab);
                 let logits = if rounds { Role::statistic } else { Role::gradient };
@@ -122,7 +142,9 @@ impl Head {
                     .write([logits("logits", len).updated(), Role::losses(rows)])
                     .write(rounds.then(|| Role::value("dlogits", len)))
                     .constant(dims.softcap.unwrap_or(0.0))
-                    .flops(dims.flops(6, 6))
+                    .constant(dims.terms.label_smoothing)
+                    .constant(dims.terms.z_loss)
+                    .flops(dims.flops(6, 6, 2))
             }
         }
     }
@@ -147,6 +169,19 @@ mod tests {
 
     use super::*;
     use crate::op::Op;
+
+    #[test]
+    fn smoothing_costs_an_operation_for_each_logit_and_pass_and_a_z_loss_none() {
+        let plain = HeadDims::new([5, 3, 7], 2);
+        let terms =
+            |label_smoothing, z_loss| HeadDims { terms: LossTerms { label_smoothing, z_loss }, ..plain };
+        let cost = |op| Op::Head(op).cost(DType::Bf16, DType::F32).other_flops;
+        let backward = |dims| cost(Head::LossBackward { dims, weight: true, rounds: false });
+        let forward = |dims| cost(Head::Loss { dims });
+        assert_eq!(backward(terms(0.1, 1e-4)) - backward(plain), 2 * 5 * 7);
+        assert_eq!(forward(terms(0.1, 1e-4)) - forward(plain), 5 * 7);
+        assert_eq!(backward(terms(0.0, 1e-4)), backward(plain));
+    }
 
     #[test]
     fn a_cap_costs_a_few_operations_for_each_logit_and_no_bytes() {

@@ -23,7 +23,7 @@ pub use attention::{Attention, AttentionDims, Scores};
 pub use cost::Cost;
 pub use describe::{Access, Description, Kind, Role};
 
-pub use head::{Head, HeadDims, IGNORED_TARGET, LogitsDims};
+pub use head::{Head, HeadDims, IGNORED_TARGET, LogitsDims, LossTerms};
 pub use linear::{Linear, LinearDims, Orientation};
 pub use lookup::Lookup;
 pub use norm::Norm;

@@ -9,8 +9,8 @@ use crate::listing::listings;
 use crate::model::unsharded::{Pass, calls};
 use crate::model::{Architecture, Decoder, DecoderConfig, Gpt2, Gpt2Config, Kinds};
 use crate::op::{
-    Attention, AttentionDims, Cost, Head, HeadDims, Linear, LinearDims, Lookup, Norm, Op, Orientation,
-    Pointwise, Scores,
+    Attention, AttentionDims, Cost, Head, HeadDims, Linear, LinearDims, Lookup, LossTerms, Norm, Op,
+    Orientation, Pointwise, Scores,
 };
 
 const SHAPE: RunShape = RunShape {
@@ -19,6 +19,7 @@ const SHAPE: RunShape = RunShape {
     dtype: DType::Bf16,
     gradient_dtype: DType::F32,
     head_chunks: HeadChunks::Small,
+    terms: LossTerms { label_smoothing: 0.0, z_loss: 0.0 },
     packed: false,
 };
 

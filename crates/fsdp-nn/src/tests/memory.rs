@@ -11,6 +11,7 @@ use crate::backend::HeadChunks;
 use crate::footprint::{Footprints, RunShape, difference, footprints};
 use crate::model::unsharded::{BlockCall, Pass, Whole, calls, run};
 use crate::model::{Architecture, Decoder, Gpt2, ModelProgram, ProgramOptions};
+use crate::op::LossTerms;
 
 const PASSES: [Pass; 4] = [Pass::Train, Pass::TrainRecomputing, Pass::TrainKeepingProducts, Pass::Evaluate];
 
@@ -21,6 +22,7 @@ fn shape(dtype: DType) -> RunShape {
         dtype,
         gradient_dtype: dtype.master(),
         head_chunks: HeadChunks::Small,
+        terms: LossTerms::default(),
         packed: false,
     }
 }
@@ -33,7 +35,7 @@ fn measure<A: Architecture + Clone>(
     calls: &[BlockCall],
 ) -> Footprints {
     let memory = host();
-    let options = ProgramOptions { dtype: shape.dtype, seed: 0 };
+    let options = ProgramOptions { dtype: shape.dtype, seed: 0, terms: shape.terms };
     let mut program = ModelProgram::new(architecture.clone(), spec.clone(), options);
     let batch = if shape.packed { packed_batch } else { batch };
     program.set_batches(&memory, 0, vec![batch(shape.samples, shape.seq, 13)]).unwrap();

@@ -15,7 +15,7 @@ use crate::footprint::RunShape;
 use crate::graph::{self, Counting, Decl, Runner};
 use crate::model::unsharded::{BlockCall, Pass, calls};
 use crate::model::{Architecture, Blocks, Decoder, Gpt2, Gpt2Config};
-use crate::op::{Attention, Linear, Op};
+use crate::op::{Attention, Linear, LossTerms, Op};
 
 const CHECKPOINTING: [Pass; 2] = [Pass::TrainRecomputing, Pass::TrainKeepingProducts];
 
@@ -57,8 +57,8 @@ fn observe<A: Architecture + Clone>(architecture: &A, frozen: &[&str], pass: Pas
     let mut counter = Counter { counting: Counting(Arc::clone(&account)), products: 0 };
     let mut blocks: Blocks<A, Arc<Lease>> = Blocks::new(architecture.clone(), spec.clone());
     let head_chunks = HeadChunks::Small;
-    let shape =
-        RunShape { samples: 2, seq: 7, dtype, gradient_dtype: dtype.master(), head_chunks, packed: false };
+    let (gradient_dtype, terms) = (dtype.master(), LossTerms::default());
+    let shape = RunShape { samples: 2, seq: 7, dtype, gradient_dtype, head_chunks, terms, packed: false };
     let mut observed = Observed::default();
     for call in calls(&spec, pass) {
         if matches!(call, BlockCall::Finish(_)) {

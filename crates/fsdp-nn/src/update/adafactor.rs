@@ -11,8 +11,6 @@
 //! parameters keep their full second moment.) Every rank that holds rows of a matrix keeps all its column
 //! means.
 
-use std::collections::BTreeSet;
-
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_core::update::{
@@ -22,6 +20,7 @@ use fsdp_core::{DType, Error};
 
 use super::elementwise::HostScalars;
 use super::factored::{Pass, Stage};
+use super::groups::{GroupSettings, Groups};
 use super::largest::Largest;
 use crate::host::element::Float;
 use crate::host::{HostBuffer, HostMemory};
@@ -38,16 +37,14 @@ pub struct AdafactorOptions {
     pub decay_rate: f64,
     /// Decay of the running mean of updates, if there is to be one.
     pub beta1: Option<f64>,
-    /// Weight decay.
-    pub weight_decay: f64,
     /// Whether the learning rate is multiplied with the root mean square of the parameter.
     pub scale_parameter: bool,
     /// Whether the learning rate is computed from the step.
     pub relative_step: bool,
     /// Whether the computed learning rate starts small.
     pub warmup_init: bool,
-    /// Parameters without weight decay.
-    pub no_decay: BTreeSet<ParamId>,
+    /// Learning rates and weight decay by parameter.
+    pub groups: Groups,
 }
 
 impl Default for AdafactorOptions {
@@ -57,11 +54,10 @@ impl Default for AdafactorOptions {
             clip_threshold: 1.0,
             decay_rate: -0.8,
             beta1: None,
-            weight_decay: 0.0,
             scale_parameter: true,
             relative_step: true,
             warmup_init: false,
-            no_decay: BTreeSet::new(),
+            groups: Groups::uniform(0.0),
         }
     }
 }
@@ -148,6 +144,7 @@ impl Adafactor {
     pub fn factors(&self, param: ParamId, step: u64, lr: f64) -> AdafactorFactors {
         let (options, step) = (&self.options, step as f64);
         let ParamStatistics { len, cols, start } = self.params[param.0];
+        let GroupSettings { lr_scale, weight_decay } = options.groups.of(param);
         let rate = if options.relative_step {
             let most = if options.warmup_init { 1e-6 * step } else { 1e-2 };
             most.min(1.0 / step.sqrt())
@@ -160,10 +157,10 @@ impl Adafactor {
             start,
             beta2: 1.0 - step.powf(options.decay_rate),
             eps: options.eps.0,
-            rate,
+            rate: rate * lr_scale,
             least_rms: options.scale_parameter.then_some(options.eps.1),
             clip_threshold: options.clip_threshold,
-            decay: if options.no_decay.contains(&param) { 0.0 } else { options.weight_decay },
+            decay: weight_decay,
             beta1: options.beta1,
         }
     }

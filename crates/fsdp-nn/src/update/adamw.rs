@@ -1,13 +1,12 @@
 //! AdamW as `torch.optim.AdamW` computes it, operation by operation.
 
-use std::collections::BTreeSet;
-
 use fsdp_core::memory::Buffer;
 use fsdp_core::model::ParamId;
 use fsdp_core::update::{Piece, RuleState, SegmentShard, StateTensor, StepScalars, UpdateRule};
 use fsdp_core::{DType, Error};
 
 use super::elementwise::{HostScalars, Scale, each_block};
+use super::groups::{GroupSettings, Groups};
 use super::largest::Largest;
 use crate::host::element::Float;
 use crate::host::raw::vectorized;
@@ -20,19 +19,17 @@ pub struct AdamW {
     pub betas: (f64, f64),
     /// Added to the denominator.
     pub eps: f64,
-    /// Weight decay.
-    pub weight_decay: f64,
-    /// Parameters without weight decay.
-    pub no_decay: BTreeSet<ParamId>,
+    /// Learning rates and weight decay by parameter.
+    pub groups: Groups,
 }
 
 impl Default for AdamW {
     fn default() -> Self {
-        Self { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.01, no_decay: BTreeSet::new() }
+        Self { betas: (0.9, 0.999), eps: 1e-8, groups: Groups::uniform(0.01) }
     }
 }
 
-/// What one step of [`AdamW`] multiplies with, for a parameter with or without decay.
+/// What one step of [`AdamW`] multiplies with, for a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWFactors {
     /// Of the parameter: what weight decay leaves of it.
@@ -85,12 +82,12 @@ vectorized! {
 impl AdamW {
     /// The factors of a step for a parameter.
     pub fn factors(&self, param: ParamId, step: u64, lr: f64) -> AdamWFactors {
-        let decay = if self.no_decay.contains(&param) { 0.0 } else { self.weight_decay };
-        let ((beta1, beta2), step) = (self.betas, step as f64);
+        let GroupSettings { lr_scale, weight_decay } = self.groups.of(param);
+        let ((beta1, beta2), step, lr) = (self.betas, step as f64, lr * lr_scale);
         let (correction1, correction2) = (1.0 - beta1.powf(step), 1.0 - beta2.powf(step));
         let weight = 1.0 - beta1;
         AdamWFactors {
-            keep: 1.0 - lr * decay,
+            keep: 1.0 - lr * weight_decay,
             weight,
             by_end: weight >= 0.5,
             beta2,

@@ -1,17 +1,25 @@
 //! Update rules of the host backend: fused passes over the shard of a segment.
 //!
-//! AdamW and SGD are element-wise, so their results do not depend on how a segment is cut into shards;
+//! AdamW, SGD, Lion and averages are element-wise, so their results do not depend on how a segment is cut into shards;
 //! Adafactor's depend on sums over ranks, and are only close.
 
 mod adafactor;
 mod adamw;
+mod both;
 mod elementwise;
+mod ema;
 mod factored;
+mod groups;
 mod largest;
+mod lion;
 mod sgd;
 #[cfg(test)]
 mod tests;
 
 pub use adafactor::{Adafactor, AdafactorFactors, AdafactorOptions};
 pub use adamw::{AdamW, AdamWFactors};
+pub use both::Both;
+pub use ema::Ema;
+pub use groups::{GroupSettings, Groups};
+pub use lion::{Lion, LionFactors};
 pub use sgd::Sgd;

@@ -1,20 +1,18 @@
 //! Stochastic gradient descent as `torch.optim.SGD` computes it.
 
-use std::collections::BTreeSet;
-
 use fsdp_core::memory::Buffer;
-use fsdp_core::model::ParamId;
 use fsdp_core::update::{Piece, RuleState, SegmentShard, StateTensor, StepScalars, UpdateRule};
 use fsdp_core::{DType, Error};
 
 use super::elementwise::{HostScalars, Scale, each_block};
+use super::groups::{GroupSettings, Groups};
 use super::largest::Largest;
 use crate::host::element::Float;
 use crate::host::raw::vectorized;
 use crate::host::{HostBuffer, HostMemory};
 
 /// SGD with momentum and coupled weight decay. State: `momentum_buffer`, unless there is no momentum.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Sgd {
     /// Momentum; 0 for none.
     pub momentum: f64,
@@ -22,10 +20,14 @@ pub struct Sgd {
     pub dampening: f64,
     /// Nesterov momentum.
     pub nesterov: bool,
-    /// Weight decay, added to the gradient.
-    pub weight_decay: f64,
-    /// Parameters without weight decay.
-    pub no_decay: BTreeSet<ParamId>,
+    /// Learning rates, and weight decay that is added to the gradient, by parameter.
+    pub groups: Groups,
+}
+
+impl Default for Sgd {
+    fn default() -> Self {
+        Self { momentum: 0.0, dampening: 0.0, nesterov: false, groups: Groups::uniform(0.0) }
+    }
 }
 
 /// The factors of one step, in the type of arithmetic.
@@ -74,15 +76,15 @@ vectorized! {
 
 impl Sgd {
     fn factors<A: Float>(&self, piece: &Piece, scalars: &HostScalars) -> Factors<A> {
-        let decay = if self.no_decay.contains(&piece.param) { 0.0 } else { self.weight_decay };
+        let GroupSettings { lr_scale, weight_decay } = self.groups.of(piece.param);
         Factors {
             scale: Scale::new(scalars),
-            decay: A::of(decay),
+            decay: A::of(weight_decay),
             momentum: A::of(self.momentum),
             undamped: A::of(1.0 - self.dampening),
             nesterov: self.nesterov,
             first: scalars.step == 1,
-            lr: A::of(scalars.lr),
+            lr: A::of(scalars.lr * lr_scale),
         }
     }
 

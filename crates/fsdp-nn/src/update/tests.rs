@@ -1,6 +1,6 @@
 //! Update rules against slow scalar references, and under every cut into shards.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
@@ -9,7 +9,7 @@ use fsdp_core::update::{Piece, SegmentShard, StateAxis, StepScalars, UpdateRule}
 use fsdp_core::{DType, Queue};
 use proptest::prelude::*;
 
-use super::{Adafactor, AdafactorOptions, AdamW, Sgd};
+use super::{Adafactor, AdafactorOptions, AdamW, Both, Ema, GroupSettings, Groups, Lion, Sgd};
 use crate::random;
 use crate::{HostBuffer, HostMemory, HostOptions};
 
@@ -31,8 +31,10 @@ fn numbers(key: u64, len: usize) -> Vec<f64> {
     (0..len as u64).map(|i| f64::from(random::normal(key, i) as f32)).collect()
 }
 
-fn no_decay() -> BTreeSet<ParamId> {
-    [ParamId(1)].into()
+/// One parameter has a learning rate of its own, and no decay.
+fn groups(weight_decay: f64) -> Groups {
+    let settings = GroupSettings { lr_scale: 0.5, weight_decay: 0.0 };
+    Groups::uniform(weight_decay).with([ParamId(1)], settings)
 }
 
 const FACTORS: GradientFactors = GradientFactors { scale: 0.25, clip: 0.7, finite: true };
@@ -219,13 +221,31 @@ fn adamw_reference(rule: &AdamW) -> Vec<f64> {
     for step in 1..=STEPS {
         let (gradient, lr) = (scaled(step), lr(step));
         for i in 0..total() {
-            let decay = if rule.no_decay.contains(&ParamId(owners()[i])) { 0.0 } else { rule.weight_decay };
-            p[i] *= 1.0 - lr * decay;
+            let GroupSettings { lr_scale, weight_decay } = rule.groups.of(ParamId(owners()[i]));
+            let lr = lr * lr_scale;
+            p[i] *= 1.0 - lr * weight_decay;
             m[i] = rule.betas.0 * m[i] + (1.0 - rule.betas.0) * gradient[i];
             v[i] = rule.betas.1 * v[i] + (1.0 - rule.betas.1) * gradient[i] * gradient[i];
             let correction = |beta: f64| 1.0 - beta.powi(step as i32);
             let denominator = v[i].sqrt() / correction(rule.betas.1).sqrt() + rule.eps;
             p[i] -= lr / correction(rule.betas.0) * m[i] / denominator;
+        }
+    }
+    p
+}
+
+/// `lion_pytorch.py` of the authors, one element at a time.
+fn lion_reference(rule: &Lion) -> Vec<f64> {
+    let (mut p, mut average) = (numbers(1, total()), vec![0.0; total()]);
+    for step in 1..=STEPS {
+        let gradient = scaled(step);
+        for i in 0..total() {
+            let GroupSettings { lr_scale, weight_decay } = rule.groups.of(ParamId(owners()[i]));
+            let lr = lr(step) * lr_scale;
+            p[i] *= 1.0 - lr * weight_decay;
+            let direction: f64 = rule.betas.0 * average[i] + (1.0 - rule.betas.0) * gradient[i];
+            p[i] -= if direction == 0.0 { 0.0 } else { lr * direction.signum() };
+            average[i] = rule.betas.1 * average[i] + (1.0 - rule.betas.1) * gradient[i];
         }
     }
     p
@@ -237,14 +257,14 @@ fn sgd_reference(rule: &Sgd) -> Vec<f64> {
     for step in 1..=STEPS {
         let gradient = scaled(step);
         for i in 0..total() {
-            let decay = if rule.no_decay.contains(&ParamId(owners()[i])) { 0.0 } else { rule.weight_decay };
-            let mut g = gradient[i] + decay * p[i];
+            let GroupSettings { lr_scale, weight_decay } = rule.groups.of(ParamId(owners()[i]));
+            let mut g = gradient[i] + weight_decay * p[i];
             if rule.momentum != 0.0 {
                 let first = step == 1;
                 buffer[i] = if first { g } else { rule.momentum * buffer[i] + (1.0 - rule.dampening) * g };
                 g = if rule.nesterov { g + rule.momentum * buffer[i] } else { buffer[i] };
             }
-            p[i] -= lr(step) * g;
+            p[i] -= lr(step) * lr_scale * g;
         }
     }
     p
@@ -261,12 +281,13 @@ fn adafactor_reference(options: &AdafactorOptions, param: usize, p: &mut [f64], 
     let (rows, cols) = (shape[0], row_len(shape));
     let (mut row, mut col, mut full) = (vec![0.0; rows], vec![0.0; cols], vec![0.0; len]);
     let mut average = vec![0.0; len];
+    let GroupSettings { lr_scale, weight_decay: decay } = options.groups.of(ParamId(param));
     for (step, g) in (1..).zip(gradients) {
         let beta = 1.0 - f64::from(step).powf(options.decay_rate);
         let scale = mean(p.iter().map(|p| p * p)).sqrt();
         let most = if options.warmup_init { 1e-6 * f64::from(step) } else { 1e-2 };
         let relative = most.min(1.0 / f64::from(step).sqrt());
-        let mut lr = if options.relative_step { relative } else { lr(step as u64) };
+        let mut lr = lr_scale * if options.relative_step { relative } else { lr(step as u64) };
         if options.scale_parameter {
             lr *= scale.max(options.eps.1);
         }
@@ -287,7 +308,6 @@ fn adafactor_reference(options: &AdafactorOptions, param: usize, p: &mut [f64], 
             })
             .collect();
         let clip = (mean(update.iter().map(|u| u * u)).sqrt() / options.clip_threshold).max(1.0);
-        let decay = if options.no_decay.contains(&ParamId(param)) { 0.0 } else { options.weight_decay };
         for i in 0..len {
             update[i] *= lr / clip;
             if let Some(beta1) = options.beta1 {
@@ -337,7 +357,7 @@ fn check_adafactor(options: AdafactorOptions) {
 
 #[test]
 fn adafactor_is_that_of_transformers_on_any_number_of_ranks() {
-    let base = AdafactorOptions { weight_decay: 0.1, no_decay: no_decay(), ..AdafactorOptions::default() };
+    let base = AdafactorOptions { groups: groups(0.1), ..AdafactorOptions::default() };
     check_adafactor(base.clone());
     check_adafactor(AdafactorOptions { warmup_init: true, beta1: Some(0.8), ..base.clone() });
     check_adafactor(AdafactorOptions { relative_step: false, scale_parameter: false, ..base.clone() });
@@ -347,10 +367,53 @@ fn adafactor_is_that_of_transformers_on_any_number_of_ranks() {
 #[test]
 fn adamw_is_that_of_torch() {
     for betas in [(0.9, 0.95), (0.3, 0.999)] {
-        let mut rule = AdamW { betas, eps: 1e-3, weight_decay: 0.1, no_decay: no_decay() };
+        let mut rule = AdamW { betas, eps: 1e-3, groups: groups(0.1) };
         let expected = adamw_reference(&rule);
         assert_close(&train(&mut rule, DType::F64, 1, 1), &expected, 1e-13);
         assert_close(&train(&mut rule, DType::F32, 1, 1), &expected, 2e-6);
+    }
+}
+
+#[test]
+fn lion_is_that_of_its_authors() {
+    let mut rule = Lion { betas: (0.9, 0.98), groups: groups(0.1) };
+    let expected = lion_reference(&rule);
+    assert_close(&train(&mut rule, DType::F64, 1, 1), &expected, 1e-13);
+    assert_close(&train(&mut rule, DType::F32, 1, 1), &expected, 2e-6);
+}
+
+#[test]
+fn lion_does_not_move_where_there_is_neither_gradient_nor_average() {
+    let mut rule = Lion::default();
+    let mut shards = [Shard::new(&rule, DType::F32, 0, 1, 1)];
+    let before = shards[0].contents();
+    shards[0].scatter(&vec![0.0; total()], false);
+    let (memory, mut view, scalars) = shards[0].view(1);
+    rule.update(memory, &mut view, &scalars, &[]).unwrap();
+    assert_eq!(shards[0].contents(), before);
+}
+
+/// The average of `torch.optim.swa_utils.AveragedModel`: the parameters after the first step, then `lerp`.
+#[test]
+fn an_average_begins_with_the_parameters_and_follows_them() {
+    for decay in [0.3, 0.9, 0.999] {
+        let plain = Sgd { momentum: 0.9, groups: groups(0.1), ..Sgd::default() };
+        let mut rule: Both<HostMemory> = Both::new(Box::new(plain), Box::new(Ema { decay }));
+        let mut shards = [Shard::new(&rule, DType::F64, 0, 1, 1)];
+        let mut expected: Option<Vec<f64>> = None;
+        for number in 1..=STEPS {
+            step(&mut rule, &mut shards, number);
+            let contents = shards[0].contents();
+            let [params, _, average] = &contents[..] else { panic!("parameters, momentum and average") };
+            let followed = match expected {
+                None => params.clone(),
+                Some(before) => {
+                    before.iter().zip(params).map(|(e, p)| decay * e + (1.0 - decay) * p).collect()
+                }
+            };
+            assert_close(average, &followed, 1e-15);
+            expected = Some(followed);
+        }
     }
 }
 
@@ -360,7 +423,7 @@ proptest! {
     #[test]
     fn sgd_is_that_of_torch(momentum in 0.0f64..0.99, dampening in 0.0f64..0.5, decay in 0.0f64..0.2, kind in 0usize..3) {
         let (momentum, dampening) = [(0.0, 0.0), (momentum, dampening), (momentum, 0.0)][kind];
-        let mut rule = Sgd { momentum, dampening, nesterov: kind == 2, weight_decay: decay, no_decay: no_decay() };
+        let mut rule = Sgd { momentum, dampening, nesterov: kind == 2, groups: groups(decay) };
         let expected = sgd_reference(&rule);
         assert_close(&train(&mut rule, DType::F64, 1, 1), &expected, 1e-13);
         assert_close(&train(&mut rule, DType::F32, 1, 1), &expected, 2e-6);
@@ -369,10 +432,12 @@ proptest! {
     #[test]
     fn element_wise_rules_give_the_same_bits_for_every_cut(world in 1usize..9, threads in 1usize..4) {
         for dtype in [DType::F32, DType::F64] {
-            let mut adamw = AdamW { weight_decay: 0.1, no_decay: no_decay(), ..AdamW::default() };
-            let mut sgd = Sgd { momentum: 0.9, weight_decay: 0.1, ..Sgd::default() };
+            let mut adamw = AdamW { groups: groups(0.1), ..AdamW::default() };
+            let mut sgd = Sgd { momentum: 0.9, groups: groups(0.1), ..Sgd::default() };
             prop_assert_eq!(train(&mut adamw, dtype, 1, 1), train(&mut adamw, dtype, world, threads));
             prop_assert_eq!(train(&mut sgd, dtype, 1, 1), train(&mut sgd, dtype, world, threads));
+            let mut lion = Lion { groups: groups(0.1), ..Lion::default() };
+            prop_assert_eq!(train(&mut lion, dtype, 1, 1), train(&mut lion, dtype, world, threads));
         }
     }
 }
@@ -383,10 +448,10 @@ proptest! {
 fn pieces_of_state_cover_the_state_of_every_parameter() {
     let options = AdafactorOptions { beta1: Some(0.9), ..AdafactorOptions::default() };
     let adafactor = Adafactor::new(options, &spec());
-    let sgd =
-        Sgd { momentum: 0.9, dampening: 0.0, weight_decay: 0.0, nesterov: false, no_decay: BTreeSet::new() };
-    let adamw = AdamW { betas: (0.9, 0.99), eps: 1e-8, weight_decay: 0.0, no_decay: BTreeSet::new() };
-    let rules: [&dyn UpdateRule<HostMemory>; 3] = [&adafactor, &sgd, &adamw];
+    let sgd = Sgd { momentum: 0.9, ..Sgd::default() };
+    let adamw = AdamW::default();
+    let lion: Both<HostMemory> = Both::new(Box::new(Lion::default()), Box::new(Ema { decay: 0.9 }));
+    let rules: [&dyn UpdateRule<HostMemory>; 4] = [&adafactor, &sgd, &adamw, &lion];
     for (rule, world) in rules.into_iter().flat_map(|rule| (1..9).map(move |world| (rule, world))) {
         let mut held: BTreeMap<(&str, usize), Vec<usize>> = BTreeMap::new();
         for rank in 0..world {
@@ -424,7 +489,9 @@ fn pieces_of_state_cover_the_state_of_every_parameter() {
 #[test]
 fn nothing_changes_when_something_was_not_finite() {
     let options = AdafactorOptions { beta1: Some(0.9), ..AdafactorOptions::default() };
-    let rules: [Box<dyn UpdateRule<HostMemory>>; 3] = [
+    let lion = Both::new(Box::new(Lion::default()), Box::new(Ema { decay: 0.9 }));
+    let rules: [Box<dyn UpdateRule<HostMemory>>; 4] = [
+        Box::new(lion),
         Box::new(AdamW::default()),
         Box::new(Sgd { momentum: 0.9, ..Sgd::default() }),
         Box::new(Adafactor::new(options, &spec())),

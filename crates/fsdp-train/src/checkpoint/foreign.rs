@@ -13,6 +13,7 @@ use fsdp_ckpt::training::{Count, Found, StateRows, Wanted};
 use fsdp_ckpt::transfer::{NoProgress, Options};
 use fsdp_core::Memory;
 use fsdp_core::engine::{Engine, Origin};
+use fsdp_core::model::ParamId;
 use fsdp_core::program::Program;
 use fsdp_core::update::StateTensor;
 
@@ -159,8 +160,8 @@ impl Foreign {
     /// # Errors
     /// [`TrainError::OtherRun`] for settings that make it another update rule.
     pub(super) fn changes<A>(&self, job: &Job<A>, step: u64) -> Result<Vec<Change>, TrainError> {
-        let decays = decaying(job)?;
-        let compared = settings::compare(job, &decays, &self.found.settings, step);
+        let groups = rule::settings(&job.config.train.optimizer, &job.plan.spec)?;
+        let compared = settings::compare(job, &groups, &self.found.settings, step);
         compared.map_err(|differences| TrainError::OtherRun { path: self.path.clone(), differences })
     }
 
@@ -211,17 +212,14 @@ fn whole(count: &Count, path: &Path, rows: &mut StateRows<'_>) -> Result<u64, Tr
     Err(TrainError::OtherStep { path, tensor, expected: whole, got: steps })
 }
 
-/// Whether each parameter decays.
-fn decaying<A>(job: &Job<A>) -> Result<Vec<bool>, TrainError> {
-    let no_decay = job.config.train.optimizer.no_decay();
-    let spared = rule::matching(&job.plan.spec, "train.optimizer.no_decay", no_decay)?;
-    let ids = (0..job.plan.spec.params.len()).map(fsdp_core::model::ParamId);
-    Ok(ids.map(|id| !spared.contains(&id)).collect())
-}
-
 /// What a run has of each parameter.
 fn wanted<A>(job: &Job<A>, table: &StateTable) -> Result<Vec<Wanted>, TrainError> {
-    let decays = decaying(job)?;
+    let (optimizer, spec) = (&job.config.train.optimizer, &job.plan.spec);
+    let groups = rule::settings(optimizer, spec)?;
+    // Without any decay here, the patterns still tell the groups of a trainer that had some.
+    let spared = rule::matching(spec, "train.optimizer.no_decay", optimizer.no_decay())?;
+    let would = |id| optimizer.weight_decay() == 0.0 && !spared.contains(&id);
+    let decays = |id| groups.of(id).weight_decay != 0.0 || would(id);
     let states = |fqn: &str| {
         let below = format!("optim.state.{fqn}.");
         let specs = table.tensors.iter().map(|tensor| &tensor.spec);
@@ -229,13 +227,13 @@ fn wanted<A>(job: &Job<A>, table: &StateTable) -> Result<Vec<Wanted>, TrainError
         let kept = named.filter(|(state, _)| *state != STEPS && !state.contains('.'));
         kept.map(|(state, shape)| (state.to_owned(), shape.clone())).collect()
     };
-    let params = job.plan.spec.params.iter().zip(decays);
+    let params = spec.params.iter().enumerate();
     Ok(params
-        .map(|(param, decays)| Wanted {
+        .map(|(index, param)| Wanted {
             names: init::names(param).map(str::to_owned).collect(),
             shape: param.shape.clone(),
             states: states(&param.fqn),
-            decays,
+            decays: decays(ParamId(index)),
         })
         .collect())
 }

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use super::settings;
+use crate::config::Resolved;
 use crate::error::TrainError;
 use crate::job::Job;
 
@@ -41,7 +42,14 @@ const FREE: [&str; 19] = [
     "run",
 ];
 /// Keys, and tables of keys, that may change between two steps.
-const RECORDED: [&str; 4] = ["train.steps", "train.grad_clip", "train.lr_schedule", "train.optimizer"];
+const RECORDED: [&str; 6] = [
+    "train.steps",
+    "train.grad_clip",
+    "train.lr_schedule",
+    "train.optimizer",
+    "train.label_smoothing",
+    "train.z_loss",
+];
 /// Of these, what must stay: the state of another update rule is of another kind.
 const FIXED: &str = "train.optimizer.name";
 
@@ -169,7 +177,9 @@ impl RunState {
     pub(super) fn changes_to(&self, now: &RunState) -> Result<Vec<Change>, Vec<Difference>> {
         let mut refused = Vec::new();
         let mut changes = Vec::new();
-        for Difference { what, saved, given } in differences(&leaves(&self.config), &leaves(&now.config)) {
+        for Difference { what, saved, given } in
+            differences(&leaves(&complete(&self.config)), &leaves(&now.config))
+        {
             if is_below(&what, &RECORDED) && what != FIXED {
                 changes.push(Change { step: self.step, key: what, from: saved, to: given });
             } else if !is_below(&what, &FREE) {
@@ -192,6 +202,11 @@ impl RunState {
             given: text(&now.data),
         })
     }
+}
+
+/// A configuration with every key that there is: what was saved before a key existed has its default.
+fn complete(text: &str) -> String {
+    Resolved::parse(text, "", &[]).map_or_else(|_| text.to_owned(), |loaded| loaded.config.to_toml())
 }
 
 /// Whether a key is one of `keys` or in one of these tables.

@@ -4,12 +4,14 @@
 use std::collections::BTreeMap;
 
 use fsdp_ckpt::checkpoint::Value;
-use fsdp_core::model::ParamSpec;
+use fsdp_core::model::ParamId;
+use fsdp_nn::update::{GroupSettings, Groups};
 use serde_json::{Map, Value as Json, json};
 
 use super::run_state::{Change, Difference};
-use crate::config::{FqnPatterns, OptimizerConfig};
+use crate::config::OptimizerConfig;
 use crate::job::Job;
+use crate::rule::{self, ParamGroup};
 
 /// How far two values of a setting may be apart: a learning rate is the product of a schedule.
 const CLOSE: f64 = 1e-9;
@@ -18,13 +20,13 @@ const CLOSE: f64 = 1e-9;
 /// everything that makes it another rule.
 pub(super) fn compare<A>(
     job: &Job<A>,
-    decays: &[bool],
+    groups: &Groups,
     saved: &[BTreeMap<String, Value>],
     step: u64,
 ) -> Result<Vec<Change>, Vec<Difference>> {
     let (mut changes, mut refused) = (BTreeMap::<_, Vec<&str>>::new(), Vec::new());
-    for ((param, settings), &decays) in job.plan.spec.params.iter().zip(saved).zip(decays) {
-        for (key, ours) in ours(job, decays, step) {
+    for (index, (param, settings)) in job.plan.spec.params.iter().zip(saved).enumerate() {
+        for (key, ours) in ours(job, groups.of(ParamId(index)), step) {
             let theirs = settings.get(key).and_then(numbers);
             if let Some(theirs) = theirs.filter(|theirs| !are_close(theirs, &ours)) {
                 let texts = [theirs, ours].map(|values| text(&values));
@@ -70,54 +72,46 @@ fn flags(optimizer: &OptimizerConfig) -> Vec<(&'static str, bool, bool)> {
             vec![maximize, ("amsgrad", false, true), ("decoupled_weight_decay", true, true)]
         }
         OptimizerConfig::Sgd(c) => vec![maximize, ("nesterov", c.nesterov, false)],
-        OptimizerConfig::Adafactor(_) => vec![maximize],
+        OptimizerConfig::Adafactor(_) | OptimizerConfig::Lion(_) => vec![maximize],
     }
 }
 
 /// The settings of a parameter as PyTorch names them, for the step after `step`.
-fn ours<A>(job: &Job<A>, decays: bool, step: u64) -> Vec<(&'static str, Vec<f64>)> {
-    let decay = |weight_decay: f64| vec![if decays { weight_decay } else { 0.0 }];
-    let lr = ("lr", vec![job.schedule.lr(step)]);
+fn ours<A>(job: &Job<A>, group: GroupSettings, step: u64) -> Vec<(&'static str, Vec<f64>)> {
+    let decay = ("weight_decay", vec![group.weight_decay]);
+    let lr = ("lr", vec![job.schedule.lr(step) * group.lr_scale]);
     match &job.config.train.optimizer {
-        OptimizerConfig::Adamw(c) => vec![
-            lr,
-            ("betas", c.betas.to_vec()),
-            ("eps", vec![c.eps]),
-            ("weight_decay", decay(c.weight_decay)),
-        ],
-        OptimizerConfig::Sgd(c) => vec![
-            lr,
-            ("momentum", vec![c.momentum]),
-            ("dampening", vec![c.dampening]),
-            ("weight_decay", decay(c.weight_decay)),
-        ],
-        OptimizerConfig::Adafactor(c) => vec![("weight_decay", decay(c.weight_decay))],
+        OptimizerConfig::Adamw(c) => vec![lr, ("betas", c.betas.to_vec()), ("eps", vec![c.eps]), decay],
+        OptimizerConfig::Sgd(c) => {
+            vec![lr, ("momentum", vec![c.momentum]), ("dampening", vec![c.dampening]), decay]
+        }
+        OptimizerConfig::Adafactor(_) => vec![decay],
+        OptimizerConfig::Lion(c) => vec![lr, ("betas", c.betas.to_vec()), decay],
     }
 }
 
-/// The groups that PyTorch's optimizer would have after `step` steps: the parameters that decay, and those that do not.
-/// `null` where PyTorch has no such optimizer.
+/// The groups that PyTorch's optimizer would have after `step` steps: all parameters in no group of the run file, then the
+/// groups in their order. `null` where PyTorch has no such optimizer.
 pub(super) fn param_groups<A>(job: &Job<A>, step: u64) -> Json {
-    let rest = match &job.config.train.optimizer {
+    let optimizer = &job.config.train.optimizer;
+    let rest = match optimizer {
         OptimizerConfig::Adamw(_) => {
             json!({ "amsgrad": false, "capturable": false, "decoupled_weight_decay": true })
         }
         OptimizerConfig::Sgd(c) => json!({ "nesterov": c.nesterov }),
-        OptimizerConfig::Adafactor(_) => return Json::Null,
+        OptimizerConfig::Adafactor(_) | OptimizerConfig::Lion(_) => return Json::Null,
     };
-    let no_decay = job.config.train.optimizer.no_decay();
-    let patterns = FqnPatterns::new(no_decay).expect("a resolved configuration has valid patterns");
-    let spares = |param: &ParamSpec| {
-        std::iter::once(&param.fqn).chain(&param.aliases).any(|name| patterns.matches(name))
-    };
-    let group = |decays: bool| {
-        let trained = job.plan.spec.params.iter().filter(|param| param.trainable && spares(param) != decays);
+    let spec = &job.plan.spec;
+    let mut groups = rule::param_groups(optimizer, spec).expect("the rule of the job was made of them");
+    groups.rotate_right(1);
+    let group = |ParamGroup { settings, params, .. }: ParamGroup| {
+        let trained = params.iter().map(|&id| spec.param(id)).filter(|param| param.trainable);
         let params: Vec<&str> = trained.map(|param| param.fqn.as_str()).collect();
         if params.is_empty() {
             return None;
         }
         let mut group: Map<String, Json> = Map::new();
-        for (key, values) in ours(job, decays, step) {
+        for (key, values) in ours(job, settings, step) {
             group.insert(key.to_owned(), if values.len() == 1 { json!(values[0]) } else { json!(values) });
         }
         group.extend(rest.as_object().cloned().unwrap_or_default());
@@ -129,7 +123,7 @@ pub(super) fn param_groups<A>(job: &Job<A>, step: u64) -> Json {
         group.insert("params".to_owned(), json!(params));
         Some(Json::Object(group))
     };
-    [true, false].into_iter().filter_map(group).collect()
+    groups.into_iter().filter_map(group).collect()
 }
 
 fn numbers(value: &Value) -> Option<Vec<f64>> {
@@ -166,32 +160,57 @@ mod tests {
     use crate::InitSource;
     use crate::config::Resolved;
 
-    fn job(dir: &std::path::Path) -> Job<Mlp> {
+    fn job(dir: &std::path::Path, optimizer: &str) -> Job<Mlp> {
         let data = dir.join("tokens.bin");
         std::fs::write(&data, [0; 400]).unwrap();
         let text = format!(
             "model = {{ path = 'unused' }}\n\
              data = {{ train = ['{}'], format = 'tokens-u16', seq_len = 3 }}\n\
              train = {{ steps = 2, micro_batch_size = 1, global_batch_size = 4, \
-             optimizer = {{ name = 'sgd', lr = 0.1, momentum = 0.9 }} }}\n\
+             optimizer = {{ {optimizer} }} }}\n\
              fsdp = {{ wrap = ['MlpLayer'] }}\n\
              run = {{ ranks = 1, out_dir = 'unused' }}",
             data.display()
         );
-        let sizes = MlpConfig { vocab: 7, widths: vec![3, 5], bias: true, tied: false, std: 0.2 };
+        let sizes = MlpConfig { vocab: 7, widths: vec![3, 5, 4], bias: true, tied: false, std: 0.2 };
         let model = Mlp::new(&sizes).unwrap();
         let init = InitSource::Random { seed: 0, init: Arc::new(model.description().init.clone()) };
         Job::new(Resolved::parse(&text, "test", &[]).unwrap().config, model, init).unwrap()
     }
 
     #[test]
+    fn groups_are_written_as_pytorch_has_them_and_the_first_match_wins() {
+        let dir = tempfile::tempdir().unwrap();
+        let optimizer = "name = 'sgd', lr = 0.1, weight_decay = 0.3, no_decay = ['bias'], \
+             group = [{ patterns = ['layers.0'], lr = 0.05 }, { patterns = ['layers'], weight_decay = 0.5 }]";
+        let job = job(dir.path(), optimizer);
+        let groups = param_groups(&job, 1);
+        let number = |group: &Json, key: &str| group[key].as_f64().unwrap();
+        let told: Vec<(f64, f64)> = groups
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|group| (number(group, "lr"), number(group, "weight_decay")))
+            .collect();
+        let names = |index: usize| groups[index]["params"].as_array().unwrap().clone();
+        let all: Vec<String> = job.plan.spec.params.iter().map(|param| param.fqn.clone()).collect();
+        let of = |keep: &dyn Fn(&str) -> bool| -> Vec<Json> {
+            all.iter().filter(|name| keep(name)).map(|name| json!(name)).collect()
+        };
+        assert_eq!(names(0), of(&|name| !name.contains("layers") && !name.contains("bias")));
+        assert_eq!(names(1), of(&|name| name.contains("layers.0")));
+        assert_eq!(names(2), of(&|name| name.contains("layers") && !name.contains("layers.0")));
+        assert_eq!(told[..3], [(0.1, 0.3), (0.1 * 0.5, 0.3), (0.1, 0.5)]);
+    }
+
+    #[test]
     fn of_sgd_another_nesterov_is_a_change_and_maximize_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let job = job(dir.path());
+        let job = job(dir.path(), "name = 'sgd', lr = 0.1, momentum = 0.9");
         let count = job.plan.spec.params.len();
         let compared = |key: &str, value: bool| {
             let settings = BTreeMap::from([(key.to_owned(), Value::Bool(value))]);
-            compare(&job, &vec![true; count], &vec![settings; count], 5)
+            compare(&job, &Groups::uniform(0.0), &vec![settings; count], 5)
         };
         let change = Change {
             step: 5,

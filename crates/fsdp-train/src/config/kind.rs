@@ -78,6 +78,12 @@ pub(super) const FACTOR: Kind<f64> = Kind {
     read: |value| number(value).filter(|&x| x > 0.0 && x <= 1.0),
 };
 
+/// A number in [0, 1].
+pub(super) const SHARE: Kind<f64> = Kind {
+    allowed: "a number of at least 0 and at most 1",
+    read: |value| number(value).filter(|x| (0.0..=1.0).contains(x)),
+};
+
 /// Any finite number.
 pub(super) const NUMBER: Kind<f64> = Kind { allowed: "a finite number", read: number };
 

@@ -36,10 +36,10 @@ pub use fsdp::{FsdpConfig, MeshConfig};
 pub use input::{DataConfig, Format, Packing, TokenRef};
 pub use load::{Loaded, Resolved};
 pub use model::{Init, ModelConfig};
-pub use optimizer::{AdafactorConfig, AdamwConfig, OptimizerConfig, SgdConfig};
+pub use optimizer::{AdafactorConfig, AdamwConfig, GroupConfig, LionConfig, OptimizerConfig, SgdConfig};
 pub use patterns::FqnPatterns;
-pub use run::{Device, KernelChoice, MetricsSink, RunConfig, Transport};
-pub use schedule::{LrScheduleConfig, Warmup};
+pub use run::{Device, ExportWeights, KernelChoice, MetricsSink, RunConfig, Transport};
+pub use schedule::{DecayCurve, LrScheduleConfig, LrShape, MinLr, Warmup};
 pub use train::TrainConfig;
 pub use warning::Warning;
 

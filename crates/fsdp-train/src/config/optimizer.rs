@@ -1,13 +1,18 @@
 //! `train.optimizer`: the update rules and their hyperparameters, with the defaults of `PyTorch` (`AdamW`,
-//! SGD) and transformers (Adafactor).
+//! SGD), transformers (Adafactor) and the authors (Lion).
 
 use serde::Serialize;
 
 use super::error::ConfigError;
-use super::kind::{BETA, BETAS, BOOL, NON_NEGATIVE, NON_NEGATIVES, NON_POSITIVE, NUMBER, POSITIVE};
+use super::kind::{
+    BETA, BETAS, BOOL, NON_NEGATIVE, NON_NEGATIVES, NON_POSITIVE, NUMBER, POSITIVE, SOME_TEXTS,
+};
 use super::reader::Reader;
 use super::table::table;
 use super::written;
+
+/// What `group` must be.
+const GROUPS: &str = "tables [[train.optimizer.group]] with patterns, and lr or lr_scale, and weight_decay";
 
 /// An update rule.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -19,6 +24,8 @@ pub enum OptimizerConfig {
     Sgd(SgdConfig),
     /// `transformers.Adafactor`.
     Adafactor(AdafactorConfig),
+    /// Lion (Chen et al. 2023).
+    Lion(LionConfig),
 }
 
 table! {
@@ -34,6 +41,8 @@ table! {
         weight_decay: f64 = or(NON_NEGATIVE, 1e-2),
         /// Patterns (see [`FqnPatterns`](super::FqnPatterns)) of parameters that do not decay.
         no_decay: Vec<String> = patterns(),
+        /// Parameters with settings of their own.
+        group: Vec<GroupConfig> = tables(GROUPS, GroupConfig::read_checked),
     }
 }
 
@@ -52,6 +61,8 @@ table! {
         nesterov: bool = or(BOOL, false),
         /// Patterns (see [`FqnPatterns`](super::FqnPatterns)) of parameters that do not decay.
         no_decay: Vec<String> = patterns(),
+        /// Parameters with settings of their own.
+        group: Vec<GroupConfig> = tables(GROUPS, GroupConfig::read_checked),
     }
 }
 
@@ -78,17 +89,70 @@ table! {
         warmup_init: bool = or(BOOL, false),
         /// Patterns (see [`FqnPatterns`](super::FqnPatterns)) of parameters that do not decay.
         no_decay: Vec<String> = patterns(),
+        /// Parameters with settings of their own.
+        group: Vec<GroupConfig> = tables(GROUPS, GroupConfig::read_checked),
     }
+}
+
+table! {
+    /// Hyperparameters of Lion, with the defaults of its authors.
+    pub struct LionConfig {
+        /// Learning rate.
+        lr: f64 = or(NON_NEGATIVE, 1e-4),
+        /// Weights of the average of gradients: in the direction of a step, and in what is kept of it.
+        betas: [f64; 2] = or(BETAS, [0.9, 0.99]),
+        /// Decoupled weight decay.
+        weight_decay: f64 = or(NON_NEGATIVE, 0.0),
+        /// Patterns (see [`FqnPatterns`](super::FqnPatterns)) of parameters that do not decay.
+        no_decay: Vec<String> = patterns(),
+        /// Parameters with settings of their own.
+        group: Vec<GroupConfig> = tables(GROUPS, GroupConfig::read_checked),
+    }
+}
+
+table! {
+    /// An entry of `[[train.optimizer.group]]`: settings of the parameters that no earlier entry names. What is not written
+    /// is that of the optimizer.
+    pub struct GroupConfig {
+        /// Patterns (see [`FqnPatterns`](super::FqnPatterns)) of the parameters.
+        patterns: Vec<String> = patterns(),
+        /// Learning rate, which the schedule changes in the same proportion as the optimizer's.
+        lr: Option<f64> = or_none(NON_NEGATIVE),
+        /// Learning rate as a multiple of the optimizer's.
+        lr_scale: Option<f64> = or_none(NON_NEGATIVE),
+        /// Weight decay.
+        weight_decay: Option<f64> = or_none(NON_NEGATIVE),
+    }
+}
+
+/// An expression of the settings of the optimizer that is chosen, whichever it is.
+macro_rules! chosen {
+    ($optimizer:expr, $settings:ident => $value:expr) => {
+        match $optimizer {
+            OptimizerConfig::Adamw($settings) => $value,
+            OptimizerConfig::Sgd($settings) => $value,
+            OptimizerConfig::Adafactor($settings) => $value,
+            OptimizerConfig::Lion($settings) => $value,
+        }
+    };
 }
 
 impl OptimizerConfig {
     pub(super) fn read(reader: &Reader<'_>) -> Result<OptimizerConfig, ConfigError> {
-        let (name, reader) = reader.split_name(&["adamw", "sgd", "adafactor"])?;
-        Ok(match name {
+        let (name, reader) = reader.split_name(&["adamw", "sgd", "adafactor", "lion"])?;
+        let optimizer = match name {
             "adamw" => OptimizerConfig::Adamw(AdamwConfig::read(&reader)?),
             "sgd" => OptimizerConfig::Sgd(SgdConfig::read(&reader)?.checked(&reader)?),
+            "lion" => OptimizerConfig::Lion(LionConfig::read(&reader)?),
             _ => OptimizerConfig::Adafactor(AdafactorConfig::read(&reader)?.checked(&reader)?),
-        })
+        };
+        let has_lr = optimizer.groups().iter().any(|group| group.lr.is_some());
+        if has_lr && optimizer.lr().is_none_or(|lr| lr == 0.0) {
+            let allowed =
+                "without lr: the optimizer has none above 0 that a schedule could change in proportion";
+            return Err(reader.rejected("group", allowed));
+        }
+        Ok(optimizer)
     }
 
     /// The learning rate that a schedule multiplies; `None` where Adafactor derives its own.
@@ -97,15 +161,54 @@ impl OptimizerConfig {
             OptimizerConfig::Adamw(adamw) => Some(adamw.lr),
             OptimizerConfig::Sgd(sgd) => Some(sgd.lr),
             OptimizerConfig::Adafactor(adafactor) => adafactor.lr,
+            OptimizerConfig::Lion(lion) => Some(lion.lr),
         }
+    }
+
+    /// Weight decay of parameters in no group.
+    pub fn weight_decay(&self) -> f64 {
+        chosen!(self, settings => settings.weight_decay)
     }
 
     /// Patterns of parameters that do not decay.
     pub fn no_decay(&self) -> &[String] {
-        match self {
-            OptimizerConfig::Adamw(adamw) => &adamw.no_decay,
-            OptimizerConfig::Sgd(sgd) => &sgd.no_decay,
-            OptimizerConfig::Adafactor(adafactor) => &adafactor.no_decay,
+        chosen!(self, settings => &settings.no_decay)
+    }
+
+    /// Parameters with settings of their own.
+    pub fn groups(&self) -> &[GroupConfig] {
+        chosen!(self, settings => &settings.group)
+    }
+
+    /// Every list of patterns over parameters, with its key.
+    pub fn patterns_mut(&mut self) -> Vec<(String, &mut Vec<String>)> {
+        let (no_decay, groups) = chosen!(self, settings => (&mut settings.no_decay, &mut settings.group));
+        let groups = groups.iter_mut().enumerate();
+        let groups = groups
+            .map(|(index, group)| (format!("train.optimizer.group[{index}].patterns"), &mut group.patterns));
+        groups.chain([("train.optimizer.no_decay".to_owned(), no_decay)]).collect()
+    }
+}
+
+impl GroupConfig {
+    /// An entry that names something, with one learning rate.
+    fn read_checked(reader: &Reader<'_>) -> Result<GroupConfig, ConfigError> {
+        let group = Self::read(reader)?;
+        reader.required("patterns", SOME_TEXTS)?;
+        if group.lr.is_some() && group.lr_scale.is_some() {
+            return Err(reader.conflict("lr", "lr_scale", "remove one of them"));
+        }
+        Ok(group)
+    }
+
+    /// Its learning rate as a multiple of the optimizer's.
+    ///
+    /// # Panics
+    /// Where it has one of its own, but the optimizer has none: that is refused when a file is read.
+    pub fn scale(&self, base: Option<f64>) -> f64 {
+        match self.lr {
+            Some(lr) => lr / base.expect("a group has a learning rate only where the optimizer has one"),
+            None => self.lr_scale.unwrap_or(1.0),
         }
     }
 }

@@ -36,8 +36,9 @@ impl Origin {
 
     /// The file, or `--set` if that wrote the key or the table the key is in.
     pub(super) fn of(&self, key: &str) -> String {
-        let wrote =
-            |by: &String| key.strip_prefix(by.as_str()).is_some_and(|r| r.is_empty() || r.starts_with('.'));
+        let wrote = |by: &String| {
+            key.strip_prefix(by.as_str()).is_some_and(|r| r.is_empty() || r.starts_with(['.', '[']))
+        };
         match self.overridden.iter().find(|by| wrote(by)) {
             Some(by) => format!("--set {by}"),
             None => self.file.clone(),

@@ -62,9 +62,20 @@ table! {
         metrics: Vec<MetricsSink> = names(),
         /// Where the first rank answers Prometheus; without it nobody listens.
         metrics_listen: Option<SocketAddr> = or_none(ADDRESS),
+        /// Which weights are exported.
+        export_weights: ExportWeights = named(ExportWeights::Last),
         /// Element type of the exported model; without it that of the files that training began with.
         export_dtype: Option<DType> = named_or_none(),
     }
+}
+
+/// Which weights of a run are exported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExportWeights {
+    /// The parameters after the last step.
+    Last,
+    /// Their average (`train.ema_decay`).
+    Ema,
 }
 
 /// Kernels of operations that have several.
@@ -110,6 +121,7 @@ pub enum Device {
 }
 
 named! {
+    ExportWeights { "last": Last, "ema": Ema }
     KernelChoice { "fused": Fused, "aten": Aten }
     MetricsSink { "tensorboard": Tensorboard, "csv": Csv }
     Transport { "auto": Auto, "nccl": Nccl, "mpi": Mpi, "tcp": Tcp }

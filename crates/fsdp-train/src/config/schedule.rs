@@ -4,35 +4,97 @@
 use serde::Serialize;
 
 use super::error::ConfigError;
-use super::kind::{COUNT, FACTOR, NON_NEGATIVE};
+use super::kind::{COUNT, FACTOR, NON_NEGATIVE, POSITIVE_COUNT, SHARE};
+use super::named::{Named, named};
 use super::reader::Reader;
 
 /// A learning rate schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LrScheduleConfig {
+    /// What follows the warm-up.
+    #[serde(flatten)]
+    pub shape: LrShape,
+    /// The steps before.
+    #[serde(flatten)]
+    pub warmup: Warmup,
+}
+
+/// How the learning rate goes after the warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(tag = "name", rename_all = "kebab-case")]
-pub enum LrScheduleConfig {
-    /// The learning rate of the optimizer, after the warm-up.
-    Constant {
-        /// The steps before.
-        #[serde(flatten)]
-        warmup: Warmup,
-    },
-    /// In a straight line to `min_lr` at the last step.
+pub enum LrShape {
+    /// The learning rate of the optimizer.
+    Constant,
+    /// In a straight line to the minimum at the last step.
     Linear {
-        /// The steps before.
-        #[serde(flatten)]
-        warmup: Warmup,
         /// The learning rate at the end.
-        min_lr: f64,
+        #[serde(flatten)]
+        min: MinLr,
     },
-    /// Along half a cosine to `min_lr` at the last step.
+    /// Along half a cosine to the minimum at the last step.
     WarmupCosine {
-        /// The steps before.
-        #[serde(flatten)]
-        warmup: Warmup,
         /// The learning rate at the end.
-        min_lr: f64,
+        #[serde(flatten)]
+        min: MinLr,
     },
+    /// Along half a cosine towards the minimum, several times, each time from the learning rate of the optimizer.
+    CosineWithRestarts {
+        /// How many times.
+        cycles: u64,
+        /// The learning rate at the end.
+        #[serde(flatten)]
+        min: MinLr,
+    },
+    /// Falls as the inverse root of the step, without end.
+    InverseSqrt {
+        /// After three times so many steps behind the warm-up it is half.
+        timescale: u64,
+        /// The least learning rate.
+        #[serde(flatten)]
+        min: MinLr,
+    },
+    /// The learning rate of the optimizer, then down to the minimum at the last step.
+    WarmupStableDecay {
+        /// The share of all steps in which it goes down.
+        decay_share: f64,
+        /// On which curve.
+        decay: DecayCurve,
+        /// The learning rate at the end.
+        #[serde(flatten)]
+        min: MinLr,
+    },
+}
+
+/// The least learning rate of a schedule that goes down.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub enum MinLr {
+    /// As it is.
+    #[serde(rename = "min_lr")]
+    Absolute(f64),
+    /// As a fraction of the optimizer's learning rate.
+    #[serde(rename = "min_lr_ratio")]
+    Ratio(f64),
+}
+
+/// On which curve the learning rate goes down at the end of `warmup-stable-decay`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecayCurve {
+    /// A straight line.
+    Linear,
+    /// Half a cosine.
+    Cosine,
+    /// One minus a root: steep at first.
+    OneMinusSqrt,
+}
+
+named! {
+    DecayCurve { "1-sqrt": OneMinusSqrt, "linear": Linear, "cosine": Cosine }
+}
+
+impl Serialize for DecayCurve {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
 }
 
 /// The first steps: in a straight line from a fraction of the learning rate to all of it.
@@ -45,31 +107,79 @@ pub struct Warmup {
     pub start_factor: f64,
 }
 
+/// The timescale of `inverse-sqrt` without a warm-up, as transformers has it.
+const TIMESCALE_WITHOUT_WARMUP: u64 = 10_000;
+
+/// Every schedule by its name, the default first, with the keys that it has beside those of the warm-up.
+const NAMES: [(&str, &[&str]); 6] = [
+    ("constant", &[]),
+    ("linear", &["min_lr", "min_lr_ratio"]),
+    ("warmup-cosine", &["min_lr", "min_lr_ratio"]),
+    ("cosine-with-restarts", &["min_lr", "min_lr_ratio", "cycles"]),
+    ("inverse-sqrt", &["min_lr", "min_lr_ratio", "timescale"]),
+    ("warmup-stable-decay", &["min_lr", "min_lr_ratio", "decay_share", "decay"]),
+];
+
 impl LrScheduleConfig {
     pub(super) fn read(reader: &Reader<'_>) -> Result<LrScheduleConfig, ConfigError> {
-        let (name, reader) = reader.split_name(&["constant", "linear", "warmup-cosine"])?;
-        let keys = ["warmup_steps", "start_factor", "min_lr"];
-        reader.expect_known(if name == "constant" { &keys[..2] } else { &keys })?;
+        let (name, reader) = reader.split_name(&NAMES.map(|(name, _)| name))?;
+        let own = NAMES.iter().find(|(known, _)| *known == name).map_or(&[][..], |(_, keys)| keys);
+        reader.expect_known(&[&["warmup_steps", "start_factor"], own].concat())?;
         let warmup = Warmup {
             steps: reader.or("warmup_steps", COUNT, 0)?,
             start_factor: reader.or("start_factor", FACTOR, 0.1)?,
         };
-        if name == "constant" {
-            return Ok(LrScheduleConfig::Constant { warmup });
+        let min = MinLr::read(&reader)?;
+        let shape = match name {
+            "constant" => LrShape::Constant,
+            "linear" => LrShape::Linear { min },
+            "warmup-cosine" => LrShape::WarmupCosine { min },
+            "cosine-with-restarts" => {
+                LrShape::CosineWithRestarts { cycles: reader.or("cycles", POSITIVE_COUNT, 1)?, min }
+            }
+            "inverse-sqrt" => {
+                let default = if warmup.steps == 0 { TIMESCALE_WITHOUT_WARMUP } else { warmup.steps };
+                LrShape::InverseSqrt { timescale: reader.or("timescale", POSITIVE_COUNT, default)?, min }
+            }
+            _ => LrShape::WarmupStableDecay {
+                decay_share: reader.or("decay_share", FACTOR, 0.1)?,
+                decay: reader.named("decay", DecayCurve::OneMinusSqrt)?,
+                min,
+            },
+        };
+        Ok(LrScheduleConfig { shape, warmup })
+    }
+}
+
+impl LrShape {
+    /// The least learning rate, where it goes down.
+    pub fn min(&self) -> Option<MinLr> {
+        match *self {
+            LrShape::Constant => None,
+            LrShape::Linear { min }
+            | LrShape::WarmupCosine { min }
+            | LrShape::CosineWithRestarts { min, .. }
+            | LrShape::InverseSqrt { min, .. }
+            | LrShape::WarmupStableDecay { min, .. } => Some(min),
         }
-        let min_lr = reader.or("min_lr", NON_NEGATIVE, 0.0)?;
-        Ok(match name {
-            "linear" => LrScheduleConfig::Linear { warmup, min_lr },
-            _ => LrScheduleConfig::WarmupCosine { warmup, min_lr },
-        })
+    }
+}
+
+impl MinLr {
+    fn read(reader: &Reader<'_>) -> Result<MinLr, ConfigError> {
+        let absolute = reader.optional("min_lr", NON_NEGATIVE)?;
+        match (absolute, reader.optional("min_lr_ratio", SHARE)?) {
+            (Some(_), Some(_)) => Err(reader.conflict("min_lr", "min_lr_ratio", "remove one of them")),
+            (None, Some(ratio)) => Ok(MinLr::Ratio(ratio)),
+            (min_lr, None) => Ok(MinLr::Absolute(min_lr.unwrap_or(0.0))),
+        }
     }
 
-    /// The first steps.
-    pub fn warmup(&self) -> Warmup {
+    /// As a learning rate, where that of the optimizer is `base`.
+    pub fn of(self, base: f64) -> f64 {
         match self {
-            LrScheduleConfig::Constant { warmup }
-            | LrScheduleConfig::Linear { warmup, .. }
-            | LrScheduleConfig::WarmupCosine { warmup, .. } => *warmup,
+            MinLr::Absolute(min) => min,
+            MinLr::Ratio(ratio) => ratio * base,
         }
     }
 }

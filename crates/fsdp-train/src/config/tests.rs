@@ -31,7 +31,10 @@ steps = 200
 micro_batch_size = 2
 global_batch_size = 16
 grad_clip = 1.0
-optimizer = { name = "adamw", lr = 3e-3, betas = [0.9, 0.95], eps = 1e-8, weight_decay = 0.1, no_decay = [] }
+ema_decay = "none"
+label_smoothing = 0.0
+z_loss = 0.0
+optimizer = { name = "adamw", lr = 3e-3, betas = [0.9, 0.95], eps = 1e-8, weight_decay = 0.1, no_decay = [], group = [] }
 lr_schedule = { name = "warmup-cosine", warmup_steps = 20, start_factor = 0.1, min_lr = 0.0 }
 [fsdp]
 wrap = ["LlamaDecoderLayer"]
@@ -59,6 +62,7 @@ share_gpu = true
 deterministic = true
 kernels = "aten"
 out_dir = "runs/quickstart"
+export_weights = "last"
 export_dtype = "bf16"
 timeout_s = 600
 heartbeat_s = 2
@@ -123,7 +127,7 @@ fn the_full_file_is_read_as_written() {
     let config = with(&[]);
     assert_eq!(config.train.micro_batches_per_step(), 8);
     assert_eq!(config.train.optimizer.lr(), Some(3e-3));
-    assert_eq!(config.train.lr_schedule.warmup(), Warmup { steps: 20, start_factor: 0.1 });
+    assert_eq!(config.train.lr_schedule.warmup, Warmup { steps: 20, start_factor: 0.1 });
     assert_eq!(config.fsdp.wrap, WrapPolicy::Classes(vec!["LlamaDecoderLayer".to_owned()]));
     assert_eq!(config.data.bos, Some(TokenRef::Token("<s>".to_owned())));
     round_trips(&config);
@@ -351,8 +355,76 @@ fn rejects_schedules_that_do_not_fit() {
         &["train.lr_schedule.min_lr=1"],
         &["`train.lr_schedule.min_lr` is 1", "train.optimizer.lr = 0.003"],
     );
+    let both = "train.lr_schedule={name='inverse-sqrt', min_lr=1e-4, min_lr_ratio=0.1}";
+    rejects(&[both], &["`train.lr_schedule.min_lr` and `train.lr_schedule.min_lr_ratio` exclude each other"]);
+    rejects(&["train.lr_schedule.cycles=2"], &["unknown key `train.lr_schedule.cycles`"]);
+    rejects(&["train.lr_schedule={name='linear', min_lr_ratio=2}"], &["at least 0 and at most 1"]);
+    rejects(&["train.lr_schedule={name='warmup-stable-decay', decay='sqrt'}"], &["\"1-sqrt\", \"linear\""]);
     let conflict = "`train.optimizer.relative_step` and `train.lr_schedule` exclude each other";
     rejects(&["train.optimizer={name='adafactor'}"], &[conflict]);
+}
+
+#[test]
+fn every_schedule_is_read_back_from_its_resolved_text() {
+    for schedule in [
+        "{name='constant', warmup_steps=3}",
+        "{name='linear', min_lr_ratio=0.1}",
+        "{name='cosine-with-restarts', cycles=3}",
+        "{name='inverse-sqrt', warmup_steps=7}",
+        "{name='warmup-stable-decay', decay_share=0.2, decay='linear', min_lr_ratio=0.5}",
+    ] {
+        let config = parse(FULL, &[&format!("train.lr_schedule={schedule}")]).unwrap().config;
+        assert_eq!(parse(&config.to_toml(), &[]).unwrap().config, config);
+    }
+    let timescale = |warmup: u64| {
+        let schedule = format!("train.lr_schedule={{name='inverse-sqrt', warmup_steps={warmup}}}");
+        parse(FULL, &[&schedule]).unwrap().config.train.lr_schedule.shape
+    };
+    let min = MinLr::Absolute(0.0);
+    assert_eq!(timescale(7), LrShape::InverseSqrt { timescale: 7, min });
+    assert_eq!(timescale(0), LrShape::InverseSqrt { timescale: 10_000, min });
+}
+
+#[test]
+fn groups_of_parameters_are_read_and_written_in_their_order() {
+    let groups = "train.optimizer.group=[{patterns=['norm'], lr=6e-3}, {patterns=['bias', 'x'], lr_scale=0.5, weight_decay=0}]";
+    let config = with(&[groups]);
+    let group = |patterns: &[&str], lr, lr_scale, weight_decay| {
+        let patterns = patterns.iter().map(|&pattern| pattern.to_owned()).collect();
+        GroupConfig { patterns, lr, lr_scale, weight_decay }
+    };
+    let expected =
+        [group(&["norm"], Some(6e-3), None, None), group(&["bias", "x"], None, Some(0.5), Some(0.0))];
+    assert_eq!(config.train.optimizer.groups(), expected);
+    assert_eq!(expected[0].scale(config.train.optimizer.lr()), 2.0);
+    round_trips(&config);
+}
+
+#[test]
+fn rejects_groups_that_say_nothing_or_too_much() {
+    let rejects_group = |group: &str, fragments: &[&str]| {
+        rejects(&[&format!("train.optimizer.group=[{{patterns=['a']}}, {group}]")], fragments);
+    };
+    rejects_group("{lr=1}", &["`train.optimizer.group[1].patterns` is missing"]);
+    rejects_group("{patterns=[], lr=1}", &["--set train.optimizer.group", "group[1].patterns` is []"]);
+    rejects_group("{patterns=['(']}", &["group[1].patterns`", "is not a regular expression"]);
+    rejects_group("{patterns=['b'], lr=1, lr_scale=1}", &["group[1].lr_scale` exclude each other"]);
+    rejects_group("{patterns=['b'], decay=1}", &["unknown key `train.optimizer.group[1].decay`"]);
+    rejects_group("7", &["`train.optimizer.group`", "tables [[train.optimizer.group]]"]);
+    let own = "train.optimizer={name='adafactor', group=[{patterns=['a'], lr=1}]}";
+    rejects(&["train.lr_schedule={name='constant'}", own], &["`train.optimizer.group`", "without lr"]);
+}
+
+#[test]
+fn an_average_is_exported_only_where_one_is_kept_and_ranks_write_it() {
+    rejects(
+        &["run.export_weights=ema"],
+        &["`run.export_weights` is \"ema\"", "unless train.ema_decay is set"],
+    );
+    let kept = ["train.ema_decay=0.9", "run.export_weights=ema"];
+    round_trips(&with(&kept));
+    rejects(&[kept[0], kept[1], "run.out_dir=s3://bucket/run"], &["where run.out_dir is an object store"]);
+    rejects(&["train.ema_decay=1.0"], &["at least 0 and below 1, or \"none\""]);
 }
 
 #[test]
@@ -451,7 +523,7 @@ proptest! {
         let mut config = with(&[]);
         config.model.seed = seed;
         config.train.optimizer = OptimizerConfig::Adamw(AdamwConfig {
-            lr, betas: [0.9, 0.999], eps: lr * 1e-9, weight_decay: 0.0, no_decay: vec![],
+            lr, betas: [0.9, 0.999], eps: lr * 1e-9, weight_decay: 0.0, no_decay: vec![], group: vec![],
         });
         config.train.grad_clip = clip;
         config.run.out_dir = text;

@@ -1,7 +1,9 @@
 //! The `[train]` table: how long, in what batches, and with which update.
 
+use fsdp_nn::op::LossTerms;
+
 use super::error::ConfigError;
-use super::kind::{MICRO_BATCH_SIDE, POSITIVE, POSITIVE_COUNT, SIZE};
+use super::kind::{BETA, MICRO_BATCH_SIDE, NON_NEGATIVE, POSITIVE, POSITIVE_COUNT, SIZE};
 use super::optimizer::OptimizerConfig;
 use super::reader::Reader;
 use super::schedule::LrScheduleConfig;
@@ -21,12 +23,23 @@ table! {
         grad_clip: Option<f64> = or_none(POSITIVE),
         /// The update rule.
         optimizer: OptimizerConfig = table(OptimizerConfig::read),
+        /// What a step leaves of an average of the parameters, if one is kept.
+        ema_decay: Option<f64> = or_none(BETA),
+        /// How much of a target is spread evenly over all tokens.
+        label_smoothing: f64 = or(BETA, 0.0),
+        /// Coefficient of the squared logarithm of the sum of the logits' exponentials.
+        z_loss: f64 = or(NON_NEGATIVE, 0.0),
         /// How the learning rate goes over the steps.
         lr_schedule: LrScheduleConfig = table(LrScheduleConfig::read),
     }
 }
 
 impl TrainConfig {
+    /// What training adds to the cross-entropy.
+    pub fn loss_terms(&self) -> LossTerms {
+        LossTerms { label_smoothing: self.label_smoothing, z_loss: self.z_loss }
+    }
+
     /// V: the micro-batches of one step, whatever the world.
     pub fn micro_batches_per_step(&self) -> usize {
         self.global_batch_size / self.micro_batch_size

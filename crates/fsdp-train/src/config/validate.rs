@@ -9,7 +9,8 @@ use super::load::Resolved;
 use super::named::Named;
 use super::optimizer::OptimizerConfig;
 use super::reader::Origin;
-use super::schedule::{LrScheduleConfig, Warmup};
+use super::run::ExportWeights;
+use super::schedule::{LrShape, MinLr};
 use super::warning::Warning;
 
 /// Checks everything that more than one key decides.
@@ -23,6 +24,7 @@ pub(super) fn validate(
 ) -> Result<(), ConfigError> {
     batches(config, origin)?;
     cache(config, origin)?;
+    export(config, origin)?;
     metrics(config, origin)?;
     mesh(config, origin)?;
     reshard(config, origin, warnings)?;
@@ -52,6 +54,17 @@ fn cache(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     }
 }
 
+/// An average is exported where one is kept, from the ranks that hold it: object stores get what a checkpoint holds as
+/// parameters.
+fn export(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
+    let allowed = match config.run.export_weights {
+        ExportWeights::Ema if config.train.ema_decay.is_none() => "\"last\", unless train.ema_decay is set",
+        ExportWeights::Ema if is_url(&config.run.out_dir) => "\"last\" where run.out_dir is an object store",
+        _ => return Ok(()),
+    };
+    Err(out_of_range(origin, "run.export_weights", "\"ema\"", allowed.to_owned()))
+}
+
 /// Nothing can be appended to an object, and these files are not read before the run is over.
 fn metrics(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     if config.run.metrics.is_empty() || !is_url(&config.run.out_dir) {
@@ -77,18 +90,15 @@ fn reshard(config: &Resolved, origin: &Origin, warnings: &mut Vec<Warning>) -> R
 
 fn schedule(config: &Resolved, origin: &Origin, warnings: &mut Vec<Warning>) -> Result<(), ConfigError> {
     let schedule = &config.train.lr_schedule;
-    let warmup_steps = schedule.warmup().steps;
-    let steps = config.train.steps;
+    let (warmup_steps, steps) = (schedule.warmup.steps, config.train.steps);
     if warmup_steps > steps {
         let [warmup_origin, steps_origin] =
             ["train.lr_schedule.warmup_steps", "train.steps"].map(|key| origin.of(key));
         warnings.push(Warning::EndsInWarmup { warmup_steps, warmup_origin, steps, steps_origin });
     }
-    let (LrScheduleConfig::Linear { min_lr, .. } | LrScheduleConfig::WarmupCosine { min_lr, .. }) = schedule
-    else {
-        return scheduled(config, origin);
-    };
-    if let Some(lr) = config.train.optimizer.lr().filter(|lr| min_lr > lr) {
+    if let (Some(MinLr::Absolute(min_lr)), Some(lr)) = (schedule.shape.min(), config.train.optimizer.lr())
+        && min_lr > lr
+    {
         let allowed = format!("at most train.optimizer.lr = {lr}");
         return Err(out_of_range(origin, "train.lr_schedule.min_lr", &min_lr.to_string(), allowed));
     }
@@ -99,8 +109,8 @@ fn schedule(config: &Resolved, origin: &Origin, warnings: &mut Vec<Warning>) -> 
 fn scheduled(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     let own =
         matches!(&config.train.optimizer, OptimizerConfig::Adafactor(adafactor) if adafactor.relative_step);
-    let plain =
-        matches!(config.train.lr_schedule, LrScheduleConfig::Constant { warmup: Warmup { steps: 0, .. } });
+    let schedule = &config.train.lr_schedule;
+    let plain = schedule.shape == LrShape::Constant && schedule.warmup.steps == 0;
     if !own || plain {
         return Ok(());
     }

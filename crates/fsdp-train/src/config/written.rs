@@ -9,7 +9,7 @@ use super::eval::EvalSet;
 use super::kind::NONE;
 use super::named::Named;
 
-pub(super) use self::{or as patterns, or as required, or as table};
+pub(super) use self::{or as patterns, or as required, or as table, or as tables};
 
 /// A value as it is.
 pub(super) fn or<F: SerializeStruct>(

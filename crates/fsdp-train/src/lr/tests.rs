@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::config::MinLr;
 
 const BASE: f64 = 3e-3;
 
@@ -9,7 +10,13 @@ fn warmup(steps: u64) -> Warmup {
 }
 
 fn cosine(warmup_steps: u64, min_lr: f64) -> LrScheduleConfig {
-    LrScheduleConfig::WarmupCosine { warmup: warmup(warmup_steps), min_lr }
+    let min = MinLr::Absolute(min_lr);
+    LrScheduleConfig { shape: LrShape::WarmupCosine { min }, warmup: warmup(warmup_steps) }
+}
+
+fn linear(warmup_steps: u64, min_lr: f64) -> LrScheduleConfig {
+    let min = MinLr::Absolute(min_lr);
+    LrScheduleConfig { shape: LrShape::Linear { min }, warmup: warmup(warmup_steps) }
 }
 
 fn assert_close(got: f64, expected: f64) {
@@ -18,7 +25,8 @@ fn assert_close(got: f64, expected: f64) {
 
 #[test]
 fn constant_is_the_base_at_every_step() {
-    let schedule = LrSchedule::new(&LrScheduleConfig::Constant { warmup: warmup(0) }, BASE, 10);
+    let config = LrScheduleConfig { shape: LrShape::Constant, warmup: warmup(0) };
+    let schedule = LrSchedule::new(&config, BASE, 10);
     assert!((0..20).all(|step| schedule.lr(step) == BASE));
 }
 
@@ -42,8 +50,7 @@ fn cosine_is_halfway_in_the_middle_and_quarter_values_match_by_hand() {
 
 #[test]
 fn linear_reaches_the_minimum_one_step_after_the_last() {
-    let config = LrScheduleConfig::Linear { warmup: warmup(0), min_lr: 1e-3 };
-    let schedule = LrSchedule::new(&config, BASE, 4);
+    let schedule = LrSchedule::new(&linear(0, 1e-3), BASE, 4);
     for (step, expected) in [3e-3, 2.5e-3, 2e-3, 1.5e-3, 1e-3, 1e-3].into_iter().enumerate() {
         assert_close(schedule.lr(step as u64), expected);
     }
@@ -53,6 +60,47 @@ fn linear_reaches_the_minimum_one_step_after_the_last() {
 fn warmup_may_last_the_whole_run() {
     let schedule = LrSchedule::new(&cosine(10, 0.0), BASE, 10);
     assert_close(schedule.lr(9), BASE * (0.1 + 0.9 * 0.9));
+}
+
+#[test]
+fn every_restart_begins_at_the_base_and_the_last_cycle_ends_at_the_minimum() {
+    let shape = LrShape::CosineWithRestarts { cycles: 7, min: MinLr::Ratio(0.1) };
+    let schedule = LrSchedule::new(&LrScheduleConfig { shape, warmup: warmup(0) }, BASE, 49);
+    for step in 0..49 {
+        let is_base = (schedule.lr(step) - BASE).abs() < 1e-15;
+        assert_eq!(is_base, step % 7 == 0, "step {step}");
+        assert!(schedule.lr(step) > 0.1 * BASE);
+    }
+    assert_eq!(schedule.lr(49), 0.1 * BASE);
+}
+
+#[test]
+fn a_stable_phase_gives_way_to_the_warmup_and_then_to_the_decay() {
+    let stable = |decay_share, warmup_steps| {
+        let shape = LrShape::WarmupStableDecay {
+            decay_share,
+            decay: DecayCurve::OneMinusSqrt,
+            min: MinLr::Ratio(0.0),
+        };
+        LrSchedule::new(&LrScheduleConfig { shape, warmup: warmup(warmup_steps) }, BASE, 100)
+    };
+    let schedule = stable(0.25, 10);
+    assert!((10..=75).all(|step| schedule.lr(step) == BASE));
+    assert_close(schedule.lr(76), BASE * 0.8);
+    assert_close(schedule.lr(91), BASE * 0.2);
+    assert_eq!(schedule.lr(100), 0.0);
+    // The whole run cannot decay when a tenth of it warms up.
+    assert_eq!(stable(1.0, 10).lr(10), BASE);
+    assert!(stable(1.0, 10).lr(11) < BASE);
+}
+
+#[test]
+fn the_inverse_root_is_half_after_three_timescales_and_never_below_its_minimum() {
+    let shape = LrShape::InverseSqrt { timescale: 20, min: MinLr::Ratio(0.2) };
+    let schedule = LrSchedule::new(&LrScheduleConfig { shape, warmup: warmup(5) }, BASE, 100);
+    assert_close(schedule.lr(5), BASE);
+    assert_close(schedule.lr(65), BASE / 2.0);
+    assert_eq!(schedule.lr(5000), 0.2 * BASE);
 }
 
 /// PyTorch's `LinearLR.get_lr`, one `scheduler.step()` after the other.
@@ -80,8 +128,8 @@ proptest! {
     ) {
         let warmup = Warmup { steps: (steps as f64 * warmup_share) as u64, start_factor };
         let min_lr = BASE * min_share;
-        let linear = LrSchedule::new(&LrScheduleConfig::Linear { warmup, min_lr }, BASE, steps);
-        let cosine = LrSchedule::new(&LrScheduleConfig::WarmupCosine { warmup, min_lr }, BASE, steps);
+        let linear = LrSchedule::new(&LrScheduleConfig { warmup, ..linear(0, min_lr) }, BASE, steps);
+        let cosine = LrSchedule::new(&LrScheduleConfig { warmup, ..cosine(0, min_lr) }, BASE, steps);
         for step in 0..steps {
             let (line, curve) = match step.checked_sub(warmup.steps) {
                 None => {

@@ -214,7 +214,8 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         if is_url(&self.run.job.config.run.out_dir) {
             return self.export_object(done);
         }
-        let exported = export_model(self.trainer.engine(), &self.run.plan);
+        let exported =
+            export_model(self.trainer.engine(), &self.run.plan, self.run.job.config.run.export_weights);
         let mut is_exported = self.run.note_export(self.trainer.rank(), exported);
         if self.trainer.any(!is_exported)? {
             return Ok(false);

@@ -27,7 +27,7 @@ pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
 ) -> Result<WorldReport, TrainError> {
     let (plan, spec) = (&job.plan, &job.plan.spec);
     let promise = Promise::of(&job.config);
-    let statistics = M::rule(&job.config.train.optimizer, spec)?.phases();
+    let statistics = M::rule(&job.config.train, spec)?.phases();
     let largest = |value: fn(&StepReport) -> f64| {
         let pairs = ranks[0].reports.iter().zip(&reference.reports);
         pairs.map(|(got, want)| (value(got) - value(want)).abs()).fold(0.0, f64::max)

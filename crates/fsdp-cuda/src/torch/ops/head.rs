@@ -2,7 +2,7 @@
 
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_nn::backend::{BatchFacts, Operands, Outcome, Write};
-use fsdp_nn::op::{Head, HeadDims, IGNORED_TARGET, LogitsDims, Op};
+use fsdp_nn::op::{Head, HeadDims, IGNORED_TARGET, LogitsDims, LossTerms, Op};
 use tch::{Kind, Tensor};
 
 use super::int;
@@ -193,12 +193,29 @@ impl<D: TorchStorage> Torch<D> {
         let classes = targets.f_clamp_min(0)?;
         let sums = logits.f_logsumexp(1_i64, true)?;
         let own = logits.f_gather(1, &classes, false)?;
-        let found = sums.f_to_kind(Kind::Double)?.f_sub(&own.f_to_kind(Kind::Double)?)?;
+        let LossTerms { label_smoothing, z_loss } = dims.terms;
+        let [normalizers, wide] = [sums.f_to_kind(Kind::Double)?, own.f_to_kind(Kind::Double)?];
+        let mut found = normalizers.f_sub(&wide)?;
+        if label_smoothing > 0.0 {
+            let means = logits.f_mean_dim(1_i64, true, Kind::Double)?;
+            found = found.f_add(&wide.f_sub(&means)?.f_mul_scalar(label_smoothing)?)?;
+        }
+        if z_loss > 0.0 {
+            found = found.f_add(&normalizers.f_square()?.f_mul_scalar(z_loss)?)?;
+        }
         self.view_mut(losses, &[rows, 1])?.f_copy_(&found.f_masked_fill(&ignored, 0.0)?)?;
         if with_gradient {
             logits.f_sub_(&sums).done()?;
             logits.f_exp_().done()?;
-            let minus_one = Tensor::f_full([rows, 1], -1.0, (logits.f_kind()?, logits.device()))?;
+            if z_loss > 0.0 {
+                let gain = normalizers.f_mul_scalar(2.0 * z_loss)?.f_add_scalar(1.0)?;
+                logits.f_mul_(&gain.f_to_kind(logits.f_kind()?)?).done()?;
+            }
+            if label_smoothing > 0.0 {
+                logits.f_sub_scalar_(label_smoothing / dims.vocab as f64).done()?;
+            }
+            let own = label_smoothing - 1.0;
+            let minus_one = Tensor::f_full([rows, 1], own, (logits.f_kind()?, logits.device()))?;
             logits.f_scatter_add_(1, &classes, &minus_one).done()?;
             if let Some(slopes) = slopes {
                 logits.f_mul_(&slopes).done()?;

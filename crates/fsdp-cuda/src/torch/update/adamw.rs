@@ -27,7 +27,7 @@ where
             return UpdateRule::<D>::update(self, memory.storage(), shard, scalars, statistics);
         }
         memory.in_torch(Queue::Compute, "adamw", || {
-            each_block(memory, shard, scalars.factors, &self.no_decay, |param, block| {
+            each_block(memory, shard, scalars.factors, &self.groups, |param, block| {
                 step(self.factors(param, scalars.step, scalars.lr), block)
             })
         })?;

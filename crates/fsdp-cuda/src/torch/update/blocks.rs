@@ -1,11 +1,10 @@
 //! What compositions of update rules share: a shard in blocks of tensors.
 
-use std::collections::BTreeSet;
-
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_core::model::ParamId;
 use fsdp_core::scalars::GradientFactors;
 use fsdp_core::update::SegmentShard;
+use fsdp_nn::update::Groups;
 use tch::Tensor;
 
 use crate::ffi::torch::View;
@@ -56,7 +55,7 @@ pub(super) fn each_block<D: TorchStorage>(
     memory: &Torch<D>,
     shard: &mut SegmentShard<'_, D::Buffer>,
     factors: Slice<'_, D::Buffer>,
-    no_decay: &BTreeSet<ParamId>,
+    groups: &Groups,
     step: impl Fn(ParamId, Block<'_>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let kind = arithmetic(shard.params.dtype())?;
@@ -66,7 +65,7 @@ pub(super) fn each_block<D: TorchStorage>(
     let [scale, clip] = [factors.f_select(0, 0)?, factors.f_select(0, 1)?];
     let most = [shard.largest_param(), shard.params.dtype().largest()];
     let mut not_finite = memory.view_mut(SliceMut::whole(shard.not_finite), &[1])?;
-    for run in runs(shard.pieces, no_decay) {
+    for run in runs(shard.pieces, groups) {
         for start in (0..run.len).step_by(BLOCK) {
             let (offset, len) = (run.offset + start, BLOCK.min(run.len - start));
             let sizes = [int(len)];

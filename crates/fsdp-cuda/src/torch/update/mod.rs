@@ -3,7 +3,7 @@
 //! A composition makes one pass over memory for every addition, product, quotient and root. Each of them is rounded by
 //! itself, in the order of the host's rules, so it gives their bits.
 
-mod adafactor;
 mod adamw;
+mod below;
 mod blocks;
 mod sgd;

@@ -2,7 +2,7 @@
 
 use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
 use fsdp_core::{Error, Queue};
-use fsdp_nn::update::Sgd;
+use fsdp_nn::update::{GroupSettings, Sgd};
 
 use super::blocks::{Block, each_block};
 use crate::torch::error::Failure;
@@ -24,17 +24,17 @@ where
             return UpdateRule::<D>::update(self, memory.storage(), shard, scalars, statistics);
         }
         memory.in_torch(Queue::Compute, "sgd", || {
-            each_block(memory, shard, scalars.factors, &self.no_decay, |param, block| {
-                let decay = if self.no_decay.contains(&param) { 0.0 } else { self.weight_decay };
-                step(self, decay, scalars.lr, scalars.step == 1, block)
+            each_block(memory, shard, scalars.factors, &self.groups, |param, block| {
+                let group = self.groups.of(param);
+                step(self, group, scalars.lr * group.lr_scale, scalars.step == 1, block)
             })
         })?;
         shard.refresh(memory)
     }
 }
 
-fn step(rule: &Sgd, decay: f64, lr: f64, first: bool, mut block: Block<'_>) -> Result<(), Failure> {
-    let gradient = block.gradient.f_add(&block.params.f_mul_scalar(decay)?)?;
+fn step(rule: &Sgd, group: GroupSettings, lr: f64, first: bool, mut block: Block<'_>) -> Result<(), Failure> {
+    let gradient = block.gradient.f_add(&block.params.f_mul_scalar(group.weight_decay)?)?;
     let (direction, state) = if rule.momentum == 0.0 {
         (gradient, Vec::new())
     } else {

@@ -16,7 +16,7 @@ use crate::host::math;
 use crate::host::pool::Scratch;
 use crate::host::raw::vectorized;
 use crate::host::workers::{Workers, task_rows};
-use crate::op::{Head, HeadDims, IGNORED_TARGET, LogitsDims};
+use crate::op::{Head, HeadDims, IGNORED_TARGET, LogitsDims, LossTerms};
 
 impl HostMemory {
     pub(in crate::host) fn head<E: Element>(
@@ -137,35 +137,35 @@ fn loss<E: Element>(
 /// The losses of rows of logits, which become their gradients, or scratch.
 fn cross_entropy<A: Float>(
     workers: &Workers,
-    LogitsDims { vocab, softcap, .. }: LogitsDims,
+    dims: LogitsDims,
     logits: &mut [A],
     targets: &[u32],
     losses: &mut [f64],
     with_gradient: bool,
 ) {
-    let task = task_rows(vocab);
-    let tasks = logits.chunks_mut(task * vocab).zip(losses.chunks_mut(task));
+    let task = task_rows(dims.vocab);
+    let tasks = logits.chunks_mut(task * dims.vocab).zip(losses.chunks_mut(task));
     workers.each(tasks.zip(targets.chunks(task)), |((logits, losses), targets)| {
-        let mut capping = Capping::new(workers, vocab, softcap);
-        loss_rows(vocab, capping.as_mut(), logits, losses, targets, with_gradient);
+        let mut capping = Capping::new(workers, dims.vocab, dims.softcap);
+        loss_rows(dims, capping.as_mut(), logits, losses, targets, with_gradient);
     });
 }
 
 /// The losses of rows of logits.
 fn losses_of<A: Float>(
     workers: &Workers,
-    LogitsDims { vocab, softcap, .. }: LogitsDims,
+    dims: LogitsDims,
     logits: &[A],
     targets: &[u32],
     losses: &mut [f64],
 ) {
-    let task = task_rows(vocab);
-    let tasks = logits.chunks(task * vocab).zip(losses.chunks_mut(task));
+    let task = task_rows(dims.vocab);
+    let tasks = logits.chunks(task * dims.vocab).zip(losses.chunks_mut(task));
     workers.each(tasks.zip(targets.chunks(task)), |((logits, losses), targets)| {
         let mut copy = workers.scratch::<A>(logits.len());
         copy.copy_from_slice(logits);
-        let mut capping = Capping::new(workers, vocab, softcap);
-        loss_rows(vocab, capping.as_mut(), &mut copy, losses, targets, false);
+        let mut capping = Capping::new(workers, dims.vocab, dims.softcap);
+        loss_rows(dims, capping.as_mut(), &mut copy, losses, targets, false);
     });
 }
 
@@ -202,11 +202,14 @@ vectorized! {
 }
 
 vectorized! {
-    /// The loss of each row; with gradients its logits become `softmax - one_hot`, or zeros where ignored.
+    /// The loss of each row; with gradients its logits become `softmax - one_hot` and what the terms give, or zeros where
+    /// ignored.
     fn loss_rows<A: Float>(
-        vocab: usize, capping: Option<&mut Capping<A>>, logits: &mut [A], losses: &mut [f64], targets: &[u32],
+        dims: LogitsDims, capping: Option<&mut Capping<A>>, logits: &mut [A], losses: &mut [f64], targets: &[u32],
         with_gradient: bool,
     ) {
+        let (vocab, LossTerms { label_smoothing, z_loss }) = (dims.vocab, dims.terms);
+        let even = A::of(label_smoothing / vocab as f64);
         let mut capping = capping;
         for ((row, loss), &target) in logits.chunks_exact_mut(vocab).zip(losses).zip(targets) {
             if target == IGNORED_TARGET {
@@ -219,12 +222,23 @@ vectorized! {
             }
             let target = target as usize;
             let (largest, own) = (math::max(row), row[target]);
+            let mean = if label_smoothing > 0.0 { math::sum(row).as_f64() / vocab as f64 } else { 0.0 };
             let sum = math::exp_sum(row, A::ONE, largest);
             *loss = sum.as_f64().ln() + (largest.as_f64() - own.as_f64());
+            let normalizer = sum.as_f64().ln() + largest.as_f64();
+            if label_smoothing > 0.0 {
+                *loss += label_smoothing * (own.as_f64() - mean);
+            }
+            if z_loss > 0.0 {
+                *loss += z_loss * normalizer * normalizer;
+            }
             if with_gradient {
-                let scale = A::ONE / sum;
+                let scale = A::of(1.0 + 2.0 * z_loss * normalizer) / sum;
                 row.iter_mut().for_each(|value| *value *= scale);
-                row[target] = row[target] - A::ONE;
+                if label_smoothing > 0.0 {
+                    row.iter_mut().for_each(|value| *value = *value - even);
+                }
+                row[target] = row[target] - A::of(1.0 - label_smoothing);
                 if let Some(capping) = &capping {
                     row.iter_mut().zip(&capping.slopes[..]).for_each(|(value, &slope)| *value *= slope);
                 }

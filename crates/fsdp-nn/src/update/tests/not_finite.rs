@@ -24,11 +24,12 @@ const EDGES: [f64; 14] = [
     f64::NAN,
 ];
 
-fn rules() -> [Box<dyn UpdateRule<HostMemory>>; 5] {
-    let average = AdafactorOptions { beta1: Some(0.9), weight_decay: 0.1, ..AdafactorOptions::default() };
+fn rules() -> [Box<dyn UpdateRule<HostMemory>>; 6] {
+    let average = AdafactorOptions { beta1: Some(0.9), groups: groups(0.1), ..AdafactorOptions::default() };
     [
-        Box::new(AdamW { no_decay: no_decay(), ..AdamW::default() }),
-        Box::new(Sgd { weight_decay: 0.1, no_decay: no_decay(), ..Sgd::default() }),
+        Box::new(AdamW { groups: groups(0.01), ..AdamW::default() }),
+        Box::new(Sgd { groups: groups(0.1), ..Sgd::default() }),
+        Box::new(Lion { groups: groups(0.1), ..Lion::default() }),
         Box::new(Sgd { momentum: 0.9, nesterov: true, ..Sgd::default() }),
         Box::new(Adafactor::new(AdafactorOptions::default(), &spec())),
         Box::new(Adafactor::new(average, &spec())),
@@ -108,7 +109,7 @@ fn broken(rule: &mut dyn UpdateRule<HostMemory>, shard: &mut Shard, lr: f64) -> 
 
 #[test]
 fn a_second_moment_that_overflows_alone_is_noticed() {
-    let [mut adamw, _, _, mut adafactor, _] = rules();
+    let [mut adamw, _, _, _, mut adafactor, _] = rules();
     let mut all = shard(&*adamw, DType::F32, 1.0, 1e-3);
     Shard::put(&mut all.gradient, &all.memory, 1, 1e25);
     assert_eq!(
@@ -188,7 +189,7 @@ fn zeros_subnormal_and_the_largest_numbers_are_finite() {
             }
         }
     }
-    let mut rule = AdamW { weight_decay: 0.0, ..AdamW::default() };
+    let mut rule = AdamW { groups: Groups::uniform(0.0), ..AdamW::default() };
     let mut all = shard(&rule, DType::F32, 1.0, 0.0);
     let Shard { memory, state, .. } = &mut all;
     Shard::fill(&mut state[1], memory, f64::from(f32::MAX));

@@ -93,3 +93,15 @@ fn a_refusal_shows_both_values_and_the_way_out() {
          \"pretrained\" starts from exported weights)"
     );
 }
+
+#[test]
+fn a_key_that_did_not_exist_when_a_run_was_saved_has_its_default() {
+    let text = "model = { path = 'm' }\ndata = { train = ['a'], seq_len = 8 }\nrun = { out_dir = 'out' }\n\
+                train = { steps = 10, micro_batch_size = 1, global_batch_size = 4 }";
+    let now = Resolved::parse(text, "run.toml", &[]).unwrap().config.to_toml();
+    let before = now.replace("ema_decay = \"none\"\n", "");
+    assert_ne!(before, now);
+    assert_eq!(state(&before).changes_to(&state(&now)).unwrap(), []);
+    let averaged = now.replace("ema_decay = \"none\"", "ema_decay = 0.9");
+    assert_eq!(refusal(state(&before).changes_to(&state(&averaged))), ["train.ema_decay"]);
+}

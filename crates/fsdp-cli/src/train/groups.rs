@@ -1,0 +1,35 @@
+//! The groups of parameters that a run file makes, as lines for people.
+
+use fsdp_core::model::ParamId;
+use fsdp_nn::hf::HfModel;
+use fsdp_train::{Job, ParamGroup, TrainError, param_groups};
+
+use crate::units::params;
+
+/// A line for each group, with what is trained of it; none where the run file makes no groups.
+///
+/// # Errors
+/// [`TrainError::Misfit`] for a pattern that matches nothing.
+pub(super) fn lines(job: &Job<HfModel>) -> Result<Vec<String>, TrainError> {
+    let optimizer = &job.config.train.optimizer;
+    if optimizer.groups().is_empty() {
+        return Ok(Vec::new());
+    }
+    let spec = &job.plan.spec;
+    let line = |ParamGroup { patterns, settings, params: ids }: ParamGroup| {
+        let trained: Vec<ParamId> = ids.into_iter().filter(|&id| spec.param(id).trainable).collect();
+        let elements = trained.iter().map(|&id| spec.param(id).len()).sum();
+        let whose = if patterns.is_empty() { "all others".to_owned() } else { patterns.join(", ") };
+        let lr = match optimizer.lr() {
+            Some(lr) => format!("lr {:e}", lr * settings.lr_scale),
+            None => format!("lr x {}", settings.lr_scale),
+        };
+        let (count, decay) = (trained.len(), settings.weight_decay);
+        format!("group {whose}: {count} tensors, {} parameters, {lr}, weight decay {decay}", params(elements))
+    };
+    // `no_decay` is a group of none where it is not written.
+    let all = param_groups(optimizer, spec)?;
+    let last = all.len() - 1;
+    let is_written = |(index, group): &(usize, ParamGroup)| !group.patterns.is_empty() || *index == last;
+    Ok(all.into_iter().enumerate().filter(is_written).map(|(_, group)| line(group)).collect())
+}

@@ -1,0 +1,87 @@
+//! Runs whose parameters are in groups, or averaged.
+
+use fsdp_ckpt::model_files::ModelReader;
+use serde_json::Value;
+
+use crate::support::Sandbox;
+
+/// All values of the exported weights of a run.
+fn weights(sandbox: &Sandbox, out_dir: &str) -> Vec<f64> {
+    let reader = ModelReader::open(sandbox.path(out_dir).join("model")).unwrap();
+    let mut all = Vec::new();
+    for name in reader.names() {
+        let entry = reader.entry(name).unwrap();
+        let mut values = vec![0.0; entry.row_count() * entry.row_len() as usize];
+        reader.read_rows_f64(name, 0..entry.row_count(), &mut values).unwrap();
+        all.extend(values);
+    }
+    all
+}
+
+#[test]
+fn groups_are_told_when_a_run_begins_and_are_in_its_checkpoints() {
+    let sandbox = Sandbox::new();
+    let optimizer = r#"train.optimizer={lr=1e-2,no_decay=["norm"],group=[{patterns=["embed_tokens"],lr=5e-3,weight_decay=0.5},{patterns=["layers\\.0\\."],lr_scale=0}]}"#;
+    let ran = sandbox.succeed(&format!("train run.toml --set {optimizer} --set checkpoint.every=3"));
+    for line in [
+        "group embed_tokens: 1 tensors, ",
+        "lr 5e-3, weight decay 0.5",
+        "lr 0e0, weight decay 0.01",
+        "group norm: ",
+        "group all others: ",
+    ] {
+        assert!(ran.stderr.contains(line), "no `{line}` in:\n{}", ran.stderr);
+    }
+    let manifest = sandbox.path("out").join("checkpoints/step-00000003/manifest.json");
+    let manifest: Value = serde_json::from_str(&std::fs::read_to_string(manifest).unwrap()).unwrap();
+    let groups = manifest["run_state"]["param_groups"].as_array().unwrap();
+    let of = |name: &str| {
+        let named = |params: &Value| params.as_array().unwrap().iter().any(|param| param == name);
+        groups.iter().find(|group| named(&group["params"])).unwrap_or_else(|| panic!("{name} in {groups:?}"))
+    };
+    assert_eq!(of("model.embed_tokens.weight")["lr"], 5e-3);
+    assert_eq!(of("model.embed_tokens.weight")["weight_decay"], 0.5);
+    assert_eq!(of("model.layers.0.input_layernorm.weight")["lr"], 0.0);
+    assert_eq!(of("model.norm.weight")["weight_decay"], 0.0);
+
+    let still = |out_dir: &str, steps: u64| {
+        sandbox.succeed(&format!(
+            "train run.toml --set {optimizer} --set run.out_dir={out_dir} --set train.steps={steps}"
+        ));
+        let reader = ModelReader::open(sandbox.path(out_dir).join("model")).unwrap();
+        ["model.layers.0.mlp.up_proj.weight", "model.embed_tokens.weight"].map(|name| {
+            let rows = reader.entry(name).unwrap().row_count();
+            let mut values = vec![0.0; rows * reader.entry(name).unwrap().row_len() as usize];
+            reader.read_rows_f64(name, 0..rows, &mut values).unwrap();
+            values
+        })
+    };
+    let [[frozen, moving], [still_frozen, moved]] = [still("one", 1), still("three", 3)];
+    assert_eq!(frozen, still_frozen, "a learning rate of 0");
+    assert_ne!(moving, moved);
+}
+
+#[test]
+fn an_average_is_exported_and_is_the_same_on_any_world_and_behind_a_checkpoint() {
+    let sandbox = Sandbox::new();
+    let run = |out_dir: &str, more: &str| {
+        sandbox.succeed(&format!(
+            "train run.toml --set run.out_dir={out_dir} --set train.optimizer={{name=\"lion\",lr=1e-2}} {more}"
+        ));
+        weights(&sandbox, out_dir)
+    };
+    let last = run("last", "");
+    assert_eq!(run("forgets", "--set train.ema_decay=0 --set run.export_weights=ema"), last);
+    let averaged = "--set train.ema_decay=0.9 --set run.export_weights=ema";
+    let average = run("average", averaged);
+    assert_ne!(average, last);
+    assert_eq!(run("kept", "--set train.ema_decay=0.9"), last);
+    assert_eq!(run("one", &format!("{averaged} --set run.ranks=1")), average);
+    run("halves", &format!("{averaged} --set train.steps=2 --set checkpoint.every=2"));
+    assert_eq!(run("halves", &format!("{averaged} --resume")), average);
+    let refused = sandbox.fsdp(
+        "train run.toml --set run.out_dir=halves --resume --set train.optimizer={name=\"lion\",lr=1e-2}",
+    );
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(refused.stderr.contains("train.ema_decay was 0.9, now \"none\""), "{}", refused.stderr);
+}

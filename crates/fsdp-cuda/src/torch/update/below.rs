@@ -1,0 +1,40 @@
+//! Rules that are those of the memory below: one pass there is several compositions here.
+
+use fsdp_core::Error;
+use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
+use fsdp_nn::update::{Adafactor, Ema, Lion};
+
+use crate::torch::memory::Torch;
+use crate::torch::storage::TorchStorage;
+
+macro_rules! below {
+    ($($rule:ty),*) => {$(
+        impl<D: TorchStorage> UpdateRule<Torch<D>> for $rule
+        where
+            $rule: UpdateRule<D>,
+        {
+            fn statistics(
+                &mut self,
+                memory: &Torch<D>,
+                shard: &mut SegmentShard<'_, D::Buffer>,
+                scalars: &StepScalars<'_, D::Buffer>,
+                earlier: &[D::Buffer],
+                sums: &mut D::Buffer,
+            ) -> Result<(), Error> {
+                UpdateRule::<D>::statistics(self, memory.storage(), shard, scalars, earlier, sums)
+            }
+
+            fn update(
+                &mut self,
+                memory: &Torch<D>,
+                shard: &mut SegmentShard<'_, D::Buffer>,
+                scalars: &StepScalars<'_, D::Buffer>,
+                statistics: &[D::Buffer],
+            ) -> Result<(), Error> {
+                UpdateRule::<D>::update(self, memory.storage(), shard, scalars, statistics)
+            }
+        }
+    )*};
+}
+
+below!(Adafactor, Ema, Lion);

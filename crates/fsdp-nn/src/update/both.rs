@@ -1,0 +1,73 @@
+//! Two rules, one after the other.
+
+use std::ops::Range;
+
+use fsdp_core::update::{Piece, RuleState, SegmentShard, StateTensor, StepScalars, UpdateRule};
+use fsdp_core::{DType, Error, Memory};
+
+/// A rule, and one without statistics that works on what the first has written. The state is that of both.
+pub struct Both<M: Memory> {
+    first: Box<dyn UpdateRule<M>>,
+    second: Box<dyn UpdateRule<M>>,
+}
+
+impl<M: Memory> Both<M> {
+    /// The two of them.
+    ///
+    /// # Panics
+    /// When the second has statistics.
+    pub fn new(first: Box<dyn UpdateRule<M>>, second: Box<dyn UpdateRule<M>>) -> Self {
+        assert!(second.phases().is_empty(), "the second rule has no statistics");
+        Self { first, second }
+    }
+}
+
+impl<M: Memory> RuleState for Both<M> {
+    fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
+        let [first, second] = [&self.first, &self.second].map(|rule| rule.state(pieces, shard_len, dtype));
+        [first, second].concat()
+    }
+
+    fn phases(&self) -> Vec<usize> {
+        self.first.phases()
+    }
+}
+
+impl<M: Memory> UpdateRule<M> for Both<M> {
+    fn statistics(
+        &mut self,
+        memory: &M,
+        shard: &mut SegmentShard<'_, M::Buffer>,
+        scalars: &StepScalars<'_, M::Buffer>,
+        earlier: &[M::Buffer],
+        sums: &mut M::Buffer,
+    ) -> Result<(), Error> {
+        let count = self.first.state(&[], 0, DType::F32).len();
+        self.first.statistics(memory, &mut with_state(shard, 0..count), scalars, earlier, sums)
+    }
+
+    fn update(
+        &mut self,
+        memory: &M,
+        shard: &mut SegmentShard<'_, M::Buffer>,
+        scalars: &StepScalars<'_, M::Buffer>,
+        statistics: &[M::Buffer],
+    ) -> Result<(), Error> {
+        let count = self.first.state(&[], 0, DType::F32).len();
+        let all = shard.state.len();
+        self.first.update(memory, &mut with_state(shard, 0..count), scalars, statistics)?;
+        self.second.update(memory, &mut with_state(shard, count..all), scalars, &[])
+    }
+}
+
+/// The shard with a range of its state tensors.
+fn with_state<'s, B>(shard: &'s mut SegmentShard<'_, B>, state: Range<usize>) -> SegmentShard<'s, B> {
+    SegmentShard {
+        params: &mut *shard.params,
+        low: shard.low.as_deref_mut(),
+        gradient: shard.gradient,
+        state: &mut shard.state[state],
+        pieces: shard.pieces,
+        not_finite: &mut *shard.not_finite,
+    }
+}

@@ -1,0 +1,40 @@
+//! Settings of an update rule that may differ between parameters: what PyTorch's optimizers call parameter groups.
+
+use std::collections::BTreeMap;
+
+use fsdp_core::model::ParamId;
+
+/// How the parameters of a group are updated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GroupSettings {
+    /// Multiplies the learning rate of a step.
+    pub lr_scale: f64,
+    /// Weight decay.
+    pub weight_decay: f64,
+}
+
+/// The settings of every parameter: the same on all ranks, whatever their shards hold.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Groups {
+    others: GroupSettings,
+    by_param: BTreeMap<ParamId, GroupSettings>,
+}
+
+impl Groups {
+    /// One group of all parameters.
+    pub fn uniform(weight_decay: f64) -> Self {
+        Self { others: GroupSettings { lr_scale: 1.0, weight_decay }, by_param: BTreeMap::new() }
+    }
+
+    /// Gives some parameters settings of their own, in place of those they had.
+    #[must_use]
+    pub fn with(mut self, params: impl IntoIterator<Item = ParamId>, settings: GroupSettings) -> Self {
+        self.by_param.extend(params.into_iter().map(|param| (param, settings)));
+        self
+    }
+
+    /// The settings of a parameter.
+    pub fn of(&self, param: ParamId) -> GroupSettings {
+        self.by_param.get(&param).copied().unwrap_or(self.others)
+    }
+}

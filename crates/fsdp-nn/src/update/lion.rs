@@ -1,0 +1,117 @@
+//! Lion (Chen et al. 2023, Symbolic Discovery of Optimization Algorithms, program 1): the sign of an average of the gradient,
+//! with decoupled weight decay, operation by operation as in the authors' `lion_pytorch.py`.
+
+use fsdp_core::memory::Buffer;
+use fsdp_core::model::ParamId;
+use fsdp_core::update::{Piece, RuleState, SegmentShard, StateTensor, StepScalars, UpdateRule};
+use fsdp_core::{DType, Error};
+
+use super::elementwise::{HostScalars, Scale, each_block};
+use super::groups::{GroupSettings, Groups};
+use super::largest::Largest;
+use crate::host::element::Float;
+use crate::host::raw::vectorized;
+use crate::host::{HostBuffer, HostMemory};
+
+/// Lion. State: `exp_avg`.
+#[derive(Clone, Debug)]
+pub struct Lion {
+    /// Weights of the average: in the direction of a step, and in what is kept of it.
+    pub betas: (f64, f64),
+    /// Learning rates and weight decay by parameter.
+    pub groups: Groups,
+}
+
+impl Default for Lion {
+    fn default() -> Self {
+        Self { betas: (0.9, 0.99), groups: Groups::uniform(0.0) }
+    }
+}
+
+/// What one step of [`Lion`] multiplies with, for a parameter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LionFactors {
+    /// Of the parameter: what weight decay leaves of it.
+    pub keep: f64,
+    /// Of the average and of the gradient in the direction.
+    pub direction: [f64; 2],
+    /// Of the average and of the gradient in what is kept.
+    pub average: [f64; 2],
+    /// Of the sign: negative.
+    pub step_size: f64,
+}
+
+vectorized! {
+    fn step<A: Float>(
+        f: LionFactors,
+        scale: Scale<A>,
+        gradient: &[A],
+        params: &mut [A],
+        averages: &mut [A],
+    ) -> Largest<A> {
+        let [keep, step_size] = [f.keep, f.step_size].map(A::of);
+        let [[old, new], [kept, added]] = [f.direction, f.average].map(|weights| weights.map(A::of));
+        let mut largest = Largest::none();
+        for ((p, m), &g) in params.iter_mut().zip(averages).zip(gradient) {
+            let g = scale.of(g);
+            let direction = *m * old + new * g;
+            let up = if direction > A::ZERO { step_size } else { A::ZERO };
+            let down = if direction < A::ZERO { step_size } else { A::ZERO };
+            *p = *p * keep + (up - down);
+            *m = *m * kept + added * g;
+            // A sign is finite whatever it is of; an average shows what is not.
+            largest.param(*p);
+            largest.state(*m);
+        }
+        largest
+    }
+}
+
+impl Lion {
+    /// The factors of a step for a parameter.
+    pub fn factors(&self, param: ParamId, lr: f64) -> LionFactors {
+        let GroupSettings { lr_scale, weight_decay } = self.groups.of(param);
+        let ((beta1, beta2), lr) = (self.betas, lr * lr_scale);
+        LionFactors {
+            keep: 1.0 - lr * weight_decay,
+            direction: [beta1, 1.0 - beta1],
+            average: [beta2, 1.0 - beta2],
+            step_size: -lr,
+        }
+    }
+
+    fn typed<A: Float>(
+        &self,
+        memory: &HostMemory,
+        shard: &mut SegmentShard<'_, HostBuffer>,
+        scalars: &HostScalars,
+    ) -> Result<(), Error> {
+        let scale = Scale::<A>::new(scalars);
+        each_block(memory, shard, |piece, gradient, params, [averages]| {
+            step(self.factors(piece.param, scalars.lr), scale, gradient, params, averages)
+        })
+    }
+}
+
+impl RuleState for Lion {
+    fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
+        vec![StateTensor::elementwise("exp_avg", pieces, shard_len, dtype)]
+    }
+}
+
+impl UpdateRule<HostMemory> for Lion {
+    fn update(
+        &mut self,
+        memory: &HostMemory,
+        shard: &mut SegmentShard<'_, HostBuffer>,
+        scalars: &StepScalars<'_, HostBuffer>,
+        _statistics: &[HostBuffer],
+    ) -> Result<(), Error> {
+        let Some(scalars) = &HostScalars::read(memory, scalars)? else { return Ok(()) };
+        match shard.params.dtype() {
+            DType::F64 => self.typed::<f64>(memory, shard, scalars)?,
+            _ => self.typed::<f32>(memory, shard, scalars)?,
+        }
+        shard.refresh(memory)
+    }
+}

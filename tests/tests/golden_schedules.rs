@@ -1,0 +1,78 @@
+//! Learning rates against PyTorch's schedulers and transformers' `get_scheduler` (tests/golden).
+
+use fsdp_train::config::{DecayCurve, LrScheduleConfig, LrShape, MinLr, Warmup};
+use fsdp_train::lr::LrSchedule;
+use serde_json::Value;
+
+use crate::golden_training::golden;
+
+/// Compares the entries of a file and returns how many learning rates they have.
+fn compare(file: &str, config: impl Fn(&Value) -> LrScheduleConfig) -> usize {
+    let entries: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(golden(file)).unwrap()).unwrap();
+    let compare = |entry: &Value| {
+        let (lr, steps) = (number(entry, "lr"), count(entry, "steps"));
+        let ours = LrSchedule::new(&config(entry), lr, steps);
+        let theirs = entry["lr_per_step"].as_array().unwrap();
+        for (step, expected) in theirs.iter().enumerate() {
+            let difference = (ours.lr(step as u64) - expected.as_f64().unwrap()).abs();
+            assert!(difference <= 1e-12 * lr, "{ours:?}, step {step} of {steps}: off by {difference:e}");
+        }
+        theirs.len()
+    };
+    entries.iter().map(compare).sum()
+}
+
+fn number(entry: &Value, key: &str) -> f64 {
+    entry[key].as_f64().unwrap_or_else(|| panic!("{key} of {entry}"))
+}
+
+fn count(entry: &Value, key: &str) -> u64 {
+    entry[key].as_u64().unwrap_or_else(|| panic!("{key} of {entry}"))
+}
+
+#[test]
+fn learning_rates_are_those_of_pytorch() {
+    let compared = compare("lr_schedules.json", |entry| {
+        let min = || MinLr::Absolute(number(entry, "min_lr"));
+        let (shape, start_factor) = match entry["name"].as_str().unwrap() {
+            "constant" => (LrShape::Constant, number(entry, "start_factor")),
+            "linear" => (LrShape::Linear { min: min() }, number(entry, "start_factor")),
+            "warmup-cosine" => (LrShape::WarmupCosine { min: min() }, number(entry, "start_factor")),
+            "transformers-linear" => (LrShape::Linear { min: MinLr::Absolute(0.0) }, 0.0),
+            other => panic!("no schedule is called {other}"),
+        };
+        LrScheduleConfig { shape, warmup: Warmup { steps: count(entry, "warmup_steps"), start_factor } }
+    });
+    assert_eq!(compared, 1024);
+}
+
+#[test]
+fn learning_rates_are_those_of_transformers() {
+    let compared = compare("lr_schedules_transformers.json", |entry| {
+        let schedule = &entry["schedule"];
+        let ratio = schedule["min_lr_ratio"].as_f64().unwrap_or(0.0);
+        let min = MinLr::Ratio(ratio);
+        let shape = match schedule["name"].as_str().unwrap() {
+            "constant" => LrShape::Constant,
+            "linear" => LrShape::Linear { min },
+            "warmup-cosine" => LrShape::WarmupCosine { min },
+            "cosine-with-restarts" => LrShape::CosineWithRestarts { cycles: count(schedule, "cycles"), min },
+            "inverse-sqrt" => LrShape::InverseSqrt { timescale: count(schedule, "timescale"), min },
+            "warmup-stable-decay" => LrShape::WarmupStableDecay {
+                decay_share: number(schedule, "decay_steps") / number(entry, "steps"),
+                decay: match schedule["decay"].as_str().unwrap() {
+                    "linear" => DecayCurve::Linear,
+                    "cosine" => DecayCurve::Cosine,
+                    "1-sqrt" => DecayCurve::OneMinusSqrt,
+                    other => panic!("no curve is called {other}"),
+                },
+                min,
+            },
+            other => panic!("no schedule is called {other}"),
+        };
+        // transformers warms up from 0; before a stable phase from the minimum.
+        let start_factor = if matches!(shape, LrShape::WarmupStableDecay { .. }) { ratio } else { 0.0 };
+        LrScheduleConfig { shape, warmup: Warmup { steps: count(entry, "warmup_steps"), start_factor } }
+    });
+    assert_eq!(compared, 4106);
+}
