@@ -196,7 +196,8 @@ fn numbered<'a>(
         let decays = setting(group, "weight_decay").is_some_and(|decay| !is_zero(decay));
         let is_meant =
             |one: &&Sharded| groups.len() == 1 || decays == one.parts.iter().any(|part| part.shape.len() > 1);
-        let parameters: Vec<&Sharded> = sharded.iter().filter(is_meant).collect();
+        let is_free = |one: &&Sharded| numbered.values().all(|taken: &&Sharded| taken.key != one.key);
+        let parameters: Vec<&Sharded> = sharded.iter().filter(is_meant).filter(is_free).collect();
         if parameters.len() != members.len() {
             return Err(format!(
                 "it has {} groups of parameters, and weight decay does not tell which parameters one of {} has",
