@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Load an exported model in transformers and compare its loss with the one that `fsdp` computed.
 
-usage: python check_export.py MODEL RUN [--tolerance 1e-5]      (torch, transformers, Python 3.11)
+usage: python check_export.py MODEL RUN [--adapter DIR] [--tolerance 1e-5]      (torch, transformers, peft, Python 3.11)
 
 MODEL is the `model` folder of a finished run. RUN is the output folder of a second run of one or more steps that
 started from it: `model.init = "pretrained"`, `data.shuffle = false`, one data file, packing "stream". The loss of
 its first step is that of MODEL on the first global batch, which is computed here again from `resolved.toml` and the
-data alone. Run it in the directory in which RUN was started, because data paths are relative.
+data alone. With an adapter, MODEL is its base, and RUN started from both (`adapter.path`). Run it in the directory in which RUN was started, because data paths are relative.
 """
 
 import argparse
@@ -50,6 +50,7 @@ def main():
     parser.add_argument("model")
     parser.add_argument("run")
     parser.add_argument("--tolerance", type=float, default=1e-5, help="of the relative difference")
+    parser.add_argument("--adapter", help="an adapter of the model, as PEFT keeps it")
     arguments = parser.parse_args()
     with open(os.path.join(arguments.run, "resolved.toml"), "rb") as file:
         config = tomllib.load(file)
@@ -60,6 +61,10 @@ def main():
     wrong = {kind: sorted(names) for kind, names in info.items() if names}
     if wrong:
         sys.exit(f"transformers does not take all tensors: {wrong}")
+    if arguments.adapter:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, arguments.adapter)
     theirs = loss_of(model.eval(), *first_batch(config))
     difference = abs(ours - theirs) / abs(theirs)
     print(f"loss: fsdp {ours:.9f}, transformers {theirs:.9f}, relative difference {difference:.1e}")

@@ -31,6 +31,7 @@ mod traffic;
 mod families;
 
 // More ranks than cores.
+mod lora;
 mod many_ranks;
 
 // Sharded training against PyTorch and transformers (tests/golden).

@@ -288,6 +288,9 @@ pub(crate) struct BenchTrainArgs {
     /// Recompute layers in backward
     #[arg(long)]
     pub(crate) checkpointing: bool,
+    /// Train LoRA adapters of this rank beside all linear maps, and nothing else
+    #[arg(long, value_name = "RANK", value_parser = positive)]
+    pub(crate) lora_rank: Option<usize>,
     /// Classes of modules to wrap
     #[arg(long, value_name = "CLASS,...", value_delimiter = ',', default_value = "LlamaDecoderLayer")]
     pub(crate) wrap: Vec<String>,

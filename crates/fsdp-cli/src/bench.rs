@@ -11,7 +11,6 @@ use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_comm::process::cluster::Cluster;
 use fsdp_core::engine::ProgramOrder;
 use fsdp_core::memory::Usage;
-use fsdp_nn::hf::HfModel;
 use fsdp_train::memory::expect_room_to_train;
 use fsdp_train::{Job, RankTrainer, TrainBackend, TrainError};
 
@@ -19,6 +18,7 @@ use crate::args::BenchTrainArgs;
 use crate::device::Work;
 use crate::error::CliError;
 use crate::exit_code::Exit;
+use crate::run_setup::Model;
 use crate::{cluster, device, logging, output};
 
 /// What one rank measured.
@@ -62,7 +62,7 @@ fn expect_timed_steps(warmup: usize, steps: usize) -> Result<(), CliError> {
 
 /// The steps, on whichever device.
 struct Steps<'a> {
-    job: &'a Job<HfModel>,
+    job: &'a Job<Model>,
     steps: u64,
 }
 
@@ -79,7 +79,7 @@ impl Work for Steps<'_> {
     }
 }
 
-fn measure<M: TrainBackend>(job: &Job<HfModel>, seat: Seat<M>, steps: u64) -> Result<Measured, TrainError> {
+fn measure<M: TrainBackend>(job: &Job<Model>, seat: Seat<M>, steps: u64) -> Result<Measured, TrainError> {
     let mut trainer = RankTrainer::new(job, seat)?;
     let mut measured = Measured { steps: Vec::new(), losses: Vec::new(), usage: Usage::default() };
     for step in 0..steps {

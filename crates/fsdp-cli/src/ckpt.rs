@@ -2,7 +2,6 @@
 //!
 //! Long work shows how many bytes are done and stops at Ctrl-C, which leaves nothing behind.
 
-mod byte_progress;
 mod convert;
 mod diff;
 mod inspect;
@@ -19,10 +18,10 @@ use fsdp_ckpt::transfer::Options;
 use serde_json::{Map, Value as Json, json};
 
 use crate::args::{CkptCommand, MemoryArgs, ReadArgs};
+use crate::byte_progress::ByteProgress;
 use crate::error::CliError;
 use crate::output::{self, one_line};
 use crate::stop_signal::StopSignal;
-use byte_progress::ByteProgress;
 
 /// Names that a text lists before it says how many more there are; JSON has all.
 const LISTED_MAX: usize = 20;
@@ -59,7 +58,7 @@ impl Work {
         &self,
         work: impl FnOnce(&Options) -> Result<T, fsdp_ckpt::Error>,
     ) -> Result<T, fsdp_ckpt::Error> {
-        let progress = ByteProgress::new();
+        let progress = ByteProgress::new("");
         work(&Options { window_bytes: self.window_bytes, ..Options::new(&progress, &self.signal.stop) })
     }
 }

@@ -8,11 +8,13 @@
 
 mod args;
 mod bench;
+mod byte_progress;
 mod ckpt;
 mod doctor;
 mod launch;
 mod report;
 mod schedule;
+mod token_progress;
 mod train;
 mod verify;
 

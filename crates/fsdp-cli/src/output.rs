@@ -10,6 +10,7 @@ use std::sync::{OnceLock, PoisonError, RwLock};
 
 use comfy_table::{CellAlignment, Table, TableComponent, presets};
 use fsdp_train::RunData;
+use fsdp_train::data::SourceSummary;
 
 use crate::args::{LogArgs, LogFormat};
 use crate::error::CliError;
@@ -94,6 +95,22 @@ pub(crate) fn warning(text: &str) {
 /// Prints what the user should know of the data of a job, on stderr.
 pub(crate) fn data_warnings(data: &RunData) {
     data.warnings().for_each(|text| warning(&text.to_string()));
+}
+
+/// Prints what a run of `steps` steps takes from each of several sources, on stderr.
+pub(crate) fn sources(data: &RunData, steps: u64) {
+    let sources = data.sources(steps);
+    if sources.len() < 2 {
+        return;
+    }
+    note("sources of data.train: each begins its next epoch when it is exhausted");
+    for SourceSummary { paths, share, samples, tokens, epochs } in sources {
+        let share = 100.0 * share;
+        let paths = paths.join(", ");
+        note(&format!(
+            "  {share:6.2} %  {samples} samples, {tokens} tokens, {epochs:.2} epochs in {steps} steps: {paths}"
+        ));
+    }
 }
 
 /// Prints what is wrong with the arguments, on stderr, or the help that was asked for, on stdout.

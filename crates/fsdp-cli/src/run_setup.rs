@@ -6,18 +6,22 @@ use std::sync::Arc;
 
 use fsdp_ckpt::training::ModelWeights;
 use fsdp_ckpt::{is_url, objects};
+use fsdp_core::model::{ModelSpec, ParamSpec};
 use fsdp_nn::hf::{HfConfig, HfModel};
-use fsdp_nn::model::Architecture;
+use fsdp_nn::model::{Adapted, Architecture};
 use fsdp_train::config::{Device, Init, Resolved};
 use fsdp_train::input_file::{self, CONFIG_BYTES_MAX};
 use fsdp_train::metrics::FlopModel;
-use fsdp_train::{InitSource, TrainError};
+use fsdp_train::{InitSource, TrainError, adapter};
 
 use crate::args::RunFileArgs;
 use crate::cluster;
 use crate::device;
 use crate::error::CliError;
 use crate::output;
+
+/// What a run trains: a model, perhaps with adapters.
+pub(crate) type Model = Adapted<HfModel>;
 
 /// A run file and the model that it names.
 #[derive(Clone, Debug)]
@@ -57,33 +61,37 @@ impl RunSetup {
         Ok((setup, warnings))
     }
 
-    /// The described model.
+    /// The described model, with the adapters of the run file.
     ///
     /// # Errors
-    /// [`CliError::Train`] when the description contradicts itself.
-    pub(crate) fn build(&self) -> Result<HfModel, CliError> {
-        Ok(self.model.build()?)
+    /// [`CliError::Train`] when the description contradicts itself, or adapters do not fit it.
+    pub(crate) fn build(&self) -> Result<Model, CliError> {
+        Ok(adapter::adapt(&self.config, self.model.build()?)?)
     }
 
     /// Where the first weights come from.
     ///
     /// # Errors
-    /// [`CliError::Train`] when pretrained weights are asked for and not there.
-    pub(crate) fn init(&self, architecture: &HfModel) -> Result<InitSource, CliError> {
-        match self.config.model.init {
-            Init::Random => Ok(random(self.config.model.seed, architecture)),
+    /// [`CliError::Train`] when pretrained weights are asked for, or an adapter to begin with, and not there.
+    pub(crate) fn init(&self, architecture: &Model) -> Result<InitSource, CliError> {
+        let base = match self.config.model.init {
+            Init::Random => random(self.config.model.seed, architecture),
             Init::Pretrained => {
                 let weights = ModelWeights::open(&self.config.model.path).map_err(TrainError::from)?;
-                Ok(InitSource::Pretrained(Arc::new(weights)))
+                InitSource::Pretrained(Arc::new(weights))
             }
-        }
+        };
+        Ok(base.adapted(&self.config, architecture.description())?)
     }
 
     /// What the FLOPs of a token depend on.
-    pub(crate) fn flops(&self, parameters: usize) -> FlopModel {
+    pub(crate) fn flops(&self, spec: &ModelSpec) -> FlopModel {
+        let count =
+            |params: &mut dyn Iterator<Item = &ParamSpec>| params.map(ParamSpec::len).sum::<usize>() as u64;
         let sizes = self.model.summary();
         FlopModel {
-            parameter_count: parameters as u64,
+            parameter_count: count(&mut spec.params.iter()),
+            trained_count: count(&mut spec.params.iter().filter(|param| param.trainable)),
             layer_count: sizes.layers as u64,
             attention_width: (sizes.heads * sizes.head_dim) as u64,
             seq_len: self.config.data.seq_len as u64,
@@ -104,7 +112,7 @@ impl RunSetup {
 }
 
 /// Random weights of a model.
-pub(crate) fn random(seed: u64, architecture: &HfModel) -> InitSource {
+pub(crate) fn random(seed: u64, architecture: &impl Architecture) -> InitSource {
     InitSource::Random { seed, init: Arc::new(architecture.description().init.clone()) }
 }
 

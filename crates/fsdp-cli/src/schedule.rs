@@ -11,6 +11,7 @@ use fsdp_core::layout::UnitLayout;
 use fsdp_core::plan::Plan;
 use fsdp_nn::HostMemory;
 use fsdp_nn::model::Architecture;
+use fsdp_train::data::missing;
 use fsdp_train::{expect_positions, plan, predict};
 
 use crate::args::ScheduleArgs;
@@ -18,8 +19,8 @@ use crate::error::CliError;
 use crate::logging;
 use crate::output::{self, Paint, table};
 use crate::run_setup::RunSetup;
-use crate::train::memory_rows;
-use crate::units::{bytes, params};
+use crate::train::{memory_rows, parameters};
+use crate::units::bytes;
 use operations::Operations;
 
 /// Unsharded elements over parameters from which on a unit is worth a warning.
@@ -37,6 +38,11 @@ pub(crate) fn run(args: &ScheduleArgs) -> Result<(), CliError> {
         return Err(CliError::Rank { rank: args.rank, ranks: config.run.ranks });
     }
     expect_positions(config, &architecture)?;
+    for path in missing(&config.data) {
+        output::warning(&format!(
+            "{path} of [data] is not there; a schedule does not need it, but a run does"
+        ));
+    }
     let evaluates = !config.data.eval.is_empty();
     let plan = plan(config, &architecture.description().spec, evaluates)?;
     let operations = Operations::new(config, &architecture, &plan)?;
@@ -69,8 +75,8 @@ fn heading(text: &str) -> String {
 fn schedules(plan: &Plan) -> String {
     let (spec, layout) = (&plan.spec, &plan.layout);
     let mut text = format!(
-        "{} parameters in {} units, mesh {}, {} micro-batches per rank and step\n",
-        params(spec.elements()),
+        "{} in {} units, mesh {}, {} micro-batches per rank and step\n",
+        parameters(spec),
         layout.units.len(),
         plan.mesh,
         plan.step.rounds

@@ -11,7 +11,7 @@ use fsdp_core::schedule::Reshard;
 use fsdp_core::wrap::WrapPolicy;
 use fsdp_nn::hf::{HfConfig, Small};
 use fsdp_nn::model::Architecture;
-use fsdp_train::config::{Format, FqnPatterns, Init, Resolved, TokenRef};
+use fsdp_train::config::{Format, FqnPatterns, Init, Resolved, Targets, TokenRef};
 
 use crate::error::CliError;
 use crate::run_setup::RunSetup;
@@ -25,6 +25,8 @@ const ROUNDS_MAX: usize = 2;
 const LAYERS_MAX: usize = 6;
 /// Replicas, and ranks of the groups of `reshard_after_forward`.
 const AXIS_MAX: usize = 2;
+/// Rank of adapters.
+const RANK_MAX: usize = 2;
 /// Tokens that bytes have.
 const BYTES: usize = 256;
 
@@ -46,7 +48,7 @@ pub(crate) fn shrink(setup: &RunSetup, worlds: &[usize]) -> Result<Shrunk, CliEr
     let mut notes = mesh(&mut config);
     batches(&mut config, worlds);
     let model = model(&setup.model, &config);
-    let (before, after) = (setup.build()?, model.build()?);
+    let (before, after) = (setup.model.build()?, model.build()?);
     let (before, after) = (&before.description().spec, &after.description().spec);
     notes.push(format!("{} parameters to {}", params(before.elements()), params(after.elements())));
     notes.push(format!("{} to {}", setup.model.summary(), model.summary()));
@@ -62,6 +64,7 @@ pub(crate) fn shrink(setup: &RunSetup, worlds: &[usize]) -> Result<Shrunk, CliEr
         config.model.init = Init::Random;
         notes.push("random weights in place of pretrained ones".to_owned());
     }
+    notes.extend(adapter(&mut config, after));
     if let WrapPolicy::MinParams(min) = config.fsdp.wrap {
         let scaled = wrapping::scale(min, before, after)?;
         notes.push(scaled.note);
@@ -128,13 +131,31 @@ fn model(model: &HfConfig, config: &Resolved) -> HfConfig {
 /// As many tokens as the data can have, if that is known without reading it.
 fn vocabulary(config: &Resolved) -> Option<usize> {
     let data = &config.data;
-    let has_bytes = data.tokenizer == "bytes" && matches!(data.format, Format::Text | Format::Jsonl);
+    let has_bytes =
+        data.tokenizer == "bytes" && !matches!(data.format, Format::TokensU16 | Format::TokensU32);
     let special = [data.bos.as_ref(), data.eos.as_ref(), Some(&data.pad)];
     let ids = special.into_iter().flatten().map(|token| match token {
         TokenRef::Id(id) => *id as usize + 1,
         TokenRef::Token(_) => BYTES,
     });
     has_bytes.then(|| ids.max().map_or(BYTES, |ids| ids.max(BYTES)))
+}
+
+/// Cuts adapters to the small model: new ones, of a rank that it can have, beside what is left of it.
+fn adapter(config: &mut Resolved, after: &ModelSpec) -> Option<String> {
+    let adapter = config.adapter.as_mut()?;
+    (adapter.path, adapter.merge) = (None, false);
+    let has = |name: &String| after.modules.iter().any(|module| module.fqn.ends_with(name.as_str()));
+    if let Targets::Named(names) = &mut adapter.target_modules {
+        names.retain(has);
+        if names.is_empty() {
+            adapter.target_modules = Targets::AllLinear;
+        }
+    }
+    adapter.modules_to_save.retain(has);
+    let rank = adapter.rank;
+    adapter.rank = rank.min(RANK_MAX);
+    (adapter.rank < rank).then(|| format!("adapters of rank {rank} to {}", adapter.rank))
 }
 
 /// Drops the patterns that only name what was cut. One that never named anything stays, to be reported.

@@ -3,7 +3,7 @@
 mod groups;
 mod summary;
 
-pub(crate) use summary::memory_rows;
+pub(crate) use summary::{memory_rows, parameters};
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use fsdp_comm::launch::Launcher;
 use fsdp_comm::process::cluster::Cluster;
 use fsdp_core::Rank;
 use fsdp_core::engine::Observer;
-use fsdp_nn::hf::HfModel;
 use fsdp_train::checkpoint::Resume;
+use fsdp_train::data::Watch;
 use fsdp_train::train::{Ending, Kept, RunOptions, Summary, train};
 use fsdp_train::{Job, TrainBackend, TrainError};
 
@@ -22,8 +22,9 @@ use crate::device::Work;
 use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::progress::Progress;
-use crate::run_setup::RunSetup;
+use crate::run_setup::{Model, RunSetup};
 use crate::stop_signal::StopSignal;
+use crate::token_progress::TokenProgress;
 use crate::trace::{SpanObserver, TraceFile};
 use crate::{cluster, device, launch, logging, output, trace};
 
@@ -54,10 +55,15 @@ fn run_within(
     args.trace.as_deref().map_or(Ok(()), |path| trace::check(path, &setup.config))?;
     let architecture = setup.build()?;
     let init = setup.init(&architecture)?;
-    let load = || Ok::<_, CliError>(Job::new(setup.config.clone(), architecture, init)?);
+    let load = || {
+        let progress = TokenProgress::new();
+        let tell = |now| progress.tell(now);
+        Ok::<_, CliError>(Job::watched(setup.config.clone(), architecture, init, &Watch::new(&tell))?)
+    };
     let job = cluster::in_turns(team, load, |job| job.data.share())?;
     output::data_warnings(&job.data);
     groups::lines(&job)?.iter().for_each(|line| output::note(line));
+    output::sources(&job.data, job.config.train.steps);
     // From here on there is something to leave as it was, or to save.
     signal.begin();
     let trace = args.trace.as_deref().map(TraceFile::create).transpose()?;
@@ -74,7 +80,7 @@ fn run_within(
         overwrite: args.overwrite,
         observer: &observer,
         config_json: Some(setup.model.export(job.export_dtype())),
-        flops: Some(setup.flops(job.plan.spec.elements())),
+        flops: Some(setup.flops(&job.plan.spec)),
         census: team.map(|team| team.census()),
     };
     let outcome = device::training(&job.config.run, cluster, Training { job: &job, options: &options })?;
@@ -104,7 +110,7 @@ fn run_within(
 
 /// The run, on whichever device.
 struct Training<'a> {
-    job: &'a Job<HfModel>,
+    job: &'a Job<Model>,
     options: &'a RunOptions<'a>,
 }
 

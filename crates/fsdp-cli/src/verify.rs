@@ -13,7 +13,6 @@ use fsdp_comm::process::place::Place;
 use fsdp_core::Rank;
 use fsdp_core::engine::{IssueOrder, ProgramOrder};
 use fsdp_core::schedule::Reshard;
-use fsdp_nn::hf::HfModel;
 use fsdp_sim::SeededOrder;
 use fsdp_train::config::{Resolved, RunConfig};
 use fsdp_train::verify::{
@@ -25,7 +24,7 @@ use crate::args::VerifyArgs;
 use crate::device::Work;
 use crate::error::CliError;
 use crate::exit_code::Exit;
-use crate::run_setup::{self, RunSetup};
+use crate::run_setup::{self, Model, RunSetup};
 use crate::{cluster, device, logging, output, shrink};
 pub(crate) use together::{OnHost, Together};
 
@@ -126,7 +125,7 @@ fn found(
 
 /// The verification, on whichever device.
 struct Verification<'a> {
-    job: &'a Job<HfModel>,
+    job: &'a Job<Model>,
     options: &'a VerifyOptions<'a>,
 }
 
@@ -191,13 +190,13 @@ fn other_promises(found: &VerifyReport, written: &Resolved) -> Vec<String> {
     found.worlds.iter().filter(differs).map(note).collect()
 }
 
-fn whole(setup: &RunSetup) -> Result<Job<HfModel>, CliError> {
+fn whole(setup: &RunSetup) -> Result<Job<Model>, CliError> {
     let architecture = setup.build()?;
     let init = setup.init(&architecture)?;
     Ok(Job::new(setup.config.clone(), architecture, init)?)
 }
 
-fn shrunk(setup: &RunSetup, worlds: &[usize]) -> Result<Job<HfModel>, CliError> {
+fn shrunk(setup: &RunSetup, worlds: &[usize]) -> Result<Job<Model>, CliError> {
     let small = shrink::shrink(setup, worlds)?;
     for note in &small.notes {
         output::note(&format!("shrunk: {note}"));

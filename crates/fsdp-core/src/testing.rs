@@ -305,10 +305,10 @@ fn policies() -> impl Strategy<Value = (Mesh, Policy)> {
     let gathers = (0usize..5, 0usize..5, 0usize..5);
     let checkpointing =
         prop_oneof![Just(Checkpointing::None), Just(Checkpointing::Full), Just(Checkpointing::Selective)];
-    let flags = any::<[bool; 3]>();
+    let flags = any::<[bool; 4]>();
     (mesh, gathers, flags, dtypes, checkpointing).prop_map(
         |((replicas, shards), (reshard, forward, backward), flags, dtypes, checkpointing)| {
-            let [unsharded, running, offloads] = flags;
+            let [unsharded, running, offloads, frozen_master] = flags;
             let policy = Policy {
                 reshard_after_forward: match reshard {
                     0 => Reshard::Auto,
@@ -325,6 +325,7 @@ fn policies() -> impl Strategy<Value = (Mesh, Policy)> {
                     AccumulationOrder::Tree
                 },
                 param_dtype: dtypes.0,
+                frozen_master,
                 reduce_dtype: dtypes.1,
                 reduce_op: ReduceOp::Sum,
                 checkpointing,

@@ -22,6 +22,11 @@ pub enum Init {
         /// The standard deviation.
         std: f64,
     },
+    /// Uniform between `-bound` and `bound`.
+    Uniform {
+        /// The bound.
+        bound: f64,
+    },
 }
 
 impl Init {
@@ -32,6 +37,7 @@ impl Init {
             Init::Zeros => 0.0,
             Init::Ones => 1.0,
             Init::Normal { std } => std * random::normal(key, element),
+            Init::Uniform { bound } => bound * (2.0 * random::uniform(key, element) - 1.0),
         })
     }
 

@@ -44,6 +44,14 @@ pub enum TrainError {
         /// What does not fit, and the way out.
         reason: String,
     },
+    /// An adapter in PEFT's format is not one that can be trained, or not that of the run file.
+    #[error("{}: {what}", path.display())]
+    Adapter {
+        /// Its `adapter_config.json`.
+        path: PathBuf,
+        /// What does not fit.
+        what: String,
+    },
     /// A checkpoint has two tensors for a parameter that the model ties, and they differ.
     #[error(
         "{}: `{first}` and `{second}` differ, but the model ties them (tie_word_embeddings in config.json); remove \

@@ -10,16 +10,21 @@ use std::sync::atomic::AtomicBool;
 use fsdp_ckpt::conversion::{Conversion, Target, convert};
 use fsdp_ckpt::export::{ExportPlan, Receipt};
 use fsdp_ckpt::formats;
+use fsdp_ckpt::model_files::ModelReader;
 use fsdp_ckpt::safetensors::{TensorSpec, TensorType};
 use fsdp_ckpt::transfer::{NoProgress, Options};
 use fsdp_core::engine::{Engine, UnitShards};
 use fsdp_core::memory::{HostSliceMut, Slice};
+use fsdp_core::model::ParamSpec;
 use fsdp_core::program::Program;
 use fsdp_core::{DType, Memory, Queue};
+use fsdp_nn::model::Architecture;
 use fsdp_nn::update::Ema;
 
+use crate::adapter::exported_names;
+use crate::adapter::merge::Merge;
 use crate::checkpoint::RunState;
-use crate::config::ExportWeights;
+use crate::config::{ExportWeights, Resolved};
 use crate::error::TrainError;
 use crate::job::Job;
 
@@ -54,7 +59,7 @@ fn tensor_type(dtype: DType) -> TensorType {
     }
 }
 
-/// The plan of an export to `path`: every parameter once, under its first name.
+/// The plan of an export to `path`: every parameter once, under its first name; or all that an adapter is.
 ///
 /// # Errors
 /// [`TrainError::Checkpoint`].
@@ -63,14 +68,18 @@ pub(crate) fn plan_export<A>(
     job: &Job<A>,
     config_json: Option<&str>,
 ) -> Result<ExportPlan, TrainError> {
-    let dtype = tensor_type(job.export_dtype());
-    let tensors = job
-        .plan
-        .spec
-        .params
-        .iter()
-        .map(|param| TensorSpec { name: param.fqn.clone(), dtype, shape: param.shape.clone() })
-        .collect();
+    let adapter = job.config.adapter.as_ref();
+    let dtype = match adapter {
+        None => job.export_dtype(),
+        // What is trained has the type of the masters, whatever the base has.
+        Some(_) => job.config.run.export_dtype.unwrap_or(job.plan.policy.param_dtype.master()),
+    };
+    let tensor =
+        |param: &ParamSpec, name| TensorSpec { name, dtype: tensor_type(dtype), shape: param.shape.clone() };
+    let params = job.plan.spec.params.iter();
+    let tensors = params
+        .flat_map(|param| exported_names(adapter, param).into_iter().map(move |name| tensor(param, name)));
+    let tensors = tensors.collect();
     Ok(ExportPlan::new(path, tensors, origin(job, config_json))?)
 }
 
@@ -96,15 +105,29 @@ pub(crate) fn export_checkpoint<A>(
     Ok(())
 }
 
-/// Writes this rank's rows of all parameters, or of their averages where they have some; ranks of later replicas have nothing
-/// to write.
+/// Adds the adapters that a run has exported to its base.
+///
+/// # Errors
+/// [`TrainError::Checkpoint`].
+pub(crate) fn export_merged<A: Architecture>(
+    job: &Job<A>,
+    adapter: &Path,
+    model: &Path,
+) -> Result<(), TrainError> {
+    let base = job.init.pretrained().expect("adapters are merged with a base that was read");
+    let (adapter, dtype) = (ModelReader::open(adapter)?, tensor_type(job.export_dtype()));
+    Merge { description: job.architecture.description(), base, adapter: &adapter, dtype }.write(model)
+}
+
+/// Writes this rank's rows of all that is exported, of averages where there are some that are asked for; ranks of later
+/// replicas have nothing to write.
 ///
 /// # Errors
 /// [`TrainError::Checkpoint`], or those of the memory.
-pub fn export_model<M: Memory, P: Program<M>>(
+pub(crate) fn export_model<M: Memory, P: Program<M>>(
     engine: &Engine<M, P>,
     plan: &ExportPlan,
-    weights: ExportWeights,
+    config: &Resolved,
 ) -> Result<Option<Receipt>, TrainError> {
     if engine.plan().mesh.replica_of(engine.rank()) > 0 {
         return Ok(None);
@@ -114,15 +137,24 @@ pub fn export_model<M: Memory, P: Program<M>>(
     for unit in engine.plan().layout.unit_ids() {
         let shards = engine.shards(unit);
         for (segment, (params, pieces)) in shards.params.iter().zip(shards.pieces).enumerate() {
-            let averages = if weights == ExportWeights::Ema { average(&shards, segment) } else { None };
+            let averages = if config.run.export_weights == ExportWeights::Ema {
+                average(&shards, segment)
+            } else {
+                None
+            };
             let buffer = averages.unwrap_or(params);
             for piece in pieces {
+                let names = exported_names(config.adapter.as_ref(), engine.plan().spec.param(piece.param));
+                if names.is_empty() {
+                    continue;
+                }
                 values.clear();
                 values.resize(piece.len, 0.0);
                 let slice = Slice::new(buffer, piece.offset, piece.len);
                 engine.memory().read(Queue::Compute, slice, HostSliceMut::F64(&mut values))?;
-                let name = &engine.plan().spec.param(piece.param).fqn;
-                writer.write_rows_f64(name, piece.param_offset / piece.row_len, &values)?;
+                for name in names {
+                    writer.write_rows_f64(&name, piece.param_offset / piece.row_len, &values)?;
+                }
             }
         }
     }

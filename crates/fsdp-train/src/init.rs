@@ -10,6 +10,7 @@ use fsdp_core::model::{ModelSpec, ParamSpec};
 use fsdp_core::update::Piece;
 use fsdp_nn::{Init, hf};
 
+use crate::adapter::AdaptedInit;
 use crate::error::TrainError;
 
 /// Elements of two tensors that are compared at a time.
@@ -27,6 +28,8 @@ pub enum InitSource {
     },
     /// Read from the files of a model.
     Pretrained(Arc<ModelWeights>),
+    /// That of a base, with adapters beside it.
+    Adapted(Arc<AdaptedInit>),
 }
 
 impl InitSource {
@@ -35,15 +38,24 @@ impl InitSource {
         match self {
             InitSource::Random { .. } => Origin::Computed,
             InitSource::Pretrained(_) => Origin::Read,
+            InitSource::Adapted(adapted) => adapted.origin(),
         }
     }
 
     /// The type of all tensors of the files, if they are read and have one.
     pub(crate) fn dtype(&self) -> Option<TensorType> {
-        let InitSource::Pretrained(reader) = self else { return None };
-        let mut types = reader.dtypes().into_iter();
+        let mut types = self.pretrained()?.dtypes().into_iter();
         let first = types.next()?;
         types.all(|dtype| dtype == first).then_some(first)
+    }
+
+    /// The files of a model, or of the base of an adapter.
+    pub(crate) fn pretrained(&self) -> Option<&ModelWeights> {
+        match self {
+            InitSource::Random { .. } => None,
+            InitSource::Pretrained(reader) => Some(reader),
+            InitSource::Adapted(adapted) => adapted.base().pretrained(),
+        }
     }
 
     /// Writes the initial values of a piece.
@@ -61,6 +73,7 @@ impl InitSource {
                 let first = piece.param_offset / piece.row_len;
                 reader.read_rows_f64(name, first..first + piece.len / piece.row_len, values)?;
             }
+            InitSource::Adapted(adapted) => adapted.fill(spec, piece, values)?,
         }
         Ok(())
     }
@@ -72,25 +85,38 @@ impl InitSource {
     /// [`TrainError::Checkpoint`] that lists everything missing, extra, of another shape and of another type;
     /// [`TrainError::TiedDiffer`].
     pub fn check(&self, spec: &ModelSpec) -> Result<(), TrainError> {
-        let InitSource::Pretrained(reader) = self else { return Ok(()) };
-        let copies = |param| {
-            let first = stored_name(reader, param);
-            let others = names(param).filter(move |&name| name != first && reader.has(name));
-            std::iter::once(first).chain(others)
+        let reader = match self {
+            InitSource::Random { .. } => return Ok(()),
+            InitSource::Pretrained(reader) => reader,
+            InitSource::Adapted(adapted) => return adapted.check(spec),
         };
-        let expected = spec
-            .params
-            .iter()
-            .flat_map(|param| copies(param).map(move |name| (name, param.shape.as_slice())));
-        reader.check_tensors(expected, hf::is_constant, TensorType::is_convertible)?;
-        reader.check_sums()?;
-        for param in &spec.params {
-            for copy in copies(param).skip(1) {
-                check_equal(reader, param, [stored_name(reader, param), copy])?;
-            }
-        }
-        Ok(())
+        check_pretrained(reader, &spec.params)
     }
+
+    /// Stands for the weights of a base that is read, and that the checkpoints of a run do not hold.
+    pub(crate) fn base_digest(&self) -> Option<&str> {
+        let InitSource::Adapted(adapted) = self else { return None };
+        adapted.base_digest()
+    }
+}
+
+/// Checks that a checkpoint has these parameters, and nothing else.
+pub(crate) fn check_pretrained(reader: &ModelWeights, params: &[ParamSpec]) -> Result<(), TrainError> {
+    let copies = |param| {
+        let first = stored_name(reader, param);
+        let others = names(param).filter(move |&name| name != first && reader.has(name));
+        std::iter::once(first).chain(others)
+    };
+    let expected =
+        params.iter().flat_map(|param| copies(param).map(move |name| (name, param.shape.as_slice())));
+    reader.check_tensors(expected, hf::is_constant, TensorType::is_convertible)?;
+    reader.check_sums()?;
+    for param in params {
+        for copy in copies(param).skip(1) {
+            check_equal(reader, param, [stored_name(reader, param), copy])?;
+        }
+    }
+    Ok(())
 }
 
 /// Checks that two tensors hold the same bits, a block of rows at a time.
@@ -114,7 +140,7 @@ fn check_equal(reader: &ModelWeights, param: &ParamSpec, names: [&str; 2]) -> Re
 }
 
 /// The name under which a checkpoint holds a parameter: its own, or that of a tied use.
-fn stored_name<'a>(reader: &ModelWeights, param: &'a ParamSpec) -> &'a str {
+pub(crate) fn stored_name<'a>(reader: &ModelWeights, param: &'a ParamSpec) -> &'a str {
     names(param).find(|name| reader.has(name)).unwrap_or(&param.fqn)
 }
 

@@ -11,7 +11,7 @@ use fsdp_core::ledger::{self, LedgerInput, Moving};
 use fsdp_core::memory::Usage;
 use fsdp_core::model::ModelSpec;
 use fsdp_core::plan::Plan;
-use fsdp_core::schedule::OpKind;
+use fsdp_core::schedule::{OpKind, Policy};
 use fsdp_core::update::{RankTables, UpdateRule};
 use fsdp_core::wrap;
 use fsdp_core::{Digest, Mesh, Rank};
@@ -21,7 +21,9 @@ use fsdp_nn::listing::{Listing, listings};
 use fsdp_nn::model::unsharded::BlockCall;
 use fsdp_nn::model::{Architecture, ProgramOptions};
 
+use crate::adapter;
 use crate::config::{ConfigError, Packing, Resolved};
+use crate::data::Watch;
 use crate::error::TrainError;
 use crate::init::InitSource;
 use crate::lr::LrSchedule;
@@ -63,7 +65,7 @@ pub(crate) struct Forecast {
     pub(crate) usage: Usage,
     /// What ranks that share storage hold besides what they keep.
     pub(crate) moving: Moving,
-    /// Elements of its shards of the parameters.
+    /// Elements of its shards of the parameters that it saves.
     pub(crate) shard_elements: usize,
 }
 
@@ -72,7 +74,11 @@ pub(crate) struct Forecast {
 fn common(config: &Resolved) -> Resolved {
     let mut common = config.clone();
     common.model.path.clear();
+    if let Some(adapter) = &mut common.adapter {
+        adapter.path = None;
+    }
     common.data.train.clear();
+    common.data.source.iter_mut().for_each(|source| source.path.clear());
     common.data.eval.clear();
     common.data.cache = None;
     common.run.threads = 0;
@@ -86,8 +92,21 @@ impl<A: Architecture + Clone> Job<A> {
     /// [`TrainError`]: data that can not be read or does not fit the model, patterns or classes that match
     /// nothing, policies that do not fit the mesh.
     pub fn new(config: Resolved, architecture: A, init: InitSource) -> Result<Self, TrainError> {
+        Self::watched(config, architecture, init, &Watch::NOBODY)
+    }
+
+    /// As [`Job::new`]; `watch` is told how far the data is.
+    ///
+    /// # Errors
+    /// As [`Job::new`].
+    pub fn watched(
+        config: Resolved,
+        architecture: A,
+        init: InitSource,
+        watch: &Watch<'_>,
+    ) -> Result<Self, TrainError> {
         expect_positions(&config, &architecture)?;
-        let data = Arc::new(RunData::load(&config, architecture.head().vocab)?);
+        let data = Arc::new(RunData::load(&config, architecture.head().vocab, watch)?);
         Self::with_data(config, architecture, init, data)
     }
 
@@ -109,6 +128,7 @@ impl<A: Architecture + Clone> Job<A> {
             );
             return Err(TrainError::Misfit { key: "run.ranks", reason });
         }
+        adapter::expect(&config, architecture.description())?;
         let plan = Arc::new(plan(&config, &architecture.description().spec, data.has_evaluation())?);
         init.check(&plan.spec)?;
         let schedule = LrSchedule::new(
@@ -155,6 +175,7 @@ impl<A: Architecture + Clone> Job<A> {
                 .units
                 .iter()
                 .flat_map(|u| &u.segments)
+                .filter(|segment| segment.trainable || self.plan.policy.frozen_master)
                 .map(Segment::shard_len)
                 .sum(),
         })
@@ -301,7 +322,9 @@ pub fn plan(config: &Resolved, described: &ModelSpec, evaluates: bool) -> Result
         return Err(TrainError::Misfit { key: "fsdp.frozen", reason });
     }
     let mesh = Mesh::of_world(config.run.ranks, config.fsdp.mesh.replicate)?;
-    let policy = config.fsdp.policy().resolve(mesh)?;
+    // A base is not the run's to keep: the copy that computes is enough.
+    let frozen_master = config.adapter.is_none();
+    let policy = Policy { frozen_master, ..config.fsdp.policy() }.resolve(mesh)?;
     let units = wrap::units(&spec, &config.fsdp.wrap)?;
     let layout = Layout::new(&spec, &units, mesh.shards(), policy.param_dtype);
     let rounds = config.train.micro_batches_per_step() / mesh.world();

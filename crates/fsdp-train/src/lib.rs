@@ -6,6 +6,7 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | [`adapter`] | LoRA: which linear maps are adapted, PEFT's format, models with their adapters added |
 //! | [`config`] | the run file: TOML, `--set`, Hugging Face's `fsdp_config.json`, every default written out |
 //! | [`data`] | files, tokenizers, packing, the order of samples |
 //! | [`memory`] | whether a job fits into this machine |
@@ -16,6 +17,7 @@
 //!
 //! What is promised of bits stands in docs/numerics.md of the repository.
 
+pub mod adapter;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
@@ -42,7 +44,6 @@ mod waiting;
 mod whole_file;
 
 pub use error::TrainError;
-pub use export::export_model;
 pub use init::InitSource;
 pub use job::{Job, expect_positions, listed, plan, predict};
 pub use oracle::Oracle;

@@ -33,8 +33,10 @@ pub struct StepMetrics {
     pub grad_norm: f64,
     /// The learning rate that this step used.
     pub lr: f64,
-    /// Input tokens of the global batch.
+    /// Input tokens of the global batch: all positions, padding included.
     pub tokens: u64,
+    /// Targets of the global batch that count in the loss: neither padding nor masked.
+    pub targets: u64,
     /// Tokens per second, over all ranks.
     pub tokens_per_s: f64,
     /// Wall time of the step.
@@ -153,7 +155,7 @@ pub struct Utilization {
 /// What the FLOPs of a token depend on.
 ///
 /// Per token, the forward multiplies and adds once with each of the N parameters (2N FLOPs) and the
-/// backward twice (4N): 6N. Attention adds scores and weighted values, each 2·d·T FLOPs per layer and
+/// backward twice (4N): 6N; but only once with what is frozen, which has no gradient. Attention adds scores and weighted values, each 2·d·T FLOPs per layer and
 /// token, three times (forward, and twice in backward): 12·L·d·T, not halved for causality. Recomputation
 /// does not count.
 ///
@@ -165,6 +167,8 @@ pub struct Utilization {
 pub struct FlopModel {
     /// N: parameters, tied ones once.
     pub parameter_count: u64,
+    /// How many of them are trained.
+    pub trained_count: u64,
     /// L: layers.
     pub layer_count: u64,
     /// d: heads times head dim.
@@ -174,10 +178,10 @@ pub struct FlopModel {
 }
 
 impl FlopModel {
-    /// 6N.
+    /// 6N; 4N of what is frozen.
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     pub fn flops_per_token_6n(&self) -> f64 {
-        6.0 * self.parameter_count as f64
+        4.0 * self.parameter_count as f64 + 2.0 * self.trained_count as f64
     }
 
     /// 6N + 12·L·d·T.

@@ -297,7 +297,7 @@ fn whole<M: TrainBackend, A>(
     let param = spec.param(id);
     let len = param.len();
     let piece = Piece { param: id, offset: 0, len, param_offset: 0, row_len: param.row_len().unwrap_or(1) };
-    let dtype = policy.param_dtype.master();
+    let dtype = policy.kept_dtype(param.trainable);
     let mut values = vec![0.0; len];
     job.init.fill(spec, &piece, &mut values)?;
     let mut master = memory.allocate(Category::ParameterShard, dtype, len)?;

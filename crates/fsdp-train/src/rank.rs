@@ -65,7 +65,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     /// Those of the parts, and [`TrainError::Checkpoint`].
     pub fn resume(job: &'a Job<A>, seat: Seat<M>, checkpoint: &NativeReader) -> Result<Self, TrainError> {
         let mut engine = Self::connect(job, seat)?;
-        restore(&mut engine, checkpoint)?;
+        restore(&mut engine, checkpoint, &job.init)?;
         Ok(Self { job, engine, unread: VecDeque::new() })
     }
 

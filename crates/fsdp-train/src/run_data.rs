@@ -7,14 +7,15 @@ use fsdp_nn::model::Batch;
 
 use crate::checkpoint::DataPosition;
 use crate::config::{EvalSet, Resolved};
-use crate::data::{DataError, DataWarning, Dataset, EvalSampler, Sampler};
+use crate::data::{
+    DataError, DataWarning, Dataset, EvalSampler, Loading, Sample, SourceSummary, Training, Watch,
+};
 use crate::error::TrainError;
 
 /// Training and evaluation data with their samplers.
 #[derive(Debug)]
 pub struct RunData {
-    train: Dataset,
-    sampler: Sampler,
+    train: Training,
     eval: Vec<EvalData>,
 }
 
@@ -27,23 +28,21 @@ struct EvalData {
 }
 
 impl RunData {
-    /// Reads the data that a configuration names.
+    /// Reads the data that a configuration names, for a model with this many token ids; `watch` is told how far it is.
     ///
     /// # Errors
     /// [`TrainError::Data`]: unreadable, too short, in the output folder, or tokens outside of the vocabulary;
     /// [`TrainError::Checkpoint`]: not in its object store.
-    pub fn load(config: &Resolved, vocab: usize) -> Result<Self, TrainError> {
+    pub fn load(config: &Resolved, vocab: usize, watch: &Watch<'_>) -> Result<Self, TrainError> {
         let (global, micro) = (config.train.global_batch_size, config.train.micro_batch_size);
-        let out_dir = Path::new(&config.run.out_dir);
+        let loading = Loading { out_dir: Path::new(&config.run.out_dir), watch };
         let data = config.data.fetched()?;
         let load = |key, paths: &[String]| {
-            let dataset = Dataset::load(paths, &data, out_dir).map_err(|error| error.of_key(key))?;
+            let dataset = Dataset::load(paths, &data, &loading).map_err(|error| error.of_key(key))?;
             dataset.check_vocabulary(vocab)?;
             Ok::<_, TrainError>(dataset)
         };
-        let train = load("data.train", &data.train)?;
-        let seed = config.data.shuffle.then_some(config.data.seed);
-        let sampler = Sampler::new(train.len(), train.seq_len(), global, micro, seed)?;
+        let train = Training::load(&data, &config.train, &loading, vocab)?;
         let eval_data = |set: &EvalSet| -> Result<EvalData, TrainError> {
             let (name, dataset) = (set.name.clone(), load("data.eval", &set.paths)?);
             if dataset.is_empty() {
@@ -55,7 +54,7 @@ impl RunData {
             Ok(EvalData { name, dataset, sampler })
         };
         let eval = data.eval.iter().map(eval_data).collect::<Result<_, _>>()?;
-        Ok(Self { train, sampler, eval })
+        Ok(Self { train, eval })
     }
 
     /// The digest of all tokens that are trained on.
@@ -82,24 +81,25 @@ impl RunData {
     }
 
     fn datasets(&self) -> impl Iterator<Item = &Dataset> {
-        std::iter::once(&self.train).chain(self.eval.iter().map(|set| &set.dataset))
+        self.train.datasets().chain(self.eval.iter().map(|set| &set.dataset))
     }
 
     /// Where in the training data step `step` (from 0) begins.
     pub(crate) fn position(&self, step: u64) -> DataPosition {
-        let epoch = self.sampler.epoch(step);
+        let (epoch, step_in_epoch) = self.train.epoch(step);
         DataPosition {
             epoch,
-            step_in_epoch: step - epoch * self.sampler.steps_per_epoch(),
-            seed: self.sampler.shuffle_seed(),
+            step_in_epoch,
+            seed: self.train.shuffle_seed(),
             samples: self.train.len() as u64,
             digest: self.digest().to_string(),
+            sources: self.train.positions(step),
         }
     }
 
     /// Micro-batches per step, V.
     pub fn micro_batches(&self) -> usize {
-        self.sampler.micro_batches()
+        self.train.micro_batches()
     }
 
     /// The samplers' tokens per sample.
@@ -112,6 +112,11 @@ impl RunData {
         self.train.len()
     }
 
+    /// What a run of `steps` steps takes from each source of its training data.
+    pub fn sources(&self, steps: u64) -> Vec<SourceSummary> {
+        self.train.summary(steps)
+    }
+
     /// Whether there is evaluation data.
     pub fn has_evaluation(&self) -> bool {
         !self.eval.is_empty()
@@ -122,8 +127,7 @@ impl RunData {
     /// # Panics
     /// When the step has no such micro-batch.
     pub fn train_batch(&self, step: u64, index: usize) -> Batch {
-        let samples: Vec<Option<usize>> = self.sampler.batch(step, index).into_iter().map(Some).collect();
-        batch(&self.train, &samples)
+        batch(&self.train.batch(step, index), self.train.seq_len())
     }
 
     /// The sets of evaluation data, in the order of the configuration: their names, and their numbers of global batches.
@@ -138,24 +142,25 @@ impl RunData {
     /// When there is none.
     pub fn eval_batch(&self, set: usize, global: usize, index: usize) -> Batch {
         let EvalData { dataset, sampler, .. } = &self.eval[set];
-        batch(dataset, &sampler.batch(global, index))
+        let sample = |index: Option<usize>| Sample { dataset, index, number: index.unwrap_or(0) };
+        batch(&sampler.batch(global, index).into_iter().map(sample).collect::<Vec<_>>(), dataset.seq_len())
     }
 }
 
-fn batch(dataset: &Dataset, samples: &[Option<usize>]) -> Batch {
-    let seq = dataset.seq_len();
+/// Samples one after the other.
+fn batch(samples: &[Sample<'_>], seq: usize) -> Batch {
     let mut ids = vec![0; samples.len() * seq];
     let mut targets = vec![0; samples.len() * seq];
     for ((sample, ids), targets) in samples.iter().zip(ids.chunks_mut(seq)).zip(targets.chunks_mut(seq)) {
-        dataset.fill(*sample, ids, targets);
+        sample.dataset.fill(sample.index, ids, targets);
     }
-    let positions = dataset.is_packed().then(|| {
+    let positions = samples.first().is_some_and(|sample| sample.dataset.is_packed()).then(|| {
         let mut positions = vec![0; samples.len() * seq];
         for (sample, positions) in samples.iter().zip(positions.chunks_mut(seq)) {
-            dataset.positions(*sample, positions);
+            sample.dataset.positions(sample.index, positions);
         }
         positions
     });
-    let samples = samples.iter().map(|sample| sample.map_or(0, |index| index as u64)).collect();
+    let samples = samples.iter().map(|sample| sample.number as u64).collect();
     Batch { ids, targets, samples, seq, positions }
 }

@@ -17,6 +17,8 @@ use fsdp_core::engine::Observer;
 use fsdp_core::memory::Usage;
 use fsdp_nn::model::Architecture;
 
+use crate::adapter::merges;
+use crate::adapter::peft::ADAPTER_FILE;
 use crate::checkpoint::{Resume, Resumed, RunWarning, SaveOptions, Saved, Start, StateTable, not_heard};
 use crate::error::TrainError;
 use crate::events;
@@ -97,7 +99,7 @@ pub struct Summary {
     pub usage: Vec<Usage>,
     /// What each rank of this process communicated.
     pub traffic: Vec<Traffic>,
-    /// Where the model was exported to.
+    /// Where the model was exported to; or its adapters, unless they were merged.
     pub model: PathBuf,
 }
 
@@ -109,6 +111,9 @@ pub(crate) const MODEL: &str = "model";
 
 /// The file of its weights.
 pub(crate) const MODEL_FILE: &str = "model.safetensors";
+
+/// The folder of exported adapters.
+pub(crate) const ADAPTER: &str = "adapter";
 
 /// Trains a job and writes its output folder.
 ///
@@ -130,10 +135,14 @@ where
     let table = StateTable::new(&job.plan, &*rule);
     let assembly = launcher.assemble(world);
     let start = Start::agree(job, &table, options, &*assembly)?;
-    let model = out_dir.join(MODEL);
-    let plan = plan_export(&model.join(MODEL_FILE), job, options.config_json.as_deref())?;
+    let (folder, file) = match job.config.adapter {
+        None => (MODEL, MODEL_FILE),
+        Some(_) => (ADAPTER, ADAPTER_FILE),
+    };
+    let exported = out_dir.join(folder);
+    let plan = plan_export(&exported.join(file), job, options.config_json.as_deref())?;
     let create = || -> Result<Export, TrainError> {
-        std::fs::create_dir_all(&model).map_err(TrainError::io("create", &model))?;
+        std::fs::create_dir_all(&exported).map_err(TrainError::io("create", &exported))?;
         Ok(plan.create()?)
     };
     let export = start.lock().filter(|_| !is_url(out_dir)).map(|_| create()).transpose()?;
@@ -162,6 +171,7 @@ where
         let limit = Duration::from_secs_f64(job.config.run.timeout_s);
         told::decode::<()>(&assembly.hear(OUTCOME, limit).map_err(not_heard)?)?;
     }
+    let model = if merges(&job.config) { out_dir.join(MODEL) } else { exported.clone() };
     Ok(summary(job, &start, run.into_log(), ranks, begin.elapsed(), model))
 }
 

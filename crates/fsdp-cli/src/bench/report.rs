@@ -4,7 +4,6 @@ use std::fs;
 use std::time::Duration;
 
 use fsdp_core::memory::{Category, Usage};
-use fsdp_nn::hf::HfModel;
 use fsdp_train::Job;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -12,6 +11,7 @@ use serde_json::{Map, Value};
 use super::Measured;
 use crate::args::BenchTrainArgs;
 use crate::host::{threads_per_rank, total_threads};
+use crate::run_setup::Model;
 use crate::units::{bytes, params, rate};
 
 /// The figures of a benchmark. Times are those of the first rank.
@@ -43,7 +43,7 @@ impl Report {
     /// `ranks` are those of this process; of all so many are on this machine.
     pub(super) fn new(
         args: &BenchTrainArgs,
-        job: &Job<HfModel>,
+        job: &Job<Model>,
         ranks: &[Measured],
         processes: usize,
         ranks_on_machine: usize,

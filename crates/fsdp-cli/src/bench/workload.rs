@@ -3,27 +3,27 @@
 //! Configuration and model are written as a user would write them, so that the benchmark takes the way of
 //! every other run.
 
-use fsdp_nn::hf::{HfConfig, HfModel};
-use fsdp_train::Job;
+use fsdp_nn::hf::HfConfig;
 use fsdp_train::config::Resolved;
+use fsdp_train::{Job, adapter};
 use serde_json::json;
 
 use super::tokens::Tokens;
 use crate::args::BenchTrainArgs;
 use crate::error::CliError;
-use crate::run_setup;
+use crate::run_setup::{self, Model};
 
 /// The job of a benchmark.
 ///
 /// # Errors
 /// [`CliError`]: dimensions that do not fit each other.
-pub(super) fn job(args: &BenchTrainArgs) -> Result<Job<HfModel>, CliError> {
+pub(super) fn job(args: &BenchTrainArgs) -> Result<Job<Model>, CliError> {
     heads(args)?;
     let model = HfConfig::parse(&model_json(args))
         .map_err(|source| CliError::Model { origin: "bench train".to_owned(), source })?;
-    let architecture = model.build()?;
     let tokens = Tokens::of_step("--global-batch", args.global_batch, args.seq)?;
     let loaded = Resolved::parse(&run_toml(args, &tokens)?, "bench train", &[])?;
+    let architecture = adapter::adapt(&loaded.config, model.build()?)?;
     tokens.write(args.vocab)?;
     let init = run_setup::random(loaded.config.model.seed, &architecture);
     Ok(Job::new(loaded.config, architecture, init)?)
@@ -82,6 +82,10 @@ fn run_toml(args: &BenchTrainArgs, tokens: &Tokens) -> Result<String, CliError> 
     // A TOML string in JSON spelling: its escapes are TOML's too.
     let text = |text: &str| serde_json::Value::from(text).to_string();
     let wrap: Vec<String> = args.wrap.iter().map(|class| text(class)).collect();
+    let adapter = match args.lora_rank {
+        Some(rank) => format!("[adapter]\nrank = {rank}\nalpha = {}", 2 * rank),
+        None => String::new(),
+    };
     let reduce_dtype = if args.param_dtype.name() == "f64" { "f64" } else { "f32" };
     Ok(format!(
         r#"
@@ -91,6 +95,7 @@ path = "made of options"
 train = [{tokens}]
 format = "tokens-u32"
 seq_len = {seq}
+{adapter}
 [train]
 steps = {steps}
 micro_batch_size = {micro_batch}

@@ -7,7 +7,6 @@ use fsdp_core::plan::Plan;
 use fsdp_core::program::ForwardMode;
 use fsdp_nn::footprint::RunShape;
 use fsdp_nn::graph::{Operand, Step};
-use fsdp_nn::hf::HfModel;
 use fsdp_nn::listing::Listing;
 use fsdp_nn::model::unsharded::BlockCall;
 use fsdp_nn::op::{Cost, Role};
@@ -16,6 +15,7 @@ use fsdp_train::{TrainError, listed};
 use serde_json::{Value, json};
 
 use crate::output::table;
+use crate::run_setup::Model;
 use crate::units::{bytes, flops};
 
 /// The calls of a micro-batch, those that run the same together.
@@ -34,7 +34,7 @@ struct Kind {
 
 impl<'a> Operations<'a> {
     /// Those of a training step.
-    pub(super) fn new(config: &Resolved, architecture: &HfModel, plan: &'a Plan) -> Result<Self, TrainError> {
+    pub(super) fn new(config: &Resolved, architecture: &Model, plan: &'a Plan) -> Result<Self, TrainError> {
         let (shape, listed) = listed(config, architecture, plan)?;
         let mut kinds: Vec<Kind> = Vec::new();
         for (call, listing) in listed {

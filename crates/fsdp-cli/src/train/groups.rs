@@ -1,16 +1,16 @@
 //! The groups of parameters that a run file makes, as lines for people.
 
 use fsdp_core::model::ParamId;
-use fsdp_nn::hf::HfModel;
 use fsdp_train::{Job, ParamGroup, TrainError, param_groups};
 
+use crate::run_setup::Model;
 use crate::units::params;
 
 /// A line for each group, with what is trained of it; none where the run file makes no groups.
 ///
 /// # Errors
 /// [`TrainError::Misfit`] for a pattern that matches nothing.
-pub(super) fn lines(job: &Job<HfModel>) -> Result<Vec<String>, TrainError> {
+pub(super) fn lines(job: &Job<Model>) -> Result<Vec<String>, TrainError> {
     let optimizer = &job.config.train.optimizer;
     if optimizer.groups().is_empty() {
         return Ok(Vec::new());

@@ -5,6 +5,7 @@ use std::io;
 
 use fsdp_core::comm::Traffic;
 use fsdp_core::memory::{Bytes, Category, Usage};
+use fsdp_core::model::{ModelSpec, ParamSpec};
 use fsdp_train::train::Summary;
 use fsdp_train::{Evaluation, Job};
 
@@ -32,8 +33,8 @@ pub(super) fn render<A>(job: &Job<A>, summary: &Summary) -> String {
         line("loss", format!("{:.4} first, {:.4} last", summary.first_loss, summary.last_loss));
     }
     line("speed", format!("{} tokens/s (median)", rate(summary.tokens_per_s)));
-    let (count, units) = (params(plan.spec.elements()), plan.layout.units.len());
-    line("model", format!("{count} parameters in {units} units, mesh {}", plan.mesh));
+    let units = plan.layout.units.len();
+    line("model", format!("{} in {units} units, mesh {}", parameters(&plan.spec), plan.mesh));
     let paint = Paint::of(&io::stdout());
     if !summary.evaluations.is_empty() {
         let rows = summary.evaluations.iter().map(evaluation_row);
@@ -43,8 +44,17 @@ pub(super) fn render<A>(job: &Job<A>, summary: &Summary) -> String {
     let heading = paint.heading("memory and communication per rank (the largest)");
     let _ = write!(text, "\n{heading}\n{}", table(["category", "peak"], memory_rows(&summary.usage)));
     let _ = write!(text, "{}", table(["collective", "calls", "sent"], traffic_rows(&summary.traffic)));
-    let _ = writeln!(text, "\nmodel in {}", summary.model.display());
+    let what = if summary.model.ends_with("adapter") { "adapter" } else { "model" };
+    let _ = writeln!(text, "\n{what} in {}", summary.model.display());
     text
+}
+
+/// How many parameters there are, and how many of them are trained where some are not.
+pub(crate) fn parameters(spec: &ModelSpec) -> String {
+    let all = spec.elements();
+    let trained: usize = spec.params.iter().filter(|param| param.trainable).map(ParamSpec::len).sum();
+    let frozen = if trained < all { format!(" ({} trained)", params(trained)) } else { String::new() };
+    format!("{} parameters{frozen}", params(all))
 }
 
 fn evaluation_row(evaluation: &Evaluation) -> [String; 4] {

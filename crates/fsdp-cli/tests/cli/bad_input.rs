@@ -457,7 +457,7 @@ fn verification_refuses_the_same_input() {
 #[test]
 fn examples_are_accepted() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    for example in ["quickstart", "gpt2-tiny", "llama-8b"] {
+    for example in ["quickstart", "gpt2-tiny", "llama-8b", "parquet"] {
         let mut command = Sandbox::new().command();
         let output =
             command.current_dir(&root).args(["schedule", &format!("examples/{example}.toml")]).output();

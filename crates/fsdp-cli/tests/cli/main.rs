@@ -52,6 +52,7 @@ mod reports;
 mod verification;
 
 // Input that is wrong: exit code 2 and a message that says what to do.
+mod adapters;
 mod bad_input;
 mod bad_weights;
 
@@ -66,6 +67,7 @@ mod terminal;
 mod lost_state;
 
 // Devices that need a feature: with it, and without.
+mod data_sources;
 mod devices;
 #[cfg(feature = "cuda")]
 mod installed;

@@ -12,7 +12,8 @@ fn metrics_have_one_object_per_step() {
     sandbox.succeed("train run.toml --set run.peak_tflops=0.1");
     let metrics = sandbox.metrics("out");
     let keys: Vec<&String> = metrics[0].as_object().unwrap().keys().collect();
-    let all = ["step", "loss", "grad_norm", "lr", "tokens", "tokens_per_s", "step_ms", "mfu", "mfu_6n"];
+    let all =
+        ["step", "loss", "grad_norm", "lr", "tokens", "targets", "tokens_per_s", "step_ms", "mfu", "mfu_6n"];
     assert_eq!(keys, all);
     assert_eq!(sandbox.column("out", "step"), [1.0, 2.0, 3.0]);
     assert_eq!(sandbox.column("out", "tokens"), [64.0; 3]);

@@ -53,7 +53,10 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
                 }
             }
             if origin == Origin::Read {
-                self.comms.receive(memory, &mut self.table, unit, &own.master)?;
+                let dtype = |id: BufferId| plan.step.buffer(id).dtype;
+                for ids in own.master.chunk_by(|&a, &b| dtype(a) == dtype(b)) {
+                    self.comms.receive(memory, &mut self.table, unit, ids)?;
+                }
             }
             for (&master, &low) in own.master.iter().zip(&own.low) {
                 let (master, low) = self.table.pair(master, low)?;

@@ -140,7 +140,7 @@ impl BufferDecl {
 pub struct UnitBuffers {
     /// Master parameters per segment.
     pub master: Vec<BufferId>,
-    /// Their copies per segment; empty where the master is what computes.
+    /// Their copies per segment, of the first ones; the masters of the others are what computes.
     pub low: Vec<BufferId>,
     /// The sharded gradient per trainable segment.
     pub gradient: Vec<BufferId>,
@@ -149,9 +149,9 @@ pub struct UnitBuffers {
 }
 
 impl UnitBuffers {
-    /// The parameters as they are gathered.
-    pub fn shard(&self) -> &[BufferId] {
-        if self.low.is_empty() { &self.master } else { &self.low }
+    /// The parameters as they are gathered, per segment.
+    pub fn shard(&self) -> Vec<BufferId> {
+        self.low.iter().chain(&self.master[self.low.len()..]).copied().collect()
     }
 
     /// How many buffers of a trainable segment an update writes: master parameters, their copy, state.

@@ -246,7 +246,7 @@ impl<'a> Build<'a> {
         let segments = &self.compiler.layout.unit(unit).segments;
         let mut reads = match source {
             Source::SubShard => self.declared.sub_shards[unit.0].clone(),
-            _ => self.declared.lasting.units[unit.0].shard().to_vec(),
+            _ => self.declared.lasting.units[unit.0].shard(),
         };
         if (self.compiler.policy.offload, source) == (Offload::Cpu, Source::Shard) {
             let lens = segments.iter().map(Segment::shard_len).collect();

@@ -83,6 +83,9 @@ pub struct Policy {
     pub accumulation_order: AccumulationOrder,
     /// Dtype of gathered parameters and of compute.
     pub param_dtype: DType,
+    /// Whether frozen parameters are kept in the master dtype of [`Policy::param_dtype`], as trained ones are, beside the
+    /// copy that computes. Otherwise that copy is all there is of them.
+    pub frozen_master: bool,
     /// Dtype of gradients from the moment they are written until they are reduced.
     pub reduce_dtype: DType,
     /// How the gradients of ranks are combined, over shards and over replicas.
@@ -102,6 +105,7 @@ impl Default for Policy {
             accumulation: Accumulation::Reduce,
             accumulation_order: AccumulationOrder::Tree,
             param_dtype: DType::F32,
+            frozen_master: true,
             reduce_dtype: DType::F32,
             reduce_op: ReduceOp::Sum,
             checkpointing: Checkpointing::None,
@@ -111,6 +115,11 @@ impl Default for Policy {
 }
 
 impl Policy {
+    /// The type in which parameters are kept that are trained, or frozen.
+    pub const fn kept_dtype(&self, trainable: bool) -> DType {
+        if trainable || self.frozen_master { self.param_dtype.master() } else { self.param_dtype }
+    }
+
     /// Checks the policy against a mesh, and gives it the form that the compiler expects: a sub-group of
     /// the whole shard axis is `Always`, one of a single rank is `Never` (as FSDP2).
     ///

@@ -43,6 +43,11 @@ fn models_are_those_of_pytorch() {
 }
 
 #[test]
+fn gradients_of_adapters_are_slopes() {
+    each(conformance::gradients_of_adapters_are_slopes);
+}
+
+#[test]
 fn gradients_of_models_are_slopes() {
     each(conformance::gradients_of_models_are_slopes);
 }

@@ -76,6 +76,8 @@ pub fn accumulation_adds<M: Backend>(subject: &Subject<'_, M>, sizes: Sizes) {
 fn accumulates(operation: &str, gradient: usize) -> bool {
     match operation {
         "linear" | "embedding" | "rms_norm" | "layer_norm" => true,
+        // The gradient of what is added to is that of the sum.
+        "linear_add" => gradient < 2,
         // The gradient of the hidden states is overwritten.
         "head_loss" => gradient == 1,
         _ => false,

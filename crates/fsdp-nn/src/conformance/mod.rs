@@ -29,7 +29,7 @@ pub use golden_operations::golden_operations;
 pub use gradients::{accumulation_adds, gradients_are_slopes};
 pub use kit::host;
 pub use precision::{outputs_are_precise, slots_may_have_any_float_dtype};
-pub use slopes::gradients_of_models_are_slopes;
+pub use slopes::{gradients_of_adapters_are_slopes, gradients_of_models_are_slopes};
 
 use crate::backend::Backend;
 

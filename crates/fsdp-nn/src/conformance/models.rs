@@ -13,10 +13,11 @@ use fsdp_core::schedule::Round;
 
 use crate::backend::{AttentionDims, Backend};
 use crate::hf::HfModel;
+use crate::layer::Lora;
 use crate::model::unsharded::{Pass, Whole, run};
 use crate::model::{
-    Architecture, Batch, Decoder, DecoderConfig, Gpt2, Gpt2Config, LayerConfig, Mlp, MlpConfig, ModelProgram,
-    Names, ProgramOptions, QkNorm, RopeConfig, RopeScaling,
+    Adapted, Architecture, Batch, Decoder, DecoderConfig, Gpt2, Gpt2Config, LayerConfig, Mlp, MlpConfig,
+    ModelProgram, Names, ProgramOptions, QkNorm, RopeConfig, RopeScaling,
 };
 use crate::op::{Function, LossTerms};
 
@@ -221,6 +222,14 @@ pub(crate) fn mlp() -> MlpConfig {
 /// One model of each kind.
 pub(crate) fn hf_models() -> [HfModel; 2] {
     [Arc::new(Decoder::new(&llama()).unwrap()), Arc::new(Gpt2::new(&gpt2()).unwrap())]
+}
+
+/// A model with adapters beside all of its linear maps, and one of its own parameters trained as well.
+pub(crate) fn adapted<A: Architecture>(base: A, dropout: f64) -> Adapted<A> {
+    let mut description = base.description().clone();
+    let targets: Vec<usize> = (0..description.linears.len()).collect();
+    description.adapt(&targets, &[ParamId(1)].into(), Lora { rank: 2, scale: 1.5, dropout });
+    Adapted::new(base, description)
 }
 
 /// The MLP.

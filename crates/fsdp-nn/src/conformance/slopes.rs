@@ -5,7 +5,7 @@ use fsdp_core::model::BlockId;
 use fsdp_core::{DType, Error};
 
 use super::Subject;
-use super::models::{Sample, batch, hf_models, packed_batch, relatives, small};
+use super::models::{Sample, adapted, batch, hf_models, packed_batch, relatives, small};
 use crate::backend::{Backend, IGNORED_TARGET};
 use crate::graph::{Builder, Tensor};
 use crate::layer::{Attention, Describe, Description, Embedding, Head, LayerNorm, Linear, RmsNorm, Rope};
@@ -23,6 +23,9 @@ fn check<M: Backend, A: Architecture + Clone>(
     batch.targets[4] = IGNORED_TARGET;
     let gradients = sample.run_on(&(subject.memory)(), &batch, Pass::Train).gradients;
     for (param, gradient) in gradients.iter().enumerate() {
+        if !sample.spec.params[param].trainable {
+            continue;
+        }
         let len = gradient.len();
         for element in (0..len).step_by(len.div_ceil(5)) {
             let original = sample.values[param][element];
@@ -58,6 +61,21 @@ pub fn gradients_of_models_are_slopes<M: Backend>(subject: &Subject<'_, M>) {
     check(subject, Sample::new(Odd::new(), DType::F64), batch(3, 7, 13));
     check(subject, Sample::new(Capped::new(), DType::F64), batch(3, 7, 13));
     check(subject, Sample::new(Capped::new(), DType::F64), packed_batch(3, 7, 13));
+}
+
+/// As [`gradients_of_models_are_slopes`], of models whose linear maps have adapters and are frozen themselves.
+///
+/// # Panics
+/// When one is not.
+pub fn gradients_of_adapters_are_slopes<M: Backend>(subject: &Subject<'_, M>) {
+    for dropout in [0.0, 0.25] {
+        for model in hf_models() {
+            check(subject, Sample::new(adapted(model, dropout), DType::F64), batch(3, 7, 13));
+        }
+        check(subject, Sample::new(adapted(small(), dropout), DType::F64), batch(3, 7, 13));
+        check(subject, Sample::new(adapted(Odd::new(), dropout), DType::F64), batch(3, 7, 13));
+        check(subject, Sample::new(adapted(Capped::new(), dropout), DType::F64), batch(3, 7, 13));
+    }
 }
 
 /// A model with what other families add to a Llama: norms of heads (Qwen 3), GELU as a gate, capped scores and logits (Gemma

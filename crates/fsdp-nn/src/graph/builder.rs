@@ -1,12 +1,15 @@
 //! What a model's code is run against: every operation of a block, once, leaving a graph. The operations are methods
 //! that stand beside their descriptions, in `op`.
 
+use std::collections::BTreeMap;
+
 use fsdp_core::memory::Category;
 use fsdp_core::model::{BlockId, ModelSpec, ParamId};
 use fsdp_core::{DType, Error};
 
 use super::{BlockGraph, Call, Decl, Node, Operand};
 use crate::error::ModelError;
+use crate::layer::Adapter;
 use crate::op::Op;
 
 /// A matrix of rows that an operation makes. It may be used any number of times.
@@ -32,6 +35,7 @@ impl Tensor {
 pub struct Builder<'a> {
     spec: &'a ModelSpec,
     block: BlockId,
+    adapters: &'a BTreeMap<ParamId, Adapter>,
     samples: usize,
     seq: usize,
     dtype: DType,
@@ -43,16 +47,17 @@ pub struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// For a block over micro-batches of `samples` samples of `seq` tokens, which hold several documents each if they are
-    /// `packed`; dropout acts in training.
+    /// For a block, with the adapters of its linear maps, over micro-batches of `samples` samples of `seq` tokens, which hold
+    /// several documents each if they are `packed`; dropout acts in training.
     pub(crate) fn new(
         (spec, block): (&'a ModelSpec, BlockId),
+        adapters: &'a BTreeMap<ParamId, Adapter>,
         (samples, seq): (usize, usize),
         dtype: DType,
         (training, packed): (bool, bool),
     ) -> Self {
         let (values, nodes) = (Vec::new(), Vec::new());
-        Self { spec, block, samples, seq, dtype, training, packed, values, nodes, sites: 0 }
+        Self { spec, block, adapters, samples, seq, dtype, training, packed, values, nodes, sites: 0 }
     }
 
     /// The block that ends with `output`.
@@ -64,6 +69,11 @@ impl<'a> Builder<'a> {
     /// The block.
     pub fn block(&self) -> BlockId {
         self.block
+    }
+
+    /// What is added to the linear map of a weight.
+    pub(crate) fn adapter(&self, weight: ParamId) -> Option<Adapter> {
+        self.adapters.get(&weight).copied()
     }
 
     /// An error of this block.

@@ -95,6 +95,11 @@ impl<'a> Backward<'a> {
             .then_some(node)
     }
 
+    /// Whether a single operation reads a value, so that its gradient is complete behind that one.
+    pub(crate) fn is_read_once(&self, value: usize) -> bool {
+        self.graph.nodes.iter().filter(|node| node.reads().any(|id| id == value)).count() == 1
+    }
+
     /// The gradient of the output of an operation that works in place becomes that of its input, by `op`.
     pub(crate) fn in_place(&mut self, node: &Node, output: usize, op: Op) {
         let Some(gradient) = self.gradients[output].take() else { return };

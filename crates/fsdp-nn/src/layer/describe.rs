@@ -3,10 +3,12 @@
 //! Names are built from the open modules, so that describing a model in the order of its Hugging Face
 //! classes gives the names of its checkpoint.
 
+use std::collections::BTreeMap;
+
 use fsdp_core::Error;
 use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
 
-use super::{Embedding, Head, Init, Layer, LayerNorm, Linear, RmsNorm};
+use super::{Adapter, Embedding, Head, Init, Layer, LayerNorm, Linear, RmsNorm};
 use crate::backend::Orientation;
 
 /// A described model.
@@ -16,6 +18,10 @@ pub struct Description {
     pub spec: ModelSpec,
     /// How each parameter starts, by [`ParamId`].
     pub init: Vec<Init>,
+    /// The linear maps, which can be adapted, with the index of their module.
+    pub linears: Vec<(usize, Linear)>,
+    /// What is added to linear maps, by their weight.
+    pub adapters: BTreeMap<ParamId, Adapter>,
 }
 
 impl Description {
@@ -38,7 +44,8 @@ impl Describe {
     pub fn new(class: &str, std: f64) -> Self {
         let root = ModuleSpec { fqn: String::new(), class: class.into(), parent: None, params: Vec::new() };
         let spec = ModelSpec { params: Vec::new(), modules: vec![root], blocks: Vec::new() };
-        Self { description: Description { spec, init: Vec::new() }, open: 0, std }
+        let (init, linears, adapters) = (Vec::new(), Vec::new(), BTreeMap::new());
+        Self { description: Description { spec, init, linears, adapters }, open: 0, std }
     }
 
     /// Describes a module: what `inside` adds belongs to it.
@@ -66,24 +73,26 @@ impl Describe {
     /// Adds a module `Linear` (weight `outputs x inputs`).
     pub fn linear(&mut self, name: &str, inputs: usize, outputs: usize, bias: bool) -> Linear {
         let init = self.weight_init();
-        self.module(name, "Linear", |d| Linear {
-            weight: d.param("weight", &[outputs, inputs], init),
-            bias: bias.then(|| d.param("bias", &[outputs], Init::Zeros)),
-            inputs,
-            outputs,
-            orientation: Orientation::OutIn,
+        self.module(name, "Linear", |d| {
+            let weight = d.param("weight", &[outputs, inputs], init);
+            let bias = bias.then(|| d.param("bias", &[outputs], Init::Zeros));
+            d.adaptable(Linear { weight, bias, inputs, outputs, orientation: Orientation::OutIn })
         })
     }
 
     /// Adds a module `Conv1D`, GPT-2's linear map (weight `inputs x outputs`), starting with deviation `std`.
     pub fn conv1d(&mut self, name: &str, inputs: usize, outputs: usize, std: f64) -> Linear {
-        self.module(name, "Conv1D", |d| Linear {
-            weight: d.param("weight", &[inputs, outputs], Init::Normal { std }),
-            bias: Some(d.param("bias", &[outputs], Init::Zeros)),
-            inputs,
-            outputs,
-            orientation: Orientation::InOut,
+        self.module(name, "Conv1D", |d| {
+            let weight = d.param("weight", &[inputs, outputs], Init::Normal { std });
+            let bias = Some(d.param("bias", &[outputs], Init::Zeros));
+            d.adaptable(Linear { weight, bias, inputs, outputs, orientation: Orientation::InOut })
         })
+    }
+
+    /// Notes that the open module is a linear map.
+    fn adaptable(&mut self, layer: Linear) -> Linear {
+        self.description.linears.push((self.open, layer));
+        layer
     }
 
     /// Adds a module `Embedding`.

@@ -4,6 +4,7 @@
 //! [`Builder`](crate::graph::Builder) take a layer, and its parameters are looked up when they run. Layers are made by
 //! [`Describe`], which at the same time writes down modules, names, shapes and initialisation.
 
+mod adapter;
 mod describe;
 
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use fsdp_core::model::ParamId;
 
 pub use crate::init::Init;
+pub use adapter::{Adapter, Lora};
 pub use describe::{Describe, Description};
 
 use crate::backend::{AttentionDims, Orientation};

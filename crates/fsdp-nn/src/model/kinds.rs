@@ -59,10 +59,12 @@ impl Kinds {
         let mut found = Self { kinds: Vec::new(), of_block: Vec::new() };
         let first_trainable = spec.first_trainable_block();
         let last = spec.blocks.len() - 1;
+        let adapters = &architecture.description().adapters;
         let mut width = 0;
         for block in (0..=last).map(BlockId) {
             let Shape { samples, seq, dtype, training, packed, .. } = shape;
-            let mut builder = Builder::new((spec, block), (samples, seq), dtype, (training, packed));
+            let mut builder =
+                Builder::new((spec, block), adapters, (samples, seq), dtype, (training, packed));
             let input = (block.0 > 0).then(|| builder.rows(width));
             let output = match input {
                 None => architecture.first(&mut builder)?,

@@ -1,5 +1,6 @@
 //! Models: the trait that one implements, the program that runs it, and the models that come with it.
 
+mod adapted;
 mod architecture;
 mod batch;
 mod blocks;
@@ -10,6 +11,7 @@ mod mlp;
 mod program;
 pub mod unsharded;
 
+pub use adapted::Adapted;
 pub use architecture::Architecture;
 pub use batch::Batch;
 pub(crate) use batch::token_bytes;

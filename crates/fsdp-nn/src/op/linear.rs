@@ -44,7 +44,7 @@ impl LinearDims {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "sizes are what they are called")]
 pub enum Linear {
-    /// `y = x W (+ bias)`.
+    /// `y = x W (+ bias)`; without a bias it may be added to what is there.
     Forward { dims: LinearDims, bias: bool },
     /// `dx = dy W^T`.
     BackwardInput { dims: LinearDims },
@@ -67,7 +67,7 @@ impl Linear {
             Linear::Forward { dims, bias } => Description::new("linear")
                 .read([x(dims), weight(dims)])
                 .read(bias.then(|| Role::value("bias", dims.outputs)))
-                .write([strided("y", dims)])
+                .write([if *bias { strided("y", dims) } else { strided("y", dims).adds() }])
                 .products(1, [dims.rows, dims.outputs, dims.inputs])
                 .flops(if *bias { dims.rows * dims.outputs } else { 0 }),
             Linear::BackwardInput { dims } => Description::new("linear_backward_input")
@@ -87,7 +87,7 @@ impl Linear {
 }
 
 impl Builder<'_> {
-    /// `y = x W + b`.
+    /// `y = x W + b`, and what an [`Adapter`](layer::Adapter) of the weight adds.
     ///
     /// # Errors
     /// A width that does not fit, or a parameter that is not the block's.
@@ -108,7 +108,7 @@ impl Builder<'_> {
             offset += layer.outputs;
         }
         self.node(calls, None);
-        Ok(y)
+        self.adapted(x, layers, y)
     }
 
     /// Two linear maps of one input (gate and up, for [`Builder::gated`]).
@@ -124,7 +124,30 @@ impl Builder<'_> {
         let outputs = [self.rows(first.outputs), self.rows(second.outputs)];
         let calls = vec![self.product(x, first, outputs[0], 0)?, self.product(x, second, outputs[1], 0)?];
         self.node(calls, None);
-        Ok(outputs)
+        let [y, z] = outputs;
+        Ok([
+            self.adapted(x, std::slice::from_ref(first), y)?,
+            self.adapted(x, std::slice::from_ref(second), z)?,
+        ])
+    }
+
+    /// `y`, the outputs of `layers` side by side, with what the adapters of their weights add to them.
+    fn adapted(&mut self, x: Tensor, layers: &[layer::Linear], y: Tensor) -> Result<Tensor, Error> {
+        let (mut y, mut offset) = (y, 0);
+        for layer in layers {
+            if let Some(layer::Adapter { down, up, scale, dropout }) = self.adapter(layer.weight) {
+                let dropped = self.dropout(x, dropout);
+                let low = self.linear(dropped, &down)?;
+                let low = self.scale(low, scale);
+                let sum = self.rows(y.width());
+                let Call { op, reads, writes, site } = self.product(low, &up, sum, offset)?;
+                let writes = writes.into_iter().map(|(operand, _)| (operand, true)).collect();
+                self.node(vec![Call { op, reads, writes, site }], Some(y));
+                y = sum;
+            }
+            offset += layer.outputs;
+        }
+        Ok(y)
     }
 
     fn product(&self, x: Tensor, layer: &layer::Linear, y: Tensor, offset: usize) -> Result<Call, Error> {
@@ -140,7 +163,16 @@ impl Builder<'_> {
     }
 }
 
-pub(super) fn derive(b: &mut Backward<'_>, node: &Node) {
+/// A node that works in place adds its product to a value, whose gradient is that of the sum.
+pub(super) fn derive(b: &mut Backward<'_>, node: &Node, output: usize) {
+    let gradient = b.gradients[output];
+    derive_products(b, node);
+    if let (Some(addend), Some(gradient)) = (node.update, gradient) {
+        b.put(addend, gradient);
+    }
+}
+
+fn derive_products(b: &mut Backward<'_>, node: &Node) {
     let mut gradients = Vec::new();
     for output in node.writes() {
         if gradients.iter().all(|(seen, _)| *seen != output) {
@@ -163,7 +195,8 @@ pub(super) fn derive(b: &mut Backward<'_>, node: &Node) {
     let Some(input) = maps.first().and_then(|map| map.call.reads[0].local()) else { return };
     let trains = maps.iter().any(|map| b.target(map.call.reads[1]).is_some());
     // An activation that was not kept comes back from its own backward, which needs the gradient of it first.
-    let again = b.recomputed(input).filter(|node| matches!(node.op(), Op::Activation(_)));
+    let again =
+        b.recomputed(input).filter(|node| matches!(node.op(), Op::Activation(_)) && b.is_read_once(input));
     let again = again.filter(|_| trains && b.needs[input] && b.gradients[input].is_none());
     if again.is_some() {
         gradient_of_input(b, input, &maps);

@@ -69,7 +69,7 @@ impl Op {
     /// Adds the backward of a node of a graph, whose main operation this is and whose output is `output`.
     pub(crate) fn derive(&self, backward: &mut Backward<'_>, node: &Node, output: usize) {
         match self {
-            Op::Linear(_) => linear::derive(backward, node),
+            Op::Linear(_) => linear::derive(backward, node, output),
             Op::Lookup(_) => lookup::derive(backward, node, output),
             Op::Norm(op) => op.derive(backward, node, output),
             Op::Attention(op) => op.derive(backward, node, output),

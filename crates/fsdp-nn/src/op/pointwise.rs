@@ -41,6 +41,8 @@ pub enum Pointwise {
     Copy { len: usize },
     /// Rows of `columns` elements, which lie `from` elements apart in `x` and `to` elements apart in `y`.
     CopyColumns { rows: usize, columns: usize, from: usize, to: usize },
+    /// `x *= factor`; applied to a gradient it is its own backward.
+    Scale { len: usize, factor: f64 },
     /// Dropout in place; applied to a gradient it is its own backward.
     Dropout { len: usize, samples: usize, p: f64 },
 }
@@ -68,6 +70,9 @@ impl Pointwise {
                 };
                 Description::new("copy_columns").read([strided("x", from)]).write([strided("y", to)])
             }
+            Pointwise::Scale { len, factor } => {
+                Description::new("scale").write([value("x", len).updated()]).constant(factor).flops(len)
+            }
             Pointwise::Dropout { len, samples, p } => {
                 lengths::expect_rows("elements of samples under dropout", samples, len);
                 let of = Description::new("dropout").write([value("x", len).updated()]);
@@ -85,7 +90,9 @@ impl Pointwise {
             }
             Pointwise::CopyColumns { .. } if is_split(node) => derive_split(b, node),
             Pointwise::CopyColumns { .. } => derive_concat(b, node, output),
-            Pointwise::Dropout { .. } => b.in_place(node, output, node.op().clone()),
+            Pointwise::Scale { .. } | Pointwise::Dropout { .. } => {
+                b.in_place(node, output, node.op().clone())
+            }
             _ => unreachable!("{} is no operation of forward", self.describe().name),
         }
     }
@@ -171,6 +178,15 @@ impl Builder<'_> {
         }
         self.node(calls, None);
         y
+    }
+
+    /// `factor * x`.
+    pub fn scale(&mut self, x: Tensor, factor: f64) -> Tensor {
+        if factor == 1.0 {
+            return x;
+        }
+        let len = self.row_count() * x.width();
+        self.in_place(x, Op::Pointwise(Pointwise::Scale { len, factor }), vec![], None)
     }
 
     /// The two halves of every row (gate and up, of one linear map). Both must be used.

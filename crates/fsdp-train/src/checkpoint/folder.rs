@@ -8,12 +8,13 @@ use fsdp_ckpt::{is_url, objects};
 use fsdp_comm::process::rendezvous::{LAUNCH_FOLDER, LEADER_FILE, TOKEN_FILE};
 use toml::Table;
 
+use crate::adapter::peft::ADAPTER_FILE;
 use crate::config::DataConfig;
 use crate::data::CACHE;
 use crate::error::TrainError;
 use crate::input_file;
 use crate::metrics::{EVALUATIONS, METRICS, STEPS, TENSORBOARD, last_step, last_step_in};
-use crate::train::{MODEL, MODEL_FILE};
+use crate::train::{ADAPTER, MODEL, MODEL_FILE};
 use crate::true_path::true_path;
 
 /// The run file with every default written out, in the output folder.
@@ -38,7 +39,7 @@ pub(super) fn is_filled(out_dir: &Path, data: &DataConfig) -> Result<bool, Train
         let entry = entry.map_err(TrainError::io("open", out_dir))?;
         let is_empty = || fs::read_dir(entry.path()).is_ok_and(|mut entries| entries.next().is_none());
         let name = entry.file_name();
-        let is_made_first = name == RunDir::CHECKPOINTS || name == MODEL;
+        let is_made_first = [RunDir::CHECKPOINTS, MODEL, ADAPTER].into_iter().any(|folder| name == folder);
         let is_of_any_run =
             [RunDir::LOCK_FILE, LEADER_FILE, TOKEN_FILE, LAUNCH_FOLDER].into_iter().any(|file| name == file);
         let is_record =
@@ -58,9 +59,10 @@ pub(super) fn finished_model(out_dir: &Path) -> Result<Option<PathBuf>, TrainErr
     if is_url(out_dir) {
         return Ok(is_finished_in_store(out_dir, &model)?.then_some(model));
     }
-    if fs::symlink_metadata(&model).is_err() {
+    let adapter = out_dir.join(ADAPTER).join(ADAPTER_FILE);
+    let Some(model) = [model, adapter].into_iter().find(|path| fs::symlink_metadata(path).is_ok()) else {
         return Ok(None);
-    }
+    };
     let metrics = out_dir.join(METRICS);
     let done = last_step(&metrics).map_err(TrainError::io("read", &metrics))?;
     let planned = input_file::read_text(&out_dir.join(RESOLVED), input_file::CONFIG_BYTES_MAX).ok();
@@ -99,7 +101,7 @@ pub fn is_output(out_dir: &Path, path: &Path) -> bool {
     let (out_dir, path) = (true_path(out_dir), true_path(path));
     let is_file = |name| path == out_dir.join(name);
     [METRICS, STEPS, EVALUATIONS, RESOLVED, RunDir::LOCK_FILE].into_iter().any(is_file)
-        || [MODEL, RunDir::CHECKPOINTS, CACHE, TENSORBOARD]
+        || [MODEL, ADAPTER, RunDir::CHECKPOINTS, CACHE, TENSORBOARD]
             .iter()
             .any(|folder| path.starts_with(out_dir.join(folder)))
 }

@@ -7,10 +7,11 @@ use fsdp_core::program::Program;
 use fsdp_core::{DType, Memory};
 
 use super::run_state::RunState;
-use super::table::{STEPS, rows_of, state_name, state_rows};
+use super::table::{STEPS, is_saved, rows_of, state_name, state_rows};
 use crate::error::TrainError;
+use crate::init::InitSource;
 
-/// Reads this rank's parameters and optimizer state, and makes sure that all state is of one step; ranks of later
+/// Reads this rank's parameters and optimizer state (a base that is in no checkpoint from where the run began), and makes sure that all state is of one step; ranks of later
 /// replicas receive what the first has read.
 ///
 /// # Errors
@@ -18,15 +19,20 @@ use crate::error::TrainError;
 pub(crate) fn restore<M: Memory, P: Program<M>>(
     engine: &mut Engine<M, P>,
     reader: &NativeReader,
+    init: &InitSource,
 ) -> Result<(), TrainError> {
-    let spec = engine.plan().spec.clone();
-    let dtype = engine.plan().policy.param_dtype.master();
+    let plan = engine.plan();
+    let (spec, saves_frozen) = (plan.spec.clone(), is_saved(plan, false));
+    let dtype = plan.policy.param_dtype.master();
     let mut rows = Rows { reader, bytes: Vec::new() };
     if engine.reads() {
         check_steps(&spec, &mut rows)?;
     }
     engine.load_params(Origin::Read, |piece, values| -> Result<(), TrainError> {
         let param = spec.param(piece.param);
+        if !(param.trainable || saves_frozen) {
+            return init.fill(&spec, piece, values);
+        }
         rows.read(&param.fqn, rows_of(param, piece.param_offset, piece.len), dtype, values)
     })?;
     engine.load_state(Origin::Read, |tensor, piece, values| -> Result<(), TrainError> {

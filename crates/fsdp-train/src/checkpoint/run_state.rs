@@ -15,16 +15,22 @@ use toml::{Table, Value};
 
 use super::settings;
 use crate::config::Resolved;
+use crate::data::SourcePosition;
 use crate::error::TrainError;
 use crate::job::Job;
 
 /// Keys, and tables of keys, that do not change what is computed.
-const FREE: [&str; 19] = [
+const FREE: [&str; 24] = [
     "model.path",
     "model.init",
+    "adapter.path",
+    "adapter.merge",
     // What the files hold is compared instead.
     "data.train",
+    "data.source",
     "data.format",
+    "data.column",
+    "data.malformed",
     "data.tokenizer",
     "data.cache",
     "data.eval",
@@ -69,6 +75,9 @@ pub struct RunState {
     pub seed: u64,
     /// The text of the model's `config.json`, if it has one.
     pub model: Option<String>,
+    /// CRC-64 of the weights of the frozen base, which are not in the checkpoint, if they were read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
     /// The resolved configuration, as `resolved.toml` has it.
     pub config: String,
     /// CRC-64 of that text.
@@ -95,8 +104,11 @@ pub struct DataPosition {
     pub seed: Option<u64>,
     /// Samples of the data.
     pub samples: u64,
-    /// CRC-64 of all tokens.
+    /// CRC-64 of all tokens; of several sources, of their shares and checksums.
     pub digest: String,
+    /// Where in each of several sources it is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<SourcePosition>,
 }
 
 /// A change of the configuration in the middle of a run.
@@ -136,6 +148,7 @@ impl RunState {
             data: job.data.position(step),
             seed: job.config.train_seed(),
             model: model.map(str::to_owned),
+            base: job.init.base_digest().map(str::to_owned),
             config_digest: DigestKind::Crc64.of(config.as_bytes()).to_string(),
             config,
             changes: changes.to_vec(),
@@ -187,10 +200,20 @@ impl RunState {
             }
         }
         refused.extend(self.other_data(now));
+        refused.extend(self.other_base(now));
         let model = |state: &RunState| json_leaves(state.model.as_deref());
         let of_model = |d: Difference| Difference { what: format!("config.json {}", d.what), ..d };
         refused.extend(differences(&model(self), &model(now)).into_iter().map(of_model));
         if refused.is_empty() { Ok(changes) } else { Err(refused) }
+    }
+
+    fn other_base(&self, now: &RunState) -> Option<Difference> {
+        let text = |base: &Option<String>| base.clone().unwrap_or_else(|| "random weights".to_owned());
+        (self.base != now.base).then(|| Difference {
+            what: "weights of the base in model.path".to_owned(),
+            saved: text(&self.base),
+            given: text(&now.base),
+        })
     }
 
     fn other_data(&self, now: &RunState) -> Option<Difference> {

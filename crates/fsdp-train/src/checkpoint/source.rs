@@ -10,7 +10,7 @@ use fsdp_ckpt::{is_url, objects};
 use super::foreign::Foreign;
 use super::run_state::{Change, DataPosition, RunState};
 use super::start::{Resume, Resumed};
-use super::table::StateTable;
+use super::table::{StateTable, is_saved};
 use crate::error::TrainError;
 use crate::job::Job;
 use crate::train::RunOptions;
@@ -39,6 +39,14 @@ impl Source {
             if !reader.manifest().run_state.is_empty() {
                 return Ok(Source::Native(Arc::new(reader)));
             }
+        }
+        if !is_saved(&job.plan, false) {
+            let reason = format!(
+                "{} has no state of a run of fsdp, and adapters go on from that only; an adapter in PEFT's format is \
+                 begun with by adapter.path",
+                path.display()
+            );
+            return Err(TrainError::Misfit { key: "adapter", reason });
         }
         Ok(Source::Foreign(Arc::new(Foreign::open(job, table, path)?)))
     }

@@ -53,7 +53,7 @@ impl StateTable {
     pub(crate) fn new<M: Memory>(plan: &Plan, rule: &dyn UpdateRule<M>) -> Self {
         let table = Self { tensors: Vec::new(), held: Vec::new() };
         let mut builder = Builder { plan, table, index: BTreeMap::new() };
-        for param in &plan.spec.params {
+        for param in plan.spec.params.iter().filter(|param| is_saved(plan, param.trainable)) {
             let (name, shape) = (param.fqn.clone(), param.shape.clone());
             let path = vec![Key::Name(name.clone())];
             let dtype = plan.policy.param_dtype.master().into();
@@ -64,6 +64,12 @@ impl StateTable {
         }
         builder.table
     }
+}
+
+/// Whether a run saves parameters that are trained, or frozen: those of the base of an adapter it takes from where it had
+/// them, which makes a checkpoint small.
+pub(super) fn is_saved(plan: &Plan, trainable: bool) -> bool {
+    trainable || plan.policy.frozen_master
 }
 
 /// The name of a state tensor of a parameter.
@@ -127,10 +133,12 @@ impl Builder<'_> {
             let mut trainable = 0;
             for (segment, shape) in layout.segments.iter().enumerate() {
                 let pieces = shape.pieces(shard);
-                for piece in &pieces {
-                    let rows = rows_of(self.plan.spec.param(piece.param), piece.param_offset, piece.len);
+                for piece in pieces.iter().filter(|_| is_saved(self.plan, shape.trainable)) {
+                    let param = self.plan.spec.param(piece.param);
+                    let rows = rows_of(param, piece.param_offset, piece.len);
                     let place = Place::Params { unit, segment, offset: piece.offset, len: piece.len };
-                    self.hold(shard, piece.param.0, rows, place);
+                    let tensor = self.index[&param.fqn];
+                    self.hold(shard, tensor, rows, place);
                 }
                 if !shape.trainable {
                     continue;

@@ -63,6 +63,7 @@ impl FsdpConfig {
             accumulation: self.accumulation,
             accumulation_order: self.accumulation_order,
             param_dtype: self.param_dtype,
+            frozen_master: true,
             reduce_dtype: self.reduce_dtype,
             reduce_op: self.reduce_op,
             checkpointing: self.activation_checkpointing,

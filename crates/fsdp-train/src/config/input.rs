@@ -5,7 +5,7 @@ use toml::Value;
 
 use super::error::ConfigError;
 use super::eval::EvalSet;
-use super::kind::{BOOL, COUNT, Kind, MICRO_BATCH_SIDE, SOME_TEXTS, TEXT};
+use super::kind::{BOOL, COUNT, Kind, MICRO_BATCH_SIDE, PATHS, POSITIVE, SOME_TEXTS, TEXT};
 use super::named::named;
 use super::reader::Reader;
 use super::table::table;
@@ -18,7 +18,7 @@ table! {
     pub struct DataConfig {
         /// Files and folders to train on, relative to the current directory. Files of tokens are mapped: they must not
         /// change during a run.
-        train: Vec<String> = required(SOME_TEXTS),
+        train: Vec<String> = unless("source", SOME_TEXTS),
         /// What is evaluated on, in this order; nothing means no evaluation.
         eval: Vec<EvalSet> = eval_sets(),
         /// Evaluate after every so many steps; 0 means only after the last.
@@ -26,7 +26,12 @@ table! {
         /// Evaluate on at most so many global batches of each set; 0 means on all data.
         eval_batches: u64 = or(COUNT, 0),
         /// What the files hold.
-        format: Format = named(Format::Text),
+        format: Format = named(Format::Auto),
+        /// The field of JSON lines, or the column of Parquet files, with the document: a string, or a list of token ids. None
+        /// means `text`, else `input_ids`.
+        column: Option<String> = or_none(TEXT),
+        /// What becomes of lines and rows that hold no document.
+        malformed: Malformed = named(Malformed::Error),
         /// `"bytes"`, or the path of a Hugging Face `tokenizer.json`.
         tokenizer: String = or(TEXT, "bytes".to_owned()),
         /// The folder where the tokens that a `tokenizer.json` makes of text are kept for later starts; none means `cache`
@@ -46,20 +51,73 @@ table! {
         shuffle: bool = or(BOOL, true),
         /// Seed of the permutations.
         seed: u64 = or(COUNT, 0),
+        /// Several sources to train on, instead of `train`.
+        source: Vec<SourceConfig> = tables("a list of tables [[data.source]]", SourceConfig::read),
+    }
+}
+
+table! {
+    /// A `[[data.source]]` table: files that are mixed with those of other sources.
+    pub struct SourceConfig {
+        /// Files, folders and patterns.
+        path: Vec<String> = required(PATHS),
+        /// Its part of the samples, in proportion to those of the other sources.
+        weight: f64 = or(POSITIVE, 1.0),
+        /// What the files hold, if it is not as `data.format` says.
+        format: Format = named(Format::Auto),
+        /// The field or column with the document, if it is not that of `data.column`.
+        column: Option<String> = or_none(TEXT),
+    }
+}
+
+impl DataConfig {
+    /// The sources of training data: those of `source`, or `train` as the only one.
+    pub fn sources(&self) -> Vec<SourceConfig> {
+        if !self.source.is_empty() {
+            return self.source.clone();
+        }
+        let (format, column) = (self.format, self.column.clone());
+        vec![SourceConfig { path: self.train.clone(), weight: 1.0, format, column }]
+    }
+
+    /// How the files of a source are read.
+    pub fn of_source(&self, source: &SourceConfig) -> DataConfig {
+        let format = if source.format == Format::Auto { self.format } else { source.format };
+        let column = source.column.clone().or_else(|| self.column.clone());
+        DataConfig { format, column, ..self.clone() }
+    }
+
+    /// All paths that are trained or evaluated on, as the run file has them.
+    pub fn paths(&self) -> impl Iterator<Item = &String> {
+        let sources = self.source.iter().flat_map(|source| &source.path);
+        self.train.iter().chain(sources).chain(self.eval.iter().flat_map(|set| &set.paths))
     }
 }
 
 /// What data files hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
+    /// What their names say: `.jsonl`, `.parquet`, and text otherwise.
+    Auto,
     /// UTF-8 text, one document per file.
     Text,
-    /// One JSON object per line, its document under `text`.
+    /// One JSON object per line, its document under `data.column`.
     Jsonl,
+    /// Apache Parquet, a document per row in the column `data.column`.
+    Parquet,
     /// Little-endian 16-bit token ids, one document per file.
     TokensU16,
     /// Little-endian 32-bit token ids, one document per file.
     TokensU32,
+}
+
+/// What becomes of a record without a document: a line that is no JSON, a row that is null, a value of another type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Malformed {
+    /// It ends the start, named by file and line.
+    Error,
+    /// It is left out, and counted.
+    Skip,
 }
 
 /// How documents become samples.
@@ -74,7 +132,11 @@ pub enum Packing {
 }
 
 named! {
-    Format { "text": Text, "jsonl": Jsonl, "tokens-u16": TokensU16, "tokens-u32": TokensU32 }
+    Format {
+        "auto": Auto, "text": Text, "jsonl": Jsonl, "parquet": Parquet, "tokens-u16": TokensU16,
+        "tokens-u32": TokensU32
+    }
+    Malformed { "error": Error, "skip": Skip }
     Packing { "stream": Stream, "documents": Documents, "packed": Packed }
 }
 

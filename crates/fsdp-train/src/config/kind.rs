@@ -124,6 +124,12 @@ pub(super) const SOME_TEXTS: Kind<Vec<String>> = Kind {
     read: |value| list(value, text).filter(|items| !items.is_empty()),
 };
 
+/// One string or a list of at least one.
+pub(super) const PATHS: Kind<Vec<String>> = Kind {
+    allowed: "a string or a list of strings, none of them empty",
+    read: |value| (SOME_TEXTS.read)(value).or_else(|| text(value).map(|one| vec![one])),
+};
+
 fn is_of_name(character: char) -> bool {
     character.is_ascii_alphanumeric() || "-_.".contains(character)
 }

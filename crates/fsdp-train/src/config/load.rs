@@ -4,6 +4,7 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
+use super::adapter::AdapterConfig;
 use super::checkpoint::CheckpointConfig;
 use super::error::ConfigError;
 use super::fsdp::FsdpConfig;
@@ -24,6 +25,8 @@ table! {
     pub struct Resolved {
         /// Which model.
         model: ModelConfig = table(ModelConfig::read),
+        /// What is trained in its place, if it is frozen itself.
+        adapter: Option<AdapterConfig> = table_or_none(AdapterConfig::read),
         /// What it learns from.
         data: DataConfig = table(DataConfig::read),
         /// How long and with which update.

@@ -8,6 +8,7 @@
 //! world. Checks that need the model (does the class exist, do the heads divide) are made by whoever builds
 //! it.
 
+mod adapter;
 mod checkpoint;
 mod error;
 mod eval;
@@ -29,15 +30,17 @@ mod validate;
 mod warning;
 mod written;
 
+pub use adapter::{AdapterConfig, AdapterKind, Targets};
 pub use checkpoint::CheckpointConfig;
 pub use error::ConfigError;
 pub use eval::EvalSet;
 pub use fsdp::{FsdpConfig, MeshConfig};
-pub use input::{DataConfig, Format, Packing, TokenRef};
+pub use input::{DataConfig, Format, Malformed, Packing, SourceConfig, TokenRef};
 pub use load::{Loaded, Resolved};
 pub use model::{Init, ModelConfig};
 pub use optimizer::{AdafactorConfig, AdamwConfig, GroupConfig, LionConfig, OptimizerConfig, SgdConfig};
 pub use patterns::FqnPatterns;
+pub(crate) use reader::nearest;
 pub use run::{Device, ExportWeights, KernelChoice, MetricsSink, RunConfig, Transport};
 pub use schedule::{DecayCurve, LrScheduleConfig, LrShape, MinLr, Warmup};
 pub use train::TrainConfig;

@@ -27,7 +27,7 @@ pub(super) trait Named: Copy + PartialEq + 'static {
 
 /// Gives values their names.
 macro_rules! named {
-    ($($type:ident { $($name:literal: $value:ident),* })*) => {
+    ($($type:ident { $($name:literal: $value:ident),* $(,)? })*) => {
         $(impl $crate::config::named::Named for $type {
             const NAMES: &'static [(&'static str, Self)] = &[$(($name, $type::$value)),*];
         })*

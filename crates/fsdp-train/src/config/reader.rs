@@ -166,7 +166,7 @@ impl<'a> Reader<'a> {
         read(&Reader { origin: self.origin, path: self.dotted(key), table })
     }
 
-    /// What `read` makes of each table of a list, numbered from 0 in errors.
+    /// What `read` makes of each table of the list under a key, numbered from 0 in errors; nothing if absent.
     ///
     /// # Errors
     /// [`ConfigError::Value`] if it is not a list of tables, and those of `read`.
@@ -182,6 +182,36 @@ impl<'a> Reader<'a> {
         let reader =
             |(at, table)| Reader { origin: self.origin, path: format!("{}[{at}]", self.dotted(key)), table };
         numbered.map(|item| read(&reader(item))).collect()
+    }
+
+    /// What `read` makes of the table under a key, if there is one.
+    ///
+    /// # Errors
+    /// As [`Reader::table`].
+    pub(super) fn table_or_none<T>(
+        &self,
+        key: &'static str,
+        read: impl FnOnce(&Reader<'a>) -> Result<T, ConfigError>,
+    ) -> Result<Option<T>, ConfigError> {
+        if self.table.contains_key(key) { self.table(key, read).map(Some) } else { Ok(None) }
+    }
+
+    /// The list under a key, which must be written unless the list under another key is, and then must not be.
+    ///
+    /// # Errors
+    /// As [`Reader::required`], and [`ConfigError::Conflict`] where both are written.
+    pub(super) fn unless<T>(
+        &self,
+        key: &'static str,
+        other: &'static str,
+        kind: Kind<Vec<T>>,
+    ) -> Result<Vec<T>, ConfigError> {
+        let is_empty = |key: &str| self.table.get(key).and_then(Value::as_array).is_none_or(Vec::is_empty);
+        match (is_empty(key), is_empty(other)) {
+            (_, true) => self.required(key, kind),
+            (true, false) => Ok(Vec::new()),
+            (false, false) => Err(self.conflict(key, other, "remove one of the two")),
+        }
     }
 
     /// Sets of evaluation data: tables, or a list of paths for one.
@@ -300,8 +330,8 @@ pub(super) fn unknown_key(
     }
 }
 
-/// The known key most like the given one, if any is like it at all.
-fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
+/// The known name most like the given one, if any is like it at all.
+pub(crate) fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
     known
         .iter()
         .map(|candidate| (strsim::jaro_winkler(key, candidate), *candidate))

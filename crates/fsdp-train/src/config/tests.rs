@@ -17,6 +17,8 @@ eval = ["docs"]
 eval_every = 50
 eval_batches = 4
 format = "text"
+column = "none"
+malformed = "error"
 tokenizer = "bytes"
 cache = "kept"
 packing = "stream"
@@ -26,6 +28,7 @@ pad = "<pad>"
 seq_len = 128
 shuffle = true
 seed = 0
+source = []
 [train]
 steps = 200
 micro_batch_size = 2
@@ -308,7 +311,7 @@ fn rejects_values_outside_their_range() {
 fn rejects_names_that_do_not_exist_and_lists_those_that_do() {
     rejects(&["train.optimizer.name=adam"], &["`train.optimizer.name` is \"adam\"", "\"adamw\", \"sgd\""]);
     rejects(&["train.lr_schedule.name=cosine"], &["\"warmup-cosine\""]);
-    rejects(&["data.format=parquet"], &["\"jsonl\""]);
+    rejects(&["data.format=csv"], &["\"jsonl\", \"parquet\""]);
     rejects(&["data.packing=pack"], &["\"stream\" or \"documents\""]);
     rejects(&["model.init=zeros"], &["\"random\" or \"pretrained\""]);
     rejects(&["fsdp.param_dtype=f16"], &["\"f32\", \"bf16\" or \"f64\""]);

@@ -27,6 +27,7 @@ pub(super) fn validate(
     export(config, origin)?;
     metrics(config, origin)?;
     mesh(config, origin)?;
+    adapter(config, origin)?;
     reshard(config, origin, warnings)?;
     schedule(config, origin, warnings)
 }
@@ -77,6 +78,28 @@ fn metrics(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
 
 fn mesh(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     divides(origin, ("fsdp.mesh.replicate", config.fsdp.mesh.replicate), ("run.ranks", config.run.ranks))
+}
+
+/// Under an adapter everything else is frozen; and what it exports is put together in a folder.
+fn adapter(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
+    if config.adapter.is_none() {
+        return Ok(());
+    }
+    if !config.fsdp.frozen.is_empty() {
+        return Err(ConfigError::Conflict {
+            origin: origin.of("fsdp.frozen"),
+            first: "adapter".to_owned(),
+            second: "fsdp.frozen".to_owned(),
+            remedy: "with an adapter the model is frozen, but for adapter.modules_to_save; remove one of the two",
+        });
+    }
+    match Some(&config.run.out_dir).filter(|out_dir| is_url(out_dir)) {
+        Some(url) => {
+            let allowed = "a folder, not a URL: adapters are not exported to object stores".to_owned();
+            Err(out_of_range(origin, "run.out_dir", url, allowed))
+        }
+        None => Ok(()),
+    }
 }
 
 fn reshard(config: &Resolved, origin: &Origin, warnings: &mut Vec<Warning>) -> Result<(), ConfigError> {

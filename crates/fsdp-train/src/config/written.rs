@@ -9,7 +9,7 @@ use super::eval::EvalSet;
 use super::kind::NONE;
 use super::named::Named;
 
-pub(super) use self::{or as patterns, or as required, or as table, or as tables};
+pub(super) use self::{or as patterns, or as required, or as table, or as tables, or as unless};
 
 /// A value as it is.
 pub(super) fn or<F: SerializeStruct>(
@@ -30,6 +30,15 @@ pub(super) fn or_none<F: SerializeStruct>(
         Some(value) => or(fields, key, value),
         None => or(fields, key, &NONE),
     }
+}
+
+/// A table, if there is one.
+pub(super) fn table_or_none<F: SerializeStruct>(
+    fields: &mut F,
+    key: &'static str,
+    value: &Option<impl Serialize>,
+) -> Result<(), F::Error> {
+    value.as_ref().map_or(Ok(()), |value| or(fields, key, value))
 }
 
 /// A value by its name.

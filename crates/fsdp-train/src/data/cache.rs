@@ -16,18 +16,21 @@ use std::sync::{Mutex, PoisonError};
 
 use fsdp_ckpt::is_url;
 use fsdp_core::Digest;
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, SpooledData, spooled_tempfile_in};
 
 use super::error::DataError;
 use super::image::{Image, ImageFault};
 use super::mapped::Mapped;
-use super::text::{NotTokenized, Text};
+use super::text::{Key, NotTokenized, Text};
 use super::tokens::Bytes;
 use crate::config::DataConfig;
 use crate::true_path::true_path;
 
 /// The cache in an output folder, where no other is asked for.
 pub(crate) const CACHE: &str = "cache";
+
+/// Tokens that are not kept are in memory up to this length.
+const UNNAMED_BYTES_MAX: usize = 1 << 25;
 
 /// Who reads a file of the cache maps it, so nobody is to write into it.
 const READ_ONLY: u32 = 0o444;
@@ -43,6 +46,39 @@ pub enum DataWarning {
         file: PathBuf,
         /// What is wrong with it.
         fault: String,
+    },
+    /// Files of a folder are not text.
+    #[error("{count} files are left out, because they are not UTF-8 text: {}", listed(files, *count))]
+    NotText {
+        /// How many.
+        count: usize,
+        /// The first of them.
+        files: Vec<PathBuf>,
+    },
+    /// Documents have no token.
+    #[error("{count} documents are empty, such as one in {}", file.display())]
+    Empty {
+        /// How many.
+        count: usize,
+        /// The file of the first.
+        file: PathBuf,
+    },
+    /// Documents are longer than a sample.
+    #[error(
+        "{documents} documents are clipped to data.seq_len: {tokens} tokens are not trained on; raise it, or choose \
+         packing = \"stream\""
+    )]
+    Clipped {
+        /// How many.
+        documents: usize,
+        /// What is cut off.
+        tokens: usize,
+    },
+    /// Lines and rows without a document, as `data.malformed = "skip"` asks.
+    #[error("{count} lines or rows are left out, because they hold no document (data.malformed = \"skip\")")]
+    LeftOut {
+        /// How many.
+        count: u64,
     },
     /// Tokens can not be kept.
     #[error(
@@ -64,6 +100,13 @@ pub enum DataWarning {
         /// How many.
         documents: usize,
     },
+}
+
+/// The files that a warning names, and that there are more.
+fn listed(files: &[PathBuf], count: usize) -> String {
+    let named: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+    let more = if count > files.len() { ", .." } else { "" };
+    named.join(", ") + more
 }
 
 impl DataConfig {
@@ -112,13 +155,13 @@ pub(super) fn tokens(text: &Text<'_>, config: &DataConfig, out_dir: &Path) -> Re
     let folder = config.cache_folder(out_dir);
     // Kept tokens are mapped, which needs a file of this machine.
     if is_url(&folder) {
-        let (image, _) = in_memory(text)?;
+        let image = unnamed(text, &text.key_of_none_kept(), out_dir)?;
         return Ok(Cached { image, unkept: None, warnings: Vec::new() });
     }
     let key = text.key()?;
-    let file = folder.join(name(key));
+    let file = folder.join(name(key.digest));
     let mut warnings = Vec::new();
-    match open(&file, key) {
+    match open(&file, key.digest) {
         Ok(image) => return Ok(Cached { image, unkept: None, warnings }),
         Err(ImageFault::Read(fault)) if fault.kind() == io::ErrorKind::NotFound => {}
         Err(fault) => warnings.push(DataWarning::Damaged { file, fault: fault.to_string() }),
@@ -126,23 +169,24 @@ pub(super) fn tokens(text: &Text<'_>, config: &DataConfig, out_dir: &Path) -> Re
     // In the output folder nothing may be made before the run is accepted.
     let is_output = true_path(&folder).starts_with(true_path(out_dir));
     if !is_output {
-        match build(&folder, text) {
+        match build(&folder, text, &key) {
             Ok(image) => return Ok(Cached { image, unkept: None, warnings }),
             Err(NotTokenized::Data(error)) => return Err(error),
             Err(NotTokenized::Write(fault)) => warnings.push(not_kept(&folder, &fault)),
         }
     }
-    let (image, key) = in_memory(text)?;
-    let unkept = is_output.then_some(Unkept { folder, key, stage: Mutex::new(Stage::Nowhere) });
+    let image = unnamed(text, &key, out_dir)?;
+    let unkept = is_output.then_some(Unkept { folder, key: key.digest, stage: Mutex::new(Stage::Nowhere) });
     Ok(Cached { image, unkept, warnings })
 }
 
 /// Tokenizes into a file of a folder, never holding all tokens in memory.
-fn build(folder: &Path, text: &Text<'_>) -> Result<Image, NotTokenized> {
+fn build(folder: &Path, text: &Text<'_>, key: &Key) -> Result<Image, NotTokenized> {
     let file = beside(folder)?;
-    let (_, key) = text.tokenize(BufWriter::new(file.as_file()))?;
-    let image = Image::open(Bytes::Mapped(Mapped::of(file.as_file())?), key).map_err(io::Error::other)?;
-    Ok(name_it(file, folder, key)?.unwrap_or(image))
+    text.tokenize(BufWriter::new(file.as_file()), key)?;
+    let image =
+        Image::open(Bytes::Mapped(Mapped::of(file.as_file())?), key.digest).map_err(io::Error::other)?;
+    Ok(name_it(file, folder, key.digest)?.unwrap_or(image))
 }
 
 impl Unkept {
@@ -173,17 +217,40 @@ impl Drop for Unkept {
     }
 }
 
-/// Tokenizes into memory; returns the key of what was read as well.
+/// Tokenizes into memory or, what is longer, into a file without a name, on the disk where the output folder will be.
 ///
 /// # Errors
 /// Text that can not be read or tokenized.
-pub(super) fn in_memory(text: &Text<'_>) -> Result<(Image, Digest), DataError> {
-    let (bytes, key) = match text.tokenize(Vec::new()) {
+pub(super) fn unnamed(text: &Text<'_>, key: &Key, out_dir: &Path) -> Result<Image, DataError> {
+    let spill = || -> Result<Image, NotTokenized> {
+        let file = spooled_tempfile_in(UNNAMED_BYTES_MAX, existing(out_dir));
+        let file = text.tokenize(BufWriter::new(file), key)?.into_inner().map_err(io::Error::from)?;
+        let bytes = match file.into_inner() {
+            SpooledData::InMemory(bytes) => Bytes::Owned(bytes.into_inner()),
+            SpooledData::OnDisk(file) => Bytes::Mapped(Mapped::of(&file)?),
+        };
+        Ok(Image::open(bytes, key.digest).map_err(io::Error::other)?)
+    };
+    match spill() {
+        Ok(image) => return Ok(image),
+        Err(NotTokenized::Data(error)) => return Err(error),
+        Err(NotTokenized::Write(fault)) => tracing::info!("tokens are held in memory: {fault}"),
+    }
+    let bytes = match text.tokenize(Vec::new(), key) {
         Ok(made) => made,
         Err(NotTokenized::Data(error)) => return Err(error),
         Err(NotTokenized::Write(fault)) => unreachable!("memory takes everything, but: {fault}"),
     };
-    Ok((Image::open(Bytes::Owned(bytes), key).expect("what was just made is whole"), key))
+    Ok(Image::open(Bytes::Owned(bytes), key.digest).expect("what was just made is whole"))
+}
+
+/// The folder, or the nearest one above it that is there.
+fn existing(folder: &Path) -> PathBuf {
+    if is_url(folder) {
+        return std::env::temp_dir();
+    }
+    let there = folder.ancestors().find(|above| above.is_dir());
+    there.map_or_else(|| PathBuf::from("."), Path::to_owned)
 }
 
 fn open(file: &Path, key: Digest) -> Result<Image, ImageFault> {

@@ -4,13 +4,19 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::cache::{self, Cached, DataWarning, Stage, Unkept};
+use super::dataset::Loading;
+use super::encoder::Encoder;
 use super::error::DataError;
-use super::files::{self, DataFile};
-use super::image::Document;
+use super::files::{self, DataFile, Kind};
+use super::image::{Document, Image};
+use super::record::Fields;
 use super::text::Text;
 use super::tokenizer::Tokenizer;
 use super::tokens::{Bytes, Scan, Tokens, Width};
 use crate::config::{DataConfig, Format};
+
+/// Files that a warning names.
+const FILES_NAMED: usize = 3;
 
 /// Tokens of documents, one after the other. Those that lie in files are mapped: the processes of a node share them.
 #[derive(Debug)]
@@ -48,32 +54,37 @@ impl Corpus {
     pub(super) fn open(
         paths: &[String],
         config: &DataConfig,
-        out_dir: &Path,
+        loading: &Loading<'_>,
         tokenizer: &Tokenizer,
     ) -> Result<Corpus, DataError> {
-        let format = config.format;
-        let found = files::find(paths, config, out_dir)?;
-        let corpus = match format {
-            Format::Text | Format::Jsonl => {
-                let text = Text { files: &found, format, tokenizer };
-                // With bytes there is nothing to keep: they are in the files.
-                let cached = match tokenizer.digest() {
-                    Some(_) => cache::tokens(&text, config, out_dir)?,
-                    None => Cached { image: cache::in_memory(&text)?.0, unkept: None, warnings: Vec::new() },
-                };
-                Corpus::of_text(found, cached)
+        let found = files::find(paths, config, loading.out_dir)?;
+        let widths = found.iter().filter_map(|file| match file.kind {
+            Kind::Tokens(width) => Some(width),
+            Kind::Text | Kind::Jsonl | Kind::Parquet => None,
+        });
+        if let Some(width) = widths.last() {
+            // Only data.format says that files are of tokens, and it says so of all.
+            return Corpus::of_tokens(found, width);
+        }
+        let encoder = Encoder { tokenizer, fields: Fields::new(config.column.as_deref()) };
+        let text = Text { files: &found, encoder, malformed: config.malformed, watch: loading.watch };
+        // With bytes there is nothing to keep: they are in the files.
+        let cached = match tokenizer.digest() {
+            Some(_) => cache::tokens(&text, config, loading.out_dir)?,
+            None => {
+                let image = cache::unnamed(&text, &text.key_of_none_kept(), loading.out_dir)?;
+                Cached { image, unkept: None, warnings: Vec::new() }
             }
-            Format::TokensU16 => Corpus::of_tokens(found, Width::U16)?,
-            Format::TokensU32 => Corpus::of_tokens(found, Width::U32)?,
         };
         // All files of text that have not been dropped have a document.
-        if format == Format::Text && corpus.documents.is_empty() {
-            return Err(DataError::NoFiles { wanted: files::wanted(format), paths: paths.to_vec() });
+        if cached.image.documents.is_empty() && found.iter().all(|file| file.kind == Kind::Text) {
+            return Err(DataError::NoFiles { wanted: files::wanted(Format::Text), paths: paths.to_vec() });
         }
-        Ok(corpus)
+        Ok(Corpus::of_text(found, cached))
     }
 
-    fn of_text(found: Vec<DataFile>, Cached { image, unkept, warnings }: Cached) -> Corpus {
+    fn of_text(found: Vec<DataFile>, Cached { image, unkept, mut warnings }: Cached) -> Corpus {
+        warnings.extend(left_out(&found, &image));
         Corpus {
             files: found.into_iter().map(|file| file.path).collect(),
             parts: vec![Part { tokens: image.tokens, start: 0 }],
@@ -134,6 +145,35 @@ impl Corpus {
     pub(super) fn file_of_document(&self, index: usize) -> &Path {
         &self.files[self.documents[index].file]
     }
+}
+
+/// What the user should know of the documents, whether they were made now or kept before.
+fn left_out(files: &[DataFile], image: &Image) -> Vec<DataWarning> {
+    let mut has_document = vec![false; files.len()];
+    image.documents.iter().for_each(|document| has_document[document.file] = true);
+    let is_dropped = |(file, has_document): &(&DataFile, bool)| file.kind == Kind::Text && !has_document;
+    let dropped: Vec<&DataFile> =
+        files.iter().zip(has_document).filter(is_dropped).map(|(file, _)| file).collect();
+    let ends = image.documents.iter().skip(1).map(|next| next.start).chain([image.tokens.len()]);
+    let empty: Vec<usize> = image
+        .documents
+        .iter()
+        .zip(ends)
+        .filter(|(document, end)| document.start == *end)
+        .map(|(document, _)| document.file)
+        .collect();
+    let mut warnings = Vec::new();
+    if !dropped.is_empty() {
+        let named = dropped.iter().take(FILES_NAMED).map(|file| file.path.clone()).collect();
+        warnings.push(DataWarning::NotText { count: dropped.len(), files: named });
+    }
+    if let Some(&first) = empty.first() {
+        warnings.push(DataWarning::Empty { count: empty.len(), file: files[first].path.clone() });
+    }
+    if image.skipped > 0 {
+        warnings.push(DataWarning::LeftOut { count: image.skipped });
+    }
+    warnings
 }
 
 fn token_file(file: &Path, width: Width) -> Result<Tokens, DataError> {

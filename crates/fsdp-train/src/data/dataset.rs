@@ -15,11 +15,28 @@ use super::cache::{DataWarning, Stage};
 use super::corpus::Corpus;
 use super::error::DataError;
 use super::packed::Packed;
+use super::progress::Watch;
 use super::tokenizer::Tokenizer;
 use crate::config::{DataConfig, Format, Packing};
 
 /// A target that does not count in the loss.
 pub const IGNORE: u32 = u32::MAX;
+
+/// How data is read, beside what the configuration says.
+#[derive(Clone, Copy, Debug)]
+pub struct Loading<'a> {
+    /// The output folder of the run: what lies in it is not data.
+    pub out_dir: &'a Path,
+    /// Who is told how far it is.
+    pub watch: &'a Watch<'a>,
+}
+
+impl<'a> Loading<'a> {
+    /// For a run with this output folder; nobody is told how far it is.
+    pub fn quietly(out_dir: &'a Path) -> Loading<'a> {
+        Loading { out_dir, watch: &Watch::NOBODY }
+    }
+}
 
 /// Samples of equal length.
 #[derive(Debug)]
@@ -58,15 +75,14 @@ struct Run {
 }
 
 impl Dataset {
-    /// Opens files and folders (`config.train` or `config.eval`) as `config` says; what lies in `out_dir`, the output
-    /// folder of the run, is not data. A file of tokens is mapped, so it must not change afterwards.
+    /// Opens files and folders (`config.train` or `config.eval`) as `config` says. A file of tokens is mapped, so it must not change afterwards.
     ///
     /// # Errors
-    /// If something cannot be read or tokenized, a path lies in `out_dir`, or a token that is to be added does not exist.
-    pub fn load(paths: &[String], config: &DataConfig, out_dir: &Path) -> Result<Dataset, DataError> {
+    /// If something cannot be read or tokenized, a path lies in the output folder, or a token that is to be added does not exist.
+    pub fn load(paths: &[String], config: &DataConfig, loading: &Loading<'_>) -> Result<Dataset, DataError> {
         let tokenizer = Tokenizer::load(&config.tokenizer)?;
         let special = Special::resolve(config, &tokenizer)?;
-        let mut corpus = Corpus::open(paths, config, out_dir, &tokenizer)?;
+        let mut corpus = Corpus::open(paths, config, loading, &tokenizer)?;
         let least = if config.packing == Packing::Stream { 1 } else { special.least() };
         let documents: Vec<usize> =
             (0..corpus.document_count()).filter(|&index| corpus.document(index).len() >= least).collect();
@@ -87,6 +103,10 @@ impl Dataset {
                 Layout::Packed(Packed::new(positions.collect(), config.seq_len))
             }
         };
+        if config.packing != Packing::Stream {
+            let cut = special.cut(&dataset.corpus, &dataset.documents, config.seq_len);
+            dataset.corpus.warnings.extend(cut);
+        }
         Ok(dataset)
     }
 
@@ -118,6 +138,11 @@ impl Dataset {
     /// count.
     pub fn digest(&self) -> Digest {
         self.corpus.scan.digest
+    }
+
+    /// The tokens of all documents.
+    pub fn tokens_len(&self) -> usize {
+        self.corpus.len()
     }
 
     /// What the user should know of how it was read.
@@ -300,6 +325,15 @@ impl Special {
     /// The fewest tokens of a document that is not empty and has a target.
     fn least(self) -> usize {
         if self.added() == 0 { 2 } else { 1 }
+    }
+
+    /// How much of these documents is longer than a sample.
+    fn cut(self, corpus: &Corpus, documents: &[usize], seq_len: usize) -> Option<DataWarning> {
+        let excess =
+            |&index: &usize| (corpus.document(index).len() + self.added()).saturating_sub(seq_len + 1);
+        let excess = documents.iter().map(excess).filter(|&tokens| tokens > 0);
+        let (documents, tokens) = excess.fold((0, 0), |(count, all), tokens| (count + 1, all + tokens));
+        (documents > 0).then_some(DataWarning::Clipped { documents, tokens })
     }
 
     fn check_vocabulary(self, vocab_size: usize) -> Result<(), DataError> {

@@ -50,6 +50,12 @@ pub enum DataError {
         /// Where and what, and the way out.
         reason: String,
     },
+    /// A file is not what it was when it was first read.
+    #[error("{} has changed while it was read; start again when nobody writes to it", file.display())]
+    Changed {
+        /// The file.
+        file: PathBuf,
+    },
     /// A tokenizer cannot be read.
     #[error(
         "cannot load tokenizer {}: {source}; data.tokenizer must be \"bytes\" or a tokenizer.json",
@@ -81,6 +87,26 @@ pub enum DataError {
         seq_len: usize,
         /// Samples of a global batch.
         global_batch: usize,
+    },
+    /// A source gives nothing to a mix.
+    #[error(
+        "data.source[{index}] holds no sample of {seq_len} tokens; add data, lower data.seq_len, or remove the source"
+    )]
+    EmptySource {
+        /// Which one, from 0.
+        index: usize,
+        /// Inputs per sample.
+        seq_len: usize,
+    },
+    /// A source has too small a part of a mix.
+    #[error(
+        "data.source[{index}] has less than one of {slots} samples by its weight; raise the weight, or remove the source"
+    )]
+    Share {
+        /// Which one, from 0.
+        index: usize,
+        /// The samples of which the smallest share is one.
+        slots: usize,
     },
     /// There is nothing to evaluate on.
     #[error("data.eval \"{set}\" holds no sample of {seq_len} tokens; add data, or lower data.seq_len")]

@@ -33,7 +33,8 @@ impl DataConfig {
     pub(crate) fn fetched(&self) -> Result<DataConfig, TrainError> {
         let mut here = self.clone();
         let eval = here.eval.iter_mut().flat_map(|set| &mut set.paths);
-        for path in here.train.iter_mut().chain(eval).chain([&mut here.tokenizer]) {
+        let sources = here.source.iter_mut().flat_map(|source| &mut source.path);
+        for path in here.train.iter_mut().chain(sources).chain(eval).chain([&mut here.tokenizer]) {
             if is_url(&path) {
                 *path = copy_of(Path::new(path), &folder())?.to_string_lossy().into_owned();
             }

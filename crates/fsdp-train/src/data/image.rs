@@ -12,10 +12,10 @@ use fsdp_core::Digest;
 use super::tokens::{Bytes, Scan, Tokens, Width};
 
 /// The first word of a trailer; its last digit is the version of this format.
-const MAGIC: u64 = u64::from_le_bytes(*b"fsdptok1");
+const MAGIC: u64 = u64::from_le_bytes(*b"fsdptok2");
 
-/// Words of a trailer: magic, key, tokens, documents, checksum.
-const TRAILER_WORDS: usize = 6;
+/// Words of a trailer: magic, key (two), tokens, documents, records that were left out, checksum.
+const TRAILER_WORDS: usize = 7;
 
 /// Bytes of a word.
 const WORD: usize = 8;
@@ -44,6 +44,8 @@ pub(super) struct Image {
     pub(super) scan: Scan,
     /// The documents, in order.
     pub(super) documents: Vec<Document>,
+    /// Records that were left out.
+    pub(super) skipped: u64,
 }
 
 /// Why bytes are not the tokens of a text.
@@ -84,7 +86,7 @@ impl Image {
     pub(super) fn open(bytes: Bytes, key: Digest) -> Result<Image, ImageFault> {
         let (body, trailer) =
             bytes.split_last_chunk::<{ TRAILER_WORDS * WORD }>().ok_or(ImageFault::Foreign)?;
-        let [magic, high, low, tokens, documents, checksum] =
+        let [magic, high, low, tokens, documents, skipped, checksum] =
             std::array::from_fn(|word| words(trailer)[word]);
         if magic != MAGIC {
             return Err(ImageFault::Foreign);
@@ -111,7 +113,7 @@ impl Image {
         }
         let document = |entry: &[u64]| Document { file: entry[0] as usize, start: entry[1] as usize };
         let documents = words(&table).chunks_exact(DOCUMENT_WORDS).map(document).collect();
-        Ok(Image { tokens, scan, documents })
+        Ok(Image { tokens, scan, documents, skipped })
     }
 }
 
@@ -121,12 +123,13 @@ pub(super) struct ImageWriter<W> {
     checksum: Checksum,
     tokens: usize,
     documents: Vec<Document>,
+    skipped: u64,
 }
 
 impl<W: Write> ImageWriter<W> {
     /// An image of no document.
     pub(super) fn new(sink: W) -> Self {
-        Self { sink, checksum: DigestKind::Crc64.empty(), tokens: 0, documents: Vec::new() }
+        Self { sink, checksum: DigestKind::Crc64.empty(), tokens: 0, documents: Vec::new(), skipped: 0 }
     }
 
     /// Adds a document of a file.
@@ -142,6 +145,11 @@ impl<W: Write> ImageWriter<W> {
         })
     }
 
+    /// Notes records that were left out.
+    pub(super) fn skip(&mut self, count: u64) {
+        self.skipped += count;
+    }
+
     /// Writes what stands behind the ids.
     ///
     /// # Errors
@@ -151,7 +159,8 @@ impl<W: Write> ImageWriter<W> {
         let table: Vec<u8> = documents.iter().flat_map(|d| bytes(&[d.file as u64, d.start as u64])).collect();
         self.write(&table)?;
         let [high, low] = key_words(key);
-        self.write(&bytes(&[MAGIC, high, low, self.tokens as u64, documents.len() as u64]))?;
+        let counts = [self.tokens as u64, documents.len() as u64, self.skipped];
+        self.write(&bytes(&[&[MAGIC, high, low][..], &counts].concat()))?;
         self.sink.write_all(&bytes(&[self.checksum.value]))?;
         self.sink.flush()?;
         Ok(self.sink)

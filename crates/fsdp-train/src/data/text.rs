@@ -3,27 +3,39 @@
 use std::io::{self, Write};
 
 use fsdp_core::Digest;
-use serde::Deserialize;
 
+use super::encoder::Encoder;
 use super::error::DataError;
 use super::files::{self, DataFile};
 use super::image::ImageWriter;
-use super::tokenizer::Tokenizer;
+use super::pipeline::{self, Encoded};
+use super::progress::Watch;
+use super::stamp::Stamp;
 use super::tokens::Bytes;
-use crate::config::Format;
-use crate::input_file;
+use crate::config::Malformed;
 
 /// The version of the library that makes tokens: another one may make others of the same text.
 const TOKENIZERS: &str = "0.22.2";
 
-/// Files of text, with what makes tokens of them.
+/// Files of records, with what makes tokens of them.
 pub(super) struct Text<'a> {
-    /// The files.
+    /// The files: all but those of tokens.
     pub(super) files: &'a [DataFile],
-    /// [`Format::Text`] or [`Format::Jsonl`].
-    pub(super) format: Format,
     /// What makes the tokens.
-    pub(super) tokenizer: &'a Tokenizer,
+    pub(super) encoder: Encoder<'a>,
+    /// What becomes of records without a document.
+    pub(super) malformed: Malformed,
+    /// Who is told how far it is.
+    pub(super) watch: &'a Watch<'a>,
+}
+
+/// What stands for a text.
+#[derive(Debug)]
+pub(super) struct Key {
+    /// All that decides the tokens, bytes of the files included.
+    pub(super) digest: Digest,
+    /// The files, as they were read for it.
+    stamps: Vec<Stamp>,
 }
 
 /// Why there are no tokens.
@@ -37,90 +49,56 @@ pub(super) enum NotTokenized {
     Write(#[from] io::Error),
 }
 
-/// A line of a `.jsonl` file; other keys are not read.
-#[derive(Deserialize)]
-struct Line {
-    text: String,
-}
-
 impl Text<'_> {
-    /// Stands for all that decides the tokens, bytes of the files included.
+    /// Stands for all that decides the tokens.
     ///
     /// # Errors
     /// [`DataError::Read`].
-    pub(super) fn key(&self) -> Result<Digest, DataError> {
-        let add = |key: Digest, file: &DataFile| {
-            let bytes = Bytes::open(&file.path).map_err(|source| files::unreadable(&file.path, source))?;
-            Ok(and_file(key, file, &bytes))
-        };
-        self.files.iter().try_fold(self.key_of_none(), add)
+    pub(super) fn key(&self) -> Result<Key, DataError> {
+        let mut key = Key { digest: self.key_of_none(), stamps: Vec::with_capacity(self.files.len()) };
+        for file in self.files {
+            let failed = |source| files::unreadable(&file.path, source);
+            let stamp = Stamp::of(&file.path).map_err(failed)?;
+            let bytes = Bytes::open(&file.path).map_err(failed)?;
+            // The name of a file does not count; whether the user named it does: what is then an error else drops the file.
+            let facts = (file.named, file.kind, file.compression, bytes.len(), Bytes::digest(&bytes));
+            key.digest = key.digest.and(&facts);
+            key.stamps.push(stamp);
+        }
+        Ok(key)
     }
 
-    /// Writes the tokens as an [`Image`](super::image::Image); returns the key of the text that was read.
+    /// Writes the tokens of a text as an [`Image`](super::image::Image).
     ///
     /// # Errors
-    /// Text that can not be read or tokenized, or a sink that can not be written.
-    pub(super) fn tokenize<W: Write>(&self, sink: W) -> Result<(W, Digest), NotTokenized> {
-        tracing::info!(files = self.files.len(), "text is tokenized");
+    /// Text that can not be read or tokenized, or has changed since its key was made; a sink that can not be written.
+    pub(super) fn tokenize<W: Write>(&self, sink: W, key: &Key) -> Result<W, NotTokenized> {
         let mut image = ImageWriter::new(sink);
-        let mut key = self.key_of_none();
-        for (index, file) in self.files.iter().enumerate() {
-            let bytes = input_file::read(&file.path, u64::MAX)
-                .map_err(|source| files::unreadable(&file.path, source))?;
-            key = and_file(key, file, &bytes);
-            let text = match utf8(file, bytes) {
-                Err(_) if self.format == Format::Text && !file.named => continue,
-                text => text?,
-            };
-            if self.format == Format::Jsonl {
-                self.push_lines(&mut image, index, &text)?;
-            } else {
-                image.push(index, &self.tokenizer.encode(&text, &file.path)?)?;
+        pipeline::run(self, |Encoded { file, ids, ends, skipped }| -> Result<(), NotTokenized> {
+            let starts = std::iter::once(0).chain(ends.iter().copied());
+            for (start, &end) in starts.zip(&ends) {
+                image.push(file, &ids[start..end])?;
+            }
+            image.skip(skipped);
+            Ok(())
+        })?;
+        for (file, stamp) in self.files.iter().zip(&key.stamps) {
+            if Stamp::of(&file.path).ok() != Some(*stamp) {
+                return Err(DataError::Changed { file: file.path.clone() }.into());
             }
         }
-        Ok((image.finish(key)?, key))
+        Ok(image.finish(key.digest)?)
     }
 
-    fn push_lines<W: Write>(
-        &self,
-        image: &mut ImageWriter<W>,
-        file: usize,
-        text: &str,
-    ) -> Result<(), NotTokenized> {
-        let path = &self.files[file].path;
-        for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-            let malformed = |fault| {
-                let line = index + 1;
-                let reason = format!(
-                    "line {line}: {fault}; every line must be an object with a string under \"text\""
-                );
-                DataError::Malformed { file: path.clone(), reason }
-            };
-            let line: Line = serde_json::from_str(line).map_err(malformed)?;
-            image.push(file, &self.tokenizer.encode(&line.text, path)?)?;
-        }
-        Ok(())
+    /// A key that no file of the cache has, for tokens that are not kept: nothing is read for it.
+    pub(super) fn key_of_none_kept(&self) -> Key {
+        Key { digest: self.key_of_none(), stamps: Vec::new() }
     }
 
     /// The key before any file. What packing adds to documents is not in the tokens, so it is not here either.
     fn key_of_none(&self) -> Digest {
-        Digest::of(&(TOKENIZERS, self.tokenizer.digest(), self.format))
+        Digest::of(&(TOKENIZERS, self.encoder.tokenizer.digest(), &self.encoder.fields, self.malformed))
     }
-}
-
-/// A file counts by its length and checksum, and by whether the user named it: what is then an error else drops the file.
-/// Its name does not count.
-fn and_file(key: Digest, file: &DataFile, bytes: &[u8]) -> Digest {
-    key.and(&(file.named, bytes.len(), Bytes::digest(bytes)))
-}
-
-fn utf8(file: &DataFile, bytes: Vec<u8>) -> Result<String, DataError> {
-    String::from_utf8(bytes).map_err(|error| {
-        let valid_bytes = error.utf8_error().valid_up_to();
-        let reason =
-            format!("it is not UTF-8 text (byte {valid_bytes}); convert it, or choose another data.format");
-        DataError::Malformed { file: file.path.clone(), reason }
-    })
 }
 
 #[cfg(test)]

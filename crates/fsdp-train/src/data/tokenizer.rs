@@ -65,16 +65,13 @@ impl Tokenizer {
         self.vocabulary.as_ref().map_or(256, Vocabulary::size)
     }
 
-    /// The ids of a text, without any that the tokenizer would put around it; `file` names it in errors.
+    /// The ids of a text, without any that the tokenizer would put around it.
     ///
     /// # Errors
     /// If the tokenizer fails.
-    pub fn encode(&self, text: &str, file: &Path) -> Result<Vec<u32>, DataError> {
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, Box<dyn std::error::Error + Send + Sync>> {
         let Some(vocabulary) = &self.vocabulary else { return Ok(text.bytes().map(u32::from).collect()) };
-        vocabulary.encode(text).map_err(|fault| DataError::Malformed {
-            file: file.to_owned(),
-            reason: format!("it cannot be tokenized: {fault}"),
-        })
+        vocabulary.encode(text)
     }
 
     /// The id of a token; `key` names the setting in errors.

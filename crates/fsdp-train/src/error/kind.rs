@@ -32,6 +32,7 @@ impl TrainError {
             | TrainError::Data(_)
             | TrainError::Model(_)
             | TrainError::Misfit { .. }
+            | TrainError::Adapter { .. }
             | TrainError::TiedDiffer { .. }
             | TrainError::NotEnoughMemory(_)
             | TrainError::TooMuchToCompare { .. }

@@ -17,6 +17,7 @@ pub(super) fn metrics(step: u64, utilization: Option<Utilization>) -> StepMetric
         grad_norm: 1.25,
         lr: 3e-4,
         tokens: 2048,
+        targets: 2000,
         tokens_per_s: 1000.5,
         step_ms: 2047.0,
         utilization,
@@ -36,8 +37,7 @@ fn a_line_is_one_object_with_the_fixed_keys_in_order() {
         file.write(&metrics(1, None)).unwrap();
         file.write(&metrics(2, Some(Utilization { mfu: 0.5, mfu_6n: 0.25 }))).unwrap();
     });
-    let common =
-        r#""loss":5.5,"grad_norm":1.25,"lr":0.0003,"tokens":2048,"tokens_per_s":1000.5,"step_ms":2047.0"#;
+    let common = r#""loss":5.5,"grad_norm":1.25,"lr":0.0003,"tokens":2048,"targets":2000,"tokens_per_s":1000.5,"step_ms":2047.0"#;
     let expected = format!("{{\"step\":1,{common}}}\n{{\"step\":2,{common},\"mfu\":0.5,\"mfu_6n\":0.25}}\n");
     assert_eq!(text, expected);
 }
@@ -158,7 +158,9 @@ fn every_line_is_in_the_file_as_soon_as_it_is_written() {
 
 #[test]
 fn utilization_by_6n_matches_by_hand() {
-    let flops = FlopModel { parameter_count: 1_000_000, layer_count: 4, attention_width: 256, seq_len: 256 };
+    let (parameter_count, trained_count) = (1_000_000, 1_000_000);
+    let flops =
+        FlopModel { parameter_count, trained_count, layer_count: 4, attention_width: 256, seq_len: 256 };
     assert_eq!(flops.flops_per_token_6n(), 6e6);
     assert_eq!(flops.flops_per_token(), 6e6 + 12.0 * 4.0 * 256.0 * 256.0);
     // 6e6 FLOPs per token at 1e6 tokens/s are 6 TFLOP/s, of 4 ranks with 3 each.

@@ -8,6 +8,7 @@ use fsdp_core::engine::{Observer, ProgramOrder};
 use fsdp_nn::model::Architecture;
 
 use super::run::{RankResult, Run};
+use crate::adapter::merges;
 use crate::checkpoint::{Outcome, Place, RunState, RunWarning, Saver, Tidied, Tidying};
 use crate::error::TrainError;
 use crate::events;
@@ -214,14 +215,17 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         if is_url(&self.run.job.config.run.out_dir) {
             return self.export_object(done);
         }
-        let exported =
-            export_model(self.trainer.engine(), &self.run.plan, self.run.job.config.run.export_weights);
+        let exported = export_model(self.trainer.engine(), &self.run.plan, &self.run.job.config);
         let mut is_exported = self.run.note_export(self.trainer.rank(), exported);
         if self.trainer.any(!is_exported)? {
             return Ok(false);
         }
         if self.is_first() {
             is_exported = self.run.commit_export();
+        }
+        // To add adapters to a base may take longer than a collective may.
+        if merges(&self.run.job.config) {
+            return self.run.tell_exported(self.trainer.rank(), is_exported);
         }
         Ok(!self.trainer.any(!is_exported)?)
     }

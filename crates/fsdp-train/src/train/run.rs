@@ -15,11 +15,12 @@ use fsdp_core::memory::Usage;
 use fsdp_nn::model::Architecture;
 
 use super::rank_run::RankRun;
-use super::{MODEL, MODEL_FILE, RunOptions};
+use super::{ADAPTER, MODEL, MODEL_FILE, RunOptions};
+use crate::adapter::{merges, peft};
 use crate::checkpoint::{Outcome, RunWarning, SaveFailure, SaveOptions, Saved, Source, Start, not_heard};
 use crate::error::TrainError;
 use crate::events::{self, SlowRank};
-use crate::export::{Companions, export_checkpoint};
+use crate::export::{Companions, export_checkpoint, export_merged};
 use crate::job::Job;
 use crate::metrics::{Census, EvalMetrics, Exposition, Recorder, StepMetrics, Waiting};
 use crate::rank::{Evaluation, RankTrainer};
@@ -194,6 +195,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
             grad_norm: report.grad_norm,
             lr: self.job.schedule.lr(step),
             tokens,
+            targets: report.targets,
             tokens_per_s,
             step_ms: elapsed.as_secs_f64() * 1e3,
             utilization,
@@ -298,7 +300,19 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
 
     /// Writes what belongs beside the weights.
     fn complete_export(&self) -> Result<(), TrainError> {
-        let model = self.out_dir().join(MODEL);
+        let (config, model) = (&self.job.config, self.out_dir().join(MODEL));
+        if config.adapter.is_some() {
+            let adapter = self.out_dir().join(ADAPTER);
+            self.companions.write(&adapter)?;
+            let text = peft::config_json(config, self.job.architecture.description());
+            write_small(&adapter.join(peft::CONFIG_FILE), &text)?;
+            events::exported(&adapter);
+            if !merges(config) {
+                return Ok(());
+            }
+            std::fs::create_dir_all(&model).map_err(TrainError::io("create", &model))?;
+            export_merged(self.job, &adapter.join(peft::ADAPTER_FILE), &model.join(MODEL_FILE))?;
+        }
         self.companions.write(&model)?;
         let text = self.options.config_json.as_deref();
         text.map_or(Ok(()), |text| write_small(&model.join("config.json"), text))?;

@@ -4,6 +4,7 @@
 //! reduce-scatter, and 2 (n - 1) / n of the bytes in an all-reduce; in a broadcast (n - 1) / n of the bytes, on average.
 
 use fsdp_core::comm::Traffic;
+use fsdp_core::layout::Segment;
 use fsdp_core::plan::Plan;
 use fsdp_core::scalars::SCALAR_WORDS;
 use fsdp_core::schedule::{Accumulation, Checkpointing, Reshard};
@@ -68,10 +69,14 @@ pub fn expected_loading_traffic(plan: &Plan) -> Traffic {
     let (replicas, shards) = (plan.mesh.replicas(), plan.mesh.shards());
     if replicas > 1 {
         for unit in &plan.layout.units {
-            let elements: usize = unit.segments.iter().map(|segment| segment.unsharded_len() / shards).sum();
-            let bytes = elements * plan.policy.param_dtype.master().size_bytes();
-            traffic.broadcasts += 1;
-            traffic.broadcast_bytes += (bytes * (replicas - 1) / replicas) as u64;
+            let kept = |segment: &Segment| plan.policy.kept_dtype(segment.trainable);
+            // Parameters of one type travel together.
+            for segments in unit.segments.chunk_by(|a, b| kept(a) == kept(b)) {
+                let elements: usize = segments.iter().map(|segment| segment.unsharded_len() / shards).sum();
+                let bytes = elements * kept(&segments[0]).size_bytes();
+                traffic.broadcasts += 1;
+                traffic.broadcast_bytes += (bytes * (replicas - 1) / replicas) as u64;
+            }
         }
     }
     traffic

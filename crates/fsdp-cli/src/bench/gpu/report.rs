@@ -191,6 +191,7 @@ impl Report {
 fn flops(workload: &Workload, parameters: usize) -> FlopModel {
     FlopModel {
         parameter_count: parameters as u64,
+        trained_count: parameters as u64,
         layer_count: workload.layers as u64,
         attention_width: workload.width as u64,
         seq_len: workload.seq as u64,

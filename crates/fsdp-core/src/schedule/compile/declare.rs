@@ -101,14 +101,14 @@ impl Declared {
         let owned = |role, category, dtype| {
             move |segment: &Segment| BufferDecl { place, ..decl(role, category, dtype, segment.shard_len()) }
         };
-        let (param, master) = (policy.param_dtype, policy.param_dtype.master());
-        let shard = Category::ParameterShard;
-        let mut own = UnitBuffers {
-            master: self.per_segment(compiler, unit, false, owned(Role::Master, shard, master)),
-            ..UnitBuffers::default()
-        };
-        if param != master {
-            own.low = self.per_segment(compiler, unit, false, owned(Role::Low, shard, param));
+        let (param, shard) = (policy.param_dtype, Category::ParameterShard);
+        let master =
+            |segment: &Segment| owned(Role::Master, shard, policy.kept_dtype(segment.trainable))(segment);
+        let mut own =
+            UnitBuffers { master: self.per_segment(compiler, unit, false, master), ..UnitBuffers::default() };
+        if param != param.master() {
+            let low = owned(Role::Low, shard, param);
+            own.low = self.per_segment(compiler, unit, !policy.frozen_master, low);
         }
         let gradient = owned(Role::ShardedGradient, Category::ShardedGradient, policy.reduce_dtype);
         own.gradient = self.per_segment(compiler, unit, true, gradient);

@@ -1,6 +1,6 @@
 //! Linear maps: matrix products into buffers of the caller, and sums over rows.
 
-use fsdp_core::memory::{Buffer, Slice, SliceMut};
+use fsdp_core::memory::{Buffer, Slice};
 use fsdp_nn::backend::{Operands, Write};
 use fsdp_nn::op::{Linear, LinearDims, Orientation};
 use tch::{Device, Kind, Tensor};
@@ -22,7 +22,7 @@ impl<D: TorchStorage> Torch<D> {
             Linear::Forward { dims, .. } => {
                 let bias = operands.reads.get(2).copied();
                 let ([x, weight], [y], _) = operands.split();
-                self.aten_linear(*dims, x, weight, bias, y.slice)?;
+                self.aten_linear(*dims, x, weight, bias, y)?;
             }
             Linear::BackwardInput { dims } => {
                 let ([dy, weight], [dx], _) = operands.split();
@@ -59,13 +59,15 @@ impl<D: TorchStorage> Torch<D> {
         x: Slice<'_, D::Buffer>,
         weight: Slice<'_, D::Buffer>,
         bias: Option<Slice<'_, D::Buffer>>,
-        y: SliceMut<'_, D::Buffer>,
+        y: Write<'_, D::Buffer>,
     ) -> Result<(), Failure> {
         let (rows, outputs) = (int(dims.rows), int(dims.outputs));
         let x = self.view(x, &[rows, int(dims.inputs)])?;
         let weight = self.weight(dims, weight)?;
-        let y = self.view_mut_strided(y, &[rows, outputs], &[int(dims.y_stride), 1])?;
+        let accumulate = y.accumulate;
+        let mut y = self.view_mut_strided(y.slice, &[rows, outputs], &[int(dims.y_stride), 1])?;
         match bias {
+            None if accumulate => y.f_addmm_(&x, &weight).done()?,
             Some(bias) => self.view(bias, &[outputs])?.f_addmm_out(&y, &x, &weight).done()?,
             None => x.f_mm_out(&y, &weight).done()?,
         }

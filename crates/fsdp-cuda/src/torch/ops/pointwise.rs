@@ -32,6 +32,10 @@ impl<D: TorchStorage> Torch<D> {
                 let x = self.view_strided(x, &sizes, &[int(*from), 1])?;
                 self.view_mut_strided(y.slice, &sizes, &[int(*to), 1])?.f_copy_(&x)?;
             }
+            Pointwise::Scale { len, factor } => {
+                let ([], [x], _) = operands.split();
+                self.view_mut(x.slice, &[int(*len)])?.f_mul_scalar_(*factor).done()?;
+            }
             Pointwise::Dropout { p, .. } => {
                 let ([], [x], _) = operands.split();
                 self.aten_dropout(Dropout { p: *p, keys }, x.slice)?;

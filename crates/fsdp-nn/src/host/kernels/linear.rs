@@ -27,7 +27,8 @@ impl HostMemory {
                 let bias = operands.reads.get(2).map(|bias| self.elements::<E>(*bias)).transpose()?;
                 let ([x, weight], [y], _) = operands.split();
                 let (x, weight) = (self.elements(x)?, self.elements(weight)?);
-                forward(workers, dims, x, weight, bias, self.elements_mut(y.slice)?);
+                let accumulate = y.accumulate;
+                forward(workers, dims, x, weight, bias, self.elements_mut(y.slice)?, accumulate);
             }
             Linear::BackwardInput { dims } => {
                 let ([dy, weight], [dx], _) = operands.split();
@@ -62,7 +63,7 @@ impl LinearDims {
     }
 }
 
-/// `y = x W + b`, rounded once: `y` is set to the bias and the product added to it.
+/// `y = x W + b`, rounded once: `y` is set to the bias and the product added to it; or `y += x W`.
 fn forward<E: Element>(
     workers: &Workers,
     dims: LinearDims,
@@ -70,12 +71,13 @@ fn forward<E: Element>(
     weight: &[E],
     bias: Option<&[E]>,
     y: &mut [E],
+    accumulate: bool,
 ) {
     if let Some(bias) = bias {
         y.chunks_mut(dims.y_stride).for_each(|row| row[..bias.len()].copy_from_slice(bias));
     }
     let x = Matrix::new(x, dims.rows, dims.inputs, dims.inputs);
-    let target = Target { data: E::floats_mut(y), accumulate: bias.is_some() };
+    let target = Target { data: E::floats_mut(y), accumulate: accumulate || bias.is_some() };
     let dst = MatrixMut { target, rows: dims.rows, cols: dims.outputs, stride: dims.y_stride };
     matmul(workers, dst, x, dims.weight(weight));
 }

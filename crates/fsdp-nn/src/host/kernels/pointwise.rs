@@ -35,6 +35,11 @@ impl HostMemory {
                     }
                 });
             }
+            Pointwise::Scale { factor, .. } => {
+                let ([], [x], _) = operands.split();
+                let x = self.elements_mut::<E>(x.slice)?;
+                workers.each(x.chunks_mut(TASK_ELEMS), |x| scale(E::Acc::of(factor), x));
+            }
             Pointwise::Dropout { p, .. } => {
                 let ([], [x], _) = operands.split();
                 let x = self.elements_mut::<E>(x.slice)?;
@@ -56,6 +61,14 @@ vectorized! {
     fn add_range<E: Element>(a: &[E], b: &[E], y: &mut [E]) {
         for ((y, a), b) in y.iter_mut().zip(a).zip(b) {
             *y = E::store(a.load() + b.load());
+        }
+    }
+}
+
+vectorized! {
+    fn scale<E: Element>(factor: E::Acc, x: &mut [E]) {
+        for x in x.iter_mut() {
+            *x = E::store(x.load() * factor);
         }
     }
 }

@@ -27,6 +27,11 @@ fn models_are_those_of_pytorch() {
 }
 
 #[test]
+fn gradients_of_adapters_are_slopes() {
+    conformance::gradients_of_adapters_are_slopes(&subject());
+}
+
+#[test]
 fn gradients_of_models_are_slopes() {
     conformance::gradients_of_models_are_slopes(&subject());
 }

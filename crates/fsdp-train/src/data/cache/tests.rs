@@ -4,11 +4,13 @@ use std::thread;
 use tempfile::TempDir;
 
 use super::*;
-use crate::config::{Format, Packing, TokenRef};
-use crate::data::Dataset;
-use crate::data::files::DataFile;
+use crate::config::{Format, Malformed, Packing, TokenRef};
+use crate::data::encoder::Encoder;
+use crate::data::files::{DataFile, Kind};
 use crate::data::image::ImageWriter;
+use crate::data::record::Fields;
 use crate::data::tokenizer::Tokenizer;
+use crate::data::{Dataset, Loading, Watch};
 
 const TEXT: &str = "the cat sat the cat sat the dog";
 
@@ -28,6 +30,8 @@ impl Place {
             eval_every: 0,
             eval_batches: 0,
             format: Format::Text,
+            column: None,
+            malformed: Malformed::Error,
             tokenizer: name("tokenizer.json"),
             cache: Some(name("kept/here")),
             packing: Packing::Stream,
@@ -37,6 +41,7 @@ impl Place {
             seq_len: 2,
             shuffle: false,
             seed: 0,
+            source: Vec::new(),
         };
         let place = Place { folder, config };
         place.write_tokenizer(["the", "cat", "sat"]);
@@ -58,7 +63,7 @@ impl Place {
     }
 
     fn load(&self) -> Dataset {
-        Dataset::load(&self.config.train, &self.config, &self.path("out")).unwrap()
+        Dataset::load(&self.config.train, &self.config, &Loading::quietly(&self.path("out"))).unwrap()
     }
 
     /// The files in the folder of the cache.
@@ -96,14 +101,17 @@ fn tokens_come_from_the_cache_where_it_has_them() {
     assert_eq!((ids(&second), second.digest()), (ids(&first), first.digest()));
 
     // Other tokens under the same key show that it is not the tokenizer that gives them.
+    let file = DataFile { path: place.path("a.txt"), named: true, kind: Kind::Text, compression: None };
+    let tokenizer = Tokenizer::load(&place.config.tokenizer).unwrap();
     let text = Text {
-        files: &[DataFile { path: place.path("a.txt"), named: true }],
-        format: Format::Text,
-        tokenizer: &Tokenizer::load(&place.config.tokenizer).unwrap(),
+        files: &[file],
+        encoder: Encoder { tokenizer: &tokenizer, fields: Fields::new(None) },
+        malformed: Malformed::Error,
+        watch: &Watch::NOBODY,
     };
     let mut other = ImageWriter::new(Vec::new());
     other.push(0, &[7, 8, 9]).unwrap();
-    place.replace(&other.finish(text.key().unwrap()).unwrap());
+    place.replace(&other.finish(text.key().unwrap().digest).unwrap());
     let marked = place.load();
     assert_eq!((ids(&marked), marked.corpus.len(), marked.warnings()), (vec![7, 8], 3, &[][..]));
 }
@@ -119,7 +127,7 @@ fn all_that_decides_tokens_is_in_the_key_and_nothing_else() {
         files = place.kept();
     };
     changed(&place, "the first time", true);
-    place.config.seq_len = 3;
+    place.config.seq_len = 20;
     place.config.packing = Packing::Documents;
     place.config.eos = Some(TokenRef::Id(0));
     changed(&place, "samples", false);
@@ -172,8 +180,8 @@ fn what_is_damaged_cut_or_foreign_is_made_again_with_a_warning() {
             (changed, "")
         })
         .collect();
-    faults.extend([0, 1, 47, 48, whole.len() - 1].map(|len| (whole[..len].to_vec(), "no tokens of text")));
-    faults.push((whole[4..].to_vec(), "it has 92 bytes, its trailer says 96"));
+    faults.extend([0, 1, 55, 56, whole.len() - 1].map(|len| (whole[..len].to_vec(), "no tokens of text")));
+    faults.push((whole[4..].to_vec(), "it has 100 bytes, its trailer says 104"));
     faults.push((b"#!/bin/sh\n".repeat(20), "it holds no tokens of text"));
     let mut other = ImageWriter::new(Vec::new());
     other.push(0, &[1]).unwrap();
@@ -246,6 +254,23 @@ fn in_the_output_folder_nothing_is_kept_before_it_may_be() {
 }
 
 #[test]
+fn long_tokens_that_are_not_kept_leave_no_name_and_are_the_same() {
+    let mut place = Place::new();
+    place.config.tokenizer = "bytes".to_owned();
+    let long = TEXT.repeat(UNNAMED_BYTES_MAX / 4 / TEXT.len() + 9);
+    fs::write(place.path("a.txt"), &long).unwrap();
+    for out in ["out/deep", "a.txt/no/folder"] {
+        let data =
+            Dataset::load(&place.config.train, &place.config, &Loading::quietly(&place.path(out))).unwrap();
+        assert_eq!(data.corpus.len(), long.len());
+        assert!(data.corpus.tokens(0..long.len()).eq(long.bytes().map(u32::from)), "{out}");
+        let names: Vec<_> =
+            fs::read_dir(place.folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names.len(), 2, "{names:?}");
+    }
+}
+
+#[test]
 fn bytes_are_not_kept() {
     let mut place = Place::new();
     place.config.tokenizer = "bytes".to_owned();
@@ -268,7 +293,8 @@ fn what_is_kept_is_not_data() {
     assert_eq!(place.kept().len(), 1);
 
     place.config.cache = place.config.train.first().cloned();
-    let refused = Dataset::load(&place.config.train, &place.config, &place.path("out")).unwrap_err();
+    let refused =
+        Dataset::load(&place.config.train, &place.config, &Loading::quietly(&place.path("out"))).unwrap_err();
     let message = refused.to_string();
     assert!(
         message.contains("lies in data.cache") && message.contains("choose another data.cache"),

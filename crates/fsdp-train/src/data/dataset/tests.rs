@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
-use crate::config::{EvalSet, Format, TokenRef};
+use crate::config::{EvalSet, Format, Malformed, TokenRef};
 
 /// Words, with truncation and padding switched on, which must not be obeyed.
 #[cfg(feature = "tokenizers")]
@@ -46,7 +46,11 @@ impl Files {
     }
 
     fn load(&self, config: &DataConfig) -> Result<Dataset, DataError> {
-        Dataset::load(&[self.folder.path().to_str().unwrap().to_owned()], config, &self.path("out"))
+        Dataset::load(
+            &[self.folder.path().to_str().unwrap().to_owned()],
+            config,
+            &Loading::quietly(&self.path("out")),
+        )
     }
 }
 
@@ -57,6 +61,8 @@ fn config(packing: Packing, seq_len: usize) -> DataConfig {
         eval_every: 0,
         eval_batches: 0,
         format: Format::Text,
+        column: None,
+        malformed: Malformed::Error,
         tokenizer: "bytes".to_owned(),
         cache: None,
         packing,
@@ -66,6 +72,7 @@ fn config(packing: Packing, seq_len: usize) -> DataConfig {
         seq_len,
         shuffle: false,
         seed: 0,
+        source: Vec::new(),
     }
 }
 
@@ -120,7 +127,10 @@ fn documents_that_are_joined_without_a_token_between_them_are_told() {
     let mut config = config(Packing::Stream, 1);
     config.tokenizer = files.name("words.json");
     let warnings = |config: &DataConfig, path: &str| {
-        Dataset::load(&[files.name(path)], config, &files.path("out")).unwrap().warnings().to_vec()
+        Dataset::load(&[files.name(path)], config, &Loading::quietly(&files.path("out")))
+            .unwrap()
+            .warnings()
+            .to_vec()
     };
     assert_eq!(warnings(&config, "data"), [DataWarning::Joined { documents: 2 }]);
     assert_eq!(warnings(&config, "data/a.txt"), []);
@@ -179,7 +189,9 @@ fn folders_skip_hidden_target_and_binary_files() {
 #[test]
 fn a_named_file_is_read_even_if_hidden_and_must_be_text() {
     let files = Files::new(&[(".hidden", b"yes"), ("bad.txt", b"ab\xffcd")]);
-    let load = |name: &str| Dataset::load(&[files.name(name)], &config(Packing::Stream, 1), Path::new("out"));
+    let load = |name: &str| {
+        Dataset::load(&[files.name(name)], &config(Packing::Stream, 1), &Loading::quietly(Path::new("out")))
+    };
     assert_eq!(load(".hidden").unwrap().corpus.len(), 3);
     assert_message(load("bad.txt"), &["bad.txt: it is not UTF-8 text (byte 2)"]);
     assert_message(load("absent.txt"), &["cannot read", "absent.txt", "[data]"]);
@@ -209,6 +221,12 @@ fn documents_are_framed_clipped_and_padded() {
     assert_eq!(data.sample(0), (vec![1, a, b, 10], vec![a, b, 10, IGNORE]));
     assert_eq!(data.sample(1), (vec![1, a, b, c], vec![a, b, c, d]));
     assert_eq!(data.sample(2), (vec![1, a, b, c], vec![a, b, c, 10]));
+    // 1 abcdefgh 10 without its first five.
+    assert!(
+        data.warnings().contains(&DataWarning::Clipped { documents: 1, tokens: 5 }),
+        "{:?}",
+        data.warnings()
+    );
 }
 
 #[test]
@@ -232,9 +250,13 @@ fn jsonl_has_one_document_per_line() {
     assert_eq!(files.load(&config).unwrap().corpus.len(), 5);
     config.packing = Packing::Documents;
     assert_eq!(files.load(&config).unwrap().len(), 2);
-    for line in ["{\"txt\": \"a\"}", "{\"text\": 1}", "text"] {
+    for (line, fault) in [
+        ("{\"txt\": \"a\"}", "there is no \"text\""),
+        ("{\"text\": 1}", "\"text\" is a number, and must be a string"),
+        ("text", "a string or token ids under \"text\""),
+    ] {
         let files = Files::new(&[("a.jsonl", format!("{{\"text\": \"a\"}}\n{line}\n").as_bytes())]);
-        assert_message(files.load(&config), &["a.jsonl: line 2: ", "a string under \"text\""]);
+        assert_message(files.load(&config), &["a.jsonl: line 2: ", fault]);
     }
 }
 
@@ -297,7 +319,7 @@ fn token_files_are_regular_files() {
     let files = Files::new(&[]);
     let mut config = config(Packing::Stream, 2);
     config.format = Format::TokensU16;
-    let load = |name: &str| Dataset::load(&[name.to_owned()], &config, Path::new("out"));
+    let load = |name: &str| Dataset::load(&[name.to_owned()], &config, &Loading::quietly(Path::new("out")));
     let fifo = files.path("a.bin");
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0)
         .unwrap();
@@ -314,12 +336,12 @@ fn a_hugging_face_tokenizer_neither_truncates_nor_pads() {
     config.tokenizer = files.name("tokenizer.json");
     config.bos = Some(TokenRef::Token("<s>".to_owned()));
     config.pad = TokenRef::Token("<pad>".to_owned());
-    let data = Dataset::load(&[files.name("data")], &config, Path::new("out")).unwrap();
+    let data = Dataset::load(&[files.name("data")], &config, &Loading::quietly(Path::new("out"))).unwrap();
     assert_eq!(data.sample(0), (vec![5, 1, 2, 3, 1, 4], vec![1, 2, 3, 1, 4, IGNORE]));
     assert_eq!(Tokenizer::load(&config.tokenizer).unwrap().vocab_size(), 6);
     config.eos = Some(TokenRef::Token("</s>".to_owned()));
     assert_message(
-        Dataset::load(&[files.name("data")], &config, Path::new("out")),
+        Dataset::load(&[files.name("data")], &config, &Loading::quietly(Path::new("out"))),
         &["`data.eos` is \"</s>\"", "tokenizer.json"],
     );
 }
@@ -473,7 +495,7 @@ fn what_lies_in_the_output_folder_is_not_data() {
     let config = config(Packing::Stream, 1);
     let digest = |out_dir: &str| {
         let folder = [files.folder.path().to_str().unwrap().to_owned()];
-        let data = Dataset::load(&folder, &config, &files.path(out_dir)).unwrap();
+        let data = Dataset::load(&folder, &config, &Loading::quietly(&files.path(out_dir))).unwrap();
         (data.corpus.len(), data.digest())
     };
     assert_eq!(digest("out").0, 8);
@@ -488,7 +510,11 @@ fn data_in_the_output_folder_is_refused() {
     let files = Files::new(&[("out/data/a.txt", b"abcd")]);
     std::os::unix::fs::symlink(files.path("out/data"), files.path("link")).unwrap();
     for path in ["out", "out/data", "out/data/a.txt", "link"] {
-        let loaded = Dataset::load(&[files.name(path)], &config(Packing::Stream, 1), &files.path("out"));
+        let loaded = Dataset::load(
+            &[files.name(path)],
+            &config(Packing::Stream, 1),
+            &Loading::quietly(&files.path("out")),
+        );
         assert_message(loaded, &["lies in run.out_dir", "choose another run.out_dir"]);
     }
 }

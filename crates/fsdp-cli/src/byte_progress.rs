@@ -14,11 +14,12 @@ use crate::units::{bytes, clock};
 const BAR_DELAY: Duration = Duration::from_millis(500);
 /// The time between plain lines.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
-const BAR: &str = "{bar:28} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, ETA {eta}";
+const BAR: &str = "{msg}{bar:28} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, ETA {eta}";
 
 /// Tells a user about long work, on stderr. What it has drawn disappears when it is dropped.
 #[derive(Debug)]
-pub(super) struct ByteProgress {
+pub(crate) struct ByteProgress {
+    what: &'static str,
     done: AtomicU64,
     total: AtomicU64,
     start: Instant,
@@ -32,17 +33,18 @@ enum Display {
 }
 
 impl ByteProgress {
-    /// The progress of work that begins now.
-    pub(super) fn new() -> Self {
+    /// The progress of work that begins now; what it is stands in front.
+    pub(crate) fn new(what: &'static str) -> Self {
         let start = Instant::now();
         let display = if output::draws_bars() {
             let style = ProgressStyle::with_template(BAR).unwrap_or_else(|_| ProgressStyle::default_bar());
             let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::hidden()).with_style(style);
+            bar.set_message(what);
             Display::Bar { bar, is_shown: Mutex::new(false) }
         } else {
             Display::Lines { last: Mutex::new(start) }
         };
-        Self { done: AtomicU64::new(0), total: AtomicU64::new(0), start, display }
+        Self { what, done: AtomicU64::new(0), total: AtomicU64::new(0), start, display }
     }
 }
 
@@ -70,7 +72,8 @@ impl Progress for ByteProgress {
                 let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
                 if last.elapsed() >= LINE_INTERVAL {
                     *last = Instant::now();
-                    output::note(&news(done, self.total.load(Ordering::Relaxed), self.start.elapsed()));
+                    let news = news(done, self.total.load(Ordering::Relaxed), self.start.elapsed());
+                    output::note(&format!("{}{news}", self.what));
                 }
             }
         }
@@ -116,7 +119,7 @@ mod tests {
 
     #[test]
     fn stages_add_up() {
-        let progress = ByteProgress::new();
+        let progress = ByteProgress::new("");
         for _ in 0..2 {
             progress.begin(10);
             progress.advance(10);

@@ -1,0 +1,106 @@
+//! LoRA by the run file of `examples/`, shortened: what it leaves, and how it goes on.
+
+use std::path::Path;
+
+use fsdp_ckpt::model_files::ModelReader;
+use serde_json::Value;
+
+use crate::support::{Ran, Sandbox};
+
+/// Runs in the folder of the repository, where the paths of examples begin.
+fn fsdp(sandbox: &Sandbox, args: &str) -> Ran {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    Ran::of(sandbox.command().args(args.split_whitespace()).current_dir(root).output().unwrap())
+}
+
+/// The arguments that train the example on a little data from a base in the sandbox.
+fn example(sandbox: &Sandbox, out: &str) -> String {
+    let path = |name: &str| sandbox.path(name).display().to_string();
+    format!(
+        "train examples/llama-lora.toml --set model.path={} --set run.out_dir={} --set data.train=['docs/memory.md'] \
+         --set train.steps=3 --set train.global_batch_size=4 --set data.seq_len=16 --set adapter.dropout=0",
+        path("base/model"),
+        path(out)
+    )
+}
+
+fn base(sandbox: &Sandbox) {
+    let ran = fsdp(
+        sandbox,
+        &format!(
+            "train examples/quickstart.toml --set run.out_dir={} --set data.train=['docs/memory.md'] --set train.steps=2 \
+             --set train.global_batch_size=4 --set data.seq_len=16 --set run.ranks=2",
+            sandbox.path("base").display()
+        ),
+    );
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+}
+
+#[test]
+fn the_example_leaves_an_adapter_and_a_merged_model_that_begin_where_it_ended() {
+    let sandbox = Sandbox::new();
+    base(&sandbox);
+    let ran = fsdp(&sandbox, &example(&sandbox, "lora"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let config: Value = serde_json::from_str(&sandbox.read("lora/adapter/adapter_config.json")).unwrap();
+    assert_eq!(
+        (&config["peft_type"], &config["r"], &config["lora_alpha"]),
+        (&"LORA".into(), &8.into(), &16.into())
+    );
+    let linears = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"];
+    assert_eq!(config["target_modules"], Value::from(linears.to_vec()));
+    let adapter = ModelReader::open(sandbox.path("lora/adapter/adapter_model.safetensors")).unwrap();
+    assert_eq!(adapter.names().len(), 4 * 7 * 2);
+    assert!(adapter.entry("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight").is_ok());
+
+    // One step more, of either: the same loss, but for the rounding of the merged weights.
+    let again = format!(
+        "{} --set train.steps=1 --set adapter.merge=false --set data.shuffle=false",
+        example(&sandbox, "again")
+    );
+    let adapter = format!("--set adapter.path={}", sandbox.path("lora/adapter").display());
+    let ran = fsdp(&sandbox, &format!("{again} {adapter}"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let merged = format!(
+        "{again} --set model.path={} --set run.out_dir={}",
+        sandbox.path("lora/model").display(),
+        sandbox.path("merged").display()
+    );
+    let ran = fsdp(&sandbox, &merged);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let loss = |out: &str| sandbox.column(out, "loss")[0];
+    assert!((loss("again") / loss("merged") - 1.0).abs() < 1e-5, "{} {}", loss("again"), loss("merged"));
+    assert!(!sandbox.path("again/model").exists(), "nothing is merged unasked");
+}
+
+#[test]
+fn the_example_keeps_every_promise() {
+    let sandbox = Sandbox::new();
+    base(&sandbox);
+    let args = example(&sandbox, "lora").replacen("train ", "verify ", 1);
+    for args in [format!("{args} --world-sizes 1,2"), format!("{args} --world-sizes 2 --shrink")] {
+        let ran = fsdp(&sandbox, &format!("{args} --set adapter.dropout=0.1"));
+        assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+        assert!(ran.stdout.contains("every promise was kept"), "{}", ran.stdout);
+    }
+}
+
+#[test]
+fn keys_that_contradict_an_adapter_are_refused_by_name() {
+    let sandbox = Sandbox::new();
+    for (change, named) in [
+        ("--set fsdp.frozen=['norm']", "`adapter` and `fsdp.frozen` exclude each other"),
+        (
+            "--set adapter.target_modules=every",
+            "`adapter.target_modules` is \"every\"; it must be \"all-linear\", or",
+        ),
+        ("--set adapter.ranks=2", "unknown key `adapter.ranks`; did you mean `adapter.rank`?"),
+        ("--set adapter.target_modules=['q_pro']", "did you mean `q_proj`?"),
+        ("--set adapter.merge=true", "random weights (model.init) are in no file"),
+    ] {
+        let ran = sandbox.fsdp(&format!("train run.toml --set adapter.rank=2 {change}"));
+        assert_eq!(ran.code, Some(2), "{change}: {}", ran.stderr);
+        assert!(ran.stderr.contains(named), "{change}: {}", ran.stderr);
+        assert!(!sandbox.path("out").exists(), "nothing is written");
+    }
+}

@@ -1,0 +1,88 @@
+//! Data of several formats and sources, as the binary reads it.
+
+use std::path::Path;
+
+use super::support::{Ran, Sandbox, folded};
+
+const MIXED: &str =
+    r#"--set data.train=[] --set data.source=[{path="data.txt",weight=3},{path="more.jsonl"}]"#;
+
+/// With lines of JSON beside the text.
+fn sandbox() -> Sandbox {
+    let sandbox = Sandbox::new();
+    let line = |index: usize| format!("{{\"id\": {index}, \"text\": \"line {index} of more text\"}}\n");
+    sandbox.write("more.jsonl", (0..9).map(line).collect::<String>());
+    sandbox
+}
+
+#[test]
+fn the_parquet_example_trains() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let sandbox = Sandbox::new();
+    let out = format!("run.out_dir=\"{}\"", sandbox.path("out").display());
+    let mut command = sandbox.command();
+    command.current_dir(root).args([
+        "train",
+        "examples/parquet.toml",
+        "--set",
+        "train.steps=2",
+        "--set",
+        &out,
+    ]);
+    command.args([
+        "--set",
+        "data.eval_batches=1",
+        "--set",
+        "train.global_batch_size=4",
+        "--set",
+        "data.seq_len=32",
+    ]);
+    let ran = Ran::of(command.output().unwrap());
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("75.00 %") && ran.stderr.contains("handbook/data/train-*.parquet"),
+        "{}",
+        ran.stderr
+    );
+    assert!(sandbox.column("out", "loss").iter().all(|loss| *loss > 4.0 && *loss < 7.0));
+}
+
+#[test]
+fn a_mix_says_its_sources_and_goes_on_as_if_it_had_not_stopped() {
+    let sandbox = sandbox();
+    let whole = sandbox.succeed(&format!("train run.toml {MIXED} --set train.steps=4"));
+    let said = "sources of data.train: each begins its next epoch when it is exhausted";
+    assert!(whole.stderr.contains(said) && whole.stderr.contains("25.00 %"), "{}", whole.stderr);
+    let half = format!("train run.toml {MIXED} --set checkpoint.every=2 --set run.out_dir=half");
+    sandbox.succeed(&format!("{half} --set train.steps=2"));
+    sandbox.succeed(&format!("{half} --set train.steps=4 --set run.ranks=1 --resume"));
+    assert_eq!(sandbox.column("half", "loss"), sandbox.column("out", "loss"));
+
+    let other = half.replace("weight=3", "weight=2");
+    let refused = sandbox.fsdp(&format!("{other} --set train.steps=5 --resume"));
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(folded(&refused.stderr).contains("content of data.train"), "{}", refused.stderr);
+}
+
+#[test]
+fn paths_and_sources_exclude_each_other() {
+    let sandbox = sandbox();
+    let both = sandbox
+        .fsdp(&format!("train run.toml {}", MIXED.replace("data.train=[]", "data.train=[\"data.txt\"]")));
+    assert_eq!(both.code, Some(2));
+    assert!(
+        folded(&both.stderr).contains("`data.train` and `data.source` exclude each other"),
+        "{}",
+        both.stderr
+    );
+}
+
+#[test]
+fn a_schedule_needs_no_data_and_says_what_is_missing() {
+    let sandbox = Sandbox::new();
+    let ran =
+        sandbox.succeed("schedule run.toml --set data.train=[\"data.txt\",\"books\",\"none-*.parquet\"]");
+    let expected = "warning: books of [data] is not there; a schedule does not need it, but a run does\n\
+                    warning: none-*.parquet of [data] is not there; a schedule does not need it, but a run does\n";
+    assert_eq!(ran.stderr, expected);
+}

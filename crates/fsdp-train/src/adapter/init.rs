@@ -1,0 +1,140 @@
+//! What a model with adapters begins with: a frozen base, and adapters that are new or come from PEFT's files.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use fsdp_ckpt::digest::{Digest, DigestKind};
+use fsdp_ckpt::model_files::ModelReader;
+use fsdp_ckpt::safetensors::TensorType;
+use fsdp_ckpt::training::ModelWeights;
+use fsdp_core::engine::Origin;
+use fsdp_core::model::{ModelSpec, ParamSpec};
+use fsdp_core::update::Piece;
+use fsdp_nn::Init;
+use fsdp_nn::layer::Description;
+use rayon::prelude::*;
+
+use super::peft::{self, ADAPTER_FILE, PeftConfig};
+use crate::config::Resolved;
+use crate::error::TrainError;
+use crate::init::{InitSource, check_pretrained, stored_name};
+
+/// Elements of a base that one core reads at a time.
+const PART_ELEMS: usize = 1 << 19;
+
+/// Where the parameters of an adapted model come from.
+#[derive(Debug)]
+pub struct AdaptedInit {
+    base: InitSource,
+    /// Stands for the weights of the base, if they are read.
+    base_digest: Option<String>,
+    /// Adapters that were trained before.
+    adapter: Option<ModelReader>,
+    /// How new ones start.
+    seed: u64,
+    init: Vec<Init>,
+    /// Parameters from this one on are of adapters.
+    first_added: usize,
+}
+
+impl AdaptedInit {
+    /// The source of a model that the run file's adapter was put into, and of its base.
+    ///
+    /// # Errors
+    /// [`TrainError::Checkpoint`], [`TrainError::Adapter`]: a base or an adapter that can not be read, or that is another than
+    /// the run file says.
+    pub fn open(config: &Resolved, description: &Description, base: InitSource) -> Result<Self, TrainError> {
+        let first_added = description.spec.params.len() - 2 * description.adapters.len();
+        let base_digest = match &base {
+            InitSource::Pretrained(reader) => {
+                let params = &description.spec.params[..first_added];
+                check_pretrained(reader, params)?;
+                Some(digest(reader, params)?)
+            }
+            _ => None,
+        };
+        let path = config.adapter.as_ref().and_then(|adapter| Some((adapter, adapter.path.as_deref()?)));
+        let adapter = match path {
+            None => None,
+            Some((adapter, path)) => {
+                PeftConfig::read(Path::new(path))?.expect(adapter)?;
+                Some(ModelReader::open(Path::new(path).join(ADAPTER_FILE))?)
+            }
+        };
+        let (seed, init) = (config.model.seed, description.init.clone());
+        Ok(Self { base, base_digest, adapter, seed, init, first_added })
+    }
+
+    pub(crate) fn base(&self) -> &InitSource {
+        &self.base
+    }
+
+    pub(crate) fn origin(&self) -> Origin {
+        if self.adapter.is_some() { Origin::Read } else { self.base.origin() }
+    }
+
+    pub(crate) fn base_digest(&self) -> Option<&str> {
+        self.base_digest.as_deref()
+    }
+
+    pub(crate) fn fill(&self, spec: &ModelSpec, piece: &Piece, values: &mut [f64]) -> Result<(), TrainError> {
+        let (id, param) = (piece.param.0, spec.param(piece.param));
+        match &self.adapter {
+            Some(reader) if param.trainable => {
+                let name = peft::names(param).next().expect("a parameter has a name");
+                let first = piece.param_offset / piece.row_len;
+                reader.read_rows_f64(&name, first..first + piece.len / piece.row_len, values)?;
+            }
+            _ if id >= self.first_added => {
+                self.init[id].fill_f64(self.seed, &param.fqn, piece.param_offset, values);
+            }
+            _ => self.base.fill(spec, piece, values)?,
+        }
+        Ok(())
+    }
+
+    /// Checks that the adapter has what the model has, and nothing else; the base was checked when it was opened.
+    pub(crate) fn check(&self, spec: &ModelSpec) -> Result<(), TrainError> {
+        let Some(adapter) = &self.adapter else { return Ok(()) };
+        let trained = spec.params.iter().filter(|param| param.trainable);
+        let expected =
+            trained.flat_map(|param| peft::names(param).map(move |name| (name, param.shape.as_slice())));
+        Ok(adapter.check_tensors(expected, |_| false, TensorType::is_convertible)?)
+    }
+}
+
+impl InitSource {
+    /// The source of a model that the run file's adapter was put into, if it has one, with this one for its base.
+    ///
+    /// # Errors
+    /// As [`AdaptedInit::open`].
+    pub fn adapted(self, config: &Resolved, description: &Description) -> Result<Self, TrainError> {
+        match &config.adapter {
+            None => Ok(self),
+            Some(_) => Ok(InitSource::Adapted(Arc::new(AdaptedInit::open(config, description, self)?))),
+        }
+    }
+}
+
+/// CRC-64 of the values of all parameters in their order, each as eight little-endian bytes, so that it is the same in every
+/// format of files.
+fn digest(reader: &ModelWeights, params: &[ParamSpec]) -> Result<String, TrainError> {
+    let mut parts = Vec::new();
+    for param in params {
+        let rows = param.shape.first().copied().unwrap_or(1);
+        let row_len = param.shape.iter().skip(1).product::<usize>();
+        let block = (PART_ELEMS / row_len.max(1)).max(1);
+        let blocks = (0..rows).step_by(block).map(|first| first..rows.min(first + block));
+        parts.extend(blocks.map(|rows| (stored_name(reader, param), rows.len() * row_len, rows)));
+    }
+    let digests = parts.into_par_iter().map(|(name, len, rows)| -> Result<(Digest, u64), TrainError> {
+        let mut values = vec![0.0; len];
+        reader.read_rows_f64(name, rows, &mut values)?;
+        let bytes: Vec<u8> = values.into_iter().flat_map(f64::to_le_bytes).collect();
+        Ok((DigestKind::Crc64.of(&bytes), bytes.len() as u64))
+    });
+    let digests = digests.collect::<Result<Vec<_>, _>>()?;
+    let total =
+        digests.into_iter().fold(DigestKind::Crc64.empty(), |total, (part, len)| total.then(part, len));
+    Ok(total.to_string())
+}

@@ -1,0 +1,205 @@
+//! Adapters as PEFT keeps them: `adapter_config.json`, and `adapter_model.safetensors` whose tensors are called
+//! `base_model.model.<name in the model>`. Held to PEFT 0.21.
+
+use std::path::{Path, PathBuf};
+
+use fsdp_core::model::{ModelSpec, ParamSpec};
+use fsdp_nn::layer::Description;
+use fsdp_nn::op::Orientation;
+use serde_json::{Map, Value, json};
+
+use super::{is_called, last_part, params_of};
+use crate::config::{AdapterConfig, ConfigError, Resolved, Targets};
+use crate::error::TrainError;
+use crate::input_file::{self, CONFIG_BYTES_MAX};
+
+/// The file of the weights.
+pub const ADAPTER_FILE: &str = "adapter_model.safetensors";
+
+/// The file that says what they are.
+pub const CONFIG_FILE: &str = "adapter_config.json";
+
+/// What is put in front of names.
+const PREFIX: &str = "base_model.model.";
+
+/// Keys whose values change nothing here: what they say is in the tensors, or is compared.
+const HARMLESS: [&str; 20] = [
+    "auto_mapping",
+    "base_model_name_or_path",
+    "exclude_modules",
+    "fan_in_fan_out",
+    "inference_mode",
+    "layers_pattern",
+    "layers_to_transform",
+    "lora_alpha",
+    "lora_dropout",
+    "megatron_core",
+    "modules_to_save",
+    "peft_type",
+    "peft_version",
+    "qalora_group_size",
+    "r",
+    "revision",
+    "runtime_config",
+    "target_modules",
+    "task_type",
+    "use_rslora",
+];
+
+/// The names of a trained parameter: one for each name that the model has for it.
+pub(crate) fn names(param: &ParamSpec) -> impl Iterator<Item = String> + '_ {
+    std::iter::once(&param.fqn).chain(&param.aliases).map(|name| format!("{PREFIX}{name}"))
+}
+
+/// The `adapter_config.json` of an adapter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PeftConfig {
+    path: PathBuf,
+    /// `r`.
+    pub rank: usize,
+    /// `lora_alpha`.
+    pub alpha: f64,
+    /// `use_rslora`.
+    pub rslora: bool,
+}
+
+impl PeftConfig {
+    /// Reads that of the directory of an adapter.
+    ///
+    /// # Errors
+    /// [`TrainError::Config`] if it can not be read, [`TrainError::Adapter`] for something else than LoRA as it is trained here.
+    pub fn read(dir: &Path) -> Result<Self, TrainError> {
+        let path = dir.join(CONFIG_FILE);
+        let text = input_file::read_text(&path, CONFIG_BYTES_MAX)
+            .map_err(|source| ConfigError::Read { file: path.clone(), source })?;
+        let parsed = serde_json::from_str::<Map<String, Value>>(&text);
+        let fields = parsed.map_err(|error| failed(&path, format!("not a JSON object: {error}")))?;
+        expect_lora(&fields).map_err(|what| failed(&path, what))?;
+        let missing = |key: &str| failed(&path, format!("`{key}` is missing or not a number"));
+        let rank = fields.get("r").and_then(Value::as_u64).ok_or_else(|| missing("r"))?;
+        let alpha = fields.get("lora_alpha").and_then(Value::as_f64).ok_or_else(|| missing("lora_alpha"))?;
+        let rslora = fields.get("use_rslora").and_then(Value::as_bool).unwrap_or(false);
+        Ok(Self { rank: usize::try_from(rank).unwrap_or(usize::MAX), alpha, rslora, path })
+    }
+
+    /// That the run file says the same of the adapter that it begins with.
+    ///
+    /// # Errors
+    /// [`TrainError::Adapter`].
+    pub(crate) fn expect(&self, adapter: &AdapterConfig) -> Result<(), TrainError> {
+        let pairs = [
+            ("rank", "r", self.rank.to_string(), adapter.rank.to_string()),
+            ("alpha", "lora_alpha", self.alpha.to_string(), adapter.alpha.to_string()),
+            ("rslora", "use_rslora", self.rslora.to_string(), adapter.rslora.to_string()),
+        ];
+        let Some((ours, theirs, found, given)) =
+            pairs.into_iter().find(|(_, _, found, given)| found != given)
+        else {
+            return Ok(());
+        };
+        let what = format!(
+            "`{theirs}` is {found}, but adapter.{ours} of the run file is {given}; set that to {found}"
+        );
+        Err(failed(&self.path, what))
+    }
+}
+
+fn failed(path: &Path, what: String) -> TrainError {
+    TrainError::Adapter { path: path.to_owned(), what }
+}
+
+/// That the fields describe a LoRA that is trained here: whatever is set beside it changes what is computed.
+fn expect_lora(fields: &Map<String, Value>) -> Result<(), String> {
+    let kind = fields.get("peft_type").and_then(Value::as_str).unwrap_or_default();
+    if kind != "LORA" {
+        return Err(format!("peft_type is \"{kind}\", and only \"LORA\" is supported"));
+    }
+    for (key, value) in fields {
+        let is_unset = match value {
+            Value::Null | Value::Bool(false) => true,
+            Value::Object(entries) => entries.is_empty(),
+            Value::Array(items) => items.is_empty(),
+            _ => false,
+        };
+        let is_plain = match key.as_str() {
+            "bias" => value == "none",
+            // How it began does not matter, unless the base was changed for it.
+            "init_lora_weights" => *value == true || value == "gaussian",
+            key => HARMLESS.contains(&key),
+        };
+        if !is_unset && !is_plain {
+            return Err(format!("`{key}` is {value}, which is not supported: only plain LoRA is"));
+        }
+    }
+    Ok(())
+}
+
+/// The text of `adapter_config.json` for the adapters of a run.
+///
+/// # Panics
+/// When the run file has no adapter.
+pub(crate) fn config_json(config: &Resolved, description: &Description) -> String {
+    let adapter = config.adapter.as_ref().expect("an adapter is exported");
+    let spec = &description.spec;
+    let is_transposed = description.linears.iter().any(|(_, layer)| layer.orientation == Orientation::InOut);
+    let fields = json!({
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": config.model.path,
+        "r": adapter.rank,
+        "lora_alpha": number(adapter.alpha),
+        "lora_dropout": adapter.dropout,
+        "target_modules": target_modules(description, &adapter.target_modules),
+        "modules_to_save": saved_modules(spec, &adapter.modules_to_save),
+        "use_rslora": adapter.rslora,
+        "use_dora": false,
+        "bias": "none",
+        "fan_in_fan_out": is_transposed,
+        "init_lora_weights": true,
+        "inference_mode": true,
+    });
+    let mut text = serde_json::to_string_pretty(&fields).expect("plain values are JSON");
+    text.push('\n');
+    text
+}
+
+/// PEFT has whole numbers for `lora_alpha`.
+#[expect(clippy::cast_possible_truncation, reason = "it is whole and small")]
+fn number(alpha: f64) -> Value {
+    if alpha.fract() == 0.0 && alpha < 1e15 { json!(alpha as i64) } else { json!(alpha) }
+}
+
+/// Names that PEFT finds the adapted modules by: where all are, their last parts.
+fn target_modules(description: &Description, targets: &Targets) -> Vec<String> {
+    let mut names = match targets {
+        Targets::Named(names) => names.clone(),
+        Targets::AllLinear => {
+            let modules =
+                description.linears.iter().map(|(module, _)| &description.spec.modules[*module].fqn);
+            modules.map(|module| last_part(module).to_owned()).collect()
+        }
+    };
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// The modules that are saved whole, by their full names: PEFT takes any name that ends alike. Of tied ones all, because it
+/// gives each weights of its own.
+fn saved_modules(spec: &ModelSpec, names: &[String]) -> Option<Vec<String>> {
+    let mut saved = Vec::new();
+    for name in names {
+        for module in spec.modules.iter().filter(|module| is_called(&module.fqn, name)) {
+            saved.push(module.fqn.clone());
+            let params = params_of(spec, &module.fqn).map(|id| spec.param(id));
+            for param in params.filter(|param| !param.aliases.is_empty()) {
+                let uses = std::iter::once(&param.fqn).chain(&param.aliases);
+                let modules = uses.filter_map(|name| Some(name.rsplit_once('.')?.0));
+                saved.extend(modules.map(str::to_owned));
+            }
+        }
+    }
+    saved.sort();
+    saved.dedup();
+    (!saved.is_empty()).then_some(saved)
+}

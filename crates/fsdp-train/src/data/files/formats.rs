@@ -1,0 +1,218 @@
+//! What files hold, by `data.format` and by their names.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use super::DataFile;
+use crate::config::Format;
+use crate::data::error::DataError;
+use crate::data::tokens::Width;
+
+/// What a file holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::data) enum Kind {
+    /// A document of text.
+    Text,
+    /// Objects of JSON, one per line.
+    Jsonl,
+    /// Rows.
+    Parquet,
+    /// Token ids.
+    Tokens(Width),
+}
+
+/// How a file is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::data) enum Compression {
+    /// By gzip: `.gz`.
+    Gzip,
+    /// By zstd: `.zst`.
+    Zstd,
+}
+
+/// What a folder is searched for.
+pub(in crate::data) fn wanted(format: Format) -> &'static str {
+    match format {
+        Format::Auto => "files",
+        Format::Text => "UTF-8 text files",
+        Format::Jsonl => "*.jsonl files",
+        Format::Parquet => "*.parquet files",
+        Format::TokensU16 | Format::TokensU32 => "*.bin files",
+    }
+}
+
+/// A name in lower case: its last extension, that before a compression's, and the compression.
+struct Name {
+    extension: String,
+    compression: Option<Compression>,
+}
+
+impl Name {
+    fn of(path: &Path) -> Name {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+        let (rest, compression) = match name.rsplit_once('.') {
+            Some((rest, "gz")) => (rest, Some(Compression::Gzip)),
+            Some((rest, "zst")) => (rest, Some(Compression::Zstd)),
+            _ => (&*name, None),
+        };
+        let extension = rest.rsplit_once('.').map_or("", |(_, extension)| extension);
+        Name { extension: extension.to_owned(), compression }
+    }
+
+    /// What is a record format, whoever named it.
+    fn records(&self) -> Option<Kind> {
+        match (&*self.extension, self.compression) {
+            ("jsonl" | "ndjson", _) => Some(Kind::Jsonl),
+            ("parquet", None) => Some(Kind::Parquet),
+            _ => None,
+        }
+    }
+
+    /// Whether such files stand beside data and are none: descriptions of data sets.
+    fn is_companion(&self) -> bool {
+        matches!(&*self.extension, "" | "json" | "md" | "py" | "txt" | "yaml" | "yml")
+            && self.compression.is_none()
+    }
+}
+
+/// A file that the user named.
+///
+/// # Errors
+/// [`DataError::Malformed`]: its name does not say what it holds, or what it holds is not read in this form.
+pub(super) fn of_named(path: PathBuf, format: Format) -> Result<DataFile, DataError> {
+    let name = Name::of(&path);
+    let kind = match format {
+        Format::Auto => by_name(&name).map_err(|reason| refused(&path, &reason))?,
+        Format::Text => Kind::Text,
+        Format::Jsonl => Kind::Jsonl,
+        Format::Parquet => Kind::Parquet,
+        Format::TokensU16 => Kind::Tokens(Width::U16),
+        Format::TokensU32 => Kind::Tokens(Width::U32),
+    };
+    if name.compression.is_some() && matches!(kind, Kind::Parquet | Kind::Tokens(_)) {
+        return Err(refused(
+            &path,
+            "files of tokens and Parquet files are not read compressed; decompress it",
+        ));
+    }
+    Ok(DataFile { path, named: true, kind, compression: name.compression })
+}
+
+fn by_name(name: &Name) -> Result<Kind, String> {
+    if let Some(kind) = name.records() {
+        return Ok(kind);
+    }
+    let unclear = |which: &str| format!("its name does not say what it holds; set data.format to {which}");
+    match &*name.extension {
+        "json" => Err(unclear("\"jsonl\" or \"text\"")),
+        "bin" => Err(unclear("\"tokens-u16\" or \"tokens-u32\"")),
+        "arrow" => Err(format!("Arrow files are not read; {TO_PARQUET}")),
+        "parquet" => Err("Parquet files are not read compressed; decompress it".to_owned()),
+        _ => Ok(Kind::Text),
+    }
+}
+
+/// The way out for what `datasets` keeps for itself.
+const TO_PARQUET: &str =
+    "write it as Parquet: `datasets.load_from_disk(FOLDER).to_parquet(\"train.parquet\")`, for each split";
+
+/// Those of the files of a folder that are data.
+///
+/// # Errors
+/// [`DataError::Malformed`]: its files do not say what is data and what is not.
+pub(super) fn of_folder(
+    folder: &Path,
+    found: Vec<PathBuf>,
+    format: Format,
+) -> Result<Vec<DataFile>, DataError> {
+    let format = if format == Format::Auto { of_all(folder, &found)? } else { format };
+    let mut files = Vec::new();
+    for path in found {
+        let name = Name::of(&path);
+        if !name_is_of(&name, format) {
+            continue;
+        }
+        // Other archives in a folder of text are no text, or not that of a document.
+        let compression = name.compression.filter(|_| format != Format::Text || name.extension == "txt");
+        files.push(DataFile { named: false, compression, ..of_named(path, format)? });
+    }
+    Ok(files)
+}
+
+/// The format of a folder that nobody named.
+fn of_all(folder: &Path, found: &[PathBuf]) -> Result<Format, DataError> {
+    let is_saved = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| name == "state.json")
+            && found.iter().any(|other| Name::of(other).extension == "arrow")
+    };
+    if found.iter().any(is_saved) {
+        let reason = format!(
+            "it was written by `save_to_disk` of datasets, whose Arrow files are not read; {TO_PARQUET}"
+        );
+        return Err(refused(folder, &reason));
+    }
+    let names: Vec<Name> = found.iter().map(|path| Name::of(path)).collect();
+    let count = |kind: Kind| names.iter().filter(|name| name.records() == Some(kind)).count();
+    let others = names.iter().filter(|name| name.records().is_none() && !name.is_companion()).count();
+    let one_split = || expect_one_split(folder, found);
+    match (count(Kind::Parquet), count(Kind::Jsonl), others) {
+        (0, 0, _) => Ok(Format::Text),
+        (_, 0, 0) => one_split().map(|()| Format::Parquet),
+        (0, _, 0) => one_split().map(|()| Format::Jsonl),
+        (parquet, jsonl, others) => {
+            let reason = format!(
+                "it holds {parquet} Parquet files, {jsonl} files of JSON lines and {others} others; set data.format to what \
+                 is data"
+            );
+            Err(refused(folder, &reason))
+        }
+    }
+}
+
+/// Words in the names of files and folders that say which split of a data set is there, as Hugging Face reads them.
+const SPLITS: [(&str, &[&str]); 3] = [
+    ("train", &["train", "training"]),
+    ("validation", &["validation", "valid", "val", "dev"]),
+    ("test", &["test", "testing", "eval", "evaluation"]),
+];
+
+/// Nobody trains on what is to be evaluated on because both lie in one folder.
+fn expect_one_split(folder: &Path, found: &[PathBuf]) -> Result<(), DataError> {
+    let data = found.iter().filter(|path| Name::of(path).records().is_some());
+    let splits: BTreeSet<&str> = data.filter_map(|path| split(folder, path)).collect();
+    if splits.len() < 2 {
+        return Ok(());
+    }
+    let splits = Vec::from_iter(splits).join(", ");
+    let reason = format!(
+        "it holds the splits {splits}; name the files of one by a pattern, such as {}",
+        folder.join("**/train-*").display()
+    );
+    Err(refused(folder, &reason))
+}
+
+/// The split that the path of a file in a folder names, if it names one.
+fn split(folder: &Path, path: &Path) -> Option<&'static str> {
+    let inside = path.strip_prefix(folder).unwrap_or(path).to_string_lossy().to_lowercase();
+    let words: Vec<&str> = inside.split(|letter: char| !letter.is_alphanumeric()).collect();
+    let names = |(_, spellings): &&(&str, &[&str])| spellings.iter().any(|spelling| words.contains(spelling));
+    SPLITS.iter().find(names).map(|(split, _)| *split)
+}
+
+/// Whether a file in a folder of this format is data.
+pub(super) fn is_of(path: &Path, format: Format) -> bool {
+    name_is_of(&Name::of(path), format)
+}
+
+fn name_is_of(name: &Name, format: Format) -> bool {
+    match format {
+        Format::Auto | Format::Text => true,
+        Format::Jsonl => name.records() == Some(Kind::Jsonl),
+        Format::Parquet => name.records() == Some(Kind::Parquet),
+        Format::TokensU16 | Format::TokensU32 => name.extension == "bin" && name.compression.is_none(),
+    }
+}
+
+fn refused(path: &Path, reason: &str) -> DataError {
+    DataError::Malformed { file: path.to_owned(), reason: reason.to_owned() }
+}

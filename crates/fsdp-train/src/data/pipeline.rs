@@ -1,0 +1,140 @@
+//! From files to tokens, on all cores and in bounded memory.
+//!
+//! Files are read in *rounds* of some megabytes. While all threads make tokens of one round, the next is read; then the
+//! tokens are handed on in the order of the records. What a round holds depends on the files alone, so tokens, and which
+//! error is told, are the same whatever the number of threads; and there are never more than two rounds in memory.
+
+use rayon::prelude::*;
+
+use super::encoder::Encoder;
+use super::error::DataError;
+use super::files::DataFile;
+use super::progress::{Meter, Tokenizing};
+use super::record::Place;
+use super::source::{self, Batch, Batches, NoRecord};
+use super::text::Text;
+use crate::config::Malformed;
+
+/// What is read before it becomes tokens.
+const ROUND_BYTES: usize = 1 << 24;
+
+/// Batches of a round, however small they are: a file of its own each, in the worst case.
+const ROUND_BATCHES: usize = 1 << 12;
+
+/// The tokens of a batch.
+pub(super) struct Encoded {
+    /// The index of the file.
+    pub(super) file: usize,
+    /// Tokens of the documents, one after the other.
+    pub(super) ids: Vec<u32>,
+    /// Where each document ends.
+    pub(super) ends: Vec<usize>,
+    /// Records that were left out because they hold no document.
+    pub(super) skipped: u64,
+}
+
+/// Makes tokens of all records, and hands them on in order.
+///
+/// # Errors
+/// The first record that is wrong, or the first error of `write`.
+pub(super) fn run<E: From<DataError>>(
+    text: &Text<'_>,
+    mut write: impl FnMut(Encoded) -> Result<(), E>,
+) -> Result<(), E> {
+    let all_bytes =
+        text.files.iter().filter_map(|file| file.path.metadata().ok()).map(|found| found.len()).sum();
+    let mut told = Tokenizing { read_bytes: 0, all_bytes, documents: 0, tokens: 0, is_done: false };
+    let mut reader = Reader::new(text);
+    let mut round = reader.round()?;
+    while !round.is_empty() {
+        let encode = |batch| encoded(text, batch);
+        let all = || round.into_par_iter().map(encode).collect::<Vec<_>>();
+        let (encoded, next) = rayon::join(all, || reader.round());
+        for batch in encoded {
+            let batch = batch?;
+            told.documents += batch.ends.len() as u64;
+            told.tokens += batch.ids.len() as u64;
+            write(batch)?;
+        }
+        round = next?;
+        told.read_bytes = reader.meter.total();
+        text.watch.tell(told);
+    }
+    text.watch.tell(Tokenizing { is_done: true, ..told });
+    Ok(())
+}
+
+/// Reads files one after the other.
+struct Reader<'a> {
+    files: &'a [DataFile],
+    encoder: &'a Encoder<'a>,
+    /// The next file.
+    next: usize,
+    /// The rest of the one before.
+    open: Option<Batches>,
+    meter: Meter,
+}
+
+impl<'a> Reader<'a> {
+    fn new(text: &'a Text<'_>) -> Reader<'a> {
+        Reader { files: text.files, encoder: &text.encoder, next: 0, open: None, meter: Meter::default() }
+    }
+
+    /// The batches of the next round; none at the end.
+    fn round(&mut self) -> Result<Vec<Batch>, DataError> {
+        let (mut round, mut bytes) = (Vec::new(), 0);
+        while bytes < ROUND_BYTES && round.len() < ROUND_BATCHES {
+            let Some(batch) = self.batch()? else { break };
+            bytes += batch.len_bytes();
+            round.push(batch);
+        }
+        Ok(round)
+    }
+
+    fn batch(&mut self) -> Result<Option<Batch>, DataError> {
+        loop {
+            if let Some(batch) = self.open.as_mut().and_then(Iterator::next) {
+                return batch.map(Some);
+            }
+            let Some(file) = self.files.get(self.next) else { return Ok(None) };
+            self.open = Some(source::open(self.next, file, &self.encoder.fields, &self.meter)?);
+            self.next += 1;
+        }
+    }
+}
+
+/// The tokens of a batch.
+fn encoded(text: &Text<'_>, batch: Batch) -> Result<Encoded, DataError> {
+    let file = &text.files[batch.file];
+    let mut out = Encoded { file: batch.file, ids: Vec::new(), ends: Vec::new(), skipped: 0 };
+    let mut failed = None;
+    batch.for_each(&text.encoder.fields, |(place, record)| {
+        let ids = record.and_then(|record| text.encoder.encode(record).map_err(NoRecord::Malformed));
+        match ids {
+            Ok(ids) => {
+                out.ids.extend_from_slice(&ids);
+                out.ends.push(out.ids.len());
+            }
+            // Files that are not UTF-8 lie in every folder of text; who names one means it.
+            Err(NoRecord::NotText(_)) if !file.named => {}
+            Err(_) if text.malformed == Malformed::Skip => out.skipped += 1,
+            Err(fault) if failed.is_none() => failed = Some(malformed(file, place, &fault)),
+            Err(_) => {}
+        }
+    });
+    failed.map_or(Ok(out), Err)
+}
+
+fn malformed(file: &DataFile, place: Place, fault: &NoRecord) -> DataError {
+    let reason = match fault {
+        NoRecord::NotText(byte) => {
+            format!("it is not UTF-8 text (byte {byte}); convert it, or choose another data.format")
+        }
+        NoRecord::Malformed(reason) if place == Place::Whole => reason.clone(),
+        NoRecord::Malformed(reason) => format!("{place}: {reason}"),
+    };
+    DataError::Malformed { file: file.path.clone(), reason }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,96 @@
+use std::fs;
+use std::sync::Mutex;
+
+use rayon::ThreadPoolBuilder;
+
+use super::*;
+use crate::data::encoder::Encoder;
+use crate::data::files::{DataFile, Kind};
+use crate::data::progress::Watch;
+use crate::data::record::Fields;
+use crate::data::tokenizer::Tokenizer;
+
+/// Tokens of a text, as its documents, with this many threads.
+fn documents(text: &Text<'_>, threads: usize) -> Result<Vec<(usize, Vec<u32>)>, DataError> {
+    let mut documents = Vec::new();
+    let mut write = |batch: Encoded| -> Result<(), DataError> {
+        let mut start = 0;
+        for end in batch.ends {
+            documents.push((batch.file, batch.ids[start..end].to_vec()));
+            start = end;
+        }
+        Ok(())
+    };
+    let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    // What is written is written by one thread, outside of the pool.
+    let mut encoded = Vec::new();
+    let outcome = pool.install(|| {
+        run(text, |batch| -> Result<(), DataError> {
+            encoded.push(batch);
+            Ok(())
+        })
+    });
+    encoded.into_iter().try_for_each(&mut write)?;
+    outcome.map(|()| documents)
+}
+
+#[test]
+fn documents_come_in_their_order_and_progress_ends_at_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    // Several rounds, one of them of a single line.
+    let mut lines: Vec<String> =
+        (0..40_000).map(|index| format!("{index} {}", "x".repeat(index % 900))).collect();
+    lines.push("y".repeat(ROUND_BYTES + 7));
+    lines.push(String::new());
+    let body: String = lines.iter().map(|text| format!("{{\"text\": \"{text}\"}}\n")).collect();
+    let mut files = Vec::new();
+    for name in ["a.jsonl", "b.jsonl"] {
+        let path = dir.path().join(name);
+        fs::write(&path, &body).unwrap();
+        files.push(DataFile { path, named: true, kind: Kind::Jsonl, compression: None });
+    }
+    let tokenizer = Tokenizer::load("bytes").unwrap();
+    let told = Mutex::new(Vec::new());
+    let watch = |now: Tokenizing| told.lock().unwrap().push(now);
+    let text = Text {
+        files: &files,
+        encoder: Encoder { tokenizer: &tokenizer, fields: Fields::new(None) },
+        malformed: Malformed::Error,
+        watch: &Watch::new(&watch),
+    };
+    let expected: Vec<(usize, Vec<u32>)> = (0..2)
+        .flat_map(|file| lines.iter().map(move |text| (file, text.bytes().map(u32::from).collect())))
+        .collect();
+    for threads in [1, 3] {
+        assert!(documents(&text, threads).unwrap() == expected, "{threads} threads");
+    }
+    let told = told.into_inner().unwrap();
+    let last = told.last().unwrap();
+    let tokens = expected.iter().map(|(_, ids)| ids.len() as u64).sum();
+    let all_bytes = 2 * body.len() as u64;
+    assert_eq!(
+        *last,
+        Tokenizing { read_bytes: all_bytes, all_bytes, documents: 80_004, tokens, is_done: true }
+    );
+    assert!(told.len() > 8, "{} reports", told.len());
+}
+
+#[test]
+fn the_first_error_is_told_whatever_the_number_of_threads() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.jsonl");
+    let line = |index: usize| if index % 30_000 == 29_999 { "no JSON" } else { "{\"text\": \"abcdefgh\"}" };
+    fs::write(&path, (0..100_000).map(|index| format!("{}\n", line(index))).collect::<String>()).unwrap();
+    let tokenizer = Tokenizer::load("bytes").unwrap();
+    let files = [DataFile { path, named: true, kind: Kind::Jsonl, compression: None }];
+    let text = Text {
+        files: &files,
+        encoder: Encoder { tokenizer: &tokenizer, fields: Fields::new(None) },
+        malformed: Malformed::Error,
+        watch: &Watch::NOBODY,
+    };
+    for threads in [1, 2, 5] {
+        let message = documents(&text, threads).unwrap_err().to_string();
+        assert!(message.contains("line 30000: "), "{message}");
+    }
+}

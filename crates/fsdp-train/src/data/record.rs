@@ -1,0 +1,146 @@
+//! Records: what a source yields, whatever its format, before it becomes tokens.
+
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
+use serde_json::{Map, Value};
+
+/// One document, as a source has it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Record {
+    /// A text.
+    Text(String),
+    /// Token ids.
+    Tokens(Vec<u32>),
+    /// The fields of an object, of those that [`Fields`] asks for, in the order of the source.
+    Object(Map<String, Value>),
+}
+
+/// Where a record stands in its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// It is all of the file.
+    Whole,
+    /// A line, from 1.
+    Line(u64),
+    /// A row of a row group, both from 0.
+    Row {
+        /// The row group.
+        group: usize,
+        /// The row in it.
+        row: u64,
+    },
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Whole => write!(f, "the whole file"),
+            Place::Line(line) => write!(f, "line {line}"),
+            Place::Row { group, row } => write!(f, "row group {group}, row {row}"),
+        }
+    }
+}
+
+/// Names of fields that mean something without being named by `data.column`, in the order of preference.
+const KNOWN: [&str; 2] = ["text", "input_ids"];
+
+/// Which fields of an object are its document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Fields {
+    /// The value of `data.column`.
+    column: Option<String>,
+}
+
+impl Fields {
+    /// The field that `data.column` names, or those known.
+    pub(super) fn new(column: Option<&str>) -> Fields {
+        Fields { column: column.map(str::to_owned) }
+    }
+
+    /// The field to read among those that there are.
+    ///
+    /// # Errors
+    /// What there is instead.
+    pub(super) fn choose<'n>(&self, names: &[&'n str]) -> Result<&'n str, String> {
+        let has = |wanted: &str| names.iter().copied().find(|name| *name == wanted);
+        let found = match &self.column {
+            Some(column) => has(column),
+            None => KNOWN.iter().find_map(|known| has(known)),
+        };
+        found.ok_or_else(|| {
+            let there = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+            match &self.column {
+                Some(column) => {
+                    format!("there is no \"{column}\", which data.column names; there are: {there}")
+                }
+                None => format!(
+                    "there is no \"text\" and no \"input_ids\"; name one of these by data.column: {there}"
+                ),
+            }
+        })
+    }
+
+    fn wants(&self, name: &str) -> bool {
+        self.column.as_ref().map_or_else(|| KNOWN.contains(&name), |column| column == name)
+    }
+
+    /// The fields of a JSON object, without those that nobody asks for.
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub(super) fn parse(&self, json: &[u8]) -> Result<Record, String> {
+        let mut parser = serde_json::Deserializer::from_slice(json);
+        let parsed = Wanted(self).deserialize(&mut parser).and_then(|object| parser.end().map(|()| object));
+        let object = parsed.map_err(|fault| self.explain(&fault))?;
+        if object.is_empty() {
+            // Who is missing a field wants to know which ones there are.
+            let all: Map<String, Value> =
+                serde_json::from_slice(json).map_err(|fault| self.explain(&fault))?;
+            self.choose(&all.keys().map(String::as_str).collect::<Vec<_>>())?;
+        }
+        Ok(Record::Object(object))
+    }
+
+    fn explain(&self, fault: &serde_json::Error) -> String {
+        let column = self.column.as_deref().unwrap_or(KNOWN[0]);
+        format!("{fault}; every line must be an object with a string or token ids under \"{column}\"")
+    }
+}
+
+/// Reads an object, and keeps what [`Fields`] asks for.
+struct Wanted<'a>(&'a Fields);
+
+impl<'de> DeserializeSeed<'de> for Wanted<'_> {
+    type Value = Map<String, Value>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Wanted<'_> {
+    type Value = Map<String, Value>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Self::Value, A::Error> {
+        let mut object = Map::new();
+        while let Some(name) = access.next_key::<String>()? {
+            if !self.0.wants(&name) {
+                access.next_value::<IgnoredAny>()?;
+            } else if object.contains_key(&name) {
+                return Err(A::Error::custom(format_args!("duplicate field `{name}`")));
+            } else {
+                let value = access.next_value()?;
+                object.insert(name, value);
+            }
+        }
+        Ok(object)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,56 @@
+use serde_json::json;
+
+use super::*;
+
+fn parse(column: Option<&str>, text: &str) -> Result<Record, String> {
+    Fields::new(column).parse(text.as_bytes())
+}
+
+#[test]
+fn only_what_is_asked_for_is_kept_of_an_object() {
+    let line = r#"{"id": 7, "text": "a", "input_ids": [1], "meta": {"text": ["b"]}}"#;
+    let kept = |column, expected: Value| {
+        assert_eq!(Value::Object(object(parse(column, line).unwrap())), expected);
+    };
+    kept(None, json!({"text": "a", "input_ids": [1]}));
+    kept(Some("id"), json!({"id": 7}));
+    kept(Some("meta"), json!({"meta": {"text": ["b"]}}));
+}
+
+fn object(record: Record) -> Map<String, Value> {
+    match record {
+        Record::Object(object) => object,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn text_comes_before_ids_and_a_named_column_before_both() {
+    let names = ["id", "input_ids", "text"];
+    assert_eq!(Fields::new(None).choose(&names), Ok("text"));
+    assert_eq!(Fields::new(None).choose(&names[..2]), Ok("input_ids"));
+    assert_eq!(Fields::new(Some("id")).choose(&names), Ok("id"));
+}
+
+#[test]
+fn what_is_missing_is_told_with_what_there_is() {
+    for (column, line, fragments) in [
+        (None, r#"{"content": "a", "id": 1}"#, ["there is no \"text\"", "content, id"]),
+        (
+            Some("body"),
+            r#"{"text": "a"}"#,
+            ["there is no \"body\", which data.column names", "there are: text"],
+        ),
+        (None, "{}", ["there is no \"text\"", "none"]),
+        (None, "[1]", ["expected an object", "every line must be an object"]),
+        (None, "{\"text\": \"a\"", ["EOF", "under \"text\""]),
+        (Some("body"), "{\"body\": 1} {}", ["trailing characters", "under \"body\""]),
+        (None, r#"{"text": "a", "text": "b"}"#, ["duplicate field `text`", "under \"text\""]),
+        (None, "{\"text\": \"\u{1}\"}", ["control character", "under \"text\""]),
+    ] {
+        let fault = parse(column, line).unwrap_err();
+        for fragment in fragments {
+            assert!(fault.contains(fragment), "`{fragment}` is not in `{fault}`");
+        }
+    }
+}

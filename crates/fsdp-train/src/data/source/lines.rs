@@ -1,0 +1,66 @@
+//! JSON lines: blocks of whole lines, which workers take apart.
+
+use std::io::{self, BufRead, Read};
+
+use super::{BATCH_BYTES, Batch, Batches, Content, RECORD_BYTES_MAX, compressed};
+use crate::data::error::DataError;
+use crate::data::files::DataFile;
+use crate::data::progress::Meter;
+
+/// Batches of the lines of a file.
+///
+/// # Errors
+/// [`DataError::Read`].
+pub(super) fn open(index: usize, file: &DataFile, meter: &Meter) -> Result<Batches, DataError> {
+    let content = compressed::open(file, meter)?;
+    Ok(Box::new(Lines { index, file: file.clone(), content, line: 1, read_bytes: 0 }))
+}
+
+struct Lines {
+    index: usize,
+    file: DataFile,
+    content: Box<dyn BufRead + Send>,
+    /// The number of the next line.
+    line: u64,
+    /// What was read before it.
+    read_bytes: u64,
+}
+
+impl Lines {
+    /// Whole lines, until they fill a batch; none at the end.
+    fn read(&mut self) -> Result<Option<Batch>, DataError> {
+        let (mut bytes, first) = (Vec::new(), self.line);
+        while bytes.len() < BATCH_BYTES {
+            let before = bytes.len();
+            let read = read_line(&mut self.content, &mut bytes);
+            self.read_bytes += (bytes.len() - before) as u64;
+            read.map_err(|source| compressed::failed(&self.file, self.read_bytes, source))?;
+            let len_bytes = bytes.len() - before;
+            if len_bytes == 0 {
+                break;
+            }
+            if len_bytes as u64 > RECORD_BYTES_MAX {
+                let reason = format!(
+                    "line {} has more than {RECORD_BYTES_MAX} bytes, the most that a line may have",
+                    self.line
+                );
+                return Err(DataError::Malformed { file: self.file.path.clone(), reason });
+            }
+            self.line += 1;
+        }
+        let content = Content::Lines { first, bytes };
+        Ok((self.line > first).then_some(Batch { file: self.index, content }))
+    }
+}
+
+fn read_line(content: &mut impl BufRead, bytes: &mut Vec<u8>) -> io::Result<usize> {
+    content.take(RECORD_BYTES_MAX + 1).read_until(b'\n', bytes)
+}
+
+impl Iterator for Lines {
+    type Item = Result<Batch, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.read().transpose()
+    }
+}

@@ -1,0 +1,108 @@
+//! Where records come from: one file after the other, in batches that worker threads take apart.
+//!
+//! Reading and decompressing is one thread's work, in the order of the files. What costs time is left in the batches:
+//! parsing, checking of UTF-8, and (by the [encoder](super::encoder)) tokenizing.
+
+mod compressed;
+mod lines;
+mod parquet;
+mod whole;
+
+use super::error::DataError;
+use super::files::{DataFile, Kind};
+use super::progress::Meter;
+use super::record::{Fields, Place, Record};
+
+/// The longest line or compressed document. What is longer is no text that anybody trains on, but a damaged file, or one
+/// that was made to exhaust memory.
+const RECORD_BYTES_MAX: u64 = 1 << 30;
+
+/// Bytes of lines or rows from which a batch is full.
+const BATCH_BYTES: usize = 1 << 17;
+
+/// Some records of a file, in order.
+#[derive(Debug)]
+pub(super) struct Batch {
+    /// The index of the file.
+    pub(super) file: usize,
+    /// What was read.
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    /// A document that is a file.
+    Whole(Vec<u8>),
+    /// Lines of JSON, the first of which has this number.
+    Lines { first: u64, bytes: Vec<u8> },
+    /// Rows of a row group, the first of which has this number.
+    Rows { group: usize, first: u64, records: Vec<Result<Record, String>>, bytes: usize },
+}
+
+/// Why there is no record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum NoRecord {
+    /// The file is not UTF-8, from this byte on.
+    NotText(usize),
+    /// The record is not what it should be, in words.
+    Malformed(String),
+}
+
+/// A record or what is wrong with it, and where it stands.
+pub(super) type Found = (Place, Result<Record, NoRecord>);
+
+impl Batch {
+    /// The bytes that it holds.
+    pub(super) fn len_bytes(&self) -> usize {
+        match &self.content {
+            Content::Whole(bytes) | Content::Lines { bytes, .. } => bytes.len(),
+            Content::Rows { bytes, .. } => *bytes,
+        }
+    }
+
+    /// Its records, in order. Lines without text have none.
+    pub(super) fn for_each(self, fields: &Fields, mut found: impl FnMut(Found)) {
+        match self.content {
+            Content::Whole(bytes) => {
+                let text = String::from_utf8(bytes).map(Record::Text);
+                let not_text = |fault: std::string::FromUtf8Error| fault.utf8_error().valid_up_to();
+                found((Place::Whole, text.map_err(|fault| NoRecord::NotText(not_text(fault)))));
+            }
+            Content::Lines { first, bytes } => {
+                let lines = bytes.split(|&byte| byte == b'\n').zip(first..);
+                for (line, number) in lines.filter(|(line, _)| !line.trim_ascii().is_empty()) {
+                    found((Place::Line(number), fields.parse(line).map_err(NoRecord::Malformed)));
+                }
+            }
+            Content::Rows { group, first, records, .. } => {
+                for (record, row) in records.into_iter().zip(first..) {
+                    found((Place::Row { group, row }, record.map_err(NoRecord::Malformed)));
+                }
+            }
+        }
+    }
+}
+
+/// Batches of a file.
+pub(super) type Batches = Box<dyn Iterator<Item = Result<Batch, DataError>> + Send>;
+
+/// Opens a file, whose bytes are counted while they are read.
+///
+/// # Errors
+/// [`DataError`]: it can not be read, is not what it should be, or has no such column.
+pub(super) fn open(
+    index: usize,
+    file: &DataFile,
+    fields: &Fields,
+    meter: &Meter,
+) -> Result<Batches, DataError> {
+    match file.kind {
+        Kind::Text => whole::open(index, file, meter),
+        Kind::Jsonl => lines::open(index, file, meter),
+        Kind::Parquet => parquet::open(index, file, fields, meter),
+        Kind::Tokens(_) => unreachable!("files of tokens are mapped"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

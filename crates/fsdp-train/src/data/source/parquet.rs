@@ -1,0 +1,192 @@
+//! Parquet: row group by row group, only the column that is asked for.
+
+use std::any::Any;
+use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use parquet::errors::ParquetError;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::reader::{ReaderIter, TreeBuilder};
+use parquet::record::{Field, Row};
+use parquet::schema::types::{SchemaDescPtr, SchemaDescriptor, Type};
+use serde_json::Map;
+
+use super::{BATCH_BYTES, Batch, Batches, Content};
+use crate::data::error::DataError;
+use crate::data::files::{self, DataFile};
+use crate::data::progress::Meter;
+use crate::data::record::{Fields, Record};
+use crate::input_file;
+
+/// Values that are decoded ahead: rows may be long.
+const VALUES_AHEAD: usize = 64;
+
+/// Rows after which a batch is full, however short they are.
+const BATCH_ROWS: usize = 1 << 12;
+
+/// Batches of the rows of a file.
+///
+/// # Errors
+/// [`DataError`]: it can not be read, is no Parquet file, or has no such column.
+pub(super) fn open(
+    index: usize,
+    file: &DataFile,
+    fields: &Fields,
+    meter: &Meter,
+) -> Result<Batches, DataError> {
+    let malformed = |reason: String| DataError::Malformed { file: file.path.clone(), reason };
+    let opened = input_file::open(&file.path).map_err(|source| files::unreadable(&file.path, source))?;
+    let reader = guarded(|| SerializedFileReader::new(opened))
+        .map_err(|fault| malformed(format!("it is no Parquet file, or a truncated one: {fault}")))?;
+    let root = reader.metadata().file_metadata().schema();
+    let names: Vec<&str> = root.get_fields().iter().map(|field| field.name()).collect();
+    let column = fields.choose(&names).map_err(|fault| malformed(format!("of its columns, {fault}")))?;
+    let schema = projection(root, column).map_err(|fault| malformed(fault.to_string()))?;
+    let (file, column, meter) = (file.clone(), column.to_owned(), meter.clone());
+    Ok(Box::new(Rows { index, file, meter, reader, schema, column, group: 0, row: 0, rows: None }))
+}
+
+/// The schema with one column.
+fn projection(root: &Type, column: &str) -> Result<SchemaDescPtr, ParquetError> {
+    let wanted = root.get_fields().iter().filter(|field| field.name() == column).cloned().collect();
+    let schema = Type::group_type_builder(root.name()).with_fields(wanted).build()?;
+    Ok(Arc::new(SchemaDescriptor::new(Arc::new(schema))))
+}
+
+struct Rows {
+    index: usize,
+    file: DataFile,
+    meter: Meter,
+    reader: SerializedFileReader<File>,
+    schema: SchemaDescPtr,
+    column: String,
+    /// The row group that is read.
+    group: usize,
+    /// The next row in it.
+    row: u64,
+    rows: Option<ReaderIter>,
+}
+
+impl Rows {
+    /// Rows of one row group, until they fill a batch; none at the end.
+    fn read(&mut self) -> Result<Option<Batch>, DataError> {
+        while self.group < self.reader.num_row_groups() {
+            let (first, mut records, mut bytes) = (self.row, Vec::new(), 0);
+            while bytes < BATCH_BYTES && records.len() < BATCH_ROWS {
+                let Some(row) = self.next_row()? else { break };
+                let record = record(row);
+                bytes += record.as_ref().map_or(0, len_bytes);
+                records.push(record);
+                self.row += 1;
+            }
+            if !records.is_empty() {
+                let content = Content::Rows { group: self.group, first, records, bytes };
+                return Ok(Some(Batch { file: self.index, content }));
+            }
+            // Other columns are not read; as far as the user is told, they are.
+            let bytes = self.reader.metadata().row_group(self.group).compressed_size();
+            self.meter.add(u64::try_from(bytes).unwrap_or(0));
+            (self.group, self.row, self.rows) = (self.group + 1, 0, None);
+        }
+        Ok(None)
+    }
+
+    fn next_row(&mut self) -> Result<Option<Row>, DataError> {
+        let (reader, group, schema) = (&self.reader, self.group, &self.schema);
+        let rows = &mut self.rows;
+        let row = guarded(|| {
+            if rows.is_none() {
+                let group = reader.get_row_group(group)?;
+                let builder = TreeBuilder::new().with_batch_size(VALUES_AHEAD);
+                *rows = Some(builder.as_iter(Arc::clone(schema), &*group)?);
+            }
+            rows.as_mut().and_then(Iterator::next).transpose()
+        });
+        row.map_err(|fault| {
+            let (row, column) = (self.row, &self.column);
+            let reason = format!(
+                "row group {group}, row {row}, column \"{column}\" can not be read: {fault}; is it damaged?"
+            );
+            DataError::Malformed { file: self.file.path.clone(), reason }
+        })
+    }
+}
+
+impl Iterator for Rows {
+    type Item = Result<Batch, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let read = self.read().transpose();
+        if matches!(read, Some(Err(_))) {
+            self.group = usize::MAX;
+        }
+        read
+    }
+}
+
+/// The record of a row with one column.
+fn record(row: Row) -> Result<Record, String> {
+    let mut fields = row.into_columns();
+    match fields.pop() {
+        Some((_, Field::Str(text))) => Ok(Record::Text(text)),
+        Some((name, Field::Bytes(bytes))) => {
+            let text = String::from_utf8(bytes.data().to_vec());
+            text.map(Record::Text).map_err(|fault| {
+                format!("column \"{name}\" is not UTF-8 text (byte {})", fault.utf8_error().valid_up_to())
+            })
+        }
+        Some((name, Field::ListInternal(list))) if list.elements().iter().all(is_id) => {
+            let ids = list.elements().iter().map(|item| id(item).ok_or(()));
+            let ids = ids.collect::<Result<Vec<u32>, ()>>();
+            ids.map(Record::Tokens).map_err(|()| {
+                format!(
+                    "column \"{name}\" holds a number that is no token id, an integer from 0 to 4294967294"
+                )
+            })
+        }
+        Some((name, field)) => Ok(Record::Object(Map::from_iter([(name, field.to_json_value())]))),
+        None => unreachable!("a column was chosen"),
+    }
+}
+
+fn is_id(field: &Field) -> bool {
+    use Field::{Byte, Int, Long, Short, UByte, UInt, ULong, UShort};
+    matches!(field, Byte(_) | Short(_) | Int(_) | Long(_) | UByte(_) | UShort(_) | UInt(_) | ULong(_))
+}
+
+/// A token id. The largest number of 32 bits marks targets that do not count.
+fn id(field: &Field) -> Option<u32> {
+    let id = match *field {
+        Field::Byte(id) => i64::from(id),
+        Field::Short(id) => i64::from(id),
+        Field::Int(id) => i64::from(id),
+        Field::Long(id) => id,
+        Field::UByte(id) => i64::from(id),
+        Field::UShort(id) => i64::from(id),
+        Field::UInt(id) => i64::from(id),
+        Field::ULong(id) => i64::try_from(id).ok()?,
+        _ => return None,
+    };
+    u32::try_from(id).ok().filter(|&id| id < u32::MAX)
+}
+
+/// About what a record takes in memory.
+fn len_bytes(record: &Record) -> usize {
+    match record {
+        Record::Text(text) => text.len(),
+        Record::Tokens(ids) => ids.len() * size_of::<u32>(),
+        Record::Object(object) => object.values().map(|value| value.to_string().len()).sum(),
+    }
+}
+
+/// Runs the library; a panic of it is an error.
+fn guarded<T>(run: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, String> {
+    let outcome = catch_unwind(AssertUnwindSafe(run)).map_err(|panic| message(&*panic))?;
+    outcome.map_err(|fault| fault.to_string())
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}

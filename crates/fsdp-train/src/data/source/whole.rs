@@ -1,0 +1,41 @@
+//! Text: the file is one document.
+
+use std::io::Read;
+use std::iter;
+
+use super::{Batch, Batches, Content, RECORD_BYTES_MAX, compressed};
+use crate::data::error::DataError;
+use crate::data::files::{self, DataFile};
+use crate::data::progress::Meter;
+use crate::input_file;
+
+/// The one document of a file.
+///
+/// # Errors
+/// [`DataError::Read`].
+pub(super) fn open(index: usize, file: &DataFile, meter: &Meter) -> Result<Batches, DataError> {
+    let bytes = match file.compression {
+        // It is as long as it says, on a disk.
+        None => {
+            let read = input_file::read(&file.path, u64::MAX);
+            let bytes = read.map_err(|fault| files::unreadable(&file.path, fault))?;
+            meter.add(bytes.len() as u64);
+            bytes
+        }
+        Some(_) => decompressed(file, meter)?,
+    };
+    Ok(Box::new(iter::once(Ok(Batch { file: index, content: Content::Whole(bytes) }))))
+}
+
+fn decompressed(file: &DataFile, meter: &Meter) -> Result<Vec<u8>, DataError> {
+    let mut bytes = Vec::new();
+    let read = compressed::open(file, meter)?.take(RECORD_BYTES_MAX + 1).read_to_end(&mut bytes);
+    read.map_err(|source| compressed::failed(file, bytes.len() as u64, source))?;
+    if bytes.len() as u64 > RECORD_BYTES_MAX {
+        let reason = format!(
+            "it is one document of more than {RECORD_BYTES_MAX} bytes, the most that is decompressed; cut it into documents"
+        );
+        return Err(DataError::Malformed { file: file.path.clone(), reason });
+    }
+    Ok(bytes)
+}

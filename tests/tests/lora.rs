@@ -1,0 +1,414 @@
+//! Adapters beside a frozen model: against PEFT (tests/golden/*/lora), sharded against unsharded with dropout, memory
+//! against the ledger, small checkpoints that any world goes on from, and what is exported.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use fsdp_ckpt::model_files::ModelReader;
+use fsdp_core::model::ParamId;
+use fsdp_nn::hf::{HfConfig, HfModel};
+use fsdp_nn::model::{Adapted, Architecture};
+use fsdp_nn::{HostMemory, HostOptions};
+use fsdp_train::checkpoint::Resume;
+use fsdp_train::config::Resolved;
+use fsdp_train::train::{RunOptions, Summary, train};
+use fsdp_train::verify::{VerifyOptions, verify};
+use fsdp_train::{InitSource, Job, Oracle, TrainError, adapter};
+use serde_json::Value;
+
+use crate::support::{GPT2, LLAMA, config, threads};
+
+/// Tensors, as a fraction of their largest value.
+const TENSORS: f64 = 1e-5;
+/// Losses and gradient norms, relative.
+const SCALARS: f64 = 1e-6;
+
+fn golden(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(case)
+}
+
+/// A model, with the adapters of a configuration.
+fn adapted(model: &str, config: &Resolved) -> Result<Adapted<HfModel>, TrainError> {
+    adapter::adapt(config, HfConfig::parse(model).unwrap().build().unwrap())
+}
+
+/// A job of random weights.
+fn job(model: &str, config: Resolved) -> Job<Adapted<HfModel>> {
+    let model = adapted(model, &config).unwrap_or_else(|error| panic!("{error}"));
+    let init = Arc::new(model.description().init.clone());
+    let base = InitSource::Random { seed: config.model.seed, init };
+    let init = base.adapted(&config, model.description()).unwrap();
+    Job::new(config, model, init).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A job whose base is read.
+fn pretrained(folder: &Path, config: Resolved) -> Result<Job<Adapted<HfModel>>, TrainError> {
+    let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
+    let model = adapted(&text, &config)?;
+    let base = InitSource::Pretrained(Arc::new(ModelReader::open(folder.join("model.safetensors")).unwrap()));
+    let init = base.adapted(&config, model.description())?;
+    Job::new(config, model, init)
+}
+
+fn run<A: Architecture + Clone>(job: &Job<A>, resume: Resume) -> Result<Summary, TrainError> {
+    let options = RunOptions {
+        reporter: &(),
+        stop: &AtomicBool::new(false),
+        resume,
+        overwrite: false,
+        observer: &|_| Box::new(()),
+        config_json: Some("{}".to_owned()),
+        flops: None,
+        census: None,
+    };
+    train(job, &threads(), &options)
+}
+
+fn tensor(reader: &ModelReader, name: &str) -> Vec<f64> {
+    let entry = reader.entry(name).unwrap_or_else(|error| panic!("{error}"));
+    let mut values = vec![0.0; entry.row_count() * entry.row_len() as usize];
+    reader.read_rows_f64(name, 0..entry.row_count(), &mut values).unwrap();
+    values
+}
+
+fn tensors(path: &Path) -> BTreeMap<String, Vec<f64>> {
+    let reader = ModelReader::open(path).unwrap_or_else(|error| panic!("{error}"));
+    reader.names().map(|name| (name.to_owned(), tensor(&reader, name))).collect()
+}
+
+/// The largest difference, as a fraction of the largest value.
+fn difference(got: &[f64], expected: &[f64]) -> f64 {
+    assert_eq!(got.len(), expected.len());
+    let largest = expected.iter().fold(0.0f64, |most, value| most.max(value.abs()));
+    got.iter().zip(expected).fold(0.0f64, |most, (a, b)| most.max((a - b).abs())) / largest
+}
+
+/// Three steps from an adapter of PEFT, each micro-batch one golden sequence.
+fn golden_config(case: &str, dir: &Path, world: usize, table: &str) -> Resolved {
+    let expected = ModelReader::open(golden(case).join("expected.safetensors")).unwrap();
+    let mut bytes = vec![0; 4 * 13 * 8];
+    expected.read_rows("ids", 0..4, &mut bytes).unwrap();
+    let ids: Vec<u8> =
+        bytes.as_chunks().0.iter().flat_map(|&id| (i64::from_le_bytes(id) as u16).to_le_bytes()).collect();
+    for (row, ids) in ids.chunks(13 * 2).enumerate() {
+        std::fs::write(dir.join(format!("{row}.bin")), ids).unwrap();
+    }
+    let class = if case == "gpt2" { "GPT2Block" } else { "LlamaDecoderLayer" };
+    let (path, lora) = (dir.display(), golden(case).join("lora"));
+    let text = format!(
+        r#"
+        model = {{ path = "golden", init = "pretrained" }}
+        run = {{ ranks = {world}, out_dir = "{path}/out" }}
+        fsdp = {{ wrap = ["{class}"] }}
+        [adapter]
+        path = "{}"
+        {table}
+        [data]
+        train = ["{path}"]
+        format = "tokens-u16"
+        packing = "documents"
+        seq_len = 12
+        shuffle = false
+        [train]
+        steps = 3
+        micro_batch_size = 1
+        global_batch_size = 4
+        grad_clip = 1.0
+        optimizer = {{ name = "adamw", lr = 1e-2, betas = [0.9, 0.95], eps = 1e-3, weight_decay = 0.1 }}
+        "#,
+        lora.display()
+    );
+    Resolved::parse(&text, "golden", &[]).unwrap_or_else(|error| panic!("{error}")).config
+}
+
+const LLAMA_LORA: &str = r#"rank = 3
+    alpha = 5
+    target_modules = ["q_proj", "v_proj", "gate_proj", "down_proj"]
+    modules_to_save = ["lm_head"]"#;
+const GPT2_LORA: &str = "rank = 2\nalpha = 3\nrslora = true";
+const GOLDEN: [(&str, &str); 2] = [("llama-gqa", LLAMA_LORA), ("gpt2", GPT2_LORA)];
+
+#[test]
+fn losses_norms_and_trained_adapters_are_those_of_peft() {
+    for (case, table) in GOLDEN {
+        let expected = tensors(&golden(case).join("lora/expected.safetensors"));
+        for world in [1, 2, 4] {
+            let dir = tempfile::tempdir().unwrap();
+            let job = pretrained(&golden(case), golden_config(case, dir.path(), world, table)).unwrap();
+            let summary = run(&job, Resume::Fresh).unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!(summary.model, dir.path().join("out/adapter"));
+            let lines = std::fs::read_to_string(dir.path().join("out/metrics.jsonl")).unwrap();
+            let steps: Vec<Value> =
+                lines.lines().skip(1).map(|line| serde_json::from_str(line).unwrap()).collect();
+            for (key, name) in [("loss", "losses"), ("grad_norm", "grad_norms")] {
+                for (step, expected) in steps.iter().zip(&expected[name]) {
+                    let off = (step[key].as_f64().unwrap() - expected).abs() / expected;
+                    assert!(off <= SCALARS, "{case}, world {world}: {key} is off by {off:e}");
+                }
+            }
+            let trained = tensors(&dir.path().join("out/adapter/adapter_model.safetensors"));
+            let names = expected.keys().filter_map(|name| name.strip_prefix("adamw3."));
+            assert_eq!(trained.keys().collect::<Vec<_>>(), names.collect::<Vec<_>>(), "{case}");
+            for (name, values) in &trained {
+                let off = difference(values, &expected[&format!("adamw3.{name}")]);
+                assert!(off <= TENSORS, "{case}, world {world}: {name} is off by {off:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_of_adapters_and_of_modules_that_are_saved_are_those_of_peft() {
+    for (case, table) in GOLDEN {
+        let expected = tensors(&golden(case).join("lora/expected.safetensors"));
+        let dir = tempfile::tempdir().unwrap();
+        let job = pretrained(&golden(case), golden_config(case, dir.path(), 1, table)).unwrap();
+        let memory = Arc::new(HostMemory::new(HostOptions::default()).unwrap());
+        let mut oracle = Oracle::new(&job, memory).unwrap();
+        let targets = oracle.step(0, false).unwrap().targets as f64;
+        let mut compared = 0;
+        for (id, param) in job.plan.spec.params.iter().enumerate() {
+            let sum = oracle.gradient(ParamId(id)).unwrap();
+            assert_eq!(sum.is_some(), param.trainable, "{}", param.fqn);
+            let Some(sum) = sum else { continue };
+            let mean: Vec<f64> = sum.iter().map(|value| value / targets).collect();
+            let off = difference(&mean, &expected[&format!("grad.base_model.model.{}", param.fqn)]);
+            assert!(off <= TENSORS, "{case}: {} is off by {off:e}", param.fqn);
+            compared += 1;
+        }
+        assert_eq!(compared, expected.keys().filter(|name| name.starts_with("grad.")).count());
+    }
+}
+
+#[test]
+fn sharded_adapters_have_the_bits_of_unsharded_ones_and_the_predicted_memory() {
+    let all = ["adapter.rank=2", "adapter.alpha=6", "adapter.dropout=0.2"];
+    let some = [
+        "adapter.rank=3",
+        "adapter.dropout=0.1",
+        "adapter.target_modules=['q_proj', 'v_proj', 'up_proj', 'down_proj']",
+        "adapter.modules_to_save=['model.norm', 'layers.1.mlp.gate_proj']",
+    ];
+    let tied = [
+        "adapter.rank=2",
+        "adapter.dropout=0.1",
+        "adapter.modules_to_save=['wte']",
+        "adapter.target_modules=['c_attn', 'c_proj']",
+    ];
+    let llama = "fsdp.wrap=[\"LlamaDecoderLayer\"]";
+    let gpt2 = "fsdp.wrap=[\"GPT2Block\"]";
+    let cases: [(&str, u32, &[&str], &[&str]); 8] = [
+        (LLAMA, 61, &all, &[llama]),
+        (LLAMA, 61, &some, &[llama, "fsdp.mesh={ replicate = 2 }"]),
+        (LLAMA, 61, &all, &[llama, "fsdp.activation_checkpointing=\"full\""]),
+        (LLAMA, 61, &some, &[llama, "fsdp.activation_checkpointing=\"selective\""]),
+        (LLAMA, 61, &some, &[llama, "fsdp.param_dtype=\"bf16\"", "fsdp.reshard_after_forward=2"]),
+        (LLAMA, 61, &all, &[llama, "fsdp.param_dtype=\"bf16\"", "fsdp.offload=\"cpu\""]),
+        (GPT2, 53, &tied, &[gpt2]),
+        (GPT2, 53, &all, &[gpt2, "fsdp.accumulation=\"unsharded\""]),
+    ];
+    for (model, vocab, adapter, others) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        let overrides = [adapter, others].concat();
+        let job = job(model, config(dir.path(), vocab, &overrides));
+        let report = verify(&job, &threads(), &VerifyOptions::new(&[2, 4], 2)).unwrap();
+        assert!(report.holds(), "{overrides:?}: {report:#?}");
+        for world in &report.worlds {
+            assert!(
+                world.memory.iter().all(|line| line.predicted_bytes == line.counted_bytes),
+                "{overrides:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_frozen_base_has_neither_master_copy_nor_gradient_nor_optimizer_state() {
+    let dir = tempfile::tempdir().unwrap();
+    let overrides = ["fsdp.param_dtype=\"bf16\"", "adapter.rank=2", "run.ranks=1"];
+    let job = job(LLAMA, config(dir.path(), 61, &overrides));
+    let count = |trainable: bool| -> usize {
+        job.plan
+            .spec
+            .params
+            .iter()
+            .filter(|param| param.trainable == trainable)
+            .map(|param| param.len())
+            .sum()
+    };
+    let (frozen, trained) = (count(false), count(true));
+    assert!(trained > 0 && trained < frozen / 3);
+    let usage = job.predict::<HostMemory>(fsdp_core::Rank(0)).unwrap();
+    let live = |category| usage.device.live(category);
+    use fsdp_core::memory::Category::{OptimizerState, ParameterShard, ShardedGradient};
+    // Segments are padded to whole rows, and parameters to 16 bytes.
+    let about =
+        |got: usize, expected: usize| assert!((expected..expected + 1024).contains(&got), "{got} {expected}");
+    about(live(ParameterShard), 2 * frozen + (4 + 2) * trained);
+    about(live(ShardedGradient), 4 * trained);
+    about(live(OptimizerState), 8 * trained);
+}
+
+#[test]
+fn a_run_goes_on_at_another_world_size_from_a_checkpoint_without_the_base() {
+    let dir = tempfile::tempdir().unwrap();
+    let table = format!("dropout = 0.3\n{LLAMA_LORA}");
+    let config = |world: usize, out: &str, overrides: &[(&str, &str)]| {
+        let mut config = golden_config("llama-gqa", dir.path(), world, &table);
+        config.run.out_dir = dir.path().join(out).display().to_string();
+        config.data.train =
+            (0..4).map(|row| dir.path().join(format!("{row}.bin")).display().to_string()).collect();
+        config.train.steps = 4;
+        config.checkpoint.every = 2;
+        for (key, value) in overrides {
+            match *key {
+                "steps" => config.train.steps = value.parse().unwrap(),
+                other => panic!("{other}"),
+            }
+        }
+        config
+    };
+    let whole = pretrained(&golden("llama-gqa"), config(4, "whole", &[])).unwrap();
+    run(&whole, Resume::Fresh).unwrap();
+    let begun = pretrained(&golden("llama-gqa"), config(2, "parts", &[("steps", "2")])).unwrap();
+    run(&begun, Resume::Fresh).unwrap();
+    std::fs::remove_dir_all(dir.path().join("parts/adapter")).unwrap();
+    let rest = pretrained(&golden("llama-gqa"), config(4, "parts", &[])).unwrap();
+    let summary = run(&rest, Resume::Newest).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(summary.resumed_from, Some(2));
+    let adapter = |out: &str| tensors(&dir.path().join(out).join("adapter/adapter_model.safetensors"));
+    assert_eq!(adapter("whole"), adapter("parts"));
+    // What is saved is what is trained, with its state.
+    let checkpoint = dir.path().join("parts/checkpoints/step-00000004");
+    let saved = fsdp_ckpt::formats::native::open(&checkpoint).unwrap();
+    let frozen: Vec<_> =
+        saved.tensors.keys().filter(|name| name.contains("o_proj") && !name.contains("lora")).collect();
+    assert!(frozen.is_empty(), "{frozen:?}");
+    // Another base is another run.
+    let other = dir.path().join("other");
+    std::fs::create_dir(&other).unwrap();
+    std::fs::copy(golden("llama-gqa").join("config.json"), other.join("config.json")).unwrap();
+    let mut weights = std::fs::read(golden("llama-gqa").join("model.safetensors")).unwrap();
+    let last = weights.len() - 3;
+    weights[last] ^= 1;
+    std::fs::write(other.join("model.safetensors"), weights).unwrap();
+    let mut longer = config(2, "parts", &[]);
+    longer.train.steps = 5;
+    let error = run(&pretrained(&other, longer).unwrap(), Resume::Newest).unwrap_err().to_string();
+    assert!(error.contains("weights of the base in model.path"), "{error}");
+}
+
+#[test]
+fn a_merged_model_is_the_base_with_the_products_added() {
+    for (case, table) in GOLDEN {
+        let dir = tempfile::tempdir().unwrap();
+        let table = format!("merge = true\n{table}");
+        let job = pretrained(&golden(case), golden_config(case, dir.path(), 2, &table)).unwrap();
+        let summary = run(&job, Resume::Fresh).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(summary.model, dir.path().join("out/model"));
+        let base = tensors(&golden(case).join("model.safetensors"));
+        let adapter = tensors(&dir.path().join("out/adapter/adapter_model.safetensors"));
+        let merged = tensors(&dir.path().join("out/model"));
+        assert_eq!(merged.keys().collect::<Vec<_>>(), base.keys().collect::<Vec<_>>());
+        let scale = if case == "gpt2" { 3.0 / 2f64.sqrt() } else { 5.0 / 3.0 };
+        let mut changed = 0;
+        for (name, values) in &merged {
+            let name_of = |part: &str| {
+                format!("base_model.model.{}{part}", name.strip_suffix("weight").unwrap_or(name))
+            };
+            let expected =
+                match (adapter.get(&name_of("lora_A.weight")), adapter.get(&name_of("lora_B.weight"))) {
+                    (Some(a), Some(b)) => {
+                        changed += 1;
+                        with_product(&base[name], a, b, scale, case == "gpt2")
+                    }
+                    _ => adapter.get(&name_of("weight")).unwrap_or(&base[name]).clone(),
+                };
+            let rounded: Vec<f64> = expected.iter().map(|&value| f64::from(value as f32)).collect();
+            assert!(difference(values, &rounded) < 1e-7, "{case}: {name}");
+        }
+        assert_eq!(changed, job.architecture.description().adapters.len());
+    }
+}
+
+/// `W + scale * B A`, element by element; or its transpose.
+fn with_product(base: &[f64], a: &[f64], b: &[f64], scale: f64, is_transposed: bool) -> Vec<f64> {
+    let rank = if is_transposed { 2 } else { 3 };
+    let (inputs, outputs) = (a.len() / rank, b.len() / rank);
+    let product = |output: usize, input: usize| -> f64 {
+        scale * (0..rank).map(|r| b[output * rank + r] * a[r * inputs + input]).sum::<f64>()
+    };
+    let add = |(index, value): (usize, &f64)| {
+        let (row, column) =
+            if is_transposed { (index % outputs, index / outputs) } else { (index / inputs, index % inputs) };
+        value + product(row, column)
+    };
+    base.iter().enumerate().map(add).collect()
+}
+
+#[test]
+fn adapters_that_do_not_fit_are_refused_with_the_way_out() {
+    let refused = |overrides: &[&str]| {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), 61, overrides);
+        adapted(LLAMA, &config).map(drop).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(&["adapter.target_modules=['q_prj']"]),
+        "adapter.target_modules: `q_prj` is no module of the model; did you mean `q_proj`?"
+    );
+    assert_eq!(
+        refused(&["adapter.target_modules=['lm_head']"]),
+        "adapter.target_modules: `lm_head` is no linear map inside the model; there are down_proj, gate_proj, k_proj, \
+         o_proj, q_proj, up_proj, v_proj"
+    );
+    assert_eq!(
+        refused(&["adapter.rank=13"]),
+        "adapter.rank: 13 is more than the 12 that `model.layers.0.self_attn.k_proj` (24 to 12) can have; choose a \
+         lower one"
+    );
+    let error = refused(&["adapter.target_modules=['q_proj']", "adapter.modules_to_save=['self_attn']"]);
+    assert!(
+        error.starts_with("adapter.modules_to_save: `model.layers.0.self_attn.q_proj` is one of"),
+        "{error}"
+    );
+    let error = refused(&["adapter.target_modules=['q_proj']", "adapter.modules_to_save=['mlp', 'up_proj']"]);
+    assert!(error.contains("`up_proj` has parameters that another one"), "{error}");
+}
+
+#[test]
+fn an_adapter_that_is_no_plain_lora_or_another_one_is_refused_by_name() {
+    let refused = |change: &dyn Fn(&mut serde_json::Map<String, Value>)| {
+        let dir = tempfile::tempdir().unwrap();
+        let lora = golden("llama-gqa").join("lora");
+        let text = std::fs::read_to_string(lora.join("adapter_config.json")).unwrap();
+        let mut fields: serde_json::Map<String, Value> = serde_json::from_str(&text).unwrap();
+        change(&mut fields);
+        std::fs::write(dir.path().join("adapter_config.json"), serde_json::to_string(&fields).unwrap())
+            .unwrap();
+        std::fs::copy(lora.join("adapter_model.safetensors"), dir.path().join("adapter_model.safetensors"))
+            .unwrap();
+        let mut config = golden_config("llama-gqa", dir.path(), 1, LLAMA_LORA);
+        config.adapter.as_mut().unwrap().path = Some(dir.path().display().to_string());
+        let error = pretrained(&golden("llama-gqa"), config).map(drop).unwrap_err().to_string();
+        error.rsplit_once("adapter_config.json: ").expect("the file is named").1.to_owned()
+    };
+    let set = |key: &'static str, value: Value| {
+        refused(&move |fields: &mut serde_json::Map<String, Value>| {
+            drop(fields.insert(key.into(), value.clone()))
+        })
+    };
+    assert_eq!(
+        set("use_dora", true.into()),
+        "`use_dora` is true, which is not supported: only plain LoRA is"
+    );
+    assert_eq!(set("bias", "all".into()), "`bias` is \"all\", which is not supported: only plain LoRA is");
+    let error = set("init_lora_weights", "pissa".into());
+    assert_eq!(error, "`init_lora_weights` is \"pissa\", which is not supported: only plain LoRA is");
+    let error = set("peft_type", "LOHA".into());
+    assert_eq!(error, "peft_type is \"LOHA\", and only \"LORA\" is supported");
+    let error = set("r", 4.into());
+    assert_eq!(error, "`r` is 4, but adapter.rank of the run file is 3; set that to 4");
+}
