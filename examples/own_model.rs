@@ -120,7 +120,7 @@ fn config(out_dir: &Path) -> Result<Resolved, Box<dyn Error>> {
     let text = format!(
         r#"
         model = {{ path = "own" }}
-        data = {{ train = [{data:?}], seq_len = 32 }}
+        data = {{ train = [{data:?}], format = "text", seq_len = 32 }}
         fsdp = {{ wrap = ["ParallelLayer"] }}
         run = {{ ranks = 4, out_dir = {out_dir:?} }}
         [train]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use fsdp_ckpt::model_files::ModelReader;
+use fsdp_ckpt::training::ModelWeights;
 use fsdp_core::model::ParamId;
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::{Adapted, Architecture};
@@ -47,7 +48,8 @@ fn job(model: &str, config: Resolved) -> Job<Adapted<HfModel>> {
 fn pretrained(folder: &Path, config: Resolved) -> Result<Job<Adapted<HfModel>>, TrainError> {
     let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
     let model = adapted(&text, &config)?;
-    let base = InitSource::Pretrained(Arc::new(ModelReader::open(folder.join("model.safetensors")).unwrap()));
+    let base =
+        InitSource::Pretrained(Arc::new(ModelWeights::open(folder.join("model.safetensors")).unwrap()));
     let init = base.adapted(&config, model.description())?;
     Job::new(config, model, init)
 }

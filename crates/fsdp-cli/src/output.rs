@@ -3,6 +3,7 @@
 //! All of it passes here, where what could act on a terminal is escaped: see [`escape`].
 
 mod escape;
+mod sample;
 
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
@@ -10,7 +11,7 @@ use std::sync::{OnceLock, PoisonError, RwLock};
 
 use comfy_table::{CellAlignment, Table, TableComponent, presets};
 use fsdp_train::RunData;
-use fsdp_train::data::SourceSummary;
+use fsdp_train::data::{Preview, SourceSummary};
 
 use crate::args::{LogArgs, LogFormat};
 use crate::error::CliError;
@@ -97,6 +98,14 @@ pub(crate) fn data_warnings(data: &RunData) {
     data.warnings().for_each(|text| warning(&text.to_string()));
 }
 
+/// Prints a sample of the data, on stderr, if this is who speaks.
+pub(crate) fn sample(preview: &Preview) {
+    if speaker().is_none() {
+        let paint = Paint::of(&io::stderr());
+        say(&paint.shown(&sample::text(preview, paint)));
+    }
+}
+
 /// Prints what a run of `steps` steps takes from each of several sources, on stderr.
 pub(crate) fn sources(data: &RunData, steps: u64) {
     let sources = data.sources(steps);
@@ -165,7 +174,7 @@ fn causes(error: &dyn Error) -> Vec<String> {
 }
 
 /// The sequences that [`Paint`] writes.
-const CODES: [&str; 5] = ["\x1b[32m", "\x1b[1;31m", "\x1b[33m", "\x1b[1m", "\x1b[0m"];
+const CODES: [&str; 6] = ["\x1b[2m", "\x1b[32m", "\x1b[1;31m", "\x1b[33m", "\x1b[1m", "\x1b[0m"];
 
 /// Colours, or none.
 #[derive(Clone, Copy, Debug)]
@@ -193,6 +202,11 @@ impl Paint {
     /// Something to look at.
     pub(crate) fn warning(self, text: &str) -> String {
         self.paint("33", text)
+    }
+
+    /// Something that only surrounds what counts.
+    pub(crate) fn dim(self, text: &str) -> String {
+        self.paint("2", text)
     }
 
     /// A heading.

@@ -11,7 +11,7 @@ use fsdp_core::schedule::Reshard;
 use fsdp_core::wrap::WrapPolicy;
 use fsdp_nn::hf::{HfConfig, Small};
 use fsdp_nn::model::Architecture;
-use fsdp_train::config::{Format, FqnPatterns, Init, Resolved, Targets, TokenRef};
+use fsdp_train::config::{EndToken, Format, FqnPatterns, Init, Resolved, Targets, TokenRef};
 
 use crate::error::CliError;
 use crate::run_setup::RunSetup;
@@ -133,9 +133,10 @@ fn vocabulary(config: &Resolved) -> Option<usize> {
     let data = &config.data;
     let has_bytes =
         data.tokenizer == "bytes" && !matches!(data.format, Format::TokensU16 | Format::TokensU32);
-    let special = [data.bos.as_ref(), data.eos.as_ref(), Some(&data.pad)];
+    let end = |token: &'_ Option<EndToken>| token.as_ref().and_then(EndToken::given).cloned();
+    let special = [end(&data.bos), end(&data.eos), Some(data.pad.clone())];
     let ids = special.into_iter().flatten().map(|token| match token {
-        TokenRef::Id(id) => *id as usize + 1,
+        TokenRef::Id(id) => id as usize + 1,
         TokenRef::Token(_) => BYTES,
     });
     has_bytes.then(|| ids.max().map_or(BYTES, |ids| ids.max(BYTES)))

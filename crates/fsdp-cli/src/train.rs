@@ -64,6 +64,7 @@ fn run_within(
     output::data_warnings(&job.data);
     groups::lines(&job)?.iter().for_each(|line| output::note(line));
     output::sources(&job.data, job.config.train.steps);
+    job.data.first_sample(&job.config.data)?.iter().for_each(output::sample);
     // From here on there is something to leave as it was, or to save.
     signal.begin();
     let trace = args.trace.as_deref().map(TraceFile::create).transpose()?;

@@ -59,7 +59,7 @@ pub(crate) fn expect(config: &Resolved, description: &Description) -> Result<(),
                       set model.init = \"pretrained\"";
         return Err(TrainError::Misfit { key: "adapter.merge", reason: reason.to_owned() });
     }
-    if config.adapter.is_some() == !description.adapters.is_empty() {
+    if config.adapter.is_none() == description.adapters.is_empty() {
         return Ok(());
     }
     let reason =

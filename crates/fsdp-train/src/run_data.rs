@@ -6,9 +6,9 @@ use fsdp_ckpt::digest::Digest;
 use fsdp_nn::model::Batch;
 
 use crate::checkpoint::DataPosition;
-use crate::config::{EvalSet, Resolved};
+use crate::config::{DataConfig, EvalSet, Resolved};
 use crate::data::{
-    DataError, DataWarning, Dataset, EvalSampler, Loading, Sample, SourceSummary, Training, Watch,
+    DataError, DataWarning, Dataset, EvalSampler, Loading, Preview, Sample, SourceSummary, Training, Watch,
 };
 use crate::error::TrainError;
 
@@ -78,6 +78,19 @@ impl RunData {
         for warning in self.datasets().filter_map(Dataset::share) {
             tracing::info!("{warning}");
         }
+    }
+
+    /// The first sample that is trained on of those with tokens that do not count: which ones do is what a user should see.
+    ///
+    /// # Errors
+    /// A tokenizer that can not be read again.
+    pub fn first_sample(&self, config: &DataConfig) -> Result<Option<Preview>, TrainError> {
+        let first = self.train.batch(0, 0);
+        let sample = first.iter().find(|sample| sample.dataset.has_silent());
+        let Some((dataset, index)) = sample.and_then(|sample| Some((sample.dataset, sample.index?))) else {
+            return Ok(None);
+        };
+        Ok(Some(Preview::of(dataset, index, &config.fetched()?)?))
     }
 
     fn datasets(&self) -> impl Iterator<Item = &Dataset> {

@@ -23,21 +23,7 @@ pub(super) fn select(
     let collide = |name: &str, first: &str, second: &str| {
         refused(format!("`{first}` and `{second}` would both be named `{name}`; change the renaming"))
     };
-    if let Some(dtype) = conversion.dtype.filter(|dtype| !dtype.is_convertible()) {
-        return Err(refused(format!("tensors cannot be converted to {dtype}; choose F64, F32, BF16 or F16")));
-    }
-    if conversion.target == Target::Safetensors && conversion.tied == Some(Tied::Twice) {
-        let reason = "safetensors hold tied weights once; leave --tied twice out, or write another format";
-        return Err(refused(reason.to_owned()));
-    }
-    let has_layout = conversion.layout.is_some() && is_in(Role::Optimizer, conversion.part);
-    if let Some(name) = layout::first_numbered(checkpoint).filter(|_| has_layout) {
-        return Err(refused(format!(
-            "parameters of its optimizer go by number (`{name}`), and --layout needs names, which only the model tells: \
-             `fsdp train --resume-from` takes them from the model and saves them, so convert what it saves; or leave \
-             --layout out, or take the model alone with --only model"
-        )));
-    }
+    check_request(checkpoint, conversion).map_err(refused)?;
     let mut renaming = Renaming::new(conversion.strip_prefix.as_deref(), &conversion.renames);
     let wrappers = conversion.strip_wrappers.then(|| checkpoint.wrapping());
     let mut tensors = BTreeMap::new();
@@ -84,6 +70,26 @@ pub(super) fn select(
     let mut tensors: Vec<OutputTensor> = tensors.into_values().collect();
     tie(checkpoint, &mut tensors);
     Ok(Selection { tensors, values: values.into_values().map(|(object, _)| object).collect() })
+}
+
+/// What of a request no checkpoint of this kind could give.
+fn check_request(checkpoint: &Checkpoint, conversion: &Conversion) -> Result<(), String> {
+    if let Some(dtype) = conversion.dtype.filter(|dtype| !dtype.is_convertible()) {
+        return Err(format!("tensors cannot be converted to {dtype}; choose F64, F32, BF16 or F16"));
+    }
+    if conversion.target == Target::Safetensors && conversion.tied == Some(Tied::Twice) {
+        let reason = "safetensors hold tied weights once; leave --tied twice out, or write another format";
+        return Err(reason.to_owned());
+    }
+    let has_layout = conversion.layout.is_some() && is_in(Role::Optimizer, conversion.part);
+    match layout::first_numbered(checkpoint).filter(|_| has_layout) {
+        None => Ok(()),
+        Some(name) => Err(format!(
+            "parameters of its optimizer go by number (`{name}`), and --layout needs names, which only the model tells: \
+             `fsdp train --resume-from` takes them from the model and saves them, so convert what it saves; or leave \
+             --layout out, or take the model alone with --only model"
+        )),
+    }
 }
 
 /// A path without wrappers, where they are not wanted, in the place that the layout has for it.

@@ -132,12 +132,13 @@ fn a_malformed_override() {
 fn a_config_key_that_changes_the_mathematics() {
     let before = "\"rms_norm_eps\"";
     let key = |key: &str| Sandbox::new().refused_model(before, &format!("{key}, {before}"));
-    insta::assert_snapshot!(key(r#""rope_scaling": { "rope_type": "llama3", "factor": 8.0 }"#), @r#"
-    error: model: config.json: `rope_scaling.rope_type` = "llama3" is not supported, only "default" (no
-    scaling of rotary positions)
-    "#);
-    insta::assert_snapshot!(key(r#""hidden_act": "gelu""#), @r#"
-    error: model: config.json: `hidden_act` = "gelu" is not supported, only "silu"
+    insta::assert_snapshot!(key(r#""rope_scaling": { "rope_type": "llama3", "factor": 8.0 }"#), @r"
+    error: model: config.json lacks `rope_scaling.low_freq_factor`; take it from the file that the
+    model was published with
+    ");
+    insta::assert_snapshot!(key(r#""hidden_act": "relu""#), @r#"
+    error: model: config.json: `hidden_act` = "relu" is not supported, only "silu", "gelu" and
+    "gelu_pytorch_tanh"
     "#);
     insta::assert_snapshot!(key(r#""sliding_window": 32"#), @r"
     error: model: config.json: `sliding_window` = 32 is not supported, only null
@@ -149,8 +150,8 @@ fn a_nested_key_is_named_with_its_object() {
     let before = "\"rms_norm_eps\"";
     let key = |key: &str| Sandbox::new().refused_model(before, &format!("{key}, {before}"));
     insta::assert_snapshot!(key(r#""rope_scaling": { "type": "mrope", "factor": 2.0 }"#), @r#"
-    error: model: config.json: `rope_scaling.type` = "mrope" is not supported, only "default", "linear",
-    "dynamic", "llama3", "yarn" and "longrope"
+    error: model: config.json: `rope_scaling.type` = "mrope" is not supported, only "default",
+    "linear", "dynamic", "llama3", "yarn" and "longrope"
     "#);
     insta::assert_snapshot!(key(r#""rope_parameters": { "rope_theta": -1.0 }"#), @r"
     error: model: config.json: `rope_parameters.rope_theta` = -1.0, but it must be a positive number
@@ -160,8 +161,8 @@ fn a_nested_key_is_named_with_its_object() {
 #[test]
 fn a_model_of_another_family() {
     insta::assert_snapshot!(Sandbox::new().refused_model("\"llama\"", "\"mamba\""), @r#"
-    error: model: config.json: `model_type` = "mamba" is not supported; the most similar family that is:
-    "llama", all: "gpt2", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3" and "smollm3"
+    error: model: config.json: `model_type` = "mamba" is not supported; the most similar family that
+    is: "llama", all: "gpt2", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3" and "smollm3"
     "#);
 }
 
@@ -457,7 +458,7 @@ fn verification_refuses_the_same_input() {
 #[test]
 fn examples_are_accepted() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    for example in ["quickstart", "gpt2-tiny", "llama-8b", "parquet"] {
+    for example in ["quickstart", "gpt2-tiny", "llama-8b", "chat", "parquet"] {
         let mut command = Sandbox::new().command();
         let output =
             command.current_dir(&root).args(["schedule", &format!("examples/{example}.toml")]).output();

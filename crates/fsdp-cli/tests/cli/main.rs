@@ -20,6 +20,10 @@ mod optimizers;
 #[cfg(feature = "tokenizers")]
 mod kept_tokens;
 
+// Conversations, and which of their tokens count.
+#[cfg(feature = "tokenizers")]
+mod chats;
+
 // How a run begins: what it takes for its own, what it leaves as it was, what it goes on from.
 mod start;
 mod stores;

@@ -128,9 +128,13 @@ fn allocate_static(counter: &mut Counter, built: &Built, step: &Schedule, state:
         for segment in &layout.segments {
             let own = segment.rows_per_rank * segment.row_len;
             let whole = own * built.mesh.shards();
-            counter.own(offloads, Category::ParameterShard, own * master);
-            if policy.param_dtype == DType::Bf16 {
-                counter.own(offloads, Category::ParameterShard, own * 2);
+            if segment.trainable || policy.frozen_master {
+                counter.own(offloads, Category::ParameterShard, own * master);
+                if policy.param_dtype == DType::Bf16 {
+                    counter.own(offloads, Category::ParameterShard, own * 2);
+                }
+            } else {
+                counter.own(offloads, Category::ParameterShard, own * param);
             }
             let gathers_again = |op: &Op| {
                 let source = Source::SubShard;

@@ -167,7 +167,13 @@ where
         Where::Device => memory.allocate(Category::OptimizerState, dtype, len).unwrap(),
         Where::Pinned => memory.allocate_host(Category::OptimizerState, dtype, len).unwrap(),
     };
-    let [mut params, gradient, average] = [(); 3].map(|()| allocate(master));
+    let zeros = || {
+        let mut buffer = allocate(master);
+        let values = HostSlice::F64(&vec![0.0; len]);
+        memory.write(Queue::Compute, values, SliceMut::whole(&mut buffer)).unwrap();
+        buffer
+    };
+    let [mut params, gradient, average] = [zeros(), zeros(), zeros()];
     let (mut rule, mut state, mut not_finite) = (Ema { decay: 0.9 }, [average], integers(memory, &[0]));
     let update = |step: u64| {
         let values_of = HostSlice::F64(&normal(step, len));

@@ -7,6 +7,7 @@
 //!
 //! Memories should fill what was not written with NaN where they can, so that a read of it shows.
 
+mod adapter_cases;
 mod attention;
 mod bits;
 mod calls;

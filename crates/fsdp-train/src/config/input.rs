@@ -1,7 +1,8 @@
 //! The `[data]` table: what is read, how it becomes tokens, and how tokens become samples.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use toml::Value;
+use toml::value::Datetime;
 
 use super::error::ConfigError;
 use super::eval::EvalSet;
@@ -10,6 +11,14 @@ use super::named::named;
 use super::reader::Reader;
 use super::table::table;
 use super::written;
+
+const DATE: Kind<String> = Kind { allowed: "a day such as \"2024-07-26\"", read: date };
+
+/// What the tokenizer does.
+const AUTO: &str = "auto";
+
+const END_TOKEN: Kind<EndToken> =
+    Kind { allowed: "\"auto\", a token (string) or an id from 0 to 4294967294", read: end_token };
 
 const TOKEN: Kind<TokenRef> = Kind { allowed: "a token (string) or an id from 0 to 4294967294", read: token };
 
@@ -37,12 +46,23 @@ table! {
         /// The folder where the tokens that a `tokenizer.json` makes of text are kept for later starts; none means `cache`
         /// in the output folder.
         cache: Option<String> = or_none(TEXT),
+        /// The fields of a prompt and of what is to follow it: strings, or lists of messages. None means `prompt` and
+        /// `completion`.
+        prompt: Option<String> = or_none(TEXT),
+        /// See `prompt`.
+        completion: Option<String> = or_none(TEXT),
+        /// A file with the chat template of `messages`; none means the one that lies beside the tokenizer.
+        chat_template: Option<String> = or_none(TEXT),
+        /// The day that a chat template hears when it asks for today's date; none means that it can not ask.
+        date: Option<String> = or_none(DATE),
+        /// Which tokens of `messages`, and of a `prompt` with its `completion`, count in the loss.
+        loss_on: LossOn = named(LossOn::Answers),
         /// How documents become samples.
         packing: Packing = named(Packing::Stream),
         /// Put before every document.
-        bos: Option<TokenRef> = or_none(TOKEN),
+        bos: Option<EndToken> = unless_none(END_TOKEN, EndToken::Auto),
         /// Put after every document.
-        eos: Option<TokenRef> = or_none(TOKEN),
+        eos: Option<EndToken> = unless_none(END_TOKEN, EndToken::Auto),
         /// Fills short documents. Padded positions do not count, so the default, id 0, serves any vocabulary.
         pad: TokenRef = or(TOKEN, TokenRef::Id(0)),
         /// Inputs per sample.
@@ -120,6 +140,15 @@ pub enum Malformed {
     Skip,
 }
 
+/// Which tokens of a conversation count in the loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LossOn {
+    /// What the assistant says, with the token that ends its turn; of a prompt with its completion, the completion.
+    Answers,
+    /// All.
+    All,
+}
+
 /// How documents become samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
@@ -136,6 +165,7 @@ named! {
         "auto": Auto, "text": Text, "jsonl": Jsonl, "parquet": Parquet, "tokens-u16": TokensU16,
         "tokens-u32": TokensU32
     }
+    LossOn { "answers": Answers, "all": All }
     Malformed { "error": Error, "skip": Skip }
     Packing { "stream": Stream, "documents": Documents, "packed": Packed }
 }
@@ -150,6 +180,41 @@ pub enum TokenRef {
     Token(String),
 }
 
+/// The token at an end of a document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EndToken {
+    /// The one that the tokenizer puts there, if it does.
+    Auto,
+    /// A token.
+    Token(TokenRef),
+}
+
+impl EndToken {
+    /// The token, if it is the user who says which.
+    pub fn given(&self) -> Option<&TokenRef> {
+        match self {
+            EndToken::Auto => None,
+            EndToken::Token(token) => Some(token),
+        }
+    }
+}
+
+impl Serialize for EndToken {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            EndToken::Auto => serializer.serialize_str(AUTO),
+            EndToken::Token(token) => token.serialize(serializer),
+        }
+    }
+}
+
+fn end_token(value: &Value) -> Option<EndToken> {
+    match value.as_str() {
+        Some(AUTO) => Some(EndToken::Auto),
+        _ => token(value).map(EndToken::Token),
+    }
+}
+
 /// The largest id is kept free: it marks targets that do not count.
 fn token(value: &Value) -> Option<TokenRef> {
     match value {
@@ -157,4 +222,13 @@ fn token(value: &Value) -> Option<TokenRef> {
         Value::Integer(id) => u32::try_from(*id).ok().filter(|&id| id < u32::MAX).map(TokenRef::Id),
         _ => None,
     }
+}
+
+/// A date of TOML, or the same as a string.
+fn date(value: &Value) -> Option<String> {
+    let text = value
+        .as_str()
+        .map_or_else(|| value.as_datetime().map(ToString::to_string), |text| Some(text.to_owned()))?;
+    let date: Datetime = text.parse().ok()?;
+    (date.date.is_some() && date.time.is_none()).then_some(text)
 }

@@ -35,7 +35,7 @@ pub use checkpoint::CheckpointConfig;
 pub use error::ConfigError;
 pub use eval::EvalSet;
 pub use fsdp::{FsdpConfig, MeshConfig};
-pub use input::{DataConfig, Format, Malformed, Packing, SourceConfig, TokenRef};
+pub use input::{DataConfig, EndToken, Format, LossOn, Malformed, Packing, SourceConfig, TokenRef};
 pub use load::{Loaded, Resolved};
 pub use model::{Init, ModelConfig};
 pub use optimizer::{AdafactorConfig, AdamwConfig, GroupConfig, LionConfig, OptimizerConfig, SgdConfig};

@@ -106,6 +106,19 @@ impl<'a> Reader<'a> {
         self.optional(key, kind).map_err(|_| self.rejected(key, &allowed))
     }
 
+    /// The value of a key, unless it is `"none"`.
+    ///
+    /// # Errors
+    /// As [`Reader::optional`].
+    pub(super) fn unless_none<T>(
+        &self,
+        key: &'static str,
+        kind: Kind<T>,
+        default: T,
+    ) -> Result<Option<T>, ConfigError> {
+        if self.table.contains_key(key) { self.or_none(key, kind) } else { Ok(Some(default)) }
+    }
+
     /// The value of a key that has no default.
     ///
     /// # Errors

@@ -21,6 +21,11 @@ column = "none"
 malformed = "error"
 tokenizer = "bytes"
 cache = "kept"
+prompt = "none"
+completion = "none"
+chat_template = "none"
+date = "none"
+loss_on = "answers"
 packing = "stream"
 bos = "<s>"
 eos = "</s>"
@@ -132,7 +137,7 @@ fn the_full_file_is_read_as_written() {
     assert_eq!(config.train.optimizer.lr(), Some(3e-3));
     assert_eq!(config.train.lr_schedule.warmup, Warmup { steps: 20, start_factor: 0.1 });
     assert_eq!(config.fsdp.wrap, WrapPolicy::Classes(vec!["LlamaDecoderLayer".to_owned()]));
-    assert_eq!(config.data.bos, Some(TokenRef::Token("<s>".to_owned())));
+    assert_eq!(config.data.bos, Some(EndToken::Token(TokenRef::Token("<s>".to_owned()))));
     round_trips(&config);
 }
 
@@ -198,8 +203,8 @@ fn evaluation_is_on_a_list_of_paths_or_on_named_sets() {
     assert_eq!(config.data.eval, [set("books", &["a", "b"], 0), set("c.d-e_2", &["c"], 9)]);
     round_trips(&config);
     round_trips(&with(&["data.eval=[{name='eval', paths=['a'], max_samples=1}]"]));
-    let tables = "seed = 0\n[[data.eval]]\nname = 'books'\npaths = ['a']\n[train]";
-    let written = FULL.replace("eval = [\"docs\"]\n", "").replace("seed = 0\n[train]", tables);
+    let tables = "\n[[data.eval]]\nname = 'books'\npaths = ['a']\n[train]\n";
+    let written = FULL.replace("eval = [\"docs\"]\n", "").replace("\n[train]\n", tables);
     assert_eq!(parse(&written, &[]).unwrap().config.data.eval, [set("books", &["a"], 0)]);
 }
 
@@ -273,7 +278,7 @@ fn rejects_wrong_types_naming_key_value_and_what_is_allowed() {
     rejects(&["fsdp.mesh=2"], &["`fsdp.mesh` is 2", "a table"]);
     rejects(&["train.optimizer=adamw"], &["`train.optimizer` is \"adamw\"", "a table"]);
     rejects(&["train.optimizer.betas=[0.9]"], &["`train.optimizer.betas` is [0.9]", "two numbers"]);
-    rejects(&["data.bos=1.5"], &["`data.bos`", "a token (string) or an id"]);
+    rejects(&["data.bos=1.5"], &["`data.bos`", "\"auto\", a token (string) or an id"]);
     rejects_line("steps = 200", "steps = 200.5", &["run.toml: `train.steps` is 200.5"]);
 }
 
@@ -312,7 +317,7 @@ fn rejects_names_that_do_not_exist_and_lists_those_that_do() {
     rejects(&["train.optimizer.name=adam"], &["`train.optimizer.name` is \"adam\"", "\"adamw\", \"sgd\""]);
     rejects(&["train.lr_schedule.name=cosine"], &["\"warmup-cosine\""]);
     rejects(&["data.format=csv"], &["\"jsonl\", \"parquet\""]);
-    rejects(&["data.packing=pack"], &["\"stream\" or \"documents\""]);
+    rejects(&["data.packing=pack"], &["\"stream\", \"documents\" or \"packed\""]);
     rejects(&["model.init=zeros"], &["\"random\" or \"pretrained\""]);
     rejects(&["fsdp.param_dtype=f16"], &["\"f32\", \"bf16\" or \"f64\""]);
     rejects(&["fsdp.accumulation=local"], &["\"reduce\" or \"unsharded\""]);
@@ -473,7 +478,7 @@ fn a_run_that_ends_within_its_warmup_is_warned_about_with_both_origins() {
 fn the_resolved_text_names_every_key_also_without_a_value() {
     let config = parse(MINIMAL, &[]).unwrap().config;
     let text = config.to_toml();
-    for line in ["bos = \"none\"", "eos = \"none\"", "grad_clip = \"none\"", "peak_tflops = \"none\""] {
+    for line in ["bos = \"auto\"", "eos = \"auto\"", "grad_clip = \"none\"", "peak_tflops = \"none\""] {
         assert!(text.lines().any(|found| found == line), "{line} in {text}");
     }
     round_trips(&config);
@@ -557,4 +562,29 @@ fn where_nothing_says_how_many_ranks_there_are_the_device_decides() {
     assert_eq!(ranks(&without, &[]), 2);
     assert_eq!(ranks(&without, &["run.device=\"cuda\"".to_owned()]), 8);
     assert_eq!(ranks(&without, &["run.ranks=1".to_owned()]), 1);
+}
+
+#[test]
+fn a_document_is_one_column_or_a_prompt_with_its_completion() {
+    rejects(
+        &["data.column=a", "data.completion=b"],
+        &["--set data.completion", "`data.column` and `data.completion`"],
+    );
+    let config = with(&[
+        "data.prompt=a",
+        "data.date=2024-02-29",
+        "data.loss_on=all",
+        "data.bos=auto",
+        "data.eos=none",
+    ]);
+    assert_eq!(config.data.date.as_deref(), Some("2024-02-29"));
+    assert_eq!((&config.data.bos, &config.data.eos), (&Some(EndToken::Auto), &None));
+    round_trips(&config);
+}
+
+#[test]
+fn a_date_is_a_day() {
+    for wrong in ["2024-02-30", "12:00:00", "2024-02-29T12:00:00", "today", "2024"] {
+        rejects(&[&format!("data.date={wrong}")], &["`data.date`", "a day such as"]);
+    }
 }

@@ -26,6 +26,7 @@ pub(super) fn validate(
     cache(config, origin)?;
     export(config, origin)?;
     metrics(config, origin)?;
+    columns(config, origin)?;
     mesh(config, origin)?;
     adapter(config, origin)?;
     reshard(config, origin, warnings)?;
@@ -74,6 +75,20 @@ fn metrics(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     let allowed = "[] where run.out_dir is a URL: an object store gets metrics.jsonl only".to_owned();
     let names: Vec<&str> = config.run.metrics.iter().map(|sink| sink.name()).collect();
     Err(out_of_range(origin, "run.metrics", &format!("{names:?}"), allowed))
+}
+
+/// One field is the document, or two are.
+fn columns(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
+    let data = &config.data;
+    let pair = [("data.prompt", &data.prompt), ("data.completion", &data.completion)];
+    let given = pair.iter().find(|(_, column)| column.is_some());
+    let (Some(_), Some((second, _))) = (&data.column, given) else { return Ok(()) };
+    Err(ConfigError::Conflict {
+        origin: origin.of(second),
+        first: "data.column".to_owned(),
+        second: (*second).to_owned(),
+        remedy: "a document is one column, or a prompt with its completion",
+    })
 }
 
 fn mesh(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {

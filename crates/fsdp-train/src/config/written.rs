@@ -9,7 +9,9 @@ use super::eval::EvalSet;
 use super::kind::NONE;
 use super::named::Named;
 
-pub(super) use self::{or as patterns, or as required, or as table, or as tables, or as unless};
+pub(super) use self::{
+    or as patterns, or as required, or as table, or as tables, or as unless, or_none as unless_none,
+};
 
 /// A value as it is.
 pub(super) fn or<F: SerializeStruct>(

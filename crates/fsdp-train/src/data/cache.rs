@@ -80,6 +80,17 @@ pub enum DataWarning {
         /// How many.
         count: u64,
     },
+    /// Documents without a token that counts.
+    #[error(
+        "{documents} documents are left out, because of their first {seq_len} tokens none counts (data.loss_on = \
+         \"answers\"): there is no answer in them, or a larger data.seq_len would reach it"
+    )]
+    Silent {
+        /// How many.
+        documents: usize,
+        /// Inputs per sample.
+        seq_len: usize,
+    },
     /// Tokens can not be kept.
     #[error(
         "tokens are not kept in {}, so each start tokenizes the text: {fault}; data.cache may name another folder",

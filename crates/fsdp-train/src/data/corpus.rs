@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::cache::{self, Cached, DataWarning, Stage, Unkept};
+use super::chat::Chats;
 use super::dataset::Loading;
 use super::encoder::Encoder;
 use super::error::DataError;
@@ -12,7 +13,7 @@ use super::image::{Document, Image};
 use super::record::Fields;
 use super::text::Text;
 use super::tokenizer::Tokenizer;
-use super::tokens::{Bytes, Scan, Tokens, Width};
+use super::tokens::{Bytes, Scan, Token, Tokens, Width};
 use crate::config::{DataConfig, Format};
 
 /// Files that a warning names.
@@ -58,15 +59,18 @@ impl Corpus {
         tokenizer: &Tokenizer,
     ) -> Result<Corpus, DataError> {
         let found = files::find(paths, config, loading.out_dir)?;
-        let widths = found.iter().filter_map(|file| match file.kind {
+        let mut widths = found.iter().filter_map(|file| match file.kind {
             Kind::Tokens(width) => Some(width),
             Kind::Text | Kind::Jsonl | Kind::Parquet => None,
         });
-        if let Some(width) = widths.last() {
+        if let Some(width) = widths.next() {
             // Only data.format says that files are of tokens, and it says so of all.
             return Corpus::of_tokens(found, width);
         }
-        let encoder = Encoder { tokenizer, fields: Fields::new(config.column.as_deref()) };
+        let chats = Chats::find(config, tokenizer)?;
+        let pair = [&config.prompt, &config.completion].map(Option::as_deref);
+        let fields = Fields::new(config.column.as_deref()).with_pair(pair);
+        let encoder = Encoder { tokenizer, fields, chats };
         let text = Text { files: &found, encoder, malformed: config.malformed, watch: loading.watch };
         // With bytes there is nothing to keep: they are in the files.
         let cached = match tokenizer.digest() {
@@ -100,7 +104,7 @@ impl Corpus {
         let (mut parts, mut documents): (Vec<Part>, _) = (Vec::new(), Vec::new());
         for (index, file) in files.iter().enumerate() {
             let start = parts.last().map_or(0, Part::end);
-            documents.push(Document { file: index, start });
+            documents.push(Document { file: index, start, is_framed: false });
             parts.push(Part { tokens: token_file(file, width)?, start });
         }
         let scans = parts.iter().map(|part| part.tokens.scan());
@@ -120,13 +124,13 @@ impl Corpus {
     }
 
     /// The tokens in a range, which must be one of this corpus.
-    pub(super) fn tokens(&self, range: Range<usize>) -> impl Iterator<Item = u32> {
+    pub(super) fn tokens(&self, range: Range<usize>) -> impl Iterator<Item = Token> {
         let first = self.parts.partition_point(|part| part.end() <= range.start);
         let Range { start, end } = range;
         let parts = self.parts[first..].iter().take_while(move |part| part.start < end);
         parts.flat_map(move |part| {
             let inside = start.max(part.start)..end.min(part.end());
-            inside.map(|index| part.tokens.id(index - part.start))
+            inside.map(|index| part.tokens.token(index - part.start))
         })
     }
 
@@ -139,6 +143,11 @@ impl Corpus {
     pub(super) fn document(&self, index: usize) -> Range<usize> {
         let end = self.documents.get(index + 1).map_or(self.len(), |next| next.start);
         self.documents[index].start..end
+    }
+
+    /// Whether there are documents that have all that begins and ends them: conversations.
+    pub(super) fn is_framed(&self) -> bool {
+        self.documents.iter().any(|document| document.is_framed)
     }
 
     /// The file of a document.

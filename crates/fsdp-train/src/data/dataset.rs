@@ -1,11 +1,11 @@
 //! Samples: what goes into the model, and what should come out.
 //!
 //! A sample is up to `seq_len + 1` tokens; the inputs are all but the last, the targets all but the first,
-//! so position p predicts the token after it. Bos and eos, where they are configured, are put around every
-//! document. Packing "stream" cuts the joined documents every `seq_len` tokens (neighbours share one token, so
+//! so position p predicts the token after it, if that counts. Bos and eos are put around every document, but
+//! not around conversations, whose template has written what begins and ends them. Packing "stream" cuts the joined documents every `seq_len` tokens (neighbours share one token, so
 //! that each token but the first is a target once; the incomplete rest is dropped). Packing "documents" makes
-//! one sample per document: what is longer is clipped (and loses its eos, because the text does not end
-//! there), what is shorter is padded. Packing "packed" puts several such documents into a sample ([`super::packed`]).
+//! one sample per document: what is longer is clipped (at its end, so that it loses its eos, because the text
+//! does not end there; behind bos where the tokenizer truncates on the left), what is shorter is padded. Packing "packed" puts several such documents into a sample ([`super::packed`]).
 
 use std::path::Path;
 
@@ -17,7 +17,8 @@ use super::error::DataError;
 use super::packed::Packed;
 use super::progress::Watch;
 use super::tokenizer::Tokenizer;
-use crate::config::{DataConfig, Format, Packing};
+use super::tokens::Token;
+use crate::config::{DataConfig, EndToken, Format, Packing};
 
 /// A target that does not count in the loss.
 pub const IGNORE: u32 = u32::MAX;
@@ -62,6 +63,8 @@ struct Special {
     bos: Option<u32>,
     eos: Option<u32>,
     pad: u32,
+    /// Whether what is too long loses its beginning, rather than its end.
+    clips_left: bool,
 }
 
 /// Tokens of one document, with what is put around it.
@@ -69,31 +72,42 @@ struct Special {
 struct Run {
     /// By its number among those that are used.
     document: usize,
-    /// The first token.
+    /// Tokens behind bos that are clipped.
+    skipped: usize,
+    /// The first token of what is left.
     from: usize,
     len: usize,
 }
 
 impl Dataset {
-    /// Opens files and folders (`config.train` or `config.eval`) as `config` says. A file of tokens is mapped, so it must not change afterwards.
+    /// Opens files and folders (`config.train` or `config.eval`) as `config` says. A file of tokens is mapped, so it must not
+    /// change afterwards.
     ///
     /// # Errors
     /// If something cannot be read or tokenized, a path lies in the output folder, or a token that is to be added does not exist.
     pub fn load(paths: &[String], config: &DataConfig, loading: &Loading<'_>) -> Result<Dataset, DataError> {
         let tokenizer = Tokenizer::load(&config.tokenizer)?;
-        let special = Special::resolve(config, &tokenizer)?;
+        let mut special = Special::resolve(config, &tokenizer)?;
         let mut corpus = Corpus::open(paths, config, loading, &tokenizer)?;
+        let is_framed = corpus.is_framed();
+        if is_framed {
+            (special.bos, special.eos) = (None, None);
+        }
         let least = if config.packing == Packing::Stream { 1 } else { special.least() };
         let documents: Vec<usize> =
             (0..corpus.document_count()).filter(|&index| corpus.document(index).len() >= least).collect();
         // Files of tokens have the separators that their maker put there, and bytes have none to put.
         let is_text = !matches!(config.format, Format::TokensU16 | Format::TokensU32);
         let joins = config.packing == Packing::Stream && special.added() == 0 && documents.len() > 1;
-        if joins && is_text && tokenizer.digest().is_some() {
+        if joins && is_text && !is_framed && tokenizer.digest().is_some() {
             corpus.warnings.push(DataWarning::Joined { documents: documents.len() });
         }
-        let mut dataset =
-            Dataset { corpus, seq_len: config.seq_len, special, documents, layout: Layout::Stream };
+        let layout = Layout::Stream;
+        let mut dataset = Dataset { corpus, seq_len: config.seq_len, special, documents, layout };
+        if config.packing != Packing::Stream {
+            dataset.leave_out_silent();
+            dataset.warn_of_clipped();
+        }
         dataset.layout = match config.packing {
             Packing::Stream => Layout::Stream,
             Packing::Documents => Layout::Documents,
@@ -103,11 +117,36 @@ impl Dataset {
                 Layout::Packed(Packed::new(positions.collect(), config.seq_len))
             }
         };
-        if config.packing != Packing::Stream {
-            let cut = special.cut(&dataset.corpus, &dataset.documents, config.seq_len);
-            dataset.corpus.warnings.extend(cut);
-        }
         Ok(dataset)
+    }
+
+    /// Leaves out documents without a target that counts.
+    fn leave_out_silent(&mut self) {
+        if !self.has_silent() {
+            return;
+        }
+        // The first of all is no target.
+        let counts =
+            |&document: &usize| self.tokens(self.clipped(document)).skip(1).any(|token| token.counts);
+        let used: Vec<usize> =
+            (0..self.documents.len()).filter(counts).map(|document| self.documents[document]).collect();
+        let documents = self.documents.len() - used.len();
+        if documents > 0 {
+            self.corpus.warnings.push(DataWarning::Silent { documents, seq_len: self.seq_len });
+        }
+        self.documents = used;
+    }
+
+    /// Says how much of documents is longer than a sample.
+    fn warn_of_clipped(&mut self) {
+        let excess =
+            (0..self.documents.len()).map(|document| self.len_of(document) - self.clipped(document).len);
+        let (documents, tokens) = excess
+            .filter(|&tokens| tokens > 0)
+            .fold((0, 0), |(count, all), tokens| (count + 1, all + tokens));
+        if documents > 0 {
+            self.corpus.warnings.push(DataWarning::Clipped { documents, tokens });
+        }
     }
 
     /// The number of samples.
@@ -124,6 +163,16 @@ impl Dataset {
         self.len() == 0
     }
 
+    /// Whether there are tokens that do not count.
+    pub fn has_silent(&self) -> bool {
+        self.corpus.scan.has_silent
+    }
+
+    /// The tokens of all documents.
+    pub fn tokens_len(&self) -> usize {
+        self.corpus.len()
+    }
+
     /// Whether samples hold several documents that do not see each other: see [`Dataset::positions`].
     pub fn is_packed(&self) -> bool {
         matches!(self.layout, Layout::Packed(_))
@@ -134,15 +183,10 @@ impl Dataset {
         self.seq_len
     }
 
-    /// CRC-64 of the tokens that were read, each as four little-endian bytes. Where documents begin does not
-    /// count.
+    /// CRC-64 of the tokens that were read, each as four little-endian bytes, the highest bit of which is set where a token
+    /// does not count. Where documents begin does not count.
     pub fn digest(&self) -> Digest {
         self.corpus.scan.digest
-    }
-
-    /// The tokens of all documents.
-    pub fn tokens_len(&self) -> usize {
-        self.corpus.len()
     }
 
     /// What the user should know of how it was read.
@@ -223,7 +267,9 @@ impl Dataset {
         for sample in 0..self.len() {
             let mut before = 0;
             for run in self.runs(sample) {
-                if let Some((at, id)) = self.tokens(run).enumerate().find(|&(_, id)| beyond(id)) {
+                if let Some((at, Token { id, .. })) =
+                    self.tokens(run).enumerate().find(|(_, token)| beyond(token.id))
+                {
                     let file = self.corpus.file_of_document(self.documents[run.document]).to_owned();
                     let reason = format!(
                         "token id {id} (sample {sample}, position {}), but the model's vocab_size is \
@@ -249,8 +295,14 @@ impl Dataset {
 
     /// A document as far as it fits into a sample.
     fn clipped(&self, document: usize) -> Run {
-        let len = self.corpus.document(self.documents[document]).len() + self.special.added();
-        Run { document, from: 0, len: len.min(self.seq_len + 1) }
+        let all = self.len_of(document);
+        let len = all.min(self.seq_len + 1);
+        Run { document, skipped: if self.special.clips_left { all - len } else { 0 }, from: 0, len }
+    }
+
+    /// The tokens of a document, with those around it.
+    fn len_of(&self, document: usize) -> usize {
+        self.corpus.document(self.documents[document]).len() + self.special.added()
     }
 
     fn stream_runs(&self, index: usize) -> Vec<Run> {
@@ -264,7 +316,7 @@ impl Dataset {
         let run = |document: usize| {
             let (first, next) = (self.stream_start(document), self.stream_start(document + 1));
             let from = start.max(first) - first;
-            Run { document, from, len: end.min(next) - first - from }
+            Run { document, skipped: 0, from, len: end.min(next) - first - from }
         };
         (low..self.documents.len())
             .take_while(|&document| self.stream_start(document) < end)
@@ -278,11 +330,11 @@ impl Dataset {
         start.unwrap_or(self.corpus.len()) + document * self.special.added()
     }
 
-    fn tokens(&self, Run { document, from, len }: Run) -> impl Iterator<Item = u32> {
-        let Special { bos, eos, .. } = self.special;
+    fn tokens(&self, Run { document, skipped, from, len }: Run) -> impl Iterator<Item = Token> {
+        let [bos, eos] = [self.special.bos, self.special.eos].map(|id| id.map(Token::counted));
         let range = self.corpus.document(self.documents[document]);
         let before = usize::from(bos.is_some());
-        let start = range.end.min(range.start + from.saturating_sub(before));
+        let start = range.end.min(range.start + skipped + from.saturating_sub(before));
         let end = range.end.min(start.saturating_add(len));
         let eos = eos.filter(|_| end == range.end);
         let tokens = self.corpus.tokens(start..end);
@@ -290,30 +342,42 @@ impl Dataset {
     }
 }
 
-/// Inputs are all tokens but the last, targets all but the first.
-fn write(tokens: impl Iterator<Item = u32>, inputs: &mut [u32], targets: &mut [u32]) {
+/// Inputs are all tokens but the last, targets all but the first, if they count.
+fn write(tokens: impl Iterator<Item = Token>, inputs: &mut [u32], targets: &mut [u32]) {
     for (position, token) in tokens.enumerate() {
         if let Some(input) = inputs.get_mut(position) {
-            *input = token;
+            *input = token.id;
         }
-        if let Some(before) = position.checked_sub(1) {
-            targets[before] = token;
+        if let Some(before) = position.checked_sub(1).filter(|_| token.counts) {
+            targets[before] = token.id;
         }
     }
 }
 
 impl Special {
     fn resolve(config: &DataConfig, tokenizer: &Tokenizer) -> Result<Special, DataError> {
-        let optional =
-            |token: &Option<_>, key| token.as_ref().map(|token| tokenizer.resolve(token, key)).transpose();
+        let ends = tokenizer.ends()?;
+        let end = |token: &Option<EndToken>, own: &[u32], key| match (token, own) {
+            (None, _) | (Some(EndToken::Auto), []) => Ok(None),
+            (Some(EndToken::Auto), &[id]) => Ok(Some(id)),
+            (Some(EndToken::Auto), several) => {
+                let count = several.len();
+                let reason = format!(
+                    "is \"auto\", and the tokenizer puts {count} tokens there; give one, or \"none\""
+                );
+                Err(DataError::SpecialToken { key, reason })
+            }
+            (Some(EndToken::Token(token)), _) => tokenizer.resolve(token, key).map(Some),
+        };
         Ok(Special {
-            bos: optional(&config.bos, "data.bos")?,
-            eos: optional(&config.eos, "data.eos")?,
+            bos: end(&config.bos, &ends.before, "data.bos")?,
+            eos: end(&config.eos, &ends.after, "data.eos")?,
             // A stream has no short samples.
             pad: match config.packing {
                 Packing::Stream => 0,
                 Packing::Documents | Packing::Packed => tokenizer.resolve(&config.pad, "data.pad")?,
             },
+            clips_left: tokenizer.truncates_left(),
         })
     }
 
@@ -325,15 +389,6 @@ impl Special {
     /// The fewest tokens of a document that is not empty and has a target.
     fn least(self) -> usize {
         if self.added() == 0 { 2 } else { 1 }
-    }
-
-    /// How much of these documents is longer than a sample.
-    fn cut(self, corpus: &Corpus, documents: &[usize], seq_len: usize) -> Option<DataWarning> {
-        let excess =
-            |&index: &usize| (corpus.document(index).len() + self.added()).saturating_sub(seq_len + 1);
-        let excess = documents.iter().map(excess).filter(|&tokens| tokens > 0);
-        let (documents, tokens) = excess.fold((0, 0), |(count, all), tokens| (count + 1, all + tokens));
-        (documents > 0).then_some(DataWarning::Clipped { documents, tokens })
     }
 
     fn check_vocabulary(self, vocab_size: usize) -> Result<(), DataError> {

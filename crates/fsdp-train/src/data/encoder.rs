@@ -1,9 +1,12 @@
 //! From records to tokens: the one place that knows what a field means.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::record::{Fields, Record};
+use super::chat::{Chats, Conversation, Marked, completion, context};
+use super::error::DataError;
+use super::record::{Chosen, Fields, MESSAGES, Record, names};
 use super::tokenizer::Tokenizer;
+use super::tokens::SILENT;
 
 /// Makes tokens of records.
 pub(super) struct Encoder<'a> {
@@ -11,23 +14,107 @@ pub(super) struct Encoder<'a> {
     pub(super) tokenizer: &'a Tokenizer,
     /// Which fields are the document.
     pub(super) fields: Fields,
+    /// What makes tokens of conversations.
+    pub(super) chats: Chats,
+}
+
+/// The tokens of a document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Made {
+    /// Their ids, with [`SILENT`] in those that do not count.
+    pub(super) ids: Vec<u32>,
+    /// Whether it has all that begins and ends it.
+    pub(super) is_framed: bool,
+}
+
+impl Made {
+    /// All of them count, and packing may put something around them.
+    fn text(ids: Vec<u32>) -> Made {
+        Made { ids, is_framed: false }
+    }
+
+    fn marked(Marked { ids, counts }: Marked, is_framed: bool) -> Made {
+        let word = |(id, counts): (u32, bool)| if counts { id } else { id | SILENT };
+        Made { ids: ids.into_iter().zip(counts).map(word).collect(), is_framed }
+    }
+}
+
+/// Why a record has no tokens.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum EncodeFault {
+    /// No record of its kind would have any.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The record is at fault, in words.
+    #[error("{0}")]
+    Record(String),
+}
+
+impl From<String> for EncodeFault {
+    fn from(fault: String) -> EncodeFault {
+        EncodeFault::Record(fault)
+    }
 }
 
 impl Encoder<'_> {
     /// The tokens of a record.
     ///
     /// # Errors
-    /// What is wrong with the record, in words.
-    pub(super) fn encode(&self, record: Record) -> Result<Vec<u32>, String> {
+    /// [`EncodeFault`].
+    pub(super) fn encode(&self, record: Record) -> Result<Made, EncodeFault> {
         match record {
-            Record::Text(text) => self.text(&text),
-            Record::Tokens(ids) => Ok(ids),
-            Record::Object(object) => {
-                let names: Vec<&str> = object.keys().map(String::as_str).collect();
-                let name = self.fields.choose(&names)?;
-                self.value(&object[name]).map_err(|fault| format!("\"{name}\" {fault}"))
-            }
+            Record::Text(text) => Ok(Made::text(self.text(&text)?)),
+            Record::Tokens(ids) => Ok(Made::text(ids)),
+            Record::Object(object) => self.object(object),
         }
+    }
+
+    fn object(&self, object: Map<String, Value>) -> Result<Made, EncodeFault> {
+        let keys: Vec<String> = names(&object).into_iter().map(str::to_owned).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        match self.fields.choose(&keys)? {
+            Chosen::One(name) => self.one(name, object),
+            Chosen::Pair(names) => self.pair(names, object),
+        }
+    }
+
+    fn one(&self, name: &str, mut object: Map<String, Value>) -> Result<Made, EncodeFault> {
+        let of_field = |fault: String| EncodeFault::Record(format!("\"{name}\" {fault}"));
+        match object.remove(name).unwrap_or_default() {
+            Value::Array(messages) if name == MESSAGES || messages.first().is_some_and(Value::is_object) => {
+                self.conversation(Conversation::new(messages, 0, context(&mut object)?).map_err(of_field)?)
+            }
+            value if name == MESSAGES => {
+                Err(of_field(format!("is {}, and must be a list of messages", kind(&value))))
+            }
+            value => Ok(Made::text(self.value(&value).map_err(of_field)?)),
+        }
+    }
+
+    fn pair(&self, [prompt, answer]: [&str; 2], mut object: Map<String, Value>) -> Result<Made, EncodeFault> {
+        match [prompt, answer].map(|name| object.remove(name).unwrap_or_default()) {
+            [Value::String(prompt), Value::String(answer)] => {
+                let marked = completion(&prompt, &answer, self.chats.loss_on(), self.tokenizer)?;
+                Ok(Made::marked(marked, false))
+            }
+            [Value::Array(mut messages), Value::Array(answers)] => {
+                let before = messages.len();
+                messages.extend(answers);
+                let of_field = |fault| EncodeFault::Record(format!("\"{prompt}\" {fault}"));
+                self.conversation(
+                    Conversation::new(messages, before, context(&mut object)?).map_err(of_field)?,
+                )
+            }
+            [first, second] => Err(EncodeFault::Record(format!(
+                "\"{prompt}\" is {} and \"{answer}\" is {}; both must be strings, or both lists of messages",
+                kind(&first),
+                kind(&second)
+            ))),
+        }
+    }
+
+    fn conversation(&self, conversation: Conversation) -> Result<Made, EncodeFault> {
+        Ok(Made::marked(self.chats.encode(&conversation, self.tokenizer)?, true))
     }
 
     fn value(&self, value: &Value) -> Result<Vec<u32>, String> {
@@ -43,12 +130,12 @@ impl Encoder<'_> {
     }
 }
 
-/// A token id. The largest number of 32 bits marks targets that do not count.
+/// A token id. Of 32 bits, the highest marks tokens that do not count.
 fn id(item: &Value) -> Result<u32, String> {
-    let id = item.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|&id| id < u32::MAX);
+    let id = item.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|&id| id < SILENT);
     id.ok_or_else(|| {
         let what = if item.is_number() { item.to_string() } else { kind(item).to_owned() };
-        format!("holds {what}, and must be a string or a list of token ids, integers from 0 to 4294967294")
+        format!("holds {what}, and must be a string or a list of token ids, integers from 0 to 2147483647")
     })
 }
 

@@ -67,6 +67,14 @@ pub enum DataError {
         /// Why.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// There is no chat template, or it is none.
+    #[error("{origin}: {reason}")]
+    ChatTemplate {
+        /// Where it was looked for.
+        origin: String,
+        /// What is wrong, with line and column, and the way out.
+        reason: String,
+    },
     /// `bos`, `eos` or `pad` is not a token of the tokenizer or of the model.
     #[error("`{key}` {reason}")]
     SpecialToken {

@@ -18,6 +18,10 @@ use crate::error::TrainError;
 /// The variable that names the folder of copies.
 const FOLDER: &str = "FSDP_CACHE_DIR";
 
+/// What lies beside a tokenizer and belongs to it.
+const BESIDE_TOKENIZER: [&str; 3] =
+    ["tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"];
+
 /// An object to copy.
 struct Object {
     url: PathBuf,
@@ -32,13 +36,17 @@ impl DataConfig {
     /// [`TrainError::Checkpoint`]: the store does not have them. [`TrainError::Io`]: they can not be written here.
     pub(crate) fn fetched(&self) -> Result<DataConfig, TrainError> {
         let mut here = self.clone();
-        let eval = here.eval.iter_mut().flat_map(|set| &mut set.paths);
-        let sources = here.source.iter_mut().flat_map(|source| &mut source.path);
-        for path in here.train.iter_mut().chain(sources).chain(eval).chain([&mut here.tokenizer]) {
+        let fetch = |path: &mut String, beside: &[&str]| -> Result<(), TrainError> {
             if is_url(&path) {
-                *path = copy_of(Path::new(path), &folder())?.to_string_lossy().into_owned();
+                *path = copy_of(Path::new(path), &folder(), beside)?.to_string_lossy().into_owned();
             }
-        }
+            Ok(())
+        };
+        let sources = here.source.iter_mut().flat_map(|source| &mut source.path);
+        let eval = here.eval.iter_mut().flat_map(|set| &mut set.paths);
+        let paths = here.train.iter_mut().chain(sources).chain(eval).chain(&mut here.chat_template);
+        paths.into_iter().try_for_each(|path| fetch(path, &[]))?;
+        fetch(&mut here.tokenizer, &BESIDE_TOKENIZER)?;
         Ok(here)
     }
 }
@@ -53,14 +61,18 @@ fn folder() -> PathBuf {
     named.or_else(usual).unwrap_or_else(|| std::env::temp_dir().join("fsdp"))
 }
 
-/// The copy of an object, or of all objects directly below a URL.
-fn copy_of(url: &Path, folder: &Path) -> Result<PathBuf, TrainError> {
+/// The copy of an object, with those of other names beside it that there are; or of all objects directly below a URL.
+fn copy_of(url: &Path, folder: &Path, beside: &[&str]) -> Result<PathBuf, TrainError> {
     let object = |url: PathBuf| -> Result<Option<Object>, TrainError> {
         let name = url.file_name().unwrap_or_default().to_string_lossy().into_owned();
         Ok(objects::version(&url)?.map(|version| Object { url, name, version }))
     };
     let (is_one, found) = match object(url.to_owned())? {
-        Some(one) => (true, vec![one]),
+        Some(one) => {
+            let beside = beside.iter().map(|name| object(url.with_file_name(name)));
+            let beside = beside.filter_map(Result::transpose);
+            (true, std::iter::once(Ok(one)).chain(beside).collect::<Result<Vec<_>, _>>()?)
+        }
         None => {
             let inside = objects::names(url)?.into_iter().map(|name| object(url.join(name)));
             (false, inside.filter_map(Result::transpose).collect::<Result<Vec<_>, _>>()?)
@@ -117,15 +129,28 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let url = "memory://fetched/one/data.txt";
         put(url, "first");
-        let copy = copy_of(Path::new(url), dir.path()).unwrap();
+        let copy = copy_of(Path::new(url), dir.path(), &[]).unwrap();
         assert_eq!((copy.file_name().unwrap().to_str(), read(&copy).as_str()), (Some("data.txt"), "first"));
         // What is there is taken, not copied again.
         fs::write(&copy, "here").unwrap();
-        assert_eq!(read(&copy_of(Path::new(url), dir.path()).unwrap()), "here");
+        assert_eq!(read(&copy_of(Path::new(url), dir.path(), &[]).unwrap()), "here");
         put(url, "second");
-        let other = copy_of(Path::new(url), dir.path()).unwrap();
+        let other = copy_of(Path::new(url), dir.path(), &[]).unwrap();
         assert_ne!(other, copy);
         assert_eq!(read(&other), "second");
+    }
+
+    #[test]
+    fn what_belongs_to_a_tokenizer_is_copied_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["tokenizer.json", "tokenizer_config.json", "config.json"] {
+            put(&format!("memory://fetched/beside/{name}"), name);
+        }
+        let url = Path::new("memory://fetched/beside/tokenizer.json");
+        let copy = copy_of(url, dir.path(), &BESIDE_TOKENIZER).unwrap();
+        assert_eq!(read(&copy), "tokenizer.json");
+        assert_eq!(read(&copy.with_file_name("tokenizer_config.json")), "tokenizer_config.json");
+        assert!(!copy.with_file_name("config.json").exists());
     }
 
     #[test]
@@ -134,7 +159,7 @@ mod tests {
         for name in ["a.txt", "b.txt", "deep/c.txt"] {
             put(&format!("memory://fetched/many/{name}"), name);
         }
-        let copy = copy_of(Path::new("memory://fetched/many"), dir.path()).unwrap();
+        let copy = copy_of(Path::new("memory://fetched/many"), dir.path(), &[]).unwrap();
         let mut names: Vec<_> =
             fs::read_dir(&copy).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();

@@ -1,7 +1,8 @@
 //! Tokens of text as bytes, in memory or in a file of the cache.
 //!
-//! The ids come first, four little-endian bytes each, so that a mapped file is used as it is. Then one entry per document:
-//! the index of its file and its first token. Then a trailer: what this is, the key of the text, counts, and CRC-64 of all
+//! The ids come first, four little-endian bytes each, so that a mapped file is used as it is; the highest bit says that a
+//! token does not count. Then one entry per document: the index of its file, with a bit for documents that nothing is put
+//! around, and its first token. Then a trailer: what this is, the key of the text, counts, and CRC-64 of all
 //! that stands before it. (All are little-endian words of 64 bits.) Nothing is believed before the checksum fits.
 
 use std::io::{self, Write};
@@ -33,7 +34,12 @@ pub(super) struct Document {
     pub(super) file: usize,
     /// Its first token.
     pub(super) start: usize,
+    /// Whether it has all that begins and ends it, so that packing puts nothing around it.
+    pub(super) is_framed: bool,
 }
+
+/// The bit of the index of a file that says that a document is framed.
+const FRAMED: u64 = 1 << 63;
 
 /// Tokens of text.
 #[derive(Debug)]
@@ -102,7 +108,7 @@ impl Image {
             return Err(ImageFault::Length { expected_bytes, got_bytes });
         }
         let (table, trailer) = (body[body.len() - table_bytes as usize..].to_vec(), *trailer);
-        let tokens = Tokens::new(bytes, Width::U32, tokens as usize);
+        let tokens = Tokens::new(bytes, Width::Marked, tokens as usize);
         let scan = tokens.scan();
         let got = [&*table, &trailer[..trailer.len() - WORD]]
             .iter()
@@ -111,7 +117,11 @@ impl Image {
         if expected != got {
             return Err(ImageFault::Checksum { expected, got });
         }
-        let document = |entry: &[u64]| Document { file: entry[0] as usize, start: entry[1] as usize };
+        let document = |entry: &[u64]| Document {
+            file: (entry[0] & !FRAMED) as usize,
+            start: entry[1] as usize,
+            is_framed: entry[0] & FRAMED != 0,
+        };
         let documents = words(&table).chunks_exact(DOCUMENT_WORDS).map(document).collect();
         Ok(Image { tokens, scan, documents, skipped })
     }
@@ -132,12 +142,12 @@ impl<W: Write> ImageWriter<W> {
         Self { sink, checksum: DigestKind::Crc64.empty(), tokens: 0, documents: Vec::new(), skipped: 0 }
     }
 
-    /// Adds a document of a file.
+    /// Adds a document of a file, by its marked ids.
     ///
     /// # Errors
     /// Those of the sink.
-    pub(super) fn push(&mut self, file: usize, ids: &[u32]) -> io::Result<()> {
-        self.documents.push(Document { file, start: self.tokens });
+    pub(super) fn push(&mut self, file: usize, ids: &[u32], is_framed: bool) -> io::Result<()> {
+        self.documents.push(Document { file, start: self.tokens, is_framed });
         self.tokens += ids.len();
         ids.chunks(BLOCK_TOKENS).try_for_each(|block| {
             let block: Vec<u32> = block.iter().map(|id| id.to_le()).collect();
@@ -156,7 +166,7 @@ impl<W: Write> ImageWriter<W> {
     /// Those of the sink.
     pub(super) fn finish(mut self, key: Digest) -> io::Result<W> {
         let documents = std::mem::take(&mut self.documents);
-        let table: Vec<u8> = documents.iter().flat_map(|d| bytes(&[d.file as u64, d.start as u64])).collect();
+        let table: Vec<u8> = documents.iter().flat_map(entry).collect();
         self.write(&table)?;
         let [high, low] = key_words(key);
         let counts = [self.tokens as u64, documents.len() as u64, self.skipped];
@@ -170,6 +180,11 @@ impl<W: Write> ImageWriter<W> {
         self.checksum = self.checksum.then(DigestKind::Crc64.of(bytes), bytes.len() as u64);
         self.sink.write_all(bytes)
     }
+}
+
+fn entry(document: &Document) -> Vec<u8> {
+    let framed = if document.is_framed { FRAMED } else { 0 };
+    bytes(&[document.file as u64 | framed, document.start as u64])
 }
 
 fn key_words(key: Digest) -> [u64; 2] {

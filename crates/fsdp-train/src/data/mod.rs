@@ -5,6 +5,7 @@
 //! ([`Sampler`]), so that any world cuts the same global batches and a resumed run needs no state.
 
 mod cache;
+mod chat;
 mod corpus;
 mod dataset;
 mod encoder;
@@ -17,13 +18,17 @@ mod image;
 mod mapped;
 mod mix;
 mod packed;
+mod panics;
 mod permutation;
 mod pipeline;
+mod preview;
 mod progress;
 mod record;
 mod sampler;
 mod source;
 mod stamp;
+#[cfg(test)]
+mod testing;
 mod text;
 mod tokenizer;
 mod tokens;
@@ -36,6 +41,7 @@ pub use error::DataError;
 pub use eval::EvalSampler;
 pub use files::{is_data, missing};
 pub use permutation::Permutation;
+pub use preview::Preview;
 pub use progress::{Tokenizing, Watch};
 pub use sampler::Sampler;
 pub use tokenizer::{Tokenizer, TokenizerFault};

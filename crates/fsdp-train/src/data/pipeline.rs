@@ -6,7 +6,7 @@
 
 use rayon::prelude::*;
 
-use super::encoder::Encoder;
+use super::encoder::{EncodeFault, Encoder, Made};
 use super::error::DataError;
 use super::files::DataFile;
 use super::progress::{Meter, Tokenizing};
@@ -25,10 +25,10 @@ const ROUND_BATCHES: usize = 1 << 12;
 pub(super) struct Encoded {
     /// The index of the file.
     pub(super) file: usize,
-    /// Tokens of the documents, one after the other.
+    /// Marked tokens of the documents, one after the other.
     pub(super) ids: Vec<u32>,
-    /// Where each document ends.
-    pub(super) ends: Vec<usize>,
+    /// Where each document ends, and whether it is framed.
+    pub(super) ends: Vec<(usize, bool)>,
     /// Records that were left out because they hold no document.
     pub(super) skipped: u64,
 }
@@ -43,6 +43,7 @@ pub(super) fn run<E: From<DataError>>(
 ) -> Result<(), E> {
     let all_bytes =
         text.files.iter().filter_map(|file| file.path.metadata().ok()).map(|found| found.len()).sum();
+    tracing::info!(files = text.files.len(), "text is tokenized");
     let mut told = Tokenizing { read_bytes: 0, all_bytes, documents: 0, tokens: 0, is_done: false };
     let mut reader = Reader::new(text);
     let mut round = reader.round()?;
@@ -109,11 +110,20 @@ fn encoded(text: &Text<'_>, batch: Batch) -> Result<Encoded, DataError> {
     let mut out = Encoded { file: batch.file, ids: Vec::new(), ends: Vec::new(), skipped: 0 };
     let mut failed = None;
     batch.for_each(&text.encoder.fields, |(place, record)| {
-        let ids = record.and_then(|record| text.encoder.encode(record).map_err(NoRecord::Malformed));
-        match ids {
-            Ok(ids) => {
+        let made = record.map(|record| text.encoder.encode(record));
+        let made = match made {
+            Ok(Err(EncodeFault::Data(fault))) => {
+                failed.get_or_insert(fault);
+                return;
+            }
+            Ok(Err(EncodeFault::Record(fault))) => Err(NoRecord::Malformed(fault)),
+            Ok(Ok(made)) => Ok(made),
+            Err(fault) => Err(fault),
+        };
+        match made {
+            Ok(Made { ids, is_framed }) => {
                 out.ids.extend_from_slice(&ids);
-                out.ends.push(out.ids.len());
+                out.ends.push((out.ids.len(), is_framed));
             }
             // Files that are not UTF-8 lie in every folder of text; who names one means it.
             Err(NoRecord::NotText(_)) if !file.named => {}

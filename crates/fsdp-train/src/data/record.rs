@@ -42,47 +42,96 @@ impl fmt::Display for Place {
     }
 }
 
-/// Names of fields that mean something without being named by `data.column`, in the order of preference.
+/// Messages of a conversation, which mean something without being named by `data.column`.
+pub(super) const MESSAGES: &str = "messages";
+
+/// Names of other such fields, in the order of preference.
 const KNOWN: [&str; 2] = ["text", "input_ids"];
+
+/// A prompt and what is to follow it, where `data.prompt` and `data.completion` name no others.
+const PAIR: [&str; 2] = ["prompt", "completion"];
+
+/// What a conversation may have beside its messages.
+pub(super) const BESIDE: [&str; 2] = ["tools", "chat_template_kwargs"];
 
 /// Which fields of an object are its document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Fields {
     /// The value of `data.column`.
     column: Option<String>,
+    /// The values of `data.prompt` and `data.completion`, if one of them is given.
+    pair: Option<[String; 2]>,
+}
+
+/// The fields of a document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Chosen<'n> {
+    /// All of it.
+    One(&'n str),
+    /// A prompt, and what is to follow it.
+    Pair([&'n str; 2]),
+}
+
+impl<'n> Chosen<'n> {
+    /// The names.
+    pub(super) fn names(self) -> Vec<&'n str> {
+        match self {
+            Chosen::One(name) => vec![name],
+            Chosen::Pair(names) => names.to_vec(),
+        }
+    }
 }
 
 impl Fields {
     /// The field that `data.column` names, or those known.
     pub(super) fn new(column: Option<&str>) -> Fields {
-        Fields { column: column.map(str::to_owned) }
+        Fields { column: column.map(str::to_owned), pair: None }
     }
 
-    /// The field to read among those that there are.
+    /// With the values of `data.prompt` and `data.completion`.
+    pub(super) fn with_pair(self, given: [Option<&str>; 2]) -> Fields {
+        let [prompt, completion] = [0, 1].map(|index| given[index].unwrap_or(PAIR[index]).to_owned());
+        Fields { pair: given.iter().any(Option::is_some).then_some([prompt, completion]), ..self }
+    }
+
+    /// The fields to read among those that there are.
     ///
     /// # Errors
     /// What there is instead.
-    pub(super) fn choose<'n>(&self, names: &[&'n str]) -> Result<&'n str, String> {
+    pub(super) fn choose<'n>(&self, names: &[&'n str]) -> Result<Chosen<'n>, String> {
         let has = |wanted: &str| names.iter().copied().find(|name| *name == wanted);
-        let found = match &self.column {
-            Some(column) => has(column),
-            None => KNOWN.iter().find_map(|known| has(known)),
+        let one = |wanted: &str| has(wanted).map(Chosen::One);
+        let both = |[prompt, completion]: [&str; 2]| Some(Chosen::Pair([has(prompt)?, has(completion)?]));
+        let found = match (&self.column, &self.pair) {
+            (Some(column), _) => one(column),
+            (None, Some([prompt, completion])) => both([prompt, completion]),
+            (None, None) => one(MESSAGES).or_else(|| both(PAIR)).or_else(|| KNOWN.into_iter().find_map(one)),
         };
         found.ok_or_else(|| {
             let there = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-            match &self.column {
-                Some(column) => {
+            match (&self.column, &self.pair) {
+                (Some(column), _) => {
                     format!("there is no \"{column}\", which data.column names; there are: {there}")
                 }
-                None => format!(
-                    "there is no \"text\" and no \"input_ids\"; name one of these by data.column: {there}"
+                (None, Some([prompt, completion])) => format!(
+                    "there is no \"{prompt}\" with \"{completion}\", which data.prompt and data.completion name; there \
+                     are: {there}"
+                ),
+                (None, None) => format!(
+                    "there is no \"messages\", no \"prompt\" with \"completion\", no \"text\" and no \"input_ids\"; name one \
+                     of these by data.column: {there}"
                 ),
             }
         })
     }
 
     fn wants(&self, name: &str) -> bool {
-        self.column.as_ref().map_or_else(|| KNOWN.contains(&name), |column| column == name)
+        let is_of_document = match (&self.column, &self.pair) {
+            (Some(column), _) => column == name,
+            (None, Some(pair)) => pair.iter().any(|field| field == name),
+            (None, None) => name == MESSAGES || PAIR.contains(&name) || KNOWN.contains(&name),
+        };
+        is_of_document || BESIDE.contains(&name)
     }
 
     /// The fields of a JSON object, without those that nobody asks for.
@@ -93,11 +142,11 @@ impl Fields {
         let mut parser = serde_json::Deserializer::from_slice(json);
         let parsed = Wanted(self).deserialize(&mut parser).and_then(|object| parser.end().map(|()| object));
         let object = parsed.map_err(|fault| self.explain(&fault))?;
-        if object.is_empty() {
+        if self.choose(&names(&object)).is_err() {
             // Who is missing a field wants to know which ones there are.
             let all: Map<String, Value> =
                 serde_json::from_slice(json).map_err(|fault| self.explain(&fault))?;
-            self.choose(&all.keys().map(String::as_str).collect::<Vec<_>>())?;
+            self.choose(&names(&all))?;
         }
         Ok(Record::Object(object))
     }
@@ -106,6 +155,11 @@ impl Fields {
         let column = self.column.as_deref().unwrap_or(KNOWN[0]);
         format!("{fault}; every line must be an object with a string or token ids under \"{column}\"")
     }
+}
+
+/// The names of the fields of an object.
+pub(super) fn names(object: &Map<String, Value>) -> Vec<&str> {
+    object.keys().map(String::as_str).collect()
 }
 
 /// Reads an object, and keeps what [`Fields`] asks for.

@@ -75,9 +75,9 @@ impl Text<'_> {
     pub(super) fn tokenize<W: Write>(&self, sink: W, key: &Key) -> Result<W, NotTokenized> {
         let mut image = ImageWriter::new(sink);
         pipeline::run(self, |Encoded { file, ids, ends, skipped }| -> Result<(), NotTokenized> {
-            let starts = std::iter::once(0).chain(ends.iter().copied());
-            for (start, &end) in starts.zip(&ends) {
-                image.push(file, &ids[start..end])?;
+            let starts = std::iter::once(0).chain(ends.iter().map(|&(end, _)| end));
+            for (start, &(end, is_framed)) in starts.zip(&ends) {
+                image.push(file, &ids[start..end], is_framed)?;
             }
             image.skip(skipped);
             Ok(())
@@ -97,7 +97,8 @@ impl Text<'_> {
 
     /// The key before any file. What packing adds to documents is not in the tokens, so it is not here either.
     fn key_of_none(&self) -> Digest {
-        Digest::of(&(TOKENIZERS, self.encoder.tokenizer.digest(), &self.encoder.fields, self.malformed))
+        let Encoder { tokenizer, fields, chats } = &self.encoder;
+        Digest::of(&(TOKENIZERS, tokenizer.digest(), fields, chats.digest(), self.malformed))
     }
 }
 

@@ -3,6 +3,7 @@
 mod fault;
 #[cfg(feature = "tokenizers")]
 mod hostile;
+mod special;
 
 #[cfg(not(feature = "tokenizers"))]
 #[path = "tokenizer/absent.rs"]
@@ -10,12 +11,16 @@ mod vocabulary;
 #[cfg(feature = "tokenizers")]
 mod vocabulary;
 
+use std::ops::Range;
 use std::path::Path;
 
 use fsdp_ckpt::digest::{Digest, DigestKind};
+use serde_json::{Map, Value};
 
 pub use fault::TokenizerFault;
 
+use fault::Source;
+use special::TokenizerConfig;
 use vocabulary::Vocabulary;
 
 use super::error::DataError;
@@ -29,35 +34,87 @@ const BYTES: &str = "bytes";
 pub struct Tokenizer {
     name: String,
     vocabulary: Option<Vocabulary>,
+    config: TokenizerConfig,
     /// Of the file.
     digest: Option<(usize, Digest)>,
+}
+
+/// Tokens of a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Encoded {
+    /// The ids.
+    pub(super) ids: Vec<u32>,
+    /// The bytes that each is made of, in order.
+    pub(super) offsets: Vec<Range<usize>>,
+}
+
+/// What a tokenizer puts around a text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Ends {
+    /// Such as a token that says that a document begins.
+    pub(super) before: Vec<u32>,
+    /// Such as one that says that it ends.
+    pub(super) after: Vec<u32>,
 }
 
 impl Tokenizer {
     /// `"bytes"` (256 tokens, the id is the byte), or the path of a Hugging Face `tokenizer.json`.
     ///
-    /// Truncation and padding that the file may ask for are turned off: cutting is the packing's task.
+    /// `tokenizer_config.json` beside it is read as well, if it is there. Truncation and padding that the file may ask for are
+    /// turned off: cutting is the packing's task.
     ///
     /// # Errors
-    /// If the file cannot be read, or would take more memory than it has bytes by far; any file, in a build without the
+    /// If a file cannot be read, or would take more memory than it has bytes by far; any file, in a build without the
     /// feature `tokenizers`.
     pub fn load(name: &str) -> Result<Tokenizer, DataError> {
         if name == BYTES {
-            return Ok(Tokenizer { name: name.to_owned(), vocabulary: None, digest: None });
+            let config = TokenizerConfig::default();
+            return Ok(Tokenizer { name: name.to_owned(), vocabulary: None, config, digest: None });
         }
-        let load = || -> Result<_, fault::Source> {
+        let load = || -> Result<_, Source> {
             let text = input_file::read_text(Path::new(name), TOKENIZER_BYTES_MAX)?;
             let digest = (text.len(), DigestKind::Crc64.of(text.as_bytes()));
-            Ok((Vocabulary::parse(&text)?, digest))
+            let config = TokenizerConfig::beside(Path::new(name))?;
+            Ok((Vocabulary::parse(&text, &config.special)?, config, digest))
         };
         let failed = |source| DataError::Tokenizer { file: name.into(), source };
-        let (vocabulary, digest) = load().map_err(failed)?;
-        Ok(Tokenizer { name: name.to_owned(), vocabulary: Some(vocabulary), digest: Some(digest) })
+        let (vocabulary, config, digest) = load().map_err(failed)?;
+        Ok(Tokenizer { name: name.to_owned(), vocabulary: Some(vocabulary), config, digest: Some(digest) })
     }
 
-    /// Length and checksum of the file; `"bytes"` is none.
-    pub(super) fn digest(&self) -> Option<(usize, Digest)> {
-        self.digest
+    /// Stands for the file, and for the special tokens beside it; `"bytes"` is none.
+    pub(super) fn digest(&self) -> Option<fsdp_core::Digest> {
+        self.digest.map(|file| fsdp_core::Digest::of(&(file, &self.config.special)))
+    }
+
+    /// Where its file lies; `"bytes"` has none.
+    pub(super) fn folder(&self) -> Option<&Path> {
+        self.vocabulary.is_some().then(|| Path::new(&self.name).parent().unwrap_or(Path::new("")))
+    }
+
+    /// Special tokens by their role, such as `bos_token`.
+    pub(super) fn special_tokens(&self) -> &Map<String, Value> {
+        &self.config.roles
+    }
+
+    /// What `tokenizer_config.json` says of chat templates.
+    pub(super) fn chat_template(&self) -> &Value {
+        &self.config.chat_template
+    }
+
+    /// Whether what is too long loses its beginning, rather than its end.
+    pub(super) fn truncates_left(&self) -> bool {
+        let by_config = self.config.truncation_side.as_deref().map(|side| side == "left");
+        by_config.unwrap_or_else(|| self.vocabulary.as_ref().is_some_and(Vocabulary::truncates_left))
+    }
+
+    /// What it puts around a text.
+    ///
+    /// # Errors
+    /// If the tokenizer fails.
+    pub(super) fn ends(&self) -> Result<Ends, DataError> {
+        let failed = |source| DataError::Tokenizer { file: (&self.name).into(), source };
+        self.vocabulary.as_ref().map_or(Ok(Ends::default()), |vocabulary| vocabulary.ends().map_err(failed))
     }
 
     /// The number of ids.
@@ -72,6 +129,35 @@ impl Tokenizer {
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Box<dyn std::error::Error + Send + Sync>> {
         let Some(vocabulary) = &self.vocabulary else { return Ok(text.bytes().map(u32::from).collect()) };
         vocabulary.encode(text)
+    }
+
+    /// The ids of a text, as [`encode`](Tokenizer::encode) makes them, and what each is made of.
+    ///
+    /// # Errors
+    /// If the tokenizer fails.
+    pub(super) fn encode_with_offsets(&self, text: &str) -> Result<Encoded, Source> {
+        match &self.vocabulary {
+            Some(vocabulary) => vocabulary.encode_with_offsets(text),
+            None => {
+                let ids = text.bytes().map(u32::from).collect();
+                Ok(Encoded { ids, offsets: (0..text.len()).map(|at| at..at + 1).collect() })
+            }
+        }
+    }
+
+    /// The text of tokens, special ones included.
+    ///
+    /// # Errors
+    /// If the tokenizer fails.
+    pub(super) fn decode(&self, ids: &[u32]) -> Result<String, Source> {
+        let bytes = || ids.iter().map(|&id| u8::try_from(id).unwrap_or(b'?')).collect::<Vec<u8>>();
+        let text = || String::from_utf8_lossy(&bytes()).into_owned();
+        self.vocabulary.as_ref().map_or_else(|| Ok(text()), |vocabulary| vocabulary.decode(ids))
+    }
+
+    /// Whether a token is a special one: no text, but what separates texts.
+    pub(super) fn is_special(&self, id: u32) -> bool {
+        self.vocabulary.as_ref().is_some_and(|vocabulary| vocabulary.is_special(id))
     }
 
     /// The id of a token; `key` names the setting in errors.
@@ -97,3 +183,7 @@ impl Tokenizer {
         })
     }
 }
+
+#[cfg(feature = "tokenizers")]
+#[cfg(test)]
+mod tests;

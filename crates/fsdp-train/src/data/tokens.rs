@@ -63,6 +63,29 @@ impl fmt::Debug for Bytes {
     }
 }
 
+/// The bit of a marked id that says that the token does not count. No vocabulary is that large.
+pub(super) const SILENT: u32 = 1 << 31;
+
+/// A token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Token {
+    /// Its id.
+    pub(super) id: u32,
+    /// Whether it is to be learned.
+    pub(super) counts: bool,
+}
+
+impl Token {
+    /// One that counts.
+    pub(super) fn counted(id: u32) -> Token {
+        Token { id, counts: true }
+    }
+
+    fn of_marked(word: u32) -> Token {
+        Token { id: word & !SILENT, counts: word & SILENT == 0 }
+    }
+}
+
 /// How wide an id is. Ids are little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Width {
@@ -70,6 +93,8 @@ pub(super) enum Width {
     U16,
     /// Four bytes.
     U32,
+    /// Four bytes, and [`SILENT`] in those that do not count.
+    Marked,
 }
 
 impl Width {
@@ -77,7 +102,7 @@ impl Width {
     pub(super) fn bytes(self) -> usize {
         match self {
             Width::U16 => 2,
-            Width::U32 => 4,
+            Width::U32 | Width::Marked => 4,
         }
     }
 }
@@ -105,14 +130,18 @@ impl Tokens {
         self.len
     }
 
-    /// An id.
+    /// A token.
     ///
     /// # Panics
     /// If it is behind the last.
-    pub(super) fn id(&self, index: usize) -> u32 {
+    pub(super) fn token(&self, index: usize) -> Token {
+        let wide = || u32::from_le_bytes(self.bytes.as_chunks().0[..self.len][index]);
         match self.width {
-            Width::U16 => u16::from_le_bytes(self.bytes.as_chunks().0[..self.len][index]).into(),
-            Width::U32 => u32::from_le_bytes(self.bytes.as_chunks().0[..self.len][index]),
+            Width::U16 => {
+                Token::counted(u16::from_le_bytes(self.bytes.as_chunks().0[..self.len][index]).into())
+            }
+            Width::U32 => Token::counted(wide()),
+            Width::Marked => Token::of_marked(wide()),
         }
     }
 
@@ -144,18 +173,20 @@ fn in_blocks<T: Send>(
 /// What is known of ids once all were read. Scans of neighbours combine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Scan {
-    /// CRC-64 of the ids, each as four little-endian bytes.
+    /// CRC-64 of the ids, each as four little-endian bytes, with their marks.
     pub(super) digest: Digest,
     /// The length of these bytes.
     len_bytes: u64,
     /// The largest id; `None` where there is none.
     pub(super) id_max: Option<u32>,
+    /// Whether there are tokens that do not count.
+    pub(super) has_silent: bool,
 }
 
 impl Scan {
     /// Of no ids.
     pub(super) fn empty() -> Scan {
-        Scan { digest: DigestKind::Crc64.empty(), len_bytes: 0, id_max: None }
+        Scan { digest: DigestKind::Crc64.empty(), len_bytes: 0, id_max: None, has_silent: false }
     }
 
     /// Of these ids followed by others.
@@ -164,6 +195,7 @@ impl Scan {
             digest: self.digest.then(next.digest, next.len_bytes),
             len_bytes: self.len_bytes + next.len_bytes,
             id_max: self.id_max.max(next.id_max),
+            has_silent: self.has_silent || next.has_silent,
         }
     }
 
@@ -171,15 +203,19 @@ impl Scan {
         match width {
             Width::U16 => {
                 let wide = block.as_chunks().0.iter().map(|&id| u32::from(u16::from_le_bytes(id)).to_le());
-                Scan::of_wide(bytemuck::cast_slice(&wide.collect::<Vec<u32>>()))
+                Scan::of_wide(bytemuck::cast_slice(&wide.collect::<Vec<u32>>()), 0)
             }
-            Width::U32 => Scan::of_wide(block),
+            Width::U32 => Scan::of_wide(block, 0),
+            Width::Marked => Scan::of_wide(block, SILENT),
         }
     }
 
-    fn of_wide(bytes: &[u8]) -> Scan {
-        let id_max = bytes.as_chunks().0.iter().map(|&id| u32::from_le_bytes(id)).max();
-        Scan { digest: DigestKind::Crc64.of(bytes), len_bytes: bytes.len() as u64, id_max }
+    /// Of words that have a mark where one of these bits is set.
+    fn of_wide(bytes: &[u8], mark: u32) -> Scan {
+        let words = || bytes.as_chunks().0.iter().map(|&id| u32::from_le_bytes(id));
+        let (id_max, has_silent) =
+            (words().map(|word| word & !mark).max(), words().any(|word| word & mark != 0));
+        Scan { digest: DigestKind::Crc64.of(bytes), len_bytes: bytes.len() as u64, id_max, has_silent }
     }
 }
 

@@ -14,12 +14,13 @@ pub(crate) const STEPS: &str = "metrics.csv";
 pub(crate) const EVALUATIONS: &str = "evaluations.csv";
 
 /// The columns of [`STEPS`]: all figures that a step can have. Where it has none the cell is empty.
-const OF_STEPS: [&str; 14] = [
+const OF_STEPS: [&str; 15] = [
     "step",
     "loss",
     "grad_norm",
     "lr",
     "tokens",
+    "targets",
     "tokens_per_s",
     "step_ms",
     "mfu",

@@ -209,7 +209,8 @@ impl<D: TorchStorage> Torch<D> {
             logits.f_exp_().done()?;
             if z_loss > 0.0 {
                 let gain = normalizers.f_mul_scalar(2.0 * z_loss)?.f_add_scalar(1.0)?;
-                logits.f_mul_(&gain.f_to_kind(logits.f_kind()?)?).done()?;
+                let gain = gain.f_to_kind(logits.f_kind()?)?;
+                logits.f_mul_(&gain).done()?;
             }
             if label_smoothing > 0.0 {
                 logits.f_sub_scalar_(label_smoothing / dims.vocab as f64).done()?;

@@ -20,7 +20,7 @@ impl<D: TorchStorage> Torch<D> {
         op: &Pointwise,
         operands: Operands<'_, '_, D::Buffer>,
     ) -> Result<(), Failure> {
-        let keys = operands.keys;
+        let keys = operands.batch.keys;
         match op {
             Pointwise::Add { .. } => {
                 let ([a, b], [y], _) = operands.split();

@@ -4,11 +4,12 @@ use std::thread;
 use tempfile::TempDir;
 
 use super::*;
-use crate::config::{Format, Malformed, Packing, TokenRef};
+use crate::config::{EndToken, Format, LossOn, Malformed, Packing, TokenRef};
 use crate::data::encoder::Encoder;
 use crate::data::files::{DataFile, Kind};
 use crate::data::image::ImageWriter;
 use crate::data::record::Fields;
+use crate::data::testing::chats;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{Dataset, Loading, Watch};
 
@@ -34,6 +35,11 @@ impl Place {
             malformed: Malformed::Error,
             tokenizer: name("tokenizer.json"),
             cache: Some(name("kept/here")),
+            prompt: None,
+            completion: None,
+            chat_template: None,
+            date: None,
+            loss_on: LossOn::Answers,
             packing: Packing::Stream,
             bos: None,
             eos: None,
@@ -105,12 +111,12 @@ fn tokens_come_from_the_cache_where_it_has_them() {
     let tokenizer = Tokenizer::load(&place.config.tokenizer).unwrap();
     let text = Text {
         files: &[file],
-        encoder: Encoder { tokenizer: &tokenizer, fields: Fields::new(None) },
+        encoder: Encoder { tokenizer: &tokenizer, fields: Fields::new(None), chats: chats() },
         malformed: Malformed::Error,
         watch: &Watch::NOBODY,
     };
     let mut other = ImageWriter::new(Vec::new());
-    other.push(0, &[7, 8, 9]).unwrap();
+    other.push(0, &[7, 8, 9], false).unwrap();
     place.replace(&other.finish(text.key().unwrap().digest).unwrap());
     let marked = place.load();
     assert_eq!((ids(&marked), marked.corpus.len(), marked.warnings()), (vec![7, 8], 3, &[][..]));
@@ -129,7 +135,7 @@ fn all_that_decides_tokens_is_in_the_key_and_nothing_else() {
     changed(&place, "the first time", true);
     place.config.seq_len = 20;
     place.config.packing = Packing::Documents;
-    place.config.eos = Some(TokenRef::Id(0));
+    place.config.eos = Some(EndToken::Token(TokenRef::Id(0)));
     changed(&place, "samples", false);
     fs::rename(place.path("a.txt"), place.path("b.txt")).unwrap();
     place.config.train = vec![place.path("b.txt").to_str().unwrap().to_owned()];
@@ -158,7 +164,7 @@ fn documents_are_kept_with_their_files() {
     texts.iter().for_each(|(name, text)| fs::write(folder.join(name), text).unwrap());
     place.config.train = vec![folder.to_str().unwrap().to_owned()];
     place.config.packing = Packing::Documents;
-    place.config.bos = Some(TokenRef::Id(0));
+    place.config.bos = Some(EndToken::Token(TokenRef::Id(0)));
     for time in ["first", "second"] {
         let data = place.load();
         let samples: Vec<Vec<u32>> = (0..data.len()).map(|index| data.sample(index).0).collect();
@@ -184,7 +190,7 @@ fn what_is_damaged_cut_or_foreign_is_made_again_with_a_warning() {
     faults.push((whole[4..].to_vec(), "it has 100 bytes, its trailer says 104"));
     faults.push((b"#!/bin/sh\n".repeat(20), "it holds no tokens of text"));
     let mut other = ImageWriter::new(Vec::new());
-    other.push(0, &[1]).unwrap();
+    other.push(0, &[1], false).unwrap();
     faults.push((other.finish(Digest::of(&"another")).unwrap(), "it holds the tokens of another text"));
     for (bytes, fault) in faults {
         place.replace(&bytes);
@@ -263,7 +269,10 @@ fn long_tokens_that_are_not_kept_leave_no_name_and_are_the_same() {
         let data =
             Dataset::load(&place.config.train, &place.config, &Loading::quietly(&place.path(out))).unwrap();
         assert_eq!(data.corpus.len(), long.len());
-        assert!(data.corpus.tokens(0..long.len()).eq(long.bytes().map(u32::from)), "{out}");
+        assert!(
+            data.corpus.tokens(0..long.len()).map(|token| token.id).eq(long.bytes().map(u32::from)),
+            "{out}"
+        );
         let names: Vec<_> =
             fs::read_dir(place.folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names.len(), 2, "{names:?}");

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
-use crate::config::{EvalSet, Format, Malformed, TokenRef};
+use crate::config::{EndToken, EvalSet, Format, LossOn, Malformed, TokenRef};
 
 /// Words, with truncation and padding switched on, which must not be obeyed.
 #[cfg(feature = "tokenizers")]
@@ -65,6 +65,11 @@ fn config(packing: Packing, seq_len: usize) -> DataConfig {
         malformed: Malformed::Error,
         tokenizer: "bytes".to_owned(),
         cache: None,
+        prompt: None,
+        completion: None,
+        chat_template: None,
+        date: None,
+        loss_on: LossOn::Answers,
         packing,
         bos: None,
         eos: None,
@@ -101,19 +106,20 @@ fn a_stream_joins_files_in_order_and_samples_share_one_token() {
 fn a_stream_has_bos_and_eos_around_every_document_that_is_not_empty() {
     let files = Files::new(&[("a.txt", b"ab"), ("b.txt", b""), ("c.txt", b"cde"), ("d.txt", b"f")]);
     let mut config = config(Packing::Stream, 3);
-    config.eos = Some(TokenRef::Id(2));
+    config.eos = Some(EndToken::Token(TokenRef::Id(2)));
     let data = files.load(&config).unwrap();
     let [a, b, c, d, e] = [97, 98, 99, 100, 101];
     let samples = |data: &Dataset| (0..data.len()).map(|index| data.sample(index)).collect::<Vec<_>>();
     // a b 2 c d e 2 f 2
     assert_eq!(samples(&data), [(vec![a, b, 2], vec![b, 2, c]), (vec![c, d, e], vec![d, e, 2])]);
-    config.bos = Some(TokenRef::Id(1));
+    config.bos = Some(EndToken::Token(TokenRef::Id(1)));
     let data = files.load(&config).unwrap();
     // 1 a b 2 1 c d e 2 1 f 2
     let expected =
         [(vec![1, a, b], vec![a, b, 2]), (vec![2, 1, c], vec![1, c, d]), (vec![d, e, 2], vec![e, 2, 1])];
     assert_eq!(samples(&data), expected);
-    assert_eq!(data.warnings(), []);
+    let file = files.path("b.txt");
+    assert_eq!(data.warnings(), [DataWarning::Empty { count: 1, file }]);
 }
 
 #[test]
@@ -134,7 +140,7 @@ fn documents_that_are_joined_without_a_token_between_them_are_told() {
     };
     assert_eq!(warnings(&config, "data"), [DataWarning::Joined { documents: 2 }]);
     assert_eq!(warnings(&config, "data/a.txt"), []);
-    config.eos = Some(TokenRef::Id(5));
+    config.eos = Some(EndToken::Token(TokenRef::Id(5)));
     assert_eq!(warnings(&config, "data"), []);
     config.eos = None;
     config.packing = Packing::Packed;
@@ -145,7 +151,7 @@ fn documents_that_are_joined_without_a_token_between_them_are_told() {
 fn a_packed_sample_holds_documents_that_begin_at_position_0() {
     let files = Files::new(&[("a.txt", b"ab"), ("b.txt", b"abcdefgh"), ("c.txt", b""), ("d.txt", b"abc")]);
     let mut config = config(Packing::Packed, 6);
-    config.eos = Some(TokenRef::Token("\n".to_owned()));
+    config.eos = Some(EndToken::Token(TokenRef::Token("\n".to_owned())));
     config.pad = TokenRef::Id(3);
     let data = files.load(&config).unwrap();
     assert_eq!((data.len(), data.is_packed()), (2, true));
@@ -212,8 +218,8 @@ fn rejects_folders_without_a_file_of_the_format() {
 fn documents_are_framed_clipped_and_padded() {
     let files = Files::new(&[("a.txt", b"ab"), ("b.txt", b"abcdefgh"), ("c.txt", b""), ("d.txt", b"abc")]);
     let mut config = config(Packing::Documents, 4);
-    config.bos = Some(TokenRef::Id(1));
-    config.eos = Some(TokenRef::Token("\n".to_owned()));
+    config.bos = Some(EndToken::Token(TokenRef::Id(1)));
+    config.eos = Some(EndToken::Token(TokenRef::Token("\n".to_owned())));
     config.pad = TokenRef::Id(3);
     let data = files.load(&config).unwrap();
     assert_eq!(data.len(), 3);
@@ -237,7 +243,7 @@ fn documents_without_a_target_are_no_samples() {
         files.load(&config).unwrap().sample(0),
         (vec![97, 98, 0, 0], vec![98, IGNORE, IGNORE, IGNORE])
     );
-    config.eos = Some(TokenRef::Id(0));
+    config.eos = Some(EndToken::Token(TokenRef::Id(0)));
     assert_eq!(files.load(&config).unwrap().len(), 2);
 }
 
@@ -251,7 +257,7 @@ fn jsonl_has_one_document_per_line() {
     config.packing = Packing::Documents;
     assert_eq!(files.load(&config).unwrap().len(), 2);
     for (line, fault) in [
-        ("{\"txt\": \"a\"}", "there is no \"text\""),
+        ("{\"txt\": \"a\"}", "no \"text\""),
         ("{\"text\": 1}", "\"text\" is a number, and must be a string"),
         ("text", "a string or token ids under \"text\""),
     ] {
@@ -334,12 +340,12 @@ fn a_hugging_face_tokenizer_neither_truncates_nor_pads() {
         Files::new(&[("data/a.txt", b"the cat sat the dog"), ("tokenizer.json", TOKENIZER.as_bytes())]);
     let mut config = config(Packing::Documents, 6);
     config.tokenizer = files.name("tokenizer.json");
-    config.bos = Some(TokenRef::Token("<s>".to_owned()));
+    config.bos = Some(EndToken::Token(TokenRef::Token("<s>".to_owned())));
     config.pad = TokenRef::Token("<pad>".to_owned());
     let data = Dataset::load(&[files.name("data")], &config, &Loading::quietly(Path::new("out"))).unwrap();
     assert_eq!(data.sample(0), (vec![5, 1, 2, 3, 1, 4], vec![1, 2, 3, 1, 4, IGNORE]));
     assert_eq!(Tokenizer::load(&config.tokenizer).unwrap().vocab_size(), 6);
-    config.eos = Some(TokenRef::Token("</s>".to_owned()));
+    config.eos = Some(EndToken::Token(TokenRef::Token("</s>".to_owned())));
     assert_message(
         Dataset::load(&[files.name("data")], &config, &Loading::quietly(Path::new("out"))),
         &["`data.eos` is \"</s>\"", "tokenizer.json"],
@@ -347,13 +353,13 @@ fn a_hugging_face_tokenizer_neither_truncates_nor_pads() {
 }
 
 #[test]
-fn rejects_tokens_that_bytes_do_not_have_but_only_where_they_are_used() {
+fn rejects_tokens_that_bytes_do_not_have() {
     let files = Files::new(&[("a.txt", b"abc")]);
-    let mut config = config(Packing::Documents, 2);
-    config.bos = Some(TokenRef::Token("<s>".to_owned()));
-    assert_message(files.load(&config), &["`data.bos` is \"<s>\"", "tokenizer \"bytes\"", "or an id"]);
-    config.packing = Packing::Stream;
-    assert_eq!(files.load(&config).unwrap().len(), 1);
+    for packing in [Packing::Stream, Packing::Documents, Packing::Packed] {
+        let mut config = config(packing, 2);
+        config.bos = Some(EndToken::Token(TokenRef::Token("<s>".to_owned())));
+        assert_message(files.load(&config), &["`data.bos` is \"<s>\"", "tokenizer \"bytes\"", "or an id"]);
+    }
 }
 
 #[test]
@@ -375,7 +381,7 @@ fn tokens_beyond_the_vocabulary_are_named_by_file_sample_and_position() {
     let error = data.check_vocabulary(usize::from(b'z'));
     assert_message(error, &["b.txt: token id 122 (sample 2, position 1)", "vocab_size is 122"]);
     let mut config = config(Packing::Documents, 8);
-    config.bos = Some(TokenRef::Id(256));
+    config.bos = Some(EndToken::Token(TokenRef::Id(256)));
     let data = files.load(&config).unwrap();
     assert_message(data.check_vocabulary(256), &["`data.bos` has id 256", "vocab_size is 256"]);
     assert_message(data.check_vocabulary(100), &["`data.bos`"]);
@@ -385,7 +391,7 @@ fn tokens_beyond_the_vocabulary_are_named_by_file_sample_and_position() {
 fn a_document_beyond_the_vocabulary_is_named_with_its_framed_position() {
     let files = Files::new(&[("a.txt", b"abc"), ("b.txt", b"abzab")]);
     let mut config = config(Packing::Documents, 8);
-    config.bos = Some(TokenRef::Id(1));
+    config.bos = Some(EndToken::Token(TokenRef::Id(1)));
     let error = files.load(&config).unwrap().check_vocabulary(122);
     assert_message(error, &["b.txt: token id 122 (sample 1, position 3)"]);
 }
@@ -435,8 +441,8 @@ proptest! {
             names.iter().map(String::as_str).zip(texts.iter().map(Vec::as_slice)).collect();
         let files = Files::new(&listed);
         let mut config = config(Packing::Documents, seq_len);
-        config.bos = bos.then_some(TokenRef::Id(1));
-        config.eos = eos.then_some(TokenRef::Id(2));
+        config.bos = bos.then_some(EndToken::Token(TokenRef::Id(1)));
+        config.eos = eos.then_some(EndToken::Token(TokenRef::Id(2)));
         let alone = files.load(&config).unwrap();
         config.packing = Packing::Packed;
         let packed = files.load(&config).unwrap();
@@ -472,8 +478,8 @@ proptest! {
     ) {
         let files = Files::new(&[("a.txt", &vec![b'x'; len])]);
         let mut config = config(Packing::Documents, seq_len);
-        config.bos = bos.then_some(TokenRef::Id(1));
-        config.eos = eos.then_some(TokenRef::Id(2));
+        config.bos = bos.then_some(EndToken::Token(TokenRef::Id(1)));
+        config.eos = eos.then_some(EndToken::Token(TokenRef::Id(2)));
         let data = files.load(&config).unwrap();
         let framed = len + usize::from(bos) + usize::from(eos);
         prop_assert_eq!(data.len(), usize::from(framed > 1));
@@ -532,4 +538,110 @@ fn a_file_that_is_not_there_yet_is_data_where_a_folder_would_yield_it() {
     assert!(!is_data(&config, "data/out/trace.json") && !is_data(&config, "trace.json"));
     config.format = Format::Jsonl;
     assert!(!is_data(&config, "data/trace.json"));
+}
+
+/// Documents by the tokenizer of bytes, of JSON lines.
+fn of_lines(text: &str, change: impl FnOnce(&mut DataConfig)) -> Dataset {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("a.jsonl");
+    fs::write(&file, text).unwrap();
+    let mut config = crate::data::testing::config();
+    (config.packing, config.seq_len) = (Packing::Documents, 4);
+    config.train = vec![file.to_str().unwrap().to_owned()];
+    change(&mut config);
+    Dataset::load(&config.train, &config, &Loading::quietly(&dir.path().join("out"))).unwrap()
+}
+
+#[test]
+fn a_prompt_is_an_input_and_no_target() {
+    let data = of_lines(r#"{"prompt": "ab", "completion": "cd"}"#, |config| {
+        config.eos = Some(EndToken::Token(TokenRef::Id(0)));
+    });
+    assert_eq!(data.sample(0), (vec![97, 98, 99, 100], vec![IGNORE, 99, 100, 0]));
+    let named = of_lines(r#"{"q": "ab", "a": "cd"}"#, |config| {
+        (config.prompt, config.completion) = (Some("q".to_owned()), Some("a".to_owned()));
+    });
+    assert_eq!(named.sample(0), (vec![97, 98, 99, 100], vec![IGNORE, 99, 100, IGNORE]));
+}
+
+#[test]
+fn what_counts_is_in_the_digest_and_joined_documents_keep_it() {
+    let masked =
+        of_lines(r#"{"prompt": "ab", "completion": "cde"}"#, |config| config.packing = Packing::Stream);
+    assert_eq!(masked.sample(0), (vec![97, 98, 99, 100], vec![IGNORE, 99, 100, 101]));
+    let whole = of_lines(r#"{"text": "abcde"}"#, |config| config.packing = Packing::Stream);
+    assert_eq!(whole.sample(0), (vec![97, 98, 99, 100], vec![98, 99, 100, 101]));
+    assert_ne!(masked.digest(), whole.digest());
+    masked.check_vocabulary(102).unwrap();
+    masked.check_vocabulary(101).unwrap_err();
+}
+
+#[test]
+fn documents_of_which_nothing_counts_are_left_out_and_told() {
+    let lines = concat!(
+        r#"{"prompt": "abcde", "completion": "f"}"#,
+        "\n",
+        r#"{"prompt": "a", "completion": "b"}"#,
+        "\n",
+        r#"{"prompt": "abc", "completion": ""}"#
+    );
+    let data = of_lines(lines, |_| {});
+    assert_eq!((data.len(), data.sample(0).1), (1, vec![98, IGNORE, IGNORE, IGNORE]));
+    let [warning] = data.warnings() else { panic!("{:?}", data.warnings()) };
+    assert!(warning.to_string().starts_with("2 documents are left out"), "{warning}");
+}
+
+#[cfg(feature = "tokenizers")]
+mod with_tokenizer {
+    use super::*;
+
+    fn fixture(name: &str) -> String {
+        format!("{}/tests/chats/tokenizers/{name}/tokenizer.json", env!("CARGO_MANIFEST_DIR"))
+    }
+
+    #[test]
+    fn what_a_tokenizer_puts_around_texts_is_put_around_documents() {
+        let sample = |name: &str, bos: Option<EndToken>| {
+            let data = of_lines(r#"{"text": "Hi, who are you?"}"#, |config| {
+                (config.tokenizer, config.seq_len, config.bos) = (fixture(name), 16, bos);
+            });
+            let (inputs, targets) = data.sample(0);
+            let len = targets.iter().position(|&target| target == IGNORE).unwrap();
+            (inputs[0], targets[len - 1])
+        };
+        let [bos, eos] = [("bos", 0), ("both", 2)];
+        assert_eq!(sample(bos.0, Some(EndToken::Auto)).0, bos.1);
+        assert_ne!(sample(bos.0, None).0, bos.1);
+        assert_ne!(sample("plain", Some(EndToken::Auto)).0, 0);
+        assert_eq!(sample(eos.0, Some(EndToken::Auto)), (1, eos.1));
+    }
+
+    #[test]
+    fn nothing_is_put_around_conversations() {
+        let chat = r#"{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "A test."}]}"#;
+        let with = |bos| {
+            of_lines(chat, |config| {
+                (config.tokenizer, config.seq_len, config.bos) = (fixture("plain"), 64, bos);
+            })
+        };
+        let [given, none] = [Some(EndToken::Token(TokenRef::Id(0))), None].map(with);
+        assert_eq!(given.sample(0), none.sample(0));
+        assert!(given.has_silent());
+    }
+
+    #[test]
+    fn what_is_too_long_loses_its_beginning_where_the_tokenizer_says_so() {
+        let words = r#"{"text": "the cat sat on the mat"}"#;
+        let data = |eos| {
+            of_lines(words, |config| {
+                (config.tokenizer, config.seq_len, config.eos) = (fixture("left"), 2, eos);
+            })
+        };
+        let tokenizer = Tokenizer::load(&fixture("left")).unwrap();
+        let ids = tokenizer.encode("the cat sat on the mat").unwrap();
+        // Three tokens: two inputs, and the target of the second.
+        assert_eq!(data(None).sample(0), (ids[3..5].to_vec(), ids[4..].to_vec()));
+        let end = EndToken::Auto;
+        assert_eq!(data(Some(end)).sample(0), (ids[4..].to_vec(), vec![ids[5], 2]));
+    }
 }

@@ -1,18 +1,20 @@
 use serde_json::{Map, json};
 
 use super::*;
+use crate::data::testing::chats;
 
 /// The tokens of a JSON object whose field `x` is the document, by the tokenizer of bytes.
 fn encode(value: Value) -> Result<Vec<u32>, String> {
     let tokenizer = Tokenizer::load("bytes").unwrap();
-    let encoder = Encoder { tokenizer: &tokenizer, fields: Fields::new(Some("x")) };
-    encoder.encode(Record::Object(Map::from_iter([("x".to_owned(), value)])))
+    let encoder = Encoder { tokenizer: &tokenizer, fields: Fields::new(Some("x")), chats: chats() };
+    let made = encoder.encode(Record::Object(Map::from_iter([("x".to_owned(), value)])));
+    made.map(|made| made.ids).map_err(|fault| fault.to_string())
 }
 
 #[test]
 fn a_string_is_tokenized_and_a_list_of_ids_is_taken() {
     assert_eq!(encode(json!("ab")), Ok(vec![97, 98]));
-    assert_eq!(encode(json!([0, 7, 4_294_967_294_u32])), Ok(vec![0, 7, 4_294_967_294]));
+    assert_eq!(encode(json!([0, 7, 2_147_483_647])), Ok(vec![0, 7, 2_147_483_647]));
     assert_eq!(encode(json!([])), Ok(vec![]));
 }
 
@@ -25,7 +27,7 @@ fn everything_else_is_named() {
         (json!({"a": 1}), "is an object"),
         (json!([1, -1]), "holds -1"),
         (json!([1.5]), "holds 1.5"),
-        (json!([4_294_967_295_u32]), "holds 4294967295"),
+        (json!([2_147_483_648_u32]), "holds 2147483648"),
         (json!([1, "a"]), "holds a string"),
         (json!([null]), "holds null"),
     ] {
@@ -35,4 +37,30 @@ fn everything_else_is_named() {
             "{fault}"
         );
     }
+}
+
+#[test]
+fn prompts_and_messages_are_told_from_texts() {
+    let tokenizer = Tokenizer::load("bytes").unwrap();
+    let encoder = Encoder { tokenizer: &tokenizer, fields: Fields::new(None), chats: chats() };
+    let encode = |record: Value| {
+        let Value::Object(record) = record else { panic!("an object") };
+        encoder.encode(Record::Object(record))
+    };
+    let made = encode(json!({"text": "x", "prompt": "a", "completion": "b"})).unwrap();
+    assert_eq!(made, Made { ids: vec![97 | SILENT, 98], is_framed: false });
+    let made = encode(json!({"text": "x", "prompt": "a"})).unwrap();
+    assert_eq!(made, Made { ids: vec![120], is_framed: false });
+    let fault = |record: Value| encode(record).unwrap_err().to_string();
+    assert_eq!(fault(json!({"messages": []})), "\"messages\" holds no message");
+    assert!(fault(json!({"messages": [1]})).starts_with("\"messages\" message 1 is no object"));
+    assert_eq!(fault(json!({"messages": "x"})), "\"messages\" is a string, and must be a list of messages");
+    let mixed = fault(json!({"prompt": "a", "completion": [{"role": "assistant", "content": "b"}]}));
+    assert_eq!(
+        mixed,
+        "\"prompt\" is a string and \"completion\" is a list; both must be strings, or both lists of messages"
+    );
+    // That there is no template is no fault of the record.
+    let turn = json!({"messages": [{"role": "user", "content": "a"}]});
+    assert!(matches!(encode(turn), Err(EncodeFault::Data(_))));
 }

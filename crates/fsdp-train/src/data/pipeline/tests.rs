@@ -8,6 +8,7 @@ use crate::data::encoder::Encoder;
 use crate::data::files::{DataFile, Kind};
 use crate::data::progress::Watch;
 use crate::data::record::Fields;
+use crate::data::testing::chats;
 use crate::data::tokenizer::Tokenizer;
 
 /// Tokens of a text, as its documents, with this many threads.
@@ -15,7 +16,7 @@ fn documents(text: &Text<'_>, threads: usize) -> Result<Vec<(usize, Vec<u32>)>, 
     let mut documents = Vec::new();
     let mut write = |batch: Encoded| -> Result<(), DataError> {
         let mut start = 0;
-        for end in batch.ends {
+        for (end, _) in batch.ends {
             documents.push((batch.file, batch.ids[start..end].to_vec()));
             start = end;
         }
@@ -54,7 +55,7 @@ fn documents_come_in_their_order_and_progress_ends_at_the_end() {
     let watch = |now: Tokenizing| told.lock().unwrap().push(now);
     let text = Text {
         files: &files,
-        encoder: Encoder { tokenizer: &tokenizer, fields: Fields::new(None) },
+        encoder: Encoder { tokenizer: &tokenizer, fields: Fields::new(None), chats: chats() },
         malformed: Malformed::Error,
         watch: &Watch::new(&watch),
     };
@@ -85,7 +86,7 @@ fn the_first_error_is_told_whatever_the_number_of_threads() {
     let files = [DataFile { path, named: true, kind: Kind::Jsonl, compression: None }];
     let text = Text {
         files: &files,
-        encoder: Encoder { tokenizer: &tokenizer, fields: Fields::new(None) },
+        encoder: Encoder { tokenizer: &tokenizer, fields: Fields::new(None), chats: chats() },
         malformed: Malformed::Error,
         watch: &Watch::NOBODY,
     };

@@ -27,21 +27,21 @@ fn object(record: Record) -> Map<String, Value> {
 #[test]
 fn text_comes_before_ids_and_a_named_column_before_both() {
     let names = ["id", "input_ids", "text"];
-    assert_eq!(Fields::new(None).choose(&names), Ok("text"));
-    assert_eq!(Fields::new(None).choose(&names[..2]), Ok("input_ids"));
-    assert_eq!(Fields::new(Some("id")).choose(&names), Ok("id"));
+    assert_eq!(Fields::new(None).choose(&names), Ok(Chosen::One("text")));
+    assert_eq!(Fields::new(None).choose(&names[..2]), Ok(Chosen::One("input_ids")));
+    assert_eq!(Fields::new(Some("id")).choose(&names), Ok(Chosen::One("id")));
 }
 
 #[test]
 fn what_is_missing_is_told_with_what_there_is() {
     for (column, line, fragments) in [
-        (None, r#"{"content": "a", "id": 1}"#, ["there is no \"text\"", "content, id"]),
+        (None, r#"{"content": "a", "id": 1}"#, ["no \"text\"", "content, id"]),
         (
             Some("body"),
             r#"{"text": "a"}"#,
             ["there is no \"body\", which data.column names", "there are: text"],
         ),
-        (None, "{}", ["there is no \"text\"", "none"]),
+        (None, "{}", ["no \"text\"", "none"]),
         (None, "[1]", ["expected an object", "every line must be an object"]),
         (None, "{\"text\": \"a\"", ["EOF", "under \"text\""]),
         (Some("body"), "{\"body\": 1} {}", ["trailing characters", "under \"body\""]),

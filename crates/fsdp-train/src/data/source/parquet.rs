@@ -1,8 +1,7 @@
 //! Parquet: row group by row group, only the column that is asked for.
 
-use std::any::Any;
 use std::fs::File;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use parquet::errors::ParquetError;
@@ -15,8 +14,10 @@ use serde_json::Map;
 use super::{BATCH_BYTES, Batch, Batches, Content};
 use crate::data::error::DataError;
 use crate::data::files::{self, DataFile};
+use crate::data::panics;
 use crate::data::progress::Meter;
-use crate::data::record::{Fields, Record};
+use crate::data::record::{BESIDE, Fields, Record};
+use crate::data::tokens::SILENT;
 use crate::input_file;
 
 /// Values that are decoded ahead: rows may be long.
@@ -41,15 +42,18 @@ pub(super) fn open(
         .map_err(|fault| malformed(format!("it is no Parquet file, or a truncated one: {fault}")))?;
     let root = reader.metadata().file_metadata().schema();
     let names: Vec<&str> = root.get_fields().iter().map(|field| field.name()).collect();
-    let column = fields.choose(&names).map_err(|fault| malformed(format!("of its columns, {fault}")))?;
-    let schema = projection(root, column).map_err(|fault| malformed(fault.to_string()))?;
-    let (file, column, meter) = (file.clone(), column.to_owned(), meter.clone());
-    Ok(Box::new(Rows { index, file, meter, reader, schema, column, group: 0, row: 0, rows: None }))
+    let chosen = fields.choose(&names).map_err(|fault| malformed(format!("of its columns, {fault}")))?;
+    let beside = BESIDE.into_iter().filter(|name| names.contains(name));
+    let columns: Vec<String> = chosen.names().into_iter().chain(beside).map(str::to_owned).collect();
+    let schema = projection(root, &columns).map_err(|fault| malformed(fault.to_string()))?;
+    let (file, meter) = (file.clone(), meter.clone());
+    Ok(Box::new(Rows { index, file, meter, reader, schema, columns, group: 0, row: 0, rows: None }))
 }
 
-/// The schema with one column.
-fn projection(root: &Type, column: &str) -> Result<SchemaDescPtr, ParquetError> {
-    let wanted = root.get_fields().iter().filter(|field| field.name() == column).cloned().collect();
+/// The schema with some columns.
+fn projection(root: &Type, columns: &[String]) -> Result<SchemaDescPtr, ParquetError> {
+    let is_wanted = |name: &str| columns.iter().any(|column| column == name);
+    let wanted = root.get_fields().iter().filter(|field| is_wanted(field.name())).cloned().collect();
     let schema = Type::group_type_builder(root.name()).with_fields(wanted).build()?;
     Ok(Arc::new(SchemaDescriptor::new(Arc::new(schema))))
 }
@@ -60,7 +64,7 @@ struct Rows {
     meter: Meter,
     reader: SerializedFileReader<File>,
     schema: SchemaDescPtr,
-    column: String,
+    columns: Vec<String>,
     /// The row group that is read.
     group: usize,
     /// The next row in it.
@@ -104,9 +108,9 @@ impl Rows {
             rows.as_mut().and_then(Iterator::next).transpose()
         });
         row.map_err(|fault| {
-            let (row, column) = (self.row, &self.column);
+            let (row, columns) = (self.row, self.columns.join("\", \""));
             let reason = format!(
-                "row group {group}, row {row}, column \"{column}\" can not be read: {fault}; is it damaged?"
+                "row group {group}, row {row}, column \"{columns}\" can not be read: {fault}; is it damaged?"
             );
             DataError::Malformed { file: self.file.path.clone(), reason }
         })
@@ -125,9 +129,13 @@ impl Iterator for Rows {
     }
 }
 
-/// The record of a row with one column.
+/// The record of a row.
 fn record(row: Row) -> Result<Record, String> {
     let mut fields = row.into_columns();
+    if fields.len() > 1 {
+        let fields = fields.into_iter().map(|(name, field)| (name, field.to_json_value()));
+        return Ok(Record::Object(fields.collect()));
+    }
     match fields.pop() {
         Some((_, Field::Str(text))) => Ok(Record::Text(text)),
         Some((name, Field::Bytes(bytes))) => {
@@ -141,7 +149,7 @@ fn record(row: Row) -> Result<Record, String> {
             let ids = ids.collect::<Result<Vec<u32>, ()>>();
             ids.map(Record::Tokens).map_err(|()| {
                 format!(
-                    "column \"{name}\" holds a number that is no token id, an integer from 0 to 4294967294"
+                    "column \"{name}\" holds a number that is no token id, an integer from 0 to 2147483647"
                 )
             })
         }
@@ -155,7 +163,7 @@ fn is_id(field: &Field) -> bool {
     matches!(field, Byte(_) | Short(_) | Int(_) | Long(_) | UByte(_) | UShort(_) | UInt(_) | ULong(_))
 }
 
-/// A token id. The largest number of 32 bits marks targets that do not count.
+/// A token id. Of 32 bits, the highest marks tokens that do not count.
 fn id(field: &Field) -> Option<u32> {
     let id = match *field {
         Field::Byte(id) => i64::from(id),
@@ -168,7 +176,7 @@ fn id(field: &Field) -> Option<u32> {
         Field::ULong(id) => i64::try_from(id).ok()?,
         _ => return None,
     };
-    u32::try_from(id).ok().filter(|&id| id < u32::MAX)
+    u32::try_from(id).ok().filter(|&id| id < SILENT)
 }
 
 /// About what a record takes in memory.
@@ -182,11 +190,5 @@ fn len_bytes(record: &Record) -> usize {
 
 /// Runs the library; a panic of it is an error.
 fn guarded<T>(run: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, String> {
-    let outcome = catch_unwind(AssertUnwindSafe(run)).map_err(|panic| message(&*panic))?;
-    outcome.map_err(|fault| fault.to_string())
-}
-
-fn message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+    panics::caught(AssertUnwindSafe(run))?.map_err(|fault| fault.to_string())
 }

@@ -11,7 +11,7 @@ use flate2::write::GzEncoder;
 use proptest::prelude::*;
 use serde_json::json;
 
-use crate::config::{DataConfig, Format, Malformed, Packing, TokenRef};
+use crate::config::{DataConfig, EndToken, Format, LossOn, Malformed, Packing, TokenRef};
 use crate::data::{DataError, Dataset, Loading};
 
 fn config() -> DataConfig {
@@ -25,9 +25,14 @@ fn config() -> DataConfig {
         malformed: Malformed::Error,
         tokenizer: "bytes".to_owned(),
         cache: None,
+        prompt: None,
+        completion: None,
+        chat_template: None,
+        date: None,
+        loss_on: LossOn::Answers,
         packing: Packing::Documents,
-        bos: Some(TokenRef::Id(1)),
-        eos: Some(TokenRef::Id(2)),
+        bos: Some(EndToken::Token(TokenRef::Id(1))),
+        eos: Some(EndToken::Token(TokenRef::Id(2))),
         pad: TokenRef::Id(0),
         seq_len: 12,
         shuffle: false,
@@ -256,7 +261,7 @@ fn truncated_and_damaged_files_are_refused_wherever_they_are_cut() {
             let mut changed = whole.clone();
             changed[at] ^= 0x55;
             fs::write(&path, &changed).unwrap();
-            drop(load(&[path.clone()], &config()));
+            drop(load(std::slice::from_ref(&path), &config()));
         }
     }
     let path = dir.path().join("plain.jsonl.gz");
@@ -277,7 +282,7 @@ fn files_of_pyarrow_and_datasets_hold_the_documents_that_were_written() {
     texts.push("x".repeat(300));
     texts.extend((0..20).map(|row| format!("row {row}")));
     fs::write(&plain, lines_of(&texts)).unwrap();
-    let expected = load(&[plain.clone()], &config()).unwrap();
+    let expected = load(std::slice::from_ref(&plain), &config()).unwrap();
     for name in ["snappy", "zstd-v2", "gzip-plain", "binary", "datasets"] {
         let data = load(&[fixture(name)], &config()).unwrap();
         assert_eq!((data.digest(), seen(&data)), (expected.digest(), seen(&expected)), "{name}");

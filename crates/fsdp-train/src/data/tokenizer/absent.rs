@@ -1,6 +1,8 @@
 //! What stands for a `tokenizer.json` in a build that has no library for it.
 
 use super::fault::{Source, TokenizerFault};
+use super::special::SpecialToken;
+use super::{Encoded, Ends};
 
 /// There is none.
 #[derive(Clone, Debug)]
@@ -9,7 +11,7 @@ pub(super) enum Vocabulary {}
 impl Vocabulary {
     /// # Errors
     /// [`TokenizerFault::Feature`].
-    pub(super) fn parse(_text: &str) -> Result<Vocabulary, Source> {
+    pub(super) fn parse(_text: &str, _special: &[SpecialToken]) -> Result<Vocabulary, Source> {
         Err(TokenizerFault::Feature.into())
     }
 
@@ -18,6 +20,26 @@ impl Vocabulary {
     }
 
     pub(super) fn encode(&self, _text: &str) -> Result<Vec<u32>, Source> {
+        match *self {}
+    }
+
+    pub(super) fn encode_with_offsets(&self, _text: &str) -> Result<Encoded, Source> {
+        match *self {}
+    }
+
+    pub(super) fn ends(&self) -> Result<Ends, Source> {
+        match *self {}
+    }
+
+    pub(super) fn decode(&self, _ids: &[u32]) -> Result<String, Source> {
+        match *self {}
+    }
+
+    pub(super) fn is_special(&self, _id: u32) -> bool {
+        match *self {}
+    }
+
+    pub(super) fn truncates_left(&self) -> bool {
         match *self {}
     }
 

@@ -4,13 +4,13 @@
 //! whatever text a normalizer makes. What would allocate without bound is looked for before the file is handed over;
 //! panics are caught, here and when text is encoded.
 
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::AssertUnwindSafe;
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::fault::{CHARSMAP, GROWTH_MAX, Source, TokenizerFault};
+use crate::data::panics;
 
 /// The part of the file in which text is written.
 #[derive(Deserialize)]
@@ -32,17 +32,10 @@ pub(super) fn check(text: &str) -> Result<(), Source> {
     Ok(())
 }
 
-/// Runs the library; a panic of it is an error.
+/// Runs the library; a panic of it is an error, and says nothing by itself.
 pub(super) fn guarded<T>(run: impl FnOnce() -> Result<T, Source>) -> Result<T, Source> {
-    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
-        let message = message(&*panic);
-        Err(TokenizerFault::Panic { message }.into())
-    })
-}
-
-fn message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+    panics::caught(AssertUnwindSafe(run))
+        .unwrap_or_else(|message| Err(TokenizerFault::Panic { message }.into()))
 }
 
 /// How many times longer a normalizer may make a text. Steps follow each other, so their growths multiply.

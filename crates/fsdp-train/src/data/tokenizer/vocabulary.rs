@@ -1,29 +1,46 @@
 //! A `tokenizer.json`, read by the library of Hugging Face.
 
+use tokenizers::{AddedToken, TruncationDirection};
+
 use super::fault::Source;
 use super::hostile;
+use super::special::SpecialToken;
+use super::{Encoded, Ends};
+
+/// A text that every tokenizer has tokens for, to see what is put around them.
+const ANY_TEXT: &str = "a";
 
 /// The tokens of a `tokenizer.json`, and how text becomes them.
 #[derive(Clone, Debug)]
-pub(super) struct Vocabulary(Box<tokenizers::Tokenizer>);
+pub(super) struct Vocabulary {
+    library: Box<tokenizers::Tokenizer>,
+    truncates_left: bool,
+}
 
 impl Vocabulary {
-    /// Truncation and padding that the file may ask for are turned off: cutting is the packing's task.
+    /// Truncation and padding that the file may ask for are turned off: cutting is the packing's task. Tokens of `special`
+    /// that it does not know as such become known.
     ///
     /// # Errors
     /// If the text is no tokenizer, or would take more memory than it has bytes by far.
-    pub(super) fn parse(text: &str) -> Result<Vocabulary, Source> {
+    pub(super) fn parse(text: &str, special: &[SpecialToken]) -> Result<Vocabulary, Source> {
         hostile::guarded(|| {
             hostile::check(text)?;
-            let mut tokenizer: tokenizers::Tokenizer = text.parse()?;
-            tokenizer.with_truncation(None)?.with_padding(None);
-            Ok(Vocabulary(Box::new(tokenizer)))
+            let mut library: tokenizers::Tokenizer = text.parse()?;
+            let truncation = library.get_truncation().map(|truncation| truncation.direction);
+            library.with_truncation(None)?.with_padding(None);
+            let known = library.get_added_tokens_decoder();
+            let is_known = |token: &SpecialToken| known.values().any(|known| known.content == token.content);
+            let new: Vec<AddedToken> = special.iter().filter(|token| !is_known(token)).map(added).collect();
+            library.add_special_tokens(&new);
+            let truncates_left = matches!(truncation, Some(TruncationDirection::Left));
+            Ok(Vocabulary { library: Box::new(library), truncates_left })
         })
     }
 
     /// The number of ids.
     pub(super) fn size(&self) -> usize {
-        self.0.get_vocab_size(true)
+        self.library.get_vocab_size(true)
     }
 
     /// The ids of a text, without any that the tokenizer would put around it.
@@ -31,12 +48,63 @@ impl Vocabulary {
     /// # Errors
     /// If the library fails.
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, Source> {
-        let encoding = hostile::guarded(|| self.0.encode_fast(text, false))?;
+        let encoding = hostile::guarded(|| self.library.encode_fast(text, false))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The same, with the bytes of the text that each is made of.
+    ///
+    /// # Errors
+    /// If the library fails.
+    pub(super) fn encode_with_offsets(&self, text: &str) -> Result<Encoded, Source> {
+        let encoding = hostile::guarded(|| self.library.encode(text, false))?;
+        let offsets = encoding.get_offsets().iter().map(|&(start, end)| start..end).collect();
+        Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets })
+    }
+
+    /// What the tokenizer puts around a text.
+    ///
+    /// # Errors
+    /// If the library fails.
+    pub(super) fn ends(&self) -> Result<Ends, Source> {
+        let encoding = hostile::guarded(|| self.library.encode(ANY_TEXT, true))?;
+        let is_of_text: Vec<bool> = encoding.get_sequence_ids().iter().map(Option::is_some).collect();
+        let ids = encoding.get_ids();
+        let before = is_of_text.iter().position(|&is| is).unwrap_or(ids.len());
+        let after = is_of_text.iter().rposition(|&is| is).map_or(ids.len(), |last| last + 1);
+        Ok(Ends { before: ids[..before].to_vec(), after: ids[after..].to_vec() })
+    }
+
+    /// The text of tokens, special ones included.
+    ///
+    /// # Errors
+    /// If the library fails.
+    pub(super) fn decode(&self, ids: &[u32]) -> Result<String, Source> {
+        hostile::guarded(|| self.library.decode(ids, false))
+    }
+
+    /// Whether the file says that what is too long loses its beginning.
+    pub(super) fn truncates_left(&self) -> bool {
+        self.truncates_left
+    }
+
+    /// Whether a token is a special one.
+    pub(super) fn is_special(&self, id: u32) -> bool {
+        let added = self.library.get_added_vocabulary();
+        added.get_added_tokens_decoder().get(&id).is_some_and(|token| token.special)
     }
 
     /// The id of a token, if it is one.
     pub(super) fn id(&self, token: &str) -> Option<u32> {
-        self.0.token_to_id(token)
+        self.library.token_to_id(token)
     }
+}
+
+fn added(token: &SpecialToken) -> AddedToken {
+    let [strips_left, strips_right] = token.strips;
+    AddedToken::from(token.content.clone(), true)
+        .lstrip(strips_left)
+        .rstrip(strips_right)
+        .single_word(token.single_word)
+        .normalized(false)
 }

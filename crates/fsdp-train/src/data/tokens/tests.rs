@@ -21,9 +21,8 @@ proptest! {
     #[test]
     fn tokens_of_a_file_are_those_of_a_plain_reader(
         around in prop::sample::select(vec![0, MAPPED_BYTES_MIN as usize, BLOCK_BYTES, 3 * BLOCK_BYTES]),
-        more in -3isize..=3, is_wide: bool, seed: u8,
+        more in -3isize..=3, width in prop::sample::select(vec![Width::U16, Width::U32, Width::Marked]), seed: u8,
     ) {
-        let width = if is_wide { Width::U32 } else { Width::U16 };
         let len_bytes = around.saturating_add_signed(more * width.bytes() as isize);
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.bin");
@@ -34,12 +33,15 @@ proptest! {
         prop_assert_eq!(matches!(bytes, Bytes::Mapped(_)), len_bytes as u64 >= MAPPED_BYTES_MIN);
         let tokens = Tokens::new(bytes, width, len_bytes / width.bytes());
         let expected = plain(&written, width);
-        prop_assert!((0..tokens.len()).map(|index| tokens.id(index)).eq(expected.iter().copied()));
+        let mark = if width == Width::Marked { 1 << 31 } else { 0 };
+        let token = |word: &u32| Token { id: word & !mark, counts: word & mark == 0 };
+        prop_assert!((0..tokens.len()).map(|index| tokens.token(index)).eq(expected.iter().map(token)));
 
         let as_bytes: Vec<u8> = expected.iter().flat_map(|id| id.to_le_bytes()).collect();
         let scan = tokens.scan();
         prop_assert_eq!(scan.digest, DigestKind::Crc64.of(&as_bytes));
-        prop_assert_eq!(scan.id_max, expected.iter().copied().max());
+        prop_assert_eq!(scan.id_max, expected.iter().map(|word| word & !mark).max());
+        prop_assert_eq!(scan.has_silent, expected.iter().any(|word| word & mark != 0));
     }
 
     #[test]

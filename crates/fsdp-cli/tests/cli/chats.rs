@@ -1,0 +1,106 @@
+//! Conversations: rendered by the tokenizer's own template, with the loss on answers.
+
+use std::path::{Path, PathBuf};
+
+use crate::support::{Ran, Sandbox};
+
+const TEMPLATE: &str = "{% for message in messages %}<{{ message.role }}>{{ message.content }}</>{% endfor %}\
+                        {% if messages[0].role != 'user' %}{{ raise_exception('A user begins!') }}{% endif %}\
+                        {% if add_generation_prompt %}<assistant>{% endif %}";
+
+/// One turn of a conversation in a line.
+fn line(question: &str, answer: &str) -> String {
+    format!(
+        "{{\"messages\": [{{\"role\": \"user\", \"content\": \"{question}\"}}, \
+         {{\"role\": \"assistant\", \"content\": \"{answer}\"}}]}}\n"
+    )
+}
+
+/// Conversations as bytes: the end of a turn is text like any other.
+fn sandbox() -> Sandbox {
+    let sandbox = Sandbox::new();
+    sandbox.write("chat.jinja", TEMPLATE);
+    sandbox.write("data.jsonl", line("Hi", "Hello").repeat(16));
+    sandbox.edit("run.toml", "data.txt", "data.jsonl");
+    let keys = "seq_len = 64\npacking = \"documents\"\nchat_template = \"chat.jinja\"\nshuffle = false";
+    sandbox.edit("run.toml", "seq_len = 8", keys);
+    sandbox
+}
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+#[test]
+fn a_sample_is_shown_with_what_counts_before_the_first_step() {
+    let sandbox = sandbox();
+    let ran = sandbox.succeed("train run.toml");
+    let sample = "first sample: 30 tokens, of which 8 count (in \u{27e6}\u{27e7})\n  <user>Hi</><assistant>\u{27e6}Hello</>\u{27e7}\n";
+    assert!(ran.stderr.starts_with(sample), "{}", ran.stderr);
+    // Of all tokens the first is no target.
+    let all = sandbox.succeed("train run.toml --overwrite --set data.loss_on=all");
+    assert!(!all.stderr.contains("first sample"), "{}", all.stderr);
+}
+
+#[test]
+fn other_tokens_that_count_are_another_run() {
+    let sandbox = sandbox();
+    sandbox.succeed("train run.toml --set checkpoint.every=2");
+    let refused = sandbox.fsdp("train run.toml --resume --set train.steps=5 --set data.loss_on=all");
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(refused.stderr.contains("the run can not go on from"), "{}", refused.stderr);
+    sandbox.succeed("train run.toml --resume --set train.steps=5");
+}
+
+#[test]
+fn a_conversation_that_the_template_refuses_is_named_by_line() {
+    let sandbox = sandbox();
+    let wrong = "{\"messages\": [{\"role\": \"system\", \"content\": \"x\"}]}\n";
+    sandbox.write("data.jsonl", format!("{}{wrong}", line("Hi", "Hello")));
+    insta::assert_snapshot!(sandbox.refused("train run.toml"), @r"
+    error: data.jsonl: line 2: the chat template refuses it: A user begins!
+    ");
+    sandbox.write("data.jsonl", "{\"messages\": []}\n");
+    insta::assert_snapshot!(sandbox.refused("train run.toml"), @r#"
+    error: data.jsonl: line 1: "messages" holds no message
+    "#);
+}
+
+#[test]
+fn a_template_that_is_missing_or_none_is_told_with_the_way_out() {
+    let sandbox = sandbox();
+    sandbox.write("chat.jinja", "{% for message in messages %}\n  {{ message. }}\n{% endfor %}");
+    let broken = sandbox.refused("train run.toml");
+    assert!(broken.starts_with("error: chat.jinja: line 2, column "), "{broken}");
+    sandbox.edit("run.toml", "chat_template = \"chat.jinja\"\n", "");
+    // Leaving records out is no way around it.
+    let missing = sandbox.refused("train run.toml --set data.malformed=skip");
+    assert!(missing.contains("has no chat template, which `messages` need; data.chat_template"), "{missing}");
+}
+
+#[test]
+fn the_example_trains_and_exports_its_template() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let mut command = Sandbox::new().command();
+    let out_dir = format!("run.out_dir={}", out.display());
+    let arguments = ["train", "examples/chat.toml", "--set", "train.steps=2", "--set", &out_dir];
+    let ran = Ran::of(command.current_dir(repository()).args(arguments).output().unwrap());
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains("<|end|>\u{27e7}"), "{}", ran.stderr);
+    assert!(
+        out.join("model/chat_template.jinja").exists() && out.join("model/tokenizer_config.json").exists()
+    );
+}
+
+#[test]
+fn a_panic_of_the_library_of_tokenizers_is_an_error_and_nothing_else() {
+    let sandbox = Sandbox::new();
+    let tokenizer = r#"{"version": "1.0", "pre_tokenizer": {"type": "FixedLength", "length": 0},
+        "model": {"type": "WordLevel", "vocab": {"<unk>": 0}, "unk_token": "<unk>"}}"#;
+    sandbox.write("tokenizer.json", tokenizer);
+    let ran = sandbox.fsdp("train run.toml --set data.tokenizer=tokenizer.json");
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("chunk size must be non-zero"), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("panicked"), "{}", ran.stderr);
+}

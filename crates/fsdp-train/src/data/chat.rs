@@ -1,0 +1,171 @@
+//! Conversations as tokens: text by the model's own chat template, and which tokens the model is to say.
+
+mod answers;
+mod conversation;
+mod fault;
+#[cfg(not(feature = "tokenizers"))]
+#[path = "chat/absent.rs"]
+mod template;
+#[cfg(feature = "tokenizers")]
+mod template;
+mod templates;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use fsdp_core::Digest;
+use serde::Serialize;
+use serde_json::Value;
+
+pub(super) use conversation::{Conversation, context};
+
+use answers::Tokenized;
+use fault::RenderFault;
+use template::ChatTemplate;
+use templates::{Compiled, Templates};
+
+use super::encoder::EncodeFault;
+use super::error::DataError;
+use super::tokenizer::Tokenizer;
+use crate::config::{DataConfig, LossOn};
+
+/// What the fields of a template's context that are not of the record are called.
+const MESSAGES: &str = "messages";
+const TOOLS: &str = "tools";
+const PROMPT: &str = "add_generation_prompt";
+
+/// A rendered text, and which parts of it an assistant says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Rendered {
+    /// The text.
+    text: String,
+    /// Ranges of bytes, in order, in which blocks of `{% generation %}` wrote.
+    generated: Vec<Range<usize>>,
+}
+
+/// Tokens of a document, and whether each counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Marked {
+    /// The ids.
+    pub(super) ids: Vec<u32>,
+    /// Whether each is to be learned.
+    pub(super) counts: Vec<bool>,
+}
+
+/// What makes tokens of conversations.
+#[derive(Debug)]
+pub(super) struct Chats {
+    templates: Templates,
+    /// Only data with conversations needs a template.
+    compiled: OnceLock<Compiled>,
+    loss_on: LossOn,
+}
+
+impl Chats {
+    /// Looks for the templates.
+    ///
+    /// # Errors
+    /// A file of them that is there and can not be read.
+    pub(super) fn find(config: &DataConfig, tokenizer: &Tokenizer) -> Result<Chats, DataError> {
+        let templates = Templates::find(config, tokenizer.folder(), tokenizer.chat_template())?;
+        Ok(Chats { templates, compiled: OnceLock::new(), loss_on: config.loss_on })
+    }
+
+    /// Which tokens count.
+    pub(super) fn loss_on(&self) -> LossOn {
+        self.loss_on
+    }
+
+    /// Stands for all that decides the tokens of a conversation, beside the tokenizer.
+    pub(super) fn digest(&self) -> Digest {
+        self.templates.digest().and(&self.loss_on)
+    }
+
+    /// The tokens of a conversation.
+    ///
+    /// # Errors
+    /// [`EncodeFault`].
+    pub(super) fn encode(
+        &self,
+        conversation: &Conversation,
+        tokenizer: &Tokenizer,
+    ) -> Result<Marked, EncodeFault> {
+        let compiled = match self.compiled.get() {
+            Some(compiled) => compiled,
+            // Who comes second of two threads has compiled the same.
+            None => {
+                let compiled = self.templates.compile()?;
+                self.compiled.get_or_init(|| compiled)
+            }
+        };
+        let template = compiled.of(conversation.context.contains_key(TOOLS));
+        let chat = Chat { template, tokenizer, conversation };
+        let whole = chat.render(conversation.messages.len(), false).map_err(|fault| fault.to_string())?;
+        let tokenized = chat.tokenize(&whole.text)?;
+        let counts = match self.loss_on {
+            LossOn::All => vec![true; tokenized.tokens.ids.len()],
+            LossOn::Answers => answers::find(&chat, &whole, &tokenized)?,
+        };
+        Ok(Marked { ids: tokenized.tokens.ids, counts })
+    }
+}
+
+/// A conversation with what makes tokens of it.
+struct Chat<'a> {
+    template: &'a ChatTemplate,
+    tokenizer: &'a Tokenizer,
+    conversation: &'a Conversation,
+}
+
+/// What a template is told.
+#[derive(Serialize)]
+struct Context<'a> {
+    messages: &'a [Value],
+    add_generation_prompt: bool,
+    #[serde(flatten)]
+    others: BTreeMap<&'a str, &'a Value>,
+}
+
+impl Chat<'_> {
+    /// The text of the first so many messages, which a prompt for an answer may follow.
+    fn render(&self, messages: usize, prompt: bool) -> Result<Rendered, RenderFault> {
+        // As transformers has it, a record's own values replace special tokens of the same name.
+        let none = [(TOOLS, &Value::Null), ("documents", &Value::Null)];
+        let special = self.tokenizer.special_tokens();
+        let named =
+            special.iter().chain(&self.conversation.context).map(|(name, value)| (name.as_str(), value));
+        let mut others: BTreeMap<&str, &Value> = none.into_iter().chain(named).collect();
+        others.retain(|name, _| ![MESSAGES, PROMPT].contains(name));
+        let messages = &self.conversation.messages[..messages];
+        self.template.render(&Context { messages, add_generation_prompt: prompt, others })
+    }
+
+    /// The tokens of a rendered text: the template has written those that begin and end it.
+    fn tokenize<'t>(&'t self, text: &'t str) -> Result<Tokenized<'t>, String> {
+        let tokens = self.tokenizer.encode_with_offsets(text);
+        let tokens = tokens.map_err(|fault| format!("it cannot be tokenized: {fault}"))?;
+        Ok(Tokenized { text, tokens, tokenizer: self.tokenizer })
+    }
+}
+
+/// A prompt and what is to follow it, as plain text: the completion counts.
+///
+/// # Errors
+/// Text that can not be tokenized, in words.
+pub(super) fn completion(
+    prompt: &str,
+    completion: &str,
+    loss_on: LossOn,
+    tokenizer: &Tokenizer,
+) -> Result<Marked, String> {
+    let text = format!("{prompt}{completion}");
+    let tokens =
+        tokenizer.encode_with_offsets(&text).map_err(|fault| format!("it cannot be tokenized: {fault}"))?;
+    let is_learned = |token: &Range<usize>| loss_on == LossOn::All || token.end > prompt.len();
+    let counts = tokens.offsets.iter().map(is_learned).collect();
+    Ok(Marked { ids: tokens.ids, counts })
+}
+
+#[cfg(test)]
+mod tests;

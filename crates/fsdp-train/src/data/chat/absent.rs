@@ -1,0 +1,26 @@
+//! What stands for chat templates in a build that has no engine for them.
+
+use serde::Serialize;
+
+use super::Rendered;
+use super::fault::RenderFault;
+
+/// There is none.
+#[derive(Debug)]
+pub(in crate::data) enum ChatTemplate {}
+
+impl ChatTemplate {
+    /// # Errors
+    /// Always.
+    pub(in crate::data) fn parse(_source: &str, _date: Option<&str>) -> Result<ChatTemplate, String> {
+        Err("this fsdp was built without chat templates; build it with `--features tokenizers`".to_owned())
+    }
+
+    pub(in crate::data) fn has_generation(&self) -> bool {
+        match *self {}
+    }
+
+    pub(in crate::data) fn render(&self, _context: &impl Serialize) -> Result<Rendered, RenderFault> {
+        match *self {}
+    }
+}

@@ -1,0 +1,64 @@
+use serde_json::json;
+
+use super::*;
+
+fn fault(messages: Value) -> String {
+    let Value::Array(messages) = messages else { panic!("a list") };
+    Conversation::new(messages, 0, Map::new()).unwrap_err()
+}
+
+#[test]
+fn what_is_no_conversation_is_named_by_message() {
+    assert_eq!(fault(json!([])), "holds no message");
+    let user = json!({"role": "user", "content": "a"});
+    assert_eq!(fault(json!([user, "b"])), "message 2 is no object with role and content");
+    for message in
+        [json!({"content": "b"}), json!({"role": "", "content": "b"}), json!({"role": 1, "content": "b"})]
+    {
+        assert_eq!(fault(json!([message])), "message 1 has no role, such as \"user\" or \"assistant\"");
+    }
+    for message in [json!({"role": "user"}), json!({"role": "user", "content": null})] {
+        assert_eq!(fault(json!([message])), "message 1 (of role \"user\") has no content");
+    }
+    let number = json!([{"role": "user", "content": 5}]);
+    assert_eq!(
+        fault(number),
+        "message 1 (of role \"user\") has a content that is neither text nor a list of parts"
+    );
+}
+
+#[test]
+fn fields_that_are_null_are_left_out_but_the_content_of_a_call() {
+    let message = json!({"role": "assistant", "content": null, "tool_calls": [{"id": null}], "name": null});
+    let conversation = Conversation::new(vec![message], 0, Map::new()).unwrap();
+    let expected = json!({"role": "assistant", "content": null, "tool_calls": [{"id": null}]});
+    assert_eq!(conversation.messages, [expected]);
+}
+
+#[test]
+fn answers_are_those_of_the_assistant_behind_the_prompt() {
+    let roles = ["system", "user", "assistant", "tool", "assistant", "user", "assistant"];
+    let messages: Vec<Value> = roles.iter().map(|role| json!({"role": role, "content": ""})).collect();
+    let answers = |prompt| {
+        let conversation = Conversation::new(messages.clone(), prompt, Map::new()).unwrap();
+        conversation.answers().collect::<Vec<_>>()
+    };
+    assert_eq!((answers(0), answers(3), answers(7)), (vec![2, 4, 6], vec![4, 6], vec![]));
+}
+
+#[test]
+fn tools_may_be_text_and_further_values_are_of_the_template() {
+    let of = |record: Value| {
+        let Value::Object(mut record) = record else { panic!("an object") };
+        context(&mut record).map(Value::Object)
+    };
+    let tools = json!([{"type": "function"}]);
+    for written in [tools.clone(), json!("[{\"type\": \"function\"}]")] {
+        let record = json!({"tools": written, "chat_template_kwargs": {"enable_thinking": false}});
+        assert_eq!(of(record), Ok(json!({"tools": tools, "enable_thinking": false})));
+    }
+    assert_eq!(of(json!({"tools": null, "chat_template_kwargs": null})), Ok(json!({})));
+    for record in [json!({"tools": "["}), json!({"tools": 5}), json!({"chat_template_kwargs": []})] {
+        assert!(of(record.clone()).is_err(), "{record}");
+    }
+}

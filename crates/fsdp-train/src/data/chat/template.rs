@@ -1,0 +1,142 @@
+//! Chat templates, rendered as transformers renders them (`apply_chat_template`, version 5).
+
+mod generation;
+mod python;
+
+use std::error::Error as _;
+
+use chrono::{NaiveDate, NaiveTime};
+use minijinja::value::ValueKind;
+use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja_contrib::pycompat;
+use serde::Serialize;
+
+use super::Rendered;
+use super::fault::{FUEL, RenderFault};
+
+/// The name of a template in its environment: without an ending that would ask for HTML.
+const NAME: &str = "chat template";
+
+/// A chat template.
+#[derive(Debug)]
+pub(in crate::data) struct ChatTemplate {
+    environment: Environment<'static>,
+    has_generation: bool,
+}
+
+/// What a template raises.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Raised(String);
+
+impl ChatTemplate {
+    /// Compiles a template. `date` is what `strftime_now` writes: a function of the clock would make of the same data
+    /// other tokens every day. Without a date a template can not call it.
+    ///
+    /// # Errors
+    /// Text that is no template: line and column, and why.
+    pub(in crate::data) fn parse(source: &str, date: Option<&str>) -> Result<ChatTemplate, String> {
+        let date = date.and_then(|date| date.parse().ok());
+        let (source, has_generation) = generation::rewrite(source);
+        let mut environment = environment(date);
+        environment.add_template_owned(NAME, source.clone()).map_err(|fault| {
+            let start = fault.range().map_or(0, |range| range.start.min(source.len()));
+            let column =
+                source.get(..start).map_or(0, |text| text.chars().rev().take_while(|&c| c != '\n').count());
+            format!("line {}, column {}: {}", fault.line().unwrap_or(1), column + 1, reason(&fault))
+        })?;
+        Ok(ChatTemplate { environment, has_generation })
+    }
+
+    /// Whether it says itself what an assistant says.
+    pub(in crate::data) fn has_generation(&self) -> bool {
+        self.has_generation
+    }
+
+    /// The text that it makes of a context: `messages`, `tools`, special tokens and so on.
+    ///
+    /// # Errors
+    /// [`RenderFault`].
+    pub(in crate::data) fn render(&self, context: &impl Serialize) -> Result<Rendered, RenderFault> {
+        let template = self.environment.get_template(NAME).expect("it was added when it was parsed");
+        let marked = template.render(context).map_err(|fault| told(&fault))?;
+        let is_mark = |c: &char| generation::MARKS.contains(c);
+        if let Some(mark) = marked.chars().find(is_mark) {
+            // Only blocks of the template may put marks there, not what it is told.
+            let told = serde_json::to_string(context).unwrap_or_default();
+            if !self.has_generation || told.chars().any(|c| is_mark(&c)) {
+                return Err(RenderFault::Noncharacter(mark.into()));
+            }
+        }
+        Ok(generation::unmark(&marked))
+    }
+}
+
+/// Jinja as transformers sets it up.
+fn environment(date: Option<NaiveDate>) -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_trim_blocks(true);
+    environment.set_lstrip_blocks(true);
+    environment.set_fuel(Some(FUEL));
+    environment.set_unknown_method_callback(pycompat::unknown_method_callback);
+    environment.set_formatter(|out, _, value| Ok(out.write_str(&python::text(value))?));
+    environment.add_filter("tojson", python::tojson);
+    environment.add_filter("string", |value: &Value| python::text(value));
+    environment.add_filter("trim", |value: &Value, chars: Option<String>| {
+        let is_cut = |c: char| chars.as_ref().map_or_else(|| c.is_whitespace(), |chars| chars.contains(c));
+        python::text(value).trim_matches(is_cut).to_owned()
+    });
+    // Strings and dictionaries are sequences of Python, and have a length.
+    environment.add_test("sequence", |value: &Value| {
+        matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
+    });
+    environment.add_test("iterable", |value: &Value| {
+        !matches!(value.kind(), ValueKind::None | ValueKind::Bool | ValueKind::Number)
+    });
+    environment.add_filter(generation::FILTER, generation::mark);
+    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(message)))
+    });
+    if let Some(date) = date {
+        environment.add_function("strftime_now", move |format: &str| strftime(date, format));
+    }
+    environment
+}
+
+/// What Python's `strftime` makes of the first moment of a day.
+fn strftime(date: NaiveDate, format: &str) -> Result<String, Error> {
+    let mut text = String::new();
+    let written =
+        std::fmt::write(&mut text, format_args!("{}", date.and_time(NaiveTime::MIN).format(format)));
+    written.map_err(|_| {
+        Error::new(ErrorKind::InvalidOperation, format!("strftime_now does not know \"{format}\""))
+    })?;
+    Ok(text)
+}
+
+fn told(fault: &Error) -> RenderFault {
+    let mut cause: Option<&dyn std::error::Error> = Some(fault);
+    while let Some(fault) = cause {
+        if let Some(Raised(message)) = fault.downcast_ref() {
+            return RenderFault::Refused(message.clone());
+        }
+        cause = fault.source();
+    }
+    match fault.kind() {
+        ErrorKind::OutOfFuel => RenderFault::Endless,
+        ErrorKind::UnknownFunction if reason(fault).contains("strftime_now") => RenderFault::Date,
+        _ => RenderFault::Failed { line: fault.line().unwrap_or(1), reason: reason(fault) },
+    }
+}
+
+/// What the engine says, without the name and the line of the template.
+fn reason(fault: &Error) -> String {
+    let inner = fault.source().map_or(String::new(), |source| format!(": {source}"));
+    match fault.detail() {
+        Some(detail) => format!("{}: {detail}{inner}", fault.kind()),
+        None => format!("{}{inner}", fault.kind()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

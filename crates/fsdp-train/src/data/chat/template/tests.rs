@@ -1,0 +1,87 @@
+use serde_json::{Map, Value, json};
+
+use super::*;
+
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/chats");
+
+fn rendered(source: &str, context: &Value) -> Result<String, RenderFault> {
+    let template = ChatTemplate::parse(source, None).unwrap();
+    template.render(context).map(|rendered| rendered.text)
+}
+
+#[test]
+fn templates_are_rendered_as_transformers_renders_them() {
+    let cases = std::fs::read_to_string(format!("{FOLDER}/renderings.json")).unwrap();
+    let cases: Vec<Value> = serde_json::from_str(&cases).unwrap();
+    assert!(cases.len() > 100);
+    for case in cases {
+        let name = case["template"].as_str().unwrap();
+        let what = format!("{name}, {}, {}", case["conversation"], case["options"]);
+        let source = std::fs::read_to_string(format!("{FOLDER}/templates/{name}.jinja")).unwrap();
+        let template = ChatTemplate::parse(&source, Some("2024-07-26")).unwrap();
+        assert_eq!(template.has_generation(), name == "generation");
+        let special = json!({
+            "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>",
+            "tools": null, "documents": null, "add_generation_prompt": false,
+        });
+        let mut context: Map<String, Value> = special.as_object().unwrap().clone();
+        context.extend(case["options"].as_object().unwrap().clone());
+        context.insert("messages".to_owned(), case["messages"].clone());
+        let outcome = template.render(&context);
+        if let Some(text) = case["text"].as_str() {
+            let Rendered { text: got, generated } = outcome.unwrap_or_else(|fault| panic!("{what}: {fault}"));
+            assert_eq!(got, text, "{what}");
+            let spans: Vec<[usize; 2]> = generated.iter().map(|span| [span.start, span.end]).collect();
+            assert_eq!(json!(spans), case["generated"], "{what}");
+        } else if let Some(raised) = case["raised"].as_str() {
+            assert_eq!(outcome, Err(RenderFault::Refused(raised.to_owned())), "{what}");
+        } else {
+            // What Python says of it is not what we say.
+            assert!(matches!(outcome, Err(RenderFault::Failed { .. })), "{what}: {outcome:?}");
+        }
+    }
+}
+
+#[test]
+fn text_that_is_no_template_is_named_by_line_and_column() {
+    let fault = ChatTemplate::parse("{{ messages }}\n  {% for m in %}", None).unwrap_err();
+    assert!(fault.starts_with("line 2, column 15: syntax error"), "{fault}");
+    let fault = ChatTemplate::parse("é{% nonsense %}", None).unwrap_err();
+    assert!(fault.starts_with("line 1, column 5: syntax error: unknown statement nonsense"), "{fault}");
+    let fault = ChatTemplate::parse("{% generation %}{% if a %}{% endgeneration %}", None).unwrap_err();
+    assert!(fault.starts_with("line 1, column "), "{fault}");
+}
+
+#[test]
+fn a_template_that_does_not_end_is_an_error() {
+    let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+    assert_eq!(rendered(endless, &json!({})), Err(RenderFault::Endless));
+    let recursive = "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}";
+    assert!(matches!(rendered(recursive, &json!({})), Err(RenderFault::Failed { .. })));
+}
+
+#[test]
+fn without_a_date_a_template_can_not_ask_for_it() {
+    let asks = "{{ strftime_now('%Y') }}";
+    assert_eq!(rendered(asks, &json!({})), Err(RenderFault::Date));
+    let dated = ChatTemplate::parse(asks, Some("1999-12-31")).unwrap();
+    assert_eq!(dated.render(&json!({})).unwrap().text, "1999");
+    let looks = "{{ 'date' if strftime_now is defined else 'none' }}";
+    assert_eq!(rendered(looks, &json!({})).unwrap(), "none");
+}
+
+#[test]
+fn messages_that_hold_the_marks_are_refused() {
+    for text in ["\u{fdd0}", "\u{fdd1}", "\u{fdd0}\u{fdd1}", "\u{fdd1}\u{fdd0}"] {
+        for source in ["{{ text }}", "{% generation %}{{ text }}{% endgeneration %}"] {
+            let outcome = rendered(source, &json!({"text": text}));
+            assert!(matches!(outcome, Err(RenderFault::Noncharacter(0xfdd0..=0xfdd1))), "{text:?} {source}");
+        }
+    }
+}
+
+#[test]
+fn a_failure_says_the_line() {
+    let fault = rendered("\n\n{{ messages[0].content + 1 }}", &json!({"messages": [{"content": "a"}]}));
+    assert!(matches!(&fault, Err(RenderFault::Failed { line: 3, .. })), "{fault:?}");
+}

@@ -1,0 +1,135 @@
+//! Where a chat template comes from: the files beside a tokenizer, as transformers looks for them.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use fsdp_core::Digest;
+use serde_json::Value;
+
+use super::template::ChatTemplate;
+use crate::config::DataConfig;
+use crate::data::error::DataError;
+use crate::input_file::{self, CONFIG_BYTES_MAX};
+
+/// The name of the template that a list has for conversations without tools, and of that with them.
+const DEFAULT: &str = "default";
+const TOOL_USE: &str = "tool_use";
+
+/// The texts of templates, by name.
+#[derive(Debug)]
+pub(in crate::data) struct Templates {
+    /// Where they are from, for errors.
+    origin: String,
+    sources: BTreeMap<String, String>,
+    date: Option<String>,
+}
+
+/// Templates that are ready to be rendered.
+#[derive(Debug)]
+pub(super) struct Compiled {
+    plain: ChatTemplate,
+    with_tools: Option<ChatTemplate>,
+}
+
+impl Templates {
+    /// Reads `data.chat_template`, or what lies in the folder of the tokenizer, or takes what its `tokenizer_config.json` has;
+    /// nothing is looked at yet, because data may have no conversations.
+    ///
+    /// # Errors
+    /// A file that is there and can not be read.
+    pub(in crate::data) fn find(
+        config: &DataConfig,
+        folder: Option<&Path>,
+        listed: &Value,
+    ) -> Result<Templates, DataError> {
+        let date = config.date.clone();
+        if let Some(file) = &config.chat_template {
+            let source = read(Path::new(file))?.ok_or_else(|| missing(Path::new(file)))?;
+            return Ok(Templates { origin: file.clone(), sources: single(source), date });
+        }
+        let Some(folder) = folder else {
+            let origin = format!("tokenizer \"{}\"", config.tokenizer);
+            return Ok(Templates { origin, sources: BTreeMap::new(), date });
+        };
+        let file = folder.join("chat_template.jinja");
+        let mut sources: BTreeMap<String, String> = read(&file)?.map(single).unwrap_or_default();
+        let with_tools = folder.join("additional_chat_templates").join(format!("{TOOL_USE}.jinja"));
+        sources.extend(read(&with_tools)?.map(|source| (TOOL_USE.to_owned(), source)));
+        if !sources.is_empty() {
+            return Ok(Templates { origin: file.display().to_string(), sources, date });
+        }
+        let origin = folder.join("tokenizer_config.json").display().to_string();
+        Ok(Templates { origin, sources: named(listed), date })
+    }
+
+    /// Stands for all that decides what is rendered.
+    pub(in crate::data) fn digest(&self) -> Digest {
+        Digest::of(&(&self.sources, &self.date))
+    }
+
+    /// Makes them ready.
+    ///
+    /// # Errors
+    /// [`DataError::ChatTemplate`]: there is none, or it is no template.
+    pub(super) fn compile(&self) -> Result<Compiled, DataError> {
+        let failed = |reason| DataError::ChatTemplate { origin: self.origin.clone(), reason };
+        let parse = |name| {
+            let source = self.sources.get(name);
+            source.map(|source| ChatTemplate::parse(source, self.date.as_deref()).map_err(failed)).transpose()
+        };
+        let (plain, with_tools) = (parse(DEFAULT)?, parse(TOOL_USE)?);
+        let plain = plain.ok_or_else(|| {
+            failed(
+                "it has no chat template, which `messages` need; data.chat_template may name a file with one"
+                    .to_owned(),
+            )
+        })?;
+        Ok(Compiled { plain, with_tools })
+    }
+}
+
+impl Compiled {
+    /// The template for a conversation.
+    pub(super) fn of(&self, has_tools: bool) -> &ChatTemplate {
+        self.with_tools.as_ref().filter(|_| has_tools).unwrap_or(&self.plain)
+    }
+}
+
+fn single(source: String) -> BTreeMap<String, String> {
+    BTreeMap::from([(DEFAULT.to_owned(), source)])
+}
+
+/// The templates of a `tokenizer_config.json`: one, or a list of named ones.
+fn named(value: &Value) -> BTreeMap<String, String> {
+    match value {
+        Value::String(source) => single(source.clone()),
+        Value::Array(items) => {
+            let pair = |item: &Value| {
+                Some((item["name"].as_str()?.to_owned(), item["template"].as_str()?.to_owned()))
+            };
+            items.iter().filter_map(pair).collect()
+        }
+        _ => BTreeMap::new(),
+    }
+}
+
+/// The text of a file, if there is one.
+fn read(file: &Path) -> Result<Option<String>, DataError> {
+    match input_file::read_text(file, CONFIG_BYTES_MAX) {
+        Ok(text) => Ok(Some(text)),
+        Err(fault) if fault.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(DataError::Read { key: "data.chat_template", file: file.to_owned(), source }),
+    }
+}
+
+fn missing(file: &Path) -> DataError {
+    DataError::Read {
+        key: "data.chat_template",
+        file: file.to_owned(),
+        source: io::ErrorKind::NotFound.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

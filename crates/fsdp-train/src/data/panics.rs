@@ -1,0 +1,33 @@
+//! Panics of libraries that read what others have written: an error for the caller, and nothing on stderr.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::panic::{self, UnwindSafe, catch_unwind};
+use std::sync::Once;
+
+thread_local! {
+    /// Whether a panic of this thread is caught, and told by whoever catches it.
+    static IS_CAUGHT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs something; a panic is its message.
+pub(super) fn caught<T>(run: impl FnOnce() -> T + UnwindSafe) -> Result<T, String> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let usual = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if !IS_CAUGHT.get() {
+                usual(info);
+            }
+        }));
+    });
+    let outer = IS_CAUGHT.replace(true);
+    let outcome = catch_unwind(run);
+    IS_CAUGHT.set(outer);
+    outcome.map_err(|panic| message(&*panic))
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}

@@ -1,0 +1,35 @@
+use std::fs;
+
+use super::*;
+use crate::config::Packing;
+use crate::data::testing::config;
+use crate::data::{Loading, Watch};
+
+#[test]
+fn a_sample_is_shown_in_parts_that_count_and_that_do_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("a.jsonl");
+    let mut config = config();
+    config.packing = Packing::Documents;
+    config.train = vec![file.to_str().unwrap().to_owned()];
+    let show = |config: &DataConfig, text: &str| {
+        fs::write(&file, text).unwrap();
+        let loading = Loading { out_dir: &dir.path().join("out"), watch: &Watch::NOBODY };
+        let dataset = Dataset::load(&config.train, config, &loading).unwrap();
+        (dataset.has_silent(), Preview::of(&dataset, 0, config).unwrap())
+    };
+    let part = |text: &str, counts| (text.to_owned(), counts);
+
+    let short = show(&config, r#"{"prompt": "ab", "completion": "cde"}"#);
+    let parts = vec![part("ab", false), part("cde", true)];
+    assert_eq!(short, (true, Preview { parts, tokens: 5, counted: 3 }));
+    // What is clipped is not shown: eight inputs, and the target of the last.
+    let long = show(&config, r#"{"prompt": "abcd", "completion": "efghijkl"}"#);
+    let parts = vec![part("abcd", false), part("efghi", true)];
+    assert_eq!(long, (true, Preview { parts, tokens: 9, counted: 5 }));
+    config.loss_on = crate::config::LossOn::All;
+    let all = show(&config, r#"{"prompt": "ab", "completion": "cde"}"#);
+    // The first token is no target.
+    let parts = vec![part("a", false), part("bcde", true)];
+    assert_eq!(all, (false, Preview { parts, tokens: 5, counted: 4 }));
+}

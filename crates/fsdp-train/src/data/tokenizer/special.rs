@@ -1,0 +1,104 @@
+//! What stands beside a `tokenizer.json`: `tokenizer_config.json`, read as transformers reads it.
+
+use std::io;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::fault::Source;
+use crate::input_file::{self, TOKENIZER_BYTES_MAX};
+
+/// Tokens that have a role, in the order in which transformers registers them.
+const ROLES: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// Lists of further ones; the second is the older name.
+const EXTRA: [&str; 2] = ["extra_special_tokens", "additional_special_tokens"];
+
+/// The file, and that which older tokenizers have for special tokens.
+const CONFIG: &str = "tokenizer_config.json";
+const MAP: &str = "special_tokens_map.json";
+
+/// What a `tokenizer_config.json` says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct TokenizerConfig {
+    /// Tokens by their role, as a chat template names them.
+    pub(super) roles: Map<String, Value>,
+    /// Tokens that are to be known, whether or not the `tokenizer.json` has them.
+    pub(super) special: Vec<SpecialToken>,
+    /// What it says of templates for chats.
+    pub(super) chat_template: Value,
+    /// `truncation_side`.
+    pub(super) truncation_side: Option<String>,
+}
+
+/// A token that is found in text before anything else is done with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct SpecialToken {
+    /// Its text.
+    pub(super) content: String,
+    /// Whether white space before it, and behind it, belongs to it.
+    pub(super) strips: [bool; 2],
+    /// Whether it is found as a word of its own only.
+    pub(super) single_word: bool,
+}
+
+impl TokenizerConfig {
+    /// Reads the files beside a `tokenizer.json`; none are needed.
+    ///
+    /// # Errors
+    /// A file that is there and can not be read, or is no JSON object.
+    pub(super) fn beside(tokenizer: &Path) -> Result<TokenizerConfig, Source> {
+        let folder = tokenizer.parent().unwrap_or(Path::new(""));
+        let mut fields = read(&folder.join(CONFIG))?;
+        if !fields.contains_key("added_tokens_decoder") {
+            fields.extend(read(&folder.join(MAP))?);
+        }
+        Ok(TokenizerConfig::of(fields))
+    }
+
+    fn of(mut fields: Map<String, Value>) -> TokenizerConfig {
+        let mut roles: Map<String, Value> = Map::new();
+        let mut special = Vec::new();
+        let extra = EXTRA.iter().find_map(|name| fields.remove(*name));
+        // A model's own roles, such as `image_token`, are in an object of their own, or among the others.
+        let own = extra.as_ref().and_then(Value::as_object).into_iter().flatten();
+        let others =
+            fields.iter().filter(|(name, _)| name.ends_with("_token") && !ROLES.contains(&name.as_str()));
+        let known = ROLES.iter().filter_map(|&role| Some((role, fields.get(role)?)));
+        for (role, token) in known.chain(others.chain(own).map(|(role, token)| (role.as_str(), token))) {
+            if let Some(token) = SpecialToken::of(token) {
+                roles.insert(role.to_owned(), token.content.clone().into());
+                special.push(token);
+            }
+        }
+        special.extend(
+            extra.as_ref().and_then(Value::as_array).into_iter().flatten().filter_map(SpecialToken::of),
+        );
+        let truncation_side = fields.get("truncation_side").and_then(Value::as_str).map(str::to_owned);
+        let chat_template = fields.remove("chat_template").unwrap_or_default();
+        TokenizerConfig { roles, special, chat_template, truncation_side }
+    }
+}
+
+impl SpecialToken {
+    /// A token by its text, or an object with it.
+    fn of(value: &Value) -> Option<SpecialToken> {
+        let content = value.as_str().or_else(|| value["content"].as_str()).filter(|text| !text.is_empty())?;
+        let is = |name: &str| value[name].as_bool().unwrap_or(false);
+        let strips = [is("lstrip"), is("rstrip")];
+        Some(SpecialToken { content: content.to_owned(), strips, single_word: is("single_word") })
+    }
+}
+
+fn read(file: &Path) -> Result<Map<String, Value>, Source> {
+    let explained = |fault: &dyn std::fmt::Display| format!("{} beside it: {fault}", file.display());
+    match input_file::read_text(file, TOKENIZER_BYTES_MAX) {
+        Err(fault) if fault.kind() == io::ErrorKind::NotFound => Ok(Map::new()),
+        Err(fault) => Err(explained(&fault).into()),
+        Ok(text) => serde_json::from_str(&text).map_err(|fault| explained(&fault).into()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

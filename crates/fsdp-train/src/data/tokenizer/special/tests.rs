@@ -1,0 +1,60 @@
+use serde_json::json;
+
+use super::*;
+
+fn of(fields: Value) -> TokenizerConfig {
+    let Value::Object(fields) = fields else { panic!("an object") };
+    TokenizerConfig::of(fields)
+}
+
+#[test]
+fn tokens_have_roles_in_any_spelling() {
+    let config = of(json!({
+        "eos_token": {"__type": "AddedToken", "content": "</s>", "rstrip": true},
+        "bos_token": "<s>",
+        "pad_token": null,
+        "unk_token": "",
+        "add_bos_token": true,
+        "image_token": "<image>",
+        "additional_special_tokens": ["<a>", {"content": "<b>", "single_word": true}],
+        "model_max_length": 5,
+    }));
+    let roles = json!({"bos_token": "<s>", "eos_token": "</s>", "image_token": "<image>"});
+    assert_eq!(Value::Object(config.roles), roles);
+    let token = |content: &str, strips, single_word| SpecialToken {
+        content: content.to_owned(),
+        strips,
+        single_word,
+    };
+    let plain = |content| token(content, [false; 2], false);
+    let expected = [
+        plain("<s>"),
+        token("</s>", [false, true], false),
+        plain("<image>"),
+        plain("<a>"),
+        token("<b>", [false; 2], true),
+    ];
+    assert_eq!(config.special, expected);
+}
+
+#[test]
+fn roles_of_a_model_may_be_an_object() {
+    let config = of(json!({"extra_special_tokens": {"audio_token": "<audio>"}, "truncation_side": "left"}));
+    assert_eq!(Value::Object(config.roles), json!({"audio_token": "<audio>"}));
+    assert_eq!(config.truncation_side.as_deref(), Some("left"));
+}
+
+#[test]
+fn files_are_not_needed_but_must_be_sound() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = dir.path().join("tokenizer.json");
+    assert_eq!(TokenizerConfig::beside(&tokenizer).unwrap(), TokenizerConfig::default());
+    std::fs::write(dir.path().join(MAP), r#"{"bos_token": "<s>"}"#).unwrap();
+    assert_eq!(TokenizerConfig::beside(&tokenizer).unwrap().special.len(), 1);
+    // Newer tokenizers have all in one file.
+    std::fs::write(dir.path().join(CONFIG), r#"{"added_tokens_decoder": {}}"#).unwrap();
+    assert_eq!(TokenizerConfig::beside(&tokenizer).unwrap().special, []);
+    std::fs::write(dir.path().join(CONFIG), "[]").unwrap();
+    let fault = TokenizerConfig::beside(&tokenizer).unwrap_err().to_string();
+    assert!(fault.contains("tokenizer_config.json beside it: invalid type"), "{fault}");
+}
