@@ -25,12 +25,15 @@ TOLERANCE = 1e-5
 def train(fsdp, folder, model, data, steps, out):
     """Runs `fsdp train` over two ranks; returns the loss of the first step."""
     file = folder / f"{out}.toml"
+    # Tied parameters stay in one unit.
+    is_tied = json.loads((pathlib.Path(model) / "config.json").read_text()).get("tie_word_embeddings", False)
+    unit = 1_000_000 if is_tied else 500
     file.write_text(
         f"""
         model = {{ path = "{model}", init = "pretrained" }}
         train = {{ steps = {steps}, micro_batch_size = 1, global_batch_size = 4, optimizer = {{ name = "sgd", lr = 0.1 }} }}
         run = {{ ranks = 2, out_dir = "{folder / out}" }}
-        fsdp = {{ min_num_params = 500 }}
+        fsdp = {{ min_num_params = {unit} }}
         [data]
         train = ["{data}"]
         format = "tokens-u16"

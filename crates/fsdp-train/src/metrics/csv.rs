@@ -137,7 +137,7 @@ mod tests {
         let nan = [Figure { name: "eval_loss".to_owned(), value: f64::NAN }];
         tables.evaluation(1, "books", &nan).unwrap();
         let steps = fs::read_to_string(dir.path().join(STEPS)).unwrap();
-        assert_eq!(steps.lines().nth(1), Some("1,5.5,1.25,0.0003,2048,1000.5,2047,,,,,,,"));
+        assert_eq!(steps.lines().nth(1), Some("1,5.5,1.25,0.0003,2048,2000,1000.5,2047,,,,,,,"));
         let evaluations = fs::read_to_string(dir.path().join(EVALUATIONS)).unwrap();
         assert_eq!(evaluations, "step,set,eval_loss,eval_perplexity,eval_tokens\n1,books,NaN,,\n");
     }

@@ -4,7 +4,7 @@ use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_nn::backend::Operands;
 use fsdp_nn::op::{Dropout, Pointwise};
 use fsdp_nn::random;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::int;
 use crate::torch::error::{Done, Failure};
@@ -34,7 +34,14 @@ impl<D: TorchStorage> Torch<D> {
             }
             Pointwise::Scale { len, factor } => {
                 let ([], [x], _) = operands.split();
-                self.view_mut(x.slice, &[int(*len)])?.f_mul_scalar_(*factor).done()?;
+                let mut x = self.view_mut(x.slice, &[int(*len)])?;
+                if x.f_kind()? == Kind::BFloat16 {
+                    // In 16 bits libtorch rounds the factor too.
+                    let scaled = x.f_to_kind(Kind::Float)?.f_mul_scalar(*factor)?;
+                    x.f_copy_(&scaled)?;
+                } else {
+                    x.f_mul_scalar_(*factor).done()?;
+                }
             }
             Pointwise::Dropout { p, .. } => {
                 let ([], [x], _) = operands.split();
