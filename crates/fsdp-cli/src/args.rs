@@ -3,6 +3,7 @@
 //! Texts here are the help pages: each command says what it does, what it leaves behind and how it is called.
 
 mod ckpt;
+mod eval;
 mod gpu;
 mod launch;
 mod logs;
@@ -16,6 +17,7 @@ use fsdp_train::config::Device;
 
 use crate::exit_code;
 
+pub(crate) use eval::EvalArgs;
 pub(crate) use gpu::{BenchGpuArgs, DoctorArgs};
 pub(crate) use launch::LaunchArgs;
 pub(crate) use logs::{LogArgs, LogFormat};
@@ -64,6 +66,8 @@ pub(crate) enum Command {
     Verify(VerifyArgs),
     /// Start a run as several processes of this machine, and start it again after failures that can pass
     Launch(LaunchArgs),
+    /// Compute the loss and the perplexity of a model on a run file's evaluation sets
+    Eval(EvalArgs),
     /// Print what a training step does, without running it
     Schedule(ScheduleArgs),
     /// Show what runs have told: one HTML file with curves, memory, schedule and configurations

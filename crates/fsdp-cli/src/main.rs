@@ -1,4 +1,4 @@
-//! The `fsdp` command: train, verify, schedule, report, ckpt and bench.
+//! The `fsdp` command: train, verify, eval, schedule, report, ckpt and bench.
 //!
 //! It parses arguments, chooses the launcher, prints reports and maps outcomes to exit codes; training
 //! itself is `fsdp-train`. One module per command; what several of them need stands below them.
@@ -11,6 +11,7 @@ mod bench;
 mod byte_progress;
 mod ckpt;
 mod doctor;
+mod eval;
 mod launch;
 mod report;
 mod schedule;
@@ -100,6 +101,7 @@ fn run(command: Command) -> Result<Exit, CliError> {
         Command::Launch(args) => launch::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Ckpt(command) => ckpt::run(&command).map(judged),
+        Command::Eval(args) => eval::run(&args),
         Command::Schedule(args) => schedule::run(&args).map(|()| Exit::Done),
         Command::Report(args) => report::run(&args).map(|()| Exit::Done),
         Command::Bench(BenchCommand::Train(args)) => bench::run(&args),

@@ -116,7 +116,11 @@ pub(crate) fn random(seed: u64, architecture: &impl Architecture) -> InitSource 
     InitSource::Random { seed, init: Arc::new(architecture.description().init.clone()) }
 }
 
-fn read_model(dir: &Path) -> Result<HfConfig, CliError> {
+/// The `config.json` of a model directory.
+///
+/// # Errors
+/// [`CliError`]: it is missing or wrong.
+pub(crate) fn read_model(dir: &Path) -> Result<HfConfig, CliError> {
     let file = dir.join("config.json");
     let text = match is_url(dir) {
         true => read_object(&file)?,

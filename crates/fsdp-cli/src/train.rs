@@ -3,7 +3,7 @@
 mod groups;
 mod summary;
 
-pub(crate) use summary::{memory_rows, parameters};
+pub(crate) use summary::{evaluation_row, memory_rows, parameters};
 
 use std::sync::Arc;
 

@@ -5,7 +5,9 @@ use crate::error::Error;
 use crate::layout::Layout;
 use crate::model::ModelSpec;
 use crate::rank::Mesh;
-use crate::schedule::{Compiler, Policy, Schedule, compile_evaluation, compile_step};
+use crate::schedule::{
+    Compiler, Policy, Schedule, compile_evaluation, compile_evaluation_alone, compile_step,
+};
 use crate::update::RuleDecl;
 
 /// Everything that is the same on all ranks.
@@ -19,7 +21,7 @@ pub struct Plan {
     pub mesh: Mesh,
     /// The resolved policy.
     pub policy: Policy,
-    /// The schedule of a training step.
+    /// The schedule of a training step; where nothing is trained ([`Plan::to_evaluate`]), that of an evaluation.
     pub step: Schedule,
     /// The schedule of an evaluation; it declares the buffers of the step.
     pub evaluation: Option<Schedule>,
@@ -53,5 +55,28 @@ impl Plan {
             checker::check(evaluation, &spec, &layout)?;
         }
         Ok(Self { spec, layout, mesh, policy, step, evaluation })
+    }
+
+    /// Compiles and checks the schedule of a model that is evaluated and not trained: `rounds` batches per evaluation and
+    /// rank, with room for parameters, and for neither gradients nor optimizer state.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    ///
+    /// # Panics
+    /// When a parameter is trained.
+    pub fn to_evaluate(
+        spec: ModelSpec,
+        layout: Layout,
+        mesh: Mesh,
+        policy: Policy,
+        rounds: usize,
+    ) -> Result<Self, Error> {
+        let policy = policy.resolve(mesh)?;
+        let rule = &RuleDecl { state: Vec::new(), phases: Vec::new() };
+        let compiler = Compiler { spec: &spec, layout: &layout, mesh, policy: &policy, rule };
+        let step = compile_evaluation_alone(&compiler, rounds);
+        checker::check(&step, &spec, &layout)?;
+        Ok(Self { spec, layout, mesh, policy, evaluation: Some(step.clone()), step })
     }
 }

@@ -14,6 +14,7 @@
 //! | `soundness` | whether checkpoints can be read whole, and which is the newest that can |
 //! | `warning` | what a user should know and a run goes on with |
 //! | `restore` | filling an engine from a checkpoint |
+//! | `saved_model` | the parameters of a checkpoint by themselves, to be evaluated |
 //! | `foreign`, `settings` | going on from what another trainer has saved; how its settings differ |
 //!
 //! A checkpoint knows no units and no world: parameters and optimizer state are tensors by name, each rank
@@ -25,6 +26,7 @@ mod foreign;
 mod meeting;
 mod restore;
 mod run_state;
+mod saved_model;
 mod saver;
 mod settings;
 mod snapshot;
@@ -39,6 +41,7 @@ pub use folder::is_output;
 pub use foreign::{Foreign, Taken};
 pub use meeting::SaveFailure;
 pub use run_state::{Change, DataPosition, Difference, RunState};
+pub use saved_model::SavedModel;
 pub use saver::Saved;
 pub use start::{Resume, Resumed};
 pub use warning::RunWarning;

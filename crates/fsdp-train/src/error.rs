@@ -344,6 +344,17 @@ pub enum TrainError {
         /// The type in which it is not finite: that of the tensor, or of the parameters that compute.
         dtype: DType,
     },
+    /// The loss of a model that is only evaluated is not finite.
+    #[error(
+        "the loss on \"{set}\" is {loss}: the weights hold values that are not finite, or activations overflow in \
+         fsdp.param_dtype; look at them with `fsdp ckpt inspect`, or evaluate in f32"
+    )]
+    ModelNotFinite {
+        /// The set.
+        set: String,
+        /// The loss.
+        loss: f64,
+    },
     /// The loss of an evaluation is not finite.
     #[error(
         "evaluation on \"{set}\" after step {step}: loss {loss}: not finite, though all parameters are, so activations overflow. \

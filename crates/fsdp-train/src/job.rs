@@ -22,7 +22,7 @@ use fsdp_nn::model::unsharded::BlockCall;
 use fsdp_nn::model::{Architecture, ProgramOptions};
 
 use crate::adapter;
-use crate::config::{ConfigError, Packing, Resolved};
+use crate::config::{ConfigError, OptimizerConfig, Packing, Resolved};
 use crate::data::Watch;
 use crate::error::TrainError;
 use crate::init::InitSource;
@@ -120,6 +120,40 @@ impl<A: Architecture + Clone> Job<A> {
         init: InitSource,
         data: Arc<RunData>,
     ) -> Result<Self, TrainError> {
+        let spec = &architecture.description().spec;
+        let plan = plan(&config, spec, data.has_evaluation());
+        Self::planned((config, architecture, init, data), plan, |plan| plan.spec.clone())
+    }
+
+    /// A job that evaluates a model and trains nothing: its training data is not read, and there is room for neither gradients
+    /// nor optimizer state. `watch` is told how far the data is.
+    ///
+    /// # Errors
+    /// As [`Job::new`]; [`TrainError::Misfit`] without evaluation sets.
+    pub fn to_evaluate(
+        mut config: Resolved,
+        architecture: A,
+        init: InitSource,
+        watch: &Watch<'_>,
+    ) -> Result<Self, TrainError> {
+        // What is not trained has no update, and no checkpoint to make room for.
+        config.train.optimizer = OptimizerConfig::none();
+        config.train.ema_decay = None;
+        config.checkpoint.every = 0;
+        config.fsdp.frozen.clear();
+        expect_positions(&config, &architecture)?;
+        let data = Arc::new(RunData::to_evaluate(&config, architecture.head().vocab, watch)?);
+        let described = architecture.description().spec.clone();
+        let plan = plan_to_evaluate(&config, &described);
+        Self::planned((config, architecture, init, data), plan, |_| described)
+    }
+
+    /// A job with its plan. Parameters begin as `described` by what it returns: of these the trained ones are those of adapters.
+    fn planned(
+        (config, architecture, init, data): (Resolved, A, InitSource, Arc<RunData>),
+        plan: Result<Plan, TrainError>,
+        described: impl FnOnce(&Plan) -> ModelSpec,
+    ) -> Result<Self, TrainError> {
         if config.run.ranks > RANKS_MAX {
             let reason = format!(
                 "{} are too many: ranks are threads of one process, at most {RANKS_MAX}; choose fewer (`fsdp schedule` \
@@ -129,8 +163,8 @@ impl<A: Architecture + Clone> Job<A> {
             return Err(TrainError::Misfit { key: "run.ranks", reason });
         }
         adapter::expect(&config, architecture.description())?;
-        let plan = Arc::new(plan(&config, &architecture.description().spec, data.has_evaluation())?);
-        init.check(&plan.spec)?;
+        let plan = Arc::new(plan?);
+        init.check(&described(&plan))?;
         let schedule = LrSchedule::new(
             &config.train.lr_schedule,
             config.train.optimizer.lr().unwrap_or(0.0),
@@ -321,12 +355,41 @@ pub fn plan(config: &Resolved, described: &ModelSpec, evaluates: bool) -> Result
         let reason = "it matches every parameter of the model: nothing is left to train".to_owned();
         return Err(TrainError::Misfit { key: "fsdp.frozen", reason });
     }
-    let mesh = Mesh::of_world(config.run.ranks, config.fsdp.mesh.replicate)?;
     // A base is not the run's to keep: the copy that computes is enough.
-    let frozen_master = config.adapter.is_none();
+    let Parts { layout, mesh, policy, rounds } = parts(config, &spec, config.adapter.is_none())?;
+    // Ranks make rules for their devices; all declare the same.
+    let rule: Box<dyn UpdateRule<HostMemory>> = HostMemory::rule(&config.train, &spec)?;
+    let rule = rule.declare(policy.param_dtype.master());
+    let evaluation_rounds = if evaluates { rounds } else { 0 };
+    Ok(Plan::new(spec, layout, mesh, policy, &rule, rounds, evaluation_rounds)?)
+}
+
+/// Layout and schedule of a configuration and a model that is evaluated and not trained.
+///
+/// # Errors
+/// [`TrainError`]: classes that match nothing, policies that do not fit the mesh.
+fn plan_to_evaluate(config: &Resolved, described: &ModelSpec) -> Result<Plan, TrainError> {
+    let mut spec = described.clone();
+    spec.params.iter_mut().for_each(|param| param.trainable = false);
+    let Parts { layout, mesh, policy, rounds } = parts(config, &spec, false)?;
+    Ok(Plan::to_evaluate(spec, layout, mesh, policy, rounds)?)
+}
+
+/// What schedules are compiled from.
+struct Parts {
+    layout: Layout,
+    mesh: Mesh,
+    policy: Policy,
+    /// Micro-batches of a step per rank.
+    rounds: usize,
+}
+
+/// What schedules of a model are compiled from; `frozen_master` as in [`Policy`].
+fn parts(config: &Resolved, spec: &ModelSpec, frozen_master: bool) -> Result<Parts, TrainError> {
+    let mesh = Mesh::of_world(config.run.ranks, config.fsdp.mesh.replicate)?;
     let policy = Policy { frozen_master, ..config.fsdp.policy() }.resolve(mesh)?;
-    let units = wrap::units(&spec, &config.fsdp.wrap)?;
-    let layout = Layout::new(&spec, &units, mesh.shards(), policy.param_dtype);
+    let units = wrap::units(spec, &config.fsdp.wrap)?;
+    let layout = Layout::new(spec, &units, mesh.shards(), policy.param_dtype);
     let rounds = config.train.micro_batches_per_step() / mesh.world();
     let blocks = spec.blocks.len();
     if rounds > BLOCK_ROUNDS_MAX / blocks {
@@ -337,9 +400,5 @@ pub fn plan(config: &Resolved, described: &ModelSpec, evaluates: bool) -> Result
         );
         return Err(TrainError::Misfit { key: "train.global_batch_size", reason });
     }
-    // Ranks make rules for their devices; all declare the same.
-    let rule: Box<dyn UpdateRule<HostMemory>> = HostMemory::rule(&config.train, &spec)?;
-    let rule = rule.declare(policy.param_dtype.master());
-    let evaluation_rounds = if evaluates { rounds } else { 0 };
-    Ok(Plan::new(spec, layout, mesh, policy, &rule, rounds, evaluation_rounds)?)
+    Ok(Parts { layout, mesh, policy, rounds })
 }

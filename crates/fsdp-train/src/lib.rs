@@ -12,6 +12,7 @@
 //! | [`memory`] | whether a job fits into this machine |
 //! | [`input_file`] | reading files that somebody else names |
 //! | [`train`](mod@train) | a whole run: output folder, steps, evaluation, metrics, export |
+//! | [`evaluate`](mod@evaluate) | loss and perplexity of a model that is not trained |
 //! | [`verify`](mod@verify) | sharded training against the [`Oracle`], communication against closed forms, memory against the ledger |
 //! | [`lr`], [`metrics`] | learning rates as functions of the step; what a step reports |
 //!
@@ -22,6 +23,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod data;
 mod error;
+pub mod evaluate;
 mod events;
 mod export;
 mod held;

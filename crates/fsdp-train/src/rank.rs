@@ -13,7 +13,7 @@ use fsdp_core::schedule::micro_batch_index;
 use fsdp_core::{ExactSum, Rank};
 use fsdp_nn::model::{Architecture, Batch, ModelProgram};
 
-use crate::checkpoint::{Foreign, restore};
+use crate::checkpoint::{Foreign, SavedModel, restore};
 use crate::error::TrainError;
 use crate::job::Job;
 use crate::not_finite::first_not_finite;
@@ -81,6 +81,28 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     ) -> Result<Self, TrainError> {
         let mut engine = Self::connect(job, seat)?;
         checkpoint.restore(&mut engine, stop)?;
+        Ok(Self { job, engine, unread: VecDeque::new() })
+    }
+
+    /// Connects the rank, allocates what an evaluation needs, and takes this rank's rows of the parameters from a checkpoint,
+    /// if one is given, or from where the job has them.
+    ///
+    /// # Errors
+    /// Those of the parts, and [`TrainError::Checkpoint`].
+    pub(crate) fn to_evaluate(
+        job: &'a Job<A>,
+        seat: Seat<M>,
+        saved: Option<&SavedModel>,
+    ) -> Result<Self, TrainError> {
+        let mut engine = Self::connect(job, seat)?;
+        // In the plan nothing is trained; what is an adapter's, the description knows.
+        let spec = &job.architecture.description().spec;
+        match saved {
+            Some(saved) => saved.load(&mut engine, spec, &job.init)?,
+            None => {
+                engine.load_params(job.init.origin(), |piece, values| job.init.fill(spec, piece, values))?
+            }
+        }
         Ok(Self { job, engine, unread: VecDeque::new() })
     }
 

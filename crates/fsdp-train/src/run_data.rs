@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use fsdp_ckpt::digest::Digest;
+use fsdp_ckpt::digest::{Digest, DigestKind};
 use fsdp_nn::model::Batch;
 
 use crate::checkpoint::DataPosition;
@@ -15,7 +15,8 @@ use crate::error::TrainError;
 /// Training and evaluation data with their samplers.
 #[derive(Debug)]
 pub struct RunData {
-    train: Training,
+    /// Absent where a model is only evaluated.
+    train: Option<Training>,
     eval: Vec<EvalData>,
 }
 
@@ -34,32 +35,38 @@ impl RunData {
     /// [`TrainError::Data`]: unreadable, too short, in the output folder, or tokens outside of the vocabulary;
     /// [`TrainError::Checkpoint`]: not in its object store.
     pub fn load(config: &Resolved, vocab: usize, watch: &Watch<'_>) -> Result<Self, TrainError> {
-        let (global, micro) = (config.train.global_batch_size, config.train.micro_batch_size);
         let loading = Loading { out_dir: Path::new(&config.run.out_dir), watch };
         let data = config.data.fetched()?;
-        let load = |key, paths: &[String]| {
-            let dataset = Dataset::load(paths, &data, &loading).map_err(|error| error.of_key(key))?;
-            dataset.check_vocabulary(vocab)?;
-            Ok::<_, TrainError>(dataset)
-        };
-        let train = Training::load(&data, &config.train, &loading, vocab)?;
-        let eval_data = |set: &EvalSet| -> Result<EvalData, TrainError> {
-            let (name, dataset) = (set.name.clone(), load("data.eval", &set.paths)?);
-            if dataset.is_empty() {
-                return Err(DataError::NoSamples { set: name, seq_len: dataset.seq_len() }.into());
-            }
-            let limit = usize::try_from(set.max_samples).ok().filter(|&samples| samples > 0);
-            let samples = limit.map_or(dataset.len(), |limit| limit.min(dataset.len()));
-            let sampler = EvalSampler::new(samples, global, micro, data.eval_batches);
-            Ok(EvalData { name, dataset, sampler })
-        };
-        let eval = data.eval.iter().map(eval_data).collect::<Result<_, _>>()?;
-        Ok(Self { train, eval })
+        let train = Some(Training::load(&data, &config.train, &loading, vocab)?);
+        Ok(Self { train, eval: evaluation(config, &data, &loading, vocab)? })
     }
 
-    /// The digest of all tokens that are trained on.
+    /// Reads the evaluation data alone.
+    ///
+    /// # Errors
+    /// As [`RunData::load`]; [`TrainError::Misfit`] where the configuration names none.
+    pub fn to_evaluate(config: &Resolved, vocab: usize, watch: &Watch<'_>) -> Result<Self, TrainError> {
+        if config.data.eval.is_empty() {
+            let reason = "the run file has no evaluation sets; name one with data.eval = [\"held-out.txt\"], or with a \
+                          table [[data.eval]] that has `name` and `paths` for each"
+                .to_owned();
+            return Err(TrainError::Misfit { key: "data.eval", reason });
+        }
+        let loading = Loading { out_dir: Path::new(&config.run.out_dir), watch };
+        Ok(Self { train: None, eval: evaluation(config, &config.data.fetched()?, &loading, vocab)? })
+    }
+
+    fn train(&self) -> &Training {
+        self.train.as_ref().expect("who evaluates a model takes no training step")
+    }
+
+    /// The digest of all tokens that are trained on; without them, of those that are evaluated on.
     pub(crate) fn digest(&self) -> Digest {
-        self.train.digest()
+        let of_evaluation = || {
+            let sets: Vec<String> = self.eval.iter().map(|set| set.dataset.digest().to_string()).collect();
+            DigestKind::Crc64.of(sets.join("\n").as_bytes())
+        };
+        self.train.as_ref().map_or_else(of_evaluation, Training::digest)
     }
 
     /// What the user should know of how it was read.
@@ -85,7 +92,7 @@ impl RunData {
     /// # Errors
     /// A tokenizer that can not be read again.
     pub fn first_sample(&self, config: &DataConfig) -> Result<Option<Preview>, TrainError> {
-        let first = self.train.batch(0, 0);
+        let first = self.train().batch(0, 0);
         let sample = first.iter().find(|sample| sample.dataset.has_silent());
         let Some((dataset, index)) = sample.and_then(|sample| Some((sample.dataset, sample.index?))) else {
             return Ok(None);
@@ -94,40 +101,40 @@ impl RunData {
     }
 
     fn datasets(&self) -> impl Iterator<Item = &Dataset> {
-        self.train.datasets().chain(self.eval.iter().map(|set| &set.dataset))
+        self.train.iter().flat_map(Training::datasets).chain(self.eval.iter().map(|set| &set.dataset))
     }
 
     /// Where in the training data step `step` (from 0) begins.
     pub(crate) fn position(&self, step: u64) -> DataPosition {
-        let (epoch, step_in_epoch) = self.train.epoch(step);
+        let (epoch, step_in_epoch) = self.train().epoch(step);
         DataPosition {
             epoch,
             step_in_epoch,
-            seed: self.train.shuffle_seed(),
-            samples: self.train.len() as u64,
+            seed: self.train().shuffle_seed(),
+            samples: self.train().len() as u64,
             digest: self.digest().to_string(),
-            sources: self.train.positions(step),
+            sources: self.train().positions(step),
         }
     }
 
     /// Micro-batches per step, V.
     pub fn micro_batches(&self) -> usize {
-        self.train.micro_batches()
+        self.train().micro_batches()
     }
 
     /// The samplers' tokens per sample.
     pub fn seq_len(&self) -> usize {
-        self.train.seq_len()
+        self.train().seq_len()
     }
 
     /// Samples of the training data.
     pub fn samples(&self) -> usize {
-        self.train.len()
+        self.train().len()
     }
 
     /// What a run of `steps` steps takes from each source of its training data.
     pub fn sources(&self, steps: u64) -> Vec<SourceSummary> {
-        self.train.summary(steps)
+        self.train().summary(steps)
     }
 
     /// Whether there is evaluation data.
@@ -140,7 +147,7 @@ impl RunData {
     /// # Panics
     /// When the step has no such micro-batch.
     pub fn train_batch(&self, step: u64, index: usize) -> Batch {
-        batch(&self.train.batch(step, index), self.train.seq_len())
+        batch(&self.train().batch(step, index), self.train().seq_len())
     }
 
     /// The sets of evaluation data, in the order of the configuration: their names, and their numbers of global batches.
@@ -158,6 +165,29 @@ impl RunData {
         let sample = |index: Option<usize>| Sample { dataset, index, number: index.unwrap_or(0) };
         batch(&sampler.batch(global, index).into_iter().map(sample).collect::<Vec<_>>(), dataset.seq_len())
     }
+}
+
+/// Reads the sets of evaluation data, from paths of this machine.
+fn evaluation(
+    config: &Resolved,
+    data: &DataConfig,
+    loading: &Loading<'_>,
+    vocab: usize,
+) -> Result<Vec<EvalData>, TrainError> {
+    let (global, micro) = (config.train.global_batch_size, config.train.micro_batch_size);
+    let read = |set: &EvalSet| -> Result<EvalData, TrainError> {
+        let name = set.name.clone();
+        let dataset = Dataset::load(&set.paths, data, loading).map_err(|error| error.of_key("data.eval"))?;
+        dataset.check_vocabulary(vocab)?;
+        if dataset.is_empty() {
+            return Err(DataError::NoSamples { set: name, seq_len: dataset.seq_len() }.into());
+        }
+        let limit = usize::try_from(set.max_samples).ok().filter(|&samples| samples > 0);
+        let samples = limit.map_or(dataset.len(), |limit| limit.min(dataset.len()));
+        let sampler = EvalSampler::new(samples, global, micro, data.eval_batches);
+        Ok(EvalData { name, dataset, sampler })
+    };
+    data.eval.iter().map(read).collect()
 }
 
 /// Samples one after the other.

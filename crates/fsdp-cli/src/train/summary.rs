@@ -57,7 +57,8 @@ pub(crate) fn parameters(spec: &ModelSpec) -> String {
     format!("{} parameters{frozen}", params(all))
 }
 
-fn evaluation_row(evaluation: &Evaluation) -> [String; 4] {
+/// A line of a table of evaluations.
+pub(crate) fn evaluation_row(evaluation: &Evaluation) -> [String; 4] {
     let Evaluation { set, loss, targets } = evaluation;
     [set.clone(), format!("{loss:.4}"), perplexity(evaluation.perplexity()), targets.to_string()]
 }

@@ -13,6 +13,9 @@ mod help;
 // A run: what it writes, and that it can be repeated and continued.
 mod train;
 
+// Evaluating a model by itself.
+mod evaluating;
+
 // Optimizers: groups of parameters, averages.
 mod optimizers;
 

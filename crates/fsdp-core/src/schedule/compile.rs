@@ -67,11 +67,28 @@ pub fn compile_step(compiler: &Compiler<'_>, rounds: usize) -> Schedule {
 pub fn compile_evaluation(compiler: &Compiler<'_>, step: &Schedule, rounds: usize) -> Schedule {
     let steps = evaluation_steps(compiler.spec, compiler.layout);
     let ranges = live_ranges(compiler.layout, &steps, compiler.policy);
-    let mut build = Build::new(compiler, &steps, ranges, Declared::of_evaluation(step), rounds);
+    evaluate(Build::new(compiler, &steps, ranges, Declared::of_evaluation(step), rounds))
+}
+
+fn evaluate(mut build: Build<'_>) -> Schedule {
     build.micro_batches(false);
     let scalars = vec![build.declared.lasting.scalars];
     build.emit.push(OpKind::ReduceScalars, Vec::new(), scalars);
     build.into_schedule()
+}
+
+/// The schedule of evaluating `rounds` batches per rank with buffers of its own: no parameter is trained, so there are
+/// neither gradients nor optimizer state.
+///
+/// # Panics
+/// As [`compile_step`]; when a parameter is trained.
+pub fn compile_evaluation_alone(compiler: &Compiler<'_>, rounds: usize) -> Schedule {
+    let is_trained = compiler.spec.params.iter().any(|param| param.trainable);
+    assert!(!is_trained, "an evaluation by itself trains nothing");
+    let steps = evaluation_steps(compiler.spec, compiler.layout);
+    let ranges = live_ranges(compiler.layout, &steps, compiler.policy);
+    let declared = Declared::of_step(compiler, &ranges, rounds);
+    evaluate(Build::new(compiler, &steps, ranges, declared, rounds))
 }
 
 struct Build<'a> {

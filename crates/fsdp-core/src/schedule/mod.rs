@@ -20,7 +20,7 @@ mod policy;
 
 pub(crate) use before::Before;
 pub use buffers::{BufferDecl, BufferId, Lasting, Place, Role, UnitBuffers};
-pub use compile::{Compiler, compile_evaluation, compile_step};
+pub use compile::{Compiler, compile_evaluation, compile_evaluation_alone, compile_step};
 pub(crate) use display::describe;
 pub use op::{Access, Op, OpKind, Phase, Round, Source};
 pub use order::micro_batch_index;

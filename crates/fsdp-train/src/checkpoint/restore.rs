@@ -24,7 +24,7 @@ pub(crate) fn restore<M: Memory, P: Program<M>>(
     let plan = engine.plan();
     let (spec, saves_frozen) = (plan.spec.clone(), is_saved(plan, false));
     let dtype = plan.policy.param_dtype.master();
-    let mut rows = Rows { reader, bytes: Vec::new() };
+    let mut rows = Rows::of(reader);
     if engine.reads() {
         check_steps(&spec, &mut rows)?;
     }
@@ -56,13 +56,19 @@ fn check_steps(spec: &ModelSpec, rows: &mut Rows<'_>) -> Result<(), TrainError> 
 }
 
 /// Reads rows through one buffer.
-struct Rows<'a> {
+pub(super) struct Rows<'a> {
     reader: &'a NativeReader,
     bytes: Vec<u8>,
 }
 
+impl<'a> Rows<'a> {
+    pub(super) fn of(reader: &'a NativeReader) -> Self {
+        Self { reader, bytes: Vec::new() }
+    }
+}
+
 impl Rows<'_> {
-    fn read(
+    pub(super) fn read(
         &mut self,
         name: &str,
         rows: std::ops::Range<usize>,

@@ -200,19 +200,19 @@ impl RunState {
             }
         }
         refused.extend(self.other_data(now));
-        refused.extend(self.other_base(now));
+        refused.extend(self.other_base(now.base.as_deref()));
         let model = |state: &RunState| json_leaves(state.model.as_deref());
         let of_model = |d: Difference| Difference { what: format!("config.json {}", d.what), ..d };
         refused.extend(differences(&model(self), &model(now)).into_iter().map(of_model));
         if refused.is_empty() { Ok(changes) } else { Err(refused) }
     }
 
-    fn other_base(&self, now: &RunState) -> Option<Difference> {
-        let text = |base: &Option<String>| base.clone().unwrap_or_else(|| "random weights".to_owned());
-        (self.base != now.base).then(|| Difference {
+    pub(super) fn other_base(&self, now: Option<&str>) -> Option<Difference> {
+        let text = |base: Option<&str>| base.unwrap_or("random weights").to_owned();
+        (self.base.as_deref() != now).then(|| Difference {
             what: "weights of the base in model.path".to_owned(),
-            saved: text(&self.base),
-            given: text(&now.base),
+            saved: text(self.base.as_deref()),
+            given: text(now),
         })
     }
 

@@ -131,7 +131,7 @@ pub(super) fn found(path: &Path) -> Result<PathBuf, TrainError> {
 }
 
 /// Whether it is a directory as runs save them.
-fn has_manifest(path: &Path) -> Result<bool, TrainError> {
+pub(super) fn has_manifest(path: &Path) -> Result<bool, TrainError> {
     match is_url(path) {
         true => Ok(objects::names(path)?.iter().any(|name| name == MANIFEST_FILE)),
         false => Ok(path.join(MANIFEST_FILE).exists()),

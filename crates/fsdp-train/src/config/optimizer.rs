@@ -138,6 +138,19 @@ macro_rules! chosen {
 }
 
 impl OptimizerConfig {
+    /// An update that keeps no state, for a model that is not trained.
+    pub(crate) fn none() -> Self {
+        OptimizerConfig::Sgd(SgdConfig {
+            lr: 0.0,
+            momentum: 0.0,
+            dampening: 0.0,
+            weight_decay: 0.0,
+            nesterov: false,
+            no_decay: Vec::new(),
+            group: Vec::new(),
+        })
+    }
+
     pub(super) fn read(reader: &Reader<'_>) -> Result<OptimizerConfig, ConfigError> {
         let (name, reader) = reader.split_name(&["adamw", "sgd", "adafactor", "lion"])?;
         let optimizer = match name {

@@ -54,6 +54,7 @@ impl TrainError {
             TrainError::NotFinite { .. }
             | TrainError::StateNotFinite { .. }
             | TrainError::EvaluationNotFinite { .. }
+            | TrainError::ModelNotFinite { .. }
             | TrainError::Diverged { .. }
             | TrainError::RankPanicked { .. } => FailureKind::Permanent,
             TrainError::SaveThread { .. }

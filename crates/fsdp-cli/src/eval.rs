@@ -1,0 +1,143 @@
+//! `fsdp eval`.
+
+use std::path::Path;
+
+use fsdp_comm::launch::Launcher;
+use fsdp_comm::process::cluster::Cluster;
+use fsdp_nn::hf::HfConfig;
+use fsdp_train::adapter::peft;
+use fsdp_train::checkpoint::SavedModel;
+use fsdp_train::config::Init;
+use fsdp_train::data::Watch;
+use fsdp_train::evaluate::{Evaluated, evaluate};
+use fsdp_train::{Evaluation, Job, TrainBackend, TrainError};
+use serde_json::json;
+
+use crate::args::{EvalArgs, RunFileArgs};
+use crate::cluster::Team;
+use crate::device::Work;
+use crate::error::CliError;
+use crate::exit_code::Exit;
+use crate::output::table;
+use crate::run_setup::{self, Model, RunSetup};
+use crate::stop_signal::StopSignal;
+use crate::token_progress::TokenProgress;
+use crate::train::evaluation_row;
+use crate::units::clock;
+use crate::{cluster, device, logging, output};
+
+/// Evaluates a model on the sets of a run file and prints what it found.
+///
+/// # Errors
+/// [`CliError`]: the input is wrong, or the evaluation failed.
+pub(crate) fn run(args: &EvalArgs) -> Result<Exit, CliError> {
+    // There is nothing to save: every signal ends the process at once.
+    let _signal = StopSignal::install_idle()?;
+    let place = cluster::place()?;
+    let (setup, saved) = load(args)?;
+    logging::install(None)?;
+    cluster::within(place, &setup.config.run, args.network, |team| {
+        run_within(args, &setup, saved.as_ref(), team)
+    })
+}
+
+/// The run file with the model in the place of its own; a checkpoint is returned opened.
+fn load(args: &EvalArgs) -> Result<(RunSetup, Option<SavedModel>), CliError> {
+    let dir = &args.model;
+    if let Some(saved) = SavedModel::open(dir)? {
+        let mut setup = RunSetup::load(&args.run)?;
+        setup.config.adapter = saved.adapter()?;
+        if let Some(text) = saved.config_json() {
+            let origin = dir.display().to_string();
+            setup.model = HfConfig::parse(text).map_err(|source| CliError::Model { origin, source })?;
+        }
+        return Ok((setup, Some(saved)));
+    }
+    if dir.join(peft::CONFIG_FILE).exists() {
+        let mut setup = RunSetup::load(&args.run)?;
+        let Some(adapter) = &mut setup.config.adapter else {
+            let what = format!(
+                "{} is an adapter, and the run file has no [adapter]; add that table, with the rank and alpha of the \
+                 adapter, and its base as model.path",
+                dir.display()
+            );
+            return Err(CliError::Option { option: "--model", what });
+        };
+        (adapter.path, adapter.merge) = (Some(dir.display().to_string()), false);
+        return Ok((setup, None));
+    }
+    let path = toml::Value::String(dir.display().to_string());
+    let mut run: RunFileArgs = args.run.clone();
+    run.overrides.push(format!("model.path={path}"));
+    let mut setup = RunSetup::load(&run)?;
+    setup.config.model.init = Init::Pretrained;
+    // The model is evaluated as it is.
+    setup.config.adapter = None;
+    Ok((setup, None))
+}
+
+fn run_within(
+    args: &EvalArgs,
+    setup: &RunSetup,
+    saved: Option<&SavedModel>,
+    team: Option<Team<'_>>,
+) -> Result<Exit, CliError> {
+    let cluster = team.map(|team| team.cluster);
+    device::expect(setup.config.run.device)?;
+    let architecture = setup.build()?;
+    // A checkpoint has all that is not of a base.
+    let init = match saved {
+        Some(_) if setup.config.adapter.is_none() => run_setup::random(0, &architecture),
+        _ => setup.init(&architecture)?,
+    };
+    let read = || {
+        let progress = TokenProgress::new();
+        let tell = |now| progress.tell(now);
+        Ok::<_, CliError>(Job::to_evaluate(setup.config.clone(), architecture, init, &Watch::new(&tell))?)
+    };
+    let job = cluster::in_turns(team, read, |job| job.data.share())?;
+    output::data_warnings(&job.data);
+    let found = device::training(&job.config.run, cluster, Evaluating { job: &job, saved })??;
+    if cluster.is_none_or(Cluster::is_leader) {
+        let text = if args.json { json(&args.model, &found) } else { text(&args.model, &found) };
+        output::print(&text)?;
+    }
+    Ok(Exit::Done)
+}
+
+/// The evaluation, on whichever device.
+struct Evaluating<'a> {
+    job: &'a Job<Model>,
+    saved: Option<&'a SavedModel>,
+}
+
+impl Work for Evaluating<'_> {
+    type Outcome = Result<Evaluated, TrainError>;
+
+    fn on<L: Launcher>(self, launcher: &L) -> Self::Outcome
+    where
+        L::Memory: TrainBackend,
+    {
+        evaluate(self.job, launcher, self.saved)
+    }
+}
+
+fn text(model: &Path, found: &Evaluated) -> String {
+    let rows = found.evaluations.iter().map(evaluation_row);
+    let table = table(["set", "loss", "perplexity", "tokens"], rows);
+    format!("{}, in {}\n\n{table}", model.display(), clock(found.elapsed))
+}
+
+fn json(model: &Path, found: &Evaluated) -> String {
+    let set = |evaluation: &Evaluation| {
+        let Evaluation { set, loss, targets } = evaluation;
+        // Where it is more than a double can hold, JSON has no number for it.
+        json!({ "set": set, "loss": loss, "perplexity": evaluation.perplexity(), "tokens": targets })
+    };
+    let sets: Vec<_> = found.evaluations.iter().map(set).collect();
+    let seconds = found.elapsed.as_secs_f64();
+    format!(
+        "{:#}\n",
+        json!({ "model": model.display().to_string(), "evaluations": sets, "seconds": seconds })
+    )
+}

@@ -1,0 +1,104 @@
+//! The parameters of a checkpoint by themselves, without the run that saved them: to be evaluated.
+
+use std::path::Path;
+
+use fsdp_ckpt::checkpoint::Role;
+use fsdp_ckpt::native::NativeReader;
+use fsdp_ckpt::safetensors::{TensorSpec, TensorType};
+use fsdp_core::engine::{Engine, Origin};
+use fsdp_core::model::{ModelSpec, ParamSpec};
+use fsdp_core::program::Program;
+use fsdp_core::{DType, Memory};
+
+use super::restore::Rows;
+use super::run_state::RunState;
+use super::source::has_manifest;
+use super::table::rows_of;
+use crate::config::{AdapterConfig, Resolved};
+use crate::error::TrainError;
+use crate::init::InitSource;
+
+/// A checkpoint of a run, of which the model is wanted.
+#[derive(Debug)]
+pub struct SavedModel {
+    reader: NativeReader,
+    state: RunState,
+}
+
+impl SavedModel {
+    /// Opens the checkpoint in a directory, if that holds one.
+    ///
+    /// # Errors
+    /// [`TrainError::Checkpoint`] for a damaged one; [`TrainError::NoRunState`].
+    pub fn open(dir: &Path) -> Result<Option<Self>, TrainError> {
+        if !has_manifest(dir)? {
+            return Ok(None);
+        }
+        let reader = NativeReader::open(dir)?;
+        let state = RunState::read(&reader)?;
+        Ok(Some(Self { reader, state }))
+    }
+
+    /// The text of the model's `config.json`, if it has one.
+    pub fn config_json(&self) -> Option<&str> {
+        self.state.model.as_deref()
+    }
+
+    /// The adapters that the run trained, if it did; their values are in the checkpoint, and those of the base are not.
+    ///
+    /// # Errors
+    /// [`TrainError::Config`] for a configuration that this version does not understand.
+    pub fn adapter(&self) -> Result<Option<AdapterConfig>, TrainError> {
+        let origin = self.reader.dir().display().to_string();
+        let adapter = Resolved::parse(&self.state.config, &origin, &[])?.config.adapter;
+        Ok(adapter.map(|adapter| AdapterConfig { path: None, merge: false, ..adapter }))
+    }
+
+    /// Makes sure that the checkpoint and the base, where it has one, hold the described model, and nothing else.
+    ///
+    /// # Errors
+    /// [`TrainError::Checkpoint`] that lists all tensors that are missing, unexpected or of another shape;
+    /// [`TrainError::OtherRun`] for another base.
+    pub(crate) fn check(&self, spec: &ModelSpec, init: &InitSource) -> Result<(), TrainError> {
+        let saved = &self.reader.manifest().tensors;
+        let has_base = matches!(init, InitSource::Adapted(_));
+        let params = spec.params.iter().filter(|param| param.trainable || !has_base).map(|param| {
+            let dtype = saved.get(&param.fqn).map_or(TensorType::F32, |tensor| tensor.dtype);
+            TensorSpec { name: param.fqn.clone(), dtype, shape: param.shape.clone() }
+        });
+        let others = saved.iter().filter(|(_, tensor)| tensor.role != Role::Model).map(|(name, tensor)| {
+            TensorSpec { name: name.clone(), dtype: tensor.dtype, shape: tensor.shape.clone() }
+        });
+        let expected: Vec<TensorSpec> = params.chain(others).collect();
+        self.reader.check_tensors(&expected)?;
+        let other = self.state.other_base(init.base_digest()).filter(|_| has_base);
+        other.map_or(Ok(()), |difference| {
+            let path = self.reader.dir().to_owned();
+            Err(TrainError::OtherRun { path, differences: vec![difference] })
+        })
+    }
+
+    /// Fills an engine with the described parameters; those of a base come from where the job has them.
+    ///
+    /// # Errors
+    /// [`TrainError::Checkpoint`].
+    pub(crate) fn load<M: Memory, P: Program<M>>(
+        &self,
+        engine: &mut Engine<M, P>,
+        spec: &ModelSpec,
+        init: &InitSource,
+    ) -> Result<(), TrainError> {
+        let mut rows = Rows::of(&self.reader);
+        engine.load_params(Origin::Read, |piece, values| -> Result<(), TrainError> {
+            let param = spec.param(piece.param);
+            let Some(dtype) = self.dtype(param) else { return init.fill(spec, piece, values) };
+            rows.read(&param.fqn, rows_of(param, piece.param_offset, piece.len), dtype, values)
+        })
+    }
+
+    /// The type in which a parameter is saved, if it is: runs save what they train in single or in double precision.
+    fn dtype(&self, param: &ParamSpec) -> Option<DType> {
+        let tensor = self.reader.manifest().tensors.get(&param.fqn)?;
+        Some(if tensor.dtype == TensorType::F64 { DType::F64 } else { DType::F32 })
+    }
+}

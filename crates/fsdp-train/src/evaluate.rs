@@ -1,0 +1,69 @@
+//! Evaluating a model without training it.
+
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use fsdp_comm::launch::{Launcher, Seat};
+use fsdp_core::engine::ProgramOrder;
+use fsdp_core::memory::Usage;
+use fsdp_nn::model::Architecture;
+
+use crate::checkpoint::SavedModel;
+use crate::error::TrainError;
+use crate::events;
+use crate::job::Job;
+use crate::memory::expect_room_to_train;
+use crate::rank::{Evaluation, RankTrainer};
+use crate::rule::TrainBackend;
+
+/// What an evaluation found.
+#[derive(Clone, Debug)]
+pub struct Evaluated {
+    /// Set by set.
+    pub evaluations: Vec<Evaluation>,
+    /// What the memory of each rank of this process counted.
+    pub usage: Vec<Usage>,
+    /// Wall time of evaluating, reading the weights included.
+    pub elapsed: Duration,
+}
+
+/// Evaluates a model on the sets of a job that was made for it ([`Job::to_evaluate`]), with the bits of the evaluations that
+/// training makes of the same weights. They come from `saved`, if that is given, and else from where the job has them.
+///
+/// # Errors
+/// [`TrainError`]: there is not enough memory, the weights are of another model, or the first failure of any rank.
+pub fn evaluate<L, A>(job: &Job<A>, launcher: &L, saved: Option<&SavedModel>) -> Result<Evaluated, TrainError>
+where
+    L: Launcher,
+    L::Memory: TrainBackend,
+    A: Architecture + Clone,
+{
+    let world = job.plan.mesh.world();
+    if let Some(saved) = saved {
+        saved.check(&job.architecture.description().spec, &job.init)?;
+    }
+    expect_room_to_train::<L::Memory, A>(job, launcher.ranks_on_machine(world))?;
+    events::evaluation_begins(0);
+    let begin = Instant::now();
+    let ranks = launcher.launch(world, &|seat: Seat<L::Memory>| rank(job, seat, saved))?;
+    let usage = ranks.iter().map(|(_, usage)| *usage).collect();
+    let evaluations = ranks.into_iter().next().map_or_else(Vec::new, |(evaluations, _)| evaluations);
+    Ok(Evaluated { evaluations, usage, elapsed: begin.elapsed() })
+}
+
+fn rank<M: TrainBackend, A: Architecture + Clone>(
+    job: &Job<A>,
+    seat: Seat<M>,
+    saved: Option<&SavedModel>,
+) -> Result<(Vec<Evaluation>, Usage), TrainError> {
+    let mut trainer = RankTrainer::to_evaluate(job, seat, saved)?;
+    let evaluated = trainer.evaluate(0, &AtomicBool::new(false), &mut ProgramOrder, &mut ());
+    let evaluations = evaluated.map_err(|error| match error {
+        TrainError::EvaluationNotFinite { set, loss, .. } => TrainError::ModelNotFinite { set, loss },
+        other => other,
+    })?;
+    Ok((evaluations.expect("nobody asks to stop"), trainer.usage()))
+}
+
+#[cfg(test)]
+mod tests;
