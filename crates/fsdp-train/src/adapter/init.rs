@@ -1,5 +1,6 @@
 //! What a model with adapters begins with: a frozen base, and adapters that are new or come from PEFT's files.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -19,8 +20,11 @@ use crate::config::Resolved;
 use crate::error::TrainError;
 use crate::init::{InitSource, check_pretrained, stored_name};
 
-/// Elements of a base that one core reads at a time.
-const PART_ELEMS: usize = 1 << 19;
+/// A digest of a base reads so many elements of a parameter at a time,
+const SAMPLE_ELEMS: usize = 1 << 12;
+
+/// at this many places at least, or all of them.
+const SAMPLES_MIN: usize = 16;
 
 /// Where the parameters of an adapted model come from.
 #[derive(Debug)]
@@ -116,18 +120,16 @@ impl InitSource {
     }
 }
 
-/// CRC-64 of the values of all parameters in their order, each as eight little-endian bytes, so that it is the same in every
-/// format of files.
+/// CRC-64 of values of all parameters in their order, each as eight little-endian bytes, so that it is the same in every
+/// format of files. Of a large parameter those of some rows that are spread evenly, since every process of a run does this:
+/// training changes values everywhere.
 fn digest(reader: &ModelWeights, params: &[ParamSpec]) -> Result<String, TrainError> {
-    let mut parts = Vec::new();
-    for param in params {
-        let rows = param.shape.first().copied().unwrap_or(1);
+    let samples = params.iter().flat_map(|param| {
         let row_len = param.shape.iter().skip(1).product::<usize>();
-        let block = (PART_ELEMS / row_len.max(1)).max(1);
-        let blocks = (0..rows).step_by(block).map(|first| first..rows.min(first + block));
-        parts.extend(blocks.map(|rows| (stored_name(reader, param), rows.len() * row_len, rows)));
-    }
-    let digests = parts.into_par_iter().map(|(name, len, rows)| -> Result<(Digest, u64), TrainError> {
+        sampled_rows(param).map(move |rows| (stored_name(reader, param), rows.len() * row_len, rows))
+    });
+    let samples = samples.collect::<Vec<_>>().into_par_iter();
+    let digests = samples.map(|(name, len, rows)| -> Result<(Digest, u64), TrainError> {
         let mut values = vec![0.0; len];
         reader.read_rows_f64(name, rows, &mut values)?;
         let bytes: Vec<u8> = values.into_iter().flat_map(f64::to_le_bytes).collect();
@@ -137,4 +139,39 @@ fn digest(reader: &ModelWeights, params: &[ParamSpec]) -> Result<String, TrainEr
     let total =
         digests.into_iter().fold(DigestKind::Crc64.empty(), |total, (part, len)| total.then(part, len));
     Ok(total.to_string())
+}
+
+/// The rows of a parameter that its digest reads.
+fn sampled_rows(param: &ParamSpec) -> impl Iterator<Item = Range<usize>> + use<> {
+    let rows = param.shape.first().copied().unwrap_or(1);
+    let row_len = param.shape.iter().skip(1).product::<usize>();
+    let block = (SAMPLE_ELEMS / row_len.max(1)).max(1);
+    let every = (rows / block / SAMPLES_MIN).max(1);
+    (0..rows).step_by(block * every).map(move |first| first..rows.min(first + block))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_parameters_are_sampled_whole_and_large_ones_evenly() {
+        for shape in
+            [vec![], vec![7], vec![64, 1000], vec![128_256, 4096], vec![3, 2_000_000], vec![50_000_000]]
+        {
+            let rows = shape.first().copied().unwrap_or(1);
+            let param =
+                ParamSpec { fqn: "p".into(), aliases: vec![], shape: shape.clone(), trainable: false };
+            let sampled: Vec<Range<usize>> = sampled_rows(&param).collect();
+            assert!(sampled.is_sorted_by_key(|rows| rows.start), "{shape:?}");
+            assert!(sampled.windows(2).all(|pair| pair[0].end <= pair[1].start), "{shape:?}");
+            assert!(sampled.last().is_some_and(|last| last.end <= rows), "{shape:?}");
+            let read: usize = sampled.iter().map(ExactSizeIterator::len).sum();
+            assert!(read == rows || sampled.len() >= SAMPLES_MIN, "{shape:?}: {} places", sampled.len());
+            assert!(
+                read == rows || rows - sampled[sampled.len() - 1].end < rows / SAMPLES_MIN,
+                "{shape:?}: the end"
+            );
+        }
+    }
 }

@@ -13,7 +13,7 @@ use super::image::{Document, Image};
 use super::record::Fields;
 use super::text::Text;
 use super::tokenizer::Tokenizer;
-use super::tokens::{Bytes, Scan, Token, Tokens, Width};
+use super::tokens::{Bytes, Scan, Token, Tokens, WHOLE_BYTES_MAX, Width};
 use crate::config::{DataConfig, Format};
 
 /// Files that a warning names.
@@ -26,7 +26,7 @@ pub(super) struct Corpus {
     /// One per file of tokens; those of text are one part.
     parts: Vec<Part>,
     documents: Vec<Document>,
-    /// What is known of all tokens.
+    /// What is known of the tokens.
     pub(super) scan: Scan,
     unkept: Option<Unkept>,
     /// What the user should know.
@@ -48,7 +48,7 @@ impl Part {
 }
 
 impl Corpus {
-    /// Opens files and folders, but nothing that the run writes, and reads all tokens once.
+    /// Opens files and folders, but nothing that the run writes, and scans the tokens.
     ///
     /// # Errors
     /// If something cannot be read or tokenized, or there is no file.
@@ -107,8 +107,7 @@ impl Corpus {
             documents.push(Document { file: index, start, is_framed: false });
             parts.push(Part { tokens: token_file(file, width)?, start });
         }
-        let scans = parts.iter().map(|part| part.tokens.scan());
-        let scan = scans.fold(Scan::empty(), Scan::then);
+        let scan = Scan::of_files(parts.iter().map(|part| &part.tokens), WHOLE_BYTES_MAX);
         Ok(Corpus { files, parts, documents, scan, unkept: None, warnings: Vec::new() })
     }
 

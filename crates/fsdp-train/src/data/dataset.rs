@@ -184,7 +184,7 @@ impl Dataset {
     }
 
     /// CRC-64 of the tokens that were read, each as four little-endian bytes, the highest bit of which is set where a token
-    /// does not count. Where documents begin does not count.
+    /// does not count. Where documents begin does not count. Of files of tokens with more than 256 MiB: of samples of them.
     pub fn digest(&self) -> Digest {
         self.corpus.scan.digest
     }
@@ -253,7 +253,8 @@ impl Dataset {
         }
     }
 
-    /// Checks that every id is below the vocabulary size of the model.
+    /// Checks that every id that was read is below the vocabulary size of the model. (Of long files only samples were; a
+    /// batch is checked again when it is used.)
     ///
     /// # Errors
     /// For the first that is not.

@@ -16,6 +16,13 @@ const MAPPED_BYTES_MIN: u64 = 1 << 16;
 /// What one task of a scan reads.
 const BLOCK_BYTES: usize = 1 << 18;
 
+/// Files of tokens that have more bytes together are not read whole at every start, only samples of them.
+pub(super) const WHOLE_BYTES_MAX: usize = 1 << 28;
+
+/// How many samples that are, at least, and the bytes of each.
+const SAMPLES_MIN: usize = 1024;
+const SAMPLE_BYTES: usize = 1 << 12;
+
 /// Bytes that do not change.
 pub(super) enum Bytes {
     /// In the memory of this process.
@@ -152,8 +159,25 @@ impl Tokens {
 
     /// Reads all ids once.
     pub(super) fn scan(&self) -> Scan {
-        let ids = &self.bytes[..self.len * self.width.bytes()];
-        in_blocks(ids, |block| Scan::of(block, self.width), Scan::then)
+        in_blocks(self.ids(), |block| Scan::of(block, self.width), Scan::then)
+    }
+
+    /// Reads the first ids of one in `every` blocks.
+    fn sample(&self, every: usize) -> Scan {
+        let blocks = self.ids().par_chunks(BLOCK_BYTES).step_by(every);
+        let samples = blocks.map(|block| Scan::of(&block[..block.len().min(SAMPLE_BYTES)], self.width));
+        let len = DigestKind::Crc64.of(&(self.len as u64).to_le_bytes());
+        let sampled = samples.reduce(Scan::empty, Scan::then);
+        Scan {
+            digest: len.then(sampled.digest, sampled.len_bytes),
+            len_bytes: 8 + sampled.len_bytes,
+            ..sampled
+        }
+    }
+
+    /// The bytes of the ids.
+    fn ids(&self) -> &[u8] {
+        &self.bytes[..self.len * self.width.bytes()]
     }
 }
 
@@ -170,14 +194,15 @@ fn in_blocks<T: Send>(
     bytes.par_chunks(BLOCK_BYTES).map(of).reduce_with(then).expect("there is a block")
 }
 
-/// What is known of ids once all were read. Scans of neighbours combine.
+/// What is known of ids once they, or samples of them, were read. Scans of neighbours combine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Scan {
-    /// CRC-64 of the ids, each as four little-endian bytes, with their marks.
+    /// CRC-64 of the ids, each as four little-endian bytes, with their marks. Of sampled files: of the number of ids and then
+    /// of the samples.
     pub(super) digest: Digest,
     /// The length of these bytes.
     len_bytes: u64,
-    /// The largest id; `None` where there is none.
+    /// The largest id that was read; `None` where there is none.
     pub(super) id_max: Option<u32>,
     /// Whether there are tokens that do not count.
     pub(super) has_silent: bool,
@@ -189,8 +214,19 @@ impl Scan {
         Scan { digest: DigestKind::Crc64.empty(), len_bytes: 0, id_max: None, has_silent: false }
     }
 
+    /// Of files of tokens, one after the other: of all ids if they have at most `whole_bytes`, else of samples, so that a
+    /// start takes no longer the more there are.
+    pub(super) fn of_files<'a>(files: impl Iterator<Item = &'a Tokens> + Clone, whole_bytes: usize) -> Scan {
+        let len_bytes: usize = files.clone().map(|tokens| tokens.ids().len()).sum();
+        let every = (len_bytes / BLOCK_BYTES / SAMPLES_MIN).max(1);
+        let scan = |tokens: &Tokens| {
+            if len_bytes <= whole_bytes { tokens.scan() } else { tokens.sample(every) }
+        };
+        files.map(scan).fold(Scan::empty(), Scan::then)
+    }
+
     /// Of these ids followed by others.
-    pub(super) fn then(self, next: Scan) -> Scan {
+    fn then(self, next: Scan) -> Scan {
         Scan {
             digest: self.digest.then(next.digest, next.len_bytes),
             len_bytes: self.len_bytes + next.len_bytes,

@@ -5,6 +5,7 @@ pub(super) const FUEL: u64 = 50_000_000;
 
 /// Why a template makes no text of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(not(feature = "tokenizers"), expect(dead_code, reason = "no template is rendered"))]
 pub(in crate::data) enum RenderFault {
     /// What the template says by `raise_exception`.
     #[error("the chat template refuses it: {0}")]

@@ -131,5 +131,5 @@ fn missing(file: &Path) -> DataError {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "tokenizers"))]
 mod tests;

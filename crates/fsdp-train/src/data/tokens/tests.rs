@@ -57,3 +57,56 @@ fn what_is_behind_the_ids_is_no_id() {
     assert_eq!(tokens.scan().id_max, Some(2));
     assert_eq!((tokens.len(), tokens.bytes().len()), (2, 8));
 }
+
+/// Files of so many ids, of which sample `index` is `index * 7 % 40_000`.
+fn files(lens: &[usize]) -> Vec<Tokens> {
+    let file = |&len: &usize| {
+        let ids = (0..len).flat_map(|index| ((index * 7 % 40_000) as u16).to_le_bytes());
+        Tokens::new(Bytes::Owned(ids.collect()), Width::U16, len)
+    };
+    lens.iter().map(file).collect()
+}
+
+#[test]
+fn long_files_are_sampled_everywhere_and_with_their_lengths() {
+    let ids_of_block = BLOCK_BYTES / 2;
+    let lens = [40 * ids_of_block + 5, 3, ids_of_block - 1];
+    let scan = |files: &[Tokens]| Scan::of_files(files.iter(), 1 << 20);
+    let base = scan(&files(&lens));
+    let whole = files(&lens).iter().map(Tokens::scan).fold(Scan::empty(), Scan::then);
+    assert_eq!(Scan::of_files(files(&lens).iter(), usize::MAX), whole);
+    assert_ne!(base.digest, whole.digest, "samples are not the whole");
+
+    let changed = |file: usize, index: usize| {
+        let mut files = files(&lens);
+        let Bytes::Owned(bytes) = &mut files[file].bytes else { panic!("in memory") };
+        bytes[2 * index + 1] = 0xff;
+        scan(&files)
+    };
+    // Few blocks: all of them are sampled at their beginnings.
+    for (file, index) in
+        [(0, 0), (0, 17 * ids_of_block + SAMPLE_BYTES / 2 - 1), (0, lens[0] - 1), (1, 2), (2, 0)]
+    {
+        let other = changed(file, index);
+        assert_ne!(other.digest, base.digest, "id {index} of file {file}");
+        assert!(other.id_max >= Some(0xff00), "id {index} of file {file}");
+    }
+    assert_eq!(changed(0, SAMPLE_BYTES / 2), base, "between samples");
+    // One id moves from a file to its neighbour.
+    assert_ne!(scan(&files(&[lens[0] - 1, 4, lens[2]])).digest, base.digest);
+}
+
+#[test]
+fn there_are_enough_samples_however_many_bytes_there_are() {
+    // Holes of a file read as zeros, and take no space.
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("long.bin");
+    for len_bytes in [3 << 30, (1 << 34) + 2] {
+        fs::File::create(&path).unwrap().set_len(len_bytes).unwrap();
+        let tokens = Tokens::new(Bytes::open(&path).unwrap(), Width::U16, len_bytes as usize / 2);
+        let scan = Scan::of_files([&tokens].into_iter(), WHOLE_BYTES_MAX);
+        // An id becomes four bytes. The last block may be short.
+        let samples = (scan.len_bytes - 8).div_ceil(2 * SAMPLE_BYTES as u64) as usize;
+        assert!((SAMPLES_MIN..2 * SAMPLES_MIN).contains(&samples), "{samples}");
+    }
+}
