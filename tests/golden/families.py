@@ -65,6 +65,25 @@ CASES = {
     "olmo2": ("olmo2", dict()),
     # The second layer has no rotary positions.
     "smollm3": ("smollm3", dict(no_rope_layers=[1, 0], tie_word_embeddings=True)),
+    # Layer norms, biases, no gate, a window.
+    "starcoder2": ("starcoder2", dict(sliding_window=5, tie_word_embeddings=True)),
+    # Attention and MLP side by side, projections packed head by head, half of a head rotates; then one after the other.
+    "gpt_neox": ("gpt_neox", dict(rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5))),
+    "gpt_neox-sequential": ("gpt_neox", dict(use_parallel_residual=False, attention_bias=False, num_attention_heads=2)),
+    # Scales of scores and embeddings, caps that act, a window in the first layer; norms of queries and keys instead of
+    # caps, and rotary positions by type of layer.
+    "gemma2": (
+        "gemma2",
+        dict(head_dim=6, query_pre_attn_scalar=10, attn_logit_softcapping=2.0, final_logit_softcapping=3.0,
+             sliding_window=5, tie_word_embeddings=True),
+    ),
+    "gemma3_text": (
+        "gemma3_text",
+        dict(head_dim=6, query_pre_attn_scalar=5, sliding_window=4, tie_word_embeddings=True,
+             layer_types=["sliding_attention", "full_attention"],
+             rope_parameters=dict(full_attention=dict(rope_type="linear", rope_theta=1000.0, factor=4.0),
+                                  sliding_attention=dict(rope_type="default", rope_theta=100.0))),
+    ),
 }  # fmt: skip
 
 
@@ -86,6 +105,12 @@ def write_model(folder, case, seed):
     return loaded, ids
 
 
+def named_parameters(model):
+    """The parameters of a model under their names in files, which for some families are others than in memory."""
+    renamed = {"gpt_neox": ("lm_head.", "embed_out.")}.get(model.config.model_type, ("", ""))
+    return [(name.replace(*renamed, 1), parameter) for name, parameter in model.named_parameters()]
+
+
 def loss_of(model, ids):
     """Logits, and the mean cross-entropy over all targets (the ids, shifted by one)."""
     logits = model(ids[:, :-1], use_cache=False).logits
@@ -97,7 +122,7 @@ def expected(model, ids):
     logits, loss = loss_of(model, ids)
     loss.backward()
     tensors = dict(ids=ids, logits=logits.detach(), loss=loss.detach())
-    tensors |= {f"grad.{name}": parameter.grad for name, parameter in model.named_parameters()}
+    tensors |= {f"grad.{name}": parameter.grad for name, parameter in named_parameters(model)}
     model = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     losses = []
@@ -107,7 +132,7 @@ def expected(model, ids):
         losses.append(loss.detach())
         loss.backward()
         optimizer.step()
-    tensors |= {f"sgd.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    tensors |= {f"sgd.{name}": parameter.detach() for name, parameter in named_parameters(model)}
     return tensors | dict(losses_sgd=torch.stack(losses))
 
 
@@ -119,7 +144,7 @@ def model_goldens(out):
         tensors = {name: tensor.clone().contiguous() for name, tensor in expected(model, ids).items()}
         save_file(tensors, f"{folder}/expected.safetensors", metadata={"format": "pt"})
         with open(f"{folder}/parameters.txt", "w") as file:
-            file.writelines(f"{name}\n" for name, _ in model.named_parameters())
+            file.writelines(f"{name}\n" for name, _ in named_parameters(model))
         print(case, tensors["losses_sgd"].tolist())
 
 

@@ -13,7 +13,7 @@ __device__ bool whole_vectors(u64 width, const T* a, const T* b, const T* c) {
 
 extern "C" __launch_bounds__(1024) __global__ void rms_norm(
     const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, A* __restrict__ rstd,
-    u64 width, u64 rows, A eps
+    u64 width, u64 rows, A eps, A offset
 ) {
     bool vectors = whole_vectors(width, x, weight, y);
     for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -33,7 +33,9 @@ extern "C" __launch_bounds__(1024) __global__ void rms_norm(
             auto in = load<w>(from + i);
             auto scales = load<w>(weight + i);
             Vector<T, w> out;
-            for (int k = 0; k < w; k++) out.at[k] = narrow<T>(widen(in.at[k]) * scale * widen(scales.at[k]));
+            for (int k = 0; k < w; k++) {
+                out.at[k] = narrow<T>(widen(in.at[k]) * scale * (widen(scales.at[k]) + offset));
+            }
             store<w>(to + i, out);
         });
     }
@@ -41,7 +43,7 @@ extern "C" __launch_bounds__(1024) __global__ void rms_norm(
 
 extern "C" __launch_bounds__(1024) __global__ void rms_norm_backward(
     const T* __restrict__ x, const T* __restrict__ weight, const A* __restrict__ rstd, const T* __restrict__ dy,
-    T* __restrict__ dx, u64 width, u64 rows, u32 add
+    T* __restrict__ dx, u64 width, u64 rows, A offset, u32 add
 ) {
     bool vectors = whole_vectors(width, x, weight, dy) && aligned<WIDTH>(dx);
     for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -52,7 +54,9 @@ extern "C" __launch_bounds__(1024) __global__ void rms_norm_backward(
             auto in = load<w>(x + start + i);
             auto scales = load<w>(weight + i);
             auto slopes = load<w>(dy + start + i);
-            for (int k = 0; k < w; k++) projection += widen(slopes.at[k]) * widen(scales.at[k]) * widen(in.at[k]);
+            for (int k = 0; k < w; k++) {
+                projection += widen(slopes.at[k]) * (widen(scales.at[k]) + offset) * widen(in.at[k]);
+            }
         });
         projection = block_reduce(projection, A(0), Add());
         A scale = rstd[row];
@@ -66,7 +70,7 @@ extern "C" __launch_bounds__(1024) __global__ void rms_norm_backward(
             if (add) out = load<w>(dx + start + i);
             for (int k = 0; k < w; k++) {
                 A before = add ? widen(out.at[k]) : A(0);
-                A slope = widen(slopes.at[k]) * widen(scales.at[k]);
+                A slope = widen(slopes.at[k]) * (widen(scales.at[k]) + offset);
                 out.at[k] = narrow<T>(before + scale * (slope - widen(in.at[k]) * mean));
             }
             store<w>(dx + start + i, out);

@@ -48,8 +48,9 @@ fn kernels_without_room_for_themselves_say_who_has_the_memory() {
     let [input, weight, rstd] = [&x, &weight, &rstd].map(Slice::whole);
     let dx = SliceMut::whole(&mut dx);
     let target = GradientTarget { slice: SliceMut::whole(&mut dweight), accumulate: false };
-    let error =
-        memory.rms_norm_backward(WIDTH, input, weight, rstd, input, dx, false, Some(target)).unwrap_err();
+    let error = memory
+        .rms_norm_backward((WIDTH, 0.0), input, weight, rstd, input, dx, false, Some(target))
+        .unwrap_err();
     assert!(matches!(&error, Error::OutOfMemory(full) if full.category == Category::Workspace), "{error:?}");
     assert!(error.to_string().contains("activations 976.6 KiB"), "{error}");
 }

@@ -210,10 +210,12 @@ fn forward<M: Memory>(
 fn norms_agree_with_the_host() {
     for case in Norm::cases() {
         let (width, (sum, last)) = (case.width, case.errors());
-        let [y, rstd] =
-            forward(&*subject(), &case, 1, |m, [x, w, _], y, stats| m.rms_norm(width, 1e-5, x, w, y, stats));
-        let [expected, expected_rstd] =
-            forward(&host(), &case, 1, |m, [x, w, _], y, stats| m.rms_norm(width, 1e-5, x, w, y, stats));
+        let [y, rstd] = forward(&*subject(), &case, 1, |m, [x, w, _], y, stats| {
+            m.rms_norm(width, [1e-5, 0.0], x, w, y, stats)
+        });
+        let [expected, expected_rstd] = forward(&host(), &case, 1, |m, [x, w, _], y, stats| {
+            m.rms_norm(width, [1e-5, 0.0], x, w, y, stats)
+        });
         let relative =
             |values: &[f64], error: f64| values.iter().map(|v| error * v.abs()).collect::<Vec<_>>();
         assert_within(&rstd, &expected_rstd, &relative(&expected_rstd, 2.0 * sum), &case.what("rstd"));
@@ -284,16 +286,17 @@ fn backward_bounds(case: &Norm, mean_and_rstd: impl Fn(usize) -> (f64, f64), acc
 fn gradients_of_inputs_of_norms_agree_with_the_host() {
     for case in Norm::cases() {
         let width = case.width;
-        let [_, rstd] =
-            forward(&host(), &case, 1, |m, [x, w, _], y, stats| m.rms_norm(width, 1e-5, x, w, y, stats));
+        let [_, rstd] = forward(&host(), &case, 1, |m, [x, w, _], y, stats| {
+            m.rms_norm(width, [1e-5, 0.0], x, w, y, stats)
+        });
         let [_, stats] =
             forward(&host(), &case, 2, |m, [x, w, b], y, stats| m.layer_norm(width, 1e-5, x, w, b, y, stats));
         for accumulate in [false, true] {
             let got = backward(&*subject(), &case, &rstd, accumulate, |m, [x, w, stats, dy], dx| {
-                m.rms_norm_backward(width, x, w, stats, dy, dx, accumulate, None)
+                m.rms_norm_backward((width, 0.0), x, w, stats, dy, dx, accumulate, None)
             });
             let expected = backward(&host(), &case, &rstd, accumulate, |m, [x, w, stats, dy], dx| {
-                m.rms_norm_backward(width, x, w, stats, dy, dx, accumulate, None)
+                m.rms_norm_backward((width, 0.0), x, w, stats, dy, dx, accumulate, None)
             });
             let bounds = backward_bounds(&case, |row| (0.0, rstd[row]), accumulate);
             assert_within(&got, &expected, &bounds, &case.what("gradient of rms norm"));
@@ -351,10 +354,10 @@ fn gradients_of_weights_of_norms_have_the_bits_of_the_host() {
                 let how = (slots, accumulate);
                 let what = case.what(&format!("gradient (to {slots}, added {accumulate}) of the weight"));
                 let got = rms(&*subject(), &case, how, |m, [x, w, stats, dy], dx, target| {
-                    m.rms_norm_backward(width, x, w, stats, dy, dx, false, Some(target))
+                    m.rms_norm_backward((width, 0.0), x, w, stats, dy, dx, false, Some(target))
                 });
                 let expected = rms(&host(), &case, how, |m, [x, w, stats, dy], dx, target| {
-                    m.rms_norm_backward(width, x, w, stats, dy, dx, false, Some(target))
+                    m.rms_norm_backward((width, 0.0), x, w, stats, dy, dx, false, Some(target))
                 });
                 assert_bits(&got, &expected, &what);
                 let got = weights(&*subject(), &case, 2, how, |m, [x, _, stats, dy], target| {

@@ -153,14 +153,14 @@ fn pointwise(c: &mut Criterion) {
         let (weight, mut rstd) = (filled(&memory, HIDDEN), filled(&memory, len / HIDDEN));
         run(c, bounds, &format!("rms_norm/forward/{threads}"), bytes(2, len), || {
             let (x, weight) = (read(&gate), read(&weight));
-            memory.rms_norm(HIDDEN, 1e-5, x, weight, write(&mut y), write(&mut rstd)).expect("fits");
+            memory.rms_norm(HIDDEN, [1e-5, 0.0], x, weight, write(&mut y), write(&mut rstd)).expect("fits");
         });
         let mut dweight = filled(&memory, HIDDEN);
         run(c, bounds, &format!("rms_norm/backward/{threads}"), bytes(3, len), || {
             let (x, weight, rstd, dy) = (read(&gate), read(&weight), read(&rstd), read(&dy));
             let target = Some(gradient(&mut dweight));
             memory
-                .rms_norm_backward(HIDDEN, x, weight, rstd, dy, write(&mut y), false, target)
+                .rms_norm_backward((HIDDEN, 0.0), x, weight, rstd, dy, write(&mut y), false, target)
                 .expect("fits");
         });
     }

@@ -122,18 +122,18 @@ pub trait Calls: Backend {
     fn rms_norm(
         &self,
         width: usize,
-        eps: f64,
+        [eps, offset]: [f64; 2],
         x: In<'_, Self>,
         weight: In<'_, Self>,
         y: Out<'_, Self>,
         rstd: Out<'_, Self>,
     ) -> Result<(), Error> {
-        self.call(Op::Norm(Norm::Rms { rows: x.len / width, width, eps }), &[x, weight], [y, rstd])
+        self.call(Op::Norm(Norm::Rms { rows: x.len / width, width, eps, offset }), &[x, weight], [y, rstd])
     }
 
     fn rms_norm_backward(
         &self,
-        width: usize,
+        (width, offset): (usize, f64),
         x: In<'_, Self>,
         weight: In<'_, Self>,
         rstd: In<'_, Self>,
@@ -142,7 +142,8 @@ pub trait Calls: Backend {
         accumulate: bool,
         dweight: Option<Target<'_, Self>>,
     ) -> Result<(), Error> {
-        let op = Op::Norm(Norm::RmsBackward { rows: x.len / width, width, weight: dweight.is_some() });
+        let op =
+            Op::Norm(Norm::RmsBackward { rows: x.len / width, width, offset, weight: dweight.is_some() });
         let mut writes = vec![Write { slice: dx, accumulate }];
         writes.extend(dweight.map(Write::from));
         self.run(

@@ -34,7 +34,8 @@ pub(crate) fn all<M: Backend>(sizes: Sizes) -> Vec<Case<M>> {
         linear(sizes, Orientation::InOut, 3),
         linear_add(sizes),
         embedding(sizes),
-        rms_norm(sizes),
+        rms_norm(sizes, 0.0),
+        rms_norm(sizes, 1.0),
         layer_norm(sizes),
         rope(sizes, 1.0, false),
         rope(sizes, 0.4, false),
@@ -55,6 +56,7 @@ pub(crate) fn all<M: Backend>(sizes: Sizes) -> Vec<Case<M>> {
         attention(sizes, 2, 1, Scores { packed: true, ..Scores::default() }),
         attention(sizes, 1, 2, Scores { packed: true, window: Some(4), ..Scores::dropping(0.3) }),
         columns(sizes),
+        regroup(sizes),
         scale(sizes),
         dropout(sizes),
         head(sizes, None, LossTerms::default()),
@@ -149,7 +151,7 @@ fn embedding<M: Backend>(sizes: Sizes) -> Case<M> {
     }
 }
 
-fn rms_norm<M: Backend>(sizes: Sizes) -> Case<M> {
+fn rms_norm<M: Backend>(sizes: Sizes, offset: f64) -> Case<M> {
     let Sizes { rows, inner: width, seed, .. } = sizes;
     const EPS: f64 = 1e-3;
     Case {
@@ -159,22 +161,28 @@ fn rms_norm<M: Backend>(sizes: Sizes) -> Case<M> {
         forward: Box::new(move |kit, inputs| {
             let [x, weight] = [0, 1].map(|i| kit.put(&inputs[i]));
             let (mut y, mut rstd) = (kit.result(rows * width), kit.statistics(rows));
-            kit.memory.rms_norm(width, EPS, x.read(), weight.read(), y.write(), rstd.write()).unwrap();
+            kit.memory
+                .rms_norm(width, [EPS, offset], x.read(), weight.read(), y.write(), rstd.write())
+                .unwrap();
             kit.get(&y)
         }),
         backward: Box::new(move |kit, inputs, dy| {
             let [x, weight] = [0, 1].map(|i| kit.put(&inputs[i]));
             let (mut y, mut rstd, dy) = (kit.result(rows * width), kit.statistics(rows), kit.put(dy));
-            kit.memory.rms_norm(width, EPS, x.read(), weight.read(), y.write(), rstd.write()).unwrap();
+            kit.memory
+                .rms_norm(width, [EPS, offset], x.read(), weight.read(), y.write(), rstd.write())
+                .unwrap();
             let (mut dx, mut dweight) = (kit.input_gradient(rows * width), kit.slot(width));
             let target = Some(kit.target(&mut dweight));
             let (x, weight, rstd, dy) = (x.read(), weight.read(), rstd.read(), dy.read());
             let add = kit.accumulates();
-            kit.memory.rms_norm_backward(width, x, weight, rstd, dy, dx.write(), add, target).unwrap();
+            kit.memory
+                .rms_norm_backward((width, offset), x, weight, rstd, dy, dx.write(), add, target)
+                .unwrap();
             vec![kit.get(&dx), kit.get(&dweight)]
         }),
-        // A sum of `width` squares, and six operations on it.
-        bound: Box::new(move |_, y| (width as f64 + 6.0, magnitudes(y))),
+        // A sum of `width` squares, and six operations on it. A sum with the offset is wrong by its own size.
+        bound: Box::new(move |_, y| (width as f64 + 6.0 + offset, magnitudes(y))),
     }
 }
 
@@ -385,6 +393,26 @@ fn columns<M: Backend>(sizes: Sizes) -> Case<M> {
             };
             parts.map(gradient).into()
         }),
+        bound: Box::new(|_, y| (0.0, magnitudes(y))),
+    }
+}
+
+/// Blocks of columns in another order.
+fn regroup<M: Backend>(sizes: Sizes) -> Case<M> {
+    let Sizes { rows, inner: width, seed, .. } = sizes;
+    let len = rows * 4 * 3 * width;
+    let run = move |kit: &Kit<M>, values: &[f64], [groups, parts]: [usize; 2]| {
+        let (x, mut y) = (kit.put(values), kit.result(len));
+        let op = Op::Pointwise(Pointwise::Regroup { rows, groups, parts, width });
+        kit.memory.call(op, &[x.read()], [y.write()]).unwrap();
+        kit.get(&y)
+    };
+    Case {
+        name: "regroup",
+        inputs: vec![numbers(seed, len)],
+        doutput: numbers(seed + 1, len),
+        forward: Box::new(move |kit, inputs| run(kit, &inputs[0], [4, 3])),
+        backward: Box::new(move |kit, _, dy| vec![run(kit, dy, [3, 4])]),
         bound: Box::new(|_, y| (0.0, magnitudes(y))),
     }
 }

@@ -124,12 +124,21 @@ fn rms_norm<M: Backend>(golden: &Golden<'_, M>) {
         let (width, eps) = (weight.len(), case.scalar("eps"));
         let (mut y, mut rstd) = (case.room(x.len()), case.room(x.len() / width));
         let memory = case.memory;
-        memory.rms_norm(width, eps, all(&x), all(&weight), out(&mut y), out(&mut rstd)).unwrap();
+        memory.rms_norm(width, [eps, 0.0], all(&x), all(&weight), out(&mut y), out(&mut rstd)).unwrap();
         case.expect("y", &y);
         let (mut dx, mut dweight) = (case.room(x.len()), case.room(width));
         let (scale, target) = (all(&weight), Some(written(&mut dweight)));
         memory
-            .rms_norm_backward(width, all(&x), scale, all(&rstd), all(&dy), out(&mut dx), false, target)
+            .rms_norm_backward(
+                (width, 0.0),
+                all(&x),
+                scale,
+                all(&rstd),
+                all(&dy),
+                out(&mut dx),
+                false,
+                target,
+            )
             .unwrap();
         case.expect("dx", &dx);
         case.expect("dweight", &dweight);

@@ -12,6 +12,7 @@ mod attention;
 mod bits;
 mod calls;
 mod cases;
+pub(crate) mod decoders;
 pub(crate) mod golden;
 mod golden_operations;
 mod gradients;

@@ -11,15 +11,15 @@ use fsdp_core::model::{BlockId, ModelSpec, ParamId};
 use fsdp_core::program::{ForwardMode, Gradients, Program};
 use fsdp_core::schedule::Round;
 
+use super::decoders::llama;
 use crate::backend::{AttentionDims, Backend};
 use crate::hf::HfModel;
 use crate::layer::Lora;
 use crate::model::unsharded::{Pass, Whole, run};
 use crate::model::{
-    Adapted, Architecture, Batch, Decoder, DecoderConfig, Gpt2, Gpt2Config, LayerConfig, Mlp, MlpConfig,
-    ModelProgram, Names, ProgramOptions, QkNorm, RopeConfig, RopeScaling,
+    Adapted, Architecture, Batch, Decoder, Gpt2, Gpt2Config, Mlp, MlpConfig, ModelProgram, ProgramOptions,
 };
-use crate::op::{Function, LossTerms};
+use crate::op::LossTerms;
 
 /// A model with values.
 pub(crate) struct Sample<A> {
@@ -129,71 +129,6 @@ pub(crate) fn batch(samples: usize, seq: usize, vocab: usize) -> Batch {
 pub(crate) fn packed_batch(samples: usize, seq: usize, vocab: usize) -> Batch {
     let positions = (0..samples).flat_map(|_| (0..seq).map(|position| position as u32 % 3)).collect();
     Batch { positions: Some(positions), ..batch(samples, seq, vocab) }
-}
-
-/// A Llama with everything on.
-pub(crate) fn llama() -> DecoderConfig {
-    let rope = Some(Arc::new(RopeConfig { theta: 1000.0, partial: 1.0, scaling: RopeScaling::Default }));
-    DecoderConfig {
-        names: Names::LLAMA,
-        vocab_size: 13,
-        hidden_size: 12,
-        intermediate_size: 10,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        head_dim: 6,
-        layers: vec![LayerConfig { rope, window: None }; 2],
-        qk_norm: None,
-        activation: Function::Silu,
-        rms_norm_eps: 1e-5,
-        tie_word_embeddings: true,
-        qkv_bias: true,
-        output_bias: true,
-        mlp_bias: true,
-        attention_dropout: 0.2,
-        residual_dropout: 0.0,
-        initializer_range: 0.3,
-        max_position_embeddings: 32,
-    }
-}
-
-/// What families change of a Llama, two or three changes in each.
-pub(crate) fn relatives() -> [DecoderConfig; 3] {
-    let layers = |scaling, window| {
-        let rope = Some(Arc::new(RopeConfig { theta: 1000.0, partial: 0.67, scaling }));
-        vec![LayerConfig { rope, window }, LayerConfig { rope: None, window: None }]
-    };
-    let packed = Names {
-        class: "Packed",
-        qkv: &["qkv_proj"],
-        output_is_first: true,
-        gate_up: &["gate_up_proj"],
-        ..Names::LLAMA
-    };
-    let behind = Names {
-        class: "Behind",
-        before_attention: None,
-        after_attention: Some("post_attention_layernorm"),
-        before_mlp: None,
-        after_mlp: Some("post_feedforward_layernorm"),
-        ..Names::LLAMA
-    };
-    let longrope = RopeScaling::LongRope {
-        short: vec![1.0, 1.5],
-        long: vec![2.0, 3.0],
-        original: 4,
-        attention_factor: 1.2,
-    };
-    [
-        DecoderConfig { names: packed, layers: layers(longrope, Some(3)), residual_dropout: 0.1, ..llama() },
-        DecoderConfig { names: behind, qk_norm: Some(QkNorm::Rows), output_bias: false, ..llama() },
-        DecoderConfig {
-            qk_norm: Some(QkNorm::Heads),
-            layers: layers(RopeScaling::Linear { factor: 2.0 }, None),
-            activation: Function::Gelu,
-            ..llama()
-        },
-    ]
 }
 
 /// A GPT-2 with everything on.

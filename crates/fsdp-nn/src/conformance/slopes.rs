@@ -5,7 +5,8 @@ use fsdp_core::model::BlockId;
 use fsdp_core::{DType, Error};
 
 use super::Subject;
-use super::models::{Sample, adapted, batch, hf_models, packed_batch, relatives, small};
+use super::decoders::relatives;
+use super::models::{Sample, adapted, batch, hf_models, packed_batch, small};
 use crate::backend::{Backend, IGNORED_TARGET};
 use crate::graph::{Builder, Tensor};
 use crate::layer::{Attention, Describe, Description, Embedding, Head, LayerNorm, Linear, RmsNorm, Rope};

@@ -134,6 +134,11 @@ impl<'a> Builder<'a> {
         self.samples * self.seq
     }
 
+    /// The type of its values.
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
     /// Whether samples hold several documents.
     pub(crate) fn is_packed(&self) -> bool {
         self.packed

@@ -120,8 +120,8 @@ impl<'a> Keys<'a> {
     }
 
     /// The deviation of initial weights.
-    pub(super) fn initializer_range(self) -> Result<f64, ConfigError> {
-        self.number("initializer_range", 0.02, "a number that is not negative", |std| std >= 0.0)
+    pub(super) fn initializer_range(self, absent: f64) -> Result<f64, ConfigError> {
+        self.number("initializer_range", absent, "a number that is not negative", |std| std >= 0.0)
     }
 
     /// A truth value.
@@ -177,6 +177,15 @@ impl<'a> Keys<'a> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let object = value.as_object().ok_or_else(|| self.wrong(key, "an object"))?;
         Ok((!object.is_empty()).then_some(Keys { object: Some(object), inside: Some(key), ..self }))
+    }
+
+    /// As [`Keys::object`], for an object in an object: `path` names both.
+    pub(super) fn inner_object(
+        self,
+        key: &'static str,
+        path: &'static str,
+    ) -> Result<Option<Keys<'a>>, ConfigError> {
+        Ok(self.object(key)?.map(|object| Keys { inside: Some(path), ..object }))
     }
 
     /// An object without keys that stands for one that is absent.

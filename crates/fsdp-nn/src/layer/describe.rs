@@ -107,7 +107,22 @@ impl Describe {
 
     /// Adds an RMS norm of a class (`LlamaRMSNorm`).
     pub fn rms_norm(&mut self, name: &str, class: &str, width: usize, eps: f64) -> RmsNorm {
-        self.module(name, class, |d| RmsNorm { weight: d.param("weight", &[width], Init::Ones), width, eps })
+        self.module(name, class, |d| RmsNorm {
+            weight: d.param("weight", &[width], Init::Ones),
+            width,
+            eps,
+            offset: 0.0,
+        })
+    }
+
+    /// As [`Describe::rms_norm`], with a weight that is the scale's difference from one.
+    pub fn centred_rms_norm(&mut self, name: &str, class: &str, width: usize, eps: f64) -> RmsNorm {
+        self.module(name, class, |d| RmsNorm {
+            weight: d.param("weight", &[width], Init::Zeros),
+            width,
+            eps,
+            offset: 1.0,
+        })
     }
 
     /// Adds a module `LayerNorm`.

@@ -71,12 +71,14 @@ impl Embedding {
 /// Root-mean-square norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsNorm {
-    /// The scale.
+    /// The scale, less the offset.
     pub weight: ParamId,
     /// Elements of a row.
     pub width: usize,
     /// Added to the mean square.
     pub eps: f64,
+    /// Added to the weight: 0, or 1 where the weight is the scale's difference from one (Gemma).
+    pub offset: f64,
 }
 
 impl Layer for RmsNorm {
@@ -101,6 +103,23 @@ pub struct LayerNorm {
 impl Layer for LayerNorm {
     fn params(&self) -> Vec<ParamId> {
         vec![self.weight, self.bias]
+    }
+}
+
+/// A norm of either kind.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[expect(missing_docs, reason = "the structs say what they are")]
+pub enum Norm {
+    Rms(RmsNorm),
+    Layer(LayerNorm),
+}
+
+impl Layer for Norm {
+    fn params(&self) -> Vec<ParamId> {
+        match self {
+            Norm::Rms(norm) => norm.params(),
+            Norm::Layer(norm) => norm.params(),
+        }
     }
 }
 

@@ -16,7 +16,9 @@ pub use architecture::Architecture;
 pub use batch::Batch;
 pub(crate) use batch::token_bytes;
 pub(crate) use blocks::Blocks;
-pub use decoder::{Decoder, DecoderConfig, LayerConfig, Names, QkNorm, RopeConfig, RopeScaling, Yarn};
+pub use decoder::{
+    Decoder, DecoderConfig, LayerConfig, Names, NormKind, QkNorm, RopeConfig, RopeScaling, Yarn,
+};
 pub use gpt2::{Gpt2, Gpt2Config};
 #[cfg(test)]
 pub(crate) use kinds::Kinds;

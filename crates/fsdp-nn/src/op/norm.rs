@@ -5,17 +5,17 @@ use fsdp_core::Error;
 use super::describe::{Description, Role};
 use super::linear::column_sums;
 use crate::graph::{Backward, Builder, Node, Tensor};
-use crate::layer::{LayerNorm, RmsNorm};
+use crate::layer::{self, LayerNorm, RmsNorm};
 use crate::op::Op;
 
 /// Operations of norms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "sizes are what they are called")]
 pub enum Norm {
-    /// Root-mean-square norm of every row: `y = x * rstd * weight`.
-    Rms { rows: usize, width: usize, eps: f64 },
+    /// Root-mean-square norm of every row: `y = x * rstd * (weight + offset)`.
+    Rms { rows: usize, width: usize, eps: f64, offset: f64 },
     /// Backward of [`Norm::Rms`], to the weight too if `weight`.
-    RmsBackward { rows: usize, width: usize, weight: bool },
+    RmsBackward { rows: usize, width: usize, offset: f64, weight: bool },
     /// Layer norm of every row: `y = (x - mean) * rstd * weight + bias`; `stats` holds mean and rstd, interleaved.
     Layer { rows: usize, width: usize, eps: f64 },
     /// Backward of [`Norm::Layer`] to its input.
@@ -37,16 +37,18 @@ impl Norm {
         let (rstd, stats) = (Role::statistic("rstd", rows), Role::statistic("stats", 2 * rows));
         let dweight = Role::gradient("dweight", width).adds();
         match self {
-            Norm::Rms { eps, .. } => Description::new("rms_norm")
+            Norm::Rms { eps, offset, .. } => Description::new("rms_norm")
                 .read([x, weight])
                 .write([y, rstd])
                 .constant(*eps)
+                .constant(*offset)
                 .flops(4 * len)
                 .recomputed(),
-            Norm::RmsBackward { weight: trains, .. } => Description::new("rms_norm_backward")
+            Norm::RmsBackward { weight: trains, offset, .. } => Description::new("rms_norm_backward")
                 .read([x, weight, rstd, dy])
                 .write([dx])
                 .write(trains.then_some(dweight))
+                .constant(*offset)
                 .flops((7 + 3 * usize::from(*trains)) * len),
             Norm::Layer { eps, .. } => Description::new("layer_norm")
                 .read([x, weight, Role::value("bias", width)])
@@ -72,10 +74,10 @@ impl Norm {
         let x = b.load(input);
         let (x, dy, stats, weight) = (b.draft.whole(x), b.draft.whole(dy), call.writes[1].0, call.reads[1]);
         match *self {
-            Norm::Rms { rows, width, .. } => {
+            Norm::Rms { rows, width, offset, .. } => {
                 let dx = if b.needs[input] { b.add_to(input) } else { b.scratch(input) };
                 let target = b.target(weight);
-                let op = Op::Norm(Norm::RmsBackward { rows, width, weight: target.is_some() });
+                let op = Op::Norm(Norm::RmsBackward { rows, width, offset, weight: target.is_some() });
                 b.draft.call(op, vec![x, weight, stats, dy], [dx].into_iter().chain(target).collect());
             }
             Norm::Layer { rows, width, .. } => {
@@ -98,6 +100,17 @@ impl Norm {
 }
 
 impl Builder<'_> {
+    /// A norm of every row.
+    ///
+    /// # Errors
+    /// As [`Builder::linear`].
+    pub fn norm(&mut self, x: Tensor, layer: &layer::Norm) -> Result<Tensor, Error> {
+        match layer {
+            layer::Norm::Rms(norm) => self.rms_norm(x, norm),
+            layer::Norm::Layer(norm) => self.layer_norm(x, norm),
+        }
+    }
+
     /// Root-mean-square norm of every row.
     ///
     /// # Errors
@@ -116,7 +129,8 @@ impl Builder<'_> {
         let heads = (x.width() / layer.width.max(1)).max(1);
         self.check("rms_norm_heads", x, heads * layer.width)?;
         let reads = vec![self.whole(x), self.param(layer.weight)?];
-        let op = Norm::Rms { rows: self.row_count() * heads, width: layer.width, eps: layer.eps };
+        let RmsNorm { width, eps, offset, .. } = *layer;
+        let op = Norm::Rms { rows: self.row_count() * heads, width, eps, offset };
         Ok(self.with_statistics(Op::Norm(op), reads, [x.width(), heads], None))
     }
 

@@ -41,6 +41,9 @@ pub enum Pointwise {
     Copy { len: usize },
     /// Rows of `columns` elements, which lie `from` elements apart in `x` and `to` elements apart in `y`.
     CopyColumns { rows: usize, columns: usize, from: usize, to: usize },
+    /// Every row as blocks of `width` columns, `groups` times `parts` of them: those of one part side by side, where before
+    /// those of one group were. With both numbers exchanged it is its own backward.
+    Regroup { rows: usize, groups: usize, parts: usize, width: usize },
     /// `x *= factor`; applied to a gradient it is its own backward.
     Scale { len: usize, factor: f64 },
     /// Dropout in place; applied to a gradient it is its own backward.
@@ -70,6 +73,10 @@ impl Pointwise {
                 };
                 Description::new("copy_columns").read([strided("x", from)]).write([strided("y", to)])
             }
+            Pointwise::Regroup { rows, groups, parts, width } => {
+                let len = rows * groups * parts * width;
+                Description::new("regroup").read([value("x", len)]).write([value("y", len)])
+            }
             Pointwise::Scale { len, factor } => {
                 Description::new("scale").write([value("x", len).updated()]).constant(factor).flops(len)
             }
@@ -90,6 +97,19 @@ impl Pointwise {
             }
             Pointwise::CopyColumns { .. } if is_split(node) => derive_split(b, node),
             Pointwise::CopyColumns { .. } => derive_concat(b, node, output),
+            Pointwise::Regroup { rows, groups, parts, width } => {
+                let Some(dy) = b.take(output) else { return };
+                let input = node.main().reads[0].local().expect("a value is regrouped");
+                let Some(place) = b.overwrite(input) else { return };
+                let op = Op::Pointwise(Pointwise::Regroup {
+                    rows: *rows,
+                    groups: *parts,
+                    parts: *groups,
+                    width: *width,
+                });
+                b.draft.call(op, vec![b.draft.whole(dy)], vec![(b.draft.whole(place), false)]);
+                b.put(input, place);
+            }
             Pointwise::Scale { .. } | Pointwise::Dropout { .. } => {
                 b.in_place(node, output, node.op().clone())
             }
@@ -178,6 +198,20 @@ impl Builder<'_> {
         }
         self.node(calls, None);
         y
+    }
+
+    /// Packed queries, keys and values, from head by head to all queries, all keys, all values: rows of `groups` groups of
+    /// `parts` blocks each become rows of the blocks of the first part, then those of the second, and so on.
+    ///
+    /// # Errors
+    /// Rows that are no whole number of blocks.
+    pub fn regroup(&mut self, x: Tensor, groups: usize, parts: usize) -> Result<Tensor, Error> {
+        let (rows, width) = (self.row_count(), x.width() / (groups * parts).max(1));
+        self.check("regroup", x, groups * parts * width)?;
+        let (y, read) = (self.rows(x.width()), self.whole(x));
+        let op = Op::Pointwise(Pointwise::Regroup { rows, groups, parts, width });
+        self.node(vec![Call::new(op, vec![read], [(self.whole(y), false)])], None);
+        Ok(y)
     }
 
     /// `factor * x`.

@@ -99,7 +99,10 @@ fn bytes_are_those_of_the_operands() {
         of(&Op::Lookup(Lookup::Embedding { rows: 3, width: 4, table_rows: 100 })),
         (3 * 4 + 2 * 12, 2 * 12)
     );
-    assert_eq!(of(&Op::Norm(Norm::Rms { rows: 3, width: 4, eps: 1e-5 })), (2 * (12 + 4), 2 * 12 + 4 * 3));
+    assert_eq!(
+        of(&Op::Norm(Norm::Rms { rows: 3, width: 4, eps: 1e-5, offset: 0.0 })),
+        (2 * (12 + 4), 2 * 12 + 4 * 3)
+    );
     // In place: read and written.
     assert_eq!(of(&Op::Pointwise(Pointwise::Dropout { len: 12, samples: 3, p: 0.5 })), (24, 24));
 }

@@ -2,11 +2,10 @@
 
 use fsdp_core::model::ModelSpec;
 
+pub(super) use crate::conformance::decoders::llama;
 pub(super) use crate::conformance::host;
 use crate::conformance::models::Outcome;
-pub(super) use crate::conformance::models::{
-    Sample as Subject, batch, gpt2, hf_models, llama, packed_batch, small,
-};
+pub(super) use crate::conformance::models::{Sample as Subject, batch, gpt2, hf_models, packed_batch, small};
 use crate::model::unsharded::Pass;
 use crate::model::{Architecture, Batch};
 

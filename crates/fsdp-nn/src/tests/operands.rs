@@ -68,7 +68,7 @@ fn operands_that_do_not_fit_are_named() {
         "y of linear: 12 elements, but 13 are needed at least"
     );
     // Statistics have the master dtype of the values, gradients of parameters any.
-    let norm = Op::Norm(Norm::Rms { rows: 2, width: 3, eps: 1e-5 });
+    let norm = Op::Norm(Norm::Rms { rows: 2, width: 3, eps: 1e-5, offset: 0.0 });
     assert_eq!(said(&norm, &[(Bf16, 6), (Bf16, 3)], &[(Bf16, 6), (F32, 2)], false, &[]), "done");
     assert_eq!(
         said(&norm, &[(Bf16, 6), (Bf16, 3)], &[(Bf16, 6), (Bf16, 2)], false, &[]),

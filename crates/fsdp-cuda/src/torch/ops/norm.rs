@@ -20,13 +20,15 @@ impl<D: TorchStorage> Torch<D> {
         operands: Operands<'_, '_, D::Buffer>,
     ) -> Result<(), Failure> {
         match *op {
-            Norm::Rms { width, eps, .. } => {
+            Norm::Rms { width, eps, offset, .. } => {
                 let ([x, weight], [y, rstd], _) = operands.split();
-                self.aten_rms_norm(width, eps, x, weight, y.slice, rstd.slice)?;
+                let scale = self.rows(width, weight)?.f_add_scalar(offset)?;
+                self.aten_rms_norm(width, eps, x, &scale, y.slice, rstd.slice)?;
             }
-            Norm::RmsBackward { width, .. } => {
-                let (reads, [dx], mut more) = operands.split();
-                self.aten_rms_norm_backward(width, reads, dx, more.next())?;
+            Norm::RmsBackward { width, offset, .. } => {
+                let ([x, weight, rstd, dy], [dx], mut more) = operands.split();
+                let scale = self.rows(width, weight)?.f_add_scalar(offset)?;
+                self.aten_rms_norm_backward(width, &scale, [x, rstd, dy], dx, more.next())?;
             }
             Norm::Layer { width, eps, .. } => {
                 let (reads, [y, stats], _) = operands.split();
@@ -66,29 +68,30 @@ impl<D: TorchStorage> Torch<D> {
         width: usize,
         eps: f64,
         x: In<'_, D>,
-        weight: In<'_, D>,
+        weight: &Tensor,
         y: Out<'_, D>,
         rstd: Out<'_, D>,
     ) -> Result<(), Failure> {
-        let (x, weight) = (self.rows(width, x)?, self.rows(width, weight)?);
+        let x = self.rows(width, x)?;
         let squares = x.f_square()?.f_mean_dim(-1_i64, true, None)?;
         let scale = squares.f_add_scalar(eps)?.f_rsqrt()?;
         let rows = int(rstd.len);
         self.view_mut(rstd, &[rows, 1])?.f_copy_(&scale)?;
-        self.write_rows(width, Write::over(y), &x.f_mul(&scale)?.f_mul(&weight)?)
+        self.write_rows(width, Write::over(y), &x.f_mul(&scale)?.f_mul(weight)?)
     }
 
     fn aten_rms_norm_backward(
         &self,
         width: usize,
-        [x, weight, rstd, dy]: [In<'_, D>; 4],
+        weight: &Tensor,
+        [x, rstd, dy]: [In<'_, D>; 3],
         dx: Write<'_, D::Buffer>,
         dweight: Option<Write<'_, D::Buffer>>,
     ) -> Result<(), Failure> {
-        let (x, weight, dy) = (self.rows(width, x)?, self.rows(width, weight)?, self.rows(width, dy)?);
+        let (x, dy) = (self.rows(width, x)?, self.rows(width, dy)?);
         let rstd = self.view(rstd, &[int(rstd.len), 1])?;
         let normal = x.f_mul(&rstd)?;
-        let slope = dy.f_mul(&weight)?;
+        let slope = dy.f_mul(weight)?;
         let mean = slope.f_mul(&normal)?.f_mean_dim(-1_i64, true, None)?;
         let gradient = slope.f_sub(&normal.f_mul(&mean)?)?.f_mul(&rstd)?;
         self.write_rows(width, dx, &gradient)?;

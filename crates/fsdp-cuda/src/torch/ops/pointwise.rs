@@ -32,6 +32,11 @@ impl<D: TorchStorage> Torch<D> {
                 let x = self.view_strided(x, &sizes, &[int(*from), 1])?;
                 self.view_mut_strided(y.slice, &sizes, &[int(*to), 1])?.f_copy_(&x)?;
             }
+            Pointwise::Regroup { rows, groups, parts, width } => {
+                let ([x], [y], _) = operands.split();
+                let x = self.view(x, &[*rows, *groups, *parts, *width].map(int))?.f_transpose(1, 2)?;
+                self.view_mut(y.slice, &[*rows, *parts, *groups, *width].map(int))?.f_copy_(&x)?;
+            }
             Pointwise::Scale { len, factor } => {
                 let ([], [x], _) = operands.split();
                 let mut x = self.view_mut(x.slice, &[int(*len)])?;

@@ -8,20 +8,25 @@ use super::rope::{self, Heads, Rotary};
 use crate::hf::error::ConfigError;
 use crate::hf::keys::{Keys, divides};
 use crate::hf::limits::{INNER_MAX, LAYERS_MAX, ROWS_MAX, WIDTH_MAX};
-use crate::model::{DecoderConfig, LayerConfig, Names};
+use crate::model::{DecoderConfig, LayerConfig, Names, NormKind, RopeConfig};
 use crate::op::Function;
 
 /// How the names of tensors end that are rotary tables of older versions.
 pub(super) const ROTARY_TABLES: &[&str] = &[".rotary_emb.inv_freq"];
 
-/// What absent keys stand for.
+/// What RMS norms add to mean squares.
+pub(super) const RMS_EPS: &str = "rms_norm_eps";
+
+/// What absent keys stand for, and what keys are called that have other names in some families.
 pub(super) struct Defaults {
     /// `num_key_value_heads`; `None`: as many as query heads, which is what `null` always means.
     pub(super) kv_heads: Option<usize>,
     /// `head_dim`; `None`: `hidden_size / num_attention_heads`.
     pub(super) head_dim: Option<usize>,
-    /// `rms_norm_eps`.
-    pub(super) eps: f64,
+    /// The key of the function of the MLP, and what it is.
+    pub(super) activation: (&'static str, Function),
+    /// The key of what norms add to mean squares or variances, and what it is.
+    pub(super) eps: (&'static str, f64),
     /// Rotary positions.
     pub(super) rotary: Rotary,
     /// `max_position_embeddings`.
@@ -35,15 +40,26 @@ impl Defaults {
     pub(super) const LLAMA: Defaults = Defaults {
         kv_heads: None,
         head_dim: None,
-        eps: 1e-6,
-        rotary: Rotary { theta: 10000.0, is_partial: false, phi3_original: None },
+        activation: ("hidden_act", Function::Silu),
+        eps: (RMS_EPS, 1e-6),
+        rotary: Rotary { theta: ("rope_theta", 10000.0), partial: None, phi3_original: None },
         positions: 2048,
         tied: false,
     };
 }
 
-/// Reads what all decoders have: every layer is rotated, nothing has a bias.
+/// Reads what all decoders have: every layer is rotated, nothing has a bias, norms are RMS norms, the MLP has a gate.
 pub(super) fn parse(keys: Keys<'_>, names: Names, defaults: &Defaults) -> Result<DecoderConfig, ConfigError> {
+    parse_rotated(keys, names, defaults, |heads| rope::parse(keys, &defaults.rotary, heads))
+}
+
+/// As [`parse`], for families that say in their own way how all layers are rotated.
+pub(super) fn parse_rotated(
+    keys: Keys<'_>,
+    names: Names,
+    defaults: &Defaults,
+    rope: impl FnOnce(&Heads) -> Result<RopeConfig, ConfigError>,
+) -> Result<DecoderConfig, ConfigError> {
     let hidden_size = keys.required_size(&["hidden_size"], WIDTH_MAX)?;
     let heads = keys.required_size(&["num_attention_heads"], WIDTH_MAX)?;
     let absent = defaults.kv_heads.filter(|_| !keys.contains("num_key_value_heads"));
@@ -51,27 +67,36 @@ pub(super) fn parse(keys: Keys<'_>, names: Names, defaults: &Defaults) -> Result
     divides(("num_attention_heads", heads), ("num_key_value_heads", kv_heads))?;
     let head_dim = head_dim(keys, defaults, hidden_size, heads)?;
     let positions = keys.size(&["max_position_embeddings"], ROWS_MAX)?.unwrap_or(defaults.positions);
-    let rope = Arc::new(rope::parse(keys, &defaults.rotary, &Heads { dim: head_dim, positions })?);
+    let rope = Arc::new(rope(&Heads { dim: head_dim, positions })?);
     let layers = keys.required_size(&["num_hidden_layers"], LAYERS_MAX)?;
     Ok(DecoderConfig {
         names,
         vocab_size: keys.required_size(&["vocab_size"], ROWS_MAX)?,
+        embedding_scale: 1.0,
+        embedding_dropout: 0.0,
         hidden_size,
         intermediate_size: keys.required_size(&["intermediate_size"], INNER_MAX)?,
         num_attention_heads: heads,
         num_key_value_heads: kv_heads,
         head_dim,
         layers: vec![LayerConfig { rope: Some(rope), window: None }; layers],
+        is_parallel: false,
         qk_norm: None,
-        activation: activation(keys)?,
-        rms_norm_eps: keys.positive("rms_norm_eps", defaults.eps)?,
+        qkv_by_head: false,
+        attention_scale: None,
+        attention_softcap: None,
+        logit_softcap: None,
+        is_gated: true,
+        activation: activation(keys, defaults.activation)?,
+        norm: NormKind::Rms,
+        norm_eps: keys.positive(defaults.eps.0, defaults.eps.1)?,
         tie_word_embeddings: keys.flag("tie_word_embeddings", defaults.tied)?,
         qkv_bias: false,
         output_bias: false,
         mlp_bias: false,
         attention_dropout: keys.probability("attention_dropout", 0.0)?,
         residual_dropout: 0.0,
-        initializer_range: keys.initializer_range()?,
+        initializer_range: keys.initializer_range(0.02)?,
         max_position_embeddings: positions,
     })
 }
@@ -120,17 +145,17 @@ pub(super) fn set_windows(
     Ok(())
 }
 
-/// The function of the gate.
-fn activation(keys: Keys<'_>) -> Result<Function, ConfigError> {
+/// The function of the MLP.
+fn activation(keys: Keys<'_>, (key, absent): (&str, Function)) -> Result<Function, ConfigError> {
     let named = |name: &Value| match name.as_str() {
         Some("silu" | "swish") => Some(Function::Silu),
         Some("gelu") => Some(Function::Gelu),
-        Some("gelu_new" | "gelu_pytorch_tanh") => Some(Function::GeluTanh),
+        Some("gelu_new" | "gelu_fast" | "gelu_pytorch_tanh") => Some(Function::GeluTanh),
         _ => None,
     };
     let supported = "\"silu\", \"gelu\" and \"gelu_pytorch_tanh\"";
-    keys.only("hidden_act", supported, |name| named(name).is_some())?;
-    Ok(keys.get("hidden_act").and_then(named).unwrap_or(Function::Silu))
+    keys.only(key, supported, |name| named(name).is_some())?;
+    Ok(keys.get(key).and_then(named).unwrap_or(absent))
 }
 
 fn head_dim(

@@ -37,6 +37,6 @@ fn parse(keys: Keys<'_>) -> Result<Gpt2Config, ConfigError> {
         attn_pdrop: keys.probability("attn_pdrop", 0.1)?,
         resid_pdrop: keys.probability("resid_pdrop", 0.1)?,
         tie_word_embeddings: keys.flag("tie_word_embeddings", true)?,
-        initializer_range: keys.initializer_range()?,
+        initializer_range: keys.initializer_range(0.02)?,
     })
 }

@@ -1,7 +1,11 @@
 //! The families of models, in one table. A family is one file beside this one, and one line here.
 
 mod decoder;
+mod gemma;
+mod gemma2;
+mod gemma3_text;
 mod gpt2;
+mod gpt_neox;
 mod llama;
 mod mistral;
 mod olmo2;
@@ -10,6 +14,7 @@ mod qwen2;
 mod qwen3;
 mod rope;
 mod smollm3;
+mod starcoder2;
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,7 +27,10 @@ use crate::hf::sizes::Sizes;
 
 /// The families that are supported, by name.
 pub const FAMILIES: &[Family] = &[
+    gemma2::FAMILY,
+    gemma3_text::FAMILY,
     gpt2::FAMILY,
+    gpt_neox::FAMILY,
     llama::FAMILY,
     mistral::FAMILY,
     olmo2::FAMILY,
@@ -30,6 +38,7 @@ pub const FAMILIES: &[Family] = &[
     qwen2::FAMILY,
     qwen3::FAMILY,
     smollm3::FAMILY,
+    starcoder2::FAMILY,
 ];
 
 /// A family of models: what its `config.json` says, and what files hold beside its parameters.

@@ -25,7 +25,7 @@ const NAMES: Names = Names {
     after_mlp: Some("post_feedforward_layernorm"),
     ..Names::LLAMA
 };
-const DEFAULTS: Defaults = Defaults { eps: 1e-5, ..Defaults::LLAMA };
+const DEFAULTS: Defaults = Defaults { eps: (decoder::RMS_EPS, 1e-5), ..Defaults::LLAMA };
 
 pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
     decoder::only_full_attention(keys)?;

@@ -26,9 +26,13 @@ const NAMES: Names = Names {
     ..Names::LLAMA
 };
 const DEFAULTS: Defaults = Defaults {
-    eps: 1e-5,
+    eps: (decoder::RMS_EPS, 1e-5),
     positions: 4096,
-    rotary: Rotary { is_partial: true, phi3_original: Some(4096), ..Defaults::LLAMA.rotary },
+    rotary: Rotary {
+        partial: Some(("partial_rotary_factor", 1.0)),
+        phi3_original: Some(4096),
+        ..Defaults::LLAMA.rotary
+    },
     ..Defaults::LLAMA
 };
 

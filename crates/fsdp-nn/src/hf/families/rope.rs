@@ -27,10 +27,10 @@ const KEYS: [&str; 16] = [
 
 /// What a family says of rotary positions.
 pub(super) struct Rotary {
-    /// `rope_theta` where no key says it.
-    pub(super) theta: f64,
-    /// Whether a part of a head may rotate.
-    pub(super) is_partial: bool,
+    /// The older key of `rope_theta`, outside, and what it is where no key says it.
+    pub(super) theta: (&'static str, f64),
+    /// The older key of `partial_rotary_factor`, outside, and what it is where no key says it; `None`: whole heads rotate.
+    pub(super) partial: Option<(&'static str, f64)>,
     /// `original_max_position_embeddings` where no key says it: that of Phi 3, which knows LongRoPE only and calls it by
     /// other names, too.
     pub(super) phi3_original: Option<usize>,
@@ -50,8 +50,19 @@ pub(super) fn parse(keys: Keys<'_>, family: &Rotary, heads: &Heads) -> Result<Ro
         Some(rope) => rope,
         None => keys.object("rope_parameters")?.unwrap_or(keys.absent("rope_parameters")),
     };
+    parse_object(keys, rope, family, heads)
+}
+
+/// Reads an object of rotary positions, and the keys that older versions had beside it.
+pub(super) fn parse_object(
+    keys: Keys<'_>,
+    rope: Keys<'_>,
+    family: &Rotary,
+    heads: &Heads,
+) -> Result<RopeConfig, ConfigError> {
     rope.only_known(&KEYS)?;
-    let theta = rope.positive("rope_theta", keys.positive("rope_theta", family.theta)?)?;
+    let (older, absent) = family.theta;
+    let theta = rope.positive("rope_theta", keys.positive(older, absent)?)?;
     let partial = partial(keys, rope, family, heads.dim)?;
     let key = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
     let kind = rope.text(key)?.unwrap_or("default");
@@ -84,10 +95,11 @@ const KINDS: &str = "\"default\", \"linear\", \"dynamic\", \"llama3\", \"yarn\" 
 
 /// The part of a head that rotates.
 fn partial(keys: Keys<'_>, rope: Keys<'_>, family: &Rotary, head_dim: usize) -> Result<f64, ConfigError> {
-    let key = "partial_rotary_factor";
-    let holder = if rope.get(key).is_some() { rope } else { keys };
-    let partial = holder.number(key, 1.0, "above 0 and at most 1", |part| part > 0.0 && part <= 1.0)?;
-    if partial < 1.0 && !family.is_partial {
+    let (older, absent) = family.partial.unwrap_or(("partial_rotary_factor", 1.0));
+    let inner = "partial_rotary_factor";
+    let (holder, key) = if rope.get(inner).is_some() { (rope, inner) } else { (keys, older) };
+    let partial = holder.number(key, absent, "above 0 and at most 1", |part| part > 0.0 && part <= 1.0)?;
+    if partial < 1.0 && family.partial.is_none() {
         return Err(holder.unsupported(key, "1"));
     }
     let rotary = (head_dim as f64 * partial) as usize;

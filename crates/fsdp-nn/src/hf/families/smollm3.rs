@@ -23,7 +23,7 @@ const DEFAULTS: Defaults = Defaults {
     kv_heads: Some(4),
     positions: 32768,
     tied: true,
-    rotary: Rotary { theta: 2_000_000.0, ..Defaults::LLAMA.rotary },
+    rotary: Rotary { theta: ("rope_theta", 2_000_000.0), ..Defaults::LLAMA.rotary },
     ..Defaults::LLAMA
 };
 

@@ -43,6 +43,70 @@ fn windows_are_in_the_layers_where_transformers_has_them() {
 }
 
 #[test]
+fn most_layers_of_a_gemma_have_a_window() {
+    assert_eq!(windows(gemma2::parse, &json!({})), [Some(4096), None, Some(4096), None]);
+    assert_eq!(windows(gemma2::parse, &json!({"sliding_window": 7})), [Some(7), None, Some(7), None]);
+    assert_eq!(windows(gemma3_text::parse, &json!({})), [Some(4096); 4]);
+    let third = json!({"sliding_window_pattern": 3, "sliding_window": 7});
+    assert_eq!(windows(gemma3_text::parse, &third), [Some(7), Some(7), None, Some(7)]);
+    assert_eq!(windows(starcoder2::parse, &json!({})), [None; 4]);
+    assert_eq!(windows(starcoder2::parse, &json!({"sliding_window": 7})), [Some(7); 4]);
+}
+
+#[test]
+fn layers_of_a_gemma3_with_a_window_are_rotated_in_their_own_way() {
+    let thetas = |more: Value| -> Vec<f64> {
+        let layers = parsed(gemma3_text::parse, &more).unwrap().layers;
+        layers[1..3].iter().map(|layer| layer.rope.as_ref().unwrap().theta).collect()
+    };
+    let third = |more: Value| {
+        let mut keys = json!({"sliding_window_pattern": 3});
+        keys.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        keys
+    };
+    assert_eq!(thetas(third(json!({}))), [10_000.0, 1_000_000.0]);
+    assert_eq!(thetas(third(json!({"rope_theta": 5.0, "rope_local_base_freq": 6.0}))), [6.0, 5.0]);
+    let inner = json!({"rope_theta": 5.0, "rope_parameters": {"full_attention": {"rope_theta": 7.0}}});
+    assert_eq!(thetas(third(inner)), [10_000.0, 7.0]);
+    let scaled = third(json!({"rope_scaling": {"rope_type": "linear", "factor": 8.0}}));
+    let layers = parsed(gemma3_text::parse, &scaled).unwrap().layers;
+    let scaling = |layer: usize| layers[layer].rope.as_ref().unwrap().scaling.clone();
+    assert_eq!((scaling(1), scaling(2)), (RopeScaling::Default, RopeScaling::Linear { factor: 8.0 }));
+}
+
+#[test]
+fn caps_of_a_gemma_are_there_unless_they_are_null() {
+    let caps = |parse: Parse, more: Value| {
+        let config = parsed(parse, &more).unwrap();
+        (config.attention_softcap, config.logit_softcap)
+    };
+    assert_eq!(caps(gemma2::parse, json!({})), (Some(50.0), Some(30.0)));
+    let null = json!({"attn_logit_softcapping": null, "final_logit_softcapping": null});
+    assert_eq!(caps(gemma2::parse, null), (None, None));
+    assert_eq!(caps(gemma3_text::parse, json!({})), (None, None));
+    assert_eq!(caps(gemma3_text::parse, json!({"final_logit_softcapping": 4.0})), (None, Some(4.0)));
+    let scale = parsed(gemma2::parse, &json!({})).unwrap().attention_scale;
+    assert_eq!(scale, Some(1.0 / 16.0));
+}
+
+#[test]
+fn a_quarter_of_a_head_of_a_gpt_neox_rotates_unless_it_says_otherwise() {
+    let rope = |more: Value| {
+        let mut keys = json!({"hidden_size": 64, "num_key_value_heads": 1});
+        keys.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let config = parsed(gpt_neox::parse, &keys).unwrap();
+        assert_eq!(config.num_key_value_heads, 4);
+        let rope = config.layers[0].rope.clone().unwrap();
+        (rope.partial, rope.theta)
+    };
+    assert_eq!(rope(json!({})), (0.25, 10_000.0));
+    assert_eq!(rope(json!({"rotary_pct": 1.0, "rotary_emb_base": 5})), (1.0, 5.0));
+    let inner =
+        json!({"rotary_pct": 1.0, "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 3}});
+    assert_eq!(rope(inner), (0.5, 3.0));
+}
+
+#[test]
 fn every_fourth_layer_of_a_smollm3_has_no_rotary_positions_unless_it_says_which() {
     let rotates = |more: &Value| -> Vec<bool> {
         let layers = parsed(smollm3::parse, more).unwrap().layers;
@@ -112,6 +176,21 @@ fn keys_of_families_that_are_wrong_or_change_the_mathematics_are_named() {
         (smollm3::parse, json!({"no_rope_layers": [1]}), "`no_rope_layers` = [1]"),
         (mistral::parse, json!({"layer_types": ["sliding_attention"]}), "`layer_types`"),
         (olmo2::parse, json!({"sliding_window": 3}), "`sliding_window` = 3"),
+        (gemma2::parse, json!({"use_bidirectional_attention": true}), "`use_bidirectional_attention` = true"),
+        (gemma2::parse, json!({"sliding_window": null}), "`sliding_window` = null"),
+        (gemma3_text::parse, json!({"attn_logit_softcapping": 5}), "`attn_logit_softcapping` = 5"),
+        (
+            gemma3_text::parse,
+            json!({"rope_parameters": {"rope_theta": 5}}),
+            "`rope_parameters.rope_theta` = 5",
+        ),
+        (
+            gemma3_text::parse,
+            json!({"rope_parameters": {"sliding_attention": {"rope_type": "none"}}}),
+            "`rope_parameters.sliding_attention.rope_type` = \"none\"",
+        ),
+        (gpt_neox::parse, json!({"rotary_pct": 0.1}), "`rotary_pct` = 0.1"),
+        (starcoder2::parse, json!({"hidden_act": "relu"}), "`hidden_act` = \"relu\""),
     ] {
         let error = named(parse, more);
         assert!(error.contains(key), "{error} does not name {key}");

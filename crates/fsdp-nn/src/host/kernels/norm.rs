@@ -24,18 +24,18 @@ impl HostMemory {
     ) -> Result<Outcome, Error> {
         let workers = self.workers();
         match *op {
-            Norm::Rms { width, eps, .. } => {
+            Norm::Rms { width, eps, offset, .. } => {
                 let ([x, weight], [y, rstd], _) = operands.split();
                 let (x, weight) = (self.elements::<E>(x)?, self.elements(weight)?);
                 let (y, rstd) = (self.elements_mut(y.slice)?, self.elements_mut(rstd.slice)?);
-                rms(workers, width, eps, x, weight, y, rstd);
+                rms(workers, width, [eps, offset], x, weight, y, rstd);
             }
-            Norm::RmsBackward { width, .. } => {
+            Norm::RmsBackward { width, offset, .. } => {
                 let ([x, weight, rstd, dy], [dx], mut more) = operands.split();
                 let (x, weight) = (self.elements::<E>(x)?, self.elements(weight)?);
                 let (rstd, dy, accumulate) = (self.elements(rstd)?, self.elements(dy)?, dx.accumulate);
                 let dx = self.elements_mut(dx.slice)?;
-                rms_backward_input(workers, width, x, weight, rstd, dy, dx, accumulate);
+                rms_backward_input(workers, (width, offset), x, weight, rstd, dy, dx, accumulate);
                 if let Some(dweight) = more.next() {
                     rms_backward_weight(workers, width, x, rstd, dy, self.target(dweight)?);
                 }
@@ -64,11 +64,11 @@ impl HostMemory {
     }
 }
 
-/// `y = x * rstd * weight` and `rstd` of each row.
+/// `y = x * rstd * (weight + offset)` and `rstd` of each row.
 fn rms<E: Element>(
     workers: &Workers,
     width: usize,
-    eps: f64,
+    constants: [f64; 2],
     x: &[E],
     weight: &[E],
     y: &mut [E],
@@ -76,20 +76,21 @@ fn rms<E: Element>(
 ) {
     let rows = task_rows(width);
     let tasks = y.chunks_mut(rows * width).zip(rstd.chunks_mut(rows)).zip(x.chunks(rows * width));
-    workers.each(tasks, |((y, rstd), x)| rms_rows(width, eps, x, weight, y, rstd));
+    workers.each(tasks, |((y, rstd), x)| rms_rows(width, constants, x, weight, y, rstd));
 }
 
 vectorized! {
     fn rms_rows<E: Element>(
-        width: usize, eps: f64, x: &[E], weight: &[E], y: &mut [E], rstd: &mut [E::Acc],
+        width: usize, constants: [f64; 2], x: &[E], weight: &[E], y: &mut [E], rstd: &mut [E::Acc],
     ) {
-        let count = E::Acc::of(width as f64);
+        let [eps, offset] = constants;
+        let (count, offset) = (E::Acc::of(width as f64), E::Acc::of(offset));
         for ((x, y), rstd) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(rstd) {
             let squares = sum1(x, |x| x.load() * x.load());
             let scale = E::Acc::ONE / (squares / count + E::Acc::of(eps)).sqrt();
             *rstd = scale;
             for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
-                *y = E::store(x.load() * scale * w.load());
+                *y = E::store(x.load() * scale * (w.load() + offset));
             }
         }
     }
@@ -98,7 +99,7 @@ vectorized! {
 /// The gradient of the input of [`rms`].
 fn rms_backward_input<E: Element>(
     workers: &Workers,
-    width: usize,
+    (width, offset): (usize, f64),
     x: &[E],
     weight: &[E],
     rstd: &[E::Acc],
@@ -109,23 +110,24 @@ fn rms_backward_input<E: Element>(
     let rows = task_rows(width);
     let inputs = x.chunks(rows * width).zip(dy.chunks(rows * width)).zip(rstd.chunks(rows));
     workers.each(dx.chunks_mut(rows * width).zip(inputs), |(dx, ((x, dy), rstd))| {
-        rms_backward_rows(width, x, weight, rstd, dy, dx, accumulate);
+        rms_backward_rows((width, offset), x, weight, rstd, dy, dx, accumulate);
     });
 }
 
 vectorized! {
     fn rms_backward_rows<E: Element>(
-        width: usize, x: &[E], weight: &[E], rstd: &[E::Acc], dy: &[E], dx: &mut [E], accumulate: bool,
+        sizes: (usize, f64), x: &[E], weight: &[E], rstd: &[E::Acc], dy: &[E], dx: &mut [E], accumulate: bool,
     ) {
-        let count = E::Acc::of(width as f64);
+        let (width, offset) = sizes;
+        let (count, offset) = (E::Acc::of(width as f64), E::Acc::of(offset));
         let rows = x.chunks_exact(width).zip(dy.chunks_exact(width)).zip(dx.chunks_exact_mut(width));
         for (((x, dy), dx), &rstd) in rows.zip(rstd) {
             let weight = &weight[..width];
-            let projection = sum3(dy, weight, x, |dy, w, x| dy.load() * w.load() * x.load());
+            let projection = sum3(dy, weight, x, |dy, w, x| dy.load() * (w.load() + offset) * x.load());
             let mean = projection * rstd * rstd / count;
             for (((dx, x), dy), w) in dx.iter_mut().zip(x).zip(dy).zip(weight) {
                 let before = if accumulate { dx.load() } else { E::Acc::ZERO };
-                *dx = E::store(before + rstd * (dy.load() * w.load() - x.load() * mean));
+                *dx = E::store(before + rstd * (dy.load() * (w.load() + offset) - x.load() * mean));
             }
         }
     }

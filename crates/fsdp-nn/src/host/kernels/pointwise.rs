@@ -35,6 +35,11 @@ impl HostMemory {
                     }
                 });
             }
+            Pointwise::Regroup { groups, parts, width, .. } => {
+                let ([x], [y], _) = operands.split();
+                let (x, y) = (self.elements::<E>(x)?, self.elements_mut(y.slice)?);
+                regroup(workers, [groups, parts, width], x, y);
+            }
             Pointwise::Scale { factor, .. } => {
                 let ([], [x], _) = operands.split();
                 let x = self.elements_mut::<E>(x.slice)?;
@@ -49,6 +54,20 @@ impl HostMemory {
         }
         Ok(Outcome::Done)
     }
+}
+
+/// Block `(part, group)` of each row of `y` is block `(group, part)` of that of `x`.
+fn regroup<E: Element>(workers: &Workers, [groups, parts, width]: [usize; 3], x: &[E], y: &mut [E]) {
+    let row = groups * parts * width;
+    let len = task_rows(row) * row;
+    workers.each(y.chunks_mut(len).zip(x.chunks(len)), |(y, x)| {
+        for (y, x) in y.chunks_exact_mut(row).zip(x.chunks_exact(row)) {
+            for (index, block) in y.chunks_exact_mut(width).enumerate() {
+                let (part, group) = (index / groups, index % groups);
+                block.copy_from_slice(&x[(group * parts + part) * width..][..width]);
+            }
+        }
+    });
 }
 
 /// `y = a + b`.

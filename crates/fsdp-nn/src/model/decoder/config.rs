@@ -7,7 +7,7 @@ use crate::op::Function;
 use super::names::Names;
 use super::rope::RopeConfig;
 
-/// A decoder-only transformer: tokens, layers of attention and a gated MLP, a last norm, and a head.
+/// A decoder-only transformer: tokens, layers of attention and an MLP, a last norm, and a head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
     /// What its modules are called; norms of a layer, packed weights and norms of queries and keys are there if they
@@ -15,6 +15,10 @@ pub struct DecoderConfig {
     pub names: Names,
     /// Tokens.
     pub vocab_size: usize,
+    /// What embeddings are multiplied with, rounded to single precision and then to the type that values have.
+    pub embedding_scale: f64,
+    /// Probability of dropping an element of an embedding.
+    pub embedding_dropout: f64,
     /// Elements of a hidden state.
     pub hidden_size: usize,
     /// Elements between the two halves of the MLP.
@@ -27,12 +31,27 @@ pub struct DecoderConfig {
     pub head_dim: usize,
     /// What may differ between layers, one for each.
     pub layers: Vec<LayerConfig>,
+    /// Whether a layer adds what attention and MLP make of the same input, rather than one after the other (GPT-NeoX).
+    pub is_parallel: bool,
     /// Norms of queries and keys before they are rotated.
     pub qk_norm: Option<QkNorm>,
-    /// What the gate of the MLP goes through.
+    /// Whether the rows of a packed projection go head by head: queries, keys and values of each (GPT-NeoX). Then there are as
+    /// many key/value heads as query heads.
+    pub qkv_by_head: bool,
+    /// What scores are multiplied with, where that is not `1 / sqrt(head_dim)`.
+    pub attention_scale: Option<f64>,
+    /// What caps scores smoothly, if anything does.
+    pub attention_softcap: Option<f64>,
+    /// What caps logits smoothly, if anything does.
+    pub logit_softcap: Option<f64>,
+    /// Whether the MLP has a gate.
+    pub is_gated: bool,
+    /// What the gate of the MLP goes through, or where there is none its inner values.
     pub activation: Function,
-    /// Added to mean squares.
-    pub rms_norm_eps: f64,
+    /// The norms of hidden states.
+    pub norm: NormKind,
+    /// Added to mean squares, or variances.
+    pub norm_eps: f64,
     /// Whether the output head is the embedding.
     pub tie_word_embeddings: bool,
     /// Whether the projections to queries, keys and values have biases.
@@ -58,6 +77,17 @@ pub struct LayerConfig {
     pub rope: Option<Arc<RopeConfig>>,
     /// Keys that a query sees at most, itself among them, where not all before it.
     pub window: Option<usize>,
+}
+
+/// The kinds of norms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// Root-mean-square norms.
+    Rms,
+    /// The same, with weights that are the scales' differences from one (Gemma).
+    CentredRms,
+    /// Layer norms, with biases.
+    Layer,
 }
 
 /// What a norm of queries and keys is taken over.

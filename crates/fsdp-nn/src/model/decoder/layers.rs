@@ -4,29 +4,44 @@ use std::sync::Arc;
 
 use fsdp_core::Error;
 
-use super::config::{DecoderConfig, LayerConfig, QkNorm};
+use super::config::{DecoderConfig, LayerConfig, NormKind, QkNorm};
 use super::rope::RopeConfig;
 use crate::graph::{Builder, Tensor};
-use crate::layer::{Attention, Describe, Layer, Linear, RmsNorm};
+use crate::layer::{Attention, Describe, Layer, Linear, Norm, RmsNorm};
 use crate::op::Function;
 
 /// The modules of a layer.
 #[derive(Clone, Debug)]
 pub(super) struct DecoderLayer {
-    before_attention: Option<RmsNorm>,
+    norms: Norms,
     /// To queries, keys and values; or to all of them.
     qkv: Vec<Linear>,
+    qkv_by_head: bool,
     /// Of queries and keys.
     qk_norms: Option<[RmsNorm; 2]>,
     rope: Option<Arc<RopeConfig>>,
     attention: Attention,
     output: Linear,
-    after_attention: Option<RmsNorm>,
-    before_mlp: Option<RmsNorm>,
-    /// To gate and up; or to both.
+    mlp: Mlp,
+}
+
+/// The norms around the two halves.
+#[derive(Clone, Debug)]
+struct Norms {
+    before_attention: Option<Norm>,
+    after_attention: Option<Norm>,
+    before_mlp: Option<Norm>,
+    after_mlp: Option<Norm>,
+}
+
+/// The modules of an MLP.
+#[derive(Clone, Debug)]
+struct Mlp {
+    /// To gate and up; or to both; or the only one.
     gate_up: Vec<Linear>,
+    is_gated: bool,
+    activation: Function,
     down: Linear,
-    after_mlp: Option<RmsNorm>,
 }
 
 impl DecoderLayer {
@@ -38,56 +53,49 @@ impl DecoderLayer {
         d: &mut Describe,
     ) -> Self {
         let names = &config.names;
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
         let attention = Attention {
             dropout: config.attention_dropout,
+            scale: config.attention_scale,
+            softcap: config.attention_softcap,
             window: layer.window,
-            ..Attention::new(heads, kv_heads, config.head_dim)
+            ..Attention::new(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
         };
-        d.module(&index.to_string(), &names.class("DecoderLayer"), |d| {
+        d.module(&index.to_string(), &names.class(names.layer_class), |d| {
+            let first = names.norms_are_first.then(|| Norms::describe(config, d));
             let (qkv, output, qk_norms) =
-                d.module("self_attn", &names.class("Attention"), |d| describe_attention(config, d));
-            let (gate_up, down) = d.module("mlp", &names.class("MLP"), |d| {
-                let (bias, width) = (config.mlp_bias, 2 * inner / names.gate_up.len());
-                let gate_up = names.gate_up.iter().map(|name| d.linear(name, hidden, width, bias)).collect();
-                (gate_up, d.linear("down_proj", inner, hidden, bias))
-            });
-            let mut norm = |name: Option<&str>| {
-                name.map(|name| d.rms_norm(name, &names.class("RMSNorm"), hidden, config.rms_norm_eps))
-            };
+                d.module(names.attention, &names.class("Attention"), |d| describe_attention(config, d));
+            let mlp = d.module("mlp", &names.class("MLP"), |d| Mlp::describe(config, d));
             Self {
-                before_attention: norm(names.before_attention),
-                after_attention: norm(names.after_attention),
-                before_mlp: norm(names.before_mlp),
-                after_mlp: norm(names.after_mlp),
+                norms: first.unwrap_or_else(|| Norms::describe(config, d)),
                 qkv,
+                qkv_by_head: config.qkv_by_head,
                 qk_norms,
                 rope: layer.rope.clone(),
                 attention,
                 output,
-                gate_up,
-                down,
+                mlp,
             }
         })
     }
 
     /// What reads parameters in the attention half.
     pub(super) fn attention_layers(&self) -> Vec<&dyn Layer> {
-        let norms = self.before_attention.iter().chain(&self.after_attention);
-        let norms = norms.chain(self.qk_norms.iter().flatten()).map(|norm| norm as &dyn Layer);
+        let norms = self.norms.before_attention.iter().chain(&self.norms.after_attention);
+        let norms = norms.map(|norm| norm as &dyn Layer);
+        let norms = norms.chain(self.qk_norms.iter().flatten().map(|norm| norm as &dyn Layer));
         norms.chain(self.qkv.iter().chain([&self.output]).map(|map| map as &dyn Layer)).collect()
     }
 
     /// What reads parameters in the MLP half.
     pub(super) fn mlp_layers(&self) -> Vec<&dyn Layer> {
-        let norms = self.before_mlp.iter().chain(&self.after_mlp).map(|norm| norm as &dyn Layer);
-        norms.chain(self.gate_up.iter().chain([&self.down]).map(|map| map as &dyn Layer)).collect()
+        let norms = self.norms.before_mlp.iter().chain(&self.norms.after_mlp);
+        let maps = self.mlp.gate_up.iter().chain([&self.mlp.down]).map(|map| map as &dyn Layer);
+        norms.map(|norm| norm as &dyn Layer).chain(maps).collect()
     }
 
     /// What the attention half adds.
     pub(super) fn attend(&self, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
-        let h = normed(b, x, self.before_attention.as_ref())?;
+        let h = normed(b, x, self.norms.before_attention.as_ref())?;
         let mut qkv = match &self.qk_norms {
             None => b.linear_columns(h, &self.qkv)?,
             Some(norms) => {
@@ -102,32 +110,68 @@ impl DecoderLayer {
                 b.concat(&parts)
             }
         };
+        if self.qkv_by_head {
+            qkv = b.regroup(qkv, self.attention.heads, 3)?;
+        }
         if let Some(rope) = &self.rope {
             qkv = b.rope(qkv, &self.attention, &rope.rope(self.attention.head_dim, b.batch().1))?;
         }
         let mixed = b.attention(qkv, &self.attention)?;
         let y = b.linear(mixed, &self.output)?;
-        normed(b, y, self.after_attention.as_ref())
+        normed(b, y, self.norms.after_attention.as_ref())
     }
 
     /// What the MLP half adds.
-    pub(super) fn transform(
-        &self,
-        b: &mut Builder<'_>,
-        x: Tensor,
-        activation: Function,
-    ) -> Result<Tensor, Error> {
-        let h = normed(b, x, self.before_mlp.as_ref())?;
-        let [gate, up] = match &self.gate_up[..] {
-            [gate, up] => b.linear_pair(h, gate, up)?,
-            packed => {
-                let both = b.linear_columns(h, packed)?;
-                b.halves(both)?
+    pub(super) fn transform(&self, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
+        let h = normed(b, x, self.norms.before_mlp.as_ref())?;
+        let y = self.mlp.transform(b, h)?;
+        normed(b, y, self.norms.after_mlp.as_ref())
+    }
+}
+
+impl Norms {
+    fn describe(config: &DecoderConfig, d: &mut Describe) -> Self {
+        let names = &config.names;
+        let mut norm = |name: Option<&str>| name.map(|name| describe_norm(config, name, d));
+        Self {
+            before_attention: norm(names.before_attention),
+            after_attention: norm(names.after_attention),
+            before_mlp: norm(names.before_mlp),
+            after_mlp: norm(names.after_mlp),
+        }
+    }
+}
+
+impl Mlp {
+    fn describe(config: &DecoderConfig, d: &mut Describe) -> Self {
+        let (hidden, inner, bias) = (config.hidden_size, config.intermediate_size, config.mlp_bias);
+        let names = &config.names;
+        let width = (1 + usize::from(config.is_gated)) * inner / names.gate_up.len();
+        Self {
+            gate_up: names.gate_up.iter().map(|name| d.linear(name, hidden, width, bias)).collect(),
+            is_gated: config.is_gated,
+            activation: config.activation,
+            down: d.linear(names.down, inner, hidden, bias),
+        }
+    }
+
+    fn transform(&self, b: &mut Builder<'_>, h: Tensor) -> Result<Tensor, Error> {
+        let inner = match &self.gate_up[..] {
+            [gate, up] => {
+                let [gate, up] = b.linear_pair(h, gate, up)?;
+                b.gated(self.activation, gate, up)?
+            }
+            maps => {
+                let all = b.linear_columns(h, maps)?;
+                if self.is_gated {
+                    let [gate, up] = b.halves(all)?;
+                    b.gated(self.activation, gate, up)?
+                } else {
+                    b.activation(self.activation, all)
+                }
             }
         };
-        let inner = b.gated(activation, gate, up)?;
-        let y = b.linear(inner, &self.down)?;
-        normed(b, y, self.after_mlp.as_ref())
+        b.linear(inner, &self.down)
     }
 }
 
@@ -139,7 +183,7 @@ fn describe_attention(
     let names = &config.names;
     let [heads, kv_heads] = [config.num_attention_heads, config.num_key_value_heads];
     let widths = [heads, kv_heads, kv_heads].map(|heads| heads * config.head_dim);
-    let output = |d: &mut Describe| d.linear("o_proj", widths[0], config.hidden_size, config.output_bias);
+    let output = |d: &mut Describe| d.linear(names.output, widths[0], config.hidden_size, config.output_bias);
     let first = names.output_is_first.then(|| output(d));
     let mut map = |name: &str, width| d.linear(name, config.hidden_size, width, config.qkv_bias);
     let qkv = match names.qkv {
@@ -150,13 +194,29 @@ fn describe_attention(
     let qk_norms = config.qk_norm.map(|over| {
         let mut norm = |name, row| {
             let width = if over == QkNorm::Heads { config.head_dim } else { row };
-            d.rms_norm(name, &names.class("RMSNorm"), width, config.rms_norm_eps)
+            describe_rms_norm(config, name, width, d)
         };
         [norm("q_norm", widths[0]), norm("k_norm", widths[1])]
     });
     (qkv, output, qk_norms)
 }
 
-fn normed(b: &mut Builder<'_>, x: Tensor, norm: Option<&RmsNorm>) -> Result<Tensor, Error> {
-    norm.map_or(Ok(x), |norm| b.rms_norm(x, norm))
+/// A norm of hidden states.
+pub(super) fn describe_norm(config: &DecoderConfig, name: &str, d: &mut Describe) -> Norm {
+    match config.norm {
+        NormKind::Layer => Norm::Layer(d.layer_norm(name, config.hidden_size, config.norm_eps)),
+        _ => Norm::Rms(describe_rms_norm(config, name, config.hidden_size, d)),
+    }
+}
+
+fn describe_rms_norm(config: &DecoderConfig, name: &str, width: usize, d: &mut Describe) -> RmsNorm {
+    let (class, eps) = (config.names.class("RMSNorm"), config.norm_eps);
+    match config.norm {
+        NormKind::CentredRms => d.centred_rms_norm(name, &class, width, eps),
+        _ => d.rms_norm(name, &class, width, eps),
+    }
+}
+
+fn normed(b: &mut Builder<'_>, x: Tensor, norm: Option<&Norm>) -> Result<Tensor, Error> {
+    norm.map_or(Ok(x), |norm| b.norm(x, norm))
 }

@@ -1,36 +1,38 @@
-//! Decoders: grouped-query attention with rotary positions, RMS norms and gated MLPs.
+//! Decoders: layers of attention with rotary positions and an MLP.
 //!
-//! Llama and the families that follow it are one architecture here. What tells them apart (names, biases, where norms
-//! stand, norms of queries and keys, packed weights, rotation by layer) is data: a [`DecoderConfig`].
+//! Llama and its relatives are one architecture here. What tells them apart (names, biases, kinds and places of norms, norms
+//! of queries and keys, packed weights, rotation by layer, caps and scales) is data: a [`DecoderConfig`].
 
 mod config;
 mod layers;
 mod names;
 mod rope;
 
-use fsdp_core::Error;
 use fsdp_core::model::BlockId;
+use fsdp_core::{DType, Error};
+use half::bf16;
 
-pub use config::{DecoderConfig, LayerConfig, QkNorm};
+pub use config::{DecoderConfig, LayerConfig, NormKind, QkNorm};
 pub use names::Names;
 pub use rope::{RopeConfig, RopeScaling, Yarn};
 
 use super::architecture::Architecture;
 use crate::graph::{Builder, Tensor};
-use crate::layer::{Describe, Description, Embedding, Head, RmsNorm};
-use crate::op::Function;
-use layers::DecoderLayer;
+use crate::layer::{Describe, Description, Embedding, Head, Layer, Norm};
+use layers::{DecoderLayer, describe_norm};
 
 /// A decoder.
 #[derive(Clone, Debug)]
 pub struct Decoder {
     description: Description,
     embedding: Embedding,
+    embedding_scale: f64,
+    embedding_dropout: f64,
     layers: Vec<DecoderLayer>,
-    norm: RmsNorm,
-    head: Head,
-    activation: Function,
+    is_parallel: bool,
     residual_dropout: f64,
+    norm: Norm,
+    head: Head,
 }
 
 impl Decoder {
@@ -42,30 +44,39 @@ impl Decoder {
         let names = &config.names;
         let mut describe = Describe::new(&names.class("ForCausalLM"), config.initializer_range);
         let hidden = config.hidden_size;
-        let (embedding, layers, norm) = describe.module("model", &names.class("Model"), |d| {
-            let embedding = d.embedding("embed_tokens", config.vocab_size, hidden);
+        let (embedding, layers, norm) = describe.module(names.model, &names.class("Model"), |d| {
+            let embedding = d.embedding(names.embedding, config.vocab_size, hidden);
             let layers: Vec<_> = d.module("layers", "ModuleList", |d| {
                 let layers = config.layers.iter().enumerate();
                 layers.map(|(i, layer)| DecoderLayer::describe(config, layer, i, d)).collect()
             });
-            (embedding, layers, d.rms_norm("norm", &names.class("RMSNorm"), hidden, config.rms_norm_eps))
+            (embedding, layers, describe_norm(config, names.last_norm, d))
         });
         let tied = config.tie_word_embeddings.then_some(&embedding);
-        let head = describe.head("lm_head", hidden, config.vocab_size, tied);
+        let head = describe.head(names.head, hidden, config.vocab_size, tied);
+        let head = Head { softcap: config.logit_softcap, ..head };
         describe.block("embedding", None, &[&embedding]);
         for (i, layer) in layers.iter().enumerate() {
-            describe.block(&format!("layers.{i}.attention"), Some(i), &layer.attention_layers());
-            describe.block(&format!("layers.{i}.mlp"), Some(i), &layer.mlp_layers());
+            let [attention, mlp] = [layer.attention_layers(), layer.mlp_layers()];
+            if config.is_parallel {
+                let both: Vec<&dyn Layer> = attention.into_iter().chain(mlp).collect();
+                describe.block(&format!("layers.{i}"), Some(i), &both);
+            } else {
+                describe.block(&format!("layers.{i}.attention"), Some(i), &attention);
+                describe.block(&format!("layers.{i}.mlp"), Some(i), &mlp);
+            }
         }
         describe.block("head", None, &[&norm, &head]);
         Ok(Self {
             description: describe.finish()?,
             embedding,
+            embedding_scale: config.embedding_scale,
+            embedding_dropout: config.embedding_dropout,
             layers,
+            is_parallel: config.is_parallel,
+            residual_dropout: config.residual_dropout,
             norm,
             head,
-            activation: config.activation,
-            residual_dropout: config.residual_dropout,
         })
     }
 }
@@ -80,18 +91,31 @@ impl Architecture for Decoder {
     }
 
     fn first(&self, b: &mut Builder<'_>) -> Result<Tensor, Error> {
-        b.embedding(&self.embedding)
+        let x = b.embedding(&self.embedding)?;
+        let scale = self.embedding_scale as f32;
+        let scale = if b.dtype() == DType::Bf16 { bf16::from_f32(scale).to_f64() } else { scale.into() };
+        let x = b.scale(x, scale);
+        Ok(b.dropout(x, self.embedding_dropout))
     }
 
     fn middle(&self, block: BlockId, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
+        if self.is_parallel {
+            let layer = &self.layers[block.0 - 1];
+            let attended = layer.attend(b, x)?;
+            let attended = b.dropout(attended, self.residual_dropout);
+            let transformed = layer.transform(b, x)?;
+            let transformed = b.dropout(transformed, self.residual_dropout);
+            let both = b.add(transformed, attended)?;
+            return b.add(both, x);
+        }
         let layer = &self.layers[(block.0 - 1) / 2];
         let is_attention = block.0 % 2 == 1;
-        let y = if is_attention { layer.attend(b, x)? } else { layer.transform(b, x, self.activation)? };
+        let y = if is_attention { layer.attend(b, x)? } else { layer.transform(b, x)? };
         let y = b.dropout(y, self.residual_dropout);
         b.add(x, y)
     }
 
     fn last(&self, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
-        b.rms_norm(x, &self.norm)
+        b.norm(x, &self.norm)
     }
 }

@@ -1,0 +1,128 @@
+//! Small decoders of every kind, which the suite runs.
+
+use std::sync::Arc;
+
+use crate::model::{DecoderConfig, LayerConfig, Names, NormKind, QkNorm, RopeConfig, RopeScaling};
+use crate::op::Function;
+
+/// A Llama with everything on.
+pub(crate) fn llama() -> DecoderConfig {
+    let rope = Some(Arc::new(RopeConfig { theta: 1000.0, partial: 1.0, scaling: RopeScaling::Default }));
+    DecoderConfig {
+        names: Names::LLAMA,
+        vocab_size: 13,
+        embedding_scale: 1.0,
+        embedding_dropout: 0.0,
+        hidden_size: 12,
+        intermediate_size: 10,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_dim: 6,
+        layers: vec![LayerConfig { rope, window: None }; 2],
+        is_parallel: false,
+        qk_norm: None,
+        qkv_by_head: false,
+        attention_scale: None,
+        attention_softcap: None,
+        logit_softcap: None,
+        is_gated: true,
+        activation: Function::Silu,
+        norm: NormKind::Rms,
+        norm_eps: 1e-5,
+        tie_word_embeddings: true,
+        qkv_bias: true,
+        output_bias: true,
+        mlp_bias: true,
+        attention_dropout: 0.2,
+        residual_dropout: 0.0,
+        initializer_range: 0.3,
+        max_position_embeddings: 32,
+    }
+}
+
+/// What families change of a Llama, two or three changes in each.
+pub(crate) fn relatives() -> [DecoderConfig; 5] {
+    let layers = |scaling, window| {
+        let rope = Some(Arc::new(RopeConfig { theta: 1000.0, partial: 0.67, scaling }));
+        vec![LayerConfig { rope, window }, LayerConfig { rope: None, window: None }]
+    };
+    let packed = Names {
+        class: "Packed",
+        qkv: &["qkv_proj"],
+        output_is_first: true,
+        gate_up: &["gate_up_proj"],
+        ..Names::LLAMA
+    };
+    let behind = Names {
+        class: "Behind",
+        before_attention: None,
+        after_attention: Some("post_attention_layernorm"),
+        before_mlp: None,
+        after_mlp: Some("post_feedforward_layernorm"),
+        ..Names::LLAMA
+    };
+    let longrope = RopeScaling::LongRope {
+        short: vec![1.0, 1.5],
+        long: vec![2.0, 3.0],
+        original: 4,
+        attention_factor: 1.2,
+    };
+    [
+        DecoderConfig { names: packed, layers: layers(longrope, Some(3)), residual_dropout: 0.1, ..llama() },
+        DecoderConfig { names: behind, qk_norm: Some(QkNorm::Rows), output_bias: false, ..llama() },
+        DecoderConfig {
+            qk_norm: Some(QkNorm::Heads),
+            layers: layers(RopeScaling::Linear { factor: 2.0 }, None),
+            activation: Function::Gelu,
+            ..llama()
+        },
+        neox(),
+        gemma(),
+    ]
+}
+
+/// Attention and MLP side by side, packed projections head by head, layer norms, no gate (GPT-NeoX).
+fn neox() -> DecoderConfig {
+    let names = Names {
+        class: "Neox",
+        layer_class: "Layer",
+        qkv: &["query_key_value"],
+        gate_up: &["wide"],
+        norms_are_first: true,
+        ..Names::LLAMA
+    };
+    DecoderConfig {
+        names,
+        is_parallel: true,
+        num_key_value_heads: llama().num_attention_heads,
+        qkv_by_head: true,
+        is_gated: false,
+        activation: Function::GeluTanh,
+        norm: NormKind::Layer,
+        embedding_dropout: 0.1,
+        residual_dropout: 0.2,
+        ..llama()
+    }
+}
+
+/// Norms on both sides with weights around zero, scaled embeddings, caps and scales (Gemma).
+fn gemma() -> DecoderConfig {
+    let names = Names {
+        class: "Gemma",
+        after_attention: Some("post_attention_layernorm"),
+        before_mlp: Some("pre_feedforward_layernorm"),
+        after_mlp: Some("post_feedforward_layernorm"),
+        ..Names::LLAMA
+    };
+    DecoderConfig {
+        names,
+        norm: NormKind::CentredRms,
+        embedding_scale: 1.7,
+        qk_norm: Some(QkNorm::Heads),
+        attention_scale: Some(0.4),
+        attention_softcap: Some(1.5),
+        logit_softcap: Some(2.0),
+        activation: Function::GeluTanh,
+        ..llama()
+    }
+}

@@ -1,0 +1,71 @@
+//! Gemma 3, text: as Gemma 2, with norms of queries and keys instead of caps, and rotary positions of their own in layers
+//! with a window, which are five of six.
+
+use std::sync::Arc;
+
+use super::Family;
+use super::decoder::{Defaults, ROTARY_TABLES};
+use super::gemma;
+use super::rope::{self, Heads, Rotary};
+use crate::hf::error::ConfigError;
+use crate::hf::keys::Keys;
+use crate::model::{DecoderConfig, QkNorm, RopeConfig};
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "gemma3_text",
+    class: "Gemma3ForCausalLM",
+    about: "As `gemma2`, with norms of queries and keys, each head by itself, and rarely caps; five of six layers have a window, \
+            and rotary positions of their own (`rope_parameters.sliding_attention`, before: `rope_local_base_freq`; \
+            `rope_scaling` is that of the others).",
+    optional_prefix: None,
+    constants: ROTARY_TABLES,
+    parse: |keys| Ok(Arc::new(parse(keys)?)),
+};
+
+const DEFAULTS: Defaults = Defaults { positions: 131_072, ..gemma::DEFAULTS };
+/// Of layers that see all keys, and of those with a window.
+const FULL: Rotary = Rotary { theta: ("rope_theta", 1_000_000.0), ..Defaults::LLAMA.rotary };
+const SLIDING: Rotary = Rotary { theta: ("rope_local_base_freq", 10_000.0), ..Defaults::LLAMA.rotary };
+
+pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
+    // Transformers reads it and uses it nowhere.
+    keys.only_null("attn_logit_softcapping")?;
+    let pattern = keys.size(&["sliding_window_pattern"], usize::MAX)?.unwrap_or(6);
+    let base =
+        gemma::parse(keys, gemma::names("Gemma3"), &DEFAULTS, pattern, |heads| full_rope(keys, heads))?;
+    let heads = Heads { dim: base.head_dim, positions: base.max_position_embeddings };
+    let sliding = Arc::new(sliding_rope(keys, &heads)?);
+    let mut config = DecoderConfig {
+        qk_norm: Some(QkNorm::Heads),
+        logit_softcap: gemma::cap(keys, "final_logit_softcapping", None)?,
+        ..base
+    };
+    for layer in &mut config.layers {
+        if layer.window.is_some() {
+            layer.rope = Some(sliding.clone());
+        }
+    }
+    Ok(config)
+}
+
+/// The rotary positions of layers that see all keys.
+fn full_rope(keys: Keys<'_>, heads: &Heads) -> Result<RopeConfig, ConfigError> {
+    let rope = match keys.object("rope_scaling")? {
+        Some(scaling) => Some(scaling),
+        None => by_type(keys)?.inner_object("full_attention", "rope_parameters.full_attention")?,
+    };
+    rope::parse_object(keys, rope.unwrap_or(keys.absent("rope_parameters")), &FULL, heads)
+}
+
+/// Those of layers with a window.
+fn sliding_rope(keys: Keys<'_>, heads: &Heads) -> Result<RopeConfig, ConfigError> {
+    let rope = by_type(keys)?.inner_object("sliding_attention", "rope_parameters.sliding_attention")?;
+    rope::parse_object(keys, rope.unwrap_or(keys.absent("rope_parameters")), &SLIDING, heads)
+}
+
+/// `rope_parameters`, which has an object for each type of layer.
+fn by_type(keys: Keys<'_>) -> Result<Keys<'_>, ConfigError> {
+    let both = keys.object("rope_parameters")?.unwrap_or(keys.absent("rope_parameters"));
+    both.only_known(&["full_attention", "sliding_attention"])?;
+    Ok(both)
+}
