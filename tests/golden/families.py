@@ -84,6 +84,13 @@ CASES = {
              rope_parameters=dict(full_attention=dict(rope_type="linear", rope_theta=1000.0, factor=4.0),
                                   sliding_attention=dict(rope_type="default", rope_theta=100.0))),
     ),
+    # Mixtures of experts: in all layers, weights that sum to one; in one layer, weights that do not.
+    "mixtral": ("mixtral", dict(num_local_experts=5, num_experts_per_tok=2)),
+    "qwen3_moe": (
+        "qwen3_moe",
+        dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=8, head_dim=6, mlp_only_layers=[0],
+             norm_topk_prob=False),
+    ),
 }  # fmt: skip
 
 
@@ -105,10 +112,32 @@ def write_model(folder, case, seed):
     return loaded, ids
 
 
-def named_parameters(model):
-    """The parameters of a model under their names in files, which for some families are others than in memory."""
-    renamed = {"gpt_neox": ("lm_head.", "embed_out.")}.get(model.config.model_type, ("", ""))
-    return [(name.replace(*renamed, 1), parameter) for name, parameter in model.named_parameters()]
+# What experts are called in files: gate, up and down.
+_EXPERTS = {"mixtral": ["w1", "w3", "w2"], "qwen3_moe": ["gate_proj", "up_proj", "down_proj"]}
+
+
+def named(model, value_of=lambda parameter: parameter):
+    """Values of the parameters of a model (its gradients, say), under their names in files: for some families these are others than
+    in memory, where the weights of experts are stacked."""
+    kind = model.config.model_type
+    renamed = {"gpt_neox": ("lm_head.", "embed_out."), "mixtral": (".mlp.", ".block_sparse_moe.")}.get(kind, ("", ""))
+    values = {}
+    for name, parameter in model.named_parameters():
+        name, value = name.replace(*renamed, 1), value_of(parameter)
+        if name.endswith(".experts.gate_up_proj"):
+            both = value
+            # Before transformers 5 the router was the first in all families.
+            router = name.removesuffix("experts.gate_up_proj") + "gate.weight"
+            if router not in values:
+                values[router] = value_of(model.get_parameter(router))
+        elif name.endswith(".experts.down_proj"):
+            stem = name.removesuffix(".down_proj")
+            for expert in range(len(value)):
+                three = [*both[expert].chunk(2), value[expert]]
+                values |= {f"{stem}.{expert}.{part}.weight": each for part, each in zip(_EXPERTS[kind], three)}
+        else:
+            values[name] = value
+    return values
 
 
 def loss_of(model, ids):
@@ -122,7 +151,7 @@ def expected(model, ids):
     logits, loss = loss_of(model, ids)
     loss.backward()
     tensors = dict(ids=ids, logits=logits.detach(), loss=loss.detach())
-    tensors |= {f"grad.{name}": parameter.grad for name, parameter in named_parameters(model)}
+    tensors |= {f"grad.{name}": gradient for name, gradient in named(model, lambda parameter: parameter.grad).items()}
     model = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     losses = []
@@ -132,7 +161,7 @@ def expected(model, ids):
         losses.append(loss.detach())
         loss.backward()
         optimizer.step()
-    tensors |= {f"sgd.{name}": parameter.detach() for name, parameter in named_parameters(model)}
+    tensors |= {f"sgd.{name}": value for name, value in named(model, torch.Tensor.detach).items()}
     return tensors | dict(losses_sgd=torch.stack(losses))
 
 
@@ -144,7 +173,7 @@ def model_goldens(out):
         tensors = {name: tensor.clone().contiguous() for name, tensor in expected(model, ids).items()}
         save_file(tensors, f"{folder}/expected.safetensors", metadata={"format": "pt"})
         with open(f"{folder}/parameters.txt", "w") as file:
-            file.writelines(f"{name}\n" for name, _ in named_parameters(model))
+            file.writelines(f"{name}\n" for name in named(model))
         print(case, tensors["losses_sgd"].tolist())
 
 

@@ -1,12 +1,13 @@
 //! From a run file to its model: what every command does first.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use fsdp_ckpt::training::ModelWeights;
 use fsdp_ckpt::{is_url, objects};
-use fsdp_core::model::{ModelSpec, ParamSpec};
+use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::{Adapted, Architecture};
 use fsdp_train::config::{Device, Init, Resolved};
@@ -84,14 +85,16 @@ impl RunSetup {
         Ok(base.adapted(&self.config, architecture.description())?)
     }
 
-    /// What the FLOPs of a token depend on.
-    pub(crate) fn flops(&self, spec: &ModelSpec) -> FlopModel {
-        let count =
-            |params: &mut dyn Iterator<Item = &ParamSpec>| params.map(ParamSpec::len).sum::<usize>() as u64;
+    /// What the FLOPs of a token depend on: parameters of experts count with the part of the tokens that they meet.
+    pub(crate) fn flops(&self, spec: &ModelSpec, token_shares: &BTreeMap<ParamId, f64>) -> FlopModel {
+        let met = |(id, param): (usize, &ParamSpec)| {
+            (param.len() as f64 * token_shares.get(&ParamId(id)).unwrap_or(&1.0)) as u64
+        };
+        let params = || spec.params.iter().enumerate();
         let sizes = self.model.summary();
         FlopModel {
-            parameter_count: count(&mut spec.params.iter()),
-            trained_count: count(&mut spec.params.iter().filter(|param| param.trainable)),
+            parameter_count: params().map(met).sum(),
+            trained_count: params().filter(|(_, param)| param.trainable).map(met).sum(),
             layer_count: sizes.layers as u64,
             attention_width: (sizes.heads * sizes.head_dim) as u64,
             seq_len: self.config.data.seq_len as u64,

@@ -11,6 +11,7 @@ use fsdp_comm::launch::Launcher;
 use fsdp_comm::process::cluster::Cluster;
 use fsdp_core::Rank;
 use fsdp_core::engine::Observer;
+use fsdp_nn::model::Architecture as _;
 use fsdp_train::checkpoint::Resume;
 use fsdp_train::data::Watch;
 use fsdp_train::train::{Ending, Kept, RunOptions, Summary, train};
@@ -81,7 +82,7 @@ fn run_within(
         overwrite: args.overwrite,
         observer: &observer,
         config_json: Some(setup.model.export(job.export_dtype())),
-        flops: Some(setup.flops(&job.plan.spec)),
+        flops: Some(setup.flops(&job.plan.spec, &job.architecture.description().token_shares)),
         census: team.map(|team| team.census()),
     };
     let outcome = device::training(&job.config.run, cluster, Training { job: &job, options: &options })?;

@@ -165,7 +165,7 @@ pub struct Utilization {
 /// calls skip what is masked; and calls of the backward compute what was not kept, attention's probabilities for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlopModel {
-    /// N: parameters, tied ones once.
+    /// N: parameters that a token meets, tied ones once: of a mixture those of the experts that it is sent to.
     pub parameter_count: u64,
     /// How many of them are trained.
     pub trained_count: u64,

@@ -31,6 +31,7 @@ impl<D: TorchStorage> Backend for Torch<D> {
                 Op::Attention(op) => self.attention(op, operands)?,
                 Op::Activation(op) => return self.activation(*op, operands),
                 Op::Pointwise(op) => self.pointwise(op, operands)?,
+                Op::Experts(op) => self.experts(op, operands)?,
                 Op::Head(op) => return self.head(op, operands),
             }
             Ok(Outcome::Done)

@@ -6,6 +6,7 @@ use fsdp_core::memory::{Slice, SliceMut};
 
 use super::adapter_cases::{linear_add, scale};
 use super::calls::Calls;
+use super::expert_cases;
 use super::kit::{Case, Kit, integers, numbers};
 use crate::backend::{
     AttentionDims, Backend, BatchFacts, Dropout, HeadDims, IGNORED_TARGET, LinearDims, Operands, Orientation,
@@ -67,6 +68,7 @@ pub(crate) fn all<M: Backend>(sizes: Sizes) -> Vec<Case<M>> {
     ]
     .into_iter()
     .chain(activations(sizes))
+    .chain(expert_cases::all(sizes))
     .collect()
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::model::{DecoderConfig, LayerConfig, Names, NormKind, QkNorm, RopeConfig, RopeScaling};
+use crate::model::{DecoderConfig, LayerConfig, Mixture, Names, NormKind, QkNorm, RopeConfig, RopeScaling};
 use crate::op::Function;
 
 /// A Llama with everything on.
@@ -18,7 +18,7 @@ pub(crate) fn llama() -> DecoderConfig {
         num_attention_heads: 4,
         num_key_value_heads: 2,
         head_dim: 6,
-        layers: vec![LayerConfig { rope, window: None }; 2],
+        layers: vec![LayerConfig { rope, window: None, mixture: None }; 2],
         is_parallel: false,
         qk_norm: None,
         qkv_by_head: false,
@@ -41,10 +41,13 @@ pub(crate) fn llama() -> DecoderConfig {
 }
 
 /// What families change of a Llama, two or three changes in each.
-pub(crate) fn relatives() -> [DecoderConfig; 5] {
+pub(crate) fn relatives() -> [DecoderConfig; 6] {
     let layers = |scaling, window| {
         let rope = Some(Arc::new(RopeConfig { theta: 1000.0, partial: 0.67, scaling }));
-        vec![LayerConfig { rope, window }, LayerConfig { rope: None, window: None }]
+        vec![
+            LayerConfig { rope, window, mixture: None },
+            LayerConfig { rope: None, window: None, mixture: None },
+        ]
     };
     let packed = Names {
         class: "Packed",
@@ -78,6 +81,7 @@ pub(crate) fn relatives() -> [DecoderConfig; 5] {
         },
         neox(),
         gemma(),
+        mixture(),
     ]
 }
 
@@ -125,4 +129,14 @@ fn gemma() -> DecoderConfig {
         activation: Function::GeluTanh,
         ..llama()
     }
+}
+
+/// Mixtures of experts, whose weights sum to one in the first layer (Mixtral) and not in the second (Qwen 3).
+fn mixture() -> DecoderConfig {
+    let layer = |is_normalized| LayerConfig {
+        rope: None,
+        window: None,
+        mixture: Some(Mixture { experts: 4, top: 2, inner: 5, is_normalized }),
+    };
+    DecoderConfig { layers: vec![layer(true), layer(false)], ..llama() }
 }

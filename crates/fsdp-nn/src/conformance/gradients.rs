@@ -75,7 +75,7 @@ pub fn accumulation_adds<M: Backend>(subject: &Subject<'_, M>, sizes: Sizes) {
 /// Whether a gradient has a target that may accumulate; the others are overwritten.
 fn accumulates(operation: &str, gradient: usize) -> bool {
     match operation {
-        "linear" | "embedding" | "rms_norm" | "layer_norm" => true,
+        "linear" | "embedding" | "rms_norm" | "layer_norm" | "dispatch" | "expert_product" => true,
         // The gradient of what is added to is that of the sum.
         "linear_add" => gradient < 2,
         // The gradient of the hidden states is overwritten.

@@ -13,6 +13,7 @@ mod bits;
 mod calls;
 mod cases;
 pub(crate) mod decoders;
+mod expert_cases;
 pub(crate) mod golden;
 mod golden_operations;
 mod gradients;

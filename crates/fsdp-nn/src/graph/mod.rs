@@ -13,7 +13,8 @@
 //! | rms_norm, layer_norm | its input and two numbers (one for rms_norm) per row |
 //! | activations (swiglu, gelu, ..) | their input |
 //! | attention | packed projections, output, one number per head and row |
-//! | rope, add, dropout, embedding | nothing (dropout masks come from counters) |
+//! | rope, add, dropout, embedding, regroup | nothing (dropout masks come from counters) |
+//! | route, dispatch, expert_product, combine | logits, routes and their weights, slots that went through experts |
 //!
 //! The output of a norm or an activation is never kept: backward computes it again from what is kept anyway, one
 //! pass over memory, with the same bits. The first gradient that reaches a value is written, later ones are added, in

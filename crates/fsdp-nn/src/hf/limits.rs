@@ -12,5 +12,8 @@ pub(super) const LAYERS_MAX: usize = 1 << 12;
 pub(super) const WIDTH_MAX: usize = 1 << 20;
 /// Elements between the two halves of the MLP: four times as many, as GPT-2 has them.
 pub(super) const INNER_MAX: usize = 4 * WIDTH_MAX;
+/// Experts of a layer. With as many layers as there may be they are a million: the description of a model takes a few
+/// hundred bytes for each.
+pub(super) const EXPERTS_MAX: usize = 1 << 12;
 /// Tokens of a vocabulary, and positions.
 pub(super) const ROWS_MAX: usize = 1 << 24;

@@ -8,13 +8,16 @@ use std::sync::Arc;
 
 use fsdp_core::Error;
 
-use crate::model::{Architecture, Decoder, DecoderConfig, Gpt2, Gpt2Config, LayerConfig};
+use crate::model::{Architecture, Decoder, DecoderConfig, Gpt2, Gpt2Config, LayerConfig, Mixture};
 
 const KV_HEADS_MAX: usize = 2;
 const QUERIES_PER_KV_HEAD_MAX: usize = 4;
 const HEADS_MAX: usize = 4;
 /// Even, for rotary positions; more where only a part of a head rotates.
 const HEAD_DIM_MAX: usize = 4;
+/// More than a token is sent to, where that was so.
+const EXPERTS_SMALL: usize = 4;
+const TOP_SMALL: usize = 2;
 /// Widths are multiples of it, as those of large models are of larger numbers.
 const WIDTH_STEP: usize = 4;
 
@@ -104,9 +107,19 @@ impl Sizes for DecoderConfig {
         let layers = few(&self.layers, to.layers).into_iter();
         // A window that leaves something out still does.
         let cut_window = |window: usize| window.min(to.seq_len.div_ceil(2));
-        let layers = layers.map(|layer| LayerConfig { window: layer.window.map(cut_window), ..layer });
         let attention = self.num_attention_heads * self.head_dim;
         let hidden = scaled(self.hidden_size, attention, heads * head_dim);
+        let cut_mixture = |mixture: Mixture| Mixture {
+            experts: mixture.experts.min(EXPERTS_SMALL),
+            top: mixture.top.min(TOP_SMALL),
+            inner: scaled(mixture.inner, self.hidden_size, hidden),
+            ..mixture
+        };
+        let layers = layers.map(|layer| LayerConfig {
+            window: layer.window.map(cut_window),
+            mixture: layer.mixture.map(cut_mixture),
+            ..layer
+        });
         Arc::new(Self {
             vocab_size: cut(self.vocab_size, to.vocab),
             hidden_size: hidden,

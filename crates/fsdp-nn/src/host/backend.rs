@@ -26,6 +26,7 @@ impl Backend for HostMemory {
             Op::Attention(op) => self.attention::<E>(op, operands),
             Op::Activation(op) => self.activation::<E>(*op, operands),
             Op::Pointwise(op) => self.pointwise::<E>(op, operands),
+            Op::Experts(op) => self.experts::<E>(op, operands),
             Op::Head(op) => self.head::<E>(op, operands),
         })
     }

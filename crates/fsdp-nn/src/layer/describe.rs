@@ -22,6 +22,8 @@ pub struct Description {
     pub linears: Vec<(usize, Linear)>,
     /// What is added to linear maps, by their weight.
     pub adapters: BTreeMap<ParamId, Adapter>,
+    /// The part of all tokens that meets a parameter, where that is not every token: those of experts.
+    pub token_shares: BTreeMap<ParamId, f64>,
 }
 
 impl Description {
@@ -44,8 +46,14 @@ impl Describe {
     pub fn new(class: &str, std: f64) -> Self {
         let root = ModuleSpec { fqn: String::new(), class: class.into(), parent: None, params: Vec::new() };
         let spec = ModelSpec { params: Vec::new(), modules: vec![root], blocks: Vec::new() };
-        let (init, linears, adapters) = (Vec::new(), Vec::new(), BTreeMap::new());
-        Self { description: Description { spec, init, linears, adapters }, open: 0, std }
+        let description = Description {
+            spec,
+            init: Vec::new(),
+            linears: Vec::new(),
+            adapters: BTreeMap::new(),
+            token_shares: BTreeMap::new(),
+        };
+        Self { description, open: 0, std }
     }
 
     /// Describes a module: what `inside` adds belongs to it.
@@ -78,6 +86,21 @@ impl Describe {
             let bias = bias.then(|| d.param("bias", &[outputs], Init::Zeros));
             d.adaptable(Linear { weight, bias, inputs, outputs, orientation: Orientation::OutIn })
         })
+    }
+
+    /// Adds the router of a mixture of experts: a linear map without a bias, which takes no adapter, as in PEFT.
+    pub fn router(&mut self, name: &str, inputs: usize, experts: usize) -> Linear {
+        let init = self.weight_init();
+        let weight = self.module(name, "Router", |d| d.param("weight", &[experts, inputs], init));
+        Linear { weight, bias: None, inputs, outputs: experts, orientation: Orientation::OutIn }
+    }
+
+    /// Adds the weight of an expert (`outputs x inputs`), which a token is sent to with probability `share`.
+    pub fn expert(&mut self, name: &str, inputs: usize, outputs: usize, share: f64) -> ParamId {
+        let init = self.weight_init();
+        let weight = self.module(name, "Linear", |d| d.param("weight", &[outputs, inputs], init));
+        self.description.token_shares.insert(weight, share);
+        weight
     }
 
     /// Adds a module `Conv1D`, GPT-2's linear map (weight `inputs x outputs`), starting with deviation `std`.

@@ -44,6 +44,23 @@ impl Layer for Linear {
     }
 }
 
+/// The linear maps of experts of one kind, without biases; weights are `outputs x inputs`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExpertMaps {
+    /// The weight of each expert.
+    pub weights: Vec<ParamId>,
+    /// Columns of `x`.
+    pub inputs: usize,
+    /// Columns of `y`.
+    pub outputs: usize,
+}
+
+impl Layer for ExpertMaps {
+    fn params(&self) -> Vec<ParamId> {
+        self.weights.clone()
+    }
+}
+
 /// A table of rows, looked up by token or by position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Embedding {

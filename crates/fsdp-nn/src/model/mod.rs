@@ -17,7 +17,7 @@ pub use batch::Batch;
 pub(crate) use batch::token_bytes;
 pub(crate) use blocks::Blocks;
 pub use decoder::{
-    Decoder, DecoderConfig, LayerConfig, Names, NormKind, QkNorm, RopeConfig, RopeScaling, Yarn,
+    Decoder, DecoderConfig, LayerConfig, Mixture, Names, NormKind, QkNorm, RopeConfig, RopeScaling, Yarn,
 };
 pub use gpt2::{Gpt2, Gpt2Config};
 #[cfg(test)]

@@ -12,6 +12,7 @@ mod attention;
 mod check;
 mod cost;
 mod describe;
+mod experts;
 mod head;
 mod linear;
 mod lookup;
@@ -22,6 +23,7 @@ pub use activation::{Activation, Function, Pass};
 pub use attention::{Attention, AttentionDims, Scores};
 pub use cost::Cost;
 pub use describe::{Access, Description, Kind, Role};
+pub use experts::{Experts, Places, Routes, Routing};
 
 pub use head::{Head, HeadDims, IGNORED_TARGET, LogitsDims, LossTerms};
 pub use linear::{Linear, LinearDims, Orientation};
@@ -41,6 +43,7 @@ pub enum Op {
     Attention(Attention),
     Activation(Activation),
     Pointwise(Pointwise),
+    Experts(Experts),
     Head(Head),
 }
 
@@ -57,6 +60,7 @@ impl Op {
             Op::Attention(op) => op.describe(),
             Op::Activation(op) => op.describe(),
             Op::Pointwise(op) => op.describe(),
+            Op::Experts(op) => op.describe(),
             Op::Head(op) => op.describe(),
         }
     }
@@ -75,6 +79,7 @@ impl Op {
             Op::Attention(op) => op.derive(backward, node, output),
             Op::Activation(_) => activation::derive(backward, node, output),
             Op::Pointwise(op) => op.derive(backward, node, output),
+            Op::Experts(op) => op.derive(backward, node, output),
             Op::Head(_) => unreachable!("the head is no part of a graph"),
         }
     }

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::rope::{self, Heads, Rotary};
 use crate::hf::error::ConfigError;
 use crate::hf::keys::{Keys, divides};
-use crate::hf::limits::{INNER_MAX, LAYERS_MAX, ROWS_MAX, WIDTH_MAX};
+use crate::hf::limits::{EXPERTS_MAX, INNER_MAX, LAYERS_MAX, ROWS_MAX, WIDTH_MAX};
 use crate::model::{DecoderConfig, LayerConfig, Names, NormKind, RopeConfig};
 use crate::op::Function;
 
@@ -79,7 +79,7 @@ pub(super) fn parse_rotated(
         num_attention_heads: heads,
         num_key_value_heads: kv_heads,
         head_dim,
-        layers: vec![LayerConfig { rope: Some(rope), window: None }; layers],
+        layers: vec![LayerConfig { rope: Some(rope), window: None, mixture: None }; layers],
         is_parallel: false,
         qk_norm: None,
         qkv_by_head: false,
@@ -143,6 +143,18 @@ pub(super) fn set_windows(
         };
     }
     Ok(())
+}
+
+/// Experts of a mixture, and how many a token is sent to; the balancing loss is refused: it joins the routes of all layers,
+/// so no block can make its gradient.
+pub(super) fn experts(keys: Keys<'_>, [experts, top]: [usize; 2]) -> Result<[usize; 2], ConfigError> {
+    keys.only_false("output_router_logits")?;
+    let experts = keys.size(&["num_local_experts", "num_experts"], EXPERTS_MAX)?.unwrap_or(experts);
+    let top = keys.size(&["num_experts_per_tok"], EXPERTS_MAX)?.unwrap_or(top);
+    if top > experts {
+        return Err(keys.wrong("num_experts_per_tok", "at most the number of experts"));
+    }
+    Ok([experts, top])
 }
 
 /// The function of the MLP.

@@ -8,10 +8,12 @@ mod gpt2;
 mod gpt_neox;
 mod llama;
 mod mistral;
+mod mixtral;
 mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 mod rope;
 mod smollm3;
 mod starcoder2;
@@ -33,10 +35,12 @@ pub const FAMILIES: &[Family] = &[
     gpt_neox::FAMILY,
     llama::FAMILY,
     mistral::FAMILY,
+    mixtral::FAMILY,
     olmo2::FAMILY,
     phi3::FAMILY,
     qwen2::FAMILY,
     qwen3::FAMILY,
+    qwen3_moe::FAMILY,
     smollm3::FAMILY,
     starcoder2::FAMILY,
 ];

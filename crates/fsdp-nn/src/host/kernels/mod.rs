@@ -3,6 +3,7 @@
 
 mod activation;
 mod attention;
+mod experts;
 mod head;
 mod linear;
 mod lookup;

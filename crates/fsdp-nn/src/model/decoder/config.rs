@@ -77,6 +77,21 @@ pub struct LayerConfig {
     pub rope: Option<Arc<RopeConfig>>,
     /// Keys that a query sees at most, itself among them, where not all before it.
     pub window: Option<usize>,
+    /// The mixture of experts in the place of the MLP, if there is one.
+    pub mixture: Option<Mixture>,
+}
+
+/// A mixture of experts, each an MLP with a gate and without biases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mixture {
+    /// Experts.
+    pub experts: usize,
+    /// Experts that a token is sent to.
+    pub top: usize,
+    /// Elements between the two halves of an expert.
+    pub inner: usize,
+    /// Whether the weights of a token's experts sum to one.
+    pub is_normalized: bool,
 }
 
 /// The kinds of norms.

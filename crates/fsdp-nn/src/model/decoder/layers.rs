@@ -5,6 +5,7 @@ use std::sync::Arc;
 use fsdp_core::Error;
 
 use super::config::{DecoderConfig, LayerConfig, NormKind, QkNorm};
+use super::mixture::Experts;
 use super::rope::RopeConfig;
 use crate::graph::{Builder, Tensor};
 use crate::layer::{Attention, Describe, Layer, Linear, Norm, RmsNorm};
@@ -22,7 +23,14 @@ pub(super) struct DecoderLayer {
     rope: Option<Arc<RopeConfig>>,
     attention: Attention,
     output: Linear,
-    mlp: Mlp,
+    transform: Transform,
+}
+
+/// What the second half of a layer is.
+#[derive(Clone, Debug)]
+enum Transform {
+    Mlp(Mlp),
+    Experts(Experts),
 }
 
 /// The norms around the two halves.
@@ -64,7 +72,10 @@ impl DecoderLayer {
             let first = names.norms_are_first.then(|| Norms::describe(config, d));
             let (qkv, output, qk_norms) =
                 d.module(names.attention, &names.class("Attention"), |d| describe_attention(config, d));
-            let mlp = d.module("mlp", &names.class("MLP"), |d| Mlp::describe(config, d));
+            let transform = d.module(names.mlp, &names.class("MLP"), |d| match &layer.mixture {
+                None => Transform::Mlp(Mlp::describe(config, d)),
+                Some(mixture) => Transform::Experts(Experts::describe(config, mixture, d)),
+            });
             Self {
                 norms: first.unwrap_or_else(|| Norms::describe(config, d)),
                 qkv,
@@ -73,7 +84,7 @@ impl DecoderLayer {
                 rope: layer.rope.clone(),
                 attention,
                 output,
-                mlp,
+                transform,
             }
         })
     }
@@ -89,7 +100,12 @@ impl DecoderLayer {
     /// What reads parameters in the MLP half.
     pub(super) fn mlp_layers(&self) -> Vec<&dyn Layer> {
         let norms = self.norms.before_mlp.iter().chain(&self.norms.after_mlp);
-        let maps = self.mlp.gate_up.iter().chain([&self.mlp.down]).map(|map| map as &dyn Layer);
+        let maps = match &self.transform {
+            Transform::Mlp(mlp) => {
+                mlp.gate_up.iter().chain([&mlp.down]).map(|map| map as &dyn Layer).collect()
+            }
+            Transform::Experts(experts) => experts.layers().to_vec(),
+        };
         norms.map(|norm| norm as &dyn Layer).chain(maps).collect()
     }
 
@@ -124,7 +140,10 @@ impl DecoderLayer {
     /// What the MLP half adds.
     pub(super) fn transform(&self, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
         let h = normed(b, x, self.norms.before_mlp.as_ref())?;
-        let y = self.mlp.transform(b, h)?;
+        let y = match &self.transform {
+            Transform::Mlp(mlp) => mlp.transform(b, h)?,
+            Transform::Experts(experts) => experts.transform(b, h)?,
+        };
         normed(b, y, self.norms.after_mlp.as_ref())
     }
 }

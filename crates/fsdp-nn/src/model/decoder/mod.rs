@@ -5,6 +5,7 @@
 
 mod config;
 mod layers;
+mod mixture;
 mod names;
 mod rope;
 
@@ -12,7 +13,7 @@ use fsdp_core::model::BlockId;
 use fsdp_core::{DType, Error};
 use half::bf16;
 
-pub use config::{DecoderConfig, LayerConfig, NormKind, QkNorm};
+pub use config::{DecoderConfig, LayerConfig, Mixture, NormKind, QkNorm};
 pub use names::Names;
 pub use rope::{RopeConfig, RopeScaling, Yarn};
 

@@ -1,7 +1,7 @@
 //! What the modules of a decoder are called in transformers.
 
-/// The modules of a decoder whose names differ between families. The others are called `layers`, `mlp`, `q_norm` and
-/// `k_norm`.
+/// The modules of a decoder whose names differ between families. The others are called `layers`, `q_norm` and `k_norm`,
+/// `gate` and `experts`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Names {
     /// What the names of its classes begin with: `Llama` of `LlamaForCausalLM`, `LlamaDecoderLayer`.
@@ -24,9 +24,11 @@ pub struct Names {
     pub output: &'static str,
     /// Whether that stands before them. Optimizer states of other trainers go by the number of a parameter.
     pub output_is_first: bool,
-    /// The projections into the MLP: to gate and up, or one to both, or the only one where there is no gate.
+    /// The MLP of a layer.
+    pub mlp: &'static str,
+    /// The projections into it: to gate and up, or one to both, or the only one where there is no gate.
     pub gate_up: &'static [&'static str],
-    /// The projection out of it.
+    /// The projection out of it. Experts have the same names.
     pub down: &'static str,
     /// Whether the norms of a layer stand before attention and MLP.
     pub norms_are_first: bool,
@@ -53,6 +55,7 @@ impl Names {
         qkv: &["q_proj", "k_proj", "v_proj"],
         output: "o_proj",
         output_is_first: false,
+        mlp: "mlp",
         gate_up: &["gate_proj", "up_proj"],
         down: "down_proj",
         norms_are_first: false,

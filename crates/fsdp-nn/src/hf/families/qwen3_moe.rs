@@ -1,0 +1,56 @@
+//! Qwen 3 with mixtures of experts in some or all layers.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::Family;
+use super::decoder::{self, Defaults, ROTARY_TABLES};
+use crate::hf::error::ConfigError;
+use crate::hf::keys::Keys;
+use crate::hf::limits::INNER_MAX;
+use crate::model::{DecoderConfig, Mixture, Names, QkNorm};
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "qwen3_moe",
+    class: "Qwen3MoeForCausalLM",
+    about: "Queries and keys have norms, each head by itself; mixtures of experts in every `decoder_sparse_step`-th layer, but \
+            not in `mlp_only_layers`; all layers may have a window (`use_sliding_window`).",
+    optional_prefix: None,
+    constants: ROTARY_TABLES,
+    parse: |keys| Ok(Arc::new(parse(keys)?)),
+};
+
+const NAMES: Names = Names { class: "Qwen3Moe", ..Names::LLAMA };
+const DEFAULTS: Defaults = Defaults { kv_heads: Some(4), positions: 32768, ..Defaults::LLAMA };
+
+pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
+    let bias = keys.flag("attention_bias", false)?;
+    let mut config = DecoderConfig {
+        qk_norm: Some(QkNorm::Heads),
+        qkv_bias: bias,
+        output_bias: bias,
+        ..decoder::parse(keys, NAMES, &DEFAULTS)?
+    };
+    let [experts, top] = decoder::experts(keys, [128, 8])?;
+    let inner = keys.size(&["moe_intermediate_size"], INNER_MAX)?.unwrap_or(768);
+    let is_normalized = keys.flag("norm_topk_prob", false)?;
+    let mixture = Mixture { experts, top, inner, is_normalized };
+    let step = keys.size(&["decoder_sparse_step"], usize::MAX)?.unwrap_or(1);
+    let dense = dense_layers(keys)?;
+    let is_used = keys.flag("use_sliding_window", false)?;
+    let window = decoder::window(keys, Some(4096))?.filter(|_| is_used);
+    for (index, layer) in config.layers.iter_mut().enumerate() {
+        let is_mixture = (index + 1).is_multiple_of(step) && !dense.contains(&(index as u64));
+        (layer.window, layer.mixture) = (window, is_mixture.then_some(mixture));
+    }
+    Ok(config)
+}
+
+/// The layers that have an MLP whatever the step says.
+fn dense_layers(keys: Keys<'_>) -> Result<Vec<u64>, ConfigError> {
+    let key = "mlp_only_layers";
+    let Some(layers) = keys.get(key) else { return Ok(Vec::new()) };
+    let numbers = layers.as_array().and_then(|layers| layers.iter().map(Value::as_u64).collect());
+    numbers.ok_or_else(|| keys.wrong(key, "a list of numbers of layers, from 0"))
+}

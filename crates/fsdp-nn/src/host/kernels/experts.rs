@@ -1,0 +1,328 @@
+//! Mixtures of experts: routes, rows by expert, products of each expert's rows, weighted sums.
+
+use std::cmp::Reverse;
+
+use fsdp_core::Error;
+use fsdp_core::memory::Slice;
+
+use super::matmul::{Matrix, MatrixMut, matmul};
+use crate::backend::Outcome;
+use crate::host::HostMemory;
+use crate::host::backend::Call;
+use crate::host::buffer::HostBuffer;
+use crate::host::element::{Element, Float};
+use crate::host::floats::Target;
+use crate::host::math::sum2;
+use crate::host::raw::vectorized;
+use crate::host::workers::{Workers, task_rows};
+use crate::op::{Experts, Places, Routing};
+
+impl HostMemory {
+    pub(in crate::host) fn experts<E: Element>(
+        &self,
+        op: &Experts,
+        operands: Call<'_, '_>,
+    ) -> Result<Outcome, Error> {
+        let workers = self.workers();
+        match *op {
+            Experts::Route { routing, normalized } => {
+                let ([logits], [weights, routes], _) = operands.split();
+                let logits = self.elements::<E>(logits)?;
+                let (weights, routes) = (self.elements_mut(weights.slice)?, self.elements_mut(routes.slice)?);
+                route(workers, routing, normalized, logits, weights, routes);
+            }
+            Experts::RouteBackward { routing, normalized } => {
+                let ([logits, routes, dweights], [dlogits], _) = operands.split();
+                let (logits, routes) = (self.elements::<E>(logits)?, self.elements(routes)?);
+                let (dweights, dlogits) = (self.elements(dweights)?, self.elements_mut(dlogits.slice)?);
+                route_backward(workers, routing, normalized, logits, routes, dweights, dlogits);
+            }
+            Experts::Dispatch { routing, width } => {
+                let ([x, routes], [y], _) = operands.split();
+                let places = self.places(routing, routes)?;
+                let (x, y) = (self.elements::<E>(x)?, self.elements_mut(y.slice)?);
+                dispatch(workers, (&places, routing.top), width, x, y);
+            }
+            Experts::DispatchBackward { routing, width } => {
+                let ([dy, routes], [dx], _) = operands.split();
+                let (places, dy, add) =
+                    (self.places(routing, routes)?, self.elements::<E>(dy)?, dx.accumulate);
+                let one = |_| E::Acc::ONE;
+                gather(workers, (&places, routing.top, width), dy, one, self.elements_mut(dx.slice)?, add);
+            }
+            Experts::Combine { routing, width } => {
+                let ([x, weights, routes], [y], _) = operands.split();
+                let (places, x) = (self.places(routing, routes)?, self.elements::<E>(x)?);
+                let (weights, y) = (self.elements::<E>(weights)?, self.elements_mut(y.slice)?);
+                gather(workers, (&places, routing.top, width), x, |route| weights[route].load(), y, false);
+            }
+            Experts::CombineBackward { routing, width } => {
+                let ([x, weights, routes, dy], [dx, dweights], _) = operands.split();
+                let (places, x) = (self.places(routing, routes)?, self.elements::<E>(x)?);
+                let (weights, dy) = (self.elements::<E>(weights)?, self.elements(dy)?);
+                let (dx, dweights) = (self.elements_mut(dx.slice)?, self.elements_mut(dweights.slice)?);
+                combine_backward(workers, (&places, routing.top, width), x, weights, dy, dx, dweights);
+            }
+            Experts::Product { .. }
+            | Experts::ProductBackwardInput { .. }
+            | Experts::ProductBackwardWeight { .. } => self.expert_products::<E>(op, operands)?,
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn expert_products<E: Element>(&self, op: &Experts, operands: Call<'_, '_>) -> Result<(), Error> {
+        let (workers, reads) = (self.workers(), operands.reads);
+        match *op {
+            Experts::Product { routing, inputs, outputs } => {
+                let ([x, routes], [y], _) = operands.split();
+                let (places, weights) = (self.places(routing, routes)?, self.weights::<E>(&reads[2..])?);
+                let (x, y) = (self.elements::<E>(x)?, self.elements_mut(y.slice)?);
+                let weight = |weight| Matrix::new(weight, outputs, inputs, inputs).t();
+                let weights = weights.into_iter().map(weight);
+                products(workers, &places, weights, (x, inputs), (y, outputs), false);
+            }
+            Experts::ProductBackwardInput { routing, inputs, outputs } => {
+                let ([dy, routes], [dx], _) = operands.split();
+                let (places, weights) = (self.places(routing, routes)?, self.weights::<E>(&reads[2..])?);
+                let (dy, add) = (self.elements::<E>(dy)?, dx.accumulate);
+                let weights = weights.into_iter().map(|weight| Matrix::new(weight, outputs, inputs, inputs));
+                let dx = self.elements_mut(dx.slice)?;
+                products(workers, &places, weights, (dy, outputs), (dx, inputs), add);
+            }
+            Experts::ProductBackwardWeight { routing, inputs, outputs, expert } => {
+                let ([x, dy, routes], [dweight], _) = operands.split();
+                let slots = self.places(routing, routes)?.slots(expert);
+                if slots.is_empty() {
+                    // There is no product; a gradient of zeros still has to be there.
+                    let mut target = self.target(dweight)?;
+                    target.put(0, &vec![E::Acc::ZERO; inputs * outputs]);
+                    return Ok(());
+                }
+                let (x, dy) = (self.elements::<E>(x)?, self.elements::<E>(dy)?);
+                let [x, dy] = [(x, inputs), (dy, outputs)]
+                    .map(|(x, width)| Matrix::new(&x[slots.start * width..], slots.len(), width, width));
+                matmul(workers, MatrixMut::dense(self.target(dweight)?, outputs, inputs), dy.t(), x);
+            }
+            _ => unreachable!("the caller asks for products only"),
+        }
+        Ok(())
+    }
+
+    fn places(&self, routing: Routing, routes: Slice<'_, HostBuffer>) -> Result<Places, Error> {
+        Ok(routing.places(self.elements(routes)?))
+    }
+
+    fn weights<'a, E: Element>(&self, weights: &[Slice<'a, HostBuffer>]) -> Result<Vec<&'a [E]>, Error> {
+        weights.iter().map(|weight| self.elements(*weight)).collect()
+    }
+}
+
+/// Each expert's slots of `x` times its matrix.
+fn products<'a, E: Element>(
+    workers: &Workers,
+    places: &Places,
+    weights: impl Iterator<Item = Matrix<'a, E>>,
+    (x, inputs): (&[E], usize),
+    (y, outputs): (&mut [E], usize),
+    accumulate: bool,
+) {
+    for (expert, weight) in weights.enumerate() {
+        let slots = places.slots(expert);
+        if slots.is_empty() {
+            continue;
+        }
+        let x = Matrix::new(&x[slots.start * inputs..slots.end * inputs], slots.len(), inputs, inputs);
+        let data = E::floats_mut(&mut y[slots.start * outputs..slots.end * outputs]);
+        let target = Target { data, accumulate };
+        matmul(workers, MatrixMut::dense(target, slots.len(), outputs), x, weight);
+    }
+}
+
+/// The most probable experts of each row, and their probabilities.
+fn route<E: Element>(
+    workers: &Workers,
+    Routing { experts, top, .. }: Routing,
+    normalized: bool,
+    logits: &[E],
+    weights: &mut [E],
+    routes: &mut [u32],
+) {
+    let rows = task_rows(experts);
+    let outputs = weights.chunks_mut(rows * top).zip(routes.chunks_mut(rows * top));
+    workers.each(logits.chunks(rows * experts).zip(outputs), |(logits, (weights, routes))| {
+        let (mut probabilities, mut order) = (vec![E::Acc::ZERO; experts], Vec::new());
+        let rows = weights.chunks_exact_mut(top).zip(routes.chunks_exact_mut(top));
+        for (logits, (weights, routes)) in logits.chunks_exact(experts).zip(rows) {
+            softmax(logits, &mut probabilities);
+            order.clear();
+            order.extend(0..experts);
+            // The sort is stable, so that the first of equal ones comes first.
+            order.sort_by_key(|&expert| Reverse(ordered(probabilities[expert])));
+            let chosen = &order[..top];
+            let sum = if normalized {
+                chosen.iter().map(|&expert| probabilities[expert]).sum::<E::Acc>()
+            } else {
+                E::Acc::ONE
+            };
+            for ((weight, route), &expert) in weights.iter_mut().zip(routes).zip(chosen) {
+                (*weight, *route) = (E::store(probabilities[expert] / sum), expert as u32);
+            }
+        }
+    });
+}
+
+/// A key in the order of numbers.
+fn ordered<A: Float>(value: A) -> i64 {
+    let bits = value.as_f64().to_bits() as i64;
+    bits ^ (((bits >> 63) as u64) >> 1) as i64
+}
+
+/// Probabilities of all experts.
+fn softmax<E: Element>(logits: &[E], probabilities: &mut [E::Acc]) {
+    let most = logits.iter().fold(E::Acc::LOWEST, |most, x| if x.load() > most { x.load() } else { most });
+    let mut sum = E::Acc::ZERO;
+    for (p, x) in probabilities.iter_mut().zip(logits) {
+        *p = (x.load() - most).exp();
+        sum += *p;
+    }
+    probabilities.iter_mut().for_each(|p| *p = *p / sum);
+}
+
+/// The gradient of the logits of [`route`]. Normalised probabilities are a softmax over those that were chosen.
+fn route_backward<E: Element>(
+    workers: &Workers,
+    Routing { experts, top, .. }: Routing,
+    normalized: bool,
+    logits: &[E],
+    routes: &[u32],
+    dweights: &[E],
+    dlogits: &mut [E],
+) {
+    let rows = task_rows(experts);
+    let inputs =
+        logits.chunks(rows * experts).zip(routes.chunks(rows * top)).zip(dweights.chunks(rows * top));
+    workers.each(
+        dlogits.chunks_mut(rows * experts).zip(inputs),
+        |(dlogits, ((logits, routes), dweights))| {
+            let mut probabilities = vec![E::Acc::ZERO; experts];
+            let rows = routes.chunks_exact(top).zip(dweights.chunks_exact(top));
+            let rows = logits.chunks_exact(experts).zip(rows).zip(dlogits.chunks_exact_mut(experts));
+            for ((logits, (routes, dweights)), dlogits) in rows {
+                softmax(logits, &mut probabilities);
+                let chosen = || routes.iter().map(|&expert| probabilities[expert as usize]).zip(dweights);
+                let sum = if normalized { chosen().map(|(p, _)| p).sum() } else { E::Acc::ONE };
+                let mean = chosen().map(|(p, dw)| p / sum * dw.load()).sum::<E::Acc>();
+                for (dlogit, &p) in dlogits.iter_mut().zip(&probabilities) {
+                    *dlogit = E::store(if normalized { E::Acc::ZERO } else { -(p * mean) });
+                }
+                for (&expert, dw) in routes.iter().zip(dweights) {
+                    let p = probabilities[expert as usize] / sum;
+                    dlogits[expert as usize] = E::store(p * (dw.load() - mean));
+                }
+            }
+        },
+    );
+}
+
+/// The row of every slot.
+fn dispatch<E: Element>(
+    workers: &Workers,
+    (places, top): (&Places, usize),
+    width: usize,
+    x: &[E],
+    y: &mut [E],
+) {
+    let rows = task_rows(width);
+    let tasks = y.chunks_mut(rows * width).zip(places.route_of_slot.chunks(rows));
+    workers.each(tasks, |(y, routes)| {
+        for (y, route) in y.chunks_exact_mut(width).zip(routes) {
+            y.copy_from_slice(&x[route / top * width..][..width]);
+        }
+    });
+}
+
+/// The sum of the slots of every row, each times a factor of its route.
+fn gather<E: Element>(
+    workers: &Workers,
+    (places, top, width): (&Places, usize, usize),
+    x: &[E],
+    factor: impl Fn(usize) -> E::Acc + Sync + Send,
+    y: &mut [E],
+    accumulate: bool,
+) {
+    let rows = task_rows(width);
+    workers.each(y.chunks_mut(rows * width).enumerate(), |(task, y)| {
+        let mut sum = workers.scratch::<E::Acc>(width);
+        for (row, y) in y.chunks_exact_mut(width).enumerate() {
+            let row = task * rows + row;
+            if accumulate {
+                load_row(y, &mut sum)
+            } else {
+                sum.fill(E::Acc::ZERO)
+            }
+            for route in row * top..(row + 1) * top {
+                add_row(factor(route), &x[places.slot_of_route[route] * width..][..width], &mut sum);
+            }
+            store_row(&sum, y);
+        }
+    });
+}
+
+/// The gradients of slots, and of the weights of routes.
+fn combine_backward<E: Element>(
+    workers: &Workers,
+    (places, top, width): (&Places, usize, usize),
+    x: &[E],
+    weights: &[E],
+    dy: &[E],
+    dx: &mut [E],
+    dweights: &mut [E],
+) {
+    let rows = task_rows(width);
+    let tasks = dx.chunks_mut(rows * width).zip(places.route_of_slot.chunks(rows));
+    workers.each(tasks, |(dx, routes)| {
+        for (dx, &route) in dx.chunks_exact_mut(width).zip(routes) {
+            scaled_row(weights[route].load(), &dy[route / top * width..][..width], dx);
+        }
+    });
+    workers.each(dweights.chunks_mut(rows).enumerate(), |(task, dweights)| {
+        for (route, dweight) in dweights.iter_mut().enumerate() {
+            let route = task * rows + route;
+            let x = &x[places.slot_of_route[route] * width..][..width];
+            let dy = &dy[route / top * width..][..width];
+            *dweight = E::store(sum2(x, dy, |x, dy| x.load() * dy.load()));
+        }
+    });
+}
+
+vectorized! {
+    fn load_row<E: Element>(row: &[E], sum: &mut [E::Acc]) {
+        for (sum, value) in sum.iter_mut().zip(row) {
+            *sum = value.load();
+        }
+    }
+}
+
+vectorized! {
+    fn add_row<E: Element>(factor: E::Acc, row: &[E], sum: &mut [E::Acc]) {
+        for (sum, value) in sum.iter_mut().zip(row) {
+            *sum += value.load() * factor;
+        }
+    }
+}
+
+vectorized! {
+    fn store_row<E: Element>(sum: &[E::Acc], row: &mut [E]) {
+        for (value, &sum) in row.iter_mut().zip(sum) {
+            *value = E::store(sum);
+        }
+    }
+}
+
+vectorized! {
+    fn scaled_row<E: Element>(factor: E::Acc, from: &[E], row: &mut [E]) {
+        for (value, from) in row.iter_mut().zip(from) {
+            *value = E::store(from.load() * factor);
+        }
+    }
+}

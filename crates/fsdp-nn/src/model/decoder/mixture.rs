@@ -1,0 +1,65 @@
+//! A mixture of experts in the place of an MLP.
+
+use fsdp_core::Error;
+
+use super::config::{DecoderConfig, Mixture};
+use crate::graph::{Builder, Tensor};
+use crate::layer::{Describe, ExpertMaps, Layer, Linear};
+use crate::op::Function;
+
+/// Its modules.
+#[derive(Clone, Debug)]
+pub(super) struct Experts {
+    router: Linear,
+    top: usize,
+    is_normalized: bool,
+    activation: Function,
+    gate: ExpertMaps,
+    up: ExpertMaps,
+    down: ExpertMaps,
+}
+
+impl Experts {
+    /// Describes router and experts, in the open module.
+    pub(super) fn describe(config: &DecoderConfig, mixture: &Mixture, d: &mut Describe) -> Self {
+        let &Mixture { experts, top, inner, is_normalized } = mixture;
+        let (names, hidden, share) = (&config.names, config.hidden_size, top as f64 / experts as f64);
+        let [gate, up] = *names.gate_up else { unreachable!("experts have a gate") };
+        let maps = |inputs, outputs| ExpertMaps { weights: Vec::new(), inputs, outputs };
+        let mut described = Self {
+            router: d.router("gate", hidden, experts),
+            top,
+            is_normalized,
+            activation: config.activation,
+            gate: maps(hidden, inner),
+            up: maps(hidden, inner),
+            down: maps(inner, hidden),
+        };
+        d.module("experts", "ModuleList", |d| {
+            for expert in 0..experts {
+                d.module(&expert.to_string(), &names.class("Expert"), |d| {
+                    described.gate.weights.push(d.expert(gate, hidden, inner, share));
+                    described.up.weights.push(d.expert(up, hidden, inner, share));
+                    described.down.weights.push(d.expert(names.down, inner, hidden, share));
+                });
+            }
+        });
+        described
+    }
+
+    /// What reads parameters.
+    pub(super) fn layers(&self) -> [&dyn Layer; 4] {
+        [&self.router, &self.gate, &self.up, &self.down]
+    }
+
+    /// The weighted sum of what the experts of each row make of it.
+    pub(super) fn transform(&self, b: &mut Builder<'_>, h: Tensor) -> Result<Tensor, Error> {
+        let logits = b.linear(h, &self.router)?;
+        let (routes, weights) = b.route(logits, self.top, self.is_normalized);
+        let x = b.dispatch(h, &routes);
+        let pair = b.expert_products(x, &routes, &[&self.gate, &self.up])?;
+        let inner = b.gated(self.activation, pair[0], pair[1])?;
+        let y = b.expert_products(inner, &routes, &[&self.down])?;
+        Ok(b.combine(y[0], weights, &routes))
+    }
+}

@@ -1,0 +1,361 @@
+//! Mixtures of experts: each row goes to some of several linear maps, and comes back as their weighted sum (Shazeer et al.,
+//! 2017; Switch Transformers: Fedus et al., 2021; Mixtral: Jiang et al., 2024).
+//!
+//! A *route* is an expert that a row goes to; a row has `top` of them, so there are always `rows * top`, whatever the router
+//! says: buffers have their sizes before a step. Routed rows lie in *slots*: those of the first expert first, of one
+//! expert in the order of rows. No row is dropped, and the order of every sum follows from the micro-batch alone.
+
+use std::ops::Range;
+
+use fsdp_core::memory::Category;
+use fsdp_core::{DType, Error};
+
+use super::describe::{Description, Role};
+use crate::graph::{Backward, Builder, Call, Node, Operand, Tensor};
+use crate::layer::ExpertMaps;
+use crate::op::Op;
+
+/// How rows are routed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Routing {
+    /// Rows.
+    pub rows: usize,
+    /// Experts.
+    pub experts: usize,
+    /// Routes of a row.
+    pub top: usize,
+}
+
+impl Routing {
+    /// The number of routes, and of slots.
+    pub fn slots(&self) -> usize {
+        self.rows * self.top
+    }
+
+    /// Where routed rows lie, from the expert of every route (`rows x top`).
+    ///
+    /// # Panics
+    /// If a route leads to no expert.
+    pub fn places(&self, routes: &[u32]) -> Places {
+        let mut starts = vec![0; self.experts + 1];
+        routes.iter().for_each(|&expert| starts[expert as usize + 1] += 1);
+        for expert in 0..self.experts {
+            starts[expert + 1] += starts[expert];
+        }
+        let mut next = starts.clone();
+        let (mut slot_of_route, mut route_of_slot) = (vec![0; routes.len()], vec![0; routes.len()]);
+        for (route, &expert) in routes.iter().enumerate() {
+            let slot = &mut next[expert as usize];
+            (slot_of_route[route], route_of_slot[*slot]) = (*slot, route);
+            *slot += 1;
+        }
+        Places { starts, slot_of_route, route_of_slot }
+    }
+}
+
+/// Where routed rows lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// The first slot of each expert, and the end.
+    pub starts: Vec<usize>,
+    /// The slot of every route.
+    pub slot_of_route: Vec<usize>,
+    /// The route of every slot.
+    pub route_of_slot: Vec<usize>,
+}
+
+impl Places {
+    /// The slots of an expert.
+    pub fn slots(&self, expert: usize) -> Range<usize> {
+        self.starts[expert]..self.starts[expert + 1]
+    }
+}
+
+/// Operations of mixtures. `routes` has the expert of every route, row by row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "sizes are what they are called")]
+pub enum Experts {
+    /// The `top` most probable experts of every row, by the softmax of its logits, the most probable first and the first of equal
+    /// ones; and their probabilities, divided by their sum if `normalized`.
+    Route { routing: Routing, normalized: bool },
+    /// Backward of [`Experts::Route`], from the gradients of the probabilities.
+    RouteBackward { routing: Routing, normalized: bool },
+    /// Slot by slot the row that is there.
+    Dispatch { routing: Routing, width: usize },
+    /// The sum of the slots of every row, in the order of its routes.
+    DispatchBackward { routing: Routing, width: usize },
+    /// Slots times the weight of their expert (`outputs x inputs`): `y = x W^T`.
+    Product { routing: Routing, inputs: usize, outputs: usize },
+    /// `dx = dy W`.
+    ProductBackwardInput { routing: Routing, inputs: usize, outputs: usize },
+    /// `dweight = dy^T x` of one expert; zero if no row goes there.
+    ProductBackwardWeight { routing: Routing, inputs: usize, outputs: usize, expert: usize },
+    /// The sum of the slots of every row, times their weights, in the order of its routes.
+    Combine { routing: Routing, width: usize },
+    /// Backward of [`Experts::Combine`], to slots and weights.
+    CombineBackward { routing: Routing, width: usize },
+}
+
+impl Experts {
+    fn routing(&self) -> Routing {
+        let (Experts::Route { routing, .. }
+        | Experts::RouteBackward { routing, .. }
+        | Experts::Dispatch { routing, .. }
+        | Experts::DispatchBackward { routing, .. }
+        | Experts::Product { routing, .. }
+        | Experts::ProductBackwardInput { routing, .. }
+        | Experts::ProductBackwardWeight { routing, .. }
+        | Experts::Combine { routing, .. }
+        | Experts::CombineBackward { routing, .. }) = self;
+        *routing
+    }
+
+    pub(super) fn describe(&self) -> Description {
+        let routing = self.routing();
+        let (Routing { rows, experts, .. }, slots) = (routing, routing.slots());
+        let routes = Role::ids("routes", slots);
+        let all = |width: usize| (slots * width, rows * width);
+        match *self {
+            Experts::Route { .. } => Description::new("route")
+                .read([Role::value("logits", rows * experts)])
+                .write([Role::value("weights", slots), routes])
+                .flops(5 * rows * experts),
+            Experts::RouteBackward { .. } => Description::new("route_backward")
+                .read([Role::value("logits", rows * experts), routes, Role::value("dweights", slots)])
+                .write([Role::value("dlogits", rows * experts)])
+                .flops(8 * rows * experts),
+            Experts::Dispatch { width, .. } => Description::new("dispatch")
+                .read([Role::value("x", all(width).1), routes])
+                .write([Role::value("y", all(width).0)])
+                .recomputed(),
+            Experts::DispatchBackward { width, .. } => Description::new("dispatch_backward")
+                .read([Role::value("dy", all(width).0), routes])
+                .write([Role::value("dx", all(width).1).adds()])
+                .flops(slots * width),
+            Experts::Product { inputs, outputs, .. } => {
+                let weight = Role::value("weight", inputs * outputs);
+                Description::new("expert_product")
+                    .read([Role::value("x", slots * inputs), routes])
+                    .read(vec![weight; experts])
+                    .write([Role::value("y", slots * outputs)])
+                    .products(1, [slots, outputs, inputs])
+            }
+            Experts::ProductBackwardInput { inputs, outputs, .. } => {
+                let weight = Role::value("weight", inputs * outputs);
+                Description::new("expert_product_backward_input")
+                    .read([Role::value("dy", slots * outputs), routes])
+                    .read(vec![weight; experts])
+                    .write([Role::value("dx", slots * inputs).adds()])
+                    .products(1, [slots, inputs, outputs])
+            }
+            Experts::ProductBackwardWeight { inputs, outputs, expert, .. } => {
+                // If all experts had their part of the slots.
+                let part = slots * (expert + 1) / experts - slots * expert / experts;
+                Description::new("expert_product_backward_weight")
+                    .read([
+                        Role::value("x", slots * inputs).touching(part * inputs),
+                        Role::value("dy", slots * outputs).touching(part * outputs),
+                        routes,
+                    ])
+                    .write([Role::gradient("dweight", inputs * outputs).adds()])
+                    .products(1, [outputs, inputs, part])
+            }
+            Experts::Combine { width, .. } => Description::new("combine")
+                .read([Role::value("x", all(width).0), Role::value("weights", slots), routes])
+                .write([Role::value("y", all(width).1)])
+                .flops(2 * slots * width),
+            Experts::CombineBackward { width, .. } => Description::new("combine_backward")
+                .read([
+                    Role::value("x", all(width).0),
+                    Role::value("weights", slots),
+                    routes,
+                    Role::value("dy", all(width).1),
+                ])
+                .write([Role::value("dx", all(width).0), Role::value("dweights", slots)])
+                .flops(3 * slots * width),
+        }
+    }
+
+    pub(super) fn derive(&self, b: &mut Backward<'_>, node: &Node, output: usize) {
+        match *self {
+            Experts::Route { routing, normalized } => {
+                let Some(dweights) = b.take(output) else { return };
+                let call = node.main();
+                let logits = call.reads[0].local().expect("logits are a value");
+                let (read, routes) = (b.load(logits), call.writes[1].0);
+                let Some(place) = b.overwrite(logits) else { return };
+                let op = Op::Experts(Experts::RouteBackward { routing, normalized });
+                let reads = vec![b.draft.whole(read), routes, b.draft.whole(dweights)];
+                b.draft.call(op, reads, vec![(b.draft.whole(place), false)]);
+                b.put(logits, place);
+            }
+            Experts::Dispatch { routing, width } => {
+                let Some(dy) = b.take(output) else { return };
+                let reads = &node.main().reads;
+                let input = reads[0].local().expect("rows are a value");
+                if b.needs[input] {
+                    let (dy, dx) = (b.draft.whole(dy), b.add_to(input));
+                    let op = Op::Experts(Experts::DispatchBackward { routing, width });
+                    b.draft.call(op, vec![dy, reads[1]], vec![dx]);
+                }
+            }
+            Experts::Product { .. } => derive_products(b, node),
+            Experts::Combine { routing, width } => {
+                let Some(dy) = b.take(output) else { return };
+                let reads = node.main().reads.clone();
+                let [x, weights] = [0, 1].map(|read| reads[read].local().expect("these are values"));
+                let [read_x, read_weights] = [x, weights].map(|value| b.load(value));
+                let [dx, dweights] = [x, weights].map(|value| b.temporary(value));
+                let call = vec![read_x, read_weights].into_iter().map(|place| b.draft.whole(place));
+                let call = call.chain([reads[2], b.draft.whole(dy)]).collect();
+                let writes = [dx, dweights].map(|place| (b.draft.whole(place), false)).to_vec();
+                b.draft.call(Op::Experts(Experts::CombineBackward { routing, width }), call, writes);
+                b.put(x, dx);
+                b.put(weights, dweights);
+            }
+            _ => unreachable!("{} is no operation of forward", self.describe().name),
+        }
+    }
+}
+
+/// Products of the same slots, each with an output of its own.
+fn derive_products(b: &mut Backward<'_>, node: &Node) {
+    let gradients: Vec<(&Call, Experts, usize)> = (node.calls.iter())
+        .filter_map(|call| {
+            let Op::Experts(op) = call.op else { unreachable!("{} is no product", call.op.name()) };
+            let output = call.writes[0].0.local().expect("forward writes values");
+            Some((call, op, b.take(output)?))
+        })
+        .collect();
+    let Some((first, ..)) = gradients.first() else { return };
+    let (input, routes) = (first.reads[0].local().expect("slots are a value"), first.reads[1]);
+    let trains = |b: &Backward<'_>| {
+        gradients.iter().any(|(call, ..)| call.reads[2..].iter().any(|weight| b.target(*weight).is_some()))
+    };
+    if trains(b) {
+        let x = b.load(input);
+        for (call, op, dy) in &gradients {
+            let Experts::Product { routing, inputs, outputs } = *op else { continue };
+            for (expert, weight) in call.reads[2..].iter().enumerate() {
+                let Some(target) = b.target(*weight) else { continue };
+                let op = Experts::ProductBackwardWeight { routing, inputs, outputs, expert };
+                let reads = vec![b.draft.whole(x), b.draft.whole(*dy), routes];
+                b.draft.call(Op::Experts(op), reads, vec![target]);
+            }
+        }
+    }
+    if b.needs[input] {
+        for (call, op, dy) in &gradients {
+            let Experts::Product { routing, inputs, outputs } = *op else { continue };
+            let dx = b.add_to(input);
+            let reads = [b.draft.whole(*dy), routes].into_iter().chain(call.reads[2..].iter().copied());
+            let op = Experts::ProductBackwardInput { routing, inputs, outputs };
+            b.draft.call(Op::Experts(op), reads.collect(), vec![dx]);
+        }
+    }
+}
+
+/// The routes of all rows of a micro-batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Routes {
+    routing: Routing,
+    routes: Tensor,
+}
+
+impl Builder<'_> {
+    /// The routes of every row, by its logits (one for each expert), and their weights.
+    pub fn route(&mut self, logits: Tensor, top: usize, normalized: bool) -> (Routes, Tensor) {
+        let routing = Routing { rows: self.row_count(), experts: logits.width(), top };
+        let weights = self.rows(top);
+        let routes = self.value(top, DType::U32, Category::Workspace);
+        let writes = [(self.whole(weights), false), (self.whole(routes), false)];
+        let op = Op::Experts(Experts::Route { routing, normalized });
+        let read = self.whole(logits);
+        self.node(vec![Call::new(op, vec![read], writes)], None);
+        (Routes { routing, routes }, weights)
+    }
+
+    /// The slots of all routes, with the rows that are routed: `top` rows for each.
+    pub fn dispatch(&mut self, x: Tensor, routes: &Routes) -> Tensor {
+        let y = self.rows(x.width() * routes.routing.top);
+        let op = Op::Experts(Experts::Dispatch { routing: routes.routing, width: x.width() });
+        let reads = vec![self.whole(x), self.whole(routes.routes)];
+        self.node(vec![Call::new(op, reads, [(self.whole(y), false)])], None);
+        y
+    }
+
+    /// Slots through the linear map of their expert, for several such maps.
+    ///
+    /// # Errors
+    /// A width that does not fit, or a parameter that is not the block's.
+    pub fn expert_products(
+        &mut self,
+        x: Tensor,
+        routes: &Routes,
+        maps: &[&ExpertMaps],
+    ) -> Result<Vec<Tensor>, Error> {
+        let (routing, mut outputs, mut calls) = (routes.routing, Vec::new(), Vec::new());
+        for maps in maps {
+            self.check("expert_product", x, maps.inputs * routing.top)?;
+            let y = self.rows(maps.outputs * routing.top);
+            let mut reads = vec![self.whole(x), self.whole(routes.routes)];
+            for &weight in &maps.weights {
+                reads.push(self.param(weight)?);
+            }
+            let op = Experts::Product { routing, inputs: maps.inputs, outputs: maps.outputs };
+            calls.push(Call::new(Op::Experts(op), reads, [(self.whole(y), false)]));
+            outputs.push(y);
+        }
+        self.node(calls, None);
+        Ok(outputs)
+    }
+
+    /// The weighted sum of the slots of every row.
+    pub fn combine(&mut self, x: Tensor, weights: Tensor, routes: &Routes) -> Tensor {
+        let y = self.rows(x.width() / routes.routing.top);
+        let op = Op::Experts(Experts::Combine { routing: routes.routing, width: y.width() });
+        let reads: Vec<Operand> = [x, weights, routes.routes].iter().map(|read| self.whole(*read)).collect();
+        self.node(vec![Call::new(op, reads, [(self.whole(y), false)])], None);
+        y
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fsdp_core::DType;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn slots_are_sorted_by_expert_and_then_by_route(
+            experts in 1usize..6, top in 1usize..4, rows in 0usize..20, seed: u64,
+        ) {
+            let routing = Routing { rows, experts, top };
+            let routes: Vec<u32> = (0..routing.slots() as u64)
+                .map(|route| (crate::random::uniform(seed, route) * experts as f64) as u32)
+                .collect();
+            let places = routing.places(&routes);
+            let mut sorted: Vec<usize> = (0..routes.len()).collect();
+            sorted.sort_by_key(|&route| routes[route]);
+            prop_assert_eq!(&places.route_of_slot, &sorted);
+            for (slot, &route) in sorted.iter().enumerate() {
+                prop_assert_eq!(places.slot_of_route[route], slot);
+                let expert = routes[route] as usize;
+                prop_assert!((places.starts[expert]..places.starts[expert + 1]).contains(&slot));
+            }
+        }
+    }
+
+    #[test]
+    fn work_is_that_of_the_experts_that_rows_go_to() {
+        let routing = Routing { rows: 7, experts: 5, top: 2 };
+        let cost = |op| Op::Experts(op).cost(DType::F32, DType::F32).product_flops;
+        let forward = 2 * 14 * 3 * 4;
+        assert_eq!(cost(Experts::Product { routing, inputs: 3, outputs: 4 }), forward);
+        assert_eq!(cost(Experts::ProductBackwardInput { routing, inputs: 3, outputs: 4 }), forward);
+        let weight = |expert| cost(Experts::ProductBackwardWeight { routing, inputs: 3, outputs: 4, expert });
+        assert_eq!((0..5).map(weight).sum::<u64>(), forward);
+    }
+}
