@@ -28,6 +28,14 @@ pub enum ConfigError {
         /// Line, column and reason.
         source: Box<toml::de::Error>,
     },
+    /// A file that extends itself, perhaps by way of others.
+    #[error("{origin}: `extends` leads back to {}; take it out of one of the files", file.display())]
+    ExtendsItself {
+        /// The file that says so.
+        origin: String,
+        /// The file that was read already.
+        file: PathBuf,
+    },
     /// The text is not JSON.
     #[error("{origin}: not valid JSON: {source}")]
     Json {

@@ -7,6 +7,7 @@ use toml::{Table, Value};
 use super::adapter::AdapterConfig;
 use super::checkpoint::CheckpointConfig;
 use super::error::ConfigError;
+use super::extends;
 use super::fsdp::FsdpConfig;
 use super::fsdp_json;
 use super::input::DataConfig;
@@ -18,7 +19,6 @@ use super::train::TrainConfig;
 use super::validate::validate;
 use super::warning::Warning;
 use super::written;
-use crate::input_file::{self, CONFIG_BYTES_MAX};
 
 table! {
     /// A run file with every default written out.
@@ -50,7 +50,8 @@ pub struct Loaded {
 }
 
 impl Resolved {
-    /// Reads a run file; each override is `table.key=value` and is applied before anything is checked.
+    /// Reads a run file, on top of the one that it extends; each override is `table.key=value` and is applied before anything is
+    /// checked.
     ///
     /// # Errors
     /// The first thing that is wrong with it.
@@ -67,9 +68,7 @@ impl Resolved {
         overrides: &[String],
         ranks: &dyn Fn(Device) -> usize,
     ) -> Result<Loaded, ConfigError> {
-        let text = input_file::read_text(path, CONFIG_BYTES_MAX)
-            .map_err(|source| ConfigError::Read { file: path.to_owned(), source })?;
-        Resolved::parse_for(&text, &path.display().to_string(), overrides, ranks)
+        Self::of_files(extends::read(path)?, overrides, ranks)
     }
 
     /// Reads the text of a run file; `origin` names it in errors. Where nothing says how many ranks there are, there is one.
@@ -77,18 +76,19 @@ impl Resolved {
     /// # Errors
     /// As [`Resolved::load`].
     pub fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Loaded, ConfigError> {
-        Self::parse_for(text, origin, overrides, &|_| 1)
+        let table = toml::from_str(text)
+            .map_err(|source| ConfigError::Toml { origin: origin.to_owned(), source: Box::new(source) })?;
+        Self::of_files(vec![(origin.to_owned(), table)], overrides, &|_| 1)
     }
 
-    fn parse_for(
-        text: &str,
-        origin: &str,
+    /// Of files that were read, the one that is run first.
+    fn of_files(
+        files: Vec<(String, Table)>,
         overrides: &[String],
         ranks: &dyn Fn(Device) -> usize,
     ) -> Result<Loaded, ConfigError> {
-        let mut table: Table = toml::from_str(text)
-            .map_err(|source| ConfigError::Toml { origin: origin.to_owned(), source: Box::new(source) })?;
-        let mut origin = Origin::new(origin);
+        let mut table = extends::join(&files);
+        let mut origin = Origin::new(files);
         for argument in overrides {
             let key = set(&mut table, argument)
                 .ok_or_else(|| ConfigError::Override { argument: argument.clone() })?;

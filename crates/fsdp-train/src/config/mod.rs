@@ -1,6 +1,6 @@
 //! The run file: from TOML text and `--set` overrides to a [`Resolved`] configuration.
 //!
-//! Reading has one direction: text, then overrides, then one table after the other (unknown keys first,
+//! Reading has one direction: text, on top of that of the file that it extends, then overrides, then one table after the other (unknown keys first,
 //! then types and ranges), then the rules between keys. What comes out has every default written out and
 //! can be serialized again; reading that text gives an equal value.
 //!
@@ -12,6 +12,7 @@ mod adapter;
 mod checkpoint;
 mod error;
 mod eval;
+mod extends;
 mod fsdp;
 pub mod fsdp_json;
 mod input;

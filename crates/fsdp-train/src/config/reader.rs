@@ -16,17 +16,34 @@ use super::named::{Named, one_of};
 /// Below this similarity (0 to 1) a suggestion would be a guess.
 const SIMILARITY_MIN: f64 = 0.7;
 
+/// Whether a file has a key, dotted; of a list it has all or nothing.
+fn holds(table: &Table, key: &str) -> bool {
+    let key = key.split('[').next().unwrap_or_default();
+    let (first, rest) = key.split_once('.').map_or((key, None), |(first, rest)| (first, Some(rest)));
+    match (table.get(first), rest) {
+        (Some(Value::Table(inner)), Some(rest)) => holds(inner, rest),
+        (Some(_), None) => true,
+        _ => false,
+    }
+}
+
 /// Where a configuration comes from, to be named in errors.
 #[derive(Clone, Debug)]
 pub(super) struct Origin {
-    file: String,
+    /// The run file, and the files that it extends, with what each says.
+    files: Vec<(String, Table)>,
     overridden: BTreeSet<String>,
 }
 
 impl Origin {
-    /// A file, before overrides.
-    pub(super) fn new(file: &str) -> Origin {
-        Origin { file: file.to_owned(), overridden: BTreeSet::new() }
+    /// Files, before overrides.
+    pub(super) fn new(files: Vec<(String, Table)>) -> Origin {
+        Origin { files, overridden: BTreeSet::new() }
+    }
+
+    /// The run file.
+    pub(super) fn file(&self) -> &str {
+        &self.files[0].0
     }
 
     /// Notes that `--set` wrote the key.
@@ -34,14 +51,18 @@ impl Origin {
         self.overridden.insert(key.to_owned());
     }
 
-    /// The file, or `--set` if that wrote the key or the table the key is in.
+    /// The file that wrote the key, or `--set` if that wrote it or the table it is in. What nobody wrote is missing in the run
+    /// file.
     pub(super) fn of(&self, key: &str) -> String {
         let wrote = |by: &String| {
             key.strip_prefix(by.as_str()).is_some_and(|r| r.is_empty() || r.starts_with(['.', '[']))
         };
         match self.overridden.iter().find(|by| wrote(by)) {
             Some(by) => format!("--set {by}"),
-            None => self.file.clone(),
+            None => {
+                let wrote = |(_, table): &&(String, Table)| holds(table, key);
+                self.files.iter().find(wrote).map_or_else(|| self.file().to_owned(), |(file, _)| file.clone())
+            }
         }
     }
 }
@@ -126,7 +147,7 @@ impl<'a> Reader<'a> {
     pub(super) fn required<T>(&self, key: &'static str, kind: Kind<T>) -> Result<T, ConfigError> {
         let allowed = kind.allowed.to_owned();
         let missing =
-            || ConfigError::Missing { origin: self.origin.file.clone(), key: self.dotted(key), allowed };
+            || ConfigError::Missing { origin: self.origin.file().to_owned(), key: self.dotted(key), allowed };
         self.optional(key, kind)?.ok_or_else(missing)
     }
 

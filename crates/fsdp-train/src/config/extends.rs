@@ -1,0 +1,73 @@
+//! `extends = "base.toml"`: a run file that changes another one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use toml::{Table, Value};
+
+use super::error::ConfigError;
+use crate::input_file::{self, CONFIG_BYTES_MAX};
+
+/// The key that names the file beneath.
+const KEY: &str = "extends";
+
+/// Reads a run file and those that it extends, itself first. What they say of `extends` is not in them any more.
+///
+/// # Errors
+/// A file that cannot be read or is not TOML, a key that is no path, a file that extends itself.
+pub(super) fn read(path: &Path) -> Result<Vec<(String, Table)>, ConfigError> {
+    let mut files = vec![read_one(path)?];
+    let mut paths = vec![path.to_owned()];
+    while let Some(base) = beneath(files.last_mut().expect("there is one"), &paths)? {
+        files.push(read_one(&base)?);
+        paths.push(base);
+    }
+    Ok(files)
+}
+
+/// Their keys together: those of a file replace those of the files that it extends. Tables are joined key by key, all other
+/// values, lists too, are replaced.
+pub(super) fn join(files: &[(String, Table)]) -> Table {
+    let mut joined = Table::new();
+    files.iter().rev().for_each(|(_, table)| put(&mut joined, table));
+    joined
+}
+
+fn put(under: &mut Table, over: &Table) {
+    for (key, value) in over {
+        match (under.get_mut(key), value) {
+            (Some(Value::Table(under)), Value::Table(over)) => put(under, over),
+            _ => drop(under.insert(key.clone(), value.clone())),
+        }
+    }
+}
+
+fn read_one(path: &Path) -> Result<(String, Table), ConfigError> {
+    let origin = path.display().to_string();
+    let text = input_file::read_text(path, CONFIG_BYTES_MAX)
+        .map_err(|source| ConfigError::Read { file: path.to_owned(), source })?;
+    let table = toml::from_str(&text)
+        .map_err(|source| ConfigError::Toml { origin: origin.clone(), source: Box::new(source) })?;
+    Ok((origin, table))
+}
+
+/// The file that a file extends, which stands relative to it.
+fn beneath((origin, table): &mut (String, Table), paths: &[PathBuf]) -> Result<Option<PathBuf>, ConfigError> {
+    let Some(value) = table.remove(KEY) else { return Ok(None) };
+    let Some(name) = value.as_str().filter(|name| !name.is_empty()) else {
+        let (origin, key, value) = (origin.clone(), KEY.to_owned(), value.to_string());
+        return Err(ConfigError::Value { origin, key, value, allowed: "the path of a run file".to_owned() });
+    };
+    let file = paths.last().expect("a file was read").parent().unwrap_or(Path::new("")).join(name);
+    let same = |other: &PathBuf| match (fs::canonicalize(other), fs::canonicalize(&file)) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => other == &file,
+    };
+    match paths.iter().any(same) {
+        true => Err(ConfigError::ExtendsItself { origin: origin.clone(), file }),
+        false => Ok(Some(file)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

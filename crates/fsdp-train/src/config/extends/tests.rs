@@ -1,0 +1,86 @@
+use tempfile::TempDir;
+
+use super::*;
+use crate::config::Resolved;
+
+const BASE: &str = r#"
+[model]
+path = "model"
+[data]
+train = ["a", "b"]
+seq_len = 8
+[train]
+steps = 10
+micro_batch_size = 1
+global_batch_size = 4
+optimizer = { name = "adamw", lr = 0.1, weight_decay = 0.3 }
+[run]
+out_dir = "runs/base"
+"#;
+
+fn files(files: &[(&str, &str)]) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        let file = dir.path().join(name);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    }
+    dir
+}
+
+fn load(dir: &TempDir, name: &str, overrides: &[&str]) -> Result<Resolved, ConfigError> {
+    let overrides: Vec<String> = overrides.iter().map(|&argument| argument.to_owned()).collect();
+    Resolved::load(&dir.path().join(name), &overrides).map(|loaded| loaded.config)
+}
+
+#[test]
+fn a_file_changes_what_it_extends_key_by_key_and_lists_whole() {
+    let dir = files(&[
+        ("base/base.toml", BASE),
+        ("middle.toml", "extends = \"base/base.toml\"\n[train]\nsteps = 20\n[data]\ntrain = [\"c\"]"),
+        ("run.toml", "extends = \"middle.toml\"\n[train]\noptimizer.lr = 0.5\n[run]\nranks = 2"),
+    ]);
+    let config = load(&dir, "run.toml", &["train.steps=30"]).unwrap();
+    let plain = BASE
+        .replace("steps = 10", "steps = 30")
+        .replace("[\"a\", \"b\"]", "[\"c\"]")
+        .replace("lr = 0.1", "lr = 0.5")
+        .replace("[run]", "[run]\nranks = 2");
+    assert_eq!(config, Resolved::parse(&plain, "plain", &[]).unwrap().config);
+    assert!(!config.to_toml().contains(KEY));
+}
+
+#[test]
+fn errors_name_the_file_that_wrote_the_key() {
+    let with = |base: &str, run: &str| {
+        let dir = files(&[("base.toml", &BASE.replace("seq_len = 8", base)), ("run.toml", run)]);
+        let error = load(&dir, "run.toml", &[]).unwrap_err().to_string();
+        error.replace(&format!("{}/", dir.path().display()), "")
+    };
+    let run = "extends = \"base.toml\"\n";
+    assert!(with("seq_len = 0", run).starts_with("base.toml: `data.seq_len` is 0"));
+    assert!(
+        with("seq_len = 0", &format!("{run}[data]\nseq_len = -1"))
+            .starts_with("run.toml: `data.seq_len` is -1")
+    );
+    assert!(with("seq_length = 8", run).starts_with("base.toml: unknown key `data.seq_length`"));
+    assert!(with("", run).starts_with("run.toml: `data.seq_len` is missing"));
+}
+
+#[test]
+fn a_file_that_is_not_there_or_no_path_or_itself_is_refused() {
+    let refused = |texts: &[(&str, &str)]| {
+        let dir = files(texts);
+        let error = load(&dir, "run.toml", &[]).unwrap_err().to_string();
+        error.replace(&format!("{}/", dir.path().display()), "")
+    };
+    assert!(refused(&[("run.toml", "extends = \"base.toml\"")]).starts_with("cannot read base.toml: "));
+    let number = refused(&[("run.toml", "extends = 3")]);
+    assert_eq!(number, "run.toml: `extends` is 3; it must be the path of a run file");
+    let circle =
+        refused(&[("run.toml", "extends = \"a/b.toml\""), ("a/b.toml", "extends = \"../run.toml\"")]);
+    assert_eq!(circle, "a/b.toml: `extends` leads back to a/../run.toml; take it out of one of the files");
+    assert!(refused(&[("run.toml", "extends = \"run.toml\"")]).contains("leads back to run.toml"));
+    let inner = refused(&[("run.toml", "extends = \"b.toml\""), ("b.toml", "a = [")]);
+    assert!(inner.starts_with("b.toml: not valid TOML"), "{inner}");
+}
